@@ -54,6 +54,7 @@ fn shapes() {
 /// Where an invocation has registers for both, d_k and d_v are one dispatch in the form for GPUs too.
 #[test]
 fn keys_and_values_at_once() {
+    crate::harness::in_turn!();
     let mut report = Report::new("gradients of keys and values at once");
     let wide = with_registers(full(), 255);
     for [q_len, kv_len, head_dim, value_dim] in [SIZES[1], SIZES[3], SIZES[5], SIZES[8]] {
@@ -83,6 +84,7 @@ fn vectors() -> Vec<(Vector, Case)> {
 
 #[test]
 fn vectors_of_others() {
+    crate::harness::in_turn!();
     let mut report = Report::new("gradients of vectors");
     let all = vectors();
     assert_eq!(all.len(), 10);
@@ -108,6 +110,7 @@ const SHAPE: Shape =
 /// Every third part of a mask in one of the forms, and of the rest the others in both.
 #[test]
 fn masks() {
+    crate::harness::in_turn!();
     let mut report = Report::new("gradients of masks");
     for (n, (name, rules)) in single_masks().into_iter().enumerate() {
         let problem = Problem::new(Case::random(name, SHAPE).with(|c| c.rules = rules.clone()), 0, true);
@@ -124,7 +127,8 @@ fn masks() {
 /// What nobody sees may hold anything, and queries that see nothing too; a NaN that is seen shows.
 #[test]
 fn hidden_numbers_do_no_harm() {
-    let Some(mut report) = Report::in_turn("gradients beside NaN") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("gradients beside NaN");
     for (n, poison) in [f32::NAN, f32::INFINITY].into_iter().enumerate() {
         let case = Case::random(format!("hidden {poison}"), SHAPE).with(|c| {
             c.rules.causal = true;
@@ -170,6 +174,7 @@ fn hidden_numbers_do_no_harm() {
 /// A value's gradient is as exact as the naive computation's, which has no rounded lse.
 #[test]
 fn large_scores_match_reference() {
+    crate::harness::in_turn!();
     let mut report = Report::new("gradients of large scores");
     for factor in [10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 1e6] {
         let shape = Shape { kv_heads: 4, q_len: 20, kv_len: 33, head_dim: 16, ..SHAPE };
@@ -201,7 +206,8 @@ fn large_scores_match_reference() {
 /// Where a query sees one key, the gradient of the value is that of the output, whatever the score.
 #[test]
 fn single_key_gradient_is_exact() {
-    let Some(mut report) = Report::in_turn("gradients of single keys") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("gradients of single keys");
     let seen = |c: &mut Case| {
         c.rules.causal = true;
         c.rules.window = Some([0, 0]);
@@ -274,6 +280,7 @@ pub fn bits(got: &[Option<Vec<f64>>; COUNT]) -> Vec<u64> {
 /// Run after run, and however the work is cut.
 #[test]
 fn bits_are_the_same() {
+    crate::harness::in_turn!();
     let shape = Shape { q_len: 150, kv_len: 130, ..SHAPE };
     let case = Case::random("the same bits", shape).with(|c| {
         c.rules.causal = true;
@@ -388,6 +395,7 @@ pub fn check_draws(draws: &Draws, of: impl Fn(&mut Rng) -> Draw) {
 
 #[test]
 fn random_problems() {
+    crate::harness::in_turn!();
     let draws = Draws { name: "gradients of random problems", always: 300, most: 600, group: 20 };
     check_draws(&draws, Draw::random);
 }
@@ -395,6 +403,7 @@ fn random_problems() {
 /// Both forms are what runs: a plan that took one for both would make half of these tests vain.
 #[test]
 fn forms_differ() {
+    crate::harness::in_turn!();
     let problem = Problem::new(Case::random("forms", SHAPE), 0, false);
     let of = |form| bits(&run(&problem, &BackwardSetup::plain(full(), form), |t| t).expect("it runs"));
     assert!(of(KernelForm::Gpu) != of(KernelForm::Cpu));

@@ -26,7 +26,8 @@ fn causal(name: impl Into<String>, shape: Shape) -> Case {
 /// About those of tiles.
 #[test]
 fn lengths() {
-    let Some(mut report) = Report::in_turn("gradients on matrix units, lengths") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("gradients on matrix units, lengths");
     for profile in profiles() {
         for (n, [q_len, kv_len]) in
             [[1, 1], [16, 16], [17, 15], [32, 33], [70, 5], [5, 70], [65, 64]].into_iter().enumerate()
@@ -40,7 +41,8 @@ fn lengths() {
 
 #[test]
 fn channels() {
-    let Some(mut report) = Report::in_turn("gradients on matrix units, channels") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("gradients on matrix units, channels");
     let few = [(1, 1), (13, 7), (16, 48), (33, 17)];
     let many = [(64, 64), (80, 96), (3, 200), (128, 128), (255, 256)];
     for profile in matrices() {
@@ -170,6 +172,7 @@ fn scales_move() {
 /// What nobody sees may hold anything; a NaN that is seen shows, and nowhere else.
 #[test]
 fn numbers_that_are_not_finite() {
+    crate::harness::in_turn!();
     let mut report = Report::new("gradients on matrix units, beside NaN");
     for profile in profiles() {
         for (n, poison) in [f32::NAN, f32::INFINITY].into_iter().enumerate() {
@@ -225,6 +228,7 @@ fn numbers_that_are_not_finite() {
 /// Run after run, and however the work is cut; and these are other kernels than those without matrix units.
 #[test]
 fn bits_are_the_same() {
+    crate::harness::in_turn!();
     let case = causal("matrix, the same bits", Shape { q_len: 90, kv_len: 70, ..SHAPE });
     let problem = Problem::new(case, 0, true);
     for profile in profiles() {

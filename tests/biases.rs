@@ -16,6 +16,7 @@ fn eighths([b, h, _, n]: [usize; 4]) -> f32 {
 
 #[test]
 fn distances_add_what_they_mean() {
+    crate::harness::in_turn!();
     let mut report = Report::new("biases");
     for lengths in LENGTHS {
         let shape = shape(lengths);
@@ -61,7 +62,8 @@ fn distances_add_what_they_mean() {
 /// Added in f16 or bf16 to problems of any type; elsewhere what is added is f32.
 #[test]
 fn what_is_added_may_be_shorter() {
-    let Some(mut report) = Report::in_turn("biases in f16 and bf16") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("biases in f16 and bf16");
     let shape = shape((21, 35));
     let bias =
         Rules { bias: Some(HostData::of([1, 4, 21, 35], eighths)), causal: true, ..Default::default() };

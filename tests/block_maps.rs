@@ -70,6 +70,7 @@ fn masks() -> Vec<(&'static str, Rules)> {
 
 #[test]
 fn devices_make_the_map_that_the_reference_makes() {
+    crate::harness::in_turn!();
     let mut states = [0; 3];
     for (name, rules) in masks() {
         for size in [[16, 16], [7, 33], [1, 90], [1000, 1000]] {
@@ -89,6 +90,7 @@ fn devices_make_the_map_that_the_reference_makes() {
 
 #[test]
 fn a_map_beside_its_mask_changes_nothing() {
+    crate::harness::in_turn!();
     let mut report = Report::new("block maps");
     for (mask, (name, rules)) in masks().into_iter().enumerate() {
         for size in [[16, 16], [64, 64], [33, 20]] {
@@ -125,7 +127,8 @@ fn a_map_beside_its_mask_changes_nothing() {
 /// Appended keys stand outside of every block: a tile past the last full block has them too.
 #[test]
 fn appended_keys_lie_beside_full_blocks() {
-    let Some(mut report) = Report::in_turn("block maps, appended keys") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("block maps, appended keys");
     let shape = LayerShape { batch: 2, q_len: 200, kv_len: 200 };
     let lengths = HostData::new(vec![200, 150], [2, 1, 1, 1]);
     let all = [

@@ -11,7 +11,7 @@ use crate::harness::backward::{BackwardSetup, judge, run_backward_async, truth};
 use crate::harness::device::is_software;
 use crate::harness::faults::{FAULTS, Fault, faulty};
 use crate::harness::gradients::Problem;
-use crate::harness::{Case, HostData, Profile, defaults, due, full, in_turn, matrices, rest};
+use crate::harness::{Case, HostData, Profile, defaults, due, full, matrices, rest, runs_in_turn};
 use crate::projection_backward;
 
 fn noise(n: usize, seed: usize) -> Vec<f32> {
@@ -78,6 +78,7 @@ fn gradients(gpu: &Gpu) -> [Result<f64, String>; 3] {
 /// Kernels that the driver's compiler refuses are disabled at their first use, without a check, and calls go on.
 #[test]
 fn refused_kernels_are_replaced_without_check() {
+    crate::harness::in_turn!();
     let plain = full();
     let mut refused = 0;
     for family in Family::ALL {
@@ -192,6 +193,7 @@ fn nothing_is_wrong_here() {
 
 #[test]
 fn a_wrong_family_of_this_device_is_disabled() {
+    crate::harness::in_turn!();
     let gpu = &full().gpu;
     let pipelines = Pipelines::new(gpu.device());
     for family in [
@@ -253,7 +255,7 @@ fn every_fault_is_found() {
         (Family::RowSums, Fault::NaN),
     ];
     for (family, fault) in fused.into_iter().chain(others) {
-        if in_turn(&format!("checks, {fault:?} in {family}")) {
+        if runs_in_turn(&format!("checks, {fault:?} in {family}")) {
             is_found(gpu, &pipelines, family, fault);
         }
     }
@@ -262,6 +264,7 @@ fn every_fault_is_found() {
 /// Gradients without either form are refused, until the application allows one.
 #[test]
 fn gradients_that_nothing_computes_are_refused() {
+    crate::harness::in_turn!();
     let gpu = &full().gpu;
     let gpu = Gpu::with_pipelines(gpu.queue().clone(), Pipelines::new(gpu.device()));
     let refused = |of: [bool; 3], family: &str| {
@@ -312,7 +315,7 @@ fn what_nothing_replaces_is_refused() {
     let [fused, staged] = [[Family::FusedGpu, Family::FusedCpu], [Family::StagedGpu, Family::StagedCpu]]
         .map(|forms| forms.to_vec());
     for wrong in [fused.clone(), [fused, staged].concat()] {
-        if !in_turn(&format!("checks, nothing replaces {wrong:?}")) {
+        if !runs_in_turn(&format!("checks, nothing replaces {wrong:?}")) {
             continue;
         }
         let all = wrong.clone();

@@ -55,6 +55,7 @@ fn check_once(report: &mut Report, case: &Case) {
 
 #[test]
 fn lengths() {
+    crate::harness::in_turn!();
     let mut report = Report::new("fused, lengths");
     for q_len in [1, 2, 31, 63, 64, 65, 130] {
         for kv_len in [1, 3, 31, 32, 33, 63, 64, 65, 129] {
@@ -69,7 +70,8 @@ fn lengths() {
 
 #[test]
 fn channels() {
-    let Some(mut report) = Report::in_turn("fused, channels") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("fused, channels");
     let dims = [
         (1, 1),
         (2, 5),
@@ -131,6 +133,7 @@ fn groups_share_their_keys() {
 
 #[test]
 fn long_key_ranges() {
+    crate::harness::in_turn!();
     let mut report = Report::new("fused, long");
     for (q_len, kv_len) in [(3, 1000), (70, 1000), (2, 4096), (65, 4096), (1, 10_007)] {
         let shape = Shape { batch: 1, heads: 2, kv_heads: 1, q_len, kv_len, head_dim: 12, value_dim: 8 };
@@ -186,6 +189,7 @@ fn slices_of_channels() {
 /// The keep mask of a dropout is asked for whole blocks of keys; the last ones here end in the middle.
 #[test]
 fn dropout_far_from_key_to_key() {
+    crate::harness::in_turn!();
     let mut report = Report::new("fused, dropout");
     for (q_len, kv_len) in [(40, 33), (3, 33), (70, 65)] {
         let shape = Shape { batch: 2, heads: 4, kv_heads: 2, q_len, kv_len, head_dim: 6, value_dim: 7 };
@@ -246,7 +250,8 @@ fn tiles_without_a_key_are_zero() {
 /// Tiles for 128 and for 64 registers, which load nothing ahead: every number of rows and every slice, with every step of the kernel.
 #[test]
 fn few_registers() {
-    let Some(mut report) = Report::in_turn("fused, few registers") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("fused, few registers");
     for count in [128, 64] {
         let setup = Setup { profile: with_registers(full(), count), ..setup(KernelForm::Gpu) };
         for (n, (q_len, value_dim)) in
@@ -281,6 +286,7 @@ fn few_registers() {
 /// Vectors of 4 and of 16 lanes: rows that fill them and that do not, blocks of every number of queries and keys.
 #[test]
 fn lanes() {
+    crate::harness::in_turn!();
     let mut report = Report::new("fused, lanes");
     let profile = |lanes| planned_by_name(&format!("{lanes} lanes")).expect("there is one");
     for lanes in [4, 16] {

@@ -259,21 +259,30 @@ fn shares_of_the_rest_are_the_rest() {
         assert!(Share::of(Some(text)).is_err_and(|e| e.contains("3/8")), "`{text}` is no share");
     }
     let names: Vec<_> = (0..800).map(|n| format!("case {n}")).collect();
-    let held = |share: Share| names.iter().filter(|name| share.holds(name)).count();
-    assert_eq!([Share::of(None), Share::of(Some("1"))].map(|s| held(s.expect("it is one"))), [0, 800]);
-    let shares: Vec<_> =
-        (1..=8).map(|n| held(Share::of(Some(&format!("{n}/8"))).expect("a share"))).collect();
-    assert!(
-        shares.iter().sum::<usize>() == 800 && shares.iter().all(|n| (50..200).contains(n)),
-        "{shares:?}"
-    );
-    // Of the tests that take long each share has about a quarter, and each four shares in a row have all.
-    let tests: Vec<_> = (1..=4)
-        .map(|n| Share::of(Some(&format!("{n}/64"))).expect("a share"))
-        .map(|share| names.iter().filter(|name| share.holds_test(name)).count())
-        .collect();
-    assert!(tests.iter().sum::<usize>() == 800 && tests.iter().all(|n| (150..250).contains(n)), "{tests:?}");
-    assert!(Share::None.holds_test("any") && Share::All.holds_test("any"));
+    let count = |is_held: &dyn Fn(&str) -> bool| names.iter().filter(|name| is_held(name)).count();
+    let [none, all] = [None, Some("1")].map(|text| Share::of(text).expect("it is one"));
+    assert_eq!([none, all].map(|share| count(&|name| share.holds(name, false))), [0, 800]);
+    assert_eq!([none, all].map(|share| count(&|name| share.holds_test(name))), [0, 800]);
+    let usual = count(&|name| none.holds_usual(name));
+    assert!((50..200).contains(&usual), "{usual}");
+    for of in [1, 3, 8, 64, 256] {
+        let shares: Vec<_> =
+            (1..=of).map(|n| Share::of(Some(&format!("{n}/{of}"))).expect("a share")).collect();
+        let rest: Vec<_> = shares.iter().map(|share| count(&|name| share.holds(name, false))).collect();
+        assert_eq!(rest.iter().sum::<usize>(), 800, "{rest:?}");
+        // Each share runs about an eighth of the tests that take long, and all shares that run one run all of it.
+        let tests: Vec<_> =
+            shares.iter().take(8).map(|share| count(&|name| share.holds_test(name))).collect();
+        assert_eq!(tests.iter().sum::<usize>(), 800, "{tests:?}");
+        for test in &names {
+            let of_test: Vec<_> = shares.iter().filter(|share| share.holds_test(test)).collect();
+            for piece in names.iter().take(40) {
+                assert!(of_test.iter().any(|share| share.holds(piece, true)), "{piece} of {test}, {of}");
+                assert!(of_test.iter().any(|share| share.holds_usual(piece)), "{piece} of {test}, {of}");
+            }
+        }
+        assert!(names.iter().all(|name| shares.iter().any(|share| share.holds_usual(name))));
+    }
 }
 
 /// Whatever its rules are, a case runs by itself in both forms on both paths, in f32 and with its weights at least once.

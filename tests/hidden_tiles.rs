@@ -155,7 +155,8 @@ fn setup(profile: &'static Profile, form: KernelForm, dtype: DType) -> Setup {
 
 #[test]
 fn forward_equals_reference() {
-    let Some(mut report) = Report::in_turn("hidden tiles") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("hidden tiles");
     for (n, shape) in [LONG, SQUARE].into_iter().enumerate() {
         for (m, (name, rules)) in all_rules(&shape).into_iter().enumerate() {
             let case = Case::random(format!("hidden tiles {n}, {name}"), shape).with(|c| c.rules = rules);
@@ -188,7 +189,8 @@ fn forward_equals_reference() {
 /// Keys that no query of their heads sees hold NaN and infinities.
 #[test]
 fn hidden_garbage_has_no_effect() {
-    let Some(mut report) = Report::in_turn("hidden tiles, garbage") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("hidden tiles, garbage");
     for (name, rules) in all_rules(&SQUARE) {
         let case = Case::random(format!("hidden garbage, {name}"), SQUARE).with(|c| c.rules = rules);
         let weights = case.reference::<f64>().weights.expect("weights");
@@ -212,7 +214,8 @@ fn hidden_garbage_has_no_effect() {
 
 #[test]
 fn backward_equals_reference() {
-    let Some(mut report) = Report::in_turn("hidden tiles, gradients") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("hidden tiles, gradients");
     for (n, shape) in [SQUARE, TALL].into_iter().enumerate() {
         for (m, (name, rules)) in all_rules(&shape).into_iter().enumerate() {
             let case = Case::random(format!("hidden tiles of gradients {n}, {name}"), shape).with(|c| {
@@ -262,6 +265,7 @@ fn matrix_units_equal_reference() {
 
 #[test]
 fn block_maps_equal_reference() {
+    crate::harness::in_turn!();
     for (name, rules) in all_rules(&SQUARE) {
         for (size, heads) in [([64, 64], [1, 1]), ([29, 64], [2, 4]), ([5, 17], [1, 4])] {
             let want = classify(&rules.host(), SQUARE, size, heads).expect("a map");
@@ -292,6 +296,7 @@ fn least_times<const N: usize>(mut calls: [Box<dyn FnMut() + '_>; N]) -> [Durati
 /// A sixteenth of the pairs is seen: less than half the time of all of them, forward and backward. Measured: a sixth and less.
 #[test]
 fn skipped_tiles_take_no_time() {
+    crate::harness::in_turn!();
     let gpu = &full().gpu;
     // Enough work for every processor of a GPU.
     let (heads, form) = if is_software() { (2, KernelForm::Cpu) } else { (64, KernelForm::Gpu) };

@@ -76,6 +76,7 @@ fn lengths() {
 /// Masks that cut the range of keys, whose split it is, and masks that ask every pair; rows that see nothing.
 #[test]
 fn masks() {
+    crate::harness::in_turn!();
     let mut report = Report::new("splits, masks");
     for (n, kv_len) in [64, 65, 700].into_iter().enumerate() {
         let shape = shape(3, kv_len);
@@ -141,6 +142,7 @@ fn masks() {
 /// A window far shorter than the keys before it, split as the plan sees fit: for the keys in the window, not for all.
 #[test]
 fn a_short_window_over_a_long_past() {
+    crate::harness::in_turn!();
     let mut report = Report::new("splits, a short window");
     for (q_len, window) in [(1, 255), (3, 255), (1, 1500)] {
         let shape =
@@ -161,7 +163,8 @@ fn a_short_window_over_a_long_past() {
 /// More channels than a workgroup computes; one head of many; work cut into dispatches besides.
 #[test]
 fn slices_groups_and_pieces() {
-    let Some(mut report) = Report::in_turn("splits, slices") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("splits, slices");
     for (heads, kv_heads, q_len, head_dim, value_dim) in
         [(2, 1, 2, 9, 300), (32, 1, 1, 64, 64), (3, 3, 70, 5, 70)]
     {
@@ -190,6 +193,7 @@ fn slices_groups_and_pieces() {
 /// What hidden keys hold does not leak into any split's sums; what seen ones hold shows.
 #[test]
 fn bad_numbers() {
+    crate::harness::in_turn!();
     let mut report = Report::new("splits, bad numbers");
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         for hides in ["window", "keep", "lengths"] {

@@ -37,6 +37,7 @@ fn setups(name: &str, nth: usize) -> Vec<LayerBackwardSetup> {
 /// The gradients that PyTorch has computed.
 #[test]
 fn vectors_of_others() {
+    crate::harness::in_turn!();
     let mut report = Report::new("layer gradients of vectors");
     let names: Vec<_> = mha::NAMES.iter().filter(|name| name.contains("_bwd_")).collect();
     assert_eq!(names.len(), 2);
@@ -62,7 +63,8 @@ fn vectors_of_others() {
 /// Every layer of PyTorch's whose output is known: masks, appended keys, other widths, no biases.
 #[test]
 fn layers_of_others() {
-    let Some(mut report) = Report::in_turn("layer gradients of others' layers") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("layer gradients of others' layers");
     for (n, name) in mha::NAMES.iter().enumerate() {
         let problem = LayerProblem::new(mha::case(name), n % 2 == 0);
         setups(name, n).iter().for_each(|setup| report.check_layer_backward(&problem, setup));
@@ -86,7 +88,8 @@ fn options() -> LayerOptions {
 /// What is added to scores is not added to those of appended keys, whose own gradients are sums over the batch.
 #[test]
 fn appended_keys() {
-    let Some(mut report) = Report::in_turn("layer gradients with appended keys") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("layer gradients with appended keys");
     let LayerShape { batch, q_len, kv_len } = SHAPE;
     let heads = options().heads;
     // Of the bias and of the table: one element for each key or distance, and one for all that are given.
@@ -147,6 +150,7 @@ fn bits(got: &Each<Vec<f64>>) -> Vec<Vec<u64>> {
 /// Run after run, whatever is kept, and however the work is cut.
 #[test]
 fn bits_are_the_same() {
+    crate::harness::in_turn!();
     let shape = LayerShape { batch: 2, q_len: 40, kv_len: 70 };
     let config = LayerOptions { add_zero_attn: true, ..options() };
     let mut case = LayerCase::random("the same bits of a layer".into(), config, shape, true);
@@ -291,6 +295,7 @@ impl Packed {
 /// As a user writes it, against the same layer with tensors apart.
 #[test]
 fn packed_gradients_of_self_attention() {
+    crate::harness::in_turn!();
     let packed = Packed::new(13);
     let gpu = &full().gpu;
     let mut scratch = packed.scratch(true);

@@ -69,14 +69,16 @@ fn the_reference_is_its_stages() {
 
 #[test]
 fn every_device_gives_what_the_reference_gives() {
-    let Some(mut report) = Report::in_turn("rotary layers") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("rotary layers");
     cases().iter().for_each(|case| report.check_layer(case));
     report.finish();
 }
 
 #[test]
 fn gradients_equal_the_reference() {
-    let Some(mut report) = Report::in_turn("gradients of rotary layers") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("gradients of rotary layers");
     report.check_layer_gradients(cases(), &[[true; COUNT]]);
     report.finish();
 }
@@ -84,6 +86,7 @@ fn gradients_equal_the_reference() {
 /// Slices in, a `Vec` out; options of attention alone have no positions.
 #[test]
 fn slices_are_rotated_too() {
+    crate::harness::in_turn!();
     let gpu = &full().gpu;
     let case = &cases()[1];
     let weights = case.wide_weights::<f32>();

@@ -187,6 +187,7 @@ fn ready(
 /// kernels; what has more is refused by an error that says how many there are.
 #[test]
 fn options_within_the_default_limits() {
+    crate::harness::in_turn!();
     let gpu = &defaults().gpu;
     let (parts, zeros, tensors) = (parts(), buffers(gpu, 8), buffers(gpu, 9));
     let mut sets: Vec<Vec<usize>> = vec![vec![]];
@@ -243,6 +244,7 @@ fn view(buffer: &wgpu::Buffer) -> TensorView<'_> {
 /// A tensor for queries that is the keys' too is bound once: the results have the bits that two tensors give.
 #[test]
 fn one_tensor_for_queries_and_keys_gives_the_same_bits() {
+    crate::harness::in_turn!();
     let gpu = &defaults().gpu;
     let upload = |data: &[u32]| gpu.upload(data).expect("memory");
     let ids = [3u32, 3, 5, 3, 5, 5, 9, 3];

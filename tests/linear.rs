@@ -119,6 +119,7 @@ fn from_vector(vector: &Vector) -> LinearCase {
 
 #[test]
 fn vectors_of_others() {
+    crate::harness::in_turn!();
     let mut report = Report::new("linear attention, vectors");
     for name in NAMES {
         let vector = Vector::load(FAMILY, name);
@@ -198,7 +199,8 @@ const SIZES: [[usize; 7]; 6] = [
 
 #[test]
 fn every_size_matches_the_reference() {
-    let Some(mut report) = Report::in_turn("linear attention") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("linear attention");
     for causal in [true, false] {
         for mut sizes in SIZES {
             if !causal {
@@ -219,7 +221,8 @@ fn every_size_matches_the_reference() {
 
 #[test]
 fn gradients_match_the_reference() {
-    let Some(mut report) = Report::in_turn("linear attention, gradients") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("linear attention, gradients");
     for causal in [true, false] {
         for mut sizes in SIZES {
             if !causal {
@@ -291,7 +294,8 @@ fn variations(causal: bool) -> Vec<LinearCase> {
 
 #[test]
 fn masks_and_maps_match_the_reference() {
-    let Some(mut report) = Report::in_turn("linear attention, masks and maps") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("linear attention, masks and maps");
     for causal in [true, false] {
         for case in variations(causal) {
             for form in FORMS {
@@ -327,7 +331,8 @@ fn scratch_bytes(case: &LinearCase, setup: &LinearSetup) -> [u64; 2] {
 
 #[test]
 fn many_short_sequences_run_in_bounded_scratch() {
-    let Some(mut report) = Report::in_turn("linear attention, many short sequences") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("linear attention, many short sequences");
     for (sizes, causal) in [
         // The state of a head is small, its products within a chunk of 64 rows are 16 KiB.
         ([1025, 8, 8, 16, 16, 16, 16], true),
@@ -360,7 +365,8 @@ fn head_groups_match_the_reference() {
     let gpu = device(|limits| limits.max_compute_workgroups_per_dimension = 12);
     let profile: &'static Profile =
         Box::leak(Box::new(Profile { name: "few workgroups", gpu, matrix: false }));
-    let Some(mut report) = Report::in_turn("linear attention, groups of heads") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("linear attention, groups of heads");
     let of = |name: &str, sizes: [usize; 7], causal| {
         LinearCase::random(format!("{name}, causal {causal}"), shape(sizes), FeatureMap::Elu, causal)
     };
@@ -426,7 +432,8 @@ const KINDS: [RandomFeatures; 5] = [
 
 #[test]
 fn random_features_match_the_reference() {
-    let Some(mut report) = Report::in_turn("linear attention, random features") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("linear attention, random features");
     for (n, kind) in KINDS.into_iter().enumerate() {
         for causal in [true, false] {
             let sizes = [[1, 4, 2, 70, 70, 12, 20], [2, 2, 2, 66, 66, 8, 8]][(n + usize::from(causal)) % 2];
@@ -464,6 +471,7 @@ fn random_features_match_the_reference() {
 /// Exponents of hundreds, of which the largest comes late: everything relative to the largest so far.
 #[test]
 fn exponentials_do_not_overflow() {
+    crate::harness::in_turn!();
     let mut report = Report::new("linear attention, large exponents");
     for kind in [RandomFeatures::Positive, RandomFeatures::Hyperbolic] {
         let map = FeatureMap::Random { kind, directions: 16 };
@@ -572,6 +580,7 @@ fn update_rules_match_the_reference() {
 /// softplus, of its author's own.
 #[test]
 fn a_feature_map_of_ones_own() {
+    crate::harness::in_turn!();
     let mut report = Report::new("linear attention, a feature map of one's own");
     let text = "fn softplus(x: f32) -> f32 { return max(x, 0.0) + log(1.0 + exp(-abs(x))); }
         fn feature_map(x: f32) -> f32 { return softplus(x) + 0.1; }";

@@ -68,7 +68,8 @@ fn vectors_forward_and_backward_on_every_form() {
 
 #[test]
 fn every_shape_matches_the_reference() {
-    let Some(mut report) = Report::in_turn("linformer") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("linformer");
     let shape = Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 7, kv_len: 67, head_dim: 12, value_dim: 21 };
     let wide = Shape { batch: 3, kv_heads: 4, kv_len: 130, head_dim: 16, value_dim: 8, ..shape };
     let one = Shape { batch: 3, heads: 1, kv_heads: 1, q_len: 1, kv_len: 1, head_dim: 1, value_dim: 1 };
@@ -127,6 +128,7 @@ fn matrix_units_attend_to_projected_keys() {
 /// With the identity as its projections it is attention.
 #[test]
 fn the_identity_projects_to_attention() {
+    crate::harness::in_turn!();
     let profile = full();
     let shape = Shape { q_len: 20, ..Shape::new(2, 2, 33, 16) };
     let mut case = Case::random("identity", shape, 33, false);

@@ -138,6 +138,7 @@ fn every_shape_matches_the_reference() {
 
 #[test]
 fn random_problems_match_the_reference() {
+    crate::harness::in_turn!();
     let mut report = Report::new("local attention, random problems");
     for n in 0..60 {
         let rng = &mut Rng::new(n + 4000);
@@ -341,6 +342,7 @@ fn predicted_positions_have_the_gradients_of_differences() {
 
 #[test]
 fn predicted_positions_match_the_reference() {
+    crate::harness::in_turn!();
     let mut report = Report::new("predicted positions");
     let profile = full();
     for (n, [batch, len, features, units]) in

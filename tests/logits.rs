@@ -188,11 +188,13 @@ fn log_softmax_equals_the_reference() {
 
 #[test]
 fn gradients_equal_the_reference() {
+    crate::harness::in_turn!();
     Report::draws("log-softmax backward", 12, Case::random, Case::backward);
 }
 
 #[test]
 fn the_largest_are_those_of_the_reference() {
+    crate::harness::in_turn!();
     Report::draws("top-k", 12, Case::random, Case::top_k);
 }
 

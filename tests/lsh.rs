@@ -87,7 +87,8 @@ fn vector_pairs(case: &Case, vector: &Vector) -> Vec<bool> {
 
 #[test]
 fn vectors_forward_and_backward_on_every_form() {
-    let Some(mut report) = Report::in_turn("lsh vectors") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("lsh vectors");
     for name in NAMES {
         let (case, vector) = case(name);
         let buckets = vector_buckets(&case, &vector);
@@ -125,7 +126,8 @@ fn vectors_forward_and_backward_on_every_form() {
 
 #[test]
 fn every_shape_matches_the_reference() {
-    let Some(mut report) = Report::in_turn("lsh") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("lsh");
     // The form for software drivers is compiled for its channels: these are the vectors'.
     let shape = LshShape { batch: 2, heads: 2, length: 67, head_dim: 8, value_dim: 8 };
     let even = LshShape { length: 64, ..shape };
@@ -182,7 +184,8 @@ fn every_shape_matches_the_reference() {
 
 #[test]
 fn random_problems_match_the_reference() {
-    let Some(mut report) = Report::in_turn("lsh, random") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("lsh, random");
     for n in 0..24 {
         if n >= 4 && !rest(&format!("lsh random {n}")) {
             continue;
@@ -235,6 +238,7 @@ fn matrix_units_attend_within_buckets() {
 /// With one bucket and one chunk, or two that look back to each other, it is attention to every other token.
 #[test]
 fn one_bucket_gives_attention() {
+    crate::harness::in_turn!();
     let shape = LshShape { batch: 2, heads: 2, length: 40, head_dim: 8, value_dim: 8 };
     for (causal, chunk) in [(false, 40), (true, 40), (false, 20), (true, 64)] {
         let mut case = Case::random("lsh one bucket", shape, [2, 2, chunk]);
@@ -300,6 +304,7 @@ fn padding_changes_nothing() {
 /// Scores so large that their exponentials need the maximum, tokens of length 0, and NaN where it belongs.
 #[test]
 fn extreme_numbers() {
+    crate::harness::in_turn!();
     let shape = LshShape { batch: 1, heads: 1, length: 30, head_dim: 8, value_dim: 8 };
     let mut case = Case::random("lsh extreme", shape, [2, 4, 8]);
     case.qk.iter_mut().for_each(|x| *x *= 300.0);

@@ -78,7 +78,8 @@ fn many_are_merged() {
 #[test]
 fn weights_of_many() {
     assert_many();
-    let Some(mut report) = Report::in_turn("weights of many sequences") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("weights of many sequences");
     let grouped = Shape { batch: MANY / 2, heads: 4, kv_heads: 2, ..SHAPE };
     for (shape, weights) in
         [(SHAPE, Weights::PerHead(DType::F32)), (grouped, Weights::Mean(DType::F32)), (SHAPE, Weights::None)]
@@ -105,7 +106,8 @@ fn weights_of_many() {
 #[test]
 fn caches_of_many() {
     assert_many();
-    let Some(mut report) = Report::in_turn("caches of many sequences") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("caches of many sequences");
     let start = RowPositions::Start(0);
     let rules = Rules { causal: true, ..Default::default() };
     for (storage, layout) in [
@@ -155,7 +157,8 @@ fn caches_of_many() {
 #[test]
 fn other_attentions_of_many() {
     assert_many();
-    let Some(mut report) = Report::in_turn("other attentions of many sequences") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("other attentions of many sequences");
     let (form, layout, profile) = (KernelForm::Cpu, Layout::Dense, defaults());
     let around = local::Case::random("many", SHAPE, 1, true);
     report.record("local", &"", around.outcome(&local::Setup::plain(profile, layout)));

@@ -40,7 +40,8 @@ fn patterns() -> Vec<Pattern> {
 
 #[test]
 fn patterns_hold() {
-    let Some(mut report) = Report::in_turn("masks, patterns") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("masks, patterns");
     for pattern in patterns() {
         for lengths in LENGTHS {
             for rules in in_all_bands(&Rules { pattern: Some(pattern), ..Default::default() }) {
@@ -53,7 +54,8 @@ fn patterns_hold() {
 
 #[test]
 fn patterns_hold_within_windows() {
-    let Some(mut report) = Report::in_turn("masks, patterns in windows") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("masks, patterns in windows");
     for pattern in patterns() {
         let rules = Rules { pattern: Some(pattern), window: Some([9, 4]), ..Default::default() };
         for rules in in_all_bands(&rules) {
@@ -65,6 +67,7 @@ fn patterns_hold_within_windows() {
 
 #[test]
 fn prefixes_hold() {
+    crate::harness::in_turn!();
     let mut report = Report::new("masks, prefix");
     let dilated = Some(Pattern::Dilated { dilation: 3 });
     for lengths in LENGTHS {
@@ -142,7 +145,8 @@ fn map(shape: &Shape, size: [usize; 2], repeat: bool) -> HostData<u32> {
 
 #[test]
 fn block_maps_hold() {
-    let Some(mut report) = Report::in_turn("masks, blocks") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("masks, blocks");
     for lengths in LENGTHS {
         let shape = shape(lengths);
         let [b, h, i, j] = shape.weights();
@@ -369,6 +373,7 @@ fn big_birds_map_has_its_blocks() {
 /// Trees of drafts: chains, stars, random ones; with what works beside them.
 #[test]
 fn trees_hold() {
+    crate::harness::in_turn!();
     let mut report = Report::new("masks, trees");
     let mut rng = Rng::new(17);
     for lengths in LENGTHS {

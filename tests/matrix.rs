@@ -40,6 +40,7 @@ fn shape(q_len: usize, kv_len: usize, head_dim: usize, value_dim: usize) -> Shap
 
 #[test]
 fn lengths() {
+    crate::harness::in_turn!();
     let mut report = Report::new("matrix, lengths");
     for profile in matrices() {
         for q_len in [1, 7, 8, 9, 16, 31, 33, 64, 65] {
@@ -56,7 +57,8 @@ fn lengths() {
 
 #[test]
 fn channels() {
-    let Some(mut report) = Report::in_turn("matrix, channels") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("matrix, channels");
     let few = [(1, 1), (2, 5), (13, 7), (16, 48), (7, 33), (33, 17), (64, 63)];
     // Each takes a software driver minutes.
     let many = [(80, 96), (130, 3), (3, 200), (128, 128), (192, 128), (255, 256)];
@@ -101,6 +103,7 @@ fn tiles_of_gpus() {
 /// Every rule of a mask, alone, in a tile of each fragment's or, where they take long to compile, in some.
 #[test]
 fn masks() {
+    crate::harness::in_turn!();
     let mut report = Report::new("matrix, masks");
     let shape = Shape { head_dim: 16, value_dim: 16, ..small::SHAPE };
     for profile in matrices() {
@@ -145,7 +148,8 @@ fn rising_scores() {
 /// One key with most of the weight and no value, hundreds with little: sums of what f16 holds only just.
 #[test]
 fn small_weights_count() {
-    let Some(mut report) = Report::in_turn("matrix, small weights") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("matrix, small weights");
     for profile in matrices().filter(|p| due(&format!("matrix, small weights count, {}", p.name))) {
         for above in [6.0, 9.0, 12.0] {
             let case =
@@ -167,7 +171,8 @@ fn small_weights_count() {
 
 #[test]
 fn large_scores_and_hidden_rows() {
-    let Some(mut report) = Report::in_turn("matrix, large scores") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("matrix, large scores");
     for profile in matrices().filter(|p| due(&format!("matrix, large scores and hidden rows, {}", p.name))) {
         let setup = Setup::matrix(profile, Layout::Blhd);
         for size in [1e2, 1e3, -1e3] {
@@ -279,6 +284,7 @@ fn subgroups_of_other_sizes() {
 /// Keys and values from caches of every kind of storage: what the other kernels give, but for the rounding of weights.
 #[test]
 fn caches() {
+    crate::harness::in_turn!();
     if matrices().next().is_none() {
         return finish(Report::new("matrix, caches"));
     }

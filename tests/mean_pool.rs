@@ -226,6 +226,7 @@ fn means_equal_the_reference() {
 
 #[test]
 fn gradients_equal_the_reference() {
+    crate::harness::in_turn!();
     Report::draws("mean pool backward", 12, Case::random, Case::backward);
 }
 

@@ -268,6 +268,7 @@ fn captured_gradients() {
 /// A map made of a mask_mod, which skips what it hides and asks where it must.
 #[test]
 fn block_maps() {
+    crate::harness::in_turn!();
     let mut report = Report::new("block maps of mods");
     let rng = &mut Rng::named("block maps of mods");
     let shape = Shape { q_len: 70, kv_len: 90, ..SHAPE };
@@ -303,6 +304,7 @@ fn block_maps() {
 /// Keys of a cache, at their places in the sequence.
 #[test]
 fn caches() {
+    crate::harness::in_turn!();
     let rules = Rules {
         causal: true,
         score_mod: Some(winding()),
@@ -513,6 +515,7 @@ impl Tree {
 /// Functions of a grammar: value and derivative by the text, and by the tree that it was made of.
 #[test]
 fn random_functions() {
+    crate::harness::in_turn!();
     let gpu = &full().gpu;
     let rng = &mut Rng::named("random mods");
     let shape = Shape::new(2, 4, 37, 16);

@@ -270,6 +270,7 @@ fn rows_equal_the_reference() {
 
 #[test]
 fn gradients_equal_the_reference() {
+    crate::harness::in_turn!();
     Report::draws("norm backward", 8, Case::random, Case::backward);
 }
 

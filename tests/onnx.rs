@@ -81,6 +81,7 @@ fn every_device_gives_the_vectors() {
 /// Past and new keys and values appended to a cache, which then is what the operator calls present.
 #[test]
 fn a_cache_takes_past_and_new_and_gives_the_vector() {
+    crate::harness::in_turn!();
     let name = "onnx_attention_4d_with_past_and_present";
     let (vector, case) = (Vector::load(FAMILY, name), case(name));
     let shape = case.shape;

@@ -126,6 +126,7 @@ fn problem(case: LayerCase, vector: &Vector) -> LayerProblem {
 
 #[test]
 fn devices_match_the_vectors() {
+    crate::harness::in_turn!();
     let mut report = Report::new("gates of outputs, vectors");
     NAMES.iter().for_each(|name| report.check_layer(&vector(name).0));
     report.finish();
@@ -133,7 +134,8 @@ fn devices_match_the_vectors() {
 
 #[test]
 fn gradients_match_the_vectors() {
-    let Some(mut report) = Report::in_turn("gradients of gates of outputs, vectors") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("gradients of gates of outputs, vectors");
     for name in NAMES {
         let (case, vector) = vector(name);
         if !vector.has("dout") {
@@ -233,14 +235,16 @@ fn reference_is_its_stages() {
 
 #[test]
 fn devices_match_the_reference() {
-    let Some(mut report) = Report::in_turn("gates of outputs") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("gates of outputs");
     cases().iter().for_each(|case| report.check_layer(case));
     report.finish();
 }
 
 #[test]
 fn gradients_match_the_reference() {
-    let Some(mut report) = Report::in_turn("gradients of gates of outputs") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("gradients of gates of outputs");
     // All, those of the gate alone, all but those, that of the output projection alone.
     let of_gate = GRADIENTS.map(|name| name.contains("gate"));
     let of_out = GRADIENTS.map(|name| name == "d_w_o");
@@ -250,6 +254,7 @@ fn gradients_match_the_reference() {
 
 #[test]
 fn slices_are_gated_too() {
+    crate::harness::in_turn!();
     for case in cases() {
         let weights = case.wide_weights::<f32>();
         let inputs = case.inputs.each_ref().map(|x| &x[..]);

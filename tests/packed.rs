@@ -149,7 +149,8 @@ fn every_sequence_is_as_if_alone() {
 /// A query that stands behind the keys of its own sequence stands at no key of the next.
 #[test]
 fn global_tokens_are_those_of_the_own_sequence() {
-    let Some(mut report) = Report::in_turn("packed, globals") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("packed, globals");
     for ragged in &RAGGED {
         let shape = ragged.shape();
         for alignment in [Alignment::TopLeft, Alignment::BottomRight] {
@@ -169,7 +170,8 @@ fn global_tokens_are_those_of_the_own_sequence() {
 /// Other sequences in every batch entry, beside parts that count queries and keys through the whole tensor.
 #[test]
 fn sequences_differ_by_batch() {
-    let Some(mut report) = Report::in_turn("packed, by batch") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("packed, by batch");
     let queries = HostData::new(vec![0, 3, 3, 20, 0, 11, 12, 20], [2, 1, 1, 4]);
     let keys = HostData::new(vec![0, 0, 9, 30, 1, 17, 20, 26], [2, 1, 1, 4]);
     let shape = Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 20, kv_len: 30, head_dim: 5, value_dim: 6 };

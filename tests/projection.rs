@@ -302,6 +302,7 @@ fn product(
 /// All pairs of rows, columns and features. Every kernel takes seconds to compile: few kinds of layout.
 #[test]
 fn matrix_units_take_every_size() {
+    crate::harness::in_turn!();
     let seed = seed();
     Report::on_matrix_units("projection on matrix units", |report, profile| {
         for n in 0..SIZES.len() * SIZES.len() {
@@ -322,6 +323,7 @@ fn matrix_units_take_every_size() {
 
 #[test]
 fn matrix_units_round_what_they_may() {
+    crate::harness::in_turn!();
     let seed = seed();
     Report::on_matrix_units("rounded projection on matrix units", |report, profile| {
         if !profile.compiles_fast() && !rest("rounded projection") {
@@ -394,6 +396,7 @@ fn matrix_units_take_large_tiles() {
 /// NaN and infinities come out where they go in, and nowhere else.
 #[test]
 fn matrix_units_let_nan_and_infinity_through() {
+    crate::harness::in_turn!();
     Report::on_matrix_units("NaN and infinity on matrix units", |report, profile| {
         if !profile.compiles_fast() && !rest("projection, NaN") {
             return;

@@ -293,7 +293,8 @@ const SIZES: [usize; 6] = [1, 3, 63, 64, 65, 130];
 #[test]
 fn every_size_matches_the_reference() {
     let seed = seed();
-    let Some(mut report) = Report::in_turn("projection backward, sizes") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("projection backward, sizes");
     for n in 0..SIZES.len() * SIZES.len() {
         let (i, j) = (n / SIZES.len(), n % SIZES.len());
         let size = [SIZES[i], SIZES[j], SIZES[(i + 2 * j + n / 7) % SIZES.len()]];
@@ -338,6 +339,7 @@ fn random_products_match_the_reference() {
 /// Sums over batch entries, rows and heads, of which none continues another in memory.
 #[test]
 fn a_matrix_that_heads_share_gets_the_sum_over_them() {
+    crate::harness::in_turn!();
     let mut report = Report::new("projection backward, shared");
     for form in FORMS {
         for (batch, length, heads, read, layout) in
@@ -363,7 +365,8 @@ fn a_matrix_that_heads_share_gets_the_sum_over_them() {
 #[test]
 fn gradients_accumulate() {
     let seed = seed();
-    let Some(mut report) = Report::in_turn("projection backward, accumulated") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("projection backward, accumulated");
     for (n, dtype) in [DType::F32, DType::F16, DType::BF16].into_iter().enumerate() {
         for (form, layout) in [(FORMS[0], Layout::Dense), (FORMS[1], Layout::Window(3))] {
             let case = Case {

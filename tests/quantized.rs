@@ -128,7 +128,8 @@ impl Case {
 
 #[test]
 fn products_match_the_reference() {
-    let Some(mut report) = Report::in_turn("quantized") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("quantized");
     for form in FORMS {
         for (f, format) in QuantizedFormat::ALL.into_iter().enumerate() {
             for (r, rows) in [1, 2, 3, 4, 5, 8, 9, 33, 66].into_iter().enumerate() {

@@ -97,6 +97,7 @@ fn attend(
 /// Weights add up to 1 only up to rounding.
 #[test]
 fn means_of_largest_number_are_finite() {
+    crate::harness::in_turn!();
     let gpu = &full().gpu;
     for (q_len, kv_len) in [(1, 3), (1, 7), (1, 100), (5, 11), (40, 70)] {
         for value in [f32::MAX, f32::MIN] {
@@ -119,6 +120,7 @@ fn means_of_largest_number_are_finite() {
 /// Loops hold scores in units of log2 e, and queries times the scale: both may be beyond f32's range where scores are not.
 #[test]
 fn scores_near_largest_number_match() {
+    crate::harness::in_turn!();
     let gpu = &full().gpu;
     // Queries, keys and scale. Each row picks its largest score, but for the last two.
     let cases: [(f32, &[f32], f64); 7] = [
@@ -240,6 +242,7 @@ fn pooled_means_of_large_rows_match() {
 
 #[test]
 fn norms_of_large_rows_match() {
+    crate::harness::in_turn!();
     let gpu = &full().gpu;
     for config in [NormConfig::layer(), NormConfig::rms()] {
         for form in FORMS {

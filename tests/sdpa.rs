@@ -108,6 +108,7 @@ fn the_reference_gives_the_vectors() {
 
 #[test]
 fn every_device_gives_the_vectors() {
+    crate::harness::in_turn!();
     let mut report = Report::new("sdpa");
     NAMES.iter().for_each(|name| report.check(&case(name)));
     report.finish();

@@ -27,6 +27,7 @@ fn check(report: &mut Report, case: &Case, weights: Weights) {
 
 #[test]
 fn scores() {
+    crate::harness::in_turn!();
     // rows × columns × inner: the tiles of q kᵀ.
     let mut report = Report::new("stages, scores");
     let per_head = Weights::PerHead(DType::F32);
@@ -49,6 +50,7 @@ fn scores() {
 
 #[test]
 fn softmax() {
+    crate::harness::in_turn!();
     // A row per invocation or per workgroup: as many keys as lanes, one less, one more, many rounds.
     let mut report = Report::new("stages, softmax");
     for kv_len in [1, 2, 127, 128, 129, 255, 256, 257, 1023, 1025, 2048, 3001] {
@@ -66,7 +68,8 @@ fn softmax() {
 
 #[test]
 fn weighted_sum() {
-    let Some(mut report) = Report::in_turn("stages, weighted_sum") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("stages, weighted_sum");
     for (q_len, kv_len, value_dim) in
         [(1, 64, 1), (3, 2, 63), (64, 64, 64), (65, 17, 65), (2, 131, 127), (33, 8, 132), (1, 1, 301)]
     {
@@ -82,6 +85,7 @@ fn weighted_sum() {
 
 #[test]
 fn average_weights() {
+    crate::harness::in_turn!();
     let mut report = Report::new("stages, average_weights");
     for (heads, kv_len) in [(1, 3), (2, 63), (3, 64), (7, 65), (16, 130)] {
         let shape = Shape { batch: 2, heads, kv_heads: 1, q_len: 5, kv_len, head_dim: 3, value_dim: 2 };
@@ -94,8 +98,9 @@ fn average_weights() {
 
 #[test]
 fn large_tiles() {
+    crate::harness::in_turn!();
     // Enough workgroups for tiles of 128 × 128, in both products.
-    let Some(mut report) = Report::in_turn("stages, large tiles") else { return };
+    let mut report = Report::new("stages, large tiles");
     let shape =
         Shape { batch: 16, heads: 16, kv_heads: 8, q_len: 65, kv_len: 66, head_dim: 5, value_dim: 68 };
     for (dtype, layout) in [
@@ -179,6 +184,7 @@ fn project() {
 
 #[test]
 fn append_keys() {
+    crate::harness::in_turn!();
     let mut report = Report::new("stages, append_keys");
     for (heads, dim, value_dim) in [(1, 1, 3), (2, 64, 65), (3, 5, 4), (2, 130, 1)] {
         for (n, (learned, zero)) in [(true, false), (false, true), (true, true)].into_iter().enumerate() {
@@ -195,6 +201,7 @@ fn append_keys() {
 
 #[test]
 fn project_with_large_tiles() {
+    crate::harness::in_turn!();
     // 86 narrow heads of 65 columns over 66 rows: enough workgroups for tiles of 128 × 128.
     let mut report = Report::new("stages, project with large tiles");
     let mut config = LayerOptions::new(86 * 65, 86);

@@ -130,6 +130,7 @@ fn records_as_cheaply(call: &Call, tuned: &Attention, named: &Attention) {
 /// Where the fused kernels are slow, calls are staged, as their temporary memory shows.
 #[test]
 fn the_fastest_is_followed_and_kept() {
+    crate::harness::in_turn!();
     let slow = || driver(&[(FUSED, Fault::Slow)]);
     let pipelines = slow();
     let call = Call::new();
@@ -171,6 +172,7 @@ fn the_fastest_is_followed_and_kept() {
 /// A layer follows what was measured for its attention, and its own scratch may be the older one too.
 #[test]
 fn layers_follow() {
+    crate::harness::in_turn!();
     use wgpu_attention::{LayerForward, LayerWeights, Linear, MultiHeadAttention};
     let gpu = &full().gpu;
     let pipelines = driver(&[(FUSED, Fault::Slow)]);
@@ -259,6 +261,7 @@ fn scratch_of_longer_calls_serves_shorter_ones() {
 /// Tiles of 128 rows with slices of 64 and of 128 channels. Only measurements choose them, no rule does.
 #[test]
 fn tiles_of_128_rows_match_reference() {
+    crate::harness::in_turn!();
     let queue = full().gpu.queue();
     if full().gpu.device().limits().max_compute_workgroup_storage_size < 32768 {
         return say("tiles of 128 rows: skipped, the device has less than 32 KiB of workgroup memory");
@@ -293,6 +296,7 @@ fn tiles_of_128_rows_match_reference() {
 
 #[test]
 fn what_is_wrong_is_not_followed() {
+    crate::harness::in_turn!();
     for fault in [Fault::Scaled, Fault::NaN, Fault::DoesNotCompile] {
         let pipelines = match fault {
             Fault::Scaled => driver(&[(FUSED, Fault::Slow), (STAGED, Fault::Scaled)]),
@@ -311,6 +315,7 @@ fn what_is_wrong_is_not_followed() {
 
 #[test]
 fn a_wrong_plan_of_the_rules_is_replaced() {
+    crate::harness::in_turn!();
     let pipelines = driver(&[(FUSED, Fault::Scaled)]);
     let measured = one(&pipelines, Workload::attention(SHAPE, DType::F32));
     assert!(measured.changed && measured.by_rules.is_none(), "{measured}");
@@ -327,6 +332,7 @@ fn a_wrong_plan_of_the_rules_is_replaced() {
 /// Every kind of workload runs, and its class is that of no other.
 #[test]
 fn every_kind_of_workload() {
+    crate::harness::in_turn!();
     let gpu: &Gpu = &full().gpu;
     let pipelines = Pipelines::new(gpu.device());
     let decode = Shape { q_len: 1, kv_heads: 1, ..SHAPE };

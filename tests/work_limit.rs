@@ -35,7 +35,8 @@ fn cases() -> Vec<Case> {
 
 #[test]
 fn pieces_give_the_bits_of_the_whole() {
-    let Some(mut report) = Report::in_turn("splitting") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("splitting");
     for (n, case) in cases().iter().enumerate() {
         for (profile, form) in profiles().into_iter().flat_map(|p| FORMS.map(|t| (p, t))) {
             let layout = if n % 2 == 0 { Layout::Blhd } else { Layout::Window(n as u64) };

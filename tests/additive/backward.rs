@@ -92,6 +92,7 @@ fn random_problems() {
 /// What nobody sees may hold anything, and queries that see nothing too.
 #[test]
 fn hidden_numbers_do_no_harm() {
+    crate::harness::in_turn!();
     let mut report = Report::new("additive, gradients beside NaN");
     for poison in [f32::NAN, f32::INFINITY] {
         let case = case(format!("hidden {poison}"), SHAPE, true).with(|c| {
@@ -116,6 +117,7 @@ fn hidden_numbers_do_no_harm() {
 /// Saturated and huge: where tanh is 1 there is no gradient, and an lse that f32 cannot say exactly does no harm.
 #[test]
 fn large_numbers() {
+    crate::harness::in_turn!();
     let mut report = Report::new("additive, gradients of large numbers");
     let shape = Shape { q_len: 5, kv_len: 9, ..SHAPE };
     let saturated = case("saturated", shape, true).with(|c| c.q.iter_mut().for_each(|q| *q *= 30.0));
@@ -134,6 +136,7 @@ fn large_numbers() {
 /// Run after run; and the gradients of rows however the pairs are cut.
 #[test]
 fn bits_are_the_same() {
+    crate::harness::in_turn!();
     let shape = Shape { q_len: 90, kv_len: 70, ..SHAPE };
     let problem = Problem::new(case("the same bits", shape, true).with(|c| c.rules.causal = true), 0, true);
     for form in FORMS {

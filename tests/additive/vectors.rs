@@ -112,6 +112,7 @@ fn forward(vector: &Vector, form: KernelForm, staged: bool) {
 
 #[test]
 fn every_form_gives_the_vectors() {
+    crate::harness::in_turn!();
     for vector in additive() {
         for form in FORMS {
             forward(&vector, form, false);
@@ -190,6 +191,7 @@ fn dot_and_general_give_the_vectors() {
 /// are the values too, as the sum of both.
 #[test]
 fn every_form_gives_the_gradients() {
+    crate::harness::in_turn!();
     let gpu = &full().gpu;
     let vector = Vector::load(FAMILY, "bahdanau_bwd");
     let on = OnDevice { vector: &vector };

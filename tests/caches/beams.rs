@@ -19,6 +19,7 @@ fn check(bed: &mut Bed, ask: &Ask) -> Result<f64, String> {
 /// Identity, exchanges, circles, one parent of all, and random parents, in every storage and layout; then new tokens.
 #[test]
 fn reordered_sequences_hold_their_parents_tokens() {
+    crate::harness::in_turn!();
     let mut report = Report::new("caches, beams");
     for (s, storage) in STORAGES.into_iter().enumerate() {
         for (l, (layout, capacity)) in LAYOUTS.into_iter().enumerate() {

@@ -20,6 +20,7 @@ fn ask(bed: &mut Bed, context: &str) {
 /// Exactly as many tokens as there is room for; the next is refused, and the cache goes on as it was.
 #[test]
 fn a_full_cache_refuses_the_next_token_and_goes_on() {
+    crate::harness::in_turn!();
     for (layout, capacity) in
         LAYOUTS.into_iter().filter(|(layout, _)| !matches!(layout, CacheLayout::Ring { .. }))
     {
@@ -120,6 +121,7 @@ fn truncating_a_ring_hides_no_more_than_it_must() {
 
 #[test]
 fn pages_run_out_and_come_back() {
+    crate::harness::in_turn!();
     for form in FORMS {
         let layout = CacheLayout::Paged { page: 16, pages: 5 };
         let kind = Kind { batch: 3, ..Kind::new(CacheStorage::Q4(ScaleGroup::Of(32)), layout, 64) };
@@ -159,6 +161,7 @@ fn pages_run_out_and_come_back() {
 /// A page of which both write from every slot on; who wrote first had it copied.
 #[test]
 fn copies_on_write_at_every_alignment() {
+    crate::harness::in_turn!();
     let layout = CacheLayout::Paged { page: 16, pages: 12 };
     for storage in [CacheStorage::F32, CacheStorage::Q8(ScaleGroup::Row)] {
         let kind = Kind { batch: 3, layers: 2, ..Kind::new(storage, layout, 64) };

@@ -78,6 +78,7 @@ fn masks(kind: &Kind, rows: usize, keys: usize) -> Vec<(&'static str, Rules, Opt
 /// Few rows, so that every mask is one shader per form.
 #[test]
 fn every_mask_over_every_layout() {
+    crate::harness::in_turn!();
     let mut report = Report::new("caches, masks");
     let names: Vec<_> = masks(&Kind::new(CacheStorage::F32, CacheLayout::Contiguous, 1), 1, 1)
         .into_iter()
@@ -135,6 +136,7 @@ fn every_mask_over_every_layout() {
 /// What is added to scores, in f16.
 #[test]
 fn half_floats_of_masks() {
+    crate::harness::in_turn!();
     let mut report = Report::new("caches, masks in f16");
     let profile = full();
     for form in FORMS {

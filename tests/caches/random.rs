@@ -413,6 +413,7 @@ impl Play {
 
 #[test]
 fn random_lives_follow_the_model() {
+    crate::harness::in_turn!();
     let seed = seed();
     let mut report = Report::new("caches, random");
     let q8 = CacheStorage::Q8(ScaleGroup::Of(32));

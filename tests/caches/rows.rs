@@ -35,7 +35,8 @@ fn grown(bed: &mut Bed) {
 /// Every storage and layout; by random data no value is further off than its rounding.
 #[test]
 fn what_was_appended_is_read_back() {
-    let Some(mut report) = Report::in_turn("caches, read back") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("caches, read back");
     for (s, storage) in STORAGES.into_iter().enumerate() {
         for (l, (layout, capacity)) in LAYOUTS.into_iter().enumerate() {
             let profile = profiles()[(s + l) % 2];
@@ -62,6 +63,7 @@ fn what_was_appended_is_read_back() {
 /// The same of rows that were overwritten, and attention to them; what is not there is dropped and counted.
 #[test]
 fn rows_are_overwritten() {
+    crate::harness::in_turn!();
     let mut report = Report::new("caches, overwritten");
     for (s, storage) in STORAGES.into_iter().enumerate() {
         for (l, (layout, capacity)) in LAYOUTS.into_iter().enumerate() {

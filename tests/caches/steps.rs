@@ -57,6 +57,7 @@ fn every_layout_keeps_every_storage() {
 /// Every chunk length, on the ring that they lap and on pages that they cross.
 #[test]
 fn chunks_of_every_length() {
+    crate::harness::in_turn!();
     let mut report = Report::new("caches, chunks");
     for (layout, capacity) in [
         (CacheLayout::Ring { sink_tokens: 2 }, 13),
@@ -75,6 +76,7 @@ fn chunks_of_every_length() {
 /// Values that no storage but F32 keeps exactly: off by what its rounding explains, no more.
 #[test]
 fn rounding_is_the_storages_own() {
+    crate::harness::in_turn!();
     let mut report = Report::new("caches, rounding");
     for (s, storage) in STORAGES.into_iter().enumerate() {
         let [head_dim, value_dim] = DIMS;
@@ -105,6 +107,7 @@ fn few_registers() {
 /// Vectors of 4 and of 16 lanes: 2 to 8 packed rows.
 #[test]
 fn lanes() {
+    crate::harness::in_turn!();
     planned_otherwise("caches, lanes", KernelForm::Cpu, 53, &[30, 1, 2, 4], |n| {
         planned_by_name(["16 lanes", "4 lanes"][n % 3 / 2]).expect("there is one")
     });
@@ -140,7 +143,8 @@ fn planned_otherwise(
 /// Channels that no vector, word or group divides, and groups of heads.
 #[test]
 fn channels() {
-    let Some(mut report) = Report::in_turn("caches, channels") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("caches, channels");
     let dims = [(1, 13), (13, 1), (40, 65), (65, 130), (130, 40), (13, 40), (96, 33)];
     let groups = [(1, 1), (3, 1), (4, 4), (6, 2)];
     for (n, (head_dim, value_dim)) in dims.into_iter().enumerate() {
@@ -173,7 +177,8 @@ fn channels() {
 /// Queries, outputs and new keys and values in f16 and in bf16.
 #[test]
 fn half_floats() {
-    let Some(mut report) = Report::in_turn("caches, half floats") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("caches, half floats");
     let types: [(&Profile, DType); 2] = [(full(), DType::F16), (defaults(), DType::BF16)];
     for (s, storage) in STORAGES.into_iter().enumerate() {
         let (layout, capacity) = LAYOUTS[s % 3];
@@ -200,7 +205,8 @@ fn half_floats() {
 /// Sequences of different lengths: rows past a sequence's own are not read, and give nothing.
 #[test]
 fn ragged_batches() {
-    let Some(mut report) = Report::in_turn("caches, ragged") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("caches, ragged");
     let steps = [[6, 0, 2], [0, 3, 1], [1, 1, 0], [4, 2, 4], [0, 0, 1], [1, 4, 3]];
     for (l, (layout, capacity)) in LAYOUTS.into_iter().enumerate() {
         for (t, form) in FORMS.into_iter().enumerate() {
@@ -236,6 +242,7 @@ fn ragged_batches() {
 /// What is not finite shows where it is seen, in its group and nowhere else; huge values do not overflow f16.
 #[test]
 fn bad_numbers_show_in_their_rows() {
+    crate::harness::in_turn!();
     use wgpu_attention::{
         Append, Attention, Cache, CacheConfig, Config, Forward, Scratch, TensorView, Tokens,
     };
@@ -299,7 +306,8 @@ fn bad_numbers_show_in_their_rows() {
 /// A cache so long that the plan splits its keys, filled little and more.
 #[test]
 fn long_caches_split_by_themselves() {
-    let Some(mut report) = Report::in_turn("caches, long") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("caches, long");
     for (layout, storage) in [
         (CacheLayout::Contiguous, CacheStorage::F32),
         (CacheLayout::Ring { sink_tokens: 5 }, CacheStorage::Q8(ScaleGroup::Row)),

@@ -50,7 +50,7 @@ pub use device::{planned_by_name, with_registers};
 pub use memory::{Image, Place, Values, stored};
 pub use random::Rng;
 pub use report::Report;
-pub use rest::{due, in_turn, rest};
+pub use rest::{due, rest, runs_in_turn};
 #[cfg(not(target_arch = "wasm32"))]
 pub use run::run;
 pub use run::{FORMS, Layout, Setup};
@@ -66,6 +66,18 @@ pub fn say(line: &str) {
     use std::io::Write;
     let _ = std::io::stderr().lock().write_all(format!("{line}\n").as_bytes());
 }
+
+/// Ends a test that takes long on a software driver, unless it runs this time: see [`rest`](mod@rest).
+macro_rules! in_turn {
+    () => {
+        fn here() {}
+        let name = std::any::type_name_of_val(&here).trim_end_matches("::here");
+        if !$crate::harness::runs_in_turn(name) {
+            return $crate::harness::say(&format!("{name}: in another share of WGPU_ATTENTION_TEST_ALL"));
+        }
+    };
+}
+pub(crate) use in_turn;
 
 /// The repository's folder, of which cargo tells `tests`, at run time too. Who runs this binary elsewhere tells it instead.
 pub fn root() -> std::path::PathBuf {

@@ -10,7 +10,7 @@ use wgpu_attention::{DType, KernelForm, Path, Shape};
 
 use super::case::{Case, Expected, Truth, Weights};
 use super::device::{Profile, matrices};
-use super::rest::{in_turn, is_share, left, rest};
+use super::rest::{left, rest};
 use super::run::{FORMS, Got, Setup, run_async, setups};
 
 /// [`Report::finish`] fails the test.
@@ -34,15 +34,6 @@ impl Report {
         let worst = (0.0, String::new());
         let started = Instant::now();
         Report { name, runs: 0, skipped: BTreeMap::new(), failures: Vec::new(), worst, started }
-    }
-
-    /// The report of a test that takes long on a software driver, if the test runs this time: see [`rest`](mod@super::rest).
-    pub fn in_turn(name: &'static str) -> Option<Self> {
-        let runs = in_turn(name);
-        if !runs {
-            super::say(&format!("{name}: in another share of WGPU_ATTENTION_TEST_ALL"));
-        }
-        runs.then(|| Self::new(name))
     }
 
     /// Random cases, those up to `usual` in every form and 60 if the rest is asked for.
@@ -191,7 +182,7 @@ impl Report {
             worst.0,
             worst.1
         ));
-        assert!(runs > 0 || left > 0 && is_share(), "{name}: nothing was run");
+        assert!(runs > 0 || left > 0, "{name}: nothing was run");
         let shown = failures.iter().take(12).map(|f| format!("\n  {f}")).collect::<String>();
         assert!(failures.is_empty(), "{name}: {} of {runs} runs failed{shown}", failures.len());
     }

@@ -1,14 +1,20 @@
 //! How much of the product of cases, devices, layouts and types runs.
 //!
-//! A software driver compiles for as long as a second, where matrix units are asked for minutes, what it then runs in a
-//! millisecond. So a test runs by itself what meets every value of every axis in as few kernels as that takes, and leaves
-//! the rest of the product to `WGPU_ATTENTION_TEST_ALL`:
+//! A software driver compiles a kernel for as long as a second, one for matrix units for minutes, and then runs it in a
+//! millisecond. So by default some minutes of tests run, which meet every operator, option, type, layout and form, and
+//! the rest is left to `WGPU_ATTENTION_TEST_ALL`:
 //!
-//! - unset: no more; on a GPU, whose driver compiles fast, all;
-//! - `1`: all;
-//! - `3/8`: of the rest the third of eight shares; and of what is usual, where it takes long, a
-//!   sixteenth, by the share's remainder of 16, and of the tests that take longest a quarter, by its
-//!   remainder of 4. CI takes one of 64 by the commit's hash.
+//! - unset: no more than that; on a GPU, whose driver compiles fast, everything;
+//! - `1`: everything;
+//! - `3/8`: with what runs by default the third of eight shares of all else. CI takes one of 256, by the commit's hash.
+//!
+//! There are three kinds of what is left:
+//!
+//! - tests that take long (`in_turn!`): one in eight runs in a share, none by default;
+//! - pieces of what is usual ([`due`]): one in eight by default, and another eighth in a share;
+//! - pieces of the rest ([`rest`]): those of a share.
+//!
+//! All shares together are everything: what a test in turn leaves out is divided among the shares that run the test.
 //!
 //! What is usual: every rule of a mask alone on every form of the fused kernel (`cpu`, `gpu`, those for few queries of
 //! tensors and of caches, matrix units in fragments of 8 × 8) and on the staged path; every set of rules that the tests of
@@ -22,7 +28,10 @@ use std::sync::LazyLock;
 
 use super::random::Rng;
 
-/// A part of the rest.
+/// Tests that take long run in one of so many shares, and of what is usual so many parts one by one.
+const TURNS: u64 = 8;
+
+/// A part of what is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Share {
     None,
@@ -45,34 +54,57 @@ impl Share {
         }
     }
 
-    /// Whether a part of the rest is of it.
-    pub fn holds(self, name: &str) -> bool {
+    /// Whether a test that takes long is in it.
+    pub fn holds_test(self, name: &str) -> bool {
         match self {
             Share::None => false,
             Share::All => true,
-            Share::One(share, of) => Rng::named(name).word() % of == share - 1,
+            Share::One(share, of) => {
+                let turns = of.min(TURNS);
+                (Rng::named(name).word() >> 48) % turns == (share - 1) % turns
+            }
         }
     }
 
-    /// Whether a test that takes long is.
-    pub fn holds_test(self, name: &str) -> bool {
+    /// Whether a part of the rest is, of a test that takes long or of another.
+    pub fn holds(self, name: &str, in_turn: bool) -> bool {
+        let hash = Rng::named(name).word();
         match self {
-            Share::None | Share::All => true,
-            Share::One(share, _) => (Rng::named(name).word() >> 48) % 4 == share % 4,
+            Share::None => false,
+            Share::All => true,
+            Share::One(share, of) if in_turn => {
+                let (nth, of) = Self::nth_of_turn(share, of);
+                hash % of == nth % of
+            }
+            Share::One(share, of) => hash % of == share - 1,
         }
     }
 
     /// Whether a part of what is usual is.
     pub fn holds_usual(self, name: &str) -> bool {
+        let hash = Rng::named(name).word() >> 32;
         match self {
-            Share::None | Share::All => true,
-            Share::One(share, _) => (Rng::named(name).word() >> 32) % 16 == share % 16,
+            Share::None => hash % TURNS == 0,
+            Share::All => true,
+            Share::One(share, of) => {
+                let (nth, of) = Self::nth_of_turn(share, of);
+                let of = of.min(TURNS);
+                hash % TURNS == 0 || hash % of == nth % of
+            }
         }
+    }
+
+    /// Of the shares that run a test that takes long: which it is, and of how many.
+    fn nth_of_turn(share: u64, of: u64) -> (u64, u64) {
+        let turns = of.min(TURNS);
+        ((share - 1) / turns, of / turns)
     }
 }
 
 thread_local! {
     static LEFT: Cell<usize> = const { Cell::new(0) };
+    /// Whether this thread runs a test that takes long.
+    static IN_TURN: Cell<bool> = const { Cell::new(false) };
 }
 
 static SHARE: LazyLock<Share> = LazyLock::new(|| {
@@ -82,7 +114,7 @@ static SHARE: LazyLock<Share> = LazyLock::new(|| {
 
 /// Whether a part of the rest runs this time; what has the same name does so together.
 pub fn rest(name: &str) -> bool {
-    counted(SHARE.holds(name))
+    counted(SHARE.holds(name, IN_TURN.get()))
 }
 
 /// Whether a part of what is usual runs this time; what shares kernels should have the same name.
@@ -90,8 +122,9 @@ pub fn due(name: &str) -> bool {
     counted(SHARE.holds_usual(name))
 }
 
-/// Whether a test that takes long on a software driver runs this time.
-pub fn in_turn(name: &str) -> bool {
+/// Whether a test, or a large part of one, runs that takes long on a software driver.
+pub fn runs_in_turn(name: &str) -> bool {
+    IN_TURN.set(true);
     counted(SHARE.holds_test(name))
 }
 
@@ -101,11 +134,6 @@ fn counted(held: bool) -> bool {
         LEFT.set(LEFT.get() + 1);
     }
     runs
-}
-
-/// Whether what is usual does not all run.
-pub fn is_share() -> bool {
-    matches!(*SHARE, Share::One(..))
 }
 
 /// How many parts this thread has left out since it last asked.

@@ -7,6 +7,7 @@ use crate::harness::positions::{Setup, normals, places};
 
 #[test]
 fn sums_equal_the_reference() {
+    crate::harness::in_turn!();
     let mut report = Report::new("positions, add");
     let table = normals("a learned table", [1, 1, 9, 7]);
     for setup in Setup::all() {

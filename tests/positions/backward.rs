@@ -118,6 +118,7 @@ fn gradients_of_tables_equal_the_reference() {
 /// which a device's workgroups each have several rows.
 #[test]
 fn long_sequences_and_tables_equal_the_reference() {
+    crate::harness::in_turn!();
     let mut report = Report::new("positions, table backward, long");
     let rng = &mut Rng::named("long tables");
     for (length, rows, dim) in [(600, 70, 65), (257, 3, 130), (1, 300, 64), (63, 90_000, 3)] {

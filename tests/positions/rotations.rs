@@ -41,6 +41,7 @@ fn rotations_equal_the_reference() {
 /// Tables with a row for each row of x, and with rows that positions choose; by batch and for all.
 #[test]
 fn given_cosines_and_sines_equal_the_reference() {
+    crate::harness::in_turn!();
     let mut report = Report::new("positions, cos and sin");
     let x = normals("given", [2, 3, 5, 14]);
     for setup in Setup::all() {

@@ -105,6 +105,7 @@ impl Generation {
 /// A thousand tokens in four encoders, nothing read back, nothing created after the first of them.
 #[test]
 fn a_thousand_steps_are_recorded_ahead() {
+    crate::harness::in_turn!();
     let paged = CacheLayout::Paged { page: 64, pages: 16 };
     for (layout, storage, capacity, form) in [
         (CacheLayout::Contiguous, CacheStorage::F32, STEPS, KernelForm::Cpu),

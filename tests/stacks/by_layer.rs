@@ -185,6 +185,7 @@ fn window_and_full_layers_share_cache() {
 /// A mask with more tensors than a kernel of attention can bind by WebGPU's default limits: its layer keeps scores in the scratch.
 #[test]
 fn staged_and_fused_layers_share_scratch() {
+    crate::harness::in_turn!();
     let mut report = Report::new("layers on other paths");
     let mut stack = smallest();
     let pairs = HostData::of([1, 1, 5, 5], |[_, _, i, j]| i != j || i % 2 == 0);
@@ -210,7 +211,8 @@ fn staged_and_fused_layers_share_scratch() {
 
 #[test]
 fn differing_layers_equal_reference() {
-    let Some(mut report) = Report::in_turn("encoders by layer") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("encoders by layer");
     for n in 0..24 {
         if n >= 6 && !rest(&format!("encoders by layer {n}")) {
             continue;
@@ -228,7 +230,8 @@ fn differing_layers_equal_reference() {
 
 #[test]
 fn differing_layers_gradients_equal_reference() {
-    let Some(mut report) = Report::in_turn("encoders by layer, backward") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("encoders by layer, backward");
     for n in 0..16 {
         if n >= 4 && !rest(&format!("encoders by layer, backward {n}")) {
             continue;
@@ -275,7 +278,8 @@ fn reference_by_layer_gradients_match_differences() {
 /// Self-attention of decoders; the memory's mask is common to all layers.
 #[test]
 fn decoders_with_differing_layers_equal_reference() {
-    let Some(mut report) = Report::in_turn("decoders by layer") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("decoders by layer");
     for n in 0..12 {
         if n >= 3 && !rest(&format!("decoders by layer {n}")) {
             continue;
@@ -402,6 +406,7 @@ fn sharing() -> Stack {
 /// Keys of the first two layers in five layers of a stack: all at once, by a cache of two layers, and their gradients.
 #[test]
 fn layers_share_keys_of_earlier_layers() {
+    crate::harness::in_turn!();
     let mut report = Report::new("layers that share keys");
     let stack = sharing();
     for (form, layout) in FORMS.into_iter().zip([Layout::Dense, Layout::Window(5)]) {

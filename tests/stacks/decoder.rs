@@ -131,7 +131,8 @@ fn every_form_gives_the_vectors() {
 
 #[test]
 fn random_stacks_equal_the_reference_at_once_and_in_steps() {
-    let Some(mut report) = Report::in_turn("random decoders") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("random decoders");
     for n in 0..40 {
         if n >= 6 && !rest(&format!("random decoders {n}")) {
             continue;
@@ -161,6 +162,7 @@ fn random_stacks_equal_the_reference_at_once_and_in_steps() {
 /// Learned keys and zeros, in self-attention and after the memory's; and what else no cache takes.
 #[test]
 fn stacks_that_append_keys_equal_the_reference() {
+    crate::harness::in_turn!();
     let mut report = Report::new("decoders that append keys");
     for (n, dtype) in [(1, DType::F32), (4, DType::F32), (5, DType::BF16)] {
         let stack = drawn(n, true);
@@ -178,6 +180,7 @@ fn stacks_that_append_keys_equal_the_reference() {
 /// In steps the numbers are those of all rows at once, but for the order of sums.
 #[test]
 fn steps_give_what_all_rows_at_once_give() {
+    crate::harness::in_turn!();
     let stack = Stack { length: 7, ..drawn(5, false) };
     let stack = Stack::random(&mut Rng::new(8), 2, true, stack);
     for form in FORMS {

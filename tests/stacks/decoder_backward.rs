@@ -209,7 +209,8 @@ pub fn outcome(stack: &Stack, setup: &Setup, ask: Ask, seed: u64) -> Result<f64,
 
 #[test]
 fn gradients_of_random_stacks_equal_the_reference() {
-    let Some(mut report) = Report::in_turn("random decoders backward") else { return };
+    crate::harness::in_turn!();
+    let mut report = Report::new("random decoders backward");
     for n in 0..40 {
         if n >= 6 && !rest(&format!("random decoders backward {n}")) {
             continue;
@@ -238,6 +239,7 @@ fn gradients_of_random_stacks_equal_the_reference() {
 /// A gradient does not depend on which others are asked for, nor on whether the layers' outputs were kept.
 #[test]
 fn what_is_asked_for_alone_is_what_all_at_once_gives() {
+    crate::harness::in_turn!();
     for (n, order) in [(4, NormOrder::Pre), (5, NormOrder::Post)] {
         let stack = Stack { order, ..drawn(n, true) };
         let stack = Stack::random(&mut Rng::new(n), 2, true, stack);

@@ -77,6 +77,7 @@ fn run(stack: &Stack, storage: CacheStorage, form: KernelForm) -> [Vec<f32>; 3] 
 
 #[test]
 fn quantised_caches_store_normalised_keys() {
+    crate::harness::in_turn!();
     let stack = stack();
     let parts = &stack.layers[0];
     let (e, heads, kv_heads) = (stack.features, stack.heads, stack.kv_heads);
