@@ -254,6 +254,7 @@ fn single_key_gradient_is_exact() {
 /// Terms are multiplied by the scale before they are summed where the sum would not be finite.
 #[test]
 fn keys_near_largest_match_reference() {
+    crate::harness::in_turn!();
     let mut report = Report::new("gradients of keys and queries near the largest number");
     let shape = Shape { kv_heads: 4, q_len: 37, kv_len: 70, head_dim: 16, value_dim: 12, ..SHAPE };
     let case = Case::random("keys near the largest number", shape).with(|c| {

@@ -83,6 +83,7 @@ fn tiles_of_gpus() {
 /// What is stored where, of which type, and what of it.
 #[test]
 fn outputs() {
+    crate::harness::in_turn!();
     let mut report = Report::new("gradients on matrix units, outputs");
     for profile in matrices() {
         let plain = BackwardSetup::matrix(profile);
@@ -142,6 +143,7 @@ fn masks() {
 /// Gradients of scores that grow over the tiles by more than f16 holds, and that shrink; with none in the first tiles.
 #[test]
 fn scales_move() {
+    crate::harness::in_turn!();
     let mut report = Report::new("gradients on matrix units, scales");
     let shape = Shape { q_len: 90, kv_len: 100, ..SHAPE };
     for profile in profiles() {

@@ -193,6 +193,7 @@ fn queries_without_keys_and_keys_without_queries() {
 /// Where queries stand decides about distances.
 #[test]
 fn queries_elsewhere() {
+    crate::harness::in_turn!();
     let mut report = Report::new("gradients of distances");
     for (n, of) in ["slopes", "symmetric slopes", "relative"].into_iter().enumerate() {
         for reach in [0, 3, 200] {
@@ -237,6 +238,7 @@ fn draw(rng: &mut Rng) -> Draw {
 
 #[test]
 fn random_problems() {
+    crate::harness::in_turn!();
     let draws = Draws { name: "gradients of random masks", always: 120, most: 240, group: 20 };
     check_draws(&draws, draw);
 }

@@ -59,6 +59,7 @@ fn shape(q_len: usize, kv_len: usize) -> Shape {
 
 #[test]
 fn lengths() {
+    crate::harness::in_turn!();
     let mut report = Report::new("splits, lengths");
     for kv_len in [1, 64, 65, 700] {
         for q_len in [1, 3, 35] {

@@ -38,6 +38,7 @@ fn the_reference_gives_the_vectors() {
 
 #[test]
 fn vectors_forward_and_backward_on_every_form() {
+    crate::harness::in_turn!();
     let mut report = Report::new("linformer vectors");
     for name in NAMES {
         let (case, vector) = case(name);

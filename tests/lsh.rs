@@ -276,6 +276,7 @@ fn one_bucket_gives_attention() {
 /// A sequence gives in a batch of longer ones what it gives alone.
 #[test]
 fn padding_changes_nothing() {
+    crate::harness::in_turn!();
     let shape = LshShape { batch: 2, heads: 1, length: 50, head_dim: 8, value_dim: 8 };
     let case = Case::random("lsh padding", shape, [2, 4, 8]).lengths(&[50, 21]);
     let setup = Setup::plain(full(), KernelForm::Auto, Layout::Dense);

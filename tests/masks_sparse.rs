@@ -90,6 +90,7 @@ fn prefixes_hold() {
 
 #[test]
 fn global_tokens_hold() {
+    crate::harness::in_turn!();
     let mut report = Report::new("masks, globals");
     for lengths in LENGTHS {
         let [b, h, _, j] = shape(lengths).weights();
@@ -227,6 +228,7 @@ fn block_maps_hold_with_everything() {
 /// questions in the others.
 #[test]
 fn whole_tiles_hidden_and_full() {
+    crate::harness::in_turn!();
     let mut report = Report::new("masks, whole tiles");
     let shape = Shape { batch: 1, heads: 2, kv_heads: 1, q_len: 150, kv_len: 290, head_dim: 5, value_dim: 6 };
     let [_, h, i, j] = shape.weights();
@@ -288,6 +290,7 @@ fn whole_tiles_hidden_and_full() {
 /// Values of keys that are hidden by the newer rules, from some queries or from all.
 #[test]
 fn hidden_values_contribute_nothing_whatever_they_hold() {
+    crate::harness::in_turn!();
     let mut report = Report::new("masks, hidden values");
     let shape = shape((7, 19));
     let [b, _, i, j] = shape.weights();

@@ -348,6 +348,7 @@ fn caches() {
 /// F32 tensors, on request.
 #[test]
 fn f32_tensors_rounded() {
+    crate::harness::in_turn!();
     let mut report = Report::new("matrix, f32 tensors");
     for profile in matrices() {
         for (q_len, head_dim) in [(33, 16), (17, 30)] {

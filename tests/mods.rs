@@ -177,6 +177,7 @@ fn derivatives() -> OwnScore {
 /// Derivatives from the text, against differences of the closure.
 #[test]
 fn derivatives_come_from_the_text() {
+    crate::harness::in_turn!();
     let mut report = Report::new("derivatives of mods");
     let rng = &mut Rng::named("derivatives of mods");
     let constant =
@@ -359,6 +360,7 @@ fn layers() {
 /// On matrix units, forward and backward.
 #[test]
 fn matrix_units() {
+    crate::harness::in_turn!();
     let mut report = Report::new("mods on matrix units");
     let shape = Shape { head_dim: 16, value_dim: 16, ..SHAPE };
     for profile in matrices().filter(|p| p.compiles_fast()) {

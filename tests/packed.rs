@@ -90,6 +90,7 @@ fn cases() -> impl Iterator<Item = (&'static Ragged, Case)> {
 
 #[test]
 fn packed_sequences_mean_this() {
+    crate::harness::in_turn!();
     let mut report = Report::new("packed");
     for (_, case) in cases() {
         follows(&case);

@@ -83,6 +83,7 @@ fn the_reference_gives_the_vectors() {
 
 #[test]
 fn every_device_gives_the_vectors() {
+    crate::harness::in_turn!();
     let mut report = Report::new("patterns");
     cases().for_each(|case| report.check(&case));
     report.finish();

@@ -327,6 +327,7 @@ fn large_products_match_the_reference() {
 
 #[test]
 fn random_products_match_the_reference() {
+    crate::harness::in_turn!();
     let seed = seed();
     let mut report = Report::new("projection backward");
     for n in (Draws { name: "projection backward", always: 30, most: 80, group: 1 }).numbers() {

@@ -258,6 +258,7 @@ impl Draw {
 
 #[test]
 fn random_layers_match_the_reference() {
+    crate::harness::in_turn!();
     let seed = seed();
     let mut report = Report::new("property of layers");
     for n in (Draws { name: "property of layers", always: 40, most: 120, group: 4 }).numbers() {

@@ -85,6 +85,7 @@ fn masks() {
 
 #[test]
 fn random_problems() {
+    crate::harness::in_turn!();
     let draws = Draws { name: "additive, gradients of random problems", always: 40, most: 400, group: 20 };
     check_draws(&draws, |rng| Draw::random(rng).with_additive_scores());
 }

@@ -72,6 +72,7 @@ fn reordered_sequences_hold_their_parents_tokens() {
 /// Lengths that only the device knows move with their sequences; refusals stay.
 #[test]
 fn reorder_moves_lengths_of_the_device() {
+    crate::harness::in_turn!();
     for (layout, capacity) in LAYOUTS {
         let kind = Kind { batch: 3, ..Kind::new(CacheStorage::F32, layout, capacity.min(20)) };
         let mut bed = Bed::new(full(), kind, Data::Lossless, 121);

@@ -200,6 +200,7 @@ fn copies_on_write_at_every_alignment() {
 /// ring has been overwritten.
 #[test]
 fn given_up_tokens_leave_nothing() {
+    crate::harness::in_turn!();
     for (s, storage) in STORAGES.into_iter().enumerate() {
         for (l, (layout, capacity)) in LAYOUTS.into_iter().enumerate() {
             if !due(&format!("given up, {storage:?}, {layout:?}")) {

@@ -84,12 +84,12 @@ impl Share {
     pub fn holds_usual(self, name: &str) -> bool {
         let hash = Rng::named(name).word() >> 32;
         match self {
-            Share::None => hash % TURNS == 0,
+            Share::None => hash.is_multiple_of(TURNS),
             Share::All => true,
             Share::One(share, of) => {
                 let (nth, of) = Self::nth_of_turn(share, of);
                 let of = of.min(TURNS);
-                hash % TURNS == 0 || hash % of == nth % of
+                hash.is_multiple_of(TURNS) || hash % of == nth % of
             }
         }
     }
