@@ -205,8 +205,11 @@ fn name(stage: &KernelVariant) -> String {
     for piece in format!("{stage:?}").split(['{', '}', '(', ')', ',']) {
         let Some((key, value)) = piece.trim().split_once(": ") else {
             // What a `Some` holds; the type names in front come before any field.
-            if name.contains(' ') && !["", "Untyped"].contains(&piece.trim()) {
-                name = format!("{name}={}", piece.trim());
+            match piece.trim() {
+                "" | "CacheVariant" | "FusedMatrix" => {}
+                "Untyped" => name.truncate(name.rfind(' ').unwrap_or(name.len())),
+                value if name.contains(' ') => name = format!("{name}={value}"),
+                _ => {}
             }
             continue;
         };

@@ -94,7 +94,10 @@ impl Parsed {
                 faults.push(format!("{} member {n}: WGSL {wgsl:?}, Rust {rust:?}", table.name));
             }
         }
-        if *span as usize != table.bytes {
+        // A uniform buffer holds whole vectors.
+        let is_params = table.name == "Params";
+        let bytes = if is_params { span.next_multiple_of(16) } else { *span };
+        if bytes as usize != table.bytes {
             faults.push(format!("{}: {span} bytes in WGSL, {} in Rust", table.name, table.bytes));
         }
     }
@@ -442,7 +445,8 @@ fn every_shader_file_is_in_a_kernel() {
 fn what_is_not_listed_is_told() {
     let listed = kernels();
     assert!(listed.iter().all(|kernel| unlisted(&kernel.name).is_empty()));
-    let is_tile = |name: &&str| name.starts_with("attention.fused q=F32") && name.contains("tiles=Gpu rows=64");
+    let is_tile =
+        |name: &&str| name.starts_with("attention.fused q=F32") && name.contains("tiles=Gpu rows=64");
     let name = listed.iter().map(|k| k.name.as_str()).find(is_tile);
     let name = name.expect("such a kernel");
     assert_eq!(unlisted(&name.replace("rows=64", "rows=63")), []);

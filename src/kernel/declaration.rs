@@ -492,11 +492,11 @@ macro_rules! kernel {
 
         impl<'a> $Call<'a> {
             /// Of so many workgroups along each axis.
-            pub fn dispatch(
+            pub fn dispatch<V: From<$Key>>(
                 self,
                 grid: [usize; 3],
                 device: &$crate::device::DeviceFacts,
-            ) -> $crate::kernel::Dispatch<'a, $crate::kernels::KernelVariant> {
+            ) -> $crate::kernel::Dispatch<'a, V> {
                 use $crate::kernel::Argument as _;
                 let mut words = $crate::kernel::Words::default();
                 $($(words.push($crate::kernel::$view(self.$tensor.layout(device)));)?)*
@@ -516,7 +516,7 @@ macro_rules! kernel {
                     $($field: self.$field,)*
                 };
                 $crate::kernel::Dispatch {
-                    variant: $crate::kernels::KernelVariant::$Key(key),
+                    variant: key.into(),
                     params,
                     tensors,
                     grid: $crate::kernel::grid(grid),

@@ -14,6 +14,12 @@ macro_rules! kernels {
             $($name(super::$stem::$name),)*
         }
 
+        $(impl From<super::$stem::$name> for KernelVariant {
+            fn from(key: super::$stem::$name) -> Self {
+                KernelVariant::$name(key)
+            }
+        })*
+
         impl Variant for KernelVariant {
             fn label(&self) -> &'static str {
                 match self {
