@@ -10,7 +10,7 @@
 //!
 //! There are three kinds of what is left:
 //!
-//! - tests that take long (`in_turn!`): one in eight runs in a share, none by default;
+//! - tests that take long (`in_turn!`): one in sixteen runs in a share, none by default;
 //! - pieces of what is usual ([`due`]): one in eight by default, and another eighth in a share;
 //! - pieces of the rest ([`rest`]): those of a share.
 //!
@@ -28,8 +28,10 @@ use std::sync::LazyLock;
 
 use super::random::Rng;
 
-/// Tests that take long run in one of so many shares, and of what is usual so many parts one by one.
-const TURNS: u64 = 8;
+/// A test that takes long runs in one of so many shares.
+const TURNS: u64 = 16;
+/// Of what is usual one of so many parts runs by default.
+const PARTS: u64 = 8;
 
 /// A part of what is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,12 +86,12 @@ impl Share {
     pub fn holds_usual(self, name: &str) -> bool {
         let hash = Rng::named(name).word() >> 32;
         match self {
-            Share::None => hash.is_multiple_of(TURNS),
+            Share::None => hash.is_multiple_of(PARTS),
             Share::All => true,
             Share::One(share, of) => {
                 let (nth, of) = Self::nth_of_turn(share, of);
-                let of = of.min(TURNS);
-                hash.is_multiple_of(TURNS) || hash % of == nth % of
+                let of = of.min(PARTS);
+                hash.is_multiple_of(PARTS) || hash % of == nth % of
             }
         }
     }
