@@ -1,12 +1,14 @@
 //! What a kernel is: WGSL text composed for a variant, its bindings, its parameters.
 
+mod arguments;
 mod declaration;
 mod slots;
 
-pub(crate) use declaration::{
-    Argument, Declared, Group, GroupKey, Key, One, Opt, OptRaw, Placed, Raw, Several, Source, Speaks,
-    Untyped, Words, kernel, keys, repeating, view,
+pub(crate) use arguments::{
+    Argument, Group, GroupKey, Key, One, Opt, OptRaw, Placed, Raw, Scalar, Several, Source, Untyped, keys,
+    repeating, view,
 };
+pub(crate) use declaration::{Declared, UniformBytes, kernel};
 pub(crate) use slots::Slots;
 
 use crate::device::{DeviceFacts, Fragment};
@@ -414,8 +416,8 @@ impl From<Layout> for View {
 }
 
 /// Workgroup counts as wgpu takes them; what does not fit is beyond every device's limit.
-pub(crate) fn grid(counts: [usize; 3]) -> [u32; 3] {
-    counts.map(|n| u32::try_from(n).unwrap_or(u32::MAX))
+pub(crate) fn grid(counts: [impl TryInto<u32>; 3]) -> [u32; 3] {
+    counts.map(|n| n.try_into().unwrap_or(u32::MAX))
 }
 
 /// One dispatch, ready to be bound: parameters, what a second uniform has behind them, tensors in binding order, workgroups.

@@ -7,7 +7,7 @@ use crate::kernel::{Kernel, Width, kernel};
 use crate::tensor::DType;
 
 kernel! {
-    /// What changes the text of the kernel of additive scores.
+    /// The kernel of additive scores.
     AdditiveScores, AdditiveScoresCall
     tensors {
         // In fours along their channels.

@@ -4,7 +4,7 @@ use super::shader;
 use crate::kernel::{Kernel, View, kernel};
 
 kernel! {
-    /// What changes the text of the appended keys.
+    /// The appended keys.
     AppendKeys, AppendKeysCall
     tensors {
         // Keys and values in one buffer, or one of them.

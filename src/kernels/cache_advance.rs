@@ -15,7 +15,7 @@ pub(crate) enum Counts {
 }
 
 kernel! {
-    /// What changes the text of the kernel that moves lengths.
+    /// The kernel that moves the lengths of sequences.
     CacheAdvance, CacheAdvanceCall
     tensors {
         sequence_table: Raw Write U32 one,

@@ -8,7 +8,7 @@ use crate::kernel::{BF16, Kernel, Untyped, kernel};
 use crate::tensor::{Access, DType};
 
 kernel! {
-    /// What changes the text of the append.
+    /// The append.
     CacheAppend, CacheAppendCall
     tensors {
         k: One Read F32 one view,
@@ -73,7 +73,6 @@ impl CacheAppend {
             .u32("K_UNIT", k_unit)
             .u32("V_UNIT", v_unit)
             .bool("OVERWRITES", self.overwrites)
-            .bool("POSITIONS", self.positions.is_some())
             .kernel(&parts, WORKGROUP as u32, 0)
     }
 

@@ -7,7 +7,7 @@ use crate::kernel::{Kernel, Untyped, kernel};
 use crate::tensor::DType;
 
 kernel! {
-    /// What changes the text of the way back out of a cache.
+    /// The way back out of a cache.
     CacheRead, CacheReadCall
     tensors {
         k: One Write F32 one view,
@@ -53,7 +53,6 @@ impl CacheRead {
             .with(self.cached.constants())
             .u32("VECTORS", self.cached.storage.per_word() as u32)
             .bool("WIDE", true)
-            .bool("POSITIONS", self.positions.is_some())
             .kernel(&parts, WORKGROUP as u32, 0)
     }
 

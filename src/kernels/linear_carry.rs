@@ -17,7 +17,7 @@ pub(crate) enum Way {
 }
 
 kernel! {
-    /// What changes the text of moving states.
+    /// Moving states.
     LinearCarry, LinearCarryCall
     tensors {
         // The caller's, read to fetch states and written to keep them.

@@ -6,7 +6,7 @@ use crate::kernel::{Kernel, kernel};
 use crate::tensor::DType;
 
 kernel! {
-    /// What changes the text of the table of chunks.
+    /// The table of chunks.
     LinearChunks, LinearChunksCall
     tensors {
         key_mask: Opt Read Bool one repeating,

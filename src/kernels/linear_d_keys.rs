@@ -6,7 +6,7 @@ use crate::kernel::{Kernel, Width, kernel};
 use crate::tensor::DType;
 
 kernel! {
-    /// What changes the text of the gradient of keys.
+    /// The gradient of keys.
     LinearDKeys, LinearDKeysCall
     tensors {
         // Absent where φ is the identity.

@@ -7,7 +7,7 @@ use crate::kernel::{Kernel, Width, kernel};
 use crate::tensor::DType;
 
 kernel! {
-    /// What changes the text of the gradient of queries.
+    /// The gradient of queries.
     LinearDQueries, LinearDQueriesCall
     tensors {
         // Absent where φ is the identity.

@@ -7,7 +7,7 @@ use crate::plan::LinearTiles;
 use crate::tensor::DType;
 
 kernel! {
-    /// What changes the text of the gradients of rows that random features were made of.
+    /// The gradients of rows that random features were made of.
     LinearDRows, LinearDRowsCall
     tensors {
         rows: One Read F32 width view,

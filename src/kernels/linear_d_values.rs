@@ -7,7 +7,7 @@ use crate::kernel::{Kernel, Width, kernel};
 use crate::tensor::DType;
 
 kernel! {
-    /// What changes the text of the gradient of values.
+    /// The gradient of values.
     LinearDValues, LinearDValuesCall
     tensors {
         k: One Read F32 width view,

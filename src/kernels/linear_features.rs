@@ -7,7 +7,7 @@ use crate::plan::LinearTiles;
 use crate::tensor::DType;
 
 kernel! {
-    /// What changes the text of products with random directions.
+    /// Products with random directions.
     LinearFeatures, LinearFeaturesCall
     tensors {
         rows: One Read F32 width view,

@@ -6,7 +6,7 @@ use crate::kernel::{Kernel, kernel};
 use crate::tensor::DType;
 
 kernel! {
-    /// What changes the text of the scales of states.
+    /// The scales of states.
     LinearLogs, LinearLogsCall
     tensors {
         chunks: One Write U32 one,

@@ -6,7 +6,7 @@ use crate::kernel::{Kernel, kernel};
 use crate::tensor::DType;
 
 kernel! {
-    /// What changes the text of random features.
+    /// Random features.
     LinearMap, LinearMapCall
     tensors {
         rows: One Read F32 one view,

@@ -6,7 +6,7 @@ use crate::kernel::{Kernel, kernel};
 use crate::tensor::DType;
 
 kernel! {
-    /// What changes the text of the gradients of random features.
+    /// The gradients of random features.
     LinearMapBackward, LinearMapBackwardCall
     tensors {
         rows: One Read F32 one view,

@@ -6,7 +6,7 @@ use crate::kernel::{Kernel, Width, kernel};
 use crate::tensor::DType;
 
 kernel! {
-    /// What changes the text of linear attention's results.
+    /// Linear attention's results.
     LinearOut, LinearOutCall
     tensors {
         q: One Read F32 width view,

@@ -6,7 +6,7 @@ use crate::kernel::{Kernel, Width, kernel};
 use crate::tensor::DType;
 
 kernel! {
-    /// What changes the text of the running sums of states.
+    /// The running sums of states.
     LinearPrefix, LinearPrefixCall
     tensors {
         states: Opt Write F32 four,

@@ -7,7 +7,7 @@ use crate::kernel::{Kernel, kernel};
 use crate::tensor::DType;
 
 kernel! {
-    /// What changes the text of linear attention token by token.
+    /// Linear attention token by token.
     LinearRecurrent, LinearRecurrentCall
     tensors {
         q: One Read F32 one view,

@@ -6,7 +6,7 @@ use crate::kernel::{Kernel, Width, kernel};
 use crate::tensor::DType;
 
 kernel! {
-    /// What changes the text of the products within chunks: of queries and keys, or, for the backward pass, of d_out and v.
+    /// The products within chunks: of queries and keys, or, for the backward pass, of d_out and v.
     LinearScores, LinearScoresCall
     tensors {
         q: Opt Read F32 width view,

@@ -6,7 +6,7 @@ use crate::kernel::{Kernel, Width, kernel};
 use crate::tensor::DType;
 
 kernel! {
-    /// What changes the text of the states of chunks: of keys and values, or, for the backward pass, of queries and gradients of
+    /// The states of chunks: of keys and values, or, for the backward pass, of queries and gradients of
     /// results.
     LinearState, LinearStateCall
     tensors {

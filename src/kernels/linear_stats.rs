@@ -6,7 +6,7 @@ use crate::kernel::{Kernel, Width, kernel};
 use crate::tensor::DType;
 
 kernel! {
-    /// What changes the text of what the backward pass takes of each query.
+    /// What the backward pass takes of each query.
     LinearStats, LinearStatsCall
     tensors {
         // These only if results are divided by the norm.

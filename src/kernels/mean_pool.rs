@@ -37,7 +37,7 @@ impl Pooled {
 }
 
 kernel! {
-    /// What changes the text of a mean.
+    /// A mean.
     MeanPool, MeanPoolCall
     tensors {
         x: One Read F32 width view,

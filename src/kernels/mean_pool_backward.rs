@@ -7,7 +7,7 @@ use crate::kernel::{Kernel, Width, kernel};
 use crate::plan::Rows;
 
 kernel! {
-    /// What changes the text of the gradient.
+    /// The gradient.
     MeanPoolBackward, MeanPoolBackwardCall
     tensors {
         // The gradient needs it if what was given has a length of 1.

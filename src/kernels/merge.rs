@@ -18,7 +18,7 @@ params! {
 shared! { [MergePart; PARTS] = "array<MergePart, 3>" }
 
 kernel! {
-    /// What changes the text of the merge.
+    /// The merge.
     Merge, MergeCall
     tensors {
         out: One Write F32 one view,

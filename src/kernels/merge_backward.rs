@@ -5,7 +5,7 @@ use crate::kernel::{Kernel, kernel};
 use crate::tensor::DType;
 
 kernel! {
-    /// What changes the text of the gradients of a part.
+    /// The gradients of a part.
     MergeBackward, MergeBackwardCall
     tensors {
         part_out: One Read F32 one view,

@@ -6,7 +6,7 @@ use crate::plan::MOST_SPLITS;
 use crate::tensor::DType;
 
 kernel! {
-    /// What changes the text of the merge of splits.
+    /// The merge of splits.
     MergeSplits, MergeSplitsCall
     tensors {
         partial: Raw Read F32 four,

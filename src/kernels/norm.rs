@@ -6,7 +6,7 @@ use crate::plan::Rows;
 use crate::tensor::DType;
 
 kernel! {
-    /// What changes the text of a norm.
+    /// A norm.
     Norm, NormCall
     tensors {
         x: Source Read F32 width view,

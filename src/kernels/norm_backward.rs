@@ -7,7 +7,7 @@ use crate::plan::Rows;
 use crate::tensor::DType;
 
 kernel! {
-    /// What changes the text of the gradient of a norm's input.
+    /// The gradient of a norm's input.
     NormBackward, NormBackwardCall
     tensors {
         x: One Read F32 width view,

@@ -5,7 +5,7 @@ use crate::kernel::{Kernel, kernel};
 use crate::tensor::DType;
 
 kernel! {
-    /// What changes the text of the parts of a norm's weight's gradient.
+    /// The parts of a norm's weight's gradient.
     NormSums, NormSumsCall
     tensors {
         x: One Read F32 one view,

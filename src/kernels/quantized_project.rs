@@ -7,7 +7,7 @@ use crate::quantized_format::QuantizedFormat;
 use crate::tensor::DType;
 
 kernel! {
-    /// What changes the text of a product with quantised weights.
+    /// A product with quantised weights.
     QuantizedProject, QuantizedProjectCall
     tensors {
         x: One Read F32 width view,

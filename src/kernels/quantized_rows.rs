@@ -7,7 +7,7 @@ use crate::quantized_format::QuantizedFormat;
 use crate::tensor::DType;
 
 kernel! {
-    /// What changes the text of a look-up.
+    /// A look-up.
     QuantizedRows, QuantizedRowsCall
     tensors {
         ids: One Read U32 one view,

@@ -6,7 +6,7 @@ use crate::kernel::{Kernel, kernel};
 use crate::tensor::DType;
 
 kernel! {
-    /// What changes the text of the way of scores to the caller.
+    /// The way of scores to the caller.
     ScoreStage, ScoreStageCall
     tensors {
         scores: One Read F32 one view,

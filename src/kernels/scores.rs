@@ -7,7 +7,7 @@ use crate::plan::Tiles;
 use crate::tensor::DType;
 
 kernel! {
-    /// What changes the text of the scores kernel.
+    /// The scores kernel.
     Scores, ScoresCall
     tensors {
         // In fours along their channels.

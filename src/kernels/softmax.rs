@@ -8,7 +8,7 @@ use crate::plan::Rows;
 use crate::tensor::DType;
 
 kernel! {
-    /// What changes the text of the softmax.
+    /// The softmax.
     Softmax, SoftmaxCall
     tensors {
         // In fours: padding may be written.

@@ -7,7 +7,7 @@ use crate::plan::Tiles;
 use crate::tensor::DType;
 
 kernel! {
-    /// What changes the text of the weighted sum.
+    /// The weighted sum.
     WeightedSum, WeightedSumCall
     tensors {
         // The weights and v in fours, v along its channels.

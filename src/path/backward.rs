@@ -187,7 +187,7 @@ pub(super) fn row_stats<'a>(
         width: Width::of(in_fours(out) && in_fours(d_out)),
     };
     runs(rows.div_ceil(row_stats::WORKGROUP), device)
-        .map(move |(first, grid)| RowStatsCall { first, ..call }.dispatch(grid.map(|n| n as usize), device))
+        .map(move |(first, grid)| RowStatsCall { first, ..call }.dispatch(grid, device))
 }
 
 pub(super) fn row_totals<'a>(
@@ -212,9 +212,8 @@ pub(super) fn row_totals<'a>(
         scale: problem.scale,
         width: Width::of(in_fours(q) && in_fours(k)),
     };
-    runs(rows.div_ceil(row_totals::WORKGROUP), device).map(move |(first, grid)| {
-        RowTotalsCall { first, ..call.clone() }.dispatch(grid.map(|n| n as usize), device)
-    })
+    runs(rows.div_ceil(row_totals::WORKGROUP), device)
+        .map(move |(first, grid)| RowTotalsCall { first, ..call.clone() }.dispatch(grid, device))
 }
 
 fn gradients<'a>(
@@ -264,6 +263,6 @@ fn gradients<'a>(
     };
     plan.pieces().map(move |piece| {
         let first = [piece.first[0], piece.first[1], piece.first[2], 0];
-        FusedBackwardCall { first, ..call.clone() }.dispatch(piece.grid.map(|n| n as usize), device)
+        FusedBackwardCall { first, ..call.clone() }.dispatch(piece.grid, device)
     })
 }

@@ -35,7 +35,7 @@ pub(crate) fn dispatches<'a>(
         .pieces()
         .map(|piece| {
             let first = [piece.first[0], piece.first[1], piece.first[2], 0];
-            FusedCall { first, ..call.clone() }.dispatch(piece.grid.map(|n| n as usize), device)
+            FusedCall { first, ..call.clone() }.dispatch(piece.grid, device)
         })
         .collect();
     dispatches.extend(partial.into_iter().flat_map(|partial| merge(problem, plan, mask, partial, device)));

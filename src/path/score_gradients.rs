@@ -96,7 +96,7 @@ pub(super) fn part_sums<'a>(
         accumulates,
     };
     runs(elements.div_ceil(WORKGROUP), device)
-        .map(move |(first, grid)| PartSumsCall { first, ..call }.dispatch(grid.map(|n| n as usize), device))
+        .map(move |(first, grid)| PartSumsCall { first, ..call }.dispatch(grid, device))
 }
 
 /// The dispatches of the kernel of pairs or of sinks.
@@ -144,7 +144,7 @@ fn rule_sums<'a>(
     };
     let dispatches = plan.pieces().map(move |piece| {
         let first = [piece.first[0], piece.first[1], piece.first[2], 0];
-        ScoreGradientsCall { first, ..call.clone() }.dispatch(piece.grid.map(|n| n as usize), device)
+        ScoreGradientsCall { first, ..call.clone() }.dispatch(piece.grid, device)
     });
     dispatches.collect()
 }
@@ -186,7 +186,7 @@ fn captured_sums<'a>(
     };
     let dispatches = plan.pieces().map(move |piece| {
         let call = CapturedGradientsCall { first: piece.first[0], ..call.clone() };
-        call.dispatch(piece.grid.map(|n| n as usize), device)
+        call.dispatch(piece.grid, device)
     });
     dispatches.collect()
 }

@@ -1,8 +1,8 @@
 //! How much of the product of cases, devices, layouts and types runs.
 //!
 //! A software driver compiles a kernel for as long as a second, one for matrix units for minutes, and then runs it in a
-//! millisecond. So by default some minutes of tests run, which meet every operator, option, type, layout and form, and
-//! the rest is left to `WGPU_ATTENTION_TEST_ALL`:
+//! millisecond. So by default some minutes of tests run, which meet every operator, but not every option in every
+//! type, and the rest is left to `WGPU_ATTENTION_TEST_ALL`:
 //!
 //! - unset: no more than that; on a GPU, whose driver compiles fast, everything;
 //! - `1`: everything;

@@ -294,7 +294,7 @@ impl<'a> Group<'a> for Masked<'a> {
         self.windows.clone()
     }
 
-    fn behind(&self) -> &[u8] {
+    fn second_uniform(&self) -> &[u8] {
         &self.mods
     }
 }

@@ -1,8 +1,8 @@
-//! What a kernel computes, as text in which nothing else is left: the same before and after a change of names, of members
-//! that are only padding, and of what no invocation reaches.
+//! The meaning of a kernel as a text: the same before and after a change of names, of members that are only padding, and of
+//! branches that no invocation takes.
 //!
-//! naga writes the module as WGSL again. Constants are replaced by their values, branches of `if false` go, with them the
-//! functions that nobody calls; the declaration of `Params` goes (`tests/contract.rs` compares its layout with the host's),
+//! naga writes the module as WGSL again. Constants are replaced by their values, branches that are never taken go, with them
+//! the functions that nobody calls; the declaration of `Params` goes (`tests/contract.rs` compares its layout with the host's),
 //! and the other declarations are sorted; names are numbered anew.
 
 use std::collections::HashMap;
@@ -109,6 +109,8 @@ fn reached(item: &str) -> String {
     let mut kept: Vec<&str> = Vec::new();
     // The indentation of a branch that is left out, and whether what its `else` begins is kept.
     let mut out: Option<(usize, bool)> = None;
+    // The indentations of the branches of `if true` that the line is in.
+    let mut taken: Vec<usize> = Vec::new();
     for line in item.lines() {
         let code = line.trim_start();
         let depth = line.len() - code.len();
@@ -123,8 +125,20 @@ fn reached(item: &str) -> String {
             }
             continue;
         }
+        let ends_taken = code.starts_with('}') && taken.last() == Some(&depth);
+        if ends_taken {
+            taken.pop();
+        }
         match code {
             "if false {" => out = Some((depth, true)),
+            "if true {" => {
+                taken.push(depth);
+                kept.push("{");
+            }
+            "} else {" if ends_taken => {
+                out = Some((depth, false));
+                kept.push("}");
+            }
             _ => kept.push(line),
         }
     }
@@ -159,6 +173,8 @@ mod tests {
 
     #[test]
     fn names_padding_and_what_is_not_reached_are_left_out() {
+        let else_of_true = OLD.replace("if HAS_X {", "if !HAS_X { out[2] = 2u; } else {");
+        assert_eq!(meaning(&else_of_true), meaning(&else_of_true.replace("return 0u", "return 7u")));
         let new = format!("fn o(x: u32) -> u32 {{ return x; }}{OLD}")
             .replace("HAS_X", "WITH_X")
             .replace(", pad: u32", "")
