@@ -84,7 +84,6 @@ fn vectors() -> Vec<(Vector, Case)> {
 
 #[test]
 fn vectors_of_others() {
-    crate::harness::in_turn!();
     let mut report = Report::new("gradients of vectors");
     let all = vectors();
     assert_eq!(all.len(), 10);
@@ -110,7 +109,6 @@ const SHAPE: Shape =
 /// Every third part of a mask in one of the forms, and of the rest the others in both.
 #[test]
 fn masks() {
-    crate::harness::in_turn!();
     let mut report = Report::new("gradients of masks");
     for (n, (name, rules)) in single_masks().into_iter().enumerate() {
         let problem = Problem::new(Case::random(name, SHAPE).with(|c| c.rules = rules.clone()), 0, true);

@@ -16,7 +16,6 @@ fn eighths([b, h, _, n]: [usize; 4]) -> f32 {
 
 #[test]
 fn distances_add_what_they_mean() {
-    crate::harness::in_turn!();
     let mut report = Report::new("biases");
     for lengths in LENGTHS {
         let shape = shape(lengths);

@@ -55,7 +55,6 @@ fn check_once(report: &mut Report, case: &Case) {
 
 #[test]
 fn lengths() {
-    crate::harness::in_turn!();
     let mut report = Report::new("fused, lengths");
     for q_len in [1, 2, 31, 63, 64, 65, 130] {
         for kv_len in [1, 3, 31, 32, 33, 63, 64, 65, 129] {

@@ -432,7 +432,6 @@ const KINDS: [RandomFeatures; 5] = [
 
 #[test]
 fn random_features_match_the_reference() {
-    crate::harness::in_turn!();
     let mut report = Report::new("linear attention, random features");
     for (n, kind) in KINDS.into_iter().enumerate() {
         for causal in [true, false] {

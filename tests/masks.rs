@@ -140,7 +140,6 @@ fn rules_without_tensors() {
 
 #[test]
 fn tensors_repeat_along_any_axes() {
-    crate::harness::in_turn!();
     let mut report = Report::new("masks, tensors");
     let shape = shape((7, 19));
     let [b, h, i, j] = shape.weights();

@@ -103,7 +103,6 @@ fn tiles_of_gpus() {
 /// Every rule of a mask, alone, in a tile of each fragment's or, where they take long to compile, in some.
 #[test]
 fn masks() {
-    crate::harness::in_turn!();
     let mut report = Report::new("matrix, masks");
     let shape = Shape { head_dim: 16, value_dim: 16, ..small::SHAPE };
     for profile in matrices() {

@@ -290,7 +290,6 @@ fn on_paths(report: &mut Report, n: usize, first: bool, case: &Case) {
 
 #[test]
 fn masks_on_every_path() {
-    crate::harness::in_turn!();
     let mut report = Report::new("presets of masks");
     masks().iter().enumerate().for_each(|(n, named)| {
         on_paths(&mut report, n, named.name == named.preset.name(), &named.case());

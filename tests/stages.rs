@@ -85,7 +85,6 @@ fn weighted_sum() {
 
 #[test]
 fn average_weights() {
-    crate::harness::in_turn!();
     let mut report = Report::new("stages, average_weights");
     for (heads, kv_len) in [(1, 3), (2, 63), (3, 64), (7, 65), (16, 130)] {
         let shape = Shape { batch: 2, heads, kv_heads: 1, q_len: 5, kv_len, head_dim: 3, value_dim: 2 };

@@ -1,7 +1,7 @@
 //! How much of the product of cases, devices, layouts and types runs.
 //!
 //! A software driver compiles a kernel for as long as a second, one for matrix units for minutes, and then runs it in a
-//! millisecond. So by default some minutes of tests run, which meet every operator, but not every option in every
+//! millisecond. So by default some minutes of tests run, which meet every kernel, but not every option in every
 //! type, and the rest is left to `WGPU_ATTENTION_TEST_ALL`:
 //!
 //! - unset: no more than that; on a GPU, whose driver compiles fast, everything;
