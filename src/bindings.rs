@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::error::Error;
-use crate::kernels::KernelVariant;
+use crate::kernel::KernelVariant;
 use crate::opengl::lock_opengl;
 
 /// A dispatch that has been validated and bound once: the same call records it again as it is.

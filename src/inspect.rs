@@ -9,10 +9,8 @@ use crate::registers::Registers;
 use std::collections::HashSet;
 
 pub use crate::kernel::Field;
-use crate::kernel::{Kernel, Table, Variant as _, View};
-use crate::kernels::{
-    self, KernelVariant, cache, mask, merge, project, project_backward, rotation_table, row_positions,
-};
+use crate::kernel::{Kernel, KernelVariant, Table, View};
+use crate::kernels::{self, cache, mask, merge, project, project_backward, rotation_table, row_positions};
 use crate::pipelines::Pipelines;
 use crate::tensor::Access;
 
@@ -73,7 +71,11 @@ pub struct BindingText {
 /// there twice: as they are with `SHADER_F16`, and without (`name … without_f16`).
 pub fn kernels() -> Vec<KernelText> {
     let mut seen = HashSet::new();
-    kernels::all().into_iter().filter(|stage| seen.insert(*stage)).flat_map(|stage| texts(&stage)).collect()
+    kernels::all()
+        .into_iter()
+        .filter(|stage| seen.insert(stage.clone()))
+        .flat_map(|stage| texts(&stage))
+        .collect()
 }
 
 /// The names of what `pipelines` has compiled and not cleared, as [`kernels`] names them.

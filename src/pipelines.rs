@@ -10,8 +10,8 @@ use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::family::{Families, Family};
 use crate::guard::guarded;
-use crate::kernel::{Kernel, Variant as _};
-use crate::kernels::{KernelVariant, TEXTS};
+use crate::kernel::{Kernel, KernelVariant};
+use crate::kernels::TEXTS;
 use crate::report::{Report, Verdict};
 use crate::tensor::Access;
 use crate::tuned::{Class, Pick, Tuned, hash};
@@ -37,7 +37,7 @@ struct Place {
 type Places = Mutex<HashMap<PipelineKey, Arc<Place>>>;
 
 /// A variant of a kernel, compiled for whole grids or for parts of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PipelineKey {
     pub variant: KernelVariant,
     /// True if the pipeline counts workgroups from the first one of a part ([`Kernel::of_part`](crate::kernel::Kernel::of_part)).
@@ -207,7 +207,7 @@ impl Pipelines {
     /// Keeps `pick` for calls of `class`, and what `compiled` has compiled for it.
     pub(crate) fn adopt(&self, class: Class, pick: Pick, compiled: &Pipelines) {
         let theirs: Vec<_> =
-            lock(&compiled.0.places).iter().map(|(key, place)| (*key, place.clone())).collect();
+            lock(&compiled.0.places).iter().map(|(key, place)| (key.clone(), place.clone())).collect();
         for (key, place) in theirs {
             lock(&self.0.places).entry(key).or_insert(place);
         }
@@ -303,7 +303,7 @@ impl Pipelines {
     pub(crate) fn variants(&self) -> Vec<KernelVariant> {
         let places = lock(&self.0.places);
         let compiled = places.iter().filter(|(_, place)| place.compiled.get().is_some());
-        compiled.map(|(key, _)| key.variant).collect()
+        compiled.map(|(key, _)| key.variant.clone()).collect()
     }
 
     /// Drops what was compiled: for applications that are done with one kind of problem. What has been recorded
@@ -351,7 +351,7 @@ impl Pipelines {
     /// The pipeline of `key`, compiled now if this is its first use. After an error the next use tries again.
     pub(crate) fn get(&self, key: PipelineKey) -> Result<Compiled, Error> {
         self.0.used.fetch_or(key.variant.families().bits(), Ordering::Relaxed);
-        let place = lock(&self.0.places).entry(key).or_default().clone();
+        let place = lock(&self.0.places).entry(key.clone()).or_default().clone();
         if let Some(compiled) = place.compiled.get() {
             return Ok(compiled.clone());
         }

@@ -3,8 +3,7 @@
 use crate::bindings::{BindingCache, BindingKey, BoundDispatch};
 use crate::error::Error;
 use crate::guard::guarded;
-use crate::kernel::{Dispatch, Variant as _};
-use crate::kernels::KernelVariant;
+use crate::kernel::Dispatch;
 use crate::pipelines::{PipelineKey, Pipelines};
 
 #[cfg(feature = "inspect")]
@@ -69,7 +68,7 @@ impl Pipelines {
     /// not bound again.
     pub(crate) fn bind(
         &self,
-        dispatches: &[Dispatch<KernelVariant>],
+        dispatches: &[Dispatch],
         bindings: &BindingCache,
     ) -> Result<Vec<(BoundDispatch, [u32; 3])>, Error> {
         bindings.check_device(self.device())?;
@@ -81,7 +80,7 @@ impl Pipelines {
 
     fn bind_all(
         &self,
-        dispatches: &[Dispatch<KernelVariant>],
+        dispatches: &[Dispatch],
         bindings: &BindingCache,
         call: u64,
     ) -> Result<Vec<(BoundDispatch, [u32; 3])>, Error> {
@@ -105,17 +104,17 @@ impl Pipelines {
 
     fn bind_one(
         &self,
-        call: &Dispatch<KernelVariant>,
+        call: &Dispatch,
         first: Option<[u32; 3]>,
         bindings: &BindingCache,
         number: u64,
     ) -> Result<BoundDispatch, Error> {
         let tensors = call.tensors.iter().map(|w| (w.buffer.clone(), w.start, w.size)).collect();
-        let key = BindingKey { variant: call.variant, params: call.params.clone(), tensors, first };
+        let key = BindingKey { variant: call.variant.clone(), params: call.params.clone(), tensors, first };
         if let Some(bound) = bindings.get(&key, number) {
             return Ok(bound);
         }
-        let compiled = self.get(PipelineKey { variant: call.variant, is_part: first.is_some() })?;
+        let compiled = self.get(PipelineKey { variant: call.variant.clone(), is_part: first.is_some() })?;
         let device = self.device();
         let bind_group = guarded(device, "a tensor's buffer", || {
             let (params, rest) = key.params.split_at(compiled.params_bytes.min(key.params.len()));

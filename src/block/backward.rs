@@ -5,7 +5,6 @@ use crate::block_config::BlockConfig;
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::kernel::Dispatch;
-use crate::kernels::KernelVariant;
 use crate::multi_head::{
     BackwardPlan, LayerBackward, LayerForward, LayerGradients, LinearGradients, MultiHeadAttention,
     Plan as AttentionPlan, joined_heads,
@@ -312,7 +311,7 @@ impl<'a> Workspace<'a> {
     }
 
     /// Brings a gradient out of the scratch.
-    pub fn hand_over(&self, d: TensorView<'a>, to: TensorView<'a>) -> Dispatch<'a, KernelVariant> {
+    pub fn hand_over(&self, d: TensorView<'a>, to: TensorView<'a>) -> Dispatch<'a> {
         let copy = PointwiseOp { activation: None, x: d, times: None, plus: None };
         copy.backward(d, Some(to), None, self.accumulates, self.device)
     }

@@ -22,7 +22,6 @@ use crate::block_config::BlockConfig;
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::kernel::Dispatch;
-use crate::kernels::KernelVariant;
 use crate::layer_config::LayerConfig;
 use crate::norm::OwnedNorm;
 use crate::path::pointwise::PointwiseOp;
@@ -164,17 +163,12 @@ impl<'a> Workspace<'a> {
         residual: Option<TensorView<'a>>,
         out: TensorView<'a>,
         sum: Option<TensorView<'a>>,
-    ) -> Dispatch<'a, KernelVariant> {
+    ) -> Dispatch<'a> {
         norm.op(self.config.norm, x, residual).forward(out, sum, self.tuning, self.device)
     }
 
     /// `out = a + b`
-    pub fn sum(
-        &self,
-        a: TensorView<'a>,
-        b: TensorView<'a>,
-        out: TensorView<'a>,
-    ) -> Dispatch<'a, KernelVariant> {
+    pub fn sum(&self, a: TensorView<'a>, b: TensorView<'a>, out: TensorView<'a>) -> Dispatch<'a> {
         let op = PointwiseOp { activation: None, x: a, times: None, plus: Some(b) };
         op.forward(out, self.device)
     }

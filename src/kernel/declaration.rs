@@ -207,11 +207,11 @@ macro_rules! kernel {
 
         impl<'a> $Call<'a> {
             /// The dispatch of so many workgroups along each axis.
-            pub fn dispatch<V: From<$Key>>(
+            pub fn dispatch(
                 self,
                 grid: [impl TryInto<u32>; 3],
                 device: &$crate::device::DeviceFacts,
-            ) -> $crate::kernel::Dispatch<'a, V> {
+            ) -> $crate::kernel::Dispatch<'a> {
                 use $crate::kernel::Argument as _;
                 let mut params = $crate::kernel::UniformBytes::default();
                 $($(params.push($crate::kernel::$view(self.$tensor.layout(device)));)?)*
@@ -229,7 +229,7 @@ macro_rules! kernel {
                     $($field: self.$field,)*
                 };
                 $crate::kernel::Dispatch {
-                    variant: key.into(),
+                    variant: $crate::kernel::KernelVariant::new(key),
                     params: params.finish(),
                     tensors,
                     grid: $crate::kernel::grid(grid),

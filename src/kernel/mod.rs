@@ -3,6 +3,7 @@
 mod arguments;
 mod declaration;
 mod slots;
+mod variant;
 
 pub(crate) use arguments::{
     Argument, Group, GroupKey, Key, One, Opt, OptRaw, Placed, Raw, Scalar, Several, Source, Untyped, keys,
@@ -10,22 +11,13 @@ pub(crate) use arguments::{
 };
 pub(crate) use declaration::{Declared, UniformBytes, kernel};
 pub(crate) use slots::Slots;
+pub(crate) use variant::{KernelVariant, Variant, families};
 
 use crate::device::{DeviceFacts, Fragment};
 use std::fmt::Write as _;
-use std::hash::Hash;
 
 use crate::tensor::{Access, DType, Layout, TensorView, Window, broadcast};
 use crate::unroll::unrolled;
-
-/// A kernel variant: everything that changes its text. Hashing one finds its pipeline.
-pub(crate) trait Variant: Copy + Eq + Hash {
-    /// What its pipeline is called.
-    fn label(&self) -> &'static str;
-
-    /// The text and what the host must know of it. Built once per pipeline.
-    fn describe(&self) -> Kernel;
-}
 
 /// How many elements a binding's accessors move at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -421,8 +413,8 @@ pub(crate) fn grid(counts: [impl TryInto<u32>; 3]) -> [u32; 3] {
 }
 
 /// One dispatch, ready to be bound: parameters, what a second uniform has behind them, tensors in binding order, workgroups.
-pub(crate) struct Dispatch<'a, V> {
-    pub variant: V,
+pub(crate) struct Dispatch<'a> {
+    pub variant: KernelVariant,
     pub params: Vec<u8>,
     pub tensors: Vec<Window<'a>>,
     pub grid: [u32; 3],

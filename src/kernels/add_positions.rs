@@ -3,7 +3,7 @@
 use super::rotation_table::{self, RotationParams};
 use super::row_positions::{self, PositionParams, X_IS_OUT};
 use super::shader;
-use crate::kernel::{Kernel, kernel};
+use crate::kernel::{Kernel, Variant, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -33,13 +33,17 @@ kernel! {
 /// Invocations of a workgroup, as in the shader.
 pub(crate) const WORKGROUP: usize = 64;
 
-impl AddPositions {
-    pub fn describe(&self) -> Kernel {
+impl Variant for AddPositions {
+    const LABEL: &'static str = "attention.add_positions";
+
+    fn describe(&self) -> Kernel {
         let parts =
             [shader!("tensor/view"), rotation_table::SHADER, row_positions::SHADER, shader!("add_positions")];
         self.declare().instead_of("x", X_IS_OUT).kernel(&parts, WORKGROUP as u32, 0)
     }
+}
 
+impl AddPositions {
     pub fn all() -> impl Iterator<Item = Self> {
         super::FLOATS.into_iter().flat_map(|x| {
             super::FLOATS_OR_NONE.into_iter().flat_map(move |out| {

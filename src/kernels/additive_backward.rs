@@ -2,7 +2,8 @@
 
 use super::mask::{MaskVariant, Masked};
 use super::{FLOATS, WIDTHS, shader};
-use crate::kernel::{Kernel, Width, kernel};
+use crate::family::{Families, GRADIENTS};
+use crate::kernel::{Kernel, Variant, Width, families, kernel};
 use crate::plan::GradientsOf;
 use crate::tensor::DType;
 
@@ -54,6 +55,29 @@ kernel! {
 /// Vectors of four channels that an invocation has.
 pub(crate) const VECTORS: u32 = 2;
 
+impl Variant for AdditiveBackward {
+    const LABEL: &'static str = "attention.additive_backward";
+
+    fn describe(&self) -> Kernel {
+        let workgroup = Self::workgroup(self.cpu);
+        let mask = self.mask.wgsl();
+        let parts = [shader!("tensor/view"), shader!("additive_backward"), shader!("additive/tanh"), &mask];
+        self.declare()
+            .bool("OF_QUERIES", self.of == GradientsOf::Queries)
+            .bool("OF_KEYS", self.of == GradientsOf::Keys)
+            .bool("STORE_IN_FOURS", self.store == Width::Four)
+            .u32("WORKGROUP", workgroup)
+            .u32("ROW_LANES", self.row_lanes)
+            .u32("VECTORS", VECTORS)
+            .kernel(&parts, workgroup, 16 * workgroup)
+    }
+
+    fn families(&self) -> Families {
+        let tensors = [Some(self.others), self.score_vector, self.gradient];
+        families(&[Some(GRADIENTS.of(self.cpu))], &tensors.map(|t| t.unwrap_or(DType::F32)))
+    }
+}
+
 impl AdditiveBackward {
     /// Invocations of a workgroup: of a software driver as many as it may compute at once.
     pub const fn workgroup(cpu: bool) -> u32 {
@@ -68,20 +92,6 @@ impl AdditiveBackward {
     /// Channels of a workgroup.
     pub fn channels(cpu: bool, row_lanes: u32) -> usize {
         (Self::workgroup(cpu) / row_lanes * VECTORS * 4) as usize
-    }
-
-    pub fn describe(&self) -> Kernel {
-        let workgroup = Self::workgroup(self.cpu);
-        let mask = self.mask.wgsl();
-        let parts = [shader!("tensor/view"), shader!("additive_backward"), shader!("additive/tanh"), &mask];
-        self.declare()
-            .bool("OF_QUERIES", self.of == GradientsOf::Queries)
-            .bool("OF_KEYS", self.of == GradientsOf::Keys)
-            .bool("STORE_IN_FOURS", self.store == Width::Four)
-            .u32("WORKGROUP", workgroup)
-            .u32("ROW_LANES", self.row_lanes)
-            .u32("VECTORS", VECTORS)
-            .kernel(&parts, workgroup, 16 * workgroup)
     }
 
     pub fn all() -> Vec<Self> {

@@ -3,7 +3,8 @@
 use super::dropout::{DropoutKind, Dropped};
 use super::mask::{MaskVariant, Masked};
 use super::shader;
-use crate::kernel::{Kernel, Untyped, kernel};
+use crate::family::{Families, Family};
+use crate::kernel::{Kernel, Untyped, Variant, families, kernel};
 use crate::tensor::{Access, DType};
 
 pub(crate) const WORKGROUP: usize = 64;
@@ -34,8 +35,10 @@ kernel! {
     }
 }
 
-impl AdditivePairs {
-    pub fn describe(&self) -> Kernel {
+impl Variant for AdditivePairs {
+    const LABEL: &'static str = "attention.additive_pairs";
+
+    fn describe(&self) -> Kernel {
         let mask = self.mask.wgsl_with_slope();
         let parts = [
             shader!("tensor/view"),
@@ -54,6 +57,12 @@ impl AdditivePairs {
             .kernel(&parts, WORKGROUP as u32, 4 * WORKGROUP as u32)
     }
 
+    fn families(&self) -> Families {
+        families(&[Some(Family::RowStats)], &[])
+    }
+}
+
+impl AdditivePairs {
     pub fn all() -> impl Iterator<Item = Self> {
         let of = |mask, drop, totals| AdditivePairs {
             d_scores: DType::F32,

@@ -3,7 +3,8 @@
 use super::mask::{self, Masked};
 use super::{FLOATS, WIDTHS, shader};
 use crate::device::DeviceFacts;
-use crate::kernel::{Kernel, Width, kernel};
+use crate::family::{Families, STAGED};
+use crate::kernel::{Kernel, Variant, Width, families, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -44,6 +45,25 @@ pub(crate) fn fitting(range: mask::MaskVariant, others: usize, device: &DeviceFa
     if fits { range } else { mask::MaskVariant::default() }
 }
 
+impl Variant for AdditiveScores {
+    const LABEL: &'static str = "attention.additive_scores";
+
+    fn describe(&self) -> Kernel {
+        let workgroup = Self::workgroup(self.cpu);
+        let parts =
+            [shader!("tensor/view"), shader!("additive_scores"), shader!("additive/tanh"), &self.mask.wgsl()];
+        self.declare()
+            .u32("WORKGROUP", workgroup)
+            .u32("KEY_LANES", self.key_lanes)
+            .u32("KEYS", KEYS)
+            .kernel(&parts, workgroup, 0)
+    }
+
+    fn families(&self) -> Families {
+        families(&[Some(STAGED.of(self.cpu))], &[self.q, self.k, self.score_vector])
+    }
+}
+
 impl AdditiveScores {
     /// Invocations of a workgroup: of a software driver as many as it may compute at once.
     pub const fn workgroup(cpu: bool) -> u32 {
@@ -59,17 +79,6 @@ impl AdditiveScores {
     /// Queries and keys of a workgroup.
     pub fn tile(cpu: bool, key_lanes: u32) -> [usize; 2] {
         [Self::workgroup(cpu) / key_lanes, key_lanes * KEYS].map(|n| n as usize)
-    }
-
-    pub fn describe(&self) -> Kernel {
-        let workgroup = Self::workgroup(self.cpu);
-        let parts =
-            [shader!("tensor/view"), shader!("additive_scores"), shader!("additive/tanh"), &self.mask.wgsl()];
-        self.declare()
-            .u32("WORKGROUP", workgroup)
-            .u32("KEY_LANES", self.key_lanes)
-            .u32("KEYS", KEYS)
-            .kernel(&parts, workgroup, 0)
     }
 
     pub fn all() -> impl Iterator<Item = Self> {

@@ -1,7 +1,7 @@
 //! Twin of `append_keys.wgsl`.
 
 use super::shader;
-use crate::kernel::{Kernel, View, kernel};
+use crate::kernel::{Kernel, Variant, View, kernel};
 
 kernel! {
     /// The appended keys.
@@ -31,11 +31,15 @@ kernel! {
 /// Invocations of a workgroup, as in the shader.
 pub(crate) const WORKGROUP: usize = 64;
 
-impl AppendKeys {
-    pub fn describe(&self) -> Kernel {
+impl Variant for AppendKeys {
+    const LABEL: &'static str = "attention.append_keys";
+
+    fn describe(&self) -> Kernel {
         self.declare().kernel(&[shader!("tensor/view"), shader!("append_keys")], WORKGROUP as u32, 0)
     }
+}
 
+impl AppendKeys {
     pub fn all() -> impl Iterator<Item = Self> {
         super::FLOATS.into_iter().flat_map(|kv| {
             let of = move |learned| AppendKeys { kv, bias_k: learned, bias_v: learned };

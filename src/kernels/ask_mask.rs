@@ -2,7 +2,7 @@
 
 use super::mask::{MaskVariant, Masked};
 use super::shader;
-use crate::kernel::{Kernel, kernel};
+use crate::kernel::{Kernel, Variant, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -24,13 +24,17 @@ kernel! {
 /// Pairs of a workgroup.
 pub(crate) const WORKGROUP: usize = 64;
 
-impl AskMask {
-    pub fn describe(&self) -> Kernel {
+impl Variant for AskMask {
+    const LABEL: &'static str = "attention.ask_mask";
+
+    fn describe(&self) -> Kernel {
         let mask = if self.derivative { self.mask.wgsl_with_slope() } else { self.mask.wgsl_without_slope() };
         let parts = [shader!("tensor/view"), shader!("ask_mask"), mask.as_str()];
         self.declare().u32("WORKGROUP", WORKGROUP as u32).kernel(&parts, WORKGROUP as u32, 0)
     }
+}
 
+impl AskMask {
     pub fn all() -> impl Iterator<Item = Self> {
         let masks = MaskVariant::all().into_iter().map(MaskVariant::scores_only);
         masks.flat_map(|mask| {

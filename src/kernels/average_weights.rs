@@ -1,7 +1,7 @@
 //! Twin of `average_weights.wgsl`.
 
 use super::shader;
-use crate::kernel::{Kernel, kernel};
+use crate::kernel::{Kernel, Variant, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -23,12 +23,16 @@ kernel! {
 /// Invocations of a workgroup, as in the shader.
 pub(crate) const WORKGROUP: usize = 64;
 
-impl AverageWeights {
-    pub fn describe(&self) -> Kernel {
+impl Variant for AverageWeights {
+    const LABEL: &'static str = "attention.average_weights";
+
+    fn describe(&self) -> Kernel {
         let parts = [shader!("tensor/view"), shader!("average_weights")];
         self.declare().kernel(&parts, WORKGROUP as u32, 0)
     }
+}
 
+impl AverageWeights {
     pub fn all() -> impl Iterator<Item = Self> {
         super::FLOATS.into_iter().map(|out| AverageWeights { weights: DType::F32, out })
     }

@@ -2,7 +2,7 @@
 
 use super::cache::CacheParams;
 use super::shader;
-use crate::kernel::{Kernel, Untyped, kernel};
+use crate::kernel::{Kernel, Untyped, Variant, kernel};
 use crate::storage::LayoutKind;
 use crate::tensor::DType;
 
@@ -33,8 +33,10 @@ kernel! {
     }
 }
 
-impl CacheAdvance {
-    pub fn describe(&self) -> Kernel {
+impl Variant for CacheAdvance {
+    const LABEL: &'static str = "attention.cache_advance";
+
+    fn describe(&self) -> Kernel {
         let parts = [
             shader!("tensor/view"),
             shader!("cache/params"),
@@ -46,7 +48,9 @@ impl CacheAdvance {
             .u32("COUNTS", self.counted as u32)
             .kernel(&parts, 64, 0)
     }
+}
 
+impl CacheAdvance {
     pub fn all() -> impl Iterator<Item = Self> {
         LayoutKind::ALL.into_iter().flat_map(|layout_kind| {
             [Counts::All, Counts::Each, Counts::Device].map(|counted| CacheAdvance {

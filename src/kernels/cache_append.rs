@@ -4,7 +4,8 @@ use super::cache::{CacheParams, CacheVariant};
 use super::rotation_table::{self, RotationParams};
 use super::row_positions::{self, PositionParams};
 use super::shader;
-use crate::kernel::{BF16, Kernel, Untyped, kernel};
+use crate::family::Families;
+use crate::kernel::{BF16, Kernel, Untyped, Variant, families, kernel};
 use crate::tensor::{Access, DType};
 
 kernel! {
@@ -45,13 +46,10 @@ const NO_COUNT: &str = "fn sequence_table_store(o: u32, x: u32) {}\n";
 /// Invocations of a workgroup, as in the shader.
 pub(crate) const WORKGROUP: usize = 64;
 
-impl CacheAppend {
-    /// Channels that one invocation writes, of a key and of a value.
-    pub fn units(cache: &CacheVariant) -> [u32; 2] {
-        if cache.storage.is_scaled() { cache.groups } else { [32; 2] }
-    }
+impl Variant for CacheAppend {
+    const LABEL: &'static str = "attention.cache_append";
 
-    pub fn describe(&self) -> Kernel {
+    fn describe(&self) -> Kernel {
         let [k_unit, v_unit] = Self::units(&self.cached);
         let (access, no_count) = if self.overwrites { (Access::Write, "") } else { (Access::Read, NO_COUNT) };
         let parts = [
@@ -74,6 +72,17 @@ impl CacheAppend {
             .u32("V_UNIT", v_unit)
             .bool("OVERWRITES", self.overwrites)
             .kernel(&parts, WORKGROUP as u32, 0)
+    }
+
+    fn families(&self) -> Families {
+        families(&[Some(self.cached.storage.family())], &[])
+    }
+}
+
+impl CacheAppend {
+    /// Channels that one invocation writes, of a key and of a value.
+    pub fn units(cache: &CacheVariant) -> [u32; 2] {
+        if cache.storage.is_scaled() { cache.groups } else { [32; 2] }
     }
 
     pub fn all() -> impl Iterator<Item = Self> {

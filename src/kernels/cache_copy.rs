@@ -1,7 +1,7 @@
 //! Twin of `cache_copy.wgsl`.
 
 use super::shader;
-use crate::kernel::{Kernel, Untyped, kernel};
+use crate::kernel::{Kernel, Untyped, Variant, kernel};
 
 kernel! {
     /// The copy of a page; it has one text.
@@ -26,11 +26,15 @@ kernel! {
     variant {}
 }
 
-impl CacheCopy {
-    pub fn describe(&self) -> Kernel {
+impl Variant for CacheCopy {
+    const LABEL: &'static str = "attention.cache_copy";
+
+    fn describe(&self) -> Kernel {
         self.declare().kernel(&[shader!("cache_copy")], 64, 0)
     }
+}
 
+impl CacheCopy {
     pub fn all() -> [Self; 1] {
         [CacheCopy { rows: Untyped }]
     }

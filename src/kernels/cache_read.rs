@@ -3,7 +3,8 @@
 use super::cache::{CacheParams, CacheVariant};
 use super::row_positions::{self, PositionParams};
 use super::shader;
-use crate::kernel::{Kernel, Untyped, kernel};
+use crate::family::Families;
+use crate::kernel::{Kernel, Untyped, Variant, families, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -36,8 +37,10 @@ pub(crate) const WORKGROUP: usize = 64;
 /// Channels that one invocation has.
 pub(crate) const UNIT: usize = 4;
 
-impl CacheRead {
-    pub fn describe(&self) -> Kernel {
+impl Variant for CacheRead {
+    const LABEL: &'static str = "attention.cache_read";
+
+    fn describe(&self) -> Kernel {
         let parts = [
             shader!("tensor/view"),
             shader!("cache/params"),
@@ -56,6 +59,12 @@ impl CacheRead {
             .kernel(&parts, WORKGROUP as u32, 0)
     }
 
+    fn families(&self) -> Families {
+        families(&[Some(self.cached.storage.family())], &[])
+    }
+}
+
+impl CacheRead {
     pub fn all() -> impl Iterator<Item = Self> {
         CacheVariant::all().flat_map(|cached| {
             super::FLOATS.into_iter().flat_map(move |kv| {

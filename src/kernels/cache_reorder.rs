@@ -2,7 +2,7 @@
 
 use super::cache::CacheParams;
 use super::shader;
-use crate::kernel::{Kernel, Untyped, kernel};
+use crate::kernel::{Kernel, Untyped, Variant, kernel};
 use crate::storage::LayoutKind;
 
 kernel! {
@@ -23,12 +23,16 @@ kernel! {
     variant {}
 }
 
-impl CacheReorder {
-    pub fn describe(&self) -> Kernel {
+impl Variant for CacheReorder {
+    const LABEL: &'static str = "attention.cache_reorder";
+
+    fn describe(&self) -> Kernel {
         let parts = [shader!("cache/params"), shader!("cache/sequence_table"), shader!("cache_reorder")];
         self.declare().u32("LAYOUT_KIND", LayoutKind::Contiguous as u32).kernel(&parts, 64, 0)
     }
+}
 
+impl CacheReorder {
     pub fn all() -> [Self; 1] {
         [CacheReorder { rows: Untyped, sequence_table: Untyped }]
     }

@@ -3,7 +3,8 @@
 use super::dropout::{DropoutKind, Dropped};
 use super::mask::{MaskVariant, Masked};
 use super::{FLOATS, WIDTHS, shader};
-use crate::kernel::{Kernel, Untyped, Width, kernel};
+use crate::family::{Families, Family};
+use crate::kernel::{Kernel, Untyped, Variant, Width, families, kernel};
 use crate::plan::CapturedGradientsPlan;
 use crate::tensor::DType;
 
@@ -55,8 +56,10 @@ kernel! {
     }
 }
 
-impl CapturedGradients {
-    pub fn describe(&self) -> Kernel {
+impl Variant for CapturedGradients {
+    const LABEL: &'static str = "attention.captured_gradients";
+
+    fn describe(&self) -> Kernel {
         let mask = self.mask.wgsl_with_captured_slope(self.captured);
         let parts = [
             shader!("tensor/view"),
@@ -78,6 +81,12 @@ impl CapturedGradients {
             .kernel(&parts, WORKGROUP, workgroup_memory)
     }
 
+    fn families(&self) -> Families {
+        families(&[Some(Family::ScoreGradients)], &[self.q, self.gradient])
+    }
+}
+
+impl CapturedGradients {
     /// Each value of each axis, not their whole product.
     pub fn all() -> Vec<Self> {
         let typed = |dtype, width| CapturedGradients {

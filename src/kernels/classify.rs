@@ -2,7 +2,7 @@
 
 use super::mask::{MaskVariant, Masked};
 use super::shader;
-use crate::kernel::{Kernel, kernel};
+use crate::kernel::{Kernel, Variant, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -23,14 +23,18 @@ kernel! {
     variant {}
 }
 
-impl Classify {
-    pub fn describe(&self) -> Kernel {
+impl Variant for Classify {
+    const LABEL: &'static str = "attention.classify";
+
+    fn describe(&self) -> Kernel {
         let mask = self.mask.wgsl();
         let parts = [shader!("tensor/view"), shader!("classify"), shader!("mask/document_range"), &mask];
         // A word of each of 64 invocations, and a summary of 40 bytes of each and of eight together.
         self.declare().bool("PER_PAIR_MASK", self.mask.is_per_pair()).kernel(&parts, 64, 64 * 4 + 72 * 40)
     }
+}
 
+impl Classify {
     pub fn all() -> impl Iterator<Item = Self> {
         let masks = MaskVariant::all().into_iter().map(MaskVariant::blocks_only);
         masks.map(|mask| Classify { map: DType::U32, mask })

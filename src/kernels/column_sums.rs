@@ -1,7 +1,8 @@
 //! Twin of `column_sums.wgsl`.
 
 use super::shader;
-use crate::kernel::{Kernel, kernel};
+use crate::family::{Families, Family};
+use crate::kernel::{Kernel, Variant, families, kernel};
 
 kernel! {
     /// The gradient of a projection's bias: sums over all rows.
@@ -31,8 +32,10 @@ kernel! {
 pub(crate) const COLUMNS: usize = 16;
 const STRIPS: usize = 16;
 
-impl ColumnSums {
-    pub fn describe(&self) -> Kernel {
+impl Variant for ColumnSums {
+    const LABEL: &'static str = "attention.column_sums";
+
+    fn describe(&self) -> Kernel {
         let invocations = COLUMNS * STRIPS;
         self.declare()
             .u32("COLUMNS", COLUMNS as u32)
@@ -45,6 +48,12 @@ impl ColumnSums {
             )
     }
 
+    fn families(&self) -> Families {
+        families(&[Some(Family::RowSums)], &[self.d_y, self.sums])
+    }
+}
+
+impl ColumnSums {
     pub fn all() -> impl Iterator<Item = Self> {
         super::FLOATS.into_iter().flat_map(|d_y| {
             super::FLOATS.into_iter().flat_map(move |sums| {

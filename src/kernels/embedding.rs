@@ -1,7 +1,7 @@
 //! Twin of `embedding.wgsl`.
 
 use super::shader;
-use crate::kernel::{Kernel, Width, kernel};
+use crate::kernel::{Kernel, Variant, Width, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -34,8 +34,10 @@ kernel! {
 /// Invocations of a workgroup.
 pub(crate) const WORKGROUP: usize = 64;
 
-impl Embedding {
-    pub fn describe(&self) -> Kernel {
+impl Variant for Embedding {
+    const LABEL: &'static str = "attention.embedding";
+
+    fn describe(&self) -> Kernel {
         let parts = [shader!("tensor/view"), shader!("embedding")];
         self.declare()
             .u32("WORKGROUP", WORKGROUP as u32)
@@ -43,7 +45,9 @@ impl Embedding {
             .bool("IN_FOURS", self.width == Width::Four)
             .kernel(&parts, WORKGROUP as u32, 0)
     }
+}
 
+impl Embedding {
     pub fn all() -> impl Iterator<Item = Self> {
         let ids = DType::U32;
         super::FLOATS.into_iter().flat_map(move |table| {

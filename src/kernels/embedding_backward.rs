@@ -1,7 +1,7 @@
 //! Twin of `embedding_backward.wgsl`.
 
 use super::shader;
-use crate::kernel::{Kernel, Width, kernel};
+use crate::kernel::{Kernel, Variant, Width, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -33,8 +33,10 @@ kernel! {
 /// Invocations of a workgroup, each with four channels.
 pub(crate) const LANES: usize = 64;
 
-impl EmbeddingBackward {
-    pub fn describe(&self) -> Kernel {
+impl Variant for EmbeddingBackward {
+    const LABEL: &'static str = "attention.embedding_backward";
+
+    fn describe(&self) -> Kernel {
         let parts = [shader!("tensor/view"), shader!("embedding_backward")];
         self.declare()
             .u32("LANES", LANES as u32)
@@ -42,7 +44,9 @@ impl EmbeddingBackward {
             .bool("IN_FOURS", self.width == Width::Four)
             .kernel(&parts, LANES as u32, 0)
     }
+}
 
+impl EmbeddingBackward {
     pub fn all() -> impl Iterator<Item = Self> {
         super::FLOATS.into_iter().flat_map(|d_out| {
             super::FLOATS.into_iter().flat_map(move |d_table| {

@@ -4,7 +4,8 @@ use super::dropout::{DropoutKind, Dropped};
 use super::mask::{MaskVariant, Masked};
 use super::{FLOATS, WIDTHS, memory_of, shader};
 use crate::device::Fragment;
-use crate::kernel::{Constant, Kernel, Untyped, View, Width, kernel};
+use crate::family::{Families, Family, GRADIENTS};
+use crate::kernel::{Constant, Kernel, Untyped, Variant, View, Width, families, kernel};
 use crate::mask::Id;
 use crate::plan::{BackwardMatrix, BackwardTiles, GradientsOf};
 use crate::tensor::{Access, DType};
@@ -63,12 +64,10 @@ fn blocks_state(b: u32, h: u32, first: u32, last: u32, from_key: u32, to_key: u3
 }
 ";
 
-impl FusedBackward {
-    fn normalises(&self) -> bool {
-        self.tiles.normalise(self.of)
-    }
+impl Variant for FusedBackward {
+    const LABEL: &'static str = "attention.fused_backward";
 
-    pub fn describe(&self) -> Kernel {
+    fn describe(&self) -> Kernel {
         let declared = self
             .declare()
             .access("row_stats", if self.normalises() { Access::Write } else { Access::Read })
@@ -139,6 +138,23 @@ impl FusedBackward {
         parts.push(&mask);
         let workgroup_memory = self.tiles.workgroup_memory(self.of);
         declared.with(constants).kernel(&parts, self.tiles.invocations(), workgroup_memory)
+    }
+
+    fn families(&self) -> Families {
+        let joint = self.of == GradientsOf::KeysAndValues;
+        let family = match self.tiles {
+            BackwardTiles::Matrix(_) => Family::MatrixGradients,
+            tiles => GRADIENTS.of(tiles.is_cpu()),
+        };
+        let found = [Some(family), joint.then_some(Family::JointGradients)];
+        let tensors = [Some(self.q), self.d_scored, self.d_v].map(|t| t.unwrap_or(DType::F32));
+        families(&found, &tensors)
+    }
+}
+
+impl FusedBackward {
+    fn normalises(&self) -> bool {
+        self.tiles.normalise(self.of)
     }
 
     /// Each value of each axis, not their whole product.

@@ -1,7 +1,7 @@
 //! Twin of `keep_rows.wgsl`.
 
 use super::shader;
-use crate::kernel::{Kernel, kernel};
+use crate::kernel::{Kernel, Variant, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -26,8 +26,10 @@ kernel! {
 pub(crate) const ROWS: usize = 16;
 const WORKGROUP: u32 = 64;
 
-impl KeepRows {
-    pub fn describe(&self) -> Kernel {
+impl Variant for KeepRows {
+    const LABEL: &'static str = "attention.keep_rows";
+
+    fn describe(&self) -> Kernel {
         let parts = [shader!("tensor/view"), shader!("keep_rows")];
         self.declare()
             .u32("ROWS", ROWS as u32)
@@ -35,7 +37,9 @@ impl KeepRows {
             .bool("ACCUMULATES", self.accumulates)
             .kernel(&parts, WORKGROUP, 0)
     }
+}
 
+impl KeepRows {
     pub fn all() -> impl Iterator<Item = Self> {
         let kept = DType::Bool;
         super::FLOATS.into_iter().flat_map(move |x| {

@@ -2,7 +2,7 @@
 
 use super::linear::LinearNumbers;
 use super::shader;
-use crate::kernel::{Kernel, kernel};
+use crate::kernel::{Kernel, Variant, kernel};
 use crate::tensor::{Access, DType};
 
 /// Which way states are moved.
@@ -61,8 +61,10 @@ fn move_state(own: u32, kv: u32, f: u32, c: u32, at: u32) {
 }
 ";
 
-impl LinearCarry {
-    pub fn describe(&self) -> Kernel {
+impl Variant for LinearCarry {
+    const LABEL: &'static str = "attention.linear_carry";
+
+    fn describe(&self) -> Kernel {
         let (text, of_caller, of_carry) = match self.way {
             Way::Zero => (ZERO, Access::Read, Access::Write),
             Way::Fetch => (FETCH, Access::Read, Access::Write),
@@ -75,7 +77,9 @@ impl LinearCarry {
             .u32("WORKGROUP", WORKGROUP as u32)
             .kernel(&[shader!("tensor/view"), shader!("linear_carry"), text], WORKGROUP as u32, 0)
     }
+}
 
+impl LinearCarry {
     pub fn all() -> [Self; 3] {
         [Way::Zero, Way::Fetch, Way::Keep].map(|way| {
             let of_caller = (way != Way::Zero).then_some(DType::F32);

@@ -2,7 +2,7 @@
 
 use super::linear::LinearNumbers;
 use super::shader;
-use crate::kernel::{Kernel, kernel};
+use crate::kernel::{Kernel, Variant, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -41,8 +41,10 @@ const WEIGH: &str = "fn weigh_keys(b: u32, kv: u32, chunk: Chunk) -> f32 {
 }
 ";
 
-impl LinearChunks {
-    pub fn describe(&self) -> Kernel {
+impl Variant for LinearChunks {
+    const LABEL: &'static str = "attention.linear_chunks";
+
+    fn describe(&self) -> Kernel {
         let mut seen = vec!["true"];
         seen.extend(self.key_mask.map(|_| "key_mask_at(view_at(p.key_mask, b, kv, 0u, j))"));
         seen.extend(self.lengths.map(|_| "j < lengths_at(view_at(p.lengths, b, kv, 0u, 0u))"));
@@ -69,7 +71,9 @@ impl LinearChunks {
             0,
         )
     }
+}
 
+impl LinearChunks {
     pub fn all() -> impl Iterator<Item = Self> {
         [None, Some(DType::U32)].into_iter().flat_map(|starts| {
             let of = move |key_mask: bool, lengths: bool, scaled: bool, has_logs| LinearChunks {

@@ -2,7 +2,7 @@
 
 use super::linear::{LinearForm, LinearNumbers, Phi, Pieces, listed};
 use super::shader;
-use crate::kernel::{Kernel, Width, kernel};
+use crate::kernel::{Kernel, Variant, Width, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -36,8 +36,10 @@ const OTHER: &str =
     "fn other4(b: u32, h: u32, i: u32, c: u32) -> vec4<f32> { return query_feature4(b, h, i, c); }\n";
 pub(super) const NONE_AFTER: &str = "fn add_after(b: u32, kv: u32, slot: u32, chunk: Chunk, tile: Tile) {}\n";
 
-impl LinearDKeys {
-    pub fn describe(&self) -> Kernel {
+impl Variant for LinearDKeys {
+    const LABEL: &'static str = "attention.linear_d_keys";
+
+    fn describe(&self) -> Kernel {
         let pieces = Pieces::new(self.form, self.width, self.declare())
             .product()
             .phi(self.phi)
@@ -53,7 +55,9 @@ impl LinearDKeys {
         };
         pieces.chunks(self.logs, "p.kv_len").store("p.features").text(shader!("linear_d_keys")).kernel()
     }
+}
 
+impl LinearDKeys {
     pub fn all() -> Vec<Self> {
         listed(|form, width, dtype, phi| LinearDKeys {
             k: (phi != Phi::Identity).then_some(dtype),

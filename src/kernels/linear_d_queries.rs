@@ -3,7 +3,7 @@
 use super::linear::{LinearForm, LinearNumbers, Phi, Pieces, listed};
 use super::linear_out::NONE_BEFORE;
 use super::shader;
-use crate::kernel::{Kernel, Width, kernel};
+use crate::kernel::{Kernel, Variant, Width, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -36,8 +36,10 @@ const VALUE_SIDE: &str =
 const OTHER: &str =
     "fn other4(b: u32, kv: u32, j: u32, c: u32) -> vec4<f32> { return key_feature4(b, kv, j, c); }\n";
 
-impl LinearDQueries {
-    pub fn describe(&self) -> Kernel {
+impl Variant for LinearDQueries {
+    const LABEL: &'static str = "attention.linear_d_queries";
+
+    fn describe(&self) -> Kernel {
         let pieces = Pieces::new(self.form, self.width, self.declare())
             .product()
             .phi(self.phi)
@@ -54,7 +56,9 @@ impl LinearDQueries {
         };
         pieces.chunks(None, "p.q_len").store("p.features").text(shader!("linear_d_queries")).kernel()
     }
+}
 
+impl LinearDQueries {
     pub fn all() -> Vec<Self> {
         listed(|form, width, dtype, phi| LinearDQueries {
             q: (phi != Phi::Identity).then_some(dtype),

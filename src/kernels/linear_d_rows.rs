@@ -2,7 +2,7 @@
 
 use super::linear::{LinearNumbers, Pieces, listed_of_rows};
 use super::shader;
-use crate::kernel::{Kernel, Width, kernel};
+use crate::kernel::{Kernel, Variant, Width, kernel};
 use crate::plan::LinearTiles;
 use crate::tensor::DType;
 
@@ -24,8 +24,10 @@ kernel! {
     }
 }
 
-impl LinearDRows {
-    pub fn describe(&self) -> Kernel {
+impl Variant for LinearDRows {
+    const LABEL: &'static str = "attention.linear_d_rows";
+
+    fn describe(&self) -> Kernel {
         Pieces::of_rows(self.tiles, self.width, self.declare())
             .tensor("rows", "row4", "p.head_dim", ["", ""])
             .tensor("directions", "direction4", "p.head_dim", ["", ""])
@@ -34,7 +36,9 @@ impl LinearDRows {
             .text(shader!("linear_d_rows"))
             .kernel()
     }
+}
 
+impl LinearDRows {
     pub fn all() -> impl Iterator<Item = Self> {
         listed_of_rows().map(|(tiles, rows, width)| LinearDRows {
             rows,

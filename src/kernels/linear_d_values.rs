@@ -3,7 +3,7 @@
 use super::linear::{LinearForm, LinearNumbers, Phi, Pieces, listed};
 use super::linear_d_keys::NONE_AFTER;
 use super::shader;
-use crate::kernel::{Kernel, Width, kernel};
+use crate::kernel::{Kernel, Variant, Width, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -35,8 +35,10 @@ const FEATURE_SIDE: &str =
 const OTHER: &str = "fn other4(b: u32, h: u32, i: u32, c: u32) -> vec4<f32> {\n    \
     return d_out4(b, h, i, c) * stats_of(b, h, i).x;\n}\n";
 
-impl LinearDValues {
-    pub fn describe(&self) -> Kernel {
+impl Variant for LinearDValues {
+    const LABEL: &'static str = "attention.linear_d_values";
+
+    fn describe(&self) -> Kernel {
         let pieces = Pieces::new(self.form, self.width, self.declare())
             .product()
             .phi(self.phi)
@@ -51,7 +53,9 @@ impl LinearDValues {
         };
         pieces.chunks(self.logs, "p.kv_len").store("p.value_dim").text(shader!("linear_d_values")).kernel()
     }
+}
 
+impl LinearDValues {
     pub fn all() -> Vec<Self> {
         listed(|form, width, dtype, phi| LinearDValues {
             k: dtype,

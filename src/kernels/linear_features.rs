@@ -2,7 +2,7 @@
 
 use super::linear::{LinearNumbers, Pieces, listed_of_rows};
 use super::shader;
-use crate::kernel::{Kernel, Width, kernel};
+use crate::kernel::{Kernel, Variant, Width, kernel};
 use crate::plan::LinearTiles;
 use crate::tensor::DType;
 
@@ -23,8 +23,10 @@ kernel! {
     }
 }
 
-impl LinearFeatures {
-    pub fn describe(&self) -> Kernel {
+impl Variant for LinearFeatures {
+    const LABEL: &'static str = "attention.linear_features";
+
+    fn describe(&self) -> Kernel {
         Pieces::of_rows(self.tiles, self.width, self.declare())
             .tensor("rows", "row4", "p.head_dim", ["", ""])
             .tensor("directions", "direction4", "p.head_dim", ["", ""])
@@ -33,7 +35,9 @@ impl LinearFeatures {
             .text(shader!("linear_features"))
             .kernel()
     }
+}
 
+impl LinearFeatures {
     pub fn all() -> impl Iterator<Item = Self> {
         listed_of_rows().map(|(tiles, rows, width)| LinearFeatures {
             rows,

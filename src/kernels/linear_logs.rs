@@ -2,7 +2,7 @@
 
 use super::linear::LinearNumbers;
 use super::shader;
-use crate::kernel::{Kernel, kernel};
+use crate::kernel::{Kernel, Variant, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -63,13 +63,17 @@ fn first_log(sequence: u32, kv: u32) -> f32 { return p.neg_inf; }
 fn keep_log(sequence: u32, kv: u32, log: f32) {}
 ";
 
-impl LinearLogs {
-    pub fn describe(&self) -> Kernel {
+impl Variant for LinearLogs {
+    const LABEL: &'static str = "attention.linear_logs";
+
+    fn describe(&self) -> Kernel {
         let state = if self.state_log.is_some() { STATE } else { NO_STATE };
         let parts = [shader!("tensor/view"), shader!("linear_logs"), state];
         self.declare().bool("IS_CAUSAL", self.causal).kernel(&parts, 1, 0)
     }
+}
 
+impl LinearLogs {
     pub fn all() -> impl Iterator<Item = Self> {
         [false, true].into_iter().flat_map(|causal| {
             let of = move |state_log| LinearLogs { chunks: DType::U32, state_log, causal };

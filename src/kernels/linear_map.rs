@@ -2,7 +2,7 @@
 
 use super::linear::{LinearNumbers, Randoms};
 use super::shader;
-use crate::kernel::{Kernel, kernel};
+use crate::kernel::{Kernel, Variant, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -27,8 +27,10 @@ pub(crate) const WORKGROUP: usize = 64;
 const KEEP: &str = "fn keep_log(b: u32, h: u32, i: u32, log: f32) { logs_store((b * p.kv_heads + h) * p.kv_len + i, log); }\n";
 const NO_LOG: &str = "fn keep_log(b: u32, h: u32, i: u32, log: f32) {}\n";
 
-impl LinearMap {
-    pub fn describe(&self) -> Kernel {
+impl Variant for LinearMap {
+    const LABEL: &'static str = "attention.linear_map";
+
+    fn describe(&self) -> Kernel {
         let half = format!("const HALF_SQUARE: f32 = {};\n", self.kind.half_square());
         let mut parts = vec![
             shader!("tensor/view"),
@@ -47,7 +49,9 @@ impl LinearMap {
             .bool("IS_UNIT", self.kind == Randoms::Fourier)
             .kernel(&parts, WORKGROUP as u32, 0)
     }
+}
 
+impl LinearMap {
     pub fn all() -> impl Iterator<Item = Self> {
         Randoms::ALL.into_iter().flat_map(|kind| {
             super::FLOATS.into_iter().flat_map(move |rows| {

@@ -2,7 +2,7 @@
 
 use super::linear::{LinearNumbers, Randoms};
 use super::shader;
-use crate::kernel::{Kernel, kernel};
+use crate::kernel::{Kernel, Variant, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -35,8 +35,10 @@ const ANGLE: &str = "fn angle_of(b: u32, h: u32, i: u32, n: u32) -> f32 {
 ";
 const NO_ANGLE: &str = "fn angle_of(b: u32, h: u32, i: u32, n: u32) -> f32 { return 0.0; }\n";
 
-impl LinearMapBackward {
-    pub fn describe(&self) -> Kernel {
+impl Variant for LinearMapBackward {
+    const LABEL: &'static str = "attention.linear_map_backward";
+
+    fn describe(&self) -> Kernel {
         let sign = match self.kind {
             Randoms::Positive | Randoms::Hyperbolic => "-1.0",
             Randoms::Trigonometric => "1.0",
@@ -58,7 +60,9 @@ impl LinearMapBackward {
             .bool("HAS_LENGTH", sign != "0.0")
             .kernel(&parts, WORKGROUP as u32, 0)
     }
+}
 
+impl LinearMapBackward {
     pub fn all() -> impl Iterator<Item = Self> {
         Randoms::ALL.into_iter().flat_map(|kind| {
             super::FLOATS.into_iter().map(move |rows| LinearMapBackward {

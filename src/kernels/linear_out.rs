@@ -2,7 +2,7 @@
 
 use super::linear::{LinearForm, LinearNumbers, Phi, Pieces, listed};
 use super::shader;
-use crate::kernel::{Kernel, Width, kernel};
+use crate::kernel::{Kernel, Variant, Width, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -36,8 +36,10 @@ const OTHER: &str = "fn other4(b: u32, kv: u32, j: u32, c: u32) -> vec4<f32> { r
 pub(super) const NONE_BEFORE: &str =
     "fn add_before(b: u32, kv: u32, chunk: Chunk, tile: Tile, scores_row: u32) {}\n";
 
-impl LinearOut {
-    pub fn describe(&self) -> Kernel {
+impl Variant for LinearOut {
+    const LABEL: &'static str = "attention.linear_out";
+
+    fn describe(&self) -> Kernel {
         let pieces = Pieces::new(self.form, self.width, self.declare())
             .bool("IS_NORMALISED", self.normalised)
             .product()
@@ -54,7 +56,9 @@ impl LinearOut {
         };
         pieces.chunks(self.logs, "p.q_len").store("p.value_dim").text(shader!("linear_out")).kernel()
     }
+}
 
+impl LinearOut {
     pub fn all() -> Vec<Self> {
         let of = |form: LinearForm, width, dtype, phi, normalised| LinearOut {
             q: dtype,

@@ -2,7 +2,7 @@
 
 use super::linear::{LinearForm, LinearNumbers, Pieces};
 use super::shader;
-use crate::kernel::{Kernel, Width, kernel};
+use crate::kernel::{Kernel, Variant, Width, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -23,15 +23,19 @@ kernel! {
     }
 }
 
-impl LinearPrefix {
-    pub fn describe(&self) -> Kernel {
+impl Variant for LinearPrefix {
+    const LABEL: &'static str = "attention.linear_prefix";
+
+    fn describe(&self) -> Kernel {
         Pieces::new(self.form, Width::Four, self.declare())
             .bool("IS_REVERSE", self.reverse)
             .chunks(None, if self.reverse { "p.q_len" } else { "p.kv_len" })
             .text(shader!("linear_prefix"))
             .kernel()
     }
+}
 
+impl LinearPrefix {
     pub fn all() -> impl Iterator<Item = Self> {
         LinearForm::all().flat_map(|(form, _)| {
             [false, true].map(|reverse| LinearPrefix {

@@ -3,7 +3,7 @@
 use super::linear::Phi;
 use super::shader;
 use crate::feature_map::UpdateRule;
-use crate::kernel::{Kernel, kernel};
+use crate::kernel::{Kernel, Variant, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -52,8 +52,10 @@ fn end_token() {}
 fn end_norm(b: u32, kv: u32, index: u32) {}
 ";
 
-impl LinearRecurrent {
-    pub fn describe(&self) -> Kernel {
+impl Variant for LinearRecurrent {
+    const LABEL: &'static str = "attention.linear_recurrent";
+
+    fn describe(&self) -> Kernel {
         let rule = self.rule;
         let kept = match rule {
             UpdateRule::Gated | UpdateRule::GatedDelta => "exp(decay_at(view_at(p.decay, b, kv, t, f)))",
@@ -81,7 +83,9 @@ impl LinearRecurrent {
             .bool("IS_DELTA", rule.has_beta())
             .kernel(&parts, WORKGROUP as u32, memory as u32)
     }
+}
 
+impl LinearRecurrent {
     pub fn all() -> Vec<Self> {
         let of = |phi, rule: UpdateRule, dtype, normalised: bool| LinearRecurrent {
             q: dtype,

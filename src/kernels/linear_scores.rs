@@ -2,7 +2,7 @@
 
 use super::linear::{LinearForm, LinearNumbers, Phi, Pieces, listed};
 use super::shader;
-use crate::kernel::{Kernel, Width, kernel};
+use crate::kernel::{Kernel, Variant, Width, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -38,8 +38,10 @@ const GRADIENTS: &str = "fn side_channels() -> u32 { return p.value_dim; }\n\
     fn side_product(b: u32, h: u32, i: u32, products: vec4<f32>) -> vec4<f32> {\n    \
         let stats = stats_of(b, h, i);\n    return products * stats.x + vec4<f32>(stats.y);\n}\n";
 
-impl LinearScores {
-    pub fn describe(&self) -> Kernel {
+impl Variant for LinearScores {
+    const LABEL: &'static str = "attention.linear_scores";
+
+    fn describe(&self) -> Kernel {
         let pieces = Pieces::new(self.form, self.width, self.declare()).product().row_logs();
         let pieces = if self.d_out.is_some() {
             pieces.d_out().values().stats().text(GRADIENTS)
@@ -48,7 +50,9 @@ impl LinearScores {
         };
         pieces.chunks(self.logs, "p.kv_len").text(shader!("linear_scores")).kernel()
     }
+}
 
+impl LinearScores {
     pub fn all() -> Vec<Self> {
         let of = |of_gradients: bool| {
             let all = listed(move |form, width, dtype, phi| {

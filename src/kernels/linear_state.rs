@@ -2,7 +2,7 @@
 
 use super::linear::{LinearForm, LinearNumbers, Phi, Pieces, listed};
 use super::shader;
-use crate::kernel::{Kernel, Width, kernel};
+use crate::kernel::{Kernel, Variant, Width, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -29,8 +29,10 @@ kernel! {
     }
 }
 
-impl LinearState {
-    pub fn describe(&self) -> Kernel {
+impl Variant for LinearState {
+    const LABEL: &'static str = "attention.linear_state";
+
+    fn describe(&self) -> Kernel {
         let pieces = Pieces::new(self.form, self.width, self.declare()).product().phi(self.phi);
         let pieces = if self.q.is_some() {
             let pieces = pieces.queries().d_out().stats();
@@ -41,7 +43,9 @@ impl LinearState {
         };
         pieces.text(shader!("linear_state")).kernel()
     }
+}
 
+impl LinearState {
     pub fn all() -> Vec<Self> {
         let of = |of_queries: bool| {
             listed(move |form, width, dtype, phi| {

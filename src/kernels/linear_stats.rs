@@ -2,7 +2,7 @@
 
 use super::linear::{LinearForm, LinearNumbers, Phi, Pieces, listed};
 use super::shader;
-use crate::kernel::{Kernel, Width, kernel};
+use crate::kernel::{Kernel, Variant, Width, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -32,8 +32,10 @@ kernel! {
 const UNNORMALISED: &str = "fn norm_stats(b: u32, h: u32, kv: u32, slot: u32, chunk: Chunk, row: u32, stats: vec4<f32>) -> vec4<f32> {\n    \
     return vec4<f32>(p.scale, 0.0, stats.zw);\n}\n";
 
-impl LinearStats {
-    pub fn describe(&self) -> Kernel {
+impl Variant for LinearStats {
+    const LABEL: &'static str = "attention.linear_stats";
+
+    fn describe(&self) -> Kernel {
         let pieces = Pieces::new(self.form, self.width, self.declare()).phi(self.phi);
         let pieces = if self.q.is_some() {
             pieces
@@ -47,7 +49,9 @@ impl LinearStats {
         };
         pieces.chunks(self.logs, "p.q_len").text(shader!("linear_stats")).kernel()
     }
+}
 
+impl LinearStats {
     pub fn all() -> Vec<Self> {
         let of = |normalised: bool| {
             listed(move |form, width, dtype, phi| {

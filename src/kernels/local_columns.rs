@@ -2,7 +2,7 @@
 
 use super::local::{WORKGROUP, length_of, window_sums};
 use super::shader;
-use crate::kernel::{Kernel, Width, kernel};
+use crate::kernel::{Kernel, Variant, Width, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -35,8 +35,10 @@ kernel! {
     }
 }
 
-impl LocalColumns {
-    pub fn describe(&self) -> Kernel {
+impl Variant for LocalColumns {
+    const LABEL: &'static str = "attention.local_columns";
+
+    fn describe(&self) -> Kernel {
         let parts = [
             shader!("tensor/view"),
             shader!("local_columns"),
@@ -50,7 +52,9 @@ impl LocalColumns {
             .bool("IN_FOURS", self.width == Width::Four)
             .kernel(&parts, WORKGROUP as u32, 0)
     }
+}
 
+impl LocalColumns {
     pub fn all() -> impl Iterator<Item = Self> {
         let [band, positions] = [DType::F32; 2];
         window_sums().map(move |([x, y], lengths, accumulates, width)| LocalColumns {

@@ -2,7 +2,7 @@
 
 use super::local::{TOTALS_BYTES, WORKGROUP, length_of};
 use super::{FLOATS, WIDTHS, shader};
-use crate::kernel::{Kernel, Width, kernel};
+use crate::kernel::{Kernel, Variant, Width, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -43,8 +43,10 @@ kernel! {
     }
 }
 
-impl LocalGradients {
-    pub fn describe(&self) -> Kernel {
+impl Variant for LocalGradients {
+    const LABEL: &'static str = "attention.local_gradients";
+
+    fn describe(&self) -> Kernel {
         let parts = [
             shader!("tensor/view"),
             shader!("local_gradients"),
@@ -59,7 +61,9 @@ impl LocalGradients {
             TOTALS_BYTES,
         )
     }
+}
 
+impl LocalGradients {
     pub fn all() -> impl Iterator<Item = Self> {
         let f32 = DType::F32;
         FLOATS.into_iter().flat_map(move |dtype| {

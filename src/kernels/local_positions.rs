@@ -2,7 +2,7 @@
 
 use super::local::{TOTALS_BYTES, WORKGROUP, length_of};
 use super::{FLOATS, shader};
-use crate::kernel::{Kernel, kernel};
+use crate::kernel::{Kernel, Variant, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -25,8 +25,10 @@ kernel! {
     variant {}
 }
 
-impl LocalPositions {
-    pub fn describe(&self) -> Kernel {
+impl Variant for LocalPositions {
+    const LABEL: &'static str = "attention.local_positions";
+
+    fn describe(&self) -> Kernel {
         let parts = [
             shader!("tensor/view"),
             shader!("local_positions"),
@@ -37,7 +39,9 @@ impl LocalPositions {
         ];
         self.declare().u32("WORKGROUP", WORKGROUP as u32).kernel(&parts, WORKGROUP as u32, TOTALS_BYTES)
     }
+}
 
+impl LocalPositions {
     pub fn all() -> impl Iterator<Item = Self> {
         let [x, positions] = [DType::F32; 2];
         FLOATS.into_iter().flat_map(move |vector| {

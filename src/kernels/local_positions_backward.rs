@@ -2,7 +2,7 @@
 
 use super::local::{TOTALS_BYTES, WORKGROUP, length_of};
 use super::{FLOATS, shader};
-use crate::kernel::{Kernel, kernel};
+use crate::kernel::{Kernel, Variant, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -27,8 +27,10 @@ kernel! {
     variant {}
 }
 
-impl LocalPositionsBackward {
-    pub fn describe(&self) -> Kernel {
+impl Variant for LocalPositionsBackward {
+    const LABEL: &'static str = "attention.local_positions_backward";
+
+    fn describe(&self) -> Kernel {
         let parts = [
             shader!("tensor/view"),
             shader!("local_positions_backward"),
@@ -39,7 +41,9 @@ impl LocalPositionsBackward {
         ];
         self.declare().u32("WORKGROUP", WORKGROUP as u32).kernel(&parts, WORKGROUP as u32, TOTALS_BYTES)
     }
+}
 
+impl LocalPositionsBackward {
     pub fn all() -> impl Iterator<Item = Self> {
         let [x, d_positions, d_x, terms] = [DType::F32; 4];
         FLOATS.into_iter().flat_map(move |vector| {

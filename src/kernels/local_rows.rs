@@ -2,7 +2,7 @@
 
 use super::local::{WORKGROUP, length_of, window_sums};
 use super::shader;
-use crate::kernel::{Kernel, Width, kernel};
+use crate::kernel::{Kernel, Variant, Width, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -34,8 +34,10 @@ kernel! {
     }
 }
 
-impl LocalRows {
-    pub fn describe(&self) -> Kernel {
+impl Variant for LocalRows {
+    const LABEL: &'static str = "attention.local_rows";
+
+    fn describe(&self) -> Kernel {
         let parts = [
             shader!("tensor/view"),
             shader!("local_rows"),
@@ -49,7 +51,9 @@ impl LocalRows {
             .bool("IN_FOURS", self.width == Width::Four)
             .kernel(&parts, WORKGROUP as u32, 0)
     }
+}
 
+impl LocalRows {
     pub fn all() -> impl Iterator<Item = Self> {
         let [band, positions] = [DType::F32; 2];
         window_sums().map(move |([x, y], lengths, accumulates, width)| LocalRows {

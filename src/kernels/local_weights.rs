@@ -2,7 +2,7 @@
 
 use super::local::{TOTALS_BYTES, WORKGROUP, length_of};
 use super::{FLOATS, WIDTHS, shader};
-use crate::kernel::{Kernel, Width, kernel};
+use crate::kernel::{Kernel, Variant, Width, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -33,8 +33,10 @@ kernel! {
     }
 }
 
-impl LocalWeights {
-    pub fn describe(&self) -> Kernel {
+impl Variant for LocalWeights {
+    const LABEL: &'static str = "attention.local_weights";
+
+    fn describe(&self) -> Kernel {
         let parts = [
             shader!("tensor/view"),
             shader!("local_weights"),
@@ -45,7 +47,9 @@ impl LocalWeights {
         ];
         self.declare().u32("WORKGROUP", WORKGROUP as u32).kernel(&parts, WORKGROUP as u32, TOTALS_BYTES)
     }
+}
 
+impl LocalWeights {
     pub fn all() -> impl Iterator<Item = Self> {
         let [positions, band] = [DType::F32; 2];
         FLOATS.into_iter().flat_map(move |dtype| {

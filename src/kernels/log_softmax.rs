@@ -2,7 +2,7 @@
 
 use super::norm::{ROWS, combine};
 use super::shader;
-use crate::kernel::{Kernel, Width, kernel};
+use crate::kernel::{Kernel, Variant, Width, kernel};
 use crate::plan::Rows;
 
 kernel! {
@@ -28,8 +28,10 @@ kernel! {
     }
 }
 
-impl LogSoftmax {
-    pub fn describe(&self) -> Kernel {
+impl Variant for LogSoftmax {
+    const LABEL: &'static str = "attention.log_softmax";
+
+    fn describe(&self) -> Kernel {
         let Rows { workgroup, lanes } = self.shares;
         let (combine, workgroup_memory) = combine(self.shares);
         let parts = [shader!("tensor/view"), shader!("log_softmax"), combine];
@@ -39,7 +41,9 @@ impl LogSoftmax {
             .bool("IN_FOURS", self.width == Width::Four)
             .kernel(&parts, workgroup, workgroup_memory)
     }
+}
 
+impl LogSoftmax {
     pub fn all() -> impl Iterator<Item = Self> {
         ROWS.into_iter().flat_map(|shares| {
             super::FLOATS.into_iter().flat_map(move |x| {

@@ -2,7 +2,7 @@
 
 use super::norm::{ROWS, combine};
 use super::shader;
-use crate::kernel::{Kernel, Width, kernel};
+use crate::kernel::{Kernel, Variant, Width, kernel};
 use crate::plan::Rows;
 
 kernel! {
@@ -29,8 +29,10 @@ kernel! {
     }
 }
 
-impl LogSoftmaxBackward {
-    pub fn describe(&self) -> Kernel {
+impl Variant for LogSoftmaxBackward {
+    const LABEL: &'static str = "attention.log_softmax_backward";
+
+    fn describe(&self) -> Kernel {
         let Rows { workgroup, lanes } = self.shares;
         let (combine, workgroup_memory) = combine(self.shares);
         let parts = [shader!("tensor/view"), shader!("log_softmax_backward"), combine];
@@ -41,7 +43,9 @@ impl LogSoftmaxBackward {
             .bool("IN_FOURS", self.width == Width::Four)
             .kernel(&parts, workgroup, workgroup_memory)
     }
+}
 
+impl LogSoftmaxBackward {
     pub fn all() -> impl Iterator<Item = Self> {
         ROWS.into_iter().flat_map(|shares| {
             super::FLOATS.into_iter().flat_map(move |out| {

@@ -2,7 +2,7 @@
 
 use super::lsh_hash::{WORKGROUP, length_of};
 use super::shader;
-use crate::kernel::{Kernel, kernel};
+use crate::kernel::{Kernel, Variant, kernel};
 use crate::tensor::DType;
 
 /// Chunks of a sequence: bucket and chunk are one number, and the number after the last is for what looks back.
@@ -28,12 +28,16 @@ kernel! {
     variant {}
 }
 
-impl LshCodes {
-    pub fn describe(&self) -> Kernel {
+impl Variant for LshCodes {
+    const LABEL: &'static str = "attention.lsh_codes";
+
+    fn describe(&self) -> Kernel {
         let parts = [shader!("tensor/view"), shader!("lsh_codes"), length_of(self.lengths)];
         self.declare().u32("WORKGROUP", WORKGROUP as u32).kernel(&parts, WORKGROUP as u32, 0)
     }
+}
 
+impl LshCodes {
     pub fn all() -> impl Iterator<Item = Self> {
         let [buckets, order, ranks, codes] = [DType::U32; 4];
         [None, Some(DType::U32)].into_iter().map(move |lengths| LshCodes {

@@ -2,7 +2,7 @@
 
 use super::lsh_hash::length_of;
 use super::shader;
-use crate::kernel::{Declared, Kernel, kernel};
+use crate::kernel::{Declared, Kernel, Variant, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -37,15 +37,19 @@ pub(super) fn with_rows(declared: Declared) -> Declared {
     declared.u32("ROWS", ROWS as u32).u32("ROW_LANES", ROW_LANES as u32)
 }
 
-impl LshGather {
-    pub fn describe(&self) -> Kernel {
+impl Variant for LshGather {
+    const LABEL: &'static str = "attention.lsh_gather";
+
+    fn describe(&self) -> Kernel {
         with_rows(self.declare()).bool("NORMALISES", self.normalises).kernel(
             &[shader!("tensor/view"), shader!("lsh_gather"), length_of(self.lengths)],
             WORKGROUP as u32,
             (2 * WORKGROUP * size_of::<f32>()) as u32,
         )
     }
+}
 
+impl LshGather {
     pub fn all() -> impl Iterator<Item = Self> {
         let order = DType::U32;
         super::FLOATS.into_iter().flat_map(move |x| {

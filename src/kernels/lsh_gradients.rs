@@ -3,7 +3,7 @@
 use super::lsh_gather::{WORKGROUP, with_rows};
 use super::lsh_hash::length_of;
 use super::shader;
-use crate::kernel::{Kernel, kernel};
+use crate::kernel::{Kernel, Variant, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -31,15 +31,19 @@ kernel! {
     }
 }
 
-impl LshGradients {
-    pub fn describe(&self) -> Kernel {
+impl Variant for LshGradients {
+    const LABEL: &'static str = "attention.lsh_gradients";
+
+    fn describe(&self) -> Kernel {
         with_rows(self.declare()).bool("ACCUMULATES", self.accumulates).kernel(
             &[shader!("tensor/view"), shader!("lsh_gradients"), length_of(self.lengths)],
             WORKGROUP as u32,
             (4 * WORKGROUP * size_of::<f32>()) as u32,
         )
     }
+}
 
+impl LshGradients {
     pub fn all() -> impl Iterator<Item = Self> {
         super::FLOATS_OR_NONE.into_iter().flat_map(|x| {
             super::FLOATS.into_iter().flat_map(move |d_x| {

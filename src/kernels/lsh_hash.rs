@@ -1,7 +1,7 @@
 //! Twin of `lsh_hash.wgsl`.
 
 use super::shader;
-use crate::kernel::{Kernel, kernel};
+use crate::kernel::{Kernel, Variant, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -35,12 +35,16 @@ pub(super) fn length_of(lengths: Option<DType>) -> &'static str {
     }
 }
 
-impl LshHash {
-    pub fn describe(&self) -> Kernel {
+impl Variant for LshHash {
+    const LABEL: &'static str = "attention.lsh_hash";
+
+    fn describe(&self) -> Kernel {
         let parts = [shader!("tensor/view"), shader!("lsh_hash"), length_of(self.lengths)];
         self.declare().u32("WORKGROUP", WORKGROUP as u32).kernel(&parts, WORKGROUP as u32, 0)
     }
+}
 
+impl LshHash {
     pub fn all() -> impl Iterator<Item = Self> {
         let buckets = DType::U32;
         super::FLOATS.into_iter().flat_map(move |qk| {

@@ -2,7 +2,7 @@
 
 use super::lsh_gather::{WORKGROUP, with_rows};
 use super::shader;
-use crate::kernel::{Kernel, kernel};
+use crate::kernel::{Kernel, Variant, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -25,12 +25,16 @@ kernel! {
     variant {}
 }
 
-impl LshMerge {
-    pub fn describe(&self) -> Kernel {
+impl Variant for LshMerge {
+    const LABEL: &'static str = "attention.lsh_merge";
+
+    fn describe(&self) -> Kernel {
         let parts = [shader!("tensor/view"), shader!("softmax/online"), shader!("lsh_merge")];
         with_rows(self.declare()).bool("NATURAL_SCORES", true).kernel(&parts, WORKGROUP as u32, 0)
     }
+}
 
+impl LshMerge {
     pub fn all() -> impl Iterator<Item = Self> {
         super::FLOATS.into_iter().flat_map(|dtype| {
             [None, Some(DType::F32)].map(|lse| LshMerge {

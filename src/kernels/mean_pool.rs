@@ -2,7 +2,7 @@
 
 use super::norm::{ROWS, combine};
 use super::shader;
-use crate::kernel::{Declared, Kernel, Width, kernel};
+use crate::kernel::{Declared, Kernel, Variant, Width, kernel};
 use crate::plan::Rows;
 use crate::tensor::DType;
 
@@ -61,8 +61,10 @@ kernel! {
     }
 }
 
-impl MeanPool {
-    pub fn describe(&self) -> Kernel {
+impl Variant for MeanPool {
+    const LABEL: &'static str = "attention.mean_pool";
+
+    fn describe(&self) -> Kernel {
         let Rows { workgroup, lanes } = self.rows;
         let (combine, workgroup_memory) = combine(self.rows);
         let parts = [shader!("tensor/view"), shader!("mean_pool/sequence"), shader!("mean_pool"), combine];
@@ -74,7 +76,9 @@ impl MeanPool {
             .bool("IN_FOURS", self.width == Width::Four)
             .kernel(&parts, workgroup, workgroup_memory)
     }
+}
 
+impl MeanPool {
     pub fn all() -> impl Iterator<Item = Self> {
         each().map(|(rows, pooled, l2, [x, out], width)| {
             let [numbers, keep] = pooled.types();

@@ -3,7 +3,7 @@
 use super::mean_pool::{Pooled, each};
 use super::norm::combine;
 use super::shader;
-use crate::kernel::{Kernel, Width, kernel};
+use crate::kernel::{Kernel, Variant, Width, kernel};
 use crate::plan::Rows;
 
 kernel! {
@@ -33,8 +33,10 @@ kernel! {
     }
 }
 
-impl MeanPoolBackward {
-    pub fn describe(&self) -> Kernel {
+impl Variant for MeanPoolBackward {
+    const LABEL: &'static str = "attention.mean_pool_backward";
+
+    fn describe(&self) -> Kernel {
         let Rows { workgroup, lanes } = self.rows;
         let (combine, workgroup_memory) = combine(self.rows);
         let parts =
@@ -48,7 +50,9 @@ impl MeanPoolBackward {
             .bool("IN_FOURS", self.width == Width::Four)
             .kernel(&parts, workgroup, workgroup_memory)
     }
+}
 
+impl MeanPoolBackward {
     pub fn all() -> impl Iterator<Item = Self> {
         each().map(|(rows, pooled, l2, [d_out, d_x], width)| {
             let ([numbers, keep], accumulates) = (pooled.types(), (width == Width::One) != l2);

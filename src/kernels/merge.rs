@@ -1,7 +1,7 @@
 //! Twin of `merge.wgsl`.
 
 use super::shader;
-use crate::kernel::{Kernel, Several, Slots, View, kernel, params, shared};
+use crate::kernel::{Kernel, Several, Slots, Variant, View, kernel, params, shared};
 use crate::tensor::DType;
 
 /// Parts that one dispatch takes: with out and lse, all the buffers every device binds.
@@ -39,15 +39,19 @@ kernel! {
     }
 }
 
-impl Merge {
-    pub fn describe(&self) -> Kernel {
+impl Variant for Merge {
+    const LABEL: &'static str = "attention.merge";
+
+    fn describe(&self) -> Kernel {
         self.declare()
             .u32("PARTS", self.part_out.count as u32)
             .bool("ACCUMULATES", self.accumulates)
             .bool("NATURAL_SCORES", true)
             .kernel(&[shader!("tensor/view"), shader!("softmax/online"), shader!("merge")], 64, 0)
     }
+}
 
+impl Merge {
     pub fn all() -> impl Iterator<Item = Self> {
         (1..=PARTS).flat_map(|count| {
             [false, true].into_iter().flat_map(move |accumulates| {

@@ -1,7 +1,7 @@
 //! Twin of `merge_backward.wgsl`.
 
 use super::shader;
-use crate::kernel::{Kernel, kernel};
+use crate::kernel::{Kernel, Variant, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -34,8 +34,10 @@ const D_LSE: &str =
     "fn d_lse_of(b: u32, h: u32, i: u32) -> f32 { return d_lse_at(view_at(p.d_lse, b, h, i, 0u)); }\n";
 const NO_D_LSE: &str = "fn d_lse_of(b: u32, h: u32, i: u32) -> f32 { return 0.0; }\n";
 
-impl MergeBackward {
-    pub fn describe(&self) -> Kernel {
+impl Variant for MergeBackward {
+    const LABEL: &'static str = "attention.merge_backward";
+
+    fn describe(&self) -> Kernel {
         let d_lse = if self.d_lse.is_some() { D_LSE } else { NO_D_LSE };
         let invocations = ROWS * ROW_LANES;
         self.declare().u32("ROWS", ROWS as u32).u32("ROW_LANES", ROW_LANES as u32).kernel(
@@ -44,7 +46,9 @@ impl MergeBackward {
             (invocations * size_of::<f32>()) as u32,
         )
     }
+}
 
+impl MergeBackward {
     pub fn all() -> impl Iterator<Item = Self> {
         super::FLOATS.into_iter().flat_map(|part_out| {
             super::FLOATS.into_iter().flat_map(move |out| {

@@ -1,7 +1,8 @@
 //! Twin of `merge_splits.wgsl`.
 
 use super::{mask, shader};
-use crate::kernel::{Kernel, Untyped, Width, kernel};
+use crate::family::{Families, Family};
+use crate::kernel::{Kernel, Untyped, Variant, Width, families, kernel};
 use crate::plan::MOST_SPLITS;
 use crate::tensor::DType;
 
@@ -37,8 +38,10 @@ kernel! {
 pub(crate) const ROWS: usize = 2;
 const ROW_LANES: usize = 32;
 
-impl MergeSplits {
-    pub fn describe(&self) -> Kernel {
+impl Variant for MergeSplits {
+    const LABEL: &'static str = "attention.merge_splits";
+
+    fn describe(&self) -> Kernel {
         let mask = mask::MaskVariant::with_sink_logits(self.sink_logits).wgsl();
         let parts = [
             shader!("tensor/view"),
@@ -56,6 +59,12 @@ impl MergeSplits {
         )
     }
 
+    fn families(&self) -> Families {
+        families(&[Some(Family::SplitKeys)], &[])
+    }
+}
+
+impl MergeSplits {
     pub fn all() -> impl Iterator<Item = Self> {
         super::FLOATS.into_iter().flat_map(|out| {
             super::WIDTHS.into_iter().flat_map(move |store| {

@@ -95,7 +95,6 @@ pub(crate) mod weight_norm_backward;
 pub(crate) mod weighted_sum;
 
 pub(crate) use texts::TEXTS;
-pub(crate) use variant::KernelVariant;
 #[cfg(feature = "inspect")]
 pub(crate) use variant::all;
 

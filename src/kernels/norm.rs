@@ -1,7 +1,7 @@
 //! Twin of `norm.wgsl`.
 
 use super::shader;
-use crate::kernel::{Kernel, Width, kernel};
+use crate::kernel::{Kernel, Variant, Width, kernel};
 use crate::plan::Rows;
 use crate::tensor::DType;
 
@@ -55,8 +55,10 @@ pub(super) const ROWS: [Rows; 4] = [
 const X_IS_OUT: &str =
     "fn x_at4(o: u32, stride: u32, n: u32) -> vec4<f32> { return out_at4(o, stride, n); }\n";
 
-impl Norm {
-    pub fn describe(&self) -> Kernel {
+impl Variant for Norm {
+    const LABEL: &'static str = "attention.norm";
+
+    fn describe(&self) -> Kernel {
         let Rows { workgroup, lanes } = self.shares;
         let (combine, workgroup_memory) = combine(self.shares);
         let parts = [shader!("tensor/view"), shader!("norm/statistics"), shader!("norm"), combine];
@@ -68,7 +70,9 @@ impl Norm {
             .bool("IN_FOURS", self.width == Width::Four)
             .kernel(&parts, workgroup, workgroup_memory)
     }
+}
 
+impl Norm {
     pub fn all() -> impl Iterator<Item = Self> {
         ROWS.into_iter().flat_map(|rows| {
             super::WIDTHS.into_iter().flat_map(move |width| {

@@ -2,7 +2,7 @@
 
 use super::norm::{ROWS, combine};
 use super::shader;
-use crate::kernel::{Kernel, Width, kernel};
+use crate::kernel::{Kernel, Variant, Width, kernel};
 use crate::plan::Rows;
 use crate::tensor::DType;
 
@@ -39,8 +39,10 @@ kernel! {
     }
 }
 
-impl NormBackward {
-    pub fn describe(&self) -> Kernel {
+impl Variant for NormBackward {
+    const LABEL: &'static str = "attention.norm_backward";
+
+    fn describe(&self) -> Kernel {
         let Rows { workgroup, lanes } = self.shares;
         let (combine, workgroup_memory) = combine(self.shares);
         let parts = [shader!("tensor/view"), shader!("norm/statistics"), shader!("norm_backward"), combine];
@@ -52,7 +54,9 @@ impl NormBackward {
             .bool("IN_FOURS", self.width == Width::Four)
             .kernel(&parts, workgroup, workgroup_memory)
     }
+}
 
+impl NormBackward {
     pub fn all() -> impl Iterator<Item = Self> {
         ROWS.into_iter().flat_map(|rows| {
             super::WIDTHS.into_iter().flat_map(move |width| {

@@ -1,7 +1,7 @@
 //! Twin of `norm_sums.wgsl`.
 
 use super::shader;
-use crate::kernel::{Kernel, kernel};
+use crate::kernel::{Kernel, Variant, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -33,8 +33,10 @@ pub(crate) const STRIPS: usize = 16;
 /// Numbers of each row's statistics: the rounded mean, the rest of the mean, the scale.
 pub(crate) const STATISTICS: usize = 3;
 
-impl NormSums {
-    pub fn describe(&self) -> Kernel {
+impl Variant for NormSums {
+    const LABEL: &'static str = "attention.norm_sums";
+
+    fn describe(&self) -> Kernel {
         let invocations = COLUMNS * STRIPS;
         self.declare().u32("COLUMNS", COLUMNS as u32).u32("STRIPS", STRIPS as u32).kernel(
             &[shader!("tensor/view"), shader!("norm_sums")],
@@ -42,7 +44,9 @@ impl NormSums {
             (invocations * 8) as u32,
         )
     }
+}
 
+impl NormSums {
     pub fn all() -> impl Iterator<Item = Self> {
         super::FLOATS.into_iter().flat_map(|x| {
             super::FLOATS.into_iter().flat_map(move |d_out| {

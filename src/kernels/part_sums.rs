@@ -1,7 +1,8 @@
 //! Twin of `part_sums.wgsl`.
 
 use super::{FLOATS, shader};
-use crate::kernel::{Kernel, kernel};
+use crate::family::{Families, Family};
+use crate::kernel::{Kernel, Variant, families, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -28,8 +29,10 @@ kernel! {
 /// Elements of a workgroup.
 pub(crate) const WORKGROUP: usize = 64;
 
-impl PartSums {
-    pub fn describe(&self) -> Kernel {
+impl Variant for PartSums {
+    const LABEL: &'static str = "attention.part_sums";
+
+    fn describe(&self) -> Kernel {
         self.declare().u32("WORKGROUP", WORKGROUP as u32).bool("ACCUMULATES", self.accumulates).kernel(
             &[shader!("tensor/view"), shader!("part_sums")],
             WORKGROUP as u32,
@@ -37,6 +40,12 @@ impl PartSums {
         )
     }
 
+    fn families(&self) -> Families {
+        families(&[Some(Family::ScoreGradients)], &[self.sums])
+    }
+}
+
+impl PartSums {
     pub fn all() -> impl Iterator<Item = Self> {
         let parts = DType::F32;
         FLOATS

@@ -2,7 +2,7 @@
 
 use super::shader;
 use crate::block_config::Activation;
-use crate::kernel::{Kernel, Width, kernel};
+use crate::kernel::{Kernel, Variant, Width, kernel};
 
 /// What is done with the second tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -60,8 +60,10 @@ pub(crate) fn activation_parts(activation: Option<Activation>) -> &'static [&'st
     }
 }
 
-impl Pointwise {
-    pub fn describe(&self) -> Kernel {
+impl Variant for Pointwise {
+    const LABEL: &'static str = "attention.pointwise";
+
+    fn describe(&self) -> Kernel {
         let parts = [shader!("tensor/view"), shader!("pointwise")];
         let parts = [&parts, activation_parts(self.activation)].concat();
         self.declare()
@@ -71,7 +73,9 @@ impl Pointwise {
             .bool("IN_FOURS", self.width == Width::Four)
             .kernel(&parts, WORKGROUP as u32, 0)
     }
+}
 
+impl Pointwise {
     pub fn all() -> impl Iterator<Item = Self> {
         let [f32, f16, bf16] = super::FLOATS;
         let joins = [(Join::Alone, None), (Join::Times, Some(f32)), (Join::Plus, Some(f32))];

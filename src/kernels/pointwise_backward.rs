@@ -3,7 +3,7 @@
 use super::pointwise::{WORKGROUP, activation_parts, x_width};
 use super::shader;
 use crate::block_config::Activation;
-use crate::kernel::{Kernel, Width, kernel};
+use crate::kernel::{Kernel, Variant, Width, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -37,8 +37,10 @@ kernel! {
     }
 }
 
-impl PointwiseBackward {
-    pub fn describe(&self) -> Kernel {
+impl Variant for PointwiseBackward {
+    const LABEL: &'static str = "attention.pointwise_backward";
+
+    fn describe(&self) -> Kernel {
         let parts = [shader!("tensor/view"), shader!("pointwise_backward")];
         let parts = [&parts, activation_parts(self.activation)].concat();
         self.declare()
@@ -48,7 +50,9 @@ impl PointwiseBackward {
             .bool("X_REPEATS", self.x_repeats)
             .kernel(&parts, WORKGROUP as u32, 0)
     }
+}
 
+impl PointwiseBackward {
     pub fn all() -> impl Iterator<Item = Self> {
         let f32 = DType::F32;
         let activations = [None].into_iter().chain(Activation::ALL.map(Some));

@@ -3,7 +3,8 @@
 use super::pointwise::activation_parts;
 use super::{matmul, shader};
 use crate::block_config::Activation;
-use crate::kernel::{Kernel, Several, Slots, Width, kernel, params, shared};
+use crate::family::{Families, Family, PRODUCTS};
+use crate::kernel::{Kernel, Several, Slots, Variant, Width, families, kernel, params, shared};
 use crate::plan::Tiles;
 use crate::tensor::DType;
 
@@ -66,8 +67,10 @@ kernel! {
     }
 }
 
-impl Project {
-    pub fn describe(&self) -> Kernel {
+impl Variant for Project {
+    const LABEL: &'static str = "attention.project";
+
+    fn describe(&self) -> Kernel {
         let product = matmul::Loop {
             tiles: self.tiles,
             a_along_m: false,
@@ -91,6 +94,16 @@ impl Project {
         product.around(declared, &parts)
     }
 
+    fn families(&self) -> Families {
+        let family = match self.tiles {
+            Tiles::Matrix(_) => Family::MatrixProducts,
+            tiles => PRODUCTS.of(matches!(tiles, Tiles::Cpu { .. })),
+        };
+        families(&[Some(family)], &[self.x.dtype, self.w.dtype, self.y])
+    }
+}
+
+impl Project {
     pub fn all() -> impl Iterator<Item = Self> {
         let slots = |count, dtype| Slots { count, dtype };
         let buffers = [(1, 1, 0), (1, 3, 3), (3, 1, 1)];

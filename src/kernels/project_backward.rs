@@ -1,7 +1,8 @@
 //! Twin of `project_backward.wgsl`.
 
 use super::{matmul, shader};
-use crate::kernel::{Kernel, Width, kernel, params, shared};
+use crate::family::{Families, PRODUCT_GRADIENTS};
+use crate::kernel::{Kernel, Variant, Width, families, kernel, params, shared};
 use crate::plan::Tiles;
 use crate::tensor::DType;
 
@@ -58,8 +59,10 @@ kernel! {
     }
 }
 
-impl ProjectBackward {
-    pub fn describe(&self) -> Kernel {
+impl Variant for ProjectBackward {
+    const LABEL: &'static str = "attention.project_backward";
+
+    fn describe(&self) -> Kernel {
         let product = matmul::Loop {
             tiles: self.tiles,
             a_along_m: self.a_along_m,
@@ -77,6 +80,13 @@ impl ProjectBackward {
         product.around(declared, &[shader!("project_backward")])
     }
 
+    fn families(&self) -> Families {
+        let family = PRODUCT_GRADIENTS.of(matches!(self.tiles, Tiles::Cpu { .. }));
+        families(&[Some(family)], &[self.d_y, self.other, self.result])
+    }
+}
+
+impl ProjectBackward {
     pub fn all() -> impl Iterator<Item = Self> {
         let [one, four] = super::WIDTHS;
         matmul::ALL.into_iter().flat_map(move |tiles| {

@@ -1,7 +1,7 @@
 //! Twin of `quantized_project.wgsl`.
 
 use super::{matmul, shader};
-use crate::kernel::{Declared, Kernel, Width, kernel};
+use crate::kernel::{Declared, Kernel, Variant, Width, kernel};
 use crate::plan::QuantizedTiles;
 use crate::quantized_format::QuantizedFormat;
 use crate::tensor::DType;
@@ -53,8 +53,10 @@ pub(crate) fn format_parts(format: QuantizedFormat) -> [&'static str; 2] {
     [shader!("tensor/half"), blocks]
 }
 
-impl QuantizedProject {
-    pub fn describe(&self) -> Kernel {
+impl Variant for QuantizedProject {
+    const LABEL: &'static str = "attention.quantized_project";
+
+    fn describe(&self) -> Kernel {
         let [half, blocks] = format_parts(self.format);
         let declared = self.declare().bool("IN_FOURS", self.width == Width::Four);
         match self.tiles {
@@ -80,7 +82,9 @@ impl QuantizedProject {
             }
         }
     }
+}
 
+impl QuantizedProject {
     /// The kernel of few rows, with so many sums of a row in workgroup memory.
     fn few(
         &self,

@@ -2,7 +2,7 @@
 
 use super::quantized_project::format_parts;
 use super::shader;
-use crate::kernel::{Kernel, Width, kernel};
+use crate::kernel::{Kernel, Variant, Width, kernel};
 use crate::quantized_format::QuantizedFormat;
 use crate::tensor::DType;
 
@@ -38,8 +38,10 @@ kernel! {
 /// Invocations of a workgroup.
 pub(crate) const WORKGROUP: usize = 64;
 
-impl QuantizedRows {
-    pub fn describe(&self) -> Kernel {
+impl Variant for QuantizedRows {
+    const LABEL: &'static str = "attention.quantized_rows";
+
+    fn describe(&self) -> Kernel {
         let [half, blocks] = format_parts(self.format);
         let parts = [shader!("tensor/view"), shader!("quantized_rows"), half, blocks];
         self.declare()
@@ -47,7 +49,9 @@ impl QuantizedRows {
             .bool("OUT_IN_FOURS", self.width == Width::Four)
             .kernel(&parts, WORKGROUP as u32, 0)
     }
+}
 
+impl QuantizedRows {
     pub fn all() -> impl Iterator<Item = Self> {
         let [ids, w] = [DType::U32; 2];
         QuantizedFormat::ALL.into_iter().flat_map(move |format| {

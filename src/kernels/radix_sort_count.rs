@@ -1,7 +1,7 @@
 //! Twin of `radix_sort_count.wgsl`, and what the three steps of a pass share.
 
 use super::shader;
-use crate::kernel::{Declared, Kernel, kernel};
+use crate::kernel::{Declared, Kernel, Variant, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -42,12 +42,16 @@ pub(super) fn with_digits(declared: Declared) -> Declared {
     declared.u32("WORKGROUP", WORKGROUP as u32).u32("KEYS", KEYS as u32).u32("DIGITS", DIGITS as u32)
 }
 
-impl RadixSortCount {
-    pub fn describe(&self) -> Kernel {
+impl Variant for RadixSortCount {
+    const LABEL: &'static str = "attention.radix_sort_count";
+
+    fn describe(&self) -> Kernel {
         let parts = [shader!("tensor/view"), shader!("radix_sort/digits"), shader!("radix_sort_count")];
         with_digits(self.declare()).kernel(&parts, WORKGROUP as u32, COUNTS_BYTES)
     }
+}
 
+impl RadixSortCount {
     pub fn all() -> impl Iterator<Item = Self> {
         let [keys, counts] = [DType::U32; 2];
         [None, Some(DType::U32)].into_iter().map(move |before| RadixSortCount { keys, before, counts })

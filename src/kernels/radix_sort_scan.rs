@@ -1,7 +1,7 @@
 //! Twin of `radix_sort_scan.wgsl`.
 
 use super::shader;
-use crate::kernel::{Kernel, kernel};
+use crate::kernel::{Kernel, Variant, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -21,12 +21,16 @@ kernel! {
 
 const WORKGROUP: u32 = 64;
 
-impl RadixSortScan {
-    pub fn describe(&self) -> Kernel {
+impl Variant for RadixSortScan {
+    const LABEL: &'static str = "attention.radix_sort_scan";
+
+    fn describe(&self) -> Kernel {
         let parts = [shader!("radix_sort_scan")];
         self.declare().u32("WORKGROUP", WORKGROUP).kernel(&parts, WORKGROUP, 4 * WORKGROUP)
     }
+}
 
+impl RadixSortScan {
     pub fn all() -> impl Iterator<Item = Self> {
         std::iter::once(RadixSortScan { counts: DType::U32 })
     }

@@ -2,7 +2,7 @@
 
 use super::radix_sort_count::{COUNTS_BYTES, WORKGROUP, with_digits};
 use super::shader;
-use crate::kernel::{Kernel, kernel};
+use crate::kernel::{Kernel, Variant, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -28,12 +28,16 @@ kernel! {
     variant {}
 }
 
-impl RadixSortScatter {
-    pub fn describe(&self) -> Kernel {
+impl Variant for RadixSortScatter {
+    const LABEL: &'static str = "attention.radix_sort_scatter";
+
+    fn describe(&self) -> Kernel {
         let parts = [shader!("tensor/view"), shader!("radix_sort/digits"), shader!("radix_sort_scatter")];
         with_digits(self.declare()).kernel(&parts, WORKGROUP as u32, COUNTS_BYTES)
     }
+}
 
+impl RadixSortScatter {
     pub fn all() -> impl Iterator<Item = Self> {
         let [keys, counts, order] = [DType::U32; 3];
         let optional = [None, Some(DType::U32)];

@@ -3,7 +3,7 @@
 use super::rotation_table::{self, RotationParams};
 use super::row_positions::{self, PositionParams, X_IS_OUT};
 use super::shader;
-use crate::kernel::{Kernel, kernel};
+use crate::kernel::{Kernel, Variant, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -39,8 +39,10 @@ pub(crate) const WORKGROUP: usize = 64;
 /// Cosine and sine from the table of a rope.
 const ROTATION_OF_TABLE: &str = "fn rotation_of(b: u32, pair: u32, position: u32) -> vec2<f32> { return rotation(p.rotation, pair, position); }\n";
 
-impl Rotate {
-    pub fn describe(&self) -> Kernel {
+impl Variant for Rotate {
+    const LABEL: &'static str = "attention.rotate";
+
+    fn describe(&self) -> Kernel {
         let rotation = match self.rotation_table {
             Some(_) => ROTATION_OF_TABLE,
             None => shader!("position/cos_sin"),
@@ -54,7 +56,9 @@ impl Rotate {
         ];
         self.declare().instead_of("x", X_IS_OUT).kernel(&parts, WORKGROUP as u32, 0)
     }
+}
 
+impl Rotate {
     pub fn all() -> impl Iterator<Item = Self> {
         super::FLOATS.into_iter().flat_map(|x| {
             super::FLOATS_OR_NONE.into_iter().flat_map(move |out| {

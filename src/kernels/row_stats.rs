@@ -1,7 +1,8 @@
 //! Twin of `row_stats.wgsl`.
 
 use super::{FLOATS, WIDTHS, shader};
-use crate::kernel::{Kernel, Untyped, Width, kernel};
+use crate::family::{Families, Family};
+use crate::kernel::{Kernel, Untyped, Variant, Width, families, kernel};
 use crate::tensor::DType;
 
 pub(crate) const WORKGROUP: usize = 64;
@@ -29,12 +30,20 @@ kernel! {
     variant { width: Width, }
 }
 
-impl RowStats {
-    pub fn describe(&self) -> Kernel {
+impl Variant for RowStats {
+    const LABEL: &'static str = "attention.row_stats";
+
+    fn describe(&self) -> Kernel {
         let parts = [shader!("tensor/view"), shader!("row_stats")];
         self.declare().u32("WORKGROUP", WORKGROUP as u32).kernel(&parts, WORKGROUP as u32, 0)
     }
 
+    fn families(&self) -> Families {
+        families(&[Some(Family::RowStats)], &[self.out, self.d_out])
+    }
+}
+
+impl RowStats {
     pub fn all() -> impl Iterator<Item = Self> {
         let of = |dtype| {
             WIDTHS.into_iter().flat_map(move |width| {

@@ -2,7 +2,8 @@
 
 use super::mask::{MaskVariant, Masked};
 use super::{FLOATS, WIDTHS, shader};
-use crate::kernel::{Kernel, Untyped, Width, kernel};
+use crate::family::{Families, Family};
+use crate::kernel::{Kernel, Untyped, Variant, Width, families, kernel};
 use crate::tensor::DType;
 
 pub(crate) const WORKGROUP: usize = 64;
@@ -30,8 +31,10 @@ kernel! {
     variant { width: Width, }
 }
 
-impl RowTotals {
-    pub fn describe(&self) -> Kernel {
+impl Variant for RowTotals {
+    const LABEL: &'static str = "attention.row_totals";
+
+    fn describe(&self) -> Kernel {
         let mask = self.mask.wgsl();
         let mut parts = vec![shader!("tensor/view"), shader!("softmax/online"), shader!("row_totals"), &mask];
         parts.extend(match self.score_vector {
@@ -45,6 +48,12 @@ impl RowTotals {
             .kernel(&parts, WORKGROUP as u32, 0)
     }
 
+    fn families(&self) -> Families {
+        families(&[Some(Family::RowStats)], &[self.q, self.k])
+    }
+}
+
+impl RowTotals {
     pub fn all() -> impl Iterator<Item = Self> {
         let of = |dtype, width| RowTotals {
             q: dtype,

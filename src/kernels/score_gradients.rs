@@ -3,7 +3,8 @@
 use super::dropout::{DropoutKind, Dropped};
 use super::mask::{MaskVariant, Masked};
 use super::{FLOATS, WIDTHS, shader};
-use crate::kernel::{Kernel, Untyped, Width, kernel};
+use crate::family::{Families, Family};
+use crate::kernel::{Kernel, Untyped, Variant, Width, families, kernel};
 use crate::mask::Id;
 use crate::plan::{Added, ScoreGradientsPlan};
 use crate::tensor::DType;
@@ -60,18 +61,10 @@ kernel! {
 /// `score_gradients/lanes.wgsl` where an invocation has all of a sum.
 const ALONE: &str = "fn sum_of_lanes(x: f32, lane: u32) -> f32 {\n    return x;\n}\n";
 
-impl ScoreGradients {
-    /// By what the tensor's element is multiplied in the score of a pair.
-    fn factor(&self) -> String {
-        let factor = match self.of {
-            Added::Slopes => "alibi_distance(q, j)",
-            Added::Bias if self.mask.has(Id::Blocks) => "select(1.0, 0.0, block_at(q, j) == FULL)",
-            _ => "1.0",
-        };
-        format!("fn factor_of(q: Query, j: u32) -> f32 {{\n    return {factor};\n}}\n")
-    }
+impl Variant for ScoreGradients {
+    const LABEL: &'static str = "attention.score_gradients";
 
-    pub fn describe(&self) -> Kernel {
+    fn describe(&self) -> Kernel {
         let mut declared = self.declare().u32("WORKGROUP", WORKGROUP).bool("SHARED", self.shared);
         let mask = if self.of == Added::Sinks { self.mask.wgsl() } else { self.mask.wgsl_with_slope() };
         let factor = self.factor();
@@ -98,6 +91,22 @@ impl ScoreGradients {
         }
         parts.push(&mask);
         declared.kernel(&parts, WORKGROUP, workgroup_memory)
+    }
+
+    fn families(&self) -> Families {
+        families(&[Some(Family::ScoreGradients)], &[self.q.unwrap_or(DType::F32), self.gradient])
+    }
+}
+
+impl ScoreGradients {
+    /// By what the tensor's element is multiplied in the score of a pair.
+    fn factor(&self) -> String {
+        let factor = match self.of {
+            Added::Slopes => "alibi_distance(q, j)",
+            Added::Bias if self.mask.has(Id::Blocks) => "select(1.0, 0.0, block_at(q, j) == FULL)",
+            _ => "1.0",
+        };
+        format!("fn factor_of(q: Query, j: u32) -> f32 {{\n    return {factor};\n}}\n")
     }
 
     /// Each value of each axis, not their whole product.

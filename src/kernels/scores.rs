@@ -2,7 +2,8 @@
 
 use super::mask::{self, Masked};
 use super::{matmul, shader};
-use crate::kernel::{Kernel, Width, kernel};
+use crate::family::{Families, STAGED};
+use crate::kernel::{Kernel, Variant, Width, families, kernel};
 use crate::plan::Tiles;
 use crate::tensor::DType;
 
@@ -31,8 +32,10 @@ kernel! {
     }
 }
 
-impl Scores {
-    pub fn describe(&self) -> Kernel {
+impl Variant for Scores {
+    const LABEL: &'static str = "attention.scores";
+
+    fn describe(&self) -> Kernel {
         let product = matmul::Loop { tiles: self.tiles, a_along_m: false, b_along_n: false, repairs: false };
         let declared = self
             .declare()
@@ -41,6 +44,12 @@ impl Scores {
         product.around(declared, &[shader!("scores"), &self.mask.wgsl()])
     }
 
+    fn families(&self) -> Families {
+        families(&[Some(STAGED.of(matches!(self.tiles, Tiles::Cpu { .. })))], &[self.q, self.k])
+    }
+}
+
+impl Scores {
     pub fn all() -> impl Iterator<Item = Self> {
         let ranges = mask::MaskVariant::all().into_iter().map(mask::MaskVariant::range_only);
         ranges.flat_map(|mask| {

@@ -3,7 +3,8 @@
 use super::dropout::{DropoutKind, Dropped};
 use super::mask::{self, Masked};
 use super::shader;
-use crate::kernel::{Kernel, Width, kernel};
+use crate::family::{Families, STAGED};
+use crate::kernel::{Kernel, Variant, Width, families, kernel};
 use crate::plan::Rows;
 use crate::tensor::DType;
 
@@ -28,8 +29,10 @@ kernel! {
     }
 }
 
-impl Softmax {
-    pub fn describe(&self) -> Kernel {
+impl Variant for Softmax {
+    const LABEL: &'static str = "attention.softmax";
+
+    fn describe(&self) -> Kernel {
         let Rows { workgroup, lanes } = self.rows;
         let (combine, workgroup_memory) = match lanes {
             1 => (shader!("softmax/row_per_invocation"), 0),
@@ -51,6 +54,12 @@ impl Softmax {
             .kernel(&parts, workgroup, workgroup_memory)
     }
 
+    fn families(&self) -> Families {
+        families(&[Some(STAGED.of(self.rows.lanes == 1))], &[])
+    }
+}
+
+impl Softmax {
     pub fn all() -> impl Iterator<Item = Self> {
         let rows = [
             Rows { workgroup: 8, lanes: 1 },

@@ -2,7 +2,8 @@
 
 use super::row_positions::{self, PositionParams};
 use super::shader;
-use crate::kernel::{Kernel, kernel};
+use crate::family::{Families, Family};
+use crate::kernel::{Kernel, Variant, families, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -37,8 +38,10 @@ pub(crate) const LANES: usize = 64;
 /// Of positions that a workgroup looks at together, a bit each.
 const WORDS: usize = 8;
 
-impl TableBackward {
-    pub fn describe(&self) -> Kernel {
+impl Variant for TableBackward {
+    const LABEL: &'static str = "attention.table_backward";
+
+    fn describe(&self) -> Kernel {
         self.declare()
             .u32("LANES", LANES as u32)
             .u32("WORDS", WORDS as u32)
@@ -50,6 +53,12 @@ impl TableBackward {
             )
     }
 
+    fn families(&self) -> Families {
+        families(&[Some(Family::RowSums)], &[self.d_out, self.d_table])
+    }
+}
+
+impl TableBackward {
     pub fn all() -> impl Iterator<Item = Self> {
         super::FLOATS.into_iter().flat_map(|d_out| {
             super::FLOATS.into_iter().flat_map(move |d_table| {

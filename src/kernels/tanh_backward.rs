@@ -1,7 +1,7 @@
 //! Twin of `tanh_backward.wgsl`.
 
 use super::{FLOATS, shader};
-use crate::kernel::{Kernel, kernel};
+use crate::kernel::{Kernel, Variant, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -21,12 +21,16 @@ kernel! {
 /// Invocations of a workgroup, an element each.
 pub(crate) const WORKGROUP: usize = 64;
 
-impl TanhBackward {
-    pub fn describe(&self) -> Kernel {
+impl Variant for TanhBackward {
+    const LABEL: &'static str = "attention.tanh_backward";
+
+    fn describe(&self) -> Kernel {
         let parts = [shader!("tensor/view"), shader!("tanh_backward")];
         self.declare().u32("WORKGROUP", WORKGROUP as u32).kernel(&parts, WORKGROUP as u32, 0)
     }
+}
 
+impl TanhBackward {
     pub fn all() -> impl Iterator<Item = Self> {
         let d_sum = DType::F32;
         FLOATS

@@ -1,7 +1,7 @@
 //! Twin of `tanh_sum.wgsl`.
 
 use super::{FLOATS, shader};
-use crate::kernel::{Kernel, kernel};
+use crate::kernel::{Kernel, Variant, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -22,12 +22,16 @@ kernel! {
 pub(crate) const WORKGROUP: usize = 64;
 pub(crate) const CHANNELS: usize = 4;
 
-impl TanhSum {
-    pub fn describe(&self) -> Kernel {
+impl Variant for TanhSum {
+    const LABEL: &'static str = "attention.tanh_sum";
+
+    fn describe(&self) -> Kernel {
         let parts = [shader!("tensor/view"), shader!("tanh_sum"), shader!("additive/tanh")];
         self.declare().u32("WORKGROUP", WORKGROUP as u32).kernel(&parts, WORKGROUP as u32, 0)
     }
+}
 
+impl TanhSum {
     pub fn all() -> impl Iterator<Item = Self> {
         FLOATS.into_iter().map(|out| TanhSum { a: DType::F32, b: DType::F32, out })
     }

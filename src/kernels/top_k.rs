@@ -1,7 +1,7 @@
 //! Twin of `top_k.wgsl`.
 
 use super::shader;
-use crate::kernel::{Kernel, Width, kernel};
+use crate::kernel::{Kernel, Variant, Width, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -33,12 +33,16 @@ pub(crate) fn lanes(columns: usize, cpu: bool) -> u32 {
     if cpu { 8 } else { columns.div_ceil(4).next_power_of_two().clamp(32, 256) as u32 }
 }
 
-impl TopK {
-    pub fn describe(&self) -> Kernel {
+impl Variant for TopK {
+    const LABEL: &'static str = "attention.top_k";
+
+    fn describe(&self) -> Kernel {
         let parts = [shader!("tensor/view"), shader!("top_k")];
         self.declare().u32("LANES", self.lanes).kernel(&parts, self.lanes, 8 * self.lanes)
     }
+}
 
+impl TopK {
     pub fn all() -> impl Iterator<Item = Self> {
         let indices = DType::U32;
         [8, 32, 256].into_iter().flat_map(move |lanes| {

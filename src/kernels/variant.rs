@@ -1,43 +1,14 @@
-//! Any of the kernels.
+//! The list of all kernels, for tools and tests.
 
-use crate::family::{Families, Family, GRADIENTS, PRODUCT_GRADIENTS, PRODUCTS, STAGED};
-use crate::kernel::{Kernel, Variant};
-use crate::plan::{BackwardTiles, FusedTiles, GradientsOf, Tiles};
-use crate::tensor::DType;
+use crate::kernel::KernelVariant;
 
-/// The list of kernels: the module of each, whose name is that of its shader and of its label, and its variants.
+/// All variants of each listed kernel, by its module and its name.
 macro_rules! kernels {
     ($($stem:ident::$name:ident,)*) => {
-        /// Every kernel variant of the crate.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        pub(crate) enum KernelVariant {
-            $($name(super::$stem::$name),)*
-        }
-
-        $(impl From<super::$stem::$name> for KernelVariant {
-            fn from(key: super::$stem::$name) -> Self {
-                KernelVariant::$name(key)
-            }
-        })*
-
-        impl Variant for KernelVariant {
-            fn label(&self) -> &'static str {
-                match self {
-                    $(KernelVariant::$name(_) => concat!("attention.", stringify!($stem)),)*
-                }
-            }
-
-            fn describe(&self) -> Kernel {
-                match self {
-                    $(KernelVariant::$name(kernel) => kernel.describe(),)*
-                }
-            }
-        }
-
-        /// One variant of every kernel along each of its axes.
+        /// Every kernel along each axis of its variants.
         pub(crate) fn all() -> Vec<KernelVariant> {
             let mut all = Vec::new();
-            $(all.extend(super::$stem::$name::all().into_iter().map(KernelVariant::$name));)*
+            $(all.extend(super::$stem::$name::all().into_iter().map(KernelVariant::new));)*
             all
         }
     };
@@ -125,83 +96,4 @@ kernels! {
     log_softmax::LogSoftmax,
     log_softmax_backward::LogSoftmaxBackward,
     top_k::TopK,
-}
-
-impl KernelVariant {
-    /// The families that it is of.
-    pub fn families(&self) -> Families {
-        let of = |families: &[Option<Family>]| families.iter().flatten().copied().collect();
-        let with_tensors = |families: &[Option<Family>], dtypes: &[DType]| {
-            let tensors = [(DType::F16, Family::F16Tensors), (DType::BF16, Family::BF16Tensors)];
-            let used = tensors.map(|(dtype, family)| dtypes.contains(&dtype).then_some(family));
-            families.iter().chain(&used).flatten().copied().collect()
-        };
-        let staged = |tiles: Tiles| Some(STAGED.of(matches!(tiles, Tiles::Cpu { .. })));
-        match self {
-            KernelVariant::Project(v) => {
-                let family = match v.tiles {
-                    Tiles::Matrix(_) => Family::MatrixProducts,
-                    tiles => PRODUCTS.of(matches!(tiles, Tiles::Cpu { .. })),
-                };
-                with_tensors(&[Some(family)], &[v.x.dtype, v.w.dtype, v.y])
-            }
-            KernelVariant::ProjectBackward(v) => {
-                let family = PRODUCT_GRADIENTS.of(matches!(v.tiles, Tiles::Cpu { .. }));
-                with_tensors(&[Some(family)], &[v.d_y, v.other, v.result])
-            }
-            KernelVariant::Scores(v) => with_tensors(&[staged(v.tiles)], &[v.q, v.k]),
-            KernelVariant::AdditivePairs(_) => of(&[Some(Family::RowStats)]),
-            KernelVariant::AdditiveBackward(v) => {
-                let tensors = [Some(v.others), v.score_vector, v.gradient];
-                with_tensors(&[Some(GRADIENTS.of(v.cpu))], &tensors.map(|t| t.unwrap_or(DType::F32)))
-            }
-            KernelVariant::AdditiveScores(v) => {
-                with_tensors(&[Some(STAGED.of(v.cpu))], &[v.q, v.k, v.score_vector])
-            }
-            KernelVariant::Softmax(v) => of(&[Some(STAGED.of(v.rows.lanes == 1))]),
-            KernelVariant::WeightedSum(v) => with_tensors(&[staged(v.tiles)], &[v.v, v.out]),
-            KernelVariant::Fused(v) => {
-                let family = match v.tiles {
-                    FusedTiles::Gpu { .. } | FusedTiles::AdditiveGpu { .. } => Family::FusedGpu,
-                    FusedTiles::Cpu { .. } | FusedTiles::AdditiveCpu { .. } => Family::FusedCpu,
-                    FusedTiles::DecodeGpu(_) => Family::DecodeGpu,
-                    FusedTiles::DecodeCpu(_) => Family::DecodeCpu,
-                    FusedTiles::Matrix(_) => Family::MatrixAttention,
-                };
-                let shuffles = matches!(v.tiles, FusedTiles::DecodeGpu(decode) if decode.subgroups);
-                let families = [
-                    Some(family),
-                    shuffles.then_some(Family::SubgroupReductions),
-                    v.partial.map(|_| Family::SplitKeys),
-                    v.cached.map(|cache| cache.storage.family()),
-                ];
-                with_tensors(&families, &[v.q])
-            }
-            KernelVariant::RowStats(v) => with_tensors(&[Some(Family::RowStats)], &[v.out, v.d_out]),
-            KernelVariant::RowTotals(v) => with_tensors(&[Some(Family::RowStats)], &[v.q, v.k]),
-            KernelVariant::FusedBackward(v) => {
-                let joint = v.of == GradientsOf::KeysAndValues;
-                let family = match v.tiles {
-                    BackwardTiles::Matrix(_) => Family::MatrixGradients,
-                    tiles => GRADIENTS.of(tiles.is_cpu()),
-                };
-                let families = [Some(family), joint.then_some(Family::JointGradients)];
-                let tensors = [Some(v.q), v.d_scored, v.d_v].map(|t| t.unwrap_or(DType::F32));
-                with_tensors(&families, &tensors)
-            }
-            KernelVariant::ScoreGradients(v) => {
-                with_tensors(&[Some(Family::ScoreGradients)], &[v.q.unwrap_or(DType::F32), v.gradient])
-            }
-            KernelVariant::CapturedGradients(v) => {
-                with_tensors(&[Some(Family::ScoreGradients)], &[v.q, v.gradient])
-            }
-            KernelVariant::ColumnSums(v) => with_tensors(&[Some(Family::RowSums)], &[v.d_y, v.sums]),
-            KernelVariant::PartSums(v) => with_tensors(&[Some(Family::ScoreGradients)], &[v.sums]),
-            KernelVariant::TableBackward(v) => with_tensors(&[Some(Family::RowSums)], &[v.d_out, v.d_table]),
-            KernelVariant::MergeSplits(_) => of(&[Some(Family::SplitKeys)]),
-            KernelVariant::CacheAppend(v) => of(&[Some(v.cached.storage.family())]),
-            KernelVariant::CacheRead(v) => of(&[Some(v.cached.storage.family())]),
-            _ => Families::NONE,
-        }
-    }
 }

@@ -2,7 +2,7 @@
 
 use super::local::{TOTALS_BYTES, WORKGROUP};
 use super::{FLOATS, shader};
-use crate::kernel::{Kernel, kernel};
+use crate::kernel::{Kernel, Variant, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -19,8 +19,10 @@ kernel! {
     variant {}
 }
 
-impl WeightNorm {
-    pub fn describe(&self) -> Kernel {
+impl Variant for WeightNorm {
+    const LABEL: &'static str = "attention.weight_norm";
+
+    fn describe(&self) -> Kernel {
         let parts = [
             shader!("tensor/view"),
             shader!("weight_norm"),
@@ -29,7 +31,9 @@ impl WeightNorm {
         ];
         self.declare().u32("WORKGROUP", WORKGROUP as u32).kernel(&parts, WORKGROUP as u32, TOTALS_BYTES)
     }
+}
 
+impl WeightNorm {
     pub fn all() -> impl Iterator<Item = Self> {
         FLOATS.into_iter().map(|x| WeightNorm { x, gain: x, out: DType::F32 })
     }

@@ -2,7 +2,7 @@
 
 use super::local::{TOTALS_BYTES, WORKGROUP};
 use super::{FLOATS, shader};
-use crate::kernel::{Kernel, kernel};
+use crate::kernel::{Kernel, Variant, kernel};
 use crate::tensor::DType;
 
 kernel! {
@@ -26,8 +26,10 @@ kernel! {
     }
 }
 
-impl WeightNormBackward {
-    pub fn describe(&self) -> Kernel {
+impl Variant for WeightNormBackward {
+    const LABEL: &'static str = "attention.weight_norm_backward";
+
+    fn describe(&self) -> Kernel {
         let parts = [
             shader!("tensor/view"),
             shader!("weight_norm_backward"),
@@ -40,7 +42,9 @@ impl WeightNormBackward {
             TOTALS_BYTES,
         )
     }
+}
 
+impl WeightNormBackward {
     pub fn all() -> impl Iterator<Item = Self> {
         let [d_out, d_x, d_gain] = [DType::F32; 3];
         FLOATS.into_iter().flat_map(move |x| {

@@ -2,7 +2,8 @@
 
 use super::mask::{self, Masked};
 use super::{matmul, shader};
-use crate::kernel::{Kernel, Width, kernel};
+use crate::family::{Families, STAGED};
+use crate::kernel::{Kernel, Variant, Width, families, kernel};
 use crate::plan::Tiles;
 use crate::tensor::DType;
 
@@ -29,8 +30,10 @@ kernel! {
     }
 }
 
-impl WeightedSum {
-    pub fn describe(&self) -> Kernel {
+impl Variant for WeightedSum {
+    const LABEL: &'static str = "attention.weighted_sum";
+
+    fn describe(&self) -> Kernel {
         let product = matmul::Loop { tiles: self.tiles, a_along_m: false, b_along_n: true, repairs: true };
         let declared = self
             .declare()
@@ -39,6 +42,12 @@ impl WeightedSum {
         product.around(declared, &[shader!("weighted_sum"), &self.mask.wgsl()])
     }
 
+    fn families(&self) -> Families {
+        families(&[Some(STAGED.of(matches!(self.tiles, Tiles::Cpu { .. })))], &[self.v, self.out])
+    }
+}
+
+impl WeightedSum {
     pub fn all() -> impl Iterator<Item = Self> {
         let ranges = mask::MaskVariant::all().into_iter().map(mask::MaskVariant::range_only);
         ranges.flat_map(|mask| {

@@ -6,7 +6,6 @@ use crate::bindings::{BindingCache, BoundDispatch};
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::kernel::Dispatch;
-use crate::kernels::KernelVariant;
 use crate::path::logits;
 use crate::pipelines::Pipelines;
 use crate::plan::Tuning;
@@ -142,10 +141,7 @@ impl LogSoftmax {
         self.record(call, |bound| dispatch(pass, bound))
     }
 
-    fn forward_dispatch<'a>(
-        &self,
-        call: &LogSoftmaxForward<'a>,
-    ) -> Result<Dispatch<'a, KernelVariant>, Error> {
+    fn forward_dispatch<'a>(&self, call: &LogSoftmaxForward<'a>) -> Result<Dispatch<'a>, Error> {
         let device = &self.pipelines.facts();
         let LogSoftmaxForward { x, out } = *call;
         check_rows(&[("x", x, Access::Read), ("out", out, Access::Write)], device)?;
@@ -153,10 +149,7 @@ impl LogSoftmax {
         Ok(logits::log_softmax(x, out, &self.tuning, device))
     }
 
-    fn backward_dispatch<'a>(
-        &self,
-        call: &LogSoftmaxBackward<'a>,
-    ) -> Result<Dispatch<'a, KernelVariant>, Error> {
+    fn backward_dispatch<'a>(&self, call: &LogSoftmaxBackward<'a>) -> Result<Dispatch<'a>, Error> {
         let device = &self.pipelines.facts();
         let LogSoftmaxBackward { out, d_out, d_x, accumulate } = *call;
         let tensors =
@@ -166,11 +159,7 @@ impl LogSoftmax {
         Ok(logits::log_softmax_backward([out, d_out, d_x], accumulate, &self.tuning, device))
     }
 
-    fn record(
-        &self,
-        call: Dispatch<KernelVariant>,
-        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
-    ) -> Result<(), Error> {
+    fn record(&self, call: Dispatch, emit: impl FnOnce(&[(BoundDispatch, [u32; 3])])) -> Result<(), Error> {
         let bound = self.pipelines.bind(&[call], &self.bindings)?;
         emit(&bound);
         Ok(())

@@ -6,7 +6,6 @@ use crate::bindings::{BindingCache, BoundDispatch};
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::kernel::Dispatch;
-use crate::kernels::KernelVariant;
 use crate::path::logits;
 use crate::pipelines::Pipelines;
 use crate::plan::Tuning;
@@ -40,7 +39,7 @@ impl<'a> TopKForward<'a> {
         self
     }
 
-    fn dispatch(&self, tuning: &Tuning, device: &DeviceFacts) -> Result<Dispatch<'a, KernelVariant>, Error> {
+    fn dispatch(&self, tuning: &Tuning, device: &DeviceFacts) -> Result<Dispatch<'a>, Error> {
         let TopKForward { x, indices, values } = *self;
         check_float("x", &x)?;
         x.check("x", Access::Read, device)?;

@@ -6,7 +6,6 @@ use crate::bindings::{BindingCache, BoundDispatch};
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::kernel::Dispatch;
-use crate::kernels::KernelVariant;
 use crate::kernels::mean_pool::Pooled;
 use crate::path::mean_pool::MeanPoolOp;
 use crate::pipelines::Pipelines;
@@ -226,7 +225,7 @@ impl MeanPool {
         self.record(call, |bound| dispatch(pass, bound))
     }
 
-    fn forward_dispatch<'a>(&self, call: &MeanPoolForward<'a>) -> Result<Dispatch<'a, KernelVariant>, Error> {
+    fn forward_dispatch<'a>(&self, call: &MeanPoolForward<'a>) -> Result<Dispatch<'a>, Error> {
         let device = &self.pipelines.facts();
         let op = call.op(device)?;
         call.check_means(&op, ("out", call.out, Access::Write), device)?;
@@ -234,10 +233,7 @@ impl MeanPool {
         Ok(op.forward(call.out, &self.tuning, device))
     }
 
-    fn backward_dispatch<'a>(
-        &self,
-        call: &MeanPoolBackward<'a>,
-    ) -> Result<Dispatch<'a, KernelVariant>, Error> {
+    fn backward_dispatch<'a>(&self, call: &MeanPoolBackward<'a>) -> Result<Dispatch<'a>, Error> {
         let device = &self.pipelines.facts();
         let MeanPoolBackward { forward, d_out, d_x, accumulate } = *call;
         let op = forward.op(device)?;
@@ -251,11 +247,7 @@ impl MeanPool {
         Ok(op.backward(d_out, d_x, accumulate, &self.tuning, device))
     }
 
-    fn record(
-        &self,
-        call: Dispatch<KernelVariant>,
-        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
-    ) -> Result<(), Error> {
+    fn record(&self, call: Dispatch, emit: impl FnOnce(&[(BoundDispatch, [u32; 3])])) -> Result<(), Error> {
         let bound = self.pipelines.bind(&[call], &self.bindings)?;
         emit(&bound);
         Ok(())

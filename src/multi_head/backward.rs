@@ -7,7 +7,6 @@ use crate::bindings::BoundDispatch;
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::kernel::Dispatch;
-use crate::kernels::KernelVariant;
 use crate::layer_config::Side;
 use crate::norm::NormGradients;
 use crate::path::backward::{self, BackwardPlans};
@@ -827,7 +826,7 @@ impl<'a> BetweenGate<'a> {
         call: &LayerBackward<'a>,
         between: &Between<'a>,
         device: &DeviceFacts,
-    ) -> Option<Dispatch<'a, KernelVariant>> {
+    ) -> Option<Dispatch<'a>> {
         let BetweenGate { gate, logits, d_logits, d_gated, .. } = *self;
         let [d_logits, d_gated] = gate.aligned(d_logits, d_gated);
         let [_, d_context] = gate.aligned(logits, between.d_context);

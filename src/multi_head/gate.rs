@@ -5,7 +5,6 @@ use crate::block_config::Activation;
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::kernel::Dispatch;
-use crate::kernels::KernelVariant;
 use crate::layer_config::SideShape;
 use crate::path::pointwise::PointwiseOp;
 use crate::path::{Dispatches, in_scratch, project};
@@ -75,11 +74,7 @@ impl<'a> Gate<'a> {
     }
 
     /// Writes the gated `context` to `gated`.
-    pub fn apply(
-        &self,
-        [logits, context, gated]: [TensorView<'a>; 3],
-        device: &DeviceFacts,
-    ) -> Dispatch<'a, KernelVariant> {
+    pub fn apply(&self, [logits, context, gated]: [TensorView<'a>; 3], device: &DeviceFacts) -> Dispatch<'a> {
         let [_, out] = self.aligned(logits, gated);
         self.op(logits, context).forward(out, device)
     }

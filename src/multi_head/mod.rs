@@ -15,7 +15,6 @@ use crate::bindings::BoundDispatch;
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::kernel::{Dispatch, View};
-use crate::kernels::KernelVariant;
 use crate::kernels::append_keys::{self, AppendKeysCall};
 use crate::layer_config::{LayerConfig, Side};
 use crate::norm::OwnedNorm;
@@ -346,7 +345,7 @@ impl MultiHeadAttention {
         x: TensorView<'a>,
         out: TensorView<'a>,
         device: &DeviceFacts,
-    ) -> Option<Dispatch<'a, KernelVariant>> {
+    ) -> Option<Dispatch<'a>> {
         Some(self.norm_of(side, x)?.forward(out, None, &self.tuning, device))
     }
 
@@ -371,7 +370,7 @@ impl MultiHeadAttention {
         shape: &Shape,
         appended: usize,
         device: &DeviceFacts,
-    ) -> Dispatch<'a, KernelVariant> {
+    ) -> Dispatch<'a> {
         let [bias_k, bias_v] = [0, 1].map(|n| self.appended.as_ref().map(|pair| pair[n].view()));
         let place = |bias: Option<TensorView>| {
             let layout = bias.map(|bias| bias.window(device).layout);

@@ -10,7 +10,6 @@ use crate::dropout::Dropout;
 use crate::error::Error;
 use crate::family::{Family, GRADIENTS, STAGED};
 use crate::kernel::{Dispatch, Placed, Width};
-use crate::kernels::KernelVariant;
 use crate::kernels::additive_backward::{AdditiveBackward, AdditiveBackwardCall};
 use crate::kernels::additive_pairs::{self, AdditivePairsCall};
 use crate::kernels::additive_scores::{AdditiveScores, AdditiveScoresCall, fitting};
@@ -242,7 +241,7 @@ impl<'a> Part<'_, 'a> {
         Masked::new(variant, &problem.mask, params, self.device)
     }
 
-    fn scores(&self) -> Dispatch<'a, KernelVariant> {
+    fn scores(&self) -> Dispatch<'a> {
         let AdditiveProblem { problem: BackwardProblem { shape, q, k, tuning, .. }, score_vector, .. } =
             *self.call;
         let cpu = tuning.form.choose(STAGED, self.device);
@@ -268,7 +267,7 @@ impl<'a> Part<'_, 'a> {
     }
 
     /// `d_out · v` of all pairs of the rectangle, a product.
-    fn d_weights(&self) -> Dispatch<'a, KernelVariant> {
+    fn d_weights(&self) -> Dispatch<'a> {
         let BackwardProblem { shape, v, d_out, tuning, .. } = self.call.problem;
         let Rectangle { batch, queries, keys } = self.rectangle;
         let part = |t: TensorView<'a>, rows: &std::ops::Range<usize>| {
@@ -297,7 +296,7 @@ impl<'a> Part<'_, 'a> {
     }
 
     /// What the pairs give, or the sums of queries' weights.
-    fn pairs(&self, stats: Window<'a>, totals: bool) -> Dispatch<'a, KernelVariant> {
+    fn pairs(&self, stats: Window<'a>, totals: bool) -> Dispatch<'a> {
         let problem = &self.call.problem;
         let dropout = problem.dropout.as_ref().filter(|_| !totals);
         let [batch, queries, keys] = self.rectangle.sizes();
@@ -317,17 +316,17 @@ impl<'a> Part<'_, 'a> {
         call.dispatch([workgroups, queries, batch * problem.shape.heads], self.device)
     }
 
-    fn of_queries(&self) -> Dispatch<'a, KernelVariant> {
+    fn of_queries(&self) -> Dispatch<'a> {
         let BackwardProblem { q, k, d_q, .. } = self.call.problem;
         self.sums(GradientsOf::Queries, Some(q), k, d_q)
     }
 
-    fn of_keys(&self, d_k: TensorView<'a>) -> Dispatch<'a, KernelVariant> {
+    fn of_keys(&self, d_k: TensorView<'a>) -> Dispatch<'a> {
         let BackwardProblem { q, k, .. } = self.call.problem;
         self.sums(GradientsOf::Keys, Some(k), q, Some(d_k))
     }
 
-    fn of_values(&self, d_v: TensorView<'a>) -> Dispatch<'a, KernelVariant> {
+    fn of_values(&self, d_v: TensorView<'a>) -> Dispatch<'a> {
         self.sums(GradientsOf::Values, None, self.call.problem.d_out, Some(d_v))
     }
 
@@ -337,7 +336,7 @@ impl<'a> Part<'_, 'a> {
         own: Option<TensorView<'a>>,
         others: TensorView<'a>,
         gradient: Option<TensorView<'a>>,
-    ) -> Dispatch<'a, KernelVariant> {
+    ) -> Dispatch<'a> {
         let AdditiveProblem { problem, score_vector, .. } = self.call;
         let shape = problem.shape;
         let [batch, queries, keys] = self.rectangle.sizes();

@@ -2,7 +2,6 @@
 
 use crate::device::DeviceFacts;
 use crate::kernel::Dispatch;
-use crate::kernels::KernelVariant;
 use crate::kernels::ask_mask::{self, AskMaskCall};
 use crate::kernels::mask::{MaskParams, MaskVariant, Masked};
 use crate::mask::DeviceMask;
@@ -16,7 +15,7 @@ pub(crate) fn call<'a>(
     shape: &Shape,
     [pairs, scores, answers]: [TensorView<'a>; 3],
     device: &DeviceFacts,
-) -> Dispatch<'a, KernelVariant> {
+) -> Dispatch<'a> {
     let variant = MaskVariant::of(given, false, false).scores_only();
     let count = count(scores.shape());
     let call = AskMaskCall {

@@ -8,7 +8,6 @@ use crate::dropout::Dropout;
 use crate::error::Error;
 use crate::family::Family;
 use crate::kernel::{Dispatch, View, Width};
-use crate::kernels::KernelVariant;
 use crate::kernels::dropout::Dropped;
 use crate::kernels::fused_backward::FusedBackwardCall;
 use crate::kernels::row_stats::{self, RowStatsCall};
@@ -170,7 +169,7 @@ pub(super) fn row_stats<'a>(
     rows: usize,
     stats: Window<'a>,
     device: &DeviceFacts,
-) -> impl Iterator<Item = Dispatch<'a, KernelVariant>> {
+) -> impl Iterator<Item = Dispatch<'a>> {
     let BackwardProblem { shape, out, d_out, lse, d_lse, .. } = *problem;
     let call = RowStatsCall {
         out,
@@ -196,7 +195,7 @@ pub(super) fn row_totals<'a>(
     rows: usize,
     stats: Window<'a>,
     device: &DeviceFacts,
-) -> impl Iterator<Item = Dispatch<'a, KernelVariant>> {
+) -> impl Iterator<Item = Dispatch<'a>> {
     let BackwardProblem { shape, q, k, .. } = *problem;
     let call = RowTotalsCall {
         q,
@@ -221,7 +220,7 @@ fn gradients<'a>(
     plan: &BackwardPlan,
     stats: Window<'a>,
     device: &DeviceFacts,
-) -> impl Iterator<Item = Dispatch<'a, KernelVariant>> {
+) -> impl Iterator<Item = Dispatch<'a>> {
     let BackwardProblem { shape, q, k, v, d_out, d_q, d_k, d_v, .. } = *problem;
     let scored = match plan.of {
         GradientsOf::Queries => d_q,

@@ -2,7 +2,6 @@
 
 use crate::device::DeviceFacts;
 use crate::kernel::Dispatch;
-use crate::kernels::KernelVariant;
 use crate::kernels::cache::{CacheParams, CacheVariant};
 use crate::kernels::cache_advance::{CacheAdvanceCall, Counts};
 use crate::kernels::cache_append::{self, CacheAppend, CacheAppendCall};
@@ -44,7 +43,7 @@ pub(crate) fn advance<'a>(
     cache: CacheParams,
     moves: &Moves<'a>,
     device: &DeviceFacts,
-) -> Dispatch<'a, KernelVariant> {
+) -> Dispatch<'a> {
     let call = CacheAdvanceCall {
         sequence_table,
         counts: moves.given,
@@ -69,7 +68,7 @@ pub(crate) fn append<'a>(
     rotation: Option<(TensorView<'a>, RotationParams)>,
     at: Option<PositionsOf<'a>>,
     device: &DeviceFacts,
-) -> Dispatch<'a, KernelVariant> {
+) -> Dispatch<'a> {
     let ([batch, kv_heads, rows, head_dim], value_dim) = (k.shape(), v.shape()[3]);
     let units = CacheAppend::units(&layer.cached);
     let [k_units, v_units] =
@@ -103,7 +102,7 @@ pub(crate) fn read<'a>(
     [k, v]: [TensorView<'a>; 2],
     (at, positions): PositionsOf<'a>,
     device: &DeviceFacts,
-) -> Dispatch<'a, KernelVariant> {
+) -> Dispatch<'a> {
     let ([batch, kv_heads, rows, head_dim], value_dim) = (k.shape(), v.shape()[3]);
     let [k_units, v_units] = [head_dim, value_dim].map(|dim| dim.div_ceil(cache_read::UNIT));
     let call = CacheReadCall {
@@ -131,7 +130,7 @@ pub(crate) fn copy_page<'a>(
     [from, to]: [u32; 2],
     slots: usize,
     device: &DeviceFacts,
-) -> [Dispatch<'a, KernelVariant>; 2] {
+) -> [Dispatch<'a>; 2] {
     let CacheParams { kv_heads, page_len, .. } = layer.params;
     let CacheParams { k_words, k_groups, k_scales, v_words, v_groups, v_scales, .. } = layer.params;
     let sides = [(layer.k, k_words, k_groups, k_scales), (layer.v, v_words, v_groups, v_scales)];
@@ -153,11 +152,7 @@ pub(crate) fn copy_page<'a>(
 
 /// The dispatches that take the first `slots` slots of all sequences through the moves in the sequence table, of keys and
 /// of values.
-pub(crate) fn reorder<'a>(
-    layer: &CacheLayer<'a>,
-    slots: usize,
-    device: &DeviceFacts,
-) -> [Dispatch<'a, KernelVariant>; 2] {
+pub(crate) fn reorder<'a>(layer: &CacheLayer<'a>, slots: usize, device: &DeviceFacts) -> [Dispatch<'a>; 2] {
     let CacheParams { kv_heads, k_words, k_groups, k_scales, v_words, v_groups, v_scales, .. } = layer.params;
     let sides = [(layer.k, k_words, k_groups, k_scales), (layer.v, v_words, v_groups, v_scales)];
     let CacheLayer { sequence_table, params: cache, .. } = *layer;

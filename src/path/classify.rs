@@ -3,7 +3,6 @@
 use crate::block_map::Blocks;
 use crate::device::DeviceFacts;
 use crate::kernel::Dispatch;
-use crate::kernels::KernelVariant;
 use crate::kernels::classify::ClassifyCall;
 use crate::kernels::mask::{MaskParams, MaskVariant, Masked};
 use crate::mask::DeviceMask;
@@ -16,7 +15,7 @@ pub(crate) fn call<'a>(
     shape: &Shape,
     blocks: &Blocks<TensorView<'a>>,
     device: &DeviceFacts,
-) -> Dispatch<'a, KernelVariant> {
+) -> Dispatch<'a> {
     let variant = MaskVariant::of(given, false, false).blocks_only();
     let [batch, heads, rows, cols] = blocks.map.shape();
     let call = ClassifyCall {

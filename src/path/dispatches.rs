@@ -3,11 +3,10 @@
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::kernel::Dispatch;
-use crate::kernels::KernelVariant;
 use crate::tensor::{DType, Layout, TensorView, dense_strides};
 
 /// Dispatches, in order.
-pub(crate) type Dispatches<'a> = Vec<Dispatch<'a, KernelVariant>>;
+pub(crate) type Dispatches<'a> = Vec<Dispatch<'a>>;
 
 /// A dense tensor in a scratch buffer, from element `offset` on.
 pub(crate) fn in_scratch(

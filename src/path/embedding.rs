@@ -5,7 +5,6 @@ use super::radix_sort::SortProblem;
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::kernel::{Dispatch, Width};
-use crate::kernels::KernelVariant;
 use crate::kernels::embedding::{EmbeddingCall, WORKGROUP};
 use crate::kernels::embedding_backward::{EmbeddingBackwardCall, LANES};
 use crate::scratch::{Scratch, ScratchSize, Slot};
@@ -33,7 +32,7 @@ impl<'a> EmbeddingOp<'a> {
     }
 
     /// Writes the rows of the ids.
-    pub fn forward(&self, device: &DeviceFacts) -> Dispatch<'a, KernelVariant> {
+    pub fn forward(&self, device: &DeviceFacts) -> Dispatch<'a> {
         let EmbeddingOp { ids, table, out, scale, accumulates } = *self;
         let [batch, _, length, dim] = out.shape();
         let fours = dim.div_ceil(4);

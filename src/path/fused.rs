@@ -4,7 +4,6 @@ use super::dispatches::Dispatches;
 use super::problem::{Extras, Keys, Problem};
 use crate::device::DeviceFacts;
 use crate::kernel::{Dispatch, Width};
-use crate::kernels::KernelVariant;
 use crate::kernels::cache::CacheParams;
 use crate::kernels::dropout::Dropped;
 use crate::kernels::fused::{Fused, FusedCall};
@@ -110,7 +109,7 @@ fn merge<'a>(
     mask_params: MaskParams,
     partial: Window<'a>,
     device: &DeviceFacts,
-) -> impl Iterator<Item = Dispatch<'a, KernelVariant>> {
+) -> impl Iterator<Item = Dispatch<'a>> {
     let Problem { shape, .. } = problem;
     let Extras { out, lse, mask, .. } = &problem.extras;
     let call = MergeSplitsCall {

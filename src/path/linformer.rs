@@ -7,7 +7,6 @@ use super::project_backward::{Axis, Gradient, Product, b_loads};
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::kernel::{Dispatch, Width};
-use crate::kernels::KernelVariant;
 use crate::kernels::keep_rows::{KeepRowsCall, ROWS};
 use crate::plan::Tuning;
 use crate::tensor::TensorView;
@@ -124,7 +123,7 @@ impl<'a> LowRank<'a> {
         d_projection: Gradient<'a>,
         tuning: &Tuning,
         device: &DeviceFacts,
-    ) -> Result<Dispatch<'a, KernelVariant>, Error> {
+    ) -> Result<Dispatch<'a>, Error> {
         let LowRank { x, low, .. } = *self;
         let (of_x, of_low, of_e) = (x.strides(), low.strides(), d_projection.view.strides());
         let [batch, heads, length, dim] = x.shape();
@@ -177,7 +176,7 @@ pub(crate) fn keep_rows<'a>(
     kept: TensorView<'a>,
     y: Gradient<'a>,
     device: &DeviceFacts,
-) -> Dispatch<'a, KernelVariant> {
+) -> Dispatch<'a> {
     let [batch, heads, length, dim] = x.shape();
     let call = KeepRowsCall {
         x,

@@ -4,7 +4,6 @@ use super::dispatches::{Dispatches, fits, in_scratch};
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::kernel::{Dispatch, Width};
-use crate::kernels::KernelVariant;
 use crate::kernels::local::WORKGROUP;
 use crate::kernels::local_columns::LocalColumnsCall;
 use crate::kernels::local_gradients::LocalGradientsCall;
@@ -162,7 +161,7 @@ impl<'a> LocalProblem<'a> {
         y: TensorView<'a>,
         accumulates: bool,
         device: &DeviceFacts,
-    ) -> Dispatch<'a, KernelVariant> {
+    ) -> Dispatch<'a> {
         let [batch, heads, len, dim] = y.shape();
         let fours = dim.div_ceil(4);
         let work = len.saturating_mul(fours);
@@ -194,7 +193,7 @@ impl<'a> LocalProblem<'a> {
         y: TensorView<'a>,
         accumulates: bool,
         device: &DeviceFacts,
-    ) -> Dispatch<'a, KernelVariant> {
+    ) -> Dispatch<'a> {
         let [batch, heads, len, dim] = y.shape();
         let fours = dim.div_ceil(4);
         let work = len.saturating_mul(fours);
@@ -231,7 +230,7 @@ pub(crate) struct Predicted<'a> {
 
 impl<'a> Predicted<'a> {
     /// Writes positions.
-    pub fn forward(&self, positions: TensorView<'a>, device: &DeviceFacts) -> Dispatch<'a, KernelVariant> {
+    pub fn forward(&self, positions: TensorView<'a>, device: &DeviceFacts) -> Dispatch<'a> {
         let Predicted { x, vector, lengths, kv_len } = *self;
         let [batch, _, rows, units] = x.shape();
         let step = workgroups(rows, device);
@@ -254,7 +253,7 @@ impl<'a> Predicted<'a> {
         d_positions: TensorView<'a>,
         [d_x, terms]: [TensorView<'a>; 2],
         device: &DeviceFacts,
-    ) -> Dispatch<'a, KernelVariant> {
+    ) -> Dispatch<'a> {
         let Predicted { x, vector, lengths, kv_len } = *self;
         let [batch, _, rows, units] = x.shape();
         let step = workgroups(rows, device);

@@ -2,7 +2,7 @@
 
 use crate::device::DeviceFacts;
 use crate::kernel::{Dispatch, Width};
-use crate::kernels::{KernelVariant, log_softmax, log_softmax_backward, top_k};
+use crate::kernels::{log_softmax, log_softmax_backward, top_k};
 use crate::plan::{self, Rows, Tuning};
 use crate::tensor::{TensorView, count};
 
@@ -28,7 +28,7 @@ pub(crate) fn log_softmax<'a>(
     out: TensorView<'a>,
     tuning: &Tuning,
     device: &DeviceFacts,
-) -> Dispatch<'a, KernelVariant> {
+) -> Dispatch<'a> {
     let [_, heads, length, columns] = x.shape();
     let (shares, groups, step) = share(&x, tuning, device);
     let call = log_softmax::LogSoftmaxCall {
@@ -53,7 +53,7 @@ pub(crate) fn log_softmax_backward<'a>(
     accumulates: bool,
     tuning: &Tuning,
     device: &DeviceFacts,
-) -> Dispatch<'a, KernelVariant> {
+) -> Dispatch<'a> {
     let [_, heads, length, columns] = out.shape();
     let (shares, groups, step) = share(&out, tuning, device);
     let call = log_softmax_backward::LogSoftmaxBackwardCall {
@@ -80,7 +80,7 @@ pub(crate) fn top_k<'a>(
     indices: TensorView<'a>,
     tuning: &Tuning,
     device: &DeviceFacts,
-) -> Dispatch<'a, KernelVariant> {
+) -> Dispatch<'a> {
     let [_, heads, length, columns] = x.shape();
     let rows = row_count(&x);
     let groups = rows.min(MOST_GROUPS).min(device.max_workgroups as usize);

@@ -7,7 +7,6 @@ use super::radix_sort::SortProblem;
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::kernel::Dispatch;
-use crate::kernels::KernelVariant;
 use crate::kernels::lsh_codes::LshCodesCall;
 use crate::kernels::lsh_gather::{LshGatherCall, ROWS};
 use crate::kernels::lsh_gradients::LshGradientsCall;
@@ -107,12 +106,7 @@ impl<'a> LshRounds<'a> {
     }
 
     /// Writes the buckets of `qk` by `rotations`.
-    pub fn hash(
-        &self,
-        qk: TensorView<'a>,
-        rotations: TensorView<'a>,
-        device: &DeviceFacts,
-    ) -> Dispatch<'a, KernelVariant> {
+    pub fn hash(&self, qk: TensorView<'a>, rotations: TensorView<'a>, device: &DeviceFacts) -> Dispatch<'a> {
         let LshSizes { batch, heads, length, head_dim, rounds, n_buckets, .. } = self.sizes;
         let call = LshHashCall {
             qk,
@@ -163,7 +157,7 @@ impl<'a> LshRounds<'a> {
         y: TensorView<'a>,
         normalises: bool,
         device: &DeviceFacts,
-    ) -> Dispatch<'a, KernelVariant> {
+    ) -> Dispatch<'a> {
         let LshSizes { batch, heads, length, rounds, chunk, .. } = self.sizes;
         let rows = y.shape()[2];
         let call = LshGatherCall {
@@ -188,7 +182,7 @@ impl<'a> LshRounds<'a> {
         out: TensorView<'a>,
         lse: Option<TensorView<'a>>,
         device: &DeviceFacts,
-    ) -> Dispatch<'a, KernelVariant> {
+    ) -> Dispatch<'a> {
         let LshSizes { batch, heads, length, value_dim, rounds, .. } = self.sizes;
         let call = LshMergeCall {
             part_out,
@@ -212,7 +206,7 @@ impl<'a> LshRounds<'a> {
         queries: Option<(TensorView<'a>, TensorView<'a>)>,
         d_x: Gradient<'a>,
         device: &DeviceFacts,
-    ) -> Dispatch<'a, KernelVariant> {
+    ) -> Dispatch<'a> {
         let LshSizes { batch, heads, length, rounds, chunk, .. } = self.sizes;
         let (x, d_queries) = queries.unzip();
         let call = LshGradientsCall {

@@ -3,7 +3,7 @@
 use crate::device::DeviceFacts;
 use crate::kernel::{Dispatch, Width};
 use crate::kernels::mean_pool::Pooled;
-use crate::kernels::{KernelVariant, mean_pool, mean_pool_backward};
+use crate::kernels::{mean_pool, mean_pool_backward};
 use crate::plan::{self, Rows, Tuning};
 use crate::tensor::TensorView;
 
@@ -44,12 +44,7 @@ impl<'a> MeanPoolOp<'a> {
     }
 
     /// Writes the means.
-    pub fn forward(
-        &self,
-        out: TensorView<'a>,
-        tuning: &Tuning,
-        device: &DeviceFacts,
-    ) -> Dispatch<'a, KernelVariant> {
+    pub fn forward(&self, out: TensorView<'a>, tuning: &Tuning, device: &DeviceFacts) -> Dispatch<'a> {
         let MeanPoolOp { x, pooled, sequences, l2, .. } = *self;
         let [_, _, length, features] = x.shape();
         let (rows, groups, step) = self.share(tuning, device);
@@ -80,7 +75,7 @@ impl<'a> MeanPoolOp<'a> {
         accumulates: bool,
         tuning: &Tuning,
         device: &DeviceFacts,
-    ) -> Dispatch<'a, KernelVariant> {
+    ) -> Dispatch<'a> {
         let MeanPoolOp { x, pooled, sequences, l2, .. } = *self;
         let [_, _, length, features] = x.shape();
         let (rows, groups, step) = self.share(tuning, device);

@@ -6,7 +6,7 @@ use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::kernel::{Dispatch, Source, Width};
 use crate::kernels::norm_sums::{COLUMNS, STATISTICS, STRIPS};
-use crate::kernels::{KernelVariant, norm, norm_backward, norm_sums};
+use crate::kernels::{norm, norm_backward, norm_sums};
 use crate::norm_config::NormConfig;
 use crate::plan::{self, Rows, Tuning};
 use crate::scratch::{Scratch, ScratchSize, Slot};
@@ -72,7 +72,7 @@ impl<'a> NormOp<'a> {
         sum: Option<TensorView<'a>>,
         tuning: &Tuning,
         device: &DeviceFacts,
-    ) -> Dispatch<'a, KernelVariant> {
+    ) -> Dispatch<'a> {
         let NormOp { config, x, residual, weight, bias } = *self;
         let [batch, heads, length, features] = x.shape();
         let (shares, groups, step) = share(&x, tuning, device);
@@ -174,7 +174,7 @@ impl<'a> NormOp<'a> {
         statistics: Option<TensorView<'a>>,
         tuning: &Tuning,
         device: &DeviceFacts,
-    ) -> Dispatch<'a, KernelVariant> {
+    ) -> Dispatch<'a> {
         let NormOp { config, x, residual, weight, .. } = *self;
         let NormGradients { d_out, d_sum, d_x, .. } = *gradients;
         let [batch, heads, length, features] = x.shape();

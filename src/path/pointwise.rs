@@ -3,7 +3,6 @@
 use crate::block_config::Activation;
 use crate::device::DeviceFacts;
 use crate::kernel::{Dispatch, Width};
-use crate::kernels::KernelVariant;
 use crate::kernels::pointwise::{Join, PointwiseCall, WORKGROUP, x_width};
 use crate::kernels::pointwise_backward::PointwiseBackwardCall;
 use crate::tensor::TensorView;
@@ -55,7 +54,7 @@ impl<'a> PointwiseOp<'a> {
     }
 
     /// Writes it to `out`.
-    pub fn forward(&self, out: TensorView<'a>, device: &DeviceFacts) -> Dispatch<'a, KernelVariant> {
+    pub fn forward(&self, out: TensorView<'a>, device: &DeviceFacts) -> Dispatch<'a> {
         let x_repeats = self.x_repeats(&out);
         let [batch, heads, _, dim] = out.shape();
         let (fours, work, groups, step) = share(out.shape(), device);
@@ -91,7 +90,7 @@ impl<'a> PointwiseOp<'a> {
         d_times: Option<TensorView<'a>>,
         accumulates: bool,
         device: &DeviceFacts,
-    ) -> Dispatch<'a, KernelVariant> {
+    ) -> Dispatch<'a> {
         let x_repeats = self.x_repeats(&d_out);
         let [batch, heads, length, dim] = d_out.shape();
         let shared = if x_repeats { [batch, heads, length, 1] } else { d_out.shape() };

@@ -5,7 +5,6 @@ use crate::block_config::Activation;
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::kernel::{Dispatch, Placed, Several, Width};
-use crate::kernels::KernelVariant;
 use crate::kernels::project::{PARTS, ProjectCall, ProjectPart};
 use crate::plan::{self, ProductOutline, Tuning};
 use crate::tensor::{DType, Layout, TensorView, Window};
@@ -223,7 +222,7 @@ fn dispatch<'a>(
     bound: Bound<'a>,
     tuning: &Tuning,
     device: &DeviceFacts,
-) -> Result<Dispatch<'a, KernelVariant>, Error> {
+) -> Result<Dispatch<'a>, Error> {
     let first = products[0];
     let together = Together::of(products);
     let mut parts = [bytemuck::Zeroable::zeroed(); PARTS];

@@ -5,7 +5,6 @@ use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::family::Family;
 use crate::kernel::{Dispatch, Width};
-use crate::kernels::KernelVariant;
 use crate::kernels::column_sums::{COLUMNS, ColumnSumsCall};
 use crate::kernels::project_backward::{LEVELS, ProductAxis, ProjectBackwardCall};
 use crate::plan::{self, MatmulShape, Tiles, Tuning};
@@ -171,7 +170,7 @@ pub(crate) fn column_sums<'a>(
     d_y: TensorView<'a>,
     c: Gradient<'a>,
     device: &DeviceFacts,
-) -> Result<Dispatch<'a, KernelVariant>, Error> {
+) -> Result<Dispatch<'a>, Error> {
     if device.lacks(Family::RowSums) {
         return Err(Error::PutAside { family: Family::RowSums });
     }
@@ -193,11 +192,7 @@ pub(crate) fn column_sums<'a>(
 }
 
 impl<'a> Product<'a> {
-    pub(super) fn dispatch(
-        self,
-        tuning: &Tuning,
-        device: &DeviceFacts,
-    ) -> Result<Dispatch<'a, KernelVariant>, Error> {
+    pub(super) fn dispatch(self, tuning: &Tuning, device: &DeviceFacts) -> Result<Dispatch<'a>, Error> {
         let (rows, row_levels) = nested(&self.rows);
         let (inner, inner_levels) = nested(&self.inner);
         let (cols, _) = nested(&[self.cols]);

@@ -2,7 +2,7 @@
 
 use crate::device::DeviceFacts;
 use crate::kernel::{Dispatch, Width};
-use crate::kernels::{KernelVariant, quantized_project, quantized_rows};
+use crate::kernels::{quantized_project, quantized_rows};
 use crate::plan::{self, MatmulShape, QuantizedTiles, Tuning};
 use crate::quantized_format::QuantizedFormat;
 use crate::tensor::{Layout, TensorView};
@@ -33,7 +33,7 @@ impl<'a> QuantizedOp<'a> {
         y: TensorView<'a>,
         tuning: &Tuning,
         device: &DeviceFacts,
-    ) -> Dispatch<'a, KernelVariant> {
+    ) -> Dispatch<'a> {
         let [batch, _, length, dim] = y.shape();
         let Layout { shape, strides, .. } = x.layout;
         // The rows of all sequences are one matrix where they lie at one stride.
@@ -76,12 +76,7 @@ impl<'a> QuantizedOp<'a> {
     }
 
     /// The rows that `ids` `[batch, 1, length, 1]` name, to `out` `[batch, 1, length, columns]`.
-    pub fn rows(
-        &self,
-        ids: TensorView<'a>,
-        out: TensorView<'a>,
-        device: &DeviceFacts,
-    ) -> Dispatch<'a, KernelVariant> {
+    pub fn rows(&self, ids: TensorView<'a>, out: TensorView<'a>, device: &DeviceFacts) -> Dispatch<'a> {
         let [batch, _, length, _] = out.shape();
         let fours = self.columns / 4;
         let work = length.saturating_mul(fours);

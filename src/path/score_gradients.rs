@@ -4,7 +4,6 @@ use super::backward_problem::{BackwardProblem, in_fours};
 use super::dispatches::{Dispatches, in_scratch, runs};
 use crate::device::DeviceFacts;
 use crate::kernel::{Dispatch, Placed, Width};
-use crate::kernels::KernelVariant;
 use crate::kernels::captured_gradients::CapturedGradientsCall;
 use crate::kernels::dropout::Dropped;
 use crate::kernels::mask::MaskVariant;
@@ -84,7 +83,7 @@ pub(super) fn part_sums<'a>(
     sums: TensorView<'a>,
     accumulates: bool,
     device: &DeviceFacts,
-) -> impl Iterator<Item = Dispatch<'a, KernelVariant>> {
+) -> impl Iterator<Item = Dispatch<'a>> {
     let [_, _, elements, count] = parts.shape();
     let call = PartSumsCall {
         parts,

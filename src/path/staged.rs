@@ -5,7 +5,6 @@ use super::problem::{Extras, Keys, Problem};
 use crate::device::DeviceFacts;
 use crate::family::STAGED;
 use crate::kernel::{Dispatch, Placed, Width};
-use crate::kernels::KernelVariant;
 use crate::kernels::additive_scores::{self, AdditiveScores, AdditiveScoresCall};
 use crate::kernels::average_weights::{AverageWeightsCall, WORKGROUP};
 use crate::kernels::dropout::Dropped;
@@ -98,7 +97,7 @@ impl<'a> Staged<'_, 'a> {
         }
     }
 
-    fn scores(&self) -> Dispatch<'a, KernelVariant> {
+    fn scores(&self) -> Dispatch<'a> {
         let Problem { shape, q, scale, .. } = *self.problem;
         let k = self.k;
         let (tiles, product) = self.product(shape.kv_len);
@@ -118,7 +117,7 @@ impl<'a> Staged<'_, 'a> {
         call.dispatch(plan::grid(tiles, product), self.device)
     }
 
-    fn additive_scores(&self, score_vector: TensorView<'a>) -> Dispatch<'a, KernelVariant> {
+    fn additive_scores(&self, score_vector: TensorView<'a>) -> Dispatch<'a> {
         let Problem { shape, q, .. } = *self.problem;
         let (k, cpu) = (self.k, self.is_cpu());
         let key_lanes = AdditiveScores::key_lanes(shape.q_len, cpu);
@@ -143,7 +142,7 @@ impl<'a> Staged<'_, 'a> {
     }
 
     /// The scores as the caller wants them, before the softmax overwrites them.
-    fn score_stage(&self, out: TensorView<'a>, stage: ScoreStage) -> Dispatch<'a, KernelVariant> {
+    fn score_stage(&self, out: TensorView<'a>, stage: ScoreStage) -> Dispatch<'a> {
         let Shape { batch, heads, q_len, kv_len, .. } = self.problem.shape;
         let mask = match stage {
             ScoreStage::Scaled => mask::MaskVariant::default(),
@@ -154,7 +153,7 @@ impl<'a> Staged<'_, 'a> {
         call.dispatch([kv_len.div_ceil(score_stage::WORKGROUP), q_len, batch * heads], self.device)
     }
 
-    fn softmax(&self) -> Dispatch<'a, KernelVariant> {
+    fn softmax(&self) -> Dispatch<'a> {
         let Problem { shape, extras: Extras { lse, .. }, .. } = *self.problem;
         let rows = plan::rows(shape.kv_len, self.is_cpu());
         let call = SoftmaxCall {
@@ -170,7 +169,7 @@ impl<'a> Staged<'_, 'a> {
         call.dispatch([shape.q_len.div_ceil(row_groups), shape.heads, shape.batch], self.device)
     }
 
-    fn weighted_sum(&self) -> Dispatch<'a, KernelVariant> {
+    fn weighted_sum(&self) -> Dispatch<'a> {
         let Problem { shape, extras: Extras { out, .. }, .. } = *self.problem;
         let v = self.v;
         let (tiles, product) = self.product(shape.value_dim);
@@ -190,7 +189,7 @@ impl<'a> Staged<'_, 'a> {
     }
 
     /// The weights as the caller wants them, where the matrix itself is in scratch.
-    fn average_weights(&self, out: TensorView<'a>) -> Dispatch<'a, KernelVariant> {
+    fn average_weights(&self, out: TensorView<'a>) -> Dispatch<'a> {
         let Shape { batch, heads, q_len, kv_len, .. } = self.problem.shape;
         let out_heads = out.shape()[1];
         let call = AverageWeightsCall {

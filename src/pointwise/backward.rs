@@ -4,7 +4,6 @@ use super::{Pointwise, PointwiseForward};
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::kernel::Dispatch;
-use crate::kernels::KernelVariant;
 use crate::record::{dispatch, pass};
 use crate::tensor::{Access, TensorView, check_aliasing, check_apart, check_float, expect_shape};
 
@@ -43,7 +42,7 @@ impl<'a> PointwiseBackward<'a> {
         self
     }
 
-    fn dispatch(&self, device: &DeviceFacts) -> Result<Dispatch<'a, KernelVariant>, Error> {
+    fn dispatch(&self, device: &DeviceFacts) -> Result<Dispatch<'a>, Error> {
         let PointwiseBackward { forward, d_out, d_x, d_times, accumulate } = *self;
         forward.check_inputs(device)?;
         if d_times.is_some() && forward.times.is_none() {

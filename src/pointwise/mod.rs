@@ -11,7 +11,6 @@ use crate::block_config::Activation;
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::kernel::Dispatch;
-use crate::kernels::KernelVariant;
 use crate::path::pointwise::PointwiseOp;
 use crate::pipelines::Pipelines;
 use crate::record::{dispatch, pass};
@@ -142,21 +141,14 @@ impl Pointwise {
         self.record(call, |bound| dispatch(pass, bound))
     }
 
-    fn record(
-        &self,
-        call: Dispatch<KernelVariant>,
-        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
-    ) -> Result<(), Error> {
+    fn record(&self, call: Dispatch, emit: impl FnOnce(&[(BoundDispatch, [u32; 3])])) -> Result<(), Error> {
         let bound = self.pipelines.bind(&[call], &self.bindings)?;
         emit(&bound);
         Ok(())
     }
 }
 
-fn dispatch_of<'a>(
-    call: &PointwiseForward<'a>,
-    device: &DeviceFacts,
-) -> Result<Dispatch<'a, KernelVariant>, Error> {
+fn dispatch_of<'a>(call: &PointwiseForward<'a>, device: &DeviceFacts) -> Result<Dispatch<'a>, Error> {
     call.check_inputs(device)?;
     check_float("out", &call.out)?;
     call.out.check("out", Access::Write, device)?;

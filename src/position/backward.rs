@@ -5,7 +5,6 @@ use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::family::Family;
 use crate::kernel::Dispatch;
-use crate::kernels::KernelVariant;
 use crate::kernels::table_backward::{LANES, TableBackwardCall};
 use crate::record::{dispatch, pass};
 use crate::tensor::{Access, TensorView, check_aliasing, check_float, expect};
@@ -54,7 +53,7 @@ impl<'a> TableBackward<'a> {
     }
 
     /// Dispatch after `check`.
-    fn dispatch(&self, device: &DeviceFacts) -> Dispatch<'a, KernelVariant> {
+    fn dispatch(&self, device: &DeviceFacts) -> Dispatch<'a> {
         let TableBackward { d_out, at, d_table, accumulate } = self;
         let [batch, heads, length, dim] = d_out.shape();
         let rows = d_table.shape()[2];

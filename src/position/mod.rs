@@ -19,7 +19,7 @@ use crate::error::Error;
 use crate::kernel::{Dispatch, Source, View};
 use crate::kernels::rotation_table::{DIGITS, LEVELS, RotationParams};
 use crate::kernels::row_positions::PositionParams;
-use crate::kernels::{KernelVariant, add_positions, rotate};
+use crate::kernels::{add_positions, rotate};
 use crate::pipelines::Pipelines;
 use crate::record::{dispatch, pass};
 use crate::tensor::{
@@ -235,11 +235,7 @@ impl Positions {
         self.record(call, |bound| dispatch(pass, bound))
     }
 
-    fn record(
-        &self,
-        call: Dispatch<KernelVariant>,
-        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
-    ) -> Result<(), Error> {
+    fn record(&self, call: Dispatch, emit: impl FnOnce(&[(BoundDispatch, [u32; 3])])) -> Result<(), Error> {
         let bound = self.pipelines.bind(&[call], &self.bindings)?;
         emit(&bound);
         Ok(())
@@ -373,11 +369,7 @@ fn check_rotation(
 }
 
 /// The dispatch of a rotation, by the angles times `turn`, which is 1 or −1.
-fn rotation<'a>(
-    call: &Rotate<'a>,
-    turn: f32,
-    device: &DeviceFacts,
-) -> Result<Dispatch<'a, KernelVariant>, Error> {
+fn rotation<'a>(call: &Rotate<'a>, turn: f32, device: &DeviceFacts) -> Result<Dispatch<'a>, Error> {
     let Rotate { x, out, rotation, at } = call;
     let [batch, heads, length, dim] = x.shape();
     let (rope, cos_sin, order) = match rotation {
@@ -420,7 +412,7 @@ fn rotation<'a>(
     Ok(call.dispatch([groups, heads, batch], device))
 }
 
-fn sum<'a>(call: &AddPositions<'a>, device: &DeviceFacts) -> Result<Dispatch<'a, KernelVariant>, Error> {
+fn sum<'a>(call: &AddPositions<'a>, device: &DeviceFacts) -> Result<Dispatch<'a>, Error> {
     let AddPositions { x, out, table, at, scale } = call;
     let [batch, heads, length, dim] = x.shape();
     let learned = match table {

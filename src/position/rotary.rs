@@ -4,7 +4,6 @@ use super::{Rotate, Rotation, RowPositions, check_rotation, rotation};
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::kernel::Dispatch;
-use crate::kernels::KernelVariant;
 use crate::tensor::{TensorView, same_view};
 
 /// How a layer rotates what it has projected, and where the rows stand.
@@ -58,7 +57,7 @@ impl<'a> Rotary<'a> {
         x: TensorView<'a>,
         back: bool,
         device: &DeviceFacts,
-    ) -> Result<Dispatch<'a, KernelVariant>, Error> {
+    ) -> Result<Dispatch<'a>, Error> {
         let call = Rotate::new(x, self.rotation, self.at);
         rotation(&call, if back { -1.0 } else { 1.0 }, device)
     }

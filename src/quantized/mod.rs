@@ -6,7 +6,6 @@ use crate::bindings::{BindingCache, BoundDispatch};
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::kernel::Dispatch;
-use crate::kernels::KernelVariant;
 use crate::path::quantized::QuantizedOp;
 use crate::pipelines::Pipelines;
 use crate::plan::Tuning;
@@ -83,7 +82,7 @@ impl<'a> QuantizedForward<'a> {
         QuantizedForward { x, weight, out }
     }
 
-    fn dispatch(&self, tuning: &Tuning, device: &DeviceFacts) -> Result<Dispatch<'a, KernelVariant>, Error> {
+    fn dispatch(&self, tuning: &Tuning, device: &DeviceFacts) -> Result<Dispatch<'a>, Error> {
         let QuantizedForward { x, weight, out } = *self;
         check_float("x", &x)?;
         check_float("out", &out)?;
@@ -118,7 +117,7 @@ impl<'a> QuantizedRows<'a> {
         QuantizedRows { table, ids, out }
     }
 
-    fn dispatch(&self, device: &DeviceFacts) -> Result<Dispatch<'a, KernelVariant>, Error> {
+    fn dispatch(&self, device: &DeviceFacts) -> Result<Dispatch<'a>, Error> {
         let QuantizedRows { table, ids, out } = *self;
         same_dtype("ids", &ids, DType::U32)?;
         check_float("out", &out)?;
@@ -229,17 +228,14 @@ impl QuantizedProjection {
         self.record(&[rows], |bound| dispatch(pass, bound))
     }
 
-    fn products<'a>(
-        &self,
-        products: &[QuantizedForward<'a>],
-    ) -> Result<Vec<Dispatch<'a, KernelVariant>>, Error> {
+    fn products<'a>(&self, products: &[QuantizedForward<'a>]) -> Result<Vec<Dispatch<'a>>, Error> {
         let device = &self.pipelines.facts();
         products.iter().map(|product| product.dispatch(&self.tuning, device)).collect()
     }
 
     fn record(
         &self,
-        calls: &[Dispatch<KernelVariant>],
+        calls: &[Dispatch],
         emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
     ) -> Result<(), Error> {
         if calls.is_empty() {

@@ -6,7 +6,6 @@ use crate::bindings::{BindingCache, BoundDispatch};
 use crate::device::DeviceFacts;
 use crate::error::Error;
 use crate::kernel::Dispatch;
-use crate::kernels::KernelVariant;
 use crate::kernels::weight_norm::WeightNormCall;
 use crate::kernels::weight_norm_backward::WeightNormBackwardCall;
 use crate::pipelines::Pipelines;
@@ -148,11 +147,7 @@ impl WeightNorm {
         self.record(call, |bound| dispatch(pass, bound))
     }
 
-    fn record(
-        &self,
-        call: Dispatch<KernelVariant>,
-        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
-    ) -> Result<(), Error> {
+    fn record(&self, call: Dispatch, emit: impl FnOnce(&[(BoundDispatch, [u32; 3])])) -> Result<(), Error> {
         let bound = self.pipelines.bind(&[call], &self.bindings)?;
         emit(&bound);
         Ok(())
@@ -171,7 +166,7 @@ fn check_inputs(vector: &TensorView, gain: &TensorView, device: &DeviceFacts) ->
 }
 
 impl<'a> WeightNormForward<'a> {
-    fn dispatch(&self, device: &DeviceFacts) -> Result<Dispatch<'a, KernelVariant>, Error> {
+    fn dispatch(&self, device: &DeviceFacts) -> Result<Dispatch<'a>, Error> {
         let WeightNormForward { vector, gain, out } = *self;
         check_inputs(&vector, &gain, device)?;
         out.check_as("out", DType::F32, Access::Write, device)?;
@@ -184,7 +179,7 @@ impl<'a> WeightNormForward<'a> {
 }
 
 impl<'a> WeightNormBackward<'a> {
-    fn dispatch(&self, device: &DeviceFacts) -> Result<Dispatch<'a, KernelVariant>, Error> {
+    fn dispatch(&self, device: &DeviceFacts) -> Result<Dispatch<'a>, Error> {
         let WeightNormBackward { vector, gain, d_out, d_vector, d_gain, accumulates } = *self;
         check_inputs(&vector, &gain, device)?;
         d_out.check_as("d_out", DType::F32, Access::Read, device)?;

@@ -7,7 +7,8 @@ use super::cache::{CacheParams, CacheVariant};
 use super::dropout::{DropoutKind, Dropped};
 use super::mask::{MaskVariant, Masked};
 use super::shader;
-use crate::kernel::{Constant, Declared, Kernel, Untyped, Width, kernel};
+use crate::family::{Families, Family};
+use crate::kernel::{Constant, Declared, Kernel, Untyped, Variant, Width, families, kernel};
 use crate::mask::Id;
 use crate::plan::FusedTiles;
 use crate::storage::StorageKind;
@@ -99,23 +100,10 @@ fn v_last(s: Source, row: u32, d: u32, n: u32, exist: vec4<bool>) -> vec4<f32> {
 }
 ";
 
-impl Fused {
-    /// How words hold channels, where they hold several.
-    fn storage_kind(&self) -> Option<StorageKind> {
-        self.cached.map(|cache| cache.storage).or(self.halves.then_some(StorageKind::of(self.q)))
-    }
+impl Variant for Fused {
+    const LABEL: &'static str = "attention.fused";
 
-    /// True if the form for software drivers loads keys and values one channel at a time.
-    fn loads_by_channel(&self) -> bool {
-        Self::by_channel(self.tiles, self.width) && self.cached.is_none() && !self.halves
-    }
-
-    /// The same of keys and values in tensors.
-    pub fn by_channel(tiles: FusedTiles, width: Width) -> bool {
-        matches!(tiles, FusedTiles::Cpu { .. }) && width == Width::One
-    }
-
-    pub fn describe(&self) -> Kernel {
+    fn describe(&self) -> Kernel {
         let form = Form::of(&self.tiles);
         let mut declared = self.declared().with(form.constants).with(self.keys_constants());
         let mut parts =
@@ -139,6 +127,41 @@ impl Fused {
         let mask = mask.wgsl();
         parts.push(&mask);
         declared.kernel(&parts, form.invocations, self.tiles.workgroup_memory())
+    }
+
+    fn families(&self) -> Families {
+        let family = match self.tiles {
+            FusedTiles::Gpu { .. } | FusedTiles::AdditiveGpu { .. } => Family::FusedGpu,
+            FusedTiles::Cpu { .. } | FusedTiles::AdditiveCpu { .. } => Family::FusedCpu,
+            FusedTiles::DecodeGpu(_) => Family::DecodeGpu,
+            FusedTiles::DecodeCpu(_) => Family::DecodeCpu,
+            FusedTiles::Matrix(_) => Family::MatrixAttention,
+        };
+        let shuffles = matches!(self.tiles, FusedTiles::DecodeGpu(decode) if decode.subgroups);
+        let found = [
+            Some(family),
+            shuffles.then_some(Family::SubgroupReductions),
+            self.partial.map(|_| Family::SplitKeys),
+            self.cached.map(|cache| cache.storage.family()),
+        ];
+        families(&found, &[self.q])
+    }
+}
+
+impl Fused {
+    /// How words hold channels, where they hold several.
+    fn storage_kind(&self) -> Option<StorageKind> {
+        self.cached.map(|cache| cache.storage).or(self.halves.then_some(StorageKind::of(self.q)))
+    }
+
+    /// True if the form for software drivers loads keys and values one channel at a time.
+    fn loads_by_channel(&self) -> bool {
+        Self::by_channel(self.tiles, self.width) && self.cached.is_none() && !self.halves
+    }
+
+    /// The same of keys and values in tensors.
+    pub fn by_channel(tiles: FusedTiles, width: Width) -> bool {
+        matches!(tiles, FusedTiles::Cpu { .. }) && width == Width::One
     }
 
     /// What every form has.

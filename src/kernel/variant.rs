@@ -1,0 +1,109 @@
+//! Kernel variants: of one kernel, and of any.
+
+use std::any::Any;
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use super::Kernel;
+use crate::family::{Families, Family};
+use crate::tensor::DType;
+
+/// A variant of one kernel: everything that changes its text.
+pub(crate) trait Variant: fmt::Debug + Eq + Hash + Send + Sync + 'static {
+    /// The label of its pipelines: `attention.` and the stem of its shader.
+    const LABEL: &'static str;
+
+    /// Its text and what the host must know of it. Built once per pipeline.
+    fn describe(&self) -> Kernel;
+
+    /// The families that it belongs to.
+    fn families(&self) -> Families {
+        Families::NONE
+    }
+}
+
+/// These families, and those of kernels with tensors of F16 or BF16 if one of `dtypes` is.
+pub(crate) fn families(families: &[Option<Family>], dtypes: &[DType]) -> Families {
+    let tensors = [(DType::F16, Family::F16Tensors), (DType::BF16, Family::BF16Tensors)];
+    let used = tensors.map(|(dtype, family)| dtypes.contains(&dtype).then_some(family));
+    families.iter().chain(&used).flatten().copied().collect()
+}
+
+/// A variant of any kernel. Its hash finds its pipeline.
+#[derive(Clone)]
+pub(crate) struct KernelVariant(Arc<dyn Erased>);
+
+/// A [`Variant`] whose type is not known.
+trait Erased: Any + fmt::Debug + Send + Sync {
+    fn label(&self) -> &'static str;
+    fn describe(&self) -> Kernel;
+    fn families(&self) -> Families;
+    fn equals(&self, other: &dyn Any) -> bool;
+    fn hash(&self, state: &mut dyn Hasher);
+}
+
+impl<V: Variant> Erased for V {
+    fn label(&self) -> &'static str {
+        V::LABEL
+    }
+
+    fn describe(&self) -> Kernel {
+        Variant::describe(self)
+    }
+
+    fn families(&self) -> Families {
+        Variant::families(self)
+    }
+
+    fn equals(&self, other: &dyn Any) -> bool {
+        other.downcast_ref::<V>() == Some(self)
+    }
+
+    fn hash(&self, mut state: &mut dyn Hasher) {
+        Hash::hash(self, &mut state);
+    }
+}
+
+impl KernelVariant {
+    pub fn new(variant: impl Variant) -> Self {
+        KernelVariant(Arc::new(variant))
+    }
+
+    /// What its pipeline is called.
+    pub fn label(&self) -> &'static str {
+        self.0.label()
+    }
+
+    /// Its text and what the host must know of it. Built once per pipeline.
+    pub fn describe(&self) -> Kernel {
+        self.0.describe()
+    }
+
+    /// The families that it belongs to.
+    pub fn families(&self) -> Families {
+        self.0.families()
+    }
+}
+
+impl PartialEq for KernelVariant {
+    fn eq(&self, other: &Self) -> bool {
+        let other: &dyn Any = &*other.0;
+        self.0.equals(other)
+    }
+}
+
+impl Eq for KernelVariant {}
+
+impl Hash for KernelVariant {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.label().hash(state);
+        self.0.hash(state);
+    }
+}
+
+impl fmt::Debug for KernelVariant {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
