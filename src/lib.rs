@@ -57,6 +57,7 @@
 // Lists of variants and structs are for `inspect` alone; with it, what is dead is told.
 #![cfg_attr(not(feature = "inspect"), allow(dead_code))]
 
+mod activation;
 mod additive;
 mod attention;
 mod attentional;
@@ -78,6 +79,7 @@ mod family;
 mod feature_map;
 mod gpu;
 mod guard;
+mod host_tensor;
 #[cfg(feature = "inspect")]
 pub mod inspect;
 mod kernel;
@@ -112,7 +114,9 @@ mod record;
 pub mod reference;
 mod registers;
 mod report;
+mod score_options;
 mod scratch;
+mod side_shape;
 mod storage;
 mod tensor;
 mod tune;

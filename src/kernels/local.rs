@@ -1,13 +1,9 @@
 //! What the kernels of local attention share.
 
+pub(crate) use super::totals::{TOTALS_BYTES, WORKGROUP};
 use super::{FLOATS, WIDTHS};
 use crate::kernel::Width;
 use crate::tensor::DType;
-
-/// Invocations of a workgroup.
-pub(crate) const WORKGROUP: usize = 64;
-/// Workgroup memory of totals.
-pub(super) const TOTALS_BYTES: u32 = (WORKGROUP * size_of::<f32>()) as u32;
 
 /// The function `length_of`: keys of a sequence. Without `lengths` all keys are there.
 pub(super) fn length_of(lengths: Option<DType>) -> &'static str {

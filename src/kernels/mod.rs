@@ -89,6 +89,7 @@ pub(crate) mod tanh_backward;
 pub(crate) mod tanh_sum;
 mod texts;
 pub(crate) mod top_k;
+pub(crate) mod totals;
 mod variant;
 pub(crate) mod weight_norm;
 pub(crate) mod weight_norm_backward;
@@ -123,9 +124,4 @@ pub(crate) const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 pub(crate) const FLOATS_OR_NONE: [Option<DType>; 4] =
     [None, Some(DType::F32), Some(DType::F16), Some(DType::BF16)];
 pub(crate) const WIDTHS: [Width; 2] = [Width::One, Width::Four];
-
-/// The float types that a kernel is listed with beside `mask`: not every one beside BF16, whose loads and stores
-/// no mask changes.
-pub(crate) fn floats_beside(mask: &mask::MaskVariant) -> &'static [DType] {
-    if *mask == mask::MaskVariant::default() { &FLOATS } else { &FLOATS[..2] }
-}
+pub(crate) use mask::floats_beside;

@@ -1,6 +1,7 @@
 //! Twin of `pointwise.wgsl`.
 
 use super::shader;
+pub(crate) use crate::activation::activation_parts;
 use crate::block_config::Activation;
 use crate::kernel::{Kernel, Variant, Width, kernel};
 
@@ -46,19 +47,6 @@ pub(crate) fn x_width(width: Width, x_repeats: bool) -> Width {
 
 /// Invocations of a workgroup.
 pub(crate) const WORKGROUP: usize = 64;
-
-/// The text of an activation and its slope.
-pub(crate) fn activation_parts(activation: Option<Activation>) -> &'static [&'static str] {
-    const EXP: &str = shader!("activation/exp");
-    match activation {
-        None => &[shader!("activation/none")],
-        Some(Activation::Relu) => &[shader!("activation/relu")],
-        Some(Activation::Gelu) => &[EXP, shader!("activation/gelu")],
-        Some(Activation::GeluTanh) => &[EXP, shader!("activation/gelu_tanh")],
-        Some(Activation::Silu) => &[EXP, shader!("activation/silu")],
-        Some(Activation::Sigmoid) => &[EXP, shader!("activation/sigmoid")],
-    }
-}
 
 impl Variant for Pointwise {
     const LABEL: &'static str = "attention.pointwise";

@@ -2,13 +2,12 @@
 
 mod builder;
 mod check;
-mod host;
 mod rule;
 mod rules;
 mod settings;
 
+pub use crate::host_tensor::HostTensor;
 pub(crate) use check::{check_map, check_whole_map};
-pub use host::HostTensor;
 use rule::Tensor;
 pub(crate) use rule::{Adds, Ask, Turn};
 pub(crate) use rules::{BY_SLOT, Id, RULES, RuleSet, TENSORS, slot};

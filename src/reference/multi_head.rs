@@ -1,5 +1,6 @@
 //! A whole layer: project → attend → project.
 
+pub use super::project::HostLinear;
 use super::{Attended, HostNorm, Options, Real, activate, attention, expect_length, norm, project, rotate};
 use crate::block_config::Activation;
 use crate::error::Error;
@@ -8,16 +9,6 @@ use crate::mask::HostTensor;
 use crate::position::{RopeConfig, RowPositions};
 use crate::problem::Shape;
 use crate::tensor::check_sizes;
-
-/// Weight `[out, in]` and bias `[out]` of one projection. Narrow projections have one `[dim, in / heads]`
-/// matrix per head, one after the other.
-#[derive(Clone, Copy, Debug)]
-pub struct HostLinear<'a, R> {
-    /// `[out, in]`, dense.
-    pub weight: &'a [R],
-    /// `[out]`.
-    pub bias: Option<&'a [R]>,
-}
 
 /// The weights of a layer.
 #[derive(Clone, Copy, Debug)]

@@ -4,6 +4,16 @@ use super::{Real, expect_length};
 use crate::error::Error;
 use crate::tensor::check_sizes;
 
+/// Weight `[out, in]` and bias `[out]` of one projection. Narrow projections have one `[dim, in / heads]`
+/// matrix per head, one after the other.
+#[derive(Clone, Copy, Debug)]
+pub struct HostLinear<'a, R> {
+    /// `[out, in]`, dense.
+    pub weight: &'a [R],
+    /// `[out]`.
+    pub bias: Option<&'a [R]>,
+}
+
 /// Multiplies rows of `x` `[rows, d_in]` by `weight` `[d_out, d_in]` and adds `bias` `[d_out]`:
 /// `y[r, o] = Σᵢ x[r, i] · weight[o, i] + bias[o]`, shape `[rows, d_out]`.
 ///

@@ -6,6 +6,7 @@ mod params;
 
 use std::fmt;
 
+use super::FLOATS;
 use super::cache::CacheVariant;
 use crate::device::DeviceFacts;
 use crate::dtype::Element;
@@ -321,4 +322,10 @@ impl fmt::Debug for MaskVariant {
         }
         fields.finish()
     }
+}
+
+/// The float types that a kernel is listed with beside `mask`: not every one beside BF16, whose loads and stores
+/// no mask changes.
+pub(crate) fn floats_beside(mask: &MaskVariant) -> &'static [DType] {
+    if *mask == MaskVariant::default() { &FLOATS } else { &FLOATS[..2] }
 }

@@ -1,4 +1,4 @@
-//! Parts of a mask in host memory.
+//! Tensors in host memory.
 
 use crate::error::Error;
 use crate::tensor::{count, expect_broadcast};
