@@ -3,15 +3,17 @@
 //!
 //! `cargo run --features inspect --example kernels -- FOLDER` writes them as files for other WGSL compilers.
 
-use crate::device::{DeviceFacts, Fragment};
-use crate::family::{Families, Family};
-use crate::registers::Registers;
 use std::collections::HashSet;
 
-pub use crate::kernel::Field;
-use crate::kernel::{Kernel, KernelVariant, Table, View};
-use crate::kernels::{self, cache, mask, merge, project, project_backward, rotation_table, row_positions};
-use crate::pipelines::Pipelines;
+use crate::attention::merge::kernels::merge;
+use crate::cache::kernels::cache;
+use crate::device::registers::Registers;
+use crate::device::{DeviceFacts, Families, Family, Fragment};
+use crate::kernel::{Field, Kernel, KernelVariant, Pipelines, Table, View};
+use crate::kernel_list;
+use crate::mask::kernels;
+use crate::matmul::projection::kernels::{project, project_backward};
+use crate::position::kernels::{rotation_table, row_positions};
 use crate::tensor::Access;
 
 /// The crate's version.
@@ -71,7 +73,7 @@ pub struct BindingText {
 /// there twice: as they are with `SHADER_F16`, and without (`name … without_f16`).
 pub fn kernels() -> Vec<KernelText> {
     let mut seen = HashSet::new();
-    kernels::all()
+    kernel_list::all()
         .into_iter()
         .filter(|stage| seen.insert(stage.clone()))
         .flat_map(|stage| texts(&stage))
@@ -92,7 +94,7 @@ pub fn shared_structs() -> Vec<StructTable> {
     ];
     vec![
         StructTable { name: "View", fields: view.to_vec(), bytes: size_of::<View>() },
-        table::<mask::MaskParams>(),
+        table::<kernels::MaskParams>(),
         table::<cache::CacheParams>(),
         table::<merge::MergePart>(),
         table::<project::ProjectPart>(),
@@ -157,7 +159,7 @@ pub fn emptied(pipelines: &Pipelines) -> Pipelines {
 
 /// What `work` gives, and the label and the workgroups of each dispatch that it binds on this thread, recorded or not, in order.
 pub fn bound<T>(work: impl FnOnce() -> T) -> (T, Vec<(&'static str, [u32; 3])>) {
-    crate::record::log(work)
+    crate::kernel::recording::log(work)
 }
 
 /// Pipelines of a driver that compiles something else than it is given: `rewrite` gets the families of a kernel and its text, and

@@ -57,132 +57,83 @@
 // Lists of variants and structs are for `inspect` alone; with it, what is dead is told.
 #![cfg_attr(not(feature = "inspect"), allow(dead_code))]
 
-mod activation;
 mod additive;
+#[cfg(test)]
+mod agreement;
 mod attention;
-mod attentional;
-mod bars;
-mod bindings;
-mod block;
-mod block_config;
-pub mod block_map;
 mod cache;
 mod check;
-mod decoder;
 mod device;
-mod dropout;
-mod dtype;
-mod embedding;
-mod encoder;
-mod error;
-mod family;
-mod feature_map;
 mod gpu;
-mod guard;
-mod host_tensor;
 #[cfg(feature = "inspect")]
 pub mod inspect;
 mod kernel;
-mod kernels;
-mod layer_config;
-mod linear;
+mod kernel_list;
+mod layers;
+mod linear_attention;
 mod linformer;
 mod local;
-mod logits;
 mod lsh;
 mod mask;
-mod mean_pool;
-mod merge;
-mod mods;
-mod multi_head;
-mod norm;
-mod norm_config;
-mod opengl;
-mod path;
-mod pattern;
-mod pipelines;
-mod plan;
-mod pointwise;
+mod matmul;
 mod position;
 pub mod presets;
-mod problem;
-mod projection;
-mod quantized;
-mod quantized_format;
-mod radix_sort;
-mod record;
 pub mod reference;
-mod registers;
-mod report;
-mod score_options;
-mod scratch;
-mod side_shape;
-mod storage;
+mod rows;
 mod tensor;
 mod tune;
-mod tuned;
-mod unroll;
-mod weight_norm;
 
 pub use additive::{AdditiveAttention, AdditiveBackward, AdditiveConfig, AdditiveForward};
-pub use attention::{Attention, Backward, Config, Forward};
-pub use attentional::{AttentionalBackward, AttentionalForward, AttentionalVector};
-pub use block::{FeedForwardGradients, FeedForwardWeights, LayerCall};
-pub use block_config::{Activation, BlockConfig, NormOrder};
-pub use block_map::Blocks;
+pub use attention::merge::{Merge, MergeBackward, PartGradients, Partial};
+pub use attention::{Attention, Backward, Config, Forward, ScoreStage};
 pub use cache::{Append, Cache, CacheConfig, CacheLayout, CacheRead, CacheStorage, ScaleGroup, Tokens};
-pub use decoder::{
+pub use device::{Family, Report, Tuned, Verdict};
+pub use gpu::{Gpu, UploadedMask};
+pub use kernel::{KernelForm, MatrixUnits, Path, Pipelines, Scratch, ScratchSize, Tuning};
+pub use layers::attentional::{AttentionalBackward, AttentionalForward, AttentionalVector};
+pub use layers::block::config::{BlockConfig, NormOrder};
+pub use layers::block::{FeedForwardGradients, FeedForwardWeights, LayerCall};
+pub use layers::decoder::{
     DecoderBackward, DecoderForward, DecoderLayerGradients, DecoderLayerWeights, DecoderMemory,
     TransformerDecoder,
 };
-pub use dropout::Dropout;
-pub use embedding::{Embedding, EmbeddingBackward, EmbeddingForward};
-pub use encoder::{
+pub use layers::encoder::{
     EncoderBackward, EncoderForward, EncoderLayerGradients, EncoderLayerWeights, TransformerEncoder,
 };
-pub use error::Error;
-pub use family::Family;
-pub use feature_map::{FeatureMap, RandomFeatures, UpdateRule, random_features};
-pub use gpu::{Gpu, UploadedMask};
-pub use layer_config::{LayerConfig, OutputGate};
-pub use linear::{LinearAttention, LinearBackward, LinearConfig, LinearForward, LinearState};
+pub use layers::multi_head::config::{LayerConfig, OutputGate};
+pub use layers::multi_head::{
+    LayerBackward, LayerForward, LayerGradients, LayerWeights, LinearGradients, MultiHeadAttention,
+};
+pub use linear_attention::feature_map::{FeatureMap, RandomFeatures, UpdateRule, random_features};
+pub use linear_attention::{LinearAttention, LinearBackward, LinearConfig, LinearForward, LinearState};
 pub use linformer::{Linformer, LinformerBackward, LinformerForward};
 pub use local::{
     LocalAttention, LocalBackward, LocalConfig, LocalForward, PositionPredictor, PredictorBackward,
     PredictorForward,
 };
-pub use logits::{LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward, MAX_TOP_K, TopK, TopKForward};
 pub use lsh::{LshAttention, LshBackward, LshConfig, LshForward};
-pub use mask::{Alignment, DeviceMask, HostMask, HostTensor, Mask};
-pub use mean_pool::{MeanPool, MeanPoolBackward, MeanPoolForward, PooledRows};
-pub use merge::{Merge, MergeBackward, PartGradients, Partial};
-pub use mods::{
+pub use mask::mods::{
     At, BoundMaskMod, BoundScoreMod, Captured, DeviceMods, FeatureMod, HostMods, MaskMod, ScoreMod,
 };
-pub use multi_head::{
-    LayerBackward, LayerForward, LayerGradients, LayerWeights, LinearGradients, MultiHeadAttention,
-};
-pub use norm::{Norm, NormBackward, NormForward, NormGradients, NormWeights};
-pub use norm_config::NormConfig;
-pub use pattern::{Pattern, PatternPart};
-pub use pipelines::Pipelines;
-pub use plan::{KernelForm, MatrixUnits, Path, Tuning};
-pub use pointwise::{Pointwise, PointwiseBackward, PointwiseForward};
+pub use mask::{Alignment, Blocks, DeviceMask, Dropout, HostMask, Mask, Pattern, PatternPart, block_map};
+pub use matmul::quantized::format::QuantizedFormat;
+pub use matmul::quantized::{QuantizedForward, QuantizedMatrix, QuantizedProjection, QuantizedRows};
+pub use matmul::{Activation, Linear, Projection, ProjectionBackward, ProjectionForward};
 pub use position::{
     AddPositions, MAX_POSITION, PositionTable, Positions, Rope, RopeConfig, RopeOrder, RopeScaling, Rotate,
     Rotation, RowPositions, Sinusoid, TableBackward,
 };
-pub use problem::{ScoreStage, Shape};
-pub use projection::{Linear, Projection, ProjectionBackward, ProjectionForward};
-pub use quantized::{QuantizedForward, QuantizedMatrix, QuantizedProjection, QuantizedRows};
-pub use quantized_format::QuantizedFormat;
-pub use radix_sort::{RadixSort, Sort};
-pub use report::{Report, Verdict};
-pub use scratch::{Scratch, ScratchSize};
-pub use tensor::{DType, TensorView};
+pub use rows::embedding::{Embedding, EmbeddingBackward, EmbeddingForward};
+pub use rows::logits::{LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward, MAX_TOP_K, TopK, TopKForward};
+pub use rows::mean_pool::{MeanPool, MeanPoolBackward, MeanPoolForward, PooledRows};
+pub use rows::norm::config::NormConfig;
+pub use rows::norm::{Norm, NormBackward, NormForward, NormGradients, NormWeights};
+pub use rows::pointwise::{Pointwise, PointwiseBackward, PointwiseForward};
+pub use rows::radix_sort::{RadixSort, Sort};
+pub use rows::weight_norm::{WeightNorm, WeightNormBackward, WeightNormForward};
+pub use tensor::{DType, Error, HostTensor, Shape, TensorView};
 pub use tune::{Measured, TuneLimits, Workload};
-pub use tuned::Tuned;
-pub use weight_norm::{WeightNorm, WeightNormBackward, WeightNormForward};
+
 pub use wgpu;
 
 /// Code in the README and in docs/ is compiled with the documentation tests.

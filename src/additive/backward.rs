@@ -1,16 +1,13 @@
 //! The backward pass: gradients of queries, keys, values and the vector that scores are made of.
 
+use super::dispatch_backward::{self, AdditiveProblem};
 use super::{AdditiveAttention, check_score_vector, shape_of};
-use crate::bindings::BoundDispatch;
-use crate::dropout::Dropout;
-use crate::error::Error;
-use crate::mask::DeviceMask;
-use crate::path::additive_backward::{self, AdditiveProblem};
-use crate::path::{AddedGradients, BackwardProblem};
-use crate::plan::MatrixUnits;
-use crate::record::{dispatch, pass};
-use crate::scratch::{Scratch, ScratchSize};
-use crate::tensor::{Access, DType, TensorView, check_aliasing, check_apart, expect_broadcast, expect_shape};
+use crate::attention::dispatch::{AddedGradients, BackwardProblem};
+use crate::kernel::{BoundDispatch, MatrixUnits, Scratch, ScratchSize, pass, record};
+use crate::mask::{DeviceMask, Dropout};
+use crate::tensor::{
+    Access, DType, Error, TensorView, check_aliasing, check_apart, expect_broadcast, expect_shape,
+};
 
 /// One backward call of additive attention: what [`AdditiveForward`](crate::AdditiveForward) was given and wrote, the gradient of
 /// its result, and where the gradients go.
@@ -150,7 +147,7 @@ impl AdditiveAttention {
     /// As [`backward`](Self::backward).
     pub fn backward_scratch_size(&self, call: &AdditiveBackward) -> Result<ScratchSize, Error> {
         let problem = self.check_backward(call)?;
-        Ok(additive_backward::plan(&problem, &self.pipelines.facts())?.scratch_size(&problem))
+        Ok(dispatch_backward::plan(&problem, &self.pipelines.facts())?.scratch_size(&problem))
     }
 
     /// Records the gradients of a forward call into `encoder`, in a compute pass of its own.
@@ -165,7 +162,7 @@ impl AdditiveAttention {
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
         self.record_backward(call, scratch, |bound| {
-            dispatch(&mut pass(encoder, "additive attention backward"), bound);
+            record(&mut pass(encoder, "additive attention backward"), bound);
         })
     }
 
@@ -179,7 +176,7 @@ impl AdditiveAttention {
         call: &AdditiveBackward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record_backward(call, scratch, |bound| dispatch(pass, bound))
+        self.record_backward(call, scratch, |bound| record(pass, bound))
     }
 
     /// Compiles and binds what `call` needs, so that its first recording does neither.
@@ -199,9 +196,9 @@ impl AdditiveAttention {
     ) -> Result<(), Error> {
         let device = &self.pipelines.facts();
         let problem = self.check_backward(call)?;
-        let plan = additive_backward::plan(&problem, device)?;
+        let plan = dispatch_backward::plan(&problem, device)?;
         let memory = plan.memory(&problem, scratch)?;
-        let dispatches = additive_backward::dispatches(&problem, &plan, memory, device);
+        let dispatches = dispatch_backward::dispatches(&problem, &plan, memory, device);
         let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
         emit(&bound);
         Ok(())

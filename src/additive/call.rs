@@ -1,9 +1,7 @@
 //! One call: what goes in, what comes out, and the mask.
 
-use crate::attention::Forward;
-use crate::dropout::Dropout;
-use crate::mask::DeviceMask;
-use crate::problem::ScoreStage;
+use crate::attention::{Forward, ScoreStage};
+use crate::mask::{DeviceMask, Dropout};
 use crate::tensor::TensorView;
 
 /// One forward call of additive attention. Tensors are `[batch, heads, length, dim]` in any strides.

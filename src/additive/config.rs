@@ -1,7 +1,7 @@
 //! The configuration of additive attention.
 
 use crate::attention::Config;
-use crate::plan::Tuning;
+use crate::kernel::Tuning;
 use crate::tensor::DType;
 
 /// What is fixed when an [`AdditiveAttention`](super::AdditiveAttention) is made.

@@ -3,21 +3,20 @@
 mod backward;
 mod call;
 mod config;
+pub(crate) mod dispatch_backward;
+pub(crate) mod kernels;
 
 pub use backward::AdditiveBackward;
 pub use call::AdditiveForward;
 pub use config::AdditiveConfig;
 
+use crate::attention::dispatch::{self, Extras, Keys, Problem};
 use crate::attention::{Config, Forward, check_extras, extra_inputs, outputs};
-use crate::bindings::BoundDispatch;
 use crate::device::DeviceFacts;
-use crate::error::Error;
-use crate::path::{self, Extras, Keys, Problem};
-use crate::pipelines::Pipelines;
-use crate::problem::Shape;
-use crate::record::{dispatch, pass};
-use crate::scratch::{Scratch, ScratchSize};
-use crate::tensor::{Access, TensorView, check_aliasing, check_apart, check_float, expect, expect_broadcast};
+use crate::kernel::{BoundDispatch, Pipelines, Scratch, ScratchSize, pass, record};
+use crate::tensor::{
+    Access, Error, Shape, TensorView, check_aliasing, check_apart, check_float, expect, expect_broadcast,
+};
 
 /// Additive attention on one device (Bahdanau et al. 2014, "Neural machine translation by jointly learning to align and
 /// translate"): the score of a query and a key is `score_vector · tanh(q + k)`, of queries and keys that are projected to as many
@@ -84,7 +83,7 @@ impl AdditiveAttention {
     /// As [`forward`](Self::forward).
     pub fn scratch_size(&self, call: &AdditiveForward) -> Result<ScratchSize, Error> {
         let problem = self.check(call)?;
-        Ok(path::choose(&problem.outline(), &self.pipelines.facts())?.scratch_size())
+        Ok(dispatch::choose(&problem.outline(), &self.pipelines.facts())?.scratch_size())
     }
 
     /// Records `call` into `encoder`, in a compute pass of its own. Nothing is submitted, copied or read back.
@@ -97,7 +96,7 @@ impl AdditiveAttention {
         call: &AdditiveForward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record(call, scratch, |bound| dispatch(&mut pass(encoder, "additive attention"), bound))
+        self.record(call, scratch, |bound| record(&mut pass(encoder, "additive attention"), bound))
     }
 
     /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
@@ -110,7 +109,7 @@ impl AdditiveAttention {
         call: &AdditiveForward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record(call, scratch, |bound| dispatch(pass, bound))
+        self.record(call, scratch, |bound| record(pass, bound))
     }
 
     /// Compiles and binds what `call` needs, so that its first recording does neither.
@@ -130,9 +129,9 @@ impl AdditiveAttention {
     ) -> Result<(), Error> {
         let device = &self.pipelines.facts();
         let problem = self.check(call)?;
-        let chosen = path::choose_within(&problem.outline(), device, scratch)?;
+        let chosen = dispatch::choose_within(&problem.outline(), device, scratch)?;
         let memory = chosen.memory(scratch)?;
-        let dispatches = path::dispatches(&problem, chosen, memory, device);
+        let dispatches = dispatch::dispatches(&problem, chosen, memory, device);
         let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
         emit(&bound);
         Ok(())

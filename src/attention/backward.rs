@@ -1,17 +1,13 @@
 //! The backward pass: gradients of queries, keys, values and of what their scores are changed by.
 
-use super::Attention;
-use crate::bindings::BoundDispatch;
-use crate::dropout::Dropout;
-use crate::error::Error;
-use crate::mask::DeviceMask;
-use crate::path::{AddedGradients, BackwardProblem, backward};
-use crate::plan::Added;
-use crate::problem::{Shape, scale_in_f32};
-use crate::record::{dispatch, pass};
-use crate::scratch::{Scratch, ScratchSize};
+use super::dispatch::{AddedGradients, BackwardProblem, backward};
+use super::plan::Added;
+use super::{Attention, scale_in_f32};
+use crate::kernel::{BoundDispatch, Scratch, ScratchSize, pass, record};
+use crate::mask::{DeviceMask, Dropout};
 use crate::tensor::{
-    Access, DType, TensorView, check_aliasing, check_apart, expect, expect_broadcast, expect_shape,
+    Access, DType, Error, Shape, TensorView, check_aliasing, check_apart, expect, expect_broadcast,
+    expect_shape,
 };
 
 /// One backward call: what [`Forward`](crate::Forward) was given and wrote, the gradient of its result, and where the gradients go.
@@ -215,7 +211,7 @@ impl Attention {
         call: &Backward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record_backward(call, scratch, |bound| dispatch(&mut pass(encoder, "attention.backward"), bound))
+        self.record_backward(call, scratch, |bound| record(&mut pass(encoder, "attention.backward"), bound))
     }
 
     /// [`backward`](Self::backward) into a compute pass of the caller's, which is left with another pipeline and bind group 0.
@@ -228,7 +224,7 @@ impl Attention {
         call: &Backward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record_backward(call, scratch, |bound| dispatch(pass, bound))
+        self.record_backward(call, scratch, |bound| record(pass, bound))
     }
 
     /// Compiles and binds what `call` needs, so that its first recording does neither.

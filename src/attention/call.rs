@@ -1,9 +1,8 @@
 //! One call: what goes in, what comes out, and the mask.
 
+use super::ScoreStage;
 use crate::cache::Cache;
-use crate::dropout::Dropout;
-use crate::mask::DeviceMask;
-use crate::problem::ScoreStage;
+use crate::mask::{DeviceMask, Dropout};
 use crate::tensor::TensorView;
 
 /// Where keys and values are.

@@ -1,12 +1,10 @@
 //! The configuration of attention.
 
-use crate::device::DeviceFacts;
-use crate::dtype::FLOAT;
-use crate::error::Error;
-use crate::family::Family;
-use crate::plan::Tuning;
-use crate::problem::{Shape, check_options};
-use crate::tensor::DType;
+use super::check_options;
+use crate::device::{DeviceFacts, Family};
+use crate::kernel::Tuning;
+use crate::tensor::dtype::FLOAT;
+use crate::tensor::{DType, Error, Shape};
 
 /// What is fixed when an [`Attention`](super::Attention) is made.
 #[derive(Clone, Copy, Debug, PartialEq)]

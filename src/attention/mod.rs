@@ -3,31 +3,32 @@
 mod backward;
 mod call;
 mod config;
+pub(crate) mod dispatch;
+pub(crate) mod kernels;
+pub(crate) mod merge;
+pub(crate) mod options;
+pub(crate) mod plan;
+pub(crate) mod reference;
 
 pub use backward::Backward;
 pub use call::Forward;
 pub(crate) use call::KeyInput;
 pub use config::Config;
 pub(crate) use config::check_dtype;
+use dispatch::{Extras, Keys, Problem};
+pub use options::ScoreStage;
+pub(crate) use options::{check_options, scale_in_f32};
+use plan::Outline;
 
 use std::sync::Arc;
 
-use crate::bindings::{BindingCache, BoundDispatch};
-use crate::block_map::Blocks;
 use crate::cache::Cache;
 use crate::device::DeviceFacts;
-use crate::dropout::Dropout;
-use crate::error::Error;
-use crate::mask::{DeviceMask, Id, check_whole_map};
-use crate::path::{self, Extras, Keys, Problem};
-use crate::pipelines::Pipelines;
-use crate::plan::Outline;
-use crate::problem::{ScoreStage, Shape, scale_in_f32};
-use crate::record::{dispatch, pass};
-use crate::scratch::{Scratch, ScratchSize};
+use crate::kernel::{BindingCache, BoundDispatch, Pipelines, Scratch, ScratchSize, pass, record};
+use crate::mask::{Blocks, DeviceMask, Dropout, Id, check_whole_map, classify};
 use crate::tensor::{
-    Access, DType, TensorView, check_aliasing, check_apart, check_float, expect, expect_broadcast,
-    expect_shape,
+    Access, DType, Error, Shape, TensorView, check_aliasing, check_apart, check_float, expect,
+    expect_broadcast, expect_shape,
 };
 
 /// Attention on one device: pipelines, shared and compiled once, and the checks before them.
@@ -99,7 +100,7 @@ impl Attention {
     /// As [`forward`](Self::forward).
     pub fn scratch_size(&self, call: &Forward) -> Result<ScratchSize, Error> {
         let problem = self.check(call)?;
-        Ok(path::choose(&problem.outline(), &self.pipelines.facts())?.scratch_size())
+        Ok(dispatch::choose(&problem.outline(), &self.pipelines.facts())?.scratch_size())
     }
 
     /// What plans know of `call`.
@@ -120,7 +121,7 @@ impl Attention {
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
         let problem = self.check_recorded(call)?;
-        self.record(&problem, scratch, |bound| dispatch(&mut pass(encoder, "attention"), bound))
+        self.record(&problem, scratch, |bound| record(&mut pass(encoder, "attention"), bound))
     }
 
     /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
@@ -133,7 +134,7 @@ impl Attention {
         call: &Forward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record(&self.check_recorded(call)?, scratch, |bound| dispatch(pass, bound))
+        self.record(&self.check_recorded(call)?, scratch, |bound| record(pass, bound))
     }
 
     /// Compiles and binds what `call` needs, so that its first recording does neither.
@@ -162,7 +163,7 @@ impl Attention {
         blocks: &Blocks<TensorView>,
     ) -> Result<(), Error> {
         self.record_map(mask, lengths, blocks, |bound| {
-            dispatch(&mut pass(encoder, "block map"), bound);
+            record(&mut pass(encoder, "block map"), bound);
         })
     }
 
@@ -178,7 +179,7 @@ impl Attention {
         lengths: [usize; 3],
         blocks: &Blocks<TensorView>,
     ) -> Result<(), Error> {
-        self.record_map(mask, lengths, blocks, |bound| dispatch(pass, bound))
+        self.record_map(mask, lengths, blocks, |bound| record(pass, bound))
     }
 
     fn record_map(
@@ -200,7 +201,7 @@ impl Attention {
         check_whole_map(blocks.map.shape(), &shape, blocks.size)?;
         blocks.map.check("blocks", Access::Write, device)?;
         check_aliasing(&[("blocks", blocks.map)], &mask.tensors())?;
-        let call = path::classify::call(mask, &shape, blocks, device);
+        let call = classify::call(mask, &shape, blocks, device);
         let bound = self.pipelines.bind(&[call], &self.bindings)?;
         emit(&bound);
         Ok(())
@@ -214,9 +215,9 @@ impl Attention {
     ) -> Result<(), Error> {
         let bound = self.pipelines.with_fallbacks(|| {
             let device = &self.pipelines.facts();
-            let chosen = path::choose_within(&problem.outline(), device, scratch)?;
+            let chosen = dispatch::choose_within(&problem.outline(), device, scratch)?;
             let memory = chosen.memory(scratch)?;
-            let dispatches = path::dispatches(problem, chosen, memory, device);
+            let dispatches = dispatch::dispatches(problem, chosen, memory, device);
             self.pipelines.bind(&dispatches, scratch.bindings())
         })?;
         emit(&bound);

@@ -1,14 +1,12 @@
 //! New keys and values, into a layer.
 
+use super::dispatch::{self, CacheLayer};
 use super::sequences::Change;
 use super::{Cache, CacheConfig, CacheLayout, sequence_table};
-use crate::bindings::BoundDispatch;
-use crate::error::Error;
-use crate::kernels::rotation_table::RotationParams;
-use crate::path::{self, cache::CacheLayer};
+use crate::kernel::{BoundDispatch, pass, record};
+use crate::position::kernels::rotation_table::RotationParams;
 use crate::position::{MAX_POSITION, Rope, RowPositions};
-use crate::record::{dispatch, pass};
-use crate::tensor::{Access, LONGEST_AXIS, TensorView, check_aliasing, check_float, expect_shape};
+use crate::tensor::{Access, Error, LONGEST_AXIS, TensorView, check_aliasing, check_float, expect_shape};
 
 /// Keys and values for one layer.
 #[derive(Clone, Copy, Debug)]
@@ -54,7 +52,7 @@ impl Cache {
         append: &Append,
     ) -> Result<(), Error> {
         let bound = self.bind_append(layer, append)?;
-        dispatch(&mut pass(encoder, "cache append"), &bound);
+        record(&mut pass(encoder, "cache append"), &bound);
         Ok(())
     }
 
@@ -69,7 +67,7 @@ impl Cache {
         layer: usize,
         append: &Append,
     ) -> Result<(), Error> {
-        dispatch(pass, &self.bind_append(layer, append)?);
+        record(pass, &self.bind_append(layer, append)?);
         Ok(())
     }
 
@@ -78,8 +76,7 @@ impl Cache {
         let source = self.source(layer, false)?;
         self.check_append(&source, append, self.advanced)?;
         let tensors = [append.k, append.v];
-        let dispatch =
-            path::cache::append(&source, tensors, append.rotation(), None, &self.pipelines.facts());
+        let dispatch = dispatch::append(&source, tensors, append.rotation(), None, &self.pipelines.facts());
         self.pipelines.bind(&[dispatch], &self.bindings)
     }
 
@@ -122,7 +119,7 @@ impl Cache {
         let positions = (at.params(rows, LONGEST_AXIS as u32, device), at.tensor());
         let mut dispatches = self.copies(&copies);
         let tensors = [append.k, append.v];
-        dispatches.push(path::cache::append(&source, tensors, append.rotation(), Some(positions), device));
+        dispatches.push(dispatch::append(&source, tensors, append.rotation(), Some(positions), device));
         let bound = self.pipelines.bind(&dispatches, &self.bindings)?;
         let upload = sequence_table::upload(self.pipelines.device(), &edits)?;
         // Nothing can fail from here on.

@@ -1,10 +1,9 @@
 //! What a cache is made of.
 
+use super::kernels::cache::{CacheParams, CacheVariant, WORDS};
+use super::storage::{LayoutKind, StorageKind};
 use crate::device::DeviceFacts;
-use crate::error::Error;
-use crate::kernels::cache::{CacheParams, CacheVariant, WORDS};
-use crate::storage::{LayoutKind, StorageKind};
-use crate::tensor::LONGEST_AXIS;
+use crate::tensor::{Error, LONGEST_AXIS};
 
 /// How a cache stores the channels of keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -2,26 +2,27 @@
 
 mod append;
 mod config;
+pub(crate) mod dispatch;
+pub(crate) mod kernels;
 mod pages;
 mod read;
+pub(crate) mod reference;
 mod sequence_table;
 mod sequences;
+pub(crate) mod storage;
 mod tokens;
 
 pub use append::Append;
 pub use config::{CacheConfig, CacheLayout, CacheStorage, ScaleGroup};
+use dispatch::CacheLayer;
+use kernels::cache::{COUNT, LENGTH, REFUSED, START, WORDS};
 pub use read::CacheRead;
+use sequences::{Change, Edits, PageCopy, Reorder, Sequences};
 pub use tokens::Tokens;
 
-use crate::bindings::{BindingCache, BoundDispatch};
-use crate::error::Error;
-use crate::guard::guarded;
-use crate::kernels::cache::{COUNT, LENGTH, REFUSED, START, WORDS};
-use crate::path::{self, Dispatches, cache::CacheLayer};
-use crate::pipelines::Pipelines;
-use crate::record::{dispatch, pass};
-use crate::tensor::{DType, Layout, TensorView, Window};
-use sequences::{Change, Edits, PageCopy, Reorder, Sequences};
+use crate::kernel::guard::guarded;
+use crate::kernel::{BindingCache, BoundDispatch, Dispatches, Pipelines, pass, record};
+use crate::tensor::{DType, Error, Layout, TensorView, Window};
 
 /// Keys and values of earlier tokens on one device, for generation token by token.
 ///
@@ -241,7 +242,7 @@ impl Cache {
         let layers = self.layers.iter().map(|buffers| self.layer(buffers, false));
         let device = &self.pipelines.facts();
         let dispatches: Dispatches =
-            layers.flat_map(|layer| path::cache::reorder(&layer, slots, device)).collect();
+            layers.flat_map(|layer| dispatch::reorder(&layer, slots, device)).collect();
         let bound = self.pipelines.bind(&dispatches, &self.bindings)?;
         let copy = match &self.table_copy {
             Some(copy) => copy.clone(),
@@ -304,7 +305,7 @@ impl Cache {
         let (layout_kind, params) = (self.config.layout_kind(), self.config.params(false));
         let device = &self.pipelines.facts();
         let mut dispatches = self.copies(&copies);
-        dispatches.push(path::cache::advance(
+        dispatches.push(dispatch::advance(
             whole(&self.sequence_table),
             layout_kind,
             params,
@@ -385,7 +386,7 @@ impl Cache {
         let in_layers = |copy: &PageCopy| {
             let PageCopy { from, to, slots } = *copy;
             let layers = self.layers.iter().map(|buffers| self.layer(buffers, false));
-            layers.flat_map(move |layer| path::cache::copy_page(&layer, [from, to], slots, device))
+            layers.flat_map(move |layer| dispatch::copy_page(&layer, [from, to], slots, device))
         };
         pages.iter().flat_map(in_layers).collect()
     }
@@ -401,7 +402,7 @@ impl Cache {
             sequence_table::change(encoder, &self.sequence_table, &upload, edits);
         }
         if !bound.is_empty() {
-            dispatch(&mut pass(encoder, "cache"), bound);
+            record(&mut pass(encoder, "cache"), bound);
         }
     }
 }

@@ -1,13 +1,11 @@
 //! Keys and values, back out of a layer.
 
-use super::{Cache, CacheConfig};
-use crate::bindings::BoundDispatch;
-use crate::error::Error;
-use crate::path;
+use super::{Cache, CacheConfig, dispatch};
+use crate::kernel::{BoundDispatch, pass, record};
 use crate::position::RowPositions;
-use crate::record::{dispatch, pass};
 use crate::tensor::{
-    Access, LONGEST_AXIS, TensorView, check_aliasing, check_apart, check_float, expect_shape, same_dtype,
+    Access, Error, LONGEST_AXIS, TensorView, check_aliasing, check_apart, check_float, expect_shape,
+    same_dtype,
 };
 
 /// Keys and values of a layer, read back: from position 0 on, unless [`at`](Self::at) says otherwise.
@@ -35,7 +33,7 @@ impl<'a> CacheRead<'a> {
 
 impl Cache {
     /// Records what writes keys and values of a layer into tensors, as attention sees them: rotated where they were
-    /// appended so, and with the rounding of the storage ([`reference::cache::stored`](crate::reference::cache::stored)).
+    /// appended so, and with the rounding of the storage ([`reference::cache::stored`](super::reference::stored)).
     /// Rows of positions that a sequence does not have, or that a ring has overwritten, are zeros.
     ///
     /// # Errors
@@ -48,7 +46,7 @@ impl Cache {
         read: &CacheRead,
     ) -> Result<(), Error> {
         let bound = self.bind_read(layer, read)?;
-        dispatch(&mut pass(encoder, "cache read"), &bound);
+        record(&mut pass(encoder, "cache read"), &bound);
         Ok(())
     }
 
@@ -62,7 +60,7 @@ impl Cache {
         layer: usize,
         read: &CacheRead,
     ) -> Result<(), Error> {
-        dispatch(pass, &self.bind_read(layer, read)?);
+        record(pass, &self.bind_read(layer, read)?);
         Ok(())
     }
 
@@ -92,8 +90,7 @@ impl Cache {
             RowPositions::Start(start) => RowPositions::Start(start.min(last)),
             tensor => tensor,
         };
-        let dispatch =
-            path::cache::read(&source, [k, v], (at.params(rows, last, device), at.tensor()), device);
+        let dispatch = dispatch::read(&source, [k, v], (at.params(rows, last, device), at.tensor()), device);
         self.pipelines.bind(&[dispatch], &self.bindings)
     }
 }

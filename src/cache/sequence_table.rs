@@ -1,10 +1,10 @@
 //! The sequence table on the device: lengths and page tables of the sequences.
 
 use super::CacheConfig;
+use super::kernels::cache::{LENGTH, LIMIT, START, WORDS};
 use super::sequences::{Edits, runs};
-use crate::error::Error;
-use crate::guard::guarded;
-use crate::kernels::cache::{LENGTH, LIMIT, START, WORDS};
+use crate::kernel::guard::guarded;
+use crate::tensor::Error;
 
 /// The sequence table of an empty cache: without pages there is room from the start.
 pub(super) fn empty(device: &wgpu::Device, config: &CacheConfig) -> Result<wgpu::Buffer, Error> {

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use super::kernels::cache::{EXCHANGE, HIGH, LENGTH, LIMIT, MOVE_FROM, MOVE_TO, START, WORDS};
 use super::pages::Pages;
 use super::{CacheConfig, CacheLayout};
-use crate::error::Error;
-use crate::kernels::cache::{EXCHANGE, HIGH, LENGTH, LIMIT, MOVE_FROM, MOVE_TO, START, WORDS};
+use crate::tensor::Error;
 
 /// Words of the sequence table to be written, by place.
 pub(super) type Edits = BTreeMap<usize, u32>;

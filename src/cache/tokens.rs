@@ -1,12 +1,11 @@
 //! By how many tokens sequences move.
 
 use super::CacheConfig;
+use super::dispatch::Moves;
+use super::kernels::cache_advance::Counts;
 use super::sequences::Move;
 use crate::device::DeviceFacts;
-use crate::error::Error;
-use crate::kernels::cache_advance::Counts;
-use crate::path::cache::Moves;
-use crate::tensor::{Access, DType, TensorView, check_aliasing, expect_shape, same_dtype};
+use crate::tensor::{Access, DType, Error, TensorView, check_aliasing, expect_shape, same_dtype};
 
 /// By how many tokens each sequence moves.
 #[derive(Clone, Copy, Debug)]

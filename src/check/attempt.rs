@@ -6,12 +6,13 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use super::problems::Problem;
-use crate::error::Error;
-use crate::family::Families;
+use crate::device::Families;
 use crate::gpu::Gpu;
-use crate::pipelines::Pipelines;
+use crate::kernel::Pipelines;
+use crate::tensor::Error;
+
 #[cfg(not(target_arch = "wasm32"))]
-use crate::pipelines::lock;
+use crate::kernel::lock;
 
 /// What became of a problem.
 pub(super) enum Attempt {

@@ -2,12 +2,9 @@
 
 use half::{bf16, f16};
 
-use crate::error::Error;
 use crate::gpu::Gpu;
-use crate::problem::Shape;
 use crate::reference::compare::{EPSILON_F16, EPSILON_F32, Mismatch, Tolerance, compare};
-use crate::reference::widen;
-use crate::tensor::{DType, count};
+use crate::tensor::{DType, Error, Shape, count, widen};
 
 /// Neither lengths nor channels fill a tile, two heads share keys and values.
 pub(super) const PREFILL: Shape =

@@ -5,14 +5,14 @@ pub(crate) mod data;
 mod gradients;
 mod problems;
 
+use attempt::{Attempt, attempt};
+use problems::Problem;
+
 use std::collections::BTreeMap;
 
-use self::attempt::{Attempt, attempt};
-use self::problems::Problem;
-use crate::error::Error;
-use crate::family::{Families, Family};
-use crate::pipelines::Pipelines;
-use crate::report::{Report, Verdict};
+use crate::device::{Families, Family, Report, Verdict};
+use crate::kernel::Pipelines;
+use crate::tensor::Error;
 
 impl Pipelines {
     /// Computes a small problem with each family of kernels that plans for this device use, and compares it with the

@@ -2,14 +2,10 @@
 
 use super::Gpu;
 use super::upload::storage_buffer;
-use crate::bindings::BindingCache;
-use crate::error::Error;
-use crate::mask::{DeviceMask, HostMask};
-use crate::path;
-use crate::problem::Shape;
-use crate::record::{dispatch, pass};
-use crate::reference::pair_answers;
-use crate::tensor::{DType, TensorView};
+use crate::attention::reference::mask::pair_answers;
+use crate::kernel::{BindingCache, pass, record};
+use crate::mask::{DeviceMask, HostMask, ask_mask};
+use crate::tensor::{DType, Error, Shape, TensorView};
 
 /// Pairs that are compared.
 const PAIRS: usize = 4096;
@@ -98,10 +94,10 @@ impl Gpu {
             TensorView::new(&answers, DType::F32, [1, 1, PAIRS, ANSWERS]),
         ];
         let derivative = device.mods().check_slope().is_ok();
-        let call = path::ask_mask::call(device, derivative, &shape, tensors, facts);
+        let call = ask_mask::call(device, derivative, &shape, tensors, facts);
         let bound = self.pipelines.bind(&[call], &BindingCache::default())?;
         self.submit(|encoder| {
-            dispatch(&mut pass(encoder, "attention.ask_mask"), &bound);
+            record(&mut pass(encoder, "attention.ask_mask"), &bound);
             Ok(())
         })?;
         let got: Vec<f32> = self.download_async(&answers, ANSWERS * PAIRS).await?;

@@ -1,14 +1,14 @@
 //! Waiting for the device.
 
+use futures_channel::oneshot;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use futures_channel::oneshot;
+use crate::kernel::guard::guarded;
+use crate::tensor::Error;
 
-use crate::error::Error;
-use crate::guard::guarded;
 #[cfg(not(target_arch = "wasm32"))]
-use crate::opengl::{is_opengl, lock_opengl};
+use crate::device::opengl::{is_opengl, lock_opengl};
 
 /// Maps all of `staging` for reading, when the device has done `submission` and everything before it.
 ///

@@ -166,7 +166,7 @@ impl<'a> Argument<'a> for Several<'a> {
 
 /// The keys of arguments, by the names of those. They are no projections: the compiler does not copy fields whose types are.
 pub(crate) mod keys {
-    use crate::kernel::{Slots, Untyped};
+    use super::{Slots, Untyped};
     use crate::tensor::DType;
 
     pub(crate) type One = DType;

@@ -1,23 +1,43 @@
 //! What a kernel is: WGSL text composed for a variant, its bindings, its parameters.
 
 mod arguments;
+pub(crate) mod axes;
+pub(crate) mod bindings;
 mod declaration;
+pub(crate) mod dispatches;
+pub(crate) mod guard;
+pub(crate) mod pieces;
+pub(crate) mod pipelines;
+pub(crate) mod recording;
+pub(crate) mod scratch;
 mod slots;
+pub(crate) mod texts;
+pub(crate) mod tuning;
+pub(crate) mod unroll;
 mod variant;
 
 pub(crate) use arguments::{
     Argument, Group, GroupKey, Key, One, Opt, OptRaw, Placed, Raw, Scalar, Several, Source, Untyped, keys,
     repeating, view,
 };
+pub(crate) use axes::{FLOATS, FLOATS_OR_NONE, WIDTHS, memory_of, shader};
+pub(crate) use bindings::{BindingCache, BindingKey, BoundDispatch};
 pub(crate) use declaration::{Declared, UniformBytes, kernel};
+pub(crate) use dispatches::{Dispatches, fits, in_scratch, runs};
+pub use pipelines::Pipelines;
+pub(crate) use pipelines::{PipelineKey, lock};
+pub(crate) use recording::{pass, record};
+pub(crate) use scratch::Slot;
+pub use scratch::{Scratch, ScratchSize};
 pub(crate) use slots::Slots;
+pub use tuning::{KernelForm, MatrixUnits, Path, Tuning};
+use unroll::unrolled;
 pub(crate) use variant::{KernelVariant, Variant, families};
 
-use crate::device::{DeviceFacts, Fragment};
 use std::fmt::Write as _;
 
+use crate::device::{DeviceFacts, Fragment};
 use crate::tensor::{Access, DType, Layout, TensorView, Window, broadcast};
-use crate::unroll::unrolled;
 
 /// How many elements a binding's accessors move at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -6,7 +6,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use super::Kernel;
-use crate::family::{Families, Family};
+use crate::device::{Families, Family};
 use crate::tensor::DType;
 
 /// A variant of one kernel: everything that changes its text.

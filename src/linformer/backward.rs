@@ -1,21 +1,17 @@
 //! The gradients of attention over projected keys and values.
 
+use super::dispatch::{LowRank, keep_rows};
 use super::{Linformer, Projected, Sides, aligned, product_tuning};
-use crate::attention::Config;
-use crate::bindings::BoundDispatch;
+use crate::attention::dispatch::backward::{self, BackwardPlans};
+use crate::attention::dispatch::{AddedGradients, BackwardProblem};
+use crate::attention::{Config, scale_in_f32};
 use crate::device::DeviceFacts;
-use crate::dropout::Dropout;
-use crate::error::Error;
-use crate::mask::DeviceMask;
-use crate::path::backward::{self, BackwardPlans};
-use crate::path::linformer::{LowRank, keep_rows};
-use crate::path::project_backward::Gradient;
-use crate::path::{AddedGradients, BackwardProblem, Dispatches, in_scratch};
-use crate::problem::{Shape, scale_in_f32};
-use crate::record::{dispatch, pass};
-use crate::scratch::{Scratch, ScratchSize, Slot};
+use crate::kernel::{BoundDispatch, Dispatches, Scratch, ScratchSize, Slot, in_scratch, pass, record};
+use crate::mask::{DeviceMask, Dropout};
+use crate::matmul::projection::dispatch_backward::Gradient;
 use crate::tensor::{
-    Access, DType, TensorView, check_aliasing, check_float, count, expect_broadcast, expect_shape,
+    Access, DType, Error, Shape, TensorView, check_aliasing, check_float, count, expect_broadcast,
+    expect_shape,
 };
 
 /// One backward call: what [`LinformerForward`](super::LinformerForward) was given and wrote, the gradient of its output, and where the
@@ -183,7 +179,7 @@ impl Linformer {
         call: &LinformerBackward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record_backward(call, scratch, |bound| dispatch(&mut pass(encoder, "linformer backward"), bound))
+        self.record_backward(call, scratch, |bound| record(&mut pass(encoder, "linformer backward"), bound))
     }
 
     /// [`backward`](Self::backward) into a compute pass of the caller's, which is left with another pipeline and bind group 0.
@@ -196,7 +192,7 @@ impl Linformer {
         call: &LinformerBackward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record_backward(call, scratch, |bound| dispatch(pass, bound))
+        self.record_backward(call, scratch, |bound| record(pass, bound))
     }
 
     /// Compiles and binds what `call` needs, so that its first recording does neither.

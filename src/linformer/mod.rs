@@ -1,26 +1,25 @@
 //! The operator: attention over keys and values that are projected along the length.
 
 mod backward;
+pub(crate) mod dispatch;
+pub(crate) mod kernels;
+pub(crate) mod reference;
 
 pub use backward::LinformerBackward;
+use dispatch::{LowRank, keep_rows};
 
-use crate::attention::{Config, check_extras, extra_inputs, outputs};
-use crate::bindings::BoundDispatch;
+use crate::attention::dispatch::{Chosen, Extras, Keys, Problem};
+use crate::attention::{self, Config, check_extras, extra_inputs, outputs, scale_in_f32};
 use crate::device::DeviceFacts;
-use crate::dropout::Dropout;
-use crate::error::Error;
-use crate::mask::DeviceMask;
-use crate::path::linformer::{LowRank, keep_rows};
-use crate::path::project_backward::Gradient;
-use crate::path::{self, Chosen, Dispatches, Extras, Keys, Problem, in_scratch};
-use crate::pipelines::Pipelines;
-use crate::plan::{MatrixUnits, Tuning};
-use crate::problem::{Shape, scale_in_f32};
-use crate::record::{dispatch, pass};
-use crate::scratch::{Scratch, ScratchSize, Slot};
+use crate::kernel::{
+    BoundDispatch, Dispatches, MatrixUnits, Pipelines, Scratch, ScratchSize, Slot, Tuning, in_scratch, pass,
+    record,
+};
+use crate::mask::{DeviceMask, Dropout};
+use crate::matmul::projection::dispatch_backward::Gradient;
 use crate::tensor::{
-    Access, DType, TensorView, check_aliasing, check_apart, check_float, check_sizes, count, expect,
-    expect_broadcast,
+    Access, DType, Error, Shape, TensorView, check_aliasing, check_apart, check_float, check_sizes, count,
+    expect, expect_broadcast,
 };
 
 /// Attention whose keys and values are projected along the length, from `kv_len` to `rank` of them (Wang et al. 2020, "Linformer:
@@ -181,7 +180,7 @@ impl Linformer {
         call: &LinformerForward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record(call, scratch, |bound| dispatch(&mut pass(encoder, "linformer"), bound))
+        self.record(call, scratch, |bound| record(&mut pass(encoder, "linformer"), bound))
     }
 
     /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
@@ -194,7 +193,7 @@ impl Linformer {
         call: &LinformerForward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record(call, scratch, |bound| dispatch(pass, bound))
+        self.record(call, scratch, |bound| record(pass, bound))
     }
 
     /// Compiles and binds what `call` needs, so that its first recording does neither.
@@ -214,14 +213,14 @@ impl Linformer {
     ) -> Result<(), Error> {
         let device = &self.pipelines.facts();
         let scratch: &Scratch = scratch;
-        let Plan { shape, chosen, .. } = path::within(device, |device| {
+        let Plan { shape, chosen, .. } = attention::dispatch::within(device, |device| {
             let plan = self.check(call, device)?;
             scratch.check(plan.size).map(|()| plan)
         })?;
         let projected = self.projected(&call.sides(), &shape, |slot| scratch.buffer(slot))?;
         let mut dispatches = projected.dispatches(&call.sides(), &self.config, device)?;
         let problem = self.problem(shape, call.q, &projected, call.extras());
-        dispatches.extend(path::dispatches(&problem, chosen, chosen.memory(scratch)?, device));
+        dispatches.extend(attention::dispatch::dispatches(&problem, chosen, chosen.memory(scratch)?, device));
         let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
         emit(&bound);
         Ok(())
@@ -314,7 +313,7 @@ impl Linformer {
         // Where there is no scratch yet, any buffer stands for it: plans look at layouts.
         let projected = self.projected(&sides, &shape, |_| Ok(q.buffer))?;
         let problem = self.problem(shape, q, &projected, extras);
-        let chosen = path::choose(&problem.outline(), device)?;
+        let chosen = attention::dispatch::choose(&problem.outline(), device)?;
         projected.dispatches(&sides, &self.config, device)?;
         Ok(Plan { shape, chosen, size: size.max(chosen.scratch_size()) })
     }

@@ -1,10 +1,8 @@
 //! The configuration of local attention.
 
-use crate::attention::check_dtype;
+use crate::attention::{check_dtype, check_options};
 use crate::device::DeviceFacts;
-use crate::error::Error;
-use crate::problem::{Shape, check_options};
-use crate::tensor::DType;
+use crate::tensor::{DType, Error, Shape};
 
 /// Windows reach at most so far, which no key of a tensor is beyond.
 const MOST_HALF_WINDOW: usize = 1 << 29;

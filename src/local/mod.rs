@@ -2,25 +2,22 @@
 
 mod call;
 mod config;
+pub(crate) mod dispatch;
+pub(crate) mod kernels;
 mod predictor;
-
-pub use call::{LocalBackward, LocalForward};
-pub use config::LocalConfig;
-pub use predictor::{PositionPredictor, PredictorBackward, PredictorForward};
+pub(crate) mod reference;
 
 use call::LocalInputs;
+pub use call::{LocalBackward, LocalForward};
+pub use config::LocalConfig;
+use dispatch::{LocalGradientViews, LocalProblem};
+pub use predictor::{PositionPredictor, PredictorBackward, PredictorForward};
 
-use crate::bindings::BoundDispatch;
 use crate::device::DeviceFacts;
-use crate::error::Error;
-use crate::path::Dispatches;
-use crate::path::local::{LocalGradientViews, LocalProblem};
-use crate::pipelines::Pipelines;
-use crate::problem::Shape;
-use crate::record::{dispatch, pass};
-use crate::scratch::{Scratch, ScratchSize, Slot};
+use crate::kernel::{BoundDispatch, Dispatches, Pipelines, Scratch, ScratchSize, Slot, pass, record};
 use crate::tensor::{
-    Access, DType, TensorView, check_aliasing, check_apart, expect, expect_broadcast, expect_shape,
+    Access, DType, Error, Shape, TensorView, check_aliasing, check_apart, expect, expect_broadcast,
+    expect_shape,
 };
 
 /// Luong's local-p attention (Luong et al. 2015, "Effective approaches to attention-based neural machine translation", equations 7 to
@@ -103,7 +100,7 @@ impl LocalAttention {
         call: &LocalForward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record(call, scratch, |bound| dispatch(&mut pass(encoder, "local attention"), bound))
+        self.record(call, scratch, |bound| record(&mut pass(encoder, "local attention"), bound))
     }
 
     /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
@@ -116,7 +113,7 @@ impl LocalAttention {
         call: &LocalForward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record(call, scratch, |bound| dispatch(pass, bound))
+        self.record(call, scratch, |bound| record(pass, bound))
     }
 
     /// Compiles and binds what `call` needs, so that its first recording does neither.
@@ -228,7 +225,7 @@ impl LocalAttention {
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
         let label = "local attention backward";
-        self.record_backward(call, scratch, |bound| dispatch(&mut pass(encoder, label), bound))
+        self.record_backward(call, scratch, |bound| record(&mut pass(encoder, label), bound))
     }
 
     /// [`backward`](Self::backward) into a compute pass of the caller's, which is left with another pipeline and bind group 0.
@@ -241,7 +238,7 @@ impl LocalAttention {
         call: &LocalBackward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record_backward(call, scratch, |bound| dispatch(pass, bound))
+        self.record_backward(call, scratch, |bound| record(pass, bound))
     }
 
     /// Compiles and binds what `call` needs, so that its first recording does neither.

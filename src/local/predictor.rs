@@ -1,19 +1,17 @@
 //! The operator: hidden states → `S · sigmoid(v · tanh(W h + b))`.
 
-use crate::bindings::BoundDispatch;
+use super::dispatch::Predicted;
 use crate::device::DeviceFacts;
-use crate::error::Error;
-use crate::path::local::Predicted;
-use crate::path::project::{self, LinearOp};
-use crate::path::project_backward::{self, Gradient, LinearBackward};
-use crate::path::{Dispatches, fits, in_scratch};
-use crate::pipelines::Pipelines;
-use crate::plan::Tuning;
-use crate::projection::{Linear, check_summed_rows, check_vector};
-use crate::record::{dispatch, pass};
-use crate::scratch::{Scratch, ScratchSize, Slot};
+use crate::kernel::{
+    BoundDispatch, Dispatches, Pipelines, Scratch, ScratchSize, Slot, Tuning, fits, in_scratch, pass, record,
+};
+use crate::matmul::Linear;
+use crate::matmul::projection::dispatch::{self, LinearOp};
+use crate::matmul::projection::dispatch_backward::{self, Gradient, LinearBackward};
+use crate::matmul::projection::{check_summed_rows, check_vector};
 use crate::tensor::{
-    Access, DType, TensorView, check_aliasing, check_float, count, expect, expect_broadcast, expect_shape,
+    Access, DType, Error, TensorView, check_aliasing, check_float, count, expect, expect_broadcast,
+    expect_shape,
 };
 
 /// What forward and backward calls are both given.
@@ -224,7 +222,7 @@ impl<'a> Inputs<'a> {
         let Inputs { hidden, linear, vector, kv_len, lengths } = *self;
         let Linear { weight: w, bias } = linear;
         let op = LinearOp { x: hidden, w, bias, y: x, narrow: false, activation: None };
-        Ok((project::dispatches(&[op], tuning, device)?, Predicted { x, vector, lengths, kv_len }))
+        Ok((dispatch::dispatches(&[op], tuning, device)?, Predicted { x, vector, lengths, kv_len }))
     }
 }
 
@@ -273,7 +271,7 @@ impl PositionPredictor {
         call: &PredictorForward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record(call, scratch, |bound| dispatch(&mut pass(encoder, "predicted positions"), bound))
+        self.record(call, scratch, |bound| record(&mut pass(encoder, "predicted positions"), bound))
     }
 
     /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
@@ -286,7 +284,7 @@ impl PositionPredictor {
         call: &PredictorForward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record(call, scratch, |bound| dispatch(pass, bound))
+        self.record(call, scratch, |bound| record(pass, bound))
     }
 
     /// Compiles and binds what `call` needs, so that its first recording does neither.
@@ -341,7 +339,7 @@ impl PositionPredictor {
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
         let label = "predicted positions backward";
-        self.record_backward(call, scratch, |bound| dispatch(&mut pass(encoder, label), bound))
+        self.record_backward(call, scratch, |bound| record(&mut pass(encoder, label), bound))
     }
 
     /// [`backward`](Self::backward) into a compute pass of the caller's, which is left with another pipeline and bind group 0.
@@ -354,7 +352,7 @@ impl PositionPredictor {
         call: &PredictorBackward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record_backward(call, scratch, |bound| dispatch(pass, bound))
+        self.record_backward(call, scratch, |bound| record(pass, bound))
     }
 
     /// Compiles and binds what `call` needs, so that its first recording does neither.
@@ -397,7 +395,7 @@ impl PositionPredictor {
             d_b: call.d_vector.map(gradient),
             ..of_products
         };
-        dispatches.extend(project_backward::dispatches(&[of_products, of_vector], &self.tuning, device)?);
+        dispatches.extend(dispatch_backward::dispatches(&[of_products, of_vector], &self.tuning, device)?);
         let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
         emit(&bound);
         Ok(())

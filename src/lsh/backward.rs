@@ -1,17 +1,14 @@
 //! The gradients of attention within buckets.
 
+use super::dispatch::{LshRounds, LshSizes};
 use super::{LshAttention, LshInputs, Sorted};
-use crate::bindings::BoundDispatch;
+use crate::attention::dispatch::backward::{self, BackwardPlans};
+use crate::attention::dispatch::{AddedGradients, BackwardProblem};
+use crate::attention::scale_in_f32;
 use crate::device::DeviceFacts;
-use crate::error::Error;
-use crate::path::backward::{self, BackwardPlans};
-use crate::path::lsh::{LshRounds, LshSizes};
-use crate::path::project_backward::Gradient;
-use crate::path::{AddedGradients, BackwardProblem, fits, in_scratch};
-use crate::problem::scale_in_f32;
-use crate::record::{dispatch, pass};
-use crate::scratch::{Scratch, ScratchSize, Slot};
-use crate::tensor::{Access, DType, TensorView, check_aliasing, check_float, count, expect_shape};
+use crate::kernel::{BoundDispatch, Scratch, ScratchSize, Slot, fits, in_scratch, pass, record};
+use crate::matmul::projection::dispatch_backward::Gradient;
+use crate::tensor::{Access, DType, Error, TensorView, check_aliasing, check_float, count, expect_shape};
 
 /// One backward call: what [`LshForward`](super::LshForward) was given and wrote, buckets too, the gradient of its output, and where the gradients
 /// go: `d_qk` and `d_v`, shaped as qk and v, F32, F16 or BF16.
@@ -137,7 +134,7 @@ impl LshAttention {
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
         let label = "lsh attention backward";
-        self.record_backward(call, scratch, |bound| dispatch(&mut pass(encoder, label), bound))
+        self.record_backward(call, scratch, |bound| record(&mut pass(encoder, label), bound))
     }
 
     /// [`backward`](Self::backward) into a compute pass of the caller's, which is left with another pipeline and bind group 0.
@@ -150,7 +147,7 @@ impl LshAttention {
         call: &LshBackward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record_backward(call, scratch, |bound| dispatch(pass, bound))
+        self.record_backward(call, scratch, |bound| record(pass, bound))
     }
 
     /// Compiles and binds what `call` needs, so that its first recording does neither.

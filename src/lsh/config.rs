@@ -1,11 +1,9 @@
 //! The configuration of attention within buckets.
 
-use crate::attention::check_dtype;
+use crate::attention::{check_dtype, check_options};
 use crate::device::DeviceFacts;
-use crate::error::Error;
-use crate::plan::Tuning;
-use crate::problem::check_options;
-use crate::tensor::{DType, check_sizes};
+use crate::kernel::Tuning;
+use crate::tensor::{DType, Error, check_sizes};
 
 /// Rounds and buckets there may be.
 const MOST_ROUNDS: usize = 64;

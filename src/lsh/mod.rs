@@ -2,25 +2,26 @@
 
 mod backward;
 mod config;
+pub(crate) mod dispatch;
+pub(crate) mod kernels;
+pub(crate) mod reference;
 
 pub use backward::LshBackward;
 pub use config::LshConfig;
+use dispatch::{LshRounds, LshSizes};
+use kernels::lsh_codes::MOST_CHUNKS;
 
-use crate::bindings::BoundDispatch;
+use crate::attention::dispatch::{Chosen, Extras, Keys, Problem};
+use crate::attention::{self, scale_in_f32};
 use crate::device::DeviceFacts;
-use crate::error::Error;
-use crate::kernels::lsh_codes::MOST_CHUNKS;
+use crate::kernel::{
+    BoundDispatch, Dispatches, Pipelines, Scratch, ScratchSize, Slot, fits, in_scratch, pass, record,
+};
 use crate::mask::DeviceMask;
-use crate::mods::{Captured, MaskMod, ScoreMod};
-use crate::path::lsh::{LshRounds, LshSizes};
-use crate::path::{self, Chosen, Dispatches, Extras, Keys, Problem, fits, in_scratch};
-use crate::pipelines::Pipelines;
-use crate::problem::{Shape, scale_in_f32};
-use crate::record::{dispatch, pass};
-use crate::scratch::{Scratch, ScratchSize, Slot};
+use crate::mask::mods::{Captured, MaskMod, ScoreMod};
 use crate::tensor::{
-    Access, DType, TensorView, check_aliasing, check_apart, check_float, count, expect, expect_broadcast,
-    expect_shape,
+    Access, DType, Error, Shape, TensorView, check_aliasing, check_apart, check_float, count, expect,
+    expect_broadcast, expect_shape,
 };
 
 /// Attention of tokens to those that hash alike (Kitaev et al. 2020, "Reformer: the efficient transformer"), for sequences that are too
@@ -217,7 +218,7 @@ impl LshAttention {
         call: &LshForward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record(call, scratch, |bound| dispatch(&mut pass(encoder, "lsh attention"), bound))
+        self.record(call, scratch, |bound| record(&mut pass(encoder, "lsh attention"), bound))
     }
 
     /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
@@ -230,7 +231,7 @@ impl LshAttention {
         call: &LshForward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record(call, scratch, |bound| dispatch(pass, bound))
+        self.record(call, scratch, |bound| record(pass, bound))
     }
 
     /// Compiles and binds what `call` needs, so that its first recording does neither.
@@ -250,7 +251,7 @@ impl LshAttention {
     ) -> Result<(), Error> {
         let device = &self.pipelines.facts();
         let scratch: &Scratch = scratch;
-        let Plan { sizes, chosen, .. } = path::within(device, |device| {
+        let Plan { sizes, chosen, .. } = attention::dispatch::within(device, |device| {
             let plan = self.check(call, device)?;
             scratch.check(plan.size).map(|()| plan)
         })?;
@@ -264,7 +265,7 @@ impl LshAttention {
         dispatches.extend(sorted.gather(&inputs, &rounds, device));
         let parts = self.parts(&sizes, &part)?;
         let problem = self.problem(&rounds, &sorted, parts);
-        dispatches.extend(path::dispatches(&problem, chosen, chosen.memory(scratch)?, device));
+        dispatches.extend(attention::dispatch::dispatches(&problem, chosen, chosen.memory(scratch)?, device));
         dispatches.push(rounds.merge(parts, call.out, call.lse, device));
         let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
         emit(&bound);
@@ -389,7 +390,7 @@ impl LshAttention {
         let size = rounds.scratch_size(device)?.max(self.sorted_size(&sizes, device)?);
         let size = size.max(self.parts_size(&sizes, device)?);
         let problem = self.problem(&rounds, &self.sorted(&sizes, &part)?, self.parts(&sizes, &part)?);
-        let chosen = path::choose(&problem.outline(), device)?;
+        let chosen = attention::dispatch::choose(&problem.outline(), device)?;
         Ok(Plan { sizes, chosen, size: size.max(chosen.scratch_size()) })
     }
 

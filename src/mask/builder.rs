@@ -1,9 +1,6 @@
 //! The methods that build a mask: what its rules mean, and the shapes of their tensors.
 
-use super::rules::slot;
-use super::{Alignment, Id, Mask, Part, Settings};
-use crate::block_map::Blocks;
-use crate::pattern::Pattern;
+use super::{Alignment, Blocks, Id, Mask, Part, Pattern, Settings, slot};
 
 impl<L, K, B, M: Default> Mask<L, K, B, M> {
     fn with<const N: usize>(mut self, id: Id, tensors: [Part<L, K, B>; N]) -> Self {

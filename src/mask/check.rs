@@ -1,12 +1,10 @@
 //! What a mask is refused for.
 
 use super::rule::{Axis, Given, Tensor, mismatch};
-use super::rules::{BY_SLOT, Id, NO_POSITIONS_IN_CACHES, TENSORS, slot};
-use super::{Alignment, DeviceMask, HostMask, HostTensor, Mask};
+use super::rules::NO_POSITIONS_IN_CACHES;
+use super::{Alignment, BY_SLOT, DeviceMask, HostMask, Id, Mask, TENSORS, slot};
 use crate::device::DeviceFacts;
-use crate::error::Error;
-use crate::problem::Shape;
-use crate::tensor::{Access, TensorView, count};
+use crate::tensor::{Access, Error, HostTensor, Shape, TensorView, count};
 
 impl Axis {
     /// Its length, unless any will do.

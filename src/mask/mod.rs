@@ -1,21 +1,31 @@
 //! Which keys a query may see, and what is added to its score.
 
+pub(crate) mod ask_mask;
+pub mod block_map;
 mod builder;
 mod check;
+pub(crate) mod classify;
+pub(crate) mod dropout;
+pub(crate) mod dropout_reference;
+pub(crate) mod kernels;
+pub(crate) mod mods;
+pub(crate) mod pattern;
 mod rule;
 mod rules;
 mod settings;
 
-pub use crate::host_tensor::HostTensor;
+pub use block_map::Blocks;
 pub(crate) use check::{check_map, check_whole_map};
+pub use dropout::Dropout;
+use mods::{At, BoundMaskMod, BoundScoreMod, DeviceMods, HostMods};
+pub use pattern::{Pattern, PatternPart};
 use rule::Tensor;
 pub(crate) use rule::{Adds, Ask, Turn};
 pub(crate) use rules::{BY_SLOT, Id, RULES, RuleSet, TENSORS, slot};
 pub use settings::Alignment;
 pub(crate) use settings::Settings;
 
-use crate::mods::{At, BoundMaskMod, BoundScoreMod, DeviceMods, HostMods};
-use crate::tensor::TensorView;
+use crate::tensor::{HostTensor, TensorView};
 
 /// A mask: a set of rules that must all permit a pair, and what is added to the scores.
 ///

@@ -1,8 +1,8 @@
 //! What there is to say of a rule.
 
 use super::{Id, RuleSet, Settings, TENSORS, slot};
-use crate::dtype::Element;
-use crate::error::Error;
+use crate::tensor::Error;
+use crate::tensor::dtype::Element;
 
 /// A rule of a mask. WGSL texts speak of what `kernels/mask/compose.rs` has around them.
 #[derive(Clone, Copy)]

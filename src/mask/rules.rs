@@ -3,11 +3,12 @@
 //! A new rule is an entry here, a method of [`Mask`](super::Mask) in `builder.rs`, and its meaning in
 //! `reference/mask.rs`; what checks, kernels and their parameters know of it comes from the entry.
 
-use super::Alignment;
-use super::rule::{Adds, Ask, Bounds, PER_HEAD, PER_KEY, PER_PAIR, PER_QUERY, PerRow, Rule, Tensor, Turn};
-use super::rule::{Axis, Given, mismatch};
-use crate::dtype::Element;
-use crate::error::Error;
+use super::rule::{
+    Axis, Bounds, Given, PER_HEAD, PER_KEY, PER_PAIR, PER_QUERY, PerRow, Rule, Tensor, mismatch,
+};
+use super::{Adds, Alignment, Ask, Turn};
+use crate::tensor::Error;
+use crate::tensor::dtype::Element;
 
 /// The text of a rule's functions, by stem.
 macro_rules! wgsl {

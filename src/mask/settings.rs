@@ -1,8 +1,7 @@
 //! What the rules of a mask have beside tensors.
 
-use crate::error::Error;
-use crate::pattern::Pattern;
-use crate::tensor::LONGEST_AXIS;
+use super::Pattern;
+use crate::tensor::{Error, LONGEST_AXIS};
 
 /// Where the diagonal of a mask lies when there are more keys than queries, or fewer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -1,13 +1,10 @@
 //! The gradients of positions.
 
+use super::kernels::table_backward::{LANES, TableBackwardCall};
 use super::{MOST_GROUPS, Positions, Rotate, RowPositions, check_rows, rotation};
-use crate::device::DeviceFacts;
-use crate::error::Error;
-use crate::family::Family;
-use crate::kernel::Dispatch;
-use crate::kernels::table_backward::{LANES, TableBackwardCall};
-use crate::record::{dispatch, pass};
-use crate::tensor::{Access, TensorView, check_aliasing, check_float, expect};
+use crate::device::{DeviceFacts, Family};
+use crate::kernel::{Dispatch, pass, record};
+use crate::tensor::{Access, Error, TensorView, check_aliasing, check_float, expect};
 
 /// The gradient of a learned table of positions, of one sum that [`Positions::add`] has computed.
 #[derive(Clone, Copy, Debug)]
@@ -97,7 +94,7 @@ impl Positions {
     /// As [`rotate`](Self::rotate).
     pub fn rotate_backward(&self, encoder: &mut wgpu::CommandEncoder, call: &Rotate) -> Result<(), Error> {
         let call = rotation(call, -1.0, &self.pipelines.facts())?;
-        self.record(call, |bound| dispatch(&mut pass(encoder, "rotate backward"), bound))
+        self.record(call, |bound| record(&mut pass(encoder, "rotate backward"), bound))
     }
 
     /// Records the gradient of a rotation into a compute pass of the caller's, which is left with another pipeline and bind
@@ -107,7 +104,7 @@ impl Positions {
     /// As [`rotate`](Self::rotate).
     pub fn rotate_backward_in_pass(&self, pass: &mut wgpu::ComputePass, call: &Rotate) -> Result<(), Error> {
         let call = rotation(call, -1.0, &self.pipelines.facts())?;
-        self.record(call, |bound| dispatch(pass, bound))
+        self.record(call, |bound| record(pass, bound))
     }
 
     /// Records the gradient of a learned table, in a compute pass of its own: for each of its rows the sum, in f32 and in a fixed
@@ -124,7 +121,7 @@ impl Positions {
     ) -> Result<(), Error> {
         let device = &self.pipelines.facts();
         call.check(device)?;
-        self.record(call.dispatch(device), |bound| dispatch(&mut pass(encoder, "table backward"), bound))
+        self.record(call.dispatch(device), |bound| record(&mut pass(encoder, "table backward"), bound))
     }
 
     /// Records the gradient of a learned table into a compute pass of the caller's, which is left with another pipeline and
@@ -139,6 +136,6 @@ impl Positions {
     ) -> Result<(), Error> {
         let device = &self.pipelines.facts();
         call.check(device)?;
-        self.record(call.dispatch(device), |bound| dispatch(pass, bound))
+        self.record(call.dispatch(device), |bound| record(pass, bound))
     }
 }

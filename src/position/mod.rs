@@ -1,11 +1,16 @@
 //! The operator: rotary, sinusoidal and learned positions.
 
 mod backward;
+pub(crate) mod kernels;
+pub(crate) mod reference;
 mod rope;
 mod rotary;
 mod table;
 
 pub use backward::TableBackward;
+use kernels::rotation_table::{DIGITS, LEVELS, RotationParams};
+use kernels::row_positions::PositionParams;
+use kernels::{add_positions, rotate};
 pub use rope::{RopeConfig, RopeOrder, RopeScaling};
 pub(crate) use rope::{check_base, check_channels, sinusoid_frequencies};
 pub(crate) use rotary::Rotary;
@@ -13,17 +18,11 @@ pub use table::{Rope, Sinusoid};
 
 use std::sync::Arc;
 
-use crate::bindings::{BindingCache, BoundDispatch};
 use crate::device::DeviceFacts;
-use crate::error::Error;
-use crate::kernel::{Dispatch, Source, View};
-use crate::kernels::rotation_table::{DIGITS, LEVELS, RotationParams};
-use crate::kernels::row_positions::PositionParams;
-use crate::kernels::{add_positions, rotate};
-use crate::pipelines::Pipelines;
-use crate::record::{dispatch, pass};
+use crate::kernel::{BindingCache, BoundDispatch, Dispatch, Pipelines, Source, View, pass, record};
 use crate::tensor::{
-    Access, DType, TensorView, axes, check_aliasing, check_float, expect, expect_broadcast, expect_shape,
+    Access, DType, Error, TensorView, axes, check_aliasing, check_float, expect, expect_broadcast,
+    expect_shape,
 };
 
 /// Last position of rotary and sinusoidal encodings, 2²⁴ − 1.
@@ -203,7 +202,7 @@ impl Positions {
     /// nothing has been recorded.
     pub fn rotate(&self, encoder: &mut wgpu::CommandEncoder, call: &Rotate) -> Result<(), Error> {
         let call = rotation(call, 1.0, &self.pipelines.facts())?;
-        self.record(call, |bound| dispatch(&mut pass(encoder, "rotate"), bound))
+        self.record(call, |bound| record(&mut pass(encoder, "rotate"), bound))
     }
 
     /// Records a rotation into a compute pass of the caller's, which is left with another pipeline and bind group 0.
@@ -212,7 +211,7 @@ impl Positions {
     /// As [`rotate`](Self::rotate).
     pub fn rotate_in_pass(&self, pass: &mut wgpu::ComputePass, call: &Rotate) -> Result<(), Error> {
         let call = rotation(call, 1.0, &self.pipelines.facts())?;
-        self.record(call, |bound| dispatch(pass, bound))
+        self.record(call, |bound| record(pass, bound))
     }
 
     /// Records a sum, in a compute pass of its own.
@@ -223,7 +222,7 @@ impl Positions {
     /// then nothing has been recorded.
     pub fn add(&self, encoder: &mut wgpu::CommandEncoder, call: &AddPositions) -> Result<(), Error> {
         let call = sum(call, &self.pipelines.facts())?;
-        self.record(call, |bound| dispatch(&mut pass(encoder, "add positions"), bound))
+        self.record(call, |bound| record(&mut pass(encoder, "add positions"), bound))
     }
 
     /// Records a sum into a compute pass of the caller's, which is left with another pipeline and bind group 0.
@@ -232,7 +231,7 @@ impl Positions {
     /// As [`add`](Self::add).
     pub fn add_in_pass(&self, pass: &mut wgpu::ComputePass, call: &AddPositions) -> Result<(), Error> {
         let call = sum(call, &self.pipelines.facts())?;
-        self.record(call, |bound| dispatch(pass, bound))
+        self.record(call, |bound| record(pass, bound))
     }
 
     fn record(&self, call: Dispatch, emit: impl FnOnce(&[(BoundDispatch, [u32; 3])])) -> Result<(), Error> {

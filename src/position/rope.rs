@@ -2,8 +2,8 @@
 
 use std::f64::consts::TAU;
 
-use crate::error::Error;
-use crate::kernels::rotation_table::ORDER_HALF;
+use super::kernels::rotation_table::ORDER_HALF;
+use crate::tensor::Error;
 
 /// Most channels that carry positions.
 pub(super) const MOST_CHANNELS: usize = 1 << 16;

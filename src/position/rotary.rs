@@ -2,9 +2,8 @@
 
 use super::{Rotate, Rotation, RowPositions, check_rotation, rotation};
 use crate::device::DeviceFacts;
-use crate::error::Error;
 use crate::kernel::Dispatch;
-use crate::tensor::{TensorView, same_view};
+use crate::tensor::{Error, TensorView, same_view};
 
 /// How a layer rotates what it has projected, and where the rows stand.
 #[derive(Clone, Copy, Debug)]

@@ -1,10 +1,9 @@
 //! Tables of rotations on the device.
 
-use super::rope::{RopeConfig, check_base, check_channels, sinusoid_frequencies};
-use crate::error::Error;
-use crate::guard::guarded;
-use crate::kernels::rotation_table::{DIGITS, LEVELS, ORDER_HALF, RotationParams};
-use crate::tensor::{DType, TensorView, axes};
+use super::kernels::rotation_table::{DIGITS, LEVELS, ORDER_HALF, RotationParams};
+use super::{RopeConfig, check_base, check_channels, sinusoid_frequencies};
+use crate::kernel::guard::guarded;
+use crate::tensor::{DType, Error, TensorView, axes};
 
 /// `[3, 256, pairs, 2]`: cos and sin of digit · 256^level · frequency, as `position/rotation_table.wgsl` reads them.
 #[derive(Clone, Debug)]

@@ -1,9 +1,9 @@
 //! Masks over the points of a grid, of one, two or three axes.
 
+use super::MaskPreset;
 use super::masks::places;
-use super::preset::{MaskPreset, divisor, size};
-use crate::error::Error;
-use crate::tensor::LONGEST_AXIS;
+use super::preset::{divisor, size};
+use crate::tensor::{Error, LONGEST_AXIS};
 
 /// Numbers of three axes: those that are not there come first, and are 1.
 type Axes = [u32; 3];

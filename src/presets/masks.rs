@@ -1,9 +1,9 @@
 //! Masks over a sequence.
 
-use super::preset::{ANY, MaskPreset, ONE, bools, divisor, numbers, size};
-use crate::error::Error;
-use crate::mask::HostTensor;
-use crate::mods::At;
+use super::MaskPreset;
+use super::preset::{ANY, ONE, bools, divisor, numbers, size};
+use crate::mask::mods::At;
+use crate::tensor::{Error, HostTensor};
 
 /// How far behind the query the key is.
 fn behind(at: &At) -> i64 {

@@ -3,10 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::error::Error;
-use crate::mask::HostTensor;
-use crate::mods::{At, BoundMaskMod, BoundScoreMod, Captured, MaskMod, ScoreMod};
-use crate::tensor::{DType, LONGEST_AXIS, TensorView, expect_shape};
+use crate::mask::mods::{At, BoundMaskMod, BoundScoreMod, Captured, MaskMod, ScoreMod};
+use crate::tensor::{DType, Error, HostTensor, LONGEST_AXIS, TensorView, expect_shape};
 
 /// Elements of a table, read as a mod reads them: where an axis is 1 every index is of its one element, and an index past the end of
 /// the last.

@@ -1,10 +1,10 @@
 //! Score functions.
 
+use super::ScorePreset;
 use super::masks::places;
-use super::preset::{ANY, ONE, ScorePreset, divisor, floats, numbers, size};
-use crate::error::Error;
-use crate::mask::HostTensor;
-use crate::mods::At;
+use super::preset::{ANY, ONE, divisor, floats, numbers, size};
+use crate::mask::mods::At;
+use crate::tensor::{Error, HostTensor};
 
 /// How far after the query the key is.
 fn after(at: &At) -> i64 {

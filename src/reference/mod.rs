@@ -14,94 +14,65 @@
 //! # Ok::<(), wgpu_attention::Error>(())
 //! ```
 
-mod additive;
-mod attention;
-mod attentional;
-mod backward;
-mod block;
-mod block_sums;
-pub mod cache;
 pub mod compare;
-mod decoder;
-mod dropout;
-mod embedding;
-mod encoder;
-mod linear;
-mod linformer;
-mod local;
-mod logits;
-mod lsh;
-mod mask;
-mod mean_pool;
-mod merge;
-mod multi_head;
-mod multi_head_backward;
-mod norm;
-mod pointwise;
-mod position;
-mod project;
-mod quantized;
-mod real;
-mod scores;
-mod softmax;
-mod weight_norm;
-mod weighted_sum;
 
-pub use additive::{additive_attention, additive_scores, additive_scores_at};
-pub use attention::{Attended, Options, attention, scores_at};
-pub use attentional::{AttentionalGradients, attentional, attentional_backward};
-pub use backward::{
+pub use crate::attention::merge::reference::{PartGradients, merge, merge_backward};
+pub use crate::attention::reference::additive::{additive_attention, additive_scores, additive_scores_at};
+pub use crate::attention::reference::attention::{Attended, Options, attention, scores_at};
+pub use crate::attention::reference::backward::{
     Gradients, additive_attention_backward, additive_attention_backward_magnitudes, attention_backward,
     attention_backward_magnitudes,
 };
-pub use block::{Encoded, FeedForwardGradients, HostFeedForward, HostNorm, HostNormGradients, feed_forward};
-pub use decoder::{
+pub use crate::attention::reference::mask::classify;
+pub use crate::attention::reference::scores::scores;
+pub use crate::attention::reference::softmax::{Normalised, softmax};
+pub use crate::attention::reference::weighted_sum::weighted_sum;
+pub use crate::layers::attentional::reference::{AttentionalGradients, attentional, attentional_backward};
+pub use crate::layers::block::reference::{
+    Encoded, FeedForwardGradients, HostFeedForward, HostNorm, HostNormGradients, feed_forward,
+};
+pub use crate::layers::decoder::reference::{
     DecoderGradients, DecoderLayerGradients, HostDecoderLayer, decoder, decoder_backward, decoder_by_layer,
     decoder_by_layer_backward,
 };
-pub use dropout::dropout;
-pub use embedding::{embedding, embedding_backward};
-pub use encoder::{
+pub use crate::layers::encoder::reference::{
     EncoderGradients, EncoderLayerGradients, HostEncoderLayer, encoder, encoder_backward, encoder_by_layer,
     encoder_by_layer_backward,
 };
-pub use linear::{
+pub use crate::layers::multi_head::reference::{
+    HostWeights, LayerShape, average_heads, join_heads, multi_head, split_heads,
+};
+pub use crate::layers::multi_head::reference_backward::{
+    LayerGradients, LinearGradients, multi_head_backward,
+};
+pub use crate::linear_attention::reference::{
     FeatureRow, LinearAttended, LinearAttentionGradients, LinearOptions, Seen, features, linear_attention,
     linear_attention_backward, linear_attention_backward_magnitudes, linear_attention_magnitude,
     linear_recurrence,
 };
-pub use linformer::{
+pub use crate::linformer::reference::{
     LengthProjections, LinformerGradients, linformer, linformer_backward, linformer_backward_magnitudes,
 };
-pub use local::{
+pub use crate::local::reference::{
     LocalAttended, LocalGradients, LocalOptions, PredictorGradients, local_attention,
     local_attention_backward, local_attention_backward_magnitudes, predict_positions,
     predict_positions_backward,
 };
-pub use logits::{log_softmax, log_softmax_backward, top_k};
-pub use lsh::{
+pub use crate::lsh::reference::{
     LshAttended, LshGradients, LshHashed, LshShape, lsh_attention, lsh_attention_backward,
     lsh_attention_backward_magnitudes, lsh_buckets, lsh_pairs,
 };
-pub use mask::classify;
-pub(crate) use mask::pair_answers;
-pub use mean_pool::{mean_pool, mean_pool_backward};
-pub use merge::{PartGradients, merge, merge_backward};
-pub use multi_head::{
-    HostLinear, HostWeights, LayerShape, average_heads, join_heads, multi_head, split_heads,
-};
-pub use multi_head_backward::{LayerGradients, LinearGradients, multi_head_backward};
-pub use norm::{NormGradients, norm, norm_backward};
-pub use pointwise::{activate, activation_slope};
-pub use position::{
+pub use crate::mask::dropout_reference::dropout;
+pub use crate::matmul::projection::reference::{HostLinear, ProjectGradients, project, project_backward};
+pub use crate::matmul::quantized::reference::{dequantize, quantize};
+pub use crate::position::reference::{
     PositionGradients, add_positions, add_positions_backward, rotate, rotate_backward, rotate_by,
     rotate_by_backward, sinusoid,
 };
-pub use project::{ProjectGradients, project, project_backward};
-pub use quantized::{dequantize, quantize};
-pub(crate) use real::expect_length;
-pub use real::{Real, widen};
-pub use scores::scores;
-pub use softmax::{Normalised, softmax};
-pub use weight_norm::{weight_norm, weight_norm_backward};
-pub use weighted_sum::weighted_sum;
+pub use crate::rows::embedding::reference::{embedding, embedding_backward};
+pub use crate::rows::logits::reference::{log_softmax, log_softmax_backward, top_k};
+pub use crate::rows::mean_pool::reference::{mean_pool, mean_pool_backward};
+pub use crate::rows::norm::reference::{NormGradients, norm, norm_backward};
+pub use crate::rows::pointwise::reference::{activate, activation_slope};
+pub use crate::rows::weight_norm::reference::{weight_norm, weight_norm_backward};
+pub use crate::tensor::{Real, widen};

@@ -1,9 +1,10 @@
 //! How long the device takes.
 
-use crate::error::Error;
-use crate::gpu::Gpu;
-use crate::guard::guarded;
 use web_time::Instant;
+
+use crate::gpu::Gpu;
+use crate::kernel::guard::guarded;
+use crate::tensor::Error;
 
 /// Timestamps of the device where it has them, else the host's clock.
 pub(super) struct Clock<'a> {

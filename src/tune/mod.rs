@@ -5,21 +5,21 @@ mod compete;
 mod trial;
 mod workload;
 
+use clock::Clock;
+use compete::{Race, Standing, compete};
+use trial::{Runner, Trial};
 pub use workload::Workload;
 
 use std::fmt;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
-
-use self::clock::Clock;
-use self::compete::{Race, Standing, compete};
-use self::trial::{Runner, Trial};
-use crate::error::Error;
-use crate::gpu::Gpu;
-use crate::guard::Watch;
-use crate::pipelines::Pipelines;
-use crate::tuned::{Class, Pick};
 use web_time::Instant;
+
+use crate::device::tuned::{Class, Pick};
+use crate::gpu::Gpu;
+use crate::kernel::Pipelines;
+use crate::kernel::guard::Watch;
+use crate::tensor::Error;
 
 /// How much tuning may take.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,22 +1,21 @@
 //! A workload with its tensors: how it is recorded, and whether a result is right.
 
-use super::workload::{Kind, Workload};
+use super::Workload;
+use super::workload::Kind;
+use crate::attention::plan::{candidates, product_candidates, with_other_splits};
+use crate::attention::reference::attention::{self, Options};
 use crate::attention::{Attention, Config, Forward, check_dtype};
 use crate::cache::{Append, Cache, CacheConfig, CacheRead, Tokens};
 use crate::check::data::{Outcome, from_bits, halves_of, inputs, judge, noise, to_bits};
 use crate::device::DeviceFacts;
-use crate::error::Error;
+use crate::device::tuned::{Class, Pick};
 use crate::gpu::Gpu;
-use crate::guard::guarded;
+use crate::kernel::guard::guarded;
+use crate::kernel::{Pipelines, Scratch, ScratchSize, Tuning};
 use crate::mask::DeviceMask;
-use crate::pipelines::Pipelines;
-use crate::plan::{Tuning, candidates, product_candidates, with_other_splits};
-use crate::problem::Shape;
-use crate::projection::{Linear, Projection, ProjectionForward};
-use crate::reference::{self, Options, widen};
-use crate::scratch::{Scratch, ScratchSize};
-use crate::tensor::{DType, TensorView, check_sizes, count};
-use crate::tuned::{Class, Pick};
+use crate::matmul::projection::reference;
+use crate::matmul::{Linear, Projection, ProjectionForward};
+use crate::tensor::{DType, Error, Shape, TensorView, check_sizes, count, widen};
 
 /// A workload with its tensors on the device.
 pub(super) struct Trial<'a> {
@@ -54,8 +53,8 @@ struct Piece {
 
 /// A workload as plans see it.
 pub(super) enum Planned {
-    Attention(Box<crate::plan::Outline>),
-    Products(crate::plan::ProductOutline),
+    Attention(Box<crate::attention::plan::Outline>),
+    Products(crate::matmul::plan::ProductOutline),
 }
 
 impl Planned {
@@ -274,8 +273,8 @@ fn rows_of_attention(shape: &Shape, masked: bool, [q, k, v]: [&[f32]; 3]) -> Res
         let v = rows(v, kv_head * kv_len, value_dim, seen);
         let one = Shape { batch: 1, heads: 1, kv_heads: 1, q_len: 1, kv_len: seen, ..*shape };
         let options = Options::new();
-        let want = reference::attention::<f64>(&widen(&q), &widen(&k), &widen(&v), one, &options)?.out;
-        found.push(Piece { start, want, naive: reference::attention::<f32>(&q, &k, &v, one, &options)?.out });
+        let want = attention::attention::<f64>(&widen(&q), &widen(&k), &widen(&v), one, &options)?.out;
+        found.push(Piece { start, want, naive: attention::attention::<f32>(&q, &k, &v, one, &options)?.out });
     }
     Ok(found)
 }

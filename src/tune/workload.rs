@@ -3,9 +3,8 @@
 use std::fmt;
 
 use crate::cache::CacheStorage;
-use crate::layer_config::{LayerConfig, Side};
-use crate::problem::Shape;
-use crate::tensor::DType;
+use crate::layers::multi_head::config::{LayerConfig, Side};
+use crate::tensor::{DType, Shape};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Kind {

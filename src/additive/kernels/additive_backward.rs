@@ -1,0 +1,134 @@
+//! Twin of `additive_backward.wgsl`.
+
+use crate::attention::plan::GradientsOf;
+use crate::device::Families;
+use crate::device::family::GRADIENTS;
+use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, families, kernel, shader};
+use crate::mask::kernels::{MaskVariant, Masked};
+use crate::tensor::DType;
+
+kernel! {
+    /// The gradients of additive scores: of queries, of keys or of values.
+    AdditiveBackward, AdditiveBackwardCall
+    tensors {
+        // Of queries and keys.
+        own: Opt Read F32 one view,
+        others: One Read F32 width view,
+        pairs: Placed Read F32 one view,
+        // Of queries and keys.
+        score_vector: Opt Read F32 one repeating,
+        // Of the own rows.
+        gradient: Opt Write F32 store view,
+        // Of the gradient of the vector.
+        parts: Opt Write F32 one,
+    }
+    // Only the parts that bound the range of keys, of the gradients of queries.
+    groups { mask: Masked MaskVariant, }
+    numbers {
+        /// Batch entry, query and key of the first pair of the rectangle.
+        first: [u32; 4],
+        /// The same past its last pair.
+        end: [u32; 4],
+        heads: u32,
+        kv_heads: u32,
+        group: u32,
+        channels: u32,
+        /// 1 if the gradients are added to what is there.
+        accumulates: u32,
+        /// Parts of an element of the gradient of the vector.
+        part_count: u32,
+        /// 1 if all heads share a vector.
+        vector_heads: u32,
+    }
+    variant {
+        /// True if the kernel runs for a software driver.
+        cpu: bool,
+        /// Never of keys and values at once.
+        of: GradientsOf,
+        /// Invocations of a workgroup with neighbouring rows.
+        row_lanes: u32,
+        width: Width,
+        store: Width,
+    }
+}
+
+/// Vectors of four channels that an invocation has.
+pub(crate) const VECTORS: u32 = 2;
+
+impl Variant for AdditiveBackward {
+    const LABEL: &'static str = "attention.additive_backward";
+
+    fn describe(&self) -> Kernel {
+        let workgroup = Self::workgroup(self.cpu);
+        let mask = self.mask.wgsl();
+        let parts =
+            [shader!("tensor/view"), shader!("additive/additive_backward"), shader!("additive/tanh"), &mask];
+        self.declare()
+            .bool("OF_QUERIES", self.of == GradientsOf::Queries)
+            .bool("OF_KEYS", self.of == GradientsOf::Keys)
+            .bool("STORE_IN_FOURS", self.store == Width::Four)
+            .u32("WORKGROUP", workgroup)
+            .u32("ROW_LANES", self.row_lanes)
+            .u32("VECTORS", VECTORS)
+            .kernel(&parts, workgroup, 16 * workgroup)
+    }
+
+    fn families(&self) -> Families {
+        let tensors = [Some(self.others), self.score_vector, self.gradient];
+        families(&[Some(GRADIENTS.of(self.cpu))], &tensors.map(|t| t.unwrap_or(DType::F32)))
+    }
+}
+
+impl AdditiveBackward {
+    /// Invocations of a workgroup: of a software driver as many as it may compute at once.
+    pub const fn workgroup(cpu: bool) -> u32 {
+        if cpu { 16 } else { 64 }
+    }
+
+    /// Those that have rows beside each other: all, unless there are fewer of `rows`.
+    pub fn row_lanes(rows: usize, cpu: bool) -> u32 {
+        rows.next_power_of_two().min(Self::workgroup(cpu) as usize) as u32
+    }
+
+    /// Channels of a workgroup.
+    pub fn channels(cpu: bool, row_lanes: u32) -> usize {
+        (Self::workgroup(cpu) / row_lanes * VECTORS * 4) as usize
+    }
+
+    pub fn all() -> Vec<Self> {
+        let of = |cpu, of: GradientsOf, row_lanes, dtype| AdditiveBackward {
+            own: of.scores().then_some(dtype),
+            others: dtype,
+            pairs: DType::F32,
+            score_vector: of.scores().then_some(dtype),
+            gradient: Some(dtype),
+            parts: (of == GradientsOf::Queries).then_some(DType::F32),
+            mask: MaskVariant::default(),
+            cpu,
+            of,
+            row_lanes,
+            width: Width::Four,
+            store: Width::Four,
+        };
+        let mut all = Vec::new();
+        for kind in [GradientsOf::Queries, GradientsOf::Keys, GradientsOf::Values] {
+            for cpu in [false, true] {
+                let most = Self::workgroup(cpu);
+                for dtype in FLOATS {
+                    let plain = of(cpu, kind, most, dtype);
+                    all.extend(WIDTHS.map(|width| AdditiveBackward { width, ..plain }));
+                    let gradient = Some(DType::F32);
+                    all.extend([AdditiveBackward { store: Width::One, gradient, ..plain }]);
+                }
+                all.push(of(cpu, kind, 1, DType::F32));
+            }
+        }
+        let queries = of(false, GradientsOf::Queries, 64, DType::F32);
+        all.push(AdditiveBackward { gradient: None, ..queries });
+        all.push(AdditiveBackward { parts: None, ..queries });
+        let ranges = MaskVariant::all().into_iter().map(MaskVariant::range_only);
+        all.extend(ranges.map(|mask| AdditiveBackward { mask, ..queries }));
+        all.retain(|kernel| kernel.mask.bindings().len() <= 2);
+        all
+    }
+}

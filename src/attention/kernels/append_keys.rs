@@ -1,0 +1,52 @@
+//! Twin of `append_keys.wgsl`.
+
+use crate::kernel::{Kernel, Variant, View, kernel, shader};
+
+kernel! {
+    /// The appended keys.
+    AppendKeys, AppendKeysCall
+    tensors {
+        // Keys and values in one buffer, or one of them.
+        kv: One Write F32 one,
+        bias_k: Opt Read F32 one,
+        bias_v: Opt Read F32 one,
+    }
+    numbers {
+        k: View,
+        v: View,
+        kv_heads: u32,
+        /// 0 if there are no keys in `kv`.
+        head_dim: u32,
+        /// 0 if there are no values in `kv`.
+        value_dim: u32,
+        start: u32,
+        /// First element and stride.
+        bias_k_at: [u32; 2],
+        bias_v_at: [u32; 2],
+    }
+    variant {}
+}
+
+/// Invocations of a workgroup, as in the shader.
+pub(crate) const WORKGROUP: usize = 64;
+
+impl Variant for AppendKeys {
+    const LABEL: &'static str = "attention.append_keys";
+
+    fn describe(&self) -> Kernel {
+        self.declare().kernel(
+            &[shader!("tensor/view"), shader!("attention/append_keys")],
+            WORKGROUP as u32,
+            0,
+        )
+    }
+}
+
+impl AppendKeys {
+    pub fn all() -> impl Iterator<Item = Self> {
+        crate::kernel::FLOATS.into_iter().flat_map(|kv| {
+            let of = move |learned| AppendKeys { kv, bias_k: learned, bias_v: learned };
+            crate::kernel::FLOATS_OR_NONE.into_iter().map(of)
+        })
+    }
+}

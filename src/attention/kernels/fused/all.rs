@@ -1,0 +1,161 @@
+//! Every variant of the fused kernel that is compiled ahead: each value of each axis, not their whole product.
+
+use super::Fused;
+use crate::attention::plan::{FusedMatrix, FusedTiles};
+use crate::cache::kernels::cache::CacheVariant;
+use crate::cache::storage::{LayoutKind, StorageKind};
+use crate::device::Fragment;
+use crate::kernel::{FLOATS, WIDTHS, Width};
+use crate::mask::Id;
+use crate::mask::kernels::MaskVariant;
+use crate::mask::kernels::dropout::DropoutKind;
+use crate::tensor::DType;
+
+impl Fused {
+    pub fn all() -> Vec<Self> {
+        let mut all: Vec<_> = FusedTiles::MASKED.into_iter().flat_map(masked).collect();
+        all.extend(FusedTiles::all().into_iter().flat_map(typed));
+        for fragment in [Fragment::Eight, Fragment::Sixteen] {
+            let tiles = || FusedMatrix::all(fragment).into_iter().map(FusedTiles::Matrix);
+            all.extend(tiles().flat_map(matrix_typed));
+            // Of subgroups of 32 and of 64: masks and caches take registers from what the fragments are to fit in.
+            all.extend(tiles().take(4).flat_map(matrix_masked));
+            let planned = FusedMatrix::planned(fragment).into_iter().map(FusedTiles::Matrix);
+            all.extend(planned.map(|tiles| plain(tiles).with_tensors(DType::F16)));
+        }
+        all.extend(additive());
+        all.extend(FLOATS.into_iter().flat_map(far));
+        all.extend(FusedTiles::MASKED.into_iter().flat_map(cached));
+        for storage in std::iter::once(None).chain(StorageKind::ALL.map(Some)) {
+            all.extend(FusedTiles::decode(storage).into_iter().flat_map(|tiles| decode(tiles, storage)));
+        }
+        all
+    }
+}
+
+/// Tensors of f32 in fours, and nothing else.
+fn plain(tiles: FusedTiles) -> Fused {
+    Fused {
+        q: DType::F32,
+        k: Some(DType::F32),
+        v: Some(DType::F32),
+        cache_k: None,
+        cache_v: None,
+        sequence_table: None,
+        score_vector: tiles.is_additive().then_some(DType::F32),
+        partial: None,
+        out: Some(DType::F32),
+        lse: None,
+        mask: MaskVariant::default(),
+        drop: DropoutKind::None,
+        tiles,
+        cached: None,
+        halves: false,
+        width: Width::Four,
+        store: Width::Four,
+        wide: false,
+        contiguous: false,
+    }
+}
+
+/// Every tile of additive scores: types and widths; masks and splits with one of each form.
+fn additive() -> Vec<Fused> {
+    let [few, many, cpu, shared, ..] = FusedTiles::ADDITIVE;
+    let vectors = FLOATS.map(|dtype| Fused { score_vector: Some(dtype), ..plain(many).with_tensors(dtype) });
+    let splits = [few, shared].map(|tiles| plain(tiles).split());
+    let mut all: Vec<_> = FusedTiles::ADDITIVE.into_iter().flat_map(typed).collect();
+    // The score vector takes a buffer from those of masks.
+    all.extend([many, cpu].into_iter().flat_map(masked).filter(|fused| fused.mask.bindings().len() <= 3));
+    all.extend(vectors.into_iter().chain(splits));
+    all
+}
+
+/// `base` with every mask, with a score function, and with every kind of dropout beside an lse.
+fn with_masks(base: Fused) -> impl Iterator<Item = Fused> {
+    let masks = MaskVariant::all().into_iter().chain(MaskVariant::listed_score_mod());
+    let masked = masks.map(move |mask| Fused { mask, ..base });
+    masked.chain(DropoutKind::ALL.into_iter().map(move |drop| Fused { drop, lse: Some(DType::F32), ..base }))
+}
+
+fn masked(tiles: FusedTiles) -> impl Iterator<Item = Fused> {
+    with_masks(plain(tiles))
+}
+
+/// Every dtype and width, loaded and stored.
+fn typed(tiles: FusedTiles) -> Vec<Fused> {
+    let mut all = Vec::new();
+    for dtype in FLOATS {
+        for width in WIDTHS {
+            all.extend(WIDTHS.map(|store| Fused { width, store, ..plain(tiles).with_tensors(dtype) }));
+        }
+        let one = Fused { width: Width::One, contiguous: true, ..plain(tiles).with_tensors(dtype) };
+        all.extend(one.loads_by_channel().then_some(one));
+    }
+    all
+}
+
+fn matrix_typed(tiles: FusedTiles) -> impl Iterator<Item = Fused> {
+    let of =
+        move |dtype| WIDTHS.map(|width| Fused { width, store: width, ..plain(tiles).with_tensors(dtype) });
+    // BF16 is not multiplied by them.
+    [DType::F32, DType::F16].into_iter().flat_map(of)
+}
+
+fn matrix_masked(tiles: FusedTiles) -> Vec<Fused> {
+    let halves = plain(tiles).with_tensors(DType::F16);
+    let mut all: Vec<_> = with_masks(halves).collect();
+    all.push(halves.split());
+    all.extend(CacheVariant::all().map(|cache| causal_in(cache, halves)));
+    all
+}
+
+/// Tensors whose far elements change the text.
+fn far(dtype: DType) -> impl Iterator<Item = Fused> {
+    let of = move |tiles| WIDTHS.map(|width| Fused { width, ..plain(tiles).with_tensors(dtype) });
+    FusedTiles::MASKED.into_iter().flat_map(of).filter_map(|narrow| narrow.widened())
+}
+
+fn causal_in(cache: CacheVariant, base: Fused) -> Fused {
+    Fused { mask: MaskVariant::with_rules([Id::Causal]), ..base }.in_cache(cache)
+}
+
+/// Keys split, every cache, and in one cache every mask.
+fn cached(tiles: FusedTiles) -> Vec<Fused> {
+    let splits = plain(tiles).split();
+    let mut all = vec![splits];
+    for cache in CacheVariant::all() {
+        let narrow = causal_in(cache, plain(tiles));
+        all.push(narrow);
+        all.extend(narrow.widened());
+    }
+    let cache = CacheVariant { storage: StorageKind::Q8, layout_kind: LayoutKind::Ring, groups: [32, 32] };
+    let masks = MaskVariant::all().into_iter().filter(MaskVariant::fits_caches);
+    all.extend(masks.map(|mask| Fused { mask, ..splits }.in_cache(cache)));
+    all
+}
+
+/// Decoding from tensors, or from pages of `storage`.
+fn decode(tiles: FusedTiles, storage: Option<StorageKind>) -> Vec<Fused> {
+    let cache = storage.map(|storage| CacheVariant {
+        storage,
+        layout_kind: LayoutKind::Paged,
+        groups: if storage.is_scaled() { [32, 64] } else { [1; 2] },
+    });
+    let masked = |mask: MaskVariant| {
+        let masked = Fused { mask, ..plain(tiles) };
+        cache.map_or(masked, |cache| masked.in_cache(cache))
+    };
+    let mut narrow = vec![
+        Fused { lse: Some(DType::F32), ..masked(MaskVariant::default()) },
+        masked(MaskVariant::with_rules([Id::Causal, Id::Tree]).softcapped()).split(),
+    ];
+    for dtype in
+        [DType::F16, DType::BF16].into_iter().filter(|dtype| storage == Some(StorageKind::of(*dtype)))
+    {
+        let halves = Fused { halves: true, ..plain(tiles).with_tensors(dtype) };
+        narrow.extend([halves, halves.split()]);
+    }
+    let mut all: Vec<_> = narrow.iter().filter_map(Fused::widened).collect();
+    all.extend(narrow);
+    all
+}

@@ -1,0 +1,44 @@
+//! Twin of `score_stage.wgsl`.
+
+use crate::kernel::{Kernel, Variant, kernel, shader};
+use crate::mask::kernels::{self, Masked};
+use crate::tensor::DType;
+
+kernel! {
+    /// The way of scores to the caller.
+    ScoreStage, ScoreStageCall
+    tensors {
+        scores: One Read F32 one view,
+        out: One Write F32 one view,
+    }
+    // The parts that the scores have been through.
+    groups { mask: Masked kernels::MaskVariant, }
+    numbers {
+        heads: u32,
+    }
+    variant {}
+}
+
+/// Invocations of a workgroup, as in the shader.
+pub(crate) const WORKGROUP: usize = 64;
+
+impl Variant for ScoreStage {
+    const LABEL: &'static str = "attention.score_stage";
+
+    fn describe(&self) -> Kernel {
+        let parts = [shader!("tensor/view"), shader!("attention/score_stage"), &self.mask.wgsl()];
+        self.declare().bool("PER_PAIR_MASK", self.mask.is_per_pair()).kernel(&parts, WORKGROUP as u32, 0)
+    }
+}
+
+impl ScoreStage {
+    pub fn all() -> impl Iterator<Item = Self> {
+        kernels::MaskVariant::all().into_iter().map(kernels::MaskVariant::scores_only).flat_map(|mask| {
+            crate::mask::kernels::floats_beside(&mask).iter().map(move |&out| ScoreStage {
+                scores: DType::F32,
+                out,
+                mask,
+            })
+        })
+    }
+}

@@ -1,0 +1,74 @@
+//! Twin of `scores.wgsl`.
+
+use crate::device::Families;
+use crate::device::family::STAGED;
+use crate::kernel::{Kernel, Variant, Width, families, kernel, shader};
+use crate::mask::kernels::{self, Masked};
+use crate::matmul::plan::Tiles;
+use crate::matmul::product;
+use crate::tensor::DType;
+
+kernel! {
+    /// The scores kernel.
+    Scores, ScoresCall
+    tensors {
+        // In fours along their channels.
+        q: One Read F32 width view,
+        k: One Read F32 width view,
+        // In fours: padding may be written.
+        scores: Placed Write F32 store view,
+    }
+    // Only the parts that bound the range of keys.
+    groups { mask: Masked kernels::MaskVariant, }
+    numbers {
+        heads: u32,
+        group: u32,
+        head_dim: u32,
+        scale: f32,
+    }
+    variant {
+        tiles: Tiles,
+        width: Width,
+        store: Width,
+    }
+}
+
+impl Variant for Scores {
+    const LABEL: &'static str = "attention.scores";
+
+    fn describe(&self) -> Kernel {
+        let product = product::Loop { tiles: self.tiles, a_along_m: false, b_along_n: false, repairs: false };
+        let declared = self
+            .declare()
+            .bool("IN_FOURS", self.width == Width::Four)
+            .bool("SCORES_IN_FOURS", self.store == Width::Four);
+        product.around(declared, &[shader!("attention/scores"), &self.mask.wgsl()])
+    }
+
+    fn families(&self) -> Families {
+        families(&[Some(STAGED.of(matches!(self.tiles, Tiles::Cpu { .. })))], &[self.q, self.k])
+    }
+}
+
+impl Scores {
+    pub fn all() -> impl Iterator<Item = Self> {
+        let ranges = kernels::MaskVariant::all().into_iter().map(kernels::MaskVariant::range_only);
+        ranges.flat_map(|mask| {
+            product::ALL.into_iter().flat_map(move |tiles| {
+                crate::mask::kernels::floats_beside(&mask).iter().flat_map(move |&dtype| {
+                    crate::kernel::WIDTHS.into_iter().flat_map(move |width| {
+                        crate::kernel::WIDTHS.into_iter().map(move |store| Scores {
+                            q: dtype,
+                            k: dtype,
+                            scores: DType::F32,
+                            mask,
+                            tiles,
+                            width,
+                            store,
+                        })
+                    })
+                })
+            })
+        })
+    }
+}

@@ -1,0 +1,72 @@
+//! Twin of `weighted_sum.wgsl`.
+
+use crate::device::Families;
+use crate::device::family::STAGED;
+use crate::kernel::{Kernel, Variant, Width, families, kernel, shader};
+use crate::mask::kernels::{self, Masked};
+use crate::matmul::plan::Tiles;
+use crate::matmul::product;
+use crate::tensor::DType;
+
+kernel! {
+    /// The weighted sum.
+    WeightedSum, WeightedSumCall
+    tensors {
+        // The weights and v in fours, v along its channels.
+        weights: One Read F32 width view,
+        v: One Read F32 width view,
+        out: One Write F32 store view,
+    }
+    // Only the parts that bound the range of keys.
+    groups { mask: Masked kernels::MaskVariant, }
+    numbers {
+        heads: u32,
+        group: u32,
+        value_dim: u32,
+    }
+    variant {
+        tiles: Tiles,
+        width: Width,
+        store: Width,
+    }
+}
+
+impl Variant for WeightedSum {
+    const LABEL: &'static str = "attention.weighted_sum";
+
+    fn describe(&self) -> Kernel {
+        let product = product::Loop { tiles: self.tiles, a_along_m: false, b_along_n: true, repairs: true };
+        let declared = self
+            .declare()
+            .bool("IN_FOURS", self.width == Width::Four)
+            .bool("OUT_IN_FOURS", self.store == Width::Four);
+        product.around(declared, &[shader!("attention/weighted_sum"), &self.mask.wgsl()])
+    }
+
+    fn families(&self) -> Families {
+        families(&[Some(STAGED.of(matches!(self.tiles, Tiles::Cpu { .. })))], &[self.v, self.out])
+    }
+}
+
+impl WeightedSum {
+    pub fn all() -> impl Iterator<Item = Self> {
+        let ranges = kernels::MaskVariant::all().into_iter().map(kernels::MaskVariant::range_only);
+        ranges.flat_map(|mask| {
+            product::ALL.into_iter().flat_map(move |tiles| {
+                crate::mask::kernels::floats_beside(&mask).iter().flat_map(move |&v| {
+                    crate::kernel::WIDTHS.into_iter().flat_map(move |width| {
+                        crate::kernel::WIDTHS.into_iter().map(move |store| WeightedSum {
+                            weights: DType::F32,
+                            v,
+                            out: v,
+                            mask,
+                            tiles,
+                            width,
+                            store,
+                        })
+                    })
+                })
+            })
+        })
+    }
+}

@@ -1,0 +1,144 @@
+//! The gradients of what is merged.
+
+use super::kernels::merge_backward::{self, MergeBackwardCall};
+use super::{Merge, Partial};
+use crate::device::DeviceFacts;
+use crate::kernel::{BoundDispatch, Dispatches, pass, record};
+use crate::tensor::{
+    Access, DType, Error, TensorView, check_aliasing, check_apart, check_float, expect_shape,
+};
+
+/// Where the gradients of a part go.
+#[derive(Clone, Copy, Debug)]
+pub struct PartGradients<'a> {
+    /// `[batch, heads, q_len, value_dim]`, F32, F16 or BF16.
+    pub d_out: TensorView<'a>,
+    /// `[batch, heads, q_len, 1]`, F32.
+    pub d_lse: TensorView<'a>,
+}
+
+/// The gradients of one merge with respect to its parts.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct MergeBackward<'a> {
+    pub(crate) parts: &'a [Partial<'a>],
+    pub(crate) merged: Partial<'a>,
+    pub(crate) d_out: TensorView<'a>,
+    pub(crate) d_lse: Option<TensorView<'a>>,
+    pub(crate) gradients: &'a [PartGradients<'a>],
+}
+
+impl<'a> MergeBackward<'a> {
+    /// `parts`, and what [`Merge::forward`] made of them: an output of F16 or BF16 has rounded what `d_lse` of the parts is
+    /// computed from, one of F32 has not. `d_out` `[batch, heads, q_len, value_dim]`, F32, F16 or BF16, is the gradient with
+    /// respect to its output; `gradients` has those of each part.
+    pub fn new(
+        parts: &'a [Partial<'a>],
+        merged: Partial<'a>,
+        d_out: TensorView<'a>,
+        gradients: &'a [PartGradients<'a>],
+    ) -> Self {
+        MergeBackward { parts, merged, d_out, d_lse: None, gradients }
+    }
+
+    /// The gradient with respect to the merged log-sum-exp, `[batch, heads, q_len, 1]`, F32; zero unless set.
+    pub fn d_lse(mut self, d_lse: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_lse = d_lse.into();
+        self
+    }
+
+    fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
+        let MergeBackward { parts, merged, d_out, d_lse, gradients } = self;
+        if parts.is_empty() {
+            return Err(Error::ZeroSize { tensor: "parts", axis: "number" });
+        }
+        if gradients.len() != parts.len() {
+            return Err(Error::Length { tensor: "gradients", expected: parts.len(), got: gradients.len() });
+        }
+        let mut read = vec![("out", merged.out), ("lse", merged.lse), ("d_out", *d_out)];
+        read.extend(d_lse.map(|d_lse| ("d_lse", d_lse)));
+        read.extend(parts.iter().flat_map(|part| [("parts.out", part.out), ("parts.lse", part.lse)]));
+        let of =
+            |part: &PartGradients<'a>| [("gradients.d_out", part.d_out), ("gradients.d_lse", part.d_lse)];
+        let written: Vec<_> = gradients.iter().flat_map(of).collect();
+        let wide = merged.out.shape();
+        let all = read.iter().map(|t| (t, Access::Read)).chain(written.iter().map(|t| (t, Access::Write)));
+        for ((name, view), access) in all {
+            let shape = if name.ends_with("lse") {
+                view.check_as(name, DType::F32, access, device)?;
+                [wide[0], wide[1], wide[2], 1]
+            } else {
+                check_float(name, view)?;
+                view.check(name, access, device)?;
+                wide
+            };
+            expect_shape(name, view.shape(), shape)?;
+        }
+        check_aliasing(&written, &read)?;
+        gradients.iter().try_for_each(|part| check_apart(&of(part), device))
+    }
+
+    fn dispatches(&self, device: &DeviceFacts) -> Dispatches<'a> {
+        let [batch, heads, q_len, value_dim] = self.merged.out.shape();
+        let call = |(part, gradients): (&Partial<'a>, &PartGradients<'a>)| {
+            let call = MergeBackwardCall {
+                part_out: part.out,
+                part_lse: part.lse,
+                out: self.merged.out,
+                lse: self.merged.lse,
+                d_out: self.d_out,
+                d_lse: self.d_lse,
+                d_part_out: gradients.d_out,
+                d_part_lse: gradients.d_lse,
+                q_len: q_len as u32,
+                value_dim: value_dim as u32,
+                neg_inf: f32::NEG_INFINITY,
+            };
+            call.dispatch([q_len.div_ceil(merge_backward::ROWS), heads, batch], device)
+        };
+        self.parts.iter().zip(self.gradients).map(call).collect()
+    }
+}
+
+impl Merge {
+    /// Records the gradients of a merge with respect to the output and the log-sum-exp of each part, in a compute pass of their
+    /// own: with `share = exp(lseₙ − lse)`, `d_outₙ = share · d_out` and
+    /// `d_lseₙ = share · (d_out · (outₙ − out) + d_lse)`. A row that saw no key in a part has gradients of 0 there.
+    ///
+    /// ```no_run
+    /// # use wgpu_attention::{Error, Merge, MergeBackward, PartGradients, Partial, TensorView, wgpu};
+    /// # fn f(merge: &Merge, encoder: &mut wgpu::CommandEncoder, parts: [Partial; 2], merged: Partial, d_out: TensorView,
+    /// #     gradients: [PartGradients; 2]) -> Result<(), Error> {
+    /// merge.backward(encoder, &MergeBackward::new(&parts, merged, d_out, &gradients))
+    /// # }
+    /// ```
+    ///
+    /// Each part is a dispatch of its own: there may be any number.
+    ///
+    /// # Errors
+    /// No parts, not as many gradients, shapes that differ, gradients that share a buffer with an input, and everything else
+    /// that [`Error`] lists for tensors; then nothing has been recorded.
+    pub fn backward(&self, encoder: &mut wgpu::CommandEncoder, call: &MergeBackward) -> Result<(), Error> {
+        self.record_backward(call, |bound| record(&mut pass(encoder, "merge backward"), bound))
+    }
+
+    /// Records the gradients into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward).
+    pub fn backward_in_pass(&self, pass: &mut wgpu::ComputePass, call: &MergeBackward) -> Result<(), Error> {
+        self.record_backward(call, |bound| record(pass, bound))
+    }
+
+    fn record_backward(
+        &self,
+        call: &MergeBackward,
+        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
+    ) -> Result<(), Error> {
+        let device = &self.pipelines.facts();
+        call.check(device)?;
+        let bound = self.pipelines.bind(&call.dispatches(device), &self.bindings)?;
+        emit(&bound);
+        Ok(())
+    }
+}

@@ -1,0 +1,77 @@
+//! Twin of `merge.wgsl`.
+
+use crate::kernel::{Kernel, Several, Slots, Variant, View, kernel, params, shader, shared};
+use crate::tensor::DType;
+
+/// Parts that one dispatch takes: with out and lse, all the buffers every device binds.
+pub(crate) const PARTS: usize = Several::MOST;
+/// Rows of a workgroup, as in the shader.
+pub(crate) const ROWS: usize = 4;
+
+params! {
+    pub(crate) struct MergePart {
+        out: View,
+        lse: View,
+    }
+}
+shared! { [MergePart; PARTS] = "array<MergePart, 3>" }
+
+kernel! {
+    /// The merge.
+    Merge, MergeCall
+    tensors {
+        out: One Write F32 one view,
+        lse: One Write F32 one view,
+        part_out: Several Read F32 one,
+        part_lse: Several Read F32 one,
+    }
+    numbers {
+        parts: [MergePart; PARTS],
+        q_len: u32,
+        value_dim: u32,
+        /// −∞.
+        neg_inf: f32,
+    }
+    variant {
+        /// Out and lse hold a part too.
+        accumulates: bool,
+    }
+}
+
+impl Variant for Merge {
+    const LABEL: &'static str = "attention.merge";
+
+    fn describe(&self) -> Kernel {
+        self.declare()
+            .u32("PARTS", self.part_out.count as u32)
+            .bool("ACCUMULATES", self.accumulates)
+            .bool("NATURAL_SCORES", true)
+            .kernel(
+                &[
+                    shader!("tensor/view"),
+                    shader!("attention/softmax/online"),
+                    shader!("attention/merge/merge"),
+                ],
+                64,
+                0,
+            )
+    }
+}
+
+impl Merge {
+    pub fn all() -> impl Iterator<Item = Self> {
+        (1..=PARTS).flat_map(|count| {
+            [false, true].into_iter().flat_map(move |accumulates| {
+                crate::kernel::FLOATS.into_iter().flat_map(move |part| {
+                    crate::kernel::FLOATS.into_iter().map(move |out| Merge {
+                        out,
+                        lse: DType::F32,
+                        part_out: Slots { count, dtype: part },
+                        part_lse: Slots { count, dtype: DType::F32 },
+                        accumulates,
+                    })
+                })
+            })
+        })
+    }
+}

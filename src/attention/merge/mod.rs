@@ -1,0 +1,150 @@
+//! The operator: attention over disjoint sets of keys → attention over all of them.
+
+mod backward;
+pub(crate) mod kernels;
+pub(crate) mod reference;
+
+pub use backward::{MergeBackward, PartGradients};
+use kernels::merge;
+
+use std::sync::Arc;
+
+use crate::device::DeviceFacts;
+use crate::kernel::{BindingCache, BoundDispatch, Dispatches, Pipelines, Several, View, pass, record};
+use crate::tensor::{
+    Access, DType, Error, TensorView, check_aliasing, check_apart, check_float, expect_shape,
+};
+
+/// Attention over some of the keys: an output, and the log-sum-exp that says what it weighs.
+#[derive(Clone, Copy, Debug)]
+pub struct Partial<'a> {
+    /// `[batch, heads, q_len, value_dim]`, F32, F16 or BF16.
+    pub out: TensorView<'a>,
+    /// `[batch, heads, q_len, 1]`, F32: what [`Forward::lse`](crate::Forward::lse) gives.
+    pub lse: TensorView<'a>,
+}
+
+/// Combines attention over disjoint sets of keys into attention over their union, exactly:
+/// `lse = ln Σ exp(lseₙ)`, `out = Σ exp(lseₙ − lse) · outₙ`.
+///
+/// With it long key ranges can be computed in chunks, a shared prefix once for many sequences, or a range on
+/// each of several devices (Liu et al. 2023, "Ring attention"; Juravsky et al. 2024, "Hydragen"). Every part has
+/// the same queries. A row that saw no key in a part (lse −∞) takes nothing from it. Attention sinks
+/// must be in the mask of one part only; dropout and masks that speak of positions are each part's own matter.
+///
+/// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep some buffers alive: see
+/// [`forget`](Self::forget).
+#[derive(Clone, Debug)]
+pub struct Merge {
+    pipelines: Pipelines,
+    bindings: Arc<BindingCache>,
+}
+
+impl Merge {
+    /// Merging with pipelines of its own.
+    pub fn new(device: &wgpu::Device) -> Self {
+        Self::with_pipelines(&Pipelines::new(device))
+    }
+
+    /// Merging that shares pipelines with other operators on the device.
+    pub fn with_pipelines(pipelines: &Pipelines) -> Self {
+        Merge { pipelines: pipelines.clone(), bindings: Arc::default() }
+    }
+
+    /// Drops the bindings of its calls, and with them the references to their buffers. Clones share them.
+    ///
+    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until then, the buffers that only they keep
+    /// alive have at most twice the bytes of the last call's, or 8 MiB if that is more.
+    pub fn forget(&self) {
+        self.bindings.clear();
+    }
+
+    /// Records the merge of `parts` into `into`, in a compute pass of its own. More than
+    /// three parts are merged one after the other in `into`, in its type: choose F32 for many.
+    ///
+    /// # Errors
+    /// No parts, shapes or types that differ, parts that share a buffer with `into`, and everything else that
+    /// [`Error`] lists for tensors; then nothing has been recorded.
+    pub fn forward(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        parts: &[Partial],
+        into: &Partial,
+    ) -> Result<(), Error> {
+        self.record(parts, into, |bound| record(&mut pass(encoder, "merge"), bound))
+    }
+
+    /// Records the merge into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn forward_in_pass(
+        &self,
+        pass: &mut wgpu::ComputePass,
+        parts: &[Partial],
+        into: &Partial,
+    ) -> Result<(), Error> {
+        self.record(parts, into, |bound| record(pass, bound))
+    }
+
+    fn record(
+        &self,
+        parts: &[Partial],
+        into: &Partial,
+        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
+    ) -> Result<(), Error> {
+        let device = &self.pipelines.facts();
+        check(parts, into, device)?;
+        let bound = self.pipelines.bind(&dispatches(parts, into, device), &self.bindings)?;
+        emit(&bound);
+        Ok(())
+    }
+}
+
+fn check(parts: &[Partial], into: &Partial, device: &DeviceFacts) -> Result<(), Error> {
+    let Some(first) = parts.first() else {
+        return Err(Error::ZeroSize { tensor: "parts", axis: "number" });
+    };
+    let [batch, heads, q_len, _] = into.out.shape();
+    let lse_shape = [batch, heads, q_len, 1];
+    let all = parts.iter().map(|part| ("parts.out", "parts.lse", part, Access::Read));
+    for (out, lse, part, access) in all.chain([("out", "lse", into, Access::Write)]) {
+        let typed = if access == Access::Read { &first.out } else { &into.out };
+        check_float(out, typed)?;
+        for (name, view, dtype, shape) in
+            [(out, part.out, typed.dtype(), into.out.shape()), (lse, part.lse, DType::F32, lse_shape)]
+        {
+            view.check_as(name, dtype, access, device)?;
+            expect_shape(name, view.shape(), shape)?;
+        }
+    }
+    let read: Vec<_> =
+        parts.iter().flat_map(|part| [("parts.out", part.out), ("parts.lse", part.lse)]).collect();
+    let written = [("out", into.out), ("lse", into.lse)];
+    check_aliasing(&written, &read)?;
+    check_apart(&written, device)
+}
+
+fn dispatches<'a>(parts: &[Partial<'a>], into: &Partial<'a>, device: &DeviceFacts) -> Dispatches<'a> {
+    let view = |t: TensorView| View::of(t, device);
+    let [batch, heads, q_len, value_dim] = into.out.shape();
+    let call = |(n, parts): (usize, &[Partial<'a>])| {
+        let mut places = [bytemuck::Zeroable::zeroed(); merge::PARTS];
+        for (place, part) in places.iter_mut().zip(parts) {
+            *place = merge::MergePart { out: view(part.out), lse: view(part.lse) };
+        }
+        let call = merge::MergeCall {
+            out: into.out,
+            lse: into.lse,
+            part_out: Several::of(parts.iter().map(|part| part.out.window(device)), parts[0].out.dtype()),
+            part_lse: Several::of(parts.iter().map(|part| part.lse.window(device)), DType::F32),
+            parts: places,
+            q_len: q_len as u32,
+            value_dim: value_dim as u32,
+            neg_inf: f32::NEG_INFINITY,
+            accumulates: n > 0,
+        };
+        call.dispatch([q_len.div_ceil(merge::ROWS), heads, batch], device)
+    };
+    parts.chunks(merge::PARTS).enumerate().map(call).collect()
+}

@@ -1,0 +1,265 @@
+//! Tiles of the gradients' kernel on matrix units.
+
+use super::GradientsOf;
+use super::matrix::{ROOM, check_channels, most_rows, tiles_for, usual};
+use crate::device::{DeviceFacts, Family, Fragment};
+use crate::kernel::Tuning;
+use crate::tensor::{DType, Shape};
+
+/// Tiles of `fused_backward/matrix.wgsl`, which says what they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct BackwardMatrix {
+    pub fragment: Fragment,
+    /// Own rows of a subgroup, subgroups of a workgroup, invocations of a subgroup.
+    pub sub_rows: u32,
+    pub subgroups: u32,
+    pub width: u32,
+    /// Others of a tile.
+    pub others: u32,
+    /// Channels of queries and keys, and of values, in whole fragments.
+    pub head: u32,
+    pub value: u32,
+    /// Whether own rows stay in fragments, not in workgroup memory.
+    pub held: bool,
+}
+
+/// Channels that the own rows have, and those of the gradients that are wanted.
+fn channels(of: GradientsOf, head: u32, value: u32) -> (u32, u32) {
+    let part = |wanted, channels| if wanted { channels } else { 0 };
+    (head + part(of.scores(), value), part(of.scores(), head) + part(of.values(), value))
+}
+
+/// As many own rows of a subgroup as registers hold, and whether the rows themselves are held beside their sums.
+fn sub_rows(of: GradientsOf, head: u32, value: u32, least: u32) -> (u32, bool) {
+    let (own, sums) = channels(of, head, value);
+    let fitting = |of_row: u32| most_rows(least, |rows| rows * of_row / 32);
+    let held = fitting(own / 2 + sums).map(|rows| (rows, true));
+    held.unwrap_or_else(|| (fitting(sums).unwrap_or(least), false))
+}
+
+impl BackwardMatrix {
+    /// Own rows of a workgroup.
+    pub fn owns(&self) -> u32 {
+        self.sub_rows * self.subgroups
+    }
+
+    pub fn workgroup(&self) -> u32 {
+        self.subgroups * self.width
+    }
+
+    /// Queries and keys of a tile.
+    fn sides(&self, of: GradientsOf) -> (u32, u32) {
+        let (own, others) = (self.owns(), self.others);
+        if of == GradientsOf::Queries { (own, others) } else { (others, own) }
+    }
+
+    /// Numbers of f16 in workgroup memory: staged others, what pairs give, own rows that are not held.
+    fn halves(&self, of: GradientsOf) -> u32 {
+        let BackwardMatrix { others, head, value, .. } = *self;
+        let (queries, keys) = self.sides(of);
+        let given = u32::from(of.scores()) + u32::from(of.values());
+        let own = if self.held { 0 } else { self.owns() * (channels(of, head, value).0 + 8) };
+        others * (head + value + 8) + given * queries * (keys + 8) + own
+    }
+
+    /// Bytes of workgroup memory, as the shader declares it.
+    pub fn memory(&self, of: GradientsOf) -> u32 {
+        let (queries, keys) = self.sides(of);
+        let singles = (queries * (keys + 4)).max(self.owns() * (self.others + 4));
+        // Flags; a number or two of each invocation, and of all.
+        2 * self.halves(of) + 4 * singles + 16 + 8 * self.workgroup() + 16
+    }
+
+    fn fits(&self, of: GradientsOf, device: &DeviceFacts) -> bool {
+        let (workgroup, side) = (self.workgroup(), self.fragment.side());
+        let (queries, keys) = self.sides(of);
+        // Invocations that share a query have as many of its keys each.
+        let shares = if workgroup >= queries {
+            workgroup.is_multiple_of(queries) && keys.is_multiple_of(4 * workgroup / queries)
+        } else {
+            queries.is_multiple_of(workgroup)
+        };
+        // At least a fragment of each own row at a time, which is all the same if they stay.
+        let passes = !self.held || self.halves(of) / self.owns() >= side + 8;
+        shares
+            && passes
+            && workgroup >= 8
+            && workgroup <= device.max_invocations
+            && self.memory(of) <= device.workgroup_memory
+    }
+
+    /// Whether an invocation has registers for the gradients of keys and of values together.
+    pub fn has_room_for_both(self) -> bool {
+        self.sub_rows * (self.head + self.value) / 32 <= ROOM
+    }
+
+    /// The tiles to try, best first: more own rows share what is staged, more others the barriers.
+    fn candidates(
+        of: GradientsOf,
+        fragment: Fragment,
+        shape: &Shape,
+        tuning: &Tuning,
+        device: &DeviceFacts,
+    ) -> impl Iterator<Item = BackwardMatrix> + use<> {
+        let whole = |n: usize| (n as u32).next_multiple_of(16);
+        let (head, value) = (whole(shape.head_dim), whole(shape.value_dim));
+        let (rows, held) = sub_rows(of, head, value, fragment.side());
+        // Software drivers, which have fragments to test with, take a while to compile large tiles.
+        let tiles = if tuning.form.is_cpu(device) {
+            let side = fragment.side();
+            // Those held in registers take less workgroup memory.
+            vec![(side, 2, 16, held), (side, 1, 16, held), (side, 1, 16, true)]
+        } else {
+            [(4, 32), (2, 32), (4, 16), (2, 16), (1, 32), (1, 16)]
+                .map(|(subgroups, others)| (rows, subgroups, others, held))
+                .to_vec()
+        };
+        let width = device.planned_subgroup();
+        tiles.into_iter().map(move |(sub_rows, subgroups, others, held)| BackwardMatrix {
+            fragment,
+            sub_rows,
+            subgroups,
+            width,
+            others,
+            head,
+            value,
+            held,
+        })
+    }
+
+    /// The tiles for `shape`, or why there are none.
+    pub fn of(
+        of: GradientsOf,
+        shape: &Shape,
+        dtype: DType,
+        tuning: &Tuning,
+        device: &DeviceFacts,
+    ) -> Result<Self, &'static str> {
+        let fragment = tuning.fragment(dtype, Family::MatrixGradients, device)?;
+        check_channels(shape)?;
+        let (len, heads) = of.own_side(shape);
+        let fitting: Vec<_> =
+            Self::candidates(of, fragment, shape, tuning, device).filter(|t| t.fits(of, device)).collect();
+        tiles_for(&fitting, len, shape.batch * heads, |t| (t.owns(), t.subgroups))
+    }
+
+    /// What kernels are listed with for tools and tests: what plans choose for many rows of the usual channels.
+    pub fn listed(of: GradientsOf, fragment: Fragment) -> Vec<Self> {
+        let mut all: Vec<Self> = Vec::new();
+        for (device, channels) in usual(fragment) {
+            let shape = Shape::new(1, 64, 4096, channels);
+            let found = Self::of(of, &shape, DType::F16, &Tuning::default(), &device);
+            let found =
+                found.ok().filter(|tiles| of != GradientsOf::KeysAndValues || tiles.has_room_for_both());
+            all.extend(found.filter(|tiles| !all.contains(tiles)));
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::tuning::{KernelForm, MatrixUnits};
+
+    const DEVICE: DeviceFacts = DeviceFacts {
+        f16: true,
+        workgroup_memory: 49152,
+        max_invocations: 1024,
+        subgroup_min: 32,
+        subgroup_max: 32,
+        matrix: Some(Fragment::Sixteen),
+        ..DeviceFacts::LEAST
+    };
+
+    fn shape(heads: usize, len: usize, head_dim: usize, value_dim: usize) -> Shape {
+        Shape { batch: 1, heads, kv_heads: heads, q_len: len, kv_len: len, head_dim, value_dim }
+    }
+
+    #[test]
+    fn large_problems_get_large_tiles() {
+        let of = |gradients, dim, device: &DeviceFacts| {
+            let shape = shape(16, 16384, dim, dim);
+            let tiles = BackwardMatrix::of(gradients, &shape, DType::F16, &Tuning::default(), device);
+            let tiles = tiles.expect("tiles");
+            (tiles.sub_rows, tiles.subgroups, tiles.others, tiles.held)
+        };
+        assert_eq!(of(GradientsOf::Queries, 64, &DEVICE), (16, 4, 32, true));
+        assert_eq!(of(GradientsOf::KeysAndValues, 64, &DEVICE), (16, 4, 32, true));
+        assert_eq!(of(GradientsOf::Keys, 128, &DEVICE), (16, 2, 32, false));
+        let small = DeviceFacts { workgroup_memory: 32768, ..DEVICE };
+        assert_eq!(of(GradientsOf::Queries, 64, &small), (16, 4, 32, true));
+        assert_eq!(of(GradientsOf::Keys, 128, &small), (16, 2, 16, false));
+        let apple = DeviceFacts { matrix: Some(Fragment::Eight), ..small };
+        assert_eq!(of(GradientsOf::Keys, 128, &apple), (8, 4, 32, true));
+    }
+
+    /// What the shader asserts, and what the host promises, wherever there is a plan.
+    #[test]
+    fn every_plan_is_one_the_shader_takes() {
+        let mut found = 0;
+        for fragment in [Fragment::Eight, Fragment::Sixteen] {
+            for width in [4, 8, 16, 32, 64] {
+                for workgroup_memory in [16384, 32768, 49152, 65536] {
+                    let device = DeviceFacts {
+                        matrix: Some(fragment),
+                        subgroup_min: width,
+                        subgroup_max: width,
+                        workgroup_memory,
+                        ..DEVICE
+                    };
+                    for (head_dim, value_dim) in
+                        [(1, 1), (16, 256), (256, 16), (64, 64), (100, 70), (128, 128), (255, 256)]
+                    {
+                        for (len, form) in
+                            [(17, KernelForm::Gpu), (5000, KernelForm::Gpu), (100, KernelForm::Cpu)]
+                        {
+                            let shape = shape(8, len, head_dim, value_dim);
+                            let tuning = Tuning::new().form(form).matrix_units(MatrixUnits::Always);
+                            for of in GradientsOf::ALL {
+                                let tiles = BackwardMatrix::of(of, &shape, DType::F16, &tuning, &device);
+                                let Ok(tiles) = tiles else { continue };
+                                found += 1;
+                                let side = fragment.side();
+                                let BackwardMatrix { sub_rows, others, head, value, .. } = tiles;
+                                let whole = [sub_rows, others, head, value].iter().all(|n| n % side == 0);
+                                assert!(
+                                    whole && [others, tiles.owns(), head, value].iter().all(|n| n % 8 == 0)
+                                );
+                                let (queries, keys) = tiles.sides(of);
+                                let workgroup = tiles.workgroup();
+                                assert!(workgroup % queries == 0 || queries % workgroup == 0, "{tiles:?}");
+                                assert_eq!(keys % (4 * (workgroup / queries).max(1)), 0, "{tiles:?}");
+                                assert!(head as usize >= head_dim && value as usize >= value_dim);
+                                assert!(tiles.memory(of) <= workgroup_memory && workgroup <= 1024);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        assert!(found > 1500, "{found}");
+    }
+
+    /// On the device that tests run on, whatever the channels.
+    #[test]
+    fn small_tiles_take_every_width() {
+        let tuning = Tuning::new().form(KernelForm::Cpu).matrix_units(MatrixUnits::Always);
+        for fragment in [Fragment::Eight, Fragment::Sixteen] {
+            let device = DeviceFacts {
+                matrix: Some(fragment),
+                subgroup_min: 8,
+                subgroup_max: 8,
+                workgroup_memory: 32768,
+                ..DEVICE
+            };
+            for (head_dim, value_dim) in [(16, 16), (80, 96), (3, 200), (192, 128), (128, 192), (255, 256)] {
+                let shape = Shape { head_dim, value_dim, ..shape(2, 21, 1, 1) };
+                for of in GradientsOf::ALL {
+                    BackwardMatrix::of(of, &shape, DType::F16, &tuning, &device)
+                        .unwrap_or_else(|why| panic!("{fragment:?} {of:?} {shape:?}: {why}"));
+                }
+            }
+        }
+    }
+}

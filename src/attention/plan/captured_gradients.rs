@@ -1,0 +1,105 @@
+//! How the gradient of a tensor that a score function captures is shared out.
+
+use crate::device::DeviceFacts;
+use crate::kernel::Tuning;
+use crate::kernel::pieces::{Piece, pieces, steps};
+use crate::matmul::plan::ENOUGH_WORKGROUPS;
+use crate::tensor::{Error, Shape, count};
+
+/// Workgroups that keep a large GPU busy.
+const ENOUGH: usize = 2 * ENOUGH_WORKGROUPS;
+
+/// Pairs that are worth a workgroup.
+const LEAST_PAIRS: usize = 1024;
+
+/// Pairs of a workgroup, which it counts in u32.
+const MOST_PAIRS: usize = 1 << 31;
+
+/// Parts of all elements, which are in scratch: 1 MiB, but where pairs are too many.
+const MOST_SUMS: usize = 1 << 18;
+
+/// One dispatch of the kernel, before it is cut.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct CapturedGradientsPlan {
+    /// Which captured tensor.
+    pub captured: usize,
+    /// Parts of an element, which scratch holds where there are several.
+    pub parts: usize,
+    /// Queries of each.
+    pub part_rows: usize,
+    elements: usize,
+    grid: [usize; 3],
+    steps: [usize; 3],
+}
+
+impl CapturedGradientsPlan {
+    pub const WORKGROUP: u32 = 64;
+    /// Elements of a workgroup: 8 KiB.
+    pub const TILE: u32 = 2048;
+
+    /// `shape`: of the problem, with keys that the score function is asked for.
+    ///
+    /// # Errors
+    /// More dispatches than there may be.
+    pub fn new(
+        captured: usize,
+        elements: usize,
+        shape: &Shape,
+        tuning: &Tuning,
+        device: &DeviceFacts,
+    ) -> Result<Self, Error> {
+        let rows = count(shape.lse());
+        let keys = shape.kv_len.max(1);
+        let tiles = elements.div_ceil(Self::TILE as usize);
+        let worth = rows.saturating_mul(keys) / LEAST_PAIRS;
+        let most = (ENOUGH / tiles).min(MOST_SUMS / elements);
+        let parts = worth.min(most).max(rows.div_ceil((MOST_PAIRS / keys).max(1))).clamp(1, rows);
+        let part_rows = rows.div_ceil(parts);
+        let parts = rows.div_ceil(part_rows);
+        let work = 2.0 * part_rows as f64 * keys as f64 * (shape.head_dim + shape.value_dim) as f64;
+        let grid = [tiles.saturating_mul(parts), 1, 1];
+        let steps = steps(grid, work, tuning.most_work(), device)?;
+        Ok(CapturedGradientsPlan { captured, parts, part_rows, elements, grid, steps })
+    }
+
+    /// What the parts take of the scratch.
+    pub fn part_bytes(&self) -> u64 {
+        if self.parts == 1 { 0 } else { 4 * self.parts as u64 * self.elements as u64 }
+    }
+
+    /// The dispatches: the grid, cut.
+    pub fn pieces(&self) -> impl Iterator<Item = Piece> + use<> {
+        pieces(self.grid, self.steps)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_have_every_query_once_and_pairs_are_counted_in_u32() {
+        for (batch, heads, q_len, kv_len) in
+            [(1, 1, 1, 1), (1, 32, 4096, 4096), (7, 3, 1001, 5), (64, 64, 4096, 1 << 20)]
+        {
+            let shape = Shape { batch, heads, q_len, kv_len, ..Shape::new(1, 1, 1, 64) };
+            for elements in [1, 72, 5000, 1 << 20] {
+                let plan =
+                    CapturedGradientsPlan::new(0, elements, &shape, &Tuning::new(), &DeviceFacts::LEAST);
+                let Ok(CapturedGradientsPlan { parts, part_rows, .. }) = plan else {
+                    // More work than there may be dispatches.
+                    assert!(
+                        (elements * batch * heads) as f64 * (q_len * kv_len) as f64 > 1e15,
+                        "{shape:?} {elements}"
+                    );
+                    continue;
+                };
+                let rows = batch * heads * q_len;
+                assert!(parts * part_rows >= rows && (parts - 1) * part_rows < rows, "{shape:?} {elements}");
+                assert!(part_rows * kv_len <= MOST_PAIRS, "{shape:?} {elements}");
+                let few = rows * kv_len <= MOST_PAIRS;
+                assert!(parts == 1 || !few || parts * elements <= MOST_SUMS, "{shape:?} {elements}");
+            }
+        }
+    }
+}

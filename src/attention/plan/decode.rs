@@ -1,0 +1,372 @@
+//! Tiles of the kernels for few rows: one query or a few, in generation.
+
+use std::fmt;
+
+use crate::cache::storage::StorageKind;
+use crate::device::registers::Registers;
+use crate::device::{DeviceFacts, Family};
+use crate::tensor::{DType, Shape};
+
+/// How keys and values are loaded: vectors of four words.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Loads {
+    /// Vectors of four channels in one.
+    pub vectors: u32,
+    /// Of a key, of a value.
+    pub k: u32,
+    pub v: u32,
+    /// Whether channels share scales.
+    pub scaled: bool,
+}
+
+/// Tiles of `decode/gpu.wgsl`, which says what they are.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct DecodeGpu {
+    pub loads: Loads,
+    pub rows: u32,
+    pub lane_rows: u32,
+    pub workgroup: u32,
+    pub key_lanes: u32,
+    pub key_fours: u32,
+    pub v_split: u32,
+    pub round: u32,
+    pub shared: bool,
+    pub subgroups: bool,
+    pub registers: Registers,
+}
+
+impl DecodeGpu {
+    fn lanes(&self) -> u32 {
+        self.workgroup / (self.rows / self.lane_rows)
+    }
+
+    /// Fours of keys of a tile.
+    fn units(&self) -> u32 {
+        self.lanes() / self.key_lanes * self.key_fours
+    }
+
+    pub fn keys(&self) -> u32 {
+        4 * self.units()
+    }
+
+    /// Pieces of a value's words that a workgroup computes.
+    fn columns(&self) -> u32 {
+        (self.loads.v * self.v_split).min(self.lanes())
+    }
+
+    pub fn slices(&self) -> u32 {
+        (self.loads.v * self.v_split).div_ceil(self.columns())
+    }
+
+    /// Bytes of workgroup memory, as the shader declares it.
+    pub fn memory(&self) -> u32 {
+        let DecodeGpu { loads, rows, lane_rows, workgroup, key_lanes, key_fours, round, .. } = *self;
+        let words = rows * loads.k.div_ceil(key_lanes) * key_lanes;
+        let none = self.subgroups || key_lanes == 1;
+        let partial = round * key_lanes * (workgroup / key_lanes + (8 / key_lanes).max(1));
+        let partial = if none { 0 } else { partial };
+        let weights = self.units() * (rows | 1) + if self.shared { 0 } else { partial };
+        let subsets = (self.lanes() / self.columns()).min(self.units());
+        let zeros = if self.units().is_multiple_of(subsets) { 0 } else { rows };
+        let tile = (weights.max(partial) + zeros).max(workgroup);
+        let fold = key_lanes.min(lane_rows * key_fours) * (lane_rows / key_lanes).max(1) * workgroup
+            / key_lanes
+            / rows;
+        let biases = if loads.scaled { words } else { 1 };
+        16 * (words * loads.vectors + tile)
+            + [rows * fold, rows, rows, rows, 2 * rows, 1, biases].map(words_in_vectors).iter().sum::<u32>()
+    }
+}
+
+// In names of kernels, which must not be long.
+
+impl fmt::Debug for Loads {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let Loads { vectors, k, v, scaled } = self;
+        write!(f, "{vectors}x{k}x{v}{}", if *scaled { "s" } else { "" })
+    }
+}
+
+impl fmt::Debug for DecodeGpu {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let DecodeGpu { loads, rows, lane_rows, workgroup, key_lanes, key_fours, v_split, round, .. } = self;
+        write!(
+            f,
+            "{loads:?} rows={rows}x{lane_rows} lanes={workgroup}x{key_lanes} each={key_fours}x{v_split}x{round}"
+        )?;
+        write!(
+            f,
+            "{}{} registers={:?}",
+            if self.shared { " shared" } else { "" },
+            if self.subgroups { " subgroups" } else { "" },
+            self.registers
+        )
+    }
+}
+
+impl fmt::Debug for DecodeCpu {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let DecodeCpu { loads, lanes, rows, keys, step, chunk, gather } = self;
+        write!(f, "{loads:?} rows={rows}x{lanes} keys={keys}x{step}x{chunk}")?;
+        f.write_str(if *gather { " gather" } else { "" })
+    }
+}
+
+/// Bytes of a variable of so many words, which begins where a vector can.
+fn words_in_vectors(words: u32) -> u32 {
+    (4 * words).next_multiple_of(16)
+}
+
+/// Tiles of `decode/cpu.wgsl`, which says what they are.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct DecodeCpu {
+    pub loads: Loads,
+    /// Invocations of a workgroup.
+    pub lanes: u32,
+    pub rows: u32,
+    pub keys: u32,
+    pub step: u32,
+    pub chunk: u32,
+    /// Whether lanes load their own words.
+    pub gather: bool,
+}
+
+impl DecodeCpu {
+    /// Bytes of workgroup memory, as the shader declares it.
+    pub fn memory(&self) -> u32 {
+        let DecodeCpu { loads, lanes, rows, chunk, .. } = *self;
+        let spread = if lanes / loads.v > 1 { lanes * loads.vectors } else { 1 };
+        16 * (loads.k * loads.vectors * rows + spread)
+            + [chunk * rows, 2 * rows * lanes, 1].map(words_in_vectors).iter().sum::<u32>()
+    }
+}
+
+/// What tiles depend on besides dimensions.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KeySource {
+    pub storage: StorageKind,
+    /// Whether they load as vectors of words, several channels each: in a cache, or in aligned
+    /// tensors of F16 or BF16.
+    pub words: bool,
+    /// Whether the kernels for few rows can take the call: they neither skip tiles by a block map nor drop weights.
+    pub simple: bool,
+    /// F16 if queries, keys and values all are; BF16 if queries are.
+    pub operands: DType,
+}
+
+impl KeySource {
+    /// The words of rows as wide as `shape` says.
+    fn loads(&self, shape: &Shape) -> Loads {
+        // Tensors are loaded four channels at a time.
+        let vectors = if self.words { self.storage.per_word() } else { 1 };
+        let of = |dim: usize| dim.div_ceil(4 * vectors) as u32;
+        let scaled = self.words && self.storage.is_scaled();
+        Loads { vectors: vectors as u32, k: of(shape.head_dim), v: of(shape.value_dim), scaled }
+    }
+}
+
+/// Few rows on GPUs, where q, weights and sums of lanes fit in workgroup memory, and 32 invocations have each row of an
+/// invocation (not so more than 8 rows of packed numbers on [`Registers::Narrow`]).
+pub(super) fn decode_gpu(
+    rows: usize,
+    shape: &Shape,
+    keys: &KeySource,
+    device: &DeviceFacts,
+) -> Option<DecodeGpu> {
+    if rows > 16 || !keys.simple || device.lacks(Family::DecodeGpu) {
+        return None;
+    }
+    let loads = keys.loads(shape);
+    let rows = rows.next_power_of_two() as u32;
+    // Sums of more rows, or more of a word's channels, take more registers than GPUs give without loss.
+    let [most_rows, most_sums] = match (device.registers, loads.scaled) {
+        (Registers::Wide, false) => [8, 8],
+        (Registers::Wide, true) => [4, 8],
+        (Registers::Middle, false) => [4, 8],
+        (Registers::Middle, true) => [2, 4],
+        (Registers::Narrow, false) => [2, 4],
+        (Registers::Narrow, true) => [1, 2],
+    };
+    let lane_rows = rows.min(most_rows);
+    // Lanes of a key: as few idle as can be, then as many as can be.
+    let waste = |lanes: u32| loads.k.div_ceil(lanes) * lanes;
+    let [narrowest, widest] = device.reducing_subgroups();
+    let allowed = |lanes: u32| narrowest == 0 || lanes <= narrowest;
+    let mut key_lanes =
+        [8, 4, 2, 1].into_iter().filter(|n| *n >= loads.k.min(4)).min_by_key(|n| waste(*n)).unwrap_or(8);
+    if loads.scaled && loads.k.is_multiple_of(16) && allowed(16) {
+        key_lanes = 16;
+    }
+    let mut v_split = 1;
+    while v_split < loads.vectors
+        && (loads.vectors / v_split * lane_rows > most_sums || loads.v * v_split < 8)
+    {
+        v_split *= 2;
+    }
+    let halves = rows / lane_rows;
+    let fours: &[u32] = if device.registers == Registers::Wide && lane_rows <= 2 { &[2, 1] } else { &[1] };
+    let limit = device.workgroup_memory.min(16384);
+    for workgroup in [128 * halves, 64 * halves, 32 * halves].into_iter().filter(|n| *n <= 256) {
+        // Subgroups that are not full may number their invocations otherwise.
+        let full = widest > 0 && workgroup.is_multiple_of(widest);
+        let subgroups = full && narrowest >= key_lanes;
+        for key_fours in fours {
+            for round in [2, 1].into_iter().filter(|n| *n <= lane_rows * key_fours) {
+                for shared in [false, true] {
+                    let decode = DecodeGpu {
+                        loads,
+                        rows,
+                        lane_rows,
+                        workgroup,
+                        key_lanes,
+                        key_fours: *key_fours,
+                        v_split,
+                        round,
+                        shared,
+                        subgroups,
+                        registers: device.registers,
+                    };
+                    if decode.memory() <= limit {
+                        return Some(decode);
+                    }
+                }
+            }
+        }
+    }
+    None
+}
+
+/// Few rows of packed keys on software drivers. Keys of a block, keys added at a time and keys between barriers as
+/// measured with lavapipe 26 and 8 lanes; where others are not faster than `fused_cpu`, none. Where lanes load their own words,
+/// smaller blocks: half the code to compile, as fast (lavapipe 25).
+pub(super) fn decode_cpu(
+    lanes: u32,
+    gather: bool,
+    rows: usize,
+    shape: &Shape,
+    keys: &KeySource,
+) -> Option<DecodeCpu> {
+    let narrow = shape.head_dim <= 64;
+    let (keys_each, step, chunk) = match (keys.storage, rows) {
+        _ if !keys.words || !keys.simple || shape.head_dim.max(shape.value_dim) > 256 => return None,
+        (StorageKind::F16 | StorageKind::BF16, 1..=4) if !narrow => {
+            (16, if shape.value_dim <= 128 { 4 } else { 2 }, 512)
+        }
+        (StorageKind::Q8, 1) => (32, 4, 1024),
+        (StorageKind::Q8, 2..=4) if shape.head_dim > 128 => (16, 2, 512),
+        (StorageKind::Q8, 2..=4) => (32, if narrow { 4 } else { 2 }, 512),
+        (StorageKind::Q4, 1) => (16, 4, 1024),
+        (StorageKind::Q4, 2..=4) => (if narrow { 32 } else { 16 }, 2, 512),
+        (StorageKind::Q4, 5..=8) => (16, 2, 256),
+        _ => return None,
+    };
+    let (keys_each, step) = if gather { (keys_each.min(16), step.min(2)) } else { (keys_each, step) };
+    let decode = DecodeCpu {
+        loads: keys.loads(shape),
+        lanes,
+        rows: rows.next_power_of_two() as u32,
+        keys: keys_each,
+        step,
+        chunk,
+        gather,
+    };
+    // Eight rows of 256 channels do not fit.
+    (decode.memory() <= 16384).then_some(decode)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the shaders assert of their constants, for everything that is planned.
+    #[test]
+    fn tiles_are_what_their_shaders_take() {
+        let dims =
+            [1, 3, 4, 13, 16, 20, 32, 40, 64, 65, 80, 96, 100, 128, 160, 192, 256, 320, 512, 576, 2048];
+        let mut planned = 0;
+        for (words, storage) in [
+            (false, StorageKind::F32),
+            (true, StorageKind::F32),
+            (true, StorageKind::F16),
+            (true, StorageKind::BF16),
+            (true, StorageKind::Q8),
+            (true, StorageKind::Q4),
+        ] {
+            let keys = KeySource { storage, words, simple: true, operands: DType::F32 };
+            for (head_dim, value_dim) in dims.into_iter().flat_map(|d| dims.map(|v| (d, v))) {
+                let shape = Shape { value_dim, ..Shape::new(1, 1, 1, head_dim) };
+                let subgroups = [0, 4, 8, 16, 32, 64];
+                let devices = subgroups.into_iter().flat_map(|s| Registers::ALL.map(|r| (s, r)));
+                for (rows, (subgroup_min, registers)) in
+                    (1..=17).flat_map(|r| devices.clone().map(move |d| (r, d)))
+                {
+                    let subgroup_max = 2 * subgroup_min;
+                    let device = DeviceFacts { subgroup_min, subgroup_max, registers, ..DeviceFacts::LEAST };
+                    let decode = decode_gpu(rows, &shape, &keys, &device);
+                    let many =
+                        rows > 16 || (rows > 8 && keys.storage.is_scaled() && registers == Registers::Narrow);
+                    let wide = head_dim.max(value_dim) > 128;
+                    assert!(
+                        decode.is_some() || many || (wide && rows > 1) || head_dim > 512,
+                        "{storage:?} {head_dim} {value_dim}"
+                    );
+                    if let Some(decode) = decode {
+                        asserted(&decode, rows, subgroup_min);
+                        planned += 1;
+                    }
+                    let all = [(4, false), (8, false), (8, true), (16, false), (16, true)]
+                        .map(|(lanes, gather)| decode_cpu(lanes, gather, rows, &shape, &keys));
+                    for decode in all.into_iter().flatten() {
+                        let DecodeCpu { lanes, keys, step, chunk, rows: packed, .. } = decode;
+                        assert!(
+                            packed as usize >= rows && decode.memory() <= 16384 && keys.is_multiple_of(lanes)
+                        );
+                        assert!(
+                            keys.is_multiple_of(step) && chunk.is_multiple_of(keys) && chunk * packed <= 2048
+                        );
+                    }
+                }
+            }
+        }
+        assert!(planned > 10_000);
+    }
+
+    /// Blocks of a driver that loads once for all lanes, and of one that loads for each.
+    #[test]
+    fn blocks_are_smaller_where_lanes_load_their_own() {
+        let shape = Shape::new(1, 1, 1, 128);
+        let blocks = |storage, gather| {
+            let keys = KeySource { storage, words: true, simple: true, operands: DType::F32 };
+            decode_cpu(8, gather, 1, &shape, &keys).map(|d| (d.keys, d.step, d.chunk, d.gather))
+        };
+        for (storage, once, each) in [
+            (StorageKind::F16, (16, 4, 512, false), (16, 2, 512, true)),
+            (StorageKind::Q8, (32, 4, 1024, false), (16, 2, 1024, true)),
+            (StorageKind::Q4, (16, 4, 1024, false), (16, 2, 1024, true)),
+        ] {
+            assert_eq!(
+                [blocks(storage, false), blocks(storage, true)],
+                [Some(once), Some(each)],
+                "{storage:?}"
+            );
+        }
+    }
+
+    fn asserted(decode: &DecodeGpu, wanted: usize, subgroup_min: u32) {
+        let DecodeGpu { loads, rows, lane_rows, workgroup, key_lanes, key_fours, v_split, round, .. } =
+            *decode;
+        let (lanes, sums) = (decode.lanes(), lane_rows * key_fours);
+        assert!(rows as usize >= wanted && rows.is_multiple_of(lane_rows) && rows <= workgroup, "{decode:?}");
+        assert!(workgroup.is_multiple_of(key_lanes) && lanes.is_multiple_of(key_lanes), "{decode:?}");
+        assert!(sums <= key_lanes || sums.is_multiple_of(key_lanes), "{decode:?}");
+        assert!(
+            sums.is_multiple_of(round)
+                && (round.is_multiple_of(key_lanes) || key_lanes.is_multiple_of(round))
+        );
+        assert!(loads.vectors.is_multiple_of(v_split), "{decode:?}");
+        let fold = key_lanes.min(sums) * (lane_rows / key_lanes).max(1) * workgroup / key_lanes / rows;
+        assert!(fold > 0 && rows * (fold / 16).max(1) <= workgroup, "{decode:?}");
+        assert!(decode.memory() <= 16384 && workgroup <= 256, "{decode:?}");
+        assert!(!decode.subgroups || key_lanes <= subgroup_min, "{decode:?}");
+    }
+}

@@ -1,0 +1,594 @@
+//! How the fused kernel is shared out: tiles, workgroups, splits of the keys.
+
+use super::decode::{KeySource, decode_cpu, decode_gpu};
+use super::fused_cpu::{cpu_block, picked_cpu_block};
+use super::matrix::fused_matrix;
+use super::{DecodeCpu, DecodeGpu, FusedMatrix, Outline};
+use crate::cache::storage::StorageKind;
+use crate::device::family::FUSED;
+use crate::device::registers::Registers;
+use crate::device::tuned::Pick;
+use crate::device::{DeviceFacts, Family};
+use crate::kernel::pieces::{Piece, pieces, steps};
+use crate::kernel::{MatrixUnits, Tuning};
+use crate::matmul::plan::ENOUGH_WORKGROUPS;
+use crate::tensor::{DType, Error, Shape};
+
+/// The tiles of the fused kernel, fixed when its shader is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum FusedTiles {
+    /// `rows` packed rows per workgroup of `workgroup`; `slice` channels of out; `keys` of a tile, of which `v_keys` rows of v are
+    /// staged at a time; for GPUs with `registers`.
+    Gpu { rows: u32, workgroup: u32, slice: u32, keys: u32, v_keys: u32, registers: Registers },
+    /// `rows` packed rows per workgroup of `lanes`, blocks of `keys` keys, all of a row in variables.
+    Cpu { lanes: u32, rows: u32, keys: u32, head_vectors: u32, value_vectors: u32 },
+    /// Few packed rows, on GPUs.
+    DecodeGpu(DecodeGpu),
+    /// Few packed rows and packed keys, on software drivers.
+    DecodeCpu(DecodeCpu),
+    /// On matrix units.
+    Matrix(FusedMatrix),
+    /// Of additive scores, on GPUs: `rows` packed rows per workgroup of `rows · keys / 4`, tiles of `keys` keys, `slice` channels
+    /// of out.
+    AdditiveGpu { rows: u32, keys: u32, slice: u32 },
+    /// Of additive scores, on software drivers: `key_lanes` of `lanes` invocations share a row, each has blocks of `keys` keys.
+    AdditiveCpu { lanes: u32, key_lanes: u32, keys: u32, value_vectors: u32 },
+}
+
+impl FusedTiles {
+    /// Of the form for GPUs: channels of q and k staged at a time, keys whose weights are.
+    pub const CHUNK: u32 = 16;
+    pub const P_KEYS: u32 = 32;
+
+    /// The tiles of additive scores; every mask is worth checking with the second and the third.
+    pub const ADDITIVE: [FusedTiles; 8] = [
+        ADDITIVE_FEW[0],
+        ADDITIVE_MANY,
+        FusedTiles::AdditiveCpu { lanes: 8, key_lanes: 1, keys: 8, value_vectors: 3 },
+        FusedTiles::AdditiveCpu { lanes: 8, key_lanes: 8, keys: 8, value_vectors: 5 },
+        FusedTiles::AdditiveCpu { lanes: 4, key_lanes: 2, keys: 8, value_vectors: 2 },
+        FusedTiles::AdditiveCpu { lanes: 16, key_lanes: 1, keys: 4, value_vectors: 20 },
+        ADDITIVE_FEW[1],
+        ADDITIVE_FEW[2],
+    ];
+
+    /// The tiles worth checking every mask with.
+    pub const MASKED: [FusedTiles; 4] = [SMALL_64, SHORT_16[0], CPU, DECODE_CPU];
+
+    /// Every kind of tiles there is.
+    pub fn all() -> Vec<FusedTiles> {
+        let named = [SMALL_64, SMALL_128, SMALL_256, LARGE_64, LARGE_128, CPU, CPU_16, DECODE_CPU];
+        let middle = MIDDLE_16.into_iter().chain(MIDDLE_32).chain(MIDDLE_64);
+        let narrow = [NARROW_16, NARROW_32];
+        SHORT_16.into_iter().chain(SHORT_32).chain(named).chain(middle).chain(narrow).collect()
+    }
+
+    /// Tiles for few rows of every kind, worth checking with keys of `storage` in a cache, or with tensors.
+    pub fn decode(storage: Option<StorageKind>) -> Vec<FusedTiles> {
+        let keys = KeySource {
+            storage: storage.unwrap_or(StorageKind::F32),
+            words: storage.is_some(),
+            simple: true,
+            operands: DType::F32,
+        };
+        let mut all = Vec::new();
+        for (rows, head_dim, value_dim) in [
+            (1, 13, 65),
+            (1, 64, 64),
+            (2, 192, 128),
+            (4, 128, 128),
+            (8, 80, 80),
+            (8, 256, 256),
+            (16, 96, 96),
+            (4, 576, 512),
+        ] {
+            let shape = Shape { q_len: rows, value_dim, ..Shape::new(1, 1, 1, head_dim) };
+            for (subgroup_min, registers) in
+                [0, 8, 32].into_iter().flat_map(|s| Registers::ALL.map(|registers| (s, registers)))
+            {
+                let subgroup_max = subgroup_min;
+                let device = DeviceFacts { subgroup_min, subgroup_max, registers, ..DeviceFacts::LEAST };
+                all.extend(decode_gpu(rows, &shape, &keys, &device).map(FusedTiles::DecodeGpu));
+            }
+            let lanes: &[u32] = if head_dim == value_dim { &[4, 8, 16] } else { &[8] };
+            for lanes in lanes {
+                all.extend(decode_cpu(*lanes, false, rows, &shape, &keys).map(FusedTiles::DecodeCpu));
+            }
+            if rows == 4 {
+                all.extend(decode_cpu(8, true, rows, &shape, &keys).map(FusedTiles::DecodeCpu));
+            }
+        }
+        let mut seen = std::collections::HashSet::new();
+        all.retain(|tiles| seen.insert(*tiles));
+        all
+    }
+
+    /// Packed rows of a workgroup.
+    fn rows(self) -> usize {
+        match self {
+            FusedTiles::Gpu { rows, .. } | FusedTiles::Cpu { rows, .. } => rows as usize,
+            FusedTiles::DecodeGpu(decode) => decode.rows as usize,
+            FusedTiles::DecodeCpu(decode) => decode.rows as usize,
+            FusedTiles::Matrix(tiles) => tiles.rows() as usize,
+            FusedTiles::AdditiveGpu { rows, .. } => rows as usize,
+            FusedTiles::AdditiveCpu { lanes, key_lanes, .. } => (lanes / key_lanes) as usize,
+        }
+    }
+
+    /// Channels of out that a workgroup computes.
+    fn slice(self) -> usize {
+        match self {
+            FusedTiles::Gpu { slice, .. } => slice as usize,
+            FusedTiles::Cpu { value_vectors, .. } | FusedTiles::AdditiveCpu { value_vectors, .. } => {
+                value_vectors as usize * 4
+            }
+            FusedTiles::DecodeGpu(decode) => {
+                (decode.loads.v * decode.loads.vectors * 4).div_ceil(decode.slices()) as usize
+            }
+            FusedTiles::DecodeCpu(decode) => (decode.loads.v * decode.loads.vectors * 4) as usize,
+            FusedTiles::Matrix(tiles) => tiles.value as usize,
+            FusedTiles::AdditiveGpu { slice, .. } => slice as usize,
+        }
+    }
+
+    /// Workgroups side by side that compute all channels of out.
+    fn slices(self, value_dim: usize) -> usize {
+        match self {
+            FusedTiles::DecodeGpu(decode) => decode.slices() as usize,
+            _ => value_dim.div_ceil(self.slice()),
+        }
+    }
+
+    /// Keys of a split are a multiple of this: whole tiles.
+    pub fn split_step(self) -> u32 {
+        match self {
+            FusedTiles::DecodeGpu(decode) => decode.keys().max(64),
+            FusedTiles::AdditiveGpu { keys, .. } => keys.max(64),
+            _ => 64,
+        }
+    }
+
+    /// Whether this is a form for software drivers.
+    pub fn is_cpu(self) -> bool {
+        matches!(self, FusedTiles::Cpu { .. } | FusedTiles::DecodeCpu(_) | FusedTiles::AdditiveCpu { .. })
+    }
+
+    /// Whether it is one of those of additive scores.
+    pub fn is_additive(self) -> bool {
+        matches!(self, FusedTiles::AdditiveGpu { .. } | FusedTiles::AdditiveCpu { .. })
+    }
+
+    /// Whether keys and values are loaded as vectors of words where they can be.
+    pub fn takes_words(self) -> bool {
+        matches!(self, FusedTiles::DecodeGpu(_) | FusedTiles::DecodeCpu(_))
+    }
+
+    /// Least keys of a split: fewer are not worth a workgroup's beginning and end.
+    pub fn split_least(self) -> u32 {
+        match self {
+            FusedTiles::Gpu { .. } | FusedTiles::DecodeGpu(_) | FusedTiles::Matrix(_) => 128,
+            FusedTiles::Cpu { .. } | FusedTiles::DecodeCpu(_) => 256,
+            // A pair is more work.
+            FusedTiles::AdditiveGpu { keys, .. } => keys.max(64),
+            FusedTiles::AdditiveCpu { .. } => 64,
+        }
+    }
+
+    /// Workgroups that are enough: on CPUs some for every core, of which there may be more than here.
+    fn enough(self) -> usize {
+        match self {
+            FusedTiles::Gpu { .. } => 2 * ENOUGH_WORKGROUPS,
+            FusedTiles::Matrix(_) | FusedTiles::AdditiveGpu { .. } => ENOUGH_WORKGROUPS,
+            // Small ones, of which each core takes several.
+            FusedTiles::DecodeGpu(_) => 2 * ENOUGH_WORKGROUPS,
+            FusedTiles::Cpu { .. } | FusedTiles::DecodeCpu(_) | FusedTiles::AdditiveCpu { .. } => 16,
+        }
+    }
+
+    /// Bytes of workgroup memory, as the shader declares it.
+    pub fn workgroup_memory(self) -> u32 {
+        let (rows, slice, keys, v_keys) = match self {
+            FusedTiles::Gpu { rows, slice, keys, v_keys, .. } => (rows, slice, keys, v_keys),
+            FusedTiles::Cpu { .. } => return 0,
+            FusedTiles::DecodeGpu(decode) => return decode.memory(),
+            FusedTiles::DecodeCpu(decode) => return decode.memory(),
+            FusedTiles::Matrix(tiles) => return tiles.memory(),
+            // Chunks of four vectors and one of padding, of rows twice; weights; a number of each invocation.
+            FusedTiles::AdditiveGpu { rows, keys, .. } => {
+                return 80 * (2 * rows + keys) + 4 * rows * keys + rows * keys;
+            }
+            // A state and a vector of each.
+            FusedTiles::AdditiveCpu { lanes, .. } => return 24 * lanes,
+        };
+        let (chunk, p_keys) = (Self::CHUNK, Self::P_KEYS);
+        // In vectors: q and k, each fourth row shifted by one; or weights and v; or maxima by lane.
+        let qk = (rows + keys) * chunk / 4 + (rows + keys) / 4;
+        let pv = p_keys * rows / 4 + p_keys / 4 + v_keys * slice / 4;
+        let parts = 16 * (rows / 4 + 1);
+        let tile = qk.max(pv).max(parts);
+        // Three vectors per four rows, two pairs per row, eight partial intervals and the whole.
+        16 * (tile + 3 * rows / 4 + rows + 9)
+    }
+}
+
+/// Each invocation has 8 × 4 scores and as many rows of sums, and loads ahead: for [`Registers::Wide`].
+const fn wide(rows: u32, workgroup: u32, slice: u32, v_keys: u32) -> FusedTiles {
+    FusedTiles::Gpu { rows, workgroup, slice, keys: 64, v_keys, registers: Registers::Wide }
+}
+
+/// Half as many scores and sums, and nothing ahead: for [`Registers::Middle`].
+const fn middle(rows: u32, workgroup: u32, slice: u32, v_keys: u32) -> FusedTiles {
+    FusedTiles::Gpu { rows, workgroup, slice, keys: 64, v_keys, registers: Registers::Middle }
+}
+
+/// A quarter of the scores, of half as many keys, and nothing ahead: for [`Registers::Narrow`].
+const fn narrow(rows: u32, workgroup: u32) -> FusedTiles {
+    FusedTiles::Gpu { rows, workgroup, slice: 64, keys: 32, v_keys: 8, registers: Registers::Narrow }
+}
+
+/// 64 packed rows: within the WebGPU default limits.
+const SMALL_64: FusedTiles = wide(64, 128, 64, 16);
+const SMALL_128: FusedTiles = wide(64, 128, 128, 8);
+/// Twice the invocations, so that the sums of 256 channels fit in registers.
+const SMALL_256: FusedTiles = wide(64, 256, 256, 4);
+/// 128 packed rows in 24 KiB: half as many loads of keys and values from global memory per multiply-add. No rule chooses them:
+/// on an H200 (580.159) they take 1.12 and 1.03 times as long as 64 rows. `Pipelines::tune` may.
+const LARGE_64: FusedTiles = wide(128, 256, 64, 16);
+const LARGE_128: FusedTiles = wide(128, 256, 128, 8);
+/// Few queries: more workgroups, and less computed beyond them. By slices, as wide as registers allow: every slice
+/// scores all keys again.
+const SHORT_32: [FusedTiles; 2] = [wide(32, 64, 64, 8), wide(32, 64, 128, 8)];
+const SHORT_16: [FusedTiles; 3] = [wide(16, 64, 64, 8), wide(16, 64, 128, 8), wide(16, 64, 256, 4)];
+
+/// For fewer registers: 16, 32 and 64 packed rows, slices of 64 and of 128 channels.
+const MIDDLE_16: [FusedTiles; 2] = [middle(16, 64, 64, 8), middle(16, 64, 128, 8)];
+const MIDDLE_32: [FusedTiles; 2] = [middle(32, 128, 64, 8), middle(32, 128, 128, 8)];
+const MIDDLE_64: [FusedTiles; 2] = [middle(64, 256, 64, 16), middle(64, 256, 128, 8)];
+
+/// For the fewest: every slice of 64 channels scores all keys again.
+const NARROW_16: FusedTiles = narrow(16, 64);
+const NARROW_32: FusedTiles = narrow(32, 128);
+
+/// Of vectors as wide as any.
+const CPU_16: FusedTiles =
+    FusedTiles::Cpu { lanes: 16, rows: 32, keys: 2, head_vectors: 8, value_vectors: 8 };
+const CPU: FusedTiles = FusedTiles::Cpu { lanes: 8, rows: 24, keys: 2, head_vectors: 4, value_vectors: 4 };
+const DECODE_CPU: FusedTiles =
+    FusedTiles::Cpu { lanes: 8, rows: 8, keys: 1, head_vectors: 5, value_vectors: 3 };
+
+/// Of additive scores: a few rows, or many channels of values, which every slice would score all keys for again.
+const ADDITIVE_FEW: [FusedTiles; 3] = [
+    FusedTiles::AdditiveGpu { rows: 4, keys: 128, slice: 256 },
+    FusedTiles::AdditiveGpu { rows: 4, keys: 128, slice: 512 },
+    FusedTiles::AdditiveGpu { rows: 4, keys: 128, slice: 1024 },
+];
+const ADDITIVE_MANY: FusedTiles = FusedTiles::AdditiveGpu { rows: 16, keys: 32, slice: 256 };
+
+/// What a tanh weighs, in multiply-adds.
+pub(crate) const TANH: f64 = 16.0;
+
+/// How a problem is computed by the fused kernel.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct FusedPlan {
+    pub tiles: FusedTiles,
+    /// Workgroups that share the keys of a tile of rows.
+    pub splits: usize,
+    /// Workgroups: row tiles times splits, slices of out, batch · kv_heads.
+    grid: [usize; 3],
+    /// Most of them along each axis in one dispatch.
+    steps: [usize; 3],
+    /// Packed rows of all sequences and heads; value_dim in whole vectors.
+    rows: usize,
+    width: usize,
+}
+
+/// More splits than this are no plan: their partial sums would be what the time goes to.
+pub(crate) const MOST_SPLITS: usize = 128;
+
+/// Most keys of a split, where the partial sums fit [`EXACT_BYTES`]. f32 loses digits in longer sums: the mean of 2²⁰ equal values
+/// in splits of 2¹⁶ keys has a relative error of 6e-4. The reference sums blocks of as many keys.
+const LONGEST_SUM: usize = 1 << 13;
+
+/// Most bytes of partial sums that [`LONGEST_SUM`] adds.
+const EXACT_BYTES: u64 = 32 << 20;
+
+/// The scratch of a call with a cache does not depend on the cache's capacity up to this many tokens.
+const LONG_CACHE: usize = 1 << 17;
+
+/// Tiles, workgroups and dispatches of the fused kernel.
+pub(super) fn fused(outline: &Outline, pick: &Pick, device: &DeviceFacts) -> Result<FusedPlan, Error> {
+    let Outline { shape, tuning, reach, .. } = outline;
+    let rows = shape.q_len * shape.group();
+    let heads = shape.batch * shape.kv_heads;
+    let tiles = fused_tiles(rows, heads, outline, pick, device)?;
+    let row_tiles = rows.div_ceil(tiles.rows());
+    let slices = tiles.slices(shape.value_dim);
+    // Rows of a tile are of so many queries at most.
+    let queries = ((tiles.rows() + shape.group() - 2) / shape.group() + 1).min(shape.q_len);
+    let workgroups = row_tiles.saturating_mul(slices).saturating_mul(heads);
+    let split_bytes = partial_bytes(rows.saturating_mul(heads), shape.value_dim.next_multiple_of(4));
+    let reach = reach.of_queries(queries);
+    let short = if outline.keys.is_cache() { LONG_CACHE } else { LONGEST_SUM };
+    let least = if reach > short { least_splits(reach, split_bytes) } else { 1 };
+    let splits = splits(tiles, workgroups, reach, least, tuning, pick, device)?;
+    let grid = [row_tiles.saturating_mul(splits), slices, heads];
+    // What masks hide counts.
+    let pairs = tiles.rows() as f64 * outline.most_keys().div_ceil(splits) as f64;
+    let score = shape.head_dim as f64 * if outline.additive { TANH } else { 1.0 };
+    let work = 2.0 * pairs * (score + tiles.slice() as f64);
+    let most_work = tuning.most_forward_work(matches!(tiles, FusedTiles::Matrix(_)), device);
+    let plan = FusedPlan {
+        tiles,
+        splits,
+        grid,
+        steps: steps(grid, work, most_work, device)?,
+        rows: rows.saturating_mul(heads),
+        width: shape.value_dim.next_multiple_of(4),
+    };
+    let (bytes, limit) = (plan.partial_bytes(), device.max_binding_bytes.min(4 * u64::from(u32::MAX)));
+    if bytes > limit {
+        return Err(Error::BindingLimit { tensor: "partials (scratch)", bytes, limit });
+    }
+    Ok(plan)
+}
+
+/// Tiles for `rows` packed rows of each of `heads`.
+fn fused_tiles(
+    rows: usize,
+    heads: usize,
+    outline: &Outline,
+    pick: &Pick,
+    device: &DeviceFacts,
+) -> Result<FusedTiles, Error> {
+    let Outline { shape, tuning, .. } = outline;
+    if outline.additive {
+        if tuning.matrix_units == MatrixUnits::Always {
+            let why = "they multiply, and an additive score is a sum of tanh; leave the matrix units to Auto";
+            return Err(Error::Unsupported { what: "matrix units for this call", why });
+        }
+        let cpu = tuning.form.choose(FUSED, device);
+        return Ok(if cpu {
+            additive_cpu(rows, shape, device.lanes)
+        } else {
+            additive_gpu(rows, shape.value_dim)
+        });
+    }
+    let keys = outline.source();
+    let matrix = if rows > 16 || tuning.matrix_units == MatrixUnits::Always {
+        fused_matrix(rows, heads, shape, keys.operands, tuning, pick, device)
+    } else {
+        Err("few rows wait for memory, not for arithmetic")
+    };
+    if let Some(tiles) = tuning.settle(matrix)? {
+        return Ok(FusedTiles::Matrix(tiles));
+    }
+    if tuning.form.choose(FUSED, device) {
+        let decode = || decode_cpu(device.lanes, device.gathers, rows, shape, &keys);
+        let decode = if device.lacks(Family::DecodeCpu) { None } else { decode() };
+        let decode = decode.map(FusedTiles::DecodeCpu);
+        let whole = || fused_cpu(rows, shape, pick, device.lanes);
+        return Ok(decode.unwrap_or_else(whole));
+    }
+    let decode = decode_gpu(rows, shape, &keys, device).map(FusedTiles::DecodeGpu);
+    Ok(decode.unwrap_or_else(|| fused_gpu(rows, shape.value_dim, pick, device)))
+}
+
+/// The form of additive scores for GPUs.
+fn additive_gpu(rows: usize, value_dim: usize) -> FusedTiles {
+    match value_dim {
+        0..=256 if rows > 4 => ADDITIVE_MANY,
+        0..=256 => ADDITIVE_FEW[0],
+        257..=512 => ADDITIVE_FEW[1],
+        _ => ADDITIVE_FEW[2],
+    }
+}
+
+/// The form of additive scores for software drivers: rows to fill the lanes, or lanes that share rows.
+fn additive_cpu(rows: usize, shape: &Shape, lanes: u32) -> FusedTiles {
+    // More channels of out, or the code of more keys, would not stay in the first-level cache.
+    let value_vectors = (shape.value_dim.div_ceil(4) as u32).min(64);
+    let key_lanes = (lanes / rows.next_power_of_two().min(lanes as usize) as u32).max(1);
+    FusedTiles::AdditiveCpu { lanes, key_lanes, keys: 8, value_vectors }
+}
+
+/// The form for software drivers, all channels of q in variables.
+fn fused_cpu(rows: usize, shape: &Shape, pick: &Pick, lanes: u32) -> FusedTiles {
+    let head_vectors = shape.head_dim.div_ceil(4);
+    let value_vectors = shape.value_dim.div_ceil(4);
+    let picked = picked_cpu_block(pick, lanes, rows, head_vectors, value_vectors);
+    let block = picked.unwrap_or_else(|| cpu_block(lanes, rows, head_vectors, value_vectors));
+    FusedTiles::Cpu {
+        lanes,
+        rows: block.queries * lanes,
+        keys: block.keys,
+        head_vectors: head_vectors as u32,
+        value_vectors: block.value_vectors,
+    }
+}
+
+/// Splits of the keys of `workgroups` tiles, at least `least`, so that the device is busy and none has too few. By the most keys that a
+/// tile may have in its `reach`: how many there are, only the device may know. Workgroups that find none of theirs
+/// end at once (0.05 µs each with lavapipe); an indirect dispatch of just enough costs more, because wgpu checks it
+/// with a dispatch of its own (60 µs there).
+fn splits(
+    tiles: FusedTiles,
+    workgroups: usize,
+    reach: usize,
+    least: usize,
+    tuning: &Tuning,
+    pick: &Pick,
+    device: &DeviceFacts,
+) -> Result<usize, Error> {
+    match tuning.splits {
+        Some(n) if (1..=MOST_SPLITS).contains(&n) => Ok(n),
+        Some(n) => {
+            let expected = "at least 1 and at most 128";
+            Err(Error::Option { option: "splits", value: n as f64, expected })
+        }
+        None if device.lacks(Family::SplitKeys) => Ok(1),
+        None => {
+            let wanted = tiles.enough() / workgroups.max(1);
+            // Kernels give each split whole steps: more splits than steps would find none.
+            let worth = reach / tiles.split_least() as usize;
+            let steps = reach.div_ceil(tiles.split_step() as usize);
+            let ruled = wanted.min(worth).clamp(1, MOST_SPLITS);
+            let asked = match pick.splits {
+                0.. => ruled << pick.splits,
+                _ => ruled >> -pick.splits,
+            };
+            Ok(asked.max(least).min(steps).clamp(1, MOST_SPLITS))
+        }
+    }
+}
+
+/// The form for GPUs, of 64 rows if there are so many.
+fn fused_gpu(rows: usize, value_dim: usize, pick: &Pick, device: &DeviceFacts) -> FusedTiles {
+    if let Some(picked) = picked_gpu(pick.rows, value_dim, device) {
+        return picked;
+    }
+    let widest = |tiles: &[FusedTiles]| {
+        let fits = tiles.iter().find(|t| t.slice() >= value_dim);
+        fits.or(tiles.last()).copied()
+    };
+    let short = match (device.registers, rows) {
+        (Registers::Wide, 0..=16) => widest(&SHORT_16),
+        (Registers::Wide, 17..=32) => widest(&SHORT_32),
+        (Registers::Wide, _) => None,
+        (Registers::Middle, 0..=16) => widest(&MIDDLE_16),
+        (Registers::Middle, 17..=32) => widest(&MIDDLE_32),
+        (Registers::Middle, _) => widest(&MIDDLE_64),
+        (Registers::Narrow, 0..=16) => Some(NARROW_16),
+        (Registers::Narrow, _) => Some(NARROW_32),
+    };
+    if let Some(short) = short {
+        return short;
+    }
+    match value_dim {
+        0..=64 => SMALL_64,
+        65..=128 => SMALL_128,
+        _ => SMALL_256,
+    }
+}
+
+/// Every tile of the form for GPUs, narrow slices first.
+const GPU: [FusedTiles; 18] = [
+    NARROW_16,
+    NARROW_32,
+    SMALL_64,
+    LARGE_64,
+    SHORT_32[0],
+    SHORT_16[0],
+    MIDDLE_16[0],
+    MIDDLE_32[0],
+    MIDDLE_64[0],
+    SMALL_128,
+    LARGE_128,
+    SHORT_32[1],
+    SHORT_16[1],
+    MIDDLE_16[1],
+    MIDDLE_32[1],
+    MIDDLE_64[1],
+    SMALL_256,
+    SHORT_16[2],
+];
+
+/// Those of exactly so many rows, if there are any and they fit.
+fn picked_gpu(picked: u32, value_dim: usize, device: &DeviceFacts) -> Option<FusedTiles> {
+    let fits = |tiles: &&FusedTiles| match tiles {
+        FusedTiles::Gpu { rows, registers, .. } => {
+            *rows == picked
+                && *registers == device.registers
+                && tiles.workgroup_memory() <= device.workgroup_memory
+        }
+        _ => false,
+    };
+    let mut fitting = GPU.iter().filter(fits);
+    let enough = fitting.clone().find(|tiles| tiles.slice() >= value_dim);
+    enough.or_else(|| fitting.next_back()).copied()
+}
+
+/// Splits that sum at most [`LONGEST_SUM`] keys, as far as their partial sums fit [`EXACT_BYTES`].
+fn least_splits(reach: usize, split_bytes: u64) -> usize {
+    reach.div_ceil(LONGEST_SUM).min((EXACT_BYTES / split_bytes.max(1)) as usize)
+}
+
+/// Bytes of the sums, maxima and totals of one split.
+fn partial_bytes(rows: usize, width: usize) -> u64 {
+    (rows as u64).saturating_mul(4 * (width as u64 + 4))
+}
+
+impl FusedPlan {
+    /// Where the maxima and totals of the splits begin in their memory, in elements.
+    pub fn stats(&self) -> usize {
+        if self.splits == 1 {
+            return 0;
+        }
+        self.rows * self.splits * self.width
+    }
+
+    /// Memory for the sums, maxima and totals of splits.
+    pub fn partial_bytes(&self) -> u64 {
+        if self.splits == 1 {
+            return 0;
+        }
+        (self.splits as u64).saturating_mul(partial_bytes(self.rows, self.width))
+    }
+
+    /// Packed rows of all sequences and heads.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// The dispatches: the grid, cut.
+    pub fn pieces(&self) -> impl Iterator<Item = Piece> + use<> {
+        pieces(self.grid, self.steps)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Fragment;
+
+    const DEVICE: DeviceFacts = DeviceFacts { f16: true, max_binding_bytes: 1 << 30, ..DeviceFacts::LEAST };
+
+    #[test]
+    fn workgroup_tiles_fit_the_device_and_fill_it() {
+        let wide = DeviceFacts { registers: Registers::Wide, ..DEVICE };
+        let large = DeviceFacts { workgroup_memory: 32768, ..wide.clone() };
+        let of = |rows, value_dim, device| fused_gpu(rows, value_dim, &Pick::default(), device);
+        for value_dim in [1, 64, 65, 128, 129, 512] {
+            for rows in [1, 16, 17, 32, 33, 4096] {
+                for device in [&DEVICE, &wide] {
+                    let tiles = of(rows, value_dim, device);
+                    assert!(tiles.workgroup_memory() <= DEVICE.workgroup_memory, "{tiles:?}");
+                }
+            }
+        }
+        assert_eq!(of(4096, 64, &DEVICE), MIDDLE_64[0]);
+        assert_eq!(of(4096, 200, &DEVICE), MIDDLE_64[1]);
+        assert_eq!(of(17, 128, &DEVICE), MIDDLE_32[1]);
+        assert_eq!(of(1, 1, &DEVICE), MIDDLE_16[0]);
+        assert_eq!(of(4096, 64, &large), SMALL_64);
+        assert_eq!(of(4096, 128, &large), SMALL_128);
+        assert_eq!(of(4096, 200, &large), SMALL_256);
+        assert_eq!(of(5, 64, &large), SHORT_16[0]);
+        assert_eq!(of(16, 512, &large), SHORT_16[2]);
+        assert_eq!(of(20, 65, &large), SHORT_32[1]);
+        assert!(SMALL_256.workgroup_memory() <= 16384 && LARGE_128.workgroup_memory() <= 32768);
+    }
+
+    #[test]
+    fn default_work_limit_follows_the_device() {
+        let limits = |tuning: Tuning, device: &DeviceFacts| {
+            [false, true].map(|on_matrix_units| tuning.most_forward_work(on_matrix_units, device))
+        };
+        let matrix = DeviceFacts { matrix: Some(Fragment::Sixteen), ..DEVICE };
+        let software = DeviceFacts { software: true, ..matrix.clone() };
+        assert_eq!(limits(Tuning::new(), &DEVICE), [1 << 37; 2]);
+        assert_eq!(limits(Tuning::new(), &software), [1 << 37; 2]);
+        assert_eq!(limits(Tuning::new(), &matrix), [1 << 39, 1 << 40]);
+        assert_eq!(limits(Tuning::new().work_limit(7), &matrix), [7; 2]);
+        assert_eq!(Tuning::new().most_work(), 1 << 37);
+    }
+}

@@ -1,0 +1,412 @@
+//! Tiles of the fused kernel on matrix units.
+
+use crate::device::tuned::Pick;
+use crate::device::{DeviceFacts, Family, Fragment};
+use crate::kernel::Tuning;
+use crate::matmul::plan::ENOUGH_WORKGROUPS;
+use crate::tensor::{DType, Shape};
+
+/// Tiles of `fused/matrix.wgsl`, which says what they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct FusedMatrix {
+    pub fragment: Fragment,
+    /// Rows of a subgroup, subgroups of a workgroup, invocations of a subgroup.
+    pub sub_rows: u32,
+    pub subgroups: u32,
+    pub width: u32,
+    /// Keys of a tile.
+    pub keys: u32,
+    /// Channels of queries and keys, and of values, in whole fragments.
+    pub head: u32,
+    pub value: u32,
+    /// Whether queries and keys have `head` channels, not fewer.
+    pub exact: bool,
+    /// Whether queries stay in workgroup memory, not in fragments.
+    pub q_in_memory: bool,
+}
+
+/// With more channels than this, 16 rows no longer fit in registers.
+const MOST_CHANNELS: usize = 256;
+
+/// Registers of each of 32 invocations that the rows of a subgroup and their sums may take. GPUs with fragments of 8 × 8 (Apple's)
+/// have about 128, others 255: scores, addresses and what is staged next take the rest.
+pub(super) const ROOM: u32 = 96;
+
+/// The most rows of a subgroup, at least `least`, of which `registers` says that they have room.
+pub(super) fn most_rows(least: u32, registers: impl Fn(u32) -> u32) -> Option<u32> {
+    [32, 16, 8].into_iter().filter(|rows| *rows >= least).find(|rows| registers(*rows) <= ROOM)
+}
+
+/// # Errors
+/// Why there are no tiles for so many channels.
+pub(super) fn check_channels(shape: &Shape) -> Result<(), &'static str> {
+    if shape.head_dim.max(shape.value_dim) > MOST_CHANNELS {
+        return Err("head_dim and value_dim may be at most 256");
+    }
+    Ok(())
+}
+
+/// Of tiles that fit, best first: large ones as long as every core of a large GPU gets one (a second one each is for splits of the
+/// keys to find), then those that `rows` of a head do not leave half empty. `size`: a tile's rows and subgroups.
+pub(super) fn tiles_for<T: Copy>(
+    fitting: &[T],
+    rows: usize,
+    heads: usize,
+    size: impl Fn(&T) -> (u32, u32),
+) -> Result<T, &'static str> {
+    let fills = |t: &&T| rows.div_ceil(size(t).0 as usize).saturating_mul(heads) >= ENOUGH_WORKGROUPS / 2;
+    let is_small = |t: &&T| {
+        let (of_tile, subgroups) = size(t);
+        subgroups <= 2 && (of_tile as usize) < 2 * rows
+    };
+    let found = fitting.iter().find(fills).or_else(|| fitting.iter().find(is_small)).or(fitting.last());
+    found
+        .copied()
+        .ok_or("their tiles take more workgroup memory, invocations or registers than the device allows")
+}
+
+/// Devices with `fragment` and channels that lists of kernels ask plans for: subgroups of 32 and of 64, 32 and 48 KiB.
+pub(super) fn usual(fragment: Fragment) -> impl Iterator<Item = (DeviceFacts, usize)> {
+    let devices =
+        [(32, 32768), (32, 49152), (64, 32768), (64, 49152)].map(|(width, workgroup_memory)| DeviceFacts {
+            f16: true,
+            subgroup_min: width,
+            subgroup_max: width,
+            workgroup_memory,
+            max_invocations: 1024,
+            matrix: Some(fragment),
+            ..DeviceFacts::LEAST
+        });
+    let channels = [32, 64, 80, 96, 128, 192, 256];
+    devices.into_iter().flat_map(move |device| channels.map(|channels| (device.clone(), channels)))
+}
+
+/// As many rows of a subgroup as registers hold: keys and values are loaded once for all of them. And whether their queries
+/// stay in workgroup memory, because even the fewest rows do not fit otherwise. FlashAttention-2 takes 16 rows.
+fn sub_rows(head: u32, value: u32, device: &DeviceFacts) -> (u32, bool) {
+    let least = device.matrix.map_or(8, Fragment::side);
+    let rows = most_rows(least, |rows| rows * (head / 2 + value) / 32);
+    (rows.unwrap_or(least), rows.is_none())
+}
+
+impl FusedMatrix {
+    pub fn rows(&self) -> u32 {
+        self.sub_rows * self.subgroups
+    }
+
+    pub fn workgroup(&self) -> u32 {
+        self.subgroups * self.width
+    }
+
+    /// Bytes of workgroup memory, as the shader declares it.
+    pub fn memory(&self) -> u32 {
+        let FusedMatrix { keys, head, value, .. } = *self;
+        let halves = keys * (head + value + 16);
+        let queries = if self.q_in_memory { 2 * (head + 8) } else { 0 };
+        let of_rows = 2 * (keys + 8) + queries + 4 * (keys + 4) + 8;
+        // Eight partial intervals and the whole, flags of 16 bytes.
+        2 * halves + self.rows() * of_rows + 16 * 10
+    }
+
+    fn fits(&self, device: &DeviceFacts) -> bool {
+        let (rows, workgroup, side) = (self.rows(), self.workgroup(), self.fragment.side());
+        // Neighbours that share a row are of one subgroup, and at most four.
+        let shares = if workgroup >= rows {
+            workgroup.is_multiple_of(rows)
+                && workgroup / rows <= 4
+                && self.keys.is_multiple_of(4 * workgroup / rows)
+        } else {
+            rows.is_multiple_of(workgroup)
+        };
+        // Queries pass in four parts at most.
+        let halves = self.keys * (self.head + self.value + 16) + rows * (self.keys + 8);
+        let passes = self.q_in_memory || 4 * ((halves / rows - 8) / side) >= self.head / side;
+        shares
+            && passes
+            && workgroup >= 8
+            && workgroup <= device.max_invocations
+            && self.memory() <= device.workgroup_memory
+    }
+
+    /// The tiles to try, best first: more rows share what is staged, more keys the barriers.
+    fn candidates(
+        fragment: Fragment,
+        shape: &Shape,
+        tuning: &Tuning,
+        device: &DeviceFacts,
+    ) -> impl Iterator<Item = FusedMatrix> + use<> {
+        let whole = |n: usize| (n as u32).next_multiple_of(16);
+        let (head, value) = (whole(shape.head_dim), whole(shape.value_dim));
+        let exact = head as usize == shape.head_dim;
+        let (rows, q_in_memory) = sub_rows(head, value, device);
+        // Software drivers, which have fragments to test with, take a while to compile large tiles.
+        let side = fragment.side();
+        let small = if q_in_memory { vec![(side, 2, 16), (side, 1, 16)] } else { vec![(2 * side, 2, 16)] };
+        // What is staged of more keys would take the registers that wide heads have left.
+        let most_keys = if head + value > 256 { 16 } else { 32 };
+        let width = device.planned_subgroup();
+        let mut large = Vec::new();
+        if fragment == Fragment::Sixteen {
+            // On an H200 (580.159) eight subgroups of 128 channels are 1.47 times as fast as four, which stage all keys for
+            // half as many rows.
+            if width <= 32 && (129..=256).contains(&(head + value)) {
+                large.push((rows, 8, 32));
+            }
+            // There 16 rows of 64 channels are 1.13 times as fast as 32: more subgroups share a core.
+            if rows > 16 {
+                large.push((16, 4, 32));
+            }
+        }
+        let usual = [(4, 32), (2, 32), (4, 16), (2, 16), (1, 32), (1, 16)];
+        large.extend(usual.map(|(subgroups, keys)| (rows, subgroups, keys)));
+        let tiles = if tuning.form.is_cpu(device) { small } else { large };
+        // With the sums of wide heads a subgroup of 32 that stages all alone takes more than 255 registers.
+        let most_alone = if fragment == Fragment::Sixteen && width == 32 { 384 } else { u32::MAX };
+        let tiles = tiles.into_iter().filter(move |(_, subgroups, keys)| {
+            *keys <= most_keys && (*subgroups > 1 || head + value <= most_alone)
+        });
+        tiles.map(move |(sub_rows, subgroups, keys)| FusedMatrix {
+            fragment,
+            sub_rows,
+            subgroups,
+            width,
+            keys,
+            head,
+            value,
+            exact,
+            q_in_memory,
+        })
+    }
+
+    /// What plans choose for many rows of the usual channels, on subgroups of 32 and of 64 and with 32 and 48 KiB.
+    pub fn planned(fragment: Fragment) -> Vec<FusedMatrix> {
+        let mut all: Vec<FusedMatrix> = Vec::new();
+        for (device, channels) in usual(fragment) {
+            let (shape, tuning) = (Shape::new(1, 64, 4096, channels), Tuning::default());
+            let pick = Pick::default();
+            let found = fused_matrix(shape.q_len, shape.heads, &shape, DType::F16, &tuning, &pick, &device);
+            all.extend(found.ok().filter(|tiles| !all.contains(tiles)));
+        }
+        all
+    }
+
+    /// Every kind of tiles there is, for `fragment`.
+    pub fn all(fragment: Fragment) -> Vec<FusedMatrix> {
+        let of = |head, value, sub_rows, subgroups, width, keys| FusedMatrix {
+            fragment,
+            sub_rows,
+            subgroups,
+            width,
+            keys,
+            head,
+            value,
+            exact: true,
+            q_in_memory: false,
+        };
+        vec![
+            of(64, 64, 16, 4, 32, 32),
+            of(64, 64, 32, 4, 32, 32),
+            of(64, 64, 32, 4, 64, 32),
+            of(128, 128, 16, 4, 32, 32),
+            of(128, 128, 16, 8, 32, 32),
+            of(128, 128, 16, 4, 64, 32),
+            FusedMatrix { exact: false, ..of(128, 128, 16, 2, 64, 32) },
+            FusedMatrix { q_in_memory: true, ..of(256, 256, 16, 2, 32, 16) },
+            FusedMatrix { q_in_memory: true, ..of(256, 256, 16, 2, 64, 16) },
+            FusedMatrix { exact: false, ..of(16, 48, 32, 2, 8, 32) },
+        ]
+    }
+}
+
+/// The tiles for `shape`, or why there are none.
+pub(super) fn fused_matrix(
+    rows: usize,
+    heads: usize,
+    shape: &Shape,
+    dtype: DType,
+    tuning: &Tuning,
+    pick: &Pick,
+    device: &DeviceFacts,
+) -> Result<FusedMatrix, &'static str> {
+    let fragment = tuning.fragment(dtype, Family::MatrixAttention, device)?;
+    check_channels(shape)?;
+    let fitting: Vec<_> =
+        FusedMatrix::candidates(fragment, shape, tuning, device).filter(|t| t.fits(device)).collect();
+    if let Some(picked) = fitting.iter().find(|t| (t.rows(), t.keys) == (pick.rows, pick.keys)) {
+        return Ok(*picked);
+    }
+    // Fewer subgroups stage all keys for fewer rows. On an H200, 512 rows of 8 heads take 1.4 times as long with one subgroup
+    // as with four, whose keys are split among more workgroups. Eight subgroups need two workgroups for each core.
+    let is_shared = |t: &&FusedMatrix| {
+        let workgroups = rows.div_ceil(t.rows() as usize).saturating_mul(heads);
+        let subgroups = if workgroups >= ENOUGH_WORKGROUPS { 4..=8 } else { 4..=4 };
+        subgroups.contains(&t.subgroups) && (t.rows() as usize) < 2 * rows
+    };
+    if fragment == Fragment::Sixteen
+        && let Some(shared) = fitting.iter().find(is_shared)
+    {
+        return Ok(*shared);
+    }
+    tiles_for(&fitting, rows, heads, |t| (t.rows(), t.subgroups))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::tuning::{KernelForm, MatrixUnits};
+
+    const DEVICE: DeviceFacts = DeviceFacts {
+        f16: true,
+        workgroup_memory: 49152,
+        max_invocations: 1024,
+        subgroup_min: 32,
+        subgroup_max: 32,
+        matrix: Some(Fragment::Sixteen),
+        ..DeviceFacts::LEAST
+    };
+
+    fn plan(shape: Shape, device: &DeviceFacts) -> Result<FusedMatrix, &'static str> {
+        tuned(shape, &Tuning::default(), device)
+    }
+
+    fn tuned(shape: Shape, tuning: &Tuning, device: &DeviceFacts) -> Result<FusedMatrix, &'static str> {
+        let rows = shape.q_len * shape.group();
+        let heads = shape.batch * shape.kv_heads;
+        fused_matrix(rows, heads, &shape, DType::F16, tuning, &Pick::default(), device)
+    }
+
+    fn shape(heads: usize, length: usize, dim: usize) -> Shape {
+        Shape {
+            batch: 1,
+            heads,
+            kv_heads: heads,
+            q_len: length,
+            kv_len: length,
+            head_dim: dim,
+            value_dim: dim,
+        }
+    }
+
+    #[test]
+    fn large_problems_get_large_tiles() {
+        let of = |heads, length, dim, device: &DeviceFacts| {
+            let tiles = plan(shape(heads, length, dim), device).expect("tiles");
+            assert!(tiles.fits(device), "{tiles:?}");
+            (tiles.sub_rows, tiles.subgroups, tiles.keys)
+        };
+        assert_eq!(of(16, 16384, 128, &DEVICE), (16, 8, 32));
+        assert_eq!(of(32, 16384, 64, &DEVICE), (16, 4, 32));
+        // Eight subgroups only where two workgroups are there for each core of a large GPU.
+        assert_eq!(of(8, 2048, 128, &DEVICE), (16, 4, 32));
+        let varying = DeviceFacts { subgroup_max: 64, ..DEVICE };
+        assert_eq!(of(32, 16384, 64, &varying), (16, 4, 32));
+        assert_eq!(of(16, 16384, 128, &varying), (16, 4, 32));
+        // Queries of wider heads take workgroup memory.
+        assert_eq!(of(8, 16384, 256, &DEVICE), (16, 2, 16));
+        let small = DeviceFacts { workgroup_memory: 32768, ..DEVICE };
+        assert_eq!(of(8, 16384, 192, &small), (16, 2, 16));
+        assert!(plan(shape(8, 16384, 256), &small).is_err());
+        // Too few for the device.
+        assert_eq!(of(8, 512, 64, &varying), (16, 4, 32));
+        assert_eq!(of(8, 24, 64, &varying), (32, 1, 32));
+        let apple = DeviceFacts { workgroup_memory: 32768, matrix: Some(Fragment::Eight), ..DEVICE };
+        assert_eq!(of(16, 16384, 128, &apple), (16, 4, 32));
+        assert_eq!(of(32, 16384, 64, &apple), (32, 2, 32));
+        assert_eq!(of(8, 16384, 256, &apple), (8, 4, 16));
+    }
+
+    #[test]
+    fn every_plan_is_one_the_shader_takes() {
+        let mut found = 0;
+        for fragment in [Fragment::Eight, Fragment::Sixteen] {
+            for width in [4, 8, 16, 32, 64] {
+                for workgroup_memory in [16384, 32768, 49152, 65536] {
+                    for max_invocations in [128, 256, 1024] {
+                        let device = DeviceFacts {
+                            matrix: Some(fragment),
+                            subgroup_min: width,
+                            subgroup_max: width,
+                            workgroup_memory,
+                            max_invocations,
+                            ..DEVICE
+                        };
+                        for (head_dim, value_dim) in
+                            [(1, 1), (16, 256), (256, 16), (64, 64), (100, 70), (128, 128)]
+                        {
+                            for (q_len, form) in [17, 100, 5000]
+                                .map(|n| (n, KernelForm::Auto))
+                                .into_iter()
+                                .chain([(100, KernelForm::Cpu)])
+                            {
+                                let shape = Shape { head_dim, value_dim, ..shape(8, q_len, 1) };
+                                let tuning = Tuning::new().form(form).matrix_units(MatrixUnits::Always);
+                                let Ok(tiles) = tuned(shape, &tuning, &device) else { continue };
+                                found += 1;
+                                let FusedMatrix { sub_rows, keys, head, value, .. } = tiles;
+                                let (side, rows, workgroup) =
+                                    (fragment.side(), tiles.rows(), tiles.workgroup());
+                                // The shader's assertions, and what the host promises.
+                                assert!(
+                                    [sub_rows, keys, head, value].iter().all(|n| n % side == 0),
+                                    "{tiles:?}"
+                                );
+                                assert!(
+                                    [head, value, keys, rows].iter().all(|n| n % 8 == 0) && workgroup >= 8
+                                );
+                                assert!(workgroup % rows == 0 || rows % workgroup == 0, "{tiles:?}");
+                                let parts = (workgroup / rows).max(1);
+                                assert!([1, 2, 4].contains(&parts) && keys % (4 * parts) == 0, "{tiles:?}");
+                                let halves = keys * (head + value + 16) + rows * (keys + 8);
+                                let passes = 4 * ((halves / rows - 8) / side) >= head / side;
+                                assert!(tiles.q_in_memory || passes, "{tiles:?}");
+                                assert!(head as usize >= head_dim && value as usize >= value_dim);
+                                assert!(tiles.memory() <= workgroup_memory && workgroup <= max_invocations);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        assert!(found > 800, "{found}");
+    }
+
+    #[test]
+    fn small_tiles_take_every_width() {
+        let tuning = Tuning::new().form(KernelForm::Cpu).matrix_units(MatrixUnits::Always);
+        for fragment in [Fragment::Eight, Fragment::Sixteen] {
+            let device = DeviceFacts {
+                matrix: Some(fragment),
+                subgroup_min: 8,
+                subgroup_max: 8,
+                workgroup_memory: 32768,
+                ..DEVICE
+            };
+            for (head_dim, value_dim) in [(16, 16), (80, 96), (3, 200), (192, 128), (128, 192), (255, 256)] {
+                let shape = Shape { head_dim, value_dim, ..shape(2, 21, 1) };
+                tuned(shape, &tuning, &device).unwrap_or_else(|why| panic!("{fragment:?} {shape:?}: {why}"));
+            }
+        }
+    }
+
+    #[test]
+    fn what_they_cannot_do_is_handed_on() {
+        let refused = |shape: Shape, device: &DeviceFacts| plan(shape, device).expect_err("refused");
+        assert!(refused(shape(8, 512, 257), &DEVICE).contains("at most 256"));
+        let none = DeviceFacts { matrix: None, ..DEVICE };
+        assert!(refused(shape(8, 512, 64), &none).contains("lack them"));
+        let software = DeviceFacts { software: true, ..DEVICE };
+        assert!(refused(shape(8, 512, 64), &software).contains("software"));
+        let small = DeviceFacts { workgroup_memory: 4096, ..DEVICE };
+        assert!(refused(shape(8, 512, 64), &small).contains("workgroup memory"));
+        let f32 = fused_matrix(
+            512,
+            8,
+            &shape(8, 512, 64),
+            DType::F32,
+            &Tuning::default(),
+            &Pick::default(),
+            &DEVICE,
+        );
+        assert!(f32.expect_err("refused").contains("F32"));
+    }
+}

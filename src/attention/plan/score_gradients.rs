@@ -1,0 +1,194 @@
+//! How the gradients of what scores are changed by are shared out: elements, lanes, dispatches of bounded work.
+
+use crate::device::DeviceFacts;
+use crate::kernel::Tuning;
+use crate::kernel::pieces::{Piece, pieces, steps};
+use crate::mask::Id;
+use crate::matmul::plan::ENOUGH_WORKGROUPS;
+use crate::tensor::{Error, Shape, count};
+
+/// A tensor of a mask that changes scores, and has a gradient.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Added {
+    Bias,
+    Slopes,
+    Relative,
+    Sinks,
+}
+
+impl Added {
+    pub const ALL: [Self; 4] = [Added::Bias, Added::Slopes, Added::Relative, Added::Sinks];
+
+    /// The rule that has it.
+    pub fn id(self) -> Id {
+        match self {
+            Added::Bias => Id::Bias,
+            Added::Slopes => Id::Alibi,
+            Added::Relative => Id::Relative,
+            Added::Sinks => Id::SinkLogits,
+        }
+    }
+
+    /// The gradient's name in errors.
+    pub fn name(self) -> &'static str {
+        match self {
+            Added::Bias => "d_bias",
+            Added::Slopes => "d_slopes",
+            Added::Relative => "d_relative",
+            Added::Sinks => "d_sinks",
+        }
+    }
+}
+
+/// Elements from which on an invocation each keeps a device busy.
+const MANY: usize = 1 << 14;
+
+/// Workgroups that keep a large GPU busy, whose sums are of pairs.
+const ENOUGH: usize = 2 * ENOUGH_WORKGROUPS;
+
+/// The most parts of an element: one invocation adds them.
+const MOST_PARTS: usize = 64;
+
+/// Parts of all elements, which are in scratch: 1 MiB.
+const MOST_SUMS: usize = 1 << 18;
+
+/// How many parts the elements are added up in, each of queries of its own, and how many queries each has.
+fn parts(of: Added, gradient: [usize; 4], shape: &Shape, key_lanes: usize) -> [usize; 2] {
+    let axes = [shape.batch, shape.heads, shape.q_len];
+    let rows: usize =
+        axes.into_iter().zip(gradient).map(|(len, size)| if size == 1 { len } else { 1 }).product();
+    // Queries that keep a lane busy.
+    let each = match of {
+        Added::Sinks => 16,
+        Added::Relative => 1,
+        Added::Bias | Added::Slopes => 4,
+    };
+    let least = each * ScoreGradientsPlan::WORKGROUP as usize / key_lanes;
+    // Of a table, only the outermost places have many.
+    let long = match of {
+        Added::Relative => gradient[0] * gradient[1] * gradient[3].min(2),
+        _ => count(gradient),
+    };
+    let most = (ENOUGH / long).min(MOST_SUMS / count(gradient)).min(MOST_PARTS);
+    let part_rows = rows.div_ceil((rows / least).min(most).max(1));
+    [rows.div_ceil(part_rows), part_rows]
+}
+
+/// One dispatch of the kernel, before it is cut.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct ScoreGradientsPlan {
+    pub of: Added,
+    /// Whether a workgroup has an element or a part of one, and not an invocation.
+    pub shared: bool,
+    /// Lanes that share a query's keys; the others have other queries.
+    pub key_lanes: u32,
+    /// Parts of an element, which scratch holds where there are several.
+    pub parts: usize,
+    /// Queries of each.
+    pub part_rows: usize,
+    elements: usize,
+    /// Workgroups: the last axis times the parts, the queries, batch times heads.
+    grid: [usize; 3],
+    steps: [usize; 3],
+}
+
+impl ScoreGradientsPlan {
+    pub const WORKGROUP: u32 = 64;
+
+    /// `gradient`: its shape.
+    ///
+    /// # Errors
+    /// More dispatches than there may be.
+    pub fn new(
+        of: Added,
+        gradient: [usize; 4],
+        shape: &Shape,
+        tuning: &Tuning,
+        device: &DeviceFacts,
+    ) -> Result<Self, Error> {
+        let lanes = Self::WORKGROUP as usize;
+        // Of one element. Of a table, on average: the outermost places have more.
+        let terms = match of {
+            Added::Sinks => count(shape.lse()),
+            _ => count(shape.weights()),
+        };
+        let terms = terms.div_ceil(count(gradient));
+        let shared = of != Added::Bias || terms >= lanes && count(gradient) < MANY;
+        // A place has a key of a query, or a few.
+        let keys = match of {
+            Added::Sinks => 1,
+            _ if gradient[3] == 1 => shape.kv_len,
+            _ => 1,
+        };
+        let key_lanes = if shared { 1 << keys.ilog2().min(lanes.ilog2()) } else { 1 };
+        let operations = if of == Added::Sinks { 1 } else { shape.head_dim + shape.value_dim };
+        let [parts, part_rows] = if shared { parts(of, gradient, shape, key_lanes) } else { [1, usize::MAX] };
+        let elements = if shared { 1 } else { lanes };
+        // What masks hide counts.
+        let work = 2.0 * elements as f64 * terms.div_ceil(parts) as f64 * operations as f64;
+        let grid = [gradient[3].div_ceil(elements) * parts, gradient[2], gradient[0] * gradient[1]];
+        let steps = steps(grid, work, tuning.most_work(), device)?;
+        Ok(ScoreGradientsPlan {
+            of,
+            shared,
+            key_lanes: key_lanes as u32,
+            parts,
+            part_rows,
+            elements: count(gradient),
+            grid,
+            steps,
+        })
+    }
+
+    /// What the parts take of the scratch.
+    pub fn part_bytes(&self) -> u64 {
+        if self.parts == 1 { 0 } else { 4 * self.parts as u64 * self.elements as u64 }
+    }
+
+    /// The dispatches: the grid, cut.
+    pub fn pieces(&self) -> impl Iterator<Item = Piece> + use<> {
+        pieces(self.grid, self.steps)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_are_where_the_terms_are() {
+        let shape =
+            Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 300, kv_len: 500, head_dim: 8, value_dim: 8 };
+        let plan = |of, gradient| {
+            let plan = ScoreGradientsPlan::new(of, gradient, &shape, &Tuning::new(), &DeviceFacts::LEAST);
+            let ScoreGradientsPlan { shared, key_lanes, parts, part_rows, grid, .. } = plan.expect("a plan");
+            (shared, key_lanes, if shared { [parts, part_rows] } else { [parts, 0] }, grid)
+        };
+        assert_eq!(plan(Added::Bias, [2, 4, 300, 500]), (false, 1, [1, 0], [8, 300, 8]));
+        assert_eq!(plan(Added::Bias, [1, 1, 300, 500]), (false, 1, [1, 0], [8, 300, 1]));
+        assert_eq!(plan(Added::Bias, [1, 4, 1, 500]), (true, 1, [1, 600], [500, 1, 4]));
+        assert_eq!(plan(Added::Bias, [1, 1, 300, 1]), (true, 64, [1, 8], [1, 300, 1]));
+        assert_eq!(plan(Added::Bias, [1, 1, 1, 500]), (true, 1, [1, 2400], [500, 1, 1]));
+        // Of 600 queries, then of 300, each in at most 64 parts.
+        assert_eq!(plan(Added::Slopes, [1, 4, 1, 1]), (true, 64, [60, 10], [60, 1, 4]));
+        assert_eq!(plan(Added::Slopes, [2, 4, 1, 1]), (true, 64, [60, 5], [60, 1, 8]));
+        assert_eq!(plan(Added::Relative, [2, 4, 1, 33]), (true, 1, [4, 75], [132, 1, 8]));
+        assert_eq!(plan(Added::Relative, [2, 4, 1, 1]), (true, 64, [60, 5], [60, 1, 8]));
+        assert_eq!(plan(Added::Sinks, [1, 4, 1, 1]), (true, 1, [1, 600], [1, 1, 4]));
+    }
+
+    #[test]
+    fn parts_have_every_query_once_and_their_memory_is_bounded() {
+        for (batch, heads, q_len) in [(1, 1, 1), (1, 32, 4096), (7, 3, 1001), (64, 64, 131_072)] {
+            let shape = Shape { batch, heads, q_len, ..Shape::new(1, 1, 1, 64) };
+            for gradient in [[1, 1, 1, 1], [1, heads, 1, 1], [batch, heads, 1, 65], [1, heads, 1, 100_001]] {
+                for of in Added::ALL {
+                    let [parts, rows] = parts(of, gradient, &shape, 1);
+                    let all = batch / gradient[0] * (heads / gradient[1]) * q_len;
+                    assert!(parts * rows >= all && (parts - 1) * rows < all, "{shape:?} {gradient:?}");
+                    assert!(parts == 1 || parts * count(gradient) <= MOST_SUMS, "{shape:?} {gradient:?}");
+                }
+            }
+        }
+    }
+}

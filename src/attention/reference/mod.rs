@@ -1,0 +1,10 @@
+//! How the reference computes it.
+
+pub(crate) mod additive;
+pub(crate) mod attention;
+pub(crate) mod backward;
+pub(crate) mod block_sums;
+pub(crate) mod mask;
+pub(crate) mod scores;
+pub(crate) mod softmax;
+pub(crate) mod weighted_sum;

@@ -1,0 +1,163 @@
+//! What a cache records: lengths that move, rows that go in, pages that are copied.
+
+use super::kernels::cache::{CacheParams, CacheVariant};
+use super::kernels::cache_advance::{CacheAdvanceCall, Counts};
+use super::kernels::cache_append::{self, CacheAppend, CacheAppendCall};
+use super::kernels::cache_copy::CacheCopyCall;
+use super::kernels::cache_read::{self, CacheReadCall};
+use super::kernels::cache_reorder::CacheReorderCall;
+use super::storage::LayoutKind;
+use crate::device::DeviceFacts;
+use crate::kernel::Dispatch;
+use crate::position::kernels::rotation_table::RotationParams;
+use crate::position::kernels::row_positions::PositionParams;
+use crate::tensor::{TensorView, Window};
+
+/// One layer of a cache.
+#[derive(Clone, Copy)]
+pub(crate) struct CacheLayer<'a> {
+    pub k: Window<'a>,
+    pub v: Window<'a>,
+    pub sequence_table: Window<'a>,
+    pub cached: CacheVariant,
+    pub params: CacheParams,
+    /// Most tokens of a sequence that are left.
+    pub kept: usize,
+}
+
+/// How far lengths move.
+pub(crate) struct Moves<'a> {
+    pub counts: Counts,
+    /// The numbers, where they are in device memory of the caller's.
+    pub given: Option<TensorView<'a>>,
+    /// Bound on each.
+    pub most: usize,
+    /// Whether tokens are given up.
+    pub back: bool,
+}
+
+/// The dispatch that moves the lengths of every sequence.
+pub(crate) fn advance<'a>(
+    sequence_table: Window<'a>,
+    layout_kind: LayoutKind,
+    cache: CacheParams,
+    moves: &Moves<'a>,
+    device: &DeviceFacts,
+) -> Dispatch<'a> {
+    let call = CacheAdvanceCall {
+        sequence_table,
+        counts: moves.given,
+        cache,
+        rows: moves.most as u32,
+        back: u32::from(moves.back),
+        counted: moves.counts,
+        layout_kind,
+    };
+    call.dispatch([1; 3], device)
+}
+
+/// Positions of rows, and the tensor that says them.
+pub(crate) type PositionsOf<'a> = (PositionParams, Option<TensorView<'a>>);
+
+/// The dispatch that writes k `[batch, kv_heads, rows, head_dim]` and v `[batch, kv_heads, rows, value_dim]` into a
+/// layer: as the rows of the last advance, or `at` positions that are there. `rotation` is the table that keys are
+/// rotated with.
+pub(crate) fn append<'a>(
+    layer: &CacheLayer<'a>,
+    [k, v]: [TensorView<'a>; 2],
+    rotation: Option<(TensorView<'a>, RotationParams)>,
+    at: Option<PositionsOf<'a>>,
+    device: &DeviceFacts,
+) -> Dispatch<'a> {
+    let ([batch, kv_heads, rows, head_dim], value_dim) = (k.shape(), v.shape()[3]);
+    let units = CacheAppend::units(&layer.cached);
+    let [k_units, v_units] =
+        [(head_dim, units[0]), (value_dim, units[1])].map(|(dim, unit)| dim.div_ceil(unit as usize));
+    let call = CacheAppendCall {
+        k,
+        v,
+        cache_k: layer.k,
+        cache_v: layer.v,
+        sequence_table: layer.sequence_table,
+        rotation_table: rotation.map(|(table, _)| table),
+        positions: at.and_then(|(_, tensor)| tensor),
+        cache: layer.params,
+        rotation: rotation.map_or(bytemuck::Zeroable::zeroed(), |(_, rotation)| rotation),
+        at: at.map_or(bytemuck::Zeroable::zeroed(), |(at, _)| at),
+        head_dim: head_dim as u32,
+        value_dim: value_dim as u32,
+        k_units: k_units as u32,
+        v_units: v_units as u32,
+        rows: rows as u32,
+        cached: layer.cached,
+        overwrites: at.is_some(),
+    };
+    let groups = (kv_heads * (k_units + v_units)).div_ceil(cache_append::WORKGROUP);
+    call.dispatch([groups, rows, batch], device)
+}
+
+/// The dispatch that reads k and v, shaped as for [`append`], out of a layer.
+pub(crate) fn read<'a>(
+    layer: &CacheLayer<'a>,
+    [k, v]: [TensorView<'a>; 2],
+    (at, positions): PositionsOf<'a>,
+    device: &DeviceFacts,
+) -> Dispatch<'a> {
+    let ([batch, kv_heads, rows, head_dim], value_dim) = (k.shape(), v.shape()[3]);
+    let [k_units, v_units] = [head_dim, value_dim].map(|dim| dim.div_ceil(cache_read::UNIT));
+    let call = CacheReadCall {
+        k,
+        v,
+        cache_k: layer.k,
+        cache_v: layer.v,
+        sequence_table: layer.sequence_table,
+        positions,
+        cache: layer.params,
+        at,
+        head_dim: head_dim as u32,
+        value_dim: value_dim as u32,
+        k_units: k_units as u32,
+        v_units: v_units as u32,
+        cached: layer.cached,
+    };
+    let groups = (kv_heads * (k_units + v_units)).div_ceil(cache_read::WORKGROUP);
+    call.dispatch([groups, rows, batch], device)
+}
+
+/// The dispatches that copy the first `slots` slots of a page, of keys and of values.
+pub(crate) fn copy_page<'a>(
+    layer: &CacheLayer<'a>,
+    [from, to]: [u32; 2],
+    slots: usize,
+    device: &DeviceFacts,
+) -> [Dispatch<'a>; 2] {
+    let CacheParams { kv_heads, page_len, .. } = layer.params;
+    let CacheParams { k_words, k_groups, k_scales, v_words, v_groups, v_scales, .. } = layer.params;
+    let sides = [(layer.k, k_words, k_groups, k_scales), (layer.v, v_words, v_groups, v_scales)];
+    sides.map(|(rows, words, groups, scales)| {
+        let call = CacheCopyCall {
+            rows,
+            src: from * kv_heads * page_len,
+            dst: to * kv_heads * page_len,
+            slots: slots as u32,
+            page_len,
+            kv_heads,
+            words,
+            groups,
+            scales,
+        };
+        call.dispatch([slots, kv_heads as usize, 1], device)
+    })
+}
+
+/// The dispatches that take the first `slots` slots of all sequences through the moves in the sequence table, of keys and
+/// of values.
+pub(crate) fn reorder<'a>(layer: &CacheLayer<'a>, slots: usize, device: &DeviceFacts) -> [Dispatch<'a>; 2] {
+    let CacheParams { kv_heads, k_words, k_groups, k_scales, v_words, v_groups, v_scales, .. } = layer.params;
+    let sides = [(layer.k, k_words, k_groups, k_scales), (layer.v, v_words, v_groups, v_scales)];
+    let CacheLayer { sequence_table, params: cache, .. } = *layer;
+    sides.map(|(rows, words, groups, scales)| {
+        let call = CacheReorderCall { rows, sequence_table, cache, words, groups, scales };
+        call.dispatch([slots, kv_heads as usize, 1], device)
+    })
+}

@@ -1,0 +1,76 @@
+//! What kernels that look into a cache have in common: twin of `cache/sequence_table.wgsl` and `keys/cache.wgsl`.
+
+use crate::cache::storage::{LayoutKind, StorageKind};
+use crate::kernel::{Constant, params, shared};
+
+/// What of a cache changes the text of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct CacheVariant {
+    pub storage: StorageKind,
+    pub layout_kind: LayoutKind,
+    /// Channels of a key, of a value, that share a scale.
+    pub groups: [u32; 2],
+}
+
+/// Words of the sequence table that a sequence has, as in the shader.
+pub(crate) const WORDS: usize = 8;
+pub(crate) const START: usize = 0;
+pub(crate) const LENGTH: usize = 1;
+pub(crate) const HIGH: usize = 2;
+pub(crate) const LIMIT: usize = 3;
+pub(crate) const REFUSED: usize = 4;
+pub(crate) const COUNT: usize = 5;
+pub(crate) const MOVE_TO: usize = 6;
+pub(crate) const MOVE_FROM: usize = 7;
+/// In `MOVE_FROM`: rows go both ways.
+pub(crate) const EXCHANGE: u32 = 1 << 31;
+
+params! {
+    /// The WGSL `CacheParams`.
+    #[derive(Default)]
+    pub(crate) struct CacheParams {
+        batch: u32,
+        kv_heads: u32,
+        page_len: u32,
+        page_bits: u32,
+        table: u32,
+        pages_each: u32,
+        sinks: u32,
+        window: u32,
+        ragged: u32,
+        k_words: u32,
+        v_words: u32,
+        k_groups: u32,
+        v_groups: u32,
+        k_scales: u32,
+        v_scales: u32,
+        longest: u32,
+        pages: u32,
+        spare: u32,
+        pad0: u32,
+        pad1: u32,
+    }
+}
+shared! { CacheParams = "CacheParams" }
+
+impl CacheVariant {
+    /// The constants of `cache/sequence_table.wgsl`.
+    pub fn placed(&self) -> Constant {
+        Constant::U32("LAYOUT_KIND", self.layout_kind as u32)
+    }
+
+    /// The constants of `keys/cache.wgsl`.
+    pub fn constants(&self) -> [Constant; 4] {
+        let [k, v] = self.groups;
+        let format = Constant::U32("STORAGE_KIND", self.storage as u32);
+        [self.placed(), format, Constant::U32("K_GROUP", k), Constant::U32("V_GROUP", v)]
+    }
+
+    /// Every format and every layout_kind.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let groups = |storage: StorageKind| if storage.is_scaled() { [32, 64] } else { [1; 2] };
+        let of = move |storage, layout_kind| CacheVariant { storage, layout_kind, groups: groups(storage) };
+        let storages = StorageKind::ALL.into_iter().map(move |storage| of(storage, LayoutKind::Contiguous));
+        storages.chain(LayoutKind::ALL.into_iter().map(move |layout_kind| of(StorageKind::Q8, layout_kind)))
+    }
+}

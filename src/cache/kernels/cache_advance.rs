@@ -1,0 +1,63 @@
+//! Twin of `cache_advance.wgsl`.
+
+use super::cache::CacheParams;
+use crate::cache::storage::LayoutKind;
+use crate::kernel::{Kernel, Untyped, Variant, kernel, shader};
+use crate::tensor::DType;
+
+/// Where it stands how far a sequence moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Counts {
+    All,
+    Each,
+    Device,
+}
+
+kernel! {
+    /// The kernel that moves the lengths of sequences.
+    CacheAdvance, CacheAdvanceCall
+    tensors {
+        sequence_table: Raw Write U32 one,
+        counts: Opt Read U32 one view,
+    }
+    numbers {
+        cache: CacheParams,
+        /// The most that a sequence moves by.
+        rows: u32,
+        back: u32,
+    }
+    variant {
+        counted: Counts,
+        layout_kind: LayoutKind,
+    }
+}
+
+impl Variant for CacheAdvance {
+    const LABEL: &'static str = "attention.cache_advance";
+
+    fn describe(&self) -> Kernel {
+        let parts = [
+            shader!("tensor/view"),
+            shader!("cache/params"),
+            shader!("cache/sequence_table"),
+            shader!("cache/cache_advance"),
+        ];
+        self.declare()
+            .u32("LAYOUT_KIND", self.layout_kind as u32)
+            .u32("COUNTS", self.counted as u32)
+            .kernel(&parts, 64, 0)
+    }
+}
+
+impl CacheAdvance {
+    pub fn all() -> impl Iterator<Item = Self> {
+        LayoutKind::ALL.into_iter().flat_map(|layout_kind| {
+            [Counts::All, Counts::Each, Counts::Device].map(|counted| CacheAdvance {
+                sequence_table: Untyped,
+                counts: (counted == Counts::Device).then_some(DType::U32),
+                counted,
+                layout_kind,
+            })
+        })
+    }
+}

@@ -1,0 +1,106 @@
+//! Twin of `cache_append.wgsl`.
+
+use super::cache::{CacheParams, CacheVariant};
+use crate::device::Families;
+use crate::kernel::{BF16, Kernel, Untyped, Variant, families, kernel, shader};
+use crate::position::kernels::rotation_table::{self, RotationParams};
+use crate::position::kernels::row_positions::{self, PositionParams};
+use crate::tensor::{Access, DType};
+
+kernel! {
+    /// The append.
+    CacheAppend, CacheAppendCall
+    tensors {
+        k: One Read F32 one view,
+        v: One Read F32 one view,
+        cache_k: Raw Write U32 one,
+        cache_v: Raw Write U32 one,
+        // Written where rows may be refused, which are counted there.
+        sequence_table: Raw Read U32 one,
+        // Keys are rotated by their positions.
+        rotation_table: Opt Read F32 one,
+        positions: Opt Read U32 one,
+    }
+    numbers {
+        cache: CacheParams,
+        rotation: RotationParams,
+        at: PositionParams,
+        head_dim: u32,
+        value_dim: u32,
+        /// Units of a row.
+        k_units: u32,
+        v_units: u32,
+        rows: u32,
+    }
+    variant {
+        cached: CacheVariant,
+        /// Rows go to positions that are there already, not to those of the last advance.
+        overwrites: bool,
+    }
+}
+
+/// In place of the sequence table's store where nothing is refused.
+const NO_COUNT: &str = "fn sequence_table_store(o: u32, x: u32) {}\n";
+
+/// Invocations of a workgroup, as in the shader.
+pub(crate) const WORKGROUP: usize = 64;
+
+impl Variant for CacheAppend {
+    const LABEL: &'static str = "attention.cache_append";
+
+    fn describe(&self) -> Kernel {
+        let [k_unit, v_unit] = Self::units(&self.cached);
+        let (access, no_count) = if self.overwrites { (Access::Write, "") } else { (Access::Read, NO_COUNT) };
+        let parts = [
+            shader!("tensor/view"),
+            shader!("cache/params"),
+            shader!("cache/sequence_table"),
+            shader!("cache/is_kept"),
+            shader!("attention/keys/storage"),
+            BF16,
+            row_positions::SHADER,
+            rotation_table::SHADER,
+            shader!("cache/cache_append"),
+            no_count,
+        ];
+        self.declare()
+            .access("sequence_table", access)
+            .with([self.cached.placed()])
+            .u32("STORAGE_KIND", self.cached.storage as u32)
+            .u32("K_UNIT", k_unit)
+            .u32("V_UNIT", v_unit)
+            .bool("OVERWRITES", self.overwrites)
+            .kernel(&parts, WORKGROUP as u32, 0)
+    }
+
+    fn families(&self) -> Families {
+        families(&[Some(self.cached.storage.family())], &[])
+    }
+}
+
+impl CacheAppend {
+    /// Channels that one invocation writes, of a key and of a value.
+    pub fn units(cache: &CacheVariant) -> [u32; 2] {
+        if cache.storage.is_scaled() { cache.groups } else { [32; 2] }
+    }
+
+    pub fn all() -> impl Iterator<Item = Self> {
+        CacheVariant::all().flat_map(|cached| {
+            let of = move |kv, rotates: bool, overwrites, positions: bool| CacheAppend {
+                k: kv,
+                v: kv,
+                cache_k: Untyped,
+                cache_v: Untyped,
+                sequence_table: Untyped,
+                rotation_table: rotates.then_some(DType::F32),
+                positions: positions.then_some(DType::U32),
+                cached,
+                overwrites,
+            };
+            let appends = crate::kernel::FLOATS
+                .into_iter()
+                .flat_map(move |kv| [false, true].map(move |rotates| of(kv, rotates, false, false)));
+            appends.chain([of(DType::F32, false, true, false), of(DType::F32, true, true, true)])
+        })
+    }
+}

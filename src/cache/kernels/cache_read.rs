@@ -1,0 +1,82 @@
+//! Twin of `cache_read.wgsl`.
+
+use super::cache::{CacheParams, CacheVariant};
+use crate::device::Families;
+use crate::kernel::{Kernel, Untyped, Variant, families, kernel, shader};
+use crate::position::kernels::row_positions::{self, PositionParams};
+use crate::tensor::DType;
+
+kernel! {
+    /// The way back out of a cache.
+    CacheRead, CacheReadCall
+    tensors {
+        k: One Write F32 one view,
+        v: One Write F32 one view,
+        cache_k: Raw Read U32 four,
+        cache_v: Raw Read U32 four,
+        sequence_table: Raw Read U32 one,
+        positions: Opt Read U32 one,
+    }
+    numbers {
+        cache: CacheParams,
+        at: PositionParams,
+        head_dim: u32,
+        value_dim: u32,
+        /// Groups of four channels of a row.
+        k_units: u32,
+        v_units: u32,
+    }
+    variant {
+        cached: CacheVariant,
+    }
+}
+
+/// Invocations of a workgroup, as in the shader.
+pub(crate) const WORKGROUP: usize = 64;
+/// Channels that one invocation has.
+pub(crate) const UNIT: usize = 4;
+
+impl Variant for CacheRead {
+    const LABEL: &'static str = "attention.cache_read";
+
+    fn describe(&self) -> Kernel {
+        let parts = [
+            shader!("tensor/view"),
+            shader!("cache/params"),
+            shader!("cache/sequence_table"),
+            shader!("cache/is_kept"),
+            shader!("attention/keys/cache"),
+            shader!("attention/keys/packed_words"),
+            shader!("attention/keys/storage"),
+            row_positions::SHADER,
+            shader!("cache/cache_read"),
+        ];
+        self.declare()
+            .with(self.cached.constants())
+            .u32("VECTORS", self.cached.storage.per_word() as u32)
+            .bool("WIDE", true)
+            .kernel(&parts, WORKGROUP as u32, 0)
+    }
+
+    fn families(&self) -> Families {
+        families(&[Some(self.cached.storage.family())], &[])
+    }
+}
+
+impl CacheRead {
+    pub fn all() -> impl Iterator<Item = Self> {
+        CacheVariant::all().flat_map(|cached| {
+            crate::kernel::FLOATS.into_iter().flat_map(move |kv| {
+                [None, Some(DType::U32)].map(move |positions| CacheRead {
+                    k: kv,
+                    v: kv,
+                    cache_k: Untyped,
+                    cache_v: Untyped,
+                    sequence_table: Untyped,
+                    positions,
+                    cached,
+                })
+            })
+        })
+    }
+}

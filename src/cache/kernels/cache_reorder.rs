@@ -1,0 +1,39 @@
+//! Twin of `cache_reorder.wgsl`.
+
+use super::cache::CacheParams;
+use crate::cache::storage::LayoutKind;
+use crate::kernel::{Kernel, Untyped, Variant, kernel, shader};
+
+kernel! {
+    /// The moves of whole sequences: one text, since rows of a ring lie as those of a contiguous cache.
+    CacheReorder, CacheReorderCall
+    tensors {
+        rows: Raw Write U32 one,
+        sequence_table: Raw Read U32 one,
+    }
+    numbers {
+        cache: CacheParams,
+        /// Words of a row.
+        words: u32,
+        groups: u32,
+        /// Where scales begin.
+        scales: u32,
+    }
+    variant {}
+}
+
+impl Variant for CacheReorder {
+    const LABEL: &'static str = "attention.cache_reorder";
+
+    fn describe(&self) -> Kernel {
+        let parts =
+            [shader!("cache/params"), shader!("cache/sequence_table"), shader!("cache/cache_reorder")];
+        self.declare().u32("LAYOUT_KIND", LayoutKind::Contiguous as u32).kernel(&parts, 64, 0)
+    }
+}
+
+impl CacheReorder {
+    pub fn all() -> [Self; 1] {
+        [CacheReorder { rows: Untyped, sequence_table: Untyped }]
+    }
+}

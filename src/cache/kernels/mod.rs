@@ -1,0 +1,8 @@
+//! The kernels: tensors, numbers, variant and text of each.
+
+pub(crate) mod cache;
+pub(crate) mod cache_advance;
+pub(crate) mod cache_append;
+pub(crate) mod cache_copy;
+pub(crate) mod cache_read;
+pub(crate) mod cache_reorder;

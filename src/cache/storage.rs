@@ -1,0 +1,66 @@
+//! How keys and values are stored, and how the rows of a sequence lie.
+
+use crate::device::Family;
+use crate::tensor::DType;
+
+/// How the elements of keys and values are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum StorageKind {
+    F32,
+    F16,
+    BF16,
+    Q8,
+    Q4,
+}
+
+impl StorageKind {
+    pub const ALL: [StorageKind; 5] =
+        [StorageKind::F32, StorageKind::F16, StorageKind::BF16, StorageKind::Q8, StorageKind::Q4];
+
+    /// Of tensors of a float type.
+    pub fn of(dtype: DType) -> Self {
+        match dtype {
+            DType::F16 => StorageKind::F16,
+            DType::BF16 => StorageKind::BF16,
+            _ => StorageKind::F32,
+        }
+    }
+
+    /// Channels of one word.
+    pub fn per_word(self) -> usize {
+        match self {
+            StorageKind::F32 => 1,
+            StorageKind::F16 | StorageKind::BF16 => 2,
+            StorageKind::Q8 => 4,
+            StorageKind::Q4 => 8,
+        }
+    }
+
+    /// The kernels of caches that store so.
+    pub fn family(self) -> Family {
+        match self {
+            StorageKind::F32 => Family::CacheF32,
+            StorageKind::F16 => Family::CacheF16,
+            StorageKind::BF16 => Family::CacheBF16,
+            StorageKind::Q8 => Family::CacheQ8,
+            StorageKind::Q4 => Family::CacheQ4,
+        }
+    }
+
+    /// Whether channels share scales.
+    pub fn is_scaled(self) -> bool {
+        matches!(self, StorageKind::Q8 | StorageKind::Q4)
+    }
+}
+
+/// How the rows of a sequence lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum LayoutKind {
+    Contiguous,
+    Ring,
+    Paged,
+}
+
+impl LayoutKind {
+    pub const ALL: [LayoutKind; 3] = [LayoutKind::Contiguous, LayoutKind::Ring, LayoutKind::Paged];
+}

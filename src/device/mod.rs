@@ -1,0 +1,230 @@
+//! What plans and checks need to know of a device.
+
+pub(crate) mod bars;
+pub(crate) mod family;
+pub(crate) mod opengl;
+pub(crate) mod registers;
+pub(crate) mod report;
+pub(crate) mod tuned;
+
+use bars::bars;
+pub(crate) use family::Families;
+pub use family::Family;
+use family::TwoForms;
+use registers::Registers;
+pub use report::{Report, Verdict};
+pub use tuned::Tuned;
+use tuned::{Class, Pick, Picks};
+
+use std::sync::Arc;
+
+/// The side of the square fragments that a device's matrix units multiply: f16 · f16, summed in f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Fragment {
+    Eight,
+    Sixteen,
+}
+
+impl Fragment {
+    pub fn side(self) -> u32 {
+        match self {
+            Fragment::Eight => 8,
+            Fragment::Sixteen => 16,
+        }
+    }
+
+    /// Of those that `adapter` lists the larger, which does more per instruction.
+    fn of(adapter: &wgpu::Adapter) -> Option<Self> {
+        [Fragment::Sixteen, Fragment::Eight].into_iter().find(|fragment| fragment.is_listed(adapter))
+    }
+
+    /// Whether `adapter` lists it.
+    pub fn is_listed(self, adapter: &wgpu::Adapter) -> bool {
+        use wgpu::CooperativeScalarType::{F16, F32};
+        adapter.cooperative_matrix_properties().iter().any(|p| {
+            [p.m_size, p.n_size, p.k_size] == [self.side(); 3]
+                && (p.ab_type, p.cr_type) == (F16, F32)
+                && !p.saturating_accumulation
+        })
+    }
+}
+
+/// As wide as subgroups are, whether or not kernels may use those; where no software driver's are so wide, 8.
+fn lanes_of(info: &wgpu::AdapterInfo) -> u32 {
+    match info.subgroup_max_size {
+        lanes @ (4 | 8 | 16) => lanes,
+        _ => 8,
+    }
+}
+
+/// Whether `info`'s driver is Mesa's for processors before 26, which loads for each lane even where the index is the same in all:
+/// a dozen blocks of code a lane, whose number LLVM 15 takes more than linear time for. (Seen with 25.0; 26.1 loads once.)
+fn gathers(info: &wgpu::AdapterInfo) -> bool {
+    let driver = [info.name.as_str(), &info.driver, &info.driver_info].join(" ");
+    let version =
+        driver.split_once("Mesa ").and_then(|(_, rest)| rest.split('.').next()?.parse::<u32>().ok());
+    info.name.starts_with("llvmpipe") && version.is_some_and(|version| version < 26)
+}
+
+/// What plans and checks need to know of a device, read once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DeviceFacts {
+    pub f16: bool,
+    /// The device is a CPU pretending: wide loops and no barriers suit it.
+    pub software: bool,
+    pub max_binding_bytes: u64,
+    pub offset_alignment: u64,
+    pub max_storage_buffers: u32,
+    pub max_workgroups: u32,
+    pub max_invocations: u32,
+    pub workgroup_memory: u32,
+    pub registers: Registers,
+    /// Invocations that a software driver computes at once, one in each lane of a vector: 4, 8 or 16.
+    pub lanes: u32,
+    /// Such a driver loads for each lane what all lanes load.
+    pub gathers: bool,
+    /// Fewest invocations of a subgroup, 0 where kernels may not use subgroups.
+    pub subgroup_min: u32,
+    /// Most of them.
+    pub subgroup_max: u32,
+    /// What its matrix units multiply, where kernels may use them.
+    pub matrix: Option<Fragment>,
+    /// Kernels that plans do without.
+    pub aside: Families,
+    /// What was measured to be faster than what plans choose by their rules.
+    pub tuned: Option<Arc<Picks>>,
+}
+
+impl DeviceFacts {
+    /// What every WebGPU device has.
+    pub const LEAST: DeviceFacts = DeviceFacts {
+        f16: false,
+        software: false,
+        max_binding_bytes: 128 << 20,
+        offset_alignment: 256,
+        max_storage_buffers: 8,
+        max_workgroups: 65535,
+        max_invocations: 256,
+        workgroup_memory: 16384,
+        registers: Registers::Middle,
+        lanes: 8,
+        gathers: false,
+        subgroup_min: 0,
+        subgroup_max: 0,
+        matrix: None,
+        aside: Families::NONE,
+        tuned: None,
+    };
+
+    pub fn of(device: &wgpu::Device) -> Self {
+        let limits = device.limits();
+        let info = device.adapter_info();
+        let subgroups = device.features().contains(wgpu::Features::SUBGROUP);
+        DeviceFacts {
+            f16: device.features().contains(wgpu::Features::SHADER_F16),
+            software: info.device_type == wgpu::DeviceType::Cpu,
+            max_binding_bytes: limits.max_storage_buffer_binding_size,
+            offset_alignment: u64::from(limits.min_storage_buffer_offset_alignment),
+            max_storage_buffers: limits.max_storage_buffers_per_shader_stage,
+            max_workgroups: limits.max_compute_workgroups_per_dimension,
+            max_invocations: limits
+                .max_compute_invocations_per_workgroup
+                .min(limits.max_compute_workgroup_size_x),
+            workgroup_memory: limits.max_compute_workgroup_storage_size,
+            registers: Registers::of(&info),
+            lanes: lanes_of(&info),
+            gathers: gathers(&info),
+            subgroup_min: if subgroups { info.subgroup_min_size } else { 0 },
+            subgroup_max: if subgroups { info.subgroup_max_size } else { 0 },
+            matrix: None,
+            aside: bars(&info).flat_map(|bar| bar.families.iter().copied()).collect(),
+            tuned: None,
+        }
+    }
+
+    /// Whether plans do without these kernels.
+    pub fn lacks(&self, family: Family) -> bool {
+        self.aside.contains(family)
+    }
+
+    /// What was measured to be faster than the rules' plan for calls of `class`.
+    pub fn pick(&self, class: Class) -> Option<Pick> {
+        self.tuned.as_ref()?.get(&class).copied()
+    }
+
+    /// With what `pick` has plans believe instead.
+    pub fn overridden(&self, pick: &Pick) -> Self {
+        let forbidden = [
+            (pick.no_matrix, [Family::MatrixAttention, Family::MatrixProducts].as_slice()),
+            (pick.no_decode, &[Family::DecodeGpu, Family::DecodeCpu]),
+            (pick.no_subgroups, &[Family::SubgroupReductions]),
+        ];
+        let families = forbidden.into_iter().filter(|(forbidden, _)| *forbidden).flat_map(|(_, f)| f);
+        DeviceFacts {
+            aside: families.fold(self.aside, |aside, family| aside.with(*family)),
+            registers: pick.registers.unwrap_or(self.registers),
+            ..self.clone()
+        }
+    }
+
+    /// As if nothing had been measured; then as if keys could not be split either, which takes the least memory. For calls whose scratch has no
+    /// room for what was measured: that of a longer call may need less.
+    pub fn without_tuning(&self) -> [Self; 2] {
+        let ruled = DeviceFacts { tuned: None, ..self.clone() };
+        let whole = DeviceFacts { aside: ruled.aside.with(Family::SplitKeys), ..ruled.clone() };
+        [ruled, whole]
+    }
+
+    /// Whether plans do without both forms.
+    pub fn lacks_both(&self, forms: TwoForms) -> bool {
+        self.lacks(forms.gpu) && self.lacks(forms.cpu)
+    }
+
+    /// Fewest and most invocations of a subgroup for reductions by shuffles, 0 where there may be none.
+    pub fn reducing_subgroups(&self) -> [u32; 2] {
+        if self.lacks(Family::SubgroupReductions) { [0, 0] } else { [self.subgroup_min, self.subgroup_max] }
+    }
+
+    /// How many invocations a kernel for matrix units takes as one subgroup. None may be wider; where they are narrower, several
+    /// do the same work. (Metal says 4 to 64, and means 32.)
+    pub fn planned_subgroup(&self) -> u32 {
+        let most = if self.matrix == Some(Fragment::Eight) { 32 } else { 128 };
+        self.subgroup_max.clamp(4, most)
+    }
+
+    /// With what `adapter`, which the device is of, says of its matrix units.
+    pub fn with_adapter(self, device: &wgpu::Device, adapter: &wgpu::Adapter) -> Self {
+        self.with_fragment(device, Fragment::of(adapter))
+    }
+
+    /// With matrix units for `fragment`, if the device has the features.
+    pub fn with_fragment(self, device: &wgpu::Device, fragment: Option<Fragment>) -> Self {
+        let needed = wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX
+            | wgpu::Features::SHADER_F16
+            | wgpu::Features::SUBGROUP;
+        let has = device.features().contains(needed) && self.subgroup_min > 0;
+        DeviceFacts { matrix: fragment.filter(|_| has), ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drivers_that_load_for_each_lane() {
+        for (name, driver, driver_info, expected) in [
+            ("llvmpipe (LLVM 15.0.6, 256 bits)", "llvmpipe", "Mesa 25.0.7-2~bpo12+1 (LLVM 15.0.6)", true),
+            ("llvmpipe (LLVM 19.1.7, 256 bits)", "llvmpipe", "Mesa 26.1.6-1~bpo13+1 (LLVM 19.1.7)", false),
+            ("llvmpipe (LLVM 19.1.7, 256 bits)", "4.6 (Core Profile) Mesa 25.0.7", "", true),
+            ("llvmpipe: Mesa 26.1.6 (LLVM 19.1.7)", "", "", false),
+            ("llvmpipe", "", "", false),
+            ("AMD Radeon RX 6800 (RADV NAVI21)", "radv", "Mesa 24.2.8", false),
+        ] {
+            let mut info = wgpu::AdapterInfo::new(wgpu::DeviceType::Cpu, wgpu::Backend::Vulkan);
+            (info.name, info.driver) = (name.into(), driver.into());
+            info.driver_info = driver_info.into();
+            assert_eq!(gathers(&info), expected, "{name}, {driver}, {driver_info}");
+        }
+    }
+}

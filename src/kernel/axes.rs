@@ -1,0 +1,27 @@
+//! The Rust twin of every shader: parameters, bindings, variants, grid.
+
+use super::Width;
+use crate::device::Fragment;
+use crate::tensor::DType;
+
+/// A shader's text and its twin's name, by stem.
+macro_rules! shader {
+    ($path:literal) => {
+        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/shaders/", $path, ".wgsl"))
+    };
+}
+pub(crate) use shader;
+
+/// The text of the memory that fragments are loaded from and stored to.
+pub(crate) fn memory_of(fragment: Fragment) -> &'static str {
+    match fragment {
+        Fragment::Eight => shader!("matmul/memory_scalars"),
+        Fragment::Sixteen => shader!("matmul/memory_vectors"),
+    }
+}
+
+/// Values of a variant's axes.
+pub(crate) const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+pub(crate) const FLOATS_OR_NONE: [Option<DType>; 4] =
+    [None, Some(DType::F32), Some(DType::F16), Some(DType::BF16)];
+pub(crate) const WIDTHS: [Width; 2] = [Width::One, Width::Four];

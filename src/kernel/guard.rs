@@ -1,0 +1,112 @@
+//! What wgpu reports while something is made, as an error.
+
+#[cfg(not(target_arch = "wasm32"))]
+use crate::device::opengl::lock_opengl;
+
+use crate::tensor::Error;
+
+/// Runs `make` and turns what wgpu reports, or panics with, into an error.
+#[cfg(not(target_arch = "wasm32"))]
+pub(crate) fn guarded<T>(
+    device: &wgpu::Device,
+    what: &'static str,
+    make: impl FnOnce() -> T,
+) -> Result<T, Error> {
+    let _guard = lock_opengl(device);
+    let memory = device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
+    let internal = device.push_error_scope(wgpu::ErrorFilter::Internal);
+    let validation = device.push_error_scope(wgpu::ErrorFilter::Validation);
+    let made = std::panic::catch_unwind(std::panic::AssertUnwindSafe(make));
+    let validation = now(validation.pop());
+    let internal = now(internal.pop());
+    let memory = now(memory.pop());
+    if let Some(error) = memory {
+        return Err(Error::OutOfMemory { what, description: error.to_string() });
+    }
+    if is_lost(device) {
+        return Err(Error::DeviceLost(format!("wgpu made nothing of {what}")));
+    }
+    if let Some(error) = validation.or(internal) {
+        return Err(Error::Refused { what, description: error.to_string() });
+    }
+    made.map_err(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("wgpu panicked");
+        Error::Refused { what, description: text.to_string() }
+    })
+}
+
+/// Whether the device is lost. wgpu then makes things that are none, without a word, but for a callback that is the
+/// application's; it does not even refuse what it always refuses, a buffer without any usage.
+#[cfg(not(target_arch = "wasm32"))]
+fn is_lost(device: &wgpu::Device) -> bool {
+    let scope = device.push_error_scope(wgpu::ErrorFilter::Validation);
+    let _ = device.create_buffer(&wgpu::BufferDescriptor {
+        label: None,
+        size: 4,
+        usage: wgpu::BufferUsages::empty(),
+        mapped_at_creation: false,
+    });
+    now(scope.pop()).is_none()
+}
+
+/// Browsers answer error scopes later than this returns: there a [`Watch`] is told, else the application's
+/// own handler.
+#[cfg(target_arch = "wasm32")]
+pub(crate) fn guarded<T>(_: &wgpu::Device, _: &'static str, make: impl FnOnce() -> T) -> Result<T, Error> {
+    Ok(make())
+}
+
+/// Error scopes in a browser, around calls that do not wait; elsewhere nothing, as [`guarded`] tells.
+pub(crate) struct Watch {
+    // Dropped in this order, the last pushed first.
+    #[cfg(target_arch = "wasm32")]
+    scopes: [wgpu::ErrorScopeGuard; 3],
+}
+
+#[cfg(target_arch = "wasm32")]
+impl Watch {
+    pub fn begin(device: &wgpu::Device) -> Self {
+        let memory = device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
+        let internal = device.push_error_scope(wgpu::ErrorFilter::Internal);
+        let validation = device.push_error_scope(wgpu::ErrorFilter::Validation);
+        Watch { scopes: [validation, internal, memory] }
+    }
+
+    /// Ends the scopes now; the future says what they caught.
+    pub fn end(self, what: &'static str) -> impl Future<Output = Result<(), Error>> {
+        let [validation, internal, memory] = self.scopes.map(wgpu::ErrorScopeGuard::pop);
+        async move {
+            if let Some(error) = memory.await {
+                return Err(Error::OutOfMemory { what, description: error.to_string() });
+            }
+            match (validation.await, internal.await) {
+                (Some(error), _) | (None, Some(error)) => {
+                    Err(Error::Refused { what, description: error.to_string() })
+                }
+                (None, None) => Ok(()),
+            }
+        }
+    }
+}
+
+#[cfg(not(target_arch = "wasm32"))]
+impl Watch {
+    pub fn begin(_: &wgpu::Device) -> Self {
+        Watch {}
+    }
+
+    pub async fn end(self, _: &'static str) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+/// The result of a future that is ready at once, as error scopes are on native backends.
+#[cfg(not(target_arch = "wasm32"))]
+fn now(scope: impl Future<Output = Option<wgpu::Error>>) -> Option<wgpu::Error> {
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    match std::pin::pin!(scope).poll(&mut context) {
+        std::task::Poll::Ready(error) => error,
+        std::task::Poll::Pending => None,
+    }
+}

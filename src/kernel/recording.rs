@@ -1,0 +1,174 @@
+//! Dispatches, in the caller's pass. Everything that can fail happens before the first one.
+
+use super::guard::guarded;
+use super::{BindingCache, BindingKey, BoundDispatch, Dispatch, PipelineKey, Pipelines};
+use crate::tensor::Error;
+
+#[cfg(feature = "inspect")]
+thread_local! {
+    /// Labels and grids of what this thread has bound, while [`log`] listens.
+    static BOUND: std::cell::RefCell<Option<Vec<Bound>>> = const { std::cell::RefCell::new(None) };
+}
+
+/// The label of a dispatch, and its workgroups along each axis.
+#[cfg(feature = "inspect")]
+pub(crate) type Bound = (&'static str, [u32; 3]);
+
+/// What `work` binds on this thread, with what it gives.
+#[cfg(feature = "inspect")]
+pub(crate) fn log<T>(work: impl FnOnce() -> T) -> (T, Vec<Bound>) {
+    BOUND.set(Some(Vec::new()));
+    let result = work();
+    (result, BOUND.take().unwrap_or_default())
+}
+
+/// The largest number of parts of a grid. With WebGPU's limits they have more than 2^32 workgroups.
+const MOST_PARTS: u64 = 1 << 16;
+
+/// A part of a grid that is larger than the device takes at once: its first workgroup, and its workgroups along each axis.
+struct Part {
+    first: [u32; 3],
+    grid: [u32; 3],
+}
+
+/// `grid` in parts of at most `most` workgroups along each axis.
+///
+/// # Errors
+/// More than [`MOST_PARTS`] parts.
+fn parts(grid: [u32; 3], most: u32) -> Result<Vec<Part>, Error> {
+    let most = most.max(1);
+    let count = grid.map(|n| u64::from(n.div_ceil(most)));
+    if count.into_iter().fold(1, u64::saturating_mul) > MOST_PARTS {
+        return Err(Error::Limit {
+            what: "workgroups of a dispatch",
+            needed: grid.into_iter().max().unwrap_or(0).into(),
+            limit: most.into(),
+            name: "max_compute_workgroups_per_dimension",
+        });
+    }
+    let along = |axis: usize| {
+        (0..grid[axis]).step_by(most as usize).map(move |first| (first, most.min(grid[axis] - first)))
+    };
+    let mut all = Vec::new();
+    for z in along(2) {
+        for y in along(1) {
+            all.extend(along(0).map(|x| {
+                let axes = [x, y, z];
+                Part { first: axes.map(|(first, _)| first), grid: axes.map(|(_, count)| count) }
+            }));
+        }
+    }
+    Ok(all)
+}
+
+impl Pipelines {
+    /// Compiles and binds every dispatch, in order, in parts where the device does not take its grid at once; what `bindings` keeps is
+    /// not bound again.
+    pub(crate) fn bind(
+        &self,
+        dispatches: &[Dispatch],
+        bindings: &BindingCache,
+    ) -> Result<Vec<(BoundDispatch, [u32; 3])>, Error> {
+        bindings.check_device(self.device())?;
+        let call = bindings.begin();
+        let bound = self.bind_all(dispatches, bindings, call);
+        bindings.end(call, self.device());
+        bound
+    }
+
+    fn bind_all(
+        &self,
+        dispatches: &[Dispatch],
+        bindings: &BindingCache,
+        call: u64,
+    ) -> Result<Vec<(BoundDispatch, [u32; 3])>, Error> {
+        let most = self.max_workgroups();
+        let mut bound = Vec::with_capacity(dispatches.len());
+        for dispatch in dispatches {
+            #[cfg(feature = "inspect")]
+            BOUND.with_borrow_mut(|log| {
+                log.as_mut().into_iter().for_each(|log| log.push((dispatch.variant.label(), dispatch.grid)));
+            });
+            if dispatch.grid.iter().all(|n| *n <= most) {
+                bound.push((self.bind_one(dispatch, None, bindings, call)?, dispatch.grid));
+                continue;
+            }
+            for Part { first, grid } in parts(dispatch.grid, most)? {
+                bound.push((self.bind_one(dispatch, Some(first), bindings, call)?, grid));
+            }
+        }
+        Ok(bound)
+    }
+
+    fn bind_one(
+        &self,
+        call: &Dispatch,
+        first: Option<[u32; 3]>,
+        bindings: &BindingCache,
+        number: u64,
+    ) -> Result<BoundDispatch, Error> {
+        let tensors = call.tensors.iter().map(|w| (w.buffer.clone(), w.start, w.size)).collect();
+        let key = BindingKey { variant: call.variant.clone(), params: call.params.clone(), tensors, first };
+        if let Some(bound) = bindings.get(&key, number) {
+            return Ok(bound);
+        }
+        let compiled = self.get(PipelineKey { variant: call.variant.clone(), is_part: first.is_some() })?;
+        let device = self.device();
+        let bind_group = guarded(device, "a tensor's buffer", || {
+            let (params, rest) = key.params.split_at(compiled.params_bytes.min(key.params.len()));
+            let params = uniform(device, params);
+            let rest = (!rest.is_empty()).then(|| uniform(device, rest));
+            let first = first.map(|[x, y, z]| uniform(device, bytemuck::cast_slice(&[x, y, z, 0])));
+            let mut entries = vec![wgpu::BindGroupEntry { binding: 0, resource: params.as_entire_binding() }];
+            for (n, window) in call.tensors.iter().enumerate() {
+                let resource = wgpu::BindingResource::Buffer(wgpu::BufferBinding {
+                    buffer: window.buffer,
+                    offset: window.start,
+                    size: wgpu::BufferSize::new(window.size),
+                });
+                entries.push(wgpu::BindGroupEntry { binding: n as u32 + 1, resource });
+            }
+            for rest in [&rest, &first].into_iter().flatten() {
+                let binding = entries.len() as u32;
+                entries.push(wgpu::BindGroupEntry { binding, resource: rest.as_entire_binding() });
+            }
+            device.create_bind_group(&wgpu::BindGroupDescriptor {
+                label: Some(call.variant.label()),
+                layout: &compiled.layout,
+                entries: &entries,
+            })
+        })?;
+        let bound = BoundDispatch { pipeline: compiled.pipeline, bind_group };
+        bindings.keep(key, bound.clone(), number);
+        Ok(bound)
+    }
+}
+
+/// A uniform, never rewritten: a recorded call keeps its parameters, whatever is recorded after it.
+fn uniform(device: &wgpu::Device, bytes: &[u8]) -> wgpu::Buffer {
+    let buffer = device.create_buffer(&wgpu::BufferDescriptor {
+        label: Some("attention.params"),
+        size: bytes.len() as u64,
+        usage: wgpu::BufferUsages::UNIFORM,
+        mapped_at_creation: true,
+    });
+    if let Ok(mut mapped) = buffer.slice(..).get_mapped_range_mut() {
+        mapped.slice(..).copy_from_slice(bytes);
+    }
+    buffer.unmap();
+    buffer
+}
+
+/// Records dispatches that [`Pipelines::bind`] has prepared.
+pub(crate) fn record(pass: &mut wgpu::ComputePass, bound: &[(BoundDispatch, [u32; 3])]) {
+    for (step, [x, y, z]) in bound {
+        pass.set_pipeline(&step.pipeline);
+        pass.set_bind_group(0, &step.bind_group, &[]);
+        pass.dispatch_workgroups(*x, *y, *z);
+    }
+}
+
+/// A compute pass of the caller's encoder.
+pub(crate) fn pass<'e>(encoder: &'e mut wgpu::CommandEncoder, label: &str) -> wgpu::ComputePass<'e> {
+    encoder.begin_compute_pass(&wgpu::ComputePassDescriptor { label: Some(label), timestamp_writes: None })
+}

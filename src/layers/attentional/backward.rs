@@ -1,0 +1,204 @@
+//! The gradients of attentional vectors.
+
+use super::kernels::tanh_backward::{TanhBackwardCall, WORKGROUP};
+use super::{AttentionalVector, check_inputs, columns};
+use crate::device::DeviceFacts;
+use crate::kernel::{BoundDispatch, Scratch, ScratchSize, Slot, in_scratch, pass, record};
+use crate::matmul::projection::dispatch_backward::{self, Gradient, LinearBackward};
+use crate::matmul::projection::{check_summed_rows, check_vector};
+use crate::tensor::{Access, DType, Error, TensorView, check_aliasing, check_float, count, expect_shape};
+
+/// The gradients of one attentional vector, each written where it is asked for.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct AttentionalBackward<'a> {
+    context: TensorView<'a>,
+    hidden: TensorView<'a>,
+    weight: TensorView<'a>,
+    out: TensorView<'a>,
+    d_out: TensorView<'a>,
+    d_context: Option<TensorView<'a>>,
+    d_hidden: Option<TensorView<'a>>,
+    d_weight: Option<TensorView<'a>>,
+    d_bias: Option<TensorView<'a>>,
+    accumulates: bool,
+}
+
+impl<'a> AttentionalBackward<'a> {
+    /// The inputs of an [`AttentionalForward`](super::AttentionalForward), the `out` that it wrote, and the gradient of that.
+    pub fn new(
+        context: TensorView<'a>,
+        hidden: TensorView<'a>,
+        weight: TensorView<'a>,
+        out: TensorView<'a>,
+        d_out: TensorView<'a>,
+    ) -> Self {
+        AttentionalBackward {
+            context,
+            hidden,
+            weight,
+            out,
+            d_out,
+            d_context: None,
+            d_hidden: None,
+            d_weight: None,
+            d_bias: None,
+            accumulates: false,
+        }
+    }
+
+    /// Writes the gradient of the context there, shaped as it; F32, F16 or BF16, as all of these.
+    pub fn d_context(mut self, d_context: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_context = d_context.into();
+        self
+    }
+
+    /// Writes the gradient of the hidden state there, shaped as it: what it has of the attentional vector alone, beside what
+    /// attention gives to its queries.
+    pub fn d_hidden(mut self, d_hidden: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_hidden = d_hidden.into();
+        self
+    }
+
+    /// Writes the gradient of the weight there, shaped as it.
+    pub fn d_weight(mut self, d_weight: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_weight = d_weight.into();
+        self
+    }
+
+    /// Writes the gradient of the bias there, `[1, 1, 1, out]`.
+    pub fn d_bias(mut self, d_bias: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_bias = d_bias.into();
+        self
+    }
+
+    /// Adds the gradients to what is there instead, rounding once to their type.
+    pub fn accumulate(mut self, accumulates: bool) -> Self {
+        self.accumulates = accumulates;
+        self
+    }
+
+    fn gradients(&self) -> Vec<(&'static str, TensorView<'a>)> {
+        let AttentionalBackward { d_context, d_hidden, d_weight, d_bias, .. } = *self;
+        let all =
+            [("d_context", d_context), ("d_hidden", d_hidden), ("d_weight", d_weight), ("d_bias", d_bias)];
+        all.into_iter().filter_map(|(name, view)| Some((name, view?))).collect()
+    }
+
+    fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
+        let AttentionalBackward { context, hidden, weight, out, d_out, .. } = *self;
+        let shape = check_inputs(&context, &hidden, &weight, device)?;
+        for (name, view) in [("out", out), ("d_out", d_out)] {
+            check_float(name, &view)?;
+            view.check(name, Access::Read, device)?;
+            expect_shape(name, view.shape(), shape)?;
+        }
+        check_summed_rows("context", &context, 1)?;
+        let gradients = self.gradients();
+        if gradients.is_empty() {
+            let why = "nothing is asked for: give `d_context`, `d_hidden`, `d_weight` or `d_bias`";
+            return Err(Error::Unsupported { what: "a backward pass without gradients", why });
+        }
+        for (name, view) in &gradients {
+            if *name == "d_bias" {
+                check_vector(name, view, shape[3], Access::Write, device)?;
+                continue;
+            }
+            check_float(name, view)?;
+            view.check(name, Access::Write, device)?;
+            let wanted = match *name {
+                "d_context" => context.shape(),
+                "d_hidden" => hidden.shape(),
+                _ => weight.shape(),
+            };
+            expect_shape(name, view.shape(), wanted)?;
+        }
+        let read = [
+            ("context", context),
+            ("hidden", hidden),
+            ("linear.weight", weight),
+            ("out", out),
+            ("d_out", d_out),
+        ];
+        check_aliasing(&gradients, &read)
+    }
+}
+
+impl AttentionalVector {
+    /// The temporary memory that `call` needs: 4 bytes for each element of the output.
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward).
+    pub fn backward_scratch_size(&self, call: &AttentionalBackward) -> Result<ScratchSize, Error> {
+        call.check(&self.pipelines.facts())?;
+        Ok(ScratchSize::default().with(Slot::ProjectedGradients, 4 * count(call.out.shape()) as u64))
+    }
+
+    /// Records the gradients of a forward call into `encoder`, in a compute pass of its own. The same call gives the same bits on
+    /// every run.
+    ///
+    /// # Errors
+    /// Everything that [`Error`] lists for tensors and scratch; [`Error::Unsupported`] if no gradient is asked for. Then nothing
+    /// has been recorded.
+    pub fn backward(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        call: &AttentionalBackward,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record_backward(call, scratch, |bound| {
+            record(&mut pass(encoder, "attentional vector backward"), bound);
+        })
+    }
+
+    /// [`backward`](Self::backward) into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward).
+    pub fn backward_in_pass(
+        &self,
+        pass: &mut wgpu::ComputePass,
+        call: &AttentionalBackward,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record_backward(call, scratch, |bound| record(pass, bound))
+    }
+
+    fn record_backward(
+        &self,
+        call: &AttentionalBackward,
+        scratch: &mut Scratch,
+        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
+    ) -> Result<(), Error> {
+        let device = &self.pipelines.facts();
+        scratch.check(self.backward_scratch_size(call)?)?;
+        let AttentionalBackward { context, hidden, weight, out, d_out, accumulates, .. } = *call;
+        let [batch, _, length, channels] = out.shape();
+        let d_sum = in_scratch(scratch.buffer(Slot::ProjectedGradients)?, DType::F32, out.shape(), 0);
+        let of_tanh = TanhBackwardCall { out, d_out, d_sum, channels: channels as u32 };
+        let mut dispatches = vec![of_tanh.dispatch([channels.div_ceil(WORKGROUP), length, batch], device)];
+        let gradient = |view| Gradient { view, accumulates };
+        let weights = columns(weight, &context, &hidden);
+        let d_weights = call.d_weight.map(|d_weight| columns(d_weight, &context, &hidden));
+        let side = |n: usize, x| LinearBackward {
+            w: weights[n],
+            d_y: d_sum,
+            d_x: None,
+            d_w: d_weights.map(|d_weights| (x, gradient(d_weights[n]))),
+            d_b: None,
+            narrow: false,
+        };
+        let sides = [
+            LinearBackward {
+                d_x: call.d_context.map(gradient),
+                d_b: call.d_bias.map(gradient),
+                ..side(0, context)
+            },
+            LinearBackward { d_x: call.d_hidden.map(gradient), ..side(1, hidden) },
+        ];
+        dispatches.extend(dispatch_backward::dispatches(&sides, &self.tuning, device)?);
+        let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
+        emit(&bound);
+        Ok(())
+    }
+}

@@ -1,0 +1,133 @@
+//! What an encoder's or a decoder's block has besides attention: its norms, its activation, their order.
+
+use crate::layers::multi_head::config::LayerConfig;
+use crate::matmul::Activation;
+use crate::rows::norm::config::NormConfig;
+use crate::tensor::{Error, check_sizes};
+
+/// Where a block's norms stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormOrder {
+    /// After each sum: `x = norm(x + f(x))` (Vaswani et al. 2017; `norm_first=False` of PyTorch).
+    Post,
+    /// Before each part: `x = x + f(norm(x))` (Xiong et al. 2020; `norm_first=True`).
+    Pre,
+}
+
+/// The dimensions and fixed options of the blocks of an encoder or a decoder.
+///
+/// `nn.TransformerEncoderLayer(d, heads, dim_feedforward)` is `BlockConfig::new(LayerConfig::new(d, heads), dim_feedforward)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[must_use]
+pub struct BlockConfig {
+    pub(crate) attention: LayerConfig,
+    pub(crate) hidden_features: usize,
+    pub(crate) activation: Activation,
+    pub(crate) gated: bool,
+    pub(crate) order: NormOrder,
+    pub(crate) norm: NormConfig,
+    pub(crate) keys_of: Option<usize>,
+}
+
+impl BlockConfig {
+    /// Attention of `attention`, as wide outside as inside, and a feed-forward layer with `hidden_features` between its
+    /// products: ReLU, LayerNorm after each sum.
+    #[doc(alias = "dim_feedforward")]
+    pub fn new(attention: LayerConfig, hidden_features: usize) -> Self {
+        BlockConfig {
+            attention,
+            hidden_features,
+            activation: Activation::Relu,
+            gated: false,
+            order: NormOrder::Post,
+            norm: NormConfig::layer(),
+            keys_of: None,
+        }
+    }
+
+    /// What stands between the products of the feed-forward layer.
+    pub fn activation(mut self, activation: Activation) -> Self {
+        self.activation = activation;
+        self
+    }
+
+    /// Whether what is activated is multiplied by a second product of the same input (Shazeer 2020, "GLU variants improve
+    /// transformer"): SwiGLU with [`Activation::Silu`].
+    pub fn gated(mut self, gated: bool) -> Self {
+        self.gated = gated;
+        self
+    }
+
+    /// Where the norms stand.
+    #[doc(alias = "norm_first")]
+    pub fn order(mut self, order: NormOrder) -> Self {
+        self.order = order;
+        self
+    }
+
+    /// How rows are normalised.
+    #[doc(alias = "layer_norm_eps")]
+    pub fn norm(mut self, norm: NormConfig) -> Self {
+        self.norm = norm;
+        self
+    }
+
+    /// The self-attention of this layer reads the keys and values of layer `source` of the same stack, which is an earlier layer
+    /// with keys of its own: cross-layer attention (Brandon et al. 2024, arXiv 2405.12981), the last `num_kv_shared_layers` layers of
+    /// Gemma 3n and Gemma 4. The layer has a projection of queries only; its mask, scale and softcap are its own, its rotation is that
+    /// of `source`.
+    ///
+    /// Give the layer the `key`, `value` and `bias_kv` of the weights of `source`, and the norm of its keys: the same tensors. A
+    /// [`Cache`](crate::Cache) has a layer for each layer of the stack that has keys of its own, in their order. Gradients of the
+    /// weights of keys and values are those of `source`, summed over all layers that read them.
+    #[doc(alias = "num_kv_shared_layers")]
+    #[doc(alias = "kv_sharing")]
+    pub fn keys_of(mut self, source: impl Into<Option<usize>>) -> Self {
+        self.keys_of = source.into();
+        self
+    }
+
+    /// Refuses configurations that are not one for each of `layers`, that differ in more than scale, softcap and `keys_of`, or that
+    /// read keys of no earlier layer. Returns the first one.
+    pub(crate) fn of_layers(configs: &[BlockConfig], layers: usize) -> Result<BlockConfig, Error> {
+        check_sizes("stack", &[("layers", layers)])?;
+        configs.iter().try_for_each(BlockConfig::check)?;
+        let Some(first) = configs.first().filter(|_| configs.len() == layers) else {
+            return Err(Error::Length { tensor: "configs", expected: layers, got: configs.len() });
+        };
+        let common = |config: &BlockConfig| {
+            let LayerConfig { scale, softcap, .. } = first.attention;
+            let attention = LayerConfig { scale, softcap, ..config.attention };
+            BlockConfig { attention, keys_of: None, ..*config }
+        };
+        if configs.iter().any(|config| common(config) != common(first)) {
+            let why = "layers of a stack may differ in `LayerConfig::scale`, `LayerConfig::softcap` and `BlockConfig::keys_of` only";
+            return Err(Error::Unsupported { what: "`configs` of layers that differ in other options", why });
+        }
+        for (n, config) in configs.iter().enumerate() {
+            let own = |source: &usize| *source < n && configs[*source].keys_of.is_none();
+            if let Some(source) = config.keys_of.filter(|source| !own(source)) {
+                let expected = "an earlier layer that has keys of its own";
+                return Err(Error::Option { option: "keys_of", value: source as f64, expected });
+            }
+        }
+        Ok(*first)
+    }
+
+    /// Features of a block's input and output.
+    pub(crate) fn features(&self) -> usize {
+        self.attention.out_features
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        self.attention.check()?;
+        check_sizes("block", &[("hidden_features", self.hidden_features)])?;
+        self.norm.check()?;
+        let LayerConfig { query_features, key_features, value_features, out_features, .. } = self.attention;
+        if [query_features, key_features, value_features].iter().any(|n| *n != out_features) {
+            let why = "a block adds its attention's output to its input: all four widths must be the same";
+            return Err(Error::Unsupported { what: "attention with inputs of other widths", why });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,58 @@
+//! What the layers of a stack give, where a call keeps it.
+
+use super::config::BlockConfig;
+use super::{Rows, Workspace, check_rows_of};
+use crate::device::DeviceFacts;
+use crate::kernel::{Slot, in_scratch};
+use crate::rows::norm::OwnedNorm;
+use crate::tensor::{Access, Error, TensorView, count, expect_shape};
+
+/// The tensor of what layers give before the final norm, one after the other: layer n's from batch entry `n · batch` on.
+#[derive(Clone, Copy)]
+pub(crate) struct Hidden {
+    /// Of how many layers; without a final norm the last one's is the output.
+    pub layers: usize,
+    shape: [usize; 4],
+}
+
+impl Hidden {
+    pub fn of(layers: usize, final_norm: Option<&OwnedNorm>, config: &BlockConfig, rows: &Rows) -> Self {
+        let layers = layers - usize::from(final_norm.is_none());
+        let [batch, one, length, features] = rows.shape(config.features());
+        Hidden { layers, shape: [batch.saturating_mul(layers), one, length, features] }
+    }
+
+    pub fn check(
+        &self,
+        hidden: &TensorView,
+        config: &BlockConfig,
+        access: Access,
+        device: &DeviceFacts,
+    ) -> Result<(), Error> {
+        if self.layers == 0 {
+            let why = "the only layer gives `out`: leave it out";
+            return Err(Error::Unsupported { what: "hidden", why });
+        }
+        check_rows_of("hidden", hidden, &config.attention, access, device)?;
+        expect_shape("hidden", hidden.shape(), self.shape)
+    }
+
+    /// The tensor in the scratch of a backward pass whose forward pass has not kept it.
+    pub fn in_scratch<'a>(&self, work: &Workspace<'a>) -> Result<TensorView<'a>, Error> {
+        let buffer = work.scratch.buffer(Slot::BlockOutputs)?;
+        Ok(in_scratch(buffer, work.config.attention.dtype, self.shape, 0))
+    }
+
+    /// Bytes of that.
+    pub fn bytes(&self, config: &BlockConfig) -> u64 {
+        let bytes = (count(self.shape) as u64).saturating_mul(config.attention.dtype.bytes() as u64);
+        bytes.next_multiple_of(4)
+    }
+}
+
+impl<'a> Workspace<'a> {
+    /// What layer `n` gives, in a tensor of such.
+    pub fn given(&self, hidden: TensorView<'a>, n: usize) -> TensorView<'a> {
+        hidden.slice(0, n.saturating_mul(self.rows.batch), self.rows.batch)
+    }
+}

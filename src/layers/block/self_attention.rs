@@ -1,0 +1,160 @@
+//! How the rows of a stack attend to themselves: all at once, or to what a cache has too.
+
+use super::{LayerCalls, Rows, SharedKeys, Workspace};
+use crate::cache::Cache;
+use crate::device::DeviceFacts;
+use crate::kernel::{Dispatches, ScratchSize};
+use crate::layers::multi_head::config::LayerConfig;
+use crate::layers::multi_head::{CachedPlan, LayerForward, MultiHeadAttention, Plan};
+use crate::tensor::{Error, TensorView};
+
+/// The checked self-attention of all layers.
+pub(crate) struct SelfAttention<'a> {
+    plans: Plans<'a>,
+    size: ScratchSize,
+}
+
+// One lives for as long as a call is recorded: a box would be an allocation for nothing.
+#[allow(clippy::large_enum_variant)]
+enum Plans<'a> {
+    /// All rows at once, in every layer.
+    Whole(Plan),
+    /// All rows at once, by a plan for each layer.
+    Each(Vec<Plan>),
+    /// And what a cache has, layer by layer.
+    Cached(&'a Cache, Vec<CachedPlan>),
+}
+
+impl<'a> SelfAttention<'a> {
+    /// Plans the attention of `layers`, which are one at least. `call` gives the call of a layer; layers that are alike share a plan.
+    pub fn of(
+        (layers, shared): (&[&MultiHeadAttention], &SharedKeys),
+        calls: &LayerCalls,
+        call: impl Fn(usize) -> LayerForward<'a>,
+        cache: Option<&'a Cache>,
+        rows: Rows,
+        device: &DeviceFacts,
+    ) -> Result<Self, Error> {
+        let Rows { batch, length } = rows;
+        shared.check(calls)?;
+        let Some(cache) = cache else {
+            let dims = [batch, length, length];
+            let mut size = ScratchSize::default();
+            if !shared.is_empty() {
+                size = shared.forward_size(layers[0], rows, device.max_binding_bytes)?;
+            }
+            let of = |n: usize| {
+                let (layer, call) = (layers[n], call(n));
+                // Where there is no scratch yet, any buffer stands for it: plans look at layouts.
+                let call =
+                    shared.placed(n, call, (&layer.shape_of(dims), layer.dtype()), call.query.buffer());
+                layer.plan_of(&call, dims, device).map_err(|e| calls.at(n, e))
+            };
+            if calls.each.is_none() && shared.is_empty() {
+                let plan = of(0)?;
+                return Ok(SelfAttention { size: plan.size, plans: Plans::Whole(plan) });
+            }
+            let plans = (0..layers.len()).map(of).collect::<Result<Vec<_>, _>>()?;
+            let size = plans.iter().fold(size, |size, plan| size.max(plan.size));
+            return Ok(SelfAttention { size, plans: Plans::Each(plans) });
+        };
+        let dims = [batch, length, cache.config().longest()];
+        let of = |(n, layer): (usize, &&MultiHeadAttention)| {
+            let keys = (cache.source(shared.cache_layer(n), true)?, shared.source(n).is_none());
+            layer.cached_plan(&call(n), keys, dims, device).map_err(|e| calls.at(n, e))
+        };
+        let plans = layers.iter().enumerate().map(of).collect::<Result<Vec<_>, Error>>()?;
+        let size = plans.iter().fold(ScratchSize::default(), |size, plan| size.max(plan.size));
+        Ok(SelfAttention { size, plans: Plans::Cached(cache, plans) })
+    }
+
+    /// The scratch of one layer's after the other's.
+    pub fn size(&self) -> ScratchSize {
+        self.size
+    }
+
+    /// That of layer `n`.
+    pub fn dispatches(
+        &self,
+        n: usize,
+        (layer, shared): (&'a MultiHeadAttention, &SharedKeys),
+        call: LayerForward<'a>,
+        work: &Workspace<'a>,
+    ) -> Result<Dispatches<'a>, Error> {
+        match &self.plans {
+            Plans::Whole(plan) => layer.dispatches(&call, plan, work.scratch, work.device),
+            Plans::Each(plans) => {
+                let plan = &plans[n];
+                let call = shared.placed_in(n, call, (&plan.shape, layer.dtype()), work.scratch)?;
+                layer.dispatches(&call, plan, work.scratch, work.device)
+            }
+            Plans::Cached(cache, plans) => {
+                let source = cache.source(shared.cache_layer(n), true)?;
+                layer.cached_dispatches(&call, source, &plans[n], work.scratch, work.device)
+            }
+        }
+    }
+}
+
+/// Refuses a cache that is not for `layers` and such rows, and a mask without an order for several rows.
+pub(crate) fn check_cache(
+    cache: &Cache,
+    (layers, shared): (&[&MultiHeadAttention], &SharedKeys),
+    config: &LayerConfig,
+    rows: Rows,
+    calls: &LayerCalls,
+) -> Result<(), Error> {
+    if cache.device() != layers[0].pipelines().device() {
+        let why = "make it with `Cache::with_pipelines` and the pipelines of the stack";
+        return Err(Error::Unsupported { what: "a cache on another device", why });
+    }
+    if layers[0].appended_keys() > 0 {
+        let why = "there each step would append them again; give all rows at once, without it";
+        return Err(Error::Unsupported { what: "`bias_kv` and `add_zero_attn` with a cache", why });
+    }
+    let of_cache = cache.config();
+    let sizes = [
+        ("cache.batch", rows.batch, of_cache.batch),
+        ("cache.layers", shared.cache_layers(), of_cache.layers),
+        ("cache.kv_heads", config.kv_heads, of_cache.kv_heads),
+        ("cache.head_dim", config.head_dim, of_cache.head_dim),
+        ("cache.value_dim", config.value_dim, of_cache.value_dim),
+    ];
+    for (option, wanted, got) in sizes {
+        if wanted != got {
+            let expected = "as the stack and x have it";
+            return Err(Error::Option { option, value: got as f64, expected });
+        }
+    }
+    let unordered = (0..calls.distinct()).find(|n| !calls.mask_of(*n).orders_rows());
+    if let Some(n) = unordered.filter(|_| rows.length > 1) {
+        let why = "rows would see later rows of their own call, but none of a later call: add `and_causal()` to the \
+                   mask, or `window(usize::MAX, usize::MAX)` if every row of a call is to see all others";
+        let error = Error::Unsupported { what: "several rows with a cache and no causal rule", why };
+        return Err(calls.at(n, error));
+    }
+    Ok(())
+}
+
+/// Refuses a cache that does not know the rows of `x`.
+pub(crate) fn check_advanced(cache: Option<&Cache>, x: &TensorView) -> Result<(), Error> {
+    let Some(cache) = cache else { return Ok(()) };
+    cache.check_recorded()?;
+    if cache.advanced() != x.shape()[2] {
+        let why = "advance it by as many tokens as x has rows, then record the call";
+        return Err(Error::Unsupported { what: "rows that are not those of the cache's last advance", why });
+    }
+    Ok(())
+}
+
+/// Refuses the gradients of a call with a cache.
+pub(crate) fn check_no_cache(cache: Option<&Cache>) -> Result<(), Error> {
+    match cache {
+        None => Ok(()),
+        Some(_) => {
+            let why =
+                "a cache keeps no more than it must for the next token; give all rows at once, without it";
+            Err(Error::Unsupported { what: "a backward pass of a forward call with a cache", why })
+        }
+    }
+}

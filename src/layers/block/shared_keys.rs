@@ -1,0 +1,271 @@
+//! Layers of a stack that read the keys and values of an earlier layer.
+
+use super::config::{BlockConfig, NormOrder};
+use super::{AttentionPart, LayerCalls, Rows, Workspace};
+use crate::kernel::{Dispatches, Scratch, ScratchSize, Slot, in_scratch};
+use crate::layers::multi_head::{
+    LayerForward, LayerGradients, LayerWeights, MultiHeadAttention, key_layouts,
+};
+use crate::matmul::Linear;
+use crate::matmul::projection::dispatch_backward::Gradient;
+use crate::rows::norm::OwnedNorm;
+use crate::rows::pointwise::dispatch::PointwiseOp;
+use crate::tensor::{DType, Error, Shape, TensorView, count, same_view};
+
+/// Which layers of a stack read the keys and values of which layer.
+#[derive(Clone, Debug)]
+pub(crate) struct SharedKeys {
+    /// Of each layer the layer whose keys it reads, if they are not its own.
+    sources: Vec<Option<usize>>,
+    /// The layers whose keys others read.
+    read: Vec<usize>,
+}
+
+impl SharedKeys {
+    /// `weights` gives those of a layer's self-attention.
+    ///
+    /// # Errors
+    /// A layer that reads keys of another, and does not have the weights of these.
+    pub fn new<'a>(
+        configs: &[BlockConfig],
+        weights: impl Fn(usize) -> &'a LayerWeights<'a>,
+    ) -> Result<Self, Error> {
+        let sources: Vec<_> = configs.iter().map(|config| config.keys_of).collect();
+        let others = |(n, source): (usize, &Option<usize>)| {
+            source.is_some_and(|source| !have_same_keys(weights(n), weights(source)))
+        };
+        if sources.iter().enumerate().any(others) {
+            let why = "its `key`, `value`, `bias_kv` and the norm of its keys must be the tensors of the layer whose keys it reads";
+            return Err(Error::Unsupported {
+                what: "other weights in a layer with `BlockConfig::keys_of`",
+                why,
+            });
+        }
+        let mut read: Vec<_> = sources.iter().flatten().copied().collect();
+        read.sort_unstable();
+        read.dedup();
+        Ok(SharedKeys { sources, read })
+    }
+
+    /// Whether all layers have keys of their own.
+    pub fn is_empty(&self) -> bool {
+        self.read.is_empty()
+    }
+
+    /// The layer whose keys layer `n` reads, if they are not its own.
+    pub fn source(&self, n: usize) -> Option<usize> {
+        self.sources[n]
+    }
+
+    /// The place of the keys of layer `n` among those that several layers read, if it is one of these.
+    fn place(&self, n: usize) -> Option<usize> {
+        self.read.binary_search(&self.sources[n].unwrap_or(n)).ok()
+    }
+
+    /// Whether a later layer reads the keys that layer `n` reads: in a backward pass its turn was before.
+    fn is_read_later(&self, n: usize) -> bool {
+        let source = self.sources[n].unwrap_or(n);
+        self.sources[n + 1..].contains(&Some(source))
+    }
+
+    /// Layers of a cache.
+    pub fn cache_layers(&self) -> usize {
+        self.sources.iter().filter(|source| source.is_none()).count()
+    }
+
+    /// The layer of a cache that layer `n` attends to.
+    pub fn cache_layer(&self, n: usize) -> usize {
+        let own = self.sources[n].unwrap_or(n);
+        self.sources[..own].iter().filter(|source| source.is_none()).count()
+    }
+
+    /// Refuses a layer that rotates otherwise than the layer whose keys it reads.
+    pub fn check(&self, calls: &LayerCalls) -> Result<(), Error> {
+        for (n, source) in self.sources.iter().enumerate() {
+            let Some(source) = source else { continue };
+            let same = match (calls.rotary_of(n), calls.rotary_of(*source)) {
+                (None, None) => true,
+                (Some(a), Some(b)) => a.is_same(&b),
+                _ => false,
+            };
+            if !same {
+                let why = "give it the rotation and the positions of the layer whose keys it reads, or neither of them any";
+                let what = "another rotation in a layer with `BlockConfig::keys_of`";
+                return Err(calls.at(n, Error::Unsupported { what, why }));
+            }
+        }
+        Ok(())
+    }
+
+    /// The scratch of keys and values that several layers read.
+    pub fn forward_size(
+        &self,
+        layer: &MultiHeadAttention,
+        rows: Rows,
+        limit: u64,
+    ) -> Result<ScratchSize, Error> {
+        let shape = layer.shape_of([rows.batch, rows.length, rows.length]);
+        let dtype = layer.dtype();
+        let (_, elements) = key_layouts(&shape, dtype);
+        let elements = (elements as u64).saturating_mul(self.read.len() as u64);
+        let bytes = elements.saturating_mul(dtype.bytes() as u64);
+        // Kernels count elements in 32 bits, and appended keys are written through a binding of all of it.
+        if elements > u64::from(u32::MAX / 2) || bytes > limit {
+            return Err(Error::BindingLimit { tensor: "scratch", bytes, limit });
+        }
+        Ok(ScratchSize::default().with(Slot::SharedKeys, bytes))
+    }
+
+    /// `call` of layer `n` with the place of its keys and values in a `buffer`, if several layers read them.
+    pub fn placed<'a>(
+        &self,
+        n: usize,
+        call: LayerForward<'a>,
+        (shape, dtype): (&Shape, DType),
+        buffer: &'a wgpu::Buffer,
+    ) -> LayerForward<'a> {
+        let Some(place) = self.place(n) else { return call };
+        let (layouts, elements) = key_layouts(shape, dtype);
+        let keys = layouts.map(|layout| {
+            let view = TensorView::with_layout(buffer, dtype, layout);
+            view.with_offset(layout.offset + place * elements)
+        });
+        match self.sources[n] {
+            None => call.keeps_keys(keys),
+            Some(_) => call.projected_keys(keys),
+        }
+    }
+
+    /// [`placed`](Self::placed) in a scratch.
+    pub fn placed_in<'a>(
+        &self,
+        n: usize,
+        call: LayerForward<'a>,
+        of: (&Shape, DType),
+        scratch: &'a Scratch,
+    ) -> Result<LayerForward<'a>, Error> {
+        Ok(if self.is_empty() { call } else { self.placed(n, call, of, scratch.buffer(Slot::SharedKeys)?) })
+    }
+
+    /// The gradients that the backward pass of layer `n` writes, and of a layer that reads the keys of another only its own; `of` gives those that are asked for.
+    ///
+    /// # Errors
+    /// Gradients of keys' weights that are asked for in a layer which reads the keys of another.
+    pub fn part<'a>(
+        &self,
+        n: usize,
+        (layer, slots): (&'a MultiHeadAttention, [Slot; 2]),
+        of: impl Fn(usize) -> LayerGradients<'a>,
+    ) -> Result<AttentionPart<'a>, Error> {
+        let own = of(n);
+        let mut to = own;
+        if let Some(source) = self.sources[n] {
+            let [q_norm, k_norm] = own.qk_norm;
+            let unwanted =
+                [own.key.weight, own.key.bias, own.value.weight, own.value.bias, k_norm.weight, k_norm.bias];
+            if own.bias_kv.is_some() || unwanted.iter().any(Option::is_some) {
+                let why = "ask for them in the layer whose keys it reads, where they are summed over all layers that do";
+                let what = "gradients of keys and values in a layer with `BlockConfig::keys_of`";
+                return Err(Error::Unsupported { what, why });
+            }
+            let LayerGradients { key, value, bias_kv, qk_norm, .. } = of(source);
+            to = LayerGradients { key, value, bias_kv, qk_norm: [q_norm, qk_norm[1]], ..own };
+        }
+        Ok(AttentionPart { layer, to, own, adds_keys: self.is_read_later(n), slots })
+    }
+
+    /// The scratch of a backward pass for the inputs of keys that several layers read, and for their gradients.
+    pub fn backward_size(&self, config: &BlockConfig, rows: &Rows) -> ScratchSize {
+        if self.is_empty() {
+            return ScratchSize::default();
+        }
+        let elements = input_gradient_elements(config, rows).saturating_mul(self.read.len());
+        let size = ScratchSize::default().with(Slot::KeyInputGradient, 4 * elements as u64);
+        match config.order {
+            NormOrder::Post => size,
+            NormOrder::Pre => size.with(Slot::KeyInput, super::bytes(config, rows, config.features())),
+        }
+    }
+
+    /// What is shared in the backward turn of layer `n`. `of` gives the input and the first norm of a layer.
+    pub fn turn<'a>(
+        &self,
+        n: usize,
+        of: impl FnOnce(usize) -> Result<(TensorView<'a>, &'a OwnedNorm), Error>,
+        work: &Workspace<'a>,
+        dispatches: &mut Dispatches<'a>,
+    ) -> Result<KeysTurn<'a>, Error> {
+        let Some(place) = self.place(n) else { return Ok(KeysTurn::Own) };
+        let buffer = work.scratch.buffer(Slot::KeyInputGradient)?;
+        let shape = work.rows.shape(work.config.features());
+        let d =
+            in_scratch(buffer, DType::F32, shape, place * input_gradient_elements(work.config, &work.rows));
+        let Some(source) = self.sources[n] else { return Ok(KeysTurn::Read(d)) };
+        let (x, norm) = of(source)?;
+        let input = match work.config.order {
+            NormOrder::Post => x,
+            NormOrder::Pre => {
+                let normed = work.features(Slot::KeyInput)?;
+                dispatches.push(work.norm(norm, x, None, normed, None));
+                normed
+            }
+        };
+        Ok(KeysTurn::Reads { input, d: Gradient { view: d, accumulates: self.is_read_later(n) } })
+    }
+}
+
+/// The keys of a layer in its backward turn.
+#[derive(Clone, Copy)]
+pub(crate) enum KeysTurn<'a> {
+    /// They are the layer's own.
+    Own,
+    /// And others read them too, which have left this gradient of the input of their projection.
+    Read(TensorView<'a>),
+    /// They are those of an earlier layer, from this input, whose gradient goes there.
+    Reads { input: TensorView<'a>, d: Gradient<'a> },
+}
+
+impl<'a> KeysTurn<'a> {
+    /// The call of the layer with the input that its keys are from.
+    pub fn call(&self, call: LayerForward<'a>) -> LayerForward<'a> {
+        match *self {
+            KeysTurn::Reads { input, .. } => call.keys_from(input),
+            _ => call,
+        }
+    }
+
+    /// Where the gradient of the input of keys and values goes, of a layer where it would go to `own`.
+    pub fn gradient(&self, own: Gradient<'a>) -> Gradient<'a> {
+        match *self {
+            KeysTurn::Reads { d, .. } => d,
+            _ => own,
+        }
+    }
+
+    /// Adds what the layers that read the keys have left to the gradient of their input.
+    pub fn add_to(&self, d_input: TensorView<'a>, work: &Workspace<'a>) -> Dispatches<'a> {
+        let KeysTurn::Read(more) = *self else { return Dispatches::new() };
+        let copy = PointwiseOp { activation: None, x: more, times: None, plus: None };
+        vec![copy.backward(more, Some(d_input), None, true, work.device)]
+    }
+}
+
+/// Elements from the gradient of one input of keys to the next, which begins where every device can bind.
+fn input_gradient_elements(config: &BlockConfig, rows: &Rows) -> usize {
+    count(rows.shape(config.features())).next_multiple_of(64)
+}
+
+fn have_same_keys(a: &LayerWeights, b: &LayerWeights) -> bool {
+    let same = |a: Option<TensorView>, b: Option<TensorView>| match (a, b) {
+        (Some(a), Some(b)) => same_view(&a, &b),
+        (None, None) => true,
+        _ => false,
+    };
+    let linear = |a: &Linear, b: &Linear| same_view(&a.weight, &b.weight) && same(a.bias, b.bias);
+    let [a_norm, b_norm] = [a, b].map(|weights| weights.qk_norm.unwrap_or_default()[1]);
+    linear(&a.key, &b.key)
+        && linear(&a.value, &b.value)
+        && same(a_norm.weight, b_norm.weight)
+        && same(a_norm.bias, b_norm.bias)
+        && [0, 1].into_iter().all(|n| same(a.bias_kv.map(|pair| pair[n]), b.bias_kv.map(|pair| pair[n])))
+}

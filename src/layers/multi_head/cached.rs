@@ -1,0 +1,101 @@
+//! Calls of a stack whose keys and values were projected before: those in a cache, those of a memory.
+
+use super::{LayerForward, MultiHeadAttention, heads_of, joined_heads};
+use crate::attention::dispatch::{Chosen, Keys, Problem};
+use crate::attention::{self, check_extras};
+use crate::cache;
+use crate::cache::dispatch::CacheLayer;
+use crate::device::DeviceFacts;
+use crate::kernel::{Dispatches, Scratch, ScratchSize, Slot, View, in_scratch};
+use crate::matmul::projection;
+use crate::tensor::{Error, Shape, TensorView};
+
+/// A checked call whose keys and values are in a cache.
+#[derive(Clone, Copy)]
+pub(crate) struct CachedPlan {
+    shape: Shape,
+    chosen: Chosen,
+    /// Whether the call appends keys and values.
+    appends: bool,
+    pub size: ScratchSize,
+}
+
+impl MultiHeadAttention {
+    /// The plan of a call whose keys and values are in a layer of a cache. It `appends` those of its rows, or another layer of the
+    /// stack has appended its own. Inputs and outputs are in the scratch of a stack: only mask and positions are checked.
+    pub(crate) fn cached_plan(
+        &self,
+        call: &LayerForward,
+        (layer, appends): (CacheLayer, bool),
+        [batch, q_len, kv_len]: [usize; 3],
+        device: &DeviceFacts,
+    ) -> Result<CachedPlan, Error> {
+        let shape = self.config.shape(batch, q_len, kv_len, 0);
+        let extras = call.extras(call.out, 0);
+        check_extras(&extras, &shape, device)?;
+        call.mask.check_for_cache()?;
+        if let Some(rotary) = call.rotary {
+            if rotary.at.tensor().is_none() {
+                let why = "its rows stand where the cache says: give `RowPositions::Tensor(cache.starts())`";
+                return Err(Error::Unsupported { what: "rotary positions from a start, with a cache", why });
+            }
+            rotary.check(shape.q(), device)?;
+        }
+        let dtype = self.config.dtype;
+        let rows = Shape { kv_len: q_len, ..shape };
+        let size = self.projected_size(&rows, [true, appends, appends], dtype, Slot::Projected)?;
+        let size = size.with(Slot::Context, self.context_bytes(&shape)).max(self.gate_size(&shape));
+        let keys = Keys::Cache(layer).layout();
+        let chosen = attention::dispatch::choose(&extras.outline(shape, dtype, keys, self.tuning), device)?;
+        Ok(CachedPlan { shape, chosen, appends, size: size.max(chosen.scratch_size()) })
+    }
+
+    /// The dispatches of such a call.
+    pub(crate) fn cached_dispatches<'a>(
+        &'a self,
+        call: &LayerForward<'a>,
+        layer: CacheLayer<'a>,
+        plan: &CachedPlan,
+        scratch: &'a Scratch,
+        device: &DeviceFacts,
+    ) -> Result<Dispatches<'a>, Error> {
+        let CachedPlan { shape, chosen, appends, .. } = *plan;
+        let dtype = self.config.dtype;
+        let rows = Shape { kv_len: shape.q_len, ..shape };
+        // Keys that the cache has are not read from any tensor.
+        let call = &if appends { *call } else { call.projected_keys([call.key, call.value]) };
+        let [q, k, v] = self.projected(call, &rows, scratch.buffer(Slot::Projected)?);
+        let mut dispatches = self.project(call, &rows, 0, ([q, k, v], [None; 2]), device)?;
+        if appends {
+            dispatches.push(cache::dispatch::append(&layer, [k, v], None, None, device));
+        }
+        let context = in_scratch(scratch.buffer(Slot::Context)?, dtype, joined_heads(&shape), 0);
+        let extras = call.extras(heads_of(context, &shape), 0);
+        let problem = Problem { keys: Keys::Cache(layer), ..self.problem(shape, [q; 3], extras) };
+        dispatches.extend(attention::dispatch::dispatches(&problem, chosen, chosen.memory(scratch)?, device));
+        dispatches.extend(self.finish(call, &shape, context, scratch, device)?);
+        Ok(dispatches)
+    }
+
+    /// The keys and values of `x` and the appended ones, for calls that find them there.
+    pub(crate) fn key_products<'a>(
+        &'a self,
+        x: TensorView<'a>,
+        [k, v]: [TensorView<'a>; 2],
+        device: &DeviceFacts,
+    ) -> Result<Dispatches<'a>, Error> {
+        let ([batch, _, length, _], narrow) = (x.shape(), self.config.narrow);
+        let given = |t: TensorView<'a>| t.slice(2, 0, length);
+        let products = [self.key.product(x, given(k), narrow), self.value.product(x, given(v), narrow)];
+        let mut dispatches = projection::dispatch::dispatches(&products, &self.tuning, device)?;
+        dispatches.extend(self.normed(1, given(k), given(k), device));
+        let appended = self.appended_keys();
+        if appended > 0 {
+            let shape = self.shape_of([batch, 1, length]);
+            let of_keys = (k, [Some(View::of(k, device)), None]);
+            let of_values = (v, [None, Some(View::of(v, device))]);
+            dispatches.extend([of_keys, of_values].map(|to| self.append(to, &shape, appended, device)));
+        }
+        Ok(dispatches)
+    }
+}

@@ -1,0 +1,198 @@
+//! What a call says: weights, inputs, outputs, the mask.
+
+use crate::attention::dispatch::Extras;
+use crate::mask::{DeviceMask, Dropout};
+use crate::matmul::Linear;
+use crate::position::{Rotary, Rotation, RowPositions};
+use crate::rows::norm::NormWeights;
+use crate::tensor::TensorView;
+
+/// The weights of a layer, on the device.
+#[doc(alias = "in_proj_weight")]
+#[doc(alias = "out_proj")]
+#[derive(Clone, Copy, Debug)]
+pub struct LayerWeights<'a> {
+    /// `[heads · head_dim, query_features]`.
+    pub query: Linear<'a>,
+    /// `[kv_heads · head_dim, key_features]`.
+    pub key: Linear<'a>,
+    /// `[kv_heads · value_dim, value_features]`.
+    pub value: Linear<'a>,
+    /// `[out_features, heads · value_dim]`.
+    pub out: Linear<'a>,
+    /// One more key `[kv_heads · head_dim]` and value `[kv_heads · value_dim]`, appended after projection and
+    /// seen by every query (`bias_k`, `bias_v`).
+    #[doc(alias = "bias_k")]
+    #[doc(alias = "bias_v")]
+    #[doc(alias = "add_bias_kv")]
+    pub bias_kv: Option<[TensorView<'a>; 2]>,
+    /// Weights and biases of the norms of queries and of keys, `[head_dim]` each, shared by all
+    /// heads. They belong to [`LayerConfig::qk_norm`](crate::LayerConfig::qk_norm). Without them a
+    /// norm has a weight of 1 and no bias.
+    #[doc(alias = "q_norm")]
+    #[doc(alias = "k_norm")]
+    pub qk_norm: Option<[NormWeights<'a>; 2]>,
+    /// Projection of the queries' input to the logits of the gate. It is given if and only if the layer has a
+    /// [`LayerConfig::output_gate`](crate::LayerConfig::output_gate). The weight is `[heads · value_dim, query_features]`
+    /// for [`OutputGate::Elementwise`](crate::OutputGate::Elementwise), `[heads, query_features]` for
+    /// [`OutputGate::Headwise`](crate::OutputGate::Headwise). A narrow layer's weight is
+    /// `[1, heads or 1, value_dim or 1, query_features / heads]`.
+    #[doc(alias = "gate_proj")]
+    pub gate: Option<Linear<'a>>,
+}
+
+/// One forward call of a layer. Inputs and output are `[batch, 1, length, features]`, see
+/// [`TensorView::sequence`].
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct LayerForward<'a> {
+    pub(crate) query: TensorView<'a>,
+    pub(crate) key: TensorView<'a>,
+    pub(crate) value: TensorView<'a>,
+    pub(crate) out: TensorView<'a>,
+    pub(crate) mask: DeviceMask<'a>,
+    pub(crate) context: Option<TensorView<'a>>,
+    pub(crate) lse: Option<TensorView<'a>>,
+    pub(crate) weights: Option<TensorView<'a>>,
+    pub(crate) dropout: Option<Dropout<TensorView<'a>>>,
+    pub(crate) rotary: Option<Rotary<'a>>,
+    pub(super) keys: KeyPlace<'a>,
+}
+
+/// Where projected keys and values are.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum KeyPlace<'a> {
+    /// In the scratch of the layer.
+    Own,
+    /// There, for later layers too.
+    Kept([TensorView<'a>; 2]),
+    /// There, where they were projected before.
+    Given([TensorView<'a>; 2]),
+}
+
+impl<'a> KeyPlace<'a> {
+    /// The place, if it is not in the scratch of the layer.
+    pub fn outside(&self) -> Option<[TensorView<'a>; 2]> {
+        match *self {
+            KeyPlace::Own => None,
+            KeyPlace::Kept(keys) | KeyPlace::Given(keys) => Some(keys),
+        }
+    }
+
+    /// Whether they were projected before.
+    pub fn are_given(&self) -> bool {
+        matches!(self, KeyPlace::Given(_))
+    }
+}
+
+impl<'a> LayerForward<'a> {
+    /// Queries, keys and values from one input.
+    pub fn self_attention(x: TensorView<'a>, out: TensorView<'a>) -> Self {
+        Self::new(x, x, x, out)
+    }
+
+    /// Queries, keys and values each from an input of their own (`forward(query, key, value)` of `nn.MultiheadAttention`):
+    /// `[batch, 1, q_len, query_features]`, `[batch, 1, kv_len, key_features]`, `[batch, 1, kv_len, value_features]`, to
+    /// `[batch, 1, q_len, out_features]`.
+    pub fn new(
+        query: TensorView<'a>,
+        key: TensorView<'a>,
+        value: TensorView<'a>,
+        out: TensorView<'a>,
+    ) -> Self {
+        LayerForward {
+            query,
+            key,
+            value,
+            out,
+            mask: DeviceMask::none(),
+            context: None,
+            lse: None,
+            weights: None,
+            dropout: None,
+            rotary: None,
+            keys: KeyPlace::Own,
+        }
+    }
+
+    /// With keys and values that [`MultiHeadAttention::key_products`](super::MultiHeadAttention::key_products) has made of `key` and `value`.
+    pub(crate) fn projected_keys(mut self, keys: [TensorView<'a>; 2]) -> Self {
+        self.keys = KeyPlace::Given(keys);
+        self
+    }
+
+    /// Puts projected keys and values there, `[batch, kv_heads, kv_len + appended, dim]` in one buffer.
+    pub(crate) fn keeps_keys(mut self, keys: [TensorView<'a>; 2]) -> Self {
+        self.keys = KeyPlace::Kept(keys);
+        self
+    }
+
+    /// With keys and values from this input.
+    pub(crate) fn keys_from(mut self, x: TensorView<'a>) -> Self {
+        (self.key, self.value) = (x, x);
+        self
+    }
+
+    /// Which of queries, keys and values are projected into the scratch of the layer.
+    pub(super) fn projects(&self) -> [bool; 3] {
+        let keys = self.keys.outside().is_none();
+        [true, keys, keys]
+    }
+
+    /// What the attention inside the layer has besides queries, keys and values; its result goes to `out`.
+    pub(super) fn extras(&self, out: TensorView<'a>, appended: usize) -> Extras<'a> {
+        let LayerForward { mask, lse, weights, dropout, .. } = *self;
+        Extras { out, mask, appended, lse, weights, scores: None, dropout }
+    }
+
+    /// Which keys a query may see, and the bias; shaped for the keys given, not for appended ones.
+    pub fn mask(mut self, mask: DeviceMask<'a>) -> Self {
+        self.mask = mask;
+        self
+    }
+
+    /// Keeps the heads' outputs there, one after the other and before their gate: `[batch, 1, q_len, heads · value_dim]`,
+    /// of the layer's dtype. Without a gate that is what the output projection reads. With [`lse`](Self::lse) beside it a [backward call](super::LayerBackward) does not attend again.
+    pub fn context(mut self, context: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.context = context.into();
+        self
+    }
+
+    /// Writes the log-sum-exp of every query's masked scores there: `[batch, heads, q_len, 1]`, F32.
+    pub fn lse(mut self, lse: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.lse = lse.into();
+        self
+    }
+
+    /// Writes the attention weights there, `[batch, heads or 1, q_len, kv_len + appended]`: of every head, or their mean if
+    /// the tensor has one (`need_weights` and `average_attn_weights` of `nn.MultiheadAttention`, where the mean is the
+    /// default). None are written unless they are asked for.
+    #[doc(alias = "need_weights")]
+    #[doc(alias = "average_attn_weights")]
+    pub fn weights(mut self, weights: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.weights = weights.into();
+        self
+    }
+
+    /// Rotates projected queries and keys by their positions before they attend, keys in all key/value heads; of self-attention, or of as
+    /// many keys as queries, which stand where these do. `rotation` may be a [`&Rope`](crate::Rope). Appended keys are not rotated.
+    #[doc(alias = "rope")]
+    #[doc(alias = "position_ids")]
+    pub fn rotary(mut self, rotation: impl Into<Rotation<'a>>, at: RowPositions<TensorView<'a>>) -> Self {
+        self.rotary = Some(Rotary { rotation: rotation.into(), at });
+        self
+    }
+
+    /// As another call has it.
+    pub(crate) fn rotary_of(mut self, rotary: Option<Rotary<'a>>) -> Self {
+        self.rotary = rotary;
+        self
+    }
+
+    /// With dropout on the weights, which `nn.MultiheadAttention` has in training only.
+    #[doc(alias = "dropout_p")]
+    pub fn dropout(mut self, dropout: impl Into<Option<Dropout<TensorView<'a>>>>) -> Self {
+        self.dropout = dropout.into();
+        self
+    }
+}

@@ -1,0 +1,622 @@
+//! A multi-head attention layer: project → attend → project.
+
+pub(crate) mod backward;
+mod cached;
+mod call;
+pub(crate) mod config;
+mod gate;
+pub(crate) mod reference;
+pub(crate) mod reference_backward;
+
+pub use backward::{LayerBackward, LayerGradients, LinearGradients};
+pub(crate) use cached::CachedPlan;
+pub use call::{LayerForward, LayerWeights};
+use config::{LayerConfig, Side};
+
+use crate::attention::dispatch::{Chosen, Extras, Keys, Problem};
+use crate::attention::kernels::append_keys::{self, AppendKeysCall};
+use crate::attention::plan::{KeyLayout, Outline};
+use crate::attention::{self, Config, check_dtype, check_extras, extra_inputs, outputs, scale_in_f32};
+use crate::device::DeviceFacts;
+use crate::kernel::{
+    BoundDispatch, Dispatch, Dispatches, Pipelines, Scratch, ScratchSize, Slot, Tuning, View, in_scratch,
+    pass, record,
+};
+use crate::matmul::projection::{self, OwnedLinear, check_vector, check_weight};
+use crate::position::Rotary;
+use crate::rows::norm::OwnedNorm;
+use crate::rows::norm::dispatch::NormOp;
+use crate::tensor::{
+    Access, DType, Error, Layout, Shape, Tensor, TensorView, check_aliasing, check_apart, count,
+    expect_shape, same_dtype,
+};
+
+/// A multi-head attention layer on one device: everything `nn.MultiheadAttention` has, and its gradients
+/// ([`backward`](Self::backward)).
+///
+/// It keeps its weights' buffers alive, and reads them where they are. Vaswani et al. 2017, "Attention is all
+/// you need", section 3.2.2.
+///
+/// With the parameters of `nn.MultiheadAttention(e, heads)`, its packed `in_proj_weight` as three windows:
+///
+/// ```no_run
+/// # fn f(device: &wgpu::Device, queue: &wgpu::Queue, in_proj_weight: &wgpu::Buffer, in_proj_bias: &wgpu::Buffer,
+/// #      out_proj_weight: &wgpu::Buffer, out_proj_bias: &wgpu::Buffer, x: &wgpu::Buffer, y: &wgpu::Buffer)
+/// # -> Result<(), wgpu_attention::Error> {
+/// use wgpu_attention::{DType, LayerConfig, LayerForward, LayerWeights, Linear, Mask, MultiHeadAttention};
+/// use wgpu_attention::{Scratch, TensorView};
+///
+/// let (e, heads) = (512, 8);
+/// let weight = TensorView::matrix(in_proj_weight, DType::F32, [3 * e, e]);
+/// let bias = TensorView::vector(in_proj_bias, DType::F32, 3 * e);
+/// let part = |n| Linear { weight: weight.slice(2, n * e, e), bias: Some(bias.slice(3, n * e, e)) };
+/// let out = Linear {
+///     weight: TensorView::matrix(out_proj_weight, DType::F32, [e, e]),
+///     bias: Some(TensorView::vector(out_proj_bias, DType::F32, e)),
+/// };
+/// let weights = LayerWeights { query: part(0), key: part(1), value: part(2), out, bias_kv: None, qk_norm: None, gate: None };
+/// let layer = MultiHeadAttention::new(device, LayerConfig::new(e, heads), &weights)?;
+///
+/// let sequence = |buffer| TensorView::sequence(buffer, DType::F32, [1, 128, e]); // batch, length, features
+/// let call = LayerForward::self_attention(sequence(x), sequence(y)).mask(Mask::causal());
+/// let mut scratch = Scratch::new(device, layer.scratch_size(&call)?)?;
+/// let mut encoder = device.create_command_encoder(&Default::default());
+/// layer.forward(&mut encoder, &call, &mut scratch)?;
+/// queue.submit([encoder.finish()]);
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct MultiHeadAttention {
+    pipelines: Pipelines,
+    config: LayerConfig,
+    tuning: Tuning,
+    query: OwnedLinear,
+    key: OwnedLinear,
+    value: OwnedLinear,
+    out: OwnedLinear,
+    appended: Option<[Tensor; 2]>,
+    /// Of queries and of keys.
+    norms: [OwnedNorm; 2],
+    /// The projection of the gate of the heads' outputs.
+    gate: Option<OwnedLinear>,
+}
+
+/// How errors name the weights and biases of the norms of queries and of keys.
+pub(crate) const NORMS: [[&str; 2]; 2] = [["q_norm.weight", "q_norm.bias"], ["k_norm.weight", "k_norm.bias"]];
+
+/// A checked call: the attention inside the layer without its tensors in scratch.
+#[derive(Clone, Copy)]
+pub(crate) struct Plan {
+    pub shape: Shape,
+    appended: usize,
+    chosen: Chosen,
+    pub size: ScratchSize,
+}
+
+impl MultiHeadAttention {
+    /// A layer with pipelines of its own.
+    ///
+    /// # Errors
+    /// Weights that do not have the shapes of `config`, and everything [`Error`] lists for tensors.
+    pub fn new(device: &wgpu::Device, config: LayerConfig, weights: &LayerWeights) -> Result<Self, Error> {
+        Self::with_pipelines(&Pipelines::new(device), config, weights)
+    }
+
+    /// A layer that shares pipelines with other operators on the device.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_pipelines(
+        pipelines: &Pipelines,
+        config: LayerConfig,
+        weights: &LayerWeights,
+    ) -> Result<Self, Error> {
+        let device = &pipelines.facts();
+        config.check()?;
+        inner(&config).check(device)?;
+        check_dtype(config.dtype, device)?;
+        let side = |side| config.side(side);
+        let width = config.heads * config.value_dim;
+        let mut linears = vec![
+            ("weights.query", "bias.query", &weights.query, side(Side::Query).weight()),
+            ("weights.key", "bias.key", &weights.key, side(Side::Key).weight()),
+            ("weights.value", "bias.value", &weights.value, side(Side::Value).weight()),
+            ("weights.out", "bias.out", &weights.out, [1, 1, config.out_features, width]),
+        ];
+        config.check_gate(weights.gate.is_some())?;
+        if let Some((gate, side)) = weights.gate.as_ref().zip(config.gate_side()) {
+            linears.push(("weights.gate", "bias.gate", gate, side.weight()));
+        }
+        for (weight, bias, linear, shape) in linears {
+            check_weight(weight, &linear.weight, shape, Access::Read, device)?;
+            if let Some(tensor) = &linear.bias {
+                check_vector(bias, tensor, shape[1] * shape[2], Access::Read, device)?;
+            }
+        }
+        if let Some([k, v]) = &weights.bias_kv {
+            check_vector("bias_k", k, config.kv_heads * config.head_dim, Access::Read, device)?;
+            check_vector("bias_v", v, config.kv_heads * config.value_dim, Access::Read, device)?;
+            same_dtype("bias_v", v, k.dtype())?;
+        }
+        if weights.qk_norm.is_some() && config.qk_norm.is_none() {
+            let why = "the layer has no norm of queries and keys: set `LayerConfig::qk_norm`";
+            return Err(Error::Unsupported { what: "`qk_norm` of the weights alone", why });
+        }
+        let [q_norm, k_norm] = weights.qk_norm.unwrap_or_default();
+        let norm = |n: usize, norm| OwnedNorm::new(NORMS[n], &norm, config.head_dim, device);
+        let norms = [norm(0, q_norm)?, norm(1, k_norm)?];
+        for (tensor, linear) in [("weights.key", &weights.key), ("weights.value", &weights.value)] {
+            same_dtype(tensor, &linear.weight, weights.query.weight.dtype())?;
+        }
+        let biases =
+            [("bias.query", &weights.query), ("bias.key", &weights.key), ("bias.value", &weights.value)];
+        let mut first = None;
+        for (name, bias) in biases.into_iter().filter_map(|(name, l)| l.bias.map(|b| (name, b))) {
+            same_dtype(name, &bias, *first.get_or_insert(bias.dtype()))?;
+        }
+        Ok(MultiHeadAttention {
+            pipelines: pipelines.clone(),
+            config,
+            tuning: Tuning::default(),
+            query: OwnedLinear::new(&weights.query),
+            key: OwnedLinear::new(&weights.key),
+            value: OwnedLinear::new(&weights.value),
+            out: OwnedLinear::new(&weights.out),
+            appended: weights.bias_kv.map(|pair| pair.map(TensorView::to_owned)),
+            norms,
+            gate: weights.gate.as_ref().map(OwnedLinear::new),
+        })
+    }
+
+    /// How the layer is computed, not what; see [`Tuning`].
+    pub fn tuning(mut self, tuning: Tuning) -> Self {
+        self.tuning = tuning;
+        self
+    }
+
+    /// The pipelines, to share.
+    pub fn pipelines(&self) -> &Pipelines {
+        &self.pipelines
+    }
+
+    /// The type of its inputs, outputs and what is between.
+    pub(crate) fn dtype(&self) -> DType {
+        self.config.dtype
+    }
+
+    /// Keys that the layer appends to every sequence.
+    pub(crate) fn appended_keys(&self) -> usize {
+        usize::from(self.appended.is_some()) + usize::from(self.config.add_zero_attn)
+    }
+
+    /// The temporary memory that `call` needs: as [`Attention::scratch_size`](crate::Attention::scratch_size),
+    /// and the projected queries, keys, values and, unless `call` keeps them, the heads' outputs. A gate
+    /// takes room for its logits, and for the heads' outputs times the gate.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn scratch_size(&self, call: &LayerForward) -> Result<ScratchSize, Error> {
+        Ok(self.check(call, &self.pipelines.facts())?.size)
+    }
+
+    /// Records `call` into `encoder`, in a compute pass of its own. Nothing is submitted or copied.
+    ///
+    /// # Errors
+    /// Everything that [`Error`] lists for tensors, masks, options and scratch; then nothing has been recorded.
+    pub fn forward(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        call: &LayerForward,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record(call, scratch, |bound| record(&mut pass(encoder, "multi-head attention"), bound))
+    }
+
+    /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn forward_in_pass(
+        &self,
+        pass: &mut wgpu::ComputePass,
+        call: &LayerForward,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record(call, scratch, |bound| record(pass, bound))
+    }
+
+    /// Compiles and binds what `call` needs, so that its first recording does neither.
+    /// Some drivers compile at the first submission all the same: see [`Pipelines`](crate::Pipelines).
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn prepare(&self, call: &LayerForward, scratch: &mut Scratch) -> Result<(), Error> {
+        self.record(call, scratch, |_| ())
+    }
+
+    fn record(
+        &self,
+        call: &LayerForward,
+        scratch: &mut Scratch,
+        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
+    ) -> Result<(), Error> {
+        let scratch: &Scratch = scratch;
+        let bound = self.pipelines.with_fallbacks(|| {
+            let device = &self.pipelines.facts();
+            let plan = attention::dispatch::within(device, |device| {
+                let plan = self.check(call, device)?;
+                scratch.check(plan.size).map(|()| plan)
+            })?;
+            self.pipelines.bind(&self.dispatches(call, &plan, scratch, device)?, scratch.bindings())
+        })?;
+        emit(&bound);
+        Ok(())
+    }
+
+    /// The dispatches of a call that was checked.
+    pub(crate) fn dispatches<'a>(
+        &'a self,
+        call: &LayerForward<'a>,
+        plan: &Plan,
+        scratch: &'a Scratch,
+        device: &DeviceFacts,
+    ) -> Result<Dispatches<'a>, Error> {
+        let Plan { shape, appended, chosen, .. } = *plan;
+        let dtype = self.config.dtype;
+        let projected = self.projected(call, &shape, scratch.buffer(Slot::Projected)?);
+        let context = match call.context {
+            Some(context) => context,
+            None => in_scratch(scratch.buffer(Slot::Context)?, dtype, joined_heads(&shape), 0),
+        };
+        let memory = chosen.memory(scratch)?;
+        let mut dispatches = self.project(call, &shape, appended, (projected, [None; 2]), device)?;
+        let extras = call.extras(heads_of(context, &shape), appended);
+        dispatches.extend(attention::dispatch::dispatches(
+            &self.problem(shape, projected, extras),
+            chosen,
+            memory,
+            device,
+        ));
+        dispatches.extend(self.finish(call, &shape, context, scratch, device)?);
+        Ok(dispatches)
+    }
+
+    /// Where queries, keys and values are: in `buffer`, but for keys and values whose place the call says.
+    fn projected<'a>(
+        &self,
+        call: &LayerForward<'a>,
+        shape: &Shape,
+        buffer: &'a wgpu::Buffer,
+    ) -> [TensorView<'a>; 3] {
+        let dtype = self.config.dtype;
+        let layouts = projected_layouts(shape, call.projects(), dtype);
+        let [q, k, v] = layouts.map(|layout| TensorView::with_layout(buffer, dtype, layout));
+        let [k, v] = call.keys.outside().unwrap_or([k, v]);
+        [q, k, v]
+    }
+
+    /// Projects queries, and keys and values unless they were before. Then it normalises and rotates
+    /// queries and keys, and appends keys and values. A backward pass gives places for queries and
+    /// keys before their norm, `unnormed`.
+    fn project<'a>(
+        &'a self,
+        call: &LayerForward<'a>,
+        shape: &Shape,
+        appended: usize,
+        ([q, k, v], unnormed): ([TensorView<'a>; 3], [Option<TensorView<'a>>; 2]),
+        device: &DeviceFacts,
+    ) -> Result<Dispatches<'a>, Error> {
+        let narrow = self.config.narrow;
+        let given = |t: TensorView<'a>| t.slice(2, 0, shape.kv_len - appended);
+        let mut products = vec![self.query.product(call.query, unnormed[0].unwrap_or(q), narrow)];
+        let before = call.keys.are_given();
+        if !before || unnormed[1].is_some() {
+            products.push(self.key.product(call.key, given(unnormed[1].unwrap_or(k)), narrow));
+        }
+        if !before {
+            products.push(self.value.product(call.value, given(v), narrow));
+        }
+        let mut dispatches = projection::dispatch::dispatches(&products, &self.tuning, device)?;
+        dispatches.extend(self.normed(0, unnormed[0].unwrap_or(q), q, device));
+        if !before {
+            dispatches.extend(self.normed(1, given(unnormed[1].unwrap_or(k)), given(k), device));
+        }
+        if let Some(rotary) = call.rotary {
+            dispatches.push(rotary.dispatch(q, false, device)?);
+            if !before {
+                dispatches.push(rotary.dispatch(given(k), false, device)?);
+            }
+        }
+        if appended > 0 && !before {
+            // Both lie in one buffer, bound whole.
+            let end = v.offset() + count(v.shape());
+            let whole = in_scratch(v.buffer, self.config.dtype, [1, 1, 1, end], 0);
+            let views = [k, v].map(|t| Some(View::from(t.layout)));
+            dispatches.push(self.append((whole, views), shape, appended, device));
+        }
+        Ok(dispatches)
+    }
+
+    /// The norm of queries or keys `x`, if the layer has one.
+    fn norm_of<'a>(&'a self, side: usize, x: TensorView<'a>) -> Option<NormOp<'a>> {
+        Some(self.norms[side].op(self.config.qk_norm?, x, None))
+    }
+
+    /// Normalises queries or keys `x` into `out`, which may be `x`, if the layer has norms.
+    fn normed<'a>(
+        &'a self,
+        side: usize,
+        x: TensorView<'a>,
+        out: TensorView<'a>,
+        device: &DeviceFacts,
+    ) -> Option<Dispatch<'a>> {
+        Some(self.norm_of(side, x)?.forward(out, None, &self.tuning, device))
+    }
+
+    /// The attention inside.
+    fn problem<'a>(&self, shape: Shape, [q, k, v]: [TensorView<'a>; 3], extras: Extras<'a>) -> Problem<'a> {
+        Problem {
+            shape,
+            q,
+            keys: Keys::Tensors { k, v },
+            extras,
+            scale: scale_in_f32(self.config.scale, shape.head_dim),
+            softcap: self.config.softcap.map(|c| c as f32),
+            score_vector: None,
+            tuning: self.tuning,
+        }
+    }
+
+    /// Writes the appended keys and values into a buffer that has both, or one of them.
+    fn append<'a>(
+        &'a self,
+        (kv, [k, v]): (TensorView<'a>, [Option<View>; 2]),
+        shape: &Shape,
+        appended: usize,
+        device: &DeviceFacts,
+    ) -> Dispatch<'a> {
+        let [bias_k, bias_v] = [0, 1].map(|n| self.appended.as_ref().map(|pair| pair[n].view()));
+        let place = |bias: Option<TensorView>| {
+            let layout = bias.map(|bias| bias.window(device).layout);
+            layout.map_or([0; 2], |layout| [layout.offset as u32, layout.strides[3] as u32])
+        };
+        let call = AppendKeysCall {
+            kv,
+            bias_k,
+            bias_v,
+            k: k.unwrap_or_default(),
+            v: v.unwrap_or_default(),
+            kv_heads: shape.kv_heads as u32,
+            head_dim: k.map_or(0, |_| shape.head_dim as u32),
+            value_dim: v.map_or(0, |_| shape.value_dim as u32),
+            start: (shape.kv_len - appended) as u32,
+            bias_k_at: place(bias_k),
+            bias_v_at: place(bias_v),
+        };
+        let channels = shape.head_dim.max(shape.value_dim);
+        let groups = channels.div_ceil(append_keys::WORKGROUP);
+        call.dispatch([groups, appended, shape.batch * shape.kv_heads], device)
+    }
+
+    fn check(&self, call: &LayerForward, device: &DeviceFacts) -> Result<Plan, Error> {
+        let shape = self.check_tensors(call, ("out", call.out, Access::Write), device)?;
+        let appended = self.appended_keys();
+        let extras = call.extras(call.out, appended);
+        check_extras(&extras, &shape, device)?;
+        let mut written = outputs(&extras);
+        if let Some(context) = call.context {
+            self.check_context(context, &shape, Access::Write, device)?;
+            written.push(("context", context));
+            // It is read beside `out`, after it was written beside `lse` and while `weights` are read.
+            for (other, view) in [("out", Some(call.out)), ("weights", call.weights)] {
+                if view.is_some_and(|view| view.buffer == context.buffer) {
+                    return Err(Error::Alias { tensor: "context", other });
+                }
+            }
+            let together = [Some(("context", context)), call.lse.map(|lse| ("lse", lse))];
+            check_apart(&together.into_iter().flatten().collect::<Vec<_>>(), device)?;
+        }
+        check_aliasing(&written, &self.inputs(call, &extras))?;
+        self.plan(call, shape, &extras, device)
+    }
+
+    /// The plan of a checked call.
+    fn plan(
+        &self,
+        call: &LayerForward,
+        shape: Shape,
+        extras: &Extras,
+        device: &DeviceFacts,
+    ) -> Result<Plan, Error> {
+        let mut size = self.projected_size(&shape, call.projects(), self.config.dtype, Slot::Projected)?;
+        if call.context.is_none() {
+            size = size.with(Slot::Context, self.context_bytes(&shape));
+        }
+        size = size.max(self.gate_size(&shape));
+        let chosen = attention::dispatch::choose(&self.outline(call, &shape, extras), device)?;
+        Ok(Plan { shape, appended: extras.appended, chosen, size: size.max(chosen.scratch_size()) })
+    }
+
+    /// The attention inside the layer, of so many sequences, queries and keys given.
+    pub(crate) fn shape_of(&self, [batch, q_len, kv_len]: [usize; 3]) -> Shape {
+        self.config.shape(batch, q_len, kv_len, self.appended_keys())
+    }
+
+    /// The plan of a call whose inputs are in the scratch of a stack: only its mask and its weights are checked.
+    pub(crate) fn plan_of(
+        &self,
+        call: &LayerForward,
+        dims: [usize; 3],
+        device: &DeviceFacts,
+    ) -> Result<Plan, Error> {
+        let shape = self.shape_of(dims);
+        self.check_rotary(call, &shape, device)?;
+        let extras = call.extras(call.out, self.appended_keys());
+        check_extras(&Extras { lse: None, ..extras }, &shape, device)?;
+        self.plan(call, shape, &extras, device)
+    }
+
+    /// What a plan must know of the attention inside. How keys and values will lie decides how they load.
+    fn outline(&self, call: &LayerForward, shape: &Shape, extras: &Extras) -> Outline {
+        let dtype = self.config.dtype;
+        let [_, k, v] = projected_layouts(shape, [true; 3], dtype);
+        let [k, v] = call.keys.outside().map_or([k, v], |keys| keys.map(|t| t.layout));
+        extras.outline(*shape, dtype, KeyLayout::Tensors { dtype, k, v }, self.tuning)
+    }
+
+    /// Checks the inputs, and a tensor shaped as the output. Gives the shape of the attention inside.
+    fn check_tensors(
+        &self,
+        call: &LayerForward,
+        (out, view, access): (&'static str, TensorView, Access),
+        device: &DeviceFacts,
+    ) -> Result<Shape, Error> {
+        let config = &self.config;
+        let [batch, _, q_len, _] = call.query.shape();
+        let kv_len = call.key.shape()[2];
+        let tensors = [
+            ("query", call.query, [batch, 1, q_len, config.query_features], Access::Read),
+            ("key", call.key, [batch, 1, kv_len, config.key_features], Access::Read),
+            ("value", call.value, [batch, 1, kv_len, config.value_features], Access::Read),
+            (out, view, [batch, 1, q_len, config.out_features], access),
+        ];
+        tensors.into_iter().try_for_each(|(tensor, view, wanted, access)| {
+            view.check_as(tensor, config.dtype, access, device)?;
+            expect_shape(tensor, view.shape(), wanted)
+        })?;
+        let shape = config.shape(batch, q_len, kv_len, self.appended_keys());
+        self.check_rotary(call, &shape, device)?;
+        Ok(shape)
+    }
+
+    fn check_rotary(&self, call: &LayerForward, shape: &Shape, device: &DeviceFacts) -> Result<(), Error> {
+        let Some(rotary) = call.rotary else { return Ok(()) };
+        if shape.kv_len - self.appended_keys() != shape.q_len {
+            let why =
+                "they are those of self-attention; else rotate with `Positions` what `Projection` gives";
+            return Err(Error::Unsupported {
+                what: "rotary positions of fewer or more keys than queries",
+                why,
+            });
+        }
+        rotary.check(shape.q(), device)
+    }
+
+    fn check_context(
+        &self,
+        context: TensorView,
+        shape: &Shape,
+        access: Access,
+        device: &DeviceFacts,
+    ) -> Result<(), Error> {
+        context.check_as("context", self.config.dtype, access, device)?;
+        expect_shape("context", context.shape(), joined_heads(shape))
+    }
+
+    /// All that a call reads.
+    fn inputs<'a>(
+        &'a self,
+        call: &LayerForward<'a>,
+        extras: &Extras<'a>,
+    ) -> Vec<(&'static str, TensorView<'a>)> {
+        [("query", call.query), ("key", call.key), ("value", call.value)]
+            .into_iter()
+            .chain(self.weights())
+            .chain(extra_inputs(extras))
+            .chain(call.rotary.iter().flat_map(Rotary::tensors))
+            .collect()
+    }
+
+    /// The tensors that the layer was made of.
+    pub(crate) fn weights(&self) -> Vec<(&'static str, TensorView<'_>)> {
+        let mut linears = vec![
+            ("weights.query", "bias.query", &self.query),
+            ("weights.key", "bias.key", &self.key),
+            ("weights.value", "bias.value", &self.value),
+            ("weights.out", "bias.out", &self.out),
+        ];
+        linears.extend(self.gate.iter().map(|gate| ("weights.gate", "bias.gate", gate)));
+        linears
+            .iter()
+            .map(|(name, _, linear)| (*name, linear.weight.view()))
+            .chain(linears.iter().filter_map(|(_, name, linear)| Some((*name, linear.bias.as_ref()?.view()))))
+            .chain(
+                ["bias_k", "bias_v"]
+                    .into_iter()
+                    .zip(self.appended.iter().flatten())
+                    .map(|(n, t)| (n, t.view())),
+            )
+            .chain(self.norms.iter().flat_map(OwnedNorm::tensors))
+            .collect()
+    }
+
+    /// The temporary memory for those of projected queries, keys and values that are wanted.
+    fn projected_size(
+        &self,
+        shape: &Shape,
+        wanted: [bool; 3],
+        dtype: DType,
+        slot: Slot,
+    ) -> Result<ScratchSize, Error> {
+        let parts = [shape.q(), shape.k(), shape.v(), shape.out()];
+        let total = parts.iter().fold(0u64, |sum, part| sum.saturating_add(count(*part) as u64));
+        // Kernels count elements in 32 bits.
+        if total > u64::from(u32::MAX / 2) {
+            let bytes = total.saturating_mul(dtype.bytes() as u64);
+            let limit = self.pipelines.facts().max_binding_bytes;
+            return Err(Error::BindingLimit { tensor: "scratch", bytes, limit });
+        }
+        let ends =
+            projected_layouts(shape, wanted, dtype).into_iter().zip(wanted).filter(|(_, wanted)| *wanted);
+        let end = ends.map(|(layout, _)| layout.offset + count(layout.shape)).max().unwrap_or(0);
+        Ok(ScratchSize::default().with(slot, (end as u64 * dtype.bytes() as u64).next_multiple_of(4)))
+    }
+
+    /// Bytes of the heads' outputs, or of their gradient, of a shape that fits.
+    pub(crate) fn context_bytes(&self, shape: &Shape) -> u64 {
+        (count(shape.out()) as u64 * self.config.dtype.bytes() as u64).next_multiple_of(4)
+    }
+}
+
+/// The attention inside a layer.
+fn inner(config: &LayerConfig) -> Config {
+    Config::new(config.heads, config.head_dim)
+        .kv_heads(config.kv_heads)
+        .value_dim(config.value_dim)
+        .dtype(config.dtype)
+        .scale(config.scale)
+        .softcap(config.softcap)
+}
+
+/// Where those of q, k and v that are wanted lie in the scratch: `[batch, heads, length, dim]` each, one after the other.
+fn projected_layouts(shape: &Shape, wanted: [bool; 3], dtype: DType) -> [Layout; 3] {
+    // Starts that every device can bind at, so that windows begin where tensors do.
+    let align = 256 / dtype.bytes();
+    let mut offset = 0usize;
+    let mut wanted = wanted.into_iter();
+    [shape.q(), shape.k(), shape.v()].map(|shape| {
+        let layout = Layout { offset, ..Layout::dense(shape) };
+        if wanted.next() == Some(true) {
+            offset = (offset + count(shape)).next_multiple_of(align);
+        }
+        layout
+    })
+}
+
+/// Where keys and values lie in a buffer of their own, and the elements up to where the next could begin.
+pub(crate) fn key_layouts(shape: &Shape, dtype: DType) -> ([Layout; 2], usize) {
+    let [_, k, v] = projected_layouts(shape, [false, true, true], dtype);
+    ([k, v], (v.offset + count(v.shape)).next_multiple_of(256 / dtype.bytes()))
+}
+
+/// The heads' outputs side by side, as the output projection reads them.
+pub(crate) fn joined_heads(shape: &Shape) -> [usize; 4] {
+    [shape.batch, 1, shape.q_len, shape.heads.saturating_mul(shape.value_dim)]
+}
+
+/// Each head's part of them: `[batch, heads, q_len, value_dim]`.
+fn heads_of<'a>(joined: TensorView<'a>, shape: &Shape) -> TensorView<'a> {
+    let [batch, _, length, unit] = joined.strides();
+    let strides = [batch, shape.value_dim.saturating_mul(unit), length, unit];
+    TensorView { layout: Layout { shape: shape.out(), strides, ..joined.layout }, ..joined }
+}

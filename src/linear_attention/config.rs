@@ -1,0 +1,164 @@
+//! The configuration of linear attention.
+
+use super::feature_map::{FeatureMap, RandomFeatures, UpdateRule};
+use super::kernels::linear_recurrent::MOST_FEATURES;
+use crate::attention::check_dtype;
+use crate::device::DeviceFacts;
+use crate::kernel::Tuning;
+use crate::tensor::{DType, Error, Shape};
+
+/// What is fixed when a [`LinearAttention`](super::LinearAttention) is made.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[must_use]
+pub struct LinearConfig {
+    pub(crate) heads: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) value_dim: usize,
+    pub(crate) dtype: DType,
+    pub(crate) map: FeatureMap,
+    pub(crate) rule: UpdateRule,
+    pub(crate) causal: bool,
+    pub(crate) normalised: bool,
+    pub(crate) eps: Option<f64>,
+    pub(crate) scale: f64,
+    pub(crate) tuning: Tuning,
+}
+
+impl LinearConfig {
+    /// `heads` query heads of `head_dim` channels; f32, φ = elu + 1, all keys for every query, results divided by the norm.
+    pub fn new(heads: usize, head_dim: usize) -> Self {
+        LinearConfig {
+            heads,
+            kv_heads: heads,
+            head_dim,
+            value_dim: head_dim,
+            dtype: DType::F32,
+            map: FeatureMap::Elu,
+            rule: UpdateRule::Linear,
+            causal: false,
+            normalised: true,
+            eps: None,
+            scale: 1.0,
+            tuning: Tuning::default(),
+        }
+    }
+
+    /// Key/value heads, a divisor of `heads`, each with a state: query head `h` uses `h / (heads / kv_heads)`.
+    pub fn kv_heads(mut self, kv_heads: usize) -> Self {
+        self.kv_heads = kv_heads;
+        self
+    }
+
+    /// Channels of values and of the output, `head_dim` unless set.
+    pub fn value_dim(mut self, value_dim: usize) -> Self {
+        self.value_dim = value_dim;
+        self
+    }
+
+    /// Element type of q, k, v and out: F32, F16 or BF16. Sums and states are always f32.
+    pub fn dtype(mut self, dtype: DType) -> Self {
+        self.dtype = dtype;
+        self
+    }
+
+    /// φ.
+    pub fn feature_map(mut self, map: FeatureMap) -> Self {
+        self.map = map;
+        self
+    }
+
+    /// How a state takes up a token. Others than [`UpdateRule::Linear`] are causal, go token by token and have no gradients yet.
+    pub fn update_rule(mut self, rule: UpdateRule) -> Self {
+        self.rule = rule;
+        self
+    }
+
+    /// Query i sees keys j ≤ i; there are as many of both.
+    pub fn causal(mut self, causal: bool) -> Self {
+        self.causal = causal;
+        self
+    }
+
+    /// Whether results are divided by the norm, `φ(q) · Σ φ(k)`; otherwise they are multiplied by [`scale`](Self::scale).
+    pub fn normalised(mut self, normalised: bool) -> Self {
+        self.normalised = normalised;
+        self
+    }
+
+    /// What is added to the norm, 10⁻⁶ unless set; with random features nothing, whose scale is arbitrary.
+    pub fn eps(mut self, eps: impl Into<Option<f64>>) -> Self {
+        self.eps = eps.into();
+        self
+    }
+
+    /// What results are multiplied by that are not normalised, 1 unless set.
+    pub fn scale(mut self, scale: f64) -> Self {
+        self.scale = scale;
+        self
+    }
+
+    /// How it is computed, not what: the form of kernels. The rest of [`Tuning`] does not concern it.
+    pub fn tuning(mut self, tuning: Tuning) -> Self {
+        self.tuning = tuning;
+        self
+    }
+
+    /// Channels of a feature.
+    pub(crate) fn features(&self) -> usize {
+        self.map.features(self.head_dim)
+    }
+
+    pub(crate) fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
+        let LinearConfig { heads, kv_heads, head_dim, value_dim, .. } = *self;
+        Shape { batch: 1, heads, kv_heads, q_len: 1, kv_len: 1, head_dim, value_dim }.check()?;
+        check_dtype(self.dtype, device)?;
+        let finite = |x: f64| x.is_finite() && (x as f32).is_finite();
+        if let Some(eps) = self.eps.filter(|eps| !finite(*eps) || *eps < 0.0) {
+            return Err(Error::Option { option: "eps", value: eps, expected: "finite and at least 0" });
+        }
+        if !finite(self.scale) {
+            return Err(Error::Option { option: "scale", value: self.scale, expected: "finite" });
+        }
+        if self.rule != UpdateRule::Linear && !self.causal {
+            let why = "an update rule goes from token to token; set `causal(true)`";
+            return Err(Error::Unsupported { what: "an update rule without causality", why });
+        }
+        if self.rule.has_beta() && self.normalised {
+            let why = "a state that values are taken from again has no norm; set `normalised(false)`";
+            return Err(Error::Unsupported { what: "a delta rule with normalisation", why });
+        }
+        if self.rule != UpdateRule::Linear && self.map.is_scaled() {
+            let why = "their scale would have to be that of the state; take others";
+            return Err(Error::Unsupported { what: "exponential features with an update rule", why });
+        }
+        if self.rule != UpdateRule::Linear && self.normalised && self.features() > MOST_FEATURES {
+            let (what, name) =
+                ("features of a norm", "features that a norm in workgroup memory has room for");
+            return Err(Error::Limit {
+                what,
+                needed: self.features() as u64,
+                limit: MOST_FEATURES as u64,
+                name,
+            });
+        }
+        if let FeatureMap::Random { kind, directions } = self.map {
+            crate::tensor::check_sizes("feature_map", &[("directions", directions)])?;
+            if let RandomFeatures::Relu { epsilon } = kind
+                && (!finite(epsilon) || epsilon < 0.0)
+            {
+                let expected = "finite and at least 0";
+                return Err(Error::Option { option: "epsilon", value: epsilon, expected });
+            }
+            if kind.is_scaled() && self.eps.is_some_and(|eps| eps != 0.0) {
+                let why = "their scale is arbitrary, so that eps would mean something else for each query; leave it at 0";
+                return Err(Error::Unsupported { what: "eps with exponential features", why });
+            }
+            if kind.is_scaled() && !self.normalised {
+                let why = "only the norm takes back the scale that they are computed relative to";
+                return Err(Error::Unsupported { what: "exponential features without normalisation", why });
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,137 @@
+//! Random features of rows, and their gradients.
+
+use super::recorder::Recorder;
+use super::{LinearProblem, Random};
+use crate::kernel::{Scratch, Slot};
+use crate::linear_attention::feature_map::RandomFeatures;
+use crate::linear_attention::kernels::linear::{LinearNumbers, ROWS_EACH, Randoms};
+use crate::linear_attention::kernels::linear_d_rows::LinearDRowsCall;
+use crate::linear_attention::kernels::linear_features::LinearFeaturesCall;
+use crate::linear_attention::kernels::linear_map::{self, LinearMapCall};
+use crate::linear_attention::kernels::linear_map_backward::{self, LinearMapBackwardCall};
+use crate::tensor::{Error, TensorView};
+
+/// Rows that random features are made of, and their features.
+pub(super) struct FeatureRows<'a> {
+    rows: TensorView<'a>,
+    features: TensorView<'a>,
+    of_keys: bool,
+}
+
+impl<'a> Recorder<'a, '_> {
+    /// Numbers for rows that random features are made of.
+    fn row_numbers(&self, random: &Random<'a>, rows: &FeatureRows<'a>) -> LinearNumbers {
+        let [_, heads, len, head_dim] = rows.rows.shape();
+        let directions = self.direction_view(random);
+        // Their own normalisation, where the norm's eps is otherwise.
+        let root = |n: usize| 1.0 / (n as f64).sqrt();
+        let eps = match random.kind {
+            RandomFeatures::Relu { epsilon } => epsilon,
+            RandomFeatures::Hyperbolic => root(2 * directions.shape()[2]),
+            _ => root(directions.shape()[2]),
+        };
+        LinearNumbers {
+            heads: heads as u32,
+            group: (heads / self.problem.shape.kv_heads) as u32,
+            q_len: len as u32,
+            chunk_len: ROWS_EACH as u32,
+            eps: eps as f32,
+            scale: (head_dim as f64).powf(-0.25) as f32,
+            ..self.numbers
+        }
+    }
+
+    /// The directions, with those of one head repeated.
+    pub fn direction_view(&self, random: &Random<'a>) -> TensorView<'a> {
+        let mut directions = random.directions;
+        if directions.layout.shape[1] == 1 {
+            directions.layout.strides[1] = 0;
+        }
+        directions
+    }
+
+    pub fn row_counts(&self, rows: &FeatureRows, columns: usize) -> [usize; 3] {
+        let [batch, heads, len, _] = rows.rows.shape();
+        [self.problem.tiles.groups(ROWS_EACH.min(len), columns), len.div_ceil(ROWS_EACH), batch * heads]
+    }
+
+    /// Random features of rows.
+    pub fn make_features(&mut self, random: &Random<'a>, rows: &FeatureRows<'a>) {
+        let numbers = self.row_numbers(random, rows);
+        let directions = self.direction_view(random);
+        let count = directions.shape()[2];
+        let mut products = rows.features;
+        products.layout.shape[3] = count;
+        let call = LinearFeaturesCall {
+            rows: rows.rows,
+            directions,
+            written: rows.features,
+            numbers,
+            tiles: self.problem.tiles,
+            width: LinearProblem::width(&[&rows.rows, &directions, &products]),
+        };
+        self.all.push(call.dispatch(self.row_counts(rows, count), self.device));
+        let call = LinearMapCall {
+            rows: rows.rows,
+            row_features: rows.features,
+            logs: self.logs().filter(|_| rows.of_keys && random.kind.is_scaled()),
+            numbers,
+            kind: Randoms::of(random.kind),
+        };
+        let [batch, heads, len, _] = rows.rows.shape();
+        let counts = [len.div_ceil(linear_map::WORKGROUP), heads, batch];
+        self.all.push(call.dispatch(counts, self.device));
+    }
+
+    /// The gradient of rows from that of their random features.
+    pub fn d_rows(
+        &mut self,
+        random: &Random<'a>,
+        rows: &FeatureRows<'a>,
+        mut d_features: TensorView<'a>,
+        d_rows: TensorView<'a>,
+        accumulates: bool,
+    ) {
+        let numbers = self.row_numbers(random, rows);
+        let directions = self.direction_view(random);
+        let kind = Randoms::of(random.kind);
+        d_features.layout.shape[3] += 4;
+        let call = LinearMapBackwardCall {
+            rows: rows.rows,
+            row_features: rows.features,
+            directions: (kind == Randoms::Fourier).then_some(directions),
+            d_features,
+            numbers,
+            kind,
+        };
+        let [batch, heads, len, head_dim] = rows.rows.shape();
+        let counts = [len.div_ceil(linear_map_backward::WORKGROUP), heads, batch];
+        self.all.push(call.dispatch(counts, self.device));
+        let call = LinearDRowsCall {
+            rows: rows.rows,
+            directions,
+            d_features,
+            written: d_rows,
+            numbers: LinearNumbers { accumulates: accumulates.into(), ..numbers },
+            tiles: self.problem.tiles,
+            width: LinearProblem::width(&[&rows.rows, &directions, &d_rows]),
+        };
+        self.all.push(call.dispatch(self.row_counts(rows, head_dim), self.device));
+    }
+}
+
+/// The problem with random features in memory in place of queries and keys, which are told too.
+pub(super) fn with_features<'a>(
+    problem: &LinearProblem<'a>,
+    scratch: &'a Scratch,
+) -> Result<(LinearProblem<'a>, Option<[FeatureRows<'a>; 2]>), Error> {
+    if problem.random.is_none() {
+        return Ok((*problem, None));
+    }
+    let [q, k] = problem.feature_views(scratch.buffer(Slot::Features)?, 0);
+    let rows = [
+        FeatureRows { rows: problem.q, features: q, of_keys: false },
+        FeatureRows { rows: problem.k, features: k, of_keys: true },
+    ];
+    Ok((LinearProblem { q, k, ..*problem }, Some(rows)))
+}

@@ -1,0 +1,149 @@
+//! Linear attention: states of chunks, running sums of them, results.
+
+mod backward;
+mod features;
+mod forward;
+mod problem;
+mod recorder;
+mod recurrent;
+
+use features::with_features;
+pub(crate) use problem::{LinearGradientViews, LinearProblem, LinearStateViews, Random};
+use recorder::Recorder;
+
+use super::kernels::linear_carry::Way;
+use super::plan::LinearPlan;
+use crate::device::DeviceFacts;
+use crate::kernel::{Dispatches, Scratch, Slot};
+use crate::tensor::Error;
+
+/// Values of normalised results are divided by it before they are summed: a power of two, so that no bit of a sum changes. A mean is
+/// then within f32's range where the weights of its values add up to as much, and keeps values from 10⁻³² on.
+const VALUE_SCALE: f32 = (1 << 20) as f32;
+
+/// The dispatches of a forward call.
+pub(crate) fn dispatches<'a>(
+    problem: &LinearProblem<'a>,
+    scratch: &'a Scratch,
+    device: &DeviceFacts,
+) -> Result<Dispatches<'a>, Error> {
+    scratch.check(problem.scratch_size())?;
+    let mut all = Dispatches::new();
+    for group in problem.groups(false) {
+        all.extend(part_dispatches(&problem.part(group), scratch, device)?);
+    }
+    Ok(all)
+}
+
+/// The dispatches of a forward call of one group of heads.
+fn part_dispatches<'a>(
+    problem: &LinearProblem<'a>,
+    scratch: &'a Scratch,
+    device: &DeviceFacts,
+) -> Result<Dispatches<'a>, Error> {
+    let size = problem.part_scratch_size();
+    let (problem, rows) = with_features(problem, scratch)?;
+    let problem = &problem;
+    let mut recorder = Recorder::new(problem, size, scratch, device)?;
+    if let (Some(random), Some(rows)) = (problem.random, &rows) {
+        rows.iter().for_each(|rows| recorder.make_features(&random, rows));
+    }
+    if problem.is_recurrent() {
+        recorder.recurrent();
+        return Ok(recorder.all);
+    }
+    recorder.prepare();
+    let given = problem.state.is_some_and(|state| state.given);
+    if problem.normalised {
+        (recorder.numbers.value_unit, recorder.numbers.value_scale) = (1.0 / VALUE_SCALE, VALUE_SCALE);
+    }
+    recorder.carry_over(if given { Way::Fetch } else { Way::Zero });
+    for span in recorder.plan.spans(recorder.plan.slots) {
+        recorder.key_states(span);
+        if problem.causal {
+            recorder.products(span);
+            recorder.results(span);
+        }
+    }
+    if !problem.causal {
+        LinearPlan::wide_spans(recorder.plan.query_slots).into_iter().for_each(|span| recorder.results(span));
+    }
+    if problem.state.is_some() {
+        recorder.carry_over(Way::Keep);
+    }
+    Ok(recorder.all)
+}
+
+/// The dispatches of a backward call.
+pub(crate) fn backward_dispatches<'a>(
+    problem: &LinearProblem<'a>,
+    gradients: &LinearGradientViews<'a>,
+    scratch: &'a Scratch,
+    device: &DeviceFacts,
+) -> Result<Dispatches<'a>, Error> {
+    scratch.check(problem.backward_scratch_size())?;
+    let mut all = Dispatches::new();
+    for group in problem.groups(true) {
+        let gradients = gradients.part(problem.shape, group);
+        all.extend(part_backward_dispatches(&problem.part(group), &gradients, scratch, device)?);
+    }
+    Ok(all)
+}
+
+/// The dispatches of a backward call of one group of heads.
+fn part_backward_dispatches<'a>(
+    problem: &LinearProblem<'a>,
+    gradients: &LinearGradientViews<'a>,
+    scratch: &'a Scratch,
+    device: &DeviceFacts,
+) -> Result<Dispatches<'a>, Error> {
+    let size = problem.part_backward_scratch_size();
+    let (problem, rows) = with_features(problem, scratch)?;
+    let problem = &problem;
+    let mut recorder = Recorder::new(problem, size, scratch, device)?;
+    let wanted = gradients;
+    let mut inner = *gradients;
+    if let (Some(random), Some(rows)) = (problem.random, &rows) {
+        rows.iter().for_each(|rows| recorder.make_features(&random, rows));
+        let [d_q, d_k] = problem.feature_views(scratch.buffer(Slot::FeatureGradients)?, 4);
+        // Those of features are written, whatever is added to.
+        inner.d_q = wanted.d_q.map(|_| d_q);
+        inner.d_k = wanted.d_k.map(|_| d_k);
+    }
+    let gradients = &inner;
+    recorder.prepare();
+    recorder.carry_over(Way::Zero);
+    let plan = recorder.plan;
+    let spans = plan.spans(plan.slots);
+    for span in &spans {
+        recorder.key_states(*span);
+        if problem.causal {
+            recorder.products(*span);
+            recorder.row_stats(gradients, *span);
+            recorder.gradient_products(gradients, *span);
+            if let Some(d_q) = gradients.d_q {
+                recorder.d_queries(gradients, d_q, *span);
+            }
+        }
+    }
+    if !problem.causal {
+        for span in LinearPlan::wide_spans(plan.query_slots) {
+            recorder.row_stats(gradients, span);
+            if let Some(d_q) = gradients.d_q {
+                recorder.d_queries(gradients, d_q, span);
+            }
+        }
+    }
+    if gradients.d_k.is_some() || gradients.d_v.is_some() {
+        recorder.key_side(gradients, &spans);
+    }
+    if let (Some(random), Some([queries, keys])) = (problem.random, &rows) {
+        let pairs = [(queries, inner.d_q, wanted.d_q), (keys, inner.d_k, wanted.d_k)];
+        for (rows, d_features, d_rows) in pairs {
+            if let (Some(d_features), Some(d_rows)) = (d_features, d_rows) {
+                recorder.d_rows(&random, rows, d_features, d_rows, wanted.accumulates);
+            }
+        }
+    }
+    Ok(recorder.all)
+}

@@ -1,0 +1,3 @@
+//! The kernels: tensors, numbers, variant and text of each.
+
+pub(crate) mod keep_rows;

@@ -1,0 +1,51 @@
+//! Twin of `local_positions.wgsl`.
+
+use super::local::length_of;
+use crate::kernel::{FLOATS, Kernel, Variant, kernel, shader};
+use crate::rows::totals::{TOTALS_BYTES, WORKGROUP};
+use crate::tensor::DType;
+
+kernel! {
+    /// Positions that are predicted from hidden states.
+    LocalPositions, LocalPositionsCall
+    tensors {
+        x: One Read F32 one repeating,
+        vector: One Read F32 one repeating,
+        lengths: Opt Read U32 one repeating,
+        positions: One Write F32 one repeating,
+    }
+    numbers {
+        rows: u32,
+        /// Keys of each sequence if there are no lengths.
+        kv_len: u32,
+        units: u32,
+        /// Workgroups that share a batch entry's rows.
+        step: u32,
+    }
+    variant {}
+}
+
+impl Variant for LocalPositions {
+    const LABEL: &'static str = "attention.local_positions";
+
+    fn describe(&self) -> Kernel {
+        let parts = [
+            shader!("tensor/view"),
+            shader!("local/local_positions"),
+            shader!("local/predict"),
+            shader!("rows/totals"),
+            shader!("additive/tanh"),
+            length_of(self.lengths),
+        ];
+        self.declare().u32("WORKGROUP", WORKGROUP as u32).kernel(&parts, WORKGROUP as u32, TOTALS_BYTES)
+    }
+}
+
+impl LocalPositions {
+    pub fn all() -> impl Iterator<Item = Self> {
+        let [x, positions] = [DType::F32; 2];
+        FLOATS.into_iter().flat_map(move |vector| {
+            [None, Some(DType::U32)].map(|lengths| LocalPositions { x, vector, lengths, positions })
+        })
+    }
+}

@@ -1,0 +1,9 @@
+//! The kernels: tensors, numbers, variant and text of each.
+
+pub(crate) mod local;
+pub(crate) mod local_columns;
+pub(crate) mod local_gradients;
+pub(crate) mod local_positions;
+pub(crate) mod local_positions_backward;
+pub(crate) mod local_rows;
+pub(crate) mod local_weights;

@@ -1,0 +1,67 @@
+//! Dropout on attention weights, reproducible from a seed and the weight's position.
+
+use crate::tensor::Error;
+
+/// Which weights are set to zero; the others are multiplied by `1 / (1 − p)`, rounded to f32.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Dropout<Keep> {
+    /// Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) keyed by
+    /// `seed`, counter `[j / 4, i, b · heads + h, 0]`, word `j mod 4`. Weight `[b, h, i, j]` is kept when
+    /// the word is at least `p · 2³²`. The same on every device and on the CPU.
+    Seeded {
+        /// Probability that a weight is dropped, in `[0, 1)`.
+        #[doc(alias = "dropout_p")]
+        p: f64,
+        /// Key of the generator.
+        seed: u64,
+    },
+    /// The weights to keep, chosen by the caller: Bool, broadcast to `[batch, heads, q_len, kv_len]`.
+    Given {
+        /// Probability that a weight was dropped, in `[0, 1)`; only scales the rest.
+        p: f64,
+        /// `true` where the weight stays.
+        keep: Keep,
+    },
+}
+
+impl<Keep> Dropout<Keep> {
+    pub(crate) fn p(&self) -> f64 {
+        match self {
+            Dropout::Seeded { p, .. } | Dropout::Given { p, .. } => *p,
+        }
+    }
+
+    /// What kept weights are multiplied by.
+    pub(crate) fn factor(&self) -> f32 {
+        (1.0 / (1.0 - self.p())) as f32
+    }
+
+    pub(crate) fn given(&self) -> Option<&Keep> {
+        match self {
+            Dropout::Given { keep, .. } => Some(keep),
+            Dropout::Seeded { .. } => None,
+        }
+    }
+
+    pub(crate) fn seed(&self) -> u64 {
+        match self {
+            Dropout::Seeded { seed, .. } => *seed,
+            Dropout::Given { .. } => 0,
+        }
+    }
+
+    /// Smallest generator word that keeps a weight.
+    pub(crate) fn threshold(&self) -> u32 {
+        // p < 1 is at most 1 − 2⁻⁵³, so the product is below 2³².
+        (self.p() * 4_294_967_296.0) as u32
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let p = self.p();
+        if (0.0..1.0).contains(&p) {
+            return Ok(());
+        }
+        Err(Error::Option { option: "dropout p", value: p, expected: "at least 0 and below 1" })
+    }
+}

@@ -1,0 +1,41 @@
+//! Twin of `classify.wgsl`.
+
+use super::{MaskVariant, Masked};
+use crate::kernel::{Kernel, Variant, kernel, shader};
+use crate::tensor::DType;
+
+kernel! {
+    /// The classification of blocks of pairs.
+    Classify, ClassifyCall
+    tensors { map: One Write U32 one view, }
+    // Only the parts that a block map stands for.
+    groups { mask: Masked MaskVariant, }
+    numbers {
+        /// Queries and keys of a block.
+        size: [u32; 2],
+        map_heads: u32,
+        /// Batch entries of the problem that one entry of the map stands for.
+        batches: u32,
+        /// Heads of the problem that one head of the map stands for.
+        heads: u32,
+    }
+    variant {}
+}
+
+impl Variant for Classify {
+    const LABEL: &'static str = "attention.classify";
+
+    fn describe(&self) -> Kernel {
+        let mask = self.mask.wgsl();
+        let parts = [shader!("tensor/view"), shader!("mask/classify"), shader!("mask/document_range"), &mask];
+        // A word of each of 64 invocations, and a summary of 40 bytes of each and of eight together.
+        self.declare().bool("PER_PAIR_MASK", self.mask.is_per_pair()).kernel(&parts, 64, 64 * 4 + 72 * 40)
+    }
+}
+
+impl Classify {
+    pub fn all() -> impl Iterator<Item = Self> {
+        let masks = MaskVariant::all().into_iter().map(MaskVariant::blocks_only);
+        masks.map(|mask| Classify { map: DType::U32, mask })
+    }
+}

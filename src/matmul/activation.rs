@@ -1,0 +1,40 @@
+//! Activations, and their texts.
+
+use crate::kernel::shader;
+
+/// What stands between the two products of a feed-forward layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Activation {
+    /// `max(x, 0)`; its slope at 0 is 0.
+    Relu,
+    /// `x Φ(x)`, Φ the normal distribution's function (Hendrycks and Gimpel 2016, "Gaussian error linear units"): what PyTorch
+    /// calls `gelu`, BERT too. Right to a few units in the last place of the result, also far below zero.
+    Gelu,
+    /// The approximation `x (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2`: of GPT-2, `gelu_new`, `approximate="tanh"`.
+    GeluTanh,
+    /// `x / (1 + exp(−x))`, swish: of Llama and its kin, there gated.
+    Silu,
+    /// `1 / (1 + exp(−x))`. With [`BlockConfig::gated`] the feed-forward layer is the GLU of Dauphin et al. 2017, "Language
+    /// modeling with gated convolutional networks".
+    Sigmoid,
+}
+
+impl Activation {
+    /// All of them.
+    pub const ALL: [Activation; 5] =
+        [Activation::Relu, Activation::Gelu, Activation::GeluTanh, Activation::Silu, Activation::Sigmoid];
+}
+
+/// The text of an activation and its slope.
+pub(crate) fn activation_parts(activation: Option<Activation>) -> &'static [&'static str] {
+    const EXP: &str = shader!("matmul/activation/exp");
+    match activation {
+        None => &[shader!("matmul/activation/none")],
+        Some(Activation::Relu) => &[shader!("matmul/activation/relu")],
+        Some(Activation::Gelu) => &[EXP, shader!("matmul/activation/gelu")],
+        Some(Activation::GeluTanh) => &[EXP, shader!("matmul/activation/gelu_tanh")],
+        Some(Activation::Silu) => &[EXP, shader!("matmul/activation/silu")],
+        Some(Activation::Sigmoid) => &[EXP, shader!("matmul/activation/sigmoid")],
+    }
+}

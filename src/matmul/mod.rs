@@ -1,0 +1,13 @@
+//! Products of matrices: projections, quantised ones, and what kernels of products share.
+
+pub(crate) mod activation;
+pub(crate) mod plan;
+pub(crate) mod product;
+pub(crate) mod projection;
+pub(crate) mod quantized;
+pub(crate) mod side_shape;
+
+pub use activation::Activation;
+pub(crate) use activation::activation_parts;
+pub use projection::{Linear, Projection, ProjectionBackward, ProjectionForward};
+pub(crate) use side_shape::SideShape;

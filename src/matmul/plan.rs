@@ -1,0 +1,295 @@
+//! Tiles of products: projections, scores, the weighted sum.
+
+use crate::device::family::{PRODUCT_GRADIENTS, PRODUCTS};
+use crate::device::registers::Registers;
+use crate::device::tuned::{Class, Pick};
+use crate::device::{DeviceFacts, Family, Fragment};
+use crate::kernel::{MatrixUnits, Tuning};
+use crate::tensor::{DType, Error};
+
+/// The tile of a product, fixed when its shader is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Tiles {
+    /// `side × side` of the result per workgroup of 256, `k` of the inner axis per step.
+    Gpu { side: u32, k: u32 },
+    /// `rows` × `4 · lanes` of the result per workgroup of `lanes`.
+    Cpu { rows: u32, lanes: u32 },
+    /// On matrix units; projections only.
+    Matrix(MatrixTiles),
+}
+
+/// `side × side` of the result per workgroup of four subgroups, `lanes` invocations in all if they are as wide as planned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct MatrixTiles {
+    pub fragment: Fragment,
+    pub side: u32,
+    pub lanes: u32,
+}
+
+impl MatrixTiles {
+    /// Of the inner axis per step.
+    pub const K: u32 = 32;
+
+    /// Fragments of a subgroup that go through workgroup memory at once: as many as the rest of it takes, 16 KiB for the
+    /// small tile and 32 KiB for the large.
+    pub fn leaving(&self) -> u32 {
+        (if self.side == 64 && self.fragment == Fragment::Sixteen { 16 } else { 32 }) / self.fragment.side()
+    }
+
+    /// Bytes: tiles of A and B in f16, 16 bytes more per row, and the fragments that leave.
+    pub fn workgroup_memory(&self) -> u32 {
+        let side = self.fragment.side();
+        2 * self.side * (Self::K + 8) * 2 + 4 * side * (self.leaving() * side + 4) * 4
+    }
+}
+
+/// A product of `rows × inner` by `inner × cols`, `batch` times.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MatmulShape {
+    pub batch: usize,
+    pub rows: usize,
+    pub cols: usize,
+}
+
+/// All that a plan must know of projections that are computed together.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ProductOutline {
+    pub shape: MatmulShape,
+    pub inner: usize,
+    /// Of inputs, weights and outputs.
+    pub stored: [DType; 3],
+    /// Whether inputs and weights load in fours, and the weights along columns.
+    pub in_fours: bool,
+    pub w_along_columns: bool,
+    pub tuning: Tuning,
+}
+
+impl ProductOutline {
+    /// Calls that a measurement of this one stands for, if any is followed.
+    pub fn class(&self) -> Option<Class> {
+        let ProductOutline { shape, inner, stored, in_fours, w_along_columns, tuning } = *self;
+        let flags = [in_fours, w_along_columns, tuning.f16_operands];
+        let flags = flags.into_iter().enumerate().fold(0, |bits, (n, flag)| bits | u32::from(flag) << n);
+        let lengths = [shape.batch, shape.rows, shape.cols, inner];
+        let [x, w, y] = stored.map(|dtype| dtype as u32);
+        tuning.is_open().then(|| Class::new(1, [flags, x, w, y], lengths))
+    }
+}
+
+/// Tiles of projections: what was measured for such products, else what the rules say.
+///
+/// # Errors
+/// A tuning that insists on what these products cannot have.
+pub(crate) fn choose_product(outline: &ProductOutline, device: &DeviceFacts) -> Result<Tiles, Error> {
+    let measured = device.tuned.is_some().then(|| outline.class()).flatten();
+    let pick = measured.and_then(|class| device.pick(class));
+    let picked = pick.and_then(|pick| choose_product_as(outline, &pick, &device.overridden(&pick)).ok());
+    picked.map_or_else(|| choose_product_as(outline, &Pick::default(), device), Ok)
+}
+
+/// Tiles of projections as `pick` says, for a device as it has been told of.
+pub(crate) fn choose_product_as(
+    outline: &ProductOutline,
+    pick: &Pick,
+    device: &DeviceFacts,
+) -> Result<Tiles, Error> {
+    let ProductOutline { shape, stored, in_fours, tuning, .. } = *outline;
+    let dtype = match stored {
+        _ if stored.contains(&DType::BF16) => DType::BF16,
+        [DType::F16, DType::F16, _] => DType::F16,
+        _ => DType::F32,
+    };
+    if let Some(tiles) = tuning.settle(matrix_tiles(shape, dtype, in_fours, &tuning, pick, device))? {
+        return Ok(Tiles::Matrix(tiles));
+    }
+    if device.lacks_both(PRODUCTS) {
+        return Err(Error::PutAside { family: PRODUCTS.of(device.software) });
+    }
+    let cpu = tuning.form.choose(PRODUCTS, device);
+    Ok(picked_tiles(shape, cpu, pick).unwrap_or_else(|| tiles(shape, cpu, device)))
+}
+
+/// Tiles of a product that is a gradient of a projection: by the rules, without matrix units.
+///
+/// # Errors
+/// A tuning that insists on those.
+pub(crate) fn choose_gradient(
+    shape: MatmulShape,
+    tuning: &Tuning,
+    device: &DeviceFacts,
+) -> Result<Tiles, Error> {
+    tuning.settle::<()>(Err("gradients of projections do not use them"))?;
+    if device.lacks_both(PRODUCT_GRADIENTS) {
+        return Err(Error::PutAside { family: PRODUCT_GRADIENTS.of(device.software) });
+    }
+    Ok(tiles(shape, tuning.form.choose(PRODUCT_GRADIENTS, device), device))
+}
+
+/// The tiles that `pick` asks for, if it names some that such a product can have.
+fn picked_tiles(MatmulShape { rows, .. }: MatmulShape, cpu: bool, pick: &Pick) -> Option<Tiles> {
+    let [power, lanes] = [pick.rows, pick.keys];
+    if !cpu {
+        return [SMALL, LARGE]
+            .into_iter()
+            .find(|tiles| matches!(tiles, Tiles::Gpu { side, .. } if *side == power));
+    }
+    let named = power.is_power_of_two() && power <= 32 && [4, 8, 16, 32].contains(&lanes);
+    (named && power as usize <= rows.next_power_of_two()).then_some(Tiles::Cpu { rows: power, lanes })
+}
+
+/// Tiles by sums per invocation: 4 × 4 in 48 to 60 registers on AMD, 8 × 8 in 96 to 120. Per k the first
+/// loads two vectors from workgroup memory for 16 multiply-adds, all that memory can do where it does not
+/// broadcast; the second four for 64, and half as many bytes from global memory.
+const SMALL: Tiles = Tiles::Gpu { side: 64, k: 16 };
+const LARGE: Tiles = Tiles::Gpu { side: 128, k: 8 };
+
+/// Workgroups that keep a large GPU busy: two of `LARGE` fill the registers of each of about a hundred
+/// cores. With fewer, four times as many small ones do more than reuse does.
+pub(crate) const ENOUGH_WORKGROUPS: usize = 256;
+
+/// Tiles of a product, in the form for software drivers if `cpu`. Large tiles reuse what they load more often; small ones give more workgroups, and
+/// compute less beyond the edges.
+pub(crate) fn tiles(product: MatmulShape, cpu: bool, device: &DeviceFacts) -> Tiles {
+    let MatmulShape { batch, rows, cols } = product;
+    if cpu {
+        let lanes = (cols.div_ceil(4).next_power_of_two() as u32).clamp(device.lanes, 32);
+        let rows = rows.next_power_of_two().min(32) as u32;
+        return Tiles::Cpu { rows, lanes };
+    }
+    let count = |side: usize| rows.div_ceil(side).saturating_mul(cols.div_ceil(side));
+    let (small, large) = (count(64), count(128));
+    let fills = large.saturating_mul(batch) >= ENOUGH_WORKGROUPS;
+    // Reuse pays for a quarter more work beyond the edges, not for a third (192 columns) or twice.
+    let pays = large * 16 <= small * 5;
+    // 8 × 8 sums for each invocation, and what is staged next.
+    if fills && pays && device.registers == Registers::Wide { LARGE } else { SMALL }
+}
+
+/// Fewer rows or columns than half a small tile's are mostly padding.
+const LEAST_ROWS: usize = 32;
+
+/// Tiles of a product of `dtype` on matrix units, or why none; whether its operands load `in_fours`.
+fn matrix_tiles(
+    product: MatmulShape,
+    dtype: DType,
+    in_fours: bool,
+    tuning: &Tuning,
+    pick: &Pick,
+    device: &DeviceFacts,
+) -> Result<MatrixTiles, &'static str> {
+    let MatmulShape { batch, rows, cols } = product;
+    let fragment = tuning.fragment(dtype, Family::MatrixProducts, device)?;
+    if tuning.matrix_units == MatrixUnits::Auto && rows.min(cols) < LEAST_ROWS {
+        return Err("too few rows or columns");
+    }
+    let tiles = |side| MatrixTiles { fragment, side, lanes: 4 * device.planned_subgroup() };
+    let fits = |tiles: &MatrixTiles| {
+        tiles.lanes.is_multiple_of(tiles.side / 4)
+            && tiles.lanes <= device.max_invocations
+            && tiles.workgroup_memory() <= device.workgroup_memory
+    };
+    let count = |side: usize| rows.div_ceil(side).saturating_mul(cols.div_ceil(side));
+    let (small, large) = (count(64), count(128));
+    // 64 × 64 per subgroup: with fragments of 8 that takes four times the instructions, and more registers than Apple's
+    // compiler gives.
+    let fills = large.saturating_mul(batch) >= ENOUGH_WORKGROUPS / 2 && large * 16 <= small * 5;
+    // Beside the sums of a large tile, 128 invocations have registers for the next step's halves, not for its floats or for
+    // the addresses of single elements.
+    let room = device.planned_subgroup() >= 64 || in_fours && dtype == DType::F16;
+    let large =
+        if pick.rows == 0 { fills && room && fragment == Fragment::Sixteen } else { pick.rows == 128 };
+    let wanted = if large { [128, 64] } else { [64, 64] };
+    wanted.map(tiles).into_iter().find(fits).ok_or("the device's limits allow too small workgroups")
+}
+
+/// Workgroups for a product, `[rows, columns, batch]`: neighbours share their part of B.
+pub(crate) fn grid(tiles: Tiles, product: MatmulShape) -> [usize; 3] {
+    let (m, n) = match tiles {
+        Tiles::Gpu { side, .. } => (side, side),
+        Tiles::Cpu { rows, lanes } => (rows, lanes * 4),
+        Tiles::Matrix(MatrixTiles { side, .. }) => (side, side),
+    };
+    [product.rows.div_ceil(m as usize), product.cols.div_ceil(n as usize), product.batch]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::KernelForm;
+
+    const DEVICE: DeviceFacts = DeviceFacts {
+        workgroup_memory: 32768,
+        subgroup_min: 32,
+        subgroup_max: 32,
+        matrix: Some(Fragment::Sixteen),
+        ..DeviceFacts::LEAST
+    };
+
+    fn side(product: [usize; 3], tuning: &Tuning, device: &DeviceFacts) -> Result<u32, &'static str> {
+        let [batch, rows, cols] = product;
+        let found = matrix_tiles(
+            MatmulShape { batch, rows, cols },
+            DType::F16,
+            true,
+            tuning,
+            &Pick::default(),
+            device,
+        );
+        found.map(|tiles| tiles.side)
+    }
+
+    #[test]
+    fn large_matrix_tiles_are_for_large_products() {
+        let auto = Tuning::new().form(KernelForm::Gpu);
+        assert_eq!(side([1, 1408, 1536], &auto, &DEVICE), Ok(128));
+        assert_eq!(side([128, 128, 128], &auto, &DEVICE), Ok(128));
+        assert_eq!(side([1, 1280, 1536], &auto, &DEVICE), Ok(64), "too few to fill a GPU");
+        assert_eq!(side([128, 128, 192], &auto, &DEVICE), Ok(64), "a third more beyond the edge");
+        let one = MatmulShape { batch: 128, rows: 128, cols: 128 };
+        let rounded = auto.f16_operands(true);
+        for (dtype, in_fours, widest, wanted) in
+            [(DType::F32, true, 32, 64), (DType::F16, false, 32, 64), (DType::F32, false, 64, 128)]
+        {
+            let device = DeviceFacts { subgroup_max: widest, ..DEVICE };
+            let found = matrix_tiles(one, dtype, in_fours, &rounded, &Pick::default(), &device);
+            assert_eq!(found.map(|tiles| tiles.side), Ok(wanted), "{dtype:?}, {in_fours}, {widest}");
+        }
+        let least = DeviceFacts { workgroup_memory: 16384, ..DEVICE };
+        assert_eq!(side([128, 128, 128], &auto, &least), Ok(64));
+        let metal = DeviceFacts { matrix: Some(Fragment::Eight), subgroup_min: 4, subgroup_max: 64, ..least };
+        assert_eq!(side([128, 128, 128], &auto, &metal), Ok(64));
+    }
+
+    #[test]
+    fn matrix_tiles_fit_the_device_and_the_shader() {
+        for (fragment, side) in [(Fragment::Eight, 64), (Fragment::Sixteen, 64), (Fragment::Sixteen, 128)] {
+            for (min, max, lanes) in [(8, 8, 32), (8, 32, 128), (32, 32, 128), (4, 64, 256), (32, 64, 256)] {
+                // Metal's 4 to 64 are 32.
+                let lanes = if fragment == Fragment::Eight { lanes.min(128) } else { lanes };
+                let device =
+                    DeviceFacts { matrix: Some(fragment), subgroup_min: min, subgroup_max: max, ..DEVICE };
+                let product = MatmulShape { batch: 128, rows: side, cols: side };
+                let tuning = Tuning::new().form(KernelForm::Gpu);
+                let tiles = matrix_tiles(product, DType::F16, true, &tuning, &Pick::default(), &device);
+                let tiles = tiles.expect("within these limits");
+                assert_eq!((tiles.side, tiles.lanes), (side as u32, lanes));
+                // What the shader asserts.
+                assert!((tiles.side * MatrixTiles::K / 4).is_multiple_of(lanes));
+                assert!(lanes.is_multiple_of(tiles.side / 4));
+                assert!(tiles.workgroup_memory() <= if side == 64 { 16384 } else { 32768 });
+            }
+        }
+    }
+
+    #[test]
+    fn matrix_units_need_rows_a_device_and_leave() {
+        let with = |units| Tuning::new().form(KernelForm::Gpu).matrix_units(units);
+        assert!(side([1, 31, 512], &with(MatrixUnits::Auto), &DEVICE).is_err());
+        assert!(side([1, 512, 31], &with(MatrixUnits::Auto), &DEVICE).is_err());
+        assert_eq!(side([1, 1, 1], &with(MatrixUnits::Always), &DEVICE), Ok(64));
+        assert!(side([1, 512, 512], &with(MatrixUnits::Never), &DEVICE).is_err());
+        let few = DeviceFacts { max_invocations: 127, ..DEVICE };
+        assert!(side([1, 512, 512], &with(MatrixUnits::Always), &few).is_err());
+        assert!(side([1, 512, 512], &with(MatrixUnits::Always), &DeviceFacts::LEAST).is_err());
+    }
+}

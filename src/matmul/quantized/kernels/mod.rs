@@ -1,0 +1,4 @@
+//! The kernels: tensors, numbers, variant and text of each.
+
+pub(crate) mod quantized_project;
+pub(crate) mod quantized_rows;

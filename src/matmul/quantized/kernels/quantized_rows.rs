@@ -1,0 +1,62 @@
+//! Twin of `quantized_rows.wgsl`.
+
+use super::quantized_project::format_parts;
+use crate::kernel::{Kernel, Variant, Width, kernel, shader};
+use crate::matmul::quantized::format::QuantizedFormat;
+use crate::tensor::DType;
+
+kernel! {
+    /// A look-up.
+    QuantizedRows, QuantizedRowsCall
+    tensors {
+        ids: One Read U32 one view,
+        w: One Read U32 one,
+        out: One Write F32 width view,
+    }
+    numbers {
+        /// Of W.
+        first_byte: u32,
+        row_bytes: u32,
+        /// Of the table.
+        rows: u32,
+        /// Groups of four channels of a row.
+        fours: u32,
+        /// Groups of four of all rows of a sequence.
+        work: u32,
+        /// Invocations that share them.
+        step: u32,
+        /// The bits of NaN.
+        missing: u32,
+    }
+    variant {
+        format: QuantizedFormat,
+        width: Width,
+    }
+}
+
+/// Invocations of a workgroup.
+pub(crate) const WORKGROUP: usize = 64;
+
+impl Variant for QuantizedRows {
+    const LABEL: &'static str = "attention.quantized_rows";
+
+    fn describe(&self) -> Kernel {
+        let [half, blocks] = format_parts(self.format);
+        let parts = [shader!("tensor/view"), shader!("matmul/quantized/quantized_rows"), half, blocks];
+        self.declare()
+            .u32("WORKGROUP", WORKGROUP as u32)
+            .bool("OUT_IN_FOURS", self.width == Width::Four)
+            .kernel(&parts, WORKGROUP as u32, 0)
+    }
+}
+
+impl QuantizedRows {
+    pub fn all() -> impl Iterator<Item = Self> {
+        let [ids, w] = [DType::U32; 2];
+        QuantizedFormat::ALL.into_iter().flat_map(move |format| {
+            crate::kernel::FLOATS.into_iter().flat_map(move |out| {
+                crate::kernel::WIDTHS.map(|width| QuantizedRows { ids, w, out, format, width })
+            })
+        })
+    }
+}

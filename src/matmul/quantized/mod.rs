@@ -1,0 +1,250 @@
+//! The operator: `y = x Wᵀ` with quantised weights, and rows of quantised tables.
+
+pub(crate) mod dispatch;
+pub(crate) mod format;
+pub(crate) mod kernels;
+pub(crate) mod plan;
+pub(crate) mod reference;
+
+use dispatch::QuantizedOp;
+use format::QuantizedFormat;
+
+use std::sync::Arc;
+
+use crate::device::DeviceFacts;
+use crate::kernel::{BindingCache, BoundDispatch, Dispatch, Pipelines, Tuning, pass, record};
+use crate::tensor::{
+    Access, DType, Error, Layout, TensorView, check_aliasing, check_float, expect, expect_shape, same_dtype,
+};
+
+/// A matrix `[rows, columns]` in blocks, row after row, as it lies in a GGUF file: weights `[out, in]`, or a table of embeddings.
+#[derive(Clone, Copy, Debug)]
+pub struct QuantizedMatrix<'a> {
+    buffer: &'a wgpu::Buffer,
+    format: QuantizedFormat,
+    rows: usize,
+    columns: usize,
+    offset: usize,
+}
+
+impl<'a> QuantizedMatrix<'a> {
+    /// The matrix at the start of `buffer`, of usage `STORAGE` and a multiple of 4 bytes long. It is checked when a call uses it.
+    pub fn new(buffer: &'a wgpu::Buffer, format: QuantizedFormat, [rows, columns]: [usize; 2]) -> Self {
+        QuantizedMatrix { buffer, format, rows, columns, offset: 0 }
+    }
+
+    /// The same matrix from byte `offset` of the buffer on, a multiple of 4: one buffer may hold a whole file.
+    pub fn with_offset(mut self, offset: usize) -> Self {
+        self.offset = offset;
+        self
+    }
+
+    /// `[rows, columns]`.
+    pub fn shape(&self) -> [usize; 2] {
+        [self.rows, self.columns]
+    }
+
+    /// How it is stored.
+    pub fn format(&self) -> QuantizedFormat {
+        self.format
+    }
+
+    /// Everything about it that does not depend on the call.
+    fn op(&self, device: &DeviceFacts) -> Result<QuantizedOp<'a>, Error> {
+        let QuantizedMatrix { buffer, format, rows, columns, offset } = *self;
+        let row_bytes = format.row_bytes(columns)?;
+        if !offset.is_multiple_of(4) {
+            let (what, by) = ("the offset of a quantised matrix", "the bytes of a word,");
+            return Err(Error::NotDivisible { what, value: offset, by, divisor: 4 });
+        }
+        if rows == 0 {
+            return Err(Error::ZeroSize { tensor: "weight", axis: "out (rows)" });
+        }
+        let words = rows.saturating_mul(row_bytes).div_ceil(4);
+        let layout = Layout { offset: offset / 4, ..Layout::dense([1, 1, 1, words]) };
+        let words = TensorView::with_layout(buffer, DType::U32, layout);
+        words.check("weight", Access::Read, device)?;
+        Ok(QuantizedOp { format, rows, columns, row_bytes, words })
+    }
+}
+
+/// One product: from `[batch, 1, length, features]` straight into heads.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct QuantizedForward<'a> {
+    x: TensorView<'a>,
+    weight: QuantizedMatrix<'a>,
+    out: TensorView<'a>,
+}
+
+impl<'a> QuantizedForward<'a> {
+    /// `x` is `[batch, 1, length, features]` (see [`TensorView::sequence`]), `out` `[batch, heads, length, dim]` in any strides, each
+    /// F32, F16 or BF16; one head is a plain linear layer. The weight is `[heads · dim, features]`.
+    pub fn new(x: TensorView<'a>, weight: QuantizedMatrix<'a>, out: TensorView<'a>) -> Self {
+        QuantizedForward { x, weight, out }
+    }
+
+    fn dispatch(&self, tuning: &Tuning, device: &DeviceFacts) -> Result<Dispatch<'a>, Error> {
+        let QuantizedForward { x, weight, out } = *self;
+        check_float("x", &x)?;
+        check_float("out", &out)?;
+        x.check("x", Access::Read, device)?;
+        out.check("out", Access::Write, device)?;
+        let op = weight.op(device)?;
+        let [batch, _, length, features] = x.shape();
+        let [_, heads, _, dim] = out.shape();
+        expect("x", x.shape(), 1, 1)?;
+        expect("out", out.shape(), 0, batch)?;
+        expect("out", out.shape(), 2, length)?;
+        let wanted = [1, 1, heads.saturating_mul(dim), features];
+        expect_shape("linear.weight", [1, 1, op.rows, op.columns], wanted)?;
+        check_aliasing(&[("out", out)], &[("x", x), ("weight", op.words)])?;
+        Ok(op.product(x, out, tuning, device))
+    }
+}
+
+/// A look-up: the rows of a table that ids name.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct QuantizedRows<'a> {
+    table: QuantizedMatrix<'a>,
+    ids: TensorView<'a>,
+    out: TensorView<'a>,
+}
+
+impl<'a> QuantizedRows<'a> {
+    /// `ids` is `[batch, 1, length, 1]`, U32, `out` `[batch, 1, length, columns]` (see [`TensorView::sequence`]), F32, F16 or BF16. An id
+    /// that is no row's gives a row of NaN.
+    pub fn new(table: QuantizedMatrix<'a>, ids: TensorView<'a>, out: TensorView<'a>) -> Self {
+        QuantizedRows { table, ids, out }
+    }
+
+    fn dispatch(&self, device: &DeviceFacts) -> Result<Dispatch<'a>, Error> {
+        let QuantizedRows { table, ids, out } = *self;
+        same_dtype("ids", &ids, DType::U32)?;
+        check_float("out", &out)?;
+        ids.check("ids", Access::Read, device)?;
+        out.check("out", Access::Write, device)?;
+        let op = table.op(device)?;
+        let [batch, _, length, _] = ids.shape();
+        expect_shape("ids", ids.shape(), [batch, 1, length, 1])?;
+        expect_shape("out", out.shape(), [batch, 1, length, op.columns])?;
+        check_aliasing(&[("out", out)], &[("ids", ids), ("table", op.words)])?;
+        Ok(op.rows(ids, out, device))
+    }
+}
+
+/// Linear layers whose weights stay in the blocks of a GGUF file, and look-ups in such tables: what a decoder reads for each
+/// token is the file's bytes. Weights are exact in f32, and so are products' sums taken; activations are not quantised.
+///
+/// Up to eight rows, as generation has, each weight is read and unpacked once for all of them; more are tiles of a product. There
+/// is no bias and no gradient.
+///
+/// ```no_run
+/// # use wgpu_attention::{DType, Error, QuantizedForward, QuantizedFormat, QuantizedMatrix, QuantizedProjection, TensorView, wgpu};
+/// # fn f(device: &wgpu::Device, encoder: &mut wgpu::CommandEncoder, file: &wgpu::Buffer, x: TensorView, out: TensorView)
+/// # -> Result<(), Error> {
+/// // x [batch, 1, length, 576], out [batch, 9, length, 64]
+/// let weight = QuantizedMatrix::new(file, QuantizedFormat::Q4_1, [9 * 64, 576]).with_offset(31_862_784);
+/// QuantizedProjection::new(device).forward(encoder, &[QuantizedForward::new(x, weight, out)])
+/// # }
+/// ```
+///
+/// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep some buffers alive: see
+/// [`forget`](Self::forget).
+#[derive(Clone, Debug)]
+pub struct QuantizedProjection {
+    pipelines: Pipelines,
+    bindings: Arc<BindingCache>,
+    tuning: Tuning,
+}
+
+impl QuantizedProjection {
+    /// The operator with pipelines of its own.
+    pub fn new(device: &wgpu::Device) -> Self {
+        Self::with_pipelines(&Pipelines::new(device))
+    }
+
+    /// The operator with pipelines that it shares with others on the device.
+    pub fn with_pipelines(pipelines: &Pipelines) -> Self {
+        QuantizedProjection { pipelines: pipelines.clone(), bindings: Arc::default(), tuning: Tuning::new() }
+    }
+
+    /// Drops the bindings of its calls, and with them the references to their buffers. Clones share them.
+    ///
+    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until then, the buffers that only they keep
+    /// alive have at most twice the bytes of the last call's, or 8 MiB if that is more.
+    pub fn forget(&self) {
+        self.bindings.clear();
+    }
+
+    /// The form of kernels; the rest of [`Tuning`] does not concern them.
+    pub fn tuning(mut self, tuning: Tuning) -> Self {
+        self.tuning = tuning;
+        self
+    }
+
+    /// Records the products into `encoder`, in a compute pass of their own.
+    ///
+    /// # Errors
+    /// A weight whose rows are no whole blocks or that begins within a word, shapes that differ, an `out` that shares its buffer
+    /// with what is read, and everything else that [`Error`] lists for tensors; then nothing has been recorded.
+    pub fn forward(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        products: &[QuantizedForward],
+    ) -> Result<(), Error> {
+        self.record(&self.products(products)?, |bound| {
+            record(&mut pass(encoder, "quantized projection"), bound);
+        })
+    }
+
+    /// Records the products into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn forward_in_pass(
+        &self,
+        pass: &mut wgpu::ComputePass,
+        products: &[QuantizedForward],
+    ) -> Result<(), Error> {
+        self.record(&self.products(products)?, |bound| record(pass, bound))
+    }
+
+    /// Records a look-up into `encoder`, in a compute pass of its own.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    #[doc(alias = "embedding")]
+    pub fn rows(&self, encoder: &mut wgpu::CommandEncoder, rows: &QuantizedRows) -> Result<(), Error> {
+        let rows = rows.dispatch(&self.pipelines.facts())?;
+        self.record(&[rows], |bound| record(&mut pass(encoder, "quantized rows"), bound))
+    }
+
+    /// Records a look-up into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn rows_in_pass(&self, pass: &mut wgpu::ComputePass, rows: &QuantizedRows) -> Result<(), Error> {
+        let rows = rows.dispatch(&self.pipelines.facts())?;
+        self.record(&[rows], |bound| record(pass, bound))
+    }
+
+    fn products<'a>(&self, products: &[QuantizedForward<'a>]) -> Result<Vec<Dispatch<'a>>, Error> {
+        let device = &self.pipelines.facts();
+        products.iter().map(|product| product.dispatch(&self.tuning, device)).collect()
+    }
+
+    fn record(
+        &self,
+        calls: &[Dispatch],
+        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
+    ) -> Result<(), Error> {
+        if calls.is_empty() {
+            return Ok(());
+        }
+        let bound = self.pipelines.bind(calls, &self.bindings)?;
+        emit(&bound);
+        Ok(())
+    }
+}

@@ -1,0 +1,95 @@
+//! Tiles of products with quantised weights.
+
+use super::format::QuantizedFormat;
+use crate::device::DeviceFacts;
+use crate::kernel::Tuning;
+use crate::matmul::plan::{MatmulShape, Tiles, tiles};
+
+/// How a product with quantised weights is shared out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum QuantizedTiles {
+    /// `rows` × `columns` per workgroup of a GPU, each column by `lanes` invocations.
+    FewGpu {
+        rows: u32,
+        columns: u32,
+        lanes: u32,
+    },
+    /// `rows` of each invocation of a software driver's workgroup, and `columns`, `lanes` of them apart.
+    FewCpu {
+        rows: u32,
+        columns: u32,
+        lanes: u32,
+        /// Whether rows of the weight are whole words.
+        whole_words: bool,
+    },
+    Many(Tiles),
+}
+
+/// As many rows as are computed together with one unpacking of the weights.
+pub(crate) const FEW_ROWS: usize = 8;
+
+/// The tiles of a product with a weight in rows of `row_bytes`.
+pub(crate) fn quantized_tiles(
+    product: MatmulShape,
+    format: QuantizedFormat,
+    row_bytes: usize,
+    tuning: &Tuning,
+    device: &DeviceFacts,
+) -> QuantizedTiles {
+    let cpu = tuning.form.is_cpu(device);
+    if product.rows > FEW_ROWS {
+        return QuantizedTiles::Many(tiles(product, cpu, device));
+    }
+    let rows = product.rows.next_power_of_two();
+    if cpu {
+        // What is loaded of x is loaded for all columns of an invocation. More are slower where they do not fit in registers or, as rows of
+        // eight bits, in the first-level cache (lavapipe 26, 8 lanes).
+        let columns = match format {
+            QuantizedFormat::Q8_0 => 2,
+            QuantizedFormat::Q4_1 => 8,
+        };
+        let whole_words = row_bytes.is_multiple_of(4);
+        return QuantizedTiles::FewCpu {
+            rows: rows as u32,
+            columns,
+            lanes: device.lanes.max(8),
+            whole_words,
+        };
+    }
+    // Sixteen lanes take 128 weights at a time: rows of 576 or 1536 leave few idle.
+    QuantizedTiles::FewGpu { rows: rows as u32, columns: 4, lanes: 16 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::KernelForm;
+
+    #[test]
+    fn few_rows_have_tiles_of_their_own() {
+        let tuning = Tuning::new().form(KernelForm::Cpu);
+        for rows in 1..=FEW_ROWS {
+            for (format, row_bytes, whole) in [
+                (QuantizedFormat::Q4_1, 360, true),
+                (QuantizedFormat::Q8_0, 34, false),
+                (QuantizedFormat::Q8_0, 612, true),
+            ] {
+                let product = MatmulShape { batch: 1, rows, cols: 100 };
+                let tiles = quantized_tiles(product, format, row_bytes, &tuning, &DeviceFacts::LEAST);
+                let QuantizedTiles::FewCpu { rows: taken, whole_words, .. } = tiles else {
+                    panic!("{tiles:?}")
+                };
+                assert!(taken as usize >= rows && whole_words == whole, "{tiles:?}");
+            }
+        }
+        let many = MatmulShape { batch: 1, rows: FEW_ROWS + 1, cols: 4096 };
+        assert!(matches!(
+            quantized_tiles(many, QuantizedFormat::Q4_1, 360, &tuning, &DeviceFacts::LEAST),
+            QuantizedTiles::Many(Tiles::Cpu { .. })
+        ));
+        let tuning = Tuning::new().form(KernelForm::Gpu);
+        let one = MatmulShape { batch: 1, rows: 1, cols: 4096 };
+        let tiles = quantized_tiles(one, QuantizedFormat::Q4_1, 360, &tuning, &DeviceFacts::LEAST);
+        assert_eq!(tiles, QuantizedTiles::FewGpu { rows: 1, columns: 4, lanes: 16 });
+    }
+}

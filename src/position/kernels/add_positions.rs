@@ -1,0 +1,65 @@
+//! Twin of `add_positions.wgsl`.
+
+use super::rotation_table::{self, RotationParams};
+use super::row_positions::{self, PositionParams, X_IS_OUT};
+use crate::kernel::{Kernel, Variant, kernel, shader};
+use crate::tensor::DType;
+
+kernel! {
+    /// `scale · x` plus the encoding of each row's position.
+    AddPositions, AddPositionsCall
+    tensors {
+        x: Source Read F32 one view,
+        out: One Write F32 one view,
+        // Either the learned table, or the table of a sinusoidal encoding.
+        table: Opt Read F32 one view,
+        rotation_table: Opt Read F32 one,
+        positions: Opt Read U32 one,
+    }
+    numbers {
+        at: PositionParams,
+        rotation: RotationParams,
+        dim: u32,
+        /// Channels of a head's rows.
+        work: u32,
+        /// Invocations that share these channels.
+        step: u32,
+        scale: f32,
+    }
+    variant {}
+}
+
+/// Invocations of a workgroup, as in the shader.
+pub(crate) const WORKGROUP: usize = 64;
+
+impl Variant for AddPositions {
+    const LABEL: &'static str = "attention.add_positions";
+
+    fn describe(&self) -> Kernel {
+        let parts = [
+            shader!("tensor/view"),
+            rotation_table::SHADER,
+            row_positions::SHADER,
+            shader!("position/add_positions"),
+        ];
+        self.declare().instead_of("x", X_IS_OUT).kernel(&parts, WORKGROUP as u32, 0)
+    }
+}
+
+impl AddPositions {
+    pub fn all() -> impl Iterator<Item = Self> {
+        crate::kernel::FLOATS.into_iter().flat_map(|x| {
+            crate::kernel::FLOATS_OR_NONE.into_iter().flat_map(move |out| {
+                crate::kernel::FLOATS_OR_NONE.into_iter().flat_map(move |table| {
+                    [None, Some(DType::U32)].into_iter().map(move |positions| AddPositions {
+                        x: out.map(|_| x),
+                        out: out.unwrap_or(x),
+                        table,
+                        rotation_table: table.is_none().then_some(DType::F32),
+                        positions,
+                    })
+                })
+            })
+        })
+    }
+}

@@ -1,0 +1,77 @@
+//! Twin of `rotate.wgsl`.
+
+use super::rotation_table::{self, RotationParams};
+use super::row_positions::{self, PositionParams, X_IS_OUT};
+use crate::kernel::{Kernel, Variant, kernel, shader};
+use crate::tensor::DType;
+
+kernel! {
+    /// Rotary position embedding.
+    Rotate, RotateCall
+    tensors {
+        x: Source Read F32 one view,
+        out: One Write F32 one view,
+        // Either this or the next two.
+        rotation_table: Opt Read F32 one,
+        cos_table: Opt Read F32 one repeating,
+        sin_table: Opt Read F32 one repeating,
+        positions: Opt Read U32 one,
+    }
+    numbers {
+        at: PositionParams,
+        rotation: RotationParams,
+        /// Items of a row: pairs, then copied channels.
+        items: u32,
+        /// Items of a head's rows.
+        work: u32,
+        /// Invocations that share these items.
+        step: u32,
+        /// 1, or −1 for the opposite rotation.
+        turn: f32,
+    }
+    variant {}
+}
+
+/// Invocations of a workgroup, as in the shader.
+pub(crate) const WORKGROUP: usize = 64;
+
+/// Cosine and sine from the table of a rope.
+const ROTATION_OF_TABLE: &str = "fn rotation_of(b: u32, pair: u32, position: u32) -> vec2<f32> { return rotation(p.rotation, pair, position); }\n";
+
+impl Variant for Rotate {
+    const LABEL: &'static str = "attention.rotate";
+
+    fn describe(&self) -> Kernel {
+        let rotation = match self.rotation_table {
+            Some(_) => ROTATION_OF_TABLE,
+            None => shader!("position/cos_sin"),
+        };
+        let parts = [
+            shader!("tensor/view"),
+            rotation_table::SHADER,
+            row_positions::SHADER,
+            rotation,
+            shader!("position/rotate"),
+        ];
+        self.declare().instead_of("x", X_IS_OUT).kernel(&parts, WORKGROUP as u32, 0)
+    }
+}
+
+impl Rotate {
+    pub fn all() -> impl Iterator<Item = Self> {
+        crate::kernel::FLOATS.into_iter().flat_map(|x| {
+            crate::kernel::FLOATS_OR_NONE.into_iter().flat_map(move |out| {
+                crate::kernel::FLOATS_OR_NONE.into_iter().flat_map(move |cos_sin| {
+                    [None, Some(DType::U32)].into_iter().map(move |positions| Rotate {
+                        x: out.map(|_| x),
+                        out: out.unwrap_or(x),
+                        rotation_table: cos_sin.is_none().then_some(DType::F32),
+                        cos_table: cos_sin,
+                        sin_table: cos_sin,
+                        positions,
+                    })
+                })
+            })
+        })
+    }
+}

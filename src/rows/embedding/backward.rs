@@ -1,0 +1,101 @@
+//! The gradient of a table of embeddings.
+
+use super::dispatch::EmbeddingOp;
+use super::{Embedding, check, check_scale};
+use crate::device::DeviceFacts;
+use crate::kernel::{BoundDispatch, Scratch, ScratchSize, pass, record};
+use crate::tensor::{Access, Error, TensorView, check_aliasing};
+
+/// The gradient of a table, of one forward call.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct EmbeddingBackward<'a> {
+    ids: TensorView<'a>,
+    d_out: TensorView<'a>,
+    d_table: TensorView<'a>,
+    scale: f64,
+    accumulate: bool,
+}
+
+impl<'a> EmbeddingBackward<'a> {
+    /// From the gradient of the rows, `[batch, 1, length, width]`, and their `ids`, `[batch, 1, length, 1]` of U32, to that of the
+    /// table, `[1, 1, rows, width]`, which is written in every row; F32, F16 or BF16 each.
+    pub fn new(ids: TensorView<'a>, d_out: TensorView<'a>, d_table: TensorView<'a>) -> Self {
+        EmbeddingBackward { ids, d_out, d_table, scale: 1.0, accumulate: false }
+    }
+
+    /// What the rows were multiplied by.
+    pub fn scale(mut self, scale: f64) -> Self {
+        self.scale = scale;
+        self
+    }
+
+    /// Adds the gradient to what is there instead of writing over it: rows without ids are not touched. The sum is rounded to the
+    /// table's type: choose F32 for many.
+    pub fn accumulate(mut self, accumulate: bool) -> Self {
+        self.accumulate = accumulate;
+        self
+    }
+
+    fn op(&self, device: &DeviceFacts) -> Result<EmbeddingOp<'a>, Error> {
+        let EmbeddingBackward { ids, d_out, d_table, scale, accumulate } = *self;
+        check(&ids, ("d_table", d_table, Access::Write), ("d_out", d_out, Access::Read), device)?;
+        check_aliasing(&[("d_table", d_table)], &[("ids", ids), ("d_out", d_out)])?;
+        let scale = check_scale(scale)?;
+        Ok(EmbeddingOp { ids, table: d_table, out: d_out, scale, accumulates: accumulate })
+    }
+}
+
+impl Embedding {
+    /// The temporary memory that `call` needs: 8 bytes for each id, and at most 64 for every 1024 of a batch entry, to sort them.
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward).
+    pub fn backward_scratch_size(&self, call: &EmbeddingBackward) -> Result<ScratchSize, Error> {
+        let device = &self.pipelines.facts();
+        call.op(device)?.backward_size(device)
+    }
+
+    /// Records the gradient of a table into `encoder`, in a compute pass of its own. Ids are sorted, and the gradients of each summed in
+    /// their order, without atomics: the same bits every time. Ids that occur often are summed by few invocations.
+    ///
+    /// # Errors
+    /// Shapes that differ, a `d_table` that shares a buffer with an input, a scratch that is too small, and everything else that
+    /// [`Error`] lists for tensors; then nothing has been recorded.
+    pub fn backward(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        call: &EmbeddingBackward,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record_backward(call, scratch, |bound| record(&mut pass(encoder, "embedding backward"), bound))
+    }
+
+    /// Records the gradient into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward).
+    pub fn backward_in_pass(
+        &self,
+        pass: &mut wgpu::ComputePass,
+        call: &EmbeddingBackward,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record_backward(call, scratch, |bound| record(pass, bound))
+    }
+
+    fn record_backward(
+        &self,
+        call: &EmbeddingBackward,
+        scratch: &mut Scratch,
+        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
+    ) -> Result<(), Error> {
+        let device = &self.pipelines.facts();
+        let op = call.op(device)?;
+        scratch.check(op.backward_size(device)?)?;
+        let scratch: &Scratch = scratch;
+        let bound = self.pipelines.bind(&op.backward(scratch, device)?, scratch.bindings())?;
+        emit(&bound);
+        Ok(())
+    }
+}

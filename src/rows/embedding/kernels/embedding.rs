@@ -1,0 +1,60 @@
+//! Twin of `embedding.wgsl`.
+
+use crate::kernel::{Kernel, Variant, Width, kernel, shader};
+use crate::tensor::DType;
+
+kernel! {
+    /// Rows of a table by ids, scaled.
+    Embedding, EmbeddingCall
+    tensors {
+        ids: One Read U32 one view,
+        table: One Read F32 width view,
+        out: One Write F32 width view,
+    }
+    numbers {
+        /// Rows of the table.
+        rows: u32,
+        dim: u32,
+        length: u32,
+        /// Groups of four channels in a row.
+        fours: u32,
+        /// Groups of four channels in all rows.
+        work: u32,
+        /// Invocations that share these groups.
+        step: u32,
+        scale: f32,
+    }
+    variant {
+        accumulates: bool,
+        width: Width,
+    }
+}
+
+/// Invocations of a workgroup.
+pub(crate) const WORKGROUP: usize = 64;
+
+impl Variant for Embedding {
+    const LABEL: &'static str = "attention.embedding";
+
+    fn describe(&self) -> Kernel {
+        let parts = [shader!("tensor/view"), shader!("rows/embedding/embedding")];
+        self.declare()
+            .u32("WORKGROUP", WORKGROUP as u32)
+            .bool("ACCUMULATES", self.accumulates)
+            .bool("IN_FOURS", self.width == Width::Four)
+            .kernel(&parts, WORKGROUP as u32, 0)
+    }
+}
+
+impl Embedding {
+    pub fn all() -> impl Iterator<Item = Self> {
+        let ids = DType::U32;
+        crate::kernel::FLOATS.into_iter().flat_map(move |table| {
+            crate::kernel::FLOATS.into_iter().flat_map(move |out| {
+                crate::kernel::WIDTHS.into_iter().flat_map(move |width| {
+                    [false, true].map(|accumulates| Embedding { ids, table, out, accumulates, width })
+                })
+            })
+        })
+    }
+}

@@ -1,0 +1,4 @@
+//! The kernels: tensors, numbers, variant and text of each.
+
+pub(crate) mod embedding;
+pub(crate) mod embedding_backward;

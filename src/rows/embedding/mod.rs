@@ -1,0 +1,170 @@
+//! The operator: rows of a table by their ids, and the gradient of the table.
+
+mod backward;
+pub(crate) mod dispatch;
+pub(crate) mod kernels;
+pub(crate) mod reference;
+
+pub use backward::EmbeddingBackward;
+use dispatch::EmbeddingOp;
+
+use std::sync::Arc;
+
+use crate::device::DeviceFacts;
+use crate::kernel::{BindingCache, BoundDispatch, Pipelines, pass, record};
+use crate::matmul::projection::check_summed_rows;
+use crate::tensor::{Access, DType, Error, TensorView, check_aliasing, check_float, expect_shape};
+
+/// One call: `out = scale · table[ids]`.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct EmbeddingForward<'a> {
+    pub(crate) ids: TensorView<'a>,
+    pub(crate) table: TensorView<'a>,
+    pub(crate) out: TensorView<'a>,
+    pub(crate) scale: f64,
+    pub(crate) accumulate: bool,
+}
+
+/// Refuses what is no finite f32.
+fn check_scale(scale: f64) -> Result<f32, Error> {
+    let in_f32 = scale as f32;
+    if in_f32.is_finite() {
+        return Ok(in_f32);
+    }
+    Err(Error::Option { option: "scale", value: scale, expected: "finite in f32" })
+}
+
+/// Checks ids, and the table `[1, 1, rows, width]` beside rows `[batch, 1, length, width]`.
+fn check<'a>(
+    ids: &TensorView<'a>,
+    (table_name, table, table_access): (&'static str, TensorView<'a>, Access),
+    (rows_name, rows, rows_access): (&'static str, TensorView<'a>, Access),
+    device: &DeviceFacts,
+) -> Result<(), Error> {
+    ids.check_as("ids", DType::U32, Access::Read, device)?;
+    let [batch, _, length, _] = ids.shape();
+    expect_shape("ids", ids.shape(), [batch, 1, length, 1])?;
+    check_float(table_name, &table)?;
+    table.check(table_name, table_access, device)?;
+    let [_, _, table_rows, width] = table.shape();
+    expect_shape(table_name, table.shape(), [1, 1, table_rows, width])?;
+    check_float(rows_name, &rows)?;
+    rows.check(rows_name, rows_access, device)?;
+    expect_shape(rows_name, rows.shape(), [batch, 1, length, width])?;
+    check_summed_rows(rows_name, &rows, 1)
+}
+
+impl<'a> EmbeddingForward<'a> {
+    /// The rows of `table`, `[1, 1, rows, width]` as [`TensorView::matrix`], that `ids`, `[batch, 1, length, 1]` of U32 as
+    /// [`TensorView::sequence`], name, into `out`, `[batch, 1, length, width]`; table and out F32, F16 or BF16 each.
+    pub fn new(ids: TensorView<'a>, table: TensorView<'a>, out: TensorView<'a>) -> Self {
+        EmbeddingForward { ids, table, out, scale: 1.0, accumulate: false }
+    }
+
+    /// What the rows are multiplied by, 1 by default; √width of Vaswani et al. 2017.
+    pub fn scale(mut self, scale: f64) -> Self {
+        self.scale = scale;
+        self
+    }
+
+    /// Adds the rows to what is there instead of writing over it: embeddings of tokens, positions and types are three calls. The sum
+    /// is rounded to the type of `out` after each.
+    pub fn accumulate(mut self, accumulate: bool) -> Self {
+        self.accumulate = accumulate;
+        self
+    }
+
+    fn op(&self, device: &DeviceFacts) -> Result<EmbeddingOp<'a>, Error> {
+        let EmbeddingForward { ids, table, out, scale, accumulate } = *self;
+        check(&ids, ("table", table, Access::Read), ("out", out, Access::Write), device)?;
+        check_aliasing(&[("out", out)], &[("ids", ids), ("table", table)])?;
+        Ok(EmbeddingOp { ids, table, out, scale: check_scale(scale)?, accumulates: accumulate })
+    }
+}
+
+/// Rows of a table by their ids, as `nn.Embedding`, and the gradient of the table.
+///
+/// ```no_run
+/// # use wgpu_attention::{Embedding, EmbeddingForward, Error, TensorView, wgpu};
+/// # fn f(device: &wgpu::Device, encoder: &mut wgpu::CommandEncoder, ids: [TensorView; 3], tables: [TensorView; 3],
+/// #      x: TensorView) -> Result<(), Error> {
+/// let embedding = Embedding::new(device);
+/// // The sum of the embeddings of words, positions and types, as BERT has it.
+/// for (n, (ids, table)) in ids.into_iter().zip(tables).enumerate() {
+///     embedding.forward(encoder, &EmbeddingForward::new(ids, table, x).accumulate(n > 0))?;
+/// }
+/// # Ok(()) }
+/// ```
+///
+/// An id that the table has no row for gives zeros, and no gradient: only the device sees ids, which can return no error.
+///
+/// It keeps the bindings of recent forward calls, so that the same call again creates nothing. They keep some buffers alive: see
+/// [`forget`](Self::forget). Bindings of backward calls are in their scratch.
+#[derive(Clone, Debug)]
+pub struct Embedding {
+    pipelines: Pipelines,
+    bindings: Arc<BindingCache>,
+}
+
+impl Embedding {
+    /// The operator with pipelines of its own.
+    pub fn new(device: &wgpu::Device) -> Self {
+        Self::with_pipelines(&Pipelines::new(device))
+    }
+
+    /// The operator with pipelines that it shares with others on the device.
+    pub fn with_pipelines(pipelines: &Pipelines) -> Self {
+        Embedding { pipelines: pipelines.clone(), bindings: Arc::default() }
+    }
+
+    /// Drops the bindings of its forward calls, and with them the references to their buffers. Clones share them.
+    ///
+    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until then, the buffers that only they keep
+    /// alive have at most twice the bytes of the last call's, or 8 MiB if that is more.
+    pub fn forget(&self) {
+        self.bindings.clear();
+    }
+
+    /// Records `call` into `encoder`, in a compute pass of its own.
+    ///
+    /// # Errors
+    /// Shapes that differ, an `out` that shares a buffer with an input, a scale that is not finite, and everything else that
+    /// [`Error`] lists for tensors; then nothing has been recorded.
+    pub fn forward(&self, encoder: &mut wgpu::CommandEncoder, call: &EmbeddingForward) -> Result<(), Error> {
+        self.record(call, |bound| record(&mut pass(encoder, "embedding"), bound))
+    }
+
+    /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn forward_in_pass(
+        &self,
+        pass: &mut wgpu::ComputePass,
+        call: &EmbeddingForward,
+    ) -> Result<(), Error> {
+        self.record(call, |bound| record(pass, bound))
+    }
+
+    /// Compiles and binds what `call` needs, so that its first recording does neither.
+    /// Some drivers compile at the first submission all the same: see [`Pipelines`](crate::Pipelines).
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn prepare(&self, call: &EmbeddingForward) -> Result<(), Error> {
+        self.record(call, |_| ())
+    }
+
+    fn record(
+        &self,
+        call: &EmbeddingForward,
+        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
+    ) -> Result<(), Error> {
+        let device = &self.pipelines.facts();
+        let dispatch = call.op(device)?.forward(device);
+        let bound = self.pipelines.bind(&[dispatch], &self.bindings)?;
+        emit(&bound);
+        Ok(())
+    }
+}

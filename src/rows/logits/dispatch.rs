@@ -1,0 +1,101 @@
+//! What is asked of logits: from checked tensors to dispatches.
+
+use super::kernels::{log_softmax, log_softmax_backward, top_k};
+use crate::device::DeviceFacts;
+use crate::kernel::{Dispatch, Tuning, Width};
+use crate::rows::plan::{self, Rows};
+use crate::tensor::{TensorView, count};
+
+/// Workgroups of a dispatch, at most; each takes several rows where there are more.
+const MOST_GROUPS: usize = 65535;
+
+fn row_count(x: &TensorView) -> usize {
+    let [batch, heads, length, _] = x.shape();
+    count([batch, heads, length, 1])
+}
+
+/// How rows are shared out: the kernel's form, the workgroups, and how far apart an invocation's rows are.
+fn share(x: &TensorView, tuning: &Tuning, device: &DeviceFacts) -> (Rows, usize, u32) {
+    let rows = plan::rows(x.shape()[3], tuning.form.is_cpu(device));
+    let each = (rows.workgroup / rows.lanes) as usize;
+    let groups = row_count(x).div_ceil(each).min(MOST_GROUPS).min(device.max_workgroups as usize);
+    (rows, groups, (groups * each) as u32)
+}
+
+/// `out = log_softmax(x)`, of one shape.
+pub(crate) fn log_softmax<'a>(
+    x: TensorView<'a>,
+    out: TensorView<'a>,
+    tuning: &Tuning,
+    device: &DeviceFacts,
+) -> Dispatch<'a> {
+    let [_, heads, length, columns] = x.shape();
+    let (shares, groups, step) = share(&x, tuning, device);
+    let call = log_softmax::LogSoftmaxCall {
+        x,
+        out,
+        columns: columns as u32,
+        heads: heads as u32,
+        length: length as u32,
+        rows: row_count(&x) as u32,
+        step,
+        inf: f32::INFINITY,
+        nan: f32::NAN,
+        shares,
+        width: Width::of([x, out].iter().all(|t| t.layout.in_fours(3))),
+    };
+    call.dispatch([groups, 1, 1], device)
+}
+
+/// From what it gave and the gradient of that to the gradient of what it took.
+pub(crate) fn log_softmax_backward<'a>(
+    [out, d_out, d_x]: [TensorView<'a>; 3],
+    accumulates: bool,
+    tuning: &Tuning,
+    device: &DeviceFacts,
+) -> Dispatch<'a> {
+    let [_, heads, length, columns] = out.shape();
+    let (shares, groups, step) = share(&out, tuning, device);
+    let call = log_softmax_backward::LogSoftmaxBackwardCall {
+        out,
+        d_out,
+        d_x,
+        columns: columns as u32,
+        heads: heads as u32,
+        length: length as u32,
+        rows: row_count(&out) as u32,
+        step,
+        inf: f32::INFINITY,
+        shares,
+        accumulates,
+        width: Width::of([out, d_out, d_x].iter().all(|t| t.layout.in_fours(3))),
+    };
+    call.dispatch([groups, 1, 1], device)
+}
+
+/// The largest of every row: `indices` and, if wanted, `values`, `[batch, heads, length, k]`.
+pub(crate) fn top_k<'a>(
+    x: TensorView<'a>,
+    values: Option<TensorView<'a>>,
+    indices: TensorView<'a>,
+    tuning: &Tuning,
+    device: &DeviceFacts,
+) -> Dispatch<'a> {
+    let [_, heads, length, columns] = x.shape();
+    let rows = row_count(&x);
+    let groups = rows.min(MOST_GROUPS).min(device.max_workgroups as usize);
+    let call = top_k::TopKCall {
+        x,
+        values,
+        indices,
+        columns: columns as u32,
+        k: indices.shape()[3] as u32,
+        heads: heads as u32,
+        length: length as u32,
+        rows: rows as u32,
+        step: groups as u32,
+        lanes: top_k::lanes(columns, tuning.form.is_cpu(device)),
+        width: Width::of(x.layout.in_fours(3)),
+    };
+    call.dispatch([groups, 1, 1], device)
+}

@@ -1,0 +1,55 @@
+//! Twin of `log_softmax.wgsl`.
+
+use crate::kernel::{Kernel, Variant, Width, kernel, shader};
+use crate::rows::norm::kernels::norm::{ROWS, combine};
+use crate::rows::plan::Rows;
+
+kernel! {
+    /// The logarithm of the softmax of each row.
+    LogSoftmax, LogSoftmaxCall
+    tensors {
+        x: One Read F32 width view,
+        out: One Write F32 width view,
+    }
+    numbers {
+        columns: u32,
+        heads: u32,
+        length: u32,
+        rows: u32,
+        /// Rows from one row of a workgroup or an invocation to its next.
+        step: u32,
+        inf: f32,
+        nan: f32,
+    }
+    variant {
+        shares: Rows,
+        width: Width,
+    }
+}
+
+impl Variant for LogSoftmax {
+    const LABEL: &'static str = "attention.log_softmax";
+
+    fn describe(&self) -> Kernel {
+        let Rows { workgroup, lanes } = self.shares;
+        let (combine, workgroup_memory) = combine(self.shares);
+        let parts = [shader!("tensor/view"), shader!("rows/logits/log_softmax"), combine];
+        self.declare()
+            .u32("WORKGROUP", workgroup)
+            .u32("ROW_LANES", lanes)
+            .bool("IN_FOURS", self.width == Width::Four)
+            .kernel(&parts, workgroup, workgroup_memory)
+    }
+}
+
+impl LogSoftmax {
+    pub fn all() -> impl Iterator<Item = Self> {
+        ROWS.into_iter().flat_map(|shares| {
+            crate::kernel::FLOATS.into_iter().flat_map(move |x| {
+                crate::kernel::FLOATS.into_iter().flat_map(move |out| {
+                    crate::kernel::WIDTHS.map(|width| LogSoftmax { x, out, shares, width })
+                })
+            })
+        })
+    }
+}

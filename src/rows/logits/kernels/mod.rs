@@ -1,0 +1,5 @@
+//! The kernels: tensors, numbers, variant and text of each.
+
+pub(crate) mod log_softmax;
+pub(crate) mod log_softmax_backward;
+pub(crate) mod top_k;

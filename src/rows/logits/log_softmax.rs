@@ -1,0 +1,173 @@
+//! Logarithms of the softmax of rows, and their gradients.
+
+use std::sync::Arc;
+
+use super::dispatch;
+use crate::device::DeviceFacts;
+use crate::kernel::{BindingCache, BoundDispatch, Dispatch, Pipelines, Tuning, pass, record};
+use crate::matmul::projection::check_summed_rows;
+use crate::tensor::{Access, Error, TensorView, check_aliasing, check_float, expect_shape};
+
+/// One call: every row of `[batch, heads, length, columns]` for itself.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct LogSoftmaxForward<'a> {
+    x: TensorView<'a>,
+    out: TensorView<'a>,
+}
+
+impl<'a> LogSoftmaxForward<'a> {
+    /// The logarithms of the softmax of the rows of `x`, into `out`, shaped as it; F32, F16 or BF16 each. F16 and BF16 have few digits
+    /// for a gradient to be taken from.
+    pub fn new(x: TensorView<'a>, out: TensorView<'a>) -> Self {
+        LogSoftmaxForward { x, out }
+    }
+}
+
+/// The gradient of one call.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct LogSoftmaxBackward<'a> {
+    out: TensorView<'a>,
+    d_out: TensorView<'a>,
+    d_x: TensorView<'a>,
+    accumulate: bool,
+}
+
+impl<'a> LogSoftmaxBackward<'a> {
+    /// From what the forward call gave, which is read, and the gradient of that to the gradient of what it took; all of one shape, F32,
+    /// F16 or BF16 each.
+    pub fn new(out: TensorView<'a>, d_out: TensorView<'a>, d_x: TensorView<'a>) -> Self {
+        LogSoftmaxBackward { out, d_out, d_x, accumulate: false }
+    }
+
+    /// Adds the gradient to what is there instead of writing over it, rounded to its type.
+    pub fn accumulate(mut self, accumulate: bool) -> Self {
+        self.accumulate = accumulate;
+        self
+    }
+}
+
+/// `x − ln Σ exp(x)` of rows of any length, from the row's maximum on, and its gradient.
+///
+/// Where `x` is −∞ so is what comes out, and its gradient has no part of the others'. A row with a NaN or ∞ in it, or of −∞ alone, is
+/// NaN: as PyTorch has it.
+///
+/// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep some buffers alive: see
+/// [`forget`](Self::forget).
+#[derive(Clone, Debug)]
+pub struct LogSoftmax {
+    pipelines: Pipelines,
+    bindings: Arc<BindingCache>,
+    tuning: Tuning,
+}
+
+impl LogSoftmax {
+    /// The operator with pipelines of its own.
+    pub fn new(device: &wgpu::Device) -> Self {
+        Self::with_pipelines(&Pipelines::new(device))
+    }
+
+    /// The operator with pipelines that it shares with others on the device.
+    pub fn with_pipelines(pipelines: &Pipelines) -> Self {
+        LogSoftmax { pipelines: pipelines.clone(), bindings: Arc::default(), tuning: Tuning::new() }
+    }
+
+    /// Drops the bindings of its calls, and with them the references to their buffers. Clones share them.
+    ///
+    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until then, the buffers that only they keep
+    /// alive have at most twice the bytes of the last call's, or 8 MiB if that is more.
+    pub fn forget(&self) {
+        self.bindings.clear();
+    }
+
+    /// The form of kernels; the rest of [`Tuning`] does not concern it.
+    pub fn tuning(mut self, tuning: Tuning) -> Self {
+        self.tuning = tuning;
+        self
+    }
+
+    /// Records `call` into `encoder`, in a compute pass of its own.
+    ///
+    /// # Errors
+    /// Shapes that differ, an `out` that shares a buffer with `x`, and everything else that [`Error`] lists for tensors; then nothing
+    /// has been recorded.
+    pub fn forward(&self, encoder: &mut wgpu::CommandEncoder, call: &LogSoftmaxForward) -> Result<(), Error> {
+        let call = self.forward_dispatch(call)?;
+        self.record(call, |bound| record(&mut pass(encoder, "log-softmax"), bound))
+    }
+
+    /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn forward_in_pass(
+        &self,
+        pass: &mut wgpu::ComputePass,
+        call: &LogSoftmaxForward,
+    ) -> Result<(), Error> {
+        let call = self.forward_dispatch(call)?;
+        self.record(call, |bound| record(pass, bound))
+    }
+
+    /// Records the gradient of a call into `encoder`, in a compute pass of its own.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward), of `d_x`.
+    pub fn backward(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        call: &LogSoftmaxBackward,
+    ) -> Result<(), Error> {
+        let call = self.backward_dispatch(call)?;
+        self.record(call, |bound| record(&mut pass(encoder, "log-softmax backward"), bound))
+    }
+
+    /// Records the gradient into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward).
+    pub fn backward_in_pass(
+        &self,
+        pass: &mut wgpu::ComputePass,
+        call: &LogSoftmaxBackward,
+    ) -> Result<(), Error> {
+        let call = self.backward_dispatch(call)?;
+        self.record(call, |bound| record(pass, bound))
+    }
+
+    fn forward_dispatch<'a>(&self, call: &LogSoftmaxForward<'a>) -> Result<Dispatch<'a>, Error> {
+        let device = &self.pipelines.facts();
+        let LogSoftmaxForward { x, out } = *call;
+        check_rows(&[("x", x, Access::Read), ("out", out, Access::Write)], device)?;
+        check_aliasing(&[("out", out)], &[("x", x)])?;
+        Ok(dispatch::log_softmax(x, out, &self.tuning, device))
+    }
+
+    fn backward_dispatch<'a>(&self, call: &LogSoftmaxBackward<'a>) -> Result<Dispatch<'a>, Error> {
+        let device = &self.pipelines.facts();
+        let LogSoftmaxBackward { out, d_out, d_x, accumulate } = *call;
+        let tensors =
+            [("out", out, Access::Read), ("d_out", d_out, Access::Read), ("d_x", d_x, Access::Write)];
+        check_rows(&tensors, device)?;
+        check_aliasing(&[("d_x", d_x)], &[("out", out), ("d_out", d_out)])?;
+        Ok(dispatch::log_softmax_backward([out, d_out, d_x], accumulate, &self.tuning, device))
+    }
+
+    fn record(&self, call: Dispatch, emit: impl FnOnce(&[(BoundDispatch, [u32; 3])])) -> Result<(), Error> {
+        let bound = self.pipelines.bind(&[call], &self.bindings)?;
+        emit(&bound);
+        Ok(())
+    }
+}
+
+/// Checks float tensors of one shape.
+fn check_rows(tensors: &[(&'static str, TensorView, Access)], device: &DeviceFacts) -> Result<(), Error> {
+    for (name, view, access) in tensors {
+        check_float(name, view)?;
+        view.check(name, *access, device)?;
+        expect_shape(name, view.shape(), tensors[0].1.shape())?;
+        check_summed_rows(name, view, view.shape()[1])?;
+    }
+    Ok(())
+}

@@ -1,0 +1,62 @@
+//! What is asked of logits.
+
+use crate::tensor::{Error, Real, check_sizes, expect_length};
+
+fn check<R: Real>(x: &[R], columns: usize) -> Result<(), Error> {
+    check_sizes("x", &[("columns", columns)])?;
+    expect_length("x", x, x.len() / columns * columns)
+}
+
+/// `x − ln Σ exp(x)` of rows of `x` `[rows, columns]`, from their maximum on. A row with a NaN or ∞, or of −∞ alone, is NaN.
+///
+/// # Errors
+/// No columns, a slice that is not whole rows.
+pub fn log_softmax<R: Real>(x: &[R], columns: usize) -> Result<Vec<R>, Error> {
+    check(x, columns)?;
+    let mut out = Vec::with_capacity(x.len());
+    for row in x.chunks_exact(columns) {
+        let top = row.iter().fold(R::neg_infinity(), |top, x| top.max(*x));
+        let sum = row.iter().fold(R::zero(), |sum, x| sum + (*x - top).exp());
+        out.extend(row.iter().map(|x| (*x - top) - sum.ln()));
+    }
+    Ok(out)
+}
+
+/// The gradient of `Σ out · d_out` with respect to `x` of [`log_softmax`], from `out`: `d_out − exp(out) Σ d_out`.
+///
+/// # Errors
+/// As [`log_softmax`].
+pub fn log_softmax_backward<R: Real>(out: &[R], columns: usize, d_out: &[R]) -> Result<Vec<R>, Error> {
+    check(out, columns)?;
+    expect_length("d_out", d_out, out.len())?;
+    let mut d_x = Vec::with_capacity(out.len());
+    for (row, d_row) in out.chunks_exact(columns).zip(d_out.chunks_exact(columns)) {
+        let sum = d_row.iter().fold(R::zero(), |sum, d| sum + *d);
+        d_x.extend(row.iter().zip(d_row).map(|(y, d)| *d - y.exp() * sum));
+    }
+    Ok(d_x)
+}
+
+/// Where the k largest elements of rows of `x` `[rows, columns]` are, the largest first: `[rows, k]`. Of equal ones that with the lower
+/// index comes first, and NaN before all numbers.
+///
+/// # Errors
+/// No columns, a slice that is not whole rows, fewer columns than `k`.
+pub fn top_k<R: Real>(x: &[R], columns: usize, k: usize) -> Result<Vec<u32>, Error> {
+    check(x, columns)?;
+    if k > columns {
+        let expected = "at most the number of columns";
+        return Err(Error::Option { option: "k", value: k as f64, expected });
+    }
+    let mut indices = Vec::new();
+    for row in x.chunks_exact(columns) {
+        let mut order: Vec<u32> = (0..columns as u32).collect();
+        // Stable: equal ones stay in order.
+        order.sort_by(|a, b| {
+            let [a, b] = [a, b].map(|n| row[*n as usize]);
+            b.is_nan().cmp(&a.is_nan()).then(b.partial_cmp(&a).unwrap_or(std::cmp::Ordering::Equal))
+        });
+        indices.extend(&order[..k]);
+    }
+    Ok(indices)
+}

@@ -1,0 +1,152 @@
+//! The largest elements of rows.
+
+use std::sync::Arc;
+
+use super::dispatch;
+use crate::device::DeviceFacts;
+use crate::kernel::{BindingCache, BoundDispatch, Dispatch, Pipelines, Tuning, pass, record};
+use crate::matmul::projection::check_summed_rows;
+use crate::tensor::{
+    Access, DType, Error, TensorView, check_aliasing, check_apart, check_float, expect_shape,
+};
+
+/// How many of the largest a call may ask for.
+pub const MAX_TOP_K: usize = 64;
+
+/// One call: every row of `[batch, heads, length, columns]` for itself.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct TopKForward<'a> {
+    x: TensorView<'a>,
+    indices: TensorView<'a>,
+    values: Option<TensorView<'a>>,
+}
+
+impl<'a> TopKForward<'a> {
+    /// Where the k largest elements of the rows of `x`, F32, F16 or BF16, are: into `indices`, `[batch, heads, length, k]` of U32, the
+    /// largest first. Of one (k = 1) it is the argmax.
+    #[doc(alias = "argmax")]
+    pub fn new(x: TensorView<'a>, indices: TensorView<'a>) -> Self {
+        TopKForward { x, indices, values: None }
+    }
+
+    /// Writes them there, shaped as `indices`, F32, F16 or BF16.
+    pub fn values(mut self, values: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.values = values.into();
+        self
+    }
+
+    fn dispatch(&self, tuning: &Tuning, device: &DeviceFacts) -> Result<Dispatch<'a>, Error> {
+        let TopKForward { x, indices, values } = *self;
+        check_float("x", &x)?;
+        x.check("x", Access::Read, device)?;
+        let [batch, heads, length, columns] = x.shape();
+        check_summed_rows("x", &x, heads)?;
+        indices.check_as("indices", DType::U32, Access::Write, device)?;
+        let k = indices.shape()[3];
+        if k > columns.min(MAX_TOP_K) {
+            let expected = "at most 64 and the number of columns";
+            return Err(Error::Option { option: "k", value: k as f64, expected });
+        }
+        expect_shape("indices", indices.shape(), [batch, heads, length, k])?;
+        let mut written = vec![("indices", indices)];
+        if let Some(values) = values {
+            check_float("values", &values)?;
+            values.check("values", Access::Write, device)?;
+            expect_shape("values", values.shape(), indices.shape())?;
+            written.push(("values", values));
+        }
+        check_aliasing(&written, &[("x", x)])?;
+        check_apart(&written, device)?;
+        Ok(dispatch::top_k(x, values, indices, tuning, device))
+    }
+}
+
+/// The k largest elements of rows, sorted, and where they are: up to [`MAX_TOP_K`], of rows of any length. The argmax is k = 1.
+///
+/// ```no_run
+/// # use wgpu_attention::{DType, Error, TensorView, TopK, TopKForward, wgpu};
+/// # fn f(device: &wgpu::Device, encoder: &mut wgpu::CommandEncoder, logits: TensorView, next: &wgpu::Buffer)
+/// # -> Result<(), Error> {
+/// // The likeliest token of each sequence.
+/// let next = TensorView::sequence(next, DType::U32, [logits.shape()[0], 1, 1]);
+/// TopK::new(device).forward(encoder, &TopKForward::new(logits, next))
+/// # }
+/// ```
+///
+/// Of equal elements that with the lower index comes first; −0 and 0 are equal. NaN counts as larger than every number, as in PyTorch: a
+/// row with one says so.
+///
+/// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep some buffers alive: see
+/// [`forget`](Self::forget).
+#[doc(alias = "argmax")]
+#[derive(Clone, Debug)]
+pub struct TopK {
+    pipelines: Pipelines,
+    bindings: Arc<BindingCache>,
+    tuning: Tuning,
+}
+
+impl TopK {
+    /// The operator with pipelines of its own.
+    pub fn new(device: &wgpu::Device) -> Self {
+        Self::with_pipelines(&Pipelines::new(device))
+    }
+
+    /// The operator with pipelines that it shares with others on the device.
+    pub fn with_pipelines(pipelines: &Pipelines) -> Self {
+        TopK { pipelines: pipelines.clone(), bindings: Arc::default(), tuning: Tuning::new() }
+    }
+
+    /// Drops the bindings of its calls, and with them the references to their buffers. Clones share them.
+    ///
+    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until then, the buffers that only they keep
+    /// alive have at most twice the bytes of the last call's, or 8 MiB if that is more.
+    pub fn forget(&self) {
+        self.bindings.clear();
+    }
+
+    /// The form of kernels; the rest of [`Tuning`] does not concern it.
+    pub fn tuning(mut self, tuning: Tuning) -> Self {
+        self.tuning = tuning;
+        self
+    }
+
+    /// Records `call` into `encoder`, in a compute pass of its own.
+    ///
+    /// # Errors
+    /// More elements asked for than a row has, or than [`MAX_TOP_K`]; shapes that differ, tensors that are written and share a
+    /// buffer with others, and everything else that [`Error`] lists for tensors; then nothing has been recorded.
+    pub fn forward(&self, encoder: &mut wgpu::CommandEncoder, call: &TopKForward) -> Result<(), Error> {
+        self.record(call, |bound| record(&mut pass(encoder, "top-k"), bound))
+    }
+
+    /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn forward_in_pass(&self, pass: &mut wgpu::ComputePass, call: &TopKForward) -> Result<(), Error> {
+        self.record(call, |bound| record(pass, bound))
+    }
+
+    /// Compiles and binds what `call` needs, so that its first recording does neither.
+    /// Some drivers compile at the first submission all the same: see [`Pipelines`](crate::Pipelines).
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn prepare(&self, call: &TopKForward) -> Result<(), Error> {
+        self.record(call, |_| ())
+    }
+
+    fn record(
+        &self,
+        call: &TopKForward,
+        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
+    ) -> Result<(), Error> {
+        let device = &self.pipelines.facts();
+        let dispatch = call.dispatch(&self.tuning, device)?;
+        let bound = self.pipelines.bind(&[dispatch], &self.bindings)?;
+        emit(&bound);
+        Ok(())
+    }
+}

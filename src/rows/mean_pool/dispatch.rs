@@ -1,0 +1,102 @@
+//! Means of rows and their gradient: from checked tensors to dispatches.
+
+use super::kernels::mean_pool::{self, Pooled};
+use super::kernels::mean_pool_backward;
+use crate::device::DeviceFacts;
+use crate::kernel::{Dispatch, Tuning, Width};
+use crate::rows::plan::{self, Rows};
+use crate::tensor::TensorView;
+
+/// A mean of checked tensors.
+#[derive(Clone, Copy)]
+pub(crate) struct MeanPoolOp<'a> {
+    /// `[batch, 1, length, features]`.
+    pub x: TensorView<'a>,
+    pub pooled: Pooled,
+    /// What says which rows.
+    pub which: Option<TensorView<'a>>,
+    /// Means, of how many sequences.
+    pub sequences: usize,
+    /// The least length that is divided by, if any is.
+    pub l2: Option<f32>,
+}
+
+/// Workgroups of a dispatch, at most; each takes several sequences where there are more.
+const MOST_GROUPS: usize = 65535;
+
+fn in_fours(tensors: &[Option<TensorView>]) -> Width {
+    Width::of(tensors.iter().flatten().all(|t| t.layout.in_fours(3)))
+}
+
+impl<'a> MeanPoolOp<'a> {
+    /// Lengths or cu_seqlens, and what is kept.
+    fn which(&self) -> [Option<TensorView<'a>>; 2] {
+        if self.pooled == Pooled::Keep { [None, self.which] } else { [self.which, None] }
+    }
+
+    /// How sequences are shared out: the kernel's form, the workgroups, and how far apart an invocation's sequences are.
+    fn share(&self, tuning: &Tuning, device: &DeviceFacts) -> (Rows, usize, u32) {
+        let rows = plan::rows(self.x.shape()[3], tuning.form.is_cpu(device));
+        let each = (rows.workgroup / rows.lanes) as usize;
+        let wanted = self.sequences.div_ceil(each);
+        let groups = wanted.min(MOST_GROUPS).min(device.max_workgroups as usize);
+        (rows, groups, (groups * each) as u32)
+    }
+
+    /// Writes the means.
+    pub fn forward(&self, out: TensorView<'a>, tuning: &Tuning, device: &DeviceFacts) -> Dispatch<'a> {
+        let MeanPoolOp { x, pooled, sequences, l2, .. } = *self;
+        let [_, _, length, features] = x.shape();
+        let (rows, groups, step) = self.share(tuning, device);
+        let [numbers, keep] = self.which();
+        let call = mean_pool::MeanPoolCall {
+            x,
+            numbers,
+            keep,
+            out,
+            features: features as u32,
+            length: length as u32,
+            sequences: sequences as u32,
+            step,
+            eps: l2.unwrap_or(0.0),
+            rows,
+            pooled,
+            l2: l2.is_some(),
+            width: in_fours(&[Some(x), Some(out)]),
+        };
+        call.dispatch([groups, 1, 1], device)
+    }
+
+    /// Writes the gradient of the rows.
+    pub fn backward(
+        &self,
+        d_out: TensorView<'a>,
+        d_x: TensorView<'a>,
+        accumulates: bool,
+        tuning: &Tuning,
+        device: &DeviceFacts,
+    ) -> Dispatch<'a> {
+        let MeanPoolOp { x, pooled, sequences, l2, .. } = *self;
+        let [_, _, length, features] = x.shape();
+        let (rows, groups, step) = self.share(tuning, device);
+        let [numbers, keep] = self.which();
+        let x = l2.map(|_| x);
+        let call = mean_pool_backward::MeanPoolBackwardCall {
+            x,
+            numbers,
+            keep,
+            d_out,
+            d_x,
+            features: features as u32,
+            length: length as u32,
+            sequences: sequences as u32,
+            step,
+            eps: l2.unwrap_or(0.0),
+            rows,
+            pooled,
+            accumulates,
+            width: in_fours(&[x, Some(d_out), Some(d_x)]),
+        };
+        call.dispatch([groups, 1, 1], device)
+    }
+}

@@ -1,0 +1,4 @@
+//! The kernels: tensors, numbers, variant and text of each.
+
+pub(crate) mod mean_pool;
+pub(crate) mod mean_pool_backward;

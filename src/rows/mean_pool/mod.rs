@@ -1,0 +1,255 @@
+//! The operator: means of rows, as sentence embeddings are, and their gradients.
+
+pub(crate) mod dispatch;
+pub(crate) mod kernels;
+pub(crate) mod reference;
+
+use dispatch::MeanPoolOp;
+use kernels::mean_pool::Pooled;
+
+use std::sync::Arc;
+
+use crate::device::DeviceFacts;
+use crate::kernel::{BindingCache, BoundDispatch, Dispatch, Pipelines, Tuning, pass, record};
+use crate::matmul::projection::check_summed_rows;
+use crate::tensor::{Access, DType, Error, TensorView, check_aliasing, check_float, expect, expect_shape};
+
+/// Which rows of `[batch, 1, length, features]` a mean is of.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum PooledRows<'a> {
+    /// All of each batch entry.
+    All,
+    /// The first of each batch entry: `[batch, 1, 1, 1]`, U32. More than there are mean all.
+    Lengths(TensorView<'a>),
+    /// Those that are true: `[batch, 1, 1, length]`, Bool, as a key mask is.
+    Keep(TensorView<'a>),
+    /// Those of each sequence of one packed batch entry, sequence n from `cu_seqlens[n]` to `cu_seqlens[n + 1]`:
+    /// `[1, 1, 1, sequences + 1]`, U32, not falling.
+    Packed(TensorView<'a>),
+}
+
+/// The least length of a mean that is divided by: that of `torch.nn.functional.normalize`.
+const EPS: f32 = 1e-12;
+
+/// One call: `out` takes the mean of each sequence.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct MeanPoolForward<'a> {
+    x: TensorView<'a>,
+    rows: PooledRows<'a>,
+    out: TensorView<'a>,
+    l2: bool,
+}
+
+impl<'a> MeanPoolForward<'a> {
+    /// The means of `rows` of `x`, `[batch, 1, length, features]`, into `out`, `[sequences, 1, 1, features]`, each F32, F16 or BF16;
+    /// as many sequences as batch entries unless they are packed.
+    pub fn new(x: TensorView<'a>, rows: PooledRows<'a>, out: TensorView<'a>) -> Self {
+        MeanPoolForward { x, rows, out, l2: false }
+    }
+
+    /// Divides each mean by its length, or by 10⁻¹² where it is shorter: scalar products are then cosines.
+    #[doc(alias = "normalize")]
+    pub fn l2(mut self, l2: bool) -> Self {
+        self.l2 = l2;
+        self
+    }
+
+    fn inputs(&self) -> Vec<(&'static str, TensorView<'a>)> {
+        let which = match self.rows {
+            PooledRows::All => None,
+            PooledRows::Lengths(t) => Some(("lengths", t)),
+            PooledRows::Keep(t) => Some(("keep", t)),
+            PooledRows::Packed(t) => Some(("cu_seqlens", t)),
+        };
+        std::iter::once(("x", self.x)).chain(which).collect()
+    }
+
+    /// Checks what is read.
+    fn op(&self, device: &DeviceFacts) -> Result<MeanPoolOp<'a>, Error> {
+        let x = self.x;
+        check_float("x", &x)?;
+        x.check("x", Access::Read, device)?;
+        let [batch, _, length, _] = x.shape();
+        expect("x", x.shape(), 1, 1)?;
+        check_summed_rows("x", &x, 1)?;
+        let (pooled, sequences) = match self.rows {
+            PooledRows::All => (Pooled::All, batch),
+            PooledRows::Lengths(t) => {
+                t.check_as("lengths", DType::U32, Access::Read, device)?;
+                expect_shape("lengths", t.shape(), [batch, 1, 1, 1])?;
+                (Pooled::Lengths, batch)
+            }
+            PooledRows::Keep(t) => {
+                t.check_as("keep", DType::Bool, Access::Read, device)?;
+                expect_shape("keep", t.shape(), [batch, 1, 1, length])?;
+                (Pooled::Keep, batch)
+            }
+            PooledRows::Packed(t) => {
+                t.check_as("cu_seqlens", DType::U32, Access::Read, device)?;
+                expect("x", x.shape(), 0, 1)?;
+                let ends = t.shape()[3];
+                expect_shape("cu_seqlens", t.shape(), [1, 1, 1, ends.max(2)])?;
+                (Pooled::Packed, ends - 1)
+            }
+        };
+        let which = self.inputs().get(1).map(|(_, t)| *t);
+        Ok(MeanPoolOp { x, pooled, which, sequences, l2: self.l2.then_some(EPS) })
+    }
+
+    /// Checks a tensor shaped as `out`.
+    fn check_means(
+        &self,
+        op: &MeanPoolOp,
+        (name, view, access): (&'static str, TensorView, Access),
+        device: &DeviceFacts,
+    ) -> Result<(), Error> {
+        check_float(name, &view)?;
+        view.check(name, access, device)?;
+        expect_shape(name, view.shape(), [op.sequences, 1, 1, self.x.shape()[3]])
+    }
+}
+
+/// The gradient of the rows of one forward call.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct MeanPoolBackward<'a> {
+    forward: MeanPoolForward<'a>,
+    d_out: TensorView<'a>,
+    d_x: TensorView<'a>,
+    accumulate: bool,
+}
+
+impl<'a> MeanPoolBackward<'a> {
+    /// `forward` as it was made, the gradient of its `out`, shaped as that, and where the gradient of its `x` goes, shaped as that: all
+    /// of it, with zeros for rows that are in no mean. F32, F16 or BF16 each.
+    pub fn new(forward: MeanPoolForward<'a>, d_out: TensorView<'a>, d_x: TensorView<'a>) -> Self {
+        MeanPoolBackward { forward, d_out, d_x, accumulate: false }
+    }
+
+    /// Adds the gradient to what is there instead of writing over it, rounded to its type.
+    pub fn accumulate(mut self, accumulate: bool) -> Self {
+        self.accumulate = accumulate;
+        self
+    }
+}
+
+/// The mean of each sequence's rows, divided by its length if asked for: what sentence embeddings are (Reimers and Gurevych 2019,
+/// "Sentence-BERT"), and its gradient.
+///
+/// ```no_run
+/// # use wgpu_attention::{Error, MeanPool, MeanPoolForward, PooledRows, TensorView, wgpu};
+/// # fn f(device: &wgpu::Device, encoder: &mut wgpu::CommandEncoder, tensors: [TensorView; 3]) -> Result<(), Error> {
+/// # let [hidden, key_mask, embeddings] = tensors;
+/// let call = MeanPoolForward::new(hidden, PooledRows::Keep(key_mask), embeddings).l2(true);
+/// MeanPool::new(device).forward(encoder, &call)
+/// # }
+/// ```
+///
+/// A sequence without rows has a mean of zero. Lengths and `cu_seqlens` past the last row end there; where `cu_seqlens` fall, which
+/// mean a row has a part in is not defined, but nothing else is read or written.
+///
+/// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep some buffers alive: see
+/// [`forget`](Self::forget).
+#[derive(Clone, Debug)]
+pub struct MeanPool {
+    pipelines: Pipelines,
+    bindings: Arc<BindingCache>,
+    tuning: Tuning,
+}
+
+impl MeanPool {
+    /// The operator with pipelines of its own.
+    pub fn new(device: &wgpu::Device) -> Self {
+        Self::with_pipelines(&Pipelines::new(device))
+    }
+
+    /// The operator with pipelines that it shares with others on the device.
+    pub fn with_pipelines(pipelines: &Pipelines) -> Self {
+        MeanPool { pipelines: pipelines.clone(), bindings: Arc::default(), tuning: Tuning::new() }
+    }
+
+    /// Drops the bindings of its calls, and with them the references to their buffers. Clones share them.
+    ///
+    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until then, the buffers that only they keep
+    /// alive have at most twice the bytes of the last call's, or 8 MiB if that is more.
+    pub fn forget(&self) {
+        self.bindings.clear();
+    }
+
+    /// The form of kernels; the rest of [`Tuning`] does not concern means.
+    pub fn tuning(mut self, tuning: Tuning) -> Self {
+        self.tuning = tuning;
+        self
+    }
+
+    /// Records `call` into `encoder`, in a compute pass of its own.
+    ///
+    /// # Errors
+    /// Shapes that differ, an `out` that shares a buffer with an input, and everything else that [`Error`] lists for tensors; then
+    /// nothing has been recorded.
+    pub fn forward(&self, encoder: &mut wgpu::CommandEncoder, call: &MeanPoolForward) -> Result<(), Error> {
+        let call = self.forward_dispatch(call)?;
+        self.record(call, |bound| record(&mut pass(encoder, "mean pool"), bound))
+    }
+
+    /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn forward_in_pass(&self, pass: &mut wgpu::ComputePass, call: &MeanPoolForward) -> Result<(), Error> {
+        let call = self.forward_dispatch(call)?;
+        self.record(call, |bound| record(pass, bound))
+    }
+
+    /// Records the gradient of a call into `encoder`, in a compute pass of its own.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward), of `d_out` and `d_x`.
+    pub fn backward(&self, encoder: &mut wgpu::CommandEncoder, call: &MeanPoolBackward) -> Result<(), Error> {
+        let call = self.backward_dispatch(call)?;
+        self.record(call, |bound| record(&mut pass(encoder, "mean pool backward"), bound))
+    }
+
+    /// Records the gradient into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward).
+    pub fn backward_in_pass(
+        &self,
+        pass: &mut wgpu::ComputePass,
+        call: &MeanPoolBackward,
+    ) -> Result<(), Error> {
+        let call = self.backward_dispatch(call)?;
+        self.record(call, |bound| record(pass, bound))
+    }
+
+    fn forward_dispatch<'a>(&self, call: &MeanPoolForward<'a>) -> Result<Dispatch<'a>, Error> {
+        let device = &self.pipelines.facts();
+        let op = call.op(device)?;
+        call.check_means(&op, ("out", call.out, Access::Write), device)?;
+        check_aliasing(&[("out", call.out)], &call.inputs())?;
+        Ok(op.forward(call.out, &self.tuning, device))
+    }
+
+    fn backward_dispatch<'a>(&self, call: &MeanPoolBackward<'a>) -> Result<Dispatch<'a>, Error> {
+        let device = &self.pipelines.facts();
+        let MeanPoolBackward { forward, d_out, d_x, accumulate } = *call;
+        let op = forward.op(device)?;
+        forward.check_means(&op, ("d_out", d_out, Access::Read), device)?;
+        check_float("d_x", &d_x)?;
+        d_x.check("d_x", Access::Write, device)?;
+        expect_shape("d_x", d_x.shape(), forward.x.shape())?;
+        let mut read = forward.inputs();
+        read.push(("d_out", d_out));
+        check_aliasing(&[("d_x", d_x)], &read)?;
+        Ok(op.backward(d_out, d_x, accumulate, &self.tuning, device))
+    }
+
+    fn record(&self, call: Dispatch, emit: impl FnOnce(&[(BoundDispatch, [u32; 3])])) -> Result<(), Error> {
+        let bound = self.pipelines.bind(&[call], &self.bindings)?;
+        emit(&bound);
+        Ok(())
+    }
+}

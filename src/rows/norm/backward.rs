@@ -1,0 +1,178 @@
+//! The gradients of norms.
+
+use super::dispatch::NormGradients;
+use super::{Norm, NormForward};
+use crate::device::DeviceFacts;
+use crate::kernel::{BoundDispatch, Scratch, ScratchSize, pass, record};
+use crate::matmul::projection::check_vector;
+use crate::matmul::projection::dispatch_backward::Gradient;
+use crate::tensor::{Access, Error, TensorView, check_aliasing, check_apart, check_float, expect_shape};
+
+/// The gradients of one norm, each written where it is asked for.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct NormBackward<'a> {
+    forward: NormForward<'a>,
+    d_out: TensorView<'a>,
+    d_sum: Option<TensorView<'a>>,
+    d_x: Option<TensorView<'a>>,
+    d_weight: Option<TensorView<'a>>,
+    d_bias: Option<TensorView<'a>>,
+    accumulate: bool,
+}
+
+impl<'a> NormBackward<'a> {
+    /// `forward` as it was made, whose `x`, `residual` and `weight` are read again, and the gradient of its `out`, shaped as that,
+    /// F32, F16 or BF16.
+    pub fn new(forward: NormForward<'a>, d_out: TensorView<'a>) -> Self {
+        let [d_sum, d_x, d_weight, d_bias] = [None; 4];
+        NormBackward { forward, d_out, d_sum, d_x, d_weight, d_bias, accumulate: false }
+    }
+
+    /// The gradient of `x + residual` from elsewhere, where [`NormForward::sum`] goes on to: it is added to `d_x`. Shaped as `x`,
+    /// F32, F16 or BF16.
+    pub fn d_sum(mut self, d_sum: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_sum = d_sum.into();
+        self
+    }
+
+    /// Writes the gradient of `x` there, shaped as that, F32, F16 or BF16. It is that of `residual` too.
+    pub fn d_x(mut self, d_x: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_x = d_x.into();
+        self
+    }
+
+    /// Writes the gradient of the weight there, summed over all rows: `[features]`, F32, F16 or BF16.
+    pub fn d_weight(mut self, d_weight: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_weight = d_weight.into();
+        self
+    }
+
+    /// Writes the gradient of the bias there, summed over all rows: `[features]`, F32, F16 or BF16.
+    pub fn d_bias(mut self, d_bias: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_bias = d_bias.into();
+        self
+    }
+
+    /// Adds the gradients to what is there instead of writing over it, each rounded to its type: choose F32 for many.
+    pub fn accumulate(mut self, accumulate: bool) -> Self {
+        self.accumulate = accumulate;
+        self
+    }
+
+    fn written(&self) -> Vec<(&'static str, TensorView<'a>)> {
+        let all = [("d_x", self.d_x), ("d_weight", self.d_weight), ("d_bias", self.d_bias)];
+        all.into_iter().filter_map(|(name, t)| Some((name, t?))).collect()
+    }
+
+    fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
+        let NormBackward { forward, d_out, d_sum, d_x, .. } = self;
+        forward.check_inputs(device)?;
+        let shape = forward.x.shape();
+        let shaped = [
+            ("d_out", Some(*d_out), Access::Read),
+            ("d_sum", *d_sum, Access::Read),
+            ("d_x", *d_x, Access::Write),
+        ];
+        for (name, t, access) in shaped {
+            let Some(t) = t else { continue };
+            check_float(name, &t)?;
+            t.check(name, access, device)?;
+            expect_shape(name, t.shape(), shape)?;
+        }
+        let vectors = [("d_weight", self.d_weight, forward.weight), ("d_bias", self.d_bias, forward.bias)];
+        for (name, t, own) in vectors {
+            let Some(t) = t else { continue };
+            if own.is_none() {
+                let why = "the forward call has no such tensor: leave its gradient out";
+                return Err(Error::Unsupported { what: name, why });
+            }
+            check_vector(name, &t, shape[3], Access::Write, device)?;
+        }
+        let written = self.written();
+        if written.is_empty() {
+            let why = "nothing is asked for: give `d_x`, `d_weight` or `d_bias`";
+            return Err(Error::Unsupported { what: "a backward pass without gradients", why });
+        }
+        let mut read = forward.inputs();
+        read.push(("d_out", *d_out));
+        read.extend(d_sum.map(|t| ("d_sum", t)));
+        check_aliasing(&written, &read)?;
+        check_apart(&written, device)
+    }
+
+    fn gradients(&self) -> NormGradients<'a> {
+        let gradient =
+            |t: Option<TensorView<'a>>| t.map(|view| Gradient { view, accumulates: self.accumulate });
+        NormGradients {
+            d_out: self.d_out,
+            d_sum: self.d_sum,
+            d_x: gradient(self.d_x),
+            d_weight: gradient(self.d_weight),
+            d_bias: gradient(self.d_bias),
+        }
+    }
+
+    fn scratch_size(&self, norm: &Norm) -> ScratchSize {
+        let sums = self.d_weight.is_some() || self.d_bias.is_some();
+        if sums { self.forward.op(norm.config).sums_size() } else { ScratchSize::default() }
+    }
+}
+
+impl Norm {
+    /// The temporary memory that `call` needs: none for `d_x` alone; for `d_weight` and `d_bias` 8 bytes for each row, and at most
+    /// 32 KiB, or 8 bytes for each feature if that is more.
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward).
+    pub fn backward_scratch_size(&self, call: &NormBackward) -> Result<ScratchSize, Error> {
+        call.check(&self.pipelines.facts())?;
+        Ok(call.scratch_size(self))
+    }
+
+    /// Records the gradients of a norm into `encoder`, in a compute pass of their own. Sums over rows are made of parts, in order:
+    /// the same bits every time.
+    ///
+    /// # Errors
+    /// Shapes that differ, gradients that share a buffer with an input, [`Error::Unsupported`] if none is asked for or that of a
+    /// tensor which there is not, a scratch that is too small, and everything else that [`Error`] lists for tensors; then nothing
+    /// has been recorded.
+    pub fn backward(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        call: &NormBackward,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record_backward(call, scratch, |bound| record(&mut pass(encoder, "norm backward"), bound))
+    }
+
+    /// Records the gradients into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward).
+    pub fn backward_in_pass(
+        &self,
+        pass: &mut wgpu::ComputePass,
+        call: &NormBackward,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record_backward(call, scratch, |bound| record(pass, bound))
+    }
+
+    fn record_backward(
+        &self,
+        call: &NormBackward,
+        scratch: &mut Scratch,
+        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
+    ) -> Result<(), Error> {
+        let device = &self.pipelines.facts();
+        call.check(device)?;
+        scratch.check(call.scratch_size(self))?;
+        let scratch: &Scratch = scratch;
+        let op = call.forward.op(self.config);
+        let dispatches = op.backward(&call.gradients(), scratch, &self.tuning, device)?;
+        let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
+        emit(&bound);
+        Ok(())
+    }
+}

@@ -1,0 +1,205 @@
+//! Norms and their gradients: from checked tensors to dispatches.
+
+use super::config::NormConfig;
+use super::kernels::norm_sums::{self, COLUMNS, STATISTICS, STRIPS};
+use super::kernels::{norm, norm_backward};
+use crate::device::DeviceFacts;
+use crate::kernel::{Dispatch, Dispatches, Scratch, ScratchSize, Slot, Source, Tuning, Width, in_scratch};
+use crate::matmul::projection::dispatch_backward::{Gradient, column_sums};
+use crate::rows::plan::{self, Rows};
+use crate::tensor::{DType, Error, Layout, TensorView, count};
+
+/// A norm of checked tensors.
+#[derive(Clone, Copy)]
+pub(crate) struct NormOp<'a> {
+    pub config: NormConfig,
+    /// `[batch, heads, length, features]`.
+    pub x: TensorView<'a>,
+    /// What is added to x first, and shaped as it.
+    pub residual: Option<TensorView<'a>>,
+    /// `[1, 1, 1, features]`.
+    pub weight: Option<TensorView<'a>>,
+    pub bias: Option<TensorView<'a>>,
+}
+
+/// Gradients of a norm, of checked tensors.
+#[derive(Clone, Copy)]
+pub(crate) struct NormGradients<'a> {
+    pub d_out: TensorView<'a>,
+    /// What is added to d_x: the gradient of the sum.
+    pub d_sum: Option<TensorView<'a>>,
+    pub d_x: Option<Gradient<'a>>,
+    pub d_weight: Option<Gradient<'a>>,
+    pub d_bias: Option<Gradient<'a>>,
+}
+
+/// Workgroups of a dispatch, at most; each takes several rows where there are more.
+const MOST_GROUPS: usize = 65535;
+/// Workgroups that fill a device.
+const FULL: usize = 256;
+
+/// First element and stride of a vector.
+fn vector(t: Option<TensorView>, device: &DeviceFacts) -> [u32; 2] {
+    t.map_or([0; 2], |t| {
+        let Layout { offset, strides, .. } = t.window(device).layout;
+        [offset as u32, strides[3] as u32]
+    })
+}
+
+fn in_fours(tensors: &[Option<TensorView>]) -> Width {
+    Width::of(tensors.iter().flatten().all(|t| t.layout.in_fours(3)))
+}
+
+/// How rows are shared out: the kernel's form, the workgroups, and how far apart an invocation's rows are.
+fn share(x: &TensorView, tuning: &Tuning, device: &DeviceFacts) -> (Rows, usize, u32) {
+    let [batch, heads, length, features] = x.shape();
+    let count = count([batch, heads, length, 1]);
+    let rows = plan::rows_or_parts(count, features, tuning.form.is_cpu(device));
+    let each = (rows.workgroup / rows.lanes) as usize;
+    let wanted = count.div_ceil(each);
+    let groups = wanted.min(MOST_GROUPS).min(device.max_workgroups as usize);
+    (rows, groups, (groups * each) as u32)
+}
+
+impl<'a> NormOp<'a> {
+    /// Writes the normalised rows to `out`, and `x + residual` to `sum`. `out` may be `x` itself.
+    pub fn forward(
+        &self,
+        out: TensorView<'a>,
+        sum: Option<TensorView<'a>>,
+        tuning: &Tuning,
+        device: &DeviceFacts,
+    ) -> Dispatch<'a> {
+        let NormOp { config, x, residual, weight, bias } = *self;
+        let [batch, heads, length, features] = x.shape();
+        let (shares, groups, step) = share(&x, tuning, device);
+        let in_place = out.buffer == x.buffer;
+        let ([w, w_step], [b, b_step]) = (vector(weight, device), vector(bias, device));
+        let call = norm::NormCall {
+            x: Source { tensor: x, in_place },
+            residual,
+            weight,
+            bias,
+            out,
+            sum,
+            affine: [w, w_step, b, b_step],
+            features: features as u32,
+            heads: heads as u32,
+            length: length as u32,
+            rows: (batch * heads * length) as u32,
+            step,
+            eps: config.eps as f32,
+            shares,
+            centred: config.centred,
+            width: in_fours(&[Some(x), residual, weight, bias, Some(out), sum]),
+        };
+        call.dispatch([groups, 1, 1], device)
+    }
+
+    /// Parts that the gradients of weight and bias are summed in, and rows of each.
+    fn parts(&self) -> (usize, usize) {
+        let [batch, heads, length, features] = self.x.shape();
+        let rows = count([batch, heads, length, 1]);
+        let wanted = FULL.div_ceil(features.div_ceil(COLUMNS));
+        let part = rows.div_ceil(wanted).max(4 * STRIPS);
+        (rows.div_ceil(part), part)
+    }
+
+    /// The temporary memory of the gradients of weight and bias.
+    pub fn sums_size(&self) -> ScratchSize {
+        let [batch, heads, length, features] = self.x.shape();
+        let statistics = (count([batch, heads, length, 1]) as u64).saturating_mul(STATISTICS as u64 * 4);
+        let parts = (self.parts().0 as u64).saturating_mul(features as u64).saturating_mul(8);
+        ScratchSize::default().with(Slot::RowStats, statistics).with(Slot::Partials, parts)
+    }
+
+    /// All gradients that are wanted.
+    ///
+    /// # Errors
+    /// A kernel that is put aside; a scratch that is too small.
+    pub fn backward(
+        &self,
+        gradients: &NormGradients<'a>,
+        scratch: &'a Scratch,
+        tuning: &Tuning,
+        device: &DeviceFacts,
+    ) -> Result<Dispatches<'a>, Error> {
+        let NormGradients { d_x, d_weight, d_bias, d_out, .. } = *gradients;
+        let [batch, heads, length, features] = self.x.shape();
+        let rows = count([batch, heads, length, 1]);
+        let sums = d_weight.is_some() || d_bias.is_some();
+        let statistics = if sums {
+            let shape = [1, 1, rows, STATISTICS];
+            Some(in_scratch(scratch.buffer(Slot::RowStats)?, DType::F32, shape, 0))
+        } else {
+            None
+        };
+        let mut dispatches = Vec::new();
+        if d_x.is_some() || sums {
+            dispatches.push(self.backward_rows(gradients, statistics, tuning, device));
+        }
+        if let Some(statistics) = statistics {
+            let (number, part) = self.parts();
+            let shape = [1, 2, number, features];
+            let parts = in_scratch(scratch.buffer(Slot::Partials)?, DType::F32, shape, 0);
+            let call = norm_sums::NormSumsCall {
+                x: self.x,
+                residual: self.residual,
+                d_out,
+                statistics,
+                parts,
+                features: features as u32,
+                heads: heads as u32,
+                length: length as u32,
+                rows: rows as u32,
+                part: part as u32,
+                count: number as u32,
+            };
+            dispatches.push(call.dispatch([features.div_ceil(COLUMNS), number, 1], device));
+            for (plane, sum) in [d_weight, d_bias].into_iter().enumerate() {
+                if let Some(sum) = sum {
+                    dispatches.push(column_sums(parts.slice(1, plane, 1), sum, device)?);
+                }
+            }
+        }
+        Ok(dispatches)
+    }
+
+    fn backward_rows(
+        &self,
+        gradients: &NormGradients<'a>,
+        statistics: Option<TensorView<'a>>,
+        tuning: &Tuning,
+        device: &DeviceFacts,
+    ) -> Dispatch<'a> {
+        let NormOp { config, x, residual, weight, .. } = *self;
+        let NormGradients { d_out, d_sum, d_x, .. } = *gradients;
+        let [batch, heads, length, features] = x.shape();
+        let (shares, groups, step) = share(&x, tuning, device);
+        let target = d_x.map(|d_x| d_x.view);
+        // Without d_x nothing but the statistics is wanted.
+        let read = |t: Option<TensorView<'a>>| t.filter(|_| target.is_some());
+        let [weight, d_out, d_sum] = [read(weight), read(Some(d_out)), read(d_sum)];
+        let call = norm_backward::NormBackwardCall {
+            x,
+            residual,
+            weight,
+            d_out,
+            d_sum,
+            d_x: target,
+            statistics,
+            weight_at: vector(weight, device),
+            features: features as u32,
+            heads: heads as u32,
+            length: length as u32,
+            rows: (batch * heads * length) as u32,
+            step,
+            eps: config.eps as f32,
+            shares,
+            centred: config.centred,
+            accumulates: d_x.is_some_and(|d_x| d_x.accumulates),
+            width: in_fours(&[Some(x), residual, weight, d_out, d_sum, target]),
+        };
+        call.dispatch([groups, 1, 1], device)
+    }
+}

@@ -1,0 +1,5 @@
+//! The kernels: tensors, numbers, variant and text of each.
+
+pub(crate) mod norm;
+pub(crate) mod norm_backward;
+pub(crate) mod norm_sums;

@@ -1,0 +1,109 @@
+//! Twin of `norm.wgsl`.
+
+use crate::kernel::{Kernel, Variant, Width, kernel, shader};
+use crate::rows::plan::Rows;
+use crate::tensor::DType;
+
+kernel! {
+    /// A norm.
+    Norm, NormCall
+    tensors {
+        x: Source Read F32 width view,
+        residual: Opt Read F32 width view,
+        weight: Opt Read F32 width,
+        bias: Opt Read F32 width,
+        out: One Write F32 width view,
+        sum: Opt Write F32 width view,
+    }
+    numbers {
+        /// First elements and strides of weight and of bias.
+        affine: [u32; 4],
+        features: u32,
+        heads: u32,
+        length: u32,
+        rows: u32,
+        /// Rows from one that a workgroup or an invocation has to its next.
+        step: u32,
+        eps: f32,
+    }
+    variant {
+        shares: Rows,
+        /// LayerNorm, or RMSNorm.
+        centred: bool,
+        width: Width,
+    }
+}
+
+/// How the rows of a norm are shared out: the text, and its workgroup memory.
+pub(crate) fn combine(rows: Rows) -> (&'static str, u32) {
+    match rows.lanes {
+        1 => (shader!("rows/norm/row_per_invocation"), 0),
+        lanes => (shader!("rows/norm/row_per_workgroup"), lanes * 8),
+    }
+}
+
+/// The rows that are worth checking every kernel with.
+pub(crate) const ROWS: [Rows; 4] = [
+    Rows { workgroup: 8, lanes: 1 },
+    Rows { workgroup: 8, lanes: 8 },
+    Rows { workgroup: 32, lanes: 32 },
+    Rows { workgroup: 256, lanes: 256 },
+];
+
+/// Stands for x where the norm is in place.
+const X_IS_OUT: &str =
+    "fn x_at4(o: u32, stride: u32, n: u32) -> vec4<f32> { return out_at4(o, stride, n); }\n";
+
+impl Variant for Norm {
+    const LABEL: &'static str = "attention.norm";
+
+    fn describe(&self) -> Kernel {
+        let Rows { workgroup, lanes } = self.shares;
+        let (combine, workgroup_memory) = combine(self.shares);
+        let parts =
+            [shader!("tensor/view"), shader!("rows/norm/statistics"), shader!("rows/norm/norm"), combine];
+        self.declare()
+            .instead_of("x", X_IS_OUT)
+            .u32("WORKGROUP", workgroup)
+            .u32("ROW_LANES", lanes)
+            .bool("CENTRED", self.centred)
+            .bool("IN_FOURS", self.width == Width::Four)
+            .kernel(&parts, workgroup, workgroup_memory)
+    }
+}
+
+impl Norm {
+    pub fn all() -> impl Iterator<Item = Self> {
+        ROWS.into_iter().flat_map(|rows| {
+            crate::kernel::WIDTHS.into_iter().flat_map(move |width| {
+                let of = move |dtype, out: DType, centred| {
+                    let some = Some(dtype);
+                    let plain = Norm {
+                        shares: rows,
+                        centred,
+                        x: some,
+                        residual: None,
+                        weight: None,
+                        bias: None,
+                        out,
+                        sum: None,
+                        width,
+                    };
+                    let scaled = Norm { weight: some, bias: some, ..plain };
+                    let weighted = Norm { weight: some, ..plain };
+                    let in_place = [plain, weighted, scaled].map(|norm| Norm { x: None, ..norm });
+                    let in_place = in_place.into_iter().filter(move |_| dtype == out);
+                    let others = [plain, weighted, Norm { residual: some, sum: Some(out), ..scaled }];
+                    others.into_iter().chain(in_place)
+                };
+                crate::kernel::FLOATS.into_iter().flat_map(move |dtype| {
+                    let [_, f16, bf16] = crate::kernel::FLOATS;
+                    let others = if dtype == DType::F32 { vec![dtype, f16, bf16] } else { vec![dtype] };
+                    others.into_iter().flat_map(move |out| {
+                        [false, true].into_iter().flat_map(move |centred| of(dtype, out, centred))
+                    })
+                })
+            })
+        })
+    }
+}

@@ -1,0 +1,105 @@
+//! Twin of `norm_backward.wgsl`.
+
+use super::norm::{ROWS, combine};
+use crate::kernel::{Kernel, Variant, Width, kernel, shader};
+use crate::rows::plan::Rows;
+use crate::tensor::DType;
+
+kernel! {
+    /// The gradient of a norm's input.
+    NormBackward, NormBackwardCall
+    tensors {
+        x: One Read F32 width view,
+        residual: Opt Read F32 width view,
+        // Without d_x nothing but the statistics is wanted: weight, d_out and d_sum are absent too.
+        weight: Opt Read F32 width,
+        d_out: Opt Read F32 width view,
+        d_sum: Opt Read F32 width view,
+        d_x: Opt Write F32 width view,
+        statistics: Opt Write F32 one,
+    }
+    numbers {
+        /// First element and stride.
+        weight_at: [u32; 2],
+        features: u32,
+        heads: u32,
+        length: u32,
+        rows: u32,
+        /// Rows from one that a workgroup or an invocation has to its next.
+        step: u32,
+        eps: f32,
+    }
+    variant {
+        shares: Rows,
+        /// LayerNorm, or RMSNorm.
+        centred: bool,
+        accumulates: bool,
+        width: Width,
+    }
+}
+
+impl Variant for NormBackward {
+    const LABEL: &'static str = "attention.norm_backward";
+
+    fn describe(&self) -> Kernel {
+        let Rows { workgroup, lanes } = self.shares;
+        let (combine, workgroup_memory) = combine(self.shares);
+        let parts = [
+            shader!("tensor/view"),
+            shader!("rows/norm/statistics"),
+            shader!("rows/norm/norm_backward"),
+            combine,
+        ];
+        self.declare()
+            .u32("WORKGROUP", workgroup)
+            .u32("ROW_LANES", lanes)
+            .bool("CENTRED", self.centred)
+            .bool("ACCUMULATES", self.accumulates)
+            .bool("IN_FOURS", self.width == Width::Four)
+            .kernel(&parts, workgroup, workgroup_memory)
+    }
+}
+
+impl NormBackward {
+    pub fn all() -> impl Iterator<Item = Self> {
+        ROWS.into_iter().flat_map(|rows| {
+            crate::kernel::WIDTHS.into_iter().flat_map(move |width| {
+                crate::kernel::FLOATS.into_iter().flat_map(move |x| {
+                    crate::kernel::FLOATS.into_iter().flat_map(move |gradient| {
+                        [false, true].into_iter().flat_map(move |centred| {
+                            let plain = NormBackward {
+                                shares: rows,
+                                centred,
+                                x,
+                                residual: None,
+                                weight: None,
+                                d_out: Some(gradient),
+                                d_sum: None,
+                                d_x: Some(gradient),
+                                statistics: None,
+                                accumulates: false,
+                                width,
+                            };
+                            let some = Some(x);
+                            let whole = NormBackward {
+                                residual: some,
+                                weight: some,
+                                d_sum: Some(gradient),
+                                statistics: Some(DType::F32),
+                                accumulates: true,
+                                ..plain
+                            };
+                            let only = NormBackward {
+                                d_x: None,
+                                d_out: None,
+                                statistics: Some(DType::F32),
+                                ..plain
+                            };
+                            [plain, whole, only, NormBackward { residual: some, ..only }]
+                        })
+                    })
+                })
+            })
+        })
+    }
+}

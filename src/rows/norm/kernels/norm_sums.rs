@@ -1,0 +1,62 @@
+//! Twin of `norm_sums.wgsl`.
+
+use crate::kernel::{Kernel, Variant, kernel, shader};
+use crate::tensor::DType;
+
+kernel! {
+    /// The parts of a norm's weight's gradient.
+    NormSums, NormSumsCall
+    tensors {
+        x: One Read F32 one view,
+        residual: Opt Read F32 one view,
+        d_out: One Read F32 one view,
+        statistics: One Read F32 one,
+        parts: One Write F32 one,
+    }
+    numbers {
+        features: u32,
+        heads: u32,
+        length: u32,
+        rows: u32,
+        /// Rows of a part, and how many there are.
+        part: u32,
+        count: u32,
+    }
+    variant {}
+}
+
+/// Columns of a workgroup, and invocations that share a column's rows.
+pub(crate) const COLUMNS: usize = 16;
+pub(crate) const STRIPS: usize = 16;
+
+/// Numbers of each row's statistics: the rounded mean, the rest of the mean, the scale.
+pub(crate) const STATISTICS: usize = 3;
+
+impl Variant for NormSums {
+    const LABEL: &'static str = "attention.norm_sums";
+
+    fn describe(&self) -> Kernel {
+        let invocations = COLUMNS * STRIPS;
+        self.declare().u32("COLUMNS", COLUMNS as u32).u32("STRIPS", STRIPS as u32).kernel(
+            &[shader!("tensor/view"), shader!("rows/norm/norm_sums")],
+            invocations as u32,
+            (invocations * 8) as u32,
+        )
+    }
+}
+
+impl NormSums {
+    pub fn all() -> impl Iterator<Item = Self> {
+        crate::kernel::FLOATS.into_iter().flat_map(|x| {
+            crate::kernel::FLOATS.into_iter().flat_map(move |d_out| {
+                [None, Some(x)].into_iter().map(move |residual| NormSums {
+                    x,
+                    residual,
+                    d_out,
+                    statistics: DType::F32,
+                    parts: DType::F32,
+                })
+            })
+        })
+    }
+}

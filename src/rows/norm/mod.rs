@@ -1,0 +1,202 @@
+//! The operator: LayerNorm and RMSNorm, with the sum before them.
+
+mod backward;
+pub(crate) mod config;
+pub(crate) mod dispatch;
+pub(crate) mod kernels;
+pub(crate) mod reference;
+mod weights;
+
+pub use backward::NormBackward;
+use config::NormConfig;
+use dispatch::NormOp;
+pub(crate) use weights::OwnedNorm;
+pub use weights::{NormGradients, NormWeights};
+
+use std::sync::Arc;
+
+use crate::device::DeviceFacts;
+use crate::kernel::{BindingCache, BoundDispatch, Pipelines, Tuning, pass, record};
+use crate::matmul::projection::{check_summed_rows, check_vector};
+use crate::tensor::{Access, Error, TensorView, check_aliasing, check_apart, check_float, expect_shape};
+
+/// One call of a norm: every row of `[batch, heads, length, features]` for itself. Activations are
+/// `[batch, 1, length, features]`, see [`TensorView::sequence`]; queries and keys may be normalised head by head.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct NormForward<'a> {
+    pub(crate) x: TensorView<'a>,
+    pub(crate) residual: Option<TensorView<'a>>,
+    pub(crate) weight: Option<TensorView<'a>>,
+    pub(crate) bias: Option<TensorView<'a>>,
+    pub(crate) out: TensorView<'a>,
+    pub(crate) sum: Option<TensorView<'a>>,
+}
+
+impl<'a> NormForward<'a> {
+    /// Normalises the rows of `x` into `out`, both `[batch, heads, length, features]`, each F32, F16 or BF16.
+    pub fn new(x: TensorView<'a>, out: TensorView<'a>) -> Self {
+        NormForward { x, residual: None, weight: None, bias: None, out, sum: None }
+    }
+
+    /// Adds `residual`, shaped as `x`, F32, F16 or BF16, before the norm: `norm(x + residual)`, in f32.
+    pub fn residual(mut self, residual: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.residual = residual.into();
+        self
+    }
+
+    /// Multiplies what is normalised by `weight`, `[features]` as [`TensorView::vector`], F32, F16 or BF16.
+    pub fn weight(mut self, weight: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.weight = weight.into();
+        self
+    }
+
+    /// Adds `bias`, `[features]`, in the end.
+    pub fn bias(mut self, bias: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.bias = bias.into();
+        self
+    }
+
+    /// Writes what is normalised there as well, `x + residual`, shaped as `x`: the stream of a stack with norms before its
+    /// parts. What is normalised is not rounded to its type.
+    pub fn sum(mut self, sum: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.sum = sum.into();
+        self
+    }
+
+    /// The tensors that are read.
+    pub(crate) fn inputs(&self) -> Vec<(&'static str, TensorView<'a>)> {
+        let all =
+            [("x", Some(self.x)), ("residual", self.residual), ("weight", self.weight), ("bias", self.bias)];
+        all.into_iter().filter_map(|(name, t)| Some((name, t?))).collect()
+    }
+
+    /// Checks what is read.
+    pub(crate) fn check_inputs(&self, device: &DeviceFacts) -> Result<(), Error> {
+        let shape = self.x.shape();
+        for (name, t) in [("x", Some(self.x)), ("residual", self.residual)] {
+            let Some(t) = t else { continue };
+            check_float(name, &t)?;
+            t.check(name, Access::Read, device)?;
+            expect_shape(name, t.shape(), shape)?;
+        }
+        for (name, t) in [("weight", self.weight), ("bias", self.bias)] {
+            t.map_or(Ok(()), |t| check_vector(name, &t, shape[3], Access::Read, device))?;
+        }
+        check_summed_rows("x", &self.x, shape[1])
+    }
+
+    fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
+        self.check_inputs(device)?;
+        let written: Vec<_> =
+            [Some(("out", self.out)), self.sum.map(|t| ("sum", t))].into_iter().flatten().collect();
+        for (name, t) in &written {
+            check_float(name, t)?;
+            t.check(name, Access::Write, device)?;
+            expect_shape(name, t.shape(), self.x.shape())?;
+        }
+        check_aliasing(&written, &self.inputs())?;
+        check_apart(&written, device)
+    }
+
+    pub(crate) fn op(&self, config: NormConfig) -> NormOp<'a> {
+        let NormForward { x, residual, weight, bias, .. } = *self;
+        NormOp { config, x, residual, weight, bias }
+    }
+}
+
+/// LayerNorm and RMSNorm, of `x` or of `x + residual`, in one dispatch.
+///
+/// ```no_run
+/// # use wgpu_attention::{Error, Norm, NormConfig, NormForward, TensorView, wgpu};
+/// # fn f(device: &wgpu::Device, encoder: &mut wgpu::CommandEncoder, tensors: [TensorView; 5]) -> Result<(), Error> {
+/// # let [x, attended, weight, bias, out] = tensors;
+/// // norm(x + attention(x)), as after the attention of an encoder's layer.
+/// let norm = Norm::new(device, NormConfig::layer())?;
+/// norm.forward(encoder, &NormForward::new(x, out).residual(attended).weight(weight).bias(bias))
+/// # }
+/// ```
+///
+/// Statistics are f32, of two passes over a row: a mean far from zero costs no more digits than its own rounding.
+///
+/// It keeps the bindings of recent forward calls, so that the same call again creates nothing. They keep some buffers alive: see
+/// [`forget`](Self::forget). Bindings of backward calls are in their scratch.
+#[derive(Clone, Debug)]
+pub struct Norm {
+    pipelines: Pipelines,
+    bindings: Arc<BindingCache>,
+    config: NormConfig,
+    tuning: Tuning,
+}
+
+impl Norm {
+    /// A norm with pipelines of its own.
+    ///
+    /// # Errors
+    /// An `eps` below 0 or not finite.
+    pub fn new(device: &wgpu::Device, config: NormConfig) -> Result<Self, Error> {
+        Self::with_pipelines(&Pipelines::new(device), config)
+    }
+
+    /// A norm that shares pipelines with other operators on the device.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_pipelines(pipelines: &Pipelines, config: NormConfig) -> Result<Self, Error> {
+        config.check()?;
+        Ok(Norm { pipelines: pipelines.clone(), bindings: Arc::default(), config, tuning: Tuning::new() })
+    }
+
+    /// Drops the bindings of its forward calls, and with them the references to their buffers. Clones share them.
+    ///
+    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until then, the buffers that only they keep
+    /// alive have at most twice the bytes of the last call's, or 8 MiB if that is more.
+    pub fn forget(&self) {
+        self.bindings.clear();
+    }
+
+    /// The form of kernels; the rest of [`Tuning`] does not concern a norm.
+    pub fn tuning(mut self, tuning: Tuning) -> Self {
+        self.tuning = tuning;
+        self
+    }
+
+    /// Records `call` into `encoder`, in a compute pass of its own.
+    ///
+    /// # Errors
+    /// Shapes that differ, tensors that are written and share a buffer with others, and everything else that [`Error`] lists
+    /// for tensors; then nothing has been recorded.
+    pub fn forward(&self, encoder: &mut wgpu::CommandEncoder, call: &NormForward) -> Result<(), Error> {
+        self.record(call, |bound| record(&mut pass(encoder, "norm"), bound))
+    }
+
+    /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn forward_in_pass(&self, pass: &mut wgpu::ComputePass, call: &NormForward) -> Result<(), Error> {
+        self.record(call, |bound| record(pass, bound))
+    }
+
+    /// Compiles and binds what `call` needs, so that its first recording does neither.
+    /// Some drivers compile at the first submission all the same: see [`Pipelines`](crate::Pipelines).
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn prepare(&self, call: &NormForward) -> Result<(), Error> {
+        self.record(call, |_| ())
+    }
+
+    fn record(
+        &self,
+        call: &NormForward,
+        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
+    ) -> Result<(), Error> {
+        let device = &self.pipelines.facts();
+        call.check(device)?;
+        let dispatch = call.op(self.config).forward(call.out, call.sum, &self.tuning, device);
+        let bound = self.pipelines.bind(&[dispatch], &self.bindings)?;
+        emit(&bound);
+        Ok(())
+    }
+}

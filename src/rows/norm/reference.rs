@@ -1,0 +1,98 @@
+//! LayerNorm and RMSNorm of rows.
+
+use super::config::NormConfig;
+use crate::tensor::{Error, Real, check_sizes, expect_length};
+
+/// Normalises rows of `x` `[rows, features]`, with mean, variance and sums by two passes; then multiplies by `weight` and adds
+/// `bias`, both `[features]`, where given. Of the sum of two tensors, give the sum.
+///
+/// # Errors
+/// A width of 0, slices of another length, an `eps` below 0.
+pub fn norm<R: Real>(
+    x: &[R],
+    features: usize,
+    weight: Option<&[R]>,
+    bias: Option<&[R]>,
+    config: &NormConfig,
+) -> Result<Vec<R>, Error> {
+    check(x, features, weight, config)?;
+    bias.map_or(Ok(()), |bias| expect_length("bias", bias, features))?;
+    let mut out = Vec::with_capacity(x.len());
+    for row in x.chunks_exact(features) {
+        let (mean, scale) = statistics(row, config);
+        for (d, x) in row.iter().enumerate() {
+            let n = (*x - mean) * scale;
+            let scaled = weight.map_or(n, |w| n * w[d]);
+            out.push(bias.map_or(scaled, |b| scaled + b[d]));
+        }
+    }
+    Ok(out)
+}
+
+fn check<R: Real>(x: &[R], features: usize, weight: Option<&[R]>, config: &NormConfig) -> Result<(), Error> {
+    config.check()?;
+    check_sizes("x", &[("features", features)])?;
+    expect_length("x", x, x.len() / features * features)?;
+    weight.map_or(Ok(()), |weight| expect_length("weight", weight, features))
+}
+
+/// Mean (0 for RMSNorm) and 1 / √(variance + eps) of a row.
+fn statistics<R: Real>(row: &[R], config: &NormConfig) -> (R, R) {
+    let count = R::of(row.len() as f64);
+    let sum = |f: &dyn Fn(R) -> R| row.iter().fold(R::zero(), |sum, x| sum + f(*x));
+    let mean = if config.centred { sum(&|x| x) / count } else { R::zero() };
+    let variance = sum(&|x| (x - mean) * (x - mean)) / count;
+    // As kernels take it.
+    let eps = R::of(f64::from(config.eps as f32));
+    (mean, R::one() / (variance + eps).sqrt())
+}
+
+/// What [`norm_backward`] gives.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct NormGradients<R> {
+    /// `[rows, features]`.
+    pub d_x: Vec<R>,
+    /// `[features]`, whether there is a weight or not.
+    pub d_weight: Vec<R>,
+    /// `[features]`, whether there is a bias or not.
+    pub d_bias: Vec<R>,
+}
+
+/// The gradients of `Σ out · d_out` with respect to the inputs of [`norm`], for `d_out` `[rows, features]`. With
+/// `g = d_out · weight` and `n` the normalised row:
+///
+/// ```text
+/// d_x      = (g − mean(g) − n · mean(g · n)) / √(variance + eps)      without mean(g) for RMSNorm
+/// d_weight = Σ d_out · n        d_bias = Σ d_out                       over rows
+/// ```
+///
+/// # Errors
+/// As [`norm`].
+pub fn norm_backward<R: Real>(
+    x: &[R],
+    features: usize,
+    weight: Option<&[R]>,
+    config: &NormConfig,
+    d_out: &[R],
+) -> Result<NormGradients<R>, Error> {
+    check(x, features, weight, config)?;
+    expect_length("d_out", d_out, x.len())?;
+    let count = R::of(features as f64);
+    let mut d_x = Vec::with_capacity(x.len());
+    let (mut d_weight, mut d_bias) = (vec![R::zero(); features], vec![R::zero(); features]);
+    for (row, d_row) in x.chunks_exact(features).zip(d_out.chunks_exact(features)) {
+        let (mean, scale) = statistics(row, config);
+        let n: Vec<R> = row.iter().map(|x| (*x - mean) * scale).collect();
+        let g: Vec<R> = d_row.iter().enumerate().map(|(d, g)| weight.map_or(*g, |w| *g * w[d])).collect();
+        let sum = |x: &mut dyn Iterator<Item = R>| x.fold(R::zero(), |sum, x| sum + x) / count;
+        let mean_g = if config.centred { sum(&mut g.iter().copied()) } else { R::zero() };
+        let along = sum(&mut g.iter().zip(&n).map(|(g, n)| *g * *n));
+        for d in 0..features {
+            d_x.push(scale * (g[d] - mean_g - n[d] * along));
+            d_weight[d] = d_weight[d] + d_row[d] * n[d];
+            d_bias[d] = d_bias[d] + d_row[d];
+        }
+    }
+    Ok(NormGradients { d_x, d_weight, d_bias })
+}

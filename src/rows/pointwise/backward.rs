@@ -1,0 +1,99 @@
+//! The gradients of activations and of gated ones.
+
+use super::{Pointwise, PointwiseForward};
+use crate::device::DeviceFacts;
+use crate::kernel::{Dispatch, pass, record};
+use crate::tensor::{Access, Error, TensorView, check_aliasing, check_apart, check_float, expect_shape};
+
+/// The gradients of one call, each written where it is asked for. That of [`PointwiseForward::plus`] is `d_out` itself.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct PointwiseBackward<'a> {
+    forward: PointwiseForward<'a>,
+    d_out: TensorView<'a>,
+    d_x: Option<TensorView<'a>>,
+    d_times: Option<TensorView<'a>>,
+    accumulate: bool,
+}
+
+impl<'a> PointwiseBackward<'a> {
+    /// `forward` as it was made, whose inputs are read again, and the gradient of its `out`, shaped as that, F32, F16 or BF16.
+    pub fn new(forward: PointwiseForward<'a>, d_out: TensorView<'a>) -> Self {
+        PointwiseBackward { forward, d_out, d_x: None, d_times: None, accumulate: false }
+    }
+
+    /// Writes the gradient of `x` there, shaped as that, F32, F16 or BF16.
+    pub fn d_x(mut self, d_x: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_x = d_x.into();
+        self
+    }
+
+    /// Writes the gradient of `times` there, shaped as that, F32, F16 or BF16.
+    pub fn d_times(mut self, d_times: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_times = d_times.into();
+        self
+    }
+
+    /// Adds the gradients to what is there instead of writing over it, each rounded to its type: choose F32 for many.
+    pub fn accumulate(mut self, accumulate: bool) -> Self {
+        self.accumulate = accumulate;
+        self
+    }
+
+    fn dispatch(&self, device: &DeviceFacts) -> Result<Dispatch<'a>, Error> {
+        let PointwiseBackward { forward, d_out, d_x, d_times, accumulate } = *self;
+        forward.check_inputs(device)?;
+        if d_times.is_some() && forward.times.is_none() {
+            let why = "the forward call has no such tensor: leave its gradient out";
+            return Err(Error::Unsupported { what: "d_times", why });
+        }
+        let written: Vec<_> = [("d_x", d_x), ("d_times", d_times)]
+            .into_iter()
+            .filter_map(|(name, t)| Some((name, t?)))
+            .collect();
+        if written.is_empty() {
+            let why = "nothing is asked for: give `d_x` or `d_times`";
+            return Err(Error::Unsupported { what: "a backward pass without gradients", why });
+        }
+        let writes = written.iter().map(|(name, t)| (*name, *t, Access::Write));
+        for (name, t, access) in [("d_out", d_out, Access::Read)].into_iter().chain(writes) {
+            check_float(name, &t)?;
+            t.check(name, access, device)?;
+            expect_shape(name, t.shape(), forward.x.shape())?;
+        }
+        let mut read = forward.inputs();
+        read.push(("d_out", d_out));
+        check_aliasing(&written, &read)?;
+        check_apart(&written, device)?;
+        Ok(forward.op().backward(d_out, d_x, d_times, accumulate, device))
+    }
+}
+
+impl Pointwise {
+    /// Records the gradients of a call into `encoder`, in a compute pass of their own.
+    ///
+    /// # Errors
+    /// Shapes that differ, gradients that share a buffer with an input, [`Error::Unsupported`] if none is asked for or that of a
+    /// tensor which there is not, and everything else that [`Error`] lists for tensors; then nothing has been recorded.
+    pub fn backward(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        call: &PointwiseBackward,
+    ) -> Result<(), Error> {
+        let call = call.dispatch(&self.pipelines.facts())?;
+        self.record(call, |bound| record(&mut pass(encoder, "pointwise backward"), bound))
+    }
+
+    /// Records the gradients into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward).
+    pub fn backward_in_pass(
+        &self,
+        pass: &mut wgpu::ComputePass,
+        call: &PointwiseBackward,
+    ) -> Result<(), Error> {
+        let call = call.dispatch(&self.pipelines.facts())?;
+        self.record(call, |bound| record(pass, bound))
+    }
+}

@@ -1,0 +1,118 @@
+//! Activations, gated ones, residual sums and their gradients: from checked tensors to dispatches.
+
+use super::kernels::pointwise::{Join, PointwiseCall, WORKGROUP, x_width};
+use super::kernels::pointwise_backward::PointwiseBackwardCall;
+use crate::device::DeviceFacts;
+use crate::kernel::{Dispatch, Width};
+use crate::matmul::Activation;
+use crate::tensor::TensorView;
+
+/// `f(x)`, `f(x) · other` or `f(x) + other` of checked tensors of one shape.
+#[derive(Clone, Copy)]
+pub(crate) struct PointwiseOp<'a> {
+    pub activation: Option<Activation>,
+    /// Shaped as the others, or of one channel, which then is that of all channels of a row.
+    pub x: TensorView<'a>,
+    pub times: Option<TensorView<'a>>,
+    pub plus: Option<TensorView<'a>>,
+}
+
+/// Workgroups of a head's rows, at most; each takes more where there are more.
+const MOST_GROUPS: usize = 65535;
+
+/// Fours of a row, fours of a head's rows, workgroups for them, invocations in those.
+fn share([_, _, length, dim]: [usize; 4], device: &DeviceFacts) -> (usize, usize, usize, u32) {
+    let fours = dim.div_ceil(4);
+    let work = length.saturating_mul(fours);
+    let groups = work.div_ceil(WORKGROUP).min(MOST_GROUPS).min(device.max_workgroups as usize);
+    (fours, work, groups, (groups * WORKGROUP) as u32)
+}
+
+/// The width of loads and stores: an `x` that repeats and its gradient do not limit it.
+fn in_fours(x: &[Option<TensorView>], others: &[Option<TensorView>], x_repeats: bool) -> Width {
+    let x = if x_repeats { &[] } else { x };
+    Width::of(x.iter().chain(others).flatten().all(|t| t.layout.in_fours(3)))
+}
+
+impl<'a> PointwiseOp<'a> {
+    fn other(&self) -> Option<TensorView<'a>> {
+        self.times.or(self.plus)
+    }
+
+    /// True if `x` has one channel for all of those of `out`.
+    fn x_repeats(&self, out: &TensorView) -> bool {
+        self.x.shape()[3] == 1 && out.shape()[3] > 1
+    }
+
+    /// `x`; one channel that repeats has a stride of 0.
+    fn x(&self, x_repeats: bool) -> TensorView<'a> {
+        let mut x = self.x;
+        if x_repeats {
+            x.layout.strides[3] = 0;
+        }
+        x
+    }
+
+    /// Writes it to `out`.
+    pub fn forward(&self, out: TensorView<'a>, device: &DeviceFacts) -> Dispatch<'a> {
+        let x_repeats = self.x_repeats(&out);
+        let [batch, heads, _, dim] = out.shape();
+        let (fours, work, groups, step) = share(out.shape(), device);
+        let other = self.other();
+        let width = in_fours(&[Some(self.x)], &[other, Some(out)], x_repeats);
+        let join = match (self.times, self.plus) {
+            (Some(_), _) => Join::Times,
+            (None, Some(_)) => Join::Plus,
+            (None, None) => Join::Alone,
+        };
+        let call = PointwiseCall {
+            x: self.x(x_repeats),
+            other,
+            out,
+            dim: dim as u32,
+            fours: fours as u32,
+            work: work as u32,
+            step,
+            activation: self.activation,
+            join,
+            width,
+            x_width: x_width(width, x_repeats),
+        };
+        call.dispatch([groups, heads, batch], device)
+    }
+
+    /// Writes the gradients of x and of the tensor that f(x) is multiplied by. The gradient of an x that repeats is a sum over the
+    /// channels of a row.
+    pub fn backward(
+        &self,
+        d_out: TensorView<'a>,
+        d_x: Option<TensorView<'a>>,
+        d_times: Option<TensorView<'a>>,
+        accumulates: bool,
+        device: &DeviceFacts,
+    ) -> Dispatch<'a> {
+        let x_repeats = self.x_repeats(&d_out);
+        let [batch, heads, length, dim] = d_out.shape();
+        let shared = if x_repeats { [batch, heads, length, 1] } else { d_out.shape() };
+        let (fours, work, groups, step) = share(shared, device);
+        let other = self.times.filter(|_| d_x.is_some());
+        let width = in_fours(&[Some(self.x), d_x], &[other, Some(d_out), d_times], x_repeats);
+        let call = PointwiseBackwardCall {
+            x: self.x(x_repeats),
+            other,
+            d_out,
+            d_x,
+            d_other: d_times,
+            dim: dim as u32,
+            fours: fours as u32,
+            work: work as u32,
+            step,
+            activation: self.activation,
+            accumulates,
+            width,
+            x_width: x_width(width, x_repeats),
+            x_repeats,
+        };
+        call.dispatch([groups, heads, batch], device)
+    }
+}

@@ -1,0 +1,117 @@
+//! Twin of `pointwise_backward.wgsl`.
+
+use super::pointwise::{WORKGROUP, x_width};
+use crate::kernel::{Kernel, Variant, Width, kernel, shader};
+use crate::matmul::{Activation, activation_parts};
+use crate::tensor::DType;
+
+kernel! {
+    /// The gradients of `f(x)` and of `f(x) · other`.
+    PointwiseBackward, PointwiseBackwardCall
+    tensors {
+        x: One Read F32 x_width view,
+        // The gradient of x needs it.
+        other: Opt Read F32 width view,
+        d_out: One Read F32 width view,
+        d_x: Opt Write F32 x_width view,
+        d_other: Opt Write F32 width view,
+    }
+    numbers {
+        dim: u32,
+        /// Groups of four channels in a row; 1 if `x` repeats.
+        fours: u32,
+        /// Groups of four channels in all rows of a head; rows if `x` repeats.
+        work: u32,
+        /// Invocations that share these.
+        step: u32,
+    }
+    variant {
+        activation: Option<Activation>,
+        accumulates: bool,
+        width: Width,
+        /// `One` if `x` repeats.
+        x_width: Width,
+        /// True if `x` has one channel, which is that of all channels of a row: an invocation has a row.
+        x_repeats: bool,
+    }
+}
+
+impl Variant for PointwiseBackward {
+    const LABEL: &'static str = "attention.pointwise_backward";
+
+    fn describe(&self) -> Kernel {
+        let parts = [shader!("tensor/view"), shader!("rows/pointwise/pointwise_backward")];
+        let parts = [&parts, activation_parts(self.activation)].concat();
+        self.declare()
+            .u32("WORKGROUP", WORKGROUP as u32)
+            .bool("ACCUMULATES", self.accumulates)
+            .bool("IN_FOURS", self.width == Width::Four)
+            .bool("X_REPEATS", self.x_repeats)
+            .kernel(&parts, WORKGROUP as u32, 0)
+    }
+}
+
+impl PointwiseBackward {
+    pub fn all() -> impl Iterator<Item = Self> {
+        let f32 = DType::F32;
+        let activations = [None].into_iter().chain(Activation::ALL.map(Some));
+        let of_f32 = activations.flat_map(move |activation| {
+            [(None, Some(f32), None), (Some(f32), Some(f32), Some(f32)), (None, None, Some(f32))]
+                .into_iter()
+                .flat_map(move |(other, d_x, d_other)| {
+                    crate::kernel::WIDTHS.map(|width| PointwiseBackward {
+                        x: f32,
+                        other,
+                        d_out: f32,
+                        d_x,
+                        d_other,
+                        activation,
+                        accumulates: width == Width::One,
+                        width,
+                        x_width: width,
+                        x_repeats: false,
+                    })
+                })
+        });
+        let of_others = crate::kernel::FLOATS.into_iter().flat_map(move |dtype| {
+            crate::kernel::FLOATS.into_iter().flat_map(move |gradient| {
+                crate::kernel::WIDTHS.into_iter().flat_map(move |width| {
+                    [false, true].map(|accumulates| PointwiseBackward {
+                        x: dtype,
+                        other: Some(dtype),
+                        d_out: gradient,
+                        d_x: Some(gradient),
+                        d_other: Some(gradient),
+                        activation: Some(Activation::Silu),
+                        accumulates,
+                        width,
+                        x_width: width,
+                        x_repeats: false,
+                    })
+                })
+            })
+        });
+        // Gates: the gradient of the gate, of the gated tensor, of both.
+        let gates = crate::kernel::FLOATS.into_iter().flat_map(move |dtype| {
+            [(Some(f32), None), (None, Some(dtype)), (Some(f32), Some(dtype))].into_iter().flat_map(
+                move |(d_x, d_other)| {
+                    [(Width::One, true), (Width::Four, true), (Width::Four, false)].map(
+                        |(width, x_repeats)| PointwiseBackward {
+                            x: dtype,
+                            other: d_x.map(|_| dtype),
+                            d_out: f32,
+                            d_x,
+                            d_other,
+                            activation: Some(Activation::Sigmoid),
+                            accumulates: false,
+                            width,
+                            x_width: x_width(width, x_repeats),
+                            x_repeats,
+                        },
+                    )
+                },
+            )
+        });
+        of_f32.chain(of_others).chain(gates)
+    }
+}

@@ -1,0 +1,137 @@
+//! The operator: rows of numbers → the order in which they are sorted.
+
+pub(crate) mod dispatch;
+pub(crate) mod kernels;
+
+use dispatch::SortProblem;
+
+use crate::device::DeviceFacts;
+use crate::kernel::{BoundDispatch, Pipelines, Scratch, ScratchSize, pass, record};
+use crate::tensor::{Access, DType, Error, TensorView, check_aliasing, check_apart, expect_shape};
+
+/// A stable sort of numbers, row by row: four bits a pass, each key after those of its digit that stood before it. No atomics, the
+/// same bits on every run. [`LshAttention`](crate::LshAttention) sorts tokens by their buckets with it.
+#[derive(Clone, Debug)]
+pub struct RadixSort {
+    pipelines: Pipelines,
+}
+
+/// One sort: `keys` `[batch, heads, rows, length]`, U32, each row for itself; `order`, alike, takes at each place which key stands
+/// there.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct Sort<'a> {
+    pub(crate) keys: TensorView<'a>,
+    pub(crate) order: TensorView<'a>,
+    pub(crate) ranks: Option<TensorView<'a>>,
+    pub(crate) bits: u32,
+}
+
+impl<'a> Sort<'a> {
+    /// Sorts by all 32 bits.
+    pub fn new(keys: TensorView<'a>, order: TensorView<'a>) -> Self {
+        Sort { keys, order, ranks: None, bits: u32::BITS }
+    }
+
+    /// Writes the place of each key there, shaped as `order`, which it inverts.
+    pub fn ranks(mut self, ranks: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.ranks = ranks.into();
+        self
+    }
+
+    /// Sorts by the lowest bits alone, 1 to 32, in `⌈bits / 4⌉` passes of four: where no key has higher ones, it is a sort by all.
+    pub fn bits(mut self, bits: u32) -> Self {
+        self.bits = bits;
+        self
+    }
+
+    fn check(&self, device: &DeviceFacts) -> Result<SortProblem<'a>, Error> {
+        let Sort { keys, order, ranks, bits } = *self;
+        if !(1..=u32::BITS).contains(&bits) {
+            return Err(Error::Option { option: "bits", value: bits.into(), expected: "1 to 32" });
+        }
+        keys.check_as("keys", DType::U32, Access::Read, device)?;
+        let mut written = vec![("order", order)];
+        written.extend(ranks.map(|t| ("ranks", t)));
+        for (name, view) in &written {
+            view.check_as(name, DType::U32, Access::Write, device)?;
+            expect_shape(name, view.shape(), keys.shape())?;
+        }
+        check_aliasing(&written, &[("keys", keys)])?;
+        check_apart(&written, device)?;
+        Ok(SortProblem { keys, order, ranks, bits })
+    }
+}
+
+impl RadixSort {
+    /// Sorts with pipelines of their own.
+    pub fn new(device: &wgpu::Device) -> Self {
+        Self::with_pipelines(&Pipelines::new(device))
+    }
+
+    /// Sorts that share pipelines with other operators on the device.
+    pub fn with_pipelines(pipelines: &Pipelines) -> Self {
+        RadixSort { pipelines: pipelines.clone() }
+    }
+
+    /// The temporary memory that `call` needs: 64 bytes for every 1024 keys of a row, or fewer, and 4 for each key where there is more than
+    /// one pass.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn scratch_size(&self, call: &Sort) -> Result<ScratchSize, Error> {
+        let device = &self.pipelines.facts();
+        call.check(device)?.scratch_size(device)
+    }
+
+    /// Records `call` into `encoder`, in a compute pass of its own.
+    ///
+    /// # Errors
+    /// Everything that [`Error`] lists for tensors and scratch; then nothing has been recorded.
+    pub fn forward(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        call: &Sort,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record(call, scratch, |bound| record(&mut pass(encoder, "radix sort"), bound))
+    }
+
+    /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn forward_in_pass(
+        &self,
+        pass: &mut wgpu::ComputePass,
+        call: &Sort,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.record(call, scratch, |bound| record(pass, bound))
+    }
+
+    /// Compiles and binds what `call` needs, so that its first recording does neither.
+    /// Some drivers compile at the first submission all the same: see [`Pipelines`](crate::Pipelines).
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn prepare(&self, call: &Sort, scratch: &mut Scratch) -> Result<(), Error> {
+        self.record(call, scratch, |_| ())
+    }
+
+    fn record(
+        &self,
+        call: &Sort,
+        scratch: &mut Scratch,
+        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
+    ) -> Result<(), Error> {
+        let device = &self.pipelines.facts();
+        let problem = call.check(device)?;
+        let scratch: &Scratch = scratch;
+        scratch.check(problem.scratch_size(device)?)?;
+        let dispatches = problem.dispatches(|slot| scratch.buffer(slot), device)?;
+        let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
+        emit(&bound);
+        Ok(())
+    }
+}

@@ -1,0 +1,4 @@
+//! The kernels: tensors, numbers, variant and text of each.
+
+pub(crate) mod weight_norm;
+pub(crate) mod weight_norm_backward;

@@ -1,0 +1,207 @@
+//! The operator: `gain · x / |x|`.
+
+pub(crate) mod kernels;
+pub(crate) mod reference;
+
+use kernels::weight_norm::WeightNormCall;
+use kernels::weight_norm_backward::WeightNormBackwardCall;
+
+use std::sync::Arc;
+
+use crate::device::DeviceFacts;
+use crate::kernel::{BindingCache, BoundDispatch, Dispatch, Pipelines, pass, record};
+use crate::tensor::{
+    Access, DType, Error, TensorView, check_aliasing, check_apart, check_float, expect, expect_broadcast,
+    expect_shape, same_dtype,
+};
+
+/// One forward call: `out = gain · vector / |vector|`, of each head.
+///
+/// | tensor | shape | dtype |
+/// |---|---|---|
+/// | `vector` | `[1, heads, 1, hidden]`, or one head for all | F32, F16 or BF16 |
+/// | `gain` | `[1, heads or 1, 1, 1]`, the length | as `vector` |
+/// | `out` | as `vector` | F32 |
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct WeightNormForward<'a> {
+    vector: TensorView<'a>,
+    gain: TensorView<'a>,
+    out: TensorView<'a>,
+}
+
+impl<'a> WeightNormForward<'a> {
+    /// Vectors and their lengths, to `out`, whose buffer may hold neither.
+    pub fn new(vector: TensorView<'a>, gain: TensorView<'a>, out: TensorView<'a>) -> Self {
+        WeightNormForward { vector, gain, out }
+    }
+}
+
+/// One backward call: the inputs of a forward call, the gradient of its result, and where the gradients go, all of these F32: `d_vector` as
+/// `vector`, `d_gain` as `gain`, summed over the heads that share it.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct WeightNormBackward<'a> {
+    vector: TensorView<'a>,
+    gain: TensorView<'a>,
+    d_out: TensorView<'a>,
+    d_vector: TensorView<'a>,
+    d_gain: TensorView<'a>,
+    accumulates: bool,
+}
+
+impl<'a> WeightNormBackward<'a> {
+    /// The inputs `[vector, gain]`, the gradient of the output, and where the gradients of both go.
+    pub fn new(
+        [vector, gain]: [TensorView<'a>; 2],
+        d_out: TensorView<'a>,
+        [d_vector, d_gain]: [TensorView<'a>; 2],
+    ) -> Self {
+        WeightNormBackward { vector, gain, d_out, d_vector, d_gain, accumulates: false }
+    }
+
+    /// Adds the gradients to what is there instead.
+    pub fn accumulate(mut self, accumulates: bool) -> Self {
+        self.accumulates = accumulates;
+        self
+    }
+}
+
+/// Weight normalisation (Salimans and Kingma 2016, "Weight normalization: a simple reparameterization to accelerate training of deep neural
+/// networks"): vectors of given lengths. With it, [`AdditiveAttention`](crate::AdditiveAttention) is normalised Bahdanau attention, `g · v / |v| ·
+/// tanh(W_q q + W_k k + b)` (`normalize=True` in TensorFlow's `BahdanauAttention`): its output is the `score_vector`, and the
+/// [`d_score_vector`](crate::AdditiveBackward::d_score_vector) is its gradient. A vector of zeros stays zero and has no gradient.
+///
+/// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep some buffers alive: see
+/// [`forget`](Self::forget).
+#[derive(Clone, Debug)]
+pub struct WeightNorm {
+    pipelines: Pipelines,
+    bindings: Arc<BindingCache>,
+}
+
+impl WeightNorm {
+    /// The operator with pipelines of its own.
+    pub fn new(device: &wgpu::Device) -> Self {
+        Self::with_pipelines(&Pipelines::new(device))
+    }
+
+    /// The operator with pipelines that it shares with others on the device.
+    pub fn with_pipelines(pipelines: &Pipelines) -> Self {
+        WeightNorm { pipelines: pipelines.clone(), bindings: Arc::default() }
+    }
+
+    /// Drops the bindings of its calls, and with them the references to their buffers. Clones share them.
+    ///
+    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until then, the buffers that only they keep
+    /// alive have at most twice the bytes of the last call's, or 8 MiB if that is more.
+    pub fn forget(&self) {
+        self.bindings.clear();
+    }
+
+    /// Records `call` into `encoder`, in a compute pass of its own.
+    ///
+    /// # Errors
+    /// Everything that [`Error`] lists for tensors; then nothing has been recorded.
+    pub fn forward(&self, encoder: &mut wgpu::CommandEncoder, call: &WeightNormForward) -> Result<(), Error> {
+        let call = call.dispatch(&self.pipelines.facts())?;
+        self.record(call, |bound| record(&mut pass(encoder, "weight norm"), bound))
+    }
+
+    /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn forward_in_pass(
+        &self,
+        pass: &mut wgpu::ComputePass,
+        call: &WeightNormForward,
+    ) -> Result<(), Error> {
+        let call = call.dispatch(&self.pipelines.facts())?;
+        self.record(call, |bound| record(pass, bound))
+    }
+
+    /// Records the gradients of a forward call into `encoder`, in a compute pass of their own. The same call gives the same bits.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn backward(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        call: &WeightNormBackward,
+    ) -> Result<(), Error> {
+        let call = call.dispatch(&self.pipelines.facts())?;
+        self.record(call, |bound| record(&mut pass(encoder, "weight norm backward"), bound))
+    }
+
+    /// [`backward`](Self::backward) into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn backward_in_pass(
+        &self,
+        pass: &mut wgpu::ComputePass,
+        call: &WeightNormBackward,
+    ) -> Result<(), Error> {
+        let call = call.dispatch(&self.pipelines.facts())?;
+        self.record(call, |bound| record(pass, bound))
+    }
+
+    fn record(&self, call: Dispatch, emit: impl FnOnce(&[(BoundDispatch, [u32; 3])])) -> Result<(), Error> {
+        let bound = self.pipelines.bind(&[call], &self.bindings)?;
+        emit(&bound);
+        Ok(())
+    }
+}
+
+fn check_inputs(vector: &TensorView, gain: &TensorView, device: &DeviceFacts) -> Result<(), Error> {
+    check_float("vector", vector)?;
+    vector.check("vector", Access::Read, device)?;
+    same_dtype("gain", gain, vector.dtype())?;
+    gain.check("gain", Access::Read, device)?;
+    expect("vector", vector.shape(), 0, 1)?;
+    expect("vector", vector.shape(), 2, 1)?;
+    expect("gain", gain.shape(), 3, 1)?;
+    expect_broadcast("gain", gain.shape(), [1, vector.shape()[1], 1, 1])
+}
+
+impl<'a> WeightNormForward<'a> {
+    fn dispatch(&self, device: &DeviceFacts) -> Result<Dispatch<'a>, Error> {
+        let WeightNormForward { vector, gain, out } = *self;
+        check_inputs(&vector, &gain, device)?;
+        out.check_as("out", DType::F32, Access::Write, device)?;
+        expect_shape("out", out.shape(), vector.shape())?;
+        check_aliasing(&[("out", out)], &[("vector", vector), ("gain", gain)])?;
+        let [_, heads, _, dim] = vector.shape();
+        let call = WeightNormCall { x: vector, gain, out, dim: dim as u32 };
+        Ok(call.dispatch([heads, 1, 1], device))
+    }
+}
+
+impl<'a> WeightNormBackward<'a> {
+    fn dispatch(&self, device: &DeviceFacts) -> Result<Dispatch<'a>, Error> {
+        let WeightNormBackward { vector, gain, d_out, d_vector, d_gain, accumulates } = *self;
+        check_inputs(&vector, &gain, device)?;
+        d_out.check_as("d_out", DType::F32, Access::Read, device)?;
+        expect_shape("d_out", d_out.shape(), vector.shape())?;
+        let written = [("d_vector", d_vector), ("d_gain", d_gain)];
+        for ((tensor, gradient), of) in written.into_iter().zip([vector, gain]) {
+            gradient.check_as(tensor, DType::F32, Access::Write, device)?;
+            expect_shape(tensor, gradient.shape(), of.shape())?;
+        }
+        check_aliasing(&written, &[("vector", vector), ("gain", gain), ("d_out", d_out)])?;
+        check_apart(&written, device)?;
+        let ([_, heads, _, dim], gains) = (vector.shape(), gain.shape()[1]);
+        let call = WeightNormBackwardCall {
+            x: vector,
+            gain,
+            d_out,
+            d_x: d_vector,
+            d_gain,
+            dim: dim as u32,
+            heads: (heads / gains) as u32,
+            accumulates,
+        };
+        Ok(call.dispatch([gains, 1, 1], device))
+    }
+}

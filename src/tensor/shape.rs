@@ -1,0 +1,126 @@
+//! The dimensions of one attention call, unified from its tensors and checked once.
+
+use super::{Error, LONGEST_AXIS, TensorView, check_sizes, expect_shape};
+
+/// The seven dimensions of attention.
+///
+/// Queries are `[batch, heads, q_len, head_dim]`, keys `[batch, kv_heads, kv_len, head_dim]`,
+/// values `[batch, kv_heads, kv_len, value_dim]`, the output `[batch, heads, q_len, value_dim]`.
+/// Query head `h` uses key/value head `h / (heads / kv_heads)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Shape {
+    /// Independent sequences.
+    pub batch: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key/value heads; a divisor of `heads` (grouped-query attention; 1 is multi-query).
+    #[doc(alias = "enable_gqa")]
+    pub kv_heads: usize,
+    /// Queries per sequence.
+    pub q_len: usize,
+    /// Keys per sequence.
+    pub kv_len: usize,
+    /// Channels of queries and keys.
+    pub head_dim: usize,
+    /// Channels of values and of the output.
+    pub value_dim: usize,
+}
+
+impl Shape {
+    /// Self-attention: one length, one head count, one width.
+    pub const fn new(batch: usize, heads: usize, length: usize, head_dim: usize) -> Self {
+        Shape { batch, heads, kv_heads: heads, q_len: length, kv_len: length, head_dim, value_dim: head_dim }
+    }
+
+    /// Query heads per key/value head.
+    pub const fn group(&self) -> usize {
+        self.heads / if self.kv_heads == 0 { 1 } else { self.kv_heads }
+    }
+
+    /// `[batch, heads, q_len, head_dim]`.
+    pub const fn q(&self) -> [usize; 4] {
+        [self.batch, self.heads, self.q_len, self.head_dim]
+    }
+
+    /// `[batch, kv_heads, kv_len, head_dim]`.
+    pub const fn k(&self) -> [usize; 4] {
+        [self.batch, self.kv_heads, self.kv_len, self.head_dim]
+    }
+
+    /// `[batch, kv_heads, kv_len, value_dim]`.
+    pub const fn v(&self) -> [usize; 4] {
+        [self.batch, self.kv_heads, self.kv_len, self.value_dim]
+    }
+
+    /// `[batch, heads, q_len, value_dim]`.
+    pub const fn out(&self) -> [usize; 4] {
+        [self.batch, self.heads, self.q_len, self.value_dim]
+    }
+
+    /// `[batch, heads, q_len, kv_len]`: attention weights, and what masks broadcast to.
+    pub const fn weights(&self) -> [usize; 4] {
+        [self.batch, self.heads, self.q_len, self.kv_len]
+    }
+
+    /// `[batch, heads, q_len, 1]`: the log-sum-exp of every query's scores.
+    pub const fn lse(&self) -> [usize; 4] {
+        [self.batch, self.heads, self.q_len, 1]
+    }
+
+    /// Multiplications and additions of `q kᵀ` and `weights · v`, unmasked.
+    pub fn flops(&self) -> f64 {
+        let pairs = self.weights().into_iter().map(|n| n as f64).product::<f64>();
+        2.0 * pairs * (self.head_dim as f64 + self.value_dim as f64)
+    }
+
+    /// Refuses zero dimensions and head counts that do not divide.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let sizes = [
+            ("batch", self.batch),
+            ("heads", self.heads),
+            ("kv_heads", self.kv_heads),
+            ("q_len", self.q_len),
+            ("kv_len", self.kv_len),
+            ("head_dim", self.head_dim),
+            ("value_dim", self.value_dim),
+        ];
+        check_sizes("shape", &sizes)?;
+        if !self.heads.is_multiple_of(self.kv_heads) {
+            return Err(Error::NotDivisible {
+                what: "heads",
+                value: self.heads,
+                by: "kv_heads",
+                divisor: self.kv_heads,
+            });
+        }
+        Ok(())
+    }
+
+    /// Refuses pairs that no tensor could have, where none need bound them.
+    pub(crate) fn check_lengths(&self) -> Result<(), Error> {
+        let lengths =
+            [("batch", self.batch), ("heads", self.heads), ("q_len", self.q_len), ("kv_len", self.kv_len)];
+        match lengths.into_iter().find(|(_, n)| *n > LONGEST_AXIS) {
+            Some((option, n)) => Err(Error::Option { option, value: n as f64, expected: "below 2^29" }),
+            None => Ok(()),
+        }
+    }
+
+    /// The dimensions that `q`, `k`, `v` and `out` agree on.
+    pub(crate) fn of(
+        q: &TensorView,
+        k: &TensorView,
+        v: &TensorView,
+        out: &TensorView,
+    ) -> Result<Self, Error> {
+        let [batch, heads, q_len, head_dim] = q.shape();
+        let [_, kv_heads, kv_len, _] = k.shape();
+        let shape = Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim: v.shape()[3] };
+        shape.check()?;
+        let tensors = [("k", k, shape.k()), ("v", v, shape.v()), ("out", out, shape.out())];
+        for (name, tensor, wanted) in tensors {
+            expect_shape(name, tensor.shape(), wanted)?;
+        }
+        Ok(shape)
+    }
+}
