@@ -149,7 +149,7 @@ fn shaders_and_rust_mean_the_same_numbers() {
                 wrong.push(format!("{file}.wgsl: {name} is {said}, in Rust {wanted}"));
             }
             Some(_) => {}
-            None => wrong.push(format!("{file}.wgsl: {name} is not in src/kernels/agreement.rs")),
+            None => wrong.push(format!("{file}.wgsl: {name} is not in src/agreement.rs")),
         }
     }
     wrong.extend(meant.keys().map(|(file, name)| format!("{file}.wgsl has no {name} any more")));

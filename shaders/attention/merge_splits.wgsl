@@ -10,7 +10,7 @@
 
 const ROW_LANES: u32 = 32u;
 const ROWS: u32 = 2u;
-// The most splits of a row (src/plan/fused.rs).
+// The most splits of a row (src/attention/plan/fused.rs).
 const MOST_SPLITS: u32 = 128u;
 // The number of means that a lane loads at once.
 const AT_ONCE: u32 = 8u;

@@ -70,7 +70,7 @@ fn zero_outside(v: vec4<f32>, k: u32, range: vec2<u32>) -> vec4<f32> {
 }
 
 // What an invocation computes, in an array that only constants index: loops over it are marked to be written out
-// (src/unroll.rs).
+// (src/kernel/unroll.rs).
 var<private> acc: array<vec4<f32>, ACC_VECTORS>;
 
 // x, y: the first of the vectors of C that the invocation has, across and down.

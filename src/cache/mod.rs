@@ -6,7 +6,7 @@ pub(crate) mod dispatch;
 pub(crate) mod kernels;
 mod pages;
 mod read;
-pub(crate) mod reference;
+pub mod reference;
 mod sequence_table;
 mod sequences;
 pub(crate) mod storage;

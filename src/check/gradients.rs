@@ -1,16 +1,15 @@
 //! The problems of a check that are gradients. What the forward pass has computed comes from the reference.
 
 use super::data::{FEW, Outcome, PREFILL, from_bits, inputs, judge, judge_gradient, noise, to_bits};
-use crate::attention::reference::attention::{self, Options};
-use crate::attention::reference::backward::{self, Gradients};
 use crate::attention::{Attention, Backward, Config};
 use crate::gpu::Gpu;
 use crate::kernel::Scratch;
 use crate::kernel::guard::Watch;
 use crate::mask::{DeviceMask, HostMask};
 use crate::matmul::Projection;
-use crate::matmul::projection::{self, ProjectionBackward};
-use crate::position::{self, Positions, RowPositions, TableBackward};
+use crate::matmul::projection::ProjectionBackward;
+use crate::position::{Positions, RowPositions, TableBackward};
+use crate::reference::{self, Gradients, Options};
 use crate::tensor::{DType, Error, HostTensor, TensorView, count, widen};
 
 const F32: DType = DType::F32;
@@ -37,8 +36,8 @@ pub(super) async fn attention(gpu: &Gpu, dtype: DType, added: bool) -> Result<Ou
     }
     let options = Options::new().mask(mask);
     let wide = [&q, &k, &v, &d_out, &d_lse].map(|x| widen::<f64>(x));
-    let forward = attention::attention(&wide[0], &wide[1], &wide[2], shape, &options)?;
-    let want = backward::attention_backward(
+    let forward = reference::attention(&wide[0], &wide[1], &wide[2], shape, &options)?;
+    let want = reference::attention_backward(
         &wide[0],
         &wide[1],
         &wide[2],
@@ -47,8 +46,8 @@ pub(super) async fn attention(gpu: &Gpu, dtype: DType, added: bool) -> Result<Ou
         shape,
         &options,
     )?;
-    let naive = backward::attention_backward(&q, &k, &v, &d_out, Some(&d_lse), shape, &options)?;
-    let terms = backward::attention_backward_magnitudes(&q, &k, &v, &d_out, Some(&d_lse), shape, &options)?;
+    let naive = reference::attention_backward(&q, &k, &v, &d_out, Some(&d_lse), shape, &options)?;
+    let terms = reference::attention_backward_magnitudes(&q, &k, &v, &d_out, Some(&d_lse), shape, &options)?;
     let [out, lse] = [forward.out, forward.lse].map(|x| x.iter().map(|x| *x as f32).collect::<Vec<_>>());
     let out = stored(out);
 
@@ -136,8 +135,8 @@ pub(super) async fn product(gpu: &Gpu) -> Result<Outcome, Error> {
         watch.end("gradients of a projection").await?;
         let got: Vec<f32> = gpu.download_async(&written, n).await?;
         let wide = [&x, &weight, &d_y].map(|x| widen::<f64>(x));
-        let want = projection::reference::project_backward(&wide[0], &wide[1], &wide[2], features, dim)?;
-        let naive = projection::reference::project_backward(&x, &weight, &d_y, features, dim)?;
+        let want = reference::project_backward(&wide[0], &wide[1], &wide[2], features, dim)?;
+        let naive = reference::project_backward(&x, &weight, &d_y, features, dim)?;
         let (want, naive) = if of_x { (want.d_x, naive.d_x) } else { (want.d_weight, naive.d_weight) };
         match judge(&got, &want, &naive, F32) {
             Ok(share) => worst = worst.max(share),
@@ -177,10 +176,10 @@ pub(super) async fn row_sums(gpu: &Gpu) -> Result<Outcome, Error> {
     let shape = [1, 1, rows, dim];
     let at = || RowPositions::Tensor(HostTensor::new(&at, [1, 1, rows, 1]));
     let wide = widen::<f64>(&d_y);
-    let bias = projection::reference::project_backward(&wide[..rows], &wide[..dim], &wide, 1, dim)?.d_bias;
-    let naive_bias = projection::reference::project_backward(&d_y[..rows], &d_y[..dim], &d_y, 1, dim)?.d_bias;
-    let want = position::reference::add_positions_backward(&wide, shape, positions, at(), 1.0)?.d_table;
-    let naive = position::reference::add_positions_backward(&d_y, shape, positions, at(), 1.0)?.d_table;
+    let bias = reference::project_backward(&wide[..rows], &wide[..dim], &wide, 1, dim)?.d_bias;
+    let naive_bias = reference::project_backward(&d_y[..rows], &d_y[..dim], &d_y, 1, dim)?.d_bias;
+    let want = reference::add_positions_backward(&wide, shape, positions, at(), 1.0)?.d_table;
+    let naive = reference::add_positions_backward(&d_y, shape, positions, at(), 1.0)?.d_table;
     let of_bias = judge(&got, &bias, &naive_bias, F32);
     Ok(of_bias.and_then(|share| Ok(share.max(judge(&sums, &want, &naive, F32)?))))
 }

@@ -2,18 +2,17 @@
 
 use super::data::{FEW, Outcome, PREFILL, from_bits, halves_of, inputs, judge, noise, to_bits};
 use super::gradients;
-use crate::attention::reference::attention::{self, Options};
 use crate::attention::{Attention, Config, Forward};
-use crate::cache::reference::stored;
 use crate::cache::{Append, Cache, CacheConfig, CacheRead, CacheStorage, ScaleGroup, Tokens};
 use crate::device::DeviceFacts;
 use crate::gpu::Gpu;
 use crate::kernel::guard::Watch;
 use crate::kernel::{MatrixUnits, Scratch, Tuning};
 use crate::mask::{DeviceMask, HostMask};
-use crate::matmul::projection::reference;
 use crate::matmul::{Linear, Projection, ProjectionForward};
+use crate::reference::cache::stored;
 use crate::reference::compare::{EPSILON_F16, Tolerance, compare};
+use crate::reference::{self, Options};
 use crate::tensor::{DType, Error, Shape, TensorView, count, widen};
 
 #[derive(Clone, Copy, Debug)]
@@ -115,8 +114,8 @@ fn judge_attention(
     options: &Options,
     dtype: DType,
 ) -> Result<Outcome, Error> {
-    let want = attention::attention::<f64>(&widen(q), &widen(k), &widen(v), shape, options)?;
-    let naive = attention::attention::<f32>(q, k, v, shape, options)?;
+    let want = reference::attention::<f64>(&widen(q), &widen(k), &widen(v), shape, options)?;
+    let naive = reference::attention::<f32>(q, k, v, shape, options)?;
     Ok(judge(got, &want.out, &naive.out, dtype))
 }
 
@@ -124,8 +123,8 @@ async fn attention(gpu: &Gpu, shape: Shape, weights: bool) -> Result<Outcome, Er
     let [q, k, v] = inputs(&shape);
     let options = Options::new().mask(HostMask::causal()).weights(weights);
     let got = gpu.attention_async(&q, &k, &v, shape, &options).await?;
-    let want = attention::attention::<f64>(&widen(&q), &widen(&k), &widen(&v), shape, &options)?;
-    let naive = attention::attention::<f32>(&q, &k, &v, shape, &options)?;
+    let want = reference::attention::<f64>(&widen(&q), &widen(&k), &widen(&v), shape, &options)?;
+    let naive = reference::attention::<f32>(&q, &k, &v, shape, &options)?;
     let mut pairs = vec![(got.out, want.out, naive.out), (got.lse, want.lse, naive.lse)];
     if let (Some(got), Some(want), Some(naive)) = (got.weights, want.weights, naive.weights) {
         pairs.push((got, want, naive));

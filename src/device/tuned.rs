@@ -348,7 +348,7 @@ mod tests {
         let spawn = |device: u64| {
             // Not `current_exe`, which may be a loader that was given this program.
             std::process::Command::new(std::env::args_os().next().expect("a program"))
-                .args(["--exact", "tuned::tests::two_processes_write_at_once"])
+                .args(["--exact", "device::tuned::tests::two_processes_write_at_once"])
                 .env(WRITER, format!("{device} {}", path.display()))
                 .stdout(std::process::Stdio::null())
                 .spawn()

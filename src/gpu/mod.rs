@@ -12,17 +12,16 @@ use upload::{
 
 use std::sync::Arc;
 
-use crate::attention::reference::attention::{Attended, Options};
 use crate::attention::{Attention, Config, Forward};
 use crate::device::Report;
 use crate::device::opengl::{is_opengl, lock_opengl};
 use crate::kernel::guard::{Watch, guarded};
 use crate::kernel::{Pipelines, Scratch};
 use crate::layers::multi_head::config::{LayerConfig, Side};
-use crate::layers::multi_head::reference::{HostWeights, LayerShape};
 use crate::layers::multi_head::{LayerForward, LayerWeights, MultiHeadAttention, NORMS};
 use crate::mask::HostMask;
 use crate::presets::{Table, TableData};
+use crate::reference::{Attended, HostWeights, LayerShape, Options};
 use crate::rows::norm::NormWeights;
 use crate::tensor::{DType, Error, Shape, count};
 
@@ -171,7 +170,7 @@ impl Gpu {
     }
 
     /// Attention with all its options and outputs, taking and giving what
-    /// [`reference::attention`](crate::attention::reference::attention::attention) does: the two compare one to one. It runs the kernels that
+    /// [`reference::attention`](crate::reference::attention) does: the two compare one to one. It runs the kernels that
     /// [`Attention`] would: the fused ones, unless [`Options::weights`] asks for the weights.
     ///
     /// # Errors
@@ -247,7 +246,7 @@ impl Gpu {
         attended
     }
 
-    /// A multi-head attention layer, taking what [`reference::multi_head`](crate::layers::multi_head::reference::multi_head)
+    /// A multi-head attention layer, taking what [`reference::multi_head`](crate::reference::multi_head)
     /// does: the two compare one to one. Scale and softcap are the layer's, not those of `options`.
     ///
     /// Uploads the weights each time; an application makes a [`MultiHeadAttention`] once instead.

@@ -3,12 +3,11 @@
 use std::convert::Infallible;
 
 use super::Gpu;
-use crate::attention::reference::attention::{Attended, Options};
 use crate::kernel::guard::guarded;
 use crate::mask::{DeviceMask, Dropout, HostMask, Mask};
 use crate::matmul::Linear;
-use crate::matmul::projection::reference::HostLinear;
 use crate::position::{Rope, Rotary, Rotation, RowPositions};
+use crate::reference::{Attended, HostLinear, Options};
 use crate::tensor::{DType, Error, HostTensor, Shape, TensorView, count};
 
 /// A dense tensor in a buffer of its own.

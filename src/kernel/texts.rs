@@ -111,7 +111,7 @@ pub(crate) const TEXTS: &[&str] = &[
     shader!("local/local_weights"),
     shader!("local/predict"),
     shader!("local/reach"),
-    shader!("local/scores"),
+    shader!("local/window_scores"),
     shader!("local/store"),
     shader!("lsh/lsh_codes"),
     shader!("lsh/lsh_gather"),

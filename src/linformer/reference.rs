@@ -1,7 +1,8 @@
 //! Attention over keys and values that are projected along the length (Wang et al. 2020, "Linformer").
 
-use crate::attention::reference::attention::{Attended, Options, attention};
+use crate::attention::reference::attention::{Attended, attention};
 use crate::attention::reference::backward::{attention_backward, attention_backward_magnitudes};
+use crate::attention::reference::options::Options;
 use crate::tensor::{Error, Real, Shape, check_sizes, count, expect_length};
 
 /// What [`linformer`] makes `rank` keys and values of `kv_len` with.

@@ -4,7 +4,7 @@ use super::{Id, RuleSet, Settings, TENSORS, slot};
 use crate::tensor::Error;
 use crate::tensor::dtype::Element;
 
-/// A rule of a mask. WGSL texts speak of what `kernels/mask/compose.rs` has around them.
+/// A rule of a mask. WGSL texts speak of what `mask/kernels/compose.rs` has around them.
 #[derive(Clone, Copy)]
 pub(crate) struct Rule {
     /// In names of kernels.

@@ -24,7 +24,7 @@ impl Tolerance {
     }
 
     /// `3 × |naive − want| + floor` for a gradient. In one, large terms may cancel: `magnitude` is the largest sum of their
-    /// absolute values, which [`attention_backward_magnitudes`](crate::attention::reference::backward::attention_backward_magnitudes) gives; the rest as
+    /// absolute values, which [`attention_backward_magnitudes`](crate::reference::attention_backward_magnitudes) gives; the rest as
     /// of [`from_naive`](Self::from_naive).
     pub fn gradient(naive: &[f64], want: &[f64], magnitude: f64, epsilon: f64) -> Self {
         Self::times(3.0, naive, want, magnitude, epsilon)

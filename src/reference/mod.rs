@@ -1,6 +1,6 @@
 //! The specification: what every kernel must compute, on the CPU, in plain loops.
 //!
-//! Slices in, `Vec` out, no wgpu; one file per stage. Every function is generic over [`Real`]: with
+//! Slices in, `Vec` out, no wgpu; one file per operator (`reference.rs` in its folder). Every function is generic over [`Real`]: with
 //! `f64` it is the truth that tests compare with, with `f32` it is the naive computation whose own
 //! error says how much of a kernel's error is the arithmetic's (see [`compare`]).
 //!
@@ -18,15 +18,17 @@ pub mod compare;
 
 pub use crate::attention::merge::reference::{PartGradients, merge, merge_backward};
 pub use crate::attention::reference::additive::{additive_attention, additive_scores, additive_scores_at};
-pub use crate::attention::reference::attention::{Attended, Options, attention, scores_at};
+pub use crate::attention::reference::attention::{Attended, attention, scores_at};
 pub use crate::attention::reference::backward::{
     Gradients, additive_attention_backward, additive_attention_backward_magnitudes, attention_backward,
     attention_backward_magnitudes,
 };
 pub use crate::attention::reference::mask::classify;
+pub use crate::attention::reference::options::Options;
 pub use crate::attention::reference::scores::scores;
 pub use crate::attention::reference::softmax::{Normalised, softmax};
 pub use crate::attention::reference::weighted_sum::weighted_sum;
+pub use crate::cache::reference as cache;
 pub use crate::layers::attentional::reference::{AttentionalGradients, attentional, attentional_backward};
 pub use crate::layers::block::reference::{
     Encoded, FeedForwardGradients, HostFeedForward, HostNorm, HostNormGradients, feed_forward,

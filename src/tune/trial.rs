@@ -3,7 +3,6 @@
 use super::Workload;
 use super::workload::Kind;
 use crate::attention::plan::{candidates, product_candidates, with_other_splits};
-use crate::attention::reference::attention::{self, Options};
 use crate::attention::{Attention, Config, Forward, check_dtype};
 use crate::cache::{Append, Cache, CacheConfig, CacheRead, Tokens};
 use crate::check::data::{Outcome, from_bits, halves_of, inputs, judge, noise, to_bits};
@@ -13,8 +12,8 @@ use crate::gpu::Gpu;
 use crate::kernel::guard::guarded;
 use crate::kernel::{Pipelines, Scratch, ScratchSize, Tuning};
 use crate::mask::DeviceMask;
-use crate::matmul::projection::reference;
 use crate::matmul::{Linear, Projection, ProjectionForward};
+use crate::reference::{self, Options};
 use crate::tensor::{DType, Error, Shape, TensorView, check_sizes, count, widen};
 
 /// A workload with its tensors on the device.
@@ -273,8 +272,8 @@ fn rows_of_attention(shape: &Shape, masked: bool, [q, k, v]: [&[f32]; 3]) -> Res
         let v = rows(v, kv_head * kv_len, value_dim, seen);
         let one = Shape { batch: 1, heads: 1, kv_heads: 1, q_len: 1, kv_len: seen, ..*shape };
         let options = Options::new();
-        let want = attention::attention::<f64>(&widen(&q), &widen(&k), &widen(&v), one, &options)?.out;
-        found.push(Piece { start, want, naive: attention::attention::<f32>(&q, &k, &v, one, &options)?.out });
+        let want = reference::attention::<f64>(&widen(&q), &widen(&k), &widen(&v), one, &options)?.out;
+        found.push(Piece { start, want, naive: reference::attention::<f32>(&q, &k, &v, one, &options)?.out });
     }
     Ok(found)
 }

@@ -21,7 +21,7 @@
 // staged next travels in registers while the invocations compute.
 //
 // Arrays of an invocation are in registers if only constants index them: loops over them are marked to be written out
-// (src/unroll.rs), and where one copy of a loop's text is enough, vectors take turns in the array's first place.
+// (src/kernel/unroll.rs), and where one copy of a loop's text is enough, vectors take turns in the array's first place.
 //
 // Needs: p.head_dim, p.mask, p.q, p.scale, p.value_dim; AHEAD, CHUNK, HAS_BLOCKS, HAS_DROPOUT, KEYS, LOG2_E,
 // LOWEST, PER_PAIR_MASK, P_KEYS, RESCALE_THRESHOLD, ROWS, SLICE, UNIT, V_KEYS, WORKGROUP; Query, Source, WorkTile;

@@ -95,10 +95,12 @@ fn for_gpus() -> Vec<Pick> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::plan::{Choice, KeyLayout, MatmulShape, Reach, Tuning, choose, choose_product};
+    use crate::attention::plan::{Choice, KeyLayout, Reach, choose};
     use crate::cache::storage::{LayoutKind, StorageKind};
     use crate::device::Fragment;
     use crate::device::tuned::{Class, Picks};
+    use crate::kernel::Tuning;
+    use crate::matmul::plan::{MatmulShape, choose_product};
     use crate::tensor::Shape;
     use crate::tensor::{DType, Layout};
     use std::sync::Arc;
@@ -200,7 +202,7 @@ mod tests {
     /// Nothing that was measured comes before what a caller says, or is put aside.
     #[test]
     fn what_callers_say_comes_first() {
-        use crate::attention::plan::{KernelForm, MatrixUnits, Path};
+        use crate::kernel::{KernelForm, MatrixUnits, Path};
         let [device, ..] = devices();
         let open = outline(Shape::new(1, 8, 512, 64), DType::F32, None);
         let class = open.class().expect("an open call");

@@ -1,6 +1,7 @@
 //! `v · tanh(q + k)`, and attention by such scores.
 
-use super::attention::{Attended, Options, attend};
+use super::attention::{Attended, attend};
+use super::options::Options;
 use crate::attention::ScoreStage;
 use crate::tensor::{Error, Real, Shape, count, expect_length};
 

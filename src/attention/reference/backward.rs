@@ -1,8 +1,8 @@
 //! The gradients of attention, stage by stage from the output back to the inputs.
 
 use super::additive::{additive_scores, vector_of};
-use super::attention::Options;
 use super::block_sums::{BLOCK, BlockSums};
+use super::options::Options;
 use super::scores::scores;
 use super::softmax::softmax;
 use crate::mask::Id;

@@ -1,6 +1,6 @@
 //! Which pairs a mask permits, and what it adds to their scores.
 
-use super::attention::Options;
+use super::options::Options;
 use crate::mask::block_map::state;
 use crate::mask::mods::At;
 use crate::mask::{HostMask, Id, check_map};

@@ -1,7 +1,7 @@
 //! Scores → masked, normalised weights and their log-sum-exp.
 
-use super::attention::Options;
 use super::block_sums::BLOCK;
+use super::options::Options;
 use crate::tensor::{Error, Real, Shape, count, expect_length};
 
 /// What [`softmax`] gives.

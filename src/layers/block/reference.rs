@@ -1,7 +1,7 @@
 //! What layers of encoders and decoders are made of: parts with a residual sum and a norm each, one of them a feed-forward layer.
 
 use super::config::{BlockConfig, NormOrder};
-use crate::attention::reference::attention::Options;
+use crate::attention::reference::options::Options;
 use crate::layers::multi_head::reference::HostWeights;
 use crate::layers::multi_head::reference_backward::{LayerGradients, LinearGradients};
 use crate::matmul::projection::reference::{HostLinear, project, project_backward};
@@ -30,7 +30,7 @@ pub struct HostFeedForward<'a, R> {
     pub down: HostLinear<'a, R>,
 }
 
-/// What [`encoder`](crate::layers::encoder::reference::encoder) gives, or [`decoder`](crate::layers::decoder::reference::decoder).
+/// What [`encoder`](crate::reference::encoder) gives, or [`decoder`](crate::reference::decoder).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Encoded<R> {

@@ -1,6 +1,6 @@
 //! A stack of encoder layers, and its gradients.
 
-use crate::attention::reference::attention::Options;
+use crate::attention::reference::options::Options;
 use crate::layers::block::config::BlockConfig;
 use crate::layers::block::reference::{
     Encoded, FeedForwardGradients, HostFeedForward, HostNorm, HostNormGradients, KeyGradients, KeysOf, Step,

@@ -1,7 +1,8 @@
 //! A whole layer: project → attend → project.
 
 use super::config::{LayerConfig, Side};
-use crate::attention::reference::attention::{Attended, Options, attention};
+use crate::attention::reference::attention::{Attended, attention};
+use crate::attention::reference::options::Options;
 use crate::layers::block::reference::HostNorm;
 use crate::matmul::projection::reference::{HostLinear, project};
 use crate::matmul::{Activation, SideShape};

@@ -5,8 +5,9 @@ use super::reference::{
     HostWeights, LayerShape, Projected, columns, gated, join_heads, norm_of, project_inputs, rotated,
     split_heads,
 };
-use crate::attention::reference::attention::{Options, attention};
+use crate::attention::reference::attention::attention;
 use crate::attention::reference::backward::{Gradients, attention_backward};
+use crate::attention::reference::options::Options;
 use crate::layers::block::reference::HostNormGradients;
 use crate::matmul::projection::reference::{HostLinear, ProjectGradients, project_backward};
 use crate::matmul::{Activation, SideShape};

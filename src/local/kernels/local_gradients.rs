@@ -51,7 +51,7 @@ impl Variant for LocalGradients {
             shader!("tensor/view"),
             shader!("local/local_gradients"),
             shader!("local/reach"),
-            shader!("local/scores"),
+            shader!("local/window_scores"),
             shader!("rows/totals"),
             length_of(self.lengths),
         ];

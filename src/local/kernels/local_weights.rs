@@ -41,7 +41,7 @@ impl Variant for LocalWeights {
             shader!("tensor/view"),
             shader!("local/local_weights"),
             shader!("local/reach"),
-            shader!("local/scores"),
+            shader!("local/window_scores"),
             shader!("rows/totals"),
             length_of(self.lengths),
         ];

@@ -22,7 +22,7 @@ use crate::tensor::dtype::Element;
 use crate::tensor::{DType, Window};
 
 #[cfg(test)]
-pub(super) use self::params::pattern;
+pub(crate) use params::pattern;
 
 /// Which rules a call's mask has. Those that are absent leave no trace in the shader.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]

@@ -104,7 +104,7 @@ impl Driver {
         }
     }
 
-    /// The word of tiles that plans choose for its registers (`src/device.rs`). Those for 64, which none of these GPUs is held
+    /// The word of tiles that plans choose for its registers (`src/device/mod.rs`). Those for 64, which none of these GPUs is held
     /// to, Honeykrisp compiles as well.
     pub fn registers(self) -> &'static [&'static str] {
         match self {

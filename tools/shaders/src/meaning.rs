@@ -2,7 +2,7 @@
 //! branches that no invocation takes.
 //!
 //! naga writes the module as WGSL again. Constants are replaced by their values, branches that are never taken go, with them
-//! the functions that nobody calls; the declaration of `Params` goes (`tests/contract.rs` compares its layout with the host's),
+//! the functions that nobody calls; the declaration of `Params` goes (`tests/laws/contract.rs` compares its layout with the host's),
 //! and the other declarations are sorted; names are numbered anew.
 
 use std::collections::HashMap;

@@ -69,7 +69,7 @@ kernel! {
 }
 
 /// What `fused/tile_state.wgsl` declares, where there is no map to ask.
-pub(super) const NO_BLOCKS: &str = "const HIDDEN: u32 = 0u;
+pub(crate) const NO_BLOCKS: &str = "const HIDDEN: u32 = 0u;
 const FULL: u32 = 2u;
 fn tile_state(b: u32, kv_head: u32, first: u32, last: u32, from_key: u32, to_key: u32) -> u32 {
     return 1u;

@@ -1,0 +1,5 @@
+//! Projections.
+
+pub mod projection;
+pub mod projection_backward;
+pub mod quantized;

@@ -1,0 +1,14 @@
+//! The operators, in the folders of `src`.
+
+pub mod additive;
+pub mod attention;
+pub mod cache;
+pub mod layers;
+pub mod linear_attention;
+pub mod linformer;
+pub mod local;
+pub mod lsh;
+pub mod mask;
+pub mod matmul;
+pub mod position;
+pub mod rows;
