@@ -7,9 +7,8 @@ use common::bed::Bed;
 use common::copy::{Copy, CopyForm};
 use common::settings::quick;
 use common::timer::noise;
-use wgpu_attention::{
-    AdditiveAttention, AdditiveConfig, AdditiveForward, DType, Scratch, Shape, TensorView, wgpu,
-};
+use wgpu_attention::additive::{AdditiveAttention, AdditiveConfig, AdditiveForward};
+use wgpu_attention::{DType, Scratch, Shape, TensorView, wgpu};
 
 /// Of each invocation ROUNDS times 16 tanh, four apart from each other at a time.
 const FLOOR: &str = "

@@ -12,10 +12,11 @@ use common::rows::{append, of_attention, row};
 use common::settings::{argument, quick};
 use common::timer::{Timer, noise};
 use rows::Row;
-use wgpu_attention::reference::{self, Options, compare::compare, widen};
+use wgpu_attention::cache::{Append, CacheLayout, CacheStorage, ScaleGroup, Tokens};
+use wgpu_attention::reference::compare::compare;
+use wgpu_attention::reference::{self, Options, widen};
 use wgpu_attention::{
-    Append, Attention, Cache, CacheConfig, CacheLayout, CacheStorage, Config, DType, Forward, Gpu, Mask,
-    ScaleGroup, Scratch, Shape, TensorView, Tokens,
+    Attention, Cache, CacheConfig, Config, DType, Forward, Gpu, Mask, Scratch, Shape, TensorView,
 };
 
 const HEADS: usize = 32;

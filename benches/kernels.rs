@@ -16,7 +16,8 @@ use common::share::{Kind, Work};
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
 use rows::Row;
-use wgpu_attention::{DType, MatrixUnits, Scratch, Shape, wgpu};
+use wgpu_attention::tuning::MatrixUnits;
+use wgpu_attention::{DType, Scratch, Shape, wgpu};
 
 /// Times a pass, and puts its median beside its floors.
 fn bench<'a>(

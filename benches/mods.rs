@@ -8,10 +8,8 @@ use std::time::Instant;
 use common::bed::Bed;
 use common::settings::quick;
 use common::timer::noise;
-use wgpu_attention::{
-    Attention, Backward, Blocks, BoundMaskMod, BoundScoreMod, Captured, Config, DType, DeviceMask, Forward,
-    Mask, MaskMod, ScoreMod, Scratch, Shape, TensorView, wgpu,
-};
+use wgpu_attention::mask::{Blocks, BoundMaskMod, BoundScoreMod, Captured, DeviceMask, MaskMod, ScoreMod};
+use wgpu_attention::{Attention, Backward, Config, DType, Forward, Mask, Scratch, Shape, TensorView, wgpu};
 
 const CAUSAL: &str = "fn mask_mod(at: At) -> bool { return i32(at.key) <= at.position; }";
 const WINDOW: &str = "

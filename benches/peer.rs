@@ -27,10 +27,12 @@ use common::problem::{blank, read, upload};
 use common::rows::dtype_name;
 use common::{device, layer};
 use serde_json::json;
-use wgpu_attention::Path::{Fused, Staged};
+use wgpu_attention::mask::DeviceMask;
+use wgpu_attention::matmul::ProjectionForward;
+use wgpu_attention::tuning::Path::{Fused, Staged};
 use wgpu_attention::{
-    Attention, Config, DType, DeviceMask, Forward, Gpu, Linear, Mask, Projection, ProjectionForward, Scratch,
-    Shape, TensorView, Tuning, wgpu,
+    Attention, Config, DType, Forward, Gpu, Linear, Mask, Projection, Scratch, Shape, TensorView, Tuning,
+    wgpu,
 };
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -292,7 +294,7 @@ impl Bench {
         Ok(())
     }
 
-    fn attend(&self, work: &Workload, variant: &str, path: wgpu_attention::Path) -> Result<()> {
+    fn attend(&self, work: &Workload, variant: &str, path: wgpu_attention::tuning::Path) -> Result<()> {
         let shape = work.shape;
         let [q, k, v] =
             [self.upload(&work.f32("q")?)?, self.upload(&work.f32("k")?)?, self.upload(&work.f32("v")?)?];

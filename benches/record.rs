@@ -18,11 +18,12 @@ use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, criterion_group, criterion_main};
 use rows::Row;
 use support::allocations::{Counting, allocations};
+use wgpu_attention::cache::{Append, Tokens};
 use wgpu_attention::reference::Options;
 use wgpu_attention::reference::compare::{Difference, Mismatch};
+use wgpu_attention::tuning::MatrixUnits;
 use wgpu_attention::{
-    Append, Attention, Cache, CacheConfig, Config, DType, Forward, Gpu, Mask, MatrixUnits, Scratch, Shape,
-    TensorView, Tokens, wgpu,
+    Attention, Cache, CacheConfig, Config, DType, Forward, Gpu, Mask, Scratch, Shape, TensorView, wgpu,
 };
 
 #[global_allocator]

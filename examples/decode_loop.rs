@@ -6,11 +6,15 @@
 
 use std::time::Instant;
 
-use wgpu_attention::reference::{self, compare::max_error, widen};
+use wgpu_attention::cache::{Append, CacheLayout, CacheStorage, ScaleGroup, Tokens};
+use wgpu_attention::matmul::ProjectionForward;
+use wgpu_attention::position::{Positions, Rope, RopeConfig, Rotate, Rotation, RowPositions};
+use wgpu_attention::reference;
+use wgpu_attention::reference::compare::max_error;
+use wgpu_attention::reference::widen;
 use wgpu_attention::{
-    Append, Attention, Cache, CacheConfig, CacheLayout, CacheStorage, Config, DType, Error, Forward, Gpu,
-    Linear, Mask, Positions, Projection, ProjectionForward, Rope, RopeConfig, Rotate, Rotation, RowPositions,
-    ScaleGroup, Scratch, ScratchSize, Shape, TensorView, Tokens, wgpu,
+    Attention, Cache, CacheConfig, Config, DType, Error, Forward, Gpu, Linear, Mask, Projection, Scratch,
+    ScratchSize, Shape, TensorView, wgpu,
 };
 
 const TOKENS: usize = 512;

@@ -5,7 +5,9 @@
 mod picture;
 
 use picture::{Picture, noise};
-use wgpu_attention::reference::{self, Options, compare::max_error, widen};
+use wgpu_attention::mask::*;
+use wgpu_attention::reference::compare::max_error;
+use wgpu_attention::reference::{self, Options, widen};
 use wgpu_attention::*;
 
 const SIDE: usize = 24;

@@ -3,11 +3,17 @@
 //!
 //! `scripts/gpu cargo run --release --example gpt`
 
+use wgpu_attention::cache::Tokens;
+use wgpu_attention::layers::{
+    BlockConfig, EncoderForward, EncoderLayerWeights, FeedForwardWeights, LayerConfig, LayerWeights,
+    NormOrder,
+};
+use wgpu_attention::mask::DeviceMask;
+use wgpu_attention::matmul::{Activation, ProjectionForward};
+use wgpu_attention::rows::{Embedding, EmbeddingForward, NormWeights, TopK, TopKForward};
 use wgpu_attention::{
-    Activation, BlockConfig, Cache, CacheConfig, DType, DeviceMask, Embedding, EmbeddingForward,
-    EncoderForward, EncoderLayerWeights, Error, FeedForwardWeights, Gpu, LayerConfig, LayerWeights, Linear,
-    NormOrder, NormWeights, Projection, ProjectionForward, Scratch, ScratchSize, TensorView, Tokens, TopK,
-    TopKForward, TransformerEncoder, wgpu,
+    Cache, CacheConfig, DType, Error, Gpu, Linear, Projection, Scratch, ScratchSize, TensorView,
+    TransformerEncoder, wgpu,
 };
 
 const VOCABULARY: usize = 96;

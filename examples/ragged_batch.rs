@@ -4,7 +4,8 @@
 
 use std::time::Instant;
 
-use wgpu_attention::reference::{self, Options, compare::max_error, widen};
+use wgpu_attention::reference::compare::max_error;
+use wgpu_attention::reference::{self, Options, widen};
 use wgpu_attention::{Attention, Config, DType, Forward, Gpu, Mask, Scratch, Shape, TensorView};
 
 const LENGTHS: [usize; 5] = [7, 200, 1, 64, 130];

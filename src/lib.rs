@@ -7,20 +7,20 @@
 //! | a `wgpu::Device`, and q, k, v in buffers | [`Attention`] |
 //! | activations and a layer's weights | [`MultiHeadAttention`] |
 //! | something to do between projection and attention | [`Projection`], then [`Attention`] |
-//! | weights in the blocks of a GGUF file | [`QuantizedProjection`] |
-//! | queries and keys to rotate, activations to give positions | [`Positions`] |
+//! | weights in the blocks of a GGUF file | [`QuantizedProjection`](matmul::QuantizedProjection) |
+//! | queries and keys to rotate, activations to give positions | [`Positions`](position::Positions) |
 //! | tokens that come one by one, and a cache of keys and values | [`Cache`], [`Forward::with_cache`] |
-//! | attention over parts of the keys, to be combined | [`Merge`] |
-//! | a context and a decoder's state, and Luong's attentional vector to make of them | [`AttentionalVector`] |
-//! | a decoder's position in the source, predicted or known, to attend around: Luong's local-p | [`LocalAttention`], [`PositionPredictor`] |
-//! | scores that are `v · tanh(W_q q + W_k k)`: Bahdanau's, Luong's concat | [`AdditiveAttention`] |
-//! | sequences too long for the square of their length | [`LinearAttention`] |
-//! | a decoder-only model, as GPT-2 or Llama | [`TransformerEncoder`] with [`Mask::causal`], [`EncoderForward::cache`], `examples/gpt.rs` |
-//! | a whole encoder, as BERT, or its parts | [`TransformerEncoder`], [`Norm`], [`Pointwise`] |
+//! | attention over parts of the keys, to be combined | [`Merge`](attention::Merge) |
+//! | a context and a decoder's state, and Luong's attentional vector to make of them | [`AttentionalVector`](layers::AttentionalVector) |
+//! | a decoder's position in the source, predicted or known, to attend around: Luong's local-p | [`LocalAttention`](local::LocalAttention), [`PositionPredictor`](local::PositionPredictor) |
+//! | scores that are `v · tanh(W_q q + W_k k)`: Bahdanau's, Luong's concat | [`AdditiveAttention`](additive::AdditiveAttention) |
+//! | sequences too long for the square of their length | [`LinearAttention`](linear_attention::LinearAttention) |
+//! | a decoder-only model, as GPT-2 or Llama | [`TransformerEncoder`] with [`Mask::causal`], [`EncoderForward::cache`](layers::EncoderForward::cache), `examples/gpt.rs` |
+//! | a whole encoder, as BERT, or its parts | [`TransformerEncoder`], [`Norm`](rows::Norm), [`Pointwise`](rows::Pointwise) |
 //! | a decoder with a memory to attend to, token by token | [`TransformerDecoder`] |
-//! | token ids, rows to average, logits | [`Embedding`], [`MeanPool`], [`LogSoftmax`], [`TopK`] |
-//! | long sequences, and attention that need not be exact | [`Linformer`], [`LshAttention`] |
-//! | a loss to train by | [`TransformerEncoder::backward`], [`TransformerDecoder::backward`], [`MultiHeadAttention::backward`], [`Attention::backward`], [`Projection::backward`], [`Positions::rotate_backward`], [`Merge::backward`], [`Linformer::backward`], [`LshAttention::backward`] |
+//! | token ids, rows to average, logits | [`Embedding`](rows::Embedding), [`MeanPool`](rows::MeanPool), [`LogSoftmax`](rows::LogSoftmax), [`TopK`](rows::TopK) |
+//! | long sequences, and attention that need not be exact | [`Linformer`](linformer::Linformer), [`LshAttention`](lsh::LshAttention) |
+//! | a loss to train by | [`TransformerEncoder::backward`], [`TransformerDecoder::backward`], [`MultiHeadAttention::backward`], [`Attention::backward`], [`Projection::backward`], [`Positions::rotate_backward`](position::Positions::rotate_backward), [`Merge::backward`](attention::Merge::backward), [`Linformer::backward`](linformer::Linformer::backward), [`LshAttention::backward`](lsh::LshAttention::backward) |
 //! | sequences of different lengths in one call | [`Mask::packed`] |
 //! | a block-sparse pattern, or a mask that leaves whole blocks out | [`Mask::blocks`], [`Attention::classify`] |
 //! | hardware that nobody has tried | [`Pipelines::check`], [`Pipelines::tune`] |
@@ -28,7 +28,7 @@
 //!
 //! # From data to result
 //!
-//! A [`TensorView`] is a window of your buffer with any strides. A call ([`Forward`], [`LayerForward`])
+//! A [`TensorView`] is a window of your buffer with any strides. A call ([`Forward`], [`LayerForward`](layers::LayerForward))
 //! names the tensors and the [`Mask`]. The operator checks everything, compiles what it needs the first
 //! time ([`Pipelines`]) and records dispatches into your encoder or pass; temporary memory is yours
 //! ([`Scratch`]). It never submits, copies or reads back. Whatever is wrong is an [`Error`] before anything
@@ -49,7 +49,7 @@
 //! bf16 are storage types. A query that sees no key has output 0 and lse −∞, never NaN. The same call on the same device
 //! gives the same bits, by the same plan ([`Tuning::fixed`]).
 //!
-//! Two paths compute it ([`Path`]): the fused one in a single pass, without a score matrix, and the staged one, which
+//! Two paths compute it ([`Path`](tuning::Path)): the fused one in a single pass, without a score matrix, and the staged one, which
 //! has that matrix in memory and takes over where the attention weights themselves are asked for. Where few queries
 //! meet many keys, as in generation, the fused path splits the keys among workgroups and merges what they found.
 
@@ -57,11 +57,11 @@
 // Lists of variants and structs are for `inspect` alone; with it, what is dead is told.
 #![cfg_attr(not(feature = "inspect"), allow(dead_code))]
 
-mod additive;
+pub mod additive;
 #[cfg(test)]
 mod agreement;
-mod attention;
-mod cache;
+pub mod attention;
+pub mod cache;
 mod check;
 mod device;
 mod gpu;
@@ -69,72 +69,37 @@ mod gpu;
 pub mod inspect;
 mod kernel;
 mod kernel_list;
-mod layers;
-mod linear_attention;
-mod linformer;
-mod local;
-mod lsh;
-mod mask;
-mod matmul;
-mod position;
+pub mod layers;
+pub mod linear_attention;
+pub mod linformer;
+pub mod local;
+pub mod lsh;
+pub mod mask;
+pub mod matmul;
+pub mod position;
 pub mod presets;
 pub mod reference;
-mod rows;
+pub mod rows;
 mod tensor;
 mod tune;
 
-pub use additive::{AdditiveAttention, AdditiveBackward, AdditiveConfig, AdditiveForward};
-pub use attention::merge::{Merge, MergeBackward, PartGradients, Partial};
-pub use attention::{Attention, Backward, Config, Forward, ScoreStage};
-pub use cache::{Append, Cache, CacheConfig, CacheLayout, CacheRead, CacheStorage, ScaleGroup, Tokens};
-pub use device::{Family, Report, Tuned, Verdict};
+pub use attention::{Attention, Backward, Config, Forward};
+pub use cache::{Cache, CacheConfig};
 pub use gpu::{Gpu, UploadedMask};
-pub use kernel::{KernelForm, MatrixUnits, Path, Pipelines, Scratch, ScratchSize, Tuning};
-pub use layers::attentional::{AttentionalBackward, AttentionalForward, AttentionalVector};
-pub use layers::block::config::{BlockConfig, NormOrder};
-pub use layers::block::{FeedForwardGradients, FeedForwardWeights, LayerCall};
-pub use layers::decoder::{
-    DecoderBackward, DecoderForward, DecoderLayerGradients, DecoderLayerWeights, DecoderMemory,
-    TransformerDecoder,
-};
-pub use layers::encoder::{
-    EncoderBackward, EncoderForward, EncoderLayerGradients, EncoderLayerWeights, TransformerEncoder,
-};
-pub use layers::multi_head::config::{LayerConfig, OutputGate};
-pub use layers::multi_head::{
-    LayerBackward, LayerForward, LayerGradients, LayerWeights, LinearGradients, MultiHeadAttention,
-};
-pub use linear_attention::feature_map::{FeatureMap, RandomFeatures, UpdateRule, random_features};
-pub use linear_attention::{LinearAttention, LinearBackward, LinearConfig, LinearForward, LinearState};
-pub use linformer::{Linformer, LinformerBackward, LinformerForward};
-pub use local::{
-    LocalAttention, LocalBackward, LocalConfig, LocalForward, PositionPredictor, PredictorBackward,
-    PredictorForward,
-};
-pub use lsh::{LshAttention, LshBackward, LshConfig, LshForward};
-pub use mask::mods::{
-    At, BoundMaskMod, BoundScoreMod, Captured, DeviceMods, FeatureMod, HostMods, MaskMod, ScoreMod,
-};
-pub use mask::{Alignment, Blocks, DeviceMask, Dropout, HostMask, Mask, Pattern, PatternPart, block_map};
-pub use matmul::quantized::format::QuantizedFormat;
-pub use matmul::quantized::{QuantizedForward, QuantizedMatrix, QuantizedProjection, QuantizedRows};
-pub use matmul::{Activation, Linear, Projection, ProjectionBackward, ProjectionForward};
-pub use position::{
-    AddPositions, MAX_POSITION, PositionTable, Positions, Rope, RopeConfig, RopeOrder, RopeScaling, Rotate,
-    Rotation, RowPositions, Sinusoid, TableBackward,
-};
-pub use rows::embedding::{Embedding, EmbeddingBackward, EmbeddingForward};
-pub use rows::logits::{LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward, MAX_TOP_K, TopK, TopKForward};
-pub use rows::mean_pool::{MeanPool, MeanPoolBackward, MeanPoolForward, PooledRows};
-pub use rows::norm::config::NormConfig;
-pub use rows::norm::{Norm, NormBackward, NormForward, NormGradients, NormWeights};
-pub use rows::pointwise::{Pointwise, PointwiseBackward, PointwiseForward};
-pub use rows::radix_sort::{RadixSort, Sort};
-pub use rows::weight_norm::{WeightNorm, WeightNormBackward, WeightNormForward};
+pub use kernel::{Pipelines, Scratch, ScratchSize, Tuning};
+pub use layers::{MultiHeadAttention, TransformerDecoder, TransformerEncoder};
+pub use mask::{Alignment, Dropout, Mask};
+pub use matmul::{Linear, Projection};
 pub use tensor::{DType, Error, HostTensor, Shape, TensorView};
-pub use tune::{Measured, TuneLimits, Workload};
 
 pub use wgpu;
+
+/// Kernels on a device: which are right, which plans are fastest, what a caller may say about either.
+pub mod tuning {
+    pub use crate::device::{Family, Report, Tuned, Verdict};
+    pub use crate::kernel::{KernelForm, MatrixUnits, Path, Tuning};
+    pub use crate::tune::{Measured, TuneLimits, Workload};
+}
 
 /// Code in the README and in docs/ is compiled with the documentation tests.
 #[cfg(doctest)]

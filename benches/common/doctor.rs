@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use rows::Row;
 use web_time::Instant;
-use wgpu_attention::{DType, Family, Gpu, Report, Shape, Verdict, inspect, wgpu};
+use wgpu_attention::tuning::{Family, Report, Verdict};
+use wgpu_attention::{DType, Gpu, Shape, inspect, wgpu};
 
 use super::ceilings::Ceilings;
 use super::device;

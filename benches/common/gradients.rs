@@ -1,9 +1,10 @@
 //! A backward call with its buffers, and one head's gradients against the reference.
 
+use wgpu_attention::mask::DeviceMask;
 use wgpu_attention::reference::compare::{Difference, Mismatch, Tolerance, compare};
 use wgpu_attention::reference::{self, Options, widen};
 use wgpu_attention::{
-    Attention, Backward, Config, DType, DeviceMask, Forward, Gpu, Mask, Scratch, Shape, TensorView, wgpu,
+    Attention, Backward, Config, DType, Forward, Gpu, Mask, Scratch, Shape, TensorView, wgpu,
 };
 
 use super::problem::{blank, epsilon, read, rounded, upload};

@@ -1,10 +1,9 @@
 //! A self-attention layer, and its result against the reference.
 
+use wgpu_attention::layers::{LayerConfig, LayerForward, LayerWeights};
 use wgpu_attention::reference::compare::{Difference, Mismatch, compare};
 use wgpu_attention::reference::{self, HostLinear, HostWeights, Options, Real, widen};
-use wgpu_attention::{
-    DType, Gpu, LayerConfig, LayerForward, LayerWeights, Linear, MultiHeadAttention, TensorView, wgpu,
-};
+use wgpu_attention::{DType, Gpu, Linear, MultiHeadAttention, TensorView, wgpu};
 
 use super::problem::{blank, read, rounded, tolerance, upload};
 use super::timer::noise;

@@ -1,13 +1,16 @@
 //! An attention call with its buffers, and rows of its result against the reference.
 
 use half::{bf16, f16};
+use wgpu_attention::mask::HostMask;
+use wgpu_attention::reference;
 use wgpu_attention::reference::compare::{
     Difference, EPSILON_BF16, EPSILON_F16, EPSILON_F32, Mismatch, Tolerance, compare,
 };
-use wgpu_attention::reference::{self, Options, widen};
+use wgpu_attention::reference::{Options, widen};
+use wgpu_attention::tuning::{MatrixUnits, Path};
 use wgpu_attention::{
-    Alignment, Attention, Config, DType, Error, Forward, Gpu, HostMask, HostTensor, Mask, MatrixUnits, Path,
-    Scratch, Shape, TensorView, Tuning, UploadedMask, wgpu,
+    Alignment, Attention, Config, DType, Error, Forward, Gpu, HostTensor, Mask, Scratch, Shape, TensorView,
+    Tuning, UploadedMask, wgpu,
 };
 
 #[cfg(not(target_arch = "wasm32"))]

@@ -1,10 +1,11 @@
 //! A projection with its buffers, and rows of its result against the reference.
 
+use wgpu_attention::matmul::ProjectionForward;
+use wgpu_attention::reference;
 use wgpu_attention::reference::compare::{Difference, Mismatch, compare};
-use wgpu_attention::reference::{self, widen};
-use wgpu_attention::{
-    DType, Gpu, Linear, MatrixUnits, Projection, ProjectionForward, TensorView, Tuning, wgpu,
-};
+use wgpu_attention::reference::widen;
+use wgpu_attention::tuning::MatrixUnits;
+use wgpu_attention::{DType, Gpu, Linear, Projection, TensorView, Tuning, wgpu};
 
 use super::problem::{blank, read, rounded, tolerance, upload};
 use super::timer::noise;

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use rows::Row;
-use wgpu_attention::{DType, Gpu, LayerConfig, Measured, Shape, TuneLimits, Workload};
+use wgpu_attention::layers::LayerConfig;
+use wgpu_attention::tuning::{Measured, TuneLimits, Workload};
+use wgpu_attention::{DType, Gpu, Shape};
 
 use super::bed::median;
 use super::device;

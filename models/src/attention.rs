@@ -1,6 +1,7 @@
 //! The names that published models give to an attention layer's weights, as one struct.
 
-use wgpu_attention::{Gpu, LayerConfig, LayerWeights, Linear};
+use wgpu_attention::layers::{LayerConfig, LayerWeights};
+use wgpu_attention::{Gpu, Linear};
 
 use crate::Tensors;
 use crate::error::Error;

@@ -9,7 +9,7 @@ use crate::tensor::{
     Access, DType, Error, TensorView, check_aliasing, check_apart, expect_broadcast, expect_shape,
 };
 
-/// One backward call of additive attention: what [`AdditiveForward`](crate::AdditiveForward) was given and wrote, the gradient of
+/// One backward call of additive attention: what [`AdditiveForward`](crate::additive::AdditiveForward) was given and wrote, the gradient of
 /// its result, and where the gradients go.
 ///
 /// | tensor | shape | dtype |
@@ -44,7 +44,7 @@ pub struct AdditiveBackward<'a> {
 }
 
 impl<'a> AdditiveBackward<'a> {
-    /// The inputs `[q, k, v]` and `score_vector` of a forward call, the `out` and [`lse`](crate::AdditiveForward::lse) that it
+    /// The inputs `[q, k, v]` and `score_vector` of a forward call, the `out` and [`lse`](crate::additive::AdditiveForward::lse) that it
     /// wrote, and the gradient of `out`. No gradient is written until it is asked for.
     pub fn new(
         [q, k, v]: [TensorView<'a>; 3],

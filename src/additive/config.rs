@@ -30,7 +30,7 @@ impl AdditiveConfig {
         AdditiveConfig(self.0.dtype(dtype))
     }
 
-    /// How it is computed, not what. There is no use for matrix units: [`MatrixUnits::Always`](crate::MatrixUnits::Always) is
+    /// How it is computed, not what. There is no use for matrix units: [`MatrixUnits::Always`](crate::tuning::MatrixUnits::Always) is
     /// refused.
     pub fn tuning(self, tuning: Tuning) -> Self {
         AdditiveConfig(self.0.tuning(tuning))

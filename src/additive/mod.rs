@@ -26,14 +26,15 @@ use crate::tensor::{
 /// attention weights or scores are asked for. Masks, lengths, dropout, packed sequences, grouped heads and the caller's own
 /// functions are [`Attention`](crate::Attention)'s. [`Projection`](crate::Projection) gives q and k; its bias is Bahdanau's b.
 ///
-/// Normalised, `g · v / |v| · tanh(q + k)`, by a score vector that a [`WeightNorm`](crate::WeightNorm) has made.
+/// Normalised, `g · v / |v| · tanh(q + k)`, by a score vector that a [`WeightNorm`](crate::rows::WeightNorm) has made.
 ///
 /// tanh is the crate's own: off by at most six units in the last place, 1 and −1 of large arguments on every driver.
 ///
 /// ```no_run
 /// # fn f(device: &wgpu::Device, queue: &wgpu::Queue, q: &wgpu::Buffer, k: &wgpu::Buffer, v: &wgpu::Buffer,
 /// #      v_a: &wgpu::Buffer, out: &wgpu::Buffer) -> Result<(), wgpu_attention::Error> {
-/// use wgpu_attention::{AdditiveAttention, AdditiveConfig, AdditiveForward, DType, Scratch, TensorView};
+/// use wgpu_attention::{DType, Scratch, TensorView};
+/// use wgpu_attention::additive::{AdditiveAttention, AdditiveConfig, AdditiveForward};
 ///
 /// let attention = AdditiveAttention::new(device, AdditiveConfig::new(1, 128).value_dim(256))?;
 /// let view = |buffer, length, dim| TensorView::new(buffer, DType::F32, [8, 1, length, dim]);
@@ -113,7 +114,7 @@ impl AdditiveAttention {
     }
 
     /// Compiles and binds what `call` needs, so that its first recording does neither.
-    /// Some drivers compile at the first submission all the same: see [`Pipelines`](crate::Pipelines).
+    /// Some drivers compile at the first submission all the same: see [`Pipelines`].
     ///
     /// # Errors
     /// As [`forward`](Self::forward).

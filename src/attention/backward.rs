@@ -120,7 +120,7 @@ impl<'a> Backward<'a> {
         self.d_added(Added::Sinks, d_sinks.into())
     }
 
-    /// Writes the gradients of the tensors that the mask's [`ScoreMod`](crate::ScoreMod) captures there, in their order, each shaped as
+    /// Writes the gradients of the tensors that the mask's [`ScoreMod`](crate::mask::ScoreMod) captures there, in their order, each shaped as
     /// its tensor: where an axis of 1 repeats, its gradients are summed. `None` for those that are not wanted. They come from the
     /// text, as the derivative by the score does; each 2048 elements of a tensor cost a pass over all pairs.
     pub fn d_captured(mut self, d_captured: &[Option<TensorView<'a>>]) -> Self {

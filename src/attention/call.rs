@@ -50,7 +50,7 @@ impl<'a> Forward<'a> {
     /// Queries to the keys and values of a cache. Queries are the tokens of the last
     /// [`advance`](Cache::advance): a sequence that advanced by fewer than q_len has as many queries, from row 0 on, and
     /// the rows after them give 0. Where keys are rotated, so must they be already:
-    /// [`Positions::rotate`](crate::Positions::rotate) at [`Cache::starts`].
+    /// [`Positions::rotate`](crate::position::Positions::rotate) at [`Cache::starts`].
     ///
     /// A query stands at the position of its token: with n queries in a sequence of length L, query `i` at L − n + i.
     /// `kv_len`, for a mask's tensors, is the cache's capacity; of a ring they can only repeat along it. Such a call has no
@@ -114,7 +114,7 @@ impl<'a> Forward<'a> {
         self
     }
 
-    /// Writes the scores there, as they are at a stage on their way to the softmax. [`Path::Staged`](crate::Path::Staged)
+    /// Writes the scores there, as they are at a stage on their way to the softmax. [`Path::Staged`](crate::tuning::Path::Staged)
     /// then computes the call.
     #[doc(alias = "qk_matmul_output")]
     pub fn scores(mut self, scores: TensorView<'a>, stage: ScoreStage) -> Self {

@@ -16,6 +16,7 @@ pub(crate) use call::KeyInput;
 pub use config::Config;
 pub(crate) use config::check_dtype;
 use dispatch::{Extras, Keys, Problem};
+pub use merge::{Merge, MergeBackward, PartGradients, Partial};
 pub use options::ScoreStage;
 pub(crate) use options::{check_options, scale_in_f32};
 use plan::Outline;
@@ -138,7 +139,7 @@ impl Attention {
     }
 
     /// Compiles and binds what `call` needs, so that its first recording does neither.
-    /// Some drivers compile at the first submission all the same: see [`Pipelines`](crate::Pipelines).
+    /// Some drivers compile at the first submission all the same: see [`Pipelines`].
     ///
     /// # Errors
     /// As [`forward`](Self::forward).

@@ -196,7 +196,8 @@ impl CacheConfig {
     /// ```no_run
     /// # fn f(gpu: &wgpu_attention::Gpu, encoder: &mut wgpu::CommandEncoder, [q, k, v, out]: [wgpu_attention::TensorView; 4],
     /// #      scratch: &mut wgpu_attention::Scratch) -> Result<(), wgpu_attention::Error> {
-    /// use wgpu_attention::{Append, Attention, Cache, CacheConfig, Config, Forward, Mask, Tokens};
+    /// use wgpu_attention::{Attention, Cache, CacheConfig, Config, Forward, Mask};
+    /// use wgpu_attention::cache::{Append, Tokens};
     ///
     /// // 8 key/value heads of 128 channels and 131072 tokens: 512 MiB of keys where a device binds 128 MiB.
     /// let configs = CacheConfig::new(8, 128, 131_072).split_by_heads(gpu.device())?;

@@ -43,8 +43,8 @@ use crate::tensor::{DType, Error, Layout, TensorView, Window};
 /// # fn f(device: &wgpu::Device, encoder: &mut wgpu::CommandEncoder, k: wgpu_attention::TensorView,
 /// #      v: wgpu_attention::TensorView, q: wgpu_attention::TensorView, out: wgpu_attention::TensorView)
 /// # -> Result<(), wgpu_attention::Error> {
-/// use wgpu_attention::{Append, Attention, Cache, CacheConfig, CacheStorage, Config, Forward, Mask, ScaleGroup, Scratch,
-///     Tokens};
+/// use wgpu_attention::{Attention, Cache, CacheConfig, Config, Forward, Mask, Scratch};
+/// use wgpu_attention::cache::{Append, CacheStorage, ScaleGroup, Tokens};
 ///
 /// let attention = Attention::new(device, Config::new(32, 128).kv_heads(8))?;
 /// let config = CacheConfig::new(8, 128, 4096).storage(CacheStorage::Q8(ScaleGroup::Of(32)));
@@ -157,7 +157,7 @@ impl Cache {
     }
 
     /// Tokens of every sequence before the last advance, on the device: U32 `[batch, 1, 1, 1]`, the positions of the
-    /// first new tokens, for [`RowPositions::Tensor`](crate::RowPositions::Tensor). Not to be written.
+    /// first new tokens, for [`RowPositions::Tensor`](crate::position::RowPositions::Tensor). Not to be written.
     pub fn starts(&self) -> TensorView<'_> {
         self.word(START)
     }

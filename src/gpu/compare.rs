@@ -35,11 +35,12 @@ impl Random {
 
 impl Gpu {
     /// Compares `device` with `host` at 4096 random pairs of `shape` and scores from −8 to 8: which pairs are seen, their scores, and the
-    /// derivative of those. For testing that a [`ScoreMod`](crate::ScoreMod) or [`MaskMod`](crate::MaskMod) and the host's closures mean
+    /// derivative of those. For testing that a [`ScoreMod`](crate::mask::ScoreMod) or [`MaskMod`](crate::mask::MaskMod) and the host's closures mean
     /// the same. Returns the largest difference, of numbers beyond 1 relative to them.
     ///
     /// ```no_run
-    /// use wgpu_attention::{At, Gpu, Mask, ScoreMod, Shape};
+    /// use wgpu_attention::{Gpu, Mask, Shape};
+    /// use wgpu_attention::mask::{At, ScoreMod};
     /// let gpu = Gpu::new()?;
     /// let text = "fn score_mod(score: f32, at: At) -> f32 { return score - 0.1 * f32(abs(at.position - i32(at.key))); }";
     /// let closure = |score: f64, at: &At| score - 0.1 * f64::from((at.position - at.key as i32).abs());

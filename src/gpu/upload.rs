@@ -124,7 +124,8 @@ impl Outputs {
 /// ```no_run
 /// # fn f(device: &wgpu::Device, queue: &wgpu::Queue, call: wgpu_attention::Forward)
 /// # -> Result<(), wgpu_attention::Error> {
-/// use wgpu_attention::{HostMask, HostTensor, Mask, UploadedMask};
+/// use wgpu_attention::{HostTensor, Mask, UploadedMask};
+/// use wgpu_attention::mask::HostMask;
 ///
 /// let lengths = [512, 300]; // of two sequences
 /// let mask: HostMask = Mask::causal().lengths(HostTensor::new(&lengths, [2, 1, 1, 1]));

@@ -103,7 +103,7 @@ impl Pipelines {
 
     /// As [`new`](Self::new), for a `device` of `adapter`: kernels may then use its matrix units, if the device has the
     /// features `EXPERIMENTAL_COOPERATIVE_MATRIX`, `SHADER_F16` and `SUBGROUP` and the adapter lists fragments of 16 × 16
-    /// or 8 × 8 that multiply f16 and sum in f32 (see [`MatrixUnits`](crate::MatrixUnits)).
+    /// or 8 × 8 that multiply f16 and sum in f32 (see [`MatrixUnits`](crate::tuning::MatrixUnits)).
     ///
     /// ```no_run
     /// # async fn f(adapter: &wgpu::Adapter) -> Result<(), Box<dyn std::error::Error>> {

@@ -58,7 +58,8 @@ pub enum MatrixUnits {
 /// [`f16_operands`](Self::f16_operands) is for tests, measurements and systems with time limits of their own.
 ///
 /// ```
-/// use wgpu_attention::{Config, Path, Tuning};
+/// use wgpu_attention::{Config, Tuning};
+/// use wgpu_attention::tuning::Path;
 /// let config = Config::new(8, 64).tuning(Tuning::new().path(Path::Staged));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]

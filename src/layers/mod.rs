@@ -5,3 +5,18 @@ pub(crate) mod block;
 pub(crate) mod decoder;
 pub(crate) mod encoder;
 pub(crate) mod multi_head;
+
+pub use attentional::{AttentionalBackward, AttentionalForward, AttentionalVector};
+pub use block::config::{BlockConfig, NormOrder};
+pub use block::{FeedForwardGradients, FeedForwardWeights, LayerCall};
+pub use decoder::{
+    DecoderBackward, DecoderForward, DecoderLayerGradients, DecoderLayerWeights, DecoderMemory,
+    TransformerDecoder,
+};
+pub use encoder::{
+    EncoderBackward, EncoderForward, EncoderLayerGradients, EncoderLayerWeights, TransformerEncoder,
+};
+pub use multi_head::config::{LayerConfig, OutputGate};
+pub use multi_head::{
+    LayerBackward, LayerForward, LayerGradients, LayerWeights, LinearGradients, MultiHeadAttention,
+};

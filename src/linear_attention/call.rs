@@ -79,7 +79,7 @@ macro_rules! keys {
         }
 
         /// The directions of random features, `[1, 1 or kv_heads, directions, head_dim]`, F32: see
-        /// [`random_features`](crate::random_features).
+        /// [`random_features`](crate::linear_attention::random_features).
         pub fn directions(mut self, directions: impl Into<Option<TensorView<'a>>>) -> Self {
             self.keys.directions = directions.into();
             self
@@ -105,7 +105,7 @@ impl<'a> LinearForward<'a> {
 
     keys!();
 
-    /// What the [`UpdateRule`](crate::UpdateRule) decays by, `[batch, kv_heads, kv_len, 1]`, or with as many channels as there are features; F32, F16
+    /// What the [`UpdateRule`](crate::linear_attention::UpdateRule) decays by, `[batch, kv_heads, kv_len, 1]`, or with as many channels as there are features; F32, F16
     /// or BF16.
     pub fn decay(mut self, decay: impl Into<Option<TensorView<'a>>>) -> Self {
         self.decay = decay.into();

@@ -12,7 +12,7 @@ use call::LinearKeys;
 pub use call::{LinearBackward, LinearForward, LinearState};
 pub use config::LinearConfig;
 use dispatch::{LinearGradientViews, LinearProblem, LinearStateViews, Random};
-use feature_map::{FeatureMap, UpdateRule};
+pub use feature_map::{FeatureMap, RandomFeatures, UpdateRule, random_features};
 use kernels::linear::Phi;
 use plan::LinearTiles;
 
@@ -33,7 +33,8 @@ use crate::tensor::{
 /// ```no_run
 /// # fn f(device: &wgpu::Device, queue: &wgpu::Queue, q: &wgpu::Buffer, k: &wgpu::Buffer, v: &wgpu::Buffer,
 /// #      out: &wgpu::Buffer) -> Result<(), wgpu_attention::Error> {
-/// use wgpu_attention::{DType, LinearAttention, LinearConfig, LinearForward, Scratch, TensorView};
+/// use wgpu_attention::{DType, Scratch, TensorView};
+/// use wgpu_attention::linear_attention::{LinearAttention, LinearConfig, LinearForward};
 ///
 /// let attention = LinearAttention::new(device, LinearConfig::new(8, 64).causal(true))?;
 /// let view = |buffer| TensorView::new(buffer, DType::F32, [1, 8, 65536, 64]);
@@ -112,7 +113,7 @@ impl LinearAttention {
     }
 
     /// Compiles and binds what `call` needs, so that its first recording does neither.
-    /// Some drivers compile at the first submission all the same: see [`Pipelines`](crate::Pipelines).
+    /// Some drivers compile at the first submission all the same: see [`Pipelines`].
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -171,7 +172,7 @@ impl LinearAttention {
     }
 
     /// Compiles and binds what `call` needs, so that its first recording does neither.
-    /// Some drivers compile at the first submission all the same: see [`Pipelines`](crate::Pipelines).
+    /// Some drivers compile at the first submission all the same: see [`Pipelines`].
     ///
     /// # Errors
     /// As [`backward`](Self::backward).

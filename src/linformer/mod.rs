@@ -31,7 +31,8 @@ use crate::tensor::{
 /// all keys.
 ///
 /// ```no_run
-/// # use wgpu_attention::{Config, Error, Linformer, LinformerForward, Scratch, TensorView, wgpu};
+/// # use wgpu_attention::{Config, Error, Scratch, TensorView, wgpu};
+/// # use wgpu_attention::linformer::{Linformer, LinformerForward};
 /// # fn f(device: &wgpu::Device, encoder: &mut wgpu::CommandEncoder, [q, k, v, e, f, out]: [TensorView; 6]) -> Result<(), Error> {
 /// let linformer = Linformer::new(device, Config::new(8, 64), 256)?; // 256 keys are left
 /// let call = LinformerForward::new(q, k, v, e, out).f(f);
@@ -197,7 +198,7 @@ impl Linformer {
     }
 
     /// Compiles and binds what `call` needs, so that its first recording does neither.
-    /// Some drivers compile at the first submission all the same: see [`Pipelines`](crate::Pipelines).
+    /// Some drivers compile at the first submission all the same: see [`Pipelines`].
     ///
     /// # Errors
     /// As [`forward`](Self::forward).

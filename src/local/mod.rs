@@ -26,7 +26,7 @@ use crate::tensor::{
 /// gradient of positions.
 ///
 /// [`PositionPredictor`] makes positions of hidden states. Luong's scores are `dot` with queries as they are, and `general`
-/// with queries that a [`Projection`](crate::Projection) has multiplied by `Wᵀ`; [`AttentionalVector`](crate::AttentionalVector)
+/// with queries that a [`Projection`](crate::Projection) has multiplied by `Wᵀ`; [`AttentionalVector`](crate::layers::AttentionalVector)
 /// takes the output. Local-m, whose window stands at the query's own place, is [`Mask::local_m`](crate::Mask::local_m) for every attention
 /// here; around other places, this with no [`sigma`](LocalConfig::sigma).
 ///
@@ -36,7 +36,8 @@ use crate::tensor::{
 /// ```no_run
 /// # fn f(device: &wgpu::Device, queue: &wgpu::Queue, q: &wgpu::Buffer, kv: &wgpu::Buffer, p: &wgpu::Buffer,
 /// #      out: &wgpu::Buffer) -> Result<(), wgpu_attention::Error> {
-/// use wgpu_attention::{DType, LocalAttention, LocalConfig, LocalForward, Scratch, TensorView};
+/// use wgpu_attention::{DType, Scratch, TensorView};
+/// use wgpu_attention::local::{LocalAttention, LocalConfig, LocalForward};
 ///
 /// let attention = LocalAttention::new(device, LocalConfig::new(1, 512, 10))?;
 /// let view = |buffer, length, dim| TensorView::new(buffer, DType::F32, [8, 1, length, dim]);
@@ -117,7 +118,7 @@ impl LocalAttention {
     }
 
     /// Compiles and binds what `call` needs, so that its first recording does neither.
-    /// Some drivers compile at the first submission all the same: see [`Pipelines`](crate::Pipelines).
+    /// Some drivers compile at the first submission all the same: see [`Pipelines`].
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -242,7 +243,7 @@ impl LocalAttention {
     }
 
     /// Compiles and binds what `call` needs, so that its first recording does neither.
-    /// Some drivers compile at the first submission all the same: see [`Pipelines`](crate::Pipelines).
+    /// Some drivers compile at the first submission all the same: see [`Pipelines`].
     ///
     /// # Errors
     /// As [`backward`](Self::backward).

@@ -73,7 +73,7 @@ pub struct PredictorBackward<'a> {
 }
 
 impl<'a> PredictorBackward<'a> {
-    /// The inputs of a forward call and the gradient of its positions, as [`LocalBackward::d_positions`](crate::LocalBackward::d_positions)
+    /// The inputs of a forward call and the gradient of its positions, as [`LocalBackward::d_positions`](crate::local::LocalBackward::d_positions)
     /// wrote it. No gradient is written until it is asked for.
     pub fn new(
         hidden: TensorView<'a>,

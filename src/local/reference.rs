@@ -3,7 +3,7 @@
 use crate::matmul::projection::reference::HostLinear;
 use crate::tensor::{Error, Real, Shape, count, expect_length};
 
-/// What local attention does beside its tensors, as [`LocalConfig`](crate::LocalConfig) and [`LocalForward`](crate::LocalForward) say.
+/// What local attention does beside its tensors, as [`LocalConfig`](crate::local::LocalConfig) and [`LocalForward`](crate::local::LocalForward) say.
 #[derive(Clone, Copy, Debug)]
 pub struct LocalOptions<'a> {
     /// Keys on each side of the one that is nearest to the position.
@@ -129,7 +129,8 @@ fn weights<R: Real>(
 /// A query without a key in its window gives 0. `positions` is `[batch, heads, q_len]`, or `[batch, q_len]` for all heads.
 ///
 /// ```
-/// use wgpu_attention::{Shape, reference::{LocalOptions, local_attention}};
+/// use wgpu_attention::Shape;
+/// use wgpu_attention::reference::{LocalOptions, local_attention};
 /// let shape = Shape { q_len: 1, ..Shape::new(1, 1, 5, 1) };
 /// let options = LocalOptions { half_window: 1, sigma: Some(0.5), scale: 1.0, lengths: None };
 /// // Equal scores: a third each, and the neighbours' times exp(−2).

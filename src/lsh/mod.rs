@@ -39,7 +39,8 @@ use crate::tensor::{
 /// Buckets are an output, and an input of the backward pass: both have the same. They have no gradient.
 ///
 /// ```no_run
-/// # use wgpu_attention::{Error, Gpu, LshAttention, LshConfig, LshForward, Scratch, TensorView, wgpu};
+/// # use wgpu_attention::{Error, Gpu, Scratch, TensorView, wgpu};
+/// # use wgpu_attention::lsh::{LshAttention, LshConfig, LshForward};
 /// # fn f(device: &wgpu::Device, encoder: &mut wgpu::CommandEncoder, [qk, v, rotations, buckets, out]: [TensorView; 5]) -> Result<(), Error> {
 /// // 4 rounds of 64 buckets, chunks of 64 tokens.
 /// let config = LshConfig::new(8, 64, 4, 64, 64).causal(true);
@@ -235,7 +236,7 @@ impl LshAttention {
     }
 
     /// Compiles and binds what `call` needs, so that its first recording does neither.
-    /// Some drivers compile at the first submission all the same: see [`Pipelines`](crate::Pipelines).
+    /// Some drivers compile at the first submission all the same: see [`Pipelines`].
     ///
     /// # Errors
     /// As [`forward`](Self::forward).

@@ -29,7 +29,7 @@ impl<L, K, B, M: Default> Mask<L, K, B, M> {
 
     /// Luong's local-m (Luong et al. 2015, "Effective approaches to attention-based neural machine translation"): query `i` sees the keys at most
     /// `half_window` from key `i`, as in a monotonic alignment. It is `none().window(half_window, half_window)`, aligned top-left.
-    /// Local-p, around predicted positions, is [`LocalAttention`](crate::LocalAttention).
+    /// Local-p, around predicted positions, is [`LocalAttention`](crate::local::LocalAttention).
     #[doc(alias = "luong")]
     pub fn local_m(half_window: usize) -> Self {
         Self::none().window(half_window, half_window).aligned(Alignment::TopLeft)
@@ -62,7 +62,8 @@ impl<L, K, B, M: Default> Mask<L, K, B, M> {
     /// cache, which have positions of their own. On a device the dtype is U32.
     ///
     /// ```
-    /// use wgpu_attention::{HostMask, HostTensor, Mask};
+    /// use wgpu_attention::{HostTensor, Mask};
+    /// use wgpu_attention::mask::HostMask;
     /// // Keys in tensors of a fixed length, of which two sequences have filled 40 and 7 before this step.
     /// let past = [40, 7];
     /// let mask: HostMask = Mask::causal().window(15, 0).query_offsets(HostTensor::new(&past, [2, 1, 1, 1]));
@@ -121,7 +122,8 @@ impl<L, K, B, M: Default> Mask<L, K, B, M> {
     /// ascending, batch may be 1; a start past the end of the tensor is its end. On a device the dtype is U32.
     ///
     /// ```
-    /// use wgpu_attention::{HostMask, HostTensor, Mask};
+    /// use wgpu_attention::{HostTensor, Mask};
+    /// use wgpu_attention::mask::HostMask;
     /// let starts = [0, 5, 12]; // sequences of 5 and of 7 tokens, in tensors of length 12
     /// let starts = HostTensor::new(&starts, [1, 1, 1, 3]);
     /// let mask: HostMask = Mask::causal().packed(starts, starts);
@@ -154,10 +156,11 @@ impl<L, K, B, M: Default> Mask<L, K, B, M> {
     /// `nn.MultiheadAttention` say the opposite. Shape `[batch, heads, q_len, kv_len]`, any may be 1.
     ///
     /// On a device the dtype is Bool, one byte each. A shader that writes a U32 for each pair needs no conversion: read its tensor
-    /// in a [`MaskMod`](crate::MaskMod).
+    /// in a [`MaskMod`](crate::mask::MaskMod).
     ///
     /// ```
-    /// use wgpu_attention::{Captured, DeviceMask, Error, Mask, MaskMod, TensorView};
+    /// use wgpu_attention::{Error, Mask, TensorView};
+    /// use wgpu_attention::mask::{Captured, DeviceMask, MaskMod};
     ///
     /// // `seen` is U32, [batch or 1, heads or 1, q_len, kv_len]; anything but 0 is a pair that is seen.
     /// fn from_numbers(seen: TensorView<'_>) -> Result<DeviceMask<'_>, Error> {
@@ -186,10 +189,11 @@ impl<L, K, B, M: Default> Mask<L, K, B, M> {
     ///
     /// Padding on the left needs this rule beside the causal one, because [`lengths`](Self::lengths) hides keys at the end only. With a
     /// cache, which also holds the padding, `kv_len` is its capacity and every step has the same mask:
-    /// [`EncoderForward::cache`](crate::EncoderForward::cache) describes it with the positions.
+    /// [`EncoderForward::cache`](crate::layers::EncoderForward::cache) describes it with the positions.
     ///
     /// ```
-    /// use wgpu_attention::{HostMask, HostTensor, Mask};
+    /// use wgpu_attention::{HostTensor, Mask};
+    /// use wgpu_attention::mask::HostMask;
     /// // Two prompts of 4 tokens and of 2, padded on the left to 4; room for 4 more tokens.
     /// let seen: Vec<bool> = [0, 2].iter().flat_map(|padding| (0..8).map(move |key| key >= *padding)).collect();
     /// let mask: HostMask = Mask::causal().key_padding_mask(HostTensor::new(&seen, [2, 1, 1, 8]));

@@ -17,7 +17,9 @@ mod settings;
 pub use block_map::Blocks;
 pub(crate) use check::{check_map, check_whole_map};
 pub use dropout::Dropout;
-use mods::{At, BoundMaskMod, BoundScoreMod, DeviceMods, HostMods};
+pub use mods::{
+    At, BoundMaskMod, BoundScoreMod, Captured, DeviceMods, FeatureMod, HostMods, MaskMod, ScoreMod,
+};
 pub use pattern::{Pattern, PatternPart};
 use rule::Tensor;
 pub(crate) use rule::{Adds, Ask, Turn};
@@ -51,11 +53,12 @@ use crate::tensor::{HostTensor, TensorView};
 /// is made apart from its call may need one of these as its type.
 ///
 /// ```
-/// use wgpu_attention::{HostMask, Mask};
+/// use wgpu_attention::Mask;
+/// use wgpu_attention::mask::HostMask;
 /// let mask: HostMask = Mask::causal().window(128, 0);
 /// ```
 ///
-/// Functions of your own, as FlexAttention takes: [`ScoreMod`](crate::ScoreMod) and [`MaskMod`](crate::MaskMod).
+/// Functions of your own, as FlexAttention takes: [`ScoreMod`] and [`MaskMod`].
 #[doc(alias = "mask_mod")]
 #[doc(alias = "score_mod")]
 #[derive(Clone, Copy, Debug)]
@@ -176,7 +179,7 @@ impl<L, K, B, M> Mask<L, K, B, M> {
 }
 
 impl<'a> HostMask<'a> {
-    /// A score function of the caller's own: what the [`ScoreMod`](crate::ScoreMod) of the device computes, given scale · q·k and its pair.
+    /// A score function of the caller's own: what the [`ScoreMod`] of the device computes, given scale · q·k and its pair.
     pub fn score_fn(mut self, score: &'a (dyn Fn(f64, &At) -> f64 + Sync)) -> Self {
         self.mods.score = Some(score);
         self
@@ -189,7 +192,7 @@ impl<'a> HostMask<'a> {
         self
     }
 
-    /// A mask of the caller's own: what the [`MaskMod`](crate::MaskMod) of the device computes, `true` for pairs that are seen.
+    /// A mask of the caller's own: what the [`MaskMod`] of the device computes, `true` for pairs that are seen.
     pub fn mask_fn(mut self, sees: &'a (dyn Fn(&At) -> bool + Sync)) -> Self {
         self.mods.pairs = Some(sees);
         self

@@ -10,4 +10,6 @@ pub(crate) mod side_shape;
 pub use activation::Activation;
 pub(crate) use activation::activation_parts;
 pub use projection::{Linear, Projection, ProjectionBackward, ProjectionForward};
+pub use quantized::format::QuantizedFormat;
+pub use quantized::{QuantizedForward, QuantizedMatrix, QuantizedProjection, QuantizedRows};
 pub(crate) use side_shape::SideShape;

@@ -83,7 +83,8 @@ impl Positions {
     /// `b cos − a sin` of pair `(a, b)`.
     ///
     /// ```no_run
-    /// # use wgpu_attention::{Error, Positions, Rope, Rotate, RowPositions, TensorView, wgpu};
+    /// # use wgpu_attention::{Error, TensorView, wgpu};
+    /// # use wgpu_attention::position::{Positions, Rope, Rotate, RowPositions};
     /// # fn f(positions: &Positions, encoder: &mut wgpu::CommandEncoder, rope: &Rope, d_q: TensorView) -> Result<(), Error> {
     /// // In place: from the gradient of the rotated queries to that of the queries.
     /// positions.rotate_backward(encoder, &Rotate::new(d_q, rope, RowPositions::Start(0)))

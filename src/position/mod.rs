@@ -156,7 +156,7 @@ impl<'a> AddPositions<'a> {
 /// ```no_run
 /// # fn f(device: &wgpu::Device, encoder: &mut wgpu::CommandEncoder, q: wgpu_attention::TensorView)
 /// # -> Result<(), wgpu_attention::Error> {
-/// use wgpu_attention::{RowPositions, Positions, Rope, RopeConfig, Rotate, Rotation};
+/// use wgpu_attention::position::{Positions, Rope, RopeConfig, Rotate, Rotation, RowPositions};
 ///
 /// let rope = Rope::new(device, RopeConfig::new(64).base(500_000.0))?;
 /// let call = Rotate::new(q, Rotation::Rope(&rope), RowPositions::Start(0));

@@ -85,7 +85,7 @@ pub enum RopeScaling {
 /// `p · frequency[n]`, `frequency[n] = base^(−2n / rotary_dim)`, so that scores depend on distances only.
 ///
 /// ```
-/// use wgpu_attention::RopeConfig;
+/// use wgpu_attention::position::RopeConfig;
 /// let rope = RopeConfig::new(4).base(100.0);
 /// assert_eq!(rope.frequencies(), [1.0, 0.1]);
 /// ```

@@ -220,7 +220,7 @@ fn ordered(n: u32, canvas: vec3<u32>) -> vec3<u32> { return vec3<u32>(0u, gather
 /// Tokens are the points of the rolled canvas (`torch.roll(x, -shift)`), window by window, and row by row in each: Swin's `window_partition`, whose windows lie side by side in one sequence
 /// instead of in a batch. A shift of 0 along an axis has no seam.
 ///
-/// [`Pattern::Local`](crate::Pattern::Local) of a window's tokens beside it says which keys need not be looked at, and means the same where no axis is shifted.
+/// [`Pattern::Local`](crate::mask::Pattern::Local) of a window's tokens beside it says which keys need not be looked at, and means the same where no axis is shifted.
 ///
 /// # Errors
 /// A canvas or a window of 0, a canvas that is not made of whole windows, a shift that is not below the window, 2^29 points or more.

@@ -55,7 +55,7 @@ fn mask_mod(at: At) -> bool {
 
 /// Dilated sliding window: `|p − j| ≤ window`, in steps of `dilation` (Beltagy et al. 2020, "Longformer").
 ///
-/// Built in: `Mask::none().window(window, window)` with [`Pattern::Dilated`](crate::Pattern::Dilated).
+/// Built in: `Mask::none().window(window, window)` with [`Pattern::Dilated`](crate::mask::Pattern::Dilated).
 ///
 /// # Errors
 /// A dilation of 0, numbers of 2^29 or more.
@@ -77,7 +77,7 @@ fn mask_mod(at: At) -> bool {
 ///
 /// With another mask beside it, sequences of one length that lie one after the other in one batch entry (`batchify` in attention-gym).
 ///
-/// Built in: [`Pattern::Local`](crate::Pattern::Local).
+/// Built in: [`Pattern::Local`](crate::mask::Pattern::Local).
 ///
 /// # Errors
 /// A block of 0 tokens, or of 2^29 or more.

@@ -6,7 +6,8 @@
 //! numbers lie in the text's `Uniforms`, tables in captured tensors, so that other ones compile nothing.
 //!
 //! ```no_run
-//! use wgpu_attention::{DeviceMask, Gpu, HostMask, HostTensor, Shape, presets};
+//! use wgpu_attention::{Gpu, HostTensor, Shape, presets};
+//! use wgpu_attention::mask::{DeviceMask, HostMask};
 //!
 //! let gpu = Gpu::new()?;
 //! // Without tables.
@@ -24,10 +25,10 @@
 //! # Ok::<(), wgpu_attention::Error>(())
 //! ```
 //!
-//! In what follows `j` is the key and `p` the key at which the query stands, [`At::position`](crate::At::position), as the mask's alignment, query offsets,
+//! In what follows `j` is the key and `p` the key at which the query stands, [`At::position`](crate::mask::At::position), as the mask's alignment, query offsets,
 //! packed sequences or the cache say: FlexAttention's `q_idx` with [`Alignment::TopLeft`](crate::Alignment::TopLeft), and
 //! in self-attention whatever the alignment is. Places in a grid, a prompt or a prefix count from the first key of
-//! the query's sequence. Tables that have a row for each query are read at the query's own row, [`At::query`](crate::At::query), called
+//! the query's sequence. Tables that have a row for each query are read at the query's own row, [`At::query`](crate::mask::At::query), called
 //! `i`; those that have an entry for each token, at `p` and `j`. Where a query stands at no token of these, it sees none.
 //!
 //! Tables repeat along axes of 1. One that is shorter than the call's tensors counts as if its last entry went on.

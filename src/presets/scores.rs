@@ -98,7 +98,7 @@ fn score_mod(score: f32, at: At) -> f32 {
 /// transformer", 3.2).
 ///
 /// Tokens are the points of windows of `[height, width]`, row by row in each, and windows lie side by side: one picture, or the windows of Swin with [`shifted_windows`](super::shifted_windows) or
-/// [`Pattern::Local`](crate::Pattern::Local), which hide the pairs of two windows. `table` is `[batch, heads, 2·height − 1, 2·width − 1]`, the first two may be 1. Distances are key − query: Swin's
+/// [`Pattern::Local`](crate::mask::Pattern::Local), which hide the pairs of two windows. `table` is `[batch, heads, 2·height − 1, 2·width − 1]`, the first two may be 1. Distances are key − query: Swin's
 /// `relative_position_bias_table` counts the other way and has the heads last, so reverse its rows and transpose it.
 ///
 /// # Errors

@@ -100,7 +100,8 @@ impl Pipelines {
     ///
     /// ```no_run
     /// # fn f(pipelines: &wgpu_attention::Pipelines, queue: &wgpu::Queue) -> Result<(), Box<dyn std::error::Error>> {
-    /// use wgpu_attention::{DType, Shape, TuneLimits, Tuned, Workload};
+    /// use wgpu_attention::{DType, Shape};
+    /// use wgpu_attention::tuning::{TuneLimits, Tuned, Workload};
     ///
     /// pipelines.use_tuned(&Tuned::read("attention.tuned"));
     /// let prompt = Workload::attention(Shape::new(1, 8, 512, 64), DType::F32).masked();

@@ -1,13 +1,20 @@
 //! Additive and linear attention, attention around positions, and what goes with them.
 
-use wgpu_attention::reference::{self, HostLinear, LocalOptions, Options, Real};
-use wgpu_attention::{
-    AdditiveAttention, AdditiveBackward, AdditiveConfig, AdditiveForward, AttentionalBackward,
-    AttentionalForward, AttentionalVector, DType, DeviceMask, FeatureMap, KernelForm, Linear,
-    LinearAttention, LinearBackward, LinearConfig, LinearForward, LinearState, LocalAttention, LocalBackward,
-    LocalConfig, LocalForward, PositionPredictor, PredictorBackward, PredictorForward, RandomFeatures, Shape,
-    Tuning, UpdateRule, WeightNorm, WeightNormBackward, WeightNormForward,
+use wgpu_attention::additive::{AdditiveAttention, AdditiveBackward, AdditiveConfig, AdditiveForward};
+use wgpu_attention::layers::{AttentionalBackward, AttentionalForward, AttentionalVector};
+use wgpu_attention::linear_attention::{
+    FeatureMap, LinearAttention, LinearBackward, LinearConfig, LinearForward, LinearState, RandomFeatures,
+    UpdateRule,
 };
+use wgpu_attention::local::{
+    LocalAttention, LocalBackward, LocalConfig, LocalForward, PositionPredictor, PredictorBackward,
+    PredictorForward,
+};
+use wgpu_attention::mask::DeviceMask;
+use wgpu_attention::reference::{self, HostLinear, LocalOptions, Options, Real};
+use wgpu_attention::rows::{WeightNorm, WeightNormBackward, WeightNormForward};
+use wgpu_attention::tuning::KernelForm;
+use wgpu_attention::{DType, Linear, Shape, Tuning};
 
 use crate::arena::{Buf, Window};
 use crate::call::float;

@@ -1,10 +1,9 @@
 //! Attention: one call, right or wrong in some way.
 
+use wgpu_attention::mask::Blocks;
 use wgpu_attention::reference;
-use wgpu_attention::{
-    Attention, Blocks, Config, DType, Dropout, Forward, KernelForm, MatrixUnits, Path, Shape, TensorView,
-    Tuning,
-};
+use wgpu_attention::tuning::{KernelForm, MatrixUnits, Path};
+use wgpu_attention::{Attention, Config, DType, Dropout, Forward, Shape, TensorView, Tuning};
 
 use crate::arena::{Buf, Window, view};
 use crate::call::{How, MOST_WORK, Memory, faults, float, outputs, refused_alike, scratch_for, settle};

@@ -1,9 +1,9 @@
 //! Caches: any operations in any order.
 
-use wgpu_attention::{
-    Append, Attention, Cache, CacheConfig, CacheLayout, CacheRead, CacheStorage, Config, DType, Error,
-    Forward, KernelForm, Rope, RopeConfig, RowPositions, ScaleGroup, Shape, Tokens, Tuning,
-};
+use wgpu_attention::cache::{Append, CacheLayout, CacheRead, CacheStorage, ScaleGroup, Tokens};
+use wgpu_attention::position::{Rope, RopeConfig, RowPositions};
+use wgpu_attention::tuning::KernelForm;
+use wgpu_attention::{Attention, Cache, CacheConfig, Config, DType, Error, Forward, Shape, Tuning};
 
 use crate::arena::{Buf, Window, view};
 use crate::call::float;

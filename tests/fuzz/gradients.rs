@@ -1,11 +1,11 @@
 //! Gradients of attention, of projections and of merges.
 
+use wgpu_attention::attention::{Merge, MergeBackward, PartGradients, Partial};
+use wgpu_attention::matmul::ProjectionBackward;
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
 use wgpu_attention::reference::{self, Gradients, Real, widen};
-use wgpu_attention::{
-    Attention, Backward, DType, Forward, KernelForm, MatrixUnits, Merge, MergeBackward, PartGradients,
-    Partial, Path, Projection, ProjectionBackward, Scratch, Shape, Tuning,
-};
+use wgpu_attention::tuning::{KernelForm, MatrixUnits, Path};
+use wgpu_attention::{Attention, Backward, DType, Forward, Projection, Scratch, Shape, Tuning};
 
 use crate::arena::{Buf, Window, view};
 use crate::attention::{ConfigSpec, DropSpec, shape_of};

@@ -1,10 +1,10 @@
 //! What takes slices: the helpers of `Gpu`, and the reference.
 
+use wgpu_attention::cache::{CacheStorage, ScaleGroup};
+use wgpu_attention::mask::block_map;
+use wgpu_attention::position::{PositionTable, RopeConfig, RopeOrder, RowPositions};
 use wgpu_attention::reference::{self, HostLinear, HostWeights, LayerShape, Options, Real, widen};
-use wgpu_attention::{
-    CacheStorage, DType, Dropout, Error, HostTensor, PositionTable, RopeConfig, RopeOrder, RowPositions,
-    ScaleGroup, Shape, TensorView, block_map,
-};
+use wgpu_attention::{DType, Dropout, Error, HostTensor, Shape, TensorView};
 
 use crate::arena::Buf;
 use crate::case::{Case, DropoutData, Expected, HostData, Rules, Weights};

@@ -1,11 +1,12 @@
 //! Layers and their gradients.
 
-use wgpu_attention::reference::{self, HostLinear, HostNorm, HostWeights, LayerShape, Options, Real};
-use wgpu_attention::{
-    DType, KernelForm, LayerBackward, LayerForward, LayerGradients, LayerWeights, Linear, LinearGradients,
-    MultiHeadAttention, NormConfig, NormGradients, NormWeights, OutputGate, Path, Scratch, TensorView,
-    Tuning,
+use wgpu_attention::layers::{
+    LayerBackward, LayerForward, LayerGradients, LayerWeights, LinearGradients, OutputGate,
 };
+use wgpu_attention::reference::{self, HostLinear, HostNorm, HostWeights, LayerShape, Options, Real};
+use wgpu_attention::rows::{NormConfig, NormGradients, NormWeights};
+use wgpu_attention::tuning::{KernelForm, Path};
+use wgpu_attention::{DType, Linear, MultiHeadAttention, Scratch, TensorView, Tuning};
 
 use crate::arena::{Buf, Window, view};
 use crate::attention::DropSpec;

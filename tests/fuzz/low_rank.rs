@@ -1,10 +1,10 @@
 //! Attention to projected keys and within buckets, and the sort alone.
 
+use wgpu_attention::linformer::{Linformer, LinformerBackward, LinformerForward};
+use wgpu_attention::lsh::{LshAttention, LshBackward, LshConfig, LshForward};
 use wgpu_attention::reference::{self, LengthProjections, Options, Real};
-use wgpu_attention::{
-    Config, DType, Linformer, LinformerBackward, LinformerForward, LshAttention, LshBackward, LshConfig,
-    LshForward, RadixSort, Shape, Sort,
-};
+use wgpu_attention::rows::{RadixSort, Sort};
+use wgpu_attention::{Config, DType, Shape};
 
 use crate::call::float;
 use crate::choices::Choices;

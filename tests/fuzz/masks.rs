@@ -1,8 +1,7 @@
 //! Masks of any parts.
 
-use wgpu_attention::{
-    Alignment, At, Blocks, Captured, DType, DeviceMask, Mask, MaskMod, Pattern, PatternPart, ScoreMod, Shape,
-};
+use wgpu_attention::mask::{At, Blocks, Captured, DeviceMask, MaskMod, Pattern, PatternPart, ScoreMod};
+use wgpu_attention::{Alignment, DType, Mask, Shape};
 
 use crate::arena::{Buf, Window, view};
 use crate::call::float;

@@ -1,10 +1,12 @@
 //! Rotations and sums of positions.
 
-use wgpu_attention::reference::{self, Real};
-use wgpu_attention::{
-    AddPositions, DType, HostTensor, PositionTable, Positions, Rope, RopeConfig, RopeOrder, RopeScaling,
-    Rotate, Rotation, RowPositions, Sinusoid, TableBackward, TensorView,
+use wgpu_attention::position::{
+    AddPositions, PositionTable, Positions, Rope, RopeConfig, RopeOrder, RopeScaling, Rotate, Rotation,
+    RowPositions, Sinusoid, TableBackward,
 };
+use wgpu_attention::reference;
+use wgpu_attention::reference::Real;
+use wgpu_attention::{DType, HostTensor, TensorView};
 
 use crate::arena::{Buf, Window, view};
 use crate::call::{faults, float, judge, largest, settle};

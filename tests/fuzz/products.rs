@@ -1,10 +1,13 @@
 //! Projections, of quantised weights too, and merges.
 
-use wgpu_attention::reference::{self, Real};
-use wgpu_attention::{
-    DType, KernelForm, Linear, MatrixUnits, Merge, Partial, Projection, ProjectionForward, QuantizedFormat,
-    QuantizedForward, QuantizedMatrix, QuantizedProjection, QuantizedRows, Tuning,
+use wgpu_attention::attention::{Merge, Partial};
+use wgpu_attention::matmul::{
+    ProjectionForward, QuantizedFormat, QuantizedForward, QuantizedMatrix, QuantizedProjection, QuantizedRows,
 };
+use wgpu_attention::reference;
+use wgpu_attention::reference::Real;
+use wgpu_attention::tuning::{KernelForm, MatrixUnits};
+use wgpu_attention::{DType, Linear, Projection, Tuning};
 
 use crate::arena::{BYTES, Buf, Window, view};
 use crate::call::{MOST_WORK, faults, float, judge, largest, outputs, settle};

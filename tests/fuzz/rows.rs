@@ -1,12 +1,14 @@
 //! What stands around attention, row by row: norms, activations, embeddings, means, logits.
 
+use wgpu_attention::matmul::Activation;
 use wgpu_attention::reference::{self, Real, activate, activation_slope};
-use wgpu_attention::{
-    Activation, DType, Embedding, EmbeddingBackward, EmbeddingForward, KernelForm, LogSoftmax,
-    LogSoftmaxBackward, LogSoftmaxForward, MeanPool, MeanPoolBackward, MeanPoolForward, Norm, NormBackward,
-    NormConfig, NormForward, Pointwise, PointwiseBackward, PointwiseForward, PooledRows, TopK, TopKForward,
-    Tuning,
+use wgpu_attention::rows::{
+    Embedding, EmbeddingBackward, EmbeddingForward, LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward,
+    MeanPool, MeanPoolBackward, MeanPoolForward, Norm, NormBackward, NormConfig, NormForward, Pointwise,
+    PointwiseBackward, PointwiseForward, PooledRows, TopK, TopKForward,
 };
+use wgpu_attention::tuning::KernelForm;
+use wgpu_attention::{DType, Tuning};
 
 use crate::arena::Buf;
 use crate::call::{float, largest};

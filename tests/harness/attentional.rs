@@ -1,10 +1,10 @@
 //! Attentional vectors: a run, forward and backward, and its judgement.
 
+use wgpu_attention::layers::{AttentionalBackward, AttentionalForward, AttentionalVector};
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{HostLinear, attentional, attentional_backward, widen};
-use wgpu_attention::{
-    AttentionalBackward, AttentionalForward, AttentionalVector, DType, KernelForm, Linear, Scratch, Tuning,
-};
+use wgpu_attention::tuning::KernelForm;
+use wgpu_attention::{DType, Linear, Scratch, Tuning};
 
 use super::case::{Judged, widened};
 use super::device::Profile;

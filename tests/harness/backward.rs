@@ -2,12 +2,11 @@
 
 use std::fmt;
 
+use wgpu_attention::additive::{AdditiveAttention, AdditiveBackward, AdditiveConfig, AdditiveForward};
 use wgpu_attention::reference::compare::{EPSILON_F16, EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{self, Gradients, Real, widen};
-use wgpu_attention::{
-    AdditiveAttention, AdditiveBackward, AdditiveConfig, AdditiveForward, Attention, Backward, Config, DType,
-    Forward, KernelForm, MatrixUnits, Scratch, ScratchSize, TensorView, Tuning,
-};
+use wgpu_attention::tuning::{KernelForm, MatrixUnits};
+use wgpu_attention::{Attention, Backward, Config, DType, Forward, Scratch, ScratchSize, TensorView, Tuning};
 
 use super::case::{Case, HostData, Judged, Rules, in_f32, largest, widened};
 use super::device::Profile;

@@ -3,9 +3,10 @@
 use std::convert::Infallible;
 
 use half::{bf16, f16};
+use wgpu_attention::mask::{Blocks, HostMask, Pattern};
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
 use wgpu_attention::reference::{self, Attended, Options, Real, average_heads, widen};
-use wgpu_attention::{Alignment, Blocks, DType, Dropout, HostMask, HostTensor, Mask, Pattern, Shape};
+use wgpu_attention::{Alignment, DType, Dropout, HostTensor, Mask, Shape};
 
 use super::memory::stored;
 use super::mods::{OwnMask, OwnScore};

@@ -1,6 +1,7 @@
 //! Block maps that a device makes.
 
-use wgpu_attention::{Attention, Blocks, Config, DType, Error, Shape, TensorView};
+use wgpu_attention::mask::Blocks;
+use wgpu_attention::{Attention, Config, DType, Error, Shape, TensorView};
 
 use super::case::Rules;
 use super::device::Profile;

@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use wgpu_attention::{Family, Gpu, Pipelines, inspect};
+use wgpu_attention::tuning::Family;
+use wgpu_attention::{Gpu, Pipelines, inspect};
 
 /// What a driver makes of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -3,14 +3,15 @@
 use std::collections::HashMap;
 use std::fmt;
 
+use wgpu_attention::layers::{LayerForward, LayerWeights, OutputGate};
+use wgpu_attention::matmul::Activation;
 use wgpu_attention::reference::compare::{EPSILON_BF16, EPSILON_F16, EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{
     self, Attended, LayerShape, Options, Real, average_heads, join_heads, project, split_heads, widen,
 };
-use wgpu_attention::{
-    Activation, DType, KernelForm, LayerForward, LayerWeights, Linear, MultiHeadAttention, NormConfig,
-    NormWeights, OutputGate, Path, Scratch, TensorView, Tuning,
-};
+use wgpu_attention::rows::{NormConfig, NormWeights};
+use wgpu_attention::tuning::{KernelForm, Path};
+use wgpu_attention::{DType, Linear, MultiHeadAttention, Scratch, TensorView, Tuning};
 
 use super::case::{DropoutData, Expected, HIDES, Judged, Rules, Truth, Weights, in_f32, largest, widened};
 use super::device::{Profile, defaults, full};

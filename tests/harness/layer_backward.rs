@@ -2,15 +2,16 @@
 
 use std::fmt;
 
+use wgpu_attention::layers::{LayerBackward, LayerGradients, LinearGradients};
+use wgpu_attention::matmul::Activation;
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{
     self, ProjectGradients, Real, join_heads, multi_head_backward, norm, norm_backward, project,
     project_backward, split_heads, widen,
 };
-use wgpu_attention::{
-    Activation, DType, KernelForm, LayerBackward, LayerGradients, LinearGradients, NormConfig, NormGradients,
-    Path, Scratch, Tuning,
-};
+use wgpu_attention::rows::{NormConfig, NormGradients};
+use wgpu_attention::tuning::{KernelForm, Path};
+use wgpu_attention::{DType, Scratch, Tuning};
 
 use super::case::{Case, HostData, Judged, Rules, Weights, largest, widened};
 use super::device::{Profile, full};

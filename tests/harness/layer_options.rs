@@ -1,6 +1,8 @@
 //! A layer's configuration whose fields cases set as they like.
 
-use wgpu_attention::{DType, LayerConfig, NormConfig, OutputGate, Shape};
+use wgpu_attention::layers::{LayerConfig, OutputGate};
+use wgpu_attention::rows::NormConfig;
+use wgpu_attention::{DType, Shape};
 
 /// What [`LayerConfig`] is built of.
 #[derive(Clone, Copy, Debug)]

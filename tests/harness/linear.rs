@@ -1,14 +1,16 @@
 //! Linear attention: cases, their truth, and runs of them.
 
+use wgpu_attention::linear_attention::{
+    FeatureMap, LinearAttention, LinearBackward, LinearConfig, LinearForward, LinearState, RandomFeatures,
+    UpdateRule, random_features,
+};
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{
     LinearOptions, Real, linear_attention, linear_attention_backward, linear_attention_backward_magnitudes,
     linear_attention_magnitude, linear_recurrence, widen,
 };
-use wgpu_attention::{
-    DType, FeatureMap, KernelForm, LinearAttention, LinearBackward, LinearConfig, LinearForward, LinearState,
-    RandomFeatures, Scratch, Shape, Tuning, UpdateRule, random_features,
-};
+use wgpu_attention::tuning::KernelForm;
+use wgpu_attention::{DType, Scratch, Shape, Tuning};
 
 use super::case::{HostData, Judged, largest, widened};
 use super::device::Profile;

@@ -1,13 +1,12 @@
 //! Attention over keys and values that are projected along the length: cases, runs, their judgement.
 
+use wgpu_attention::linformer::{Linformer, LinformerBackward, LinformerForward};
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{
     self, Attended, LengthProjections, LinformerGradients, Options, Real, widen,
 };
-use wgpu_attention::{
-    Config, DType, KernelForm, Linformer, LinformerBackward, LinformerForward, MatrixUnits, Scratch, Shape,
-    Tuning,
-};
+use wgpu_attention::tuning::{KernelForm, MatrixUnits};
+use wgpu_attention::{Config, DType, Scratch, Shape, Tuning};
 
 use super::case::{Judged, largest, widened};
 use super::device::Profile;

@@ -1,14 +1,16 @@
 //! Attention to windows around positions: cases, runs, their judgement.
 
+use wgpu_attention::local::{
+    LocalAttention, LocalBackward, LocalConfig, LocalForward, PositionPredictor, PredictorBackward,
+    PredictorForward,
+};
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{
     self, HostLinear, LocalAttended, LocalGradients, LocalOptions, Real, predict_positions,
     predict_positions_backward, widen,
 };
-use wgpu_attention::{
-    DType, KernelForm, Linear, LocalAttention, LocalBackward, LocalConfig, LocalForward, PositionPredictor,
-    PredictorBackward, PredictorForward, Scratch, Shape, Tuning,
-};
+use wgpu_attention::tuning::KernelForm;
+use wgpu_attention::{DType, Linear, Scratch, Shape, Tuning};
 
 use super::case::{Judged, largest, widened};
 use super::device::Profile;

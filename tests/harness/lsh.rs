@@ -1,13 +1,13 @@
 //! Attention within buckets of a hash: cases, runs, their judgement.
 
+use wgpu_attention::lsh::{LshAttention, LshBackward, LshConfig, LshForward};
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{
     LshAttended, LshHashed, LshShape, lsh_attention, lsh_attention_backward,
     lsh_attention_backward_magnitudes, lsh_buckets, widen,
 };
-use wgpu_attention::{
-    DType, KernelForm, LshAttention, LshBackward, LshConfig, LshForward, MatrixUnits, Scratch, Tuning,
-};
+use wgpu_attention::tuning::{KernelForm, MatrixUnits};
+use wgpu_attention::{DType, Scratch, Tuning};
 
 use super::case::{Judged, largest, widened};
 use super::device::Profile;

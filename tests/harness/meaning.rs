@@ -3,8 +3,9 @@
 
 use std::ops::Range;
 
-use wgpu_attention::block_map::state;
-use wgpu_attention::{Alignment, Pattern, PatternPart, Shape};
+use wgpu_attention::mask::block_map::state;
+use wgpu_attention::mask::{Pattern, PatternPart};
+use wgpu_attention::{Alignment, Shape};
 
 use super::case::{Case, HostData, Rules};
 

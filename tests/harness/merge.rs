@@ -1,8 +1,9 @@
 //! Attention over pieces of the keys, merged, judged as attention over all of them.
 
-use wgpu_attention::{
-    Attention, Config, DType, DeviceMask, Forward, Merge, Partial, Path, Scratch, Shape, Tuning,
-};
+use wgpu_attention::attention::{Merge, Partial};
+use wgpu_attention::mask::DeviceMask;
+use wgpu_attention::tuning::Path;
+use wgpu_attention::{Attention, Config, DType, Forward, Scratch, Shape, Tuning};
 
 use super::case::{Case, Weights};
 use super::device::Profile;

@@ -3,9 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
+use wgpu_attention::mask::{At, Captured};
 use wgpu_attention::presets::{MaskPreset, ScorePreset, Table, TableData};
 use wgpu_attention::reference::Real;
-use wgpu_attention::{At, Captured, DType, Shape};
+use wgpu_attention::{DType, Shape};
 
 use super::case::HostData;
 

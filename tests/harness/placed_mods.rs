@@ -1,6 +1,7 @@
 //! Functions of the caller's own on a device, with what they capture.
 
-use wgpu_attention::{DType, DeviceMask, MaskMod, ScoreMod, TensorView};
+use wgpu_attention::mask::{DeviceMask, MaskMod, ScoreMod};
+use wgpu_attention::{DType, TensorView};
 
 use super::device::Profile;
 use super::memory::Values;

@@ -1,11 +1,13 @@
 //! A run of a rotation or of a sum on a device, and how far its results may be off.
 
-use wgpu_attention::reference::{self, widen};
-use wgpu_attention::wgpu;
-use wgpu_attention::{
-    AddPositions, DType, Error, HostTensor, MAX_POSITION, PositionTable, Positions, Rope, RopeConfig,
-    RopeOrder, Rotate, Rotation, RowPositions, Sinusoid, TensorView,
+use wgpu_attention::position::{
+    AddPositions, MAX_POSITION, PositionTable, Positions, Rope, RopeConfig, RopeOrder, Rotate, Rotation,
+    RowPositions, Sinusoid,
 };
+use wgpu_attention::reference;
+use wgpu_attention::reference::widen;
+use wgpu_attention::wgpu;
+use wgpu_attention::{DType, Error, HostTensor, TensorView};
 
 use super::case::HostData;
 use super::device::{Profile, profiles};

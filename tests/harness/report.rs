@@ -6,7 +6,8 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use web_time::Instant;
-use wgpu_attention::{DType, KernelForm, Path, Shape};
+use wgpu_attention::tuning::{KernelForm, Path};
+use wgpu_attention::{DType, Shape};
 
 use super::case::{Case, Expected, Truth, Weights};
 use super::device::{Profile, matrices};

@@ -1,7 +1,8 @@
 //! Rotary positions inside of layers and stacks.
 
+use wgpu_attention::position::{Rope, RopeConfig, RopeOrder, Rotation, RowPositions};
 use wgpu_attention::reference::{self, Options, Real, join_heads, split_heads};
-use wgpu_attention::{DType, Rope, RopeConfig, RopeOrder, Rotation, RowPositions, TensorView};
+use wgpu_attention::{DType, TensorView};
 
 use super::case::HostData;
 use super::device::Profile;

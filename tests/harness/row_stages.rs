@@ -1,13 +1,17 @@
 //! Small cases of what stands around attention: embeddings, means of rows, logits, norms, activations, quantised weights, sorts.
 
-use wgpu_attention::reference::{self, Real, activate, activation_slope, widen};
-use wgpu_attention::{
-    Activation, DType, Embedding, EmbeddingBackward, EmbeddingForward, Error, KernelForm, LogSoftmax,
-    LogSoftmaxBackward, LogSoftmaxForward, MeanPool, MeanPoolBackward, MeanPoolForward, Norm, NormBackward,
-    NormConfig, NormForward, Pointwise, PointwiseBackward, PointwiseForward, PooledRows, QuantizedFormat,
-    QuantizedForward, QuantizedMatrix, QuantizedProjection, QuantizedRows, RadixSort, Scratch, Sort, TopK,
-    TopKForward, Tuning, WeightNorm, WeightNormBackward, WeightNormForward,
+use wgpu_attention::matmul::{
+    Activation, QuantizedFormat, QuantizedForward, QuantizedMatrix, QuantizedProjection, QuantizedRows,
 };
+use wgpu_attention::reference::{self, Real, activate, activation_slope, widen};
+use wgpu_attention::rows::{
+    Embedding, EmbeddingBackward, EmbeddingForward, LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward,
+    MeanPool, MeanPoolBackward, MeanPoolForward, Norm, NormBackward, NormConfig, NormForward, Pointwise,
+    PointwiseBackward, PointwiseForward, PooledRows, RadixSort, Sort, TopK, TopKForward, WeightNorm,
+    WeightNormBackward, WeightNormForward,
+};
+use wgpu_attention::tuning::KernelForm;
+use wgpu_attention::{DType, Error, Scratch, Tuning};
 
 use super::case::Judged;
 use super::device::Profile;

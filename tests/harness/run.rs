@@ -4,10 +4,10 @@ use std::cell::Cell;
 use std::convert::Infallible;
 use std::fmt;
 
-use wgpu_attention::{
-    AdditiveAttention, AdditiveConfig, AdditiveForward, Attention, Config, DType, DeviceMask, Dropout,
-    Forward, KernelForm, Mask, MatrixUnits, Path, Scratch, TensorView, Tuning,
-};
+use wgpu_attention::additive::{AdditiveAttention, AdditiveConfig, AdditiveForward};
+use wgpu_attention::mask::DeviceMask;
+use wgpu_attention::tuning::{KernelForm, MatrixUnits, Path};
+use wgpu_attention::{Attention, Config, DType, Dropout, Forward, Mask, Scratch, TensorView, Tuning};
 
 use super::case::{Case, DropoutData, Rules, Weights};
 use super::device::{Profile, defaults, full, matrices};

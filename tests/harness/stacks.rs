@@ -1,15 +1,21 @@
 //! Small cases of stacks of encoder and decoder layers, whose weights are all in one buffer.
 
+use wgpu_attention::cache::{CacheStorage, Tokens};
+use wgpu_attention::layers::{
+    BlockConfig, DecoderForward, DecoderLayerWeights, DecoderMemory, EncoderBackward, EncoderForward,
+    EncoderLayerGradients, EncoderLayerWeights, FeedForwardWeights, LayerConfig, LayerWeights, NormOrder,
+};
+use wgpu_attention::matmul::Activation;
 use wgpu_attention::reference::compare::{EPSILON_BF16, EPSILON_F16, EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{
     self, HostDecoderLayer, HostEncoderLayer, HostFeedForward, HostLinear, HostNorm, HostWeights, LayerShape,
     Options, Real, widen,
 };
+use wgpu_attention::rows::{NormConfig, NormWeights};
+use wgpu_attention::tuning::KernelForm;
 use wgpu_attention::{
-    Activation, BlockConfig, Cache, CacheConfig, CacheStorage, DType, DecoderForward, DecoderLayerWeights,
-    DecoderMemory, EncoderBackward, EncoderForward, EncoderLayerGradients, EncoderLayerWeights, Error,
-    FeedForwardWeights, KernelForm, LayerConfig, LayerWeights, Linear, NormConfig, NormOrder, NormWeights,
-    Scratch, TensorView, Tokens, TransformerDecoder, TransformerEncoder, Tuning,
+    Cache, CacheConfig, DType, Error, Linear, Scratch, TensorView, TransformerDecoder, TransformerEncoder,
+    Tuning,
 };
 
 use super::case::{HostData, Judged, Rules, largest, widened};

@@ -1,10 +1,11 @@
 //! Drivers that get a family of kernels wrong: the check finds it, plans do without, the report names it.
 
+use wgpu_attention::cache::{CacheStorage, ScaleGroup};
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
 use wgpu_attention::reference::{self, Options, widen};
+use wgpu_attention::tuning::{Family, KernelForm, Verdict};
 use wgpu_attention::{
-    Attention, Cache, CacheConfig, CacheStorage, Config, DType, Error, Family, Gpu, KernelForm, Mask,
-    Pipelines, ScaleGroup, Shape, Verdict, inspect,
+    Attention, Cache, CacheConfig, Config, DType, Error, Gpu, Mask, Pipelines, Shape, inspect,
 };
 
 use crate::harness::backward::{BackwardSetup, judge, run_backward_async, truth};

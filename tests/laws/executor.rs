@@ -6,11 +6,11 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Instant;
 
+use wgpu_attention::layers::LayerConfig;
+use wgpu_attention::mask::{At, HostMask, MaskMod};
 use wgpu_attention::reference::{self, HostLinear, HostWeights, LayerShape, Options, widen};
-use wgpu_attention::{
-    At, Attention, Config, DType, Forward, Gpu, HostMask, LayerConfig, Mask, MaskMod, Scratch, Shape,
-    TensorView, TuneLimits,
-};
+use wgpu_attention::tuning::TuneLimits;
+use wgpu_attention::{Attention, Config, DType, Forward, Gpu, Mask, Scratch, Shape, TensorView};
 
 use crate::harness::random::noise;
 use crate::harness::{full, say};

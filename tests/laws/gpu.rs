@@ -1,10 +1,11 @@
 //! The one-call helpers take and give what the reference does.
 
+use wgpu_attention::mask::{Pattern, PatternPart};
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
 use wgpu_attention::reference::{self, Attended, HostLinear, HostWeights, LayerShape, Options, Real, widen};
 use wgpu_attention::{
-    Attention, Config, DType, Forward, Gpu, HostTensor, Mask, Pattern, PatternPart, Pipelines, Scratch,
-    Shape, TensorView, UploadedMask, inspect,
+    Attention, Config, DType, Forward, Gpu, HostTensor, Mask, Pipelines, Scratch, Shape, TensorView,
+    UploadedMask, inspect,
 };
 
 use crate::harness::device::{device, devices_with};

@@ -2,7 +2,9 @@
 
 use std::sync::OnceLock;
 
-use wgpu_attention::{CacheLayout, CacheStorage, DType, KernelForm, Path, ScaleGroup, Shape};
+use wgpu_attention::cache::{CacheLayout, CacheStorage, ScaleGroup};
+use wgpu_attention::tuning::{KernelForm, Path};
+use wgpu_attention::{DType, Shape};
 
 use crate::harness::cached::Sequence;
 use crate::harness::report::judge_outputs;

@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use wgpu_attention::mask::{Blocks, Captured, DeviceMask, MaskMod, ScoreMod};
+use wgpu_attention::tuning::{KernelForm, Path};
 use wgpu_attention::{
-    Attention, Backward, Blocks, Captured, Config, DType, DeviceMask, Dropout, Error, Forward, Gpu,
-    KernelForm, MaskMod, Path, ScoreMod, Scratch, ScratchSize, Shape, TensorView, Tuning,
+    Attention, Backward, Config, DType, Dropout, Error, Forward, Gpu, Scratch, ScratchSize, Shape,
+    TensorView, Tuning,
 };
 
 use crate::harness::random::noise;

@@ -1,10 +1,14 @@
 //! More sequences, heads and rows than a device takes workgroups along an axis: 65535 by WebGPU's limits.
 
+use wgpu_attention::attention::{Merge, Partial};
+use wgpu_attention::cache::{CacheLayout, CacheStorage, ScaleGroup};
+use wgpu_attention::linear_attention::FeatureMap;
+use wgpu_attention::matmul::Activation;
+use wgpu_attention::position::{RopeConfig, RowPositions};
 use wgpu_attention::reference::{self, LshShape, widen};
-use wgpu_attention::{
-    Activation, CacheLayout, CacheStorage, DType, FeatureMap, KernelForm, Merge, Partial, Path, Pointwise,
-    PointwiseForward, RopeConfig, RowPositions, ScaleGroup, Shape, TensorView, WeightNorm, WeightNormForward,
-};
+use wgpu_attention::rows::{Pointwise, PointwiseForward, WeightNorm, WeightNormForward};
+use wgpu_attention::tuning::{KernelForm, Path};
+use wgpu_attention::{DType, Shape, TensorView};
 
 use crate::harness::classify::classified;
 use crate::harness::linear::{LinearCase, LinearSetup};

@@ -1,7 +1,8 @@
 //! The reference must agree with what masks mean, and that with pictures.
 
-use wgpu_attention::block_map::state;
-use wgpu_attention::{Alignment, Pattern, PatternPart, Shape};
+use wgpu_attention::mask::block_map::state;
+use wgpu_attention::mask::{Pattern, PatternPart};
+use wgpu_attention::{Alignment, Shape};
 
 use crate::harness::meaning::{adds, follows, sees};
 use crate::harness::{Case, HostData, Rng, Rules};

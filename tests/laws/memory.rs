@@ -5,10 +5,13 @@
 
 use std::time::{Duration, Instant};
 
+use wgpu_attention::cache::{Append, Tokens};
+use wgpu_attention::position::{Positions, Rope, RopeConfig, Rotate, Rotation, RowPositions};
 use wgpu_attention::reference::{self, Options, widen};
+use wgpu_attention::tuning::Path;
 use wgpu_attention::{
-    Append, Attention, Cache, CacheConfig, Config, DType, Error, Forward, Gpu, Mask, Path, Positions, Rope,
-    RopeConfig, Rotate, Rotation, RowPositions, Scratch, Shape, TensorView, Tokens, Tuning,
+    Attention, Cache, CacheConfig, Config, DType, Error, Forward, Gpu, Mask, Scratch, Shape, TensorView,
+    Tuning,
 };
 
 const SHAPE: Shape = Shape::new(1, 2, 5, 4);

@@ -2,7 +2,8 @@
 
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
 use wgpu_attention::reference::{Options, attention, widen};
-use wgpu_attention::{Alignment, DType, HostTensor, Mask, Path, Shape};
+use wgpu_attention::tuning::Path;
+use wgpu_attention::{Alignment, DType, HostTensor, Mask, Shape};
 
 use crate::harness::report::judge_outputs;
 use crate::harness::run::{Got, run_with, setups};

@@ -3,7 +3,9 @@
 
 use std::collections::HashMap;
 
-use wgpu_attention::{Alignment, DType, KernelForm, Path, Pattern, PatternPart, Shape};
+use wgpu_attention::mask::{Pattern, PatternPart};
+use wgpu_attention::tuning::{KernelForm, Path};
+use wgpu_attention::{Alignment, DType, Shape};
 
 use crate::harness::report::judge_outputs;
 use crate::harness::{

@@ -1,7 +1,10 @@
 //! Random layers against the reference; see `property.rs`.
 
+use wgpu_attention::DType;
+use wgpu_attention::layers::OutputGate;
 use wgpu_attention::reference::LayerShape;
-use wgpu_attention::{DType, KernelForm, NormConfig, OutputGate, Path};
+use wgpu_attention::rows::NormConfig;
+use wgpu_attention::tuning::{KernelForm, Path};
 
 use crate::harness::layer::{
     LayerCase, LayerLayout, LayerSetup, LinearData, NormData, Storage, run_layer_with,

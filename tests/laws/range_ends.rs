@@ -1,11 +1,16 @@
 //! Values near the largest number of f32, where sums and products of an operator are beyond its range and results are not.
 
+use wgpu_attention::attention::{Merge, MergeBackward, PartGradients, Partial};
+use wgpu_attention::linear_attention::{FeatureMap, LinearAttention, LinearConfig, LinearForward};
+use wgpu_attention::lsh::{LshAttention, LshBackward, LshConfig, LshForward};
 use wgpu_attention::reference::{self, LinearOptions, LshHashed, LshShape, Options, widen};
+use wgpu_attention::rows::{
+    LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward, MeanPool, MeanPoolBackward, MeanPoolForward, Norm,
+    NormBackward, NormConfig, NormForward, PooledRows,
+};
+use wgpu_attention::tuning::Path;
 use wgpu_attention::{
-    Attention, Config, DType, Error, FeatureMap, Forward, Gpu, LinearAttention, LinearConfig, LinearForward,
-    LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward, LshAttention, LshBackward, LshConfig, LshForward,
-    MeanPool, MeanPoolBackward, MeanPoolForward, Merge, MergeBackward, Norm, NormBackward, NormConfig,
-    NormForward, PartGradients, Partial, Path, PooledRows, Scratch, ScratchSize, Shape, TensorView, Tuning,
+    Attention, Config, DType, Error, Forward, Gpu, Scratch, ScratchSize, Shape, TensorView, Tuning,
 };
 
 use crate::harness::{FORMS, full};

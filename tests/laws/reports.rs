@@ -7,11 +7,12 @@
 //! - time of documents: `hidden_tiles::skipped_tiles_take_no_time`
 //! - layers that differ: `stacks::by_layer`
 
+use wgpu_attention::cache::{Append, CacheLayout, Tokens};
 use wgpu_attention::reference::compare::max_error;
 use wgpu_attention::reference::{self, Options, widen};
 use wgpu_attention::{
-    Append, Attention, Cache, CacheConfig, CacheLayout, Config, DType, Error, Forward, Gpu, Mask, Scratch,
-    ScratchSize, Shape, TensorView, Tokens,
+    Attention, Cache, CacheConfig, Config, DType, Error, Forward, Gpu, Mask, Scratch, ScratchSize, Shape,
+    TensorView,
 };
 
 use crate::harness::device::device;

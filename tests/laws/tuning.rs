@@ -3,11 +3,14 @@
 use std::time::{Duration, Instant};
 
 use support::allocations::allocations;
+use wgpu_attention::cache::{CacheStorage, ScaleGroup};
+use wgpu_attention::layers::LayerConfig;
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
 use wgpu_attention::reference::{self, Options, widen};
+use wgpu_attention::tuning::{Family, Measured, Path, TuneLimits, Tuned, Workload};
 use wgpu_attention::{
-    Attention, CacheStorage, Config, DType, Error, Family, Forward, Gpu, LayerConfig, Mask, Measured, Path,
-    Pipelines, ScaleGroup, Scratch, Shape, TensorView, TuneLimits, Tuned, Tuning, Workload, inspect,
+    Attention, Config, DType, Error, Forward, Gpu, Mask, Pipelines, Scratch, Shape, TensorView, Tuning,
+    inspect,
 };
 
 use crate::harness::faults::Fault;
@@ -173,7 +176,8 @@ fn the_fastest_is_followed_and_kept() {
 #[test]
 fn layers_follow() {
     crate::harness::in_turn!();
-    use wgpu_attention::{LayerForward, LayerWeights, Linear, MultiHeadAttention};
+    use wgpu_attention::layers::{LayerForward, LayerWeights};
+    use wgpu_attention::{Linear, MultiHeadAttention};
     let gpu = &full().gpu;
     let pipelines = driver(&[(FUSED, Fault::Slow)]);
     let config = LayerConfig::new(64, 2);

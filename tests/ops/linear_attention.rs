@@ -1,11 +1,14 @@
 //! Linear attention: vectors, shapes, masks, states, gradients, limits and refusals.
 
+use wgpu_attention::linear_attention::{
+    FeatureMap, LinearAttention, LinearBackward, LinearConfig, LinearForward, LinearState, RandomFeatures,
+    UpdateRule, random_features,
+};
+use wgpu_attention::mask::FeatureMod;
 use wgpu_attention::reference::compare::compare;
 use wgpu_attention::reference::split_heads;
-use wgpu_attention::{
-    DType, FeatureMap, FeatureMod, KernelForm, LinearAttention, LinearBackward, LinearConfig, LinearForward,
-    LinearState, RandomFeatures, Scratch, Shape, TensorView, UpdateRule, random_features,
-};
+use wgpu_attention::tuning::KernelForm;
+use wgpu_attention::{DType, Scratch, Shape, TensorView};
 
 use crate::harness::device::{Profile, device};
 use crate::harness::linear::{LinearCase, LinearSetup};

@@ -1,11 +1,10 @@
 //! Attention over keys and values that are projected along the length: vectors, gradients, limits, bad input.
 
+use wgpu_attention::linformer::{Linformer, LinformerBackward, LinformerForward};
 use wgpu_attention::reference::compare::Tolerance;
 use wgpu_attention::reference::{self, Options, widen};
-use wgpu_attention::{
-    Attention, Config, DType, Forward, KernelForm, Linformer, LinformerBackward, LinformerForward,
-    MatrixUnits, Scratch, Shape, TensorView, Tuning,
-};
+use wgpu_attention::tuning::{KernelForm, MatrixUnits};
+use wgpu_attention::{Attention, Config, DType, Forward, Scratch, Shape, TensorView, Tuning};
 
 use crate::harness::gradients::{Compared, Input, compare_differences};
 use crate::harness::linformer::{Case, Setup};

@@ -1,13 +1,15 @@
 //! Attention to windows around positions, and what predicts these: vectors, limits, gradients, bad input.
 
+use wgpu_attention::layers::{AttentionalForward, AttentionalVector};
+use wgpu_attention::local::{
+    LocalAttention, LocalBackward, LocalConfig, LocalForward, PositionPredictor, PredictorBackward,
+    PredictorForward,
+};
+use wgpu_attention::mask::{DeviceMask, HostMask};
 use wgpu_attention::reference::{
     self, HostLinear, LocalOptions, Options, predict_positions, predict_positions_backward, widen,
 };
-use wgpu_attention::{
-    Attention, AttentionalForward, AttentionalVector, Config, DType, DeviceMask, Forward, HostMask, Linear,
-    LocalAttention, LocalBackward, LocalConfig, LocalForward, PositionPredictor, PredictorBackward,
-    PredictorForward, Scratch, Shape, TensorView, Tuning,
-};
+use wgpu_attention::{Attention, Config, DType, Forward, Linear, Scratch, Shape, TensorView, Tuning};
 
 use crate::harness::gradients::{Compared, Input, compare_differences};
 use crate::harness::local::{Case, Predictor, Setup, predicted_async};

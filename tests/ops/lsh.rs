@@ -1,12 +1,12 @@
 //! Attention within buckets of a hash: vectors, gradients, limits, bad input.
 
+use wgpu_attention::lsh::{LshAttention, LshBackward, LshConfig, LshForward};
 use wgpu_attention::reference::compare::Tolerance;
 use wgpu_attention::reference::{
     self, LshHashed, LshShape, Options, lsh_attention, lsh_attention_backward, lsh_buckets, lsh_pairs, widen,
 };
-use wgpu_attention::{
-    DType, KernelForm, LshAttention, LshBackward, LshConfig, LshForward, Mask, Scratch, Shape, TensorView,
-};
+use wgpu_attention::tuning::KernelForm;
+use wgpu_attention::{DType, Mask, Scratch, Shape, TensorView};
 
 use crate::harness::case::{largest, widened};
 use crate::harness::gradients::{Compared, Input, compare_differences};

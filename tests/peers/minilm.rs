@@ -1,7 +1,8 @@
 //! `minilm`: the first layer's attention of a real sentence encoder, from its stored projections.
 
+use wgpu_attention::Shape;
+use wgpu_attention::reference::compare::Tolerance;
 use wgpu_attention::reference::split_heads;
-use wgpu_attention::{Shape, reference::compare::Tolerance};
 
 use crate::harness::{Case, Expected, HostData, Report, Vector};
 use crate::peers::sdpa::check_reference;

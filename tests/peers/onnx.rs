@@ -1,10 +1,10 @@
 //! `onnx`: the operator `Attention` of ONNX opset 23, from the ONNX backend suite.
 
+use wgpu_attention::cache::{Append, CacheLayout, Tokens};
 use wgpu_attention::reference::compare::compare;
 use wgpu_attention::reference::split_heads;
 use wgpu_attention::{
-    Alignment, Append, Attention, Cache, CacheConfig, CacheLayout, Config, DType, Forward, Scratch, Shape,
-    Tokens, Tuning,
+    Alignment, Attention, Cache, CacheConfig, Config, DType, Forward, Scratch, Shape, Tuning,
 };
 
 use crate::harness::run::{Placed, PlacedRules};

@@ -1,8 +1,9 @@
 //! `smollm2`: the first layer's attention of a decoder, three queries to a key, from its stored rotated queries and keys. The
 //! rest of these vectors is for `examples/chat`, which has the model.
 
+use wgpu_attention::Shape;
+use wgpu_attention::reference::compare::Tolerance;
 use wgpu_attention::reference::split_heads;
-use wgpu_attention::{Shape, reference::compare::Tolerance};
 
 use crate::harness::{Case, Expected, Report, Vector};
 use crate::peers::sdpa::check_reference;

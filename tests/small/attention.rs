@@ -1,6 +1,7 @@
 //! Every path in every form and type, splits of keys, and what scores can be changed by.
 
-use wgpu_attention::{DType, KernelForm, Path, Shape};
+use wgpu_attention::tuning::{KernelForm, Path};
+use wgpu_attention::{DType, Shape};
 
 use super::Work;
 use crate::harness::{Case, DropoutData, FORMS, HostData, Layout, Profile, Rng, Setup, Weights};

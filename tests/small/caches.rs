@@ -1,6 +1,8 @@
 //! Caches of every storage and layout: appended to, asked, rewound and forked.
 
-use wgpu_attention::{CacheLayout, CacheStorage, DType, Error, KernelForm, ScaleGroup};
+use wgpu_attention::cache::{CacheLayout, CacheStorage, ScaleGroup};
+use wgpu_attention::tuning::KernelForm;
+use wgpu_attention::{DType, Error};
 
 use super::Work;
 use crate::harness::{Ask, Bed, Count, Data, HostData, Kind, Profile, Rules};

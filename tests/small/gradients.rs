@@ -1,7 +1,9 @@
 //! Gradients in every form and type, and of some parts of a mask.
 
+use wgpu_attention::layers::OutputGate;
 use wgpu_attention::reference::LayerShape;
-use wgpu_attention::{DType, HostTensor, KernelForm, OutputGate, Shape, presets};
+use wgpu_attention::tuning::KernelForm;
+use wgpu_attention::{DType, HostTensor, Shape, presets};
 
 use super::Work;
 use super::attention::{SHAPE, score_vector};

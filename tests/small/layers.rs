@@ -1,7 +1,9 @@
 //! Whole layers: projections, attention, projection.
 
+use wgpu_attention::DType;
+use wgpu_attention::layers::OutputGate;
 use wgpu_attention::reference::LayerShape;
-use wgpu_attention::{DType, OutputGate, Path};
+use wgpu_attention::tuning::Path;
 
 use super::Work;
 use crate::harness::layer::{LayerCase, LayerLayout, LayerSetup, Storage};

@@ -1,7 +1,9 @@
 //! Every part of a mask on the fused path, and several together on the staged one.
 
-use wgpu_attention::block_map::state;
-use wgpu_attention::{Alignment, DType, Path, Pattern, PatternPart};
+use wgpu_attention::mask::block_map::state;
+use wgpu_attention::mask::{Pattern, PatternPart};
+use wgpu_attention::tuning::Path;
+use wgpu_attention::{Alignment, DType};
 
 use super::Work;
 use super::attention::{SHAPE, setup};

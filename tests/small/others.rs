@@ -2,12 +2,16 @@
 
 use std::time::Duration;
 
+use wgpu_attention::cache::CacheLayout;
+use wgpu_attention::layers::NormOrder;
+use wgpu_attention::linear_attention::{FeatureMap, RandomFeatures, UpdateRule};
+use wgpu_attention::mask::Pattern;
+use wgpu_attention::matmul::{Activation, QuantizedFormat};
+use wgpu_attention::position::{MAX_POSITION, RopeConfig, RopeOrder, RopeScaling, RowPositions};
 use wgpu_attention::reference::{LshShape, classify};
-use wgpu_attention::{
-    Activation, CacheLayout, DType, Family, FeatureMap, Gpu, KernelForm, MAX_POSITION, Measured, NormConfig,
-    NormOrder, Path, Pattern, Pipelines, QuantizedFormat, RandomFeatures, RopeConfig, RopeOrder, RopeScaling,
-    RowPositions, Shape, TuneLimits, Tuned, UpdateRule, Verdict, Workload,
-};
+use wgpu_attention::rows::NormConfig;
+use wgpu_attention::tuning::{Family, KernelForm, Measured, Path, TuneLimits, Tuned, Verdict, Workload};
+use wgpu_attention::{DType, Gpu, Pipelines, Shape};
 
 use super::Work;
 use super::attention::SHAPE;

@@ -22,7 +22,8 @@ use std::time::{Duration, Instant};
 use model::{Layout, Model, Session};
 use sample::Sampler;
 use tokenizers::Tokenizer;
-use wgpu_attention::{CacheStorage, Gpu, ScaleGroup};
+use wgpu_attention::Gpu;
+use wgpu_attention::cache::{CacheStorage, ScaleGroup};
 use wgpu_attention_models::Gguf;
 
 type Fallible<T> = Result<T, Box<dyn Error>>;

@@ -3,11 +3,15 @@
 
 use std::error::Error;
 
+use wgpu_attention::cache::{Append, CacheLayout, CacheStorage, Tokens};
+use wgpu_attention::matmul::{
+    Activation, QuantizedFormat, QuantizedForward, QuantizedMatrix, QuantizedProjection, QuantizedRows,
+};
+use wgpu_attention::position::{Positions, Rope, RopeConfig, RopeOrder, Rotate, RowPositions};
+use wgpu_attention::rows::{Norm, NormConfig, NormForward, Pointwise, PointwiseForward};
 use wgpu_attention::{
-    Activation, Append, Attention, Cache, CacheConfig, CacheLayout, CacheStorage, Config, DType, Forward,
-    Gpu, Mask, Norm, NormConfig, NormForward, Pointwise, PointwiseForward, Positions, QuantizedFormat,
-    QuantizedForward, QuantizedMatrix, QuantizedProjection, QuantizedRows, Rope, RopeConfig, RopeOrder,
-    Rotate, RowPositions, Scratch, ScratchSize, TensorView, Tokens, Tuning,
+    Attention, Cache, CacheConfig, Config, DType, Forward, Gpu, Mask, Scratch, ScratchSize, TensorView,
+    Tuning,
 };
 use wgpu_attention_models::{Gguf, Storage, TensorData};
 

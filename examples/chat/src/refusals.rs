@@ -3,7 +3,8 @@
 use std::io::BufReader;
 use std::time::{Duration, Instant};
 
-use wgpu_attention::{CacheStorage, Gpu};
+use wgpu_attention::Gpu;
+use wgpu_attention::cache::CacheStorage;
 use wgpu_attention_models::Gguf;
 
 use crate::model::{Layout, Logits, Model, Session};

@@ -5,7 +5,8 @@ use std::path::Path;
 
 use safetensors::{Dtype, SafeTensors};
 use tokenizers::Tokenizer;
-use wgpu_attention::{CacheStorage, Gpu, ScaleGroup};
+use wgpu_attention::Gpu;
+use wgpu_attention::cache::{CacheStorage, ScaleGroup};
 use wgpu_attention_models::Gguf;
 
 use crate::model::{Layout, Logits, Model, Session};

@@ -1,10 +1,14 @@
 //! The kinds of attention, each as an application would call it.
 
+use wgpu_attention::additive::{AdditiveAttention, AdditiveConfig, AdditiveForward};
+use wgpu_attention::linear_attention::{
+    FeatureMap, LinearAttention, LinearConfig, LinearForward, RandomFeatures, random_features,
+};
+use wgpu_attention::linformer::{Linformer, LinformerForward};
+use wgpu_attention::lsh::{LshAttention, LshConfig, LshForward};
+use wgpu_attention::mask::DeviceMask;
 use wgpu_attention::{
-    AdditiveAttention, AdditiveConfig, AdditiveForward, Attention, Config, DType, DeviceMask, Error,
-    FeatureMap, Forward, Gpu, LinearAttention, LinearConfig, LinearForward, Linformer, LinformerForward,
-    LshAttention, LshConfig, LshForward, Mask, RandomFeatures, Scratch, ScratchSize, TensorView,
-    random_features, wgpu,
+    Attention, Config, DType, Error, Forward, Gpu, Mask, Scratch, ScratchSize, TensorView, wgpu,
 };
 
 use crate::data::{DIM, Rng, Sequence};

@@ -17,12 +17,11 @@ use std::time::{Duration, Instant};
 use canvas::shortened;
 use minilm::{EPSILON, Embeddings, Files, HEADS, NormBuffers, SENTENCES, Tokenizer, WIDTH};
 use model::Batch;
+use wgpu_attention::layers::LayerForward;
 use wgpu_attention::reference::compare::{Tolerance, compare};
 use wgpu_attention::reference::{self, HostLinear, HostWeights, LayerShape, Options, widen};
-use wgpu_attention::{
-    DType, Gpu, HostTensor, LayerForward, Mask, MultiHeadAttention, Norm, NormConfig, NormForward,
-    NormWeights, Scratch, TensorView,
-};
+use wgpu_attention::rows::{Norm, NormConfig, NormForward, NormWeights};
+use wgpu_attention::{DType, Gpu, HostTensor, Mask, MultiHeadAttention, Scratch, TensorView};
 use wgpu_attention_models::{AttentionTensors, LinearTensors, Naming, Safetensors};
 
 const STORED: &str = "../../tests/vectors/minilm/minilm_sentences.safetensors";

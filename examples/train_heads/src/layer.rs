@@ -1,9 +1,9 @@
 //! An attention layer and its gradients: causal, with a learned bias for each distance.
 
-use wgpu_attention::{
-    DType, Error, Gpu, LayerBackward, LayerConfig, LayerForward, LayerGradients, LayerWeights, Linear,
-    LinearGradients, Mask, MultiHeadAttention, Scratch, TensorView, wgpu,
+use wgpu_attention::layers::{
+    LayerBackward, LayerConfig, LayerForward, LayerGradients, LayerWeights, LinearGradients,
 };
+use wgpu_attention::{DType, Error, Gpu, Linear, Mask, MultiHeadAttention, Scratch, TensorView, wgpu};
 
 use crate::parameters::{HEADS, LayerOf, WIDTH};
 use crate::task::{BATCH, LENGTH};

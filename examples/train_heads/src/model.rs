@@ -1,9 +1,8 @@
 //! The model: letters into a stream of `WIDTH` numbers each, two layers of attention that add to it, and out of it the next
 //! letter. Nothing else, as in Elhage et al. 2021, "A mathematical framework for transformer circuits".
 
-use wgpu_attention::{
-    DType, Error, Gpu, Linear, Projection, ProjectionBackward, ProjectionForward, TensorView, wgpu,
-};
+use wgpu_attention::matmul::{ProjectionBackward, ProjectionForward};
+use wgpu_attention::{DType, Error, Gpu, Linear, Projection, TensorView, wgpu};
 
 use crate::kernels::{Bound, KEEP_MEAN, KEEP_SQUARE, Kernel, ROWS, Step};
 use crate::layer::{Gradients, Layer, Tensors};

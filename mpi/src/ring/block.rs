@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use wgpu_attention::{DType, DeviceMask, TensorView, wgpu};
+use wgpu_attention::mask::DeviceMask;
+use wgpu_attention::{DType, TensorView, wgpu};
 
 use crate::schedule::{Part, SequenceMask};
 use wgpu_attention::Alignment;

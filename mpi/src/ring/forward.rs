@@ -2,7 +2,8 @@
 
 use std::time::Instant;
 
-use wgpu_attention::{DType, Forward, Partial, Scratch, ScratchSize, TensorView, wgpu};
+use wgpu_attention::attention::Partial;
+use wgpu_attention::{DType, Forward, Scratch, ScratchSize, TensorView, wgpu};
 
 use super::block::{Layout, count, mask_of, rows};
 use super::{Kernels, Key, RingAttention, RingForward, begin_keys, since};

@@ -10,9 +10,9 @@ pub use call::{RingBackward, RingForward};
 
 use std::time::{Duration, Instant};
 
-use wgpu_attention::{
-    Attention, Config, DType, Merge, Pipelines, Pointwise, PointwiseForward, TensorView, wgpu,
-};
+use wgpu_attention::attention::Merge;
+use wgpu_attention::rows::{Pointwise, PointwiseForward};
+use wgpu_attention::{Attention, Config, DType, Pipelines, TensorView, wgpu};
 
 use crate::error::Error;
 use crate::header::{self, Header};

@@ -3,11 +3,12 @@
 use std::sync::LazyLock;
 use std::thread;
 
+use wgpu_attention::mask::HostMask;
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
 use wgpu_attention::reference::{
     Options, Real, attention, attention_backward, attention_backward_magnitudes, widen,
 };
-use wgpu_attention::{Config, DType, Gpu, HostMask, HostTensor, Mask, Shape, TensorView};
+use wgpu_attention::{Config, DType, Gpu, HostTensor, Mask, Shape, TensorView};
 use wgpu_attention_mpi::{
     Error, RingAttention, RingBackward, RingForward, Schedule, SequenceMask, Shares, ThreadWire, Wire,
 };

@@ -106,7 +106,8 @@ impl Merge {
     /// `d_lseₙ = share · (d_out · (outₙ − out) + d_lse)`. A row that saw no key in a part has gradients of 0 there.
     ///
     /// ```no_run
-    /// # use wgpu_attention::{Error, Merge, MergeBackward, PartGradients, Partial, TensorView, wgpu};
+    /// # use wgpu_attention::{Error, TensorView, wgpu};
+    /// # use wgpu_attention::attention::{Merge, MergeBackward, PartGradients, Partial};
     /// # fn f(merge: &Merge, encoder: &mut wgpu::CommandEncoder, parts: [Partial; 2], merged: Partial, d_out: TensorView,
     /// #     gradients: [PartGradients; 2]) -> Result<(), Error> {
     /// merge.backward(encoder, &MergeBackward::new(&parts, merged, d_out, &gradients))

@@ -95,8 +95,8 @@ mod tests {
     use crate::attention::plan::outline::{KeyLayout, Reach};
     use crate::kernel::Tuning;
     use crate::mask::{Alignment, DeviceMask};
+    use crate::mask::{Pattern, PatternPart};
     use crate::tensor::DType;
-    use crate::{Pattern, PatternPart};
 
     fn outline(shape: Shape, mask: &DeviceMask) -> Outline {
         let dtype = DType::F32;

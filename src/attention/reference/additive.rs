@@ -48,7 +48,8 @@ pub fn additive_scores<R: Real>(q: &[R], k: &[R], score_vector: &[R], shape: Sha
 /// scale is not used.
 ///
 /// ```
-/// use wgpu_attention::{Shape, reference::{Options, additive_attention}};
+/// use wgpu_attention::Shape;
+/// use wgpu_attention::reference::{Options, additive_attention};
 /// let shape = Shape { head_dim: 1, ..Shape::new(1, 1, 2, 2) }; // two queries, two keys, one hidden unit
 /// let (q, k, v) = ([0.0, 9.0], [-1.0, 1.0], [0.0, 0.0, 1.0, 1.0]);
 /// let got = additive_attention::<f64>(&q, &k, &v, &[2.0], shape, &Options::new())?;

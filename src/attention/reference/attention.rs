@@ -76,8 +76,9 @@ pub(super) fn attend<R: Real>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mask::Dropout;
     use crate::position::reference::add_positions;
-    use crate::{PositionTable, RowPositions};
+    use crate::position::{PositionTable, RowPositions};
 
     /// What is off is then the arithmetic, never the number.
     #[test]

@@ -53,7 +53,8 @@ pub struct Gradients<R> {
 /// that sees no key has zero gradients; its `d_lse` is the sink's, if its head has one.
 ///
 /// ```
-/// use wgpu_attention::{Shape, reference::{Options, attention_backward}};
+/// use wgpu_attention::Shape;
+/// use wgpu_attention::reference::{Options, attention_backward};
 /// let shape = Shape::new(1, 1, 1, 2); // batch, heads, length, head_dim
 /// let (q, k, v) = ([1.0, 2.0], [3.0, 4.0], [5.0, 6.0]);
 /// let got = attention_backward::<f64>(&q, &k, &v, &[0.5, 0.25], None, shape, &Options::new())?;

@@ -10,7 +10,8 @@ use crate::tensor::{Error, HostTensor, Real, Shape};
 /// f32, as for a device, whatever the arithmetic.
 ///
 /// ```
-/// use wgpu_attention::{Mask, reference::Options};
+/// use wgpu_attention::Mask;
+/// use wgpu_attention::reference::Options;
 /// let options = Options::new().mask(Mask::causal()).scale(0.125).weights(true);
 /// ```
 #[derive(Clone, Copy, Debug, Default)]

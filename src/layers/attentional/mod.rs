@@ -48,13 +48,13 @@ impl<'a> AttentionalForward<'a> {
 /// |---|---|
 /// | dot: `q · k` | [`Attention`](crate::Attention) with [`scale`](crate::Config::scale) 1, keys as values |
 /// | general: `q · W k` | the same, of queries that a [`Projection`](crate::Projection) has multiplied by `Wᵀ` |
-/// | concat: `v · tanh(W [q; k])` | [`AdditiveAttention`](crate::AdditiveAttention), of queries and keys that two projections have multiplied by their columns of `W` |
+/// | concat: `v · tanh(W [q; k])` | [`AdditiveAttention`](crate::additive::AdditiveAttention), of queries and keys that two projections have multiplied by their columns of `W` |
 ///
 /// | Luong's reach | here |
 /// |---|---|
 /// | global | no window |
 /// | local-m: `D` keys on both sides of the query's own position | [`Mask::local_m(D)`](crate::Mask::local_m) |
-/// | local-p: around a predicted position, with a Gaussian | [`LocalAttention`](crate::LocalAttention) |
+/// | local-p: around a predicted position, with a Gaussian | [`LocalAttention`](crate::local::LocalAttention) |
 #[derive(Clone, Debug)]
 pub struct AttentionalVector {
     pipelines: Pipelines,

@@ -16,14 +16,14 @@ use crate::rows::norm::{NormGradients, OwnedNorm};
 use crate::rows::pointwise::dispatch::PointwiseOp;
 use crate::tensor::{Access, DType, Error, Shape, TensorView, check_float, count, expect_shape};
 
-/// Where the gradients of [`FeedForwardWeights`](crate::FeedForwardWeights) go: nowhere by default.
+/// Where the gradients of [`FeedForwardWeights`](crate::layers::FeedForwardWeights) go: nowhere by default.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FeedForwardGradients<'a> {
-    /// Of [`FeedForwardWeights::up`](crate::FeedForwardWeights::up).
+    /// Of [`FeedForwardWeights::up`](crate::layers::FeedForwardWeights::up).
     pub up: LinearGradients<'a>,
-    /// Of [`FeedForwardWeights::gate`](crate::FeedForwardWeights::gate).
+    /// Of [`FeedForwardWeights::gate`](crate::layers::FeedForwardWeights::gate).
     pub gate: LinearGradients<'a>,
-    /// Of [`FeedForwardWeights::down`](crate::FeedForwardWeights::down).
+    /// Of [`FeedForwardWeights::down`](crate::layers::FeedForwardWeights::down).
     pub down: LinearGradients<'a>,
 }
 

@@ -7,7 +7,7 @@ use crate::tensor::{Error, TensorView};
 
 /// The mask and the rotation of the self-attention of one layer, in a call of a stack whose layers differ.
 ///
-/// See [`EncoderForward::layer_calls`](crate::EncoderForward::layer_calls).
+/// See [`EncoderForward::layer_calls`](crate::layers::EncoderForward::layer_calls).
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct LayerCall<'a> {
@@ -22,7 +22,7 @@ impl<'a> LayerCall<'a> {
         LayerCall { mask, rotary: None }
     }
 
-    /// Rotates queries and keys of the layer by their positions: see [`EncoderForward::rotary`](crate::EncoderForward::rotary).
+    /// Rotates queries and keys of the layer by their positions: see [`EncoderForward::rotary`](crate::layers::EncoderForward::rotary).
     #[doc(alias = "rope")]
     #[doc(alias = "position_ids")]
     pub fn rotary(mut self, rotation: impl Into<Rotation<'a>>, at: RowPositions<TensorView<'a>>) -> Self {

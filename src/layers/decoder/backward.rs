@@ -17,7 +17,7 @@ use crate::matmul::projection::dispatch_backward::Gradient;
 use crate::rows::norm::{NormGradients, OwnedNorm};
 use crate::tensor::{Access, DType, Error, TensorView, check_aliasing, count, expect, expect_shape};
 
-/// Where the gradients of [`DecoderLayerWeights`](crate::DecoderLayerWeights) go: nowhere by default.
+/// Where the gradients of [`DecoderLayerWeights`](crate::layers::DecoderLayerWeights) go: nowhere by default.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DecoderLayerGradients<'a> {
     /// Of its self-attention.

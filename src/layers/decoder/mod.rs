@@ -77,7 +77,7 @@ impl<'a> DecoderForward<'a> {
     /// has. With a causal mask, rows given in steps of any lengths come out as they do all at once.
     ///
     /// Several rows need a mask that orders them, the call is made again for each step, and prompts may differ in length: see
-    /// [`EncoderForward::cache`](crate::EncoderForward::cache).
+    /// [`EncoderForward::cache`](crate::layers::EncoderForward::cache).
     pub fn cache(mut self, cache: impl Into<Option<&'a Cache>>) -> Self {
         self.cache = cache.into();
         self
@@ -93,7 +93,7 @@ impl<'a> DecoderForward<'a> {
     }
 
     /// The mask and the rotation of self-attention of each layer, one entry for each, in place of [`mask`](Self::mask) and
-    /// [`rotary`](Self::rotary): see [`EncoderForward::layer_calls`](crate::EncoderForward::layer_calls). The memory's mask holds in every
+    /// [`rotary`](Self::rotary): see [`EncoderForward::layer_calls`](crate::layers::EncoderForward::layer_calls). The memory's mask holds in every
     /// layer.
     pub fn layer_calls(mut self, calls: impl Into<Option<&'a [LayerCall<'a>]>>) -> Self {
         self.layers.each = calls.into();
@@ -145,10 +145,13 @@ struct DecoderLayer {
 /// are. What has no memory to attend to is a [`TransformerEncoder`](crate::TransformerEncoder) with a causal mask, and with a cache.
 ///
 /// ```no_run
-/// # use wgpu_attention::{BlockConfig, DecoderLayerWeights, DecoderMemory, Error, TensorView, wgpu};
+/// # use wgpu_attention::{Error, TensorView, wgpu};
+/// # use wgpu_attention::layers::{BlockConfig, DecoderLayerWeights, DecoderMemory};
 /// # fn f(device: &wgpu::Device, encoder: &mut wgpu::CommandEncoder, config: BlockConfig, layers: &[DecoderLayerWeights],
 /// #      encoded: TensorView, memory: DecoderMemory, x: TensorView, y: TensorView) -> Result<(), Error> {
-/// use wgpu_attention::{Cache, CacheConfig, DecoderForward, Mask, Scratch, Tokens, TransformerDecoder};
+/// use wgpu_attention::{Cache, CacheConfig, Mask, Scratch, TransformerDecoder};
+/// use wgpu_attention::cache::Tokens;
+/// use wgpu_attention::layers::DecoderForward;
 ///
 /// let decoder = TransformerDecoder::new(device, config, layers, None)?;
 /// let cached = CacheConfig::new(8, 64, 512).layers(layers.len());
@@ -212,7 +215,7 @@ impl TransformerDecoder {
     }
 
     /// A stack whose layers differ: `configs` has the configuration of each layer. They may differ in
-    /// [`LayerConfig::scale`](crate::LayerConfig::scale), in [`LayerConfig::softcap`](crate::LayerConfig::softcap), and in whose keys
+    /// [`LayerConfig::scale`](crate::layers::LayerConfig::scale), in [`LayerConfig::softcap`](crate::layers::LayerConfig::softcap), and in whose keys
     /// their self-attention reads, [`BlockConfig::keys_of`].
     /// Masks and rotations by layer are part of a call: [`DecoderForward::layer_calls`].
     ///

@@ -17,7 +17,7 @@ use crate::matmul::projection::dispatch_backward::Gradient;
 use crate::rows::norm::{NormGradients, OwnedNorm};
 use crate::tensor::{Access, DType, Error, TensorView, check_aliasing};
 
-/// Where the gradients of [`EncoderLayerWeights`](crate::EncoderLayerWeights) go: nowhere by default.
+/// Where the gradients of [`EncoderLayerWeights`](crate::layers::EncoderLayerWeights) go: nowhere by default.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EncoderLayerGradients<'a> {
     /// Of its self-attention.

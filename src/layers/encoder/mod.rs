@@ -78,11 +78,11 @@ impl<'a> EncoderForward<'a> {
     ///
     /// # Prompts of different lengths
     ///
-    /// Without padding on the left, rows begin at row 0 and [`Tokens::Each`](crate::Tokens::Each) gives the length of each prompt: the
+    /// Without padding on the left, rows begin at row 0 and [`Tokens::Each`](crate::cache::Tokens::Each) gives the length of each prompt: the
     /// cache keeps nothing of the rows past it. The causal mask is enough, and rows stand at [`starts`](Cache::starts). The last row of
     /// a prompt is at another index in each sequence.
     ///
-    /// Left-padded prompts end at the same row. [`Tokens::All`](crate::Tokens::All) appends the padding too, so the mask of every step
+    /// Left-padded prompts end at the same row. [`Tokens::All`](crate::cache::Tokens::All) appends the padding too, so the mask of every step
     /// hides it: `Mask::causal().key_padding_mask(seen)`, where `seen` is `[batch, 1, 1, capacity]` and false for the padding of each
     /// sequence. Positions count from the first token: position `i − padding` for row `i` of the sequence, as a tensor `[batch, 1, length, 1]`
     /// ([`RowPositions::Tensor`]) for [`rotary`](Self::rotary), or as ids of a learned table. Distances, as for ALiBi and windows, need no
@@ -113,7 +113,10 @@ impl<'a> EncoderForward<'a> {
     /// layer are part of the stack: [`TransformerEncoder::with_configs`].
     ///
     /// ```
-    /// use wgpu_attention::{DeviceMask, EncoderForward, LayerCall, Mask, Rope, RowPositions, TensorView};
+    /// use wgpu_attention::{Mask, TensorView};
+    /// use wgpu_attention::layers::{EncoderForward, LayerCall};
+    /// use wgpu_attention::mask::DeviceMask;
+    /// use wgpu_attention::position::{Rope, RowPositions};
     ///
     /// /// Every sixth layer of Gemma 3 sees all earlier tokens, the others the last 512.
     /// fn calls<'a>(layers: usize, [near, far]: [&'a Rope; 2], starts: TensorView<'a>) -> Vec<LayerCall<'a>> {
@@ -171,11 +174,17 @@ struct EncoderLayer {
 /// memory, as GPT-2 and Llama are, and generates by a [`Cache`].
 ///
 /// ```no_run
-/// # use wgpu_attention::{Error, LayerWeights, FeedForwardWeights, NormWeights, TensorView, wgpu};
+/// # use wgpu_attention::{Error, TensorView, wgpu};
+/// # use wgpu_attention::layers::{FeedForwardWeights, LayerWeights};
+/// # use wgpu_attention::rows::NormWeights;
 /// # fn f(device: &wgpu::Device, encoder: &mut wgpu::CommandEncoder, attention: LayerWeights,
 /// #      feed_forward: FeedForwardWeights, norms: [NormWeights; 2], x: TensorView, y: TensorView) -> Result<(), Error> {
-/// use wgpu_attention::{Activation, BlockConfig, LayerConfig, NormConfig, Scratch};
-/// use wgpu_attention::{EncoderForward, EncoderLayerWeights, TransformerEncoder};
+/// use wgpu_attention::Scratch;
+/// use wgpu_attention::layers::{BlockConfig, LayerConfig};
+/// use wgpu_attention::matmul::Activation;
+/// use wgpu_attention::rows::NormConfig;
+/// use wgpu_attention::TransformerEncoder;
+/// use wgpu_attention::layers::{EncoderForward, EncoderLayerWeights};
 ///
 /// // A layer as BERT has them.
 /// let config = BlockConfig::new(LayerConfig::new(768, 12), 3072)
@@ -237,7 +246,7 @@ impl TransformerEncoder {
     }
 
     /// A stack whose layers differ: `configs` has the configuration of each layer. They may differ in
-    /// [`LayerConfig::scale`](crate::LayerConfig::scale), in [`LayerConfig::softcap`](crate::LayerConfig::softcap), and in whose keys
+    /// [`LayerConfig::scale`](crate::layers::LayerConfig::scale), in [`LayerConfig::softcap`](crate::layers::LayerConfig::softcap), and in whose keys
     /// they read, [`BlockConfig::keys_of`].
     /// Masks and rotations by layer are part of a call: [`EncoderForward::layer_calls`].
     ///

@@ -29,7 +29,7 @@ pub struct LinearGradients<'a> {
     pub bias: Option<TensorView<'a>>,
 }
 
-/// Where the gradients of [`LayerWeights`](crate::LayerWeights) go: nowhere by default.
+/// Where the gradients of [`LayerWeights`](crate::layers::LayerWeights) go: nowhere by default.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LayerGradients<'a> {
     /// Of the queries' projection.
@@ -152,7 +152,7 @@ impl<'a> LayerBackward<'a> {
         self
     }
 
-    /// Writes the gradients of the layer's weights there, of those [`LayerWeights`](crate::LayerWeights) that the layer has. The same
+    /// Writes the gradients of the layer's weights there, of those [`LayerWeights`](crate::layers::LayerWeights) that the layer has. The same
     /// view given for several weights, or for several biases, has their sum.
     pub fn d_weights(mut self, d_weights: LayerGradients<'a>) -> Self {
         self.d_weights = d_weights;
@@ -181,7 +181,7 @@ impl<'a> LayerBackward<'a> {
         self.d_added(Added::Sinks, d_sinks.into())
     }
 
-    /// Writes the gradients of the tensors that the mask's [`ScoreMod`](crate::ScoreMod) captures there, in their order, each shaped as
+    /// Writes the gradients of the tensors that the mask's [`ScoreMod`](crate::mask::ScoreMod) captures there, in their order, each shaped as
     /// its tensor: where an axis of 1 repeats, its gradients are summed. `None` for those that are not wanted. They come from the
     /// text, as the derivative by the score does; each 2048 elements of a tensor cost a pass over all pairs.
     pub fn d_captured(mut self, d_captured: &[Option<TensorView<'a>>]) -> Self {
@@ -372,7 +372,8 @@ impl MultiHeadAttention {
     /// # -> Result<(), Error> {
     /// # let [x, y, context, lse, d_y, d_x] = tensors;
     /// # let device = layer.pipelines().device();
-    /// use wgpu_attention::{LayerBackward, LayerForward, LayerGradients, LinearGradients, Mask, Scratch};
+    /// use wgpu_attention::{Mask, Scratch};
+    /// use wgpu_attention::layers::{LayerBackward, LayerForward, LayerGradients, LinearGradients};
     ///
     /// let forward = LayerForward::self_attention(x, y).mask(Mask::causal()).context(context).lse(lse);
     /// let [query, key, value, out] =

@@ -27,15 +27,15 @@ pub struct LayerWeights<'a> {
     #[doc(alias = "add_bias_kv")]
     pub bias_kv: Option<[TensorView<'a>; 2]>,
     /// Weights and biases of the norms of queries and of keys, `[head_dim]` each, shared by all
-    /// heads. They belong to [`LayerConfig::qk_norm`](crate::LayerConfig::qk_norm). Without them a
+    /// heads. They belong to [`LayerConfig::qk_norm`](crate::layers::LayerConfig::qk_norm). Without them a
     /// norm has a weight of 1 and no bias.
     #[doc(alias = "q_norm")]
     #[doc(alias = "k_norm")]
     pub qk_norm: Option<[NormWeights<'a>; 2]>,
     /// Projection of the queries' input to the logits of the gate. It is given if and only if the layer has a
-    /// [`LayerConfig::output_gate`](crate::LayerConfig::output_gate). The weight is `[heads · value_dim, query_features]`
-    /// for [`OutputGate::Elementwise`](crate::OutputGate::Elementwise), `[heads, query_features]` for
-    /// [`OutputGate::Headwise`](crate::OutputGate::Headwise). A narrow layer's weight is
+    /// [`LayerConfig::output_gate`](crate::layers::LayerConfig::output_gate). The weight is `[heads · value_dim, query_features]`
+    /// for [`OutputGate::Elementwise`](crate::layers::OutputGate::Elementwise), `[heads, query_features]` for
+    /// [`OutputGate::Headwise`](crate::layers::OutputGate::Headwise). A narrow layer's weight is
     /// `[1, heads or 1, value_dim or 1, query_features / heads]`.
     #[doc(alias = "gate_proj")]
     pub gate: Option<Linear<'a>>,
@@ -175,7 +175,7 @@ impl<'a> LayerForward<'a> {
     }
 
     /// Rotates projected queries and keys by their positions before they attend, keys in all key/value heads; of self-attention, or of as
-    /// many keys as queries, which stand where these do. `rotation` may be a [`&Rope`](crate::Rope). Appended keys are not rotated.
+    /// many keys as queries, which stand where these do. `rotation` may be a [`&Rope`](crate::position::Rope). Appended keys are not rotated.
     #[doc(alias = "rope")]
     #[doc(alias = "position_ids")]
     pub fn rotary(mut self, rotation: impl Into<Rotation<'a>>, at: RowPositions<TensorView<'a>>) -> Self {

@@ -126,7 +126,7 @@ impl LayerConfig {
     }
 
     /// Norm of each head's projected query and key, before rotation, as in Qwen3 and Gemma 3. The
-    /// weights are [`LayerWeights::qk_norm`](crate::LayerWeights::qk_norm). The norm leaves appended
+    /// weights are [`LayerWeights::qk_norm`](crate::layers::LayerWeights::qk_norm). The norm leaves appended
     /// keys as they are.
     pub fn qk_norm(mut self, qk_norm: impl Into<Option<NormConfig>>) -> Self {
         self.qk_norm = qk_norm.into();
@@ -135,7 +135,7 @@ impl LayerConfig {
 
     /// Gate of the heads' outputs, `None` by default: the output projection reads `attention · sigmoid(x W_gᵀ + b_g)`,
     /// where `x` is the queries' input (Qiu et al. 2025, <https://arxiv.org/abs/2505.06708>). `W_g` and `b_g` are
-    /// [`LayerWeights::gate`](crate::LayerWeights::gate). The logits and the product are stored in the layer's dtype.
+    /// [`LayerWeights::gate`](crate::layers::LayerWeights::gate). The logits and the product are stored in the layer's dtype.
     /// In a [narrow](Self::narrow) layer a head's gate reads that head's slice of `x`.
     ///
     /// A layer with a gate and without its weights is an [`Error::Unsupported`](crate::Error::Unsupported), and so are

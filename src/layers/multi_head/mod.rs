@@ -43,7 +43,8 @@ use crate::tensor::{
 /// # fn f(device: &wgpu::Device, queue: &wgpu::Queue, in_proj_weight: &wgpu::Buffer, in_proj_bias: &wgpu::Buffer,
 /// #      out_proj_weight: &wgpu::Buffer, out_proj_bias: &wgpu::Buffer, x: &wgpu::Buffer, y: &wgpu::Buffer)
 /// # -> Result<(), wgpu_attention::Error> {
-/// use wgpu_attention::{DType, LayerConfig, LayerForward, LayerWeights, Linear, Mask, MultiHeadAttention};
+/// use wgpu_attention::{DType, Linear, Mask, MultiHeadAttention};
+/// use wgpu_attention::layers::{LayerConfig, LayerForward, LayerWeights};
 /// use wgpu_attention::{Scratch, TensorView};
 ///
 /// let (e, heads) = (512, 8);

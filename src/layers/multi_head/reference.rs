@@ -30,10 +30,10 @@ pub struct HostWeights<'a, R> {
     #[doc(alias = "add_bias_kv")]
     pub bias_kv: Option<[&'a [R]; 2]>,
     /// Weights and biases of the norms of queries and of keys, `[head_dim]` each, of
-    /// [`LayerConfig::qk_norm`](crate::LayerConfig::qk_norm).
+    /// [`LayerConfig::qk_norm`](crate::layers::LayerConfig::qk_norm).
     pub qk_norm: Option<[HostNorm<'a, R>; 2]>,
     /// The gate of the heads' outputs, of
-    /// [`LayerConfig::output_gate`](crate::LayerConfig::output_gate): `[heads · value_dim, query_features]`
+    /// [`LayerConfig::output_gate`](crate::layers::LayerConfig::output_gate): `[heads · value_dim, query_features]`
     /// or `[heads, query_features]`.
     pub gate: Option<HostLinear<'a, R>>,
 }

@@ -48,7 +48,7 @@ pub struct LayerGradients<R> {
     /// Of [`HostWeights::bias_kv`], if it is given.
     pub d_bias_kv: Option<[Vec<R>; 2]>,
     /// Of the norms of queries and of keys, if
-    /// [`LayerConfig::qk_norm`](crate::LayerConfig::qk_norm) is set.
+    /// [`LayerConfig::qk_norm`](crate::layers::LayerConfig::qk_norm) is set.
     pub qk_norm: Option<[HostNormGradients<R>; 2]>,
     /// Of [`HostWeights::gate`], if it is given.
     pub gate: Option<LinearGradients<R>>,

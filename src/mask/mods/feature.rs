@@ -15,7 +15,8 @@ use crate::tensor::Error;
 /// the text.
 ///
 /// ```
-/// use wgpu_attention::{FeatureMap, FeatureMod, LinearConfig};
+/// use wgpu_attention::linear_attention::{FeatureMap, LinearConfig};
+/// use wgpu_attention::mask::FeatureMod;
 ///
 /// # fn main() -> Result<(), wgpu_attention::Error> {
 /// let softplus = FeatureMod::new("fn feature_map(x: f32) -> f32 { return max(x, 0.0) + log(1.0 + exp(-abs(x))); }")?;

@@ -240,7 +240,7 @@ fn unary(op: UnaryOperator) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use crate::ScoreMod;
+    use crate::mask::ScoreMod;
 
     /// What is said of a mod with this body.
     fn said(body: &str) -> String {

@@ -366,7 +366,8 @@ mods! {
     /// `fn score_mod_slope(score: f32, at: At) -> f32`.
     ///
     /// ```
-    /// use wgpu_attention::{Captured, DeviceMask, Mask, ScoreMod, TensorView};
+    /// use wgpu_attention::{Mask, TensorView};
+    /// use wgpu_attention::mask::{Captured, DeviceMask, ScoreMod};
     ///
     /// fn mask<'a>(table: TensorView<'a>) -> Result<DeviceMask<'a>, wgpu_attention::Error> {
     ///     // A learned bias by how far the key is, in steps that double.
@@ -405,7 +406,8 @@ impl<'a> BoundMaskMod<'a> {
     /// Of pairs that both see.
     ///
     /// ```
-    /// use wgpu_attention::{Error, MaskMod};
+    /// use wgpu_attention::Error;
+    /// use wgpu_attention::mask::MaskMod;
     ///
     /// # fn main() -> Result<(), Error> {
     /// let causal = MaskMod::new("fn mask_mod(at: At) -> bool { return i32(at.key) <= at.position; }")?;

@@ -179,7 +179,8 @@ impl Projection {
     /// the same bits on every run: nothing is added up atomically. Matrix units are not used.
     ///
     /// ```no_run
-    /// # use wgpu_attention::{Error, Projection, ProjectionBackward, TensorView, wgpu};
+    /// # use wgpu_attention::{Error, Projection, TensorView, wgpu};
+    /// # use wgpu_attention::matmul::ProjectionBackward;
     /// # fn f(projection: &Projection, encoder: &mut wgpu::CommandEncoder, x: TensorView, weights: [TensorView; 3],
     /// #     d_qkv: [TensorView; 3], d_x: TensorView, d_weights: [TensorView; 3]) -> Result<(), Error> {
     /// // d_x is the sum over queries, keys and values.

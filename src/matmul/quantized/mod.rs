@@ -141,7 +141,8 @@ impl<'a> QuantizedRows<'a> {
 /// is no bias and no gradient.
 ///
 /// ```no_run
-/// # use wgpu_attention::{DType, Error, QuantizedForward, QuantizedFormat, QuantizedMatrix, QuantizedProjection, TensorView, wgpu};
+/// # use wgpu_attention::{DType, Error, TensorView, wgpu};
+/// # use wgpu_attention::matmul::{QuantizedFormat, QuantizedForward, QuantizedMatrix, QuantizedProjection};
 /// # fn f(device: &wgpu::Device, encoder: &mut wgpu::CommandEncoder, file: &wgpu::Buffer, x: TensorView, out: TensorView)
 /// # -> Result<(), Error> {
 /// // x [batch, 1, length, 576], out [batch, 9, length, 64]

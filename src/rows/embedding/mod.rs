@@ -86,7 +86,8 @@ impl<'a> EmbeddingForward<'a> {
 /// Rows of a table by their ids, as `nn.Embedding`, and the gradient of the table.
 ///
 /// ```no_run
-/// # use wgpu_attention::{Embedding, EmbeddingForward, Error, TensorView, wgpu};
+/// # use wgpu_attention::{Error, TensorView, wgpu};
+/// # use wgpu_attention::rows::{Embedding, EmbeddingForward};
 /// # fn f(device: &wgpu::Device, encoder: &mut wgpu::CommandEncoder, ids: [TensorView; 3], tables: [TensorView; 3],
 /// #      x: TensorView) -> Result<(), Error> {
 /// let embedding = Embedding::new(device);

@@ -65,7 +65,8 @@ impl<'a> TopKForward<'a> {
 /// The k largest elements of rows, sorted, and where they are: up to [`MAX_TOP_K`], of rows of any length. The argmax is k = 1.
 ///
 /// ```no_run
-/// # use wgpu_attention::{DType, Error, TensorView, TopK, TopKForward, wgpu};
+/// # use wgpu_attention::{DType, Error, TensorView, wgpu};
+/// # use wgpu_attention::rows::{TopK, TopKForward};
 /// # fn f(device: &wgpu::Device, encoder: &mut wgpu::CommandEncoder, logits: TensorView, next: &wgpu::Buffer)
 /// # -> Result<(), Error> {
 /// // The likeliest token of each sequence.

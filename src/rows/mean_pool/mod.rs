@@ -139,7 +139,8 @@ impl<'a> MeanPoolBackward<'a> {
 /// "Sentence-BERT"), and its gradient.
 ///
 /// ```no_run
-/// # use wgpu_attention::{Error, MeanPool, MeanPoolForward, PooledRows, TensorView, wgpu};
+/// # use wgpu_attention::{Error, TensorView, wgpu};
+/// # use wgpu_attention::rows::{MeanPool, MeanPoolForward, PooledRows};
 /// # fn f(device: &wgpu::Device, encoder: &mut wgpu::CommandEncoder, tensors: [TensorView; 3]) -> Result<(), Error> {
 /// # let [hidden, key_mask, embeddings] = tensors;
 /// let call = MeanPoolForward::new(hidden, PooledRows::Keep(key_mask), embeddings).l2(true);

@@ -108,7 +108,8 @@ impl<'a> NormForward<'a> {
 /// LayerNorm and RMSNorm, of `x` or of `x + residual`, in one dispatch.
 ///
 /// ```no_run
-/// # use wgpu_attention::{Error, Norm, NormConfig, NormForward, TensorView, wgpu};
+/// # use wgpu_attention::{Error, TensorView, wgpu};
+/// # use wgpu_attention::rows::{Norm, NormConfig, NormForward};
 /// # fn f(device: &wgpu::Device, encoder: &mut wgpu::CommandEncoder, tensors: [TensorView; 5]) -> Result<(), Error> {
 /// # let [x, attended, weight, bias, out] = tensors;
 /// // norm(x + attention(x)), as after the attention of an encoder's layer.

@@ -15,7 +15,7 @@ pub struct NormWeights<'a> {
     pub bias: Option<TensorView<'a>>,
 }
 
-/// Where the gradients of [`NormWeights`](crate::NormWeights) go, `[features]` each: nowhere by default.
+/// Where the gradients of [`NormWeights`](crate::rows::NormWeights) go, `[features]` each: nowhere by default.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NormGradients<'a> {
     /// Of the weight; F32, F16 or BF16.

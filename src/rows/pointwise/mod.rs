@@ -79,7 +79,9 @@ impl<'a> PointwiseForward<'a> {
 /// What stands between the products of a block: activations, gated ones, residual sums, one dispatch each.
 ///
 /// ```no_run
-/// # use wgpu_attention::{Activation, Error, Pointwise, PointwiseForward, TensorView, wgpu};
+/// # use wgpu_attention::{Error, TensorView, wgpu};
+/// # use wgpu_attention::matmul::Activation;
+/// # use wgpu_attention::rows::{Pointwise, PointwiseForward};
 /// # fn f(device: &wgpu::Device, encoder: &mut wgpu::CommandEncoder, tensors: [TensorView; 3]) -> Result<(), Error> {
 /// # let [gate, up, out] = tensors;
 /// // SwiGLU: silu(gate) · up

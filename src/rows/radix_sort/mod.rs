@@ -10,7 +10,7 @@ use crate::kernel::{BoundDispatch, Pipelines, Scratch, ScratchSize, pass, record
 use crate::tensor::{Access, DType, Error, TensorView, check_aliasing, check_apart, expect_shape};
 
 /// A stable sort of numbers, row by row: four bits a pass, each key after those of its digit that stood before it. No atomics, the
-/// same bits on every run. [`LshAttention`](crate::LshAttention) sorts tokens by their buckets with it.
+/// same bits on every run. [`LshAttention`](crate::lsh::LshAttention) sorts tokens by their buckets with it.
 #[derive(Clone, Debug)]
 pub struct RadixSort {
     pipelines: Pipelines,

@@ -68,9 +68,9 @@ impl<'a> WeightNormBackward<'a> {
 }
 
 /// Weight normalisation (Salimans and Kingma 2016, "Weight normalization: a simple reparameterization to accelerate training of deep neural
-/// networks"): vectors of given lengths. With it, [`AdditiveAttention`](crate::AdditiveAttention) is normalised Bahdanau attention, `g · v / |v| ·
+/// networks"): vectors of given lengths. With it, [`AdditiveAttention`](crate::additive::AdditiveAttention) is normalised Bahdanau attention, `g · v / |v| ·
 /// tanh(W_q q + W_k k + b)` (`normalize=True` in TensorFlow's `BahdanauAttention`): its output is the `score_vector`, and the
-/// [`d_score_vector`](crate::AdditiveBackward::d_score_vector) is its gradient. A vector of zeros stays zero and has no gradient.
+/// [`d_score_vector`](crate::additive::AdditiveBackward::d_score_vector) is its gradient. A vector of zeros stays zero and has no gradient.
 ///
 /// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep some buffers alive: see
 /// [`forget`](Self::forget).

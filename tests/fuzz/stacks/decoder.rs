@@ -1,11 +1,10 @@
 //! Stacks of decoder layers, all at once and in steps.
 
+use wgpu_attention::cache::{CacheLayout, CacheStorage, Tokens};
+use wgpu_attention::layers::{DecoderForward, DecoderMemory};
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{HostLinear, LayerShape, Options, Real};
-use wgpu_attention::{
-    Cache, CacheConfig, CacheLayout, CacheStorage, DType, DecoderForward, DecoderMemory, Error, Scratch,
-    Tokens, reference,
-};
+use wgpu_attention::{Cache, CacheConfig, DType, Error, Scratch, reference};
 
 use super::{Data, HostLayer, Stack, judge_moved, moves};
 use crate::arena::{Buf, Window, view};

@@ -1,8 +1,9 @@
 //! Stacks of encoder layers, forward and backward.
 
+use wgpu_attention::layers::{EncoderBackward, EncoderForward};
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{Options, Real};
-use wgpu_attention::{DType, EncoderBackward, EncoderForward, reference};
+use wgpu_attention::{DType, reference};
 
 use super::{Data, HostLayer, Layer, Part, Stack, judge_moved, moves};
 use crate::arena::{BYTES, Buf, Window, view};

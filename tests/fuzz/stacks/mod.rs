@@ -6,16 +6,18 @@ mod encoder;
 pub use decoder::{decoder, decoder_steps};
 pub use encoder::{encoder, encoder_backward};
 
+use wgpu_attention::layers::{
+    BlockConfig, DecoderLayerWeights, EncoderLayerGradients, EncoderLayerWeights, FeedForwardGradients,
+    FeedForwardWeights, LayerGradients, LayerWeights, LinearGradients, NormOrder,
+};
+use wgpu_attention::matmul::Activation;
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, max_error};
 use wgpu_attention::reference::{
     HostDecoderLayer, HostEncoderLayer, HostFeedForward, HostLinear, HostNorm, HostWeights, Real,
 };
-use wgpu_attention::{
-    Activation, BlockConfig, DType, DecoderLayerWeights, EncoderLayerGradients, EncoderLayerWeights, Error,
-    FeedForwardGradients, FeedForwardWeights, KernelForm, LayerGradients, LayerWeights, Linear,
-    LinearGradients, NormConfig, NormGradients, NormOrder, NormWeights, TensorView, TransformerDecoder,
-    TransformerEncoder, Tuning,
-};
+use wgpu_attention::rows::{NormConfig, NormGradients, NormWeights};
+use wgpu_attention::tuning::KernelForm;
+use wgpu_attention::{DType, Error, Linear, TensorView, TransformerDecoder, TransformerEncoder, Tuning};
 
 use crate::arena::{Window, view};
 use crate::call::{float, judge_within};

@@ -1,8 +1,9 @@
 //! A cache on a device, moved together with its model and judged by it.
 
+use wgpu_attention::cache::{Append, CacheStorage, Tokens};
+use wgpu_attention::tuning::KernelForm;
 use wgpu_attention::{
-    Append, Attention, Cache, CacheStorage, Config, DType, Error, Forward, KernelForm, Scratch, ScratchSize,
-    Shape, TensorView, Tokens, Tuning,
+    Attention, Cache, Config, DType, Error, Forward, Scratch, ScratchSize, Shape, TensorView, Tuning,
 };
 
 use super::model::{Count, Data, Kind, Sequence, Token};

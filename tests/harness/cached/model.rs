@@ -1,7 +1,8 @@
 //! What a cache should hold: the tokens of every sequence, in a `Vec`, and how far a storage may be off.
 
+use wgpu_attention::CacheConfig;
+use wgpu_attention::cache::{CacheLayout, CacheStorage, ScaleGroup};
 use wgpu_attention::reference::cache::scales;
-use wgpu_attention::{CacheConfig, CacheLayout, CacheStorage, ScaleGroup};
 
 use crate::harness::random::Rng;
 

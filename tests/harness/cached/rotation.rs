@@ -1,11 +1,12 @@
 //! Steps of a cache whose keys are rotated on their way in, each sequence at positions of its own, beside queries
 //! rotated there.
 
+use wgpu_attention::cache::{Append, CacheLayout, Tokens};
+use wgpu_attention::position::{Positions, Rope, RopeConfig, Rotate, Rotation, RowPositions};
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
 use wgpu_attention::reference::{self, Options, Real, widen};
 use wgpu_attention::{
-    Append, Attention, Cache, CacheConfig, CacheLayout, Config, DType, Forward, Mask, Positions, Rope,
-    RopeConfig, Rotate, Rotation, RowPositions, Scratch, ScratchSize, Shape, TensorView, Tokens,
+    Attention, Cache, CacheConfig, Config, DType, Forward, Mask, Scratch, ScratchSize, Shape, TensorView,
 };
 
 use crate::harness::device::Profile;

@@ -1,6 +1,8 @@
 //! Rows of a cache that are read back, or written over.
 
-use wgpu_attention::{Append, CacheRead, DType, Error, RowPositions};
+use wgpu_attention::cache::{Append, CacheRead};
+use wgpu_attention::position::RowPositions;
+use wgpu_attention::{DType, Error};
 
 use super::bed::Bed;
 use super::model::{Kind, Token};

@@ -1,9 +1,9 @@
 //! What caches are refused for, and attention to them.
 
-use wgpu_attention::{
-    Alignment, Append, Blocks, Cache, CacheConfig, CacheLayout, CacheRead, CacheStorage, Forward, Pipelines,
-    RowPositions, ScaleGroup, Tokens, Tuning,
-};
+use wgpu_attention::cache::{Append, CacheLayout, CacheRead, CacheStorage, ScaleGroup, Tokens};
+use wgpu_attention::mask::Blocks;
+use wgpu_attention::position::RowPositions;
+use wgpu_attention::{Alignment, Cache, CacheConfig, Forward, Pipelines, Tuning};
 
 use super::*;
 

@@ -1,8 +1,7 @@
 //! What `MultiHeadAttention::backward` refuses, and of a forward call what it would keep for it.
 
-use wgpu_attention::{
-    LayerBackward, LayerGradients, LinearGradients, NormConfig, NormGradients, NormWeights, OutputGate,
-};
+use wgpu_attention::layers::{LayerBackward, LayerGradients, LinearGradients, OutputGate};
+use wgpu_attention::rows::{NormConfig, NormGradients, NormWeights};
 
 use super::*;
 

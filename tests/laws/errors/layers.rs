@@ -1,6 +1,7 @@
 //! What layers and projections refuse.
 
-use wgpu_attention::{NormConfig, NormWeights, OutputGate};
+use wgpu_attention::layers::OutputGate;
+use wgpu_attention::rows::{NormConfig, NormWeights};
 
 use super::*;
 

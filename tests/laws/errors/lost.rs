@@ -1,11 +1,14 @@
 //! A device that is lost while there are operators, caches and scratch on it: every call that needs something of it says so,
 //! none panics, none waits for ever.
 
-use wgpu_attention::reference::Attended;
-use wgpu_attention::{
-    AddPositions, Append, Blocks, Cache, CacheConfig, CacheRead, Forward, Merge, Partial, PositionTable,
-    Positions, Rope, RopeConfig, Rotate, Rotation, RowPositions, Sinusoid, Tokens, Tuning,
+use wgpu_attention::attention::{Merge, Partial};
+use wgpu_attention::cache::{Append, CacheRead, Tokens};
+use wgpu_attention::mask::Blocks;
+use wgpu_attention::position::{
+    AddPositions, PositionTable, Positions, Rope, RopeConfig, Rotate, Rotation, RowPositions, Sinusoid,
 };
+use wgpu_attention::reference::Attended;
+use wgpu_attention::{Cache, CacheConfig, Forward, Tuning};
 
 use super::*;
 
@@ -63,7 +66,7 @@ impl Bed {
         let layer =
             MultiHeadAttention::with_pipelines(gpu.pipelines(), layer_config(), &weights(&buffers[1]));
         let mut cache = Cache::with_pipelines(gpu.pipelines(), cache_config()).expect("a cache");
-        let layout = wgpu_attention::CacheLayout::Paged { page: 16, pages: 4 };
+        let layout = wgpu_attention::cache::CacheLayout::Paged { page: 16, pages: 4 };
         let mut paged =
             Cache::with_pipelines(gpu.pipelines(), cache_config().layout(layout)).expect("a cache");
         gpu.submit(|e| cache.advance(e, Tokens::All(SHAPE.q_len))).expect("room");
@@ -122,7 +125,7 @@ fn every_call_on_a_lost_device_is_refused() {
     says("classify", attention.classify(&mut encoder, &Mask::causal(), [2, 3, 5], &blocks));
 
     let heads = |n: usize| TensorView::new(&buffers[n], DType::F32, [1, 2, 3, 8]);
-    let product = wgpu_attention::ProjectionForward::new(
+    let product = wgpu_attention::matmul::ProjectionForward::new(
         TensorView::sequence(&buffers[0], DType::F32, [1, 3, 8]),
         Linear { weight: TensorView::matrix(&buffers[1], DType::F32, [16, 8]), bias: None },
         heads(3),

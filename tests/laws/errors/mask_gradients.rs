@@ -1,6 +1,7 @@
 //! What gradients of a mask's tensors are refused for.
 
-use wgpu_attention::{Backward, Captured, ScoreMod};
+use wgpu_attention::Backward;
+use wgpu_attention::mask::{Captured, ScoreMod};
 
 use super::*;
 

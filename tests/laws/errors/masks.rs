@@ -1,6 +1,7 @@
 //! What the parts of a mask are refused for.
 
-use wgpu_attention::{Alignment, Blocks, DeviceMask, Pattern, PatternPart};
+use wgpu_attention::Alignment;
+use wgpu_attention::mask::{Blocks, DeviceMask, Pattern, PatternPart};
 
 use super::*;
 

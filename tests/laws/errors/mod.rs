@@ -4,15 +4,19 @@
 use std::collections::BTreeSet;
 use std::io::Write;
 
+use wgpu_attention::attention::ScoreStage;
+use wgpu_attention::cache::{CacheStorage, ScaleGroup};
+use wgpu_attention::layers::{LayerConfig, LayerForward, LayerWeights};
+use wgpu_attention::mask::{DeviceMask, HostMask};
+use wgpu_attention::matmul::ProjectionForward;
 use wgpu_attention::reference::compare::max_error;
 use wgpu_attention::reference::{
     self, HostLinear, HostWeights, LayerShape, Options, multi_head, project, widen,
 };
+use wgpu_attention::tuning::{Family, KernelForm, Path, Verdict};
 use wgpu_attention::{
-    Attention, Cache, CacheConfig, CacheStorage, Config, DType, DeviceMask, Dropout, Error, Family, Forward,
-    Gpu, HostMask, HostTensor, KernelForm, LayerConfig, LayerForward, LayerWeights, Linear, Mask,
-    MultiHeadAttention, Path, Pipelines, Projection, ProjectionForward, ScaleGroup, ScoreStage, Scratch,
-    ScratchSize, Shape, TensorView, Tuning, Verdict,
+    Attention, Cache, CacheConfig, Config, DType, Dropout, Error, Forward, Gpu, HostTensor, Linear, Mask,
+    MultiHeadAttention, Pipelines, Projection, Scratch, ScratchSize, Shape, TensorView, Tuning,
 };
 
 use crate::harness::device::{device, devices};
@@ -200,7 +204,7 @@ fn the_stages_of_the_reference_refuse_what_does_not_fit() {
         reference::average_heads(&x[..8], 0, 1).map(drop),
         reference::average_heads(&x[..8], 3, 1).map(drop),
         reference::average_heads(&x[..8], usize::MAX, 2).map(drop),
-        wgpu_attention::block_map::big_bird(usize::MAX, 0, &[], &[]).map(drop),
+        wgpu_attention::mask::block_map::big_bird(usize::MAX, 0, &[], &[]).map(drop),
         reference::classify(&Mask::none(), Shape { q_len: usize::MAX, ..SHAPE }, [1, 1], [1, 1]).map(drop),
     ];
     for (n, result) in misfits.into_iter().enumerate() {

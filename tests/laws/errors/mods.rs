@@ -1,6 +1,7 @@
 //! Functions of the caller's own, and what they are given.
 
-use wgpu_attention::{Backward, BoundScoreMod, Captured, MaskMod, ScoreMod};
+use wgpu_attention::Backward;
+use wgpu_attention::mask::{BoundScoreMod, Captured, MaskMod, ScoreMod};
 
 use super::*;
 

@@ -1,18 +1,33 @@
 //! Views that were made wrongly: every operator refuses them, by the tensor's name, the axis, the range and the size.
 
-use wgpu_attention::{
-    AddPositions, AdditiveAttention, AdditiveBackward, AdditiveConfig, AdditiveForward, Append,
-    AttentionalForward, AttentionalVector, Backward, BlockConfig, Blocks, DecoderForward,
-    DecoderLayerWeights, DecoderMemory, Embedding, EmbeddingBackward, EmbeddingForward, EncoderBackward,
-    EncoderForward, EncoderLayerWeights, FeedForwardWeights, LayerBackward, LinearAttention, LinearBackward,
-    LinearConfig, LinearForward, LinearState, Linformer, LinformerForward, LocalAttention, LocalBackward,
-    LocalConfig, LocalForward, LogSoftmax, LogSoftmaxForward, LshAttention, LshConfig, LshForward, MeanPool,
-    MeanPoolBackward, MeanPoolForward, Merge, Norm, NormBackward, NormConfig, NormForward, NormWeights,
-    Partial, Pointwise, PointwiseForward, PooledRows, PositionPredictor, PositionTable, Positions,
-    PredictorForward, QuantizedFormat, QuantizedForward, QuantizedMatrix, QuantizedProjection, QuantizedRows,
-    RadixSort, Rotate, Rotation, RowPositions, Sort, TableBackward, Tokens, TopK, TopKForward,
-    TransformerDecoder, TransformerEncoder, WeightNorm, WeightNormForward,
+use wgpu_attention::additive::{AdditiveAttention, AdditiveBackward, AdditiveConfig, AdditiveForward};
+use wgpu_attention::attention::{Merge, Partial};
+use wgpu_attention::cache::{Append, Tokens};
+use wgpu_attention::layers::{
+    AttentionalForward, AttentionalVector, BlockConfig, DecoderForward, DecoderLayerWeights, DecoderMemory,
+    EncoderBackward, EncoderForward, EncoderLayerWeights, FeedForwardWeights, LayerBackward,
 };
+use wgpu_attention::linear_attention::{
+    LinearAttention, LinearBackward, LinearConfig, LinearForward, LinearState,
+};
+use wgpu_attention::linformer::{Linformer, LinformerForward};
+use wgpu_attention::local::{
+    LocalAttention, LocalBackward, LocalConfig, LocalForward, PositionPredictor, PredictorForward,
+};
+use wgpu_attention::lsh::{LshAttention, LshConfig, LshForward};
+use wgpu_attention::mask::Blocks;
+use wgpu_attention::matmul::{
+    QuantizedFormat, QuantizedForward, QuantizedMatrix, QuantizedProjection, QuantizedRows,
+};
+use wgpu_attention::position::{
+    AddPositions, PositionTable, Positions, Rotate, Rotation, RowPositions, TableBackward,
+};
+use wgpu_attention::rows::{
+    Embedding, EmbeddingBackward, EmbeddingForward, LogSoftmax, LogSoftmaxForward, MeanPool,
+    MeanPoolBackward, MeanPoolForward, Norm, NormBackward, NormConfig, NormForward, NormWeights, Pointwise,
+    PointwiseForward, PooledRows, RadixSort, Sort, TopK, TopKForward, WeightNorm, WeightNormForward,
+};
+use wgpu_attention::{Backward, TransformerDecoder, TransformerEncoder};
 
 use super::*;
 

@@ -1,18 +1,33 @@
 //! Sizes of 0: every operator says the same of them.
 
+use wgpu_attention::additive::{AdditiveAttention, AdditiveBackward, AdditiveConfig, AdditiveForward};
+use wgpu_attention::attention::{Merge, MergeBackward, PartGradients, Partial};
+use wgpu_attention::cache::{Append, CacheRead, Tokens};
+use wgpu_attention::layers::{AttentionalBackward, AttentionalForward, AttentionalVector};
+use wgpu_attention::linear_attention::{
+    FeatureMap, LinearAttention, LinearBackward, LinearConfig, LinearForward,
+};
+use wgpu_attention::linformer::{Linformer, LinformerBackward, LinformerForward};
+use wgpu_attention::local::{
+    LocalAttention, LocalBackward, LocalConfig, LocalForward, PositionPredictor, PredictorBackward,
+    PredictorForward,
+};
+use wgpu_attention::lsh::{LshAttention, LshBackward, LshConfig, LshForward};
+use wgpu_attention::matmul::{
+    ProjectionBackward, ProjectionForward, QuantizedFormat, QuantizedForward, QuantizedMatrix,
+    QuantizedProjection, QuantizedRows,
+};
+use wgpu_attention::position::{
+    AddPositions, PositionTable, Positions, Rope, RopeConfig, Rotate, RowPositions, TableBackward,
+};
+use wgpu_attention::rows::{
+    Embedding, EmbeddingBackward, EmbeddingForward, LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward,
+    MeanPool, MeanPoolBackward, MeanPoolForward, Norm, NormBackward, NormConfig, NormForward, Pointwise,
+    PointwiseBackward, PointwiseForward, PooledRows, RadixSort, Sort, TopK, TopKForward,
+};
 use wgpu_attention::{
-    AddPositions, AdditiveAttention, AdditiveBackward, AdditiveConfig, AdditiveForward, Append, Attention,
-    AttentionalBackward, AttentionalForward, AttentionalVector, Backward, Cache, CacheConfig, CacheRead,
-    Config, DType, Embedding, EmbeddingBackward, EmbeddingForward, Error, FeatureMap, Forward, Gpu, Linear,
-    LinearAttention, LinearBackward, LinearConfig, LinearForward, Linformer, LinformerBackward,
-    LinformerForward, LocalAttention, LocalBackward, LocalConfig, LocalForward, LogSoftmax,
-    LogSoftmaxBackward, LogSoftmaxForward, LshAttention, LshBackward, LshConfig, LshForward, MeanPool,
-    MeanPoolBackward, MeanPoolForward, Merge, MergeBackward, Norm, NormBackward, NormConfig, NormForward,
-    PartGradients, Partial, Pointwise, PointwiseBackward, PointwiseForward, PooledRows, PositionPredictor,
-    PositionTable, Positions, PredictorBackward, PredictorForward, Projection, ProjectionBackward,
-    ProjectionForward, QuantizedFormat, QuantizedForward, QuantizedMatrix, QuantizedProjection,
-    QuantizedRows, RadixSort, Rope, RopeConfig, Rotate, RowPositions, Scratch, ScratchSize, Sort,
-    TableBackward, TensorView, Tokens, TopK, TopKForward,
+    Attention, Backward, Cache, CacheConfig, Config, DType, Error, Forward, Gpu, Linear, Projection, Scratch,
+    ScratchSize, TensorView,
 };
 
 use crate::harness::full;

@@ -1,6 +1,7 @@
 //! Attention's gradients against differences, of every option alone, of any two, and of random ones.
 
-use wgpu_attention::{Pattern, PatternPart, Shape};
+use wgpu_attention::Shape;
+use wgpu_attention::mask::{Pattern, PatternPart};
 
 use crate::harness::gradients::{Compared, Problem};
 use crate::harness::{Case, DropoutData, HostData, Rng, Rules};

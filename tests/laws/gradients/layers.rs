@@ -1,7 +1,8 @@
 //! A layer's gradients against differences.
 
+use wgpu_attention::layers::OutputGate;
 use wgpu_attention::reference::LayerShape;
-use wgpu_attention::{NormConfig, OutputGate};
+use wgpu_attention::rows::NormConfig;
 
 use super::attention::{dropout, smooth};
 use crate::harness::Rng;

@@ -1,10 +1,11 @@
 //! The gradients of what stands around attention: projections, positions, merging.
 
+use wgpu_attention::HostTensor;
+use wgpu_attention::position::{PositionTable, RopeConfig, RopeOrder, RowPositions};
 use wgpu_attention::reference::{
     add_positions, add_positions_backward, merge, merge_backward, project, project_backward, rotate,
     rotate_backward, rotate_by, rotate_by_backward, widen,
 };
-use wgpu_attention::{HostTensor, PositionTable, RopeConfig, RopeOrder, RowPositions};
 
 use crate::harness::Rng;
 use crate::harness::gradients::{Compared, Input, compare_differences};

@@ -1,6 +1,8 @@
 //! Gradients that PyTorch has computed.
 
-use wgpu_attention::reference::{self, compare::compare, widen};
+use wgpu_attention::reference;
+use wgpu_attention::reference::compare::compare;
+use wgpu_attention::reference::widen;
 
 use crate::harness::gradients::LayerProblem;
 use crate::harness::{Case, Vector};

@@ -1,8 +1,8 @@
 //! Generation recorded far ahead: every step is the same recording, and costs the same, whatever came before it.
 
-use wgpu_attention::{
-    Append, Cache, CacheConfig, CacheLayout, CacheStorage, Forward, KernelForm, ScaleGroup, Tokens, Tuning,
-};
+use wgpu_attention::cache::{Append, CacheLayout, CacheStorage, ScaleGroup, Tokens};
+use wgpu_attention::tuning::KernelForm;
+use wgpu_attention::{Cache, CacheConfig, Forward, Tuning};
 
 use wgpu_attention::reference::Real;
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};

@@ -1,16 +1,22 @@
 //! Each operator's calls: what is prepared is all that they create, the second of the same creates nothing, a caller's pass gets the
 //! same, a refused one records nothing.
 
-use wgpu_attention::{
-    Activation, AttentionalBackward, AttentionalForward, AttentionalVector, BlockConfig, DecoderForward,
-    DecoderLayerWeights, DecoderMemory, Embedding, EmbeddingBackward, EmbeddingForward, EncoderBackward,
-    EncoderForward, EncoderLayerWeights, Error, FeedForwardWeights, LocalAttention, LocalBackward,
-    LocalConfig, LocalForward, LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward, MeanPool, MeanPoolBackward,
-    MeanPoolForward, Norm, NormBackward, NormConfig, NormForward, NormOrder, NormWeights, Pointwise,
-    PointwiseBackward, PointwiseForward, PooledRows, QuantizedFormat, QuantizedForward, QuantizedMatrix,
-    QuantizedProjection, QuantizedRows, RadixSort, Sort, TopK, TopKForward, TransformerDecoder,
-    TransformerEncoder, WeightNorm, WeightNormBackward, WeightNormForward,
+use wgpu_attention::layers::{
+    AttentionalBackward, AttentionalForward, AttentionalVector, BlockConfig, DecoderForward,
+    DecoderLayerWeights, DecoderMemory, EncoderBackward, EncoderForward, EncoderLayerWeights,
+    FeedForwardWeights, NormOrder,
 };
+use wgpu_attention::local::{LocalAttention, LocalBackward, LocalConfig, LocalForward};
+use wgpu_attention::matmul::{
+    Activation, QuantizedFormat, QuantizedForward, QuantizedMatrix, QuantizedProjection, QuantizedRows,
+};
+use wgpu_attention::rows::{
+    Embedding, EmbeddingBackward, EmbeddingForward, LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward,
+    MeanPool, MeanPoolBackward, MeanPoolForward, Norm, NormBackward, NormConfig, NormForward, NormWeights,
+    Pointwise, PointwiseBackward, PointwiseForward, PooledRows, RadixSort, Sort, TopK, TopKForward,
+    WeightNorm, WeightNormBackward, WeightNormForward,
+};
+use wgpu_attention::{Error, TransformerDecoder, TransformerEncoder};
 
 use super::*;
 

@@ -1,12 +1,17 @@
 //! Bindings of past calls: those of tensors that are gone are let go, those of loops stay.
 
-use wgpu_attention::{
-    Activation, AddPositions, Append, Blocks, Cache, CacheConfig, Embedding, EmbeddingForward, LogSoftmax,
-    LogSoftmaxForward, MeanPool, MeanPoolForward, Merge, Norm, NormConfig, NormForward, Partial, Pointwise,
-    PointwiseForward, PooledRows, PositionTable, Positions, Projection, ProjectionForward, QuantizedFormat,
-    QuantizedMatrix, QuantizedProjection, QuantizedRows, RowPositions, Sinusoid, Tokens, TopK, TopKForward,
-    WeightNorm, WeightNormForward,
+use wgpu_attention::attention::{Merge, Partial};
+use wgpu_attention::cache::{Append, Tokens};
+use wgpu_attention::mask::Blocks;
+use wgpu_attention::matmul::{
+    Activation, ProjectionForward, QuantizedFormat, QuantizedMatrix, QuantizedProjection, QuantizedRows,
 };
+use wgpu_attention::position::{AddPositions, PositionTable, Positions, RowPositions, Sinusoid};
+use wgpu_attention::rows::{
+    Embedding, EmbeddingForward, LogSoftmax, LogSoftmaxForward, MeanPool, MeanPoolForward, Norm, NormConfig,
+    NormForward, Pointwise, PointwiseForward, PooledRows, TopK, TopKForward, WeightNorm, WeightNormForward,
+};
+use wgpu_attention::{Cache, CacheConfig, Projection};
 
 use super::*;
 

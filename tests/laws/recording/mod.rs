@@ -12,12 +12,14 @@ mod stacks;
 use std::time::{Duration, Instant};
 
 use support::allocations::{Counting, allocations};
+use wgpu_attention::layers::{LayerBackward, LayerConfig, LayerForward, LayerWeights};
+use wgpu_attention::mask::{DeviceMask, HostMask};
 use wgpu_attention::reference::compare::max_error;
 use wgpu_attention::reference::{self, Options, widen};
+use wgpu_attention::tuning::Path;
 use wgpu_attention::{
-    Attention, Config, DType, DeviceMask, Forward, Gpu, HostMask, LayerBackward, LayerConfig, LayerForward,
-    LayerWeights, Linear, Mask, MultiHeadAttention, Path, Pipelines, Scratch, ScratchSize, Shape, TensorView,
-    Tuning,
+    Attention, Config, DType, Forward, Gpu, Linear, Mask, MultiHeadAttention, Pipelines, Scratch,
+    ScratchSize, Shape, TensorView, Tuning,
 };
 
 use crate::harness::random::noise;

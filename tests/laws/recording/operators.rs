@@ -2,15 +2,26 @@
 
 use std::sync::Barrier;
 
-use wgpu_attention::{
-    AddPositions, AdditiveAttention, AdditiveConfig, AdditiveForward, Append, AttentionalForward,
-    AttentionalVector, Blocks, Cache, CacheConfig, Linear, LinearAttention, LinearConfig, LinearForward,
-    Linformer, LinformerForward, LocalAttention, LocalBackward, LocalConfig, LocalForward, LshAttention,
-    LshConfig, LshForward, Merge, Partial, PositionPredictor, PositionTable, Positions, PredictorBackward,
-    PredictorForward, Projection, ProjectionForward, QuantizedFormat, QuantizedForward, QuantizedMatrix,
-    QuantizedProjection, QuantizedRows, RadixSort, Rope, RopeConfig, Rotate, Rotation, RowPositions,
-    Sinusoid, Sort, Tokens,
+use wgpu_attention::additive::{AdditiveAttention, AdditiveConfig, AdditiveForward};
+use wgpu_attention::attention::{Merge, Partial};
+use wgpu_attention::cache::{Append, Tokens};
+use wgpu_attention::layers::{AttentionalForward, AttentionalVector};
+use wgpu_attention::linear_attention::{LinearAttention, LinearConfig, LinearForward};
+use wgpu_attention::linformer::{Linformer, LinformerForward};
+use wgpu_attention::local::{
+    LocalAttention, LocalBackward, LocalConfig, LocalForward, PositionPredictor, PredictorBackward,
+    PredictorForward,
 };
+use wgpu_attention::lsh::{LshAttention, LshConfig, LshForward};
+use wgpu_attention::mask::Blocks;
+use wgpu_attention::matmul::{
+    ProjectionForward, QuantizedFormat, QuantizedForward, QuantizedMatrix, QuantizedProjection, QuantizedRows,
+};
+use wgpu_attention::position::{
+    AddPositions, PositionTable, Positions, Rope, RopeConfig, Rotate, Rotation, RowPositions, Sinusoid,
+};
+use wgpu_attention::rows::{RadixSort, Sort};
+use wgpu_attention::{Cache, CacheConfig, Linear, Projection};
 
 use super::*;
 

@@ -1,11 +1,13 @@
 //! Stacks of layers: what is prepared is all that their calls create.
 
-use wgpu_attention::{
+use wgpu_attention::layers::{
     BlockConfig, DecoderBackward, DecoderForward, DecoderLayerGradients, DecoderLayerWeights, DecoderMemory,
     EncoderBackward, EncoderForward, EncoderLayerGradients, EncoderLayerWeights, FeedForwardWeights,
-    LinearGradients, NormConfig, NormOrder, NormWeights, OutputGate, Rope, RopeConfig, RowPositions,
-    TransformerDecoder, TransformerEncoder,
+    LinearGradients, NormOrder, OutputGate,
 };
+use wgpu_attention::position::{Rope, RopeConfig, RowPositions};
+use wgpu_attention::rows::{NormConfig, NormWeights};
+use wgpu_attention::{TransformerDecoder, TransformerEncoder};
 
 use super::*;
 

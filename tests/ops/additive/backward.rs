@@ -1,9 +1,8 @@
 //! Gradients of additive attention: the reference's against differences, the device's against the reference's.
 
-use wgpu_attention::{
-    AdditiveAttention, AdditiveBackward, AdditiveConfig, DType, KernelForm, MatrixUnits, Scratch, Shape,
-    TensorView, Tuning,
-};
+use wgpu_attention::additive::{AdditiveAttention, AdditiveBackward, AdditiveConfig};
+use wgpu_attention::tuning::{KernelForm, MatrixUnits};
+use wgpu_attention::{DType, Scratch, Shape, TensorView, Tuning};
 
 use super::{SHAPE, case};
 use crate::harness::backward::BackwardSetup;

@@ -5,11 +5,12 @@ mod backward;
 mod normalised;
 pub mod vectors;
 
+use wgpu_attention::additive::{AdditiveAttention, AdditiveConfig, AdditiveForward};
+use wgpu_attention::attention::ScoreStage;
+use wgpu_attention::mask::DeviceMask;
 use wgpu_attention::reference::{self, Options, widen};
-use wgpu_attention::{
-    AdditiveAttention, AdditiveConfig, AdditiveForward, DType, DeviceMask, Error, KernelForm, MatrixUnits,
-    Path, ScoreStage, Scratch, Shape, TensorView, Tuning,
-};
+use wgpu_attention::tuning::{KernelForm, MatrixUnits, Path};
+use wgpu_attention::{DType, Error, Scratch, Shape, TensorView, Tuning};
 
 use crate::harness::report::judge_outputs;
 use crate::harness::run::run_with;

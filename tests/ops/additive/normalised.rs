@@ -1,11 +1,10 @@
 //! Score vectors of a given length: the reference against differences, the device against the reference, refusals.
 
+use wgpu_attention::additive::{AdditiveAttention, AdditiveConfig, AdditiveForward};
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{self, Options, weight_norm, weight_norm_backward, widen};
-use wgpu_attention::{
-    AdditiveAttention, AdditiveConfig, AdditiveForward, DType, Scratch, Shape, TensorView, Tuning,
-    WeightNorm, WeightNormBackward, WeightNormForward,
-};
+use wgpu_attention::rows::{WeightNorm, WeightNormBackward, WeightNormForward};
+use wgpu_attention::{DType, Scratch, Shape, TensorView, Tuning};
 
 use crate::harness::case::{largest, widened};
 use crate::harness::gradients::{Compared, Input, compare_differences};

@@ -1,11 +1,13 @@
 //! `recurrent_scores` and `d2l`: what Bahdanau's and Luong's attention gives, and d2l's additive class.
 
+use wgpu_attention::additive::{AdditiveAttention, AdditiveBackward, AdditiveConfig, AdditiveForward};
+use wgpu_attention::attention::ScoreStage;
+use wgpu_attention::layers::{AttentionalForward, AttentionalVector};
+use wgpu_attention::mask::DeviceMask;
+use wgpu_attention::matmul::{ProjectionBackward, ProjectionForward};
 use wgpu_attention::reference::compare::compare;
-use wgpu_attention::{
-    AdditiveAttention, AdditiveBackward, AdditiveConfig, AdditiveForward, Attention, AttentionalForward,
-    AttentionalVector, Config, DType, DeviceMask, Forward, KernelForm, Linear, Projection,
-    ProjectionBackward, ProjectionForward, ScoreStage, Scratch, TensorView, Tuning,
-};
+use wgpu_attention::tuning::KernelForm;
+use wgpu_attention::{Attention, Config, DType, Forward, Linear, Projection, Scratch, TensorView, Tuning};
 
 use crate::harness::{FORMS, Vector, full};
 use crate::peers::d2l;

@@ -1,7 +1,8 @@
 //! Gradients on a device against the reference: shapes, masks, types, layouts, random problems, bits.
 
 use wgpu_attention::reference::compare::compare;
-use wgpu_attention::{DType, KernelForm, Shape, Tuning};
+use wgpu_attention::tuning::KernelForm;
+use wgpu_attention::{DType, Shape, Tuning};
 
 use crate::harness::backward::{BackwardSetup, COUNT, NAMES, run_backward_async, stored_problem};
 use crate::harness::gradients::Problem;

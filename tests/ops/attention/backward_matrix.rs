@@ -1,7 +1,8 @@
 //! Gradients on matrix units: edges of tiles, every rule of a mask, gradients of scores whose size grows and shrinks, numbers that are
 //! not finite, what is refused. In fragments of 16 × 16 kernels take three times as long to compile, so fewer run.
 
-use wgpu_attention::{Alignment, DType, KernelForm, MatrixUnits, Shape};
+use wgpu_attention::tuning::{KernelForm, MatrixUnits};
+use wgpu_attention::{Alignment, DType, Shape};
 
 use crate::harness::backward::{BackwardSetup, stored_problem};
 use crate::harness::gradients::Problem;

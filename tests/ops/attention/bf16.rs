@@ -2,10 +2,12 @@
 //! attention to the vectors of another library, and by the kernels of its own: elsewhere it is drawn beside f16.
 
 use half::{bf16, f16};
+use wgpu_attention::cache::{Append, CacheRead, CacheStorage, Tokens};
 use wgpu_attention::inspect::compiled;
+use wgpu_attention::matmul::ProjectionForward;
+use wgpu_attention::tuning::{KernelForm, Path};
 use wgpu_attention::{
-    Append, Cache, CacheConfig, CacheRead, CacheStorage, DType, Gpu, KernelForm, Linear, Path, Pipelines,
-    Projection, ProjectionForward, Shape, TensorView, Tokens, Tuning,
+    Cache, CacheConfig, DType, Gpu, Linear, Pipelines, Projection, Shape, TensorView, Tuning,
 };
 
 use crate::harness::report::judge_outputs;

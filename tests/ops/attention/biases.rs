@@ -2,7 +2,8 @@
 //! form against the reference.
 
 use wgpu_attention::reference::compare::{Tolerance, compare};
-use wgpu_attention::{Alignment, DType, Path, Shape};
+use wgpu_attention::tuning::Path;
+use wgpu_attention::{Alignment, DType, Shape};
 
 use crate::harness::meaning::{dense, follows};
 use crate::harness::{Case, FORMS, HostData, Layout, Report, Rules, Setup, Weights, defaults, full};

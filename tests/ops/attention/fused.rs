@@ -1,6 +1,7 @@
 //! The fused kernel at the edges of its tiles: lengths, channels, groups; long key ranges; nothing but q, k, v, out.
 
-use wgpu_attention::{Alignment, DType, KernelForm, Path, Shape};
+use wgpu_attention::tuning::{KernelForm, Path};
+use wgpu_attention::{Alignment, DType, Shape};
 
 use crate::harness::{
     Case, DropoutData, FORMS, HostData, Layout, Report, Rng, Setup, Weights, defaults, due, full,

@@ -2,11 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use wgpu_attention::mask::{Blocks, DeviceMask};
 use wgpu_attention::reference::classify;
-use wgpu_attention::{
-    Attention, Backward, Blocks, Config, DType, DeviceMask, Forward, KernelForm, Mask, Path, Scratch, Shape,
-    TensorView, Tuning,
-};
+use wgpu_attention::tuning::{KernelForm, Path};
+use wgpu_attention::{Attention, Backward, Config, DType, Forward, Mask, Scratch, Shape, TensorView, Tuning};
 
 use crate::harness::backward::BackwardSetup;
 use crate::harness::classify::classified;

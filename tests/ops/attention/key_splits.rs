@@ -1,6 +1,7 @@
 //! Keys of plain tensors split among workgroups: the truth is that of the unsplit call, at every number of splits.
 
-use wgpu_attention::{DType, Path, Shape};
+use wgpu_attention::tuning::Path;
+use wgpu_attention::{DType, Shape};
 
 use crate::harness::report::judge_outputs;
 use crate::harness::run::run_with;
@@ -11,7 +12,7 @@ use crate::harness::{
 /// More than there are keys, too.
 const SPLITS: [usize; 5] = [1, 2, 3, 7, 128];
 
-fn setup(n: usize, form: wgpu_attention::KernelForm, dtype: DType) -> Setup {
+fn setup(n: usize, form: wgpu_attention::tuning::KernelForm, dtype: DType) -> Setup {
     Setup {
         profile: if n.is_multiple_of(2) || dtype == DType::F16 { full() } else { defaults() },
         form,

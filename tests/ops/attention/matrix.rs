@@ -2,9 +2,11 @@
 //! each setting takes and refuses; every rule of a mask. All other cases of the fused path are of the rest that may run on
 //! them (see `run::setups`), as are most in fragments of 16 × 16, which take three times as long to compile.
 
+use wgpu_attention::cache::{Append, CacheLayout, CacheStorage, ScaleGroup, Tokens};
+use wgpu_attention::tuning::{KernelForm, MatrixUnits, Path};
 use wgpu_attention::{
-    Alignment, Append, Attention, Cache, CacheConfig, CacheLayout, CacheStorage, Config, DType, Forward,
-    KernelForm, Mask, MatrixUnits, Path, ScaleGroup, Scratch, Shape, TensorView, Tokens, Tuning,
+    Alignment, Attention, Cache, CacheConfig, Config, DType, Forward, Mask, Scratch, Shape, TensorView,
+    Tuning,
 };
 
 use crate::harness::device::believing;

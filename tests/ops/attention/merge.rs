@@ -1,7 +1,10 @@
 //! Attention over pieces of the keys, merged, is attention over all of them.
 
-use wgpu_attention::reference::{self, widen};
-use wgpu_attention::{DType, Merge, Partial, Path, Shape};
+use wgpu_attention::attention::{Merge, Partial};
+use wgpu_attention::reference;
+use wgpu_attention::reference::widen;
+use wgpu_attention::tuning::Path;
+use wgpu_attention::{DType, Shape};
 
 use crate::harness::merge::{Cut, merged};
 use crate::harness::{Case, HostData, Report, full, profiles};

@@ -1,8 +1,9 @@
 //! The gradients of merged attention against the reference.
 
+use wgpu_attention::attention::{Merge, MergeBackward, PartGradients, Partial};
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{merge, merge_backward, widen};
-use wgpu_attention::{DType, Merge, MergeBackward, PartGradients, Partial, TensorView, wgpu};
+use wgpu_attention::{DType, TensorView, wgpu};
 
 use crate::harness::case::widened;
 use crate::harness::run::{Layout, Placed};

@@ -1,7 +1,8 @@
 //! Packed sequences: the reference against their meaning and against every sequence run alone, every path and
 //! form against the reference.
 
-use wgpu_attention::{Alignment, Pattern, Shape};
+use wgpu_attention::mask::Pattern;
+use wgpu_attention::{Alignment, Shape};
 
 use crate::harness::meaning::follows;
 use crate::harness::{Case, HostData, Report, Rules};

@@ -1,10 +1,10 @@
 //! Scores as an output: at every stage, on every device, in every form, beside what the call computes anyway.
 
+use wgpu_attention::attention::ScoreStage;
+use wgpu_attention::mask::Pattern;
 use wgpu_attention::reference::{self, Real, widen};
-use wgpu_attention::{
-    Alignment, Attention, Config, DType, Forward, KernelForm, Path, Pattern, ScoreStage, Scratch, Shape,
-    Tuning,
-};
+use wgpu_attention::tuning::{KernelForm, Path};
+use wgpu_attention::{Alignment, Attention, Config, DType, Forward, Scratch, Shape, Tuning};
 
 use crate::harness::case::widened;
 use crate::harness::run::{Placed, PlacedRules};

@@ -4,7 +4,8 @@
 //! the weights, weighted_sum through out, project and append_keys through layers.
 
 use wgpu_attention::reference::LayerShape;
-use wgpu_attention::{DType, KernelForm, Path, Shape};
+use wgpu_attention::tuning::{KernelForm, Path};
+use wgpu_attention::{DType, Shape};
 
 use crate::harness::layer::{LayerCase, LayerLayout, LayerSetup, Storage};
 use crate::harness::layer_options::LayerOptions;

@@ -1,6 +1,7 @@
 //! Work cut into several dispatches gives the bits of one.
 
-use wgpu_attention::{DType, Path, Shape};
+use wgpu_attention::tuning::Path;
+use wgpu_attention::{DType, Shape};
 
 use crate::harness::run::run_with;
 use crate::harness::{Case, DropoutData, FORMS, HostData, Layout, Report, Setup, Weights, profiles};

@@ -1,6 +1,8 @@
 //! Sequences that go on from others, all at once: beams.
 
-use wgpu_attention::{CacheLayout, CacheStorage, DType, RowPositions, ScaleGroup};
+use wgpu_attention::DType;
+use wgpu_attention::cache::{CacheLayout, CacheStorage, ScaleGroup};
+use wgpu_attention::position::RowPositions;
 
 use super::{DIMS, LAYOUTS, STORAGES, usual};
 use crate::harness::{Ask, Bed, Count, Data, Kind, Layout, Report, Rng, Rules, due, full, profiles};

@@ -1,8 +1,9 @@
 //! Caches at the end of their room, and pages that are shared, given back and used again.
 
+use wgpu_attention::cache::{Append, CacheLayout, CacheStorage, ScaleGroup, Tokens};
+use wgpu_attention::tuning::KernelForm;
 use wgpu_attention::{
-    Append, Attention, Cache, CacheConfig, CacheLayout, CacheStorage, Config, DType, Error, Forward,
-    KernelForm, Mask, ScaleGroup, Scratch, TensorView, Tokens, Tuning,
+    Attention, Cache, CacheConfig, Config, DType, Error, Forward, Mask, Scratch, TensorView, Tuning,
 };
 
 use super::{DIMS, LAYOUTS, STORAGES, usual};

@@ -1,8 +1,9 @@
 //! Whatever the order of calls and whatever the sequence table holds: a sequence's results come from its own rows.
 
+use wgpu_attention::cache::{Append, CacheLayout, CacheStorage, ScaleGroup, Tokens};
+use wgpu_attention::tuning::KernelForm;
 use wgpu_attention::{
-    Append, Attention, Cache, CacheConfig, CacheLayout, CacheStorage, Config, DType, Forward, Gpu,
-    KernelForm, ScaleGroup, Scratch, ScratchSize, TensorView, Tokens, Tuning,
+    Attention, Cache, CacheConfig, Config, DType, Forward, Gpu, Scratch, ScratchSize, TensorView, Tuning,
 };
 
 use crate::harness::{FORMS, full};

@@ -1,6 +1,8 @@
 //! Every part of a mask over the keys of a cache, sequences of different lengths.
 
-use wgpu_attention::{Alignment, CacheLayout, CacheStorage, DType, Pattern, PatternPart, ScaleGroup};
+use wgpu_attention::cache::{CacheLayout, CacheStorage, ScaleGroup};
+use wgpu_attention::mask::{Pattern, PatternPart};
+use wgpu_attention::{Alignment, DType};
 
 use crate::harness::{
     Ask, Bed, Count, Data, FORMS, HostData, Kind, Layout, Report, Rng, Rules, due, full, profiles, rest,

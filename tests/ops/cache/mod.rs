@@ -10,7 +10,8 @@ mod rotation;
 mod rows;
 mod steps;
 
-use wgpu_attention::{CacheLayout, CacheStorage, KernelForm, ScaleGroup};
+use wgpu_attention::cache::{CacheLayout, CacheStorage, ScaleGroup};
+use wgpu_attention::tuning::KernelForm;
 
 use crate::harness::FORMS;
 

@@ -3,7 +3,9 @@
 
 use std::collections::HashSet;
 
-use wgpu_attention::{CacheLayout, CacheStorage, Error, KernelForm, ScaleGroup};
+use wgpu_attention::Error;
+use wgpu_attention::cache::{CacheLayout, CacheStorage, ScaleGroup};
+use wgpu_attention::tuning::KernelForm;
 
 use crate::harness::cached::Sequence;
 use crate::harness::{Ask, Bed, Count, Data, Kind, Profile, Report, Rng, Rules, defaults, full};

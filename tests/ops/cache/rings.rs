@@ -1,8 +1,8 @@
 //! Rings that go back, compared with a plain list of slots: refused where an overwritten token would be missing.
 
+use wgpu_attention::cache::{Append, CacheLayout, Tokens};
 use wgpu_attention::{
-    Append, Attention, Cache, CacheConfig, CacheLayout, Config, DType, Error, Forward, Gpu, Mask, Scratch,
-    ScratchSize, TensorView, Tokens,
+    Attention, Cache, CacheConfig, Config, DType, Error, Forward, Gpu, Mask, Scratch, ScratchSize, TensorView,
 };
 
 use crate::harness::full;

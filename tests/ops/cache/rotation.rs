@@ -1,6 +1,7 @@
 //! Keys rotated on their way into the cache, each sequence at positions of its own, beside queries rotated there.
 
-use wgpu_attention::{CacheLayout, RopeConfig, RopeOrder, RopeScaling};
+use wgpu_attention::cache::CacheLayout;
+use wgpu_attention::position::{RopeConfig, RopeOrder, RopeScaling};
 
 use crate::harness::cached::rotation::{DIM, rotated_steps};
 use crate::harness::{Report, full};

@@ -1,9 +1,9 @@
 //! Rows of caches, read back and written over.
 
-use wgpu_attention::{
-    Append, Cache, CacheConfig, CacheLayout, CacheRead, CacheStorage, DType, Error, KernelForm, Rope,
-    RopeConfig, RowPositions, ScaleGroup, TensorView, Tokens,
-};
+use wgpu_attention::cache::{Append, CacheLayout, CacheRead, CacheStorage, ScaleGroup, Tokens};
+use wgpu_attention::position::{Rope, RopeConfig, RowPositions};
+use wgpu_attention::tuning::KernelForm;
+use wgpu_attention::{Cache, CacheConfig, DType, Error, TensorView};
 
 use super::{LAYOUTS, STORAGES};
 use crate::harness::positions::normals;

@@ -1,7 +1,9 @@
 //! Generation token by token, and in chunks: every layout, storage and form gives what one causal call over the
 //! same tokens gives.
 
-use wgpu_attention::{CacheLayout, CacheStorage, DType, KernelForm, ScaleGroup};
+use wgpu_attention::DType;
+use wgpu_attention::cache::{CacheLayout, CacheStorage, ScaleGroup};
+use wgpu_attention::tuning::KernelForm;
 
 use super::{DIMS, LAYOUTS, STORAGES, usual};
 use crate::harness::{
@@ -243,9 +245,8 @@ fn ragged_batches() {
 #[test]
 fn bad_numbers_show_in_their_rows() {
     crate::harness::in_turn!();
-    use wgpu_attention::{
-        Append, Attention, Cache, CacheConfig, Config, Forward, Scratch, TensorView, Tokens,
-    };
+    use wgpu_attention::cache::{Append, Tokens};
+    use wgpu_attention::{Attention, Cache, CacheConfig, Config, Forward, Scratch, TensorView};
     let gpu = &full().gpu;
     for (s, storage) in STORAGES.into_iter().enumerate() {
         for (t, form) in FORMS.into_iter().enumerate() {
@@ -336,9 +337,8 @@ fn long_caches_split_by_themselves() {
 /// One step as a caller records it, in one pass of its own, in one encoder with the steps before and after.
 #[test]
 fn steps_in_a_callers_pass() {
-    use wgpu_attention::{
-        Append, Attention, Cache, CacheConfig, Config, Forward, Mask, Scratch, TensorView, Tokens,
-    };
+    use wgpu_attention::cache::{Append, Tokens};
+    use wgpu_attention::{Attention, Cache, CacheConfig, Config, Forward, Mask, Scratch, TensorView};
     let gpu = &full().gpu;
     let upload = |seed: f32| {
         let x: Vec<f32> = (0..6 * 8).map(|n| ((n as f32 + 1.0) * seed).sin()).collect();
@@ -380,9 +380,8 @@ fn steps_in_a_callers_pass() {
 /// A ring that has come very far gives the bits of one that has come as far as its own length.
 #[test]
 fn rings_go_on_for_long() {
-    use wgpu_attention::{
-        Append, Attention, Cache, CacheConfig, Config, Forward, Mask, Scratch, TensorView, Tokens,
-    };
+    use wgpu_attention::cache::{Append, Tokens};
+    use wgpu_attention::{Attention, Cache, CacheConfig, Config, Forward, Mask, Scratch, TensorView};
     let gpu = &full().gpu;
     let x: Vec<f32> = (0..9 * 8).map(|n| ((n as f32 + 1.0) * 0.37).sin()).collect();
     let x = gpu.upload(&x).expect("an upload");

@@ -1,9 +1,8 @@
 //! Attentional vectors: the reference against differences, the device against the reference, refusals.
 
+use wgpu_attention::layers::{AttentionalBackward, AttentionalForward, AttentionalVector};
 use wgpu_attention::reference::{HostLinear, attentional, attentional_backward, widen};
-use wgpu_attention::{
-    AttentionalBackward, AttentionalForward, AttentionalVector, DType, Linear, Scratch, TensorView,
-};
+use wgpu_attention::{DType, Linear, Scratch, TensorView};
 
 use crate::harness::attentional::outcome_async;
 use crate::harness::{FORMS, Layout, Report, Rng, full};

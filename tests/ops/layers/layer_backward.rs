@@ -1,10 +1,13 @@
 //! A layer's gradients on a device: of PyTorch's `nn.MultiheadAttention`, of random layers, in both forms; bits, cut work, memory.
 
+use wgpu_attention::layers::{
+    LayerBackward, LayerConfig, LayerForward, LayerGradients, LayerWeights, LinearGradients,
+};
 use wgpu_attention::reference::LayerShape;
 use wgpu_attention::reference::compare::compare;
+use wgpu_attention::tuning::KernelForm;
 use wgpu_attention::{
-    Alignment, DType, KernelForm, LayerBackward, LayerConfig, LayerForward, LayerGradients, LayerWeights,
-    Linear, LinearGradients, Mask, MultiHeadAttention, Scratch, ScratchSize, TensorView, Tuning,
+    Alignment, DType, Linear, Mask, MultiHeadAttention, Scratch, ScratchSize, TensorView, Tuning,
 };
 
 use crate::harness::gradients::LayerProblem;

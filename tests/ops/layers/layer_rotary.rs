@@ -1,11 +1,10 @@
 //! Rotary positions of `MultiHeadAttention`: what they are in the reference, on devices, in gradients, and what is refused.
 
+use wgpu_attention::layers::{LayerBackward, LayerForward, LayerWeights};
+use wgpu_attention::position::{Rope, RopeConfig, RopeOrder, RopeScaling, RowPositions};
 use wgpu_attention::reference::compare::max_error;
 use wgpu_attention::reference::{self, LayerShape, Options, widen};
-use wgpu_attention::{
-    DType, LayerBackward, LayerForward, LayerWeights, Linear, MultiHeadAttention, Rope, RopeConfig,
-    RopeOrder, RopeScaling, RowPositions, Scratch, Shape, TensorView,
-};
+use wgpu_attention::{DType, Linear, MultiHeadAttention, Scratch, Shape, TensorView};
 
 use crate::harness::layer::LayerCase;
 use crate::harness::layer_backward::COUNT;

@@ -1,9 +1,10 @@
 //! `mha`: PyTorch's `nn.MultiheadAttention`, the reference and the GPU against it.
 
+use wgpu_attention::DType;
 use wgpu_attention::reference::LayerShape;
 use wgpu_attention::reference::average_heads;
 use wgpu_attention::reference::compare::compare;
-use wgpu_attention::{DType, KernelForm, MatrixUnits, Path};
+use wgpu_attention::tuning::{KernelForm, MatrixUnits, Path};
 
 use crate::harness::layer::{LayerCase, LayerLayout, LayerSetup, LinearData, Storage, run_layer_with};
 use crate::harness::layer_options::LayerOptions;

@@ -1,8 +1,10 @@
 //! Norms of queries and keys inside of `MultiHeadAttention`: reference, devices, gradients.
 
+use wgpu_attention::layers::OutputGate;
+use wgpu_attention::position::{RopeConfig, RowPositions};
 use wgpu_attention::reference::compare::{compare, max_error};
 use wgpu_attention::reference::{LayerShape, widen};
-use wgpu_attention::{NormConfig, OutputGate, RopeConfig, RowPositions};
+use wgpu_attention::rows::NormConfig;
 
 use crate::harness::gradients::LayerProblem;
 use crate::harness::layer::{LayerCase, LinearData, NormData};

@@ -1,8 +1,10 @@
 //! Block maps: made of masks, on the host and on devices, and used in their place.
 
-use wgpu_attention::block_map::{big_bird, state};
+use wgpu_attention::mask::Pattern;
+use wgpu_attention::mask::block_map::{big_bird, state};
 use wgpu_attention::reference::{LayerShape, classify};
-use wgpu_attention::{DType, Path, Pattern, Shape};
+use wgpu_attention::tuning::Path;
+use wgpu_attention::{DType, Shape};
 
 use crate::harness::classify::classified;
 use crate::harness::layer::{LayerCase, LayerLayout, LayerSetup, Storage};

@@ -1,6 +1,7 @@
 //! `flex`: PyTorch's flex attention; score changes and block masks by the builder, or as tensors.
 
-use wgpu_attention::{Alignment, Pattern, Shape};
+use wgpu_attention::mask::Pattern;
+use wgpu_attention::{Alignment, Shape};
 
 use crate::harness::{Case, HostData, Report, Vector};
 use crate::peers::sdpa::{check_reference, plain};

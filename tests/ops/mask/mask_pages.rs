@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::PathBuf;
 
+use wgpu_attention::HostTensor;
+use wgpu_attention::mask::At;
 use wgpu_attention::presets::{self, MaskPreset, ScorePreset};
-use wgpu_attention::{At, HostTensor};
 
 use crate::harness::root;
 
@@ -291,7 +292,8 @@ fn sections(entries: &[Entry]) -> String {
     page
 }
 
-const MARKS: [&str; 2] = ["<!-- presets, written by tests/ops/mask/mask_pages.rs -->\n", "<!-- end of presets -->\n"];
+const MARKS: [&str; 2] =
+    ["<!-- presets, written by tests/ops/mask/mask_pages.rs -->\n", "<!-- end of presets -->\n"];
 
 /// Each file and what it must hold.
 fn files() -> Vec<(PathBuf, String)> {

@@ -1,8 +1,8 @@
 //! Every part of a mask, alone and in combination, against definitions written down here a second time.
 
-use wgpu_attention::{
-    Alignment, Attention, Config, DType, Forward, Mask, Path, Pattern, PatternPart, Shape, Tuning,
-};
+use wgpu_attention::mask::{Pattern, PatternPart};
+use wgpu_attention::tuning::Path;
+use wgpu_attention::{Alignment, Attention, Config, DType, Forward, Mask, Shape, Tuning};
 
 use crate::harness::meaning::follows;
 use crate::harness::run::{Placed, PlacedRules};
@@ -341,7 +341,7 @@ fn a_window_narrows_causal_and_causal_narrows_a_window() {
     // The builder's order does not matter.
     let shape = shape((9, 9));
     let case = Case::random("order", shape);
-    let masks: [wgpu_attention::HostMask; 2] =
+    let masks: [wgpu_attention::mask::HostMask; 2] =
         [Mask::causal().window(4, 2), Mask::none().window(4, 2).and_causal()];
     let [a, b] = masks.map(|mask| {
         let options = case.options().mask(mask);

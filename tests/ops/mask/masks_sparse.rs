@@ -1,8 +1,9 @@
 //! Patterns, prefixes, global tokens, documents and block maps, alone and with what they work with: the reference
 //! against their meaning, every path and form against the reference.
 
-use wgpu_attention::block_map::{big_bird, state};
-use wgpu_attention::{Alignment, Pattern, PatternPart, Shape};
+use wgpu_attention::mask::block_map::{big_bird, state};
+use wgpu_attention::mask::{Pattern, PatternPart};
+use wgpu_attention::{Alignment, Shape};
 
 use crate::harness::meaning::follows;
 use crate::harness::{Case, HostData, Report, Rng, Rules};

@@ -2,12 +2,12 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use wgpu_attention::block_map::state;
+use wgpu_attention::cache::{CacheLayout, CacheStorage};
+use wgpu_attention::mask::block_map::state;
+use wgpu_attention::mask::{At, BoundMaskMod, BoundScoreMod, Captured, HostMask, MaskMod, ScoreMod};
 use wgpu_attention::reference::{LayerShape, classify};
-use wgpu_attention::{
-    At, BoundMaskMod, BoundScoreMod, CacheLayout, CacheStorage, Captured, DType, Error, HostMask, HostTensor,
-    KernelForm, Mask, MaskMod, Path, ScoreMod, Shape, TensorView,
-};
+use wgpu_attention::tuning::{KernelForm, Path};
+use wgpu_attention::{DType, Error, HostTensor, Mask, Shape, TensorView};
 
 use crate::harness::backward::BackwardSetup;
 use crate::harness::classify::classified;

@@ -1,7 +1,8 @@
 //! `patterns`: attention patterns as dense masks, and by the builder's own rules where it has them.
 
-use wgpu_attention::block_map::big_bird;
-use wgpu_attention::{Alignment, Pattern, PatternPart};
+use wgpu_attention::Alignment;
+use wgpu_attention::mask::block_map::big_bird;
+use wgpu_attention::mask::{Pattern, PatternPart};
 
 use crate::harness::{Case, HostData, Report, Vector};
 use crate::peers::sdpa::{check_reference, plain};

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
+use wgpu_attention::mask::{At, DeviceMask, HostMask, Pattern};
 use wgpu_attention::presets::{self, MaskPreset, ScorePreset};
-use wgpu_attention::reference::{self, compare::compare, widen};
-use wgpu_attention::{
-    Alignment, At, DType, DeviceMask, Error, HostMask, HostTensor, KernelForm, Path, Pattern, Shape,
-};
+use wgpu_attention::reference;
+use wgpu_attention::reference::compare::compare;
+use wgpu_attention::reference::widen;
+use wgpu_attention::tuning::{KernelForm, Path};
+use wgpu_attention::{Alignment, DType, Error, HostTensor, Shape};
 
 use crate::harness::backward::{BackwardSetup, NAMES, run_backward_async};
 use crate::harness::gradients::Problem;

@@ -1,11 +1,11 @@
 //! The projection operator: up to three products at once into heads of any layout, and more than three; the same on matrix
 //! units.
 
+use wgpu_attention::matmul::ProjectionForward;
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
 use wgpu_attention::reference::project;
-use wgpu_attention::{
-    DType, Error, KernelForm, Linear, MatrixUnits, Projection, ProjectionForward, TensorView, Tuning,
-};
+use wgpu_attention::tuning::{KernelForm, MatrixUnits};
+use wgpu_attention::{DType, Error, Linear, Projection, TensorView, Tuning};
 
 use crate::harness::case::{largest, widened};
 use crate::harness::device::{believing, matrices};

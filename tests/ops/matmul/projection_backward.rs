@@ -1,10 +1,10 @@
 //! The gradients of projections: of inputs, weights and biases, wide and narrow, in any layout, written and accumulated.
 
+use wgpu_attention::matmul::ProjectionBackward;
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{Real, project_backward, widen};
-use wgpu_attention::{
-    DType, Error, KernelForm, MatrixUnits, Projection, ProjectionBackward, TensorView, Tuning,
-};
+use wgpu_attention::tuning::{KernelForm, MatrixUnits};
+use wgpu_attention::{DType, Error, Projection, TensorView, Tuning};
 
 use crate::harness::case::{largest, widened};
 use crate::harness::run::{Layout, Placed, window};

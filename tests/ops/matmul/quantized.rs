@@ -2,12 +2,13 @@
 //! and type.
 
 use half::f16;
+use wgpu_attention::matmul::{
+    QuantizedFormat, QuantizedForward, QuantizedMatrix, QuantizedProjection, QuantizedRows,
+};
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{dequantize, project, quantize};
-use wgpu_attention::{
-    DType, KernelForm, QuantizedFormat, QuantizedForward, QuantizedMatrix, QuantizedProjection,
-    QuantizedRows, TensorView, Tuning,
-};
+use wgpu_attention::tuning::KernelForm;
+use wgpu_attention::{DType, TensorView, Tuning};
 
 use crate::harness::case::{largest, widened};
 use crate::harness::run::{Layout, Placed};

@@ -1,6 +1,7 @@
 //! Sums with sinusoids and with learned tables against the reference.
 
-use wgpu_attention::{DType, MAX_POSITION};
+use wgpu_attention::DType;
+use wgpu_attention::position::MAX_POSITION;
 
 use crate::harness::Report;
 use crate::harness::positions::{Setup, normals, places};

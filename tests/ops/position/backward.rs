@@ -1,10 +1,9 @@
 //! The gradients of rotations and of learned tables against the reference.
 
+use wgpu_attention::position::{MAX_POSITION, Positions, RopeConfig, RopeOrder, RowPositions, TableBackward};
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{Real, add_positions_backward, widen};
-use wgpu_attention::{
-    DType, MAX_POSITION, Positions, RopeConfig, RopeOrder, RowPositions, TableBackward, TensorView,
-};
+use wgpu_attention::{DType, TensorView};
 
 use super::says;
 use crate::harness::case::{HostData, largest, widened};

@@ -1,11 +1,12 @@
 //! Rotations and sums at far positions, and of more rows than there are workgroups.
 
-use wgpu_attention::reference::{self, widen};
-use wgpu_attention::wgpu;
-use wgpu_attention::{
-    AddPositions, DType, PositionTable, Positions, Rope, RopeConfig, RopeOrder, Rotate, Rotation,
-    RowPositions, TensorView,
+use wgpu_attention::position::{
+    AddPositions, PositionTable, Positions, Rope, RopeConfig, RopeOrder, Rotate, Rotation, RowPositions,
 };
+use wgpu_attention::reference;
+use wgpu_attention::reference::widen;
+use wgpu_attention::wgpu;
+use wgpu_attention::{DType, TensorView};
 
 use crate::harness::device::devices;
 use crate::harness::positions::{Setup, normals};

@@ -1,11 +1,12 @@
 //! What rotations and sums are refused for, on devices and by the reference.
 
+use wgpu_attention::position::{
+    AddPositions, MAX_POSITION, PositionTable, Positions, Rope, RopeConfig, RopeOrder, RopeScaling, Rotate,
+    Rotation, RowPositions, Sinusoid,
+};
 use wgpu_attention::reference;
 use wgpu_attention::wgpu;
-use wgpu_attention::{
-    AddPositions, DType, Error, Gpu, HostTensor, MAX_POSITION, PositionTable, Positions, Rope, RopeConfig,
-    RopeOrder, RopeScaling, Rotate, Rotation, RowPositions, Sinusoid, TensorView,
-};
+use wgpu_attention::{DType, Error, Gpu, HostTensor, TensorView};
 
 use super::says;
 use crate::harness::device::devices;

@@ -1,10 +1,11 @@
 //! Rotations: every order, width and place against the reference.
 
-use wgpu_attention::reference::{self, widen};
-use wgpu_attention::{
-    DType, MAX_POSITION, Positions, Rope, RopeConfig, RopeOrder, RopeScaling, Rotate, Rotation, RowPositions,
-    TensorView,
+use wgpu_attention::position::{
+    MAX_POSITION, Positions, Rope, RopeConfig, RopeOrder, RopeScaling, Rotate, Rotation, RowPositions,
 };
+use wgpu_attention::reference;
+use wgpu_attention::reference::widen;
+use wgpu_attention::{DType, TensorView};
 
 use crate::harness::positions::{Setup, normals, places};
 use crate::harness::run::Layout;

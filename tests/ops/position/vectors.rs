@@ -1,11 +1,13 @@
 //! Other people's numbers: PyTorch's, those of Dive into Deep Learning, ONNX's and the formulas of `transformers`.
 
-use wgpu_attention::reference::compare::compare;
-use wgpu_attention::reference::{self, widen};
-use wgpu_attention::{
-    Attention, Config, DType, DeviceMask, Forward, PositionTable, Positions, Rope, RopeConfig, RopeOrder,
-    RopeScaling, Rotate, Rotation, RowPositions, TensorView,
+use wgpu_attention::mask::DeviceMask;
+use wgpu_attention::position::{
+    PositionTable, Positions, Rope, RopeConfig, RopeOrder, RopeScaling, Rotate, Rotation, RowPositions,
 };
+use wgpu_attention::reference;
+use wgpu_attention::reference::compare::compare;
+use wgpu_attention::reference::widen;
+use wgpu_attention::{Attention, Config, DType, Forward, TensorView};
 
 use super::scratch;
 use crate::harness::positions::Setup;

@@ -2,8 +2,10 @@
 
 use std::fmt;
 
-use wgpu_attention::reference::{self, widen};
-use wgpu_attention::{DType, Embedding, EmbeddingBackward, EmbeddingForward, Error, Scratch, TensorView};
+use wgpu_attention::reference;
+use wgpu_attention::reference::widen;
+use wgpu_attention::rows::{Embedding, EmbeddingBackward, EmbeddingForward};
+use wgpu_attention::{DType, Error, Scratch, TensorView};
 
 use crate::harness::case::largest;
 use crate::harness::run::{Layout, Placed};

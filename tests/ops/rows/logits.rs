@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-use wgpu_attention::reference::{self, widen};
-use wgpu_attention::{
-    DType, KernelForm, LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward, TensorView, TopK, TopKForward,
-    Tuning,
-};
+use wgpu_attention::reference;
+use wgpu_attention::reference::widen;
+use wgpu_attention::rows::{LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward, TopK, TopKForward};
+use wgpu_attention::tuning::KernelForm;
+use wgpu_attention::{DType, TensorView, Tuning};
 
 use crate::harness::case::{largest, widened};
 use crate::harness::run::{Layout, Placed};

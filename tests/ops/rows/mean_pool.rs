@@ -3,9 +3,9 @@
 use std::fmt;
 
 use wgpu_attention::reference::{self, Real, widen};
-use wgpu_attention::{
-    DType, KernelForm, MeanPool, MeanPoolBackward, MeanPoolForward, PooledRows, TensorView, Tuning,
-};
+use wgpu_attention::rows::{MeanPool, MeanPoolBackward, MeanPoolForward, PooledRows};
+use wgpu_attention::tuning::KernelForm;
+use wgpu_attention::{DType, TensorView, Tuning};
 
 use crate::harness::case::{largest, widened};
 use crate::harness::run::{Layout, Placed};

@@ -2,10 +2,11 @@
 
 use std::fmt;
 
-use wgpu_attention::reference::{self, widen};
-use wgpu_attention::{
-    DType, KernelForm, Norm, NormBackward, NormConfig, NormForward, Scratch, TensorView, Tuning,
-};
+use wgpu_attention::reference;
+use wgpu_attention::reference::widen;
+use wgpu_attention::rows::{Norm, NormBackward, NormConfig, NormForward};
+use wgpu_attention::tuning::KernelForm;
+use wgpu_attention::{DType, Scratch, TensorView, Tuning};
 
 use crate::harness::case::{largest, widened};
 use crate::harness::run::{Layout, Placed};

@@ -1,8 +1,10 @@
 //! Activations, gated ones and residual sums against the reference, forward and backward.
 
+use wgpu_attention::matmul::Activation;
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{activate, activation_slope};
-use wgpu_attention::{Activation, DType, Pointwise, PointwiseBackward, PointwiseForward, TensorView};
+use wgpu_attention::rows::{Pointwise, PointwiseBackward, PointwiseForward};
+use wgpu_attention::{DType, TensorView};
 
 use crate::harness::case::{largest, widened};
 use crate::harness::run::{Layout, Placed};

@@ -1,6 +1,7 @@
 //! The sort, alone: against a stable sort on the host, of every length and width, and the places that invert it.
 
-use wgpu_attention::{DType, RadixSort, Scratch, Sort, TensorView};
+use wgpu_attention::rows::{RadixSort, Sort};
+use wgpu_attention::{DType, Scratch, TensorView};
 
 use crate::harness::run::{Layout, Placed};
 use crate::harness::{Profile, Report, Rng, Values, full, profiles};

@@ -2,9 +2,8 @@
 
 use std::error::Error;
 
-use wgpu_attention::{
-    DType, Embedding, EmbeddingForward, Gpu, Norm, NormConfig, NormForward, NormWeights, TensorView,
-};
+use wgpu_attention::rows::{Embedding, EmbeddingForward, Norm, NormConfig, NormForward, NormWeights};
+use wgpu_attention::{DType, Gpu, TensorView};
 use wgpu_attention_models::{Safetensors, upload_f32};
 
 use crate::{EPSILON, POSITIONS, Tokens, WIDTH};

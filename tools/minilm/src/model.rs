@@ -2,11 +2,13 @@
 
 use std::error::Error;
 
-use wgpu_attention::{
-    Activation, BlockConfig, DType, DeviceMask, EncoderForward, EncoderLayerWeights, FeedForwardWeights, Gpu,
-    LayerConfig, Mask, MeanPool, MeanPoolForward, NormConfig, PooledRows, Scratch, ScratchSize, TensorView,
-    TransformerEncoder,
+use wgpu_attention::layers::{
+    BlockConfig, EncoderForward, EncoderLayerWeights, FeedForwardWeights, LayerConfig,
 };
+use wgpu_attention::mask::DeviceMask;
+use wgpu_attention::matmul::Activation;
+use wgpu_attention::rows::{MeanPool, MeanPoolForward, NormConfig, PooledRows};
+use wgpu_attention::{DType, Gpu, Mask, Scratch, ScratchSize, TensorView, TransformerEncoder};
 use wgpu_attention_models::{AttentionTensors, LinearTensors, Naming, Safetensors};
 
 use crate::{EPSILON, Embeddings, HEADS, HIDDEN, LAYERS, NormBuffers, Tokens, WIDTH};

@@ -1,11 +1,12 @@
 //! The gradients of `TransformerEncoder`.
 
+use wgpu_attention::layers::{EncoderBackward, EncoderForward};
+use wgpu_attention::matmul::Activation;
+use wgpu_attention::position::{Rope, RopeConfig, RowPositions};
 use wgpu_attention::reference::compare::compare;
 use wgpu_attention::reference::{self, LinearGradients, Real, widen};
-use wgpu_attention::{
-    Activation, DType, EncoderBackward, EncoderForward, Error, NormConfig, NormGradients, Rope, RopeConfig,
-    RowPositions, Scratch, TensorView, Tuning,
-};
+use wgpu_attention::rows::{NormConfig, NormGradients};
+use wgpu_attention::{DType, Error, Scratch, TensorView, Tuning};
 
 use super::data::Stack;
 use super::encoder::{Setup, drawn, vector};
@@ -317,9 +318,9 @@ fn bad_backward_calls_are_refused_before_anything_is_recorded() {
         }),
         &["d_final_norm", "without it"],
     );
-    let one = [wgpu_attention::EncoderLayerGradients::default()];
+    let one = [wgpu_attention::layers::EncoderLayerGradients::default()];
     refused(call.d_x(rows(3)).d_layers(&one), &["`d_layers`", "2", "1"]);
-    let mut two = [wgpu_attention::EncoderLayerGradients::default(); 2];
+    let mut two = [wgpu_attention::layers::EncoderLayerGradients::default(); 2];
     two[1].norms[0].weight = Some(TensorView::vector(&buffers[4], DType::F32, e + 1));
     refused(call.d_layers(&two), &["`d_norm.weight`", &format!("must be {e}")]);
     two[1].norms[0].weight = Some(TensorView::vector(&buffers[4], DType::F32, e));

@@ -1,11 +1,14 @@
 //! Layers that differ in one stack: each with its own mask, rotation, scale and softcap.
 
+use wgpu_attention::cache::Tokens;
+use wgpu_attention::layers::{EncoderBackward, EncoderForward, LayerCall, LayerConfig, NormOrder};
+use wgpu_attention::mask::DeviceMask;
+use wgpu_attention::matmul::Activation;
+use wgpu_attention::position::{Rope, RopeConfig, RowPositions};
+use wgpu_attention::reference;
+use wgpu_attention::reference::Options;
 use wgpu_attention::reference::compare::max_error;
-use wgpu_attention::reference::{self, Options};
-use wgpu_attention::{
-    Activation, Cache, CacheConfig, DType, DeviceMask, EncoderBackward, EncoderForward, Error, LayerCall,
-    LayerConfig, NormOrder, Rope, RopeConfig, RowPositions, Scratch, TensorView, Tokens,
-};
+use wgpu_attention::{Cache, CacheConfig, DType, Error, Scratch, TensorView};
 
 use super::backward::{self, Ask};
 use super::data::Stack;

@@ -1,14 +1,17 @@
 //! A stack with its data: on the host in any arithmetic, and on the device.
 
+use wgpu_attention::layers::{
+    BlockConfig, EncoderLayerGradients, EncoderLayerWeights, FeedForwardGradients, FeedForwardWeights,
+    LayerConfig, LayerGradients, LayerWeights, LinearGradients, NormOrder, OutputGate,
+};
+use wgpu_attention::matmul::Activation;
+use wgpu_attention::position::RowPositions;
 use wgpu_attention::reference::{
     self, HostEncoderLayer, HostFeedForward, HostLinear, HostNorm, HostWeights, Options, Real, activate,
     attention, join_heads, norm, project, split_heads, widen,
 };
-use wgpu_attention::{
-    Activation, BlockConfig, DType, EncoderLayerGradients, EncoderLayerWeights, FeedForwardGradients,
-    FeedForwardWeights, LayerConfig, LayerGradients, LayerWeights, Linear, LinearGradients, NormConfig,
-    NormGradients, NormOrder, NormWeights, OutputGate, RowPositions, Shape, TransformerEncoder,
-};
+use wgpu_attention::rows::{NormConfig, NormGradients, NormWeights};
+use wgpu_attention::{DType, Linear, Shape, TransformerEncoder};
 
 use super::by_layer::LayerData;
 use crate::harness::layer::{LayerCase, LinearData};

@@ -1,10 +1,11 @@
 //! `TransformerDecoder`, all rows at once and step by step.
 
+use wgpu_attention::cache::Tokens;
+use wgpu_attention::layers::{BlockConfig, DecoderForward, DecoderMemory, LayerConfig};
+use wgpu_attention::mask::DeviceMask;
+use wgpu_attention::position::{Rope, RopeConfig, RowPositions};
 use wgpu_attention::reference::compare::{Tolerance, compare, max_error};
-use wgpu_attention::{
-    BlockConfig, Cache, CacheConfig, DType, DecoderForward, DecoderMemory, DeviceMask, Error, LayerConfig,
-    Rope, RopeConfig, RowPositions, Scratch, TensorView, Tokens, Tuning,
-};
+use wgpu_attention::{Cache, CacheConfig, DType, Error, Scratch, TensorView, Tuning};
 
 use super::decoder_data::{NAMES, Stack, Weights, drawn, vector};
 use super::encoder::Setup;

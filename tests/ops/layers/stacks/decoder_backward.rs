@@ -1,11 +1,13 @@
 //! The gradients of `TransformerDecoder`.
 
+use wgpu_attention::layers::{
+    DecoderBackward, DecoderForward, DecoderLayerGradients, DecoderMemory, NormOrder,
+};
+use wgpu_attention::matmul::Activation;
 use wgpu_attention::reference::compare::max_error;
 use wgpu_attention::reference::{self, LinearGradients, Real, widen};
-use wgpu_attention::{
-    Activation, Cache, CacheConfig, DType, DecoderBackward, DecoderForward, DecoderLayerGradients,
-    DecoderMemory, Error, NormConfig, NormGradients, NormOrder, Scratch, TensorView, Tuning,
-};
+use wgpu_attention::rows::{NormConfig, NormGradients};
+use wgpu_attention::{Cache, CacheConfig, DType, Error, Scratch, TensorView, Tuning};
 
 use super::decoder_data::{Stack, Weights, drawn};
 use super::encoder::Setup;

@@ -1,13 +1,15 @@
 //! A decoder stack with its data: on the host in any arithmetic, and on the device.
 
+use wgpu_attention::layers::{
+    BlockConfig, DecoderLayerGradients, DecoderLayerWeights, FeedForwardGradients, FeedForwardWeights,
+    LayerConfig, LayerGradients, LayerWeights, NormOrder, OutputGate,
+};
+use wgpu_attention::matmul::Activation;
 use wgpu_attention::reference::{
     self, HostDecoderLayer, HostFeedForward, HostNorm, HostWeights, LayerShape, Options, Real, widen,
 };
-use wgpu_attention::{
-    Activation, BlockConfig, DType, DecoderLayerGradients, DecoderLayerWeights, Error, FeedForwardGradients,
-    FeedForwardWeights, LayerConfig, LayerGradients, LayerWeights, NormConfig, NormGradients, NormOrder,
-    OutputGate, TensorView, TransformerDecoder,
-};
+use wgpu_attention::rows::{NormConfig, NormGradients};
+use wgpu_attention::{DType, Error, TensorView, TransformerDecoder};
 
 use super::FAMILY;
 use super::by_layer::LayerData;

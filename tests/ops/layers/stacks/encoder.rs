@@ -2,11 +2,15 @@
 
 use std::fmt;
 
+use wgpu_attention::cache::Tokens;
+use wgpu_attention::layers::{EncoderBackward, EncoderForward, NormOrder, OutputGate};
+use wgpu_attention::mask::DeviceMask;
+use wgpu_attention::matmul::Activation;
+use wgpu_attention::position::RowPositions;
 use wgpu_attention::reference::compare::{EPSILON_BF16, EPSILON_F16, EPSILON_F32, Tolerance, compare};
-use wgpu_attention::{
-    Activation, Cache, CacheConfig, DType, DeviceMask, EncoderBackward, EncoderForward, KernelForm,
-    NormConfig, NormOrder, OutputGate, RowPositions, Scratch, TensorView, Tokens, Tuning, presets,
-};
+use wgpu_attention::rows::NormConfig;
+use wgpu_attention::tuning::KernelForm;
+use wgpu_attention::{Cache, CacheConfig, DType, Scratch, TensorView, Tuning, presets};
 
 use super::FAMILY;
 use super::data::Stack;

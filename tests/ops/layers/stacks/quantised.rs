@@ -1,13 +1,15 @@
 //! Norms of queries and keys with a quantised cache: it stores keys after their norm and rotation.
 
+use wgpu_attention::cache::{CacheRead, CacheStorage, ScaleGroup, Tokens};
+use wgpu_attention::layers::{EncoderForward, NormOrder, OutputGate};
+use wgpu_attention::matmul::Activation;
+use wgpu_attention::position::RowPositions;
+use wgpu_attention::reference::cache::scales;
 use wgpu_attention::reference::compare::max_error;
-use wgpu_attention::reference::{
-    activate, attention, cache::scales, feed_forward, join_heads, norm, project, split_heads,
-};
-use wgpu_attention::{
-    Activation, Cache, CacheConfig, CacheRead, CacheStorage, DType, EncoderForward, KernelForm, NormConfig,
-    NormOrder, OutputGate, RowPositions, ScaleGroup, Scratch, Shape, TensorView, Tokens, Tuning,
-};
+use wgpu_attention::reference::{activate, attention, feed_forward, join_heads, norm, project, split_heads};
+use wgpu_attention::rows::NormConfig;
+use wgpu_attention::tuning::KernelForm;
+use wgpu_attention::{Cache, CacheConfig, DType, Scratch, Shape, TensorView, Tuning};
 
 use super::data::Stack;
 use super::encoder::drawn;

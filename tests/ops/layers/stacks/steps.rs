@@ -1,6 +1,7 @@
 //! Rows in steps, whose keys and values a cache keeps.
 
-use wgpu_attention::{Cache, CacheConfig, CacheStorage, DType, Error};
+use wgpu_attention::cache::CacheStorage;
+use wgpu_attention::{Cache, CacheConfig, DType, Error};
 
 use crate::harness::{Profile, Rng};
 
