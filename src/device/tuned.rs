@@ -113,7 +113,7 @@ pub(crate) fn hash<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u64 {
 ///
 /// ```
 /// use wgpu_attention::tuning::Tuned;
-/// let mut tuned = Tuned::from_bytes(include_bytes!("../CHANGELOG.md")); // not such a file: nothing
+/// let mut tuned = Tuned::from_bytes(include_bytes!("../../CHANGELOG.md")); // not such a file: nothing
 /// tuned.merge(&Tuned::from_bytes(&tuned.to_bytes()));
 /// assert!(tuned.is_empty());
 /// ```
