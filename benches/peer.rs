@@ -29,10 +29,10 @@ use common::{device, layer};
 use serde_json::json;
 use wgpu_attention::mask::DeviceMask;
 use wgpu_attention::matmul::ProjectionForward;
-use wgpu_attention::tuning::Path::{Fused, Staged};
+use wgpu_attention::tuning::Algorithm::{Fused, Staged};
 use wgpu_attention::{
-    Attention, Config, DType, Forward, Gpu, Linear, Mask, Projection, Scratch, Shape, TensorView, Tuning,
-    wgpu,
+    Attention, Config, DType, Forward, Gpu, KernelOptions, Linear, Mask, Projection, Scratch, Shape,
+    TensorView, wgpu,
 };
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -294,7 +294,7 @@ impl Bench {
         Ok(())
     }
 
-    fn attend(&self, work: &Workload, variant: &str, path: wgpu_attention::tuning::Path) -> Result<()> {
+    fn attend(&self, work: &Workload, variant: &str, path: wgpu_attention::tuning::Algorithm) -> Result<()> {
         let shape = work.shape;
         let [q, k, v] =
             [self.upload(&work.f32("q")?)?, self.upload(&work.f32("k")?)?, self.upload(&work.f32("v")?)?];
@@ -303,7 +303,7 @@ impl Bench {
         let config = Config::new(shape.heads, shape.head_dim)
             .dtype(self.dtype())
             .kv_heads(shape.kv_heads)
-            .tuning(Tuning::new().path(path));
+            .kernel_options(KernelOptions::new().algorithm(path));
         let attention = Attention::with_pipelines(self.gpu.pipelines(), config)?;
         let view = |buffer, shape| TensorView::new(buffer, self.dtype(), shape);
         let mask = if work.causal { Mask::causal() } else { DeviceMask::none() };

@@ -5,8 +5,8 @@
 
 use wgpu_attention::cache::Tokens;
 use wgpu_attention::layers::{
-    BlockConfig, EncoderForward, EncoderLayerWeights, FeedForwardWeights, LayerConfig, LayerWeights,
-    NormOrder,
+    EncoderForward, EncoderLayerWeights, FeedForwardWeights, MultiHeadConfig, MultiHeadWeights, NormOrder,
+    TransformerLayerConfig,
 };
 use wgpu_attention::mask::DeviceMask;
 use wgpu_attention::matmul::{Activation, ProjectionForward};
@@ -62,12 +62,12 @@ impl Model {
                 };
                 let [query, key, value, out, up, down] = std::array::from_fn(linear);
                 let attention =
-                    LayerWeights { query, key, value, out, bias_kv: None, qk_norm: None, gate: None };
+                    MultiHeadWeights { query, key, value, out, bias_kv: None, qk_norm: None, gate: None };
                 let feed_forward = FeedForwardWeights { up, gate: None, down };
                 EncoderLayerWeights { attention, feed_forward, norms: [norm; 2] }
             })
             .collect();
-        let config = BlockConfig::new(LayerConfig::new(WIDTH, HEADS), 4 * WIDTH)
+        let config = TransformerLayerConfig::new(MultiHeadConfig::new(WIDTH, HEADS), 4 * WIDTH)
             .activation(Activation::GeluTanh)
             .order(NormOrder::Pre);
         let stack = TransformerEncoder::with_pipelines(gpu.pipelines(), config, &layers, Some(norm))?;

@@ -16,7 +16,7 @@
 //! | scores that are `v · tanh(W_q q + W_k k)`: Bahdanau's, Luong's concat | [`AdditiveAttention`](additive::AdditiveAttention) |
 //! | sequences too long for the square of their length | [`LinearAttention`](linear_attention::LinearAttention) |
 //! | a decoder-only model, as GPT-2 or Llama | [`TransformerEncoder`] with [`Mask::causal`], [`EncoderForward::cache`](layers::EncoderForward::cache), `examples/gpt.rs` |
-//! | a whole encoder, as BERT, or its parts | [`TransformerEncoder`], [`Norm`](rows::Norm), [`Pointwise`](rows::Pointwise) |
+//! | a whole encoder, as BERT, or its parts | [`TransformerEncoder`], [`Norm`](rows::Norm), [`Elementwise`](rows::Elementwise) |
 //! | a decoder with a memory to attend to, token by token | [`TransformerDecoder`] |
 //! | token ids, rows to average, logits | [`Embedding`](rows::Embedding), [`MeanPool`](rows::MeanPool), [`LogSoftmax`](rows::LogSoftmax), [`TopK`](rows::TopK) |
 //! | long sequences, and attention that need not be exact | [`Linformer`](linformer::Linformer), [`LshAttention`](lsh::LshAttention) |
@@ -28,7 +28,7 @@
 //!
 //! # From data to result
 //!
-//! A [`TensorView`] is a window of your buffer with any strides. A call ([`Forward`], [`LayerForward`](layers::LayerForward))
+//! A [`TensorView`] is a window of your buffer with any strides. A call ([`Forward`], [`MultiHeadForward`](layers::MultiHeadForward))
 //! names the tensors and the [`Mask`]. The operator checks everything, compiles what it needs the first
 //! time ([`Pipelines`]) and records dispatches into your encoder or pass; temporary memory is yours
 //! ([`Scratch`]). It never submits, copies or reads back. Whatever is wrong is an [`Error`] before anything
@@ -47,9 +47,9 @@
 //! `score = scale · q·k`, then softcap, then bias, ALiBi and relative bias, then the mask; weights are the
 //! softmax of a query's permitted scores; the output is their weighted sum of values. Sums are f32, f16 and
 //! bf16 are storage types. A query that sees no key has output 0 and lse −∞, never NaN. The same call on the same device
-//! gives the same bits, by the same plan ([`Tuning::fixed`]).
+//! gives the same bits, by the same plan ([`KernelOptions::fixed`]).
 //!
-//! Two paths compute it ([`Path`](tuning::Path)): the fused one in a single pass, without a score matrix, and the staged one, which
+//! Two algorithms compute it ([`Algorithm`](tuning::Algorithm)): the fused one in a single pass, without a score matrix, and the staged one, which
 //! has that matrix in memory and takes over where the attention weights themselves are asked for. Where few queries
 //! meet many keys, as in generation, the fused path splits the keys among workgroups and merges what they found.
 
@@ -86,7 +86,7 @@ mod tune;
 pub use attention::{Attention, Backward, Config, Forward};
 pub use cache::{Cache, CacheConfig};
 pub use gpu::{Gpu, UploadedMask};
-pub use kernel::{Pipelines, Scratch, ScratchSize, Tuning};
+pub use kernel::{KernelOptions, Pipelines, Scratch, ScratchSize};
 pub use layers::{MultiHeadAttention, TransformerDecoder, TransformerEncoder};
 pub use mask::{Alignment, Dropout, Mask};
 pub use matmul::{Linear, Projection};
@@ -96,9 +96,9 @@ pub use wgpu;
 
 /// Kernels on a device: which are right, which plans are fastest, what a caller may say about either.
 pub mod tuning {
-    pub use crate::device::{Family, Report, Tuned, Verdict};
-    pub use crate::kernel::{KernelForm, MatrixUnits, Path, Tuning};
-    pub use crate::tune::{Measured, TuneLimits, Workload};
+    pub use crate::device::{Family, Report, TuningCache, Verdict};
+    pub use crate::kernel::{Algorithm, KernelOptions, MatrixUnits, Target};
+    pub use crate::tune::{Measured, TuningBudget, Workload};
 }
 
 /// Code in the README and in docs/ is compiled with the documentation tests.

@@ -1,6 +1,6 @@
 //! A self-attention layer, and its result against the reference.
 
-use wgpu_attention::layers::{LayerConfig, LayerForward, LayerWeights};
+use wgpu_attention::layers::{MultiHeadConfig, MultiHeadForward, MultiHeadWeights};
 use wgpu_attention::reference::compare::{Difference, Mismatch, compare};
 use wgpu_attention::reference::{self, HostLinear, HostWeights, Options, Real, widen};
 use wgpu_attention::{DType, Gpu, Linear, MultiHeadAttention, TensorView, wgpu};
@@ -10,7 +10,7 @@ use super::timer::noise;
 
 /// The buffers of a self-attention layer, `[in, out]` weights (`transposed`) or `[out, in]`.
 pub struct Layer {
-    config: LayerConfig,
+    config: MultiHeadConfig,
     embed: usize,
     length: usize,
     dtype: DType,
@@ -37,7 +37,7 @@ impl Layer {
         let [x, in_proj, out_proj] = &data;
         let embed = x.len() / length;
         Layer {
-            config: LayerConfig::new(embed, heads).dtype(dtype),
+            config: MultiHeadConfig::new(embed, heads).dtype(dtype),
             embed,
             length,
             dtype,
@@ -81,7 +81,7 @@ impl Layer {
         let in_proj = self.matrix(&self.in_proj, 3 * embed);
         let part = |n| Linear { weight: in_proj.slice(2, n * embed, embed), bias: None };
         let out = Linear { weight: self.matrix(&self.out_proj, embed), bias: None };
-        let weights = LayerWeights {
+        let weights = MultiHeadWeights {
             query: part(0),
             key: part(1),
             value: part(2),
@@ -93,9 +93,9 @@ impl Layer {
         MultiHeadAttention::with_pipelines(gpu.pipelines(), self.config, &weights).expect("layer")
     }
 
-    pub fn call(&self) -> LayerForward<'_> {
+    pub fn call(&self) -> MultiHeadForward<'_> {
         let sequence = |buffer| TensorView::sequence(buffer, self.dtype, [1, self.length, self.embed]);
-        LayerForward::self_attention(sequence(&self.x), sequence(&self.y))
+        MultiHeadForward::self_attention(sequence(&self.x), sequence(&self.y))
     }
 
     /// Compares all of the result; of weights `[out, in]`.
@@ -121,7 +121,7 @@ impl Layer {
             qk_norm: None,
             gate: None,
         };
-        let shape = reference::LayerShape { batch: 1, q_len: self.length, kv_len: self.length };
+        let shape = reference::MultiHeadShape { batch: 1, q_len: self.length, kv_len: self.length };
         reference::multi_head([&x[..]; 3], shape, &self.config, &weights, &Options::default())
             .expect("the reference knows the layer")
             .out

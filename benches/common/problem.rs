@@ -7,10 +7,10 @@ use wgpu_attention::reference::compare::{
     Difference, EPSILON_BF16, EPSILON_F16, EPSILON_F32, Mismatch, Tolerance, compare,
 };
 use wgpu_attention::reference::{Options, widen};
-use wgpu_attention::tuning::{MatrixUnits, Path};
+use wgpu_attention::tuning::{Algorithm, MatrixUnits};
 use wgpu_attention::{
-    Alignment, Attention, Config, DType, Error, Forward, Gpu, HostTensor, Mask, Scratch, Shape, TensorView,
-    Tuning, UploadedMask, wgpu,
+    Alignment, Attention, Config, DType, Error, Forward, Gpu, HostTensor, KernelOptions, Mask, Scratch,
+    Shape, TensorView, UploadedMask, wgpu,
 };
 
 #[cfg(not(target_arch = "wasm32"))]
@@ -212,17 +212,17 @@ impl Problem {
         let Case { shape, rule, dtype, .. } = self.case;
         let Shape { heads, kv_heads, head_dim, value_dim, .. } = shape;
         let (path, units) = match way {
-            Way::Staged => (Path::Staged, MatrixUnits::Never),
-            Way::Fused => (Path::Fused, MatrixUnits::Never),
-            Way::Matrix => (Path::Fused, MatrixUnits::Always),
-            Way::Auto | Way::Ruled => (Path::Auto, MatrixUnits::Auto),
+            Way::Staged => (Algorithm::Staged, MatrixUnits::Never),
+            Way::Fused => (Algorithm::Fused, MatrixUnits::Never),
+            Way::Matrix => (Algorithm::Fused, MatrixUnits::Always),
+            Way::Auto | Way::Ruled => (Algorithm::Auto, MatrixUnits::Auto),
         };
-        let tuning = if way == Way::Ruled { Tuning::fixed() } else { Tuning::new() };
+        let kernel_options = if way == Way::Ruled { KernelOptions::fixed() } else { KernelOptions::new() };
         let config =
             Config::new(heads, head_dim).kv_heads(kv_heads).value_dim(value_dim).softcap(rule.softcap());
         Attention::with_pipelines(
             gpu.pipelines(),
-            config.dtype(dtype).tuning(tuning.path(path).matrix_units(units)),
+            config.dtype(dtype).kernel_options(kernel_options.algorithm(path).matrix_units(units)),
         )
     }
 

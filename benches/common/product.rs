@@ -5,7 +5,7 @@ use wgpu_attention::reference;
 use wgpu_attention::reference::compare::{Difference, Mismatch, compare};
 use wgpu_attention::reference::widen;
 use wgpu_attention::tuning::MatrixUnits;
-use wgpu_attention::{DType, Gpu, Linear, Projection, TensorView, Tuning, wgpu};
+use wgpu_attention::{DType, Gpu, KernelOptions, Linear, Projection, TensorView, wgpu};
 
 use super::problem::{blank, read, rounded, tolerance, upload};
 use super::timer::noise;
@@ -31,7 +31,7 @@ impl Product {
     }
 
     pub fn operator(&self, gpu: &Gpu, units: MatrixUnits) -> Projection {
-        Projection::with_pipelines(gpu.pipelines()).tuning(Tuning::new().matrix_units(units))
+        Projection::with_pipelines(gpu.pipelines()).kernel_options(KernelOptions::new().matrix_units(units))
     }
 
     pub fn call(&self) -> ProjectionForward<'_> {

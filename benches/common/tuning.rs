@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use rows::Row;
-use wgpu_attention::layers::LayerConfig;
-use wgpu_attention::tuning::{Measured, TuneLimits, Workload};
+use wgpu_attention::layers::MultiHeadConfig;
+use wgpu_attention::tuning::{Measured, TuningBudget, Workload};
 use wgpu_attention::{DType, Gpu, Shape};
 
 use super::bed::median;
@@ -37,13 +37,13 @@ fn workload(case: &Case) -> Workload {
 }
 
 /// For a workload: half a second where kernels compile in no time, more on programs, which compile for seconds.
-fn limits(gpu: &Gpu) -> TuneLimits {
+fn limits(gpu: &Gpu) -> TuningBudget {
     let seconds = match (quick(), device::software(gpu)) {
         (true, _) => 0.0,
         (false, true) => 10.0,
         (false, false) => 0.5,
     };
-    TuneLimits::new().time(Duration::from_secs_f64(seconds))
+    TuningBudget::new().time(Duration::from_secs_f64(seconds))
 }
 
 /// Prints what was found for each, then what calls take with it and by the rules, interleaved.
@@ -56,7 +56,7 @@ pub fn print() {
     println!("{} {} {}", info.name, info.driver, info.driver_info);
     let cases =
         cases(!device::software(&gpu) && gpu.device().features().contains(wgpu::Features::SHADER_F16));
-    let layer = Workload::layer(&LayerConfig::new(512, 8), 1, 512);
+    let layer = Workload::layer(&MultiHeadConfig::new(512, 8), 1, 512);
     let product = Workload::product([1024; 3], DType::F32);
     let workloads: Vec<Workload> = cases.iter().map(workload).chain(layer).chain([product]).collect();
     for workload in workloads {

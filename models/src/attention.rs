@@ -1,6 +1,6 @@
 //! The names that published models give to an attention layer's weights, as one struct.
 
-use wgpu_attention::layers::{LayerConfig, LayerWeights};
+use wgpu_attention::layers::{MultiHeadConfig, MultiHeadWeights};
 use wgpu_attention::{Gpu, Linear};
 
 use crate::Tensors;
@@ -178,7 +178,7 @@ impl<'a> AttentionTensors<'a> {
     ///
     /// # Errors
     /// [`Error::Shape`] where the widths are not made of `heads` equal heads; [`Error::Type`] for types that operators do not read.
-    pub fn config(&self, heads: usize) -> Result<LayerConfig, Error> {
+    pub fn config(&self, heads: usize) -> Result<MultiHeadConfig, Error> {
         let ([width, features], [key_width, key_features]) = (self.query.size(), self.key.size());
         let not = || self.query.weight.wrong_shape(format!("its rows to be those of {heads} heads"));
         let head_dim = width.checked_div(heads).filter(|d| *d > 0 && d * heads == width).ok_or_else(not)?;
@@ -188,7 +188,7 @@ impl<'a> AttentionTensors<'a> {
                 "its rows to be heads of {head_dim}, of which {heads} are a multiple"
             )));
         }
-        Ok(LayerConfig::new(features, heads)
+        Ok(MultiHeadConfig::new(features, heads)
             .kv_heads(kv_heads)
             .head_dim(head_dim)
             .value_dim(head_dim)
@@ -243,8 +243,8 @@ impl AttentionBuffers {
     ///
     /// # Errors
     /// As [`DeviceTensor::view`].
-    pub fn view(&self) -> Result<LayerWeights<'_>, Error> {
-        Ok(LayerWeights {
+    pub fn view(&self) -> Result<MultiHeadWeights<'_>, Error> {
+        Ok(MultiHeadWeights {
             query: self.query.view()?,
             key: self.key.view()?,
             value: self.value.view()?,

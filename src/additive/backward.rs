@@ -238,7 +238,7 @@ impl AdditiveAttention {
             let why = "nothing is asked for: give `d_q`, `d_k`, `d_v` or `d_score_vector`";
             return Err(Error::Unsupported { what: "a backward pass without gradients", why });
         }
-        if config.tuning.matrix_units == MatrixUnits::Always {
+        if config.kernel_options.matrix_units == MatrixUnits::Always {
             let why = "they multiply, and an additive score is a sum of tanh; leave the matrix units to Auto";
             return Err(Error::Unsupported { what: "matrix units for this call", why });
         }
@@ -279,7 +279,7 @@ impl AdditiveAttention {
             dropout,
             scale: 1.0,
             softcap: None,
-            tuning: config.tuning,
+            kernel_options: config.kernel_options,
         };
         Ok(AdditiveProblem { problem, score_vector, d_score_vector: call.d_score_vector })
     }

@@ -17,7 +17,7 @@ use crate::tensor::TensorView;
 /// | `weights` | `[batch, heads, q_len, kv_len]`, or one head for their mean | F32, F16 or BF16 |
 /// | `scores` | `[batch, heads, q_len, kv_len]` | F32, F16 or BF16 |
 ///
-/// Weights and scores are computed with a score matrix in memory ([`Path::Staged`](crate::tuning::Path::Staged)); without them there is
+/// Weights and scores are computed with a score matrix in memory ([`Algorithm::Staged`](crate::tuning::Algorithm::Staged)); without them there is
 /// none.
 #[derive(Clone, Copy, Debug)]
 #[must_use]

@@ -1,7 +1,7 @@
 //! The configuration of additive attention.
 
 use crate::attention::Config;
-use crate::kernel::Tuning;
+use crate::kernel::KernelOptions;
 use crate::tensor::DType;
 
 /// What is fixed when an [`AdditiveAttention`](super::AdditiveAttention) is made.
@@ -32,8 +32,8 @@ impl AdditiveConfig {
 
     /// How it is computed, not what. There is no use for matrix units: [`MatrixUnits::Always`](crate::tuning::MatrixUnits::Always) is
     /// refused.
-    pub fn tuning(self, tuning: Tuning) -> Self {
-        AdditiveConfig(self.0.tuning(tuning))
+    pub fn kernel_options(self, kernel_options: KernelOptions) -> Self {
+        AdditiveConfig(self.0.kernel_options(kernel_options))
     }
 
     /// Features and limits to request of `adapter`, as [`Config::required`](crate::Config::required) says.

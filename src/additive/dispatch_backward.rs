@@ -80,8 +80,8 @@ pub(crate) fn plan(call: &AdditiveProblem, device: &DeviceFacts) -> Result<Addit
     let of_keys = problem.d_k.is_some() || problem.d_v.is_some();
     // The sums of weights are of queries' rectangles too.
     let wanted = Sides { queries: true, keys: of_keys };
-    let rectangles = attention::plan::rectangles(&shape, wanted, problem.tuning.most_work(), device);
-    let cpu = problem.tuning.form.choose(GRADIENTS, device);
+    let rectangles = attention::plan::rectangles(&shape, wanted, problem.kernel_options.most_work(), device);
+    let cpu = problem.kernel_options.target.choose(GRADIENTS, device);
     let of_rows = rectangles.iter().filter(|(_, sides)| sides.queries);
     let longest = of_rows.map(|(r, _)| r.queries.len()).max().unwrap_or(1);
     let row_lanes = AdditiveBackward::row_lanes(longest.min(shape.q_len), cpu);
@@ -240,9 +240,12 @@ impl<'a> Part<'_, 'a> {
     }
 
     fn scores(&self) -> Dispatch<'a> {
-        let AdditiveProblem { problem: BackwardProblem { shape, q, k, tuning, .. }, score_vector, .. } =
-            *self.call;
-        let cpu = tuning.form.choose(STAGED, self.device);
+        let AdditiveProblem {
+            problem: BackwardProblem { shape, q, k, kernel_options, .. },
+            score_vector,
+            ..
+        } = *self.call;
+        let cpu = kernel_options.target.choose(STAGED, self.device);
         let [batch, queries, keys] = self.rectangle.sizes();
         let key_lanes = AdditiveScores::key_lanes(queries, cpu);
         let call = AdditiveScoresCall {
@@ -266,7 +269,7 @@ impl<'a> Part<'_, 'a> {
 
     /// `d_out · v` of all pairs of the rectangle, a product.
     fn d_weights(&self) -> Dispatch<'a> {
-        let BackwardProblem { shape, v, d_out, tuning, .. } = self.call.problem;
+        let BackwardProblem { shape, v, d_out, kernel_options, .. } = self.call.problem;
         let Rectangle { batch, queries, keys } = self.rectangle;
         let part = |t: TensorView<'a>, rows: &std::ops::Range<usize>| {
             t.slice(0, batch.start, batch.len()).slice(2, rows.start, rows.len())
@@ -274,7 +277,8 @@ impl<'a> Part<'_, 'a> {
         let (d_out, v) = (part(d_out, queries), part(v, keys));
         let inner = Shape { batch: batch.len(), q_len: queries.len(), kv_len: keys.len(), ..shape };
         let product = MatmulShape { batch: inner.batch * shape.heads, rows: inner.q_len, cols: inner.kv_len };
-        let tiles = matmul::plan::tiles(product, tuning.form.choose(STAGED, self.device), self.device);
+        let tiles =
+            matmul::plan::tiles(product, kernel_options.target.choose(STAGED, self.device), self.device);
         let none = DeviceMask::none();
         let mask_params = kernels::MaskParams::new(&none, &inner, 0, None, self.device);
         let call = ScoresCall {

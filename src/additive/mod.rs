@@ -168,7 +168,7 @@ impl AdditiveAttention {
             scale: 1.0,
             softcap: None,
             score_vector: Some(score_vector),
-            tuning: config.tuning,
+            kernel_options: config.kernel_options,
         })
     }
 }

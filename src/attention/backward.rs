@@ -326,7 +326,7 @@ impl Attention {
         check_aliasing(&gradients, &read)?;
         let scale = scale_in_f32(config.scale, shape.head_dim);
         let softcap = config.softcap.map(|c| c as f32);
-        let tuning = config.tuning;
+        let kernel_options = config.kernel_options;
         Ok(BackwardProblem {
             shape,
             appended: 0,
@@ -348,7 +348,7 @@ impl Attention {
             partial,
             scale,
             softcap,
-            tuning,
+            kernel_options,
         })
     }
 }

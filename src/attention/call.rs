@@ -114,7 +114,7 @@ impl<'a> Forward<'a> {
         self
     }
 
-    /// Writes the scores there, as they are at a stage on their way to the softmax. [`Path::Staged`](crate::tuning::Path::Staged)
+    /// Writes the scores there, as they are at a stage on their way to the softmax. [`Algorithm::Staged`](crate::tuning::Algorithm::Staged)
     /// then computes the call.
     #[doc(alias = "qk_matmul_output")]
     pub fn scores(mut self, scores: TensorView<'a>, stage: ScoreStage) -> Self {

@@ -2,7 +2,7 @@
 
 use super::check_options;
 use crate::device::{DeviceFacts, Family};
-use crate::kernel::Tuning;
+use crate::kernel::KernelOptions;
 use crate::tensor::dtype::FLOAT;
 use crate::tensor::{DType, Error, Shape};
 
@@ -17,7 +17,7 @@ pub struct Config {
     pub(crate) dtype: DType,
     pub(crate) scale: Option<f64>,
     pub(crate) softcap: Option<f64>,
-    pub(crate) tuning: Tuning,
+    pub(crate) kernel_options: KernelOptions,
 }
 
 impl Config {
@@ -31,7 +31,7 @@ impl Config {
             dtype: DType::F32,
             scale: None,
             softcap: None,
-            tuning: Tuning::default(),
+            kernel_options: KernelOptions::default(),
         }
     }
 
@@ -76,9 +76,9 @@ impl Config {
         self
     }
 
-    /// How it is computed, not what; see [`Tuning`].
-    pub fn tuning(mut self, tuning: Tuning) -> Self {
-        self.tuning = tuning;
+    /// How it is computed, not what; see [`KernelOptions`].
+    pub fn kernel_options(mut self, kernel_options: KernelOptions) -> Self {
+        self.kernel_options = kernel_options;
         self
     }
 
@@ -89,7 +89,7 @@ impl Config {
     /// experimental one of wgpu's, which takes its consent (see
     /// [`Pipelines::with_adapter`](crate::Pipelines::with_adapter)).
     pub fn required(&self, adapter: &wgpu::Adapter) -> (wgpu::Features, wgpu::Limits) {
-        let halves = self.dtype == DType::F16 || self.tuning.f16_operands;
+        let halves = self.dtype == DType::F16 || self.kernel_options.f16_operands;
         let wanted = if halves { wgpu::Features::SHADER_F16 } else { wgpu::Features::empty() };
         let best = adapter.limits();
         let limits = wgpu::Limits {

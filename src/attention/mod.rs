@@ -266,7 +266,7 @@ impl Attention {
             scale: scale_in_f32(self.config.scale, shape.head_dim),
             softcap: self.config.softcap.map(|c| c as f32),
             score_vector: None,
-            tuning: self.config.tuning,
+            kernel_options: self.config.kernel_options,
         };
         let extras = &problem.extras;
         check_extras(extras, &shape, device)?;

@@ -7,7 +7,7 @@ use crate::cache::{Append, Cache, CacheConfig, CacheRead, CacheStorage, ScaleGro
 use crate::device::DeviceFacts;
 use crate::gpu::Gpu;
 use crate::kernel::guard::Watch;
-use crate::kernel::{MatrixUnits, Scratch, Tuning};
+use crate::kernel::{KernelOptions, MatrixUnits, Scratch};
 use crate::mask::{DeviceMask, HostMask};
 use crate::matmul::{Linear, Projection, ProjectionForward};
 use crate::reference::cache::stored;
@@ -139,7 +139,7 @@ async fn halves(gpu: &Gpu, dtype: DType, shape: Shape, units: MatrixUnits) -> Re
     let [q, k, v] = [&data[0], &data[1], &data[2]].map(|x| gpu.upload(x));
     let (q, k, v, out) = (q?, k?, v?, gpu.buffer(2 * count(shape.out()))?);
     let config = Config::new(shape.heads, shape.head_dim).kv_heads(shape.kv_heads).value_dim(shape.value_dim);
-    let config = config.dtype(dtype).tuning(Tuning::new().matrix_units(units));
+    let config = config.dtype(dtype).kernel_options(KernelOptions::new().matrix_units(units));
     let attention = Attention::with_pipelines(gpu.pipelines(), config)?;
     let call = Forward::new(
         TensorView::new(&q, dtype, shape.q()),

@@ -13,7 +13,7 @@ pub use family::Family;
 use family::TwoForms;
 use registers::Registers;
 pub use report::{Report, Verdict};
-pub use tuned::Tuned;
+pub use tuned::TuningCache;
 use tuned::{Class, Pick, Picks};
 
 use std::sync::Arc;

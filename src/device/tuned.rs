@@ -112,19 +112,19 @@ pub(crate) fn hash<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u64 {
 /// kept and not used; lines that are damaged, and files of another format, are ignored.
 ///
 /// ```
-/// use wgpu_attention::tuning::Tuned;
-/// let mut tuned = Tuned::from_bytes(include_bytes!("../../CHANGELOG.md")); // not such a file: nothing
-/// tuned.merge(&Tuned::from_bytes(&tuned.to_bytes()));
+/// use wgpu_attention::tuning::TuningCache;
+/// let mut tuned = TuningCache::from_bytes(include_bytes!("../../CHANGELOG.md")); // not such a file: nothing
+/// tuned.merge(&TuningCache::from_bytes(&tuned.to_bytes()));
 /// assert!(tuned.is_empty());
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Tuned {
+pub struct TuningCache {
     entries: BTreeMap<(u64, Class), Pick>,
 }
 
 const FORMAT: &str = "wgpu-attention tuned 1";
 
-impl Tuned {
+impl TuningCache {
     /// Nothing.
     pub fn new() -> Self {
         Self::default()
@@ -141,7 +141,7 @@ impl Tuned {
     }
 
     /// Adds what `other` has; where both have an entry, that of `other` stays.
-    pub fn merge(&mut self, other: &Tuned) {
+    pub fn merge(&mut self, other: &TuningCache) {
         self.entries.extend(&other.entries);
     }
 
@@ -163,9 +163,9 @@ impl Tuned {
         let mut lines =
             bytes.split(|byte| *byte == b'\n').map(|line| std::str::from_utf8(line).unwrap_or(""));
         if lines.next().map(str::trim_end) != Some(FORMAT) {
-            return Tuned::new();
+            return TuningCache::new();
         }
-        Tuned { entries: lines.filter_map(|line| entry(line.trim_end())).collect() }
+        TuningCache { entries: lines.filter_map(|line| entry(line.trim_end())).collect() }
     }
 
     /// What the file at `path` holds; nothing where there is none, or none that can be read.
@@ -179,7 +179,7 @@ impl Tuned {
             std::io::Read::read_to_end(&mut file, &mut bytes)?;
             Ok::<_, std::io::Error>(bytes)
         };
-        read().map_or_else(|_| Tuned::new(), |bytes| Tuned::from_bytes(&bytes))
+        read().map_or_else(|_| TuningCache::new(), |bytes| TuningCache::from_bytes(&bytes))
     }
 
     /// Adds these entries to the file at `path`, which is made if there is none, and returns all that it then has. Several processes may
@@ -188,14 +188,14 @@ impl Tuned {
     /// # Errors
     /// A path that cannot be written.
     #[cfg(not(target_arch = "wasm32"))]
-    pub fn write(&self, path: impl AsRef<std::path::Path>) -> std::io::Result<Tuned> {
+    pub fn write(&self, path: impl AsRef<std::path::Path>) -> std::io::Result<TuningCache> {
         use std::io::{Read as _, Seek as _, Write as _};
         let mut options = std::fs::OpenOptions::new();
         let mut file = options.read(true).write(true).create(true).truncate(false).open(path)?;
         file.lock()?;
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes)?;
-        let mut all = Tuned::from_bytes(&bytes);
+        let mut all = TuningCache::from_bytes(&bytes);
         all.merge(self);
         file.rewind()?;
         file.set_len(0)?;
@@ -206,7 +206,7 @@ impl Tuned {
     /// `picks` of one device.
     pub(crate) fn of(device: u64, picks: Option<&Picks>) -> Self {
         let picks = picks.into_iter().flatten();
-        Tuned { entries: picks.map(|(class, pick)| ((device, *class), *pick)).collect() }
+        TuningCache { entries: picks.map(|(class, pick)| ((device, *class), *pick)).collect() }
     }
 
     /// Those of one device.
@@ -234,8 +234,8 @@ fn entry(line: &str) -> Option<((u64, Class), Pick)> {
 mod tests {
     use super::*;
 
-    fn some() -> Tuned {
-        let mut tuned = Tuned::new();
+    fn some() -> TuningCache {
+        let mut tuned = TuningCache::new();
         for (n, registers) in [None, Some(Registers::Narrow), Some(Registers::Wide)].into_iter().enumerate() {
             let class = Class::new(n as u32, [1, 2, 3, 4], [5, 1 << n, 0, usize::MAX]);
             let pick = Pick {
@@ -248,17 +248,17 @@ mod tests {
                 keys: n as u32,
                 splits: 3 * n as i8 - 3,
             };
-            tuned.merge(&Tuned::of(7 + n as u64 / 2, Some(&Picks::from([(class, pick)]))));
+            tuned.merge(&TuningCache::of(7 + n as u64 / 2, Some(&Picks::from([(class, pick)]))));
         }
         tuned
     }
 
     #[test]
     fn what_was_written_is_read() {
-        assert_eq!(Tuned::from_bytes(&some().to_bytes()), some());
+        assert_eq!(TuningCache::from_bytes(&some().to_bytes()), some());
         assert_eq!([7, 8, 9].map(|device| some().picks(device).len()), [2, 1, 0]);
         let windows = String::from_utf8(some().to_bytes()).expect("text").replace('\n', "\r\n");
-        assert_eq!(Tuned::from_bytes(windows.as_bytes()), some());
+        assert_eq!(TuningCache::from_bytes(windows.as_bytes()), some());
         let mut both = some();
         both.merge(&some());
         assert_eq!(both, some());
@@ -280,7 +280,7 @@ mod tests {
         let bytes = some().to_bytes();
         let lines = bytes.iter().filter(|byte| **byte == b'\n').count() - 1;
         for end in 0..bytes.len() {
-            let read = Tuned::from_bytes(&bytes[..end]);
+            let read = TuningCache::from_bytes(&bytes[..end]);
             assert!(read.entries.iter().all(|(key, pick)| some().entries.get(key) == Some(pick)));
             let whole = bytes[..end].iter().filter(|byte| **byte == b'\n').count().saturating_sub(1);
             // The last line is whole without its end.
@@ -294,7 +294,7 @@ mod tests {
         for bit in 0..8 * bytes.len() {
             let mut flipped = bytes.clone();
             flipped[bit / 8] ^= 1 << (bit % 8);
-            let read = Tuned::from_bytes(&flipped);
+            let read = TuningCache::from_bytes(&flipped);
             assert!(
                 read.entries.iter().all(|(key, pick)| some().entries.get(key) == Some(pick)),
                 "bit {bit}"
@@ -313,15 +313,15 @@ mod tests {
     #[test]
     fn files_grow_and_damaged_ones_are_replaced() {
         let path = path("files");
-        assert_eq!(Tuned::read(&path), Tuned::new());
-        let [first, second] = [7, 8].map(|device| Tuned::of(device, Some(&some().picks(device))));
+        assert_eq!(TuningCache::read(&path), TuningCache::new());
+        let [first, second] = [7, 8].map(|device| TuningCache::of(device, Some(&some().picks(device))));
         assert_eq!(first.write(&path).expect("a file"), first);
         assert_eq!(second.write(&path).expect("a file"), some());
-        assert_eq!(Tuned::read(&path), some());
+        assert_eq!(TuningCache::read(&path), some());
         std::fs::write(&path, [0xff; 4000]).expect("a file");
-        assert_eq!(Tuned::read(&path), Tuned::new());
+        assert_eq!(TuningCache::read(&path), TuningCache::new());
         assert_eq!(first.write(&path).expect("a file"), first);
-        assert_eq!(Tuned::read(&path), first);
+        assert_eq!(TuningCache::read(&path), first);
         std::fs::remove_file(&path).expect("a file");
         assert!(first.write(path.join("below a file that is not there")).is_err());
     }
@@ -334,7 +334,7 @@ mod tests {
     fn two_processes_write_at_once() {
         let entry = |device: u64, n: usize| {
             let class = Class::new(0, [n as u32; 4], [1; 4]);
-            Tuned::of(device, Some(&Picks::from([(class, Pick { rows: n as u32, ..Pick::default() })])))
+            TuningCache::of(device, Some(&Picks::from([(class, Pick { rows: n as u32, ..Pick::default() })])))
         };
         if let Ok(told) = std::env::var(WRITER) {
             let (device, path) = told.split_once(' ').expect("a device and a path");
@@ -357,9 +357,9 @@ mod tests {
         for mut process in [1, 2].map(spawn) {
             assert!(process.wait().expect("an end").success());
         }
-        let mut all = Tuned::new();
+        let mut all = TuningCache::new();
         (0..WRITES).for_each(|n| [1, 2].iter().for_each(|device| all.merge(&entry(*device, n))));
-        assert_eq!(Tuned::read(&path), all);
+        assert_eq!(TuningCache::read(&path), all);
         std::fs::remove_file(&path).expect("a file");
     }
 

@@ -17,11 +17,11 @@ use crate::device::Report;
 use crate::device::opengl::{is_opengl, lock_opengl};
 use crate::kernel::guard::{Watch, guarded};
 use crate::kernel::{Pipelines, Scratch};
-use crate::layers::multi_head::config::{LayerConfig, Side};
-use crate::layers::multi_head::{LayerForward, LayerWeights, MultiHeadAttention, NORMS};
+use crate::layers::multi_head::config::{MultiHeadConfig, Side};
+use crate::layers::multi_head::{MultiHeadAttention, MultiHeadForward, MultiHeadWeights, NORMS};
 use crate::mask::HostMask;
 use crate::presets::{Table, TableData};
-use crate::reference::{Attended, HostWeights, LayerShape, Options};
+use crate::reference::{Attended, HostWeights, MultiHeadShape, Options};
 use crate::rows::norm::NormWeights;
 use crate::tensor::{DType, Error, Shape, count};
 
@@ -257,8 +257,8 @@ impl Gpu {
     pub fn multi_head(
         &self,
         inputs: [&[f32]; 3],
-        shape: LayerShape,
-        config: &LayerConfig,
+        shape: MultiHeadShape,
+        config: &MultiHeadConfig,
         weights: &HostWeights<f32>,
         options: &Options,
     ) -> Result<Attended<f32>, Error> {
@@ -272,13 +272,13 @@ impl Gpu {
     pub async fn multi_head_async(
         &self,
         inputs: [&[f32]; 3],
-        shape: LayerShape,
-        config: &LayerConfig,
+        shape: MultiHeadShape,
+        config: &MultiHeadConfig,
         weights: &HostWeights<'_, f32>,
         options: &Options<'_>,
     ) -> Result<Attended<f32>, Error> {
         config.check()?;
-        let LayerShape { batch, q_len, kv_len } = shape;
+        let MultiHeadShape { batch, q_len, kv_len } = shape;
         let sides = [
             ("query", &weights.query, config.side(Side::Query), q_len),
             ("key", &weights.key, config.side(Side::Key), kv_len),
@@ -316,7 +316,7 @@ impl Gpu {
             weight: uploaded[2 * n].as_ref().map(Uploaded::view),
             bias: uploaded[2 * n + 1].as_ref().map(Uploaded::view),
         };
-        let views = LayerWeights {
+        let views = MultiHeadWeights {
             query: linears[0].view(),
             key: linears[1].view(),
             value: linears[2].view(),
@@ -335,7 +335,7 @@ impl Gpu {
         let dropout = UploadedDropout::new(self, options)?;
         let weights = options.weights.then_some(inner);
         let out = Outputs::new(self, [batch, 1, q_len, config.out_features], Some(inner), weights)?;
-        let call = LayerForward::new(xs[0].view(), xs[1].view(), xs[2].view(), out.out.view())
+        let call = MultiHeadForward::new(xs[0].view(), xs[1].view(), xs[2].view(), out.out.view())
             .mask(mask.view())
             .lse(out.lse.as_ref().map(Uploaded::view))
             .weights(out.weights.as_ref().map(Uploaded::view))

@@ -10,7 +10,7 @@ use super::texts::TEXTS;
 use super::{Kernel, KernelVariant};
 use crate::device::bars::bars;
 use crate::device::tuned::{Class, Pick, hash};
-use crate::device::{DeviceFacts, Families, Family, Report, Tuned, Verdict};
+use crate::device::{DeviceFacts, Families, Family, Report, TuningCache, Verdict};
 use crate::tensor::{Access, Error};
 
 /// A pipeline and the layout its bind groups follow.
@@ -216,16 +216,16 @@ impl Pipelines {
 
     /// What was measured on this device, by [`tune`](Self::tune) or where [`use_tuned`](Self::use_tuned) had it from: to keep, and
     /// to use the next time.
-    pub fn tuned(&self) -> Tuned {
-        Tuned::of(self.tuned_key(), self.facts().tuned.as_deref())
+    pub fn tuned(&self) -> TuningCache {
+        TuningCache::of(self.tuned_key(), self.facts().tuned.as_deref())
     }
 
     /// Lets plans follow what was measured before, instead of what they followed until now; returns for how many classes of
-    /// calls `tuned` has an entry that holds for this device, its driver and this version of the kernels. [`Tuned::new`] takes back all
+    /// calls `tuned` has an entry that holds for this device, its driver and this version of the kernels. [`TuningCache::new`] takes back all
     /// that was measured.
     ///
     /// A call whose [`Scratch`](crate::Scratch) has no room for what was measured is computed by the rules, without splitting keys if need be.
-    pub fn use_tuned(&self, tuned: &Tuned) -> usize {
+    pub fn use_tuned(&self, tuned: &TuningCache) -> usize {
         let picks = tuned.picks(self.tuned_key());
         let count = picks.len();
         lock(&self.0.facts).tuned = (count > 0).then(|| Arc::new(picks));

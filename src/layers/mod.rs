@@ -7,7 +7,7 @@ pub(crate) mod encoder;
 pub(crate) mod multi_head;
 
 pub use attentional::{AttentionalBackward, AttentionalForward, AttentionalVector};
-pub use block::config::{BlockConfig, NormOrder};
+pub use block::config::{NormOrder, TransformerLayerConfig};
 pub use block::{FeedForwardGradients, FeedForwardWeights, LayerCall};
 pub use decoder::{
     DecoderBackward, DecoderForward, DecoderLayerGradients, DecoderLayerWeights, DecoderMemory,
@@ -16,7 +16,8 @@ pub use decoder::{
 pub use encoder::{
     EncoderBackward, EncoderForward, EncoderLayerGradients, EncoderLayerWeights, TransformerEncoder,
 };
-pub use multi_head::config::{LayerConfig, OutputGate};
+pub use multi_head::config::{MultiHeadConfig, OutputGate};
 pub use multi_head::{
-    LayerBackward, LayerForward, LayerGradients, LayerWeights, LinearGradients, MultiHeadAttention,
+    LinearGradients, MultiHeadAttention, MultiHeadBackward, MultiHeadForward, MultiHeadGradients,
+    MultiHeadWeights,
 };

@@ -4,7 +4,7 @@ use super::feature_map::{FeatureMap, RandomFeatures, UpdateRule};
 use super::kernels::linear_recurrent::MOST_FEATURES;
 use crate::attention::check_dtype;
 use crate::device::DeviceFacts;
-use crate::kernel::Tuning;
+use crate::kernel::KernelOptions;
 use crate::tensor::{DType, Error, Shape};
 
 /// What is fixed when a [`LinearAttention`](super::LinearAttention) is made.
@@ -22,7 +22,7 @@ pub struct LinearConfig {
     pub(crate) normalised: bool,
     pub(crate) eps: Option<f64>,
     pub(crate) scale: f64,
-    pub(crate) tuning: Tuning,
+    pub(crate) kernel_options: KernelOptions,
 }
 
 impl LinearConfig {
@@ -40,7 +40,7 @@ impl LinearConfig {
             normalised: true,
             eps: None,
             scale: 1.0,
-            tuning: Tuning::default(),
+            kernel_options: KernelOptions::default(),
         }
     }
 
@@ -98,9 +98,9 @@ impl LinearConfig {
         self
     }
 
-    /// How it is computed, not what: the form of kernels. The rest of [`Tuning`] does not concern it.
-    pub fn tuning(mut self, tuning: Tuning) -> Self {
-        self.tuning = tuning;
+    /// How it is computed, not what: the form of kernels. The rest of [`KernelOptions`] does not concern it.
+    pub fn kernel_options(mut self, kernel_options: KernelOptions) -> Self {
+        self.kernel_options = kernel_options;
         self
     }
 

@@ -17,7 +17,7 @@ use kernels::linear::Phi;
 use plan::LinearTiles;
 
 use crate::device::DeviceFacts;
-use crate::kernel::{BoundDispatch, KernelForm, Pipelines, Scratch, ScratchSize, pass, record};
+use crate::kernel::{BoundDispatch, Pipelines, Scratch, ScratchSize, Target, pass, record};
 use crate::tensor::{
     Access, DType, Error, Shape, TensorView, check_aliasing, check_apart, check_float, expect,
     expect_broadcast, expect_shape,
@@ -248,9 +248,9 @@ impl LinearAttention {
             FeatureMap::Custom(own) => Phi::Custom(own.0),
             _ => Phi::Identity,
         };
-        let cpu = match config.tuning.form {
-            KernelForm::Auto => device.software,
-            form => form == KernelForm::Cpu,
+        let cpu = match config.kernel_options.target {
+            Target::Auto => device.software,
+            form => form == Target::Software,
         };
         let eps = if config.normalised { config.eps.unwrap_or(config.map.usual_eps()) } else { 0.0 };
         Ok(LinearProblem {

@@ -281,7 +281,7 @@ impl Linformer {
             partial: false,
             scale: scale_in_f32(self.config.scale, shape.head_dim),
             softcap: self.config.softcap.map(|c| c as f32),
-            tuning: self.config.tuning,
+            kernel_options: self.config.kernel_options,
         };
         let of_keys = BackwardProblem { d_q: None, ..all };
         let of_queries = BackwardProblem { d_k: None, d_v: None, accumulates: call.accumulates, ..all };
@@ -301,7 +301,7 @@ impl Linformer {
         between: &Between<'a>,
         device: &DeviceFacts,
     ) -> Result<Dispatches<'a>, Error> {
-        let tuning = &product_tuning(&self.config);
+        let kernel_options = &product_tuning(&self.config);
         let mut dispatches = Dispatches::new();
         for side in 0..2 {
             let low = LowRank { low: between.low[side], ..projected.low[side] };
@@ -312,18 +312,18 @@ impl Linformer {
                         let all = in_scratch(kept.buffer, DType::F32, view.shape(), 0);
                         dispatches.extend(low.d_x(
                             Gradient { view: all, accumulates: false },
-                            tuning,
+                            kernel_options,
                             device,
                         )?);
                         dispatches.push(keep_rows(all, key_mask, wanted, device));
                     }
-                    _ => dispatches.extend(low.d_x(wanted, tuning, device)?),
+                    _ => dispatches.extend(low.d_x(wanted, kernel_options, device)?),
                 }
             }
             let shares = side == 1 && call.f.is_none();
             if let Some(view) = call.gradients[if shares { 2 } else { 2 + side }] {
                 let wanted = Gradient { view, accumulates: call.accumulates || shares };
-                dispatches.push(low.d_projection(wanted, tuning, device)?);
+                dispatches.push(low.d_projection(wanted, kernel_options, device)?);
             }
         }
         Ok(dispatches)

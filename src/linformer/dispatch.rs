@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::kernels::keep_rows::{KeepRowsCall, ROWS};
 use crate::device::DeviceFacts;
-use crate::kernel::{Dispatch, Dispatches, Tuning, Width};
+use crate::kernel::{Dispatch, Dispatches, KernelOptions, Width};
 use crate::matmul::projection::dispatch_backward::{Axis, Gradient, Product, b_loads};
 use crate::tensor::{Error, TensorView};
 
@@ -51,8 +51,12 @@ impl<'a> LowRank<'a> {
     /// `low = projection · x`.
     ///
     /// # Errors
-    /// A `tuning` that insists on what these products cannot have; kernels that are put aside and that nothing replaces.
-    pub fn forward(&self, tuning: &Tuning, device: &DeviceFacts) -> Result<Dispatches<'a>, Error> {
+    /// A `kernel_options` that insists on what these products cannot have; kernels that are put aside and that nothing replaces.
+    pub fn forward(
+        &self,
+        kernel_options: &KernelOptions,
+        device: &DeviceFacts,
+    ) -> Result<Dispatches<'a>, Error> {
         let LowRank { projection: e, x, low } = *self;
         let [.., length, dim] = x.shape();
         let product = |run: Run| {
@@ -72,7 +76,7 @@ impl<'a> LowRank<'a> {
                 count: run.count,
                 step: [run.of_projection(of_e), of_x[run.axis], of_low[run.axis]],
             };
-            product.dispatch(tuning, device)
+            product.dispatch(kernel_options, device)
         };
         self.runs([x, low]).into_iter().map(product).collect()
     }
@@ -84,7 +88,7 @@ impl<'a> LowRank<'a> {
     pub fn d_x(
         &self,
         d_x: Gradient<'a>,
-        tuning: &Tuning,
+        kernel_options: &KernelOptions,
         device: &DeviceFacts,
     ) -> Result<Dispatches<'a>, Error> {
         let LowRank { projection: e, low, .. } = *self;
@@ -106,7 +110,7 @@ impl<'a> LowRank<'a> {
                 count: run.count,
                 step: [run.of_projection(of_e), of_low[run.axis], of_x[run.axis]],
             };
-            product.dispatch(tuning, device)
+            product.dispatch(kernel_options, device)
         };
         self.runs([low, d_x.view]).into_iter().map(product).collect()
     }
@@ -118,7 +122,7 @@ impl<'a> LowRank<'a> {
     pub fn d_projection(
         &self,
         d_projection: Gradient<'a>,
-        tuning: &Tuning,
+        kernel_options: &KernelOptions,
         device: &DeviceFacts,
     ) -> Result<Dispatch<'a>, Error> {
         let LowRank { x, low, .. } = *self;
@@ -146,7 +150,7 @@ impl<'a> LowRank<'a> {
             count: if per_head { heads } else { 1 },
             step: [of_low[1], of_x[1], of_e[1]],
         };
-        product.dispatch(tuning, device)
+        product.dispatch(kernel_options, device)
     }
 }
 

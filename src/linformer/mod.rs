@@ -12,8 +12,8 @@ use crate::attention::dispatch::{Chosen, Extras, Keys, Problem};
 use crate::attention::{self, Config, check_extras, extra_inputs, outputs, scale_in_f32};
 use crate::device::DeviceFacts;
 use crate::kernel::{
-    BoundDispatch, Dispatches, MatrixUnits, Pipelines, Scratch, ScratchSize, Slot, Tuning, in_scratch, pass,
-    record,
+    BoundDispatch, Dispatches, KernelOptions, MatrixUnits, Pipelines, Scratch, ScratchSize, Slot, in_scratch,
+    pass, record,
 };
 use crate::mask::{DeviceMask, Dropout};
 use crate::matmul::projection::dispatch_backward::Gradient;
@@ -244,7 +244,7 @@ impl Linformer {
             extras,
             scale: scale_in_f32(self.config.scale, shape.head_dim),
             softcap: self.config.softcap.map(|c| c as f32),
-            tuning: self.config.tuning,
+            kernel_options: self.config.kernel_options,
         }
     }
 
@@ -368,10 +368,10 @@ fn aligned(elements: usize) -> usize {
 }
 
 /// How keys and values are projected: whoever insists on matrix units has them for the attention alone.
-fn product_tuning(config: &Config) -> Tuning {
-    match config.tuning.matrix_units {
-        MatrixUnits::Always => config.tuning.matrix_units(MatrixUnits::Auto),
-        _ => config.tuning,
+fn product_tuning(config: &Config) -> KernelOptions {
+    match config.kernel_options.matrix_units {
+        MatrixUnits::Always => config.kernel_options.matrix_units(MatrixUnits::Auto),
+        _ => config.kernel_options,
     }
 }
 

@@ -3,7 +3,8 @@
 use super::dispatch::Predicted;
 use crate::device::DeviceFacts;
 use crate::kernel::{
-    BoundDispatch, Dispatches, Pipelines, Scratch, ScratchSize, Slot, Tuning, fits, in_scratch, pass, record,
+    BoundDispatch, Dispatches, KernelOptions, Pipelines, Scratch, ScratchSize, Slot, fits, in_scratch, pass,
+    record,
 };
 use crate::matmul::Linear;
 use crate::matmul::projection::dispatch::{self, LinearOp};
@@ -216,13 +217,13 @@ impl<'a> Inputs<'a> {
     fn products(
         &self,
         x: TensorView<'a>,
-        tuning: &Tuning,
+        kernel_options: &KernelOptions,
         device: &DeviceFacts,
     ) -> Result<(Dispatches<'a>, Predicted<'a>), Error> {
         let Inputs { hidden, linear, vector, kv_len, lengths } = *self;
         let Linear { weight: w, bias } = linear;
         let op = LinearOp { x: hidden, w, bias, y: x, narrow: false, activation: None };
-        Ok((dispatch::dispatches(&[op], tuning, device)?, Predicted { x, vector, lengths, kv_len }))
+        Ok((dispatch::dispatches(&[op], kernel_options, device)?, Predicted { x, vector, lengths, kv_len }))
     }
 }
 
@@ -231,7 +232,7 @@ impl<'a> Inputs<'a> {
 #[derive(Clone, Debug)]
 pub struct PositionPredictor {
     pipelines: Pipelines,
-    tuning: Tuning,
+    kernel_options: KernelOptions,
 }
 
 impl PositionPredictor {
@@ -242,12 +243,12 @@ impl PositionPredictor {
 
     /// A predictor that shares pipelines with other operators on the device.
     pub fn with_pipelines(pipelines: &Pipelines) -> Self {
-        PositionPredictor { pipelines: pipelines.clone(), tuning: Tuning::new() }
+        PositionPredictor { pipelines: pipelines.clone(), kernel_options: KernelOptions::new() }
     }
 
     /// How the products are computed, not what, as of a [`Projection`](crate::Projection).
-    pub fn tuning(mut self, tuning: Tuning) -> Self {
-        self.tuning = tuning;
+    pub fn kernel_options(mut self, kernel_options: KernelOptions) -> Self {
+        self.kernel_options = kernel_options;
         self
     }
 
@@ -305,7 +306,7 @@ impl PositionPredictor {
         let device = &self.pipelines.facts();
         scratch.check(self.scratch_size(call)?)?;
         let x = in_scratch(scratch.buffer(Slot::Projected)?, DType::F32, call.inputs.inner(), 0);
-        let (mut dispatches, predicted) = call.inputs.products(x, &self.tuning, device)?;
+        let (mut dispatches, predicted) = call.inputs.products(x, &self.kernel_options, device)?;
         dispatches.push(predicted.forward(call.positions, device));
         let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
         emit(&bound);
@@ -375,7 +376,7 @@ impl PositionPredictor {
         let inner = |slot| Ok(in_scratch(scratch.buffer(slot)?, DType::F32, call.inputs.inner(), 0));
         let [x, d_x, terms] =
             [inner(Slot::Projected)?, inner(Slot::ProjectedGradients)?, inner(Slot::GradientTerms)?];
-        let (mut dispatches, predicted) = call.inputs.products(x, &self.tuning, device)?;
+        let (mut dispatches, predicted) = call.inputs.products(x, &self.kernel_options, device)?;
         dispatches.push(predicted.backward(call.d_positions, [d_x, terms], device));
         let gradient = |view| Gradient { view, accumulates: call.accumulates };
         let hidden = call.inputs.hidden;
@@ -395,7 +396,11 @@ impl PositionPredictor {
             d_b: call.d_vector.map(gradient),
             ..of_products
         };
-        dispatches.extend(dispatch_backward::dispatches(&[of_products, of_vector], &self.tuning, device)?);
+        dispatches.extend(dispatch_backward::dispatches(
+            &[of_products, of_vector],
+            &self.kernel_options,
+            device,
+        )?);
         let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
         emit(&bound);
         Ok(())

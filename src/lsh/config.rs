@@ -2,7 +2,7 @@
 
 use crate::attention::{check_dtype, check_options};
 use crate::device::DeviceFacts;
-use crate::kernel::Tuning;
+use crate::kernel::KernelOptions;
 use crate::tensor::{DType, Error, check_sizes};
 
 /// Rounds and buckets there may be.
@@ -22,7 +22,7 @@ pub struct LshConfig {
     pub(crate) chunk: usize,
     pub(crate) causal: bool,
     pub(crate) scale: Option<f64>,
-    pub(crate) tuning: Tuning,
+    pub(crate) kernel_options: KernelOptions,
 }
 
 impl LshConfig {
@@ -39,7 +39,7 @@ impl LshConfig {
             chunk,
             causal: false,
             scale: None,
-            tuning: Tuning::new(),
+            kernel_options: KernelOptions::new(),
         }
     }
 
@@ -67,9 +67,9 @@ impl LshConfig {
         self
     }
 
-    /// How it is computed, not what; see [`Tuning`].
-    pub fn tuning(mut self, tuning: Tuning) -> Self {
-        self.tuning = tuning;
+    /// How it is computed, not what; see [`KernelOptions`].
+    pub fn kernel_options(mut self, kernel_options: KernelOptions) -> Self {
+        self.kernel_options = kernel_options;
         self
     }
 

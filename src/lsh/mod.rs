@@ -313,7 +313,7 @@ impl LshAttention {
             extras,
             scale: scale_in_f32(self.config.scale, shape.head_dim),
             softcap: None,
-            tuning: self.config.tuning,
+            kernel_options: self.config.kernel_options,
         }
     }
 

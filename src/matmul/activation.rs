@@ -15,7 +15,7 @@ pub enum Activation {
     GeluTanh,
     /// `x / (1 + exp(−x))`, swish: of Llama and its kin, there gated.
     Silu,
-    /// `1 / (1 + exp(−x))`. With [`BlockConfig::gated`](crate::layers::BlockConfig::gated) the feed-forward layer is the GLU of Dauphin et al. 2017, "Language
+    /// `1 / (1 + exp(−x))`. With [`TransformerLayerConfig::gated`](crate::layers::TransformerLayerConfig::gated) the feed-forward layer is the GLU of Dauphin et al. 2017, "Language
     /// modeling with gated convolutional networks".
     Sigmoid,
 }

@@ -4,7 +4,7 @@ use crate::device::family::{PRODUCT_GRADIENTS, PRODUCTS};
 use crate::device::registers::Registers;
 use crate::device::tuned::{Class, Pick};
 use crate::device::{DeviceFacts, Family, Fragment};
-use crate::kernel::{MatrixUnits, Tuning};
+use crate::kernel::{KernelOptions, MatrixUnits};
 use crate::tensor::{DType, Error};
 
 /// The tile of a product, fixed when its shader is compiled.
@@ -61,18 +61,18 @@ pub(crate) struct ProductOutline {
     /// Whether inputs and weights load in fours, and the weights along columns.
     pub in_fours: bool,
     pub w_along_columns: bool,
-    pub tuning: Tuning,
+    pub kernel_options: KernelOptions,
 }
 
 impl ProductOutline {
     /// Calls that a measurement of this one stands for, if any is followed.
     pub fn class(&self) -> Option<Class> {
-        let ProductOutline { shape, inner, stored, in_fours, w_along_columns, tuning } = *self;
-        let flags = [in_fours, w_along_columns, tuning.f16_operands];
+        let ProductOutline { shape, inner, stored, in_fours, w_along_columns, kernel_options } = *self;
+        let flags = [in_fours, w_along_columns, kernel_options.f16_operands];
         let flags = flags.into_iter().enumerate().fold(0, |bits, (n, flag)| bits | u32::from(flag) << n);
         let lengths = [shape.batch, shape.rows, shape.cols, inner];
         let [x, w, y] = stored.map(|dtype| dtype as u32);
-        tuning.is_open().then(|| Class::new(1, [flags, x, w, y], lengths))
+        kernel_options.is_open().then(|| Class::new(1, [flags, x, w, y], lengths))
     }
 }
 
@@ -93,19 +93,21 @@ pub(crate) fn choose_product_as(
     pick: &Pick,
     device: &DeviceFacts,
 ) -> Result<Tiles, Error> {
-    let ProductOutline { shape, stored, in_fours, tuning, .. } = *outline;
+    let ProductOutline { shape, stored, in_fours, kernel_options, .. } = *outline;
     let dtype = match stored {
         _ if stored.contains(&DType::BF16) => DType::BF16,
         [DType::F16, DType::F16, _] => DType::F16,
         _ => DType::F32,
     };
-    if let Some(tiles) = tuning.settle(matrix_tiles(shape, dtype, in_fours, &tuning, pick, device))? {
+    if let Some(tiles) =
+        kernel_options.settle(matrix_tiles(shape, dtype, in_fours, &kernel_options, pick, device))?
+    {
         return Ok(Tiles::Matrix(tiles));
     }
     if device.lacks_both(PRODUCTS) {
         return Err(Error::PutAside { family: PRODUCTS.of(device.software) });
     }
-    let cpu = tuning.form.choose(PRODUCTS, device);
+    let cpu = kernel_options.target.choose(PRODUCTS, device);
     Ok(picked_tiles(shape, cpu, pick).unwrap_or_else(|| tiles(shape, cpu, device)))
 }
 
@@ -115,14 +117,14 @@ pub(crate) fn choose_product_as(
 /// A tuning that insists on those.
 pub(crate) fn choose_gradient(
     shape: MatmulShape,
-    tuning: &Tuning,
+    kernel_options: &KernelOptions,
     device: &DeviceFacts,
 ) -> Result<Tiles, Error> {
-    tuning.settle::<()>(Err("gradients of projections do not use them"))?;
+    kernel_options.settle::<()>(Err("gradients of projections do not use them"))?;
     if device.lacks_both(PRODUCT_GRADIENTS) {
         return Err(Error::PutAside { family: PRODUCT_GRADIENTS.of(device.software) });
     }
-    Ok(tiles(shape, tuning.form.choose(PRODUCT_GRADIENTS, device), device))
+    Ok(tiles(shape, kernel_options.target.choose(PRODUCT_GRADIENTS, device), device))
 }
 
 /// The tiles that `pick` asks for, if it names some that such a product can have.
@@ -173,13 +175,13 @@ fn matrix_tiles(
     product: MatmulShape,
     dtype: DType,
     in_fours: bool,
-    tuning: &Tuning,
+    kernel_options: &KernelOptions,
     pick: &Pick,
     device: &DeviceFacts,
 ) -> Result<MatrixTiles, &'static str> {
     let MatmulShape { batch, rows, cols } = product;
-    let fragment = tuning.fragment(dtype, Family::MatrixProducts, device)?;
-    if tuning.matrix_units == MatrixUnits::Auto && rows.min(cols) < LEAST_ROWS {
+    let fragment = kernel_options.fragment(dtype, Family::MatrixProducts, device)?;
+    if kernel_options.matrix_units == MatrixUnits::Auto && rows.min(cols) < LEAST_ROWS {
         return Err("too few rows or columns");
     }
     let tiles = |side| MatrixTiles { fragment, side, lanes: 4 * device.planned_subgroup() };
@@ -215,7 +217,7 @@ pub(crate) fn grid(tiles: Tiles, product: MatmulShape) -> [usize; 3] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::KernelForm;
+    use crate::kernel::Target;
 
     const DEVICE: DeviceFacts = DeviceFacts {
         workgroup_memory: 32768,
@@ -225,13 +227,17 @@ mod tests {
         ..DeviceFacts::LEAST
     };
 
-    fn side(product: [usize; 3], tuning: &Tuning, device: &DeviceFacts) -> Result<u32, &'static str> {
+    fn side(
+        product: [usize; 3],
+        kernel_options: &KernelOptions,
+        device: &DeviceFacts,
+    ) -> Result<u32, &'static str> {
         let [batch, rows, cols] = product;
         let found = matrix_tiles(
             MatmulShape { batch, rows, cols },
             DType::F16,
             true,
-            tuning,
+            kernel_options,
             &Pick::default(),
             device,
         );
@@ -240,7 +246,7 @@ mod tests {
 
     #[test]
     fn large_matrix_tiles_are_for_large_products() {
-        let auto = Tuning::new().form(KernelForm::Gpu);
+        let auto = KernelOptions::new().target(Target::Gpu);
         assert_eq!(side([1, 1408, 1536], &auto, &DEVICE), Ok(128));
         assert_eq!(side([128, 128, 128], &auto, &DEVICE), Ok(128));
         assert_eq!(side([1, 1280, 1536], &auto, &DEVICE), Ok(64), "too few to fill a GPU");
@@ -269,8 +275,9 @@ mod tests {
                 let device =
                     DeviceFacts { matrix: Some(fragment), subgroup_min: min, subgroup_max: max, ..DEVICE };
                 let product = MatmulShape { batch: 128, rows: side, cols: side };
-                let tuning = Tuning::new().form(KernelForm::Gpu);
-                let tiles = matrix_tiles(product, DType::F16, true, &tuning, &Pick::default(), &device);
+                let kernel_options = KernelOptions::new().target(Target::Gpu);
+                let tiles =
+                    matrix_tiles(product, DType::F16, true, &kernel_options, &Pick::default(), &device);
                 let tiles = tiles.expect("within these limits");
                 assert_eq!((tiles.side, tiles.lanes), (side as u32, lanes));
                 // What the shader asserts.
@@ -283,7 +290,7 @@ mod tests {
 
     #[test]
     fn matrix_units_need_rows_a_device_and_leave() {
-        let with = |units| Tuning::new().form(KernelForm::Gpu).matrix_units(units);
+        let with = |units| KernelOptions::new().target(Target::Gpu).matrix_units(units);
         assert!(side([1, 31, 512], &with(MatrixUnits::Auto), &DEVICE).is_err());
         assert!(side([1, 512, 31], &with(MatrixUnits::Auto), &DEVICE).is_err());
         assert_eq!(side([1, 1, 1], &with(MatrixUnits::Always), &DEVICE), Ok(64));

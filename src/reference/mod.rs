@@ -42,10 +42,10 @@ pub use crate::layers::encoder::reference::{
     encoder_by_layer_backward,
 };
 pub use crate::layers::multi_head::reference::{
-    HostWeights, LayerShape, average_heads, join_heads, multi_head, split_heads,
+    HostWeights, MultiHeadShape, average_heads, join_heads, multi_head, split_heads,
 };
 pub use crate::layers::multi_head::reference_backward::{
-    LayerGradients, LinearGradients, multi_head_backward,
+    LinearGradients, MultiHeadGradients, multi_head_backward,
 };
 pub use crate::linear_attention::reference::{
     FeatureRow, LinearAttended, LinearAttentionGradients, LinearOptions, Seen, features, linear_attention,
@@ -71,10 +71,10 @@ pub use crate::position::reference::{
     PositionGradients, add_positions, add_positions_backward, rotate, rotate_backward, rotate_by,
     rotate_by_backward, sinusoid,
 };
+pub use crate::rows::elementwise::reference::{activate, activation_slope};
 pub use crate::rows::embedding::reference::{embedding, embedding_backward};
 pub use crate::rows::logits::reference::{log_softmax, log_softmax_backward, top_k};
 pub use crate::rows::mean_pool::reference::{mean_pool, mean_pool_backward};
 pub use crate::rows::norm::reference::{NormGradients, norm, norm_backward};
-pub use crate::rows::pointwise::reference::{activate, activation_slope};
 pub use crate::rows::weight_norm::reference::{weight_norm, weight_norm_backward};
 pub use crate::tensor::{Real, widen};

@@ -24,21 +24,21 @@ use crate::tensor::Error;
 /// How much tuning may take.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[must_use]
-pub struct TuneLimits {
+pub struct TuningBudget {
     time: Duration,
     bytes: u64,
 }
 
-impl Default for TuneLimits {
+impl Default for TuningBudget {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl TuneLimits {
+impl TuningBudget {
     /// Half a second for a workload, and 256 MiB.
     pub const fn new() -> Self {
-        TuneLimits { time: Duration::from_millis(500), bytes: 256 << 20 }
+        TuningBudget { time: Duration::from_millis(500), bytes: 256 << 20 }
     }
 
     /// Time for each workload, once its tensors are there and the rules' own plan has run. What has begun is finished: a
@@ -92,8 +92,8 @@ impl Pipelines {
     /// Tries several plans for each of `workloads` (other tiles, other kernels, other splits of the keys), and lets every
     /// operator that is made with these pipelines, before or after, follow the fastest for calls like it. The plan that the rules choose is always among
     /// them, and stays unless another is clearly faster; one with a wrong result is dropped. What was
-    /// measured before, or came from [`use_tuned`](Self::use_tuned), is not measured again. [`Tuning::fixed`](crate::Tuning::fixed) does
-    /// not follow, nor does a [`Tuning`](crate::Tuning) that says itself how to compute.
+    /// measured before, or came from [`use_tuned`](Self::use_tuned), is not measured again. [`KernelOptions::fixed`](crate::KernelOptions::fixed) does
+    /// not follow, nor does a [`KernelOptions`](crate::KernelOptions) that says itself how to compute.
     ///
     /// `queue` is the device's. Blocks, submits and compiles: for an application's start, or a thread of its own, while the device has
     /// nothing else to do. A device without timestamp queries is timed by the host's clock. Keep the result:
@@ -101,11 +101,11 @@ impl Pipelines {
     /// ```no_run
     /// # fn f(pipelines: &wgpu_attention::Pipelines, queue: &wgpu::Queue) -> Result<(), Box<dyn std::error::Error>> {
     /// use wgpu_attention::{DType, Shape};
-    /// use wgpu_attention::tuning::{TuneLimits, Tuned, Workload};
+    /// use wgpu_attention::tuning::{TuningBudget, TuningCache, Workload};
     ///
-    /// pipelines.use_tuned(&Tuned::read("attention.tuned"));
+    /// pipelines.use_tuned(&TuningCache::read("attention.tuned"));
     /// let prompt = Workload::attention(Shape::new(1, 8, 512, 64), DType::F32).masked();
-    /// for measured in pipelines.tune(queue, &[prompt], TuneLimits::new())? {
+    /// for measured in pipelines.tune(queue, &[prompt], TuningBudget::new())? {
     ///     println!("{measured}"); // nothing the second time
     /// }
     /// pipelines.tuned().write("attention.tuned")?;
@@ -120,7 +120,7 @@ impl Pipelines {
         &self,
         queue: &wgpu::Queue,
         workloads: &[Workload],
-        limits: TuneLimits,
+        limits: TuningBudget,
     ) -> Result<Vec<Measured>, Error> {
         pollster::block_on(self.tune_async(queue, workloads, limits))
     }
@@ -133,7 +133,7 @@ impl Pipelines {
         &self,
         queue: &wgpu::Queue,
         workloads: &[Workload],
-        limits: TuneLimits,
+        limits: TuningBudget,
     ) -> Result<Vec<Measured>, Error> {
         let gpu = Gpu::with_pipelines(queue.clone(), self.clone());
         let mut all = Vec::new();
@@ -145,13 +145,13 @@ impl Pipelines {
 }
 
 /// Tunes for one workload, unless that has been done.
-async fn tune_one(gpu: &Gpu, workload: Workload, limits: TuneLimits) -> Result<Option<Measured>, Error> {
+async fn tune_one(gpu: &Gpu, workload: Workload, limits: TuningBudget) -> Result<Option<Measured>, Error> {
     let device = gpu.pipelines().facts();
     let bytes = workload.bytes();
     let needed = bytes.iter().fold(0u64, |sum, n| sum.saturating_add(*n));
     if needed > limits.bytes {
         let (what, limit) = ("bytes of a workload", limits.bytes);
-        return Err(Error::Limit { what, needed, limit, name: "TuneLimits::memory" });
+        return Err(Error::Limit { what, needed, limit, name: "TuningBudget::memory" });
     }
     let (largest, limit) = (bytes.into_iter().max().unwrap_or(0), device.max_binding_bytes);
     if largest > limit {
@@ -198,7 +198,7 @@ struct Contest<'a> {
     gpu: &'a Gpu,
     trial: &'a Trial<'a>,
     class: Class,
-    limits: TuneLimits,
+    limits: TuningBudget,
     clock: Clock<'a>,
     /// Calls of a sample, once a call has been timed.
     repeats: OnceLock<usize>,
@@ -244,7 +244,7 @@ impl Race for Plans<'_> {
 }
 
 impl<'a> Contest<'a> {
-    fn new(gpu: &'a Gpu, trial: &'a Trial<'a>, class: Class, limits: TuneLimits) -> Result<Self, Error> {
+    fn new(gpu: &'a Gpu, trial: &'a Trial<'a>, class: Class, limits: TuningBudget) -> Result<Self, Error> {
         let clock = Clock::new(gpu)?;
         let (repeats, start, failed) = (OnceLock::new(), OnceLock::new(), Mutex::default());
         Ok(Contest { gpu, trial, class, limits, clock, repeats, start, failed })

@@ -10,7 +10,7 @@ use crate::device::DeviceFacts;
 use crate::device::tuned::{Class, Pick};
 use crate::gpu::Gpu;
 use crate::kernel::guard::guarded;
-use crate::kernel::{Pipelines, Scratch, ScratchSize, Tuning};
+use crate::kernel::{KernelOptions, Pipelines, Scratch, ScratchSize};
 use crate::mask::DeviceMask;
 use crate::matmul::{Linear, Projection, ProjectionForward};
 use crate::reference::{self, Options};
@@ -139,8 +139,8 @@ impl<'a> Trial<'a> {
         Ok(())
     }
 
-    fn tuning(&self) -> Tuning {
-        Tuning::new().f16_operands(self.f16_operands)
+    fn kernel_options(&self) -> KernelOptions {
+        KernelOptions::new().f16_operands(self.f16_operands)
     }
 
     /// As plans see it, whatever was measured.
@@ -162,7 +162,7 @@ impl<'a> Trial<'a> {
                     .kv_heads(shape.kv_heads)
                     .value_dim(shape.value_dim)
                     .dtype(dtype)
-                    .tuning(self.tuning());
+                    .kernel_options(self.kernel_options());
                 let view = |buffer, shape| TensorView::new(buffer, dtype, shape);
                 let (q, out) = (view(q, shape.q()), view(&self.out, shape.out()));
                 let call = match cache {
@@ -181,7 +181,7 @@ impl<'a> Trial<'a> {
                         TensorView::sequence(&self.out, dtype, [1, *rows, *dim]).with_offset(n * rows * dim);
                     ProjectionForward::new(TensorView::sequence(x, dtype, [1, *rows, *features]), linear, out)
                 };
-                let projection = Projection::with_pipelines(pipelines).tuning(self.tuning());
+                let projection = Projection::with_pipelines(pipelines).kernel_options(self.kernel_options());
                 Ok(Operator::Products(projection, (0..*count).map(product).collect()))
             }
         }
@@ -197,7 +197,7 @@ impl<'a> Trial<'a> {
         if let Operator::Attention(attention, call) = &operator {
             let size = attention.scratch_size(call)?;
             if size.total() > bytes {
-                let description = "more than tuning may take".into();
+                let description = "more than kernel_options may take".into();
                 return Err(Error::OutOfMemory { what: "scratch", description });
             }
             scratch = Scratch::new(self.gpu.device(), size)?;

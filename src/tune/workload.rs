@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::cache::CacheStorage;
-use crate::layers::multi_head::config::{LayerConfig, Side};
+use crate::layers::multi_head::config::{MultiHeadConfig, Side};
 use crate::tensor::{DType, Shape};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,7 +43,7 @@ impl Workload {
 
     /// All that self-attention of a layer takes over `batch` sequences of `length`: the projections to queries, keys and values, the
     /// attention, the projection of its result.
-    pub fn layer(config: &LayerConfig, batch: usize, length: usize) -> [Self; 3] {
+    pub fn layer(config: &MultiHeadConfig, batch: usize, length: usize) -> [Self; 3] {
         let rows = batch.saturating_mul(length);
         let [query, key, value] = [Side::Query, Side::Key, Side::Value].map(|side| config.side(side));
         // Together they take as long as the widest.
@@ -65,7 +65,7 @@ impl Workload {
         self
     }
 
-    /// Where operands may be rounded to f16: see [`Tuning::f16_operands`](crate::Tuning::f16_operands).
+    /// Where operands may be rounded to f16: see [`KernelOptions::f16_operands`](crate::KernelOptions::f16_operands).
     pub fn f16_operands(mut self, allowed: bool) -> Self {
         self.f16_operands = allowed;
         self

@@ -13,8 +13,8 @@ use wgpu_attention::local::{
 use wgpu_attention::mask::DeviceMask;
 use wgpu_attention::reference::{self, HostLinear, LocalOptions, Options, Real};
 use wgpu_attention::rows::{WeightNorm, WeightNormBackward, WeightNormForward};
-use wgpu_attention::tuning::KernelForm;
-use wgpu_attention::{DType, Linear, Shape, Tuning};
+use wgpu_attention::tuning::Target;
+use wgpu_attention::{DType, KernelOptions, Linear, Shape};
 
 use crate::arena::{Buf, Window};
 use crate::call::float;
@@ -51,7 +51,7 @@ pub fn additive(
 ) -> Result<Outcome, String> {
     let dtype = float(f);
     let (backward, masked, each) = (f.one_in(2), f.one_in(3), f.one_in(2));
-    let form = f.pick(&[KernelForm::Cpu, KernelForm::Gpu]);
+    let form = f.pick(&[Target::Software, Target::Gpu]);
     let shape = attention_shape(f, c);
     let mut mask = masked.then(|| MaskSpec::new(f, c, &shape));
     let of_vector = [1, if each { shape.heads } else { 1 }, 1, shape.head_dim];
@@ -82,7 +82,7 @@ pub fn additive(
         .kv_heads(shape.kv_heads)
         .value_dim(shape.value_dim)
         .dtype(dtype)
-        .tuning(Tuning::new().form(form));
+        .kernel_options(KernelOptions::new().target(form));
     let operator = match AdditiveAttention::with_pipelines(world.gpu.pipelines(), config) {
         Ok(operator) => operator,
         Err(e) => return Ok(refused(&e)),
@@ -217,7 +217,7 @@ pub fn linear(
             _ => normalised || matches!(map, FeatureMap::Random { .. }),
         };
     }
-    let form = f.pick(&[KernelForm::Cpu, KernelForm::Gpu]);
+    let form = f.pick(&[Target::Software, Target::Gpu]);
     let mut shape = attention_shape(f, c);
     if causal {
         shape.q_len = shape.kv_len;
@@ -272,7 +272,7 @@ pub fn linear(
         .update_rule(rule)
         .causal(causal)
         .normalised(normalised)
-        .tuning(Tuning::new().form(form));
+        .kernel_options(KernelOptions::new().target(form));
     let operator = match LinearAttention::with_pipelines(world.gpu.pipelines(), config) {
         Ok(operator) => operator,
         Err(e) => return Ok(refused(&e)),

@@ -2,8 +2,8 @@
 
 use wgpu_attention::mask::Blocks;
 use wgpu_attention::reference;
-use wgpu_attention::tuning::{KernelForm, MatrixUnits, Path};
-use wgpu_attention::{Attention, Config, DType, Dropout, Forward, Shape, TensorView, Tuning};
+use wgpu_attention::tuning::{Algorithm, MatrixUnits, Target};
+use wgpu_attention::{Attention, Config, DType, Dropout, Forward, KernelOptions, Shape, TensorView};
 
 use crate::arena::{Buf, Window, view};
 use crate::call::{How, MOST_WORK, Memory, faults, float, outputs, refused_alike, scratch_for, settle};
@@ -34,8 +34,8 @@ pub struct ConfigSpec {
     pub dtype: DType,
     pub scale: Option<f64>,
     pub softcap: Option<f64>,
-    form: KernelForm,
-    pub path: Path,
+    form: Target,
+    pub path: Algorithm,
     units: MatrixUnits,
     f16_operands: bool,
     work: Option<u64>,
@@ -54,8 +54,8 @@ impl ConfigSpec {
             dtype: float(f),
             scale: c.one_in(3).then(|| c.pick(&[0.0, 0.5, 1.0, -0.25])),
             softcap: f.one_in(4).then(|| c.pick(&[0.5, 5.0, 50.0])),
-            form: f.pick(&[KernelForm::Cpu, KernelForm::Gpu, KernelForm::Auto]),
-            path: f.pick(&[Path::Auto, Path::Fused, Path::Staged]),
+            form: f.pick(&[Target::Software, Target::Gpu, Target::Auto]),
+            path: f.pick(&[Algorithm::Auto, Algorithm::Fused, Algorithm::Staged]),
             units: MatrixUnits::Auto,
             f16_operands: c.one_in(6),
             work: c.one_in(6).then(|| c.pick(&[0, 1, 1000, u64::MAX])),
@@ -83,7 +83,7 @@ impl ConfigSpec {
             4 => self.dtype = c.pick(&[DType::F32, DType::F16, DType::BF16, DType::U32, DType::Bool]),
             5 => self.scale = Some(c.float().into()),
             6 => self.softcap = Some(c.float().into()),
-            7 => self.path = c.pick(&[Path::Fused, Path::Staged]),
+            7 => self.path = c.pick(&[Algorithm::Fused, Algorithm::Staged]),
             8 => self.units = c.pick(&[MatrixUnits::Always, MatrixUnits::Never]),
             9 => self.work = Some(c.size() as u64),
             10 | 11 => self.splits = Some(c.size()),
@@ -92,16 +92,16 @@ impl ConfigSpec {
     }
 
     pub fn config(&self) -> Config {
-        let mut tuning = Tuning::new()
-            .form(self.form)
-            .path(self.path)
+        let mut kernel_options = KernelOptions::new()
+            .target(self.form)
+            .algorithm(self.path)
             .matrix_units(self.units)
             .f16_operands(self.f16_operands);
         if let Some(work) = self.work {
-            tuning = tuning.work_limit(work);
+            kernel_options = kernel_options.work_limit(work);
         }
         if let Some(splits) = self.splits {
-            tuning = tuning.splits(splits);
+            kernel_options = kernel_options.splits(splits);
         }
         Config::new(self.heads, self.head_dim)
             .kv_heads(self.kv_heads)
@@ -109,7 +109,7 @@ impl ConfigSpec {
             .dtype(self.dtype)
             .scale(self.scale)
             .softcap(self.softcap)
-            .tuning(tuning)
+            .kernel_options(kernel_options)
     }
 
     pub fn is_tame(&self) -> bool {
@@ -195,7 +195,7 @@ impl ForwardSpec {
         let [out, lse, mut weights] = outputs(c, outs, aligned);
         weights.buf = Buf::OutC;
         if wants > 3 {
-            config.path = f.pick(&[Path::Auto, Path::Staged]);
+            config.path = f.pick(&[Algorithm::Auto, Algorithm::Staged]);
         }
         let [q, k, v] = [shape.q(), shape.k(), shape.v()].map(|s| Window::input(c, dtype, s, aligned));
         ForwardSpec {

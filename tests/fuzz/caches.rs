@@ -2,8 +2,8 @@
 
 use wgpu_attention::cache::{Append, CacheLayout, CacheRead, CacheStorage, ScaleGroup, Tokens};
 use wgpu_attention::position::{Rope, RopeConfig, RowPositions};
-use wgpu_attention::tuning::KernelForm;
-use wgpu_attention::{Attention, Cache, CacheConfig, Config, DType, Error, Forward, Shape, Tuning};
+use wgpu_attention::tuning::Target;
+use wgpu_attention::{Attention, Cache, CacheConfig, Config, DType, Error, Forward, KernelOptions, Shape};
 
 use crate::arena::{Buf, Window, view};
 use crate::call::float;
@@ -128,7 +128,7 @@ pub fn cache(
         Ok(cache) => cache,
         Err(e) => return world.works(&mut world.scratch()).map(|()| refused(&e)),
     };
-    let form = f.pick(&[KernelForm::Cpu, KernelForm::Gpu]);
+    let form = f.pick(&[Target::Software, Target::Gpu]);
     let group = f.between(1, 2);
     let dtype = float(f);
     let of_rows = float(f);
@@ -138,7 +138,7 @@ pub fn cache(
         .kv_heads(kind.kv_heads)
         .value_dim(kind.value_dim)
         .dtype(dtype)
-        .tuning(Tuning::new().form(form));
+        .kernel_options(KernelOptions::new().target(form));
     let attention = Attention::with_pipelines(world.gpu.pipelines(), config).map_err(|e| e.to_string())?;
     let rope =
         Rope::new(world.device(), RopeConfig::new(if c.one_in(9) { width(c).clamp(2, 20) & !1 } else { 2 }))

@@ -4,8 +4,8 @@ use wgpu_attention::attention::{Merge, MergeBackward, PartGradients, Partial};
 use wgpu_attention::matmul::ProjectionBackward;
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
 use wgpu_attention::reference::{self, Gradients, Real, widen};
-use wgpu_attention::tuning::{KernelForm, MatrixUnits, Path};
-use wgpu_attention::{Attention, Backward, DType, Forward, Projection, Scratch, Shape, Tuning};
+use wgpu_attention::tuning::{Algorithm, MatrixUnits, Target};
+use wgpu_attention::{Attention, Backward, DType, Forward, KernelOptions, Projection, Scratch, Shape};
 
 use crate::arena::{Buf, Window, view};
 use crate::attention::{ConfigSpec, DropSpec, shape_of};
@@ -54,7 +54,7 @@ struct BackwardSpec {
 impl BackwardSpec {
     fn new(f: &mut Choices, c: &mut Choices) -> Self {
         let (mut config, shape) = ConfigSpec::new(f, c);
-        config.path = Path::Auto;
+        config.path = Algorithm::Auto;
         let dtype = config.dtype;
         let aligned = f.one_in(2) && shape.head_dim % 4 == 0 && shape.value_dim % 4 == 0;
         let [q, k, v, d_out] = [shape.q(), shape.k(), shape.v(), shape.out()]
@@ -322,7 +322,7 @@ pub fn project(
     let types = [0; 4].map(|_| float(f));
     let (heads, narrow, shared, aligned) = (f.between(1, 3), f.one_in(3), f.one_in(2), f.one_in(2));
     let (dim, read) = (f.pick(&[4, 5]), f.pick(&[4, 8, 3]));
-    let form = f.pick(&[KernelForm::Cpu, KernelForm::Gpu]);
+    let form = f.pick(&[Target::Software, Target::Gpu]);
     let (batch, length) = (c.between(1, 2), c.between(1, 9));
     let features = if narrow { heads * read } else { read };
     let count = f.between(1, 2);
@@ -367,7 +367,7 @@ pub fn project(
     *said = format!("{products:?}, accumulates {accumulates}, {form:?}, {units:?}");
     let buffers = world.arena.buffers.clone();
     let operator = Projection::with_pipelines(world.gpu.pipelines())
-        .tuning(Tuning::new().form(form).matrix_units(units));
+        .kernel_options(KernelOptions::new().target(form).matrix_units(units));
     let calls: Vec<_> = products
         .iter()
         .map(|p| {

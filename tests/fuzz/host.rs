@@ -3,7 +3,7 @@
 use wgpu_attention::cache::{CacheStorage, ScaleGroup};
 use wgpu_attention::mask::block_map;
 use wgpu_attention::position::{PositionTable, RopeConfig, RopeOrder, RowPositions};
-use wgpu_attention::reference::{self, HostLinear, HostWeights, LayerShape, Options, Real, widen};
+use wgpu_attention::reference::{self, HostLinear, HostWeights, MultiHeadShape, Options, Real, widen};
 use wgpu_attention::{DType, Dropout, Error, HostTensor, Shape, TensorView};
 
 use crate::arena::Buf;
@@ -191,7 +191,8 @@ pub fn layer(
     let mut config = LayerOptions::new(8, kv_heads * f.between(1, 2));
     config.kv_heads = kv_heads;
     (config.add_zero_attn, config.narrow) = (f.one_in(3), f.one_in(4) && config.heads == kv_heads);
-    let mut shape = LayerShape { batch: c.between(1, 2), q_len: c.between(1, 4), kv_len: c.between(1, 6) };
+    let mut shape =
+        MultiHeadShape { batch: c.between(1, 2), q_len: c.between(1, 4), kv_len: c.between(1, 6) };
     let (biased, appends) = (f.one_in(2), f.one_in(3));
     let faults = c.pick(&[0, 0, 0, 1, 1, 2]);
     let mut wrong = [false; 16];
@@ -216,7 +217,7 @@ pub fn layer(
         }
     }
     *said = format!("{config:?}, {shape:?}, biased {biased}, appends {appends}, wrong {wrong:?}");
-    let LayerShape { batch, q_len, kv_len } = shape;
+    let MultiHeadShape { batch, q_len, kv_len } = shape;
     let LayerOptions {
         heads,
         kv_heads,

@@ -1,12 +1,12 @@
 //! Layers and their gradients.
 
 use wgpu_attention::layers::{
-    LayerBackward, LayerForward, LayerGradients, LayerWeights, LinearGradients, OutputGate,
+    LinearGradients, MultiHeadBackward, MultiHeadForward, MultiHeadGradients, MultiHeadWeights, OutputGate,
 };
-use wgpu_attention::reference::{self, HostLinear, HostNorm, HostWeights, LayerShape, Options, Real};
+use wgpu_attention::reference::{self, HostLinear, HostNorm, HostWeights, MultiHeadShape, Options, Real};
 use wgpu_attention::rows::{NormConfig, NormGradients, NormWeights};
-use wgpu_attention::tuning::{KernelForm, Path};
-use wgpu_attention::{DType, Linear, MultiHeadAttention, Scratch, TensorView, Tuning};
+use wgpu_attention::tuning::{Algorithm, Target};
+use wgpu_attention::{DType, KernelOptions, Linear, MultiHeadAttention, Scratch, TensorView};
 
 use crate::arena::{Buf, Window, view};
 use crate::attention::DropSpec;
@@ -175,7 +175,7 @@ impl LayerSpec {
             bias: self.biases[n].as_ref().map(|b| view(buffers, b)),
         };
         let bias_kv = self.appended.as_ref().map(|pair| pair.each_ref().map(|w| view(buffers, w)));
-        let weights = LayerWeights {
+        let weights = MultiHeadWeights {
             query: linear(0),
             key: linear(1),
             value: linear(2),
@@ -192,9 +192,9 @@ impl LayerSpec {
         MultiHeadAttention::with_pipelines(world.gpu.pipelines(), self.config.config(), &weights)
     }
 
-    fn call<'a>(&'a self, buffers: &'a [wgpu::Buffer]) -> LayerForward<'a> {
+    fn call<'a>(&'a self, buffers: &'a [wgpu::Buffer]) -> MultiHeadForward<'a> {
         let [query, key, value, out] = self.tensors.each_ref().map(|w| view(buffers, w));
-        LayerForward::new(query, key, value, out)
+        MultiHeadForward::new(query, key, value, out)
             .mask(self.mask.device(buffers))
             .lse(self.lse.as_ref().map(|w| view(buffers, w)))
             .weights(self.map.as_ref().map(|w| view(buffers, w)))
@@ -233,7 +233,7 @@ impl LayerSpec {
         };
         let [query, key, value, _] = self.tensors;
         let inputs = [query, key, value].map(|w| w.wide::<R>(bytes));
-        let shape = LayerShape { batch: query.shape[0], q_len: query.shape[2], kv_len: key.shape[2] };
+        let shape = MultiHeadShape { batch: query.shape[0], q_len: query.shape[2], kv_len: key.shape[2] };
         let rules = self.mask.rules(bytes);
         let options = Options::new().mask(rules.host());
         reference::multi_head(
@@ -254,8 +254,8 @@ pub fn layer(
     said: &mut String,
 ) -> Result<Outcome, String> {
     let mut spec = LayerSpec::new(f, c);
-    let form = f.pick(&[KernelForm::Cpu, KernelForm::Gpu]);
-    let path = if f.one_in(3) { Path::Staged } else { Path::Auto };
+    let form = f.pick(&[Target::Software, Target::Gpu]);
+    let path = if f.one_in(3) { Algorithm::Staged } else { Algorithm::Auto };
     let (how, memory) = (How::new(c), Memory::new(c));
     for _ in 0..faults(c) {
         spec.spoil(c);
@@ -264,7 +264,7 @@ pub fn layer(
     let all: Vec<Window> = spec.windows().into_iter().map(|w| *w).collect();
     let buffers = world.arena.buffers.clone();
     let layer = match spec.made(world, &buffers) {
-        Ok(layer) => layer.tuning(Tuning::new().form(form).path(path)),
+        Ok(layer) => layer.kernel_options(KernelOptions::new().target(form).algorithm(path)),
         Err(e) => return world.works(&mut world.scratch()).map(|()| refused(&e)),
     };
     let call = spec.call(&buffers);
@@ -433,7 +433,7 @@ pub fn backward(
     said: &mut String,
 ) -> Result<Outcome, String> {
     let mut spec = BackwardSpec::new(f, c);
-    let form = f.pick(&[KernelForm::Cpu, KernelForm::Gpu]);
+    let form = f.pick(&[Target::Software, Target::Gpu]);
     let (how, memory) = (How::new(c), Memory::new(c));
     for _ in 0..faults(c) {
         spec.spoil(c);
@@ -444,14 +444,14 @@ pub fn backward(
     all.extend(writes.iter().chain([&spec.d_out]).chain(&spec.d_lse).chain(spec.kept.iter().flatten()));
     let buffers = world.arena.buffers.clone();
     let layer = match spec.layer.made(world, &buffers) {
-        Ok(layer) => layer.tuning(Tuning::new().form(form)),
+        Ok(layer) => layer.kernel_options(KernelOptions::new().target(form)),
         Err(e) => return world.works(&mut world.scratch()).map(|()| refused(&e)),
     };
     let viewed = |w: &Option<Window>| w.as_ref().map(|w| view(&buffers, w));
     let forward = spec.layer.call(&buffers).context(viewed(&spec.kept[0]));
     let linear =
         |n: usize| LinearGradients { weight: viewed(&spec.weights[n]), bias: viewed(&spec.biases[n]) };
-    let weights = LayerGradients {
+    let weights = MultiHeadGradients {
         query: linear(0),
         key: linear(1),
         value: linear(2),
@@ -465,7 +465,7 @@ pub fn backward(
     };
     let [d_query, d_key, d_value] = spec.inputs.each_ref().map(viewed);
     let [d_bias, d_slopes, d_relative, d_sinks]: [Option<TensorView>; 4] = spec.added.each_ref().map(viewed);
-    let call = LayerBackward::new(forward, view(&buffers, &spec.d_out))
+    let call = MultiHeadBackward::new(forward, view(&buffers, &spec.d_out))
         .d_lse(viewed(&spec.d_lse))
         .d_query(d_query)
         .d_key(d_key)

@@ -109,7 +109,7 @@ const SUBJECTS: [(&str, u64, Subject); 38] = [
     ("quantized projection", 4, products::quantized),
     ("quantized rows", 1, products::quantized_rows),
     ("norm", 4, rows::norm),
-    ("pointwise", 4, rows::pointwise),
+    ("elementwise", 4, rows::elementwise),
     ("embedding", 3, rows::embedding),
     ("mean pool", 2, rows::mean_pool),
     ("log-softmax", 2, rows::log_softmax),

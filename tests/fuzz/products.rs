@@ -6,8 +6,8 @@ use wgpu_attention::matmul::{
 };
 use wgpu_attention::reference;
 use wgpu_attention::reference::Real;
-use wgpu_attention::tuning::{KernelForm, MatrixUnits};
-use wgpu_attention::{DType, Linear, Projection, Tuning};
+use wgpu_attention::tuning::{MatrixUnits, Target};
+use wgpu_attention::{DType, KernelOptions, Linear, Projection};
 
 use crate::arena::{BYTES, Buf, Window, view};
 use crate::call::{MOST_WORK, faults, float, judge, largest, outputs, settle};
@@ -42,7 +42,7 @@ pub fn project(
     let types = [0; 4].map(|_| float(f));
     let (heads, narrow, biased, aligned) = (f.between(1, 3), f.one_in(3), f.one_in(2), f.one_in(2));
     let (dim, read, shared) = (f.pick(&[4, 5]), f.pick(&[4, 8, 3]), f.one_in(2));
-    let form = f.pick(&[KernelForm::Cpu, KernelForm::Gpu]);
+    let form = f.pick(&[Target::Software, Target::Gpu]);
     let mut units = MatrixUnits::Auto;
     let (batch, length) = (c.between(1, 2), c.between(1, 9));
     let features = if narrow { heads * read } else { read };
@@ -79,7 +79,7 @@ pub fn project(
     }
     *said = format!("{products:?}, {form:?}, {units:?}");
     let operator = Projection::with_pipelines(world.gpu.pipelines())
-        .tuning(Tuning::new().form(form).matrix_units(units));
+        .kernel_options(KernelOptions::new().target(form).matrix_units(units));
     let buffers = world.arena.buffers.clone();
     let calls: Vec<_> = products
         .iter()
@@ -270,7 +270,7 @@ pub fn quantized(
 ) -> Result<Outcome, String> {
     let [own, other] = [(); 2].map(|()| float(f));
     let format = f.pick(&QuantizedFormat::ALL);
-    let (form, many) = (f.pick(&[KernelForm::Cpu, KernelForm::Gpu]), f.one_in(2));
+    let (form, many) = (f.pick(&[Target::Software, Target::Gpu]), f.one_in(2));
     let batch = c.between(1, 2);
     let length = if many { c.between(5, 16) } else { c.between(1, 8 / batch) };
     let (heads, dim, features) = (c.between(1, 3), c.pick(&[1, 3, 4, 8, 20]), 32 * c.between(1, 3));
@@ -283,8 +283,8 @@ pub fn quantized(
     t.spoil(c);
     *said = format!("{blocks:?}, {t:?}, {form:?}");
     let buffers = world.arena.buffers.clone();
-    let operator =
-        QuantizedProjection::with_pipelines(world.gpu.pipelines()).tuning(Tuning::new().form(form));
+    let operator = QuantizedProjection::with_pipelines(world.gpu.pipelines())
+        .kernel_options(KernelOptions::new().target(form));
     let calls = [QuantizedForward::new(t.read(0), blocks.matrix(&buffers), t.written(0))];
     let record = record_plain!(operator, forward, forward_in_pass, &calls);
     let outcome = t.recorded_plain(world, c, (blocks.is_tame(), &[blocks.window()]), record)?;

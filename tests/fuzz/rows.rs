@@ -3,12 +3,12 @@
 use wgpu_attention::matmul::Activation;
 use wgpu_attention::reference::{self, Real, activate, activation_slope};
 use wgpu_attention::rows::{
-    Embedding, EmbeddingBackward, EmbeddingForward, LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward,
-    MeanPool, MeanPoolBackward, MeanPoolForward, Norm, NormBackward, NormConfig, NormForward, Pointwise,
-    PointwiseBackward, PointwiseForward, PooledRows, TopK, TopKForward,
+    Elementwise, ElementwiseBackward, ElementwiseForward, Embedding, EmbeddingBackward, EmbeddingForward,
+    LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward, MeanPool, MeanPoolBackward, MeanPoolForward, Norm,
+    NormBackward, NormConfig, NormForward, PoolMask, TopK, TopKForward,
 };
-use wgpu_attention::tuning::KernelForm;
-use wgpu_attention::{DType, Tuning};
+use wgpu_attention::tuning::Target;
+use wgpu_attention::{DType, KernelOptions};
 
 use crate::arena::Buf;
 use crate::call::{float, largest};
@@ -16,8 +16,8 @@ use crate::choices::Choices;
 use crate::operands::{Operands, record, record_plain, refuses};
 use crate::world::{Outcome, World, refused};
 
-fn form(f: &mut Choices) -> Tuning {
-    Tuning::new().form(f.pick(&[KernelForm::Cpu, KernelForm::Gpu]))
+fn form(f: &mut Choices) -> KernelOptions {
+    KernelOptions::new().target(f.pick(&[Target::Software, Target::Gpu]))
 }
 
 /// Rows of up to 40 elements.
@@ -39,7 +39,7 @@ pub fn norm(
     let [own, of_vectors, other] = [(); 3].map(|()| float(f));
     let [backward, joined, weighed, biased, summed] = [(); 5].map(|()| f.one_in(2));
     let layer = f.one_in(2);
-    let (tuning, shape) = (form(f), rows(c));
+    let (kernel_options, shape) = (form(f), rows(c));
     let vector = [1, 1, 1, shape[3]];
     let eps = option(c, &[1e-5, 1e-12, 0.1]);
     let config = if layer { NormConfig::layer() } else { NormConfig::rms() }.eps(eps);
@@ -69,7 +69,7 @@ pub fn norm(
     let (t, accumulates) = tensors;
     *said = format!("{config:?}, {t:?}");
     let operator = match Norm::with_pipelines(world.gpu.pipelines(), config) {
-        Ok(operator) => operator.tuning(tuning),
+        Ok(operator) => operator.kernel_options(kernel_options),
         Err(e) => return Ok(refused(&e)),
     };
     let call = NormForward::new(t.read(0), if backward { t.read(0) } else { t.written(0) })
@@ -145,7 +145,7 @@ pub fn norm(
     Ok(outcome)
 }
 
-pub fn pointwise(
+pub fn elementwise(
     world: &mut World,
     f: &mut Choices,
     c: &mut Choices,
@@ -169,13 +169,13 @@ pub fn pointwise(
     };
     t.spoil(c);
     *said = format!("{activation:?}, {t:?}");
-    let operator = Pointwise::with_pipelines(world.gpu.pipelines());
-    let call = PointwiseForward::new(t.read(0), if backward { t.read(0) } else { t.written(0) })
+    let operator = Elementwise::with_pipelines(world.gpu.pipelines());
+    let call = ElementwiseForward::new(t.read(0), if backward { t.read(0) } else { t.written(0) })
         .activation(activation)
-        .times(t.given(1))
-        .plus(t.given(2));
+        .multiply(t.given(1))
+        .residual(t.given(2));
     let outcome = if backward {
-        let call = PointwiseBackward::new(call, t.read(3)).d_x(t.asked(0)).d_times(t.asked(1));
+        let call = ElementwiseBackward::new(call, t.read(3)).d_x(t.asked(0)).d_multiply(t.asked(1));
         let call = call.accumulate(accumulates);
         t.recorded_plain(world, c, (true, &[]), record_plain!(operator, backward, backward_in_pass, &call))?
     } else {
@@ -209,7 +209,7 @@ pub fn pointwise(
     let [x, times, plus, d] = [0, 1, 2, 3].map(|n| t.most(world, n).max(1.0));
     if backward {
         t.judge_gradient("d_x", world, 0, (&naive[0], &want[0]), 2.0 * d * times)?;
-        t.judge_gradient("d_times", world, 1, (&naive[1], &want[1]), x * d)?;
+        t.judge_gradient("d_multiply", world, 1, (&naive[1], &want[1]), x * d)?;
     } else {
         t.judge("out", world, 0, (&naive[0], &want[0]), x * times + plus)?;
     }
@@ -282,7 +282,7 @@ pub fn mean_pool(
     said: &mut String,
 ) -> Result<Outcome, String> {
     let [own, other] = [(); 2].map(|()| float(f));
-    let (backward, kind, l2, tuning) = (f.one_in(2), f.below(4), f.one_in(2), form(f));
+    let (backward, kind, l2, kernel_options) = (f.one_in(2), f.below(4), f.one_in(2), form(f));
     let batch = if kind == 3 { 1 } else { c.between(1, 3) };
     let (length, features) = (c.between(1, 9), c.pick(&[1, 2, 4, 5, 33]));
     let ends = c.between(2, 5);
@@ -305,13 +305,14 @@ pub fn mean_pool(
     *said = format!("{kind}, l2 {l2}, {t:?}");
     let picked = t.given(1);
     let rows = match (kind, picked) {
-        (1, Some(t)) => PooledRows::Lengths(t),
-        (2, Some(t)) => PooledRows::Keep(t),
-        (3, Some(t)) => PooledRows::Packed(t),
-        _ => PooledRows::All,
+        (1, Some(t)) => PoolMask::Lengths(t),
+        (2, Some(t)) => PoolMask::Keep(t),
+        (3, Some(t)) => PoolMask::Packed(t),
+        _ => PoolMask::All,
     };
-    let operator = MeanPool::with_pipelines(world.gpu.pipelines()).tuning(tuning);
-    let call = MeanPoolForward::new(t.read(0), rows, if backward { t.read(2) } else { t.written(0) }).l2(l2);
+    let operator = MeanPool::with_pipelines(world.gpu.pipelines()).kernel_options(kernel_options);
+    let call =
+        MeanPoolForward::new(t.read(0), rows, if backward { t.read(2) } else { t.written(0) }).normalize(l2);
     let outcome = if backward {
         let call = MeanPoolBackward::new(call, t.read(2), t.written(0)).accumulate(accumulates);
         t.recorded_plain(world, c, (true, &[]), record_plain!(operator, backward, backward_in_pass, &call))?
@@ -386,13 +387,13 @@ pub fn log_softmax(
     said: &mut String,
 ) -> Result<Outcome, String> {
     let [own, other] = [(); 2].map(|()| float(f));
-    let (backward, tuning, shape) = (f.one_in(2), form(f), rows(c));
+    let (backward, kernel_options, shape) = (f.one_in(2), form(f), rows(c));
     let accumulates = backward && c.one_in(3);
     let reads = [(true, own, shape), (backward, other, shape)];
     let mut t = Operands::gradients(world, c, accumulates, &reads, &[(true, other, shape)]);
     t.spoil(c);
     *said = format!("{t:?}");
-    let operator = LogSoftmax::with_pipelines(world.gpu.pipelines()).tuning(tuning);
+    let operator = LogSoftmax::with_pipelines(world.gpu.pipelines()).kernel_options(kernel_options);
     let outcome = if backward {
         let call = LogSoftmaxBackward::new(t.read(0), t.read(1), t.written(0)).accumulate(accumulates);
         t.recorded_plain(world, c, (true, &[]), record_plain!(operator, backward, backward_in_pass, &call))?
@@ -429,14 +430,14 @@ pub fn top_k(
     said: &mut String,
 ) -> Result<Outcome, String> {
     let [own, other] = [(); 2].map(|()| float(f));
-    let (valued, tuning, shape) = (f.one_in(2), form(f), rows(c));
+    let (valued, kernel_options, shape) = (f.one_in(2), form(f), rows(c));
     let k = c.between(1, shape[3].min(6));
     let found = [shape[0], shape[1], shape[2], k];
     let writes = [(true, DType::U32, found), (valued, other, found)];
     let mut t = Operands::new(world, c, &[(true, own, shape)], &writes);
     t.spoil(c);
     *said = format!("{t:?}");
-    let operator = TopK::with_pipelines(world.gpu.pipelines()).tuning(tuning);
+    let operator = TopK::with_pipelines(world.gpu.pipelines()).kernel_options(kernel_options);
     let call = TopKForward::new(t.read(0), t.written(0)).values(t.asked(1));
     let outcome =
         t.recorded_plain(world, c, (true, &[]), record_plain!(operator, forward, forward_in_pass, &call))?;

@@ -3,8 +3,8 @@
 use wgpu_attention::layers::{AttentionalBackward, AttentionalForward, AttentionalVector};
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{HostLinear, attentional, attentional_backward, widen};
-use wgpu_attention::tuning::KernelForm;
-use wgpu_attention::{DType, Linear, Scratch, Tuning};
+use wgpu_attention::tuning::Target;
+use wgpu_attention::{DType, KernelOptions, Linear, Scratch};
 
 use super::case::{Judged, widened};
 use super::device::Profile;
@@ -17,7 +17,7 @@ pub async fn outcome_async(
     [batch, length, c, h, out]: [usize; 5],
     dtype: DType,
     layout: Layout,
-    form: KernelForm,
+    form: Target,
     accumulates: bool,
     profile: &'static Profile,
 ) -> Result<f64, String> {
@@ -55,8 +55,8 @@ pub async fn outcome_async(
             false => Placed::output(profile, DType::F32, places[6 + n]),
         })
         .collect();
-    let operator =
-        AttentionalVector::with_pipelines(profile.gpu.pipelines()).tuning(Tuning::new().form(form));
+    let operator = AttentionalVector::with_pipelines(profile.gpu.pipelines())
+        .kernel_options(KernelOptions::new().target(form));
     let linear = Linear { weight, bias: Some(bias) };
     let forward = AttentionalForward::new(context, hidden, linear, result.view());
     let backward = AttentionalBackward::new(context, hidden, weight, result.view(), d_placed.view())

@@ -5,8 +5,10 @@ use std::fmt;
 use wgpu_attention::additive::{AdditiveAttention, AdditiveBackward, AdditiveConfig, AdditiveForward};
 use wgpu_attention::reference::compare::{EPSILON_F16, EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{self, Gradients, Real, widen};
-use wgpu_attention::tuning::{KernelForm, MatrixUnits};
-use wgpu_attention::{Attention, Backward, Config, DType, Forward, Scratch, ScratchSize, TensorView, Tuning};
+use wgpu_attention::tuning::{MatrixUnits, Target};
+use wgpu_attention::{
+    Attention, Backward, Config, DType, Forward, KernelOptions, Scratch, ScratchSize, TensorView,
+};
 
 use super::case::{Case, HostData, Judged, Rules, in_f32, largest, widened};
 use super::device::Profile;
@@ -28,7 +30,7 @@ const VECTOR: usize = 8;
 #[derive(Clone, Copy, Debug)]
 pub struct BackwardSetup {
     pub profile: &'static Profile,
-    pub form: KernelForm,
+    pub form: Target,
     pub dtype: DType,
     /// Of the gradients.
     pub gradient: DType,
@@ -58,7 +60,7 @@ impl fmt::Display for BackwardSetup {
 
 impl BackwardSetup {
     /// All gradients in f32 of dense f32 tensors.
-    pub fn plain(profile: &'static Profile, form: KernelForm) -> Self {
+    pub fn plain(profile: &'static Profile, form: Target) -> Self {
         BackwardSetup {
             profile,
             form,
@@ -75,10 +77,10 @@ impl BackwardSetup {
 
     /// On the matrix units of `profile`, of F16 tensors, with tiles that software drivers compile in seconds.
     pub fn matrix(profile: &'static Profile) -> Self {
-        BackwardSetup { dtype: DType::F16, ..Self::plain(profile, KernelForm::Cpu) }
+        BackwardSetup { dtype: DType::F16, ..Self::plain(profile, Target::Software) }
     }
 
-    pub fn random(rng: &mut Rng, profile: &'static Profile, forms: [KernelForm; 2]) -> Self {
+    pub fn random(rng: &mut Rng, profile: &'static Profile, forms: [Target; 2]) -> Self {
         let mut float = |p| {
             let half = DType::F16;
             if rng.chance(p) { rng.pick(&[half, DType::BF16]) } else { DType::F32 }
@@ -246,13 +248,16 @@ pub fn truth(problem: &Problem, setup: &BackwardSetup) -> [Judged; COUNT] {
 pub async fn run_backward_async(
     problem: &Problem,
     setup: &BackwardSetup,
-    change: impl FnOnce(Tuning) -> Tuning,
+    change: impl FnOnce(KernelOptions) -> KernelOptions,
 ) -> Result<[Option<Vec<f64>>; COUNT], String> {
     let BackwardSetup { profile, form, dtype, layout, .. } = *setup;
     profile.tidy();
-    let tuning = Tuning::new().form(form);
-    let tuning =
-        if profile.matrix { tuning.matrix_units(MatrixUnits::Always).f16_operands(true) } else { tuning };
+    let kernel_options = KernelOptions::new().target(form);
+    let kernel_options = if profile.matrix {
+        kernel_options.matrix_units(MatrixUnits::Always).f16_operands(true)
+    } else {
+        kernel_options
+    };
     let case = &problem.case;
     let shape = case.shape;
     let [q_at, k_at, v_at, out_at, lse_at, d_out_at, d_lse_at] =
@@ -297,14 +302,14 @@ pub async fn run_backward_async(
     fn view(placed: &Option<Placed>) -> Option<TensorView<'_>> {
         placed.as_ref().map(Placed::view)
     }
-    let tuning = change(tuning);
+    let kernel_options = change(kernel_options);
     let config = Config::new(shape.heads, shape.head_dim)
         .kv_heads(shape.kv_heads)
         .value_dim(shape.value_dim)
         .dtype(dtype)
         .scale(case.scale)
         .softcap(case.softcap)
-        .tuning(tuning);
+        .kernel_options(kernel_options);
     let dropout = device_dropout(case.dropout.as_ref(), keep.as_ref());
     let [q, k, v] = qkv;
     let forward = Forward::new(q, k, v, out.view()).mask(rules.mask()).lse(lse.view()).dropout(dropout);
@@ -316,7 +321,7 @@ pub async fn run_backward_async(
             .kv_heads(shape.kv_heads)
             .value_dim(shape.value_dim)
             .dtype(dtype)
-            .tuning(tuning);
+            .kernel_options(kernel_options);
         let forward = AdditiveForward::new(q, k, v, vector.view(), out.view())
             .mask(rules.mask())
             .lse(lse.view())
@@ -411,7 +416,7 @@ impl super::report::Report {
     /// As [`check_backward`](Self::check_backward), not blocking.
     pub async fn check_backward_async(&mut self, problem: &Problem, setup: &BackwardSetup) {
         let problem = &stored_problem(problem, setup);
-        let got = run_backward_async(problem, setup, |tuning| tuning).await;
+        let got = run_backward_async(problem, setup, |kernel_options| kernel_options).await;
         let judged = match got {
             Err(e) if e.contains("max_storage_buffers_per_shader_stage") => {
                 return self.skip(format!("on `{}`: {e}", setup.profile.name), &problem.case.name);

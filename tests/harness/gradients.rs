@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use wgpu_attention::reference::{
-    self, Attended, Gradients, HostLinear, HostNorm, HostWeights, LayerGradients, widen,
+    self, Attended, Gradients, HostLinear, HostNorm, HostWeights, MultiHeadGradients, widen,
 };
 use wgpu_attention::reference::{Options, multi_head, multi_head_backward};
 
@@ -253,7 +253,7 @@ impl LayerProblem {
     }
 
     /// The tensors that have gradients, with these where they are given, or with themselves.
-    fn inputs_with(&self, got: Option<LayerGradients<f64>>) -> Vec<Input> {
+    fn inputs_with(&self, got: Option<MultiHeadGradients<f64>>) -> Vec<Input> {
         let LayerCase { inputs, linears, appended, norms, gate, rules, .. } = &self.case;
         let mut all: Vec<(&'static str, &[f32])> =
             ["query", "key", "value"].into_iter().zip(inputs.iter().map(|x| &x[..])).collect();

@@ -3,15 +3,15 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use wgpu_attention::layers::{LayerForward, LayerWeights, OutputGate};
+use wgpu_attention::layers::{MultiHeadForward, MultiHeadWeights, OutputGate};
 use wgpu_attention::matmul::Activation;
 use wgpu_attention::reference::compare::{EPSILON_BF16, EPSILON_F16, EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{
-    self, Attended, LayerShape, Options, Real, average_heads, join_heads, project, split_heads, widen,
+    self, Attended, MultiHeadShape, Options, Real, average_heads, join_heads, project, split_heads, widen,
 };
 use wgpu_attention::rows::{NormConfig, NormWeights};
-use wgpu_attention::tuning::{KernelForm, Path};
-use wgpu_attention::{DType, Linear, MultiHeadAttention, Scratch, TensorView, Tuning};
+use wgpu_attention::tuning::{Algorithm, Target};
+use wgpu_attention::{DType, KernelOptions, Linear, MultiHeadAttention, Scratch, TensorView};
 
 use super::case::{DropoutData, Expected, HIDES, Judged, Rules, Truth, Weights, in_f32, largest, widened};
 use super::device::{Profile, defaults, full};
@@ -53,7 +53,7 @@ pub struct LayerCase {
     pub name: String,
     /// Its dtype is the setup's.
     pub config: LayerOptions,
-    pub shape: LayerShape,
+    pub shape: MultiHeadShape,
     /// Queries, keys, values.
     pub inputs: [Vec<f32>; 3],
     /// Queries, keys and values are one tensor.
@@ -75,9 +75,9 @@ pub struct LayerCase {
 
 impl LayerCase {
     /// A layer with random data, the same for the same name.
-    pub fn random(name: String, config: LayerOptions, shape: LayerShape, appended: bool) -> Self {
+    pub fn random(name: String, config: LayerOptions, shape: MultiHeadShape, appended: bool) -> Self {
         let mut rng = Rng::named(&name);
-        let LayerShape { batch, q_len, kv_len } = shape;
+        let MultiHeadShape { batch, q_len, kv_len } = shape;
         let inputs = [
             rng.normals(batch * q_len * config.query_features),
             rng.normals(batch * kv_len * config.key_features),
@@ -170,7 +170,7 @@ impl LayerCase {
 
     /// The attention inside.
     pub fn attention(&self) -> wgpu_attention::Shape {
-        let LayerShape { batch, q_len, kv_len } = self.shape;
+        let MultiHeadShape { batch, q_len, kv_len } = self.shape;
         self.config.shape(batch, q_len, kv_len, self.appended_len())
     }
 
@@ -252,7 +252,7 @@ impl LayerCase {
 
     /// Projected queries, keys and values, with appended ones: naive sums, stored as `dtype`.
     pub fn naive_heads(&self, dtype: DType) -> [Vec<f32>; 3] {
-        let LayerShape { q_len, kv_len, .. } = self.shape;
+        let MultiHeadShape { q_len, kv_len, .. } = self.shape;
         std::array::from_fn(|n| {
             let (heads, dim, features) = self.sides()[n];
             let weight = self.wide(n);
@@ -288,7 +288,7 @@ impl LayerCase {
     fn naive(&self, dtype: DType) -> Naive {
         let c = &self.config;
         let shape = self.attention();
-        let LayerShape { batch, q_len, .. } = self.shape;
+        let MultiHeadShape { batch, q_len, .. } = self.shape;
         let heads = self.naive_heads(dtype);
         let [q, k, v] = &heads;
         let attended = reference::attention(q, k, v, shape, &self.attention_options())
@@ -401,8 +401,8 @@ pub enum Storage {
 #[derive(Clone, Copy, Debug)]
 pub struct LayerSetup {
     pub profile: &'static Profile,
-    pub form: KernelForm,
-    pub path: Path,
+    pub form: Target,
+    pub path: Algorithm,
     /// Of the layer: inputs, intermediates, output.
     pub dtype: DType,
     /// Of weights, appended keys and values.
@@ -464,7 +464,7 @@ pub fn layer_setups(case: &LayerCase) -> Vec<LayerSetup> {
                 let setup = LayerSetup {
                     profile,
                     form,
-                    path: Path::Auto,
+                    path: Algorithm::Auto,
                     dtype,
                     weight: other,
                     bias: if layout == LayerLayout::Dense { other } else { DType::F32 },
@@ -531,7 +531,7 @@ fn place_all(
 pub fn run_layer_with(
     case: &LayerCase,
     setup: &LayerSetup,
-    change: impl FnOnce(Tuning) -> Tuning,
+    change: impl FnOnce(KernelOptions) -> KernelOptions,
 ) -> Result<Got, String> {
     pollster::block_on(run_layer_async(case, setup, change))
 }
@@ -540,7 +540,7 @@ pub fn run_layer_with(
 pub async fn run_layer_async(
     case: &LayerCase,
     setup: &LayerSetup,
-    change: impl FnOnce(Tuning) -> Tuning,
+    change: impl FnOnce(KernelOptions) -> KernelOptions,
 ) -> Result<Got, String> {
     let LayerSetup { profile, dtype, .. } = *setup;
     profile.tidy();
@@ -602,7 +602,7 @@ pub struct PlacedLayer<'c> {
 impl<'c> PlacedLayer<'c> {
     pub fn new(case: &'c LayerCase, setup: &LayerSetup) -> Self {
         let LayerSetup { profile, dtype, layout, storage, .. } = *setup;
-        let LayerShape { q_len, kv_len, .. } = case.shape;
+        let MultiHeadShape { q_len, kv_len, .. } = case.shape;
         let config = case.config;
         let shapes = case.weight_shapes();
         let tensors: Vec<_> = (0..4).map(|n| (&case.linears[n].weight[..], shapes[n])).collect();
@@ -664,7 +664,7 @@ impl<'c> PlacedLayer<'c> {
 
     pub fn layer(
         &self,
-        change: impl FnOnce(Tuning) -> Tuning,
+        change: impl FnOnce(KernelOptions) -> KernelOptions,
     ) -> Result<MultiHeadAttention, wgpu_attention::Error> {
         fn view((image, place, buffer): &(Image, Place, wgpu::Buffer)) -> TensorView<'_> {
             image.view(buffer, place)
@@ -678,7 +678,7 @@ impl<'c> PlacedLayer<'c> {
             weight: self.norms[n].as_ref().map(Placed::view),
             bias: self.norms[n + 1].as_ref().map(Placed::view),
         };
-        let weights = LayerWeights {
+        let weights = MultiHeadWeights {
             query: linear(0),
             key: linear(1),
             value: linear(2),
@@ -691,14 +691,14 @@ impl<'c> PlacedLayer<'c> {
         };
         let config = LayerOptions { dtype, ..self.case.config };
         let layer = MultiHeadAttention::with_pipelines(profile.gpu.pipelines(), config.config(), &weights)?;
-        Ok(layer.tuning(change(Tuning::new().form(form).path(path))))
+        Ok(layer.kernel_options(change(KernelOptions::new().target(form).algorithm(path))))
     }
 
     /// The call, without further outputs.
-    pub fn call<'a>(&'a self, out: TensorView<'a>) -> LayerForward<'a> {
+    pub fn call<'a>(&'a self, out: TensorView<'a>) -> MultiHeadForward<'a> {
         let input =
             |n: usize| if self.case.one_input { self.inputs[0].view() } else { self.inputs[n].view() };
-        let call = LayerForward::new(input(0), input(1), input(2), out)
+        let call = MultiHeadForward::new(input(0), input(1), input(2), out)
             .mask(self.rules.mask())
             .dropout(device_dropout(self.case.dropout.as_ref(), self.keep.as_ref()));
         match &self.rotary {
@@ -742,7 +742,7 @@ impl Report {
         });
         let exact = [dtype, weight, bias].iter().all(|d| *d == DType::F32);
         let shape = case.attention();
-        let judged = run_layer_async(stored, setup, |tuning| tuning)
+        let judged = run_layer_async(stored, setup, |kernel_options| kernel_options)
             .await
             .and_then(|got| judge_outputs(&case.expected, shape, truth, &got, exact));
         self.record(&case.name, setup, judged);

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use wgpu_attention::layers::{LayerBackward, LayerGradients, LinearGradients};
+use wgpu_attention::layers::{LinearGradients, MultiHeadBackward, MultiHeadGradients};
 use wgpu_attention::matmul::Activation;
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{
@@ -10,8 +10,8 @@ use wgpu_attention::reference::{
     project_backward, split_heads, widen,
 };
 use wgpu_attention::rows::{NormConfig, NormGradients};
-use wgpu_attention::tuning::{KernelForm, Path};
-use wgpu_attention::{DType, Scratch, Tuning};
+use wgpu_attention::tuning::{Algorithm, Target};
+use wgpu_attention::{DType, KernelOptions, Scratch};
 
 use super::case::{Case, HostData, Judged, Rules, Weights, largest, widened};
 use super::device::{Profile, full};
@@ -92,12 +92,12 @@ impl fmt::Display for LayerBackwardSetup {
 
 impl LayerBackwardSetup {
     /// All gradients in f32 of dense f32 tensors.
-    pub fn plain(profile: &'static Profile, form: KernelForm) -> Self {
+    pub fn plain(profile: &'static Profile, form: Target) -> Self {
         let f32 = DType::F32;
         let layer = LayerSetup {
             profile,
             form,
-            path: Path::Auto,
+            path: Algorithm::Auto,
             dtype: f32,
             weight: f32,
             bias: f32,
@@ -138,7 +138,7 @@ impl LayerBackwardSetup {
 /// The shapes of what `case` has.
 fn shapes(case: &LayerCase) -> Each<[usize; 4]> {
     let mut shapes = [None; COUNT];
-    let wgpu_attention::reference::LayerShape { batch, q_len, kv_len } = case.shape;
+    let wgpu_attention::reference::MultiHeadShape { batch, q_len, kv_len } = case.shape;
     let c = &case.config;
     let sides = [(q_len, c.query_features), (kv_len, c.key_features), (kv_len, c.value_features)];
     for (n, (length, features)) in sides.into_iter().enumerate() {
@@ -518,7 +518,7 @@ fn norm_gradients(
 async fn run_async(
     problem: &LayerProblem,
     setup: &LayerBackwardSetup,
-    change: impl FnOnce(Tuning) -> Tuning,
+    change: impl FnOnce(KernelOptions) -> KernelOptions,
 ) -> Result<Each<Vec<f64>>, String> {
     let LayerBackwardSetup { layer: LayerSetup { profile, dtype, layout, storage, .. }, keeps, .. } = *setup;
     profile.tidy();
@@ -569,12 +569,12 @@ async fn run_async(
     if keeps {
         forward = forward.context(context.view()).lse(lse.view());
     }
-    let call = LayerBackward::new(forward, d_out.view())
+    let call = MultiHeadBackward::new(forward, d_out.view())
         .d_lse(d_lse.as_ref().map(Placed::view))
         .d_query(input(0))
         .d_key(input(1))
         .d_value(input(2))
-        .d_weights(LayerGradients {
+        .d_weights(MultiHeadGradients {
             qk_norm: [NORMS, NORMS + 2].map(|n| NormGradients { weight: view(n), bias: view(n + 1) }),
             query: linear(0),
             key: linear(1),
@@ -622,7 +622,7 @@ async fn run_async(
 pub async fn run_layer_backward_async(
     problem: &LayerProblem,
     setup: &LayerBackwardSetup,
-    change: impl FnOnce(Tuning) -> Tuning,
+    change: impl FnOnce(KernelOptions) -> KernelOptions,
 ) -> Result<Each<Vec<f64>>, String> {
     run_async(&problem.stored(setup), setup, change).await
 }
@@ -673,7 +673,7 @@ impl super::report::Report {
     pub async fn check_layer_backward_async(&mut self, problem: &LayerProblem, setup: &LayerBackwardSetup) {
         let LayerSetup { profile, .. } = setup.layer;
         let stored = &problem.stored(setup);
-        let judged = match run_async(stored, setup, |tuning| tuning).await {
+        let judged = match run_async(stored, setup, |kernel_options| kernel_options).await {
             Err(e) if e.contains("max_storage_buffers_per_shader_stage") => {
                 return self.skip(format!("on `{}`: {e}", profile.name), &problem.case.name);
             }

@@ -1,10 +1,10 @@
 //! A layer's configuration whose fields cases set as they like.
 
-use wgpu_attention::layers::{LayerConfig, OutputGate};
+use wgpu_attention::layers::{MultiHeadConfig, OutputGate};
 use wgpu_attention::rows::NormConfig;
 use wgpu_attention::{DType, Shape};
 
-/// What [`LayerConfig`] is built of.
+/// What [`MultiHeadConfig`] is built of.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerOptions {
     pub heads: usize,
@@ -25,7 +25,7 @@ pub struct LayerOptions {
 }
 
 impl LayerOptions {
-    /// As [`LayerConfig::new`] says.
+    /// As [`MultiHeadConfig::new`] says.
     pub fn new(embed_dim: usize, heads: usize) -> Self {
         let head_dim = if heads > 0 && embed_dim.is_multiple_of(heads) { embed_dim / heads } else { 0 };
         LayerOptions {
@@ -47,9 +47,9 @@ impl LayerOptions {
         }
     }
 
-    pub fn config(&self) -> LayerConfig {
+    pub fn config(&self) -> MultiHeadConfig {
         // One that divides, so that nothing is said of a width that is set below.
-        LayerConfig::new(self.heads, self.heads)
+        MultiHeadConfig::new(self.heads, self.heads)
             .kv_heads(self.kv_heads)
             .head_dim(self.head_dim)
             .value_dim(self.value_dim)

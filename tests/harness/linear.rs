@@ -9,8 +9,8 @@ use wgpu_attention::reference::{
     LinearOptions, Real, linear_attention, linear_attention_backward, linear_attention_backward_magnitudes,
     linear_attention_magnitude, linear_recurrence, widen,
 };
-use wgpu_attention::tuning::KernelForm;
-use wgpu_attention::{DType, Scratch, Shape, Tuning};
+use wgpu_attention::tuning::Target;
+use wgpu_attention::{DType, KernelOptions, Scratch, Shape};
 
 use super::case::{HostData, Judged, largest, widened};
 use super::device::Profile;
@@ -50,7 +50,7 @@ pub struct LinearCase {
 #[derive(Clone, Copy, Debug)]
 pub struct LinearSetup {
     pub profile: &'static Profile,
-    pub form: KernelForm,
+    pub form: Target,
     pub dtype: DType,
     /// Of gradients: the same, or F32.
     pub gradient: DType,
@@ -221,7 +221,7 @@ impl LinearCase {
             .scale(self.scale)
             .eps(self.eps)
             .update_rule(self.rule)
-            .tuning(Tuning::new().form(setup.form))
+            .kernel_options(KernelOptions::new().target(setup.form))
     }
 
     /// The tensors of keys beside k and v.

@@ -5,8 +5,8 @@ use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{
     self, Attended, LengthProjections, LinformerGradients, Options, Real, widen,
 };
-use wgpu_attention::tuning::{KernelForm, MatrixUnits};
-use wgpu_attention::{Config, DType, Scratch, Shape, Tuning};
+use wgpu_attention::tuning::{MatrixUnits, Target};
+use wgpu_attention::{Config, DType, KernelOptions, Scratch, Shape};
 
 use super::case::{Judged, largest, widened};
 use super::device::Profile;
@@ -39,7 +39,7 @@ pub struct Case {
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     pub profile: &'static Profile,
-    pub form: KernelForm,
+    pub form: Target,
     pub layout: Layout,
     pub dtype: DType,
     /// Of e and f.
@@ -51,7 +51,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    pub fn plain(profile: &'static Profile, form: KernelForm, layout: Layout) -> Self {
+    pub fn plain(profile: &'static Profile, form: Target, layout: Layout) -> Self {
         let f32 = DType::F32;
         Setup {
             profile,
@@ -302,7 +302,7 @@ impl Case {
             .kv_heads(kv_heads)
             .value_dim(value_dim)
             .dtype(dtype)
-            .tuning(Tuning::new().form(form).matrix_units(units));
+            .kernel_options(KernelOptions::new().target(form).matrix_units(units));
         let refused = |e: wgpu_attention::Error| format!("refused: {e}");
         let operator =
             Linformer::with_pipelines(profile.gpu.pipelines(), config, self.rank).map_err(refused)?;

@@ -9,8 +9,8 @@ use wgpu_attention::reference::{
     self, HostLinear, LocalAttended, LocalGradients, LocalOptions, Real, predict_positions,
     predict_positions_backward, widen,
 };
-use wgpu_attention::tuning::KernelForm;
-use wgpu_attention::{DType, Linear, Scratch, Shape, Tuning};
+use wgpu_attention::tuning::Target;
+use wgpu_attention::{DType, KernelOptions, Linear, Scratch, Shape};
 
 use super::case::{Judged, largest, widened};
 use super::device::Profile;
@@ -314,7 +314,7 @@ pub async fn predicted_async(
     lengths: Option<Vec<u32>>,
     dtype: DType,
     layout: Layout,
-    form: KernelForm,
+    form: Target,
     accumulates: bool,
     profile: &'static Profile,
 ) -> Result<f64, String> {
@@ -351,8 +351,8 @@ pub async fn predicted_async(
             false => Placed::output(profile, DType::F32, at[7 + n]),
         })
         .collect();
-    let operator =
-        PositionPredictor::with_pipelines(profile.gpu.pipelines()).tuning(Tuning::new().form(form));
+    let operator = PositionPredictor::with_pipelines(profile.gpu.pipelines())
+        .kernel_options(KernelOptions::new().target(form));
     let linear = Linear { weight, bias: Some(bias) };
     let lengths_view = of_lengths.as_ref().map(Placed::view);
     let forward =

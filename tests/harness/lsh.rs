@@ -6,8 +6,8 @@ use wgpu_attention::reference::{
     LshAttended, LshHashed, LshShape, lsh_attention, lsh_attention_backward,
     lsh_attention_backward_magnitudes, lsh_buckets, widen,
 };
-use wgpu_attention::tuning::{KernelForm, MatrixUnits};
-use wgpu_attention::{DType, Scratch, Tuning};
+use wgpu_attention::tuning::{MatrixUnits, Target};
+use wgpu_attention::{DType, KernelOptions, Scratch};
 
 use super::case::{Judged, largest, widened};
 use super::device::Profile;
@@ -35,7 +35,7 @@ pub struct Case {
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     pub profile: &'static Profile,
-    pub form: KernelForm,
+    pub form: Target,
     pub layout: Layout,
     pub dtype: DType,
     /// Of rotations.
@@ -45,7 +45,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    pub fn plain(profile: &'static Profile, form: KernelForm, layout: Layout) -> Self {
+    pub fn plain(profile: &'static Profile, form: Target, layout: Layout) -> Self {
         let f32 = DType::F32;
         Setup { profile, form, layout, dtype: f32, rotations: f32, gradient: f32, accumulates: false }
     }
@@ -230,7 +230,7 @@ impl Case {
             .value_dim(value_dim)
             .dtype(setup.dtype)
             .causal(self.causal)
-            .tuning(Tuning::new().form(setup.form).matrix_units(units))
+            .kernel_options(KernelOptions::new().target(setup.form).matrix_units(units))
     }
 
     /// Forward and backward, twice over; with `buckets`, if given, instead of the rotations'.

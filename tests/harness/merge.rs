@@ -2,8 +2,8 @@
 
 use wgpu_attention::attention::{Merge, Partial};
 use wgpu_attention::mask::DeviceMask;
-use wgpu_attention::tuning::Path;
-use wgpu_attention::{Attention, Config, DType, Forward, Scratch, Shape, Tuning};
+use wgpu_attention::tuning::Algorithm;
+use wgpu_attention::{Attention, Config, DType, Forward, KernelOptions, Scratch, Shape};
 
 use super::case::{Case, Weights};
 use super::device::Profile;
@@ -14,7 +14,7 @@ use super::run::{Placed, window};
 /// How a case is cut and stored.
 pub struct Cut<'a> {
     pub profile: &'static Profile,
-    pub path: Path,
+    pub path: Algorithm,
     /// Of the parts' outputs, and of what they are merged into.
     pub dtypes: [DType; 2],
     /// First keys of the pieces after the first.
@@ -38,7 +38,7 @@ pub async fn merged(case: &Case, cut: &Cut<'_>) -> Result<f64, String> {
         .kv_heads(kv_heads)
         .value_dim(value_dim)
         .dtype(part)
-        .tuning(Tuning::new().path(path));
+        .kernel_options(KernelOptions::new().algorithm(path));
     let device = profile.gpu.device();
     let attention = Attention::with_pipelines(profile.gpu.pipelines(), config).map_err(|e| e.to_string())?;
     let ends: Vec<usize> = at.iter().copied().chain([kv_len]).collect();

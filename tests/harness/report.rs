@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use web_time::Instant;
-use wgpu_attention::tuning::{KernelForm, Path};
+use wgpu_attention::tuning::{Algorithm, Target};
 use wgpu_attention::{DType, Shape};
 
 use super::case::{Case, Expected, Truth, Weights};
@@ -41,13 +41,13 @@ impl Report {
     pub fn draws<C: fmt::Display>(
         name: &'static str,
         usual: u64,
-        random: impl Fn(KernelForm, u64) -> C,
+        random: impl Fn(Target, u64) -> C,
         each: impl Fn(&C) -> Result<f64, String>,
     ) {
         let mut report = Report::new(name);
         for form in FORMS {
             for seed in (0..60).filter(|seed| *seed < usual || rest(&format!("{name} {seed} {form:?}"))) {
-                let case = random(form, seed + if form == KernelForm::Cpu { 1000 } else { 0 });
+                let case = random(form, seed + if form == Target::Software { 1000 } else { 0 });
                 report.record(name, &case, each(&case));
             }
         }
@@ -100,7 +100,7 @@ impl Report {
         case: &Case,
         setup: &Setup,
         truths: &mut Truths,
-        change: impl Fn(wgpu_attention::Tuning) -> wgpu_attention::Tuning,
+        change: impl Fn(wgpu_attention::KernelOptions) -> wgpu_attention::KernelOptions,
     ) {
         let Setup { profile, dtype, bias, weights, .. } = *setup;
         let (stored, truth) = truths.entry((profile.matrix, dtype, bias, weights)).or_insert_with(|| {
@@ -119,7 +119,7 @@ impl Report {
                 }
                 other => self.record(&case.name, &setup, Err(format!("too many tensors gave {other:?}"))),
             }
-            setup.path = Path::Auto;
+            setup.path = Algorithm::Auto;
         }
         let setup = &setup;
         let got = match run_async(stored, setup, &change).await {

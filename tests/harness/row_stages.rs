@@ -5,13 +5,13 @@ use wgpu_attention::matmul::{
 };
 use wgpu_attention::reference::{self, Real, activate, activation_slope, widen};
 use wgpu_attention::rows::{
-    Embedding, EmbeddingBackward, EmbeddingForward, LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward,
-    MeanPool, MeanPoolBackward, MeanPoolForward, Norm, NormBackward, NormConfig, NormForward, Pointwise,
-    PointwiseBackward, PointwiseForward, PooledRows, RadixSort, Sort, TopK, TopKForward, WeightNorm,
+    Elementwise, ElementwiseBackward, ElementwiseForward, Embedding, EmbeddingBackward, EmbeddingForward,
+    LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward, MeanPool, MeanPoolBackward, MeanPoolForward, Norm,
+    NormBackward, NormConfig, NormForward, PoolMask, RadixSort, Sort, TopK, TopKForward, WeightNorm,
     WeightNormBackward, WeightNormForward,
 };
-use wgpu_attention::tuning::KernelForm;
-use wgpu_attention::{DType, Error, Scratch, Tuning};
+use wgpu_attention::tuning::Target;
+use wgpu_attention::{DType, Error, KernelOptions, Scratch};
 
 use super::case::Judged;
 use super::device::Profile;
@@ -94,7 +94,8 @@ pub async fn mean_pool(profile: &'static Profile, dtype: DType) -> Result<f64, S
     let out = output(profile, dtype, [2, 1, 1, features]);
     let d_x = output(profile, dtype, [2, 1, length, features]);
     let operator = MeanPool::with_pipelines(profile.gpu.pipelines());
-    let forward = MeanPoolForward::new(x_at.view(), PooledRows::Keep(keep_at.view()), out.view()).l2(true);
+    let forward =
+        MeanPoolForward::new(x_at.view(), PoolMask::Keep(keep_at.view()), out.view()).normalize(true);
     let recorded = profile.gpu.submit(|e| {
         operator.forward(e, &forward)?;
         operator.backward(e, &MeanPoolBackward::new(forward, d_out_at.view(), d_x.view()))
@@ -205,7 +206,7 @@ pub async fn norm(profile: &'static Profile, config: NormConfig, dtype: DType) -
 }
 
 /// An activation times another tensor, its gradients, and an activation and a sum.
-pub async fn pointwise(
+pub async fn elementwise(
     profile: &'static Profile,
     activation: Activation,
     dtype: DType,
@@ -217,14 +218,15 @@ pub async fn pointwise(
     let input = |data: &[f32]| placed(profile, Values::Floats(data), dtype, shape);
     let [x_at, other_at, d_out_at] = [&x, &other, &d_out].map(|t| input(t));
     let results = [(); 4].map(|()| output(profile, dtype, shape));
-    let [product, sum, d_x, d_times] = results.each_ref().map(Placed::view);
-    let operator = Pointwise::with_pipelines(profile.gpu.pipelines());
-    let plain = |out| PointwiseForward::new(x_at.view(), out).activation(activation);
-    let gated = plain(product).times(other_at.view());
+    let [product, sum, d_x, d_multiply] = results.each_ref().map(Placed::view);
+    let operator = Elementwise::with_pipelines(profile.gpu.pipelines());
+    let plain = |out| ElementwiseForward::new(x_at.view(), out).activation(activation);
+    let gated = plain(product).multiply(other_at.view());
     let recorded = profile.gpu.submit(|e| {
         operator.forward(e, &gated)?;
-        operator.forward(e, &plain(sum).plus(other_at.view()))?;
-        operator.backward(e, &PointwiseBackward::new(gated, d_out_at.view()).d_x(d_x).d_times(d_times))
+        operator.forward(e, &plain(sum).residual(other_at.view()))?;
+        operator
+            .backward(e, &ElementwiseBackward::new(gated, d_out_at.view()).d_x(d_x).d_multiply(d_multiply))
     });
     recorded.map_err(refused)?;
     fn truth<R: Real>([x, other, d]: [&[f32]; 3], activation: Activation) -> [Vec<R>; 4] {
@@ -271,9 +273,9 @@ pub async fn quantized(
     let ids: Vec<u32> = vec![3, 0, 9, 3];
     let ids_at = placed(profile, Values::Numbers(&ids), DType::U32, [2, 1, 2, 1]);
     let picked = output(profile, DType::F32, [2, 1, 2, features]);
-    let form = if dtype == DType::F32 { KernelForm::Gpu } else { KernelForm::Cpu };
-    let operator =
-        QuantizedProjection::with_pipelines(profile.gpu.pipelines()).tuning(Tuning::new().form(form));
+    let form = if dtype == DType::F32 { Target::Gpu } else { Target::Software };
+    let operator = QuantizedProjection::with_pipelines(profile.gpu.pipelines())
+        .kernel_options(KernelOptions::new().target(form));
     let recorded = profile.gpu.submit(|e| {
         operator.forward(e, &[QuantizedForward::new(x_at.view(), matrix, out.view())])?;
         operator.rows(e, &QuantizedRows::new(matrix, ids_at.view(), picked.view()))

@@ -6,8 +6,8 @@ use std::fmt;
 
 use wgpu_attention::additive::{AdditiveAttention, AdditiveConfig, AdditiveForward};
 use wgpu_attention::mask::DeviceMask;
-use wgpu_attention::tuning::{KernelForm, MatrixUnits, Path};
-use wgpu_attention::{Attention, Config, DType, Dropout, Forward, Mask, Scratch, TensorView, Tuning};
+use wgpu_attention::tuning::{Algorithm, MatrixUnits, Target};
+use wgpu_attention::{Attention, Config, DType, Dropout, Forward, KernelOptions, Mask, Scratch, TensorView};
 
 use super::case::{Case, DropoutData, Rules, Weights};
 use super::device::{Profile, defaults, full, matrices};
@@ -16,7 +16,7 @@ use super::placed_mods::PlacedMods;
 use super::random::Rng;
 use super::rest::{due, rest};
 
-pub const FORMS: [KernelForm; 2] = [KernelForm::Gpu, KernelForm::Cpu];
+pub const FORMS: [Target; 2] = [Target::Gpu, Target::Software];
 
 /// How the tensors of a call lie in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,8 +63,8 @@ pub fn window(shape: [usize; 4], rng: &mut Rng, seed: u64) -> Place {
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     pub profile: &'static Profile,
-    pub form: KernelForm,
-    pub path: Path,
+    pub form: Target,
+    pub path: Algorithm,
     pub dtype: DType,
     pub bias: DType,
     pub layout: Layout,
@@ -88,8 +88,8 @@ impl Setup {
     pub fn matrix(profile: &'static Profile, layout: Layout) -> Self {
         Setup {
             profile,
-            form: KernelForm::Cpu,
-            path: Path::Fused,
+            form: Target::Software,
+            path: Algorithm::Fused,
             dtype: DType::F16,
             bias: DType::F32,
             layout,
@@ -107,7 +107,7 @@ impl Setup {
             + case.rules.tensors()
             + given;
         let most = self.profile.gpu.device().limits().max_storage_buffers_per_shader_stage;
-        self.path == Path::Fused && buffers > most as usize
+        self.path == Algorithm::Fused && buffers > most as usize
     }
 }
 
@@ -130,19 +130,19 @@ pub fn setups_where(case: &Case, due: bool) -> Vec<Setup> {
     // What a device without features has, on the fused path and on the staged one. In one form the fused path has f32.
     let plain = if always[1][1] == 2 && rng.below(2) == 0 { [bf16, f32] } else { [f32, bf16] };
     let dense = [
-        (full(), f32, Path::Staged, Layout::Dense, Weights::PerHead(f32)),
-        (full(), f32, Path::Staged, Layout::Packed, Weights::Mean(f32)),
-        (full(), f32, Path::Fused, Layout::Blhd, Weights::None),
+        (full(), f32, Algorithm::Staged, Layout::Dense, Weights::PerHead(f32)),
+        (full(), f32, Algorithm::Staged, Layout::Packed, Weights::Mean(f32)),
+        (full(), f32, Algorithm::Fused, Layout::Blhd, Weights::None),
         // Without features there is no f16.
-        (defaults(), plain[0], Path::Fused, Layout::Packed, Weights::None),
-        (full(), f16, Path::Staged, Layout::Blhd, Weights::None),
+        (defaults(), plain[0], Algorithm::Fused, Layout::Packed, Weights::None),
+        (full(), f16, Algorithm::Staged, Layout::Blhd, Weights::None),
     ];
     let windows = [
-        (full(), f16, Path::Staged, window, Weights::PerHead(f16)),
-        (defaults(), plain[1], Path::Staged, window, Weights::PerHead(plain[1])),
-        (full(), f32, Path::Fused, window, Weights::None),
-        (full(), f16, Path::Fused, Layout::Blhd, Weights::None),
-        (full(), f32, Path::Staged, window, Weights::PerHead(f32)),
+        (full(), f16, Algorithm::Staged, window, Weights::PerHead(f16)),
+        (defaults(), plain[1], Algorithm::Staged, window, Weights::PerHead(plain[1])),
+        (full(), f32, Algorithm::Fused, window, Weights::None),
+        (full(), f16, Algorithm::Fused, Layout::Blhd, Weights::None),
+        (full(), f32, Algorithm::Staged, window, Weights::PerHead(f32)),
     ];
     let mut all = Vec::new();
     let mut add = |always: bool, setup: Setup| {
@@ -332,7 +332,11 @@ pub fn run(case: &Case, setup: &Setup) -> Result<Got, String> {
 
 /// As [`run`], with what `change` sets besides.
 #[cfg(not(target_arch = "wasm32"))]
-pub fn run_with(case: &Case, setup: &Setup, change: impl FnOnce(Tuning) -> Tuning) -> Result<Got, String> {
+pub fn run_with(
+    case: &Case,
+    setup: &Setup,
+    change: impl FnOnce(KernelOptions) -> KernelOptions,
+) -> Result<Got, String> {
     pollster::block_on(run_async(case, setup, change))
 }
 
@@ -340,7 +344,7 @@ pub fn run_with(case: &Case, setup: &Setup, change: impl FnOnce(Tuning) -> Tunin
 pub async fn run_async(
     case: &Case,
     setup: &Setup,
-    change: impl FnOnce(Tuning) -> Tuning,
+    change: impl FnOnce(KernelOptions) -> KernelOptions,
 ) -> Result<Got, String> {
     let Setup { profile, form, path, dtype, layout, .. } = *setup;
     profile.tidy();
@@ -368,11 +372,11 @@ pub async fn run_async(
     let rules = PlacedRules::new(profile, &case.rules, setup.bias, layout);
     let keep = place_dropout(profile, case.dropout.as_ref(), layout);
 
-    let mut tuning = Tuning::new().form(form).path(path);
+    let mut kernel_options = KernelOptions::new().target(form).algorithm(path);
     if profile.matrix {
-        tuning = tuning.matrix_units(MatrixUnits::Always).f16_operands(true);
+        kernel_options = kernel_options.matrix_units(MatrixUnits::Always).f16_operands(true);
     }
-    let tuning = change(tuning);
+    let kernel_options = change(kernel_options);
     let refused = |e: wgpu_attention::Error| format!("refused: {e}");
     let device = profile.gpu.device();
     if let Some(vector) = &case.score_vector {
@@ -383,7 +387,7 @@ pub async fn run_async(
             .kv_heads(shape.kv_heads)
             .value_dim(shape.value_dim)
             .dtype(dtype)
-            .tuning(tuning);
+            .kernel_options(kernel_options);
         let call = AdditiveForward::new(q, k, v, vector.view(), out.view())
             .mask(rules.mask())
             .lse(lse.as_ref().map(Placed::view))
@@ -402,7 +406,7 @@ pub async fn run_async(
         .dtype(dtype)
         .scale(case.scale)
         .softcap(case.softcap)
-        .tuning(tuning);
+        .kernel_options(kernel_options);
     let call = Forward::new(q, k, v, out.view())
         .mask(rules.mask())
         .lse(lse.as_ref().map(Placed::view))

@@ -2,20 +2,21 @@
 
 use wgpu_attention::cache::{CacheStorage, Tokens};
 use wgpu_attention::layers::{
-    BlockConfig, DecoderForward, DecoderLayerWeights, DecoderMemory, EncoderBackward, EncoderForward,
-    EncoderLayerGradients, EncoderLayerWeights, FeedForwardWeights, LayerConfig, LayerWeights, NormOrder,
+    DecoderForward, DecoderLayerWeights, DecoderMemory, EncoderBackward, EncoderForward,
+    EncoderLayerGradients, EncoderLayerWeights, FeedForwardWeights, MultiHeadConfig, MultiHeadWeights,
+    NormOrder, TransformerLayerConfig,
 };
 use wgpu_attention::matmul::Activation;
 use wgpu_attention::reference::compare::{EPSILON_BF16, EPSILON_F16, EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{
-    self, HostDecoderLayer, HostEncoderLayer, HostFeedForward, HostLinear, HostNorm, HostWeights, LayerShape,
-    Options, Real, widen,
+    self, HostDecoderLayer, HostEncoderLayer, HostFeedForward, HostLinear, HostNorm, HostWeights,
+    MultiHeadShape, Options, Real, widen,
 };
 use wgpu_attention::rows::{NormConfig, NormWeights};
-use wgpu_attention::tuning::KernelForm;
+use wgpu_attention::tuning::Target;
 use wgpu_attention::{
-    Cache, CacheConfig, DType, Error, Linear, Scratch, TensorView, TransformerDecoder, TransformerEncoder,
-    Tuning,
+    Cache, CacheConfig, DType, Error, KernelOptions, Linear, Scratch, TensorView, TransformerDecoder,
+    TransformerEncoder,
 };
 
 use super::case::{HostData, Judged, Rules, largest, widened};
@@ -37,7 +38,7 @@ pub struct Kind {
     pub order: NormOrder,
     pub gated: bool,
     pub activation: Activation,
-    pub form: KernelForm,
+    pub form: Target,
     /// Of rows and of weights.
     pub dtype: DType,
 }
@@ -134,10 +135,10 @@ impl Stack {
         Stack { kind, attentions, parts, last, weights }
     }
 
-    fn config(&self, dtype: DType) -> BlockConfig {
+    fn config(&self, dtype: DType) -> TransformerLayerConfig {
         let Kind { order, gated, activation, .. } = self.kind;
         let norm = if gated { NormConfig::rms() } else { NormConfig::layer() };
-        BlockConfig::new(LayerConfig::new(FEATURES, HEADS).dtype(dtype), HIDDEN)
+        TransformerLayerConfig::new(MultiHeadConfig::new(FEATURES, HEADS).dtype(dtype), HIDDEN)
             .activation(activation)
             .gated(gated)
             .order(order)
@@ -170,9 +171,14 @@ impl Stack {
         [&parts[first], &parts[first + 1], &parts[first + if self.kind.gated { 2 } else { 0 }]]
     }
 
-    fn placed_attention<'a>(&self, parts: &[Part], n: usize, buffer: &'a wgpu::Buffer) -> LayerWeights<'a> {
+    fn placed_attention<'a>(
+        &self,
+        parts: &[Part],
+        n: usize,
+        buffer: &'a wgpu::Buffer,
+    ) -> MultiHeadWeights<'a> {
         let [query, key, value, out] = [0, 1, 2, 3].map(|k| parts[4 * n + k].placed(buffer, self.kind.dtype));
-        LayerWeights { query, key, value, out, bias_kv: None, qk_norm: None, gate: None }
+        MultiHeadWeights { query, key, value, out, bias_kv: None, qk_norm: None, gate: None }
     }
 
     fn placed_feed_forward<'a>(&self, parts: &[Part], buffer: &'a wgpu::Buffer) -> FeedForwardWeights<'a> {
@@ -180,8 +186,8 @@ impl Stack {
         FeedForwardWeights { up, gate: self.kind.gated.then_some(gate), down }
     }
 
-    fn tuning(&self) -> Tuning {
-        Tuning::new().form(self.kind.form)
+    fn kernel_options(&self) -> KernelOptions {
+        KernelOptions::new().target(self.kind.form)
     }
 
     fn epsilon(&self) -> f64 {
@@ -248,7 +254,7 @@ pub async fn encoder(name: &str, kind: Kind, profile: &'static Profile) -> Resul
         &layers,
         Some(last),
     );
-    let encoder = encoder.map_err(refused)?.tuning(stack.tuning());
+    let encoder = encoder.map_err(refused)?.kernel_options(stack.kernel_options());
     let layout = Layout::Window(7);
     let [x_at, out_at, d_out_at, d_x_at, kept_at] = layout.places([
         shape(length),
@@ -337,7 +343,7 @@ pub async fn decoder(
     let pipelines = profile.gpu.pipelines();
     let decoder =
         TransformerDecoder::with_pipelines(pipelines, stack.config(kind.dtype), &layers, Some(last));
-    let decoder = decoder.map_err(refused)?.tuning(stack.tuning());
+    let decoder = decoder.map_err(refused)?.kernel_options(stack.kernel_options());
     let layout = Layout::Window(7);
     let head_dim = FEATURES / HEADS;
     let heads = [LAYERS * BATCH, HEADS, MEMORY_LEN, head_dim];
@@ -391,7 +397,7 @@ pub async fn decoder(
         let inputs = [x, memory].map(widen::<R>);
         reference::decoder(
             inputs.each_ref().map(|x| &x[..]),
-            LayerShape { batch: BATCH, q_len, kv_len },
+            MultiHeadShape { batch: BATCH, q_len, kv_len },
             &stack.config(DType::F32),
             &layers,
             Some(&stack.last.norm(&all)),

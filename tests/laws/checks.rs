@@ -3,7 +3,7 @@
 use wgpu_attention::cache::{CacheStorage, ScaleGroup};
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
 use wgpu_attention::reference::{self, Options, widen};
-use wgpu_attention::tuning::{Family, KernelForm, Verdict};
+use wgpu_attention::tuning::{Family, Target, Verdict};
 use wgpu_attention::{
     Attention, Cache, CacheConfig, Config, DType, Error, Gpu, Mask, Pipelines, Shape, inspect,
 };
@@ -68,9 +68,9 @@ fn gradients(gpu: &Gpu) -> [Result<f64, String>; 3] {
         let setup = BackwardSetup {
             wanted: [!added; 3],
             added: [added; 5],
-            ..BackwardSetup::plain(profile, KernelForm::Auto)
+            ..BackwardSetup::plain(profile, Target::Auto)
         };
-        let got = pollster::block_on(run_backward_async(&problem, &setup, |tuning| tuning))?;
+        let got = pollster::block_on(run_backward_async(&problem, &setup, |kernel_options| kernel_options))?;
         judge(&truth(&problem, &setup), &got)
     };
     [of_attention(false), of_attention(true), projection_backward::plain(profile)]

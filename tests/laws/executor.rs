@@ -6,10 +6,10 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Instant;
 
-use wgpu_attention::layers::LayerConfig;
+use wgpu_attention::layers::MultiHeadConfig;
 use wgpu_attention::mask::{At, HostMask, MaskMod};
-use wgpu_attention::reference::{self, HostLinear, HostWeights, LayerShape, Options, widen};
-use wgpu_attention::tuning::TuneLimits;
+use wgpu_attention::reference::{self, HostLinear, HostWeights, MultiHeadShape, Options, widen};
+use wgpu_attention::tuning::TuningBudget;
 use wgpu_attention::{Attention, Config, DType, Forward, Gpu, Mask, Scratch, Shape, TensorView};
 
 use crate::harness::random::noise;
@@ -127,10 +127,10 @@ fn futures_run_on_many_threads() {
         qk_norm: None,
         gate: None,
     };
-    let shape = LayerShape { batch: 1, q_len: 3, kv_len: 3 };
-    let (config, options) = (LayerConfig::new(4, 2), Options::new());
+    let shape = MultiHeadShape { batch: 1, q_len: 3, kv_len: 3 };
+    let (config, options) = (MultiHeadConfig::new(4, 2), Options::new());
     drop(is_send(gpu.multi_head_async([&x, &x, &x], shape, &config, &weights, &options)));
-    drop(is_send(gpu.pipelines().tune_async(gpu.queue(), &[], TuneLimits::default())));
+    drop(is_send(gpu.pipelines().tune_async(gpu.queue(), &[], TuningBudget::default())));
     drop(is_send(Gpu::new_async()));
 }
 

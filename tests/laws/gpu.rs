@@ -2,7 +2,9 @@
 
 use wgpu_attention::mask::{Pattern, PatternPart};
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
-use wgpu_attention::reference::{self, Attended, HostLinear, HostWeights, LayerShape, Options, Real, widen};
+use wgpu_attention::reference::{
+    self, Attended, HostLinear, HostWeights, MultiHeadShape, Options, Real, widen,
+};
 use wgpu_attention::{
     Attention, Config, DType, Forward, Gpu, HostTensor, Mask, Pipelines, Scratch, Shape, TensorView,
     UploadedMask, inspect,
@@ -159,7 +161,7 @@ fn a_layer_with_appended_keys() {
         ..LayerOptions::new(12, 4)
     }
     .config();
-    let shape = LayerShape { batch: 2, q_len: 5, kv_len: 6 };
+    let shape = MultiHeadShape { batch: 2, q_len: 5, kv_len: 6 };
     let x = [noise(2 * 5 * 12, 1.0), noise(2 * 6 * 10, 2.0), noise(2 * 6 * 7, 3.0)];
     let w = [noise(12 * 12, 4.0), noise(6 * 10, 5.0), noise(6 * 7, 6.0), noise(12 * 12, 7.0)];
     let b = [noise(12, 8.0), noise(6, 9.0), noise(6, 10.0), noise(12, 11.0)];

@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 
 use wgpu_attention::cache::{CacheLayout, CacheStorage, ScaleGroup};
-use wgpu_attention::tuning::{KernelForm, Path};
+use wgpu_attention::tuning::{Algorithm, Target};
 use wgpu_attention::{DType, Shape};
 
 use crate::harness::cached::Sequence;
@@ -232,7 +232,7 @@ fn a_cache_that_differs_from_its_model_is_noticed() {
         let kind = Kind { batch: 1, ..Kind::new(storage, CacheLayout::Ring { sink_tokens: 1 }, 6) };
         let mut bed = Bed::new(full(), kind, data, 3);
         bed.grow(&Count::All(5)).expect("room");
-        let ask = Ask { rows: Some(1), ..Ask::new(KernelForm::Cpu, &rules) };
+        let ask = Ask { rows: Some(1), ..Ask::new(Target::Software, &rules) };
         bed.ask(&ask).expect("the model is right");
         bed.check_sequence_table().expect("the model is right");
         let right = bed.sequences.clone();
@@ -293,10 +293,12 @@ fn every_case_meets_both_forms_on_both_paths() {
     for (name, rules) in small::single_masks() {
         let case = Case::random(name, Shape::new(1, 1, 2, 4)).with(|c| c.rules = rules);
         let setups = setups_where(&case, true);
-        for (path, form) in [Path::Staged, Path::Fused].into_iter().flat_map(|p| FORMS.map(|f| (p, f))) {
+        for (path, form) in
+            [Algorithm::Staged, Algorithm::Fused].into_iter().flat_map(|p| FORMS.map(|f| (p, f)))
+        {
             assert!(setups.iter().any(|s| s.path == path && s.form == form), "{name}: {path:?}, {form:?}");
         }
-        let f32 = |s: &&Setup| s.dtype == DType::F32 && s.path == Path::Fused;
+        let f32 = |s: &&Setup| s.dtype == DType::F32 && s.path == Algorithm::Fused;
         assert!(setups.iter().any(|s| f32(&s)), "{name}");
         assert!(setups.iter().any(|s| matches!(s.weights, Weights::PerHead(_))), "{name}");
     }

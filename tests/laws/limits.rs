@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use wgpu_attention::mask::{Blocks, Captured, DeviceMask, MaskMod, ScoreMod};
-use wgpu_attention::tuning::{KernelForm, Path};
+use wgpu_attention::tuning::{Algorithm, Target};
 use wgpu_attention::{
-    Attention, Backward, Config, DType, Dropout, Error, Forward, Gpu, Scratch, ScratchSize, Shape,
-    TensorView, Tuning,
+    Attention, Backward, Config, DType, Dropout, Error, Forward, Gpu, KernelOptions, Scratch, ScratchSize,
+    Shape, TensorView,
 };
 
 use crate::harness::random::noise;
@@ -255,10 +255,10 @@ fn one_tensor_for_queries_and_keys_gives_the_same_bits() {
     for packed in [false, true] {
         let data: &[u32] = if packed { &starts } else { &ids };
         let (first, second) = (upload(data), upload(data));
-        for path in [Path::Fused, Path::Staged] {
-            for form in [KernelForm::Gpu, KernelForm::Cpu] {
-                let tuning = Tuning::default().path(path).form(form);
-                let config = Config::new(SHAPE.heads, SHAPE.head_dim).tuning(tuning);
+        for path in [Algorithm::Fused, Algorithm::Staged] {
+            for form in [Target::Gpu, Target::Software] {
+                let kernel_options = KernelOptions::default().algorithm(path).target(form);
+                let config = Config::new(SHAPE.heads, SHAPE.head_dim).kernel_options(kernel_options);
                 let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
                 let results = [&first, &second].map(|keys| {
                     let of = |buffer| TensorView::new(buffer, DType::U32, [1, 1, 1, data.len()]);

@@ -6,8 +6,8 @@ use wgpu_attention::linear_attention::FeatureMap;
 use wgpu_attention::matmul::Activation;
 use wgpu_attention::position::{RopeConfig, RowPositions};
 use wgpu_attention::reference::{self, LshShape, widen};
-use wgpu_attention::rows::{Pointwise, PointwiseForward, WeightNorm, WeightNormForward};
-use wgpu_attention::tuning::{KernelForm, Path};
+use wgpu_attention::rows::{Elementwise, ElementwiseForward, WeightNorm, WeightNormForward};
+use wgpu_attention::tuning::{Algorithm, Target};
 use wgpu_attention::{DType, Shape, TensorView};
 
 use crate::harness::classify::classified;
@@ -93,7 +93,7 @@ fn weights_of_many() {
             let setup = Setup {
                 profile: defaults(),
                 form,
-                path: Path::Staged,
+                path: Algorithm::Staged,
                 dtype: DType::F32,
                 bias: DType::F32,
                 layout: Layout::Dense,
@@ -132,7 +132,7 @@ fn caches_of_many() {
             let outcome = bed
                 .check_sequence_table()
                 .and_then(|()| bed.read(0, &start, rows, DType::F32, Layout::Dense))
-                .and_then(|_| bed.ask(&Ask { rows: Some(1), ..Ask::new(KernelForm::Cpu, &rules) }));
+                .and_then(|_| bed.ask(&Ask { rows: Some(1), ..Ask::new(Target::Software, &rules) }));
             report.record(&format!("{storage:?}, {layout:?}, {what}"), &"", outcome);
         };
         bed.grow(&Count::All(2)).expect("room");
@@ -163,7 +163,7 @@ fn other_attentions_of_many() {
     assert_many();
     crate::harness::in_turn!();
     let mut report = Report::new("other attentions of many sequences");
-    let (form, layout, profile) = (KernelForm::Cpu, Layout::Dense, defaults());
+    let (form, layout, profile) = (Target::Software, Layout::Dense, defaults());
     let around = local::Case::random("many", SHAPE, 1, true);
     report.record("local", &"", around.outcome(&local::Setup::plain(profile, layout)));
     for (name, per_head) in [("linformer", false), ("linformer, projections of heads", true)] {
@@ -212,9 +212,9 @@ fn other_operators_of_many() {
     assert!(got.iter().zip(&want).all(near), "score vectors");
 
     let shape = [MANY, 1, 1, 4];
-    let pointwise = Pointwise::with_pipelines(gpu.pipelines());
-    let call = PointwiseForward::new(view(&x_at, shape), view(&out, shape)).activation(Activation::Silu);
-    gpu.submit(|e| pointwise.forward(e, &call)).expect("an activation");
+    let elementwise = Elementwise::with_pipelines(gpu.pipelines());
+    let call = ElementwiseForward::new(view(&x_at, shape), view(&out, shape)).activation(Activation::Silu);
+    gpu.submit(|e| elementwise.forward(e, &call)).expect("an activation");
     let got = gpu.download::<f32>(&out, x.data.len()).expect("a read-back");
     let want: Vec<f64> =
         x.data.iter().map(|x| reference::activate(f64::from(*x), Activation::Silu)).collect();

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use wgpu_attention::cache::{Append, Tokens};
 use wgpu_attention::position::{Positions, Rope, RopeConfig, Rotate, Rotation, RowPositions};
 use wgpu_attention::reference::{self, Options, widen};
-use wgpu_attention::tuning::Path;
+use wgpu_attention::tuning::Algorithm;
 use wgpu_attention::{
-    Attention, Cache, CacheConfig, Config, DType, Error, Forward, Gpu, Mask, Scratch, Shape, TensorView,
-    Tuning,
+    Attention, Cache, CacheConfig, Config, DType, Error, Forward, Gpu, KernelOptions, Mask, Scratch, Shape,
+    TensorView,
 };
 
 const SHAPE: Shape = Shape::new(1, 2, 5, 4);
@@ -61,8 +61,11 @@ fn memory_that_runs_out() {
     let (device, pipelines) = (gpu.device(), gpu.pipelines());
     let config = Config::new(2, 4);
     let fused = Attention::with_pipelines(pipelines, config).expect("an operator");
-    let staged = Attention::with_pipelines(pipelines, config.tuning(Tuning::new().path(Path::Staged)))
-        .expect("an operator");
+    let staged = Attention::with_pipelines(
+        pipelines,
+        config.kernel_options(KernelOptions::new().algorithm(Algorithm::Staged)),
+    )
+    .expect("an operator");
     let buffers = [0; 4].map(|_| gpu.upload(&[0.5f32; 64]).expect("an upload"));
     let [q, k, v, out] = buffers.each_ref().map(|b| TensorView::new(b, DType::F32, SHAPE.q()));
     let call = Forward::new(q, k, v, out);

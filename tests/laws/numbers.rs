@@ -2,7 +2,7 @@
 
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
 use wgpu_attention::reference::{Options, attention, widen};
-use wgpu_attention::tuning::Path;
+use wgpu_attention::tuning::Algorithm;
 use wgpu_attention::{Alignment, DType, HostTensor, Mask, Shape};
 
 use crate::harness::report::judge_outputs;
@@ -457,7 +457,7 @@ fn optional_outputs_do_not_change_the_result() {
         let with = |lse, weights| run(&case, &Setup { lse, weights, ..setup }).expect("a run").out;
         let plain = with(false, Weights::None);
         assert_eq!(plain, with(true, Weights::None), "{setup}");
-        if setup.path == Path::Staged {
+        if setup.path == Algorithm::Staged {
             assert_eq!(plain, with(false, Weights::Mean(DType::F32)), "{setup}");
         }
     }
@@ -509,12 +509,12 @@ fn values_near_range_ends_match() {
             let stored = case.stored(dtype, f32);
             let truth = stored.truth(dtype, Weights::None);
             for (path, form, splits) in [
-                (Path::Fused, FORMS[0], 1),
-                (Path::Fused, FORMS[1], 1),
-                (Path::Fused, FORMS[0], 3),
-                (Path::Fused, FORMS[1], 3),
-                (Path::Staged, FORMS[0], 1),
-                (Path::Staged, FORMS[1], 1),
+                (Algorithm::Fused, FORMS[0], 1),
+                (Algorithm::Fused, FORMS[1], 1),
+                (Algorithm::Fused, FORMS[0], 3),
+                (Algorithm::Fused, FORMS[1], 3),
+                (Algorithm::Staged, FORMS[0], 1),
+                (Algorithm::Staged, FORMS[1], 1),
             ] {
                 let setup = Setup {
                     profile: if dtype == bf16 { defaults() } else { full() },
@@ -526,7 +526,7 @@ fn values_near_range_ends_match() {
                     lse: true,
                     weights: Weights::None,
                 };
-                let judged = run_with(&stored, &setup, |tuning| tuning.splits(splits))
+                let judged = run_with(&stored, &setup, |kernel_options| kernel_options.splits(splits))
                     .and_then(|got| judge_outputs(&case.expected, case.shape, &truth, &got, false));
                 report.record(&format!("{}, {splits} splits", case.name), &setup, judged);
             }

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use wgpu_attention::mask::{Pattern, PatternPart};
-use wgpu_attention::tuning::{KernelForm, Path};
+use wgpu_attention::tuning::{Algorithm, Target};
 use wgpu_attention::{Alignment, DType, Shape};
 
 use crate::harness::report::judge_outputs;
@@ -368,8 +368,8 @@ pub struct Draw {
     /// Standard deviation of queries.
     spread: f32,
     profile: &'static str,
-    form: KernelForm,
-    path: Path,
+    form: Target,
+    path: Algorithm,
     dtype: DType,
     bias: DType,
     layout: Layout,
@@ -406,9 +406,9 @@ impl Draw {
         }
         let weights = weights(rng);
         let path = if weights == Weights::None {
-            rng.pick(&[Path::Fused, Path::Fused, Path::Staged])
+            rng.pick(&[Algorithm::Fused, Algorithm::Fused, Algorithm::Staged])
         } else {
-            Path::Staged
+            Algorithm::Staged
         };
         Draw {
             seed,
@@ -466,7 +466,7 @@ impl Draw {
         let whole = || if self.profile == "full" { full() } else { defaults() };
         let profile = planned_by_name(self.profile).unwrap_or_else(whole);
         let setup = Setup { profile, form, path, dtype, bias, layout, lse, weights };
-        let path = if setup.too_many_buffers(case) { Path::Auto } else { path };
+        let path = if setup.too_many_buffers(case) { Algorithm::Auto } else { path };
         Setup { path, ..setup }
     }
 

@@ -2,9 +2,9 @@
 
 use wgpu_attention::DType;
 use wgpu_attention::layers::OutputGate;
-use wgpu_attention::reference::LayerShape;
+use wgpu_attention::reference::MultiHeadShape;
 use wgpu_attention::rows::NormConfig;
-use wgpu_attention::tuning::{KernelForm, Path};
+use wgpu_attention::tuning::{Algorithm, Target};
 
 use crate::harness::layer::{
     LayerCase, LayerLayout, LayerSetup, LinearData, NormData, Storage, run_layer_with,
@@ -20,7 +20,7 @@ use crate::laws::property::{Draws, DropDraw, MaskDraw, float, judged, profile, s
 pub struct Draw {
     seed: u64,
     config: LayerOptions,
-    shape: LayerShape,
+    shape: MultiHeadShape,
     one_input: bool,
     shared: bool,
     biases: [bool; 4],
@@ -28,8 +28,8 @@ pub struct Draw {
     mask: MaskDraw,
     drop: DropDraw,
     profile: &'static str,
-    form: KernelForm,
-    path: Path,
+    form: Target,
+    path: Algorithm,
     weight: DType,
     bias: DType,
     layout: LayerLayout,
@@ -71,7 +71,8 @@ impl Draw {
             dtype: float(rng),
         };
         let length = |rng: &mut Rng| rng.pick(&[1, 2, 3, 5, 8, 13, 16, 17, 33, 66]);
-        let mut shape = LayerShape { batch: rng.pick(&[1, 2, 3]), q_len: length(rng), kv_len: length(rng) };
+        let mut shape =
+            MultiHeadShape { batch: rng.pick(&[1, 2, 3]), q_len: length(rng), kv_len: length(rng) };
         let one_input = rng.chance(0.3);
         if one_input {
             shape.kv_len = shape.q_len;
@@ -95,7 +96,7 @@ impl Draw {
             drop: DropDraw::random(rng),
             profile: profile.name,
             form: rng.pick(&FORMS),
-            path: rng.pick(&[Path::Auto, Path::Staged]),
+            path: rng.pick(&[Algorithm::Auto, Algorithm::Staged]),
             weight: float(rng),
             bias: float(rng),
             layout: match rng.below(4) {
@@ -155,7 +156,7 @@ impl Draw {
     pub fn case(&self) -> LayerCase {
         let rng = &mut Rng::new(self.seed ^ 0x5eed);
         let config = self.config;
-        let LayerShape { batch, q_len, kv_len } = self.shape;
+        let MultiHeadShape { batch, q_len, kv_len } = self.shape;
         let mut inputs = [
             rng.normals(batch * q_len * config.query_features),
             rng.normals(batch * kv_len * config.key_features),

@@ -6,11 +6,11 @@ use wgpu_attention::lsh::{LshAttention, LshBackward, LshConfig, LshForward};
 use wgpu_attention::reference::{self, LinearOptions, LshHashed, LshShape, Options, widen};
 use wgpu_attention::rows::{
     LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward, MeanPool, MeanPoolBackward, MeanPoolForward, Norm,
-    NormBackward, NormConfig, NormForward, PooledRows,
+    NormBackward, NormConfig, NormForward, PoolMask,
 };
-use wgpu_attention::tuning::Path;
+use wgpu_attention::tuning::Algorithm;
 use wgpu_attention::{
-    Attention, Config, DType, Error, Forward, Gpu, Scratch, ScratchSize, Shape, TensorView, Tuning,
+    Attention, Config, DType, Error, Forward, Gpu, KernelOptions, Scratch, ScratchSize, Shape, TensorView,
 };
 
 use crate::harness::{FORMS, full};
@@ -68,12 +68,12 @@ fn expect(what: &str, got: &[f32], want: &[f64], terms: usize) {
 }
 
 /// Paths, forms and numbers of splits.
-fn tunings() -> impl Iterator<Item = (String, Tuning)> {
-    let paths = [(Path::Fused, 1), (Path::Fused, 3), (Path::Staged, 1)];
+fn tunings() -> impl Iterator<Item = (String, KernelOptions)> {
+    let paths = [(Algorithm::Fused, 1), (Algorithm::Fused, 3), (Algorithm::Staged, 1)];
     paths.into_iter().flat_map(|(path, splits)| {
         FORMS.into_iter().map(move |form| {
-            let tuning = Tuning::new().path(path).form(form).splits(splits);
-            (format!("{path:?}, {form:?}, {splits} splits"), tuning)
+            let kernel_options = KernelOptions::new().algorithm(path).target(form).splits(splits);
+            (format!("{path:?}, {form:?}, {splits} splits"), kernel_options)
         })
     })
 }
@@ -84,10 +84,10 @@ fn attend(
     [q, k, v]: [&[f32]; 3],
     shape: Shape,
     scale: Option<f64>,
-    tuning: Tuning,
+    kernel_options: KernelOptions,
 ) -> [Vec<f32>; 2] {
     let config = Config::new(shape.heads, shape.head_dim).kv_heads(shape.kv_heads);
-    let config = config.value_dim(shape.value_dim).scale(scale).tuning(tuning);
+    let config = config.value_dim(shape.value_dim).scale(scale).kernel_options(kernel_options);
     let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
     let inputs = [(q, shape.q()), (k, shape.k()), (v, shape.v())];
     let [q, k, v] = inputs.map(|(values, shape)| Placed::input(gpu, values, shape));
@@ -109,8 +109,8 @@ fn means_of_largest_number_are_finite() {
             let shape = Shape { kv_heads: 1, kv_len, ..Shape::new(1, 2, q_len, 8) };
             let (q, k) = (waves(2 * q_len * 8, 0.7), waves(kv_len * 8, 1.3));
             let (v, want) = (vec![value; kv_len * 8], vec![f64::from(value); 2 * q_len * 8]);
-            for (name, tuning) in tunings() {
-                let [out, _] = attend(gpu, [&q, &k, &v], shape, None, tuning);
+            for (name, kernel_options) in tunings() {
+                let [out, _] = attend(gpu, [&q, &k, &v], shape, None, kernel_options);
                 expect(
                     &format!("{name}, {q_len} queries, {kv_len} keys of {value:e}"),
                     &out,
@@ -144,8 +144,8 @@ fn scores_near_largest_number_match() {
             let options = Options::new().scale(scale);
             let want = reference::attention::<f64>(&widen(&q), &widen(k), &widen(&v), shape, &options)
                 .expect("a truth");
-            for (name, tuning) in tunings() {
-                let [out, lse] = attend(gpu, [&q, k, &v], shape, Some(scale), tuning);
+            for (name, kernel_options) in tunings() {
+                let [out, lse] = attend(gpu, [&q, k, &v], shape, Some(scale), kernel_options);
                 let what = format!("{name}, {q_len} queries of {:e}, keys {k:?}, scale {scale:e}", q[0]);
                 // Scores of about 30 are off by their rounding.
                 expect(&format!("{what}: out"), &out, &want.out, 128);
@@ -208,7 +208,8 @@ fn pooled_means_of_large_rows_match() {
     let gpu = &full().gpu;
     let features = 12;
     for form in FORMS {
-        let pool = MeanPool::with_pipelines(gpu.pipelines()).tuning(Tuning::new().form(form));
+        let pool =
+            MeanPool::with_pipelines(gpu.pipelines()).kernel_options(KernelOptions::new().target(form));
         for (size, l2) in [(f32::MAX, false), (3e38, true), (1e20, true), (1.0, true)] {
             for length in [1, 3, 50] {
                 let shape = [2, 1, length, features];
@@ -224,7 +225,7 @@ fn pooled_means_of_large_rows_match() {
                     Placed::input(gpu, &d_out, [2, 1, 1, features]),
                 ];
                 let d_x = Placed::output(gpu, shape);
-                let call = MeanPoolForward::new(placed.view(), PooledRows::All, out.view()).l2(l2);
+                let call = MeanPoolForward::new(placed.view(), PoolMask::All, out.view()).normalize(l2);
                 let backward = MeanPoolBackward::new(call, d_out_view.view(), d_x.view());
                 gpu.submit(|encoder| {
                     pool.forward(encoder, &call)?;
@@ -253,7 +254,7 @@ fn norms_of_large_rows_match() {
         for form in FORMS {
             let norm = Norm::with_pipelines(gpu.pipelines(), config)
                 .expect("an operator")
-                .tuning(Tuning::new().form(form));
+                .kernel_options(KernelOptions::new().target(form));
             // Of x and of d_out.
             for (size, gradient) in [(1e20, 1.0), (1e30, 1.0), (3e38, 1e8), (1.0, 1e37), (1.0, 1.0)] {
                 for features in [3, 300] {
@@ -301,7 +302,8 @@ fn norms_of_large_rows_match() {
 fn logit_gradients_whose_sum_overflows_match() {
     let gpu = &full().gpu;
     for form in FORMS {
-        let op = LogSoftmax::with_pipelines(gpu.pipelines()).tuning(Tuning::new().form(form));
+        let op =
+            LogSoftmax::with_pipelines(gpu.pipelines()).kernel_options(KernelOptions::new().target(form));
         for columns in [2, 5, 300] {
             let shape = [1, 1, 3, columns];
             let (x, d_out) = (waves(3 * columns, 0.7), vec![3e38; 3 * columns]);
@@ -336,7 +338,7 @@ fn linear_means_near_range_ends_match() {
                 let v: Vec<f32> =
                     (0..kv_heads * length * 8).map(|n| size * (1.0 - (n % 5) as f32 * step)).collect();
                 let config = LinearConfig::new(2, 8).kv_heads(kv_heads).feature_map(map).causal(causal);
-                let config = config.tuning(Tuning::new().form(form));
+                let config = config.kernel_options(KernelOptions::new().target(form));
                 let linear = LinearAttention::with_pipelines(gpu.pipelines(), config).expect("an operator");
                 let inputs = [(&q, shape.q()), (&k, shape.k()), (&v, shape.v())];
                 let [q_view, k_view, v_view] =

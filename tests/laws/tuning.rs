@@ -4,13 +4,13 @@ use std::time::{Duration, Instant};
 
 use support::allocations::allocations;
 use wgpu_attention::cache::{CacheStorage, ScaleGroup};
-use wgpu_attention::layers::LayerConfig;
+use wgpu_attention::layers::MultiHeadConfig;
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
 use wgpu_attention::reference::{self, Options, widen};
-use wgpu_attention::tuning::{Family, Measured, Path, TuneLimits, Tuned, Workload};
+use wgpu_attention::tuning::{Algorithm, Family, Measured, TuningBudget, TuningCache, Workload};
 use wgpu_attention::{
-    Attention, Config, DType, Error, Forward, Gpu, Mask, Pipelines, Scratch, Shape, TensorView, Tuning,
-    inspect,
+    Attention, Config, DType, Error, Forward, Gpu, KernelOptions, Mask, Pipelines, Scratch, Shape,
+    TensorView, inspect,
 };
 
 use crate::harness::faults::Fault;
@@ -29,7 +29,7 @@ fn driver(faults: &'static [([Family; 2], Fault)]) -> Pipelines {
 }
 
 fn tune(pipelines: &Pipelines, workloads: &[Workload]) -> Result<Vec<Measured>, Error> {
-    pipelines.tune(full().gpu.queue(), workloads, TuneLimits::new().time(Duration::from_secs(30)))
+    pipelines.tune(full().gpu.queue(), workloads, TuningBudget::new().time(Duration::from_secs(30)))
 }
 
 fn one(pipelines: &Pipelines, workload: Workload) -> Measured {
@@ -83,13 +83,14 @@ impl Call {
     }
 }
 
-fn operator(pipelines: &Pipelines, tuning: Tuning) -> Attention {
-    Attention::with_pipelines(pipelines, Config::new(2, 32).tuning(tuning)).expect("an operator")
+fn operator(pipelines: &Pipelines, kernel_options: KernelOptions) -> Attention {
+    Attention::with_pipelines(pipelines, Config::new(2, 32).kernel_options(kernel_options))
+        .expect("an operator")
 }
 
 /// The only line of `tuned` with other words: the device, nine of the class, five of the plan, the last of which is how often splits are
 /// doubled, plus 8.
-fn edited(tuned: &Tuned, edit: impl FnOnce(&mut Vec<String>)) -> Tuned {
+fn edited(tuned: &TuningCache, edit: impl FnOnce(&mut Vec<String>)) -> TuningCache {
     let text = String::from_utf8(tuned.to_bytes()).expect("text");
     let (head, line) = text.trim_end().split_once('\n').expect("two lines");
     let (line, _) = line.rsplit_once(' ').expect("a hash");
@@ -99,7 +100,7 @@ fn edited(tuned: &Tuned, edit: impl FnOnce(&mut Vec<String>)) -> Tuned {
     // FNV-1a, of the length first.
     let bytes = (line.len() as u64).to_le_bytes().into_iter().chain(line.bytes());
     let hash = bytes.fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
-    Tuned::from_bytes(format!("{head}\n{line} {hash:016x}\n").as_bytes())
+    TuningCache::from_bytes(format!("{head}\n{line} {hash:016x}\n").as_bytes())
 }
 
 /// Recording a call by a plan that was measured costs what it costs by the same plan, named.
@@ -137,7 +138,8 @@ fn the_fastest_is_followed_and_kept() {
     let slow = || driver(&[(FUSED, Fault::Slow)]);
     let pipelines = slow();
     let call = Call::new();
-    let [open, fixed] = [Tuning::new(), Tuning::fixed()].map(|tuning| operator(&pipelines, tuning));
+    let [open, fixed] = [KernelOptions::new(), KernelOptions::fixed()]
+        .map(|kernel_options| operator(&pipelines, kernel_options));
     let bytes = |attention: &Attention| attention.scratch_size(&call.forward()).expect("a size").total();
     let before = call.run(&open, None);
     assert_eq!([bytes(&open), bytes(&fixed)], [0, 0]);
@@ -154,21 +156,25 @@ fn the_fastest_is_followed_and_kept() {
     // Memory that was made before has no room for it: the rules' plan, bit by bit.
     assert_eq!(call.run(&open, Some(&fixed)), before);
 
-    records_as_cheaply(&call, &open, &operator(&pipelines, Tuning::new().path(Path::Staged)));
+    records_as_cheaply(
+        &call,
+        &open,
+        &operator(&pipelines, KernelOptions::new().algorithm(Algorithm::Staged)),
+    );
 
     // Known, here and where the file is read.
     assert_eq!(tune(&pipelines, &[workload, workload]).expect("nothing"), []);
-    let kept = Tuned::from_bytes(&pipelines.tuned().to_bytes());
+    let kept = TuningCache::from_bytes(&pipelines.tuned().to_bytes());
     assert_eq!((&kept, kept.len()), (&pipelines.tuned(), 1));
     let other = slow();
     assert_eq!(other.use_tuned(&kept), 1);
-    assert_eq!(bytes(&operator(&other, Tuning::new())), matrix);
+    assert_eq!(bytes(&operator(&other, KernelOptions::new())), matrix);
     assert_eq!(tune(&other, &[workload]).expect("nothing"), []);
     // What is another device's is kept and not used; until it is taken back.
     let foreign = edited(&kept, |words| words[0] = "0123456789abcdef".into());
     assert_eq!((foreign.len(), slow().use_tuned(&foreign)), (1, 0));
-    assert_eq!(other.use_tuned(&Tuned::new()), 0);
-    assert_eq!(bytes(&operator(&other, Tuning::new())), 0);
+    assert_eq!(other.use_tuned(&TuningCache::new()), 0);
+    assert_eq!(bytes(&operator(&other, KernelOptions::new())), 0);
     assert!(other.tuned().is_empty());
 }
 
@@ -176,17 +182,17 @@ fn the_fastest_is_followed_and_kept() {
 #[test]
 fn layers_follow() {
     crate::harness::in_turn!();
-    use wgpu_attention::layers::{LayerForward, LayerWeights};
+    use wgpu_attention::layers::{MultiHeadForward, MultiHeadWeights};
     use wgpu_attention::{Linear, MultiHeadAttention};
     let gpu = &full().gpu;
     let pipelines = driver(&[(FUSED, Fault::Slow)]);
-    let config = LayerConfig::new(64, 2);
+    let config = MultiHeadConfig::new(64, 2);
     let weight = gpu.upload(&vec![0.125f32; 64 * 64]).expect("a buffer");
     let x =
         gpu.upload(&(0..96 * 64).map(|i| (i % 13) as f32 / 6.0 - 1.0).collect::<Vec<_>>()).expect("a buffer");
     let y = gpu.buffer(4 * 96 * 64).expect("a buffer");
     let part = || Linear { weight: TensorView::matrix(&weight, DType::F32, [64, 64]), bias: None };
-    let weights = LayerWeights {
+    let weights = MultiHeadWeights {
         query: part(),
         key: part(),
         value: part(),
@@ -197,7 +203,7 @@ fn layers_follow() {
     };
     let layer = MultiHeadAttention::with_pipelines(&pipelines, config, &weights).expect("a layer");
     let sequence = |buffer| TensorView::sequence(buffer, DType::F32, [1, 96, 64]);
-    let call = LayerForward::self_attention(sequence(&x), sequence(&y));
+    let call = MultiHeadForward::self_attention(sequence(&x), sequence(&y));
     let run = |scratch: &mut Scratch| {
         gpu.submit(|encoder| layer.forward(encoder, &call, scratch)).expect("a call");
         gpu.download::<f32>(&y, 96 * 64).expect("a result")
@@ -228,7 +234,7 @@ fn scratch_of_longer_calls_serves_shorter_ones() {
     let pipelines = Pipelines::new(gpu.device());
     let attention = Attention::with_pipelines(&pipelines, Config::new(1, 32)).expect("an operator");
     let shape = |kv_len| Shape { q_len: 1, kv_len, ..Shape::new(1, 1, 1, 32) };
-    let at_once = TuneLimits::new().time(Duration::ZERO);
+    let at_once = TuningBudget::new().time(Duration::ZERO);
     let workload = Workload::attention(shape(8192), DType::F32);
     pipelines.tune(gpu.queue(), &[workload], at_once).expect("the rules' plan");
     // Halved twice.
@@ -257,7 +263,7 @@ fn scratch_of_longer_calls_serves_shorter_ones() {
     let naive = widen::<f64>(&naive.expect("the same").out);
     compare(&got, &want.out, Tolerance::from_naive(&naive, &want.out, 1.0, EPSILON_F32)).expect("the truth");
     // Without tuning it is the caller's to make it large enough.
-    assert_eq!(pipelines.use_tuned(&Tuned::new()), 0);
+    assert_eq!(pipelines.use_tuned(&TuningCache::new()), 0);
     let refused = gpu.submit(|encoder| attention.forward(encoder, &call(4096), &mut scratch));
     assert!(matches!(refused, Err(Error::ScratchTooSmall { slot: "partials", .. })), "{refused:?}");
 }
@@ -274,7 +280,7 @@ fn tiles_of_128_rows_match_reference() {
         let gpu = Gpu::with_pipelines(queue.clone(), inspect::as_gpu(full().gpu.device(), None));
         let shape = Shape { q_len: 392, kv_len: 70, value_dim, ..Shape::new(1, 2, 1, 6) };
         let workload = Workload::attention(shape, DType::F32).masked();
-        let at_once = TuneLimits::new().time(Duration::ZERO);
+        let at_once = TuningBudget::new().time(Duration::ZERO);
         gpu.pipelines().tune(queue, &[workload], at_once).expect("the rules' plan");
         let picked = edited(&gpu.pipelines().tuned(), |words| {
             words[10..14].clone_from_slice(&["0", "3", "128", "0"].map(String::from));
@@ -313,7 +319,7 @@ fn what_is_wrong_is_not_followed() {
         assert!(failed.starts_with("staged: ") && failed.contains(says), "{failed}");
         assert!(measured.by_rules.is_some());
         let call = Call::new();
-        call.judge(&call.run(&operator(&pipelines, Tuning::new()), None));
+        call.judge(&call.run(&operator(&pipelines, KernelOptions::new()), None));
     }
 }
 
@@ -325,7 +331,7 @@ fn a_wrong_plan_of_the_rules_is_replaced() {
     assert!(measured.changed && measured.by_rules.is_none(), "{measured}");
     assert!(measured.to_string().contains("staged, because the rules' plan failed"), "{measured}");
     let call = Call::new();
-    call.judge(&call.run(&operator(&pipelines, Tuning::new()), None));
+    call.judge(&call.run(&operator(&pipelines, KernelOptions::new()), None));
 
     let nothing = driver(&[(FUSED, Fault::Scaled), (STAGED, Fault::Scaled)]);
     let refused = tune(&nothing, &[Workload::attention(SHAPE, DType::F32)]);
@@ -355,11 +361,11 @@ fn every_kind_of_workload() {
         Workload::cached(decode, DType::BF16, CacheStorage::BF16),
         Workload::product([40, 36, 100], DType::BF16),
     ];
-    workloads.extend(Workload::layer(&LayerConfig::new(48, 3).kv_heads(1), 2, 20));
+    workloads.extend(Workload::layer(&MultiHeadConfig::new(48, 3).kv_heads(1), 2, 20));
     workloads.push(Workload::attention(Shape { head_dim: 13, ..SHAPE }, DType::F16).masked());
     workloads.push(Workload::product([40, 36, 52], DType::F16));
     workloads.push(Workload::cached(decode, DType::F16, CacheStorage::F16));
-    let at_once = TuneLimits::new().time(Duration::ZERO);
+    let at_once = TuningBudget::new().time(Duration::ZERO);
     let measured = pipelines.tune(gpu.queue(), &workloads, at_once).expect("plans");
     assert_eq!(measured.len(), workloads.len());
     for (measured, workload) in measured.iter().zip(&workloads) {
@@ -374,10 +380,10 @@ fn every_kind_of_workload() {
 fn what_no_call_may_be_is_refused() {
     let pipelines = Pipelines::new(full().gpu.device());
     let queue = full().gpu.queue();
-    let small = TuneLimits::new().memory(1 << 16);
+    let small = TuningBudget::new().memory(1 << 16);
     let large = pipelines.tune(queue, &[Workload::attention(SHAPE, DType::F32)], small);
-    assert!(matches!(large, Err(Error::Limit { name: "TuneLimits::memory", .. })), "{large:?}");
-    let unbounded = TuneLimits::new().memory(u64::MAX);
+    assert!(matches!(large, Err(Error::Limit { name: "TuningBudget::memory", .. })), "{large:?}");
+    let unbounded = TuningBudget::new().memory(u64::MAX);
     for huge in [
         Workload::attention(Shape { kv_len: 1 << 40, ..SHAPE }, DType::F32),
         Workload::cached(Shape { kv_len: 1 << 40, ..SHAPE }, DType::F32, CacheStorage::Q8(ScaleGroup::Row)),

@@ -7,7 +7,7 @@ use wgpu_attention::linear_attention::{
 use wgpu_attention::mask::FeatureMod;
 use wgpu_attention::reference::compare::compare;
 use wgpu_attention::reference::split_heads;
-use wgpu_attention::tuning::KernelForm;
+use wgpu_attention::tuning::Target;
 use wgpu_attention::{DType, Scratch, Shape, TensorView};
 
 use crate::harness::device::{Profile, device};
@@ -30,7 +30,7 @@ pub const NAMES: &[&str] = &[
 ];
 pub const ONNX: &[&str] = &["onnx_linear_attention_linear"];
 
-fn plain(form: KernelForm) -> LinearSetup {
+fn plain(form: Target) -> LinearSetup {
     LinearSetup {
         profile: full(),
         form,
@@ -304,8 +304,8 @@ fn masks_and_maps_match_the_reference() {
             for form in FORMS {
                 let setup = plain(form);
                 // The other form of each with the other causality.
-                let usual = Rng::named(&case.name[..6]).word().is_multiple_of(2)
-                    == (causal == (form == KernelForm::Gpu));
+                let usual =
+                    Rng::named(&case.name[..6]).word().is_multiple_of(2) == (causal == (form == Target::Gpu));
                 if !usual && !rest(&format!("{}, {setup}", case.name)) {
                     continue;
                 }
@@ -348,7 +348,7 @@ fn many_short_sequences_run_in_bounded_scratch() {
         ([40, 32, 32, 3, 3, 96, 64], true),
     ] {
         let case = LinearCase::random(format!("{sizes:?}"), shape(sizes), FeatureMap::Elu, causal);
-        let setup = LinearSetup { profile: defaults(), ..plain(KernelForm::Cpu) };
+        let setup = LinearSetup { profile: defaults(), ..plain(Target::Software) };
         report.record(&case.name, &setup, case.forward(&setup).map(|(ratio, _)| ratio));
         if sizes[0] != 1 {
             report.record(&format!("{}, backward", case.name), &setup, case.backward(&setup));
@@ -391,7 +391,7 @@ fn head_groups_match_the_reference() {
         ];
         for case in cases {
             for layout in [Layout::Dense, Layout::Blhd] {
-                let setup = LinearSetup { profile, layout, ..plain(KernelForm::Cpu) };
+                let setup = LinearSetup { profile, layout, ..plain(Target::Software) };
                 report.record(&case.name, &setup, case.forward(&setup).map(|(ratio, _)| ratio));
                 let accumulates = layout == Layout::Blhd;
                 let setup = LinearSetup { accumulates, ..setup };
@@ -403,7 +403,7 @@ fn head_groups_match_the_reference() {
             let mut case =
                 LinearCase::random(format!("{kind:?}"), shape([5, 8, 4, 20, 20, 8, 8]), map, causal);
             case.directions = random_features(7, 8 * heads, 8).expect("sizes");
-            let setup = LinearSetup { profile, ..plain(KernelForm::Cpu) };
+            let setup = LinearSetup { profile, ..plain(Target::Software) };
             report.record(&case.name, &setup, case.forward(&setup).map(|(ratio, _)| ratio));
             report.record(&format!("{}, backward", case.name), &setup, case.backward(&setup));
         }
@@ -411,7 +411,7 @@ fn head_groups_match_the_reference() {
     // States of the caller's, and token by token.
     let case = of("steps", [5, 8, 4, 37, 37, 8, 8], true);
     for steps in [&[20, 17][..], &[30, 3, 1, 3]] {
-        let setup = LinearSetup { profile, ..plain(KernelForm::Cpu) };
+        let setup = LinearSetup { profile, ..plain(Target::Software) };
         report.record(&format!("steps {steps:?}"), &setup, case.in_steps(&setup, steps));
     }
     let mut rng = Rng::new(9);
@@ -420,7 +420,7 @@ fn head_groups_match_the_reference() {
         c.normalised = false;
         c.decay = (0..5 * 4 * 9).map(|_| rng.unit() as f32).collect();
     });
-    let setup = LinearSetup { profile, ..plain(KernelForm::Cpu) };
+    let setup = LinearSetup { profile, ..plain(Target::Software) };
     report.record(&gated.name, &setup, gated.forward(&setup).map(|(ratio, _)| ratio));
     report.finish();
 }
@@ -457,9 +457,9 @@ fn random_features_match_the_reference() {
             };
             // The rows' own type is that of few kernels.
             let setup = match (n, causal) {
-                (0, true) => other(KernelForm::Cpu, f16),
-                (1, false) => other(KernelForm::Gpu, bf16),
-                (4, true) => LinearSetup { gradient: f32, ..other(KernelForm::Gpu, bf16) },
+                (0, true) => other(Target::Software, f16),
+                (1, false) => other(Target::Gpu, bf16),
+                (4, true) => LinearSetup { gradient: f32, ..other(Target::Gpu, bf16) },
                 (n, causal) => plain(FORMS[(n + usize::from(causal)) % 2]),
             };
             let case = case.stored(setup.dtype);
@@ -512,7 +512,7 @@ fn favor_approaches_softmax_attention() {
                 let map = FeatureMap::Random { kind: RandomFeatures::Positive, directions };
                 let drawn = random_features(seed, directions, 8).expect("sizes");
                 let case = LinearCase { map, directions: drawn, ..of.clone() };
-                let (_, got) = case.forward(&plain(KernelForm::Auto)).expect("within the tolerance");
+                let (_, got) = case.forward(&plain(Target::Auto)).expect("within the tolerance");
                 got.iter().zip(&want).map(|(a, b)| (a - b).powi(2)).sum::<f64>() / want.len() as f64
             })
             .sum();
@@ -567,7 +567,7 @@ fn update_rules_match_the_reference() {
             };
         });
         for (dtype, layout) in [(DType::F32, Layout::Dense), (DType::BF16, Layout::Window(3))] {
-            let setup = LinearSetup { dtype, gradient: dtype, layout, ..plain(KernelForm::Auto) };
+            let setup = LinearSetup { dtype, gradient: dtype, layout, ..plain(Target::Auto) };
             let case = case.stored(dtype);
             report.record(&case.name, &setup, case.forward(&setup).map(|(ratio, _)| ratio));
             if dtype == DType::F32 {
@@ -622,7 +622,7 @@ fn elu_does_not_cancel() {
         case.q.fill(x);
         case.k.fill(x);
         let case = case.stored(DType::F16);
-        let setup = LinearSetup { dtype: DType::F16, ..plain(KernelForm::Auto) };
+        let setup = LinearSetup { dtype: DType::F16, ..plain(Target::Auto) };
         let (_, got) = case.forward(&setup).expect("within the tolerance");
         let mean = case.v.chunks_exact(4).map(|v| f64::from(v[0])).sum::<f64>() / 5.0;
         assert!((got[0] - mean).abs() < 2e-3, "{} is not {mean}", got[0]);

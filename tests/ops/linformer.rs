@@ -3,8 +3,8 @@
 use wgpu_attention::linformer::{Linformer, LinformerBackward, LinformerForward};
 use wgpu_attention::reference::compare::Tolerance;
 use wgpu_attention::reference::{self, Options, widen};
-use wgpu_attention::tuning::{KernelForm, MatrixUnits};
-use wgpu_attention::{Attention, Config, DType, Forward, Scratch, Shape, TensorView, Tuning};
+use wgpu_attention::tuning::{MatrixUnits, Target};
+use wgpu_attention::{Attention, Config, DType, Forward, KernelOptions, Scratch, Shape, TensorView};
 
 use crate::harness::gradients::{Compared, Input, compare_differences};
 use crate::harness::linformer::{Case, Setup};
@@ -115,7 +115,7 @@ fn matrix_units_attend_to_projected_keys() {
     let listed = |profile: &&Profile| profile.compiles_fast() && rest("linformer on matrix units");
     for profile in matrices().filter(listed) {
         let case = Case::random("matrix", Shape::new(1, 2, 40, 16), 32, false);
-        let setup = Setup { dtype: DType::F16, ..Setup::plain(profile, KernelForm::Cpu, Layout::Dense) };
+        let setup = Setup { dtype: DType::F16, ..Setup::plain(profile, Target::Software, Layout::Dense) };
         let case = case.stored(&setup);
         let got = case.run(&setup, MatrixUnits::Always).expect("a run");
         let Judged { want, tolerance } = case.truth(&setup).out;
@@ -145,7 +145,7 @@ fn the_identity_projects_to_attention() {
         let gpu = &profile.gpu;
         let [q, k, v] = [&case.q, &case.k, &case.v].map(|x| gpu.upload(x).expect("an upload"));
         let out = gpu.buffer(4 * case.d_out.len()).expect("a buffer");
-        let config = Config::new(2, 16).tuning(Tuning::new().form(form));
+        let config = Config::new(2, 16).kernel_options(KernelOptions::new().target(form));
         let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("attention");
         let view = |buffer, shape| TensorView::new(buffer, DType::F32, shape);
         let (of_q, of_k) = (shape.q(), shape.k());

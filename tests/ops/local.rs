@@ -9,7 +9,7 @@ use wgpu_attention::mask::{DeviceMask, HostMask};
 use wgpu_attention::reference::{
     self, HostLinear, LocalOptions, Options, predict_positions, predict_positions_backward, widen,
 };
-use wgpu_attention::{Attention, Config, DType, Forward, Linear, Scratch, Shape, TensorView, Tuning};
+use wgpu_attention::{Attention, Config, DType, Forward, KernelOptions, Linear, Scratch, Shape, TensorView};
 
 use crate::harness::gradients::{Compared, Input, compare_differences};
 use crate::harness::local::{Case, Predictor, Setup, predicted_async};
@@ -36,8 +36,8 @@ fn every_form_gives_the_vector() {
     let row = |buffer, n| floats(buffer, [batch, 1, q_len, n]);
     let keys = floats(&k, [batch, 1, kv_len, dim]);
     for form in FORMS {
-        let tuning = Tuning::new().form(form);
-        let predictor = PositionPredictor::with_pipelines(gpu.pipelines()).tuning(tuning);
+        let kernel_options = KernelOptions::new().target(form);
+        let predictor = PositionPredictor::with_pipelines(gpu.pipelines()).kernel_options(kernel_options);
         let linear = Linear { weight: TensorView::matrix(&w_p, DType::F32, [units, dim]), bias: None };
         let v_p = TensorView::vector(&v_p, DType::F32, units);
         let predict = PredictorForward::new(row(&q, dim), linear, v_p, kv_len, row(&p, 1));
@@ -47,7 +47,7 @@ fn every_form_gives_the_vector() {
         let attention = LocalAttention::with_pipelines(gpu.pipelines(), config).expect("it is made");
         let call = LocalForward::new([row(&q, dim), keys, keys], row(&p, 1), row(&out, dim))
             .weights(row(&weights, kv_len));
-        let join = AttentionalVector::with_pipelines(gpu.pipelines()).tuning(tuning);
+        let join = AttentionalVector::with_pipelines(gpu.pipelines()).kernel_options(kernel_options);
         let w_c = Linear { weight: TensorView::matrix(&w_c, DType::F32, [dim, 2 * dim]), bias: None };
         let joined = AttentionalForward::new(row(&out, dim), row(&q, dim), w_c, row(&h_tilde, dim));
         let size = predictor.scratch_size(&predict).expect("it fits");
@@ -260,7 +260,7 @@ fn local_m_is_a_window() {
     let buffers = [&case.q, &case.k, &case.v].map(|x| gpu.upload(x).expect("an upload"));
     let out = gpu.buffer(4 * case.d_out.len()).expect("a buffer");
     for form in FORMS {
-        let config = Config::new(2, 8).tuning(Tuning::new().form(form));
+        let config = Config::new(2, 8).kernel_options(KernelOptions::new().target(form));
         let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("attention");
         let [q, k, v] = [0, 1, 2].map(|n| floats(&buffers[n], [shape.q(), shape.k(), shape.v()][n]));
         let call = Forward::new(q, k, v, floats(&out, shape.out())).mask(DeviceMask::local_m(3));

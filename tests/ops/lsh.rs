@@ -5,7 +5,7 @@ use wgpu_attention::reference::compare::Tolerance;
 use wgpu_attention::reference::{
     self, LshHashed, LshShape, Options, lsh_attention, lsh_attention_backward, lsh_buckets, lsh_pairs, widen,
 };
-use wgpu_attention::tuning::KernelForm;
+use wgpu_attention::tuning::Target;
 use wgpu_attention::{DType, Mask, Scratch, Shape, TensorView};
 
 use crate::harness::case::{largest, widened};
@@ -221,7 +221,7 @@ fn matrix_units_attend_within_buckets() {
     for profile in matrices().filter(listed) {
         let shape = LshShape { batch: 1, heads: 2, length: 80, head_dim: 16, value_dim: 16 };
         let case = Case::random("lsh matrix", shape, [2, 4, 32]);
-        let setup = Setup { dtype: DType::F16, ..Setup::plain(profile, KernelForm::Cpu, Layout::Dense) };
+        let setup = Setup { dtype: DType::F16, ..Setup::plain(profile, Target::Software, Layout::Dense) };
         let case = case.stored(&setup);
         let got = case.run(&setup, None).expect("a run");
         let [qk, v] = [&case.qk, &case.v].map(|x| widen::<f64>(x));
@@ -279,7 +279,7 @@ fn padding_changes_nothing() {
     crate::harness::in_turn!();
     let shape = LshShape { batch: 2, heads: 1, length: 50, head_dim: 8, value_dim: 8 };
     let case = Case::random("lsh padding", shape, [2, 4, 8]).lengths(&[50, 21]);
-    let setup = Setup::plain(full(), KernelForm::Auto, Layout::Dense);
+    let setup = Setup::plain(full(), Target::Auto, Layout::Dense);
     let got = case.run(&setup, None).expect("a run");
     let cut = |x: &[f32]| x[50 * 8..50 * 8 + 21 * 8].to_vec();
     let alone = Case {
@@ -315,7 +315,7 @@ fn extreme_numbers() {
         case.outcome(&setup).unwrap_or_else(|e| panic!("{form:?}: {e}"));
     }
     case.v[17] = f32::NAN;
-    let got = case.run(&Setup::plain(full(), KernelForm::Auto, Layout::Dense), None).expect("a run");
+    let got = case.run(&Setup::plain(full(), Target::Auto, Layout::Dense), None).expect("a run");
     assert!(got.out.iter().any(|x| x.is_nan()) && got.out.iter().any(|x| !x.is_nan()));
 }
 

@@ -5,7 +5,7 @@
 //! must give the same where the length is not 0, and zeros where it is.
 
 use wgpu_attention::Shape;
-use wgpu_attention::reference::LayerShape;
+use wgpu_attention::reference::MultiHeadShape;
 use wgpu_attention::reference::compare::{Tolerance, compare};
 
 use crate::harness::layer::{LayerCase, LinearData};
@@ -96,7 +96,7 @@ fn multihead(name: &str, by: By) -> LayerCase {
     LayerCase {
         name: format!("{name}{}", if by == By::Lengths { ", by lengths" } else { "" }),
         config: LayerOptions::new(vector.size("num_hiddens"), vector.size("num_heads")),
-        shape: LayerShape { batch, q_len, kv_len },
+        shape: MultiHeadShape { batch, q_len, kv_len },
         one_input: inputs[0] == inputs[1] && inputs[0] == inputs[2],
         inputs,
         linears: ["w_q", "w_k", "w_v", "w_o"].map(|w| LinearData { weight: vector.f32(w), bias: None }),

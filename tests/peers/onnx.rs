@@ -4,7 +4,7 @@ use wgpu_attention::cache::{Append, CacheLayout, Tokens};
 use wgpu_attention::reference::compare::compare;
 use wgpu_attention::reference::split_heads;
 use wgpu_attention::{
-    Alignment, Attention, Cache, CacheConfig, Config, DType, Forward, Scratch, Shape, Tuning,
+    Alignment, Attention, Cache, CacheConfig, Config, DType, Forward, KernelOptions, Scratch, Shape,
 };
 
 use crate::harness::run::{Placed, PlacedRules};
@@ -99,7 +99,7 @@ fn a_cache_takes_past_and_new_and_gives_the_vector() {
                 let config = Config::new(shape.heads, shape.head_dim)
                     .kv_heads(shape.kv_heads)
                     .value_dim(shape.value_dim)
-                    .tuning(Tuning::new().form(form));
+                    .kernel_options(KernelOptions::new().target(form));
                 let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
                 let place = |x: &[f32], shape| {
                     Placed::input(profile, Values::Floats(x), DType::F32, Place::dense(shape))

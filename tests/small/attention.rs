@@ -1,6 +1,6 @@
 //! Every path in every form and type, splits of keys, and what scores can be changed by.
 
-use wgpu_attention::tuning::{KernelForm, Path};
+use wgpu_attention::tuning::{Algorithm, Target};
 use wgpu_attention::{DType, Shape};
 
 use super::Work;
@@ -10,7 +10,7 @@ use crate::harness::{Case, DropoutData, FORMS, HostData, Layout, Profile, Rng, S
 pub const SHAPE: Shape =
     Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 37, kv_len: 70, head_dim: 8, value_dim: 12 };
 
-pub fn setup(profile: &'static Profile, path: Path, form: KernelForm, dtype: DType) -> Setup {
+pub fn setup(profile: &'static Profile, path: Algorithm, form: Target, dtype: DType) -> Setup {
     Setup {
         profile,
         form,
@@ -42,8 +42,8 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
     let own = Shape::new(2, 3, 37, 20);
     let odd = Shape { head_dim: 13, value_dim: 7, ..SHAPE };
     for (n, form) in FORMS.into_iter().enumerate() {
-        let staged = |dtype| setup(profile, Path::Staged, form, dtype);
-        let fused = |dtype| setup(profile, Path::Fused, form, dtype);
+        let staged = |dtype| setup(profile, Algorithm::Staged, form, dtype);
+        let fused = |dtype| setup(profile, Algorithm::Fused, form, dtype);
         let heads = Setup { weights: Weights::PerHead(f32), ..staged(f32) };
         let mean = Setup { weights: Weights::Mean(f16), layout: Layout::Blhd, ..staged(f16) };
         add("self-attention", own, Setup { layout: Layout::Packed, ..heads }, None, &same);
@@ -58,7 +58,7 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
         let few = Shape { q_len: 3, kv_len: 150, ..SHAPE };
         add("few queries", few, fused(f32), Some(3), &same);
         let one = Shape { q_len: 1, ..few };
-        add("one query, causal", one, Setup { path: Path::Auto, ..fused([f16, f32][n]) }, None, &|c| {
+        add("one query, causal", one, Setup { path: Algorithm::Auto, ..fused([f16, f32][n]) }, None, &|c| {
             c.rules.causal = true;
         });
 

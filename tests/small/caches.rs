@@ -1,7 +1,7 @@
 //! Caches of every storage and layout: appended to, asked, rewound and forked.
 
 use wgpu_attention::cache::{CacheLayout, CacheStorage, ScaleGroup};
-use wgpu_attention::tuning::KernelForm;
+use wgpu_attention::tuning::Target;
 use wgpu_attention::{DType, Error};
 
 use super::Work;
@@ -11,7 +11,7 @@ use crate::harness::{Ask, Bed, Count, Data, HostData, Kind, Profile, Rules};
 pub struct CacheCase {
     kind: Kind,
     data: Data,
-    form: KernelForm,
+    form: Target,
     dtype: DType,
     splits: Option<usize>,
     rules: Rules,
@@ -87,19 +87,19 @@ pub fn cases(_: &'static Profile) -> Vec<(String, Work)> {
             "contiguous, F32, two layers",
             plain(
                 Kind { layers: 2, ..Kind::new(CacheStorage::F32, contiguous, 80) },
-                KernelForm::Gpu,
+                Target::Gpu,
                 vec![all(5), all(1), all(1), Step::Rewind(Count::All(2)), grow(&[3, 1])],
             ),
         ),
         (
             "ring, F16, overwritten",
-            plain(Kind::new(CacheStorage::F16, ring, 24), KernelForm::Cpu, vec![all(20), all(1), all(7)]),
+            plain(Kind::new(CacheStorage::F16, ring, 24), Target::Software, vec![all(20), all(1), all(7)]),
         ),
         (
             "contiguous, BF16, bf16 tensors",
             CacheCase {
                 dtype: DType::BF16,
-                ..plain(Kind::new(CacheStorage::BF16, contiguous, 80), KernelForm::Gpu, vec![all(5), all(1)])
+                ..plain(Kind::new(CacheStorage::BF16, contiguous, 80), Target::Gpu, vec![all(5), all(1)])
             },
         ),
         (
@@ -108,7 +108,7 @@ pub fn cases(_: &'static Profile) -> Vec<(String, Work)> {
                 splits: Some(3),
                 ..plain(
                     wide(Kind::new(CacheStorage::Q8(ScaleGroup::Of(32)), paged, 80)),
-                    KernelForm::Cpu,
+                    Target::Software,
                     vec![grow(&[21, 5]), Step::Fork, all(1), grow(&[0, 3])],
                 )
             },
@@ -119,7 +119,7 @@ pub fn cases(_: &'static Profile) -> Vec<(String, Work)> {
                 data: Data::Random,
                 ..plain(
                     Kind::new(CacheStorage::Q4(ScaleGroup::Row), contiguous, 80),
-                    KernelForm::Gpu,
+                    Target::Gpu,
                     vec![
                         grow(&[30, 17]),
                         Step::Grow(on_device(&[1, 4])),
@@ -135,7 +135,7 @@ pub fn cases(_: &'static Profile) -> Vec<(String, Work)> {
                 dtype: DType::F16,
                 ..plain(
                     wide(Kind::new(CacheStorage::Q8(ScaleGroup::Row), paged, 80)),
-                    KernelForm::Gpu,
+                    Target::Gpu,
                     vec![all(18), all(1)],
                 )
             },
@@ -147,7 +147,7 @@ pub fn cases(_: &'static Profile) -> Vec<(String, Work)> {
                 rules: Rules { window: Some([9, 0]), slopes: Some(slopes), ..causal.clone() },
                 ..plain(
                     wide(Kind::new(CacheStorage::Q4(ScaleGroup::Of(32)), ring, 24)),
-                    KernelForm::Cpu,
+                    Target::Software,
                     vec![all(22), all(3), all(1)],
                 )
             },

@@ -1,8 +1,8 @@
 //! Gradients in every form and type, and of some parts of a mask.
 
 use wgpu_attention::layers::OutputGate;
-use wgpu_attention::reference::LayerShape;
-use wgpu_attention::tuning::KernelForm;
+use wgpu_attention::reference::MultiHeadShape;
+use wgpu_attention::tuning::Target;
 use wgpu_attention::{DType, HostTensor, Shape, presets};
 
 use super::Work;
@@ -46,14 +46,14 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
     }
     for form in FORMS {
         let plain = BackwardSetup::plain(profile, form);
-        let accumulates = form == KernelForm::Gpu;
+        let accumulates = form == Target::Gpu;
         add("additive", SHAPE, BackwardSetup { accumulates, ..plain }, &|c| {
             c.score_vector = Some(score_vector(c));
             c.rules.causal = true;
         });
     }
     // Forward and backward.
-    let plain = BackwardSetup::plain(profile, KernelForm::Gpu);
+    let plain = BackwardSetup::plain(profile, Target::Gpu);
     add("mods", SHAPE, plain, &|c| {
         let table = HostData::new(vec![0.5, -1.0, 0.25], [1, 1, 1, 3]);
         let shows = Text::new(
@@ -79,7 +79,7 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
     }
     // `backward::masks` has all.
     for (n, (what, rules)) in single().into_iter().step_by(4).enumerate() {
-        let form = [KernelForm::Gpu, KernelForm::Cpu][n % 2];
+        let form = [Target::Gpu, Target::Software][n % 2];
         add(what, SHAPE, BackwardSetup::plain(profile, form), &|c| c.rules = rules.clone());
     }
     all.extend(layers(profile));
@@ -88,7 +88,7 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
 
 /// All that a layer has, in f32 and in halves, kept and not.
 fn layers(profile: &'static Profile) -> Vec<(String, Work)> {
-    let shape = LayerShape { batch: 2, q_len: 9, kv_len: 14 };
+    let shape = MultiHeadShape { batch: 2, q_len: 9, kv_len: 14 };
     let cross = LayerOptions {
         kv_heads: 1,
         value_dim: 5,
@@ -120,7 +120,7 @@ fn layers(profile: &'static Profile) -> Vec<(String, Work)> {
         let plain = LayerBackwardSetup::plain(profile, FORMS[n % 2]);
         let layer = LayerSetup { dtype, weight: dtype, layout, ..plain.layer };
         let setup = LayerBackwardSetup { layer, accumulates: !keeps, keeps, ..plain };
-        (name, Work::LayerGradients(Box::new(LayerProblem::new(case, keeps)), setup))
+        (name, Work::MultiHeadGradients(Box::new(LayerProblem::new(case, keeps)), setup))
     };
     kinds.into_iter().enumerate().map(of).collect()
 }

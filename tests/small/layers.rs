@@ -2,8 +2,8 @@
 
 use wgpu_attention::DType;
 use wgpu_attention::layers::OutputGate;
-use wgpu_attention::reference::LayerShape;
-use wgpu_attention::tuning::Path;
+use wgpu_attention::reference::MultiHeadShape;
+use wgpu_attention::tuning::Algorithm;
 
 use super::Work;
 use crate::harness::layer::{LayerCase, LayerLayout, LayerSetup, Storage};
@@ -16,7 +16,7 @@ pub struct SmallLayer {
 }
 
 pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
-    let shape = LayerShape { batch: 2, q_len: 19, kv_len: 33 };
+    let shape = MultiHeadShape { batch: 2, q_len: 19, kv_len: 33 };
     let plain = LayerOptions::new(24, 3);
     let cross = LayerOptions {
         value_dim: 5,
@@ -64,7 +64,7 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
                 case = case.with_gate(gate);
             }
             let form = FORMS[n % 2];
-            let (weight, bias, path, lse) = (dtype, dtype, Path::Auto, n % 2 == 1);
+            let (weight, bias, path, lse) = (dtype, dtype, Algorithm::Auto, n % 2 == 1);
             let setup =
                 LayerSetup { profile, form, path, dtype, weight, bias, layout, storage, lse, weights };
             (name, Work::Layer(Box::new(SmallLayer { case, setup })))

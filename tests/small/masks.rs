@@ -2,7 +2,7 @@
 
 use wgpu_attention::mask::block_map::state;
 use wgpu_attention::mask::{Pattern, PatternPart};
-use wgpu_attention::tuning::Path;
+use wgpu_attention::tuning::Algorithm;
 use wgpu_attention::{Alignment, DType};
 
 use super::Work;
@@ -110,10 +110,10 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
         // In f16 some of those that are below in f32; what is added to scores is of the tensors' type.
         let half = ["strided", "lengths", "keep", "bias", "relative", "blocks"].contains(name);
         let dtype = if half { DType::F16 } else { DType::F32 };
-        let fused = setup(profile, Path::Fused, FORMS[n % 2], dtype);
+        let fused = setup(profile, Algorithm::Fused, FORMS[n % 2], dtype);
         add(name, Setup { bias: dtype, ..fused }, rules.clone(), None);
     }
-    let staged = |n: usize| setup(profile, Path::Staged, FORMS[n % 2], DType::F32);
+    let staged = |n: usize| setup(profile, Algorithm::Staged, FORMS[n % 2], DType::F32);
     let weights = Weights::PerHead(DType::F32);
     let sums = Rules { bias: part("bias").bias, sinks: part("sink_logits").sinks, ..part("causal, window") };
     add("causal, window, bias, sinks", Setup { weights, ..staged(0) }, sums, None);

@@ -35,7 +35,7 @@ enum Work {
     Cache(Box<CacheCase>),
     Other(Other),
     Gradients(Box<Problem>, BackwardSetup),
-    LayerGradients(Box<LayerProblem>, LayerBackwardSetup),
+    MultiHeadGradients(Box<LayerProblem>, LayerBackwardSetup),
 }
 
 type Cases = fn(&'static Profile) -> Vec<(String, Work)>;
@@ -54,14 +54,16 @@ impl Small {
         let Small { name, profile, work } = self;
         match work {
             Work::Attention(case, setup, splits) => {
-                let change = |tuning: wgpu_attention::Tuning| match splits {
-                    Some(splits) => tuning.splits(*splits),
-                    None => tuning,
+                let change = |kernel_options: wgpu_attention::KernelOptions| match splits {
+                    Some(splits) => kernel_options.splits(*splits),
+                    None => kernel_options,
                 };
                 report.check_async(case, setup, &mut Default::default(), change).await;
             }
             Work::Gradients(problem, setup) => report.check_backward_async(problem, setup).await,
-            Work::LayerGradients(problem, setup) => report.check_layer_backward_async(problem, setup).await,
+            Work::MultiHeadGradients(problem, setup) => {
+                report.check_layer_backward_async(problem, setup).await
+            }
             Work::Layer(layer) => {
                 report.check_layer_async(&layer.case, &layer.setup, &mut Default::default()).await;
             }

@@ -10,7 +10,9 @@ use wgpu_attention::matmul::{Activation, QuantizedFormat};
 use wgpu_attention::position::{MAX_POSITION, RopeConfig, RopeOrder, RopeScaling, RowPositions};
 use wgpu_attention::reference::{LshShape, classify};
 use wgpu_attention::rows::NormConfig;
-use wgpu_attention::tuning::{Family, KernelForm, Measured, Path, TuneLimits, Tuned, Verdict, Workload};
+use wgpu_attention::tuning::{
+    Algorithm, Family, Measured, Target, TuningBudget, TuningCache, Verdict, Workload,
+};
 use wgpu_attention::{DType, Gpu, Pipelines, Shape};
 
 use super::Work;
@@ -37,13 +39,13 @@ pub enum Other {
     /// Steps of a cache whose keys are rotated.
     RotatedCache(RopeConfig, CacheLayout),
     /// Attention to pieces of the keys of one type, merged into another.
-    Merge([DType; 2], Path),
+    Merge([DType; 2], Algorithm),
     /// Keys and values projected along the length, and gradients, of one type.
     Linformer(DType),
     /// Attention within buckets of a hash, and gradients, of one type.
     Lsh(DType),
     /// Linear attention and its gradients, causal or not.
-    Linear(Box<LinearCase>, DType, KernelForm),
+    Linear(Box<LinearCase>, DType, Target),
     /// The same by steps, with a state.
     LinearSteps(Box<LinearCase>),
     /// An attentional vector and its gradients, of one type.
@@ -61,7 +63,7 @@ pub enum Other {
     /// A norm of a sum, and its gradients, of one type.
     Norm(NormConfig, DType),
     /// An activation times another tensor, gradients, and a sum.
-    Pointwise(Activation, DType),
+    Elementwise(Activation, DType),
     /// So many rows of a product with quantised weights, and a table's rows.
     Quantized(QuantizedFormat, usize, DType),
     /// Numbers sorted by some of their bits.
@@ -90,7 +92,7 @@ impl Other {
                 | Other::MeanPool(_)
                 | Other::Logits(_)
                 | Other::Norm(..)
-                | Other::Pointwise(..)
+                | Other::Elementwise(..)
                 | Other::Quantized(..)
                 | Other::RadixSort
                 | Other::WeightNorm(_)
@@ -132,13 +134,13 @@ impl Other {
             }
             Other::Linformer(dtype) => {
                 let case = linformer::Case::random(name, SHAPE, 12, true).masked(true);
-                let setup = linformer::Setup::plain(profile, KernelForm::Auto, Layout::Window(7));
+                let setup = linformer::Setup::plain(profile, Target::Auto, Layout::Window(7));
                 case.outcome_async(&linformer::Setup { dtype: *dtype, accumulates: true, ..setup }).await
             }
             Other::Lsh(dtype) => {
                 let shape = LshShape { batch: 2, heads: 2, length: 40, head_dim: 8, value_dim: 8 };
                 let case = lsh::Case::random(name, shape, [2, 4, 16]).causal().lengths(&[40, 21]);
-                let setup = lsh::Setup::plain(profile, KernelForm::Auto, Layout::Window(7));
+                let setup = lsh::Setup::plain(profile, Target::Auto, Layout::Window(7));
                 case.outcome_async(&lsh::Setup { dtype: *dtype, ..setup }).await
             }
             Other::Linear(case, dtype, form) => {
@@ -148,12 +150,12 @@ impl Other {
                 Ok(forward.max(case.backward_async(&setup).await?))
             }
             Other::LinearSteps(case) => {
-                let setup = linear_setup(profile, DType::F32, KernelForm::Auto);
+                let setup = linear_setup(profile, DType::F32, Target::Auto);
                 case.in_steps_async(&setup, &[30, 1, case.shape.q_len - 31]).await
             }
             Other::Attentional(dtype) => {
                 let (sizes, layout) = ([2, 5, 12, 8, 20], Layout::Window(7));
-                attentional::outcome_async(sizes, *dtype, layout, KernelForm::Auto, true, profile).await
+                attentional::outcome_async(sizes, *dtype, layout, Target::Auto, true, profile).await
             }
             Other::Local(dtype) => {
                 let case = local::Case::random(name, SHAPE, 5, *dtype == DType::F32);
@@ -171,13 +173,15 @@ impl Other {
             Other::Predicted(dtype) => {
                 let (sizes, layout) = ([2, 5, 12, 20], Layout::Window(7));
                 let lengths = Some(vec![9, 40]);
-                local::predicted_async(sizes, lengths, *dtype, layout, KernelForm::Auto, true, profile).await
+                local::predicted_async(sizes, lengths, *dtype, layout, Target::Auto, true, profile).await
             }
             Other::Embedding(dtype) => row_stages::embedding(profile, *dtype).await,
             Other::MeanPool(dtype) => row_stages::mean_pool(profile, *dtype).await,
             Other::Logits(dtype) => row_stages::logits(profile, *dtype).await,
             Other::Norm(config, dtype) => row_stages::norm(profile, *config, *dtype).await,
-            Other::Pointwise(activation, dtype) => row_stages::pointwise(profile, *activation, *dtype).await,
+            Other::Elementwise(activation, dtype) => {
+                row_stages::elementwise(profile, *activation, *dtype).await
+            }
             Other::Quantized(format, rows, dtype) => {
                 row_stages::quantized(profile, *format, *rows, *dtype).await
             }
@@ -197,7 +201,7 @@ impl Other {
     }
 }
 
-fn linear_setup(profile: &'static Profile, dtype: DType, form: KernelForm) -> LinearSetup {
+fn linear_setup(profile: &'static Profile, dtype: DType, form: Target) -> LinearSetup {
     let layout = Layout::Window(7);
     LinearSetup { profile, form, dtype, gradient: dtype, layout, accumulates: dtype == DType::F32 }
 }
@@ -208,7 +212,7 @@ fn linear_cases() -> Vec<(&'static str, Other)> {
     let one = Shape { batch: 1, ..shape };
     let of = |name: &str, shape, map, causal| LinearCase::random(name, shape, map, causal);
     let [f32, f16, bf16] = [DType::F32, DType::F16, DType::BF16];
-    let [gpu, cpu] = [KernelForm::Gpu, KernelForm::Cpu];
+    let [gpu, cpu] = [Target::Gpu, Target::Software];
     let favor = FeatureMap::Random { kind: RandomFeatures::Positive, directions: 16 };
     let rfa = FeatureMap::Random { kind: RandomFeatures::Fourier, directions: 8 };
     let masked = of("linear, key mask", shape, FeatureMap::Elu, false)
@@ -237,7 +241,7 @@ fn linear_cases() -> Vec<(&'static str, Other)> {
 /// Stacks with norms after and before their parts, gated and not, of every type.
 fn stacked() -> Vec<(&'static str, Other)> {
     let [f32, f16, bf16] = [DType::F32, DType::F16, DType::BF16];
-    let [gpu, cpu] = [KernelForm::Gpu, KernelForm::Cpu];
+    let [gpu, cpu] = [Target::Gpu, Target::Software];
     let bert = stacks::Kind {
         order: NormOrder::Post,
         gated: false,
@@ -299,13 +303,13 @@ async fn tuned(gpu: &Gpu) -> Result<f64, String> {
         Workload::product([33, 20, 24], DType::F32),
     ];
     let tune = async || {
-        let found = pipelines.tune_async(gpu.queue(), &workloads, TuneLimits::new().time(Duration::ZERO));
+        let found = pipelines.tune_async(gpu.queue(), &workloads, TuningBudget::new().time(Duration::ZERO));
         found.await.map_err(|e| e.to_string())
     };
     let measured = tune().await?;
     let as_expected = |m: &Measured| !m.changed && m.timed == 1 && m.failed.is_empty() && !m.tuned.is_zero();
     let again = tune().await?.len();
-    let kept = Tuned::from_bytes(&pipelines.tuned().to_bytes()).len();
+    let kept = TuningCache::from_bytes(&pipelines.tuned().to_bytes()).len();
     if measured.len() == 2 && measured.iter().all(as_expected) && (again, kept) == (0, 2) {
         return Ok(0.0);
     }
@@ -345,8 +349,8 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
             "cache: rotated keys, YaRN, pages",
             Other::RotatedCache(yarn, CacheLayout::Paged { page: 16, pages: 8 }),
         ),
-        ("merge", Other::Merge([f32, f32], Path::Fused)),
-        ("merge, f16 parts", Other::Merge([f16, f32], Path::Staged)),
+        ("merge", Other::Merge([f32, f32], Algorithm::Fused)),
+        ("merge, f16 parts", Other::Merge([f16, f32], Algorithm::Staged)),
         ("linformer", Other::Linformer(f32)),
         ("linformer, bf16", Other::Linformer(bf16)),
         ("lsh attention", Other::Lsh(f32)),
@@ -372,10 +376,10 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
         ("layer norm, f16", Other::Norm(NormConfig::layer(), f16)),
         ("RMS norm", Other::Norm(NormConfig::rms(), f32)),
         ("RMS norm, bf16", Other::Norm(NormConfig::rms(), bf16)),
-        ("GELU times", Other::Pointwise(Activation::Gelu, f32)),
-        ("GELU by tanh times, f16", Other::Pointwise(Activation::GeluTanh, f16)),
-        ("SiLU times, bf16", Other::Pointwise(Activation::Silu, bf16)),
-        ("sigmoid times", Other::Pointwise(Activation::Sigmoid, f32)),
+        ("GELU times", Other::Elementwise(Activation::Gelu, f32)),
+        ("GELU by tanh times, f16", Other::Elementwise(Activation::GeluTanh, f16)),
+        ("SiLU times, bf16", Other::Elementwise(Activation::Silu, bf16)),
+        ("sigmoid times", Other::Elementwise(Activation::Sigmoid, f32)),
         ("quantised products, few rows", Other::Quantized(q4, 3, f32)),
         ("quantised products, many rows", Other::Quantized(q8, 33, f32)),
         ("quantised products, few rows, f16", Other::Quantized(q8, 5, f16)),

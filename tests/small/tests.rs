@@ -27,7 +27,9 @@ fn attention_by_defaults() {
 
 #[test]
 fn gradients() {
-    all("small, gradients", full(), |work| matches!(work, Work::Gradients(..) | Work::LayerGradients(..)));
+    all("small, gradients", full(), |work| {
+        matches!(work, Work::Gradients(..) | Work::MultiHeadGradients(..))
+    });
 }
 
 #[test]

@@ -8,10 +8,10 @@ use wgpu_attention::matmul::{
     Activation, QuantizedFormat, QuantizedForward, QuantizedMatrix, QuantizedProjection, QuantizedRows,
 };
 use wgpu_attention::position::{Positions, Rope, RopeConfig, RopeOrder, Rotate, RowPositions};
-use wgpu_attention::rows::{Norm, NormConfig, NormForward, Pointwise, PointwiseForward};
+use wgpu_attention::rows::{Elementwise, ElementwiseForward, Norm, NormConfig, NormForward};
 use wgpu_attention::{
-    Attention, Cache, CacheConfig, Config, DType, Forward, Gpu, Mask, Scratch, ScratchSize, TensorView,
-    Tuning,
+    Attention, Cache, CacheConfig, Config, DType, Forward, Gpu, KernelOptions, Mask, Scratch, ScratchSize,
+    TensorView,
 };
 use wgpu_attention_models::{Gguf, Storage, TensorData};
 
@@ -96,7 +96,7 @@ pub struct Model {
     projection: QuantizedProjection,
     positions: Positions,
     norm: Norm,
-    pointwise: Pointwise,
+    elementwise: Elementwise,
     /// Of any number of keys, and of few, for which splitting them would be a dispatch more.
     attention: [Attention; 2],
 }
@@ -164,8 +164,8 @@ impl Model {
         let rope = RopeConfig::new(rotary).base(base).order(RopeOrder::Interleaved);
         let norm = NormConfig::rms().eps(file.f64("llama.attention.layer_norm_rms_epsilon")?);
         let pipelines = gpu.pipelines();
-        let attention = |tuning| {
-            let config = Config::new(heads, dim).kv_heads(kv_heads).tuning(tuning);
+        let attention = |kernel_options| {
+            let config = Config::new(heads, dim).kv_heads(kv_heads).kernel_options(kernel_options);
             Attention::with_pipelines(pipelines, config)
         };
         Ok(Model {
@@ -182,8 +182,8 @@ impl Model {
             projection: QuantizedProjection::with_pipelines(pipelines),
             positions: Positions::with_pipelines(pipelines),
             norm: Norm::with_pipelines(pipelines, norm)?,
-            pointwise: Pointwise::with_pipelines(pipelines),
-            attention: [attention(Tuning::new())?, attention(Tuning::new().splits(1))?],
+            elementwise: Elementwise::with_pipelines(pipelines),
+            attention: [attention(KernelOptions::new())?, attention(KernelOptions::new().splits(1))?],
             gpu: gpu.clone(),
         })
     }
@@ -435,10 +435,10 @@ impl<'m> Session<'m> {
             let norm = NormForward::new(streams[0], normed).weight(vector(&layer.feed_forward_norm));
             model.norm.forward_in_pass(pass_of, &norm.residual(added).sum(streams[1]))?;
             model.projection.forward_in_pass(pass_of, &product_of(normed, &layer.gate_up, pair))?;
-            let gated = PointwiseForward::new(pair.slice(1, 0, 1), sequence(&a.inner, inner))
+            let gated = ElementwiseForward::new(pair.slice(1, 0, 1), sequence(&a.inner, inner))
                 .activation(Activation::Silu)
-                .times(pair.slice(1, 1, 1));
-            model.pointwise.forward_in_pass(pass_of, &gated)?;
+                .multiply(pair.slice(1, 1, 1));
+            model.elementwise.forward_in_pass(pass_of, &gated)?;
             model
                 .projection
                 .forward_in_pass(pass_of, &product_of(sequence(&a.inner, inner), &layer.down, added))?;

@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 use canvas::shortened;
 use minilm::{EPSILON, Embeddings, Files, HEADS, NormBuffers, SENTENCES, Tokenizer, WIDTH};
 use model::Batch;
-use wgpu_attention::layers::LayerForward;
+use wgpu_attention::layers::MultiHeadForward;
 use wgpu_attention::reference::compare::{Tolerance, compare};
-use wgpu_attention::reference::{self, HostLinear, HostWeights, LayerShape, Options, widen};
+use wgpu_attention::reference::{self, HostLinear, HostWeights, MultiHeadShape, Options, widen};
 use wgpu_attention::rows::{Norm, NormConfig, NormForward, NormWeights};
 use wgpu_attention::{DType, Gpu, HostTensor, Mask, MultiHeadAttention, Scratch, TensorView};
 use wgpu_attention_models::{AttentionTensors, LinearTensors, Naming, Safetensors};
@@ -98,7 +98,7 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let ids = [&words_buffer, &positions_buffer]
         .map(|buffer| TensorView::sequence(buffer, DType::U32, [batch.sentences, batch.length, 1]));
     let [x_view, out_view, normalised] = [&x_buffer, &out_buffer, &normalised_buffer].map(sequence);
-    let call = LayerForward::self_attention(x_view, out_view)
+    let call = MultiHeadForward::self_attention(x_view, out_view)
         .mask(Mask::none().key_padding_mask(TensorView::new(&real_buffer, DType::Bool, padding)))
         .weights(TensorView::new(&maps_buffer, DType::F32, maps));
     let NormWeights { weight, bias } = after.view();
@@ -130,7 +130,7 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
         qk_norm: None,
         gate: None,
     };
-    let shape = LayerShape { batch: batch.sentences, q_len: batch.length, kv_len: batch.length };
+    let shape = MultiHeadShape { batch: batch.sentences, q_len: batch.length, kv_len: batch.length };
     let mask = Mask::none().key_padding_mask(HostTensor::new(&batch.real, padding));
     let wide = widen(&x);
     let options = Options::new().mask(mask).weights(true);
@@ -215,7 +215,7 @@ fn compare_with_stored(batch: &Batch, results: &[Compared]) -> Result<(), Box<dy
 fn time_on_gpu(
     gpu: &Gpu,
     layer: &MultiHeadAttention,
-    call: &LayerForward,
+    call: &MultiHeadForward,
     scratch: &mut Scratch,
 ) -> Result<(Duration, Option<Duration>), Box<dyn Error>> {
     let device = gpu.device();

@@ -1,7 +1,8 @@
 //! An attention layer and its gradients: causal, with a learned bias for each distance.
 
 use wgpu_attention::layers::{
-    LayerBackward, LayerConfig, LayerForward, LayerGradients, LayerWeights, LinearGradients,
+    LinearGradients, MultiHeadBackward, MultiHeadConfig, MultiHeadForward, MultiHeadGradients,
+    MultiHeadWeights,
 };
 use wgpu_attention::{DType, Error, Gpu, Linear, Mask, MultiHeadAttention, Scratch, TensorView, wgpu};
 
@@ -33,23 +34,23 @@ pub struct Gradients<'a> {
     pub d_x: TensorView<'a>,
 }
 
-fn forward<'a>(tensors: &Tensors<'a>, [context, lse]: [&'a wgpu::Buffer; 2]) -> LayerForward<'a> {
-    LayerForward::self_attention(tensors.x, tensors.out)
+fn forward<'a>(tensors: &Tensors<'a>, [context, lse]: [&'a wgpu::Buffer; 2]) -> MultiHeadForward<'a> {
+    MultiHeadForward::self_attention(tensors.x, tensors.out)
         .mask(Mask::causal().relative(tensors.weights.relative))
         .context(TensorView::sequence(context, DType::F32, [BATCH, LENGTH, WIDTH]))
         .lse(TensorView::new(lse, DType::F32, [BATCH, HEADS, LENGTH, 1]))
 }
 
-fn backward<'a>(forward: LayerForward<'a>, gradients: &Gradients<'a>) -> LayerBackward<'a> {
+fn backward<'a>(forward: MultiHeadForward<'a>, gradients: &Gradients<'a>) -> MultiHeadBackward<'a> {
     let LayerOf { query, key, value, out, relative } = gradients.weights;
     let [query, key, value, out] =
         [query, key, value, out].map(|weight| LinearGradients { weight: Some(weight), bias: None });
-    LayerBackward::new(forward, gradients.d_out)
+    MultiHeadBackward::new(forward, gradients.d_out)
         // The same view for all three: their sum.
         .d_query(gradients.d_x)
         .d_key(gradients.d_x)
         .d_value(gradients.d_x)
-        .d_weights(LayerGradients {
+        .d_weights(MultiHeadGradients {
             query,
             key,
             value,
@@ -67,8 +68,8 @@ impl Layer {
         let linear = |weight| Linear { weight, bias: None };
         let LayerOf { query, key, value, out, .. } = tensors.weights;
         let [query, key, value, out] = [query, key, value, out].map(linear);
-        let weights = LayerWeights { query, key, value, out, bias_kv: None, qk_norm: None, gate: None };
-        let config = LayerConfig::new(WIDTH, HEADS);
+        let weights = MultiHeadWeights { query, key, value, out, bias_kv: None, qk_norm: None, gate: None };
+        let config = MultiHeadConfig::new(WIDTH, HEADS);
         let attention = MultiHeadAttention::with_pipelines(gpu.pipelines(), config, &weights)?;
         let context = gpu.buffer(size_of::<f32>() * BATCH * LENGTH * WIDTH)?;
         let lse = gpu.buffer(size_of::<f32>() * BATCH * HEADS * LENGTH)?;

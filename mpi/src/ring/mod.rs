@@ -11,7 +11,7 @@ pub use call::{RingBackward, RingForward};
 use std::time::{Duration, Instant};
 
 use wgpu_attention::attention::Merge;
-use wgpu_attention::rows::{Pointwise, PointwiseForward};
+use wgpu_attention::rows::{Elementwise, ElementwiseForward};
 use wgpu_attention::{Attention, Config, DType, Pipelines, TensorView, wgpu};
 
 use crate::error::Error;
@@ -61,7 +61,7 @@ pub(crate) struct Kernels {
     pub queue: wgpu::Queue,
     pub attention: Attention,
     pub merge: Merge,
-    pub pointwise: Pointwise,
+    pub elementwise: Elementwise,
 }
 
 /// What memory is made for.
@@ -102,7 +102,7 @@ impl Kernels {
         from: TensorView,
         to: TensorView,
     ) -> Result<(), Error> {
-        Ok(self.pointwise.forward(encoder, &PointwiseForward::new(from, to))?)
+        Ok(self.elementwise.forward(encoder, &ElementwiseForward::new(from, to))?)
     }
 
     /// Keeps the device's callbacks going.
@@ -157,7 +157,7 @@ impl RingAttention {
             queue: queue.clone(),
             attention: Attention::with_pipelines(pipelines, config.dtype(DType::F32))?,
             merge: Merge::with_pipelines(pipelines),
-            pointwise: Pointwise::with_pipelines(pipelines),
+            elementwise: Elementwise::with_pipelines(pipelines),
         };
         let courier = Courier::new(wire, PATIENCE);
         let timeline = Timeline::default();

@@ -69,7 +69,7 @@ pub(crate) fn plan(problem: &BackwardProblem, device: &DeviceFacts) -> Result<Ba
                 && BackwardPlan::has_room_for_both(
                     &problem.shape,
                     problem.q.dtype,
-                    &problem.tuning,
+                    &problem.kernel_options,
                     device,
                 ) =>
         {
@@ -80,15 +80,16 @@ pub(crate) fn plan(problem: &BackwardProblem, device: &DeviceFacts) -> Result<Ba
             wanted.extend(d_v.map(|_| GradientsOf::Values));
         }
     }
-    let plan_of = |of| BackwardPlan::new(of, &problem.shape, problem.q.dtype, &problem.tuning, device);
+    let plan_of =
+        |of| BackwardPlan::new(of, &problem.shape, problem.q.dtype, &problem.kernel_options, device);
     let mut plans = wanted.into_iter().map(plan_of).collect::<Result<Vec<_>, _>>()?;
     let added = problem.d_added.wanted().map(|(of, gradient)| {
-        ScoreGradientsPlan::new(of, gradient.shape(), &problem.shape, &problem.tuning, device)
+        ScoreGradientsPlan::new(of, gradient.shape(), &problem.shape, &problem.kernel_options, device)
     });
     // Appended keys stand outside of the mask.
     let masked = Shape { kv_len: problem.shape.kv_len - problem.appended, ..problem.shape };
     let captured = problem.d_added.captured().map(|(n, gradient)| {
-        CapturedGradientsPlan::new(n, count(gradient.shape()), &masked, &problem.tuning, device)
+        CapturedGradientsPlan::new(n, count(gradient.shape()), &masked, &problem.kernel_options, device)
     });
     let (added, captured) = (added.collect::<Result<_, _>>()?, captured.collect::<Result<_, _>>()?);
     // Matrix units round weights to f16, which is more than lse is off by.

@@ -2,7 +2,7 @@
 
 use crate::attention::plan::Added;
 use crate::device::DeviceFacts;
-use crate::kernel::Tuning;
+use crate::kernel::KernelOptions;
 use crate::mask::kernels::{MaskParams, MaskVariant, Masked};
 use crate::mask::mods::CapturedGradients;
 use crate::mask::{DeviceMask, Dropout};
@@ -109,7 +109,7 @@ pub(crate) struct BackwardProblem<'a> {
     pub partial: bool,
     pub scale: f32,
     pub softcap: Option<f32>,
-    pub tuning: Tuning,
+    pub kernel_options: KernelOptions,
 }
 
 impl<'a> BackwardProblem<'a> {

@@ -4,7 +4,7 @@ use crate::attention::ScoreStage;
 use crate::attention::plan::{KeyLayout, Outline, Reach, WeightsOutput};
 use crate::cache::dispatch::CacheLayer;
 use crate::cache::storage::LayoutKind;
-use crate::kernel::Tuning;
+use crate::kernel::KernelOptions;
 use crate::mask::{DeviceMask, Dropout, Id};
 use crate::tensor::{DType, Shape, TensorView};
 
@@ -44,7 +44,13 @@ pub(crate) struct Extras<'a> {
 
 impl Extras<'_> {
     /// What a plan must know of the call, whose queries are of `dtype`.
-    pub fn outline(&self, shape: Shape, dtype: DType, keys: KeyLayout, tuning: Tuning) -> Outline {
+    pub fn outline(
+        &self,
+        shape: Shape,
+        dtype: DType,
+        keys: KeyLayout,
+        kernel_options: KernelOptions,
+    ) -> Outline {
         let given = self.dropout.as_ref().and_then(Dropout::given);
         let (most, ring) = match keys {
             KeyLayout::Tensors { .. } => (shape.kv_len, false),
@@ -68,7 +74,7 @@ impl Extras<'_> {
             additive: false,
             // q, k, v and out. With splits there are no more.
             bindings: 4 + self.lse.iter().count() + self.mask.buffers() + given.iter().count(),
-            tuning,
+            kernel_options,
         }
     }
 }
@@ -84,13 +90,13 @@ pub(crate) struct Problem<'a> {
     pub softcap: Option<f32>,
     /// Of additive scores, `[1, heads or 1, 1, hidden]`; others are scaled products.
     pub score_vector: Option<TensorView<'a>>,
-    pub tuning: Tuning,
+    pub kernel_options: KernelOptions,
 }
 
 impl Problem<'_> {
     /// What a plan must know of it.
     pub fn outline(&self) -> Outline {
-        let outline = self.extras.outline(self.shape, self.q.dtype, self.keys.layout(), self.tuning);
+        let outline = self.extras.outline(self.shape, self.q.dtype, self.keys.layout(), self.kernel_options);
         let additive = self.score_vector.is_some();
         Outline { additive, bindings: outline.bindings + usize::from(additive), ..outline }
     }

@@ -80,7 +80,7 @@ impl<'a> Staged<'_, 'a> {
     }
 
     fn is_cpu(&self) -> bool {
-        self.problem.tuning.form.choose(STAGED, self.device)
+        self.problem.kernel_options.target.choose(STAGED, self.device)
     }
 
     /// One product per batch and head, and its tiles.

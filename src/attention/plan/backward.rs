@@ -5,7 +5,7 @@ use crate::device::family::GRADIENTS;
 use crate::device::registers::Registers;
 use crate::device::{DeviceFacts, Family};
 use crate::kernel::pieces::{Piece, pieces, steps};
-use crate::kernel::{KernelForm, Tuning};
+use crate::kernel::{KernelOptions, Target};
 use crate::tensor::{DType, Error, Shape};
 
 /// Tiles of the form for GPUs: as many queries as keys, of which an invocation has four of one side.
@@ -142,15 +142,15 @@ impl BackwardTiles {
         of: GradientsOf,
         shape: &Shape,
         dtype: DType,
-        tuning: &Tuning,
+        kernel_options: &KernelOptions,
         device: &DeviceFacts,
     ) -> Result<Self, Error> {
-        let cpu = tuning.form.choose(GRADIENTS, device);
+        let cpu = kernel_options.target.choose(GRADIENTS, device);
         if of == GradientsOf::Totals {
             // The kernel of matrix units sums no weights.
             return Ok(Self::without_matrix_units(of, shape, cpu, device));
         }
-        let matrix = tuning.settle(BackwardMatrix::of(of, shape, dtype, tuning, device))?;
+        let matrix = kernel_options.settle(BackwardMatrix::of(of, shape, dtype, kernel_options, device))?;
         Ok(matrix.map_or_else(|| Self::without_matrix_units(of, shape, cpu, device), BackwardTiles::Matrix))
     }
 
@@ -212,14 +212,14 @@ impl BackwardPlan {
         of: GradientsOf,
         shape: &Shape,
         dtype: DType,
-        tuning: &Tuning,
+        kernel_options: &KernelOptions,
         device: &DeviceFacts,
     ) -> Result<Self, Error> {
-        let tiles = BackwardTiles::of(of, shape, dtype, tuning, device)?;
+        let tiles = BackwardTiles::of(of, shape, dtype, kernel_options, device)?;
         // Not every shape and device has the form for software drivers.
         if let BackwardTiles::Gpu(_) | BackwardTiles::Cpu { .. } = tiles {
             let family = GRADIENTS.of(tiles.is_cpu());
-            if device.lacks_both(GRADIENTS) || tuning.form == KernelForm::Auto && device.lacks(family) {
+            if device.lacks_both(GRADIENTS) || kernel_options.target == Target::Auto && device.lacks(family) {
                 return Err(Error::PutAside { family });
             }
         }
@@ -235,12 +235,17 @@ impl BackwardPlan {
         let grid = [len.div_ceil(tiles.owns() as usize), slices, shape.batch * heads];
         // What masks hide counts.
         let work = 2.0 * f64::from(tiles.owns()) * others as f64 * of.operations(shape) as f64;
-        Ok(BackwardPlan { of, tiles, grid, steps: steps(grid, work, tuning.most_work(), device)? })
+        Ok(BackwardPlan { of, tiles, grid, steps: steps(grid, work, kernel_options.most_work(), device)? })
     }
 
     /// Whether an invocation can hold the gradients of keys and of values together. Where it has some 128 registers it spills.
-    pub fn has_room_for_both(shape: &Shape, dtype: DType, tuning: &Tuning, device: &DeviceFacts) -> bool {
-        let room = match BackwardTiles::of(GradientsOf::KeysAndValues, shape, dtype, tuning, device) {
+    pub fn has_room_for_both(
+        shape: &Shape,
+        dtype: DType,
+        kernel_options: &KernelOptions,
+        device: &DeviceFacts,
+    ) -> bool {
+        let room = match BackwardTiles::of(GradientsOf::KeysAndValues, shape, dtype, kernel_options, device) {
             Ok(BackwardTiles::Gpu(_)) => device.registers == Registers::Wide,
             Ok(BackwardTiles::Cpu { .. }) => true,
             Ok(BackwardTiles::Matrix(tiles)) => tiles.has_room_for_both(),
@@ -263,7 +268,7 @@ mod tests {
     const DEVICE: DeviceFacts = DeviceFacts { workgroup_memory: 16384, ..DeviceFacts::LEAST };
 
     fn plan(of: GradientsOf, shape: Shape, device: &DeviceFacts) -> BackwardPlan {
-        BackwardPlan::new(of, &shape, DType::F32, &Tuning::new(), device).expect("within the limits")
+        BackwardPlan::new(of, &shape, DType::F32, &KernelOptions::new(), device).expect("within the limits")
     }
 
     #[test]
@@ -322,8 +327,8 @@ mod tests {
     fn pieces_cover_the_grid() {
         let shape = Shape::new(2, 3, 500, 32);
         for limit in [1, 1 << 20, 1 << 37] {
-            let tuning = Tuning::new().work_limit(limit);
-            let plan = BackwardPlan::new(GradientsOf::Queries, &shape, DType::F32, &tuning, &DEVICE)
+            let kernel_options = KernelOptions::new().work_limit(limit);
+            let plan = BackwardPlan::new(GradientsOf::Queries, &shape, DType::F32, &kernel_options, &DEVICE)
                 .expect("a plan");
             let workgroups = |grid: [u32; 3]| grid.iter().map(|n| *n as usize).product::<usize>();
             assert_eq!(plan.pieces().map(|piece| workgroups(piece.grid)).sum::<usize>(), 16 * 6);

@@ -3,7 +3,7 @@
 use super::GradientsOf;
 use super::matrix::{ROOM, check_channels, most_rows, tiles_for, usual};
 use crate::device::{DeviceFacts, Family, Fragment};
-use crate::kernel::Tuning;
+use crate::kernel::KernelOptions;
 use crate::tensor::{DType, Shape};
 
 /// Tiles of `fused_backward/matrix.wgsl`, which says what they are.
@@ -98,14 +98,14 @@ impl BackwardMatrix {
         of: GradientsOf,
         fragment: Fragment,
         shape: &Shape,
-        tuning: &Tuning,
+        kernel_options: &KernelOptions,
         device: &DeviceFacts,
     ) -> impl Iterator<Item = BackwardMatrix> + use<> {
         let whole = |n: usize| (n as u32).next_multiple_of(16);
         let (head, value) = (whole(shape.head_dim), whole(shape.value_dim));
         let (rows, held) = sub_rows(of, head, value, fragment.side());
         // Software drivers, which have fragments to test with, take a while to compile large tiles.
-        let tiles = if tuning.form.is_cpu(device) {
+        let tiles = if kernel_options.target.is_cpu(device) {
             let side = fragment.side();
             // Those held in registers take less workgroup memory.
             vec![(side, 2, 16, held), (side, 1, 16, held), (side, 1, 16, true)]
@@ -132,14 +132,15 @@ impl BackwardMatrix {
         of: GradientsOf,
         shape: &Shape,
         dtype: DType,
-        tuning: &Tuning,
+        kernel_options: &KernelOptions,
         device: &DeviceFacts,
     ) -> Result<Self, &'static str> {
-        let fragment = tuning.fragment(dtype, Family::MatrixGradients, device)?;
+        let fragment = kernel_options.fragment(dtype, Family::MatrixGradients, device)?;
         check_channels(shape)?;
         let (len, heads) = of.own_side(shape);
-        let fitting: Vec<_> =
-            Self::candidates(of, fragment, shape, tuning, device).filter(|t| t.fits(of, device)).collect();
+        let fitting: Vec<_> = Self::candidates(of, fragment, shape, kernel_options, device)
+            .filter(|t| t.fits(of, device))
+            .collect();
         tiles_for(&fitting, len, shape.batch * heads, |t| (t.owns(), t.subgroups))
     }
 
@@ -148,7 +149,7 @@ impl BackwardMatrix {
         let mut all: Vec<Self> = Vec::new();
         for (device, channels) in usual(fragment) {
             let shape = Shape::new(1, 64, 4096, channels);
-            let found = Self::of(of, &shape, DType::F16, &Tuning::default(), &device);
+            let found = Self::of(of, &shape, DType::F16, &KernelOptions::default(), &device);
             let found =
                 found.ok().filter(|tiles| of != GradientsOf::KeysAndValues || tiles.has_room_for_both());
             all.extend(found.filter(|tiles| !all.contains(tiles)));
@@ -160,7 +161,7 @@ impl BackwardMatrix {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::tuning::{KernelForm, MatrixUnits};
+    use crate::kernel::options::{MatrixUnits, Target};
 
     const DEVICE: DeviceFacts = DeviceFacts {
         f16: true,
@@ -180,7 +181,7 @@ mod tests {
     fn large_problems_get_large_tiles() {
         let of = |gradients, dim, device: &DeviceFacts| {
             let shape = shape(16, 16384, dim, dim);
-            let tiles = BackwardMatrix::of(gradients, &shape, DType::F16, &Tuning::default(), device);
+            let tiles = BackwardMatrix::of(gradients, &shape, DType::F16, &KernelOptions::default(), device);
             let tiles = tiles.expect("tiles");
             (tiles.sub_rows, tiles.subgroups, tiles.others, tiles.held)
         };
@@ -211,13 +212,13 @@ mod tests {
                     for (head_dim, value_dim) in
                         [(1, 1), (16, 256), (256, 16), (64, 64), (100, 70), (128, 128), (255, 256)]
                     {
-                        for (len, form) in
-                            [(17, KernelForm::Gpu), (5000, KernelForm::Gpu), (100, KernelForm::Cpu)]
-                        {
+                        for (len, form) in [(17, Target::Gpu), (5000, Target::Gpu), (100, Target::Software)] {
                             let shape = shape(8, len, head_dim, value_dim);
-                            let tuning = Tuning::new().form(form).matrix_units(MatrixUnits::Always);
+                            let kernel_options =
+                                KernelOptions::new().target(form).matrix_units(MatrixUnits::Always);
                             for of in GradientsOf::ALL {
-                                let tiles = BackwardMatrix::of(of, &shape, DType::F16, &tuning, &device);
+                                let tiles =
+                                    BackwardMatrix::of(of, &shape, DType::F16, &kernel_options, &device);
                                 let Ok(tiles) = tiles else { continue };
                                 found += 1;
                                 let side = fragment.side();
@@ -244,7 +245,7 @@ mod tests {
     /// On the device that tests run on, whatever the channels.
     #[test]
     fn small_tiles_take_every_width() {
-        let tuning = Tuning::new().form(KernelForm::Cpu).matrix_units(MatrixUnits::Always);
+        let kernel_options = KernelOptions::new().target(Target::Software).matrix_units(MatrixUnits::Always);
         for fragment in [Fragment::Eight, Fragment::Sixteen] {
             let device = DeviceFacts {
                 matrix: Some(fragment),
@@ -256,7 +257,7 @@ mod tests {
             for (head_dim, value_dim) in [(16, 16), (80, 96), (3, 200), (192, 128), (128, 192), (255, 256)] {
                 let shape = Shape { head_dim, value_dim, ..shape(2, 21, 1, 1) };
                 for of in GradientsOf::ALL {
-                    BackwardMatrix::of(of, &shape, DType::F16, &tuning, &device)
+                    BackwardMatrix::of(of, &shape, DType::F16, &kernel_options, &device)
                         .unwrap_or_else(|why| panic!("{fragment:?} {of:?} {shape:?}: {why}"));
                 }
             }

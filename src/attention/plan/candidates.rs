@@ -14,7 +14,7 @@ use crate::tensor::Error;
 /// # Errors
 /// A call that the rules have no plan for.
 pub(crate) fn candidates(outline: &Outline, device: &DeviceFacts) -> Result<Vec<Pick>, Error> {
-    let asked = if outline.tuning.form.is_cpu(device) { for_software(device) } else { for_gpus() };
+    let asked = if outline.kernel_options.target.is_cpu(device) { for_software(device) } else { for_gpus() };
     apart(Pick::default(), asked, |pick| choose_as(outline, pick, &device.overridden(pick)))
 }
 
@@ -36,7 +36,7 @@ pub(crate) fn with_other_splits(
 /// # Errors
 /// Projections that the rules have no plan for.
 pub(crate) fn product_candidates(outline: &ProductOutline, device: &DeviceFacts) -> Result<Vec<Pick>, Error> {
-    let asked: Vec<Pick> = if outline.tuning.form.is_cpu(device) {
+    let asked: Vec<Pick> = if outline.kernel_options.target.is_cpu(device) {
         let most = outline.shape.rows.next_power_of_two().min(32) as u32;
         let rows = [most, most / 2, most / 4].into_iter().filter(|rows| *rows > 0);
         let of = |rows| [16, 8, 32, 4].map(|keys| Pick { rows, keys, ..Pick::default() });
@@ -99,7 +99,7 @@ mod tests {
     use crate::cache::storage::{LayoutKind, StorageKind};
     use crate::device::Fragment;
     use crate::device::tuned::{Class, Picks};
-    use crate::kernel::Tuning;
+    use crate::kernel::KernelOptions;
     use crate::matmul::plan::{MatmulShape, choose_product};
     use crate::tensor::Shape;
     use crate::tensor::{DType, Layout};
@@ -119,7 +119,7 @@ mod tests {
             scores: false,
             additive: false,
             bindings: 4,
-            tuning: Tuning::default(),
+            kernel_options: KernelOptions::default(),
         }
     }
 
@@ -202,21 +202,21 @@ mod tests {
     /// Nothing that was measured comes before what a caller says, or is put aside.
     #[test]
     fn what_callers_say_comes_first() {
-        use crate::kernel::{KernelForm, MatrixUnits, Path};
+        use crate::kernel::{Algorithm, MatrixUnits, Target};
         let [device, ..] = devices();
         let open = outline(Shape::new(1, 8, 512, 64), DType::F32, None);
         let class = open.class().expect("an open call");
         let staged = with(&device, class, Pick { staged: true, ..Pick::default() });
         assert!(matches!(choose(&open, &staged), Ok(Choice::Staged { .. })));
-        for tuning in [
-            Tuning::fixed(),
-            Tuning::new().form(KernelForm::Cpu),
-            Tuning::new().path(Path::Fused),
-            Tuning::new().matrix_units(MatrixUnits::Never),
-            Tuning::new().splits(1),
+        for kernel_options in [
+            KernelOptions::fixed(),
+            KernelOptions::new().target(Target::Software),
+            KernelOptions::new().algorithm(Algorithm::Fused),
+            KernelOptions::new().matrix_units(MatrixUnits::Never),
+            KernelOptions::new().splits(1),
         ] {
-            let said = Outline { tuning, ..open };
-            assert!(matches!(choose(&said, &staged), Ok(Choice::Fused(_))), "{tuning:?}");
+            let said = Outline { kernel_options, ..open };
+            assert!(matches!(choose(&said, &staged), Ok(Choice::Fused(_))), "{kernel_options:?}");
         }
         // Another class of calls, and one that only the fused path takes.
         for other in [
@@ -241,14 +241,14 @@ mod tests {
                 for (batch, rows, cols) in [(1, 1024, 1024), (3, 512, 512), (1, 1, 4096), (1, 50, 44)] {
                     let shape = MatmulShape { batch, rows, cols };
                     let (in_fours, w_along_columns) = (true, false);
-                    let tuning = Tuning::default();
+                    let kernel_options = KernelOptions::default();
                     let outline = ProductOutline {
                         shape,
                         inner: 512,
                         stored: [dtype; 3],
                         in_fours,
                         w_along_columns,
-                        tuning,
+                        kernel_options,
                     };
                     let picks = product_candidates(&outline, &device).expect("plans");
                     assert_eq!(picks[0], Pick::default());

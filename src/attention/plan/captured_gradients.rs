@@ -1,7 +1,7 @@
 //! How the gradient of a tensor that a score function captures is shared out.
 
 use crate::device::DeviceFacts;
-use crate::kernel::Tuning;
+use crate::kernel::KernelOptions;
 use crate::kernel::pieces::{Piece, pieces, steps};
 use crate::matmul::plan::ENOUGH_WORKGROUPS;
 use crate::tensor::{Error, Shape, count};
@@ -45,7 +45,7 @@ impl CapturedGradientsPlan {
         captured: usize,
         elements: usize,
         shape: &Shape,
-        tuning: &Tuning,
+        kernel_options: &KernelOptions,
         device: &DeviceFacts,
     ) -> Result<Self, Error> {
         let rows = count(shape.lse());
@@ -58,7 +58,7 @@ impl CapturedGradientsPlan {
         let parts = rows.div_ceil(part_rows);
         let work = 2.0 * part_rows as f64 * keys as f64 * (shape.head_dim + shape.value_dim) as f64;
         let grid = [tiles.saturating_mul(parts), 1, 1];
-        let steps = steps(grid, work, tuning.most_work(), device)?;
+        let steps = steps(grid, work, kernel_options.most_work(), device)?;
         Ok(CapturedGradientsPlan { captured, parts, part_rows, elements, grid, steps })
     }
 
@@ -84,8 +84,13 @@ mod tests {
         {
             let shape = Shape { batch, heads, q_len, kv_len, ..Shape::new(1, 1, 1, 64) };
             for elements in [1, 72, 5000, 1 << 20] {
-                let plan =
-                    CapturedGradientsPlan::new(0, elements, &shape, &Tuning::new(), &DeviceFacts::LEAST);
+                let plan = CapturedGradientsPlan::new(
+                    0,
+                    elements,
+                    &shape,
+                    &KernelOptions::new(),
+                    &DeviceFacts::LEAST,
+                );
                 let Ok(CapturedGradientsPlan { parts, part_rows, .. }) = plan else {
                     // More work than there may be dispatches.
                     assert!(

@@ -5,7 +5,7 @@ use super::{FusedPlan, Outline, WeightsOutput};
 use crate::device::DeviceFacts;
 use crate::device::family::{FUSED, STAGED};
 use crate::device::tuned::Pick;
-use crate::kernel::{MatrixUnits, Path};
+use crate::kernel::{Algorithm, MatrixUnits};
 use crate::tensor::{Error, Layout, Shape};
 
 /// The path that computes a call, and what it takes.
@@ -35,27 +35,27 @@ pub(crate) fn choose(outline: &Outline, device: &DeviceFacts) -> Result<Choice, 
 
 /// Chooses the path of a call as `pick` says, for a device as it has been told of.
 pub(super) fn choose_as(outline: &Outline, pick: &Pick, device: &DeviceFacts) -> Result<Choice, Error> {
-    let fused_path = match outline.tuning.path {
-        Path::Fused if outline.weights.is_some() => {
+    let fused_path = match outline.kernel_options.algorithm {
+        Algorithm::Fused if outline.weights.is_some() => {
             let why = "only the staged path has them in memory; leave the path to Auto";
             return Err(Error::Unsupported { what: "attention weights on the fused path", why });
         }
-        Path::Fused if outline.scores => {
+        Algorithm::Fused if outline.scores => {
             let why = "only the staged path has them in memory; leave the path to Auto";
             return Err(Error::Unsupported { what: "scores on the fused path", why });
         }
-        Path::Staged if outline.keys.is_cache() => {
+        Algorithm::Staged if outline.keys.is_cache() => {
             let why = "only the fused path reads a cache; leave the path to Auto";
             return Err(Error::Unsupported { what: "a cache on the staged path", why });
         }
-        Path::Fused => true,
-        Path::Auto if outline.keys.is_cache() => true,
-        Path::Auto if outline.scores => false,
-        Path::Auto => {
+        Algorithm::Fused => true,
+        Algorithm::Auto if outline.keys.is_cache() => true,
+        Algorithm::Auto if outline.scores => false,
+        Algorithm::Auto => {
             let fits = outline.weights.is_none() && outline.bindings <= device.max_storage_buffers as usize;
             fits && !device.lacks_both(FUSED) && !pick.staged
         }
-        Path::Staged => false,
+        Algorithm::Staged => false,
     };
     let storage = outline.keys.storage().family();
     if outline.keys.is_cache() && device.lacks(storage) {
@@ -68,7 +68,7 @@ pub(super) fn choose_as(outline: &Outline, pick: &Pick, device: &DeviceFacts) ->
     if fused_path {
         return Ok(Choice::Fused(fused(outline, pick, device)?));
     }
-    if outline.tuning.matrix_units == MatrixUnits::Always {
+    if outline.kernel_options.matrix_units == MatrixUnits::Always {
         let why = "only the fused path uses them, which writes no weights or scores and has room for fewer mask tensors";
         return Err(Error::Unsupported { what: "matrix units for this call", why });
     }
@@ -93,7 +93,7 @@ fn score_bytes(outline: &Outline, device: &DeviceFacts) -> Result<u64, Error> {
 mod tests {
     use super::*;
     use crate::attention::plan::outline::{KeyLayout, Reach};
-    use crate::kernel::Tuning;
+    use crate::kernel::KernelOptions;
     use crate::mask::{Alignment, DeviceMask};
     use crate::mask::{Pattern, PatternPart};
     use crate::tensor::DType;
@@ -111,7 +111,7 @@ mod tests {
             scores: false,
             additive: false,
             bindings: 4,
-            tuning: Tuning::default(),
+            kernel_options: KernelOptions::default(),
         }
     }
 

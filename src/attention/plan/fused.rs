@@ -10,7 +10,7 @@ use crate::device::registers::Registers;
 use crate::device::tuned::Pick;
 use crate::device::{DeviceFacts, Family};
 use crate::kernel::pieces::{Piece, pieces, steps};
-use crate::kernel::{MatrixUnits, Tuning};
+use crate::kernel::{KernelOptions, MatrixUnits};
 use crate::matmul::plan::ENOUGH_WORKGROUPS;
 use crate::tensor::{DType, Error, Shape};
 
@@ -297,7 +297,7 @@ const LONG_CACHE: usize = 1 << 17;
 
 /// Tiles, workgroups and dispatches of the fused kernel.
 pub(super) fn fused(outline: &Outline, pick: &Pick, device: &DeviceFacts) -> Result<FusedPlan, Error> {
-    let Outline { shape, tuning, reach, .. } = outline;
+    let Outline { shape, kernel_options, reach, .. } = outline;
     let rows = shape.q_len * shape.group();
     let heads = shape.batch * shape.kv_heads;
     let tiles = fused_tiles(rows, heads, outline, pick, device)?;
@@ -310,13 +310,13 @@ pub(super) fn fused(outline: &Outline, pick: &Pick, device: &DeviceFacts) -> Res
     let reach = reach.of_queries(queries);
     let short = if outline.keys.is_cache() { LONG_CACHE } else { LONGEST_SUM };
     let least = if reach > short { least_splits(reach, split_bytes) } else { 1 };
-    let splits = splits(tiles, workgroups, reach, least, tuning, pick, device)?;
+    let splits = splits(tiles, workgroups, reach, least, kernel_options, pick, device)?;
     let grid = [row_tiles.saturating_mul(splits), slices, heads];
     // What masks hide counts.
     let pairs = tiles.rows() as f64 * outline.most_keys().div_ceil(splits) as f64;
     let score = shape.head_dim as f64 * if outline.additive { TANH } else { 1.0 };
     let work = 2.0 * pairs * (score + tiles.slice() as f64);
-    let most_work = tuning.most_forward_work(matches!(tiles, FusedTiles::Matrix(_)), device);
+    let most_work = kernel_options.most_forward_work(matches!(tiles, FusedTiles::Matrix(_)), device);
     let plan = FusedPlan {
         tiles,
         splits,
@@ -340,13 +340,13 @@ fn fused_tiles(
     pick: &Pick,
     device: &DeviceFacts,
 ) -> Result<FusedTiles, Error> {
-    let Outline { shape, tuning, .. } = outline;
+    let Outline { shape, kernel_options, .. } = outline;
     if outline.additive {
-        if tuning.matrix_units == MatrixUnits::Always {
+        if kernel_options.matrix_units == MatrixUnits::Always {
             let why = "they multiply, and an additive score is a sum of tanh; leave the matrix units to Auto";
             return Err(Error::Unsupported { what: "matrix units for this call", why });
         }
-        let cpu = tuning.form.choose(FUSED, device);
+        let cpu = kernel_options.target.choose(FUSED, device);
         return Ok(if cpu {
             additive_cpu(rows, shape, device.lanes)
         } else {
@@ -354,15 +354,15 @@ fn fused_tiles(
         });
     }
     let keys = outline.source();
-    let matrix = if rows > 16 || tuning.matrix_units == MatrixUnits::Always {
-        fused_matrix(rows, heads, shape, keys.operands, tuning, pick, device)
+    let matrix = if rows > 16 || kernel_options.matrix_units == MatrixUnits::Always {
+        fused_matrix(rows, heads, shape, keys.operands, kernel_options, pick, device)
     } else {
         Err("few rows wait for memory, not for arithmetic")
     };
-    if let Some(tiles) = tuning.settle(matrix)? {
+    if let Some(tiles) = kernel_options.settle(matrix)? {
         return Ok(FusedTiles::Matrix(tiles));
     }
-    if tuning.form.choose(FUSED, device) {
+    if kernel_options.target.choose(FUSED, device) {
         let decode = || decode_cpu(device.lanes, device.gathers, rows, shape, &keys);
         let decode = if device.lacks(Family::DecodeCpu) { None } else { decode() };
         let decode = decode.map(FusedTiles::DecodeCpu);
@@ -415,11 +415,11 @@ fn splits(
     workgroups: usize,
     reach: usize,
     least: usize,
-    tuning: &Tuning,
+    kernel_options: &KernelOptions,
     pick: &Pick,
     device: &DeviceFacts,
 ) -> Result<usize, Error> {
-    match tuning.splits {
+    match kernel_options.splits {
         Some(n) if (1..=MOST_SPLITS).contains(&n) => Ok(n),
         Some(n) => {
             let expected = "at least 1 and at most 128";
@@ -580,15 +580,15 @@ mod tests {
 
     #[test]
     fn default_work_limit_follows_the_device() {
-        let limits = |tuning: Tuning, device: &DeviceFacts| {
-            [false, true].map(|on_matrix_units| tuning.most_forward_work(on_matrix_units, device))
+        let limits = |kernel_options: KernelOptions, device: &DeviceFacts| {
+            [false, true].map(|on_matrix_units| kernel_options.most_forward_work(on_matrix_units, device))
         };
         let matrix = DeviceFacts { matrix: Some(Fragment::Sixteen), ..DEVICE };
         let software = DeviceFacts { software: true, ..matrix.clone() };
-        assert_eq!(limits(Tuning::new(), &DEVICE), [1 << 37; 2]);
-        assert_eq!(limits(Tuning::new(), &software), [1 << 37; 2]);
-        assert_eq!(limits(Tuning::new(), &matrix), [1 << 39, 1 << 40]);
-        assert_eq!(limits(Tuning::new().work_limit(7), &matrix), [7; 2]);
-        assert_eq!(Tuning::new().most_work(), 1 << 37);
+        assert_eq!(limits(KernelOptions::new(), &DEVICE), [1 << 37; 2]);
+        assert_eq!(limits(KernelOptions::new(), &software), [1 << 37; 2]);
+        assert_eq!(limits(KernelOptions::new(), &matrix), [1 << 39, 1 << 40]);
+        assert_eq!(limits(KernelOptions::new().work_limit(7), &matrix), [7; 2]);
+        assert_eq!(KernelOptions::new().most_work(), 1 << 37);
     }
 }

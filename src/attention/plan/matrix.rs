@@ -2,7 +2,7 @@
 
 use crate::device::tuned::Pick;
 use crate::device::{DeviceFacts, Family, Fragment};
-use crate::kernel::Tuning;
+use crate::kernel::KernelOptions;
 use crate::matmul::plan::ENOUGH_WORKGROUPS;
 use crate::tensor::{DType, Shape};
 
@@ -132,7 +132,7 @@ impl FusedMatrix {
     fn candidates(
         fragment: Fragment,
         shape: &Shape,
-        tuning: &Tuning,
+        kernel_options: &KernelOptions,
         device: &DeviceFacts,
     ) -> impl Iterator<Item = FusedMatrix> + use<> {
         let whole = |n: usize| (n as u32).next_multiple_of(16);
@@ -159,7 +159,7 @@ impl FusedMatrix {
         }
         let usual = [(4, 32), (2, 32), (4, 16), (2, 16), (1, 32), (1, 16)];
         large.extend(usual.map(|(subgroups, keys)| (rows, subgroups, keys)));
-        let tiles = if tuning.form.is_cpu(device) { small } else { large };
+        let tiles = if kernel_options.target.is_cpu(device) { small } else { large };
         // With the sums of wide heads a subgroup of 32 that stages all alone takes more than 255 registers.
         let most_alone = if fragment == Fragment::Sixteen && width == 32 { 384 } else { u32::MAX };
         let tiles = tiles.into_iter().filter(move |(_, subgroups, keys)| {
@@ -182,9 +182,10 @@ impl FusedMatrix {
     pub fn planned(fragment: Fragment) -> Vec<FusedMatrix> {
         let mut all: Vec<FusedMatrix> = Vec::new();
         for (device, channels) in usual(fragment) {
-            let (shape, tuning) = (Shape::new(1, 64, 4096, channels), Tuning::default());
+            let (shape, kernel_options) = (Shape::new(1, 64, 4096, channels), KernelOptions::default());
             let pick = Pick::default();
-            let found = fused_matrix(shape.q_len, shape.heads, &shape, DType::F16, &tuning, &pick, &device);
+            let found =
+                fused_matrix(shape.q_len, shape.heads, &shape, DType::F16, &kernel_options, &pick, &device);
             all.extend(found.ok().filter(|tiles| !all.contains(tiles)));
         }
         all
@@ -224,14 +225,14 @@ pub(super) fn fused_matrix(
     heads: usize,
     shape: &Shape,
     dtype: DType,
-    tuning: &Tuning,
+    kernel_options: &KernelOptions,
     pick: &Pick,
     device: &DeviceFacts,
 ) -> Result<FusedMatrix, &'static str> {
-    let fragment = tuning.fragment(dtype, Family::MatrixAttention, device)?;
+    let fragment = kernel_options.fragment(dtype, Family::MatrixAttention, device)?;
     check_channels(shape)?;
     let fitting: Vec<_> =
-        FusedMatrix::candidates(fragment, shape, tuning, device).filter(|t| t.fits(device)).collect();
+        FusedMatrix::candidates(fragment, shape, kernel_options, device).filter(|t| t.fits(device)).collect();
     if let Some(picked) = fitting.iter().find(|t| (t.rows(), t.keys) == (pick.rows, pick.keys)) {
         return Ok(*picked);
     }
@@ -253,7 +254,7 @@ pub(super) fn fused_matrix(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::tuning::{KernelForm, MatrixUnits};
+    use crate::kernel::options::{MatrixUnits, Target};
 
     const DEVICE: DeviceFacts = DeviceFacts {
         f16: true,
@@ -266,13 +267,17 @@ mod tests {
     };
 
     fn plan(shape: Shape, device: &DeviceFacts) -> Result<FusedMatrix, &'static str> {
-        tuned(shape, &Tuning::default(), device)
+        tuned(shape, &KernelOptions::default(), device)
     }
 
-    fn tuned(shape: Shape, tuning: &Tuning, device: &DeviceFacts) -> Result<FusedMatrix, &'static str> {
+    fn tuned(
+        shape: Shape,
+        kernel_options: &KernelOptions,
+        device: &DeviceFacts,
+    ) -> Result<FusedMatrix, &'static str> {
         let rows = shape.q_len * shape.group();
         let heads = shape.batch * shape.kv_heads;
-        fused_matrix(rows, heads, &shape, DType::F16, tuning, &Pick::default(), device)
+        fused_matrix(rows, heads, &shape, DType::F16, kernel_options, &Pick::default(), device)
     }
 
     fn shape(heads: usize, length: usize, dim: usize) -> Shape {
@@ -334,13 +339,14 @@ mod tests {
                             [(1, 1), (16, 256), (256, 16), (64, 64), (100, 70), (128, 128)]
                         {
                             for (q_len, form) in [17, 100, 5000]
-                                .map(|n| (n, KernelForm::Auto))
+                                .map(|n| (n, Target::Auto))
                                 .into_iter()
-                                .chain([(100, KernelForm::Cpu)])
+                                .chain([(100, Target::Software)])
                             {
                                 let shape = Shape { head_dim, value_dim, ..shape(8, q_len, 1) };
-                                let tuning = Tuning::new().form(form).matrix_units(MatrixUnits::Always);
-                                let Ok(tiles) = tuned(shape, &tuning, &device) else { continue };
+                                let kernel_options =
+                                    KernelOptions::new().target(form).matrix_units(MatrixUnits::Always);
+                                let Ok(tiles) = tuned(shape, &kernel_options, &device) else { continue };
                                 found += 1;
                                 let FusedMatrix { sub_rows, keys, head, value, .. } = tiles;
                                 let (side, rows, workgroup) =
@@ -372,7 +378,7 @@ mod tests {
 
     #[test]
     fn small_tiles_take_every_width() {
-        let tuning = Tuning::new().form(KernelForm::Cpu).matrix_units(MatrixUnits::Always);
+        let kernel_options = KernelOptions::new().target(Target::Software).matrix_units(MatrixUnits::Always);
         for fragment in [Fragment::Eight, Fragment::Sixteen] {
             let device = DeviceFacts {
                 matrix: Some(fragment),
@@ -383,7 +389,8 @@ mod tests {
             };
             for (head_dim, value_dim) in [(16, 16), (80, 96), (3, 200), (192, 128), (128, 192), (255, 256)] {
                 let shape = Shape { head_dim, value_dim, ..shape(2, 21, 1) };
-                tuned(shape, &tuning, &device).unwrap_or_else(|why| panic!("{fragment:?} {shape:?}: {why}"));
+                tuned(shape, &kernel_options, &device)
+                    .unwrap_or_else(|why| panic!("{fragment:?} {shape:?}: {why}"));
             }
         }
     }
@@ -403,7 +410,7 @@ mod tests {
             8,
             &shape(8, 512, 64),
             DType::F32,
-            &Tuning::default(),
+            &KernelOptions::default(),
             &Pick::default(),
             &DEVICE,
         );

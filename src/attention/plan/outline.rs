@@ -3,7 +3,7 @@
 use super::decode::KeySource;
 use crate::cache::storage::{LayoutKind, StorageKind};
 use crate::device::tuned::Class;
-use crate::kernel::Tuning;
+use crate::kernel::KernelOptions;
 use crate::mask::{Alignment, Id, Mask, Pattern};
 use crate::tensor::{DType, Layout, Shape};
 
@@ -125,7 +125,7 @@ pub(crate) struct Outline {
     pub additive: bool,
     /// Storage buffers that the fused kernel binds.
     pub bindings: usize,
-    pub tuning: Tuning,
+    pub kernel_options: KernelOptions,
 }
 
 impl Outline {
@@ -147,11 +147,11 @@ impl Outline {
 
     /// Calls that a measurement of this one stands for, if any is followed.
     pub fn class(&self) -> Option<Class> {
-        let Outline { shape, dtype, keys, masked, simple, weights, scores, tuning, .. } = *self;
-        if !simple || scores || self.additive || weights.is_some() || !tuning.is_open() {
+        let Outline { shape, dtype, keys, masked, simple, weights, scores, kernel_options, .. } = *self;
+        if !simple || scores || self.additive || weights.is_some() || !kernel_options.is_open() {
             return None;
         }
-        let flags = [keys.is_cache(), keys.in_words(), tuning.f16_operands, masked];
+        let flags = [keys.is_cache(), keys.in_words(), kernel_options.f16_operands, masked];
         let flags = flags.into_iter().enumerate().fold(0, |bits, (n, flag)| bits | u32::from(flag) << n);
         let exact = [
             (dtype as u32) << 8 | keys.storage() as u32,

@@ -1,7 +1,7 @@
 //! How the gradients of what scores are changed by are shared out: elements, lanes, dispatches of bounded work.
 
 use crate::device::DeviceFacts;
-use crate::kernel::Tuning;
+use crate::kernel::KernelOptions;
 use crate::kernel::pieces::{Piece, pieces, steps};
 use crate::mask::Id;
 use crate::matmul::plan::ENOUGH_WORKGROUPS;
@@ -103,7 +103,7 @@ impl ScoreGradientsPlan {
         of: Added,
         gradient: [usize; 4],
         shape: &Shape,
-        tuning: &Tuning,
+        kernel_options: &KernelOptions,
         device: &DeviceFacts,
     ) -> Result<Self, Error> {
         let lanes = Self::WORKGROUP as usize;
@@ -127,7 +127,7 @@ impl ScoreGradientsPlan {
         // What masks hide counts.
         let work = 2.0 * elements as f64 * terms.div_ceil(parts) as f64 * operations as f64;
         let grid = [gradient[3].div_ceil(elements) * parts, gradient[2], gradient[0] * gradient[1]];
-        let steps = steps(grid, work, tuning.most_work(), device)?;
+        let steps = steps(grid, work, kernel_options.most_work(), device)?;
         Ok(ScoreGradientsPlan {
             of,
             shared,
@@ -160,7 +160,8 @@ mod tests {
         let shape =
             Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 300, kv_len: 500, head_dim: 8, value_dim: 8 };
         let plan = |of, gradient| {
-            let plan = ScoreGradientsPlan::new(of, gradient, &shape, &Tuning::new(), &DeviceFacts::LEAST);
+            let plan =
+                ScoreGradientsPlan::new(of, gradient, &shape, &KernelOptions::new(), &DeviceFacts::LEAST);
             let ScoreGradientsPlan { shared, key_lanes, parts, part_rows, grid, .. } = plan.expect("a plan");
             (shared, key_lanes, if shared { [parts, part_rows] } else { [parts, 0] }, grid)
         };

@@ -196,7 +196,7 @@ impl AttentionalVector {
             },
             LinearBackward { d_x: call.d_hidden.map(gradient), ..side(1, hidden) },
         ];
-        dispatches.extend(dispatch_backward::dispatches(&sides, &self.tuning, device)?);
+        dispatches.extend(dispatch_backward::dispatches(&sides, &self.kernel_options, device)?);
         let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
         emit(&bound);
         Ok(())

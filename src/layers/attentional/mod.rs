@@ -9,7 +9,7 @@ use kernels::tanh_sum::{CHANNELS, TanhSumCall, WORKGROUP};
 
 use crate::device::DeviceFacts;
 use crate::kernel::{
-    BoundDispatch, Dispatches, Pipelines, Scratch, ScratchSize, Slot, Tuning, in_scratch, pass, record,
+    BoundDispatch, Dispatches, KernelOptions, Pipelines, Scratch, ScratchSize, Slot, in_scratch, pass, record,
 };
 use crate::matmul::Linear;
 use crate::matmul::projection::check_vector;
@@ -58,7 +58,7 @@ impl<'a> AttentionalForward<'a> {
 #[derive(Clone, Debug)]
 pub struct AttentionalVector {
     pipelines: Pipelines,
-    tuning: Tuning,
+    kernel_options: KernelOptions,
 }
 
 impl AttentionalVector {
@@ -69,12 +69,12 @@ impl AttentionalVector {
 
     /// Attentional vectors that share pipelines with other operators on the device.
     pub fn with_pipelines(pipelines: &Pipelines) -> Self {
-        AttentionalVector { pipelines: pipelines.clone(), tuning: Tuning::new() }
+        AttentionalVector { pipelines: pipelines.clone(), kernel_options: KernelOptions::new() }
     }
 
     /// How the products are computed, not what, as of a [`Projection`](crate::Projection).
-    pub fn tuning(mut self, tuning: Tuning) -> Self {
-        self.tuning = tuning;
+    pub fn kernel_options(mut self, kernel_options: KernelOptions) -> Self {
+        self.kernel_options = kernel_options;
         self
     }
 
@@ -131,7 +131,7 @@ impl AttentionalVector {
         let device = &self.pipelines.facts();
         scratch.check(self.scratch_size(call)?)?;
         let products = scratch.buffer(Slot::Projected)?;
-        let dispatches = call.dispatches(products, &self.tuning, device)?;
+        let dispatches = call.dispatches(products, &self.kernel_options, device)?;
         let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
         emit(&bound);
         Ok(())
@@ -184,7 +184,7 @@ impl<'a> AttentionalForward<'a> {
     fn dispatches(
         &self,
         products: &'a wgpu::Buffer,
-        tuning: &Tuning,
+        kernel_options: &KernelOptions,
         device: &DeviceFacts,
     ) -> Result<Dispatches<'a>, Error> {
         let AttentionalForward { context, hidden, linear, out } = *self;
@@ -194,8 +194,12 @@ impl<'a> AttentionalForward<'a> {
         let op = |x, w, bias, y| LinearOp { x, w, bias, y, narrow: false, activation: None };
         // Apart: they may be of different types.
         let mut dispatches =
-            dispatch::dispatches(&[op(context, of_context, linear.bias, parts[0])], tuning, device)?;
-        dispatches.extend(dispatch::dispatches(&[op(hidden, of_hidden, None, parts[1])], tuning, device)?);
+            dispatch::dispatches(&[op(context, of_context, linear.bias, parts[0])], kernel_options, device)?;
+        dispatches.extend(dispatch::dispatches(
+            &[op(hidden, of_hidden, None, parts[1])],
+            kernel_options,
+            device,
+        )?);
         let [batch, _, length, channels] = shape;
         let [a, b] = parts;
         let sum = TanhSumCall { a, b, out, channels: channels as u32 };

@@ -1,19 +1,19 @@
 //! What the backward passes of stacks share: each part of a layer, computed once more and then backwards.
 
-use super::config::BlockConfig;
+use super::config::TransformerLayerConfig;
 use super::{FeedForward, Rows, Workspace};
 use crate::device::DeviceFacts;
 use crate::kernel::{Dispatch, Dispatches, ScratchSize, Slot, in_scratch};
 use crate::layers::multi_head::backward::Plan as BackwardPlan;
 use crate::layers::multi_head::{
-    LayerBackward, LayerForward, LayerGradients, LinearGradients, MultiHeadAttention, Plan as AttentionPlan,
-    joined_heads,
+    LinearGradients, MultiHeadAttention, MultiHeadBackward, MultiHeadForward, MultiHeadGradients,
+    Plan as AttentionPlan, joined_heads,
 };
 use crate::matmul::projection::dispatch_backward::{self, Gradient, LinearBackward};
 use crate::matmul::projection::{OwnedLinear, check_vector, check_weight};
+use crate::rows::elementwise::dispatch::ElementwiseOp;
 use crate::rows::norm::dispatch::NormGradients as NormTargets;
 use crate::rows::norm::{NormGradients, OwnedNorm};
-use crate::rows::pointwise::dispatch::PointwiseOp;
 use crate::tensor::{Access, DType, Error, Shape, TensorView, check_float, count, expect_shape};
 
 /// Where the gradients of [`FeedForwardWeights`](crate::layers::FeedForwardWeights) go: nowhere by default.
@@ -123,9 +123,9 @@ impl FeedForward {
 pub(crate) struct AttentionPart<'a> {
     pub layer: &'a MultiHeadAttention,
     /// Where the gradients of its weights go.
-    pub to: LayerGradients<'a>,
+    pub to: MultiHeadGradients<'a>,
     /// Those of them that are asked for in this layer: keys' weights may be those of an earlier layer.
-    pub own: LayerGradients<'a>,
+    pub own: MultiHeadGradients<'a>,
     /// Whether gradients of keys' weights are added to those of later layers.
     pub adds_keys: bool,
     /// Where the heads' outputs are kept, and their log-sum-exp.
@@ -149,17 +149,17 @@ pub(crate) struct InputGradients<'a> {
 
 impl<'a> AttentionPart<'a> {
     /// An attention that shares nothing with other layers.
-    pub fn new(layer: &'a MultiHeadAttention, to: LayerGradients<'a>, slots: [Slot; 2]) -> Self {
+    pub fn new(layer: &'a MultiHeadAttention, to: MultiHeadGradients<'a>, slots: [Slot; 2]) -> Self {
         AttentionPart { layer, to, own: to, adds_keys: false, slots }
     }
 
     /// The call with places for what is kept, each in a `part` of the scratch.
     fn keeping(
         &self,
-        call: LayerForward<'a>,
+        call: MultiHeadForward<'a>,
         shape: &Shape,
         part: impl Fn(Slot) -> Result<&'a wgpu::Buffer, Error>,
-    ) -> Result<LayerForward<'a>, Error> {
+    ) -> Result<MultiHeadForward<'a>, Error> {
         let [context, lse] = self.slots;
         let context = in_scratch(part(context)?, call.out.dtype(), joined_heads(shape), 0);
         Ok(call.context(context).lse(in_scratch(part(lse)?, DType::F32, shape.lse(), 0)))
@@ -167,13 +167,13 @@ impl<'a> AttentionPart<'a> {
 
     fn call(
         &self,
-        forward: LayerForward<'a>,
+        forward: MultiHeadForward<'a>,
         d_out: TensorView<'a>,
         d_inputs: InputGradients<'a>,
-    ) -> LayerBackward<'a> {
+    ) -> MultiHeadBackward<'a> {
         let InputGradients { queries, keys } = d_inputs;
         let of_keys = keys.map(|keys| keys.view);
-        LayerBackward::new(forward, d_out)
+        MultiHeadBackward::new(forward, d_out)
             .d_query(queries.view)
             .d_key(of_keys)
             .d_value(of_keys)
@@ -186,7 +186,7 @@ impl<'a> AttentionPart<'a> {
     /// laid out as the gradients of rows are.
     pub fn plan(
         &self,
-        call: LayerForward<'a>,
+        call: MultiHeadForward<'a>,
         (stand_in, wants_keys): (TensorView<'a>, bool),
         dims: [usize; 3],
         written: &mut WrittenGradients<'a>,
@@ -212,11 +212,11 @@ impl<'a> AttentionPart<'a> {
     /// Computes `call` once more. Gives it with what is kept.
     pub fn again(
         &self,
-        call: LayerForward<'a>,
+        call: MultiHeadForward<'a>,
         plans: &AttentionPlans,
         work: &Workspace<'a>,
         dispatches: &mut Dispatches<'a>,
-    ) -> Result<LayerForward<'a>, Error> {
+    ) -> Result<MultiHeadForward<'a>, Error> {
         let call = self.keeping(call, &plans.again.shape, |slot| work.scratch.buffer(slot))?;
         dispatches.extend(self.layer.dispatches(&call, &plans.again, work.scratch, work.device)?);
         Ok(call)
@@ -225,7 +225,7 @@ impl<'a> AttentionPart<'a> {
     /// From `d_out` to the gradients of the inputs of `forward`, which has kept its results, and of the weights.
     pub fn backward(
         &self,
-        forward: LayerForward<'a>,
+        forward: MultiHeadForward<'a>,
         d_out: TensorView<'a>,
         d_inputs: InputGradients<'a>,
         plans: &AttentionPlans,
@@ -258,7 +258,12 @@ impl<'a> Workspace<'a> {
             d_weight: self.gradient_of(to.weight),
             d_bias: self.gradient_of(to.bias),
         };
-        norm.op(self.config.norm, x, residual).backward(&targets, self.scratch, self.tuning, self.device)
+        norm.op(self.config.norm, x, residual).backward(
+            &targets,
+            self.scratch,
+            self.kernel_options,
+            self.device,
+        )
     }
 
     /// Of a product `x → y`: the gradients of `linear`, and that of x.
@@ -292,7 +297,7 @@ impl<'a> Workspace<'a> {
         let d_gate = d_up.with_offset((gate_gradient_offset(bytes) / 4) as usize);
         let written = Gradient { view: d_hidden, accumulates: false };
         let down = self.linear_backward((&layer.down, to.down), [self.hidden()?, d_out], written);
-        let mut dispatches = dispatch_backward::dispatches(&[down], self.tuning, self.device)?;
+        let mut dispatches = dispatch_backward::dispatches(&[down], self.kernel_options, self.device)?;
         let op = self.activated(layer)?;
         dispatches.push(match &layer.gate {
             Some(_) => op.backward(d_hidden, Some(d_gate), Some(d_up), false, self.device),
@@ -303,13 +308,13 @@ impl<'a> Workspace<'a> {
             let more = Gradient { accumulates: true, ..d_x };
             products.push(self.linear_backward((gate, to.gate), [x, d_gate], more));
         }
-        dispatches.extend(dispatch_backward::dispatches(&products, self.tuning, self.device)?);
+        dispatches.extend(dispatch_backward::dispatches(&products, self.kernel_options, self.device)?);
         Ok(dispatches)
     }
 
     /// Brings a gradient out of the scratch.
     pub fn hand_over(&self, d: TensorView<'a>, to: TensorView<'a>) -> Dispatch<'a> {
-        let copy = PointwiseOp { activation: None, x: d, times: None, plus: None };
+        let copy = ElementwiseOp { activation: None, x: d, multiply: None, residual: None };
         copy.backward(d, Some(to), None, self.accumulates, self.device)
     }
 }
@@ -321,7 +326,7 @@ fn gate_gradient_offset(bytes: u64) -> u64 {
 
 /// The scratch of the gradients between the parts of layers, and of those of norms.
 pub(crate) fn backward_size(
-    config: &BlockConfig,
+    config: &TransformerLayerConfig,
     rows: &Rows,
     norm: &OwnedNorm,
     x: TensorView,

@@ -1,6 +1,6 @@
 //! What an encoder's or a decoder's block has besides attention: its norms, its activation, their order.
 
-use crate::layers::multi_head::config::LayerConfig;
+use crate::layers::multi_head::config::MultiHeadConfig;
 use crate::matmul::Activation;
 use crate::rows::norm::config::NormConfig;
 use crate::tensor::{Error, check_sizes};
@@ -16,11 +16,11 @@ pub enum NormOrder {
 
 /// The dimensions and fixed options of the blocks of an encoder or a decoder.
 ///
-/// `nn.TransformerEncoderLayer(d, heads, dim_feedforward)` is `BlockConfig::new(LayerConfig::new(d, heads), dim_feedforward)`.
+/// `nn.TransformerEncoderLayer(d, heads, dim_feedforward)` is `TransformerLayerConfig::new(MultiHeadConfig::new(d, heads), dim_feedforward)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[must_use]
-pub struct BlockConfig {
-    pub(crate) attention: LayerConfig,
+pub struct TransformerLayerConfig {
+    pub(crate) attention: MultiHeadConfig,
     pub(crate) hidden_features: usize,
     pub(crate) activation: Activation,
     pub(crate) gated: bool,
@@ -29,12 +29,12 @@ pub struct BlockConfig {
     pub(crate) keys_of: Option<usize>,
 }
 
-impl BlockConfig {
+impl TransformerLayerConfig {
     /// Attention of `attention`, as wide outside as inside, and a feed-forward layer with `hidden_features` between its
     /// products: ReLU, LayerNorm after each sum.
     #[doc(alias = "dim_feedforward")]
-    pub fn new(attention: LayerConfig, hidden_features: usize) -> Self {
-        BlockConfig {
+    pub fn new(attention: MultiHeadConfig, hidden_features: usize) -> Self {
+        TransformerLayerConfig {
             attention,
             hidden_features,
             activation: Activation::Relu,
@@ -89,19 +89,22 @@ impl BlockConfig {
 
     /// Refuses configurations that are not one for each of `layers`, that differ in more than scale, softcap and `keys_of`, or that
     /// read keys of no earlier layer. Returns the first one.
-    pub(crate) fn of_layers(configs: &[BlockConfig], layers: usize) -> Result<BlockConfig, Error> {
+    pub(crate) fn of_layers(
+        configs: &[TransformerLayerConfig],
+        layers: usize,
+    ) -> Result<TransformerLayerConfig, Error> {
         check_sizes("stack", &[("layers", layers)])?;
-        configs.iter().try_for_each(BlockConfig::check)?;
+        configs.iter().try_for_each(TransformerLayerConfig::check)?;
         let Some(first) = configs.first().filter(|_| configs.len() == layers) else {
             return Err(Error::Length { tensor: "configs", expected: layers, got: configs.len() });
         };
-        let common = |config: &BlockConfig| {
-            let LayerConfig { scale, softcap, .. } = first.attention;
-            let attention = LayerConfig { scale, softcap, ..config.attention };
-            BlockConfig { attention, keys_of: None, ..*config }
+        let common = |config: &TransformerLayerConfig| {
+            let MultiHeadConfig { scale, softcap, .. } = first.attention;
+            let attention = MultiHeadConfig { scale, softcap, ..config.attention };
+            TransformerLayerConfig { attention, keys_of: None, ..*config }
         };
         if configs.iter().any(|config| common(config) != common(first)) {
-            let why = "layers of a stack may differ in `LayerConfig::scale`, `LayerConfig::softcap` and `BlockConfig::keys_of` only";
+            let why = "layers of a stack may differ in `MultiHeadConfig::scale`, `MultiHeadConfig::softcap` and `TransformerLayerConfig::keys_of` only";
             return Err(Error::Unsupported { what: "`configs` of layers that differ in other options", why });
         }
         for (n, config) in configs.iter().enumerate() {
@@ -123,7 +126,8 @@ impl BlockConfig {
         self.attention.check()?;
         check_sizes("block", &[("hidden_features", self.hidden_features)])?;
         self.norm.check()?;
-        let LayerConfig { query_features, key_features, value_features, out_features, .. } = self.attention;
+        let MultiHeadConfig { query_features, key_features, value_features, out_features, .. } =
+            self.attention;
         if [query_features, key_features, value_features].iter().any(|n| *n != out_features) {
             let why = "a block adds its attention's output to its input: all four widths must be the same";
             return Err(Error::Unsupported { what: "attention with inputs of other widths", why });

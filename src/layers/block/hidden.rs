@@ -1,6 +1,6 @@
 //! What the layers of a stack give, where a call keeps it.
 
-use super::config::BlockConfig;
+use super::config::TransformerLayerConfig;
 use super::{Rows, Workspace, check_rows_of};
 use crate::device::DeviceFacts;
 use crate::kernel::{Slot, in_scratch};
@@ -16,7 +16,12 @@ pub(crate) struct Hidden {
 }
 
 impl Hidden {
-    pub fn of(layers: usize, final_norm: Option<&OwnedNorm>, config: &BlockConfig, rows: &Rows) -> Self {
+    pub fn of(
+        layers: usize,
+        final_norm: Option<&OwnedNorm>,
+        config: &TransformerLayerConfig,
+        rows: &Rows,
+    ) -> Self {
         let layers = layers - usize::from(final_norm.is_none());
         let [batch, one, length, features] = rows.shape(config.features());
         Hidden { layers, shape: [batch.saturating_mul(layers), one, length, features] }
@@ -25,7 +30,7 @@ impl Hidden {
     pub fn check(
         &self,
         hidden: &TensorView,
-        config: &BlockConfig,
+        config: &TransformerLayerConfig,
         access: Access,
         device: &DeviceFacts,
     ) -> Result<(), Error> {
@@ -44,7 +49,7 @@ impl Hidden {
     }
 
     /// Bytes of that.
-    pub fn bytes(&self, config: &BlockConfig) -> u64 {
+    pub fn bytes(&self, config: &TransformerLayerConfig) -> u64 {
         let bytes = (count(self.shape) as u64).saturating_mul(config.attention.dtype.bytes() as u64);
         bytes.next_multiple_of(4)
     }

@@ -1,6 +1,6 @@
 //! The mask and the rotation of each layer in a call of a stack.
 
-use crate::layers::multi_head::LayerForward;
+use crate::layers::multi_head::MultiHeadForward;
 use crate::mask::DeviceMask;
 use crate::position::{Rotary, Rotation, RowPositions};
 use crate::tensor::{Error, TensorView};
@@ -31,8 +31,8 @@ impl<'a> LayerCall<'a> {
     }
 
     /// The attention of `x` to itself, into `out`.
-    fn attention(&self, x: TensorView<'a>, out: TensorView<'a>) -> LayerForward<'a> {
-        LayerForward::self_attention(x, out).mask(self.mask).rotary_of(self.rotary)
+    fn attention(&self, x: TensorView<'a>, out: TensorView<'a>) -> MultiHeadForward<'a> {
+        MultiHeadForward::self_attention(x, out).mask(self.mask).rotary_of(self.rotary)
     }
 
     fn tensors(&self) -> Vec<(&'static str, TensorView<'a>)> {
@@ -93,7 +93,7 @@ impl<'a> LayerCalls<'a> {
     }
 
     /// The attention of `x` to itself in layer `n`, into `out`.
-    pub fn attention(&self, n: usize, x: TensorView<'a>, out: TensorView<'a>) -> LayerForward<'a> {
+    pub fn attention(&self, n: usize, x: TensorView<'a>, out: TensorView<'a>) -> MultiHeadForward<'a> {
         self.of(n).attention(x, out)
     }
 

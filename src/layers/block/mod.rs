@@ -13,22 +13,22 @@ pub(crate) use backward::{
     AttentionPart, AttentionPlans, InputGradients, WrittenGradients, backward_size, check_final_gradients,
     check_input_gradient,
 };
-use config::BlockConfig;
+use config::TransformerLayerConfig;
 pub(crate) use hidden::Hidden;
 pub use layer_call::LayerCall;
 pub(crate) use layer_call::LayerCalls;
 pub(crate) use self_attention::{SelfAttention, check_advanced, check_cache, check_no_cache};
 pub(crate) use shared_keys::{KeysTurn, SharedKeys};
 
-use super::multi_head::config::LayerConfig;
+use super::multi_head::config::MultiHeadConfig;
 use crate::attention::check_dtype;
 use crate::device::DeviceFacts;
-use crate::kernel::{Dispatch, Dispatches, Scratch, ScratchSize, Slot, Tuning, in_scratch};
+use crate::kernel::{Dispatch, Dispatches, KernelOptions, Scratch, ScratchSize, Slot, in_scratch};
 use crate::matmul::Linear;
 use crate::matmul::projection::dispatch::{self, LinearOp};
 use crate::matmul::projection::{OwnedLinear, check_vector, check_weight};
+use crate::rows::elementwise::dispatch::ElementwiseOp;
 use crate::rows::norm::OwnedNorm;
-use crate::rows::pointwise::dispatch::PointwiseOp;
 use crate::tensor::{Access, DType, Error, Tensor, TensorView, check_float, count, same_dtype};
 
 /// The weights of a feed-forward layer: `down(f(up(x)))`, or `down(f(gate(x)) · up(x))` where it is gated.
@@ -54,7 +54,7 @@ pub(crate) struct FeedForward {
 impl FeedForward {
     pub fn new(
         weights: &FeedForwardWeights,
-        config: &BlockConfig,
+        config: &TransformerLayerConfig,
         device: &DeviceFacts,
     ) -> Result<Self, Error> {
         if weights.gate.is_some() != config.gated {
@@ -121,10 +121,10 @@ impl Rows {
 /// The tensors between the parts of blocks, each in a part of the scratch, and what is common to all blocks.
 #[derive(Clone, Copy)]
 pub(crate) struct Workspace<'a> {
-    pub config: &'a BlockConfig,
+    pub config: &'a TransformerLayerConfig,
     pub rows: Rows,
     pub scratch: &'a Scratch,
-    pub tuning: &'a Tuning,
+    pub kernel_options: &'a KernelOptions,
     pub device: &'a DeviceFacts,
     /// Whether gradients that go out of the stack are added to what is there.
     pub accumulates: bool,
@@ -163,12 +163,12 @@ impl<'a> Workspace<'a> {
         out: TensorView<'a>,
         sum: Option<TensorView<'a>>,
     ) -> Dispatch<'a> {
-        norm.op(self.config.norm, x, residual).forward(out, sum, self.tuning, self.device)
+        norm.op(self.config.norm, x, residual).forward(out, sum, self.kernel_options, self.device)
     }
 
     /// `out = a + b`
     pub fn sum(&self, a: TensorView<'a>, b: TensorView<'a>, out: TensorView<'a>) -> Dispatch<'a> {
-        let op = PointwiseOp { activation: None, x: a, times: None, plus: Some(b) };
+        let op = ElementwiseOp { activation: None, x: a, multiply: None, residual: Some(b) };
         op.forward(out, self.device)
     }
 
@@ -182,7 +182,7 @@ impl<'a> Workspace<'a> {
     ) -> Result<Dispatches<'a>, Error> {
         let mut dispatches = self.feed_hidden(layer, x, keeps)?;
         let down = layer.down.product(self.hidden()?, out, false);
-        dispatches.extend(dispatch::dispatches(&[down], self.tuning, self.device)?);
+        dispatches.extend(dispatch::dispatches(&[down], self.kernel_options, self.device)?);
         Ok(dispatches)
     }
 
@@ -199,43 +199,48 @@ impl<'a> Workspace<'a> {
         let activation = Some(self.config.activation);
         if layer.gate.is_none() && !keeps {
             let up = LinearOp { activation, ..layer.up.product(x, hidden, false) };
-            dispatches.extend(dispatch::dispatches(&[up], self.tuning, self.device)?);
+            dispatches.extend(dispatch::dispatches(&[up], self.kernel_options, self.device)?);
         } else {
             let [up, gate] = self.products()?;
             let mut products = vec![layer.up.product(x, up, false)];
             products.extend(layer.gate.as_ref().map(|layer| layer.product(x, gate, false)));
-            dispatches.extend(dispatch::dispatches(&products, self.tuning, self.device)?);
+            dispatches.extend(dispatch::dispatches(&products, self.kernel_options, self.device)?);
             dispatches.push(self.activated(layer)?.forward(hidden, self.device));
         }
         Ok(dispatches)
     }
 
     /// What becomes of the first products.
-    pub fn activated(&self, layer: &FeedForward) -> Result<PointwiseOp<'a>, Error> {
+    pub fn activated(&self, layer: &FeedForward) -> Result<ElementwiseOp<'a>, Error> {
         let [up, gate] = self.products()?;
         let activation = Some(self.config.activation);
         Ok(match layer.gate {
-            Some(_) => PointwiseOp { activation, x: gate, times: Some(up), plus: None },
-            None => PointwiseOp { activation, x: up, times: None, plus: None },
+            Some(_) => ElementwiseOp { activation, x: gate, multiply: Some(up), residual: None },
+            None => ElementwiseOp { activation, x: up, multiply: None, residual: None },
         })
     }
 }
 
 /// Where the gate's product begins, after up's: where every device can bind.
-pub(crate) fn gate_offset(config: &BlockConfig, rows: &Rows) -> usize {
+pub(crate) fn gate_offset(config: &TransformerLayerConfig, rows: &Rows) -> usize {
     let align = 256 / config.attention.dtype.bytes();
     count(rows.shape(config.hidden_features)).next_multiple_of(align)
 }
 
 /// Elements of a row of each kind of tensor, with room for the beginnings of parts.
-pub(crate) fn bytes(config: &BlockConfig, rows: &Rows, features: usize) -> u64 {
+pub(crate) fn bytes(config: &TransformerLayerConfig, rows: &Rows, features: usize) -> u64 {
     (count(rows.shape(features)) as u64)
         .saturating_mul(config.attention.dtype.bytes() as u64)
         .next_multiple_of(4)
 }
 
 /// The scratch of the forward pass of blocks, besides that of attention.
-pub(crate) fn forward_size(config: &BlockConfig, rows: &Rows, keeps: bool, streams: &[Slot]) -> ScratchSize {
+pub(crate) fn forward_size(
+    config: &TransformerLayerConfig,
+    rows: &Rows,
+    keeps: bool,
+    streams: &[Slot],
+) -> ScratchSize {
     let wide = bytes(config, rows, config.features());
     let hidden = bytes(config, rows, config.hidden_features);
     let mut size = ScratchSize::default().with(Slot::Hidden, hidden);
@@ -250,7 +255,11 @@ pub(crate) fn forward_size(config: &BlockConfig, rows: &Rows, keeps: bool, strea
 }
 
 /// Refuses rows whose tensors no kernel could address.
-pub(crate) fn check_rows(config: &BlockConfig, rows: &Rows, device: &DeviceFacts) -> Result<(), Error> {
+pub(crate) fn check_rows(
+    config: &TransformerLayerConfig,
+    rows: &Rows,
+    device: &DeviceFacts,
+) -> Result<(), Error> {
     let widest = config.features().max(config.hidden_features);
     let elements = count(rows.shape(widest)) as u64;
     if elements > u64::from(u32::MAX / 4) {
@@ -264,7 +273,7 @@ pub(crate) fn check_rows(config: &BlockConfig, rows: &Rows, device: &DeviceFacts
 pub(crate) fn check_rows_of(
     name: &'static str,
     view: &TensorView,
-    config: &LayerConfig,
+    config: &MultiHeadConfig,
     access: Access,
     device: &DeviceFacts,
 ) -> Result<(), Error> {

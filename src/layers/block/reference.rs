@@ -1,13 +1,13 @@
 //! What layers of encoders and decoders are made of: parts with a residual sum and a norm each, one of them a feed-forward layer.
 
-use super::config::{BlockConfig, NormOrder};
+use super::config::{NormOrder, TransformerLayerConfig};
 use crate::attention::reference::options::Options;
 use crate::layers::multi_head::reference::HostWeights;
-use crate::layers::multi_head::reference_backward::{LayerGradients, LinearGradients};
+use crate::layers::multi_head::reference_backward::{LinearGradients, MultiHeadGradients};
 use crate::matmul::projection::reference::{HostLinear, project, project_backward};
 use crate::position::RowPositions;
+use crate::rows::elementwise::reference::{activate, activation_slope};
 use crate::rows::norm::reference::{norm, norm_backward};
-use crate::rows::pointwise::reference::{activate, activation_slope};
 use crate::tensor::{Error, Real};
 
 /// Weight and bias of a norm, `[features]` each.
@@ -74,7 +74,7 @@ pub(crate) type KeysOf<'a, R> = Option<(&'a Vec<R>, &'a HostWeights<'a, R>)>;
 
 /// Refuses a layer that rotates otherwise than the layer whose keys it reads.
 pub(crate) fn check_shared_keys<'a>(
-    calls: impl Iterator<Item = (&'a BlockConfig, &'a Options<'a>)>,
+    calls: impl Iterator<Item = (&'a TransformerLayerConfig, &'a Options<'a>)>,
 ) -> Result<(), Error> {
     let calls: Vec<_> = calls.collect();
     for (config, options) in &calls {
@@ -96,7 +96,7 @@ pub(crate) fn check_shared_keys<'a>(
         if !same {
             let why = "give it the rotation and the positions of the layer whose keys it reads, or neither of them any";
             return Err(Error::Unsupported {
-                what: "another rotation in a layer with `BlockConfig::keys_of`",
+                what: "another rotation in a layer with `TransformerLayerConfig::keys_of`",
                 why,
             });
         }
@@ -114,7 +114,7 @@ pub(crate) struct KeyGradients<R> {
 
 impl<R: Real> KeyGradients<R> {
     /// Moves those of a layer to the sum of others.
-    pub fn add(sum: &mut Option<Self>, own: &mut LayerGradients<R>) {
+    pub fn add(sum: &mut Option<Self>, own: &mut MultiHeadGradients<R>) {
         let d_input = added(&own.d_key, &own.d_value);
         let d_weights: Vec<_> = of_keys(own).into_iter().map(std::mem::take).collect();
         *sum = Some(match sum.take() {
@@ -127,7 +127,7 @@ impl<R: Real> KeyGradients<R> {
     }
 
     /// Adds them to those of the layer whose keys they are of, and to the gradient of its input.
-    pub fn give(self, own: &mut LayerGradients<R>, d_input: Vec<R>) -> Vec<R> {
+    pub fn give(self, own: &mut MultiHeadGradients<R>, d_input: Vec<R>) -> Vec<R> {
         for (own, more) in of_keys(own).into_iter().zip(self.d_weights) {
             *own = added(own, &more);
         }
@@ -138,11 +138,11 @@ impl<R: Real> KeyGradients<R> {
 /// The gradient of the input of the self-attention of layer `n`, and its own. Those of keys go to the layer whose keys they are, or come
 /// from the layers that read them.
 pub(crate) fn of_inputs<R: Real>(
-    mut own: LayerGradients<R>,
+    mut own: MultiHeadGradients<R>,
     n: usize,
     source: Option<usize>,
     shared: &mut [Option<KeyGradients<R>>],
-) -> (Vec<R>, LayerGradients<R>) {
+) -> (Vec<R>, MultiHeadGradients<R>) {
     if let Some(source) = source {
         KeyGradients::add(&mut shared[source], &mut own);
         return (own.d_query.clone(), own);
@@ -155,7 +155,7 @@ pub(crate) fn of_inputs<R: Real>(
 }
 
 /// The gradients of the weights of keys and values.
-fn of_keys<R>(of: &mut LayerGradients<R>) -> Vec<&mut Vec<R>> {
+fn of_keys<R>(of: &mut MultiHeadGradients<R>) -> Vec<&mut Vec<R>> {
     let mut all = vec![&mut of.key.d_weight, &mut of.value.d_weight];
     all.extend(&mut of.key.d_bias);
     all.extend(&mut of.value.d_bias);
@@ -181,7 +181,7 @@ impl<R: Real> Step<R> {
     /// Those of the part.
     pub fn of(
         x: Vec<R>,
-        config: &BlockConfig,
+        config: &TransformerLayerConfig,
         of: &HostNorm<R>,
         part: impl FnOnce(&[R]) -> Result<Vec<R>, Error>,
     ) -> Result<(Self, Vec<R>), Error> {
@@ -207,7 +207,7 @@ impl<R: Real> Step<R> {
     pub fn backward<G>(
         &self,
         d_out: &[R],
-        config: &BlockConfig,
+        config: &TransformerLayerConfig,
         of: &HostNorm<R>,
         part: impl FnOnce(&[R], &[R]) -> Result<(Vec<R>, G), Error>,
     ) -> Result<(Vec<R>, G, HostNormGradients<R>), Error> {
@@ -227,14 +227,18 @@ impl<R: Real> Step<R> {
 }
 
 /// A norm of rows of the width of the stack.
-pub(crate) fn normed<R: Real>(x: &[R], config: &BlockConfig, of: &HostNorm<R>) -> Result<Vec<R>, Error> {
+pub(crate) fn normed<R: Real>(
+    x: &[R],
+    config: &TransformerLayerConfig,
+    of: &HostNorm<R>,
+) -> Result<Vec<R>, Error> {
     norm(x, config.features(), of.weight, of.bias, &config.norm)
 }
 
 /// Its gradients: of x, and its own.
 pub(crate) fn through_norm<R: Real>(
     x: &[R],
-    config: &BlockConfig,
+    config: &TransformerLayerConfig,
     of: &HostNorm<R>,
     d_out: &[R],
 ) -> Result<(Vec<R>, HostNormGradients<R>), Error> {
@@ -251,7 +255,7 @@ struct Feed<R> {
 }
 
 impl<R: Real> Feed<R> {
-    fn of(x: &[R], config: &BlockConfig, weights: &HostFeedForward<R>) -> Result<Self, Error> {
+    fn of(x: &[R], config: &TransformerLayerConfig, weights: &HostFeedForward<R>) -> Result<Self, Error> {
         let (features, width) = (config.features(), config.hidden_features);
         let product = |l: &HostLinear<R>| project(x, l.weight, l.bias, features, width);
         let up = product(&weights.up)?;
@@ -271,7 +275,7 @@ impl<R: Real> Feed<R> {
 /// Slices of another length.
 pub fn feed_forward<R: Real>(
     x: &[R],
-    config: &BlockConfig,
+    config: &TransformerLayerConfig,
     weights: &HostFeedForward<R>,
 ) -> Result<Vec<R>, Error> {
     Ok(Feed::of(x, config, weights)?.out)
@@ -280,7 +284,7 @@ pub fn feed_forward<R: Real>(
 /// The gradients of [`feed_forward`] of `x`, and of the weights.
 pub(crate) fn feed_backward<R: Real>(
     x: &[R],
-    config: &BlockConfig,
+    config: &TransformerLayerConfig,
     weights: &HostFeedForward<R>,
     d_out: &[R],
 ) -> Result<(Vec<R>, FeedForwardGradients<R>), Error> {
@@ -292,7 +296,7 @@ impl<R: Real> Feed<R> {
     fn backward(
         &self,
         x: &[R],
-        config: &BlockConfig,
+        config: &TransformerLayerConfig,
         weights: &HostFeedForward<R>,
         d_out: &[R],
     ) -> Result<(Vec<R>, FeedForwardGradients<R>), Error> {

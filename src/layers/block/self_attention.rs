@@ -4,8 +4,8 @@ use super::{LayerCalls, Rows, SharedKeys, Workspace};
 use crate::cache::Cache;
 use crate::device::DeviceFacts;
 use crate::kernel::{Dispatches, ScratchSize};
-use crate::layers::multi_head::config::LayerConfig;
-use crate::layers::multi_head::{CachedPlan, LayerForward, MultiHeadAttention, Plan};
+use crate::layers::multi_head::config::MultiHeadConfig;
+use crate::layers::multi_head::{CachedPlan, MultiHeadAttention, MultiHeadForward, Plan};
 use crate::tensor::{Error, TensorView};
 
 /// The checked self-attention of all layers.
@@ -30,7 +30,7 @@ impl<'a> SelfAttention<'a> {
     pub fn of(
         (layers, shared): (&[&MultiHeadAttention], &SharedKeys),
         calls: &LayerCalls,
-        call: impl Fn(usize) -> LayerForward<'a>,
+        call: impl Fn(usize) -> MultiHeadForward<'a>,
         cache: Option<&'a Cache>,
         rows: Rows,
         device: &DeviceFacts,
@@ -78,7 +78,7 @@ impl<'a> SelfAttention<'a> {
         &self,
         n: usize,
         (layer, shared): (&'a MultiHeadAttention, &SharedKeys),
-        call: LayerForward<'a>,
+        call: MultiHeadForward<'a>,
         work: &Workspace<'a>,
     ) -> Result<Dispatches<'a>, Error> {
         match &self.plans {
@@ -100,7 +100,7 @@ impl<'a> SelfAttention<'a> {
 pub(crate) fn check_cache(
     cache: &Cache,
     (layers, shared): (&[&MultiHeadAttention], &SharedKeys),
-    config: &LayerConfig,
+    config: &MultiHeadConfig,
     rows: Rows,
     calls: &LayerCalls,
 ) -> Result<(), Error> {

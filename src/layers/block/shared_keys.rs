@@ -1,15 +1,15 @@
 //! Layers of a stack that read the keys and values of an earlier layer.
 
-use super::config::{BlockConfig, NormOrder};
+use super::config::{NormOrder, TransformerLayerConfig};
 use super::{AttentionPart, LayerCalls, Rows, Workspace};
 use crate::kernel::{Dispatches, Scratch, ScratchSize, Slot, in_scratch};
 use crate::layers::multi_head::{
-    LayerForward, LayerGradients, LayerWeights, MultiHeadAttention, key_layouts,
+    MultiHeadAttention, MultiHeadForward, MultiHeadGradients, MultiHeadWeights, key_layouts,
 };
 use crate::matmul::Linear;
 use crate::matmul::projection::dispatch_backward::Gradient;
+use crate::rows::elementwise::dispatch::ElementwiseOp;
 use crate::rows::norm::OwnedNorm;
-use crate::rows::pointwise::dispatch::PointwiseOp;
 use crate::tensor::{DType, Error, Shape, TensorView, count, same_view};
 
 /// Which layers of a stack read the keys and values of which layer.
@@ -27,8 +27,8 @@ impl SharedKeys {
     /// # Errors
     /// A layer that reads keys of another, and does not have the weights of these.
     pub fn new<'a>(
-        configs: &[BlockConfig],
-        weights: impl Fn(usize) -> &'a LayerWeights<'a>,
+        configs: &[TransformerLayerConfig],
+        weights: impl Fn(usize) -> &'a MultiHeadWeights<'a>,
     ) -> Result<Self, Error> {
         let sources: Vec<_> = configs.iter().map(|config| config.keys_of).collect();
         let others = |(n, source): (usize, &Option<usize>)| {
@@ -37,7 +37,7 @@ impl SharedKeys {
         if sources.iter().enumerate().any(others) {
             let why = "its `key`, `value`, `bias_kv` and the norm of its keys must be the tensors of the layer whose keys it reads";
             return Err(Error::Unsupported {
-                what: "other weights in a layer with `BlockConfig::keys_of`",
+                what: "other weights in a layer with `TransformerLayerConfig::keys_of`",
                 why,
             });
         }
@@ -90,7 +90,7 @@ impl SharedKeys {
             };
             if !same {
                 let why = "give it the rotation and the positions of the layer whose keys it reads, or neither of them any";
-                let what = "another rotation in a layer with `BlockConfig::keys_of`";
+                let what = "another rotation in a layer with `TransformerLayerConfig::keys_of`";
                 return Err(calls.at(n, Error::Unsupported { what, why }));
             }
         }
@@ -120,10 +120,10 @@ impl SharedKeys {
     pub fn placed<'a>(
         &self,
         n: usize,
-        call: LayerForward<'a>,
+        call: MultiHeadForward<'a>,
         (shape, dtype): (&Shape, DType),
         buffer: &'a wgpu::Buffer,
-    ) -> LayerForward<'a> {
+    ) -> MultiHeadForward<'a> {
         let Some(place) = self.place(n) else { return call };
         let (layouts, elements) = key_layouts(shape, dtype);
         let keys = layouts.map(|layout| {
@@ -140,10 +140,10 @@ impl SharedKeys {
     pub fn placed_in<'a>(
         &self,
         n: usize,
-        call: LayerForward<'a>,
+        call: MultiHeadForward<'a>,
         of: (&Shape, DType),
         scratch: &'a Scratch,
-    ) -> Result<LayerForward<'a>, Error> {
+    ) -> Result<MultiHeadForward<'a>, Error> {
         Ok(if self.is_empty() { call } else { self.placed(n, call, of, scratch.buffer(Slot::SharedKeys)?) })
     }
 
@@ -155,7 +155,7 @@ impl SharedKeys {
         &self,
         n: usize,
         (layer, slots): (&'a MultiHeadAttention, [Slot; 2]),
-        of: impl Fn(usize) -> LayerGradients<'a>,
+        of: impl Fn(usize) -> MultiHeadGradients<'a>,
     ) -> Result<AttentionPart<'a>, Error> {
         let own = of(n);
         let mut to = own;
@@ -165,17 +165,17 @@ impl SharedKeys {
                 [own.key.weight, own.key.bias, own.value.weight, own.value.bias, k_norm.weight, k_norm.bias];
             if own.bias_kv.is_some() || unwanted.iter().any(Option::is_some) {
                 let why = "ask for them in the layer whose keys it reads, where they are summed over all layers that do";
-                let what = "gradients of keys and values in a layer with `BlockConfig::keys_of`";
+                let what = "gradients of keys and values in a layer with `TransformerLayerConfig::keys_of`";
                 return Err(Error::Unsupported { what, why });
             }
-            let LayerGradients { key, value, bias_kv, qk_norm, .. } = of(source);
-            to = LayerGradients { key, value, bias_kv, qk_norm: [q_norm, qk_norm[1]], ..own };
+            let MultiHeadGradients { key, value, bias_kv, qk_norm, .. } = of(source);
+            to = MultiHeadGradients { key, value, bias_kv, qk_norm: [q_norm, qk_norm[1]], ..own };
         }
         Ok(AttentionPart { layer, to, own, adds_keys: self.is_read_later(n), slots })
     }
 
     /// The scratch of a backward pass for the inputs of keys that several layers read, and for their gradients.
-    pub fn backward_size(&self, config: &BlockConfig, rows: &Rows) -> ScratchSize {
+    pub fn backward_size(&self, config: &TransformerLayerConfig, rows: &Rows) -> ScratchSize {
         if self.is_empty() {
             return ScratchSize::default();
         }
@@ -227,7 +227,7 @@ pub(crate) enum KeysTurn<'a> {
 
 impl<'a> KeysTurn<'a> {
     /// The call of the layer with the input that its keys are from.
-    pub fn call(&self, call: LayerForward<'a>) -> LayerForward<'a> {
+    pub fn call(&self, call: MultiHeadForward<'a>) -> MultiHeadForward<'a> {
         match *self {
             KeysTurn::Reads { input, .. } => call.keys_from(input),
             _ => call,
@@ -245,17 +245,17 @@ impl<'a> KeysTurn<'a> {
     /// Adds what the layers that read the keys have left to the gradient of their input.
     pub fn add_to(&self, d_input: TensorView<'a>, work: &Workspace<'a>) -> Dispatches<'a> {
         let KeysTurn::Read(more) = *self else { return Dispatches::new() };
-        let copy = PointwiseOp { activation: None, x: more, times: None, plus: None };
+        let copy = ElementwiseOp { activation: None, x: more, multiply: None, residual: None };
         vec![copy.backward(more, Some(d_input), None, true, work.device)]
     }
 }
 
 /// Elements from the gradient of one input of keys to the next, which begins where every device can bind.
-fn input_gradient_elements(config: &BlockConfig, rows: &Rows) -> usize {
+fn input_gradient_elements(config: &TransformerLayerConfig, rows: &Rows) -> usize {
     count(rows.shape(config.features())).next_multiple_of(64)
 }
 
-fn have_same_keys(a: &LayerWeights, b: &LayerWeights) -> bool {
+fn have_same_keys(a: &MultiHeadWeights, b: &MultiHeadWeights) -> bool {
     let same = |a: Option<TensorView>, b: Option<TensorView>| match (a, b) {
         (Some(a), Some(b)) => same_view(&a, &b),
         (None, None) => true,

@@ -11,7 +11,7 @@ use crate::layers::block::{
     WrittenGradients, backward_size, check_final_gradients, check_input_gradient, check_no_cache,
     forward_size,
 };
-use crate::layers::multi_head::LayerGradients;
+use crate::layers::multi_head::MultiHeadGradients;
 use crate::matmul::projection::check_summed_rows;
 use crate::matmul::projection::dispatch_backward::Gradient;
 use crate::rows::norm::{NormGradients, OwnedNorm};
@@ -21,9 +21,9 @@ use crate::tensor::{Access, DType, Error, TensorView, check_aliasing, count, exp
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DecoderLayerGradients<'a> {
     /// Of its self-attention.
-    pub self_attention: LayerGradients<'a>,
+    pub self_attention: MultiHeadGradients<'a>,
     /// Of its attention to the memory.
-    pub cross_attention: LayerGradients<'a>,
+    pub cross_attention: MultiHeadGradients<'a>,
     /// Of its feed-forward layer.
     pub feed_forward: FeedForwardGradients<'a>,
     /// Of the norms of self-attention, of cross-attention and of the feed-forward layer.
@@ -190,8 +190,8 @@ impl TransformerDecoder {
             scratch.check(plan.size).map(|()| plan)
         })?;
         let scratch: &Scratch = scratch;
-        let (config, rows, tuning) = (&self.config, plan.forward.rows, &self.tuning);
-        let work = Workspace { config, rows, scratch, tuning, device, accumulates: call.accumulate };
+        let (config, rows, kernel_options) = (&self.config, plan.forward.rows, &self.kernel_options);
+        let work = Workspace { config, rows, scratch, kernel_options, device, accumulates: call.accumulate };
         let dispatches = self.backward_dispatches(call, &work, &plan)?;
         let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
         emit(&bound);

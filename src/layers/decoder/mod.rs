@@ -7,16 +7,18 @@ pub(crate) mod reference;
 pub use backward::{DecoderBackward, DecoderLayerGradients};
 pub use memory::DecoderMemory;
 
-use super::block::config::{BlockConfig, NormOrder};
+use super::block::config::{NormOrder, TransformerLayerConfig};
 use super::block::{
     FeedForward, FeedForwardWeights, Hidden, LayerCall, LayerCalls, Rows, SelfAttention, SharedKeys,
     Workspace, check_advanced, check_cache, check_rows, check_rows_of, forward_size,
 };
-use super::multi_head::{LayerForward, LayerWeights, MultiHeadAttention, Plan as AttentionPlan};
+use super::multi_head::{MultiHeadAttention, MultiHeadForward, MultiHeadWeights, Plan as AttentionPlan};
 use crate::attention::dispatch;
 use crate::cache::Cache;
 use crate::device::DeviceFacts;
-use crate::kernel::{BoundDispatch, Dispatches, Pipelines, Scratch, ScratchSize, Slot, Tuning, pass, record};
+use crate::kernel::{
+    BoundDispatch, Dispatches, KernelOptions, Pipelines, Scratch, ScratchSize, Slot, pass, record,
+};
 use crate::mask::DeviceMask;
 use crate::position::{Rotary, Rotation, RowPositions};
 use crate::rows::norm::{NormWeights, OwnedNorm};
@@ -26,9 +28,9 @@ use crate::tensor::{Access, Error, TensorView, check_aliasing, check_apart, chec
 #[derive(Clone, Copy, Debug)]
 pub struct DecoderLayerWeights<'a> {
     /// Of its self-attention: `self_attn` of PyTorch.
-    pub self_attention: LayerWeights<'a>,
+    pub self_attention: MultiHeadWeights<'a>,
     /// Of its attention to the memory: `multihead_attn` of PyTorch.
-    pub cross_attention: LayerWeights<'a>,
+    pub cross_attention: MultiHeadWeights<'a>,
     /// Of its feed-forward layer.
     pub feed_forward: FeedForwardWeights<'a>,
     /// Of the norms of self-attention, of cross-attention and of the feed-forward layer: `norm1`, `norm2`, `norm3` of PyTorch.
@@ -83,7 +85,7 @@ impl<'a> DecoderForward<'a> {
         self
     }
 
-    /// Rotates queries and keys of self-attention by their positions in every layer: see [`LayerForward::rotary`]. With a cache the rows
+    /// Rotates queries and keys of self-attention by their positions in every layer: see [`MultiHeadForward::rotary`]. With a cache the rows
     /// stand at [`RowPositions::Tensor`]`(`[`cache.starts()`](Cache::starts)`)`, or wherever another tensor says, and it keeps rotated keys.
     #[doc(alias = "rope")]
     #[doc(alias = "position_ids")]
@@ -111,7 +113,7 @@ impl<'a> DecoderForward<'a> {
 
 impl<'a> DecoderForward<'a> {
     /// The attention of `x` to itself in layer `n`, into `out`.
-    fn own(&self, n: usize, x: TensorView<'a>, out: TensorView<'a>) -> LayerForward<'a> {
+    fn own(&self, n: usize, x: TensorView<'a>, out: TensorView<'a>) -> MultiHeadForward<'a> {
         self.layers.attention(n, x, out)
     }
 
@@ -122,9 +124,9 @@ impl<'a> DecoderForward<'a> {
         rows: TensorView<'a>,
         n: usize,
         batch: usize,
-    ) -> LayerForward<'a> {
+    ) -> MultiHeadForward<'a> {
         let keys = self.memory.of_layer(n, batch);
-        LayerForward::new(x, rows, rows, out).mask(self.memory_mask).projected_keys(keys)
+        MultiHeadForward::new(x, rows, rows, out).mask(self.memory_mask).projected_keys(keys)
     }
 }
 
@@ -146,8 +148,8 @@ struct DecoderLayer {
 ///
 /// ```no_run
 /// # use wgpu_attention::{Error, TensorView, wgpu};
-/// # use wgpu_attention::layers::{BlockConfig, DecoderLayerWeights, DecoderMemory};
-/// # fn f(device: &wgpu::Device, encoder: &mut wgpu::CommandEncoder, config: BlockConfig, layers: &[DecoderLayerWeights],
+/// # use wgpu_attention::layers::{TransformerLayerConfig, DecoderLayerWeights, DecoderMemory};
+/// # fn f(device: &wgpu::Device, encoder: &mut wgpu::CommandEncoder, config: TransformerLayerConfig, layers: &[DecoderLayerWeights],
 /// #      encoded: TensorView, memory: DecoderMemory, x: TensorView, y: TensorView) -> Result<(), Error> {
 /// use wgpu_attention::{Cache, CacheConfig, Mask, Scratch, TransformerDecoder};
 /// use wgpu_attention::cache::Tokens;
@@ -169,8 +171,8 @@ struct DecoderLayer {
 #[derive(Clone, Debug)]
 pub struct TransformerDecoder {
     pipelines: Pipelines,
-    config: BlockConfig,
-    tuning: Tuning,
+    config: TransformerLayerConfig,
+    kernel_options: KernelOptions,
     layers: Vec<DecoderLayer>,
     shared: SharedKeys,
     final_norm: Option<OwnedNorm>,
@@ -192,7 +194,7 @@ impl TransformerDecoder {
     /// tensors.
     pub fn new(
         device: &wgpu::Device,
-        config: BlockConfig,
+        config: TransformerLayerConfig,
         layers: &[DecoderLayerWeights],
         final_norm: Option<NormWeights>,
     ) -> Result<Self, Error> {
@@ -205,7 +207,7 @@ impl TransformerDecoder {
     /// As [`new`](Self::new).
     pub fn with_pipelines(
         pipelines: &Pipelines,
-        config: BlockConfig,
+        config: TransformerLayerConfig,
         layers: &[DecoderLayerWeights],
         final_norm: Option<NormWeights>,
     ) -> Result<Self, Error> {
@@ -215,25 +217,25 @@ impl TransformerDecoder {
     }
 
     /// A stack whose layers differ: `configs` has the configuration of each layer. They may differ in
-    /// [`LayerConfig::scale`](crate::layers::LayerConfig::scale), in [`LayerConfig::softcap`](crate::layers::LayerConfig::softcap), and in whose keys
-    /// their self-attention reads, [`BlockConfig::keys_of`].
+    /// [`MultiHeadConfig::scale`](crate::layers::MultiHeadConfig::scale), in [`MultiHeadConfig::softcap`](crate::layers::MultiHeadConfig::softcap), and in whose keys
+    /// their self-attention reads, [`TransformerLayerConfig::keys_of`].
     /// Masks and rotations by layer are part of a call: [`DecoderForward::layer_calls`].
     ///
     /// # Errors
     /// As [`new`](Self::new); [`Error::Length`] of `configs`; [`Error::Unsupported`] if they differ in other options.
     pub fn with_configs(
         pipelines: &Pipelines,
-        configs: &[BlockConfig],
+        configs: &[TransformerLayerConfig],
         layers: &[DecoderLayerWeights],
         final_norm: Option<NormWeights>,
     ) -> Result<Self, Error> {
         let device = &pipelines.facts();
-        let config = BlockConfig::of_layers(configs, layers.len())?;
+        let config = TransformerLayerConfig::of_layers(configs, layers.len())?;
         let shared = SharedKeys::new(configs, |n| &layers[n].self_attention)?;
         let norm = |weights: &NormWeights| {
             OwnedNorm::new(["norm.weight", "norm.bias"], weights, config.features(), device)
         };
-        let layer = |(weights, own): (&DecoderLayerWeights, &BlockConfig)| {
+        let layer = |(weights, own): (&DecoderLayerWeights, &TransformerLayerConfig)| {
             let [first, second, third] = &weights.norms;
             let attention = |weights| MultiHeadAttention::with_pipelines(pipelines, own.attention, weights);
             Ok(DecoderLayer {
@@ -255,19 +257,19 @@ impl TransformerDecoder {
         Ok(TransformerDecoder {
             pipelines: pipelines.clone(),
             config,
-            tuning: Tuning::default(),
+            kernel_options: KernelOptions::default(),
             final_norm: final_norm.as_ref().map(norm).transpose()?,
             layers,
             shared,
         })
     }
 
-    /// How the layers are computed, not what; see [`Tuning`].
-    pub fn tuning(mut self, tuning: Tuning) -> Self {
-        self.tuning = tuning;
+    /// How the layers are computed, not what; see [`KernelOptions`].
+    pub fn kernel_options(mut self, kernel_options: KernelOptions) -> Self {
+        self.kernel_options = kernel_options;
         let tuned = |layer: DecoderLayer| DecoderLayer {
-            self_attention: layer.self_attention.tuning(tuning),
-            cross_attention: layer.cross_attention.tuning(tuning),
+            self_attention: layer.self_attention.kernel_options(kernel_options),
+            cross_attention: layer.cross_attention.kernel_options(kernel_options),
             ..layer
         };
         self.layers = self.layers.into_iter().map(tuned).collect();
@@ -339,8 +341,8 @@ impl TransformerDecoder {
             scratch.check(plan.size).map(|()| plan)
         })?;
         let scratch: &Scratch = scratch;
-        let (config, rows, tuning) = (&self.config, plan.rows, &self.tuning);
-        let work = Workspace { config, rows, scratch, tuning, device, accumulates: false };
+        let (config, rows, kernel_options) = (&self.config, plan.rows, &self.kernel_options);
+        let work = Workspace { config, rows, scratch, kernel_options, device, accumulates: false };
         let dispatches = self.dispatches(call, &work, &plan)?;
         let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
         emit(&bound);

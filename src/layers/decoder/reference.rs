@@ -1,13 +1,13 @@
 //! A stack of decoder layers, and its gradients.
 
 use crate::attention::reference::options::Options;
-use crate::layers::block::config::BlockConfig;
+use crate::layers::block::config::TransformerLayerConfig;
 use crate::layers::block::reference::{
     Encoded, FeedForwardGradients, HostFeedForward, HostNorm, HostNormGradients, KeyGradients, KeysOf, Step,
     added, check_shared_keys, feed_backward, feed_forward, normed, of_inputs, through_norm,
 };
-use crate::layers::multi_head::reference::{HostWeights, LayerShape, multi_head};
-use crate::layers::multi_head::reference_backward::{LayerGradients, multi_head_backward};
+use crate::layers::multi_head::reference::{HostWeights, MultiHeadShape, multi_head};
+use crate::layers::multi_head::reference_backward::{MultiHeadGradients, multi_head_backward};
 use crate::tensor::{Error, Real, check_sizes, expect_length};
 
 /// The weights of one layer of a decoder.
@@ -30,8 +30,8 @@ pub struct HostDecoderLayer<'a, R> {
 /// Those of the stages: sizes of 0, slices of another length, a mask that does not fit.
 pub fn decoder<R: Real>(
     [x, memory]: [&[R]; 2],
-    shape: LayerShape,
-    config: &BlockConfig,
+    shape: MultiHeadShape,
+    config: &TransformerLayerConfig,
     layers: &[HostDecoderLayer<R>],
     final_norm: Option<&HostNorm<R>>,
     options: [&Options; 2],
@@ -41,21 +41,21 @@ pub fn decoder<R: Real>(
 }
 
 /// A [`decoder`] whose layers differ: `calls` has the configuration of each layer and the options of its two attentions.
-/// Configurations may differ in scale, softcap and [`BlockConfig::keys_of`], which says whose keys self-attention reads.
+/// Configurations may differ in scale, softcap and [`TransformerLayerConfig::keys_of`], which says whose keys self-attention reads.
 ///
 /// # Errors
 /// As [`decoder`], and other numbers of calls than layers.
 pub fn decoder_by_layer<R: Real>(
     [x, memory]: [&[R]; 2],
-    shape: LayerShape,
-    calls: &[(BlockConfig, [Options; 2])],
+    shape: MultiHeadShape,
+    calls: &[(TransformerLayerConfig, [Options; 2])],
     layers: &[HostDecoderLayer<R>],
     final_norm: Option<&HostNorm<R>>,
 ) -> Result<Encoded<R>, Error> {
-    let configs: Vec<BlockConfig> = calls.iter().map(|(config, _)| *config).collect();
-    let config = &BlockConfig::of_layers(&configs, layers.len())?;
+    let configs: Vec<TransformerLayerConfig> = calls.iter().map(|(config, _)| *config).collect();
+    let config = &TransformerLayerConfig::of_layers(&configs, layers.len())?;
     check_shared_keys(calls.iter().map(|(config, [options, _])| (config, options)))?;
-    let LayerShape { batch, q_len, kv_len } = shape;
+    let MultiHeadShape { batch, q_len, kv_len } = shape;
     let sizes = [("batch", batch), ("q_len", q_len), ("kv_len", kv_len)];
     check_sizes("decoder", &sizes)?;
     let features = config.features();
@@ -82,14 +82,14 @@ impl<R: Real> HostDecoderLayer<'_, R> {
     fn steps(
         &self,
         ([x, memory], keys): ([&[R]; 2], KeysOf<R>),
-        shape: LayerShape,
-        config: &BlockConfig,
+        shape: MultiHeadShape,
+        config: &TransformerLayerConfig,
         [of_self, of_cross]: &[Options; 2],
         weights: &mut Vec<Vec<R>>,
     ) -> Result<([Step<R>; 3], Vec<R>), Error> {
         let [first, second, third] = &self.norms;
         let (attended, x) = Step::of(x.to_vec(), config, first, |x| {
-            let own = LayerShape { kv_len: shape.q_len, ..shape };
+            let own = MultiHeadShape { kv_len: shape.q_len, ..shape };
             let mine = &self.self_attention;
             let (keys, weights_of) = keys.map_or((x, *mine), |(keys, of)| (&keys[..], mine.with_keys_of(of)));
             let attended = multi_head([x, keys, keys], own, &config.attention, &weights_of, of_self)?;
@@ -114,9 +114,9 @@ impl<R: Real> HostDecoderLayer<'_, R> {
 pub struct DecoderLayerGradients<R> {
     /// Of its self-attention; those of its inputs have gone into `d_x` of the stack. Those of the weights of keys and values are empty
     /// in a layer that reads the keys of another, whose gradients have them.
-    pub self_attention: LayerGradients<R>,
+    pub self_attention: MultiHeadGradients<R>,
     /// Of its attention to the memory; those of its inputs have gone into `d_x` and `d_memory`.
-    pub cross_attention: LayerGradients<R>,
+    pub cross_attention: MultiHeadGradients<R>,
     /// Of its feed-forward layer.
     pub feed_forward: FeedForwardGradients<R>,
     /// Of its norms.
@@ -143,8 +143,8 @@ pub struct DecoderGradients<R> {
 /// As [`decoder`].
 pub fn decoder_backward<R: Real>(
     [x, memory]: [&[R]; 2],
-    shape: LayerShape,
-    config: &BlockConfig,
+    shape: MultiHeadShape,
+    config: &TransformerLayerConfig,
     layers: &[HostDecoderLayer<R>],
     final_norm: Option<&HostNorm<R>>,
     options: [&Options; 2],
@@ -160,15 +160,15 @@ pub fn decoder_backward<R: Real>(
 /// As [`decoder_by_layer`].
 pub fn decoder_by_layer_backward<R: Real>(
     [x, memory]: [&[R]; 2],
-    shape: LayerShape,
-    calls: &[(BlockConfig, [Options; 2])],
+    shape: MultiHeadShape,
+    calls: &[(TransformerLayerConfig, [Options; 2])],
     layers: &[HostDecoderLayer<R>],
     final_norm: Option<&HostNorm<R>>,
     d_out: &[R],
 ) -> Result<DecoderGradients<R>, Error> {
     let Encoded { hidden, .. } = decoder_by_layer([x, memory], shape, calls, layers, final_norm)?;
     expect_length("d_out", d_out, x.len())?;
-    let own_shape = LayerShape { kv_len: shape.q_len, ..shape };
+    let own_shape = MultiHeadShape { kv_len: shape.q_len, ..shape };
     let mut d = d_out.to_vec();
     let mut d_memory = vec![R::zero(); memory.len()];
     let mut of_final = None;

@@ -11,7 +11,7 @@ use crate::layers::block::{
     Workspace, WrittenGradients, backward_size, check_final_gradients, check_input_gradient, check_no_cache,
     forward_size,
 };
-use crate::layers::multi_head::LayerGradients;
+use crate::layers::multi_head::MultiHeadGradients;
 use crate::matmul::projection::check_summed_rows;
 use crate::matmul::projection::dispatch_backward::Gradient;
 use crate::rows::norm::{NormGradients, OwnedNorm};
@@ -21,7 +21,7 @@ use crate::tensor::{Access, DType, Error, TensorView, check_aliasing};
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EncoderLayerGradients<'a> {
     /// Of its self-attention.
-    pub attention: LayerGradients<'a>,
+    pub attention: MultiHeadGradients<'a>,
     /// Of its feed-forward layer.
     pub feed_forward: FeedForwardGradients<'a>,
     /// Of the norms of its attention and of its feed-forward layer.
@@ -166,8 +166,8 @@ impl TransformerEncoder {
             scratch.check(plan.size).map(|()| plan)
         })?;
         let scratch: &Scratch = scratch;
-        let (config, rows, tuning) = (&self.config, plan.rows, &self.tuning);
-        let work = Workspace { config, rows, scratch, tuning, device, accumulates: call.accumulate };
+        let (config, rows, kernel_options) = (&self.config, plan.rows, &self.kernel_options);
+        let work = Workspace { config, rows, scratch, kernel_options, device, accumulates: call.accumulate };
         let dispatches = self.backward_dispatches(call, &work, &plan)?;
         let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
         emit(&bound);

@@ -5,16 +5,18 @@ pub(crate) mod reference;
 
 pub use backward::{EncoderBackward, EncoderLayerGradients};
 
-use super::block::config::{BlockConfig, NormOrder};
+use super::block::config::{NormOrder, TransformerLayerConfig};
 use super::block::{
     FeedForward, FeedForwardWeights, Hidden, LayerCall, LayerCalls, Rows, SelfAttention, SharedKeys,
     Workspace, check_advanced, check_cache, check_rows, check_rows_of, forward_size,
 };
-use super::multi_head::{LayerForward, LayerWeights, MultiHeadAttention};
+use super::multi_head::{MultiHeadAttention, MultiHeadForward, MultiHeadWeights};
 use crate::attention::dispatch;
 use crate::cache::Cache;
 use crate::device::DeviceFacts;
-use crate::kernel::{BoundDispatch, Dispatches, Pipelines, Scratch, ScratchSize, Slot, Tuning, pass, record};
+use crate::kernel::{
+    BoundDispatch, Dispatches, KernelOptions, Pipelines, Scratch, ScratchSize, Slot, pass, record,
+};
 use crate::mask::DeviceMask;
 use crate::position::{Rotary, Rotation, RowPositions};
 use crate::rows::norm::{NormWeights, OwnedNorm};
@@ -26,7 +28,7 @@ use crate::tensor::{
 #[derive(Clone, Copy, Debug)]
 pub struct EncoderLayerWeights<'a> {
     /// Of its self-attention.
-    pub attention: LayerWeights<'a>,
+    pub attention: MultiHeadWeights<'a>,
     /// Of its feed-forward layer.
     pub feed_forward: FeedForwardWeights<'a>,
     /// Of the norms of its attention and of its feed-forward layer: `norm1` and `norm2` of PyTorch.
@@ -94,7 +96,7 @@ impl<'a> EncoderForward<'a> {
         self
     }
 
-    /// Rotates queries and keys by their positions in every layer, as Llama and its kin do: see [`LayerForward::rotary`]. With a cache the
+    /// Rotates queries and keys by their positions in every layer, as Llama and its kin do: see [`MultiHeadForward::rotary`]. With a cache the
     /// rows stand at [`RowPositions::Tensor`]`(`[`cache.starts()`](Cache::starts)`)`, or wherever another tensor says, and it keeps rotated
     /// keys.
     #[doc(alias = "rope")]
@@ -148,7 +150,7 @@ impl<'a> EncoderForward<'a> {
     }
 
     /// The attention of `x` to itself in layer `n`, into `out`.
-    fn attention(&self, n: usize, x: TensorView<'a>, out: TensorView<'a>) -> LayerForward<'a> {
+    fn attention(&self, n: usize, x: TensorView<'a>, out: TensorView<'a>) -> MultiHeadForward<'a> {
         self.layers.attention(n, x, out)
     }
 
@@ -175,19 +177,19 @@ struct EncoderLayer {
 ///
 /// ```no_run
 /// # use wgpu_attention::{Error, TensorView, wgpu};
-/// # use wgpu_attention::layers::{FeedForwardWeights, LayerWeights};
+/// # use wgpu_attention::layers::{FeedForwardWeights, MultiHeadWeights};
 /// # use wgpu_attention::rows::NormWeights;
-/// # fn f(device: &wgpu::Device, encoder: &mut wgpu::CommandEncoder, attention: LayerWeights,
+/// # fn f(device: &wgpu::Device, encoder: &mut wgpu::CommandEncoder, attention: MultiHeadWeights,
 /// #      feed_forward: FeedForwardWeights, norms: [NormWeights; 2], x: TensorView, y: TensorView) -> Result<(), Error> {
 /// use wgpu_attention::Scratch;
-/// use wgpu_attention::layers::{BlockConfig, LayerConfig};
+/// use wgpu_attention::layers::{TransformerLayerConfig, MultiHeadConfig};
 /// use wgpu_attention::matmul::Activation;
 /// use wgpu_attention::rows::NormConfig;
 /// use wgpu_attention::TransformerEncoder;
 /// use wgpu_attention::layers::{EncoderForward, EncoderLayerWeights};
 ///
 /// // A layer as BERT has them.
-/// let config = BlockConfig::new(LayerConfig::new(768, 12), 3072)
+/// let config = TransformerLayerConfig::new(MultiHeadConfig::new(768, 12), 3072)
 ///     .activation(Activation::Gelu)
 ///     .norm(NormConfig::layer().eps(1e-12));
 /// let layers = [EncoderLayerWeights { attention, feed_forward, norms }];
@@ -202,8 +204,8 @@ struct EncoderLayer {
 #[derive(Clone, Debug)]
 pub struct TransformerEncoder {
     pipelines: Pipelines,
-    config: BlockConfig,
-    tuning: Tuning,
+    config: TransformerLayerConfig,
+    kernel_options: KernelOptions,
     layers: Vec<EncoderLayer>,
     shared: SharedKeys,
     final_norm: Option<OwnedNorm>,
@@ -223,7 +225,7 @@ impl TransformerEncoder {
     /// No layers, weights that do not have the shapes of `config`, and everything [`Error`] lists for tensors.
     pub fn new(
         device: &wgpu::Device,
-        config: BlockConfig,
+        config: TransformerLayerConfig,
         layers: &[EncoderLayerWeights],
         final_norm: Option<NormWeights>,
     ) -> Result<Self, Error> {
@@ -236,7 +238,7 @@ impl TransformerEncoder {
     /// As [`new`](Self::new).
     pub fn with_pipelines(
         pipelines: &Pipelines,
-        config: BlockConfig,
+        config: TransformerLayerConfig,
         layers: &[EncoderLayerWeights],
         final_norm: Option<NormWeights>,
     ) -> Result<Self, Error> {
@@ -246,25 +248,25 @@ impl TransformerEncoder {
     }
 
     /// A stack whose layers differ: `configs` has the configuration of each layer. They may differ in
-    /// [`LayerConfig::scale`](crate::layers::LayerConfig::scale), in [`LayerConfig::softcap`](crate::layers::LayerConfig::softcap), and in whose keys
-    /// they read, [`BlockConfig::keys_of`].
+    /// [`MultiHeadConfig::scale`](crate::layers::MultiHeadConfig::scale), in [`MultiHeadConfig::softcap`](crate::layers::MultiHeadConfig::softcap), and in whose keys
+    /// they read, [`TransformerLayerConfig::keys_of`].
     /// Masks and rotations by layer are part of a call: [`EncoderForward::layer_calls`].
     ///
     /// # Errors
     /// As [`new`](Self::new); [`Error::Length`] of `configs`; [`Error::Unsupported`] if they differ in other options.
     pub fn with_configs(
         pipelines: &Pipelines,
-        configs: &[BlockConfig],
+        configs: &[TransformerLayerConfig],
         layers: &[EncoderLayerWeights],
         final_norm: Option<NormWeights>,
     ) -> Result<Self, Error> {
         let device = &pipelines.facts();
-        let config = BlockConfig::of_layers(configs, layers.len())?;
+        let config = TransformerLayerConfig::of_layers(configs, layers.len())?;
         let shared = SharedKeys::new(configs, |n| &layers[n].attention)?;
         let norm = |weights: &NormWeights| {
             OwnedNorm::new(["norm.weight", "norm.bias"], weights, config.features(), device)
         };
-        let layer = |(weights, own): (&EncoderLayerWeights, &BlockConfig)| {
+        let layer = |(weights, own): (&EncoderLayerWeights, &TransformerLayerConfig)| {
             Ok(EncoderLayer {
                 attention: MultiHeadAttention::with_pipelines(pipelines, own.attention, &weights.attention)?,
                 feed_forward: FeedForward::new(&weights.feed_forward, &config, device)?,
@@ -281,20 +283,20 @@ impl TransformerEncoder {
         Ok(TransformerEncoder {
             pipelines: pipelines.clone(),
             config,
-            tuning: Tuning::default(),
+            kernel_options: KernelOptions::default(),
             final_norm: final_norm.as_ref().map(norm).transpose()?,
             layers,
             shared,
         })
     }
 
-    /// How the layers are computed, not what; see [`Tuning`].
-    pub fn tuning(mut self, tuning: Tuning) -> Self {
-        self.tuning = tuning;
+    /// How the layers are computed, not what; see [`KernelOptions`].
+    pub fn kernel_options(mut self, kernel_options: KernelOptions) -> Self {
+        self.kernel_options = kernel_options;
         self.layers = self
             .layers
             .into_iter()
-            .map(|layer| EncoderLayer { attention: layer.attention.tuning(tuning), ..layer })
+            .map(|layer| EncoderLayer { attention: layer.attention.kernel_options(kernel_options), ..layer })
             .collect();
         self
     }
@@ -364,8 +366,8 @@ impl TransformerEncoder {
             scratch.check(plan.size).map(|()| plan)
         })?;
         let scratch: &Scratch = scratch;
-        let (config, tuning) = (&self.config, &self.tuning);
-        let work = Workspace { config, rows, scratch, tuning, device, accumulates: false };
+        let (config, kernel_options) = (&self.config, &self.kernel_options);
+        let work = Workspace { config, rows, scratch, kernel_options, device, accumulates: false };
         let dispatches = self.dispatches(call, &work, &attention)?;
         let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
         emit(&bound);

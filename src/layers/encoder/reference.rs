@@ -1,13 +1,13 @@
 //! A stack of encoder layers, and its gradients.
 
 use crate::attention::reference::options::Options;
-use crate::layers::block::config::BlockConfig;
+use crate::layers::block::config::TransformerLayerConfig;
 use crate::layers::block::reference::{
     Encoded, FeedForwardGradients, HostFeedForward, HostNorm, HostNormGradients, KeyGradients, KeysOf, Step,
     check_shared_keys, feed_backward, feed_forward, normed, of_inputs, through_norm,
 };
-use crate::layers::multi_head::reference::{HostWeights, LayerShape, multi_head};
-use crate::layers::multi_head::reference_backward::{LayerGradients, multi_head_backward};
+use crate::layers::multi_head::reference::{HostWeights, MultiHeadShape, multi_head};
+use crate::layers::multi_head::reference_backward::{MultiHeadGradients, multi_head_backward};
 use crate::tensor::{Error, Real, check_sizes, expect_length};
 
 /// The weights of one layer of an encoder.
@@ -28,7 +28,7 @@ pub struct HostEncoderLayer<'a, R> {
 pub fn encoder<R: Real>(
     x: &[R],
     [batch, length]: [usize; 2],
-    config: &BlockConfig,
+    config: &TransformerLayerConfig,
     layers: &[HostEncoderLayer<R>],
     final_norm: Option<&HostNorm<R>>,
     options: &Options,
@@ -37,19 +37,19 @@ pub fn encoder<R: Real>(
 }
 
 /// An [`encoder`] whose layers differ: `calls` has the configuration and the options of each layer. Configurations may differ in
-/// scale, softcap and [`BlockConfig::keys_of`]. A layer that reads the keys of another takes their weights from that layer too.
+/// scale, softcap and [`TransformerLayerConfig::keys_of`]. A layer that reads the keys of another takes their weights from that layer too.
 ///
 /// # Errors
 /// As [`encoder`], and other numbers of calls than layers.
 pub fn encoder_by_layer<R: Real>(
     x: &[R],
     [batch, length]: [usize; 2],
-    calls: &[(BlockConfig, Options)],
+    calls: &[(TransformerLayerConfig, Options)],
     layers: &[HostEncoderLayer<R>],
     final_norm: Option<&HostNorm<R>>,
 ) -> Result<Encoded<R>, Error> {
-    let configs: Vec<BlockConfig> = calls.iter().map(|(config, _)| *config).collect();
-    let config = &BlockConfig::of_layers(&configs, layers.len())?;
+    let configs: Vec<TransformerLayerConfig> = calls.iter().map(|(config, _)| *config).collect();
+    let config = &TransformerLayerConfig::of_layers(&configs, layers.len())?;
     check_shared_keys(calls.iter().map(|(config, options)| (config, options)))?;
     check_sizes("encoder", &[("batch", batch), ("length", length)])?;
     expect_length("x", x, batch.saturating_mul(length).saturating_mul(config.features()))?;
@@ -75,13 +75,13 @@ impl<R: Real> HostEncoderLayer<'_, R> {
         &self,
         (x, keys): (&[R], KeysOf<R>),
         [batch, length]: [usize; 2],
-        config: &BlockConfig,
+        config: &TransformerLayerConfig,
         options: &Options,
         weights: &mut Vec<Vec<R>>,
     ) -> Result<([Step<R>; 2], Vec<R>), Error> {
         let [first, second] = &self.norms;
         let (attended, x) = Step::of(x.to_vec(), config, first, |x| {
-            let shape = LayerShape { batch, q_len: length, kv_len: length };
+            let shape = MultiHeadShape { batch, q_len: length, kv_len: length };
             let own = &self.attention;
             let (keys, weights_of) = keys.map_or((x, *own), |(keys, of)| (&keys[..], own.with_keys_of(of)));
             let attended = multi_head([x, keys, keys], shape, &config.attention, &weights_of, options)?;
@@ -100,7 +100,7 @@ impl<R: Real> HostEncoderLayer<'_, R> {
 pub struct EncoderLayerGradients<R> {
     /// Of its attention; those of its inputs have gone into `d_x` of the stack. Those of the weights of keys and values are empty in a
     /// layer that reads the keys of another, whose gradients have them.
-    pub attention: LayerGradients<R>,
+    pub attention: MultiHeadGradients<R>,
     /// Of its feed-forward layer.
     pub feed_forward: FeedForwardGradients<R>,
     /// Of its norms.
@@ -126,7 +126,7 @@ pub struct EncoderGradients<R> {
 pub fn encoder_backward<R: Real>(
     x: &[R],
     [batch, length]: [usize; 2],
-    config: &BlockConfig,
+    config: &TransformerLayerConfig,
     layers: &[HostEncoderLayer<R>],
     final_norm: Option<&HostNorm<R>>,
     options: &Options,
@@ -143,7 +143,7 @@ pub fn encoder_backward<R: Real>(
 pub fn encoder_by_layer_backward<R: Real>(
     x: &[R],
     [batch, length]: [usize; 2],
-    calls: &[(BlockConfig, Options)],
+    calls: &[(TransformerLayerConfig, Options)],
     layers: &[HostEncoderLayer<R>],
     final_norm: Option<&HostNorm<R>>,
     d_out: &[R],
@@ -156,7 +156,7 @@ pub fn encoder_by_layer_backward<R: Real>(
         let (d_x, own) = through_norm(&hidden[layers.len() - 1], &calls[0].0, of, &d)?;
         (d, of_final) = (d_x, Some(own));
     }
-    let shape = LayerShape { batch, q_len: length, kv_len: length };
+    let shape = MultiHeadShape { batch, q_len: length, kv_len: length };
     let mut of_layers = Vec::with_capacity(layers.len());
     let mut shared: Vec<Option<KeyGradients<R>>> = layers.iter().map(|_| None).collect();
     let before = |n: usize| if n == 0 { x } else { &hidden[n - 1] };

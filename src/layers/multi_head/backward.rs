@@ -2,7 +2,7 @@
 
 use super::config::Side;
 use super::gate::Gate;
-use super::{LayerForward, MultiHeadAttention, heads_of, joined_heads, projected_layouts};
+use super::{MultiHeadAttention, MultiHeadForward, heads_of, joined_heads, projected_layouts};
 use crate::attention::dispatch::backward::{self, BackwardPlans};
 use crate::attention::dispatch::{self, AddedGradients, BackwardProblem, Chosen, Extras};
 use crate::attention::plan::Added;
@@ -29,9 +29,9 @@ pub struct LinearGradients<'a> {
     pub bias: Option<TensorView<'a>>,
 }
 
-/// Where the gradients of [`LayerWeights`](crate::layers::LayerWeights) go: nowhere by default.
+/// Where the gradients of [`MultiHeadWeights`](crate::layers::MultiHeadWeights) go: nowhere by default.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct LayerGradients<'a> {
+pub struct MultiHeadGradients<'a> {
     /// Of the queries' projection.
     pub query: LinearGradients<'a>,
     /// Of the keys' projection.
@@ -45,7 +45,7 @@ pub struct LayerGradients<'a> {
     /// The gradients of the weights and biases of the norms of queries and of keys, `[head_dim]`
     /// each, summed over all rows and heads.
     pub qk_norm: [NormGradients<'a>; 2],
-    /// Gradients of [`LayerWeights::gate`](super::LayerWeights::gate): of its weight, and of its bias `[heads · value_dim]`
+    /// Gradients of [`MultiHeadWeights::gate`](super::MultiHeadWeights::gate): of its weight, and of its bias `[heads · value_dim]`
     /// or `[heads]`.
     pub gate: LinearGradients<'a>,
 }
@@ -69,7 +69,7 @@ pub struct LayerGradients<'a> {
 ///
 /// | | bytes | without it, the backward call |
 /// |---|---|---|
-/// | [`LayerForward::context`] and [`LayerForward::lse`], both | `batch · q_len · heads · (value_dim · s + 4)` | attends once more, with so much more scratch |
+/// | [`MultiHeadForward::context`] and [`MultiHeadForward::lse`], both | `batch · q_len · heads · (value_dim · s + 4)` | attends once more, with so much more scratch |
 /// | projected queries, keys and values, the gate | nothing is kept | projects once more, as the forward call does |
 /// | attention weights | nothing is kept | takes them from scores and lse, pair by pair |
 ///
@@ -82,13 +82,13 @@ pub struct LayerGradients<'a> {
 /// below its smallest number. The gradient of the heads' outputs is of the layer's dtype, as these are; that of gated outputs is f32.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
-pub struct LayerBackward<'a> {
-    forward: LayerForward<'a>,
+pub struct MultiHeadBackward<'a> {
+    forward: MultiHeadForward<'a>,
     d_out: TensorView<'a>,
     d_lse: Option<TensorView<'a>>,
     /// Of queries, keys, values.
     d_inputs: [Option<TensorView<'a>>; 3],
-    d_weights: LayerGradients<'a>,
+    d_weights: MultiHeadGradients<'a>,
     d_added: AddedGradients<'a>,
     accumulates: bool,
     /// Of the gradient of queries' input, and of keys' and values', where it is not the same.
@@ -110,16 +110,16 @@ const OF_KEYS: [&str; 8] =
     [WEIGHTS[1], WEIGHTS[2], BIASES[1], BIASES[2], APPENDED[0], APPENDED[1], OF_NORMS[1][0], OF_NORMS[1][1]];
 const OF_NORMS: [[&str; 2]; 2] = [["d_q_norm.weight", "d_q_norm.bias"], ["d_k_norm.weight", "d_k_norm.bias"]];
 
-impl<'a> LayerBackward<'a> {
+impl<'a> MultiHeadBackward<'a> {
     /// `forward` as it was made, and the gradient of its `out`, `[batch, 1, q_len, out_features]`. No gradient is written until it is
     /// asked for.
-    pub fn new(forward: LayerForward<'a>, d_out: TensorView<'a>) -> Self {
-        LayerBackward {
+    pub fn new(forward: MultiHeadForward<'a>, d_out: TensorView<'a>) -> Self {
+        MultiHeadBackward {
             forward,
             d_out,
             d_lse: None,
             d_inputs: [None; 3],
-            d_weights: LayerGradients::default(),
+            d_weights: MultiHeadGradients::default(),
             d_added: AddedGradients::default(),
             accumulates: false,
             inputs_accumulate: None,
@@ -152,9 +152,9 @@ impl<'a> LayerBackward<'a> {
         self
     }
 
-    /// Writes the gradients of the layer's weights there, of those [`LayerWeights`](crate::layers::LayerWeights) that the layer has. The same
+    /// Writes the gradients of the layer's weights there, of those [`MultiHeadWeights`](crate::layers::MultiHeadWeights) that the layer has. The same
     /// view given for several weights, or for several biases, has their sum.
-    pub fn d_weights(mut self, d_weights: LayerGradients<'a>) -> Self {
+    pub fn d_weights(mut self, d_weights: MultiHeadGradients<'a>) -> Self {
         self.d_weights = d_weights;
         self
     }
@@ -214,7 +214,7 @@ impl<'a> LayerBackward<'a> {
 
     /// Of queries, keys, values, out.
     fn linears(&self) -> [LinearGradients<'a>; 4] {
-        let LayerGradients { query, key, value, out, .. } = self.d_weights;
+        let MultiHeadGradients { query, key, value, out, .. } = self.d_weights;
         [query, key, value, out]
     }
 
@@ -358,7 +358,7 @@ impl MultiHeadAttention {
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
-    pub fn backward_scratch_size(&self, call: &LayerBackward) -> Result<ScratchSize, Error> {
+    pub fn backward_scratch_size(&self, call: &MultiHeadBackward) -> Result<ScratchSize, Error> {
         Ok(self.check_backward(call, &self.pipelines.facts())?.size)
     }
 
@@ -373,16 +373,16 @@ impl MultiHeadAttention {
     /// # let [x, y, context, lse, d_y, d_x] = tensors;
     /// # let device = layer.pipelines().device();
     /// use wgpu_attention::{Mask, Scratch};
-    /// use wgpu_attention::layers::{LayerBackward, LayerForward, LayerGradients, LinearGradients};
+    /// use wgpu_attention::layers::{MultiHeadBackward, MultiHeadForward, MultiHeadGradients, LinearGradients};
     ///
-    /// let forward = LayerForward::self_attention(x, y).mask(Mask::causal()).context(context).lse(lse);
+    /// let forward = MultiHeadForward::self_attention(x, y).mask(Mask::causal()).context(context).lse(lse);
     /// let [query, key, value, out] =
     ///     d_weights.map(|weight| LinearGradients { weight: Some(weight), bias: None });
-    /// let backward = LayerBackward::new(forward, d_y)
+    /// let backward = MultiHeadBackward::new(forward, d_y)
     ///     .d_query(d_x) // one view: the sum over queries, keys and values
     ///     .d_key(d_x)
     ///     .d_value(d_x)
-    ///     .d_weights(LayerGradients { query, key, value, out, ..LayerGradients::default() });
+    ///     .d_weights(MultiHeadGradients { query, key, value, out, ..MultiHeadGradients::default() });
     /// let size = layer.scratch_size(&forward)?.max(layer.backward_scratch_size(&backward)?);
     /// let mut scratch = Scratch::new(device, size)?;
     /// layer.forward(encoder, &forward, &mut scratch)?;
@@ -399,7 +399,7 @@ impl MultiHeadAttention {
     pub fn backward(
         &self,
         encoder: &mut wgpu::CommandEncoder,
-        call: &LayerBackward,
+        call: &MultiHeadBackward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
         let label = "multi-head attention backward";
@@ -413,7 +413,7 @@ impl MultiHeadAttention {
     pub fn backward_in_pass(
         &self,
         pass: &mut wgpu::ComputePass,
-        call: &LayerBackward,
+        call: &MultiHeadBackward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
         self.record_backward(call, scratch, |bound| record(pass, bound))
@@ -424,13 +424,13 @@ impl MultiHeadAttention {
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
-    pub fn prepare_backward(&self, call: &LayerBackward, scratch: &mut Scratch) -> Result<(), Error> {
+    pub fn prepare_backward(&self, call: &MultiHeadBackward, scratch: &mut Scratch) -> Result<(), Error> {
         self.record_backward(call, scratch, |_| ())
     }
 
     fn record_backward(
         &self,
-        call: &LayerBackward,
+        call: &MultiHeadBackward,
         scratch: &mut Scratch,
         emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
     ) -> Result<(), Error> {
@@ -451,7 +451,7 @@ impl MultiHeadAttention {
     /// The dispatches of a call that was checked.
     pub(crate) fn backward_dispatches<'a>(
         &'a self,
-        call: &LayerBackward<'a>,
+        call: &MultiHeadBackward<'a>,
         plan: &Plan,
         scratch: &'a Scratch,
         device: &DeviceFacts,
@@ -477,7 +477,7 @@ impl MultiHeadAttention {
                 dispatches.push(gate.gate.apply([gate.logits, between.context, gate.gated], device));
             }
         }
-        dispatches.extend(dispatch_backward::dispatches(&[out], &self.tuning, device)?);
+        dispatches.extend(dispatch_backward::dispatches(&[out], &self.kernel_options, device)?);
         dispatches.extend(between.gate.and_then(|gate| gate.backward(call, &between, device)));
         if let Some(plans) = gradients {
             let problem = self.attention_backward(call, &between, shape, appended);
@@ -493,10 +493,10 @@ impl MultiHeadAttention {
         }
         for (side, gradients) in norms.iter().enumerate() {
             if let Some((norm, gradients)) = self.norm_before(side, &between, given).zip(gradients.as_ref()) {
-                dispatches.extend(norm.backward(gradients, scratch, &self.tuning, device)?);
+                dispatches.extend(norm.backward(gradients, scratch, &self.kernel_options, device)?);
             }
         }
-        dispatches.extend(dispatch_backward::dispatches(&sides, &self.tuning, device)?);
+        dispatches.extend(dispatch_backward::dispatches(&sides, &self.kernel_options, device)?);
         for (rows, sum) in appended_rows {
             dispatches.push(column_sums(rows, sum, device)?);
         }
@@ -506,7 +506,7 @@ impl MultiHeadAttention {
     /// The tensors between the stages, each in a `part` of the scratch or where the forward call has kept it.
     fn between<'a>(
         &'a self,
-        call: &LayerBackward<'a>,
+        call: &MultiHeadBackward<'a>,
         shape: &Shape,
         part: impl Fn(Slot) -> &'a wgpu::Buffer,
     ) -> Between<'a> {
@@ -548,7 +548,7 @@ impl MultiHeadAttention {
     }
 
     /// True for queries and keys whose norm the gradients go through.
-    fn through_norms(&self, call: &LayerBackward) -> [bool; 2] {
+    fn through_norms(&self, call: &MultiHeadBackward) -> [bool; 2] {
         call.through_norms().map(|through| through && self.config.qk_norm.is_some())
     }
 
@@ -561,7 +561,7 @@ impl MultiHeadAttention {
     /// The attention's own backward call.
     fn attention_backward<'a>(
         &self,
-        call: &LayerBackward<'a>,
+        call: &MultiHeadBackward<'a>,
         between: &Between<'a>,
         shape: Shape,
         appended: usize,
@@ -590,7 +590,7 @@ impl MultiHeadAttention {
             partial: false,
             scale: scale_in_f32(self.config.scale, shape.head_dim),
             softcap: self.config.softcap.map(|c| c as f32),
-            tuning: self.tuning,
+            kernel_options: self.kernel_options,
         }
     }
 
@@ -598,12 +598,12 @@ impl MultiHeadAttention {
     /// `between.d_sides`.
     fn products<'a>(
         &'a self,
-        call: &LayerBackward<'a>,
+        call: &MultiHeadBackward<'a>,
         between: &Between<'a>,
         shape: &Shape,
         appended: usize,
     ) -> Products<'a> {
-        let LayerBackward { forward, d_out, d_inputs, accumulates, .. } = *call;
+        let MultiHeadBackward { forward, d_out, d_inputs, accumulates, .. } = *call;
         let linears = call.linears();
         let mut written = Written::default();
         let mut add = |of, name: &'static str, view: Option<TensorView<'a>>| {
@@ -673,8 +673,8 @@ impl MultiHeadAttention {
     }
 
     /// Everything that can be said of a call before its pipelines.
-    fn check_backward(&self, call: &LayerBackward, device: &DeviceFacts) -> Result<Plan, Error> {
-        let LayerBackward { forward, d_out, d_lse, .. } = *call;
+    fn check_backward(&self, call: &MultiHeadBackward, device: &DeviceFacts) -> Result<Plan, Error> {
+        let MultiHeadBackward { forward, d_out, d_lse, .. } = *call;
         let shape = self.check_tensors(&forward, ("d_out", d_out, Access::Read), device)?;
         let appended = self.appended_keys();
         let unread = Extras { lse: None, weights: None, ..forward.extras(d_out, appended) };
@@ -711,7 +711,7 @@ impl MultiHeadAttention {
     /// weights.
     pub(crate) fn backward_plan_of(
         &self,
-        call: &LayerBackward,
+        call: &MultiHeadBackward,
         dims: [usize; 3],
         device: &DeviceFacts,
     ) -> Result<Plan, Error> {
@@ -719,14 +719,14 @@ impl MultiHeadAttention {
         let extras = call.forward.extras(call.d_out, self.appended_keys());
         check_extras(&Extras { lse: None, weights: None, ..extras }, &shape, device)?;
         // Those of inputs are in scratch, for which a smaller buffer may stand.
-        self.check_gradients(&LayerBackward { d_inputs: [None; 3], ..*call }, device)?;
+        self.check_gradients(&MultiHeadBackward { d_inputs: [None; 3], ..*call }, device)?;
         self.plan_backward(call, shape, device)
     }
 
     /// The gradients of weights that a call writes.
     pub(crate) fn written_weights<'a>(
         &'a self,
-        call: &LayerBackward<'a>,
+        call: &MultiHeadBackward<'a>,
     ) -> Vec<(&'static str, TensorView<'a>)> {
         let linears = call.linears();
         let own = WEIGHTS.into_iter().zip(BIASES).zip(linears);
@@ -740,7 +740,12 @@ impl MultiHeadAttention {
     }
 
     /// The plan of a checked call.
-    fn plan_backward(&self, call: &LayerBackward, shape: Shape, device: &DeviceFacts) -> Result<Plan, Error> {
+    fn plan_backward(
+        &self,
+        call: &MultiHeadBackward,
+        shape: Shape,
+        device: &DeviceFacts,
+    ) -> Result<Plan, Error> {
         let appended = self.appended_keys();
         let projects = call.forward.projects();
         let projected = self.projected_size(&shape, projects, self.config.dtype, Slot::Projected)?;
@@ -783,8 +788,8 @@ impl MultiHeadAttention {
         Ok(plan)
     }
 
-    fn check_gradients(&self, call: &LayerBackward, device: &DeviceFacts) -> Result<(), Error> {
-        let LayerForward { query, key, value, mask, .. } = call.forward;
+    fn check_gradients(&self, call: &MultiHeadBackward, device: &DeviceFacts) -> Result<(), Error> {
+        let MultiHeadForward { query, key, value, mask, .. } = call.forward;
         let check = |name: &'static str, view: Option<TensorView>, own: Option<[usize; 4]>| {
             let Some(view) = view else { return Ok(()) };
             let Some(own) = own else { return Err(without(name)) };
@@ -823,7 +828,7 @@ impl<'a> BetweenGate<'a> {
     /// From the gradient of gated outputs to those of the gate's logits and of the outputs, as far as `call` needs them.
     fn backward(
         &self,
-        call: &LayerBackward<'a>,
+        call: &MultiHeadBackward<'a>,
         between: &Between<'a>,
         device: &DeviceFacts,
     ) -> Option<Dispatch<'a>> {
@@ -839,7 +844,7 @@ impl<'a> BetweenGate<'a> {
 
 /// What the attention of the forward call has; its results go to `between`.
 fn attended<'a>(
-    call: &LayerBackward<'a>,
+    call: &MultiHeadBackward<'a>,
     between: &Between<'a>,
     shape: &Shape,
     appended: usize,

@@ -1,6 +1,6 @@
 //! Calls of a stack whose keys and values were projected before: those in a cache, those of a memory.
 
-use super::{LayerForward, MultiHeadAttention, heads_of, joined_heads};
+use super::{MultiHeadAttention, MultiHeadForward, heads_of, joined_heads};
 use crate::attention::dispatch::{Chosen, Keys, Problem};
 use crate::attention::{self, check_extras};
 use crate::cache;
@@ -25,7 +25,7 @@ impl MultiHeadAttention {
     /// stack has appended its own. Inputs and outputs are in the scratch of a stack: only mask and positions are checked.
     pub(crate) fn cached_plan(
         &self,
-        call: &LayerForward,
+        call: &MultiHeadForward,
         (layer, appends): (CacheLayer, bool),
         [batch, q_len, kv_len]: [usize; 3],
         device: &DeviceFacts,
@@ -46,14 +46,15 @@ impl MultiHeadAttention {
         let size = self.projected_size(&rows, [true, appends, appends], dtype, Slot::Projected)?;
         let size = size.with(Slot::Context, self.context_bytes(&shape)).max(self.gate_size(&shape));
         let keys = Keys::Cache(layer).layout();
-        let chosen = attention::dispatch::choose(&extras.outline(shape, dtype, keys, self.tuning), device)?;
+        let chosen =
+            attention::dispatch::choose(&extras.outline(shape, dtype, keys, self.kernel_options), device)?;
         Ok(CachedPlan { shape, chosen, appends, size: size.max(chosen.scratch_size()) })
     }
 
     /// The dispatches of such a call.
     pub(crate) fn cached_dispatches<'a>(
         &'a self,
-        call: &LayerForward<'a>,
+        call: &MultiHeadForward<'a>,
         layer: CacheLayer<'a>,
         plan: &CachedPlan,
         scratch: &'a Scratch,
@@ -87,7 +88,7 @@ impl MultiHeadAttention {
         let ([batch, _, length, _], narrow) = (x.shape(), self.config.narrow);
         let given = |t: TensorView<'a>| t.slice(2, 0, length);
         let products = [self.key.product(x, given(k), narrow), self.value.product(x, given(v), narrow)];
-        let mut dispatches = projection::dispatch::dispatches(&products, &self.tuning, device)?;
+        let mut dispatches = projection::dispatch::dispatches(&products, &self.kernel_options, device)?;
         dispatches.extend(self.normed(1, given(k), given(k), device));
         let appended = self.appended_keys();
         if appended > 0 {

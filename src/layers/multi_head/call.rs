@@ -11,7 +11,7 @@ use crate::tensor::TensorView;
 #[doc(alias = "in_proj_weight")]
 #[doc(alias = "out_proj")]
 #[derive(Clone, Copy, Debug)]
-pub struct LayerWeights<'a> {
+pub struct MultiHeadWeights<'a> {
     /// `[heads · head_dim, query_features]`.
     pub query: Linear<'a>,
     /// `[kv_heads · head_dim, key_features]`.
@@ -27,13 +27,13 @@ pub struct LayerWeights<'a> {
     #[doc(alias = "add_bias_kv")]
     pub bias_kv: Option<[TensorView<'a>; 2]>,
     /// Weights and biases of the norms of queries and of keys, `[head_dim]` each, shared by all
-    /// heads. They belong to [`LayerConfig::qk_norm`](crate::layers::LayerConfig::qk_norm). Without them a
+    /// heads. They belong to [`MultiHeadConfig::qk_norm`](crate::layers::MultiHeadConfig::qk_norm). Without them a
     /// norm has a weight of 1 and no bias.
     #[doc(alias = "q_norm")]
     #[doc(alias = "k_norm")]
     pub qk_norm: Option<[NormWeights<'a>; 2]>,
     /// Projection of the queries' input to the logits of the gate. It is given if and only if the layer has a
-    /// [`LayerConfig::output_gate`](crate::layers::LayerConfig::output_gate). The weight is `[heads · value_dim, query_features]`
+    /// [`MultiHeadConfig::output_gate`](crate::layers::MultiHeadConfig::output_gate). The weight is `[heads · value_dim, query_features]`
     /// for [`OutputGate::Elementwise`](crate::layers::OutputGate::Elementwise), `[heads, query_features]` for
     /// [`OutputGate::Headwise`](crate::layers::OutputGate::Headwise). A narrow layer's weight is
     /// `[1, heads or 1, value_dim or 1, query_features / heads]`.
@@ -45,7 +45,7 @@ pub struct LayerWeights<'a> {
 /// [`TensorView::sequence`].
 #[derive(Clone, Copy, Debug)]
 #[must_use]
-pub struct LayerForward<'a> {
+pub struct MultiHeadForward<'a> {
     pub(crate) query: TensorView<'a>,
     pub(crate) key: TensorView<'a>,
     pub(crate) value: TensorView<'a>,
@@ -85,7 +85,7 @@ impl<'a> KeyPlace<'a> {
     }
 }
 
-impl<'a> LayerForward<'a> {
+impl<'a> MultiHeadForward<'a> {
     /// Queries, keys and values from one input.
     pub fn self_attention(x: TensorView<'a>, out: TensorView<'a>) -> Self {
         Self::new(x, x, x, out)
@@ -100,7 +100,7 @@ impl<'a> LayerForward<'a> {
         value: TensorView<'a>,
         out: TensorView<'a>,
     ) -> Self {
-        LayerForward {
+        MultiHeadForward {
             query,
             key,
             value,
@@ -141,7 +141,7 @@ impl<'a> LayerForward<'a> {
 
     /// What the attention inside the layer has besides queries, keys and values; its result goes to `out`.
     pub(super) fn extras(&self, out: TensorView<'a>, appended: usize) -> Extras<'a> {
-        let LayerForward { mask, lse, weights, dropout, .. } = *self;
+        let MultiHeadForward { mask, lse, weights, dropout, .. } = *self;
         Extras { out, mask, appended, lse, weights, scores: None, dropout }
     }
 
@@ -152,7 +152,7 @@ impl<'a> LayerForward<'a> {
     }
 
     /// Keeps the heads' outputs there, one after the other and before their gate: `[batch, 1, q_len, heads · value_dim]`,
-    /// of the layer's dtype. Without a gate that is what the output projection reads. With [`lse`](Self::lse) beside it a [backward call](super::LayerBackward) does not attend again.
+    /// of the layer's dtype. Without a gate that is what the output projection reads. With [`lse`](Self::lse) beside it a [backward call](super::MultiHeadBackward) does not attend again.
     pub fn context(mut self, context: impl Into<Option<TensorView<'a>>>) -> Self {
         self.context = context.into();
         self

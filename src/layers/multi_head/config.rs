@@ -6,11 +6,11 @@ use crate::tensor::{DType, Error, Shape, check_sizes};
 
 /// The dimensions and fixed options of a multi-head attention layer.
 ///
-/// `nn.MultiheadAttention(embed_dim, heads)` is `LayerConfig::new(embed_dim, heads)`; its `kdim` and
+/// `nn.MultiheadAttention(embed_dim, heads)` is `MultiHeadConfig::new(embed_dim, heads)`; its `kdim` and
 /// `vdim` are `key_features` and `value_features`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[must_use]
-pub struct LayerConfig {
+pub struct MultiHeadConfig {
     pub(crate) heads: usize,
     pub(crate) kv_heads: usize,
     pub(crate) head_dim: usize,
@@ -28,7 +28,7 @@ pub struct LayerConfig {
     pub(crate) dtype: DType,
 }
 
-/// Granularity of a layer's [output gate](LayerConfig::output_gate) (Qiu et al. 2025, "Gated attention for large
+/// Granularity of a layer's [output gate](MultiHeadConfig::output_gate) (Qiu et al. 2025, "Gated attention for large
 /// language models", <https://arxiv.org/abs/2505.06708>, section 2.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -39,14 +39,14 @@ pub enum OutputGate {
     Headwise,
 }
 
-impl LayerConfig {
+impl MultiHeadConfig {
     /// A layer whose inputs and output are `embed_dim` wide, split evenly into `heads`; f32, scale `1 / √head_dim`, as
     /// many key/value heads. Where it cannot be split evenly, `head_dim` and `value_dim` must be set.
     #[doc(alias = "num_heads")]
     pub fn new(embed_dim: usize, heads: usize) -> Self {
         let divides = heads > 0 && embed_dim.is_multiple_of(heads);
         let head_dim = if divides { embed_dim / heads } else { 0 };
-        LayerConfig {
+        MultiHeadConfig {
             heads,
             kv_heads: heads,
             head_dim,
@@ -126,7 +126,7 @@ impl LayerConfig {
     }
 
     /// Norm of each head's projected query and key, before rotation, as in Qwen3 and Gemma 3. The
-    /// weights are [`LayerWeights::qk_norm`](crate::layers::LayerWeights::qk_norm). The norm leaves appended
+    /// weights are [`MultiHeadWeights::qk_norm`](crate::layers::MultiHeadWeights::qk_norm). The norm leaves appended
     /// keys as they are.
     pub fn qk_norm(mut self, qk_norm: impl Into<Option<NormConfig>>) -> Self {
         self.qk_norm = qk_norm.into();
@@ -135,7 +135,7 @@ impl LayerConfig {
 
     /// Gate of the heads' outputs, `None` by default: the output projection reads `attention · sigmoid(x W_gᵀ + b_g)`,
     /// where `x` is the queries' input (Qiu et al. 2025, <https://arxiv.org/abs/2505.06708>). `W_g` and `b_g` are
-    /// [`LayerWeights::gate`](crate::layers::LayerWeights::gate). The logits and the product are stored in the layer's dtype.
+    /// [`MultiHeadWeights::gate`](crate::layers::MultiHeadWeights::gate). The logits and the product are stored in the layer's dtype.
     /// In a [narrow](Self::narrow) layer a head's gate reads that head's slice of `x`.
     ///
     /// A layer with a gate and without its weights is an [`Error::Unsupported`](crate::Error::Unsupported), and so are
@@ -201,11 +201,11 @@ impl LayerConfig {
     pub(crate) fn check_gate(&self, weights: bool) -> Result<(), Error> {
         let (what, why) = match (self.output_gate.is_some(), weights) {
             (true, false) => (
-                "`LayerConfig::output_gate` without weights",
+                "`MultiHeadConfig::output_gate` without weights",
                 "the layer has a gate: set `gate` of the weights",
             ),
             (false, true) => {
-                ("`gate` of the weights alone", "the layer has no gate: set `LayerConfig::output_gate`")
+                ("`gate` of the weights alone", "the layer has no gate: set `MultiHeadConfig::output_gate`")
             }
             _ => return Ok(()),
         };

@@ -1,11 +1,11 @@
 //! The gate of the heads' outputs: a sigmoid of a projection of the queries' input.
 
-use super::{LayerForward, MultiHeadAttention, heads_of, joined_heads};
+use super::{MultiHeadAttention, MultiHeadForward, heads_of, joined_heads};
 use crate::device::DeviceFacts;
 use crate::kernel::{Dispatch, Dispatches, Scratch, ScratchSize, Slot, in_scratch};
 use crate::matmul::projection::{OwnedLinear, dispatch};
 use crate::matmul::{Activation, SideShape};
-use crate::rows::pointwise::dispatch::PointwiseOp;
+use crate::rows::elementwise::dispatch::ElementwiseOp;
 use crate::tensor::{DType, Error, Layout, Shape, TensorView, count};
 
 /// The gate of a layer that has one, in a call.
@@ -63,9 +63,9 @@ impl<'a> Gate<'a> {
     }
 
     /// `sigmoid(logits) · context`. Its output and its gradients are views that [`aligned`](Self::aligned) gives.
-    pub fn op(&self, logits: TensorView<'a>, context: TensorView<'a>) -> PointwiseOp<'a> {
+    pub fn op(&self, logits: TensorView<'a>, context: TensorView<'a>) -> ElementwiseOp<'a> {
         let [x, times] = self.aligned(logits, context);
-        PointwiseOp { activation: Some(Activation::Sigmoid), x, times: Some(times), plus: None }
+        ElementwiseOp { activation: Some(Activation::Sigmoid), x, multiply: Some(times), residual: None }
     }
 
     /// Writes the gated `context` to `gated`.
@@ -97,14 +97,14 @@ impl MultiHeadAttention {
         device: &DeviceFacts,
     ) -> Result<Dispatches<'a>, Error> {
         let product = gate.linear.product(query, gate.projected(logits), gate.side.narrow);
-        dispatch::dispatches(&[product], &self.tuning, device)
+        dispatch::dispatches(&[product], &self.kernel_options, device)
     }
 
     /// From the heads' outputs `context` to the layer's output: the gate, if there is one, and the
     /// output projection.
     pub(super) fn finish<'a>(
         &'a self,
-        call: &LayerForward<'a>,
+        call: &MultiHeadForward<'a>,
         shape: &Shape,
         context: TensorView<'a>,
         scratch: &'a Scratch,
@@ -119,7 +119,7 @@ impl MultiHeadAttention {
             dispatches.push(gate.apply([logits, context, heads], device));
         }
         let out = self.out.product(heads, call.out, false);
-        dispatches.extend(dispatch::dispatches(&[out], &self.tuning, device)?);
+        dispatches.extend(dispatch::dispatches(&[out], &self.kernel_options, device)?);
         Ok(dispatches)
     }
 }

@@ -8,10 +8,10 @@ mod gate;
 pub(crate) mod reference;
 pub(crate) mod reference_backward;
 
-pub use backward::{LayerBackward, LayerGradients, LinearGradients};
+pub use backward::{LinearGradients, MultiHeadBackward, MultiHeadGradients};
 pub(crate) use cached::CachedPlan;
-pub use call::{LayerForward, LayerWeights};
-use config::{LayerConfig, Side};
+pub use call::{MultiHeadForward, MultiHeadWeights};
+use config::{MultiHeadConfig, Side};
 
 use crate::attention::dispatch::{Chosen, Extras, Keys, Problem};
 use crate::attention::kernels::append_keys::{self, AppendKeysCall};
@@ -19,8 +19,8 @@ use crate::attention::plan::{KeyLayout, Outline};
 use crate::attention::{self, Config, check_dtype, check_extras, extra_inputs, outputs, scale_in_f32};
 use crate::device::DeviceFacts;
 use crate::kernel::{
-    BoundDispatch, Dispatch, Dispatches, Pipelines, Scratch, ScratchSize, Slot, Tuning, View, in_scratch,
-    pass, record,
+    BoundDispatch, Dispatch, Dispatches, KernelOptions, Pipelines, Scratch, ScratchSize, Slot, View,
+    in_scratch, pass, record,
 };
 use crate::matmul::projection::{self, OwnedLinear, check_vector, check_weight};
 use crate::position::Rotary;
@@ -44,7 +44,7 @@ use crate::tensor::{
 /// #      out_proj_weight: &wgpu::Buffer, out_proj_bias: &wgpu::Buffer, x: &wgpu::Buffer, y: &wgpu::Buffer)
 /// # -> Result<(), wgpu_attention::Error> {
 /// use wgpu_attention::{DType, Linear, Mask, MultiHeadAttention};
-/// use wgpu_attention::layers::{LayerConfig, LayerForward, LayerWeights};
+/// use wgpu_attention::layers::{MultiHeadConfig, MultiHeadForward, MultiHeadWeights};
 /// use wgpu_attention::{Scratch, TensorView};
 ///
 /// let (e, heads) = (512, 8);
@@ -55,11 +55,11 @@ use crate::tensor::{
 ///     weight: TensorView::matrix(out_proj_weight, DType::F32, [e, e]),
 ///     bias: Some(TensorView::vector(out_proj_bias, DType::F32, e)),
 /// };
-/// let weights = LayerWeights { query: part(0), key: part(1), value: part(2), out, bias_kv: None, qk_norm: None, gate: None };
-/// let layer = MultiHeadAttention::new(device, LayerConfig::new(e, heads), &weights)?;
+/// let weights = MultiHeadWeights { query: part(0), key: part(1), value: part(2), out, bias_kv: None, qk_norm: None, gate: None };
+/// let layer = MultiHeadAttention::new(device, MultiHeadConfig::new(e, heads), &weights)?;
 ///
 /// let sequence = |buffer| TensorView::sequence(buffer, DType::F32, [1, 128, e]); // batch, length, features
-/// let call = LayerForward::self_attention(sequence(x), sequence(y)).mask(Mask::causal());
+/// let call = MultiHeadForward::self_attention(sequence(x), sequence(y)).mask(Mask::causal());
 /// let mut scratch = Scratch::new(device, layer.scratch_size(&call)?)?;
 /// let mut encoder = device.create_command_encoder(&Default::default());
 /// layer.forward(&mut encoder, &call, &mut scratch)?;
@@ -69,8 +69,8 @@ use crate::tensor::{
 #[derive(Clone, Debug)]
 pub struct MultiHeadAttention {
     pipelines: Pipelines,
-    config: LayerConfig,
-    tuning: Tuning,
+    config: MultiHeadConfig,
+    kernel_options: KernelOptions,
     query: OwnedLinear,
     key: OwnedLinear,
     value: OwnedLinear,
@@ -99,7 +99,11 @@ impl MultiHeadAttention {
     ///
     /// # Errors
     /// Weights that do not have the shapes of `config`, and everything [`Error`] lists for tensors.
-    pub fn new(device: &wgpu::Device, config: LayerConfig, weights: &LayerWeights) -> Result<Self, Error> {
+    pub fn new(
+        device: &wgpu::Device,
+        config: MultiHeadConfig,
+        weights: &MultiHeadWeights,
+    ) -> Result<Self, Error> {
         Self::with_pipelines(&Pipelines::new(device), config, weights)
     }
 
@@ -109,8 +113,8 @@ impl MultiHeadAttention {
     /// As [`new`](Self::new).
     pub fn with_pipelines(
         pipelines: &Pipelines,
-        config: LayerConfig,
-        weights: &LayerWeights,
+        config: MultiHeadConfig,
+        weights: &MultiHeadWeights,
     ) -> Result<Self, Error> {
         let device = &pipelines.facts();
         config.check()?;
@@ -140,7 +144,7 @@ impl MultiHeadAttention {
             same_dtype("bias_v", v, k.dtype())?;
         }
         if weights.qk_norm.is_some() && config.qk_norm.is_none() {
-            let why = "the layer has no norm of queries and keys: set `LayerConfig::qk_norm`";
+            let why = "the layer has no norm of queries and keys: set `MultiHeadConfig::qk_norm`";
             return Err(Error::Unsupported { what: "`qk_norm` of the weights alone", why });
         }
         let [q_norm, k_norm] = weights.qk_norm.unwrap_or_default();
@@ -158,7 +162,7 @@ impl MultiHeadAttention {
         Ok(MultiHeadAttention {
             pipelines: pipelines.clone(),
             config,
-            tuning: Tuning::default(),
+            kernel_options: KernelOptions::default(),
             query: OwnedLinear::new(&weights.query),
             key: OwnedLinear::new(&weights.key),
             value: OwnedLinear::new(&weights.value),
@@ -169,9 +173,9 @@ impl MultiHeadAttention {
         })
     }
 
-    /// How the layer is computed, not what; see [`Tuning`].
-    pub fn tuning(mut self, tuning: Tuning) -> Self {
-        self.tuning = tuning;
+    /// How the layer is computed, not what; see [`KernelOptions`].
+    pub fn kernel_options(mut self, kernel_options: KernelOptions) -> Self {
+        self.kernel_options = kernel_options;
         self
     }
 
@@ -196,7 +200,7 @@ impl MultiHeadAttention {
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
-    pub fn scratch_size(&self, call: &LayerForward) -> Result<ScratchSize, Error> {
+    pub fn scratch_size(&self, call: &MultiHeadForward) -> Result<ScratchSize, Error> {
         Ok(self.check(call, &self.pipelines.facts())?.size)
     }
 
@@ -207,7 +211,7 @@ impl MultiHeadAttention {
     pub fn forward(
         &self,
         encoder: &mut wgpu::CommandEncoder,
-        call: &LayerForward,
+        call: &MultiHeadForward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
         self.record(call, scratch, |bound| record(&mut pass(encoder, "multi-head attention"), bound))
@@ -220,7 +224,7 @@ impl MultiHeadAttention {
     pub fn forward_in_pass(
         &self,
         pass: &mut wgpu::ComputePass,
-        call: &LayerForward,
+        call: &MultiHeadForward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
         self.record(call, scratch, |bound| record(pass, bound))
@@ -231,13 +235,13 @@ impl MultiHeadAttention {
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
-    pub fn prepare(&self, call: &LayerForward, scratch: &mut Scratch) -> Result<(), Error> {
+    pub fn prepare(&self, call: &MultiHeadForward, scratch: &mut Scratch) -> Result<(), Error> {
         self.record(call, scratch, |_| ())
     }
 
     fn record(
         &self,
-        call: &LayerForward,
+        call: &MultiHeadForward,
         scratch: &mut Scratch,
         emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
     ) -> Result<(), Error> {
@@ -257,7 +261,7 @@ impl MultiHeadAttention {
     /// The dispatches of a call that was checked.
     pub(crate) fn dispatches<'a>(
         &'a self,
-        call: &LayerForward<'a>,
+        call: &MultiHeadForward<'a>,
         plan: &Plan,
         scratch: &'a Scratch,
         device: &DeviceFacts,
@@ -285,7 +289,7 @@ impl MultiHeadAttention {
     /// Where queries, keys and values are: in `buffer`, but for keys and values whose place the call says.
     fn projected<'a>(
         &self,
-        call: &LayerForward<'a>,
+        call: &MultiHeadForward<'a>,
         shape: &Shape,
         buffer: &'a wgpu::Buffer,
     ) -> [TensorView<'a>; 3] {
@@ -301,7 +305,7 @@ impl MultiHeadAttention {
     /// keys before their norm, `unnormed`.
     fn project<'a>(
         &'a self,
-        call: &LayerForward<'a>,
+        call: &MultiHeadForward<'a>,
         shape: &Shape,
         appended: usize,
         ([q, k, v], unnormed): ([TensorView<'a>; 3], [Option<TensorView<'a>>; 2]),
@@ -317,7 +321,7 @@ impl MultiHeadAttention {
         if !before {
             products.push(self.value.product(call.value, given(v), narrow));
         }
-        let mut dispatches = projection::dispatch::dispatches(&products, &self.tuning, device)?;
+        let mut dispatches = projection::dispatch::dispatches(&products, &self.kernel_options, device)?;
         dispatches.extend(self.normed(0, unnormed[0].unwrap_or(q), q, device));
         if !before {
             dispatches.extend(self.normed(1, given(unnormed[1].unwrap_or(k)), given(k), device));
@@ -351,7 +355,7 @@ impl MultiHeadAttention {
         out: TensorView<'a>,
         device: &DeviceFacts,
     ) -> Option<Dispatch<'a>> {
-        Some(self.norm_of(side, x)?.forward(out, None, &self.tuning, device))
+        Some(self.norm_of(side, x)?.forward(out, None, &self.kernel_options, device))
     }
 
     /// The attention inside.
@@ -364,7 +368,7 @@ impl MultiHeadAttention {
             scale: scale_in_f32(self.config.scale, shape.head_dim),
             softcap: self.config.softcap.map(|c| c as f32),
             score_vector: None,
-            tuning: self.tuning,
+            kernel_options: self.kernel_options,
         }
     }
 
@@ -399,7 +403,7 @@ impl MultiHeadAttention {
         call.dispatch([groups, appended, shape.batch * shape.kv_heads], device)
     }
 
-    fn check(&self, call: &LayerForward, device: &DeviceFacts) -> Result<Plan, Error> {
+    fn check(&self, call: &MultiHeadForward, device: &DeviceFacts) -> Result<Plan, Error> {
         let shape = self.check_tensors(call, ("out", call.out, Access::Write), device)?;
         let appended = self.appended_keys();
         let extras = call.extras(call.out, appended);
@@ -424,7 +428,7 @@ impl MultiHeadAttention {
     /// The plan of a checked call.
     fn plan(
         &self,
-        call: &LayerForward,
+        call: &MultiHeadForward,
         shape: Shape,
         extras: &Extras,
         device: &DeviceFacts,
@@ -446,7 +450,7 @@ impl MultiHeadAttention {
     /// The plan of a call whose inputs are in the scratch of a stack: only its mask and its weights are checked.
     pub(crate) fn plan_of(
         &self,
-        call: &LayerForward,
+        call: &MultiHeadForward,
         dims: [usize; 3],
         device: &DeviceFacts,
     ) -> Result<Plan, Error> {
@@ -458,17 +462,17 @@ impl MultiHeadAttention {
     }
 
     /// What a plan must know of the attention inside. How keys and values will lie decides how they load.
-    fn outline(&self, call: &LayerForward, shape: &Shape, extras: &Extras) -> Outline {
+    fn outline(&self, call: &MultiHeadForward, shape: &Shape, extras: &Extras) -> Outline {
         let dtype = self.config.dtype;
         let [_, k, v] = projected_layouts(shape, [true; 3], dtype);
         let [k, v] = call.keys.outside().map_or([k, v], |keys| keys.map(|t| t.layout));
-        extras.outline(*shape, dtype, KeyLayout::Tensors { dtype, k, v }, self.tuning)
+        extras.outline(*shape, dtype, KeyLayout::Tensors { dtype, k, v }, self.kernel_options)
     }
 
     /// Checks the inputs, and a tensor shaped as the output. Gives the shape of the attention inside.
     fn check_tensors(
         &self,
-        call: &LayerForward,
+        call: &MultiHeadForward,
         (out, view, access): (&'static str, TensorView, Access),
         device: &DeviceFacts,
     ) -> Result<Shape, Error> {
@@ -490,7 +494,12 @@ impl MultiHeadAttention {
         Ok(shape)
     }
 
-    fn check_rotary(&self, call: &LayerForward, shape: &Shape, device: &DeviceFacts) -> Result<(), Error> {
+    fn check_rotary(
+        &self,
+        call: &MultiHeadForward,
+        shape: &Shape,
+        device: &DeviceFacts,
+    ) -> Result<(), Error> {
         let Some(rotary) = call.rotary else { return Ok(()) };
         if shape.kv_len - self.appended_keys() != shape.q_len {
             let why =
@@ -517,7 +526,7 @@ impl MultiHeadAttention {
     /// All that a call reads.
     fn inputs<'a>(
         &'a self,
-        call: &LayerForward<'a>,
+        call: &MultiHeadForward<'a>,
         extras: &Extras<'a>,
     ) -> Vec<(&'static str, TensorView<'a>)> {
         [("query", call.query), ("key", call.key), ("value", call.value)]
@@ -580,7 +589,7 @@ impl MultiHeadAttention {
 }
 
 /// The attention inside a layer.
-fn inner(config: &LayerConfig) -> Config {
+fn inner(config: &MultiHeadConfig) -> Config {
     Config::new(config.heads, config.head_dim)
         .kv_heads(config.kv_heads)
         .value_dim(config.value_dim)

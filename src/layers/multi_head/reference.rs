@@ -1,6 +1,6 @@
 //! A whole layer: project → attend → project.
 
-use super::config::{LayerConfig, Side};
+use super::config::{MultiHeadConfig, Side};
 use crate::attention::reference::attention::{Attended, attention};
 use crate::attention::reference::options::Options;
 use crate::layers::block::reference::HostNorm;
@@ -8,8 +8,8 @@ use crate::matmul::projection::reference::{HostLinear, project};
 use crate::matmul::{Activation, SideShape};
 use crate::position::reference::rotate;
 use crate::position::{RopeConfig, RowPositions};
+use crate::rows::elementwise::reference::activate;
 use crate::rows::norm::reference::norm;
-use crate::rows::pointwise::reference::activate;
 use crate::tensor::{Error, HostTensor, Real, Shape, check_sizes, expect_length};
 
 /// The weights of a layer.
@@ -30,10 +30,10 @@ pub struct HostWeights<'a, R> {
     #[doc(alias = "add_bias_kv")]
     pub bias_kv: Option<[&'a [R]; 2]>,
     /// Weights and biases of the norms of queries and of keys, `[head_dim]` each, of
-    /// [`LayerConfig::qk_norm`](crate::layers::LayerConfig::qk_norm).
+    /// [`MultiHeadConfig::qk_norm`](crate::layers::MultiHeadConfig::qk_norm).
     pub qk_norm: Option<[HostNorm<'a, R>; 2]>,
     /// The gate of the heads' outputs, of
-    /// [`LayerConfig::output_gate`](crate::layers::LayerConfig::output_gate): `[heads · value_dim, query_features]`
+    /// [`MultiHeadConfig::output_gate`](crate::layers::MultiHeadConfig::output_gate): `[heads · value_dim, query_features]`
     /// or `[heads, query_features]`.
     pub gate: Option<HostLinear<'a, R>>,
 }
@@ -53,7 +53,7 @@ impl<'a, R> HostWeights<'a, R> {
 
 /// Lengths of one call of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LayerShape {
+pub struct MultiHeadShape {
     /// Independent sequences.
     pub batch: usize,
     /// Queries per sequence.
@@ -69,8 +69,8 @@ pub struct LayerShape {
 /// As [`attention`], and slices that do not have the length their shape says.
 pub fn multi_head<R: Real>(
     inputs: [&[R]; 3],
-    shape: LayerShape,
-    config: &LayerConfig,
+    shape: MultiHeadShape,
+    config: &MultiHeadConfig,
     weights: &HostWeights<R>,
     options: &Options,
 ) -> Result<Attended<R>, Error> {
@@ -104,13 +104,13 @@ pub(super) struct Projected<'a, R> {
 /// What a layer does before it attends.
 pub(super) fn project_inputs<'a, R: Real>(
     [query, key, value]: [&[R]; 3],
-    shape: LayerShape,
-    config: &LayerConfig,
+    shape: MultiHeadShape,
+    config: &MultiHeadConfig,
     weights: &HostWeights<R>,
     options: &Options<'a>,
 ) -> Result<Projected<'a, R>, Error> {
     config.check()?;
-    let LayerShape { batch, q_len, kv_len } = shape;
+    let MultiHeadShape { batch, q_len, kv_len } = shape;
     config.shape(batch, q_len, kv_len, 0).check()?;
     if options.rotary.is_some() && q_len != kv_len {
         let why = "they are those of self-attention; else rotate what is projected";
@@ -172,12 +172,12 @@ pub(super) fn norm_of<'a, R: Real>(side: usize, weights: &HostWeights<'a, R>) ->
 fn normed<R: Real>(
     side: usize,
     x: Vec<R>,
-    config: &LayerConfig,
+    config: &MultiHeadConfig,
     weights: &HostWeights<R>,
 ) -> Result<(Vec<R>, Vec<R>), Error> {
     let Some(of) = &config.qk_norm else {
         if weights.qk_norm.is_some() {
-            let why = "the layer has no norm of queries and keys: set `LayerConfig::qk_norm`";
+            let why = "the layer has no norm of queries and keys: set `MultiHeadConfig::qk_norm`";
             return Err(Error::Unsupported { what: "`qk_norm` of the weights alone", why });
         }
         return Ok((Vec::new(), x));

@@ -1,8 +1,8 @@
 //! The gradients of a whole layer.
 
-use super::config::{LayerConfig, Side};
+use super::config::{MultiHeadConfig, Side};
 use super::reference::{
-    HostWeights, LayerShape, Projected, columns, gated, join_heads, norm_of, project_inputs, rotated,
+    HostWeights, MultiHeadShape, Projected, columns, gated, join_heads, norm_of, project_inputs, rotated,
     split_heads,
 };
 use crate::attention::reference::attention::attention;
@@ -12,8 +12,8 @@ use crate::layers::block::reference::HostNormGradients;
 use crate::matmul::projection::reference::{HostLinear, ProjectGradients, project_backward};
 use crate::matmul::{Activation, SideShape};
 use crate::position::reference::rotate_backward;
+use crate::rows::elementwise::reference::{activate, activation_slope};
 use crate::rows::norm::reference::norm_backward;
-use crate::rows::pointwise::reference::{activate, activation_slope};
 use crate::tensor::{Error, Real, Shape, expect_length};
 
 /// The gradients of a [`HostLinear`], shaped as it.
@@ -29,7 +29,7 @@ pub struct LinearGradients<R> {
 /// What [`multi_head_backward`] gives: the gradient of every input, shaped as the input.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct LayerGradients<R> {
+pub struct MultiHeadGradients<R> {
     /// `[batch, q_len, query_features]`. Of a layer whose three inputs are one tensor, that tensor's gradient is the sum
     /// of this and the two below.
     pub d_query: Vec<R>,
@@ -48,7 +48,7 @@ pub struct LayerGradients<R> {
     /// Of [`HostWeights::bias_kv`], if it is given.
     pub d_bias_kv: Option<[Vec<R>; 2]>,
     /// Of the norms of queries and of keys, if
-    /// [`LayerConfig::qk_norm`](crate::layers::LayerConfig::qk_norm) is set.
+    /// [`MultiHeadConfig::qk_norm`](crate::layers::MultiHeadConfig::qk_norm) is set.
     pub qk_norm: Option<[HostNormGradients<R>; 2]>,
     /// Of [`HostWeights::gate`], if it is given.
     pub gate: Option<LinearGradients<R>>,
@@ -74,14 +74,14 @@ pub struct LayerGradients<R> {
 /// As [`multi_head`](super::reference::multi_head).
 pub fn multi_head_backward<R: Real>(
     inputs: [&[R]; 3],
-    shape: LayerShape,
-    config: &LayerConfig,
+    shape: MultiHeadShape,
+    config: &MultiHeadConfig,
     weights: &HostWeights<R>,
     options: &Options,
     d_out: &[R],
     d_lse: Option<&[R]>,
-) -> Result<LayerGradients<R>, Error> {
-    let LayerShape { batch, q_len, .. } = shape;
+) -> Result<MultiHeadGradients<R>, Error> {
+    let MultiHeadShape { batch, q_len, .. } = shape;
     let given = options;
     let Projected { q, k, v, unnormed, gate, shape, options } =
         project_inputs(inputs, shape, config, weights, given)?;
@@ -137,7 +137,7 @@ pub fn multi_head_backward<R: Real>(
         more_values.truncate(bias_v.len());
         [more_keys, more_values]
     });
-    Ok(LayerGradients {
+    Ok(MultiHeadGradients {
         d_query,
         d_key,
         d_value,

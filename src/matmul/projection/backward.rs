@@ -232,7 +232,8 @@ impl Projection {
         }
         check_aliasing(&written.views(), &read)?;
         let bound = self.pipelines.with_fallbacks(|| {
-            let dispatches = dispatch_backward::dispatches(&calls, &self.tuning, &self.pipelines.facts())?;
+            let dispatches =
+                dispatch_backward::dispatches(&calls, &self.kernel_options, &self.pipelines.facts())?;
             self.pipelines.bind(&dispatches, &self.bindings)
         })?;
         if bound.is_empty() {

@@ -2,7 +2,7 @@
 
 use super::kernels::project::{PARTS, ProjectCall, ProjectPart};
 use crate::device::DeviceFacts;
-use crate::kernel::{Dispatch, Dispatches, Placed, Several, Tuning, Width};
+use crate::kernel::{Dispatch, Dispatches, KernelOptions, Placed, Several, Width};
 use crate::matmul::Activation;
 use crate::matmul::plan::{self, ProductOutline};
 use crate::tensor::{DType, Error, Layout, TensorView, Window};
@@ -87,15 +87,15 @@ fn bind<'a>(views: &[TensorView<'a>], device: &DeviceFacts) -> SharedWindows<'a>
 /// The dispatches of `products`: one where their outputs share a buffer and the bindings suffice.
 ///
 /// # Errors
-/// A `tuning` that insists on what these products cannot have.
+/// A `kernel_options` that insists on what these products cannot have.
 pub(crate) fn dispatches<'a>(
     products: &[LinearOp<'a>],
-    tuning: &Tuning,
+    kernel_options: &KernelOptions,
     device: &DeviceFacts,
 ) -> Result<Dispatches<'a>, Error> {
     let mut dispatches = Vec::new();
     for part in products.chunks(PARTS) {
-        dispatches.extend(together(part, tuning, device)?);
+        dispatches.extend(together(part, kernel_options, device)?);
     }
     Ok(dispatches)
 }
@@ -103,7 +103,7 @@ pub(crate) fn dispatches<'a>(
 /// Up to [`PARTS`] products in one dispatch if it can be had, else the first apart.
 fn together<'a>(
     products: &[LinearOp<'a>],
-    tuning: &Tuning,
+    kernel_options: &KernelOptions,
     device: &DeviceFacts,
 ) -> Result<Dispatches<'a>, Error> {
     let Some((first, rest)) = products.split_first() else { return Ok(Vec::new()) };
@@ -112,11 +112,11 @@ fn together<'a>(
     let one_batch = rest.iter().all(|p| p.x.shape()[0] == first.x.shape()[0]);
     let one_dispatch = rest.is_empty() || one_batch && bound.fits(device);
     if !one_dispatch {
-        let mut split = together(&[*first], tuning, device)?;
-        split.extend(together(rest, tuning, device)?);
+        let mut split = together(&[*first], kernel_options, device)?;
+        split.extend(together(rest, kernel_options, device)?);
         return Ok(split);
     }
-    Ok(vec![dispatch(products, bound, tuning, device)?])
+    Ok(vec![dispatch(products, bound, kernel_options, device)?])
 }
 
 /// The buffers of all parts of a dispatch.
@@ -218,7 +218,7 @@ impl Together {
 fn dispatch<'a>(
     products: &[LinearOp<'a>],
     bound: Bound<'a>,
-    tuning: &Tuning,
+    kernel_options: &KernelOptions,
     device: &DeviceFacts,
 ) -> Result<Dispatch<'a>, Error> {
     let first = products[0];
@@ -229,7 +229,7 @@ fn dispatch<'a>(
     }
     let Together { batches, z_heads, .. } = together;
     let product = together.shape(products);
-    let outline = outline(products, product, tuning);
+    let outline = outline(products, product, kernel_options);
     let tiles = plan::choose_product(&outline, device)?;
     let call = ProjectCall {
         x: bound.xs.bound(),
@@ -251,12 +251,16 @@ fn dispatch<'a>(
 }
 
 /// What a plan must know of `products`, in one dispatch.
-pub(crate) fn outline_of(products: &[LinearOp], tuning: &Tuning) -> ProductOutline {
-    outline(products, Together::of(products).shape(products), tuning)
+pub(crate) fn outline_of(products: &[LinearOp], kernel_options: &KernelOptions) -> ProductOutline {
+    outline(products, Together::of(products).shape(products), kernel_options)
 }
 
 /// What a plan must know of `products`, together of shape `product`.
-fn outline(products: &[LinearOp], product: plan::MatmulShape, tuning: &Tuning) -> ProductOutline {
+fn outline(
+    products: &[LinearOp],
+    product: plan::MatmulShape,
+    kernel_options: &KernelOptions,
+) -> ProductOutline {
     let x_fours = products.iter().all(|p| p.x_layout().in_fours(3));
     let w_fours = |axis| products.iter().all(|p| p.w.layout.in_fours(axis));
     let w_along_columns = !w_fours(3) && w_fours(2);
@@ -267,6 +271,6 @@ fn outline(products: &[LinearOp], product: plan::MatmulShape, tuning: &Tuning) -
         stored,
         in_fours: x_fours && (w_fours(3) || w_along_columns),
         w_along_columns,
-        tuning: *tuning,
+        kernel_options: *kernel_options,
     }
 }

@@ -3,7 +3,7 @@
 use super::kernels::column_sums::{COLUMNS, ColumnSumsCall};
 use super::kernels::project_backward::{LEVELS, ProductAxis, ProjectBackwardCall};
 use crate::device::{DeviceFacts, Family};
-use crate::kernel::{Dispatch, Dispatches, Tuning, Width};
+use crate::kernel::{Dispatch, Dispatches, KernelOptions, Width};
 use crate::matmul::plan::{self, MatmulShape, Tiles};
 use crate::tensor::{Error, Layout, TensorView};
 
@@ -189,13 +189,17 @@ pub(crate) fn column_sums<'a>(
 }
 
 impl<'a> Product<'a> {
-    pub(crate) fn dispatch(self, tuning: &Tuning, device: &DeviceFacts) -> Result<Dispatch<'a>, Error> {
+    pub(crate) fn dispatch(
+        self,
+        kernel_options: &KernelOptions,
+        device: &DeviceFacts,
+    ) -> Result<Dispatch<'a>, Error> {
         let (rows, row_levels) = nested(&self.rows);
         let (inner, inner_levels) = nested(&self.inner);
         let (cols, _) = nested(&[self.cols]);
         let shape =
             MatmulShape { batch: self.count, rows: rows.lengths[0] as usize, cols: cols.lengths[0] as usize };
-        let tiles = plan::choose_gradient(shape, tuning, device)?;
+        let tiles = plan::choose_gradient(shape, kernel_options, device)?;
         let d_y = &self.a.layout;
         // The form for software drivers broadcasts A, by single elements where they do not lie along the inner axis.
         let gpu = matches!(tiles, Tiles::Gpu { .. });
@@ -229,19 +233,19 @@ impl<'a> Product<'a> {
 /// The dispatches of all gradients that `calls` want, in order: what adds to a gradient comes after it.
 ///
 /// # Errors
-/// A `tuning` that insists on what these products cannot have; kernels that are put aside and that nothing replaces.
+/// A `kernel_options` that insists on what these products cannot have; kernels that are put aside and that nothing replaces.
 pub(crate) fn dispatches<'a>(
     calls: &[LinearBackward<'a>],
-    tuning: &Tuning,
+    kernel_options: &KernelOptions,
     device: &DeviceFacts,
 ) -> Result<Dispatches<'a>, Error> {
     let mut dispatches = Vec::new();
     for call in calls {
         if let Some(d_x) = call.d_x {
-            dispatches.push(call.d_x(d_x).dispatch(tuning, device)?);
+            dispatches.push(call.d_x(d_x).dispatch(kernel_options, device)?);
         }
         if let Some((x, d_w)) = call.d_w {
-            dispatches.push(call.d_w(x, d_w).dispatch(tuning, device)?);
+            dispatches.push(call.d_w(x, d_w).dispatch(kernel_options, device)?);
         }
         if let Some(d_b) = call.d_b {
             dispatches.push(column_sums(call.d_y, d_b, device)?);

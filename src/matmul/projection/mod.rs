@@ -15,7 +15,7 @@ use std::sync::Arc;
 use super::plan::ProductOutline;
 use super::{Activation, SideShape};
 use crate::device::DeviceFacts;
-use crate::kernel::{BindingCache, BoundDispatch, Pipelines, Tuning, pass, record};
+use crate::kernel::{BindingCache, BoundDispatch, KernelOptions, Pipelines, pass, record};
 use crate::tensor::{
     Access, Error, Tensor, TensorView, check_aliasing, check_float, expect, expect_shape, same_dtype,
 };
@@ -76,7 +76,7 @@ pub struct ProjectionForward<'a> {
 pub struct Projection {
     pipelines: Pipelines,
     bindings: Arc<BindingCache>,
-    tuning: Tuning,
+    kernel_options: KernelOptions,
 }
 
 impl Projection {
@@ -87,7 +87,11 @@ impl Projection {
 
     /// Projections that share pipelines with other operators on the device.
     pub fn with_pipelines(pipelines: &Pipelines) -> Self {
-        Projection { pipelines: pipelines.clone(), bindings: Arc::default(), tuning: Tuning::new() }
+        Projection {
+            pipelines: pipelines.clone(),
+            bindings: Arc::default(),
+            kernel_options: KernelOptions::new(),
+        }
     }
 
     /// Drops the bindings of its calls, and with them the references to their buffers. Clones share them.
@@ -99,9 +103,9 @@ impl Projection {
     }
 
     /// How products are computed, not what: the form of kernels and the use of matrix units, which multiply in f16 and sum
-    /// in f32. The rest of [`Tuning`] does not concern them.
-    pub fn tuning(mut self, tuning: Tuning) -> Self {
-        self.tuning = tuning;
+    /// in f32. The rest of [`KernelOptions`] does not concern them.
+    pub fn kernel_options(mut self, kernel_options: KernelOptions) -> Self {
+        self.kernel_options = kernel_options;
         self
     }
 
@@ -134,7 +138,7 @@ impl Projection {
     /// What plans know of products that are computed together, unchecked.
     pub(crate) fn outline(&self, products: &[ProjectionForward]) -> ProductOutline {
         let products: Vec<_> = products.iter().map(ProjectionForward::op).collect();
-        dispatch::outline_of(&products, &self.tuning)
+        dispatch::outline_of(&products, &self.kernel_options)
     }
 
     fn record(
@@ -177,7 +181,7 @@ impl Projection {
         check_aliasing(&written, &read)?;
         let products: Vec<_> = products.iter().map(ProjectionForward::op).collect();
         let bound = self.pipelines.with_fallbacks(|| {
-            let dispatches = dispatch::dispatches(&products, &self.tuning, &self.pipelines.facts())?;
+            let dispatches = dispatch::dispatches(&products, &self.kernel_options, &self.pipelines.facts())?;
             self.pipelines.bind(&dispatches, &self.bindings)
         })?;
         emit(&bound);

@@ -4,7 +4,7 @@ use super::format::QuantizedFormat;
 use super::kernels::{quantized_project, quantized_rows};
 use super::plan::QuantizedTiles;
 use crate::device::DeviceFacts;
-use crate::kernel::{Dispatch, Tuning, Width};
+use crate::kernel::{Dispatch, KernelOptions, Width};
 use crate::matmul::plan::MatmulShape;
 use crate::matmul::{self, quantized};
 use crate::tensor::{Layout, TensorView};
@@ -33,7 +33,7 @@ impl<'a> QuantizedOp<'a> {
         &self,
         x: TensorView<'a>,
         y: TensorView<'a>,
-        tuning: &Tuning,
+        kernel_options: &KernelOptions,
         device: &DeviceFacts,
     ) -> Dispatch<'a> {
         let [batch, _, length, dim] = y.shape();
@@ -42,7 +42,8 @@ impl<'a> QuantizedOp<'a> {
         let one_matrix = batch == 1 || strides[0] == shape[2] * strides[2];
         let (batches, rows) = if one_matrix { (1, batch * length) } else { (batch, length) };
         let product = MatmulShape { batch: batches, rows, cols: self.rows };
-        let tiles = quantized::plan::quantized_tiles(product, self.format, self.row_bytes, tuning, device);
+        let tiles =
+            quantized::plan::quantized_tiles(product, self.format, self.row_bytes, kernel_options, device);
         let few = |rows: u32, columns: u32| {
             let most = MOST_GROUPS.min(device.max_workgroups as usize);
             let groups = self.rows.div_ceil(columns as usize).min(most);

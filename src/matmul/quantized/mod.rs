@@ -12,7 +12,7 @@ use format::QuantizedFormat;
 use std::sync::Arc;
 
 use crate::device::DeviceFacts;
-use crate::kernel::{BindingCache, BoundDispatch, Dispatch, Pipelines, Tuning, pass, record};
+use crate::kernel::{BindingCache, BoundDispatch, Dispatch, KernelOptions, Pipelines, pass, record};
 use crate::tensor::{
     Access, DType, Error, Layout, TensorView, check_aliasing, check_float, expect, expect_shape, same_dtype,
 };
@@ -84,7 +84,7 @@ impl<'a> QuantizedForward<'a> {
         QuantizedForward { x, weight, out }
     }
 
-    fn dispatch(&self, tuning: &Tuning, device: &DeviceFacts) -> Result<Dispatch<'a>, Error> {
+    fn dispatch(&self, kernel_options: &KernelOptions, device: &DeviceFacts) -> Result<Dispatch<'a>, Error> {
         let QuantizedForward { x, weight, out } = *self;
         check_float("x", &x)?;
         check_float("out", &out)?;
@@ -99,7 +99,7 @@ impl<'a> QuantizedForward<'a> {
         let wanted = [1, 1, heads.saturating_mul(dim), features];
         expect_shape("linear.weight", [1, 1, op.rows, op.columns], wanted)?;
         check_aliasing(&[("out", out)], &[("x", x), ("weight", op.words)])?;
-        Ok(op.product(x, out, tuning, device))
+        Ok(op.product(x, out, kernel_options, device))
     }
 }
 
@@ -157,7 +157,7 @@ impl<'a> QuantizedRows<'a> {
 pub struct QuantizedProjection {
     pipelines: Pipelines,
     bindings: Arc<BindingCache>,
-    tuning: Tuning,
+    kernel_options: KernelOptions,
 }
 
 impl QuantizedProjection {
@@ -168,7 +168,11 @@ impl QuantizedProjection {
 
     /// The operator with pipelines that it shares with others on the device.
     pub fn with_pipelines(pipelines: &Pipelines) -> Self {
-        QuantizedProjection { pipelines: pipelines.clone(), bindings: Arc::default(), tuning: Tuning::new() }
+        QuantizedProjection {
+            pipelines: pipelines.clone(),
+            bindings: Arc::default(),
+            kernel_options: KernelOptions::new(),
+        }
     }
 
     /// Drops the bindings of its calls, and with them the references to their buffers. Clones share them.
@@ -179,9 +183,9 @@ impl QuantizedProjection {
         self.bindings.clear();
     }
 
-    /// The form of kernels; the rest of [`Tuning`] does not concern them.
-    pub fn tuning(mut self, tuning: Tuning) -> Self {
-        self.tuning = tuning;
+    /// The form of kernels; the rest of [`KernelOptions`] does not concern them.
+    pub fn kernel_options(mut self, kernel_options: KernelOptions) -> Self {
+        self.kernel_options = kernel_options;
         self
     }
 
@@ -233,7 +237,7 @@ impl QuantizedProjection {
 
     fn products<'a>(&self, products: &[QuantizedForward<'a>]) -> Result<Vec<Dispatch<'a>>, Error> {
         let device = &self.pipelines.facts();
-        products.iter().map(|product| product.dispatch(&self.tuning, device)).collect()
+        products.iter().map(|product| product.dispatch(&self.kernel_options, device)).collect()
     }
 
     fn record(

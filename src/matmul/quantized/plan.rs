@@ -2,7 +2,7 @@
 
 use super::format::QuantizedFormat;
 use crate::device::DeviceFacts;
-use crate::kernel::Tuning;
+use crate::kernel::KernelOptions;
 use crate::matmul::plan::{MatmulShape, Tiles, tiles};
 
 /// How a product with quantised weights is shared out.
@@ -33,10 +33,10 @@ pub(crate) fn quantized_tiles(
     product: MatmulShape,
     format: QuantizedFormat,
     row_bytes: usize,
-    tuning: &Tuning,
+    kernel_options: &KernelOptions,
     device: &DeviceFacts,
 ) -> QuantizedTiles {
-    let cpu = tuning.form.is_cpu(device);
+    let cpu = kernel_options.target.is_cpu(device);
     if product.rows > FEW_ROWS {
         return QuantizedTiles::Many(tiles(product, cpu, device));
     }
@@ -63,11 +63,11 @@ pub(crate) fn quantized_tiles(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::KernelForm;
+    use crate::kernel::Target;
 
     #[test]
     fn few_rows_have_tiles_of_their_own() {
-        let tuning = Tuning::new().form(KernelForm::Cpu);
+        let kernel_options = KernelOptions::new().target(Target::Software);
         for rows in 1..=FEW_ROWS {
             for (format, row_bytes, whole) in [
                 (QuantizedFormat::Q4_1, 360, true),
@@ -75,7 +75,7 @@ mod tests {
                 (QuantizedFormat::Q8_0, 612, true),
             ] {
                 let product = MatmulShape { batch: 1, rows, cols: 100 };
-                let tiles = quantized_tiles(product, format, row_bytes, &tuning, &DeviceFacts::LEAST);
+                let tiles = quantized_tiles(product, format, row_bytes, &kernel_options, &DeviceFacts::LEAST);
                 let QuantizedTiles::FewCpu { rows: taken, whole_words, .. } = tiles else {
                     panic!("{tiles:?}")
                 };
@@ -84,12 +84,12 @@ mod tests {
         }
         let many = MatmulShape { batch: 1, rows: FEW_ROWS + 1, cols: 4096 };
         assert!(matches!(
-            quantized_tiles(many, QuantizedFormat::Q4_1, 360, &tuning, &DeviceFacts::LEAST),
+            quantized_tiles(many, QuantizedFormat::Q4_1, 360, &kernel_options, &DeviceFacts::LEAST),
             QuantizedTiles::Many(Tiles::Cpu { .. })
         ));
-        let tuning = Tuning::new().form(KernelForm::Gpu);
+        let kernel_options = KernelOptions::new().target(Target::Gpu);
         let one = MatmulShape { batch: 1, rows: 1, cols: 4096 };
-        let tiles = quantized_tiles(one, QuantizedFormat::Q4_1, 360, &tuning, &DeviceFacts::LEAST);
+        let tiles = quantized_tiles(one, QuantizedFormat::Q4_1, 360, &kernel_options, &DeviceFacts::LEAST);
         assert_eq!(tiles, QuantizedTiles::FewGpu { rows: 1, columns: 4, lanes: 16 });
     }
 }

@@ -2,7 +2,7 @@
 
 use super::kernels::{log_softmax, log_softmax_backward, top_k};
 use crate::device::DeviceFacts;
-use crate::kernel::{Dispatch, Tuning, Width};
+use crate::kernel::{Dispatch, KernelOptions, Width};
 use crate::rows::plan::{self, Rows};
 use crate::tensor::{TensorView, count};
 
@@ -15,8 +15,8 @@ fn row_count(x: &TensorView) -> usize {
 }
 
 /// How rows are shared out: the kernel's form, the workgroups, and how far apart an invocation's rows are.
-fn share(x: &TensorView, tuning: &Tuning, device: &DeviceFacts) -> (Rows, usize, u32) {
-    let rows = plan::rows(x.shape()[3], tuning.form.is_cpu(device));
+fn share(x: &TensorView, kernel_options: &KernelOptions, device: &DeviceFacts) -> (Rows, usize, u32) {
+    let rows = plan::rows(x.shape()[3], kernel_options.target.is_cpu(device));
     let each = (rows.workgroup / rows.lanes) as usize;
     let groups = row_count(x).div_ceil(each).min(MOST_GROUPS).min(device.max_workgroups as usize);
     (rows, groups, (groups * each) as u32)
@@ -26,11 +26,11 @@ fn share(x: &TensorView, tuning: &Tuning, device: &DeviceFacts) -> (Rows, usize,
 pub(crate) fn log_softmax<'a>(
     x: TensorView<'a>,
     out: TensorView<'a>,
-    tuning: &Tuning,
+    kernel_options: &KernelOptions,
     device: &DeviceFacts,
 ) -> Dispatch<'a> {
     let [_, heads, length, columns] = x.shape();
-    let (shares, groups, step) = share(&x, tuning, device);
+    let (shares, groups, step) = share(&x, kernel_options, device);
     let call = log_softmax::LogSoftmaxCall {
         x,
         out,
@@ -51,11 +51,11 @@ pub(crate) fn log_softmax<'a>(
 pub(crate) fn log_softmax_backward<'a>(
     [out, d_out, d_x]: [TensorView<'a>; 3],
     accumulates: bool,
-    tuning: &Tuning,
+    kernel_options: &KernelOptions,
     device: &DeviceFacts,
 ) -> Dispatch<'a> {
     let [_, heads, length, columns] = out.shape();
-    let (shares, groups, step) = share(&out, tuning, device);
+    let (shares, groups, step) = share(&out, kernel_options, device);
     let call = log_softmax_backward::LogSoftmaxBackwardCall {
         out,
         d_out,
@@ -78,7 +78,7 @@ pub(crate) fn top_k<'a>(
     x: TensorView<'a>,
     values: Option<TensorView<'a>>,
     indices: TensorView<'a>,
-    tuning: &Tuning,
+    kernel_options: &KernelOptions,
     device: &DeviceFacts,
 ) -> Dispatch<'a> {
     let [_, heads, length, columns] = x.shape();
@@ -94,7 +94,7 @@ pub(crate) fn top_k<'a>(
         length: length as u32,
         rows: rows as u32,
         step: groups as u32,
-        lanes: top_k::lanes(columns, tuning.form.is_cpu(device)),
+        lanes: top_k::lanes(columns, kernel_options.target.is_cpu(device)),
         width: Width::of(x.layout.in_fours(3)),
     };
     call.dispatch([groups, 1, 1], device)

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::dispatch;
 use crate::device::DeviceFacts;
-use crate::kernel::{BindingCache, BoundDispatch, Dispatch, Pipelines, Tuning, pass, record};
+use crate::kernel::{BindingCache, BoundDispatch, Dispatch, KernelOptions, Pipelines, pass, record};
 use crate::matmul::projection::check_summed_rows;
 use crate::tensor::{Access, Error, TensorView, check_aliasing, check_float, expect_shape};
 
@@ -59,7 +59,7 @@ impl<'a> LogSoftmaxBackward<'a> {
 pub struct LogSoftmax {
     pipelines: Pipelines,
     bindings: Arc<BindingCache>,
-    tuning: Tuning,
+    kernel_options: KernelOptions,
 }
 
 impl LogSoftmax {
@@ -70,7 +70,11 @@ impl LogSoftmax {
 
     /// The operator with pipelines that it shares with others on the device.
     pub fn with_pipelines(pipelines: &Pipelines) -> Self {
-        LogSoftmax { pipelines: pipelines.clone(), bindings: Arc::default(), tuning: Tuning::new() }
+        LogSoftmax {
+            pipelines: pipelines.clone(),
+            bindings: Arc::default(),
+            kernel_options: KernelOptions::new(),
+        }
     }
 
     /// Drops the bindings of its calls, and with them the references to their buffers. Clones share them.
@@ -81,9 +85,9 @@ impl LogSoftmax {
         self.bindings.clear();
     }
 
-    /// The form of kernels; the rest of [`Tuning`] does not concern it.
-    pub fn tuning(mut self, tuning: Tuning) -> Self {
-        self.tuning = tuning;
+    /// The form of kernels; the rest of [`KernelOptions`] does not concern it.
+    pub fn kernel_options(mut self, kernel_options: KernelOptions) -> Self {
+        self.kernel_options = kernel_options;
         self
     }
 
@@ -141,7 +145,7 @@ impl LogSoftmax {
         let LogSoftmaxForward { x, out } = *call;
         check_rows(&[("x", x, Access::Read), ("out", out, Access::Write)], device)?;
         check_aliasing(&[("out", out)], &[("x", x)])?;
-        Ok(dispatch::log_softmax(x, out, &self.tuning, device))
+        Ok(dispatch::log_softmax(x, out, &self.kernel_options, device))
     }
 
     fn backward_dispatch<'a>(&self, call: &LogSoftmaxBackward<'a>) -> Result<Dispatch<'a>, Error> {
@@ -151,7 +155,7 @@ impl LogSoftmax {
             [("out", out, Access::Read), ("d_out", d_out, Access::Read), ("d_x", d_x, Access::Write)];
         check_rows(&tensors, device)?;
         check_aliasing(&[("d_x", d_x)], &[("out", out), ("d_out", d_out)])?;
-        Ok(dispatch::log_softmax_backward([out, d_out, d_x], accumulate, &self.tuning, device))
+        Ok(dispatch::log_softmax_backward([out, d_out, d_x], accumulate, &self.kernel_options, device))
     }
 
     fn record(&self, call: Dispatch, emit: impl FnOnce(&[(BoundDispatch, [u32; 3])])) -> Result<(), Error> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::dispatch;
 use crate::device::DeviceFacts;
-use crate::kernel::{BindingCache, BoundDispatch, Dispatch, Pipelines, Tuning, pass, record};
+use crate::kernel::{BindingCache, BoundDispatch, Dispatch, KernelOptions, Pipelines, pass, record};
 use crate::matmul::projection::check_summed_rows;
 use crate::tensor::{
     Access, DType, Error, TensorView, check_aliasing, check_apart, check_float, expect_shape,
@@ -36,7 +36,7 @@ impl<'a> TopKForward<'a> {
         self
     }
 
-    fn dispatch(&self, tuning: &Tuning, device: &DeviceFacts) -> Result<Dispatch<'a>, Error> {
+    fn dispatch(&self, kernel_options: &KernelOptions, device: &DeviceFacts) -> Result<Dispatch<'a>, Error> {
         let TopKForward { x, indices, values } = *self;
         check_float("x", &x)?;
         x.check("x", Access::Read, device)?;
@@ -58,7 +58,7 @@ impl<'a> TopKForward<'a> {
         }
         check_aliasing(&written, &[("x", x)])?;
         check_apart(&written, device)?;
-        Ok(dispatch::top_k(x, values, indices, tuning, device))
+        Ok(dispatch::top_k(x, values, indices, kernel_options, device))
     }
 }
 
@@ -85,7 +85,7 @@ impl<'a> TopKForward<'a> {
 pub struct TopK {
     pipelines: Pipelines,
     bindings: Arc<BindingCache>,
-    tuning: Tuning,
+    kernel_options: KernelOptions,
 }
 
 impl TopK {
@@ -96,7 +96,7 @@ impl TopK {
 
     /// The operator with pipelines that it shares with others on the device.
     pub fn with_pipelines(pipelines: &Pipelines) -> Self {
-        TopK { pipelines: pipelines.clone(), bindings: Arc::default(), tuning: Tuning::new() }
+        TopK { pipelines: pipelines.clone(), bindings: Arc::default(), kernel_options: KernelOptions::new() }
     }
 
     /// Drops the bindings of its calls, and with them the references to their buffers. Clones share them.
@@ -107,9 +107,9 @@ impl TopK {
         self.bindings.clear();
     }
 
-    /// The form of kernels; the rest of [`Tuning`] does not concern it.
-    pub fn tuning(mut self, tuning: Tuning) -> Self {
-        self.tuning = tuning;
+    /// The form of kernels; the rest of [`KernelOptions`] does not concern it.
+    pub fn kernel_options(mut self, kernel_options: KernelOptions) -> Self {
+        self.kernel_options = kernel_options;
         self
     }
 
@@ -145,7 +145,7 @@ impl TopK {
         emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
     ) -> Result<(), Error> {
         let device = &self.pipelines.facts();
-        let dispatch = call.dispatch(&self.tuning, device)?;
+        let dispatch = call.dispatch(&self.kernel_options, device)?;
         let bound = self.pipelines.bind(&[dispatch], &self.bindings)?;
         emit(&bound);
         Ok(())

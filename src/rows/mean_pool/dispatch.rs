@@ -3,7 +3,7 @@
 use super::kernels::mean_pool::{self, Pooled};
 use super::kernels::mean_pool_backward;
 use crate::device::DeviceFacts;
-use crate::kernel::{Dispatch, Tuning, Width};
+use crate::kernel::{Dispatch, KernelOptions, Width};
 use crate::rows::plan::{self, Rows};
 use crate::tensor::TensorView;
 
@@ -35,8 +35,8 @@ impl<'a> MeanPoolOp<'a> {
     }
 
     /// How sequences are shared out: the kernel's form, the workgroups, and how far apart an invocation's sequences are.
-    fn share(&self, tuning: &Tuning, device: &DeviceFacts) -> (Rows, usize, u32) {
-        let rows = plan::rows(self.x.shape()[3], tuning.form.is_cpu(device));
+    fn share(&self, kernel_options: &KernelOptions, device: &DeviceFacts) -> (Rows, usize, u32) {
+        let rows = plan::rows(self.x.shape()[3], kernel_options.target.is_cpu(device));
         let each = (rows.workgroup / rows.lanes) as usize;
         let wanted = self.sequences.div_ceil(each);
         let groups = wanted.min(MOST_GROUPS).min(device.max_workgroups as usize);
@@ -44,10 +44,15 @@ impl<'a> MeanPoolOp<'a> {
     }
 
     /// Writes the means.
-    pub fn forward(&self, out: TensorView<'a>, tuning: &Tuning, device: &DeviceFacts) -> Dispatch<'a> {
+    pub fn forward(
+        &self,
+        out: TensorView<'a>,
+        kernel_options: &KernelOptions,
+        device: &DeviceFacts,
+    ) -> Dispatch<'a> {
         let MeanPoolOp { x, pooled, sequences, l2, .. } = *self;
         let [_, _, length, features] = x.shape();
-        let (rows, groups, step) = self.share(tuning, device);
+        let (rows, groups, step) = self.share(kernel_options, device);
         let [numbers, keep] = self.which();
         let call = mean_pool::MeanPoolCall {
             x,
@@ -73,12 +78,12 @@ impl<'a> MeanPoolOp<'a> {
         d_out: TensorView<'a>,
         d_x: TensorView<'a>,
         accumulates: bool,
-        tuning: &Tuning,
+        kernel_options: &KernelOptions,
         device: &DeviceFacts,
     ) -> Dispatch<'a> {
         let MeanPoolOp { x, pooled, sequences, l2, .. } = *self;
         let [_, _, length, features] = x.shape();
-        let (rows, groups, step) = self.share(tuning, device);
+        let (rows, groups, step) = self.share(kernel_options, device);
         let [numbers, keep] = self.which();
         let x = l2.map(|_| x);
         let call = mean_pool_backward::MeanPoolBackwardCall {

@@ -10,14 +10,14 @@ use kernels::mean_pool::Pooled;
 use std::sync::Arc;
 
 use crate::device::DeviceFacts;
-use crate::kernel::{BindingCache, BoundDispatch, Dispatch, Pipelines, Tuning, pass, record};
+use crate::kernel::{BindingCache, BoundDispatch, Dispatch, KernelOptions, Pipelines, pass, record};
 use crate::matmul::projection::check_summed_rows;
 use crate::tensor::{Access, DType, Error, TensorView, check_aliasing, check_float, expect, expect_shape};
 
 /// Which rows of `[batch, 1, length, features]` a mean is of.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
-pub enum PooledRows<'a> {
+pub enum PoolMask<'a> {
     /// All of each batch entry.
     All,
     /// The first of each batch entry: `[batch, 1, 1, 1]`, U32. More than there are mean all.
@@ -37,31 +37,30 @@ const EPS: f32 = 1e-12;
 #[must_use]
 pub struct MeanPoolForward<'a> {
     x: TensorView<'a>,
-    rows: PooledRows<'a>,
+    rows: PoolMask<'a>,
     out: TensorView<'a>,
-    l2: bool,
+    normalize: bool,
 }
 
 impl<'a> MeanPoolForward<'a> {
     /// The means of `rows` of `x`, `[batch, 1, length, features]`, into `out`, `[sequences, 1, 1, features]`, each F32, F16 or BF16;
     /// as many sequences as batch entries unless they are packed.
-    pub fn new(x: TensorView<'a>, rows: PooledRows<'a>, out: TensorView<'a>) -> Self {
-        MeanPoolForward { x, rows, out, l2: false }
+    pub fn new(x: TensorView<'a>, rows: PoolMask<'a>, out: TensorView<'a>) -> Self {
+        MeanPoolForward { x, rows, out, normalize: false }
     }
 
     /// Divides each mean by its length, or by 10⁻¹² where it is shorter: scalar products are then cosines.
-    #[doc(alias = "normalize")]
-    pub fn l2(mut self, l2: bool) -> Self {
-        self.l2 = l2;
+    pub fn normalize(mut self, wanted: bool) -> Self {
+        self.normalize = wanted;
         self
     }
 
     fn inputs(&self) -> Vec<(&'static str, TensorView<'a>)> {
         let which = match self.rows {
-            PooledRows::All => None,
-            PooledRows::Lengths(t) => Some(("lengths", t)),
-            PooledRows::Keep(t) => Some(("keep", t)),
-            PooledRows::Packed(t) => Some(("cu_seqlens", t)),
+            PoolMask::All => None,
+            PoolMask::Lengths(t) => Some(("lengths", t)),
+            PoolMask::Keep(t) => Some(("keep", t)),
+            PoolMask::Packed(t) => Some(("cu_seqlens", t)),
         };
         std::iter::once(("x", self.x)).chain(which).collect()
     }
@@ -75,18 +74,18 @@ impl<'a> MeanPoolForward<'a> {
         expect("x", x.shape(), 1, 1)?;
         check_summed_rows("x", &x, 1)?;
         let (pooled, sequences) = match self.rows {
-            PooledRows::All => (Pooled::All, batch),
-            PooledRows::Lengths(t) => {
+            PoolMask::All => (Pooled::All, batch),
+            PoolMask::Lengths(t) => {
                 t.check_as("lengths", DType::U32, Access::Read, device)?;
                 expect_shape("lengths", t.shape(), [batch, 1, 1, 1])?;
                 (Pooled::Lengths, batch)
             }
-            PooledRows::Keep(t) => {
+            PoolMask::Keep(t) => {
                 t.check_as("keep", DType::Bool, Access::Read, device)?;
                 expect_shape("keep", t.shape(), [batch, 1, 1, length])?;
                 (Pooled::Keep, batch)
             }
-            PooledRows::Packed(t) => {
+            PoolMask::Packed(t) => {
                 t.check_as("cu_seqlens", DType::U32, Access::Read, device)?;
                 expect("x", x.shape(), 0, 1)?;
                 let ends = t.shape()[3];
@@ -95,7 +94,7 @@ impl<'a> MeanPoolForward<'a> {
             }
         };
         let which = self.inputs().get(1).map(|(_, t)| *t);
-        Ok(MeanPoolOp { x, pooled, which, sequences, l2: self.l2.then_some(EPS) })
+        Ok(MeanPoolOp { x, pooled, which, sequences, l2: self.normalize.then_some(EPS) })
     }
 
     /// Checks a tensor shaped as `out`.
@@ -140,10 +139,10 @@ impl<'a> MeanPoolBackward<'a> {
 ///
 /// ```no_run
 /// # use wgpu_attention::{Error, TensorView, wgpu};
-/// # use wgpu_attention::rows::{MeanPool, MeanPoolForward, PooledRows};
+/// # use wgpu_attention::rows::{MeanPool, MeanPoolForward, PoolMask};
 /// # fn f(device: &wgpu::Device, encoder: &mut wgpu::CommandEncoder, tensors: [TensorView; 3]) -> Result<(), Error> {
 /// # let [hidden, key_mask, embeddings] = tensors;
-/// let call = MeanPoolForward::new(hidden, PooledRows::Keep(key_mask), embeddings).l2(true);
+/// let call = MeanPoolForward::new(hidden, PoolMask::Keep(key_mask), embeddings).normalize(true);
 /// MeanPool::new(device).forward(encoder, &call)
 /// # }
 /// ```
@@ -157,7 +156,7 @@ impl<'a> MeanPoolBackward<'a> {
 pub struct MeanPool {
     pipelines: Pipelines,
     bindings: Arc<BindingCache>,
-    tuning: Tuning,
+    kernel_options: KernelOptions,
 }
 
 impl MeanPool {
@@ -168,7 +167,11 @@ impl MeanPool {
 
     /// The operator with pipelines that it shares with others on the device.
     pub fn with_pipelines(pipelines: &Pipelines) -> Self {
-        MeanPool { pipelines: pipelines.clone(), bindings: Arc::default(), tuning: Tuning::new() }
+        MeanPool {
+            pipelines: pipelines.clone(),
+            bindings: Arc::default(),
+            kernel_options: KernelOptions::new(),
+        }
     }
 
     /// Drops the bindings of its calls, and with them the references to their buffers. Clones share them.
@@ -179,9 +182,9 @@ impl MeanPool {
         self.bindings.clear();
     }
 
-    /// The form of kernels; the rest of [`Tuning`] does not concern means.
-    pub fn tuning(mut self, tuning: Tuning) -> Self {
-        self.tuning = tuning;
+    /// The form of kernels; the rest of [`KernelOptions`] does not concern means.
+    pub fn kernel_options(mut self, kernel_options: KernelOptions) -> Self {
+        self.kernel_options = kernel_options;
         self
     }
 
@@ -231,7 +234,7 @@ impl MeanPool {
         let op = call.op(device)?;
         call.check_means(&op, ("out", call.out, Access::Write), device)?;
         check_aliasing(&[("out", call.out)], &call.inputs())?;
-        Ok(op.forward(call.out, &self.tuning, device))
+        Ok(op.forward(call.out, &self.kernel_options, device))
     }
 
     fn backward_dispatch<'a>(&self, call: &MeanPoolBackward<'a>) -> Result<Dispatch<'a>, Error> {
@@ -245,7 +248,7 @@ impl MeanPool {
         let mut read = forward.inputs();
         read.push(("d_out", d_out));
         check_aliasing(&[("d_x", d_x)], &read)?;
-        Ok(op.backward(d_out, d_x, accumulate, &self.tuning, device))
+        Ok(op.backward(d_out, d_x, accumulate, &self.kernel_options, device))
     }
 
     fn record(&self, call: Dispatch, emit: impl FnOnce(&[(BoundDispatch, [u32; 3])])) -> Result<(), Error> {

@@ -170,7 +170,7 @@ impl Norm {
         scratch.check(call.scratch_size(self))?;
         let scratch: &Scratch = scratch;
         let op = call.forward.op(self.config);
-        let dispatches = op.backward(&call.gradients(), scratch, &self.tuning, device)?;
+        let dispatches = op.backward(&call.gradients(), scratch, &self.kernel_options, device)?;
         let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
         emit(&bound);
         Ok(())

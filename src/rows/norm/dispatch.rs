@@ -4,7 +4,9 @@ use super::config::NormConfig;
 use super::kernels::norm_sums::{self, COLUMNS, STATISTICS, STRIPS};
 use super::kernels::{norm, norm_backward};
 use crate::device::DeviceFacts;
-use crate::kernel::{Dispatch, Dispatches, Scratch, ScratchSize, Slot, Source, Tuning, Width, in_scratch};
+use crate::kernel::{
+    Dispatch, Dispatches, KernelOptions, Scratch, ScratchSize, Slot, Source, Width, in_scratch,
+};
 use crate::matmul::projection::dispatch_backward::{Gradient, column_sums};
 use crate::rows::plan::{self, Rows};
 use crate::tensor::{DType, Error, Layout, TensorView, count};
@@ -51,10 +53,10 @@ fn in_fours(tensors: &[Option<TensorView>]) -> Width {
 }
 
 /// How rows are shared out: the kernel's form, the workgroups, and how far apart an invocation's rows are.
-fn share(x: &TensorView, tuning: &Tuning, device: &DeviceFacts) -> (Rows, usize, u32) {
+fn share(x: &TensorView, kernel_options: &KernelOptions, device: &DeviceFacts) -> (Rows, usize, u32) {
     let [batch, heads, length, features] = x.shape();
     let count = count([batch, heads, length, 1]);
-    let rows = plan::rows_or_parts(count, features, tuning.form.is_cpu(device));
+    let rows = plan::rows_or_parts(count, features, kernel_options.target.is_cpu(device));
     let each = (rows.workgroup / rows.lanes) as usize;
     let wanted = count.div_ceil(each);
     let groups = wanted.min(MOST_GROUPS).min(device.max_workgroups as usize);
@@ -67,12 +69,12 @@ impl<'a> NormOp<'a> {
         &self,
         out: TensorView<'a>,
         sum: Option<TensorView<'a>>,
-        tuning: &Tuning,
+        kernel_options: &KernelOptions,
         device: &DeviceFacts,
     ) -> Dispatch<'a> {
         let NormOp { config, x, residual, weight, bias } = *self;
         let [batch, heads, length, features] = x.shape();
-        let (shares, groups, step) = share(&x, tuning, device);
+        let (shares, groups, step) = share(&x, kernel_options, device);
         let in_place = out.buffer == x.buffer;
         let ([w, w_step], [b, b_step]) = (vector(weight, device), vector(bias, device));
         let call = norm::NormCall {
@@ -121,7 +123,7 @@ impl<'a> NormOp<'a> {
         &self,
         gradients: &NormGradients<'a>,
         scratch: &'a Scratch,
-        tuning: &Tuning,
+        kernel_options: &KernelOptions,
         device: &DeviceFacts,
     ) -> Result<Dispatches<'a>, Error> {
         let NormGradients { d_x, d_weight, d_bias, d_out, .. } = *gradients;
@@ -136,7 +138,7 @@ impl<'a> NormOp<'a> {
         };
         let mut dispatches = Vec::new();
         if d_x.is_some() || sums {
-            dispatches.push(self.backward_rows(gradients, statistics, tuning, device));
+            dispatches.push(self.backward_rows(gradients, statistics, kernel_options, device));
         }
         if let Some(statistics) = statistics {
             let (number, part) = self.parts();
@@ -169,13 +171,13 @@ impl<'a> NormOp<'a> {
         &self,
         gradients: &NormGradients<'a>,
         statistics: Option<TensorView<'a>>,
-        tuning: &Tuning,
+        kernel_options: &KernelOptions,
         device: &DeviceFacts,
     ) -> Dispatch<'a> {
         let NormOp { config, x, residual, weight, .. } = *self;
         let NormGradients { d_out, d_sum, d_x, .. } = *gradients;
         let [batch, heads, length, features] = x.shape();
-        let (shares, groups, step) = share(&x, tuning, device);
+        let (shares, groups, step) = share(&x, kernel_options, device);
         let target = d_x.map(|d_x| d_x.view);
         // Without d_x nothing but the statistics is wanted.
         let read = |t: Option<TensorView<'a>>| t.filter(|_| target.is_some());

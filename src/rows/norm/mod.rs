@@ -16,7 +16,7 @@ pub use weights::{NormGradients, NormWeights};
 use std::sync::Arc;
 
 use crate::device::DeviceFacts;
-use crate::kernel::{BindingCache, BoundDispatch, Pipelines, Tuning, pass, record};
+use crate::kernel::{BindingCache, BoundDispatch, KernelOptions, Pipelines, pass, record};
 use crate::matmul::projection::{check_summed_rows, check_vector};
 use crate::tensor::{Access, Error, TensorView, check_aliasing, check_apart, check_float, expect_shape};
 
@@ -127,7 +127,7 @@ pub struct Norm {
     pipelines: Pipelines,
     bindings: Arc<BindingCache>,
     config: NormConfig,
-    tuning: Tuning,
+    kernel_options: KernelOptions,
 }
 
 impl Norm {
@@ -145,7 +145,12 @@ impl Norm {
     /// As [`new`](Self::new).
     pub fn with_pipelines(pipelines: &Pipelines, config: NormConfig) -> Result<Self, Error> {
         config.check()?;
-        Ok(Norm { pipelines: pipelines.clone(), bindings: Arc::default(), config, tuning: Tuning::new() })
+        Ok(Norm {
+            pipelines: pipelines.clone(),
+            bindings: Arc::default(),
+            config,
+            kernel_options: KernelOptions::new(),
+        })
     }
 
     /// Drops the bindings of its forward calls, and with them the references to their buffers. Clones share them.
@@ -156,9 +161,9 @@ impl Norm {
         self.bindings.clear();
     }
 
-    /// The form of kernels; the rest of [`Tuning`] does not concern a norm.
-    pub fn tuning(mut self, tuning: Tuning) -> Self {
-        self.tuning = tuning;
+    /// The form of kernels; the rest of [`KernelOptions`] does not concern a norm.
+    pub fn kernel_options(mut self, kernel_options: KernelOptions) -> Self {
+        self.kernel_options = kernel_options;
         self
     }
 
@@ -195,7 +200,7 @@ impl Norm {
     ) -> Result<(), Error> {
         let device = &self.pipelines.facts();
         call.check(device)?;
-        let dispatch = call.op(self.config).forward(call.out, call.sum, &self.tuning, device);
+        let dispatch = call.op(self.config).forward(call.out, call.sum, &self.kernel_options, device);
         let bound = self.pipelines.bind(&[dispatch], &self.bindings)?;
         emit(&bound);
         Ok(())

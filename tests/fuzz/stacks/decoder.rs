@@ -3,7 +3,7 @@
 use wgpu_attention::cache::{CacheLayout, CacheStorage, Tokens};
 use wgpu_attention::layers::{DecoderForward, DecoderMemory};
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
-use wgpu_attention::reference::{HostLinear, LayerShape, Options, Real};
+use wgpu_attention::reference::{HostLinear, MultiHeadShape, Options, Real};
 use wgpu_attention::{Cache, CacheConfig, DType, Error, Scratch, reference};
 
 use super::{Data, HostLayer, Stack, judge_moved, moves};
@@ -104,7 +104,7 @@ impl DecoderSpec {
         let rules = self.masks.each_ref().map(|mask| mask.rules(data.bytes));
         let [own, cross] = rules.each_ref().map(|rules| Options::new().mask(rules.host()));
         let [batch, _, q_len, _] = self.x.shape;
-        let shape = LayerShape { batch, q_len, kv_len: self.memory.shape[2] };
+        let shape = MultiHeadShape { batch, q_len, kv_len: self.memory.shape[2] };
         let inputs = [&self.x, &self.memory].map(|w| data.of::<R>(w));
         let inputs = inputs.each_ref().map(|x| &x[..]);
         let got = self.stack.on_host::<R, _>(data, |layers, last| {

@@ -198,7 +198,7 @@ impl Room {
 fn flat<R: Real>(got: reference::EncoderGradients<R>) -> Vec<[Option<Vec<R>>; 2]> {
     let mut all = vec![[Some(got.d_x), None]];
     for layer in got.layers {
-        let reference::LayerGradients { query, key, value, out, d_bias_kv, .. } = layer.attention;
+        let reference::MultiHeadGradients { query, key, value, out, d_bias_kv, .. } = layer.attention;
         let reference::FeedForwardGradients { up, gate, down, .. } = layer.feed_forward;
         all.extend([query, key, value, out, up, down].map(|l| [Some(l.d_weight), l.d_bias]));
         all.extend(gate.map(|l| [Some(l.d_weight), l.d_bias]));

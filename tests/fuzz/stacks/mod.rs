@@ -7,8 +7,9 @@ pub use decoder::{decoder, decoder_steps};
 pub use encoder::{encoder, encoder_backward};
 
 use wgpu_attention::layers::{
-    BlockConfig, DecoderLayerWeights, EncoderLayerGradients, EncoderLayerWeights, FeedForwardGradients,
-    FeedForwardWeights, LayerGradients, LayerWeights, LinearGradients, NormOrder,
+    DecoderLayerWeights, EncoderLayerGradients, EncoderLayerWeights, FeedForwardGradients,
+    FeedForwardWeights, LinearGradients, MultiHeadGradients, MultiHeadWeights, NormOrder,
+    TransformerLayerConfig,
 };
 use wgpu_attention::matmul::Activation;
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, max_error};
@@ -16,8 +17,10 @@ use wgpu_attention::reference::{
     HostDecoderLayer, HostEncoderLayer, HostFeedForward, HostLinear, HostNorm, HostWeights, Real,
 };
 use wgpu_attention::rows::{NormConfig, NormGradients, NormWeights};
-use wgpu_attention::tuning::KernelForm;
-use wgpu_attention::{DType, Error, Linear, TensorView, TransformerDecoder, TransformerEncoder, Tuning};
+use wgpu_attention::tuning::Target;
+use wgpu_attention::{
+    DType, Error, KernelOptions, Linear, TensorView, TransformerDecoder, TransformerEncoder,
+};
 
 use crate::arena::{Window, view};
 use crate::call::{float, judge_within};
@@ -150,10 +153,10 @@ impl Layer {
         parts.flat_map(Part::windows).chain(self.appended.iter_mut().flatten())
     }
 
-    fn attention<'a>(&self, n: usize, buffers: &'a [wgpu::Buffer]) -> LayerWeights<'a> {
+    fn attention<'a>(&self, n: usize, buffers: &'a [wgpu::Buffer]) -> MultiHeadWeights<'a> {
         let [query, key, value, out] = self.attentions[n].each_ref().map(|part| part.linear(buffers));
         let bias_kv = self.appended.map(|pair| pair.map(|w| view(buffers, &w)));
-        LayerWeights { query, key, value, out, bias_kv, qk_norm: None, gate: None }
+        MultiHeadWeights { query, key, value, out, bias_kv, qk_norm: None, gate: None }
     }
 
     fn feed_forward<'a>(&self, buffers: &'a [wgpu::Buffer]) -> FeedForwardWeights<'a> {
@@ -186,7 +189,7 @@ impl Layer {
             self.attentions[0].each_ref().map(|part| part.linear_gradients(buffers));
         let bias_kv = self.appended.map(|pair| pair.map(|w| view(buffers, &w)));
         EncoderLayerGradients {
-            attention: LayerGradients {
+            attention: MultiHeadGradients {
                 query,
                 key,
                 value,
@@ -271,7 +274,7 @@ struct Stack {
     eps: f64,
     layers: Vec<Layer>,
     final_norm: Option<Part>,
-    form: KernelForm,
+    form: Target,
 }
 
 impl Stack {
@@ -342,13 +345,13 @@ impl Stack {
             eps: 1e-5,
             layers,
             final_norm: f.one_in(2).then(|| norm(c)),
-            form: f.pick(&[KernelForm::Cpu, KernelForm::Gpu]),
+            form: f.pick(&[Target::Software, Target::Gpu]),
         }
     }
 
-    fn config(&self) -> BlockConfig {
+    fn config(&self) -> TransformerLayerConfig {
         let norm = if self.rms { NormConfig::rms() } else { NormConfig::layer() };
-        BlockConfig::new(self.attention.config(), self.hidden)
+        TransformerLayerConfig::new(self.attention.config(), self.hidden)
             .activation(self.activation)
             .gated(self.gated)
             .order(self.order)
@@ -403,7 +406,7 @@ impl Stack {
         let layers: Vec<_> = self.layers.iter().map(|layer| layer.encoder(buffers)).collect();
         let last = self.final_norm.map(|part| part.norm(buffers));
         let stack = TransformerEncoder::with_pipelines(world.gpu.pipelines(), self.config(), &layers, last)?;
-        Ok(stack.tuning(Tuning::new().form(self.form)))
+        Ok(stack.kernel_options(KernelOptions::new().target(self.form)))
     }
 
     /// # Errors
@@ -412,7 +415,7 @@ impl Stack {
         let layers: Vec<_> = self.layers.iter().map(|layer| layer.decoder(buffers)).collect();
         let last = self.final_norm.map(|part| part.norm(buffers));
         let stack = TransformerDecoder::with_pipelines(world.gpu.pipelines(), self.config(), &layers, last)?;
-        Ok(stack.tuning(Tuning::new().form(self.form)))
+        Ok(stack.kernel_options(KernelOptions::new().target(self.form)))
     }
 
     /// Whether results can be judged, as far as it is the stack's weights that say so.

@@ -1,9 +1,9 @@
 //! A cache on a device, moved together with its model and judged by it.
 
 use wgpu_attention::cache::{Append, CacheStorage, Tokens};
-use wgpu_attention::tuning::KernelForm;
+use wgpu_attention::tuning::Target;
 use wgpu_attention::{
-    Attention, Cache, Config, DType, Error, Forward, Scratch, ScratchSize, Shape, TensorView, Tuning,
+    Attention, Cache, Config, DType, Error, Forward, KernelOptions, Scratch, ScratchSize, Shape, TensorView,
 };
 
 use super::model::{Count, Data, Kind, Sequence, Token};
@@ -33,7 +33,7 @@ impl Count {
 #[derive(Clone, Copy, Debug)]
 pub struct Ask<'a> {
     pub layer: usize,
-    pub form: KernelForm,
+    pub form: Target,
     pub dtype: DType,
     /// Of what is added to scores.
     pub bias: DType,
@@ -47,7 +47,7 @@ pub struct Ask<'a> {
 }
 
 impl<'a> Ask<'a> {
-    pub fn new(form: KernelForm, rules: &'a Rules) -> Self {
+    pub fn new(form: Target, rules: &'a Rules) -> Self {
         Ask {
             layer: 0,
             form,
@@ -342,7 +342,9 @@ impl Bed {
             .value_dim(value_dim)
             .dtype(ask.dtype)
             .softcap(ask.softcap)
-            .tuning(ask.splits.into_iter().fold(Tuning::new().form(ask.form), Tuning::splits));
+            .kernel_options(
+                ask.splits.into_iter().fold(KernelOptions::new().target(ask.form), KernelOptions::splits),
+            );
         let refused = |e: Error| format!("refused: {e}");
         let attention = Attention::with_pipelines(profile.gpu.pipelines(), config).map_err(refused)?;
         let mut call = Forward::with_cache(placed.view(), &self.cache, out.view())

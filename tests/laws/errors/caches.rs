@@ -3,7 +3,7 @@
 use wgpu_attention::cache::{Append, CacheLayout, CacheRead, CacheStorage, ScaleGroup, Tokens};
 use wgpu_attention::mask::Blocks;
 use wgpu_attention::position::RowPositions;
-use wgpu_attention::{Alignment, Cache, CacheConfig, Forward, Pipelines, Tuning};
+use wgpu_attention::{Alignment, Cache, CacheConfig, Forward, KernelOptions, Pipelines};
 
 use super::*;
 
@@ -437,13 +437,25 @@ pub(super) fn attention_to_caches() -> Seen {
         refuses(&["cache.head_dim is 8", expected], &of(wide), &good);
         refuses(
             &["a cache on the staged path", "Auto"],
-            &of(same().tuning(Tuning::new().path(Path::Staged))),
+            &of(same().kernel_options(KernelOptions::new().algorithm(Algorithm::Staged))),
             &good,
         );
-        refuses(&["splits is 0", "at least 1"], &of(same().tuning(Tuning::new().splits(0))), &good);
-        refuses(&["splits is 129", "at most 128"], &of(same().tuning(Tuning::new().splits(129))), &good);
+        refuses(
+            &["splits is 0", "at least 1"],
+            &of(same().kernel_options(KernelOptions::new().splits(0))),
+            &good,
+        );
+        refuses(
+            &["splits is 129", "at most 128"],
+            &of(same().kernel_options(KernelOptions::new().splits(129))),
+            &good,
+        );
         // Splits need memory that nobody gave.
-        refuses(&["scratch", "partial", "scratch_size"], &of(same().tuning(Tuning::new().splits(2))), &good);
+        refuses(
+            &["scratch", "partial", "scratch_size"],
+            &of(same().kernel_options(KernelOptions::new().splits(2))),
+            &good,
+        );
         let elsewhere =
             Attention::with_pipelines(&Pipelines::new(other.device()), same()).expect("an operator");
         let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");

@@ -417,7 +417,7 @@ pub(super) fn kernels_put_aside() -> Seen {
 pub(super) fn limits() -> Seen {
     let mut seen = Seen::new();
     let plain = Config::new(SHAPE.heads, SHAPE.head_dim);
-    let heads = plain.tuning(Tuning::new().path(Path::Staged));
+    let heads = plain.kernel_options(KernelOptions::new().algorithm(Algorithm::Staged));
 
     // q is 768 bytes, k 640, v 480, out 576, the scores 768.
     let small = device(|limits| limits.max_storage_buffer_binding_size = 768);
@@ -472,7 +472,7 @@ pub(super) fn limits() -> Seen {
         let config = plain
             .kv_heads(SHAPE.kv_heads)
             .value_dim(SHAPE.value_dim)
-            .tuning(Tuning::new().form(form).path(path));
+            .kernel_options(KernelOptions::new().target(form).algorithm(path));
         let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
         let size = attention.scratch_size(&call_).expect("a size");
         let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");
@@ -483,22 +483,22 @@ pub(super) fn limits() -> Seen {
     };
     let rest = |_: &mut Parts| ();
     seen.insert(limited(
-        Path::Staged,
-        KernelForm::Gpu,
+        Algorithm::Staged,
+        Target::Gpu,
         |limits| limits.max_compute_invocations_per_workgroup = 128,
         &["invocations", "is 256", "allows 128", "max_compute_invocations_per_workgroup"],
         rest,
     ));
     seen.insert(limited(
-        Path::Staged,
-        KernelForm::Gpu,
+        Algorithm::Staged,
+        Target::Gpu,
         |limits| limits.max_compute_workgroup_storage_size = 1024,
         &["workgroup memory", "allows 1024", "max_compute_workgroup_storage_size"],
         rest,
     ));
     seen.insert(limited(
-        Path::Staged,
-        KernelForm::Cpu,
+        Algorithm::Staged,
+        Target::Software,
         |limits| limits.max_storage_buffers_per_shader_stage = 3,
         &["storage buffers", "is 4", "allows 3", "max_storage_buffers_per_shader_stage"],
         |call| {
@@ -511,8 +511,8 @@ pub(super) fn limits() -> Seen {
         },
     ));
     seen.insert(limited(
-        Path::Fused,
-        KernelForm::Cpu,
+        Algorithm::Fused,
+        Target::Software,
         |limits| limits.max_storage_buffers_per_shader_stage = 4,
         &["storage buffers", "is 5", "allows 4", "max_storage_buffers_per_shader_stage"],
         |call| {
@@ -525,7 +525,7 @@ pub(super) fn limits() -> Seen {
     let buffers = [(); 4].map(|()| gpu.buffer(many.batch * 4).expect("a buffer"));
     let [q, k, v, out] = buffers.each_ref().map(|b| TensorView::new(b, DType::F32, many.q()));
     let call = Forward::new(q, k, v, out);
-    let config = Config::new(1, 1).tuning(Tuning::new().work_limit(1));
+    let config = Config::new(1, 1).kernel_options(KernelOptions::new().work_limit(1));
     let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
     let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
     let error = attention.prepare(&call, &mut scratch).expect_err("a limit");
@@ -533,14 +533,14 @@ pub(super) fn limits() -> Seen {
 
     // What is too wide for one dispatch is cut, into as many as can be meant.
     let narrow = device(|limits| limits.max_compute_workgroups_per_dimension = 1);
-    for path in [Path::Fused, Path::Staged] {
-        let mut bench = Bench::on(&narrow, plain.tuning(Tuning::new().path(path)));
+    for path in [Algorithm::Fused, Algorithm::Staged] {
+        let mut bench = Bench::on(&narrow, plain.kernel_options(KernelOptions::new().algorithm(path)));
         bench.works("one workgroup per dispatch");
     }
     let buffers = [(); 4].map(|()| narrow.buffer(many.batch * 4).expect("a buffer"));
     let [q, k, v, out] = buffers.each_ref().map(|b| TensorView::new(b, DType::F32, many.q()));
     let call = Forward::new(q, k, v, out);
-    let config = Config::new(1, 1).tuning(Tuning::new().path(Path::Staged));
+    let config = Config::new(1, 1).kernel_options(KernelOptions::new().algorithm(Algorithm::Staged));
     let attention = Attention::with_pipelines(narrow.pipelines(), config).expect("an operator");
     let size = attention.scratch_size(&call).expect("a size");
     let mut scratch = Scratch::new(narrow.device(), size).expect("scratch");

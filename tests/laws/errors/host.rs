@@ -8,7 +8,7 @@ pub(super) fn scratch() -> Seen {
     let mut fused = Bench::on(&own, plain);
     assert_eq!(fused.scratch.size(), ScratchSize::default(), "the fused path has no scores to store");
     fused.works("without scratch");
-    let mut bench = Bench::on(&own, plain.tuning(Tuning::new().path(Path::Staged)));
+    let mut bench = Bench::on(&own, plain.kernel_options(KernelOptions::new().algorithm(Algorithm::Staged)));
     let buffers = bench.buffers();
     let (attention, gpu) = (bench.attention.clone(), bench.gpu.clone());
     let good = parts(buffers.each_ref());

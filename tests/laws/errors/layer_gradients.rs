@@ -1,6 +1,6 @@
 //! What `MultiHeadAttention::backward` refuses, and of a forward call what it would keep for it.
 
-use wgpu_attention::layers::{LayerBackward, LayerGradients, LinearGradients, OutputGate};
+use wgpu_attention::layers::{LinearGradients, MultiHeadBackward, MultiHeadGradients, OutputGate};
 use wgpu_attention::rows::{NormConfig, NormGradients, NormWeights};
 
 use super::*;
@@ -24,7 +24,7 @@ fn options() -> LayerOptions {
 const WEIGHTS: [[usize; 2]; 4] = [[12, 12], [6, 10], [12, 9], [11, 24]];
 
 /// The gradients of one of the linear layers.
-type Linears = for<'g, 'a> fn(&'g mut LayerGradients<'a>) -> &'g mut LinearGradients<'a>;
+type Linears = for<'g, 'a> fn(&'g mut MultiHeadGradients<'a>) -> &'g mut LinearGradients<'a>;
 
 /// A backward call's tensors, to be spoilt one by one.
 #[derive(Clone, Copy)]
@@ -37,7 +37,7 @@ struct Call<'a> {
     d_out: TensorView<'a>,
     d_lse: Option<TensorView<'a>>,
     d_inputs: [Option<TensorView<'a>>; 3],
-    d_weights: LayerGradients<'a>,
+    d_weights: MultiHeadGradients<'a>,
     d_bias: Option<TensorView<'a>>,
     mask: DeviceMask<'a>,
     dropout: Option<Dropout<TensorView<'a>>>,
@@ -51,15 +51,15 @@ impl<'a> Call<'a> {
         self
     }
 
-    fn forward(&self) -> LayerForward<'a> {
+    fn forward(&self) -> MultiHeadForward<'a> {
         let [query, key, value] = self.inputs;
-        let call = LayerForward::new(query, key, value, self.out).mask(self.mask).dropout(self.dropout);
+        let call = MultiHeadForward::new(query, key, value, self.out).mask(self.mask).dropout(self.dropout);
         call.context(self.kept[0]).lse(self.kept[1]).weights(self.weights)
     }
 
-    fn backward(&self) -> LayerBackward<'a> {
+    fn backward(&self) -> MultiHeadBackward<'a> {
         let [d_query, d_key, d_value] = self.d_inputs;
-        let call = LayerBackward::new(self.forward(), self.d_out).d_lse(self.d_lse);
+        let call = MultiHeadBackward::new(self.forward(), self.d_out).d_lse(self.d_lse);
         call.d_query(d_query).d_key(d_key).d_value(d_value).d_weights(self.d_weights).d_bias(self.d_bias)
     }
 }
@@ -86,7 +86,7 @@ pub(super) fn gradients_of_layers() -> Seen {
     // Of weights 6 to 9, biases 10 to 13, appended 14 and 15.
     let linear =
         |n: usize| Linear { weight: matrix(6 + n, WEIGHTS[n]), bias: Some(vector(10 + n, WEIGHTS[n][0])) };
-    let biased = LayerWeights {
+    let biased = MultiHeadWeights {
         query: linear(0),
         key: linear(1),
         value: linear(2),
@@ -107,7 +107,7 @@ pub(super) fn gradients_of_layers() -> Seen {
         d_out: sequence(20, [batch, q_len, FEATURES[3]]).with_offset(512),
         d_lse: Some(view(22, lse).with_offset(512)),
         d_inputs,
-        d_weights: LayerGradients {
+        d_weights: MultiHeadGradients {
             query: of(0),
             key: of(1),
             value: of(2),
@@ -120,12 +120,12 @@ pub(super) fn gradients_of_layers() -> Seen {
         mask: DeviceMask::none(),
         dropout: None,
     };
-    let make = |weights: &LayerWeights| {
+    let make = |weights: &MultiHeadWeights| {
         MultiHeadAttention::with_pipelines(gpu.pipelines(), options().config(), weights).expect("a layer")
     };
     let layer = make(&biased);
     let unbiased = |n: usize| Linear { bias: None, ..linear(n) };
-    let without = make(&LayerWeights {
+    let without = make(&MultiHeadWeights {
         query: unbiased(0),
         key: unbiased(1),
         value: unbiased(2),
@@ -206,7 +206,7 @@ pub(super) fn gradients_of_layers() -> Seen {
     refused("mask", &["`bias`", "kv_len must be 7 or 1"], Call { mask: bias(23, 8), ..good });
 
     // What is written.
-    let none = LayerGradients::default();
+    let none = MultiHeadGradients::default();
     let nothing = Call { d_inputs: [None; 3], d_weights: none, ..good };
     refused("no gradient", &["without gradients", "`d_query`", "`d_weights`"], nothing);
     for (n, name) in ["d_query", "d_key", "d_value"].into_iter().enumerate() {
@@ -261,7 +261,7 @@ pub(super) fn gradients_of_layers() -> Seen {
         refused(side, &[&weight, &bias, "overlap"], with(None, Some(vector(16 + n, rows))));
     }
     let pair = |k, v| {
-        let d_weights = LayerGradients { bias_kv: Some([k, v]), ..good.d_weights };
+        let d_weights = MultiHeadGradients { bias_kv: Some([k, v]), ..good.d_weights };
         Call { d_weights, ..good }
     };
     let [k, v] = good.d_weights.bias_kv.expect("given");
@@ -280,11 +280,11 @@ pub(super) fn gradients_of_layers() -> Seen {
     let none_of = |d_weights| Call { d_weights, ..good };
     let bias_of = |n: usize| LinearGradients { weight: None, bias: of(n).bias };
     let missing = [
-        ("d_bias.query", LayerGradients { query: bias_of(0), ..none }),
-        ("d_bias.key", LayerGradients { key: bias_of(1), ..none }),
-        ("d_bias.value", LayerGradients { value: bias_of(2), ..none }),
-        ("d_bias.out", LayerGradients { out: bias_of(3), ..none }),
-        ("d_bias_k", LayerGradients { bias_kv: good.d_weights.bias_kv, ..none }),
+        ("d_bias.query", MultiHeadGradients { query: bias_of(0), ..none }),
+        ("d_bias.key", MultiHeadGradients { key: bias_of(1), ..none }),
+        ("d_bias.value", MultiHeadGradients { value: bias_of(2), ..none }),
+        ("d_bias.out", MultiHeadGradients { out: bias_of(3), ..none }),
+        ("d_bias_k", MultiHeadGradients { bias_kv: good.d_weights.bias_kv, ..none }),
     ];
     for (name, d_weights) in missing {
         refused_by(&without, name, &[name, "made without it"], none_of(d_weights));
@@ -294,10 +294,10 @@ pub(super) fn gradients_of_layers() -> Seen {
     let own = |n| NormWeights { weight: Some(vector(n, 3)), bias: Some(vector(n, 3).with_offset(64)) };
     let (norms, config) =
         (Some([own(14), own(15)]), LayerOptions { qk_norm: Some(NormConfig::rms()), ..options() });
-    let weights = LayerWeights { qk_norm: norms, bias_kv: None, ..biased };
+    let weights = MultiHeadWeights { qk_norm: norms, bias_kv: None, ..biased };
     let normed =
         MultiHeadAttention::with_pipelines(gpu.pipelines(), config.config(), &weights).expect("a layer");
-    let bare = LayerWeights { qk_norm: None, ..biased };
+    let bare = MultiHeadWeights { qk_norm: None, ..biased };
     let bare = MultiHeadAttention::with_pipelines(gpu.pipelines(), config.config(), &bare).expect("a layer");
     for (n, side) in ["q", "k"].into_iter().enumerate() {
         for (part, name) in ["weight", "bias"].into_iter().enumerate() {
@@ -325,10 +325,10 @@ pub(super) fn gradients_of_layers() -> Seen {
     // Gradients of the gate of outputs.
     let gate = Some(Linear { weight: matrix(14, [4, 12]), bias: Some(vector(15, 4)) });
     let config = LayerOptions { output_gate: Some(OutputGate::Headwise), ..options() };
-    let weights = LayerWeights { gate, bias_kv: None, ..biased };
+    let weights = MultiHeadWeights { gate, bias_kv: None, ..biased };
     let gated =
         MultiHeadAttention::with_pipelines(gpu.pipelines(), config.config(), &weights).expect("a layer");
-    let of_gate = |gate| Call { d_weights: LayerGradients { gate, ..none }, ..good };
+    let of_gate = |gate| Call { d_weights: MultiHeadGradients { gate, ..none }, ..good };
     let of_weight = |t| of_gate(LinearGradients { weight: Some(t), bias: None });
     let of_bias = |t| of_gate(LinearGradients { weight: None, bias: Some(t) });
     refused_by(

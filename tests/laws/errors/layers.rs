@@ -13,7 +13,7 @@ pub(super) fn layers() -> Seen {
     let other = gpu.buffer(1 << 12).expect("a buffer");
     let matrix = |rows, columns| TensorView::matrix(&other, DType::F32, [rows, columns]);
     let vector = |n| TensorView::vector(&other, DType::F32, n);
-    let mut refused = |words: &[&str], config: LayerOptions, weights: LayerWeights| {
+    let mut refused = |words: &[&str], config: LayerOptions, weights: MultiHeadWeights| {
         let error = MultiHeadAttention::with_pipelines(gpu.pipelines(), config.config(), &weights);
         seen.insert(read("a layer", &error.expect_err("refused"), words));
     };
@@ -24,62 +24,62 @@ pub(super) fn layers() -> Seen {
     refused(
         &["`weights.query`", "out (rows) must be 12", "got 13"],
         c,
-        LayerWeights { query: weight(matrix(13, 12)), ..good },
+        MultiHeadWeights { query: weight(matrix(13, 12)), ..good },
     );
     refused(
         &["`weights.query`", "in (columns) must be 12", "got 11"],
         c,
-        LayerWeights { query: weight(matrix(12, 11)), ..good },
+        MultiHeadWeights { query: weight(matrix(12, 11)), ..good },
     );
     refused(
         &["`weights.key`", "out (rows) must be 6", "got 12"],
         c,
-        LayerWeights { key: weight(matrix(12, 12)), ..good },
+        MultiHeadWeights { key: weight(matrix(12, 12)), ..good },
     );
     refused(
         &["`weights.value`", "in (columns) must be 12", "got 6"],
         c,
-        LayerWeights { value: weight(matrix(6, 6)), ..good },
+        MultiHeadWeights { value: weight(matrix(6, 6)), ..good },
     );
     refused(
         &["`weights.out`", "out (rows) must be 12", "got 6"],
         c,
-        LayerWeights { out: weight(matrix(6, 12)), ..good },
+        MultiHeadWeights { out: weight(matrix(6, 12)), ..good },
     );
     refused(
         &["`bias.query`", "dim must be 12", "got 6"],
         c,
-        LayerWeights { query: Linear { bias: biased(6), ..good.query }, ..good },
+        MultiHeadWeights { query: Linear { bias: biased(6), ..good.query }, ..good },
     );
     refused(
         &["`bias.key`", "dim must be 6", "got 12"],
         c,
-        LayerWeights { key: Linear { bias: biased(12), ..good.key }, ..good },
+        MultiHeadWeights { key: Linear { bias: biased(12), ..good.key }, ..good },
     );
     refused(
         &["`bias.value`", "dim must be 6", "got 5"],
         c,
-        LayerWeights { value: Linear { bias: biased(5), ..good.value }, ..good },
+        MultiHeadWeights { value: Linear { bias: biased(5), ..good.value }, ..good },
     );
     refused(
         &["`bias.out`", "dim must be 12", "got 1"],
         c,
-        LayerWeights { out: Linear { bias: biased(1), ..good.out }, ..good },
+        MultiHeadWeights { out: Linear { bias: biased(1), ..good.out }, ..good },
     );
     refused(
         &["`bias_k`", "dim must be 6", "got 3"],
         c,
-        LayerWeights { bias_kv: Some([vector(3), vector(6)]), ..good },
+        MultiHeadWeights { bias_kv: Some([vector(3), vector(6)]), ..good },
     );
     refused(
         &["`bias_v`", "dim must be 6", "got 7"],
         c,
-        LayerWeights { bias_kv: Some([vector(6), vector(7)]), ..good },
+        MultiHeadWeights { bias_kv: Some([vector(6), vector(7)]), ..good },
     );
     let vectors = |weight, bias| NormWeights { weight: Some(weight), bias: Some(bias) };
-    let norms = |q, k| LayerWeights { qk_norm: Some([q, k]), ..good };
+    let norms = |q, k| MultiHeadWeights { qk_norm: Some([q, k]), ..good };
     let fits = vectors(vector(3), vector(3));
-    refused(&["`qk_norm`", "`LayerConfig::qk_norm`"], c, norms(fits, fits));
+    refused(&["`qk_norm`", "`MultiHeadConfig::qk_norm`"], c, norms(fits, fits));
     let normed = LayerOptions { qk_norm: Some(NormConfig::rms()), ..c };
     let short = (vectors(vector(2), vector(3)), vectors(vector(3), vector(12)));
     refused(&["`q_norm.weight`", "dim must be 3", "got 2"], normed, norms(short.0, fits));
@@ -92,34 +92,36 @@ pub(super) fn layers() -> Seen {
     refused(&["eps is -1", "not below 0"], eps, good);
     let gated = |kind| LayerOptions { output_gate: Some(kind), ..c };
     let (element, head) = (gated(OutputGate::Elementwise), gated(OutputGate::Headwise));
-    let gate = |rows, columns, bias| LayerWeights {
+    let gate = |rows, columns, bias| MultiHeadWeights {
         gate: Some(Linear { weight: matrix(rows, columns), bias: Some(vector(bias)) }),
         ..good
     };
-    refused(&["`gate` of the weights", "`LayerConfig::output_gate`"], c, gate(12, 12, 12));
-    refused(&["`LayerConfig::output_gate`", "set `gate`"], element, good);
+    refused(&["`gate` of the weights", "`MultiHeadConfig::output_gate`"], c, gate(12, 12, 12));
+    refused(&["`MultiHeadConfig::output_gate`", "set `gate`"], element, good);
     refused(&["`weights.gate`", "out (rows) must be 12", "got 4"], element, gate(4, 12, 12));
     refused(&["`weights.gate`", "out (rows) must be 4", "got 12"], head, gate(12, 12, 4));
     refused(&["`weights.gate`", "in (columns) must be 12", "got 6"], head, gate(4, 6, 4));
     refused(&["`bias.gate`", "dim must be 4", "got 12"], head, gate(4, 12, 12));
     let narrow_gate = LayerOptions { narrow: true, kv_heads: 4, ..head };
-    let shared =
-        LayerWeights { query: weight(TensorView::new(&other, DType::F32, [1, 4, 3, 3])), ..gate(4, 12, 4) };
-    let shared = LayerWeights { key: shared.query, value: shared.query, ..shared };
+    let shared = MultiHeadWeights {
+        query: weight(TensorView::new(&other, DType::F32, [1, 4, 3, 3])),
+        ..gate(4, 12, 4)
+    };
+    let shared = MultiHeadWeights { key: shared.query, value: shared.query, ..shared };
     refused(&["`weights.gate`"], narrow_gate, shared);
     let whole = TensorView::matrix(&other, DType::U32, [12, 12]);
-    let integers = LayerWeights { gate: Some(weight(whole)), ..good };
+    let integers = MultiHeadWeights { gate: Some(weight(whole)), ..good };
     refused(&["`weights.gate`", "F32, F16 or BF16", "U32"], element, integers);
     refused(
         &["`weights.query`", "F32, F16 or BF16", "U32"],
         c,
-        LayerWeights { query: weight(whole), ..good },
+        MultiHeadWeights { query: weight(whole), ..good },
     );
     let half = TensorView::matrix(&other, DType::F16, [6, 12]);
-    refused(&["`weights.key`", "F32", "F16"], c, LayerWeights { key: weight(half), ..good });
+    refused(&["`weights.key`", "F32", "F16"], c, MultiHeadWeights { key: weight(half), ..good });
     let small = gpu.buffer(16).expect("a buffer");
     let short = TensorView::matrix(&small, DType::F32, [12, 12]);
-    refused(&["`weights.out`", "byte 576", "has 16"], c, LayerWeights { out: weight(short), ..good });
+    refused(&["`weights.out`", "byte 576", "has 16"], c, MultiHeadWeights { out: weight(short), ..good });
     refused(&["`layer`", "heads is 0"], LayerOptions { heads: 0, ..c }, good);
     refused(&["`layer`", "out_features is 0"], LayerOptions { out_features: 0, ..c }, good);
     refused(&["heads 4", "kv_heads 3"], LayerOptions { kv_heads: 3, ..c }, good);
@@ -212,9 +214,9 @@ struct LayerParts<'a> {
 }
 
 impl<'a> LayerParts<'a> {
-    fn call(&self) -> LayerForward<'a> {
+    fn call(&self) -> MultiHeadForward<'a> {
         let LayerParts { query, key, value, out, mask, lse, dropout } = *self;
-        LayerForward::new(query, key, value, out).mask(mask).lse(lse).dropout(dropout)
+        MultiHeadForward::new(query, key, value, out).mask(mask).lse(lse).dropout(dropout)
     }
 }
 
@@ -233,12 +235,12 @@ impl Layer {
         Layer { gpu: gpu.clone(), config, buffer: gpu.upload(&data).expect("an upload"), data }
     }
 
-    pub(super) fn weights(&self) -> LayerWeights<'_> {
+    pub(super) fn weights(&self) -> MultiHeadWeights<'_> {
         let linear = |rows, offset| Linear {
             weight: TensorView::matrix(&self.buffer, DType::F32, [rows, 12]).with_offset(offset),
             bias: None,
         };
-        LayerWeights {
+        MultiHeadWeights {
             query: linear(12, 0),
             key: linear(6, 144),
             value: linear(6, 288),
@@ -286,7 +288,7 @@ impl Layer {
             gate: None,
         };
         let inputs = [widen(&x), widen(&context), widen(&context)];
-        let shape = LayerShape { batch: 2, q_len: 5, kv_len: 7 };
+        let shape = MultiHeadShape { batch: 2, q_len: 5, kv_len: 7 };
         let want = multi_head::<f64>(
             inputs.each_ref().map(|i| &i[..]),
             shape,

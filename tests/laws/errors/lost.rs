@@ -8,7 +8,7 @@ use wgpu_attention::position::{
     AddPositions, PositionTable, Positions, Rope, RopeConfig, Rotate, Rotation, RowPositions, Sinusoid,
 };
 use wgpu_attention::reference::Attended;
-use wgpu_attention::{Cache, CacheConfig, Forward, Tuning};
+use wgpu_attention::{Cache, CacheConfig, Forward, KernelOptions};
 
 use super::*;
 
@@ -27,17 +27,17 @@ struct Bed {
     scratch: Scratch,
 }
 
-fn layer_config() -> LayerConfig {
-    LayerConfig::new(8, 2)
+fn layer_config() -> MultiHeadConfig {
+    MultiHeadConfig::new(8, 2)
 }
 
 fn linear(buffer: &wgpu::Buffer) -> Linear<'_> {
     Linear { weight: TensorView::matrix(buffer, DType::F32, [8, 8]), bias: None }
 }
 
-fn weights(buffer: &wgpu::Buffer) -> LayerWeights<'_> {
+fn weights(buffer: &wgpu::Buffer) -> MultiHeadWeights<'_> {
     let linear = linear(buffer);
-    LayerWeights {
+    MultiHeadWeights {
         query: linear,
         key: linear,
         value: linear,
@@ -59,9 +59,11 @@ impl Bed {
         let gpu = device(|_| ());
         let config =
             Config::new(SHAPE.heads, SHAPE.head_dim).kv_heads(SHAPE.kv_heads).value_dim(SHAPE.value_dim);
-        let attention =
-            Attention::with_pipelines(gpu.pipelines(), config.tuning(Tuning::new().path(Path::Staged)))
-                .expect("an operator");
+        let attention = Attention::with_pipelines(
+            gpu.pipelines(),
+            config.kernel_options(KernelOptions::new().algorithm(Algorithm::Staged)),
+        )
+        .expect("an operator");
         let buffers = [0.3, 0.5, 0.7, 0.9].map(|seed| gpu.upload(&noise(1024, seed)).expect("an upload"));
         let layer =
             MultiHeadAttention::with_pipelines(gpu.pipelines(), layer_config(), &weights(&buffers[1]));
@@ -81,9 +83,9 @@ impl Bed {
     }
 }
 
-fn layer_call(buffers: &[wgpu::Buffer; 4]) -> LayerForward<'_> {
+fn layer_call(buffers: &[wgpu::Buffer; 4]) -> MultiHeadForward<'_> {
     let view = |n: usize| TensorView::sequence(&buffers[n], DType::F32, [1, 3, 8]);
-    LayerForward::self_attention(view(0), view(3))
+    MultiHeadForward::self_attention(view(0), view(3))
 }
 
 /// Requires a call to say that the device is lost.
@@ -183,7 +185,7 @@ fn every_call_on_a_lost_device_is_refused() {
         qk_norm: None,
         gate: None,
     };
-    let shape = LayerShape { batch: 1, q_len: 3, kv_len: 3 };
+    let shape = MultiHeadShape { batch: 1, q_len: 3, kv_len: 3 };
     let inputs = [&x[..24]; 3];
     says("multi_head", gpu.multi_head(inputs, shape, &layer_config(), &host, &Options::default()));
     says("submit", gpu.submit(|_| Ok(())));

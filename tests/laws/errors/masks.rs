@@ -263,8 +263,11 @@ pub(super) fn scores_as_an_output() -> Seen {
     let scores = gpu.buffer(8192).expect("a buffer");
     let good = TensorView::new(&scores, DType::F32, SHAPE.weights());
     let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
-    let mut bench =
-        Bench::on(gpu, Config::new(SHAPE.heads, SHAPE.head_dim).tuning(Tuning::new().path(Path::Fused)));
+    let mut bench = Bench::on(
+        gpu,
+        Config::new(SHAPE.heads, SHAPE.head_dim)
+            .kernel_options(KernelOptions::new().algorithm(Algorithm::Fused)),
+    );
     let (buffers, attention) = (bench.buffers(), bench.attention.clone());
     let call = parts(buffers.each_ref()).forward().scores(good, ScoreStage::Scaled);
     let words = ["scores", "fused path", "Auto"];
@@ -306,8 +309,11 @@ pub(super) fn scores_as_an_output() -> Seen {
 /// Weights are in memory on the staged path only.
 pub(super) fn weights_on_the_fused_path() -> Seen {
     let gpu = &full().gpu;
-    let mut bench =
-        Bench::on(gpu, Config::new(SHAPE.heads, SHAPE.head_dim).tuning(Tuning::new().path(Path::Fused)));
+    let mut bench = Bench::on(
+        gpu,
+        Config::new(SHAPE.heads, SHAPE.head_dim)
+            .kernel_options(KernelOptions::new().algorithm(Algorithm::Fused)),
+    );
     let buffers = bench.buffers();
     let attention = bench.attention.clone();
     let weights = gpu.buffer(count(SHAPE.weights()) * 4).expect("a buffer");

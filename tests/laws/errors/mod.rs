@@ -6,17 +6,17 @@ use std::io::Write;
 
 use wgpu_attention::attention::ScoreStage;
 use wgpu_attention::cache::{CacheStorage, ScaleGroup};
-use wgpu_attention::layers::{LayerConfig, LayerForward, LayerWeights};
+use wgpu_attention::layers::{MultiHeadConfig, MultiHeadForward, MultiHeadWeights};
 use wgpu_attention::mask::{DeviceMask, HostMask};
 use wgpu_attention::matmul::ProjectionForward;
 use wgpu_attention::reference::compare::max_error;
 use wgpu_attention::reference::{
-    self, HostLinear, HostWeights, LayerShape, Options, multi_head, project, widen,
+    self, HostLinear, HostWeights, MultiHeadShape, Options, multi_head, project, widen,
 };
-use wgpu_attention::tuning::{Family, KernelForm, Path, Verdict};
+use wgpu_attention::tuning::{Algorithm, Family, Target, Verdict};
 use wgpu_attention::{
-    Attention, Cache, CacheConfig, Config, DType, Dropout, Error, Forward, Gpu, HostTensor, Linear, Mask,
-    MultiHeadAttention, Pipelines, Projection, Scratch, ScratchSize, Shape, TensorView, Tuning,
+    Attention, Cache, CacheConfig, Config, DType, Dropout, Error, Forward, Gpu, HostTensor, KernelOptions,
+    Linear, Mask, MultiHeadAttention, Pipelines, Projection, Scratch, ScratchSize, Shape, TensorView,
 };
 
 use crate::harness::device::{device, devices};
@@ -130,9 +130,9 @@ subjects! {
 /// The reference refuses what does not fit it, too.
 #[test]
 fn the_reference_of_a_layer_refuses_wrong_lengths() {
-    let config = LayerConfig::new(4, 2);
+    let config = MultiHeadConfig::new(4, 2);
     let (x, w) = (vec![0.5f64; 12], vec![0.25f64; 16]);
-    let shape = LayerShape { batch: 1, q_len: 3, kv_len: 3 };
+    let shape = MultiHeadShape { batch: 1, q_len: 3, kv_len: 3 };
     let linear = HostLinear { weight: &w[..], bias: None };
     let good = HostWeights {
         query: linear,
@@ -158,7 +158,7 @@ fn the_reference_of_a_layer_refuses_wrong_lengths() {
     assert!(error(run([&x, &x, &x], shape, &HostWeights { out: biased, ..good })).contains("4 elements"));
     let appended = HostWeights { bias_kv: Some([&x[..4], &x[..3]]), ..good };
     assert!(error(run([&x, &x, &x], shape, &appended)).contains("4 elements"));
-    let far = LayerShape { batch: usize::MAX, ..shape };
+    let far = MultiHeadShape { batch: usize::MAX, ..shape };
     assert!(error(run([&x, &x, &x], far, &good)).contains("got 12"));
     assert_eq!(project(&x, &w, None, 4, 4).expect("a correct call").len(), 12);
 }
@@ -221,10 +221,10 @@ fn the_stages_of_the_reference_refuse_what_does_not_fit() {
 fn bad_numbers_show() {
     let gpu = &full().gpu;
     for (path, form) in [
-        (Path::Staged, KernelForm::Cpu),
-        (Path::Staged, KernelForm::Gpu),
-        (Path::Fused, KernelForm::Cpu),
-        (Path::Fused, KernelForm::Gpu),
+        (Algorithm::Staged, Target::Software),
+        (Algorithm::Staged, Target::Gpu),
+        (Algorithm::Fused, Target::Software),
+        (Algorithm::Fused, Target::Gpu),
     ] {
         for (name, bad, at) in [
             ("q", f32::NAN, 0),
@@ -242,8 +242,10 @@ fn bad_numbers_show() {
             let out = gpu.upload(&vec![POISON; count(SHAPE.out())]).expect("an upload");
             let [bq, bk, bv] = &buffers;
             let call = parts([bq, bk, bv, &out]).forward();
-            let config =
-                Config::new(4, 8).kv_heads(2).value_dim(6).tuning(Tuning::new().form(form).path(path));
+            let config = Config::new(4, 8)
+                .kv_heads(2)
+                .value_dim(6)
+                .kernel_options(KernelOptions::new().target(form).algorithm(path));
             let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
             let mut scratch =
                 Scratch::new(gpu.device(), attention.scratch_size(&call).expect("a size")).expect("scratch");

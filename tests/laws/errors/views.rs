@@ -4,8 +4,9 @@ use wgpu_attention::additive::{AdditiveAttention, AdditiveBackward, AdditiveConf
 use wgpu_attention::attention::{Merge, Partial};
 use wgpu_attention::cache::{Append, Tokens};
 use wgpu_attention::layers::{
-    AttentionalForward, AttentionalVector, BlockConfig, DecoderForward, DecoderLayerWeights, DecoderMemory,
-    EncoderBackward, EncoderForward, EncoderLayerWeights, FeedForwardWeights, LayerBackward,
+    AttentionalForward, AttentionalVector, DecoderForward, DecoderLayerWeights, DecoderMemory,
+    EncoderBackward, EncoderForward, EncoderLayerWeights, FeedForwardWeights, MultiHeadBackward,
+    TransformerLayerConfig,
 };
 use wgpu_attention::linear_attention::{
     LinearAttention, LinearBackward, LinearConfig, LinearForward, LinearState,
@@ -23,9 +24,9 @@ use wgpu_attention::position::{
     AddPositions, PositionTable, Positions, Rotate, Rotation, RowPositions, TableBackward,
 };
 use wgpu_attention::rows::{
-    Embedding, EmbeddingBackward, EmbeddingForward, LogSoftmax, LogSoftmaxForward, MeanPool,
-    MeanPoolBackward, MeanPoolForward, Norm, NormBackward, NormConfig, NormForward, NormWeights, Pointwise,
-    PointwiseForward, PooledRows, RadixSort, Sort, TopK, TopKForward, WeightNorm, WeightNormForward,
+    Elementwise, ElementwiseForward, Embedding, EmbeddingBackward, EmbeddingForward, LogSoftmax,
+    LogSoftmaxForward, MeanPool, MeanPoolBackward, MeanPoolForward, Norm, NormBackward, NormConfig,
+    NormForward, NormWeights, PoolMask, RadixSort, Sort, TopK, TopKForward, WeightNorm, WeightNormForward,
 };
 use wgpu_attention::{Backward, TransformerDecoder, TransformerEncoder};
 
@@ -59,9 +60,9 @@ impl<'a> Views<'a> {
         Linear { weight, bias: Some(self.f32([1, 1, 1, rows])) }
     }
 
-    fn layer(&self) -> LayerWeights<'a> {
+    fn layer(&self) -> MultiHeadWeights<'a> {
         let [query, key, value, out] = [(); 4].map(|()| self.linear([8, 8]));
-        LayerWeights { query, key, value, out, bias_kv: None, qk_norm: None, gate: None }
+        MultiHeadWeights { query, key, value, out, bias_kv: None, qk_norm: None, gate: None }
     }
 }
 
@@ -102,23 +103,23 @@ const CALLS: [(&str, Call); 28] = [
         )
     }),
     ("layer", |p, v, _| {
-        let layer = MultiHeadAttention::with_pipelines(p, LayerConfig::new(8, 2), &v.layer())?;
-        let call = LayerForward::new(v.f32(ROWS), v.f32(ROWS), v.f32(ROWS), v.f32(ROWS));
+        let layer = MultiHeadAttention::with_pipelines(p, MultiHeadConfig::new(8, 2), &v.layer())?;
+        let call = MultiHeadForward::new(v.f32(ROWS), v.f32(ROWS), v.f32(ROWS), v.f32(ROWS));
         layer.scratch_size(&call.context(v.f32(ROWS))).map(drop)
     }),
     ("layer backward", |p, v, _| {
-        let layer = MultiHeadAttention::with_pipelines(p, LayerConfig::new(8, 2), &v.layer())?;
+        let layer = MultiHeadAttention::with_pipelines(p, MultiHeadConfig::new(8, 2), &v.layer())?;
         // What the forward call wrote is not read.
         let out = TensorView::new(&v.buffers[39], DType::F32, ROWS);
-        let call = LayerForward::new(v.f32(ROWS), v.f32(ROWS), v.f32(ROWS), out);
-        let back = LayerBackward::new(call, v.f32(ROWS)).d_query(v.f32(ROWS)).d_key(v.f32(ROWS));
+        let call = MultiHeadForward::new(v.f32(ROWS), v.f32(ROWS), v.f32(ROWS), out);
+        let back = MultiHeadBackward::new(call, v.f32(ROWS)).d_query(v.f32(ROWS)).d_key(v.f32(ROWS));
         layer.backward_scratch_size(&back.d_value(v.f32(ROWS))).map(drop)
     }),
     ("encoder", |p, v, _| {
         let feed_forward = FeedForwardWeights { up: v.linear([12, 8]), gate: None, down: v.linear([8, 12]) };
         let norm = NormWeights { weight: Some(v.f32([1, 1, 1, 8])), bias: None };
         let layer = EncoderLayerWeights { attention: v.layer(), feed_forward, norms: [norm; 2] };
-        let config = BlockConfig::new(LayerConfig::new(8, 2), 12);
+        let config = TransformerLayerConfig::new(MultiHeadConfig::new(8, 2), 12);
         let stack = TransformerEncoder::with_pipelines(p, config, &[layer; 2], None)?;
         let call = EncoderForward::new(v.f32(ROWS), v.f32(ROWS)).hidden(v.f32(ROWS));
         stack.scratch_size(&call)?;
@@ -129,7 +130,7 @@ const CALLS: [(&str, Call); 28] = [
         let norm = NormWeights { weight: Some(v.f32([1, 1, 1, 8])), bias: None };
         let [self_attention, cross_attention] = [v.layer(), v.layer()];
         let layer = DecoderLayerWeights { self_attention, cross_attention, feed_forward, norms: [norm; 3] };
-        let config = BlockConfig::new(LayerConfig::new(8, 2), 12);
+        let config = TransformerLayerConfig::new(MultiHeadConfig::new(8, 2), 12);
         let stack = TransformerDecoder::with_pipelines(p, config, &[layer], None)?;
         let memory = DecoderMemory { keys: v.f32([2, 2, 5, 4]), values: v.f32([2, 2, 5, 4]) };
         stack.scratch_size(&DecoderForward::new(v.f32(ROWS), memory, v.f32(ROWS))).map(drop)
@@ -233,8 +234,8 @@ const CALLS: [(&str, Call); 28] = [
         norm.backward_scratch_size(&back).map(drop)
     }),
     ("activation", |p, v, encoder| {
-        let call = PointwiseForward::new(v.f32(ROWS), v.f32(ROWS)).times(v.f32(ROWS));
-        Pointwise::with_pipelines(p).forward(encoder, &call)
+        let call = ElementwiseForward::new(v.f32(ROWS), v.f32(ROWS)).multiply(v.f32(ROWS));
+        Elementwise::with_pipelines(p).forward(encoder, &call)
     }),
     ("embedding", |p, v, encoder| {
         let embedding = Embedding::with_pipelines(p);
@@ -245,7 +246,7 @@ const CALLS: [(&str, Call); 28] = [
     }),
     ("mean pool", |p, v, encoder| {
         let pool = MeanPool::with_pipelines(p);
-        let rows = PooledRows::Lengths(v.u32([2, 1, 1, 1]));
+        let rows = PoolMask::Lengths(v.u32([2, 1, 1, 1]));
         let call = MeanPoolForward::new(v.f32(ROWS), rows, v.f32([2, 1, 1, 8]));
         pool.forward(encoder, &call)?;
         pool.backward(encoder, &MeanPoolBackward::new(call, v.f32([2, 1, 1, 8]), v.f32(ROWS)))

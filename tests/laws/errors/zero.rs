@@ -21,9 +21,9 @@ use wgpu_attention::position::{
     AddPositions, PositionTable, Positions, Rope, RopeConfig, Rotate, RowPositions, TableBackward,
 };
 use wgpu_attention::rows::{
-    Embedding, EmbeddingBackward, EmbeddingForward, LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward,
-    MeanPool, MeanPoolBackward, MeanPoolForward, Norm, NormBackward, NormConfig, NormForward, Pointwise,
-    PointwiseBackward, PointwiseForward, PooledRows, RadixSort, Sort, TopK, TopKForward,
+    Elementwise, ElementwiseBackward, ElementwiseForward, Embedding, EmbeddingBackward, EmbeddingForward,
+    LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward, MeanPool, MeanPoolBackward, MeanPoolForward, Norm,
+    NormBackward, NormConfig, NormForward, PoolMask, RadixSort, Sort, TopK, TopKForward,
 };
 use wgpu_attention::{
     Attention, Backward, Cache, CacheConfig, Config, DType, Error, Forward, Gpu, Linear, Projection, Scratch,
@@ -204,7 +204,7 @@ fn outcomes(gpu: &Gpu, batch: usize, length: usize) -> Outcomes {
     let size = embedding.backward_scratch_size(&call);
     calls.record("embedding, backward", size, |e, s| embedding.backward(e, &call, s));
     let pool = MeanPool::with_pipelines(pipelines);
-    let call = MeanPoolForward::new(tokens(0, 8), PooledRows::All, f32(1, [batch, 1, 1, 8]));
+    let call = MeanPoolForward::new(tokens(0, 8), PoolMask::All, f32(1, [batch, 1, 1, 8]));
     calls.plain("mean pool", |e| pool.forward(e, &call));
     let call = MeanPoolBackward::new(call, f32(2, [batch, 1, 1, 8]), tokens(3, 8));
     calls.plain("mean pool, backward", |e| pool.backward(e, &call));
@@ -222,11 +222,11 @@ fn outcomes(gpu: &Gpu, batch: usize, length: usize) -> Outcomes {
     let call = NormBackward::new(call, tokens(2, 8)).d_x(tokens(3, 8));
     let size = norm.backward_scratch_size(&call);
     calls.record("norm, backward", size, |e, s| norm.backward(e, &call, s));
-    let pointwise = Pointwise::with_pipelines(pipelines);
-    let call = PointwiseForward::new(q, out);
-    calls.plain("pointwise", |e| pointwise.forward(e, &call));
-    let call = PointwiseBackward::new(call, d_out).d_x(heads(6));
-    calls.plain("pointwise, backward", |e| pointwise.backward(e, &call));
+    let elementwise = Elementwise::with_pipelines(pipelines);
+    let call = ElementwiseForward::new(q, out);
+    calls.plain("elementwise", |e| elementwise.forward(e, &call));
+    let call = ElementwiseBackward::new(call, d_out).d_x(heads(6));
+    calls.plain("elementwise, backward", |e| elementwise.backward(e, &call));
     calls.outcomes
 }
 

@@ -1,7 +1,7 @@
 //! A layer's gradients against differences.
 
 use wgpu_attention::layers::OutputGate;
-use wgpu_attention::reference::LayerShape;
+use wgpu_attention::reference::MultiHeadShape;
 use wgpu_attention::rows::NormConfig;
 
 use super::attention::{dropout, smooth};
@@ -32,7 +32,8 @@ fn random(seed: u64) -> LayerProblem {
         softcap: rng.chance(0.2).then_some(1.25),
         ..LayerOptions::new(heads, heads)
     };
-    let shape = LayerShape { batch: rng.between(1, 2), q_len: rng.between(1, 4), kv_len: rng.between(1, 5) };
+    let shape =
+        MultiHeadShape { batch: rng.between(1, 2), q_len: rng.between(1, 4), kv_len: rng.between(1, 5) };
     let mut case = LayerCase::random(format!("gradients, layer {seed}"), config, shape, rng.chance(0.4));
     for linear in &mut case.linears {
         linear.bias = linear.bias.take().filter(|_| rng.chance(0.7));

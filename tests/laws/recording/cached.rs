@@ -1,8 +1,8 @@
 //! Generation recorded far ahead: every step is the same recording, and costs the same, whatever came before it.
 
 use wgpu_attention::cache::{Append, CacheLayout, CacheStorage, ScaleGroup, Tokens};
-use wgpu_attention::tuning::KernelForm;
-use wgpu_attention::{Cache, CacheConfig, Forward, Tuning};
+use wgpu_attention::tuning::Target;
+use wgpu_attention::{Cache, CacheConfig, Forward, KernelOptions};
 
 use wgpu_attention::reference::Real;
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
@@ -24,12 +24,13 @@ struct Generation {
 }
 
 impl Generation {
-    fn new(layout: CacheLayout, storage: CacheStorage, capacity: usize, form: KernelForm) -> Self {
+    fn new(layout: CacheLayout, storage: CacheStorage, capacity: usize, form: Target) -> Self {
         let own = Own::new();
         let gpu = &own.gpu;
         let config = CacheConfig::new(1, DIM, capacity).storage(storage).layout(layout);
         let cache = Cache::with_pipelines(gpu.pipelines(), config).expect("a cache");
-        let config = Config::new(HEADS, DIM).kv_heads(1).tuning(Tuning::new().form(form).splits(3));
+        let config =
+            Config::new(HEADS, DIM).kv_heads(1).kernel_options(KernelOptions::new().target(form).splits(3));
         let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
         // Whole levels of 1/16, the largest of each row among them: what every storage keeps.
         let level =
@@ -108,9 +109,9 @@ fn a_thousand_steps_are_recorded_ahead() {
     crate::harness::in_turn!();
     let paged = CacheLayout::Paged { page: 64, pages: 16 };
     for (layout, storage, capacity, form) in [
-        (CacheLayout::Contiguous, CacheStorage::F32, STEPS, KernelForm::Cpu),
-        (CacheLayout::Ring { sink_tokens: 4 }, CacheStorage::Q8(ScaleGroup::Row), 50, KernelForm::Gpu),
-        (paged, CacheStorage::F16, STEPS, KernelForm::Cpu),
+        (CacheLayout::Contiguous, CacheStorage::F32, STEPS, Target::Software),
+        (CacheLayout::Ring { sink_tokens: 4 }, CacheStorage::Q8(ScaleGroup::Row), 50, Target::Gpu),
+        (paged, CacheStorage::F16, STEPS, Target::Software),
     ] {
         let mut generation = Generation::new(layout, storage, capacity, form);
         let gpu = generation.own.gpu.clone();
@@ -160,7 +161,7 @@ fn a_thousand_steps_are_recorded_ahead() {
 /// Buffers that live after so many steps: no step leaves one behind.
 #[test]
 fn steps_leave_no_buffers() {
-    let mut generation = Generation::new(CacheLayout::Contiguous, CacheStorage::F32, STEPS, KernelForm::Cpu);
+    let mut generation = Generation::new(CacheLayout::Contiguous, CacheStorage::F32, STEPS, Target::Software);
     let gpu = generation.own.gpu.clone();
     let mut scratch = generation.scratch();
     let mut after = |steps: usize| {
@@ -181,7 +182,7 @@ fn a_step_costs_the_same_at_any_length() {
     let capacity = 1 << 20;
     let mut caches = [1, capacity - 1000].map(|len| {
         let storage = CacheStorage::Q8(ScaleGroup::Row);
-        let mut generation = Generation::new(CacheLayout::Contiguous, storage, capacity, KernelForm::Cpu);
+        let mut generation = Generation::new(CacheLayout::Contiguous, storage, capacity, Target::Software);
         let mut scratch = generation.scratch();
         let mut encoder = encoder(&generation.own.gpu);
         // As far as recording goes, the tokens are there.
@@ -214,10 +215,10 @@ fn a_step_costs_the_same_at_any_length() {
 fn scratch_does_not_grow_with_capacity() {
     let own = Own::new();
     let gpu = &own.gpu;
-    for form in [KernelForm::Gpu, KernelForm::Cpu] {
+    for form in [Target::Gpu, Target::Software] {
         let attention = Attention::with_pipelines(
             gpu.pipelines(),
-            Config::new(8, 64).kv_heads(2).tuning(Tuning::new().form(form)),
+            Config::new(8, 64).kv_heads(2).kernel_options(KernelOptions::new().target(form)),
         )
         .expect("an operator");
         let [q, out] = [0, 1].map(|_| gpu.buffer(4 * 8 * 64).expect("a buffer"));

@@ -2,18 +2,18 @@
 //! same, a refused one records nothing.
 
 use wgpu_attention::layers::{
-    AttentionalBackward, AttentionalForward, AttentionalVector, BlockConfig, DecoderForward,
-    DecoderLayerWeights, DecoderMemory, EncoderBackward, EncoderForward, EncoderLayerWeights,
-    FeedForwardWeights, NormOrder,
+    AttentionalBackward, AttentionalForward, AttentionalVector, DecoderForward, DecoderLayerWeights,
+    DecoderMemory, EncoderBackward, EncoderForward, EncoderLayerWeights, FeedForwardWeights, NormOrder,
+    TransformerLayerConfig,
 };
 use wgpu_attention::local::{LocalAttention, LocalBackward, LocalConfig, LocalForward};
 use wgpu_attention::matmul::{
     Activation, QuantizedFormat, QuantizedForward, QuantizedMatrix, QuantizedProjection, QuantizedRows,
 };
 use wgpu_attention::rows::{
-    Embedding, EmbeddingBackward, EmbeddingForward, LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward,
-    MeanPool, MeanPoolBackward, MeanPoolForward, Norm, NormBackward, NormConfig, NormForward, NormWeights,
-    Pointwise, PointwiseBackward, PointwiseForward, PooledRows, RadixSort, Sort, TopK, TopKForward,
+    Elementwise, ElementwiseBackward, ElementwiseForward, Embedding, EmbeddingBackward, EmbeddingForward,
+    LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward, MeanPool, MeanPoolBackward, MeanPoolForward, Norm,
+    NormBackward, NormConfig, NormForward, NormWeights, PoolMask, RadixSort, Sort, TopK, TopKForward,
     WeightNorm, WeightNormBackward, WeightNormForward,
 };
 use wgpu_attention::{Error, TransformerDecoder, TransformerEncoder};
@@ -170,13 +170,13 @@ fn norms_and_activations() {
     let wrong = back.d_x(d_out);
     let mut scratch = b.scratch(norm.backward_scratch_size(&back));
     b.check("norm backward", call!(norm, [backward, backward_in_pass], &back, &wrong, &mut scratch));
-    let pointwise = Pointwise::with_pipelines(b.gpu().pipelines());
-    let call = PointwiseForward::new(x, out).activation(Activation::Silu).times(residual);
-    let wrong = PointwiseForward::new(x, x);
-    b.check("pointwise", call!(pointwise, [forward, forward_in_pass], &call, &wrong));
-    let back = PointwiseBackward::new(call, d_out).d_x(out).d_times(b.written(1, ROWS));
+    let elementwise = Elementwise::with_pipelines(b.gpu().pipelines());
+    let call = ElementwiseForward::new(x, out).activation(Activation::Silu).multiply(residual);
+    let wrong = ElementwiseForward::new(x, x);
+    b.check("elementwise", call!(elementwise, [forward, forward_in_pass], &call, &wrong));
+    let back = ElementwiseBackward::new(call, d_out).d_x(out).d_multiply(b.written(1, ROWS));
     let wrong = back.d_x(d_out);
-    b.check("pointwise backward", call!(pointwise, [backward, backward_in_pass], &back, &wrong));
+    b.check("elementwise backward", call!(elementwise, [backward, backward_in_pass], &back, &wrong));
     let unit = WeightNorm::with_pipelines(b.gpu().pipelines());
     let (vectors, gain) = ([1, 3, 1, 12], [1, 3, 1, 1]);
     let inputs = [b.read(0, vectors), b.read(1, gain)];
@@ -206,8 +206,8 @@ fn embeddings_and_means() {
     );
     let pool = MeanPool::with_pipelines(b.gpu().pipelines());
     let (x, means) = (b.read(0, ROWS), [2, 1, 1, 12]);
-    let rows = PooledRows::Lengths(b.numbers([2, 1, 1, 1]));
-    let call = MeanPoolForward::new(x, rows, b.written(0, means)).l2(true);
+    let rows = PoolMask::Lengths(b.numbers([2, 1, 1, 1]));
+    let call = MeanPoolForward::new(x, rows, b.written(0, means)).normalize(true);
     let wrong = MeanPoolForward::new(x, rows, b.read(0, means));
     b.check("mean pool", call!(pool, [forward, forward_in_pass], &call, &wrong));
     let back = MeanPoolBackward::new(call, b.read(1, means), b.written(0, ROWS));
@@ -308,7 +308,7 @@ fn stacks_of_layers() {
         weight: weight(n, shape),
         bias: Some(TensorView::vector(&b.floats[2], DType::F32, shape[0])),
     };
-    let attention = LayerWeights {
+    let attention = MultiHeadWeights {
         query: linear(0, [12, 12]),
         key: linear(1, [12, 12]),
         value: linear(2, [12, 12]),
@@ -319,7 +319,7 @@ fn stacks_of_layers() {
     };
     let feed_forward = FeedForwardWeights { up: linear(0, [20, 12]), gate: None, down: linear(1, [12, 20]) };
     let norm = NormWeights { weight: Some(b.read(3, VECTOR)), bias: None };
-    let config = BlockConfig::new(LayerConfig::new(12, 2), 20).order(NormOrder::Pre);
+    let config = TransformerLayerConfig::new(MultiHeadConfig::new(12, 2), 20).order(NormOrder::Pre);
     let (x, out) = (b.read(4, ROWS), b.written(0, ROWS));
     let pipelines = b.gpu().pipelines();
     let layer = EncoderLayerWeights { attention, feed_forward, norms: [norm; 2] };

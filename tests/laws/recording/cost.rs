@@ -5,11 +5,11 @@ use super::*;
 #[test]
 fn the_second_recording_creates_nothing() {
     // Kernels of attention, which the layer has with another mask, and dispatches of both.
-    second_recording(Path::Staged, 3, 8);
-    second_recording(Path::Fused, 1, 4);
+    second_recording(Algorithm::Staged, 3, 8);
+    second_recording(Algorithm::Fused, 1, 4);
 }
 
-fn second_recording(path: Path, kernels: usize, dispatches: usize) {
+fn second_recording(path: Algorithm, kernels: usize, dispatches: usize) {
     let own = Own::new();
     let gpu = &own.gpu;
     let problem = Problem::new(gpu, path, Shape::new(2, 4, 9, 8), 0.4);
@@ -45,7 +45,7 @@ fn second_recording(path: Path, kernels: usize, dispatches: usize) {
 fn the_second_backward_creates_nothing() {
     let own = Own::new();
     let gpu = &own.gpu;
-    let layer = Layer::new(gpu, Path::Auto, 16);
+    let layer = Layer::new(gpu, Algorithm::Auto, 16);
     let call = layer.backward();
     let size = layer.layer.backward_scratch_size(&call).expect("a size");
     let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");
@@ -69,7 +69,7 @@ fn the_second_backward_creates_nothing() {
 
 #[test]
 fn preparing_compiles_and_records_nothing() {
-    for (path, kernels) in [(Path::Staged, 3), (Path::Fused, 1)] {
+    for (path, kernels) in [(Algorithm::Staged, 3), (Algorithm::Fused, 1)] {
         let own = Own::new();
         let gpu = &own.gpu;
         let problem = Problem::new(gpu, path, Shape::new(1, 2, 9, 8), 0.4);
@@ -91,7 +91,7 @@ fn preparing_compiles_and_records_nothing() {
 fn a_plain_call_is_one_dispatch_without_scratch() {
     let own = Own::new();
     let gpu = &own.gpu;
-    let problem = Problem::new(gpu, Path::Auto, Shape::new(2, 4, 65, 8), 0.4);
+    let problem = Problem::new(gpu, Algorithm::Auto, Shape::new(2, 4, 65, 8), 0.4);
     let attention = problem.attention(gpu.pipelines());
     assert_eq!(attention.scratch_size(&problem.call()).expect("a size"), ScratchSize::default());
     let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
@@ -114,15 +114,16 @@ fn a_plain_call_is_one_dispatch_without_scratch() {
 fn long_work_is_cut_into_dispatches() {
     let own = Own::new();
     let gpu = &own.gpu;
-    let problem = Problem::new(gpu, Path::Auto, Shape { value_dim: 70, ..Shape::new(2, 2, 130, 8) }, 0.4);
-    let layer = Layer::new(gpu, Path::Auto, 130);
+    let problem =
+        Problem::new(gpu, Algorithm::Auto, Shape { value_dim: 70, ..Shape::new(2, 2, 130, 8) }, 0.4);
+    let layer = Layer::new(gpu, Algorithm::Auto, 130);
     let alive = || own.alive().expect("wgpu counts resources on this backend");
     let size = layer.layer.scratch_size(&layer.call()).expect("a size");
     let mut bits = Vec::new();
     // Bind groups of a call: one per dispatch.
     let mut record = |limit: Option<u64>| {
-        let tuning = limit.into_iter().fold(Tuning::new(), Tuning::work_limit);
-        let config = problem.config().tuning(tuning.path(Path::Auto));
+        let kernel_options = limit.into_iter().fold(KernelOptions::new(), KernelOptions::work_limit);
+        let config = problem.config().kernel_options(kernel_options.algorithm(Algorithm::Auto));
         let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
         let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");
         problem.poison(gpu);
@@ -131,7 +132,7 @@ fn long_work_is_cut_into_dispatches() {
         let mut encoder = encoder(gpu);
         attention.forward(&mut encoder, &problem.call(), &mut scratch).expect("a recording");
         let attended = alive();
-        let limited = layer.layer.clone().tuning(tuning.path(Path::Auto));
+        let limited = layer.layer.clone().kernel_options(kernel_options.algorithm(Algorithm::Auto));
         limited.forward(&mut encoder, &layer.call(), &mut scratch).expect("a recording");
         let both = alive();
         gpu.queue().submit([encoder.finish()]);
@@ -156,8 +157,9 @@ fn long_work_is_cut_into_dispatches() {
 fn the_second_recording_of_a_very_long_call_creates_nothing() {
     let own = Own::new();
     let gpu = &own.gpu;
-    let problem = Problem::new(gpu, Path::Fused, Shape::new(1, 1500, 1, 4), 0.4);
-    let config = problem.config().tuning(Tuning::new().path(Path::Fused).work_limit(1));
+    let problem = Problem::new(gpu, Algorithm::Fused, Shape::new(1, 1500, 1, 4), 0.4);
+    let config =
+        problem.config().kernel_options(KernelOptions::new().algorithm(Algorithm::Fused).work_limit(1));
     let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
     let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
     let mut record = || {
@@ -185,11 +187,11 @@ fn the_second_recording_of_a_very_long_call_creates_nothing() {
 
 #[test]
 fn forgetting_releases_buffers() {
-    forgetting(Path::Staged, 3);
-    forgetting(Path::Fused, 1);
+    forgetting(Algorithm::Staged, 3);
+    forgetting(Algorithm::Fused, 1);
 }
 
-fn forgetting(path: Path, dispatches: usize) {
+fn forgetting(path: Algorithm, dispatches: usize) {
     let own = Own::new();
     let gpu = &own.gpu;
     let problem = Problem::new(gpu, path, Shape::new(1, 2, 9, 8), 0.4);
@@ -227,7 +229,7 @@ fn operators_share_pipelines() {
     PATHS.into_iter().for_each(shares_pipelines);
 }
 
-fn shares_pipelines(path: Path) {
+fn shares_pipelines(path: Algorithm) {
     let own = Own::new();
     let gpu = &own.gpu;
     let shared = Pipelines::new(gpu.device());
@@ -259,7 +261,7 @@ fn recording_again_is_cheap() {
     PATHS.into_iter().for_each(records_cheaply);
 }
 
-fn records_cheaply(path: Path) {
+fn records_cheaply(path: Algorithm) {
     let own = Own::new();
     let gpu = &own.gpu;
     let shape = Shape::new(1, 8, 512, 64);

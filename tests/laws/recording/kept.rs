@@ -8,8 +8,9 @@ use wgpu_attention::matmul::{
 };
 use wgpu_attention::position::{AddPositions, PositionTable, Positions, RowPositions, Sinusoid};
 use wgpu_attention::rows::{
-    Embedding, EmbeddingForward, LogSoftmax, LogSoftmaxForward, MeanPool, MeanPoolForward, Norm, NormConfig,
-    NormForward, Pointwise, PointwiseForward, PooledRows, TopK, TopKForward, WeightNorm, WeightNormForward,
+    Elementwise, ElementwiseForward, Embedding, EmbeddingForward, LogSoftmax, LogSoftmaxForward, MeanPool,
+    MeanPoolForward, Norm, NormConfig, NormForward, PoolMask, TopK, TopKForward, WeightNorm,
+    WeightNormForward,
 };
 use wgpu_attention::{Cache, CacheConfig, Projection};
 
@@ -58,8 +59,8 @@ fn operators(gpu: &Gpu) -> Vec<(&'static str, Record, Forget)> {
             Norm::forget,
             |o, e, [x, y]| o.forward(e, &NormForward::new(view(x, ROWS), view(y, ROWS))),
         ),
-        of("pointwise", Pointwise::with_pipelines(p), Pointwise::forget, |o, e, [x, y]| {
-            o.forward(e, &PointwiseForward::new(view(x, ROWS), view(y, ROWS)).activation(Activation::Silu))
+        of("elementwise", Elementwise::with_pipelines(p), Elementwise::forget, |o, e, [x, y]| {
+            o.forward(e, &ElementwiseForward::new(view(x, ROWS), view(y, ROWS)).activation(Activation::Silu))
         }),
         of("projection", Projection::with_pipelines(p), Projection::forget, |o, e, [x, y]| {
             let linear = Linear { weight: view(x, [1, 1, 16, 16]), bias: None };
@@ -90,7 +91,7 @@ fn operators(gpu: &Gpu) -> Vec<(&'static str, Record, Forget)> {
             o.forward(e, &EmbeddingForward::new(numbers(x), view(x, ROWS), view(y, ROWS)))
         }),
         of("mean pool", MeanPool::with_pipelines(p), MeanPool::forget, |o, e, [x, y]| {
-            let lengths = PooledRows::Lengths(TensorView::new(x, DType::U32, [1, 1, 1, 1]));
+            let lengths = PoolMask::Lengths(TensorView::new(x, DType::U32, [1, 1, 1, 1]));
             o.forward(e, &MeanPoolForward::new(view(x, ROWS), lengths, view(y, [1, 1, 1, 16])))
         }),
         of("log-softmax", LogSoftmax::with_pipelines(p), LogSoftmax::forget, |o, e, [x, y]| {

@@ -12,14 +12,14 @@ mod stacks;
 use std::time::{Duration, Instant};
 
 use support::allocations::{Counting, allocations};
-use wgpu_attention::layers::{LayerBackward, LayerConfig, LayerForward, LayerWeights};
+use wgpu_attention::layers::{MultiHeadBackward, MultiHeadConfig, MultiHeadForward, MultiHeadWeights};
 use wgpu_attention::mask::{DeviceMask, HostMask};
 use wgpu_attention::reference::compare::max_error;
 use wgpu_attention::reference::{self, Options, widen};
-use wgpu_attention::tuning::Path;
+use wgpu_attention::tuning::Algorithm;
 use wgpu_attention::{
-    Attention, Config, DType, Forward, Gpu, Linear, Mask, MultiHeadAttention, Pipelines, Scratch,
-    ScratchSize, Shape, TensorView, Tuning,
+    Attention, Config, DType, Forward, Gpu, KernelOptions, Linear, Mask, MultiHeadAttention, Pipelines,
+    Scratch, ScratchSize, Shape, TensorView,
 };
 
 use crate::harness::random::noise;
@@ -81,12 +81,12 @@ fn fastest(n: usize, mut f: impl FnMut() -> Duration) -> Duration {
 }
 
 /// What a call may be computed by; plain ones take the last.
-const PATHS: [Path; 2] = [Path::Staged, Path::Fused];
+const PATHS: [Algorithm; 2] = [Algorithm::Staged, Algorithm::Fused];
 
 /// An attention problem with buffers of its own.
 struct Problem {
     shape: Shape,
-    path: Path,
+    path: Algorithm,
     causal: bool,
     scale: f64,
     data: [Vec<f32>; 3],
@@ -94,7 +94,7 @@ struct Problem {
 }
 
 impl Problem {
-    fn new(gpu: &Gpu, path: Path, shape: Shape, seed: f32) -> Self {
+    fn new(gpu: &Gpu, path: Algorithm, shape: Shape, seed: f32) -> Self {
         let shapes = [shape.q(), shape.k(), shape.v(), shape.out()];
         let counts = shapes.map(|s| s.iter().product::<usize>());
         let data = [0, 1, 2].map(|n| noise(counts[n], seed + 0.3 * n as f32));
@@ -110,7 +110,7 @@ impl Problem {
             .kv_heads(kv_heads)
             .value_dim(value_dim)
             .scale(self.scale)
-            .tuning(Tuning::new().path(self.path))
+            .kernel_options(KernelOptions::new().algorithm(self.path))
     }
 
     fn attention(&self, pipelines: &Pipelines) -> Attention {
@@ -157,7 +157,7 @@ impl Problem {
 }
 
 /// Sizes that differ in every dimension, so that no call's parameters do for another.
-fn various(gpu: &Gpu, path: Path) -> Vec<Problem> {
+fn various(gpu: &Gpu, path: Algorithm) -> Vec<Problem> {
     let shape = |batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim| Shape {
         batch,
         heads,
@@ -195,7 +195,7 @@ struct Layer {
 }
 
 impl Layer {
-    fn new(gpu: &Gpu, path: Path, length: usize) -> Self {
+    fn new(gpu: &Gpu, path: Algorithm, length: usize) -> Self {
         let (e, heads) = (512, 8);
         let upload = |x: Vec<f32>| gpu.upload(&x).expect("an upload");
         let weights = upload(noise(4 * e * e, 0.37).iter().map(|w| 0.1 * w).collect());
@@ -204,7 +204,7 @@ impl Layer {
             weight: TensorView::matrix(&weights, DType::F32, [e, e]).with_offset(n * e * e),
             bias: Some(TensorView::vector(&bias, DType::F32, e)),
         };
-        let weights = LayerWeights {
+        let weights = MultiHeadWeights {
             query: linear(0),
             key: linear(1),
             value: linear(2),
@@ -213,22 +213,23 @@ impl Layer {
             qk_norm: None,
             gate: None,
         };
-        let layer = MultiHeadAttention::with_pipelines(gpu.pipelines(), LayerConfig::new(e, heads), &weights)
-            .expect("a layer")
-            .tuning(Tuning::new().path(path));
+        let layer =
+            MultiHeadAttention::with_pipelines(gpu.pipelines(), MultiHeadConfig::new(e, heads), &weights)
+                .expect("a layer")
+                .kernel_options(KernelOptions::new().algorithm(path));
         let (x, out) = (upload(noise(length * e, 0.53)), upload(vec![POISON; length * e]));
         Layer { layer, x, out, shape: [1, length, e] }
     }
 
-    fn call(&self) -> LayerForward<'_> {
+    fn call(&self) -> MultiHeadForward<'_> {
         let [x, out] = [&self.x, &self.out].map(|b| TensorView::sequence(b, DType::F32, self.shape));
-        LayerForward::self_attention(x, out).mask(Mask::causal())
+        MultiHeadForward::self_attention(x, out).mask(Mask::causal())
     }
 
     /// The gradient of x, as that of the output were x.
-    fn backward(&self) -> LayerBackward<'_> {
+    fn backward(&self) -> MultiHeadBackward<'_> {
         let [x, d_x] = [&self.x, &self.out].map(|b| TensorView::sequence(b, DType::F32, self.shape));
-        LayerBackward::new(self.call(), x).d_query(d_x).d_key(d_x).d_value(d_x)
+        MultiHeadBackward::new(self.call(), x).d_query(d_x).d_key(d_x).d_value(d_x)
     }
 
     fn poison(&self, gpu: &Gpu) {

@@ -119,7 +119,7 @@ fn threads_compile_a_pipeline_once() {
     let own = Own::new();
     let gpu = &own.gpu;
     let problems =
-        [0.4, 0.5, 0.6, 0.7].map(|seed| Problem::new(gpu, Path::Staged, Shape::new(1, 2, 9, 8), seed));
+        [0.4, 0.5, 0.6, 0.7].map(|seed| Problem::new(gpu, Algorithm::Staged, Shape::new(1, 2, 9, 8), seed));
     let barrier = Barrier::new(problems.len());
     std::thread::scope(|threads| {
         for problem in &problems {

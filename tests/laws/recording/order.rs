@@ -21,7 +21,7 @@ fn many_calls_in_one_encoder_keep_their_parameters() {
 fn calls_of_different_sizes_share_one_scratch() {
     let own = Own::new();
     let gpu = &own.gpu;
-    let problems = various(gpu, Path::Staged);
+    let problems = various(gpu, Algorithm::Staged);
     let size = problems.iter().map(|p| p.scratch(gpu).size()).reduce(|a, b| a.max(b)).expect("sizes");
     let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");
     let mut encoder = encoder(gpu);
@@ -42,7 +42,7 @@ fn calls_of_the_same_tensors_keep_their_parameters() {
     PATHS.into_iter().for_each(|path| same_tensors(gpu, path));
 }
 
-fn same_tensors(gpu: &Gpu, path: Path) {
+fn same_tensors(gpu: &Gpu, path: Algorithm) {
     let first = Problem::new(gpu, path, Shape::new(1, 2, 9, 8), 0.4);
     let again = |scale, causal| {
         let [q, k, v, out] = first.buffers.clone();
@@ -65,7 +65,7 @@ fn a_callers_pass_holds_our_dispatches_among_its_own() {
     PATHS.into_iter().for_each(in_a_callers_pass);
 }
 
-fn in_a_callers_pass(path: Path) {
+fn in_a_callers_pass(path: Algorithm) {
     let own = Own::new();
     let gpu = &own.gpu;
     let problem = Problem::new(gpu, path, Shape::new(1, 2, 33, 8), 0.4);
@@ -126,7 +126,7 @@ fn nothing_runs_before_the_caller_submits() {
     PATHS.into_iter().for_each(runs_when_submitted);
 }
 
-fn runs_when_submitted(path: Path) {
+fn runs_when_submitted(path: Algorithm) {
     let own = Own::new();
     let gpu = &own.gpu;
     let problem = Problem::new(gpu, path, Shape::new(1, 2, 9, 8), 0.4);

@@ -1,9 +1,9 @@
 //! Stacks of layers: what is prepared is all that their calls create.
 
 use wgpu_attention::layers::{
-    BlockConfig, DecoderBackward, DecoderForward, DecoderLayerGradients, DecoderLayerWeights, DecoderMemory,
+    DecoderBackward, DecoderForward, DecoderLayerGradients, DecoderLayerWeights, DecoderMemory,
     EncoderBackward, EncoderForward, EncoderLayerGradients, EncoderLayerWeights, FeedForwardWeights,
-    LinearGradients, NormOrder, OutputGate,
+    LinearGradients, NormOrder, OutputGate, TransformerLayerConfig,
 };
 use wgpu_attention::position::{Rope, RopeConfig, RowPositions};
 use wgpu_attention::rows::{NormConfig, NormWeights};
@@ -26,7 +26,7 @@ fn stacks_create_nothing_after_they_are_prepared() {
         bias: Some(TensorView::vector(&bias, DType::F32, out)),
     };
     let own_weights = linear(e, e);
-    let attention = LayerWeights {
+    let attention = MultiHeadWeights {
         query: own_weights,
         key: own_weights,
         value: own_weights,
@@ -59,14 +59,14 @@ fn stacks_create_nothing_after_they_are_prepared() {
     for order in [NormOrder::Post, NormOrder::Pre] {
         // One of the orders with norms of queries and keys, and with gates of the heads' outputs.
         let pre = order == NormOrder::Pre;
-        let inner = LayerConfig::new(e, 2).qk_norm(pre.then(NormConfig::rms));
+        let inner = MultiHeadConfig::new(e, 2).qk_norm(pre.then(NormConfig::rms));
         let inner = inner.output_gate(pre.then_some(OutputGate::Elementwise));
         let gate = pre.then_some(own_weights);
-        let attention = LayerWeights { gate, ..attention };
+        let attention = MultiHeadWeights { gate, ..attention };
         let encoded = EncoderLayerWeights { attention, ..encoded };
         let decoded =
             DecoderLayerWeights { self_attention: attention, cross_attention: attention, ..decoded };
-        let config = BlockConfig::new(inner, 2 * e).order(order);
+        let config = TransformerLayerConfig::new(inner, 2 * e).order(order);
         let pipelines = gpu.pipelines();
         let encoder = TransformerEncoder::with_pipelines(pipelines, config, &[encoded; LAYERS], Some(norm));
         let encoder = encoder.expect("a stack");

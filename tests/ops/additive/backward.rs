@@ -1,8 +1,8 @@
 //! Gradients of additive attention: the reference's against differences, the device's against the reference's.
 
 use wgpu_attention::additive::{AdditiveAttention, AdditiveBackward, AdditiveConfig};
-use wgpu_attention::tuning::{KernelForm, MatrixUnits};
-use wgpu_attention::{DType, Scratch, Shape, TensorView, Tuning};
+use wgpu_attention::tuning::{MatrixUnits, Target};
+use wgpu_attention::{DType, KernelOptions, Scratch, Shape, TensorView};
 
 use super::{SHAPE, case};
 use crate::harness::backward::BackwardSetup;
@@ -140,14 +140,15 @@ fn bits_are_the_same() {
     let problem = Problem::new(case("the same bits", shape, true).with(|c| c.rules.causal = true), 0, true);
     for form in FORMS {
         let setup = BackwardSetup { layout: Layout::Blhd, ..BackwardSetup::plain(full(), form) };
-        let first = run(&problem, &setup, |tuning| tuning).expect("it runs");
+        let first = run(&problem, &setup, |kernel_options| kernel_options).expect("it runs");
         for _ in 0..5 {
-            let again = run(&problem, &setup, |tuning| tuning).expect("it runs");
+            let again = run(&problem, &setup, |kernel_options| kernel_options).expect("it runs");
             assert!(bits(&again) == bits(&first), "{form:?}: other bits");
         }
         let truth = crate::harness::backward::truth(&problem, &setup);
         for limit in [1, 100_000, 3_000_000] {
-            let cut = run(&problem, &setup, |tuning| tuning.work_limit(limit)).expect("it runs");
+            let cut =
+                run(&problem, &setup, |kernel_options| kernel_options.work_limit(limit)).expect("it runs");
             assert!(cut[..3] == first[..3], "{form:?}: other bits in parts of {limit} operations");
             crate::harness::backward::judge(&truth, &cut)
                 .unwrap_or_else(|e| panic!("{form:?}, {limit}: {e}"));
@@ -204,9 +205,9 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     let size = attention.backward_scratch_size(&good).expect("it fits");
     let mut scratch = Scratch::new(gpu.device(), size).expect("memory");
     assert!(attention.backward(&mut encoder, &good, &mut scratch).is_ok());
-    let tuning = Tuning::new().form(KernelForm::Gpu).matrix_units(MatrixUnits::Always);
-    let always =
-        AdditiveAttention::with_pipelines(gpu.pipelines(), config.tuning(tuning)).expect("it is made");
+    let kernel_options = KernelOptions::new().target(Target::Gpu).matrix_units(MatrixUnits::Always);
+    let always = AdditiveAttention::with_pipelines(gpu.pipelines(), config.kernel_options(kernel_options))
+        .expect("it is made");
     let error = always.backward_scratch_size(&good).expect_err("no matrix units").to_string();
     assert!(error.contains("matrix units"), "{error}");
 }

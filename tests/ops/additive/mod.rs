@@ -9,8 +9,8 @@ use wgpu_attention::additive::{AdditiveAttention, AdditiveConfig, AdditiveForwar
 use wgpu_attention::attention::ScoreStage;
 use wgpu_attention::mask::DeviceMask;
 use wgpu_attention::reference::{self, Options, widen};
-use wgpu_attention::tuning::{KernelForm, MatrixUnits, Path};
-use wgpu_attention::{DType, Error, Scratch, Shape, TensorView, Tuning};
+use wgpu_attention::tuning::{Algorithm, MatrixUnits, Target};
+use wgpu_attention::{DType, Error, KernelOptions, Scratch, Shape, TensorView};
 
 use crate::harness::report::judge_outputs;
 use crate::harness::run::run_with;
@@ -50,12 +50,13 @@ fn shapes() {
         let case = case(format!("{q_len}x{kv_len}x{head_dim}x{value_dim}"), shape, n % 2 == 0);
         for (m, form) in FORMS.into_iter().enumerate() {
             let key = format!("additive {} {form:?}", case.name);
-            for (path, always) in [(Path::Fused, n % 2 == m), (Path::Staged, (n + 2) % 4 == m)] {
+            for (path, always) in [(Algorithm::Fused, n % 2 == m), (Algorithm::Staged, (n + 2) % 4 == m)] {
                 if !(always && due(&key) || rest(&key)) {
                     continue;
                 }
                 let dtype = [DType::F32, DType::F16, DType::BF16][(n + m) % 3];
-                let weights = if path == Path::Staged { Weights::PerHead(DType::F32) } else { Weights::None };
+                let weights =
+                    if path == Algorithm::Staged { Weights::PerHead(DType::F32) } else { Weights::None };
                 let layout = [Layout::Dense, Layout::Window(2 * n as u64 + 1), Layout::Blhd][(n + 2 * m) % 3];
                 let setup = Setup {
                     profile: full(),
@@ -98,11 +99,11 @@ fn masks() {
     report.finish();
 }
 
-fn fused(form: KernelForm) -> Setup {
+fn fused(form: Target) -> Setup {
     Setup {
         profile: full(),
         form,
-        path: Path::Fused,
+        path: Algorithm::Fused,
         dtype: DType::F32,
         bias: DType::F32,
         layout: Layout::Dense,
@@ -123,7 +124,7 @@ fn splits() {
     for form in FORMS {
         let truth = case.truth(DType::F32, Weights::None);
         for splits in [1, 2, 7, 128] {
-            let judged = run_with(&case, &fused(form), |tuning| tuning.splits(splits))
+            let judged = run_with(&case, &fused(form), |kernel_options| kernel_options.splits(splits))
                 .and_then(|got| judge_outputs(&case.expected, case.shape, &truth, &got, false));
             report.record(&format!("{splits} splits"), &fused(form), judged);
         }
@@ -147,14 +148,15 @@ fn random_problems() {
 }
 
 /// What a call with one head of one query gives: out, lse and scores at a stage.
-fn one_query(form: KernelForm, [q, k, v, vector]: [&[f32]; 4], staged: bool) -> Result<[Vec<f32>; 3], Error> {
+fn one_query(form: Target, [q, k, v, vector]: [&[f32]; 4], staged: bool) -> Result<[Vec<f32>; 3], Error> {
     let gpu = &full().gpu;
     let hidden = q.len();
     let (keys, value_dim) = (k.len() / hidden, v.len() / (k.len() / hidden));
     let [q, k, v, vector] = [q, k, v, vector].map(|x| gpu.upload(x).expect("an upload"));
     let [out, lse, scores] = [value_dim, 1, keys].map(|n| gpu.buffer(4 * n).expect("a buffer"));
     let view = |buffer, length, dim| TensorView::new(buffer, DType::F32, [1, 1, length, dim]);
-    let config = AdditiveConfig::new(1, hidden).value_dim(value_dim).tuning(Tuning::new().form(form));
+    let config =
+        AdditiveConfig::new(1, hidden).value_dim(value_dim).kernel_options(KernelOptions::new().target(form));
     let attention = AdditiveAttention::with_pipelines(gpu.pipelines(), config)?;
     let vector = TensorView::vector(&vector, DType::F32, hidden);
     let out_view = view(&out, 1, value_dim);
@@ -239,7 +241,7 @@ fn there_is_no_matrix() {
     let vector = gpu.buffer(256).expect("a buffer");
     let view = |buffer| TensorView::new(buffer, DType::F32, [1, 1, 4096, 64]);
     for form in FORMS {
-        let config = AdditiveConfig::new(1, 64).tuning(Tuning::new().form(form));
+        let config = AdditiveConfig::new(1, 64).kernel_options(KernelOptions::new().target(form));
         let attention = AdditiveAttention::with_pipelines(gpu.pipelines(), config).expect("it is made");
         let input = view(&buffer);
         let call = AdditiveForward::new(
@@ -371,9 +373,11 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     assert!(made(AdditiveConfig::new(3, 8).kv_heads(2)).is_err());
     assert!(made(AdditiveConfig::new(1, 0)).is_err());
     assert!(made(AdditiveConfig::new(1, 8).dtype(DType::U32)).is_err());
-    let always = made(config.tuning(Tuning::new().matrix_units(MatrixUnits::Always))).expect("it is made");
+    let always = made(config.kernel_options(KernelOptions::new().matrix_units(MatrixUnits::Always)))
+        .expect("it is made");
     let error = always.scratch_size(&good).expect_err("no matrix units").to_string();
     assert!(error.contains("matrix units"), "{error}");
-    let fused = made(config.tuning(Tuning::new().path(Path::Fused))).expect("it is made");
+    let fused =
+        made(config.kernel_options(KernelOptions::new().algorithm(Algorithm::Fused))).expect("it is made");
     assert!(fused.scratch_size(&weights).is_err());
 }

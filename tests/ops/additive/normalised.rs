@@ -4,7 +4,7 @@ use wgpu_attention::additive::{AdditiveAttention, AdditiveConfig, AdditiveForwar
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{self, Options, weight_norm, weight_norm_backward, widen};
 use wgpu_attention::rows::{WeightNorm, WeightNormBackward, WeightNormForward};
-use wgpu_attention::{DType, Scratch, Shape, TensorView, Tuning};
+use wgpu_attention::{DType, KernelOptions, Scratch, Shape, TensorView};
 
 use crate::harness::case::{largest, widened};
 use crate::harness::gradients::{Compared, Input, compare_differences};
@@ -151,7 +151,7 @@ fn normalised_attention() {
         let norm = WeightNorm::with_pipelines(gpu.pipelines());
         let normed =
             WeightNormForward::new(view(&buffers[3], [1, 2, 1, 6]), view(&buffers[4], [1, 2, 1, 1]), by);
-        let config = AdditiveConfig::new(2, 6).tuning(Tuning::new().form(form));
+        let config = AdditiveConfig::new(2, 6).kernel_options(KernelOptions::new().target(form));
         let attention = AdditiveAttention::with_pipelines(gpu.pipelines(), config).expect("it is made");
         let call = AdditiveForward::new(q, k, v, by, view(&out, shape.out()));
         let size = attention.scratch_size(&call).expect("it fits");

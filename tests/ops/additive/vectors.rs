@@ -6,8 +6,10 @@ use wgpu_attention::layers::{AttentionalForward, AttentionalVector};
 use wgpu_attention::mask::DeviceMask;
 use wgpu_attention::matmul::{ProjectionBackward, ProjectionForward};
 use wgpu_attention::reference::compare::compare;
-use wgpu_attention::tuning::KernelForm;
-use wgpu_attention::{Attention, Config, DType, Forward, Linear, Projection, Scratch, TensorView, Tuning};
+use wgpu_attention::tuning::Target;
+use wgpu_attention::{
+    Attention, Config, DType, Forward, KernelOptions, Linear, Projection, Scratch, TensorView,
+};
 
 use crate::harness::{FORMS, Vector, full};
 use crate::peers::d2l;
@@ -50,10 +52,10 @@ pub fn floats(buffer: &wgpu::Buffer, shape: [usize; 4]) -> TensorView<'_> {
     TensorView::new(buffer, DType::F32, shape)
 }
 
-fn forward(vector: &Vector, form: KernelForm, staged: bool) {
+fn forward(vector: &Vector, form: Target, staged: bool) {
     let gpu = &full().gpu;
     let on = OnDevice { vector };
-    let tuning = Tuning::new().form(form);
+    let kernel_options = KernelOptions::new().target(form);
     let [_, batch, q_len, q_dim] = vector.shape4("q");
     let [_, _, kv_len, k_dim] = vector.shape4("k");
     let hidden = vector.shape("v_a")[0];
@@ -65,7 +67,7 @@ fn forward(vector: &Vector, form: KernelForm, staged: bool) {
     let buffer = |n: usize| gpu.buffer(4 * n).expect("a buffer");
     let (q, k) = (buffer(batch * q_len * hidden), buffer(batch * kv_len * hidden));
     let (q, k) = (floats(&q, [batch, 1, q_len, hidden]), floats(&k, [batch, 1, kv_len, hidden]));
-    let project = Projection::with_pipelines(gpu.pipelines()).tuning(tuning);
+    let project = Projection::with_pipelines(gpu.pipelines()).kernel_options(kernel_options);
     let linear = |weight, dim| TensorView::matrix(weight, DType::F32, [hidden, dim]);
     let bias = bias.as_ref().map(|b| TensorView::vector(b, DType::F32, hidden));
     let queries = Linear { weight: linear(&w_q, q_dim), bias };
@@ -81,7 +83,7 @@ fn forward(vector: &Vector, form: KernelForm, staged: bool) {
     if let Some(lengths) = &lengths {
         mask = mask.lengths(TensorView::new(lengths, DType::U32, [batch, 1, 1, 1]));
     }
-    let config = AdditiveConfig::new(1, hidden).value_dim(value_dim).tuning(tuning);
+    let config = AdditiveConfig::new(1, hidden).value_dim(value_dim).kernel_options(kernel_options);
     let attention = AdditiveAttention::with_pipelines(gpu.pipelines(), config).expect("it is made");
     let v = floats(&values, [batch, 1, kv_len, value_dim]);
     let mut call = AdditiveForward::new(
@@ -124,7 +126,7 @@ fn every_form_gives_the_vectors() {
 }
 
 /// The attentional vector of a context, if the vector has one.
-fn attentional(vector: &Vector, form: KernelForm, context: &wgpu::Buffer, q: &wgpu::Buffer) {
+fn attentional(vector: &Vector, form: Target, context: &wgpu::Buffer, q: &wgpu::Buffer) {
     if !vector.has("h_tilde") {
         return;
     }
@@ -136,7 +138,8 @@ fn attentional(vector: &Vector, form: KernelForm, context: &wgpu::Buffer, q: &wg
     let h_tilde = gpu.buffer(4 * batch * length * out).expect("a buffer");
     let view = |buffer, dim| floats(buffer, [batch, 1, length, dim]);
     let call = AttentionalForward::new(view(context, joined - h), view(q, h), linear, view(&h_tilde, out));
-    let operator = AttentionalVector::with_pipelines(gpu.pipelines()).tuning(Tuning::new().form(form));
+    let operator =
+        AttentionalVector::with_pipelines(gpu.pipelines()).kernel_options(KernelOptions::new().target(form));
     let mut scratch =
         Scratch::new(gpu.device(), operator.scratch_size(&call).expect("it fits")).expect("memory");
     gpu.submit(|e| operator.forward(e, &call, &mut scratch)).expect("it runs");
@@ -153,7 +156,7 @@ fn dot_and_general_give_the_vectors() {
         let [_, batch, q_len, q_dim] = vector.shape4("q");
         let [_, _, kv_len, k_dim] = vector.shape4("k");
         for form in FORMS {
-            let tuning = Tuning::new().form(form);
+            let kernel_options = KernelOptions::new().target(form);
             let [x_q, k] = ["q", "k"].map(|t| on.upload(t));
             let projected = gpu.buffer(4 * batch * q_len * k_dim).expect("a buffer");
             let mut q = floats(&x_q, [batch, 1, q_len, q_dim]);
@@ -164,7 +167,7 @@ fn dot_and_general_give_the_vectors() {
                 let weight = TensorView::matrix(&weight, DType::F32, [q_dim, k_dim]).transposed(2, 3);
                 let into = floats(&projected, [batch, 1, q_len, k_dim]);
                 let product = ProjectionForward::new(q, Linear { weight, bias: None }, into);
-                let project = Projection::with_pipelines(gpu.pipelines()).tuning(tuning);
+                let project = Projection::with_pipelines(gpu.pipelines()).kernel_options(kernel_options);
                 gpu.submit(|e| project.forward(e, &[product])).expect("it runs");
                 q = into;
             }
@@ -175,7 +178,7 @@ fn dot_and_general_give_the_vectors() {
             let call = Forward::new(q, k, k, row(&out, k_dim))
                 .weights(row(&weights, kv_len))
                 .scores(row(&scores, kv_len), ScoreStage::Scaled);
-            let config = Config::new(1, k_dim).scale(1.0).tuning(tuning);
+            let config = Config::new(1, k_dim).scale(1.0).kernel_options(kernel_options);
             let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("it is made");
             let size = attention.scratch_size(&call).expect("it fits");
             let mut scratch = Scratch::new(gpu.device(), size).expect("memory");
@@ -209,9 +212,9 @@ fn every_form_gives_the_gradients() {
     }
     let buffer = |n: usize| gpu.buffer(4 * n).expect("a buffer");
     for form in FORMS {
-        let tuning = Tuning::new().form(form);
-        let project = Projection::with_pipelines(gpu.pipelines()).tuning(tuning);
-        let config = AdditiveConfig::new(1, hidden).value_dim(dim).tuning(tuning);
+        let kernel_options = KernelOptions::new().target(form);
+        let project = Projection::with_pipelines(gpu.pipelines()).kernel_options(kernel_options);
+        let config = AdditiveConfig::new(1, hidden).value_dim(dim).kernel_options(kernel_options);
         let attention = AdditiveAttention::with_pipelines(gpu.pipelines(), config).expect("it is made");
         let [q, d_q] = [(); 2].map(|()| buffer(batch * q_len * hidden));
         let [k, d_k] = [(); 2].map(|()| buffer(batch * kv_len * hidden));

@@ -1,8 +1,8 @@
 //! Gradients on a device against the reference: shapes, masks, types, layouts, random problems, bits.
 
 use wgpu_attention::reference::compare::compare;
-use wgpu_attention::tuning::KernelForm;
-use wgpu_attention::{DType, Shape, Tuning};
+use wgpu_attention::tuning::Target;
+use wgpu_attention::{DType, KernelOptions, Shape};
 
 use crate::harness::backward::{BackwardSetup, COUNT, NAMES, run_backward_async, stored_problem};
 use crate::harness::gradients::Problem;
@@ -34,7 +34,7 @@ const SIZES: [[usize; 4]; 10] = [
 pub fn run(
     problem: &Problem,
     setup: &BackwardSetup,
-    change: impl FnOnce(Tuning) -> Tuning,
+    change: impl FnOnce(KernelOptions) -> KernelOptions,
 ) -> Result<[Option<Vec<f64>>; COUNT], String> {
     pollster::block_on(run_backward_async(&stored_problem(problem, setup), setup, change))
 }
@@ -69,7 +69,7 @@ fn keys_and_values_at_once() {
             continue;
         }
         let case = Case::random(name, shape).with(|c| c.rules.causal = q_len > 32);
-        report.check_backward(&Problem::new(case, 0, true), &BackwardSetup::plain(wide, KernelForm::Gpu));
+        report.check_backward(&Problem::new(case, 0, true), &BackwardSetup::plain(wide, Target::Gpu));
     }
     report.finish();
 }
@@ -97,7 +97,7 @@ fn vectors_of_others() {
         for form in FORMS.into_iter().filter(|form| due(&format!("gradients of {}, {form:?}", vector.name))) {
             let setup = BackwardSetup::plain(full(), form);
             report.check_backward(&problem, &setup);
-            let got = run(&problem, &setup, |tuning| tuning).expect("it ran for the report");
+            let got = run(&problem, &setup, |kernel_options| kernel_options).expect("it ran for the report");
             for ((got, name), of) in got.iter().zip(NAMES).zip(["dq", "dk", "dv"]) {
                 let (want, tolerance) = vector.expected(of).expect("a gradient");
                 let got = got.as_ref().expect("it was wanted");
@@ -161,7 +161,7 @@ fn hidden_numbers_do_no_harm() {
         let problem = Problem::new(case, 0, true);
         for form in FORMS {
             let setup = BackwardSetup::plain(full(), form);
-            let got = run(&problem, &setup, |tuning| tuning).expect("it runs");
+            let got = run(&problem, &setup, |kernel_options| kernel_options).expect("it runs");
             let d_q = got[0].as_ref().expect("it was wanted");
             // Queries before key 41 of its heads, which stand at 33 later, do not see it.
             let row = |h: usize, i: usize| &d_q[(h * SHAPE.q_len + i) * SHAPE.head_dim..][..SHAPE.head_dim];
@@ -294,13 +294,14 @@ fn bits_are_the_same() {
     for form in FORMS {
         let setup =
             BackwardSetup { dtype: DType::F32, layout: Layout::Blhd, ..BackwardSetup::plain(full(), form) };
-        let first = bits(&run(&problem, &setup, |tuning| tuning).expect("it runs"));
+        let first = bits(&run(&problem, &setup, |kernel_options| kernel_options).expect("it runs"));
         for n in 0..20 {
-            let again = run(&problem, &setup, |tuning| tuning).expect("it runs");
+            let again = run(&problem, &setup, |kernel_options| kernel_options).expect("it runs");
             assert!(bits(&again) == first, "{form:?}: other bits in run {n}");
         }
         for limit in [1, 100_000, 3_000_000] {
-            let cut = run(&problem, &setup, |tuning| tuning.work_limit(limit)).expect("it runs");
+            let cut =
+                run(&problem, &setup, |kernel_options| kernel_options.work_limit(limit)).expect("it runs");
             assert!(bits(&cut) == first, "{form:?}: other bits with dispatches of {limit} operations");
         }
     }
@@ -410,5 +411,5 @@ fn forms_differ() {
     crate::harness::in_turn!();
     let problem = Problem::new(Case::random("forms", SHAPE), 0, false);
     let of = |form| bits(&run(&problem, &BackwardSetup::plain(full(), form), |t| t).expect("it runs"));
-    assert!(of(KernelForm::Gpu) != of(KernelForm::Cpu));
+    assert!(of(Target::Gpu) != of(Target::Software));
 }

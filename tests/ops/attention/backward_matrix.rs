@@ -1,7 +1,7 @@
 //! Gradients on matrix units: edges of tiles, every rule of a mask, gradients of scores whose size grows and shrinks, numbers that are
 //! not finite, what is refused. In fragments of 16 × 16 kernels take three times as long to compile, so fewer run.
 
-use wgpu_attention::tuning::{KernelForm, MatrixUnits};
+use wgpu_attention::tuning::{MatrixUnits, Target};
 use wgpu_attention::{Alignment, DType, Shape};
 
 use crate::harness::backward::{BackwardSetup, stored_problem};
@@ -73,7 +73,7 @@ fn tiles_of_gpus() {
             let case = causal(format!("tiles of GPUs {q_len} {dim}"), shape);
             let key = format!("gradients, {}, {}", case.name, profile.name);
             if dim == 16 && profile.compiles_fast() && due(&key) || rest(&key) {
-                let setup = BackwardSetup { form: KernelForm::Gpu, ..BackwardSetup::matrix(profile) };
+                let setup = BackwardSetup { form: Target::Gpu, ..BackwardSetup::matrix(profile) };
                 report.check_backward(&Problem::new(case, 0, true), &setup);
             }
         }
@@ -195,7 +195,7 @@ fn numbers_that_are_not_finite() {
                 c.v[20 * 16] = poison;
             });
             let problem = Problem::new(case, 0, true);
-            let got = run(&problem, &setup, |tuning| tuning).expect("it runs");
+            let got = run(&problem, &setup, |kernel_options| kernel_options).expect("it runs");
             let d_q = got[0].as_ref().expect("it was wanted");
             let clean = Problem {
                 case: Case {
@@ -236,13 +236,14 @@ fn bits_are_the_same() {
     let problem = Problem::new(case, 0, true);
     for profile in profiles() {
         let setup = BackwardSetup::matrix(profile);
-        let first = bits(&run(&problem, &setup, |tuning| tuning).expect("it runs"));
+        let first = bits(&run(&problem, &setup, |kernel_options| kernel_options).expect("it runs"));
         for n in 0..20 {
-            let again = run(&problem, &setup, |tuning| tuning).expect("it runs");
+            let again = run(&problem, &setup, |kernel_options| kernel_options).expect("it runs");
             assert!(bits(&again) == first, "other bits in run {n}");
         }
         for limit in [1, 100_000] {
-            let cut = run(&problem, &setup, |tuning| tuning.work_limit(limit)).expect("it runs");
+            let cut =
+                run(&problem, &setup, |kernel_options| kernel_options.work_limit(limit)).expect("it runs");
             assert!(bits(&cut) == first, "other bits with dispatches of {limit} operations");
         }
         let without = run(&problem, &setup, |t| t.matrix_units(MatrixUnits::Never));

@@ -252,7 +252,8 @@ fn the_vector_of_a_bias() {
     let problem = Problem { case: sdpa::case(name), appended: 0, d_out: vector.f64("dout"), d_lse: None };
     let (want, tolerance) = vector.expected("dbias").expect("a gradient");
     let setup = BackwardSetup::plain(full(), FORMS[0]);
-    let got = pollster::block_on(run_backward_async(&problem, &setup, |tuning| tuning)).expect("a run");
+    let got = pollster::block_on(run_backward_async(&problem, &setup, |kernel_options| kernel_options))
+        .expect("a run");
     let got = got[3].as_ref().expect("asked for");
     compare(got, &want, tolerance).unwrap_or_else(|e| panic!("dbias: {e}"));
 }
@@ -268,8 +269,9 @@ fn pieces_give_the_bits_of_the_whole() {
         let setup = alone(of, BackwardSetup::plain(full(), FORMS[0]));
         let problem = stored_problem(&Problem::new(case, 0, true), &setup);
         let run = |limit: Option<u64>| {
-            let limited =
-                |tuning: wgpu_attention::Tuning| limit.map_or(tuning, |limit| tuning.work_limit(limit));
+            let limited = |kernel_options: wgpu_attention::KernelOptions| {
+                limit.map_or(kernel_options, |limit| kernel_options.work_limit(limit))
+            };
             let got = pollster::block_on(run_backward_async(&problem, &setup, limited)).expect("a run");
             got.into_iter().flatten().flatten().map(f64::to_bits).collect::<Vec<_>>()
         };

@@ -5,9 +5,9 @@ use half::{bf16, f16};
 use wgpu_attention::cache::{Append, CacheRead, CacheStorage, Tokens};
 use wgpu_attention::inspect::compiled;
 use wgpu_attention::matmul::ProjectionForward;
-use wgpu_attention::tuning::{KernelForm, Path};
+use wgpu_attention::tuning::{Algorithm, Target};
 use wgpu_attention::{
-    Cache, CacheConfig, DType, Gpu, Linear, Pipelines, Projection, Shape, TensorView, Tuning,
+    Cache, CacheConfig, DType, Gpu, KernelOptions, Linear, Pipelines, Projection, Shape, TensorView,
 };
 
 use crate::harness::report::judge_outputs;
@@ -161,8 +161,8 @@ fn products_are_rounded_to_the_nearest_even() {
 }
 
 fn project(gpu: &Gpu, call: ProjectionForward) {
-    let tuning = Tuning::new().form(KernelForm::Cpu);
-    let projection = Projection::with_pipelines(gpu.pipelines()).tuning(tuning);
+    let kernel_options = KernelOptions::new().target(Target::Software);
+    let projection = Projection::with_pipelines(gpu.pipelines()).kernel_options(kernel_options);
     gpu.submit(|e| projection.forward(e, &[call])).expect("a product");
 }
 
@@ -193,7 +193,7 @@ fn other_halves_stay() {
     }
 }
 
-fn setup(path: Path, form: KernelForm, layout: Layout) -> Setup {
+fn setup(path: Algorithm, form: Target, layout: Layout) -> Setup {
     let (dtype, bias, weights) = (DType::BF16, DType::BF16, Weights::None);
     Setup { profile: defaults(), form, path, dtype, bias, layout, lse: true, weights }
 }
@@ -204,7 +204,7 @@ fn every_vector_of_sdpa() {
     crate::harness::in_turn!();
     let mut report = Report::new("bf16, sdpa");
     for (n, name) in sdpa::NAMES.iter().enumerate() {
-        let path = if n % 3 == 0 { Path::Staged } else { Path::Fused };
+        let path = if n % 3 == 0 { Algorithm::Staged } else { Algorithm::Fused };
         let layout = [Layout::Dense, Layout::Window(n as u64 | 1)][n % 2];
         let setup = setup(path, FORMS[n % 4 / 2], layout);
         report.check_in(&sdpa::case(name), &setup, &mut Default::default());
@@ -221,7 +221,7 @@ fn decoding_loads_words() {
             Shape { batch: 1, heads: 4, kv_heads: 2, q_len: 1, kv_len: 530, ..Shape::new(1, 4, 1, dim) };
         let case = Case::random(format!("bf16 decode {dim}"), shape).with(|c| c.rules.causal = true);
         for form in FORMS {
-            let setup = Setup { profile: alone(), ..setup(Path::Fused, form, Layout::Dense) };
+            let setup = Setup { profile: alone(), ..setup(Algorithm::Fused, form, Layout::Dense) };
             let outcome = attended(&case, &setup, words);
             report.record(&case.name, &setup, outcome);
         }

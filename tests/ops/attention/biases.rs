@@ -2,7 +2,7 @@
 //! form against the reference.
 
 use wgpu_attention::reference::compare::{Tolerance, compare};
-use wgpu_attention::tuning::Path;
+use wgpu_attention::tuning::Algorithm;
 use wgpu_attention::{Alignment, DType, Shape};
 
 use crate::harness::meaning::{dense, follows};
@@ -77,10 +77,10 @@ fn what_is_added_may_be_shorter() {
         let case = Case::random(format!("added in f16 and bf16, {n}"), shape).with(|c| c.rules = rules);
         for form in FORMS {
             for (profile, path, dtype, bias) in [
-                (full(), Path::Staged, DType::F32, DType::F16),
-                (full(), Path::Fused, [DType::F16, DType::F32][n], DType::F16),
-                (defaults(), [Path::Staged, Path::Fused][n], DType::F32, DType::BF16),
-                (defaults(), [Path::Fused, Path::Staged][n], DType::BF16, DType::BF16),
+                (full(), Algorithm::Staged, DType::F32, DType::F16),
+                (full(), Algorithm::Fused, [DType::F16, DType::F32][n], DType::F16),
+                (defaults(), [Algorithm::Staged, Algorithm::Fused][n], DType::F32, DType::BF16),
+                (defaults(), [Algorithm::Fused, Algorithm::Staged][n], DType::BF16, DType::BF16),
             ] {
                 let layout = Layout::Window(n as u64 | 1);
                 let (lse, weights) = (true, Weights::None);

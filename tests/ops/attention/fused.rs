@@ -1,6 +1,6 @@
 //! The fused kernel at the edges of its tiles: lengths, channels, groups; long key ranges; nothing but q, k, v, out.
 
-use wgpu_attention::tuning::{KernelForm, Path};
+use wgpu_attention::tuning::{Algorithm, Target};
 use wgpu_attention::{Alignment, DType, Shape};
 
 use crate::harness::{
@@ -8,11 +8,11 @@ use crate::harness::{
     planned_by_name, profiles, rest, run, with_registers,
 };
 
-fn setup(form: KernelForm) -> Setup {
+fn setup(form: Target) -> Setup {
     Setup {
         profile: full(),
         form,
-        path: Path::Fused,
+        path: Algorithm::Fused,
         dtype: DType::F32,
         bias: DType::F32,
         layout: Layout::Dense,
@@ -22,7 +22,7 @@ fn setup(form: KernelForm) -> Setup {
 }
 
 /// In `form` dense, in f16, and through a window where nothing is aligned, in f32 or bf16 by the rules.
-fn ways(case: &Case, form: KernelForm) -> [Setup; 3] {
+fn ways(case: &Case, form: Target) -> [Setup; 3] {
     let dense = setup(form);
     let layout = Layout::Window(case.shape.q_len as u64 | 1);
     let dtype = [DType::F32, DType::BF16][Rng::named(&case.rules.names().join(" + ")).below(2)];
@@ -92,7 +92,7 @@ fn channels() {
         let case = Case::random(format!("fused channels {head_dim} {value_dim}"), shape);
         for form in FORMS {
             // The form for software drivers is another kernel for each, those of many channels long ones.
-            let own = form == KernelForm::Gpu || head_dim + value_dim < 150;
+            let own = form == Target::Gpu || head_dim + value_dim < 150;
             if !(own && due(&format!("{}, {form:?}", case.name)) || rest(&case.name)) {
                 continue;
             }
@@ -105,7 +105,7 @@ fn channels() {
                 _ => Setup { dtype: DType::BF16, ..plain },
             };
             report.check_in(&case, &dense, &mut Default::default());
-            let also = (n % 4 < 2) == (form == KernelForm::Gpu);
+            let also = (n % 4 < 2) == (form == Target::Gpu);
             if head_dim <= 128 && (also || rest(&format!("{}, {form:?}", case.name))) {
                 report.check_in(&case, &other, &mut Default::default());
             }
@@ -174,7 +174,7 @@ fn slices_of_channels() {
         let shape = Shape { batch: 1, heads: 2, kv_heads: 1, q_len, kv_len: 70, head_dim: 6, value_dim };
         let case =
             Case::random(format!("fused slices {q_len} {value_dim}"), shape).with(|c| c.rules.causal = true);
-        let dense = setup(KernelForm::Gpu);
+        let dense = setup(Target::Gpu);
         let window = Setup { profile: defaults(), layout: Layout::Window(q_len as u64 | 1), ..dense };
         for (n, setup) in [dense, window].into_iter().enumerate() {
             let key = format!("{}, {setup}", case.name);
@@ -253,7 +253,7 @@ fn few_registers() {
     crate::harness::in_turn!();
     let mut report = Report::new("fused, few registers");
     for count in [128, 64] {
-        let setup = Setup { profile: with_registers(full(), count), ..setup(KernelForm::Gpu) };
+        let setup = Setup { profile: with_registers(full(), count), ..setup(Target::Gpu) };
         for (n, (q_len, value_dim)) in
             [(1, 64), (5, 64), (16, 100), (20, 64), (32, 130), (70, 40), (130, 128)].into_iter().enumerate()
         {
@@ -290,7 +290,7 @@ fn lanes() {
     let mut report = Report::new("fused, lanes");
     let profile = |lanes| planned_by_name(&format!("{lanes} lanes")).expect("there is one");
     for lanes in [4, 16] {
-        let setup = Setup { profile: profile(lanes), ..setup(KernelForm::Cpu) };
+        let setup = Setup { profile: profile(lanes), ..setup(Target::Software) };
         for (n, (q_len, dim)) in
             [(1, 64), (5, 64), (17, 30), (40, 64), (70, 128), (33, 200), (130, 40)].into_iter().enumerate()
         {

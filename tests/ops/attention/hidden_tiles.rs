@@ -4,8 +4,10 @@ use std::time::{Duration, Instant};
 
 use wgpu_attention::mask::{Blocks, DeviceMask};
 use wgpu_attention::reference::classify;
-use wgpu_attention::tuning::{KernelForm, Path};
-use wgpu_attention::{Attention, Backward, Config, DType, Forward, Mask, Scratch, Shape, TensorView, Tuning};
+use wgpu_attention::tuning::{Algorithm, Target};
+use wgpu_attention::{
+    Attention, Backward, Config, DType, Forward, KernelOptions, Mask, Scratch, Shape, TensorView,
+};
 
 use crate::harness::backward::BackwardSetup;
 use crate::harness::classify::classified;
@@ -139,11 +141,11 @@ fn all_rules(shape: &Shape) -> Vec<(String, Rules)> {
     all
 }
 
-fn setup(profile: &'static Profile, form: KernelForm, dtype: DType) -> Setup {
+fn setup(profile: &'static Profile, form: Target, dtype: DType) -> Setup {
     Setup {
         profile,
         form,
-        path: Path::Fused,
+        path: Algorithm::Fused,
         dtype,
         bias: DType::F32,
         layout: Layout::Blhd,
@@ -298,8 +300,8 @@ fn skipped_tiles_take_no_time() {
     crate::harness::in_turn!();
     let gpu = &full().gpu;
     // Enough work for every processor of a GPU.
-    let (heads, form) = if is_software() { (2, KernelForm::Cpu) } else { (64, KernelForm::Gpu) };
-    let config = Config::new(heads, 64).tuning(Tuning::fixed().form(form));
+    let (heads, form) = if is_software() { (2, Target::Software) } else { (64, Target::Gpu) };
+    let config = Config::new(heads, 64).kernel_options(KernelOptions::fixed().target(form));
     let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
     let x = gpu.upload(&vec![0.01f32; heads * TOKENS * 64]).expect("a buffer");
     let ids = gpu.upload(&(0..TOKENS as u32).map(|n| n / SEEN as u32).collect::<Vec<_>>()).expect("numbers");

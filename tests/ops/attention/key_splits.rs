@@ -1,6 +1,6 @@
 //! Keys of plain tensors split among workgroups: the truth is that of the unsplit call, at every number of splits.
 
-use wgpu_attention::tuning::Path;
+use wgpu_attention::tuning::Algorithm;
 use wgpu_attention::{DType, Shape};
 
 use crate::harness::report::judge_outputs;
@@ -12,11 +12,11 @@ use crate::harness::{
 /// More than there are keys, too.
 const SPLITS: [usize; 5] = [1, 2, 3, 7, 128];
 
-fn setup(n: usize, form: wgpu_attention::tuning::KernelForm, dtype: DType) -> Setup {
+fn setup(n: usize, form: wgpu_attention::tuning::Target, dtype: DType) -> Setup {
     Setup {
         profile: if n.is_multiple_of(2) || dtype == DType::F16 { full() } else { defaults() },
         form,
-        path: Path::Fused,
+        path: Algorithm::Fused,
         dtype,
         bias: DType::F32,
         layout: if n.is_multiple_of(2) { Layout::Window(2 * n as u64 + 1) } else { Layout::Dense },
@@ -47,7 +47,7 @@ fn holds_where(
                 continue;
             }
             let setup = setup(*n, form, dtype);
-            let judged = run_with(&stored, &setup, |tuning| tuning.splits(*n))
+            let judged = run_with(&stored, &setup, |kernel_options| kernel_options.splits(*n))
                 .and_then(|got| judge_outputs(&case.expected, case.shape, &truth, &got, false));
             report.record(&format!("{}, {n} splits", case.name), &setup, judged);
         }
@@ -175,9 +175,10 @@ fn slices_groups_and_pieces() {
         holds(&mut report, &case, DType::F32, &[2, 5]);
         for form in FORMS {
             let setup = setup(3, form, DType::F32);
-            let whole = run_with(&case, &setup, |tuning| tuning.splits(5)).expect("a run");
+            let whole = run_with(&case, &setup, |kernel_options| kernel_options.splits(5)).expect("a run");
             for limit in [1, 100_000] {
-                let pieces = run_with(&case, &setup, |tuning| tuning.splits(5).work_limit(limit));
+                let pieces =
+                    run_with(&case, &setup, |kernel_options| kernel_options.splits(5).work_limit(limit));
                 let same = pieces.and_then(|got| {
                     if got.bits() == whole.bits() {
                         Ok(0.0)
@@ -234,8 +235,10 @@ fn bad_numbers() {
                         continue;
                     }
                     let setup = setup(n, form, DType::F32);
-                    let judged = run_with(&case, &Setup { lse: true, ..setup }, |tuning| tuning.splits(n))
-                        .and_then(|got| judge_outputs(&case.expected, shape, &truth, &got, false));
+                    let judged = run_with(&case, &Setup { lse: true, ..setup }, |kernel_options| {
+                        kernel_options.splits(n)
+                    })
+                    .and_then(|got| judge_outputs(&case.expected, shape, &truth, &got, false));
                     report.record(&format!("{}, {n} splits", case.name), &setup, judged);
                 }
             }
@@ -255,7 +258,7 @@ fn bad_numbers() {
                         continue;
                     }
                     let setup = Setup { lse: true, ..setup(n, form, DType::F32) };
-                    let got = run_with(&case, &setup, |tuning| tuning.splits(n));
+                    let got = run_with(&case, &setup, |kernel_options| kernel_options.splits(n));
                     let shows = got.and_then(|got| {
                         let same = |got: &f64, want: &f64| {
                             if want.is_finite() { (got - want).abs() < 1e-4 } else { !got.is_finite() }

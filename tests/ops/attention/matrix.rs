@@ -3,10 +3,10 @@
 //! them (see `run::setups`), as are most in fragments of 16 × 16, which take three times as long to compile.
 
 use wgpu_attention::cache::{Append, CacheLayout, CacheStorage, ScaleGroup, Tokens};
-use wgpu_attention::tuning::{KernelForm, MatrixUnits, Path};
+use wgpu_attention::tuning::{Algorithm, MatrixUnits, Target};
 use wgpu_attention::{
-    Alignment, Attention, Cache, CacheConfig, Config, DType, Forward, Mask, Scratch, Shape, TensorView,
-    Tuning,
+    Alignment, Attention, Cache, CacheConfig, Config, DType, Forward, KernelOptions, Mask, Scratch, Shape,
+    TensorView,
 };
 
 use crate::harness::device::believing;
@@ -88,7 +88,7 @@ fn channels() {
 fn tiles_of_gpus() {
     let mut report = Report::new("matrix, tiles of GPUs");
     for profile in matrices() {
-        let large = Setup { form: KernelForm::Gpu, ..Setup::matrix(profile, Layout::Dense) };
+        let large = Setup { form: Target::Gpu, ..Setup::matrix(profile, Layout::Dense) };
         for (q_len, dim) in [(40, 16), (20, 32), (130, 64), (300, 128)] {
             // The kernel of the first compiles another test too.
             let case = Case::random(format!("matrix large {q_len} {dim}"), shape(q_len, 150, dim, dim))
@@ -248,7 +248,7 @@ fn splits_and_dropout() {
         let stored = case.stored(DType::F16, DType::F32);
         let truth = stored.truth_of_halves(DType::F16, Weights::None);
         for n in [2, 3] {
-            let judged = run_with(&stored, &setup, |tuning| tuning.splits(n))
+            let judged = run_with(&stored, &setup, |kernel_options| kernel_options.splits(n))
                 .and_then(|got| judge_outputs(&case.expected, case.shape, &truth, &got, false));
             report.record(&format!("{n} splits"), &setup, judged);
         }
@@ -315,8 +315,9 @@ fn caches() {
         let view = |buffer, heads, rows| TensorView::new(buffer, DType::F16, [1, heads, rows, dim]);
         let mut run = |units, appends: bool| {
             let config = Config::new(2, dim).kv_heads(1).dtype(DType::F16);
-            let config =
-                config.tuning(Tuning::new().form(KernelForm::Cpu).matrix_units(units).f16_operands(true));
+            let config = config.kernel_options(
+                KernelOptions::new().target(Target::Software).matrix_units(units).f16_operands(true),
+            );
             let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("a config");
             let mut encoder = gpu.device().create_command_encoder(&Default::default());
             if appends {
@@ -380,18 +381,18 @@ fn nobody_gets_other_numbers_unasked() {
     for profile in matrices().filter(|profile| runs(profile, "unasked")) {
         // F32 stays F32 unless it may be rounded, and BF16 in any case, on a device that is no software driver as far as its tiles go.
         for (dtype, rounded) in [(DType::F32, false), (DType::BF16, false), (DType::BF16, true)] {
-            let (plain, got) = bits(profile, dtype, KernelForm::Gpu, MatrixUnits::Auto, rounded);
+            let (plain, got) = bits(profile, dtype, Target::Gpu, MatrixUnits::Auto, rounded);
             assert_eq!(plain, got);
         }
-        let (plain, got) = bits(profile, DType::F16, KernelForm::Gpu, MatrixUnits::Never, false);
+        let (plain, got) = bits(profile, DType::F16, Target::Gpu, MatrixUnits::Never, false);
         assert_eq!(plain, got);
         // Software drivers do without.
-        let (plain, got) = bits(profile, DType::F16, KernelForm::Cpu, MatrixUnits::Auto, true);
+        let (plain, got) = bits(profile, DType::F16, Target::Software, MatrixUnits::Auto, true);
         assert_eq!(plain, got);
         // And these do take them.
-        let (plain, got) = bits(profile, DType::F32, KernelForm::Cpu, MatrixUnits::Always, true);
+        let (plain, got) = bits(profile, DType::F32, Target::Software, MatrixUnits::Always, true);
         assert_ne!(plain, got);
-        let (plain, got) = bits(profile, DType::F16, KernelForm::Gpu, MatrixUnits::Auto, false);
+        let (plain, got) = bits(profile, DType::F16, Target::Gpu, MatrixUnits::Auto, false);
         assert_ne!(plain, got);
     }
 }
@@ -399,7 +400,7 @@ fn nobody_gets_other_numbers_unasked() {
 #[test]
 fn refusals() {
     let refused = |profile: &'static Profile, words: &[&str], case: &Case, setup: Setup, rounded: bool| {
-        let change = |t: Tuning| t.matrix_units(MatrixUnits::Always).f16_operands(rounded);
+        let change = |t: KernelOptions| t.matrix_units(MatrixUnits::Always).f16_operands(rounded);
         let error = run_with(case, &Setup { profile, ..setup }, change).expect_err("refused");
         for word in words.iter().chain(&["matrix units"]) {
             assert!(error.contains(word), "`{error}` does not say `{word}`");
@@ -414,9 +415,9 @@ fn refusals() {
         for rounded in [false, true] {
             refused(profile, &["BF16", "not rounded"], &case, bf16_setup, rounded);
         }
-        let staged = Setup { path: Path::Staged, ..f32_setup };
+        let staged = Setup { path: Algorithm::Staged, ..f32_setup };
         refused(profile, &["the fused path"], &case, staged, true);
-        let weights = Setup { path: Path::Auto, weights: Weights::PerHead(DType::F32), ..f32_setup };
+        let weights = Setup { path: Algorithm::Auto, weights: Weights::PerHead(DType::F32), ..f32_setup };
         refused(profile, &["the fused path"], &case, weights, true);
         let wide = Case::random("matrix too wide", shape(4, 4, 257, 16));
         refused(profile, &["at most 256"], &wide, f32_setup, true);

@@ -3,7 +3,7 @@
 use wgpu_attention::attention::{Merge, Partial};
 use wgpu_attention::reference;
 use wgpu_attention::reference::widen;
-use wgpu_attention::tuning::Path;
+use wgpu_attention::tuning::Algorithm;
 use wgpu_attention::{DType, Shape};
 
 use crate::harness::merge::{Cut, merged};
@@ -27,7 +27,7 @@ fn splitting_anywhere_and_merging_equals_not_splitting() {
         c.k.iter_mut().enumerate().for_each(|(n, k)| *k *= 0.3 * (n / 12 % 67) as f32);
     });
     for profile in profiles() {
-        for path in [Path::Fused, Path::Staged] {
+        for path in [Algorithm::Fused, Algorithm::Staged] {
             for dtypes in [
                 [DType::F32, DType::F32],
                 [DType::F16, DType::F16],

@@ -3,8 +3,8 @@
 use wgpu_attention::attention::ScoreStage;
 use wgpu_attention::mask::Pattern;
 use wgpu_attention::reference::{self, Real, widen};
-use wgpu_attention::tuning::{KernelForm, Path};
-use wgpu_attention::{Alignment, Attention, Config, DType, Forward, Scratch, Shape, Tuning};
+use wgpu_attention::tuning::{Algorithm, Target};
+use wgpu_attention::{Alignment, Attention, Config, DType, Forward, KernelOptions, Scratch, Shape};
 
 use crate::harness::case::widened;
 use crate::harness::run::{Placed, PlacedRules};
@@ -17,7 +17,7 @@ const STAGES: [ScoreStage; 3] = [ScoreStage::Scaled, ScoreStage::Softcapped, Sco
 /// How scores are asked for.
 #[derive(Clone, Copy, Debug)]
 struct Asked {
-    form: KernelForm,
+    form: Target,
     /// Of q, k and v, and of the scores.
     dtypes: [DType; 2],
     layout: Layout,
@@ -51,7 +51,7 @@ fn run(profile: &Profile, case: &Case, asked: &Asked) -> Result<f64, String> {
         .dtype(dtype)
         .scale(case.scale)
         .softcap(case.softcap)
-        .tuning(Tuning::new().form(form));
+        .kernel_options(KernelOptions::new().target(form));
     let mut call = Forward::new(q.view(), k.view(), v.view(), out.view())
         .mask(rules.mask())
         .scores(scores_out.view(), stage);
@@ -172,7 +172,7 @@ fn a_stage_is_not_the_next() {
     let case = &cases()[4];
     let profile = profiles()[0];
     let asked = |stage| Asked {
-        form: KernelForm::Cpu,
+        form: Target::Software,
         dtypes: [DType::F32; 2],
         layout: Layout::Dense,
         stage,
@@ -200,7 +200,7 @@ fn the_staged_path_computes_them() {
     let attention =
         Attention::with_pipelines(profile.gpu.pipelines(), Config::new(2, 4)).expect("an operator");
     let size = |call: &Forward| attention.scratch_size(call).expect("a size");
-    let staged = Config::new(2, 4).tuning(Tuning::new().path(Path::Staged));
+    let staged = Config::new(2, 4).kernel_options(KernelOptions::new().algorithm(Algorithm::Staged));
     let staged = Attention::with_pipelines(profile.gpu.pipelines(), staged).expect("an operator");
     let with_scores = size(&call.scores(scores.view(), ScoreStage::Scaled));
     assert_eq!(with_scores, staged.scratch_size(&call).expect("a size"));

@@ -3,8 +3,8 @@
 //! The stages are private; each is seen through the output that it decides: scores through lse, softmax through
 //! the weights, weighted_sum through out, project and append_keys through layers.
 
-use wgpu_attention::reference::LayerShape;
-use wgpu_attention::tuning::{KernelForm, Path};
+use wgpu_attention::reference::MultiHeadShape;
+use wgpu_attention::tuning::{Algorithm, Target};
 use wgpu_attention::{DType, Shape};
 
 use crate::harness::layer::{LayerCase, LayerLayout, LayerSetup, Storage};
@@ -17,7 +17,7 @@ fn check(report: &mut Report, case: &Case, weights: Weights) {
         for form in FORMS {
             for dtype in [DType::F32, [DType::F16, DType::BF16][n]] {
                 let layout = if n == 0 { Layout::Dense } else { Layout::Window(case.shape.q_len as u64 | 1) };
-                let path = Path::Staged;
+                let path = Algorithm::Staged;
                 let setup =
                     Setup { profile, form, path, dtype, bias: DType::F32, layout, lse: true, weights };
                 report.check_in(case, &setup, &mut Default::default());
@@ -112,8 +112,8 @@ fn large_tiles() {
         let case = Case::random("large tiles", shape).with(|c| c.rules.causal = true);
         let setup = Setup {
             profile: full(),
-            form: KernelForm::Gpu,
-            path: Path::Staged,
+            form: Target::Gpu,
+            path: Algorithm::Staged,
             dtype,
             bias: DType::F32,
             layout,
@@ -141,7 +141,7 @@ fn check_layer(report: &mut Report, case: &LayerCase, n: usize) {
             let setup = LayerSetup {
                 profile,
                 form,
-                path: Path::Staged,
+                path: Algorithm::Staged,
                 dtype,
                 weight: dtype,
                 bias: DType::F32,
@@ -175,7 +175,7 @@ fn project() {
                 (features, features, features);
             config.out_features = features;
             let name = format!("project {length} {features} {heads} {dim} {narrow}");
-            let shape = LayerShape { batch: 2, q_len: length, kv_len: length.div_ceil(2) };
+            let shape = MultiHeadShape { batch: 2, q_len: length, kv_len: length.div_ceil(2) };
             check_layer(&mut report, &LayerCase::random(name, config, shape, false), n + usize::from(narrow));
         }
     }
@@ -192,7 +192,7 @@ fn append_keys() {
             config.value_dim = value_dim;
             config.add_zero_attn = zero;
             let name = format!("append_keys {heads} {dim} {value_dim} {learned} {zero}");
-            let shape = LayerShape { batch: 2, q_len: 3, kv_len: 5 };
+            let shape = MultiHeadShape { batch: 2, q_len: 3, kv_len: 5 };
             check_layer(&mut report, &LayerCase::random(name, config, shape, learned), n + heads);
         }
     }
@@ -208,12 +208,12 @@ fn project_with_large_tiles() {
     config.narrow = true;
     (config.query_features, config.key_features, config.value_features) = (86 * 3, 86, 172);
     config.out_features = 5;
-    let shape = LayerShape { batch: 2, q_len: 33, kv_len: 34 };
+    let shape = MultiHeadShape { batch: 2, q_len: 33, kv_len: 34 };
     let case = LayerCase::random("project large".into(), config, shape, false);
     let setup = LayerSetup {
         profile: full(),
-        form: KernelForm::Gpu,
-        path: Path::Auto,
+        form: Target::Gpu,
+        path: Algorithm::Auto,
         dtype: DType::F32,
         weight: DType::F32,
         bias: DType::F32,

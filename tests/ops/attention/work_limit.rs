@@ -1,6 +1,6 @@
 //! Work cut into several dispatches gives the bits of one.
 
-use wgpu_attention::tuning::Path;
+use wgpu_attention::tuning::Algorithm;
 use wgpu_attention::{DType, Shape};
 
 use crate::harness::run::run_with;
@@ -42,11 +42,12 @@ fn pieces_give_the_bits_of_the_whole() {
         for (profile, form) in profiles().into_iter().flat_map(|p| FORMS.map(|t| (p, t))) {
             let layout = if n % 2 == 0 { Layout::Blhd } else { Layout::Window(n as u64) };
             let (dtype, lse, weights) = (DType::F32, true, Weights::None);
-            let setup = Setup { profile, form, path: Path::Fused, dtype, bias: dtype, layout, lse, weights };
+            let setup =
+                Setup { profile, form, path: Algorithm::Fused, dtype, bias: dtype, layout, lse, weights };
             report.check_in(case, &setup, &mut Default::default());
-            let whole = run_with(case, &setup, |tuning| tuning).expect("a run");
+            let whole = run_with(case, &setup, |kernel_options| kernel_options).expect("a run");
             for limit in LIMITS {
-                let pieces = run_with(case, &setup, |tuning| tuning.work_limit(limit));
+                let pieces = run_with(case, &setup, |kernel_options| kernel_options.work_limit(limit));
                 let same = |bits: Vec<u64>| {
                     if bits == whole.bits() { Ok(0.0) } else { Err(format!("other bits, limit {limit}")) }
                 };

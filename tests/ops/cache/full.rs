@@ -1,9 +1,9 @@
 //! Caches at the end of their room, and pages that are shared, given back and used again.
 
 use wgpu_attention::cache::{Append, CacheLayout, CacheStorage, ScaleGroup, Tokens};
-use wgpu_attention::tuning::KernelForm;
+use wgpu_attention::tuning::Target;
 use wgpu_attention::{
-    Attention, Cache, CacheConfig, Config, DType, Error, Forward, Mask, Scratch, TensorView, Tuning,
+    Attention, Cache, CacheConfig, Config, DType, Error, Forward, KernelOptions, Mask, Scratch, TensorView,
 };
 
 use super::{DIMS, LAYOUTS, STORAGES, usual};
@@ -14,7 +14,7 @@ use crate::harness::{Ask, Bed, Count, Data, FORMS, Kind, Rng, Rules, due, full};
 fn ask(bed: &mut Bed, context: &str) {
     let rules = Rules { causal: true, ..Default::default() };
     let rows = if bed.advanced == 0 { Some(1) } else { None };
-    bed.ask(&Ask { rows, ..Ask::new(KernelForm::Cpu, &rules) }).unwrap_or_else(|e| panic!("{context}: {e}"));
+    bed.ask(&Ask { rows, ..Ask::new(Target::Software, &rules) }).unwrap_or_else(|e| panic!("{context}: {e}"));
     bed.check_sequence_table().unwrap_or_else(|e| panic!("{context}: {e}"));
 }
 
@@ -282,8 +282,9 @@ fn caches_of_groups_of_heads_equal_one_cache() {
         let configs = config.split_by_heads(gpu.device()).expect("each fits");
         let parts = configs.len();
         let [heads_each, kv_each] = [heads / parts, kv_heads / parts];
-        let operator =
-            Config::new(heads_each, dim).kv_heads(kv_each).tuning(Tuning::new().form(KernelForm::Cpu));
+        let operator = Config::new(heads_each, dim)
+            .kv_heads(kv_each)
+            .kernel_options(KernelOptions::new().target(Target::Software));
         let attention = Attention::with_pipelines(gpu.pipelines(), operator).expect("an operator");
         let buffers = [&q, &k, &v].map(|x| gpu.upload(x).expect("room"));
         let out = gpu.buffer(4 * q.len()).expect("room");

@@ -1,9 +1,10 @@
 //! Whatever the order of calls and whatever the sequence table holds: a sequence's results come from its own rows.
 
 use wgpu_attention::cache::{Append, CacheLayout, CacheStorage, ScaleGroup, Tokens};
-use wgpu_attention::tuning::KernelForm;
+use wgpu_attention::tuning::Target;
 use wgpu_attention::{
-    Attention, Cache, CacheConfig, Config, DType, Forward, Gpu, Scratch, ScratchSize, TensorView, Tuning,
+    Attention, Cache, CacheConfig, Config, DType, Forward, Gpu, KernelOptions, Scratch, ScratchSize,
+    TensorView,
 };
 
 use crate::harness::{FORMS, full};
@@ -45,8 +46,8 @@ impl Full {
     }
 
     /// What sequence 0 gives.
-    fn ask(&mut self, form: KernelForm) -> f32 {
-        let config = Config::new(1, DIM).tuning(Tuning::new().splits(1).form(form));
+    fn ask(&mut self, form: Target) -> f32 {
+        let config = Config::new(1, DIM).kernel_options(KernelOptions::new().splits(1).target(form));
         let attention = Attention::with_pipelines(self.gpu.pipelines(), config).expect("a config");
         let view = |buffer| TensorView::new(buffer, DType::F32, [BATCH, 1, 1, DIM]);
         self.gpu
@@ -118,9 +119,11 @@ fn more_rows_than_a_dispatch_has_workgroups() {
     let [k, v] = [vec![0.0; rows * DIM], values].map(|x| gpu.upload(&x).expect("upload"));
     let [q, out] = [(); 2].map(|()| gpu.upload(&[0.0f32; DIM]).expect("upload"));
     let view = |buffer, rows| TensorView::new(buffer, DType::F32, [1, 1, rows, DIM]);
-    let attention =
-        Attention::with_pipelines(gpu.pipelines(), Config::new(1, DIM).tuning(Tuning::new().splits(1)))
-            .expect("a config");
+    let attention = Attention::with_pipelines(
+        gpu.pipelines(),
+        Config::new(1, DIM).kernel_options(KernelOptions::new().splits(1)),
+    )
+    .expect("a config");
     gpu.submit(|encoder| {
         cache.advance(encoder, Tokens::All(rows))?;
         cache.append(encoder, 0, &Append::new(view(&k, rows), view(&v, rows)))?;

@@ -11,7 +11,7 @@ mod rows;
 mod steps;
 
 use wgpu_attention::cache::{CacheLayout, CacheStorage, ScaleGroup};
-use wgpu_attention::tuning::KernelForm;
+use wgpu_attention::tuning::Target;
 
 use crate::harness::FORMS;
 
@@ -26,7 +26,7 @@ pub const STORAGES: [CacheStorage; 7] = [
 ];
 
 /// How a storage in a layout is asked by tests that share kernels so: form and splits; the other form is of the rest.
-pub fn usual(storage: usize, layout: usize) -> (KernelForm, Option<usize>) {
+pub fn usual(storage: usize, layout: usize) -> (Target, Option<usize>) {
     (FORMS[(storage + layout) % 2], [None, Some(3)][(storage / 2 + layout) % 2])
 }
 

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use wgpu_attention::Error;
 use wgpu_attention::cache::{CacheLayout, CacheStorage, ScaleGroup};
-use wgpu_attention::tuning::KernelForm;
+use wgpu_attention::tuning::Target;
 
 use crate::harness::cached::Sequence;
 use crate::harness::{Ask, Bed, Count, Data, Kind, Profile, Report, Rng, Rules, defaults, full};
@@ -63,7 +63,7 @@ struct Play {
     high: Vec<usize>,
     /// Whether something was said that is not recorded.
     pending: bool,
-    form: KernelForm,
+    form: Target,
     splits: Option<usize>,
     trail: Vec<String>,
     refused: usize,
@@ -72,13 +72,7 @@ struct Play {
 }
 
 impl Play {
-    fn new(
-        profile: &'static Profile,
-        kind: Kind,
-        form: KernelForm,
-        splits: Option<usize>,
-        seed: u64,
-    ) -> Self {
+    fn new(profile: &'static Profile, kind: Kind, form: Target, splits: Option<usize>, seed: u64) -> Self {
         let pages = match kind.layout {
             CacheLayout::Paged { page, pages } => {
                 Some(Pages { size: page, count: pages, tables: vec![vec![]; kind.batch], named: 0 })
@@ -423,27 +417,27 @@ fn random_lives_follow_the_model() {
     let ring = |sinks| CacheLayout::Ring { sink_tokens: sinks };
     let [full, defaults] = [full(), defaults()];
     let kinds = [
-        (full, Kind::new(CacheStorage::F32, CacheLayout::Contiguous, 26), KernelForm::Cpu, None),
-        (defaults, Kind { batch: 3, ..Kind::new(q8, ring(3), 14) }, KernelForm::Gpu, Some(2)),
+        (full, Kind::new(CacheStorage::F32, CacheLayout::Contiguous, 26), Target::Software, None),
+        (defaults, Kind { batch: 3, ..Kind::new(q8, ring(3), 14) }, Target::Gpu, Some(2)),
         (
             full,
             Kind { batch: 4, layers: 2, ..Kind::new(CacheStorage::F16, paged(16, 9), 61) },
-            KernelForm::Cpu,
+            Target::Software,
             None,
         ),
         (
             defaults,
             Kind { batch: 3, ..Kind::new(CacheStorage::Q4(ScaleGroup::Row), paged(16, 7), 48) },
-            KernelForm::Gpu,
+            Target::Gpu,
             None,
         ),
         (
             full,
             Kind { layers: 2, spare: 4, ..Kind::new(CacheStorage::F32, ring(0), 9) },
-            KernelForm::Cpu,
+            Target::Software,
             Some(3),
         ),
-        (full, Kind { batch: 4, heads: 2, ..Kind::new(q8, paged(32, 11), 100) }, KernelForm::Cpu, None),
+        (full, Kind { batch: 4, heads: 2, ..Kind::new(q8, paged(32, 11), 100) }, Target::Software, None),
     ];
     let (mut refused, mut shared, mut reordered) = (0, 0, 0);
     let draws = Draws { name: "caches, lives", always: 36, most: 120, group: 1 }.numbers();

@@ -2,7 +2,7 @@
 
 use wgpu_attention::cache::{Append, CacheLayout, CacheRead, CacheStorage, ScaleGroup, Tokens};
 use wgpu_attention::position::{Rope, RopeConfig, RowPositions};
-use wgpu_attention::tuning::KernelForm;
+use wgpu_attention::tuning::Target;
 use wgpu_attention::{Cache, CacheConfig, DType, Error, TensorView};
 
 use super::{LAYOUTS, STORAGES};
@@ -97,7 +97,7 @@ fn rows_are_overwritten() {
             report.record(
                 &format!("{kind:?}, then"),
                 &profile.name,
-                bed.ask(&Ask::new(KernelForm::Cpu, &rules)),
+                bed.ask(&Ask::new(Target::Software, &rules)),
             );
         }
     }

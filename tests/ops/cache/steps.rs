@@ -3,7 +3,7 @@
 
 use wgpu_attention::DType;
 use wgpu_attention::cache::{CacheLayout, CacheStorage, ScaleGroup};
-use wgpu_attention::tuning::KernelForm;
+use wgpu_attention::tuning::Target;
 
 use super::{DIMS, LAYOUTS, STORAGES, usual};
 use crate::harness::{
@@ -70,7 +70,7 @@ fn chunks_of_every_length() {
         let mut bed = Bed::new(full(), kind, Data::Lossless, 11);
         let rules = causal();
         let chunks: Vec<_> = (1..=20).collect();
-        runs(&mut report, &mut bed, &Ask::new(KernelForm::Cpu, &rules), &chunks);
+        runs(&mut report, &mut bed, &Ask::new(Target::Software, &rules), &chunks);
     }
     report.finish();
 }
@@ -101,7 +101,7 @@ fn rounding_is_the_storages_own() {
 /// Tiles of fewer rows and channels an invocation, which load nothing ahead: 2 to 16 packed rows.
 #[test]
 fn few_registers() {
-    planned_otherwise("caches, few registers", KernelForm::Gpu, 43, &[30, 1, 2, 4, 8], |n| {
+    planned_otherwise("caches, few registers", Target::Gpu, 43, &[30, 1, 2, 4, 8], |n| {
         with_registers(profiles()[n % 2], [128, 64][n / 2 % 2])
     });
 }
@@ -110,7 +110,7 @@ fn few_registers() {
 #[test]
 fn lanes() {
     crate::harness::in_turn!();
-    planned_otherwise("caches, lanes", KernelForm::Cpu, 53, &[30, 1, 2, 4], |n| {
+    planned_otherwise("caches, lanes", Target::Software, 53, &[30, 1, 2, 4], |n| {
         planned_by_name(["16 lanes", "4 lanes"][n % 3 / 2]).expect("there is one")
     });
 }
@@ -118,7 +118,7 @@ fn lanes() {
 /// Every storage in pages, with plans that are not for this device.
 fn planned_otherwise(
     name: &'static str,
-    form: KernelForm,
+    form: Target,
     seed: u64,
     chunks: &[usize],
     profile: impl Fn(usize) -> &'static Profile,
@@ -263,7 +263,7 @@ fn bad_numbers_show_in_their_rows() {
             let view = |b, rows| TensorView::new(b, DType::F32, [1, 1, rows, 64]);
             let q = gpu.upload(&vec![0.0f32; 4 * 64]).expect("an upload");
             let out = gpu.buffer(4 * 4 * 64).expect("a buffer");
-            let config = Config::new(1, 64).tuning(wgpu_attention::Tuning::new().form(form));
+            let config = Config::new(1, 64).kernel_options(wgpu_attention::KernelOptions::new().target(form));
             let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
             let mut scratch = Scratch::new(gpu.device(), Default::default()).expect("scratch");
             gpu.submit(|e| {
@@ -387,7 +387,7 @@ fn rings_go_on_for_long() {
     let x = gpu.upload(&x).expect("an upload");
     let slope = gpu.upload(&[0.25f32]).expect("an upload");
     for form in FORMS {
-        let config = Config::new(1, 8).tuning(wgpu_attention::Tuning::new().form(form));
+        let config = Config::new(1, 8).kernel_options(wgpu_attention::KernelOptions::new().target(form));
         let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
         // The second has gone through most of the positions there are, not a multiple of its window.
         let outs = [0, (1 << 29) - 1000].map(|before| {

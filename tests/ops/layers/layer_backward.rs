@@ -1,13 +1,14 @@
 //! A layer's gradients on a device: of PyTorch's `nn.MultiheadAttention`, of random layers, in both forms; bits, cut work, memory.
 
 use wgpu_attention::layers::{
-    LayerBackward, LayerConfig, LayerForward, LayerGradients, LayerWeights, LinearGradients,
+    LinearGradients, MultiHeadBackward, MultiHeadConfig, MultiHeadForward, MultiHeadGradients,
+    MultiHeadWeights,
 };
-use wgpu_attention::reference::LayerShape;
+use wgpu_attention::reference::MultiHeadShape;
 use wgpu_attention::reference::compare::compare;
-use wgpu_attention::tuning::KernelForm;
+use wgpu_attention::tuning::Target;
 use wgpu_attention::{
-    Alignment, DType, Linear, Mask, MultiHeadAttention, Scratch, ScratchSize, TensorView, Tuning,
+    Alignment, DType, KernelOptions, Linear, Mask, MultiHeadAttention, Scratch, ScratchSize, TensorView,
 };
 
 use crate::harness::gradients::LayerProblem;
@@ -22,7 +23,7 @@ use crate::ops::layers::mha;
 fn run(
     problem: &LayerProblem,
     setup: &LayerBackwardSetup,
-    change: impl FnOnce(Tuning) -> Tuning,
+    change: impl FnOnce(KernelOptions) -> KernelOptions,
 ) -> Result<Each<Vec<f64>>, String> {
     pollster::block_on(run_layer_backward_async(problem, setup, change))
 }
@@ -52,7 +53,7 @@ fn vectors_of_others() {
         for (form, keeps) in FORMS.into_iter().zip([true, false]) {
             let setup = LayerBackwardSetup { keeps, ..LayerBackwardSetup::plain(full(), form) };
             report.check_layer_backward(&problem, &setup);
-            let got = run(&problem, &setup, |tuning| tuning).expect("it ran for the report");
+            let got = run(&problem, &setup, |kernel_options| kernel_options).expect("it ran for the report");
             let of = ["dq", "dk", "dv", "dw_q", "dw_k", "dw_v", "dw_o", "db_q", "db_k", "db_v", "db_o"];
             for ((got, of), name) in got.iter().zip(of).zip(NAMES) {
                 let (want, tolerance) = vector.expected(of).expect("a gradient");
@@ -76,7 +77,7 @@ fn layers_of_others() {
     report.finish();
 }
 
-const SHAPE: LayerShape = LayerShape { batch: 2, q_len: 19, kv_len: 33 };
+const SHAPE: MultiHeadShape = MultiHeadShape { batch: 2, q_len: 19, kv_len: 33 };
 
 fn options() -> LayerOptions {
     LayerOptions {
@@ -94,7 +95,7 @@ fn options() -> LayerOptions {
 fn appended_keys() {
     crate::harness::in_turn!();
     let mut report = Report::new("layer gradients with appended keys");
-    let LayerShape { batch, q_len, kv_len } = SHAPE;
+    let MultiHeadShape { batch, q_len, kv_len } = SHAPE;
     let heads = options().heads;
     // Of the bias and of the table: one element for each key or distance, and one for all that are given.
     let kinds = [
@@ -155,7 +156,7 @@ fn bits(got: &Each<Vec<f64>>) -> Vec<Vec<u64>> {
 #[test]
 fn bits_are_the_same() {
     crate::harness::in_turn!();
-    let shape = LayerShape { batch: 2, q_len: 40, kv_len: 70 };
+    let shape = MultiHeadShape { batch: 2, q_len: 40, kv_len: 70 };
     let config = LayerOptions { add_zero_attn: true, ..options() };
     let mut case = LayerCase::random("the same bits of a layer".into(), config, shape, true);
     case.rules.causal = true;
@@ -165,7 +166,9 @@ fn bits_are_the_same() {
     let of_forms = FORMS.map(|form| {
         let of = |keeps, limit: Option<u64>| {
             let setup = LayerBackwardSetup { keeps, ..LayerBackwardSetup::plain(full(), form) };
-            let change = |tuning: Tuning| limit.into_iter().fold(tuning, Tuning::work_limit);
+            let change = |kernel_options: KernelOptions| {
+                limit.into_iter().fold(kernel_options, KernelOptions::work_limit)
+            };
             bits(&run(&problem, &setup, change).expect("it runs"))
         };
         let first = of(true, None);
@@ -205,7 +208,7 @@ impl Packed {
             weight: TensorView::matrix(&weights, DType::F32, [EMBED, EMBED]).with_offset(n * EMBED * EMBED),
             bias: Some(TensorView::vector(&biases, DType::F32, EMBED).with_offset(n * EMBED)),
         };
-        let weights = LayerWeights {
+        let weights = MultiHeadWeights {
             query: linear(0),
             key: linear(1),
             value: linear(2),
@@ -214,10 +217,10 @@ impl Packed {
             qk_norm: None,
             gate: None,
         };
-        let config = LayerConfig::new(EMBED, HEADS);
+        let config = MultiHeadConfig::new(EMBED, HEADS);
         let layer = MultiHeadAttention::with_pipelines(gpu.pipelines(), config, &weights).expect("a layer");
         // On GPUs splits of the keys take memory of their own.
-        let layer = layer.tuning(Tuning::new().splits(1));
+        let layer = layer.kernel_options(KernelOptions::new().splits(1));
         let rows = BATCH * length;
         let sizes = [
             rows * EMBED,
@@ -243,8 +246,8 @@ impl Packed {
         TensorView::sequence(&self.buffers[n], DType::F32, [BATCH, self.length, EMBED])
     }
 
-    fn forward(&self, keeps: bool) -> LayerForward<'_> {
-        let call = LayerForward::self_attention(self.sequence(0), self.sequence(1)).mask(Mask::causal());
+    fn forward(&self, keeps: bool) -> MultiHeadForward<'_> {
+        let call = MultiHeadForward::self_attention(self.sequence(0), self.sequence(1)).mask(Mask::causal());
         if !keeps {
             return call;
         }
@@ -255,7 +258,7 @@ impl Packed {
         ))
     }
 
-    fn backward(&self, keeps: bool) -> LayerBackward<'_> {
+    fn backward(&self, keeps: bool) -> MultiHeadBackward<'_> {
         let weight = |buffer: usize, n: usize| {
             TensorView::matrix(&self.buffers[buffer], DType::F32, [EMBED, EMBED])
                 .with_offset(n * EMBED * EMBED)
@@ -265,11 +268,11 @@ impl Packed {
         };
         let linear =
             |at: usize, n| LinearGradients { weight: Some(weight(at, n)), bias: Some(bias(at + 1, n)) };
-        LayerBackward::new(self.forward(keeps), self.sequence(4))
+        MultiHeadBackward::new(self.forward(keeps), self.sequence(4))
             .d_query(self.sequence(5))
             .d_key(self.sequence(5))
             .d_value(self.sequence(5))
-            .d_weights(LayerGradients {
+            .d_weights(MultiHeadGradients {
                 query: linear(6, 0),
                 key: linear(6, 1),
                 value: linear(6, 2),
@@ -313,7 +316,7 @@ fn packed_gradients_of_self_attention() {
     let [x, d_y] = [&got[0], &got[1]];
     let (weights, biases) = (noise(4 * EMBED * EMBED, 0.37), noise(4 * EMBED, 0.71));
     let config = LayerOptions::new(EMBED, HEADS);
-    let shape = LayerShape { batch: BATCH, q_len: 13, kv_len: 13 };
+    let shape = MultiHeadShape { batch: BATCH, q_len: 13, kv_len: 13 };
     let mut case = LayerCase::random("packed".into(), config, shape, false);
     case.inputs = [x.clone(), x.clone(), x.clone()];
     case.one_input = true;
@@ -324,7 +327,7 @@ fn packed_gradients_of_self_attention() {
     case.rules.causal = true;
     let d_out = d_y.iter().map(|x| f64::from(*x)).collect();
     let problem = LayerProblem { case, d_out, d_lse: None };
-    let setup = LayerBackwardSetup::plain(full(), KernelForm::Auto);
+    let setup = LayerBackwardSetup::plain(full(), Target::Auto);
     let mut report = Report::new("gradients of packed weights");
     report.check_layer_backward(&problem, &setup);
     report.finish();
@@ -392,13 +395,13 @@ fn scratch_is_linear() {
     }
     let packed = Packed::new(32);
     // Of less, less.
-    let bias = |call: LayerBackward<'_>| packed.layer.backward_scratch_size(&call).expect("a size");
-    let plain = LayerBackward::new(packed.forward(true), packed.sequence(4));
+    let bias = |call: MultiHeadBackward<'_>| packed.layer.backward_scratch_size(&call).expect("a size");
+    let plain = MultiHeadBackward::new(packed.forward(true), packed.sequence(4));
     let out = LinearGradients {
         weight: None,
         bias: Some(TensorView::vector(&packed.buffers[9], DType::F32, EMBED)),
     };
-    let out = LayerGradients { out, ..LayerGradients::default() };
+    let out = MultiHeadGradients { out, ..MultiHeadGradients::default() };
     assert_eq!(bias(plain.d_weights(out)), ScratchSize::default());
     let queries = bias(plain.d_query(packed.sequence(5))).total() as usize;
     assert_eq!(queries, 4 * BATCH * 32 * EMBED * (3 + 1 + 1) + 16 * BATCH * 32 * HEADS);

@@ -1,9 +1,9 @@
 //! Rotary positions of `MultiHeadAttention`: what they are in the reference, on devices, in gradients, and what is refused.
 
-use wgpu_attention::layers::{LayerBackward, LayerForward, LayerWeights};
+use wgpu_attention::layers::{MultiHeadBackward, MultiHeadForward, MultiHeadWeights};
 use wgpu_attention::position::{Rope, RopeConfig, RopeOrder, RopeScaling, RowPositions};
 use wgpu_attention::reference::compare::max_error;
-use wgpu_attention::reference::{self, LayerShape, Options, widen};
+use wgpu_attention::reference::{self, MultiHeadShape, Options, widen};
 use wgpu_attention::{DType, Linear, MultiHeadAttention, Scratch, Shape, TensorView};
 
 use crate::harness::layer::LayerCase;
@@ -12,7 +12,7 @@ use crate::harness::layer_options::LayerOptions;
 use crate::harness::rotary::RotaryData;
 use crate::harness::{HostData, Report, Rules, full};
 
-const SHAPE: LayerShape = LayerShape { batch: 2, q_len: 19, kv_len: 19 };
+const SHAPE: MultiHeadShape = MultiHeadShape { batch: 2, q_len: 19, kv_len: 19 };
 
 /// Layers of each kind of rotation and of positions, with grouped heads, other widths of values, appended keys.
 fn cases() -> Vec<LayerCase> {
@@ -114,7 +114,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     let gpu = &full().gpu;
     let buffers: Vec<_> = (0..6).map(|_| gpu.buffer(4096).expect("a buffer")).collect();
     let linear = Linear { weight: TensorView::matrix(&buffers[5], DType::F32, [8, 8]), bias: None };
-    let weights = LayerWeights {
+    let weights = MultiHeadWeights {
         query: linear,
         key: linear,
         value: linear,
@@ -130,7 +130,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     let (rope, wide) = (rope(4), rope(6));
     let start = RowPositions::Start(0);
     let places = |n: usize, shape| RowPositions::Tensor(TensorView::new(&buffers[n], DType::U32, shape));
-    let refused = |call: LayerForward, words: &[&str]| {
+    let refused = |call: MultiHeadForward, words: &[&str]| {
         let mut encoder = gpu.device().create_command_encoder(&Default::default());
         let mut scratch = Scratch::new(gpu.device(), Default::default()).expect("a scratch");
         let says = |error: wgpu_attention::Error| {
@@ -138,17 +138,17 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
             assert!(words.iter().all(|w| error.contains(w)), "{words:?}: {error}");
         };
         says(layer.forward(&mut encoder, &call, &mut scratch).expect_err("an error"));
-        let back = LayerBackward::new(call, rows(3, 3)).d_query(rows(4, 3));
+        let back = MultiHeadBackward::new(call, rows(3, 3)).d_query(rows(4, 3));
         says(layer.backward(&mut encoder, &back, &mut scratch).expect_err("an error"));
     };
-    let call = LayerForward::self_attention(rows(0, 3), rows(1, 3));
+    let call = MultiHeadForward::self_attention(rows(0, 3), rows(1, 3));
     refused(call.rotary(&wide, start), &["`q`", "at least 6"]);
     refused(call.rotary(&rope, RowPositions::Start(u32::MAX)), &["start", "2^24"]);
     refused(call.rotary(&rope, places(2, [2, 1, 2, 1])), &["`positions`", "length must be 3"]);
     refused(call.rotary(&rope, places(2, [3, 1, 1, 1])), &["`positions`", "batch must be 2"]);
     let floats = RowPositions::Tensor(TensorView::new(&buffers[2], DType::F32, [2, 1, 3, 1]));
     refused(call.rotary(&rope, floats), &["`positions`", "U32"]);
-    let cross = LayerForward::new(rows(0, 3), rows(2, 4), rows(2, 4), rows(1, 3));
+    let cross = MultiHeadForward::new(rows(0, 3), rows(2, 4), rows(2, 4), rows(1, 3));
     refused(cross.rotary(&rope, start), &["rotary positions of fewer or more keys than queries"]);
     refused(call.rotary(&rope, start), &["scratch"]);
     let mut encoder = gpu.device().create_command_encoder(&Default::default());

@@ -1,10 +1,10 @@
 //! `mha`: PyTorch's `nn.MultiheadAttention`, the reference and the GPU against it.
 
 use wgpu_attention::DType;
-use wgpu_attention::reference::LayerShape;
+use wgpu_attention::reference::MultiHeadShape;
 use wgpu_attention::reference::average_heads;
 use wgpu_attention::reference::compare::compare;
-use wgpu_attention::tuning::{KernelForm, MatrixUnits, Path};
+use wgpu_attention::tuning::{Algorithm, MatrixUnits, Target};
 
 use crate::harness::layer::{LayerCase, LayerLayout, LayerSetup, LinearData, Storage, run_layer_with};
 use crate::harness::layer_options::LayerOptions;
@@ -82,7 +82,7 @@ pub fn case(name: &str) -> LayerCase {
     LayerCase {
         name: name.to_string(),
         config,
-        shape: LayerShape { batch, q_len, kv_len },
+        shape: MultiHeadShape { batch, q_len, kv_len },
         one_input: q == k && q == v,
         inputs: [q, k, v],
         linears: ["q", "k", "v", "o"].map(linear),
@@ -141,8 +141,8 @@ fn matrix_units_give_the_vectors() {
     let case = case("mha_self");
     let on = |profile| LayerSetup {
         profile,
-        form: KernelForm::Auto,
-        path: Path::Auto,
+        form: Target::Auto,
+        path: Algorithm::Auto,
         dtype: DType::F16,
         weight: DType::F16,
         bias: DType::F16,
@@ -157,11 +157,14 @@ fn matrix_units_give_the_vectors() {
         }
         let setup = on(profile);
         let stored = case.stored(&setup);
-        let got = run_layer_with(&stored, &setup, |tuning| tuning.matrix_units(MatrixUnits::Always));
+        let got = run_layer_with(&stored, &setup, |kernel_options| {
+            kernel_options.matrix_units(MatrixUnits::Always)
+        });
         report.record(&case.name, &setup, got.and_then(|got| stored.truth(&setup).out.judge(&got.out)));
     });
     // On a device without any, insisting is refused.
     let setup = on(full());
-    let refused = run_layer_with(&case, &setup, |tuning| tuning.matrix_units(MatrixUnits::Always));
+    let refused =
+        run_layer_with(&case, &setup, |kernel_options| kernel_options.matrix_units(MatrixUnits::Always));
     assert!(refused.is_err_and(|why| why.contains("matrix units")), "refused by name");
 }

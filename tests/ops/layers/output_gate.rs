@@ -4,7 +4,7 @@ use wgpu_attention::layers::OutputGate;
 use wgpu_attention::position::{RopeConfig, RowPositions};
 use wgpu_attention::reference::compare::{compare, max_error};
 use wgpu_attention::reference::{
-    HostLinear, HostWeights, LayerShape, join_heads, multi_head, project, widen,
+    HostLinear, HostWeights, MultiHeadShape, join_heads, multi_head, project, widen,
 };
 use wgpu_attention::rows::NormConfig;
 
@@ -62,7 +62,7 @@ fn vector(name: &str) -> (LayerCase, Vector) {
     let case = LayerCase {
         name: name.into(),
         config,
-        shape: LayerShape { batch, q_len, kv_len },
+        shape: MultiHeadShape { batch, q_len, kv_len },
         inputs: [query, joined(&vector.f32("k"), k), rows("v")],
         one_input: false,
         linears: [
@@ -147,15 +147,17 @@ fn gradients_match_the_vectors() {
         for (form, keeps) in FORMS.into_iter().zip([true, false]) {
             let setup = LayerBackwardSetup { keeps, ..LayerBackwardSetup::plain(full(), form) };
             report.check_layer_backward(&problem, &setup);
-            let got = pollster::block_on(run_layer_backward_async(&problem, &setup, |tuning| tuning));
+            let got = pollster::block_on(run_layer_backward_async(&problem, &setup, |kernel_options| {
+                kernel_options
+            }));
             compare_gradients(name, &vector, &got.expect("it ran for the report"));
         }
     }
     report.finish();
 }
 
-const SELF: LayerShape = LayerShape { batch: 2, q_len: 19, kv_len: 19 };
-const CROSS: LayerShape = LayerShape { batch: 2, q_len: 7, kv_len: 22 };
+const SELF: MultiHeadShape = MultiHeadShape { batch: 2, q_len: 19, kv_len: 19 };
+const CROSS: MultiHeadShape = MultiHeadShape { batch: 2, q_len: 7, kv_len: 22 };
 
 /// Both kinds of gates: with grouped heads, values of another size, norms and rotation; of attention
 /// to other rows; narrow, with and without a bias; with appended keys.

@@ -3,7 +3,7 @@
 use wgpu_attention::layers::OutputGate;
 use wgpu_attention::position::{RopeConfig, RowPositions};
 use wgpu_attention::reference::compare::{compare, max_error};
-use wgpu_attention::reference::{LayerShape, widen};
+use wgpu_attention::reference::{MultiHeadShape, widen};
 use wgpu_attention::rows::NormConfig;
 
 use crate::harness::gradients::LayerProblem;
@@ -46,7 +46,7 @@ fn vector(name: &str) -> (LayerCase, Vector) {
     let case = LayerCase {
         name: name.into(),
         config,
-        shape: LayerShape { batch, q_len: length, kv_len: length },
+        shape: MultiHeadShape { batch, q_len: length, kv_len: length },
         inputs: [x.clone(), x.clone(), x],
         one_input: true,
         linears: ["w_q", "w_k", "w_v", "w_o"].map(|t| LinearData { weight: vector.f32(t), bias: None }),
@@ -91,7 +91,9 @@ fn gradients_match_the_vectors() {
         for (form, keeps) in FORMS.into_iter().zip([true, false]) {
             let setup = LayerBackwardSetup { keeps, ..LayerBackwardSetup::plain(full(), form) };
             report.check_layer_backward(&problem, &setup);
-            let got = pollster::block_on(run_layer_backward_async(&problem, &setup, |tuning| tuning));
+            let got = pollster::block_on(run_layer_backward_async(&problem, &setup, |kernel_options| {
+                kernel_options
+            }));
             let got = got.expect("it ran for the report");
             let of = [
                 ("d_query", "dx"),
@@ -114,7 +116,7 @@ fn gradients_match_the_vectors() {
     report.finish();
 }
 
-const SHAPE: LayerShape = LayerShape { batch: 2, q_len: 19, kv_len: 19 };
+const SHAPE: MultiHeadShape = MultiHeadShape { batch: 2, q_len: 19, kv_len: 19 };
 
 /// Both kinds of norms, with and without rotation, with grouped heads, narrow projections and
 /// appended keys.

@@ -2,8 +2,8 @@
 
 use wgpu_attention::mask::Pattern;
 use wgpu_attention::mask::block_map::{big_bird, state};
-use wgpu_attention::reference::{LayerShape, classify};
-use wgpu_attention::tuning::Path;
+use wgpu_attention::reference::{MultiHeadShape, classify};
+use wgpu_attention::tuning::Algorithm;
 use wgpu_attention::{DType, Shape};
 
 use crate::harness::classify::classified;
@@ -103,7 +103,7 @@ fn a_map_beside_its_mask_changes_nothing() {
             let (want, got) = (plain.reference::<f64>(), mapped.reference::<f64>());
             assert_eq!(want.out, got.out, "{name}, {size:?}");
             for (n, form) in FORMS.into_iter().enumerate() {
-                for (m, path) in [Path::Staged, Path::Fused].into_iter().enumerate() {
+                for (m, path) in [Algorithm::Staged, Algorithm::Fused].into_iter().enumerate() {
                     let key = format!("{}, {form:?}", mapped.name);
                     if !((mask + n + m) % 2 == 0 && due(&key) || rest(&key)) {
                         continue;
@@ -131,7 +131,7 @@ fn a_map_beside_its_mask_changes_nothing() {
 fn appended_keys_lie_beside_full_blocks() {
     crate::harness::in_turn!();
     let mut report = Report::new("block maps, appended keys");
-    let shape = LayerShape { batch: 2, q_len: 200, kv_len: 200 };
+    let shape = MultiHeadShape { batch: 2, q_len: 200, kv_len: 200 };
     let lengths = HostData::new(vec![200, 150], [2, 1, 1, 1]);
     let all = [
         ("causal", Rules { causal: true, ..Default::default() }),
@@ -147,7 +147,7 @@ fn appended_keys_lie_beside_full_blocks() {
         let without = LayerCase { rules, ..case.clone() };
         assert_eq!(case.exact().out, without.exact().out, "{name}");
         for form in FORMS {
-            for path in [Path::Fused, Path::Staged] {
+            for path in [Algorithm::Fused, Algorithm::Staged] {
                 let setup = LayerSetup {
                     profile: profiles()[0],
                     form,

@@ -1,8 +1,8 @@
 //! Every part of a mask, alone and in combination, against definitions written down here a second time.
 
 use wgpu_attention::mask::{Pattern, PatternPart};
-use wgpu_attention::tuning::Path;
-use wgpu_attention::{Alignment, Attention, Config, DType, Forward, Mask, Shape, Tuning};
+use wgpu_attention::tuning::Algorithm;
+use wgpu_attention::{Alignment, Attention, Config, DType, Forward, KernelOptions, Mask, Shape};
 
 use crate::harness::meaning::follows;
 use crate::harness::run::{Placed, PlacedRules};
@@ -106,14 +106,14 @@ pub fn check_paths(report: &mut Report, case: &Case, staged_too: bool) {
         let staged = Setup {
             profile: profiles()[n],
             form,
-            path: Path::Staged,
+            path: Algorithm::Staged,
             dtype: DType::F32,
             bias: DType::F32,
             layout: if n == 0 { Layout::Blhd } else { Layout::Dense },
             lse: true,
             weights: Weights::PerHead(DType::F32),
         };
-        let fused = Setup { path: Path::Fused, weights: Weights::None, ..staged };
+        let fused = Setup { path: Algorithm::Fused, weights: Weights::None, ..staged };
         let mut truths = Default::default();
         // The mask is the same text in both forms of the softmax.
         if staged_too && n == own {
@@ -294,14 +294,14 @@ fn more_tensors_than_the_device_binds_take_the_staged_path() {
     let auto = Setup {
         profile: defaults(),
         form: FORMS[1],
-        path: Path::Auto,
+        path: Algorithm::Auto,
         dtype: DType::F32,
         bias: DType::F32,
         layout: Layout::Dense,
         lse: true,
         weights: Weights::None,
     };
-    let fused = Setup { path: Path::Fused, ..auto };
+    let fused = Setup { path: Algorithm::Fused, ..auto };
     let mut report = Report::new("masks, many tensors");
     let mut check = |case: &Case, setups: &[Setup]| {
         setups.iter().for_each(|setup| report.check_in(case, setup, &mut Default::default()));
@@ -331,7 +331,7 @@ fn scratch_bytes(case: &Case, setup: &Setup) -> u64 {
     let config = Config::new(shape.heads, shape.head_dim).kv_heads(shape.kv_heads).value_dim(shape.value_dim);
     let attention = Attention::with_pipelines(
         setup.profile.gpu.pipelines(),
-        config.tuning(Tuning::new().path(setup.path)),
+        config.kernel_options(KernelOptions::new().algorithm(setup.path)),
     );
     attention.expect("an operator").scratch_size(&call).expect("a size").total()
 }

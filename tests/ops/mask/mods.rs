@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use wgpu_attention::cache::{CacheLayout, CacheStorage};
 use wgpu_attention::mask::block_map::state;
 use wgpu_attention::mask::{At, BoundMaskMod, BoundScoreMod, Captured, HostMask, MaskMod, ScoreMod};
-use wgpu_attention::reference::{LayerShape, classify};
-use wgpu_attention::tuning::{KernelForm, Path};
+use wgpu_attention::reference::{MultiHeadShape, classify};
+use wgpu_attention::tuning::{Algorithm, Target};
 use wgpu_attention::{DType, Error, HostTensor, Mask, Shape, TensorView};
 
 use crate::harness::backward::BackwardSetup;
@@ -78,12 +78,13 @@ fn every_path() {
     for case in cases {
         for form in FORMS {
             let mut truths = Default::default();
-            for path in [Path::Fused, Path::Staged] {
+            for path in [Algorithm::Fused, Algorithm::Staged] {
                 let key = format!("mods, {}, {form:?}, {path:?}", case.name);
                 if !(due(&key) || rest(&key)) {
                     continue;
                 }
-                let weights = if path == Path::Staged { Weights::PerHead(DType::F32) } else { Weights::None };
+                let weights =
+                    if path == Algorithm::Staged { Weights::PerHead(DType::F32) } else { Weights::None };
                 let setup = Setup {
                     profile: full(),
                     form,
@@ -290,7 +291,7 @@ fn block_maps() {
         let setup = Setup {
             profile: full(),
             form,
-            path: Path::Fused,
+            path: Algorithm::Fused,
             dtype: DType::F32,
             bias: DType::F32,
             layout: Layout::Dense,
@@ -334,7 +335,7 @@ fn caches() {
 fn layers() {
     let mut report = Report::new("mods of layers");
     let rng = &mut Rng::named("mods of layers");
-    let shape = LayerShape { batch: 2, q_len: 37, kv_len: 53 };
+    let shape = MultiHeadShape { batch: 2, q_len: 37, kv_len: 53 };
     let mut case = LayerCase::random("mods, appended".into(), LayerOptions::new(24, 4), shape, true);
     case.rules = Rules {
         score_mod: Some(table(rng, DType::F32)),
@@ -369,7 +370,7 @@ fn matrix_units() {
             report.check_in(&case, &Setup::matrix(profile, Layout::Dense), &mut Default::default());
         }
         if rest("mods on matrix units, gradients") {
-            let setup = BackwardSetup { form: KernelForm::Gpu, ..BackwardSetup::matrix(profile) };
+            let setup = BackwardSetup { form: Target::Gpu, ..BackwardSetup::matrix(profile) };
             report.check_backward(&Problem::new(case, 0, false), &setup);
         }
     }

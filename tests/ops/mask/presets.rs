@@ -7,7 +7,7 @@ use wgpu_attention::presets::{self, MaskPreset, ScorePreset};
 use wgpu_attention::reference;
 use wgpu_attention::reference::compare::compare;
 use wgpu_attention::reference::widen;
-use wgpu_attention::tuning::{KernelForm, Path};
+use wgpu_attention::tuning::{Algorithm, Target};
 use wgpu_attention::{Alignment, DType, Error, HostTensor, Shape};
 
 use crate::harness::backward::{BackwardSetup, NAMES, run_backward_async};
@@ -265,8 +265,8 @@ fn bucket(distance: i64, buckets: usize, longest: usize, bidirectional: bool) ->
     first + (exact + (ratio * (buckets - exact) as f32) as usize).min(buckets - 1)
 }
 
-fn setup(form: KernelForm, path: Path) -> Setup {
-    let weights = if path == Path::Staged { Weights::PerHead(DType::F32) } else { Weights::None };
+fn setup(form: Target, path: Algorithm) -> Setup {
+    let weights = if path == Algorithm::Staged { Weights::PerHead(DType::F32) } else { Weights::None };
     Setup {
         profile: full(),
         form,
@@ -282,8 +282,10 @@ fn setup(form: KernelForm, path: Path) -> Setup {
 /// Fused in one form and by stages in the other, of a text's first numbers; and the rest.
 fn on_paths(report: &mut Report, n: usize, first: bool, case: &Case) {
     let mut truths = Default::default();
-    for (form, path) in FORMS.into_iter().flat_map(|form| [(form, Path::Fused), (form, Path::Staged)]) {
-        let usual = first && (form == FORMS[n % 2]) == (path == Path::Fused);
+    for (form, path) in
+        FORMS.into_iter().flat_map(|form| [(form, Algorithm::Fused), (form, Algorithm::Staged)])
+    {
+        let usual = first && (form == FORMS[n % 2]) == (path == Algorithm::Fused);
         let key = format!("presets, {}, {form:?}, {path:?}", case.name);
         if usual && due(&key) || rest(&key) {
             report.check_in(case, &setup(form, path), &mut truths);
@@ -329,9 +331,11 @@ fn scores_backward() {
 /// On a device, a preset against the builder's rule: the same bits where both are planned alike, else as exact. The causal rule has kernels of its
 /// own, which count on it; the softcap of the builder multiplies where this one divides.
 fn against_rules(case: &Case, ruled: &Case, n: usize) {
-    for (form, path) in FORMS.into_iter().flat_map(|form| [(form, Path::Fused), (form, Path::Staged)]) {
+    for (form, path) in
+        FORMS.into_iter().flat_map(|form| [(form, Algorithm::Fused), (form, Algorithm::Staged)])
+    {
         let key = format!("presets as rules, {}, {form:?}, {path:?}", case.name);
-        let usual = path == Path::Fused && form == FORMS[n % 2];
+        let usual = path == Algorithm::Fused && form == FORMS[n % 2];
         if !(usual && due(&key) || rest(&key)) {
             continue;
         }
@@ -775,7 +779,8 @@ fn flex_vectors() {
             let setup = BackwardSetup::plain(full(), FORMS[n % 2]);
             report.check_backward(&problem, &setup);
             let got =
-                pollster::block_on(run_backward_async(&problem, &setup, |tuning| tuning)).expect("it ran");
+                pollster::block_on(run_backward_async(&problem, &setup, |kernel_options| kernel_options))
+                    .expect("it ran");
             for ((got, name), of) in got.iter().zip(NAMES).zip(["dq", "dk", "dv"]) {
                 let (want, tolerance) = vector.expected(of).expect("a gradient");
                 compare(got.as_ref().expect("wanted"), &want, tolerance)

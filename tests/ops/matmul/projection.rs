@@ -4,8 +4,8 @@
 use wgpu_attention::matmul::ProjectionForward;
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
 use wgpu_attention::reference::project;
-use wgpu_attention::tuning::{KernelForm, MatrixUnits};
-use wgpu_attention::{DType, Error, Linear, Projection, TensorView, Tuning};
+use wgpu_attention::tuning::{MatrixUnits, Target};
+use wgpu_attention::{DType, Error, KernelOptions, Linear, Projection, TensorView};
 
 use crate::harness::case::{largest, widened};
 use crate::harness::device::{believing, matrices};
@@ -44,7 +44,7 @@ enum Lie {
 #[derive(Clone, Debug)]
 struct Case {
     profile: &'static Profile,
-    form: KernelForm,
+    form: Target,
     units: MatrixUnits,
     narrow: bool,
     one_buffer: bool,
@@ -186,8 +186,9 @@ impl Case {
             })
             .collect();
         profile.tidy();
-        let operator = Projection::with_pipelines(profile.gpu.pipelines())
-            .tuning(Tuning::new().form(self.form).matrix_units(self.units).f16_operands(self.rounds()));
+        let operator = Projection::with_pipelines(profile.gpu.pipelines()).kernel_options(
+            KernelOptions::new().target(self.form).matrix_units(self.units).f16_operands(self.rounds()),
+        );
         profile
             .gpu
             .submit(|encoder| operator.forward(encoder, &products))
@@ -288,7 +289,7 @@ fn product(
     };
     Case {
         profile,
-        form: KernelForm::Auto,
+        form: Target::Auto,
         units: MatrixUnits::Always,
         narrow: false,
         one_buffer: false,
@@ -430,7 +431,8 @@ fn matrix_units_are_refused_by_name() {
         let product = ProjectionForward::new(view(0), linear, view(2));
         let record = |units| {
             let operator = Projection::with_pipelines(profile.gpu.pipelines());
-            let operator = operator.tuning(Tuning::new().matrix_units(units).f16_operands(operands));
+            let operator =
+                operator.kernel_options(KernelOptions::new().matrix_units(units).f16_operands(operands));
             profile.gpu.submit(|encoder| operator.forward(encoder, &[product]))
         };
         for units in [MatrixUnits::Auto, MatrixUnits::Never] {

@@ -3,8 +3,8 @@
 use wgpu_attention::matmul::ProjectionBackward;
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{Real, project_backward, widen};
-use wgpu_attention::tuning::{KernelForm, MatrixUnits};
-use wgpu_attention::{DType, Error, Projection, TensorView, Tuning};
+use wgpu_attention::tuning::{MatrixUnits, Target};
+use wgpu_attention::{DType, Error, KernelOptions, Projection, TensorView};
 
 use crate::harness::case::{largest, widened};
 use crate::harness::run::{Layout, Placed, window};
@@ -15,7 +15,7 @@ use crate::laws::property::{Draws, float, seed};
 #[derive(Clone, Debug)]
 struct Case {
     profile: &'static Profile,
-    form: KernelForm,
+    form: Target,
     layout: Layout,
     /// Weights `[in, out]` in memory.
     transposed: bool,
@@ -59,7 +59,7 @@ struct Data {
 
 impl Case {
     /// A product of `rows × features` by `features × columns`, in sequences and heads that divide them.
-    fn of([rows, columns, features]: [usize; 3], form: KernelForm, layout: Layout, seed: u64) -> Self {
+    fn of([rows, columns, features]: [usize; 3], form: Target, layout: Layout, seed: u64) -> Self {
         let rng = &mut Rng::new(seed ^ 0xbac_0a4d);
         let part = |n: usize, rng: &mut Rng| {
             Some(rng.pick(&[1, 2, 3, 5])).filter(|m| n.is_multiple_of(*m)).unwrap_or(1)
@@ -227,8 +227,8 @@ impl Case {
         let [dx_at, dw_at, _, db_at] = self.places(rng);
         let places = [dx_at, dw_at, db_at];
         profile.tidy();
-        let operator =
-            Projection::with_pipelines(profile.gpu.pipelines()).tuning(Tuning::new().form(self.form));
+        let operator = Projection::with_pipelines(profile.gpu.pipelines())
+            .kernel_options(KernelOptions::new().target(self.form));
         let mut first: Option<[Option<Vec<f64>>; 3]> = None;
         for _ in 0..times {
             let outs = [0, 1, 2].map(|n| {
@@ -284,7 +284,7 @@ impl Case {
 
 /// The error over tolerance of a small product with plans of the device's own.
 pub fn plain(profile: &'static Profile) -> Result<f64, String> {
-    let case = Case::of([33, 20, 12], KernelForm::Auto, Layout::Dense, 1);
+    let case = Case::of([33, 20, 12], Target::Auto, Layout::Dense, 1);
     Case { profile, ..case }.outcome(1)
 }
 
@@ -317,7 +317,7 @@ fn large_products_match_the_reference() {
                 if !due(&format!("large gradients of products, {layout:?}, {transposed}")) {
                     continue;
                 }
-                let case = Case { transposed, ..Case::of(size, KernelForm::Gpu, layout, seed + n as u64) };
+                let case = Case { transposed, ..Case::of(size, Target::Gpu, layout, seed + n as u64) };
                 report.record(&format!("{size:?}"), &case, case.outcome(1));
             }
         }
@@ -428,7 +428,8 @@ fn products_that_name_one_gradient_give_their_sum() {
                     .accumulate(accumulate && n == 0)
                 })
                 .to_vec();
-            let operator = Projection::with_pipelines(gpu.pipelines()).tuning(Tuning::new().form(form));
+            let operator =
+                Projection::with_pipelines(gpu.pipelines()).kernel_options(KernelOptions::new().target(form));
             gpu.submit(|e| operator.backward(e, &products)).expect("a call");
             let mut want: Vec<f64> = if accumulate { widen(&before) } else { vec![0.0; rows * d_in] };
             let parts = [0, 1, 2].map(|n| {
@@ -472,7 +473,8 @@ fn nan_shows() {
             .d_x(view(&d_x, d_in))
             .d_weight(matrix(&d_w))
             .d_bias(TensorView::vector(&d_b, DType::F32, d_out));
-        let operator = Projection::with_pipelines(gpu.pipelines()).tuning(Tuning::new().form(form));
+        let operator =
+            Projection::with_pipelines(gpu.pipelines()).kernel_options(KernelOptions::new().target(form));
         gpu.submit(|e| operator.backward(e, &[call])).expect("a call");
         for (buffer, n, of, width) in [(&d_x, rows, 3, d_in), (&d_w, d_out, 2, d_in), (&d_b, d_out, 2, 1)] {
             let got: Vec<f32> = gpu.download(buffer, n * width).expect("a read-back");
@@ -550,8 +552,8 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     refused(&[good().narrow(true)], &["features 6", "heads 4"]);
     let narrow = ProjectionBackward::new(view(0, [2, 1, 5, 8]), view(1, [1, 1, 2, 2]), d_y).narrow(true);
     refused(&[narrow.d_weight(view(4, [1, 4, 2, 2]))], &["`d_weight`", "heads must be 1", "got 4"]);
-    let units = Tuning::new().matrix_units(MatrixUnits::Always);
-    let insisting = Projection::with_pipelines(gpu.pipelines()).tuning(units);
+    let units = KernelOptions::new().matrix_units(MatrixUnits::Always);
+    let insisting = Projection::with_pipelines(gpu.pipelines()).kernel_options(units);
     let mut encoder = gpu.device().create_command_encoder(&Default::default());
     let error = insisting.backward(&mut encoder, &[good()]).expect_err("no matrix units");
     assert!(matches!(error, Error::Unsupported { .. }), "{error}");

@@ -7,8 +7,8 @@ use wgpu_attention::matmul::{
 };
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{dequantize, project, quantize};
-use wgpu_attention::tuning::KernelForm;
-use wgpu_attention::{DType, TensorView, Tuning};
+use wgpu_attention::tuning::Target;
+use wgpu_attention::{DType, KernelOptions, TensorView};
 
 use crate::harness::case::{largest, widened};
 use crate::harness::run::{Layout, Placed};
@@ -41,7 +41,7 @@ fn upload(profile: &Profile, bytes: &[u8], offset: usize) -> wgpu::Buffer {
 
 struct Case {
     profile: &'static Profile,
-    form: KernelForm,
+    form: Target,
     layout: Layout,
     format: QuantizedFormat,
     /// Batch, length, heads, dim, features.
@@ -61,7 +61,7 @@ impl std::fmt::Display for Case {
 }
 
 impl Case {
-    fn random(form: KernelForm, format: QuantizedFormat, rows: usize, seed: u64) -> Self {
+    fn random(form: Target, format: QuantizedFormat, rows: usize, seed: u64) -> Self {
         let rng = &mut Rng::new(seed ^ 0x000b_10c5);
         let profile = if rng.chance(0.3) { defaults() } else { full() };
         let first = if rng.chance(0.5) { DType::F32 } else { rng.pick(FLOATS) };
@@ -99,7 +99,7 @@ impl Case {
         let buffer = upload(profile, &bytes, offset);
         let weight = QuantizedMatrix::new(&buffer, format, [heads * dim, features]).with_offset(offset);
         let operator = QuantizedProjection::with_pipelines(profile.gpu.pipelines())
-            .tuning(Tuning::new().form(self.form));
+            .kernel_options(KernelOptions::new().target(self.form));
         let call = QuantizedForward::new(x_at.view(), weight, out.view());
         profile.gpu.submit(|e| operator.forward(e, &[call])).map_err(|e| e.to_string())?;
         let got = pollster::block_on(out.download_async("out", profile))?;
@@ -176,7 +176,8 @@ fn bits_are_the_same_every_time() {
     let x = gpu.upload(&rng.normals(576)).expect("x");
     let out = gpu.buffer(4 * 40).expect("out");
     for form in FORMS {
-        let operator = QuantizedProjection::with_pipelines(gpu.pipelines()).tuning(Tuning::new().form(form));
+        let operator = QuantizedProjection::with_pipelines(gpu.pipelines())
+            .kernel_options(KernelOptions::new().target(form));
         let weight = QuantizedMatrix::new(&weights, QuantizedFormat::Q4_1, [40, 576]);
         let call = QuantizedForward::new(
             TensorView::sequence(&x, DType::F32, [1, 1, 576]),

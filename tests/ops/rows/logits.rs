@@ -5,8 +5,8 @@ use std::fmt;
 use wgpu_attention::reference;
 use wgpu_attention::reference::widen;
 use wgpu_attention::rows::{LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward, TopK, TopKForward};
-use wgpu_attention::tuning::KernelForm;
-use wgpu_attention::{DType, TensorView, Tuning};
+use wgpu_attention::tuning::Target;
+use wgpu_attention::{DType, KernelOptions, TensorView};
 
 use crate::harness::case::{largest, widened};
 use crate::harness::run::{Layout, Placed};
@@ -14,7 +14,7 @@ use crate::harness::{FLOATS, FORMS, Judged, Profile, Report, Rng, Values, defaul
 
 struct Case {
     profile: &'static Profile,
-    form: KernelForm,
+    form: Target,
     layout: Layout,
     shape: [usize; 4],
     /// Of what is read; of what is written.
@@ -38,7 +38,7 @@ impl fmt::Display for Case {
 }
 
 impl Case {
-    fn random(form: KernelForm, seed: u64) -> Self {
+    fn random(form: Target, seed: u64) -> Self {
         let rng = &mut Rng::new(seed ^ 0x1091_75aa);
         let profile = if rng.chance(0.3) { defaults() } else { full() };
         let first = rng.pick(FLOATS);
@@ -77,8 +77,8 @@ impl Case {
         stored(&x, self.dtypes[0])
     }
 
-    fn tuning(&self) -> Tuning {
-        Tuning::new().form(self.form)
+    fn kernel_options(&self) -> KernelOptions {
+        KernelOptions::new().target(self.form)
     }
 
     fn log_softmax(&self) -> Result<f64, String> {
@@ -88,7 +88,8 @@ impl Case {
         let [x_at, out_at] = layout.places([shape; 2]);
         let x = Placed::input(profile, Values::Floats(&logits), own, x_at);
         let out = Placed::output(profile, other, out_at);
-        let operator = LogSoftmax::with_pipelines(profile.gpu.pipelines()).tuning(self.tuning());
+        let operator =
+            LogSoftmax::with_pipelines(profile.gpu.pipelines()).kernel_options(self.kernel_options());
         let call = LogSoftmaxForward::new(x.view(), out.view());
         profile.gpu.submit(|e| operator.forward(e, &call)).map_err(|e| e.to_string())?;
         let got = pollster::block_on(out.download_async("out", profile))?;
@@ -111,7 +112,8 @@ impl Case {
             let out = Placed::input(profile, Values::Floats(&out), own, out_at);
             let d_out = Placed::input(profile, Values::Floats(&d_out), other, d_out_at);
             let d_x = Placed::gradient(profile, &before, (other, d_x_at), self.accumulates);
-            let operator = LogSoftmax::with_pipelines(profile.gpu.pipelines()).tuning(self.tuning());
+            let operator =
+                LogSoftmax::with_pipelines(profile.gpu.pipelines()).kernel_options(self.kernel_options());
             let call = LogSoftmaxBackward::new(out.view(), d_out.view(), d_x.view());
             let call = call.accumulate(self.accumulates);
             profile.gpu.submit(|e| operator.backward(e, &call)).map_err(|e| e.to_string())?;
@@ -160,7 +162,7 @@ impl Case {
         let x = Placed::input(profile, Values::Floats(&logits), own, x_at);
         let values = self.accumulates.then(|| Placed::output(profile, other, values_at));
         let indices = Placed::output(profile, DType::U32, indices_at);
-        let operator = TopK::with_pipelines(profile.gpu.pipelines()).tuning(self.tuning());
+        let operator = TopK::with_pipelines(profile.gpu.pipelines()).kernel_options(self.kernel_options());
         let call = TopKForward::new(x.view(), indices.view()).values(values.as_ref().map(Placed::view));
         profile.gpu.submit(|e| operator.forward(e, &call)).map_err(|e| e.to_string())?;
         let got = pollster::block_on(indices.download_async("indices", profile))?;
@@ -256,7 +258,8 @@ fn rows_that_have_no_softmax_are_nan() {
     let buffers = [gpu.upload(&x).expect("x"), gpu.buffer(4 * rows * columns).expect("out")];
     let [x, out] = buffers.each_ref().map(|b| TensorView::sequence(b, DType::F32, [1, rows, columns]));
     for form in FORMS {
-        let operator = LogSoftmax::with_pipelines(gpu.pipelines()).tuning(Tuning::new().form(form));
+        let operator =
+            LogSoftmax::with_pipelines(gpu.pipelines()).kernel_options(KernelOptions::new().target(form));
         gpu.submit(|e| operator.forward(e, &LogSoftmaxForward::new(x, out))).expect("a recording");
         let got = gpu.download::<f32>(&buffers[1], rows * columns).expect("a read-back");
         for (n, row) in got.chunks_exact(columns).enumerate() {

@@ -3,9 +3,9 @@
 use std::fmt;
 
 use wgpu_attention::reference::{self, Real, widen};
-use wgpu_attention::rows::{MeanPool, MeanPoolBackward, MeanPoolForward, PooledRows};
-use wgpu_attention::tuning::KernelForm;
-use wgpu_attention::{DType, TensorView, Tuning};
+use wgpu_attention::rows::{MeanPool, MeanPoolBackward, MeanPoolForward, PoolMask};
+use wgpu_attention::tuning::Target;
+use wgpu_attention::{DType, KernelOptions, TensorView};
 
 use crate::harness::case::{largest, widened};
 use crate::harness::run::{Layout, Placed};
@@ -22,7 +22,7 @@ enum Which {
 
 struct Case {
     profile: &'static Profile,
-    form: KernelForm,
+    form: Target,
     layout: Layout,
     batch: usize,
     length: usize,
@@ -48,7 +48,7 @@ impl fmt::Display for Case {
 }
 
 impl Case {
-    fn random(form: KernelForm, seed: u64) -> Self {
+    fn random(form: Target, seed: u64) -> Self {
         let rng = &mut Rng::new(seed ^ 0x3ea2_9001);
         let profile = if rng.chance(0.3) { defaults() } else { full() };
         let first = rng.pick(FLOATS);
@@ -113,12 +113,12 @@ impl Case {
     }
 
     fn operator(&self) -> MeanPool {
-        let tuning = Tuning::new().form(self.form);
-        MeanPool::with_pipelines(self.profile.gpu.pipelines()).tuning(tuning)
+        let kernel_options = KernelOptions::new().target(self.form);
+        MeanPool::with_pipelines(self.profile.gpu.pipelines()).kernel_options(kernel_options)
     }
 
     /// Puts x on the device, and what says which rows.
-    fn placed<T>(&self, x: &[f32], run: impl FnOnce(TensorView, PooledRows) -> T) -> T {
+    fn placed<T>(&self, x: &[f32], run: impl FnOnce(TensorView, PoolMask) -> T) -> T {
         let profile = self.profile;
         profile.tidy();
         let (batch, length) = (self.batch, self.length);
@@ -134,10 +134,10 @@ impl Case {
             Which::Packed(ends) => numbers(ends, places[3]),
         };
         let rows = match (&self.which, &which) {
-            (Which::Lengths(_), Some(t)) => PooledRows::Lengths(t.view()),
-            (Which::Keep(_), Some(t)) => PooledRows::Keep(t.view()),
-            (Which::Packed(_), Some(t)) => PooledRows::Packed(t.view()),
-            _ => PooledRows::All,
+            (Which::Lengths(_), Some(t)) => PoolMask::Lengths(t.view()),
+            (Which::Keep(_), Some(t)) => PoolMask::Keep(t.view()),
+            (Which::Packed(_), Some(t)) => PoolMask::Packed(t.view()),
+            _ => PoolMask::All,
         };
         run(x.view(), rows)
     }
@@ -152,7 +152,7 @@ impl Case {
         let [at] = self.layout.places([self.means_shape()]);
         let got = self.placed(&x, |x, rows| {
             let out = Placed::output(self.profile, dtype, at);
-            let call = MeanPoolForward::new(x, rows, out.view()).l2(self.l2);
+            let call = MeanPoolForward::new(x, rows, out.view()).normalize(self.l2);
             let operator = self.operator();
             self.profile.gpu.submit(|e| operator.forward(e, &call)).map_err(|e| e.to_string())?;
             pollster::block_on(out.download_async("out", self.profile))
@@ -180,7 +180,7 @@ impl Case {
                 let d_out = Placed::input(profile, Values::Floats(&d_out), dtype, d_out_at);
                 let out = Placed::output(profile, dtype, unused);
                 let d_x = Placed::gradient(profile, &before, (dtype, d_x_at), self.accumulates);
-                let forward = MeanPoolForward::new(x, rows, out.view()).l2(self.l2);
+                let forward = MeanPoolForward::new(x, rows, out.view()).normalize(self.l2);
                 let call = MeanPoolBackward::new(forward, d_out.view(), d_x.view());
                 let call = call.accumulate(self.accumulates);
                 let operator = self.operator();
@@ -271,27 +271,27 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
         assert!(operator.forward_in_pass(&mut pass, &call).is_err());
     };
     let of = |rows| MeanPoolForward::new(x, rows, out);
-    refused(MeanPoolForward::new(x, PooledRows::All, typed(0, DType::F32, [2, 1, 1, 8])), &["`out`", "`x`"]);
+    refused(MeanPoolForward::new(x, PoolMask::All, typed(0, DType::F32, [2, 1, 1, 8])), &["`out`", "`x`"]);
     refused(
-        MeanPoolForward::new(x, PooledRows::All, typed(1, DType::F32, [2, 1, 3, 8])),
+        MeanPoolForward::new(x, PoolMask::All, typed(1, DType::F32, [2, 1, 3, 8])),
         &["`out`", "length must be 1"],
     );
     refused(
-        MeanPoolForward::new(typed(0, DType::F32, [2, 2, 3, 4]), PooledRows::All, out),
+        MeanPoolForward::new(typed(0, DType::F32, [2, 2, 3, 4]), PoolMask::All, out),
         &["`x`", "heads must be 1"],
     );
-    refused(of(PooledRows::Lengths(typed(2, DType::F32, [2, 1, 1, 1]))), &["`lengths`", "U32"]);
-    refused(of(PooledRows::Lengths(typed(2, DType::U32, [1, 1, 1, 1]))), &["`lengths`", "batch must be 2"]);
-    refused(of(PooledRows::Keep(typed(2, DType::U32, [2, 1, 1, 3]))), &["`keep`", "Bool"]);
-    refused(of(PooledRows::Keep(typed(2, DType::Bool, [2, 1, 1, 4]))), &["`keep`", "dim must be 3"]);
-    refused(of(PooledRows::Packed(typed(2, DType::U32, [1, 1, 1, 3]))), &["`x`", "batch must be 1"]);
+    refused(of(PoolMask::Lengths(typed(2, DType::F32, [2, 1, 1, 1]))), &["`lengths`", "U32"]);
+    refused(of(PoolMask::Lengths(typed(2, DType::U32, [1, 1, 1, 1]))), &["`lengths`", "batch must be 2"]);
+    refused(of(PoolMask::Keep(typed(2, DType::U32, [2, 1, 1, 3]))), &["`keep`", "Bool"]);
+    refused(of(PoolMask::Keep(typed(2, DType::Bool, [2, 1, 1, 4]))), &["`keep`", "dim must be 3"]);
+    refused(of(PoolMask::Packed(typed(2, DType::U32, [1, 1, 1, 3]))), &["`x`", "batch must be 1"]);
     let one = typed(0, DType::F32, [1, 1, 6, 8]);
     refused(
-        MeanPoolForward::new(one, PooledRows::Packed(typed(2, DType::U32, [1, 1, 1, 1])), out),
+        MeanPoolForward::new(one, PoolMask::Packed(typed(2, DType::U32, [1, 1, 1, 1])), out),
         &["`cu_seqlens`", "dim must be 2"],
     );
     refused(
-        MeanPoolForward::new(one, PooledRows::Packed(typed(2, DType::U32, [1, 1, 1, 5])), out),
+        MeanPoolForward::new(one, PoolMask::Packed(typed(2, DType::U32, [1, 1, 1, 5])), out),
         &["`out`", "batch must be 4"],
     );
     let refused = |call: MeanPoolBackward, words: &[&str]| {
@@ -301,7 +301,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
         let mut pass = encoder.begin_compute_pass(&Default::default());
         assert!(operator.backward_in_pass(&mut pass, &call).is_err());
     };
-    let call = of(PooledRows::All);
+    let call = of(PoolMask::All);
     let d_out = typed(3, DType::F32, [2, 1, 1, 8]);
     refused(MeanPoolBackward::new(call, d_out, typed(3, DType::F32, [2, 1, 3, 8])), &["`d_x`", "`d_out`"]);
     refused(

@@ -5,8 +5,8 @@ use std::fmt;
 use wgpu_attention::reference;
 use wgpu_attention::reference::widen;
 use wgpu_attention::rows::{Norm, NormBackward, NormConfig, NormForward};
-use wgpu_attention::tuning::KernelForm;
-use wgpu_attention::{DType, Scratch, TensorView, Tuning};
+use wgpu_attention::tuning::Target;
+use wgpu_attention::{DType, KernelOptions, Scratch, TensorView};
 
 use crate::harness::case::{largest, widened};
 use crate::harness::run::{Layout, Placed};
@@ -15,7 +15,7 @@ use crate::harness::{FLOATS, FORMS, Judged, Profile, Report, Rng, Values, defaul
 /// A norm, its data's shape and types, and what it has.
 struct Case {
     profile: &'static Profile,
-    form: KernelForm,
+    form: Target,
     layout: Layout,
     shape: [usize; 4],
     config: NormConfig,
@@ -53,7 +53,7 @@ struct Data {
 }
 
 impl Case {
-    fn random(form: KernelForm, seed: u64) -> Self {
+    fn random(form: Target, seed: u64) -> Self {
         let rng = &mut Rng::new(seed ^ 0x0a17_b10c);
         let profile = if rng.chance(0.3) { defaults() } else { full() };
         let first = if rng.chance(0.5) { DType::F32 } else { rng.pick(FLOATS) };
@@ -108,7 +108,7 @@ impl Case {
 
     fn operator(&self) -> Norm {
         let norm = Norm::with_pipelines(self.profile.gpu.pipelines(), self.config).expect("a norm");
-        norm.tuning(Tuning::new().form(self.form))
+        norm.kernel_options(KernelOptions::new().target(self.form))
     }
 
     /// Puts the inputs on the device and calls `run` with the forward call.
@@ -316,8 +316,9 @@ fn large_means_are_exact() {
     let buffers = [gpu.upload(&x).expect("x"), gpu.buffer(4 * features).expect("out")];
     let [x, out] = buffers.each_ref().map(|b| TensorView::sequence(b, DType::F32, [1, 1, features]));
     for form in FORMS {
-        let norm =
-            Norm::with_pipelines(gpu.pipelines(), norm).expect("a norm").tuning(Tuning::new().form(form));
+        let norm = Norm::with_pipelines(gpu.pipelines(), norm)
+            .expect("a norm")
+            .kernel_options(KernelOptions::new().target(form));
         gpu.submit(|e| norm.forward(e, &NormForward::new(x, out))).expect("a recording");
         let got = gpu.download::<f32>(&buffers[1], features).expect("a read-back");
         for (got, want) in got.iter().zip(&want) {
@@ -339,7 +340,7 @@ fn rows_of_equals_and_rows_with_nan() {
         let [x, out] = buffers.each_ref().map(|b| TensorView::sequence(b, DType::F32, [1, 3, features]));
         for config in [NormConfig::layer(), NormConfig::rms()] {
             let norm = Norm::with_pipelines(gpu.pipelines(), config).expect("a norm");
-            let norm = norm.tuning(Tuning::new().form(form));
+            let norm = norm.kernel_options(KernelOptions::new().target(form));
             gpu.submit(|e| norm.forward(e, &NormForward::new(x, out))).expect("a recording");
             let got = gpu.download::<f32>(&buffers[1], 3 * features).expect("a read-back");
             let equals = if config == NormConfig::layer() { 0.0 } else { 1.0 };

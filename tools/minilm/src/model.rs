@@ -3,11 +3,11 @@
 use std::error::Error;
 
 use wgpu_attention::layers::{
-    BlockConfig, EncoderForward, EncoderLayerWeights, FeedForwardWeights, LayerConfig,
+    EncoderForward, EncoderLayerWeights, FeedForwardWeights, MultiHeadConfig, TransformerLayerConfig,
 };
 use wgpu_attention::mask::DeviceMask;
 use wgpu_attention::matmul::Activation;
-use wgpu_attention::rows::{MeanPool, MeanPoolForward, NormConfig, PooledRows};
+use wgpu_attention::rows::{MeanPool, MeanPoolForward, NormConfig, PoolMask};
 use wgpu_attention::{DType, Gpu, Mask, Scratch, ScratchSize, TensorView, TransformerEncoder};
 use wgpu_attention_models::{AttentionTensors, LinearTensors, Naming, Safetensors};
 
@@ -105,7 +105,7 @@ impl Model {
                 norms: [norms[0].view(), norms[1].view()],
             });
         }
-        let config = BlockConfig::new(LayerConfig::new(WIDTH, HEADS), HIDDEN)
+        let config = TransformerLayerConfig::new(MultiHeadConfig::new(WIDTH, HEADS), HIDDEN)
             .activation(Activation::Gelu)
             .norm(NormConfig::layer().eps(EPSILON));
         let floats = |rows: usize| gpu.buffer(rows * WIDTH * size_of::<f32>());
@@ -238,7 +238,7 @@ impl Model {
                     TensorView::new(weights, DType::F32, [LAYERS, HEADS, size.rows, size.rows])
                 }));
         let vectors = TensorView::new(&self.vectors, DType::F32, [size.sentences, 1, 1, WIDTH]);
-        let pool = MeanPoolForward::new(out, PooledRows::Packed(starts), vectors).l2(true);
+        let pool = MeanPoolForward::new(out, PoolMask::Packed(starts), vectors).normalize(true);
         let needed = self.scratch.size().max(self.encoder.scratch_size(&layers)?);
         if needed != self.scratch.size() {
             self.scratch = Scratch::new(self.gpu.device(), needed)?;

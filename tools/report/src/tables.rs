@@ -111,7 +111,7 @@ fn tuned(visit: &Visit, text: &mut String) {
         ]
     };
     let rows: Vec<_> = visit.of("tune").map(line).collect();
-    table(text, "Tuning", &["", "ms", "× the rules", "plan"], &rows);
+    table(text, "KernelOptions", &["", "ms", "× the rules", "plan"], &rows);
 }
 
 fn ceilings(visit: &Visit, text: &mut String) {

@@ -6,7 +6,7 @@ use wgpu_attention::position::{Rope, RopeConfig, RowPositions};
 use wgpu_attention::reference::compare::compare;
 use wgpu_attention::reference::{self, LinearGradients, Real, widen};
 use wgpu_attention::rows::{NormConfig, NormGradients};
-use wgpu_attention::{DType, Error, Scratch, TensorView, Tuning};
+use wgpu_attention::{DType, Error, KernelOptions, Scratch, TensorView};
 
 use super::data::Stack;
 use super::encoder::{Setup, drawn, vector};
@@ -42,7 +42,7 @@ fn flat<R: Real>(stack: &Stack, got: reference::EncoderGradients<R>) -> Vec<Vec<
     let mut all = vec![got.d_x];
     for (n, (layer, parts)) in got.layers.into_iter().zip(&stack.layers).enumerate() {
         let linear = |g: LinearGradients<R>| (g.d_weight, g.d_bias);
-        let reference::LayerGradients { query, key, value, out, qk_norm, gate: of_heads, .. } =
+        let reference::MultiHeadGradients { query, key, value, out, qk_norm, gate: of_heads, .. } =
             layer.attention;
         let reference::FeedForwardGradients { up, gate, down, .. } = layer.feed_forward;
         let mut own: Vec<(Vec<R>, Option<Vec<R>>)> = [query, key, value, out, up, down].map(linear).into();
@@ -113,7 +113,7 @@ pub fn run(stack: &Stack, d_out: &[f32], setup: &Setup, ask: Ask) -> Result<Vec<
     let refused = |e: Error| e.to_string();
     let placed = stack.place(profile, weight);
     let encoder = placed.encoder_of(profile, &stack.configs(dtype)).map_err(refused)?;
-    let encoder = encoder.tuning(Tuning::new().form(form));
+    let encoder = encoder.kernel_options(KernelOptions::new().target(form));
     let shape = stack.shape();
     let many = [stack.kept().max(1) * shape[0], 1, shape[2], shape[3]];
     let [x_at, out_at, d_out_at, d_x_at, hidden_at] = layout.places([shape, shape, shape, shape, many]);

@@ -1,7 +1,7 @@
 //! Layers that differ in one stack: each with its own mask, rotation, scale and softcap.
 
 use wgpu_attention::cache::Tokens;
-use wgpu_attention::layers::{EncoderBackward, EncoderForward, LayerCall, LayerConfig, NormOrder};
+use wgpu_attention::layers::{EncoderBackward, EncoderForward, LayerCall, MultiHeadConfig, NormOrder};
 use wgpu_attention::mask::DeviceMask;
 use wgpu_attention::matmul::Activation;
 use wgpu_attention::position::{Rope, RopeConfig, RowPositions};
@@ -63,7 +63,7 @@ impl LayerData {
         }
     }
 
-    pub fn attention(&self, config: LayerConfig) -> LayerConfig {
+    pub fn attention(&self, config: MultiHeadConfig) -> MultiHeadConfig {
         config.scale(self.scale).softcap(self.softcap)
     }
 
@@ -391,7 +391,10 @@ fn bad_layer_calls_are_errors() {
     assert!(error.to_string().contains("`configs`: 2 elements expected, got 1"), "{error}");
     let configs = [stack.config(DType::F32), stack.config(DType::F32).activation(Activation::Relu)];
     let error = placed.encoder_of(full(), &configs).expect_err("other activations").to_string();
-    assert!(error.contains("`LayerConfig::softcap` and `BlockConfig::keys_of` only"), "{error}");
+    assert!(
+        error.contains("`MultiHeadConfig::softcap` and `TransformerLayerConfig::keys_of` only"),
+        "{error}"
+    );
     let negative = LayerData { softcap: Some(-1.0), ..Default::default() };
     let stack = Stack { each: vec![LayerData::default(), negative], ..stack };
     let error = placed.encoder_of(full(), &stack.configs(DType::F32)).expect_err("a negative softcap");
@@ -472,5 +475,8 @@ fn bad_shared_keys_are_errors() {
     asked[2].attention.key = asked[1].attention.key;
     let call = EncoderBackward::new(forward.layer_calls(&calls[..]), rows(2)).d_layers(&asked);
     let error = encoder.backward_scratch_size(&call).expect_err("an error").to_string();
-    assert!(error.contains("gradients of keys and values in a layer with `BlockConfig::keys_of`"), "{error}");
+    assert!(
+        error.contains("gradients of keys and values in a layer with `TransformerLayerConfig::keys_of`"),
+        "{error}"
+    );
 }

@@ -1,8 +1,8 @@
 //! A stack with its data: on the host in any arithmetic, and on the device.
 
 use wgpu_attention::layers::{
-    BlockConfig, EncoderLayerGradients, EncoderLayerWeights, FeedForwardGradients, FeedForwardWeights,
-    LayerConfig, LayerGradients, LayerWeights, LinearGradients, NormOrder, OutputGate,
+    EncoderLayerGradients, EncoderLayerWeights, FeedForwardGradients, FeedForwardWeights, LinearGradients,
+    MultiHeadConfig, MultiHeadGradients, MultiHeadWeights, NormOrder, OutputGate, TransformerLayerConfig,
 };
 use wgpu_attention::matmul::Activation;
 use wgpu_attention::position::RowPositions;
@@ -134,17 +134,17 @@ impl Stack {
         }
     }
 
-    pub fn config(&self, dtype: DType) -> BlockConfig {
+    pub fn config(&self, dtype: DType) -> TransformerLayerConfig {
         self.config_of(&LayerData::default(), dtype)
     }
 
-    fn config_of(&self, layer: &LayerData, dtype: DType) -> BlockConfig {
-        let attention = LayerConfig::new(self.features, self.heads)
+    fn config_of(&self, layer: &LayerData, dtype: DType) -> TransformerLayerConfig {
+        let attention = MultiHeadConfig::new(self.features, self.heads)
             .kv_heads(self.kv_heads)
             .qk_norm(self.qk_norm)
             .output_gate(self.output_gate)
             .dtype(dtype);
-        BlockConfig::new(layer.attention(attention), self.hidden)
+        TransformerLayerConfig::new(layer.attention(attention), self.hidden)
             .activation(self.activation)
             .gated(self.gated)
             .order(self.order)
@@ -153,7 +153,7 @@ impl Stack {
     }
 
     /// The configuration of each layer.
-    pub fn configs(&self, dtype: DType) -> Vec<BlockConfig> {
+    pub fn configs(&self, dtype: DType) -> Vec<TransformerLayerConfig> {
         match &self.each[..] {
             [] => vec![self.config(dtype); self.layers.len()],
             each => each.iter().map(|layer| self.config_of(layer, dtype)).collect(),
@@ -166,7 +166,7 @@ impl Stack {
     }
 
     /// The configuration and the options of each layer, for the reference.
-    pub fn calls(&self) -> Vec<(BlockConfig, Options<'_>)> {
+    pub fn calls(&self) -> Vec<(TransformerLayerConfig, Options<'_>)> {
         let options: Vec<_> = match &self.each[..] {
             [] => vec![self.options(); self.layers.len()],
             each => each.iter().map(LayerData::options).collect(),
@@ -462,7 +462,7 @@ impl PlacedStack {
     pub fn encoder(
         &self,
         profile: &Profile,
-        config: BlockConfig,
+        config: TransformerLayerConfig,
     ) -> Result<TransformerEncoder, wgpu_attention::Error> {
         let last = self.final_norm.as_ref().map(PlacedPart::norm);
         TransformerEncoder::with_pipelines(profile.gpu.pipelines(), config, &self.weights(), last)
@@ -472,7 +472,7 @@ impl PlacedStack {
     pub fn encoder_of(
         &self,
         profile: &Profile,
-        configs: &[BlockConfig],
+        configs: &[TransformerLayerConfig],
     ) -> Result<TransformerEncoder, wgpu_attention::Error> {
         let last = self.final_norm.as_ref().map(PlacedPart::norm);
         TransformerEncoder::with_configs(profile.gpu.pipelines(), configs, &self.weights(), last)
@@ -481,7 +481,7 @@ impl PlacedStack {
 
 fn weights_of<'a>(p: &'a [PlacedPart], keys: &'a [PlacedPart]) -> EncoderLayerWeights<'a> {
     EncoderLayerWeights {
-        attention: LayerWeights {
+        attention: MultiHeadWeights {
             query: p[0].linear(),
             key: keys[1].linear(),
             value: keys[2].linear(),
@@ -501,7 +501,7 @@ fn weights_of<'a>(p: &'a [PlacedPart], keys: &'a [PlacedPart]) -> EncoderLayerWe
 
 fn gradients_of(p: &[PlacedPart]) -> EncoderLayerGradients<'_> {
     EncoderLayerGradients {
-        attention: LayerGradients {
+        attention: MultiHeadGradients {
             query: p[0].linear_gradients(),
             key: p[1].linear_gradients(),
             value: p[2].linear_gradients(),

@@ -1,11 +1,11 @@
 //! `TransformerDecoder`, all rows at once and step by step.
 
 use wgpu_attention::cache::Tokens;
-use wgpu_attention::layers::{BlockConfig, DecoderForward, DecoderMemory, LayerConfig};
+use wgpu_attention::layers::{DecoderForward, DecoderMemory, MultiHeadConfig, TransformerLayerConfig};
 use wgpu_attention::mask::DeviceMask;
 use wgpu_attention::position::{Rope, RopeConfig, RowPositions};
 use wgpu_attention::reference::compare::{Tolerance, compare, max_error};
-use wgpu_attention::{Cache, CacheConfig, DType, Error, Scratch, TensorView, Tuning};
+use wgpu_attention::{Cache, CacheConfig, DType, Error, KernelOptions, Scratch, TensorView};
 
 use super::decoder_data::{NAMES, Stack, Weights, drawn, vector};
 use super::encoder::Setup;
@@ -23,7 +23,7 @@ impl Stack {
         let refused = |e: Error| e.to_string();
         let placed = Weights::new(self, profile, weight);
         let decoder = placed.decoder_of(profile, &self.configs(dtype)).map_err(refused)?;
-        let decoder = decoder.tuning(Tuning::new().form(form));
+        let decoder = decoder.kernel_options(KernelOptions::new().target(form));
         let Stack { batch, length, memory_len, kv_heads, features, .. } = *self;
         let dim = features / self.heads;
         let rows = [batch, 1, length, features];
@@ -264,8 +264,8 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     refused(typed(2, [1, 1, 4, 16]), &memory, &["`memory.keys`", "`memory`"]);
     let same = DecoderMemory { values: memory.keys, ..memory };
     refused(source, &same, &["`memory.keys`", "`memory.values`"]);
-    let appends =
-        BlockConfig::new(LayerConfig::new(16, 2).add_zero_attn(true), stack.hidden).gated(stack.gated);
+    let appends = TransformerLayerConfig::new(MultiHeadConfig::new(16, 2).add_zero_attn(true), stack.hidden)
+        .gated(stack.gated);
     let decoder = weights.decoder(full(), appends).expect("a stack");
     let refused = |call: DecoderForward, words: &[&str]| {
         let error = decoder.scratch_size(&call).expect_err("an error").to_string();

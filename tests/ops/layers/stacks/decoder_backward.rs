@@ -7,7 +7,7 @@ use wgpu_attention::matmul::Activation;
 use wgpu_attention::reference::compare::max_error;
 use wgpu_attention::reference::{self, LinearGradients, Real, widen};
 use wgpu_attention::rows::{NormConfig, NormGradients};
-use wgpu_attention::{Cache, CacheConfig, DType, Error, Scratch, TensorView, Tuning};
+use wgpu_attention::{Cache, CacheConfig, DType, Error, KernelOptions, Scratch, TensorView};
 
 use super::decoder_data::{Stack, Weights, drawn};
 use super::encoder::Setup;
@@ -53,7 +53,7 @@ fn flat<R: Real>(stack: &Stack, got: reference::DecoderGradients<R>) -> Vec<Vec<
         let mut own: Vec<(Vec<R>, Option<Vec<R>>)> = Vec::new();
         let (mut appended, mut gates) = (Vec::new(), Vec::new());
         for attention in [layer.self_attention, layer.cross_attention] {
-            let reference::LayerGradients { query, key, value, out, d_bias_kv, qk_norm, gate, .. } =
+            let reference::MultiHeadGradients { query, key, value, out, d_bias_kv, qk_norm, gate, .. } =
                 attention;
             gates.extend(gate.map(linear));
             own.extend([query, key, value, out].map(linear));
@@ -131,7 +131,7 @@ fn run(stack: &Stack, d_out: &[f32], setup: &Setup, ask: Ask) -> Result<Vec<Vec<
     let refused = |e: Error| e.to_string();
     let weights = Weights::new(stack, profile, weight);
     let decoder = weights.decoder_of(profile, &stack.configs(dtype)).map_err(refused)?;
-    let decoder = decoder.tuning(Tuning::new().form(form));
+    let decoder = decoder.kernel_options(KernelOptions::new().target(form));
     let Stack { batch, length, memory_len, heads, kv_heads, features, .. } = *stack;
     let rows = [batch, 1, length, features];
     let memory_rows = [batch, 1, memory_len, features];

@@ -1,12 +1,12 @@
 //! A decoder stack with its data: on the host in any arithmetic, and on the device.
 
 use wgpu_attention::layers::{
-    BlockConfig, DecoderLayerGradients, DecoderLayerWeights, FeedForwardGradients, FeedForwardWeights,
-    LayerConfig, LayerGradients, LayerWeights, NormOrder, OutputGate,
+    DecoderLayerGradients, DecoderLayerWeights, FeedForwardGradients, FeedForwardWeights, MultiHeadConfig,
+    MultiHeadGradients, MultiHeadWeights, NormOrder, OutputGate, TransformerLayerConfig,
 };
 use wgpu_attention::matmul::Activation;
 use wgpu_attention::reference::{
-    self, HostDecoderLayer, HostFeedForward, HostNorm, HostWeights, LayerShape, Options, Real, widen,
+    self, HostDecoderLayer, HostFeedForward, HostNorm, HostWeights, MultiHeadShape, Options, Real, widen,
 };
 use wgpu_attention::rows::{NormConfig, NormGradients};
 use wgpu_attention::{DType, Error, TensorView, TransformerDecoder};
@@ -59,26 +59,26 @@ pub struct Stack {
 }
 
 impl Stack {
-    pub fn config(&self, dtype: DType) -> BlockConfig {
+    pub fn config(&self, dtype: DType) -> TransformerLayerConfig {
         self.config_of(&LayerData::default(), dtype)
     }
 
     /// The configuration of each layer.
-    pub fn configs(&self, dtype: DType) -> Vec<BlockConfig> {
+    pub fn configs(&self, dtype: DType) -> Vec<TransformerLayerConfig> {
         match &self.each[..] {
             [] => vec![self.config(dtype); self.layers.len()],
             each => each.iter().map(|layer| self.config_of(layer, dtype)).collect(),
         }
     }
 
-    fn config_of(&self, layer: &LayerData, dtype: DType) -> BlockConfig {
-        let attention = LayerConfig::new(self.features, self.heads)
+    fn config_of(&self, layer: &LayerData, dtype: DType) -> TransformerLayerConfig {
+        let attention = MultiHeadConfig::new(self.features, self.heads)
             .kv_heads(self.kv_heads)
             .add_zero_attn(self.appends[1])
             .qk_norm(self.qk_norm)
             .output_gate(self.output_gate)
             .dtype(dtype);
-        BlockConfig::new(layer.attention(attention), self.hidden)
+        TransformerLayerConfig::new(layer.attention(attention), self.hidden)
             .activation(self.activation)
             .gated(self.gated)
             .order(self.order)
@@ -243,8 +243,8 @@ impl Stack {
         with([&x, &memory], &layers, last.as_ref().map(Part::norm).as_ref())
     }
 
-    pub fn shape(&self) -> LayerShape {
-        LayerShape { batch: self.batch, q_len: self.length, kv_len: self.memory_len }
+    pub fn shape(&self) -> MultiHeadShape {
+        MultiHeadShape { batch: self.batch, q_len: self.length, kv_len: self.memory_len }
     }
 
     /// Of self-attention, and of attention to the memory.
@@ -254,7 +254,7 @@ impl Stack {
     }
 
     /// The configuration and the options of each layer, for the reference, where layers differ.
-    pub fn calls(&self) -> Vec<(BlockConfig, [Options<'_>; 2])> {
+    pub fn calls(&self) -> Vec<(TransformerLayerConfig, [Options<'_>; 2])> {
         let options = self.each.iter().map(|layer| [layer.options(), self.options()[1]]);
         self.configs(DType::F32).into_iter().zip(options).collect()
     }
@@ -323,7 +323,11 @@ impl Weights {
         (0..self.layers.len()).map(of).collect()
     }
 
-    pub fn decoder(&self, profile: &Profile, config: BlockConfig) -> Result<TransformerDecoder, Error> {
+    pub fn decoder(
+        &self,
+        profile: &Profile,
+        config: TransformerLayerConfig,
+    ) -> Result<TransformerDecoder, Error> {
         let layers = self.weights();
         let last = self.final_norm.as_ref().map(PlacedPart::norm);
         TransformerDecoder::with_pipelines(profile.gpu.pipelines(), config, &layers, last)
@@ -333,7 +337,7 @@ impl Weights {
     pub fn decoder_of(
         &self,
         profile: &Profile,
-        configs: &[BlockConfig],
+        configs: &[TransformerLayerConfig],
     ) -> Result<TransformerDecoder, Error> {
         let layers = self.weights();
         let last = self.final_norm.as_ref().map(PlacedPart::norm);
@@ -376,7 +380,7 @@ fn appended_of(p: &[PlacedPart], n: usize) -> Option<[TensorView<'_>; 2]> {
 }
 
 fn gradients_of(p: &[PlacedPart]) -> DecoderLayerGradients<'_> {
-    let attention = |n: usize| LayerGradients {
+    let attention = |n: usize| MultiHeadGradients {
         query: p[n].linear_gradients(),
         key: p[n + 1].linear_gradients(),
         value: p[n + 2].linear_gradients(),
@@ -399,7 +403,7 @@ fn gradients_of(p: &[PlacedPart]) -> DecoderLayerGradients<'_> {
 
 /// `keys` are the parts of the layer whose keys self-attention reads.
 fn weights_of<'a>(p: &'a [PlacedPart], keys: &'a [PlacedPart]) -> DecoderLayerWeights<'a> {
-    let attention = |n: usize, keys: &'a [PlacedPart]| LayerWeights {
+    let attention = |n: usize, keys: &'a [PlacedPart]| MultiHeadWeights {
         query: p[n].linear(),
         key: keys[n + 1].linear(),
         value: keys[n + 2].linear(),

@@ -9,8 +9,8 @@ use wgpu_attention::matmul::Activation;
 use wgpu_attention::position::RowPositions;
 use wgpu_attention::reference::compare::{EPSILON_BF16, EPSILON_F16, EPSILON_F32, Tolerance, compare};
 use wgpu_attention::rows::NormConfig;
-use wgpu_attention::tuning::KernelForm;
-use wgpu_attention::{Cache, CacheConfig, DType, Scratch, TensorView, Tuning, presets};
+use wgpu_attention::tuning::Target;
+use wgpu_attention::{Cache, CacheConfig, DType, KernelOptions, Scratch, TensorView, presets};
 
 use super::FAMILY;
 use super::data::Stack;
@@ -36,7 +36,7 @@ pub const D2L: &[&str] = &["d2l_encoder_1block"];
 #[derive(Clone, Copy)]
 pub struct Setup {
     pub profile: &'static Profile,
-    pub form: KernelForm,
+    pub form: Target,
     /// Of activations; of weights.
     pub dtypes: [DType; 2],
     pub layout: Layout,
@@ -157,7 +157,7 @@ impl Stack {
         let refused = |e: wgpu_attention::Error| e.to_string();
         let placed = self.place(profile, weight);
         let stack = placed.encoder_of(profile, &self.configs(dtype)).map_err(refused)?;
-        let stack = stack.tuning(Tuning::new().form(form));
+        let stack = stack.kernel_options(KernelOptions::new().target(form));
         let [_, _, length, features] = self.shape();
         let many = [self.kept().max(1) * self.batch, 1, length, features];
         let maps = [self.layers.len() * self.batch, self.heads, length, length];

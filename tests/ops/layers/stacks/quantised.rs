@@ -8,8 +8,8 @@ use wgpu_attention::reference::cache::scales;
 use wgpu_attention::reference::compare::max_error;
 use wgpu_attention::reference::{activate, attention, feed_forward, join_heads, norm, project, split_heads};
 use wgpu_attention::rows::NormConfig;
-use wgpu_attention::tuning::KernelForm;
-use wgpu_attention::{Cache, CacheConfig, DType, Scratch, Shape, TensorView, Tuning};
+use wgpu_attention::tuning::Target;
+use wgpu_attention::{Cache, CacheConfig, DType, KernelOptions, Scratch, Shape, TensorView};
 
 use super::data::Stack;
 use super::encoder::drawn;
@@ -43,11 +43,11 @@ fn stack() -> Stack {
 }
 
 /// The output of the stack's rows in steps, and the keys and values that a cache of `storage` returns.
-fn run(stack: &Stack, storage: CacheStorage, form: KernelForm) -> [Vec<f32>; 3] {
+fn run(stack: &Stack, storage: CacheStorage, form: Target) -> [Vec<f32>; 3] {
     let gpu = &full().gpu;
     let placed = stack.place(full(), DType::F32);
     let encoder = placed.encoder(full(), stack.config(DType::F32)).expect("a stack");
-    let encoder = encoder.tuning(Tuning::new().form(form));
+    let encoder = encoder.kernel_options(KernelOptions::new().target(form));
     let [batch, _, length, features] = stack.shape();
     let config = CacheConfig::new(stack.kv_heads, HEAD_DIM, length + 3).batch(batch).storage(storage);
     let mut cache = Cache::with_pipelines(gpu.pipelines(), config).expect("a cache");

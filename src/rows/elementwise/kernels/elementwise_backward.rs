@@ -1,13 +1,13 @@
-//! Twin of `pointwise_backward.wgsl`.
+//! Twin of `elementwise_backward.wgsl`.
 
-use super::pointwise::{WORKGROUP, x_width};
+use super::elementwise::{WORKGROUP, x_width};
 use crate::kernel::{Kernel, Variant, Width, kernel, shader};
 use crate::matmul::{Activation, activation_parts};
 use crate::tensor::DType;
 
 kernel! {
     /// The gradients of `f(x)` and of `f(x) · other`.
-    PointwiseBackward, PointwiseBackwardCall
+    ElementwiseBackward, ElementwiseBackwardCall
     tensors {
         x: One Read F32 x_width view,
         // The gradient of x needs it.
@@ -36,11 +36,11 @@ kernel! {
     }
 }
 
-impl Variant for PointwiseBackward {
-    const LABEL: &'static str = "attention.pointwise_backward";
+impl Variant for ElementwiseBackward {
+    const LABEL: &'static str = "attention.elementwise_backward";
 
     fn describe(&self) -> Kernel {
-        let parts = [shader!("tensor/view"), shader!("rows/pointwise/pointwise_backward")];
+        let parts = [shader!("tensor/view"), shader!("rows/elementwise/elementwise_backward")];
         let parts = [&parts, activation_parts(self.activation)].concat();
         self.declare()
             .u32("WORKGROUP", WORKGROUP as u32)
@@ -51,7 +51,7 @@ impl Variant for PointwiseBackward {
     }
 }
 
-impl PointwiseBackward {
+impl ElementwiseBackward {
     pub fn all() -> impl Iterator<Item = Self> {
         let f32 = DType::F32;
         let activations = [None].into_iter().chain(Activation::ALL.map(Some));
@@ -59,7 +59,7 @@ impl PointwiseBackward {
             [(None, Some(f32), None), (Some(f32), Some(f32), Some(f32)), (None, None, Some(f32))]
                 .into_iter()
                 .flat_map(move |(other, d_x, d_other)| {
-                    crate::kernel::WIDTHS.map(|width| PointwiseBackward {
+                    crate::kernel::WIDTHS.map(|width| ElementwiseBackward {
                         x: f32,
                         other,
                         d_out: f32,
@@ -76,7 +76,7 @@ impl PointwiseBackward {
         let of_others = crate::kernel::FLOATS.into_iter().flat_map(move |dtype| {
             crate::kernel::FLOATS.into_iter().flat_map(move |gradient| {
                 crate::kernel::WIDTHS.into_iter().flat_map(move |width| {
-                    [false, true].map(|accumulates| PointwiseBackward {
+                    [false, true].map(|accumulates| ElementwiseBackward {
                         x: dtype,
                         other: Some(dtype),
                         d_out: gradient,
@@ -96,7 +96,7 @@ impl PointwiseBackward {
             [(Some(f32), None), (None, Some(dtype)), (Some(f32), Some(dtype))].into_iter().flat_map(
                 move |(d_x, d_other)| {
                     [(Width::One, true), (Width::Four, true), (Width::Four, false)].map(
-                        |(width, x_repeats)| PointwiseBackward {
+                        |(width, x_repeats)| ElementwiseBackward {
                             x: dtype,
                             other: d_x.map(|_| dtype),
                             d_out: f32,

@@ -1,4 +1,4 @@
-//! Twin of `pointwise.wgsl`.
+//! Twin of `elementwise.wgsl`.
 
 use crate::kernel::{Kernel, Variant, Width, kernel, shader};
 use crate::matmul::{Activation, activation_parts};
@@ -14,7 +14,7 @@ pub(crate) enum Join {
 
 kernel! {
     /// `f(x)`, `f(x) · other` or `f(x) + other`.
-    Pointwise, PointwiseCall
+    Elementwise, ElementwiseCall
     tensors {
         x: One Read F32 x_width view,
         other: Opt Read F32 width view,
@@ -46,11 +46,11 @@ pub(crate) fn x_width(width: Width, x_repeats: bool) -> Width {
 /// Invocations of a workgroup.
 pub(crate) const WORKGROUP: usize = 64;
 
-impl Variant for Pointwise {
-    const LABEL: &'static str = "attention.pointwise";
+impl Variant for Elementwise {
+    const LABEL: &'static str = "attention.elementwise";
 
     fn describe(&self) -> Kernel {
-        let parts = [shader!("tensor/view"), shader!("rows/pointwise/pointwise")];
+        let parts = [shader!("tensor/view"), shader!("rows/elementwise/elementwise")];
         let parts = [&parts, activation_parts(self.activation)].concat();
         self.declare()
             .u32("WORKGROUP", WORKGROUP as u32)
@@ -61,14 +61,14 @@ impl Variant for Pointwise {
     }
 }
 
-impl Pointwise {
+impl Elementwise {
     pub fn all() -> impl Iterator<Item = Self> {
         let [f32, f16, bf16] = crate::kernel::FLOATS;
         let joins = [(Join::Alone, None), (Join::Times, Some(f32)), (Join::Plus, Some(f32))];
         let activations = [None].into_iter().chain(Activation::ALL.map(Some));
         let of_f32 = activations.flat_map(move |activation| {
             joins.into_iter().flat_map(move |(join, other)| {
-                crate::kernel::WIDTHS.map(|width| Pointwise {
+                crate::kernel::WIDTHS.map(|width| Elementwise {
                     x: f32,
                     other,
                     out: f32,
@@ -81,7 +81,7 @@ impl Pointwise {
         });
         let of_others = [[f16, f16, f16], [bf16, bf16, bf16], [f16, f32, f32], [f32, bf16, f16]];
         let of_others = of_others.into_iter().flat_map(|[x, other, out]| {
-            crate::kernel::WIDTHS.map(|width| Pointwise {
+            crate::kernel::WIDTHS.map(|width| Elementwise {
                 x,
                 other: Some(other),
                 out,
@@ -92,7 +92,7 @@ impl Pointwise {
             })
         });
         let gates = [f32, f16].into_iter().flat_map(|dtype| {
-            crate::kernel::WIDTHS.map(|width| Pointwise {
+            crate::kernel::WIDTHS.map(|width| Elementwise {
                 x: dtype,
                 other: Some(dtype),
                 out: dtype,

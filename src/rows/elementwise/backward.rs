@@ -1,25 +1,25 @@
 //! The gradients of activations and of gated ones.
 
-use super::{Pointwise, PointwiseForward};
+use super::{Elementwise, ElementwiseForward};
 use crate::device::DeviceFacts;
 use crate::kernel::{Dispatch, pass, record};
 use crate::tensor::{Access, Error, TensorView, check_aliasing, check_apart, check_float, expect_shape};
 
-/// The gradients of one call, each written where it is asked for. That of [`PointwiseForward::plus`] is `d_out` itself.
+/// The gradients of one call, each written where it is asked for. That of [`ElementwiseForward::residual`] is `d_out` itself.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
-pub struct PointwiseBackward<'a> {
-    forward: PointwiseForward<'a>,
+pub struct ElementwiseBackward<'a> {
+    forward: ElementwiseForward<'a>,
     d_out: TensorView<'a>,
     d_x: Option<TensorView<'a>>,
-    d_times: Option<TensorView<'a>>,
+    d_multiply: Option<TensorView<'a>>,
     accumulate: bool,
 }
 
-impl<'a> PointwiseBackward<'a> {
+impl<'a> ElementwiseBackward<'a> {
     /// `forward` as it was made, whose inputs are read again, and the gradient of its `out`, shaped as that, F32, F16 or BF16.
-    pub fn new(forward: PointwiseForward<'a>, d_out: TensorView<'a>) -> Self {
-        PointwiseBackward { forward, d_out, d_x: None, d_times: None, accumulate: false }
+    pub fn new(forward: ElementwiseForward<'a>, d_out: TensorView<'a>) -> Self {
+        ElementwiseBackward { forward, d_out, d_x: None, d_multiply: None, accumulate: false }
     }
 
     /// Writes the gradient of `x` there, shaped as that, F32, F16 or BF16.
@@ -28,9 +28,9 @@ impl<'a> PointwiseBackward<'a> {
         self
     }
 
-    /// Writes the gradient of `times` there, shaped as that, F32, F16 or BF16.
-    pub fn d_times(mut self, d_times: impl Into<Option<TensorView<'a>>>) -> Self {
-        self.d_times = d_times.into();
+    /// Writes the gradient of `multiply` there, shaped as that, F32, F16 or BF16.
+    pub fn d_multiply(mut self, d_multiply: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_multiply = d_multiply.into();
         self
     }
 
@@ -41,18 +41,18 @@ impl<'a> PointwiseBackward<'a> {
     }
 
     fn dispatch(&self, device: &DeviceFacts) -> Result<Dispatch<'a>, Error> {
-        let PointwiseBackward { forward, d_out, d_x, d_times, accumulate } = *self;
+        let ElementwiseBackward { forward, d_out, d_x, d_multiply, accumulate } = *self;
         forward.check_inputs(device)?;
-        if d_times.is_some() && forward.times.is_none() {
+        if d_multiply.is_some() && forward.multiply.is_none() {
             let why = "the forward call has no such tensor: leave its gradient out";
-            return Err(Error::Unsupported { what: "d_times", why });
+            return Err(Error::Unsupported { what: "d_multiply", why });
         }
-        let written: Vec<_> = [("d_x", d_x), ("d_times", d_times)]
+        let written: Vec<_> = [("d_x", d_x), ("d_multiply", d_multiply)]
             .into_iter()
             .filter_map(|(name, t)| Some((name, t?)))
             .collect();
         if written.is_empty() {
-            let why = "nothing is asked for: give `d_x` or `d_times`";
+            let why = "nothing is asked for: give `d_x` or `d_multiply`";
             return Err(Error::Unsupported { what: "a backward pass without gradients", why });
         }
         let writes = written.iter().map(|(name, t)| (*name, *t, Access::Write));
@@ -65,11 +65,11 @@ impl<'a> PointwiseBackward<'a> {
         read.push(("d_out", d_out));
         check_aliasing(&written, &read)?;
         check_apart(&written, device)?;
-        Ok(forward.op().backward(d_out, d_x, d_times, accumulate, device))
+        Ok(forward.op().backward(d_out, d_x, d_multiply, accumulate, device))
     }
 }
 
-impl Pointwise {
+impl Elementwise {
     /// Records the gradients of a call into `encoder`, in a compute pass of their own.
     ///
     /// # Errors
@@ -78,10 +78,10 @@ impl Pointwise {
     pub fn backward(
         &self,
         encoder: &mut wgpu::CommandEncoder,
-        call: &PointwiseBackward,
+        call: &ElementwiseBackward,
     ) -> Result<(), Error> {
         let call = call.dispatch(&self.pipelines.facts())?;
-        self.record(call, |bound| record(&mut pass(encoder, "pointwise backward"), bound))
+        self.record(call, |bound| record(&mut pass(encoder, "elementwise backward"), bound))
     }
 
     /// Records the gradients into a compute pass of the caller's, which is left with another pipeline and bind group 0.
@@ -91,7 +91,7 @@ impl Pointwise {
     pub fn backward_in_pass(
         &self,
         pass: &mut wgpu::ComputePass,
-        call: &PointwiseBackward,
+        call: &ElementwiseBackward,
     ) -> Result<(), Error> {
         let call = call.dispatch(&self.pipelines.facts())?;
         self.record(call, |bound| record(pass, bound))

@@ -3,7 +3,7 @@
 use wgpu_attention::matmul::Activation;
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{activate, activation_slope};
-use wgpu_attention::rows::{Pointwise, PointwiseBackward, PointwiseForward};
+use wgpu_attention::rows::{Elementwise, ElementwiseBackward, ElementwiseForward};
 use wgpu_attention::{DType, TensorView};
 
 use crate::harness::case::{largest, widened};
@@ -71,12 +71,12 @@ impl Case {
         self.activation.map_or(1.0, |a| activation_slope(x, a))
     }
 
-    fn call<'a>(&self, x: &'a Placed, other: &'a Placed, out: &'a Placed) -> PointwiseForward<'a> {
+    fn call<'a>(&self, x: &'a Placed, other: &'a Placed, out: &'a Placed) -> ElementwiseForward<'a> {
         let given = |join| (self.join == join).then(|| other.view());
-        PointwiseForward::new(x.view(), out.view())
+        ElementwiseForward::new(x.view(), out.view())
             .activation(self.activation)
-            .times(given(Join::Times))
-            .plus(given(Join::Plus))
+            .multiply(given(Join::Times))
+            .residual(given(Join::Plus))
     }
 
     fn judge(&self, what: &str, got: &[f64], want: Vec<f64>) -> Result<f64, String> {
@@ -96,13 +96,13 @@ impl Case {
         let (x, second, d_out) = (input(0, own), input(1, own), input(2, other));
         let out = Placed::output(profile, other, places[3]);
         let gradient = |n: usize| Placed::gradient(profile, &data[3], (other, places[n]), accumulates);
-        let (d_x, d_times) = (gradient(4), gradient(5));
+        let (d_x, d_multiply) = (gradient(4), gradient(5));
         let times = join == Join::Times;
         let call = self.call(&x, &second, &out);
-        let operator = Pointwise::with_pipelines(profile.gpu.pipelines());
-        let backward = PointwiseBackward::new(call, d_out.view())
+        let operator = Elementwise::with_pipelines(profile.gpu.pipelines());
+        let backward = ElementwiseBackward::new(call, d_out.view())
             .d_x(d_x.view())
-            .d_times(times.then(|| d_times.view()))
+            .d_multiply(times.then(|| d_multiply.view()))
             .accumulate(accumulates);
         profile
             .gpu
@@ -120,7 +120,7 @@ impl Case {
         worst = worst.max(self.judge("d_x", &read(&d_x)?, want)?);
         if times {
             let want = all(&|n| d_out[n] * self.value(x[n]) + before(n));
-            worst = worst.max(self.judge("d_times", &read(&d_times)?, want)?);
+            worst = worst.max(self.judge("d_multiply", &read(&d_multiply)?, want)?);
         }
         Ok(worst)
     }
@@ -128,12 +128,12 @@ impl Case {
 
 #[test]
 fn values_and_gradients_equal_the_reference() {
-    let mut report = Report::new("pointwise");
+    let mut report = Report::new("elementwise");
     let activations = [None].into_iter().chain(Activation::ALL.map(Some));
     for (a, activation) in activations.enumerate() {
         for (j, join) in [Join::Alone, Join::Times, Join::Plus].into_iter().enumerate() {
             for n in 0..10 {
-                if n > 0 && !rest(&format!("pointwise {activation:?} {join:?} {n}")) {
+                if n > 0 && !rest(&format!("elementwise {activation:?} {join:?} {n}")) {
                     continue;
                 }
                 let case = Case::random(activation, join, (100 * a + 10 * j + n) as u64);
@@ -155,9 +155,9 @@ fn small_values_are_as_exact_as_large_ones() {
     let x: Vec<f32> = steps.into_iter().chain(tiny).collect();
     let buffers = [gpu.upload(&x).expect("x"), gpu.buffer(4 * x.len()).expect("out")];
     let [from, to] = buffers.each_ref().map(|b| TensorView::vector(b, DType::F32, x.len()));
-    let operator = Pointwise::with_pipelines(gpu.pipelines());
+    let operator = Elementwise::with_pipelines(gpu.pipelines());
     for activation in Activation::ALL {
-        let call = PointwiseForward::new(from, to).activation(activation);
+        let call = ElementwiseForward::new(from, to).activation(activation);
         gpu.submit(|e| operator.forward(e, &call)).expect("a recording");
         let got = gpu.download::<f32>(&buffers[1], x.len()).expect("a read-back");
         let mut worst = (0f64, 0f32);
@@ -189,10 +189,10 @@ fn large_numbers_and_nan_go_through() {
     let ones = upload(&[1.0; 8]);
     let buffers = [upload(&x), upload(&[7.0; 8]), upload(&[7.0; 8])];
     let view = |b| TensorView::vector(b, DType::F32, 8);
-    let operator = Pointwise::with_pipelines(gpu.pipelines());
+    let operator = Elementwise::with_pipelines(gpu.pipelines());
     for activation in Activation::ALL {
-        let call = PointwiseForward::new(view(&buffers[0]), view(&buffers[1])).activation(activation);
-        let backward = PointwiseBackward::new(call, view(&ones)).d_x(view(&buffers[2]));
+        let call = ElementwiseForward::new(view(&buffers[0]), view(&buffers[1])).activation(activation);
+        let backward = ElementwiseBackward::new(call, view(&ones)).d_x(view(&buffers[2]));
         gpu.submit(|e| operator.forward(e, &call).and_then(|()| operator.backward(e, &backward)))
             .expect("a recording");
         let [y, slope] = [1, 2].map(|n: usize| gpu.download::<f32>(&buffers[n], 8).expect("a read-back"));
@@ -232,36 +232,36 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     let buffers: Vec<_> = (0..5).map(|_| gpu.buffer(256).expect("a buffer")).collect();
     let typed = |n: usize, dtype, shape| TensorView::new(&buffers[n], dtype, shape);
     let view = |n: usize| typed(n, DType::F32, [1, 2, 3, 4]);
-    let operator = Pointwise::with_pipelines(gpu.pipelines());
-    let refused = |call: PointwiseForward, words: &[&str]| {
+    let operator = Elementwise::with_pipelines(gpu.pipelines());
+    let refused = |call: ElementwiseForward, words: &[&str]| {
         let mut encoder = gpu.device().create_command_encoder(&Default::default());
         let error = operator.forward(&mut encoder, &call).expect_err("an error").to_string();
         assert!(words.iter().all(|w| error.contains(w)), "{words:?}: {error}");
         let mut pass = encoder.begin_compute_pass(&Default::default());
         assert!(operator.forward_in_pass(&mut pass, &call).is_err());
     };
-    let good = PointwiseForward::new(view(0), view(1)).activation(Activation::Gelu);
-    refused(PointwiseForward::new(view(0), view(0)), &["`out`", "`x`"]);
+    let good = ElementwiseForward::new(view(0), view(1)).activation(Activation::Gelu);
+    refused(ElementwiseForward::new(view(0), view(0)), &["`out`", "`x`"]);
     refused(
-        PointwiseForward::new(view(0), typed(1, DType::Bool, [1, 2, 3, 4])),
+        ElementwiseForward::new(view(0), typed(1, DType::Bool, [1, 2, 3, 4])),
         &["`out`", "F32, F16 or BF16"],
     );
-    refused(good.times(typed(2, DType::F32, [1, 2, 1, 4])), &["`times`", "length must be 3", "got 1"]);
-    refused(good.plus(view(1)), &["`out`", "`plus`"]);
-    refused(good.times(view(2)).plus(view(3)), &["`times` beside `plus`"]);
-    refused(PointwiseForward::new(view(0), view(1).with_offset(60)), &["`out`", "byte"]);
-    let refused = |call: PointwiseBackward, words: &[&str]| {
+    refused(good.multiply(typed(2, DType::F32, [1, 2, 1, 4])), &["`multiply`", "length must be 3", "got 1"]);
+    refused(good.residual(view(1)), &["`out`", "`residual`"]);
+    refused(good.multiply(view(2)).residual(view(3)), &["`multiply` beside `residual`"]);
+    refused(ElementwiseForward::new(view(0), view(1).with_offset(60)), &["`out`", "byte"]);
+    let refused = |call: ElementwiseBackward, words: &[&str]| {
         let mut encoder = gpu.device().create_command_encoder(&Default::default());
         let error = operator.backward(&mut encoder, &call).expect_err("an error").to_string();
         assert!(words.iter().all(|w| error.contains(w)), "{words:?}: {error}");
         let mut pass = encoder.begin_compute_pass(&Default::default());
         assert!(operator.backward_in_pass(&mut pass, &call).is_err());
     };
-    let call = PointwiseBackward::new(good.times(view(2)), view(3));
+    let call = ElementwiseBackward::new(good.multiply(view(2)), view(3));
     refused(call, &["nothing is asked for"]);
     refused(call.d_x(view(3)), &["`d_x`", "`d_out`"]);
-    refused(call.d_x(view(4)).d_times(view(4)), &["overlap"]);
-    refused(call.d_times(view(2)), &["`d_times`", "`times`"]);
-    refused(PointwiseBackward::new(good, view(3)).d_times(view(4)), &["d_times"]);
+    refused(call.d_x(view(4)).d_multiply(view(4)), &["overlap"]);
+    refused(call.d_multiply(view(2)), &["`d_multiply`", "`multiply`"]);
+    refused(ElementwiseBackward::new(good, view(3)).d_multiply(view(4)), &["d_multiply"]);
     refused(call.d_x(typed(4, DType::F32, [2, 1, 3, 4])), &["`d_x`", "batch must be 1"]);
 }

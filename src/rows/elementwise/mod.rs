@@ -5,8 +5,8 @@ pub(crate) mod dispatch;
 pub(crate) mod kernels;
 pub(crate) mod reference;
 
-pub use backward::PointwiseBackward;
-use dispatch::PointwiseOp;
+pub use backward::ElementwiseBackward;
+use dispatch::ElementwiseOp;
 
 use std::sync::Arc;
 
@@ -15,21 +15,21 @@ use crate::kernel::{BindingCache, BoundDispatch, Dispatch, Pipelines, pass, reco
 use crate::matmul::Activation;
 use crate::tensor::{Access, Error, TensorView, check_aliasing, check_float, expect_shape};
 
-/// One call: `f(x)`, `f(x) · times` or `f(x) + plus`, element by element, of tensors of one shape.
+/// One call: `f(x)`, `f(x) · multiply` or `f(x) + residual`, element by element, of tensors of one shape.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
-pub struct PointwiseForward<'a> {
+pub struct ElementwiseForward<'a> {
     pub(crate) x: TensorView<'a>,
     pub(crate) out: TensorView<'a>,
     pub(crate) activation: Option<Activation>,
-    pub(crate) times: Option<TensorView<'a>>,
-    pub(crate) plus: Option<TensorView<'a>>,
+    pub(crate) multiply: Option<TensorView<'a>>,
+    pub(crate) residual: Option<TensorView<'a>>,
 }
 
-impl<'a> PointwiseForward<'a> {
+impl<'a> ElementwiseForward<'a> {
     /// Copies `x` to `out`, both `[batch, heads, length, dim]`, each F32, F16 or BF16, unless more is said.
     pub fn new(x: TensorView<'a>, out: TensorView<'a>) -> Self {
-        PointwiseForward { x, out, activation: None, times: None, plus: None }
+        ElementwiseForward { x, out, activation: None, multiply: None, residual: None }
     }
 
     /// What `x` becomes.
@@ -38,22 +38,21 @@ impl<'a> PointwiseForward<'a> {
         self
     }
 
-    /// Multiplies by `times`, shaped as `x`: a gated activation, SwiGLU with [`Activation::Silu`].
+    /// Multiplies by `multiply`, shaped as `x`: a gated activation, SwiGLU with [`Activation::Silu`].
     #[doc(alias = "glu")]
-    pub fn times(mut self, times: impl Into<Option<TensorView<'a>>>) -> Self {
-        self.times = times.into();
+    pub fn multiply(mut self, multiply: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.multiply = multiply.into();
         self
     }
 
-    /// Adds `plus`, shaped as `x`: a residual sum. Not beside [`times`](Self::times).
-    #[doc(alias = "residual")]
-    pub fn plus(mut self, plus: impl Into<Option<TensorView<'a>>>) -> Self {
-        self.plus = plus.into();
+    /// Adds `residual`, shaped as `x`: a residual sum. Not beside [`multiply`](Self::multiply).
+    pub fn residual(mut self, residual: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.residual = residual.into();
         self
     }
 
     fn inputs(&self) -> Vec<(&'static str, TensorView<'a>)> {
-        let all = [("x", Some(self.x)), ("times", self.times), ("plus", self.plus)];
+        let all = [("x", Some(self.x)), ("multiply", self.multiply), ("residual", self.residual)];
         all.into_iter().filter_map(|(name, t)| Some((name, t?))).collect()
     }
 
@@ -63,16 +62,16 @@ impl<'a> PointwiseForward<'a> {
             t.check(name, Access::Read, device)?;
             expect_shape(name, t.shape(), self.x.shape())?;
         }
-        if self.times.is_some() && self.plus.is_some() {
+        if self.multiply.is_some() && self.residual.is_some() {
             let why = "one call has one second tensor: record two";
-            return Err(Error::Unsupported { what: "`times` beside `plus`", why });
+            return Err(Error::Unsupported { what: "`multiply` beside `residual`", why });
         }
         Ok(())
     }
 
-    fn op(&self) -> PointwiseOp<'a> {
-        let PointwiseForward { x, activation, times, plus, .. } = *self;
-        PointwiseOp { activation, x, times, plus }
+    fn op(&self) -> ElementwiseOp<'a> {
+        let ElementwiseForward { x, activation, multiply, residual, .. } = *self;
+        ElementwiseOp { activation, x, multiply, residual }
     }
 }
 
@@ -81,12 +80,12 @@ impl<'a> PointwiseForward<'a> {
 /// ```no_run
 /// # use wgpu_attention::{Error, TensorView, wgpu};
 /// # use wgpu_attention::matmul::Activation;
-/// # use wgpu_attention::rows::{Pointwise, PointwiseForward};
+/// # use wgpu_attention::rows::{Elementwise, ElementwiseForward};
 /// # fn f(device: &wgpu::Device, encoder: &mut wgpu::CommandEncoder, tensors: [TensorView; 3]) -> Result<(), Error> {
 /// # let [gate, up, out] = tensors;
 /// // SwiGLU: silu(gate) · up
-/// let call = PointwiseForward::new(gate, out).activation(Activation::Silu).times(up);
-/// Pointwise::new(device).forward(encoder, &call)
+/// let call = ElementwiseForward::new(gate, out).activation(Activation::Silu).multiply(up);
+/// Elementwise::new(device).forward(encoder, &call)
 /// # }
 /// ```
 ///
@@ -95,12 +94,12 @@ impl<'a> PointwiseForward<'a> {
 /// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep some buffers alive: see
 /// [`forget`](Self::forget).
 #[derive(Clone, Debug)]
-pub struct Pointwise {
+pub struct Elementwise {
     pipelines: Pipelines,
     bindings: Arc<BindingCache>,
 }
 
-impl Pointwise {
+impl Elementwise {
     /// The operator with pipelines of its own.
     pub fn new(device: &wgpu::Device) -> Self {
         Self::with_pipelines(&Pipelines::new(device))
@@ -108,7 +107,7 @@ impl Pointwise {
 
     /// The operator with pipelines that it shares with others on the device.
     pub fn with_pipelines(pipelines: &Pipelines) -> Self {
-        Pointwise { pipelines: pipelines.clone(), bindings: Arc::default() }
+        Elementwise { pipelines: pipelines.clone(), bindings: Arc::default() }
     }
 
     /// Drops the bindings of its calls, and with them the references to their buffers. Clones share them.
@@ -124,9 +123,13 @@ impl Pointwise {
     /// # Errors
     /// Shapes that differ, an `out` that shares a buffer with an input, and everything else that [`Error`] lists for tensors; then
     /// nothing has been recorded.
-    pub fn forward(&self, encoder: &mut wgpu::CommandEncoder, call: &PointwiseForward) -> Result<(), Error> {
+    pub fn forward(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        call: &ElementwiseForward,
+    ) -> Result<(), Error> {
         let call = dispatch_of(call, &self.pipelines.facts())?;
-        self.record(call, |bound| record(&mut pass(encoder, "pointwise"), bound))
+        self.record(call, |bound| record(&mut pass(encoder, "elementwise"), bound))
     }
 
     /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
@@ -136,7 +139,7 @@ impl Pointwise {
     pub fn forward_in_pass(
         &self,
         pass: &mut wgpu::ComputePass,
-        call: &PointwiseForward,
+        call: &ElementwiseForward,
     ) -> Result<(), Error> {
         let call = dispatch_of(call, &self.pipelines.facts())?;
         self.record(call, |bound| record(pass, bound))
@@ -149,7 +152,7 @@ impl Pointwise {
     }
 }
 
-fn dispatch_of<'a>(call: &PointwiseForward<'a>, device: &DeviceFacts) -> Result<Dispatch<'a>, Error> {
+fn dispatch_of<'a>(call: &ElementwiseForward<'a>, device: &DeviceFacts) -> Result<Dispatch<'a>, Error> {
     call.check_inputs(device)?;
     check_float("out", &call.out)?;
     call.out.check("out", Access::Write, device)?;

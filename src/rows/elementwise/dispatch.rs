@@ -1,7 +1,7 @@
 //! Activations, gated ones, residual sums and their gradients: from checked tensors to dispatches.
 
-use super::kernels::pointwise::{Join, PointwiseCall, WORKGROUP, x_width};
-use super::kernels::pointwise_backward::PointwiseBackwardCall;
+use super::kernels::elementwise::{ElementwiseCall, Join, WORKGROUP, x_width};
+use super::kernels::elementwise_backward::ElementwiseBackwardCall;
 use crate::device::DeviceFacts;
 use crate::kernel::{Dispatch, Width};
 use crate::matmul::Activation;
@@ -9,12 +9,12 @@ use crate::tensor::TensorView;
 
 /// `f(x)`, `f(x) · other` or `f(x) + other` of checked tensors of one shape.
 #[derive(Clone, Copy)]
-pub(crate) struct PointwiseOp<'a> {
+pub(crate) struct ElementwiseOp<'a> {
     pub activation: Option<Activation>,
     /// Shaped as the others, or of one channel, which then is that of all channels of a row.
     pub x: TensorView<'a>,
-    pub times: Option<TensorView<'a>>,
-    pub plus: Option<TensorView<'a>>,
+    pub multiply: Option<TensorView<'a>>,
+    pub residual: Option<TensorView<'a>>,
 }
 
 /// Workgroups of a head's rows, at most; each takes more where there are more.
@@ -34,9 +34,9 @@ fn in_fours(x: &[Option<TensorView>], others: &[Option<TensorView>], x_repeats: 
     Width::of(x.iter().chain(others).flatten().all(|t| t.layout.in_fours(3)))
 }
 
-impl<'a> PointwiseOp<'a> {
+impl<'a> ElementwiseOp<'a> {
     fn other(&self) -> Option<TensorView<'a>> {
-        self.times.or(self.plus)
+        self.multiply.or(self.residual)
     }
 
     /// True if `x` has one channel for all of those of `out`.
@@ -60,12 +60,12 @@ impl<'a> PointwiseOp<'a> {
         let (fours, work, groups, step) = share(out.shape(), device);
         let other = self.other();
         let width = in_fours(&[Some(self.x)], &[other, Some(out)], x_repeats);
-        let join = match (self.times, self.plus) {
+        let join = match (self.multiply, self.residual) {
             (Some(_), _) => Join::Times,
             (None, Some(_)) => Join::Plus,
             (None, None) => Join::Alone,
         };
-        let call = PointwiseCall {
+        let call = ElementwiseCall {
             x: self.x(x_repeats),
             other,
             out,
@@ -87,7 +87,7 @@ impl<'a> PointwiseOp<'a> {
         &self,
         d_out: TensorView<'a>,
         d_x: Option<TensorView<'a>>,
-        d_times: Option<TensorView<'a>>,
+        d_multiply: Option<TensorView<'a>>,
         accumulates: bool,
         device: &DeviceFacts,
     ) -> Dispatch<'a> {
@@ -95,14 +95,14 @@ impl<'a> PointwiseOp<'a> {
         let [batch, heads, length, dim] = d_out.shape();
         let shared = if x_repeats { [batch, heads, length, 1] } else { d_out.shape() };
         let (fours, work, groups, step) = share(shared, device);
-        let other = self.times.filter(|_| d_x.is_some());
-        let width = in_fours(&[Some(self.x), d_x], &[other, Some(d_out), d_times], x_repeats);
-        let call = PointwiseBackwardCall {
+        let other = self.multiply.filter(|_| d_x.is_some());
+        let width = in_fours(&[Some(self.x), d_x], &[other, Some(d_out), d_multiply], x_repeats);
+        let call = ElementwiseBackwardCall {
             x: self.x(x_repeats),
             other,
             d_out,
             d_x,
-            d_other: d_times,
+            d_other: d_multiply,
             dim: dim as u32,
             fours: fours as u32,
             work: work as u32,

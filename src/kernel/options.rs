@@ -7,21 +7,21 @@ use crate::tensor::{DType, Error};
 /// Which class of kernels to use. Both stay inside the WebGPU default limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum KernelForm {
-    /// By the device: `Cpu` where wgpu reports `DeviceType::Cpu`, `Gpu` elsewhere; the other where
+pub enum Target {
+    /// By the device: `Software` where wgpu reports `DeviceType::Cpu`, `Gpu` elsewhere; the other where
     /// [`Pipelines::check`](crate::Pipelines::check) put that one aside.
     #[default]
     Auto,
     /// Tiles staged in workgroup memory, sums in registers: for GPUs.
     Gpu,
     /// Loads that all invocations share, and no more workgroup memory than that takes: for software drivers.
-    Cpu,
+    Software,
 }
 
 /// Which sequence of kernels computes attention. All give the same answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Path {
+pub enum Algorithm {
     /// `Fused`, unless attention weights or scores are asked for, or the mask and the dropout have more tensors than the
     /// device binds beside q, k, v, out and lse; then `Staged`.
     #[default]
@@ -45,7 +45,7 @@ pub enum Path {
 #[non_exhaustive]
 pub enum MatrixUnits {
     /// Where [`Pipelines::with_adapter`](crate::Pipelines::with_adapter) found some, the tensors are F16 (or
-    /// [`Tuning::f16_operands`] is set) and kernels have enough rows to fill fragments.
+    /// [`KernelOptions::f16_operands`] is set) and kernels have enough rows to fill fragments.
     #[default]
     Auto,
     /// Nowhere.
@@ -58,15 +58,15 @@ pub enum MatrixUnits {
 /// [`f16_operands`](Self::f16_operands) is for tests, measurements and systems with time limits of their own.
 ///
 /// ```
-/// use wgpu_attention::{Config, Tuning};
-/// use wgpu_attention::tuning::Path;
-/// let config = Config::new(8, 64).tuning(Tuning::new().path(Path::Staged));
+/// use wgpu_attention::{Config, KernelOptions};
+/// use wgpu_attention::tuning::Algorithm;
+/// let config = Config::new(8, 64).kernel_options(KernelOptions::new().algorithm(Algorithm::Staged));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[must_use]
-pub struct Tuning {
-    pub(crate) form: KernelForm,
-    pub(crate) path: Path,
+pub struct KernelOptions {
+    pub(crate) target: Target,
+    pub(crate) algorithm: Algorithm,
     pub(crate) matrix_units: MatrixUnits,
     pub(crate) f16_operands: bool,
     pub(crate) work_limit: Option<u64>,
@@ -74,18 +74,18 @@ pub struct Tuning {
     pub(crate) fixed: bool,
 }
 
-impl Default for Tuning {
+impl Default for KernelOptions {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Tuning {
+impl KernelOptions {
     /// What suits the device.
     pub const fn new() -> Self {
-        Tuning {
-            form: KernelForm::Auto,
-            path: Path::Auto,
+        KernelOptions {
+            target: Target::Auto,
+            algorithm: Algorithm::Auto,
             matrix_units: MatrixUnits::Auto,
             f16_operands: false,
             work_limit: None,
@@ -97,18 +97,18 @@ impl Tuning {
     /// What the rules say suits the device, whatever [`Pipelines::tune`](crate::Pipelines::tune) measured: for bits that are the same on
     /// every run and every machine with such a device, unless a check has put kernels aside there.
     pub const fn fixed() -> Self {
-        Tuning { fixed: true, ..Self::new() }
+        KernelOptions { fixed: true, ..Self::new() }
     }
 
     /// Which class of kernels to use.
-    pub const fn form(mut self, form: KernelForm) -> Self {
-        self.form = form;
+    pub const fn target(mut self, target: Target) -> Self {
+        self.target = target;
         self
     }
 
     /// Which sequence of kernels attention uses.
-    pub const fn path(mut self, path: Path) -> Self {
-        self.path = path;
+    pub const fn algorithm(mut self, algorithm: Algorithm) -> Self {
+        self.algorithm = algorithm;
         self
     }
 
@@ -163,8 +163,8 @@ impl Tuning {
 
     /// Whether plans are free to follow what was measured: what a caller says comes first.
     pub(crate) fn is_open(&self) -> bool {
-        let Tuning { form, path, matrix_units, splits, fixed, .. } = *self;
-        let auto = (form, path, matrix_units) == (KernelForm::Auto, Path::Auto, MatrixUnits::Auto);
+        let KernelOptions { target, algorithm, matrix_units, splits, fixed, .. } = *self;
+        let auto = (target, algorithm, matrix_units) == (Target::Auto, Algorithm::Auto, MatrixUnits::Auto);
         auto && splits.is_none() && !fixed
     }
 
@@ -185,7 +185,7 @@ impl Tuning {
             _ if dtype != DType::F16 && !self.f16_operands => {
                 Err("F32 operands are not rounded unless f16_operands is set")
             }
-            MatrixUnits::Auto if self.form.is_cpu(device) => Err("software drivers have none"),
+            MatrixUnits::Auto if self.target.is_cpu(device) => Err("software drivers have none"),
             _ => Ok(fragment),
         }
     }
@@ -202,12 +202,12 @@ impl Tuning {
     }
 }
 
-impl KernelForm {
+impl Target {
     pub(crate) fn is_cpu(self, device: &DeviceFacts) -> bool {
         match self {
-            KernelForm::Auto => device.software,
-            KernelForm::Gpu => false,
-            KernelForm::Cpu => true,
+            Target::Auto => device.software,
+            Target::Gpu => false,
+            Target::Software => true,
         }
     }
 
@@ -215,6 +215,6 @@ impl KernelForm {
     pub(crate) fn choose(self, forms: TwoForms, device: &DeviceFacts) -> bool {
         let cpu = self.is_cpu(device);
         let replaced = device.lacks(forms.of(cpu)) && !device.lacks(forms.of(!cpu));
-        cpu != (self == KernelForm::Auto && replaced)
+        cpu != (self == Target::Auto && replaced)
     }
 }
