@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::tensor::Storage;
+use crate::storage::Storage;
 
 /// Why a model's weights could not be had.
 #[non_exhaustive]

@@ -24,6 +24,7 @@ mod error;
 mod gguf;
 mod mapped;
 mod safetensors;
+mod storage;
 mod tensor;
 mod upload;
 
@@ -33,7 +34,8 @@ pub use self::attention::{AttentionBuffers, AttentionTensors, LinearBuffers, Lin
 pub use self::error::Error;
 pub use self::gguf::{Array, Gguf, Value};
 pub use self::safetensors::Safetensors;
-pub use self::tensor::{Storage, TensorData, TensorInfo};
+pub use self::storage::Storage;
+pub use self::tensor::{TensorData, TensorInfo};
 pub use self::upload::{DeviceTensor, upload, upload_f32};
 
 /// Tensors by name, whatever file they are in.

@@ -9,7 +9,8 @@ use serde_json::Value;
 use crate::Tensors;
 use crate::error::Error;
 use crate::mapped::Mapped;
-use crate::tensor::{Storage, TensorData, TensorInfo, nearest};
+use crate::storage::Storage;
+use crate::tensor::{TensorData, TensorInfo, nearest};
 
 /// What a folder's files are called.
 const ALONE: &str = "model.safetensors";

@@ -3,7 +3,8 @@
 use wgpu_attention::{DType, Gpu, TensorView};
 
 use crate::error::Error;
-use crate::tensor::{Storage, TensorData};
+use crate::storage::Storage;
+use crate::tensor::TensorData;
 
 /// Elements of a piece: a multiple of every block, and 32 MiB of f32. While a piece is copied, nothing larger lies in memory.
 const PIECE: usize = 8 << 20;

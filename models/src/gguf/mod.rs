@@ -14,7 +14,8 @@ pub use self::value::{Array, Value};
 use crate::Tensors;
 use crate::error::Error;
 use crate::mapped::Mapped;
-use crate::tensor::{Storage, TensorData, TensorInfo, nearest};
+use crate::storage::Storage;
+use crate::tensor::{TensorData, TensorInfo, nearest};
 
 const MAGIC: &[u8; 4] = b"GGUF";
 const DEFAULT_ALIGNMENT: u64 = 32;

@@ -5,19 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use crate::verdict::Verdict;
-
-/// The numbers that FXC's listing of a kernel has.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Listing {
-    /// Processor time of the compiler.
-    pub seconds: f64,
-    pub instructions: u64,
-    /// Registers of four 32-bit words.
-    pub registers: u64,
-    /// Registers of arrays that are indexed, in memory.
-    pub arrays: u64,
-}
+use crate::verdict::{Listing, Verdict};
 
 /// A thread's compiler: a process that compiles one file after the other.
 pub struct Fxc {

@@ -5,10 +5,9 @@ use std::fmt::Write as _;
 
 use crate::Row;
 use crate::assembly::Kind;
-use crate::fxc::Listing;
 use crate::gpus::{Driver, GPUS};
 use crate::mesa::Statistics;
-use crate::verdict::{Compiler, Verdict};
+use crate::verdict::{Compiler, Listing, Verdict};
 
 /// A number's name, and where it is.
 type Column = (&'static str, fn(&Statistics) -> Option<u64>);

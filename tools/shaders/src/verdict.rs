@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use crate::fxc::Listing;
 use crate::gpus::GPUS;
 use crate::mesa::Statistics;
 
@@ -50,6 +49,18 @@ impl fmt::Display for Compiler {
             Compiler::Mesa(n) => f.write_str(GPUS[*n].name),
         }
     }
+}
+
+/// The numbers that FXC's listing of a kernel has.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Listing {
+    /// Processor time of the compiler.
+    pub seconds: f64,
+    pub instructions: u64,
+    /// Registers of four 32-bit words.
+    pub registers: u64,
+    /// Registers of arrays that are indexed, in memory.
+    pub arrays: u64,
 }
 
 /// What one said of one.

@@ -133,7 +133,7 @@ pub fn main(repo: &Repo, arguments: Vec<OsString>) -> Result {
 /// `FOLDER/run`.
 pub fn run_packed(folder: &Path, arguments: Vec<OsString>) -> Result {
     match Options::parse(arguments)? {
-        Some(options) => visit::run(folder, &options),
+        Some(options) => visit::run(folder, &options, suite::run),
         None => help(),
     }
 }

@@ -13,7 +13,7 @@ use std::{env, str};
 use serde_json::{Value, json};
 
 use super::pack::Version;
-use super::{Options, Part, rows, say, suite};
+use super::{Options, Part, rows, say};
 use crate::error::{At, Error, Result, refused};
 use crate::files::Temporary;
 use crate::gpu::machine;
@@ -62,13 +62,16 @@ struct Problem {
     why: Vec<String>,
 }
 
+/// Runs the test suite.
+pub type Suite = fn(&mut Visit) -> Result;
+
 /// What is packed in `folder`.
-pub fn run(folder: &Path, options: &Options) -> Result {
-    run_by(env::var_os("WGPU_ATTENTION_RUNNER").filter(|runner| !runner.is_empty()), folder, options)
+pub fn run(folder: &Path, options: &Options, suite: Suite) -> Result {
+    run_by(env::var_os("WGPU_ATTENTION_RUNNER").filter(|runner| !runner.is_empty()), folder, options, suite)
 }
 
 /// With programs started through `runner`.
-fn run_by(runner: Option<OsString>, folder: &Path, options: &Options) -> Result {
+fn run_by(runner: Option<OsString>, folder: &Path, options: &Options, suite: Suite) -> Result {
     let end = Instant::now() + seconds((60 * options.minutes).saturating_sub(10));
     let version = Version::read(folder)?;
     let out = absolute(options.out.clone().unwrap_or_else(|| folder.join("out")))?;
@@ -109,7 +112,7 @@ fn run_by(runner: Option<OsString>, folder: &Path, options: &Options) -> Result 
     };
     visit.find_drivers();
     visit.start(&version)?;
-    visit.parts()?;
+    visit.parts(suite)?;
     let summary = visit.summary(&version)?;
     let path = visit.out.join("summary.txt");
     fs::write(&path, &summary).at(&path)?;
@@ -169,7 +172,7 @@ impl Visit<'_> {
         Ok(())
     }
 
-    fn parts(&mut self) -> Result {
+    fn parts(&mut self, suite: Suite) -> Result {
         if self.wants(Part::Facts) {
             let facts = self.program("facts");
             if !self.part("facts", self.limit(seconds(60), seconds(5)), facts)? {
@@ -194,7 +197,7 @@ impl Visit<'_> {
         }
         self.report()?;
         if self.wants(Part::Tests) {
-            suite::run(self)?;
+            suite(self)?;
         }
         if self.wants(Part::Torch) {
             self.torch()?;
@@ -440,7 +443,8 @@ mod tests {
 
     fn visit(folder: &Temporary, options: &str) -> (Result, Vec<Value>, String) {
         let words = options.split(' ').map(OsString::from);
-        let result = run_by(None, &folder.0, &Options::parse(words).unwrap().unwrap());
+        let result =
+            run_by(None, &folder.0, &Options::parse(words).unwrap().unwrap(), super::super::suite::run);
         let out = folder.0.join("out");
         (
             result,
@@ -473,7 +477,12 @@ mod tests {
         let folder = packed(&programs);
         let (_, rows, _) = visit(&folder, "--minutes 1 --parts facts,benches --benches kernels");
         assert!(rows.iter().all(|row| row["what"] != "another"), "{rows:?}");
-        let refused = run_by(None, &folder.0, &Options::parse(["--benches=fast".into()]).unwrap().unwrap());
+        let refused = run_by(
+            None,
+            &folder.0,
+            &Options::parse(["--benches=fast".into()]).unwrap().unwrap(),
+            super::super::suite::run,
+        );
         assert_eq!(refused.unwrap_err().text, "there is no bench fast");
         let (result, rows, summary) = visit(&folder, "--minutes 1 --parts facts,benches,tests");
         assert_eq!(result.unwrap_err().status, 1);
