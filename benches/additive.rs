@@ -107,7 +107,7 @@ fn compare(bed: &Bed, copy: &Copy, shape: Shape) {
     let mut least = [f64::INFINITY; 3];
     for _ in 0..if quick() { 2 } else { 40 } {
         let time = bed.timer.time(|pass: &mut wgpu::ComputePass| {
-            attention.forward_in_pass(pass, &call, &mut scratch).expect("a call");
+            attention.forward(pass, &call, &mut scratch).expect("a call");
         });
         least[0] = least[0].min(time.as_secs_f64() * 1e3);
         let time = bed.timer.time(|pass: &mut wgpu::ComputePass| floor.record(pass));

@@ -101,7 +101,7 @@ fn tensors<'a>(bed: &'a Bed, data: &Data, dtype: DType) -> Subject<'a> {
                 Scratch::new(attention.pipelines().device(), attention.scratch_size(&call).expect("size"))
                     .expect("scratch")
             });
-            attention.forward_in_pass(pass, &call, scratch).expect("forward");
+            attention.forward(pass, &call, scratch).expect("forward");
         }
     };
     bed.timer.time(&mut record);
@@ -150,7 +150,7 @@ fn cached<'a>(
                 let size = attention.scratch_size(&call).expect("size");
                 Scratch::new(attention.pipelines().device(), size).expect("scratch")
             });
-            attention.forward_in_pass(pass, &call, scratch).expect("forward");
+            attention.forward(pass, &call, scratch).expect("forward");
         }
     };
     bed.timer.time(&mut record);
@@ -327,7 +327,7 @@ fn append_time(gpu: &Gpu, timer: &Timer, layout: CacheLayout, length: usize, rou
     let append = |cache: &mut Cache| {
         gpu.submit(|encoder| cache.advance(encoder, Tokens::All(1))).expect("an advance");
         let append = Append::new(view(&row), view(&row));
-        let time = timer.time(|pass| cache.append_in_pass(pass, 0, &append).expect("an append"));
+        let time = timer.time(|pass| cache.append(pass, 0, &append).expect("an append"));
         time.as_secs_f64() * 1e6
     };
     append(&mut cache);

@@ -160,7 +160,7 @@ fn backward(c: &mut Criterion, bed: &Bed) {
                     let size = operator.backward_scratch_size(&call).expect("a size");
                     let mut scratch = Scratch::new(bed.gpu.device(), size).expect("room");
                     let record = move |pass: &mut wgpu::ComputePass| {
-                        operator.backward_in_pass(pass, &call, &mut scratch).expect("a call");
+                        operator.backward(pass, &call, &mut scratch).expect("a call");
                     };
                     bed.check(&id, record, || gradients.judge(&bed.gpu, wanted))
                 });
@@ -214,7 +214,7 @@ fn project_one(
         let product = product.get_or_init(|| Product::new(&bed.gpu, n, transposed, dtype));
         let operator = product.operator(&bed.gpu, units);
         let record = move |pass: &mut wgpu::ComputePass| {
-            operator.forward_in_pass(pass, &[product.call()]).expect("a call");
+            operator.forward(pass, &[product.call()]).expect("a call");
         };
         bed.check(&id, record, || product.judge(&bed.gpu))
     });
@@ -239,7 +239,7 @@ fn layer(c: &mut Criterion, bed: &Bed) {
         let mut scratch = Scratch::new(bed.gpu.device(), size).expect("scratch");
         let (operator, call) = (&operator, &call);
         let record = move |pass: &mut wgpu::ComputePass| {
-            operator.forward_in_pass(pass, call, &mut scratch).expect("forward");
+            operator.forward(pass, call, &mut scratch).expect("forward");
         };
         bed.check("the layer", record, || layer.judge(&bed.gpu))
     });

@@ -83,7 +83,7 @@ impl<'a> Problem<'a> {
         let size = attention.scratch_size(&call).expect("a size");
         let mut scratch = Scratch::new(self.bed.gpu.device(), size).expect("room");
         let record = move |pass: &mut wgpu::ComputePass| {
-            attention.forward_in_pass(pass, &call, &mut scratch).expect("a call");
+            attention.forward(pass, &call, &mut scratch).expect("a call");
         };
         Run { name, record: Box::new(record), least: f64::INFINITY }
     }
@@ -209,7 +209,7 @@ fn gradients(problem: &Problem) {
         let size = attention.backward_scratch_size(&call).expect("a size");
         let (mut scratch, attention) = (Scratch::new(gpu.device(), size).expect("room"), &attention);
         let record = move |pass: &mut wgpu::ComputePass| {
-            attention.backward_in_pass(pass, &call, &mut scratch).expect("a call");
+            attention.backward(pass, &call, &mut scratch).expect("a call");
         };
         let mut run = Run { name, record: Box::new(record), least: f64::INFINITY };
         problem.bed.timer.time(&mut run.record);

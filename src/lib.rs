@@ -86,7 +86,7 @@ mod tune;
 pub use attention::{Attention, Backward, Config, Forward};
 pub use cache::{Cache, CacheConfig};
 pub use gpu::{Gpu, UploadedMask};
-pub use kernel::{KernelOptions, Pipelines, Scratch, ScratchSize};
+pub use kernel::{KernelOptions, Pipelines, Prepared, Recorder, Scratch, ScratchSize};
 pub use layers::{MultiHeadAttention, TransformerDecoder, TransformerEncoder};
 pub use mask::{Alignment, Dropout, Mask};
 pub use matmul::{Linear, Projection};

@@ -178,7 +178,7 @@ async fn time(gpu: &Gpu, timer: &Timer, case: Case) -> Result<(Duration, Vec<Str
             break;
         }
         let record = |pass: &mut wgpu::ComputePass| {
-            refusal = attention.forward_in_pass(pass, &problem.call(), &mut scratch).err();
+            refusal = attention.forward(pass, &problem.call(), &mut scratch).err();
         };
         let time = timer.time_async(record).await;
         // The first compiles.

@@ -273,7 +273,7 @@ impl Problem {
     pub fn check<'a>(&'a self, bed: &Bed, way: Way, mut scratch: Scratch) -> Checked<'a> {
         let attention = self.operator(&bed.gpu, way).expect("an operator");
         let record = move |pass: &mut wgpu::ComputePass| {
-            attention.forward_in_pass(pass, &self.call(), &mut scratch).expect("a call");
+            attention.forward(pass, &self.call(), &mut scratch).expect("a call");
         };
         bed.check(&format!("{} {}", way.name(), self.case.id()), record, || self.judge(&bed.gpu))
     }

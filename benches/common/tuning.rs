@@ -100,7 +100,7 @@ fn confirm(gpu: &Gpu, timer: &Timer, case: Case) -> Result<[f64; 2], wgpu_attent
             let (attention, scratch, times) = &mut runs[(round + at) % 2];
             let mut refusal = None;
             let time = timer.time(|pass| {
-                refusal = attention.forward_in_pass(pass, &problem.call(), scratch).err();
+                refusal = attention.forward(pass, &problem.call(), scratch).err();
             });
             refusal.map_or(Ok(()), Err)?;
             // The first compiles.

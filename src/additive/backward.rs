@@ -3,7 +3,7 @@
 use super::dispatch_backward::{self, AdditiveProblem};
 use super::{AdditiveAttention, check_score_vector, shape_of};
 use crate::attention::dispatch::{AddedGradients, BackwardProblem};
-use crate::kernel::{BoundDispatch, MatrixUnits, Scratch, ScratchSize, pass, record};
+use crate::kernel::{MatrixUnits, Prepared, Recorder, Scratch, ScratchSize};
 use crate::mask::{DeviceMask, Dropout};
 use crate::tensor::{
     Access, DType, Error, TensorView, check_aliasing, check_apart, expect_broadcast, expect_shape,
@@ -150,58 +150,36 @@ impl AdditiveAttention {
         Ok(dispatch_backward::plan(&problem, &self.pipelines.facts())?.scratch_size(&problem))
     }
 
-    /// Records the gradients of a forward call into `encoder`, in a compute pass of its own.
+    /// Records the gradients of a forward call into an encoder, in a compute pass of its own, or into a pass of the caller's.
     ///
     /// # Errors
     /// Everything that [`Error`] lists for tensors, masks, options and scratch; [`Error::Unsupported`] if no gradient is asked
     /// for; [`Error::Limit`] if the device cannot bind so many tensors of a mask beside the others. Then nothing has been recorded.
     pub fn backward(
         &self,
-        encoder: &mut wgpu::CommandEncoder,
+        into: &mut impl Recorder,
         call: &AdditiveBackward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record_backward(call, scratch, |bound| {
-            record(&mut pass(encoder, "additive attention backward"), bound);
-        })
+        self.prepare_backward(call, scratch)?.record(into);
+        Ok(())
     }
 
-    /// [`backward`](Self::backward) into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
-    pub fn backward_in_pass(
-        &self,
-        pass: &mut wgpu::ComputePass,
-        call: &AdditiveBackward,
-        scratch: &mut Scratch,
-    ) -> Result<(), Error> {
-        self.record_backward(call, scratch, |bound| record(pass, bound))
-    }
-
-    /// Compiles and binds what `call` needs, so that its first recording does neither.
-    /// Some drivers compile at the first submission all the same: see [`Pipelines`](crate::Pipelines).
-    ///
-    /// # Errors
-    /// As [`backward`](Self::backward).
-    pub fn prepare_backward(&self, call: &AdditiveBackward, scratch: &mut Scratch) -> Result<(), Error> {
-        self.record_backward(call, scratch, |_| ())
-    }
-
-    fn record_backward(
+    pub fn prepare_backward(
         &self,
         call: &AdditiveBackward,
         scratch: &mut Scratch,
-        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
-    ) -> Result<(), Error> {
+    ) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
         let problem = self.check_backward(call)?;
         let plan = dispatch_backward::plan(&problem, device)?;
         let memory = plan.memory(&problem, scratch)?;
         let dispatches = dispatch_backward::dispatches(&problem, &plan, memory, device);
-        let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
-        emit(&bound);
-        Ok(())
+        self.pipelines.bind("additive attention backward", &dispatches, scratch.bindings())
     }
 
     /// Everything that can be said of a call before its pipelines.

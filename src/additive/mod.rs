@@ -13,7 +13,7 @@ pub use config::AdditiveConfig;
 use crate::attention::dispatch::{self, Extras, Keys, Problem};
 use crate::attention::{Config, Forward, check_extras, extra_inputs, outputs};
 use crate::device::DeviceFacts;
-use crate::kernel::{BoundDispatch, Pipelines, Scratch, ScratchSize, pass, record};
+use crate::kernel::{Pipelines, Prepared, Recorder, Scratch, ScratchSize};
 use crate::tensor::{
     Access, Error, Shape, TensorView, check_aliasing, check_apart, check_float, expect, expect_broadcast,
 };
@@ -87,55 +87,31 @@ impl AdditiveAttention {
         Ok(dispatch::choose(&problem.outline(), &self.pipelines.facts())?.scratch_size())
     }
 
-    /// Records `call` into `encoder`, in a compute pass of its own. Nothing is submitted, copied or read back.
+    /// Records `call` into an encoder, in a compute pass of its own, or into a pass of the caller's. Nothing is submitted, copied or read back.
     ///
     /// # Errors
     /// Everything that [`Error`] lists for tensors, masks, options and scratch. Then nothing has been recorded.
     pub fn forward(
         &self,
-        encoder: &mut wgpu::CommandEncoder,
+        into: &mut impl Recorder,
         call: &AdditiveForward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record(call, scratch, |bound| record(&mut pass(encoder, "additive attention"), bound))
+        self.prepare(call, scratch)?.record(into);
+        Ok(())
     }
 
-    /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
-    pub fn forward_in_pass(
-        &self,
-        pass: &mut wgpu::ComputePass,
-        call: &AdditiveForward,
-        scratch: &mut Scratch,
-    ) -> Result<(), Error> {
-        self.record(call, scratch, |bound| record(pass, bound))
-    }
-
-    /// Compiles and binds what `call` needs, so that its first recording does neither.
-    /// Some drivers compile at the first submission all the same: see [`Pipelines`].
-    ///
-    /// # Errors
-    /// As [`forward`](Self::forward).
-    pub fn prepare(&self, call: &AdditiveForward, scratch: &mut Scratch) -> Result<(), Error> {
-        self.record(call, scratch, |_| ())
-    }
-
-    fn record(
-        &self,
-        call: &AdditiveForward,
-        scratch: &mut Scratch,
-        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
-    ) -> Result<(), Error> {
+    pub fn prepare(&self, call: &AdditiveForward, scratch: &mut Scratch) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
         let problem = self.check(call)?;
         let chosen = dispatch::choose_within(&problem.outline(), device, scratch)?;
         let memory = chosen.memory(scratch)?;
         let dispatches = dispatch::dispatches(&problem, chosen, memory, device);
-        let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
-        emit(&bound);
-        Ok(())
+        self.pipelines.bind("additive attention", &dispatches, scratch.bindings())
     }
 
     /// Everything that can be said of a call before its pipelines.

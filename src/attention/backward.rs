@@ -3,7 +3,7 @@
 use super::dispatch::{AddedGradients, BackwardProblem, backward};
 use super::plan::Added;
 use super::{Attention, scale_in_f32};
-use crate::kernel::{BoundDispatch, Scratch, ScratchSize, pass, record};
+use crate::kernel::{Prepared, Recorder, Scratch, ScratchSize};
 use crate::mask::{DeviceMask, Dropout};
 use crate::tensor::{
     Access, DType, Error, Shape, TensorView, check_aliasing, check_apart, expect, expect_broadcast,
@@ -182,10 +182,10 @@ impl Attention {
         Ok(backward::plan(&problem, &self.pipelines.facts())?.scratch_size())
     }
 
-    /// Records the gradients of a forward call into `encoder`, in a compute pass of its own (Dao 2023, "FlashAttention-2").
+    /// Records the gradients of a forward call into an encoder, in a compute pass of its own, or into a pass of the caller's (Dao 2023, "FlashAttention-2").
     ///
     /// ```no_run
-    /// # fn f(attention: &wgpu_attention::Attention, encoder: &mut wgpu::CommandEncoder,
+    /// # fn f(attention: &wgpu_attention::Attention, into: &mut impl Recorder,
     /// #      tensors: [wgpu_attention::TensorView; 9]) -> Result<(), wgpu_attention::Error> {
     /// # let [q, k, v, out, lse, d_out, d_q, d_k, d_v] = tensors;
     /// # let device = attention.pipelines().device();
@@ -207,51 +207,27 @@ impl Attention {
     /// for, or that of a tensor which the mask has not; [`Error::Limit`] if the device cannot bind so many tensors of a mask beside the others. Then nothing has been recorded.
     pub fn backward(
         &self,
-        encoder: &mut wgpu::CommandEncoder,
+        into: &mut impl Recorder,
         call: &Backward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record_backward(call, scratch, |bound| record(&mut pass(encoder, "attention.backward"), bound))
+        self.prepare_backward(call, scratch)?.record(into);
+        Ok(())
     }
 
-    /// [`backward`](Self::backward) into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
-    pub fn backward_in_pass(
-        &self,
-        pass: &mut wgpu::ComputePass,
-        call: &Backward,
-        scratch: &mut Scratch,
-    ) -> Result<(), Error> {
-        self.record_backward(call, scratch, |bound| record(pass, bound))
-    }
-
-    /// Compiles and binds what `call` needs, so that its first recording does neither.
-    /// Some drivers compile at the first submission all the same: see [`Pipelines`](crate::Pipelines).
-    ///
-    /// # Errors
-    /// As [`backward`](Self::backward).
-    pub fn prepare_backward(&self, call: &Backward, scratch: &mut Scratch) -> Result<(), Error> {
-        self.record_backward(call, scratch, |_| ())
-    }
-
-    fn record_backward(
-        &self,
-        call: &Backward,
-        scratch: &mut Scratch,
-        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
-    ) -> Result<(), Error> {
+    pub fn prepare_backward(&self, call: &Backward, scratch: &mut Scratch) -> Result<Prepared, Error> {
         let problem = self.check_backward(call)?;
-        let bound = self.pipelines.with_fallbacks(|| {
+        self.pipelines.with_fallbacks(|| {
             let device = &self.pipelines.facts();
             let plans = backward::plan(&problem, device)?;
             let memory = plans.memory(scratch)?;
             let dispatches = backward::dispatches(&problem, &plans, memory, device);
-            self.pipelines.bind(&dispatches, scratch.bindings())
-        })?;
-        emit(&bound);
-        Ok(())
+            self.pipelines.bind("attention.backward", &dispatches, scratch.bindings())
+        })
     }
 
     /// Everything that can be said of a call before its pipelines.

@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 use crate::cache::Cache;
 use crate::device::DeviceFacts;
-use crate::kernel::{BindingCache, BoundDispatch, Pipelines, Scratch, ScratchSize, pass, record};
+use crate::kernel::{BindingCache, Pipelines, Prepared, Recorder, Scratch, ScratchSize};
 use crate::mask::{Blocks, DeviceMask, Dropout, Id, check_whole_map, classify};
 use crate::tensor::{
     Access, DType, Error, Shape, TensorView, check_aliasing, check_apart, check_float, expect,
@@ -109,7 +109,7 @@ impl Attention {
         Ok(self.check(call)?.outline())
     }
 
-    /// Records `call` into `encoder`, in a compute pass of its own. Nothing is submitted, copied or read back.
+    /// Records `call` into an encoder, in a compute pass of its own, or into a pass of the caller's. Nothing is submitted, copied or read back.
     ///
     /// # Errors
     /// Everything that [`Error`] lists for tensors, masks, options and scratch; a cache of other dimensions or another
@@ -117,34 +117,21 @@ impl Attention {
     /// other not. Then nothing has been recorded.
     pub fn forward(
         &self,
-        encoder: &mut wgpu::CommandEncoder,
+        into: &mut impl Recorder,
         call: &Forward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
         let problem = self.check_recorded(call)?;
-        self.record(&problem, scratch, |bound| record(&mut pass(encoder, "attention"), bound))
+        self.bind(&problem, scratch)?.record(into);
+        Ok(())
     }
 
-    /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
-    pub fn forward_in_pass(
-        &self,
-        pass: &mut wgpu::ComputePass,
-        call: &Forward,
-        scratch: &mut Scratch,
-    ) -> Result<(), Error> {
-        self.record(&self.check_recorded(call)?, scratch, |bound| record(pass, bound))
-    }
-
-    /// Compiles and binds what `call` needs, so that its first recording does neither.
-    /// Some drivers compile at the first submission all the same: see [`Pipelines`].
-    ///
-    /// # Errors
-    /// As [`forward`](Self::forward).
-    pub fn prepare(&self, call: &Forward, scratch: &mut Scratch) -> Result<(), Error> {
-        self.record(&self.check(call)?, scratch, |_| ())
+    pub fn prepare(&self, call: &Forward, scratch: &mut Scratch) -> Result<Prepared, Error> {
+        self.bind(&self.check(call)?, scratch)
     }
 
     /// Records what writes `mask`'s block map for `[batch, q_len, kv_len]` into `blocks.map`: U32,
@@ -158,38 +145,25 @@ impl Attention {
     /// recorded.
     pub fn classify(
         &self,
-        encoder: &mut wgpu::CommandEncoder,
+        into: &mut impl Recorder,
         mask: &DeviceMask,
         lengths: [usize; 3],
         blocks: &Blocks<TensorView>,
     ) -> Result<(), Error> {
-        self.record_map(mask, lengths, blocks, |bound| {
-            record(&mut pass(encoder, "block map"), bound);
-        })
+        self.prepare_classify(mask, lengths, blocks)?.record(into);
+        Ok(())
     }
 
-    /// [`classify`](Self::classify) into a compute pass of the caller's, which is left with another pipeline and bind
-    /// group 0.
+    /// Checks a block map, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
     ///
     /// # Errors
     /// As [`classify`](Self::classify).
-    pub fn classify_in_pass(
-        &self,
-        pass: &mut wgpu::ComputePass,
-        mask: &DeviceMask,
-        lengths: [usize; 3],
-        blocks: &Blocks<TensorView>,
-    ) -> Result<(), Error> {
-        self.record_map(mask, lengths, blocks, |bound| record(pass, bound))
-    }
-
-    fn record_map(
+    pub fn prepare_classify(
         &self,
         mask: &DeviceMask,
         [batch, q_len, kv_len]: [usize; 3],
         blocks: &Blocks<TensorView>,
-        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
-    ) -> Result<(), Error> {
+    ) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
         let Config { heads, kv_heads, head_dim, value_dim, .. } = self.config;
         let shape = Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim };
@@ -203,26 +177,17 @@ impl Attention {
         blocks.map.check("blocks", Access::Write, device)?;
         check_aliasing(&[("blocks", blocks.map)], &mask.tensors())?;
         let call = classify::call(mask, &shape, blocks, device);
-        let bound = self.pipelines.bind(&[call], &self.bindings)?;
-        emit(&bound);
-        Ok(())
+        self.pipelines.bind("block map", &[call], &self.bindings)
     }
 
-    fn record(
-        &self,
-        problem: &Problem,
-        scratch: &mut Scratch,
-        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
-    ) -> Result<(), Error> {
-        let bound = self.pipelines.with_fallbacks(|| {
+    fn bind(&self, problem: &Problem, scratch: &Scratch) -> Result<Prepared, Error> {
+        self.pipelines.with_fallbacks(|| {
             let device = &self.pipelines.facts();
             let chosen = dispatch::choose_within(&problem.outline(), device, scratch)?;
             let memory = chosen.memory(scratch)?;
             let dispatches = dispatch::dispatches(problem, chosen, memory, device);
-            self.pipelines.bind(&dispatches, scratch.bindings())
-        })?;
-        emit(&bound);
-        Ok(())
+            self.pipelines.bind("attention", &dispatches, scratch.bindings())
+        })
     }
 
     /// [`check`](Self::check), and that a cache's changes are on the device.

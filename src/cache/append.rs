@@ -3,7 +3,7 @@
 use super::dispatch::{self, CacheLayer};
 use super::sequences::Change;
 use super::{Cache, CacheConfig, CacheLayout, sequence_table};
-use crate::kernel::{BoundDispatch, pass, record};
+use crate::kernel::{Prepared, Recorder};
 use crate::position::kernels::rotation_table::RotationParams;
 use crate::position::{MAX_POSITION, Rope, RowPositions};
 use crate::tensor::{Access, Error, LONGEST_AXIS, TensorView, check_aliasing, check_float, expect_shape};
@@ -45,39 +45,23 @@ impl Cache {
     /// # Errors
     /// [`Error::Unsupported`] before the first advance, after a rewind and after a reorder, everything that [`Error`] lists for tensors;
     /// then nothing has been recorded.
-    pub fn append(
-        &self,
-        encoder: &mut wgpu::CommandEncoder,
-        layer: usize,
-        append: &Append,
-    ) -> Result<(), Error> {
-        let bound = self.bind_append(layer, append)?;
-        record(&mut pass(encoder, "cache append"), &bound);
+    pub fn append(&self, into: &mut impl Recorder, layer: usize, append: &Append) -> Result<(), Error> {
+        self.prepare_append(layer, append)?.record(into);
         Ok(())
     }
 
-    /// [`append`](Self::append) into a compute pass of the caller's, which is left with another pipeline and bind
-    /// group 0.
+    /// Checks an append, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like: each time it writes
+    /// the rows of the last advance that is on the device.
     ///
     /// # Errors
     /// As [`append`](Self::append).
-    pub fn append_in_pass(
-        &self,
-        pass: &mut wgpu::ComputePass,
-        layer: usize,
-        append: &Append,
-    ) -> Result<(), Error> {
-        record(pass, &self.bind_append(layer, append)?);
-        Ok(())
-    }
-
-    fn bind_append(&self, layer: usize, append: &Append) -> Result<Vec<(BoundDispatch, [u32; 3])>, Error> {
+    pub fn prepare_append(&self, layer: usize, append: &Append) -> Result<Prepared, Error> {
         self.check_recorded()?;
         let source = self.source(layer, false)?;
         self.check_append(&source, append, self.advanced)?;
         let tensors = [append.k, append.v];
         let dispatch = dispatch::append(&source, tensors, append.rotation(), None, &self.pipelines.facts());
-        self.pipelines.bind(&[dispatch], &self.bindings)
+        self.pipelines.bind("cache append", &[dispatch], &self.bindings)
     }
 
     /// Records what writes keys and values over those at positions that are there already, and whatever was said since
@@ -120,11 +104,11 @@ impl Cache {
         let mut dispatches = self.copies(&copies);
         let tensors = [append.k, append.v];
         dispatches.push(dispatch::append(&source, tensors, append.rotation(), Some(positions), device));
-        let bound = self.pipelines.bind(&dispatches, &self.bindings)?;
+        let bound = self.pipelines.bind("cache", &dispatches, &self.bindings)?;
         let upload = sequence_table::upload(self.pipelines.device(), &edits)?;
         // Nothing can fail from here on.
         self.sequences.commit(after);
-        self.record(encoder, upload, &edits, &bound);
+        self.record(encoder, upload, &edits, Some(&bound));
         Ok(())
     }
 

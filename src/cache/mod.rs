@@ -21,7 +21,7 @@ use sequences::{Change, Edits, PageCopy, Reorder, Sequences};
 pub use tokens::Tokens;
 
 use crate::kernel::guard::guarded;
-use crate::kernel::{BindingCache, BoundDispatch, Dispatches, Pipelines, pass, record};
+use crate::kernel::{BindingCache, Dispatches, Pipelines, Prepared};
 use crate::tensor::{DType, Error, Layout, TensorView, Window};
 
 /// Keys and values of earlier tokens on one device, for generation token by token.
@@ -243,7 +243,7 @@ impl Cache {
         let device = &self.pipelines.facts();
         let dispatches: Dispatches =
             layers.flat_map(|layer| dispatch::reorder(&layer, slots, device)).collect();
-        let bound = self.pipelines.bind(&dispatches, &self.bindings)?;
+        let bound = self.pipelines.bind("cache", &dispatches, &self.bindings)?;
         let copy = match &self.table_copy {
             Some(copy) => copy.clone(),
             None => sequence_table::room_for_copy(self.pipelines.device(), self.config.batch)?,
@@ -252,7 +252,7 @@ impl Cache {
         // Nothing can fail from here on.
         self.sequences.commit(after);
         self.advanced = 0;
-        self.record(encoder, upload, &edits, &bound);
+        self.record(encoder, upload, &edits, Some(&bound));
         sequence_table::reorder(encoder, &self.sequence_table, &copy, parents);
         self.table_copy = Some(copy);
         Ok(())
@@ -312,7 +312,7 @@ impl Cache {
             &rows.moves(back),
             device,
         ));
-        let bound = self.pipelines.bind(&dispatches, &self.bindings)?;
+        let bound = self.pipelines.bind("cache", &dispatches, &self.bindings)?;
         if let Tokens::Each(counts) = rows {
             edits.extend(counts.iter().enumerate().map(|(s, n)| (s * WORDS + COUNT, *n as u32)));
         }
@@ -320,7 +320,7 @@ impl Cache {
         // Nothing can fail from here on.
         self.sequences.commit(after);
         self.advanced = if back { 0 } else { rows.most() };
-        self.record(encoder, upload, &edits, &bound);
+        self.record(encoder, upload, &edits, Some(&bound));
         Ok(())
     }
 
@@ -332,7 +332,7 @@ impl Cache {
         let edits = self.sequences.edits().clone();
         let upload = sequence_table::upload(self.pipelines.device(), &edits)?;
         self.sequences.flushed();
-        self.record(encoder, upload, &edits, &[]);
+        self.record(encoder, upload, &edits, None);
         Ok(())
     }
 
@@ -396,13 +396,13 @@ impl Cache {
         encoder: &mut wgpu::CommandEncoder,
         upload: Option<wgpu::Buffer>,
         edits: &Edits,
-        bound: &[(BoundDispatch, [u32; 3])],
+        call: Option<&Prepared>,
     ) {
         if let Some(upload) = upload {
             sequence_table::change(encoder, &self.sequence_table, &upload, edits);
         }
-        if !bound.is_empty() {
-            record(&mut pass(encoder, "cache"), bound);
+        if let Some(call) = call {
+            call.record(encoder);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Keys and values, back out of a layer.
 
 use super::{Cache, CacheConfig, dispatch};
-use crate::kernel::{BoundDispatch, pass, record};
+use crate::kernel::{Prepared, Recorder};
 use crate::position::RowPositions;
 use crate::tensor::{
     Access, Error, LONGEST_AXIS, TensorView, check_aliasing, check_apart, check_float, expect_shape,
@@ -39,32 +39,16 @@ impl Cache {
     /// # Errors
     /// [`Error::Unsupported`] with changes that are not recorded ([`flush`](Self::flush)), [`Error::Option`] for a
     /// layer that is none, and everything that [`Error`] lists for tensors; then nothing has been recorded.
-    pub fn read(
-        &self,
-        encoder: &mut wgpu::CommandEncoder,
-        layer: usize,
-        read: &CacheRead,
-    ) -> Result<(), Error> {
-        let bound = self.bind_read(layer, read)?;
-        record(&mut pass(encoder, "cache read"), &bound);
+    pub fn read(&self, into: &mut impl Recorder, layer: usize, read: &CacheRead) -> Result<(), Error> {
+        self.prepare_read(layer, read)?.record(into);
         Ok(())
     }
 
-    /// [`read`](Self::read) into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    /// Checks a read, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
     ///
     /// # Errors
     /// As [`read`](Self::read).
-    pub fn read_in_pass(
-        &self,
-        pass: &mut wgpu::ComputePass,
-        layer: usize,
-        read: &CacheRead,
-    ) -> Result<(), Error> {
-        record(pass, &self.bind_read(layer, read)?);
-        Ok(())
-    }
-
-    fn bind_read(&self, layer: usize, read: &CacheRead) -> Result<Vec<(BoundDispatch, [u32; 3])>, Error> {
+    pub fn prepare_read(&self, layer: usize, read: &CacheRead) -> Result<Prepared, Error> {
         self.check_recorded()?;
         let source = self.source(layer, false)?;
         let device = &self.pipelines.facts();
@@ -91,6 +75,6 @@ impl Cache {
             tensor => tensor,
         };
         let dispatch = dispatch::read(&source, [k, v], (at.params(rows, last, device), at.tensor()), device);
-        self.pipelines.bind(&[dispatch], &self.bindings)
+        self.pipelines.bind("cache read", &[dispatch], &self.bindings)
     }
 }

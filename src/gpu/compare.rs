@@ -3,7 +3,7 @@
 use super::Gpu;
 use super::upload::storage_buffer;
 use crate::attention::reference::mask::pair_answers;
-use crate::kernel::{BindingCache, pass, record};
+use crate::kernel::BindingCache;
 use crate::mask::{DeviceMask, HostMask, ask_mask};
 use crate::tensor::{DType, Error, Shape, TensorView};
 
@@ -96,9 +96,9 @@ impl Gpu {
         ];
         let derivative = device.mods().check_slope().is_ok();
         let call = ask_mask::call(device, derivative, &shape, tensors, facts);
-        let bound = self.pipelines.bind(&[call], &BindingCache::default())?;
+        let call = self.pipelines.bind("attention.ask_mask", &[call], &BindingCache::default())?;
         self.submit(|encoder| {
-            record(&mut pass(encoder, "attention.ask_mask"), &bound);
+            call.record(encoder);
             Ok(())
         })?;
         let got: Vec<f32> = self.download_async(&answers, ANSWERS * PAIRS).await?;

@@ -27,7 +27,7 @@ pub(crate) use dispatches::{Dispatches, fits, in_scratch, runs};
 pub use options::{Algorithm, KernelOptions, MatrixUnits, Target};
 pub use pipelines::Pipelines;
 pub(crate) use pipelines::{PipelineKey, lock};
-pub(crate) use recording::{pass, record};
+pub use recording::{Prepared, Recorder};
 pub(crate) use scratch::Slot;
 pub use scratch::{Scratch, ScratchSize};
 pub(crate) use slots::Slots;

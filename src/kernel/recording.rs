@@ -66,14 +66,15 @@ impl Pipelines {
     /// not bound again.
     pub(crate) fn bind(
         &self,
+        label: &'static str,
         dispatches: &[Dispatch],
         bindings: &BindingCache,
-    ) -> Result<Vec<(BoundDispatch, [u32; 3])>, Error> {
+    ) -> Result<Prepared, Error> {
         bindings.check_device(self.device())?;
         let call = bindings.begin();
         let bound = self.bind_all(dispatches, bindings, call);
         bindings.end(call, self.device());
-        bound
+        Ok(Prepared { label, dispatches: bound? })
     }
 
     fn bind_all(
@@ -159,16 +160,60 @@ fn uniform(device: &wgpu::Device, bytes: &[u8]) -> wgpu::Buffer {
     buffer
 }
 
-/// Records dispatches that [`Pipelines::bind`] has prepared.
-pub(crate) fn record(pass: &mut wgpu::ComputePass, bound: &[(BoundDispatch, [u32; 3])]) {
-    for (step, [x, y, z]) in bound {
-        pass.set_pipeline(&step.pipeline);
-        pass.set_bind_group(0, &step.bind_group, &[]);
-        pass.dispatch_workgroups(*x, *y, *z);
+/// A call that is checked, compiled and bound. It can be recorded as often as you like, and recording it creates nothing.
+///
+/// Some drivers put their compiler off until the first submission: see [`Pipelines`]. It holds the tensors' buffers and the parameters of
+/// its call: what a [`Cache`](crate::Cache) says later, of lengths that the host knows, is not in it.
+#[derive(Clone, Debug)]
+pub struct Prepared {
+    label: &'static str,
+    dispatches: Vec<(BoundDispatch, [u32; 3])>,
+}
+
+impl Prepared {
+    /// Records it. Nothing is submitted, copied or read back.
+    pub fn record(&self, into: &mut impl Recorder) {
+        into.record(self);
+    }
+
+    /// Records it into `pass`.
+    fn record_in(&self, pass: &mut wgpu::ComputePass) {
+        for (step, [x, y, z]) in &self.dispatches {
+            pass.set_pipeline(&step.pipeline);
+            pass.set_bind_group(0, &step.bind_group, &[]);
+            pass.dispatch_workgroups(*x, *y, *z);
+        }
     }
 }
 
-/// A compute pass of the caller's encoder.
-pub(crate) fn pass<'e>(encoder: &'e mut wgpu::CommandEncoder, label: &str) -> wgpu::ComputePass<'e> {
-    encoder.begin_compute_pass(&wgpu::ComputePassDescriptor { label: Some(label), timestamp_writes: None })
+/// What calls are recorded into: a [`wgpu::CommandEncoder`], in a compute pass of their own, or a [`wgpu::ComputePass`] of the caller's,
+/// which is left with another pipeline and bind group 0. The library has no other.
+pub trait Recorder: sealed::Recorder {}
+
+mod sealed {
+    pub trait Recorder {
+        fn record(&mut self, call: &super::Prepared);
+    }
+}
+
+impl Recorder for wgpu::CommandEncoder {}
+
+impl sealed::Recorder for wgpu::CommandEncoder {
+    fn record(&mut self, call: &Prepared) {
+        if call.dispatches.is_empty() {
+            return;
+        }
+        let label = Some(call.label);
+        call.record_in(
+            &mut self.begin_compute_pass(&wgpu::ComputePassDescriptor { label, timestamp_writes: None }),
+        );
+    }
+}
+
+impl Recorder for wgpu::ComputePass<'_> {}
+
+impl sealed::Recorder for wgpu::ComputePass<'_> {
+    fn record(&mut self, call: &Prepared) {
+        call.record_in(self);
+    }
 }

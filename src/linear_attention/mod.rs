@@ -17,7 +17,7 @@ use kernels::linear::Phi;
 use plan::LinearTiles;
 
 use crate::device::DeviceFacts;
-use crate::kernel::{BoundDispatch, Pipelines, Scratch, ScratchSize, Target, pass, record};
+use crate::kernel::{Pipelines, Prepared, Recorder, Scratch, ScratchSize, Target};
 use crate::tensor::{
     Access, DType, Error, Shape, TensorView, check_aliasing, check_apart, check_float, expect,
     expect_broadcast, expect_shape,
@@ -86,52 +86,28 @@ impl LinearAttention {
         Ok(self.check(call)?.scratch_size())
     }
 
-    /// Records `call` into `encoder`, in a compute pass of its own. Nothing is submitted, copied or read back.
+    /// Records `call` into an encoder, in a compute pass of its own, or into a pass of the caller's. Nothing is submitted, copied or read back.
     ///
     /// # Errors
     /// Everything that [`Error`] lists for tensors, options and scratch. Then nothing has been recorded.
     pub fn forward(
         &self,
-        encoder: &mut wgpu::CommandEncoder,
+        into: &mut impl Recorder,
         call: &LinearForward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record(call, scratch, |bound| record(&mut pass(encoder, "linear attention"), bound))
+        self.prepare(call, scratch)?.record(into);
+        Ok(())
     }
 
-    /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
-    pub fn forward_in_pass(
-        &self,
-        pass: &mut wgpu::ComputePass,
-        call: &LinearForward,
-        scratch: &mut Scratch,
-    ) -> Result<(), Error> {
-        self.record(call, scratch, |bound| record(pass, bound))
-    }
-
-    /// Compiles and binds what `call` needs, so that its first recording does neither.
-    /// Some drivers compile at the first submission all the same: see [`Pipelines`].
-    ///
-    /// # Errors
-    /// As [`forward`](Self::forward).
-    pub fn prepare(&self, call: &LinearForward, scratch: &mut Scratch) -> Result<(), Error> {
-        self.record(call, scratch, |_| ())
-    }
-
-    fn record(
-        &self,
-        call: &LinearForward,
-        scratch: &Scratch,
-        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
-    ) -> Result<(), Error> {
+    pub fn prepare(&self, call: &LinearForward, scratch: &mut Scratch) -> Result<Prepared, Error> {
         let problem = self.check(call)?;
         let dispatches = dispatch::dispatches(&problem, scratch, &self.pipelines.facts())?;
-        let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
-        emit(&bound);
-        Ok(())
+        self.pipelines.bind("linear attention", &dispatches, scratch.bindings())
     }
 
     /// The temporary memory that the gradients of `call` need: the memory of the forward call, products of gradients (32 MiB at most), and
@@ -143,55 +119,30 @@ impl LinearAttention {
         Ok(self.check_backward(call)?.0.backward_scratch_size())
     }
 
-    /// Records the gradients of a forward call into `encoder`, in a compute pass of its own. States are computed again, from the
+    /// Records the gradients of a forward call into an encoder, in a compute pass of its own, or into a pass of the caller's. States are computed again, from the
     /// first chunk to the last for queries, from the last to the first for keys and values.
     ///
     /// # Errors
     /// As [`forward`](Self::forward), and [`Error::Unsupported`] if no gradient is asked for.
     pub fn backward(
         &self,
-        encoder: &mut wgpu::CommandEncoder,
+        into: &mut impl Recorder,
         call: &LinearBackward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        let emit = |bound: &[_]| record(&mut pass(encoder, "linear attention backward"), bound);
-        self.record_backward(call, scratch, emit)
+        self.prepare_backward(call, scratch)?.record(into);
+        Ok(())
     }
 
-    /// [`backward`](Self::backward) into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
-    pub fn backward_in_pass(
-        &self,
-        pass: &mut wgpu::ComputePass,
-        call: &LinearBackward,
-        scratch: &mut Scratch,
-    ) -> Result<(), Error> {
-        self.record_backward(call, scratch, |bound| record(pass, bound))
-    }
-
-    /// Compiles and binds what `call` needs, so that its first recording does neither.
-    /// Some drivers compile at the first submission all the same: see [`Pipelines`].
-    ///
-    /// # Errors
-    /// As [`backward`](Self::backward).
-    pub fn prepare_backward(&self, call: &LinearBackward, scratch: &mut Scratch) -> Result<(), Error> {
-        self.record_backward(call, scratch, |_| ())
-    }
-
-    fn record_backward(
-        &self,
-        call: &LinearBackward,
-        scratch: &Scratch,
-        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
-    ) -> Result<(), Error> {
+    pub fn prepare_backward(&self, call: &LinearBackward, scratch: &mut Scratch) -> Result<Prepared, Error> {
         let (problem, gradients) = self.check_backward(call)?;
         let dispatches =
             dispatch::backward_dispatches(&problem, &gradients, scratch, &self.pipelines.facts())?;
-        let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
-        emit(&bound);
-        Ok(())
+        self.pipelines.bind("linear attention backward", &dispatches, scratch.bindings())
     }
 
     /// What forward and backward calls have in common.

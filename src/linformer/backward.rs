@@ -6,7 +6,7 @@ use crate::attention::dispatch::backward::{self, BackwardPlans};
 use crate::attention::dispatch::{AddedGradients, BackwardProblem};
 use crate::attention::{Config, scale_in_f32};
 use crate::device::DeviceFacts;
-use crate::kernel::{BoundDispatch, Dispatches, Scratch, ScratchSize, Slot, in_scratch, pass, record};
+use crate::kernel::{Dispatches, Prepared, Recorder, Scratch, ScratchSize, Slot, in_scratch};
 use crate::mask::{DeviceMask, Dropout};
 use crate::matmul::projection::dispatch_backward::Gradient;
 use crate::tensor::{
@@ -168,48 +168,30 @@ impl Linformer {
         Ok(self.check_backward(call, &self.pipelines.facts())?.size)
     }
 
-    /// Records the gradients of a forward call into `encoder`, in a compute pass of their own.
+    /// Records the gradients of a forward call into an encoder, in a compute pass of their own, or into a pass of the caller's.
     ///
     /// # Errors
     /// Everything that [`Error`] lists for tensors, options and scratch; [`Error::Unsupported`] if no gradient is asked for, or that of an `f`
     /// which is not there. Then nothing has been recorded.
     pub fn backward(
         &self,
-        encoder: &mut wgpu::CommandEncoder,
+        into: &mut impl Recorder,
         call: &LinformerBackward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record_backward(call, scratch, |bound| record(&mut pass(encoder, "linformer backward"), bound))
+        self.prepare_backward(call, scratch)?.record(into);
+        Ok(())
     }
 
-    /// [`backward`](Self::backward) into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
-    pub fn backward_in_pass(
-        &self,
-        pass: &mut wgpu::ComputePass,
-        call: &LinformerBackward,
-        scratch: &mut Scratch,
-    ) -> Result<(), Error> {
-        self.record_backward(call, scratch, |bound| record(pass, bound))
-    }
-
-    /// Compiles and binds what `call` needs, so that its first recording does neither.
-    /// Some drivers compile at the first submission all the same: see [`Pipelines`](crate::Pipelines).
-    ///
-    /// # Errors
-    /// As [`backward`](Self::backward).
-    pub fn prepare_backward(&self, call: &LinformerBackward, scratch: &mut Scratch) -> Result<(), Error> {
-        self.record_backward(call, scratch, |_| ())
-    }
-
-    fn record_backward(
+    pub fn prepare_backward(
         &self,
         call: &LinformerBackward,
         scratch: &mut Scratch,
-        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
-    ) -> Result<(), Error> {
+    ) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
         let scratch: &Scratch = scratch;
         let Plan { shape, plans, size } = self.check_backward(call, device)?;
@@ -223,9 +205,7 @@ impl Linformer {
             dispatches.extend(backward::dispatches(problem, plans, plans.memory(scratch)?, device));
         }
         dispatches.extend(self.products(call, &projected, &between, device)?);
-        let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
-        emit(&bound);
-        Ok(())
+        self.pipelines.bind("linformer backward", &dispatches, scratch.bindings())
     }
 
     fn between<'a>(

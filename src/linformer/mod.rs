@@ -12,8 +12,8 @@ use crate::attention::dispatch::{Chosen, Extras, Keys, Problem};
 use crate::attention::{self, Config, check_extras, extra_inputs, outputs, scale_in_f32};
 use crate::device::DeviceFacts;
 use crate::kernel::{
-    BoundDispatch, Dispatches, KernelOptions, MatrixUnits, Pipelines, Scratch, ScratchSize, Slot, in_scratch,
-    pass, record,
+    Dispatches, KernelOptions, MatrixUnits, Pipelines, Prepared, Recorder, Scratch, ScratchSize, Slot,
+    in_scratch,
 };
 use crate::mask::{DeviceMask, Dropout};
 use crate::matmul::projection::dispatch_backward::Gradient;
@@ -171,47 +171,25 @@ impl Linformer {
         Ok(self.check(call, &self.pipelines.facts())?.size)
     }
 
-    /// Records `call` into `encoder`, in a compute pass of its own.
+    /// Records `call` into an encoder, in a compute pass of its own, or into a pass of the caller's.
     ///
     /// # Errors
     /// Everything that [`Error`] lists for tensors, options and scratch; then nothing has been recorded.
     pub fn forward(
         &self,
-        encoder: &mut wgpu::CommandEncoder,
+        into: &mut impl Recorder,
         call: &LinformerForward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record(call, scratch, |bound| record(&mut pass(encoder, "linformer"), bound))
+        self.prepare(call, scratch)?.record(into);
+        Ok(())
     }
 
-    /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
-    pub fn forward_in_pass(
-        &self,
-        pass: &mut wgpu::ComputePass,
-        call: &LinformerForward,
-        scratch: &mut Scratch,
-    ) -> Result<(), Error> {
-        self.record(call, scratch, |bound| record(pass, bound))
-    }
-
-    /// Compiles and binds what `call` needs, so that its first recording does neither.
-    /// Some drivers compile at the first submission all the same: see [`Pipelines`].
-    ///
-    /// # Errors
-    /// As [`forward`](Self::forward).
-    pub fn prepare(&self, call: &LinformerForward, scratch: &mut Scratch) -> Result<(), Error> {
-        self.record(call, scratch, |_| ())
-    }
-
-    fn record(
-        &self,
-        call: &LinformerForward,
-        scratch: &mut Scratch,
-        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
-    ) -> Result<(), Error> {
+    pub fn prepare(&self, call: &LinformerForward, scratch: &mut Scratch) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
         let scratch: &Scratch = scratch;
         let Plan { shape, chosen, .. } = attention::dispatch::within(device, |device| {
@@ -222,9 +200,7 @@ impl Linformer {
         let mut dispatches = projected.dispatches(&call.sides(), &self.config, device)?;
         let problem = self.problem(shape, call.q, &projected, call.extras());
         dispatches.extend(attention::dispatch::dispatches(&problem, chosen, chosen.memory(scratch)?, device));
-        let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
-        emit(&bound);
-        Ok(())
+        self.pipelines.bind("linformer", &dispatches, scratch.bindings())
     }
 
     /// The attention to projected keys.

@@ -14,7 +14,7 @@ use dispatch::{LocalGradientViews, LocalProblem};
 pub use predictor::{PositionPredictor, PredictorBackward, PredictorForward};
 
 use crate::device::DeviceFacts;
-use crate::kernel::{BoundDispatch, Dispatches, Pipelines, Scratch, ScratchSize, Slot, pass, record};
+use crate::kernel::{Pipelines, Prepared, Recorder, Scratch, ScratchSize, Slot};
 use crate::tensor::{
     Access, DType, Error, Shape, TensorView, check_aliasing, check_apart, expect, expect_broadcast,
     expect_shape,
@@ -91,63 +91,30 @@ impl LocalAttention {
         Ok(ScratchSize::default().with(Slot::Scores, problem.band_bytes(false, device)?))
     }
 
-    /// Records `call` into `encoder`, in a compute pass of its own. Nothing is submitted, copied or read back.
+    /// Records `call` into an encoder, in a compute pass of its own, or into a pass of the caller's. Nothing is submitted, copied or read back.
     ///
     /// # Errors
     /// Everything that [`Error`] lists for tensors and scratch; then nothing has been recorded.
     pub fn forward(
         &self,
-        encoder: &mut wgpu::CommandEncoder,
+        into: &mut impl Recorder,
         call: &LocalForward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record(call, scratch, |bound| record(&mut pass(encoder, "local attention"), bound))
+        self.prepare(call, scratch)?.record(into);
+        Ok(())
     }
 
-    /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
-    pub fn forward_in_pass(
-        &self,
-        pass: &mut wgpu::ComputePass,
-        call: &LocalForward,
-        scratch: &mut Scratch,
-    ) -> Result<(), Error> {
-        self.record(call, scratch, |bound| record(pass, bound))
-    }
-
-    /// Compiles and binds what `call` needs, so that its first recording does neither.
-    /// Some drivers compile at the first submission all the same: see [`Pipelines`].
-    ///
-    /// # Errors
-    /// As [`forward`](Self::forward).
-    pub fn prepare(&self, call: &LocalForward, scratch: &mut Scratch) -> Result<(), Error> {
-        self.record(call, scratch, |_| ())
-    }
-
-    fn record(
-        &self,
-        call: &LocalForward,
-        scratch: &mut Scratch,
-        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
-    ) -> Result<(), Error> {
+    pub fn prepare(&self, call: &LocalForward, scratch: &mut Scratch) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
         let problem = self.check(call, device)?;
         scratch.check(self.scratch_size(call)?)?;
         let dispatches = problem.forward(call.out, call.weights, scratch.buffer(Slot::Scores)?, device);
-        self.emit(&dispatches, scratch, emit)
-    }
-
-    fn emit(
-        &self,
-        dispatches: &Dispatches,
-        scratch: &Scratch,
-        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
-    ) -> Result<(), Error> {
-        let bound = self.pipelines.bind(dispatches, scratch.bindings())?;
-        emit(&bound);
-        Ok(())
+        self.pipelines.bind("local attention", &dispatches, scratch.bindings())
     }
 
     /// What forward and backward calls have in common. `out` is the output or its gradient.
@@ -214,56 +181,33 @@ impl LocalAttention {
         Ok(ScratchSize::default().with(Slot::Scores, problem.band_bytes(true, device)?))
     }
 
-    /// Records the gradients of a forward call into `encoder`, in a compute pass of their own.
+    /// Records the gradients of a forward call into an encoder, in a compute pass of their own, or into a pass of the caller's.
     ///
     /// # Errors
     /// Everything that [`Error`] lists for tensors and scratch; [`Error::Unsupported`] if no gradient is asked for. Then nothing has been
     /// recorded.
     pub fn backward(
         &self,
-        encoder: &mut wgpu::CommandEncoder,
+        into: &mut impl Recorder,
         call: &LocalBackward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        let label = "local attention backward";
-        self.record_backward(call, scratch, |bound| record(&mut pass(encoder, label), bound))
+        self.prepare_backward(call, scratch)?.record(into);
+        Ok(())
     }
 
-    /// [`backward`](Self::backward) into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
-    pub fn backward_in_pass(
-        &self,
-        pass: &mut wgpu::ComputePass,
-        call: &LocalBackward,
-        scratch: &mut Scratch,
-    ) -> Result<(), Error> {
-        self.record_backward(call, scratch, |bound| record(pass, bound))
-    }
-
-    /// Compiles and binds what `call` needs, so that its first recording does neither.
-    /// Some drivers compile at the first submission all the same: see [`Pipelines`].
-    ///
-    /// # Errors
-    /// As [`backward`](Self::backward).
-    pub fn prepare_backward(&self, call: &LocalBackward, scratch: &mut Scratch) -> Result<(), Error> {
-        self.record_backward(call, scratch, |_| ())
-    }
-
-    fn record_backward(
-        &self,
-        call: &LocalBackward,
-        scratch: &mut Scratch,
-        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
-    ) -> Result<(), Error> {
+    pub fn prepare_backward(&self, call: &LocalBackward, scratch: &mut Scratch) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
         let problem = self.check_backward(call, device)?;
         scratch.check(self.backward_scratch_size(call)?)?;
         let LocalBackward { d_out, d_q, d_k, d_v, d_positions, accumulates, .. } = *call;
         let gradients = LocalGradientViews { d_out, d_q, d_k, d_v, d_positions, accumulates };
         let dispatches = problem.backward(&gradients, scratch.buffer(Slot::Scores)?, device);
-        self.emit(&dispatches, scratch, emit)
+        self.pipelines.bind("local attention backward", &dispatches, scratch.bindings())
     }
 
     fn check_backward<'a>(

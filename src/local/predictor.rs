@@ -3,8 +3,7 @@
 use super::dispatch::Predicted;
 use crate::device::DeviceFacts;
 use crate::kernel::{
-    BoundDispatch, Dispatches, KernelOptions, Pipelines, Scratch, ScratchSize, Slot, fits, in_scratch, pass,
-    record,
+    Dispatches, KernelOptions, Pipelines, Prepared, Recorder, Scratch, ScratchSize, Slot, fits, in_scratch,
 };
 use crate::matmul::Linear;
 use crate::matmul::projection::dispatch::{self, LinearOp};
@@ -262,55 +261,31 @@ impl PositionPredictor {
         Ok(ScratchSize::default().with(Slot::Projected, call.inputs.inner_bytes(device)?))
     }
 
-    /// Records `call` into `encoder`, in a compute pass of its own.
+    /// Records `call` into an encoder, in a compute pass of its own, or into a pass of the caller's.
     ///
     /// # Errors
     /// Everything that [`Error`] lists for tensors and scratch; then nothing has been recorded.
     pub fn forward(
         &self,
-        encoder: &mut wgpu::CommandEncoder,
+        into: &mut impl Recorder,
         call: &PredictorForward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record(call, scratch, |bound| record(&mut pass(encoder, "predicted positions"), bound))
+        self.prepare(call, scratch)?.record(into);
+        Ok(())
     }
 
-    /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
-    pub fn forward_in_pass(
-        &self,
-        pass: &mut wgpu::ComputePass,
-        call: &PredictorForward,
-        scratch: &mut Scratch,
-    ) -> Result<(), Error> {
-        self.record(call, scratch, |bound| record(pass, bound))
-    }
-
-    /// Compiles and binds what `call` needs, so that its first recording does neither.
-    /// Some drivers compile at the first submission all the same: see [`Pipelines`](crate::Pipelines).
-    ///
-    /// # Errors
-    /// As [`forward`](Self::forward).
-    pub fn prepare(&self, call: &PredictorForward, scratch: &mut Scratch) -> Result<(), Error> {
-        self.record(call, scratch, |_| ())
-    }
-
-    fn record(
-        &self,
-        call: &PredictorForward,
-        scratch: &mut Scratch,
-        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
-    ) -> Result<(), Error> {
+    pub fn prepare(&self, call: &PredictorForward, scratch: &mut Scratch) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
         scratch.check(self.scratch_size(call)?)?;
         let x = in_scratch(scratch.buffer(Slot::Projected)?, DType::F32, call.inputs.inner(), 0);
         let (mut dispatches, predicted) = call.inputs.products(x, &self.kernel_options, device)?;
         dispatches.push(predicted.forward(call.positions, device));
-        let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
-        emit(&bound);
-        Ok(())
+        self.pipelines.bind("predicted positions", &dispatches, scratch.bindings())
     }
 }
 
@@ -328,49 +303,30 @@ impl PositionPredictor {
         Ok(slots.into_iter().fold(ScratchSize::default(), |size, slot| size.with(slot, bytes)))
     }
 
-    /// Records the gradients of a forward call into `encoder`, in a compute pass of their own.
+    /// Records the gradients of a forward call into an encoder, in a compute pass of their own, or into a pass of the caller's.
     ///
     /// # Errors
     /// Everything that [`Error`] lists for tensors and scratch; [`Error::Unsupported`] if no gradient is asked for. Then nothing has been
     /// recorded.
     pub fn backward(
         &self,
-        encoder: &mut wgpu::CommandEncoder,
+        into: &mut impl Recorder,
         call: &PredictorBackward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        let label = "predicted positions backward";
-        self.record_backward(call, scratch, |bound| record(&mut pass(encoder, label), bound))
+        self.prepare_backward(call, scratch)?.record(into);
+        Ok(())
     }
 
-    /// [`backward`](Self::backward) into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
-    pub fn backward_in_pass(
-        &self,
-        pass: &mut wgpu::ComputePass,
-        call: &PredictorBackward,
-        scratch: &mut Scratch,
-    ) -> Result<(), Error> {
-        self.record_backward(call, scratch, |bound| record(pass, bound))
-    }
-
-    /// Compiles and binds what `call` needs, so that its first recording does neither.
-    /// Some drivers compile at the first submission all the same: see [`Pipelines`](crate::Pipelines).
-    ///
-    /// # Errors
-    /// As [`backward`](Self::backward).
-    pub fn prepare_backward(&self, call: &PredictorBackward, scratch: &mut Scratch) -> Result<(), Error> {
-        self.record_backward(call, scratch, |_| ())
-    }
-
-    fn record_backward(
+    pub fn prepare_backward(
         &self,
         call: &PredictorBackward,
         scratch: &mut Scratch,
-        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
-    ) -> Result<(), Error> {
+    ) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
         scratch.check(self.backward_scratch_size(call)?)?;
         let inner = |slot| Ok(in_scratch(scratch.buffer(slot)?, DType::F32, call.inputs.inner(), 0));
@@ -401,8 +357,6 @@ impl PositionPredictor {
             &self.kernel_options,
             device,
         )?);
-        let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
-        emit(&bound);
-        Ok(())
+        self.pipelines.bind("predicted positions backward", &dispatches, scratch.bindings())
     }
 }

@@ -6,7 +6,7 @@ use crate::attention::dispatch::backward::{self, BackwardPlans};
 use crate::attention::dispatch::{AddedGradients, BackwardProblem};
 use crate::attention::scale_in_f32;
 use crate::device::DeviceFacts;
-use crate::kernel::{BoundDispatch, Scratch, ScratchSize, Slot, fits, in_scratch, pass, record};
+use crate::kernel::{Prepared, Recorder, Scratch, ScratchSize, Slot, fits, in_scratch};
 use crate::matmul::projection::dispatch_backward::Gradient;
 use crate::tensor::{Access, DType, Error, TensorView, check_aliasing, check_float, count, expect_shape};
 
@@ -122,49 +122,26 @@ impl LshAttention {
         Ok(self.check_backward(call, &self.pipelines.facts())?.size)
     }
 
-    /// Records the gradients of a forward call into `encoder`, in a compute pass of their own.
+    /// Records the gradients of a forward call into an encoder, in a compute pass of their own, or into a pass of the caller's.
     ///
     /// # Errors
     /// Everything that [`Error`] lists for tensors and scratch; [`Error::Unsupported`] if no gradient is asked for. Then nothing has been
     /// recorded.
     pub fn backward(
         &self,
-        encoder: &mut wgpu::CommandEncoder,
+        into: &mut impl Recorder,
         call: &LshBackward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        let label = "lsh attention backward";
-        self.record_backward(call, scratch, |bound| record(&mut pass(encoder, label), bound))
+        self.prepare_backward(call, scratch)?.record(into);
+        Ok(())
     }
 
-    /// [`backward`](Self::backward) into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
-    pub fn backward_in_pass(
-        &self,
-        pass: &mut wgpu::ComputePass,
-        call: &LshBackward,
-        scratch: &mut Scratch,
-    ) -> Result<(), Error> {
-        self.record_backward(call, scratch, |bound| record(pass, bound))
-    }
-
-    /// Compiles and binds what `call` needs, so that its first recording does neither.
-    /// Some drivers compile at the first submission all the same: see [`Pipelines`](crate::Pipelines).
-    ///
-    /// # Errors
-    /// As [`backward`](Self::backward).
-    pub fn prepare_backward(&self, call: &LshBackward, scratch: &mut Scratch) -> Result<(), Error> {
-        self.record_backward(call, scratch, |_| ())
-    }
-
-    fn record_backward(
-        &self,
-        call: &LshBackward,
-        scratch: &mut Scratch,
-        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
-    ) -> Result<(), Error> {
+    pub fn prepare_backward(&self, call: &LshBackward, scratch: &mut Scratch) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
         let scratch: &Scratch = scratch;
         let Plan { sizes, plans, size } = self.check_backward(call, device)?;
@@ -193,9 +170,7 @@ impl LshAttention {
         if let Some(d_v) = call.d_v {
             dispatches.push(rounds.gradients(between.d_v, None, gradient(d_v), device));
         }
-        let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
-        emit(&bound);
-        Ok(())
+        self.pipelines.bind("lsh attention backward", &dispatches, scratch.bindings())
     }
 
     fn between<'a>(

@@ -15,7 +15,7 @@ use crate::attention::dispatch::{Chosen, Extras, Keys, Problem};
 use crate::attention::{self, scale_in_f32};
 use crate::device::DeviceFacts;
 use crate::kernel::{
-    BoundDispatch, Dispatches, Pipelines, Scratch, ScratchSize, Slot, fits, in_scratch, pass, record,
+    Dispatches, Pipelines, Prepared, Recorder, Scratch, ScratchSize, Slot, fits, in_scratch,
 };
 use crate::mask::DeviceMask;
 use crate::mask::mods::{Captured, MaskMod, ScoreMod};
@@ -209,47 +209,25 @@ impl LshAttention {
         Ok(self.check(call, &self.pipelines.facts())?.size)
     }
 
-    /// Records `call` into `encoder`, in a compute pass of its own.
+    /// Records `call` into an encoder, in a compute pass of its own, or into a pass of the caller's.
     ///
     /// # Errors
     /// Everything that [`Error`] lists for tensors and scratch; more than 65535 chunks; then nothing has been recorded.
     pub fn forward(
         &self,
-        encoder: &mut wgpu::CommandEncoder,
+        into: &mut impl Recorder,
         call: &LshForward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record(call, scratch, |bound| record(&mut pass(encoder, "lsh attention"), bound))
+        self.prepare(call, scratch)?.record(into);
+        Ok(())
     }
 
-    /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
-    pub fn forward_in_pass(
-        &self,
-        pass: &mut wgpu::ComputePass,
-        call: &LshForward,
-        scratch: &mut Scratch,
-    ) -> Result<(), Error> {
-        self.record(call, scratch, |bound| record(pass, bound))
-    }
-
-    /// Compiles and binds what `call` needs, so that its first recording does neither.
-    /// Some drivers compile at the first submission all the same: see [`Pipelines`].
-    ///
-    /// # Errors
-    /// As [`forward`](Self::forward).
-    pub fn prepare(&self, call: &LshForward, scratch: &mut Scratch) -> Result<(), Error> {
-        self.record(call, scratch, |_| ())
-    }
-
-    fn record(
-        &self,
-        call: &LshForward,
-        scratch: &mut Scratch,
-        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
-    ) -> Result<(), Error> {
+    pub fn prepare(&self, call: &LshForward, scratch: &mut Scratch) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
         let scratch: &Scratch = scratch;
         let Plan { sizes, chosen, .. } = attention::dispatch::within(device, |device| {
@@ -268,9 +246,7 @@ impl LshAttention {
         let problem = self.problem(&rounds, &sorted, parts);
         dispatches.extend(attention::dispatch::dispatches(&problem, chosen, chosen.memory(scratch)?, device));
         dispatches.push(rounds.merge(parts, call.out, call.lse, device));
-        let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
-        emit(&bound);
-        Ok(())
+        self.pipelines.bind("lsh attention", &dispatches, scratch.bindings())
     }
 
     /// The attention along the order of buckets.

@@ -3,7 +3,7 @@
 use super::kernels::table_backward::{LANES, TableBackwardCall};
 use super::{MOST_GROUPS, Positions, Rotate, RowPositions, check_rows, rotation};
 use crate::device::{DeviceFacts, Family};
-use crate::kernel::{Dispatch, pass, record};
+use crate::kernel::{Dispatch, Prepared, Recorder};
 use crate::tensor::{Access, Error, TensorView, check_aliasing, check_float, expect};
 
 /// The gradient of a learned table of positions, of one sum that [`Positions::add`] has computed.
@@ -93,19 +93,18 @@ impl Positions {
     ///
     /// # Errors
     /// As [`rotate`](Self::rotate).
-    pub fn rotate_backward(&self, encoder: &mut wgpu::CommandEncoder, call: &Rotate) -> Result<(), Error> {
-        let call = rotation(call, -1.0, &self.pipelines.facts())?;
-        self.record(call, |bound| record(&mut pass(encoder, "rotate backward"), bound))
+    pub fn rotate_backward(&self, into: &mut impl Recorder, call: &Rotate) -> Result<(), Error> {
+        self.prepare_rotate_backward(call)?.record(into);
+        Ok(())
     }
 
-    /// Records the gradient of a rotation into a compute pass of the caller's, which is left with another pipeline and bind
-    /// group 0.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
     ///
     /// # Errors
-    /// As [`rotate`](Self::rotate).
-    pub fn rotate_backward_in_pass(&self, pass: &mut wgpu::ComputePass, call: &Rotate) -> Result<(), Error> {
+    /// As [`rotate_backward`](Self::rotate_backward).
+    pub fn prepare_rotate_backward(&self, call: &Rotate) -> Result<Prepared, Error> {
         let call = rotation(call, -1.0, &self.pipelines.facts())?;
-        self.record(call, |bound| record(pass, bound))
+        self.pipelines.bind("rotate backward", &[call], &self.bindings)
     }
 
     /// Records the gradient of a learned table, in a compute pass of its own: for each of its rows the sum, in f32 and in a fixed
@@ -115,28 +114,18 @@ impl Positions {
     /// # Errors
     /// Shapes that differ, a start from which the rows reach past the table, a gradient that shares a buffer with an input,
     /// and everything else that [`Error`] lists for tensors; then nothing has been recorded.
-    pub fn table_backward(
-        &self,
-        encoder: &mut wgpu::CommandEncoder,
-        call: &TableBackward,
-    ) -> Result<(), Error> {
-        let device = &self.pipelines.facts();
-        call.check(device)?;
-        self.record(call.dispatch(device), |bound| record(&mut pass(encoder, "table backward"), bound))
+    pub fn table_backward(&self, into: &mut impl Recorder, call: &TableBackward) -> Result<(), Error> {
+        self.prepare_table_backward(call)?.record(into);
+        Ok(())
     }
 
-    /// Records the gradient of a learned table into a compute pass of the caller's, which is left with another pipeline and
-    /// bind group 0.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
     ///
     /// # Errors
     /// As [`table_backward`](Self::table_backward).
-    pub fn table_backward_in_pass(
-        &self,
-        pass: &mut wgpu::ComputePass,
-        call: &TableBackward,
-    ) -> Result<(), Error> {
+    pub fn prepare_table_backward(&self, call: &TableBackward) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
         call.check(device)?;
-        self.record(call.dispatch(device), |bound| record(pass, bound))
+        self.pipelines.bind("table backward", &[call.dispatch(device)], &self.bindings)
     }
 }

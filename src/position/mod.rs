@@ -19,7 +19,7 @@ pub use table::{Rope, Sinusoid};
 use std::sync::Arc;
 
 use crate::device::DeviceFacts;
-use crate::kernel::{BindingCache, BoundDispatch, Dispatch, Pipelines, Source, View, pass, record};
+use crate::kernel::{BindingCache, Dispatch, Pipelines, Prepared, Recorder, Source, View};
 use crate::tensor::{
     Access, DType, Error, TensorView, axes, check_aliasing, check_float, expect, expect_broadcast,
     expect_shape,
@@ -194,50 +194,44 @@ impl Positions {
         self.bindings.clear();
     }
 
-    /// Records a rotation, in a compute pass of its own.
+    /// Records a rotation into an encoder, in a compute pass of its own, or into a pass of the caller's.
     ///
     /// # Errors
     /// Shapes that differ, more rotated channels than `x` has, a start from which the rows reach past [`MAX_POSITION`]
     /// or past the rows of `cos`, a written tensor that shares a buffer, and everything else that [`Error`] lists for tensors; then
     /// nothing has been recorded.
-    pub fn rotate(&self, encoder: &mut wgpu::CommandEncoder, call: &Rotate) -> Result<(), Error> {
-        let call = rotation(call, 1.0, &self.pipelines.facts())?;
-        self.record(call, |bound| record(&mut pass(encoder, "rotate"), bound))
+    pub fn rotate(&self, into: &mut impl Recorder, call: &Rotate) -> Result<(), Error> {
+        self.prepare_rotate(call)?.record(into);
+        Ok(())
     }
 
-    /// Records a rotation into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
     ///
     /// # Errors
     /// As [`rotate`](Self::rotate).
-    pub fn rotate_in_pass(&self, pass: &mut wgpu::ComputePass, call: &Rotate) -> Result<(), Error> {
+    pub fn prepare_rotate(&self, call: &Rotate) -> Result<Prepared, Error> {
         let call = rotation(call, 1.0, &self.pipelines.facts())?;
-        self.record(call, |bound| record(pass, bound))
+        self.pipelines.bind("rotate", &[call], &self.bindings)
     }
 
-    /// Records a sum, in a compute pass of its own.
+    /// Records a sum into an encoder, in a compute pass of its own, or into a pass of the caller's.
     ///
     /// # Errors
     /// Shapes that differ, a scale that is not finite, a start from which the rows reach past the table or past
     /// [`MAX_POSITION`], a written tensor that shares a buffer, and everything else that [`Error`] lists for tensors;
     /// then nothing has been recorded.
-    pub fn add(&self, encoder: &mut wgpu::CommandEncoder, call: &AddPositions) -> Result<(), Error> {
-        let call = sum(call, &self.pipelines.facts())?;
-        self.record(call, |bound| record(&mut pass(encoder, "add positions"), bound))
+    pub fn add(&self, into: &mut impl Recorder, call: &AddPositions) -> Result<(), Error> {
+        self.prepare_add(call)?.record(into);
+        Ok(())
     }
 
-    /// Records a sum into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
     ///
     /// # Errors
     /// As [`add`](Self::add).
-    pub fn add_in_pass(&self, pass: &mut wgpu::ComputePass, call: &AddPositions) -> Result<(), Error> {
+    pub fn prepare_add(&self, call: &AddPositions) -> Result<Prepared, Error> {
         let call = sum(call, &self.pipelines.facts())?;
-        self.record(call, |bound| record(pass, bound))
-    }
-
-    fn record(&self, call: Dispatch, emit: impl FnOnce(&[(BoundDispatch, [u32; 3])])) -> Result<(), Error> {
-        let bound = self.pipelines.bind(&[call], &self.bindings)?;
-        emit(&bound);
-        Ok(())
+        self.pipelines.bind("add positions", &[call], &self.bindings)
     }
 }
 

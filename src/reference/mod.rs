@@ -30,9 +30,7 @@ pub use crate::attention::reference::softmax::{Normalised, softmax};
 pub use crate::attention::reference::weighted_sum::weighted_sum;
 pub use crate::cache::reference as cache;
 pub use crate::layers::attentional::reference::{AttentionalGradients, attentional, attentional_backward};
-pub use crate::layers::block::reference::{
-    Encoded, FeedForwardGradients, HostFeedForward, HostNorm, HostNormGradients, feed_forward,
-};
+pub use crate::layers::block::reference::{Encoded, FeedForwardGradients, HostFeedForward, feed_forward};
 pub use crate::layers::decoder::reference::{
     DecoderGradients, DecoderLayerGradients, HostDecoderLayer, decoder, decoder_backward, decoder_by_layer,
     decoder_by_layer_backward,
@@ -75,6 +73,6 @@ pub use crate::rows::elementwise::reference::{activate, activation_slope};
 pub use crate::rows::embedding::reference::{embedding, embedding_backward};
 pub use crate::rows::logits::reference::{log_softmax, log_softmax_backward, top_k};
 pub use crate::rows::mean_pool::reference::{mean_pool, mean_pool_backward};
-pub use crate::rows::norm::reference::{NormGradients, norm, norm_backward};
+pub use crate::rows::norm::reference::{HostNorm, HostNormGradients, NormGradients, norm, norm_backward};
 pub use crate::rows::weight_norm::reference::{weight_norm, weight_norm_backward};
 pub use crate::tensor::{Real, widen};

@@ -360,8 +360,8 @@ impl Runner<'_> {
     pub fn record(&mut self, pass: &mut wgpu::ComputePass, times: usize) -> Result<(), Error> {
         let Runner { operator, scratch } = self;
         (0..times).try_for_each(|_| match operator {
-            Operator::Attention(attention, call) => attention.forward_in_pass(pass, call, scratch),
-            Operator::Products(projection, products) => projection.forward_in_pass(pass, products),
+            Operator::Attention(attention, call) => attention.forward(pass, call, scratch),
+            Operator::Products(projection, products) => projection.forward(pass, products),
         })
     }
 }

@@ -100,12 +100,12 @@ pub fn additive(
             .d_score_vector(t.written(3))
             .accumulate(accumulates);
         let size = operator.backward_scratch_size(&call);
-        let record = record!(operator, backward, backward_in_pass, &call);
+        let record = record!(operator, backward, &call);
         return t.recorded(world, c, size, (false, &of_mask), record);
     }
     let call = AdditiveForward::new(q, k, v, vector, t.written(0)).lse(t.written(1)).mask(mask);
     let size = operator.scratch_size(&call);
-    let record = record!(operator, forward, forward_in_pass, &call);
+    let record = record!(operator, forward, &call);
     let outcome = t.recorded(world, c, size, (!masked, &of_mask), record)?;
     if matches!(outcome, Outcome::Judged) {
         fn truth<R: Real>(t: &Operands, world: &World) -> Result<Vec<R>, String> {
@@ -159,12 +159,12 @@ pub fn attentional(
             .d_bias(t.written(3))
             .accumulate(accumulates);
         let size = operator.backward_scratch_size(&call);
-        let record = record!(operator, backward, backward_in_pass, &call);
+        let record = record!(operator, backward, &call);
         return t.recorded(world, c, size, (false, &[]), record);
     }
     let call = AttentionalForward::new(context, hidden, Linear { weight, bias: t.given(3) }, t.written(0));
     let size = operator.scratch_size(&call);
-    let record = record!(operator, forward, forward_in_pass, &call);
+    let record = record!(operator, forward, &call);
     let outcome = t.recorded(world, c, size, (true, &[]), record)?;
     if matches!(outcome, Outcome::Judged) {
         fn truth<R: Real>(t: &Operands, world: &World) -> Result<Vec<R>, String> {
@@ -289,7 +289,7 @@ pub fn linear(
             .d_v(t.written(2))
             .accumulate(accumulates);
         let size = operator.backward_scratch_size(&call);
-        let record = record!(operator, backward, backward_in_pass, &call);
+        let record = record!(operator, backward, &call);
         return t.recorded(world, c, size, (false, &[]), record);
     }
     let state = kept.then(|| LinearState { state: t.written(1), norm: t.written(2), log_scale: t.asked(3) });
@@ -303,7 +303,7 @@ pub fn linear(
         .state(state)
         .begins(kept && c.one_in(2));
     let size = operator.scratch_size(&call);
-    let record = record!(operator, forward, forward_in_pass, &call);
+    let record = record!(operator, forward, &call);
     t.recorded(world, c, size, (false, &[]), record)
 }
 
@@ -369,12 +369,12 @@ pub fn local(
             .d_positions(t.written(3))
             .accumulate(accumulates);
         let size = operator.backward_scratch_size(&call);
-        let record = record!(operator, backward, backward_in_pass, &call);
+        let record = record!(operator, backward, &call);
         return t.recorded(world, c, size, (false, &[]), record);
     }
     let call = LocalForward::new([q, k, v], positions, t.written(0)).lengths(t.given(4)).weights(t.asked(1));
     let size = operator.scratch_size(&call);
-    let record = record!(operator, forward, forward_in_pass, &call);
+    let record = record!(operator, forward, &call);
     let outcome = t.recorded(world, c, size, ((scale as f32) == 0.5, &[]), record)?;
     if matches!(outcome, Outcome::Judged) {
         let batch = t.input(0).shape[0];
@@ -437,12 +437,12 @@ pub fn predictor(
             .d_vector(t.written(3))
             .accumulate(accumulates);
         let size = operator.backward_scratch_size(&call);
-        let record = record!(operator, backward, backward_in_pass, &call);
+        let record = record!(operator, backward, &call);
         return t.recorded(world, c, size, (false, &[]), record);
     }
     let call = PredictorForward::new(hidden, linear, vector, kv_len, t.written(0)).lengths(t.given(4));
     let size = operator.scratch_size(&call);
-    let record = record!(operator, forward, forward_in_pass, &call);
+    let record = record!(operator, forward, &call);
     t.recorded(world, c, size, (false, &[]), record)
 }
 
@@ -467,10 +467,10 @@ pub fn weight_norm(
     let outcome = if backward {
         let written = [t.written(0), t.written(1)];
         let call = WeightNormBackward::new(inputs, t.read(2), written).accumulate(accumulates);
-        t.recorded_plain(world, c, (true, &[]), record_plain!(operator, backward, backward_in_pass, &call))?
+        t.recorded_plain(world, c, (true, &[]), record_plain!(operator, backward, &call))?
     } else {
         let call = WeightNormForward::new(inputs[0], inputs[1], t.written(0));
-        t.recorded_plain(world, c, (true, &[]), record_plain!(operator, forward, forward_in_pass, &call))?
+        t.recorded_plain(world, c, (true, &[]), record_plain!(operator, forward, &call))?
     };
     if matches!(outcome, Outcome::Judged) {
         /// The vectors, or the gradients of direction and length.

@@ -326,9 +326,9 @@ pub fn forward(
         _ if !small => attention.scratch_size(&call).map(|_| ()),
         How::Pass => {
             let mut pass = encoder.begin_compute_pass(&Default::default());
-            attention.forward_in_pass(&mut pass, &call, &mut scratch)
+            attention.forward(&mut pass, &call, &mut scratch)
         }
-        How::Prepare => attention.prepare(&call, &mut scratch),
+        How::Prepare => attention.prepare(&call, &mut scratch).map(drop),
         _ => attention.forward(&mut encoder, &call, &mut scratch),
     };
     refused_alike(&size, &result)?;
@@ -407,7 +407,7 @@ pub fn classify(
     let blocks = Blocks::new(view(&buffers, &map), size);
     let result = if pass {
         let mut pass = encoder.begin_compute_pass(&Default::default());
-        attention.classify_in_pass(&mut pass, &device_mask, lengths, &blocks)
+        attention.classify(&mut pass, &device_mask, lengths, &blocks)
     } else {
         attention.classify(&mut encoder, &device_mask, lengths, &blocks)
     };

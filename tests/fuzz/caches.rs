@@ -217,7 +217,7 @@ pub fn cache(
                 let layer = if c.one_in(12) { c.size() } else { c.below(kind.layers) };
                 if c.one_in(3) {
                     let mut pass = encoder.begin_compute_pass(&Default::default());
-                    cache.append_in_pass(&mut pass, layer, &append)
+                    cache.append(&mut pass, layer, &append)
                 } else {
                     cache.append(encoder, layer, &append)
                 }
@@ -259,12 +259,10 @@ pub fn cache(
                     _ => &mut scratch,
                 };
                 let done = match c.below(4) {
-                    0 => attention.prepare(&call, memory),
-                    1 => attention.forward_in_pass(
-                        &mut encoder.begin_compute_pass(&Default::default()),
-                        &call,
-                        memory,
-                    ),
+                    0 => attention.prepare(&call, memory).map(drop),
+                    1 => {
+                        attention.forward(&mut encoder.begin_compute_pass(&Default::default()), &call, memory)
+                    }
                     _ => attention.forward(encoder, &call, memory),
                 };
                 let _ = write!(said, " {q:?} to {out:?}, {mask:?}");
@@ -323,11 +321,7 @@ pub fn cache(
                 } else {
                     let read = CacheRead::new(k, v).at(at);
                     match c.below(3) {
-                        0 => cache.read_in_pass(
-                            &mut encoder.begin_compute_pass(&Default::default()),
-                            layer,
-                            &read,
-                        ),
+                        0 => cache.read(&mut encoder.begin_compute_pass(&Default::default()), layer, &read),
                         _ => cache.read(encoder, layer, &read),
                     }
                 };

@@ -235,10 +235,10 @@ pub fn attention(
     let result = match how {
         // Longer calls have many dispatches to bind.
         _ if !small => attention.backward_scratch_size(&call).map(drop),
-        How::Prepare => attention.prepare_backward(&call, &mut scratch),
+        How::Prepare => attention.prepare_backward(&call, &mut scratch).map(drop),
         How::Pass => {
             let mut pass = encoder.begin_compute_pass(&Default::default());
-            attention.backward_in_pass(&mut pass, &call, &mut scratch)
+            attention.backward(&mut pass, &call, &mut scratch)
         }
         _ => attention.backward(&mut encoder, &call, &mut scratch),
     };
@@ -384,7 +384,7 @@ pub fn project(
     let mut scratch = world.scratch();
     let mut encoder = world.encoder();
     let result = if pass {
-        operator.backward_in_pass(&mut encoder.begin_compute_pass(&Default::default()), &calls)
+        operator.backward(&mut encoder.begin_compute_pass(&Default::default()), &calls)
     } else {
         operator.backward(&mut encoder, &calls)
     };
@@ -463,7 +463,7 @@ pub fn merge(
     let operator = Merge::with_pipelines(world.gpu.pipelines());
     let (mut scratch, mut encoder) = (world.scratch(), world.encoder());
     let result = if pass {
-        operator.backward_in_pass(&mut encoder.begin_compute_pass(&Default::default()), &call)
+        operator.backward(&mut encoder.begin_compute_pass(&Default::default()), &call)
     } else {
         operator.backward(&mut encoder, &call)
     };

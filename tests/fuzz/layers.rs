@@ -272,10 +272,8 @@ pub fn layer(
     let (memory, mut scratch) = scratch_for(world, memory, &size)?;
     let mut encoder = world.encoder();
     let result = match how {
-        How::Prepare => layer.prepare(&call, &mut scratch),
-        How::Pass => {
-            layer.forward_in_pass(&mut encoder.begin_compute_pass(&Default::default()), &call, &mut scratch)
-        }
+        How::Prepare => layer.prepare(&call, &mut scratch).map(drop),
+        How::Pass => layer.forward(&mut encoder.begin_compute_pass(&Default::default()), &call, &mut scratch),
         _ => layer.forward(&mut encoder, &call, &mut scratch),
     };
     if memory == Memory::Foreign && result.is_err() {
@@ -484,10 +482,10 @@ pub fn backward(
     let result = match how {
         // Longer calls have many dispatches to bind.
         _ if !small => layer.backward_scratch_size(&call).map(drop),
-        How::Prepare => layer.prepare_backward(&call, &mut scratch),
+        How::Prepare => layer.prepare_backward(&call, &mut scratch).map(drop),
         How::Pass => {
             let mut pass = encoder.begin_compute_pass(&Default::default());
-            layer.backward_in_pass(&mut pass, &call, &mut scratch)
+            layer.backward(&mut pass, &call, &mut scratch)
         }
         _ => layer.backward(&mut encoder, &call, &mut scratch),
     };

@@ -78,13 +78,13 @@ pub fn linformer(
             .d_e(t.written(3))
             .accumulate(accumulates);
         let size = operator.backward_scratch_size(&call);
-        let record = record!(operator, backward, backward_in_pass, &call);
+        let record = record!(operator, backward, &call);
         return t.recorded(world, c, size, (false, &[]), record);
     }
     let call =
         LinformerForward::new(q, k, v, e, t.written(0)).f(t.given(4)).key_mask(t.given(5)).lse(t.written(1));
     let size = operator.scratch_size(&call);
-    let record = record!(operator, forward, forward_in_pass, &call);
+    let record = record!(operator, forward, &call);
     // Keys that are projected in other types are rounded as no naive computation here rounds them.
     let outcome = t.recorded(world, c, size, (dtype == DType::F32, &[]), record)?;
     if matches!(outcome, Outcome::Judged) {
@@ -171,7 +171,7 @@ pub fn lsh(
             .d_v(t.written(1))
             .accumulate(accumulates);
         let size = operator.backward_scratch_size(&call);
-        let record = record!(operator, backward, backward_in_pass, &call);
+        let record = record!(operator, backward, &call);
         return t.recorded(world, c, size, (false, &[]), record);
     }
     let call = match given {
@@ -180,7 +180,7 @@ pub fn lsh(
     };
     let call = call.lse(t.written(1)).lengths(t.given(4));
     let size = operator.scratch_size(&call);
-    let record = record!(operator, forward, forward_in_pass, &call);
+    let record = record!(operator, forward, &call);
     t.recorded(world, c, size, (false, &[]), record)
 }
 
@@ -200,7 +200,7 @@ pub fn sort(
     let operator = RadixSort::with_pipelines(world.gpu.pipelines());
     let call = Sort::new(t.read(0), t.written(0)).bits(bits).ranks(t.asked(1));
     let size = operator.scratch_size(&call);
-    let record = record!(operator, forward, forward_in_pass, &call);
+    let record = record!(operator, forward, &call);
     let outcome = t.recorded(world, c, size, (true, &[]), record)?;
     if matches!(outcome, Outcome::Judged) {
         let numbers = t.input(0).numbers(&world.arena.before);

@@ -21,9 +21,9 @@ pub type Wanted = (bool, DType, [usize; 4]);
 
 /// In an encoder's own pass or in the caller's.
 macro_rules! record {
-    ($operator:expr, $forward:ident, $in_pass:ident, $call:expr) => {
+    ($operator:expr, $forward:ident, $call:expr) => {
         |encoder: &mut wgpu::CommandEncoder, scratch: &mut wgpu_attention::Scratch, pass: bool| match pass {
-            true => $operator.$in_pass(&mut encoder.begin_compute_pass(&Default::default()), $call, scratch),
+            true => $operator.$forward(&mut encoder.begin_compute_pass(&Default::default()), $call, scratch),
             false => $operator.$forward(encoder, $call, scratch),
         }
     };
@@ -31,9 +31,9 @@ macro_rules! record {
 
 /// The same of an operator without scratch.
 macro_rules! record_plain {
-    ($operator:expr, $forward:ident, $in_pass:ident, $call:expr) => {
+    ($operator:expr, $forward:ident, $call:expr) => {
         |encoder: &mut wgpu::CommandEncoder, pass: bool| match pass {
-            true => $operator.$in_pass(&mut encoder.begin_compute_pass(&Default::default()), $call),
+            true => $operator.$forward(&mut encoder.begin_compute_pass(&Default::default()), $call),
             false => $operator.$forward(encoder, $call),
         }
     };

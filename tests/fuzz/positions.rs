@@ -141,9 +141,9 @@ pub fn rotate(
         (true, _) => {
             let mut pass = encoder.begin_compute_pass(&Default::default());
             if backward {
-                operator.rotate_backward_in_pass(&mut pass, &call)
+                operator.rotate_backward(&mut pass, &call)
             } else {
-                operator.rotate_in_pass(&mut pass, &call)
+                operator.rotate(&mut pass, &call)
             }
         }
     };
@@ -224,7 +224,7 @@ pub fn add(
     let (mut scratch, mut encoder) = (world.scratch(), world.encoder());
     let operator = Positions::with_pipelines(world.gpu.pipelines());
     let result = if pass {
-        operator.add_in_pass(&mut encoder.begin_compute_pass(&Default::default()), &call)
+        operator.add(&mut encoder.begin_compute_pass(&Default::default()), &call)
     } else {
         operator.add(&mut encoder, &call)
     };
@@ -288,7 +288,7 @@ pub fn table(
     let (mut scratch, mut encoder) = (world.scratch(), world.encoder());
     let operator = Positions::with_pipelines(world.gpu.pipelines());
     let result = if pass {
-        operator.table_backward_in_pass(&mut encoder.begin_compute_pass(&Default::default()), &call)
+        operator.table_backward(&mut encoder.begin_compute_pass(&Default::default()), &call)
     } else {
         operator.table_backward(&mut encoder, &call)
     };

@@ -98,7 +98,7 @@ pub fn project(
     let mut scratch = world.scratch();
     let mut encoder = world.encoder();
     let result = if pass {
-        operator.forward_in_pass(&mut encoder.begin_compute_pass(&Default::default()), &calls)
+        operator.forward(&mut encoder.begin_compute_pass(&Default::default()), &calls)
     } else {
         operator.forward(&mut encoder, &calls)
     };
@@ -178,11 +178,7 @@ pub fn merge(
     let (mut scratch, mut encoder) = (world.scratch(), world.encoder());
     let operator = Merge::with_pipelines(world.gpu.pipelines());
     let result = if pass {
-        operator.forward_in_pass(
-            &mut encoder.begin_compute_pass(&Default::default()),
-            &calls,
-            &partial(&into),
-        )
+        operator.forward(&mut encoder.begin_compute_pass(&Default::default()), &calls, &partial(&into))
     } else {
         operator.forward(&mut encoder, &calls, &partial(&into))
     };
@@ -286,7 +282,7 @@ pub fn quantized(
     let operator = QuantizedProjection::with_pipelines(world.gpu.pipelines())
         .kernel_options(KernelOptions::new().target(form));
     let calls = [QuantizedForward::new(t.read(0), blocks.matrix(&buffers), t.written(0))];
-    let record = record_plain!(operator, forward, forward_in_pass, &calls);
+    let record = record_plain!(operator, forward, &calls);
     let outcome = t.recorded_plain(world, c, (blocks.is_tame(), &[blocks.window()]), record)?;
     if matches!(outcome, Outcome::Judged) {
         // A linear layer whose outputs are grouped by heads.
@@ -326,7 +322,7 @@ pub fn quantized_rows(
     let buffers = world.arena.buffers.clone();
     let operator = QuantizedProjection::with_pipelines(world.gpu.pipelines());
     let call = QuantizedRows::new(blocks.matrix(&buffers), t.read(0), t.written(0));
-    let record = record_plain!(operator, rows, rows_in_pass, &call);
+    let record = record_plain!(operator, rows, &call);
     let outcome = t.recorded_plain(world, c, (blocks.is_tame(), &[blocks.window()]), record)?;
     if matches!(outcome, Outcome::Judged) {
         let weights = blocks.weights::<f32>(&world.arena.before)?;

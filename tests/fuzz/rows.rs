@@ -85,9 +85,9 @@ pub fn norm(
             .d_bias(t.asked(2))
             .accumulate(accumulates);
         let size = operator.backward_scratch_size(&call);
-        t.recorded(world, c, size, (true, &[]), record!(operator, backward, backward_in_pass, &call))?
+        t.recorded(world, c, size, (true, &[]), record!(operator, backward, &call))?
     } else {
-        t.recorded_plain(world, c, (true, &[]), record_plain!(operator, forward, forward_in_pass, &call))?
+        t.recorded_plain(world, c, (true, &[]), record_plain!(operator, forward, &call))?
     };
     if !matches!(outcome, Outcome::Judged) {
         return Ok(outcome);
@@ -177,9 +177,9 @@ pub fn elementwise(
     let outcome = if backward {
         let call = ElementwiseBackward::new(call, t.read(3)).d_x(t.asked(0)).d_multiply(t.asked(1));
         let call = call.accumulate(accumulates);
-        t.recorded_plain(world, c, (true, &[]), record_plain!(operator, backward, backward_in_pass, &call))?
+        t.recorded_plain(world, c, (true, &[]), record_plain!(operator, backward, &call))?
     } else {
-        t.recorded_plain(world, c, (true, &[]), record_plain!(operator, forward, forward_in_pass, &call))?
+        t.recorded_plain(world, c, (true, &[]), record_plain!(operator, forward, &call))?
     };
     if !matches!(outcome, Outcome::Judged) {
         return Ok(outcome);
@@ -245,11 +245,11 @@ pub fn embedding(
         let call = EmbeddingBackward::new(t.read(0), t.read(1), t.written(0));
         let call = call.scale(scale).accumulate(accumulates);
         let size = operator.backward_scratch_size(&call);
-        t.recorded(world, c, size, (tame, &[]), record!(operator, backward, backward_in_pass, &call))?
+        t.recorded(world, c, size, (tame, &[]), record!(operator, backward, &call))?
     } else {
         let call = EmbeddingForward::new(t.read(0), t.read(1), t.written(0));
         let call = call.scale(scale).accumulate(accumulates);
-        t.recorded_plain(world, c, (tame, &[]), record_plain!(operator, forward, forward_in_pass, &call))?
+        t.recorded_plain(world, c, (tame, &[]), record_plain!(operator, forward, &call))?
     };
     if matches!(outcome, Outcome::Judged) {
         let ids = t.input(0).numbers(&world.arena.before);
@@ -315,9 +315,9 @@ pub fn mean_pool(
         MeanPoolForward::new(t.read(0), rows, if backward { t.read(2) } else { t.written(0) }).normalize(l2);
     let outcome = if backward {
         let call = MeanPoolBackward::new(call, t.read(2), t.written(0)).accumulate(accumulates);
-        t.recorded_plain(world, c, (true, &[]), record_plain!(operator, backward, backward_in_pass, &call))?
+        t.recorded_plain(world, c, (true, &[]), record_plain!(operator, backward, &call))?
     } else {
-        t.recorded_plain(world, c, (true, &[]), record_plain!(operator, forward, forward_in_pass, &call))?
+        t.recorded_plain(world, c, (true, &[]), record_plain!(operator, forward, &call))?
     };
     if !matches!(outcome, Outcome::Judged) {
         return Ok(outcome);
@@ -396,10 +396,10 @@ pub fn log_softmax(
     let operator = LogSoftmax::with_pipelines(world.gpu.pipelines()).kernel_options(kernel_options);
     let outcome = if backward {
         let call = LogSoftmaxBackward::new(t.read(0), t.read(1), t.written(0)).accumulate(accumulates);
-        t.recorded_plain(world, c, (true, &[]), record_plain!(operator, backward, backward_in_pass, &call))?
+        t.recorded_plain(world, c, (true, &[]), record_plain!(operator, backward, &call))?
     } else {
         let call = LogSoftmaxForward::new(t.read(0), t.written(0));
-        t.recorded_plain(world, c, (true, &[]), record_plain!(operator, forward, forward_in_pass, &call))?
+        t.recorded_plain(world, c, (true, &[]), record_plain!(operator, forward, &call))?
     };
     if matches!(outcome, Outcome::Judged) {
         fn truth<R: Real>(t: &Operands, world: &World) -> Result<Vec<R>, String> {
@@ -439,8 +439,7 @@ pub fn top_k(
     *said = format!("{t:?}");
     let operator = TopK::with_pipelines(world.gpu.pipelines()).kernel_options(kernel_options);
     let call = TopKForward::new(t.read(0), t.written(0)).values(t.asked(1));
-    let outcome =
-        t.recorded_plain(world, c, (true, &[]), record_plain!(operator, forward, forward_in_pass, &call))?;
+    let outcome = t.recorded_plain(world, c, (true, &[]), record_plain!(operator, forward, &call))?;
     if matches!(outcome, Outcome::Judged) {
         let (x, columns, k) = (t.wide::<f32>(world, 0), t.input(0).shape[3], t.output(0).shape[3]);
         let want = reference::top_k(&x, columns, k).map_err(refuses)?;

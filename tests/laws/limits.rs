@@ -181,7 +181,7 @@ fn ready(
     };
     match result {
         Err(Error::Option { .. } | Error::Unsupported { .. }) => None,
-        other => Some(other),
+        other => Some(other.map(drop)),
     }
 }
 

@@ -115,7 +115,7 @@ fn records_as_cheaply(call: &Call, tuned: &Attention, named: &Attention) {
         let mut pass = encoder.begin_compute_pass(&Default::default());
         let mut record = || {
             let start = Instant::now();
-            attention.forward_in_pass(&mut pass, &forward, &mut scratch).expect("a recording");
+            attention.forward(&mut pass, &forward, &mut scratch).expect("a recording");
             start.elapsed()
         };
         let time = (0..1000).map(|_| record()).min().expect("many");

@@ -667,7 +667,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
         let error = operator.forward(&mut encoder, &call, &mut none).expect_err("an error").to_string();
         assert!(words.iter().all(|w| error.contains(w)), "{words:?}: {error}");
         let mut pass = encoder.begin_compute_pass(&Default::default());
-        assert!(operator.forward_in_pass(&mut pass, &call, &mut none).is_err());
+        assert!(operator.forward(&mut pass, &call, &mut none).is_err());
         assert!(operator.prepare(&call, &mut none).is_err());
     };
     let good = LinearForward::new(q, k, v, out);
@@ -735,7 +735,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
         let error = operator.backward(&mut encoder, &call, &mut none).expect_err("an error").to_string();
         assert!(words.iter().all(|w| error.contains(w)), "{words:?}: {error}");
         let mut pass = encoder.begin_compute_pass(&Default::default());
-        assert!(operator.backward_in_pass(&mut pass, &call, &mut none).is_err());
+        assert!(operator.backward(&mut pass, &call, &mut none).is_err());
     };
     refused(config, new, &["nothing is asked for"]);
     refused(config, new.d_q(view(10, keys)), &["`d_q`", "heads must be 4"]);

@@ -208,7 +208,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
         let error = operator.forward(&mut encoder, &call, &mut scratch).expect_err("an error").to_string();
         assert!(words.iter().all(|w| error.contains(w)), "{words:?}: {error}");
         let mut pass = encoder.begin_compute_pass(&Default::default());
-        assert!(operator.forward_in_pass(&mut pass, &call, &mut scratch).is_err());
+        assert!(operator.forward(&mut pass, &call, &mut scratch).is_err());
         assert!(operator.prepare(&call, &mut scratch).is_err());
     };
     let of = |q, k, v, e, out| LinformerForward::new(q, k, v, e, out);
@@ -236,7 +236,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
         let error = operator.backward(&mut encoder, &call, &mut scratch).expect_err("an error").to_string();
         assert!(words.iter().all(|w| error.contains(w)), "{words:?}: {error}");
         let mut pass = encoder.begin_compute_pass(&Default::default());
-        assert!(operator.backward_in_pass(&mut pass, &call, &mut scratch).is_err());
+        assert!(operator.backward(&mut pass, &call, &mut scratch).is_err());
         assert!(operator.prepare_backward(&call, &mut scratch).is_err());
     };
     refused(back, &["nothing is asked for"]);

@@ -426,7 +426,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
         let error = operator.forward(&mut encoder, &call, &mut none).expect_err("an error").to_string();
         assert!(words.iter().all(|w| error.contains(w)), "{words:?}: {error}");
         let mut pass = encoder.begin_compute_pass(&Default::default());
-        assert!(operator.forward_in_pass(&mut pass, &call, &mut none).is_err());
+        assert!(operator.forward(&mut pass, &call, &mut none).is_err());
         assert!(operator.prepare(&call, &mut none).is_err());
     };
     let of = |q, k, v, p, out| LocalForward::new([q, k, v], p, out);
@@ -454,7 +454,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
         let error = operator.backward(&mut encoder, &call, &mut none).expect_err("an error").to_string();
         assert!(words.iter().all(|w| error.contains(w)), "{words:?}: {error}");
         let mut pass = encoder.begin_compute_pass(&Default::default());
-        assert!(operator.backward_in_pass(&mut pass, &call, &mut none).is_err());
+        assert!(operator.backward(&mut pass, &call, &mut none).is_err());
         assert!(operator.prepare_backward(&call, &mut none).is_err());
     };
     refused(new, &["nothing is asked for"]);
@@ -489,7 +489,7 @@ fn bad_predictions_are_refused_before_anything_is_recorded() {
         let error = operator.forward(&mut encoder, &call, &mut none).expect_err("an error").to_string();
         assert!(words.iter().all(|w| error.contains(w)), "{words:?}: {error}");
         let mut pass = encoder.begin_compute_pass(&Default::default());
-        assert!(operator.forward_in_pass(&mut pass, &call, &mut none).is_err());
+        assert!(operator.forward(&mut pass, &call, &mut none).is_err());
         assert!(operator.prepare(&call, &mut none).is_err());
     };
     let of = PredictorForward::new;
@@ -512,7 +512,7 @@ fn bad_predictions_are_refused_before_anything_is_recorded() {
         let error = operator.backward(&mut encoder, &call, &mut none).expect_err("an error").to_string();
         assert!(words.iter().all(|w| error.contains(w)), "{words:?}: {error}");
         let mut pass = encoder.begin_compute_pass(&Default::default());
-        assert!(operator.backward_in_pass(&mut pass, &call, &mut none).is_err());
+        assert!(operator.backward(&mut pass, &call, &mut none).is_err());
         assert!(operator.prepare_backward(&call, &mut none).is_err());
     };
     refused(new, &["nothing is asked for"]);

@@ -414,40 +414,34 @@ impl<'m> Session<'m> {
         let pass_of = &mut pass;
 
         let ids = TensorView::new(&a.ids, DType::U32, [lanes, 1, rows, 1]);
-        model.projection.rows_in_pass(pass_of, &QuantizedRows::new(model.table.view(), ids, streams[0]))?;
+        model.projection.rows(pass_of, &QuantizedRows::new(model.table.view(), ids, streams[0]))?;
         for (n, layer) in model.layers.iter().enumerate() {
             // What the layer before has added comes into the stream with the norm that reads it.
             let norm =
                 NormForward::new(streams[usize::from(n > 0)], normed).weight(vector(&layer.attention_norm));
             let norm = if n > 0 { norm.residual(added).sum(streams[0]) } else { norm };
-            model.norm.forward_in_pass(pass_of, &norm)?;
-            model.projection.forward_in_pass(pass_of, &product_of(normed, &layer.qkv, together))?;
+            model.norm.forward(pass_of, &norm)?;
+            model.projection.forward(pass_of, &product_of(normed, &layer.qkv, together))?;
             let rotate = Rotate::new(q, &model.rope, RowPositions::Tensor(starts));
-            model.positions.rotate_in_pass(pass_of, &rotate)?;
-            cache.append_in_pass(
-                pass_of,
-                n,
-                &Append::new(shown(k, times), shown(v, times)).rope(&model.rope),
-            )?;
+            model.positions.rotate(pass_of, &rotate)?;
+            cache.append(pass_of, n, &Append::new(shown(k, times), shown(v, times)).rope(&model.rope))?;
             let call = Forward::with_cache(shown(q, times), &*cache, attended).layer(n).mask(Mask::causal());
-            attention.forward_in_pass(pass_of, &call, scratch)?;
-            model.projection.forward_in_pass(pass_of, &product_of(joined, &layer.out, added))?;
+            attention.forward(pass_of, &call, scratch)?;
+            model.projection.forward(pass_of, &product_of(joined, &layer.out, added))?;
             let norm = NormForward::new(streams[0], normed).weight(vector(&layer.feed_forward_norm));
-            model.norm.forward_in_pass(pass_of, &norm.residual(added).sum(streams[1]))?;
-            model.projection.forward_in_pass(pass_of, &product_of(normed, &layer.gate_up, pair))?;
+            model.norm.forward(pass_of, &norm.residual(added).sum(streams[1]))?;
+            model.projection.forward(pass_of, &product_of(normed, &layer.gate_up, pair))?;
             let gated = ElementwiseForward::new(pair.slice(1, 0, 1), sequence(&a.inner, inner))
                 .activation(Activation::Silu)
                 .multiply(pair.slice(1, 1, 1));
-            model.elementwise.forward_in_pass(pass_of, &gated)?;
-            model
-                .projection
-                .forward_in_pass(pass_of, &product_of(sequence(&a.inner, inner), &layer.down, added))?;
+            model.elementwise.forward(pass_of, &gated)?;
+            model.projection.forward(pass_of, &product_of(sequence(&a.inner, inner), &layer.down, added))?;
         }
         let norm = NormForward::new(streams[1], normed).weight(vector(&model.last_norm));
-        model.norm.forward_in_pass(pass_of, &norm.residual(added).sum(streams[0]))?;
+        model.norm.forward(pass_of, &norm.residual(added).sum(streams[0]))?;
         if let Some(logits) = &all_logits {
             let product = QuantizedForward::new(normed, model.table.view(), sequence(logits, vocabulary));
-            model.projection.forward_in_pass(pass_of, &[product])?;
+            model.projection.forward(pass_of, &[product])?;
         }
         drop(pass);
         if wanted == Logits::Last {

@@ -236,7 +236,7 @@ fn time_on_gpu(
         });
         let mut pass =
             encoder.begin_compute_pass(&wgpu::ComputePassDescriptor { label: None, timestamp_writes });
-        layer.forward_in_pass(&mut pass, call, scratch)?;
+        layer.forward(&mut pass, call, scratch)?;
         drop(pass);
         let commands = encoder.finish();
         let started = Instant::now();

@@ -90,7 +90,7 @@ impl Layer {
         maps: Option<TensorView>,
     ) -> Result<(), Error> {
         let call = forward(tensors, [&self.context, &self.lse]).weights(maps);
-        self.attention.forward_in_pass(pass, &call, &mut self.scratch)
+        self.attention.forward(pass, &call, &mut self.scratch)
     }
 
     /// The gradients of the last [`forward`](Self::forward): of `x` and of the weights.
@@ -101,6 +101,6 @@ impl Layer {
         gradients: &Gradients,
     ) -> Result<(), Error> {
         let call = backward(forward(tensors, [&self.context, &self.lse]), gradients);
-        self.attention.backward_in_pass(pass, &call, &mut self.scratch)
+        self.attention.backward(pass, &call, &mut self.scratch)
     }
 }

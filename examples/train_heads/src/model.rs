@@ -227,7 +227,7 @@ impl Model {
         }
         let linear = Linear { weight: self.places.unembed.view(&self.parameters), bias: None };
         let (x, logits) = (activations(&self.stream[LAYERS], WIDTH), activations(&self.logits, VOCABULARY));
-        self.projection.forward_in_pass(pass, &[ProjectionForward::new(x, linear, logits)])?;
+        self.projection.forward(pass, &[ProjectionForward::new(x, linear, logits)])?;
         self.kernels.loss.dispatch(pass);
         self.kernels.total.dispatch(pass);
         Ok(())
@@ -245,7 +245,7 @@ impl Model {
         let product = ProjectionBackward::new(x, unembed.view(&self.parameters), d_logits)
             .d_x(activations(&self.d_stream[LAYERS], WIDTH))
             .d_weight(unembed.view(&self.gradients));
-        self.projection.backward_in_pass(pass, &[product])?;
+        self.projection.backward(pass, &[product])?;
         for n in (0..LAYERS).rev() {
             let tensors = tensors_of(&self.places, n, &self.parameters, [&self.stream[n], &self.added]);
             let to = [&self.d_stream[n + 1], &self.d_read];

@@ -3,7 +3,7 @@
 use super::kernels::merge_backward::{self, MergeBackwardCall};
 use super::{Merge, Partial};
 use crate::device::DeviceFacts;
-use crate::kernel::{BoundDispatch, Dispatches, pass, record};
+use crate::kernel::{Dispatches, Prepared, Recorder};
 use crate::tensor::{
     Access, DType, Error, TensorView, check_aliasing, check_apart, check_float, expect_shape,
 };
@@ -108,7 +108,7 @@ impl Merge {
     /// ```no_run
     /// # use wgpu_attention::{Error, TensorView, wgpu};
     /// # use wgpu_attention::attention::{Merge, MergeBackward, PartGradients, Partial};
-    /// # fn f(merge: &Merge, encoder: &mut wgpu::CommandEncoder, parts: [Partial; 2], merged: Partial, d_out: TensorView,
+    /// # fn f(merge: &Merge, into: &mut impl Recorder, parts: [Partial; 2], merged: Partial, d_out: TensorView,
     /// #     gradients: [PartGradients; 2]) -> Result<(), Error> {
     /// merge.backward(encoder, &MergeBackward::new(&parts, merged, d_out, &gradients))
     /// # }
@@ -119,27 +119,18 @@ impl Merge {
     /// # Errors
     /// No parts, not as many gradients, shapes that differ, gradients that share a buffer with an input, and everything else
     /// that [`Error`] lists for tensors; then nothing has been recorded.
-    pub fn backward(&self, encoder: &mut wgpu::CommandEncoder, call: &MergeBackward) -> Result<(), Error> {
-        self.record_backward(call, |bound| record(&mut pass(encoder, "merge backward"), bound))
+    pub fn backward(&self, into: &mut impl Recorder, call: &MergeBackward) -> Result<(), Error> {
+        self.prepare_backward(call)?.record(into);
+        Ok(())
     }
 
-    /// Records the gradients into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
-    pub fn backward_in_pass(&self, pass: &mut wgpu::ComputePass, call: &MergeBackward) -> Result<(), Error> {
-        self.record_backward(call, |bound| record(pass, bound))
-    }
-
-    fn record_backward(
-        &self,
-        call: &MergeBackward,
-        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
-    ) -> Result<(), Error> {
+    pub fn prepare_backward(&self, call: &MergeBackward) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
         call.check(device)?;
-        let bound = self.pipelines.bind(&call.dispatches(device), &self.bindings)?;
-        emit(&bound);
-        Ok(())
+        self.pipelines.bind("merge backward", &call.dispatches(device), &self.bindings)
     }
 }

@@ -10,7 +10,7 @@ use kernels::merge;
 use std::sync::Arc;
 
 use crate::device::DeviceFacts;
-use crate::kernel::{BindingCache, BoundDispatch, Dispatches, Pipelines, Several, View, pass, record};
+use crate::kernel::{BindingCache, Dispatches, Pipelines, Prepared, Recorder, Several, View};
 use crate::tensor::{
     Access, DType, Error, TensorView, check_aliasing, check_apart, check_float, expect_shape,
 };
@@ -59,7 +59,7 @@ impl Merge {
         self.bindings.clear();
     }
 
-    /// Records the merge of `parts` into `into`, in a compute pass of its own. More than
+    /// Records the merge of `parts` into `into`, in a compute pass of its own or in the caller's. More than
     /// three parts are merged one after the other in `into`, in its type: choose F32 for many.
     ///
     /// # Errors
@@ -67,37 +67,22 @@ impl Merge {
     /// [`Error`] lists for tensors; then nothing has been recorded.
     pub fn forward(
         &self,
-        encoder: &mut wgpu::CommandEncoder,
+        recorder: &mut impl Recorder,
         parts: &[Partial],
         into: &Partial,
     ) -> Result<(), Error> {
-        self.record(parts, into, |bound| record(&mut pass(encoder, "merge"), bound))
+        self.prepare(parts, into)?.record(recorder);
+        Ok(())
     }
 
-    /// Records the merge into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    /// Checks the parts, compiles and binds what merging them needs. [`Prepared::record`] then records it as often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
-    pub fn forward_in_pass(
-        &self,
-        pass: &mut wgpu::ComputePass,
-        parts: &[Partial],
-        into: &Partial,
-    ) -> Result<(), Error> {
-        self.record(parts, into, |bound| record(pass, bound))
-    }
-
-    fn record(
-        &self,
-        parts: &[Partial],
-        into: &Partial,
-        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
-    ) -> Result<(), Error> {
+    pub fn prepare(&self, parts: &[Partial], into: &Partial) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
         check(parts, into, device)?;
-        let bound = self.pipelines.bind(&dispatches(parts, into, device), &self.bindings)?;
-        emit(&bound);
-        Ok(())
+        self.pipelines.bind("merge", &dispatches(parts, into, device), &self.bindings)
     }
 }
 

@@ -3,7 +3,7 @@
 use super::kernels::tanh_backward::{TanhBackwardCall, WORKGROUP};
 use super::{AttentionalVector, check_inputs, columns};
 use crate::device::DeviceFacts;
-use crate::kernel::{BoundDispatch, Scratch, ScratchSize, Slot, in_scratch, pass, record};
+use crate::kernel::{Prepared, Recorder, Scratch, ScratchSize, Slot, in_scratch};
 use crate::matmul::projection::dispatch_backward::{self, Gradient, LinearBackward};
 use crate::matmul::projection::{check_summed_rows, check_vector};
 use crate::tensor::{Access, DType, Error, TensorView, check_aliasing, check_float, count, expect_shape};
@@ -134,7 +134,7 @@ impl AttentionalVector {
         Ok(ScratchSize::default().with(Slot::ProjectedGradients, 4 * count(call.out.shape()) as u64))
     }
 
-    /// Records the gradients of a forward call into `encoder`, in a compute pass of its own. The same call gives the same bits on
+    /// Records the gradients of a forward call into an encoder, in a compute pass of its own, or into a pass of the caller's. The same call gives the same bits on
     /// every run.
     ///
     /// # Errors
@@ -142,34 +142,23 @@ impl AttentionalVector {
     /// has been recorded.
     pub fn backward(
         &self,
-        encoder: &mut wgpu::CommandEncoder,
+        into: &mut impl Recorder,
         call: &AttentionalBackward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record_backward(call, scratch, |bound| {
-            record(&mut pass(encoder, "attentional vector backward"), bound);
-        })
+        self.prepare_backward(call, scratch)?.record(into);
+        Ok(())
     }
 
-    /// [`backward`](Self::backward) into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
-    pub fn backward_in_pass(
-        &self,
-        pass: &mut wgpu::ComputePass,
-        call: &AttentionalBackward,
-        scratch: &mut Scratch,
-    ) -> Result<(), Error> {
-        self.record_backward(call, scratch, |bound| record(pass, bound))
-    }
-
-    fn record_backward(
+    pub fn prepare_backward(
         &self,
         call: &AttentionalBackward,
         scratch: &mut Scratch,
-        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
-    ) -> Result<(), Error> {
+    ) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
         scratch.check(self.backward_scratch_size(call)?)?;
         let AttentionalBackward { context, hidden, weight, out, d_out, accumulates, .. } = *call;
@@ -197,8 +186,6 @@ impl AttentionalVector {
             LinearBackward { d_x: call.d_hidden.map(gradient), ..side(1, hidden) },
         ];
         dispatches.extend(dispatch_backward::dispatches(&sides, &self.kernel_options, device)?);
-        let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
-        emit(&bound);
-        Ok(())
+        self.pipelines.bind("attentional vector backward", &dispatches, scratch.bindings())
     }
 }

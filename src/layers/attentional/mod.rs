@@ -9,7 +9,7 @@ use kernels::tanh_sum::{CHANNELS, TanhSumCall, WORKGROUP};
 
 use crate::device::DeviceFacts;
 use crate::kernel::{
-    BoundDispatch, Dispatches, KernelOptions, Pipelines, Scratch, ScratchSize, Slot, in_scratch, pass, record,
+    Dispatches, KernelOptions, Pipelines, Prepared, Recorder, Scratch, ScratchSize, Slot, in_scratch,
 };
 use crate::matmul::Linear;
 use crate::matmul::projection::check_vector;
@@ -87,54 +87,30 @@ impl AttentionalVector {
         Ok(ScratchSize::default().with(Slot::Projected, 8 * count(call.out.shape()) as u64))
     }
 
-    /// Records `call` into `encoder`, in a compute pass of its own.
+    /// Records `call` into an encoder, in a compute pass of its own, or into a pass of the caller's.
     ///
     /// # Errors
     /// Everything that [`Error`] lists for tensors and scratch; then nothing has been recorded.
     pub fn forward(
         &self,
-        encoder: &mut wgpu::CommandEncoder,
+        into: &mut impl Recorder,
         call: &AttentionalForward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record(call, scratch, |bound| record(&mut pass(encoder, "attentional vector"), bound))
+        self.prepare(call, scratch)?.record(into);
+        Ok(())
     }
 
-    /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
-    pub fn forward_in_pass(
-        &self,
-        pass: &mut wgpu::ComputePass,
-        call: &AttentionalForward,
-        scratch: &mut Scratch,
-    ) -> Result<(), Error> {
-        self.record(call, scratch, |bound| record(pass, bound))
-    }
-
-    /// Compiles and binds what `call` needs, so that its first recording does neither.
-    /// Some drivers compile at the first submission all the same: see [`Pipelines`](crate::Pipelines).
-    ///
-    /// # Errors
-    /// As [`forward`](Self::forward).
-    pub fn prepare(&self, call: &AttentionalForward, scratch: &mut Scratch) -> Result<(), Error> {
-        self.record(call, scratch, |_| ())
-    }
-
-    fn record(
-        &self,
-        call: &AttentionalForward,
-        scratch: &mut Scratch,
-        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
-    ) -> Result<(), Error> {
+    pub fn prepare(&self, call: &AttentionalForward, scratch: &mut Scratch) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
         scratch.check(self.scratch_size(call)?)?;
         let products = scratch.buffer(Slot::Projected)?;
         let dispatches = call.dispatches(products, &self.kernel_options, device)?;
-        let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
-        emit(&bound);
-        Ok(())
+        self.pipelines.bind("attentional vector", &dispatches, scratch.bindings())
     }
 }
 

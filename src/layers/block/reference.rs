@@ -7,17 +7,8 @@ use crate::layers::multi_head::reference_backward::{LinearGradients, MultiHeadGr
 use crate::matmul::projection::reference::{HostLinear, project, project_backward};
 use crate::position::RowPositions;
 use crate::rows::elementwise::reference::{activate, activation_slope};
-use crate::rows::norm::reference::{norm, norm_backward};
+use crate::rows::norm::reference::{HostNorm, HostNormGradients, norm, norm_backward};
 use crate::tensor::{Error, Real};
-
-/// Weight and bias of a norm, `[features]` each.
-#[derive(Clone, Copy, Debug)]
-pub struct HostNorm<'a, R> {
-    /// 1 without.
-    pub weight: Option<&'a [R]>,
-    /// 0 without.
-    pub bias: Option<&'a [R]>,
-}
 
 /// The weights of a feed-forward layer.
 #[derive(Clone, Copy, Debug)]
@@ -41,16 +32,6 @@ pub struct Encoded<R> {
     /// Each layer's attention weights, `[batch, heads, length, length + appended]`, if the options ask for them. Of a decoder those of
     /// self-attention, then those of cross-attention, `[batch, heads, q_len, kv_len + appended]`.
     pub weights: Vec<Vec<R>>,
-}
-
-/// The gradients of a [`HostNorm`], whether it has them or not.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct HostNormGradients<R> {
-    /// `[features]`.
-    pub d_weight: Vec<R>,
-    /// `[features]`.
-    pub d_bias: Vec<R>,
 }
 
 /// The gradients of a [`HostFeedForward`].

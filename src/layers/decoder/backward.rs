@@ -4,7 +4,7 @@
 use super::{DecoderForward, DecoderLayer, Plan as ForwardPlan, TransformerDecoder};
 use crate::attention::dispatch;
 use crate::device::DeviceFacts;
-use crate::kernel::{BoundDispatch, Dispatches, Scratch, ScratchSize, Slot, in_scratch, pass, record};
+use crate::kernel::{Dispatches, Prepared, Recorder, Scratch, ScratchSize, Slot, in_scratch};
 use crate::layers::block::config::NormOrder;
 use crate::layers::block::{
     AttentionPart, AttentionPlans, FeedForwardGradients, InputGradients, KeysTurn, Workspace,
@@ -136,7 +136,7 @@ impl TransformerDecoder {
         Ok(self.check_backward(call, &self.pipelines.facts())?.size)
     }
 
-    /// Records the gradients of a forward call into `encoder`, in a compute pass of their own: of its input, of the memory and of all
+    /// Records the gradients of a forward call into an encoder, in a compute pass of their own, or into a pass of the caller's: of its input, of the memory and of all
     /// weights, those of the memory's keys and values too; in any order of norms, gated or not, under every mask. Gradients of the masks'
     /// own tensors are [`MultiHeadAttention::backward`](crate::MultiHeadAttention::backward)'s.
     ///
@@ -148,42 +148,19 @@ impl TransformerDecoder {
     /// Then nothing has been recorded.
     pub fn backward(
         &self,
-        encoder: &mut wgpu::CommandEncoder,
+        into: &mut impl Recorder,
         call: &DecoderBackward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        let label = "transformer decoder backward";
-        self.record_backward(call, scratch, |bound| record(&mut pass(encoder, label), bound))
+        self.prepare_backward(call, scratch)?.record(into);
+        Ok(())
     }
 
-    /// [`backward`](Self::backward) into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
-    pub fn backward_in_pass(
-        &self,
-        pass: &mut wgpu::ComputePass,
-        call: &DecoderBackward,
-        scratch: &mut Scratch,
-    ) -> Result<(), Error> {
-        self.record_backward(call, scratch, |bound| record(pass, bound))
-    }
-
-    /// Compiles and binds what `call` needs, so that its first recording does neither.
-    /// Some drivers compile at the first submission all the same: see [`Pipelines`](crate::Pipelines).
-    ///
-    /// # Errors
-    /// As [`backward`](Self::backward).
-    pub fn prepare_backward(&self, call: &DecoderBackward, scratch: &mut Scratch) -> Result<(), Error> {
-        self.record_backward(call, scratch, |_| ())
-    }
-
-    fn record_backward(
-        &self,
-        call: &DecoderBackward,
-        scratch: &mut Scratch,
-        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
-    ) -> Result<(), Error> {
+    pub fn prepare_backward(&self, call: &DecoderBackward, scratch: &mut Scratch) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
         let plan = dispatch::within(device, |device| {
             let plan = self.check_backward(call, device)?;
@@ -193,9 +170,7 @@ impl TransformerDecoder {
         let (config, rows, kernel_options) = (&self.config, plan.forward.rows, &self.kernel_options);
         let work = Workspace { config, rows, scratch, kernel_options, device, accumulates: call.accumulate };
         let dispatches = self.backward_dispatches(call, &work, &plan)?;
-        let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
-        emit(&bound);
-        Ok(())
+        self.pipelines.bind("transformer decoder backward", &dispatches, scratch.bindings())
     }
 
     fn backward_dispatches<'a>(

@@ -2,7 +2,7 @@
 
 use super::TransformerDecoder;
 use crate::device::DeviceFacts;
-use crate::kernel::{BoundDispatch, Dispatches, Scratch, pass, record};
+use crate::kernel::{Dispatches, Prepared, Recorder, Scratch};
 use crate::layers::block::Rows;
 use crate::tensor::{Access, Error, TensorView, check_aliasing, check_apart, expect_shape};
 
@@ -35,38 +35,26 @@ impl TransformerDecoder {
     /// tensors; then nothing has been recorded.
     pub fn project_memory(
         &self,
-        encoder: &mut wgpu::CommandEncoder,
+        into: &mut impl Recorder,
         memory: TensorView,
         projected: &DecoderMemory,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        let bound = self.bind_memory(memory, projected, scratch)?;
-        record(&mut pass(encoder, "decoder memory"), &bound);
+        self.prepare_memory(memory, projected, scratch)?.record(into);
         Ok(())
     }
 
-    /// [`project_memory`](Self::project_memory) into a compute pass of the caller's, which is left with another pipeline and bind group
-    /// 0.
+    /// Checks the projections of a memory, compiles and binds what they need. [`Prepared::record`] then records them as often as you
+    /// like.
     ///
     /// # Errors
     /// As [`project_memory`](Self::project_memory).
-    pub fn project_memory_in_pass(
+    pub fn prepare_memory(
         &self,
-        pass: &mut wgpu::ComputePass,
         memory: TensorView,
         projected: &DecoderMemory,
         scratch: &mut Scratch,
-    ) -> Result<(), Error> {
-        record(pass, &self.bind_memory(memory, projected, scratch)?);
-        Ok(())
-    }
-
-    fn bind_memory(
-        &self,
-        memory: TensorView,
-        projected: &DecoderMemory,
-        scratch: &Scratch,
-    ) -> Result<Vec<(BoundDispatch, [u32; 3])>, Error> {
+    ) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
         let Rows { batch, length } = self.check_rows("memory", &memory, device)?;
         self.check_memory(projected, batch, length, Access::Write, device)?;
@@ -79,7 +67,7 @@ impl TransformerDecoder {
             let to = projected.of_layer(n, batch);
             dispatches.extend(layer.cross_attention.key_products(memory, to, device)?);
         }
-        self.pipelines.bind(&dispatches, scratch.bindings())
+        self.pipelines.bind("decoder memory", &dispatches, scratch.bindings())
     }
 
     /// Rows of a memory, of which those are that layers have projected and appended to.

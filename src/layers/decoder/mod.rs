@@ -16,9 +16,7 @@ use super::multi_head::{MultiHeadAttention, MultiHeadForward, MultiHeadWeights, 
 use crate::attention::dispatch;
 use crate::cache::Cache;
 use crate::device::DeviceFacts;
-use crate::kernel::{
-    BoundDispatch, Dispatches, KernelOptions, Pipelines, Scratch, ScratchSize, Slot, pass, record,
-};
+use crate::kernel::{Dispatches, KernelOptions, Pipelines, Prepared, Recorder, Scratch, ScratchSize, Slot};
 use crate::mask::DeviceMask;
 use crate::position::{Rotary, Rotation, RowPositions};
 use crate::rows::norm::{NormWeights, OwnedNorm};
@@ -291,50 +289,27 @@ impl TransformerDecoder {
         Ok(self.check(call, &self.pipelines.facts())?.size)
     }
 
-    /// Records `call` into `encoder`, in a compute pass of its own. Nothing is submitted or copied.
+    /// Records `call` into an encoder, in a compute pass of its own, or into a pass of the caller's. Nothing is submitted or copied.
     ///
     /// # Errors
     /// Everything that [`Error`] lists for tensors, masks, options and scratch; a cache of other dimensions, fewer layers or another
     /// device, with changes that are not recorded yet, or that was not advanced by as many rows. Then nothing has been recorded.
     pub fn forward(
         &self,
-        encoder: &mut wgpu::CommandEncoder,
+        into: &mut impl Recorder,
         call: &DecoderForward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
         check_advanced(call.cache, &call.x)?;
-        self.record(call, scratch, |bound| record(&mut pass(encoder, "transformer decoder"), bound))
+        self.prepare(call, scratch)?.record(into);
+        Ok(())
     }
 
-    /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
-    pub fn forward_in_pass(
-        &self,
-        pass: &mut wgpu::ComputePass,
-        call: &DecoderForward,
-        scratch: &mut Scratch,
-    ) -> Result<(), Error> {
-        check_advanced(call.cache, &call.x)?;
-        self.record(call, scratch, |bound| record(pass, bound))
-    }
-
-    /// Compiles and binds what `call` needs, so that its first recording does neither.
-    /// Some drivers compile at the first submission all the same: see [`Pipelines`](crate::Pipelines).
-    ///
-    /// # Errors
-    /// As [`forward`](Self::forward).
-    pub fn prepare(&self, call: &DecoderForward, scratch: &mut Scratch) -> Result<(), Error> {
-        self.record(call, scratch, |_| ())
-    }
-
-    fn record(
-        &self,
-        call: &DecoderForward,
-        scratch: &mut Scratch,
-        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
-    ) -> Result<(), Error> {
+    pub fn prepare(&self, call: &DecoderForward, scratch: &mut Scratch) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
         let plan = dispatch::within(device, |device| {
             let plan = self.check(call, device)?;
@@ -344,9 +319,7 @@ impl TransformerDecoder {
         let (config, rows, kernel_options) = (&self.config, plan.rows, &self.kernel_options);
         let work = Workspace { config, rows, scratch, kernel_options, device, accumulates: false };
         let dispatches = self.dispatches(call, &work, &plan)?;
-        let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
-        emit(&bound);
-        Ok(())
+        self.pipelines.bind("transformer decoder", &dispatches, scratch.bindings())
     }
 
     fn dispatches<'a>(

@@ -4,7 +4,7 @@
 use super::{EncoderForward, EncoderLayer, Plan as ForwardPlan, TransformerEncoder};
 use crate::attention::dispatch;
 use crate::device::DeviceFacts;
-use crate::kernel::{BoundDispatch, Dispatches, Scratch, ScratchSize, Slot, in_scratch, pass, record};
+use crate::kernel::{Dispatches, Prepared, Recorder, Scratch, ScratchSize, Slot, in_scratch};
 use crate::layers::block::config::NormOrder;
 use crate::layers::block::{
     AttentionPart, AttentionPlans, FeedForwardGradients, InputGradients, KeysTurn, Rows, SelfAttention,
@@ -113,7 +113,7 @@ impl TransformerEncoder {
         Ok(self.check_backward(call, &self.pipelines.facts())?.size)
     }
 
-    /// Records the gradients of a forward call into `encoder`, in a compute pass of their own: of its input and of all weights, in any
+    /// Records the gradients of a forward call into an encoder, in a compute pass of their own, or into a pass of the caller's: of its input and of all weights, in any
     /// order of norms, gated or not, under every mask. Gradients of the mask's own tensors are
     /// [`MultiHeadAttention::backward`](crate::MultiHeadAttention::backward)'s.
     ///
@@ -124,42 +124,19 @@ impl TransformerEncoder {
     /// [`Error::Unsupported`] if none is asked for, or that of a tensor which the stack has not. Then nothing has been recorded.
     pub fn backward(
         &self,
-        encoder: &mut wgpu::CommandEncoder,
+        into: &mut impl Recorder,
         call: &EncoderBackward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        let label = "transformer encoder backward";
-        self.record_backward(call, scratch, |bound| record(&mut pass(encoder, label), bound))
+        self.prepare_backward(call, scratch)?.record(into);
+        Ok(())
     }
 
-    /// [`backward`](Self::backward) into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
-    pub fn backward_in_pass(
-        &self,
-        pass: &mut wgpu::ComputePass,
-        call: &EncoderBackward,
-        scratch: &mut Scratch,
-    ) -> Result<(), Error> {
-        self.record_backward(call, scratch, |bound| record(pass, bound))
-    }
-
-    /// Compiles and binds what `call` needs, so that its first recording does neither.
-    /// Some drivers compile at the first submission all the same: see [`Pipelines`](crate::Pipelines).
-    ///
-    /// # Errors
-    /// As [`backward`](Self::backward).
-    pub fn prepare_backward(&self, call: &EncoderBackward, scratch: &mut Scratch) -> Result<(), Error> {
-        self.record_backward(call, scratch, |_| ())
-    }
-
-    fn record_backward(
-        &self,
-        call: &EncoderBackward,
-        scratch: &mut Scratch,
-        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
-    ) -> Result<(), Error> {
+    pub fn prepare_backward(&self, call: &EncoderBackward, scratch: &mut Scratch) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
         let plan = dispatch::within(device, |device| {
             let plan = self.check_backward(call, device)?;
@@ -169,9 +146,7 @@ impl TransformerEncoder {
         let (config, rows, kernel_options) = (&self.config, plan.rows, &self.kernel_options);
         let work = Workspace { config, rows, scratch, kernel_options, device, accumulates: call.accumulate };
         let dispatches = self.backward_dispatches(call, &work, &plan)?;
-        let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
-        emit(&bound);
-        Ok(())
+        self.pipelines.bind("transformer encoder backward", &dispatches, scratch.bindings())
     }
 
     fn backward_dispatches<'a>(

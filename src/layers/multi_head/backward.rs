@@ -8,9 +8,7 @@ use crate::attention::dispatch::{self, AddedGradients, BackwardProblem, Chosen, 
 use crate::attention::plan::Added;
 use crate::attention::{check_extras, scale_in_f32};
 use crate::device::DeviceFacts;
-use crate::kernel::{
-    BoundDispatch, Dispatch, Dispatches, Scratch, ScratchSize, Slot, in_scratch, pass, record,
-};
+use crate::kernel::{Dispatch, Dispatches, Prepared, Recorder, Scratch, ScratchSize, Slot, in_scratch};
 use crate::matmul::projection::dispatch_backward::{self, Gradient, LinearBackward, column_sums};
 use crate::matmul::projection::{GradientOf, Written, check_summed_rows};
 use crate::rows::norm::NormGradients;
@@ -362,13 +360,13 @@ impl MultiHeadAttention {
         Ok(self.check_backward(call, &self.pipelines.facts())?.size)
     }
 
-    /// Records the gradients of a forward call into `encoder`, in a compute pass of their own.
+    /// Records the gradients of a forward call into an encoder, in a compute pass of their own, or into a pass of the caller's.
     ///
     /// A step of training by self-attention, whose three inputs are one `x`:
     ///
     /// ```no_run
     /// # use wgpu_attention::{Error, MultiHeadAttention, TensorView, wgpu};
-    /// # fn f(layer: &MultiHeadAttention, encoder: &mut wgpu::CommandEncoder, tensors: [TensorView; 6], d_weights: [TensorView; 4])
+    /// # fn f(layer: &MultiHeadAttention, into: &mut impl Recorder, tensors: [TensorView; 6], d_weights: [TensorView; 4])
     /// # -> Result<(), Error> {
     /// # let [x, y, context, lse, d_y, d_x] = tensors;
     /// # let device = layer.pipelines().device();
@@ -398,54 +396,33 @@ impl MultiHeadAttention {
     /// nothing has been recorded.
     pub fn backward(
         &self,
-        encoder: &mut wgpu::CommandEncoder,
+        into: &mut impl Recorder,
         call: &MultiHeadBackward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        let label = "multi-head attention backward";
-        self.record_backward(call, scratch, |bound| record(&mut pass(encoder, label), bound))
+        self.prepare_backward(call, scratch)?.record(into);
+        Ok(())
     }
 
-    /// [`backward`](Self::backward) into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
-    pub fn backward_in_pass(
-        &self,
-        pass: &mut wgpu::ComputePass,
-        call: &MultiHeadBackward,
-        scratch: &mut Scratch,
-    ) -> Result<(), Error> {
-        self.record_backward(call, scratch, |bound| record(pass, bound))
-    }
-
-    /// Compiles and binds what `call` needs, so that its first recording does neither.
-    /// Some drivers compile at the first submission all the same: see [`Pipelines`](crate::Pipelines).
-    ///
-    /// # Errors
-    /// As [`backward`](Self::backward).
-    pub fn prepare_backward(&self, call: &MultiHeadBackward, scratch: &mut Scratch) -> Result<(), Error> {
-        self.record_backward(call, scratch, |_| ())
-    }
-
-    fn record_backward(
+    pub fn prepare_backward(
         &self,
         call: &MultiHeadBackward,
         scratch: &mut Scratch,
-        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
-    ) -> Result<(), Error> {
+    ) -> Result<Prepared, Error> {
         let scratch: &Scratch = scratch;
-        let bound = self.pipelines.with_fallbacks(|| {
+        self.pipelines.with_fallbacks(|| {
             let device = &self.pipelines.facts();
             let plan = dispatch::within(device, |device| {
                 let plan = self.check_backward(call, device)?;
                 scratch.check(plan.size).map(|()| plan)
             })?;
             let dispatches = self.backward_dispatches(call, &plan, scratch, device)?;
-            self.pipelines.bind(&dispatches, scratch.bindings())
-        })?;
-        emit(&bound);
-        Ok(())
+            self.pipelines.bind("multi-head attention backward", &dispatches, scratch.bindings())
+        })
     }
 
     /// The dispatches of a call that was checked.

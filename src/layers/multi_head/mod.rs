@@ -19,8 +19,8 @@ use crate::attention::plan::{KeyLayout, Outline};
 use crate::attention::{self, Config, check_dtype, check_extras, extra_inputs, outputs, scale_in_f32};
 use crate::device::DeviceFacts;
 use crate::kernel::{
-    BoundDispatch, Dispatch, Dispatches, KernelOptions, Pipelines, Scratch, ScratchSize, Slot, View,
-    in_scratch, pass, record,
+    Dispatch, Dispatches, KernelOptions, Pipelines, Prepared, Recorder, Scratch, ScratchSize, Slot, View,
+    in_scratch,
 };
 use crate::matmul::projection::{self, OwnedLinear, check_vector, check_weight};
 use crate::position::Rotary;
@@ -204,58 +204,38 @@ impl MultiHeadAttention {
         Ok(self.check(call, &self.pipelines.facts())?.size)
     }
 
-    /// Records `call` into `encoder`, in a compute pass of its own. Nothing is submitted or copied.
+    /// Records `call` into an encoder, in a compute pass of its own, or into a pass of the caller's. Nothing is submitted or copied.
     ///
     /// # Errors
     /// Everything that [`Error`] lists for tensors, masks, options and scratch; then nothing has been recorded.
     pub fn forward(
         &self,
-        encoder: &mut wgpu::CommandEncoder,
+        into: &mut impl Recorder,
         call: &MultiHeadForward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record(call, scratch, |bound| record(&mut pass(encoder, "multi-head attention"), bound))
+        self.prepare(call, scratch)?.record(into);
+        Ok(())
     }
 
-    /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
-    pub fn forward_in_pass(
-        &self,
-        pass: &mut wgpu::ComputePass,
-        call: &MultiHeadForward,
-        scratch: &mut Scratch,
-    ) -> Result<(), Error> {
-        self.record(call, scratch, |bound| record(pass, bound))
-    }
-
-    /// Compiles and binds what `call` needs, so that its first recording does neither.
-    /// Some drivers compile at the first submission all the same: see [`Pipelines`](crate::Pipelines).
-    ///
-    /// # Errors
-    /// As [`forward`](Self::forward).
-    pub fn prepare(&self, call: &MultiHeadForward, scratch: &mut Scratch) -> Result<(), Error> {
-        self.record(call, scratch, |_| ())
-    }
-
-    fn record(
-        &self,
-        call: &MultiHeadForward,
-        scratch: &mut Scratch,
-        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
-    ) -> Result<(), Error> {
+    pub fn prepare(&self, call: &MultiHeadForward, scratch: &mut Scratch) -> Result<Prepared, Error> {
         let scratch: &Scratch = scratch;
-        let bound = self.pipelines.with_fallbacks(|| {
+        self.pipelines.with_fallbacks(|| {
             let device = &self.pipelines.facts();
             let plan = attention::dispatch::within(device, |device| {
                 let plan = self.check(call, device)?;
                 scratch.check(plan.size).map(|()| plan)
             })?;
-            self.pipelines.bind(&self.dispatches(call, &plan, scratch, device)?, scratch.bindings())
-        })?;
-        emit(&bound);
-        Ok(())
+            self.pipelines.bind(
+                "multi-head attention",
+                &self.dispatches(call, &plan, scratch, device)?,
+                scratch.bindings(),
+            )
+        })
     }
 
     /// The dispatches of a call that was checked.

@@ -3,12 +3,12 @@
 use super::config::{MultiHeadConfig, Side};
 use crate::attention::reference::attention::{Attended, attention};
 use crate::attention::reference::options::Options;
-use crate::layers::block::reference::HostNorm;
 use crate::matmul::projection::reference::{HostLinear, project};
 use crate::matmul::{Activation, SideShape};
 use crate::position::reference::rotate;
 use crate::position::{RopeConfig, RowPositions};
 use crate::rows::elementwise::reference::activate;
+use crate::rows::norm::reference::HostNorm;
 use crate::rows::norm::reference::norm;
 use crate::tensor::{Error, HostTensor, Real, Shape, check_sizes, expect_length};
 

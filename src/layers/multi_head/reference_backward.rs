@@ -8,11 +8,11 @@ use super::reference::{
 use crate::attention::reference::attention::attention;
 use crate::attention::reference::backward::{Gradients, attention_backward};
 use crate::attention::reference::options::Options;
-use crate::layers::block::reference::HostNormGradients;
 use crate::matmul::projection::reference::{HostLinear, ProjectGradients, project_backward};
 use crate::matmul::{Activation, SideShape};
 use crate::position::reference::rotate_backward;
 use crate::rows::elementwise::reference::{activate, activation_slope};
+use crate::rows::norm::reference::HostNormGradients;
 use crate::rows::norm::reference::norm_backward;
 use crate::tensor::{Error, Real, Shape, expect_length};
 

@@ -3,7 +3,7 @@
 use super::dispatch_backward::{self, Gradient, LinearBackward};
 use super::{check_vector, check_weight};
 use crate::device::DeviceFacts;
-use crate::kernel::{BoundDispatch, pass, record};
+use crate::kernel::{Prepared, Recorder};
 use crate::matmul::{Projection, SideShape};
 use crate::tensor::{
     Access, Error, LONGEST_AXIS, TensorView, check_aliasing, check_float, count, expect, expect_shape,
@@ -172,7 +172,7 @@ impl<'a> Written<'a> {
 }
 
 impl Projection {
-    /// Records the gradients of `products` into `encoder`, in a compute pass of their own, one after the other.
+    /// Records the gradients of `products` into an encoder, in a compute pass of their own, or into a pass of the caller's, one after the other.
     ///
     /// Products that name the same view for a gradient, as queries, keys and values projected from one `x` do, give their
     /// sum there, added up in the order of the list and rounded to the view's type after each. Sums are f32. The same call gives
@@ -181,7 +181,7 @@ impl Projection {
     /// ```no_run
     /// # use wgpu_attention::{Error, Projection, TensorView, wgpu};
     /// # use wgpu_attention::matmul::ProjectionBackward;
-    /// # fn f(projection: &Projection, encoder: &mut wgpu::CommandEncoder, x: TensorView, weights: [TensorView; 3],
+    /// # fn f(projection: &Projection, into: &mut impl Recorder, x: TensorView, weights: [TensorView; 3],
     /// #     d_qkv: [TensorView; 3], d_x: TensorView, d_weights: [TensorView; 3]) -> Result<(), Error> {
     /// // d_x is the sum over queries, keys and values.
     /// let products = [0, 1, 2].map(|n| {
@@ -194,31 +194,16 @@ impl Projection {
     /// # Errors
     /// Everything that [`Error`] lists for tensors, gradients that share a buffer with an input, views of gradients that
     /// overlap and are not the same; then nothing has been recorded.
-    pub fn backward(
-        &self,
-        encoder: &mut wgpu::CommandEncoder,
-        products: &[ProjectionBackward],
-    ) -> Result<(), Error> {
-        self.record_backward(products, |bound| record(&mut pass(encoder, "projection backward"), bound))
+    pub fn backward(&self, into: &mut impl Recorder, products: &[ProjectionBackward]) -> Result<(), Error> {
+        self.prepare_backward(products)?.record(into);
+        Ok(())
     }
 
-    /// Records the gradients into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    /// Checks the gradients, compiles and binds what they need. [`Prepared::record`] then records them as often as you like.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
-    pub fn backward_in_pass(
-        &self,
-        pass: &mut wgpu::ComputePass,
-        products: &[ProjectionBackward],
-    ) -> Result<(), Error> {
-        self.record_backward(products, |bound| record(pass, bound))
-    }
-
-    fn record_backward(
-        &self,
-        products: &[ProjectionBackward],
-        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
-    ) -> Result<(), Error> {
+    pub fn prepare_backward(&self, products: &[ProjectionBackward]) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
         products.iter().try_for_each(|product| product.check(device))?;
         let read: Vec<_> =
@@ -231,15 +216,10 @@ impl Projection {
             calls.push(product.op(&mut written));
         }
         check_aliasing(&written.views(), &read)?;
-        let bound = self.pipelines.with_fallbacks(|| {
+        self.pipelines.with_fallbacks(|| {
             let dispatches =
                 dispatch_backward::dispatches(&calls, &self.kernel_options, &self.pipelines.facts())?;
-            self.pipelines.bind(&dispatches, &self.bindings)
-        })?;
-        if bound.is_empty() {
-            return Ok(());
-        }
-        emit(&bound);
-        Ok(())
+            self.pipelines.bind("projection backward", &dispatches, &self.bindings)
+        })
     }
 }

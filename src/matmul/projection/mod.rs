@@ -15,7 +15,7 @@ use std::sync::Arc;
 use super::plan::ProductOutline;
 use super::{Activation, SideShape};
 use crate::device::DeviceFacts;
-use crate::kernel::{BindingCache, BoundDispatch, KernelOptions, Pipelines, pass, record};
+use crate::kernel::{BindingCache, KernelOptions, Pipelines, Prepared, Recorder};
 use crate::tensor::{
     Access, Error, Tensor, TensorView, check_aliasing, check_float, expect, expect_shape, same_dtype,
 };
@@ -109,30 +109,14 @@ impl Projection {
         self
     }
 
-    /// Records the products into `encoder`, in a compute pass of their own.
+    /// Records the products into an encoder, in a compute pass of their own, or into a pass of the caller's.
     ///
     /// # Errors
     /// Everything that [`Error`] lists for tensors; then nothing has been recorded. The inputs must be of
     /// one dtype, and so must the weights, the biases and the outputs.
-    pub fn forward(
-        &self,
-        encoder: &mut wgpu::CommandEncoder,
-        products: &[ProjectionForward],
-    ) -> Result<(), Error> {
-        self.record(products, |bound| record(&mut pass(encoder, "projection"), bound))
-    }
-
-    /// Records the products into a compute pass of the caller's, which is left with another pipeline and
-    /// bind group 0.
-    ///
-    /// # Errors
-    /// As [`forward`](Self::forward).
-    pub fn forward_in_pass(
-        &self,
-        pass: &mut wgpu::ComputePass,
-        products: &[ProjectionForward],
-    ) -> Result<(), Error> {
-        self.record(products, |bound| record(pass, bound))
+    pub fn forward(&self, into: &mut impl Recorder, products: &[ProjectionForward]) -> Result<(), Error> {
+        self.prepare(products)?.record(into);
+        Ok(())
     }
 
     /// What plans know of products that are computed together, unchecked.
@@ -141,13 +125,15 @@ impl Projection {
         dispatch::outline_of(&products, &self.kernel_options)
     }
 
-    fn record(
-        &self,
-        products: &[ProjectionForward],
-        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
-    ) -> Result<(), Error> {
+    /// Checks the products, compiles and binds what they need. [`Prepared::record`] then records them as often as you like.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn prepare(&self, products: &[ProjectionForward]) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
-        let Some(first) = products.first() else { return Ok(()) };
+        let Some(first) = products.first() else {
+            return self.pipelines.bind("projection", &[], &self.bindings);
+        };
         let mut bias_dtype = None;
         for product in products {
             product.check(device)?;
@@ -180,12 +166,10 @@ impl Projection {
         let written: Vec<_> = products.iter().map(|p| ("out", p.out)).collect();
         check_aliasing(&written, &read)?;
         let products: Vec<_> = products.iter().map(ProjectionForward::op).collect();
-        let bound = self.pipelines.with_fallbacks(|| {
+        self.pipelines.with_fallbacks(|| {
             let dispatches = dispatch::dispatches(&products, &self.kernel_options, &self.pipelines.facts())?;
-            self.pipelines.bind(&dispatches, &self.bindings)
-        })?;
-        emit(&bound);
-        Ok(())
+            self.pipelines.bind("projection", &dispatches, &self.bindings)
+        })
     }
 }
 

@@ -12,7 +12,7 @@ use format::QuantizedFormat;
 use std::sync::Arc;
 
 use crate::device::DeviceFacts;
-use crate::kernel::{BindingCache, BoundDispatch, Dispatch, KernelOptions, Pipelines, pass, record};
+use crate::kernel::{BindingCache, Dispatch, KernelOptions, Pipelines, Prepared, Recorder};
 use crate::tensor::{
     Access, DType, Error, Layout, TensorView, check_aliasing, check_float, expect, expect_shape, same_dtype,
 };
@@ -189,67 +189,45 @@ impl QuantizedProjection {
         self
     }
 
-    /// Records the products into `encoder`, in a compute pass of their own.
+    /// Records the products into an encoder, in a compute pass of their own, or into a pass of the caller's.
     ///
     /// # Errors
     /// A weight whose rows are no whole blocks or that begins within a word, shapes that differ, an `out` that shares its buffer
     /// with what is read, and everything else that [`Error`] lists for tensors; then nothing has been recorded.
-    pub fn forward(
-        &self,
-        encoder: &mut wgpu::CommandEncoder,
-        products: &[QuantizedForward],
-    ) -> Result<(), Error> {
-        self.record(&self.products(products)?, |bound| {
-            record(&mut pass(encoder, "quantized projection"), bound);
-        })
+    pub fn forward(&self, into: &mut impl Recorder, products: &[QuantizedForward]) -> Result<(), Error> {
+        self.prepare(products)?.record(into);
+        Ok(())
     }
 
-    /// Records the products into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    /// Checks the products, compiles and binds what they need. [`Prepared::record`] then records them as often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
-    pub fn forward_in_pass(
-        &self,
-        pass: &mut wgpu::ComputePass,
-        products: &[QuantizedForward],
-    ) -> Result<(), Error> {
-        self.record(&self.products(products)?, |bound| record(pass, bound))
+    pub fn prepare(&self, products: &[QuantizedForward]) -> Result<Prepared, Error> {
+        self.pipelines.bind("quantized projection", &self.products(products)?, &self.bindings)
     }
 
-    /// Records a look-up into `encoder`, in a compute pass of its own.
+    /// Records a look-up into an encoder, in a compute pass of its own, or into a pass of the caller's.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
     #[doc(alias = "embedding")]
-    pub fn rows(&self, encoder: &mut wgpu::CommandEncoder, rows: &QuantizedRows) -> Result<(), Error> {
-        let rows = rows.dispatch(&self.pipelines.facts())?;
-        self.record(&[rows], |bound| record(&mut pass(encoder, "quantized rows"), bound))
+    pub fn rows(&self, into: &mut impl Recorder, rows: &QuantizedRows) -> Result<(), Error> {
+        self.prepare_rows(rows)?.record(into);
+        Ok(())
     }
 
-    /// Records a look-up into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    /// Checks a look-up, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
-    pub fn rows_in_pass(&self, pass: &mut wgpu::ComputePass, rows: &QuantizedRows) -> Result<(), Error> {
+    pub fn prepare_rows(&self, rows: &QuantizedRows) -> Result<Prepared, Error> {
         let rows = rows.dispatch(&self.pipelines.facts())?;
-        self.record(&[rows], |bound| record(pass, bound))
+        self.pipelines.bind("quantized rows", &[rows], &self.bindings)
     }
 
     fn products<'a>(&self, products: &[QuantizedForward<'a>]) -> Result<Vec<Dispatch<'a>>, Error> {
         let device = &self.pipelines.facts();
         products.iter().map(|product| product.dispatch(&self.kernel_options, device)).collect()
-    }
-
-    fn record(
-        &self,
-        calls: &[Dispatch],
-        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
-    ) -> Result<(), Error> {
-        if calls.is_empty() {
-            return Ok(());
-        }
-        let bound = self.pipelines.bind(calls, &self.bindings)?;
-        emit(&bound);
-        Ok(())
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{Elementwise, ElementwiseForward};
 use crate::device::DeviceFacts;
-use crate::kernel::{Dispatch, pass, record};
+use crate::kernel::{Dispatch, Prepared, Recorder};
 use crate::tensor::{Access, Error, TensorView, check_aliasing, check_apart, check_float, expect_shape};
 
 /// The gradients of one call, each written where it is asked for. That of [`ElementwiseForward::residual`] is `d_out` itself.
@@ -70,30 +70,22 @@ impl<'a> ElementwiseBackward<'a> {
 }
 
 impl Elementwise {
-    /// Records the gradients of a call into `encoder`, in a compute pass of their own.
+    /// Records the gradients of a call into an encoder, in a compute pass of their own, or into a pass of the caller's.
     ///
     /// # Errors
     /// Shapes that differ, gradients that share a buffer with an input, [`Error::Unsupported`] if none is asked for or that of a
     /// tensor which there is not, and everything else that [`Error`] lists for tensors; then nothing has been recorded.
-    pub fn backward(
-        &self,
-        encoder: &mut wgpu::CommandEncoder,
-        call: &ElementwiseBackward,
-    ) -> Result<(), Error> {
-        let call = call.dispatch(&self.pipelines.facts())?;
-        self.record(call, |bound| record(&mut pass(encoder, "elementwise backward"), bound))
+    pub fn backward(&self, into: &mut impl Recorder, call: &ElementwiseBackward) -> Result<(), Error> {
+        self.prepare_backward(call)?.record(into);
+        Ok(())
     }
 
-    /// Records the gradients into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
-    pub fn backward_in_pass(
-        &self,
-        pass: &mut wgpu::ComputePass,
-        call: &ElementwiseBackward,
-    ) -> Result<(), Error> {
+    pub fn prepare_backward(&self, call: &ElementwiseBackward) -> Result<Prepared, Error> {
         let call = call.dispatch(&self.pipelines.facts())?;
-        self.record(call, |bound| record(pass, bound))
+        self.pipelines.bind("elementwise backward", &[call], &self.bindings)
     }
 }

@@ -11,7 +11,7 @@ use dispatch::ElementwiseOp;
 use std::sync::Arc;
 
 use crate::device::DeviceFacts;
-use crate::kernel::{BindingCache, BoundDispatch, Dispatch, Pipelines, pass, record};
+use crate::kernel::{BindingCache, Dispatch, Pipelines, Prepared, Recorder};
 use crate::matmul::Activation;
 use crate::tensor::{Access, Error, TensorView, check_aliasing, check_float, expect_shape};
 
@@ -118,37 +118,23 @@ impl Elementwise {
         self.bindings.clear();
     }
 
-    /// Records `call` into `encoder`, in a compute pass of its own.
+    /// Records `call` into an encoder, in a compute pass of its own, or into a pass of the caller's.
     ///
     /// # Errors
     /// Shapes that differ, an `out` that shares a buffer with an input, and everything else that [`Error`] lists for tensors; then
     /// nothing has been recorded.
-    pub fn forward(
-        &self,
-        encoder: &mut wgpu::CommandEncoder,
-        call: &ElementwiseForward,
-    ) -> Result<(), Error> {
-        let call = dispatch_of(call, &self.pipelines.facts())?;
-        self.record(call, |bound| record(&mut pass(encoder, "elementwise"), bound))
+    pub fn forward(&self, into: &mut impl Recorder, call: &ElementwiseForward) -> Result<(), Error> {
+        self.prepare(call)?.record(into);
+        Ok(())
     }
 
-    /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
-    pub fn forward_in_pass(
-        &self,
-        pass: &mut wgpu::ComputePass,
-        call: &ElementwiseForward,
-    ) -> Result<(), Error> {
+    pub fn prepare(&self, call: &ElementwiseForward) -> Result<Prepared, Error> {
         let call = dispatch_of(call, &self.pipelines.facts())?;
-        self.record(call, |bound| record(pass, bound))
-    }
-
-    fn record(&self, call: Dispatch, emit: impl FnOnce(&[(BoundDispatch, [u32; 3])])) -> Result<(), Error> {
-        let bound = self.pipelines.bind(&[call], &self.bindings)?;
-        emit(&bound);
-        Ok(())
+        self.pipelines.bind("elementwise", &[call], &self.bindings)
     }
 }
 

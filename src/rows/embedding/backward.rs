@@ -3,7 +3,7 @@
 use super::dispatch::EmbeddingOp;
 use super::{Embedding, check, check_scale};
 use crate::device::DeviceFacts;
-use crate::kernel::{BoundDispatch, Scratch, ScratchSize, pass, record};
+use crate::kernel::{Prepared, Recorder, Scratch, ScratchSize};
 use crate::tensor::{Access, Error, TensorView, check_aliasing};
 
 /// The gradient of a table, of one forward call.
@@ -56,7 +56,7 @@ impl Embedding {
         call.op(device)?.backward_size(device)
     }
 
-    /// Records the gradient of a table into `encoder`, in a compute pass of its own. Ids are sorted, and the gradients of each summed in
+    /// Records the gradient of a table into an encoder, in a compute pass of its own, or into a pass of the caller's. Ids are sorted, and the gradients of each summed in
     /// their order, without atomics: the same bits every time. Ids that occur often are summed by few invocations.
     ///
     /// # Errors
@@ -64,38 +64,27 @@ impl Embedding {
     /// [`Error`] lists for tensors; then nothing has been recorded.
     pub fn backward(
         &self,
-        encoder: &mut wgpu::CommandEncoder,
+        into: &mut impl Recorder,
         call: &EmbeddingBackward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record_backward(call, scratch, |bound| record(&mut pass(encoder, "embedding backward"), bound))
+        self.prepare_backward(call, scratch)?.record(into);
+        Ok(())
     }
 
-    /// Records the gradient into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
-    pub fn backward_in_pass(
-        &self,
-        pass: &mut wgpu::ComputePass,
-        call: &EmbeddingBackward,
-        scratch: &mut Scratch,
-    ) -> Result<(), Error> {
-        self.record_backward(call, scratch, |bound| record(pass, bound))
-    }
-
-    fn record_backward(
+    pub fn prepare_backward(
         &self,
         call: &EmbeddingBackward,
         scratch: &mut Scratch,
-        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
-    ) -> Result<(), Error> {
+    ) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
         let op = call.op(device)?;
         scratch.check(op.backward_size(device)?)?;
         let scratch: &Scratch = scratch;
-        let bound = self.pipelines.bind(&op.backward(scratch, device)?, scratch.bindings())?;
-        emit(&bound);
-        Ok(())
+        self.pipelines.bind("embedding backward", &op.backward(scratch, device)?, scratch.bindings())
     }
 }

@@ -11,7 +11,7 @@ use dispatch::EmbeddingOp;
 use std::sync::Arc;
 
 use crate::device::DeviceFacts;
-use crate::kernel::{BindingCache, BoundDispatch, Pipelines, pass, record};
+use crate::kernel::{BindingCache, Pipelines, Prepared, Recorder};
 use crate::matmul::projection::check_summed_rows;
 use crate::tensor::{Access, DType, Error, TensorView, check_aliasing, check_float, expect_shape};
 
@@ -127,45 +127,23 @@ impl Embedding {
         self.bindings.clear();
     }
 
-    /// Records `call` into `encoder`, in a compute pass of its own.
+    /// Records `call` into an encoder, in a compute pass of its own, or into a pass of the caller's.
     ///
     /// # Errors
     /// Shapes that differ, an `out` that shares a buffer with an input, a scale that is not finite, and everything else that
     /// [`Error`] lists for tensors; then nothing has been recorded.
-    pub fn forward(&self, encoder: &mut wgpu::CommandEncoder, call: &EmbeddingForward) -> Result<(), Error> {
-        self.record(call, |bound| record(&mut pass(encoder, "embedding"), bound))
+    pub fn forward(&self, into: &mut impl Recorder, call: &EmbeddingForward) -> Result<(), Error> {
+        self.prepare(call)?.record(into);
+        Ok(())
     }
 
-    /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
-    pub fn forward_in_pass(
-        &self,
-        pass: &mut wgpu::ComputePass,
-        call: &EmbeddingForward,
-    ) -> Result<(), Error> {
-        self.record(call, |bound| record(pass, bound))
-    }
-
-    /// Compiles and binds what `call` needs, so that its first recording does neither.
-    /// Some drivers compile at the first submission all the same: see [`Pipelines`](crate::Pipelines).
-    ///
-    /// # Errors
-    /// As [`forward`](Self::forward).
-    pub fn prepare(&self, call: &EmbeddingForward) -> Result<(), Error> {
-        self.record(call, |_| ())
-    }
-
-    fn record(
-        &self,
-        call: &EmbeddingForward,
-        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
-    ) -> Result<(), Error> {
+    pub fn prepare(&self, call: &EmbeddingForward) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
         let dispatch = call.op(device)?.forward(device);
-        let bound = self.pipelines.bind(&[dispatch], &self.bindings)?;
-        emit(&bound);
-        Ok(())
+        self.pipelines.bind("embedding", &[dispatch], &self.bindings)
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::dispatch;
 use crate::device::DeviceFacts;
-use crate::kernel::{BindingCache, BoundDispatch, Dispatch, KernelOptions, Pipelines, pass, record};
+use crate::kernel::{BindingCache, Dispatch, KernelOptions, Pipelines, Prepared, Recorder};
 use crate::matmul::projection::check_summed_rows;
 use crate::tensor::{Access, Error, TensorView, check_aliasing, check_float, expect_shape};
 
@@ -91,53 +91,41 @@ impl LogSoftmax {
         self
     }
 
-    /// Records `call` into `encoder`, in a compute pass of its own.
+    /// Records `call` into an encoder, in a compute pass of its own, or into a pass of the caller's.
     ///
     /// # Errors
     /// Shapes that differ, an `out` that shares a buffer with `x`, and everything else that [`Error`] lists for tensors; then nothing
     /// has been recorded.
-    pub fn forward(&self, encoder: &mut wgpu::CommandEncoder, call: &LogSoftmaxForward) -> Result<(), Error> {
-        let call = self.forward_dispatch(call)?;
-        self.record(call, |bound| record(&mut pass(encoder, "log-softmax"), bound))
+    pub fn forward(&self, into: &mut impl Recorder, call: &LogSoftmaxForward) -> Result<(), Error> {
+        self.prepare(call)?.record(into);
+        Ok(())
     }
 
-    /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
-    pub fn forward_in_pass(
-        &self,
-        pass: &mut wgpu::ComputePass,
-        call: &LogSoftmaxForward,
-    ) -> Result<(), Error> {
+    pub fn prepare(&self, call: &LogSoftmaxForward) -> Result<Prepared, Error> {
         let call = self.forward_dispatch(call)?;
-        self.record(call, |bound| record(pass, bound))
+        self.pipelines.bind("log softmax", &[call], &self.bindings)
     }
 
-    /// Records the gradient of a call into `encoder`, in a compute pass of its own.
+    /// Records the gradient of a call into an encoder, in a compute pass of its own, or into a pass of the caller's.
     ///
     /// # Errors
     /// As [`forward`](Self::forward), of `d_x`.
-    pub fn backward(
-        &self,
-        encoder: &mut wgpu::CommandEncoder,
-        call: &LogSoftmaxBackward,
-    ) -> Result<(), Error> {
-        let call = self.backward_dispatch(call)?;
-        self.record(call, |bound| record(&mut pass(encoder, "log-softmax backward"), bound))
+    pub fn backward(&self, into: &mut impl Recorder, call: &LogSoftmaxBackward) -> Result<(), Error> {
+        self.prepare_backward(call)?.record(into);
+        Ok(())
     }
 
-    /// Records the gradient into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
-    pub fn backward_in_pass(
-        &self,
-        pass: &mut wgpu::ComputePass,
-        call: &LogSoftmaxBackward,
-    ) -> Result<(), Error> {
+    pub fn prepare_backward(&self, call: &LogSoftmaxBackward) -> Result<Prepared, Error> {
         let call = self.backward_dispatch(call)?;
-        self.record(call, |bound| record(pass, bound))
+        self.pipelines.bind("log softmax backward", &[call], &self.bindings)
     }
 
     fn forward_dispatch<'a>(&self, call: &LogSoftmaxForward<'a>) -> Result<Dispatch<'a>, Error> {
@@ -156,12 +144,6 @@ impl LogSoftmax {
         check_rows(&tensors, device)?;
         check_aliasing(&[("d_x", d_x)], &[("out", out), ("d_out", d_out)])?;
         Ok(dispatch::log_softmax_backward([out, d_out, d_x], accumulate, &self.kernel_options, device))
-    }
-
-    fn record(&self, call: Dispatch, emit: impl FnOnce(&[(BoundDispatch, [u32; 3])])) -> Result<(), Error> {
-        let bound = self.pipelines.bind(&[call], &self.bindings)?;
-        emit(&bound);
-        Ok(())
     }
 }
 

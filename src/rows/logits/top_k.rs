@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::dispatch;
 use crate::device::DeviceFacts;
-use crate::kernel::{BindingCache, BoundDispatch, Dispatch, KernelOptions, Pipelines, pass, record};
+use crate::kernel::{BindingCache, Dispatch, KernelOptions, Pipelines, Prepared, Recorder};
 use crate::matmul::projection::check_summed_rows;
 use crate::tensor::{
     Access, DType, Error, TensorView, check_aliasing, check_apart, check_float, expect_shape,
@@ -113,41 +113,23 @@ impl TopK {
         self
     }
 
-    /// Records `call` into `encoder`, in a compute pass of its own.
+    /// Records `call` into an encoder, in a compute pass of its own, or into a pass of the caller's.
     ///
     /// # Errors
     /// More elements asked for than a row has, or than [`MAX_TOP_K`]; shapes that differ, tensors that are written and share a
     /// buffer with others, and everything else that [`Error`] lists for tensors; then nothing has been recorded.
-    pub fn forward(&self, encoder: &mut wgpu::CommandEncoder, call: &TopKForward) -> Result<(), Error> {
-        self.record(call, |bound| record(&mut pass(encoder, "top-k"), bound))
+    pub fn forward(&self, into: &mut impl Recorder, call: &TopKForward) -> Result<(), Error> {
+        self.prepare(call)?.record(into);
+        Ok(())
     }
 
-    /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
-    pub fn forward_in_pass(&self, pass: &mut wgpu::ComputePass, call: &TopKForward) -> Result<(), Error> {
-        self.record(call, |bound| record(pass, bound))
-    }
-
-    /// Compiles and binds what `call` needs, so that its first recording does neither.
-    /// Some drivers compile at the first submission all the same: see [`Pipelines`](crate::Pipelines).
-    ///
-    /// # Errors
-    /// As [`forward`](Self::forward).
-    pub fn prepare(&self, call: &TopKForward) -> Result<(), Error> {
-        self.record(call, |_| ())
-    }
-
-    fn record(
-        &self,
-        call: &TopKForward,
-        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
-    ) -> Result<(), Error> {
+    pub fn prepare(&self, call: &TopKForward) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
         let dispatch = call.dispatch(&self.kernel_options, device)?;
-        let bound = self.pipelines.bind(&[dispatch], &self.bindings)?;
-        emit(&bound);
-        Ok(())
+        self.pipelines.bind("top-k", &[dispatch], &self.bindings)
     }
 }

@@ -10,7 +10,7 @@ use kernels::mean_pool::Pooled;
 use std::sync::Arc;
 
 use crate::device::DeviceFacts;
-use crate::kernel::{BindingCache, BoundDispatch, Dispatch, KernelOptions, Pipelines, pass, record};
+use crate::kernel::{BindingCache, Dispatch, KernelOptions, Pipelines, Prepared, Recorder};
 use crate::matmul::projection::check_summed_rows;
 use crate::tensor::{Access, DType, Error, TensorView, check_aliasing, check_float, expect, expect_shape};
 
@@ -188,45 +188,41 @@ impl MeanPool {
         self
     }
 
-    /// Records `call` into `encoder`, in a compute pass of its own.
+    /// Records `call` into an encoder, in a compute pass of its own, or into a pass of the caller's.
     ///
     /// # Errors
     /// Shapes that differ, an `out` that shares a buffer with an input, and everything else that [`Error`] lists for tensors; then
     /// nothing has been recorded.
-    pub fn forward(&self, encoder: &mut wgpu::CommandEncoder, call: &MeanPoolForward) -> Result<(), Error> {
-        let call = self.forward_dispatch(call)?;
-        self.record(call, |bound| record(&mut pass(encoder, "mean pool"), bound))
+    pub fn forward(&self, into: &mut impl Recorder, call: &MeanPoolForward) -> Result<(), Error> {
+        self.prepare(call)?.record(into);
+        Ok(())
     }
 
-    /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
-    pub fn forward_in_pass(&self, pass: &mut wgpu::ComputePass, call: &MeanPoolForward) -> Result<(), Error> {
+    pub fn prepare(&self, call: &MeanPoolForward) -> Result<Prepared, Error> {
         let call = self.forward_dispatch(call)?;
-        self.record(call, |bound| record(pass, bound))
+        self.pipelines.bind("mean pool", &[call], &self.bindings)
     }
 
-    /// Records the gradient of a call into `encoder`, in a compute pass of its own.
+    /// Records the gradient of a call into an encoder, in a compute pass of its own, or into a pass of the caller's.
     ///
     /// # Errors
     /// As [`forward`](Self::forward), of `d_out` and `d_x`.
-    pub fn backward(&self, encoder: &mut wgpu::CommandEncoder, call: &MeanPoolBackward) -> Result<(), Error> {
-        let call = self.backward_dispatch(call)?;
-        self.record(call, |bound| record(&mut pass(encoder, "mean pool backward"), bound))
+    pub fn backward(&self, into: &mut impl Recorder, call: &MeanPoolBackward) -> Result<(), Error> {
+        self.prepare_backward(call)?.record(into);
+        Ok(())
     }
 
-    /// Records the gradient into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
-    pub fn backward_in_pass(
-        &self,
-        pass: &mut wgpu::ComputePass,
-        call: &MeanPoolBackward,
-    ) -> Result<(), Error> {
+    pub fn prepare_backward(&self, call: &MeanPoolBackward) -> Result<Prepared, Error> {
         let call = self.backward_dispatch(call)?;
-        self.record(call, |bound| record(pass, bound))
+        self.pipelines.bind("mean pool backward", &[call], &self.bindings)
     }
 
     fn forward_dispatch<'a>(&self, call: &MeanPoolForward<'a>) -> Result<Dispatch<'a>, Error> {
@@ -249,11 +245,5 @@ impl MeanPool {
         read.push(("d_out", d_out));
         check_aliasing(&[("d_x", d_x)], &read)?;
         Ok(op.backward(d_out, d_x, accumulate, &self.kernel_options, device))
-    }
-
-    fn record(&self, call: Dispatch, emit: impl FnOnce(&[(BoundDispatch, [u32; 3])])) -> Result<(), Error> {
-        let bound = self.pipelines.bind(&[call], &self.bindings)?;
-        emit(&bound);
-        Ok(())
     }
 }

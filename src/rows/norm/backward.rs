@@ -3,7 +3,7 @@
 use super::dispatch::NormGradients;
 use super::{Norm, NormForward};
 use crate::device::DeviceFacts;
-use crate::kernel::{BoundDispatch, Scratch, ScratchSize, pass, record};
+use crate::kernel::{Prepared, Recorder, Scratch, ScratchSize};
 use crate::matmul::projection::check_vector;
 use crate::matmul::projection::dispatch_backward::Gradient;
 use crate::tensor::{Access, Error, TensorView, check_aliasing, check_apart, check_float, expect_shape};
@@ -130,7 +130,7 @@ impl Norm {
         Ok(call.scratch_size(self))
     }
 
-    /// Records the gradients of a norm into `encoder`, in a compute pass of their own. Sums over rows are made of parts, in order:
+    /// Records the gradients of a norm into an encoder, in a compute pass of their own, or into a pass of the caller's. Sums over rows are made of parts, in order:
     /// the same bits every time.
     ///
     /// # Errors
@@ -139,40 +139,25 @@ impl Norm {
     /// has been recorded.
     pub fn backward(
         &self,
-        encoder: &mut wgpu::CommandEncoder,
+        into: &mut impl Recorder,
         call: &NormBackward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        self.record_backward(call, scratch, |bound| record(&mut pass(encoder, "norm backward"), bound))
+        self.prepare_backward(call, scratch)?.record(into);
+        Ok(())
     }
 
-    /// Records the gradients into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
-    pub fn backward_in_pass(
-        &self,
-        pass: &mut wgpu::ComputePass,
-        call: &NormBackward,
-        scratch: &mut Scratch,
-    ) -> Result<(), Error> {
-        self.record_backward(call, scratch, |bound| record(pass, bound))
-    }
-
-    fn record_backward(
-        &self,
-        call: &NormBackward,
-        scratch: &mut Scratch,
-        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
-    ) -> Result<(), Error> {
+    pub fn prepare_backward(&self, call: &NormBackward, scratch: &mut Scratch) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
         call.check(device)?;
         scratch.check(call.scratch_size(self))?;
         let scratch: &Scratch = scratch;
         let op = call.forward.op(self.config);
         let dispatches = op.backward(&call.gradients(), scratch, &self.kernel_options, device)?;
-        let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
-        emit(&bound);
-        Ok(())
+        self.pipelines.bind("norm backward", &dispatches, scratch.bindings())
     }
 }

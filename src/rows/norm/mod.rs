@@ -16,7 +16,7 @@ pub use weights::{NormGradients, NormWeights};
 use std::sync::Arc;
 
 use crate::device::DeviceFacts;
-use crate::kernel::{BindingCache, BoundDispatch, KernelOptions, Pipelines, pass, record};
+use crate::kernel::{BindingCache, KernelOptions, Pipelines, Prepared, Recorder};
 use crate::matmul::projection::{check_summed_rows, check_vector};
 use crate::tensor::{Access, Error, TensorView, check_aliasing, check_apart, check_float, expect_shape};
 
@@ -167,42 +167,24 @@ impl Norm {
         self
     }
 
-    /// Records `call` into `encoder`, in a compute pass of its own.
+    /// Records `call` into an encoder, in a compute pass of its own, or into a pass of the caller's.
     ///
     /// # Errors
     /// Shapes that differ, tensors that are written and share a buffer with others, and everything else that [`Error`] lists
     /// for tensors; then nothing has been recorded.
-    pub fn forward(&self, encoder: &mut wgpu::CommandEncoder, call: &NormForward) -> Result<(), Error> {
-        self.record(call, |bound| record(&mut pass(encoder, "norm"), bound))
+    pub fn forward(&self, into: &mut impl Recorder, call: &NormForward) -> Result<(), Error> {
+        self.prepare(call)?.record(into);
+        Ok(())
     }
 
-    /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
-    pub fn forward_in_pass(&self, pass: &mut wgpu::ComputePass, call: &NormForward) -> Result<(), Error> {
-        self.record(call, |bound| record(pass, bound))
-    }
-
-    /// Compiles and binds what `call` needs, so that its first recording does neither.
-    /// Some drivers compile at the first submission all the same: see [`Pipelines`](crate::Pipelines).
-    ///
-    /// # Errors
-    /// As [`forward`](Self::forward).
-    pub fn prepare(&self, call: &NormForward) -> Result<(), Error> {
-        self.record(call, |_| ())
-    }
-
-    fn record(
-        &self,
-        call: &NormForward,
-        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
-    ) -> Result<(), Error> {
+    pub fn prepare(&self, call: &NormForward) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
         call.check(device)?;
         let dispatch = call.op(self.config).forward(call.out, call.sum, &self.kernel_options, device);
-        let bound = self.pipelines.bind(&[dispatch], &self.bindings)?;
-        emit(&bound);
-        Ok(())
+        self.pipelines.bind("norm", &[dispatch], &self.bindings)
     }
 }

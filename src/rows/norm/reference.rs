@@ -3,6 +3,25 @@
 use super::config::NormConfig;
 use crate::tensor::{Error, Real, check_sizes, expect_length};
 
+/// Weight and bias of a norm, `[features]` each.
+#[derive(Clone, Copy, Debug)]
+pub struct HostNorm<'a, R> {
+    /// 1 without.
+    pub weight: Option<&'a [R]>,
+    /// 0 without.
+    pub bias: Option<&'a [R]>,
+}
+
+/// The gradients of a [`HostNorm`], whether it has them or not.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct HostNormGradients<R> {
+    /// `[features]`.
+    pub d_weight: Vec<R>,
+    /// `[features]`.
+    pub d_bias: Vec<R>,
+}
+
 /// Normalises rows of `x` `[rows, features]`, with mean, variance and sums by two passes; then multiplies by `weight` and adds
 /// `bias`, both `[features]`, where given. Of the sum of two tensors, give the sum.
 ///

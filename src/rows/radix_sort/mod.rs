@@ -6,7 +6,7 @@ pub(crate) mod kernels;
 use dispatch::SortProblem;
 
 use crate::device::DeviceFacts;
-use crate::kernel::{BoundDispatch, Pipelines, Scratch, ScratchSize, pass, record};
+use crate::kernel::{Pipelines, Prepared, Recorder, Scratch, ScratchSize};
 use crate::tensor::{Access, DType, Error, TensorView, check_aliasing, check_apart, expect_shape};
 
 /// A stable sort of numbers, row by row: four bits a pass, each key after those of its digit that stood before it. No atomics, the
@@ -84,54 +84,25 @@ impl RadixSort {
         call.check(device)?.scratch_size(device)
     }
 
-    /// Records `call` into `encoder`, in a compute pass of its own.
+    /// Records `call` into an encoder, in a compute pass of its own, or into a pass of the caller's.
     ///
     /// # Errors
     /// Everything that [`Error`] lists for tensors and scratch; then nothing has been recorded.
-    pub fn forward(
-        &self,
-        encoder: &mut wgpu::CommandEncoder,
-        call: &Sort,
-        scratch: &mut Scratch,
-    ) -> Result<(), Error> {
-        self.record(call, scratch, |bound| record(&mut pass(encoder, "radix sort"), bound))
+    pub fn forward(&self, into: &mut impl Recorder, call: &Sort, scratch: &mut Scratch) -> Result<(), Error> {
+        self.prepare(call, scratch)?.record(into);
+        Ok(())
     }
 
-    /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
-    pub fn forward_in_pass(
-        &self,
-        pass: &mut wgpu::ComputePass,
-        call: &Sort,
-        scratch: &mut Scratch,
-    ) -> Result<(), Error> {
-        self.record(call, scratch, |bound| record(pass, bound))
-    }
-
-    /// Compiles and binds what `call` needs, so that its first recording does neither.
-    /// Some drivers compile at the first submission all the same: see [`Pipelines`](crate::Pipelines).
-    ///
-    /// # Errors
-    /// As [`forward`](Self::forward).
-    pub fn prepare(&self, call: &Sort, scratch: &mut Scratch) -> Result<(), Error> {
-        self.record(call, scratch, |_| ())
-    }
-
-    fn record(
-        &self,
-        call: &Sort,
-        scratch: &mut Scratch,
-        emit: impl FnOnce(&[(BoundDispatch, [u32; 3])]),
-    ) -> Result<(), Error> {
+    pub fn prepare(&self, call: &Sort, scratch: &mut Scratch) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
         let problem = call.check(device)?;
         let scratch: &Scratch = scratch;
         scratch.check(problem.scratch_size(device)?)?;
         let dispatches = problem.dispatches(|slot| scratch.buffer(slot), device)?;
-        let bound = self.pipelines.bind(&dispatches, scratch.bindings())?;
-        emit(&bound);
-        Ok(())
+        self.pipelines.bind("radix sort", &dispatches, scratch.bindings())
     }
 }

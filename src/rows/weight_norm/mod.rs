@@ -9,7 +9,7 @@ use kernels::weight_norm_backward::WeightNormBackwardCall;
 use std::sync::Arc;
 
 use crate::device::DeviceFacts;
-use crate::kernel::{BindingCache, BoundDispatch, Dispatch, Pipelines, pass, record};
+use crate::kernel::{BindingCache, Dispatch, Pipelines, Prepared, Recorder};
 use crate::tensor::{
     Access, DType, Error, TensorView, check_aliasing, check_apart, check_float, expect, expect_broadcast,
     expect_shape, same_dtype,
@@ -99,58 +99,40 @@ impl WeightNorm {
         self.bindings.clear();
     }
 
-    /// Records `call` into `encoder`, in a compute pass of its own.
+    /// Records `call` into an encoder, in a compute pass of its own, or into a pass of the caller's.
     ///
     /// # Errors
     /// Everything that [`Error`] lists for tensors; then nothing has been recorded.
-    pub fn forward(&self, encoder: &mut wgpu::CommandEncoder, call: &WeightNormForward) -> Result<(), Error> {
-        let call = call.dispatch(&self.pipelines.facts())?;
-        self.record(call, |bound| record(&mut pass(encoder, "weight norm"), bound))
-    }
-
-    /// Records `call` into a compute pass of the caller's, which is left with another pipeline and bind group 0.
-    ///
-    /// # Errors
-    /// As [`forward`](Self::forward).
-    pub fn forward_in_pass(
-        &self,
-        pass: &mut wgpu::ComputePass,
-        call: &WeightNormForward,
-    ) -> Result<(), Error> {
-        let call = call.dispatch(&self.pipelines.facts())?;
-        self.record(call, |bound| record(pass, bound))
-    }
-
-    /// Records the gradients of a forward call into `encoder`, in a compute pass of their own. The same call gives the same bits.
-    ///
-    /// # Errors
-    /// As [`forward`](Self::forward).
-    pub fn backward(
-        &self,
-        encoder: &mut wgpu::CommandEncoder,
-        call: &WeightNormBackward,
-    ) -> Result<(), Error> {
-        let call = call.dispatch(&self.pipelines.facts())?;
-        self.record(call, |bound| record(&mut pass(encoder, "weight norm backward"), bound))
-    }
-
-    /// [`backward`](Self::backward) into a compute pass of the caller's, which is left with another pipeline and bind group 0.
-    ///
-    /// # Errors
-    /// As [`forward`](Self::forward).
-    pub fn backward_in_pass(
-        &self,
-        pass: &mut wgpu::ComputePass,
-        call: &WeightNormBackward,
-    ) -> Result<(), Error> {
-        let call = call.dispatch(&self.pipelines.facts())?;
-        self.record(call, |bound| record(pass, bound))
-    }
-
-    fn record(&self, call: Dispatch, emit: impl FnOnce(&[(BoundDispatch, [u32; 3])])) -> Result<(), Error> {
-        let bound = self.pipelines.bind(&[call], &self.bindings)?;
-        emit(&bound);
+    pub fn forward(&self, into: &mut impl Recorder, call: &WeightNormForward) -> Result<(), Error> {
+        self.prepare(call)?.record(into);
         Ok(())
+    }
+
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn prepare(&self, call: &WeightNormForward) -> Result<Prepared, Error> {
+        let call = call.dispatch(&self.pipelines.facts())?;
+        self.pipelines.bind("weight norm", &[call], &self.bindings)
+    }
+
+    /// Records the gradients of a forward call into an encoder, in a compute pass of their own, or into a pass of the caller's. The same call gives the same bits.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn backward(&self, into: &mut impl Recorder, call: &WeightNormBackward) -> Result<(), Error> {
+        self.prepare_backward(call)?.record(into);
+        Ok(())
+    }
+
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward).
+    pub fn prepare_backward(&self, call: &WeightNormBackward) -> Result<Prepared, Error> {
+        let call = call.dispatch(&self.pipelines.facts())?;
+        self.pipelines.bind("weight norm backward", &[call], &self.bindings)
     }
 }
 

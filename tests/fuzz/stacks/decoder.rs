@@ -169,7 +169,7 @@ pub fn decoder(
         let record = |encoder: &mut wgpu::CommandEncoder, scratch: &mut Scratch, pass: bool| match pass {
             true => {
                 let mut pass = encoder.begin_compute_pass(&Default::default());
-                operator.project_memory_in_pass(&mut pass, memory, &projected, scratch)
+                operator.project_memory(&mut pass, memory, &projected, scratch)
             }
             false => operator.project_memory(encoder, memory, &projected, scratch),
         };
@@ -195,7 +195,7 @@ pub fn decoder(
     }
     let gpu = world.gpu.clone();
     let runs = projects && small(&all) && !all.iter().any(|w| w.buf.fails());
-    let record = record!(operator, forward, forward_in_pass, &call);
+    let record = record!(operator, forward, &call);
     let outcome = recorded(world, c, size, (&all, &writes, tame && projects), |encoder, scratch, pass| {
         record(encoder, scratch, pass)?;
         // What is read is there before.
@@ -308,7 +308,7 @@ pub fn decoder_steps(
         result = result.and_then(|()| match c.one_in(3) {
             true => {
                 let mut pass = encoder.begin_compute_pass(&Default::default());
-                operator.forward_in_pass(&mut pass, &call, &mut scratch)
+                operator.forward(&mut pass, &call, &mut scratch)
             }
             false => operator.forward(&mut encoder, &call, &mut scratch),
         });

@@ -125,7 +125,7 @@ pub fn encoder(
     let all = spec.windows();
     let writes: Vec<_> = [Some(spec.out), spec.kept, spec.maps].into_iter().flatten().collect();
     let tame = spec.is_tame(&world.arena.before) && writes.iter().all(Window::is_watched);
-    let record = record!(operator, forward, forward_in_pass, &call);
+    let record = record!(operator, forward, &call);
     let outcome = recorded(world, c, size, (&all, &writes, tame), record)?;
     if matches!(outcome, Outcome::Judged) {
         let bytes = &world.arena.before;
@@ -290,7 +290,7 @@ pub fn encoder_backward(
         && spec.is_tame(&world.arena.before)
         && d_out.is_tame()
         && writes.iter().all(Window::is_watched);
-    let record = record!(operator, backward, backward_in_pass, &call);
+    let record = record!(operator, backward, &call);
     let outcome = recorded(world, c, size, (&all, &writes, tame), record)?;
     if matches!(outcome, Outcome::Judged) {
         /// Of all weights and of x, with the windows that they go to.

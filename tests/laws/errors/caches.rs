@@ -237,7 +237,7 @@ pub(super) fn appends() -> Seen {
         bench.refuses_with(words[0], words, |e| step.cache.append(e, layer, &append));
         bench.refuses_with(words[0], words, |e| {
             let mut pass = e.begin_compute_pass(&Default::default());
-            step.cache.append_in_pass(&mut pass, layer, &append)
+            step.cache.append(&mut pass, layer, &append)
         });
     };
     let (k, v) = (step.k(), step.v());
@@ -309,7 +309,7 @@ pub(super) fn rows_of_caches() -> Seen {
             bench.refuses_with(words[0], words, |e| step.cache.read(e, layer, &read));
             bench.refuses_with(words[0], words, |e| {
                 let mut pass = e.begin_compute_pass(&Default::default());
-                step.cache.read_in_pass(&mut pass, layer, &read)
+                step.cache.read(&mut pass, layer, &read)
             });
             let append = Append::new(k, v);
             bench.refuses_with(words[0], words, |e| step.cache.overwrite(e, layer, &append, at));
@@ -422,7 +422,7 @@ pub(super) fn attention_to_caches() -> Seen {
         bench.refuses_with(words[0], words, |e| attention.forward(e, call, &mut scratch));
         bench.refuses_with(words[0], words, |e| {
             let mut pass = e.begin_compute_pass(&Default::default());
-            attention.forward_in_pass(&mut pass, call, &mut scratch)
+            attention.forward(&mut pass, call, &mut scratch)
         });
     };
     {

@@ -116,7 +116,7 @@ fn every_call_on_a_lost_device_is_refused() {
     says("prepare", attention.prepare(&call, scratch));
     says(
         "in a pass",
-        attention.forward_in_pass(&mut encoder.begin_compute_pass(&Default::default()), &call, scratch),
+        attention.forward(&mut encoder.begin_compute_pass(&Default::default()), &call, scratch),
     );
     let size = attention.scratch_size(&call).expect("a matter of numbers");
     says("scratch", Scratch::new(&device, size));
@@ -209,7 +209,7 @@ fn a_device_lost_in_the_middle_of_a_recording() {
     says("another call", attention.forward(&mut encoder, &short, &mut scratch));
     {
         let mut pass = encoder.begin_compute_pass(&Default::default());
-        says("in a pass", attention.forward_in_pass(&mut pass, &short, &mut scratch));
+        says("in a pass", attention.forward(&mut pass, &short, &mut scratch));
     }
     let scope = gpu.device().push_error_scope(wgpu::ErrorFilter::Validation);
     gpu.queue().submit([encoder.finish()]);

@@ -272,7 +272,7 @@ pub(super) fn scores_as_an_output() -> Seen {
     let call = parts(buffers.each_ref()).forward().scores(good, ScoreStage::Scaled);
     let words = ["scores", "fused path", "Auto"];
     bench.refuses_with("scores", &words, |e| attention.forward(e, &call, &mut scratch));
-    bench.refuses_with("prepare", &words, |_| attention.prepare(&call, &mut scratch));
+    bench.refuses_with("prepare", &words, |_| attention.prepare(&call, &mut scratch).map(drop));
     let error = attention.scratch_size(&call).expect_err("refused");
     bench.seen.insert(read("scratch_size", &error, &words));
     let fused = bench.seen;
@@ -323,7 +323,7 @@ pub(super) fn weights_on_the_fused_path() -> Seen {
         let call = parts(buffers.each_ref()).forward().weights(view);
         let words = ["attention weights", "fused path", "Auto"];
         bench.refuses_with("weights", &words, |e| attention.forward(e, &call, &mut scratch));
-        bench.refuses_with("prepare", &words, |_| attention.prepare(&call, &mut scratch));
+        bench.refuses_with("prepare", &words, |_| attention.prepare(&call, &mut scratch).map(drop));
         let error = attention.scratch_size(&call).expect_err("refused");
         bench.seen.insert(read("scratch_size", &error, &words));
     }

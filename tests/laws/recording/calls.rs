@@ -1,5 +1,5 @@
-//! Each operator's calls: what is prepared is all that they create, the second of the same creates nothing, a caller's pass gets the
-//! same, a refused one records nothing.
+//! Each operator's calls: what is prepared is all that they create, the second of the same creates nothing, a caller's pass and a prepared
+//! call give the same, a refused one records nothing.
 
 use wgpu_attention::layers::{
     AttentionalBackward, AttentionalForward, AttentionalVector, DecoderForward, DecoderLayerWeights,
@@ -16,7 +16,7 @@ use wgpu_attention::rows::{
     NormBackward, NormConfig, NormForward, NormWeights, PoolMask, RadixSort, Sort, TopK, TopKForward,
     WeightNorm, WeightNormBackward, WeightNormForward,
 };
-use wgpu_attention::{Error, TransformerDecoder, TransformerEncoder};
+use wgpu_attention::{Error, Prepared, Recorder, TransformerDecoder, TransformerEncoder};
 
 use super::*;
 
@@ -30,30 +30,32 @@ enum How {
     /// With an output that is an input.
     Refused,
     RefusedInPass,
-    /// Compiled and bound, where the operator has that apart.
+    /// Prepared, and not recorded.
     Prepared,
+    /// Prepared, then recorded into an encoder or a pass.
+    PreparedOwn,
+    PreparedPass,
 }
 
-/// Makes a call, or one like it that is refused. Without scratch, and with it; with preparation or not.
+/// Makes a call, or one like it that is refused. Without scratch, and with it.
 macro_rules! call {
-    ($operator:expr, [$forward:ident, $in_pass:ident], $call:expr, $wrong:expr $(, $scratch:expr)?) => {
-        call!(@ $operator, [$forward, $in_pass], $call, $wrong, Ok(false) $(, $scratch)?)
-    };
-    ($operator:expr, [$forward:ident, $in_pass:ident, $prepare:ident], $call:expr, $wrong:expr $(, $scratch:expr)?) => {
-        call!(@ $operator, [$forward, $in_pass], $call, $wrong, $operator.$prepare($call $(, $scratch)?).map(|()| true) $(, $scratch)?)
-    };
-    (@ $operator:expr, [$forward:ident, $in_pass:ident], $call:expr, $wrong:expr, $prepared:expr $(, $scratch:expr)?) => {
-        &mut |encoder: &mut wgpu::CommandEncoder, how: How| -> Result<bool, Error> {
-            let mut pass =
-                |call| $operator.$in_pass(&mut encoder.begin_compute_pass(&Default::default()), call $(, $scratch)?);
+    ($operator:expr, [$forward:ident, $prepare:ident], $call:expr, $wrong:expr $(, $scratch:expr)?) => {
+        &mut |encoder: &mut wgpu::CommandEncoder, how: How| -> Result<(), Error> {
             match how {
-                How::Prepared => return $prepared,
-                How::Pass => pass($call)?,
-                How::RefusedInPass => pass($wrong)?,
                 How::Own => $operator.$forward(encoder, $call $(, $scratch)?)?,
                 How::Refused => $operator.$forward(encoder, $wrong $(, $scratch)?)?,
+                How::Prepared => drop($operator.$prepare($call $(, $scratch)?)?),
+                How::PreparedOwn => $operator.$prepare($call $(, $scratch)?)?.record(encoder),
+                How::Pass | How::RefusedInPass | How::PreparedPass => {
+                    let pass = &mut encoder.begin_compute_pass(&Default::default());
+                    match how {
+                        How::Pass => $operator.$forward(pass, $call $(, $scratch)?)?,
+                        How::RefusedInPass => $operator.$forward(pass, $wrong $(, $scratch)?)?,
+                        _ => $operator.$prepare($call $(, $scratch)?)?.record(pass),
+                    }
+                }
             }
-            Ok(true)
+            Ok(())
         }
     };
 }
@@ -113,7 +115,7 @@ impl Bench {
     fn ran(&self, name: &str, record: &mut Record, how: How) -> (Vec<Vec<u32>>, usize) {
         self.outs.iter().for_each(|out| poison(self.gpu(), out));
         let mut encoder = encoder(self.gpu());
-        let mut result = Ok(true);
+        let mut result = Ok(());
         let allocated = allocations(|| result = record(&mut encoder, how));
         self.gpu().queue().submit([encoder.finish()]);
         let refused = matches!(how, How::Refused | How::RefusedInPass);
@@ -125,18 +127,16 @@ impl Bench {
     fn check(&self, name: &str, record: &mut Record) {
         let poisoned = vec![vec![POISON.to_bits(); 2048]; 5];
         let before = self.alive();
-        let prepares = record(&mut encoder(self.gpu()), How::Prepared).expect("a preparation");
+        record(&mut encoder(self.gpu()), How::Prepared).expect("a preparation");
         let prepared = self.alive();
         let (bits, _) = self.ran(name, record, How::Own);
         let first = self.alive();
         assert!(bits != poisoned, "{name} writes nothing");
         assert!(first.1.bind_groups > before.1.bind_groups, "{name} binds nothing");
-        if prepares {
-            assert_eq!(first, prepared, "{name} was prepared");
-        }
+        assert_eq!(first, prepared, "{name} was prepared");
         let (again, allocated) = self.ran(name, record, How::Own);
         assert!(again == bits, "{name}: other bits the second time");
-        for how in [How::Own, How::Pass] {
+        for how in [How::Own, How::Pass, How::PreparedOwn, How::PreparedPass] {
             let (again, now) = self.ran(name, record, how);
             assert!(again == bits, "{name}, {how:?}: other bits");
             // A pass of the caller's has no label that is copied.
@@ -152,7 +152,7 @@ impl Bench {
     }
 }
 
-type Record<'a> = dyn FnMut(&mut wgpu::CommandEncoder, How) -> Result<bool, Error> + 'a;
+type Record<'a> = dyn FnMut(&mut wgpu::CommandEncoder, How) -> Result<(), Error> + 'a;
 
 const ROWS: [usize; 4] = [2, 1, 5, 12];
 const VECTOR: [usize; 4] = [1, 1, 1, 12];
@@ -165,28 +165,28 @@ fn norms_and_activations() {
     let norm = Norm::with_pipelines(b.gpu().pipelines(), NormConfig::layer()).expect("a norm");
     let call = NormForward::new(x, out).residual(residual).weight(weight).sum(b.written(1, ROWS));
     let wrong = NormForward::new(x, x).residual(residual);
-    b.check("norm", call!(norm, [forward, forward_in_pass, prepare], &call, &wrong));
+    b.check("norm", call!(norm, [forward, prepare], &call, &wrong));
     let back = NormBackward::new(call, d_out).d_x(out).d_weight(b.written(2, VECTOR));
     let wrong = back.d_x(d_out);
     let mut scratch = b.scratch(norm.backward_scratch_size(&back));
-    b.check("norm backward", call!(norm, [backward, backward_in_pass], &back, &wrong, &mut scratch));
+    b.check("norm backward", call!(norm, [backward, prepare_backward], &back, &wrong, &mut scratch));
     let elementwise = Elementwise::with_pipelines(b.gpu().pipelines());
     let call = ElementwiseForward::new(x, out).activation(Activation::Silu).multiply(residual);
     let wrong = ElementwiseForward::new(x, x);
-    b.check("elementwise", call!(elementwise, [forward, forward_in_pass], &call, &wrong));
+    b.check("elementwise", call!(elementwise, [forward, prepare], &call, &wrong));
     let back = ElementwiseBackward::new(call, d_out).d_x(out).d_multiply(b.written(1, ROWS));
     let wrong = back.d_x(d_out);
-    b.check("elementwise backward", call!(elementwise, [backward, backward_in_pass], &back, &wrong));
+    b.check("elementwise backward", call!(elementwise, [backward, prepare_backward], &back, &wrong));
     let unit = WeightNorm::with_pipelines(b.gpu().pipelines());
     let (vectors, gain) = ([1, 3, 1, 12], [1, 3, 1, 1]);
     let inputs = [b.read(0, vectors), b.read(1, gain)];
     let call = WeightNormForward::new(inputs[0], inputs[1], b.written(0, vectors));
     let wrong = WeightNormForward::new(inputs[0], inputs[1], inputs[0]);
-    b.check("weight norm", call!(unit, [forward, forward_in_pass], &call, &wrong));
+    b.check("weight norm", call!(unit, [forward, prepare], &call, &wrong));
     let d_out = b.read(2, vectors);
     let back = WeightNormBackward::new(inputs, d_out, [b.written(0, vectors), b.written(1, gain)]);
     let wrong = WeightNormBackward::new(inputs, d_out, [d_out, b.written(1, gain)]);
-    b.check("weight norm backward", call!(unit, [backward, backward_in_pass], &back, &wrong));
+    b.check("weight norm backward", call!(unit, [backward, prepare_backward], &back, &wrong));
 }
 
 #[test]
@@ -196,23 +196,23 @@ fn embeddings_and_means() {
     let embedding = Embedding::with_pipelines(b.gpu().pipelines());
     let call = EmbeddingForward::new(ids, b.read(0, table), b.written(0, ROWS));
     let wrong = EmbeddingForward::new(ids, b.read(0, table), b.read(0, ROWS));
-    b.check("embedding", call!(embedding, [forward, forward_in_pass, prepare], &call, &wrong));
+    b.check("embedding", call!(embedding, [forward, prepare], &call, &wrong));
     let back = EmbeddingBackward::new(ids, b.read(0, ROWS), b.written(0, table));
     let wrong = EmbeddingBackward::new(ids, b.read(0, ROWS), b.read(0, table));
     let mut scratch = b.scratch(embedding.backward_scratch_size(&back));
     b.check(
         "embedding backward",
-        call!(embedding, [backward, backward_in_pass], &back, &wrong, &mut scratch),
+        call!(embedding, [backward, prepare_backward], &back, &wrong, &mut scratch),
     );
     let pool = MeanPool::with_pipelines(b.gpu().pipelines());
     let (x, means) = (b.read(0, ROWS), [2, 1, 1, 12]);
     let rows = PoolMask::Lengths(b.numbers([2, 1, 1, 1]));
     let call = MeanPoolForward::new(x, rows, b.written(0, means)).normalize(true);
     let wrong = MeanPoolForward::new(x, rows, b.read(0, means));
-    b.check("mean pool", call!(pool, [forward, forward_in_pass], &call, &wrong));
+    b.check("mean pool", call!(pool, [forward, prepare], &call, &wrong));
     let back = MeanPoolBackward::new(call, b.read(1, means), b.written(0, ROWS));
     let wrong = MeanPoolBackward::new(call, b.read(1, means), x);
-    b.check("mean pool backward", call!(pool, [backward, backward_in_pass], &back, &wrong));
+    b.check("mean pool backward", call!(pool, [backward, prepare_backward], &back, &wrong));
 }
 
 #[test]
@@ -221,23 +221,23 @@ fn logits_and_sorts() {
     let (x, out) = (b.read(0, ROWS), b.written(0, ROWS));
     let soft = LogSoftmax::with_pipelines(b.gpu().pipelines());
     let (call, wrong) = (LogSoftmaxForward::new(x, out), LogSoftmaxForward::new(x, x));
-    b.check("log-softmax", call!(soft, [forward, forward_in_pass], &call, &wrong));
+    b.check("log-softmax", call!(soft, [forward, prepare], &call, &wrong));
     let back = LogSoftmaxBackward::new(x, b.read(1, ROWS), out);
     let wrong = LogSoftmaxBackward::new(x, b.read(1, ROWS), x);
-    b.check("log-softmax backward", call!(soft, [backward, backward_in_pass], &back, &wrong));
+    b.check("log-softmax backward", call!(soft, [backward, prepare_backward], &back, &wrong));
     let top = TopK::with_pipelines(b.gpu().pipelines());
     let found = [2, 1, 5, 3];
     let indices = |buffer| TensorView::new(buffer, DType::U32, found);
     let call = TopKForward::new(x, indices(&b.outs[0])).values(b.written(1, found));
     let wrong = TopKForward::new(x, indices(&b.floats[0]));
-    b.check("top-k", call!(top, [forward, forward_in_pass, prepare], &call, &wrong));
+    b.check("top-k", call!(top, [forward, prepare], &call, &wrong));
     let sort = RadixSort::with_pipelines(b.gpu().pipelines());
     let keys = b.numbers([1, 2, 2, 200]);
     let order = |n: usize| TensorView::new(&b.outs[n], DType::U32, [1, 2, 2, 200]);
     let call = Sort::new(keys, order(0)).ranks(order(1)).bits(4);
     let wrong = Sort::new(keys, keys);
     let mut scratch = b.scratch(sort.scratch_size(&call));
-    b.check("radix sort", call!(sort, [forward, forward_in_pass, prepare], &call, &wrong, &mut scratch));
+    b.check("radix sort", call!(sort, [forward, prepare], &call, &wrong, &mut scratch));
 }
 
 #[test]
@@ -250,11 +250,11 @@ fn quantized_products() {
         let operator = QuantizedProjection::with_pipelines(b.gpu().pipelines());
         let call = [QuantizedForward::new(sequence(0, 32), weight, out(16))];
         let wrong = [QuantizedForward::new(sequence(0, 32), weight, sequence(0, 16))];
-        b.check("quantized products", call!(operator, [forward, forward_in_pass], &call, &wrong));
+        b.check("quantized products", call!(operator, [forward, prepare], &call, &wrong));
         let ids = b.numbers([1, 1, rows, 1]);
         let call = QuantizedRows::new(weight, ids, out(32));
         let wrong = QuantizedRows::new(weight, ids, sequence(1, 32));
-        b.check("quantized rows", call!(operator, [rows, rows_in_pass], &call, &wrong));
+        b.check("quantized rows", call!(operator, [rows, prepare_rows], &call, &wrong));
     }
 }
 
@@ -269,15 +269,12 @@ fn attention_around_positions_and_attentional_vectors() {
     let call = LocalForward::new([q, k, v], positions, b.written(0, wide));
     let wrong = LocalForward::new([q, k, v], positions, q);
     let mut scratch = b.scratch(local.scratch_size(&call));
-    b.check("local", call!(local, [forward, forward_in_pass, prepare], &call, &wrong, &mut scratch));
+    b.check("local", call!(local, [forward, prepare], &call, &wrong, &mut scratch));
     let back = LocalBackward::new([q, k, v], positions, d_out).d_q(b.written(0, wide));
     let back = back.d_k(b.written(1, wide)).d_v(b.written(2, wide)).d_positions(b.written(3, places));
     let wrong = back.d_q(q);
     let mut scratch = b.scratch(local.backward_scratch_size(&back));
-    b.check(
-        "local backward",
-        call!(local, [backward, backward_in_pass, prepare_backward], &back, &wrong, &mut scratch),
-    );
+    b.check("local backward", call!(local, [backward, prepare_backward], &back, &wrong, &mut scratch));
     let join = AttentionalVector::with_pipelines(b.gpu().pipelines());
     let (context, hidden, weight) = (b.read(0, ROWS), b.read(1, ROWS), b.read(2, [1, 1, 8, 24]));
     let linear = Linear { weight, bias: None };
@@ -285,10 +282,7 @@ fn attention_around_positions_and_attentional_vectors() {
     let call = AttentionalForward::new(context, hidden, linear, b.written(0, joined));
     let wrong = AttentionalForward::new(context, hidden, linear, b.read(0, joined));
     let mut scratch = b.scratch(join.scratch_size(&call));
-    b.check(
-        "attentional vector",
-        call!(join, [forward, forward_in_pass, prepare], &call, &wrong, &mut scratch),
-    );
+    b.check("attentional vector", call!(join, [forward, prepare], &call, &wrong, &mut scratch));
     let back = AttentionalBackward::new(context, hidden, weight, b.read(3, joined), b.read(4, joined))
         .d_context(b.written(0, ROWS))
         .d_weight(b.written(1, [1, 1, 8, 24]));
@@ -296,7 +290,7 @@ fn attention_around_positions_and_attentional_vectors() {
     let mut scratch = b.scratch(join.backward_scratch_size(&back));
     b.check(
         "attentional vector backward",
-        call!(join, [backward, backward_in_pass], &back, &wrong, &mut scratch),
+        call!(join, [backward, prepare_backward], &back, &wrong, &mut scratch),
     );
 }
 
@@ -328,14 +322,11 @@ fn stacks_of_layers() {
     let call = EncoderForward::new(x, out).mask(Mask::causal());
     let wrong = EncoderForward::new(x, x);
     let mut scratch = b.scratch(encoder.scratch_size(&call));
-    b.check("encoder", call!(encoder, [forward, forward_in_pass, prepare], &call, &wrong, &mut scratch));
+    b.check("encoder", call!(encoder, [forward, prepare], &call, &wrong, &mut scratch));
     let back = EncoderBackward::new(call, b.read(3, ROWS)).d_x(out);
     let wrong = back.d_x(x);
     let mut scratch = b.scratch(encoder.backward_scratch_size(&back));
-    b.check(
-        "encoder backward",
-        call!(encoder, [backward, backward_in_pass, prepare_backward], &back, &wrong, &mut scratch),
-    );
+    b.check("encoder backward", call!(encoder, [backward, prepare_backward], &back, &wrong, &mut scratch));
     let layer = DecoderLayerWeights {
         self_attention: attention,
         cross_attention: attention,
@@ -349,21 +340,33 @@ fn stacks_of_layers() {
     let call = DecoderForward::new(x, memory, out).mask(Mask::causal());
     let wrong = DecoderForward::new(x, memory, x);
     let mut scratch = b.scratch(decoder.scratch_size(&call));
-    b.check("decoder", call!(decoder, [forward, forward_in_pass, prepare], &call, &wrong, &mut scratch));
+    b.check("decoder", call!(decoder, [forward, prepare], &call, &wrong, &mut scratch));
     let to = DecoderMemory { keys: b.written(0, [4, 2, 7, 6]), values: b.written(1, [4, 2, 7, 6]) };
     let wrong = DecoderMemory { keys: b.read(4, [4, 2, 7, 6]), ..to };
     let encoded = b.read(4, [2, 1, 7, 12]);
     let mut scratch = b.scratch(Ok(ScratchSize::default()));
-    b.check("decoder memory", &mut |encoder, how| {
-        let to = if matches!(how, How::Refused | How::RefusedInPass) { &wrong } else { &to };
-        match how {
-            How::Prepared => return Ok(false),
-            How::Pass | How::RefusedInPass => {
-                let mut pass = encoder.begin_compute_pass(&Default::default());
-                decoder.project_memory_in_pass(&mut pass, encoded, to, &mut scratch)?;
-            }
-            How::Own | How::Refused => decoder.project_memory(encoder, encoded, to, &mut scratch)?,
-        }
-        Ok(true)
-    });
+    // `forward` and `prepare` of one call, as the other operators have them.
+    let project = Project { decoder: &decoder, memory: encoded };
+    b.check("decoder memory", call!(project, [forward, prepare], &to, &wrong, &mut scratch));
+}
+
+/// The projections of a memory.
+struct Project<'a> {
+    decoder: &'a TransformerDecoder,
+    memory: TensorView<'a>,
+}
+
+impl Project<'_> {
+    fn forward(
+        &self,
+        into: &mut impl Recorder,
+        to: &DecoderMemory,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.decoder.project_memory(into, self.memory, to, scratch)
+    }
+
+    fn prepare(&self, to: &DecoderMemory, scratch: &mut Scratch) -> Result<Prepared, Error> {
+        self.decoder.prepare_memory(self.memory, to, scratch)
+    }
 }

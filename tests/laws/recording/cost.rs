@@ -304,9 +304,11 @@ fn records_cheaply(path: Algorithm) {
     report("MultiHeadAttention::forward", &mut |encoder| {
         layer.layer.forward(encoder, &layer_call, &mut layer_scratch).expect("a recording")
     });
-    report("Attention::prepare", &mut |_| attention.prepare(&call, &mut scratch).expect("a preparation"));
+    report("Attention::prepare", &mut |_| {
+        drop(attention.prepare(&call, &mut scratch).expect("a preparation"))
+    });
     report("MultiHeadAttention::prepare", &mut |_| {
-        layer.layer.prepare(&layer_call, &mut layer_scratch).expect("a preparation")
+        layer.layer.prepare(&layer_call, &mut layer_scratch).expect("a preparation");
     });
     report("Attention::scratch_size", &mut |_| {
         attention.scratch_size(&call).expect("a size");

@@ -109,7 +109,7 @@ fn in_a_callers_pass(path: Algorithm) {
         pass.dispatch_workgroups((buffer.size() / 4).div_ceil(64) as u32, 1, 1);
     };
     (0..3).for_each(|n| dispatch(&mut pass, &double, n));
-    attention.forward_in_pass(&mut pass, &problem.call(), &mut scratch).expect("a recording");
+    attention.forward(&mut pass, &problem.call(), &mut scratch).expect("a recording");
     dispatch(&mut pass, &increment, 3);
     drop(pass);
     gpu.queue().submit([encoder.finish()]);

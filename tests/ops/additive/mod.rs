@@ -338,7 +338,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
         assert!(attention.forward(&mut encoder, call, &mut scratch).is_err());
         assert!(attention.prepare(call, &mut scratch).is_err());
         let mut pass = encoder.begin_compute_pass(&Default::default());
-        assert!(attention.forward_in_pass(&mut pass, call, &mut scratch).is_err());
+        assert!(attention.forward(&mut pass, call, &mut scratch).is_err());
     };
     let of =
         |q, k, v, vector, out, words: &[&str]| refused(&AdditiveForward::new(q, k, v, vector, out), words);

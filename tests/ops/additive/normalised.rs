@@ -181,7 +181,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
         let error = operator.forward(&mut encoder, &call).expect_err("an error").to_string();
         assert!(words.iter().all(|w| error.contains(w)), "{words:?}: {error}");
         let mut pass = encoder.begin_compute_pass(&Default::default());
-        assert!(operator.forward_in_pass(&mut pass, &call).is_err());
+        assert!(operator.forward(&mut pass, &call).is_err());
     };
     refused(typed(0, DType::U32, wide), gain, out, &["`vector`", "F32, F16 or BF16"]);
     refused(view(0, [2, 4, 1, 6]), gain, out, &["`vector`", "batch must be 1"]);
@@ -198,7 +198,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
         let error = operator.backward(&mut encoder, &call).expect_err("an error").to_string();
         assert!(words.iter().all(|w| error.contains(w)), "{words:?}: {error}");
         let mut pass = encoder.begin_compute_pass(&Default::default());
-        assert!(operator.backward_in_pass(&mut pass, &call).is_err());
+        assert!(operator.backward(&mut pass, &call).is_err());
     };
     refused(view(3, row), [d_vector, d_gain], &["`d_out`"]);
     refused(d_out, [view(4, row), d_gain], &["`d_vector`"]);

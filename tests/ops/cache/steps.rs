@@ -359,8 +359,8 @@ fn steps_in_a_callers_pass() {
             let call = Forward::with_cache(row(&q), &cache, row(&out)).mask(Mask::causal());
             if in_passes {
                 let mut pass = encoder.begin_compute_pass(&Default::default());
-                cache.append_in_pass(&mut pass, 0, &append).expect("a recording");
-                attention.forward_in_pass(&mut pass, &call, &mut scratch).expect("a recording");
+                cache.append(&mut pass, 0, &append).expect("a recording");
+                attention.forward(&mut pass, &call, &mut scratch).expect("a recording");
             } else {
                 cache.append(&mut encoder, 0, &append).expect("a recording");
                 attention.forward(&mut encoder, &call, &mut scratch).expect("a recording");

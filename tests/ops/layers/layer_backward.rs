@@ -363,13 +363,13 @@ fn recorded_in_a_callers_pass() {
     };
     gpu.submit(|encoder| {
         clear(encoder);
-        packed.layer.prepare_backward(&packed.backward(false), &mut scratch)
+        packed.layer.prepare_backward(&packed.backward(false), &mut scratch).map(drop)
     })
     .expect("prepared");
     assert!(packed.contents()[2..].iter().flatten().all(|x| *x == 0.0));
     gpu.submit(|encoder| {
         let mut pass = encoder.begin_compute_pass(&Default::default());
-        packed.layer.backward_in_pass(&mut pass, &packed.backward(false), &mut scratch)
+        packed.layer.backward(&mut pass, &packed.backward(false), &mut scratch)
     })
     .expect("recorded");
     assert!(packed.contents() == want);

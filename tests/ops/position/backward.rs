@@ -159,7 +159,7 @@ fn bad_gradients_of_tables_are_refused() {
         let mut encoder = gpu.device().create_command_encoder(&Default::default());
         says(positions.table_backward(&mut encoder, &call).expect_err("refused"), words);
         let mut pass = encoder.begin_compute_pass(&Default::default());
-        says(positions.table_backward_in_pass(&mut pass, &call).expect_err("refused"), words);
+        says(positions.table_backward(&mut pass, &call).expect_err("refused"), words);
     };
     let at = |shape| RowPositions::Tensor(view(2, u32, shape));
     refused(view(0, u32, [2, 3, 5, 8]), start, d_table, &["`d_out`", "F32, F16 or BF16", "U32"]);

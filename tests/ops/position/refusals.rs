@@ -173,7 +173,7 @@ impl Bench {
         self.refuses(words, |positions, encoder| positions.rotate_backward(encoder, &call));
         self.refuses(words, |positions, encoder| {
             let mut pass = encoder.begin_compute_pass(&Default::default());
-            positions.rotate_in_pass(&mut pass, &call)
+            positions.rotate(&mut pass, &call)
         });
     }
 
@@ -184,7 +184,7 @@ impl Bench {
         self.refuses(words, |positions, encoder| positions.add(encoder, &call));
         self.refuses(words, |positions, encoder| {
             let mut pass = encoder.begin_compute_pass(&Default::default());
-            positions.add_in_pass(&mut pass, &call)
+            positions.add(&mut pass, &call)
         });
     }
 }

@@ -73,9 +73,9 @@ fn attended(
         let mut pass = encoder.begin_compute_pass(&Default::default());
         for x in [q, k] {
             let call = Rotate::new(x, Rotation::Rope(&rope), RowPositions::Start(start));
-            positions.rotate_in_pass(&mut pass, &call)?;
+            positions.rotate(&mut pass, &call)?;
         }
-        attention.forward_in_pass(&mut pass, &call, &mut scratch)
+        attention.forward(&mut pass, &call, &mut scratch)
     })
     .map_err(|e| e.to_string())?;
     let got: Vec<f32> = gpu.download(&out, n).map_err(|e| e.to_string())?;

@@ -283,7 +283,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
         let error = top.forward(&mut encoder, &call).expect_err("an error").to_string();
         assert!(words.iter().all(|w| error.contains(w)), "{words:?}: {error}");
         let mut pass = encoder.begin_compute_pass(&Default::default());
-        assert!(top.forward_in_pass(&mut pass, &call).is_err() && top.prepare(&call).is_err());
+        assert!(top.forward(&mut pass, &call).is_err() && top.prepare(&call).is_err());
     };
     let indices = typed(1, DType::U32, [1, 1, 2, 4]);
     refused(TopKForward::new(x, typed(1, DType::F32, [1, 1, 2, 4])), &["`indices`", "U32"]);

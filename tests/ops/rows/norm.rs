@@ -364,7 +364,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
         let error = norm.forward(&mut encoder, &call).expect_err("an error").to_string();
         assert!(words.iter().all(|w| error.contains(w)), "{words:?}: {error}");
         let mut pass = encoder.begin_compute_pass(&Default::default());
-        assert!(norm.forward_in_pass(&mut pass, &call).is_err() && norm.prepare(&call).is_err());
+        assert!(norm.forward(&mut pass, &call).is_err() && norm.prepare(&call).is_err());
     };
     let good = NormForward::new(wide(0), wide(1)).weight(vector(2)).bias(vector(3));
     refused(NormForward::new(wide(0), wide(0)), &["`out`", "`x`"]);
@@ -386,7 +386,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
         let error = norm.backward(&mut encoder, &call, &mut scratch).expect_err("an error").to_string();
         assert!(words.iter().all(|w| error.contains(w)), "{words:?}: {error}");
         let mut pass = encoder.begin_compute_pass(&Default::default());
-        assert!(norm.backward_in_pass(&mut pass, &call, &mut scratch).is_err());
+        assert!(norm.backward(&mut pass, &call, &mut scratch).is_err());
     };
     let call = NormBackward::new(good, wide(4));
     refused(call, &["nothing is asked for"]);

@@ -299,7 +299,7 @@ fn bad_backward_calls_are_refused_before_anything_is_recorded() {
         let error = encoder.backward(&mut encoding, &call, &mut scratch).expect_err("an error").to_string();
         assert!(words.iter().all(|w| error.contains(w)), "{words:?}: {error}");
         let mut pass = encoding.begin_compute_pass(&Default::default());
-        assert!(encoder.backward_in_pass(&mut pass, &call, &mut scratch).is_err());
+        assert!(encoder.backward(&mut pass, &call, &mut scratch).is_err());
         assert!(encoder.prepare_backward(&call, &mut scratch).is_err());
     };
     let call = EncoderBackward::new(forward, rows(2));

@@ -344,7 +344,7 @@ fn bad_layer_calls_are_errors() {
         let error = encoder.forward(&mut commands, &call, &mut scratch).expect_err("an error").to_string();
         assert!(words.iter().all(|w| error.contains(w)), "{words:?}: {error}");
         let mut pass = commands.begin_compute_pass(&Default::default());
-        assert!(encoder.forward_in_pass(&mut pass, &call, &mut scratch).is_err());
+        assert!(encoder.forward(&mut pass, &call, &mut scratch).is_err());
         assert!(encoder.prepare(&call, &mut scratch).is_err());
     };
     let both = |call: EncoderForward, words: &[&str]| {

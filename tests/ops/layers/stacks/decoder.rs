@@ -213,7 +213,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
         let error = decoder.forward(&mut encoder, &call, &mut scratch).expect_err("an error").to_string();
         assert!(words.iter().all(|w| error.contains(w)), "{words:?}: {error}");
         let mut pass = encoder.begin_compute_pass(&Default::default());
-        assert!(decoder.forward_in_pass(&mut pass, &call, &mut scratch).is_err());
+        assert!(decoder.forward(&mut pass, &call, &mut scratch).is_err());
     };
     let plain = DecoderForward::new(rows(0), memory, rows(1));
     let call = plain.mask(DeviceMask::causal());

@@ -350,7 +350,7 @@ fn bad_backward_calls_are_refused_before_anything_is_recorded() {
         let error = decoder.backward(&mut encoding, &call, &mut scratch).expect_err("an error").to_string();
         assert!(words.iter().all(|w| error.contains(w)), "{words:?}: {error}");
         let mut pass = encoding.begin_compute_pass(&Default::default());
-        assert!(decoder.backward_in_pass(&mut pass, &call, &mut scratch).is_err());
+        assert!(decoder.backward(&mut pass, &call, &mut scratch).is_err());
         assert!(decoder.prepare_backward(&call, &mut scratch).is_err());
     };
     let call = DecoderBackward::new(forward, of_memory(4), rows(5));

@@ -403,7 +403,7 @@ fn caches_that_do_not_fit_are_refused() {
         let error = encoder.forward(&mut commands, &call, &mut scratch).expect_err("an error").to_string();
         assert!(error.contains(words), "{words}: {error}");
         let mut pass = commands.begin_compute_pass(&Default::default());
-        assert!(encoder.forward_in_pass(&mut pass, &call, &mut scratch).is_err());
+        assert!(encoder.forward(&mut pass, &call, &mut scratch).is_err());
     };
     let plain = EncoderForward::new(rows(0), rows(1));
     let call = plain.mask(DeviceMask::causal());
