@@ -1,6 +1,6 @@
 //! The list of all kernels, for tools and tests.
 
-use crate::kernel::KernelVariant;
+use crate::kernel::{KernelVariant, Variant};
 
 /// All variants of each listed kernel.
 macro_rules! kernels {
@@ -8,7 +8,7 @@ macro_rules! kernels {
         /// Every kernel along each axis of its variants.
         pub(crate) fn all() -> Vec<KernelVariant> {
             let mut all = Vec::new();
-            $(all.extend(<$kernel>::all().into_iter().map(KernelVariant::new));)*
+            $(all.extend(<$kernel as Variant>::all().into_iter().map(KernelVariant::new));)*
             all
         }
     };

@@ -54,8 +54,6 @@
 //! meet many keys, as in generation, the fused path splits the keys among workgroups and merges what they found.
 
 #![warn(missing_docs)]
-// Lists of variants and structs are for `inspect` alone; with it, what is dead is told.
-#![cfg_attr(not(feature = "inspect"), allow(dead_code))]
 
 pub mod additive;
 #[cfg(test)]
@@ -68,6 +66,7 @@ mod gpu;
 #[cfg(feature = "inspect")]
 pub mod inspect;
 mod kernel;
+#[cfg(feature = "inspect")]
 mod kernel_list;
 pub mod layers;
 pub mod linear_attention;

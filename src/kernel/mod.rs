@@ -238,6 +238,7 @@ pub(crate) struct Kernel {
     pub wgsl: String,
     pub bindings: Vec<Binding>,
     /// The Rust twin of the WGSL `Params`.
+    #[cfg_attr(not(feature = "inspect"), allow(dead_code))]
     pub params: Vec<Field>,
     pub params_bytes: usize,
     pub invocations: u32,

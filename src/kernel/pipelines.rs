@@ -175,12 +175,14 @@ impl Pipelines {
     }
 
     /// None yet, for the same device, from texts that `rewrite` changed.
+    #[cfg(feature = "inspect")]
     pub(crate) fn rewritten(&self, rewrite: Rewrite) -> Self {
         let compiler = Compiler { rewrite: Some(rewrite), ..self.0.compiler.clone() };
         Self::with_compiler(compiler, Arc::default(), self.facts(), true)
     }
 
     /// None yet, for the same plans.
+    #[cfg(feature = "inspect")]
     pub(crate) fn emptied(&self) -> Self {
         Self::with_compiler(self.0.compiler.clone(), Arc::default(), self.facts(), false)
     }

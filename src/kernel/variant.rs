@@ -21,6 +21,12 @@ pub(crate) trait Variant: fmt::Debug + Eq + Hash + Send + Sync + 'static {
     fn families(&self) -> Families {
         Families::NONE
     }
+
+    /// Each value of each axis, for tools and tests: not the product of all axes.
+    #[cfg_attr(not(feature = "inspect"), allow(dead_code))]
+    fn all() -> impl IntoIterator<Item = Self>
+    where
+        Self: Sized;
 }
 
 /// These families, and those of kernels with tensors of F16 or BF16 if one of `dtypes` is.

@@ -77,25 +77,8 @@ impl Variant for AdditiveBackward {
         let tensors = [Some(self.others), self.score_vector, self.gradient];
         families(&[Some(GRADIENTS.of(self.cpu))], &tensors.map(|t| t.unwrap_or(DType::F32)))
     }
-}
 
-impl AdditiveBackward {
-    /// Invocations of a workgroup: of a software driver as many as it may compute at once.
-    pub const fn workgroup(cpu: bool) -> u32 {
-        if cpu { 16 } else { 64 }
-    }
-
-    /// Those that have rows beside each other: all, unless there are fewer of `rows`.
-    pub fn row_lanes(rows: usize, cpu: bool) -> u32 {
-        rows.next_power_of_two().min(Self::workgroup(cpu) as usize) as u32
-    }
-
-    /// Channels of a workgroup.
-    pub fn channels(cpu: bool, row_lanes: u32) -> usize {
-        (Self::workgroup(cpu) / row_lanes * VECTORS * 4) as usize
-    }
-
-    pub fn all() -> Vec<Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         let of = |cpu, of: GradientsOf, row_lanes, dtype| AdditiveBackward {
             own: of.scores().then_some(dtype),
             others: dtype,
@@ -130,5 +113,22 @@ impl AdditiveBackward {
         all.extend(ranges.map(|mask| AdditiveBackward { mask, ..queries }));
         all.retain(|kernel| kernel.mask.bindings().len() <= 2);
         all
+    }
+}
+
+impl AdditiveBackward {
+    /// Invocations of a workgroup: of a software driver as many as it may compute at once.
+    pub const fn workgroup(cpu: bool) -> u32 {
+        if cpu { 16 } else { 64 }
+    }
+
+    /// Those that have rows beside each other: all, unless there are fewer of `rows`.
+    pub fn row_lanes(rows: usize, cpu: bool) -> u32 {
+        rows.next_power_of_two().min(Self::workgroup(cpu) as usize) as u32
+    }
+
+    /// Channels of a workgroup.
+    pub fn channels(cpu: bool, row_lanes: u32) -> usize {
+        (Self::workgroup(cpu) / row_lanes * VECTORS * 4) as usize
     }
 }

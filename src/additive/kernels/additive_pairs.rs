@@ -59,10 +59,8 @@ impl Variant for AdditivePairs {
     fn families(&self) -> Families {
         families(&[Some(Family::RowStats)], &[])
     }
-}
 
-impl AdditivePairs {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         let of = |mask, drop, totals| AdditivePairs {
             d_scores: DType::F32,
             weights: DType::F32,

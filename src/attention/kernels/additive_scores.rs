@@ -69,26 +69,8 @@ impl Variant for AdditiveScores {
     fn families(&self) -> Families {
         families(&[Some(STAGED.of(self.cpu))], &[self.q, self.k, self.score_vector])
     }
-}
 
-impl AdditiveScores {
-    /// Invocations of a workgroup: of a software driver as many as it may compute at once.
-    pub const fn workgroup(cpu: bool) -> u32 {
-        if cpu { 16 } else { 64 }
-    }
-
-    /// Those that share each of `queries`: all, of one.
-    pub fn key_lanes(queries: usize, cpu: bool) -> u32 {
-        let most = Self::workgroup(cpu);
-        most / queries.next_power_of_two().min(most as usize) as u32
-    }
-
-    /// Queries and keys of a workgroup.
-    pub fn tile(cpu: bool, key_lanes: u32) -> [usize; 2] {
-        [Self::workgroup(cpu) / key_lanes, key_lanes * KEYS].map(|n| n as usize)
-    }
-
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         let of = |cpu, key_lanes, dtype, width| AdditiveScores {
             cpu,
             key_lanes,
@@ -109,5 +91,23 @@ impl AdditiveScores {
         let ranges = kernels::MaskVariant::all().into_iter().map(kernels::MaskVariant::range_only);
         let masked = ranges.map(move |mask| AdditiveScores { mask, ..of(false, 1, DType::F32, Width::Four) });
         plain.chain(masked)
+    }
+}
+
+impl AdditiveScores {
+    /// Invocations of a workgroup: of a software driver as many as it may compute at once.
+    pub const fn workgroup(cpu: bool) -> u32 {
+        if cpu { 16 } else { 64 }
+    }
+
+    /// Those that share each of `queries`: all, of one.
+    pub fn key_lanes(queries: usize, cpu: bool) -> u32 {
+        let most = Self::workgroup(cpu);
+        most / queries.next_power_of_two().min(most as usize) as u32
+    }
+
+    /// Queries and keys of a workgroup.
+    pub fn tile(cpu: bool, key_lanes: u32) -> [usize; 2] {
+        [Self::workgroup(cpu) / key_lanes, key_lanes * KEYS].map(|n| n as usize)
     }
 }

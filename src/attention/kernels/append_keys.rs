@@ -40,10 +40,8 @@ impl Variant for AppendKeys {
             0,
         )
     }
-}
 
-impl AppendKeys {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         crate::kernel::FLOATS.into_iter().flat_map(|kv| {
             let of = move |learned| AppendKeys { kv, bias_k: learned, bias_v: learned };
             crate::kernel::FLOATS_OR_NONE.into_iter().map(of)

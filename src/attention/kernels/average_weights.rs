@@ -29,10 +29,8 @@ impl Variant for AverageWeights {
         let parts = [shader!("tensor/view"), shader!("attention/average_weights")];
         self.declare().kernel(&parts, WORKGROUP as u32, 0)
     }
-}
 
-impl AverageWeights {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         crate::kernel::FLOATS.into_iter().map(|out| AverageWeights { weights: DType::F32, out })
     }
 }

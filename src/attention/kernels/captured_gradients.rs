@@ -83,11 +83,9 @@ impl Variant for CapturedGradients {
     fn families(&self) -> Families {
         families(&[Some(Family::ScoreGradients)], &[self.q, self.gradient])
     }
-}
 
-impl CapturedGradients {
     /// Each value of each axis, not their whole product.
-    pub fn all() -> Vec<Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         let typed = |dtype, width| CapturedGradients {
             q: dtype,
             k: dtype,

@@ -151,15 +151,9 @@ impl Variant for FusedBackward {
         let tensors = [Some(self.q), self.d_scored, self.d_v].map(|t| t.unwrap_or(DType::F32));
         families(&found, &tensors)
     }
-}
-
-impl FusedBackward {
-    fn normalises(&self) -> bool {
-        self.tiles.normalise(self.of)
-    }
 
     /// Each value of each axis, not their whole product.
-    pub fn all() -> Vec<Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         let mut all = Vec::new();
         for of in GradientsOf::ALL {
             for tiles in BackwardTiles::listed(of) {
@@ -206,6 +200,12 @@ impl FusedBackward {
         // With more tensors than every device binds.
         all.retain(|kernel| kernel.declare().bindings.len() <= 8);
         all
+    }
+}
+
+impl FusedBackward {
+    fn normalises(&self) -> bool {
+        self.tiles.normalise(self.of)
     }
 
     fn halves(of: GradientsOf, tiles: BackwardMatrix) -> Self {

@@ -62,10 +62,8 @@ impl Variant for MergeSplits {
     fn families(&self) -> Families {
         families(&[Some(Family::SplitKeys)], &[])
     }
-}
 
-impl MergeSplits {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         crate::kernel::FLOATS.into_iter().flat_map(|out| {
             crate::kernel::WIDTHS.into_iter().flat_map(move |store| {
                 crate::kernel::FLOATS_OR_NONE.map(|sink_logits| MergeSplits {

@@ -40,10 +40,8 @@ impl Variant for RowStats {
     fn families(&self) -> Families {
         families(&[Some(Family::RowStats)], &[self.out, self.d_out])
     }
-}
 
-impl RowStats {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         let of = |dtype| {
             WIDTHS.into_iter().flat_map(move |width| {
                 [None, Some(DType::F32)].map(|d_lse| RowStats {

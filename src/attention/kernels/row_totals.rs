@@ -55,10 +55,8 @@ impl Variant for RowTotals {
     fn families(&self) -> Families {
         families(&[Some(Family::RowStats)], &[self.q, self.k])
     }
-}
 
-impl RowTotals {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         let of = |dtype, width| RowTotals {
             q: dtype,
             k: dtype,

@@ -102,21 +102,9 @@ impl Variant for ScoreGradients {
     fn families(&self) -> Families {
         families(&[Some(Family::ScoreGradients)], &[self.q.unwrap_or(DType::F32), self.gradient])
     }
-}
-
-impl ScoreGradients {
-    /// By what the tensor's element is multiplied in the score of a pair.
-    fn factor(&self) -> String {
-        let factor = match self.of {
-            Added::Slopes => "alibi_distance(q, j)",
-            Added::Bias if self.mask.has(Id::Blocks) => "select(1.0, 0.0, block_at(q, j) == FULL)",
-            _ => "1.0",
-        };
-        format!("fn factor_of(q: Query, j: u32) -> f32 {{\n    return {factor};\n}}\n")
-    }
 
     /// Each value of each axis, not their whole product.
-    pub fn all() -> Vec<Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         let mut all = Vec::new();
         for of in Added::ALL {
             let inputs = (of != Added::Sinks).then_some(DType::F32);
@@ -162,5 +150,17 @@ impl ScoreGradients {
         // With more tensors than every device binds.
         all.retain(|kernel| kernel.declare().bindings.len() <= 8);
         all
+    }
+}
+
+impl ScoreGradients {
+    /// By what the tensor's element is multiplied in the score of a pair.
+    fn factor(&self) -> String {
+        let factor = match self.of {
+            Added::Slopes => "alibi_distance(q, j)",
+            Added::Bias if self.mask.has(Id::Blocks) => "select(1.0, 0.0, block_at(q, j) == FULL)",
+            _ => "1.0",
+        };
+        format!("fn factor_of(q: Query, j: u32) -> f32 {{\n    return {factor};\n}}\n")
     }
 }

@@ -29,10 +29,8 @@ impl Variant for ScoreStage {
         let parts = [shader!("tensor/view"), shader!("attention/score_stage"), &self.mask.wgsl()];
         self.declare().bool("PER_PAIR_MASK", self.mask.is_per_pair()).kernel(&parts, WORKGROUP as u32, 0)
     }
-}
 
-impl ScoreStage {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         kernels::MaskVariant::all().into_iter().map(kernels::MaskVariant::scores_only).flat_map(|mask| {
             crate::mask::kernels::floats_beside(&mask).iter().map(move |&out| ScoreStage {
                 scores: DType::F32,

@@ -48,10 +48,8 @@ impl Variant for Scores {
     fn families(&self) -> Families {
         families(&[Some(STAGED.of(matches!(self.tiles, Tiles::Cpu { .. })))], &[self.q, self.k])
     }
-}
 
-impl Scores {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         let ranges = kernels::MaskVariant::all().into_iter().map(kernels::MaskVariant::range_only);
         ranges.flat_map(|mask| {
             product::ALL.into_iter().flat_map(move |tiles| {

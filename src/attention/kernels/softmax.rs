@@ -57,10 +57,8 @@ impl Variant for Softmax {
     fn families(&self) -> Families {
         families(&[Some(STAGED.of(self.rows.lanes == 1))], &[])
     }
-}
 
-impl Softmax {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         let rows = [
             Rows { workgroup: 8, lanes: 1 },
             Rows { workgroup: 32, lanes: 32 },

@@ -46,10 +46,8 @@ impl Variant for WeightedSum {
     fn families(&self) -> Families {
         families(&[Some(STAGED.of(matches!(self.tiles, Tiles::Cpu { .. })))], &[self.v, self.out])
     }
-}
 
-impl WeightedSum {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         let ranges = kernels::MaskVariant::all().into_iter().map(kernels::MaskVariant::range_only);
         ranges.flat_map(|mask| {
             product::ALL.into_iter().flat_map(move |tiles| {

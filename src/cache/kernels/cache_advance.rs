@@ -47,10 +47,8 @@ impl Variant for CacheAdvance {
             .u32("COUNTS", self.counted as u32)
             .kernel(&parts, 64, 0)
     }
-}
 
-impl CacheAdvance {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         LayoutKind::ALL.into_iter().flat_map(|layout_kind| {
             [Counts::All, Counts::Each, Counts::Device].map(|counted| CacheAdvance {
                 sequence_table: Untyped,

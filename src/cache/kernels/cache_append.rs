@@ -76,15 +76,8 @@ impl Variant for CacheAppend {
     fn families(&self) -> Families {
         families(&[Some(self.cached.storage.family())], &[])
     }
-}
 
-impl CacheAppend {
-    /// Channels that one invocation writes, of a key and of a value.
-    pub fn units(cache: &CacheVariant) -> [u32; 2] {
-        if cache.storage.is_scaled() { cache.groups } else { [32; 2] }
-    }
-
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         CacheVariant::all().flat_map(|cached| {
             let of = move |kv, rotates: bool, overwrites, positions: bool| CacheAppend {
                 k: kv,
@@ -102,5 +95,12 @@ impl CacheAppend {
                 .flat_map(move |kv| [false, true].map(move |rotates| of(kv, rotates, false, false)));
             appends.chain([of(DType::F32, false, true, false), of(DType::F32, true, true, true)])
         })
+    }
+}
+
+impl CacheAppend {
+    /// Channels that one invocation writes, of a key and of a value.
+    pub fn units(cache: &CacheVariant) -> [u32; 2] {
+        if cache.storage.is_scaled() { cache.groups } else { [32; 2] }
     }
 }

@@ -31,10 +31,8 @@ impl Variant for CacheCopy {
     fn describe(&self) -> Kernel {
         self.declare().kernel(&[shader!("cache/cache_copy")], 64, 0)
     }
-}
 
-impl CacheCopy {
-    pub fn all() -> [Self; 1] {
+    fn all() -> impl IntoIterator<Item = Self> {
         [CacheCopy { rows: Untyped }]
     }
 }

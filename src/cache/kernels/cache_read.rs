@@ -61,10 +61,8 @@ impl Variant for CacheRead {
     fn families(&self) -> Families {
         families(&[Some(self.cached.storage.family())], &[])
     }
-}
 
-impl CacheRead {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         CacheVariant::all().flat_map(|cached| {
             crate::kernel::FLOATS.into_iter().flat_map(move |kv| {
                 [None, Some(DType::U32)].map(move |positions| CacheRead {

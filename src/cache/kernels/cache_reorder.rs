@@ -30,10 +30,8 @@ impl Variant for CacheReorder {
             [shader!("cache/params"), shader!("cache/sequence_table"), shader!("cache/cache_reorder")];
         self.declare().u32("LAYOUT_KIND", LayoutKind::Contiguous as u32).kernel(&parts, 64, 0)
     }
-}
 
-impl CacheReorder {
-    pub fn all() -> [Self; 1] {
+    fn all() -> impl IntoIterator<Item = Self> {
         [CacheReorder { rows: Untyped, sequence_table: Untyped }]
     }
 }

@@ -80,10 +80,8 @@ impl Variant for LinearCarry {
                 0,
             )
     }
-}
 
-impl LinearCarry {
-    pub fn all() -> [Self; 3] {
+    fn all() -> impl IntoIterator<Item = Self> {
         [Way::Zero, Way::Fetch, Way::Keep].map(|way| {
             let of_caller = (way != Way::Zero).then_some(DType::F32);
             LinearCarry { state: of_caller, norm: of_caller, carry: Some(DType::F32), way }

@@ -75,10 +75,8 @@ impl Variant for LinearChunks {
             0,
         )
     }
-}
 
-impl LinearChunks {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         [None, Some(DType::U32)].into_iter().flat_map(|starts| {
             let of = move |key_mask: bool, lengths: bool, scaled: bool, has_logs| LinearChunks {
                 key_mask: key_mask.then_some(DType::Bool),

@@ -58,10 +58,8 @@ impl Variant for LinearDKeys {
             .text(shader!("linear_attention/linear_d_keys"))
             .kernel()
     }
-}
 
-impl LinearDKeys {
-    pub fn all() -> Vec<Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         listed(|form, width, dtype, phi| LinearDKeys {
             k: (phi != Phi::Identity).then_some(dtype),
             v: dtype,

@@ -59,10 +59,8 @@ impl Variant for LinearDQueries {
             .text(shader!("linear_attention/linear_d_queries"))
             .kernel()
     }
-}
 
-impl LinearDQueries {
-    pub fn all() -> Vec<Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         listed(|form, width, dtype, phi| LinearDQueries {
             q: (phi != Phi::Identity).then_some(dtype),
             d_out: dtype,

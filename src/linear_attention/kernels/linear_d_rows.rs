@@ -35,10 +35,8 @@ impl Variant for LinearDRows {
             .text(shader!("linear_attention/linear_d_rows"))
             .kernel()
     }
-}
 
-impl LinearDRows {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         listed_of_rows().map(|(tiles, rows, width)| LinearDRows {
             rows,
             directions: DType::F32,

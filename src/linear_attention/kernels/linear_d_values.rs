@@ -56,10 +56,8 @@ impl Variant for LinearDValues {
             .text(shader!("linear_attention/linear_d_values"))
             .kernel()
     }
-}
 
-impl LinearDValues {
-    pub fn all() -> Vec<Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         listed(|form, width, dtype, phi| LinearDValues {
             k: dtype,
             states: Some(DType::F32),

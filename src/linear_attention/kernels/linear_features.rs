@@ -34,10 +34,8 @@ impl Variant for LinearFeatures {
             .text(shader!("linear_attention/linear_features"))
             .kernel()
     }
-}
 
-impl LinearFeatures {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         listed_of_rows().map(|(tiles, rows, width)| LinearFeatures {
             rows,
             directions: DType::F32,

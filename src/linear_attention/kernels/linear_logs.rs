@@ -70,10 +70,8 @@ impl Variant for LinearLogs {
         let parts = [shader!("tensor/view"), shader!("linear_attention/linear_logs"), state];
         self.declare().bool("IS_CAUSAL", self.causal).kernel(&parts, 1, 0)
     }
-}
 
-impl LinearLogs {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         [false, true].into_iter().flat_map(|causal| {
             let of = move |state_log| LinearLogs { chunks: DType::U32, state_log, causal };
             [None, Some(DType::F32)].map(of)

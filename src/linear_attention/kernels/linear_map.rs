@@ -48,10 +48,8 @@ impl Variant for LinearMap {
             .bool("IS_UNIT", self.kind == Randoms::Fourier)
             .kernel(&parts, WORKGROUP as u32, 0)
     }
-}
 
-impl LinearMap {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         Randoms::ALL.into_iter().flat_map(|kind| {
             crate::kernel::FLOATS.into_iter().flat_map(move |rows| {
                 let of = |logs| LinearMap { rows, row_features: DType::F32, logs, kind };

@@ -59,10 +59,8 @@ impl Variant for LinearMapBackward {
             .bool("HAS_LENGTH", sign != "0.0")
             .kernel(&parts, WORKGROUP as u32, 0)
     }
-}
 
-impl LinearMapBackward {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         Randoms::ALL.into_iter().flat_map(|kind| {
             crate::kernel::FLOATS.into_iter().map(move |rows| LinearMapBackward {
                 rows,

@@ -59,10 +59,8 @@ impl Variant for LinearOut {
             .text(shader!("linear_attention/linear_out"))
             .kernel()
     }
-}
 
-impl LinearOut {
-    pub fn all() -> Vec<Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         let of = |form: LinearForm, width, dtype, phi, normalised| LinearOut {
             q: dtype,
             states: Some(DType::F32),

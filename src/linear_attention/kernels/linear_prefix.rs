@@ -32,10 +32,8 @@ impl Variant for LinearPrefix {
             .text(shader!("linear_attention/linear_prefix"))
             .kernel()
     }
-}
 
-impl LinearPrefix {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         LinearForm::all().flat_map(|(form, _)| {
             [false, true].map(|reverse| LinearPrefix {
                 states: Some(DType::F32),

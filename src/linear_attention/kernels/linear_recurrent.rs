@@ -83,10 +83,8 @@ impl Variant for LinearRecurrent {
             .bool("IS_DELTA", rule.has_beta())
             .kernel(&parts, WORKGROUP as u32, memory as u32)
     }
-}
 
-impl LinearRecurrent {
-    pub fn all() -> Vec<Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         let of = |phi, rule: UpdateRule, dtype, normalised: bool| LinearRecurrent {
             q: dtype,
             k: dtype,

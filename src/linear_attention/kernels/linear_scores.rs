@@ -49,10 +49,8 @@ impl Variant for LinearScores {
         };
         pieces.chunks(self.logs, "p.kv_len").text(shader!("linear_attention/linear_scores")).kernel()
     }
-}
 
-impl LinearScores {
-    pub fn all() -> Vec<Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         let of = |of_gradients: bool| {
             let all = listed(move |form, width, dtype, phi| {
                 let [features, gradients] = [!of_gradients, of_gradients].map(|used| used.then_some(dtype));

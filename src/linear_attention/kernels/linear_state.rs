@@ -42,10 +42,8 @@ impl Variant for LinearState {
         };
         pieces.text(shader!("linear_attention/linear_state")).kernel()
     }
-}
 
-impl LinearState {
-    pub fn all() -> Vec<Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         let of = |of_queries: bool| {
             listed(move |form, width, dtype, phi| {
                 let [queries, keys] = [of_queries, !of_queries].map(|used| used.then_some(dtype));

@@ -48,10 +48,8 @@ impl Variant for LinearStats {
         };
         pieces.chunks(self.logs, "p.q_len").text(shader!("linear_attention/linear_stats")).kernel()
     }
-}
 
-impl LinearStats {
-    pub fn all() -> Vec<Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         let of = |normalised: bool| {
             listed(move |form, width, dtype, phi| {
                 let [rows, floats] = [dtype, DType::F32].map(|dtype| normalised.then_some(dtype));

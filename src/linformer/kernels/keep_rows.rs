@@ -36,10 +36,8 @@ impl Variant for KeepRows {
             .bool("ACCUMULATES", self.accumulates)
             .kernel(&parts, WORKGROUP, 0)
     }
-}
 
-impl KeepRows {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         let kept = DType::Bool;
         crate::kernel::FLOATS.into_iter().flat_map(move |x| {
             crate::kernel::FLOATS.into_iter().flat_map(move |y| {

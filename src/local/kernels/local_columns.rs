@@ -52,10 +52,8 @@ impl Variant for LocalColumns {
             .bool("IN_FOURS", self.width == Width::Four)
             .kernel(&parts, WORKGROUP as u32, 0)
     }
-}
 
-impl LocalColumns {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         let [band, positions] = [DType::F32; 2];
         window_sums().map(move |([x, y], lengths, accumulates, width)| LocalColumns {
             band,

@@ -61,10 +61,8 @@ impl Variant for LocalGradients {
             TOTALS_BYTES,
         )
     }
-}
 
-impl LocalGradients {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         let f32 = DType::F32;
         FLOATS.into_iter().flat_map(move |dtype| {
             [None, Some(DType::U32)].into_iter().flat_map(move |lengths| {

@@ -39,10 +39,8 @@ impl Variant for LocalPositions {
         ];
         self.declare().u32("WORKGROUP", WORKGROUP as u32).kernel(&parts, WORKGROUP as u32, TOTALS_BYTES)
     }
-}
 
-impl LocalPositions {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         let [x, positions] = [DType::F32; 2];
         FLOATS.into_iter().flat_map(move |vector| {
             [None, Some(DType::U32)].map(|lengths| LocalPositions { x, vector, lengths, positions })

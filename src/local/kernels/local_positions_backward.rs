@@ -41,10 +41,8 @@ impl Variant for LocalPositionsBackward {
         ];
         self.declare().u32("WORKGROUP", WORKGROUP as u32).kernel(&parts, WORKGROUP as u32, TOTALS_BYTES)
     }
-}
 
-impl LocalPositionsBackward {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         let [x, d_positions, d_x, terms] = [DType::F32; 4];
         FLOATS.into_iter().flat_map(move |vector| {
             [None, Some(DType::U32)].map(|lengths| LocalPositionsBackward {

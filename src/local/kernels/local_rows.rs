@@ -51,10 +51,8 @@ impl Variant for LocalRows {
             .bool("IN_FOURS", self.width == Width::Four)
             .kernel(&parts, WORKGROUP as u32, 0)
     }
-}
 
-impl LocalRows {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         let [band, positions] = [DType::F32; 2];
         window_sums().map(move |([x, y], lengths, accumulates, width)| LocalRows {
             band,

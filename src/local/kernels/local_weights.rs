@@ -47,10 +47,8 @@ impl Variant for LocalWeights {
         ];
         self.declare().u32("WORKGROUP", WORKGROUP as u32).kernel(&parts, WORKGROUP as u32, TOTALS_BYTES)
     }
-}
 
-impl LocalWeights {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         let [positions, band] = [DType::F32; 2];
         FLOATS.into_iter().flat_map(move |dtype| {
             [None, Some(DType::U32)].into_iter().flat_map(move |lengths| {

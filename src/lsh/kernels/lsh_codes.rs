@@ -34,10 +34,8 @@ impl Variant for LshCodes {
         let parts = [shader!("tensor/view"), shader!("lsh/lsh_codes"), length_of(self.lengths)];
         self.declare().u32("WORKGROUP", WORKGROUP as u32).kernel(&parts, WORKGROUP as u32, 0)
     }
-}
 
-impl LshCodes {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         let [buckets, order, ranks, codes] = [DType::U32; 4];
         [None, Some(DType::U32)].into_iter().map(move |lengths| LshCodes {
             buckets,

@@ -46,10 +46,8 @@ impl Variant for LshGather {
             (2 * WORKGROUP * size_of::<f32>()) as u32,
         )
     }
-}
 
-impl LshGather {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         let order = DType::U32;
         crate::kernel::FLOATS.into_iter().flat_map(move |x| {
             [false, true].into_iter().flat_map(move |normalises| {

@@ -40,10 +40,8 @@ impl Variant for LshGradients {
             (4 * WORKGROUP * size_of::<f32>()) as u32,
         )
     }
-}
 
-impl LshGradients {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         crate::kernel::FLOATS_OR_NONE.into_iter().flat_map(|x| {
             crate::kernel::FLOATS.into_iter().flat_map(move |d_x| {
                 [None, Some(DType::U32)].into_iter().flat_map(move |lengths| {

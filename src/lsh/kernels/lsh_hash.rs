@@ -41,10 +41,8 @@ impl Variant for LshHash {
         let parts = [shader!("tensor/view"), shader!("lsh/lsh_hash"), length_of(self.lengths)];
         self.declare().u32("WORKGROUP", WORKGROUP as u32).kernel(&parts, WORKGROUP as u32, 0)
     }
-}
 
-impl LshHash {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         let buckets = DType::U32;
         crate::kernel::FLOATS.into_iter().flat_map(move |qk| {
             crate::kernel::FLOATS.into_iter().flat_map(move |rotations| {

@@ -31,10 +31,8 @@ impl Variant for LshMerge {
         let parts = [shader!("tensor/view"), shader!("attention/softmax/online"), shader!("lsh/lsh_merge")];
         with_rows(self.declare()).bool("NATURAL_SCORES", true).kernel(&parts, WORKGROUP as u32, 0)
     }
-}
 
-impl LshMerge {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         crate::kernel::FLOATS.into_iter().flat_map(|dtype| {
             [None, Some(DType::F32)].map(|lse| LshMerge {
                 part_out: dtype,

@@ -31,10 +31,8 @@ impl Variant for AskMask {
         let parts = [shader!("tensor/view"), shader!("mask/ask_mask"), mask.as_str()];
         self.declare().u32("WORKGROUP", WORKGROUP as u32).kernel(&parts, WORKGROUP as u32, 0)
     }
-}
 
-impl AskMask {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         let masks = MaskVariant::all().into_iter().map(MaskVariant::scores_only);
         masks.flat_map(|mask| {
             [false, true].map(|derivative| AskMask {

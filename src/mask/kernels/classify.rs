@@ -31,10 +31,8 @@ impl Variant for Classify {
         // A word of each of 64 invocations, and a summary of 40 bytes of each and of eight together.
         self.declare().bool("PER_PAIR_MASK", self.mask.is_per_pair()).kernel(&parts, 64, 64 * 4 + 72 * 40)
     }
-}
 
-impl Classify {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         let masks = MaskVariant::all().into_iter().map(MaskVariant::blocks_only);
         masks.map(|mask| Classify { map: DType::U32, mask })
     }

@@ -44,10 +44,8 @@ impl Variant for AddPositions {
         ];
         self.declare().instead_of("x", X_IS_OUT).kernel(&parts, WORKGROUP as u32, 0)
     }
-}
 
-impl AddPositions {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         crate::kernel::FLOATS.into_iter().flat_map(|x| {
             crate::kernel::FLOATS_OR_NONE.into_iter().flat_map(move |out| {
                 crate::kernel::FLOATS_OR_NONE.into_iter().flat_map(move |table| {

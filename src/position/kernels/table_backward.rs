@@ -55,10 +55,8 @@ impl Variant for TableBackward {
     fn families(&self) -> Families {
         families(&[Some(Family::RowSums)], &[self.d_out, self.d_table])
     }
-}
 
-impl TableBackward {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         crate::kernel::FLOATS.into_iter().flat_map(|d_out| {
             crate::kernel::FLOATS.into_iter().flat_map(move |d_table| {
                 [None, Some(DType::U32)].into_iter().flat_map(move |positions| {

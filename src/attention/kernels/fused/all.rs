@@ -11,26 +11,24 @@ use crate::mask::kernels::MaskVariant;
 use crate::mask::kernels::dropout::DropoutKind;
 use crate::tensor::DType;
 
-impl Fused {
-    pub fn all() -> Vec<Self> {
-        let mut all: Vec<_> = FusedTiles::MASKED.into_iter().flat_map(masked).collect();
-        all.extend(FusedTiles::all().into_iter().flat_map(typed));
-        for fragment in [Fragment::Eight, Fragment::Sixteen] {
-            let tiles = || FusedMatrix::all(fragment).into_iter().map(FusedTiles::Matrix);
-            all.extend(tiles().flat_map(matrix_typed));
-            // Of subgroups of 32 and of 64: masks and caches take registers from what the fragments are to fit in.
-            all.extend(tiles().take(4).flat_map(matrix_masked));
-            let planned = FusedMatrix::planned(fragment).into_iter().map(FusedTiles::Matrix);
-            all.extend(planned.map(|tiles| plain(tiles).with_tensors(DType::F16)));
-        }
-        all.extend(additive());
-        all.extend(FLOATS.into_iter().flat_map(far));
-        all.extend(FusedTiles::MASKED.into_iter().flat_map(cached));
-        for storage in std::iter::once(None).chain(StorageKind::ALL.map(Some)) {
-            all.extend(FusedTiles::decode(storage).into_iter().flat_map(|tiles| decode(tiles, storage)));
-        }
-        all
+pub(super) fn all() -> Vec<Fused> {
+    let mut all: Vec<_> = FusedTiles::MASKED.into_iter().flat_map(masked).collect();
+    all.extend(FusedTiles::all().into_iter().flat_map(typed));
+    for fragment in [Fragment::Eight, Fragment::Sixteen] {
+        let tiles = || FusedMatrix::all(fragment).into_iter().map(FusedTiles::Matrix);
+        all.extend(tiles().flat_map(matrix_typed));
+        // Of subgroups of 32 and of 64: masks and caches take registers from what the fragments are to fit in.
+        all.extend(tiles().take(4).flat_map(matrix_masked));
+        let planned = FusedMatrix::planned(fragment).into_iter().map(FusedTiles::Matrix);
+        all.extend(planned.map(|tiles| plain(tiles).with_tensors(DType::F16)));
     }
+    all.extend(additive());
+    all.extend(FLOATS.into_iter().flat_map(far));
+    all.extend(FusedTiles::MASKED.into_iter().flat_map(cached));
+    for storage in std::iter::once(None).chain(StorageKind::ALL.map(Some)) {
+        all.extend(FusedTiles::decode(storage).into_iter().flat_map(|tiles| decode(tiles, storage)));
+    }
+    all
 }
 
 /// Tensors of f32 in fours, and nothing else.

@@ -150,6 +150,10 @@ impl Variant for Fused {
         ];
         families(&found, &[self.q])
     }
+
+    fn all() -> impl IntoIterator<Item = Self> {
+        all::all()
+    }
 }
 
 impl Fused {

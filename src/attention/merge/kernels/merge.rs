@@ -56,10 +56,8 @@ impl Variant for Merge {
                 0,
             )
     }
-}
 
-impl Merge {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         (1..=PARTS).flat_map(|count| {
             [false, true].into_iter().flat_map(move |accumulates| {
                 crate::kernel::FLOATS.into_iter().flat_map(move |part| {

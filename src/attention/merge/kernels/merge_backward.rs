@@ -45,10 +45,8 @@ impl Variant for MergeBackward {
             (invocations * size_of::<f32>()) as u32,
         )
     }
-}
 
-impl MergeBackward {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         crate::kernel::FLOATS.into_iter().flat_map(|part_out| {
             crate::kernel::FLOATS.into_iter().flat_map(move |out| {
                 [None, Some(DType::F32)].into_iter().flat_map(move |d_lse| {

@@ -27,10 +27,8 @@ impl Variant for TanhBackward {
         let parts = [shader!("tensor/view"), shader!("layers/attentional/tanh_backward")];
         self.declare().u32("WORKGROUP", WORKGROUP as u32).kernel(&parts, WORKGROUP as u32, 0)
     }
-}
 
-impl TanhBackward {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         let d_sum = DType::F32;
         FLOATS
             .into_iter()

@@ -29,10 +29,8 @@ impl Variant for TanhSum {
             [shader!("tensor/view"), shader!("layers/attentional/tanh_sum"), shader!("additive/tanh")];
         self.declare().u32("WORKGROUP", WORKGROUP as u32).kernel(&parts, WORKGROUP as u32, 0)
     }
-}
 
-impl TanhSum {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         FLOATS.into_iter().map(|out| TanhSum { a: DType::F32, b: DType::F32, out })
     }
 }

@@ -50,10 +50,8 @@ impl Variant for ColumnSums {
     fn families(&self) -> Families {
         families(&[Some(Family::RowSums)], &[self.d_y, self.sums])
     }
-}
 
-impl ColumnSums {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         crate::kernel::FLOATS.into_iter().flat_map(|d_y| {
             crate::kernel::FLOATS.into_iter().flat_map(move |sums| {
                 [false, true].into_iter().map(move |accumulates| ColumnSums { d_y, sums, accumulates })

@@ -42,10 +42,8 @@ impl Variant for PartSums {
     fn families(&self) -> Families {
         families(&[Some(Family::ScoreGradients)], &[self.sums])
     }
-}
 
-impl PartSums {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         let parts = DType::F32;
         FLOATS
             .into_iter()

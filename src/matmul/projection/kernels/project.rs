@@ -102,10 +102,8 @@ impl Variant for Project {
         };
         families(&[Some(family)], &[self.x.dtype, self.w.dtype, self.y])
     }
-}
 
-impl Project {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         let slots = |count, dtype| Slots { count, dtype };
         let buffers = [(1, 1, 0), (1, 3, 3), (3, 1, 1)];
         let of = move |tiles, [x, w, bias, y]: [DType; 4]| {

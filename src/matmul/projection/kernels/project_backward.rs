@@ -85,10 +85,8 @@ impl Variant for ProjectBackward {
         let family = PRODUCT_GRADIENTS.of(matches!(self.tiles, Tiles::Cpu { .. }));
         families(&[Some(family)], &[self.d_y, self.other, self.result])
     }
-}
 
-impl ProjectBackward {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         let [one, four] = crate::kernel::WIDTHS;
         product::ALL.into_iter().flat_map(move |tiles| {
             let plain = ProjectBackward {

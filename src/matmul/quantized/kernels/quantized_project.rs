@@ -87,26 +87,8 @@ impl Variant for QuantizedProject {
             }
         }
     }
-}
 
-impl QuantizedProject {
-    /// The kernel of few rows, with so many sums of a row in workgroup memory.
-    fn few(
-        &self,
-        declared: Declared,
-        core: &[&'static str],
-        rows: u32,
-        invocations: u32,
-        sums: u32,
-    ) -> Kernel {
-        let [half, blocks] = format_parts(self.format);
-        let mut parts =
-            vec![shader!("tensor/view"), shader!("matmul/quantized/quantized_project"), half, blocks];
-        parts.extend(core);
-        declared.u32("ROWS", rows).kernel(&parts, invocations, sums * rows * 4)
-    }
-
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         let gpu = |rows| QuantizedTiles::FewGpu { rows, columns: 4, lanes: 16 };
         let cpu =
             |rows, columns, lanes, whole_words| QuantizedTiles::FewCpu { rows, columns, lanes, whole_words };
@@ -134,5 +116,23 @@ impl QuantizedProject {
                 })
             })
         })
+    }
+}
+
+impl QuantizedProject {
+    /// The kernel of few rows, with so many sums of a row in workgroup memory.
+    fn few(
+        &self,
+        declared: Declared,
+        core: &[&'static str],
+        rows: u32,
+        invocations: u32,
+        sums: u32,
+    ) -> Kernel {
+        let [half, blocks] = format_parts(self.format);
+        let mut parts =
+            vec![shader!("tensor/view"), shader!("matmul/quantized/quantized_project"), half, blocks];
+        parts.extend(core);
+        declared.u32("ROWS", rows).kernel(&parts, invocations, sums * rows * 4)
     }
 }

@@ -48,10 +48,8 @@ impl Variant for QuantizedRows {
             .bool("OUT_IN_FOURS", self.width == Width::Four)
             .kernel(&parts, WORKGROUP as u32, 0)
     }
-}
 
-impl QuantizedRows {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         let [ids, w] = [DType::U32; 2];
         QuantizedFormat::ALL.into_iter().flat_map(move |format| {
             crate::kernel::FLOATS.into_iter().flat_map(move |out| {

@@ -59,10 +59,8 @@ impl Variant for Elementwise {
             .bool("IN_FOURS", self.width == Width::Four)
             .kernel(&parts, WORKGROUP as u32, 0)
     }
-}
 
-impl Elementwise {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         let [f32, f16, bf16] = crate::kernel::FLOATS;
         let joins = [(Join::Alone, None), (Join::Times, Some(f32)), (Join::Plus, Some(f32))];
         let activations = [None].into_iter().chain(Activation::ALL.map(Some));

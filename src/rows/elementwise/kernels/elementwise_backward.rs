@@ -49,10 +49,8 @@ impl Variant for ElementwiseBackward {
             .bool("X_REPEATS", self.x_repeats)
             .kernel(&parts, WORKGROUP as u32, 0)
     }
-}
 
-impl ElementwiseBackward {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         let f32 = DType::F32;
         let activations = [None].into_iter().chain(Activation::ALL.map(Some));
         let of_f32 = activations.flat_map(move |activation| {

@@ -44,10 +44,8 @@ impl Variant for Embedding {
             .bool("IN_FOURS", self.width == Width::Four)
             .kernel(&parts, WORKGROUP as u32, 0)
     }
-}
 
-impl Embedding {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         let ids = DType::U32;
         crate::kernel::FLOATS.into_iter().flat_map(move |table| {
             crate::kernel::FLOATS.into_iter().flat_map(move |out| {

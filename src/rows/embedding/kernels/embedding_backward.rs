@@ -43,10 +43,8 @@ impl Variant for EmbeddingBackward {
             .bool("IN_FOURS", self.width == Width::Four)
             .kernel(&parts, LANES as u32, 0)
     }
-}
 
-impl EmbeddingBackward {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         crate::kernel::FLOATS.into_iter().flat_map(|d_out| {
             crate::kernel::FLOATS.into_iter().flat_map(move |d_table| {
                 crate::kernel::WIDTHS.into_iter().flat_map(move |width| {

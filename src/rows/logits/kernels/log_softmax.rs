@@ -40,10 +40,8 @@ impl Variant for LogSoftmax {
             .bool("IN_FOURS", self.width == Width::Four)
             .kernel(&parts, workgroup, workgroup_memory)
     }
-}
 
-impl LogSoftmax {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         ROWS.into_iter().flat_map(|shares| {
             crate::kernel::FLOATS.into_iter().flat_map(move |x| {
                 crate::kernel::FLOATS.into_iter().flat_map(move |out| {

@@ -42,10 +42,8 @@ impl Variant for LogSoftmaxBackward {
             .bool("IN_FOURS", self.width == Width::Four)
             .kernel(&parts, workgroup, workgroup_memory)
     }
-}
 
-impl LogSoftmaxBackward {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         ROWS.into_iter().flat_map(|shares| {
             crate::kernel::FLOATS.into_iter().flat_map(move |out| {
                 crate::kernel::FLOATS.into_iter().flat_map(move |gradient| {

@@ -39,10 +39,8 @@ impl Variant for TopK {
         let parts = [shader!("tensor/view"), shader!("rows/logits/top_k")];
         self.declare().u32("LANES", self.lanes).kernel(&parts, self.lanes, 8 * self.lanes)
     }
-}
 
-impl TopK {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         let indices = DType::U32;
         [8, 32, 256].into_iter().flat_map(move |lanes| {
             crate::kernel::FLOATS.into_iter().flat_map(move |x| {

@@ -80,10 +80,8 @@ impl Variant for MeanPool {
             .bool("IN_FOURS", self.width == Width::Four)
             .kernel(&parts, workgroup, workgroup_memory)
     }
-}
 
-impl MeanPool {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         each().map(|(rows, pooled, l2, [x, out], width)| {
             let [numbers, keep] = pooled.types();
             MeanPool { x, numbers, keep, out, rows, pooled, l2, width }

@@ -53,10 +53,8 @@ impl Variant for MeanPoolBackward {
             .bool("IN_FOURS", self.width == Width::Four)
             .kernel(&parts, workgroup, workgroup_memory)
     }
-}
 
-impl MeanPoolBackward {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         each().map(|(rows, pooled, l2, [d_out, d_x], width)| {
             let ([numbers, keep], accumulates) = (pooled.types(), (width == Width::One) != l2);
             MeanPoolBackward {

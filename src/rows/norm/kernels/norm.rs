@@ -70,10 +70,8 @@ impl Variant for Norm {
             .bool("IN_FOURS", self.width == Width::Four)
             .kernel(&parts, workgroup, workgroup_memory)
     }
-}
 
-impl Norm {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         ROWS.into_iter().flat_map(|rows| {
             crate::kernel::WIDTHS.into_iter().flat_map(move |width| {
                 let of = move |dtype, out: DType, centred| {

@@ -58,10 +58,8 @@ impl Variant for NormBackward {
             .bool("IN_FOURS", self.width == Width::Four)
             .kernel(&parts, workgroup, workgroup_memory)
     }
-}
 
-impl NormBackward {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         ROWS.into_iter().flat_map(|rows| {
             crate::kernel::WIDTHS.into_iter().flat_map(move |width| {
                 crate::kernel::FLOATS.into_iter().flat_map(move |x| {

@@ -43,10 +43,8 @@ impl Variant for NormSums {
             (invocations * 8) as u32,
         )
     }
-}
 
-impl NormSums {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         crate::kernel::FLOATS.into_iter().flat_map(|x| {
             crate::kernel::FLOATS.into_iter().flat_map(move |d_out| {
                 [None, Some(x)].into_iter().map(move |residual| NormSums {

@@ -52,10 +52,8 @@ impl Variant for RadixSortCount {
         ];
         with_digits(self.declare()).kernel(&parts, WORKGROUP as u32, COUNTS_BYTES)
     }
-}
 
-impl RadixSortCount {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         let [keys, counts] = [DType::U32; 2];
         [None, Some(DType::U32)].into_iter().map(move |before| RadixSortCount { keys, before, counts })
     }

@@ -27,10 +27,8 @@ impl Variant for RadixSortScan {
         let parts = [shader!("rows/radix_sort/radix_sort_scan")];
         self.declare().u32("WORKGROUP", WORKGROUP).kernel(&parts, WORKGROUP, 4 * WORKGROUP)
     }
-}
 
-impl RadixSortScan {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         std::iter::once(RadixSortScan { counts: DType::U32 })
     }
 }

@@ -38,10 +38,8 @@ impl Variant for RadixSortScatter {
         ];
         with_digits(self.declare()).kernel(&parts, WORKGROUP as u32, COUNTS_BYTES)
     }
-}
 
-impl RadixSortScatter {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         let [keys, counts, order] = [DType::U32; 3];
         let optional = [None, Some(DType::U32)];
         optional.into_iter().flat_map(move |before| {

@@ -30,10 +30,8 @@ impl Variant for WeightNorm {
         ];
         self.declare().u32("WORKGROUP", WORKGROUP as u32).kernel(&parts, WORKGROUP as u32, TOTALS_BYTES)
     }
-}
 
-impl WeightNorm {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         FLOATS.into_iter().map(|x| WeightNorm { x, gain: x, out: DType::F32 })
     }
 }

@@ -41,10 +41,8 @@ impl Variant for WeightNormBackward {
             TOTALS_BYTES,
         )
     }
-}
 
-impl WeightNormBackward {
-    pub fn all() -> impl Iterator<Item = Self> {
+    fn all() -> impl IntoIterator<Item = Self> {
         let [d_out, d_x, d_gain] = [DType::F32; 3];
         FLOATS.into_iter().flat_map(move |x| {
             [false, true].map(|accumulates| WeightNormBackward {
