@@ -29,7 +29,6 @@ pub struct NormForward<'a> {
     pub(crate) residual: Option<TensorView<'a>>,
     pub(crate) weight: Option<TensorView<'a>>,
     pub(crate) bias: Option<TensorView<'a>>,
-    pub(crate) gate: Option<TensorView<'a>>,
     pub(crate) out: TensorView<'a>,
     pub(crate) sum: Option<TensorView<'a>>,
 }
@@ -37,7 +36,7 @@ pub struct NormForward<'a> {
 impl<'a> NormForward<'a> {
     /// Normalises the rows of `x` into `out`, both `[batch, heads, length, features]`, each F32, F16 or BF16.
     pub fn new(x: TensorView<'a>, out: TensorView<'a>) -> Self {
-        NormForward { x, residual: None, weight: None, bias: None, gate: None, out, sum: None }
+        NormForward { x, residual: None, weight: None, bias: None, out, sum: None }
     }
 
     /// Adds `residual`, shaped as `x`, F32, F16 or BF16, before the norm: `norm(x + residual)`, in f32.
@@ -58,12 +57,6 @@ impl<'a> NormForward<'a> {
         self
     }
 
-    /// Multiplies the result by `gate`, shaped as `x`, F32, F16 or BF16.
-    pub fn gate(mut self, gate: impl Into<Option<TensorView<'a>>>) -> Self {
-        self.gate = gate.into();
-        self
-    }
-
     /// Writes what is normalised there as well, `x + residual`, shaped as `x`: the stream of a stack with norms before its
     /// parts. What is normalised is not rounded to its type.
     pub fn sum(mut self, sum: impl Into<Option<TensorView<'a>>>) -> Self {
@@ -73,20 +66,15 @@ impl<'a> NormForward<'a> {
 
     /// The tensors that are read.
     pub(crate) fn inputs(&self) -> Vec<(&'static str, TensorView<'a>)> {
-        let all = [
-            ("x", Some(self.x)),
-            ("residual", self.residual),
-            ("weight", self.weight),
-            ("bias", self.bias),
-            ("gate", self.gate),
-        ];
+        let all =
+            [("x", Some(self.x)), ("residual", self.residual), ("weight", self.weight), ("bias", self.bias)];
         all.into_iter().filter_map(|(name, t)| Some((name, t?))).collect()
     }
 
     /// Checks what is read.
     pub(crate) fn check_inputs(&self, device: &DeviceFacts) -> Result<(), Error> {
         let shape = self.x.shape();
-        for (name, t) in [("x", Some(self.x)), ("residual", self.residual), ("gate", self.gate)] {
+        for (name, t) in [("x", Some(self.x)), ("residual", self.residual)] {
             let Some(t) = t else { continue };
             check_float(name, &t)?;
             t.check(name, Access::Read, device)?;
@@ -112,8 +100,8 @@ impl<'a> NormForward<'a> {
     }
 
     pub(crate) fn op(&self, config: NormConfig) -> NormOp<'a> {
-        let NormForward { x, residual, weight, bias, gate, .. } = *self;
-        NormOp { config, x, residual, weight, bias, gate }
+        let NormForward { x, residual, weight, bias, .. } = *self;
+        NormOp { config, x, residual, weight, bias }
     }
 }
 

@@ -12,7 +12,6 @@ kernel! {
         residual: Opt Read F32 width view,
         weight: Opt Read F32 width,
         bias: Opt Read F32 width,
-        gate: Opt Read F32 width view,
         out: One Write F32 width view,
         sum: Opt Write F32 width view,
     }
@@ -84,7 +83,6 @@ impl Variant for Norm {
                         residual: None,
                         weight: None,
                         bias: None,
-                        gate: None,
                         out,
                         sum: None,
                         width,
@@ -93,8 +91,7 @@ impl Variant for Norm {
                     let weighted = Norm { weight: some, ..plain };
                     let in_place = [plain, weighted, scaled].map(|norm| Norm { x: None, ..norm });
                     let in_place = in_place.into_iter().filter(move |_| dtype == out);
-                    let gated = Norm { gate: some, ..plain };
-                    let others = [plain, gated, weighted, Norm { residual: some, sum: Some(out), ..scaled }];
+                    let others = [plain, weighted, Norm { residual: some, sum: Some(out), ..scaled }];
                     others.into_iter().chain(in_place)
                 };
                 crate::kernel::FLOATS.into_iter().flat_map(move |dtype| {
