@@ -123,6 +123,7 @@ pub fn attend(
         .dropout(drop.as_ref().map(DropoutData::host))
         .appended(appended)
         .weights(c.one_in(2));
+    let functions = rules.score_mod.is_some() || rules.mask_mod.is_some();
     let [q, k, v] = &data;
     let got = if appended == 0 && c.one_in(4) && drop.is_none() && scale.is_none() && softcap.is_none() {
         world.gpu.attend(q, k, v, shape, rules.host()).map(|out| (out, None))
@@ -134,7 +135,10 @@ pub fn attend(
     world.works(&mut world.scratch())?;
     let (got, want) = match (got, want) {
         (Err(got), Err(_)) => return Ok(refused(&got)),
-        (Err(got @ Error::Unsupported { .. }), Ok(_)) if appended > 0 => return Ok(refused(&got)),
+        // Functions of the host's are for the reference alone.
+        (Err(got @ Error::Unsupported { .. }), Ok(_)) if appended > 0 || functions => {
+            return Ok(refused(&got));
+        }
         // A softcap may be too small for f32 only.
         (Err(got @ Error::Option { .. }), Ok(_)) => return Ok(refused(&got)),
         (Err(got), Ok(_)) => return Err(format!("Gpu refuses ({got}), the reference does not")),
