@@ -162,6 +162,11 @@ impl Linformer {
         Ok(Linformer { pipelines: pipelines.clone(), config, rank })
     }
 
+    /// The pipelines, to share.
+    pub fn pipelines(&self) -> &Pipelines {
+        &self.pipelines
+    }
+
     /// The temporary memory that `call` needs: projected keys and values, `batch · kv_heads · rank · (head_dim + value_dim)` elements;
     /// with a key mask, keys and values once more; and what [`Attention::scratch_size`](crate::Attention::scratch_size) says of `rank` keys.
     ///

@@ -245,6 +245,11 @@ impl PositionPredictor {
         PositionPredictor { pipelines: pipelines.clone(), kernel_options: KernelOptions::new() }
     }
 
+    /// The pipelines, to share.
+    pub fn pipelines(&self) -> &Pipelines {
+        &self.pipelines
+    }
+
     /// How the products are computed, not what, as of a [`Projection`](crate::Projection).
     pub fn kernel_options(mut self, kernel_options: KernelOptions) -> Self {
         self.kernel_options = kernel_options;

@@ -200,6 +200,11 @@ impl LshAttention {
         })
     }
 
+    /// The pipelines, to share.
+    pub fn pipelines(&self) -> &Pipelines {
+        &self.pipelines
+    }
+
     /// The temporary memory that `call` needs, for each token, head and round: its query, key, value and output and 16 bytes and 8 for
     /// each round; of keys and values a chunk more for each head and round.
     ///

@@ -110,6 +110,11 @@ impl Elementwise {
         Elementwise { pipelines: pipelines.clone(), bindings: Arc::default() }
     }
 
+    /// The pipelines, to share.
+    pub fn pipelines(&self) -> &Pipelines {
+        &self.pipelines
+    }
+
     /// Drops the bindings of its calls, and with them the references to their buffers. Clones share them.
     ///
     /// Without this, bindings that are not used any more go after a few calls, at most 64. Until then, the buffers that only they keep

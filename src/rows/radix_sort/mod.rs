@@ -74,6 +74,11 @@ impl RadixSort {
         RadixSort { pipelines: pipelines.clone() }
     }
 
+    /// The pipelines, to share.
+    pub fn pipelines(&self) -> &Pipelines {
+        &self.pipelines
+    }
+
     /// The temporary memory that `call` needs: 64 bytes for every 1024 keys of a row, or fewer, and 4 for each key where there is more than
     /// one pass.
     ///
