@@ -72,6 +72,8 @@ impl Windows {
     /// For `cargo test --release`, whose arguments so far are for cargo.
     pub fn apply(&self, cargo: &mut Command) {
         cargo.args(["--target", TARGET, "--config", "profile.release.opt-level=1"]);
+        // Their own code takes longer to compile than to run.
+        cargo.args(["--config", "profile.release.package.tests.opt-level=0"]);
         cargo.envs(self.variables.iter().cloned());
         cargo.env("CARGO_TARGET_X86_64_PC_WINDOWS_GNU_RUNNER", format!("{} {WINE}", self.wrapper.display()));
         cargo.env("DISPLAY", &self.display.name).env("LIBGL_ALWAYS_SOFTWARE", "true");
