@@ -203,7 +203,7 @@ fn text(stage: &KernelVariant, kernel: Kernel, device: &str) -> KernelText {
     }
 }
 
-/// A variant's `Debug` text without what is absent: `attention.scores tiles=Uniform rows=4 … left`.
+/// A variant's `Debug` text without what is absent: `attention.fused q=F32 k=F32 v=F32 out=F32 mask tiles=Gpu rows=64 …`.
 fn name(stage: &KernelVariant) -> String {
     let mut name = stage.label().to_string();
     for piece in format!("{stage:?}").split(['{', '}', '(', ')', ',']) {
