@@ -185,7 +185,7 @@ impl Attention {
     /// Records the gradients of a forward call into an encoder, in a compute pass of its own, or into a pass of the caller's (Dao 2023, "FlashAttention-2").
     ///
     /// ```no_run
-    /// # fn f(attention: &wgpu_attention::Attention, into: &mut impl Recorder,
+    /// # fn f(attention: &wgpu_attention::Attention, encoder: &mut wgpu::CommandEncoder,
     /// #      tensors: [wgpu_attention::TensorView; 9]) -> Result<(), wgpu_attention::Error> {
     /// # let [q, k, v, out, lse, d_out, d_q, d_k, d_v] = tensors;
     /// # let device = attention.pipelines().device();

@@ -108,7 +108,7 @@ impl Merge {
     /// ```no_run
     /// # use wgpu_attention::{Error, TensorView, wgpu};
     /// # use wgpu_attention::attention::{Merge, MergeBackward, PartGradients, Partial};
-    /// # fn f(merge: &Merge, into: &mut impl Recorder, parts: [Partial; 2], merged: Partial, d_out: TensorView,
+    /// # fn f(merge: &Merge, encoder: &mut wgpu::CommandEncoder, parts: [Partial; 2], merged: Partial, d_out: TensorView,
     /// #     gradients: [PartGradients; 2]) -> Result<(), Error> {
     /// merge.backward(encoder, &MergeBackward::new(&parts, merged, d_out, &gradients))
     /// # }

@@ -366,7 +366,7 @@ impl MultiHeadAttention {
     ///
     /// ```no_run
     /// # use wgpu_attention::{Error, MultiHeadAttention, TensorView, wgpu};
-    /// # fn f(layer: &MultiHeadAttention, into: &mut impl Recorder, tensors: [TensorView; 6], d_weights: [TensorView; 4])
+    /// # fn f(layer: &MultiHeadAttention, encoder: &mut wgpu::CommandEncoder, tensors: [TensorView; 6], d_weights: [TensorView; 4])
     /// # -> Result<(), Error> {
     /// # let [x, y, context, lse, d_y, d_x] = tensors;
     /// # let device = layer.pipelines().device();

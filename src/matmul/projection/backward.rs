@@ -181,7 +181,7 @@ impl Projection {
     /// ```no_run
     /// # use wgpu_attention::{Error, Projection, TensorView, wgpu};
     /// # use wgpu_attention::matmul::ProjectionBackward;
-    /// # fn f(projection: &Projection, into: &mut impl Recorder, x: TensorView, weights: [TensorView; 3],
+    /// # fn f(projection: &Projection, encoder: &mut wgpu::CommandEncoder, x: TensorView, weights: [TensorView; 3],
     /// #     d_qkv: [TensorView; 3], d_x: TensorView, d_weights: [TensorView; 3]) -> Result<(), Error> {
     /// // d_x is the sum over queries, keys and values.
     /// let products = [0, 1, 2].map(|n| {
