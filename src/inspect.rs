@@ -3,6 +3,7 @@
 //!
 //! `cargo run --features inspect --example kernels -- FOLDER` writes them as files for other WGSL compilers.
 
+use crate::mask::kernels::MaskParams;
 use std::collections::HashSet;
 
 use crate::attention::merge::kernels::merge;
@@ -11,7 +12,6 @@ use crate::device::registers::Registers;
 use crate::device::{DeviceFacts, Families, Family, Fragment};
 use crate::kernel::{Field, Kernel, KernelVariant, Pipelines, Table, View};
 use crate::kernel_list;
-use crate::mask::kernels;
 use crate::matmul::projection::kernels::{project, project_backward};
 use crate::position::kernels::{rotation_table, row_positions};
 use crate::tensor::Access;
@@ -94,7 +94,7 @@ pub fn shared_structs() -> Vec<StructTable> {
     ];
     vec![
         StructTable { name: "View", fields: view.to_vec(), bytes: size_of::<View>() },
-        table::<kernels::MaskParams>(),
+        table::<MaskParams>(),
         table::<cache::CacheParams>(),
         table::<merge::MergePart>(),
         table::<project::ProjectPart>(),

@@ -150,7 +150,7 @@ impl AdditiveAttention {
         Ok(dispatch_backward::plan(&problem, &self.pipelines.facts())?.scratch_size(&problem))
     }
 
-    /// Records the gradients of a forward call into an encoder, in a compute pass of its own, or into a pass of the caller's.
+    /// Records the gradients of a forward call into an encoder or a pass.
     ///
     /// # Errors
     /// Everything that [`Error`] lists for tensors, masks, options and scratch; [`Error::Unsupported`] if no gradient is asked

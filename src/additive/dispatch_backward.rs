@@ -14,7 +14,7 @@ use crate::device::family::{GRADIENTS, STAGED};
 use crate::device::{DeviceFacts, Family};
 use crate::kernel::{Dispatch, Dispatches, Placed, Scratch, ScratchSize, Slot, Width, in_scratch};
 use crate::mask::kernels::dropout::Dropped;
-use crate::mask::kernels::{self, Masked};
+use crate::mask::kernels::{MaskParams, MaskVariant, Masked};
 use crate::mask::{DeviceMask, Dropout, Id};
 use crate::matmul::plan::MatmulShape;
 use crate::tensor::{DType, Error, Layout, Shape, TensorView, Window, count};
@@ -167,7 +167,7 @@ pub(crate) fn dispatches<'a>(
     let stats = in_scratch(memory.stats, DType::F32, [1, 1, plan.rows, 4], 0).window(device);
     let mut dispatches: Dispatches = row_stats(problem, plan.rows, stats, device).collect();
     dispatches.extend(row_totals(problem, Some(call.score_vector), plan.rows, stats, device));
-    let mask = kernels::MaskVariant::of(&problem.mask, false, false);
+    let mask = MaskVariant::of(&problem.mask, false, false);
     for (rectangle, sides) in &plan.rectangles {
         let part = Part { call, plan, memory, mask, rectangle, device };
         dispatches.push(part.scores());
@@ -197,7 +197,7 @@ struct Part<'p, 'a> {
     call: &'p AdditiveProblem<'a>,
     plan: &'p AdditivePlan,
     memory: AdditiveMemory<'a>,
-    mask: kernels::MaskVariant,
+    mask: MaskVariant,
     rectangle: &'p Rectangle,
     device: &'p DeviceFacts,
 }
@@ -233,9 +233,9 @@ impl<'a> Part<'_, 'a> {
     }
 
     /// These rules of the call's mask.
-    fn masked(&self, variant: kernels::MaskVariant) -> Masked<'a> {
+    fn masked(&self, variant: MaskVariant) -> Masked<'a> {
         let problem = &self.call.problem;
-        let params = kernels::MaskParams::new(&problem.mask, &problem.shape, 0, None, self.device);
+        let params = MaskParams::new(&problem.mask, &problem.shape, 0, None, self.device);
         Masked::new(variant, &problem.mask, params, self.device)
     }
 
@@ -280,12 +280,12 @@ impl<'a> Part<'_, 'a> {
         let tiles =
             matmul::plan::tiles(product, kernel_options.target.choose(STAGED, self.device), self.device);
         let none = DeviceMask::none();
-        let mask_params = kernels::MaskParams::new(&none, &inner, 0, None, self.device);
+        let mask_params = MaskParams::new(&none, &inner, 0, None, self.device);
         let call = ScoresCall {
             q: d_out,
             k: v,
             scores: Placed { window: self.matrix(true), dtype: DType::F32 },
-            mask: Masked::new(kernels::MaskVariant::default(), &none, mask_params, self.device),
+            mask: Masked::new(MaskVariant::default(), &none, mask_params, self.device),
             heads: shape.heads as u32,
             group: shape.group() as u32,
             head_dim: shape.value_dim as u32,
@@ -351,8 +351,7 @@ impl<'a> Part<'_, 'a> {
         } else {
             AdditiveBackward::row_lanes(rows, cpu)
         };
-        let range =
-            if of == GradientsOf::Queries { self.mask.range_only() } else { kernels::MaskVariant::default() };
+        let range = if of == GradientsOf::Queries { self.mask.range_only() } else { MaskVariant::default() };
         let call = AdditiveBackwardCall {
             own,
             others,

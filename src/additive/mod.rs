@@ -87,7 +87,7 @@ impl AdditiveAttention {
         Ok(dispatch::choose(&problem.outline(), &self.pipelines.facts())?.scratch_size())
     }
 
-    /// Records `call` into an encoder, in a compute pass of its own, or into a pass of the caller's. Nothing is submitted, copied or read back.
+    /// Records `call` into an encoder or a pass. Nothing is submitted, copied or read back.
     ///
     /// # Errors
     /// Everything that [`Error`] lists for tensors, masks, options and scratch. Then nothing has been recorded.

@@ -182,7 +182,7 @@ impl Attention {
         Ok(backward::plan(&problem, &self.pipelines.facts())?.scratch_size())
     }
 
-    /// Records the gradients of a forward call into an encoder, in a compute pass of its own, or into a pass of the caller's (Dao 2023, "FlashAttention-2").
+    /// Records the gradients of a forward call into an encoder or a pass (Dao 2023, "FlashAttention-2").
     ///
     /// ```no_run
     /// # fn f(attention: &wgpu_attention::Attention, encoder: &mut wgpu::CommandEncoder,

@@ -109,7 +109,7 @@ impl Attention {
         Ok(self.check(call)?.outline())
     }
 
-    /// Records `call` into an encoder, in a compute pass of its own, or into a pass of the caller's. Nothing is submitted, copied or read back.
+    /// Records `call` into an encoder or a pass. Nothing is submitted, copied or read back.
     ///
     /// # Errors
     /// Everything that [`Error`] lists for tensors, masks, options and scratch; a cache of other dimensions or another

@@ -1,4 +1,4 @@
-//! What every attention by scores has besides its shape.
+//! Scale, softcap and stages of scores.
 
 use crate::tensor::Error;
 
@@ -10,7 +10,7 @@ pub enum ScoreStage {
     Scaled,
     /// After the softcap, of every pair. As before where there is none.
     Softcapped,
-    /// What goes into the softmax: after softcap, bias and mask, −∞ where a query does not see the key.
+    /// The input of the softmax: after softcap, bias and mask, −∞ where a query does not see the key.
     Biased,
 }
 

@@ -104,11 +104,11 @@ impl Cache {
         let mut dispatches = self.copies(&copies);
         let tensors = [append.k, append.v];
         dispatches.push(dispatch::append(&source, tensors, append.rotation(), Some(positions), device));
-        let bound = self.pipelines.bind("cache", &dispatches, &self.bindings)?;
+        let call = self.pipelines.bind("cache", &dispatches, &self.bindings)?;
         let upload = sequence_table::upload(self.pipelines.device(), &edits)?;
         // Nothing can fail from here on.
         self.sequences.commit(after);
-        self.record(encoder, upload, &edits, Some(&bound));
+        self.record(encoder, upload, &edits, Some(&call));
         Ok(())
     }
 

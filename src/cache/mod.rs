@@ -248,7 +248,7 @@ impl Cache {
         let device = &self.pipelines.facts();
         let dispatches: Dispatches =
             layers.flat_map(|layer| dispatch::reorder(&layer, slots, device)).collect();
-        let bound = self.pipelines.bind("cache", &dispatches, &self.bindings)?;
+        let call = self.pipelines.bind("cache", &dispatches, &self.bindings)?;
         let copy = match &self.table_copy {
             Some(copy) => copy.clone(),
             None => sequence_table::room_for_copy(self.pipelines.device(), self.config.batch)?,
@@ -257,7 +257,7 @@ impl Cache {
         // Nothing can fail from here on.
         self.sequences.commit(after);
         self.advanced = 0;
-        self.record(encoder, upload, &edits, Some(&bound));
+        self.record(encoder, upload, &edits, Some(&call));
         sequence_table::reorder(encoder, &self.sequence_table, &copy, parents);
         self.table_copy = Some(copy);
         Ok(())
@@ -317,7 +317,7 @@ impl Cache {
             &rows.moves(back),
             device,
         ));
-        let bound = self.pipelines.bind("cache", &dispatches, &self.bindings)?;
+        let call = self.pipelines.bind("cache", &dispatches, &self.bindings)?;
         if let Tokens::Each(counts) = rows {
             edits.extend(counts.iter().enumerate().map(|(s, n)| (s * WORDS + COUNT, *n as u32)));
         }
@@ -325,7 +325,7 @@ impl Cache {
         // Nothing can fail from here on.
         self.sequences.commit(after);
         self.advanced = if back { 0 } else { rows.most() };
-        self.record(encoder, upload, &edits, Some(&bound));
+        self.record(encoder, upload, &edits, Some(&call));
         Ok(())
     }
 

@@ -1,10 +1,10 @@
-//! The Rust twin of every shader: parameters, bindings, variants, grid.
+//! Values that axes of variants have in many kernels, and the texts of shaders.
 
 use super::Width;
 use crate::device::Fragment;
 use crate::tensor::DType;
 
-/// A shader's text and its twin's name, by stem.
+/// A shader's text, by its path in `shaders` without the extension.
 macro_rules! shader {
     ($path:literal) => {
         include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/shaders/", $path, ".wgsl"))

@@ -1,4 +1,4 @@
-//! What paths are made of.
+//! Lists of dispatches, and tensors in scratch.
 
 use super::Dispatch;
 use crate::device::DeviceFacts;

@@ -222,11 +222,11 @@ impl Binding {
 }
 
 /// What packs and unpacks bf16. Kernels with bindings of it have it; others name it where they need it.
-pub(crate) const BF16: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/shaders/tensor/bf16.wgsl"));
+pub(crate) const BF16: &str = shader!("tensor/bf16");
 
 /// The functions that pack and unpack f16 on devices without `SHADER_F16`, and the one that they need.
-const F16: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/shaders/tensor/f16.wgsl"));
-const HALF: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/shaders/tensor/half.wgsl"));
+const F16: &str = shader!("tensor/f16");
+const HALF: &str = shader!("tensor/half");
 
 /// The first lines of a kernel with f16, and of one with matrix units.
 const ENABLE_F16: &str = "enable f16;\n";

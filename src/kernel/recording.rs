@@ -186,8 +186,8 @@ impl Prepared {
     }
 }
 
-/// What calls are recorded into: a [`wgpu::CommandEncoder`], in a compute pass of their own, or a [`wgpu::ComputePass`] of the caller's,
-/// which is left with another pipeline and bind group 0. The library has no other.
+/// The target of a recording: a [`wgpu::CommandEncoder`], in which each call has a compute pass of its own, or a
+/// [`wgpu::ComputePass`] of the caller's, which is left with another pipeline and bind group 0.
 pub trait Recorder: sealed::Recorder {}
 
 mod sealed {

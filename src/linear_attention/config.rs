@@ -5,7 +5,7 @@ use super::kernels::linear_recurrent::MOST_FEATURES;
 use crate::attention::check_dtype;
 use crate::device::DeviceFacts;
 use crate::kernel::KernelOptions;
-use crate::tensor::{DType, Error, Shape};
+use crate::tensor::{DType, Error, Shape, check_sizes};
 
 /// What is fixed when a [`LinearAttention`](super::LinearAttention) is made.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -143,7 +143,7 @@ impl LinearConfig {
             });
         }
         if let FeatureMap::Random { kind, directions } = self.map {
-            crate::tensor::check_sizes("feature_map", &[("directions", directions)])?;
+            check_sizes("feature_map", &[("directions", directions)])?;
             if let RandomFeatures::Relu { epsilon } = kind
                 && (!finite(epsilon) || epsilon < 0.0)
             {

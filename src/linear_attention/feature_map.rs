@@ -1,7 +1,7 @@
 //! Feature maps of linear attention, and the matrices of random ones.
 
 use crate::mask::mods::FeatureMod;
-use crate::tensor::Error;
+use crate::tensor::{Error, check_sizes};
 
 /// What linear attention takes instead of the exponential of a product: `φ(q) · φ(k)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -127,7 +127,7 @@ impl FeatureMap {
 /// # Errors
 /// A size of 0.
 pub fn random_features(seed: u64, directions: usize, head_dim: usize) -> Result<Vec<f32>, Error> {
-    crate::tensor::check_sizes("random features", &[("directions", directions), ("head_dim", head_dim)])?;
+    check_sizes("random features", &[("directions", directions), ("head_dim", head_dim)])?;
     let mut state = seed;
     let mut rows: Vec<f32> = Vec::new();
     let mut block: Vec<Vec<f64>> = Vec::new();

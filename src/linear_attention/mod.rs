@@ -86,7 +86,7 @@ impl LinearAttention {
         Ok(self.check(call)?.scratch_size())
     }
 
-    /// Records `call` into an encoder, in a compute pass of its own, or into a pass of the caller's. Nothing is submitted, copied or read back.
+    /// Records `call` into an encoder or a pass. Nothing is submitted, copied or read back.
     ///
     /// # Errors
     /// Everything that [`Error`] lists for tensors, options and scratch. Then nothing has been recorded.
@@ -119,7 +119,7 @@ impl LinearAttention {
         Ok(self.check_backward(call)?.0.backward_scratch_size())
     }
 
-    /// Records the gradients of a forward call into an encoder, in a compute pass of its own, or into a pass of the caller's. States are computed again, from the
+    /// Records the gradients of a forward call into an encoder or a pass. States are computed again, from the
     /// first chunk to the last for queries, from the last to the first for keys and values.
     ///
     /// # Errors

@@ -168,7 +168,7 @@ impl Linformer {
         Ok(self.check_backward(call, &self.pipelines.facts())?.size)
     }
 
-    /// Records the gradients of a forward call into an encoder, in a compute pass of their own, or into a pass of the caller's.
+    /// Records the gradients of a forward call into an encoder or a pass.
     ///
     /// # Errors
     /// Everything that [`Error`] lists for tensors, options and scratch; [`Error::Unsupported`] if no gradient is asked for, or that of an `f`

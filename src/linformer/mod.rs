@@ -176,7 +176,7 @@ impl Linformer {
         Ok(self.check(call, &self.pipelines.facts())?.size)
     }
 
-    /// Records `call` into an encoder, in a compute pass of its own, or into a pass of the caller's.
+    /// Records `call` into an encoder or a pass.
     ///
     /// # Errors
     /// Everything that [`Error`] lists for tensors, options and scratch; then nothing has been recorded.

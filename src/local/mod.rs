@@ -91,7 +91,7 @@ impl LocalAttention {
         Ok(ScratchSize::default().with(Slot::Scores, problem.band_bytes(false, device)?))
     }
 
-    /// Records `call` into an encoder, in a compute pass of its own, or into a pass of the caller's. Nothing is submitted, copied or read back.
+    /// Records `call` into an encoder or a pass. Nothing is submitted, copied or read back.
     ///
     /// # Errors
     /// Everything that [`Error`] lists for tensors and scratch; then nothing has been recorded.
@@ -181,7 +181,7 @@ impl LocalAttention {
         Ok(ScratchSize::default().with(Slot::Scores, problem.band_bytes(true, device)?))
     }
 
-    /// Records the gradients of a forward call into an encoder, in a compute pass of their own, or into a pass of the caller's.
+    /// Records the gradients of a forward call into an encoder or a pass.
     ///
     /// # Errors
     /// Everything that [`Error`] lists for tensors and scratch; [`Error::Unsupported`] if no gradient is asked for. Then nothing has been

@@ -266,7 +266,7 @@ impl PositionPredictor {
         Ok(ScratchSize::default().with(Slot::Projected, call.inputs.inner_bytes(device)?))
     }
 
-    /// Records `call` into an encoder, in a compute pass of its own, or into a pass of the caller's.
+    /// Records `call` into an encoder or a pass.
     ///
     /// # Errors
     /// Everything that [`Error`] lists for tensors and scratch; then nothing has been recorded.
@@ -308,7 +308,7 @@ impl PositionPredictor {
         Ok(slots.into_iter().fold(ScratchSize::default(), |size, slot| size.with(slot, bytes)))
     }
 
-    /// Records the gradients of a forward call into an encoder, in a compute pass of their own, or into a pass of the caller's.
+    /// Records the gradients of a forward call into an encoder or a pass.
     ///
     /// # Errors
     /// Everything that [`Error`] lists for tensors and scratch; [`Error::Unsupported`] if no gradient is asked for. Then nothing has been

@@ -122,7 +122,7 @@ impl LshAttention {
         Ok(self.check_backward(call, &self.pipelines.facts())?.size)
     }
 
-    /// Records the gradients of a forward call into an encoder, in a compute pass of their own, or into a pass of the caller's.
+    /// Records the gradients of a forward call into an encoder or a pass.
     ///
     /// # Errors
     /// Everything that [`Error`] lists for tensors and scratch; [`Error::Unsupported`] if no gradient is asked for. Then nothing has been

@@ -214,7 +214,7 @@ impl LshAttention {
         Ok(self.check(call, &self.pipelines.facts())?.size)
     }
 
-    /// Records `call` into an encoder, in a compute pass of its own, or into a pass of the caller's.
+    /// Records `call` into an encoder or a pass.
     ///
     /// # Errors
     /// Everything that [`Error`] lists for tensors and scratch; more than 65535 chunks; then nothing has been recorded.

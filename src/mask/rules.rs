@@ -7,15 +7,9 @@ use super::rule::{
     Axis, Bounds, Given, PER_HEAD, PER_KEY, PER_PAIR, PER_QUERY, PerRow, Rule, Tensor, mismatch,
 };
 use super::{Adds, Alignment, Ask, Turn};
+use crate::kernel::shader;
 use crate::tensor::Error;
 use crate::tensor::dtype::Element;
-
-/// The text of a rule's functions, by stem.
-macro_rules! wgsl {
-    ($stem:literal) => {
-        include_str!(concat!("../../shaders/mask/", $stem, ".wgsl"))
-    };
-}
 
 /// Declares [`Id`] and the table it is an index of.
 macro_rules! rules {
@@ -50,7 +44,7 @@ rules! {
     }
     Pattern {
         name: "pattern",
-        wgsl: wgsl!("pattern"),
+        wgsl: shader!("mask/pattern"),
         bounds: Bounds::wider("r = pattern_key_range(r, keys.x, position, h);").lifted(),
         asks: &[Ask::hides(Turn::Band, "!pattern_mask_mod(q, j)")],
         check: |given| given.settings.pattern.map_or(Ok(()), |p| p.check()),
@@ -62,7 +56,7 @@ rules! {
     Prefix {
         name: "prefix",
         tensors: &[Tensor { name: "prefix", element: Element::Number, axes: PER_QUERY }],
-        wgsl: wgsl!("prefix"),
+        wgsl: shader!("mask/prefix"),
         lifts: true,
         bounds: Bounds::exact("r = prefix_key_range(r, keys, b, h, i, alone);"),
         row: PerRow::of("prefix", "u32", "q.prefix = u32(prefix_end(keys, b, h, i));"),
@@ -71,7 +65,7 @@ rules! {
     Lengths {
         name: "lengths",
         tensors: &[Tensor { name: "lengths", element: Element::Number, axes: PER_QUERY }],
-        wgsl: wgsl!("lengths"),
+        wgsl: shader!("mask/lengths"),
         bounds: Bounds::exact("r = lengths_key_range(r, keys, b, h, i, alone);"),
     }
     QueryOffsets {
@@ -81,7 +75,7 @@ rules! {
             element: Element::Number,
             axes: [Axis::Batch, Axis::One("heads"), Axis::One("length"), Axis::One("dim")],
         }],
-        wgsl: wgsl!("query_offsets"),
+        wgsl: shader!("mask/query_offsets"),
         place: "position = offset_position(b, i);",
         not_cached: Some(["query offsets with a cache", NO_POSITIONS_IN_CACHES]),
         listed_with: &[Id::Causal],
@@ -92,7 +86,7 @@ rules! {
             Tensor { name: "query_starts", element: Element::Number, axes: STARTS },
             Tensor { name: "key_starts", element: Element::Number, axes: STARTS },
         ],
-        wgsl: wgsl!("packed"),
+        wgsl: shader!("mask/packed"),
         place: "let packed = packed_keys(b, i);\n    keys = packed.xy;\n    position = packed.z;",
         check: packed,
         not_cached: Some(NO_SEQUENCES_IN_CACHES),
@@ -125,7 +119,7 @@ rules! {
             axes: [Axis::Batch, Axis::Heads, Axis::BlockRows, Axis::BlockCols],
         }],
         row: PerRow::of("block", "u32", ""),
-        wgsl: wgsl!("blocks"),
+        wgsl: shader!("mask/blocks"),
         lifts: true,
         before: "let block = block_at(q, j);",
         asks: &[Ask::hides(Turn::Block, "block == HIDDEN"), Ask::shows(Turn::Block, "block == FULL")],
@@ -148,7 +142,7 @@ rules! {
             element: Element::Bool,
             axes: [Axis::Batch, Axis::Heads, Axis::QLen, Axis::QLen],
         }],
-        wgsl: wgsl!("tree"),
+        wgsl: shader!("mask/tree"),
         asks: &[Ask::hides(Turn::Pair, "!tree_mask_mod(q, j)")],
         check: tree,
         listed_with: &[Id::Causal],
@@ -186,7 +180,7 @@ rules! {
         name: "alibi",
         tensors: &[Tensor { name: "slopes", element: Element::Float, axes: PER_HEAD }],
         row: PerRow::of("slope", "f32", "q.slope = slopes_at(view_at(p.mask.slopes, b, h, 0u, 0u));"),
-        wgsl: wgsl!("alibi"),
+        wgsl: shader!("mask/alibi"),
         adds: Adds::everywhere("q.slope * alibi_distance(q, j)"),
     }
     Relative {
@@ -196,14 +190,14 @@ rules! {
             element: Element::Float,
             axes: [Axis::Batch, Axis::Heads, Axis::One("length"), Axis::Free("distances")],
         }],
-        wgsl: wgsl!("relative"),
+        wgsl: shader!("mask/relative"),
         adds: Adds::everywhere("relative_bias(q, j)"),
         check: relative,
     }
     SinkLogits {
         name: "sink_logits",
         tensors: &[Tensor { name: "sink_logits", element: Element::Float, axes: PER_HEAD }],
-        wgsl: wgsl!("sink_logits"),
+        wgsl: shader!("mask/sink_logits"),
         joins_sum: true,
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::kernel::shader;
 
-/// What stands between the two products of a feed-forward layer.
+/// The function between the two products of a feed-forward layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Activation {

@@ -2,7 +2,7 @@
 
 use super::plan::{MatrixTiles, Tiles};
 use crate::device::Fragment;
-use crate::kernel::{Constant, Declared, Kernel, shader};
+use crate::kernel::{Constant, Declared, Kernel, memory_of, shader};
 
 /// The loop of a product, and how it loads.
 #[derive(Clone, Copy)]
@@ -56,7 +56,7 @@ impl Loop {
             Tiles::Gpu { side, k } => (vec![view, shader!("matmul/gpu")], 256, 2 * (side * k * 4 + 8 * 16)),
             Tiles::Cpu { lanes, .. } => (vec![view, shader!("matmul/cpu")], lanes, 0),
             Tiles::Matrix(matrix) => {
-                let parts = vec![view, shader!("matmul/matrix"), crate::kernel::memory_of(matrix.fragment)];
+                let parts = vec![view, shader!("matmul/matrix"), memory_of(matrix.fragment)];
                 (parts, matrix.lanes, matrix.workgroup_memory())
             }
         }

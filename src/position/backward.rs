@@ -77,7 +77,7 @@ impl<'a> TableBackward<'a> {
 }
 
 impl Positions {
-    /// Records the gradient of a rotation, in a compute pass of its own: `x` of the call is the gradient with respect to what
+    /// Records the gradient of a rotation into an encoder or a pass: `x` of the call is the gradient with respect to what
     /// was rotated, and what is written, in its place or to `out`, the gradient with respect to what it was rotated from. That is the
     /// rotation by the opposite angles, with the same amplitude; of given cosines and sines, `a cos + b sin` and
     /// `b cos − a sin` of pair `(a, b)`.
@@ -107,7 +107,7 @@ impl Positions {
         self.pipelines.bind("rotate backward", &[call], &self.bindings)
     }
 
-    /// Records the gradient of a learned table, in a compute pass of its own: for each of its rows the sum, in f32 and in a fixed
+    /// Records the gradient of a learned table into an encoder or a pass: for each of its rows the sum, in f32 and in a fixed
     /// order, of the `d_out` of all rows that stand there, in all heads of all sequences. Rows past the last stand at the last,
     /// as in [`add`](Self::add). The gradient with respect to `x` is `scale · d_out`, which nothing here computes.
     ///

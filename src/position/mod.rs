@@ -199,7 +199,7 @@ impl Positions {
         self.bindings.clear();
     }
 
-    /// Records a rotation into an encoder, in a compute pass of its own, or into a pass of the caller's.
+    /// Records a rotation into an encoder or a pass.
     ///
     /// # Errors
     /// Shapes that differ, more rotated channels than `x` has, a start from which the rows reach past [`MAX_POSITION`]
@@ -219,7 +219,7 @@ impl Positions {
         self.pipelines.bind("rotate", &[call], &self.bindings)
     }
 
-    /// Records a sum into an encoder, in a compute pass of its own, or into a pass of the caller's.
+    /// Records a sum into an encoder or a pass.
     ///
     /// # Errors
     /// Shapes that differ, a scale that is not finite, a start from which the rows reach past the table or past

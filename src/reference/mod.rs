@@ -62,7 +62,7 @@ pub use crate::lsh::reference::{
     LshAttended, LshGradients, LshHashed, LshShape, lsh_attention, lsh_attention_backward,
     lsh_attention_backward_magnitudes, lsh_buckets, lsh_pairs,
 };
-pub use crate::mask::dropout_reference::dropout;
+pub use crate::mask::reference::dropout;
 pub use crate::matmul::projection::reference::{HostLinear, ProjectGradients, project, project_backward};
 pub use crate::matmul::quantized::reference::{dequantize, quantize};
 pub use crate::position::reference::{

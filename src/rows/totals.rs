@@ -1,4 +1,4 @@
-//! What kernels share whose workgroups add up totals.
+//! Constants of kernels whose workgroups add up totals.
 
 /// Invocations of a workgroup.
 pub(crate) const WORKGROUP: usize = 64;

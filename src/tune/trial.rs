@@ -2,7 +2,7 @@
 
 use super::Workload;
 use super::workload::Kind;
-use crate::attention::plan::{candidates, product_candidates, with_other_splits};
+use crate::attention::plan::{Outline, candidates, product_candidates, with_other_splits};
 use crate::attention::{Attention, Config, Forward, check_dtype};
 use crate::cache::{Append, Cache, CacheConfig, CacheRead, Tokens};
 use crate::check::data::{Outcome, from_bits, halves_of, inputs, judge, noise, to_bits};
@@ -12,6 +12,7 @@ use crate::gpu::Gpu;
 use crate::kernel::guard::guarded;
 use crate::kernel::{KernelOptions, Pipelines, Scratch, ScratchSize};
 use crate::mask::DeviceMask;
+use crate::matmul::plan::ProductOutline;
 use crate::matmul::{Linear, Projection, ProjectionForward};
 use crate::reference::{self, Options};
 use crate::tensor::{DType, Error, Shape, TensorView, check_sizes, count, widen};
@@ -52,8 +53,8 @@ struct Piece {
 
 /// A workload as plans see it.
 pub(super) enum Planned {
-    Attention(Box<crate::attention::plan::Outline>),
-    Products(crate::matmul::plan::ProductOutline),
+    Attention(Box<Outline>),
+    Products(ProductOutline),
 }
 
 impl Planned {

@@ -108,7 +108,7 @@ var<workgroup> row_keys: array<vec2<u32>, ROWS>;
 // Whether a score of the tile is further above its row's top than RESCALE_THRESHOLD, or is NaN.
 var<workgroup> any_above: atomic<u32>;
 
-// What an invocation holds, in arrays that only constants index (src/kernel/unroll.rs): its sums of q · kᵀ; of these, added up over
+// The registers of an invocation, in arrays that only constants index (src/kernel/unroll.rs): its sums of q · kᵀ; of these, added up over
 // KEY_LANES, the ones that it owns, their weights, the sums of the weights.
 var<private> scores: array<vec4<f32>, SCORES>;
 var<private> own_scores: array<vec4<f32>, OWN>;

@@ -122,7 +122,7 @@ impl AdditiveBackward {
         if cpu { 16 } else { 64 }
     }
 
-    /// Those that have rows beside each other: all, unless there are fewer of `rows`.
+    /// Invocations with rows beside each other: all of the workgroup, unless there are fewer `rows`.
     pub fn row_lanes(rows: usize, cpu: bool) -> u32 {
         rows.next_power_of_two().min(Self::workgroup(cpu) as usize) as u32
     }

@@ -13,7 +13,7 @@ use crate::device::DeviceFacts;
 use crate::device::family::STAGED;
 use crate::kernel::{Dispatch, Dispatches, Placed, Width};
 use crate::mask::kernels::dropout::Dropped;
-use crate::mask::kernels::{self, Masked};
+use crate::mask::kernels::{MaskParams, MaskVariant, Masked};
 use crate::matmul::plan::{MatmulShape, Tiles};
 use crate::tensor::{DType, Shape, TensorView};
 use crate::{matmul, rows};
@@ -40,8 +40,8 @@ pub(crate) fn dispatches<'a>(
         k,
         v,
         matrix,
-        mask: kernels::MaskVariant::of(&extras.mask, softcap.is_some(), extras.appended > 0),
-        mask_params: kernels::MaskParams::new(&extras.mask, shape, extras.appended, softcap, device),
+        mask: MaskVariant::of(&extras.mask, softcap.is_some(), extras.appended > 0),
+        mask_params: MaskParams::new(&extras.mask, shape, extras.appended, softcap, device),
         device,
     };
     let scores = match problem.score_vector {
@@ -64,8 +64,8 @@ struct Staged<'p, 'a> {
     v: TensorView<'a>,
     /// Scores, then weights: `[batch, heads, q_len, kv_len]`, f32, perhaps padded.
     matrix: TensorView<'a>,
-    mask: kernels::MaskVariant,
-    mask_params: kernels::MaskParams,
+    mask: MaskVariant,
+    mask_params: MaskParams,
     device: &'p DeviceFacts,
 }
 
@@ -75,7 +75,7 @@ fn in_fours(t: TensorView) -> bool {
 
 impl<'a> Staged<'_, 'a> {
     /// These rules of the call's mask.
-    fn masked(&self, variant: kernels::MaskVariant) -> Masked<'a> {
+    fn masked(&self, variant: MaskVariant) -> Masked<'a> {
         Masked::new(variant, &self.problem.extras.mask, self.mask_params, self.device)
     }
 
@@ -91,10 +91,10 @@ impl<'a> Staged<'_, 'a> {
     }
 
     /// What bounds the keys that are scored.
-    fn scored_range(&self) -> kernels::MaskVariant {
+    fn scored_range(&self) -> MaskVariant {
         match self.problem.extras.scores {
             // Those of pairs that nobody sees are wanted too.
-            Some((_, ScoreStage::Scaled | ScoreStage::Softcapped)) => kernels::MaskVariant::default(),
+            Some((_, ScoreStage::Scaled | ScoreStage::Softcapped)) => MaskVariant::default(),
             _ => self.mask.range_only(),
         }
     }
@@ -147,7 +147,7 @@ impl<'a> Staged<'_, 'a> {
     fn score_stage(&self, out: TensorView<'a>, stage: ScoreStage) -> Dispatch<'a> {
         let Shape { batch, heads, q_len, kv_len, .. } = self.problem.shape;
         let mask = match stage {
-            ScoreStage::Scaled => kernels::MaskVariant::default(),
+            ScoreStage::Scaled => MaskVariant::default(),
             ScoreStage::Softcapped => self.mask.softcap_only(),
             ScoreStage::Biased => self.mask.scores_only(),
         };

@@ -3,7 +3,7 @@
 use crate::device::family::STAGED;
 use crate::device::{DeviceFacts, Families};
 use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, families, kernel, shader};
-use crate::mask::kernels::{self, Masked};
+use crate::mask::kernels::{MaskVariant, Masked};
 use crate::tensor::DType;
 
 kernel! {
@@ -17,7 +17,7 @@ kernel! {
         scores: Placed Write F32 one view,
     }
     // Only the parts that bound the range of keys.
-    groups { mask: Masked kernels::MaskVariant, }
+    groups { mask: Masked MaskVariant, }
     numbers {
         /// Batch entry, query and key of the first score, and past the last.
         first: [u32; 4],
@@ -39,13 +39,9 @@ kernel! {
 pub(crate) const KEYS: u32 = 8;
 
 /// `range`, if the device binds its tensors beside so many others; without it more is computed.
-pub(crate) fn fitting(
-    range: kernels::MaskVariant,
-    others: usize,
-    device: &DeviceFacts,
-) -> kernels::MaskVariant {
+pub(crate) fn fitting(range: MaskVariant, others: usize, device: &DeviceFacts) -> MaskVariant {
     let fits = others + range.bindings().len() <= device.max_storage_buffers as usize;
-    if fits { range } else { kernels::MaskVariant::default() }
+    if fits { range } else { MaskVariant::default() }
 }
 
 impl Variant for AdditiveScores {
@@ -79,7 +75,7 @@ impl Variant for AdditiveScores {
             scores: DType::F32,
             width,
             score_vector: dtype,
-            mask: kernels::MaskVariant::default(),
+            mask: MaskVariant::default(),
         };
         let plain = [false, true].into_iter().flat_map(move |cpu| {
             [1, Self::workgroup(cpu)].into_iter().flat_map(move |key_lanes| {
@@ -88,7 +84,7 @@ impl Variant for AdditiveScores {
                     .flat_map(move |dtype| WIDTHS.map(move |width| of(cpu, key_lanes, dtype, width)))
             })
         });
-        let ranges = kernels::MaskVariant::all().into_iter().map(kernels::MaskVariant::range_only);
+        let ranges = MaskVariant::all().into_iter().map(MaskVariant::range_only);
         let masked = ranges.map(move |mask| AdditiveScores { mask, ..of(false, 1, DType::F32, Width::Four) });
         plain.chain(masked)
     }
@@ -100,7 +96,7 @@ impl AdditiveScores {
         if cpu { 16 } else { 64 }
     }
 
-    /// Those that share each of `queries`: all, of one.
+    /// Invocations that share a query: all of the workgroup if there is one of `queries`.
     pub fn key_lanes(queries: usize, cpu: bool) -> u32 {
         let most = Self::workgroup(cpu);
         most / queries.next_power_of_two().min(most as usize) as u32

@@ -1,6 +1,6 @@
 //! Twin of `append_keys.wgsl`.
 
-use crate::kernel::{Kernel, Variant, View, kernel, shader};
+use crate::kernel::{FLOATS, FLOATS_OR_NONE, Kernel, Variant, View, kernel, shader};
 
 kernel! {
     /// The appended keys.
@@ -42,9 +42,9 @@ impl Variant for AppendKeys {
     }
 
     fn all() -> impl IntoIterator<Item = Self> {
-        crate::kernel::FLOATS.into_iter().flat_map(|kv| {
+        FLOATS.into_iter().flat_map(|kv| {
             let of = move |learned| AppendKeys { kv, bias_k: learned, bias_v: learned };
-            crate::kernel::FLOATS_OR_NONE.into_iter().map(of)
+            FLOATS_OR_NONE.into_iter().map(of)
         })
     }
 }

@@ -1,6 +1,6 @@
 //! Twin of `average_weights.wgsl`.
 
-use crate::kernel::{Kernel, Variant, kernel, shader};
+use crate::kernel::{FLOATS, Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
 kernel! {
@@ -31,6 +31,6 @@ impl Variant for AverageWeights {
     }
 
     fn all() -> impl IntoIterator<Item = Self> {
-        crate::kernel::FLOATS.into_iter().map(|out| AverageWeights { weights: DType::F32, out })
+        FLOATS.into_iter().map(|out| AverageWeights { weights: DType::F32, out })
     }
 }

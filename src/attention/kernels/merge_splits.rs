@@ -2,8 +2,10 @@
 
 use crate::attention::plan::MOST_SPLITS;
 use crate::device::{Families, Family};
-use crate::kernel::{Kernel, Untyped, Variant, Width, families, kernel, shader};
-use crate::mask::kernels;
+use crate::kernel::{
+    FLOATS, FLOATS_OR_NONE, Kernel, Untyped, Variant, WIDTHS, Width, families, kernel, shader,
+};
+use crate::mask::kernels::{MaskParams, MaskVariant};
 use crate::tensor::DType;
 
 kernel! {
@@ -16,7 +18,7 @@ kernel! {
         sink_logits: Opt Read F32 one,
     }
     numbers {
-        mask: kernels::MaskParams,
+        mask: MaskParams,
         heads: u32,
         kv_heads: u32,
         group: u32,
@@ -42,7 +44,7 @@ impl Variant for MergeSplits {
     const LABEL: &'static str = "attention.merge_splits";
 
     fn describe(&self) -> Kernel {
-        let mask = kernels::MaskVariant::with_sink_logits(self.sink_logits).wgsl();
+        let mask = MaskVariant::with_sink_logits(self.sink_logits).wgsl();
         let parts = [
             shader!("tensor/view"),
             shader!("attention/softmax/online"),
@@ -64,9 +66,9 @@ impl Variant for MergeSplits {
     }
 
     fn all() -> impl IntoIterator<Item = Self> {
-        crate::kernel::FLOATS.into_iter().flat_map(|out| {
-            crate::kernel::WIDTHS.into_iter().flat_map(move |store| {
-                crate::kernel::FLOATS_OR_NONE.map(|sink_logits| MergeSplits {
+        FLOATS.into_iter().flat_map(|out| {
+            WIDTHS.into_iter().flat_map(move |store| {
+                FLOATS_OR_NONE.map(|sink_logits| MergeSplits {
                     partial: Untyped,
                     out,
                     lse: sink_logits.map(|_| DType::F32),

@@ -1,7 +1,7 @@
 //! Twin of `score_stage.wgsl`.
 
 use crate::kernel::{Kernel, Variant, kernel, shader};
-use crate::mask::kernels::{self, Masked};
+use crate::mask::kernels::{MaskVariant, Masked, floats_beside};
 use crate::tensor::DType;
 
 kernel! {
@@ -12,7 +12,7 @@ kernel! {
         out: One Write F32 one view,
     }
     // The parts that the scores have been through.
-    groups { mask: Masked kernels::MaskVariant, }
+    groups { mask: Masked MaskVariant, }
     numbers {
         heads: u32,
     }
@@ -31,12 +31,8 @@ impl Variant for ScoreStage {
     }
 
     fn all() -> impl IntoIterator<Item = Self> {
-        kernels::MaskVariant::all().into_iter().map(kernels::MaskVariant::scores_only).flat_map(|mask| {
-            crate::mask::kernels::floats_beside(&mask).iter().map(move |&out| ScoreStage {
-                scores: DType::F32,
-                out,
-                mask,
-            })
+        MaskVariant::all().into_iter().map(MaskVariant::scores_only).flat_map(|mask| {
+            floats_beside(&mask).iter().map(move |&out| ScoreStage { scores: DType::F32, out, mask })
         })
     }
 }

@@ -2,8 +2,8 @@
 
 use crate::device::Families;
 use crate::device::family::STAGED;
-use crate::kernel::{Kernel, Variant, Width, families, kernel, shader};
-use crate::mask::kernels::{self, Masked};
+use crate::kernel::{Kernel, Variant, WIDTHS, Width, families, kernel, shader};
+use crate::mask::kernels::{MaskVariant, Masked, floats_beside};
 use crate::matmul::plan::Tiles;
 use crate::matmul::product;
 use crate::tensor::DType;
@@ -19,7 +19,7 @@ kernel! {
         scores: Placed Write F32 store view,
     }
     // Only the parts that bound the range of keys.
-    groups { mask: Masked kernels::MaskVariant, }
+    groups { mask: Masked MaskVariant, }
     numbers {
         heads: u32,
         group: u32,
@@ -50,12 +50,12 @@ impl Variant for Scores {
     }
 
     fn all() -> impl IntoIterator<Item = Self> {
-        let ranges = kernels::MaskVariant::all().into_iter().map(kernels::MaskVariant::range_only);
+        let ranges = MaskVariant::all().into_iter().map(MaskVariant::range_only);
         ranges.flat_map(|mask| {
             product::ALL.into_iter().flat_map(move |tiles| {
-                crate::mask::kernels::floats_beside(&mask).iter().flat_map(move |&dtype| {
-                    crate::kernel::WIDTHS.into_iter().flat_map(move |width| {
-                        crate::kernel::WIDTHS.into_iter().map(move |store| Scores {
+                floats_beside(&mask).iter().flat_map(move |&dtype| {
+                    WIDTHS.into_iter().flat_map(move |width| {
+                        WIDTHS.into_iter().map(move |store| Scores {
                             q: dtype,
                             k: dtype,
                             scores: DType::F32,

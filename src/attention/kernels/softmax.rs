@@ -2,9 +2,9 @@
 
 use crate::device::Families;
 use crate::device::family::STAGED;
-use crate::kernel::{Kernel, Variant, Width, families, kernel, shader};
+use crate::kernel::{Kernel, Variant, WIDTHS, Width, families, kernel, shader};
 use crate::mask::kernels::dropout::{DropoutKind, Dropped};
-use crate::mask::kernels::{self, Masked};
+use crate::mask::kernels::{MaskVariant, Masked};
 use crate::rows::plan::Rows;
 use crate::tensor::DType;
 
@@ -17,7 +17,7 @@ kernel! {
         lse: Opt Write F32 one view,
     }
     groups {
-        mask: Masked kernels::MaskVariant,
+        mask: Masked MaskVariant,
         drop: Dropped DropoutKind,
     }
     numbers {
@@ -65,19 +65,12 @@ impl Variant for Softmax {
             Rows { workgroup: 256, lanes: 256 },
         ];
         rows.into_iter().flat_map(|rows| {
-            kernels::MaskVariant::all().into_iter().flat_map(move |mask| {
+            MaskVariant::all().into_iter().flat_map(move |mask| {
                 [(false, DropoutKind::None), (true, DropoutKind::Seeded), (true, DropoutKind::Given)]
                     .into_iter()
                     .flat_map(move |(lse, drop)| {
                         let lse = lse.then_some(DType::F32);
-                        crate::kernel::WIDTHS.map(|width| Softmax {
-                            scores: DType::F32,
-                            lse,
-                            mask,
-                            drop,
-                            rows,
-                            width,
-                        })
+                        WIDTHS.map(|width| Softmax { scores: DType::F32, lse, mask, drop, rows, width })
                     })
             })
         })

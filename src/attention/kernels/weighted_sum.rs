@@ -2,8 +2,8 @@
 
 use crate::device::Families;
 use crate::device::family::STAGED;
-use crate::kernel::{Kernel, Variant, Width, families, kernel, shader};
-use crate::mask::kernels::{self, Masked};
+use crate::kernel::{Kernel, Variant, WIDTHS, Width, families, kernel, shader};
+use crate::mask::kernels::{MaskVariant, Masked, floats_beside};
 use crate::matmul::plan::Tiles;
 use crate::matmul::product;
 use crate::tensor::DType;
@@ -18,7 +18,7 @@ kernel! {
         out: One Write F32 store view,
     }
     // Only the parts that bound the range of keys.
-    groups { mask: Masked kernels::MaskVariant, }
+    groups { mask: Masked MaskVariant, }
     numbers {
         heads: u32,
         group: u32,
@@ -48,12 +48,12 @@ impl Variant for WeightedSum {
     }
 
     fn all() -> impl IntoIterator<Item = Self> {
-        let ranges = kernels::MaskVariant::all().into_iter().map(kernels::MaskVariant::range_only);
+        let ranges = MaskVariant::all().into_iter().map(MaskVariant::range_only);
         ranges.flat_map(|mask| {
             product::ALL.into_iter().flat_map(move |tiles| {
-                crate::mask::kernels::floats_beside(&mask).iter().flat_map(move |&v| {
-                    crate::kernel::WIDTHS.into_iter().flat_map(move |width| {
-                        crate::kernel::WIDTHS.into_iter().map(move |store| WeightedSum {
+                floats_beside(&mask).iter().flat_map(move |&v| {
+                    WIDTHS.into_iter().flat_map(move |width| {
+                        WIDTHS.into_iter().map(move |store| WeightedSum {
                             weights: DType::F32,
                             v,
                             out: v,

@@ -101,8 +101,8 @@ impl<'a> MergeBackward<'a> {
 }
 
 impl Merge {
-    /// Records the gradients of a merge with respect to the output and the log-sum-exp of each part, in a compute pass of their
-    /// own: with `share = exp(lseₙ − lse)`, `d_outₙ = share · d_out` and
+    /// Records the gradients of a merge with respect to the output and the log-sum-exp of each part into an encoder or a
+    /// pass: with `share = exp(lseₙ − lse)`, `d_outₙ = share · d_out` and
     /// `d_lseₙ = share · (d_out · (outₙ − out) + d_lse)`. A row that saw no key in a part has gradients of 0 there.
     ///
     /// ```no_run

@@ -64,7 +64,7 @@ impl Merge {
         self.bindings.clear();
     }
 
-    /// Records the merge of `parts` into `into`, in a compute pass of its own or in the caller's. More than
+    /// Records the merge of `parts` into `into`, into an encoder or a pass. More than
     /// three parts are merged one after the other in `into`, in its type: choose F32 for many.
     ///
     /// # Errors

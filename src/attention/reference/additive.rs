@@ -44,7 +44,7 @@ pub fn additive_scores<R: Real>(q: &[R], k: &[R], score_vector: &[R], shape: Sha
 }
 
 /// Attention by additive scores: `softmax(score_vector · tanh(q + k), masked) · v`, over dense row-major slices shaped as
-/// [`Shape`] says, whose `head_dim` is the hidden size. Softcap, masks and dropout are [`attention`](super::attention::attention)'s; its
+/// [`Shape`] says, whose `head_dim` is the hidden size. Softcap, masks and dropout are [`attention`](crate::reference::attention)'s; its
 /// scale is not used.
 ///
 /// ```
@@ -59,7 +59,7 @@ pub fn additive_scores<R: Real>(q: &[R], k: &[R], score_vector: &[R], shape: Sha
 /// ```
 ///
 /// # Errors
-/// As [`attention`](super::attention::attention).
+/// As [`attention`](crate::reference::attention).
 pub fn additive_attention<R: Real>(
     q: &[R],
     k: &[R],

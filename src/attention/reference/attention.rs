@@ -5,10 +5,10 @@ use super::scores::scores;
 use super::softmax::softmax;
 use super::weighted_sum::weighted_sum;
 use crate::attention::ScoreStage;
-use crate::mask::dropout_reference::dropout;
+use crate::mask::reference::dropout;
 use crate::tensor::{Error, Real, Shape, count, expect_length};
 
-/// What attention gives, or a layer.
+/// The results of attention, or of a layer.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Attended<R> {
@@ -80,7 +80,7 @@ mod tests {
     use crate::position::reference::add_positions;
     use crate::position::{PositionTable, RowPositions};
 
-    /// What is off is then the arithmetic, never the number.
+    /// A difference is then of the arithmetic, never of the number.
     #[test]
     fn options_are_the_numbers_that_a_device_has() {
         let shape = Shape::new(1, 1, 1, 3);

@@ -6,7 +6,7 @@ use super::options::Options;
 use super::scores::scores;
 use super::softmax::softmax;
 use crate::mask::Id;
-use crate::mask::dropout_reference::dropout;
+use crate::mask::reference::dropout;
 use crate::tensor::{Error, HostTensor, Real, Shape, count, expect_length};
 
 /// What [`attention_backward`] gives: the gradient of every input, shaped as the input.
@@ -35,7 +35,7 @@ pub struct Gradients<R> {
     pub d_score_vector: Option<Vec<R>>,
 }
 
-/// The gradients of `Σ out · d_out + Σ lse · d_lse` with respect to the inputs of [`attention`](super::attention::attention);
+/// The gradients of `Σ out · d_out + Σ lse · d_lse` with respect to the inputs of [`attention`](crate::reference::attention);
 /// `d_out` is `[batch, heads, q_len, value_dim]`, `d_lse` `[batch, heads, q_len]`, or zero.
 ///
 /// With `P` the weights before dropout and `W` those after it:
@@ -64,7 +64,7 @@ pub struct Gradients<R> {
 /// ```
 ///
 /// # Errors
-/// As [`attention`](super::attention::attention).
+/// As [`attention`](crate::reference::attention).
 pub fn attention_backward<R: Real>(
     q: &[R],
     k: &[R],
@@ -81,7 +81,7 @@ pub fn attention_backward<R: Real>(
 /// gradient is its `magnitude` for [`Tolerance::gradient`](crate::reference::compare::Tolerance::gradient).
 ///
 /// # Errors
-/// As [`attention`](super::attention::attention).
+/// As [`attention`](crate::reference::attention).
 pub fn attention_backward_magnitudes<R: Real>(
     q: &[R],
     k: &[R],
@@ -95,7 +95,7 @@ pub fn attention_backward_magnitudes<R: Real>(
 }
 
 /// The gradients of `Σ out · d_out + Σ lse · d_lse` with respect to the inputs of
-/// [`additive_attention`](super::additive::additive_attention): as [`attention_backward`]'s, but for
+/// [`additive_attention`](crate::reference::additive_attention): as [`attention_backward`]'s, but for
 ///
 /// ```text
 /// d_q[i]         = v ∘ Σⱼ dS[i, j] · (1 − tanh²(q[i] + k[j]))      d_k[j]: likewise over i
@@ -103,7 +103,7 @@ pub fn attention_backward_magnitudes<R: Real>(
 /// ```
 ///
 /// # Errors
-/// As [`attention`](super::attention::attention).
+/// As [`attention`](crate::reference::attention).
 #[allow(clippy::too_many_arguments)]
 pub fn additive_attention_backward<R: Real>(
     q: &[R],
@@ -122,7 +122,7 @@ pub fn additive_attention_backward<R: Real>(
 /// Sums of the absolute values of the terms that [`additive_attention_backward`] sums, in the same shapes.
 ///
 /// # Errors
-/// As [`attention`](super::attention::attention).
+/// As [`attention`](crate::reference::attention).
 #[allow(clippy::too_many_arguments)]
 pub fn additive_attention_backward_magnitudes<R: Real>(
     q: &[R],

@@ -1,7 +1,7 @@
-//! What a call of the reference says besides its tensors.
+//! Options of a call of the reference.
 
 use crate::attention::{ScoreStage, check_options, scale_in_f32};
-use crate::mask::dropout_reference::check_dropout;
+use crate::mask::reference::check_dropout;
 use crate::mask::{Dropout, HostMask};
 use crate::position::{RopeConfig, RowPositions};
 use crate::tensor::{Error, HostTensor, Real, Shape};

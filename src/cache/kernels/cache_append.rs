@@ -2,7 +2,7 @@
 
 use super::cache::{CacheParams, CacheVariant};
 use crate::device::Families;
-use crate::kernel::{BF16, Kernel, Untyped, Variant, families, kernel, shader};
+use crate::kernel::{BF16, FLOATS, Kernel, Untyped, Variant, families, kernel, shader};
 use crate::position::kernels::rotation_table::{self, RotationParams};
 use crate::position::kernels::row_positions::{self, PositionParams};
 use crate::tensor::{Access, DType};
@@ -90,7 +90,7 @@ impl Variant for CacheAppend {
                 cached,
                 overwrites,
             };
-            let appends = crate::kernel::FLOATS
+            let appends = FLOATS
                 .into_iter()
                 .flat_map(move |kv| [false, true].map(move |rotates| of(kv, rotates, false, false)));
             appends.chain([of(DType::F32, false, true, false), of(DType::F32, true, true, true)])

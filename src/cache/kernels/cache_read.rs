@@ -2,7 +2,7 @@
 
 use super::cache::{CacheParams, CacheVariant};
 use crate::device::Families;
-use crate::kernel::{Kernel, Untyped, Variant, families, kernel, shader};
+use crate::kernel::{FLOATS, Kernel, Untyped, Variant, families, kernel, shader};
 use crate::position::kernels::row_positions::{self, PositionParams};
 use crate::tensor::DType;
 
@@ -64,7 +64,7 @@ impl Variant for CacheRead {
 
     fn all() -> impl IntoIterator<Item = Self> {
         CacheVariant::all().flat_map(|cached| {
-            crate::kernel::FLOATS.into_iter().flat_map(move |kv| {
+            FLOATS.into_iter().flat_map(move |kv| {
                 [None, Some(DType::U32)].map(move |positions| CacheRead {
                     k: kv,
                     v: kv,

@@ -134,7 +134,7 @@ impl AttentionalVector {
         Ok(ScratchSize::default().with(Slot::ProjectedGradients, 4 * count(call.out.shape()) as u64))
     }
 
-    /// Records the gradients of a forward call into an encoder, in a compute pass of its own, or into a pass of the caller's. The same call gives the same bits on
+    /// Records the gradients of a forward call into an encoder or a pass. The same call gives the same bits on
     /// every run.
     ///
     /// # Errors

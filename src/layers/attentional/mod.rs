@@ -14,7 +14,9 @@ use crate::kernel::{
 use crate::matmul::Linear;
 use crate::matmul::projection::check_vector;
 use crate::matmul::projection::dispatch::{self, LinearOp};
-use crate::tensor::{Access, DType, Error, TensorView, check_aliasing, check_float, count, expect};
+use crate::tensor::{
+    Access, DType, Error, TensorView, check_aliasing, check_float, count, expect, expect_shape,
+};
 
 /// One forward call of the attentional vector.
 #[derive(Clone, Copy, Debug)]
@@ -92,7 +94,7 @@ impl AttentionalVector {
         Ok(ScratchSize::default().with(Slot::Projected, 8 * count(call.out.shape()) as u64))
     }
 
-    /// Records `call` into an encoder, in a compute pass of its own, or into a pass of the caller's.
+    /// Records `call` into an encoder or a pass.
     ///
     /// # Errors
     /// Everything that [`Error`] lists for tensors and scratch; then nothing has been recorded.
@@ -156,7 +158,7 @@ impl<'a> AttentionalForward<'a> {
         }
         check_float("out", out)?;
         out.check("out", Access::Write, device)?;
-        crate::tensor::expect_shape("out", out.shape(), shape)?;
+        expect_shape("out", out.shape(), shape)?;
         let mut read = vec![("context", *context), ("hidden", *hidden), ("linear.weight", linear.weight)];
         read.extend(linear.bias.map(|bias| ("linear.bias", bias)));
         check_aliasing(&[("out", *out)], &read)

@@ -136,7 +136,7 @@ impl TransformerDecoder {
         Ok(self.check_backward(call, &self.pipelines.facts())?.size)
     }
 
-    /// Records the gradients of a forward call into an encoder, in a compute pass of their own, or into a pass of the caller's: of its input, of the memory and of all
+    /// Records the gradients of a forward call into an encoder or a pass: of its input, of the memory and of all
     /// weights, those of the memory's keys and values too; in any order of norms, gated or not, under every mask. Gradients of the masks'
     /// own tensors are [`MultiHeadAttention::backward`](crate::MultiHeadAttention::backward)'s.
     ///

@@ -113,7 +113,7 @@ impl TransformerEncoder {
         Ok(self.check_backward(call, &self.pipelines.facts())?.size)
     }
 
-    /// Records the gradients of a forward call into an encoder, in a compute pass of their own, or into a pass of the caller's: of its input and of all weights, in any
+    /// Records the gradients of a forward call into an encoder or a pass: of its input and of all weights, in any
     /// order of norms, gated or not, under every mask. Gradients of the mask's own tensors are
     /// [`MultiHeadAttention::backward`](crate::MultiHeadAttention::backward)'s.
     ///

@@ -314,7 +314,7 @@ impl TransformerEncoder {
         Ok(self.check(call, &self.pipelines.facts())?.size)
     }
 
-    /// Records `call` into an encoder, in a compute pass of its own, or into a pass of the caller's. Nothing is submitted or copied.
+    /// Records `call` into an encoder or a pass. Nothing is submitted or copied.
     ///
     /// # Errors
     /// Everything that [`Error`] lists for tensors, masks, options and scratch; a cache of other dimensions, fewer layers or another

@@ -360,7 +360,7 @@ impl MultiHeadAttention {
         Ok(self.check_backward(call, &self.pipelines.facts())?.size)
     }
 
-    /// Records the gradients of a forward call into an encoder, in a compute pass of their own, or into a pass of the caller's.
+    /// Records the gradients of a forward call into an encoder or a pass.
     ///
     /// A step of training by self-attention, whose three inputs are one `x`:
     ///

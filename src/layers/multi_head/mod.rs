@@ -204,7 +204,7 @@ impl MultiHeadAttention {
         Ok(self.check(call, &self.pipelines.facts())?.size)
     }
 
-    /// Records `call` into an encoder, in a compute pass of its own, or into a pass of the caller's. Nothing is submitted or copied.
+    /// Records `call` into an encoder or a pass. Nothing is submitted or copied.
     ///
     /// # Errors
     /// Everything that [`Error`] lists for tensors, masks, options and scratch; then nothing has been recorded.

@@ -65,13 +65,13 @@ pub struct MultiHeadGradients<R> {
 }
 
 /// The gradients of `Σ out · d_out + Σ lse · d_lse` with respect to the inputs of
-/// [`multi_head`](super::reference::multi_head); `d_out` is `[batch, q_len, out_features]`, `d_lse` `[batch, heads, q_len]`, or zero.
+/// [`multi_head`](crate::reference::multi_head); `d_out` is `[batch, q_len, out_features]`, `d_lse` `[batch, heads, q_len]`, or zero.
 ///
 /// What [`project_backward`] says of NaN holds for the layer's inputs: a hidden key's shows in the gradient of
 /// a weight, and there only.
 ///
 /// # Errors
-/// As [`multi_head`](super::reference::multi_head).
+/// As [`multi_head`](crate::reference::multi_head).
 pub fn multi_head_backward<R: Real>(
     inputs: [&[R]; 3],
     shape: MultiHeadShape,

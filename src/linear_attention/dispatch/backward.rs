@@ -1,6 +1,6 @@
 //! Gradients: of queries from the first chunk to the last, of keys and values from the last to the first.
 
-use super::recorder::Recorder;
+use super::builder::Builder;
 use super::{LinearGradientViews, LinearProblem};
 use crate::linear_attention::kernels::linear::{LinearNumbers, Phi};
 use crate::linear_attention::kernels::linear_carry::Way;
@@ -14,7 +14,7 @@ use crate::linear_attention::kernels::linear_stats::LinearStatsCall;
 use crate::linear_attention::plan::LinearPlan;
 use crate::tensor::TensorView;
 
-impl<'a> Recorder<'a, '_> {
+impl<'a> Builder<'a, '_> {
     pub fn row_stats(&mut self, gradients: &LinearGradientViews<'a>, span: (usize, usize)) {
         let problem = self.problem;
         let read = |t: Option<TensorView<'a>>| t.filter(|_| problem.normalised);
@@ -182,23 +182,23 @@ impl<'a> Recorder<'a, '_> {
     /// The gradients of keys and values, from the last span to the first.
     pub fn key_side(&mut self, gradients: &LinearGradientViews<'a>, spans: &[(usize, usize)]) {
         let (problem, plan) = (self.problem, self.plan);
-        let recorder = self;
-        recorder.carry_over(Way::Zero);
+        let builder = self;
+        builder.carry_over(Way::Zero);
         let query_spans = if problem.causal { spans.to_vec() } else { plan.spans(plan.query_slots) };
         for span in query_spans.into_iter().rev() {
             if problem.causal && spans.len() > 1 {
-                recorder.products(span);
-                recorder.gradient_products(gradients, span);
+                builder.products(span);
+                builder.gradient_products(gradients, span);
             }
-            recorder.query_states(gradients, span);
+            builder.query_states(gradients, span);
             if problem.causal {
-                recorder.key_gradients(gradients, span);
+                builder.key_gradients(gradients, span);
             }
         }
         if !problem.causal {
             LinearPlan::wide_spans(plan.slots)
                 .into_iter()
-                .for_each(|span| recorder.key_gradients(gradients, span));
+                .for_each(|span| builder.key_gradients(gradients, span));
         }
     }
 

@@ -1,6 +1,6 @@
 //! Random features of rows, and their gradients.
 
-use super::recorder::Recorder;
+use super::builder::Builder;
 use super::{LinearProblem, Random};
 use crate::kernel::{Scratch, Slot};
 use crate::linear_attention::feature_map::RandomFeatures;
@@ -18,7 +18,7 @@ pub(super) struct FeatureRows<'a> {
     of_keys: bool,
 }
 
-impl<'a> Recorder<'a, '_> {
+impl<'a> Builder<'a, '_> {
     /// Numbers for rows that random features are made of.
     fn row_numbers(&self, random: &Random<'a>, rows: &FeatureRows<'a>) -> LinearNumbers {
         let [_, heads, len, head_dim] = rows.rows.shape();

@@ -1,7 +1,7 @@
 //! States of chunks, their running sums, products within chunks, results.
 
 use super::LinearProblem;
-use super::recorder::Recorder;
+use super::builder::Builder;
 use crate::linear_attention::kernels::linear::{LinearForm, LinearNumbers};
 use crate::linear_attention::kernels::linear_carry::{self, LinearCarryCall, Way};
 use crate::linear_attention::kernels::linear_chunks::{self, LinearChunksCall};
@@ -12,7 +12,7 @@ use crate::linear_attention::kernels::linear_scores::LinearScoresCall;
 use crate::linear_attention::kernels::linear_state::LinearStateCall;
 use crate::tensor::{Shape, TensorView};
 
-impl<'a> Recorder<'a, '_> {
+impl<'a> Builder<'a, '_> {
     /// The table of chunks and the weights of keys, where the call has any.
     pub fn prepare(&mut self) {
         let problem = self.problem;

@@ -1,15 +1,15 @@
 //! Linear attention: states of chunks, running sums of them, results.
 
 mod backward;
+mod builder;
 mod features;
 mod forward;
 mod problem;
-mod recorder;
 mod recurrent;
 
+use builder::Builder;
 use features::with_features;
 pub(crate) use problem::{LinearGradientViews, LinearProblem, LinearStateViews, Random};
-use recorder::Recorder;
 
 use super::kernels::linear_carry::Way;
 use super::plan::LinearPlan;
@@ -44,34 +44,34 @@ fn part_dispatches<'a>(
     let size = problem.part_scratch_size();
     let (problem, rows) = with_features(problem, scratch)?;
     let problem = &problem;
-    let mut recorder = Recorder::new(problem, size, scratch, device)?;
+    let mut builder = Builder::new(problem, size, scratch, device)?;
     if let (Some(random), Some(rows)) = (problem.random, &rows) {
-        rows.iter().for_each(|rows| recorder.make_features(&random, rows));
+        rows.iter().for_each(|rows| builder.make_features(&random, rows));
     }
     if problem.is_recurrent() {
-        recorder.recurrent();
-        return Ok(recorder.all);
+        builder.recurrent();
+        return Ok(builder.all);
     }
-    recorder.prepare();
+    builder.prepare();
     let given = problem.state.is_some_and(|state| state.given);
     if problem.normalised {
-        (recorder.numbers.value_unit, recorder.numbers.value_scale) = (1.0 / VALUE_SCALE, VALUE_SCALE);
+        (builder.numbers.value_unit, builder.numbers.value_scale) = (1.0 / VALUE_SCALE, VALUE_SCALE);
     }
-    recorder.carry_over(if given { Way::Fetch } else { Way::Zero });
-    for span in recorder.plan.spans(recorder.plan.slots) {
-        recorder.key_states(span);
+    builder.carry_over(if given { Way::Fetch } else { Way::Zero });
+    for span in builder.plan.spans(builder.plan.slots) {
+        builder.key_states(span);
         if problem.causal {
-            recorder.products(span);
-            recorder.results(span);
+            builder.products(span);
+            builder.results(span);
         }
     }
     if !problem.causal {
-        LinearPlan::wide_spans(recorder.plan.query_slots).into_iter().for_each(|span| recorder.results(span));
+        LinearPlan::wide_spans(builder.plan.query_slots).into_iter().for_each(|span| builder.results(span));
     }
     if problem.state.is_some() {
-        recorder.carry_over(Way::Keep);
+        builder.carry_over(Way::Keep);
     }
-    Ok(recorder.all)
+    Ok(builder.all)
 }
 
 /// The dispatches of a backward call.
@@ -100,50 +100,50 @@ fn part_backward_dispatches<'a>(
     let size = problem.part_backward_scratch_size();
     let (problem, rows) = with_features(problem, scratch)?;
     let problem = &problem;
-    let mut recorder = Recorder::new(problem, size, scratch, device)?;
+    let mut builder = Builder::new(problem, size, scratch, device)?;
     let wanted = gradients;
     let mut inner = *gradients;
     if let (Some(random), Some(rows)) = (problem.random, &rows) {
-        rows.iter().for_each(|rows| recorder.make_features(&random, rows));
+        rows.iter().for_each(|rows| builder.make_features(&random, rows));
         let [d_q, d_k] = problem.feature_views(scratch.buffer(Slot::FeatureGradients)?, 4);
         // Those of features are written, whatever is added to.
         inner.d_q = wanted.d_q.map(|_| d_q);
         inner.d_k = wanted.d_k.map(|_| d_k);
     }
     let gradients = &inner;
-    recorder.prepare();
-    recorder.carry_over(Way::Zero);
-    let plan = recorder.plan;
+    builder.prepare();
+    builder.carry_over(Way::Zero);
+    let plan = builder.plan;
     let spans = plan.spans(plan.slots);
     for span in &spans {
-        recorder.key_states(*span);
+        builder.key_states(*span);
         if problem.causal {
-            recorder.products(*span);
-            recorder.row_stats(gradients, *span);
-            recorder.gradient_products(gradients, *span);
+            builder.products(*span);
+            builder.row_stats(gradients, *span);
+            builder.gradient_products(gradients, *span);
             if let Some(d_q) = gradients.d_q {
-                recorder.d_queries(gradients, d_q, *span);
+                builder.d_queries(gradients, d_q, *span);
             }
         }
     }
     if !problem.causal {
         for span in LinearPlan::wide_spans(plan.query_slots) {
-            recorder.row_stats(gradients, span);
+            builder.row_stats(gradients, span);
             if let Some(d_q) = gradients.d_q {
-                recorder.d_queries(gradients, d_q, span);
+                builder.d_queries(gradients, d_q, span);
             }
         }
     }
     if gradients.d_k.is_some() || gradients.d_v.is_some() {
-        recorder.key_side(gradients, &spans);
+        builder.key_side(gradients, &spans);
     }
     if let (Some(random), Some([queries, keys])) = (problem.random, &rows) {
         let pairs = [(queries, inner.d_q, wanted.d_q), (keys, inner.d_k, wanted.d_k)];
         for (rows, d_features, d_rows) in pairs {
             if let (Some(d_features), Some(d_rows)) = (d_features, d_rows) {
-                recorder.d_rows(&random, rows, d_features, d_rows, wanted.accumulates);
+                builder.d_rows(&random, rows, d_features, d_rows, wanted.accumulates);
             }
         }
     }
-    Ok(recorder.all)
+    Ok(builder.all)
 }

@@ -1,11 +1,11 @@
 //! Token by token.
 
-use super::recorder::Recorder;
+use super::builder::Builder;
 use crate::kernel::in_scratch;
 use crate::linear_attention::kernels::linear_recurrent::LinearRecurrentCall;
 use crate::tensor::{DType, Shape};
 
-impl<'a> Recorder<'a, '_> {
+impl<'a> Builder<'a, '_> {
     /// Token by token.
     pub fn recurrent(&mut self) {
         let problem = self.problem;

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use crate::kernel::{Declared, Field, Kernel, Shared, Table, Width, params, shader};
+use crate::kernel::{Declared, FLOATS, Field, Kernel, Shared, Table, WIDTHS, Width, params, shader};
 use crate::linear_attention::feature_map::RandomFeatures;
 use crate::linear_attention::plan::LinearTiles;
 use crate::mask::mods::{FeatureMod, Interned};
@@ -294,9 +294,7 @@ impl Pieces {
 pub(super) fn listed<T>(of: impl Fn(LinearForm, Width, DType, Phi) -> T) -> Vec<T> {
     let plain = LinearForm::plain();
     let forms = LinearForm::all().map(|(form, width)| of(form, width, DType::F32, Phi::Elu));
-    let typed = crate::kernel::FLOATS
-        .into_iter()
-        .flat_map(|dtype| crate::kernel::WIDTHS.map(|width| of(plain, width, dtype, Phi::Elu)));
+    let typed = FLOATS.into_iter().flat_map(|dtype| WIDTHS.map(|width| of(plain, width, dtype, Phi::Elu)));
     let mapped = Phi::all().into_iter().map(|phi| of(plain, Width::Four, DType::F32, phi));
     forms.chain(typed).chain(mapped).collect()
 }
@@ -304,9 +302,7 @@ pub(super) fn listed<T>(of: impl Fn(LinearForm, Width, DType, Phi) -> T) -> Vec<
 /// The tiles, the type of rows and the width of products of rows with random directions: each value of each.
 pub(super) fn listed_of_rows() -> impl Iterator<Item = (LinearTiles, DType, Width)> {
     LinearTiles::ALL.into_iter().flat_map(|tiles| {
-        crate::kernel::FLOATS
-            .into_iter()
-            .flat_map(move |dtype| crate::kernel::WIDTHS.map(move |width| (tiles, dtype, width)))
+        FLOATS.into_iter().flat_map(move |dtype| WIDTHS.map(move |width| (tiles, dtype, width)))
     })
 }
 

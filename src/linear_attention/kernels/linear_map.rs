@@ -1,7 +1,7 @@
 //! Twin of `linear_map.wgsl`.
 
 use super::linear::{LinearNumbers, Randoms};
-use crate::kernel::{Kernel, Variant, kernel, shader};
+use crate::kernel::{FLOATS, Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
 kernel! {
@@ -51,7 +51,7 @@ impl Variant for LinearMap {
 
     fn all() -> impl IntoIterator<Item = Self> {
         Randoms::ALL.into_iter().flat_map(|kind| {
-            crate::kernel::FLOATS.into_iter().flat_map(move |rows| {
+            FLOATS.into_iter().flat_map(move |rows| {
                 let of = |logs| LinearMap { rows, row_features: DType::F32, logs, kind };
                 [None, Some(DType::F32)].map(of)
             })

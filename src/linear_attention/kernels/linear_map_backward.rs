@@ -1,7 +1,7 @@
 //! Twin of `linear_map_backward.wgsl`.
 
 use super::linear::{LinearNumbers, Randoms};
-use crate::kernel::{Kernel, Variant, kernel, shader};
+use crate::kernel::{FLOATS, Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
 kernel! {
@@ -62,7 +62,7 @@ impl Variant for LinearMapBackward {
 
     fn all() -> impl IntoIterator<Item = Self> {
         Randoms::ALL.into_iter().flat_map(|kind| {
-            crate::kernel::FLOATS.into_iter().map(move |rows| LinearMapBackward {
+            FLOATS.into_iter().map(move |rows| LinearMapBackward {
                 rows,
                 row_features: DType::F32,
                 directions: (kind == Randoms::Fourier).then_some(DType::F32),

@@ -1,7 +1,7 @@
 //! Twin of `linear_recurrent.wgsl`.
 
 use super::linear::Phi;
-use crate::kernel::{Kernel, Variant, kernel, shader};
+use crate::kernel::{FLOATS, Kernel, Variant, kernel, shader};
 use crate::linear_attention::feature_map::UpdateRule;
 use crate::tensor::DType;
 
@@ -100,7 +100,7 @@ impl Variant for LinearRecurrent {
         let plain = |phi| of(phi, UpdateRule::Linear, DType::F32, true);
         let mut all: Vec<Self> = Phi::all().into_iter().map(plain).collect();
         for rule in UpdateRule::ALL {
-            all.extend(crate::kernel::FLOATS.map(|dtype| of(Phi::Elu, rule, dtype, !rule.has_beta())));
+            all.extend(FLOATS.map(|dtype| of(Phi::Elu, rule, dtype, !rule.has_beta())));
             all.push(of(Phi::Identity, rule, DType::F32, false));
         }
         all

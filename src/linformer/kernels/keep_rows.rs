@@ -1,6 +1,6 @@
 //! Twin of `keep_rows.wgsl`.
 
-use crate::kernel::{Kernel, Variant, kernel, shader};
+use crate::kernel::{FLOATS, Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
 kernel! {
@@ -39,8 +39,8 @@ impl Variant for KeepRows {
 
     fn all() -> impl IntoIterator<Item = Self> {
         let kept = DType::Bool;
-        crate::kernel::FLOATS.into_iter().flat_map(move |x| {
-            crate::kernel::FLOATS.into_iter().flat_map(move |y| {
+        FLOATS.into_iter().flat_map(move |x| {
+            FLOATS.into_iter().flat_map(move |y| {
                 [false, true].into_iter().map(move |accumulates| KeepRows { x, kept, y, accumulates })
             })
         })

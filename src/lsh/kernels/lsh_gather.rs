@@ -1,7 +1,7 @@
 //! Twin of `lsh_gather.wgsl`.
 
 use super::lsh_hash::length_of;
-use crate::kernel::{Declared, Kernel, Variant, kernel, shader};
+use crate::kernel::{Declared, FLOATS, Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
 kernel! {
@@ -49,7 +49,7 @@ impl Variant for LshGather {
 
     fn all() -> impl IntoIterator<Item = Self> {
         let order = DType::U32;
-        crate::kernel::FLOATS.into_iter().flat_map(move |x| {
+        FLOATS.into_iter().flat_map(move |x| {
             [false, true].into_iter().flat_map(move |normalises| {
                 [None, Some(DType::U32)].map(|lengths| LshGather { x, order, lengths, y: x, normalises })
             })

@@ -2,7 +2,7 @@
 
 use super::lsh_gather::{WORKGROUP, with_rows};
 use super::lsh_hash::length_of;
-use crate::kernel::{Kernel, Variant, kernel, shader};
+use crate::kernel::{FLOATS, FLOATS_OR_NONE, Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
 kernel! {
@@ -42,8 +42,8 @@ impl Variant for LshGradients {
     }
 
     fn all() -> impl IntoIterator<Item = Self> {
-        crate::kernel::FLOATS_OR_NONE.into_iter().flat_map(|x| {
-            crate::kernel::FLOATS.into_iter().flat_map(move |d_x| {
+        FLOATS_OR_NONE.into_iter().flat_map(|x| {
+            FLOATS.into_iter().flat_map(move |d_x| {
                 [None, Some(DType::U32)].into_iter().flat_map(move |lengths| {
                     [false, true].map(|accumulates| LshGradients {
                         d_keys: DType::F32,

@@ -1,6 +1,6 @@
 //! Twin of `lsh_hash.wgsl`.
 
-use crate::kernel::{Kernel, Variant, kernel, shader};
+use crate::kernel::{FLOATS, Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
 kernel! {
@@ -44,8 +44,8 @@ impl Variant for LshHash {
 
     fn all() -> impl IntoIterator<Item = Self> {
         let buckets = DType::U32;
-        crate::kernel::FLOATS.into_iter().flat_map(move |qk| {
-            crate::kernel::FLOATS.into_iter().flat_map(move |rotations| {
+        FLOATS.into_iter().flat_map(move |qk| {
+            FLOATS.into_iter().flat_map(move |rotations| {
                 [None, Some(DType::U32)].map(|lengths| LshHash { qk, rotations, lengths, buckets })
             })
         })

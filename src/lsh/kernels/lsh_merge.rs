@@ -1,7 +1,7 @@
 //! Twin of `lsh_merge.wgsl`.
 
 use super::lsh_gather::{WORKGROUP, with_rows};
-use crate::kernel::{Kernel, Variant, kernel, shader};
+use crate::kernel::{FLOATS, Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
 kernel! {
@@ -33,7 +33,7 @@ impl Variant for LshMerge {
     }
 
     fn all() -> impl IntoIterator<Item = Self> {
-        crate::kernel::FLOATS.into_iter().flat_map(|dtype| {
+        FLOATS.into_iter().flat_map(|dtype| {
             [None, Some(DType::F32)].map(|lse| LshMerge {
                 part_out: dtype,
                 part_lse: DType::F32,

@@ -172,7 +172,7 @@ impl<'a> Written<'a> {
 }
 
 impl Projection {
-    /// Records the gradients of `products` into an encoder, in a compute pass of their own, or into a pass of the caller's, one after the other.
+    /// Records the gradients of `products` into an encoder or a pass, one after the other.
     ///
     /// Products that name the same view for a gradient, as queries, keys and values projected from one `x` do, give their
     /// sum there, added up in the order of the list and rounded to the view's type after each. Sums are f32. The same call gives

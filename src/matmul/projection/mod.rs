@@ -114,7 +114,7 @@ impl Projection {
         self
     }
 
-    /// Records the products into an encoder, in a compute pass of their own, or into a pass of the caller's.
+    /// Records the products into an encoder or a pass.
     ///
     /// # Errors
     /// Everything that [`Error`] lists for tensors; then nothing has been recorded. The inputs must be of

@@ -194,7 +194,7 @@ impl QuantizedProjection {
         self
     }
 
-    /// Records the products into an encoder, in a compute pass of their own, or into a pass of the caller's.
+    /// Records the products into an encoder or a pass.
     ///
     /// # Errors
     /// A weight whose rows are no whole blocks or that begins within a word, shapes that differ, an `out` that shares its buffer
@@ -212,7 +212,7 @@ impl QuantizedProjection {
         self.pipelines.bind("quantized projection", &self.products(products)?, &self.bindings)
     }
 
-    /// Records a look-up into an encoder, in a compute pass of its own, or into a pass of the caller's.
+    /// Records a look-up into an encoder or a pass.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).

@@ -2,7 +2,7 @@
 
 use super::rotation_table::{self, RotationParams};
 use super::row_positions::{self, PositionParams, X_IS_OUT};
-use crate::kernel::{Kernel, Variant, kernel, shader};
+use crate::kernel::{FLOATS, FLOATS_OR_NONE, Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
 kernel! {
@@ -46,9 +46,9 @@ impl Variant for AddPositions {
     }
 
     fn all() -> impl IntoIterator<Item = Self> {
-        crate::kernel::FLOATS.into_iter().flat_map(|x| {
-            crate::kernel::FLOATS_OR_NONE.into_iter().flat_map(move |out| {
-                crate::kernel::FLOATS_OR_NONE.into_iter().flat_map(move |table| {
+        FLOATS.into_iter().flat_map(|x| {
+            FLOATS_OR_NONE.into_iter().flat_map(move |out| {
+                FLOATS_OR_NONE.into_iter().flat_map(move |table| {
                     [None, Some(DType::U32)].into_iter().map(move |positions| AddPositions {
                         x: out.map(|_| x),
                         out: out.unwrap_or(x),

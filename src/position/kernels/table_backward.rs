@@ -2,7 +2,7 @@
 
 use super::row_positions::{self, PositionParams};
 use crate::device::{Families, Family};
-use crate::kernel::{Kernel, Variant, families, kernel, shader};
+use crate::kernel::{FLOATS, Kernel, Variant, families, kernel, shader};
 use crate::tensor::DType;
 
 kernel! {
@@ -57,8 +57,8 @@ impl Variant for TableBackward {
     }
 
     fn all() -> impl IntoIterator<Item = Self> {
-        crate::kernel::FLOATS.into_iter().flat_map(|d_out| {
-            crate::kernel::FLOATS.into_iter().flat_map(move |d_table| {
+        FLOATS.into_iter().flat_map(|d_out| {
+            FLOATS.into_iter().flat_map(move |d_table| {
                 [None, Some(DType::U32)].into_iter().flat_map(move |positions| {
                     [false, true].map(|accumulates| TableBackward { d_out, d_table, positions, accumulates })
                 })

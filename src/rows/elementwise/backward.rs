@@ -70,7 +70,7 @@ impl<'a> ElementwiseBackward<'a> {
 }
 
 impl Elementwise {
-    /// Records the gradients of a call into an encoder, in a compute pass of their own, or into a pass of the caller's.
+    /// Records the gradients of a call into an encoder or a pass.
     ///
     /// # Errors
     /// Shapes that differ, gradients that share a buffer with an input, [`Error::Unsupported`] if none is asked for or that of a

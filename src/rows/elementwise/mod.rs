@@ -123,7 +123,7 @@ impl Elementwise {
         self.bindings.clear();
     }
 
-    /// Records `call` into an encoder, in a compute pass of its own, or into a pass of the caller's.
+    /// Records `call` into an encoder or a pass.
     ///
     /// # Errors
     /// Shapes that differ, an `out` that shares a buffer with an input, and everything else that [`Error`] lists for tensors; then

@@ -56,7 +56,7 @@ impl Embedding {
         call.op(device)?.backward_size(device)
     }
 
-    /// Records the gradient of a table into an encoder, in a compute pass of its own, or into a pass of the caller's. Ids are sorted, and the gradients of each summed in
+    /// Records the gradient of a table into an encoder or a pass. Ids are sorted, and the gradients of each summed in
     /// their order, without atomics: the same bits every time. Ids that occur often are summed by few invocations.
     ///
     /// # Errors

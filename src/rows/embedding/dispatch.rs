@@ -3,7 +3,7 @@
 use super::kernels::embedding::{EmbeddingCall, WORKGROUP};
 use super::kernels::embedding_backward::{EmbeddingBackwardCall, LANES};
 use crate::device::DeviceFacts;
-use crate::kernel::{Dispatch, Dispatches, Scratch, ScratchSize, Slot, Width, in_scratch};
+use crate::kernel::{Dispatch, Dispatches, Scratch, ScratchSize, Slot, Width, fits, in_scratch};
 use crate::rows::radix_sort::dispatch::SortProblem;
 use crate::tensor::{DType, Error, TensorView, count};
 
@@ -72,7 +72,7 @@ impl<'a> EmbeddingOp<'a> {
     /// # Errors
     /// More than the device binds.
     pub fn backward_size(&self, device: &DeviceFacts) -> Result<ScratchSize, Error> {
-        let order = crate::kernel::fits(count(self.order_shape()) as u64, 4, device)?;
+        let order = fits(count(self.order_shape()) as u64, 4, device)?;
         // What is sorted does not depend on where it goes.
         let size = self.sort(self.ids.transposed(2, 3)).scratch_size(device)?;
         Ok(size.with(Slot::Order, order))

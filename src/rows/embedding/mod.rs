@@ -132,7 +132,7 @@ impl Embedding {
         self.bindings.clear();
     }
 
-    /// Records `call` into an encoder, in a compute pass of its own, or into a pass of the caller's.
+    /// Records `call` into an encoder or a pass.
     ///
     /// # Errors
     /// Shapes that differ, an `out` that shares a buffer with an input, a scale that is not finite, and everything else that

@@ -96,7 +96,7 @@ impl LogSoftmax {
         self
     }
 
-    /// Records `call` into an encoder, in a compute pass of its own, or into a pass of the caller's.
+    /// Records `call` into an encoder or a pass.
     ///
     /// # Errors
     /// Shapes that differ, an `out` that shares a buffer with `x`, and everything else that [`Error`] lists for tensors; then nothing
@@ -115,7 +115,7 @@ impl LogSoftmax {
         self.pipelines.bind("log softmax", &[call], &self.bindings)
     }
 
-    /// Records the gradient of a call into an encoder, in a compute pass of its own, or into a pass of the caller's.
+    /// Records the gradient of a call into an encoder or a pass.
     ///
     /// # Errors
     /// As [`forward`](Self::forward), of `d_x`.

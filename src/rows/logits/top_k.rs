@@ -118,7 +118,7 @@ impl TopK {
         self
     }
 
-    /// Records `call` into an encoder, in a compute pass of its own, or into a pass of the caller's.
+    /// Records `call` into an encoder or a pass.
     ///
     /// # Errors
     /// More elements asked for than a row has, or than [`MAX_TOP_K`]; shapes that differ, tensors that are written and share a

@@ -193,7 +193,7 @@ impl MeanPool {
         self
     }
 
-    /// Records `call` into an encoder, in a compute pass of its own, or into a pass of the caller's.
+    /// Records `call` into an encoder or a pass.
     ///
     /// # Errors
     /// Shapes that differ, an `out` that shares a buffer with an input, and everything else that [`Error`] lists for tensors; then
@@ -212,7 +212,7 @@ impl MeanPool {
         self.pipelines.bind("mean pool", &[call], &self.bindings)
     }
 
-    /// Records the gradient of a call into an encoder, in a compute pass of its own, or into a pass of the caller's.
+    /// Records the gradient of a call into an encoder or a pass.
     ///
     /// # Errors
     /// As [`forward`](Self::forward), of `d_out` and `d_x`.

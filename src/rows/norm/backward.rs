@@ -130,7 +130,7 @@ impl Norm {
         Ok(call.scratch_size(self))
     }
 
-    /// Records the gradients of a norm into an encoder, in a compute pass of their own, or into a pass of the caller's. Sums over rows are made of parts, in order:
+    /// Records the gradients of a norm into an encoder or a pass. Sums over rows are made of parts, in order:
     /// the same bits every time.
     ///
     /// # Errors

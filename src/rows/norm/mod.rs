@@ -172,7 +172,7 @@ impl Norm {
         self
     }
 
-    /// Records `call` into an encoder, in a compute pass of its own, or into a pass of the caller's.
+    /// Records `call` into an encoder or a pass.
     ///
     /// # Errors
     /// Shapes that differ, tensors that are written and share a buffer with others, and everything else that [`Error`] lists

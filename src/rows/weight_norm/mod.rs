@@ -104,7 +104,7 @@ impl WeightNorm {
         self.bindings.clear();
     }
 
-    /// Records `call` into an encoder, in a compute pass of its own, or into a pass of the caller's.
+    /// Records `call` into an encoder or a pass.
     ///
     /// # Errors
     /// Everything that [`Error`] lists for tensors; then nothing has been recorded.
@@ -122,7 +122,7 @@ impl WeightNorm {
         self.pipelines.bind("weight norm", &[call], &self.bindings)
     }
 
-    /// Records the gradients of a forward call into an encoder, in a compute pass of their own, or into a pass of the caller's. The same call gives the same bits.
+    /// Records the gradients of a forward call into an encoder or a pass. The same call gives the same bits.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).

@@ -1,6 +1,6 @@
 //! Twin of `merge.wgsl`.
 
-use crate::kernel::{Kernel, Several, Slots, Variant, View, kernel, params, shader, shared};
+use crate::kernel::{FLOATS, Kernel, Several, Slots, Variant, View, kernel, params, shader, shared};
 use crate::tensor::DType;
 
 /// Parts that one dispatch takes: with out and lse, all the buffers every device binds.
@@ -60,8 +60,8 @@ impl Variant for Merge {
     fn all() -> impl IntoIterator<Item = Self> {
         (1..=PARTS).flat_map(|count| {
             [false, true].into_iter().flat_map(move |accumulates| {
-                crate::kernel::FLOATS.into_iter().flat_map(move |part| {
-                    crate::kernel::FLOATS.into_iter().map(move |out| Merge {
+                FLOATS.into_iter().flat_map(move |part| {
+                    FLOATS.into_iter().map(move |out| Merge {
                         out,
                         lse: DType::F32,
                         part_out: Slots { count, dtype: part },

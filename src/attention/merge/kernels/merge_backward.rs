@@ -1,6 +1,6 @@
 //! Twin of `merge_backward.wgsl`.
 
-use crate::kernel::{Kernel, Variant, kernel, shader};
+use crate::kernel::{FLOATS, Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
 kernel! {
@@ -47,8 +47,8 @@ impl Variant for MergeBackward {
     }
 
     fn all() -> impl IntoIterator<Item = Self> {
-        crate::kernel::FLOATS.into_iter().flat_map(|part_out| {
-            crate::kernel::FLOATS.into_iter().flat_map(move |out| {
+        FLOATS.into_iter().flat_map(|part_out| {
+            FLOATS.into_iter().flat_map(move |out| {
                 [None, Some(DType::F32)].into_iter().flat_map(move |d_lse| {
                     [[out, part_out], [DType::F32, part_out], [out, DType::F32]].into_iter().map(
                         move |[d_out, d_part_out]| MergeBackward {

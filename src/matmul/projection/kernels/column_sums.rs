@@ -1,7 +1,7 @@
 //! Twin of `column_sums.wgsl`.
 
 use crate::device::{Families, Family};
-use crate::kernel::{Kernel, Variant, families, kernel, shader};
+use crate::kernel::{FLOATS, Kernel, Variant, families, kernel, shader};
 
 kernel! {
     /// The gradient of a projection's bias: sums over all rows.
@@ -52,8 +52,8 @@ impl Variant for ColumnSums {
     }
 
     fn all() -> impl IntoIterator<Item = Self> {
-        crate::kernel::FLOATS.into_iter().flat_map(|d_y| {
-            crate::kernel::FLOATS.into_iter().flat_map(move |sums| {
+        FLOATS.into_iter().flat_map(|d_y| {
+            FLOATS.into_iter().flat_map(move |sums| {
                 [false, true].into_iter().map(move |accumulates| ColumnSums { d_y, sums, accumulates })
             })
         })

@@ -2,7 +2,9 @@
 
 use crate::device::family::PRODUCTS;
 use crate::device::{Families, Family};
-use crate::kernel::{Kernel, Several, Slots, Variant, Width, families, kernel, params, shader, shared};
+use crate::kernel::{
+    FLOATS, Kernel, Several, Slots, Variant, WIDTHS, Width, families, kernel, params, shader, shared,
+};
 use crate::matmul::plan::Tiles;
 use crate::matmul::{Activation, activation_parts, product};
 use crate::tensor::DType;
@@ -108,7 +110,7 @@ impl Variant for Project {
         let buffers = [(1, 1, 0), (1, 3, 3), (3, 1, 1)];
         let of = move |tiles, [x, w, bias, y]: [DType; 4]| {
             buffers.into_iter().flat_map(move |(xs, ws, biases)| {
-                crate::kernel::WIDTHS.into_iter().flat_map(move |width| {
+                WIDTHS.into_iter().flat_map(move |width| {
                     [false, true].into_iter().map(move |w_along_columns| Project {
                         tiles,
                         x: slots(xs, x),
@@ -123,10 +125,10 @@ impl Variant for Project {
                 })
             })
         };
-        let [f32, f16, bf16] = crate::kernel::FLOATS;
-        let plain = product::ALL.into_iter().flat_map(move |tiles| {
-            crate::kernel::FLOATS.into_iter().flat_map(move |d| of(tiles, [d, d, f32, d]))
-        });
+        let [f32, f16, bf16] = FLOATS;
+        let plain = product::ALL
+            .into_iter()
+            .flat_map(move |tiles| FLOATS.into_iter().flat_map(move |d| of(tiles, [d, d, f32, d])));
         let matrix = product::MATRIX.into_iter().flat_map(move |tiles| of(tiles, [f16; 4]));
         let rounded =
             [[f32; 4], [f16, f32, f16, f32]].into_iter().flat_map(move |d| of(product::MATRIX[2], d));
@@ -134,7 +136,7 @@ impl Variant for Project {
         let one = slots(1, f32);
         let activated = product::ALL.into_iter().chain([product::MATRIX[1]]).flat_map(move |tiles| {
             Activation::ALL.into_iter().flat_map(move |activation| {
-                crate::kernel::WIDTHS.map(|width| Project {
+                WIDTHS.map(|width| Project {
                     tiles,
                     x: one,
                     w: one,

@@ -2,7 +2,7 @@
 
 use crate::device::Families;
 use crate::device::family::PRODUCT_GRADIENTS;
-use crate::kernel::{Kernel, Variant, Width, families, kernel, params, shader, shared};
+use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, families, kernel, params, shader, shared};
 use crate::matmul::plan::Tiles;
 use crate::matmul::product;
 use crate::tensor::DType;
@@ -87,7 +87,7 @@ impl Variant for ProjectBackward {
     }
 
     fn all() -> impl IntoIterator<Item = Self> {
-        let [one, four] = crate::kernel::WIDTHS;
+        let [one, four] = WIDTHS;
         product::ALL.into_iter().flat_map(move |tiles| {
             let plain = ProjectBackward {
                 tiles,
@@ -126,7 +126,7 @@ impl Variant for ProjectBackward {
                 let widths = widths.into_iter().map(move |widths| of(widths, [1, 1]));
                 widths.chain(levels.into_iter().map(move |levels| of([four; 3], levels)))
             });
-            let dtypes = crate::kernel::FLOATS.into_iter().flat_map(move |dtype| {
+            let dtypes = FLOATS.into_iter().flat_map(move |dtype| {
                 let of = move |c, width, accumulates| ProjectBackward {
                     d_y: dtype,
                     other: dtype,
@@ -137,8 +137,8 @@ impl Variant for ProjectBackward {
                     accumulates,
                     ..plain
                 };
-                let fours = crate::kernel::FLOATS.into_iter().map(move |c| of(c, four, false));
-                fours.chain(crate::kernel::WIDTHS.into_iter().map(move |width| of(dtype, width, true)))
+                let fours = FLOATS.into_iter().map(move |c| of(c, four, false));
+                fours.chain(WIDTHS.into_iter().map(move |width| of(dtype, width, true)))
             });
             layouts.chain(dtypes)
         })

@@ -1,6 +1,6 @@
 //! Twin of `quantized_project.wgsl`.
 
-use crate::kernel::{Declared, Kernel, Variant, Width, kernel, shader};
+use crate::kernel::{Declared, FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
 use crate::matmul::product;
 use crate::matmul::quantized::format::QuantizedFormat;
 use crate::matmul::quantized::plan::QuantizedTiles;
@@ -92,7 +92,7 @@ impl Variant for QuantizedProject {
         let gpu = |rows| QuantizedTiles::FewGpu { rows, columns: 4, lanes: 16 };
         let cpu =
             |rows, columns, lanes, whole_words| QuantizedTiles::FewCpu { rows, columns, lanes, whole_words };
-        let [f32, f16, bf16] = crate::kernel::FLOATS;
+        let [f32, f16, bf16] = FLOATS;
         let plain = [
             gpu(1),
             gpu(8),
@@ -109,7 +109,7 @@ impl Variant for QuantizedProject {
         let others = tiles.into_iter().flat_map(move |tiles| others.map(|[x, y]| (tiles, x, y)));
         plain.chain(others).flat_map(|(tiles, x, y)| {
             QuantizedFormat::ALL.into_iter().flat_map(move |format| {
-                crate::kernel::WIDTHS.map(|width| {
+                WIDTHS.map(|width| {
                     let many = matches!(tiles, QuantizedTiles::Many(_));
                     let store = if many { width } else { Width::One };
                     QuantizedProject { x, w: DType::U32, y, format, tiles, width, store }

@@ -1,7 +1,7 @@
 //! Twin of `quantized_rows.wgsl`.
 
 use super::quantized_project::format_parts;
-use crate::kernel::{Kernel, Variant, Width, kernel, shader};
+use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
 use crate::matmul::quantized::format::QuantizedFormat;
 use crate::tensor::DType;
 
@@ -52,9 +52,9 @@ impl Variant for QuantizedRows {
     fn all() -> impl IntoIterator<Item = Self> {
         let [ids, w] = [DType::U32; 2];
         QuantizedFormat::ALL.into_iter().flat_map(move |format| {
-            crate::kernel::FLOATS.into_iter().flat_map(move |out| {
-                crate::kernel::WIDTHS.map(|width| QuantizedRows { ids, w, out, format, width })
-            })
+            FLOATS
+                .into_iter()
+                .flat_map(move |out| WIDTHS.map(|width| QuantizedRows { ids, w, out, format, width }))
         })
     }
 }

@@ -1,6 +1,6 @@
 //! Twin of `elementwise.wgsl`.
 
-use crate::kernel::{Kernel, Variant, Width, kernel, shader};
+use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
 use crate::matmul::{Activation, activation_parts};
 
 /// What is done with the second tensor.
@@ -61,12 +61,12 @@ impl Variant for Elementwise {
     }
 
     fn all() -> impl IntoIterator<Item = Self> {
-        let [f32, f16, bf16] = crate::kernel::FLOATS;
+        let [f32, f16, bf16] = FLOATS;
         let joins = [(Join::Alone, None), (Join::Times, Some(f32)), (Join::Plus, Some(f32))];
         let activations = [None].into_iter().chain(Activation::ALL.map(Some));
         let of_f32 = activations.flat_map(move |activation| {
             joins.into_iter().flat_map(move |(join, other)| {
-                crate::kernel::WIDTHS.map(|width| Elementwise {
+                WIDTHS.map(|width| Elementwise {
                     x: f32,
                     other,
                     out: f32,
@@ -79,7 +79,7 @@ impl Variant for Elementwise {
         });
         let of_others = [[f16, f16, f16], [bf16, bf16, bf16], [f16, f32, f32], [f32, bf16, f16]];
         let of_others = of_others.into_iter().flat_map(|[x, other, out]| {
-            crate::kernel::WIDTHS.map(|width| Elementwise {
+            WIDTHS.map(|width| Elementwise {
                 x,
                 other: Some(other),
                 out,
@@ -90,7 +90,7 @@ impl Variant for Elementwise {
             })
         });
         let gates = [f32, f16].into_iter().flat_map(|dtype| {
-            crate::kernel::WIDTHS.map(|width| Elementwise {
+            WIDTHS.map(|width| Elementwise {
                 x: dtype,
                 other: Some(dtype),
                 out: dtype,

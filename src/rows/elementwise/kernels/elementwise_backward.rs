@@ -1,7 +1,7 @@
 //! Twin of `elementwise_backward.wgsl`.
 
 use super::elementwise::{WORKGROUP, x_width};
-use crate::kernel::{Kernel, Variant, Width, kernel, shader};
+use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
 use crate::matmul::{Activation, activation_parts};
 use crate::tensor::DType;
 
@@ -57,7 +57,7 @@ impl Variant for ElementwiseBackward {
             [(None, Some(f32), None), (Some(f32), Some(f32), Some(f32)), (None, None, Some(f32))]
                 .into_iter()
                 .flat_map(move |(other, d_x, d_other)| {
-                    crate::kernel::WIDTHS.map(|width| ElementwiseBackward {
+                    WIDTHS.map(|width| ElementwiseBackward {
                         x: f32,
                         other,
                         d_out: f32,
@@ -71,9 +71,9 @@ impl Variant for ElementwiseBackward {
                     })
                 })
         });
-        let of_others = crate::kernel::FLOATS.into_iter().flat_map(move |dtype| {
-            crate::kernel::FLOATS.into_iter().flat_map(move |gradient| {
-                crate::kernel::WIDTHS.into_iter().flat_map(move |width| {
+        let of_others = FLOATS.into_iter().flat_map(move |dtype| {
+            FLOATS.into_iter().flat_map(move |gradient| {
+                WIDTHS.into_iter().flat_map(move |width| {
                     [false, true].map(|accumulates| ElementwiseBackward {
                         x: dtype,
                         other: Some(dtype),
@@ -90,7 +90,7 @@ impl Variant for ElementwiseBackward {
             })
         });
         // Gates: the gradient of the gate, of the gated tensor, of both.
-        let gates = crate::kernel::FLOATS.into_iter().flat_map(move |dtype| {
+        let gates = FLOATS.into_iter().flat_map(move |dtype| {
             [(Some(f32), None), (None, Some(dtype)), (Some(f32), Some(dtype))].into_iter().flat_map(
                 move |(d_x, d_other)| {
                     [(Width::One, true), (Width::Four, true), (Width::Four, false)].map(

@@ -1,6 +1,6 @@
 //! Twin of `embedding.wgsl`.
 
-use crate::kernel::{Kernel, Variant, Width, kernel, shader};
+use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
 use crate::tensor::DType;
 
 kernel! {
@@ -47,9 +47,9 @@ impl Variant for Embedding {
 
     fn all() -> impl IntoIterator<Item = Self> {
         let ids = DType::U32;
-        crate::kernel::FLOATS.into_iter().flat_map(move |table| {
-            crate::kernel::FLOATS.into_iter().flat_map(move |out| {
-                crate::kernel::WIDTHS.into_iter().flat_map(move |width| {
+        FLOATS.into_iter().flat_map(move |table| {
+            FLOATS.into_iter().flat_map(move |out| {
+                WIDTHS.into_iter().flat_map(move |width| {
                     [false, true].map(|accumulates| Embedding { ids, table, out, accumulates, width })
                 })
             })

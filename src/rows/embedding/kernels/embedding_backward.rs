@@ -1,6 +1,6 @@
 //! Twin of `embedding_backward.wgsl`.
 
-use crate::kernel::{Kernel, Variant, Width, kernel, shader};
+use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
 use crate::tensor::DType;
 
 kernel! {
@@ -45,9 +45,9 @@ impl Variant for EmbeddingBackward {
     }
 
     fn all() -> impl IntoIterator<Item = Self> {
-        crate::kernel::FLOATS.into_iter().flat_map(|d_out| {
-            crate::kernel::FLOATS.into_iter().flat_map(move |d_table| {
-                crate::kernel::WIDTHS.into_iter().flat_map(move |width| {
+        FLOATS.into_iter().flat_map(|d_out| {
+            FLOATS.into_iter().flat_map(move |d_table| {
+                WIDTHS.into_iter().flat_map(move |width| {
                     [false, true].map(|accumulates| EmbeddingBackward {
                         d_out,
                         ids: DType::U32,

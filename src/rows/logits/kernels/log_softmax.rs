@@ -1,6 +1,6 @@
 //! Twin of `log_softmax.wgsl`.
 
-use crate::kernel::{Kernel, Variant, Width, kernel, shader};
+use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
 use crate::rows::norm::kernels::norm::{ROWS, combine};
 use crate::rows::plan::Rows;
 
@@ -43,10 +43,10 @@ impl Variant for LogSoftmax {
 
     fn all() -> impl IntoIterator<Item = Self> {
         ROWS.into_iter().flat_map(|shares| {
-            crate::kernel::FLOATS.into_iter().flat_map(move |x| {
-                crate::kernel::FLOATS.into_iter().flat_map(move |out| {
-                    crate::kernel::WIDTHS.map(|width| LogSoftmax { x, out, shares, width })
-                })
+            FLOATS.into_iter().flat_map(move |x| {
+                FLOATS
+                    .into_iter()
+                    .flat_map(move |out| WIDTHS.map(|width| LogSoftmax { x, out, shares, width }))
             })
         })
     }

@@ -1,6 +1,6 @@
 //! Twin of `log_softmax_backward.wgsl`.
 
-use crate::kernel::{Kernel, Variant, Width, kernel, shader};
+use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
 use crate::rows::norm::kernels::norm::{ROWS, combine};
 use crate::rows::plan::Rows;
 
@@ -45,9 +45,9 @@ impl Variant for LogSoftmaxBackward {
 
     fn all() -> impl IntoIterator<Item = Self> {
         ROWS.into_iter().flat_map(|shares| {
-            crate::kernel::FLOATS.into_iter().flat_map(move |out| {
-                crate::kernel::FLOATS.into_iter().flat_map(move |gradient| {
-                    crate::kernel::WIDTHS.into_iter().flat_map(move |width| {
+            FLOATS.into_iter().flat_map(move |out| {
+                FLOATS.into_iter().flat_map(move |gradient| {
+                    WIDTHS.into_iter().flat_map(move |width| {
                         [false, true].map(|accumulates| LogSoftmaxBackward {
                             out,
                             d_out: gradient,

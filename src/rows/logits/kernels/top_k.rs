@@ -1,6 +1,6 @@
 //! Twin of `top_k.wgsl`.
 
-use crate::kernel::{Kernel, Variant, Width, kernel, shader};
+use crate::kernel::{FLOATS, FLOATS_OR_NONE, Kernel, Variant, WIDTHS, Width, kernel, shader};
 use crate::tensor::DType;
 
 kernel! {
@@ -43,10 +43,10 @@ impl Variant for TopK {
     fn all() -> impl IntoIterator<Item = Self> {
         let indices = DType::U32;
         [8, 32, 256].into_iter().flat_map(move |lanes| {
-            crate::kernel::FLOATS.into_iter().flat_map(move |x| {
-                crate::kernel::FLOATS_OR_NONE.into_iter().flat_map(move |values| {
-                    crate::kernel::WIDTHS.map(|width| TopK { x, values, indices, lanes, width })
-                })
+            FLOATS.into_iter().flat_map(move |x| {
+                FLOATS_OR_NONE
+                    .into_iter()
+                    .flat_map(move |values| WIDTHS.map(|width| TopK { x, values, indices, lanes, width }))
             })
         })
     }

@@ -1,6 +1,6 @@
 //! Twin of `mean_pool.wgsl`, and what it shares with its gradient.
 
-use crate::kernel::{Declared, Kernel, Variant, Width, kernel, shader};
+use crate::kernel::{Declared, FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
 use crate::rows::norm::kernels::norm::{ROWS, combine};
 use crate::rows::plan::Rows;
 use crate::tensor::DType;
@@ -91,14 +91,14 @@ impl Variant for MeanPool {
 
 /// What kernels of means are listed with: not every type beside every other.
 pub(super) fn each() -> impl Iterator<Item = (Rows, Pooled, bool, [DType; 2], Width)> {
-    let [f32, f16, bf16] = crate::kernel::FLOATS;
+    let [f32, f16, bf16] = FLOATS;
     let dtypes = [[f32; 2], [f16; 2], [bf16; 2], [f32, f16], [bf16, f32]];
     ROWS.into_iter().flat_map(move |rows| {
         Pooled::ALL.into_iter().flat_map(move |pooled| {
             [false, true].into_iter().flat_map(move |l2| {
-                dtypes.into_iter().flat_map(move |dtypes| {
-                    crate::kernel::WIDTHS.map(move |width| (rows, pooled, l2, dtypes, width))
-                })
+                dtypes
+                    .into_iter()
+                    .flat_map(move |dtypes| WIDTHS.map(move |width| (rows, pooled, l2, dtypes, width)))
             })
         })
     })

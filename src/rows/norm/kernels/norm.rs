@@ -1,6 +1,6 @@
 //! Twin of `norm.wgsl`.
 
-use crate::kernel::{Kernel, Variant, Width, kernel, shader};
+use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
 use crate::rows::plan::Rows;
 use crate::tensor::DType;
 
@@ -73,7 +73,7 @@ impl Variant for Norm {
 
     fn all() -> impl IntoIterator<Item = Self> {
         ROWS.into_iter().flat_map(|rows| {
-            crate::kernel::WIDTHS.into_iter().flat_map(move |width| {
+            WIDTHS.into_iter().flat_map(move |width| {
                 let of = move |dtype, out: DType, centred| {
                     let some = Some(dtype);
                     let plain = Norm {
@@ -94,8 +94,8 @@ impl Variant for Norm {
                     let others = [plain, weighted, Norm { residual: some, sum: Some(out), ..scaled }];
                     others.into_iter().chain(in_place)
                 };
-                crate::kernel::FLOATS.into_iter().flat_map(move |dtype| {
-                    let [_, f16, bf16] = crate::kernel::FLOATS;
+                FLOATS.into_iter().flat_map(move |dtype| {
+                    let [_, f16, bf16] = FLOATS;
                     let others = if dtype == DType::F32 { vec![dtype, f16, bf16] } else { vec![dtype] };
                     others.into_iter().flat_map(move |out| {
                         [false, true].into_iter().flat_map(move |centred| of(dtype, out, centred))

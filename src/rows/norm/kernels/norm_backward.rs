@@ -1,7 +1,7 @@
 //! Twin of `norm_backward.wgsl`.
 
 use super::norm::{ROWS, combine};
-use crate::kernel::{Kernel, Variant, Width, kernel, shader};
+use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
 use crate::rows::plan::Rows;
 use crate::tensor::DType;
 
@@ -61,9 +61,9 @@ impl Variant for NormBackward {
 
     fn all() -> impl IntoIterator<Item = Self> {
         ROWS.into_iter().flat_map(|rows| {
-            crate::kernel::WIDTHS.into_iter().flat_map(move |width| {
-                crate::kernel::FLOATS.into_iter().flat_map(move |x| {
-                    crate::kernel::FLOATS.into_iter().flat_map(move |gradient| {
+            WIDTHS.into_iter().flat_map(move |width| {
+                FLOATS.into_iter().flat_map(move |x| {
+                    FLOATS.into_iter().flat_map(move |gradient| {
                         [false, true].into_iter().flat_map(move |centred| {
                             let plain = NormBackward {
                                 shares: rows,

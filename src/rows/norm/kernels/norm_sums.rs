@@ -1,6 +1,6 @@
 //! Twin of `norm_sums.wgsl`.
 
-use crate::kernel::{Kernel, Variant, kernel, shader};
+use crate::kernel::{FLOATS, Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
 kernel! {
@@ -45,8 +45,8 @@ impl Variant for NormSums {
     }
 
     fn all() -> impl IntoIterator<Item = Self> {
-        crate::kernel::FLOATS.into_iter().flat_map(|x| {
-            crate::kernel::FLOATS.into_iter().flat_map(move |d_out| {
+        FLOATS.into_iter().flat_map(|x| {
+            FLOATS.into_iter().flat_map(move |d_out| {
                 [None, Some(x)].into_iter().map(move |residual| NormSums {
                     x,
                     residual,

@@ -34,7 +34,7 @@ impl<'a> Memory<'a> {
 }
 
 /// Dispatches of a call that are being put together.
-pub(super) struct Recorder<'a, 'p> {
+pub(super) struct Builder<'a, 'p> {
     pub problem: &'p LinearProblem<'a>,
     pub plan: LinearPlan,
     pub outline: LinearOutline,
@@ -44,7 +44,7 @@ pub(super) struct Recorder<'a, 'p> {
     pub all: Dispatches<'a>,
 }
 
-impl<'a, 'p> Recorder<'a, 'p> {
+impl<'a, 'p> Builder<'a, 'p> {
     pub fn new(
         problem: &'p LinearProblem<'a>,
         size: ScratchSize,
@@ -80,7 +80,7 @@ impl<'a, 'p> Recorder<'a, 'p> {
             value_scale: 1.0,
         };
         let memory = Memory::new(size, scratch)?;
-        Ok(Recorder { problem, plan, outline, memory, device, numbers, all: Vec::new() })
+        Ok(Builder { problem, plan, outline, memory, device, numbers, all: Vec::new() })
     }
 
     fn floats(&self, buffer: &'a wgpu::Buffer, bytes: u64) -> TensorView<'a> {
