@@ -52,10 +52,15 @@ pub fn defaults() -> &'static Profile {
     lent(1, || pollster::block_on(Profile::defaults(&adapter())))
 }
 
-/// With matrix units for fragments of 8 × 8 and of 16 × 16, where the adapter runs them.
+/// The sides of the fragments that the adapter runs: 8, 16, both or none.
+pub fn fragments() -> &'static [u32] {
+    static SIDES: LazyLock<Vec<u32>> = LazyLock::new(|| inspect::fragments(&adapter()));
+    &SIDES
+}
+
+/// With matrix units for each of [`fragments`].
 pub fn matrices() -> impl Iterator<Item = &'static Profile> {
-    static SIDES: LazyLock<Vec<u32>> = LazyLock::new(|| wgpu_attention::inspect::fragments(&adapter()));
-    SIDES.iter().map(|side| {
+    fragments().iter().map(|side| {
         let (kind, name) = if *side == 8 { (2, "matrix 8") } else { (3, "matrix 16") };
         lent(kind, || {
             let adapter = adapter();

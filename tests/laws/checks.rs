@@ -9,7 +9,7 @@ use wgpu_attention::{
 };
 
 use crate::harness::backward::{BackwardSetup, judge, run_backward_async, truth};
-use crate::harness::device::is_software;
+use crate::harness::device::{fragments, is_software};
 use crate::harness::faults::{FAULTS, Fault, faulty};
 use crate::harness::gradients::Problem;
 use crate::harness::{Case, HostData, Profile, defaults, due, full, matrices, rest, runs_in_turn};
@@ -286,11 +286,12 @@ fn gradients_that_nothing_computes_are_refused() {
     assert!(gradients(&gpu).iter().all(Result::is_ok));
 }
 
-/// A program compiles these for minutes.
+/// Of the first fragments that this device runs. A software driver compiles these for minutes.
 fn wrong_matrix_units_are_put_aside(family: Family) {
-    let Some(profile) = matrices().find(|profile| profile.compiles_fast()) else { return };
+    let mut profiles = fragments().iter().zip(matrices());
+    let Some((side, profile)) = profiles.find(|(_, profile)| profile.compiles_fast()) else { return };
     if rest(&format!("checks, {family}")) {
-        is_found(&profile.gpu, &inspect::as_gpu(profile.gpu.device(), Some(8)), family, Fault::Swapped);
+        is_found(&profile.gpu, &inspect::as_gpu(profile.gpu.device(), Some(*side)), family, Fault::Swapped);
     }
 }
 
