@@ -16,6 +16,18 @@ use crate::matmul::projection::kernels::{project, project_backward};
 use crate::position::kernels::{rotation_table, row_positions};
 use crate::tensor::Access;
 
+/// Sums of the absolute values of the terms that results and gradients sum: tolerances of tests are measured by them. That of attention
+/// is [`attention_backward_magnitudes`](crate::reference::attention_backward_magnitudes).
+pub mod magnitudes {
+    pub use crate::attention::reference::backward::additive_attention_backward_magnitudes;
+    pub use crate::linear_attention::reference::{
+        linear_attention_backward_magnitudes, linear_attention_magnitude,
+    };
+    pub use crate::linformer::reference::linformer_backward_magnitudes;
+    pub use crate::local::reference::local_attention_backward_magnitudes;
+    pub use crate::lsh::reference::lsh_attention_backward_magnitudes;
+}
+
 /// The crate's version.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 

@@ -411,6 +411,7 @@ pub fn linear_attention_backward<R: Real>(
 ///
 /// # Errors
 /// As there.
+#[cfg(feature = "inspect")]
 pub fn linear_attention_backward_magnitudes<R: Real>(
     [q, k, v]: [&[R]; 3],
     d_out: &[R],
@@ -424,6 +425,7 @@ pub fn linear_attention_backward_magnitudes<R: Real>(
 ///
 /// # Errors
 /// As [`linear_attention`].
+#[cfg(feature = "inspect")]
 pub fn linear_attention_magnitude<R: Real>(
     [q, k, v]: [&[R]; 3],
     shape: Shape,

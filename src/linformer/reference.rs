@@ -147,6 +147,7 @@ pub fn linformer_backward<R: Real>(
 ///
 /// # Errors
 /// As [`linformer`].
+#[cfg(feature = "inspect")]
 #[allow(clippy::too_many_arguments)]
 pub fn linformer_backward_magnitudes<R: Real>(
     q: &[R],

@@ -20,8 +20,7 @@ pub use crate::attention::merge::reference::{PartGradients, merge, merge_backwar
 pub use crate::attention::reference::additive::{additive_attention, additive_scores, additive_scores_at};
 pub use crate::attention::reference::attention::{Attended, attention, scores_at};
 pub use crate::attention::reference::backward::{
-    Gradients, additive_attention_backward, additive_attention_backward_magnitudes, attention_backward,
-    attention_backward_magnitudes,
+    Gradients, additive_attention_backward, attention_backward, attention_backward_magnitudes,
 };
 pub use crate::attention::reference::mask::classify;
 pub use crate::attention::reference::options::Options;
@@ -47,20 +46,16 @@ pub use crate::layers::multi_head::reference_backward::{
 };
 pub use crate::linear_attention::reference::{
     FeatureRow, LinearAttended, LinearAttentionGradients, LinearOptions, Seen, features, linear_attention,
-    linear_attention_backward, linear_attention_backward_magnitudes, linear_attention_magnitude,
-    linear_recurrence,
+    linear_attention_backward, linear_recurrence,
 };
-pub use crate::linformer::reference::{
-    LengthProjections, LinformerGradients, linformer, linformer_backward, linformer_backward_magnitudes,
-};
+pub use crate::linformer::reference::{LengthProjections, LinformerGradients, linformer, linformer_backward};
 pub use crate::local::reference::{
     LocalAttended, LocalGradients, LocalOptions, PredictorGradients, local_attention,
-    local_attention_backward, local_attention_backward_magnitudes, predict_positions,
-    predict_positions_backward,
+    local_attention_backward, predict_positions, predict_positions_backward,
 };
 pub use crate::lsh::reference::{
-    LshAttended, LshGradients, LshHashed, LshShape, lsh_attention, lsh_attention_backward,
-    lsh_attention_backward_magnitudes, lsh_buckets, lsh_pairs,
+    LshAttended, LshGradients, LshHashed, LshShape, lsh_attention, lsh_attention_backward, lsh_buckets,
+    lsh_pairs,
 };
 pub use crate::mask::reference::dropout;
 pub use crate::matmul::projection::reference::{HostLinear, ProjectGradients, project, project_backward};

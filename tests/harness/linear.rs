@@ -1,13 +1,13 @@
 //! Linear attention: cases, their truth, and runs of them.
 
+use wgpu_attention::inspect::magnitudes::{linear_attention_backward_magnitudes, linear_attention_magnitude};
 use wgpu_attention::linear_attention::{
     FeatureMap, LinearAttention, LinearBackward, LinearConfig, LinearForward, LinearState, RandomFeatures,
     UpdateRule, random_features,
 };
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{
-    LinearOptions, Real, linear_attention, linear_attention_backward, linear_attention_backward_magnitudes,
-    linear_attention_magnitude, linear_recurrence, widen,
+    LinearOptions, Real, linear_attention, linear_attention_backward, linear_recurrence, widen,
 };
 use wgpu_attention::tuning::Target;
 use wgpu_attention::{DType, KernelOptions, Scratch, Shape};

@@ -123,6 +123,7 @@ pub fn additive_attention_backward<R: Real>(
 ///
 /// # Errors
 /// As [`attention`](crate::reference::attention).
+#[cfg(feature = "inspect")]
 #[allow(clippy::too_many_arguments)]
 pub fn additive_attention_backward_magnitudes<R: Real>(
     q: &[R],
