@@ -3,7 +3,7 @@
 use std::fmt;
 
 use wgpu_attention::additive::{AdditiveAttention, AdditiveBackward, AdditiveConfig, AdditiveForward};
-use wgpu_attention::inspect::magnitudes;
+use wgpu_attention::inspect::magnitudes::additive_attention_backward_magnitudes;
 use wgpu_attention::reference::compare::{EPSILON_F16, EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{self, Gradients, Real, widen};
 use wgpu_attention::tuning::{MatrixUnits, Target};
@@ -190,7 +190,7 @@ pub fn truth(problem: &Problem, setup: &BackwardSetup) -> [Judged; COUNT] {
         let got = match &case.score_vector {
             Some(vector) => {
                 let gradients = if magnitudes {
-                    magnitudes::additive_attention_backward_magnitudes::<f32>
+                    additive_attention_backward_magnitudes::<f32>
                 } else {
                     reference::additive_attention_backward::<f32>
                 };

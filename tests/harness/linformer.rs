@@ -1,6 +1,6 @@
 //! Attention over keys and values that are projected along the length: cases, runs, their judgement.
 
-use wgpu_attention::inspect::magnitudes;
+use wgpu_attention::inspect::magnitudes::linformer_backward_magnitudes;
 use wgpu_attention::linformer::{Linformer, LinformerBackward, LinformerForward};
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{
@@ -167,11 +167,7 @@ impl Case {
         let [q, k, v, e, f, d_out, d_lse] =
             [&self.q, &self.k, &self.v, &self.e, &self.f, &self.d_out, &self.d_lse].map(|x| widen::<f64>(x));
         let by = self.projections(&e, &f);
-        let of = if magnitudes {
-            magnitudes::linformer_backward_magnitudes
-        } else {
-            reference::linformer_backward
-        };
+        let of = if magnitudes { linformer_backward_magnitudes } else { reference::linformer_backward };
         let got = of(&q, &k, &v, &by, &d_out, Some(&d_lse), self.shape, &Options::new());
         self.together(of_gradients(got.expect("it fits")))
     }

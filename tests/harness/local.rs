@@ -1,6 +1,6 @@
 //! Attention to windows around positions: cases, runs, their judgement.
 
-use wgpu_attention::inspect::magnitudes;
+use wgpu_attention::inspect::magnitudes::local_attention_backward_magnitudes;
 use wgpu_attention::local::{
     LocalAttention, LocalBackward, LocalConfig, LocalForward, PositionPredictor, PredictorBackward,
     PredictorForward,
@@ -129,7 +129,7 @@ impl Case {
         let [q, k, v, positions, d_out] =
             [&self.q, &self.k, &self.v, &self.positions, &self.d_out].map(|x| of(x));
         let of = if magnitudes {
-            magnitudes::local_attention_backward_magnitudes
+            local_attention_backward_magnitudes
         } else {
             reference::local_attention_backward
         };

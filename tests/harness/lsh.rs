@@ -1,6 +1,6 @@
 //! Attention within buckets of a hash: cases, runs, their judgement.
 
-use wgpu_attention::inspect::magnitudes;
+use wgpu_attention::inspect::magnitudes::lsh_attention_backward_magnitudes;
 use wgpu_attention::lsh::{LshAttention, LshBackward, LshConfig, LshForward};
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{
@@ -186,8 +186,7 @@ impl Case {
     pub fn gradients(&self, buckets: &[u32], magnitudes: bool) -> [Vec<f64>; 2] {
         let [qk, v, d_out, d_lse] = [&self.qk, &self.v, &self.d_out, &self.d_lse].map(|x| widen::<f64>(x));
         let hashed = self.hashed(buckets, None);
-        let of =
-            if magnitudes { magnitudes::lsh_attention_backward_magnitudes } else { lsh_attention_backward };
+        let of = if magnitudes { lsh_attention_backward_magnitudes } else { lsh_attention_backward };
         let got = of(&qk, &v, &d_out, Some(&d_lse), &hashed, self.shape).expect("it fits");
         [got.d_qk, got.d_v]
     }

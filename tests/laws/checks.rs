@@ -286,7 +286,7 @@ fn gradients_that_nothing_computes_are_refused() {
     assert!(gradients(&gpu).iter().all(Result::is_ok));
 }
 
-/// Of the first fragments that this device runs. A software driver compiles these for minutes.
+/// The kernels at fault multiply the smallest fragments that the device runs. A software driver compiles them for minutes.
 fn wrong_matrix_units_are_put_aside(family: Family) {
     let mut profiles = fragments().iter().zip(matrices());
     let Some((side, profile)) = profiles.find(|(_, profile)| profile.compiles_fast()) else { return };
