@@ -169,7 +169,7 @@ fn repaired(q: Query, col: u32, total: vec2<f32>, keys: vec2<u32>) -> vec4<f32> 
         let weight = apply_dropout(share_of(score, total, p.mask.neg_inf), q.b, q.h, q.i, j);
         // By the bits: what is NaN counts, and `!=` is false for it in SPIR-V's ordered comparison.
         if bitcast<u32>(score) != bitcast<u32>(p.mask.neg_inf) && (bitcast<u32>(weight) & 0x7fffffffu) != 0u {
-            sum += 0.5 * weight * v_four(v, key_row(v, j), 0u);
+            sum += weight * lowered(v_four(v, key_row(v, j), 0u), 1u);
         }
     }
     return mean_of_half(sum);

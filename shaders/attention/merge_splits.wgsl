@@ -23,21 +23,21 @@ fn total_at(o: u32) -> vec2<f32> {
     return partial_at4(p.stats + o * 4u, 1u, 4u).xy;
 }
 
-// Four channels of the mean of all splits, times `factor`. `at` is their place in the first split, `width` the distance between splits.
-fn mean_of(at: u32, width: u32, own_shares: u32, factor: f32) -> vec4<f32> {
+// Four channels of the mean of all splits / 2 to the power of `exponent`. `at` is their place in the first split, `width` the distance between splits.
+fn mean_of(at: u32, width: u32, own_shares: u32, exponent: u32) -> vec4<f32> {
     var sum = vec4<f32>();
     for (var s = 0u; s < p.splits; s += AT_ONCE) {
         var part: array<f32, AT_ONCE>;
         var any_share = 0u;
         /* unrolled */ for (var n = 0u; n < AT_ONCE; n++) {
-            part[n] = factor * select(0.0, shares[own_shares + min(s + n, p.splits - 1u)], s + n < p.splits);
+            part[n] = select(0.0, shares[own_shares + min(s + n, p.splits - 1u)], s + n < p.splits);
             any_share |= bitcast<u32>(part[n]);
         }
         // What saw no key, or nothing that counts, has no share, whatever it holds.
         if any_share != 0u {
             var means: array<vec4<f32>, AT_ONCE>;
             /* unrolled */ for (var n = 0u; n < AT_ONCE; n++) {
-                means[n] = partial_at4(at + min(s + n, p.splits - 1u) * width, 1u, 4u);
+                means[n] = lowered(partial_at4(at + min(s + n, p.splits - 1u) * width, 1u, 4u), exponent);
             }
             /* unrolled */ for (var n = 0u; n < AT_ONCE; n++) {
                 sum += select(vec4<f32>(), part[n] * means[n], bitcast<u32>(part[n]) != 0u);
@@ -88,9 +88,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 
     let width = (p.value_dim + 3u) / 4u * 4u;
     for (var d = lane * 4u; d < p.value_dim; d += ROW_LANES * 4u) {
-        var sum = mean_of(first_split * width + d, width, own_shares, 1.0);
+        var sum = mean_of(first_split * width + d, width, own_shares, 0u);
         if !all_finite(sum) {
-            sum = mean_of_half(mean_of(first_split * width + d, width, own_shares, 0.5));
+            sum = mean_of_half(mean_of(first_split * width + d, width, own_shares, 1u));
         }
         if is_row {
             store_out(b, h, i, d, sum);

@@ -79,7 +79,7 @@ fn tile_repair(t: Tile, row: u32, col: u32) {
             let weight = weights_at(t.weights + row * t.weights_row + j * t.weights_k);
             // By the bits: a weight that is NaN counts, and `!=` is false for it in SPIR-V's ordered comparison.
             if (bitcast<u32>(weight) & 0x7fffffffu) != 0u {
-                sum = fma(0.5 * weight, v_at(t.v + j * t.v_k + c * t.v_col), sum);
+                sum = fma(weight, lowered(vec4<f32>(v_at(t.v + j * t.v_k + c * t.v_col)), 1u).x, sum);
             }
         }
         out_store(t.out + row * t.out_row + c * t.out_col, mean_of_half(vec4<f32>(sum)).x);

@@ -1,6 +1,6 @@
 // The rows that a state is made of: keys, with their values.
 //
-// Needs: p.value_unit; key_feature4, log_after, log_at, log_within, value4, hidden_or_exp, is_hidden; IS_CAUSAL, IS_SCALED.
+// Needs: p.value_exponent; key_feature4, log_after, log_at, log_within, lowered, value4, hidden_or_exp, is_hidden; IS_CAUSAL, IS_SCALED.
 // Gives: item_feature4, item_head, item_heads, item_value4, origin_of.
 
 fn item_heads() -> u32 {
@@ -32,7 +32,7 @@ fn item_feature4(b: u32, kv: u32, j: u32, f: u32) -> vec4<f32> {
 fn item_value4(b: u32, kv: u32, j: u32, c: u32, is_norm: bool, origin: f32) -> vec4<f32> {
     var value = vec4<f32>(1.0, 0.0, 0.0, 0.0);
     if !is_norm {
-        value = value4(b, kv, j, c) * p.value_unit;
+        value = lowered(value4(b, kv, j, c), p.value_exponent);
     }
     if IS_SCALED {
         let log = log_at(b, kv, j);

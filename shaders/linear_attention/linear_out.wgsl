@@ -43,7 +43,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
                 let mean = sums[r] / (norms[r] + p.eps);
                 value = mean * p.value_scale;
                 if !all_finite(value) {
-                    value = mean_of_half(mean * (0.5 * p.value_scale));
+                    value = mean_of_half(lowered(mean, 1u) * p.value_scale);
                 }
                 value = select(value, vec4<f32>(), norms[r] == 0.0);
             }

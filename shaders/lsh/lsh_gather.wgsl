@@ -10,10 +10,10 @@
 // Reads and writes each row once for each round, twice where it is normalised.
 
 const SHORTEST: f32 = 1e-12;
-// What a row is multiplied by where the sum of its squares is beyond f32's range.
-const FAR_UNIT: f32 = 0x1p-100f;
+// A row is divided by 2 to this power where the sum of its squares is beyond f32's range.
+const FAR_EXPONENT: u32 = 100u;
 
-// What each invocation of a row has of its length, squared, and of that of the row times FAR_UNIT.
+// What each invocation of a row has of its length, squared, and the same of the row / 2 to the power of FAR_EXPONENT.
 var<workgroup> squares: array<vec2<f32>, ROWS * ROW_LANES>;
 
 @compute @workgroup_size(ROWS * ROW_LANES)
@@ -34,12 +34,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         position = order_at(view_at(p.order, b, h, round, place));
     }
     var factor = 1.0;
-    var unit = 1.0;
+    var exponent = 0u;
     if NORMALISES {
         var mine = vec2<f32>();
         for (var d = lane; d < p.dim; d += ROW_LANES) {
             let value = x_at(view_at(p.x, b, h, position, d));
-            mine += vec2<f32>(value * value, (value * FAR_UNIT) * (value * FAR_UNIT));
+            let both = vec2<f32>(value, lowered(vec4<f32>(value), FAR_EXPONENT).x);
+            mine += both * both;
         }
         squares[index] = mine;
         workgroupBarrier();
@@ -48,14 +49,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             sum += squares[index - lane + n];
         }
         let is_far = !all_finite(vec4<f32>(sum.x));
-        unit = select(1.0, FAR_UNIT, is_far);
+        exponent = select(0u, FAR_EXPONENT, is_far);
         factor = 1.0 / max(sqrt(select(sum.x, sum.y, is_far)), SHORTEST);
     }
     if used {
         for (var d = lane; d < p.dim; d += ROW_LANES) {
             var value = 0.0;
             if there {
-                value = x_at(view_at(p.x, b, h, position, d)) * unit * factor;
+                value = lowered(vec4<f32>(x_at(view_at(p.x, b, h, position, d))), exponent).x * factor;
             }
             y_store(view_at(p.y, b, group.y, row, d), value);
         }

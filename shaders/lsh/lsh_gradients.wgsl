@@ -14,15 +14,16 @@
 // Reads each gradient once, those of keys twice where they were normalised.
 
 const SHORTEST: f32 = 1e-12;
-// What a row is multiplied by where the sum of its squares is beyond f32's range.
-const FAR_UNIT: f32 = 0x1p-100f;
+// A row is divided by 2 to this power where the sum of its squares is beyond f32's range.
+const FAR_EXPONENT: u32 = 100u;
 
-// What each invocation of a row has of |x|² and of x · Σ d_keys, and of the same of x times FAR_UNIT.
+// What each invocation of a row has of |x|² and of x · Σ d_keys, and of the same of x / 2 to the power of FAR_EXPONENT.
 var<workgroup> squares: array<vec2<f32>, ROWS * ROW_LANES>;
 var<workgroup> products: array<vec2<f32>, ROWS * ROW_LANES>;
 
-fn x_of(b: u32, h: u32, i: u32, d: u32) -> f32 {
-    return x_at(view_at(p.x, b, h, i, d));
+// x / 2 to the power of `exponent`.
+fn x_of(b: u32, h: u32, i: u32, d: u32, exponent: u32) -> f32 {
+    return lowered(vec4<f32>(x_at(view_at(p.x, b, h, i, d))), exponent).x;
 }
 
 fn rank_of(b: u32, h: u32, round: u32, i: u32) -> u32 {
@@ -64,7 +65,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     var product = vec2<f32>();
     if HAS_X {
         for (var d = lane; d < p.dim; d += ROW_LANES) {
-            let x = x_of(b, h, i, d) * vec2<f32>(1.0, FAR_UNIT);
+            let x = vec2<f32>(x_of(b, h, i, d, 0u), x_of(b, h, i, d, FAR_EXPONENT));
             square += x * x;
             product += x * keys_sum(b, h, i, d, last);
         }
@@ -79,7 +80,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         }
     }
     let is_far = !all_finite(vec4<f32>(square.x));
-    let unit = select(1.0, FAR_UNIT, is_far);
+    let exponent = select(0u, FAR_EXPONENT, is_far);
     let length = max(sqrt(select(square.x, square.y, is_far)), SHORTEST);
     let along = select(0.0, select(product.x, product.y, is_far) / length / length, length > SHORTEST);
     if row < p.length {
@@ -88,7 +89,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             if there {
                 sum = keys_sum(b, h, i, d, last);
                 if HAS_X {
-                    sum = queries_sum(b, h, i, d) + (sum - x_of(b, h, i, d) * unit * along) / length * unit;
+                    sum = queries_sum(b, h, i, d) + lowered(vec4<f32>((sum - x_of(b, h, i, d, exponent) * along) / length), exponent).x;
                 }
             }
             let o = view_at(p.d_x, b, h, i, d);

@@ -27,15 +27,15 @@ fn rank_of(b: u32, h: u32, round: u32, i: u32) -> u32 {
     return min(ranks_at(view_at(p.ranks, b, h, round, i)), p.length - 1u);
 }
 
-// A channel of the mean of all rounds, times `factor`.
-fn mean_of(b: u32, h: u32, i: u32, d: u32, total: vec2<f32>, factor: f32) -> f32 {
+// A channel of the mean of all rounds / 2 to the power of `exponent`.
+fn mean_of(b: u32, h: u32, i: u32, d: u32, total: vec2<f32>, exponent: u32) -> f32 {
     var sum = 0.0;
     for (var n = 0u; n < p.rounds; n++) {
         let rank = rank_of(b, h, n, i);
         let lse = part_lse_at(view_at(p.part_lse, b, h * p.rounds + n, rank, 0u));
         if has_seen(lse) {
             let value = part_out_at(view_at(p.part_out, b, h * p.rounds + n, rank, d));
-            sum += value * (factor * share_of(lse, total, p.neg_inf));
+            sum += lowered(vec4<f32>(value), exponent).x * share_of(lse, total, p.neg_inf);
         }
     }
     return sum;
@@ -58,9 +58,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     for (var d = lane; d < p.value_dim; d += ROW_LANES) {
         var sum = 0.0;
         if seen {
-            sum = mean_of(b, h, i, d, total, 1.0);
+            sum = mean_of(b, h, i, d, total, 0u);
             if !all_finite(vec4<f32>(sum)) {
-                sum = mean_of_half(vec4<f32>(mean_of(b, h, i, d, total, 0.5))).x;
+                sum = mean_of_half(vec4<f32>(mean_of(b, h, i, d, total, 1u))).x;
             }
         }
         out_store(view_at(p.out, b, h, i, d), sum);

@@ -1,7 +1,7 @@
 // A window of a buffer: strides of [batch, heads, length, dim] and the first element, in elements.
 //
 // Needs: nothing.
-// Gives: View; all_finite, any_nan, are_nan, component, mean_of_half, view_at.
+// Gives: View; all_finite, any_nan, are_nan, component, lowered, mean_of_half, view_at.
 
 struct View {
     strides: vec4<u32>,
@@ -25,13 +25,28 @@ fn all_finite(x: vec4<f32>) -> bool {
     return all((bitcast<vec4<u32>>(x) & vec4<u32>(0x7fffffffu)) < vec4<u32>(0x7f800000u));
 }
 
+// x / 2ⁿ, for sums and squares that are beyond f32's range where their results are not. ∞ and NaN stay; what is below 2ⁿ⁻¹²⁶ comes
+// out as something below 2⁻¹²⁵. By the bits: compilers may reorder products and sums as if they had no range, so that
+// (x / 2ⁿ)² may be computed as x² / 2²ⁿ, and a / 2 − b / 2 as (a − b) / 2.
+fn lowered(x: vec4<f32>, n: u32) -> vec4<f32> {
+    let bits = bitcast<vec4<u32>>(x);
+    let size = bits & vec4<u32>(0x7fffffffu);
+    let low = select(size, size - min(size, vec4<u32>(n << 23u)), size < vec4<u32>(0x7f800000u));
+    return bitcast<vec4<f32>>(low | (bits & vec4<u32>(0x80000000u)));
+}
+
 // A mean, from the half of it that is computed where its sum is not finite. Weights add up to 1 only up to rounding: what is above
-// the largest number by at most a 1024th is the largest number.
+// the largest number by at most a 1024th is the largest number. By the bits, as `lowered`.
 fn mean_of_half(half: vec4<f32>) -> vec4<f32> {
     let bits = bitcast<vec4<u32>>(half);
+    let size = bits & vec4<u32>(0x7fffffffu);
     let most = vec4<u32>(0x7effffffu);
-    let is_near = (bits & vec4<u32>(0x7fffffffu)) - most <= vec4<u32>(0x2000u);
-    return 2.0 * select(half, bitcast<vec4<f32>>(most | (bits & vec4<u32>(0x80000000u))), is_near);
+    let is_near = size - most <= vec4<u32>(0x2000u);
+    let twice = select(min(size + vec4<u32>(0x800000u), vec4<u32>(0x7f800000u)), vec4<u32>(0x7f7fffffu), is_near);
+    let mean = bitcast<vec4<f32>>(twice | (bits & vec4<u32>(0x80000000u)));
+    // Below 2⁻¹²⁶ there is no exponent to add to.
+    let is_plain = size - vec4<u32>(0x800000u) < vec4<u32>(0x7f000000u);
+    return select(half + half, mean, is_plain);
 }
 
 // x[c]. FXC computes that as x · (0, 1, 0, 0), which an infinite x.x makes NaN.

@@ -1,12 +1,12 @@
 // The score of a pair: scale · q · k.
 //
-// Needs: p.group, p.head_dim, p.q, p.scale; Query; k_four, k_source, key_row, q_at4, view_at.
+// Needs: p.group, p.head_dim, p.q, p.scale; Query; k_four, k_source, key_row, lowered, q_at4, view_at.
 // Gives: folds_scale, pair_score.
 
 // Where a scale is smaller, its products with queries may be too small for f32 while scores are not.
 const SMALLEST_FOLDED: f32 = 0x1p-64f;
-// What is multiplied into such a query instead. The rest of the scale is multiplied with the sum.
-const SMALL_UNIT: f32 = 0x1p-62f;
+// Such a query is divided by 2 to this power instead. The rest of the scale is multiplied with the sum.
+const SMALL_EXPONENT: u32 = 62u;
 
 // True if loops may hold queries times the scale.
 fn folds_scale() -> bool {
@@ -17,10 +17,11 @@ fn pair_score(q: Query, j: u32) -> f32 {
     let a = view_at(p.q, q.b, q.h, q.i, 0u);
     let k = k_source(q.b, q.h / p.group);
     let row = key_row(k, j);
-    let unit = select(SMALL_UNIT, 1.0, folds_scale());
+    let exponent = select(SMALL_EXPONENT, 0u, folds_scale());
     var sums = vec4<f32>();
     for (var d = 0u; d < p.head_dim; d += 4u) {
-        sums += unit * q_at4(a + d * p.q.strides.w, p.q.strides.w, p.head_dim - d) * k_four(k, row, d);
+        let q4 = lowered(q_at4(a + d * p.q.strides.w, p.q.strides.w, p.head_dim - d), exponent);
+        sums += q4 * k_four(k, row, d);
     }
-    return (sums.x + sums.y + sums.z + sums.w) * select(p.scale / SMALL_UNIT, p.scale, folds_scale());
+    return (sums.x + sums.y + sums.z + sums.w) * select(p.scale * 0x1p62f, p.scale, folds_scale());
 }

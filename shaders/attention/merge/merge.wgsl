@@ -28,18 +28,19 @@ fn with_part(total: vec2<f32>, lse: f32) -> vec2<f32> {
     }
 }
 
-// A channel of the mean of all parts, times `factor`.
-fn mean_of(b: u32, h: u32, i: u32, d: u32, mine: f32, total: vec2<f32>, factor: f32) -> f32 {
+// A channel of the mean of all parts / 2 to the power of `exponent`.
+fn mean_of(b: u32, h: u32, i: u32, d: u32, mine: f32, total: vec2<f32>, exponent: u32) -> f32 {
     var sum = 0.0;
     if ACCUMULATES {
         if has_seen(mine) {
-            sum = out_at(view_at(p.out, b, h, i, d)) * (factor * share_of(mine, total, p.neg_inf));
+            sum = lowered(vec4<f32>(out_at(view_at(p.out, b, h, i, d))), exponent).x * share_of(mine, total, p.neg_inf);
         }
     }
     for (var n = 0u; n < PARTS; n++) {
         let lse = part_lse_at(n, view_at(p.parts[n].lse, b, h, i, 0u));
         if has_seen(lse) {
-            sum += part_out_at(n, view_at(p.parts[n].out, b, h, i, d)) * (factor * share_of(lse, total, p.neg_inf));
+            let value = part_out_at(n, view_at(p.parts[n].out, b, h, i, d));
+            sum += lowered(vec4<f32>(value), exponent).x * share_of(lse, total, p.neg_inf);
         }
     }
     return sum;
@@ -69,9 +70,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         for (var d = lane; d < p.value_dim; d += ROW_LANES) {
             var sum = 0.0;
             if seen {
-                sum = mean_of(b, h, i, d, mine, total, 1.0);
+                sum = mean_of(b, h, i, d, mine, total, 0u);
                 if !all_finite(vec4<f32>(sum)) {
-                    sum = mean_of_half(vec4<f32>(mean_of(b, h, i, d, mine, total, 0.5))).x;
+                    sum = mean_of_half(vec4<f32>(mean_of(b, h, i, d, mine, total, 1u))).x;
                 }
             }
             out_store(view_at(p.out, b, h, i, d), sum);

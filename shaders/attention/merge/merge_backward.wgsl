@@ -28,7 +28,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     for (var d = lane; d < p.value_dim; d += ROW_LANES) {
         let d_out = d_out_at(view_at(p.d_out, b, h, i, d));
         // Halves: the difference of two finite numbers may not be finite.
-        let off = 0.5 * part_out_at(view_at(p.part_out, b, h, i, d)) - 0.5 * out_at(view_at(p.out, b, h, i, d));
+        let outs = vec4<f32>(part_out_at(view_at(p.part_out, b, h, i, d)), out_at(view_at(p.out, b, h, i, d)), 0.0, 0.0);
+        let halves = lowered(outs, 1u);
+        let off = halves.x - halves.y;
         mine += d_out * off;
         if used {
             d_part_out_store(view_at(p.d_part_out, b, h, i, d), select(0.0, share * d_out, seen));

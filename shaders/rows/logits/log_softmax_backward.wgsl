@@ -7,8 +7,8 @@
 // Bindings (declared by the host): out, d_out, d_x. IN_FOURS: all of them move in fours. ACCUMULATES: d_x holds what is added to.
 // Bytes: out once, d_out once from memory and once from caches; d_x once.
 
-// What gradients are multiplied by where their sum is beyond f32's range.
-const FAR_UNIT: f32 = 0x1p-100f;
+// Gradients are divided by 2 to this power where their sum is beyond f32's range.
+const FAR_EXPONENT: u32 = 100u;
 
 fn store4(o: u32, d: u32, gradient: vec4<f32>) {
     let step = p.d_x.strides.w;
@@ -38,7 +38,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         for (var d = lane * 4u; d < p.columns; d += ROW_LANES * 4u) {
             let d_out = d_out_at4(view_at(p.d_out, b, h, i, d), p.d_out.strides.w, p.columns - d);
             sums += d_out;
-            far_sums += d_out * FAR_UNIT;
+            far_sums += lowered(d_out, FAR_EXPONENT);
         }
         let totals = row_sums(sums, far_sums, lane);
         let is_far = !all_finite(vec4<f32>(totals.x));
@@ -47,7 +47,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             let y = out_at4(view_at(p.out, b, h, i, d), p.out.strides.w, p.columns - d);
             let share = select(exp(y), vec4<f32>(), y == vec4<f32>(-p.inf));
             // The share of a sum beyond f32's range may be within it. Halves: the difference may be within it where the share is not.
-            let far = 2.0 * (0.5 * d_out - share * totals.y * (0.5 / FAR_UNIT));
+            let far = mean_of_half(lowered(d_out, 1u) - share * totals.y * 0x1p99f);
             store4(view_at(p.d_x, b, h, i, d), d, select(d_out - share * totals.x, far, is_far));
         }
     }

@@ -26,22 +26,23 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     for (var s = first_row(group.x, index); s < p.sequences; s += p.step) {
         let sequence = sequence_of(s);
         var scale = 1.0;
-        var unit = 1.0;
+        var exponent = 0u;
         if L2 {
             var squares = vec4<f32>();
             var far_squares = vec4<f32>();
             for (var d = lane * 4u; d < p.features; d += ROW_LANES * 4u) {
                 let mean = mean4(sequence, d);
                 squares += mean * mean;
-                far_squares += (mean * FAR_UNIT) * (mean * FAR_UNIT);
+                let far_mean = lowered(mean, FAR_EXPONENT);
+                far_squares += far_mean * far_mean;
             }
             let near = row_sum(squares, lane);
             let far = row_sum(far_squares, lane);
-            unit = length_unit(near);
-            scale = 1.0 / max(sqrt(select(far, near, unit == 1.0)), p.eps * unit);
+            exponent = far_exponent(near);
+            scale = 1.0 / max(sqrt(select(far, near, exponent == 0u)), lowered(vec4<f32>(p.eps), exponent).x);
         }
         for (var d = lane * 4u; d < p.features; d += ROW_LANES * 4u) {
-            store4(s, d, mean4(sequence, d) * unit * scale);
+            store4(s, d, lowered(mean4(sequence, d), exponent) * scale);
         }
     }
 }

@@ -36,7 +36,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let sequence = sequence_of(s);
         var scale = 1.0;
         var along = 0.0;
-        var unit = 1.0;
+        var exponent = 0u;
         if L2 {
             var squares = vec4<f32>();
             var far_squares = vec4<f32>();
@@ -44,7 +44,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             var far_products = vec4<f32>();
             for (var d = lane * 4u; d < p.features; d += ROW_LANES * 4u) {
                 let mean = mean4(sequence, d);
-                let far_mean = mean * FAR_UNIT;
+                let far_mean = lowered(mean, FAR_EXPONENT);
                 squares += mean * mean;
                 far_squares += far_mean * far_mean;
                 products += mean * d_out4(s, d);
@@ -52,13 +52,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             }
             let near = row_sum(squares, lane);
             let far = row_sum(far_squares, lane);
-            unit = length_unit(near);
-            let norm = sqrt(select(far, near, unit == 1.0));
-            scale = 1.0 / max(norm, p.eps * unit);
+            exponent = far_exponent(near);
+            let norm = sqrt(select(far, near, exponent == 0u));
+            let eps = lowered(vec4<f32>(p.eps), exponent).x;
+            scale = 1.0 / max(norm, eps);
             let near_product = row_sum(products, lane);
-            let product = select(row_sum(far_products, lane), near_product, unit == 1.0);
+            let product = select(row_sum(far_products, lane), near_product, exponent == 0u);
             // Where eps is divided by, the length has no part.
-            along = select(0.0, product * scale * scale, norm > p.eps * unit);
+            along = select(0.0, product * scale * scale, norm > eps);
         }
         // What is in no sequence of a packed row has a gradient too: the first has what is before it, the last what is after it.
         var first = 0u;
@@ -67,16 +68,17 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             first = select(sequence.first, 0u, s == 0u);
             end = select(sequence.end, p.length, s + 1u == p.sequences);
         }
-        let share = unit * scale / f32(max(sequence.count, 1u));
+        let share = scale / f32(max(sequence.count, 1u));
         for (var d = lane * 4u; d < p.features; d += ROW_LANES * 4u) {
             var gradient = d_out4(s, d);
             if L2 {
-                gradient -= along * (unit * mean4(sequence, d));
+                gradient -= along * lowered(mean4(sequence, d), exponent);
             }
+            gradient = lowered(gradient * share, exponent);
             for (var i = first; i < end; i++) {
                 let within = i >= sequence.first && i < sequence.end && is_kept(sequence.b, i);
                 if within || !ACCUMULATES {
-                    store4(sequence.b, i, d, select(vec4<f32>(), gradient * share, within));
+                    store4(sequence.b, i, d, select(vec4<f32>(), gradient, within));
                 }
             }
         }

@@ -1,15 +1,13 @@
 // The rows of a sequence whose mean is taken: all, the first of a batch entry, those that a mask keeps, or a part of a packed one.
 //
-// Needs: p.x, p.numbers, p.keep, p.length, p.features; PACKED, LENGTHS, KEEP; all_finite, mean_of_half, view_at, numbers_at, keep_at, x_at4.
-// Gives: Sequence; is_kept, length_unit, mean4, sequence_of.
+// Needs: p.x, p.numbers, p.keep, p.length, p.features; PACKED, LENGTHS, KEEP; all_finite, lowered, mean_of_half, view_at, numbers_at, keep_at, x_at4.
+// Gives: Sequence; far_exponent, is_kept, mean4, sequence_of.
 
-// Means are multiplied by FAR_UNIT where their squares are not finite.
-const FAR_UNIT: f32 = 0x1p-100f;
+// Means are divided by 2 to this power before their length is taken, where the sum of their squares is beyond f32's range.
+const FAR_EXPONENT: u32 = 100u;
 
-// What the means of a sequence are multiplied by before their length is taken: 1, or FAR_UNIT where the sum of their squares is
-// beyond f32's range.
-fn length_unit(squares: f32) -> f32 {
-    return select(FAR_UNIT, 1.0, all_finite(vec4<f32>(squares)));
+fn far_exponent(squares: f32) -> u32 {
+    return select(FAR_EXPONENT, 0u, all_finite(vec4<f32>(squares)));
 }
 
 struct Sequence {
@@ -47,23 +45,25 @@ fn sequence_of(s: u32) -> Sequence {
 }
 
 // The mean's four channels from d on; zero past the last, and of no rows. The sum of more rows than one may not be finite: then its
-// half is computed of rows that are divided before.
+// half is computed of rows that are divided before, by a power of 2 above their number.
 fn mean4(sequence: Sequence, d: u32) -> vec4<f32> {
-    let count = f32(max(sequence.count, 1u));
-    let mean = sum4(sequence, d, 1.0) / count;
+    let count = max(sequence.count, 1u);
+    let mean = sum4(sequence, d, 0u) / f32(count);
     if all_finite(mean) {
         return mean;
     } else {
-        return mean_of_half(sum4(sequence, d, 0.5 / count));
+        let exponent = 32u - countLeadingZeros(count);
+        let power = bitcast<f32>((126u + exponent) << 23u);
+        return mean_of_half(sum4(sequence, d, exponent) * (power / f32(count)));
     }
 }
 
-// The sum of rows, each times `factor`.
-fn sum4(sequence: Sequence, d: u32, factor: f32) -> vec4<f32> {
+// The sum of rows / 2 to the power of `exponent`.
+fn sum4(sequence: Sequence, d: u32, exponent: u32) -> vec4<f32> {
     var sum = vec4<f32>();
     for (var i = sequence.first; i < sequence.end; i++) {
         if is_kept(sequence.b, i) {
-            sum += factor * x_at4(view_at(p.x, sequence.b, 0u, i, d), p.x.strides.w, p.features - d);
+            sum += lowered(x_at4(view_at(p.x, sequence.b, 0u, i, d), p.x.strides.w, p.features - d), exponent);
         }
     }
     return sum;

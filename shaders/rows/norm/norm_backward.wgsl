@@ -1,7 +1,7 @@
 // The gradient of a norm's input, and the statistics of its rows. With g = d_out · weight, n the normalised row and r its scale:
 // d_x = r · (g − mean of g − n · mean of g n) + d_sum, without the mean of g for RMSNorm.
 //
-// x, residual, d_out, d_sum, d_x [batch, heads, length, features]   weight [features]   statistics [rows, 3]: mean, rest, scale, negative of a FAR_UNIT
+// x, residual, d_out, d_sum, d_x [batch, heads, length, features]   weight [features]   statistics [rows, 3]: mean, rest, scale, negative with FAR_EXPONENT
 //
 // ROW_LANES invocations share a row, as in norm.wgsl.
 //
@@ -20,10 +20,10 @@ fn weighted4(at: Place, d: u32) -> vec4<f32> {
     return bitcast<vec4<f32>>(bitcast<vec4<u32>>(g) | vec4<u32>(p.rows >> 31u));
 }
 
-// The mean over a row, from a sum and that of FAR_UNIT times its terms, for a sum beyond f32's range.
+// The mean over a row, from a sum and that of its terms / 2 to the power of FAR_EXPONENT, for a sum beyond f32's range.
 fn mean_of(sums: vec2<f32>) -> f32 {
     let means = sums / f32(p.features);
-    return select(means.y * (1.0 / FAR_UNIT), means.x, all_finite(vec4<f32>(means.x)));
+    return select(means.y * 0x1p100f, means.x, all_finite(vec4<f32>(means.x)));
 }
 
 fn store_d_x4(at: Place, d: u32, gradient: vec4<f32>) {
@@ -51,8 +51,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             if lane == 0u {
                 statistics_store(3u * row, s.mean);
                 statistics_store(3u * row + 1u, s.rest);
-                // The sign says the unit.
-                statistics_store(3u * row + 2u, select(-s.scale, s.scale, s.unit == 1.0));
+                // The sign says the exponent.
+                statistics_store(3u * row + 2u, select(-s.scale, s.scale, s.exponent == 0u));
             }
         }
         if HAS_D_X {
@@ -64,9 +64,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
                 let g = weighted4(at, d);
                 let n = normalised4(input4(at, d), s);
                 sums += g;
-                far_sums += g * FAR_UNIT;
+                let far_g = lowered(g, FAR_EXPONENT);
+                far_sums += far_g;
                 products += g * n;
-                far_products += g * FAR_UNIT * n;
+                far_products += far_g * n;
             }
             var mean = 0.0;
             if CENTRED {
@@ -75,7 +76,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             let along = mean_of(row_sums(products, far_products, lane));
             for (var d = lane * 4u; d < p.features; d += ROW_LANES * 4u) {
                 let n = normalised4(input4(at, d), s);
-                var d_x = s.scale * (weighted4(at, d) - mean - n * along) * s.unit;
+                var d_x = lowered(s.scale * (weighted4(at, d) - mean - n * along), s.exponent);
                 if HAS_D_SUM {
                     d_x += d_sum_at4(view_at(p.d_sum, at.b, at.h, at.i, d), p.d_sum.strides.w, p.features - d);
                 }

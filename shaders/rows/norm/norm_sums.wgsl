@@ -10,7 +10,7 @@
 // Reads x, residual and d_out once, COLUMNS neighbours at a time.
 
 // As in norm/statistics.wgsl: of a row whose scale is negative.
-const FAR_UNIT: f32 = 0x1p-100f;
+const FAR_EXPONENT: u32 = 100u;
 
 var<workgroup> strips: array<vec2<f32>, COLUMNS * STRIPS>;
 
@@ -31,8 +31,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             x += residual_at(view_at(p.residual, b, h, i, d));
         }
         let scale = statistics_at(3u * row + 2u);
-        let unit = select(1.0, FAR_UNIT, scale < 0.0);
-        let n = ((x * unit - statistics_at(3u * row)) - statistics_at(3u * row + 1u)) * abs(scale);
+        let low = lowered(vec4<f32>(x), select(0u, FAR_EXPONENT, scale < 0.0)).x;
+        let n = ((low - statistics_at(3u * row)) - statistics_at(3u * row + 1u)) * abs(scale);
         let d_out = d_out_at(view_at(p.d_out, b, h, i, d));
         sums += vec2<f32>(d_out * n, d_out);
     }

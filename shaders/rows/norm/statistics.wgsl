@@ -2,8 +2,8 @@
 // RMSNorm is 0. The second pass also sums x − mean: the mean of that is the rounding of the first mean, `rest`. A large mean would
 // otherwise shift each normalised value by its rounding (Chan, Golub and LeVeque 1983, the corrected two-pass algorithm).
 //
-// Needs: p.x, p.residual, p.features, p.eps; CENTRED, HAS_RESIDUAL, ROW_LANES; all_finite, view_at, x_at4, residual_at4, row_sums.
-// Gives: FAR_UNIT; Place, Statistics; input4, normalised4, place_of, statistics_of.
+// Needs: p.x, p.residual, p.features, p.eps; CENTRED, HAS_RESIDUAL, ROW_LANES; all_finite, lowered, view_at, x_at4, residual_at4, row_sums.
+// Gives: FAR_EXPONENT; Place, Statistics; input4, normalised4, place_of, statistics_of.
 
 // Where a row is.
 struct Place {
@@ -15,14 +15,14 @@ struct Place {
 }
 
 struct Statistics {
-    mean: f32,         // mean + rest is the mean, in units of 1 / unit
+    mean: f32,         // mean + rest is the mean of the row / 2 to the power of exponent
     rest: f32,
-    scale: f32,        // of what is multiplied by unit
-    unit: f32,         // 1 or FAR_UNIT
+    scale: f32,        // of the same
+    exponent: u32,     // 0 or FAR_EXPONENT
 }
 
-// What a row is multiplied by before its squares are taken where these are beyond f32's range. eps is nothing beside them.
-const FAR_UNIT: f32 = 0x1p-100f;
+// A row is divided by 2 to this power before its squares are taken where these are beyond f32's range. eps is nothing beside them.
+const FAR_EXPONENT: u32 = 100u;
 
 fn place_of(row: u32) -> Place {
     let plane = row / p.length;
@@ -45,7 +45,7 @@ fn input4(at: Place, d: u32) -> vec4<f32> {
 
 fn statistics_of(at: Place, lane: u32) -> Statistics {
     let count = f32(p.features);
-    // Of the row, and of the row times FAR_UNIT.
+    // Of the row, and of the row / 2 to the power of FAR_EXPONENT.
     var means = vec2<f32>();
     if CENTRED {
         var sums = vec4<f32>();
@@ -53,7 +53,7 @@ fn statistics_of(at: Place, lane: u32) -> Statistics {
         for (var d = lane * 4u; d < p.features; d += ROW_LANES * 4u) {
             let x = input4(at, d);
             sums += x;
-            far_sums += x * FAR_UNIT;
+            far_sums += lowered(x, FAR_EXPONENT);
         }
         means = row_sums(sums, far_sums, lane) / count;
     }
@@ -65,7 +65,7 @@ fn statistics_of(at: Place, lane: u32) -> Statistics {
         let x = input4(at, d);
         let within = vec4<u32>(d) + vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(p.features);
         let off = select(vec4<f32>(), x - means.x, within);
-        let far_off = select(vec4<f32>(), x * FAR_UNIT - means.y, within);
+        let far_off = select(vec4<f32>(), lowered(x, FAR_EXPONENT) - means.y, within);
         squares += off * off;
         far_squares += far_off * far_off;
         rests += off;
@@ -78,17 +78,17 @@ fn statistics_of(at: Place, lane: u32) -> Statistics {
         rest = row_sums(rests, far_rests, lane) / count;
         variances = max(variances - rest * rest, vec2<f32>());
     }
-    let near = Statistics(means.x, rest.x, 1.0 / sqrt(variances.x + p.eps), 1.0);
-    let far = Statistics(means.y, rest.y, 1.0 / sqrt(variances.y), FAR_UNIT);
+    let near = Statistics(means.x, rest.x, 1.0 / sqrt(variances.x + p.eps), 0u);
+    let far = Statistics(means.y, rest.y, 1.0 / sqrt(variances.y), FAR_EXPONENT);
     return Statistics(
         select(near.mean, far.mean, is_far),
         select(near.rest, far.rest, is_far),
         select(near.scale, far.scale, is_far),
-        select(near.unit, far.unit, is_far),
+        select(near.exponent, far.exponent, is_far),
     );
 }
 
 // Four elements of the normalised row.
 fn normalised4(x: vec4<f32>, s: Statistics) -> vec4<f32> {
-    return ((x * s.unit - s.mean) - s.rest) * s.scale;
+    return ((lowered(x, s.exponent) - s.mean) - s.rest) * s.scale;
 }

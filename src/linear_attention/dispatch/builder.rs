@@ -76,7 +76,7 @@ impl<'a, 'p> Builder<'a, 'p> {
             neg_inf: f32::NEG_INFINITY,
             head_dim: problem.shape.head_dim as u32,
             direction_count: problem.random.map_or(0, |random| random.directions.shape()[2] as u32),
-            value_unit: 1.0,
+            value_exponent: 0,
             value_scale: 1.0,
         };
         let memory = Memory::new(size, scratch)?;

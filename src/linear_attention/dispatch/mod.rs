@@ -17,9 +17,9 @@ use crate::device::DeviceFacts;
 use crate::kernel::{Dispatches, Scratch, Slot};
 use crate::tensor::Error;
 
-/// Values of normalised results are divided by it before they are summed: a power of two, so that no bit of a sum changes. A mean is
+/// Values of normalised results are divided by 2 to this power before they are summed; no bit of a sum changes. A mean is
 /// then within f32's range where the weights of its values add up to as much, and keeps values from 10⁻³² on.
-const VALUE_SCALE: f32 = (1 << 20) as f32;
+const VALUE_EXPONENT: u32 = 20;
 
 /// The dispatches of a forward call.
 pub(crate) fn dispatches<'a>(
@@ -55,7 +55,8 @@ fn part_dispatches<'a>(
     builder.prepare();
     let given = problem.state.is_some_and(|state| state.given);
     if problem.normalised {
-        (builder.numbers.value_unit, builder.numbers.value_scale) = (1.0 / VALUE_SCALE, VALUE_SCALE);
+        builder.numbers.value_exponent = VALUE_EXPONENT;
+        builder.numbers.value_scale = (1 << VALUE_EXPONENT) as f32;
     }
     builder.carry_over(if given { Way::Fetch } else { Way::Zero });
     for span in builder.plan.spans(builder.plan.slots) {

@@ -41,9 +41,9 @@ params! {
         head_dim: u32,
         /// Directions of random features.
         direction_count: u32,
-        /// Values are multiplied by it before they are summed: sums may be beyond f32's range where means are not.
-        value_unit: f32,
-        /// 1 / value_unit.
+        /// Values are divided by 2 to this power before they are summed: sums may be beyond f32's range where means are not.
+        value_exponent: u32,
+        /// 2 to the power of value_exponent.
         value_scale: f32,
     }
 }

@@ -43,7 +43,8 @@ fn move_state(own: u32, kv: u32, f: u32, c: u32, at: u32) {
     if c + 4u == p.state_stride {
         carry_store4(at, vec4<f32>(norm_at(view_at(p.norm, own, kv, f, 0u)), 0.0, 0.0, 0.0));
     } else {
-        carry_store4(at, state_at4(view_at(p.state, own, kv, f, c), p.state.strides.w, p.value_dim - c) * p.value_unit);
+        let four = state_at4(view_at(p.state, own, kv, f, c), p.state.strides.w, p.value_dim - c);
+        carry_store4(at, lowered(four, p.value_exponent));
     }
 }
 ";

@@ -31,7 +31,7 @@ kernel! {
 
 const FEATURE_SIDE: &str =
     "fn feature_side4(b: u32, h: u32, i: u32, f: u32) -> vec4<f32> { return query_feature4(b, h, i, f); }\n";
-const OTHER: &str = "fn other4(b: u32, kv: u32, j: u32, c: u32) -> vec4<f32> { return value4(b, kv, j, c) * p.value_unit; }\n";
+const OTHER: &str = "fn other4(b: u32, kv: u32, j: u32, c: u32) -> vec4<f32> { return lowered(value4(b, kv, j, c), p.value_exponent); }\n";
 pub(super) const NONE_BEFORE: &str =
     "fn add_before(b: u32, kv: u32, chunk: Chunk, tile: Tile, scores_row: u32) {}\n";
 
