@@ -1,13 +1,11 @@
 //! The backward pass: gradients of queries, keys, values and the vector that scores are made of.
 
 use super::dispatch_backward::{self, AdditiveProblem};
-use super::{AdditiveAttention, check_score_vector, shape_of};
+use super::{AdditiveAttention, check_score_vector};
 use crate::attention::dispatch::{AddedGradients, BackwardProblem};
 use crate::kernel::{MatrixUnits, Prepared, Recorder, Scratch, ScratchSize};
 use crate::mask::{DeviceMask, Dropout};
-use crate::tensor::{
-    Access, DType, Error, TensorView, check_aliasing, check_apart, expect_broadcast, expect_shape,
-};
+use crate::tensor::{Access, CallTensors, DType, Error, Shape, TensorView};
 
 /// One backward call of additive attention: what [`AdditiveForward`](crate::additive::AdditiveForward) was given and wrote, the gradient of
 /// its result, and where the gradients go.
@@ -119,21 +117,6 @@ impl<'a> AdditiveBackward<'a> {
         self.dropout = dropout.into();
         self
     }
-
-    fn inputs(&self) -> [(&'static str, TensorView<'a>); 6] {
-        let AdditiveBackward { q, k, v, out, lse, d_out, .. } = *self;
-        [("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse), ("d_out", d_out)]
-    }
-
-    fn gradients(&self) -> impl Iterator<Item = (&'static str, TensorView<'a>)> {
-        let all = [
-            ("d_q", self.d_q),
-            ("d_k", self.d_k),
-            ("d_v", self.d_v),
-            ("d_score_vector", self.d_score_vector),
-        ];
-        all.into_iter().filter_map(|(name, view)| Some((name, view?)))
-    }
 }
 
 /// Gradients, without the hidden units of pairs in memory and without atomics: the same inputs on the same device by the same plan
@@ -187,55 +170,30 @@ impl AdditiveAttention {
         let device = &self.pipelines.facts();
         let config = &self.config;
         let AdditiveBackward { q, k, v, score_vector, out, lse, d_out, d_lse, mask, dropout, .. } = *call;
-        for (tensor, view) in call.inputs() {
-            let dtype = if tensor == "lse" { DType::F32 } else { config.dtype };
-            view.check_as(tensor, dtype, Access::Read, device)?;
-        }
-        let shape = shape_of(config, [q, k, v], out)?;
-        check_score_vector(&score_vector, &shape, device)?;
-        expect_shape("lse", lse.shape(), shape.lse())?;
-        expect_shape("d_out", d_out.shape(), shape.out())?;
-        if let Some(d_lse) = d_lse {
-            d_lse.check_as("d_lse", DType::F32, Access::Read, device)?;
-            expect_shape("d_lse", d_lse.shape(), shape.lse())?;
-        }
-        for (tensor, view) in call.gradients() {
-            let (own, wanted) = match tensor {
-                "d_q" => (config.dtype, shape.q()),
-                "d_k" => (config.dtype, shape.k()),
-                "d_v" => (config.dtype, shape.v()),
-                _ => (score_vector.dtype(), score_vector.shape()),
-            };
-            let dtype = if view.dtype() == DType::F32 { DType::F32 } else { own };
-            view.check_as(tensor, dtype, Access::Write, device)?;
-            expect_shape(tensor, view.shape(), wanted)?;
-        }
-        let gradients: Vec<_> = call.gradients().collect();
-        check_apart(&gradients, device)?;
-        if gradients.is_empty() {
-            let why = "nothing is asked for: give `d_q`, `d_k`, `d_v` or `d_score_vector`";
-            return Err(Error::Unsupported { what: "a backward pass without gradients", why });
-        }
+        let AdditiveBackward { d_q, d_k, d_v, d_score_vector, .. } = *call;
+        let mut tensors = CallTensors::new(device);
+        let out_view = ("out", out, Access::Read);
+        let shape = Shape::of(&mut tensors, config.dtype, config.dims(), [q, k, v], out_view)?;
+        tensors.read("lse", lse, DType::F32, shape.lse())?;
+        tensors.read("d_out", d_out, config.dtype, shape.out())?;
+        tensors.read("d_lse", d_lse, DType::F32, shape.lse())?;
+        check_score_vector(score_vector, &shape, &mut tensors)?;
+        tensors.gradient("d_q", d_q, config.dtype, shape.q())?;
+        tensors.gradient("d_k", d_k, config.dtype, shape.k())?;
+        tensors.gradient("d_v", d_v, config.dtype, shape.v())?;
+        tensors.gradient("d_score_vector", d_score_vector, score_vector.dtype(), score_vector.shape())?;
+        tensors.require_gradients("nothing is asked for: give `d_q`, `d_k`, `d_v` or `d_score_vector`")?;
         if config.kernel_options.matrix_units == MatrixUnits::Always {
             let why = "they multiply, and an additive score is a sum of tanh; leave the matrix units to Auto";
             return Err(Error::Unsupported { what: "matrix units for this call", why });
         }
         mask.check(&shape, device)?;
         mask.mods().check_slope()?;
-        let keep = dropout.as_ref().and_then(Dropout::given).copied();
+        tensors.read_checked(mask.tensors());
         if let Some(dropout) = &dropout {
-            dropout.check()?;
+            dropout.check_for(shape.weights(), &mut tensors)?;
         }
-        if let Some(keep) = keep {
-            keep.check_as("dropout", DType::Bool, Access::Read, device)?;
-            expect_broadcast("dropout", keep.shape(), shape.weights())?;
-        }
-        let mut read = Vec::from(call.inputs());
-        read.push(("score_vector", score_vector));
-        read.extend(d_lse.map(|t| ("d_lse", t)));
-        read.extend(mask.tensors());
-        read.extend(keep.map(|t| ("dropout", t)));
-        check_aliasing(&gradients, &read)?;
+        tensors.finish()?;
         let problem = BackwardProblem {
             shape,
             appended: 0,
@@ -246,9 +204,9 @@ impl AdditiveAttention {
             lse,
             d_out,
             d_lse,
-            d_q: call.d_q,
-            d_k: call.d_k,
-            d_v: call.d_v,
+            d_q,
+            d_k,
+            d_v,
             d_added: AddedGradients::default(),
             accumulates: call.accumulates,
             adds_to_added: false,
@@ -259,6 +217,6 @@ impl AdditiveAttention {
             softcap: None,
             kernel_options: config.kernel_options,
         };
-        Ok(AdditiveProblem { problem, score_vector, d_score_vector: call.d_score_vector })
+        Ok(AdditiveProblem { problem, score_vector, d_score_vector })
     }
 }

@@ -11,12 +11,9 @@ pub use call::AdditiveForward;
 pub use config::AdditiveConfig;
 
 use crate::attention::dispatch::{self, Extras, Keys, Problem};
-use crate::attention::{Config, Forward, check_extras, extra_inputs, outputs};
-use crate::device::DeviceFacts;
+use crate::attention::{Config, Forward, check_extras};
 use crate::kernel::{Pipelines, Prepared, Recorder, Scratch, ScratchSize};
-use crate::tensor::{
-    Access, Error, Shape, TensorView, check_aliasing, check_apart, check_float, expect, expect_broadcast,
-};
+use crate::tensor::{Access, CallTensors, Element, Error, Shape, TensorView, expect_broadcast};
 
 /// Additive attention on one device (Bahdanau et al. 2014, "Neural machine translation by jointly learning to align and
 /// translate"): the score of a query and a key is `score_vector · tanh(q + k)`, of queries and keys that are projected to as many
@@ -120,22 +117,13 @@ impl AdditiveAttention {
         let config = &self.config;
         let AdditiveForward { call, k, v, score_vector } = *call;
         let Forward { q, out, mask, lse, weights, scores, dropout, .. } = call;
-        for (tensor, view, access) in [
-            ("q", q, Access::Read),
-            ("k", k, Access::Read),
-            ("v", v, Access::Read),
-            ("out", out, Access::Write),
-        ] {
-            view.check_as(tensor, config.dtype, access, device)?;
-        }
-        let shape = shape_of(config, [q, k, v], out)?;
-        check_score_vector(&score_vector, &shape, device)?;
+        let mut tensors = CallTensors::new(device);
+        let out_view = ("out", out, Access::Write);
+        let shape = Shape::of(&mut tensors, config.dtype, config.dims(), [q, k, v], out_view)?;
+        check_score_vector(score_vector, &shape, &mut tensors)?;
         let extras = Extras { out, mask, appended: 0, lse, weights, scores, dropout };
-        check_extras(&extras, &shape, device)?;
-        let inputs = [("q", q), ("k", k), ("v", v), ("score_vector", score_vector)];
-        let read: Vec<_> = inputs.into_iter().chain(extra_inputs(&extras)).collect();
-        check_aliasing(&outputs(&extras), &read)?;
-        check_apart(&outputs(&extras), device)?;
+        check_extras(&extras, &shape, &mut tensors)?;
+        tensors.finish()?;
         Ok(Problem {
             shape,
             q,
@@ -149,19 +137,12 @@ impl AdditiveAttention {
     }
 }
 
-/// The dimensions that the tensors and the configuration agree on.
-fn shape_of(config: &Config, [q, k, v]: [TensorView; 3], out: TensorView) -> Result<Shape, Error> {
-    expect("q", q.shape(), 1, config.heads)?;
-    expect("q", q.shape(), 3, config.head_dim)?;
-    expect("k", k.shape(), 1, config.kv_heads)?;
-    expect("v", v.shape(), 3, config.value_dim)?;
-    Shape::of(&q, &k, &v, &out)
-}
-
-fn check_score_vector(vector: &TensorView, shape: &Shape, device: &DeviceFacts) -> Result<(), Error> {
-    check_float("score_vector", vector)?;
-    vector.check("score_vector", Access::Read, device)?;
-    expect("score_vector", vector.shape(), 0, 1)?;
-    expect("score_vector", vector.shape(), 3, shape.head_dim)?;
+fn check_score_vector<'a>(
+    vector: TensorView<'a>,
+    shape: &Shape,
+    tensors: &mut CallTensors<'a, '_>,
+) -> Result<(), Error> {
+    let [_, heads, rows, _] = vector.shape();
+    tensors.read("score_vector", vector, Element::Float, [1, heads, rows, shape.head_dim])?;
     expect_broadcast("score_vector", vector.shape(), [1, shape.heads, 1, shape.head_dim])
 }

@@ -5,10 +5,7 @@ use super::plan::Added;
 use super::{Attention, scale_in_f32};
 use crate::kernel::{Prepared, Recorder, Scratch, ScratchSize};
 use crate::mask::{DeviceMask, Dropout};
-use crate::tensor::{
-    Access, DType, Error, Shape, TensorView, check_aliasing, check_apart, expect, expect_broadcast,
-    expect_shape,
-};
+use crate::tensor::{Access, CallTensors, DType, Error, Shape, TensorView, check_apart};
 
 /// One backward call: what [`Forward`](crate::Forward) was given and wrote, the gradient of its result, and where the gradients go.
 ///
@@ -157,16 +154,6 @@ impl<'a> Backward<'a> {
         self.dropout = dropout.into();
         self
     }
-
-    fn inputs(&self) -> [(&'static str, TensorView<'a>); 6] {
-        let Backward { q, k, v, out, lse, d_out, .. } = *self;
-        [("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse), ("d_out", d_out)]
-    }
-
-    fn gradients(&self) -> impl Iterator<Item = (&'static str, TensorView<'a>)> {
-        let all = [("d_q", self.d_q), ("d_k", self.d_k), ("d_v", self.d_v)];
-        all.into_iter().filter_map(|(name, view)| Some((name, view?)))
-    }
 }
 
 /// Gradients of tensors, without a score matrix and without atomics: the same inputs on the same device by the same plan give
@@ -252,54 +239,27 @@ impl Attention {
             dropout,
             ..
         } = *call;
-        for (tensor, view) in call.inputs() {
-            let dtype = if tensor == "lse" { DType::F32 } else { config.dtype };
-            view.check_as(tensor, dtype, Access::Read, device)?;
-        }
-        expect("q", q.shape(), 1, config.heads)?;
-        expect("q", q.shape(), 3, config.head_dim)?;
-        expect("k", k.shape(), 1, config.kv_heads)?;
-        expect("v", v.shape(), 3, config.value_dim)?;
-        let shape = Shape::of(&q, &k, &v, &out)?;
-        expect_shape("lse", lse.shape(), shape.lse())?;
-        expect_shape("d_out", d_out.shape(), shape.out())?;
-        if let Some(d_lse) = d_lse {
-            d_lse.check_as("d_lse", DType::F32, Access::Read, device)?;
-            expect_shape("d_lse", d_lse.shape(), shape.lse())?;
-        }
-        for (tensor, view) in call.gradients() {
-            let dtype = if view.dtype == DType::F32 { DType::F32 } else { config.dtype };
-            view.check_as(tensor, dtype, Access::Write, device)?;
-            let wanted = match tensor {
-                "d_q" => shape.q(),
-                "d_k" => shape.k(),
-                _ => shape.v(),
-            };
-            expect_shape(tensor, view.shape(), wanted)?;
-        }
-        let mut gradients: Vec<_> = call.gradients().collect();
-        check_apart(&gradients, device)?;
-        gradients.extend(d_added.views(&mask));
-        if gradients.is_empty() {
-            let why = "nothing is asked for: give `d_q`, `d_k`, `d_v` or a gradient of the mask's";
-            return Err(Error::Unsupported { what: "a backward pass without gradients", why });
-        }
+        let mut tensors = CallTensors::new(device);
+        let out_view = ("out", out, Access::Read);
+        let shape = Shape::of(&mut tensors, config.dtype, config.dims(), [q, k, v], out_view)?;
+        tensors.read("lse", lse, DType::F32, shape.lse())?;
+        tensors.read("d_out", d_out, config.dtype, shape.out())?;
+        tensors.read("d_lse", d_lse, DType::F32, shape.lse())?;
+        tensors.gradient("d_q", d_q, config.dtype, shape.q())?;
+        tensors.gradient("d_k", d_k, config.dtype, shape.k())?;
+        tensors.gradient("d_v", d_v, config.dtype, shape.v())?;
+        check_apart(tensors.written(), device)?;
         mask.check(&shape, device)?;
         mask.mods().check_slope()?;
-        d_added.check(&mask, device)?;
-        let keep = dropout.as_ref().and_then(Dropout::given).copied();
+        tensors.read_checked(mask.tensors());
+        d_added.check(&mask, &mut tensors)?;
+        tensors.require_gradients(
+            "nothing is asked for: give `d_q`, `d_k`, `d_v` or a gradient of the mask's",
+        )?;
         if let Some(dropout) = &dropout {
-            dropout.check()?;
+            dropout.check_for(shape.weights(), &mut tensors)?;
         }
-        if let Some(keep) = keep {
-            keep.check_as("dropout", DType::Bool, Access::Read, device)?;
-            expect_broadcast("dropout", keep.shape(), shape.weights())?;
-        }
-        let mut read = Vec::from(call.inputs());
-        read.extend(d_lse.map(|t| ("d_lse", t)));
-        read.extend(mask.tensors());
-        read.extend(keep.map(|t| ("dropout", t)));
-        check_aliasing(&gradients, &read)?;
+        tensors.check_aliasing()?;
         let scale = scale_in_f32(config.scale, shape.head_dim);
         let softcap = config.softcap.map(|c| c as f32);
         let kernel_options = config.kernel_options;

@@ -35,6 +35,11 @@ impl Config {
         }
     }
 
+    /// `[heads, kv_heads, head_dim, value_dim]`.
+    pub(crate) fn dims(&self) -> [usize; 4] {
+        [self.heads, self.kv_heads, self.head_dim, self.value_dim]
+    }
+
     /// Query heads, where they are another number than [`new`](Self::new) was given: a device's share of a layer's, beside its share of
     /// [`kv_heads`](Self::kv_heads).
     pub fn heads(mut self, heads: usize) -> Self {

@@ -24,13 +24,9 @@ use plan::Outline;
 use std::sync::Arc;
 
 use crate::cache::Cache;
-use crate::device::DeviceFacts;
 use crate::kernel::{BindingCache, Pipelines, Prepared, Recorder, Scratch, ScratchSize};
-use crate::mask::{Blocks, DeviceMask, Dropout, Id, check_whole_map, classify};
-use crate::tensor::{
-    Access, DType, Error, Shape, TensorView, check_aliasing, check_apart, check_float, expect,
-    expect_broadcast, expect_shape,
-};
+use crate::mask::{Blocks, DeviceMask, Id, check_whole_map, classify};
+use crate::tensor::{Access, CallTensors, DType, Element, Error, Shape, TensorView, check_aliasing};
 
 /// Attention on one device: pipelines, shared and compiled once, and the checks before them.
 ///
@@ -202,25 +198,24 @@ impl Attention {
     fn check<'a>(&self, call: &Forward<'a>) -> Result<Problem<'a>, Error> {
         let device = &self.pipelines.facts();
         let Forward { q, keys, out, mask, lse, weights, scores, dropout, layer, at_end } = *call;
-        let (shape, keys, inputs) = match keys {
+        let mut tensors = CallTensors::new(device);
+        let (shape, keys) = match keys {
             KeyInput::Tensors { k, v } => {
                 if layer.is_some() || at_end {
                     let why = "keys and values are tensors; `Forward::with_cache` takes a cache";
                     return Err(Error::Unsupported { what: "`layer` and `at_end` without a cache", why });
                 }
-                (
-                    self.check_tensors(call, k, v)?,
-                    Keys::Tensors { k, v },
-                    [Some(("k", k)), Some(("v", v)), None],
-                )
+                let Config { dtype, .. } = self.config;
+                let out = ("out", out, Access::Write);
+                let shape = Shape::of(&mut tensors, dtype, self.config.dims(), [q, k, v], out)?;
+                (shape, Keys::Tensors { k, v })
             }
             KeyInput::Cache(cache) => {
                 let layer = layer.unwrap_or(0);
-                let shape = self.check_cache(call, cache)?;
+                let shape = self.check_cache(call, cache, &mut tensors)?;
                 let source = cache.source(layer, !at_end)?;
-                let mut buffers = cache.tensors(layer);
-                let inputs = [Some(("cache", cache.lengths())), buffers.next(), buffers.next()];
-                (shape, Keys::Cache(source), inputs)
+                tensors.read_checked(cache.tensors(layer).chain([("cache", cache.lengths())]));
+                (shape, Keys::Cache(source))
             }
         };
         let problem = Problem {
@@ -233,34 +228,17 @@ impl Attention {
             score_vector: None,
             kernel_options: self.config.kernel_options,
         };
-        let extras = &problem.extras;
-        check_extras(extras, &shape, device)?;
-        let read: Vec<_> =
-            [("q", q)].into_iter().chain(inputs.into_iter().flatten()).chain(extra_inputs(extras)).collect();
-        check_aliasing(&outputs(extras), &read)?;
-        check_apart(&outputs(extras), device)?;
+        check_extras(&problem.extras, &shape, &mut tensors)?;
+        tensors.finish()?;
         Ok(problem)
     }
 
-    fn check_tensors(&self, call: &Forward, k: TensorView, v: TensorView) -> Result<Shape, Error> {
-        let Forward { q, out, .. } = *call;
-        let config = &self.config;
-        for (tensor, view, access) in [
-            ("q", q, Access::Read),
-            ("k", k, Access::Read),
-            ("v", v, Access::Read),
-            ("out", out, Access::Write),
-        ] {
-            view.check_as(tensor, config.dtype, access, &self.pipelines.facts())?;
-        }
-        expect("q", q.shape(), 1, config.heads)?;
-        expect("q", q.shape(), 3, config.head_dim)?;
-        expect("k", k.shape(), 1, config.kv_heads)?;
-        expect("v", v.shape(), 3, config.value_dim)?;
-        Shape::of(&q, &k, &v, &out)
-    }
-
-    fn check_cache(&self, call: &Forward, cache: &Cache) -> Result<Shape, Error> {
+    fn check_cache<'a>(
+        &self,
+        call: &Forward<'a>,
+        cache: &Cache,
+        tensors: &mut CallTensors<'a, '_>,
+    ) -> Result<Shape, Error> {
         let Forward { q, out, mask, weights, scores, dropout, at_end, .. } = *call;
         let config = &self.config;
         if cache.device() != self.pipelines.device() {
@@ -279,9 +257,6 @@ impl Attention {
                 return Err(Error::Option { option, value: got as f64, expected });
             }
         }
-        for (tensor, view, access) in [("q", q, Access::Read), ("out", out, Access::Write)] {
-            view.check_as(tensor, config.dtype, access, &self.pipelines.facts())?;
-        }
         if !at_end && cache.advanced() == 0 {
             let why = "nothing was advanced since it was made, rewound or reordered: advance first, or say `at_end`";
             return Err(Error::Unsupported { what: "queries of a cache's last advance", why });
@@ -295,9 +270,8 @@ impl Attention {
             head_dim: config.head_dim,
             value_dim: config.value_dim,
         };
-        for (tensor, view, wanted) in [("q", q, shape.q()), ("out", out, shape.out())] {
-            expect_shape(tensor, view.shape(), wanted)?;
-        }
+        tensors.read("q", q, config.dtype, shape.q())?;
+        tensors.write("out", out, config.dtype, shape.out())?;
         mask.check_for_cache()?;
         if weights.is_some() || dropout.is_some() {
             let why = "generation needs neither; give keys and values as tensors";
@@ -313,17 +287,19 @@ impl Attention {
 }
 
 /// Checks the mask, the optional outputs and the dropout of a call, which operators share.
-pub(crate) fn check_extras(extras: &Extras, shape: &Shape, device: &DeviceFacts) -> Result<(), Error> {
+pub(crate) fn check_extras<'a>(
+    extras: &Extras<'a>,
+    shape: &Shape,
+    tensors: &mut CallTensors<'a, '_>,
+) -> Result<(), Error> {
     let masked = Shape { kv_len: shape.kv_len - extras.appended, ..*shape };
-    extras.mask.check(&masked, device)?;
-    if let Some(lse) = &extras.lse {
-        lse.check_as("lse", DType::F32, Access::Write, device)?;
-        expect_shape("lse", lse.shape(), shape.lse())?;
-    }
-    if let Some(weights) = &extras.weights {
-        check_float("weights", weights)?;
-        weights.check("weights", Access::Write, device)?;
-        check_weights(weights.shape(), shape)?;
+    extras.mask.check(&masked, tensors.device)?;
+    tensors.read_checked(extras.mask.tensors());
+    tensors.write("lse", extras.lse, DType::F32, shape.lse())?;
+    if let Some(weights) = extras.weights {
+        // All heads, or one for their mean.
+        let heads = if weights.shape()[1] == 1 { 1 } else { shape.heads };
+        tensors.write("weights", weights, Element::Float, Shape { heads, ..*shape }.weights())?;
         // They are the score matrix of the call: one dispatch writes them beside lse, the next reads them
         // and writes out.
         for (other, view) in [("out", Some(extras.out)), ("lse", extras.lse)] {
@@ -332,52 +308,23 @@ pub(crate) fn check_extras(extras: &Extras, shape: &Shape, device: &DeviceFacts)
             }
         }
     }
-    if let Some((scores, stage)) = &extras.scores {
+    if let Some((scores, stage)) = extras.scores {
         let moved = extras.mask.has(Id::Packed) || extras.mask.has(Id::Documents);
-        if *stage == ScoreStage::Softcapped && extras.mask.mods().score.is_some() && moved {
+        if stage == ScoreStage::Softcapped && extras.mask.mods().score.is_some() && moved {
             let why = "a score_mod may ask which; take the scores after bias and mask";
             return Err(Error::Unsupported {
                 what: "softcapped scores of packed sequences or documents",
                 why,
             });
         }
-        check_float("scores", scores)?;
-        scores.check("scores", Access::Write, device)?;
-        expect_shape("scores", scores.shape(), shape.weights())?;
+        tensors.write("scores", scores, Element::Float, shape.weights())?;
         // One dispatch reads the score matrix, which the weights may be, and writes them.
         if extras.weights.is_some_and(|weights| weights.buffer() == scores.buffer()) {
             return Err(Error::Alias { tensor: "scores", other: "weights" });
         }
     }
-    if let Some(dropout) = &extras.dropout {
-        dropout.check()?;
-        if let Some(keep) = dropout.given() {
-            keep.check_as("dropout", DType::Bool, Access::Read, device)?;
-            expect_broadcast("dropout", keep.shape(), shape.weights())?;
-        }
+    match &extras.dropout {
+        Some(dropout) => dropout.check_for(shape.weights(), tensors),
+        None => Ok(()),
     }
-    Ok(())
-}
-
-/// All heads, or one for their mean; the other axes exactly.
-fn check_weights(got: [usize; 4], shape: &Shape) -> Result<(), Error> {
-    let wanted = shape.weights();
-    [0, 2, 3].into_iter().try_for_each(|axis| expect("weights", got, axis, wanted[axis]))?;
-    let heads = if got[1] == 1 { 1 } else { wanted[1] };
-    expect("weights", got, 1, heads)
-}
-
-/// The tensors that a call writes.
-pub(crate) fn outputs<'a>(extras: &Extras<'a>) -> Vec<(&'static str, TensorView<'a>)> {
-    let mut outputs = vec![("out", extras.out)];
-    outputs.extend(extras.lse.map(|t| ("lse", t)));
-    outputs.extend(extras.weights.map(|t| ("weights", t)));
-    outputs.extend(extras.scores.map(|(t, _)| ("scores", t)));
-    outputs
-}
-
-/// The tensors that a call reads besides q, k and v.
-pub(crate) fn extra_inputs<'a>(extras: &Extras<'a>) -> impl Iterator<Item = (&'static str, TensorView<'a>)> {
-    let keep = extras.dropout.as_ref().and_then(Dropout::given).copied();
-    extras.mask.tensors().into_iter().chain(keep.map(|t| ("dropout", t)))
 }

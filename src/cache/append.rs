@@ -1,12 +1,12 @@
 //! New keys and values, into a layer.
 
-use super::dispatch::{self, CacheLayer};
+use super::dispatch;
 use super::sequences::Change;
 use super::{Cache, CacheConfig, CacheLayout, sequence_table};
 use crate::kernel::{Prepared, Recorder};
 use crate::position::kernels::rotation_table::RotationParams;
 use crate::position::{MAX_POSITION, Rope, RowPositions};
-use crate::tensor::{Access, Error, LONGEST_AXIS, TensorView, check_aliasing, check_float, expect_shape};
+use crate::tensor::{CallTensors, Element, Error, LONGEST_AXIS, TensorView};
 
 /// Keys and values for one layer.
 #[derive(Clone, Copy, Debug)]
@@ -58,7 +58,7 @@ impl Cache {
     pub fn prepare_append(&self, layer: usize, append: &Append) -> Result<Prepared, Error> {
         self.check_recorded()?;
         let source = self.source(layer, false)?;
-        self.check_append(&source, append, self.advanced)?;
+        self.check_append(layer, append, self.advanced)?;
         let tensors = [append.k, append.v];
         let dispatch = dispatch::append(&source, tensors, append.rotation(), None, &self.pipelines.facts());
         self.pipelines.bind("cache append", &[dispatch], &self.bindings)
@@ -89,12 +89,12 @@ impl Cache {
     ) -> Result<(), Error> {
         let source = self.source(layer, false)?;
         let rows = append.k.shape()[2];
-        self.check_append(&source, append, rows)?;
+        self.check_append(layer, append, rows)?;
         let device = &self.pipelines.facts();
-        at.check(append.k.shape(), device)?;
-        let written = self.tensors(layer).chain([("cache", self.lengths())]).collect::<Vec<_>>();
-        let read: Vec<_> = at.tensor().map(|t| ("positions", t)).into_iter().collect();
-        check_aliasing(&written, &read)?;
+        let mut tensors = CallTensors::new(device);
+        at.check(append.k.shape(), &mut tensors)?;
+        tensors.write_checked(self.tensors(layer).chain([("cache", self.lengths())]));
+        tensors.check_aliasing()?;
         let Change { after, edits, copies } = match at {
             RowPositions::Start(start) => self.sequences.overwrite(start as usize, rows)?,
             RowPositions::Tensor(_) => self.sequences.overwrite_anywhere()?,
@@ -112,7 +112,7 @@ impl Cache {
         Ok(())
     }
 
-    fn check_append(&self, source: &CacheLayer, append: &Append, rows: usize) -> Result<(), Error> {
+    fn check_append(&self, layer: usize, append: &Append, rows: usize) -> Result<(), Error> {
         let CacheConfig { batch, kv_heads, head_dim, value_dim, capacity, layout, .. } = self.config;
         let Append { k, v, rope } = *append;
         if self.advanced == 0 {
@@ -120,23 +120,16 @@ impl Cache {
                 "nothing was advanced since it was made, rewound or reordered: record `Cache::advance` first";
             return Err(Error::Unsupported { what: "an append of no tokens", why });
         }
-        check_float("k", &k)?;
-        for (tensor, view, dim) in [("k", k, head_dim), ("v", v, value_dim)] {
-            if view.dtype() != k.dtype() {
-                let expected = format!("{:?}, as k", k.dtype());
-                return Err(Error::Type { tensor, expected, got: view.dtype() });
-            }
-            let wanted = [batch, kv_heads, rows, dim];
-            view.check_size(tensor)?;
-            expect_shape(tensor, view.shape(), wanted)?;
-            view.check(tensor, Access::Read, &self.pipelines.facts())?;
-            if [source.k, source.v, source.sequence_table]
-                .iter()
-                .any(|written| written.buffer == view.buffer())
-            {
-                return Err(Error::Alias { tensor: "cache", other: tensor });
-            }
+        let device = &self.pipelines.facts();
+        let mut tensors = CallTensors::new(device);
+        tensors.read("k", k, Element::Float, [batch, kv_heads, rows, head_dim])?;
+        if v.dtype() != k.dtype() {
+            let expected = format!("{:?}, as k", k.dtype());
+            return Err(Error::Type { tensor: "v", expected, got: v.dtype() });
         }
+        tensors.read("v", v, k.dtype(), [batch, kv_heads, rows, value_dim])?;
+        tensors.write_checked(self.tensors(layer).chain([("cache", self.lengths())]));
+        tensors.check_aliasing()?;
         let Some(rope) = rope else { return Ok(()) };
         rope.check_width("k", k.shape())?;
         let last = self.config.longest() - 1;

@@ -3,10 +3,7 @@
 use super::{Cache, CacheConfig, dispatch};
 use crate::kernel::{Prepared, Recorder};
 use crate::position::RowPositions;
-use crate::tensor::{
-    Access, Error, LONGEST_AXIS, TensorView, check_aliasing, check_apart, check_float, expect_shape,
-    same_dtype,
-};
+use crate::tensor::{CallTensors, Element, Error, LONGEST_AXIS, TensorView};
 
 /// Keys and values of a layer, read back: from position 0 on, unless [`at`](Self::at) says otherwise.
 #[derive(Clone, Copy, Debug)]
@@ -54,20 +51,13 @@ impl Cache {
         let device = &self.pipelines.facts();
         let CacheConfig { batch, kv_heads, head_dim, value_dim, .. } = self.config;
         let CacheRead { k, v, at } = *read;
-        check_float("k", &k)?;
-        same_dtype("v", &v, k.dtype())?;
+        let mut tensors = CallTensors::new(device);
         let rows = k.shape()[2];
-        for (tensor, view, dim) in [("k", k, head_dim), ("v", v, value_dim)] {
-            let wanted = [batch, kv_heads, rows, dim];
-            expect_shape(tensor, view.shape(), wanted)?;
-            view.check(tensor, Access::Write, device)?;
-        }
-        at.check(k.shape(), device)?;
-        let written = [("k", k), ("v", v)];
-        let others = self.tensors(layer).chain([("cache", self.lengths())]);
-        let others: Vec<_> = others.chain(at.tensor().map(|t| ("positions", t))).collect();
-        check_aliasing(&written, &others)?;
-        check_apart(&written, device)?;
+        tensors.write("k", k, Element::Float, [batch, kv_heads, rows, head_dim])?;
+        tensors.write("v", v, k.dtype(), [batch, kv_heads, rows, value_dim])?;
+        tensors.read_checked(self.tensors(layer).chain([("cache", self.lengths())]));
+        at.check(k.shape(), &mut tensors)?;
+        tensors.finish()?;
         // No sequence is as long: what lies beyond is zeros.
         let last = LONGEST_AXIS as u32;
         let at = match at {

@@ -5,7 +5,7 @@ use super::dispatch::Moves;
 use super::kernels::cache_advance::Counts;
 use super::sequences::Move;
 use crate::device::DeviceFacts;
-use crate::tensor::{Access, DType, Error, TensorView, check_aliasing, expect_shape, same_dtype};
+use crate::tensor::{CallTensors, DType, Error, TensorView};
 
 /// By how many tokens each sequence moves.
 #[derive(Clone, Copy, Debug)]
@@ -69,11 +69,10 @@ impl<'a> Tokens<'a> {
                 Err(Error::Length { tensor: "rows", expected: config.batch, got: counts.len() })
             }
             Tokens::Device { counts, .. } => {
-                same_dtype("counts", counts, DType::U32)?;
-                let wanted = [config.batch, 1, 1, 1];
-                expect_shape("counts", counts.shape(), wanted)?;
-                counts.check("counts", Access::Read, device)?;
-                check_aliasing(&[("cache", lengths)], &[("counts", *counts)])
+                let mut tensors = CallTensors::new(device);
+                tensors.read("counts", *counts, DType::U32, [config.batch, 1, 1, 1])?;
+                tensors.write_checked([("cache", lengths)]);
+                tensors.finish()
             }
             _ => Ok(()),
         }

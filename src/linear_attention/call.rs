@@ -195,9 +195,4 @@ impl<'a> LinearBackward<'a> {
         self.accumulates = accumulates;
         self
     }
-
-    pub(crate) fn gradients(&self) -> impl Iterator<Item = (&'static str, TensorView<'a>)> + use<'a> {
-        let all = [("d_q", self.d_q), ("d_k", self.d_k), ("d_v", self.d_v)];
-        all.into_iter().filter_map(|(name, view)| Some((name, view?)))
-    }
 }

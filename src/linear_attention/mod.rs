@@ -16,11 +16,9 @@ pub use feature_map::{FeatureMap, RandomFeatures, UpdateRule, random_features};
 use kernels::linear::Phi;
 use plan::LinearTiles;
 
-use crate::device::DeviceFacts;
 use crate::kernel::{Pipelines, Prepared, Recorder, Scratch, ScratchSize, Target};
 use crate::tensor::{
-    Access, DType, Error, Shape, TensorView, check_aliasing, check_apart, check_float, expect,
-    expect_broadcast, expect_shape,
+    Access, CallTensors, DType, Element, Error, Shape, TensorView, check_apart, expect, expect_broadcast,
 };
 
 /// Linear attention on one device: `φ(qᵢ) Σⱼ φ(kⱼ)ᵀ vⱼ / φ(qᵢ) Σⱼ φ(kⱼ)ᵀ` (Katharopoulos et al. 2020, "Transformers are RNNs"), whose cost grows with
@@ -151,48 +149,31 @@ impl LinearAttention {
         [q, k, v, out]: [TensorView<'a>; 4],
         out_access: Access,
         keys: &LinearKeys<'a>,
-        device: &DeviceFacts,
+        tensors: &mut CallTensors<'a, '_>,
     ) -> Result<LinearProblem<'a>, Error> {
-        let config = &self.config;
-        for (tensor, view, access) in [
-            ("q", &q, Access::Read),
-            ("k", &k, Access::Read),
-            ("v", &v, Access::Read),
-            ("out", &out, out_access),
-        ] {
-            view.check_as(tensor, config.dtype, access, device)?;
-        }
-        expect("q", q.shape(), 1, config.heads)?;
-        expect("q", q.shape(), 3, config.head_dim)?;
-        expect("k", k.shape(), 1, config.kv_heads)?;
-        expect("v", v.shape(), 3, config.value_dim)?;
-        let shape = Shape::of(&q, &k, &v, &out)?;
+        let (config, device) = (&self.config, tensors.device);
+        let dims = [config.heads, config.kv_heads, config.head_dim, config.value_dim];
+        let shape = Shape::of(tensors, config.dtype, dims, [q, k, v], ("out", out, out_access))?;
         if config.causal || keys.packed.is_some() {
             // Each query stands at the key of its row.
             expect("k", k.shape(), 2, shape.q_len)?;
         }
         let Shape { batch, kv_heads, kv_len, .. } = shape;
         if let Some(key_mask) = keys.key_mask {
-            key_mask.check_as("key_mask", DType::Bool, Access::Read, device)?;
-            expect_broadcast("key_mask", key_mask.shape(), [batch, kv_heads, 1, kv_len])?;
+            tensors.read_broadcast("key_mask", key_mask, DType::Bool, [batch, kv_heads, 1, kv_len])?;
             // Repeated keys would be one for all.
             expect("key_mask", key_mask.shape(), 3, kv_len)?;
         }
-        if let Some(lengths) = keys.lengths {
-            lengths.check_as("lengths", DType::U32, Access::Read, device)?;
-            expect_broadcast("lengths", lengths.shape(), [batch, kv_heads, 1, 1])?;
-        }
+        tensors.read_broadcast("lengths", keys.lengths, DType::U32, [batch, kv_heads, 1, 1])?;
         if let Some(starts) = keys.packed {
-            starts.check_as("packed", DType::U32, Access::Read, device)?;
-            let count = starts.shape()[3];
-            expect_shape("packed", starts.shape(), [1, 1, 1, count.max(2)])?;
+            tensors.read("packed", starts, DType::U32, [1, 1, 1, starts.shape()[3].max(2)])?;
             expect("q", q.shape(), 0, 1)?;
             if keys.lengths.is_some() {
                 let why = "the starts say how long each sequence is";
                 return Err(Error::Unsupported { what: "lengths of packed sequences", why });
             }
         }
-        let random = self.random(keys, kv_heads, device)?;
+        let random = self.random(keys, kv_heads, tensors)?;
         let phi = match config.map {
             FeatureMap::Elu => Phi::Elu,
             FeatureMap::Relu => Phi::Relu,
@@ -234,15 +215,14 @@ impl LinearAttention {
         &self,
         keys: &LinearKeys<'a>,
         kv_heads: usize,
-        device: &DeviceFacts,
+        tensors: &mut CallTensors<'a, '_>,
     ) -> Result<Option<Random<'a>>, Error> {
         match (self.config.map, keys.directions) {
             (FeatureMap::Random { kind, directions: count }, Some(directions)) => {
-                directions.check_as("directions", DType::F32, Access::Read, device)?;
-                let shape = [1, kv_heads, count, self.config.head_dim];
-                expect_broadcast("directions", directions.shape(), shape)?;
-                expect("directions", directions.shape(), 2, count)?;
-                expect("directions", directions.shape(), 3, self.config.head_dim)?;
+                let [_, heads, _, _] = directions.shape();
+                let head_dim = self.config.head_dim;
+                tensors.read("directions", directions, DType::F32, [1, heads, count, head_dim])?;
+                expect_broadcast("directions", directions.shape(), [1, kv_heads, count, head_dim])?;
                 Ok(Some(Random { kind, directions }))
             }
             (FeatureMap::Random { .. }, None) => {
@@ -260,31 +240,24 @@ impl LinearAttention {
     fn check<'a>(&self, call: &LinearForward<'a>) -> Result<LinearProblem<'a>, Error> {
         let device = &self.pipelines.facts();
         let LinearForward { q, k, v, out, keys, state, begins, decay, beta } = *call;
-        let problem = self.problem([q, k, v, out], Access::Write, &keys, device)?;
-        let mut written = vec![("out", out)];
+        let mut tensors = CallTensors::new(device);
+        let problem = self.problem([q, k, v, out], Access::Write, &keys, &mut tensors)?;
         if let Some(LinearState { state, norm, log_scale }) = state {
             let sequences = keys.packed.map_or(problem.shape.batch, |starts| starts.shape()[3] - 1);
-            let shape = [sequences, self.config.kv_heads, self.config.features(), self.config.value_dim];
-            let views = [
-                Some(("state.state", state, shape)),
-                Some(("state.norm", norm, [shape[0], shape[1], shape[2], 1])),
-                log_scale.map(|log| ("state.log_scale", log, [shape[0], shape[1], 1, 1])),
-            ];
-            for (tensor, view, shape) in views.into_iter().flatten() {
-                view.check_as(tensor, DType::F32, Access::Write, device)?;
-                expect_shape(tensor, view.shape(), shape)?;
-                written.push((tensor, view));
-            }
+            let (heads, features) = (self.config.kv_heads, self.config.features());
+            let of_state = [sequences, heads, features, self.config.value_dim];
+            tensors.write("state.state", state, DType::F32, of_state)?;
+            tensors.write("state.norm", norm, DType::F32, [sequences, heads, features, 1])?;
+            tensors.write("state.log_scale", log_scale, DType::F32, [sequences, heads, 1, 1])?;
             if log_scale.is_some() != self.config.map.is_scaled() {
                 let why = "exponential random features have one, others have none";
                 return Err(Error::Unsupported { what: "`log_scale` of the state", why });
             }
-            check_apart(&written[1..], device)?;
+            check_apart(&tensors.written()[1..], device)?;
         } else if begins {
             let why = "there is no `state` to begin with; without one every call begins";
             return Err(Error::Unsupported { what: "`begins`", why });
         }
-        let mut read = inputs([("q", q), ("k", k), ("v", v)], &keys);
         let rule = self.config.rule;
         let Shape { batch, kv_heads, kv_len, .. } = problem.shape;
         for (tensor, view, has) in [("decay", decay, rule.has_decay()), ("beta", beta, rule.has_beta())] {
@@ -299,16 +272,13 @@ impl LinearAttention {
                 let why = "the update rule has none; see `LinearConfig::update_rule`";
                 return Err(Error::Unsupported { what: tensor, why });
             }
-            check_float(tensor, &view)?;
-            view.check(tensor, Access::Read, device)?;
             let channels = match (tensor, rule) {
                 ("decay", UpdateRule::Gated | UpdateRule::GatedDelta) if view.shape()[3] != 1 => {
                     self.config.features()
                 }
                 _ => 1,
             };
-            expect_shape(tensor, view.shape(), [batch, kv_heads, kv_len, channels])?;
-            read.push((tensor, view));
+            tensors.read(tensor, view, Element::Float, [batch, kv_heads, kv_len, channels])?;
         }
         if rule != UpdateRule::Linear
             && (keys.key_mask.is_some() || keys.lengths.is_some() || keys.packed.is_some())
@@ -317,7 +287,7 @@ impl LinearAttention {
                 "update rules go through every token of a batch; set decay and beta of tokens to be left out";
             return Err(Error::Unsupported { what: "masks and packed sequences with an update rule", why });
         }
-        check_aliasing(&written, &read)?;
+        tensors.check_aliasing()?;
         let state = state.map(|state| LinearStateViews {
             state: state.state,
             norm: state.norm,
@@ -333,24 +303,13 @@ impl LinearAttention {
     ) -> Result<(LinearProblem<'a>, LinearGradientViews<'a>), Error> {
         let device = &self.pipelines.facts();
         let LinearBackward { q, k, v, out, d_out, d_q, d_k, d_v, accumulates, keys } = *call;
-        let problem = self.problem([q, k, v, out], Access::Read, &keys, device)?;
-        d_out.check_as("d_out", self.config.dtype, Access::Read, device)?;
-        expect_shape("d_out", d_out.shape(), problem.shape.out())?;
-        let gradients: Vec<_> = call.gradients().collect();
-        if gradients.is_empty() {
-            let why = "nothing is asked for: give `d_q`, `d_k` or `d_v`";
-            return Err(Error::Unsupported { what: "a backward pass without gradients", why });
-        }
-        for (tensor, view) in &gradients {
-            let dtype = if view.dtype() == DType::F32 { DType::F32 } else { self.config.dtype };
-            view.check_as(tensor, dtype, Access::Write, device)?;
-            let wanted = match *tensor {
-                "d_q" => problem.shape.q(),
-                "d_k" => problem.shape.k(),
-                _ => problem.shape.v(),
-            };
-            expect_shape(tensor, view.shape(), wanted)?;
-        }
+        let (dtype, mut tensors) = (self.config.dtype, CallTensors::new(device));
+        let problem = self.problem([q, k, v, out], Access::Read, &keys, &mut tensors)?;
+        tensors.read("d_out", d_out, dtype, problem.shape.out())?;
+        tensors.gradient("d_q", d_q, dtype, problem.shape.q())?;
+        tensors.gradient("d_k", d_k, dtype, problem.shape.k())?;
+        tensors.gradient("d_v", d_v, dtype, problem.shape.v())?;
+        tensors.require_gradients("nothing is asked for: give `d_q`, `d_k` or `d_v`")?;
         if self.config.rule != UpdateRule::Linear {
             let why = "its gradients are not computed yet";
             return Err(Error::Unsupported { what: "the backward pass of an update rule", why });
@@ -358,24 +317,11 @@ impl LinearAttention {
         if let FeatureMap::Custom(own) = self.config.map {
             own.check_slope()?;
         }
-        let read = [("q", q), ("k", k), ("v", v), ("out", out), ("d_out", d_out)];
-        check_aliasing(&gradients, &inputs(read, &keys))?;
+        tensors.check_aliasing()?;
         Ok((problem, LinearGradientViews { d_out, d_q, d_k, d_v, accumulates }))
     }
 }
 
 fn missing(tensor: &str) -> &'static str {
     if tensor == "decay" { "an update rule without its decay" } else { "an update rule without its beta" }
-}
-
-/// Everything that a call reads.
-fn inputs<'a, const N: usize>(
-    tensors: [(&'static str, TensorView<'a>); N],
-    keys: &LinearKeys<'a>,
-) -> Vec<(&'static str, TensorView<'a>)> {
-    let LinearKeys { key_mask, lengths, packed, directions } = *keys;
-    let others =
-        [("key_mask", key_mask), ("lengths", lengths), ("packed", packed), ("directions", directions)];
-    let others = others.into_iter().filter_map(|(name, view)| Some((name, view?)));
-    tensors.into_iter().chain(others).collect()
 }

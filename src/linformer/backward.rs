@@ -9,10 +9,7 @@ use crate::device::DeviceFacts;
 use crate::kernel::{Dispatches, Prepared, Recorder, Scratch, ScratchSize, Slot, in_scratch};
 use crate::mask::{DeviceMask, Dropout};
 use crate::matmul::projection::dispatch_backward::Gradient;
-use crate::tensor::{
-    Access, DType, Error, Shape, TensorView, check_aliasing, check_float, count, expect_broadcast,
-    expect_shape,
-};
+use crate::tensor::{Access, CallTensors, DType, Element, Error, Shape, TensorView, count};
 
 /// One backward call: what [`LinformerForward`](super::LinformerForward) was given and wrote, the gradient of its output, and where the
 /// gradients go. Each gradient is shaped as what it is of; `d_q` is of the configured type or F32, the others F32, F16 or BF16.
@@ -35,8 +32,6 @@ pub struct LinformerBackward<'a> {
     accumulates: bool,
     dropout: Option<Dropout<TensorView<'a>>>,
 }
-
-const NAMES: [&str; 4] = ["d_k", "d_v", "d_e", "d_f"];
 
 impl<'a> LinformerBackward<'a> {
     /// The inputs `[q, k, v]` and `e` of a forward call, the `out` and [`lse`](super::LinformerForward::lse) that it wrote, and the gradient
@@ -128,11 +123,6 @@ impl<'a> LinformerBackward<'a> {
     fn of_sides(&self) -> Sides<'a> {
         let [k, v, e] = self.sides;
         Sides { k, v, e, f: self.f, key_mask: self.key_mask }
-    }
-
-    fn written(&self) -> Vec<(&'static str, TensorView<'a>)> {
-        let all = [("d_q", self.d_q)].into_iter().chain(NAMES.into_iter().zip(self.gradients));
-        all.filter_map(|(name, view)| Some((name, view?))).collect()
     }
 
     /// Whether gradients of projected keys, and of values, are needed.
@@ -310,55 +300,33 @@ impl Linformer {
     }
 
     fn check_backward(&self, call: &LinformerBackward, device: &DeviceFacts) -> Result<Plan, Error> {
-        let LinformerBackward { q, f, out, lse, d_out, d_lse, dropout, .. } = *call;
+        let LinformerBackward { q, f, out, lse, d_out, d_lse, d_q, dropout, .. } = *call;
         let Config { dtype, .. } = self.config;
         let sides = call.of_sides();
-        let shape = self.check_tensors(q, &sides, ("out", out, Access::Read), device)?;
-        d_out.check_as("d_out", dtype, Access::Read, device)?;
-        expect_shape("d_out", d_out.shape(), shape.out())?;
-        for (name, view) in [("lse", Some(lse)), ("d_lse", d_lse)] {
-            let Some(view) = view else { continue };
-            view.check_as(name, DType::F32, Access::Read, device)?;
-            expect_shape(name, view.shape(), shape.lse())?;
-        }
-        let written = call.written();
-        if written.is_empty() {
-            let why = "nothing is asked for: give `d_q`, `d_k`, `d_v`, `d_e` or `d_f`";
-            return Err(Error::Unsupported { what: "a backward pass without gradients", why });
-        }
-        if call.gradients[3].is_some() && f.is_none() {
+        let mut tensors = CallTensors::new(device);
+        let shape = self.check_tensors(q, &sides, ("out", out, Access::Read), &mut tensors)?;
+        tensors.read("d_out", d_out, dtype, shape.out())?;
+        tensors.read("lse", lse, DType::F32, shape.lse())?;
+        tensors.read("d_lse", d_lse, DType::F32, shape.lse())?;
+        let [d_k, d_v, d_e, d_f] = call.gradients;
+        if d_f.is_some() && f.is_none() {
             let why = "there is no `f`: `e` projects values too, and `d_e` has both gradients";
             return Err(Error::Unsupported { what: "d_f", why });
         }
-        for (name, view) in &written {
-            check_float(name, view)?;
-            view.check(name, Access::Write, device)?;
-            let wanted = match *name {
-                "d_q" => shape.q(),
-                "d_k" => shape.k(),
-                "d_v" => shape.v(),
-                "d_e" => sides.e.shape(),
-                _ => f.map_or([0; 4], |f| f.shape()),
-            };
-            expect_shape(name, view.shape(), wanted)?;
-        }
-        if let Some(d_q) = call.d_q.filter(|d_q| ![DType::F32, dtype].contains(&d_q.dtype)) {
+        tensors.write("d_q", d_q, Element::Float, shape.q())?;
+        tensors.write("d_k", d_k, Element::Float, shape.k())?;
+        tensors.write("d_v", d_v, Element::Float, shape.v())?;
+        tensors.write("d_e", d_e, Element::Float, sides.e.shape())?;
+        tensors.write("d_f", d_f, Element::Float, f.unwrap_or(sides.e).shape())?;
+        tensors.require_gradients("nothing is asked for: give `d_q`, `d_k`, `d_v`, `d_e` or `d_f`")?;
+        if let Some(d_q) = d_q.filter(|d_q| ![DType::F32, dtype].contains(&d_q.dtype)) {
             let expected = if dtype == DType::F32 { "F32".into() } else { format!("F32 or {dtype:?}") };
             return Err(Error::Type { tensor: "d_q", expected, got: d_q.dtype });
         }
-        let keep = dropout.as_ref().and_then(Dropout::given).copied();
         if let Some(dropout) = &dropout {
-            dropout.check()?;
+            dropout.check_for(self.low(shape).weights(), &mut tensors)?;
         }
-        if let Some(keep) = keep {
-            keep.check_as("dropout", DType::Bool, Access::Read, device)?;
-            expect_broadcast("dropout", keep.shape(), self.low(shape).weights())?;
-        }
-        let mut read = vec![("q", q), ("out", out), ("lse", lse), ("d_out", d_out)];
-        read.extend(sides.tensors());
-        read.extend(d_lse.map(|t| ("d_lse", t)));
-        read.extend(keep.map(|t| ("dropout", t)));
-        check_aliasing(&written, &read)?;
+        tensors.check_aliasing()?;
 
         let low = self.low(shape);
         let mut size = self.projected_size(&sides, &shape)?;

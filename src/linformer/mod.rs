@@ -9,7 +9,7 @@ pub use backward::LinformerBackward;
 use dispatch::{LowRank, keep_rows};
 
 use crate::attention::dispatch::{Chosen, Extras, Keys, Problem};
-use crate::attention::{self, Config, check_extras, extra_inputs, outputs, scale_in_f32};
+use crate::attention::{self, Config, check_extras, scale_in_f32};
 use crate::device::DeviceFacts;
 use crate::kernel::{
     Dispatches, KernelOptions, MatrixUnits, Pipelines, Prepared, Recorder, Scratch, ScratchSize, Slot,
@@ -18,8 +18,7 @@ use crate::kernel::{
 use crate::mask::{DeviceMask, Dropout};
 use crate::matmul::projection::dispatch_backward::Gradient;
 use crate::tensor::{
-    Access, DType, Error, Shape, TensorView, check_aliasing, check_apart, check_float, check_sizes, count,
-    expect, expect_broadcast,
+    Access, CallTensors, DType, Element, Error, Shape, TensorView, check_sizes, count, expect_broadcast,
 };
 
 /// Attention whose keys and values are projected along the length, from `kv_len` to `rank` of them (Wang et al. 2020, "Linformer:
@@ -283,14 +282,11 @@ impl Linformer {
     fn check(&self, call: &LinformerForward, device: &DeviceFacts) -> Result<Plan, Error> {
         let LinformerForward { q, out, .. } = *call;
         let sides = call.sides();
-        let shape = self.check_tensors(q, &sides, ("out", out, Access::Write), device)?;
+        let mut tensors = CallTensors::new(device);
+        let shape = self.check_tensors(q, &sides, ("out", out, Access::Write), &mut tensors)?;
         let extras = call.extras();
-        check_extras(&extras, &self.low(shape), device)?;
-        let mut read = vec![("q", q)];
-        read.extend(sides.tensors());
-        read.extend(extra_inputs(&extras));
-        check_aliasing(&outputs(&extras), &read)?;
-        check_apart(&outputs(&extras), device)?;
+        check_extras(&extras, &self.low(shape), &mut tensors)?;
+        tensors.finish()?;
         let size = self.projected_size(&sides, &shape)?;
         // Where there is no scratch yet, any buffer stands for it: plans look at layouts.
         let projected = self.projected(&sides, &shape, |_| Ok(q.buffer))?;
@@ -301,45 +297,27 @@ impl Linformer {
     }
 
     /// Checks the inputs, and a tensor shaped as the output. Gives the shape of the attention over all keys.
-    fn check_tensors(
+    fn check_tensors<'a>(
         &self,
-        q: TensorView,
-        sides: &Sides,
-        (out, view, access): (&'static str, TensorView, Access),
-        device: &DeviceFacts,
+        q: TensorView<'a>,
+        sides: &Sides<'a>,
+        out: (&'static str, TensorView<'a>, Access),
+        tensors: &mut CallTensors<'a, '_>,
     ) -> Result<Shape, Error> {
-        let Config { heads, kv_heads, head_dim, value_dim, dtype, .. } = self.config;
         let Sides { k, v, e, f, key_mask } = *sides;
-        for (tensor, view, access) in
-            [("q", q, Access::Read), ("k", k, Access::Read), ("v", v, Access::Read), (out, view, access)]
-        {
-            view.check_as(tensor, dtype, access, device)?;
-        }
-        expect("q", q.shape(), 1, heads)?;
-        expect("q", q.shape(), 3, head_dim)?;
-        expect("k", k.shape(), 1, kv_heads)?;
-        expect("v", v.shape(), 3, value_dim)?;
-        let shape = Shape::of(&q, &k, &v, &view)?;
+        let shape = Shape::of(tensors, self.config.dtype, self.config.dims(), [q, k, v], out)?;
         shape.check_lengths()?;
-        for (tensor, view) in [("e", Some(e)), ("f", f)].into_iter().filter_map(|(n, t)| Some((n, t?))) {
-            check_float(tensor, &view)?;
-            view.check(tensor, Access::Read, device)?;
-            let wanted = self.projection(&shape, view.shape()[1]);
-            for axis in [0, 2, 3, 1] {
-                expect(tensor, view.shape(), axis, wanted[axis])?;
-            }
+        let Shape { batch, kv_heads, kv_len, .. } = shape;
+        for (tensor, view) in [("e", Some(e)), ("f", f)] {
+            // One head, or all.
+            let heads = if view.is_some_and(|view| view.shape()[1] == 1) { 1 } else { kv_heads };
+            tensors.read(tensor, view, Element::Float, [1, heads, self.rank, kv_len])?;
         }
         if let Some(key_mask) = key_mask {
-            key_mask.check_as("key_mask", DType::Bool, Access::Read, device)?;
-            expect("key_mask", key_mask.shape(), 3, shape.kv_len)?;
-            expect_broadcast("key_mask", key_mask.shape(), [shape.batch, 1, 1, shape.kv_len])?;
+            tensors.read("key_mask", key_mask, DType::Bool, [key_mask.shape()[0], 1, 1, kv_len])?;
+            expect_broadcast("key_mask", key_mask.shape(), [batch, 1, 1, kv_len])?;
         }
         Ok(shape)
-    }
-
-    /// The shape of a projection that has one head, or all.
-    fn projection(&self, shape: &Shape, heads: usize) -> [usize; 4] {
-        [1, if heads == 1 { 1 } else { shape.kv_heads }, self.rank, shape.kv_len]
     }
 }
 
@@ -365,15 +343,6 @@ impl<'a> LinformerForward<'a> {
     fn extras(&self) -> Extras<'a> {
         let LinformerForward { out, lse, weights, dropout, .. } = *self;
         Extras { out, mask: DeviceMask::none(), appended: 0, lse, weights, scores: None, dropout }
-    }
-}
-
-impl<'a> Sides<'a> {
-    fn tensors(&self) -> impl Iterator<Item = (&'static str, TensorView<'a>)> + use<'a> {
-        let Sides { k, v, e, f, key_mask } = *self;
-        [("k", Some(k)), ("v", Some(v)), ("e", Some(e)), ("f", f), ("key_mask", key_mask)]
-            .into_iter()
-            .filter_map(|(name, view)| Some((name, view?)))
     }
 }
 

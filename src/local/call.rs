@@ -31,14 +31,6 @@ pub(super) struct LocalInputs<'a> {
     pub lengths: Option<TensorView<'a>>,
 }
 
-impl<'a> LocalInputs<'a> {
-    pub fn named(&self) -> impl Iterator<Item = (&'static str, TensorView<'a>)> + use<'a> {
-        let LocalInputs { q, k, v, positions, lengths } = *self;
-        let all = [("q", q), ("k", k), ("v", v), ("positions", positions)];
-        all.into_iter().chain(lengths.map(|lengths| ("lengths", lengths)))
-    }
-}
-
 impl<'a> LocalForward<'a> {
     /// Queries `[q, k, v]` at `positions`, to `out`, whose buffer may hold no input of the call. Where a position is NaN, infinite or
     /// farther than a window from every key, the output is 0.
@@ -122,11 +114,5 @@ impl<'a> LocalBackward<'a> {
     pub fn accumulate(mut self, accumulates: bool) -> Self {
         self.accumulates = accumulates;
         self
-    }
-
-    pub(super) fn gradients(&self) -> Vec<(&'static str, TensorView<'a>)> {
-        let LocalBackward { d_q, d_k, d_v, d_positions, .. } = *self;
-        let all = [("d_q", d_q), ("d_k", d_k), ("d_v", d_v), ("d_positions", d_positions)];
-        all.into_iter().filter_map(|(name, view)| Some((name, view?))).collect()
     }
 }

@@ -15,10 +15,7 @@ pub use predictor::{PositionPredictor, PredictorBackward, PredictorForward};
 
 use crate::device::DeviceFacts;
 use crate::kernel::{Pipelines, Prepared, Recorder, Scratch, ScratchSize, Slot};
-use crate::tensor::{
-    Access, DType, Error, Shape, TensorView, check_aliasing, check_apart, expect, expect_broadcast,
-    expect_shape,
-};
+use crate::tensor::{Access, CallTensors, DType, Error, Shape, TensorView, expect_broadcast};
 
 /// Luong's local-p attention (Luong et al. 2015, "Effective approaches to attention-based neural machine translation", equations 7 to
 /// 10): a query at position p, which need not be a whole number, sees the keys j with `|j − floor(p + ½)| ≤ D`. Their weights are
@@ -121,50 +118,26 @@ impl LocalAttention {
     fn problem<'a>(
         &self,
         inputs: &LocalInputs<'a>,
-        (name, out, access): (&'static str, TensorView<'a>, Access),
-        device: &DeviceFacts,
+        out: (&'static str, TensorView<'a>, Access),
+        tensors: &mut CallTensors<'a, '_>,
     ) -> Result<LocalProblem<'a>, Error> {
-        let config = &self.config;
+        let LocalConfig { heads, kv_heads, head_dim, value_dim, dtype, half_window, sigma, scale } =
+            self.config;
         let LocalInputs { q, k, v, positions, lengths } = *inputs;
-        for (tensor, view, access) in
-            [("q", q, Access::Read), ("k", k, Access::Read), ("v", v, Access::Read), (name, out, access)]
-        {
-            view.check_as(tensor, config.dtype, access, device)?;
-        }
-        positions.check_as("positions", DType::F32, Access::Read, device)?;
-        expect("q", q.shape(), 1, config.heads)?;
-        expect("q", q.shape(), 3, config.head_dim)?;
-        expect("k", k.shape(), 1, config.kv_heads)?;
-        expect("v", v.shape(), 3, config.value_dim)?;
-        let [batch, heads, q_len, head_dim] = q.shape();
-        let (kv_len, kv_heads, value_dim) = (k.shape()[2], config.kv_heads, config.value_dim);
-        let shape = Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim };
-        expect_shape("k", k.shape(), shape.k())?;
-        expect_shape("v", v.shape(), shape.v())?;
-        expect_shape(name, out.shape(), shape.out())?;
-        for (axis, wanted) in [(0, batch), (2, q_len), (3, 1)] {
-            expect("positions", positions.shape(), axis, wanted)?;
-        }
+        let dims = [heads, kv_heads, head_dim, value_dim];
+        let shape = Shape::of(tensors, dtype, dims, [q, k, v], out)?;
+        let Shape { batch, q_len, .. } = shape;
+        tensors.read("positions", positions, DType::F32, [batch, positions.shape()[1], q_len, 1])?;
         expect_broadcast("positions", positions.shape(), shape.lse())?;
-        if let Some(lengths) = lengths {
-            lengths.check_as("lengths", DType::U32, Access::Read, device)?;
-            expect_broadcast("lengths", lengths.shape(), [batch, 1, 1, 1])?;
-        }
-        let LocalConfig { half_window, sigma, scale, .. } = *config;
+        tensors.read_broadcast("lengths", lengths, DType::U32, [batch, 1, 1, 1])?;
         Ok(LocalProblem { shape, q, k, v, positions, lengths, half_window, sigma, scale })
     }
 
     fn check<'a>(&self, call: &LocalForward<'a>, device: &DeviceFacts) -> Result<LocalProblem<'a>, Error> {
-        let problem = self.problem(&call.inputs, ("out", call.out, Access::Write), device)?;
-        let mut written = vec![("out", call.out)];
-        if let Some(weights) = call.weights {
-            weights.check_as("weights", DType::F32, Access::Write, device)?;
-            expect_shape("weights", weights.shape(), problem.shape.weights())?;
-            written.push(("weights", weights));
-        }
-        let read: Vec<_> = call.inputs.named().collect();
-        check_aliasing(&written, &read)?;
-        check_apart(&written, device)?;
+        let mut tensors = CallTensors::new(device);
+        let problem = self.problem(&call.inputs, ("out", call.out, Access::Write), &mut tensors)?;
+        tensors.write("weights", call.weights, DType::F32, problem.shape.weights())?;
+        tensors.finish()?;
         Ok(problem)
     }
 }
@@ -215,27 +188,16 @@ impl LocalAttention {
         call: &LocalBackward<'a>,
         device: &DeviceFacts,
     ) -> Result<LocalProblem<'a>, Error> {
-        let problem = self.problem(&call.inputs, ("d_out", call.d_out, Access::Read), device)?;
-        let LocalInputs { q, k, v, positions, .. } = call.inputs;
-        let gradients = call.gradients();
-        if gradients.is_empty() {
-            let why = "nothing is asked for: give `d_q`, `d_k`, `d_v` or `d_positions`";
-            return Err(Error::Unsupported { what: "a backward pass without gradients", why });
-        }
-        for (tensor, view) in &gradients {
-            let of = match *tensor {
-                "d_q" => q,
-                "d_k" => k,
-                "d_v" => v,
-                _ => positions,
-            };
-            let dtype = if view.dtype() == DType::F32 { DType::F32 } else { of.dtype() };
-            view.check_as(tensor, dtype, Access::Write, device)?;
-            expect_shape(tensor, view.shape(), of.shape())?;
-        }
-        let mut read: Vec<_> = call.inputs.named().collect();
-        read.push(("d_out", call.d_out));
-        check_aliasing(&gradients, &read)?;
+        let LocalBackward { inputs, d_out, d_q, d_k, d_v, d_positions, .. } = *call;
+        let LocalInputs { q, k, v, positions, .. } = inputs;
+        let mut tensors = CallTensors::new(device);
+        let problem = self.problem(&inputs, ("d_out", d_out, Access::Read), &mut tensors)?;
+        tensors.gradient("d_q", d_q, q.dtype(), q.shape())?;
+        tensors.gradient("d_k", d_k, k.dtype(), k.shape())?;
+        tensors.gradient("d_v", d_v, v.dtype(), v.shape())?;
+        tensors.gradient("d_positions", d_positions, positions.dtype(), positions.shape())?;
+        tensors.require_gradients("nothing is asked for: give `d_q`, `d_k`, `d_v` or `d_positions`")?;
+        tensors.check_aliasing()?;
         Ok(problem)
     }
 }

@@ -6,13 +6,10 @@ use crate::kernel::{
     Dispatches, KernelOptions, Pipelines, Prepared, Recorder, Scratch, ScratchSize, Slot, fits, in_scratch,
 };
 use crate::matmul::Linear;
+use crate::matmul::projection::check_summed_rows;
 use crate::matmul::projection::dispatch::{self, LinearOp};
 use crate::matmul::projection::dispatch_backward::{self, Gradient, LinearBackward};
-use crate::matmul::projection::{check_summed_rows, check_vector};
-use crate::tensor::{
-    Access, DType, Error, TensorView, check_aliasing, check_float, count, expect, expect_broadcast,
-    expect_shape,
-};
+use crate::tensor::{Access, CallTensors, DType, Element, Error, TensorView, count};
 
 /// What forward and backward calls are both given.
 #[derive(Clone, Copy, Debug)]
@@ -53,8 +50,7 @@ impl<'a> PredictorForward<'a> {
     }
 
     fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
-        self.inputs.check(("positions", self.positions, Access::Write), device)?;
-        check_aliasing(&[("positions", self.positions)], &self.inputs.named())
+        self.inputs.check(("positions", self.positions, Access::Write), device)?.finish()
     }
 }
 
@@ -129,77 +125,43 @@ impl<'a> PredictorBackward<'a> {
         self
     }
 
-    fn gradients(&self) -> Vec<(&'static str, TensorView<'a>)> {
-        let PredictorBackward { d_hidden, d_weight, d_bias, d_vector, .. } = *self;
-        let all =
-            [("d_hidden", d_hidden), ("d_weight", d_weight), ("d_bias", d_bias), ("d_vector", d_vector)];
-        all.into_iter().filter_map(|(name, view)| Some((name, view?))).collect()
-    }
-
     fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
-        let Inputs { hidden, linear, vector, .. } = self.inputs;
-        self.inputs.check(("d_positions", self.d_positions, Access::Read), device)?;
+        let PredictorBackward { inputs, d_positions, d_hidden, d_weight, d_bias, d_vector, .. } = *self;
+        let Inputs { hidden, linear, vector, .. } = inputs;
+        let mut tensors = inputs.check(("d_positions", d_positions, Access::Read), device)?;
         check_summed_rows("hidden", &hidden, 1)?;
-        let gradients = self.gradients();
-        if gradients.is_empty() {
-            let why = "nothing is asked for: give `d_hidden`, `d_weight`, `d_bias` or `d_vector`";
-            return Err(Error::Unsupported { what: "a backward pass without gradients", why });
-        }
-        for (tensor, view) in &gradients {
-            check_float(tensor, view)?;
-            view.check(tensor, Access::Write, device)?;
-            let wanted = match *tensor {
-                "d_hidden" => hidden.shape(),
-                "d_weight" => linear.weight.shape(),
-                _ => vector.shape(),
-            };
-            expect_shape(tensor, view.shape(), wanted)?;
-        }
-        let mut read = self.inputs.named();
-        read.push(("d_positions", self.d_positions));
-        check_aliasing(&gradients, &read)
+        tensors.write("d_hidden", d_hidden, Element::Float, hidden.shape())?;
+        tensors.write("d_weight", d_weight, Element::Float, linear.weight.shape())?;
+        tensors.write("d_bias", d_bias, Element::Float, vector.shape())?;
+        tensors.write("d_vector", d_vector, Element::Float, vector.shape())?;
+        tensors
+            .require_gradients("nothing is asked for: give `d_hidden`, `d_weight`, `d_bias` or `d_vector`")?;
+        tensors.check_aliasing()
     }
 }
 
 impl<'a> Inputs<'a> {
-    fn named(&self) -> Vec<(&'static str, TensorView<'a>)> {
-        let mut named =
-            vec![("hidden", self.hidden), ("linear.weight", self.linear.weight), ("vector", self.vector)];
-        named.extend(self.linear.bias.map(|bias| ("linear.bias", bias)));
-        named.extend(self.lengths.map(|lengths| ("lengths", lengths)));
-        named
-    }
-
     /// `positions` are these, or their gradient.
-    fn check(
+    fn check<'d>(
         &self,
-        (name, positions, access): (&'static str, TensorView, Access),
-        device: &DeviceFacts,
-    ) -> Result<(), Error> {
+        (name, positions, access): (&'static str, TensorView<'a>, Access),
+        device: &'d DeviceFacts,
+    ) -> Result<CallTensors<'a, 'd>, Error> {
         let Inputs { hidden, linear, vector, kv_len, lengths } = self;
-        for (tensor, view) in [("hidden", hidden), ("linear.weight", &linear.weight)] {
-            check_float(tensor, view)?;
-            view.check(tensor, Access::Read, device)?;
-        }
+        let mut tensors = CallTensors::new(device);
         let [batch, _, q_len, features] = hidden.shape();
-        expect("hidden", hidden.shape(), 1, 1)?;
         let units = linear.weight.shape()[2];
-        expect_shape("linear.weight", linear.weight.shape(), [1, 1, units, features])?;
-        check_vector("vector", vector, units, Access::Read, device)?;
-        if let Some(bias) = &linear.bias {
-            check_vector("linear.bias", bias, units, Access::Read, device)?;
-        }
-        positions.check_as(name, DType::F32, access, device)?;
-        expect_shape(name, positions.shape(), [batch, 1, q_len, 1])?;
-        if let Some(lengths) = lengths {
-            lengths.check_as("lengths", DType::U32, Access::Read, device)?;
-            expect_broadcast("lengths", lengths.shape(), [batch, 1, 1, 1])?;
-        }
+        tensors.read("hidden", *hidden, Element::Float, [batch, 1, q_len, features])?;
+        tensors.read("linear.weight", linear.weight, Element::Float, [1, 1, units, features])?;
+        tensors.read("vector", *vector, Element::Float, [1, 1, 1, units])?;
+        tensors.read("linear.bias", linear.bias, Element::Float, [1, 1, 1, units])?;
+        tensors.add(access, name, positions, DType::F32, [batch, 1, q_len, 1])?;
+        tensors.read_broadcast("lengths", *lengths, DType::U32, [batch, 1, 1, 1])?;
         if u32::try_from(*kv_len).is_err() {
             let expected = "below 2^32";
             return Err(Error::Option { option: "kv_len", value: *kv_len as f64, expected });
         }
-        Ok(())
+        Ok(tensors)
     }
 
     /// `[batch, 1, q_len, units]`.

@@ -8,7 +8,7 @@ use crate::attention::scale_in_f32;
 use crate::device::DeviceFacts;
 use crate::kernel::{Prepared, Recorder, Scratch, ScratchSize, Slot, fits, in_scratch};
 use crate::matmul::projection::dispatch_backward::Gradient;
-use crate::tensor::{Access, DType, Error, TensorView, check_aliasing, check_float, count, expect_shape};
+use crate::tensor::{CallTensors, DType, Element, Error, TensorView, count};
 
 /// One backward call: what [`LshForward`](super::LshForward) was given and wrote, buckets too, the gradient of its output, and where the gradients
 /// go: `d_qk` and `d_v`, shaped as qk and v, F32, F16 or BF16.
@@ -254,34 +254,18 @@ impl LshAttention {
 
     fn check_backward(&self, call: &LshBackward, device: &DeviceFacts) -> Result<Plan, Error> {
         let LshBackward { qk, v, buckets, lengths, out, lse, d_out, d_lse, d_qk, d_v, .. } = *call;
-        let sizes = self.check_inputs(&call.inputs(), Access::Read, device)?;
-        for (name, view) in [("out", out), ("d_out", d_out)] {
-            view.check_as(name, self.config.dtype, Access::Read, device)?;
-            expect_shape(name, view.shape(), v.shape())?;
-        }
+        let mut tensors = CallTensors::new(device);
+        let sizes = self.check_inputs(&call.inputs(), &mut tensors)?;
         let LshSizes { batch, heads, length, .. } = sizes;
-        for (name, view) in [("lse", Some(lse)), ("d_lse", d_lse)] {
-            let Some(view) = view else { continue };
-            view.check_as(name, DType::F32, Access::Read, device)?;
-            expect_shape(name, view.shape(), [batch, heads, length, 1])?;
-        }
-        let mut written = Vec::new();
-        for (name, view, own) in [("d_qk", d_qk, qk), ("d_v", d_v, v)] {
-            let Some(view) = view else { continue };
-            check_float(name, &view)?;
-            view.check(name, Access::Write, device)?;
-            expect_shape(name, view.shape(), own.shape())?;
-            written.push((name, view));
-        }
-        if written.is_empty() {
-            let why = "nothing is asked for: give `d_qk` or `d_v`";
-            return Err(Error::Unsupported { what: "a backward pass without gradients", why });
-        }
-        let mut read =
-            vec![("qk", qk), ("v", v), ("buckets", buckets), ("out", out), ("lse", lse), ("d_out", d_out)];
-        read.extend(d_lse.map(|t| ("d_lse", t)));
-        read.extend(lengths.map(|t| ("lengths", t)));
-        check_aliasing(&written, &read)?;
+        tensors.read("buckets", buckets, DType::U32, sizes.hashes())?;
+        tensors.read("out", out, self.config.dtype, v.shape())?;
+        tensors.read("d_out", d_out, self.config.dtype, v.shape())?;
+        tensors.read("lse", lse, DType::F32, [batch, heads, length, 1])?;
+        tensors.read("d_lse", d_lse, DType::F32, [batch, heads, length, 1])?;
+        tensors.write("d_qk", d_qk, Element::Float, qk.shape())?;
+        tensors.write("d_v", d_v, Element::Float, v.shape())?;
+        tensors.require_gradients("nothing is asked for: give `d_qk` or `d_v`")?;
+        tensors.check_aliasing()?;
         // Where there is no scratch yet, any buffer stands for it: plans look at layouts.
         let part = |_| Ok(qk.buffer);
         let rounds = LshRounds::new(sizes, buckets, lengths, &part)?;

@@ -19,10 +19,7 @@ use crate::kernel::{
 };
 use crate::mask::DeviceMask;
 use crate::mask::mods::{Captured, MaskMod, ScoreMod};
-use crate::tensor::{
-    Access, DType, Error, Shape, TensorView, check_aliasing, check_apart, check_float, count, expect,
-    expect_broadcast, expect_shape,
-};
+use crate::tensor::{Access, CallTensors, DType, Element, Error, Shape, TensorView, check_apart, count};
 
 /// Attention of tokens to those that hash alike (Kitaev et al. 2020, "Reformer: the efficient transformer"), for sequences that are too
 /// long for attention to all: work grows with `rounds · length · chunk`.
@@ -341,31 +338,16 @@ impl LshAttention {
     /// Everything that can be said of a call before its pipelines.
     fn check(&self, call: &LshForward, device: &DeviceFacts) -> Result<Plan, Error> {
         let LshForward { qk, v, rotations, buckets, out, lse, lengths } = *call;
-        let hashed = if rotations.is_some() { Access::Write } else { Access::Read };
-        let sizes = self.check_inputs(&call.inputs(), hashed, device)?;
-        out.check_as("out", self.config.dtype, Access::Write, device)?;
-        expect_shape("out", out.shape(), v.shape())?;
+        let mut tensors = CallTensors::new(device);
+        let sizes = self.check_inputs(&call.inputs(), &mut tensors)?;
         let LshSizes { batch, heads, length, head_dim, n_buckets, rounds, .. } = sizes;
-        let mut read = vec![("qk", qk), ("v", v)];
-        read.extend(lengths.map(|t| ("lengths", t)));
-        let mut written = vec![("out", out)];
-        if let Some(lse) = lse {
-            lse.check_as("lse", DType::F32, Access::Write, device)?;
-            expect_shape("lse", lse.shape(), [batch, heads, length, 1])?;
-            written.push(("lse", lse));
-        }
-        check_apart(&written, device)?;
-        match rotations {
-            Some(rotations) => {
-                check_float("rotations", &rotations)?;
-                rotations.check("rotations", Access::Read, device)?;
-                expect_shape("rotations", rotations.shape(), [1, rounds, head_dim, n_buckets / 2])?;
-                read.push(("rotations", rotations));
-                written.push(("buckets", buckets));
-            }
-            None => read.push(("buckets", buckets)),
-        }
-        check_aliasing(&written, &read)?;
+        tensors.write("out", out, self.config.dtype, v.shape())?;
+        tensors.write("lse", lse, DType::F32, [batch, heads, length, 1])?;
+        check_apart(tensors.written(), device)?;
+        tensors.read("rotations", rotations, Element::Float, [1, rounds, head_dim, n_buckets / 2])?;
+        let hashed = if rotations.is_some() { Access::Write } else { Access::Read };
+        tensors.add(hashed, "buckets", buckets, DType::U32, sizes.hashes())?;
+        tensors.check_aliasing()?;
         // Where there is no scratch yet, any buffer stands for it: plans look at layouts.
         let part = |_| Ok(qk.buffer);
         let rounds = LshRounds::new(sizes, buckets, lengths, &part)?;
@@ -376,27 +358,19 @@ impl LshAttention {
         Ok(Plan { sizes, chosen, size: size.max(chosen.scratch_size()) })
     }
 
-    fn check_inputs(
+    /// Checks all inputs but the buckets, which a forward call may write.
+    fn check_inputs<'a>(
         &self,
-        inputs: &LshInputs,
-        hashed: Access,
-        device: &DeviceFacts,
+        inputs: &LshInputs<'a>,
+        tensors: &mut CallTensors<'a, '_>,
     ) -> Result<LshSizes, Error> {
-        let LshInputs { qk, v, buckets, lengths } = *inputs;
+        let LshInputs { qk, v, lengths, .. } = *inputs;
         let LshConfig { heads, head_dim, value_dim, dtype, rounds, n_buckets, chunk, .. } = self.config;
-        qk.check_as("qk", dtype, Access::Read, device)?;
-        v.check_as("v", dtype, Access::Read, device)?;
-        expect("qk", qk.shape(), 1, heads)?;
-        expect("qk", qk.shape(), 3, head_dim)?;
         let [batch, _, length, _] = qk.shape();
-        expect_shape("v", v.shape(), [batch, heads, length, value_dim])?;
+        tensors.read("qk", qk, dtype, [batch, heads, length, head_dim])?;
+        tensors.read("v", v, dtype, [batch, heads, length, value_dim])?;
+        tensors.read_broadcast("lengths", lengths, DType::U32, [batch, 1, 1, 1])?;
         let sizes = LshSizes { batch, heads, length, head_dim, value_dim, rounds, n_buckets, chunk };
-        buckets.check_as("buckets", DType::U32, hashed, device)?;
-        expect_shape("buckets", buckets.shape(), sizes.hashes())?;
-        if let Some(lengths) = lengths {
-            lengths.check_as("lengths", DType::U32, Access::Read, device)?;
-            expect_broadcast("lengths", lengths.shape(), [batch, 1, 1, 1])?;
-        }
         let chunks = sizes.chunks();
         if chunks > MOST_CHUNKS {
             return Err(Error::Option {

@@ -1,6 +1,6 @@
 //! Dropout on attention weights, reproducible from a seed and the weight's position.
 
-use crate::tensor::Error;
+use crate::tensor::{CallTensors, DType, Error, TensorView};
 
 /// Which weights are set to zero; the others are multiplied by `1 / (1 − p)`, rounded to f32.
 #[derive(Clone, Copy, Debug)]
@@ -63,5 +63,17 @@ impl<Keep> Dropout<Keep> {
             return Ok(());
         }
         Err(Error::Option { option: "dropout p", value: p, expected: "at least 0 and below 1" })
+    }
+}
+
+impl<'a> Dropout<TensorView<'a>> {
+    /// Checks the dropout of attention weights of a shape.
+    pub(crate) fn check_for(
+        &self,
+        weights: [usize; 4],
+        tensors: &mut CallTensors<'a, '_>,
+    ) -> Result<(), Error> {
+        self.check()?;
+        tensors.read_broadcast("dropout", self.given().copied(), DType::Bool, weights)
     }
 }

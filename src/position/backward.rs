@@ -4,7 +4,7 @@ use super::kernels::table_backward::{LANES, TableBackwardCall};
 use super::{MOST_GROUPS, Positions, Rotate, RowPositions, check_rows, rotation};
 use crate::device::{DeviceFacts, Family};
 use crate::kernel::{Dispatch, Prepared, Recorder};
-use crate::tensor::{Access, Error, TensorView, check_aliasing, check_float, expect};
+use crate::tensor::{CallTensors, Element, Error, TensorView};
 
 /// The gradient of a learned table of positions, of one sum that [`Positions::add`] has computed.
 #[derive(Clone, Copy, Debug)]
@@ -35,18 +35,13 @@ impl<'a> TableBackward<'a> {
         if device.lacks(Family::RowSums) {
             return Err(Error::PutAside { family: Family::RowSums });
         }
-        check_float("d_out", d_out)?;
-        d_out.check("d_out", Access::Read, device)?;
-        at.check(d_out.shape(), device)?;
-        check_float("d_table", d_table)?;
-        d_table.check("d_table", Access::Write, device)?;
-        for (axis, expected) in [(0, 1), (1, 1), (3, d_out.shape()[3])] {
-            expect("d_table", d_table.shape(), axis, expected)?;
-        }
-        check_rows(at, d_out.shape()[2], "d_table", d_table.shape())?;
-        let mut read = vec![("d_out", *d_out)];
-        read.extend(at.tensor().map(|t| ("positions", t)));
-        check_aliasing(&[("d_table", *d_table)], &read)
+        let mut tensors = CallTensors::new(device);
+        let [_, _, length, dim] = d_out.shape();
+        tensors.read("d_out", *d_out, Element::Float, d_out.shape())?;
+        at.check(d_out.shape(), &mut tensors)?;
+        tensors.write("d_table", *d_table, Element::Float, [1, 1, d_table.shape()[2], dim])?;
+        check_rows(at, length, "d_table", d_table.shape())?;
+        tensors.finish()
     }
 
     /// Dispatch after `check`.

@@ -20,10 +20,7 @@ use std::sync::Arc;
 
 use crate::device::DeviceFacts;
 use crate::kernel::{BindingCache, Dispatch, Pipelines, Prepared, Recorder, Source, View};
-use crate::tensor::{
-    Access, DType, Error, TensorView, axes, check_aliasing, check_float, expect, expect_broadcast,
-    expect_shape,
-};
+use crate::tensor::{Access, CallTensors, DType, Element, Error, TensorView, axes, expect};
 
 /// Last position of rotary and sinusoidal encodings, 2²⁴ − 1.
 pub const MAX_POSITION: u32 = (DIGITS.pow(LEVELS as u32) - 1) as u32;
@@ -249,10 +246,12 @@ impl<'a> RowPositions<TensorView<'a>> {
     }
 
     /// Checks the tensor for rows of `shape`. A start is for [`check_start`].
-    pub(crate) fn check(&self, [batch, _, length, _]: [usize; 4], device: &DeviceFacts) -> Result<(), Error> {
-        let Some(t) = self.tensor() else { return Ok(()) };
-        t.check_as("positions", DType::U32, Access::Read, device)?;
-        expect_broadcast("positions", t.shape(), [batch, 1, length, 1])
+    pub(crate) fn check(
+        &self,
+        [batch, _, length, _]: [usize; 4],
+        tensors: &mut CallTensors<'a, '_>,
+    ) -> Result<(), Error> {
+        tensors.read_broadcast("positions", self.tensor(), DType::U32, [batch, 1, length, 1])
     }
 
     /// What a kernel takes as a parameter, for rows of `length` and positions up to `last`. Dispatch after `check`.
@@ -304,22 +303,19 @@ pub(crate) fn check_rows<T>(
     }
 }
 
-/// Checks what is read and written, and that nothing else lies in the buffer that is written.
-fn check_tensors<'a>(
-    x: &TensorView<'a>,
-    out: Option<&TensorView<'a>>,
-    others: &[(&'static str, Option<TensorView<'a>>)],
-    device: &DeviceFacts,
-) -> Result<(), Error> {
-    check_float("x", x)?;
-    x.check("x", if out.is_some() { Access::Read } else { Access::Write }, device)?;
-    let mut read: Vec<_> = others.iter().filter_map(|(name, t)| Some((*name, (*t)?))).collect();
-    let Some(out) = out else { return check_aliasing(&[("x", *x)], &read) };
-    check_float("out", out)?;
-    out.check("out", Access::Write, device)?;
-    expect_shape("out", out.shape(), x.shape())?;
-    read.push(("x", *x));
-    check_aliasing(&[("out", *out)], &read)
+/// Checks `x` and `out`, or `x` alone where it is written in place, and the positions of its rows.
+fn check_tensors<'a, 'd>(
+    x: TensorView<'a>,
+    out: Option<TensorView<'a>>,
+    at: &RowPositions<TensorView<'a>>,
+    device: &'d DeviceFacts,
+) -> Result<CallTensors<'a, 'd>, Error> {
+    let mut tensors = CallTensors::new(device);
+    let access = if out.is_some() { Access::Read } else { Access::Write };
+    tensors.add(access, "x", x, Element::Float, x.shape())?;
+    tensors.write("out", out, Element::Float, x.shape())?;
+    at.check(x.shape(), &mut tensors)?;
+    Ok(tensors)
 }
 
 /// Workgroups along the rows, at most, each doing the work of several: in any number of them no index overflows.
@@ -332,22 +328,20 @@ fn share(work: usize, workgroup: usize, device: &DeviceFacts) -> (usize, u32) {
 }
 
 /// Checks what rotates `x`, and the greatest position there is a rotation for.
-fn check_rotation(
-    rotation: &Rotation,
+fn check_rotation<'a>(
+    rotation: &Rotation<'a>,
     x: [usize; 4],
     at: &RowPositions<TensorView>,
-    device: &DeviceFacts,
+    tensors: &mut CallTensors<'a, '_>,
 ) -> Result<u32, Error> {
     let [batch, _, length, dim] = x;
     let Rotation::CosSin { cos, sin, .. } = rotation else {
         check_start(at, length)?;
         return Ok(MAX_POSITION);
     };
-    check_float("cos", cos)?;
-    cos.check("cos", Access::Read, device)?;
     let shape = cos.shape();
     let [_, _, rows, pairs] = shape;
-    expect_broadcast("cos", shape, [batch, 1, rows, pairs])?;
+    tensors.read_broadcast("cos", *cos, Element::Float, [batch, 1, rows, pairs])?;
     check_rows(at, length, "cos", shape)?;
     if pairs > dim / 2 {
         let expected = format!("at most {}, half of x's {dim} channels", dim / 2);
@@ -360,8 +354,7 @@ fn check_rotation(
             wanted: None,
         });
     }
-    sin.check_as("sin", cos.dtype(), Access::Read, device)?;
-    expect_shape("sin", sin.shape(), shape)?;
+    tensors.read("sin", *sin, cos.dtype(), shape)?;
     // A checked tensor's rows are fewer than 2³².
     Ok((rows - 1) as u32)
 }
@@ -375,10 +368,9 @@ fn rotation<'a>(call: &Rotate<'a>, turn: f32, device: &DeviceFacts) -> Result<Di
         Rotation::CosSin { cos, sin, order } => (None, Some([*cos, *sin]), *order),
     };
     let [cos, sin] = [0, 1].map(|n| cos_sin.map(|tables| tables[n]));
-    let read = [("cos", cos), ("sin", sin), ("positions", at.tensor())];
-    check_tensors(x, out.as_ref(), &read, device)?;
-    at.check(x.shape(), device)?;
-    let last = check_rotation(rotation, x.shape(), at, device)?;
+    let mut tensors = check_tensors(*x, *out, at, device)?;
+    let last = check_rotation(rotation, x.shape(), at, &mut tensors)?;
+    tensors.finish()?;
     let rotation = match (rope, cos) {
         (Some(rope), _) => {
             rope.check_width("x", x.shape())?;
@@ -417,8 +409,7 @@ fn sum<'a>(call: &AddPositions<'a>, device: &DeviceFacts) -> Result<Dispatch<'a>
         PositionTable::Sinusoid(_) => None,
         PositionTable::Learned(t) => Some(*t),
     };
-    check_tensors(x, out.as_ref(), &[("table", learned), ("positions", at.tensor())], device)?;
-    at.check(x.shape(), device)?;
+    let mut tensors = check_tensors(*x, *out, at, device)?;
     let factor = *scale as f32;
     if !factor.is_finite() {
         return Err(Error::Option { option: "scale", value: *scale, expected: "finite in f32" });
@@ -430,15 +421,12 @@ fn sum<'a>(call: &AddPositions<'a>, device: &DeviceFacts) -> Result<Dispatch<'a>
             (sinusoid.rotation_params(), MAX_POSITION, Some(sinusoid.view()))
         }
         PositionTable::Learned(t) => {
-            check_float("table", t)?;
-            t.check("table", Access::Read, device)?;
-            for (axis, expected) in [(0, 1), (1, 1), (3, dim)] {
-                expect("table", t.shape(), axis, expected)?;
-            }
+            tensors.read("table", *t, Element::Float, [1, 1, t.shape()[2], dim])?;
             check_rows(at, length, "table", t.shape())?;
             (bytemuck::Zeroable::zeroed(), (t.shape()[2] - 1) as u32, None)
         }
     };
+    tensors.finish()?;
     let work = length * dim;
     let (groups, step) = share(work, add_positions::WORKGROUP, device);
     let call = add_positions::AddPositionsCall {

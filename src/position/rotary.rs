@@ -3,7 +3,7 @@
 use super::{Rotate, Rotation, RowPositions, check_rotation, rotation};
 use crate::device::DeviceFacts;
 use crate::kernel::Dispatch;
-use crate::tensor::{Error, TensorView, same_view};
+use crate::tensor::{CallTensors, Error, TensorView, same_view};
 
 /// How a layer rotates what it has projected, and where the rows stand.
 #[derive(Clone, Copy, Debug)]
@@ -14,9 +14,9 @@ pub(crate) struct Rotary<'a> {
 
 impl<'a> Rotary<'a> {
     /// Checks it for rows `[batch, heads, length, dim]`.
-    pub fn check(&self, shape: [usize; 4], device: &DeviceFacts) -> Result<(), Error> {
-        self.at.check(shape, device)?;
-        check_rotation(&self.rotation, shape, &self.at, device)?;
+    pub fn check(&self, shape: [usize; 4], tensors: &mut CallTensors<'a, '_>) -> Result<(), Error> {
+        self.at.check(shape, tensors)?;
+        check_rotation(&self.rotation, shape, &self.at, tensors)?;
         match self.rotation {
             Rotation::Rope(rope) => rope.check_width("q", shape),
             Rotation::CosSin { .. } => Ok(()),

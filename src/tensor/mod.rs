@@ -1,13 +1,16 @@
 //! Tensors as windows of buffers: dtype, shape, strides and offset, all counted in elements.
 
+pub(crate) mod call_tensors;
 pub(crate) mod dtype;
 pub(crate) mod error;
 pub(crate) mod host;
 pub(crate) mod real;
 pub(crate) mod shape;
 
+pub(crate) use call_tensors::CallTensors;
 pub use dtype::DType;
-use dtype::{Element, FLOAT};
+pub(crate) use dtype::Element;
+use dtype::FLOAT;
 pub use error::Error;
 pub use host::HostTensor;
 pub(crate) use real::expect_length;

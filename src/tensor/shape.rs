@@ -1,6 +1,6 @@
 //! The dimensions of one attention call, unified from its tensors and checked once.
 
-use super::{Error, LONGEST_AXIS, TensorView, check_sizes, expect_shape};
+use super::{Access, CallTensors, DType, Error, LONGEST_AXIS, TensorView, check_sizes, expect, expect_shape};
 
 /// The seven dimensions of attention.
 ///
@@ -106,21 +106,29 @@ impl Shape {
         }
     }
 
-    /// The dimensions that `q`, `k`, `v` and `out` agree on.
-    pub(crate) fn of(
-        q: &TensorView,
-        k: &TensorView,
-        v: &TensorView,
-        out: &TensorView,
+    /// The dimensions that the tensors of a call agree on: `q`, `k`, `v`, and `out`, the output or its gradient. Checks these
+    /// tensors for a configured type and configured `[heads, kv_heads, head_dim, value_dim]`.
+    pub(crate) fn of<'a>(
+        tensors: &mut CallTensors<'a, '_>,
+        dtype: DType,
+        [heads, kv_heads, head_dim, value_dim]: [usize; 4],
+        [q, k, v]: [TensorView<'a>; 3],
+        (name, out, access): (&'static str, TensorView<'a>, Access),
     ) -> Result<Self, Error> {
-        let [batch, heads, q_len, head_dim] = q.shape();
-        let [_, kv_heads, kv_len, _] = k.shape();
-        let shape = Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim: v.shape()[3] };
-        shape.check()?;
-        let tensors = [("k", k, shape.k()), ("v", v, shape.v()), ("out", out, shape.out())];
-        for (name, tensor, wanted) in tensors {
-            expect_shape(name, tensor.shape(), wanted)?;
+        for (tensor, view) in [("q", q), ("k", k), ("v", v)] {
+            tensors.read(tensor, view, dtype, view.shape())?;
         }
+        tensors.add(access, name, out, dtype, out.shape())?;
+        expect("q", q.shape(), 1, heads)?;
+        expect("q", q.shape(), 3, head_dim)?;
+        expect("k", k.shape(), 1, kv_heads)?;
+        expect("v", v.shape(), 3, value_dim)?;
+        let ([batch, _, q_len, _], kv_len) = (q.shape(), k.shape()[2]);
+        let shape = Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim };
+        shape.check()?;
+        expect_shape("k", k.shape(), shape.k())?;
+        expect_shape("v", v.shape(), shape.v())?;
+        expect_shape(name, out.shape(), shape.out())?;
         Ok(shape)
     }
 }

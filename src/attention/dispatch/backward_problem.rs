@@ -6,7 +6,7 @@ use crate::kernel::KernelOptions;
 use crate::mask::kernels::{MaskParams, MaskVariant, Masked};
 use crate::mask::mods::CapturedGradients;
 use crate::mask::{DeviceMask, Dropout};
-use crate::tensor::{Access, DType, Error, Shape, TensorView, expect_shape};
+use crate::tensor::{CallTensors, Error, Shape, TensorView};
 
 /// Where the gradients of a mask's tensors go, if anywhere.
 #[derive(Clone, Copy, Debug, Default)]
@@ -42,30 +42,20 @@ impl<'a> AddedGradients<'a> {
         self.captured.wanted()
     }
 
-    /// All that are wanted, by name.
-    pub fn views(&self, mask: &DeviceMask) -> impl Iterator<Item = (&'static str, TensorView<'a>)> + use<'a> {
-        let of = mask.mods().score.map(|bound| bound.interned);
-        let name = move |n| of.and_then(|of| of.gradient_name(n)).unwrap_or("d_captured");
-        let captured = self.captured().map(move |(n, view)| (name(n), view));
-        self.wanted().map(|(of, view)| (of.name(), view)).chain(captured)
-    }
-
     /// Checks them against the tensors of a checked mask.
-    pub fn check(&self, mask: &DeviceMask, device: &DeviceFacts) -> Result<(), Error> {
+    pub fn check(&self, mask: &DeviceMask, tensors: &mut CallTensors<'a, '_>) -> Result<(), Error> {
+        for (of, view) in self.wanted() {
+            let own = mask.floats(of.id()).ok_or_else(|| missing(of))?;
+            tensors.gradient(of.name(), Some(view), own.dtype, own.shape())?;
+        }
         match mask.mods().score {
-            Some(bound) => bound.check_gradients(&self.captured, device)?,
+            Some(bound) => bound.check_gradients(&self.captured, tensors),
             None if self.captured().next().is_some() => {
                 let why = "the mask has no score_mod; leave it out, or give the forward call's mask";
-                return Err(Error::Unsupported { what: "d_captured", why });
+                Err(Error::Unsupported { what: "d_captured", why })
             }
-            None => {}
+            None => Ok(()),
         }
-        self.wanted().try_for_each(|(of, view)| {
-            let own = mask.floats(of.id()).ok_or_else(|| missing(of))?;
-            let dtype = if view.dtype == DType::F32 { DType::F32 } else { own.dtype };
-            view.check_as(of.name(), dtype, Access::Write, device)?;
-            expect_shape(of.name(), view.shape(), own.shape())
-        })
     }
 }
 

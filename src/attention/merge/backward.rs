@@ -4,9 +4,7 @@ use super::kernels::merge_backward::{self, MergeBackwardCall};
 use super::{Merge, Partial};
 use crate::device::DeviceFacts;
 use crate::kernel::{Dispatches, Prepared, Recorder};
-use crate::tensor::{
-    Access, DType, Error, TensorView, check_aliasing, check_apart, check_float, expect_shape,
-};
+use crate::tensor::{CallTensors, DType, Element, Error, TensorView, check_apart};
 
 /// Where the gradients of a part go.
 #[derive(Clone, Copy, Debug)]
@@ -55,27 +53,24 @@ impl<'a> MergeBackward<'a> {
         if gradients.len() != parts.len() {
             return Err(Error::Length { tensor: "gradients", expected: parts.len(), got: gradients.len() });
         }
-        let mut read = vec![("out", merged.out), ("lse", merged.lse), ("d_out", *d_out)];
-        read.extend(d_lse.map(|d_lse| ("d_lse", d_lse)));
-        read.extend(parts.iter().flat_map(|part| [("parts.out", part.out), ("parts.lse", part.lse)]));
-        let of =
-            |part: &PartGradients<'a>| [("gradients.d_out", part.d_out), ("gradients.d_lse", part.d_lse)];
-        let written: Vec<_> = gradients.iter().flat_map(of).collect();
+        let mut tensors = CallTensors::new(device);
         let wide = merged.out.shape();
-        let all = read.iter().map(|t| (t, Access::Read)).chain(written.iter().map(|t| (t, Access::Write)));
-        for ((name, view), access) in all {
-            let shape = if name.ends_with("lse") {
-                view.check_as(name, DType::F32, access, device)?;
-                [wide[0], wide[1], wide[2], 1]
-            } else {
-                check_float(name, view)?;
-                view.check(name, access, device)?;
-                wide
-            };
-            expect_shape(name, view.shape(), shape)?;
+        let of_rows = [wide[0], wide[1], wide[2], 1];
+        tensors.read("out", merged.out, Element::Float, wide)?;
+        tensors.read("lse", merged.lse, DType::F32, of_rows)?;
+        tensors.read("d_out", *d_out, Element::Float, wide)?;
+        tensors.read("d_lse", *d_lse, DType::F32, of_rows)?;
+        for part in *parts {
+            tensors.read("parts.out", part.out, Element::Float, wide)?;
+            tensors.read("parts.lse", part.lse, DType::F32, of_rows)?;
         }
-        check_aliasing(&written, &read)?;
-        gradients.iter().try_for_each(|part| check_apart(&of(part), device))
+        for part in *gradients {
+            tensors.write("gradients.d_out", part.d_out, Element::Float, wide)?;
+            tensors.write("gradients.d_lse", part.d_lse, DType::F32, of_rows)?;
+        }
+        tensors.check_aliasing()?;
+        // One dispatch writes the gradients of one part.
+        tensors.written().chunks(2).try_for_each(|part| check_apart(part, device))
     }
 
     fn dispatches(&self, device: &DeviceFacts) -> Dispatches<'a> {

@@ -11,9 +11,7 @@ use std::sync::Arc;
 
 use crate::device::DeviceFacts;
 use crate::kernel::{BindingCache, Dispatches, Pipelines, Prepared, Recorder, Several, View};
-use crate::tensor::{
-    Access, DType, Error, TensorView, check_aliasing, check_apart, check_float, expect_shape,
-};
+use crate::tensor::{Access, CallTensors, DType, Error, TensorView, check_float};
 
 /// Attention over some of the keys: an output, and the log-sum-exp that says what it weighs.
 #[derive(Clone, Copy, Debug)]
@@ -96,23 +94,15 @@ fn check(parts: &[Partial], into: &Partial, device: &DeviceFacts) -> Result<(), 
         return Err(Error::ZeroSize { tensor: "parts", axis: "number" });
     };
     let [batch, heads, q_len, _] = into.out.shape();
-    let lse_shape = [batch, heads, q_len, 1];
+    let mut tensors = CallTensors::new(device);
     let all = parts.iter().map(|part| ("parts.out", "parts.lse", part, Access::Read));
     for (out, lse, part, access) in all.chain([("out", "lse", into, Access::Write)]) {
         let typed = if access == Access::Read { &first.out } else { &into.out };
         check_float(out, typed)?;
-        for (name, view, dtype, shape) in
-            [(out, part.out, typed.dtype(), into.out.shape()), (lse, part.lse, DType::F32, lse_shape)]
-        {
-            view.check_as(name, dtype, access, device)?;
-            expect_shape(name, view.shape(), shape)?;
-        }
+        tensors.add(access, out, part.out, typed.dtype(), into.out.shape())?;
+        tensors.add(access, lse, part.lse, DType::F32, [batch, heads, q_len, 1])?;
     }
-    let read: Vec<_> =
-        parts.iter().flat_map(|part| [("parts.out", part.out), ("parts.lse", part.lse)]).collect();
-    let written = [("out", into.out), ("lse", into.lse)];
-    check_aliasing(&written, &read)?;
-    check_apart(&written, device)
+    tensors.finish()
 }
 
 fn dispatches<'a>(parts: &[Partial<'a>], into: &Partial<'a>, device: &DeviceFacts) -> Dispatches<'a> {

@@ -4,9 +4,9 @@ use super::kernels::tanh_backward::{TanhBackwardCall, WORKGROUP};
 use super::{AttentionalVector, check_inputs, columns};
 use crate::device::DeviceFacts;
 use crate::kernel::{Prepared, Recorder, Scratch, ScratchSize, Slot, in_scratch};
+use crate::matmul::projection::check_summed_rows;
 use crate::matmul::projection::dispatch_backward::{self, Gradient, LinearBackward};
-use crate::matmul::projection::{check_summed_rows, check_vector};
-use crate::tensor::{Access, DType, Error, TensorView, check_aliasing, check_float, count, expect_shape};
+use crate::tensor::{CallTensors, DType, Element, Error, TensorView, count};
 
 /// The gradients of one attentional vector, each written where it is asked for.
 #[derive(Clone, Copy, Debug)]
@@ -78,49 +78,22 @@ impl<'a> AttentionalBackward<'a> {
         self
     }
 
-    fn gradients(&self) -> Vec<(&'static str, TensorView<'a>)> {
-        let AttentionalBackward { d_context, d_hidden, d_weight, d_bias, .. } = *self;
-        let all =
-            [("d_context", d_context), ("d_hidden", d_hidden), ("d_weight", d_weight), ("d_bias", d_bias)];
-        all.into_iter().filter_map(|(name, view)| Some((name, view?))).collect()
-    }
-
     fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
         let AttentionalBackward { context, hidden, weight, out, d_out, .. } = *self;
-        let shape = check_inputs(&context, &hidden, &weight, device)?;
-        for (name, view) in [("out", out), ("d_out", d_out)] {
-            check_float(name, &view)?;
-            view.check(name, Access::Read, device)?;
-            expect_shape(name, view.shape(), shape)?;
-        }
+        let AttentionalBackward { d_context, d_hidden, d_weight, d_bias, .. } = *self;
+        let mut tensors = CallTensors::new(device);
+        let shape = check_inputs(context, hidden, weight, &mut tensors)?;
+        tensors.read("out", out, Element::Float, shape)?;
+        tensors.read("d_out", d_out, Element::Float, shape)?;
         check_summed_rows("context", &context, 1)?;
-        let gradients = self.gradients();
-        if gradients.is_empty() {
-            let why = "nothing is asked for: give `d_context`, `d_hidden`, `d_weight` or `d_bias`";
-            return Err(Error::Unsupported { what: "a backward pass without gradients", why });
-        }
-        for (name, view) in &gradients {
-            if *name == "d_bias" {
-                check_vector(name, view, shape[3], Access::Write, device)?;
-                continue;
-            }
-            check_float(name, view)?;
-            view.check(name, Access::Write, device)?;
-            let wanted = match *name {
-                "d_context" => context.shape(),
-                "d_hidden" => hidden.shape(),
-                _ => weight.shape(),
-            };
-            expect_shape(name, view.shape(), wanted)?;
-        }
-        let read = [
-            ("context", context),
-            ("hidden", hidden),
-            ("linear.weight", weight),
-            ("out", out),
-            ("d_out", d_out),
-        ];
-        check_aliasing(&gradients, &read)
+        tensors.write("d_context", d_context, Element::Float, context.shape())?;
+        tensors.write("d_hidden", d_hidden, Element::Float, hidden.shape())?;
+        tensors.write("d_weight", d_weight, Element::Float, weight.shape())?;
+        tensors.write("d_bias", d_bias, Element::Float, [1, 1, 1, shape[3]])?;
+        tensors.require_gradients(
+            "nothing is asked for: give `d_context`, `d_hidden`, `d_weight` or `d_bias`",
+        )?;
+        tensors.check_aliasing()
     }
 }
 

@@ -12,11 +12,8 @@ use crate::kernel::{
     Dispatches, KernelOptions, Pipelines, Prepared, Recorder, Scratch, ScratchSize, Slot, in_scratch,
 };
 use crate::matmul::Linear;
-use crate::matmul::projection::check_vector;
 use crate::matmul::projection::dispatch::{self, LinearOp};
-use crate::tensor::{
-    Access, DType, Error, TensorView, check_aliasing, check_float, count, expect, expect_shape,
-};
+use crate::tensor::{CallTensors, DType, Element, Error, TensorView, count};
 
 /// One forward call of the attentional vector.
 #[derive(Clone, Copy, Debug)]
@@ -128,40 +125,28 @@ fn columns<'a>(weight: TensorView<'a>, context: &TensorView, hidden: &TensorView
 }
 
 /// Checks a context, a hidden state and a weight, each by its name, and gives the shape of what they make.
-fn check_inputs(
-    context: &TensorView,
-    hidden: &TensorView,
-    weight: &TensorView,
-    device: &DeviceFacts,
+fn check_inputs<'a>(
+    context: TensorView<'a>,
+    hidden: TensorView<'a>,
+    weight: TensorView<'a>,
+    tensors: &mut CallTensors<'a, '_>,
 ) -> Result<[usize; 4], Error> {
-    for (name, view) in [("context", context), ("hidden", hidden), ("linear.weight", weight)] {
-        check_float(name, view)?;
-        view.check(name, Access::Read, device)?;
-    }
     let [batch, _, length, c] = context.shape();
-    expect("context", context.shape(), 1, 1)?;
-    for (axis, wanted) in [(0, batch), (1, 1), (2, length)] {
-        expect("hidden", hidden.shape(), axis, wanted)?;
-    }
-    for (axis, wanted) in [(0, 1), (1, 1), (3, c.saturating_add(hidden.shape()[3]))] {
-        expect("linear.weight", weight.shape(), axis, wanted)?;
-    }
-    Ok([batch, 1, length, weight.shape()[2]])
+    let ([_, _, _, h], [_, _, channels, _]) = (hidden.shape(), weight.shape());
+    tensors.read("context", context, Element::Float, [batch, 1, length, c])?;
+    tensors.read("hidden", hidden, Element::Float, [batch, 1, length, h])?;
+    tensors.read("linear.weight", weight, Element::Float, [1, 1, channels, c.saturating_add(h)])?;
+    Ok([batch, 1, length, channels])
 }
 
 impl<'a> AttentionalForward<'a> {
     fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
-        let AttentionalForward { context, hidden, linear, out } = self;
-        let shape = check_inputs(context, hidden, &linear.weight, device)?;
-        if let Some(bias) = &linear.bias {
-            check_vector("linear.bias", bias, shape[3], Access::Read, device)?;
-        }
-        check_float("out", out)?;
-        out.check("out", Access::Write, device)?;
-        expect_shape("out", out.shape(), shape)?;
-        let mut read = vec![("context", *context), ("hidden", *hidden), ("linear.weight", linear.weight)];
-        read.extend(linear.bias.map(|bias| ("linear.bias", bias)));
-        check_aliasing(&[("out", *out)], &read)
+        let AttentionalForward { context, hidden, linear, out } = *self;
+        let mut tensors = CallTensors::new(device);
+        let shape = check_inputs(context, hidden, linear.weight, &mut tensors)?;
+        tensors.read("linear.bias", linear.bias, Element::Float, [1, 1, 1, shape[3]])?;
+        tensors.write("out", out, Element::Float, shape)?;
+        tensors.finish()
     }
 
     fn dispatches(

@@ -13,9 +13,7 @@ use crate::matmul::projection::dispatch_backward::{self, Gradient, LinearBackwar
 use crate::matmul::projection::{GradientOf, Written, check_summed_rows};
 use crate::rows::norm::NormGradients;
 use crate::rows::norm::dispatch::{NormGradients as NormTargets, NormOp};
-use crate::tensor::{
-    Access, DType, Error, Shape, TensorView, check_aliasing, check_float, count, expect_shape,
-};
+use crate::tensor::{Access, CallTensors, DType, Element, Error, Shape, TensorView, count};
 
 /// Where the gradients of a [`Linear`](crate::Linear) go, each shaped as what it is the gradient of: F32, F16 or BF16.
 #[derive(Clone, Copy, Debug, Default)]
@@ -652,35 +650,25 @@ impl MultiHeadAttention {
     /// Everything that can be said of a call before its pipelines.
     fn check_backward(&self, call: &MultiHeadBackward, device: &DeviceFacts) -> Result<Plan, Error> {
         let MultiHeadBackward { forward, d_out, d_lse, .. } = *call;
-        let shape = self.check_tensors(&forward, ("d_out", d_out, Access::Read), device)?;
+        let mut tensors = CallTensors::new(device);
+        let shape = self.check_tensors(&forward, ("d_out", d_out, Access::Read), &mut tensors)?;
         let appended = self.appended_keys();
         let unread = Extras { lse: None, weights: None, ..forward.extras(d_out, appended) };
-        check_extras(&unread, &shape, device)?;
-        let mut read = self.inputs(&forward, &unread);
-        read.push(("d_out", d_out));
-        if let Some((context, lse)) = call.kept() {
-            self.check_context(context, &shape, Access::Read, device)?;
-            read.extend([("context", context), ("lse", lse)]);
-        }
-        let of_lse = [("lse", call.kept().map(|(_, lse)| lse)), ("d_lse", d_lse)];
-        for (tensor, view) in of_lse.into_iter().filter_map(|(tensor, view)| Some((tensor, view?))) {
-            view.check_as(tensor, DType::F32, Access::Read, device)?;
-            expect_shape(tensor, view.shape(), shape.lse())?;
-        }
-        read.extend(d_lse.map(|t| ("d_lse", t)));
-        self.check_gradients(call, device)?;
+        check_extras(&unread, &shape, &mut tensors)?;
+        let (context, lse) = call.kept().unzip();
+        tensors.read("context", context, self.config.dtype, joined_heads(&shape))?;
+        tensors.read("lse", lse, DType::F32, shape.lse())?;
+        tensors.read("d_lse", d_lse, DType::F32, shape.lse())?;
+        self.check_gradients(call, &mut tensors)?;
 
         // First of all that layouts are made of: it refuses lengths that are too large for them.
         self.projected_size(&shape, [true; 3], self.config.dtype, Slot::Projected)?;
         // Where there is no scratch yet, any buffer stands for it: plans look at layouts.
         let between = self.between(call, &shape, |_| d_out.buffer);
-        let mut written = self.products(call, &between, &shape, appended).written.views();
-        written.extend(call.d_added.views(&call.forward.mask));
-        if written.is_empty() {
-            let why = "nothing is asked for: give `d_query`, `d_key`, `d_value`, `d_weights` or a gradient of the mask's";
-            return Err(Error::Unsupported { what: "a backward pass without gradients", why });
-        }
-        check_aliasing(&written, &read)?;
+        tensors.write_checked(self.products(call, &between, &shape, appended).written.views());
+        let why = "nothing is asked for: give `d_query`, `d_key`, `d_value`, `d_weights` or a gradient of the mask's";
+        tensors.require_gradients(why)?;
+        tensors.check_aliasing()?;
         self.plan_backward(call, shape, device)
     }
 
@@ -694,9 +682,10 @@ impl MultiHeadAttention {
     ) -> Result<Plan, Error> {
         let shape = self.shape_of(dims);
         let extras = call.forward.extras(call.d_out, self.appended_keys());
-        check_extras(&Extras { lse: None, weights: None, ..extras }, &shape, device)?;
+        let tensors = &mut CallTensors::new(device);
+        check_extras(&Extras { lse: None, weights: None, ..extras }, &shape, tensors)?;
         // Those of inputs are in scratch, for which a smaller buffer may stand.
-        self.check_gradients(&MultiHeadBackward { d_inputs: [None; 3], ..*call }, device)?;
+        self.check_gradients(&MultiHeadBackward { d_inputs: [None; 3], ..*call }, tensors)?;
         self.plan_backward(call, shape, device)
     }
 
@@ -765,14 +754,18 @@ impl MultiHeadAttention {
         Ok(plan)
     }
 
-    fn check_gradients(&self, call: &MultiHeadBackward, device: &DeviceFacts) -> Result<(), Error> {
+    /// Checks all gradients. Those of the mask become tensors of the call; [`Written`] collects the others.
+    fn check_gradients<'a>(
+        &self,
+        call: &MultiHeadBackward<'a>,
+        tensors: &mut CallTensors<'a, '_>,
+    ) -> Result<(), Error> {
         let MultiHeadForward { query, key, value, mask, .. } = call.forward;
+        let device = tensors.device;
         let check = |name: &'static str, view: Option<TensorView>, own: Option<[usize; 4]>| {
             let Some(view) = view else { return Ok(()) };
             let Some(own) = own else { return Err(without(name)) };
-            check_float(name, &view)?;
-            view.check(name, Access::Write, device)?;
-            expect_shape(name, view.shape(), own)
+            CallTensors::new(device).write(name, view, Element::Float, own)
         };
         let inputs = [("query", query, Side::Query), ("key", key, Side::Key), ("value", value, Side::Value)];
         for (n, (tensor, x, side)) in inputs.into_iter().enumerate() {
@@ -797,7 +790,7 @@ impl MultiHeadAttention {
             check(name, view, own)?;
         }
         mask.mods().check_slope()?;
-        call.d_added.check(&mask, device)
+        call.d_added.check(&mask, tensors)
     }
 }
 

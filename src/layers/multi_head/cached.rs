@@ -8,7 +8,7 @@ use crate::cache::dispatch::CacheLayer;
 use crate::device::DeviceFacts;
 use crate::kernel::{Dispatches, Scratch, ScratchSize, Slot, View, in_scratch};
 use crate::matmul::projection;
-use crate::tensor::{Error, Shape, TensorView};
+use crate::tensor::{CallTensors, Error, Shape, TensorView};
 
 /// A checked call whose keys and values are in a cache.
 #[derive(Clone, Copy)]
@@ -32,14 +32,15 @@ impl MultiHeadAttention {
     ) -> Result<CachedPlan, Error> {
         let shape = self.config.shape(batch, q_len, kv_len, 0);
         let extras = call.extras(call.out, 0);
-        check_extras(&extras, &shape, device)?;
+        let tensors = &mut CallTensors::new(device);
+        check_extras(&extras, &shape, tensors)?;
         call.mask.check_for_cache()?;
         if let Some(rotary) = call.rotary {
             if rotary.at.tensor().is_none() {
                 let why = "its rows stand where the cache says: give `RowPositions::Tensor(cache.starts())`";
                 return Err(Error::Unsupported { what: "rotary positions from a start, with a cache", why });
             }
-            rotary.check(shape.q(), device)?;
+            rotary.check(shape.q(), tensors)?;
         }
         let dtype = self.config.dtype;
         let rows = Shape { kv_len: q_len, ..shape };

@@ -16,19 +16,17 @@ use config::{MultiHeadConfig, Side};
 use crate::attention::dispatch::{Chosen, Extras, Keys, Problem};
 use crate::attention::kernels::append_keys::{self, AppendKeysCall};
 use crate::attention::plan::{KeyLayout, Outline};
-use crate::attention::{self, Config, check_dtype, check_extras, extra_inputs, outputs, scale_in_f32};
+use crate::attention::{self, Config, check_dtype, check_extras, scale_in_f32};
 use crate::device::DeviceFacts;
 use crate::kernel::{
     Dispatch, Dispatches, KernelOptions, Pipelines, Prepared, Recorder, Scratch, ScratchSize, Slot, View,
     in_scratch,
 };
 use crate::matmul::projection::{self, OwnedLinear, check_vector, check_weight};
-use crate::position::Rotary;
 use crate::rows::norm::OwnedNorm;
 use crate::rows::norm::dispatch::NormOp;
 use crate::tensor::{
-    Access, DType, Error, Layout, Shape, Tensor, TensorView, check_aliasing, check_apart, count,
-    expect_shape, same_dtype,
+    Access, CallTensors, DType, Error, Layout, Shape, Tensor, TensorView, check_apart, count, same_dtype,
 };
 
 /// A multi-head attention layer on one device: everything `nn.MultiheadAttention` has, and its gradients
@@ -384,14 +382,12 @@ impl MultiHeadAttention {
     }
 
     fn check(&self, call: &MultiHeadForward, device: &DeviceFacts) -> Result<Plan, Error> {
-        let shape = self.check_tensors(call, ("out", call.out, Access::Write), device)?;
-        let appended = self.appended_keys();
-        let extras = call.extras(call.out, appended);
-        check_extras(&extras, &shape, device)?;
-        let mut written = outputs(&extras);
+        let mut tensors = CallTensors::new(device);
+        let shape = self.check_tensors(call, ("out", call.out, Access::Write), &mut tensors)?;
+        let extras = call.extras(call.out, self.appended_keys());
+        check_extras(&extras, &shape, &mut tensors)?;
         if let Some(context) = call.context {
-            self.check_context(context, &shape, Access::Write, device)?;
-            written.push(("context", context));
+            tensors.write("context", context, self.config.dtype, joined_heads(&shape))?;
             // It is read beside `out`, after it was written beside `lse` and while `weights` are read.
             for (other, view) in [("out", Some(call.out)), ("weights", call.weights)] {
                 if view.is_some_and(|view| view.buffer == context.buffer) {
@@ -401,7 +397,7 @@ impl MultiHeadAttention {
             let together = [Some(("context", context)), call.lse.map(|lse| ("lse", lse))];
             check_apart(&together.into_iter().flatten().collect::<Vec<_>>(), device)?;
         }
-        check_aliasing(&written, &self.inputs(call, &extras))?;
+        tensors.check_aliasing()?;
         self.plan(call, shape, &extras, device)
     }
 
@@ -435,9 +431,10 @@ impl MultiHeadAttention {
         device: &DeviceFacts,
     ) -> Result<Plan, Error> {
         let shape = self.shape_of(dims);
-        self.check_rotary(call, &shape, device)?;
+        let tensors = &mut CallTensors::new(device);
+        self.check_rotary(call, &shape, tensors)?;
         let extras = call.extras(call.out, self.appended_keys());
-        check_extras(&Extras { lse: None, ..extras }, &shape, device)?;
+        check_extras(&Extras { lse: None, ..extras }, &shape, tensors)?;
         self.plan(call, shape, &extras, device)
     }
 
@@ -450,35 +447,31 @@ impl MultiHeadAttention {
     }
 
     /// Checks the inputs, and a tensor shaped as the output. Gives the shape of the attention inside.
-    fn check_tensors(
-        &self,
-        call: &MultiHeadForward,
-        (out, view, access): (&'static str, TensorView, Access),
-        device: &DeviceFacts,
+    fn check_tensors<'a>(
+        &'a self,
+        call: &MultiHeadForward<'a>,
+        (out, view, access): (&'static str, TensorView<'a>, Access),
+        tensors: &mut CallTensors<'a, '_>,
     ) -> Result<Shape, Error> {
         let config = &self.config;
         let [batch, _, q_len, _] = call.query.shape();
         let kv_len = call.key.shape()[2];
-        let tensors = [
-            ("query", call.query, [batch, 1, q_len, config.query_features], Access::Read),
-            ("key", call.key, [batch, 1, kv_len, config.key_features], Access::Read),
-            ("value", call.value, [batch, 1, kv_len, config.value_features], Access::Read),
-            (out, view, [batch, 1, q_len, config.out_features], access),
-        ];
-        tensors.into_iter().try_for_each(|(tensor, view, wanted, access)| {
-            view.check_as(tensor, config.dtype, access, device)?;
-            expect_shape(tensor, view.shape(), wanted)
-        })?;
+        let dtype = config.dtype;
+        tensors.read("query", call.query, dtype, [batch, 1, q_len, config.query_features])?;
+        tensors.read("key", call.key, dtype, [batch, 1, kv_len, config.key_features])?;
+        tensors.read("value", call.value, dtype, [batch, 1, kv_len, config.value_features])?;
+        tensors.add(access, out, view, dtype, [batch, 1, q_len, config.out_features])?;
+        tensors.read_checked(self.weights());
         let shape = config.shape(batch, q_len, kv_len, self.appended_keys());
-        self.check_rotary(call, &shape, device)?;
+        self.check_rotary(call, &shape, tensors)?;
         Ok(shape)
     }
 
-    fn check_rotary(
+    fn check_rotary<'a>(
         &self,
-        call: &MultiHeadForward,
+        call: &MultiHeadForward<'a>,
         shape: &Shape,
-        device: &DeviceFacts,
+        tensors: &mut CallTensors<'a, '_>,
     ) -> Result<(), Error> {
         let Some(rotary) = call.rotary else { return Ok(()) };
         if shape.kv_len - self.appended_keys() != shape.q_len {
@@ -489,32 +482,7 @@ impl MultiHeadAttention {
                 why,
             });
         }
-        rotary.check(shape.q(), device)
-    }
-
-    fn check_context(
-        &self,
-        context: TensorView,
-        shape: &Shape,
-        access: Access,
-        device: &DeviceFacts,
-    ) -> Result<(), Error> {
-        context.check_as("context", self.config.dtype, access, device)?;
-        expect_shape("context", context.shape(), joined_heads(shape))
-    }
-
-    /// All that a call reads.
-    fn inputs<'a>(
-        &'a self,
-        call: &MultiHeadForward<'a>,
-        extras: &Extras<'a>,
-    ) -> Vec<(&'static str, TensorView<'a>)> {
-        [("query", call.query), ("key", call.key), ("value", call.value)]
-            .into_iter()
-            .chain(self.weights())
-            .chain(extra_inputs(extras))
-            .chain(call.rotary.iter().flat_map(Rotary::tensors))
-            .collect()
+        rotary.check(shape.q(), tensors)
     }
 
     /// The tensors that the layer was made of.

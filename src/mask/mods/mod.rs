@@ -21,7 +21,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::device::DeviceFacts;
 use crate::tensor::dtype::Element;
-use crate::tensor::{Access, DType, Error, TensorView, expect_shape};
+use crate::tensor::{Access, CallTensors, DType, Error, TensorView};
 
 /// Tensors that a mod captures.
 pub(crate) const MOST_CAPTURED: usize = 4;
@@ -226,7 +226,11 @@ impl<'a> Bound<'a> {
     }
 
     /// Checks the gradients of its tensors, and that the text gives them.
-    pub fn check_gradients(&self, gradients: &CapturedGradients, device: &DeviceFacts) -> Result<(), Error> {
+    pub fn check_gradients<'g>(
+        &self,
+        gradients: &CapturedGradients<'g>,
+        tensors: &mut CallTensors<'g, '_>,
+    ) -> Result<(), Error> {
         let Source { captured, captured_slopes, .. } = self.interned.0;
         if gradients.given > captured.len() {
             let message = format!(
@@ -241,9 +245,7 @@ impl<'a> Bound<'a> {
                 return self.interned.refuse(why.clone());
             }
             let (Some(name), Some(own)) = (self.interned.gradient_name(n), self.tensors[n]) else { continue };
-            let dtype = if view.dtype() == DType::F32 { DType::F32 } else { own.dtype() };
-            view.check_as(name, dtype, Access::Write, device)?;
-            expect_shape(name, view.shape(), own.shape())?;
+            tensors.gradient(name, Some(view), own.dtype(), own.shape())?;
         }
         Ok(())
     }

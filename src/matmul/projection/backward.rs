@@ -1,13 +1,12 @@
 //! The gradients of projections.
 
+use super::check_weight;
 use super::dispatch_backward::{self, Gradient, LinearBackward};
-use super::{check_vector, check_weight};
 use crate::device::DeviceFacts;
 use crate::kernel::{Prepared, Recorder};
 use crate::matmul::{Projection, SideShape};
 use crate::tensor::{
-    Access, Error, LONGEST_AXIS, TensorView, check_aliasing, check_float, count, expect, expect_shape,
-    same_view,
+    Access, CallTensors, Element, Error, LONGEST_AXIS, TensorView, check_aliasing, count, same_view,
 };
 
 /// The gradients of one product of a projection, `y = x Wᵀ + b`, each written where it is asked for.
@@ -74,11 +73,6 @@ impl<'a> ProjectionBackward<'a> {
         self
     }
 
-    fn gradients(&self) -> impl Iterator<Item = (&'static str, TensorView<'a>)> + use<'a> {
-        let all = [("d_x", self.d_x), ("d_weight", self.d_weight), ("d_bias", self.d_bias)];
-        all.into_iter().filter_map(|(name, view)| Some((name, view?)))
-    }
-
     /// What is to be computed.
     fn op(&self, written: &mut Written<'a>) -> LinearBackward<'a> {
         let mut gradient = |of, name: &'static str, view: Option<TensorView<'a>>| {
@@ -95,31 +89,21 @@ impl<'a> ProjectionBackward<'a> {
     }
 
     fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
-        let [batch, _, length, features] = self.x.shape();
-        let [_, heads, _, dim] = self.d_y.shape();
-        for (name, view) in [("x", &self.x), ("d_y", &self.d_y)] {
-            check_float(name, view)?;
-            view.check(name, Access::Read, device)?;
-        }
-        expect("x", self.x.shape(), 1, 1)?;
-        expect("d_y", self.d_y.shape(), 0, batch)?;
-        expect("d_y", self.d_y.shape(), 2, length)?;
-        let shape = SideShape { heads, dim, features, narrow: self.narrow };
+        let ProjectionBackward { x, weight, d_y, d_x, d_weight, d_bias, narrow, .. } = *self;
+        let [batch, _, length, features] = x.shape();
+        let [_, heads, _, dim] = d_y.shape();
+        let mut tensors = CallTensors::new(device);
+        tensors.read("x", x, Element::Float, [batch, 1, length, features])?;
+        tensors.read("d_y", d_y, Element::Float, [batch, heads, length, dim])?;
+        let shape = SideShape { heads, dim, features, narrow };
         shape.check("features")?;
-        check_weight("linear.weight", &self.weight, shape.weight(), Access::Read, device)?;
-        if let Some(d_x) = &self.d_x {
-            check_float("d_x", d_x)?;
-            d_x.check("d_x", Access::Write, device)?;
-            expect_shape("d_x", d_x.shape(), self.x.shape())?;
-        }
-        if let Some(d_weight) = &self.d_weight {
-            check_weight("d_weight", d_weight, self.weight.shape(), Access::Write, device)?;
-            expect("d_weight", d_weight.shape(), 1, self.weight.shape()[1])?;
-        }
-        if let Some(d_bias) = &self.d_bias {
-            check_vector("d_bias", d_bias, heads.saturating_mul(dim), Access::Write, device)?;
-        }
-        check_summed_rows("x", &self.x, if self.narrow { heads } else { 1 })
+        check_weight("linear.weight", &weight, shape.weight(), Access::Read, device)?;
+        tensors.write("d_x", d_x, Element::Float, x.shape())?;
+        tensors.write("d_weight", d_weight, Element::Float, weight.shape())?;
+        tensors.write("d_bias", d_bias, Element::Float, [1, 1, 1, heads.saturating_mul(dim)])?;
+        check_summed_rows("x", &x, if narrow { heads } else { 1 })?;
+        // Only gradients of several products are summed in one view.
+        tensors.check_aliasing()
     }
 }
 
@@ -210,11 +194,7 @@ impl Projection {
             products.iter().flat_map(|p| [("x", p.x), ("linear.weight", p.weight), ("d_y", p.d_y)]).collect();
         let mut written = Written::default();
         let mut calls = Vec::with_capacity(products.len());
-        for product in products {
-            // Those of one product are no sum.
-            check_aliasing(&product.gradients().collect::<Vec<_>>(), &[])?;
-            calls.push(product.op(&mut written));
-        }
+        calls.extend(products.iter().map(|product| product.op(&mut written)));
         check_aliasing(&written.views(), &read)?;
         self.pipelines.with_fallbacks(|| {
             let dispatches =

@@ -17,7 +17,7 @@ use super::{Activation, SideShape};
 use crate::device::DeviceFacts;
 use crate::kernel::{BindingCache, KernelOptions, Pipelines, Prepared, Recorder};
 use crate::tensor::{
-    Access, Error, Tensor, TensorView, check_aliasing, check_float, expect, expect_shape, same_dtype,
+    Access, CallTensors, Element, Error, Tensor, TensorView, check_float, expect, same_dtype,
 };
 
 /// Weight and bias of one projection, on the device.
@@ -139,9 +139,10 @@ impl Projection {
         let Some(first) = products.first() else {
             return self.pipelines.bind("projection", &[], &self.bindings);
         };
+        let mut tensors = CallTensors::new(device);
         let mut bias_dtype = None;
         for product in products {
-            product.check(device)?;
+            product.check(&mut tensors)?;
             same_dtype("x", &product.x, first.x.dtype())?;
             same_dtype("linear.weight", &product.linear.weight, first.linear.weight.dtype())?;
             same_dtype("out", &product.out, first.out.dtype())?;
@@ -157,19 +158,7 @@ impl Projection {
                 return Err(Error::Unsupported { what: "activation", why });
             }
         }
-        let read: Vec<_> = products
-            .iter()
-            .flat_map(|p| {
-                [
-                    Some(("x", p.x)),
-                    Some(("linear.weight", p.linear.weight)),
-                    p.linear.bias.map(|b| ("linear.bias", b)),
-                ]
-            })
-            .flatten()
-            .collect();
-        let written: Vec<_> = products.iter().map(|p| ("out", p.out)).collect();
-        check_aliasing(&written, &read)?;
+        tensors.check_aliasing()?;
         let products: Vec<_> = products.iter().map(ProjectionForward::op).collect();
         self.pipelines.with_fallbacks(|| {
             let dispatches = dispatch::dispatches(&products, &self.kernel_options, &self.pipelines.facts())?;
@@ -202,22 +191,17 @@ impl<'a> ProjectionForward<'a> {
         LinearOp { x, w: linear.weight, bias: linear.bias, y: out, narrow, activation }
     }
 
-    fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
-        let [batch, _, length, features] = self.x.shape();
-        let [_, heads, _, dim] = self.out.shape();
-        check_float("x", &self.x)?;
-        check_float("out", &self.out)?;
-        self.x.check("x", Access::Read, device)?;
-        self.out.check("out", Access::Write, device)?;
-        expect("x", self.x.shape(), 1, 1)?;
-        expect("out", self.out.shape(), 0, batch)?;
-        expect("out", self.out.shape(), 2, length)?;
-        let shape = SideShape { heads, dim, features, narrow: self.narrow };
+    fn check(&self, tensors: &mut CallTensors<'a, '_>) -> Result<(), Error> {
+        let ProjectionForward { x, linear: Linear { weight, bias }, out, narrow, .. } = *self;
+        let [batch, _, length, features] = x.shape();
+        let [_, heads, _, dim] = out.shape();
+        tensors.read("x", x, Element::Float, [batch, 1, length, features])?;
+        tensors.write("out", out, Element::Float, [batch, heads, length, dim])?;
+        let shape = SideShape { heads, dim, features, narrow };
         shape.check("features")?;
-        check_weight("linear.weight", &self.linear.weight, shape.weight(), Access::Read, device)?;
-        self.linear
-            .bias
-            .map_or(Ok(()), |bias| check_vector("linear.bias", &bias, heads * dim, Access::Read, device))
+        check_weight("linear.weight", &weight, shape.weight(), Access::Read, tensors.device)?;
+        tensors.read_checked([("linear.weight", weight)]);
+        tensors.read("linear.bias", bias, Element::Float, [1, 1, 1, heads.saturating_mul(dim)])
     }
 }
 
@@ -243,7 +227,5 @@ pub(crate) fn check_vector(
     access: Access,
     device: &DeviceFacts,
 ) -> Result<(), Error> {
-    check_float(tensor, view)?;
-    view.check(tensor, access, device)?;
-    expect_shape(tensor, view.shape(), [1, 1, 1, n])
+    CallTensors::new(device).add(access, tensor, *view, Element::Float, [1, 1, 1, n])
 }

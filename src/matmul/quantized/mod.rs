@@ -13,9 +13,7 @@ use std::sync::Arc;
 
 use crate::device::DeviceFacts;
 use crate::kernel::{BindingCache, Dispatch, KernelOptions, Pipelines, Prepared, Recorder};
-use crate::tensor::{
-    Access, DType, Error, Layout, TensorView, check_aliasing, check_float, expect, expect_shape, same_dtype,
-};
+use crate::tensor::{Access, CallTensors, DType, Element, Error, Layout, TensorView, expect_shape};
 
 /// A matrix `[rows, columns]` in blocks, row after row, as it lies in a GGUF file: weights `[out, in]`, or a table of embeddings.
 #[derive(Clone, Copy, Debug)]
@@ -86,19 +84,16 @@ impl<'a> QuantizedForward<'a> {
 
     fn dispatch(&self, kernel_options: &KernelOptions, device: &DeviceFacts) -> Result<Dispatch<'a>, Error> {
         let QuantizedForward { x, weight, out } = *self;
-        check_float("x", &x)?;
-        check_float("out", &out)?;
-        x.check("x", Access::Read, device)?;
-        out.check("out", Access::Write, device)?;
-        let op = weight.op(device)?;
+        let mut tensors = CallTensors::new(device);
         let [batch, _, length, features] = x.shape();
         let [_, heads, _, dim] = out.shape();
-        expect("x", x.shape(), 1, 1)?;
-        expect("out", out.shape(), 0, batch)?;
-        expect("out", out.shape(), 2, length)?;
+        tensors.read("x", x, Element::Float, [batch, 1, length, features])?;
+        tensors.write("out", out, Element::Float, [batch, heads, length, dim])?;
+        let op = weight.op(device)?;
         let wanted = [1, 1, heads.saturating_mul(dim), features];
         expect_shape("linear.weight", [1, 1, op.rows, op.columns], wanted)?;
-        check_aliasing(&[("out", out)], &[("x", x), ("weight", op.words)])?;
+        tensors.read_checked([("weight", op.words)]);
+        tensors.finish()?;
         Ok(op.product(x, out, kernel_options, device))
     }
 }
@@ -121,15 +116,13 @@ impl<'a> QuantizedRows<'a> {
 
     fn dispatch(&self, device: &DeviceFacts) -> Result<Dispatch<'a>, Error> {
         let QuantizedRows { table, ids, out } = *self;
-        same_dtype("ids", &ids, DType::U32)?;
-        check_float("out", &out)?;
-        ids.check("ids", Access::Read, device)?;
-        out.check("out", Access::Write, device)?;
-        let op = table.op(device)?;
+        let mut tensors = CallTensors::new(device);
         let [batch, _, length, _] = ids.shape();
-        expect_shape("ids", ids.shape(), [batch, 1, length, 1])?;
-        expect_shape("out", out.shape(), [batch, 1, length, op.columns])?;
-        check_aliasing(&[("out", out)], &[("ids", ids), ("table", op.words)])?;
+        tensors.read("ids", ids, DType::U32, [batch, 1, length, 1])?;
+        let op = table.op(device)?;
+        tensors.write("out", out, Element::Float, [batch, 1, length, op.columns])?;
+        tensors.read_checked([("table", op.words)]);
+        tensors.finish()?;
         Ok(op.rows(ids, out, device))
     }
 }

@@ -3,7 +3,7 @@
 use super::{Elementwise, ElementwiseForward};
 use crate::device::DeviceFacts;
 use crate::kernel::{Dispatch, Prepared, Recorder};
-use crate::tensor::{Access, Error, TensorView, check_aliasing, check_apart, check_float, expect_shape};
+use crate::tensor::{Element, Error, TensorView};
 
 /// The gradients of one call, each written where it is asked for. That of [`ElementwiseForward::residual`] is `d_out` itself.
 #[derive(Clone, Copy, Debug)]
@@ -42,29 +42,17 @@ impl<'a> ElementwiseBackward<'a> {
 
     fn dispatch(&self, device: &DeviceFacts) -> Result<Dispatch<'a>, Error> {
         let ElementwiseBackward { forward, d_out, d_x, d_multiply, accumulate } = *self;
-        forward.check_inputs(device)?;
+        let mut tensors = forward.inputs(device)?;
         if d_multiply.is_some() && forward.multiply.is_none() {
             let why = "the forward call has no such tensor: leave its gradient out";
             return Err(Error::Unsupported { what: "d_multiply", why });
         }
-        let written: Vec<_> = [("d_x", d_x), ("d_multiply", d_multiply)]
-            .into_iter()
-            .filter_map(|(name, t)| Some((name, t?)))
-            .collect();
-        if written.is_empty() {
-            let why = "nothing is asked for: give `d_x` or `d_multiply`";
-            return Err(Error::Unsupported { what: "a backward pass without gradients", why });
-        }
-        let writes = written.iter().map(|(name, t)| (*name, *t, Access::Write));
-        for (name, t, access) in [("d_out", d_out, Access::Read)].into_iter().chain(writes) {
-            check_float(name, &t)?;
-            t.check(name, access, device)?;
-            expect_shape(name, t.shape(), forward.x.shape())?;
-        }
-        let mut read = forward.inputs();
-        read.push(("d_out", d_out));
-        check_aliasing(&written, &read)?;
-        check_apart(&written, device)?;
+        let shape = forward.x.shape();
+        tensors.read("d_out", d_out, Element::Float, shape)?;
+        tensors.write("d_x", d_x, Element::Float, shape)?;
+        tensors.write("d_multiply", d_multiply, Element::Float, shape)?;
+        tensors.require_gradients("nothing is asked for: give `d_x` or `d_multiply`")?;
+        tensors.finish()?;
         Ok(forward.op().backward(d_out, d_x, d_multiply, accumulate, device))
     }
 }

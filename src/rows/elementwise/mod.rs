@@ -13,7 +13,7 @@ use std::sync::Arc;
 use crate::device::DeviceFacts;
 use crate::kernel::{BindingCache, Dispatch, Pipelines, Prepared, Recorder};
 use crate::matmul::Activation;
-use crate::tensor::{Access, Error, TensorView, check_aliasing, check_float, expect_shape};
+use crate::tensor::{CallTensors, Element, Error, TensorView};
 
 /// One call: `f(x)`, `f(x) · multiply` or `f(x) + residual`, element by element, of tensors of one shape.
 #[derive(Clone, Copy, Debug)]
@@ -51,22 +51,17 @@ impl<'a> ElementwiseForward<'a> {
         self
     }
 
-    fn inputs(&self) -> Vec<(&'static str, TensorView<'a>)> {
-        let all = [("x", Some(self.x)), ("multiply", self.multiply), ("residual", self.residual)];
-        all.into_iter().filter_map(|(name, t)| Some((name, t?))).collect()
-    }
-
-    fn check_inputs(&self, device: &DeviceFacts) -> Result<(), Error> {
-        for (name, t) in self.inputs() {
-            check_float(name, &t)?;
-            t.check(name, Access::Read, device)?;
-            expect_shape(name, t.shape(), self.x.shape())?;
+    /// Checks the tensors that are read.
+    fn inputs<'d>(&self, device: &'d DeviceFacts) -> Result<CallTensors<'a, 'd>, Error> {
+        let mut tensors = CallTensors::new(device);
+        for (name, t) in [("x", Some(self.x)), ("multiply", self.multiply), ("residual", self.residual)] {
+            tensors.read(name, t, Element::Float, self.x.shape())?;
         }
         if self.multiply.is_some() && self.residual.is_some() {
             let why = "one call has one second tensor: record two";
             return Err(Error::Unsupported { what: "`multiply` beside `residual`", why });
         }
-        Ok(())
+        Ok(tensors)
     }
 
     fn op(&self) -> ElementwiseOp<'a> {
@@ -144,10 +139,8 @@ impl Elementwise {
 }
 
 fn dispatch_of<'a>(call: &ElementwiseForward<'a>, device: &DeviceFacts) -> Result<Dispatch<'a>, Error> {
-    call.check_inputs(device)?;
-    check_float("out", &call.out)?;
-    call.out.check("out", Access::Write, device)?;
-    expect_shape("out", call.out.shape(), call.x.shape())?;
-    check_aliasing(&[("out", call.out)], &call.inputs())?;
+    let mut tensors = call.inputs(device)?;
+    tensors.write("out", call.out, Element::Float, call.x.shape())?;
+    tensors.finish()?;
     Ok(call.op().forward(call.out, device))
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use crate::device::DeviceFacts;
 use crate::kernel::{BindingCache, Pipelines, Prepared, Recorder};
 use crate::matmul::projection::check_summed_rows;
-use crate::tensor::{Access, DType, Error, TensorView, check_aliasing, check_float, expect_shape};
+use crate::tensor::{Access, CallTensors, DType, Element, Error, TensorView};
 
 /// One call: `out = scale · table[ids]`.
 #[derive(Clone, Copy, Debug)]
@@ -36,23 +36,20 @@ fn check_scale(scale: f64) -> Result<f32, Error> {
 }
 
 /// Checks ids, and the table `[1, 1, rows, width]` beside rows `[batch, 1, length, width]`.
-fn check<'a>(
-    ids: &TensorView<'a>,
-    (table_name, table, table_access): (&'static str, TensorView<'a>, Access),
-    (rows_name, rows, rows_access): (&'static str, TensorView<'a>, Access),
+fn check(
+    ids: TensorView,
+    (table_name, table, table_access): (&'static str, TensorView, Access),
+    (rows_name, rows, rows_access): (&'static str, TensorView, Access),
     device: &DeviceFacts,
 ) -> Result<(), Error> {
-    ids.check_as("ids", DType::U32, Access::Read, device)?;
+    let mut tensors = CallTensors::new(device);
     let [batch, _, length, _] = ids.shape();
-    expect_shape("ids", ids.shape(), [batch, 1, length, 1])?;
-    check_float(table_name, &table)?;
-    table.check(table_name, table_access, device)?;
+    tensors.read("ids", ids, DType::U32, [batch, 1, length, 1])?;
     let [_, _, table_rows, width] = table.shape();
-    expect_shape(table_name, table.shape(), [1, 1, table_rows, width])?;
-    check_float(rows_name, &rows)?;
-    rows.check(rows_name, rows_access, device)?;
-    expect_shape(rows_name, rows.shape(), [batch, 1, length, width])?;
-    check_summed_rows(rows_name, &rows, 1)
+    tensors.add(table_access, table_name, table, Element::Float, [1, 1, table_rows, width])?;
+    tensors.add(rows_access, rows_name, rows, Element::Float, [batch, 1, length, width])?;
+    check_summed_rows(rows_name, &rows, 1)?;
+    tensors.finish()
 }
 
 impl<'a> EmbeddingForward<'a> {
@@ -77,8 +74,7 @@ impl<'a> EmbeddingForward<'a> {
 
     fn op(&self, device: &DeviceFacts) -> Result<EmbeddingOp<'a>, Error> {
         let EmbeddingForward { ids, table, out, scale, accumulate } = *self;
-        check(&ids, ("table", table, Access::Read), ("out", out, Access::Write), device)?;
-        check_aliasing(&[("out", out)], &[("ids", ids), ("table", table)])?;
+        check(ids, ("table", table, Access::Read), ("out", out, Access::Write), device)?;
         Ok(EmbeddingOp { ids, table, out, scale: check_scale(scale)?, accumulates: accumulate })
     }
 }

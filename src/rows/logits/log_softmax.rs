@@ -6,7 +6,7 @@ use super::dispatch;
 use crate::device::DeviceFacts;
 use crate::kernel::{BindingCache, Dispatch, KernelOptions, Pipelines, Prepared, Recorder};
 use crate::matmul::projection::check_summed_rows;
-use crate::tensor::{Access, Error, TensorView, check_aliasing, check_float, expect_shape};
+use crate::tensor::{Access, CallTensors, Element, Error, TensorView};
 
 /// One call: every row of `[batch, heads, length, columns]` for itself.
 #[derive(Clone, Copy, Debug)]
@@ -137,7 +137,6 @@ impl LogSoftmax {
         let device = &self.pipelines.facts();
         let LogSoftmaxForward { x, out } = *call;
         check_rows(&[("x", x, Access::Read), ("out", out, Access::Write)], device)?;
-        check_aliasing(&[("out", out)], &[("x", x)])?;
         Ok(dispatch::log_softmax(x, out, &self.kernel_options, device))
     }
 
@@ -147,18 +146,16 @@ impl LogSoftmax {
         let tensors =
             [("out", out, Access::Read), ("d_out", d_out, Access::Read), ("d_x", d_x, Access::Write)];
         check_rows(&tensors, device)?;
-        check_aliasing(&[("d_x", d_x)], &[("out", out), ("d_out", d_out)])?;
         Ok(dispatch::log_softmax_backward([out, d_out, d_x], accumulate, &self.kernel_options, device))
     }
 }
 
-/// Checks float tensors of one shape.
-fn check_rows(tensors: &[(&'static str, TensorView, Access)], device: &DeviceFacts) -> Result<(), Error> {
-    for (name, view, access) in tensors {
-        check_float(name, view)?;
-        view.check(name, *access, device)?;
-        expect_shape(name, view.shape(), tensors[0].1.shape())?;
+/// Checks the tensors of a call, which have one shape.
+fn check_rows(all: &[(&'static str, TensorView, Access)], device: &DeviceFacts) -> Result<(), Error> {
+    let mut tensors = CallTensors::new(device);
+    for (name, view, access) in all {
+        tensors.add(*access, name, *view, Element::Float, all[0].1.shape())?;
         check_summed_rows(name, view, view.shape()[1])?;
     }
-    Ok(())
+    tensors.finish()
 }

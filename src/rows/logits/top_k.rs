@@ -6,9 +6,7 @@ use super::dispatch;
 use crate::device::DeviceFacts;
 use crate::kernel::{BindingCache, Dispatch, KernelOptions, Pipelines, Prepared, Recorder};
 use crate::matmul::projection::check_summed_rows;
-use crate::tensor::{
-    Access, DType, Error, TensorView, check_aliasing, check_apart, check_float, expect_shape,
-};
+use crate::tensor::{CallTensors, DType, Element, Error, TensorView};
 
 /// How many of the largest a call may ask for.
 pub const MAX_TOP_K: usize = 64;
@@ -38,26 +36,18 @@ impl<'a> TopKForward<'a> {
 
     fn dispatch(&self, kernel_options: &KernelOptions, device: &DeviceFacts) -> Result<Dispatch<'a>, Error> {
         let TopKForward { x, indices, values } = *self;
-        check_float("x", &x)?;
-        x.check("x", Access::Read, device)?;
+        let mut tensors = CallTensors::new(device);
+        tensors.read("x", x, Element::Float, x.shape())?;
         let [batch, heads, length, columns] = x.shape();
         check_summed_rows("x", &x, heads)?;
-        indices.check_as("indices", DType::U32, Access::Write, device)?;
         let k = indices.shape()[3];
         if k > columns.min(MAX_TOP_K) {
             let expected = "at most 64 and the number of columns";
             return Err(Error::Option { option: "k", value: k as f64, expected });
         }
-        expect_shape("indices", indices.shape(), [batch, heads, length, k])?;
-        let mut written = vec![("indices", indices)];
-        if let Some(values) = values {
-            check_float("values", &values)?;
-            values.check("values", Access::Write, device)?;
-            expect_shape("values", values.shape(), indices.shape())?;
-            written.push(("values", values));
-        }
-        check_aliasing(&written, &[("x", x)])?;
-        check_apart(&written, device)?;
+        tensors.write("indices", indices, DType::U32, [batch, heads, length, k])?;
+        tensors.write("values", values, Element::Float, indices.shape())?;
+        tensors.finish()?;
         Ok(dispatch::top_k(x, values, indices, kernel_options, device))
     }
 }

@@ -9,10 +9,9 @@ use kernels::mean_pool::Pooled;
 
 use std::sync::Arc;
 
-use crate::device::DeviceFacts;
 use crate::kernel::{BindingCache, Dispatch, KernelOptions, Pipelines, Prepared, Recorder};
 use crate::matmul::projection::check_summed_rows;
-use crate::tensor::{Access, DType, Error, TensorView, check_aliasing, check_float, expect, expect_shape};
+use crate::tensor::{Access, CallTensors, DType, Element, Error, TensorView, expect};
 
 /// Which rows of `[batch, 1, length, features]` a mean is of.
 #[derive(Clone, Copy, Debug)]
@@ -55,58 +54,35 @@ impl<'a> MeanPoolForward<'a> {
         self
     }
 
-    fn inputs(&self) -> Vec<(&'static str, TensorView<'a>)> {
-        let which = match self.rows {
-            PoolMask::All => None,
-            PoolMask::Lengths(t) => Some(("lengths", t)),
-            PoolMask::Keep(t) => Some(("keep", t)),
-            PoolMask::Packed(t) => Some(("cu_seqlens", t)),
-        };
-        std::iter::once(("x", self.x)).chain(which).collect()
-    }
-
-    /// Checks what is read.
-    fn op(&self, device: &DeviceFacts) -> Result<MeanPoolOp<'a>, Error> {
+    /// Checks the tensors that are read, and `means`, a tensor shaped as `out`.
+    fn op(
+        &self,
+        tensors: &mut CallTensors<'a, '_>,
+        (name, means, access): (&'static str, TensorView<'a>, Access),
+    ) -> Result<MeanPoolOp<'a>, Error> {
         let x = self.x;
-        check_float("x", &x)?;
-        x.check("x", Access::Read, device)?;
-        let [batch, _, length, _] = x.shape();
-        expect("x", x.shape(), 1, 1)?;
+        let [batch, _, length, features] = x.shape();
+        tensors.read("x", x, Element::Float, [batch, 1, length, features])?;
         check_summed_rows("x", &x, 1)?;
-        let (pooled, sequences) = match self.rows {
-            PoolMask::All => (Pooled::All, batch),
+        let (pooled, which, sequences) = match self.rows {
+            PoolMask::All => (Pooled::All, None, batch),
             PoolMask::Lengths(t) => {
-                t.check_as("lengths", DType::U32, Access::Read, device)?;
-                expect_shape("lengths", t.shape(), [batch, 1, 1, 1])?;
-                (Pooled::Lengths, batch)
+                tensors.read("lengths", t, DType::U32, [batch, 1, 1, 1])?;
+                (Pooled::Lengths, Some(t), batch)
             }
             PoolMask::Keep(t) => {
-                t.check_as("keep", DType::Bool, Access::Read, device)?;
-                expect_shape("keep", t.shape(), [batch, 1, 1, length])?;
-                (Pooled::Keep, batch)
+                tensors.read("keep", t, DType::Bool, [batch, 1, 1, length])?;
+                (Pooled::Keep, Some(t), batch)
             }
             PoolMask::Packed(t) => {
-                t.check_as("cu_seqlens", DType::U32, Access::Read, device)?;
-                expect("x", x.shape(), 0, 1)?;
                 let ends = t.shape()[3];
-                expect_shape("cu_seqlens", t.shape(), [1, 1, 1, ends.max(2)])?;
-                (Pooled::Packed, ends - 1)
+                tensors.read("cu_seqlens", t, DType::U32, [1, 1, 1, ends.max(2)])?;
+                expect("x", x.shape(), 0, 1)?;
+                (Pooled::Packed, Some(t), ends - 1)
             }
         };
-        let which = self.inputs().get(1).map(|(_, t)| *t);
+        tensors.add(access, name, means, Element::Float, [sequences, 1, 1, features])?;
         Ok(MeanPoolOp { x, pooled, which, sequences, l2: self.normalize.then_some(EPS) })
-    }
-
-    /// Checks a tensor shaped as `out`.
-    fn check_means(
-        &self,
-        op: &MeanPoolOp,
-        (name, view, access): (&'static str, TensorView, Access),
-        device: &DeviceFacts,
-    ) -> Result<(), Error> {
-        check_float(name, &view)?;
-        view.check(name, access, device)?;
-        expect_shape(name, view.shape(), [op.sequences, 1, 1, self.x.shape()[3]])
     }
 }
 
@@ -232,23 +208,19 @@ impl MeanPool {
 
     fn forward_dispatch<'a>(&self, call: &MeanPoolForward<'a>) -> Result<Dispatch<'a>, Error> {
         let device = &self.pipelines.facts();
-        let op = call.op(device)?;
-        call.check_means(&op, ("out", call.out, Access::Write), device)?;
-        check_aliasing(&[("out", call.out)], &call.inputs())?;
+        let mut tensors = CallTensors::new(device);
+        let op = call.op(&mut tensors, ("out", call.out, Access::Write))?;
+        tensors.finish()?;
         Ok(op.forward(call.out, &self.kernel_options, device))
     }
 
     fn backward_dispatch<'a>(&self, call: &MeanPoolBackward<'a>) -> Result<Dispatch<'a>, Error> {
         let device = &self.pipelines.facts();
         let MeanPoolBackward { forward, d_out, d_x, accumulate } = *call;
-        let op = forward.op(device)?;
-        forward.check_means(&op, ("d_out", d_out, Access::Read), device)?;
-        check_float("d_x", &d_x)?;
-        d_x.check("d_x", Access::Write, device)?;
-        expect_shape("d_x", d_x.shape(), forward.x.shape())?;
-        let mut read = forward.inputs();
-        read.push(("d_out", d_out));
-        check_aliasing(&[("d_x", d_x)], &read)?;
+        let mut tensors = CallTensors::new(device);
+        let op = forward.op(&mut tensors, ("d_out", d_out, Access::Read))?;
+        tensors.write("d_x", d_x, Element::Float, forward.x.shape())?;
+        tensors.finish()?;
         Ok(op.backward(d_out, d_x, accumulate, &self.kernel_options, device))
     }
 }

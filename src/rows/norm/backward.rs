@@ -4,9 +4,8 @@ use super::dispatch::NormGradients;
 use super::{Norm, NormForward};
 use crate::device::DeviceFacts;
 use crate::kernel::{Prepared, Recorder, Scratch, ScratchSize};
-use crate::matmul::projection::check_vector;
 use crate::matmul::projection::dispatch_backward::Gradient;
-use crate::tensor::{Access, Error, TensorView, check_aliasing, check_apart, check_float, expect_shape};
+use crate::tensor::{Element, Error, TensorView};
 
 /// The gradients of one norm, each written where it is asked for.
 #[derive(Clone, Copy, Debug)]
@@ -60,45 +59,23 @@ impl<'a> NormBackward<'a> {
         self
     }
 
-    fn written(&self) -> Vec<(&'static str, TensorView<'a>)> {
-        let all = [("d_x", self.d_x), ("d_weight", self.d_weight), ("d_bias", self.d_bias)];
-        all.into_iter().filter_map(|(name, t)| Some((name, t?))).collect()
-    }
-
     fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
-        let NormBackward { forward, d_out, d_sum, d_x, .. } = self;
-        forward.check_inputs(device)?;
+        let NormBackward { forward, d_out, d_sum, d_x, d_weight, d_bias, .. } = *self;
+        let mut tensors = forward.inputs(device)?;
         let shape = forward.x.shape();
-        let shaped = [
-            ("d_out", Some(*d_out), Access::Read),
-            ("d_sum", *d_sum, Access::Read),
-            ("d_x", *d_x, Access::Write),
-        ];
-        for (name, t, access) in shaped {
-            let Some(t) = t else { continue };
-            check_float(name, &t)?;
-            t.check(name, access, device)?;
-            expect_shape(name, t.shape(), shape)?;
-        }
-        let vectors = [("d_weight", self.d_weight, forward.weight), ("d_bias", self.d_bias, forward.bias)];
-        for (name, t, own) in vectors {
-            let Some(t) = t else { continue };
-            if own.is_none() {
+        tensors.read("d_out", d_out, Element::Float, shape)?;
+        tensors.read("d_sum", d_sum, Element::Float, shape)?;
+        tensors.write("d_x", d_x, Element::Float, shape)?;
+        for (name, gradient, of) in [("d_weight", d_weight, forward.weight), ("d_bias", d_bias, forward.bias)]
+        {
+            if gradient.is_some() && of.is_none() {
                 let why = "the forward call has no such tensor: leave its gradient out";
                 return Err(Error::Unsupported { what: name, why });
             }
-            check_vector(name, &t, shape[3], Access::Write, device)?;
+            tensors.write(name, gradient, Element::Float, [1, 1, 1, shape[3]])?;
         }
-        let written = self.written();
-        if written.is_empty() {
-            let why = "nothing is asked for: give `d_x`, `d_weight` or `d_bias`";
-            return Err(Error::Unsupported { what: "a backward pass without gradients", why });
-        }
-        let mut read = forward.inputs();
-        read.push(("d_out", *d_out));
-        read.extend(d_sum.map(|t| ("d_sum", t)));
-        check_aliasing(&written, &read)?;
-        check_apart(&written, device)
+        tensors.require_gradients("nothing is asked for: give `d_x`, `d_weight` or `d_bias`")?;
+        tensors.finish()
     }
 
     fn gradients(&self) -> NormGradients<'a> {

@@ -17,8 +17,8 @@ use std::sync::Arc;
 
 use crate::device::DeviceFacts;
 use crate::kernel::{BindingCache, KernelOptions, Pipelines, Prepared, Recorder};
-use crate::matmul::projection::{check_summed_rows, check_vector};
-use crate::tensor::{Access, Error, TensorView, check_aliasing, check_apart, check_float, expect_shape};
+use crate::matmul::projection::check_summed_rows;
+use crate::tensor::{CallTensors, Element, Error, TensorView};
 
 /// One call of a norm: every row of `[batch, heads, length, features]` for itself. Activations are
 /// `[batch, 1, length, features]`, see [`TensorView::sequence`]; queries and keys may be normalised head by head.
@@ -64,39 +64,24 @@ impl<'a> NormForward<'a> {
         self
     }
 
-    /// The tensors that are read.
-    pub(crate) fn inputs(&self) -> Vec<(&'static str, TensorView<'a>)> {
-        let all =
-            [("x", Some(self.x)), ("residual", self.residual), ("weight", self.weight), ("bias", self.bias)];
-        all.into_iter().filter_map(|(name, t)| Some((name, t?))).collect()
-    }
-
-    /// Checks what is read.
-    pub(crate) fn check_inputs(&self, device: &DeviceFacts) -> Result<(), Error> {
+    /// Checks the tensors that are read.
+    fn inputs<'d>(&self, device: &'d DeviceFacts) -> Result<CallTensors<'a, 'd>, Error> {
+        let mut tensors = CallTensors::new(device);
         let shape = self.x.shape();
-        for (name, t) in [("x", Some(self.x)), ("residual", self.residual)] {
-            let Some(t) = t else { continue };
-            check_float(name, &t)?;
-            t.check(name, Access::Read, device)?;
-            expect_shape(name, t.shape(), shape)?;
-        }
-        for (name, t) in [("weight", self.weight), ("bias", self.bias)] {
-            t.map_or(Ok(()), |t| check_vector(name, &t, shape[3], Access::Read, device))?;
-        }
-        check_summed_rows("x", &self.x, shape[1])
+        let of_features = [1, 1, 1, shape[3]];
+        tensors.read("x", self.x, Element::Float, shape)?;
+        tensors.read("residual", self.residual, Element::Float, shape)?;
+        tensors.read("weight", self.weight, Element::Float, of_features)?;
+        tensors.read("bias", self.bias, Element::Float, of_features)?;
+        check_summed_rows("x", &self.x, shape[1])?;
+        Ok(tensors)
     }
 
     fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
-        self.check_inputs(device)?;
-        let written: Vec<_> =
-            [Some(("out", self.out)), self.sum.map(|t| ("sum", t))].into_iter().flatten().collect();
-        for (name, t) in &written {
-            check_float(name, t)?;
-            t.check(name, Access::Write, device)?;
-            expect_shape(name, t.shape(), self.x.shape())?;
-        }
-        check_aliasing(&written, &self.inputs())?;
-        check_apart(&written, device)
+        let mut tensors = self.inputs(device)?;
+        tensors.write("out", self.out, Element::Float, self.x.shape())?;
+        tensors.write("sum", self.sum, Element::Float, self.x.shape())?;
+        tensors.finish()
     }
 
     pub(crate) fn op(&self, config: NormConfig) -> NormOp<'a> {

@@ -7,7 +7,7 @@ use dispatch::SortProblem;
 
 use crate::device::DeviceFacts;
 use crate::kernel::{Pipelines, Prepared, Recorder, Scratch, ScratchSize};
-use crate::tensor::{Access, DType, Error, TensorView, check_aliasing, check_apart, expect_shape};
+use crate::tensor::{CallTensors, DType, Error, TensorView};
 
 /// A stable sort of numbers, row by row: four bits a pass, each key after those of its digit that stood before it. No atomics, the
 /// same bits on every run. [`LshAttention`](crate::lsh::LshAttention) sorts tokens by their buckets with it.
@@ -50,15 +50,11 @@ impl<'a> Sort<'a> {
         if !(1..=u32::BITS).contains(&bits) {
             return Err(Error::Option { option: "bits", value: bits.into(), expected: "1 to 32" });
         }
-        keys.check_as("keys", DType::U32, Access::Read, device)?;
-        let mut written = vec![("order", order)];
-        written.extend(ranks.map(|t| ("ranks", t)));
-        for (name, view) in &written {
-            view.check_as(name, DType::U32, Access::Write, device)?;
-            expect_shape(name, view.shape(), keys.shape())?;
-        }
-        check_aliasing(&written, &[("keys", keys)])?;
-        check_apart(&written, device)?;
+        let mut tensors = CallTensors::new(device);
+        tensors.read("keys", keys, DType::U32, keys.shape())?;
+        tensors.write("order", order, DType::U32, keys.shape())?;
+        tensors.write("ranks", ranks, DType::U32, keys.shape())?;
+        tensors.finish()?;
         Ok(SortProblem { keys, order, ranks, bits })
     }
 }

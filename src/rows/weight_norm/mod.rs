@@ -10,10 +10,7 @@ use std::sync::Arc;
 
 use crate::device::DeviceFacts;
 use crate::kernel::{BindingCache, Dispatch, Pipelines, Prepared, Recorder};
-use crate::tensor::{
-    Access, DType, Error, TensorView, check_aliasing, check_apart, check_float, expect, expect_broadcast,
-    expect_shape, same_dtype,
-};
+use crate::tensor::{CallTensors, DType, Element, Error, TensorView};
 
 /// One forward call: `out = gain · vector / |vector|`, of each head.
 ///
@@ -141,24 +138,24 @@ impl WeightNorm {
     }
 }
 
-fn check_inputs(vector: &TensorView, gain: &TensorView, device: &DeviceFacts) -> Result<(), Error> {
-    check_float("vector", vector)?;
-    vector.check("vector", Access::Read, device)?;
-    same_dtype("gain", gain, vector.dtype())?;
-    gain.check("gain", Access::Read, device)?;
-    expect("vector", vector.shape(), 0, 1)?;
-    expect("vector", vector.shape(), 2, 1)?;
-    expect("gain", gain.shape(), 3, 1)?;
-    expect_broadcast("gain", gain.shape(), [1, vector.shape()[1], 1, 1])
+fn check_inputs<'a, 'd>(
+    vector: TensorView<'a>,
+    gain: TensorView<'a>,
+    device: &'d DeviceFacts,
+) -> Result<CallTensors<'a, 'd>, Error> {
+    let mut tensors = CallTensors::new(device);
+    let [_, heads, _, hidden] = vector.shape();
+    tensors.read("vector", vector, Element::Float, [1, heads, 1, hidden])?;
+    tensors.read_broadcast("gain", gain, vector.dtype(), [1, heads, 1, 1])?;
+    Ok(tensors)
 }
 
 impl<'a> WeightNormForward<'a> {
     fn dispatch(&self, device: &DeviceFacts) -> Result<Dispatch<'a>, Error> {
         let WeightNormForward { vector, gain, out } = *self;
-        check_inputs(&vector, &gain, device)?;
-        out.check_as("out", DType::F32, Access::Write, device)?;
-        expect_shape("out", out.shape(), vector.shape())?;
-        check_aliasing(&[("out", out)], &[("vector", vector), ("gain", gain)])?;
+        let mut tensors = check_inputs(vector, gain, device)?;
+        tensors.write("out", out, DType::F32, vector.shape())?;
+        tensors.finish()?;
         let [_, heads, _, dim] = vector.shape();
         let call = WeightNormCall { x: vector, gain, out, dim: dim as u32 };
         Ok(call.dispatch([heads, 1, 1], device))
@@ -168,16 +165,11 @@ impl<'a> WeightNormForward<'a> {
 impl<'a> WeightNormBackward<'a> {
     fn dispatch(&self, device: &DeviceFacts) -> Result<Dispatch<'a>, Error> {
         let WeightNormBackward { vector, gain, d_out, d_vector, d_gain, accumulates } = *self;
-        check_inputs(&vector, &gain, device)?;
-        d_out.check_as("d_out", DType::F32, Access::Read, device)?;
-        expect_shape("d_out", d_out.shape(), vector.shape())?;
-        let written = [("d_vector", d_vector), ("d_gain", d_gain)];
-        for ((tensor, gradient), of) in written.into_iter().zip([vector, gain]) {
-            gradient.check_as(tensor, DType::F32, Access::Write, device)?;
-            expect_shape(tensor, gradient.shape(), of.shape())?;
-        }
-        check_aliasing(&written, &[("vector", vector), ("gain", gain), ("d_out", d_out)])?;
-        check_apart(&written, device)?;
+        let mut tensors = check_inputs(vector, gain, device)?;
+        tensors.read("d_out", d_out, DType::F32, vector.shape())?;
+        tensors.write("d_vector", d_vector, DType::F32, vector.shape())?;
+        tensors.write("d_gain", d_gain, DType::F32, gain.shape())?;
+        tensors.finish()?;
         let ([_, heads, _, dim], gains) = (vector.shape(), gain.shape()[1]);
         let call = WeightNormBackwardCall {
             x: vector,
