@@ -97,3 +97,17 @@ kernels! {
     crate::rows::logits::kernels::log_softmax_backward::LogSoftmaxBackward,
     crate::rows::logits::kernels::top_k::TopK,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Families;
+
+    #[test]
+    fn every_kernel_has_a_family() {
+        let all = all();
+        let without = all.iter().filter(|variant| variant.families() == Families::NONE);
+        let labels: std::collections::BTreeSet<_> = without.map(|variant| variant.label()).collect();
+        assert!(labels.is_empty() && all.len() > 1000, "{labels:?} of {} variants", all.len());
+    }
+}

@@ -11,7 +11,7 @@ use crate::attention::kernels::additive_scores::{AdditiveScores, AdditiveScoresC
 use crate::attention::kernels::scores::ScoresCall;
 use crate::attention::plan::{GradientsOf, Rectangle, Sides};
 use crate::device::family::{GRADIENTS, STAGED};
-use crate::device::{DeviceFacts, Family};
+use crate::device::DeviceFacts;
 use crate::kernel::{Dispatch, Dispatches, Placed, Scratch, ScratchSize, Slot, Width, in_scratch};
 use crate::mask::kernels::dropout::Dropped;
 use crate::mask::kernels::{MaskParams, MaskVariant, Masked};
@@ -62,9 +62,6 @@ pub(crate) fn plan(call: &AdditiveProblem, device: &DeviceFacts) -> Result<Addit
         if device.lacks_both(forms) {
             return Err(Error::PutAside { family: forms.of(device.software) });
         }
-    }
-    if device.lacks(Family::RowStats) {
-        return Err(Error::PutAside { family: Family::RowStats });
     }
     let keep = problem.dropout.as_ref().and_then(Dropout::given);
     let of_mask = problem.mask.buffers();

@@ -34,13 +34,13 @@ pub(super) async fn attempt(
         Ok(Ok(share)) => Attempt::Right(share),
         Ok(Err(mismatch)) => Attempt::Wrong(mismatch.to_string()),
         Err(e @ (Error::DeviceLost(_) | Error::OutOfMemory { .. })) => return Err(e),
-        Err(e @ Error::Refused { .. }) => Attempt::Wrong(e.to_string()),
+        Err(e @ (Error::Refused { .. } | Error::Mod { .. })) => Attempt::Wrong(e.to_string()),
         Err(_) => Attempt::Refused,
     };
     Ok((gpu.pipelines().used(), attempt))
 }
 
-/// Tries what `concerns` the device of [`Problem::ALL`] on as many threads as the machine has cores, as nearly all of a check is the
+/// Tries what `concerns` the device of [`Problem::all`] on as many threads as the machine has cores, as nearly all of a check is the
 /// driver's compiler. What could not be tried, or failed, has no entry.
 #[cfg(not(target_arch = "wasm32"))]
 pub(super) fn first_attempts(
@@ -49,18 +49,18 @@ pub(super) fn first_attempts(
     aside: Families,
 ) -> BTreeMap<usize, (Families, Attempt)> {
     let facts = pipelines.facts();
-    let concerns = Problem::ALL.iter().enumerate().filter(|(_, problem)| problem.concerns(&facts));
+    let concerns = Problem::all().enumerate().filter(|(_, problem)| problem.concerns(&facts));
     let waiting = Mutex::new(concerns);
     let found = Mutex::new(BTreeMap::new());
     let work = || {
         loop {
             let Some((n, problem)) = lock(&waiting).next() else { return };
-            if let Ok(tried) = pollster::block_on(attempt(pipelines, queue, *problem, aside)) {
+            if let Ok(tried) = pollster::block_on(attempt(pipelines, queue, problem, aside)) {
                 lock(&found).insert(n, tried);
             }
         }
     };
-    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(Problem::ALL.len());
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(Problem::all().len());
     std::thread::scope(|scope| {
         for _ in 0..threads {
             // Where there is no room for one more thread, others do its work, or the check itself.

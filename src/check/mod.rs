@@ -1,8 +1,10 @@
 //! Whether this device computes what it should: small problems, compared with the reference.
 
 mod attempt;
+mod bench;
 pub(crate) mod data;
 mod gradients;
+mod operators;
 mod problems;
 
 use attempt::{Attempt, attempt};
@@ -49,7 +51,7 @@ struct Check<'a> {
     pipelines: &'a Pipelines,
     queue: &'a wgpu::Queue,
     verdicts: BTreeMap<Family, Verdict>,
-    /// Made before, with nothing put aside but what no check asks about: by their place in [`Problem::ALL`].
+    /// Made before, with nothing put aside but what no check asks about: by their place in [`Problem::all`].
     first: BTreeMap<usize, (Families, Attempt)>,
 }
 
@@ -62,7 +64,7 @@ impl<'a> Check<'a> {
 
     async fn run(mut self) -> Result<Report, Error> {
         let unasked = self.aside();
-        for (n, problem) in Problem::ALL.into_iter().enumerate() {
+        for (n, problem) in Problem::all().enumerate() {
             if problem.concerns(&self.pipelines.facts()) {
                 let first = self.first.remove(&n).filter(|_| self.aside() == unasked);
                 self.judge(problem, first).await?;

@@ -1,10 +1,10 @@
 //! The problems of a check: small, with ragged edges, each computed by the plan that a call like it would get.
 
 use super::data::{FEW, Outcome, PREFILL, from_bits, halves_of, inputs, judge, noise, to_bits};
-use super::gradients;
+use super::{gradients, operators};
 use crate::attention::{Attention, Config, Forward};
 use crate::cache::{Append, Cache, CacheConfig, CacheRead, CacheStorage, ScaleGroup, Tokens};
-use crate::device::DeviceFacts;
+use crate::device::{DeviceFacts, Family};
 use crate::gpu::Gpu;
 use crate::kernel::guard::Watch;
 use crate::kernel::{KernelOptions, MatrixUnits, Scratch};
@@ -37,11 +37,21 @@ pub(super) enum Problem {
     ProductGradients,
     /// Sums over rows.
     RowSums,
+    /// A call of an operator whose kernels are the family.
+    Operator(Family),
 }
 
 impl Problem {
     /// What others build on first.
-    pub const ALL: [Problem; 22] = [
+    pub fn all() -> impl ExactSizeIterator<Item = Problem> + Clone {
+        (0..Self::FIRST.len() + operators::OPERATORS.len())
+            .map(|n| match n.checked_sub(Self::FIRST.len()) {
+                None => Self::FIRST[n],
+                Some(n) => Problem::Operator(operators::OPERATORS[n]),
+            })
+    }
+
+    const FIRST: [Problem; 23] = [
         Problem::Product { rows: FEW, dtype: DType::F32 },
         Problem::Prefill,
         Problem::Weights,
@@ -54,6 +64,7 @@ impl Problem {
         Problem::Product { rows: FEW, dtype: DType::F16 },
         Problem::Product { rows: PREFILL.q_len, dtype: DType::F16 },
         Problem::Product { rows: FEW, dtype: DType::BF16 },
+        Problem::Operator(Family::CacheLengths),
         Problem::Cached(CacheStorage::F32),
         Problem::Cached(CacheStorage::F16),
         Problem::Cached(CacheStorage::BF16),
@@ -96,6 +107,7 @@ impl Problem {
             Problem::ScoreGradients => gradients::attention(gpu, DType::F32, true).await,
             Problem::ProductGradients => gradients::product(gpu).await,
             Problem::RowSums => gradients::row_sums(gpu).await,
+            Problem::Operator(family) => operators::run(family, gpu).await,
         }
     }
 }

@@ -2,153 +2,163 @@
 
 use std::fmt;
 
-/// Kernels that have a way of working in common, and that plans can do without where a device gets it wrong.
-///
-/// See [`Pipelines::check`](crate::Pipelines::check).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[non_exhaustive]
-pub enum Family {
-    /// Attention on matrix units. Without it: the fused kernels.
-    MatrixAttention,
-    /// Projections on matrix units. Without it: the products.
-    MatrixProducts,
-    /// Gradients of attention on matrix units. Without it: the other forms.
-    MatrixGradients,
-    /// Sums by subgroup shuffles, where few queries meet many keys. Without it: sums through workgroup memory.
-    SubgroupReductions,
-    /// Keys shared out among workgroups, and the merge of what those found. Without it: one workgroup for all keys of a tile.
-    SplitKeys,
-    /// Attention of few queries, in the form for GPUs. Without it: the fused kernels.
-    DecodeGpu,
-    /// Attention of few queries over packed keys, in the form for software drivers. Without it: the fused kernels.
-    DecodeCpu,
-    /// Caches of F32. Without it: refused, as are the other four.
-    CacheF32,
-    /// Caches of F16.
-    CacheF16,
-    /// Caches of BF16.
-    CacheBF16,
-    /// Caches of 8 bits.
-    CacheQ8,
-    /// Caches of 4 bits.
-    CacheQ4,
-    /// Tensors of F16. Without it: refused.
-    F16Tensors,
-    /// Tensors of BF16. Without it: refused.
-    BF16Tensors,
-    /// Attention in one pass, in the form for GPUs. Without it: the other form, then the stages.
-    FusedGpu,
-    /// Attention in one pass, in the form for software drivers. Without it: the other form, then the stages.
-    FusedCpu,
-    /// Scores, softmax and weighted sum, in the form for GPUs. Without it: the other form, then the fused kernels.
-    StagedGpu,
-    /// Scores, softmax and weighted sum, in the form for software drivers. Without it: the other form, then the fused kernels.
-    StagedCpu,
-    /// Projections, in the form for GPUs. Without it: the other form.
-    ProductsGpu,
-    /// Projections, in the form for software drivers. Without it: the other form.
-    ProductsCpu,
-    /// Gradients of keys and of values in one dispatch. Without it: a dispatch each.
-    JointGradients,
-    /// Gradients of queries, keys and values, in the form for GPUs. Without it: the other form.
-    GradientsGpu,
-    /// Gradients of queries, keys and values, in the form for software drivers. Without it: the other form.
-    GradientsCpu,
-    /// Gradients of biases, slopes, relative tables and sinks. Without it: refused.
-    ScoreGradients,
-    /// What all gradients of attention take of each query. Without it: refused, as is all that is made of it.
-    RowStats,
-    /// Gradients of projections' inputs and weights, in the form for GPUs. Without it: the other form.
-    ProductGradientsGpu,
-    /// Gradients of projections' inputs and weights, in the form for software drivers. Without it: the other form.
-    ProductGradientsCpu,
-    /// Gradients that are sums over rows: of projections' biases and of learned positions. Without it: refused.
-    RowSums,
+/// The families: variant, name, and whether calls can be computed without it.
+macro_rules! families {
+    ($($(#[$doc:meta])* $family:ident: $name:literal, $replaced:literal;)*) => {
+        /// Kernels that have a way of working in common, and that plans can do without where a device gets it wrong.
+        ///
+        /// See [`Pipelines::check`](crate::Pipelines::check).
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[non_exhaustive]
+        pub enum Family {
+            $($(#[$doc])* $family,)*
+        }
+
+        impl Family {
+            /// All of them, those that build on others first.
+            pub const ALL: [Family; [$($name),*].len()] = [$(Family::$family),*];
+
+            /// True if a call can be computed without the family.
+            pub(crate) const fn is_replaced(self) -> bool {
+                match self {
+                    $(Family::$family => $replaced,)*
+                }
+            }
+
+            fn name(self) -> &'static str {
+                match self {
+                    $(Family::$family => $name,)*
+                }
+            }
+        }
+    };
 }
 
-impl Family {
-    /// All of them, those that build on others first.
-    pub const ALL: [Family; 28] = [
-        Family::MatrixAttention,
-        Family::MatrixProducts,
-        Family::MatrixGradients,
-        Family::SubgroupReductions,
-        Family::SplitKeys,
-        Family::DecodeGpu,
-        Family::DecodeCpu,
-        Family::CacheF32,
-        Family::CacheF16,
-        Family::CacheBF16,
-        Family::CacheQ8,
-        Family::CacheQ4,
-        Family::F16Tensors,
-        Family::BF16Tensors,
-        Family::FusedGpu,
-        Family::FusedCpu,
-        Family::StagedGpu,
-        Family::StagedCpu,
-        Family::ProductsGpu,
-        Family::ProductsCpu,
-        Family::JointGradients,
-        Family::GradientsGpu,
-        Family::GradientsCpu,
-        Family::ScoreGradients,
-        Family::RowStats,
-        Family::ProductGradientsGpu,
-        Family::ProductGradientsCpu,
-        Family::RowSums,
-    ];
-
-    /// True if a call can be computed without the family.
-    pub(crate) fn is_replaced(self) -> bool {
-        use Family::*;
-        !matches!(
-            self,
-            CacheF32
-                | CacheF16
-                | CacheBF16
-                | CacheQ8
-                | CacheQ4
-                | F16Tensors
-                | BF16Tensors
-                | ScoreGradients
-                | RowStats
-                | RowSums
-        )
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Family::MatrixAttention => "attention on matrix units",
-            Family::MatrixProducts => "projections on matrix units",
-            Family::MatrixGradients => "gradients on matrix units",
-            Family::SubgroupReductions => "subgroup reductions",
-            Family::SplitKeys => "split keys",
-            Family::DecodeGpu => "decode, GPU form",
-            Family::DecodeCpu => "decode, CPU form",
-            Family::CacheF32 => "caches of F32",
-            Family::CacheF16 => "caches of F16",
-            Family::CacheBF16 => "caches of BF16",
-            Family::CacheQ8 => "caches of Q8",
-            Family::CacheQ4 => "caches of Q4",
-            Family::F16Tensors => "tensors of F16",
-            Family::BF16Tensors => "tensors of BF16",
-            Family::FusedGpu => "fused, GPU form",
-            Family::FusedCpu => "fused, CPU form",
-            Family::StagedGpu => "staged, GPU form",
-            Family::StagedCpu => "staged, CPU form",
-            Family::ProductsGpu => "projections, GPU form",
-            Family::ProductsCpu => "projections, CPU form",
-            Family::JointGradients => "gradients of keys and values at once",
-            Family::GradientsGpu => "gradients, GPU form",
-            Family::GradientsCpu => "gradients, CPU form",
-            Family::ScoreGradients => "gradients of masks",
-            Family::RowStats => "gradients, totals of queries",
-            Family::ProductGradientsGpu => "gradients of projections, GPU form",
-            Family::ProductGradientsCpu => "gradients of projections, CPU form",
-            Family::RowSums => "gradients, sums over rows",
-        }
-    }
+families! {
+    /// Attention on matrix units. Without it: the fused kernels.
+    MatrixAttention: "attention on matrix units", true;
+    /// Projections on matrix units. Without it: the products.
+    MatrixProducts: "projections on matrix units", true;
+    /// Gradients of attention on matrix units. Without it: the other forms.
+    MatrixGradients: "gradients on matrix units", true;
+    /// Sums by subgroup shuffles, where few queries meet many keys. Without it: sums through workgroup memory.
+    SubgroupReductions: "subgroup reductions", true;
+    /// Keys shared out among workgroups, and the merge of what those found. Without it: one workgroup for all keys of a tile.
+    SplitKeys: "split keys", true;
+    /// Attention of few queries, in the form for GPUs. Without it: the fused kernels.
+    DecodeGpu: "decode, GPU form", true;
+    /// Attention of few queries over packed keys, in the form for software drivers. Without it: the fused kernels.
+    DecodeCpu: "decode, CPU form", true;
+    /// Caches of F32. Without it: refused, as are the other four.
+    CacheF32: "caches of F32", false;
+    /// Caches of F16.
+    CacheF16: "caches of F16", false;
+    /// Caches of BF16.
+    CacheBF16: "caches of BF16", false;
+    /// Caches of 8 bits.
+    CacheQ8: "caches of Q8", false;
+    /// Caches of 4 bits.
+    CacheQ4: "caches of Q4", false;
+    /// Tensors of F16. Without it: refused.
+    F16Tensors: "tensors of F16", false;
+    /// Tensors of BF16. Without it: refused.
+    BF16Tensors: "tensors of BF16", false;
+    /// Attention in one pass, in the form for GPUs. Without it: the other form, then the stages.
+    FusedGpu: "fused, GPU form", true;
+    /// Attention in one pass, in the form for software drivers. Without it: the other form, then the stages.
+    FusedCpu: "fused, CPU form", true;
+    /// Scores, softmax and weighted sum, in the form for GPUs. Without it: the other form, then the fused kernels.
+    StagedGpu: "staged, GPU form", true;
+    /// Scores, softmax and weighted sum, in the form for software drivers. Without it: the other form, then the fused kernels.
+    StagedCpu: "staged, CPU form", true;
+    /// Projections, in the form for GPUs. Without it: the other form.
+    ProductsGpu: "projections, GPU form", true;
+    /// Projections, in the form for software drivers. Without it: the other form.
+    ProductsCpu: "projections, CPU form", true;
+    /// Gradients of keys and of values in one dispatch. Without it: a dispatch each.
+    JointGradients: "gradients of keys and values at once", true;
+    /// Gradients of queries, keys and values, in the form for GPUs. Without it: the other form.
+    GradientsGpu: "gradients, GPU form", true;
+    /// Gradients of queries, keys and values, in the form for software drivers. Without it: the other form.
+    GradientsCpu: "gradients, CPU form", true;
+    /// Gradients of biases, slopes, relative tables and sinks. Without it: refused.
+    ScoreGradients: "gradients of masks", false;
+    /// What all gradients of attention take of each query. Without it: refused, as is all that is made of it.
+    RowStats: "gradients, totals of queries", false;
+    /// Gradients of projections' inputs and weights, in the form for GPUs. Without it: the other form.
+    ProductGradientsGpu: "gradients of projections, GPU form", true;
+    /// Gradients of projections' inputs and weights, in the form for software drivers. Without it: the other form.
+    ProductGradientsCpu: "gradients of projections, CPU form", true;
+    /// Gradients that are sums over rows: of projections' biases and of learned positions. Without it: refused.
+    RowSums: "gradients, sums over rows", false;
+    /// Sorting, which embeddings' gradients and LSH attention need too. From here on nothing replaces a family, and calls without it are refused.
+    RadixSort: "sorting", false;
+    /// The largest elements of rows.
+    TopK: "top-k", false;
+    /// Logarithms of softmaxes.
+    LogSoftmax: "log-softmax", false;
+    /// Gradients of those.
+    LogSoftmaxGradients: "gradients of log-softmax", false;
+    /// LayerNorm and RMSNorm.
+    Norms: "norms", false;
+    /// Gradients of norms.
+    NormGradients: "gradients of norms", false;
+    /// Activations, gates and residual sums.
+    Elementwise: "elementwise", false;
+    /// Gradients of elementwise calls.
+    ElementwiseGradients: "elementwise gradients", false;
+    /// Rows of tables.
+    Embeddings: "embeddings", false;
+    /// Gradients of tables.
+    EmbeddingGradients: "gradients of embeddings", false;
+    /// Means of rows.
+    MeanPools: "mean pools", false;
+    /// Gradients of means.
+    MeanPoolGradients: "gradients of mean pools", false;
+    /// Weight norms.
+    WeightNorms: "weight norms", false;
+    /// Gradients of weight norms.
+    WeightNormGradients: "gradients of weight norms", false;
+    /// Rotary embedding, and its gradient.
+    Rotations: "rotations", false;
+    /// Sums with the encoding of positions.
+    Positions: "sums with positions", false;
+    /// Products with quantized weights, and look-ups in them.
+    QuantizedProducts: "quantized products", false;
+    /// Block maps of masks, and their comparison with the host.
+    Masks: "masks", false;
+    /// Lengths of the sequences of caches of any storage.
+    CacheLengths: "caches, lengths", false;
+    /// Copies of pages, and sequences that change places.
+    CacheCopies: "caches, copies", false;
+    /// Scores and mean weights for the caller.
+    ScoreOutputs: "outputs of scores", false;
+    /// Keys and values that a layer appends.
+    AppendedKeys: "appended keys", false;
+    /// Merges of attention over disjoint keys.
+    Merges: "merges", false;
+    /// Gradients of merges.
+    MergeGradients: "gradients of merges", false;
+    /// Linear attention by chunks of tokens.
+    LinearAttention: "linear attention", false;
+    /// Linear attention token by token.
+    LinearRecurrence: "linear attention by tokens", false;
+    /// Gradients of linear attention.
+    LinearGradients: "gradients of linear attention", false;
+    /// Local attention, and predicted positions.
+    LocalAttention: "local attention", false;
+    /// Gradients of both.
+    LocalGradients: "gradients of local attention", false;
+    /// Linformer with a key mask.
+    AbsentRows: "Linformer, absent keys", false;
+    /// Attention to tokens that hash alike.
+    Lsh: "LSH attention", false;
+    /// Gradients of LSH attention.
+    LshGradients: "gradients of LSH attention", false;
+    /// Attentional vectors.
+    Attentional: "attentional vectors", false;
+    /// Gradients of attentional vectors.
+    AttentionalGradients: "gradients of attentional vectors", false;
 }
 
 impl fmt::Display for Family {
@@ -179,29 +189,50 @@ impl TwoForms {
 
 /// A set of families.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Families(u32);
+pub(crate) struct Families(u64);
 
 impl Families {
     pub const NONE: Families = Families(0);
 
-    pub const fn from_bits(bits: u32) -> Self {
+    /// Those that nothing replaces.
+    pub const IRREPLACEABLE: Families = {
+        let (mut all, mut n) = (Families::NONE, 0);
+        while n < Family::ALL.len() {
+            if !Family::ALL[n].is_replaced() {
+                all = all.with(Family::ALL[n]);
+            }
+            n += 1;
+        }
+        all
+    };
+
+    pub const fn of(family: Family) -> Self {
+        Families::NONE.with(family)
+    }
+
+    pub const fn from_bits(bits: u64) -> Self {
         Families(bits)
     }
 
-    pub const fn bits(self) -> u32 {
+    pub const fn bits(self) -> u64 {
         self.0
     }
 
     pub const fn with(self, family: Family) -> Self {
-        Families(self.0 | 1 << family as u32)
+        Families(self.0 | 1 << family as u64)
     }
 
     pub const fn without(self, family: Family) -> Self {
-        Families(self.0 & !(1 << family as u32))
+        Families(self.0 & !(1 << family as u64))
     }
 
     pub const fn contains(self, family: Family) -> bool {
-        self.0 & 1 << family as u32 != 0
+        self.0 & 1 << family as u64 != 0
+    }
+
+    /// The families of both sets.
+    pub const fn and(self, other: Families) -> Self {
+        Families(self.0 & other.0)
     }
 
     /// Those that build on others first.

@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::guard::guarded;
 use super::texts::TEXTS;
-use super::{Kernel, KernelVariant};
+use super::{Dispatch, Kernel, KernelVariant};
 use crate::device::bars::bars;
 use crate::device::tuned::{Class, Pick, hash};
 use crate::device::{DeviceFacts, Families, Family, Report, TuningCache, Verdict};
@@ -58,7 +58,7 @@ struct Inner {
     /// What may change of them is which kernels plans do without.
     facts: Mutex<DeviceFacts>,
     /// The families of every pipeline that was asked for.
-    used: AtomicU32,
+    used: AtomicU64,
     /// What a check found.
     verdicts: Mutex<BTreeMap<Family, Verdict>>,
     /// True if a refused kernel disables its family. Checks and measurements set it to false.
@@ -138,7 +138,7 @@ impl Pipelines {
             compiler,
             places,
             facts: Mutex::new(facts),
-            used: AtomicU32::default(),
+            used: AtomicU64::default(),
             verdicts: Mutex::default(),
             falls_back,
         }))
@@ -339,6 +339,18 @@ impl Pipelines {
                 (Err(Error::PutAside { .. }), Some(earlier)) => return Err(earlier),
                 (result, _) => return result,
             }
+        }
+    }
+
+    /// Refuses kernels of a family that is put aside and that nothing replaces.
+    pub(super) fn refuse_put_aside(&self, dispatches: &[Dispatch]) -> Result<(), Error> {
+        let aside = lock(&self.0.facts).aside.and(Families::IRREPLACEABLE);
+        if aside == Families::NONE {
+            return Ok(());
+        }
+        match dispatches.iter().find_map(|call| call.variant.families().and(aside).iter().next()) {
+            Some(family) => Err(Error::PutAside { family }),
+            None => Ok(()),
         }
     }
 

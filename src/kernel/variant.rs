@@ -14,12 +14,15 @@ pub(crate) trait Variant: fmt::Debug + Eq + Hash + Send + Sync + 'static {
     /// The label of its pipelines: `attention.` and the stem of its shader.
     const LABEL: &'static str;
 
+    /// The families of all variants, where these have the same ones. Every variant has one: a test of `kernel_list.rs` sees to it.
+    const FAMILIES: Families = Families::NONE;
+
     /// Its text and what the host must know of it. Built once per pipeline.
     fn describe(&self) -> Kernel;
 
     /// The families that it belongs to.
     fn families(&self) -> Families {
-        Families::NONE
+        Self::FAMILIES
     }
 
     /// Each value of each axis, for tools and tests: not the product of all axes.

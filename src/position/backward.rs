@@ -2,7 +2,7 @@
 
 use super::kernels::table_backward::{LANES, TableBackwardCall};
 use super::{MOST_GROUPS, Positions, Rotate, RowPositions, check_rows, rotation};
-use crate::device::{DeviceFacts, Family};
+use crate::device::DeviceFacts;
 use crate::kernel::{Dispatch, Prepared, Recorder};
 use crate::tensor::{CallTensors, Element, Error, TensorView};
 
@@ -32,9 +32,6 @@ impl<'a> TableBackward<'a> {
 
     fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
         let TableBackward { d_out, at, d_table, .. } = self;
-        if device.lacks(Family::RowSums) {
-            return Err(Error::PutAside { family: Family::RowSums });
-        }
         let mut tensors = CallTensors::new(device);
         let [_, _, length, dim] = d_out.shape();
         tensors.read("d_out", *d_out, Element::Float, d_out.shape())?;

@@ -1,7 +1,7 @@
 //! Twin of `additive_pairs.wgsl`.
 
 use crate::device::{Families, Family};
-use crate::kernel::{Kernel, Untyped, Variant, families, kernel, shader};
+use crate::kernel::{Kernel, Untyped, Variant, kernel, shader};
 use crate::mask::kernels::dropout::{DropoutKind, Dropped};
 use crate::mask::kernels::{MaskVariant, Masked};
 use crate::tensor::{Access, DType};
@@ -36,6 +36,7 @@ kernel! {
 
 impl Variant for AdditivePairs {
     const LABEL: &'static str = "attention.additive_pairs";
+    const FAMILIES: Families = Families::of(Family::RowStats);
 
     fn describe(&self) -> Kernel {
         let mask = self.mask.wgsl_with_slope();
@@ -54,10 +55,6 @@ impl Variant for AdditivePairs {
             .bool("TOTALS", self.totals)
             .bool("PER_PAIR_MASK", self.mask.is_per_pair())
             .kernel(&parts, WORKGROUP as u32, 4 * WORKGROUP as u32)
-    }
-
-    fn families(&self) -> Families {
-        families(&[Some(Family::RowStats)], &[])
     }
 
     fn all() -> impl IntoIterator<Item = Self> {

@@ -10,7 +10,7 @@ pub(crate) use crate::attention::kernels::{row_stats, row_totals};
 use crate::attention::plan::{
     Added, BackwardPlan, BackwardTiles, CapturedGradientsPlan, GradientsOf, ScoreGradientsPlan,
 };
-use crate::device::{DeviceFacts, Family};
+use crate::device::DeviceFacts;
 use crate::kernel::{Dispatch, Dispatches, Scratch, ScratchSize, Slot, View, Width, in_scratch, runs};
 use crate::mask::kernels::dropout::Dropped;
 use crate::mask::{Dropout, Id};
@@ -38,9 +38,6 @@ pub(crate) struct BackwardPlans {
 /// More mask tensors than the device binds beside the others; more dispatches than there may be; scratch that is larger
 /// than the device binds; kernels that are put aside and that nothing replaces.
 pub(crate) fn plan(problem: &BackwardProblem, device: &DeviceFacts) -> Result<BackwardPlans, Error> {
-    if let Some(family) = put_aside(problem, device) {
-        return Err(Error::PutAside { family });
-    }
     let Shape { batch, heads, q_len, .. } = problem.shape;
     let rows = batch.saturating_mul(heads).saturating_mul(q_len);
     let bytes = STATS_BYTES * rows as u64;
@@ -99,12 +96,6 @@ pub(crate) fn plan(problem: &BackwardProblem, device: &DeviceFacts) -> Result<Ba
         plans.insert(0, plan_of(GradientsOf::Totals)?);
     }
     Ok(BackwardPlans { plans, added, captured, rows })
-}
-
-/// What of the kernels that there are in one form is put aside and needed.
-fn put_aside(problem: &BackwardProblem, device: &DeviceFacts) -> Option<Family> {
-    let of_scores = (!problem.d_added.is_empty()).then_some(Family::ScoreGradients);
-    [Some(Family::RowStats), of_scores].into_iter().flatten().find(|family| device.lacks(*family))
 }
 
 impl BackwardPlans {

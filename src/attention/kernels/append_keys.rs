@@ -1,5 +1,6 @@
 //! Twin of `append_keys.wgsl`.
 
+use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, FLOATS_OR_NONE, Kernel, Variant, View, kernel, shader};
 
 kernel! {
@@ -32,6 +33,7 @@ pub(crate) const WORKGROUP: usize = 64;
 
 impl Variant for AppendKeys {
     const LABEL: &'static str = "attention.append_keys";
+    const FAMILIES: Families = Families::of(Family::AppendedKeys);
 
     fn describe(&self) -> Kernel {
         self.declare().kernel(

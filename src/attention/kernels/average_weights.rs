@@ -1,5 +1,6 @@
 //! Twin of `average_weights.wgsl`.
 
+use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
@@ -24,6 +25,7 @@ pub(crate) const WORKGROUP: usize = 64;
 
 impl Variant for AverageWeights {
     const LABEL: &'static str = "attention.average_weights";
+    const FAMILIES: Families = Families::of(Family::ScoreOutputs);
 
     fn describe(&self) -> Kernel {
         let parts = [shader!("tensor/view"), shader!("attention/average_weights")];

@@ -3,7 +3,7 @@
 use crate::attention::plan::MOST_SPLITS;
 use crate::device::{Families, Family};
 use crate::kernel::{
-    FLOATS, FLOATS_OR_NONE, Kernel, Untyped, Variant, WIDTHS, Width, families, kernel, shader,
+    FLOATS, FLOATS_OR_NONE, Kernel, Untyped, Variant, WIDTHS, Width, kernel, shader,
 };
 use crate::mask::kernels::{MaskParams, MaskVariant};
 use crate::tensor::DType;
@@ -42,6 +42,7 @@ const ROW_LANES: usize = 32;
 
 impl Variant for MergeSplits {
     const LABEL: &'static str = "attention.merge_splits";
+    const FAMILIES: Families = Families::of(Family::SplitKeys);
 
     fn describe(&self) -> Kernel {
         let mask = MaskVariant::with_sink_logits(self.sink_logits).wgsl();
@@ -59,10 +60,6 @@ impl Variant for MergeSplits {
             (ROWS * ROW_LANES) as u32,
             workgroup_memory as u32,
         )
-    }
-
-    fn families(&self) -> Families {
-        families(&[Some(Family::SplitKeys)], &[])
     }
 
     fn all() -> impl IntoIterator<Item = Self> {

@@ -1,5 +1,6 @@
 //! Twin of `score_stage.wgsl`.
 
+use crate::device::{Families, Family};
 use crate::kernel::{Kernel, Variant, kernel, shader};
 use crate::mask::kernels::{MaskVariant, Masked, floats_beside};
 use crate::tensor::DType;
@@ -24,6 +25,7 @@ pub(crate) const WORKGROUP: usize = 64;
 
 impl Variant for ScoreStage {
     const LABEL: &'static str = "attention.score_stage";
+    const FAMILIES: Families = Families::of(Family::ScoreOutputs);
 
     fn describe(&self) -> Kernel {
         let parts = [shader!("tensor/view"), shader!("attention/score_stage"), &self.mask.wgsl()];

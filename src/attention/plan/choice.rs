@@ -57,10 +57,6 @@ pub(super) fn choose_as(outline: &Outline, pick: &Pick, device: &DeviceFacts) ->
         }
         Algorithm::Staged => false,
     };
-    let storage = outline.keys.storage().family();
-    if outline.keys.is_cache() && device.lacks(storage) {
-        return Err(Error::PutAside { family: storage });
-    }
     let forms = if fused_path { FUSED } else { STAGED };
     if device.lacks_both(forms) {
         return Err(Error::PutAside { family: forms.of(device.software) });

@@ -1,6 +1,7 @@
 //! Twin of `cache_advance.wgsl`.
 
 use super::cache::CacheParams;
+use crate::device::{Families, Family};
 use crate::cache::storage::LayoutKind;
 use crate::kernel::{Kernel, Untyped, Variant, kernel, shader};
 use crate::tensor::DType;
@@ -34,6 +35,7 @@ kernel! {
 
 impl Variant for CacheAdvance {
     const LABEL: &'static str = "attention.cache_advance";
+    const FAMILIES: Families = Families::of(Family::CacheLengths);
 
     fn describe(&self) -> Kernel {
         let parts = [

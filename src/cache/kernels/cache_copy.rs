@@ -1,5 +1,6 @@
 //! Twin of `cache_copy.wgsl`.
 
+use crate::device::{Families, Family};
 use crate::kernel::{Kernel, Untyped, Variant, kernel, shader};
 
 kernel! {
@@ -27,6 +28,7 @@ kernel! {
 
 impl Variant for CacheCopy {
     const LABEL: &'static str = "attention.cache_copy";
+    const FAMILIES: Families = Families::of(Family::CacheCopies);
 
     fn describe(&self) -> Kernel {
         self.declare().kernel(&[shader!("cache/cache_copy")], 64, 0)

@@ -1,6 +1,7 @@
 //! Twin of `cache_reorder.wgsl`.
 
 use super::cache::CacheParams;
+use crate::device::{Families, Family};
 use crate::cache::storage::LayoutKind;
 use crate::kernel::{Kernel, Untyped, Variant, kernel, shader};
 
@@ -24,6 +25,7 @@ kernel! {
 
 impl Variant for CacheReorder {
     const LABEL: &'static str = "attention.cache_reorder";
+    const FAMILIES: Families = Families::of(Family::CacheCopies);
 
     fn describe(&self) -> Kernel {
         let parts =

@@ -473,7 +473,7 @@ impl MultiHeadAttention {
         }
         dispatches.extend(dispatch_backward::dispatches(&sides, &self.kernel_options, device)?);
         for (rows, sum) in appended_rows {
-            dispatches.push(column_sums(rows, sum, device)?);
+            dispatches.push(column_sums(rows, sum, device));
         }
         Ok(dispatches)
     }

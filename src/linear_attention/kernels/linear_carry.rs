@@ -1,6 +1,7 @@
 //! Twin of `linear_carry.wgsl`.
 
 use super::linear::LinearNumbers;
+use crate::device::{Families, Family};
 use crate::kernel::{Kernel, Variant, kernel, shader};
 use crate::tensor::{Access, DType};
 
@@ -63,6 +64,7 @@ fn move_state(own: u32, kv: u32, f: u32, c: u32, at: u32) {
 
 impl Variant for LinearCarry {
     const LABEL: &'static str = "attention.linear_carry";
+    const FAMILIES: Families = Families::of(Family::LinearAttention);
 
     fn describe(&self) -> Kernel {
         let (text, of_caller, of_carry) = match self.way {

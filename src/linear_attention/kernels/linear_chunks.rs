@@ -1,6 +1,7 @@
 //! Twin of `linear_chunks.wgsl`.
 
 use super::linear::LinearNumbers;
+use crate::device::{Families, Family};
 use crate::kernel::{Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
@@ -42,6 +43,7 @@ const WEIGH: &str = "fn weigh_keys(b: u32, kv: u32, chunk: Chunk) -> f32 {
 
 impl Variant for LinearChunks {
     const LABEL: &'static str = "attention.linear_chunks";
+    const FAMILIES: Families = Families::of(Family::LinearAttention);
 
     fn describe(&self) -> Kernel {
         let mut seen = vec!["true"];

@@ -1,6 +1,7 @@
 //! Twin of `linear_d_keys.wgsl`.
 
 use super::linear::{LinearForm, LinearNumbers, Phi, Pieces, listed};
+use crate::device::{Families, Family};
 use crate::kernel::{Kernel, Variant, Width, kernel, shader};
 use crate::tensor::DType;
 
@@ -37,6 +38,7 @@ pub(super) const NONE_AFTER: &str = "fn add_after(b: u32, kv: u32, slot: u32, ch
 
 impl Variant for LinearDKeys {
     const LABEL: &'static str = "attention.linear_d_keys";
+    const FAMILIES: Families = Families::of(Family::LinearGradients);
 
     fn describe(&self) -> Kernel {
         let pieces = Pieces::new(self.form, self.width, self.declare())

@@ -2,6 +2,7 @@
 
 use super::linear::{LinearForm, LinearNumbers, Phi, Pieces, listed};
 use super::linear_out::NONE_BEFORE;
+use crate::device::{Families, Family};
 use crate::kernel::{Kernel, Variant, Width, kernel, shader};
 use crate::tensor::DType;
 
@@ -37,6 +38,7 @@ const OTHER: &str =
 
 impl Variant for LinearDQueries {
     const LABEL: &'static str = "attention.linear_d_queries";
+    const FAMILIES: Families = Families::of(Family::LinearGradients);
 
     fn describe(&self) -> Kernel {
         let pieces = Pieces::new(self.form, self.width, self.declare())

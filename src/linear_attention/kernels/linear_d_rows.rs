@@ -1,6 +1,7 @@
 //! Twin of `linear_d_rows.wgsl`.
 
 use super::linear::{LinearNumbers, Pieces, listed_of_rows};
+use crate::device::{Families, Family};
 use crate::kernel::{Kernel, Variant, Width, kernel, shader};
 use crate::linear_attention::plan::LinearTiles;
 use crate::tensor::DType;
@@ -25,6 +26,7 @@ kernel! {
 
 impl Variant for LinearDRows {
     const LABEL: &'static str = "attention.linear_d_rows";
+    const FAMILIES: Families = Families::of(Family::LinearGradients);
 
     fn describe(&self) -> Kernel {
         Pieces::of_rows(self.tiles, self.width, self.declare())

@@ -2,6 +2,7 @@
 
 use super::linear::{LinearForm, LinearNumbers, Phi, Pieces, listed};
 use super::linear_d_keys::NONE_AFTER;
+use crate::device::{Families, Family};
 use crate::kernel::{Kernel, Variant, Width, kernel, shader};
 use crate::tensor::DType;
 
@@ -36,6 +37,7 @@ const OTHER: &str = "fn other4(b: u32, h: u32, i: u32, c: u32) -> vec4<f32> {\n 
 
 impl Variant for LinearDValues {
     const LABEL: &'static str = "attention.linear_d_values";
+    const FAMILIES: Families = Families::of(Family::LinearGradients);
 
     fn describe(&self) -> Kernel {
         let pieces = Pieces::new(self.form, self.width, self.declare())

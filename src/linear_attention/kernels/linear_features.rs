@@ -1,6 +1,7 @@
 //! Twin of `linear_features.wgsl`.
 
 use super::linear::{LinearNumbers, Pieces, listed_of_rows};
+use crate::device::{Families, Family};
 use crate::kernel::{Kernel, Variant, Width, kernel, shader};
 use crate::linear_attention::plan::LinearTiles;
 use crate::tensor::DType;
@@ -24,6 +25,7 @@ kernel! {
 
 impl Variant for LinearFeatures {
     const LABEL: &'static str = "attention.linear_features";
+    const FAMILIES: Families = Families::of(Family::LinearAttention);
 
     fn describe(&self) -> Kernel {
         Pieces::of_rows(self.tiles, self.width, self.declare())

@@ -1,6 +1,7 @@
 //! Twin of `linear_logs.wgsl`.
 
 use super::linear::LinearNumbers;
+use crate::device::{Families, Family};
 use crate::kernel::{Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
@@ -64,6 +65,7 @@ fn keep_log(sequence: u32, kv: u32, log: f32) {}
 
 impl Variant for LinearLogs {
     const LABEL: &'static str = "attention.linear_logs";
+    const FAMILIES: Families = Families::of(Family::LinearAttention);
 
     fn describe(&self) -> Kernel {
         let state = if self.state_log.is_some() { STATE } else { NO_STATE };

@@ -1,6 +1,7 @@
 //! Twin of `linear_map.wgsl`.
 
 use super::linear::{LinearNumbers, Randoms};
+use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
@@ -28,6 +29,7 @@ const NO_LOG: &str = "fn keep_log(b: u32, h: u32, i: u32, log: f32) {}\n";
 
 impl Variant for LinearMap {
     const LABEL: &'static str = "attention.linear_map";
+    const FAMILIES: Families = Families::of(Family::LinearAttention);
 
     fn describe(&self) -> Kernel {
         let half = format!("const HALF_SQUARE: f32 = {};\n", self.kind.half_square());

@@ -1,6 +1,7 @@
 //! Twin of `linear_map_backward.wgsl`.
 
 use super::linear::{LinearNumbers, Randoms};
+use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
@@ -36,6 +37,7 @@ const NO_ANGLE: &str = "fn angle_of(b: u32, h: u32, i: u32, n: u32) -> f32 { ret
 
 impl Variant for LinearMapBackward {
     const LABEL: &'static str = "attention.linear_map_backward";
+    const FAMILIES: Families = Families::of(Family::LinearGradients);
 
     fn describe(&self) -> Kernel {
         let sign = match self.kind {

@@ -1,6 +1,7 @@
 //! Twin of `linear_out.wgsl`.
 
 use super::linear::{LinearForm, LinearNumbers, Phi, Pieces, listed};
+use crate::device::{Families, Family};
 use crate::kernel::{Kernel, Variant, Width, kernel, shader};
 use crate::tensor::DType;
 
@@ -37,6 +38,7 @@ pub(super) const NONE_BEFORE: &str =
 
 impl Variant for LinearOut {
     const LABEL: &'static str = "attention.linear_out";
+    const FAMILIES: Families = Families::of(Family::LinearAttention);
 
     fn describe(&self) -> Kernel {
         let pieces = Pieces::new(self.form, self.width, self.declare())

@@ -1,6 +1,7 @@
 //! Twin of `linear_prefix.wgsl`.
 
 use super::linear::{LinearForm, LinearNumbers, Pieces};
+use crate::device::{Families, Family};
 use crate::kernel::{Kernel, Variant, Width, kernel, shader};
 use crate::tensor::DType;
 
@@ -24,6 +25,7 @@ kernel! {
 
 impl Variant for LinearPrefix {
     const LABEL: &'static str = "attention.linear_prefix";
+    const FAMILIES: Families = Families::of(Family::LinearAttention);
 
     fn describe(&self) -> Kernel {
         Pieces::new(self.form, Width::Four, self.declare())

@@ -1,6 +1,7 @@
 //! Twin of `linear_recurrent.wgsl`.
 
 use super::linear::Phi;
+use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, kernel, shader};
 use crate::linear_attention::feature_map::UpdateRule;
 use crate::tensor::DType;
@@ -53,6 +54,7 @@ fn end_norm(b: u32, kv: u32, index: u32) {}
 
 impl Variant for LinearRecurrent {
     const LABEL: &'static str = "attention.linear_recurrent";
+    const FAMILIES: Families = Families::of(Family::LinearRecurrence);
 
     fn describe(&self) -> Kernel {
         let rule = self.rule;

@@ -1,6 +1,7 @@
 //! Twin of `linear_scores.wgsl`.
 
 use super::linear::{LinearForm, LinearNumbers, Phi, Pieces, listed};
+use crate::device::{Families, Family};
 use crate::kernel::{Kernel, Variant, Width, kernel, shader};
 use crate::tensor::DType;
 
@@ -39,6 +40,7 @@ const GRADIENTS: &str = "fn side_channels() -> u32 { return p.value_dim; }\n\
 
 impl Variant for LinearScores {
     const LABEL: &'static str = "attention.linear_scores";
+    const FAMILIES: Families = Families::of(Family::LinearAttention);
 
     fn describe(&self) -> Kernel {
         let pieces = Pieces::new(self.form, self.width, self.declare()).product().row_logs();

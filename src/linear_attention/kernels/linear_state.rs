@@ -1,6 +1,7 @@
 //! Twin of `linear_state.wgsl`.
 
 use super::linear::{LinearForm, LinearNumbers, Phi, Pieces, listed};
+use crate::device::{Families, Family};
 use crate::kernel::{Kernel, Variant, Width, kernel, shader};
 use crate::tensor::DType;
 
@@ -30,6 +31,7 @@ kernel! {
 
 impl Variant for LinearState {
     const LABEL: &'static str = "attention.linear_state";
+    const FAMILIES: Families = Families::of(Family::LinearAttention);
 
     fn describe(&self) -> Kernel {
         let pieces = Pieces::new(self.form, self.width, self.declare()).product().phi(self.phi);

@@ -1,6 +1,7 @@
 //! Twin of `linear_stats.wgsl`.
 
 use super::linear::{LinearForm, LinearNumbers, Phi, Pieces, listed};
+use crate::device::{Families, Family};
 use crate::kernel::{Kernel, Variant, Width, kernel, shader};
 use crate::tensor::DType;
 
@@ -33,6 +34,7 @@ const UNNORMALISED: &str = "fn norm_stats(b: u32, h: u32, kv: u32, slot: u32, ch
 
 impl Variant for LinearStats {
     const LABEL: &'static str = "attention.linear_stats";
+    const FAMILIES: Families = Families::of(Family::LinearGradients);
 
     fn describe(&self) -> Kernel {
         let pieces = Pieces::new(self.form, self.width, self.declare()).phi(self.phi);

@@ -1,5 +1,6 @@
 //! Twin of `keep_rows.wgsl`.
 
+use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
@@ -27,6 +28,7 @@ const WORKGROUP: u32 = 64;
 
 impl Variant for KeepRows {
     const LABEL: &'static str = "attention.keep_rows";
+    const FAMILIES: Families = Families::of(Family::AbsentRows);
 
     fn describe(&self) -> Kernel {
         let parts = [shader!("tensor/view"), shader!("linformer/keep_rows")];

@@ -1,6 +1,7 @@
 //! Twin of `local_columns.wgsl`.
 
 use super::local::{length_of, window_sums};
+use crate::device::{Families, Family};
 use crate::kernel::{Kernel, Variant, Width, kernel, shader};
 use crate::rows::totals::WORKGROUP;
 use crate::tensor::DType;
@@ -37,6 +38,7 @@ kernel! {
 
 impl Variant for LocalColumns {
     const LABEL: &'static str = "attention.local_columns";
+    const FAMILIES: Families = Families::of(Family::LocalGradients);
 
     fn describe(&self) -> Kernel {
         let parts = [

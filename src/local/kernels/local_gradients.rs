@@ -1,6 +1,7 @@
 //! Twin of `local_gradients.wgsl`.
 
 use super::local::length_of;
+use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
 use crate::rows::totals::{TOTALS_BYTES, WORKGROUP};
 use crate::tensor::DType;
@@ -45,6 +46,7 @@ kernel! {
 
 impl Variant for LocalGradients {
     const LABEL: &'static str = "attention.local_gradients";
+    const FAMILIES: Families = Families::of(Family::LocalGradients);
 
     fn describe(&self) -> Kernel {
         let parts = [

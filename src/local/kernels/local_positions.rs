@@ -1,6 +1,7 @@
 //! Twin of `local_positions.wgsl`.
 
 use super::local::length_of;
+use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, kernel, shader};
 use crate::rows::totals::{TOTALS_BYTES, WORKGROUP};
 use crate::tensor::DType;
@@ -27,6 +28,7 @@ kernel! {
 
 impl Variant for LocalPositions {
     const LABEL: &'static str = "attention.local_positions";
+    const FAMILIES: Families = Families::of(Family::LocalAttention);
 
     fn describe(&self) -> Kernel {
         let parts = [

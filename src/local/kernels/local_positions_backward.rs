@@ -1,6 +1,7 @@
 //! Twin of `local_positions_backward.wgsl`.
 
 use super::local::length_of;
+use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, kernel, shader};
 use crate::rows::totals::{TOTALS_BYTES, WORKGROUP};
 use crate::tensor::DType;
@@ -29,6 +30,7 @@ kernel! {
 
 impl Variant for LocalPositionsBackward {
     const LABEL: &'static str = "attention.local_positions_backward";
+    const FAMILIES: Families = Families::of(Family::LocalGradients);
 
     fn describe(&self) -> Kernel {
         let parts = [

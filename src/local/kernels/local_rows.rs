@@ -1,6 +1,7 @@
 //! Twin of `local_rows.wgsl`.
 
 use super::local::{length_of, window_sums};
+use crate::device::{Families, Family};
 use crate::kernel::{Kernel, Variant, Width, kernel, shader};
 use crate::rows::totals::WORKGROUP;
 use crate::tensor::DType;
@@ -36,6 +37,7 @@ kernel! {
 
 impl Variant for LocalRows {
     const LABEL: &'static str = "attention.local_rows";
+    const FAMILIES: Families = Families::of(Family::LocalAttention);
 
     fn describe(&self) -> Kernel {
         let parts = [

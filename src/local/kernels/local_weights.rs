@@ -1,6 +1,7 @@
 //! Twin of `local_weights.wgsl`.
 
 use super::local::length_of;
+use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
 use crate::rows::totals::{TOTALS_BYTES, WORKGROUP};
 use crate::tensor::DType;
@@ -35,6 +36,7 @@ kernel! {
 
 impl Variant for LocalWeights {
     const LABEL: &'static str = "attention.local_weights";
+    const FAMILIES: Families = Families::of(Family::LocalAttention);
 
     fn describe(&self) -> Kernel {
         let parts = [

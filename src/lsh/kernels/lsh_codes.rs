@@ -1,6 +1,7 @@
 //! Twin of `lsh_codes.wgsl`.
 
 use super::lsh_hash::{WORKGROUP, length_of};
+use crate::device::{Families, Family};
 use crate::kernel::{Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
@@ -29,6 +30,7 @@ kernel! {
 
 impl Variant for LshCodes {
     const LABEL: &'static str = "attention.lsh_codes";
+    const FAMILIES: Families = Families::of(Family::Lsh);
 
     fn describe(&self) -> Kernel {
         let parts = [shader!("tensor/view"), shader!("lsh/lsh_codes"), length_of(self.lengths)];

@@ -1,6 +1,7 @@
 //! Twin of `lsh_gather.wgsl`.
 
 use super::lsh_hash::length_of;
+use crate::device::{Families, Family};
 use crate::kernel::{Declared, FLOATS, Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
@@ -38,6 +39,7 @@ pub(super) fn with_rows(declared: Declared) -> Declared {
 
 impl Variant for LshGather {
     const LABEL: &'static str = "attention.lsh_gather";
+    const FAMILIES: Families = Families::of(Family::Lsh);
 
     fn describe(&self) -> Kernel {
         with_rows(self.declare()).bool("NORMALISES", self.normalises).kernel(

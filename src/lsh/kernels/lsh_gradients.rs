@@ -2,6 +2,7 @@
 
 use super::lsh_gather::{WORKGROUP, with_rows};
 use super::lsh_hash::length_of;
+use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, FLOATS_OR_NONE, Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
@@ -32,6 +33,7 @@ kernel! {
 
 impl Variant for LshGradients {
     const LABEL: &'static str = "attention.lsh_gradients";
+    const FAMILIES: Families = Families::of(Family::LshGradients);
 
     fn describe(&self) -> Kernel {
         with_rows(self.declare()).bool("ACCUMULATES", self.accumulates).kernel(

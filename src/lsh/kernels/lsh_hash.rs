@@ -1,5 +1,6 @@
 //! Twin of `lsh_hash.wgsl`.
 
+use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
@@ -36,6 +37,7 @@ pub(super) fn length_of(lengths: Option<DType>) -> &'static str {
 
 impl Variant for LshHash {
     const LABEL: &'static str = "attention.lsh_hash";
+    const FAMILIES: Families = Families::of(Family::Lsh);
 
     fn describe(&self) -> Kernel {
         let parts = [shader!("tensor/view"), shader!("lsh/lsh_hash"), length_of(self.lengths)];

@@ -1,6 +1,7 @@
 //! Twin of `lsh_merge.wgsl`.
 
 use super::lsh_gather::{WORKGROUP, with_rows};
+use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
@@ -26,6 +27,7 @@ kernel! {
 
 impl Variant for LshMerge {
     const LABEL: &'static str = "attention.lsh_merge";
+    const FAMILIES: Families = Families::of(Family::Lsh);
 
     fn describe(&self) -> Kernel {
         let parts = [shader!("tensor/view"), shader!("attention/softmax/online"), shader!("lsh/lsh_merge")];

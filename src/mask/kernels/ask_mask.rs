@@ -1,6 +1,7 @@
 //! Twin of `ask_mask.wgsl`.
 
 use super::{MaskVariant, Masked};
+use crate::device::{Families, Family};
 use crate::kernel::{Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
@@ -25,6 +26,7 @@ pub(crate) const WORKGROUP: usize = 64;
 
 impl Variant for AskMask {
     const LABEL: &'static str = "attention.ask_mask";
+    const FAMILIES: Families = Families::of(Family::Masks);
 
     fn describe(&self) -> Kernel {
         let mask = if self.derivative { self.mask.wgsl_with_slope() } else { self.mask.wgsl_without_slope() };

@@ -1,6 +1,7 @@
 //! Twin of `classify.wgsl`.
 
 use super::{MaskVariant, Masked};
+use crate::device::{Families, Family};
 use crate::kernel::{Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
@@ -24,6 +25,7 @@ kernel! {
 
 impl Variant for Classify {
     const LABEL: &'static str = "attention.classify";
+    const FAMILIES: Families = Families::of(Family::Masks);
 
     fn describe(&self) -> Kernel {
         let mask = self.mask.wgsl();

@@ -2,7 +2,7 @@
 
 use super::kernels::column_sums::{COLUMNS, ColumnSumsCall};
 use super::kernels::project_backward::{LEVELS, ProductAxis, ProjectBackwardCall};
-use crate::device::{DeviceFacts, Family};
+use crate::device::DeviceFacts;
 use crate::kernel::{Dispatch, Dispatches, KernelOptions, Width};
 use crate::matmul::plan::{self, MatmulShape, Tiles};
 use crate::tensor::{Error, Layout, TensorView};
@@ -160,17 +160,11 @@ impl<'a> LinearBackward<'a> {
 }
 
 /// What sums `d_y`, `[batch, heads, length, dim]`, over all rows of all sequences into `c`, `[1, 1, 1, heads · dim]`.
-///
-/// # Errors
-/// The kernel is put aside.
 pub(crate) fn column_sums<'a>(
     d_y: TensorView<'a>,
     c: Gradient<'a>,
     device: &DeviceFacts,
-) -> Result<Dispatch<'a>, Error> {
-    if device.lacks(Family::RowSums) {
-        return Err(Error::PutAside { family: Family::RowSums });
-    }
+) -> Dispatch<'a> {
     let [batch, heads, length, dim] = d_y.shape();
     let sums = c.view.window(device).layout;
     let columns = heads.saturating_mul(dim);
@@ -185,7 +179,7 @@ pub(crate) fn column_sums<'a>(
         length: length as u32,
         accumulates: c.accumulates,
     };
-    Ok(call.dispatch([columns.div_ceil(COLUMNS), 1, 1], device))
+    call.dispatch([columns.div_ceil(COLUMNS), 1, 1], device)
 }
 
 impl<'a> Product<'a> {
@@ -248,7 +242,7 @@ pub(crate) fn dispatches<'a>(
             dispatches.push(call.d_w(x, d_w).dispatch(kernel_options, device)?);
         }
         if let Some(d_b) = call.d_b {
-            dispatches.push(column_sums(call.d_y, d_b, device)?);
+            dispatches.push(column_sums(call.d_y, d_b, device));
         }
     }
     Ok(dispatches)

@@ -2,6 +2,7 @@
 
 use super::rotation_table::{self, RotationParams};
 use super::row_positions::{self, PositionParams, X_IS_OUT};
+use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, FLOATS_OR_NONE, Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
@@ -34,6 +35,7 @@ pub(crate) const WORKGROUP: usize = 64;
 
 impl Variant for AddPositions {
     const LABEL: &'static str = "attention.add_positions";
+    const FAMILIES: Families = Families::of(Family::Positions);
 
     fn describe(&self) -> Kernel {
         let parts = [

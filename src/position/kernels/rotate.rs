@@ -2,6 +2,7 @@
 
 use super::rotation_table::{self, RotationParams};
 use super::row_positions::{self, PositionParams, X_IS_OUT};
+use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, FLOATS_OR_NONE, Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
@@ -40,6 +41,7 @@ const ROTATION_OF_TABLE: &str = "fn rotation_of(b: u32, pair: u32, position: u32
 
 impl Variant for Rotate {
     const LABEL: &'static str = "attention.rotate";
+    const FAMILIES: Families = Families::of(Family::Rotations);
 
     fn describe(&self) -> Kernel {
         let rotation = match self.rotation_table {

@@ -1,5 +1,6 @@
 //! Twin of `merge.wgsl`.
 
+use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Several, Slots, Variant, View, kernel, params, shader, shared};
 use crate::tensor::DType;
 
@@ -40,6 +41,7 @@ kernel! {
 
 impl Variant for Merge {
     const LABEL: &'static str = "attention.merge";
+    const FAMILIES: Families = Families::of(Family::Merges);
 
     fn describe(&self) -> Kernel {
         self.declare()

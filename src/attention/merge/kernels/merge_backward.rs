@@ -1,5 +1,6 @@
 //! Twin of `merge_backward.wgsl`.
 
+use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
@@ -35,6 +36,7 @@ const NO_D_LSE: &str = "fn d_lse_of(b: u32, h: u32, i: u32) -> f32 { return 0.0;
 
 impl Variant for MergeBackward {
     const LABEL: &'static str = "attention.merge_backward";
+    const FAMILIES: Families = Families::of(Family::MergeGradients);
 
     fn describe(&self) -> Kernel {
         let d_lse = if self.d_lse.is_some() { D_LSE } else { NO_D_LSE };

@@ -1,5 +1,6 @@
 //! Twin of `tanh_backward.wgsl`.
 
+use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
@@ -22,6 +23,7 @@ pub(crate) const WORKGROUP: usize = 64;
 
 impl Variant for TanhBackward {
     const LABEL: &'static str = "attention.tanh_backward";
+    const FAMILIES: Families = Families::of(Family::AttentionalGradients);
 
     fn describe(&self) -> Kernel {
         let parts = [shader!("tensor/view"), shader!("layers/attentional/tanh_backward")];

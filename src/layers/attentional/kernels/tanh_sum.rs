@@ -1,5 +1,6 @@
 //! Twin of `tanh_sum.wgsl`.
 
+use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
@@ -23,6 +24,7 @@ pub(crate) const CHANNELS: usize = 4;
 
 impl Variant for TanhSum {
     const LABEL: &'static str = "attention.tanh_sum";
+    const FAMILIES: Families = Families::of(Family::Attentional);
 
     fn describe(&self) -> Kernel {
         let parts =

@@ -1,5 +1,6 @@
 //! Twin of `quantized_project.wgsl`.
 
+use crate::device::{Families, Family};
 use crate::kernel::{Declared, FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
 use crate::matmul::product;
 use crate::matmul::quantized::format::QuantizedFormat;
@@ -55,6 +56,7 @@ pub(crate) fn format_parts(format: QuantizedFormat) -> [&'static str; 2] {
 
 impl Variant for QuantizedProject {
     const LABEL: &'static str = "attention.quantized_project";
+    const FAMILIES: Families = Families::of(Family::QuantizedProducts);
 
     fn describe(&self) -> Kernel {
         let [half, blocks] = format_parts(self.format);

@@ -1,6 +1,7 @@
 //! Twin of `quantized_rows.wgsl`.
 
 use super::quantized_project::format_parts;
+use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
 use crate::matmul::quantized::format::QuantizedFormat;
 use crate::tensor::DType;
@@ -39,6 +40,7 @@ pub(crate) const WORKGROUP: usize = 64;
 
 impl Variant for QuantizedRows {
     const LABEL: &'static str = "attention.quantized_rows";
+    const FAMILIES: Families = Families::of(Family::QuantizedProducts);
 
     fn describe(&self) -> Kernel {
         let [half, blocks] = format_parts(self.format);

@@ -1,5 +1,6 @@
 //! Twin of `elementwise.wgsl`.
 
+use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
 use crate::matmul::{Activation, activation_parts};
 
@@ -48,6 +49,7 @@ pub(crate) const WORKGROUP: usize = 64;
 
 impl Variant for Elementwise {
     const LABEL: &'static str = "attention.elementwise";
+    const FAMILIES: Families = Families::of(Family::Elementwise);
 
     fn describe(&self) -> Kernel {
         let parts = [shader!("tensor/view"), shader!("rows/elementwise/elementwise")];

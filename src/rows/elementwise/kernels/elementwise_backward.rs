@@ -1,6 +1,7 @@
 //! Twin of `elementwise_backward.wgsl`.
 
 use super::elementwise::{WORKGROUP, x_width};
+use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
 use crate::matmul::{Activation, activation_parts};
 use crate::tensor::DType;
@@ -38,6 +39,7 @@ kernel! {
 
 impl Variant for ElementwiseBackward {
     const LABEL: &'static str = "attention.elementwise_backward";
+    const FAMILIES: Families = Families::of(Family::ElementwiseGradients);
 
     fn describe(&self) -> Kernel {
         let parts = [shader!("tensor/view"), shader!("rows/elementwise/elementwise_backward")];

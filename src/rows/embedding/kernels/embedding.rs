@@ -1,5 +1,6 @@
 //! Twin of `embedding.wgsl`.
 
+use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
 use crate::tensor::DType;
 
@@ -35,6 +36,7 @@ pub(crate) const WORKGROUP: usize = 64;
 
 impl Variant for Embedding {
     const LABEL: &'static str = "attention.embedding";
+    const FAMILIES: Families = Families::of(Family::Embeddings);
 
     fn describe(&self) -> Kernel {
         let parts = [shader!("tensor/view"), shader!("rows/embedding/embedding")];

@@ -1,5 +1,6 @@
 //! Twin of `embedding_backward.wgsl`.
 
+use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
 use crate::tensor::DType;
 
@@ -34,6 +35,7 @@ pub(crate) const LANES: usize = 64;
 
 impl Variant for EmbeddingBackward {
     const LABEL: &'static str = "attention.embedding_backward";
+    const FAMILIES: Families = Families::of(Family::EmbeddingGradients);
 
     fn describe(&self) -> Kernel {
         let parts = [shader!("tensor/view"), shader!("rows/embedding/embedding_backward")];

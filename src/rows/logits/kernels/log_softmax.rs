@@ -1,5 +1,6 @@
 //! Twin of `log_softmax.wgsl`.
 
+use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
 use crate::rows::norm::kernels::norm::{ROWS, combine};
 use crate::rows::plan::Rows;
@@ -29,6 +30,7 @@ kernel! {
 
 impl Variant for LogSoftmax {
     const LABEL: &'static str = "attention.log_softmax";
+    const FAMILIES: Families = Families::of(Family::LogSoftmax);
 
     fn describe(&self) -> Kernel {
         let Rows { workgroup, lanes } = self.shares;

@@ -1,5 +1,6 @@
 //! Twin of `log_softmax_backward.wgsl`.
 
+use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
 use crate::rows::norm::kernels::norm::{ROWS, combine};
 use crate::rows::plan::Rows;
@@ -30,6 +31,7 @@ kernel! {
 
 impl Variant for LogSoftmaxBackward {
     const LABEL: &'static str = "attention.log_softmax_backward";
+    const FAMILIES: Families = Families::of(Family::LogSoftmaxGradients);
 
     fn describe(&self) -> Kernel {
         let Rows { workgroup, lanes } = self.shares;

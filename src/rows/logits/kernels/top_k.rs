@@ -1,5 +1,6 @@
 //! Twin of `top_k.wgsl`.
 
+use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, FLOATS_OR_NONE, Kernel, Variant, WIDTHS, Width, kernel, shader};
 use crate::tensor::DType;
 
@@ -34,6 +35,7 @@ pub(crate) fn lanes(columns: usize, cpu: bool) -> u32 {
 
 impl Variant for TopK {
     const LABEL: &'static str = "attention.top_k";
+    const FAMILIES: Families = Families::of(Family::TopK);
 
     fn describe(&self) -> Kernel {
         let parts = [shader!("tensor/view"), shader!("rows/logits/top_k")];

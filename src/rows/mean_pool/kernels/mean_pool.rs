@@ -1,5 +1,6 @@
 //! Twin of `mean_pool.wgsl`, and what it shares with its gradient.
 
+use crate::device::{Families, Family};
 use crate::kernel::{Declared, FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
 use crate::rows::norm::kernels::norm::{ROWS, combine};
 use crate::rows::plan::Rows;
@@ -62,6 +63,7 @@ kernel! {
 
 impl Variant for MeanPool {
     const LABEL: &'static str = "attention.mean_pool";
+    const FAMILIES: Families = Families::of(Family::MeanPools);
 
     fn describe(&self) -> Kernel {
         let Rows { workgroup, lanes } = self.rows;

@@ -1,6 +1,7 @@
 //! Twin of `mean_pool_backward.wgsl`.
 
 use super::mean_pool::{Pooled, each};
+use crate::device::{Families, Family};
 use crate::kernel::{Kernel, Variant, Width, kernel, shader};
 use crate::rows::norm::kernels::norm::combine;
 use crate::rows::plan::Rows;
@@ -34,6 +35,7 @@ kernel! {
 
 impl Variant for MeanPoolBackward {
     const LABEL: &'static str = "attention.mean_pool_backward";
+    const FAMILIES: Families = Families::of(Family::MeanPoolGradients);
 
     fn describe(&self) -> Kernel {
         let Rows { workgroup, lanes } = self.rows;

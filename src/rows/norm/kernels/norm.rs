@@ -1,5 +1,6 @@
 //! Twin of `norm.wgsl`.
 
+use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
 use crate::rows::plan::Rows;
 use crate::tensor::DType;
@@ -56,6 +57,7 @@ const X_IS_OUT: &str =
 
 impl Variant for Norm {
     const LABEL: &'static str = "attention.norm";
+    const FAMILIES: Families = Families::of(Family::Norms);
 
     fn describe(&self) -> Kernel {
         let Rows { workgroup, lanes } = self.shares;

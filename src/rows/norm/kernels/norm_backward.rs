@@ -1,6 +1,7 @@
 //! Twin of `norm_backward.wgsl`.
 
 use super::norm::{ROWS, combine};
+use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
 use crate::rows::plan::Rows;
 use crate::tensor::DType;
@@ -40,6 +41,7 @@ kernel! {
 
 impl Variant for NormBackward {
     const LABEL: &'static str = "attention.norm_backward";
+    const FAMILIES: Families = Families::of(Family::NormGradients);
 
     fn describe(&self) -> Kernel {
         let Rows { workgroup, lanes } = self.shares;

@@ -1,5 +1,6 @@
 //! Twin of `norm_sums.wgsl`.
 
+use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
@@ -34,6 +35,7 @@ pub(crate) const STATISTICS: usize = 3;
 
 impl Variant for NormSums {
     const LABEL: &'static str = "attention.norm_sums";
+    const FAMILIES: Families = Families::of(Family::NormGradients);
 
     fn describe(&self) -> Kernel {
         let invocations = COLUMNS * STRIPS;

@@ -1,5 +1,6 @@
 //! Twin of `radix_sort_count.wgsl`, and what the three steps of a pass share.
 
+use crate::device::{Families, Family};
 use crate::kernel::{Declared, Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
@@ -43,6 +44,7 @@ pub(super) fn with_digits(declared: Declared) -> Declared {
 
 impl Variant for RadixSortCount {
     const LABEL: &'static str = "attention.radix_sort_count";
+    const FAMILIES: Families = Families::of(Family::RadixSort);
 
     fn describe(&self) -> Kernel {
         let parts = [

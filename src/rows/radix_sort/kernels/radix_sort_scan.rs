@@ -1,5 +1,6 @@
 //! Twin of `radix_sort_scan.wgsl`.
 
+use crate::device::{Families, Family};
 use crate::kernel::{Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
@@ -22,6 +23,7 @@ const WORKGROUP: u32 = 64;
 
 impl Variant for RadixSortScan {
     const LABEL: &'static str = "attention.radix_sort_scan";
+    const FAMILIES: Families = Families::of(Family::RadixSort);
 
     fn describe(&self) -> Kernel {
         let parts = [shader!("rows/radix_sort/radix_sort_scan")];

@@ -1,6 +1,7 @@
 //! Twin of `radix_sort_scatter.wgsl`.
 
 use super::radix_sort_count::{COUNTS_BYTES, WORKGROUP, with_digits};
+use crate::device::{Families, Family};
 use crate::kernel::{Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
@@ -29,6 +30,7 @@ kernel! {
 
 impl Variant for RadixSortScatter {
     const LABEL: &'static str = "attention.radix_sort_scatter";
+    const FAMILIES: Families = Families::of(Family::RadixSort);
 
     fn describe(&self) -> Kernel {
         let parts = [

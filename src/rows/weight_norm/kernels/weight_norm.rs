@@ -1,5 +1,6 @@
 //! Twin of `weight_norm.wgsl`.
 
+use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, kernel, shader};
 use crate::rows::totals::{TOTALS_BYTES, WORKGROUP};
 use crate::tensor::DType;
@@ -20,6 +21,7 @@ kernel! {
 
 impl Variant for WeightNorm {
     const LABEL: &'static str = "attention.weight_norm";
+    const FAMILIES: Families = Families::of(Family::WeightNorms);
 
     fn describe(&self) -> Kernel {
         let parts = [

@@ -1,5 +1,6 @@
 //! Twin of `weight_norm_backward.wgsl`.
 
+use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, kernel, shader};
 use crate::rows::totals::{TOTALS_BYTES, WORKGROUP};
 use crate::tensor::DType;
@@ -27,6 +28,7 @@ kernel! {
 
 impl Variant for WeightNormBackward {
     const LABEL: &'static str = "attention.weight_norm_backward";
+    const FAMILIES: Families = Families::of(Family::WeightNormGradients);
 
     fn describe(&self) -> Kernel {
         let parts = [

@@ -1,0 +1,73 @@
+//! Lengths of a cache's sequences, and copies of their rows.
+
+use crate::cache::{Append, Cache, CacheConfig, CacheLayout, CacheRead, Tokens};
+use crate::check::bench::{Bench, Tensor, both, equal, judged};
+use crate::check::data::Outcome;
+use crate::gpu::Gpu;
+use crate::tensor::Error;
+
+const KV_HEADS: usize = 2;
+const DIM: usize = 12;
+
+pub(super) async fn lengths(gpu: &Gpu) -> Result<Outcome, Error> {
+    let bench = Bench::new(gpu);
+    let mut cache = Cache::with_pipelines(gpu.pipelines(), CacheConfig::new(1, 4, 16).batch(2))?;
+    let record = |encoder: &mut wgpu::CommandEncoder| {
+        cache.advance(encoder, Tokens::Each(&[7, 9]))?;
+        cache.rewind(encoder, Tokens::Each(&[2, 4]))?;
+        cache.advance(encoder, Tokens::Each(&[1, 3]))
+    };
+    bench.run("lengths of a cache", record).await?;
+    let mut got = Vec::new();
+    for view in [cache.lengths(), cache.starts()] {
+        let stride = view.strides()[0];
+        let words: Vec<u32> = gpu.download_async(view.buffer(), view.offset() + stride + 1).await?;
+        got.extend(words.into_iter().skip(view.offset()).step_by(stride));
+    }
+    Ok(equal(&got, &[6, 8, 5, 5]))
+}
+
+/// A sequence that writes into a page that it shares, then sequences that change places in another layout.
+pub(super) async fn copies(gpu: &Gpu) -> Result<Outcome, Error> {
+    const ROWS: usize = 5;
+    let bench = Bench::new(gpu);
+    let config = CacheConfig::new(KV_HEADS, DIM, 16).batch(2);
+    let paged = config.layout(CacheLayout::Paged { page: 16, pages: 4 });
+    let [mut paged, mut whole] =
+        [Cache::with_pipelines(gpu.pipelines(), paged)?, Cache::with_pipelines(gpu.pipelines(), config)?];
+    let rows = |length| [2, KV_HEADS, length, DIM];
+    let (k, v) = (bench.noise(rows(ROWS), 1)?, bench.noise(rows(ROWS), 2)?);
+    let next = bench.noise(rows(1), 3)?;
+    let read: [Tensor; 4] = [
+        bench.zeros(rows(ROWS + 1))?,
+        bench.zeros(rows(ROWS + 1))?,
+        bench.zeros(rows(ROWS))?,
+        bench.zeros(rows(ROWS))?,
+    ];
+    let first = Append::new(k.view(), v.view());
+    bench
+        .run("copies in a cache", |encoder| {
+            for cache in [&mut paged, &mut whole] {
+                cache.advance(encoder, Tokens::All(ROWS))?;
+                cache.append(encoder, 0, &first)?;
+            }
+            paged.fork(0, 1)?;
+            paged.advance(encoder, Tokens::All(1))?;
+            paged.append(encoder, 0, &Append::new(next.view(), next.view()))?;
+            paged.read(encoder, 0, &CacheRead::new(read[0].view(), read[1].view()))?;
+            whole.reorder(encoder, &[1, 0])?;
+            whole.read(encoder, 0, &CacheRead::new(read[2].view(), read[3].view()))
+        })
+        .await?;
+    let both = both!(|k, v, next| {
+        let of = |x: &[_], length: usize, n: usize| x[n * length * DIM..][..length * DIM].to_vec();
+        // Both sequences have the first one's rows, then their own.
+        let forked = |x| {
+            let head = |n: usize| [of(x, ROWS, n % KV_HEADS), of(next, 1, n)].concat();
+            (0..2 * KV_HEADS).flat_map(head).collect()
+        };
+        let swapped = |x| (0..2 * KV_HEADS).flat_map(|n| of(x, ROWS, (n + KV_HEADS) % (2 * KV_HEADS))).collect();
+        [forked(k), forked(v), swapped(k), swapped(v)]
+    });
+    judged(gpu, read.each_ref(), both).await
+}

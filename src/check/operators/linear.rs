@@ -1,0 +1,90 @@
+//! Linear attention: chunks with random features and without, tokens one by one, gradients.
+
+use crate::check::bench::{Bench, Tensor, both, judged};
+use crate::check::data::{FEW, Outcome};
+use crate::gpu::Gpu;
+use crate::linear_attention::{
+    FeatureMap, LinearAttention, LinearBackward, LinearConfig, LinearForward, RandomFeatures, UpdateRule,
+    random_features,
+};
+use crate::reference::{self, LinearOptions};
+use crate::tensor::{Error, Shape};
+
+/// Tokens of two chunks.
+const SHAPE: Shape =
+    Shape { batch: 1, heads: 2, kv_heads: 1, q_len: 70, kv_len: 70, head_dim: 12, value_dim: 20 };
+const DIRECTIONS: usize = 8;
+const RANDOM: FeatureMap = FeatureMap::Random { kind: RandomFeatures::Positive, directions: DIRECTIONS };
+
+fn config(map: FeatureMap) -> LinearConfig {
+    let Shape { heads, kv_heads, head_dim, value_dim, .. } = SHAPE;
+    LinearConfig::new(heads, head_dim).kv_heads(kv_heads).value_dim(value_dim).feature_map(map).causal(true)
+}
+
+/// What random features are made with.
+fn directions(bench: &Bench) -> Result<Tensor, Error> {
+    let numbers = random_features(7, DIRECTIONS, SHAPE.head_dim)?;
+    bench.tensor([1, 1, DIRECTIONS, SHAPE.head_dim], numbers)
+}
+
+pub(super) async fn forward(gpu: &Gpu) -> Result<Outcome, Error> {
+    let mut worst = 0.0f64;
+    for map in [FeatureMap::Elu, RANDOM] {
+        let bench = Bench::new(gpu);
+        let [q, k, v] = bench.inputs(&SHAPE)?;
+        let (directions, out) = (directions(&bench)?, bench.zeros(SHAPE.out())?);
+        let attention = LinearAttention::with_pipelines(gpu.pipelines(), config(map))?;
+        let call = LinearForward::new(q.view(), k.view(), v.view(), out.view());
+        let call = call.directions((map == RANDOM).then(|| directions.view()));
+        let mut scratch = bench.scratch(attention.scratch_size(&call)?)?;
+        bench.run("linear attention", |encoder| attention.forward(encoder, &call, &mut scratch)).await?;
+        let options = LinearOptions { causal: true, directions: &directions, ..LinearOptions::new(map) };
+        let both = both!(|q, k, v| [reference::linear_attention(q, k, v, SHAPE, &options)?.out]);
+        match judged(gpu, [&out], both).await? {
+            Ok(share) => worst = worst.max(share),
+            // A table of chunks that is wrong has any number of rows: the second call could take long.
+            wrong => return Ok(wrong),
+        }
+    }
+    Ok(Ok(worst))
+}
+
+pub(super) async fn recurrence(gpu: &Gpu) -> Result<Outcome, Error> {
+    let bench = Bench::new(gpu);
+    let shape = Shape { q_len: FEW, kv_len: FEW, ..SHAPE };
+    let [q, k, v] = bench.inputs(&shape)?;
+    let (beta, out) = (bench.noise([1, shape.kv_heads, FEW, 1], 4)?, bench.zeros(shape.out())?);
+    let rule = UpdateRule::Delta;
+    let config = config(FeatureMap::Identity).update_rule(rule).normalised(false);
+    let attention = LinearAttention::with_pipelines(gpu.pipelines(), config)?;
+    let call = LinearForward::new(q.view(), k.view(), v.view(), out.view()).beta(beta.view());
+    let mut scratch = bench.scratch(attention.scratch_size(&call)?)?;
+    bench.run("linear recurrence", |encoder| attention.forward(encoder, &call, &mut scratch)).await?;
+    let options =
+        LinearOptions { causal: true, normalised: false, ..LinearOptions::new(FeatureMap::Identity) };
+    let both = both!(|q, k, v, beta| {
+        [reference::linear_recurrence([q, k, v], shape, &options, rule, &[], beta)?.out]
+    });
+    judged(gpu, [&out], both).await
+}
+
+pub(super) async fn gradients(gpu: &Gpu) -> Result<Outcome, Error> {
+    let bench = Bench::new(gpu);
+    let [q, k, v] = bench.inputs(&SHAPE)?;
+    let (directions, d_out) = (directions(&bench)?, bench.noise(SHAPE.out(), 4)?);
+    let options = LinearOptions { causal: true, directions: &directions, ..LinearOptions::new(RANDOM) };
+    let out = reference::linear_attention::<f32>(&q, &k, &v, SHAPE, &options)?.out;
+    let out = bench.tensor(SHAPE.out(), out)?;
+    let (d_q, d_k, d_v) = (bench.zeros(SHAPE.q())?, bench.zeros(SHAPE.k())?, bench.zeros(SHAPE.v())?);
+    let attention = LinearAttention::with_pipelines(gpu.pipelines(), config(RANDOM))?;
+    let call = LinearBackward::new([q.view(), k.view(), v.view()], out.view(), d_out.view());
+    let call = call.directions(directions.view()).d_q(d_q.view()).d_k(d_k.view()).d_v(d_v.view());
+    let mut scratch = bench.scratch(attention.backward_scratch_size(&call)?)?;
+    let what = "gradients of linear attention";
+    bench.run(what, |encoder| attention.backward(encoder, &call, &mut scratch)).await?;
+    let both = both!(|q, k, v, out, d_out| {
+        let all = reference::linear_attention_backward([q, k, v], Some(out), d_out, SHAPE, &options)?;
+        [all.d_q, all.d_k, all.d_v]
+    });
+    judged(gpu, [&d_q, &d_k, &d_v], both).await
+}

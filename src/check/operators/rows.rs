@@ -1,0 +1,328 @@
+//! Operators that take rows: norms, activations, embeddings, means, logits, sorting, positions, quantized products.
+
+use crate::check::bench::{Bench, both, equal, judged, worse};
+use crate::check::data::{FEW, Outcome, noise};
+use crate::gpu::Gpu;
+use crate::layers::{AttentionalBackward, AttentionalForward, AttentionalVector};
+use crate::matmul::{
+    Activation, Linear, QuantizedFormat, QuantizedForward, QuantizedMatrix, QuantizedProjection,
+    QuantizedRows,
+};
+use crate::position::{AddPositions, PositionTable, Positions, Rope, RopeConfig, Rotate, RowPositions};
+use crate::reference::{self, HostLinear};
+use crate::rows::{
+    Elementwise, ElementwiseBackward, ElementwiseForward, Embedding, EmbeddingBackward, EmbeddingForward,
+    LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward, MeanPool, MeanPoolBackward, MeanPoolForward, Norm,
+    NormBackward, NormConfig, NormForward, PoolMask, RadixSort, Sort, TopK, TopKForward, WeightNorm,
+    WeightNormBackward, WeightNormForward,
+};
+use crate::tensor::{Error, HostTensor, TensorView};
+
+/// Features that fill no workgroup, in vectors of four.
+const WIDTH: usize = 36;
+const LENGTH: usize = 5;
+/// Two sequences of rows.
+const ROWS: [usize; 4] = [2, 1, LENGTH, WIDTH];
+const ROW: [usize; 4] = [1, 1, 1, WIDTH];
+
+pub(super) async fn radix_sort(gpu: &Gpu) -> Result<Outcome, Error> {
+    let bench = Bench::new(gpu);
+    let shape = [1, 1, 1, 300];
+    // Several of a number, and both ends of the words.
+    let keys: Vec<u32> = (0..300u32).map(|n| (n * n % 97) << (n % 5 * 5)).collect();
+    let (keys, order, ranks) = (bench.tensor(shape, keys)?, bench.zeros(shape)?, bench.zeros(shape)?);
+    let sort = RadixSort::with_pipelines(gpu.pipelines());
+    let call = Sort::new(keys.view(), order.view()).ranks(ranks.view());
+    let mut scratch = bench.scratch(sort.scratch_size(&call)?)?;
+    bench.run("a sort", |encoder| sort.forward(encoder, &call, &mut scratch)).await?;
+    let mut want: Vec<u32> = (0..300).collect();
+    want.sort_by_key(|n| keys[*n as usize]);
+    let mut places = vec![0; want.len()];
+    want.iter().zip(0..).for_each(|(n, place)| places[*n as usize] = place);
+    Ok(worse(equal(&order.read(gpu).await?, &want), equal(&ranks.read(gpu).await?, &places)))
+}
+
+pub(super) async fn top_k(gpu: &Gpu) -> Result<Outcome, Error> {
+    let bench = Bench::new(gpu);
+    let shape = [2, 1, LENGTH, FEW];
+    let (x, indices, values) = (bench.noise(ROWS, 1)?, bench.zeros(shape)?, bench.zeros(shape)?);
+    let call = TopKForward::new(x.view(), indices.view()).values(values.view());
+    let top_k = TopK::with_pipelines(gpu.pipelines());
+    bench.run("top-k", |encoder| top_k.forward(encoder, &call)).await?;
+    let want = reference::top_k(&x, WIDTH, FEW)?;
+    let largest = |x: &[f32]| {
+        let at = |(n, index): (usize, &u32)| x[n / FEW * WIDTH + *index as usize];
+        want.iter().enumerate().map(at).collect::<Vec<_>>()
+    };
+    let largest = largest(&x);
+    let of_values = judged(gpu, [&values], both!(|largest| [largest.to_vec()])).await?;
+    Ok(worse(equal(&indices.read(gpu).await?, &want), of_values))
+}
+
+pub(super) async fn log_softmax(gpu: &Gpu) -> Result<Outcome, Error> {
+    let bench = Bench::new(gpu);
+    let (x, out) = (bench.noise(ROWS, 1)?, bench.zeros(ROWS)?);
+    let call = LogSoftmaxForward::new(x.view(), out.view());
+    let operator = LogSoftmax::with_pipelines(gpu.pipelines());
+    bench.run("log-softmax", |encoder| operator.forward(encoder, &call)).await?;
+    judged(gpu, [&out], both!(|x| [reference::log_softmax(x, WIDTH)?])).await
+}
+
+pub(super) async fn log_softmax_gradients(gpu: &Gpu) -> Result<Outcome, Error> {
+    let bench = Bench::new(gpu);
+    let out = bench.tensor(ROWS, reference::log_softmax(&noise(2 * LENGTH * WIDTH, 1), WIDTH)?)?;
+    let (d_out, d_x) = (bench.noise(ROWS, 2)?, bench.zeros(ROWS)?);
+    let call = LogSoftmaxBackward::new(out.view(), d_out.view(), d_x.view());
+    let operator = LogSoftmax::with_pipelines(gpu.pipelines());
+    bench.run("gradients of log-softmax", |encoder| operator.backward(encoder, &call)).await?;
+    judged(gpu, [&d_x], both!(|out, d_out| [reference::log_softmax_backward(out, WIDTH, d_out)?])).await
+}
+
+pub(super) async fn norm(gpu: &Gpu) -> Result<Outcome, Error> {
+    let bench = Bench::new(gpu);
+    let config = NormConfig::layer();
+    let (x, weight, bias) = (bench.noise(ROWS, 1)?, bench.noise(ROW, 2)?, bench.noise(ROW, 3)?);
+    let out = bench.zeros(ROWS)?;
+    let call = NormForward::new(x.view(), out.view()).weight(weight.view()).bias(bias.view());
+    let norm = Norm::with_pipelines(gpu.pipelines(), config)?;
+    bench.run("a norm", |encoder| norm.forward(encoder, &call)).await?;
+    let both = both!(|x, weight, bias| [reference::norm(x, WIDTH, Some(weight), Some(bias), &config)?]);
+    judged(gpu, [&out], both).await
+}
+
+pub(super) async fn norm_gradients(gpu: &Gpu) -> Result<Outcome, Error> {
+    let bench = Bench::new(gpu);
+    let config = NormConfig::layer();
+    let (x, weight, bias) = (bench.noise(ROWS, 1)?, bench.noise(ROW, 2)?, bench.noise(ROW, 3)?);
+    let (out, d_out) = (bench.zeros::<f32>(ROWS)?, bench.noise(ROWS, 4)?);
+    let (d_x, d_weight, d_bias) = (bench.zeros(ROWS)?, bench.zeros(ROW)?, bench.zeros(ROW)?);
+    let forward = NormForward::new(x.view(), out.view()).weight(weight.view()).bias(bias.view());
+    let call = NormBackward::new(forward, d_out.view()).d_x(d_x.view());
+    let call = call.d_weight(d_weight.view()).d_bias(d_bias.view());
+    let norm = Norm::with_pipelines(gpu.pipelines(), config)?;
+    let mut scratch = bench.scratch(norm.backward_scratch_size(&call)?)?;
+    bench.run("gradients of a norm", |encoder| norm.backward(encoder, &call, &mut scratch)).await?;
+    let both = both!(|x, weight, d_out| {
+        let all = reference::norm_backward(x, WIDTH, Some(weight), &config, d_out)?;
+        [all.d_x, all.d_weight, all.d_bias]
+    });
+    judged(gpu, [&d_x, &d_weight, &d_bias], both).await
+}
+
+const ACTIVATION: Activation = Activation::Silu;
+
+pub(super) async fn elementwise(gpu: &Gpu) -> Result<Outcome, Error> {
+    let bench = Bench::new(gpu);
+    let (x, gate, out) = (bench.noise(ROWS, 1)?, bench.noise(ROWS, 2)?, bench.zeros(ROWS)?);
+    let call = ElementwiseForward::new(x.view(), out.view()).activation(ACTIVATION).multiply(gate.view());
+    let operator = Elementwise::with_pipelines(gpu.pipelines());
+    bench.run("elementwise", |encoder| operator.forward(encoder, &call)).await?;
+    let both = both!(|x, gate| {
+        [x.iter().zip(gate).map(|(x, gate)| reference::activate(*x, ACTIVATION) * *gate).collect()]
+    });
+    judged(gpu, [&out], both).await
+}
+
+pub(super) async fn elementwise_gradients(gpu: &Gpu) -> Result<Outcome, Error> {
+    let bench = Bench::new(gpu);
+    let (x, gate, d_out) = (bench.noise(ROWS, 1)?, bench.noise(ROWS, 2)?, bench.noise(ROWS, 3)?);
+    let (out, d_x, d_gate) = (bench.zeros::<f32>(ROWS)?, bench.zeros(ROWS)?, bench.zeros(ROWS)?);
+    let call = ElementwiseForward::new(x.view(), out.view()).activation(ACTIVATION).multiply(gate.view());
+    let call = ElementwiseBackward::new(call, d_out.view()).d_x(d_x.view()).d_multiply(d_gate.view());
+    let operator = Elementwise::with_pipelines(gpu.pipelines());
+    bench.run("elementwise gradients", |encoder| operator.backward(encoder, &call)).await?;
+    let both = both!(|x, gate, d_out| {
+        let slopes = x.iter().map(|x| reference::activation_slope(*x, ACTIVATION));
+        let values = x.iter().map(|x| reference::activate(*x, ACTIVATION));
+        let d_x = slopes.zip(gate).zip(d_out).map(|((slope, gate), d)| slope * *gate * *d);
+        [d_x.collect(), values.zip(d_out).map(|(value, d)| value * *d).collect()]
+    });
+    judged(gpu, [&d_x, &d_gate], both).await
+}
+
+/// Rows of a table, some of them twice.
+const IDS: [u32; LENGTH] = [3, 0, 6, 3, 1];
+const TABLE: [usize; 4] = [1, 1, 7, WIDTH];
+const LOOKED_UP: [usize; 4] = [1, 1, LENGTH, WIDTH];
+
+pub(super) async fn embedding(gpu: &Gpu) -> Result<Outcome, Error> {
+    let bench = Bench::new(gpu);
+    let ids = bench.tensor([1, 1, LENGTH, 1], IDS.to_vec())?;
+    let (table, out) = (bench.noise(TABLE, 1)?, bench.zeros(LOOKED_UP)?);
+    let call = EmbeddingForward::new(ids.view(), table.view(), out.view()).scale(0.5);
+    let operator = Embedding::with_pipelines(gpu.pipelines());
+    bench.run("an embedding", |encoder| operator.forward(encoder, &call)).await?;
+    judged(gpu, [&out], both!(|table| [reference::embedding(&IDS, table, WIDTH, 0.5)?])).await
+}
+
+pub(super) async fn embedding_gradients(gpu: &Gpu) -> Result<Outcome, Error> {
+    let bench = Bench::new(gpu);
+    let ids = bench.tensor([1, 1, LENGTH, 1], IDS.to_vec())?;
+    let (d_out, d_table) = (bench.noise(LOOKED_UP, 1)?, bench.zeros(TABLE)?);
+    let call = EmbeddingBackward::new(ids.view(), d_out.view(), d_table.view());
+    let operator = Embedding::with_pipelines(gpu.pipelines());
+    let mut scratch = bench.scratch(operator.backward_scratch_size(&call)?)?;
+    bench.run("gradients of a table", |encoder| operator.backward(encoder, &call, &mut scratch)).await?;
+    let [_, _, rows, width] = TABLE;
+    let both = both!(|d_out| [reference::embedding_backward(&IDS, d_out, [rows, width], 1.0)?]);
+    judged(gpu, [&d_table], both).await
+}
+
+const MEANS: [usize; 4] = [2, 1, 1, WIDTH];
+
+/// The rows of each sequence.
+fn sequences() -> [Vec<usize>; 2] {
+    [(0..LENGTH).collect(), (LENGTH..2 * LENGTH).collect()]
+}
+
+pub(super) async fn mean_pool(gpu: &Gpu) -> Result<Outcome, Error> {
+    let bench = Bench::new(gpu);
+    let (x, out) = (bench.noise(ROWS, 1)?, bench.zeros(MEANS)?);
+    let call = MeanPoolForward::new(x.view(), PoolMask::All, out.view()).normalize(true);
+    let operator = MeanPool::with_pipelines(gpu.pipelines());
+    bench.run("a mean", |encoder| operator.forward(encoder, &call)).await?;
+    judged(gpu, [&out], both!(|x| [reference::mean_pool(x, WIDTH, &sequences(), true)?])).await
+}
+
+pub(super) async fn mean_pool_gradients(gpu: &Gpu) -> Result<Outcome, Error> {
+    let bench = Bench::new(gpu);
+    let (x, out, d_out) = (bench.noise(ROWS, 1)?, bench.zeros::<f32>(MEANS)?, bench.noise(MEANS, 2)?);
+    let d_x = bench.zeros(ROWS)?;
+    let call = MeanPoolForward::new(x.view(), PoolMask::All, out.view()).normalize(true);
+    let call = MeanPoolBackward::new(call, d_out.view(), d_x.view());
+    let operator = MeanPool::with_pipelines(gpu.pipelines());
+    bench.run("gradients of a mean", |encoder| operator.backward(encoder, &call)).await?;
+    let both = both!(|x, d_out| [reference::mean_pool_backward(x, WIDTH, &sequences(), true, d_out)?]);
+    judged(gpu, [&d_x], both).await
+}
+
+/// Vectors of heads.
+const VECTORS: [usize; 4] = [1, 3, 1, 20];
+const GAINS: [usize; 4] = [1, 3, 1, 1];
+
+pub(super) async fn weight_norm(gpu: &Gpu) -> Result<Outcome, Error> {
+    let bench = Bench::new(gpu);
+    let (x, gain, out) = (bench.noise(VECTORS, 1)?, bench.noise(GAINS, 2)?, bench.zeros(VECTORS)?);
+    let call = WeightNormForward::new(x.view(), gain.view(), out.view());
+    let operator = WeightNorm::with_pipelines(gpu.pipelines());
+    bench.run("a weight norm", |encoder| operator.forward(encoder, &call)).await?;
+    judged(gpu, [&out], both!(|x, gain| [reference::weight_norm(x, gain, VECTORS[3])?])).await
+}
+
+pub(super) async fn weight_norm_gradients(gpu: &Gpu) -> Result<Outcome, Error> {
+    let bench = Bench::new(gpu);
+    let (x, gain, d_out) = (bench.noise(VECTORS, 1)?, bench.noise(GAINS, 2)?, bench.noise(VECTORS, 3)?);
+    let (d_x, d_gain) = (bench.zeros(VECTORS)?, bench.zeros(GAINS)?);
+    let written = [d_x.view(), d_gain.view()];
+    let call = WeightNormBackward::new([x.view(), gain.view()], d_out.view(), written);
+    let operator = WeightNorm::with_pipelines(gpu.pipelines());
+    bench.run("gradients of a weight norm", |encoder| operator.backward(encoder, &call)).await?;
+    let both = both!(|x, gain, d_out| reference::weight_norm_backward(x, gain, d_out, VECTORS[3])?);
+    judged(gpu, [&d_x, &d_gain], both).await
+}
+
+/// Both ways, which one kernel has.
+pub(super) async fn rotate(gpu: &Gpu) -> Result<Outcome, Error> {
+    let bench = Bench::new(gpu);
+    let shape = [2, 2, LENGTH, 16];
+    let config = RopeConfig::new(12);
+    let rope = Rope::new(gpu.device(), config)?;
+    let (x, turned, back) = (bench.noise(shape, 1)?, bench.zeros(shape)?, bench.zeros(shape)?);
+    let call = |out| Rotate::new(x.view(), &rope, RowPositions::Start(3)).out(out);
+    let (forward, backward) = (call(turned.view()), call(back.view()));
+    let operator = Positions::with_pipelines(gpu.pipelines());
+    let record = |encoder: &mut wgpu::CommandEncoder| {
+        operator.rotate(encoder, &forward)?;
+        operator.rotate_backward(encoder, &backward)
+    };
+    bench.run("a rotation", record).await?;
+    let at = || RowPositions::<HostTensor<u32>>::Start(3);
+    let both = both!(|x| {
+        [reference::rotate(x, shape, &config, at())?, reference::rotate_backward(x, shape, &config, at())?]
+    });
+    judged(gpu, [&turned, &back], both).await
+}
+
+pub(super) async fn add_positions(gpu: &Gpu) -> Result<Outcome, Error> {
+    let bench = Bench::new(gpu);
+    let (x, table, out) = (bench.noise(ROWS, 1)?, bench.noise(TABLE, 2)?, bench.zeros(ROWS)?);
+    let learned = PositionTable::Learned(table.view());
+    let call = AddPositions::new(x.view(), learned, RowPositions::Start(1)).out(out.view()).scale(0.5);
+    let operator = Positions::with_pipelines(gpu.pipelines());
+    bench.run("positions", |encoder| operator.add(encoder, &call)).await?;
+    let both = both!(|x, table| {
+        let table = PositionTable::Learned(table);
+        [reference::add_positions(x, ROWS, table, RowPositions::<HostTensor<u32>>::Start(1), 0.5)?]
+    });
+    judged(gpu, [&out], both).await
+}
+
+/// A product and a look-up in each format.
+pub(super) async fn quantized(gpu: &Gpu) -> Result<Outcome, Error> {
+    let [features, dim] = [2 * QuantizedFormat::BLOCK, 20];
+    let mut worst = Ok(0.0);
+    for format in [QuantizedFormat::Q4_1, QuantizedFormat::Q8_0] {
+        let bench = Bench::new(gpu);
+        let blocks = reference::quantize(format, &noise(dim * features, 1))?;
+        let buffer = gpu.upload(&blocks)?;
+        let matrix = QuantizedMatrix::new(&buffer, format, [dim, features]);
+        let ids = bench.tensor([1, 1, LENGTH, 1], IDS.to_vec())?;
+        let (x, y) = (bench.noise([1, 1, FEW, features], 2)?, bench.zeros([1, 1, FEW, dim])?);
+        let looked_up = bench.zeros([1, 1, LENGTH, features])?;
+        let product = QuantizedForward::new(x.view(), matrix, y.view());
+        let rows = QuantizedRows::new(matrix, ids.view(), looked_up.view());
+        let operator = QuantizedProjection::with_pipelines(gpu.pipelines());
+        let record = |encoder: &mut wgpu::CommandEncoder| {
+            operator.forward(encoder, &[product])?;
+            operator.rows(encoder, &rows)
+        };
+        bench.run("a quantized product", record).await?;
+        let weight = reference::dequantize::<f32>(format, &blocks)?;
+        let both = both!(|x, weight| {
+            let y = reference::project(x, weight, None, features, dim)?;
+            [y, reference::embedding(&IDS, weight, features, 1.0)?]
+        });
+        worst = worse(worst, judged(gpu, [&y, &looked_up], both).await?);
+    }
+    Ok(worst)
+}
+
+/// Of context and of hidden state.
+const CHANNELS: [usize; 2] = [20, 16];
+
+pub(super) async fn attentional(gpu: &Gpu) -> Result<Outcome, Error> {
+    let bench = Bench::new(gpu);
+    let [context, hidden] = [CHANNELS[0], CHANNELS[1]].map(|n| bench.noise([1, 1, FEW, n], n as u32));
+    let (context, hidden, weight) = (context?, hidden?, bench.noise([1, 1, 12, WIDTH], 3)?);
+    let (bias, out) = (bench.noise([1, 1, 1, 12], 4)?, bench.zeros([1, 1, FEW, 12])?);
+    let linear = Linear { weight: weight.view(), bias: Some(bias.view()) };
+    let call = AttentionalForward::new(context.view(), hidden.view(), linear, out.view());
+    let operator = AttentionalVector::with_pipelines(gpu.pipelines());
+    let mut scratch = bench.scratch(operator.scratch_size(&call)?)?;
+    bench.run("an attentional vector", |encoder| operator.forward(encoder, &call, &mut scratch)).await?;
+    let both = both!(|context, hidden, weight, bias| {
+        [reference::attentional(context, hidden, HostLinear { weight, bias: Some(bias) }, FEW, 12)?]
+    });
+    judged(gpu, [&out], both).await
+}
+
+/// Of the bias: the kernel that all its gradients begin with, and a sum of rows.
+pub(super) async fn attentional_gradients(gpu: &Gpu) -> Result<Outcome, Error> {
+    let bench = Bench::new(gpu);
+    let [context, hidden] = [CHANNELS[0], CHANNELS[1]].map(|n| bench.noise([1, 1, FEW, n], n as u32));
+    let (context, hidden, weight) = (context?, hidden?, bench.noise([1, 1, 12, WIDTH], 3)?);
+    let linear = HostLinear { weight: &weight, bias: None };
+    let out = bench.tensor([1, 1, FEW, 12], reference::attentional(&context, &hidden, linear, FEW, 12)?)?;
+    let (d_out, d_bias) = (bench.noise([1, 1, FEW, 12], 5)?, bench.zeros([1, 1, 1, 12])?);
+    let [a, b]: [TensorView; 2] = [context.view(), hidden.view()];
+    let call = AttentionalBackward::new(a, b, weight.view(), out.view(), d_out.view()).d_bias(d_bias.view());
+    let operator = AttentionalVector::with_pipelines(gpu.pipelines());
+    let mut scratch = bench.scratch(operator.backward_scratch_size(&call)?)?;
+    let what = "gradients of an attentional vector";
+    bench.run(what, |encoder| operator.backward(encoder, &call, &mut scratch)).await?;
+    let both = both!(|context, hidden, weight, d_out| {
+        let linear = HostLinear { weight, bias: None };
+        [reference::attentional_backward(context, hidden, linear, d_out, FEW, 12)?.d_bias]
+    });
+    judged(gpu, [&d_bias], both).await
+}
