@@ -1,16 +1,17 @@
 //! Drivers that get a family of kernels wrong: the check finds it, plans do without, the report names it.
 
-use wgpu_attention::cache::{CacheStorage, ScaleGroup};
+use wgpu_attention::cache::{CacheStorage, ScaleGroup, Tokens};
+use wgpu_attention::mask::{Blocks, DeviceMask, HostMask};
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
 use wgpu_attention::reference::{self, Options, widen};
 use wgpu_attention::tuning::{Family, Target, Verdict};
 use wgpu_attention::{
-    Attention, Cache, CacheConfig, Config, DType, Error, Gpu, Mask, Pipelines, Shape, inspect,
+    Attention, Cache, CacheConfig, Config, DType, Error, Gpu, Mask, Pipelines, Shape, TensorView, inspect,
 };
 
 use crate::harness::backward::{BackwardSetup, judge, run_backward_async, truth};
 use crate::harness::device::{fragments, is_software};
-use crate::harness::faults::{FAULTS, Fault, faulty};
+use crate::harness::faults::{FAULTS, Fault, OPERATORS, faulty};
 use crate::harness::gradients::Problem;
 use crate::harness::{Case, HostData, Profile, defaults, due, full, matrices, rest, runs_in_turn};
 use crate::ops::matmul::projection_backward;
@@ -183,6 +184,7 @@ fn nothing_is_wrong_here() {
         }
         assert!(right(Family::SplitKeys));
         assert!([Family::ScoreGradients, Family::RowStats, Family::RowSums].into_iter().all(right));
+        assert!(OPERATORS.into_iter().all(|(family, _)| right(family)), "{report}");
         assert!(right(Family::F16Tensors));
         assert!(right(Family::BF16Tensors));
         // Nothing is compiled for a second one.
@@ -260,6 +262,57 @@ fn every_fault_is_found() {
             is_found(gpu, &pipelines, family, fault);
         }
     }
+}
+
+/// Calls of operators without their kernels are refused: `recording::calls` and the next test.
+#[test]
+fn wrong_operators_are_found() {
+    let gpu = &full().gpu;
+    let pipelines = Pipelines::new(gpu.device());
+    for (family, fault) in OPERATORS {
+        if runs_in_turn(&format!("checks, {family}")) {
+            is_found(gpu, &pipelines, family, fault);
+        }
+    }
+}
+
+/// Without their kernels caches stay as they are, and masks are not asked.
+#[test]
+fn caches_and_masks_without_kernels_are_refused() {
+    let gpu = Gpu::with_pipelines(full().gpu.queue().clone(), Pipelines::new(full().gpu.device()));
+    let without = |family, call: &mut dyn FnMut() -> Result<(), Error>| {
+        gpu.pipelines().avoid(family);
+        let refused = call();
+        assert!(
+            matches!(refused, Err(Error::PutAside { family: f }) if f == family),
+            "{family}: {refused:?}"
+        );
+        gpu.pipelines().allow(family);
+        call().expect("allowed");
+    };
+    let mut cache = cache(&gpu, CacheStorage::F32).expect("a cache");
+    let mut lengths = Vec::new();
+    without(Family::CacheLengths, &mut || {
+        let advanced = gpu.submit(|encoder| cache.advance(encoder, Tokens::All(3)));
+        lengths.push(cache.len(0));
+        advanced
+    });
+    assert_eq!(lengths, [Some(0), Some(3)]);
+    without(Family::CacheCopies, &mut || gpu.submit(|encoder| cache.reorder(encoder, &[0])));
+    let map = gpu.upload(&[7u32]).expect("an upload");
+    let attention = Attention::with_pipelines(gpu.pipelines(), Config::new(1, 8)).expect("an operator");
+    let blocks = Blocks::new(TensorView::new(&map, DType::U32, [1; 4]), [8, 8]);
+    let mut maps = Vec::new();
+    without(Family::Masks, &mut || {
+        let classified =
+            gpu.submit(|encoder| attention.classify(encoder, &DeviceMask::causal(), [1, 8, 8], &blocks));
+        maps.extend(gpu.download::<u32>(&map, 1).expect("a read-back"));
+        classified
+    });
+    assert_eq!(maps, [7, 1]);
+    let shape = Shape::new(1, 1, 8, 8);
+    let compare = || gpu.compare_masks(&DeviceMask::causal(), &HostMask::causal(), shape, 0.0).map(drop);
+    without(Family::Masks, &mut || compare());
 }
 
 /// Gradients without either form are refused, until the application allows one.

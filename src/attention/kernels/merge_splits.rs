@@ -2,9 +2,7 @@
 
 use crate::attention::plan::MOST_SPLITS;
 use crate::device::{Families, Family};
-use crate::kernel::{
-    FLOATS, FLOATS_OR_NONE, Kernel, Untyped, Variant, WIDTHS, Width, kernel, shader,
-};
+use crate::kernel::{FLOATS, FLOATS_OR_NONE, Kernel, Untyped, Variant, WIDTHS, Width, kernel, shader};
 use crate::mask::kernels::{MaskParams, MaskVariant};
 use crate::tensor::DType;
 

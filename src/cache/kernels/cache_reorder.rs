@@ -1,8 +1,8 @@
 //! Twin of `cache_reorder.wgsl`.
 
 use super::cache::CacheParams;
-use crate::device::{Families, Family};
 use crate::cache::storage::LayoutKind;
+use crate::device::{Families, Family};
 use crate::kernel::{Kernel, Untyped, Variant, kernel, shader};
 
 kernel! {

@@ -117,8 +117,7 @@ pub(super) async fn merge_gradients(gpu: &Gpu) -> Result<Outcome, Error> {
         [bench.zeros(PARTS)?, bench.zeros(SUMS)?, bench.zeros(PARTS)?, bench.zeros(SUMS)?];
     let merge = Merge::with_pipelines(gpu.pipelines());
     let given = [partial(&a, &of_a), partial(&b, &of_b)];
-    let gradients =
-        [0, 2].map(|n| PartGradients { d_out: written[n].view(), d_lse: written[n + 1].view() });
+    let gradients = [0, 2].map(|n| PartGradients { d_out: written[n].view(), d_lse: written[n + 1].view() });
     let call = MergeBackward::new(&given, partial(&out, &lse), d_out.view(), &gradients).d_lse(d_lse.view());
     bench.run("gradients of a merge", |encoder| merge.backward(encoder, &call)).await?;
     let both = both!(|a, of_a, b, of_b, d_out, d_lse| {
@@ -144,8 +143,7 @@ pub(super) async fn linformer(gpu: &Gpu) -> Result<Outcome, Error> {
     let mut scratch = bench.scratch(operator.scratch_size(&call)?)?;
     bench.run("Linformer", |encoder| operator.forward(encoder, &call, &mut scratch)).await?;
     let both = both!(|q, k, v, e| {
-        let projections =
-            LengthProjections { e, f: e, rank, per_head: false, key_mask: Some(&there) };
+        let projections = LengthProjections { e, f: e, rank, per_head: false, key_mask: Some(&there) };
         [reference::linformer(q, k, v, &projections, shape, &Options::new())?.out]
     });
     judged(gpu, [&out], both).await
@@ -178,8 +176,7 @@ pub(super) async fn lsh(gpu: &Gpu) -> Result<Outcome, Error> {
     let (qk, v) = (bench.noise(LSH.qk(), 1)?, bench.noise(LSH.v(), 2)?);
     let (rotations, want) = hashed(&qk)?;
     let rotations = bench.tensor([1, ROUNDS, LSH.head_dim, BUCKETS / 2], rotations)?;
-    let (buckets, out, lse) =
-        (bench.zeros(LSH.buckets(ROUNDS))?, bench.zeros(LSH.v())?, bench.zeros(LSE)?);
+    let (buckets, out, lse) = (bench.zeros(LSH.buckets(ROUNDS))?, bench.zeros(LSH.v())?, bench.zeros(LSE)?);
     let attention = LshAttention::with_pipelines(gpu.pipelines(), lsh_config())?;
     let call = LshForward::new(qk.view(), v.view(), rotations.view(), buckets.view(), out.view());
     let call = call.lse(lse.view());

@@ -66,7 +66,8 @@ pub(super) async fn copies(gpu: &Gpu) -> Result<Outcome, Error> {
             let head = |n: usize| [of(x, ROWS, n % KV_HEADS), of(next, 1, n)].concat();
             (0..2 * KV_HEADS).flat_map(head).collect()
         };
-        let swapped = |x| (0..2 * KV_HEADS).flat_map(|n| of(x, ROWS, (n + KV_HEADS) % (2 * KV_HEADS))).collect();
+        let swapped =
+            |x| (0..2 * KV_HEADS).flat_map(|n| of(x, ROWS, (n + KV_HEADS) % (2 * KV_HEADS))).collect();
         [forked(k), forked(v), swapped(k), swapped(v)]
     });
     judged(gpu, read.each_ref(), both).await

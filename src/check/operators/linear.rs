@@ -27,6 +27,10 @@ fn directions(bench: &Bench) -> Result<Tensor, Error> {
     bench.tensor([1, 1, DIRECTIONS, SHAPE.head_dim], numbers)
 }
 
+fn options(map: FeatureMap, directions: &[f32]) -> LinearOptions<'_> {
+    LinearOptions { causal: true, directions, ..LinearOptions::new(map) }
+}
+
 pub(super) async fn forward(gpu: &Gpu) -> Result<Outcome, Error> {
     let mut worst = 0.0f64;
     for map in [FeatureMap::Elu, RANDOM] {
@@ -38,8 +42,8 @@ pub(super) async fn forward(gpu: &Gpu) -> Result<Outcome, Error> {
         let call = call.directions((map == RANDOM).then(|| directions.view()));
         let mut scratch = bench.scratch(attention.scratch_size(&call)?)?;
         bench.run("linear attention", |encoder| attention.forward(encoder, &call, &mut scratch)).await?;
-        let options = LinearOptions { causal: true, directions: &directions, ..LinearOptions::new(map) };
-        let both = both!(|q, k, v| [reference::linear_attention(q, k, v, SHAPE, &options)?.out]);
+        let both =
+            both!(|q, k, v| [reference::linear_attention(q, k, v, SHAPE, &options(map, &directions))?.out]);
         match judged(gpu, [&out], both).await? {
             Ok(share) => worst = worst.max(share),
             // A table of chunks that is wrong has any number of rows: the second call could take long.
@@ -60,9 +64,8 @@ pub(super) async fn recurrence(gpu: &Gpu) -> Result<Outcome, Error> {
     let call = LinearForward::new(q.view(), k.view(), v.view(), out.view()).beta(beta.view());
     let mut scratch = bench.scratch(attention.scratch_size(&call)?)?;
     bench.run("linear recurrence", |encoder| attention.forward(encoder, &call, &mut scratch)).await?;
-    let options =
-        LinearOptions { causal: true, normalised: false, ..LinearOptions::new(FeatureMap::Identity) };
     let both = both!(|q, k, v, beta| {
+        let options = LinearOptions { normalised: false, ..options(FeatureMap::Identity, &[]) };
         [reference::linear_recurrence([q, k, v], shape, &options, rule, &[], beta)?.out]
     });
     judged(gpu, [&out], both).await
@@ -72,8 +75,7 @@ pub(super) async fn gradients(gpu: &Gpu) -> Result<Outcome, Error> {
     let bench = Bench::new(gpu);
     let [q, k, v] = bench.inputs(&SHAPE)?;
     let (directions, d_out) = (directions(&bench)?, bench.noise(SHAPE.out(), 4)?);
-    let options = LinearOptions { causal: true, directions: &directions, ..LinearOptions::new(RANDOM) };
-    let out = reference::linear_attention::<f32>(&q, &k, &v, SHAPE, &options)?.out;
+    let out = reference::linear_attention::<f32>(&q, &k, &v, SHAPE, &options(RANDOM, &directions))?.out;
     let out = bench.tensor(SHAPE.out(), out)?;
     let (d_q, d_k, d_v) = (bench.zeros(SHAPE.q())?, bench.zeros(SHAPE.k())?, bench.zeros(SHAPE.v())?);
     let attention = LinearAttention::with_pipelines(gpu.pipelines(), config(RANDOM))?;
@@ -83,7 +85,13 @@ pub(super) async fn gradients(gpu: &Gpu) -> Result<Outcome, Error> {
     let what = "gradients of linear attention";
     bench.run(what, |encoder| attention.backward(encoder, &call, &mut scratch)).await?;
     let both = both!(|q, k, v, out, d_out| {
-        let all = reference::linear_attention_backward([q, k, v], Some(out), d_out, SHAPE, &options)?;
+        let all = reference::linear_attention_backward(
+            [q, k, v],
+            Some(out),
+            d_out,
+            SHAPE,
+            &options(RANDOM, &directions),
+        )?;
         [all.d_q, all.d_k, all.d_v]
     });
     judged(gpu, [&d_q, &d_k, &d_v], both).await

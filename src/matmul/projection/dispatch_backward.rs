@@ -160,11 +160,7 @@ impl<'a> LinearBackward<'a> {
 }
 
 /// What sums `d_y`, `[batch, heads, length, dim]`, over all rows of all sequences into `c`, `[1, 1, 1, heads · dim]`.
-pub(crate) fn column_sums<'a>(
-    d_y: TensorView<'a>,
-    c: Gradient<'a>,
-    device: &DeviceFacts,
-) -> Dispatch<'a> {
+pub(crate) fn column_sums<'a>(d_y: TensorView<'a>, c: Gradient<'a>, device: &DeviceFacts) -> Dispatch<'a> {
     let [batch, heads, length, dim] = d_y.shape();
     let sums = c.view.window(device).layout;
     let columns = heads.saturating_mul(dim);

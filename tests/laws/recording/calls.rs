@@ -1,14 +1,23 @@
 //! Each operator's calls: what is prepared is all that they create, the second of the same creates nothing, a caller's pass and a prepared
-//! call give the same, a refused one records nothing.
+//! call give the same, a refused one records nothing, as does one whose kernels are put aside.
 
+use wgpu_attention::attention::{Merge, MergeBackward, PartGradients, Partial, ScoreStage};
 use wgpu_attention::layers::{
     AttentionalBackward, AttentionalForward, AttentionalVector, DecoderForward, DecoderLayerWeights,
     DecoderMemory, EncoderBackward, EncoderForward, EncoderLayerWeights, FeedForwardWeights, NormOrder,
     TransformerLayerConfig,
 };
+use wgpu_attention::linear_attention::{
+    LinearAttention, LinearBackward, LinearConfig, LinearForward, UpdateRule,
+};
+use wgpu_attention::linformer::{Linformer, LinformerForward};
 use wgpu_attention::local::{LocalAttention, LocalBackward, LocalConfig, LocalForward};
+use wgpu_attention::lsh::{LshAttention, LshBackward, LshConfig, LshForward};
 use wgpu_attention::matmul::{
     Activation, QuantizedFormat, QuantizedForward, QuantizedMatrix, QuantizedProjection, QuantizedRows,
+};
+use wgpu_attention::position::{
+    AddPositions, PositionTable, Positions, Rope, RopeConfig, Rotate, RowPositions,
 };
 use wgpu_attention::rows::{
     Elementwise, ElementwiseBackward, ElementwiseForward, Embedding, EmbeddingBackward, EmbeddingForward,
@@ -16,9 +25,12 @@ use wgpu_attention::rows::{
     NormBackward, NormConfig, NormForward, NormWeights, PoolMask, RadixSort, Sort, TopK, TopKForward,
     WeightNorm, WeightNormBackward, WeightNormForward,
 };
+use wgpu_attention::tuning::Family;
+use wgpu_attention::tuning::Family::*;
 use wgpu_attention::{Error, Prepared, Recorder, TransformerDecoder, TransformerEncoder};
 
 use super::*;
+use crate::harness::faults::OPERATORS;
 
 /// How a call is made.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -123,8 +135,8 @@ impl Bench {
         (self.bits(), allocated)
     }
 
-    /// All that this file says, of one operator's call that writes outputs.
-    fn check(&self, name: &str, record: &mut Record) {
+    /// All that this file says, of one operator's call that writes outputs. `needs`: families whose kernels nothing replaces.
+    fn check(&self, name: &str, needs: &[Family], record: &mut Record) {
         let poisoned = vec![vec![POISON.to_bits(); 2048]; 5];
         let before = self.alive();
         record(&mut encoder(self.gpu()), How::Prepared).expect("a preparation");
@@ -149,6 +161,28 @@ impl Bench {
         }
         // A refusal leaves nothing behind.
         assert!(self.ran(name, record, How::Own).0 == bits, "{name}: other bits after a refusal");
+        let families = OPERATORS.into_iter().map(|(family, _)| family);
+        let of_gradients = [Family::ScoreGradients, Family::RowStats, Family::RowSums];
+        let needed = families.chain(of_gradients).filter(|family| self.is_refused(name, record, *family));
+        assert_eq!(needed.collect::<Vec<_>>(), needs, "{name}");
+    }
+
+    /// True if the call is refused without `family`. Then nothing is recorded.
+    fn is_refused(&self, name: &str, record: &mut Record, family: Family) -> bool {
+        self.outs.iter().for_each(|out| poison(self.gpu(), out));
+        let mut encoder = encoder(self.gpu());
+        self.gpu().pipelines().avoid(family);
+        let result = record(&mut encoder, How::Own);
+        self.gpu().pipelines().allow(family);
+        match result {
+            Ok(()) => return false,
+            Err(Error::PutAside { family: refused }) => assert_eq!(refused, family, "{name}"),
+            Err(e) => panic!("{name} without {family}: {e}"),
+        }
+        self.gpu().queue().submit([encoder.finish()]);
+        let poisoned = vec![vec![POISON.to_bits(); 2048]; 5];
+        assert!(self.bits() == poisoned, "{name} without {family}: something was recorded");
+        true
     }
 }
 
@@ -165,28 +199,40 @@ fn norms_and_activations() {
     let norm = Norm::with_pipelines(b.gpu().pipelines(), NormConfig::layer()).expect("a norm");
     let call = NormForward::new(x, out).residual(residual).weight(weight).sum(b.written(1, ROWS));
     let wrong = NormForward::new(x, x).residual(residual);
-    b.check("norm", call!(norm, [forward, prepare], &call, &wrong));
+    b.check("norm", &[Norms], call!(norm, [forward, prepare], &call, &wrong));
     let back = NormBackward::new(call, d_out).d_x(out).d_weight(b.written(2, VECTOR));
     let wrong = back.d_x(d_out);
     let mut scratch = b.scratch(norm.backward_scratch_size(&back));
-    b.check("norm backward", call!(norm, [backward, prepare_backward], &back, &wrong, &mut scratch));
+    b.check(
+        "norm backward",
+        &[NormGradients, RowSums],
+        call!(norm, [backward, prepare_backward], &back, &wrong, &mut scratch),
+    );
     let elementwise = Elementwise::with_pipelines(b.gpu().pipelines());
     let call = ElementwiseForward::new(x, out).activation(Activation::Silu).multiply(residual);
     let wrong = ElementwiseForward::new(x, x);
-    b.check("elementwise", call!(elementwise, [forward, prepare], &call, &wrong));
+    b.check("elementwise", &[Elementwise], call!(elementwise, [forward, prepare], &call, &wrong));
     let back = ElementwiseBackward::new(call, d_out).d_x(out).d_multiply(b.written(1, ROWS));
     let wrong = back.d_x(d_out);
-    b.check("elementwise backward", call!(elementwise, [backward, prepare_backward], &back, &wrong));
+    b.check(
+        "elementwise backward",
+        &[ElementwiseGradients],
+        call!(elementwise, [backward, prepare_backward], &back, &wrong),
+    );
     let unit = WeightNorm::with_pipelines(b.gpu().pipelines());
     let (vectors, gain) = ([1, 3, 1, 12], [1, 3, 1, 1]);
     let inputs = [b.read(0, vectors), b.read(1, gain)];
     let call = WeightNormForward::new(inputs[0], inputs[1], b.written(0, vectors));
     let wrong = WeightNormForward::new(inputs[0], inputs[1], inputs[0]);
-    b.check("weight norm", call!(unit, [forward, prepare], &call, &wrong));
+    b.check("weight norm", &[WeightNorms], call!(unit, [forward, prepare], &call, &wrong));
     let d_out = b.read(2, vectors);
     let back = WeightNormBackward::new(inputs, d_out, [b.written(0, vectors), b.written(1, gain)]);
     let wrong = WeightNormBackward::new(inputs, d_out, [d_out, b.written(1, gain)]);
-    b.check("weight norm backward", call!(unit, [backward, prepare_backward], &back, &wrong));
+    b.check(
+        "weight norm backward",
+        &[WeightNormGradients],
+        call!(unit, [backward, prepare_backward], &back, &wrong),
+    );
 }
 
 #[test]
@@ -196,12 +242,13 @@ fn embeddings_and_means() {
     let embedding = Embedding::with_pipelines(b.gpu().pipelines());
     let call = EmbeddingForward::new(ids, b.read(0, table), b.written(0, ROWS));
     let wrong = EmbeddingForward::new(ids, b.read(0, table), b.read(0, ROWS));
-    b.check("embedding", call!(embedding, [forward, prepare], &call, &wrong));
+    b.check("embedding", &[Embeddings], call!(embedding, [forward, prepare], &call, &wrong));
     let back = EmbeddingBackward::new(ids, b.read(0, ROWS), b.written(0, table));
     let wrong = EmbeddingBackward::new(ids, b.read(0, ROWS), b.read(0, table));
     let mut scratch = b.scratch(embedding.backward_scratch_size(&back));
     b.check(
         "embedding backward",
+        &[RadixSort, EmbeddingGradients],
         call!(embedding, [backward, prepare_backward], &back, &wrong, &mut scratch),
     );
     let pool = MeanPool::with_pipelines(b.gpu().pipelines());
@@ -209,10 +256,14 @@ fn embeddings_and_means() {
     let rows = PoolMask::Lengths(b.numbers([2, 1, 1, 1]));
     let call = MeanPoolForward::new(x, rows, b.written(0, means)).normalize(true);
     let wrong = MeanPoolForward::new(x, rows, b.read(0, means));
-    b.check("mean pool", call!(pool, [forward, prepare], &call, &wrong));
+    b.check("mean pool", &[MeanPools], call!(pool, [forward, prepare], &call, &wrong));
     let back = MeanPoolBackward::new(call, b.read(1, means), b.written(0, ROWS));
     let wrong = MeanPoolBackward::new(call, b.read(1, means), x);
-    b.check("mean pool backward", call!(pool, [backward, prepare_backward], &back, &wrong));
+    b.check(
+        "mean pool backward",
+        &[MeanPoolGradients],
+        call!(pool, [backward, prepare_backward], &back, &wrong),
+    );
 }
 
 #[test]
@@ -221,23 +272,27 @@ fn logits_and_sorts() {
     let (x, out) = (b.read(0, ROWS), b.written(0, ROWS));
     let soft = LogSoftmax::with_pipelines(b.gpu().pipelines());
     let (call, wrong) = (LogSoftmaxForward::new(x, out), LogSoftmaxForward::new(x, x));
-    b.check("log-softmax", call!(soft, [forward, prepare], &call, &wrong));
+    b.check("log-softmax", &[LogSoftmax], call!(soft, [forward, prepare], &call, &wrong));
     let back = LogSoftmaxBackward::new(x, b.read(1, ROWS), out);
     let wrong = LogSoftmaxBackward::new(x, b.read(1, ROWS), x);
-    b.check("log-softmax backward", call!(soft, [backward, prepare_backward], &back, &wrong));
+    b.check(
+        "log-softmax backward",
+        &[LogSoftmaxGradients],
+        call!(soft, [backward, prepare_backward], &back, &wrong),
+    );
     let top = TopK::with_pipelines(b.gpu().pipelines());
     let found = [2, 1, 5, 3];
     let indices = |buffer| TensorView::new(buffer, DType::U32, found);
     let call = TopKForward::new(x, indices(&b.outs[0])).values(b.written(1, found));
     let wrong = TopKForward::new(x, indices(&b.floats[0]));
-    b.check("top-k", call!(top, [forward, prepare], &call, &wrong));
+    b.check("top-k", &[TopK], call!(top, [forward, prepare], &call, &wrong));
     let sort = RadixSort::with_pipelines(b.gpu().pipelines());
     let keys = b.numbers([1, 2, 2, 200]);
     let order = |n: usize| TensorView::new(&b.outs[n], DType::U32, [1, 2, 2, 200]);
     let call = Sort::new(keys, order(0)).ranks(order(1)).bits(4);
     let wrong = Sort::new(keys, keys);
     let mut scratch = b.scratch(sort.scratch_size(&call));
-    b.check("radix sort", call!(sort, [forward, prepare], &call, &wrong, &mut scratch));
+    b.check("radix sort", &[RadixSort], call!(sort, [forward, prepare], &call, &wrong, &mut scratch));
 }
 
 #[test]
@@ -250,11 +305,15 @@ fn quantized_products() {
         let operator = QuantizedProjection::with_pipelines(b.gpu().pipelines());
         let call = [QuantizedForward::new(sequence(0, 32), weight, out(16))];
         let wrong = [QuantizedForward::new(sequence(0, 32), weight, sequence(0, 16))];
-        b.check("quantized products", call!(operator, [forward, prepare], &call, &wrong));
+        b.check(
+            "quantized products",
+            &[QuantizedProducts],
+            call!(operator, [forward, prepare], &call, &wrong),
+        );
         let ids = b.numbers([1, 1, rows, 1]);
         let call = QuantizedRows::new(weight, ids, out(32));
         let wrong = QuantizedRows::new(weight, ids, sequence(1, 32));
-        b.check("quantized rows", call!(operator, [rows, prepare_rows], &call, &wrong));
+        b.check("quantized rows", &[QuantizedProducts], call!(operator, [rows, prepare_rows], &call, &wrong));
     }
 }
 
@@ -269,12 +328,16 @@ fn attention_around_positions_and_attentional_vectors() {
     let call = LocalForward::new([q, k, v], positions, b.written(0, wide));
     let wrong = LocalForward::new([q, k, v], positions, q);
     let mut scratch = b.scratch(local.scratch_size(&call));
-    b.check("local", call!(local, [forward, prepare], &call, &wrong, &mut scratch));
+    b.check("local", &[LocalAttention], call!(local, [forward, prepare], &call, &wrong, &mut scratch));
     let back = LocalBackward::new([q, k, v], positions, d_out).d_q(b.written(0, wide));
     let back = back.d_k(b.written(1, wide)).d_v(b.written(2, wide)).d_positions(b.written(3, places));
     let wrong = back.d_q(q);
     let mut scratch = b.scratch(local.backward_scratch_size(&back));
-    b.check("local backward", call!(local, [backward, prepare_backward], &back, &wrong, &mut scratch));
+    b.check(
+        "local backward",
+        &[LocalGradients],
+        call!(local, [backward, prepare_backward], &back, &wrong, &mut scratch),
+    );
     let join = AttentionalVector::with_pipelines(b.gpu().pipelines());
     let (context, hidden, weight) = (b.read(0, ROWS), b.read(1, ROWS), b.read(2, [1, 1, 8, 24]));
     let linear = Linear { weight, bias: None };
@@ -282,7 +345,11 @@ fn attention_around_positions_and_attentional_vectors() {
     let call = AttentionalForward::new(context, hidden, linear, b.written(0, joined));
     let wrong = AttentionalForward::new(context, hidden, linear, b.read(0, joined));
     let mut scratch = b.scratch(join.scratch_size(&call));
-    b.check("attentional vector", call!(join, [forward, prepare], &call, &wrong, &mut scratch));
+    b.check(
+        "attentional vector",
+        &[Attentional],
+        call!(join, [forward, prepare], &call, &wrong, &mut scratch),
+    );
     let back = AttentionalBackward::new(context, hidden, weight, b.read(3, joined), b.read(4, joined))
         .d_context(b.written(0, ROWS))
         .d_weight(b.written(1, [1, 1, 8, 24]));
@@ -290,8 +357,121 @@ fn attention_around_positions_and_attentional_vectors() {
     let mut scratch = b.scratch(join.backward_scratch_size(&back));
     b.check(
         "attentional vector backward",
+        &[AttentionalGradients],
         call!(join, [backward, prepare_backward], &back, &wrong, &mut scratch),
     );
+}
+
+#[test]
+fn positions_and_merges() {
+    let b = Bench::new();
+    let (wide, sums) = ([1, 2, 6, 8], [1, 2, 6, 1]);
+    let (x, out) = (b.read(0, wide), b.written(0, wide));
+    let positions = Positions::with_pipelines(b.gpu().pipelines());
+    let rope = Rope::new(b.gpu().device(), RopeConfig::new(8)).expect("a rope");
+    let at = RowPositions::Start(0);
+    let (call, wrong) = (Rotate::new(x, &rope, at).out(out), Rotate::new(x, &rope, at).out(b.read(0, ROWS)));
+    b.check("rotation", &[Rotations], call!(positions, [rotate, prepare_rotate], &call, &wrong));
+    let back = call!(positions, [rotate_backward, prepare_rotate_backward], &call, &wrong);
+    b.check("rotation backward", &[Rotations], back);
+    let table = |n: usize| PositionTable::Learned(b.read(n, [1, 1, 9, 8]));
+    let call = AddPositions::new(x, table(1), at).out(out);
+    let wrong = AddPositions::new(x, table(0), at).out(x);
+    b.check("positions", &[Family::Positions], call!(positions, [add, prepare_add], &call, &wrong));
+    let merge = Merge::with_pipelines(b.gpu().pipelines());
+    let part = |n: usize| Partial { out: b.read(n, wide), lse: b.read(n + 1, sums) };
+    let (call, wrong) = ([part(0), part(2)], [part(0), Partial { out, ..part(2) }]);
+    let into = Partial { out, lse: b.written(1, sums) };
+    b.check("merge", &[Merges], call!(merge, [forward, prepare], &call, &wrong, &into));
+    let gradients =
+        [0, 2].map(|n| PartGradients { d_out: b.written(n, wide), d_lse: b.written(n + 1, sums) });
+    let back = MergeBackward::new(&call, part(2), b.read(4, wide), &gradients);
+    let wrong = MergeBackward::new(&wrong, part(2), b.read(4, wide), &gradients);
+    b.check("merge backward", &[MergeGradients], call!(merge, [backward, prepare_backward], &back, &wrong));
+}
+
+#[test]
+fn attention_of_other_kinds() {
+    let b = Bench::new();
+    let wide = [1, 2, 6, 8];
+    let [q, k, v, d_out] = [0, 1, 2, 3].map(|n| b.read(n, wide));
+    let (lse, out) = (b.read(4, [1, 2, 6, 1]), b.written(0, wide));
+    let written = [1, 2, 3].map(|n| b.written(n, wide));
+    let pipelines = b.gpu().pipelines();
+
+    let scored = Attention::with_pipelines(pipelines, Config::new(2, 8)).expect("an operator");
+    let scores = b.written(1, [1, 2, 6, 6]);
+    let call =
+        Forward::new(q, k, v, out).scores(scores, ScoreStage::Scaled).weights(b.written(2, [1, 1, 6, 6]));
+    let wrong = Forward::new(q, k, v, q);
+    let mut scratch = b.scratch(scored.scratch_size(&call));
+    b.check("scores", &[ScoreOutputs], call!(scored, [forward, prepare], &call, &wrong, &mut scratch));
+
+    let linear = LinearAttention::with_pipelines(pipelines, LinearConfig::new(2, 8).causal(true));
+    let linear = linear.expect("an operator");
+    let (call, wrong) = (LinearForward::new(q, k, v, out), LinearForward::new(q, k, v, q));
+    let mut scratch = b.scratch(linear.scratch_size(&call));
+    let needs = [Family::LinearAttention];
+    b.check("linear", &needs, call!(linear, [forward, prepare], &call, &wrong, &mut scratch));
+    let back = LinearBackward::new([q, k, v], b.read(4, wide), d_out).d_q(out).d_v(written[0]);
+    let wrong = back.d_q(q);
+    let mut scratch = b.scratch(linear.backward_scratch_size(&back));
+    let needs = [Family::LinearAttention, LinearGradients];
+    let call = call!(linear, [backward, prepare_backward], &back, &wrong, &mut scratch);
+    b.check("linear backward", &needs, call);
+    let config = LinearConfig::new(2, 8).causal(true).update_rule(UpdateRule::Delta).normalised(false);
+    let recurrent = LinearAttention::with_pipelines(pipelines, config).expect("an operator");
+    let beta = b.read(3, [1, 2, 6, 1]);
+    let call = LinearForward::new(q, k, v, out).beta(beta);
+    let wrong = LinearForward::new(q, k, v, q).beta(beta);
+    let mut scratch = b.scratch(recurrent.scratch_size(&call));
+    let needs = [LinearRecurrence];
+    b.check("linear recurrence", &needs, call!(recurrent, [forward, prepare], &call, &wrong, &mut scratch));
+
+    let lsh = LshAttention::with_pipelines(pipelines, LshConfig::new(2, 8, 2, 4, 8)).expect("an operator");
+    let rotations = b.read(3, [1, 2, 8, 2]);
+    let buckets = TensorView::new(&b.outs[4], DType::U32, [1, 2, 2, 6]);
+    let call = LshForward::new(q, v, rotations, buckets, out);
+    let wrong = LshForward::new(q, v, rotations, buckets, q);
+    let mut scratch = b.scratch(lsh.scratch_size(&call));
+    b.check("LSH", &[RadixSort, Lsh], call!(lsh, [forward, prepare], &call, &wrong, &mut scratch));
+    let back = LshBackward::new([q, v], b.numbers([1, 2, 2, 6]), k, lse, d_out).d_qk(out).d_v(written[0]);
+    let wrong = back.d_v(v);
+    let mut scratch = b.scratch(lsh.backward_scratch_size(&back));
+    let needs = [RadixSort, Lsh, LshGradients, RowStats];
+    b.check("LSH backward", &needs, call!(lsh, [backward, prepare_backward], &back, &wrong, &mut scratch));
+
+    let low = Linformer::with_pipelines(pipelines, Config::new(2, 8), 4).expect("an operator");
+    let e = b.read(3, [1, 1, 4, 6]);
+    let there = b.gpu().upload_bools(&[true, false, true, true, false, true]).expect("an upload");
+    let there = TensorView::new(&there, DType::Bool, [1, 1, 1, 6]);
+    let call = LinformerForward::new(q, k, v, e, out).key_mask(there);
+    let wrong = LinformerForward::new(q, k, v, e, q).key_mask(there);
+    let mut scratch = b.scratch(low.scratch_size(&call));
+    b.check("Linformer", &[AbsentRows], call!(low, [forward, prepare], &call, &wrong, &mut scratch));
+}
+
+#[test]
+fn layers_with_appended_keys() {
+    let b = Bench::new();
+    let linear = |n: usize| Linear { weight: b.read(n, [1, 1, 12, 12]), bias: None };
+    let weights = MultiHeadWeights {
+        query: linear(0),
+        key: linear(1),
+        value: linear(2),
+        out: linear(3),
+        bias_kv: Some([b.read(0, VECTOR), b.read(1, VECTOR)]),
+        qk_norm: None,
+        gate: None,
+    };
+    let layer =
+        MultiHeadAttention::with_pipelines(b.gpu().pipelines(), MultiHeadConfig::new(12, 2), &weights);
+    let layer = layer.expect("a layer");
+    let x = b.read(4, ROWS);
+    let call = MultiHeadForward::self_attention(x, b.written(0, ROWS));
+    let wrong = MultiHeadForward::self_attention(x, x);
+    let mut scratch = b.scratch(layer.scratch_size(&call));
+    b.check("a layer", &[AppendedKeys], call!(layer, [forward, prepare], &call, &wrong, &mut scratch));
 }
 
 #[test]
@@ -322,11 +502,15 @@ fn stacks_of_layers() {
     let call = EncoderForward::new(x, out).mask(Mask::causal());
     let wrong = EncoderForward::new(x, x);
     let mut scratch = b.scratch(encoder.scratch_size(&call));
-    b.check("encoder", call!(encoder, [forward, prepare], &call, &wrong, &mut scratch));
+    b.check("encoder", &[Norms], call!(encoder, [forward, prepare], &call, &wrong, &mut scratch));
     let back = EncoderBackward::new(call, b.read(3, ROWS)).d_x(out);
     let wrong = back.d_x(x);
     let mut scratch = b.scratch(encoder.backward_scratch_size(&back));
-    b.check("encoder backward", call!(encoder, [backward, prepare_backward], &back, &wrong, &mut scratch));
+    b.check(
+        "encoder backward",
+        &[NormGradients, RowStats, RowSums],
+        call!(encoder, [backward, prepare_backward], &back, &wrong, &mut scratch),
+    );
     let layer = DecoderLayerWeights {
         self_attention: attention,
         cross_attention: attention,
@@ -340,14 +524,14 @@ fn stacks_of_layers() {
     let call = DecoderForward::new(x, memory, out).mask(Mask::causal());
     let wrong = DecoderForward::new(x, memory, x);
     let mut scratch = b.scratch(decoder.scratch_size(&call));
-    b.check("decoder", call!(decoder, [forward, prepare], &call, &wrong, &mut scratch));
+    b.check("decoder", &[Norms], call!(decoder, [forward, prepare], &call, &wrong, &mut scratch));
     let to = DecoderMemory { keys: b.written(0, [4, 2, 7, 6]), values: b.written(1, [4, 2, 7, 6]) };
     let wrong = DecoderMemory { keys: b.read(4, [4, 2, 7, 6]), ..to };
     let encoded = b.read(4, [2, 1, 7, 12]);
     let mut scratch = b.scratch(Ok(ScratchSize::default()));
     // `forward` and `prepare` of one call, as the other operators have them.
     let project = Project { decoder: &decoder, memory: encoded };
-    b.check("decoder memory", call!(project, [forward, prepare], &to, &wrong, &mut scratch));
+    b.check("decoder memory", &[], call!(project, [forward, prepare], &to, &wrong, &mut scratch));
 }
 
 /// The projections of a memory.
