@@ -66,7 +66,7 @@ mod gpu;
 #[cfg(feature = "inspect")]
 pub mod inspect;
 mod kernel;
-#[cfg(feature = "inspect")]
+#[cfg(any(test, feature = "inspect"))]
 mod kernel_list;
 pub mod layers;
 pub mod linear_attention;

@@ -60,7 +60,7 @@ pub(super) fn first_attempts(
             }
         }
     };
-    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(Problem::all().len());
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(Problem::all().count());
     std::thread::scope(|scope| {
         for _ in 0..threads {
             // Where there is no room for one more thread, others do its work, or the check itself.

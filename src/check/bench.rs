@@ -1,15 +1,15 @@
-//! Tensors of one small call, and the comparison of what it wrote.
+//! Tensors of one small call, and the comparison of its results.
 
 use std::ops::Deref;
 
-use super::data::{Outcome, judge, noise};
+use super::data::{Outcome, judge, judge_gradient, noise};
 use crate::gpu::Gpu;
 use crate::kernel::guard::Watch;
 use crate::kernel::{Scratch, ScratchSize};
 use crate::reference::compare::{Tolerance, compare};
 use crate::tensor::{DType, Error, Shape, TensorView, count};
 
-/// What a reference computes in f64 and, as the yardstick, in f32.
+/// Results of the reference in f64 and, as the yardstick, in f32.
 pub(super) type Both<const N: usize> = ([Vec<f64>; N], [Vec<f32>; N]);
 
 /// The results of an expression over slices of the inputs, in f64 and in f32.
@@ -104,7 +104,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Compares tensors with what the reference computes.
+/// Compares tensors with the results of the reference.
 pub(super) async fn judged<const N: usize>(
     gpu: &Gpu,
     tensors: [&Tensor; N],
@@ -113,6 +113,20 @@ pub(super) async fn judged<const N: usize>(
     let mut worst = Ok(0.0);
     for ((tensor, want), naive) in tensors.into_iter().zip(&want).zip(&naive) {
         worst = worse(worst, judge(&tensor.read(gpu).await?, want, naive, DType::F32));
+    }
+    Ok(worst)
+}
+
+/// As [`judged`] for gradients; `terms`: the sums of plain loops, without signs.
+pub(super) async fn judged_gradients<const N: usize>(
+    gpu: &Gpu,
+    tensors: [&Tensor; N],
+    (want, naive): Both<N>,
+    terms: [Vec<f32>; N],
+) -> Result<Outcome, Error> {
+    let mut worst = Ok(0.0);
+    for (((tensor, want), naive), terms) in tensors.into_iter().zip(&want).zip(&naive).zip(&terms) {
+        worst = worse(worst, judge_gradient(&tensor.read(gpu).await?, want, naive, terms, DType::F32));
     }
     Ok(worst)
 }

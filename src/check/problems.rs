@@ -43,11 +43,8 @@ pub(super) enum Problem {
 
 impl Problem {
     /// What others build on first.
-    pub fn all() -> impl ExactSizeIterator<Item = Problem> + Clone {
-        (0..Self::FIRST.len() + operators::OPERATORS.len()).map(|n| match n.checked_sub(Self::FIRST.len()) {
-            None => Self::FIRST[n],
-            Some(n) => Problem::Operator(operators::OPERATORS[n]),
-        })
+    pub fn all() -> impl Iterator<Item = Problem> {
+        Self::FIRST.into_iter().chain(operators::OPERATORS.map(Problem::Operator))
     }
 
     const FIRST: [Problem; 23] = [

@@ -5,9 +5,10 @@ use std::fmt;
 /// The families: variant, name, and whether calls can be computed without it.
 macro_rules! families {
     ($($(#[$doc:meta])* $family:ident: $name:literal, $replaced:literal;)*) => {
-        /// Kernels that have a way of working in common, and that plans can do without where a device gets it wrong.
+        /// Kernels that are put aside together where a device gets them wrong. Every kernel belongs to a family.
         ///
-        /// See [`Pipelines::check`](crate::Pipelines::check).
+        /// Plans do without a family if other kernels replace it. Nothing replaces the families of operators, from
+        /// [`RadixSort`](Self::RadixSort) on: calls that need them are refused. See [`Pipelines::check`](crate::Pipelines::check).
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[non_exhaustive]
         pub enum Family {
@@ -91,13 +92,13 @@ families! {
     ProductGradientsCpu: "gradients of projections, CPU form", true;
     /// Gradients that are sums over rows: of projections' biases and of learned positions. Without it: refused.
     RowSums: "gradients, sums over rows", false;
-    /// Sorting, which embeddings' gradients and LSH attention need too. From here on nothing replaces a family, and calls without it are refused.
+    /// Sorting. Gradients of embeddings and LSH attention need it too.
     RadixSort: "sorting", false;
-    /// The largest elements of rows.
+    /// Indices of the largest elements of rows.
     TopK: "top-k", false;
     /// Logarithms of softmaxes.
     LogSoftmax: "log-softmax", false;
-    /// Gradients of those.
+    /// Gradients of log-softmax.
     LogSoftmaxGradients: "gradients of log-softmax", false;
     /// LayerNorm and RMSNorm.
     Norms: "norms", false;
@@ -107,13 +108,13 @@ families! {
     Elementwise: "elementwise", false;
     /// Gradients of elementwise calls.
     ElementwiseGradients: "elementwise gradients", false;
-    /// Rows of tables.
+    /// Look-ups in tables of embeddings.
     Embeddings: "embeddings", false;
-    /// Gradients of tables.
+    /// Gradients of such tables.
     EmbeddingGradients: "gradients of embeddings", false;
     /// Means of rows.
     MeanPools: "mean pools", false;
-    /// Gradients of means.
+    /// Gradients of means of rows.
     MeanPoolGradients: "gradients of mean pools", false;
     /// Weight norms.
     WeightNorms: "weight norms", false;
@@ -125,11 +126,11 @@ families! {
     Positions: "sums with positions", false;
     /// Products with quantized weights, and look-ups in them.
     QuantizedProducts: "quantized products", false;
-    /// Block maps of masks, and their comparison with the host.
+    /// Block maps, and the comparison of a mask with the host's.
     Masks: "masks", false;
     /// Lengths of the sequences of caches of any storage.
     CacheLengths: "caches, lengths", false;
-    /// Copies of pages, and sequences that change places.
+    /// Copies of a cache's pages, and sequences that change places.
     CacheCopies: "caches, copies", false;
     /// Scores and mean weights for the caller.
     ScoreOutputs: "outputs of scores", false;
@@ -147,7 +148,7 @@ families! {
     LinearGradients: "gradients of linear attention", false;
     /// Local attention, and predicted positions.
     LocalAttention: "local attention", false;
-    /// Gradients of both.
+    /// Gradients of local attention, and of predicted positions.
     LocalGradients: "gradients of local attention", false;
     /// Linformer with a key mask.
     AbsentRows: "Linformer, absent keys", false;

@@ -411,7 +411,6 @@ pub fn linear_attention_backward<R: Real>(
 ///
 /// # Errors
 /// As there.
-#[cfg(feature = "inspect")]
 pub fn linear_attention_backward_magnitudes<R: Real>(
     [q, k, v]: [&[R]; 3],
     d_out: &[R],

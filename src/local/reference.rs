@@ -190,7 +190,6 @@ pub fn local_attention_backward<R: Real>(
 ///
 /// # Errors
 /// As [`local_attention`].
-#[cfg(feature = "inspect")]
 pub fn local_attention_backward_magnitudes<R: Real>(
     q: &[R],
     k: &[R],

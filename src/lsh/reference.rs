@@ -306,7 +306,6 @@ pub fn lsh_attention_backward<R: Real>(
 ///
 /// # Errors
 /// As [`lsh_attention`].
-#[cfg(feature = "inspect")]
 pub fn lsh_attention_backward_magnitudes<R: Real>(
     qk: &[R],
     v: &[R],

@@ -3,11 +3,12 @@
 use crate::attention::{
     Attention, Config, Forward, Merge, MergeBackward, PartGradients, Partial, ScoreStage,
 };
-use crate::check::bench::{Bench, Tensor, both, equal, judged, worse};
+use crate::check::bench::{Bench, Tensor, both, equal, judged, judged_gradients, worse};
 use crate::check::data::{FEW, Outcome, PREFILL, judge, noise};
 use crate::gpu::Gpu;
 use crate::layers::MultiHeadConfig;
 use crate::linformer::{Linformer, LinformerForward};
+use crate::lsh::reference::lsh_attention_backward_magnitudes;
 use crate::lsh::{LshAttention, LshBackward, LshConfig, LshForward};
 use crate::mask::{Blocks, DeviceMask, HostMask};
 use crate::reference::compare::{Tolerance, compare};
@@ -209,5 +210,6 @@ pub(super) async fn lsh_gradients(gpu: &Gpu) -> Result<Outcome, Error> {
         let all = reference::lsh_attention_backward(qk, v, d_out, None, &in_buckets(&buckets), LSH)?;
         [all.d_qk, all.d_v]
     });
-    judged(gpu, [&d_qk, &d_v], both).await
+    let terms = lsh_attention_backward_magnitudes(&qk, &v, &d_out, None, &in_buckets(&buckets), LSH)?;
+    judged_gradients(gpu, [&d_qk, &d_v], both, [terms.d_qk, terms.d_v]).await
 }

@@ -1,8 +1,9 @@
 //! Linear attention: chunks with random features and without, tokens one by one, gradients.
 
-use crate::check::bench::{Bench, Tensor, both, judged};
+use crate::check::bench::{Bench, Tensor, both, judged, judged_gradients};
 use crate::check::data::{FEW, Outcome};
 use crate::gpu::Gpu;
+use crate::linear_attention::reference::linear_attention_backward_magnitudes;
 use crate::linear_attention::{
     FeatureMap, LinearAttention, LinearBackward, LinearConfig, LinearForward, RandomFeatures, UpdateRule,
     random_features,
@@ -21,7 +22,7 @@ fn config(map: FeatureMap) -> LinearConfig {
     LinearConfig::new(heads, head_dim).kv_heads(kv_heads).value_dim(value_dim).feature_map(map).causal(true)
 }
 
-/// What random features are made with.
+/// Directions of random features.
 fn directions(bench: &Bench) -> Result<Tensor, Error> {
     let numbers = random_features(7, DIRECTIONS, SHAPE.head_dim)?;
     bench.tensor([1, 1, DIRECTIONS, SHAPE.head_dim], numbers)
@@ -85,14 +86,11 @@ pub(super) async fn gradients(gpu: &Gpu) -> Result<Outcome, Error> {
     let what = "gradients of linear attention";
     bench.run(what, |encoder| attention.backward(encoder, &call, &mut scratch)).await?;
     let both = both!(|q, k, v, out, d_out| {
-        let all = reference::linear_attention_backward(
-            [q, k, v],
-            Some(out),
-            d_out,
-            SHAPE,
-            &options(RANDOM, &directions),
-        )?;
+        let options = options(RANDOM, &directions);
+        let all = reference::linear_attention_backward([q, k, v], Some(out), d_out, SHAPE, &options)?;
         [all.d_q, all.d_k, all.d_v]
     });
-    judged(gpu, [&d_q, &d_k, &d_v], both).await
+    let inputs = [&q[..], &k[..], &v[..]];
+    let terms = linear_attention_backward_magnitudes(inputs, &d_out, SHAPE, &options(RANDOM, &directions))?;
+    judged_gradients(gpu, [&d_q, &d_k, &d_v], both, [terms.d_q, terms.d_k, terms.d_v]).await
 }

@@ -1,8 +1,9 @@
-//! Local attention, and the positions that it is told.
+//! Local attention, and predicted positions.
 
-use crate::check::bench::{Bench, Tensor, both, judged, worse};
+use crate::check::bench::{Bench, Tensor, both, judged, judged_gradients, worse};
 use crate::check::data::{FEW, Outcome, noise};
 use crate::gpu::Gpu;
+use crate::local::reference::local_attention_backward_magnitudes;
 use crate::local::{
     LocalAttention, LocalBackward, LocalConfig, LocalForward, PositionPredictor, PredictorBackward,
     PredictorForward,
@@ -61,7 +62,10 @@ pub(super) async fn gradients(gpu: &Gpu) -> Result<Outcome, Error> {
         let all = reference::local_attention_backward(q, k, v, positions, d_out, SHAPE, &OPTIONS)?;
         [all.d_q, all.d_k, all.d_v, all.d_positions]
     });
-    Ok(worse(judged(gpu, written.each_ref(), both).await?, predictor_gradients(gpu).await?))
+    let terms = local_attention_backward_magnitudes(&q, &k, &v, &positions, &d_out, SHAPE, &OPTIONS)?;
+    let terms = [terms.d_q, terms.d_k, terms.d_v, terms.d_positions];
+    let of_attention = judged_gradients(gpu, written.each_ref(), both, terms).await?;
+    Ok(worse(of_attention, predictor_gradients(gpu).await?))
 }
 
 const FEATURES: usize = 36;
@@ -94,7 +98,7 @@ async fn predicted(gpu: &Gpu) -> Result<Outcome, Error> {
     judged(gpu, [&positions], both).await
 }
 
-/// Of the bias and of the vector: the kernel that all of them begin with, and sums of rows.
+/// The gradients of bias and vector take the kernel that all gradients begin with, and sums of rows.
 async fn predictor_gradients(gpu: &Gpu) -> Result<Outcome, Error> {
     let bench = Bench::new(gpu);
     let [hidden, weight, bias, vector] = predictor(&bench)?;

@@ -287,7 +287,7 @@ pub(super) async fn quantized(gpu: &Gpu) -> Result<Outcome, Error> {
     Ok(worst)
 }
 
-/// Of context and of hidden state.
+/// Channels of the context, and of the hidden state.
 const CHANNELS: [usize; 2] = [20, 16];
 
 pub(super) async fn attentional(gpu: &Gpu) -> Result<Outcome, Error> {
@@ -306,7 +306,7 @@ pub(super) async fn attentional(gpu: &Gpu) -> Result<Outcome, Error> {
     judged(gpu, [&out], both).await
 }
 
-/// Of the bias: the kernel that all its gradients begin with, and a sum of rows.
+/// The gradient of the bias takes the kernel that all gradients begin with, and a sum of rows.
 pub(super) async fn attentional_gradients(gpu: &Gpu) -> Result<Outcome, Error> {
     let bench = Bench::new(gpu);
     let [context, hidden] = [CHANNELS[0], CHANNELS[1]].map(|n| bench.noise([1, 1, FEW, n], n as u32));
