@@ -335,7 +335,7 @@ fn attention_around_positions_and_attentional_vectors() {
     let mut scratch = b.scratch(local.backward_scratch_size(&back));
     b.check(
         "local backward",
-        &[LocalGradients],
+        &[Family::LocalAttention, LocalGradients],
         call!(local, [backward, prepare_backward], &back, &wrong, &mut scratch),
     );
     let join = AttentionalVector::with_pipelines(b.gpu().pipelines());
@@ -508,7 +508,7 @@ fn stacks_of_layers() {
     let mut scratch = b.scratch(encoder.backward_scratch_size(&back));
     b.check(
         "encoder backward",
-        &[NormGradients, RowStats, RowSums],
+        &[Norms, NormGradients, Family::Elementwise, ElementwiseGradients, RowStats],
         call!(encoder, [backward, prepare_backward], &back, &wrong, &mut scratch),
     );
     let layer = DecoderLayerWeights {
