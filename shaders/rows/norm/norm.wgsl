@@ -50,10 +50,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             if HAS_BIAS {
                 y += bias_at4(p.affine.z + d * p.affine.w, p.affine.w, p.features - d);
             }
-            if HAS_AFTER {
-                let step = p.after.strides.w;
-                y += after_at4(view_at(p.after, at.b, at.h, at.i, d), step, p.features - d);
-            }
             store_out4(at, d, y);
         }
     }

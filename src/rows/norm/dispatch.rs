@@ -22,8 +22,6 @@ pub(crate) struct NormOp<'a> {
     /// `[1, 1, 1, features]`.
     pub weight: Option<TensorView<'a>>,
     pub bias: Option<TensorView<'a>>,
-    /// What is added to the result, and shaped as it.
-    pub after: Option<TensorView<'a>>,
 }
 
 /// Gradients of a norm, of checked tensors.
@@ -74,7 +72,7 @@ impl<'a> NormOp<'a> {
         kernel_options: &KernelOptions,
         device: &DeviceFacts,
     ) -> Dispatch<'a> {
-        let NormOp { config, x, residual, weight, bias, after } = *self;
+        let NormOp { config, x, residual, weight, bias } = *self;
         let [batch, heads, length, features] = x.shape();
         let (shares, groups, step) = share(&x, kernel_options, device);
         let in_place = out.buffer == x.buffer;
@@ -84,7 +82,6 @@ impl<'a> NormOp<'a> {
             residual,
             weight,
             bias,
-            after,
             out,
             sum,
             affine: [w, w_step, b, b_step],
@@ -96,7 +93,7 @@ impl<'a> NormOp<'a> {
             eps: config.eps as f32,
             shares,
             centred: config.centred,
-            width: in_fours(&[Some(x), residual, weight, bias, after, Some(out), sum]),
+            width: in_fours(&[Some(x), residual, weight, bias, Some(out), sum]),
         };
         call.dispatch([groups, 1, 1], device)
     }

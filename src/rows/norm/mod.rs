@@ -29,7 +29,6 @@ pub struct NormForward<'a> {
     pub(crate) residual: Option<TensorView<'a>>,
     pub(crate) weight: Option<TensorView<'a>>,
     pub(crate) bias: Option<TensorView<'a>>,
-    pub(crate) after: Option<TensorView<'a>>,
     pub(crate) out: TensorView<'a>,
     pub(crate) sum: Option<TensorView<'a>>,
 }
@@ -37,7 +36,7 @@ pub struct NormForward<'a> {
 impl<'a> NormForward<'a> {
     /// Normalises the rows of `x` into `out`, both `[batch, heads, length, features]`, each F32, F16 or BF16.
     pub fn new(x: TensorView<'a>, out: TensorView<'a>) -> Self {
-        NormForward { x, residual: None, weight: None, bias: None, after: None, out, sum: None }
+        NormForward { x, residual: None, weight: None, bias: None, out, sum: None }
     }
 
     /// Adds `residual`, shaped as `x`, F32, F16 or BF16, before the norm: `norm(x + residual)`, in f32.
@@ -58,12 +57,6 @@ impl<'a> NormForward<'a> {
         self
     }
 
-    /// Adds `after`, shaped as `x`, to the result: the residual of a norm behind its part, as in Gemma 2.
-    pub fn after(mut self, after: impl Into<Option<TensorView<'a>>>) -> Self {
-        self.after = after.into();
-        self
-    }
-
     /// Writes what is normalised there as well, `x + residual`, shaped as `x`: the stream of a stack with norms before its
     /// parts. What is normalised is not rounded to its type.
     pub fn sum(mut self, sum: impl Into<Option<TensorView<'a>>>) -> Self {
@@ -80,7 +73,6 @@ impl<'a> NormForward<'a> {
         tensors.read("residual", self.residual, Element::Float, shape)?;
         tensors.read("weight", self.weight, Element::Float, of_features)?;
         tensors.read("bias", self.bias, Element::Float, of_features)?;
-        tensors.read("after", self.after, Element::Float, shape)?;
         check_summed_rows("x", &self.x, shape[1])?;
         Ok(tensors)
     }
@@ -93,8 +85,8 @@ impl<'a> NormForward<'a> {
     }
 
     pub(crate) fn op(&self, config: NormConfig) -> NormOp<'a> {
-        let NormForward { x, residual, weight, bias, after, .. } = *self;
-        NormOp { config, x, residual, weight, bias, after }
+        let NormForward { x, residual, weight, bias, .. } = *self;
+        NormOp { config, x, residual, weight, bias }
     }
 }
 

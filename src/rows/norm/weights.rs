@@ -54,7 +54,7 @@ impl OwnedNorm {
         residual: Option<TensorView<'a>>,
     ) -> NormOp<'a> {
         let view = |t: &'a Option<Tensor>| t.as_ref().map(Tensor::view);
-        NormOp { config, x, residual, weight: view(&self.weight), bias: view(&self.bias), after: None }
+        NormOp { config, x, residual, weight: view(&self.weight), bias: view(&self.bias) }
     }
 
     /// The weight, or the bias, if it is there.

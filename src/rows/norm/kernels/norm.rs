@@ -13,7 +13,6 @@ kernel! {
         residual: Opt Read F32 width view,
         weight: Opt Read F32 width,
         bias: Opt Read F32 width,
-        after: Opt Read F32 width view,
         out: One Write F32 width view,
         sum: Opt Write F32 width view,
     }
@@ -86,7 +85,6 @@ impl Variant for Norm {
                         residual: None,
                         weight: None,
                         bias: None,
-                        after: None,
                         out,
                         sum: None,
                         width,
