@@ -22,9 +22,9 @@ impl Pipelines {
     /// with these pipelines do without it, as [`Family`] says, and [`report`](Self::report) says why. Calls that nothing is left
     /// for are refused with [`Error::PutAside`].
     ///
-    /// `queue` is the device's. Blocks, mostly while kernels are compiled, on as many threads as the machine has cores: on Mesa 26's software
-    /// driver for four to fifteen seconds, and for at most three once it has them in its cache; on that of Mesa 25 for twice as long. A
-    /// [`Scratch`](crate::Scratch) whose size was asked before may be too small afterwards, if something was put aside.
+    /// `queue` is the device's. Blocks, mostly while kernels are compiled, on as many threads as the machine has cores: on
+    /// Mesa 26's software driver for four to fifteen seconds, and for at most three once it has the kernels in its cache.
+    /// A [`Scratch`](crate::Scratch) whose size was asked before may be too small afterwards, if something was put aside.
     ///
     /// The problems are small: tiles for large ones have other sizes, in the same text. What crashes a driver cannot be found
     /// out so; the families that are known to are [barred](Verdict::Barred), and not tried.

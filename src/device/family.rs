@@ -8,7 +8,8 @@ macro_rules! families {
         /// Kernels that are put aside together where a device gets them wrong. Every kernel belongs to a family.
         ///
         /// Plans do without a family if other kernels replace it. Nothing replaces the families of operators, from
-        /// [`RadixSort`](Self::RadixSort) on: calls that need them are refused. See [`Pipelines::check`](crate::Pipelines::check).
+        /// [`RadixSort`](Self::RadixSort) on: calls that need them are refused.
+        /// See [`Pipelines::check`](crate::Pipelines::check).
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[non_exhaustive]
         pub enum Family {

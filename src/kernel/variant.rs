@@ -14,7 +14,7 @@ pub(crate) trait Variant: fmt::Debug + Eq + Hash + Send + Sync + 'static {
     /// The label of its pipelines: `attention.` and the stem of its shader.
     const LABEL: &'static str;
 
-    /// The families of all variants, where these have the same ones. Every variant has one: a test of `kernel_list.rs` sees to it.
+    /// The families of all variants, if these are the same. A test in `kernel_list.rs` demands one of every variant.
     const FAMILIES: Families = Families::NONE;
 
     /// Its text and what the host must know of it. Built once per pipeline.

@@ -20,7 +20,7 @@ pub enum Fault {
 /// Those with which nothing is right.
 pub const FAULTS: [Fault; 4] = [Fault::Scaled, Fault::Swapped, Fault::NaN, Fault::DoesNotCompile];
 
-/// Families of one operator each, and a fault of each. A sort, or lengths, that are wrong are addresses that are: those do not compile.
+/// Families of operators, each with a fault. A wrong sort and wrong lengths would be wrong addresses: these do not compile.
 pub const OPERATORS: [(Family, Fault); 34] = [
     (Family::RadixSort, Fault::DoesNotCompile),
     (Family::TopK, Fault::Scaled),

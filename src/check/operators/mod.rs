@@ -1,5 +1,5 @@
-//! The problems of a check that are of one operator each: the smallest call, compared with the operator's reference. The gradients'
-//! forward results come from the reference.
+//! The problems of a check that are of one operator each: a small call, compared with the operator's reference.
+//! Gradients are computed from forward results of the reference.
 
 mod attention;
 mod caches;

@@ -135,7 +135,7 @@ impl Bench {
         (self.bits(), allocated)
     }
 
-    /// All that this file says, of one operator's call that writes outputs. `needs`: families whose kernels nothing replaces.
+    /// All that this file says, of one operator's call that writes outputs. `needs`: its families that nothing replaces.
     fn check(&self, name: &str, needs: &[Family], record: &mut Record) {
         let poisoned = vec![vec![POISON.to_bits(); 2048]; 5];
         let before = self.alive();
