@@ -6,9 +6,8 @@ use crate::gpu::Gpu;
 use crate::kernel::Scratch;
 use crate::kernel::guard::Watch;
 use crate::mask::{DeviceMask, HostMask};
-use crate::matmul::Projection;
-use crate::matmul::projection::ProjectionBackward;
-use crate::position::{Positions, RowPositions, TableBackward};
+use crate::matmul::{Linear, Projection, ProjectionBackward, ProjectionForward};
+use crate::position::{AddPositions, PositionTable, Positions, RowPositions, TableBackward};
 use crate::reference::{self, Gradients, Options};
 use crate::tensor::{DType, Error, HostTensor, TensorView, count, widen};
 
@@ -120,11 +119,11 @@ pub(super) async fn product(gpu: &Gpu) -> Result<Outcome, Error> {
         let read = [&x, &weight, &d_y].map(|x| gpu.upload(x));
         let [x_at, weight_at, d_y_at] = read;
         let (x_at, weight_at, d_y_at, written) = (x_at?, weight_at?, d_y_at?, gpu.buffer(4 * n)?);
-        let call = ProjectionBackward::new(
-            TensorView::sequence(&x_at, F32, [1, rows, features]),
-            TensorView::matrix(&weight_at, F32, [dim, features]),
-            TensorView::sequence(&d_y_at, F32, [1, rows, dim]),
-        );
+        let x_view = TensorView::sequence(&x_at, F32, [1, rows, features]);
+        let linear = Linear { weight: TensorView::matrix(&weight_at, F32, [dim, features]), bias: None };
+        let d_y_view = TensorView::sequence(&d_y_at, F32, [1, rows, dim]);
+        // The forward call's output is not read.
+        let call = ProjectionBackward::new(ProjectionForward::new(x_view, linear, d_y_view), d_y_view);
         let call = if of_x {
             call.d_x(TensorView::sequence(&written, F32, [1, rows, features]))
         } else {
@@ -156,14 +155,14 @@ pub(super) async fn row_sums(gpu: &Gpu) -> Result<Outcome, Error> {
     let (d_bias, d_table) = (gpu.buffer(4 * dim)?, gpu.buffer(4 * positions * dim)?);
     let view = TensorView::sequence(&read, F32, [1, rows, dim]);
     // Of the bias, neither input nor weight matter: a feature, of any number.
-    let products = [ProjectionBackward::new(
-        TensorView::sequence(&read, F32, [1, rows, 1]),
-        TensorView::matrix(&read, F32, [dim, 1]),
-        view,
-    )
-    .d_bias(TensorView::vector(&d_bias, F32, dim))];
+    let linear = Linear { weight: TensorView::matrix(&read, F32, [dim, 1]), bias: None };
+    let forward = ProjectionForward::new(TensorView::sequence(&read, F32, [1, rows, 1]), linear, view);
+    let products = [ProjectionBackward::new(forward, view).d_bias(TensorView::vector(&d_bias, F32, dim))];
     let places = RowPositions::Tensor(TensorView::new(&places, DType::U32, [1, 1, rows, 1]));
-    let table = TableBackward::new(view, places, TensorView::new(&d_table, F32, table_shape));
+    let d_table_view = TensorView::new(&d_table, F32, table_shape);
+    // The gradient of a table reads its shape alone.
+    let forward = AddPositions::new(view, PositionTable::Learned(d_table_view), places);
+    let table = TableBackward::new(forward, view, d_table_view);
     let projection = Projection::with_pipelines(gpu.pipelines());
     let operator = Positions::with_pipelines(gpu.pipelines());
     gpu.submit(|encoder| {

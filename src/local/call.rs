@@ -16,31 +16,25 @@ use crate::tensor::TensorView;
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct LocalForward<'a> {
-    pub(super) inputs: LocalInputs<'a>,
+    pub(super) q: TensorView<'a>,
+    pub(super) k: TensorView<'a>,
+    pub(super) v: TensorView<'a>,
+    pub(super) positions: TensorView<'a>,
     pub(super) out: TensorView<'a>,
+    pub(super) lengths: Option<TensorView<'a>>,
     pub(super) weights: Option<TensorView<'a>>,
-}
-
-/// What forward and backward calls are both given.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct LocalInputs<'a> {
-    pub q: TensorView<'a>,
-    pub k: TensorView<'a>,
-    pub v: TensorView<'a>,
-    pub positions: TensorView<'a>,
-    pub lengths: Option<TensorView<'a>>,
 }
 
 impl<'a> LocalForward<'a> {
     /// Queries `[q, k, v]` at `positions`, to `out`, whose buffer may hold no input of the call. Where a position is NaN, infinite or
     /// farther than a window from every key, the output is 0.
     pub fn new([q, k, v]: [TensorView<'a>; 3], positions: TensorView<'a>, out: TensorView<'a>) -> Self {
-        LocalForward { inputs: LocalInputs { q, k, v, positions, lengths: None }, out, weights: None }
+        LocalForward { q, k, v, positions, out, lengths: None, weights: None }
     }
 
     /// Only the first `lengths[b]` keys are seen.
     pub fn lengths(mut self, lengths: impl Into<Option<TensorView<'a>>>) -> Self {
-        self.inputs.lengths = lengths.into();
+        self.lengths = lengths.into();
         self
     }
 
@@ -51,12 +45,12 @@ impl<'a> LocalForward<'a> {
     }
 }
 
-/// One backward call: what [`LocalForward`] was given, the gradient of its result, and where the gradients go, each shaped as what it
+/// One backward call: a [`LocalForward`], whose inputs are read, the gradient of its result, and where the gradients go, each shaped as what it
 /// is of, in its type or F32.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct LocalBackward<'a> {
-    pub(super) inputs: LocalInputs<'a>,
+    pub(super) forward: LocalForward<'a>,
     pub(super) d_out: TensorView<'a>,
     pub(super) d_q: Option<TensorView<'a>>,
     pub(super) d_k: Option<TensorView<'a>>,
@@ -66,23 +60,10 @@ pub struct LocalBackward<'a> {
 }
 
 impl<'a> LocalBackward<'a> {
-    /// The inputs of a forward call, and the gradient of its output. No gradient is written until it is asked for.
-    pub fn new([q, k, v]: [TensorView<'a>; 3], positions: TensorView<'a>, d_out: TensorView<'a>) -> Self {
-        LocalBackward {
-            inputs: LocalInputs { q, k, v, positions, lengths: None },
-            d_out,
-            d_q: None,
-            d_k: None,
-            d_v: None,
-            d_positions: None,
-            accumulates: false,
-        }
-    }
-
-    /// The forward call's.
-    pub fn lengths(mut self, lengths: impl Into<Option<TensorView<'a>>>) -> Self {
-        self.inputs.lengths = lengths.into();
-        self
+    /// `forward` as it was made, and the gradient of its `out`. No gradient is written until it is asked for.
+    pub fn new(forward: LocalForward<'a>, d_out: TensorView<'a>) -> Self {
+        let [d_q, d_k, d_v, d_positions] = [None; 4];
+        LocalBackward { forward, d_out, d_q, d_k, d_v, d_positions, accumulates: false }
     }
 
     /// Writes the gradient of the queries there.

@@ -7,7 +7,6 @@ pub(crate) mod kernels;
 mod predictor;
 pub(crate) mod reference;
 
-use call::LocalInputs;
 pub use call::{LocalBackward, LocalForward};
 pub use config::LocalConfig;
 use dispatch::{LocalGradientViews, LocalProblem};
@@ -114,16 +113,16 @@ impl LocalAttention {
         self.pipelines.bind("local attention", &dispatches, scratch.bindings())
     }
 
-    /// What forward and backward calls have in common. `out` is the output or its gradient.
+    /// What a call and its gradients have in common. `out` is the output or its gradient.
     fn problem<'a>(
         &self,
-        inputs: &LocalInputs<'a>,
+        call: &LocalForward<'a>,
         out: (&'static str, TensorView<'a>, Access),
         tensors: &mut CallTensors<'a, '_>,
     ) -> Result<LocalProblem<'a>, Error> {
         let LocalConfig { heads, kv_heads, head_dim, value_dim, dtype, half_window, sigma, scale } =
             self.config;
-        let LocalInputs { q, k, v, positions, lengths } = *inputs;
+        let LocalForward { q, k, v, positions, lengths, .. } = *call;
         let dims = [heads, kv_heads, head_dim, value_dim];
         let shape = Shape::of(tensors, dtype, dims, [q, k, v], out)?;
         let Shape { batch, q_len, .. } = shape;
@@ -135,7 +134,7 @@ impl LocalAttention {
 
     fn check<'a>(&self, call: &LocalForward<'a>, device: &DeviceFacts) -> Result<LocalProblem<'a>, Error> {
         let mut tensors = CallTensors::new(device);
-        let problem = self.problem(&call.inputs, ("out", call.out, Access::Write), &mut tensors)?;
+        let problem = self.problem(call, ("out", call.out, Access::Write), &mut tensors)?;
         tensors.write("weights", call.weights, DType::F32, problem.shape.weights())?;
         tensors.finish()?;
         Ok(problem)
@@ -188,10 +187,10 @@ impl LocalAttention {
         call: &LocalBackward<'a>,
         device: &DeviceFacts,
     ) -> Result<LocalProblem<'a>, Error> {
-        let LocalBackward { inputs, d_out, d_q, d_k, d_v, d_positions, .. } = *call;
-        let LocalInputs { q, k, v, positions, .. } = inputs;
+        let LocalBackward { forward, d_out, d_q, d_k, d_v, d_positions, .. } = *call;
+        let LocalForward { q, k, v, positions, .. } = forward;
         let mut tensors = CallTensors::new(device);
-        let problem = self.problem(&inputs, ("d_out", d_out, Access::Read), &mut tensors)?;
+        let problem = self.problem(&forward, ("d_out", d_out, Access::Read), &mut tensors)?;
         tensors.gradient("d_q", d_q, q.dtype(), q.shape())?;
         tensors.gradient("d_k", d_k, k.dtype(), k.shape())?;
         tensors.gradient("d_v", d_v, v.dtype(), v.shape())?;

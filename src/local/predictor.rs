@@ -11,21 +11,15 @@ use crate::matmul::projection::dispatch::{self, LinearOp};
 use crate::matmul::projection::dispatch_backward::{self, Gradient, LinearBackward};
 use crate::tensor::{Access, CallTensors, DType, Element, Error, TensorView, count};
 
-/// What forward and backward calls are both given.
+/// One forward call of a [`PositionPredictor`].
 #[derive(Clone, Copy, Debug)]
-struct Inputs<'a> {
+#[must_use]
+pub struct PredictorForward<'a> {
     hidden: TensorView<'a>,
     linear: Linear<'a>,
     vector: TensorView<'a>,
     kv_len: usize,
     lengths: Option<TensorView<'a>>,
-}
-
-/// One forward call of a [`PositionPredictor`].
-#[derive(Clone, Copy, Debug)]
-#[must_use]
-pub struct PredictorForward<'a> {
-    inputs: Inputs<'a>,
     positions: TensorView<'a>,
 }
 
@@ -40,114 +34,22 @@ impl<'a> PredictorForward<'a> {
         kv_len: usize,
         positions: TensorView<'a>,
     ) -> Self {
-        PredictorForward { inputs: Inputs { hidden, linear, vector, kv_len, lengths: None }, positions }
+        PredictorForward { hidden, linear, vector, kv_len, lengths: None, positions }
     }
 
     /// S of each batch entry in place of `kv_len`, `[batch or 1, 1, 1, 1]`, U32.
     pub fn lengths(mut self, lengths: impl Into<Option<TensorView<'a>>>) -> Self {
-        self.inputs.lengths = lengths.into();
+        self.lengths = lengths.into();
         self
     }
 
-    fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
-        self.inputs.check(("positions", self.positions, Access::Write), device)?.finish()
-    }
-}
-
-/// One backward call: what [`PredictorForward`] was given, the gradient of the positions, and where the gradients go, each shaped as
-/// what it is of; F32, F16 or BF16.
-#[derive(Clone, Copy, Debug)]
-#[must_use]
-pub struct PredictorBackward<'a> {
-    inputs: Inputs<'a>,
-    d_positions: TensorView<'a>,
-    d_hidden: Option<TensorView<'a>>,
-    d_weight: Option<TensorView<'a>>,
-    d_bias: Option<TensorView<'a>>,
-    d_vector: Option<TensorView<'a>>,
-    accumulates: bool,
-}
-
-impl<'a> PredictorBackward<'a> {
-    /// The inputs of a forward call and the gradient of its positions, as [`LocalBackward::d_positions`](crate::local::LocalBackward::d_positions)
-    /// wrote it. No gradient is written until it is asked for.
-    pub fn new(
-        hidden: TensorView<'a>,
-        linear: Linear<'a>,
-        vector: TensorView<'a>,
-        kv_len: usize,
-        d_positions: TensorView<'a>,
-    ) -> Self {
-        PredictorBackward {
-            inputs: Inputs { hidden, linear, vector, kv_len, lengths: None },
-            d_positions,
-            d_hidden: None,
-            d_weight: None,
-            d_bias: None,
-            d_vector: None,
-            accumulates: false,
-        }
-    }
-
-    /// The forward call's.
-    pub fn lengths(mut self, lengths: impl Into<Option<TensorView<'a>>>) -> Self {
-        self.inputs.lengths = lengths.into();
-        self
-    }
-
-    /// Writes the gradient of the hidden states there.
-    pub fn d_hidden(mut self, d_hidden: impl Into<Option<TensorView<'a>>>) -> Self {
-        self.d_hidden = d_hidden.into();
-        self
-    }
-
-    /// Writes the gradient of W there.
-    pub fn d_weight(mut self, d_weight: impl Into<Option<TensorView<'a>>>) -> Self {
-        self.d_weight = d_weight.into();
-        self
-    }
-
-    /// Writes the gradient of the bias there, `[units]`.
-    pub fn d_bias(mut self, d_bias: impl Into<Option<TensorView<'a>>>) -> Self {
-        self.d_bias = d_bias.into();
-        self
-    }
-
-    /// Writes the gradient of the vector there.
-    pub fn d_vector(mut self, d_vector: impl Into<Option<TensorView<'a>>>) -> Self {
-        self.d_vector = d_vector.into();
-        self
-    }
-
-    /// Adds the gradients to what is there instead, rounding once to their type.
-    pub fn accumulate(mut self, accumulates: bool) -> Self {
-        self.accumulates = accumulates;
-        self
-    }
-
-    fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
-        let PredictorBackward { inputs, d_positions, d_hidden, d_weight, d_bias, d_vector, .. } = *self;
-        let Inputs { hidden, linear, vector, .. } = inputs;
-        let mut tensors = inputs.check(("d_positions", d_positions, Access::Read), device)?;
-        check_summed_rows("hidden", &hidden, 1)?;
-        tensors.write("d_hidden", d_hidden, Element::Float, hidden.shape())?;
-        tensors.write("d_weight", d_weight, Element::Float, linear.weight.shape())?;
-        tensors.write("d_bias", d_bias, Element::Float, vector.shape())?;
-        tensors.write("d_vector", d_vector, Element::Float, vector.shape())?;
-        tensors
-            .require_gradients("nothing is asked for: give `d_hidden`, `d_weight`, `d_bias` or `d_vector`")?;
-        tensors.check_aliasing()
-    }
-}
-
-impl<'a> Inputs<'a> {
     /// `positions` are these, or their gradient.
     fn check<'d>(
         &self,
         (name, positions, access): (&'static str, TensorView<'a>, Access),
         device: &'d DeviceFacts,
     ) -> Result<CallTensors<'a, 'd>, Error> {
-        let Inputs { hidden, linear, vector, kv_len, lengths } = self;
+        let PredictorForward { hidden, linear, vector, kv_len, lengths, .. } = self;
         let mut tensors = CallTensors::new(device);
         let [batch, _, q_len, features] = hidden.shape();
         let units = linear.weight.shape()[2];
@@ -181,10 +83,77 @@ impl<'a> Inputs<'a> {
         kernel_options: &KernelOptions,
         device: &DeviceFacts,
     ) -> Result<(Dispatches<'a>, Predicted<'a>), Error> {
-        let Inputs { hidden, linear, vector, kv_len, lengths } = *self;
+        let PredictorForward { hidden, linear, vector, kv_len, lengths, .. } = *self;
         let Linear { weight: w, bias } = linear;
         let op = LinearOp { x: hidden, w, bias, y: x, narrow: false, activation: None };
         Ok((dispatch::dispatches(&[op], kernel_options, device)?, Predicted { x, vector, lengths, kv_len }))
+    }
+}
+
+/// One backward call: a [`PredictorForward`], whose inputs are read, the gradient of the positions, and where the gradients go, each shaped as
+/// what it is of; F32, F16 or BF16.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct PredictorBackward<'a> {
+    forward: PredictorForward<'a>,
+    d_positions: TensorView<'a>,
+    d_hidden: Option<TensorView<'a>>,
+    d_weight: Option<TensorView<'a>>,
+    d_bias: Option<TensorView<'a>>,
+    d_vector: Option<TensorView<'a>>,
+    accumulates: bool,
+}
+
+impl<'a> PredictorBackward<'a> {
+    /// `forward` as it was made and the gradient of its positions, as [`LocalBackward::d_positions`](crate::local::LocalBackward::d_positions)
+    /// wrote it. No gradient is written until it is asked for.
+    pub fn new(forward: PredictorForward<'a>, d_positions: TensorView<'a>) -> Self {
+        let [d_hidden, d_weight, d_bias, d_vector] = [None; 4];
+        PredictorBackward { forward, d_positions, d_hidden, d_weight, d_bias, d_vector, accumulates: false }
+    }
+
+    /// Writes the gradient of the hidden states there.
+    pub fn d_hidden(mut self, d_hidden: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_hidden = d_hidden.into();
+        self
+    }
+
+    /// Writes the gradient of W there.
+    pub fn d_weight(mut self, d_weight: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_weight = d_weight.into();
+        self
+    }
+
+    /// Writes the gradient of the bias there, `[units]`.
+    pub fn d_bias(mut self, d_bias: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_bias = d_bias.into();
+        self
+    }
+
+    /// Writes the gradient of the vector there.
+    pub fn d_vector(mut self, d_vector: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_vector = d_vector.into();
+        self
+    }
+
+    /// Adds the gradients to what is there instead, rounding once to their type.
+    pub fn accumulate(mut self, accumulates: bool) -> Self {
+        self.accumulates = accumulates;
+        self
+    }
+
+    fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
+        let PredictorBackward { forward, d_positions, d_hidden, d_weight, d_bias, d_vector, .. } = *self;
+        let PredictorForward { hidden, linear, vector, .. } = forward;
+        let mut tensors = forward.check(("d_positions", d_positions, Access::Read), device)?;
+        check_summed_rows("hidden", &hidden, 1)?;
+        tensors.write("d_hidden", d_hidden, Element::Float, hidden.shape())?;
+        tensors.write("d_weight", d_weight, Element::Float, linear.weight.shape())?;
+        tensors.write("d_bias", d_bias, Element::Float, vector.shape())?;
+        tensors.write("d_vector", d_vector, Element::Float, vector.shape())?;
+        tensors
+            .require_gradients("nothing is asked for: give `d_hidden`, `d_weight`, `d_bias` or `d_vector`")?;
+        tensors.check_aliasing()
     }
 }
 
@@ -224,8 +193,8 @@ impl PositionPredictor {
     /// As [`forward`](Self::forward).
     pub fn scratch_size(&self, call: &PredictorForward) -> Result<ScratchSize, Error> {
         let device = &self.pipelines.facts();
-        call.check(device)?;
-        Ok(ScratchSize::default().with(Slot::Projected, call.inputs.inner_bytes(device)?))
+        call.check(("positions", call.positions, Access::Write), device)?.finish()?;
+        Ok(ScratchSize::default().with(Slot::Projected, call.inner_bytes(device)?))
     }
 
     /// Records `call` into an encoder or a pass.
@@ -249,8 +218,8 @@ impl PositionPredictor {
     pub fn prepare(&self, call: &PredictorForward, scratch: &mut Scratch) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
         scratch.check(self.scratch_size(call)?)?;
-        let x = in_scratch(scratch.buffer(Slot::Projected)?, DType::F32, call.inputs.inner(), 0);
-        let (mut dispatches, predicted) = call.inputs.products(x, &self.kernel_options, device)?;
+        let x = in_scratch(scratch.buffer(Slot::Projected)?, DType::F32, call.inner(), 0);
+        let (mut dispatches, predicted) = call.products(x, &self.kernel_options, device)?;
         dispatches.push(predicted.forward(call.positions, device));
         self.pipelines.bind("predicted positions", &dispatches, scratch.bindings())
     }
@@ -265,7 +234,7 @@ impl PositionPredictor {
     pub fn backward_scratch_size(&self, call: &PredictorBackward) -> Result<ScratchSize, Error> {
         let device = &self.pipelines.facts();
         call.check(device)?;
-        let bytes = call.inputs.inner_bytes(device)?;
+        let bytes = call.forward.inner_bytes(device)?;
         let slots = [Slot::Projected, Slot::ProjectedGradients, Slot::GradientTerms];
         Ok(slots.into_iter().fold(ScratchSize::default(), |size, slot| size.with(slot, bytes)))
     }
@@ -296,15 +265,15 @@ impl PositionPredictor {
     ) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
         scratch.check(self.backward_scratch_size(call)?)?;
-        let inner = |slot| Ok(in_scratch(scratch.buffer(slot)?, DType::F32, call.inputs.inner(), 0));
+        let inner = |slot| Ok(in_scratch(scratch.buffer(slot)?, DType::F32, call.forward.inner(), 0));
         let [x, d_x, terms] =
             [inner(Slot::Projected)?, inner(Slot::ProjectedGradients)?, inner(Slot::GradientTerms)?];
-        let (mut dispatches, predicted) = call.inputs.products(x, &self.kernel_options, device)?;
+        let (mut dispatches, predicted) = call.forward.products(x, &self.kernel_options, device)?;
         dispatches.push(predicted.backward(call.d_positions, [d_x, terms], device));
         let gradient = |view| Gradient { view, accumulates: call.accumulates };
-        let hidden = call.inputs.hidden;
+        let hidden = call.forward.hidden;
         let of_products = LinearBackward {
-            w: call.inputs.linear.weight,
+            w: call.forward.linear.weight,
             d_y: d_x,
             d_x: call.d_hidden.map(gradient),
             d_w: call.d_weight.map(|d_weight| (hidden, gradient(d_weight))),

@@ -1,7 +1,7 @@
 //! The gradients of positions.
 
 use super::kernels::table_backward::{LANES, TableBackwardCall};
-use super::{MOST_GROUPS, Positions, Rotate, RowPositions, check_rows, rotation};
+use super::{AddPositions, MOST_GROUPS, PositionTable, Positions, Rotate, check_rows, rotation};
 use crate::device::DeviceFacts;
 use crate::kernel::{Dispatch, Prepared, Recorder};
 use crate::tensor::{CallTensors, Element, Error, TensorView};
@@ -10,17 +10,18 @@ use crate::tensor::{CallTensors, Element, Error, TensorView};
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct TableBackward<'a> {
-    pub(crate) d_out: TensorView<'a>,
-    pub(crate) at: RowPositions<TensorView<'a>>,
-    pub(crate) d_table: TensorView<'a>,
-    pub(crate) accumulate: bool,
+    forward: AddPositions<'a>,
+    d_out: TensorView<'a>,
+    d_table: TensorView<'a>,
+    accumulate: bool,
 }
 
 impl<'a> TableBackward<'a> {
-    /// `d_out`, `[batch, heads, length, dim]`, is the gradient with respect to the sum, whose rows stood `at`; `d_table`,
-    /// `[1, 1, rows, dim]`, is written, in every row. Each is F32, F16 or BF16.
-    pub fn new(d_out: TensorView<'a>, at: RowPositions<TensorView<'a>>, d_table: TensorView<'a>) -> Self {
-        TableBackward { d_out, at, d_table, accumulate: false }
+    /// `forward` as it was made, with a learned table, whose positions are read; the gradient with respect to its sum,
+    /// `[batch, heads, length, dim]`; and where the gradient of the table goes, shaped as the table and written in every row. Each is F32,
+    /// F16 or BF16.
+    pub fn new(forward: AddPositions<'a>, d_out: TensorView<'a>, d_table: TensorView<'a>) -> Self {
+        TableBackward { forward, d_out, d_table, accumulate: false }
     }
 
     /// Adds the gradient to what is there instead of writing over it. The sum is rounded to the table's type: choose F32 for
@@ -31,19 +32,23 @@ impl<'a> TableBackward<'a> {
     }
 
     fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
-        let TableBackward { d_out, at, d_table, .. } = self;
+        let TableBackward { forward: AddPositions { x, table, at, .. }, d_out, d_table, .. } = self;
+        let PositionTable::Learned(table) = table else {
+            let why = "a sinusoid is computed and has no gradient: leave the call out, or give the sum a learned table";
+            return Err(Error::Unsupported { what: "the gradient of a sinusoid", why });
+        };
         let mut tensors = CallTensors::new(device);
-        let [_, _, length, dim] = d_out.shape();
-        tensors.read("d_out", *d_out, Element::Float, d_out.shape())?;
-        at.check(d_out.shape(), &mut tensors)?;
-        tensors.write("d_table", *d_table, Element::Float, [1, 1, d_table.shape()[2], dim])?;
+        tensors.read("d_out", *d_out, Element::Float, x.shape())?;
+        at.check(x.shape(), &mut tensors)?;
+        let [_, _, length, dim] = x.shape();
+        tensors.write("d_table", *d_table, Element::Float, [1, 1, table.shape()[2], dim])?;
         check_rows(at, length, "d_table", d_table.shape())?;
         tensors.finish()
     }
 
     /// Dispatch after `check`.
     fn dispatch(&self, device: &DeviceFacts) -> Dispatch<'a> {
-        let TableBackward { d_out, at, d_table, accumulate } = self;
+        let TableBackward { forward: AddPositions { at, .. }, d_out, d_table, accumulate } = self;
         let [batch, heads, length, dim] = d_out.shape();
         let rows = d_table.shape()[2];
         let blocks = dim.div_ceil(LANES);

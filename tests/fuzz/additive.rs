@@ -151,8 +151,10 @@ pub fn attentional(
     *said = format!("{t:?}");
     let operator = AttentionalVector::with_pipelines(world.gpu.pipelines());
     let [context, hidden, weight] = [0, 1, 2].map(|n| t.read(n));
+    let linear = Linear { weight, bias: t.given(3) };
     if backward {
-        let call = AttentionalBackward::new(context, hidden, weight, t.read(4), t.read(5))
+        let forward = AttentionalForward::new(context, hidden, linear, t.read(4));
+        let call = AttentionalBackward::new(forward, t.read(5))
             .d_context(t.written(0))
             .d_hidden(t.written(1))
             .d_weight(t.written(2))
@@ -162,7 +164,7 @@ pub fn attentional(
         let record = record!(operator, backward, &call);
         return t.recorded(world, c, size, (false, &[]), record);
     }
-    let call = AttentionalForward::new(context, hidden, Linear { weight, bias: t.given(3) }, t.written(0));
+    let call = AttentionalForward::new(context, hidden, linear, t.written(0));
     let size = operator.scratch_size(&call);
     let record = record!(operator, forward, &call);
     let outcome = t.recorded(world, c, size, (true, &[]), record)?;
@@ -361,8 +363,8 @@ pub fn local(
     };
     let [q, k, v, positions] = [0, 1, 2, 3].map(|n| t.read(n));
     if backward {
-        let call = LocalBackward::new([q, k, v], positions, t.read(5))
-            .lengths(t.given(4))
+        let forward = LocalForward::new([q, k, v], positions, t.read(5)).lengths(t.given(4));
+        let call = LocalBackward::new(forward, t.read(5))
             .d_q(t.written(0))
             .d_k(t.written(1))
             .d_v(t.written(2))
@@ -429,8 +431,8 @@ pub fn predictor(
     let (hidden, vector) = (t.read(0), t.read(3));
     let linear = Linear { weight: t.read(1), bias: t.given(2) };
     if backward {
-        let call = PredictorBackward::new(hidden, linear, vector, kv_len, t.read(5))
-            .lengths(t.given(4))
+        let forward = PredictorForward::new(hidden, linear, vector, kv_len, t.read(5)).lengths(t.given(4));
+        let call = PredictorBackward::new(forward, t.read(5))
             .d_hidden(t.written(0))
             .d_weight(t.written(1))
             .d_bias(t.written(2))
@@ -463,13 +465,12 @@ pub fn weight_norm(
     t.spoil(c);
     *said = format!("{t:?}");
     let operator = WeightNorm::with_pipelines(world.gpu.pipelines());
-    let inputs = [t.read(0), t.read(1)];
+    let call = WeightNormForward::new(t.read(0), t.read(1), t.written(0));
     let outcome = if backward {
         let written = [t.written(0), t.written(1)];
-        let call = WeightNormBackward::new(inputs, t.read(2), written).accumulate(accumulates);
+        let call = WeightNormBackward::new(call, t.read(2), written).accumulate(accumulates);
         t.recorded_plain(world, c, (true, &[]), record_plain!(operator, backward, &call))?
     } else {
-        let call = WeightNormForward::new(inputs[0], inputs[1], t.written(0));
         t.recorded_plain(world, c, (true, &[]), record_plain!(operator, forward, &call))?
     };
     if matches!(outcome, Outcome::Judged) {

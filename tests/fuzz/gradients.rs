@@ -1,7 +1,7 @@
 //! Gradients of attention, of projections and of merges.
 
 use wgpu_attention::attention::{Merge, MergeBackward, PartGradients, Partial};
-use wgpu_attention::matmul::ProjectionBackward;
+use wgpu_attention::matmul::{Linear, ProjectionBackward, ProjectionForward};
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
 use wgpu_attention::reference::{self, Gradients, Real, widen};
 use wgpu_attention::tuning::{Algorithm, MatrixUnits, Target};
@@ -373,11 +373,11 @@ pub fn project(
         .map(|p| {
             let [x, weight, d_y] = [p.x, p.weight, p.d_y].map(|w| view(&buffers, &w));
             let [d_x, d_weight, d_bias] = p.gradients.map(|w| w.map(|w| view(&buffers, &w)));
-            ProjectionBackward::new(x, weight, d_y)
+            let forward = ProjectionForward::new(x, Linear { weight, bias: None }, d_y).narrow(p.narrow);
+            ProjectionBackward::new(forward, d_y)
                 .d_x(d_x)
                 .d_weight(d_weight)
                 .d_bias(d_bias)
-                .narrow(p.narrow)
                 .accumulate(accumulates)
         })
         .collect();

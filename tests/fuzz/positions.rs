@@ -283,8 +283,9 @@ pub fn table(
     }
     *said = format!("{d_out:?} to {d_table:?}, at {places:?}, accumulates {accumulates}");
     let buffers = world.arena.buffers.clone();
-    let call = TableBackward::new(view(&buffers, &d_out), at(&places, &buffers), view(&buffers, &d_table))
-        .accumulate(accumulates);
+    let [d_out_view, table] = [&d_out, &d_table].map(|window| view(&buffers, window));
+    let forward = AddPositions::new(d_out_view, PositionTable::Learned(table), at(&places, &buffers));
+    let call = TableBackward::new(forward, d_out_view, table).accumulate(accumulates);
     let (mut scratch, mut encoder) = (world.scratch(), world.encoder());
     let operator = Positions::with_pipelines(world.gpu.pipelines());
     let result = if pass {

@@ -242,8 +242,8 @@ pub fn embedding(
     *said = format!("{scale}, {t:?}");
     let operator = Embedding::with_pipelines(world.gpu.pipelines());
     let outcome = if backward {
-        let call = EmbeddingBackward::new(t.read(0), t.read(1), t.written(0));
-        let call = call.scale(scale).accumulate(accumulates);
+        let forward = EmbeddingForward::new(t.read(0), t.written(0), t.read(1)).scale(scale);
+        let call = EmbeddingBackward::new(forward, t.read(1), t.written(0)).accumulate(accumulates);
         let size = operator.backward_scratch_size(&call);
         t.recorded(world, c, size, (tame, &[]), record!(operator, backward, &call))?
     } else {
@@ -395,7 +395,8 @@ pub fn log_softmax(
     *said = format!("{t:?}");
     let operator = LogSoftmax::with_pipelines(world.gpu.pipelines()).kernel_options(kernel_options);
     let outcome = if backward {
-        let call = LogSoftmaxBackward::new(t.read(0), t.read(1), t.written(0)).accumulate(accumulates);
+        let forward = LogSoftmaxForward::new(t.read(1), t.read(0));
+        let call = LogSoftmaxBackward::new(forward, t.read(1), t.written(0)).accumulate(accumulates);
         t.recorded_plain(world, c, (true, &[]), record_plain!(operator, backward, &call))?
     } else {
         let call = LogSoftmaxForward::new(t.read(0), t.written(0));

@@ -59,7 +59,7 @@ pub async fn outcome_async(
         .kernel_options(KernelOptions::new().target(form));
     let linear = Linear { weight, bias: Some(bias) };
     let forward = AttentionalForward::new(context, hidden, linear, result.view());
-    let backward = AttentionalBackward::new(context, hidden, weight, result.view(), d_placed.view())
+    let backward = AttentionalBackward::new(forward, d_placed.view())
         .d_context(gradients[0].view())
         .d_hidden(gradients[1].view())
         .d_weight(gradients[2].view())

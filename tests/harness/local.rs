@@ -203,9 +203,8 @@ impl Case {
         let operator = LocalAttention::with_pipelines(profile.gpu.pipelines(), self.config(dtype));
         let operator = operator.map_err(refused)?;
         let inputs = [q.view(), k.view(), v.view()];
-        let of_lengths = lengths.as_ref().map(Placed::view);
         let call = LocalForward::new(inputs, positions.view(), out.view())
-            .lengths(of_lengths)
+            .lengths(lengths.as_ref().map(Placed::view))
             .weights(weights.as_ref().map(Placed::view));
         let results = [0, 1, 2, 3].map(|n| {
             let shape = [shape.q(), shape.k(), shape.v(), of_positions][n];
@@ -219,8 +218,7 @@ impl Case {
                 false => Placed::output(profile, dtype, at),
             }
         });
-        let back = LocalBackward::new(inputs, positions.view(), d_out.view())
-            .lengths(of_lengths)
+        let back = LocalBackward::new(call, d_out.view())
             .d_q(results[0].view())
             .d_k(results[1].view())
             .d_v(results[2].view())
@@ -355,11 +353,9 @@ pub async fn predicted_async(
     let operator = PositionPredictor::with_pipelines(profile.gpu.pipelines())
         .kernel_options(KernelOptions::new().target(form));
     let linear = Linear { weight, bias: Some(bias) };
-    let lengths_view = of_lengths.as_ref().map(Placed::view);
-    let forward =
-        PredictorForward::new(hidden, linear, vector, kv_len, positions.view()).lengths(lengths_view);
-    let backward = PredictorBackward::new(hidden, linear, vector, kv_len, d_positions.view())
-        .lengths(lengths_view)
+    let forward = PredictorForward::new(hidden, linear, vector, kv_len, positions.view())
+        .lengths(of_lengths.as_ref().map(Placed::view));
+    let backward = PredictorBackward::new(forward, d_positions.view())
         .d_hidden(gradients[0].view())
         .d_weight(gradients[1].view())
         .d_bias(gradients[2].view())

@@ -63,7 +63,7 @@ pub async fn embedding(profile: &'static Profile, dtype: DType) -> Result<f64, S
     let d_table = output(profile, dtype, [1, 1, rows, width]);
     let operator = Embedding::with_pipelines(profile.gpu.pipelines());
     let forward = EmbeddingForward::new(ids_at.view(), table_at.view(), out.view()).scale(1.5);
-    let backward = EmbeddingBackward::new(ids_at.view(), d_out_at.view(), d_table.view()).scale(1.5);
+    let backward = EmbeddingBackward::new(forward, d_out_at.view(), d_table.view());
     let size = operator.backward_scratch_size(&backward).map_err(refused)?;
     let mut scratch = Scratch::new(profile.gpu.device(), size).map_err(refused)?;
     let recorded = profile.gpu.submit(|e| {
@@ -125,9 +125,10 @@ pub async fn logits(profile: &'static Profile, dtype: DType) -> Result<f64, Stri
     let indices = output(profile, DType::U32, [2, 1, 3, 5]);
     let soft = LogSoftmax::with_pipelines(profile.gpu.pipelines());
     let top = TopK::with_pipelines(profile.gpu.pipelines());
+    let forward = LogSoftmaxForward::new(x_at.view(), out.view());
     let recorded = profile.gpu.submit(|e| {
-        soft.forward(e, &LogSoftmaxForward::new(x_at.view(), out.view()))?;
-        soft.backward(e, &LogSoftmaxBackward::new(out.view(), d_out_at.view(), d_x.view()))?;
+        soft.forward(e, &forward)?;
+        soft.backward(e, &LogSoftmaxBackward::new(forward, d_out_at.view(), d_x.view()))?;
         top.forward(e, &TopKForward::new(x_at.view(), indices.view()))
     });
     recorded.map_err(refused)?;
@@ -344,10 +345,10 @@ pub async fn weight_norm(profile: &'static Profile, dtype: DType) -> Result<f64,
     let [out, d_vector] = [(); 2].map(|()| output(profile, DType::F32, wide));
     let d_gain = output(profile, DType::F32, row);
     let operator = WeightNorm::with_pipelines(profile.gpu.pipelines());
-    let inputs = [vector_at.view(), gain_at.view()];
-    let backward = WeightNormBackward::new(inputs, d_out_at.view(), [d_vector.view(), d_gain.view()]);
+    let forward = WeightNormForward::new(vector_at.view(), gain_at.view(), out.view());
+    let backward = WeightNormBackward::new(forward, d_out_at.view(), [d_vector.view(), d_gain.view()]);
     let recorded = profile.gpu.submit(|e| {
-        operator.forward(e, &WeightNormForward::new(inputs[0], inputs[1], out.view()))?;
+        operator.forward(e, &forward)?;
         operator.backward(e, &backward)
     });
     recorded.map_err(refused)?;

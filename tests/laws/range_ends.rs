@@ -309,9 +309,10 @@ fn logit_gradients_whose_sum_overflows_match() {
             let (x, d_out) = (waves(3 * columns, 0.7), vec![3e38; 3 * columns]);
             let [placed, d_out_view] = [&x, &d_out].map(|values| Placed::input(gpu, values, shape));
             let [out, d_x] = [(); 2].map(|()| Placed::output(gpu, shape));
+            let forward = LogSoftmaxForward::new(placed.view(), out.view());
             gpu.submit(|encoder| {
-                op.forward(encoder, &LogSoftmaxForward::new(placed.view(), out.view()))?;
-                op.backward(encoder, &LogSoftmaxBackward::new(out.view(), d_out_view.view(), d_x.view()))
+                op.forward(encoder, &forward)?;
+                op.backward(encoder, &LogSoftmaxBackward::new(forward, d_out_view.view(), d_x.view()))
             })
             .expect("a call");
             let out: Vec<f64> = widen(&out.values(gpu));

@@ -377,8 +377,7 @@ fn predicted_positions_do_not_overflow() {
     let vector = TensorView::vector(&vector, DType::F32, 1);
     let operator = PositionPredictor::with_pipelines(gpu.pipelines());
     let forward = PredictorForward::new(column(&hidden), linear, vector, 40, column(&positions));
-    let backward = PredictorBackward::new(column(&hidden), linear, vector, 40, column(&d_positions));
-    let backward = backward.d_hidden(column(&d_hidden));
+    let backward = PredictorBackward::new(forward, column(&d_positions)).d_hidden(column(&d_hidden));
     let size = operator.backward_scratch_size(&backward).expect("a size");
     let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");
     gpu.submit(|e| {
@@ -448,7 +447,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     refused(good.weights(view(4, [2, 2, 4, 6])), &["overlap"]);
     refused(good, &["scratch", "scores"]);
 
-    let new = LocalBackward::new([q, k, v], p, view(6, wide));
+    let new = LocalBackward::new(good, view(6, wide));
     let mut refused = |call: LocalBackward, words: &[&str]| {
         let mut encoder = gpu.device().create_command_encoder(&Default::default());
         let error = operator.backward(&mut encoder, &call, &mut none).expect_err("an error").to_string();
@@ -465,7 +464,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     refused(new.d_positions(typed(7, DType::F16, row)), &["`d_positions`", "F32", "F16"]);
     refused(new.d_q(view(7, wide)).d_k(view(7, keys)), &["overlap"]);
     refused(new.d_v(view(7, keys).with_strides([0, 0, 0, 1])), &["`d_v`", "share memory"]);
-    refused(LocalBackward::new([q, k, v], p, view(6, keys)).d_q(view(7, wide)), &["`d_out`", "heads"]);
+    refused(LocalBackward::new(good, view(6, keys)).d_q(view(7, wide)), &["`d_out`", "heads"]);
     refused(new.d_q(view(7, wide)), &["scratch", "scores"]);
     let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");
     gpu.submit(|e| operator.forward(e, &good, &mut scratch)).expect("it runs");
@@ -506,7 +505,7 @@ fn bad_predictions_are_refused_before_anything_is_recorded() {
     refused(of(hidden, linear, vector, 1 << 40, p), &["kv_len", "2^32"]);
     refused(good.lengths(view(5, [2, 1, 1, 1])), &["`lengths`", "U32"]);
     refused(good, &["scratch", "projected"]);
-    let new = PredictorBackward::new(hidden, linear, vector, 9, view(6, row));
+    let new = PredictorBackward::new(good, view(6, row));
     let mut refused = |call: PredictorBackward, words: &[&str]| {
         let mut encoder = gpu.device().create_command_encoder(&Default::default());
         let error = operator.backward(&mut encoder, &call, &mut none).expect_err("an error").to_string();

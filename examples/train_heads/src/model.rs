@@ -225,12 +225,16 @@ impl Model {
             self.layer(pass, n, false)?;
             self.kernels.add[n].dispatch(pass);
         }
-        let linear = Linear { weight: self.places.unembed.view(&self.parameters), bias: None };
-        let (x, logits) = (activations(&self.stream[LAYERS], WIDTH), activations(&self.logits, VOCABULARY));
-        self.projection.forward(pass, &[ProjectionForward::new(x, linear, logits)])?;
+        self.projection.forward(pass, &[self.unembedding()])?;
         self.kernels.loss.dispatch(pass);
         self.kernels.total.dispatch(pass);
         Ok(())
+    }
+
+    fn unembedding(&self) -> ProjectionForward<'_> {
+        let linear = Linear { weight: self.places.unembed.view(&self.parameters), bias: None };
+        let (x, logits) = (activations(&self.stream[LAYERS], WIDTH), activations(&self.logits, VOCABULARY));
+        ProjectionForward::new(x, linear, logits)
     }
 
     fn layer(&mut self, pass: &mut wgpu::ComputePass, n: usize, with_maps: bool) -> Result<(), Error> {
@@ -239,12 +243,10 @@ impl Model {
     }
 
     fn backward(&mut self, pass: &mut wgpu::ComputePass) -> Result<(), Error> {
-        let unembed = self.places.unembed;
-        let x = activations(&self.stream[LAYERS], WIDTH);
         let d_logits = activations(&self.d_logits, VOCABULARY);
-        let product = ProjectionBackward::new(x, unembed.view(&self.parameters), d_logits)
+        let product = ProjectionBackward::new(self.unembedding(), d_logits)
             .d_x(activations(&self.d_stream[LAYERS], WIDTH))
-            .d_weight(unembed.view(&self.gradients));
+            .d_weight(self.places.unembed.view(&self.gradients));
         self.projection.backward(pass, &[product])?;
         for n in (0..LAYERS).rev() {
             let tensors = tensors_of(&self.places, n, &self.parameters, [&self.stream[n], &self.added]);

@@ -53,7 +53,9 @@ pub(super) async fn gradients(gpu: &Gpu) -> Result<Outcome, Error> {
     ];
     let attention = LocalAttention::with_pipelines(gpu.pipelines(), config())?;
     let [d_q, d_k, d_v, d_positions] = written.each_ref().map(Tensor::view);
-    let call = LocalBackward::new([q.view(), k.view(), v.view()], positions.view(), d_out.view());
+    // The forward call's output is not read.
+    let call = LocalForward::new([q.view(), k.view(), v.view()], positions.view(), d_out.view());
+    let call = LocalBackward::new(call, d_out.view());
     let call = call.d_q(d_q).d_k(d_k).d_v(d_v).d_positions(d_positions);
     let mut scratch = bench.scratch(attention.backward_scratch_size(&call)?)?;
     let what = "gradients of local attention";
@@ -105,8 +107,9 @@ async fn predictor_gradients(gpu: &Gpu) -> Result<Outcome, Error> {
     let d_positions = bench.noise([1, 1, FEW, 1], 5)?;
     let (d_bias, d_vector) = (bench.zeros([1, 1, 1, UNITS])?, bench.zeros([1, 1, 1, UNITS])?);
     let linear = Linear { weight: weight.view(), bias: Some(bias.view()) };
-    let kv_len = SHAPE.kv_len;
-    let call = PredictorBackward::new(hidden.view(), linear, vector.view(), kv_len, d_positions.view());
+    // The forward call's positions are not read.
+    let call = PredictorForward::new(hidden.view(), linear, vector.view(), SHAPE.kv_len, d_positions.view());
+    let call = PredictorBackward::new(call, d_positions.view());
     let call = call.d_bias(d_bias.view()).d_vector(d_vector.view());
     let operator = PositionPredictor::with_pipelines(gpu.pipelines());
     let mut scratch = bench.scratch(operator.backward_scratch_size(&call)?)?;

@@ -16,7 +16,7 @@ use crate::rows::{
     NormBackward, NormConfig, NormForward, PoolMask, RadixSort, Sort, TopK, TopKForward, WeightNorm,
     WeightNormBackward, WeightNormForward,
 };
-use crate::tensor::{Error, HostTensor, TensorView};
+use crate::tensor::{Error, HostTensor};
 
 /// Features that fill no workgroup, in vectors of four.
 const WIDTH: usize = 36;
@@ -72,7 +72,9 @@ pub(super) async fn log_softmax_gradients(gpu: &Gpu) -> Result<Outcome, Error> {
     let bench = Bench::new(gpu);
     let out = bench.tensor(ROWS, reference::log_softmax(&noise(2 * LENGTH * WIDTH, 1), WIDTH)?)?;
     let (d_out, d_x) = (bench.noise(ROWS, 2)?, bench.zeros(ROWS)?);
-    let call = LogSoftmaxBackward::new(out.view(), d_out.view(), d_x.view());
+    // The forward call's `x` is not read.
+    let forward = LogSoftmaxForward::new(d_out.view(), out.view());
+    let call = LogSoftmaxBackward::new(forward, d_out.view(), d_x.view());
     let operator = LogSoftmax::with_pipelines(gpu.pipelines());
     bench.run("gradients of log-softmax", |encoder| operator.backward(encoder, &call)).await?;
     judged(gpu, [&d_x], both!(|out, d_out| [reference::log_softmax_backward(out, WIDTH, d_out)?])).await
@@ -159,7 +161,9 @@ pub(super) async fn embedding_gradients(gpu: &Gpu) -> Result<Outcome, Error> {
     let bench = Bench::new(gpu);
     let ids = bench.tensor([1, 1, LENGTH, 1], IDS.to_vec())?;
     let (d_out, d_table) = (bench.noise(LOOKED_UP, 1)?, bench.zeros(TABLE)?);
-    let call = EmbeddingBackward::new(ids.view(), d_out.view(), d_table.view());
+    // The forward call's table and output are not read.
+    let forward = EmbeddingForward::new(ids.view(), d_table.view(), d_out.view());
+    let call = EmbeddingBackward::new(forward, d_out.view(), d_table.view());
     let operator = Embedding::with_pipelines(gpu.pipelines());
     let mut scratch = bench.scratch(operator.backward_scratch_size(&call)?)?;
     bench.run("gradients of a table", |encoder| operator.backward(encoder, &call, &mut scratch)).await?;
@@ -214,7 +218,9 @@ pub(super) async fn weight_norm_gradients(gpu: &Gpu) -> Result<Outcome, Error> {
     let (x, gain, d_out) = (bench.noise(VECTORS, 1)?, bench.noise(GAINS, 2)?, bench.noise(VECTORS, 3)?);
     let (d_x, d_gain) = (bench.zeros(VECTORS)?, bench.zeros(GAINS)?);
     let written = [d_x.view(), d_gain.view()];
-    let call = WeightNormBackward::new([x.view(), gain.view()], d_out.view(), written);
+    // The forward call's output is not read.
+    let forward = WeightNormForward::new(x.view(), gain.view(), d_out.view());
+    let call = WeightNormBackward::new(forward, d_out.view(), written);
     let operator = WeightNorm::with_pipelines(gpu.pipelines());
     bench.run("gradients of a weight norm", |encoder| operator.backward(encoder, &call)).await?;
     let both = both!(|x, gain, d_out| reference::weight_norm_backward(x, gain, d_out, VECTORS[3])?);
@@ -314,8 +320,9 @@ pub(super) async fn attentional_gradients(gpu: &Gpu) -> Result<Outcome, Error> {
     let linear = HostLinear { weight: &weight, bias: None };
     let out = bench.tensor([1, 1, FEW, 12], reference::attentional(&context, &hidden, linear, FEW, 12)?)?;
     let (d_out, d_bias) = (bench.noise([1, 1, FEW, 12], 5)?, bench.zeros([1, 1, 1, 12])?);
-    let [a, b]: [TensorView; 2] = [context.view(), hidden.view()];
-    let call = AttentionalBackward::new(a, b, weight.view(), out.view(), d_out.view()).d_bias(d_bias.view());
+    let linear = Linear { weight: weight.view(), bias: None };
+    let forward = AttentionalForward::new(context.view(), hidden.view(), linear, out.view());
+    let call = AttentionalBackward::new(forward, d_out.view()).d_bias(d_bias.view());
     let operator = AttentionalVector::with_pipelines(gpu.pipelines());
     let mut scratch = bench.scratch(operator.backward_scratch_size(&call)?)?;
     let what = "gradients of an attentional vector";

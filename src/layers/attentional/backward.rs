@@ -1,9 +1,10 @@
 //! The gradients of attentional vectors.
 
 use super::kernels::tanh_backward::{TanhBackwardCall, WORKGROUP};
-use super::{AttentionalVector, check_inputs, columns};
+use super::{AttentionalForward, AttentionalVector, check_inputs, columns};
 use crate::device::DeviceFacts;
 use crate::kernel::{Prepared, Recorder, Scratch, ScratchSize, Slot, in_scratch};
+use crate::matmul::Linear;
 use crate::matmul::projection::check_summed_rows;
 use crate::matmul::projection::dispatch_backward::{self, Gradient, LinearBackward};
 use crate::tensor::{CallTensors, DType, Element, Error, TensorView, count};
@@ -12,10 +13,7 @@ use crate::tensor::{CallTensors, DType, Element, Error, TensorView, count};
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct AttentionalBackward<'a> {
-    context: TensorView<'a>,
-    hidden: TensorView<'a>,
-    weight: TensorView<'a>,
-    out: TensorView<'a>,
+    forward: AttentionalForward<'a>,
     d_out: TensorView<'a>,
     d_context: Option<TensorView<'a>>,
     d_hidden: Option<TensorView<'a>>,
@@ -25,26 +23,11 @@ pub struct AttentionalBackward<'a> {
 }
 
 impl<'a> AttentionalBackward<'a> {
-    /// The inputs of an [`AttentionalForward`](super::AttentionalForward), the `out` that it wrote, and the gradient of that.
-    pub fn new(
-        context: TensorView<'a>,
-        hidden: TensorView<'a>,
-        weight: TensorView<'a>,
-        out: TensorView<'a>,
-        d_out: TensorView<'a>,
-    ) -> Self {
-        AttentionalBackward {
-            context,
-            hidden,
-            weight,
-            out,
-            d_out,
-            d_context: None,
-            d_hidden: None,
-            d_weight: None,
-            d_bias: None,
-            accumulates: false,
-        }
+    /// `forward` as it was made, whose inputs and `out` are read, and the gradient of its `out`. No gradient is written until it is asked
+    /// for.
+    pub fn new(forward: AttentionalForward<'a>, d_out: TensorView<'a>) -> Self {
+        let [d_context, d_hidden, d_weight, d_bias] = [None; 4];
+        AttentionalBackward { forward, d_out, d_context, d_hidden, d_weight, d_bias, accumulates: false }
     }
 
     /// Writes the gradient of the context there, shaped as it; F32, F16 or BF16, as all of these.
@@ -79,8 +62,8 @@ impl<'a> AttentionalBackward<'a> {
     }
 
     fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
-        let AttentionalBackward { context, hidden, weight, out, d_out, .. } = *self;
-        let AttentionalBackward { d_context, d_hidden, d_weight, d_bias, .. } = *self;
+        let AttentionalBackward { forward, d_out, d_context, d_hidden, d_weight, d_bias, .. } = *self;
+        let AttentionalForward { context, hidden, linear: Linear { weight, .. }, out } = forward;
         let mut tensors = CallTensors::new(device);
         let shape = check_inputs(context, hidden, weight, &mut tensors)?;
         tensors.read("out", out, Element::Float, shape)?;
@@ -104,7 +87,7 @@ impl AttentionalVector {
     /// As [`backward`](Self::backward).
     pub fn backward_scratch_size(&self, call: &AttentionalBackward) -> Result<ScratchSize, Error> {
         call.check(&self.pipelines.facts())?;
-        Ok(ScratchSize::default().with(Slot::ProjectedGradients, 4 * count(call.out.shape()) as u64))
+        Ok(ScratchSize::default().with(Slot::ProjectedGradients, 4 * count(call.forward.out.shape()) as u64))
     }
 
     /// Records the gradients of a forward call into an encoder or a pass. The same call gives the same bits on
@@ -134,7 +117,8 @@ impl AttentionalVector {
     ) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
         scratch.check(self.backward_scratch_size(call)?)?;
-        let AttentionalBackward { context, hidden, weight, out, d_out, accumulates, .. } = *call;
+        let AttentionalBackward { forward, d_out, accumulates, .. } = *call;
+        let AttentionalForward { context, hidden, linear: Linear { weight, .. }, out } = forward;
         let [batch, _, length, channels] = out.shape();
         let d_sum = in_scratch(scratch.buffer(Slot::ProjectedGradients)?, DType::F32, out.shape(), 0);
         let of_tanh = TanhBackwardCall { out, d_out, d_sum, channels: channels as u32 };

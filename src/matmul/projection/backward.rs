@@ -1,7 +1,7 @@
 //! The gradients of projections.
 
-use super::check_weight;
 use super::dispatch_backward::{self, Gradient, LinearBackward};
+use super::{Linear, ProjectionForward, check_weight};
 use crate::device::DeviceFacts;
 use crate::kernel::{Prepared, Recorder};
 use crate::matmul::{Projection, SideShape};
@@ -13,31 +13,20 @@ use crate::tensor::{
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct ProjectionBackward<'a> {
-    pub(crate) x: TensorView<'a>,
-    pub(crate) weight: TensorView<'a>,
-    pub(crate) d_y: TensorView<'a>,
-    pub(crate) d_x: Option<TensorView<'a>>,
-    pub(crate) d_weight: Option<TensorView<'a>>,
-    pub(crate) d_bias: Option<TensorView<'a>>,
-    pub(crate) accumulate: bool,
-    pub(crate) narrow: bool,
+    forward: ProjectionForward<'a>,
+    d_y: TensorView<'a>,
+    d_x: Option<TensorView<'a>>,
+    d_weight: Option<TensorView<'a>>,
+    d_bias: Option<TensorView<'a>>,
+    accumulate: bool,
 }
 
 impl<'a> ProjectionBackward<'a> {
-    /// `x` `[batch, 1, length, features]` and `weight` `[heads · dim, features]` are those of
-    /// [`ProjectionForward`](crate::matmul::ProjectionForward); `d_y` `[batch, heads, length, dim]`, in any strides, is the gradient
-    /// with respect to its output. Each is F32, F16 or BF16.
-    pub fn new(x: TensorView<'a>, weight: TensorView<'a>, d_y: TensorView<'a>) -> Self {
-        ProjectionBackward {
-            x,
-            weight,
-            d_y,
-            d_x: None,
-            d_weight: None,
-            d_bias: None,
-            accumulate: false,
-            narrow: false,
-        }
+    /// `forward` as it was made, without an [`activation`](ProjectionForward::activation), whose `x` and weight are read, and the gradient
+    /// with respect to its `out`, `[batch, heads, length, dim]`, in any strides; F32, F16 or BF16.
+    pub fn new(forward: ProjectionForward<'a>, d_y: TensorView<'a>) -> Self {
+        let [d_x, d_weight, d_bias] = [None; 3];
+        ProjectionBackward { forward, d_y, d_x, d_weight, d_bias, accumulate: false }
     }
 
     /// Writes `d_x = d_y W` there, shaped as `x`; F32, F16 or BF16.
@@ -46,7 +35,8 @@ impl<'a> ProjectionBackward<'a> {
         self
     }
 
-    /// Writes `d_W = d_yᵀ x`, summed over all rows of all sequences, there, shaped as the weight; F32, F16 or BF16.
+    /// Writes `d_W = d_yᵀ x`, summed over all rows of all sequences, there, shaped as the weight; F32, F16 or BF16. Of one narrow
+    /// head that all share, it is the sum over them.
     pub fn d_weight(mut self, d_weight: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_weight = d_weight.into();
         self
@@ -66,32 +56,34 @@ impl<'a> ProjectionBackward<'a> {
         self
     }
 
-    /// The gradients of a narrow product, in which each head read only its own slice of `x`: the weight and its gradient are
-    /// `[1, heads or 1, dim, features / heads]`. Of one head that all share, the gradient is the sum over them.
-    pub fn narrow(mut self, narrow: bool) -> Self {
-        self.narrow = narrow;
-        self
-    }
-
     /// What is to be computed.
     fn op(&self, written: &mut Written<'a>) -> LinearBackward<'a> {
         let mut gradient = |of, name: &'static str, view: Option<TensorView<'a>>| {
             Some(written.add(of, name, view?, self.accumulate))
         };
+        let ProjectionForward { x, linear, narrow, .. } = self.forward;
         LinearBackward {
-            w: self.weight,
+            w: linear.weight,
             d_y: self.d_y,
             d_x: gradient(GradientOf::Input, "d_x", self.d_x),
-            d_w: gradient(GradientOf::Weight, "d_weight", self.d_weight).map(|d_w| (self.x, d_w)),
+            d_w: gradient(GradientOf::Weight, "d_weight", self.d_weight).map(|d_w| (x, d_w)),
             d_b: gradient(GradientOf::Bias, "d_bias", self.d_bias),
-            narrow: self.narrow,
+            narrow,
         }
     }
 
     fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
-        let ProjectionBackward { x, weight, d_y, d_x, d_weight, d_bias, narrow, .. } = *self;
+        let ProjectionBackward { forward, d_y, d_x, d_weight, d_bias, .. } = *self;
+        let ProjectionForward { x, linear: Linear { weight, .. }, out, narrow, activation } = forward;
+        if activation.is_some() {
+            let why = "leave it out of the call, and record it and its gradient as `Elementwise`";
+            return Err(Error::Unsupported {
+                what: "the backward pass of a projection with an `activation`",
+                why,
+            });
+        }
         let [batch, _, length, features] = x.shape();
-        let [_, heads, _, dim] = d_y.shape();
+        let [_, heads, _, dim] = out.shape();
         let mut tensors = CallTensors::new(device);
         tensors.read("x", x, Element::Float, [batch, 1, length, features])?;
         tensors.read("d_y", d_y, Element::Float, [batch, heads, length, dim])?;
@@ -164,12 +156,12 @@ impl Projection {
     ///
     /// ```no_run
     /// # use wgpu_attention::{Error, Projection, TensorView, wgpu};
-    /// # use wgpu_attention::matmul::ProjectionBackward;
-    /// # fn f(projection: &Projection, encoder: &mut wgpu::CommandEncoder, x: TensorView, weights: [TensorView; 3],
+    /// # use wgpu_attention::matmul::{ProjectionBackward, ProjectionForward};
+    /// # fn f(projection: &Projection, encoder: &mut wgpu::CommandEncoder, forward: [ProjectionForward; 3],
     /// #     d_qkv: [TensorView; 3], d_x: TensorView, d_weights: [TensorView; 3]) -> Result<(), Error> {
     /// // d_x is the sum over queries, keys and values.
     /// let products = [0, 1, 2].map(|n| {
-    ///     ProjectionBackward::new(x, weights[n], d_qkv[n]).d_x(d_x).d_weight(d_weights[n])
+    ///     ProjectionBackward::new(forward[n], d_qkv[n]).d_x(d_x).d_weight(d_weights[n])
     /// });
     /// projection.backward(encoder, &products)
     /// # }
@@ -187,11 +179,13 @@ impl Projection {
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
-    pub fn prepare_backward(&self, products: &[ProjectionBackward]) -> Result<Prepared, Error> {
+    pub fn prepare_backward<'a>(&self, products: &[ProjectionBackward<'a>]) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
         products.iter().try_for_each(|product| product.check(device))?;
-        let read: Vec<_> =
-            products.iter().flat_map(|p| [("x", p.x), ("linear.weight", p.weight), ("d_y", p.d_y)]).collect();
+        let inputs = |p: &ProjectionBackward<'a>| {
+            [("x", p.forward.x), ("linear.weight", p.forward.linear.weight), ("d_y", p.d_y)]
+        };
+        let read: Vec<_> = products.iter().flat_map(inputs).collect();
         let mut written = Written::default();
         let mut calls = Vec::with_capacity(products.len());
         calls.extend(products.iter().map(|product| product.op(&mut written)));

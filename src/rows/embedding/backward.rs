@@ -1,33 +1,26 @@
 //! The gradient of a table of embeddings.
 
 use super::dispatch::EmbeddingOp;
-use super::{Embedding, check, check_scale};
+use super::{Embedding, EmbeddingForward, check, check_scale};
 use crate::device::DeviceFacts;
 use crate::kernel::{Prepared, Recorder, Scratch, ScratchSize};
-use crate::tensor::{Access, Error, TensorView};
+use crate::tensor::{Access, Error, TensorView, expect_shape};
 
 /// The gradient of a table, of one forward call.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct EmbeddingBackward<'a> {
-    ids: TensorView<'a>,
+    forward: EmbeddingForward<'a>,
     d_out: TensorView<'a>,
     d_table: TensorView<'a>,
-    scale: f64,
     accumulate: bool,
 }
 
 impl<'a> EmbeddingBackward<'a> {
-    /// From the gradient of the rows, `[batch, 1, length, width]`, and their `ids`, `[batch, 1, length, 1]` of U32, to that of the
-    /// table, `[1, 1, rows, width]`, which is written in every row; F32, F16 or BF16 each.
-    pub fn new(ids: TensorView<'a>, d_out: TensorView<'a>, d_table: TensorView<'a>) -> Self {
-        EmbeddingBackward { ids, d_out, d_table, scale: 1.0, accumulate: false }
-    }
-
-    /// What the rows were multiplied by.
-    pub fn scale(mut self, scale: f64) -> Self {
-        self.scale = scale;
-        self
+    /// `forward` as it was made, whose `ids` and `scale` are read, the gradient of its `out`, `[batch, 1, length, width]`, and where the
+    /// gradient of its `table` goes, shaped as that and written in every row; F32, F16 or BF16 each.
+    pub fn new(forward: EmbeddingForward<'a>, d_out: TensorView<'a>, d_table: TensorView<'a>) -> Self {
+        EmbeddingBackward { forward, d_out, d_table, accumulate: false }
     }
 
     /// Adds the gradient to what is there instead of writing over it: rows without ids are not touched. The sum is rounded to the
@@ -38,7 +31,13 @@ impl<'a> EmbeddingBackward<'a> {
     }
 
     fn op(&self, device: &DeviceFacts) -> Result<EmbeddingOp<'a>, Error> {
-        let EmbeddingBackward { ids, d_out, d_table, scale, accumulate } = *self;
+        let EmbeddingBackward {
+            forward: EmbeddingForward { ids, table, scale, .. },
+            d_out,
+            d_table,
+            accumulate,
+        } = *self;
+        expect_shape("d_table", d_table.shape(), table.shape())?;
         check(ids, ("d_table", d_table, Access::Write), ("d_out", d_out, Access::Read), device)?;
         let scale = check_scale(scale)?;
         Ok(EmbeddingOp { ids, table: d_table, out: d_out, scale, accumulates: accumulate })

@@ -28,17 +28,17 @@ impl<'a> LogSoftmaxForward<'a> {
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct LogSoftmaxBackward<'a> {
-    out: TensorView<'a>,
+    forward: LogSoftmaxForward<'a>,
     d_out: TensorView<'a>,
     d_x: TensorView<'a>,
     accumulate: bool,
 }
 
 impl<'a> LogSoftmaxBackward<'a> {
-    /// From what the forward call gave, which is read, and the gradient of that to the gradient of what it took; all of one shape, F32,
-    /// F16 or BF16 each.
-    pub fn new(out: TensorView<'a>, d_out: TensorView<'a>, d_x: TensorView<'a>) -> Self {
-        LogSoftmaxBackward { out, d_out, d_x, accumulate: false }
+    /// `forward` as it was made, whose `out` is read and whose `x` is not, the gradient of `out`, and where the gradient of `x` goes; all of
+    /// one shape, F32, F16 or BF16 each.
+    pub fn new(forward: LogSoftmaxForward<'a>, d_out: TensorView<'a>, d_x: TensorView<'a>) -> Self {
+        LogSoftmaxBackward { forward, d_out, d_x, accumulate: false }
     }
 
     /// Adds the gradient to what is there instead of writing over it, rounded to its type.
@@ -142,7 +142,7 @@ impl LogSoftmax {
 
     fn backward_dispatch<'a>(&self, call: &LogSoftmaxBackward<'a>) -> Result<Dispatch<'a>, Error> {
         let device = &self.pipelines.facts();
-        let LogSoftmaxBackward { out, d_out, d_x, accumulate } = *call;
+        let LogSoftmaxBackward { forward: LogSoftmaxForward { out, .. }, d_out, d_x, accumulate } = *call;
         let tensors =
             [("out", out, Access::Read), ("d_out", d_out, Access::Read), ("d_x", d_x, Access::Write)];
         check_rows(&tensors, device)?;

@@ -34,13 +34,12 @@ impl<'a> WeightNormForward<'a> {
     }
 }
 
-/// One backward call: the inputs of a forward call, the gradient of its result, and where the gradients go, all of these F32: `d_vector` as
+/// One backward call: a forward call, the gradient of its result, and where the gradients go, all of these F32: `d_vector` as
 /// `vector`, `d_gain` as `gain`, summed over the heads that share it.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct WeightNormBackward<'a> {
-    vector: TensorView<'a>,
-    gain: TensorView<'a>,
+    forward: WeightNormForward<'a>,
     d_out: TensorView<'a>,
     d_vector: TensorView<'a>,
     d_gain: TensorView<'a>,
@@ -48,13 +47,13 @@ pub struct WeightNormBackward<'a> {
 }
 
 impl<'a> WeightNormBackward<'a> {
-    /// The inputs `[vector, gain]`, the gradient of the output, and where the gradients of both go.
+    /// `forward` as it was made, whose inputs are read, the gradient of its `out`, and where the gradients of both inputs go.
     pub fn new(
-        [vector, gain]: [TensorView<'a>; 2],
+        forward: WeightNormForward<'a>,
         d_out: TensorView<'a>,
         [d_vector, d_gain]: [TensorView<'a>; 2],
     ) -> Self {
-        WeightNormBackward { vector, gain, d_out, d_vector, d_gain, accumulates: false }
+        WeightNormBackward { forward, d_out, d_vector, d_gain, accumulates: false }
     }
 
     /// Adds the gradients to what is there instead.
@@ -164,7 +163,8 @@ impl<'a> WeightNormForward<'a> {
 
 impl<'a> WeightNormBackward<'a> {
     fn dispatch(&self, device: &DeviceFacts) -> Result<Dispatch<'a>, Error> {
-        let WeightNormBackward { vector, gain, d_out, d_vector, d_gain, accumulates } = *self;
+        let WeightNormBackward { forward, d_out, d_vector, d_gain, accumulates } = *self;
+        let WeightNormForward { vector, gain, .. } = forward;
         let mut tensors = check_inputs(vector, gain, device)?;
         tensors.read("d_out", d_out, DType::F32, vector.shape())?;
         tensors.write("d_vector", d_vector, DType::F32, vector.shape())?;

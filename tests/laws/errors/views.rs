@@ -160,8 +160,9 @@ const CALLS: [(&str, Call); 28] = [
             &Rotate::new(v.f32(HEADS), rotation, RowPositions::Start(0)).out(v.f32(HEADS)),
         )?;
         let table = PositionTable::Learned(v.f32([1, 1, 9, 8]));
-        positions.add(encoder, &AddPositions::new(v.f32(HEADS), table, at).out(v.f32(HEADS)))?;
-        let back = TableBackward::new(v.f32(HEADS), RowPositions::Start(0), v.f32([1, 1, 9, 8]));
+        let call = AddPositions::new(v.f32(HEADS), table, at).out(v.f32(HEADS));
+        positions.add(encoder, &call)?;
+        let back = TableBackward::new(call, v.f32(HEADS), v.f32([1, 1, 9, 8]));
         positions.table_backward(encoder, &back)
     }),
     ("cache", |p, v, encoder| {
@@ -205,9 +206,9 @@ const CALLS: [(&str, Call); 28] = [
     ("local", |p, v, _| {
         let operator = LocalAttention::with_pipelines(p, LocalConfig::new(2, 8, 2))?;
         let tensors = [(); 3].map(|()| v.f32(HEADS));
-        let positions = v.f32(LSE);
-        operator.scratch_size(&LocalForward::new(tensors, positions, v.f32(HEADS)))?;
-        let back = LocalBackward::new(tensors, positions, v.f32(HEADS)).d_q(v.f32(HEADS));
+        let call = LocalForward::new(tensors, v.f32(LSE), v.f32(HEADS));
+        operator.scratch_size(&call)?;
+        let back = LocalBackward::new(call, v.f32(HEADS)).d_q(v.f32(HEADS));
         operator.backward_scratch_size(&back.d_positions(v.f32(LSE))).map(drop)
     }),
     ("predictor", |p, v, _| {
@@ -240,8 +241,9 @@ const CALLS: [(&str, Call); 28] = [
     ("embedding", |p, v, encoder| {
         let embedding = Embedding::with_pipelines(p);
         let ids = v.u32([2, 1, 6, 1]);
-        embedding.forward(encoder, &EmbeddingForward::new(ids, v.f32([1, 1, 9, 8]), v.f32(ROWS)))?;
-        let back = EmbeddingBackward::new(ids, v.f32(ROWS), v.f32([1, 1, 9, 8]));
+        let call = EmbeddingForward::new(ids, v.f32([1, 1, 9, 8]), v.f32(ROWS));
+        embedding.forward(encoder, &call)?;
+        let back = EmbeddingBackward::new(call, v.f32(ROWS), v.f32([1, 1, 9, 8]));
         embedding.backward_scratch_size(&back).map(drop)
     }),
     ("mean pool", |p, v, encoder| {

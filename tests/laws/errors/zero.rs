@@ -112,7 +112,7 @@ fn outcomes(gpu: &Gpu, batch: usize, length: usize) -> Outcomes {
     let local = LocalAttention::with_pipelines(pipelines, LocalConfig::new(2, 8, 1)).expect("an operator");
     let call = LocalForward::new([q, k, v], rows(9), out);
     calls.record("local", local.scratch_size(&call), |e, s| local.forward(e, &call, s));
-    let call = LocalBackward::new([q, k, v], rows(9), d_out).d_q(heads(6));
+    let call = LocalBackward::new(call, d_out).d_q(heads(6));
     let size = local.backward_scratch_size(&call);
     calls.record("local, backward", size, |e, s| local.backward(e, &call, s));
 
@@ -121,7 +121,7 @@ fn outcomes(gpu: &Gpu, batch: usize, length: usize) -> Outcomes {
     let (hidden, vector) = (tokens(0, 8), TensorView::vector(&buffers[2], DType::F32, 8));
     let call = PredictorForward::new(hidden, linear, vector, 5, tokens(3, 1));
     calls.record("predictor", predictor.scratch_size(&call), |e, s| predictor.forward(e, &call, s));
-    let call = PredictorBackward::new(hidden, linear, vector, 5, tokens(3, 1)).d_hidden(tokens(4, 8));
+    let call = PredictorBackward::new(call, tokens(3, 1)).d_hidden(tokens(4, 8));
     let size = predictor.backward_scratch_size(&call);
     calls.record("predictor, backward", size, |e, s| predictor.backward(e, &call, s));
 
@@ -138,16 +138,15 @@ fn outcomes(gpu: &Gpu, batch: usize, length: usize) -> Outcomes {
     let (context, hidden, weight) = (tokens(0, 8), tokens(1, 8), matrix(2, [8, 16]));
     let call = AttentionalForward::new(context, hidden, Linear { weight, bias: None }, tokens(3, 8));
     calls.record("attentional vector", join.scratch_size(&call), |e, s| join.forward(e, &call, s));
-    let call =
-        AttentionalBackward::new(context, hidden, weight, tokens(3, 8), tokens(4, 8)).d_context(tokens(5, 8));
+    let call = AttentionalBackward::new(call, tokens(4, 8)).d_context(tokens(5, 8));
     let size = join.backward_scratch_size(&call);
     calls.record("attentional vector, backward", size, |e, s| join.backward(e, &call, s));
 
     let projection = Projection::with_pipelines(pipelines);
     let (x, weight) = (tokens(0, 8), matrix(1, [16, 8]));
-    let call = [ProjectionForward::new(x, Linear { weight, bias: None }, heads(3))];
-    calls.plain("projection", |e| projection.forward(e, &call));
-    let call = [ProjectionBackward::new(x, weight, heads(3)).d_weight(matrix(4, [16, 8]))];
+    let call = ProjectionForward::new(x, Linear { weight, bias: None }, heads(3));
+    calls.plain("projection", |e| projection.forward(e, &[call]));
+    let call = [ProjectionBackward::new(call, heads(3)).d_weight(matrix(4, [16, 8]))];
     calls.plain("projection, backward", |e| projection.backward(e, &call));
     let quantized = QuantizedProjection::with_pipelines(pipelines);
     let blocks = QuantizedMatrix::new(&buffers[1], QuantizedFormat::Q8_0, [16, 32]);
@@ -171,7 +170,7 @@ fn outcomes(gpu: &Gpu, batch: usize, length: usize) -> Outcomes {
     let table = f32(1, [1, 1, 9, 8]);
     let call = AddPositions::new(q, PositionTable::Learned(table), RowPositions::Start(0)).out(out);
     calls.plain("add", |e| positions.add(e, &call));
-    let call = TableBackward::new(d_out, RowPositions::Start(0), table);
+    let call = TableBackward::new(call, d_out, table);
     calls.plain("table, backward", |e| positions.table_backward(e, &call));
 
     let cache = CacheConfig::new(2, 8, 16).batch(batch);
@@ -200,7 +199,7 @@ fn outcomes(gpu: &Gpu, batch: usize, length: usize) -> Outcomes {
     let embedding = Embedding::with_pipelines(pipelines);
     let call = EmbeddingForward::new(numbers(0), f32(1, [1, 1, 9, 8]), tokens(2, 8));
     calls.plain("embedding", |e| embedding.forward(e, &call));
-    let call = EmbeddingBackward::new(numbers(0), tokens(1, 8), f32(2, [1, 1, 9, 8]));
+    let call = EmbeddingBackward::new(call, tokens(3, 8), f32(4, [1, 1, 9, 8]));
     let size = embedding.backward_scratch_size(&call);
     calls.record("embedding, backward", size, |e, s| embedding.backward(e, &call, s));
     let pool = MeanPool::with_pipelines(pipelines);
@@ -211,7 +210,7 @@ fn outcomes(gpu: &Gpu, batch: usize, length: usize) -> Outcomes {
     let log_softmax = LogSoftmax::with_pipelines(pipelines);
     let call = LogSoftmaxForward::new(tokens(0, 8), tokens(1, 8));
     calls.plain("log-softmax", |e| log_softmax.forward(e, &call));
-    let call = LogSoftmaxBackward::new(tokens(0, 8), tokens(1, 8), tokens(2, 8));
+    let call = LogSoftmaxBackward::new(call, tokens(2, 8), tokens(3, 8));
     calls.plain("log-softmax, backward", |e| log_softmax.backward(e, &call));
     let top = TopK::with_pipelines(pipelines);
     let call = TopKForward::new(tokens(0, 8), of(1, DType::U32, [batch, 1, length, 2]));

@@ -226,8 +226,8 @@ fn norms_and_activations() {
     let wrong = WeightNormForward::new(inputs[0], inputs[1], inputs[0]);
     b.check("weight norm", &[WeightNorms], call!(unit, [forward, prepare], &call, &wrong));
     let d_out = b.read(2, vectors);
-    let back = WeightNormBackward::new(inputs, d_out, [b.written(0, vectors), b.written(1, gain)]);
-    let wrong = WeightNormBackward::new(inputs, d_out, [d_out, b.written(1, gain)]);
+    let back = WeightNormBackward::new(call, d_out, [b.written(0, vectors), b.written(1, gain)]);
+    let wrong = WeightNormBackward::new(call, d_out, [d_out, b.written(1, gain)]);
     b.check(
         "weight norm backward",
         &[WeightNormGradients],
@@ -243,8 +243,8 @@ fn embeddings_and_means() {
     let call = EmbeddingForward::new(ids, b.read(0, table), b.written(0, ROWS));
     let wrong = EmbeddingForward::new(ids, b.read(0, table), b.read(0, ROWS));
     b.check("embedding", &[Embeddings], call!(embedding, [forward, prepare], &call, &wrong));
-    let back = EmbeddingBackward::new(ids, b.read(0, ROWS), b.written(0, table));
-    let wrong = EmbeddingBackward::new(ids, b.read(0, ROWS), b.read(0, table));
+    let back = EmbeddingBackward::new(call, b.read(0, ROWS), b.written(0, table));
+    let wrong = EmbeddingBackward::new(call, b.read(0, ROWS), b.read(0, table));
     let mut scratch = b.scratch(embedding.backward_scratch_size(&back));
     b.check(
         "embedding backward",
@@ -273,8 +273,9 @@ fn logits_and_sorts() {
     let soft = LogSoftmax::with_pipelines(b.gpu().pipelines());
     let (call, wrong) = (LogSoftmaxForward::new(x, out), LogSoftmaxForward::new(x, x));
     b.check("log-softmax", &[LogSoftmax], call!(soft, [forward, prepare], &call, &wrong));
-    let back = LogSoftmaxBackward::new(x, b.read(1, ROWS), out);
-    let wrong = LogSoftmaxBackward::new(x, b.read(1, ROWS), x);
+    // The output of the wrong forward call is `x`.
+    let back = LogSoftmaxBackward::new(wrong, b.read(1, ROWS), out);
+    let wrong = LogSoftmaxBackward::new(wrong, b.read(1, ROWS), x);
     b.check(
         "log-softmax backward",
         &[LogSoftmaxGradients],
@@ -329,7 +330,7 @@ fn attention_around_positions_and_attentional_vectors() {
     let wrong = LocalForward::new([q, k, v], positions, q);
     let mut scratch = b.scratch(local.scratch_size(&call));
     b.check("local", &[LocalAttention], call!(local, [forward, prepare], &call, &wrong, &mut scratch));
-    let back = LocalBackward::new([q, k, v], positions, d_out).d_q(b.written(0, wide));
+    let back = LocalBackward::new(call, d_out).d_q(b.written(0, wide));
     let back = back.d_k(b.written(1, wide)).d_v(b.written(2, wide)).d_positions(b.written(3, places));
     let wrong = back.d_q(q);
     let mut scratch = b.scratch(local.backward_scratch_size(&back));
@@ -350,9 +351,12 @@ fn attention_around_positions_and_attentional_vectors() {
         &[Attentional],
         call!(join, [forward, prepare], &call, &wrong, &mut scratch),
     );
-    let back = AttentionalBackward::new(context, hidden, weight, b.read(3, joined), b.read(4, joined))
-        .d_context(b.written(0, ROWS))
-        .d_weight(b.written(1, [1, 1, 8, 24]));
+    let back = AttentionalBackward::new(
+        AttentionalForward::new(context, hidden, linear, b.read(3, joined)),
+        b.read(4, joined),
+    )
+    .d_context(b.written(0, ROWS))
+    .d_weight(b.written(1, [1, 1, 8, 24]));
     let wrong = back.d_context(context);
     let mut scratch = b.scratch(join.backward_scratch_size(&back));
     b.check(

@@ -166,7 +166,7 @@ fn operators_made_of_operators_create_nothing_after_they_are_prepared() {
     let local = local.expect("an operator");
     let [x, y, positions] = [view(&floats[0], few), view(&floats[1], few), view(&outs[1], rows)];
     let near = LocalForward::new([x, y, y], positions, view(&outs[0], few));
-    let near_back = LocalBackward::new([x, y, y], positions, view(&floats[2], few))
+    let near_back = LocalBackward::new(near, view(&floats[2], few))
         .d_q(view(&outs[0], few))
         .d_k(view(&outs[2], few))
         .d_v(view(&outs[3], few));
@@ -174,7 +174,7 @@ fn operators_made_of_operators_create_nothing_after_they_are_prepared() {
     let linear = Linear { weight: view(&floats[2], [1, 1, 6, 8]), bias: None };
     let vector = view(&floats[1], [1, 1, 1, 6]);
     let predicted = PredictorForward::new(x, linear, vector, 24, positions);
-    let predicted_back = PredictorBackward::new(x, linear, vector, 24, view(&floats[1], rows));
+    let predicted_back = PredictorBackward::new(predicted, view(&floats[1], rows));
     let predicted_back = predicted_back.d_hidden(view(&outs[0], few)).d_vector(view(&outs[2], [1, 1, 1, 6]));
     let additive = AdditiveAttention::with_pipelines(gpu.pipelines(), AdditiveConfig::new(1, 8));
     let additive = additive.expect("an operator");

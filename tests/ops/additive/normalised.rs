@@ -62,8 +62,7 @@ fn every_size_matches_the_reference() {
             let operator = WeightNorm::with_pipelines(profile.gpu.pipelines());
             let forward = WeightNormForward::new(vector.view(), of_gain.view(), out.view());
             let written = [gradients[0].view(), gradients[1].view()];
-            let inputs = [vector.view(), of_gain.view()];
-            let backward = WeightNormBackward::new(inputs, d_placed.view(), written).accumulate(accumulates);
+            let backward = WeightNormBackward::new(forward, d_placed.view(), written).accumulate(accumulates);
             let run = profile.gpu.submit(|e| {
                 operator.forward(e, &forward)?;
                 operator.backward(e, &backward)
@@ -112,10 +111,10 @@ fn lengths_do_not_overflow() {
         let wide = |buffer| TensorView::new(buffer, DType::F32, [1, 2, 1, 2]);
         let one = |buffer| TensorView::new(buffer, DType::F32, [1, 1, 1, 1]);
         let operator = WeightNorm::with_pipelines(gpu.pipelines());
-        let backward =
-            WeightNormBackward::new([wide(&x), one(&gain)], wide(&d_out), [wide(&d_x), one(&d_gain)]);
+        let forward = WeightNormForward::new(wide(&x), one(&gain), wide(&out));
+        let backward = WeightNormBackward::new(forward, wide(&d_out), [wide(&d_x), one(&d_gain)]);
         gpu.submit(|e| {
-            operator.forward(e, &WeightNormForward::new(wide(&x), one(&gain), wide(&out)))?;
+            operator.forward(e, &forward)?;
             operator.backward(e, &backward)
         })
         .expect("it runs");
@@ -193,7 +192,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     refused(vector, gain, view(0, wide), &["`out`", "`vector`"]);
     let (d_out, d_vector, d_gain) = (view(3, wide), view(4, wide), view(5, row));
     let refused = |d_out, written, words: &[&str]| {
-        let call = WeightNormBackward::new([vector, gain], d_out, written);
+        let call = WeightNormBackward::new(WeightNormForward::new(vector, gain, out), d_out, written);
         let mut encoder = gpu.device().create_command_encoder(&Default::default());
         let error = operator.backward(&mut encoder, &call).expect_err("an error").to_string();
         assert!(words.iter().all(|w| error.contains(w)), "{words:?}: {error}");

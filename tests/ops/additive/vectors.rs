@@ -245,17 +245,18 @@ fn every_form_gives_the_gradients() {
         let mut scratch = Scratch::new(gpu.device(), size).expect("memory");
         gpu.submit(|e| {
             let of_q = Linear { weight: matrix(&w_q), bias: Some(short(&b_a)) };
-            project.forward(e, &[ProjectionForward::new(xq, of_q, q)])?;
-            let of_k = Linear { weight: matrix(&w_k), bias: None };
-            project.forward(e, &[ProjectionForward::new(xk, of_k, k)])?;
+            let of_q = ProjectionForward::new(xq, of_q, q);
+            project.forward(e, &[of_q])?;
+            let of_k = ProjectionForward::new(xk, Linear { weight: matrix(&w_k), bias: None }, k);
+            project.forward(e, &[of_k])?;
             attention.forward(e, &forward, &mut scratch)?;
             attention.backward(e, &backward, &mut scratch)?;
-            let of_q = ProjectionBackward::new(xq, matrix(&w_q), d_q);
+            let of_q = ProjectionBackward::new(of_q, d_q);
             project.backward(
                 e,
                 &[of_q.d_x(rows(&dq, q_len, dim)).d_weight(matrix(&dw_q)).d_bias(short(&db_a))],
             )?;
-            let of_k = ProjectionBackward::new(xk, matrix(&w_k), d_k);
+            let of_k = ProjectionBackward::new(of_k, d_k);
             project.backward(e, &[of_k.d_weight(matrix(&dw_k))])?;
             project.backward(e, &[of_k.d_x(rows(&dk, kv_len, dim)).accumulate(true)])
         })

@@ -87,7 +87,8 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     let whole = TensorView::new(&buffers[1], DType::Bool, [2, 1, 3, 5]);
     refused(context, whole, weight, bias, out, &["`hidden`", "F32, F16 or BF16"]);
 
-    let new = AttentionalBackward::new(context, hidden, weight, out, view(5, [2, 1, 3, 6]));
+    let forward = AttentionalForward::new(context, hidden, Linear { weight, bias: Some(bias) }, out);
+    let new = AttentionalBackward::new(forward, view(5, [2, 1, 3, 6]));
     let refused = |call: AttentionalBackward, words: &[&str]| {
         let error = operator.backward_scratch_size(&call).expect_err("an error").to_string();
         assert!(words.iter().all(|w| error.contains(w)), "{words:?}: {error}");

@@ -1,6 +1,6 @@
 //! The gradients of projections: of inputs, weights and biases, wide and narrow, in any layout, written and accumulated.
 
-use wgpu_attention::matmul::ProjectionBackward;
+use wgpu_attention::matmul::{Activation, Linear, ProjectionBackward, ProjectionForward};
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{Real, project_backward, widen};
 use wgpu_attention::tuning::{MatrixUnits, Target};
@@ -10,6 +10,15 @@ use crate::harness::case::{largest, widened};
 use crate::harness::run::{Layout, Placed, window};
 use crate::harness::{FORMS, Judged, Place, Profile, Report, Rng, Values, defaults, due, full, stored};
 use crate::laws::property::{Draws, float, seed};
+
+/// A forward call of which `d_y` is the output too: gradients read none.
+fn forward<'a>(x: TensorView<'a>, weight: TensorView<'a>, d_y: TensorView<'a>) -> ProjectionForward<'a> {
+    ProjectionForward::new(x, Linear { weight, bias: None }, d_y)
+}
+
+fn gradients<'a>(x: TensorView<'a>, weight: TensorView<'a>, d_y: TensorView<'a>) -> ProjectionBackward<'a> {
+    ProjectionBackward::new(forward(x, weight, d_y), d_y)
+}
 
 /// One product with its data and what its gradients hold before.
 #[derive(Clone, Debug)]
@@ -238,12 +247,12 @@ impl Case {
                 })
             });
             let [d_x, d_w, d_b] = outs.each_ref().map(|out| out.as_ref().map(Placed::view));
-            let call = ProjectionBackward::new(x.view(), weight.view(), d_y.view())
+            let forward = forward(x.view(), weight.view(), d_y.view()).narrow(self.narrow);
+            let call = ProjectionBackward::new(forward, d_y.view())
                 .d_x(d_x)
                 .d_weight(d_w)
                 .d_bias(d_b)
-                .accumulate(self.accumulates)
-                .narrow(self.narrow);
+                .accumulate(self.accumulates);
             profile
                 .gpu
                 .submit(|encoder| operator.backward(encoder, &[call]))
@@ -418,14 +427,10 @@ fn products_that_name_one_gradient_give_their_sum() {
                     let view = |buffer, columns| TensorView::sequence(buffer, DType::F32, [1, rows, columns]);
                     let matrix = |buffer| TensorView::matrix(buffer, DType::F32, [outs[n], d_in]);
                     let d_w = if tied && n == 2 { &d_ws[1] } else { &d_ws[n] };
-                    ProjectionBackward::new(
-                        view(&x_buffer, d_in),
-                        matrix(&w_buffers[n]),
-                        view(&y_buffers[n], outs[n]),
-                    )
-                    .d_x(view(&d_x, d_in))
-                    .d_weight(matrix(d_w))
-                    .accumulate(accumulate && n == 0)
+                    gradients(view(&x_buffer, d_in), matrix(&w_buffers[n]), view(&y_buffers[n], outs[n]))
+                        .d_x(view(&d_x, d_in))
+                        .d_weight(matrix(d_w))
+                        .accumulate(accumulate && n == 0)
                 })
                 .to_vec();
             let operator =
@@ -469,7 +474,7 @@ fn nan_shows() {
             [rows * d_in, d_out * d_in, d_out].map(|n| gpu.buffer(4 * n).expect("a buffer"));
         let view = |buffer, columns| TensorView::sequence(buffer, DType::F32, [1, rows, columns]);
         let matrix = |buffer| TensorView::matrix(buffer, DType::F32, [d_out, d_in]);
-        let call = ProjectionBackward::new(view(&x, d_in), matrix(&w), view(&y, d_out))
+        let call = gradients(view(&x, d_in), matrix(&w), view(&y, d_out))
             .d_x(view(&d_x, d_in))
             .d_weight(matrix(&d_w))
             .d_bias(TensorView::vector(&d_b, DType::F32, d_out));
@@ -493,14 +498,14 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     // Four heads of 2 from 6 features.
     let (x, w, d_y) = (view(0, [2, 1, 5, 6]), view(1, [1, 1, 8, 6]), view(2, [2, 4, 5, 2]));
     let (d_x, d_w, d_b) = (view(3, [2, 1, 5, 6]), view(4, [1, 1, 8, 6]), view(5, [1, 1, 1, 8]));
-    let good = || ProjectionBackward::new(x, w, d_y).d_x(d_x).d_weight(d_w).d_bias(d_b);
+    let good = || gradients(x, w, d_y).d_x(d_x).d_weight(d_w).d_bias(d_b);
     let operator = Projection::with_pipelines(gpu.pipelines());
     let refused = |calls: &[ProjectionBackward], words: &[&str]| {
         let mut encoder = gpu.device().create_command_encoder(&Default::default());
         let error = operator.backward(&mut encoder, calls).expect_err(words[0]).to_string();
         assert!(words.iter().all(|word| error.contains(word)), "{words:?}: {error}");
     };
-    let new = |x, w, d_y| [ProjectionBackward::new(x, w, d_y).d_x(d_x)];
+    let new = |x, w, d_y| [gradients(x, w, d_y).d_x(d_x)];
     let typed = |n: usize, shape, dtype| TensorView::new(&buffers[n], dtype, shape);
     refused(&new(view(0, [2, 2, 5, 6]), w, d_y), &["`x`", "heads must be 1", "got 2"]);
     refused(&new(x, w, view(2, [3, 4, 5, 2])), &["`d_y`", "batch must be 2", "got 3"]);
@@ -513,7 +518,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     refused(&new(x, w, d_y.with_offset(1 << 12)), &["`d_y`", "byte"]);
     refused(&new(x, w, d_y.with_strides([usize::MAX; 4])), &["`d_y`", "2^32"]);
     let far = [1 << 20, 1, 1 << 20, 6];
-    let many = ProjectionBackward::new(
+    let many = gradients(
         view(0, far).with_strides([0, 0, 0, 1]),
         w,
         view(2, [1 << 20, 4, 1 << 20, 2]).with_strides([0, 2, 0, 1]),
@@ -539,7 +544,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
         &["`d_weight`", "overlap"],
     );
     // Another's input.
-    refused(&[good(), ProjectionBackward::new(x, d_w, d_y).d_x(d_x)], &["`d_weight`", "`linear.weight`"]);
+    refused(&[good(), gradients(x, d_w, d_y).d_x(d_x)], &["`d_weight`", "`linear.weight`"]);
     let no_storage = gpu.device().create_buffer(&wgpu_attention::wgpu::BufferDescriptor {
         label: None,
         size: 1 << 12,
@@ -549,8 +554,11 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     let unusable = TensorView::new(&no_storage, DType::F32, [1, 1, 1, 8]);
     refused(&[good().d_bias(unusable)], &["`d_bias`", "STORAGE"]);
     // 6 features are not of four heads.
-    refused(&[good().narrow(true)], &["features 6", "heads 4"]);
-    let narrow = ProjectionBackward::new(view(0, [2, 1, 5, 8]), view(1, [1, 1, 2, 2]), d_y).narrow(true);
+    refused(&[ProjectionBackward::new(forward(x, w, d_y).narrow(true), d_y)], &["features 6", "heads 4"]);
+    let active = forward(x, w, d_y).activation(Activation::Silu);
+    refused(&[ProjectionBackward::new(active, d_y).d_x(d_x)], &["`activation`", "leave it out"]);
+    let narrow = forward(view(0, [2, 1, 5, 8]), view(1, [1, 1, 2, 2]), d_y).narrow(true);
+    let narrow = ProjectionBackward::new(narrow, d_y);
     refused(&[narrow.d_weight(view(4, [1, 4, 2, 2]))], &["`d_weight`", "heads must be 1", "got 4"]);
     let units = KernelOptions::new().matrix_units(MatrixUnits::Always);
     let insisting = Projection::with_pipelines(gpu.pipelines()).kernel_options(units);
@@ -559,6 +567,6 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     assert!(matches!(error, Error::Unsupported { .. }), "{error}");
 
     assert!(operator.backward(&mut encoder, &[]).is_ok());
-    assert!(operator.backward(&mut encoder, &[ProjectionBackward::new(x, w, d_y)]).is_ok());
+    assert!(operator.backward(&mut encoder, &[gradients(x, w, d_y)]).is_ok());
     assert!(operator.backward(&mut encoder, &[good(), good()]).is_ok());
 }

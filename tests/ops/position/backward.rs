@@ -1,6 +1,9 @@
 //! The gradients of rotations and of learned tables against the reference.
 
-use wgpu_attention::position::{MAX_POSITION, Positions, RopeConfig, RopeOrder, RowPositions, TableBackward};
+use wgpu_attention::position::{
+    AddPositions, MAX_POSITION, PositionTable, Positions, RopeConfig, RopeOrder, RowPositions, Sinusoid,
+    TableBackward,
+};
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{Real, add_positions_backward, widen};
 use wgpu_attention::{DType, TensorView};
@@ -75,8 +78,9 @@ impl Table<'_> {
                 true => Placed::holding(profile, &before, dtypes[1], table_at),
                 false => Placed::output(profile, dtypes[1], table_at),
             };
-            let call = TableBackward::new(placed.view(), placed_positions(at, tensor.as_ref()), table.view())
-                .accumulate(accumulates);
+            let at = placed_positions(at, tensor.as_ref());
+            let forward = AddPositions::new(placed.view(), PositionTable::Learned(table.view()), at);
+            let call = TableBackward::new(forward, placed.view(), table.view()).accumulate(accumulates);
             profile.gpu.submit(|e| positions.table_backward(e, &call)).map_err(|e| e.to_string())?;
             let got = pollster::block_on(table.download_async("d_table", profile))?;
             if first.as_ref().is_some_and(|first| *first != got) {
@@ -154,8 +158,11 @@ fn bad_gradients_of_tables_are_refused() {
     let (d_out, d_table) = (view(0, f32, [2, 3, 5, 8]), view(1, f32, [1, 1, 9, 8]));
     let start = RowPositions::Start(4);
     let positions = Positions::with_pipelines(gpu.pipelines());
+    let of = |d_out, at, d_table| {
+        TableBackward::new(AddPositions::new(d_out, PositionTable::Learned(d_table), at), d_out, d_table)
+    };
     let refused = |d_out, at, d_table, words: &[&str]| {
-        let call = TableBackward::new(d_out, at, d_table);
+        let call = of(d_out, at, d_table);
         let mut encoder = gpu.device().create_command_encoder(&Default::default());
         says(positions.table_backward(&mut encoder, &call).expect_err("refused"), words);
         let mut pass = encoder.begin_compute_pass(&Default::default());
@@ -175,6 +182,16 @@ fn bad_gradients_of_tables_are_refused() {
     refused(d_out, RowPositions::Tensor(d_table), d_table, &["`positions`", "U32", "F32"]);
     let aliased = RowPositions::Tensor(view(1, u32, [2, 1, 5, 1]).with_offset(500));
     refused(d_out, aliased, d_table, &["`d_table`", "`positions`"]);
-    let call = TableBackward::new(d_out, at([2, 1, 5, 1]), d_table);
+    let sinusoid = Sinusoid::new(gpu.device(), 8, 10000.0).expect("a table");
+    let computed = AddPositions::new(d_out, PositionTable::Sinusoid(&sinusoid), start);
+    let learned = AddPositions::new(d_out, PositionTable::Learned(view(2, f32, [1, 1, 12, 8])), start);
+    for (forward, words) in
+        [(computed, ["sinusoid", "learned table"]), (learned, ["`d_table`", "length must be 12"])]
+    {
+        let mut encoder = gpu.device().create_command_encoder(&Default::default());
+        let call = TableBackward::new(forward, d_out, d_table);
+        says(positions.table_backward(&mut encoder, &call).expect_err("refused"), &words);
+    }
+    let call = of(d_out, at([2, 1, 5, 1]), d_table);
     gpu.submit(|e| positions.table_backward(e, &call)).expect("a gradient");
 }

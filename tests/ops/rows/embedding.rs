@@ -138,8 +138,10 @@ impl Case {
         let sums = reference::embedding_backward(&ids, &absolute, shape, self.scale.abs());
         let magnitude = largest(sums.expect("it fits"));
         let run = |operator: &Embedding, ids: &Placed, d_out: &Placed, d_table: &Placed| {
-            let call = EmbeddingBackward::new(ids.view(), d_out.view(), d_table.view());
-            let call = call.scale(self.scale).accumulate(self.accumulates);
+            // The forward call's table and output are not read.
+            let forward = EmbeddingForward::new(ids.view(), d_table.view(), d_out.view()).scale(self.scale);
+            let call = EmbeddingBackward::new(forward, d_out.view(), d_table.view());
+            let call = call.accumulate(self.accumulates);
             let refused = |e: Error| e.to_string();
             let size = operator.backward_scratch_size(&call).map_err(refused)?;
             let mut scratch = Scratch::new(self.profile.gpu.device(), size).map_err(refused)?;
@@ -236,8 +238,11 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
         let mut pass = encoder.begin_compute_pass(&Default::default());
         assert!(operator.backward(&mut pass, &call, &mut scratch).is_err());
     };
-    refused(EmbeddingBackward::new(ids, rows, typed(2, DType::F32, [1, 1, 2, 8])), &["`d_table`", "`d_out`"]);
-    refused(EmbeddingBackward::new(ids, rows, table.with_strides([0; 4])), &["`d_table`", "share memory"]);
-    refused(EmbeddingBackward::new(ids, rows, table).scale(1e300), &["scale", "finite"]);
-    refused(EmbeddingBackward::new(ids, rows, table), &["scratch"]);
+    let call = EmbeddingForward::new(ids, table, rows);
+    let of = |d_table| EmbeddingBackward::new(call, rows, d_table);
+    refused(of(typed(2, DType::F32, [1, 1, 2, 8])), &["`d_table`", "`d_out`"]);
+    refused(of(typed(1, DType::F32, [1, 1, 3, 8])), &["`d_table`", "must be 2", "got 3"]);
+    refused(of(table.with_strides([0; 4])), &["`d_table`", "share memory"]);
+    refused(EmbeddingBackward::new(call.scale(1e300), rows, table), &["scale", "finite"]);
+    refused(of(table), &["scratch"]);
 }

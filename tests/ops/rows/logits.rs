@@ -114,7 +114,9 @@ impl Case {
             let d_x = Placed::gradient(profile, &before, (other, d_x_at), self.accumulates);
             let operator =
                 LogSoftmax::with_pipelines(profile.gpu.pipelines()).kernel_options(self.kernel_options());
-            let call = LogSoftmaxBackward::new(out.view(), d_out.view(), d_x.view());
+            // The forward call's `x` is not read.
+            let forward = LogSoftmaxForward::new(d_out.view(), out.view());
+            let call = LogSoftmaxBackward::new(forward, d_out.view(), d_x.view());
             let call = call.accumulate(self.accumulates);
             profile.gpu.submit(|e| operator.backward(e, &call)).map_err(|e| e.to_string())?;
             pollster::block_on(d_x.download_async("d_x", profile))
@@ -309,8 +311,10 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     refused(forward(x, typed(1, DType::F32, [1, 1, 2, 79])), &["`out`", "dim must be 80"]);
     refused(forward(typed(1, DType::U32, [1, 1, 2, 80]), x), &["`x`", "F32, F16 or BF16"]);
     let mut encoder = gpu.device().create_command_encoder(&Default::default());
-    let mut backward =
-        |out, d_out, d_x| soft.backward(&mut encoder, &LogSoftmaxBackward::new(out, d_out, d_x));
+    let mut backward = |out, d_out, d_x| {
+        let forward = LogSoftmaxForward::new(x, out);
+        soft.backward(&mut encoder, &LogSoftmaxBackward::new(forward, d_out, d_x))
+    };
     let rows = |n: usize| typed(n, DType::F32, [1, 1, 2, 80]);
     refused(backward(rows(0), rows(1), rows(1)), &["`d_x`", "`d_out`"]);
     refused(backward(rows(0), rows(1), rows(0)), &["`d_x`", "`out`"]);
