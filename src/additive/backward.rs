@@ -1,14 +1,14 @@
 //! The backward pass: gradients of queries, keys, values and the vector that scores are made of.
 
 use super::dispatch_backward::{self, AdditiveProblem};
-use super::{AdditiveAttention, check_score_vector};
+use super::{AdditiveAttention, AdditiveForward, check_score_vector};
 use crate::attention::dispatch::{AddedGradients, BackwardProblem};
+use crate::attention::{Forward, required_lse};
 use crate::kernel::{MatrixUnits, Prepared, Recorder, Scratch, ScratchSize};
-use crate::mask::{DeviceMask, Dropout};
 use crate::tensor::{Access, CallTensors, DType, Error, Shape, TensorView};
 
-/// One backward call of additive attention: what [`AdditiveForward`](crate::additive::AdditiveForward) was given and wrote, the gradient of
-/// its result, and where the gradients go.
+/// One backward call of additive attention: an [`AdditiveForward`], whose inputs, `out` and `lse` are read, the gradient of its result, and
+/// where the gradients go.
 ///
 /// | tensor | shape | dtype |
 /// |---|---|---|
@@ -19,17 +19,12 @@ use crate::tensor::{Access, CallTensors, DType, Error, Shape, TensorView};
 /// | `out`, `d_out` | `[batch, heads, q_len, value_dim]` | the configured |
 /// | `lse`, `d_lse` | `[batch, heads, q_len, 1]` | F32 |
 ///
-/// Mask and dropout must be the forward call's. A query that sees no key has a gradient of zero and gives none to others; so has a
+/// A query that sees no key has a gradient of zero and gives none to others; so has a
 /// key that no query sees. Gradients of what a mask adds to scores are not computed.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct AdditiveBackward<'a> {
-    q: TensorView<'a>,
-    k: TensorView<'a>,
-    v: TensorView<'a>,
-    score_vector: TensorView<'a>,
-    out: TensorView<'a>,
-    lse: TensorView<'a>,
+    forward: AdditiveForward<'a>,
     d_out: TensorView<'a>,
     d_lse: Option<TensorView<'a>>,
     d_q: Option<TensorView<'a>>,
@@ -37,37 +32,14 @@ pub struct AdditiveBackward<'a> {
     d_v: Option<TensorView<'a>>,
     d_score_vector: Option<TensorView<'a>>,
     accumulates: bool,
-    mask: DeviceMask<'a>,
-    dropout: Option<Dropout<TensorView<'a>>>,
 }
 
 impl<'a> AdditiveBackward<'a> {
-    /// The inputs `[q, k, v]` and `score_vector` of a forward call, the `out` and [`lse`](crate::additive::AdditiveForward::lse) that it
-    /// wrote, and the gradient of `out`. No gradient is written until it is asked for.
-    pub fn new(
-        [q, k, v]: [TensorView<'a>; 3],
-        score_vector: TensorView<'a>,
-        out: TensorView<'a>,
-        lse: TensorView<'a>,
-        d_out: TensorView<'a>,
-    ) -> Self {
-        AdditiveBackward {
-            q,
-            k,
-            v,
-            score_vector,
-            out,
-            lse,
-            d_out,
-            d_lse: None,
-            d_q: None,
-            d_k: None,
-            d_v: None,
-            d_score_vector: None,
-            accumulates: false,
-            mask: DeviceMask::none(),
-            dropout: None,
-        }
+    /// `forward` as it was made, with its [`lse`](AdditiveForward::lse), and the gradient of its `out`. No gradient is written until it is
+    /// asked for.
+    pub fn new(forward: AdditiveForward<'a>, d_out: TensorView<'a>) -> Self {
+        let [d_lse, d_q, d_k, d_v, d_score_vector] = [None; 5];
+        AdditiveBackward { forward, d_out, d_lse, d_q, d_k, d_v, d_score_vector, accumulates: false }
     }
 
     /// The gradient of `lse`, where the loss depends on that too.
@@ -105,18 +77,6 @@ impl<'a> AdditiveBackward<'a> {
         self.accumulates = accumulates;
         self
     }
-
-    /// The forward call's mask.
-    pub fn mask(mut self, mask: DeviceMask<'a>) -> Self {
-        self.mask = mask;
-        self
-    }
-
-    /// The forward call's dropout.
-    pub fn dropout(mut self, dropout: impl Into<Option<Dropout<TensorView<'a>>>>) -> Self {
-        self.dropout = dropout.into();
-        self
-    }
 }
 
 /// Gradients, without the hidden units of pairs in memory and without atomics: the same inputs on the same device by the same plan
@@ -137,7 +97,7 @@ impl AdditiveAttention {
     ///
     /// # Errors
     /// Everything that [`Error`] lists for tensors, masks, options and scratch; [`Error::Unsupported`] if no gradient is asked
-    /// for; [`Error::Limit`] if the device cannot bind so many tensors of a mask beside the others. Then nothing has been recorded.
+    /// for, or the forward call has no `lse`; [`Error::Limit`] if the device cannot bind so many tensors of a mask beside the others. Then nothing has been recorded.
     pub fn backward(
         &self,
         into: &mut impl Recorder,
@@ -169,11 +129,13 @@ impl AdditiveAttention {
     fn check_backward<'a>(&self, call: &AdditiveBackward<'a>) -> Result<AdditiveProblem<'a>, Error> {
         let device = &self.pipelines.facts();
         let config = &self.config;
-        let AdditiveBackward { q, k, v, score_vector, out, lse, d_out, d_lse, mask, dropout, .. } = *call;
-        let AdditiveBackward { d_q, d_k, d_v, d_score_vector, .. } = *call;
+        let AdditiveBackward { forward, d_out, d_lse, d_q, d_k, d_v, d_score_vector, .. } = *call;
+        let AdditiveForward { call: Forward { q, out, lse, mask, dropout, .. }, k, v, score_vector } =
+            forward;
         let mut tensors = CallTensors::new(device);
         let out_view = ("out", out, Access::Read);
         let shape = Shape::of(&mut tensors, config.dtype, config.dims(), [q, k, v], out_view)?;
+        let lse = required_lse(lse)?;
         tensors.read("lse", lse, DType::F32, shape.lse())?;
         tensors.read("d_out", d_out, config.dtype, shape.out())?;
         tensors.read("d_lse", d_lse, DType::F32, shape.lse())?;

@@ -286,6 +286,12 @@ impl Attention {
     }
 }
 
+/// The log-sum-exp that a forward call has written, which its backward pass reads.
+pub(crate) fn required_lse(lse: Option<TensorView>) -> Result<TensorView, Error> {
+    let why = "give the forward call `.lse(…)`: the backward pass reads it";
+    lse.ok_or(Error::Unsupported { what: "the backward pass of a call without `lse`", why })
+}
+
 /// Checks the mask, the optional outputs and the dropout of a call, which operators share.
 pub(crate) fn check_extras<'a>(
     extras: &Extras<'a>,

@@ -45,46 +45,13 @@ pub struct LinearForward<'a> {
     pub(crate) beta: Option<TensorView<'a>>,
 }
 
-/// Which keys there are, and what their features are made with: the same forward and backward.
+/// Which keys there are, and what their features are made with.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LinearKeys<'a> {
     pub key_mask: Option<TensorView<'a>>,
     pub lengths: Option<TensorView<'a>>,
     pub packed: Option<TensorView<'a>>,
     pub directions: Option<TensorView<'a>>,
-}
-
-/// The setters that forward and backward calls share.
-macro_rules! keys {
-    () => {
-        /// Keys to be seen, true, or not, false, `[batch or 1, kv_heads or 1, 1, kv_len]`: what k and v hold there does not matter.
-        #[doc(alias = "key_padding_mask")]
-        pub fn key_mask(mut self, key_mask: impl Into<Option<TensorView<'a>>>) -> Self {
-            self.keys.key_mask = key_mask.into();
-            self
-        }
-
-        /// Only the first `lengths[b, h]` keys are seen.
-        pub fn lengths(mut self, lengths: impl Into<Option<TensorView<'a>>>) -> Self {
-            self.keys.lengths = lengths.into();
-            self
-        }
-
-        /// Sequences one after the other in a batch of one: sequence s has rows `starts[s]` to `starts[s + 1]` of q, k and v. Rows
-        /// that are of none give 0. A start that is below the one before it counts as that, one past the end as the end.
-        #[doc(alias = "cu_seqlens")]
-        pub fn packed(mut self, starts: impl Into<Option<TensorView<'a>>>) -> Self {
-            self.keys.packed = starts.into();
-            self
-        }
-
-        /// The directions of random features, `[1, 1 or kv_heads, directions, head_dim]`, F32: see
-        /// [`random_features`](crate::linear_attention::random_features).
-        pub fn directions(mut self, directions: impl Into<Option<TensorView<'a>>>) -> Self {
-            self.keys.directions = directions.into();
-            self
-        }
-    };
 }
 
 impl<'a> LinearForward<'a> {
@@ -103,7 +70,33 @@ impl<'a> LinearForward<'a> {
         }
     }
 
-    keys!();
+    /// Keys to be seen, true, or not, false, `[batch or 1, kv_heads or 1, 1, kv_len]`: what k and v hold there does not matter.
+    #[doc(alias = "key_padding_mask")]
+    pub fn key_mask(mut self, key_mask: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.keys.key_mask = key_mask.into();
+        self
+    }
+
+    /// Only the first `lengths[b, h]` keys are seen.
+    pub fn lengths(mut self, lengths: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.keys.lengths = lengths.into();
+        self
+    }
+
+    /// Sequences one after the other in a batch of one: sequence s has rows `starts[s]` to `starts[s + 1]` of q, k and v. Rows
+    /// that are of none give 0. A start that is below the one before it counts as that, one past the end as the end.
+    #[doc(alias = "cu_seqlens")]
+    pub fn packed(mut self, starts: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.keys.packed = starts.into();
+        self
+    }
+
+    /// The directions of random features, `[1, 1 or kv_heads, directions, head_dim]`, F32: see
+    /// [`random_features`](crate::linear_attention::random_features).
+    pub fn directions(mut self, directions: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.keys.directions = directions.into();
+        self
+    }
 
     /// What the [`UpdateRule`](crate::linear_attention::UpdateRule) decays by, `[batch, kv_heads, kv_len, 1]`, or with as many channels as there are features; F32, F16
     /// or BF16.
@@ -132,45 +125,26 @@ impl<'a> LinearForward<'a> {
     }
 }
 
-/// One backward call: what [`LinearForward`] was given and wrote, the gradient of its result, and where the gradients go, each shaped as what
-/// it is of, in its type or F32.
+/// One backward call: a [`LinearForward`], whose inputs and `out` are read, the gradient of its result, and where the gradients go, each
+/// shaped as what it is of, in its type or F32.
 ///
-/// Sequences begin with the call: a [`state`](LinearForward::state) before it is taken to have been nothing, and its gradient is not
-/// computed.
+/// Sequences begin with the call: the gradient of a [`state`](LinearForward::state) is not computed.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct LinearBackward<'a> {
-    pub(crate) q: TensorView<'a>,
-    pub(crate) k: TensorView<'a>,
-    pub(crate) v: TensorView<'a>,
-    pub(crate) out: TensorView<'a>,
+    pub(crate) forward: LinearForward<'a>,
     pub(crate) d_out: TensorView<'a>,
     pub(crate) d_q: Option<TensorView<'a>>,
     pub(crate) d_k: Option<TensorView<'a>>,
     pub(crate) d_v: Option<TensorView<'a>>,
     pub(crate) accumulates: bool,
-    pub(crate) keys: LinearKeys<'a>,
 }
 
 impl<'a> LinearBackward<'a> {
-    /// The inputs `[q, k, v]` of a forward call, the `out` that it wrote, and the gradient of that. No gradient is written until it is
-    /// asked for.
-    pub fn new([q, k, v]: [TensorView<'a>; 3], out: TensorView<'a>, d_out: TensorView<'a>) -> Self {
-        LinearBackward {
-            q,
-            k,
-            v,
-            out,
-            d_out,
-            d_q: None,
-            d_k: None,
-            d_v: None,
-            accumulates: false,
-            keys: LinearKeys::default(),
-        }
+    /// `forward` as it was made, and the gradient of its `out`. No gradient is written until it is asked for.
+    pub fn new(forward: LinearForward<'a>, d_out: TensorView<'a>) -> Self {
+        LinearBackward { forward, d_out, d_q: None, d_k: None, d_v: None, accumulates: false }
     }
-
-    keys!();
 
     /// Writes the gradient of the queries there.
     pub fn d_q(mut self, d_q: impl Into<Option<TensorView<'a>>>) -> Self {

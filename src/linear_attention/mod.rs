@@ -302,7 +302,8 @@ impl LinearAttention {
         call: &LinearBackward<'a>,
     ) -> Result<(LinearProblem<'a>, LinearGradientViews<'a>), Error> {
         let device = &self.pipelines.facts();
-        let LinearBackward { q, k, v, out, d_out, d_q, d_k, d_v, accumulates, keys } = *call;
+        let LinearBackward { forward, d_out, d_q, d_k, d_v, accumulates } = *call;
+        let LinearForward { q, k, v, out, keys, state, begins, .. } = forward;
         let (dtype, mut tensors) = (self.config.dtype, CallTensors::new(device));
         let problem = self.problem([q, k, v, out], Access::Read, &keys, &mut tensors)?;
         tensors.read("d_out", d_out, dtype, problem.shape.out())?;
@@ -313,6 +314,13 @@ impl LinearAttention {
         if self.config.rule != UpdateRule::Linear {
             let why = "its gradients are not computed yet";
             return Err(Error::Unsupported { what: "the backward pass of an update rule", why });
+        }
+        if state.is_some() && !begins {
+            let why = "it has no gradient: give one call all tokens, whose sequences begin with it (`.begins(true)`)";
+            return Err(Error::Unsupported {
+                what: "the backward pass of a call that goes on from a `state`",
+                why,
+            });
         }
         if let FeatureMap::Custom(own) = self.config.map {
             own.check_slope()?;

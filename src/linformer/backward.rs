@@ -1,80 +1,36 @@
 //! The gradients of attention over projected keys and values.
 
 use super::dispatch::{LowRank, keep_rows};
-use super::{Linformer, Projected, Sides, aligned, product_tuning};
+use super::{Linformer, LinformerForward, Projected, aligned, product_tuning};
 use crate::attention::dispatch::backward::{self, BackwardPlans};
 use crate::attention::dispatch::{AddedGradients, BackwardProblem};
-use crate::attention::{Config, scale_in_f32};
+use crate::attention::{required_lse, scale_in_f32};
 use crate::device::DeviceFacts;
 use crate::kernel::{Dispatches, Prepared, Recorder, Scratch, ScratchSize, Slot, in_scratch};
-use crate::mask::{DeviceMask, Dropout};
+use crate::mask::DeviceMask;
 use crate::matmul::projection::dispatch_backward::Gradient;
 use crate::tensor::{Access, CallTensors, DType, Element, Error, Shape, TensorView, count};
 
-/// One backward call: what [`LinformerForward`](super::LinformerForward) was given and wrote, the gradient of its output, and where the
-/// gradients go. Each gradient is shaped as what it is of; `d_q` is of the configured type or F32, the others F32, F16 or BF16.
+/// One backward call: a [`LinformerForward`], whose inputs and outputs are read, the gradient of its output, and where the gradients go. Each gradient is shaped as what it is of; `d_q` is of the configured type or F32, the others F32, F16 or BF16.
 ///
 /// Keys and values are projected once more. What the forward pass must keep is `out` and `lse`.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct LinformerBackward<'a> {
-    q: TensorView<'a>,
-    sides: [TensorView<'a>; 3],
-    f: Option<TensorView<'a>>,
-    key_mask: Option<TensorView<'a>>,
-    out: TensorView<'a>,
-    lse: TensorView<'a>,
+    forward: LinformerForward<'a>,
     d_out: TensorView<'a>,
     d_lse: Option<TensorView<'a>>,
     d_q: Option<TensorView<'a>>,
     /// Of k, v, e, f.
     gradients: [Option<TensorView<'a>>; 4],
     accumulates: bool,
-    dropout: Option<Dropout<TensorView<'a>>>,
 }
 
 impl<'a> LinformerBackward<'a> {
-    /// The inputs `[q, k, v]` and `e` of a forward call, the `out` and [`lse`](super::LinformerForward::lse) that it wrote, and the gradient
-    /// of `out`. No gradient is written until it is asked for.
-    pub fn new(
-        [q, k, v]: [TensorView<'a>; 3],
-        e: TensorView<'a>,
-        out: TensorView<'a>,
-        lse: TensorView<'a>,
-        d_out: TensorView<'a>,
-    ) -> Self {
-        LinformerBackward {
-            q,
-            sides: [k, v, e],
-            f: None,
-            key_mask: None,
-            out,
-            lse,
-            d_out,
-            d_lse: None,
-            d_q: None,
-            gradients: [None; 4],
-            accumulates: false,
-            dropout: None,
-        }
-    }
-
-    /// The forward call's.
-    pub fn f(mut self, f: impl Into<Option<TensorView<'a>>>) -> Self {
-        self.f = f.into();
-        self
-    }
-
-    /// The forward call's.
-    pub fn key_mask(mut self, key_mask: impl Into<Option<TensorView<'a>>>) -> Self {
-        self.key_mask = key_mask.into();
-        self
-    }
-
-    /// The forward call's.
-    pub fn dropout(mut self, dropout: impl Into<Option<Dropout<TensorView<'a>>>>) -> Self {
-        self.dropout = dropout.into();
-        self
+    /// `forward` as it was made, with its [`lse`](LinformerForward::lse), and the gradient of its `out`. No gradient is written until it is
+    /// asked for.
+    pub fn new(forward: LinformerForward<'a>, d_out: TensorView<'a>) -> Self {
+        LinformerBackward { forward, d_out, d_lse: None, d_q: None, gradients: [None; 4], accumulates: false }
     }
 
     /// The gradient of `lse`, where the loss depends on that too.
@@ -120,15 +76,10 @@ impl<'a> LinformerBackward<'a> {
         self
     }
 
-    fn of_sides(&self) -> Sides<'a> {
-        let [k, v, e] = self.sides;
-        Sides { k, v, e, f: self.f, key_mask: self.key_mask }
-    }
-
     /// Whether gradients of projected keys, and of values, are needed.
     fn through(&self) -> [bool; 2] {
         let [d_k, d_v, d_e, d_f] = self.gradients.map(|view| view.is_some());
-        [d_k || d_e, d_v || d_f || d_e && self.f.is_none()]
+        [d_k || d_e, d_v || d_f || d_e && self.forward.f.is_none()]
     }
 }
 
@@ -162,7 +113,7 @@ impl Linformer {
     ///
     /// # Errors
     /// Everything that [`Error`] lists for tensors, options and scratch; [`Error::Unsupported`] if no gradient is asked for, or that of an `f`
-    /// which is not there. Then nothing has been recorded.
+    /// which is not there, or the forward call has no `lse`. Then nothing has been recorded.
     pub fn backward(
         &self,
         into: &mut impl Recorder,
@@ -187,11 +138,12 @@ impl Linformer {
         let Plan { shape, plans, size } = self.check_backward(call, device)?;
         scratch.check(size)?;
         // A part that is missing is not used.
-        let part = |slot| Ok(scratch.buffer(slot).unwrap_or(call.q.buffer));
-        let projected = self.projected(&call.of_sides(), &shape, part)?;
+        let part = |slot| Ok(scratch.buffer(slot).unwrap_or(call.forward.q.buffer));
+        let projected = self.projected(&call.forward, &shape, part)?;
         let between = self.between(call, &shape, part)?;
-        let mut dispatches = projected.dispatches(&call.of_sides(), &self.config, device)?;
-        for (problem, plans) in self.backward_problems(call, shape, &projected, &between).iter().zip(&plans) {
+        let mut dispatches = projected.dispatches(&call.forward, &self.config, device)?;
+        let problems = self.backward_problems(call, shape, &projected, &between)?;
+        for (problem, plans) in problems.iter().zip(&plans) {
             dispatches.extend(backward::dispatches(problem, plans, plans.memory(scratch)?, device));
         }
         dispatches.extend(self.products(call, &projected, &between, device)?);
@@ -207,7 +159,7 @@ impl Linformer {
         let low = self.low(*shape);
         let buffer = part(Slot::ProjectedGradients)?;
         let low_v = in_scratch(buffer, DType::F32, low.v(), aligned(count(low.k())));
-        let kept = match call.key_mask {
+        let kept = match call.forward.key_mask {
             // As long as the wider of both.
             Some(_) => {
                 let widest = if shape.head_dim > shape.value_dim { shape.k() } else { shape.v() };
@@ -226,8 +178,9 @@ impl Linformer {
         shape: Shape,
         projected: &Projected<'a>,
         between: &Between<'a>,
-    ) -> Vec<BackwardProblem<'a>> {
-        let LinformerBackward { q, out, lse, d_out, d_lse, d_q, dropout, .. } = *call;
+    ) -> Result<Vec<BackwardProblem<'a>>, Error> {
+        let LinformerBackward { forward, d_out, d_lse, d_q, .. } = *call;
+        let LinformerForward { q, out, lse, dropout, .. } = forward;
         let [k, v] = projected.low.map(|low| low.low);
         let [keys, values] = call.through();
         let all = BackwardProblem {
@@ -237,7 +190,7 @@ impl Linformer {
             k,
             v,
             out,
-            lse,
+            lse: required_lse(lse)?,
             d_out,
             d_lse,
             d_q,
@@ -255,12 +208,12 @@ impl Linformer {
         };
         let of_keys = BackwardProblem { d_q: None, ..all };
         let of_queries = BackwardProblem { d_k: None, d_v: None, accumulates: call.accumulates, ..all };
-        match (d_q.is_some(), keys || values) {
+        Ok(match (d_q.is_some(), keys || values) {
             (true, true) if !call.accumulates => vec![all],
             (true, true) => vec![of_queries, of_keys],
             (true, false) => vec![of_queries],
             _ => vec![of_keys],
-        }
+        })
     }
 
     /// From the gradients of projected keys and values to those of the inputs.
@@ -277,7 +230,7 @@ impl Linformer {
             let low = LowRank { low: between.low[side], ..projected.low[side] };
             if let Some(view) = call.gradients[side] {
                 let wanted = Gradient { view, accumulates: call.accumulates };
-                match (between.kept, call.key_mask) {
+                match (between.kept, call.forward.key_mask) {
                     (Some(kept), Some(key_mask)) => {
                         let all = in_scratch(kept.buffer, DType::F32, view.shape(), 0);
                         dispatches.extend(low.d_x(
@@ -290,7 +243,7 @@ impl Linformer {
                     _ => dispatches.extend(low.d_x(wanted, kernel_options, device)?),
                 }
             }
-            let shares = side == 1 && call.f.is_none();
+            let shares = side == 1 && call.forward.f.is_none();
             if let Some(view) = call.gradients[if shares { 2 } else { 2 + side }] {
                 let wanted = Gradient { view, accumulates: call.accumulates || shares };
                 dispatches.push(low.d_projection(wanted, kernel_options, device)?);
@@ -300,13 +253,13 @@ impl Linformer {
     }
 
     fn check_backward(&self, call: &LinformerBackward, device: &DeviceFacts) -> Result<Plan, Error> {
-        let LinformerBackward { q, f, out, lse, d_out, d_lse, d_q, dropout, .. } = *call;
-        let Config { dtype, .. } = self.config;
-        let sides = call.of_sides();
+        let LinformerBackward { forward, d_out, d_lse, d_q, .. } = *call;
+        let LinformerForward { q, e, f, lse, dropout, .. } = forward;
+        let dtype = self.config.dtype;
         let mut tensors = CallTensors::new(device);
-        let shape = self.check_tensors(q, &sides, ("out", out, Access::Read), &mut tensors)?;
+        let shape = self.check_tensors(&forward, Access::Read, &mut tensors)?;
         tensors.read("d_out", d_out, dtype, shape.out())?;
-        tensors.read("lse", lse, DType::F32, shape.lse())?;
+        tensors.read("lse", required_lse(lse)?, DType::F32, shape.lse())?;
         tensors.read("d_lse", d_lse, DType::F32, shape.lse())?;
         let [d_k, d_v, d_e, d_f] = call.gradients;
         if d_f.is_some() && f.is_none() {
@@ -316,8 +269,8 @@ impl Linformer {
         tensors.write("d_q", d_q, Element::Float, shape.q())?;
         tensors.write("d_k", d_k, Element::Float, shape.k())?;
         tensors.write("d_v", d_v, Element::Float, shape.v())?;
-        tensors.write("d_e", d_e, Element::Float, sides.e.shape())?;
-        tensors.write("d_f", d_f, Element::Float, f.unwrap_or(sides.e).shape())?;
+        tensors.write("d_e", d_e, Element::Float, e.shape())?;
+        tensors.write("d_f", d_f, Element::Float, f.unwrap_or(e).shape())?;
         tensors.require_gradients("nothing is asked for: give `d_q`, `d_k`, `d_v`, `d_e` or `d_f`")?;
         if let Some(d_q) = d_q.filter(|d_q| ![DType::F32, dtype].contains(&d_q.dtype)) {
             let expected = if dtype == DType::F32 { "F32".into() } else { format!("F32 or {dtype:?}") };
@@ -329,17 +282,17 @@ impl Linformer {
         tensors.check_aliasing()?;
 
         let low = self.low(shape);
-        let mut size = self.projected_size(&sides, &shape)?;
+        let mut size = self.projected_size(&forward, &shape)?;
         size = size.with(Slot::ProjectedGradients, self.bytes([low.k(), low.v()], DType::F32)?);
-        if call.key_mask.is_some() {
+        if forward.key_mask.is_some() {
             let widest = if shape.head_dim > shape.value_dim { shape.k() } else { shape.v() };
             size = size.with(Slot::ContextGradient, self.bytes([widest, [0; 4]], DType::F32)?);
         }
         // Where there is no scratch yet, any buffer stands for it: plans look at layouts.
         let any = |_| Ok(q.buffer);
-        let projected = self.projected(&sides, &shape, any)?;
+        let projected = self.projected(&forward, &shape, any)?;
         let between = self.between(call, &shape, any)?;
-        let problems = self.backward_problems(call, shape, &projected, &between);
+        let problems = self.backward_problems(call, shape, &projected, &between)?;
         let plans: Vec<_> =
             problems.iter().map(|problem| backward::plan(problem, device)).collect::<Result<_, _>>()?;
         self.products(call, &projected, &between, device)?;

@@ -118,16 +118,6 @@ impl<'a> LinformerForward<'a> {
     }
 }
 
-/// Keys and values before and after their projection, with what projects them.
-#[derive(Clone, Copy)]
-struct Sides<'a> {
-    k: TensorView<'a>,
-    v: TensorView<'a>,
-    e: TensorView<'a>,
-    f: Option<TensorView<'a>>,
-    key_mask: Option<TensorView<'a>>,
-}
-
 /// Of keys and of values: where the rows that are there lie, and the projection of those.
 struct Projected<'a> {
     kept: Option<[TensorView<'a>; 2]>,
@@ -200,8 +190,8 @@ impl Linformer {
             let plan = self.check(call, device)?;
             scratch.check(plan.size).map(|()| plan)
         })?;
-        let projected = self.projected(&call.sides(), &shape, |slot| scratch.buffer(slot))?;
-        let mut dispatches = projected.dispatches(&call.sides(), &self.config, device)?;
+        let projected = self.projected(call, &shape, |slot| scratch.buffer(slot))?;
+        let mut dispatches = projected.dispatches(call, &self.config, device)?;
         let problem = self.problem(shape, call.q, &projected, call.extras());
         dispatches.extend(attention::dispatch::dispatches(&problem, chosen, chosen.memory(scratch)?, device));
         self.pipelines.bind("linformer", &dispatches, scratch.bindings())
@@ -236,7 +226,7 @@ impl Linformer {
     /// Where keys and values lie on their way, in `part`s of the scratch.
     fn projected<'a>(
         &self,
-        sides: &Sides<'a>,
+        call: &LinformerForward<'a>,
         shape: &Shape,
         part: impl Fn(Slot) -> Result<&'a wgpu::Buffer, Error>,
     ) -> Result<Projected<'a>, Error> {
@@ -246,21 +236,21 @@ impl Linformer {
             let buffer = part(slot)?;
             Ok([in_scratch(buffer, dtype, k, 0), in_scratch(buffer, dtype, v, aligned(count(k)))])
         };
-        let kept = sides.key_mask.map(|_| both(Slot::Kept, [shape.k(), shape.v()], dtype)).transpose()?;
+        let kept = call.key_mask.map(|_| both(Slot::Kept, [shape.k(), shape.v()], dtype)).transpose()?;
         let [low_k, low_v] = both(Slot::Projected, [low.k(), low.v()], dtype)?;
-        let [k, v] = kept.unwrap_or([sides.k, sides.v]);
+        let [k, v] = kept.unwrap_or([call.k, call.v]);
         let low = [
-            LowRank { projection: sides.e, x: k, low: low_k },
-            LowRank { projection: sides.f.unwrap_or(sides.e), x: v, low: low_v },
+            LowRank { projection: call.e, x: k, low: low_k },
+            LowRank { projection: call.f.unwrap_or(call.e), x: v, low: low_v },
         ];
         Ok(Projected { kept, low })
     }
 
-    fn projected_size(&self, sides: &Sides, shape: &Shape) -> Result<ScratchSize, Error> {
+    fn projected_size(&self, call: &LinformerForward, shape: &Shape) -> Result<ScratchSize, Error> {
         let low = self.low(*shape);
         let bytes = |k, v, dtype| self.bytes([k, v], dtype);
         let size = ScratchSize::default().with(Slot::Projected, bytes(low.k(), low.v(), self.config.dtype)?);
-        match sides.key_mask {
+        match call.key_mask {
             Some(_) => Ok(size.with(Slot::Kept, bytes(shape.k(), shape.v(), self.config.dtype)?)),
             None => Ok(size),
         }
@@ -280,31 +270,30 @@ impl Linformer {
 
     /// Everything that can be said of a call before its pipelines.
     fn check(&self, call: &LinformerForward, device: &DeviceFacts) -> Result<Plan, Error> {
-        let LinformerForward { q, out, .. } = *call;
-        let sides = call.sides();
+        let q = call.q;
         let mut tensors = CallTensors::new(device);
-        let shape = self.check_tensors(q, &sides, ("out", out, Access::Write), &mut tensors)?;
+        let shape = self.check_tensors(call, Access::Write, &mut tensors)?;
         let extras = call.extras();
         check_extras(&extras, &self.low(shape), &mut tensors)?;
         tensors.finish()?;
-        let size = self.projected_size(&sides, &shape)?;
+        let size = self.projected_size(call, &shape)?;
         // Where there is no scratch yet, any buffer stands for it: plans look at layouts.
-        let projected = self.projected(&sides, &shape, |_| Ok(q.buffer))?;
+        let projected = self.projected(call, &shape, |_| Ok(q.buffer))?;
         let problem = self.problem(shape, q, &projected, extras);
         let chosen = attention::dispatch::choose(&problem.outline(), device)?;
-        projected.dispatches(&sides, &self.config, device)?;
+        projected.dispatches(call, &self.config, device)?;
         Ok(Plan { shape, chosen, size: size.max(chosen.scratch_size()) })
     }
 
-    /// Checks the inputs, and a tensor shaped as the output. Gives the shape of the attention over all keys.
+    /// Checks the inputs and the output. Gives the shape of the attention over all keys.
     fn check_tensors<'a>(
         &self,
-        q: TensorView<'a>,
-        sides: &Sides<'a>,
-        out: (&'static str, TensorView<'a>, Access),
+        call: &LinformerForward<'a>,
+        access: Access,
         tensors: &mut CallTensors<'a, '_>,
     ) -> Result<Shape, Error> {
-        let Sides { k, v, e, f, key_mask } = *sides;
+        let LinformerForward { q, k, v, e, f, key_mask, out, .. } = *call;
+        let out = ("out", out, access);
         let shape = Shape::of(tensors, self.config.dtype, self.config.dims(), [q, k, v], out)?;
         shape.check_lengths()?;
         let Shape { batch, kv_heads, kv_len, .. } = shape;
@@ -335,11 +324,6 @@ fn product_tuning(config: &Config) -> KernelOptions {
 }
 
 impl<'a> LinformerForward<'a> {
-    fn sides(&self) -> Sides<'a> {
-        let LinformerForward { k, v, e, f, key_mask, .. } = *self;
-        Sides { k, v, e, f, key_mask }
-    }
-
     fn extras(&self) -> Extras<'a> {
         let LinformerForward { out, lse, weights, dropout, .. } = *self;
         Extras { out, mask: DeviceMask::none(), appended: 0, lse, weights, scores: None, dropout }
@@ -350,13 +334,13 @@ impl<'a> Projected<'a> {
     /// Leaves out the keys that are not there, and projects.
     fn dispatches(
         &self,
-        sides: &Sides<'a>,
+        call: &LinformerForward<'a>,
         config: &Config,
         device: &DeviceFacts,
     ) -> Result<Dispatches<'a>, Error> {
         let mut dispatches = Dispatches::new();
-        if let (Some(kept), Some(key_mask)) = (self.kept, sides.key_mask) {
-            for (x, view) in [sides.k, sides.v].into_iter().zip(kept) {
+        if let (Some(kept), Some(key_mask)) = (self.kept, call.key_mask) {
+            for (x, view) in [call.k, call.v].into_iter().zip(kept) {
                 dispatches.push(keep_rows(x, key_mask, Gradient { view, accumulates: false }, device));
             }
         }

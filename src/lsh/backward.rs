@@ -1,28 +1,23 @@
 //! The gradients of attention within buckets.
 
 use super::dispatch::{LshRounds, LshSizes};
-use super::{LshAttention, LshInputs, Sorted};
+use super::{LshAttention, LshForward, Sorted};
 use crate::attention::dispatch::backward::{self, BackwardPlans};
 use crate::attention::dispatch::{AddedGradients, BackwardProblem};
-use crate::attention::scale_in_f32;
+use crate::attention::{required_lse, scale_in_f32};
 use crate::device::DeviceFacts;
 use crate::kernel::{Prepared, Recorder, Scratch, ScratchSize, Slot, fits, in_scratch};
 use crate::matmul::projection::dispatch_backward::Gradient;
 use crate::tensor::{CallTensors, DType, Element, Error, TensorView, count};
 
-/// One backward call: what [`LshForward`](super::LshForward) was given and wrote, buckets too, the gradient of its output, and where the gradients
+/// One backward call: a [`LshForward`], whose inputs and outputs are read, buckets too, the gradient of its output, and where the gradients
 /// go: `d_qk` and `d_v`, shaped as qk and v, F32, F16 or BF16.
 ///
 /// Tokens are sorted and scores computed once more. A token's score with itself is a constant and has no gradient.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct LshBackward<'a> {
-    qk: TensorView<'a>,
-    v: TensorView<'a>,
-    buckets: TensorView<'a>,
-    lengths: Option<TensorView<'a>>,
-    out: TensorView<'a>,
-    lse: TensorView<'a>,
+    forward: LshForward<'a>,
     d_out: TensorView<'a>,
     d_lse: Option<TensorView<'a>>,
     d_qk: Option<TensorView<'a>>,
@@ -31,34 +26,10 @@ pub struct LshBackward<'a> {
 }
 
 impl<'a> LshBackward<'a> {
-    /// The inputs `[qk, v]` of a forward call, the `buckets`, `out` and [`lse`](super::LshForward::lse) that it wrote, and the gradient of
-    /// `out`. No gradient is written until it is asked for.
-    pub fn new(
-        [qk, v]: [TensorView<'a>; 2],
-        buckets: TensorView<'a>,
-        out: TensorView<'a>,
-        lse: TensorView<'a>,
-        d_out: TensorView<'a>,
-    ) -> Self {
-        LshBackward {
-            qk,
-            v,
-            buckets,
-            lengths: None,
-            out,
-            lse,
-            d_out,
-            d_lse: None,
-            d_qk: None,
-            d_v: None,
-            accumulates: false,
-        }
-    }
-
-    /// The forward call's.
-    pub fn lengths(mut self, lengths: impl Into<Option<TensorView<'a>>>) -> Self {
-        self.lengths = lengths.into();
-        self
+    /// `forward` as it was made, with its [`lse`](LshForward::lse), and the gradient of its `out`. No gradient is written until it is asked
+    /// for.
+    pub fn new(forward: LshForward<'a>, d_out: TensorView<'a>) -> Self {
+        LshBackward { forward, d_out, d_lse: None, d_qk: None, d_v: None, accumulates: false }
     }
 
     /// The gradient of `lse`, where the loss depends on that too.
@@ -83,11 +54,6 @@ impl<'a> LshBackward<'a> {
     pub fn accumulate(mut self, accumulates: bool) -> Self {
         self.accumulates = accumulates;
         self
-    }
-
-    fn inputs(&self) -> LshInputs<'a> {
-        let LshBackward { qk, v, buckets, lengths, .. } = *self;
-        LshInputs { qk, v, buckets, lengths }
     }
 }
 
@@ -125,8 +91,8 @@ impl LshAttention {
     /// Records the gradients of a forward call into an encoder or a pass.
     ///
     /// # Errors
-    /// Everything that [`Error`] lists for tensors and scratch; [`Error::Unsupported`] if no gradient is asked for. Then nothing has been
-    /// recorded.
+    /// Everything that [`Error`] lists for tensors and scratch; [`Error::Unsupported`] if no gradient is asked for, or the forward call
+    /// has no `lse`. Then nothing has been recorded.
     pub fn backward(
         &self,
         into: &mut impl Recorder,
@@ -147,15 +113,15 @@ impl LshAttention {
         let Plan { sizes, plans, size } = self.check_backward(call, device)?;
         scratch.check(size)?;
         // A part that is missing is not used.
-        let part = |slot| Ok(scratch.buffer(slot).unwrap_or(call.qk.buffer));
-        let inputs = call.inputs();
-        let rounds = LshRounds::new(sizes, inputs.buckets, inputs.lengths, &part)?;
+        let LshForward { qk, buckets, out, lse, lengths, .. } = call.forward;
+        let part = |slot| Ok(scratch.buffer(slot).unwrap_or(qk.buffer));
+        let rounds = LshRounds::new(sizes, buckets, lengths, &part)?;
         let between = self.between(call, &sizes, &part)?;
         let mut dispatches = rounds.dispatches(part, device)?;
-        dispatches.extend(between.sorted.gather(&inputs, &rounds, device));
+        dispatches.extend(between.sorted.gather(&call.forward, &rounds, device));
         dispatches.extend([
-            rounds.gather(call.out, between.out, false, device),
-            rounds.gather(call.lse, between.lse, false, device),
+            rounds.gather(out, between.out, false, device),
+            rounds.gather(required_lse(lse)?, between.lse, false, device),
             rounds.gather(call.d_out, between.d_out, false, device),
         ]);
         let of_lse = call.d_lse.zip(between.d_lse);
@@ -164,7 +130,7 @@ impl LshAttention {
         dispatches.extend(backward::dispatches(&problem, &plans, plans.memory(scratch)?, device));
         let gradient = |view| Gradient { view, accumulates: call.accumulates };
         if let Some(d_qk) = call.d_qk {
-            let queries = Some((call.qk, between.d_q));
+            let queries = Some((qk, between.d_q));
             dispatches.push(rounds.gradients(between.d_k, queries, gradient(d_qk), device));
         }
         if let Some(d_v) = call.d_v {
@@ -253,14 +219,15 @@ impl LshAttention {
     }
 
     fn check_backward(&self, call: &LshBackward, device: &DeviceFacts) -> Result<Plan, Error> {
-        let LshBackward { qk, v, buckets, lengths, out, lse, d_out, d_lse, d_qk, d_v, .. } = *call;
+        let LshBackward { forward, d_out, d_lse, d_qk, d_v, .. } = *call;
+        let LshForward { qk, v, buckets, lengths, out, lse, .. } = forward;
         let mut tensors = CallTensors::new(device);
-        let sizes = self.check_inputs(&call.inputs(), &mut tensors)?;
+        let sizes = self.check_inputs(&forward, &mut tensors)?;
         let LshSizes { batch, heads, length, .. } = sizes;
         tensors.read("buckets", buckets, DType::U32, sizes.hashes())?;
         tensors.read("out", out, self.config.dtype, v.shape())?;
         tensors.read("d_out", d_out, self.config.dtype, v.shape())?;
-        tensors.read("lse", lse, DType::F32, [batch, heads, length, 1])?;
+        tensors.read("lse", required_lse(lse)?, DType::F32, [batch, heads, length, 1])?;
         tensors.read("d_lse", d_lse, DType::F32, [batch, heads, length, 1])?;
         tensors.write("d_qk", d_qk, Element::Float, qk.shape())?;
         tensors.write("d_v", d_v, Element::Float, v.shape())?;

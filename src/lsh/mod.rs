@@ -115,20 +115,6 @@ impl<'a> LshForward<'a> {
         self.lengths = lengths.into();
         self
     }
-
-    fn inputs(&self) -> LshInputs<'a> {
-        let LshForward { qk, v, buckets, lengths, .. } = *self;
-        LshInputs { qk, v, buckets, lengths }
-    }
-}
-
-/// What calls forward and backward have in common.
-#[derive(Clone, Copy)]
-struct LshInputs<'a> {
-    qk: TensorView<'a>,
-    v: TensorView<'a>,
-    buckets: TensorView<'a>,
-    lengths: Option<TensorView<'a>>,
 }
 
 /// Queries, keys and values in order, of all rounds.
@@ -237,13 +223,12 @@ impl LshAttention {
             scratch.check(plan.size).map(|()| plan)
         })?;
         let part = |slot| scratch.buffer(slot);
-        let inputs = call.inputs();
-        let rounds = LshRounds::new(sizes, inputs.buckets, inputs.lengths, &part)?;
+        let rounds = LshRounds::new(sizes, call.buckets, call.lengths, &part)?;
         let sorted = self.sorted(&sizes, &part)?;
         let mut dispatches = Dispatches::new();
         dispatches.extend(call.rotations.map(|rotations| rounds.hash(call.qk, rotations, device)));
         dispatches.extend(rounds.dispatches(part, device)?);
-        dispatches.extend(sorted.gather(&inputs, &rounds, device));
+        dispatches.extend(sorted.gather(call, &rounds, device));
         let parts = self.parts(&sizes, &part)?;
         let problem = self.problem(&rounds, &sorted, parts);
         dispatches.extend(attention::dispatch::dispatches(&problem, chosen, chosen.memory(scratch)?, device));
@@ -339,7 +324,7 @@ impl LshAttention {
     fn check(&self, call: &LshForward, device: &DeviceFacts) -> Result<Plan, Error> {
         let LshForward { qk, v, rotations, buckets, out, lse, lengths } = *call;
         let mut tensors = CallTensors::new(device);
-        let sizes = self.check_inputs(&call.inputs(), &mut tensors)?;
+        let sizes = self.check_inputs(call, &mut tensors)?;
         let LshSizes { batch, heads, length, head_dim, n_buckets, rounds, .. } = sizes;
         tensors.write("out", out, self.config.dtype, v.shape())?;
         tensors.write("lse", lse, DType::F32, [batch, heads, length, 1])?;
@@ -361,10 +346,10 @@ impl LshAttention {
     /// Checks all inputs but the buckets, which a forward call may write.
     fn check_inputs<'a>(
         &self,
-        inputs: &LshInputs<'a>,
+        call: &LshForward<'a>,
         tensors: &mut CallTensors<'a, '_>,
     ) -> Result<LshSizes, Error> {
-        let LshInputs { qk, v, lengths, .. } = *inputs;
+        let LshForward { qk, v, lengths, .. } = *call;
         let LshConfig { heads, head_dim, value_dim, dtype, rounds, n_buckets, chunk, .. } = self.config;
         let [batch, _, length, _] = qk.shape();
         tensors.read("qk", qk, dtype, [batch, heads, length, head_dim])?;
@@ -386,11 +371,11 @@ impl LshAttention {
 
 impl<'a> Sorted<'a> {
     /// Copies queries, keys and values in order.
-    fn gather(&self, inputs: &LshInputs<'a>, rounds: &LshRounds<'a>, device: &DeviceFacts) -> Dispatches<'a> {
+    fn gather(&self, call: &LshForward<'a>, rounds: &LshRounds<'a>, device: &DeviceFacts) -> Dispatches<'a> {
         vec![
-            rounds.gather(inputs.qk, self.q, false, device),
-            rounds.gather(inputs.qk, self.k, true, device),
-            rounds.gather(inputs.v, self.v, false, device),
+            rounds.gather(call.qk, self.q, false, device),
+            rounds.gather(call.qk, self.k, true, device),
+            rounds.gather(call.v, self.v, false, device),
         ]
     }
 }

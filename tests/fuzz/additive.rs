@@ -92,8 +92,8 @@ pub fn additive(
     let mask = mask.as_ref().map_or(DeviceMask::none(), |mask| mask.device(&buffers));
     let [q, k, v, vector] = [0, 1, 2, 3].map(|n| t.read(n));
     if backward {
-        let call = AdditiveBackward::new([q, k, v], vector, t.read(4), t.read(5), t.read(6))
-            .mask(mask)
+        let forward = AdditiveForward::new(q, k, v, vector, t.read(4)).lse(t.read(5)).mask(mask);
+        let call = AdditiveBackward::new(forward, t.read(6))
             .d_q(t.written(0))
             .d_k(t.written(1))
             .d_v(t.written(2))
@@ -281,11 +281,12 @@ pub fn linear(
     };
     let [q, k, v] = [0, 1, 2].map(|n| t.read(n));
     if backward {
-        let call = LinearBackward::new([q, k, v], t.read(9), t.read(10))
+        let forward = LinearForward::new(q, k, v, t.read(9))
             .key_mask(t.given(3))
             .lengths(t.given(4))
             .packed(t.given(5))
-            .directions(t.given(6))
+            .directions(t.given(6));
+        let call = LinearBackward::new(forward, t.read(10))
             .d_q(t.written(0))
             .d_k(t.written(1))
             .d_v(t.written(2))

@@ -69,9 +69,8 @@ pub fn linformer(
     };
     let [q, k, v, e] = [0, 1, 2, 3].map(|n| t.read(n));
     if backward {
-        let call = LinformerBackward::new([q, k, v], e, t.read(6), t.read(7), t.read(8))
-            .f(t.given(4))
-            .key_mask(t.given(5))
+        let forward = LinformerForward::new(q, k, v, e, t.read(6)).f(t.given(4)).key_mask(t.given(5));
+        let call = LinformerBackward::new(forward.lse(t.read(7)), t.read(8))
             .d_q(t.written(0))
             .d_k(t.written(1))
             .d_v(t.written(2))
@@ -165,8 +164,8 @@ pub fn lsh(
     };
     let [qk, v] = [0, 1].map(|n| t.read(n));
     if backward {
-        let call = LshBackward::new([qk, v], t.read(3), t.read(5), t.read(6), t.read(7))
-            .lengths(t.given(4))
+        let forward = LshForward::with_buckets(qk, v, t.read(3), t.read(5)).lse(t.read(6));
+        let call = LshBackward::new(forward.lengths(t.given(4)), t.read(7))
             .d_qk(t.written(0))
             .d_v(t.written(1))
             .accumulate(accumulates);

@@ -327,15 +327,13 @@ pub async fn run_backward_async(
             .mask(rules.mask())
             .lse(lse.view())
             .dropout(dropout);
-        let call = AdditiveBackward::new(qkv, vector.view(), out.view(), lse.view(), d_out.view())
+        let call = AdditiveBackward::new(forward, d_out.view())
             .d_lse(view(&d_lse))
             .d_q(view(d_q))
             .d_k(view(d_k))
             .d_v(view(d_v))
             .d_score_vector(view(d_score_vector))
-            .accumulate(setup.accumulates)
-            .mask(rules.mask())
-            .dropout(dropout);
+            .accumulate(setup.accumulates);
         let attention =
             AdditiveAttention::with_pipelines(profile.gpu.pipelines(), config).map_err(refused)?;
         let size: ScratchSize = attention.scratch_size(&forward).map_err(refused)?;

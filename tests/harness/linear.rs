@@ -303,15 +303,12 @@ impl LinearCase {
         };
         let gradients = [written(0, q_at), written(1, k_at), written(2, v_at)];
         let keys = self.place_keys(profile, dtype, layout);
-        let call = LinearBackward::new([q.view(), k.view(), v.view()], out.view(), d_out.view())
+        let forward = keys.add(LinearForward::new(q.view(), k.view(), v.view(), out.view()));
+        let call = LinearBackward::new(forward, d_out.view())
             .d_q(gradients[0].view())
             .d_k(gradients[1].view())
             .d_v(gradients[2].view())
-            .accumulate(accumulates)
-            .key_mask(keys.key_mask.as_ref().map(Placed::view))
-            .lengths(keys.lengths.as_ref().map(Placed::view))
-            .packed(keys.starts.as_ref().map(Placed::view))
-            .directions(keys.directions.as_ref().map(Placed::view));
+            .accumulate(accumulates);
         let gpu = &profile.gpu;
         let refused = |e: wgpu_attention::Error| format!("refused: {e}");
         let operator =

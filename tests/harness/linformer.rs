@@ -306,11 +306,9 @@ impl Case {
         let refused = |e: wgpu_attention::Error| format!("refused: {e}");
         let operator =
             Linformer::with_pipelines(profile.gpu.pipelines(), config, self.rank).map_err(refused)?;
-        let of_f = f.as_ref().map(Placed::view);
-        let of_mask = mask.as_ref().map(Placed::view);
         let call = LinformerForward::new(q.view(), k.view(), v.view(), e.view(), out.view())
-            .f(of_f)
-            .key_mask(of_mask)
+            .f(f.as_ref().map(Placed::view))
+            .key_mask(mask.as_ref().map(Placed::view))
             .lse(lse.view())
             .weights(weights.as_ref().map(Placed::view));
         let results = [0, 1, 2, 3, 4].map(|n| {
@@ -325,10 +323,7 @@ impl Case {
                 false => Placed::output(profile, dtype, at),
             }
         });
-        let inputs = [q.view(), k.view(), v.view()];
-        let back = LinformerBackward::new(inputs, e.view(), out.view(), lse.view(), d_out.view())
-            .f(of_f)
-            .key_mask(of_mask)
+        let back = LinformerBackward::new(call, d_out.view())
             .d_lse(d_lse.view())
             .d_q(results[0].view())
             .d_k(results[1].view())

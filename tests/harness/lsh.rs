@@ -278,12 +278,11 @@ impl Case {
             };
             let out = Placed::output(profile, dtype, out_at);
             let lse = Placed::output(profile, DType::F32, lse_at);
-            let of_lengths = lengths.as_ref().map(Placed::view);
             let call = match buckets {
                 Some(_) => LshForward::with_buckets(qk.view(), v.view(), hashes.view(), out.view()),
                 None => LshForward::new(qk.view(), v.view(), rotations.view(), hashes.view(), out.view()),
             };
-            let call = call.lse(lse.view()).lengths(of_lengths);
+            let call = call.lse(lse.view()).lengths(lengths.as_ref().map(Placed::view));
             let results = [0, 1].map(|n| {
                 let layout = match layout {
                     Layout::Window(seed) => Layout::Window(seed ^ (n as u64 + 1) << 8),
@@ -295,10 +294,8 @@ impl Case {
                     false => Placed::output(profile, setup.gradient, at),
                 }
             });
-            let inputs = [qk.view(), v.view()];
-            let back = LshBackward::new(inputs, hashes.view(), out.view(), lse.view(), d_out.view())
+            let back = LshBackward::new(call, d_out.view())
                 .d_lse(d_lse.view())
-                .lengths(of_lengths)
                 .d_qk(results[0].view())
                 .d_v(results[1].view())
                 .accumulate(setup.accumulates);

@@ -381,8 +381,7 @@ fn hashed_attention_of_long_keys_matches() {
             LshForward::with_buckets(qk_view.view(), v_view.view(), numbers, out.view()).lse(lse.view());
         let mut memory = scratch(gpu, attention.scratch_size(&call));
         gpu.submit(|encoder| attention.forward(encoder, &call, &mut memory)).expect("a call");
-        let inputs = [qk_view.view(), v_view.view()];
-        let backward = LshBackward::new(inputs, numbers, out.view(), lse.view(), d_out_view.view());
+        let backward = LshBackward::new(call, d_out_view.view());
         let backward = backward.d_qk(d_qk.view()).d_v(d_v.view());
         let mut memory = scratch(gpu, attention.backward_scratch_size(&backward));
         gpu.submit(|encoder| attention.backward(encoder, &backward, &mut memory)).expect("gradients");

@@ -327,8 +327,9 @@ fn scratch_bytes(case: &LinearCase, setup: &LinearSetup) -> [u64; 2] {
     let written = buffer(shape.k());
     let d_k = TensorView::new(&written, DType::F32, shape.k());
     let operator = LinearAttention::with_pipelines(gpu.pipelines(), case.config(setup)).expect("an operator");
-    let forward = operator.scratch_size(&LinearForward::new(q, k, v, out)).expect("a size");
-    let back = LinearBackward::new([q, k, v], out, out).d_k(d_k);
+    let call = LinearForward::new(q, k, v, out);
+    let forward = operator.scratch_size(&call).expect("a size");
+    let back = LinearBackward::new(call, out).d_k(d_k);
     [forward, operator.backward_scratch_size(&back).expect("a size")].map(|size| size.total())
 }
 
@@ -728,7 +729,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     refused(config, good, &["scratch"]);
 
     let (d_out, d_q) = (view(9, outs), view(10, wide));
-    let new = LinearBackward::new([q, k, v], out, d_out);
+    let new = LinearBackward::new(good, d_out);
     let mut refused = |config: LinearConfig, call: LinearBackward, words: &[&str]| {
         let operator = made(config).expect("an operator");
         let mut encoder = gpu.device().create_command_encoder(&Default::default());
@@ -737,17 +738,16 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
         let mut pass = encoder.begin_compute_pass(&Default::default());
         assert!(operator.backward(&mut pass, &call, &mut none).is_err());
     };
+    let of = |forward| LinearBackward::new(forward, d_out).d_q(d_q);
     refused(config, new, &["nothing is asked for"]);
     refused(config, new.d_q(view(10, keys)), &["`d_q`", "heads must be 4"]);
     refused(config, new.d_k(typed(10, DType::F16, keys)), &["`d_k`", "F32", "F16"]);
     refused(config, new.d_v(view(2, values)), &["`d_v`", "`v`"]);
     refused(config, new.d_q(d_q).d_k(view(10, keys)), &["overlap"]);
-    refused(config, new.d_q(d_q).key_mask(typed(4, DType::Bool, [2, 1, 1, 4])), &["`key_mask`"]);
-    refused(
-        config,
-        LinearBackward::new([q, k, v], out, view(9, wide)).d_q(d_q),
-        &["`d_out`", "dim must be 6"],
-    );
+    refused(config, of(good.key_mask(typed(4, DType::Bool, [2, 1, 1, 4]))), &["`key_mask`"]);
+    refused(config, LinearBackward::new(good, view(9, wide)).d_q(d_q), &["`d_out`", "dim must be 6"]);
+    refused(config, of(good.state(state)), &["a call that goes on from a `state`", ".begins(true)"]);
+    refused(config, of(good.state(state).begins(true)), &["scratch"]);
     refused(gated, new.d_q(d_q), &["backward pass of an update rule"]);
     // A number's bits have no derivative.
     let bits = FeatureMod::new("fn feature_map(x: f32) -> f32 { return f32(bitcast<u32>(x) & 7u); }");

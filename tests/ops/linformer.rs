@@ -230,7 +230,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     refused(good.key_mask(typed(6, DType::Bool, [1, 1, 1, 6])), &["scratch", "kept"]);
 
     let [lse, d_out] = [view(7, row), view(8, wide)];
-    let back = LinformerBackward::new([q, k, v], e, out, lse, d_out);
+    let back = LinformerBackward::new(good.lse(lse), d_out);
     let mut refused = |call: LinformerBackward, words: &[&str]| {
         let mut encoder = gpu.device().create_command_encoder(&Default::default());
         let error = operator.backward(&mut encoder, &call, &mut scratch).expect_err("an error").to_string();
@@ -247,8 +247,9 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     refused(back.d_e(view(9, [1, 2, 3, 6])), &["`d_e`", "heads must be 1", "got 2"]);
     refused(back.d_e(view(9, low)).d_k(view(9, keys)), &["overlap"]);
     refused(back.d_lse(typed(10, DType::F16, row)).d_e(view(9, low)), &["`d_lse`", "F32", "F16"]);
-    refused(LinformerBackward::new([q, k, v], e, out, view(7, wide), d_out).d_e(view(9, low)), &["`lse`"]);
-    refused(LinformerBackward::new([q, k, v], e, out, lse, view(8, keys)).d_e(view(9, low)), &["`d_out`"]);
+    refused(LinformerBackward::new(good.lse(view(7, wide)), d_out).d_e(view(9, low)), &["`lse`"]);
+    refused(LinformerBackward::new(good, d_out).d_e(view(9, low)), &["without `lse`", ".lse("]);
+    refused(LinformerBackward::new(good.lse(lse), view(8, keys)).d_e(view(9, low)), &["`d_out`"]);
     refused(back.d_v(view(9, keys).with_strides([0, 0, 0, 1])), &["`d_v`", "share memory"]);
     refused(back.d_v(view(9, keys)), &["scratch"]);
     let mut encoder = gpu.device().create_command_encoder(&Default::default());

@@ -411,7 +411,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     refused(of(long[0], long[1], rotations, typed(4, DType::U32, [1, 2, 3, 64]), long[2]), &["scratch"]);
 
     let [lse, d_out] = [view(5, [1, 2, 10, 1]), view(6, wide)];
-    let back = LshBackward::new([qk, v], buckets, out, lse, d_out);
+    let back = LshBackward::new(good.lse(lse), d_out);
     let mut refused = |call: LshBackward, words: &[&str]| {
         let mut encoder = gpu.device().create_command_encoder(&Default::default());
         let error = operator.backward(&mut encoder, &call, &mut scratch).expect_err("an error").to_string();
@@ -421,6 +421,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
         assert!(operator.prepare_backward(&call, &mut scratch).is_err());
     };
     refused(back, &["nothing is asked for"]);
+    refused(LshBackward::new(good, d_out).d_qk(view(7, wide)), &["without `lse`", ".lse("]);
     refused(back.d_qk(view(7, [1, 2, 9, 8])), &["`d_qk`", "length must be 10", "got 9"]);
     refused(back.d_qk(typed(7, DType::Bool, wide)), &["`d_qk`", "F32, F16 or BF16"]);
     refused(back.d_v(view(6, wide)), &["`d_v`", "`d_out`"]);

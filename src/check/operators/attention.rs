@@ -200,8 +200,8 @@ pub(super) async fn lsh_gradients(gpu: &Gpu) -> Result<Outcome, Error> {
     let (buckets, d_qk, d_v) =
         (bench.tensor(LSH.buckets(ROUNDS), buckets)?, bench.zeros(LSH.qk())?, bench.zeros(LSH.v())?);
     let attention = LshAttention::with_pipelines(gpu.pipelines(), lsh_config())?;
-    let inputs = [qk.view(), v.view()];
-    let call = LshBackward::new(inputs, buckets.view(), out.view(), lse.view(), d_out.view());
+    let call = LshForward::with_buckets(qk.view(), v.view(), buckets.view(), out.view()).lse(lse.view());
+    let call = LshBackward::new(call, d_out.view());
     let call = call.d_qk(d_qk.view()).d_v(d_v.view());
     let mut scratch = bench.scratch(attention.backward_scratch_size(&call)?)?;
     let what = "gradients of LSH attention";

@@ -72,8 +72,9 @@ pub(super) async fn gradients(gpu: &Gpu) -> Result<Outcome, Error> {
     let out = bench.tensor(SHAPE.out(), out)?;
     let (d_q, d_k, d_v) = (bench.zeros(SHAPE.q())?, bench.zeros(SHAPE.k())?, bench.zeros(SHAPE.v())?);
     let attention = LinearAttention::with_pipelines(gpu.pipelines(), config(RANDOM))?;
-    let call = LinearBackward::new([q.view(), k.view(), v.view()], out.view(), d_out.view());
-    let call = call.directions(directions.view()).d_q(d_q.view()).d_k(d_k.view()).d_v(d_v.view());
+    let call = LinearForward::new(q.view(), k.view(), v.view(), out.view()).directions(directions.view());
+    let call = LinearBackward::new(call, d_out.view());
+    let call = call.d_q(d_q.view()).d_k(d_k.view()).d_v(d_v.view());
     let mut scratch = bench.scratch(attention.backward_scratch_size(&call)?)?;
     let what = "gradients of linear attention";
     bench.run(what, |encoder| attention.backward(encoder, &call, &mut scratch)).await?;

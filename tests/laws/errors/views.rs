@@ -190,8 +190,9 @@ const CALLS: [(&str, Call); 28] = [
         let operator = AdditiveAttention::with_pipelines(p, AdditiveConfig::new(2, 8))?;
         let vector = v.f32([1, 1, 1, 8]);
         let [q, k, value, out] = [(); 4].map(|()| v.f32(HEADS));
-        operator.scratch_size(&AdditiveForward::new(q, k, value, vector, out).lse(v.f32(LSE)))?;
-        let call = AdditiveBackward::new([q, k, value], vector, out, v.f32(LSE), v.f32(HEADS));
+        let call = AdditiveForward::new(q, k, value, vector, out).lse(v.f32(LSE));
+        operator.scratch_size(&call)?;
+        let call = AdditiveBackward::new(call, v.f32(HEADS));
         operator.backward_scratch_size(&call.d_q(v.f32(HEADS))).map(drop)
     }),
     ("weight norm", |p, v, encoder| {
@@ -223,7 +224,7 @@ const CALLS: [(&str, Call); 28] = [
         let (state, norm) = (v.f32([1, 2, 8, 8]), v.f32([1, 2, 8, 1]));
         let call = LinearForward::new(q, k, value, out).lengths(v.u32([1, 1, 1, 1]));
         operator.scratch_size(&call.state(LinearState { state, norm, log_scale: None }))?;
-        let back = LinearBackward::new([q, k, value], out, v.f32(HEADS)).d_q(v.f32(HEADS));
+        let back = LinearBackward::new(call, v.f32(HEADS)).d_q(v.f32(HEADS));
         operator.backward_scratch_size(&back.d_k(v.f32(HEADS)).d_v(v.f32(HEADS))).map(drop)
     }),
     ("norm", |p, v, encoder| {

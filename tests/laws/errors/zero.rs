@@ -89,7 +89,7 @@ fn outcomes(gpu: &Gpu, batch: usize, length: usize) -> Outcomes {
     let vector = f32(9, [1, 2, 1, 8]);
     let call = AdditiveForward::new(q, k, v, vector, out);
     calls.record("additive", additive.scratch_size(&call), |e, s| additive.forward(e, &call, s));
-    let call = AdditiveBackward::new([q, k, v], vector, out, lse, d_out).d_q(heads(6));
+    let call = AdditiveBackward::new(call.lse(lse), d_out).d_q(heads(6));
     let size = additive.backward_scratch_size(&call);
     calls.record("additive, backward", size, |e, s| additive.backward(e, &call, s));
 
@@ -97,7 +97,7 @@ fn outcomes(gpu: &Gpu, batch: usize, length: usize) -> Outcomes {
     let e = f32(9, [1, 1, 2, length]);
     let call = LinformerForward::new(q, k, v, e, out);
     calls.record("linformer", low.scratch_size(&call), |e, s| low.forward(e, &call, s));
-    let call = LinformerBackward::new([q, k, v], e, out, lse, d_out).d_q(heads(6));
+    let call = LinformerBackward::new(call.lse(lse), d_out).d_q(heads(6));
     let size = low.backward_scratch_size(&call);
     calls.record("linformer, backward", size, |e, s| low.backward(e, &call, s));
 
@@ -105,7 +105,7 @@ fn outcomes(gpu: &Gpu, batch: usize, length: usize) -> Outcomes {
     let buckets = of(9, DType::U32, [batch, 2, 1, length]);
     let call = LshForward::new(q, v, f32(10, [1, 1, 8, 2]), buckets, out);
     calls.record("lsh", hashed.scratch_size(&call), |e, s| hashed.forward(e, &call, s));
-    let call = LshBackward::new([q, v], buckets, out, lse, d_out).d_qk(heads(6));
+    let call = LshBackward::new(call.lse(lse), d_out).d_qk(heads(6));
     let size = hashed.backward_scratch_size(&call);
     calls.record("lsh, backward", size, |e, s| hashed.backward(e, &call, s));
 
@@ -130,7 +130,7 @@ fn outcomes(gpu: &Gpu, batch: usize, length: usize) -> Outcomes {
             .expect("one");
     let call = LinearForward::new(q, k, v, out);
     calls.record("linear", linear.scratch_size(&call), |e, s| linear.forward(e, &call, s));
-    let call = LinearBackward::new([q, k, v], out, d_out).d_q(heads(6));
+    let call = LinearBackward::new(call, d_out).d_q(heads(6));
     let size = linear.backward_scratch_size(&call);
     calls.record("linear, backward", size, |e, s| linear.backward(e, &call, s));
 

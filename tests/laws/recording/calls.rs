@@ -417,7 +417,8 @@ fn attention_of_other_kinds() {
     let mut scratch = b.scratch(linear.scratch_size(&call));
     let needs = [Family::LinearAttention];
     b.check("linear", &needs, call!(linear, [forward, prepare], &call, &wrong, &mut scratch));
-    let back = LinearBackward::new([q, k, v], b.read(4, wide), d_out).d_q(out).d_v(written[0]);
+    let back =
+        LinearBackward::new(LinearForward::new(q, k, v, b.read(4, wide)), d_out).d_q(out).d_v(written[0]);
     let wrong = back.d_q(q);
     let mut scratch = b.scratch(linear.backward_scratch_size(&back));
     let needs = [Family::LinearAttention, LinearGradients];
@@ -439,7 +440,8 @@ fn attention_of_other_kinds() {
     let wrong = LshForward::new(q, v, rotations, buckets, q);
     let mut scratch = b.scratch(lsh.scratch_size(&call));
     b.check("LSH", &[RadixSort, Lsh], call!(lsh, [forward, prepare], &call, &wrong, &mut scratch));
-    let back = LshBackward::new([q, v], b.numbers([1, 2, 2, 6]), k, lse, d_out).d_qk(out).d_v(written[0]);
+    let call = LshForward::with_buckets(q, v, b.numbers([1, 2, 2, 6]), k).lse(lse);
+    let back = LshBackward::new(call, d_out).d_qk(out).d_v(written[0]);
     let wrong = back.d_v(v);
     let mut scratch = b.scratch(lsh.backward_scratch_size(&back));
     let needs = [RadixSort, Lsh, LshGradients, RowStats];

@@ -1,6 +1,6 @@
 //! Gradients of additive attention: the reference's against differences, the device's against the reference's.
 
-use wgpu_attention::additive::{AdditiveAttention, AdditiveBackward, AdditiveConfig};
+use wgpu_attention::additive::{AdditiveAttention, AdditiveBackward, AdditiveConfig, AdditiveForward};
 use wgpu_attention::tuning::{MatrixUnits, Target};
 use wgpu_attention::{DType, KernelOptions, Scratch, Shape, TensorView};
 
@@ -164,10 +164,11 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     let view = |n: usize, shape| typed(n, DType::F32, shape);
     let config = AdditiveConfig::new(4, 8).kv_heads(2).value_dim(6);
     let attention = AdditiveAttention::with_pipelines(gpu.pipelines(), config).expect("it is made");
-    let qkv = [view(0, [2, 4, 3, 8]), view(1, [2, 2, 5, 8]), view(2, [2, 2, 5, 6])];
+    let [q, k, v] = [view(0, [2, 4, 3, 8]), view(1, [2, 2, 5, 8]), view(2, [2, 2, 5, 6])];
     let (vector, out, lse) = (view(3, [1, 4, 1, 8]), view(4, [2, 4, 3, 6]), view(5, [2, 4, 3, 1]));
     let d_out = view(6, [2, 4, 3, 6]);
-    let new = AdditiveBackward::new(qkv, vector, out, lse, d_out);
+    let forward = |vector, out| AdditiveForward::new(q, k, v, vector, out);
+    let new = AdditiveBackward::new(forward(vector, out).lse(lse), d_out);
     let refused = |call: &AdditiveBackward, words: &[&str]| {
         let error = attention.backward_scratch_size(call).expect_err("an error").to_string();
         assert!(words.iter().all(|w| error.contains(w)), "{words:?}: {error}");
@@ -192,12 +193,15 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     refused(&new.d_q(view(6, [2, 4, 3, 8])), &["`d_q`", "`d_out`"]);
     refused(&new.d_q(d_q.with_strides([0, 8, 8, 1])), &["`d_q`", "share memory"]);
     refused(&good.d_lse(view(8, [2, 4, 3, 2])), &["`d_lse`"]);
-    let other = |vector, out, lse, d_out| AdditiveBackward::new(qkv, vector, out, lse, d_out).d_q(d_q);
-    refused(&other(view(3, [1, 3, 1, 8]), out, lse, d_out), &["`score_vector`", "heads"]);
-    refused(&other(vector, view(4, [2, 4, 2, 6]), lse, d_out), &["`out`", "length"]);
-    refused(&other(vector, out, view(5, [2, 4, 2, 1]), d_out), &["`lse`", "q_len"]);
-    refused(&other(vector, out, typed(5, DType::F16, [2, 4, 3, 1]), d_out), &["`lse`", "F32"]);
-    refused(&other(vector, out, lse, view(6, [2, 4, 3, 5])), &["`d_out`", "dim"]);
+    refused(&AdditiveBackward::new(forward(vector, out), d_out).d_q(d_q), &["without `lse`", ".lse("]);
+    let other = |[vector, out, lse, d_out]: [_; 4]| {
+        AdditiveBackward::new(forward(vector, out).lse(lse), d_out).d_q(d_q)
+    };
+    refused(&other([view(3, [1, 3, 1, 8]), out, lse, d_out]), &["`score_vector`", "heads"]);
+    refused(&other([vector, view(4, [2, 4, 2, 6]), lse, d_out]), &["`out`", "length"]);
+    refused(&other([vector, out, view(5, [2, 4, 2, 1]), d_out]), &["`lse`", "q_len"]);
+    refused(&other([vector, out, typed(5, DType::F16, [2, 4, 3, 1]), d_out]), &["`lse`", "F32"]);
+    refused(&other([vector, out, lse, view(6, [2, 4, 3, 5])]), &["`d_out`", "dim"]);
     let mut encoder = gpu.device().create_command_encoder(&Default::default());
     let mut none = Scratch::new(gpu.device(), Default::default()).expect("nothing");
     let error = attention.backward(&mut encoder, &good, &mut none).expect_err("no scratch").to_string();

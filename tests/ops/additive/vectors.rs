@@ -228,18 +228,14 @@ fn every_form_gives_the_gradients() {
         let short = |buffer| TensorView::vector(buffer, DType::F32, hidden);
         let (xq, xk) = (rows(&x_q, q_len, dim), rows(&x_k, kv_len, dim));
         let mask = DeviceMask::none().lengths(TensorView::new(&lengths, DType::U32, [batch, 1, 1, 1]));
-        let out_view = rows(&out, q_len, dim);
-        let forward =
-            AdditiveForward::new(q, k, xk, short(&v_a), out_view).lse(rows(&lse, q_len, 1)).mask(mask);
-        let inputs = [q, k, xk];
-        let lse_view = rows(&lse, q_len, 1);
-        let backward =
-            AdditiveBackward::new(inputs, short(&v_a), out_view, lse_view, rows(&d_out, q_len, dim))
-                .mask(mask)
-                .d_q(d_q)
-                .d_k(d_k)
-                .d_v(rows(&dk, kv_len, dim))
-                .d_score_vector(short(&dv_a));
+        let forward = AdditiveForward::new(q, k, xk, short(&v_a), rows(&out, q_len, dim))
+            .lse(rows(&lse, q_len, 1))
+            .mask(mask);
+        let backward = AdditiveBackward::new(forward, rows(&d_out, q_len, dim))
+            .d_q(d_q)
+            .d_k(d_k)
+            .d_v(rows(&dk, kv_len, dim))
+            .d_score_vector(short(&dv_a));
         let size = attention.scratch_size(&forward).expect("it fits");
         let size = size.max(attention.backward_scratch_size(&backward).expect("it fits"));
         let mut scratch = Scratch::new(gpu.device(), size).expect("memory");
