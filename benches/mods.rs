@@ -190,14 +190,11 @@ fn gradients(problem: &Problem) {
     let d_out = gpu.upload(&noise(count(shape.out()), 5)).expect("room");
     let own = ScoreMod::capturing(TABLE, &[Captured::float("table")]).expect("a score function");
     let attention = problem.operator(None);
+    let [q, k, v] = problem.qkv();
     let call = |mask| {
-        Backward::new(
-            problem.qkv(),
-            whole(&problem.out, shape.out()),
-            whole(&problem.lse, shape.lse()),
-            whole(&d_out, shape.out()),
-        )
-        .mask(mask)
+        let forward = Forward::new(q, k, v, whole(&problem.out, shape.out()));
+        let forward = forward.lse(whole(&problem.lse, shape.lse())).mask(mask);
+        Backward::new(forward, whole(&d_out, shape.out()))
     };
     let by_rule = call(Mask::none().relative(table)).d_relative(d_table);
     let read = call(Mask::none().score_mod(own.with(&[table]))).d_captured(&[Some(d_table)]);

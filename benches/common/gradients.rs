@@ -1,6 +1,5 @@
 //! A backward call with its buffers, and one head's gradients against the reference.
 
-use wgpu_attention::mask::DeviceMask;
 use wgpu_attention::reference::compare::{Difference, Mismatch, Tolerance, compare};
 use wgpu_attention::reference::{self, Options, widen};
 use wgpu_attention::{
@@ -72,8 +71,7 @@ impl Gradients {
             gradients: [shape.q(), shape.k(), shape.v()].map(|shape| blank(shape, DType::F32)),
         };
         let attention = of.operator(gpu);
-        let [q, k, v] = of.qkv();
-        let forward = Forward::new(q, k, v, of.view(&of.out, shape.out())).lse(of.lse_view()).mask(of.mask());
+        let forward = of.forward();
         let size = attention.scratch_size(&forward).expect("a size");
         let mut scratch = Scratch::new(gpu.device(), size).expect("room");
         gpu.submit(|encoder| attention.forward(encoder, &forward, &mut scratch)).expect("a forward call");
@@ -94,27 +92,23 @@ impl Gradients {
         [self.view(q, shape.q()), self.view(k, shape.k()), self.view(v, shape.v())]
     }
 
-    fn mask(&self) -> DeviceMask<'_> {
-        if self.causal { Mask::causal() } else { Mask::none() }
-    }
-
     pub fn operator(&self, gpu: &Gpu) -> Attention {
         let Shape { heads, kv_heads, head_dim, value_dim, .. } = self.shape;
         let config = Config::new(heads, head_dim).kv_heads(kv_heads).value_dim(value_dim).dtype(self.dtype);
         Attention::with_pipelines(gpu.pipelines(), config).expect("an operator")
     }
 
+    fn forward(&self) -> Forward<'_> {
+        let [q, k, v] = self.qkv();
+        let mask = if self.causal { Mask::causal() } else { Mask::none() };
+        Forward::new(q, k, v, self.view(&self.out, self.shape.out())).lse(self.lse_view()).mask(mask)
+    }
+
     pub fn call(&self, wanted: Wanted) -> Backward<'_> {
         let shape = self.shape;
-        let call = Backward::new(
-            self.qkv(),
-            self.view(&self.out, shape.out()),
-            self.lse_view(),
-            self.view(&self.inputs[3], shape.out()),
-        );
+        let call = Backward::new(self.forward(), self.view(&self.inputs[3], shape.out()));
         let [d_q, d_k, d_v] = &self.gradients;
         let place = |buffer, shape| TensorView::new(buffer, DType::F32, shape);
-        let call = call.mask(self.mask());
         let call = if wanted == Wanted::KeysAndValues { call } else { call.d_q(place(d_q, shape.q())) };
         if wanted == Wanted::Queries {
             return call;

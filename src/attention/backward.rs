@@ -1,13 +1,13 @@
 //! The backward pass: gradients of queries, keys, values and of what their scores are changed by.
 
+use super::call::KeyInput;
 use super::dispatch::{AddedGradients, BackwardProblem, backward};
 use super::plan::Added;
-use super::{Attention, scale_in_f32};
+use super::{Attention, Forward, required_lse, scale_in_f32};
 use crate::kernel::{Prepared, Recorder, Scratch, ScratchSize};
-use crate::mask::{DeviceMask, Dropout};
 use crate::tensor::{Access, CallTensors, DType, Error, Shape, TensorView, check_apart};
 
-/// One backward call: what [`Forward`](crate::Forward) was given and wrote, the gradient of its result, and where the gradients go.
+/// One backward call: a [`Forward`], whose inputs, `out` and `lse` are read, the gradient of its result, and where the gradients go.
 ///
 /// | tensor | shape | dtype |
 /// |---|---|---|
@@ -18,17 +18,13 @@ use crate::tensor::{Access, CallTensors, DType, Error, Shape, TensorView, check_
 /// | `lse`, `d_lse` | `[batch, heads, q_len, 1]` | F32 |
 /// | `d_bias`, `d_slopes`, `d_relative`, `d_sinks` | as the mask's own tensor, whose axes of 1 are summed over | the mask's tensor's, or F32 |
 ///
-/// Mask, dropout and the configuration must be the forward call's: scores are computed again from q and k, and dropout from
+/// The configuration must be the forward call's: scores are computed again from q and k, and dropout from
 /// seed and position. What the forward pass must keep is therefore `out` and `lse`, no score matrix. A query that sees no key
 /// has a gradient of zero and gives none to others; so has a key that no query sees.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct Backward<'a> {
-    q: TensorView<'a>,
-    k: TensorView<'a>,
-    v: TensorView<'a>,
-    out: TensorView<'a>,
-    lse: TensorView<'a>,
+    forward: Forward<'a>,
     d_out: TensorView<'a>,
     d_lse: Option<TensorView<'a>>,
     d_q: Option<TensorView<'a>>,
@@ -37,36 +33,15 @@ pub struct Backward<'a> {
     d_added: AddedGradients<'a>,
     accumulates: bool,
     partial: bool,
-    mask: DeviceMask<'a>,
-    dropout: Option<Dropout<TensorView<'a>>>,
 }
 
 impl<'a> Backward<'a> {
-    /// The inputs `[q, k, v]` of a forward call, the `out` and [`lse`](crate::Forward::lse) that it wrote, and the gradient of
-    /// `out`. No gradient is written until it is asked for.
-    pub fn new(
-        [q, k, v]: [TensorView<'a>; 3],
-        out: TensorView<'a>,
-        lse: TensorView<'a>,
-        d_out: TensorView<'a>,
-    ) -> Self {
-        Backward {
-            q,
-            k,
-            v,
-            out,
-            lse,
-            d_out,
-            d_lse: None,
-            d_q: None,
-            d_k: None,
-            d_v: None,
-            d_added: AddedGradients::default(),
-            accumulates: false,
-            partial: false,
-            mask: DeviceMask::none(),
-            dropout: None,
-        }
+    /// `forward` as it was made, of keys and values that are tensors, with its [`lse`](Forward::lse), and the gradient of its `out`. No
+    /// gradient is written until it is asked for.
+    pub fn new(forward: Forward<'a>, d_out: TensorView<'a>) -> Self {
+        let [d_lse, d_q, d_k, d_v] = [None; 4];
+        let d_added = AddedGradients::default();
+        Backward { forward, d_out, d_lse, d_q, d_k, d_v, d_added, accumulates: false, partial: false }
     }
 
     /// The gradient of `lse`, where the loss depends on that too.
@@ -142,18 +117,6 @@ impl<'a> Backward<'a> {
         self.partial = partial;
         self
     }
-
-    /// The forward call's mask.
-    pub fn mask(mut self, mask: DeviceMask<'a>) -> Self {
-        self.mask = mask;
-        self
-    }
-
-    /// The forward call's dropout.
-    pub fn dropout(mut self, dropout: impl Into<Option<Dropout<TensorView<'a>>>>) -> Self {
-        self.dropout = dropout.into();
-        self
-    }
 }
 
 /// Gradients of tensors, without a score matrix and without atomics: the same inputs on the same device by the same plan give
@@ -179,8 +142,7 @@ impl Attention {
     /// use wgpu_attention::{Backward, Forward, Mask, Scratch};
     ///
     /// let forward = Forward::new(q, k, v, out).lse(lse).mask(Mask::causal());
-    /// let backward = Backward::new([q, k, v], out, lse, d_out).mask(Mask::causal());
-    /// let backward = backward.d_q(d_q).d_k(d_k).d_v(d_v);
+    /// let backward = Backward::new(forward, d_out).d_q(d_q).d_k(d_k).d_v(d_v);
     /// let size = attention.scratch_size(&forward)?.max(attention.backward_scratch_size(&backward)?);
     /// let mut scratch = Scratch::new(device, size)?;
     /// attention.forward(encoder, &forward, &mut scratch)?;
@@ -191,7 +153,7 @@ impl Attention {
     ///
     /// # Errors
     /// Everything that [`Error`] lists for tensors, masks, options and scratch; [`Error::Unsupported`] if no gradient is asked
-    /// for, or that of a tensor which the mask has not; [`Error::Limit`] if the device cannot bind so many tensors of a mask beside the others. Then nothing has been recorded.
+    /// for, or that of a tensor which the mask has not, or the forward call has no `lse` or reads a cache; [`Error::Limit`] if the device cannot bind so many tensors of a mask beside the others. Then nothing has been recorded.
     pub fn backward(
         &self,
         into: &mut impl Recorder,
@@ -221,24 +183,13 @@ impl Attention {
     fn check_backward<'a>(&self, call: &Backward<'a>) -> Result<BackwardProblem<'a>, Error> {
         let device = &self.pipelines.facts();
         let config = &self.config;
-        let Backward {
-            q,
-            k,
-            v,
-            out,
-            lse,
-            d_out,
-            d_lse,
-            d_q,
-            d_k,
-            d_v,
-            d_added,
-            accumulates,
-            partial,
-            mask,
-            dropout,
-            ..
-        } = *call;
+        let Backward { forward, d_out, d_lse, d_q, d_k, d_v, d_added, accumulates, partial } = *call;
+        let Forward { q, keys, out, mask, lse, dropout, .. } = forward;
+        let KeyInput::Tensors { k, v } = keys else {
+            let why = "a cache's keys and values have no gradient: give the forward call keys and values as tensors";
+            return Err(Error::Unsupported { what: "the backward pass of attention to a cache", why });
+        };
+        let lse = required_lse(lse)?;
         let mut tensors = CallTensors::new(device);
         let out_view = ("out", out, Access::Read);
         let shape = Shape::of(&mut tensors, config.dtype, config.dims(), [q, k, v], out_view)?;

@@ -1,7 +1,7 @@
 //! The problems of a check that are gradients. What the forward pass has computed comes from the reference.
 
 use super::data::{FEW, Outcome, PREFILL, from_bits, inputs, judge, judge_gradient, noise, to_bits};
-use crate::attention::{Attention, Backward, Config};
+use crate::attention::{Attention, Backward, Config, Forward};
 use crate::gpu::Gpu;
 use crate::kernel::Scratch;
 use crate::kernel::guard::Watch;
@@ -71,12 +71,13 @@ pub(super) async fn attention(gpu: &Gpu, dtype: DType, added: bool) -> Result<Ou
     let written = written.collect::<Result<Vec<_>, _>>()?;
     let view = |n: usize| TensorView::new(&read[n].0, read[n].2, read[n].1);
     let gradient = |n: usize| TensorView::new(&written[n], F32, shapes[n]);
-    let call = Backward::new([view(0), view(1), view(2)], view(3), view(4), view(5)).d_lse(view(6));
+    let forward = Forward::new(view(0), view(1), view(2), view(3)).lse(view(4));
+    let call = |mask| Backward::new(forward.mask(mask), view(5)).d_lse(view(6));
     let call = if added {
         let mask = DeviceMask::causal().bias(view(7)).sink_logits(view(8));
-        call.mask(mask).d_bias(gradient(0)).d_sinks(gradient(1))
+        call(mask).d_bias(gradient(0)).d_sinks(gradient(1))
     } else {
-        call.mask(DeviceMask::causal()).d_q(gradient(0)).d_k(gradient(1)).d_v(gradient(2))
+        call(DeviceMask::causal()).d_q(gradient(0)).d_k(gradient(1)).d_v(gradient(2))
     };
     let config = Config::new(shape.heads, shape.head_dim)
         .kv_heads(shape.kv_heads)

@@ -215,7 +215,7 @@ pub fn attention(
     let mask = spec.mask.device(&buffers);
     let dropout = spec.dropout.as_ref().map(|d| d.device(&buffers));
     let forward = Forward::new(q, k, v, out).lse(lse).mask(mask).dropout(dropout);
-    let call = Backward::new([q, k, v], out, lse, d_out)
+    let call = Backward::new(forward, d_out)
         .d_lse(spec.d_lse.as_ref().map(|w| view(&buffers, w)))
         .d_q(d_q)
         .d_k(d_k)
@@ -224,9 +224,7 @@ pub fn attention(
         .d_slopes(d_slopes)
         .d_relative(d_relative)
         .d_sinks(d_sinks)
-        .accumulate(spec.accumulates)
-        .mask(mask)
-        .dropout(dropout);
+        .accumulate(spec.accumulates);
 
     let size = attention.backward_scratch_size(&call);
     let (memory, mut scratch) = scratch_for(world, memory, &size)?;

@@ -348,7 +348,7 @@ pub async fn run_backward_async(
             .map_err(refused)?;
         return read_gradients(profile, case, &placed, &lse).await;
     }
-    let call = Backward::new(qkv, out.view(), lse.view(), d_out.view())
+    let call = Backward::new(forward, d_out.view())
         .d_lse(view(&d_lse))
         .d_q(view(d_q))
         .d_k(view(d_k))
@@ -358,9 +358,7 @@ pub async fn run_backward_async(
         .d_relative(view(d_relative))
         .d_sinks(view(d_sinks))
         .d_captured(&d_captured.as_ref().map_or(Vec::new(), |placed| vec![Some(placed.view())]))
-        .accumulate(setup.accumulates)
-        .mask(rules.mask())
-        .dropout(dropout);
+        .accumulate(setup.accumulates);
 
     let attention = Attention::with_pipelines(profile.gpu.pipelines(), config).map_err(refused)?;
     let size: ScratchSize = attention.scratch_size(&forward).map_err(refused)?;

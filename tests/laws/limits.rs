@@ -164,16 +164,15 @@ fn ready(
     let view = |n: usize| TensorView::new(&tensors[n], DType::F32, SHAPE.q());
     let lse = TensorView::new(&tensors[4], DType::F32, SHAPE.lse());
     let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
+    let call = Forward::new(view(0), view(1), view(2), view(3)).lse(lse);
+    let call = call.mask(options.mask).dropout(options.dropout);
     let result = if backward {
-        let call = Backward::new([view(0), view(1), view(2)], view(3), lse, view(5));
-        let call = call.d_q(view(6)).d_k(view(7)).d_v(view(8)).mask(options.mask).dropout(options.dropout);
+        let call = Backward::new(call, view(5)).d_q(view(6)).d_k(view(7)).d_v(view(8));
         attention.backward_scratch_size(&call).and_then(|size| {
             scratch.ensure(gpu.device(), size)?;
             attention.prepare_backward(&call, &mut scratch)
         })
     } else {
-        let call = Forward::new(view(0), view(1), view(2), view(3)).lse(lse);
-        let call = call.mask(options.mask).dropout(options.dropout);
         attention.scratch_size(&call).and_then(|size| {
             scratch.ensure(gpu.device(), size)?;
             attention.prepare(&call, &mut scratch)
@@ -272,7 +271,7 @@ fn one_tensor_for_queries_and_keys_gives_the_same_bits() {
                     let lse = TensorView::new(&outs[1], DType::F32, SHAPE.lse());
                     let [q, k, v, d_out] = [0, 1, 2, 3].map(|n| view(&inputs[n]));
                     let call = Forward::new(q, k, v, view(&outs[0])).lse(lse).mask(mask);
-                    let back = Backward::new([q, k, v], view(&outs[0]), lse, d_out).mask(mask);
+                    let back = Backward::new(call, d_out);
                     let back = back.d_q(view(&outs[2])).d_k(view(&outs[3])).d_v(view(&outs[4]));
                     let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
                     let size = attention.scratch_size(&call).expect("a size");

@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use wgpu_attention::{Backward, DType, Scratch, ScratchSize, TensorView, wgpu};
+use wgpu_attention::{Backward, DType, Forward, Scratch, ScratchSize, TensorView, wgpu};
 
 use super::block::{count, mask_of, rows};
 use super::forward::{KeysMemory, widen};
@@ -89,13 +89,14 @@ impl Memory {
             let of_queries = |view| rows(view, &part.q);
             let Inputs { q, out, lse, d_out } = inputs;
             let [k, v] = [k, v].map(|view| rows(view, &part.k));
-            Backward::new([of_queries(q), k, v], of_queries(out), of_queries(lse), of_queries(d_out))
+            let mask = mask_of(&key.mask, part, self.numbers.as_ref());
+            let forward = Forward::new(of_queries(q), k, v, of_queries(out)).lse(of_queries(lse)).mask(mask);
+            Backward::new(forward, of_queries(d_out))
                 .d_q(of_queries(d_q))
                 .d_k(d_k)
                 .d_v(d_v)
                 .accumulate(true)
                 .partial(true)
-                .mask(mask_of(&key.mask, part, self.numbers.as_ref()))
         })
     }
 

@@ -293,11 +293,11 @@ impl RingAttention {
         inputs.record_upload(&mut encoder);
         let all = widen(kernels, &mut encoder, [0, 1, 2, 3, 4, 5].map(|n| inputs.view(n)), &memory.wide)?;
         let [q, k, v, out, lse, d_out] = all;
-        let backward = Backward::new([q, k, v], out, lse, d_out)
+        let mask = mask_of(&key.mask, &visit.parts[0], memory.numbers.as_ref());
+        let backward = Backward::new(Forward::new(q, k, v, out).lse(lse).mask(mask), d_out)
             .d_q(outputs.view(0))
             .d_k(outputs.view(1))
-            .d_v(outputs.view(2))
-            .mask(mask_of(&key.mask, &visit.parts[0], memory.numbers.as_ref()));
+            .d_v(outputs.view(2));
         if memory.scratch.is_none() {
             let size = memory.attention.backward_scratch_size(&backward)?;
             memory.scratch = Some(Scratch::new(&kernels.device, size)?);

@@ -19,8 +19,8 @@ impl<'a> Call<'a> {
     fn backward(&self) -> Backward<'a> {
         let [q, k, v, out, lse, d_out] = self.inputs;
         let [d_q, d_k, d_v] = self.gradients;
-        let call = Backward::new([q, k, v], out, lse, d_out).d_lse(self.d_lse).d_q(d_q).d_k(d_k).d_v(d_v);
-        call.mask(self.mask).dropout(self.dropout)
+        let forward = Forward::new(q, k, v, out).lse(lse).mask(self.mask).dropout(self.dropout);
+        Backward::new(forward, d_out).d_lse(self.d_lse).d_q(d_q).d_k(d_k).d_v(d_v)
     }
 }
 
@@ -119,6 +119,19 @@ pub(super) fn gradients() -> Seen {
     let keep =
         Some(Dropout::Given { p: 0.5, keep: TensorView::new(&buffers[9], DType::Bool, SHAPE.weights()) });
     refused("what is kept in d_v", &["`d_v`", "`dropout`"], Call { dropout: keep, ..good });
+
+    // A forward call without lse, or to a cache.
+    let [q, k, v, out, lse, d_out] = good.inputs;
+    let config = CacheConfig::new(SHAPE.kv_heads, SHAPE.head_dim, 16).batch(SHAPE.batch);
+    let cache = Cache::with_pipelines(gpu.pipelines(), config.value_dim(SHAPE.value_dim)).expect("a cache");
+    for (forward, words) in [
+        (Forward::new(q, k, v, out), ["a call without `lse`", "give the forward call `.lse("]),
+        (Forward::with_cache(q, &cache, out).lse(lse), ["attention to a cache", "as tensors"]),
+    ] {
+        let call = Backward::new(forward, d_out).d_q(good.gradients[0]);
+        let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");
+        bench.refuses_with(words[0], &words, |e| attention.backward(e, &call, &mut scratch));
+    }
 
     // A scratch without room, or of a forward call.
     let small = ScratchSize::default();

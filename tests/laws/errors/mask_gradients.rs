@@ -76,7 +76,8 @@ pub(super) fn gradients_of_masks() -> Seen {
     let buffers = bench.buffers();
     let Parts { q, k, v, out, .. } = parts(buffers.each_ref());
     let attention = bench.attention.clone();
-    let plain = Backward::new([q, k, v], out, lse, d_out);
+    let forward = Forward::new(q, k, v, out).lse(lse);
+    let (plain, masked) = (Backward::new(forward, d_out), |mask| Backward::new(forward.mask(mask), d_out));
     let size = attention.backward_scratch_size(&plain.d_q(d_q)).expect("a size");
     let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");
     let mut refuses = |words: &[&str], call: Backward| {
@@ -86,7 +87,7 @@ pub(super) fn gradients_of_masks() -> Seen {
     for Gradient { name, missing, shape, axes, mask, ask } in all() {
         let quoted = format!("`{name}`");
         let of = |dtype, shape| TensorView::new(&gradient, dtype, shape);
-        let call = plain.mask(mask(TensorView::new(&own, DType::F32, shape)));
+        let call = masked(mask(TensorView::new(&own, DType::F32, shape)));
         attention.backward_scratch_size(&ask(call, of(DType::F32, shape))).expect("a correct call");
         refuses(&[name, missing], ask(plain, of(DType::F32, shape)));
         // Beside another gradient too.
@@ -117,7 +118,7 @@ pub(super) fn gradients_of_masks() -> Seen {
         let end = of(DType::F32, shape).with_offset(1 << 10);
         refuses(&[&quoted, "ends at byte"], ask(call, end));
         // The mask's own type will do.
-        let halves = plain.mask(mask(TensorView::new(&own, DType::BF16, shape)));
+        let halves = masked(mask(TensorView::new(&own, DType::BF16, shape)));
         attention.backward_scratch_size(&ask(halves, of(DType::BF16, shape))).expect("a correct call");
         refuses(&[&quoted, "dtype must be BF16", "U32"], ask(halves, of(DType::U32, shape)));
     }

@@ -59,7 +59,8 @@ pub(super) fn mods() -> Seen {
     ];
     for (words, bound, gradients) in cases {
         let mask = Mask::none().score_mod(bound);
-        let call = Backward::new([q, k, v], out, lse, d_out).mask(mask).d_captured(gradients);
+        let forward = Forward::new(q, k, v, out).lse(lse).mask(mask);
+        let call = Backward::new(forward, d_out).d_captured(gradients);
         bench.refuses_with(words, &[words], |encoder| attention.backward(encoder, &call, &mut scratch));
     }
 

@@ -89,7 +89,8 @@ const CALLS: [(&str, Call); 28] = [
     }),
     ("attention backward", |p, v, _| {
         let [q, k, value, out, d_out] = [(); 5].map(|()| v.f32(HEADS));
-        let call = Backward::new([q, k, value], out, v.f32(LSE), d_out).d_lse(v.f32(LSE));
+        let forward = Forward::new(q, k, value, out).lse(v.f32(LSE));
+        let call = Backward::new(forward, d_out).d_lse(v.f32(LSE));
         let call = call.d_q(v.f32(HEADS)).d_k(v.f32(HEADS)).d_v(v.f32(HEADS));
         Attention::with_pipelines(p, Config::new(2, 8))?.backward_scratch_size(&call).map(drop)
     }),

@@ -80,7 +80,7 @@ fn outcomes(gpu: &Gpu, batch: usize, length: usize) -> Outcomes {
     let attention = Attention::with_pipelines(pipelines, Config::new(2, 8)).expect("an operator");
     let call = Forward::new(q, k, v, out);
     calls.record("attention", attention.scratch_size(&call), |e, s| attention.forward(e, &call, s));
-    let call = Backward::new([q, k, v], out, lse, d_out).d_q(heads(6)).d_k(heads(7)).d_v(heads(8));
+    let call = Backward::new(call.lse(lse), d_out).d_q(heads(6)).d_k(heads(7)).d_v(heads(8));
     let size = attention.backward_scratch_size(&call);
     calls.record("attention, backward", size, |e, s| attention.backward(e, &call, s));
 
