@@ -16,7 +16,7 @@ pub(crate) use call::KeyInput;
 pub use config::Config;
 pub(crate) use config::check_dtype;
 use dispatch::{Extras, Keys, Problem};
-pub use merge::{Merge, MergeBackward, PartGradients, Partial};
+pub use merge::{Merge, MergeBackward, MergeForward, PartGradients, Partial};
 pub use options::ScoreStage;
 pub(crate) use options::{check_options, scale_in_f32};
 use plan::Outline;

@@ -1,6 +1,6 @@
 //! Gradients of attention, of projections and of merges.
 
-use wgpu_attention::attention::{Merge, MergeBackward, PartGradients, Partial};
+use wgpu_attention::attention::{Merge, MergeBackward, MergeForward, PartGradients, Partial};
 use wgpu_attention::matmul::{Linear, ProjectionBackward, ProjectionForward};
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
 use wgpu_attention::reference::{self, Gradients, Real, widen};
@@ -456,7 +456,8 @@ pub fn merge(
         .iter()
         .map(|w| PartGradients { d_out: view(&buffers, &w[0]), d_lse: view(&buffers, &w[1]) })
         .collect();
-    let call = MergeBackward::new(&calls, partial(&merged), view(&buffers, &d_out), &into)
+    let forward = MergeForward::new(&calls, partial(&merged));
+    let call = MergeBackward::new(forward, view(&buffers, &d_out), &into)
         .d_lse(d_lse.as_ref().map(|w| view(&buffers, w)));
     let operator = Merge::with_pipelines(world.gpu.pipelines());
     let (mut scratch, mut encoder) = (world.scratch(), world.encoder());
@@ -472,7 +473,7 @@ pub fn merge(
     let mut computed = false;
     if small && result.is_ok() && !all.iter().any(|w| w.buf.fails()) {
         let mut first = world.encoder();
-        computed = operator.forward(&mut first, &calls, &partial(&merged)).is_ok();
+        computed = operator.forward(&mut first, &forward).is_ok();
         world.gpu.queue().submit([first.finish()]);
         writes.extend(merged.iter().filter(|_| computed));
     }

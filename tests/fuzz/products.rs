@@ -1,6 +1,6 @@
 //! Projections, of quantised weights too, and merges.
 
-use wgpu_attention::attention::{Merge, Partial};
+use wgpu_attention::attention::{Merge, MergeForward, Partial};
 use wgpu_attention::matmul::{
     ProjectionForward, QuantizedFormat, QuantizedForward, QuantizedMatrix, QuantizedProjection, QuantizedRows,
 };
@@ -176,11 +176,12 @@ pub fn merge(
     let partial = |w: &[Window; 2]| Partial { out: view(&buffers, &w[0]), lse: view(&buffers, &w[1]) };
     let calls: Vec<_> = parts.iter().map(partial).collect();
     let (mut scratch, mut encoder) = (world.scratch(), world.encoder());
+    let call = MergeForward::new(&calls, partial(&into));
     let operator = Merge::with_pipelines(world.gpu.pipelines());
     let result = if pass {
-        operator.forward(&mut encoder.begin_compute_pass(&Default::default()), &calls, &partial(&into))
+        operator.forward(&mut encoder.begin_compute_pass(&Default::default()), &call)
     } else {
-        operator.forward(&mut encoder, &calls, &partial(&into))
+        operator.forward(&mut encoder, &call)
     };
     let all: Vec<_> = parts.iter().flatten().chain(&into).copied().collect();
     let tame = parts.iter().flatten().all(Window::is_tame) && into.iter().all(Window::is_watched);

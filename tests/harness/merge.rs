@@ -1,6 +1,6 @@
 //! Attention over pieces of the keys, merged, judged as attention over all of them.
 
-use wgpu_attention::attention::{Merge, Partial};
+use wgpu_attention::attention::{Merge, MergeForward, Partial};
 use wgpu_attention::mask::DeviceMask;
 use wgpu_attention::tuning::Algorithm;
 use wgpu_attention::{Attention, Config, DType, Forward, KernelOptions, Scratch, Shape};
@@ -71,7 +71,8 @@ pub async fn merged(case: &Case, cut: &Cut<'_>) -> Result<f64, String> {
         outputs.iter().map(|[out, lse]| Partial { out: out.view(), lse: lse.view() }).collect();
     let target = Partial { out: all[0].view(), lse: all[1].view() };
     let merge = Merge::with_pipelines(profile.gpu.pipelines());
-    profile.gpu.submit(|e| merge.forward(e, &parts, &target)).map_err(|e| e.to_string())?;
+    let call = MergeForward::new(&parts, target);
+    profile.gpu.submit(|e| merge.forward(e, &call)).map_err(|e| e.to_string())?;
 
     // Every part is rounded once, and so is what it is merged into.
     let truth = case.truth(if part == DType::F32 { into } else { part }, Weights::None);

@@ -1,6 +1,6 @@
 //! More sequences, heads and rows than a device takes workgroups along an axis: 65535 by WebGPU's limits.
 
-use wgpu_attention::attention::{Merge, Partial};
+use wgpu_attention::attention::{Merge, MergeForward, Partial};
 use wgpu_attention::cache::{CacheLayout, CacheStorage, ScaleGroup};
 use wgpu_attention::linear_attention::FeatureMap;
 use wgpu_attention::matmul::Activation;
@@ -69,7 +69,8 @@ fn many_are_merged() {
     for sizes in [[MANY, 1], [1, MANY]] {
         let results = [4, 1].map(|dim| gpu.buffer(4 * MANY * dim).expect("a buffer"));
         let views = [view(&parts[0].2, sizes), view(&parts[1].2, sizes)];
-        gpu.submit(|e| merge.forward(e, &views, &view(&results, sizes))).expect("a merge");
+        let call = MergeForward::new(&views, view(&results, sizes));
+        gpu.submit(|e| merge.forward(e, &call)).expect("a merge");
         for (buffer, want) in results.iter().zip([&want.0, &want.1]) {
             let got = gpu.download::<f32>(buffer, want.len()).expect("a read-back");
             let near = |(got, want): (&f32, &f64)| (f64::from(*got) - want).abs() < 1e-5;

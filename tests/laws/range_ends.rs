@@ -1,6 +1,6 @@
 //! Values near the largest number of f32, where sums and products of an operator are beyond its range and results are not.
 
-use wgpu_attention::attention::{Merge, MergeBackward, PartGradients, Partial};
+use wgpu_attention::attention::{Merge, MergeBackward, MergeForward, PartGradients, Partial};
 use wgpu_attention::linear_attention::{FeatureMap, LinearAttention, LinearConfig, LinearForward};
 use wgpu_attention::lsh::{LshAttention, LshBackward, LshConfig, LshForward};
 use wgpu_attention::reference::{self, LinearOptions, LshHashed, LshShape, Options, widen};
@@ -182,9 +182,10 @@ fn merged_means_of_largest_number_are_finite() {
                 (0..parts).map(|_| [Placed::output(gpu, shape), Placed::output(gpu, rows)]).collect();
             let views: Vec<PartGradients> =
                 gradients.iter().map(|[a, b]| PartGradients { d_out: a.view(), d_lse: b.view() }).collect();
+            let call = MergeForward::new(&of, merged);
             gpu.submit(|encoder| {
-                merge.forward(encoder, &of, &merged)?;
-                merge.backward(encoder, &MergeBackward::new(&of, merged, placed_d_out.view(), &views))
+                merge.forward(encoder, &call)?;
+                merge.backward(encoder, &MergeBackward::new(call, placed_d_out.view(), &views))
             })
             .expect("a call");
             let wide: Vec<[Vec<f64>; 2]> =

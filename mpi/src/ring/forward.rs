@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use wgpu_attention::attention::Partial;
+use wgpu_attention::attention::{MergeForward, Partial};
 use wgpu_attention::{DType, Forward, Scratch, ScratchSize, TensorView, wgpu};
 
 use super::block::{Layout, count, mask_of, rows};
@@ -245,7 +245,8 @@ impl Memory {
             } else {
                 merged(before)
             };
-            outcome = outcome.and_then(|()| kernels.merge.forward(encoder, &parts, &target));
+            let merge = MergeForward::new(&parts, target);
+            outcome = outcome.and_then(|()| kernels.merge.forward(encoder, &merge));
         }
         self.scratch = Some(scratch);
         Ok(outcome?)

@@ -1,7 +1,7 @@
 //! The gradients of what is merged.
 
 use super::kernels::merge_backward::{self, MergeBackwardCall};
-use super::{Merge, Partial};
+use super::{Merge, MergeForward, Partial};
 use crate::device::DeviceFacts;
 use crate::kernel::{Dispatches, Prepared, Recorder};
 use crate::tensor::{CallTensors, DType, Element, Error, TensorView, check_apart};
@@ -19,24 +19,18 @@ pub struct PartGradients<'a> {
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct MergeBackward<'a> {
-    pub(crate) parts: &'a [Partial<'a>],
-    pub(crate) merged: Partial<'a>,
-    pub(crate) d_out: TensorView<'a>,
-    pub(crate) d_lse: Option<TensorView<'a>>,
-    pub(crate) gradients: &'a [PartGradients<'a>],
+    forward: MergeForward<'a>,
+    d_out: TensorView<'a>,
+    d_lse: Option<TensorView<'a>>,
+    gradients: &'a [PartGradients<'a>],
 }
 
 impl<'a> MergeBackward<'a> {
-    /// `parts`, and what [`Merge::forward`] made of them: an output of F16 or BF16 has rounded what `d_lse` of the parts is
+    /// `forward` as it was made, whose parts and results are read: an output of F16 or BF16 has rounded what `d_lse` of the parts is
     /// computed from, one of F32 has not. `d_out` `[batch, heads, q_len, value_dim]`, F32, F16 or BF16, is the gradient with
     /// respect to its output; `gradients` has those of each part.
-    pub fn new(
-        parts: &'a [Partial<'a>],
-        merged: Partial<'a>,
-        d_out: TensorView<'a>,
-        gradients: &'a [PartGradients<'a>],
-    ) -> Self {
-        MergeBackward { parts, merged, d_out, d_lse: None, gradients }
+    pub fn new(forward: MergeForward<'a>, d_out: TensorView<'a>, gradients: &'a [PartGradients<'a>]) -> Self {
+        MergeBackward { forward, d_out, d_lse: None, gradients }
     }
 
     /// The gradient with respect to the merged log-sum-exp, `[batch, heads, q_len, 1]`, F32; zero unless set.
@@ -46,7 +40,7 @@ impl<'a> MergeBackward<'a> {
     }
 
     fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
-        let MergeBackward { parts, merged, d_out, d_lse, gradients } = self;
+        let MergeBackward { forward: MergeForward { parts, into: merged }, d_out, d_lse, gradients } = self;
         if parts.is_empty() {
             return Err(Error::ZeroSize { tensor: "parts", axis: "number" });
         }
@@ -74,13 +68,14 @@ impl<'a> MergeBackward<'a> {
     }
 
     fn dispatches(&self, device: &DeviceFacts) -> Dispatches<'a> {
-        let [batch, heads, q_len, value_dim] = self.merged.out.shape();
+        let MergeForward { parts, into: Partial { out, lse } } = self.forward;
+        let [batch, heads, q_len, value_dim] = out.shape();
         let call = |(part, gradients): (&Partial<'a>, &PartGradients<'a>)| {
             let call = MergeBackwardCall {
                 part_out: part.out,
                 part_lse: part.lse,
-                out: self.merged.out,
-                lse: self.merged.lse,
+                out,
+                lse,
                 d_out: self.d_out,
                 d_lse: self.d_lse,
                 d_part_out: gradients.d_out,
@@ -91,7 +86,7 @@ impl<'a> MergeBackward<'a> {
             };
             call.dispatch([q_len.div_ceil(merge_backward::ROWS), heads, batch], device)
         };
-        self.parts.iter().zip(self.gradients).map(call).collect()
+        parts.iter().zip(self.gradients).map(call).collect()
     }
 }
 
@@ -102,10 +97,13 @@ impl Merge {
     ///
     /// ```no_run
     /// # use wgpu_attention::{Error, TensorView, wgpu};
-    /// # use wgpu_attention::attention::{Merge, MergeBackward, PartGradients, Partial};
-    /// # fn f(merge: &Merge, encoder: &mut wgpu::CommandEncoder, parts: [Partial; 2], merged: Partial, d_out: TensorView,
+    /// # use wgpu_attention::attention::{Merge, MergeBackward, MergeForward, PartGradients, Partial};
+    /// # fn f(merge: &Merge, encoder: &mut wgpu::CommandEncoder, parts: [Partial; 2], into: Partial, d_out: TensorView,
     /// #     gradients: [PartGradients; 2]) -> Result<(), Error> {
-    /// merge.backward(encoder, &MergeBackward::new(&parts, merged, d_out, &gradients))
+    /// let forward = MergeForward::new(&parts, into);
+    /// merge.forward(encoder, &forward)?;
+    /// // … what gives d_out …
+    /// merge.backward(encoder, &MergeBackward::new(forward, d_out, &gradients))
     /// # }
     /// ```
     ///

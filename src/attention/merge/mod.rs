@@ -22,6 +22,22 @@ pub struct Partial<'a> {
     pub lse: TensorView<'a>,
 }
 
+/// One merge: attention over disjoint sets of keys, and where attention over their union goes.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct MergeForward<'a> {
+    parts: &'a [Partial<'a>],
+    into: Partial<'a>,
+}
+
+impl<'a> MergeForward<'a> {
+    /// Merges `parts` into `into`, whose buffers may hold none of them. More than three parts are merged one after the other in `into`, in
+    /// its type: choose F32 for many.
+    pub fn new(parts: &'a [Partial<'a>], into: Partial<'a>) -> Self {
+        MergeForward { parts, into }
+    }
+}
+
 /// Combines attention over disjoint sets of keys into attention over their union, exactly:
 /// `lse = ln Σ exp(lseₙ)`, `out = Σ exp(lseₙ − lse) · outₙ`.
 ///
@@ -62,69 +78,67 @@ impl Merge {
         self.bindings.clear();
     }
 
-    /// Records the merge of `parts` into `into`, into an encoder or a pass. More than
-    /// three parts are merged one after the other in `into`, in its type: choose F32 for many.
+    /// Records a merge into an encoder or a pass.
     ///
     /// # Errors
-    /// No parts, shapes or types that differ, parts that share a buffer with `into`, and everything else that
+    /// No parts, shapes or types that differ, parts that share a buffer with the result, and everything else that
     /// [`Error`] lists for tensors; then nothing has been recorded.
-    pub fn forward(
-        &self,
-        recorder: &mut impl Recorder,
-        parts: &[Partial],
-        into: &Partial,
-    ) -> Result<(), Error> {
-        self.prepare(parts, into)?.record(recorder);
+    pub fn forward(&self, into: &mut impl Recorder, call: &MergeForward) -> Result<(), Error> {
+        self.prepare(call)?.record(into);
         Ok(())
     }
 
-    /// Checks the parts, compiles and binds what merging them needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
-    pub fn prepare(&self, parts: &[Partial], into: &Partial) -> Result<Prepared, Error> {
+    pub fn prepare(&self, call: &MergeForward) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
-        check(parts, into, device)?;
-        self.pipelines.bind("merge", &dispatches(parts, into, device), &self.bindings)
+        call.check(device)?;
+        self.pipelines.bind("merge", &call.dispatches(device), &self.bindings)
     }
 }
 
-fn check(parts: &[Partial], into: &Partial, device: &DeviceFacts) -> Result<(), Error> {
-    let Some(first) = parts.first() else {
-        return Err(Error::ZeroSize { tensor: "parts", axis: "number" });
-    };
-    let [batch, heads, q_len, _] = into.out.shape();
-    let mut tensors = CallTensors::new(device);
-    let all = parts.iter().map(|part| ("parts.out", "parts.lse", part, Access::Read));
-    for (out, lse, part, access) in all.chain([("out", "lse", into, Access::Write)]) {
-        let typed = if access == Access::Read { &first.out } else { &into.out };
-        check_float(out, typed)?;
-        tensors.add(access, out, part.out, typed.dtype(), into.out.shape())?;
-        tensors.add(access, lse, part.lse, DType::F32, [batch, heads, q_len, 1])?;
-    }
-    tensors.finish()
-}
-
-fn dispatches<'a>(parts: &[Partial<'a>], into: &Partial<'a>, device: &DeviceFacts) -> Dispatches<'a> {
-    let view = |t: TensorView| View::of(t, device);
-    let [batch, heads, q_len, value_dim] = into.out.shape();
-    let call = |(n, parts): (usize, &[Partial<'a>])| {
-        let mut places = [bytemuck::Zeroable::zeroed(); merge::PARTS];
-        for (place, part) in places.iter_mut().zip(parts) {
-            *place = merge::MergePart { out: view(part.out), lse: view(part.lse) };
-        }
-        let call = merge::MergeCall {
-            out: into.out,
-            lse: into.lse,
-            part_out: Several::of(parts.iter().map(|part| part.out.window(device)), parts[0].out.dtype()),
-            part_lse: Several::of(parts.iter().map(|part| part.lse.window(device)), DType::F32),
-            parts: places,
-            q_len: q_len as u32,
-            value_dim: value_dim as u32,
-            neg_inf: f32::NEG_INFINITY,
-            accumulates: n > 0,
+impl<'a> MergeForward<'a> {
+    fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
+        let MergeForward { parts, into } = self;
+        let Some(first) = parts.first() else {
+            return Err(Error::ZeroSize { tensor: "parts", axis: "number" });
         };
-        call.dispatch([q_len.div_ceil(merge::ROWS), heads, batch], device)
-    };
-    parts.chunks(merge::PARTS).enumerate().map(call).collect()
+        let [batch, heads, q_len, _] = into.out.shape();
+        let mut tensors = CallTensors::new(device);
+        let all = parts.iter().map(|part| ("parts.out", "parts.lse", part, Access::Read));
+        for (out, lse, part, access) in all.chain([("out", "lse", into, Access::Write)]) {
+            let typed = if access == Access::Read { &first.out } else { &into.out };
+            check_float(out, typed)?;
+            tensors.add(access, out, part.out, typed.dtype(), into.out.shape())?;
+            tensors.add(access, lse, part.lse, DType::F32, [batch, heads, q_len, 1])?;
+        }
+        tensors.finish()
+    }
+
+    fn dispatches(&self, device: &DeviceFacts) -> Dispatches<'a> {
+        let MergeForward { parts, into } = self;
+        let view = |t: TensorView| View::of(t, device);
+        let [batch, heads, q_len, value_dim] = into.out.shape();
+        let call = |(n, parts): (usize, &[Partial<'a>])| {
+            let mut places = [bytemuck::Zeroable::zeroed(); merge::PARTS];
+            for (place, part) in places.iter_mut().zip(parts) {
+                *place = merge::MergePart { out: view(part.out), lse: view(part.lse) };
+            }
+            let call = merge::MergeCall {
+                out: into.out,
+                lse: into.lse,
+                part_out: Several::of(parts.iter().map(|part| part.out.window(device)), parts[0].out.dtype()),
+                part_lse: Several::of(parts.iter().map(|part| part.lse.window(device)), DType::F32),
+                parts: places,
+                q_len: q_len as u32,
+                value_dim: value_dim as u32,
+                neg_inf: f32::NEG_INFINITY,
+                accumulates: n > 0,
+            };
+            call.dispatch([q_len.div_ceil(merge::ROWS), heads, batch], device)
+        };
+        parts.chunks(merge::PARTS).enumerate().map(call).collect()
+    }
 }

@@ -1,7 +1,7 @@
 //! Parts of attention that few calls have, merges, and attention to few keys.
 
 use crate::attention::{
-    Attention, Config, Forward, Merge, MergeBackward, PartGradients, Partial, ScoreStage,
+    Attention, Config, Forward, Merge, MergeBackward, MergeForward, PartGradients, Partial, ScoreStage,
 };
 use crate::check::bench::{Bench, Tensor, both, equal, judged, judged_gradients, worse};
 use crate::check::data::{FEW, Outcome, PREFILL, judge, noise};
@@ -100,7 +100,8 @@ pub(super) async fn merge(gpu: &Gpu) -> Result<Outcome, Error> {
     let (out, lse) = (bench.zeros(PARTS)?, bench.zeros(SUMS)?);
     let merge = Merge::with_pipelines(gpu.pipelines());
     let (given, into) = ([partial(&a, &of_a), partial(&b, &of_b)], partial(&out, &lse));
-    bench.run("a merge", |encoder| merge.forward(encoder, &given, &into)).await?;
+    let call = MergeForward::new(&given, into);
+    bench.run("a merge", |encoder| merge.forward(encoder, &call)).await?;
     let both = both!(|a, of_a, b, of_b| {
         let (out, lse) = reference::merge(&[(a, of_a), (b, of_b)], PARTS[3])?;
         [out, lse]
@@ -119,7 +120,8 @@ pub(super) async fn merge_gradients(gpu: &Gpu) -> Result<Outcome, Error> {
     let merge = Merge::with_pipelines(gpu.pipelines());
     let given = [partial(&a, &of_a), partial(&b, &of_b)];
     let gradients = [0, 2].map(|n| PartGradients { d_out: written[n].view(), d_lse: written[n + 1].view() });
-    let call = MergeBackward::new(&given, partial(&out, &lse), d_out.view(), &gradients).d_lse(d_lse.view());
+    let forward = MergeForward::new(&given, partial(&out, &lse));
+    let call = MergeBackward::new(forward, d_out.view(), &gradients).d_lse(d_lse.view());
     bench.run("gradients of a merge", |encoder| merge.backward(encoder, &call)).await?;
     let both = both!(|a, of_a, b, of_b, d_out, d_lse| {
         let of = reference::merge_backward(&[(a, of_a), (b, of_b)], PARTS[3], d_out, Some(d_lse))?;

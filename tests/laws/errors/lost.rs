@@ -1,7 +1,7 @@
 //! A device that is lost while there are operators, caches and scratch on it: every call that needs something of it says so,
 //! none panics, none waits for ever.
 
-use wgpu_attention::attention::{Merge, Partial};
+use wgpu_attention::attention::{Merge, MergeForward, Partial};
 use wgpu_attention::cache::{Append, CacheRead, Tokens};
 use wgpu_attention::mask::Blocks;
 use wgpu_attention::position::{
@@ -135,7 +135,10 @@ fn every_call_on_a_lost_device_is_refused() {
     says("projection", Projection::with_pipelines(&pipelines).forward(&mut encoder, &[product]));
     let lse = |n: usize| TensorView::new(&buffers[n], DType::F32, [1, 2, 3, 1]);
     let (part, whole) = (Partial { out: heads(0), lse: lse(1) }, Partial { out: heads(3), lse: lse(2) });
-    says("merge", Merge::with_pipelines(&pipelines).forward(&mut encoder, &[part], &whole));
+    says(
+        "merge",
+        Merge::with_pipelines(&pipelines).forward(&mut encoder, &MergeForward::new(&[part], whole)),
+    );
     let positions = Positions::with_pipelines(&pipelines);
     let rotation = Rotate::new(heads(0), Rotation::Rope(&rope), RowPositions::Start(0)).out(heads(3));
     says("rotate", positions.rotate(&mut encoder, &rotation));

@@ -1,7 +1,7 @@
 //! Views that were made wrongly: every operator refuses them, by the tensor's name, the axis, the range and the size.
 
 use wgpu_attention::additive::{AdditiveAttention, AdditiveBackward, AdditiveConfig, AdditiveForward};
-use wgpu_attention::attention::{Merge, Partial};
+use wgpu_attention::attention::{Merge, MergeForward, Partial};
 use wgpu_attention::cache::{Append, Tokens};
 use wgpu_attention::layers::{
     AttentionalForward, AttentionalVector, DecoderForward, DecoderLayerWeights, DecoderMemory,
@@ -149,7 +149,7 @@ const CALLS: [(&str, Call); 28] = [
     }),
     ("merge", |p, v, encoder| {
         let [a, b, to] = [(); 3].map(|()| Partial { out: v.f32(HEADS), lse: v.f32(LSE) });
-        Merge::with_pipelines(p).forward(encoder, &[a, b], &to)
+        Merge::with_pipelines(p).forward(encoder, &MergeForward::new(&[a, b], to))
     }),
     ("positions", |p, v, encoder| {
         let positions = Positions::with_pipelines(p);

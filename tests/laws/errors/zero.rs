@@ -1,7 +1,7 @@
 //! Sizes of 0: every operator says the same of them.
 
 use wgpu_attention::additive::{AdditiveAttention, AdditiveBackward, AdditiveConfig, AdditiveForward};
-use wgpu_attention::attention::{Merge, MergeBackward, PartGradients, Partial};
+use wgpu_attention::attention::{Merge, MergeBackward, MergeForward, PartGradients, Partial};
 use wgpu_attention::cache::{Append, CacheRead, Tokens};
 use wgpu_attention::layers::{AttentionalBackward, AttentionalForward, AttentionalVector};
 use wgpu_attention::linear_attention::{
@@ -157,9 +157,10 @@ fn outcomes(gpu: &Gpu, batch: usize, length: usize) -> Outcomes {
 
     let merge = Merge::with_pipelines(pipelines);
     let (parts, into) = ([Partial { out: heads(0), lse: rows(1) }], Partial { out: heads(2), lse: rows(3) });
-    calls.plain("merge", |e| merge.forward(e, &parts, &into));
+    let call = MergeForward::new(&parts, into);
+    calls.plain("merge", |e| merge.forward(e, &call));
     let gradients = [PartGradients { d_out: heads(6), d_lse: rows(7) }];
-    let call = MergeBackward::new(&parts, into, d_out, &gradients);
+    let call = MergeBackward::new(call, d_out, &gradients);
     calls.plain("merge, backward", |e| merge.backward(e, &call));
 
     let positions = Positions::with_pipelines(pipelines);

@@ -1,7 +1,7 @@
 //! Each operator's calls: what is prepared is all that they create, the second of the same creates nothing, a caller's pass and a prepared
 //! call give the same, a refused one records nothing, as does one whose kernels are put aside.
 
-use wgpu_attention::attention::{Merge, MergeBackward, PartGradients, Partial, ScoreStage};
+use wgpu_attention::attention::{Merge, MergeBackward, MergeForward, PartGradients, Partial, ScoreStage};
 use wgpu_attention::layers::{
     AttentionalBackward, AttentionalForward, AttentionalVector, DecoderForward, DecoderLayerWeights,
     DecoderMemory, EncoderBackward, EncoderForward, EncoderLayerWeights, FeedForwardWeights, NormOrder,
@@ -384,13 +384,14 @@ fn positions_and_merges() {
     b.check("positions", &[Family::Positions], call!(positions, [add, prepare_add], &call, &wrong));
     let merge = Merge::with_pipelines(b.gpu().pipelines());
     let part = |n: usize| Partial { out: b.read(n, wide), lse: b.read(n + 1, sums) };
-    let (call, wrong) = ([part(0), part(2)], [part(0), Partial { out, ..part(2) }]);
+    let (parts, others) = ([part(0), part(2)], [part(0), Partial { out, ..part(2) }]);
     let into = Partial { out, lse: b.written(1, sums) };
-    b.check("merge", &[Merges], call!(merge, [forward, prepare], &call, &wrong, &into));
+    let (call, wrong) = (MergeForward::new(&parts, into), MergeForward::new(&others, into));
+    b.check("merge", &[Merges], call!(merge, [forward, prepare], &call, &wrong));
     let gradients =
         [0, 2].map(|n| PartGradients { d_out: b.written(n, wide), d_lse: b.written(n + 1, sums) });
-    let back = MergeBackward::new(&call, part(2), b.read(4, wide), &gradients);
-    let wrong = MergeBackward::new(&wrong, part(2), b.read(4, wide), &gradients);
+    let of = |parts| MergeBackward::new(MergeForward::new(parts, part(2)), b.read(4, wide), &gradients);
+    let (back, wrong) = (of(&parts), of(&others));
     b.check("merge backward", &[MergeGradients], call!(merge, [backward, prepare_backward], &back, &wrong));
 }
 

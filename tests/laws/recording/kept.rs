@@ -1,6 +1,6 @@
 //! Bindings of past calls: those of tensors that are gone are let go, those of loops stay.
 
-use wgpu_attention::attention::{Merge, Partial};
+use wgpu_attention::attention::{Merge, MergeForward, Partial};
 use wgpu_attention::cache::{Append, Tokens};
 use wgpu_attention::mask::Blocks;
 use wgpu_attention::matmul::{
@@ -77,7 +77,7 @@ fn operators(gpu: &Gpu) -> Vec<(&'static str, Record, Forget)> {
         ),
         of("merge", Merge::with_pipelines(p), Merge::forget, |o, e, [x, y]| {
             let part = |b, at| Partial { out: view(b, ROWS), lse: view(b, [1, 1, 8, 1]).with_offset(at) };
-            o.forward(e, &[part(x, 256)], &part(y, 256))
+            o.forward(e, &MergeForward::new(&[part(x, 256)], part(y, 256)))
         }),
         of("positions", Positions::with_pipelines(p), Positions::forget, move |o, e, [x, y]| {
             let table = PositionTable::Sinusoid(&sinusoid);

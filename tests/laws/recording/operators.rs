@@ -3,7 +3,7 @@
 use std::sync::Barrier;
 
 use wgpu_attention::additive::{AdditiveAttention, AdditiveConfig, AdditiveForward};
-use wgpu_attention::attention::{Merge, Partial};
+use wgpu_attention::attention::{Merge, MergeForward, Partial};
 use wgpu_attention::cache::{Append, Tokens};
 use wgpu_attention::layers::{AttentionalForward, AttentionalVector};
 use wgpu_attention::linear_attention::{LinearAttention, LinearConfig, LinearForward};
@@ -73,7 +73,7 @@ impl Operators {
         self.quantized.rows(encoder, &QuantizedRows::new(blocks, ids, sequence(3, 32)))?;
         let lse = |n: usize| TensorView::new(&self.buffers[n], DType::F32, [1, 2, 3, 1]);
         let part = Partial { out: heads(0), lse: lse(1) };
-        self.merge.forward(encoder, &[part], &Partial { out: heads(3), lse: lse(2) })?;
+        self.merge.forward(encoder, &MergeForward::new(&[part], Partial { out: heads(3), lse: lse(2) }))?;
         let at = RowPositions::Start(0);
         self.positions
             .rotate(encoder, &Rotate::new(heads(0), Rotation::Rope(&self.rope), at).out(heads(3)))?;

@@ -1,6 +1,6 @@
 //! Attention over pieces of the keys, merged, is attention over all of them.
 
-use wgpu_attention::attention::{Merge, Partial};
+use wgpu_attention::attention::{Merge, MergeForward, Partial};
 use wgpu_attention::reference;
 use wgpu_attention::reference::widen;
 use wgpu_attention::tuning::Algorithm;
@@ -98,7 +98,7 @@ fn nothing_weighs_nothing_and_nan_shows() {
     let parts = [0, 1].map(|n| Partial { out: view(&outs[n]), lse: view(&lses[n]) });
     let into = Partial { out: view(&out), lse: view(&lse) };
     let merge = Merge::new(gpu.device());
-    gpu.submit(|e| merge.forward(e, &parts, &into)).expect("a merge");
+    gpu.submit(|e| merge.forward(e, &MergeForward::new(&parts, into))).expect("a merge");
     let out: Vec<f32> = gpu.download(&out, 4).expect("out");
     let lse: Vec<f32> = gpu.download(&lse, 4).expect("lse");
     assert!((out[0] - 2.0).abs() < 1e-6 && (lse[0] - 2f32.ln()).abs() < 1e-6, "{out:?} {lse:?}");
@@ -120,20 +120,20 @@ fn bad_parts_are_refused_before_anything_is_recorded() {
     let wrong =
         Partial { lse: wgpu_attention::TensorView::new(&buffers[1], DType::U32, [1, 1, 2, 1]), ..part };
     let merge = Merge::with_pipelines(gpu.pipelines());
-    let refused = |parts: &[Partial], into: &Partial, words: &[&str]| {
+    let refused = |parts: &[Partial], into: Partial, words: &[&str]| {
         let mut encoder = gpu.device().create_command_encoder(&Default::default());
-        let error = merge.forward(&mut encoder, parts, into).expect_err("an error").to_string();
+        let error =
+            merge.forward(&mut encoder, &MergeForward::new(parts, into)).expect_err("an error").to_string();
         assert!(words.iter().all(|w| error.contains(w)), "{error}");
     };
-    refused(&[], &into, &["parts"]);
-    refused(&[short], &into, &["parts.out", "length"]);
-    refused(&[wrong], &into, &["parts.lse", "F32", "U32"]);
-    refused(&[part, into], &into, &["out", "parts.out"]);
-    refused(&[part], &Partial { lse: into.out, ..into }, &["lse"]);
+    refused(&[], into, &["parts"]);
+    refused(&[short], into, &["parts.out", "length"]);
+    refused(&[wrong], into, &["parts.lse", "F32", "U32"]);
+    refused(&[part, into], into, &["out", "parts.out"]);
+    refused(&[part], Partial { lse: into.out, ..into }, &["lse"]);
     let count = |n: usize| wgpu_attention::TensorView::new(&buffers[n], DType::U32, [1, 1, 2, 4]);
-    refused(&[part], &Partial { out: count(2), ..into }, &["`out`", "F32, F16 or BF16", "U32"]);
-    refused(&[Partial { out: count(0), ..part }], &into, &["`parts.out`", "F32, F16 or BF16", "U32"]);
-    assert!(
-        merge.forward(&mut gpu.device().create_command_encoder(&Default::default()), &[part], &into).is_ok()
-    );
+    refused(&[part], Partial { out: count(2), ..into }, &["`out`", "F32, F16 or BF16", "U32"]);
+    refused(&[Partial { out: count(0), ..part }], into, &["`parts.out`", "F32, F16 or BF16", "U32"]);
+    let mut encoder = gpu.device().create_command_encoder(&Default::default());
+    assert!(merge.forward(&mut encoder, &MergeForward::new(&[part], into)).is_ok());
 }

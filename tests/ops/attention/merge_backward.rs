@@ -1,6 +1,6 @@
 //! The gradients of merged attention against the reference.
 
-use wgpu_attention::attention::{Merge, MergeBackward, PartGradients, Partial};
+use wgpu_attention::attention::{Merge, MergeBackward, MergeForward, PartGradients, Partial};
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{merge, merge_backward, widen};
 use wgpu_attention::{DType, TensorView, wgpu};
@@ -77,7 +77,8 @@ impl Case {
                 .collect();
             let gradients: Vec<_> =
                 results.iter().map(part).map(|(d_out, d_lse)| PartGradients { d_out, d_lse }).collect();
-            let call = MergeBackward::new(&views, merged, d_out_placed.view(), &gradients)
+            let forward = MergeForward::new(&views, merged);
+            let call = MergeBackward::new(forward, d_out_placed.view(), &gradients)
                 .d_lse(d_lse_placed.as_ref().map(Placed::view));
             profile.gpu.submit(|e| operator.backward(e, &call)).map_err(|e| e.to_string())?;
             let mut got = Vec::new();
@@ -168,7 +169,7 @@ fn nothing_gives_nothing_and_nan_shows() {
     let parts = [Partial { out: rows(&part[0]), lse: rows(&part[1]) }];
     let gradients = [PartGradients { d_out: rows(&results[0]), d_lse: rows(&results[1]) }];
     let into = Partial { out: rows(&merged[0]), lse: rows(&merged[1]) };
-    let call = MergeBackward::new(&parts, into, rows(&d_out), &gradients);
+    let call = MergeBackward::new(MergeForward::new(&parts, into), rows(&d_out), &gradients);
     let operator = Merge::with_pipelines(gpu.pipelines());
     gpu.submit(|e| operator.backward(e, &call)).expect("gradients");
     let [d_out, d_lse] = results.each_ref().map(|b| gpu.download::<f32>(b, 4).expect("a read-back"));
@@ -198,10 +199,15 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
         assert!(operator.backward(&mut pass, call).is_err());
     };
     let of = |part: Partial, merged, d_out, d_lse: TensorView, gradients, words: &[&str]| {
-        refused(&MergeBackward::new(&[part], merged, d_out, &[gradients]).d_lse(d_lse), words);
+        refused(
+            &MergeBackward::new(MergeForward::new(&[part], merged), d_out, &[gradients]).d_lse(d_lse),
+            words,
+        );
     };
-    refused(&MergeBackward::new(&[], merged, d_out, &[]), &["parts"]);
-    refused(&MergeBackward::new(&[part; 2], merged, d_out, &[gradients]), &["`gradients`", "2", "got 1"]);
+    let (parts, twice) = ([part; 2], [gradients; 2]);
+    let both = MergeForward::new(&parts, merged);
+    refused(&MergeBackward::new(MergeForward::new(&[], merged), d_out, &[]), &["parts"]);
+    refused(&MergeBackward::new(both, d_out, &[gradients]), &["`gradients`", "2", "got 1"]);
     let short = Partial { out: view(0, [1, 1, 1, 4]), ..part };
     of(short, merged, d_out, d_lse, gradients, &["`parts.out`", "length must be 2", "got 1"]);
     let wrong = Partial { lse: typed(1, DType::U32, row), ..part };
@@ -228,9 +234,9 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     of(part, merged, d_out, d_lse, with(view(0, wide), good.d_lse), &["`gradients.d_out`", "`parts.out`"]);
     of(part, merged, d_out, d_lse, with(good.d_out, view(5, row)), &["`gradients.d_lse`", "`d_lse`"]);
     of(part, merged, d_out, d_lse, with(good.d_out, view(6, row)), &["overlap"]);
-    refused(&MergeBackward::new(&[part; 2], merged, d_out, &[gradients; 2]), &["overlap"]);
+    refused(&MergeBackward::new(both, d_out, &twice), &["overlap"]);
     let mut encoder = gpu.device().create_command_encoder(&Default::default());
     let (parts, gradients) = ([part], [good]);
-    let call = MergeBackward::new(&parts, merged, d_out, &gradients).d_lse(d_lse);
+    let call = MergeBackward::new(MergeForward::new(&parts, merged), d_out, &gradients).d_lse(d_lse);
     assert!(operator.backward(&mut encoder, &call).is_ok());
 }
