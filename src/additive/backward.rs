@@ -7,8 +7,8 @@ use crate::attention::{Forward, required_lse};
 use crate::kernel::{MatrixUnits, Prepared, Recorder, Scratch, ScratchSize};
 use crate::tensor::{Access, CallTensors, DType, Error, Shape, TensorView};
 
-/// One backward call of additive attention: an [`AdditiveForward`], whose inputs, `out` and `lse` are read, the gradient of its result, and
-/// where the gradients go.
+/// One backward call of additive attention: an [`AdditiveForward`], whose inputs, `out` and `lse` are read, the
+/// gradient of its result, and where the gradients go.
 ///
 /// | tensor | shape | dtype |
 /// |---|---|---|
@@ -35,8 +35,8 @@ pub struct AdditiveBackward<'a> {
 }
 
 impl<'a> AdditiveBackward<'a> {
-    /// `forward` as it was made, with its [`lse`](AdditiveForward::lse), and the gradient of its `out`. No gradient is written until it is
-    /// asked for.
+    /// `forward` as it was made, with its [`lse`](AdditiveForward::lse), and the gradient of its `out`. No gradient is
+    /// written until it is asked for.
     pub fn new(forward: AdditiveForward<'a>, d_out: TensorView<'a>) -> Self {
         let [d_lse, d_q, d_k, d_v, d_score_vector] = [None; 5];
         AdditiveBackward { forward, d_out, d_lse, d_q, d_k, d_v, d_score_vector, accumulates: false }
@@ -96,8 +96,9 @@ impl AdditiveAttention {
     /// Records the gradients of a forward call into an encoder or a pass.
     ///
     /// # Errors
-    /// Everything that [`Error`] lists for tensors, masks, options and scratch; [`Error::Unsupported`] if no gradient is asked
-    /// for, or the forward call has no `lse`; [`Error::Limit`] if the device cannot bind so many tensors of a mask beside the others. Then nothing has been recorded.
+    /// Everything that [`Error`] lists for tensors, masks, options and scratch; [`Error::Unsupported`] if no gradient
+    /// is asked for, or the forward call has no `lse`; [`Error::Limit`] if the device cannot bind so many tensors of a
+    /// mask beside the others. Then nothing has been recorded.
     pub fn backward(
         &self,
         into: &mut impl Recorder,

@@ -7,7 +7,8 @@ use super::{Attention, Forward, required_lse, scale_in_f32};
 use crate::kernel::{Prepared, Recorder, Scratch, ScratchSize};
 use crate::tensor::{Access, CallTensors, DType, Error, Shape, TensorView, check_apart};
 
-/// One backward call: a [`Forward`], whose inputs, `out` and `lse` are read, the gradient of its result, and where the gradients go.
+/// One backward call: a [`Forward`], whose inputs, `out` and `lse` are read, the gradient of its result, and where the
+/// gradients go.
 ///
 /// | tensor | shape | dtype |
 /// |---|---|---|
@@ -36,8 +37,8 @@ pub struct Backward<'a> {
 }
 
 impl<'a> Backward<'a> {
-    /// `forward` as it was made, of keys and values that are tensors, with its [`lse`](Forward::lse), and the gradient of its `out`. No
-    /// gradient is written until it is asked for.
+    /// `forward` as it was made, of keys and values that are tensors, with its [`lse`](Forward::lse), and the gradient
+    /// of its `out`. No gradient is written until it is asked for.
     pub fn new(forward: Forward<'a>, d_out: TensorView<'a>) -> Self {
         let [d_lse, d_q, d_k, d_v] = [None; 4];
         let d_added = AddedGradients::default();
@@ -152,8 +153,10 @@ impl Attention {
     /// ```
     ///
     /// # Errors
-    /// Everything that [`Error`] lists for tensors, masks, options and scratch; [`Error::Unsupported`] if no gradient is asked
-    /// for, or that of a tensor which the mask has not, or the forward call has no `lse` or reads a cache; [`Error::Limit`] if the device cannot bind so many tensors of a mask beside the others. Then nothing has been recorded.
+    /// Everything that [`Error`] lists for tensors, masks, options and scratch; [`Error::Unsupported`] if no gradient
+    /// is asked for, or that of a tensor which the mask has not, or the forward call has no `lse` or reads a cache;
+    /// [`Error::Limit`] if the device cannot bind so many tensors of a mask beside the others. Then nothing has been
+    /// recorded.
     pub fn backward(
         &self,
         into: &mut impl Recorder,

@@ -70,7 +70,8 @@ impl<'a> LinearForward<'a> {
         }
     }
 
-    /// Keys to be seen, true, or not, false, `[batch or 1, kv_heads or 1, 1, kv_len]`: what k and v hold there does not matter.
+    /// Keys to be seen, true, or not, false, `[batch or 1, kv_heads or 1, 1, kv_len]`: what k and v hold there does not
+    /// matter.
     #[doc(alias = "key_padding_mask")]
     pub fn key_mask(mut self, key_mask: impl Into<Option<TensorView<'a>>>) -> Self {
         self.keys.key_mask = key_mask.into();
@@ -83,8 +84,9 @@ impl<'a> LinearForward<'a> {
         self
     }
 
-    /// Sequences one after the other in a batch of one: sequence s has rows `starts[s]` to `starts[s + 1]` of q, k and v. Rows
-    /// that are of none give 0. A start that is below the one before it counts as that, one past the end as the end.
+    /// Sequences one after the other in a batch of one: sequence s has rows `starts[s]` to `starts[s + 1]` of q, k and
+    /// v. Rows that are of none give 0. A start that is below the one before it counts as that, one past the end as the
+    /// end.
     #[doc(alias = "cu_seqlens")]
     pub fn packed(mut self, starts: impl Into<Option<TensorView<'a>>>) -> Self {
         self.keys.packed = starts.into();
@@ -125,8 +127,8 @@ impl<'a> LinearForward<'a> {
     }
 }
 
-/// One backward call: a [`LinearForward`], whose inputs and `out` are read, the gradient of its result, and where the gradients go, each
-/// shaped as what it is of, in its type or F32.
+/// One backward call: a [`LinearForward`], whose inputs and `out` are read, the gradient of its result, and where the
+/// gradients go, each shaped as what it is of, in its type or F32.
 ///
 /// Sequences begin with the call: the gradient of a [`state`](LinearForward::state) is not computed.
 #[derive(Clone, Copy, Debug)]

@@ -11,7 +11,9 @@ use crate::mask::DeviceMask;
 use crate::matmul::projection::dispatch_backward::Gradient;
 use crate::tensor::{Access, CallTensors, DType, Element, Error, Shape, TensorView, count};
 
-/// One backward call: a [`LinformerForward`], whose inputs and outputs are read, the gradient of its output, and where the gradients go. Each gradient is shaped as what it is of; `d_q` is of the configured type or F32, the others F32, F16 or BF16.
+/// One backward call: a [`LinformerForward`], whose inputs and outputs are read, the gradient of its output, and where
+/// the gradients go. Each gradient is shaped as what it is of; `d_q` is of the configured type or F32, the others F32,
+/// F16 or BF16.
 ///
 /// Keys and values are projected once more. What the forward pass must keep is `out` and `lse`.
 #[derive(Clone, Copy, Debug)]
@@ -27,8 +29,8 @@ pub struct LinformerBackward<'a> {
 }
 
 impl<'a> LinformerBackward<'a> {
-    /// `forward` as it was made, with its [`lse`](LinformerForward::lse), and the gradient of its `out`. No gradient is written until it is
-    /// asked for.
+    /// `forward` as it was made, with its [`lse`](LinformerForward::lse), and the gradient of its `out`. No gradient is
+    /// written until it is asked for.
     pub fn new(forward: LinformerForward<'a>, d_out: TensorView<'a>) -> Self {
         LinformerBackward { forward, d_out, d_lse: None, d_q: None, gradients: [None; 4], accumulates: false }
     }

@@ -45,8 +45,8 @@ impl<'a> LocalForward<'a> {
     }
 }
 
-/// One backward call: a [`LocalForward`], whose inputs are read, the gradient of its result, and where the gradients go, each shaped as what it
-/// is of, in its type or F32.
+/// One backward call: a [`LocalForward`], whose inputs are read, the gradient of its result, and where the gradients
+/// go, each shaped as what it is of, in its type or F32.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct LocalBackward<'a> {

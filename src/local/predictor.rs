@@ -90,8 +90,8 @@ impl<'a> PredictorForward<'a> {
     }
 }
 
-/// One backward call: a [`PredictorForward`], whose inputs are read, the gradient of the positions, and where the gradients go, each shaped as
-/// what it is of; F32, F16 or BF16.
+/// One backward call: a [`PredictorForward`], whose inputs are read, the gradient of the positions, and where the
+/// gradients go, each shaped as what it is of; F32, F16 or BF16.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct PredictorBackward<'a> {
@@ -105,8 +105,9 @@ pub struct PredictorBackward<'a> {
 }
 
 impl<'a> PredictorBackward<'a> {
-    /// `forward` as it was made and the gradient of its positions, as [`LocalBackward::d_positions`](crate::local::LocalBackward::d_positions)
-    /// wrote it. No gradient is written until it is asked for.
+    /// `forward` as it was made and the gradient of its positions, as
+    /// [`LocalBackward::d_positions`](crate::local::LocalBackward::d_positions) wrote it. No gradient is written until
+    /// it is asked for.
     pub fn new(forward: PredictorForward<'a>, d_positions: TensorView<'a>) -> Self {
         let [d_hidden, d_weight, d_bias, d_vector] = [None; 4];
         PredictorBackward { forward, d_positions, d_hidden, d_weight, d_bias, d_vector, accumulates: false }

@@ -10,8 +10,8 @@ use crate::kernel::{Prepared, Recorder, Scratch, ScratchSize, Slot, fits, in_scr
 use crate::matmul::projection::dispatch_backward::Gradient;
 use crate::tensor::{CallTensors, DType, Element, Error, TensorView, count};
 
-/// One backward call: a [`LshForward`], whose inputs and outputs are read, buckets too, the gradient of its output, and where the gradients
-/// go: `d_qk` and `d_v`, shaped as qk and v, F32, F16 or BF16.
+/// One backward call: a [`LshForward`], whose inputs and outputs are read, buckets too, the gradient of its output, and
+/// where the gradients go: `d_qk` and `d_v`, shaped as qk and v, F32, F16 or BF16.
 ///
 /// Tokens are sorted and scores computed once more. A token's score with itself is a constant and has no gradient.
 #[derive(Clone, Copy, Debug)]
@@ -26,8 +26,8 @@ pub struct LshBackward<'a> {
 }
 
 impl<'a> LshBackward<'a> {
-    /// `forward` as it was made, with its [`lse`](LshForward::lse), and the gradient of its `out`. No gradient is written until it is asked
-    /// for.
+    /// `forward` as it was made, with its [`lse`](LshForward::lse), and the gradient of its `out`. No gradient is
+    /// written until it is asked for.
     pub fn new(forward: LshForward<'a>, d_out: TensorView<'a>) -> Self {
         LshBackward { forward, d_out, d_lse: None, d_qk: None, d_v: None, accumulates: false }
     }
@@ -91,8 +91,8 @@ impl LshAttention {
     /// Records the gradients of a forward call into an encoder or a pass.
     ///
     /// # Errors
-    /// Everything that [`Error`] lists for tensors and scratch; [`Error::Unsupported`] if no gradient is asked for, or the forward call
-    /// has no `lse`. Then nothing has been recorded.
+    /// Everything that [`Error`] lists for tensors and scratch; [`Error::Unsupported`] if no gradient is asked for, or
+    /// the forward call has no `lse`. Then nothing has been recorded.
     pub fn backward(
         &self,
         into: &mut impl Recorder,

@@ -18,8 +18,8 @@ pub struct TableBackward<'a> {
 
 impl<'a> TableBackward<'a> {
     /// `forward` as it was made, with a learned table, whose positions are read; the gradient with respect to its sum,
-    /// `[batch, heads, length, dim]`; and where the gradient of the table goes, shaped as the table and written in every row. Each is F32,
-    /// F16 or BF16.
+    /// `[batch, heads, length, dim]`; and where the gradient of the table goes, shaped as the table and written in
+    /// every row. Each is F32, F16 or BF16.
     pub fn new(forward: AddPositions<'a>, d_out: TensorView<'a>, d_table: TensorView<'a>) -> Self {
         TableBackward { forward, d_out, d_table, accumulate: false }
     }

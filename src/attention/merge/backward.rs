@@ -26,9 +26,9 @@ pub struct MergeBackward<'a> {
 }
 
 impl<'a> MergeBackward<'a> {
-    /// `forward` as it was made, whose parts and results are read: an output of F16 or BF16 has rounded what `d_lse` of the parts is
-    /// computed from, one of F32 has not. `d_out` `[batch, heads, q_len, value_dim]`, F32, F16 or BF16, is the gradient with
-    /// respect to its output; `gradients` has those of each part.
+    /// `forward` as it was made, whose parts and results are read: an output of F16 or BF16 has rounded what `d_lse` of
+    /// the parts is computed from, one of F32 has not. `d_out` `[batch, heads, q_len, value_dim]`, F32, F16 or BF16, is
+    /// the gradient with respect to its output; `gradients` has those of each part.
     pub fn new(forward: MergeForward<'a>, d_out: TensorView<'a>, gradients: &'a [PartGradients<'a>]) -> Self {
         MergeBackward { forward, d_out, d_lse: None, gradients }
     }

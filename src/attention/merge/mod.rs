@@ -31,8 +31,8 @@ pub struct MergeForward<'a> {
 }
 
 impl<'a> MergeForward<'a> {
-    /// Merges `parts` into `into`, whose buffers may hold none of them. More than three parts are merged one after the other in `into`, in
-    /// its type: choose F32 for many.
+    /// Merges `parts` into `into`, whose buffers may hold none of them. More than three parts are merged one after the
+    /// other in `into`, in its type: choose F32 for many.
     pub fn new(parts: &'a [Partial<'a>], into: Partial<'a>) -> Self {
         MergeForward { parts, into }
     }

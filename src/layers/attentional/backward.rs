@@ -23,8 +23,8 @@ pub struct AttentionalBackward<'a> {
 }
 
 impl<'a> AttentionalBackward<'a> {
-    /// `forward` as it was made, whose inputs and `out` are read, and the gradient of its `out`. No gradient is written until it is asked
-    /// for.
+    /// `forward` as it was made, whose inputs and `out` are read, and the gradient of its `out`. No gradient is written
+    /// until it is asked for.
     pub fn new(forward: AttentionalForward<'a>, d_out: TensorView<'a>) -> Self {
         let [d_context, d_hidden, d_weight, d_bias] = [None; 4];
         AttentionalBackward { forward, d_out, d_context, d_hidden, d_weight, d_bias, accumulates: false }

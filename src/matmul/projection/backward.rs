@@ -22,8 +22,9 @@ pub struct ProjectionBackward<'a> {
 }
 
 impl<'a> ProjectionBackward<'a> {
-    /// `forward` as it was made, without an [`activation`](ProjectionForward::activation), whose `x` and weight are read, and the gradient
-    /// with respect to its `out`, `[batch, heads, length, dim]`, in any strides; F32, F16 or BF16.
+    /// `forward` as it was made, without an [`activation`](ProjectionForward::activation), whose `x` and weight are
+    /// read, and the gradient with respect to its `out`, `[batch, heads, length, dim]`, in any strides; F32, F16 or
+    /// BF16.
     pub fn new(forward: ProjectionForward<'a>, d_y: TensorView<'a>) -> Self {
         let [d_x, d_weight, d_bias] = [None; 3];
         ProjectionBackward { forward, d_y, d_x, d_weight, d_bias, accumulate: false }
@@ -35,8 +36,8 @@ impl<'a> ProjectionBackward<'a> {
         self
     }
 
-    /// Writes `d_W = d_yᵀ x`, summed over all rows of all sequences, there, shaped as the weight; F32, F16 or BF16. Of one narrow
-    /// head that all share, it is the sum over them.
+    /// Writes `d_W = d_yᵀ x`, summed over all rows of all sequences, there, shaped as the weight; F32, F16 or BF16. Of
+    /// one narrow head that all share, it is the sum over them.
     pub fn d_weight(mut self, d_weight: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_weight = d_weight.into();
         self

@@ -17,8 +17,9 @@ pub struct EmbeddingBackward<'a> {
 }
 
 impl<'a> EmbeddingBackward<'a> {
-    /// `forward` as it was made, whose `ids` and `scale` are read, the gradient of its `out`, `[batch, 1, length, width]`, and where the
-    /// gradient of its `table` goes, shaped as that and written in every row; F32, F16 or BF16 each.
+    /// `forward` as it was made, whose `ids` and `scale` are read, the gradient of its `out`, `[batch, 1, length,
+    /// width]`, and where the gradient of its `table` goes, shaped as that and written in every row; F32, F16 or BF16
+    /// each.
     pub fn new(forward: EmbeddingForward<'a>, d_out: TensorView<'a>, d_table: TensorView<'a>) -> Self {
         EmbeddingBackward { forward, d_out, d_table, accumulate: false }
     }

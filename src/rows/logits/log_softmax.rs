@@ -35,8 +35,8 @@ pub struct LogSoftmaxBackward<'a> {
 }
 
 impl<'a> LogSoftmaxBackward<'a> {
-    /// `forward` as it was made, whose `out` is read and whose `x` is not, the gradient of `out`, and where the gradient of `x` goes; all of
-    /// one shape, F32, F16 or BF16 each.
+    /// `forward` as it was made, whose `out` is read and whose `x` is not, the gradient of `out`, and where the
+    /// gradient of `x` goes; all of one shape, F32, F16 or BF16 each.
     pub fn new(forward: LogSoftmaxForward<'a>, d_out: TensorView<'a>, d_x: TensorView<'a>) -> Self {
         LogSoftmaxBackward { forward, d_out, d_x, accumulate: false }
     }

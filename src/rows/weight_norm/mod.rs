@@ -34,8 +34,8 @@ impl<'a> WeightNormForward<'a> {
     }
 }
 
-/// One backward call: a forward call, the gradient of its result, and where the gradients go, all of these F32: `d_vector` as
-/// `vector`, `d_gain` as `gain`, summed over the heads that share it.
+/// One backward call: a forward call, the gradient of its result, and where the gradients go, all of these F32:
+/// `d_vector` as `vector`, `d_gain` as `gain`, summed over the heads that share it.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct WeightNormBackward<'a> {
@@ -47,7 +47,8 @@ pub struct WeightNormBackward<'a> {
 }
 
 impl<'a> WeightNormBackward<'a> {
-    /// `forward` as it was made, whose inputs are read, the gradient of its `out`, and where the gradients of both inputs go.
+    /// `forward` as it was made, whose inputs are read, the gradient of its `out`, and where the gradients of both
+    /// inputs go.
     pub fn new(
         forward: WeightNormForward<'a>,
         d_out: TensorView<'a>,
