@@ -1,17 +1,14 @@
-//! Layers: multi-head attention, blocks, encoders and decoders, the attentional vector.
+//! Layers: multi-head attention, stacks of them as encoders and decoders, the attentional vector.
 
 pub(crate) mod attentional;
-pub(crate) mod block;
 pub(crate) mod decoder;
 pub(crate) mod encoder;
 pub(crate) mod multi_head;
+pub(crate) mod stack;
 
 pub use attentional::{AttentionalBackward, AttentionalForward, AttentionalVector};
-pub use block::config::{NormOrder, TransformerLayerConfig};
-pub use block::{FeedForwardGradients, FeedForwardWeights, LayerCall};
 pub use decoder::{
-    DecoderBackward, DecoderForward, DecoderLayerGradients, DecoderLayerWeights, DecoderMemory,
-    TransformerDecoder,
+    DecoderBackward, DecoderForward, DecoderLayerGradients, DecoderLayerWeights, TransformerDecoder,
 };
 pub use encoder::{
     EncoderBackward, EncoderForward, EncoderLayerGradients, EncoderLayerWeights, TransformerEncoder,
@@ -21,3 +18,5 @@ pub use multi_head::{
     LinearGradients, MultiHeadAttention, MultiHeadBackward, MultiHeadForward, MultiHeadGradients,
     MultiHeadWeights,
 };
+pub use stack::config::{NormOrder, TransformerLayerConfig};
+pub use stack::{DecoderMemory, FeedForwardGradients, FeedForwardWeights, LayerCall};

@@ -29,7 +29,6 @@ pub use crate::attention::reference::softmax::{Normalised, softmax};
 pub use crate::attention::reference::weighted_sum::weighted_sum;
 pub use crate::cache::reference as cache;
 pub use crate::layers::attentional::reference::{AttentionalGradients, attentional, attentional_backward};
-pub use crate::layers::block::reference::{Encoded, FeedForwardGradients, HostFeedForward, feed_forward};
 pub use crate::layers::decoder::reference::{
     DecoderGradients, DecoderLayerGradients, HostDecoderLayer, decoder, decoder_backward, decoder_by_layer,
     decoder_by_layer_backward,
@@ -44,6 +43,7 @@ pub use crate::layers::multi_head::reference::{
 pub use crate::layers::multi_head::reference_backward::{
     LinearGradients, MultiHeadGradients, multi_head_backward,
 };
+pub use crate::layers::stack::reference::{Encoded, FeedForwardGradients, HostFeedForward, feed_forward};
 pub use crate::linear_attention::reference::{
     FeatureRow, LinearAttended, LinearAttentionGradients, LinearOptions, Seen, features, linear_attention,
     linear_attention_backward, linear_recurrence,

@@ -1,26 +1,21 @@
 //! A stack of decoder layers: attention to what came before and to a memory, feed-forward, norms before or after.
 
 mod backward;
-mod memory;
 pub(crate) mod reference;
 
 pub use backward::{DecoderBackward, DecoderLayerGradients};
-pub use memory::DecoderMemory;
 
-use super::block::config::{NormOrder, TransformerLayerConfig};
-use super::block::{
-    FeedForward, FeedForwardWeights, Hidden, LayerCall, LayerCalls, Rows, SelfAttention, SharedKeys,
-    Workspace, check_advanced, check_cache, check_rows, check_rows_of, forward_size,
+use super::multi_head::MultiHeadWeights;
+use super::stack::config::TransformerLayerConfig;
+use super::stack::{
+    DecoderMemory, FeedForwardWeights, LayerCall, LayerWeights, MemoryCall, Stack, StackForward,
 };
-use super::multi_head::{MultiHeadAttention, MultiHeadForward, MultiHeadWeights, Plan as AttentionPlan};
-use crate::attention::dispatch;
 use crate::cache::Cache;
-use crate::device::DeviceFacts;
-use crate::kernel::{Dispatches, KernelOptions, Pipelines, Prepared, Recorder, Scratch, ScratchSize, Slot};
+use crate::kernel::{KernelOptions, Pipelines, Prepared, Recorder, Scratch, ScratchSize};
 use crate::mask::DeviceMask;
 use crate::position::{Rotary, Rotation, RowPositions};
-use crate::rows::norm::{NormWeights, OwnedNorm};
-use crate::tensor::{Access, Error, TensorView, check_aliasing, check_apart, check_sizes, expect_shape};
+use crate::rows::norm::NormWeights;
+use crate::tensor::{Error, TensorView};
 
 /// The weights of one layer of a decoder, on the device.
 #[derive(Clone, Copy, Debug)]
@@ -35,25 +30,27 @@ pub struct DecoderLayerWeights<'a> {
     pub norms: [NormWeights<'a>; 3],
 }
 
+impl<'a> From<&'a DecoderLayerWeights<'a>> for LayerWeights<'a> {
+    fn from(layer: &'a DecoderLayerWeights<'a>) -> Self {
+        let DecoderLayerWeights { self_attention, cross_attention, feed_forward, norms } = layer;
+        let cross = Some(*cross_attention);
+        LayerWeights { attention: *self_attention, cross, feed_forward: *feed_forward, norms }
+    }
+}
+
 /// One forward call of a decoder: `[batch, 1, length, features]` in and out, see [`TensorView::sequence`].
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct DecoderForward<'a> {
-    x: TensorView<'a>,
-    memory: DecoderMemory<'a>,
-    out: TensorView<'a>,
-    layers: LayerCalls<'a>,
-    memory_mask: DeviceMask<'a>,
-    cache: Option<&'a Cache>,
-    hidden: Option<TensorView<'a>>,
+    call: StackForward<'a>,
 }
 
 impl<'a> DecoderForward<'a> {
     /// `x` and `out` are `[batch, 1, length, features]`, of the layers' dtype; `memory` is what
     /// [`TransformerDecoder::project_memory`] has written.
     pub fn new(x: TensorView<'a>, memory: DecoderMemory<'a>, out: TensorView<'a>) -> Self {
-        let (layers, memory_mask) = (LayerCalls::default(), DeviceMask::none());
-        DecoderForward { x, memory, out, layers, memory_mask, cache: None, hidden: None }
+        let memory = MemoryCall { projected: memory, mask: DeviceMask::none(), rows: None };
+        DecoderForward { call: StackForward::new(x, out, Some(memory)) }
     }
 
     /// Which rows a row attends to, in every layer: `tgt_mask` and `tgt_key_padding_mask` of PyTorch. No row is hidden from another
@@ -61,14 +58,14 @@ impl<'a> DecoderForward<'a> {
     #[doc(alias = "tgt_mask")]
     #[doc(alias = "tgt_key_padding_mask")]
     pub fn mask(mut self, mask: DeviceMask<'a>) -> Self {
-        self.layers.mask = Some(mask);
+        self.call.layers.mask = Some(mask);
         self
     }
 
     /// Which rows of the memory a row attends to, in every layer: `memory_mask` and `memory_key_padding_mask` of PyTorch.
     #[doc(alias = "memory_key_padding_mask")]
     pub fn memory_mask(mut self, mask: DeviceMask<'a>) -> Self {
-        self.memory_mask = mask;
+        self.call.memory = self.call.memory.map(|memory| MemoryCall { mask, ..memory });
         self
     }
 
@@ -79,7 +76,7 @@ impl<'a> DecoderForward<'a> {
     /// Several rows need a mask that orders them, the call is made again for each step, and prompts may differ in length: see
     /// [`EncoderForward::cache`](crate::layers::EncoderForward::cache).
     pub fn cache(mut self, cache: impl Into<Option<&'a Cache>>) -> Self {
-        self.cache = cache.into();
+        self.call.cache = cache.into();
         self
     }
 
@@ -88,7 +85,7 @@ impl<'a> DecoderForward<'a> {
     #[doc(alias = "rope")]
     #[doc(alias = "position_ids")]
     pub fn rotary(mut self, rotation: impl Into<Rotation<'a>>, at: RowPositions<TensorView<'a>>) -> Self {
-        self.layers.rotary = Some(Rotary { rotation: rotation.into(), at });
+        self.call.layers.rotary = Some(Rotary { rotation: rotation.into(), at });
         self
     }
 
@@ -96,7 +93,7 @@ impl<'a> DecoderForward<'a> {
     /// [`rotary`](Self::rotary): see [`EncoderForward::layer_calls`](crate::layers::EncoderForward::layer_calls). The memory's mask holds in every
     /// layer.
     pub fn layer_calls(mut self, calls: impl Into<Option<&'a [LayerCall<'a>]>>) -> Self {
-        self.layers.each = calls.into();
+        self.call.layers.each = calls.into();
         self
     }
 
@@ -104,36 +101,9 @@ impl<'a> DecoderForward<'a> {
     /// n from batch entry `n · batch` on. Without a final norm the last layer's is `out` and has no place here, so it is `layers − 1`
     /// of them. A [backward call](DecoderBackward) that finds them does not compute them again.
     pub fn hidden(mut self, hidden: impl Into<Option<TensorView<'a>>>) -> Self {
-        self.hidden = hidden.into();
+        self.call.hidden = hidden.into();
         self
     }
-}
-
-impl<'a> DecoderForward<'a> {
-    /// The attention of `x` to itself in layer `n`, into `out`.
-    fn own(&self, n: usize, x: TensorView<'a>, out: TensorView<'a>) -> MultiHeadForward<'a> {
-        self.layers.attention(n, x, out)
-    }
-
-    /// The attention of `x` to the memory in layer `n`, into `out`; `rows` are the memory's own.
-    fn cross(
-        &self,
-        [x, out]: [TensorView<'a>; 2],
-        rows: TensorView<'a>,
-        n: usize,
-        batch: usize,
-    ) -> MultiHeadForward<'a> {
-        let keys = self.memory.of_layer(n, batch);
-        MultiHeadForward::new(x, rows, rows, out).mask(self.memory_mask).projected_keys(keys)
-    }
-}
-
-#[derive(Clone, Debug)]
-struct DecoderLayer {
-    self_attention: MultiHeadAttention,
-    cross_attention: MultiHeadAttention,
-    feed_forward: FeedForward,
-    norms: [OwnedNorm; 3],
 }
 
 /// A stack of decoder layers on one device: everything `nn.TransformerDecoder` has in evaluation, its gradients
@@ -168,20 +138,7 @@ struct DecoderLayer {
 #[doc(alias = "TransformerDecoderLayer")]
 #[derive(Clone, Debug)]
 pub struct TransformerDecoder {
-    pipelines: Pipelines,
-    config: TransformerLayerConfig,
-    kernel_options: KernelOptions,
-    layers: Vec<DecoderLayer>,
-    shared: SharedKeys,
-    final_norm: Option<OwnedNorm>,
-}
-
-/// A checked call.
-struct Plan<'a> {
-    rows: Rows,
-    own: SelfAttention<'a>,
-    cross: Vec<AttentionPlan>,
-    size: ScratchSize,
+    stack: Stack,
 }
 
 impl TransformerDecoder {
@@ -209,9 +166,7 @@ impl TransformerDecoder {
         layers: &[DecoderLayerWeights],
         final_norm: Option<NormWeights>,
     ) -> Result<Self, Error> {
-        config.check()?;
-        check_sizes("decoder", &[("layers", layers.len())])?;
-        Self::with_configs(pipelines, &vec![config; layers.len()], layers, final_norm)
+        Self::with_configs(pipelines, &config.repeated("decoder", layers.len())?, layers, final_norm)
     }
 
     /// A stack whose layers differ: `configs` has the configuration of each layer. They may differ in
@@ -227,56 +182,18 @@ impl TransformerDecoder {
         layers: &[DecoderLayerWeights],
         final_norm: Option<NormWeights>,
     ) -> Result<Self, Error> {
-        let device = &pipelines.facts();
-        let config = TransformerLayerConfig::of_layers(configs, layers.len())?;
-        let shared = SharedKeys::new(configs, |n| &layers[n].self_attention)?;
-        let norm = |weights: &NormWeights| {
-            OwnedNorm::new(["norm.weight", "norm.bias"], weights, config.features(), device)
-        };
-        let layer = |(weights, own): (&DecoderLayerWeights, &TransformerLayerConfig)| {
-            let [first, second, third] = &weights.norms;
-            let attention = |weights| MultiHeadAttention::with_pipelines(pipelines, own.attention, weights);
-            Ok(DecoderLayer {
-                self_attention: attention(&weights.self_attention)?,
-                cross_attention: attention(&weights.cross_attention)?,
-                feed_forward: FeedForward::new(&weights.feed_forward, &config, device)?,
-                norms: [norm(first)?, norm(second)?, norm(third)?],
-            })
-        };
-        let layers: Vec<DecoderLayer> =
-            layers.iter().zip(configs).map(layer).collect::<Result<_, Error>>()?;
-        let appended = |layer: &DecoderLayer| {
-            [&layer.self_attention, &layer.cross_attention].map(MultiHeadAttention::appended_keys)
-        };
-        if layers.iter().any(|layer| appended(layer) != appended(&layers[0])) {
-            let why = "all layers of a stack append as many keys, or none";
-            return Err(Error::Unsupported { what: "`bias_kv` in some layers", why });
-        }
-        Ok(TransformerDecoder {
-            pipelines: pipelines.clone(),
-            config,
-            kernel_options: KernelOptions::default(),
-            final_norm: final_norm.as_ref().map(norm).transpose()?,
-            layers,
-            shared,
-        })
+        Ok(TransformerDecoder { stack: Stack::new(pipelines, configs, layers, final_norm)? })
     }
 
     /// How the layers are computed, not what; see [`KernelOptions`].
     pub fn kernel_options(mut self, kernel_options: KernelOptions) -> Self {
-        self.kernel_options = kernel_options;
-        let tuned = |layer: DecoderLayer| DecoderLayer {
-            self_attention: layer.self_attention.kernel_options(kernel_options),
-            cross_attention: layer.cross_attention.kernel_options(kernel_options),
-            ..layer
-        };
-        self.layers = self.layers.into_iter().map(tuned).collect();
+        self.stack = self.stack.kernel_options(kernel_options);
         self
     }
 
     /// The pipelines, to share.
     pub fn pipelines(&self) -> &Pipelines {
-        &self.pipelines
+        &self.stack.pipelines
     }
 
     /// The temporary memory that `call` needs: that of one layer's attention
@@ -286,7 +203,7 @@ impl TransformerDecoder {
     /// # Errors
     /// As [`forward`](Self::forward).
     pub fn scratch_size(&self, call: &DecoderForward) -> Result<ScratchSize, Error> {
-        Ok(self.check(call, &self.pipelines.facts())?.size)
+        self.stack.scratch_size(&call.call)
     }
 
     /// Records `call` into an encoder or a pass. Nothing is submitted or copied.
@@ -300,7 +217,7 @@ impl TransformerDecoder {
         call: &DecoderForward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        check_advanced(call.cache, &call.x)?;
+        call.call.check_advanced()?;
         self.prepare(call, scratch)?.record(into);
         Ok(())
     }
@@ -310,210 +227,37 @@ impl TransformerDecoder {
     /// # Errors
     /// As [`forward`](Self::forward).
     pub fn prepare(&self, call: &DecoderForward, scratch: &mut Scratch) -> Result<Prepared, Error> {
-        let device = &self.pipelines.facts();
-        let plan = dispatch::within(device, |device| {
-            let plan = self.check(call, device)?;
-            scratch.check(plan.size).map(|()| plan)
-        })?;
-        let scratch: &Scratch = scratch;
-        let (config, rows, kernel_options) = (&self.config, plan.rows, &self.kernel_options);
-        let work = Workspace { config, rows, scratch, kernel_options, device, accumulates: false };
-        let dispatches = self.dispatches(call, &work, &plan)?;
-        self.pipelines.bind("transformer decoder", &dispatches, scratch.bindings())
+        self.stack.prepare("transformer decoder", &call.call, scratch)
     }
 
-    fn dispatches<'a>(
-        &'a self,
-        call: &DecoderForward<'a>,
-        work: &Workspace<'a>,
-        plan: &Plan<'a>,
-    ) -> Result<Dispatches<'a>, Error> {
-        match self.config.order {
-            NormOrder::Post => self.post(call, work, plan),
-            NormOrder::Pre => self.pre(call, work, plan),
-        }
+    /// Records the keys and values that all layers have of `memory`, `[batch, 1, memory_len, features]`, into `projected`. `scratch` keeps
+    /// what it binds; it may be of any size.
+    ///
+    /// # Errors
+    /// Shapes that differ, tensors that are written and share a buffer with others, and everything else that [`Error`] lists for
+    /// tensors; then nothing has been recorded.
+    pub fn project_memory(
+        &self,
+        into: &mut impl Recorder,
+        memory: TensorView,
+        projected: &DecoderMemory,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.prepare_memory(memory, projected, scratch)?.record(into);
+        Ok(())
     }
 
-    /// `x = norm(x + f(x))` of each part f.
-    fn post<'a>(
-        &'a self,
-        call: &DecoderForward<'a>,
-        work: &Workspace<'a>,
-        plan: &Plan<'a>,
-    ) -> Result<Dispatches<'a>, Error> {
-        let [middle, branch] = [work.features(Slot::Middle)?, work.features(Slot::Branch)?];
-        let attended = work.features(Slot::Normed)?;
-        let mut dispatches = Dispatches::new();
-        let mut x = call.x;
-        for (n, layer) in self.layers.iter().enumerate() {
-            let last = n + 1 == self.layers.len() && self.final_norm.is_none();
-            let to = match call.hidden {
-                _ if last => call.out,
-                Some(hidden) => work.given(hidden, n),
-                None => work.features(Slot::Stream)?,
-            };
-            let [first, second, third] = &layer.norms;
-            dispatches.extend(self.attend([x, branch], n, call, plan, work)?);
-            dispatches.push(work.norm(first, x, Some(branch), middle, None));
-            dispatches.extend(layer.cross([middle, branch], n, call, plan, work)?);
-            dispatches.push(work.norm(second, middle, Some(branch), attended, None));
-            dispatches.extend(work.feed_forward(&layer.feed_forward, attended, branch, false)?);
-            dispatches.push(work.norm(third, attended, Some(branch), to, None));
-            x = to;
-        }
-        dispatches.extend(self.final_norm.iter().map(|norm| work.norm(norm, x, None, call.out, None)));
-        Ok(dispatches)
-    }
-
-    /// `x = x + f(norm(x))` of each part f: each sum is made where it is normalised next.
-    fn pre<'a>(
-        &'a self,
-        call: &DecoderForward<'a>,
-        work: &Workspace<'a>,
-        plan: &Plan<'a>,
-    ) -> Result<Dispatches<'a>, Error> {
-        let [branch, normed] = [work.features(Slot::Branch)?, work.features(Slot::Normed)?];
-        // The sum, and where the next goes.
-        let mut next = [work.features(Slot::Middle)?, work.features(Slot::Stream)?];
-        let mut dispatches = Dispatches::new();
-        let mut x = call.x;
-        let mut sum = |dispatches: &mut Dispatches<'a>,
-                       norm: &'a OwnedNorm,
-                       x: &mut TensorView<'a>,
-                       to: Option<TensorView<'a>>| {
-            let to = to.unwrap_or_else(|| {
-                next.swap(0, 1);
-                next[1]
-            });
-            dispatches.push(work.norm(norm, *x, Some(branch), normed, Some(to)));
-            *x = to;
-        };
-        for (n, layer) in self.layers.iter().enumerate() {
-            let [first, second, third] = &layer.norms;
-            if n == 0 {
-                dispatches.push(work.norm(first, x, None, normed, None));
-            } else {
-                let given = call.hidden.map(|hidden| work.given(hidden, n - 1));
-                sum(&mut dispatches, first, &mut x, given);
-            }
-            dispatches.extend(self.attend([normed, branch], n, call, plan, work)?);
-            sum(&mut dispatches, second, &mut x, None);
-            dispatches.extend(layer.cross([normed, branch], n, call, plan, work)?);
-            sum(&mut dispatches, third, &mut x, None);
-            dispatches.extend(work.feed_forward(&layer.feed_forward, normed, branch, false)?);
-        }
-        dispatches.push(match &self.final_norm {
-            Some(norm) => {
-                let last = call.hidden.map(|hidden| work.given(hidden, self.layers.len() - 1));
-                work.norm(norm, x, Some(branch), call.out, last)
-            }
-            None => work.sum(x, branch, call.out),
-        });
-        Ok(dispatches)
-    }
-
-    fn check<'a>(&self, call: &DecoderForward<'a>, device: &DeviceFacts) -> Result<Plan<'a>, Error> {
-        let mut plan = self.check_inputs(call, device)?;
-        check_rows_of("out", &call.out, &self.config.attention, Access::Write, device)?;
-        expect_shape("out", call.out.shape(), call.x.shape())?;
-        let mut written = vec![("out", call.out)];
-        let mut streams = vec![Slot::Middle, Slot::Branch, Slot::Normed, Slot::Stream];
-        if let Some(hidden) = call.hidden {
-            self.hidden(&plan.rows).check(&hidden, &self.config, Access::Write, device)?;
-            // The next layer reads what one has written, and one dispatch writes both.
-            if hidden.buffer == call.out.buffer {
-                return Err(Error::Alias { tensor: "out", other: "hidden" });
-            }
-            written.push(("hidden", hidden));
-            if self.config.order == NormOrder::Post {
-                streams.pop();
-            }
-        }
-        check_aliasing(&written, &self.inputs(call))?;
-        check_apart(&written, device)?;
-        plan.size = plan.size.max(forward_size(&self.config, &plan.rows, false, &streams));
-        Ok(plan)
-    }
-
-    /// Checks what is read; the size is that of attention.
-    fn check_inputs<'a>(&self, call: &DecoderForward<'a>, device: &DeviceFacts) -> Result<Plan<'a>, Error> {
-        let DecoderForward { x, memory, cache, .. } = *call;
-        let rows = self.check_rows("x", &x, device)?;
-        let Rows { batch, length } = rows;
-        let memory_len = self.memory_len(&memory)?;
-        self.check_memory(&memory, batch, memory_len, Access::Read, device)?;
-        let attention: Vec<_> = self.layers.iter().map(|layer| &layer.self_attention).collect();
-        call.layers.check(self.layers.len())?;
-        if let Some(cache) = cache {
-            check_cache(cache, (&attention, &self.shared), &self.config.attention, rows, &call.layers)?;
-        }
-        let of = (&attention[..], &self.shared);
-        let own = SelfAttention::of(of, &call.layers, |n| call.own(n, x, x), cache, rows, device)?;
-        let cross = |(n, layer): (usize, &DecoderLayer)| {
-            let dims = [batch, length, memory_len];
-            layer.cross_attention.plan_of(&call.cross([x; 2], x, n, batch), dims, device)
-        };
-        let cross: Vec<AttentionPlan> =
-            self.layers.iter().enumerate().map(cross).collect::<Result<_, Error>>()?;
-        let mut size = own.size();
-        cross.iter().for_each(|plan| size = size.max(plan.size));
-        Ok(Plan { rows, own, cross, size })
-    }
-
-    /// What layers give, where a call keeps it.
-    fn hidden(&self, rows: &Rows) -> Hidden {
-        Hidden::of(self.layers.len(), self.final_norm.as_ref(), &self.config, rows)
-    }
-
-    /// All that a call reads.
-    fn inputs<'a>(&'a self, call: &DecoderForward<'a>) -> Vec<(&'static str, TensorView<'a>)> {
-        let mut read = vec![("x", call.x)];
-        read.extend(call.memory.tensors());
-        read.extend(call.layers.tensors().into_iter().chain(call.memory_mask.tensors()));
-        for layer in &self.layers {
-            read.extend(layer.self_attention.weights().into_iter().chain(layer.cross_attention.weights()));
-            read.extend(layer.feed_forward.tensors());
-            read.extend(layer.norms.iter().flat_map(OwnedNorm::tensors));
-        }
-        read.extend(self.final_norm.iter().flat_map(OwnedNorm::tensors));
-        read
-    }
-
-    /// Checks rows that are read, `[batch, 1, length, features]`.
-    fn check_rows(&self, name: &'static str, view: &TensorView, device: &DeviceFacts) -> Result<Rows, Error> {
-        check_rows_of(name, view, &self.config.attention, Access::Read, device)?;
-        let [batch, _, length, _] = view.shape();
-        let rows = Rows { batch, length };
-        expect_shape(name, view.shape(), rows.shape(self.config.features()))?;
-        check_rows(&self.config, &rows, device)?;
-        Ok(rows)
-    }
-
-    /// The attention of `x` to itself and what a cache has, into `out`, in layer `n`.
-    fn attend<'a>(
-        &'a self,
-        [x, out]: [TensorView<'a>; 2],
-        n: usize,
-        call: &DecoderForward<'a>,
-        plan: &Plan<'a>,
-        work: &Workspace<'a>,
-    ) -> Result<Dispatches<'a>, Error> {
-        plan.own.dispatches(n, (&self.layers[n].self_attention, &self.shared), call.own(n, x, out), work)
-    }
-}
-
-impl DecoderLayer {
-    /// The attention of `x` to the memory, into `out`.
-    fn cross<'a>(
-        &'a self,
-        [x, out]: [TensorView<'a>; 2],
-        n: usize,
-        call: &DecoderForward<'a>,
-        plan: &Plan<'a>,
-        work: &Workspace<'a>,
-    ) -> Result<Dispatches<'a>, Error> {
-        // The memory's rows are not read where keys and values are there.
-        let call = call.cross([x, out], x, n, work.rows.batch);
-        self.cross_attention.dispatches(&call, &plan.cross[n], work.scratch, work.device)
+    /// Checks the projections of a memory, compiles and binds what they need. [`Prepared::record`] then records them as often as you
+    /// like.
+    ///
+    /// # Errors
+    /// As [`project_memory`](Self::project_memory).
+    pub fn prepare_memory(
+        &self,
+        memory: TensorView,
+        projected: &DecoderMemory,
+        scratch: &mut Scratch,
+    ) -> Result<Prepared, Error> {
+        self.stack.prepare_memory("decoder memory", memory, projected, scratch)
     }
 }

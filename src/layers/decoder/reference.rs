@@ -1,13 +1,13 @@
 //! A stack of decoder layers, and its gradients.
 
 use crate::attention::reference::options::Options;
-use crate::layers::block::config::TransformerLayerConfig;
-use crate::layers::block::reference::{
+use crate::layers::multi_head::reference::{HostWeights, MultiHeadShape, multi_head};
+use crate::layers::multi_head::reference_backward::{MultiHeadGradients, multi_head_backward};
+use crate::layers::stack::config::TransformerLayerConfig;
+use crate::layers::stack::reference::{
     Encoded, FeedForwardGradients, HostFeedForward, KeyGradients, KeysOf, Step, added, check_shared_keys,
     feed_backward, feed_forward, normed, of_inputs, through_norm,
 };
-use crate::layers::multi_head::reference::{HostWeights, MultiHeadShape, multi_head};
-use crate::layers::multi_head::reference_backward::{MultiHeadGradients, multi_head_backward};
 use crate::rows::norm::reference::{HostNorm, HostNormGradients};
 use crate::tensor::{Error, Real, check_sizes, expect_length};
 

@@ -87,6 +87,13 @@ impl TransformerLayerConfig {
         self
     }
 
+    /// The configurations of as many equal `layers` of an `operator`.
+    pub(crate) fn repeated(self, operator: &'static str, layers: usize) -> Result<Vec<Self>, Error> {
+        self.check()?;
+        check_sizes(operator, &[("layers", layers)])?;
+        Ok(vec![self; layers])
+    }
+
     /// Refuses configurations that are not one for each of `layers`, that differ in more than scale, softcap and `keys_of`, or that
     /// read keys of no earlier layer. Returns the first one.
     pub(crate) fn of_layers(

@@ -1,12 +1,14 @@
 //! How the rows of a stack attend to themselves: all at once, or to what a cache has too.
 
-use super::{LayerCalls, Rows, SharedKeys, Workspace};
+use super::forward::StackForward;
+use super::layer_call::LayerCalls;
+use super::workspace::{Rows, Workspace};
+use super::{Layer, Stack};
 use crate::cache::Cache;
 use crate::device::DeviceFacts;
 use crate::kernel::{Dispatches, ScratchSize};
-use crate::layers::multi_head::config::MultiHeadConfig;
-use crate::layers::multi_head::{CachedPlan, MultiHeadAttention, MultiHeadForward, Plan};
-use crate::tensor::{Error, TensorView};
+use crate::layers::multi_head::{CachedPlan, MultiHeadForward, Plan};
+use crate::tensor::Error;
 
 /// The checked self-attention of all layers.
 pub(crate) struct SelfAttention<'a> {
@@ -26,25 +28,26 @@ enum Plans<'a> {
 }
 
 impl<'a> SelfAttention<'a> {
-    /// Plans the attention of `layers`, which are one at least. `call` gives the call of a layer; layers that are alike share a plan.
+    /// Plans the attention of all layers in a call; layers that are alike share a plan.
     pub fn of(
-        (layers, shared): (&[&MultiHeadAttention], &SharedKeys),
-        calls: &LayerCalls,
-        call: impl Fn(usize) -> MultiHeadForward<'a>,
-        cache: Option<&'a Cache>,
+        stack: &Stack,
+        call: &StackForward<'a>,
         rows: Rows,
         device: &DeviceFacts,
     ) -> Result<Self, Error> {
+        let Stack { layers, shared, .. } = stack;
+        let calls = &call.layers;
+        let own = |n: usize| call.attention(n, [call.x, call.out]);
         let Rows { batch, length } = rows;
         shared.check(calls)?;
-        let Some(cache) = cache else {
+        let Some(cache) = call.cache else {
             let dims = [batch, length, length];
             let mut size = ScratchSize::default();
             if !shared.is_empty() {
-                size = shared.forward_size(layers[0], rows, device.max_binding_bytes)?;
+                size = shared.forward_size(&layers[0].attention, rows, device.max_binding_bytes)?;
             }
             let of = |n: usize| {
-                let (layer, call) = (layers[n], call(n));
+                let (layer, call) = (&layers[n].attention, own(n));
                 // Where there is no scratch yet, any buffer stands for it: plans look at layouts.
                 let call =
                     shared.placed(n, call, (&layer.shape_of(dims), layer.dtype()), call.query.buffer());
@@ -59,9 +62,9 @@ impl<'a> SelfAttention<'a> {
             return Ok(SelfAttention { size, plans: Plans::Each(plans) });
         };
         let dims = [batch, length, cache.config().longest()];
-        let of = |(n, layer): (usize, &&MultiHeadAttention)| {
+        let of = |(n, layer): (usize, &Layer)| {
             let keys = (cache.source(shared.cache_layer(n), true)?, shared.source(n).is_none());
-            layer.cached_plan(&call(n), keys, dims, device).map_err(|e| calls.at(n, e))
+            layer.attention.cached_plan(&own(n), keys, dims, device).map_err(|e| calls.at(n, e))
         };
         let plans = layers.iter().enumerate().map(of).collect::<Result<Vec<_>, Error>>()?;
         let size = plans.iter().fold(ScratchSize::default(), |size, plan| size.max(plan.size));
@@ -76,11 +79,12 @@ impl<'a> SelfAttention<'a> {
     /// That of layer `n`.
     pub fn dispatches(
         &self,
+        stack: &'a Stack,
         n: usize,
-        (layer, shared): (&'a MultiHeadAttention, &SharedKeys),
         call: MultiHeadForward<'a>,
         work: &Workspace<'a>,
     ) -> Result<Dispatches<'a>, Error> {
+        let (layer, shared) = (&stack.layers[n].attention, &stack.shared);
         match &self.plans {
             Plans::Whole(plan) => layer.dispatches(&call, plan, work.scratch, work.device),
             Plans::Each(plans) => {
@@ -96,26 +100,21 @@ impl<'a> SelfAttention<'a> {
     }
 }
 
-/// Refuses a cache that is not for `layers` and such rows, and a mask without an order for several rows.
-pub(crate) fn check_cache(
-    cache: &Cache,
-    (layers, shared): (&[&MultiHeadAttention], &SharedKeys),
-    config: &MultiHeadConfig,
-    rows: Rows,
-    calls: &LayerCalls,
-) -> Result<(), Error> {
-    if cache.device() != layers[0].pipelines().device() {
+/// Refuses a cache that is not for the layers of `stack` and such rows, and a mask without an order for several rows.
+pub(crate) fn check_cache(cache: &Cache, stack: &Stack, rows: Rows, calls: &LayerCalls) -> Result<(), Error> {
+    let (layer, config) = (&stack.layers[0].attention, &stack.config.attention);
+    if cache.device() != layer.pipelines().device() {
         let why = "make it with `Cache::with_pipelines` and the pipelines of the stack";
         return Err(Error::Unsupported { what: "a cache on another device", why });
     }
-    if layers[0].appended_keys() > 0 {
+    if layer.appended_keys() > 0 {
         let why = "there each step would append them again; give all rows at once, without it";
         return Err(Error::Unsupported { what: "`bias_kv` and `add_zero_attn` with a cache", why });
     }
     let of_cache = cache.config();
     let sizes = [
         ("cache.batch", rows.batch, of_cache.batch),
-        ("cache.layers", shared.cache_layers(), of_cache.layers),
+        ("cache.layers", stack.shared.cache_layers(), of_cache.layers),
         ("cache.kv_heads", config.kv_heads, of_cache.kv_heads),
         ("cache.head_dim", config.head_dim, of_cache.head_dim),
         ("cache.value_dim", config.value_dim, of_cache.value_dim),
@@ -132,17 +131,6 @@ pub(crate) fn check_cache(
                    mask, or `window(usize::MAX, usize::MAX)` if every row of a call is to see all others";
         let error = Error::Unsupported { what: "several rows with a cache and no causal rule", why };
         return Err(calls.at(n, error));
-    }
-    Ok(())
-}
-
-/// Refuses a cache that does not know the rows of `x`.
-pub(crate) fn check_advanced(cache: Option<&Cache>, x: &TensorView) -> Result<(), Error> {
-    let Some(cache) = cache else { return Ok(()) };
-    cache.check_recorded()?;
-    if cache.advanced() != x.shape()[2] {
-        let why = "advance it by as many tokens as x has rows, then record the call";
-        return Err(Error::Unsupported { what: "rows that are not those of the cache's last advance", why });
     }
     Ok(())
 }

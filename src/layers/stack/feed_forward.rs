@@ -1,35 +1,17 @@
-//! What blocks of encoders and decoders share: norms, feed-forward layers, residual sums.
+//! The feed-forward part of a layer, and its gradients.
 
-mod backward;
-pub(crate) mod config;
-mod hidden;
-mod layer_call;
-pub(crate) mod reference;
-mod self_attention;
-mod shared_keys;
-
-pub use backward::FeedForwardGradients;
-pub(crate) use backward::{
-    AttentionPart, AttentionPlans, InputGradients, WrittenGradients, backward_size, check_final_gradients,
-    check_input_gradient,
-};
-use config::TransformerLayerConfig;
-pub(crate) use hidden::Hidden;
-pub use layer_call::LayerCall;
-pub(crate) use layer_call::LayerCalls;
-pub(crate) use self_attention::{SelfAttention, check_advanced, check_cache, check_no_cache};
-pub(crate) use shared_keys::{KeysTurn, SharedKeys};
-
-use super::multi_head::config::MultiHeadConfig;
-use crate::attention::check_dtype;
+use super::config::TransformerLayerConfig;
+use super::gradients::{WrittenGradients, without};
+use super::workspace::{Rows, Workspace};
 use crate::device::DeviceFacts;
-use crate::kernel::{Dispatch, Dispatches, KernelOptions, Scratch, ScratchSize, Slot, in_scratch};
+use crate::kernel::{Dispatches, Slot};
+use crate::layers::multi_head::LinearGradients;
 use crate::matmul::Linear;
 use crate::matmul::projection::dispatch::{self, LinearOp};
+use crate::matmul::projection::dispatch_backward::{self, Gradient, LinearBackward};
 use crate::matmul::projection::{OwnedLinear, check_vector, check_weight};
 use crate::rows::elementwise::dispatch::ElementwiseOp;
-use crate::rows::norm::OwnedNorm;
-use crate::tensor::{Access, DType, Error, Tensor, TensorView, check_float, count, same_dtype};
+use crate::tensor::{Access, Error, Tensor, TensorView, count, same_dtype};
 
 /// The weights of a feed-forward layer: `down(f(up(x)))`, or `down(f(gate(x)) · up(x))` where it is gated.
 #[doc(alias = "linear1")]
@@ -42,6 +24,17 @@ pub struct FeedForwardWeights<'a> {
     pub gate: Option<Linear<'a>>,
     /// `[features, hidden_features]`: `linear2` of PyTorch, `down_proj` of Llama.
     pub down: Linear<'a>,
+}
+
+/// Where the gradients of [`FeedForwardWeights`](crate::layers::FeedForwardWeights) go: nowhere by default.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FeedForwardGradients<'a> {
+    /// Of [`FeedForwardWeights::up`](crate::layers::FeedForwardWeights::up).
+    pub up: LinearGradients<'a>,
+    /// Of [`FeedForwardWeights::gate`](crate::layers::FeedForwardWeights::gate).
+    pub gate: LinearGradients<'a>,
+    /// Of [`FeedForwardWeights::down`](crate::layers::FeedForwardWeights::down).
+    pub down: LinearGradients<'a>,
 }
 
 #[derive(Clone, Debug)]
@@ -103,48 +96,37 @@ impl FeedForward {
             })
         })
     }
-}
 
-/// Rows that a stack of blocks works on: `[batch, 1, length, features]`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Rows {
-    pub batch: usize,
-    pub length: usize,
-}
-
-impl Rows {
-    pub fn shape(&self, features: usize) -> [usize; 4] {
-        [self.batch, 1, self.length, features]
+    pub fn check_gradients<'a>(
+        &self,
+        gradients: &FeedForwardGradients<'a>,
+        written: &mut WrittenGradients<'a>,
+        device: &DeviceFacts,
+    ) -> Result<(), Error> {
+        let all = [
+            ("d_feed_forward.up", Some(&self.up), gradients.up),
+            ("d_feed_forward.gate", self.gate.as_ref(), gradients.gate),
+            ("d_feed_forward.down", Some(&self.down), gradients.down),
+        ];
+        for (name, own, LinearGradients { weight, bias }) in all {
+            let own_bias = own.and_then(|own| own.bias.as_ref());
+            if weight.is_some() && own.is_none() || bias.is_some() && own_bias.is_none() {
+                return Err(without(name));
+            }
+            if let (Some(weight), Some(own)) = (weight, own) {
+                check_weight(name, &weight, own.weight.layout.shape, Access::Write, device)?;
+                written.push((name, weight));
+            }
+            if let (Some(bias), Some(own)) = (bias, own_bias) {
+                check_vector(name, &bias, own.layout.shape[3], Access::Write, device)?;
+                written.push((name, bias));
+            }
+        }
+        Ok(())
     }
-}
-
-/// The tensors between the parts of blocks, each in a part of the scratch, and what is common to all blocks.
-#[derive(Clone, Copy)]
-pub(crate) struct Workspace<'a> {
-    pub config: &'a TransformerLayerConfig,
-    pub rows: Rows,
-    pub scratch: &'a Scratch,
-    pub kernel_options: &'a KernelOptions,
-    pub device: &'a DeviceFacts,
-    /// Whether gradients that go out of the stack are added to what is there.
-    pub accumulates: bool,
 }
 
 impl<'a> Workspace<'a> {
-    pub fn tensor(&self, slot: Slot, features: usize) -> Result<TensorView<'a>, Error> {
-        let dtype = self.config.attention.dtype;
-        Ok(in_scratch(self.scratch.buffer(slot)?, dtype, self.rows.shape(features), 0))
-    }
-
-    pub fn features(&self, slot: Slot) -> Result<TensorView<'a>, Error> {
-        self.tensor(slot, self.config.features())
-    }
-
-    /// A gradient, which is F32 whatever the stack's type: many are below f16's smallest number.
-    pub fn gradient(&self, slot: Slot, features: usize) -> Result<TensorView<'a>, Error> {
-        Ok(in_scratch(self.scratch.buffer(slot)?, DType::F32, self.rows.shape(features), 0))
-    }
-
     pub fn hidden(&self) -> Result<TensorView<'a>, Error> {
         self.tensor(Slot::Hidden, self.config.hidden_features)
     }
@@ -153,23 +135,6 @@ impl<'a> Workspace<'a> {
     pub fn products(&self) -> Result<[TensorView<'a>; 2], Error> {
         let first = self.tensor(Slot::Products, self.config.hidden_features)?;
         Ok([first, first.with_offset(gate_offset(self.config, &self.rows))])
-    }
-
-    pub fn norm(
-        &self,
-        norm: &'a OwnedNorm,
-        x: TensorView<'a>,
-        residual: Option<TensorView<'a>>,
-        out: TensorView<'a>,
-        sum: Option<TensorView<'a>>,
-    ) -> Dispatch<'a> {
-        norm.op(self.config.norm, x, residual).forward(out, sum, self.kernel_options, self.device)
-    }
-
-    /// `out = a + b`
-    pub fn sum(&self, a: TensorView<'a>, b: TensorView<'a>, out: TensorView<'a>) -> Dispatch<'a> {
-        let op = ElementwiseOp { activation: None, x: a, multiply: None, residual: Some(b) };
-        op.forward(out, self.device)
     }
 
     /// The feed-forward layer of `x`, into `out`; see [`feed_hidden`](Self::feed_hidden).
@@ -219,65 +184,61 @@ impl<'a> Workspace<'a> {
             None => ElementwiseOp { activation, x: up, multiply: None, residual: None },
         })
     }
+
+    /// Of a product `x → y`: the gradients of `linear`, and that of x.
+    fn linear_backward(
+        &self,
+        (linear, to): (&'a OwnedLinear, LinearGradients<'a>),
+        [x, d_y]: [TensorView<'a>; 2],
+        d_x: Gradient<'a>,
+    ) -> LinearBackward<'a> {
+        LinearBackward {
+            w: linear.weight.view(),
+            d_y,
+            d_x: Some(d_x),
+            d_w: self.gradient_of(to.weight).map(|d_w| (x, d_w)),
+            d_b: self.gradient_of(to.bias),
+            narrow: false,
+        }
+    }
+
+    /// From `d_out` of the feed-forward layer to the gradient of its input `x`, `d_x`, after [`feed_hidden`](Self::feed_hidden) of x.
+    pub fn feed_backward(
+        &self,
+        (layer, to): (&'a FeedForward, FeedForwardGradients<'a>),
+        [x, d_out]: [TensorView<'a>; 2],
+        d_x: Gradient<'a>,
+    ) -> Result<Dispatches<'a>, Error> {
+        let width = self.config.hidden_features;
+        let d_hidden = self.gradient(Slot::HiddenGradient, width)?;
+        let d_up = self.gradient(Slot::ProductsGradient, width)?;
+        let bytes = 4 * count(self.rows.shape(width)) as u64;
+        let d_gate = d_up.with_offset((gate_gradient_offset(bytes) / 4) as usize);
+        let written = Gradient { view: d_hidden, accumulates: false };
+        let down = self.linear_backward((&layer.down, to.down), [self.hidden()?, d_out], written);
+        let mut dispatches = dispatch_backward::dispatches(&[down], self.kernel_options, self.device)?;
+        let op = self.activated(layer)?;
+        dispatches.push(match &layer.gate {
+            Some(_) => op.backward(d_hidden, Some(d_gate), Some(d_up), false, self.device),
+            None => op.backward(d_hidden, Some(d_up), None, false, self.device),
+        });
+        let mut products = vec![self.linear_backward((&layer.up, to.up), [x, d_up], d_x)];
+        if let Some(gate) = &layer.gate {
+            let more = Gradient { accumulates: true, ..d_x };
+            products.push(self.linear_backward((gate, to.gate), [x, d_gate], more));
+        }
+        dispatches.extend(dispatch_backward::dispatches(&products, self.kernel_options, self.device)?);
+        Ok(dispatches)
+    }
 }
 
 /// Where the gate's product begins, after up's: where every device can bind.
-pub(crate) fn gate_offset(config: &TransformerLayerConfig, rows: &Rows) -> usize {
+pub(super) fn gate_offset(config: &TransformerLayerConfig, rows: &Rows) -> usize {
     let align = 256 / config.attention.dtype.bytes();
     count(rows.shape(config.hidden_features)).next_multiple_of(align)
 }
 
-/// Elements of a row of each kind of tensor, with room for the beginnings of parts.
-pub(crate) fn bytes(config: &TransformerLayerConfig, rows: &Rows, features: usize) -> u64 {
-    (count(rows.shape(features)) as u64)
-        .saturating_mul(config.attention.dtype.bytes() as u64)
-        .next_multiple_of(4)
-}
-
-/// The scratch of the forward pass of blocks, besides that of attention.
-pub(crate) fn forward_size(
-    config: &TransformerLayerConfig,
-    rows: &Rows,
-    keeps: bool,
-    streams: &[Slot],
-) -> ScratchSize {
-    let wide = bytes(config, rows, config.features());
-    let hidden = bytes(config, rows, config.hidden_features);
-    let mut size = ScratchSize::default().with(Slot::Hidden, hidden);
-    for slot in streams {
-        size = size.with(*slot, wide);
-    }
-    if config.gated || keeps {
-        let offset = gate_offset(config, rows) as u64 * config.attention.dtype.bytes() as u64;
-        size = size.with(Slot::Products, if config.gated { offset + hidden } else { hidden });
-    }
-    size
-}
-
-/// Refuses rows whose tensors no kernel could address.
-pub(crate) fn check_rows(
-    config: &TransformerLayerConfig,
-    rows: &Rows,
-    device: &DeviceFacts,
-) -> Result<(), Error> {
-    let widest = config.features().max(config.hidden_features);
-    let elements = count(rows.shape(widest)) as u64;
-    if elements > u64::from(u32::MAX / 4) {
-        let bytes = elements.saturating_mul(config.attention.dtype.bytes() as u64);
-        return Err(Error::BindingLimit { tensor: "scratch", bytes, limit: device.max_binding_bytes });
-    }
-    Ok(())
-}
-
-/// Checks what a stack takes or gives: `[batch, 1, length, features]` of the layer's dtype.
-pub(crate) fn check_rows_of(
-    name: &'static str,
-    view: &TensorView,
-    config: &MultiHeadConfig,
-    access: Access,
-    device: &DeviceFacts,
-) -> Result<(), Error> {
-    check_float(name, view)?;
-    check_dtype(config.dtype, device)?;
-    view.check_as(name, config.dtype, access, device)
+/// Where the gradient of the gate's product begins, in bytes, after that of up's.
+pub(super) fn gate_gradient_offset(bytes: u64) -> u64 {
+    bytes.next_multiple_of(256)
 }

@@ -1,7 +1,9 @@
 //! Layers of a stack that read the keys and values of an earlier layer.
 
+use super::attention_part::AttentionPart;
 use super::config::{NormOrder, TransformerLayerConfig};
-use super::{AttentionPart, LayerCalls, Rows, Workspace};
+use super::layer_call::LayerCalls;
+use super::workspace::{Rows, Workspace, bytes};
 use crate::kernel::{Dispatches, Scratch, ScratchSize, Slot, in_scratch};
 use crate::layers::multi_head::{
     MultiHeadAttention, MultiHeadForward, MultiHeadGradients, MultiHeadWeights, key_layouts,
@@ -183,7 +185,7 @@ impl SharedKeys {
         let size = ScratchSize::default().with(Slot::KeyInputGradient, 4 * elements as u64);
         match config.order {
             NormOrder::Post => size,
-            NormOrder::Pre => size.with(Slot::KeyInput, super::bytes(config, rows, config.features())),
+            NormOrder::Pre => size.with(Slot::KeyInput, bytes(config, rows, config.features())),
         }
     }
 
@@ -191,7 +193,7 @@ impl SharedKeys {
     pub fn turn<'a>(
         &self,
         n: usize,
-        of: impl FnOnce(usize) -> Result<(TensorView<'a>, &'a OwnedNorm), Error>,
+        of: impl FnOnce(usize) -> (TensorView<'a>, &'a OwnedNorm),
         work: &Workspace<'a>,
         dispatches: &mut Dispatches<'a>,
     ) -> Result<KeysTurn<'a>, Error> {
@@ -201,7 +203,7 @@ impl SharedKeys {
         let d =
             in_scratch(buffer, DType::F32, shape, place * input_gradient_elements(work.config, &work.rows));
         let Some(source) = self.sources[n] else { return Ok(KeysTurn::Read(d)) };
-        let (x, norm) = of(source)?;
+        let (x, norm) = of(source);
         let input = match work.config.order {
             NormOrder::Post => x,
             NormOrder::Pre => {

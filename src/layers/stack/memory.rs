@@ -1,9 +1,11 @@
 //! A decoder's memory: keys and values that are projected once.
 
-use super::TransformerDecoder;
+use super::Stack;
+use super::workspace::Rows;
 use crate::device::DeviceFacts;
-use crate::kernel::{Dispatches, Prepared, Recorder, Scratch};
-use crate::layers::block::Rows;
+use crate::kernel::{Dispatches, Prepared, Scratch};
+use crate::layers::multi_head::{MultiHeadAttention, MultiHeadForward};
+use crate::mask::DeviceMask;
 use crate::tensor::{Access, Error, TensorView, check_aliasing, check_apart, expect_shape};
 
 /// Keys and values that the layers of a decoder have projected of a memory, of the stack's dtype: layer n's from batch entry
@@ -17,7 +19,7 @@ pub struct DecoderMemory<'a> {
 }
 
 impl<'a> DecoderMemory<'a> {
-    pub(super) fn of_layer(&self, n: usize, batch: usize) -> [TensorView<'a>; 2] {
+    fn of_layer(&self, n: usize, batch: usize) -> [TensorView<'a>; 2] {
         [self.keys, self.values].map(|t| t.slice(0, n * batch, batch))
     }
 
@@ -26,31 +28,29 @@ impl<'a> DecoderMemory<'a> {
     }
 }
 
-impl TransformerDecoder {
-    /// Records the keys and values that all layers have of `memory`, `[batch, 1, memory_len, features]`, into `projected`. `scratch` keeps
-    /// what it binds; it may be of any size.
-    ///
-    /// # Errors
-    /// Shapes that differ, tensors that are written and share a buffer with others, and everything else that [`Error`] lists for
-    /// tensors; then nothing has been recorded.
-    pub fn project_memory(
-        &self,
-        into: &mut impl Recorder,
-        memory: TensorView,
-        projected: &DecoderMemory,
-        scratch: &mut Scratch,
-    ) -> Result<(), Error> {
-        self.prepare_memory(memory, projected, scratch)?.record(into);
-        Ok(())
-    }
+/// The memory in a call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MemoryCall<'a> {
+    pub projected: DecoderMemory<'a>,
+    pub mask: DeviceMask<'a>,
+    /// The rows that were projected, of a backward call: a forward call does not read them.
+    pub rows: Option<TensorView<'a>>,
+}
 
-    /// Checks the projections of a memory, compiles and binds what they need. [`Prepared::record`] then records them as often as you
-    /// like.
-    ///
-    /// # Errors
-    /// As [`project_memory`](Self::project_memory).
+impl<'a> MemoryCall<'a> {
+    /// The attention of `x` to the memory in layer `n`, into `out`.
+    pub fn attention(&self, n: usize, [x, out]: [TensorView<'a>; 2]) -> MultiHeadForward<'a> {
+        let rows = self.rows.unwrap_or(x);
+        let keys = self.projected.of_layer(n, x.shape()[0]);
+        MultiHeadForward::new(x, rows, rows, out).mask(self.mask).projected_keys(keys)
+    }
+}
+
+impl Stack {
+    /// Checks the projections of a memory, compiles and binds what they need.
     pub fn prepare_memory(
         &self,
+        label: &'static str,
         memory: TensorView,
         projected: &DecoderMemory,
         scratch: &mut Scratch,
@@ -58,21 +58,27 @@ impl TransformerDecoder {
         let device = &self.pipelines.facts();
         let Rows { batch, length } = self.check_rows("memory", &memory, device)?;
         self.check_memory(projected, batch, length, Access::Write, device)?;
+        let attentions = || self.layers.iter().filter_map(|layer| layer.cross.as_ref());
         let mut read = vec![("memory", memory)];
-        read.extend(self.layers.iter().flat_map(|layer| layer.cross_attention.weights()));
+        read.extend(attentions().flat_map(MultiHeadAttention::weights));
         check_aliasing(&projected.tensors(), &read)?;
         check_apart(&projected.tensors(), device)?;
         let mut dispatches = Dispatches::new();
-        for (n, layer) in self.layers.iter().enumerate() {
-            let to = projected.of_layer(n, batch);
-            dispatches.extend(layer.cross_attention.key_products(memory, to, device)?);
+        for (n, attention) in attentions().enumerate() {
+            dispatches.extend(attention.key_products(memory, projected.of_layer(n, batch), device)?);
         }
-        self.pipelines.bind("decoder memory", &dispatches, scratch.bindings())
+        self.pipelines.bind(label, &dispatches, scratch.bindings())
+    }
+
+    /// Keys that each layer appends to those of a memory.
+    fn appended_to_memory(&self) -> usize {
+        let [_, appended] = self.layers[0].appended();
+        appended
     }
 
     /// Rows of a memory, of which those are that layers have projected and appended to.
     pub(super) fn memory_len(&self, projected: &DecoderMemory) -> Result<usize, Error> {
-        let (shape, appended) = (projected.keys.shape(), self.layers[0].cross_attention.appended_keys());
+        let (shape, appended) = (projected.keys.shape(), self.appended_to_memory());
         match shape[2].checked_sub(appended) {
             Some(length) if length > 0 => Ok(length),
             _ => Err(Error::Shape {
@@ -99,7 +105,7 @@ impl TransformerDecoder {
         for ((name, view), dim) in memory.tensors().into_iter().zip(dims) {
             view.check_as(name, config.dtype, access, device)?;
             let entries = self.layers.len().saturating_mul(batch);
-            let length = length.saturating_add(self.layers[0].cross_attention.appended_keys());
+            let length = length.saturating_add(self.appended_to_memory());
             expect_shape(name, view.shape(), [entries, config.kv_heads, length, dim])?;
         }
         Ok(())

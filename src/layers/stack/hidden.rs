@@ -1,7 +1,7 @@
 //! What the layers of a stack give, where a call keeps it.
 
 use super::config::TransformerLayerConfig;
-use super::{Rows, Workspace, check_rows_of};
+use super::workspace::{Rows, Workspace, check_rows_of};
 use crate::device::DeviceFacts;
 use crate::kernel::{Slot, in_scratch};
 use crate::rows::norm::OwnedNorm;

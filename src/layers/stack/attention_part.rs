@@ -1,0 +1,131 @@
+//! An attention of a layer in a backward pass: computed once more, then backwards.
+
+use super::gradients::WrittenGradients;
+use super::workspace::Workspace;
+use crate::device::DeviceFacts;
+use crate::kernel::{Dispatches, ScratchSize, Slot, in_scratch};
+use crate::layers::multi_head::backward::Plan as BackwardPlan;
+use crate::layers::multi_head::{
+    MultiHeadAttention, MultiHeadBackward, MultiHeadForward, MultiHeadGradients, Plan as AttentionPlan,
+    joined_heads,
+};
+use crate::matmul::projection::dispatch_backward::Gradient;
+use crate::tensor::{DType, Error, Shape, TensorView, count};
+
+/// An attention of a layer, whose results are kept from when it is computed again until its gradients are done.
+#[derive(Clone, Copy)]
+pub(crate) struct AttentionPart<'a> {
+    pub layer: &'a MultiHeadAttention,
+    /// Where the gradients of its weights go.
+    pub to: MultiHeadGradients<'a>,
+    /// Those of them that are asked for in this layer: keys' weights may be those of an earlier layer.
+    pub own: MultiHeadGradients<'a>,
+    /// Whether gradients of keys' weights are added to those of later layers.
+    pub adds_keys: bool,
+    /// Where the heads' outputs are kept, and their log-sum-exp.
+    pub slots: [Slot; 2],
+}
+
+/// How an attention is computed once more, and how its gradients are.
+pub(crate) struct AttentionPlans {
+    again: AttentionPlan,
+    backward: BackwardPlan,
+    pub size: ScratchSize,
+}
+
+/// Where the gradients of an attention's inputs go; of self-attention both to the same.
+#[derive(Clone, Copy)]
+pub(crate) struct InputGradients<'a> {
+    pub queries: Gradient<'a>,
+    /// The sum over keys and values, if it is wanted.
+    pub keys: Option<Gradient<'a>>,
+}
+
+impl<'a> AttentionPart<'a> {
+    /// An attention that shares nothing with other layers.
+    pub fn new(layer: &'a MultiHeadAttention, to: MultiHeadGradients<'a>, slots: [Slot; 2]) -> Self {
+        AttentionPart { layer, to, own: to, adds_keys: false, slots }
+    }
+
+    /// The call with places for what is kept, each in a `part` of the scratch.
+    fn keeping(
+        &self,
+        call: MultiHeadForward<'a>,
+        shape: &Shape,
+        part: impl Fn(Slot) -> Result<&'a wgpu::Buffer, Error>,
+    ) -> Result<MultiHeadForward<'a>, Error> {
+        let [context, lse] = self.slots;
+        let context = in_scratch(part(context)?, call.out.dtype(), joined_heads(shape), 0);
+        Ok(call.context(context).lse(in_scratch(part(lse)?, DType::F32, shape.lse(), 0)))
+    }
+
+    fn call(
+        &self,
+        forward: MultiHeadForward<'a>,
+        d_out: TensorView<'a>,
+        d_inputs: InputGradients<'a>,
+    ) -> MultiHeadBackward<'a> {
+        let InputGradients { queries, keys } = d_inputs;
+        let of_keys = keys.map(|keys| keys.view);
+        MultiHeadBackward::new(forward, d_out)
+            .d_query(queries.view)
+            .d_key(of_keys)
+            .d_value(of_keys)
+            .d_weights(self.to)
+            .inputs_accumulate([queries.accumulates, keys.is_some_and(|keys| keys.accumulates)])
+            .keys_accumulate(self.adds_keys)
+    }
+
+    /// The plans of `call`, whose mask and gradients of weights are checked, and the latter put among what is `written`. `stand_in` is
+    /// laid out as the gradients of rows are.
+    pub fn plan(
+        &self,
+        call: MultiHeadForward<'a>,
+        (stand_in, wants_keys): (TensorView<'a>, bool),
+        dims: [usize; 3],
+        written: &mut WrittenGradients<'a>,
+        device: &DeviceFacts,
+    ) -> Result<AttentionPlans, Error> {
+        let shape = self.layer.shape_of(dims);
+        // Where there is no scratch yet, any buffer stands for it: plans look at layouts.
+        let call = self.keeping(call, &shape, |_| Ok(stand_in.buffer))?;
+        let again = self.layer.plan_of(&call, dims, device)?;
+        let queries = Gradient { view: stand_in, accumulates: false };
+        let d_inputs = InputGradients { queries, keys: wants_keys.then_some(queries) };
+        let call = self.call(call, stand_in, d_inputs);
+        let backward = self.layer.backward_plan_of(&call, dims, device)?;
+        written.extend(self.layer.written_weights(&call.d_weights(self.own)));
+        let [context, lse] = self.slots;
+        let kept = ScratchSize::default()
+            .with(context, self.layer.context_bytes(&shape))
+            .with(lse, 4 * count(shape.lse()) as u64);
+        let size = kept.max(again.size).max(backward.size);
+        Ok(AttentionPlans { again, backward, size })
+    }
+
+    /// Computes `call` once more. Gives it with what is kept.
+    pub fn again(
+        &self,
+        call: MultiHeadForward<'a>,
+        plans: &AttentionPlans,
+        work: &Workspace<'a>,
+        dispatches: &mut Dispatches<'a>,
+    ) -> Result<MultiHeadForward<'a>, Error> {
+        let call = self.keeping(call, &plans.again.shape, |slot| work.scratch.buffer(slot))?;
+        dispatches.extend(self.layer.dispatches(&call, &plans.again, work.scratch, work.device)?);
+        Ok(call)
+    }
+
+    /// From `d_out` to the gradients of the inputs of `forward`, which has kept its results, and of the weights.
+    pub fn backward(
+        &self,
+        forward: MultiHeadForward<'a>,
+        d_out: TensorView<'a>,
+        d_inputs: InputGradients<'a>,
+        plans: &AttentionPlans,
+        work: &Workspace<'a>,
+    ) -> Result<Dispatches<'a>, Error> {
+        let call = self.call(forward, d_out, d_inputs).accumulate(work.accumulates);
+        self.layer.backward_dispatches(&call, &plans.backward, work.scratch, work.device)
+    }
+}

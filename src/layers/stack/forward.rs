@@ -1,0 +1,269 @@
+//! The forward calls of a stack: all stages of all layers, one after the other.
+
+use super::config::NormOrder;
+use super::layer_call::LayerCalls;
+use super::memory::MemoryCall;
+use super::self_attention::{SelfAttention, check_cache};
+use super::workspace::{Rows, Workspace, check_rows_of, forward_size};
+use super::{Layer, Stack};
+use crate::attention::dispatch;
+use crate::cache::Cache;
+use crate::device::DeviceFacts;
+use crate::kernel::{Dispatches, Prepared, Scratch, ScratchSize, Slot};
+use crate::layers::multi_head::{MultiHeadForward, Plan as AttentionPlan};
+use crate::rows::norm::OwnedNorm;
+use crate::tensor::{Access, Error, TensorView, check_aliasing, check_apart, expect, expect_shape};
+
+/// One forward call of a stack.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StackForward<'a> {
+    pub x: TensorView<'a>,
+    pub out: TensorView<'a>,
+    pub layers: LayerCalls<'a>,
+    /// The memory of a decoder.
+    pub memory: Option<MemoryCall<'a>>,
+    pub cache: Option<&'a Cache>,
+    /// A place for the outputs of the layers.
+    pub hidden: Option<TensorView<'a>>,
+    /// A place for the weights of attention to itself.
+    pub weights: Option<TensorView<'a>>,
+}
+
+impl<'a> StackForward<'a> {
+    pub fn new(x: TensorView<'a>, out: TensorView<'a>, memory: Option<MemoryCall<'a>>) -> Self {
+        let layers = LayerCalls::default();
+        StackForward { x, out, layers, memory, cache: None, hidden: None, weights: None }
+    }
+
+    /// Refuses a cache that does not know the rows of `x`.
+    pub fn check_advanced(&self) -> Result<(), Error> {
+        let Some(cache) = self.cache else { return Ok(()) };
+        cache.check_recorded()?;
+        if cache.advanced() != self.x.shape()[2] {
+            let why = "advance it by as many tokens as x has rows, then record the call";
+            let what = "rows that are not those of the cache's last advance";
+            return Err(Error::Unsupported { what, why });
+        }
+        Ok(())
+    }
+
+    /// The attention of `x` to itself in layer `n`, into `out`.
+    pub fn attention(&self, n: usize, [x, out]: [TensorView<'a>; 2]) -> MultiHeadForward<'a> {
+        let batch = self.x.shape()[0];
+        let weights = self.weights.map(|weights| weights.slice(0, n.saturating_mul(batch), batch));
+        self.layers.attention(n, x, out).weights(weights)
+    }
+}
+
+/// A checked call.
+pub(super) struct Plan<'a> {
+    pub rows: Rows,
+    attention: SelfAttention<'a>,
+    /// The attention of each layer to a memory, of a decoder.
+    cross: Vec<AttentionPlan>,
+    pub size: ScratchSize,
+}
+
+impl Stack {
+    /// The temporary memory that `call` needs.
+    pub fn scratch_size(&self, call: &StackForward) -> Result<ScratchSize, Error> {
+        Ok(self.check(call, &self.pipelines.facts())?.size)
+    }
+
+    /// Checks `call`, compiles and binds what it needs.
+    pub fn prepare(
+        &self,
+        label: &'static str,
+        call: &StackForward,
+        scratch: &mut Scratch,
+    ) -> Result<Prepared, Error> {
+        let device = &self.pipelines.facts();
+        let plan = dispatch::within(device, |device| {
+            let plan = self.check(call, device)?;
+            scratch.check(plan.size).map(|()| plan)
+        })?;
+        let work = self.workspace(plan.rows, scratch, device, false);
+        self.pipelines.bind(label, &self.dispatches(call, &work, &plan)?, scratch.bindings())
+    }
+
+    pub(super) fn dispatches<'a>(
+        &'a self,
+        call: &StackForward<'a>,
+        work: &Workspace<'a>,
+        plan: &Plan<'a>,
+    ) -> Result<Dispatches<'a>, Error> {
+        let pass = Pass { stack: self, call, work, plan };
+        match self.config.order {
+            NormOrder::Post => pass.post(),
+            NormOrder::Pre => pass.pre(),
+        }
+    }
+
+    fn check<'a>(&self, call: &StackForward<'a>, device: &DeviceFacts) -> Result<Plan<'a>, Error> {
+        let mut plan = self.check_inputs(call, device)?;
+        self.check_as_rows("out", &call.out, call, Access::Write, device)?;
+        let mut written = vec![("out", call.out)];
+        if let Some(hidden) = call.hidden {
+            self.hidden(&plan.rows).check(&hidden, &self.config, Access::Write, device)?;
+            // The next layer reads what one has written, and one dispatch writes both.
+            if hidden.buffer == call.out.buffer {
+                return Err(Error::Alias { tensor: "out", other: "hidden" });
+            }
+            written.push(("hidden", hidden));
+        }
+        if let Some(weights) = call.weights {
+            weights.check("weights", Access::Write, device)?;
+            written.push(("weights", weights));
+        }
+        check_aliasing(&written, &self.inputs(call))?;
+        check_apart(&written, device)?;
+        let (pre, cross) = (self.config.order == NormOrder::Pre, call.memory.is_some());
+        let normed = (pre || cross).then_some(Slot::Normed);
+        let stream = (call.hidden.is_none() || pre && cross).then_some(Slot::Stream);
+        let streams = [Slot::Middle, Slot::Branch].into_iter().chain(normed).chain(stream);
+        plan.size = plan.size.max(forward_size(&self.config, &plan.rows, false, streams));
+        Ok(plan)
+    }
+
+    /// Checks what is read; the size is that of attention.
+    pub(super) fn check_inputs<'a>(
+        &self,
+        call: &StackForward<'a>,
+        device: &DeviceFacts,
+    ) -> Result<Plan<'a>, Error> {
+        let StackForward { x, cache, weights, .. } = *call;
+        let rows = self.check_rows("x", &x, device)?;
+        let Rows { batch, length } = rows;
+        if let Some(weights) = &weights {
+            expect("weights", weights.shape(), 0, self.layers.len().saturating_mul(batch))?;
+        }
+        let mut memory_len = 0;
+        if let Some(memory) = call.memory {
+            memory_len = self.memory_len(&memory.projected)?;
+            self.check_memory(&memory.projected, batch, memory_len, Access::Read, device)?;
+        }
+        call.layers.check(self.layers.len())?;
+        if let Some(cache) = cache {
+            check_cache(cache, self, rows, &call.layers)?;
+            if weights.is_some() {
+                let why = "a cache has no fixed number of keys; give all rows at once, without it";
+                return Err(Error::Unsupported { what: "attention weights with a cache", why });
+            }
+        }
+        let attention = SelfAttention::of(self, call, rows, device)?;
+        let cross = |(n, layer): (usize, &Layer)| {
+            let (cross, memory) = layer.cross.as_ref().zip(call.memory)?;
+            Some(cross.plan_of(&memory.attention(n, [x; 2]), [batch, length, memory_len], device))
+        };
+        let cross: Vec<AttentionPlan> =
+            self.layers.iter().enumerate().filter_map(cross).collect::<Result<_, _>>()?;
+        let size = cross.iter().fold(attention.size(), |size, plan| size.max(plan.size));
+        Ok(Plan { rows, attention, cross, size })
+    }
+
+    /// Checks a tensor that is shaped as `x`.
+    pub(super) fn check_as_rows(
+        &self,
+        name: &'static str,
+        view: &TensorView,
+        call: &StackForward,
+        access: Access,
+        device: &DeviceFacts,
+    ) -> Result<(), Error> {
+        check_rows_of(name, view, &self.config.attention, access, device)?;
+        expect_shape(name, view.shape(), call.x.shape())
+    }
+
+    /// All that a call reads.
+    pub(super) fn inputs<'a>(&'a self, call: &StackForward<'a>) -> Vec<(&'static str, TensorView<'a>)> {
+        let mut read = vec![("x", call.x)];
+        read.extend(call.memory.iter().flat_map(|memory| memory.projected.tensors()));
+        read.extend(call.layers.tensors());
+        read.extend(call.memory.iter().flat_map(|memory| memory.mask.tensors()));
+        read.extend(self.layers.iter().flat_map(Layer::tensors));
+        read.extend(self.final_norm.iter().flat_map(OwnedNorm::tensors));
+        read
+    }
+}
+
+/// One forward pass.
+struct Pass<'t, 'a> {
+    stack: &'a Stack,
+    call: &'t StackForward<'a>,
+    work: &'t Workspace<'a>,
+    plan: &'t Plan<'a>,
+}
+
+impl<'a> Pass<'_, 'a> {
+    /// `x = norm(x + f(x))` of each part f.
+    fn post(&self) -> Result<Dispatches<'a>, Error> {
+        let Pass { stack: Stack { layers, final_norm, .. }, call, work, .. } = *self;
+        let branch = work.features(Slot::Branch)?;
+        let mut dispatches = Dispatches::new();
+        let mut x = call.x;
+        for (n, layer) in layers.iter().enumerate() {
+            let last = n + 1 == layers.len() && final_norm.is_none();
+            for (part, norm) in layer.norms.iter().enumerate() {
+                let to = match call.hidden {
+                    _ if part + 1 < layer.norms.len() => work.features([Slot::Middle, Slot::Normed][part])?,
+                    _ if last => call.out,
+                    Some(hidden) => work.given(hidden, n),
+                    None => work.features(Slot::Stream)?,
+                };
+                dispatches.extend(self.part(n, part, [x, branch])?);
+                dispatches.push(work.norm(norm, x, Some(branch), to, None));
+                x = to;
+            }
+        }
+        dispatches.extend(final_norm.iter().map(|norm| work.norm(norm, x, None, call.out, None)));
+        Ok(dispatches)
+    }
+
+    /// `x = x + f(norm(x))` of each part f: each sum is made where it is normalised next.
+    fn pre(&self) -> Result<Dispatches<'a>, Error> {
+        let Pass { stack: Stack { layers, final_norm, .. }, call, work, .. } = *self;
+        let [branch, normed] = [work.features(Slot::Branch)?, work.features(Slot::Normed)?];
+        let middle = work.features(Slot::Middle)?;
+        let mut dispatches = Dispatches::new();
+        let mut x = call.x;
+        for (n, layer) in layers.iter().enumerate() {
+            for (part, norm) in layer.norms.iter().enumerate() {
+                if n + part == 0 {
+                    dispatches.push(work.norm(norm, x, None, normed, None));
+                } else {
+                    let sum = match call.hidden {
+                        Some(hidden) if part == 0 => work.given(hidden, n - 1),
+                        // Not where the sum before is.
+                        _ if x.buffer == middle.buffer => work.features(Slot::Stream)?,
+                        _ => middle,
+                    };
+                    dispatches.push(work.norm(norm, x, Some(branch), normed, Some(sum)));
+                    x = sum;
+                }
+                dispatches.extend(self.part(n, part, [normed, branch])?);
+            }
+        }
+        dispatches.push(match final_norm {
+            Some(norm) => {
+                let last = call.hidden.map(|hidden| work.given(hidden, layers.len() - 1));
+                work.norm(norm, x, Some(branch), call.out, last)
+            }
+            None => work.sum(x, branch, call.out),
+        });
+        Ok(dispatches)
+    }
+
+    /// A part of layer `n`, of `x`, into `out`.
+    fn part(&self, n: usize, part: usize, [x, out]: [TensorView<'a>; 2]) -> Result<Dispatches<'a>, Error> {
+        let Pass { stack, call, work, plan } = *self;
+        let layer = &stack.layers[n];
+        match (part, layer.cross.as_ref().zip(call.memory)) {
+            (0, _) => plan.attention.dispatches(stack, n, call.attention(n, [x, out]), work),
+            (1, Some((cross, memory))) => {
+                let call = memory.attention(n, [x, out]);
+                cross.dispatches(&call, &plan.cross[n], work.scratch, work.device)
+            }
+            _ => work.feed_forward(&layer.feed_forward, x, out, false),
+        }
+    }
+}

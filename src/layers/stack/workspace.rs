@@ -1,0 +1,166 @@
+//! The tensors between the parts of layers, norms and sums of them, and the scratch that they take.
+
+use super::config::TransformerLayerConfig;
+use super::feed_forward::{gate_gradient_offset, gate_offset};
+use crate::attention::check_dtype;
+use crate::device::DeviceFacts;
+use crate::kernel::{Dispatch, Dispatches, KernelOptions, Scratch, ScratchSize, Slot, in_scratch};
+use crate::layers::multi_head::config::MultiHeadConfig;
+use crate::matmul::projection::dispatch_backward::Gradient;
+use crate::rows::elementwise::dispatch::ElementwiseOp;
+use crate::rows::norm::dispatch::NormGradients as NormTargets;
+use crate::rows::norm::{NormGradients, OwnedNorm};
+use crate::tensor::{Access, DType, Error, TensorView, check_float, count};
+
+/// Rows that a stack of blocks works on: `[batch, 1, length, features]`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rows {
+    pub batch: usize,
+    pub length: usize,
+}
+
+impl Rows {
+    pub fn shape(&self, features: usize) -> [usize; 4] {
+        [self.batch, 1, self.length, features]
+    }
+}
+
+/// The tensors between the parts of blocks, each in a part of the scratch, and what is common to all blocks.
+#[derive(Clone, Copy)]
+pub(crate) struct Workspace<'a> {
+    pub config: &'a TransformerLayerConfig,
+    pub rows: Rows,
+    pub scratch: &'a Scratch,
+    pub kernel_options: &'a KernelOptions,
+    pub device: &'a DeviceFacts,
+    /// Whether gradients that go out of the stack are added to what is there.
+    pub accumulates: bool,
+}
+
+impl<'a> Workspace<'a> {
+    pub fn tensor(&self, slot: Slot, features: usize) -> Result<TensorView<'a>, Error> {
+        let dtype = self.config.attention.dtype;
+        Ok(in_scratch(self.scratch.buffer(slot)?, dtype, self.rows.shape(features), 0))
+    }
+
+    pub fn features(&self, slot: Slot) -> Result<TensorView<'a>, Error> {
+        self.tensor(slot, self.config.features())
+    }
+
+    /// A gradient, which is F32 whatever the stack's type: many are below f16's smallest number.
+    pub fn gradient(&self, slot: Slot, features: usize) -> Result<TensorView<'a>, Error> {
+        Ok(in_scratch(self.scratch.buffer(slot)?, DType::F32, self.rows.shape(features), 0))
+    }
+
+    pub fn norm(
+        &self,
+        norm: &'a OwnedNorm,
+        x: TensorView<'a>,
+        residual: Option<TensorView<'a>>,
+        out: TensorView<'a>,
+        sum: Option<TensorView<'a>>,
+    ) -> Dispatch<'a> {
+        norm.op(self.config.norm, x, residual).forward(out, sum, self.kernel_options, self.device)
+    }
+
+    /// `out = a + b`
+    pub fn sum(&self, a: TensorView<'a>, b: TensorView<'a>, out: TensorView<'a>) -> Dispatch<'a> {
+        let op = ElementwiseOp { activation: None, x: a, multiply: None, residual: Some(b) };
+        op.forward(out, self.device)
+    }
+
+    /// A gradient of weights.
+    pub fn gradient_of(&self, view: Option<TensorView<'a>>) -> Option<Gradient<'a>> {
+        view.map(|view| Gradient { view, accumulates: self.accumulates })
+    }
+
+    /// From `d_out` of `norm(x + residual)` to the gradient of that sum, which `d_sum` is added to, in `d_x`; they may be one.
+    pub fn norm_backward(
+        &self,
+        (norm, to): (&'a OwnedNorm, NormGradients<'a>),
+        (x, residual): (TensorView<'a>, Option<TensorView<'a>>),
+        [d_out, d_x]: [TensorView<'a>; 2],
+        d_sum: Option<TensorView<'a>>,
+    ) -> Result<Dispatches<'a>, Error> {
+        let in_place = d_sum.is_some_and(|d_sum| d_sum.buffer == d_x.buffer);
+        let targets = NormTargets {
+            d_out,
+            d_sum: d_sum.filter(|_| !in_place),
+            d_x: Some(Gradient { view: d_x, accumulates: in_place }),
+            d_weight: self.gradient_of(to.weight),
+            d_bias: self.gradient_of(to.bias),
+        };
+        norm.op(self.config.norm, x, residual).backward(
+            &targets,
+            self.scratch,
+            self.kernel_options,
+            self.device,
+        )
+    }
+
+    /// Brings a gradient out of the scratch.
+    pub fn hand_over(&self, d: TensorView<'a>, to: TensorView<'a>) -> Dispatch<'a> {
+        let copy = ElementwiseOp { activation: None, x: d, multiply: None, residual: None };
+        copy.backward(d, Some(to), None, self.accumulates, self.device)
+    }
+}
+
+/// Elements of a row of each kind of tensor, with room for the beginnings of parts.
+pub(crate) fn bytes(config: &TransformerLayerConfig, rows: &Rows, features: usize) -> u64 {
+    (count(rows.shape(features)) as u64)
+        .saturating_mul(config.attention.dtype.bytes() as u64)
+        .next_multiple_of(4)
+}
+
+/// The scratch of the forward pass of blocks, besides that of attention.
+pub(crate) fn forward_size(
+    config: &TransformerLayerConfig,
+    rows: &Rows,
+    keeps: bool,
+    streams: impl IntoIterator<Item = Slot>,
+) -> ScratchSize {
+    let wide = bytes(config, rows, config.features());
+    let hidden = bytes(config, rows, config.hidden_features);
+    let mut size = ScratchSize::default().with(Slot::Hidden, hidden);
+    for slot in streams {
+        size = size.with(slot, wide);
+    }
+    if config.gated || keeps {
+        let offset = gate_offset(config, rows) as u64 * config.attention.dtype.bytes() as u64;
+        size = size.with(Slot::Products, if config.gated { offset + hidden } else { hidden });
+    }
+    size
+}
+
+/// Checks what a stack takes or gives: `[batch, 1, length, features]` of the layer's dtype.
+pub(crate) fn check_rows_of(
+    name: &'static str,
+    view: &TensorView,
+    config: &MultiHeadConfig,
+    access: Access,
+    device: &DeviceFacts,
+) -> Result<(), Error> {
+    check_float(name, view)?;
+    check_dtype(config.dtype, device)?;
+    view.check_as(name, config.dtype, access, device)
+}
+
+/// The scratch of the gradients between the parts of layers, and of those of norms.
+pub(crate) fn backward_size(
+    config: &TransformerLayerConfig,
+    rows: &Rows,
+    norm: &OwnedNorm,
+    x: TensorView,
+) -> ScratchSize {
+    let wide = 4 * count(rows.shape(config.features())) as u64;
+    let hidden = 4 * count(rows.shape(config.hidden_features)) as u64;
+    let products = gate_gradient_offset(hidden) * u64::from(config.gated) + hidden;
+    let size = ScratchSize::default()
+        .with(Slot::StreamGradient, wide)
+        .with(Slot::MiddleGradient, wide)
+        .with(Slot::BranchGradient, wide)
+        .with(Slot::HiddenGradient, hidden)
+        .with(Slot::ProductsGradient, products);
+    // Any norm's: they differ in nothing that matters here.
+    size.max(norm.op(config.norm, x, None).sums_size())
+}
