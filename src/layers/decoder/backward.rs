@@ -3,9 +3,7 @@
 use super::{DecoderForward, TransformerDecoder};
 use crate::kernel::{Prepared, Recorder, Scratch, ScratchSize};
 use crate::layers::multi_head::MultiHeadGradients;
-use crate::layers::stack::{
-    FeedForwardGradients, LayerGradients, LayersGradients, MemoryCall, StackBackward, StackForward,
-};
+use crate::layers::stack::{FeedForwardGradients, LayersGradients, MemoryCall, StackBackward, StackForward};
 use crate::rows::norm::NormGradients;
 use crate::tensor::{Error, TensorView};
 
@@ -20,13 +18,6 @@ pub struct DecoderLayerGradients<'a> {
     pub feed_forward: FeedForwardGradients<'a>,
     /// Of the norms of self-attention, of cross-attention and of the feed-forward layer.
     pub norms: [NormGradients<'a>; 3],
-}
-
-impl<'a> From<DecoderLayerGradients<'a>> for LayerGradients<'a> {
-    fn from(layer: DecoderLayerGradients<'a>) -> Self {
-        let DecoderLayerGradients { self_attention, cross_attention, feed_forward, norms } = layer;
-        LayerGradients { attention: self_attention, cross: cross_attention, feed_forward, norms }
-    }
 }
 
 /// One backward call of a decoder: the forward call as it was made, without a cache; the memory that its keys and values are of; the

@@ -258,6 +258,6 @@ impl TransformerDecoder {
         projected: &DecoderMemory,
         scratch: &mut Scratch,
     ) -> Result<Prepared, Error> {
-        self.stack.prepare_memory("decoder memory", memory, projected, scratch)
+        self.stack.prepare_memory(memory, projected, scratch)
     }
 }

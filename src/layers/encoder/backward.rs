@@ -3,7 +3,7 @@
 use super::{EncoderForward, TransformerEncoder};
 use crate::kernel::{Prepared, Recorder, Scratch, ScratchSize};
 use crate::layers::multi_head::MultiHeadGradients;
-use crate::layers::stack::{FeedForwardGradients, LayerGradients, LayersGradients, StackBackward};
+use crate::layers::stack::{FeedForwardGradients, LayersGradients, StackBackward};
 use crate::rows::norm::NormGradients;
 use crate::tensor::{Error, TensorView};
 
@@ -16,14 +16,6 @@ pub struct EncoderLayerGradients<'a> {
     pub feed_forward: FeedForwardGradients<'a>,
     /// Of the norms of its attention and of its feed-forward layer.
     pub norms: [NormGradients<'a>; 2],
-}
-
-impl<'a> From<EncoderLayerGradients<'a>> for LayerGradients<'a> {
-    fn from(layer: EncoderLayerGradients<'a>) -> Self {
-        let EncoderLayerGradients { attention, feed_forward, norms: [first, second] } = layer;
-        let norms = [first, second, NormGradients::default()];
-        LayerGradients { attention, cross: MultiHeadGradients::default(), feed_forward, norms }
-    }
 }
 
 /// One backward call of an encoder: the forward call as it was made, the gradient of its output, and where gradients go.

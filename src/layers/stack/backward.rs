@@ -1,15 +1,17 @@
-//! The gradients of a stack: each layer computed once more from what the one before it gave, the last one first, then backwards
-//! through its parts.
+//! The gradients of a stack, from its last layer to its first.
+//! Each layer is computed once more from its input, then its parts are gone through backwards.
 
 use super::attention_part::{AttentionPart, AttentionPlans, InputGradients};
+use super::call::StackForward;
 use super::config::NormOrder;
 use super::feed_forward::FeedForwardGradients;
-use super::forward::{Plan as ForwardPlan, StackForward};
+use super::forward::Plan as ForwardPlan;
 use super::gradients::{WrittenGradients, check_final_gradients, check_input_gradient};
+use super::hidden::Hidden;
 use super::memory::MemoryCall;
 use super::self_attention::check_no_cache;
 use super::shared_keys::KeysTurn;
-use super::workspace::{Workspace, backward_size, forward_size};
+use super::workspace::{Workspace, backward_size, check_rows_of, forward_size};
 use super::{Layer, Stack};
 use crate::attention::dispatch;
 use crate::device::DeviceFacts;
@@ -19,24 +21,24 @@ use crate::layers::{DecoderLayerGradients, EncoderLayerGradients};
 use crate::matmul::projection::check_summed_rows;
 use crate::matmul::projection::dispatch_backward::Gradient;
 use crate::rows::norm::NormGradients;
-use crate::tensor::{Access, DType, Error, TensorView, check_aliasing, count, expect};
+use crate::tensor::{Access, DType, Error, TensorView, check_aliasing, count, expect, expect_shape};
 
-/// Inputs of the parts of a layer: but for the first with norms after each sum, which is the layer's.
+/// Inputs of the parts of a layer. With norms after each sum the first part's is the input of the layer instead.
 const INPUTS: [Slot; 3] = [Slot::Normed, Slot::Stream, Slot::Fed];
-/// Results of the parts with norms after each sum. With norms before each part the first is that of all, the last the sum of two.
+/// Results of the parts with norms after each sum. With norms before each part all use the first slot in turn.
 const RESULTS: [Slot; 3] = [Slot::Branch, Slot::Normed, Slot::Middle];
-/// Gradients of the sums that norms are of.
+/// Gradients of the inputs of the parts with norms after each sum.
 const GRADIENTS: [Slot; 3] = [Slot::StreamGradient, Slot::MiddleGradient, Slot::BranchGradient];
 
 /// Places for the gradients of a layer's weights.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct LayerGradients<'a> {
-    pub attention: MultiHeadGradients<'a>,
+struct LayerGradients<'a> {
+    attention: MultiHeadGradients<'a>,
     /// Gradients of attention to a memory.
-    pub cross: MultiHeadGradients<'a>,
-    pub feed_forward: FeedForwardGradients<'a>,
+    cross: MultiHeadGradients<'a>,
+    feed_forward: FeedForwardGradients<'a>,
     /// Gradients of the norm of each part.
-    pub norms: [NormGradients<'a>; 3],
+    norms: [NormGradients<'a>; 3],
 }
 
 /// Places for the gradients of all layers' weights: one entry for each layer, or none.
@@ -57,8 +59,16 @@ impl<'a> LayersGradients<'a> {
     /// The places of layer `n`, if it has any.
     fn layer(&self, n: usize) -> LayerGradients<'a> {
         let layer = match self {
-            LayersGradients::Encoder(layers) => layers.get(n).map(|layer| (*layer).into()),
-            LayersGradients::Decoder(layers) => layers.get(n).map(|layer| (*layer).into()),
+            LayersGradients::Encoder(layers) => layers.get(n).map(|layer| {
+                let EncoderLayerGradients { attention, feed_forward, norms: [first, last] } = *layer;
+                let norms = [first, last, NormGradients::default()];
+                LayerGradients { attention, cross: MultiHeadGradients::default(), feed_forward, norms }
+            }),
+            LayersGradients::Decoder(layers) => layers.get(n).map(|layer| {
+                let DecoderLayerGradients { self_attention, cross_attention: cross, feed_forward, norms } =
+                    *layer;
+                LayerGradients { attention: self_attention, cross, feed_forward, norms }
+            }),
         };
         layer.unwrap_or_default()
     }
@@ -111,7 +121,8 @@ impl Stack {
             let plan = self.check_backward(call, device)?;
             scratch.check(plan.size).map(|()| plan)
         })?;
-        let work = self.workspace(plan.forward.rows, scratch, device, call.accumulate);
+        let (config, rows, kernel_options) = (&self.config, plan.forward.rows, &self.kernel_options);
+        let work = Workspace { config, rows, scratch, kernel_options, device, accumulates: call.accumulate };
         self.pipelines.bind(label, &self.backward_dispatches(call, &work, &plan)?, scratch.bindings())
     }
 
@@ -123,7 +134,7 @@ impl Stack {
     ) -> Result<Dispatches<'a>, Error> {
         let mut dispatches = Dispatches::new();
         let mut forward = call.forward;
-        let hidden = self.hidden(&work.rows);
+        let hidden = Hidden::of(self, &work.rows);
         if forward.hidden.is_none() && hidden.layers > 0 {
             // Nothing else of it is needed; that part of the scratch is not the forward pass's.
             let (out, hidden) = (work.features(self.last_input())?, Some(hidden.in_scratch(work)?));
@@ -153,13 +164,14 @@ impl Stack {
             let (attention, cross) = &plan.attention[n];
             let d_memory = memory.map(|(view, _)| Gradient { view, accumulates: n + 1 < self.layers.len() });
             let cross = self.cross_part(n, &call.d_layers).zip(cross.as_ref()).zip(forward.memory);
+            let cross = cross.map(|((part, plans), memory)| CrossTurn { part, plans, memory, d_memory });
             let mut turn = Turn {
                 n,
                 layer,
                 forward: &forward,
                 attention: (self.attention_part(n, &call.d_layers)?, attention),
                 keys: self.shared.turn(n, of_keys, work, &mut dispatches)?,
-                cross: cross.map(|((part, plans), memory)| CrossTurn { part, plans, memory, d_memory }),
+                cross: cross.as_ref(),
                 gradients: call.d_layers.layer(n),
                 work,
                 dispatches: &mut dispatches,
@@ -188,7 +200,8 @@ impl Stack {
         check_no_cache(forward.cache)?;
         let plan = self.check_inputs(forward, device)?;
         let (rows, mut size) = (plan.rows, plan.size);
-        self.check_as_rows("d_out", d_out, forward, Access::Read, device)?;
+        check_rows_of("d_out", d_out, &self.config.attention, Access::Read, device)?;
+        expect_shape("d_out", d_out.shape(), forward.x.shape())?;
         let mut memory_len = 0;
         let memory = forward.memory.and_then(|memory| Some((memory, memory.rows?)));
         if let Some((call, memory)) = &memory {
@@ -203,7 +216,7 @@ impl Stack {
             check_summed_rows("memory", &memory, 1)?;
             read.push(("memory", memory));
         }
-        let hidden = self.hidden(&rows);
+        let hidden = Hidden::of(self, &rows);
         match forward.hidden {
             Some(kept) => {
                 hidden.check(&kept, &self.config, Access::Read, device)?;
@@ -289,14 +302,13 @@ struct Turn<'t, 'a> {
     forward: &'t StackForward<'a>,
     attention: (AttentionPart<'a>, &'t AttentionPlans),
     keys: KeysTurn<'a>,
-    cross: Option<CrossTurn<'t, 'a>>,
+    cross: Option<&'t CrossTurn<'t, 'a>>,
     gradients: LayerGradients<'a>,
     work: &'t Workspace<'a>,
     dispatches: &'t mut Dispatches<'a>,
 }
 
 /// Its attention to a memory.
-#[derive(Clone, Copy)]
 struct CrossTurn<'t, 'a> {
     part: AttentionPart<'a>,
     plans: &'t AttentionPlans,
@@ -308,12 +320,13 @@ struct CrossTurn<'t, 'a> {
 /// A part of a layer that was computed once more.
 enum Again<'t, 'a> {
     Attention(MultiHeadForward<'a>),
-    Cross(CrossTurn<'t, 'a>, MultiHeadForward<'a>),
+    Cross(&'t CrossTurn<'t, 'a>, MultiHeadForward<'a>),
     FeedForward,
 }
 
 impl<'t, 'a> Turn<'t, 'a> {
-    /// From part `i` on, of `x = norm(x + f(x))` for each part f. Turns `d`, the gradient of what the layer gives, into that of x.
+    /// Computes `x = norm(x + f(x))` from part `i` on once more, then goes back through these parts.
+    /// Makes the gradient of `x` from `d`, the gradient of the layer's output.
     fn post(&mut self, i: usize, x: TensorView<'a>, d: TensorView<'a>) -> Result<TensorView<'a>, Error> {
         let (work, norms) = (self.work, &self.layer.norms);
         let result = work.features(RESULTS[i])?;
@@ -331,8 +344,7 @@ impl<'t, 'a> Turn<'t, 'a> {
         Ok(d_x)
     }
 
-    /// From part `i` on, of `x = x + f(norm(x))` for each part f, where x is a sum of two. Turns `d`, the gradient of what the layer gives,
-    /// into that of x.
+    /// The same of `x = x + f(norm(x))`. The input of part `i` is the sum of `x` and `more`.
     fn pre(
         &mut self,
         i: usize,
@@ -362,7 +374,7 @@ impl<'t, 'a> Turn<'t, 'a> {
         let (work, dispatches) = (self.work, &mut *self.dispatches);
         Ok(match (i, self.cross) {
             (0, _) => {
-                let (part, plans) = self.attention;
+                let (part, plans) = &self.attention;
                 let call = self.keys.call(self.forward.attention(self.n, [x, out]));
                 Again::Attention(part.again(call, plans, work, dispatches)?)
             }
@@ -390,13 +402,13 @@ impl<'t, 'a> Turn<'t, 'a> {
         let (work, dispatches) = (self.work, &mut *self.dispatches);
         match again {
             Again::Attention(call) => {
-                let (part, plans) = self.attention;
+                let (part, plans) = &self.attention;
                 let d_inputs = InputGradients { queries: d_x, keys: Some(self.keys.gradient(d_x)) };
                 dispatches.extend(part.backward(call, d, d_inputs, plans, work)?);
                 dispatches.extend(self.keys.add_to(d_x.view, work));
             }
             Again::Cross(CrossTurn { part, plans, d_memory, .. }, call) => {
-                let d_inputs = InputGradients { queries: d_x, keys: d_memory };
+                let d_inputs = InputGradients { queries: d_x, keys: *d_memory };
                 dispatches.extend(part.backward(call, d, d_inputs, plans, work)?);
             }
             Again::FeedForward => {

@@ -2,7 +2,7 @@
 
 use super::config::TransformerLayerConfig;
 use super::gradients::{WrittenGradients, without};
-use super::workspace::{Rows, Workspace};
+use super::workspace::{Workspace, gate_gradient_offset, gate_offset};
 use crate::device::DeviceFacts;
 use crate::kernel::{Dispatches, Slot};
 use crate::layers::multi_head::LinearGradients;
@@ -230,15 +230,4 @@ impl<'a> Workspace<'a> {
         dispatches.extend(dispatch_backward::dispatches(&products, self.kernel_options, self.device)?);
         Ok(dispatches)
     }
-}
-
-/// Where the gate's product begins, after up's: where every device can bind.
-pub(super) fn gate_offset(config: &TransformerLayerConfig, rows: &Rows) -> usize {
-    let align = 256 / config.attention.dtype.bytes();
-    count(rows.shape(config.hidden_features)).next_multiple_of(align)
-}
-
-/// Where the gradient of the gate's product begins, in bytes, after that of up's.
-pub(super) fn gate_gradient_offset(bytes: u64) -> u64 {
-    bytes.next_multiple_of(256)
 }

@@ -1,59 +1,17 @@
 //! The forward calls of a stack: all stages of all layers, one after the other.
 
+use super::call::StackForward;
 use super::config::NormOrder;
-use super::layer_call::LayerCalls;
-use super::memory::MemoryCall;
+use super::hidden::Hidden;
 use super::self_attention::{SelfAttention, check_cache};
 use super::workspace::{Rows, Workspace, check_rows_of, forward_size};
 use super::{Layer, Stack};
 use crate::attention::dispatch;
-use crate::cache::Cache;
 use crate::device::DeviceFacts;
 use crate::kernel::{Dispatches, Prepared, Scratch, ScratchSize, Slot};
-use crate::layers::multi_head::{MultiHeadForward, Plan as AttentionPlan};
+use crate::layers::multi_head::Plan as AttentionPlan;
 use crate::rows::norm::OwnedNorm;
 use crate::tensor::{Access, Error, TensorView, check_aliasing, check_apart, expect, expect_shape};
-
-/// One forward call of a stack.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct StackForward<'a> {
-    pub x: TensorView<'a>,
-    pub out: TensorView<'a>,
-    pub layers: LayerCalls<'a>,
-    /// The memory of a decoder.
-    pub memory: Option<MemoryCall<'a>>,
-    pub cache: Option<&'a Cache>,
-    /// A place for the outputs of the layers.
-    pub hidden: Option<TensorView<'a>>,
-    /// A place for the weights of attention to itself.
-    pub weights: Option<TensorView<'a>>,
-}
-
-impl<'a> StackForward<'a> {
-    pub fn new(x: TensorView<'a>, out: TensorView<'a>, memory: Option<MemoryCall<'a>>) -> Self {
-        let layers = LayerCalls::default();
-        StackForward { x, out, layers, memory, cache: None, hidden: None, weights: None }
-    }
-
-    /// Refuses a cache that does not know the rows of `x`.
-    pub fn check_advanced(&self) -> Result<(), Error> {
-        let Some(cache) = self.cache else { return Ok(()) };
-        cache.check_recorded()?;
-        if cache.advanced() != self.x.shape()[2] {
-            let why = "advance it by as many tokens as x has rows, then record the call";
-            let what = "rows that are not those of the cache's last advance";
-            return Err(Error::Unsupported { what, why });
-        }
-        Ok(())
-    }
-
-    /// The attention of `x` to itself in layer `n`, into `out`.
-    pub fn attention(&self, n: usize, [x, out]: [TensorView<'a>; 2]) -> MultiHeadForward<'a> {
-        let batch = self.x.shape()[0];
-        let weights = self.weights.map(|weights| weights.slice(0, n.saturating_mul(batch), batch));
-        self.layers.attention(n, x, out).weights(weights)
-    }
-}
 
 /// A checked call.
 pub(super) struct Plan<'a> {
@@ -82,7 +40,8 @@ impl Stack {
             let plan = self.check(call, device)?;
             scratch.check(plan.size).map(|()| plan)
         })?;
-        let work = self.workspace(plan.rows, scratch, device, false);
+        let (config, rows, kernel_options) = (&self.config, plan.rows, &self.kernel_options);
+        let work = Workspace { config, rows, scratch, kernel_options, device, accumulates: false };
         self.pipelines.bind(label, &self.dispatches(call, &work, &plan)?, scratch.bindings())
     }
 
@@ -101,10 +60,11 @@ impl Stack {
 
     fn check<'a>(&self, call: &StackForward<'a>, device: &DeviceFacts) -> Result<Plan<'a>, Error> {
         let mut plan = self.check_inputs(call, device)?;
-        self.check_as_rows("out", &call.out, call, Access::Write, device)?;
+        check_rows_of("out", &call.out, &self.config.attention, Access::Write, device)?;
+        expect_shape("out", call.out.shape(), call.x.shape())?;
         let mut written = vec![("out", call.out)];
         if let Some(hidden) = call.hidden {
-            self.hidden(&plan.rows).check(&hidden, &self.config, Access::Write, device)?;
+            Hidden::of(self, &plan.rows).check(&hidden, &self.config, Access::Write, device)?;
             // The next layer reads what one has written, and one dispatch writes both.
             if hidden.buffer == call.out.buffer {
                 return Err(Error::Alias { tensor: "out", other: "hidden" });
@@ -159,19 +119,6 @@ impl Stack {
             self.layers.iter().enumerate().filter_map(cross).collect::<Result<_, _>>()?;
         let size = cross.iter().fold(attention.size(), |size, plan| size.max(plan.size));
         Ok(Plan { rows, attention, cross, size })
-    }
-
-    /// Checks a tensor that is shaped as `x`.
-    pub(super) fn check_as_rows(
-        &self,
-        name: &'static str,
-        view: &TensorView,
-        call: &StackForward,
-        access: Access,
-        device: &DeviceFacts,
-    ) -> Result<(), Error> {
-        check_rows_of(name, view, &self.config.attention, access, device)?;
-        expect_shape(name, view.shape(), call.x.shape())
     }
 
     /// All that a call reads.

@@ -1,10 +1,10 @@
 //! What the layers of a stack give, where a call keeps it.
 
+use super::Stack;
 use super::config::TransformerLayerConfig;
 use super::workspace::{Rows, Workspace, check_rows_of};
 use crate::device::DeviceFacts;
 use crate::kernel::{Slot, in_scratch};
-use crate::rows::norm::OwnedNorm;
 use crate::tensor::{Access, Error, TensorView, count, expect_shape};
 
 /// The tensor of what layers give before the final norm, one after the other: layer n's from batch entry `n · batch` on.
@@ -16,14 +16,9 @@ pub(crate) struct Hidden {
 }
 
 impl Hidden {
-    pub fn of(
-        layers: usize,
-        final_norm: Option<&OwnedNorm>,
-        config: &TransformerLayerConfig,
-        rows: &Rows,
-    ) -> Self {
-        let layers = layers - usize::from(final_norm.is_none());
-        let [batch, one, length, features] = rows.shape(config.features());
+    pub fn of(stack: &Stack, rows: &Rows) -> Self {
+        let layers = stack.layers.len() - usize::from(stack.final_norm.is_none());
+        let [batch, one, length, features] = rows.shape(stack.config.features());
         Hidden { layers, shape: [batch.saturating_mul(layers), one, length, features] }
     }
 

@@ -50,7 +50,6 @@ impl Stack {
     /// Checks the projections of a memory, compiles and binds what they need.
     pub fn prepare_memory(
         &self,
-        label: &'static str,
         memory: TensorView,
         projected: &DecoderMemory,
         scratch: &mut Scratch,
@@ -67,18 +66,12 @@ impl Stack {
         for (n, attention) in attentions().enumerate() {
             dispatches.extend(attention.key_products(memory, projected.of_layer(n, batch), device)?);
         }
-        self.pipelines.bind(label, &dispatches, scratch.bindings())
-    }
-
-    /// Keys that each layer appends to those of a memory.
-    fn appended_to_memory(&self) -> usize {
-        let [_, appended] = self.layers[0].appended();
-        appended
+        self.pipelines.bind("decoder memory", &dispatches, scratch.bindings())
     }
 
     /// Rows of a memory, of which those are that layers have projected and appended to.
     pub(super) fn memory_len(&self, projected: &DecoderMemory) -> Result<usize, Error> {
-        let (shape, appended) = (projected.keys.shape(), self.appended_to_memory());
+        let (shape, [_, appended]) = (projected.keys.shape(), self.layers[0].appended());
         match shape[2].checked_sub(appended) {
             Some(length) if length > 0 => Ok(length),
             _ => Err(Error::Shape {
@@ -101,11 +94,11 @@ impl Stack {
         device: &DeviceFacts,
     ) -> Result<(), Error> {
         let config = &self.config.attention;
-        let dims = [config.head_dim, config.value_dim];
+        let (dims, [_, appended]) = ([config.head_dim, config.value_dim], self.layers[0].appended());
         for ((name, view), dim) in memory.tensors().into_iter().zip(dims) {
             view.check_as(name, config.dtype, access, device)?;
             let entries = self.layers.len().saturating_mul(batch);
-            let length = length.saturating_add(self.appended_to_memory());
+            let length = length.saturating_add(appended);
             expect_shape(name, view.shape(), [entries, config.kv_heads, length, dim])?;
         }
         Ok(())

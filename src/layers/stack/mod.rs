@@ -2,6 +2,7 @@
 
 mod attention_part;
 mod backward;
+mod call;
 pub(crate) mod config;
 mod feed_forward;
 mod forward;
@@ -14,23 +15,22 @@ mod self_attention;
 mod shared_keys;
 mod workspace;
 
-pub(crate) use backward::{LayerGradients, LayersGradients, StackBackward};
+pub(crate) use backward::{LayersGradients, StackBackward};
+pub(crate) use call::StackForward;
 pub use feed_forward::{FeedForwardGradients, FeedForwardWeights};
-pub(crate) use forward::StackForward;
 pub use layer_call::LayerCall;
 pub use memory::DecoderMemory;
 pub(crate) use memory::MemoryCall;
 
 use super::multi_head::{MultiHeadAttention, MultiHeadWeights};
 use crate::device::DeviceFacts;
-use crate::kernel::{KernelOptions, Pipelines, Scratch};
+use crate::kernel::{KernelOptions, Pipelines};
 use crate::rows::norm::{NormWeights, OwnedNorm};
 use crate::tensor::{Access, Error, TensorView, count, expect_shape};
 use config::TransformerLayerConfig;
 use feed_forward::FeedForward;
-use hidden::Hidden;
 use shared_keys::SharedKeys;
-use workspace::{Rows, Workspace, check_rows_of};
+use workspace::{Rows, check_rows_of};
 
 /// The weights of one layer.
 #[derive(Clone, Copy)]
@@ -54,10 +54,6 @@ struct Layer {
 }
 
 impl Layer {
-    fn attentions(&self) -> impl Iterator<Item = &MultiHeadAttention> {
-        std::iter::once(&self.attention).chain(&self.cross)
-    }
-
     /// Keys that attention to itself and attention to a memory append.
     fn appended(&self) -> [usize; 2] {
         [self.attention.appended_keys(), self.cross.as_ref().map_or(0, MultiHeadAttention::appended_keys)]
@@ -65,7 +61,8 @@ impl Layer {
 
     /// All that it reads besides its input.
     fn tensors(&self) -> impl Iterator<Item = (&'static str, TensorView<'_>)> {
-        let attentions = self.attentions().flat_map(MultiHeadAttention::weights);
+        let attentions =
+            std::iter::once(&self.attention).chain(&self.cross).flat_map(MultiHeadAttention::weights);
         attentions.chain(self.feed_forward.tensors()).chain(self.norms.iter().flat_map(OwnedNorm::tensors))
     }
 }
@@ -137,24 +134,8 @@ impl Stack {
         self
     }
 
-    /// The scratch and the options that a call works with.
-    fn workspace<'a>(
-        &'a self,
-        rows: Rows,
-        scratch: &'a Scratch,
-        device: &'a DeviceFacts,
-        accumulates: bool,
-    ) -> Workspace<'a> {
-        let (config, kernel_options) = (&self.config, &self.kernel_options);
-        Workspace { config, rows, scratch, kernel_options, device, accumulates }
-    }
-
-    /// The tensor of the layers' outputs in a call that keeps them.
-    fn hidden(&self, rows: &Rows) -> Hidden {
-        Hidden::of(self.layers.len(), self.final_norm.as_ref(), &self.config, rows)
-    }
-
-    /// Checks rows that are read, `[batch, 1, length, features]`, and refuses those whose tensors no kernel could address.
+    /// Checks rows that are read, `[batch, 1, length, features]`.
+    /// Rows whose tensors no kernel could address are an error.
     fn check_rows(&self, name: &'static str, view: &TensorView, device: &DeviceFacts) -> Result<Rows, Error> {
         let config = &self.config;
         check_rows_of(name, view, &config.attention, Access::Read, device)?;

@@ -1,6 +1,6 @@
 //! How the rows of a stack attend to themselves: all at once, or to what a cache has too.
 
-use super::forward::StackForward;
+use super::call::StackForward;
 use super::layer_call::LayerCalls;
 use super::workspace::{Rows, Workspace};
 use super::{Layer, Stack};

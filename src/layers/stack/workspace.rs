@@ -1,7 +1,6 @@
 //! The tensors between the parts of layers, norms and sums of them, and the scratch that they take.
 
 use super::config::TransformerLayerConfig;
-use super::feed_forward::{gate_gradient_offset, gate_offset};
 use crate::attention::check_dtype;
 use crate::device::DeviceFacts;
 use crate::kernel::{Dispatch, Dispatches, KernelOptions, Scratch, ScratchSize, Slot, in_scratch};
@@ -103,6 +102,17 @@ impl<'a> Workspace<'a> {
         let copy = ElementwiseOp { activation: None, x: d, multiply: None, residual: None };
         copy.backward(d, Some(to), None, self.accumulates, self.device)
     }
+}
+
+/// Where the gate's product begins, after up's: where every device can bind.
+pub(super) fn gate_offset(config: &TransformerLayerConfig, rows: &Rows) -> usize {
+    let align = 256 / config.attention.dtype.bytes();
+    count(rows.shape(config.hidden_features)).next_multiple_of(align)
+}
+
+/// Where the gradient of the gate's product begins, in bytes, after that of up's.
+pub(super) fn gate_gradient_offset(bytes: u64) -> u64 {
+    bytes.next_multiple_of(256)
 }
 
 /// Elements of a row of each kind of tensor, with room for the beginnings of parts.
