@@ -32,9 +32,8 @@ pub struct DecoderLayerWeights<'a> {
 
 impl<'a> From<&'a DecoderLayerWeights<'a>> for LayerWeights<'a> {
     fn from(layer: &'a DecoderLayerWeights<'a>) -> Self {
-        let DecoderLayerWeights { self_attention, cross_attention, feed_forward, norms } = layer;
-        let cross = Some(*cross_attention);
-        LayerWeights { attention: *self_attention, cross, feed_forward: *feed_forward, norms }
+        let DecoderLayerWeights { self_attention: attention, cross_attention, feed_forward, norms } = layer;
+        LayerWeights { attention, cross: Some(cross_attention), feed_forward, norms }
     }
 }
 

@@ -29,7 +29,7 @@ pub struct EncoderLayerWeights<'a> {
 impl<'a> From<&'a EncoderLayerWeights<'a>> for LayerWeights<'a> {
     fn from(layer: &'a EncoderLayerWeights<'a>) -> Self {
         let EncoderLayerWeights { attention, feed_forward, norms } = layer;
-        LayerWeights { attention: *attention, cross: None, feed_forward: *feed_forward, norms }
+        LayerWeights { attention, cross: None, feed_forward, norms }
     }
 }
 

@@ -16,24 +16,24 @@ use crate::tensor::{DType, Error, Shape, TensorView, count};
 #[derive(Clone, Copy)]
 pub(crate) struct AttentionPart<'a> {
     pub layer: &'a MultiHeadAttention,
-    /// Where the gradients of its weights go.
+    /// Places for the gradients of its weights.
     pub to: MultiHeadGradients<'a>,
-    /// Those of them that are asked for in this layer: keys' weights may be those of an earlier layer.
+    /// The places that this layer asks for: its keys' weights may be those of an earlier layer.
     pub own: MultiHeadGradients<'a>,
-    /// Whether gradients of keys' weights are added to those of later layers.
+    /// True if gradients of keys' weights are added to those of later layers.
     pub adds_keys: bool,
-    /// Where the heads' outputs are kept, and their log-sum-exp.
+    /// Slots that keep the heads' outputs and their log-sum-exp.
     pub slots: [Slot; 2],
 }
 
-/// How an attention is computed once more, and how its gradients are.
+/// The plans of an attention that is computed once more, and of its gradients.
 pub(crate) struct AttentionPlans {
     again: AttentionPlan,
     backward: BackwardPlan,
     pub size: ScratchSize,
 }
 
-/// Where the gradients of an attention's inputs go; of self-attention both to the same.
+/// Places for the gradients of an attention's inputs; for self-attention both are the same.
 #[derive(Clone, Copy)]
 pub(crate) struct InputGradients<'a> {
     pub queries: Gradient<'a>,

@@ -1,4 +1,4 @@
-//! What an encoder's or a decoder's block has besides attention: its norms, its activation, their order.
+//! The configuration of a layer of an encoder or a decoder: attention, norms and their order, activation.
 
 use crate::layers::multi_head::config::MultiHeadConfig;
 use crate::matmul::Activation;

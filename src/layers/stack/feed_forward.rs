@@ -131,7 +131,7 @@ impl<'a> Workspace<'a> {
         self.tensor(Slot::Hidden, self.config.hidden_features)
     }
 
-    /// What the first products of a feed-forward layer give: of up, then of the gate.
+    /// The first products of a feed-forward layer: of up, then of the gate.
     pub fn products(&self) -> Result<[TensorView<'a>; 2], Error> {
         let first = self.tensor(Slot::Products, self.config.hidden_features)?;
         Ok([first, first.with_offset(gate_offset(self.config, &self.rows))])
@@ -151,7 +151,7 @@ impl<'a> Workspace<'a> {
         Ok(dispatches)
     }
 
-    /// What the last product of the feed-forward layer of `x` takes. The activation is done at the end of the first product unless `keeps`
+    /// The input of the last product of the feed-forward layer of `x`. The activation is done at the end of the first product unless `keeps`
     /// asks for what comes before it, or it is gated.
     pub fn feed_hidden(
         &self,
@@ -175,7 +175,7 @@ impl<'a> Workspace<'a> {
         Ok(dispatches)
     }
 
-    /// What becomes of the first products.
+    /// The activation of the first products.
     pub fn activated(&self, layer: &FeedForward) -> Result<ElementwiseOp<'a>, Error> {
         let [up, gate] = self.products()?;
         let activation = Some(self.config.activation);
@@ -185,7 +185,7 @@ impl<'a> Workspace<'a> {
         })
     }
 
-    /// Of a product `x → y`: the gradients of `linear`, and that of x.
+    /// The gradients of a product `x → y`: those of `linear`, and that of x.
     fn linear_backward(
         &self,
         (linear, to): (&'a OwnedLinear, LinearGradients<'a>),

@@ -1,4 +1,4 @@
-//! What the layers of a stack give, where a call keeps it.
+//! The outputs of the layers of a stack, in calls that keep them.
 
 use super::Stack;
 use super::config::TransformerLayerConfig;
@@ -7,10 +7,10 @@ use crate::device::DeviceFacts;
 use crate::kernel::{Slot, in_scratch};
 use crate::tensor::{Access, Error, TensorView, count, expect_shape};
 
-/// The tensor of what layers give before the final norm, one after the other: layer n's from batch entry `n · batch` on.
+/// The tensor of the layers' outputs before the final norm: layer n's begins at batch entry `n · batch`.
 #[derive(Clone, Copy)]
 pub(crate) struct Hidden {
-    /// Of how many layers; without a final norm the last one's is the output.
+    /// Layers that it has; without a final norm the last layer's output is the stack's.
     pub layers: usize,
     shape: [usize; 4],
 }
@@ -51,7 +51,7 @@ impl Hidden {
 }
 
 impl<'a> Workspace<'a> {
-    /// What layer `n` gives, in a tensor of such.
+    /// The output of layer `n` in the tensor of all.
     pub fn given(&self, hidden: TensorView<'a>, n: usize) -> TensorView<'a> {
         hidden.slice(0, n.saturating_mul(self.rows.batch), self.rows.batch)
     }

@@ -64,7 +64,7 @@ impl<'a> LayerCalls<'a> {
         Ok(())
     }
 
-    /// How many masks and rotations there are: 1 for all layers, or one for each.
+    /// The number of masks and rotations: 1 for all layers, or one for each.
     pub fn distinct(&self) -> usize {
         self.each.map_or(1, <[_]>::len)
     }

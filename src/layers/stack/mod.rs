@@ -35,10 +35,10 @@ use workspace::{Rows, check_rows_of};
 /// The weights of one layer.
 #[derive(Clone, Copy)]
 pub(crate) struct LayerWeights<'a> {
-    pub attention: MultiHeadWeights<'a>,
+    pub attention: &'a MultiHeadWeights<'a>,
     /// The attention to a memory, of a decoder's layer.
-    pub cross: Option<MultiHeadWeights<'a>>,
-    pub feed_forward: FeedForwardWeights<'a>,
+    pub cross: Option<&'a MultiHeadWeights<'a>>,
+    pub feed_forward: &'a FeedForwardWeights<'a>,
     /// One for each part of the layer, in their order.
     pub norms: &'a [NormWeights<'a>],
 }
@@ -95,16 +95,16 @@ impl Stack {
         let device = &pipelines.facts();
         let config = TransformerLayerConfig::of_layers(configs, layers.len())?;
         let weights: Vec<LayerWeights> = layers.iter().map(LayerWeights::from).collect();
-        let shared = SharedKeys::new(configs, |n| &weights[n].attention)?;
+        let shared = SharedKeys::new(configs, |n| weights[n].attention)?;
         let norm = |weights: &NormWeights| {
             OwnedNorm::new(["norm.weight", "norm.bias"], weights, config.features(), device)
         };
         let layer = |(weights, own): (&LayerWeights, &TransformerLayerConfig)| {
             let attention = |weights| MultiHeadAttention::with_pipelines(pipelines, own.attention, weights);
             Ok(Layer {
-                attention: attention(&weights.attention)?,
-                cross: weights.cross.as_ref().map(attention).transpose()?,
-                feed_forward: FeedForward::new(&weights.feed_forward, &config, device)?,
+                attention: attention(weights.attention)?,
+                cross: weights.cross.map(attention).transpose()?,
+                feed_forward: FeedForward::new(weights.feed_forward, &config, device)?,
                 norms: weights.norms.iter().map(norm).collect::<Result<_, _>>()?,
             })
         };

@@ -1,4 +1,4 @@
-//! How the rows of a stack attend to themselves: all at once, or to what a cache has too.
+//! The attention of a stack's rows to themselves: all at once, or with a cache.
 
 use super::call::StackForward;
 use super::layer_call::LayerCalls;
@@ -76,7 +76,7 @@ impl<'a> SelfAttention<'a> {
         self.size
     }
 
-    /// That of layer `n`.
+    /// The dispatches of layer `n`.
     pub fn dispatches(
         &self,
         stack: &'a Stack,

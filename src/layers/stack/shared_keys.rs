@@ -14,10 +14,10 @@ use crate::rows::elementwise::dispatch::ElementwiseOp;
 use crate::rows::norm::OwnedNorm;
 use crate::tensor::{DType, Error, Shape, TensorView, count, same_view};
 
-/// Which layers of a stack read the keys and values of which layer.
+/// The layers of a stack that read the keys and values of other layers.
 #[derive(Clone, Debug)]
 pub(crate) struct SharedKeys {
-    /// Of each layer the layer whose keys it reads, if they are not its own.
+    /// For each layer, the layer whose keys it reads, if they are not its own.
     sources: Vec<Option<usize>>,
     /// The layers whose keys others read.
     read: Vec<usize>,
@@ -49,7 +49,7 @@ impl SharedKeys {
         Ok(SharedKeys { sources, read })
     }
 
-    /// Whether all layers have keys of their own.
+    /// True if all layers have their own keys.
     pub fn is_empty(&self) -> bool {
         self.read.is_empty()
     }
@@ -64,7 +64,7 @@ impl SharedKeys {
         self.read.binary_search(&self.sources[n].unwrap_or(n)).ok()
     }
 
-    /// Whether a later layer reads the keys that layer `n` reads: in a backward pass its turn was before.
+    /// True if a later layer reads the keys that layer `n` reads. In a backward pass its turn was before.
     fn is_read_later(&self, n: usize) -> bool {
         let source = self.sources[n].unwrap_or(n);
         self.sources[n + 1..].contains(&Some(source))
@@ -189,7 +189,7 @@ impl SharedKeys {
         }
     }
 
-    /// What is shared in the backward turn of layer `n`. `of` gives the input and the first norm of a layer.
+    /// The keys of layer `n` in its backward turn. `of` gives the input and the first norm of a layer.
     pub fn turn<'a>(
         &self,
         n: usize,
@@ -236,7 +236,7 @@ impl<'a> KeysTurn<'a> {
         }
     }
 
-    /// Where the gradient of the input of keys and values goes, of a layer where it would go to `own`.
+    /// The place for the gradient of the input of keys and values; `own` is that of a layer with its own keys.
     pub fn gradient(&self, own: Gradient<'a>) -> Gradient<'a> {
         match *self {
             KeysTurn::Reads { d, .. } => d,

@@ -11,7 +11,7 @@ use crate::rows::norm::dispatch::NormGradients as NormTargets;
 use crate::rows::norm::{NormGradients, OwnedNorm};
 use crate::tensor::{Access, DType, Error, TensorView, check_float, count};
 
-/// Rows that a stack of blocks works on: `[batch, 1, length, features]`.
+/// The rows that a stack works on: `[batch, 1, length, features]`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rows {
     pub batch: usize,
@@ -24,7 +24,7 @@ impl Rows {
     }
 }
 
-/// The tensors between the parts of blocks, each in a part of the scratch, and what is common to all blocks.
+/// The tensors between the parts of layers, each in a part of the scratch, and the options of all layers.
 #[derive(Clone, Copy)]
 pub(crate) struct Workspace<'a> {
     pub config: &'a TransformerLayerConfig,
@@ -32,7 +32,7 @@ pub(crate) struct Workspace<'a> {
     pub scratch: &'a Scratch,
     pub kernel_options: &'a KernelOptions,
     pub device: &'a DeviceFacts,
-    /// Whether gradients that go out of the stack are added to what is there.
+    /// True if gradients that go out of the stack are added to their places' values.
     pub accumulates: bool,
 }
 
@@ -104,13 +104,13 @@ impl<'a> Workspace<'a> {
     }
 }
 
-/// Where the gate's product begins, after up's: where every device can bind.
+/// The element at which the gate's product begins, after up's: every device can bind there.
 pub(super) fn gate_offset(config: &TransformerLayerConfig, rows: &Rows) -> usize {
     let align = 256 / config.attention.dtype.bytes();
     count(rows.shape(config.hidden_features)).next_multiple_of(align)
 }
 
-/// Where the gradient of the gate's product begins, in bytes, after that of up's.
+/// The byte at which the gradient of the gate's product begins, after that of up's.
 pub(super) fn gate_gradient_offset(bytes: u64) -> u64 {
     bytes.next_multiple_of(256)
 }
@@ -122,7 +122,7 @@ pub(crate) fn bytes(config: &TransformerLayerConfig, rows: &Rows, features: usiz
         .next_multiple_of(4)
 }
 
-/// The scratch of the forward pass of blocks, besides that of attention.
+/// The scratch of the forward pass of layers, besides that of attention.
 pub(crate) fn forward_size(
     config: &TransformerLayerConfig,
     rows: &Rows,
