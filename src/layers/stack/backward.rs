@@ -153,7 +153,7 @@ impl Stack {
             dispatches.extend(work.norm_backward(norm, (x, None), [d, stream], None)?);
             d = stream;
         }
-        let memory = forward.memory.and_then(|memory| memory.rows).zip(call.d_memory);
+        let memory = forward.memory.as_ref().and_then(|memory| memory.rows).zip(call.d_memory);
         let memory = memory.map(|(memory, d_memory)| {
             let buffer = work.scratch.buffer(Slot::MemoryGradient)?;
             Ok((in_scratch(buffer, DType::F32, memory.shape(), 0), d_memory))
@@ -163,7 +163,7 @@ impl Stack {
             let of_keys = |n: usize| (input(n), &self.layers[n].norms[0]);
             let (attention, cross) = &plan.attention[n];
             let d_memory = memory.map(|(view, _)| Gradient { view, accumulates: n + 1 < self.layers.len() });
-            let cross = self.cross_part(n, &call.d_layers).zip(cross.as_ref()).zip(forward.memory);
+            let cross = self.cross_part(n, &call.d_layers).zip(cross.as_ref()).zip(forward.memory.as_ref());
             let cross = cross.map(|((part, plans), memory)| CrossTurn { part, plans, memory, d_memory });
             let mut turn = Turn {
                 n,
@@ -203,7 +203,7 @@ impl Stack {
         check_rows_of("d_out", d_out, &self.config.attention, Access::Read, device)?;
         expect_shape("d_out", d_out.shape(), forward.x.shape())?;
         let mut memory_len = 0;
-        let memory = forward.memory.and_then(|memory| Some((memory, memory.rows?)));
+        let memory = forward.memory.as_ref().and_then(|memory| Some((memory, memory.rows?)));
         if let Some((call, memory)) = &memory {
             memory_len = self.check_rows("memory", memory, device)?.length;
             expect("memory", memory.shape(), 0, rows.batch)?;
@@ -253,7 +253,7 @@ impl Stack {
             let own = plan(self.attention_part(n, d_layers)?, forward.attention(n, x), true, rows.length)?;
             size = size.max(own.size);
             let mut cross = None;
-            if let Some((part, memory)) = self.cross_part(n, d_layers).zip(forward.memory) {
+            if let Some((part, memory)) = self.cross_part(n, d_layers).zip(forward.memory.as_ref()) {
                 let plans = plan(part, memory.attention(n, x), d_memory.is_some(), memory_len)?;
                 size = size.max(plans.size);
                 cross = Some(plans);
@@ -312,7 +312,7 @@ struct Turn<'t, 'a> {
 struct CrossTurn<'t, 'a> {
     part: AttentionPart<'a>,
     plans: &'t AttentionPlans,
-    memory: MemoryCall<'a>,
+    memory: &'t MemoryCall<'a>,
     /// The gradient of the memory, if it is wanted, to which the layers that are done have added theirs.
     d_memory: Option<Gradient<'a>>,
 }

@@ -9,7 +9,7 @@ use super::{Layer, Stack};
 use crate::attention::dispatch;
 use crate::device::DeviceFacts;
 use crate::kernel::{Dispatches, Prepared, Scratch, ScratchSize, Slot};
-use crate::layers::multi_head::Plan as AttentionPlan;
+use crate::layers::multi_head::{MultiHeadAttention, Plan as AttentionPlan};
 use crate::rows::norm::OwnedNorm;
 use crate::tensor::{Access, Error, TensorView, check_aliasing, check_apart, expect, expect_shape};
 
@@ -98,7 +98,7 @@ impl Stack {
             expect("weights", weights.shape(), 0, self.layers.len().saturating_mul(batch))?;
         }
         let mut memory_len = 0;
-        if let Some(memory) = call.memory {
+        if let Some(memory) = &call.memory {
             memory_len = self.memory_len(&memory.projected)?;
             self.check_memory(&memory.projected, batch, memory_len, Access::Read, device)?;
         }
@@ -112,7 +112,7 @@ impl Stack {
         }
         let attention = SelfAttention::of(self, call, rows, device)?;
         let cross = |(n, layer): (usize, &Layer)| {
-            let (cross, memory) = layer.cross.as_ref().zip(call.memory)?;
+            let (cross, memory) = layer.cross.as_ref().zip(call.memory.as_ref())?;
             Some(cross.plan_of(&memory.attention(n, [x; 2]), [batch, length, memory_len], device))
         };
         let cross: Vec<AttentionPlan> =
@@ -127,7 +127,12 @@ impl Stack {
         read.extend(call.memory.iter().flat_map(|memory| memory.projected.tensors()));
         read.extend(call.layers.tensors());
         read.extend(call.memory.iter().flat_map(|memory| memory.mask.tensors()));
-        read.extend(self.layers.iter().flat_map(Layer::tensors));
+        for layer in &self.layers {
+            read.extend(layer.attention.weights());
+            read.extend(layer.cross.iter().flat_map(MultiHeadAttention::weights));
+            read.extend(layer.feed_forward.tensors());
+            read.extend(layer.norms.iter().flat_map(OwnedNorm::tensors));
+        }
         read.extend(self.final_norm.iter().flat_map(OwnedNorm::tensors));
         read
     }
@@ -204,7 +209,7 @@ impl<'a> Pass<'_, 'a> {
     fn part(&self, n: usize, part: usize, [x, out]: [TensorView<'a>; 2]) -> Result<Dispatches<'a>, Error> {
         let Pass { stack, call, work, plan } = *self;
         let layer = &stack.layers[n];
-        match (part, layer.cross.as_ref().zip(call.memory)) {
+        match (part, layer.cross.as_ref().zip(call.memory.as_ref())) {
             (0, _) => plan.attention.dispatches(stack, n, call.attention(n, [x, out]), work),
             (1, Some((cross, memory))) => {
                 let call = memory.attention(n, [x, out]);

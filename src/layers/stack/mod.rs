@@ -58,13 +58,6 @@ impl Layer {
     fn appended(&self) -> [usize; 2] {
         [self.attention.appended_keys(), self.cross.as_ref().map_or(0, MultiHeadAttention::appended_keys)]
     }
-
-    /// All that it reads besides its input.
-    fn tensors(&self) -> impl Iterator<Item = (&'static str, TensorView<'_>)> {
-        let attentions =
-            std::iter::once(&self.attention).chain(&self.cross).flat_map(MultiHeadAttention::weights);
-        attentions.chain(self.feed_forward.tensors()).chain(self.norms.iter().flat_map(OwnedNorm::tensors))
-    }
 }
 
 /// The layers of an encoder or a decoder on one device.
