@@ -90,12 +90,14 @@ fn meant() -> BTreeMap<(&'static str, &'static str), Option<u32>> {
         ("lsh/lsh_codes", "NOTHING"),
         ("mask/document_range", "RUN"),
         ("matmul/matrix", "BLOCKS"),
+        ("attention/fused/dot", "SMALL_EXPONENT"),
         ("attention/merge/merge", "ROW_LANES"),
         ("attention/merge_splits", "AT_ONCE"),
         ("attention/merge_splits", "ROW_LANES"),
         ("matmul/quantized/few_rows_cpu", "LINE_BYTES"),
         ("matmul/quantized/q4_1_parts", "PART_STEP"),
         ("matmul/quantized/q8_0_parts", "PART_STEP"),
+        ("tensor/view", "FAR_EXPONENT"),
     ];
     let shared = shared.into_iter().map(|(file, name, n)| ((file, name), Some(n)));
     shared.chain(own.map(|place| (place, None))).collect()

@@ -10,8 +10,6 @@
 // Reads and writes each row once for each round, twice where it is normalised.
 
 const SHORTEST: f32 = 1e-12;
-// A row is divided by 2 to this power where the sum of its squares is beyond f32's range.
-const FAR_EXPONENT: u32 = 100u;
 
 // What each invocation of a row has of its length, squared, and the same of the row / 2 to the power of FAR_EXPONENT.
 var<workgroup> squares: array<vec2<f32>, ROWS * ROW_LANES>;

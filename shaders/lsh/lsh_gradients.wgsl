@@ -14,8 +14,6 @@
 // Reads each gradient once, those of keys twice where they were normalised.
 
 const SHORTEST: f32 = 1e-12;
-// A row is divided by 2 to this power where the sum of its squares is beyond f32's range.
-const FAR_EXPONENT: u32 = 100u;
 
 // What each invocation of a row has of |x|² and of x · Σ d_keys, and of the same of x / 2 to the power of FAR_EXPONENT.
 var<workgroup> squares: array<vec2<f32>, ROWS * ROW_LANES>;

@@ -1,7 +1,7 @@
 // A window of a buffer: strides of [batch, heads, length, dim] and the first element, in elements.
 //
 // Needs: nothing.
-// Gives: View; all_finite, any_nan, are_nan, component, lowered, mean_of_half, view_at.
+// Gives: FAR_EXPONENT; View; all_finite, any_nan, are_nan, component, lowered, mean_of_half, view_at.
 
 struct View {
     strides: vec4<u32>,
@@ -24,6 +24,9 @@ fn any_nan(x: vec4<f32>) -> bool {
 fn all_finite(x: vec4<f32>) -> bool {
     return all((bitcast<vec4<u32>>(x) & vec4<u32>(0x7fffffffu)) < vec4<u32>(0x7f800000u));
 }
+
+// Rows are divided by 2 to this power before their sums and squares are taken, where these are beyond f32's range.
+const FAR_EXPONENT: u32 = 100u;
 
 // x / 2ⁿ, for sums and squares that are beyond f32's range where their results are not. ∞ and NaN stay; what is below 2ⁿ⁻¹²⁶ comes
 // out as something below 2⁻¹²⁵. By the bits: compilers may reorder products and sums as if they had no range, so that

@@ -33,7 +33,8 @@
 //!
 //! Tables repeat along axes of 1. One that is shorter than the call's tensors counts as if its last entry went on.
 //!
-//! Where [`Mask`](crate::Mask) has a rule of the same meaning, that one is faster: it says which keys need not be looked at. Without one, a block
+//! Presets combine by `or`, `and` and `then`, rules of [`Mask`](crate::Mask) by `and` alone. Some presets therefore say what a rule says. Where the
+//! rule is enough, it is faster: it says which keys need not be looked at. Without one, a block
 //! map ([`Attention::classify`](crate::Attention::classify)) says so. Tables' gradients are
 //! [`Backward::d_captured`](crate::Backward::d_captured).
 

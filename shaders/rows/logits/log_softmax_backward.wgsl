@@ -7,9 +7,6 @@
 // Bindings (declared by the host): out, d_out, d_x. IN_FOURS: all of them move in fours. ACCUMULATES: d_x holds what is added to.
 // Bytes: out once, d_out once from memory and once from caches; d_x once.
 
-// Gradients are divided by 2 to this power where their sum is beyond f32's range.
-const FAR_EXPONENT: u32 = 100u;
-
 fn store4(o: u32, d: u32, gradient: vec4<f32>) {
     let step = p.d_x.strides.w;
     var sum = gradient;

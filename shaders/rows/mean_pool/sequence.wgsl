@@ -1,11 +1,9 @@
 // The rows of a sequence whose mean is taken: all, the first of a batch entry, those that a mask keeps, or a part of a packed one.
 //
-// Needs: p.x, p.numbers, p.keep, p.length, p.features; PACKED, LENGTHS, KEEP; all_finite, lowered, mean_of_half, view_at, numbers_at, keep_at, x_at4.
+// Needs: p.x, p.numbers, p.keep, p.length, p.features; PACKED, LENGTHS, KEEP, FAR_EXPONENT; all_finite, lowered, mean_of_half, view_at, numbers_at, keep_at, x_at4.
 // Gives: Sequence; far_exponent, is_kept, mean4, sequence_of.
 
-// Means are divided by 2 to this power before their length is taken, where the sum of their squares is beyond f32's range.
-const FAR_EXPONENT: u32 = 100u;
-
+// Means are divided by 2 to this power before their length is taken.
 fn far_exponent(squares: f32) -> u32 {
     return select(FAR_EXPONENT, 0u, all_finite(vec4<f32>(squares)));
 }

@@ -9,9 +9,6 @@
 // Bindings (declared by the host): x, residual if there is one, d_out, statistics, parts.
 // Reads x, residual and d_out once, COLUMNS neighbours at a time.
 
-// As in norm/statistics.wgsl: of a row whose scale is negative.
-const FAR_EXPONENT: u32 = 100u;
-
 var<workgroup> strips: array<vec2<f32>, COLUMNS * STRIPS>;
 
 @compute @workgroup_size(COLUMNS * STRIPS)
@@ -30,6 +27,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         if HAS_RESIDUAL {
             x += residual_at(view_at(p.residual, b, h, i, d));
         }
+        // Negative where the row is divided by 2 to the power of FAR_EXPONENT.
         let scale = statistics_at(3u * row + 2u);
         let low = lowered(vec4<f32>(x), select(0u, FAR_EXPONENT, scale < 0.0)).x;
         let n = ((low - statistics_at(3u * row)) - statistics_at(3u * row + 1u)) * abs(scale);

@@ -2,8 +2,8 @@
 // RMSNorm is 0. The second pass also sums x − mean: the mean of that is the rounding of the first mean, `rest`. A large mean would
 // otherwise shift each normalised value by its rounding (Chan, Golub and LeVeque 1983, the corrected two-pass algorithm).
 //
-// Needs: p.x, p.residual, p.features, p.eps; CENTRED, HAS_RESIDUAL, ROW_LANES; all_finite, lowered, view_at, x_at4, residual_at4, row_sums.
-// Gives: FAR_EXPONENT; Place, Statistics; input4, normalised4, place_of, statistics_of.
+// Needs: p.x, p.residual, p.features, p.eps; CENTRED, FAR_EXPONENT, HAS_RESIDUAL, ROW_LANES; all_finite, lowered, view_at, x_at4, residual_at4, row_sums.
+// Gives: Place, Statistics; input4, normalised4, place_of, statistics_of.
 
 // Where a row is.
 struct Place {
@@ -20,9 +20,6 @@ struct Statistics {
     scale: f32,        // of the same
     exponent: u32,     // 0 or FAR_EXPONENT
 }
-
-// A row is divided by 2 to this power before its squares are taken where these are beyond f32's range. eps is nothing beside them.
-const FAR_EXPONENT: u32 = 100u;
 
 fn place_of(row: u32) -> Place {
     let plane = row / p.length;
@@ -79,6 +76,7 @@ fn statistics_of(at: Place, lane: u32) -> Statistics {
         variances = max(variances - rest * rest, vec2<f32>());
     }
     let near = Statistics(means.x, rest.x, 1.0 / sqrt(variances.x + p.eps), 0u);
+    // eps is nothing beside such squares.
     let far = Statistics(means.y, rest.y, 1.0 / sqrt(variances.y), FAR_EXPONENT);
     return Statistics(
         select(near.mean, far.mean, is_far),

@@ -79,7 +79,7 @@ impl<'a> DecoderForward<'a> {
         self
     }
 
-    /// Rotates queries and keys of self-attention by their positions in every layer: see [`MultiHeadForward::rotary`]. With a cache the rows
+    /// Rotates queries and keys of self-attention by their positions in every layer: see [`MultiHeadForward::rotary`](super::MultiHeadForward::rotary). With a cache the rows
     /// stand at [`RowPositions::Tensor`]`(`[`cache.starts()`](Cache::starts)`)`, or wherever another tensor says, and it keeps rotated keys.
     #[doc(alias = "rope")]
     #[doc(alias = "position_ids")]
@@ -196,7 +196,7 @@ impl TransformerDecoder {
     }
 
     /// The temporary memory that `call` needs: that of one layer's attention
-    /// ([`MultiHeadAttention::scratch_size`]), five tensors as `x`, and one or, gated, three of `hidden_features`; without a cache the
+    /// ([`MultiHeadAttention::scratch_size`](super::MultiHeadAttention::scratch_size)), five tensors as `x`, and one or, gated, three of `hidden_features`; without a cache the
     /// keys and values of each layer whose keys others read, too. With a cache it may be asked for before the first advance.
     ///
     /// # Errors

@@ -88,7 +88,7 @@ impl<'a> EncoderForward<'a> {
         self
     }
 
-    /// Rotates queries and keys by their positions in every layer, as Llama and its kin do: see [`MultiHeadForward::rotary`]. With a cache the
+    /// Rotates queries and keys by their positions in every layer, as Llama and its kin do: see [`MultiHeadForward::rotary`](super::MultiHeadForward::rotary). With a cache the
     /// rows stand at [`RowPositions::Tensor`]`(`[`cache.starts()`](Cache::starts)`)`, or wherever another tensor says, and it keeps rotated
     /// keys.
     #[doc(alias = "rope")]
@@ -236,7 +236,7 @@ impl TransformerEncoder {
     }
 
     /// The temporary memory that `call` needs: that of one layer's attention
-    /// ([`MultiHeadAttention::scratch_size`]), four tensors as `x`, and one or, gated, three of `hidden_features`; without a cache the
+    /// ([`MultiHeadAttention::scratch_size`](super::MultiHeadAttention::scratch_size)), four tensors as `x`, and one or, gated, three of `hidden_features`; without a cache the
     /// keys and values of each layer whose keys others read, too. With a cache it may be asked for before the first advance.
     ///
     /// # Errors
