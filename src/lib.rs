@@ -41,6 +41,22 @@
 //!
 //! A call's first submission may take long, because some drivers compile then: see [`Pipelines`].
 //!
+//! # Cargo features
+//!
+//! All are on by default. Attention, masks, caches, positions, products and [`rows`] need none of them.
+//!
+//! | feature | module |
+//! |---|---|
+//! | `additive` | [`additive`] |
+//! | `layers` | [`layers`], [`Gpu::multi_head`] |
+//! | `linear-attention` | [`linear_attention`] |
+//! | `linformer` | [`linformer`] |
+//! | `local` | [`local`] |
+//! | `lsh` | [`lsh`] |
+//! | `presets` | [`presets`], [`Gpu::upload_tables`] |
+//!
+//! The kernels of an operator that is not called are not in an application's binary in any case: features save time of compiling.
+//!
 //! # What is computed
 //!
 //! Scaled dot-product attention (Vaswani et al. 2017, "Attention is all you need"):
@@ -54,7 +70,10 @@
 //! meet many keys, as in generation, the fused path splits the keys among workgroups and merges what they found.
 
 #![warn(missing_docs)]
+// Some of what operators share has a single user.
+#![cfg_attr(not(feature = "default"), allow(dead_code, unused_imports))]
 
+#[cfg(feature = "additive")]
 pub mod additive;
 #[cfg(test)]
 mod agreement;
@@ -68,14 +87,20 @@ pub mod inspect;
 mod kernel;
 #[cfg(any(test, feature = "inspect"))]
 mod kernel_list;
+#[cfg(feature = "layers")]
 pub mod layers;
+#[cfg(feature = "linear-attention")]
 pub mod linear_attention;
+#[cfg(feature = "linformer")]
 pub mod linformer;
+#[cfg(feature = "local")]
 pub mod local;
+#[cfg(feature = "lsh")]
 pub mod lsh;
 pub mod mask;
 pub mod matmul;
 pub mod position;
+#[cfg(feature = "presets")]
 pub mod presets;
 pub mod reference;
 pub mod rows;
@@ -86,6 +111,7 @@ pub use attention::{Attention, Backward, Config, Forward};
 pub use cache::{Cache, CacheConfig};
 pub use gpu::{Gpu, UploadedMask};
 pub use kernel::{KernelOptions, Pipelines, Prepared, Recorder, Scratch, ScratchSize};
+#[cfg(feature = "layers")]
 pub use layers::{MultiHeadAttention, TransformerDecoder, TransformerEncoder};
 pub use mask::{Alignment, Dropout, Mask};
 pub use matmul::{Linear, Projection};

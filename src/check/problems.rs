@@ -44,7 +44,7 @@ pub(super) enum Problem {
 impl Problem {
     /// What others build on first.
     pub fn all() -> impl Iterator<Item = Problem> {
-        Self::FIRST.into_iter().chain(operators::OPERATORS.map(Problem::Operator))
+        Self::FIRST.into_iter().chain(operators::OPERATORS.iter().copied().map(Problem::Operator))
     }
 
     const FIRST: [Problem; 23] = [

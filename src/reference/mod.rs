@@ -22,37 +22,46 @@ pub use crate::attention::reference::attention::{Attended, attention, scores_at}
 pub use crate::attention::reference::backward::{
     Gradients, additive_attention_backward, attention_backward, attention_backward_magnitudes,
 };
+pub use crate::attention::reference::heads::{average_heads, join_heads, split_heads};
 pub use crate::attention::reference::mask::classify;
 pub use crate::attention::reference::options::Options;
 pub use crate::attention::reference::scores::scores;
 pub use crate::attention::reference::softmax::{Normalised, softmax};
 pub use crate::attention::reference::weighted_sum::weighted_sum;
 pub use crate::cache::reference as cache;
+#[cfg(feature = "layers")]
 pub use crate::layers::attentional::reference::{AttentionalGradients, attentional, attentional_backward};
+#[cfg(feature = "layers")]
 pub use crate::layers::decoder::reference::{
     DecoderGradients, DecoderLayerGradients, HostDecoderLayer, decoder, decoder_backward, decoder_by_layer,
     decoder_by_layer_backward,
 };
+#[cfg(feature = "layers")]
 pub use crate::layers::encoder::reference::{
     EncoderGradients, EncoderLayerGradients, HostEncoderLayer, encoder, encoder_backward, encoder_by_layer,
     encoder_by_layer_backward,
 };
-pub use crate::layers::multi_head::reference::{
-    HostWeights, MultiHeadShape, average_heads, join_heads, multi_head, split_heads,
-};
+#[cfg(feature = "layers")]
+pub use crate::layers::multi_head::reference::{HostWeights, MultiHeadShape, multi_head};
+#[cfg(feature = "layers")]
 pub use crate::layers::multi_head::reference_backward::{
     LinearGradients, MultiHeadGradients, multi_head_backward,
 };
+#[cfg(feature = "layers")]
 pub use crate::layers::stack::reference::{Encoded, FeedForwardGradients, HostFeedForward, feed_forward};
+#[cfg(feature = "linear-attention")]
 pub use crate::linear_attention::reference::{
     FeatureRow, LinearAttended, LinearAttentionGradients, LinearOptions, Seen, features, linear_attention,
     linear_attention_backward, linear_recurrence,
 };
+#[cfg(feature = "linformer")]
 pub use crate::linformer::reference::{LengthProjections, LinformerGradients, linformer, linformer_backward};
+#[cfg(feature = "local")]
 pub use crate::local::reference::{
     LocalAttended, LocalGradients, LocalOptions, PredictorGradients, local_attention,
     local_attention_backward, predict_positions, predict_positions_backward,
 };
+#[cfg(feature = "lsh")]
 pub use crate::lsh::reference::{
     LshAttended, LshGradients, LshHashed, LshShape, lsh_attention, lsh_attention_backward, lsh_buckets,
     lsh_pairs,

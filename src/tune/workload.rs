@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::cache::CacheStorage;
+#[cfg(feature = "layers")]
 use crate::layers::multi_head::config::{MultiHeadConfig, Side};
 use crate::tensor::{DType, Shape};
 
@@ -43,6 +44,7 @@ impl Workload {
 
     /// All that self-attention of a layer takes over `batch` sequences of `length`: the projections to queries, keys and values, the
     /// attention, the projection of its result.
+    #[cfg(feature = "layers")]
     pub fn layer(config: &MultiHeadConfig, batch: usize, length: usize) -> [Self; 3] {
         let rows = batch.saturating_mul(length);
         let [query, key, value] = [Side::Query, Side::Key, Side::Value].map(|side| config.side(side));

@@ -3,13 +3,11 @@
 use crate::check::bench::{Bench, both, equal, judged, worse};
 use crate::check::data::{FEW, Outcome, noise};
 use crate::gpu::Gpu;
-use crate::layers::{AttentionalBackward, AttentionalForward, AttentionalVector};
 use crate::matmul::{
-    Activation, Linear, QuantizedFormat, QuantizedForward, QuantizedMatrix, QuantizedProjection,
-    QuantizedRows,
+    Activation, QuantizedFormat, QuantizedForward, QuantizedMatrix, QuantizedProjection, QuantizedRows,
 };
 use crate::position::{AddPositions, PositionTable, Positions, Rope, RopeConfig, Rotate, RowPositions};
-use crate::reference::{self, HostLinear};
+use crate::reference;
 use crate::rows::{
     Elementwise, ElementwiseBackward, ElementwiseForward, Embedding, EmbeddingBackward, EmbeddingForward,
     LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward, MeanPool, MeanPoolBackward, MeanPoolForward, Norm,
@@ -291,45 +289,4 @@ pub(super) async fn quantized(gpu: &Gpu) -> Result<Outcome, Error> {
         worst = worse(worst, judged(gpu, [&y, &looked_up], both).await?);
     }
     Ok(worst)
-}
-
-/// Channels of the context, and of the hidden state.
-const CHANNELS: [usize; 2] = [20, 16];
-
-pub(super) async fn attentional(gpu: &Gpu) -> Result<Outcome, Error> {
-    let bench = Bench::new(gpu);
-    let [context, hidden] = [CHANNELS[0], CHANNELS[1]].map(|n| bench.noise([1, 1, FEW, n], n as u32));
-    let (context, hidden, weight) = (context?, hidden?, bench.noise([1, 1, 12, WIDTH], 3)?);
-    let (bias, out) = (bench.noise([1, 1, 1, 12], 4)?, bench.zeros([1, 1, FEW, 12])?);
-    let linear = Linear { weight: weight.view(), bias: Some(bias.view()) };
-    let call = AttentionalForward::new(context.view(), hidden.view(), linear, out.view());
-    let operator = AttentionalVector::with_pipelines(gpu.pipelines());
-    let mut scratch = bench.scratch(operator.scratch_size(&call)?)?;
-    bench.run("an attentional vector", |encoder| operator.forward(encoder, &call, &mut scratch)).await?;
-    let both = both!(|context, hidden, weight, bias| {
-        [reference::attentional(context, hidden, HostLinear { weight, bias: Some(bias) }, FEW, 12)?]
-    });
-    judged(gpu, [&out], both).await
-}
-
-/// The gradient of the bias takes the kernel that all gradients begin with, and a sum of rows.
-pub(super) async fn attentional_gradients(gpu: &Gpu) -> Result<Outcome, Error> {
-    let bench = Bench::new(gpu);
-    let [context, hidden] = [CHANNELS[0], CHANNELS[1]].map(|n| bench.noise([1, 1, FEW, n], n as u32));
-    let (context, hidden, weight) = (context?, hidden?, bench.noise([1, 1, 12, WIDTH], 3)?);
-    let linear = HostLinear { weight: &weight, bias: None };
-    let out = bench.tensor([1, 1, FEW, 12], reference::attentional(&context, &hidden, linear, FEW, 12)?)?;
-    let (d_out, d_bias) = (bench.noise([1, 1, FEW, 12], 5)?, bench.zeros([1, 1, 1, 12])?);
-    let linear = Linear { weight: weight.view(), bias: None };
-    let forward = AttentionalForward::new(context.view(), hidden.view(), linear, out.view());
-    let call = AttentionalBackward::new(forward, d_out.view()).d_bias(d_bias.view());
-    let operator = AttentionalVector::with_pipelines(gpu.pipelines());
-    let mut scratch = bench.scratch(operator.backward_scratch_size(&call)?)?;
-    let what = "gradients of an attentional vector";
-    bench.run(what, |encoder| operator.backward(encoder, &call, &mut scratch)).await?;
-    let both = both!(|context, hidden, weight, d_out| {
-        let linear = HostLinear { weight, bias: None };
-        [reference::attentional_backward(context, hidden, linear, d_out, FEW, 12)?.d_bias]
-    });
-    judged(gpu, [&d_bias], both).await
 }

@@ -2,6 +2,7 @@
 
 use super::config::{MultiHeadConfig, Side};
 use crate::attention::reference::attention::{Attended, attention};
+use crate::attention::reference::heads::{join_heads, split_heads};
 use crate::attention::reference::options::Options;
 use crate::matmul::projection::reference::{HostLinear, project};
 use crate::matmul::{Activation, SideShape};
@@ -10,7 +11,7 @@ use crate::position::{RopeConfig, RowPositions};
 use crate::rows::elementwise::reference::activate;
 use crate::rows::norm::reference::HostNorm;
 use crate::rows::norm::reference::norm;
-use crate::tensor::{Error, HostTensor, Real, Shape, check_sizes, expect_length};
+use crate::tensor::{Error, HostTensor, Real, Shape, expect_length};
 
 /// The weights of a layer.
 #[derive(Clone, Copy, Debug)]
@@ -229,57 +230,4 @@ pub(super) fn columns<R: Real>(x: &[R], width: usize, first: usize, count: usize
 /// Appends `row` to each of `batch` sequences.
 fn append<R: Real>(x: &[R], batch: usize, row: &[R]) -> Vec<R> {
     x.chunks_exact(x.len() / batch).flat_map(|sequence| sequence.iter().chain(row)).copied().collect()
-}
-
-/// `[batch, length, heads · dim]` → `[batch, heads, length, dim]`.
-///
-/// # Errors
-/// Sizes of 0, a slice that is not whole sequences.
-pub fn split_heads<R: Real>(x: &[R], length: usize, heads: usize, dim: usize) -> Result<Vec<R>, Error> {
-    let sequence = check_heads(x, length, heads, dim)?;
-    let mut split = Vec::with_capacity(x.len());
-    for sequence in x.chunks_exact(sequence) {
-        for h in 0..heads {
-            split.extend(sequence.chunks_exact(heads * dim).flat_map(|row| &row[h * dim..][..dim]));
-        }
-    }
-    Ok(split)
-}
-
-/// `[batch, heads, length, dim]` → `[batch, length, heads · dim]`.
-///
-/// # Errors
-/// As [`split_heads`].
-pub fn join_heads<R: Real>(x: &[R], length: usize, heads: usize, dim: usize) -> Result<Vec<R>, Error> {
-    let sequence = check_heads(x, length, heads, dim)?;
-    let mut joined = Vec::with_capacity(x.len());
-    for sequence in x.chunks_exact(sequence) {
-        for i in 0..length {
-            joined.extend((0..heads).flat_map(|h| &sequence[(h * length + i) * dim..][..dim]));
-        }
-    }
-    Ok(joined)
-}
-
-/// Elements of a sequence, of which `x` must be several.
-fn check_heads<R: Real>(x: &[R], length: usize, heads: usize, dim: usize) -> Result<usize, Error> {
-    check_sizes("x", &[("length", length), ("heads", heads), ("dim", dim)])?;
-    let sequence = length.saturating_mul(heads).saturating_mul(dim);
-    expect_length("x", x, (x.len() / sequence).max(1).saturating_mul(sequence))?;
-    Ok(sequence)
-}
-
-/// The mean over heads: `[batch, heads, rows]` → `[batch, rows]`.
-///
-/// # Errors
-/// Sizes of 0, a slice that they do not divide.
-pub fn average_heads<R: Real>(weights: &[R], batch: usize, heads: usize) -> Result<Vec<R>, Error> {
-    check_sizes("weights", &[("batch", batch), ("heads", heads)])?;
-    let all = batch.saturating_mul(heads);
-    let rows = weights.len() / all;
-    expect_length("weights", weights, rows.max(1).saturating_mul(all))?;
-    let sum = |b: usize, r: usize| {
-        (0..heads).fold(R::zero(), |sum, h| sum + weights[(b * heads + h) * rows + r]) / R::of(heads as f64)
-    };
-    Ok((0..batch).flat_map(|b| (0..rows).map(move |r| (b, r))).map(|(b, r)| sum(b, r)).collect())
 }

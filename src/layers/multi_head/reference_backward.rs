@@ -2,11 +2,11 @@
 
 use super::config::{MultiHeadConfig, Side};
 use super::reference::{
-    HostWeights, MultiHeadShape, Projected, columns, gated, join_heads, norm_of, project_inputs, rotated,
-    split_heads,
+    HostWeights, MultiHeadShape, Projected, columns, gated, norm_of, project_inputs, rotated,
 };
 use crate::attention::reference::attention::attention;
 use crate::attention::reference::backward::{Gradients, attention_backward};
+use crate::attention::reference::heads::{join_heads, split_heads};
 use crate::attention::reference::options::Options;
 use crate::matmul::projection::reference::{HostLinear, ProjectGradients, project_backward};
 use crate::matmul::{Activation, SideShape};

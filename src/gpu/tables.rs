@@ -1,0 +1,20 @@
+//! Tables of presets.
+
+use super::Gpu;
+use crate::presets::{Table, TableData};
+use crate::tensor::Error;
+
+impl Gpu {
+    /// Storage buffers that hold a preset's tables, in their order.
+    ///
+    /// # Errors
+    /// As [`buffer`](Self::buffer).
+    pub fn upload_tables(&self, tables: &[Table]) -> Result<Vec<wgpu::Buffer>, Error> {
+        let upload = |table: &Table| match table.data() {
+            TableData::Floats(data) => self.upload(data),
+            TableData::Numbers(data) => self.upload(data),
+            TableData::Bools(data) => self.upload_bools(data),
+        };
+        tables.iter().map(upload).collect()
+    }
+}
