@@ -1,6 +1,6 @@
 //! The gradients of norms.
 
-use super::dispatch::NormGradients;
+use super::dispatch::{NormGradients, NormInputs};
 use super::{Norm, NormForward};
 use crate::device::DeviceFacts;
 use crate::kernel::{Prepared, Recorder, Scratch, ScratchSize};
@@ -62,12 +62,12 @@ impl<'a> NormBackward<'a> {
     fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
         let NormBackward { forward, d_out, d_sum, d_x, d_weight, d_bias, .. } = *self;
         let mut tensors = forward.inputs(device)?;
-        let shape = forward.x.shape();
+        let NormInputs { x, weight, bias, .. } = forward.inputs;
+        let shape = x.shape();
         tensors.read("d_out", d_out, Element::Float, shape)?;
         tensors.read("d_sum", d_sum, Element::Float, shape)?;
         tensors.write("d_x", d_x, Element::Float, shape)?;
-        for (name, gradient, of) in [("d_weight", d_weight, forward.weight), ("d_bias", d_bias, forward.bias)]
-        {
+        for (name, gradient, of) in [("d_weight", d_weight, weight), ("d_bias", d_bias, bias)] {
             if gradient.is_some() && of.is_none() {
                 let why = "the forward call has no such tensor: leave its gradient out";
                 return Err(Error::Unsupported { what: name, why });

@@ -11,17 +11,29 @@ use crate::matmul::projection::dispatch_backward::{Gradient, column_sums};
 use crate::rows::plan::{self, Rows};
 use crate::tensor::{DType, Error, Layout, TensorView, count};
 
-/// A norm of checked tensors.
-#[derive(Clone, Copy)]
-pub(crate) struct NormOp<'a> {
-    pub config: NormConfig,
+/// The tensors that a norm reads.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NormInputs<'a> {
     /// `[batch, heads, length, features]`.
     pub x: TensorView<'a>,
-    /// What is added to x first, and shaped as it.
+    /// Added to x before the norm; the shape of x.
     pub residual: Option<TensorView<'a>>,
     /// `[1, 1, 1, features]`.
     pub weight: Option<TensorView<'a>>,
     pub bias: Option<TensorView<'a>>,
+}
+
+impl<'a> NormInputs<'a> {
+    pub fn new(x: TensorView<'a>) -> Self {
+        NormInputs { x, residual: None, weight: None, bias: None }
+    }
+}
+
+/// A norm of checked tensors.
+#[derive(Clone, Copy)]
+pub(crate) struct NormOp<'a> {
+    pub config: NormConfig,
+    pub inputs: NormInputs<'a>,
 }
 
 /// Gradients of a norm, of checked tensors.
@@ -72,7 +84,7 @@ impl<'a> NormOp<'a> {
         kernel_options: &KernelOptions,
         device: &DeviceFacts,
     ) -> Dispatch<'a> {
-        let NormOp { config, x, residual, weight, bias } = *self;
+        let NormOp { config, inputs: NormInputs { x, residual, weight, bias } } = *self;
         let [batch, heads, length, features] = x.shape();
         let (shares, groups, step) = share(&x, kernel_options, device);
         let in_place = out.buffer == x.buffer;
@@ -100,7 +112,7 @@ impl<'a> NormOp<'a> {
 
     /// Parts that the gradients of weight and bias are summed in, and rows of each.
     fn parts(&self) -> (usize, usize) {
-        let [batch, heads, length, features] = self.x.shape();
+        let [batch, heads, length, features] = self.inputs.x.shape();
         let rows = count([batch, heads, length, 1]);
         let wanted = FULL.div_ceil(features.div_ceil(COLUMNS));
         let part = rows.div_ceil(wanted).max(4 * STRIPS);
@@ -109,7 +121,7 @@ impl<'a> NormOp<'a> {
 
     /// The temporary memory of the gradients of weight and bias.
     pub fn sums_size(&self) -> ScratchSize {
-        let [batch, heads, length, features] = self.x.shape();
+        let [batch, heads, length, features] = self.inputs.x.shape();
         let statistics = (count([batch, heads, length, 1]) as u64).saturating_mul(STATISTICS as u64 * 4);
         let parts = (self.parts().0 as u64).saturating_mul(features as u64).saturating_mul(8);
         ScratchSize::default().with(Slot::RowStats, statistics).with(Slot::Partials, parts)
@@ -127,7 +139,7 @@ impl<'a> NormOp<'a> {
         device: &DeviceFacts,
     ) -> Result<Dispatches<'a>, Error> {
         let NormGradients { d_x, d_weight, d_bias, d_out, .. } = *gradients;
-        let [batch, heads, length, features] = self.x.shape();
+        let [batch, heads, length, features] = self.inputs.x.shape();
         let rows = count([batch, heads, length, 1]);
         let sums = d_weight.is_some() || d_bias.is_some();
         let statistics = if sums {
@@ -145,8 +157,8 @@ impl<'a> NormOp<'a> {
             let shape = [1, 2, number, features];
             let parts = in_scratch(scratch.buffer(Slot::Partials)?, DType::F32, shape, 0);
             let call = norm_sums::NormSumsCall {
-                x: self.x,
-                residual: self.residual,
+                x: self.inputs.x,
+                residual: self.inputs.residual,
                 d_out,
                 statistics,
                 parts,
@@ -174,7 +186,7 @@ impl<'a> NormOp<'a> {
         kernel_options: &KernelOptions,
         device: &DeviceFacts,
     ) -> Dispatch<'a> {
-        let NormOp { config, x, residual, weight, .. } = *self;
+        let NormOp { config, inputs: NormInputs { x, residual, weight, .. } } = *self;
         let NormGradients { d_out, d_sum, d_x, .. } = *gradients;
         let [batch, heads, length, features] = x.shape();
         let (shares, groups, step) = share(&x, kernel_options, device);

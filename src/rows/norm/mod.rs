@@ -9,7 +9,7 @@ mod weights;
 
 pub use backward::NormBackward;
 use config::NormConfig;
-use dispatch::NormOp;
+use dispatch::{NormInputs, NormOp};
 pub(crate) use weights::OwnedNorm;
 pub use weights::{NormGradients, NormWeights};
 
@@ -25,35 +25,32 @@ use crate::tensor::{CallTensors, Element, Error, TensorView};
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct NormForward<'a> {
-    pub(crate) x: TensorView<'a>,
-    pub(crate) residual: Option<TensorView<'a>>,
-    pub(crate) weight: Option<TensorView<'a>>,
-    pub(crate) bias: Option<TensorView<'a>>,
-    pub(crate) out: TensorView<'a>,
-    pub(crate) sum: Option<TensorView<'a>>,
+    inputs: NormInputs<'a>,
+    out: TensorView<'a>,
+    sum: Option<TensorView<'a>>,
 }
 
 impl<'a> NormForward<'a> {
     /// Normalises the rows of `x` into `out`, both `[batch, heads, length, features]`, each F32, F16 or BF16.
     pub fn new(x: TensorView<'a>, out: TensorView<'a>) -> Self {
-        NormForward { x, residual: None, weight: None, bias: None, out, sum: None }
+        NormForward { inputs: NormInputs::new(x), out, sum: None }
     }
 
     /// Adds `residual`, shaped as `x`, F32, F16 or BF16, before the norm: `norm(x + residual)`, in f32.
     pub fn residual(mut self, residual: impl Into<Option<TensorView<'a>>>) -> Self {
-        self.residual = residual.into();
+        self.inputs.residual = residual.into();
         self
     }
 
     /// Multiplies what is normalised by `weight`, `[features]` as [`TensorView::vector`], F32, F16 or BF16.
     pub fn weight(mut self, weight: impl Into<Option<TensorView<'a>>>) -> Self {
-        self.weight = weight.into();
+        self.inputs.weight = weight.into();
         self
     }
 
     /// Adds `bias`, `[features]`, in the end.
     pub fn bias(mut self, bias: impl Into<Option<TensorView<'a>>>) -> Self {
-        self.bias = bias.into();
+        self.inputs.bias = bias.into();
         self
     }
 
@@ -67,26 +64,27 @@ impl<'a> NormForward<'a> {
     /// Checks the tensors that are read.
     fn inputs<'d>(&self, device: &'d DeviceFacts) -> Result<CallTensors<'a, 'd>, Error> {
         let mut tensors = CallTensors::new(device);
-        let shape = self.x.shape();
+        let NormInputs { x, residual, weight, bias } = self.inputs;
+        let shape = x.shape();
         let of_features = [1, 1, 1, shape[3]];
-        tensors.read("x", self.x, Element::Float, shape)?;
-        tensors.read("residual", self.residual, Element::Float, shape)?;
-        tensors.read("weight", self.weight, Element::Float, of_features)?;
-        tensors.read("bias", self.bias, Element::Float, of_features)?;
-        check_summed_rows("x", &self.x, shape[1])?;
+        tensors.read("x", x, Element::Float, shape)?;
+        tensors.read("residual", residual, Element::Float, shape)?;
+        tensors.read("weight", weight, Element::Float, of_features)?;
+        tensors.read("bias", bias, Element::Float, of_features)?;
+        check_summed_rows("x", &x, shape[1])?;
         Ok(tensors)
     }
 
     fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
         let mut tensors = self.inputs(device)?;
-        tensors.write("out", self.out, Element::Float, self.x.shape())?;
-        tensors.write("sum", self.sum, Element::Float, self.x.shape())?;
+        let shape = self.inputs.x.shape();
+        tensors.write("out", self.out, Element::Float, shape)?;
+        tensors.write("sum", self.sum, Element::Float, shape)?;
         tensors.finish()
     }
 
     pub(crate) fn op(&self, config: NormConfig) -> NormOp<'a> {
-        let NormForward { x, residual, weight, bias, .. } = *self;
-        NormOp { config, x, residual, weight, bias }
+        NormOp { config, inputs: self.inputs }
     }
 }
 

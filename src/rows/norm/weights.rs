@@ -1,7 +1,7 @@
 //! Weights of norms that operators own, and where their gradients go.
 
 use super::config::NormConfig;
-use super::dispatch::NormOp;
+use super::dispatch::{NormInputs, NormOp};
 use crate::device::DeviceFacts;
 use crate::matmul::projection::check_vector;
 use crate::tensor::{Access, Error, Tensor, TensorView};
@@ -54,7 +54,8 @@ impl OwnedNorm {
         residual: Option<TensorView<'a>>,
     ) -> NormOp<'a> {
         let view = |t: &'a Option<Tensor>| t.as_ref().map(Tensor::view);
-        NormOp { config, x, residual, weight: view(&self.weight), bias: view(&self.bias) }
+        let [weight, bias] = [view(&self.weight), view(&self.bias)];
+        NormOp { config, inputs: NormInputs { residual, weight, bias, ..NormInputs::new(x) } }
     }
 
     /// The weight, or the bias, if it is there.
