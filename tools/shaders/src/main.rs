@@ -42,24 +42,31 @@ fn root() -> PathBuf {
 /// Bytes of workgroup memory that a D3D12 device has; the host gives it no kernel with more.
 const MOST_D3D12_MEMORY: u32 = 32 << 10;
 
-/// The shaders that hold a kernel's loop: a kernel has at most one of them.
-const FORMS: [&str; 16] = [
-    "additive/cpu",
-    "additive/gpu",
-    "fused/cpu",
-    "fused/gpu",
-    "fused_backward/cpu",
-    "fused_backward/gpu",
-    "fused/matrix",
-    "decode/cpu",
-    "decode/gpu",
-    "matmul/cpu",
-    "matmul/gpu",
-    "matmul/matrix",
-    "quantized/few_rows_cpu",
-    "quantized/few_rows_gpu",
-    "softmax/row_per_invocation",
-    "softmax/row_per_workgroup",
+/// Folder, name and text of each shader.
+macro_rules! shaders {
+    ($($folder:literal $name:literal,)*) => {
+        [$(($name, include_str!(concat!("../../../shaders/", $folder, "/", $name, ".wgsl")))),*]
+    };
+}
+
+/// The shaders that hold a kernel's loop, by name: a kernel has at most one of them.
+const FORMS: [(&str, &str); 16] = shaders![
+    "." "additive/cpu",
+    "." "additive/gpu",
+    "attention" "fused/cpu",
+    "attention" "fused/gpu",
+    "attention" "fused_backward/cpu",
+    "attention" "fused_backward/gpu",
+    "attention" "fused/matrix",
+    "attention" "decode/cpu",
+    "attention" "decode/gpu",
+    "." "matmul/cpu",
+    "." "matmul/gpu",
+    "." "matmul/matrix",
+    "matmul" "quantized/few_rows_cpu",
+    "matmul" "quantized/few_rows_gpu",
+    "attention" "softmax/row_per_invocation",
+    "attention" "softmax/row_per_workgroup",
 ];
 
 /// Those of them that plans give to software drivers alone.
@@ -427,12 +434,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 fn rows(options: &Options) -> Result<Vec<Row>, Box<dyn Error>> {
-    let mut forms = Vec::new();
-    for form in FORMS {
-        let text = std::fs::read_to_string(root().join("shaders").join(form).with_extension("wgsl"))?;
-        // The host rewrites what follows.
-        forms.push((form.replace('/', "_"), text.lines().next().ok_or("an empty shader")?.to_owned()));
-    }
+    // The host rewrites what follows the first line.
+    let forms = FORMS.map(|(name, text)| (name.replace('/', "_"), text.lines().next().unwrap_or_default()));
     let form = |kernel: &KernelText| {
         let found = forms.iter().find(|(_, start)| kernel.wgsl.contains(start));
         found.map_or_else(String::new, |(stem, _)| stem.clone())
