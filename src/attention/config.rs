@@ -35,6 +35,11 @@ impl Config {
         }
     }
 
+    /// For calls of `shape`; f32, scale `1 / √head_dim`.
+    pub fn of(shape: &Shape) -> Self {
+        Config::new(shape.heads, shape.head_dim).kv_heads(shape.kv_heads).value_dim(shape.value_dim)
+    }
+
     /// `[heads, kv_heads, head_dim, value_dim]`.
     pub(crate) fn dims(&self) -> [usize; 4] {
         [self.heads, self.kv_heads, self.head_dim, self.value_dim]

@@ -79,10 +79,7 @@ pub(super) async fn attention(gpu: &Gpu, dtype: DType, added: bool) -> Result<Ou
     } else {
         call(DeviceMask::causal()).d_q(gradient(0)).d_k(gradient(1)).d_v(gradient(2))
     };
-    let config = Config::new(shape.heads, shape.head_dim)
-        .kv_heads(shape.kv_heads)
-        .value_dim(shape.value_dim)
-        .dtype(dtype);
+    let config = Config::of(&shape).dtype(dtype);
     let attention = Attention::with_pipelines(gpu.pipelines(), config)?;
     let mut scratch = Scratch::new(gpu.device(), attention.backward_scratch_size(&call)?)?;
     gpu.submit(|encoder| attention.backward(encoder, &call, &mut scratch))?;

@@ -146,7 +146,7 @@ async fn halves(gpu: &Gpu, dtype: DType, shape: Shape, units: MatrixUnits) -> Re
     let watch = Watch::begin(gpu.device());
     let [q, k, v] = [&data[0], &data[1], &data[2]].map(|x| gpu.upload(x));
     let (q, k, v, out) = (q?, k?, v?, gpu.buffer(2 * count(shape.out()))?);
-    let config = Config::new(shape.heads, shape.head_dim).kv_heads(shape.kv_heads).value_dim(shape.value_dim);
+    let config = Config::of(&shape);
     let config = config.dtype(dtype).kernel_options(KernelOptions::new().matrix_units(units));
     let attention = Attention::with_pipelines(gpu.pipelines(), config)?;
     let call = Forward::new(

@@ -222,11 +222,7 @@ impl Gpu {
         let weights = options.weights.then_some(shape);
         let out = Outputs::new(self, shape.out(), with_lse.then_some(shape), weights)?;
 
-        let config = Config::new(shape.heads, shape.head_dim)
-            .kv_heads(shape.kv_heads)
-            .value_dim(shape.value_dim)
-            .scale(options.scale)
-            .softcap(options.softcap);
+        let config = Config::of(&shape).scale(options.scale).softcap(options.softcap);
         let call = Forward::new(q.view(), k.view(), v.view(), out.out.view())
             .mask(mask.view())
             .lse(out.lse.as_ref().map(Uploaded::view))

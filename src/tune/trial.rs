@@ -159,11 +159,7 @@ impl<'a> Trial<'a> {
         let dtype = self.dtype;
         match &self.call {
             Call::Attention { shape, masked, buffers: [q, k, v], cache } => {
-                let config = Config::new(shape.heads, shape.head_dim)
-                    .kv_heads(shape.kv_heads)
-                    .value_dim(shape.value_dim)
-                    .dtype(dtype)
-                    .kernel_options(self.kernel_options());
+                let config = Config::of(shape).dtype(dtype).kernel_options(self.kernel_options());
                 let view = |buffer, shape| TensorView::new(buffer, dtype, shape);
                 let (q, out) = (view(q, shape.q()), view(&self.out, shape.out()));
                 let call = match cache {

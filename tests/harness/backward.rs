@@ -304,9 +304,7 @@ pub async fn run_backward_async(
         placed.as_ref().map(Placed::view)
     }
     let kernel_options = change(kernel_options);
-    let config = Config::new(shape.heads, shape.head_dim)
-        .kv_heads(shape.kv_heads)
-        .value_dim(shape.value_dim)
+    let config = Config::of(&shape)
         .dtype(dtype)
         .scale(case.scale)
         .softcap(case.softcap)

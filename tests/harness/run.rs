@@ -400,9 +400,7 @@ pub async fn run_async(
         profile.gpu.submit(|e| attention.forward(e, &call, &mut scratch)).map_err(refused)?;
         return Got::read(profile, &out, lse.as_ref(), weights.as_ref()).await;
     }
-    let config = Config::new(shape.heads, shape.head_dim)
-        .kv_heads(shape.kv_heads)
-        .value_dim(shape.value_dim)
+    let config = Config::of(&shape)
         .dtype(dtype)
         .scale(case.scale)
         .softcap(case.softcap)

@@ -96,10 +96,7 @@ fn a_cache_takes_past_and_new_and_gives_the_vector() {
                     .value_dim(shape.value_dim)
                     .layout(layout);
                 let mut cache = Cache::with_pipelines(gpu.pipelines(), config).expect("a cache");
-                let config = Config::new(shape.heads, shape.head_dim)
-                    .kv_heads(shape.kv_heads)
-                    .value_dim(shape.value_dim)
-                    .kernel_options(KernelOptions::new().target(form));
+                let config = Config::of(&shape).kernel_options(KernelOptions::new().target(form));
                 let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
                 let place = |x: &[f32], shape| {
                     Placed::input(profile, Values::Floats(x), DType::F32, Place::dense(shape))

@@ -32,7 +32,7 @@ pub fn join_heads<R: Real>(x: &[R], length: usize, heads: usize, dim: usize) -> 
     Ok(joined)
 }
 
-/// Elements of a sequence, of which `x` must be several.
+/// Returns the number of elements of a sequence. Checks that `x` holds whole sequences.
 fn check_heads<R: Real>(x: &[R], length: usize, heads: usize, dim: usize) -> Result<usize, Error> {
     check_sizes("x", &[("length", length), ("heads", heads), ("dim", dim)])?;
     let sequence = length.saturating_mul(heads).saturating_mul(dim);

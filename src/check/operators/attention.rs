@@ -11,16 +11,12 @@ use crate::reference::compare::{Tolerance, compare};
 use crate::reference::{self, Options};
 use crate::tensor::{Error, Shape};
 
-pub(super) fn config(shape: &Shape) -> Config {
-    Config::new(shape.heads, shape.head_dim).kv_heads(shape.kv_heads).value_dim(shape.value_dim)
-}
-
 /// A block map, and the pairs of a mask one by one.
 pub(super) async fn masks(gpu: &Gpu) -> Result<Outcome, Error> {
     let bench = Bench::new(gpu);
     let (shape, size) = (PREFILL, [16, 16]);
     let map = bench.zeros([1, 1, 3, 4])?;
-    let attention = Attention::with_pipelines(gpu.pipelines(), config(&shape))?;
+    let attention = Attention::with_pipelines(gpu.pipelines(), Config::of(&shape))?;
     let blocks = Blocks::new(map.view(), size);
     let lengths = [shape.batch, shape.q_len, shape.kv_len];
     let mask = DeviceMask::causal();
@@ -39,7 +35,7 @@ pub(super) async fn scores(gpu: &Gpu) -> Result<Outcome, Error> {
     let [q, k, v] = bench.inputs(&shape)?;
     let out: Tensor = bench.zeros(shape.out())?;
     let (scores, weights) = (bench.zeros(shape.weights())?, bench.zeros([1, 1, FEW, shape.kv_len])?);
-    let attention = Attention::with_pipelines(gpu.pipelines(), config(&shape))?;
+    let attention = Attention::with_pipelines(gpu.pipelines(), Config::of(&shape))?;
     let call = Forward::new(q.view(), k.view(), v.view(), out.view());
     let call = call.scores(scores.view(), ScoreStage::Scaled).weights(weights.view());
     let mut scratch = bench.scratch(attention.scratch_size(&call)?)?;

@@ -1,6 +1,6 @@
 //! Linformer.
 
-use super::attention::config;
+use crate::attention::Config;
 use crate::check::bench::{Bench, both, judged};
 use crate::check::data::{FEW, Outcome, PREFILL};
 use crate::gpu::Gpu;
@@ -8,7 +8,7 @@ use crate::linformer::{Linformer, LinformerForward};
 use crate::reference::{self, LengthProjections, Options};
 use crate::tensor::{DType, Error, Shape, TensorView};
 
-/// Some keys are not there.
+/// Linformer over keys of which every fifth is absent.
 pub(super) async fn forward(gpu: &Gpu) -> Result<Outcome, Error> {
     let bench = Bench::new(gpu);
     let shape = Shape { q_len: FEW, kv_len: 23, ..PREFILL };
@@ -18,7 +18,7 @@ pub(super) async fn forward(gpu: &Gpu) -> Result<Outcome, Error> {
     let there: Vec<bool> = (0..shape.kv_len).map(|n| n % 5 != 2).collect();
     let of_keys = gpu.upload_bools(&there)?;
     let of_keys = TensorView::new(&of_keys, DType::Bool, [1, 1, 1, shape.kv_len]);
-    let operator = Linformer::with_pipelines(gpu.pipelines(), config(&shape), rank)?;
+    let operator = Linformer::with_pipelines(gpu.pipelines(), Config::of(&shape), rank)?;
     let call = LinformerForward::new(q.view(), k.view(), v.view(), e.view(), out.view()).key_mask(of_keys);
     let mut scratch = bench.scratch(operator.scratch_size(&call)?)?;
     bench.run("Linformer", |encoder| operator.forward(encoder, &call, &mut scratch)).await?;

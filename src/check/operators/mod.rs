@@ -33,6 +33,7 @@ macro_rules! operators {
         pub(super) async fn run(family: Family, gpu: &Gpu) -> Result<Outcome, Error> {
             match family {
                 $($(#[cfg(feature = $feature)])? Family::$family => $check(gpu).await,)*
+                // Not in the table: `Problem::FIRST` asks for it before the problems of caches.
                 Family::CacheLengths => caches::lengths(gpu).await,
                 // The problems of attention, of projections and of caches use the others.
                 _ => Err(Error::PutAside { family }),

@@ -42,7 +42,7 @@ impl<'a> ElementwiseBackward<'a> {
 
     fn dispatch(&self, device: &DeviceFacts) -> Result<Dispatch<'a>, Error> {
         let ElementwiseBackward { forward, d_out, d_x, d_multiply, accumulate } = *self;
-        let mut tensors = forward.inputs(device)?;
+        let mut tensors = forward.check_inputs(device)?;
         if d_multiply.is_some() && forward.multiply.is_none() {
             let why = "the forward call has no such tensor: leave its gradient out";
             return Err(Error::Unsupported { what: "d_multiply", why });

@@ -52,7 +52,7 @@ impl<'a> ElementwiseForward<'a> {
     }
 
     /// Checks the tensors that are read.
-    fn inputs<'d>(&self, device: &'d DeviceFacts) -> Result<CallTensors<'a, 'd>, Error> {
+    fn check_inputs<'d>(&self, device: &'d DeviceFacts) -> Result<CallTensors<'a, 'd>, Error> {
         let mut tensors = CallTensors::new(device);
         for (name, t) in [("x", Some(self.x)), ("multiply", self.multiply), ("residual", self.residual)] {
             tensors.read(name, t, Element::Float, self.x.shape())?;
@@ -139,7 +139,7 @@ impl Elementwise {
 }
 
 fn dispatch_of<'a>(call: &ElementwiseForward<'a>, device: &DeviceFacts) -> Result<Dispatch<'a>, Error> {
-    let mut tensors = call.inputs(device)?;
+    let mut tensors = call.check_inputs(device)?;
     tensors.write("out", call.out, Element::Float, call.x.shape())?;
     tensors.finish()?;
     Ok(call.op().forward(call.out, device))

@@ -61,7 +61,7 @@ impl<'a> NormBackward<'a> {
 
     fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
         let NormBackward { forward, d_out, d_sum, d_x, d_weight, d_bias, .. } = *self;
-        let mut tensors = forward.inputs(device)?;
+        let mut tensors = forward.check_inputs(device)?;
         let NormInputs { x, weight, bias, .. } = forward.inputs;
         let shape = x.shape();
         tensors.read("d_out", d_out, Element::Float, shape)?;

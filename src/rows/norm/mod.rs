@@ -62,7 +62,7 @@ impl<'a> NormForward<'a> {
     }
 
     /// Checks the tensors that are read.
-    fn inputs<'d>(&self, device: &'d DeviceFacts) -> Result<CallTensors<'a, 'd>, Error> {
+    fn check_inputs<'d>(&self, device: &'d DeviceFacts) -> Result<CallTensors<'a, 'd>, Error> {
         let mut tensors = CallTensors::new(device);
         let NormInputs { x, residual, weight, bias } = self.inputs;
         let shape = x.shape();
@@ -76,7 +76,7 @@ impl<'a> NormForward<'a> {
     }
 
     fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
-        let mut tensors = self.inputs(device)?;
+        let mut tensors = self.check_inputs(device)?;
         let shape = self.inputs.x.shape();
         tensors.write("out", self.out, Element::Float, shape)?;
         tensors.write("sum", self.sum, Element::Float, shape)?;

@@ -146,7 +146,7 @@ pub(super) fn gradients() -> Seen {
         .bias(on(0, DType::F32, [1, 1, 3, 5]))
         .attn_mask(on(1, DType::Bool, [1, 1, 3, 5]))
         .key_padding_mask(on(2, DType::Bool, [1, 1, 1, 5]));
-    let config = Config::new(SHAPE.heads, SHAPE.head_dim).kv_heads(SHAPE.kv_heads).value_dim(SHAPE.value_dim);
+    let config = Config::of(&SHAPE);
     let few = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
     let error = few.backward_scratch_size(&Call { mask, ..good }.backward()).expect_err("too many");
     let mut seen = bench.seen;

@@ -57,8 +57,7 @@ fn cache_config() -> CacheConfig {
 impl Bed {
     fn new() -> Self {
         let gpu = device(|_| ());
-        let config =
-            Config::new(SHAPE.heads, SHAPE.head_dim).kv_heads(SHAPE.kv_heads).value_dim(SHAPE.value_dim);
+        let config = Config::of(&SHAPE);
         let attention = Attention::with_pipelines(
             gpu.pipelines(),
             config.kernel_options(KernelOptions::new().algorithm(Algorithm::Staged)),
@@ -107,7 +106,7 @@ fn every_call_on_a_lost_device_is_refused() {
     let mut encoder = device.create_command_encoder(&Default::default());
     device.destroy();
 
-    let config = Config::new(SHAPE.heads, SHAPE.head_dim).kv_heads(SHAPE.kv_heads).value_dim(SHAPE.value_dim);
+    let config = Config::of(&SHAPE);
     let good = parts(buffers.each_ref());
     let call = good.forward();
     let fused = Attention::with_pipelines(&pipelines, config).expect("nothing is made yet");

@@ -45,9 +45,7 @@ fn run(profile: &Profile, case: &Case, asked: &Asked) -> Result<f64, String> {
     let scores_out = Placed::output(profile, of_scores, scores_at);
     let weights_out = Placed::output(profile, DType::F32, weights_at);
     let rules = PlacedRules::new(profile, &case.rules, DType::F32, layout);
-    let config = Config::new(shape.heads, shape.head_dim)
-        .kv_heads(shape.kv_heads)
-        .value_dim(shape.value_dim)
+    let config = Config::of(&shape)
         .dtype(dtype)
         .scale(case.scale)
         .softcap(case.softcap)

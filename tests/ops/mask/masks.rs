@@ -328,7 +328,7 @@ fn scratch_bytes(case: &Case, setup: &Setup) -> u64 {
     let call = Forward::new(q.view(), k.view(), v.view(), out.view())
         .mask(rules.mask())
         .lse(setup.lse.then(|| lse.view()));
-    let config = Config::new(shape.heads, shape.head_dim).kv_heads(shape.kv_heads).value_dim(shape.value_dim);
+    let config = Config::of(&shape);
     let attention = Attention::with_pipelines(
         setup.profile.gpu.pipelines(),
         config.kernel_options(KernelOptions::new().algorithm(setup.path)),
