@@ -11,6 +11,7 @@ mod mpi;
 mod npm;
 mod package;
 mod process;
+mod prose;
 mod repo;
 mod terminal;
 mod web;
@@ -26,7 +27,7 @@ use repo::Repo;
 
 type Main = fn(&Repo, Vec<OsString>) -> Result;
 
-const COMMANDS: [(&str, Main); 9] = [
+const COMMANDS: [(&str, Main); 10] = [
     ("browser", browser::main),
     ("dawn", dawn::main),
     ("drivers", drivers::main),
@@ -34,6 +35,7 @@ const COMMANDS: [(&str, Main); 9] = [
     ("gpu-report", gpu_report::main),
     ("mpi", mpi::main),
     ("package", package::main),
+    ("prose", prose::main),
     ("terminal", terminal::main),
     ("web", web::main),
 ];
