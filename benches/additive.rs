@@ -1,7 +1,8 @@
 //! `scripts/gpu cargo bench --bench additive [-- --quick]`
 //!
-//! Additive attention beside its floors: a kernel that takes as many tanh, by the same text, and does nothing else; a copy of as many
-//! bytes as its tensors have. The least time of interleaved rounds, and the ratio to the larger floor.
+//! Additive attention beside its floors: a kernel that takes as many tanh, by the same text, and
+//! does nothing else; a copy of as many bytes as its tensors have. The least time of interleaved
+//! rounds, and the ratio to the larger floor.
 
 use common::bed::Bed;
 use common::copy::{Copy, CopyForm};

@@ -1,9 +1,11 @@
 //! `scripts/gpu cargo bench --bench decode [-- [--rounds N] [--quick] [--only NAME]]`
 //!
-//! One query of 32 heads on 8 against 4096 keys, 128 wide, from tensors and from caches of every storage and layout: time on the
-//! device, medians of rounds that take turns, beside a kernel that only copies as many bytes. Then the time of one of many calls
-//! in a pass, each on other keys and values, as the layers of a model are; how the time grows with the length; the time of an
-//! append. Every result is compared with the reference first. `--only` leaves out the calls whose name does not contain it.
+//! One query of 32 heads on 8 against 4096 keys, 128 wide, from tensors and from caches of every
+//! storage and layout: time on the device, medians of rounds that take turns, beside a kernel that
+//! only copies as many bytes. Then the time of one of many calls in a pass, each on other keys and
+//! values, as the layers of a model are; how the time grows with the length; the time of an append.
+//! Every result is compared with the reference first. `--only` leaves out the calls whose name does
+//! not contain it.
 
 use common::bed::{Bed, median};
 use common::copy::{Copy, CopyForm};
@@ -23,8 +25,8 @@ const HEADS: usize = 32;
 const KV_HEADS: usize = 8;
 const DIM: usize = 128;
 
-/// Something to time, whose result was right: what it is called, the call if it is one, the bytes it must read, and its
-/// pass.
+/// Something to time, whose result was right: what it is called, the call if it is one, the bytes
+/// it must read, and its pass.
 struct Subject<'a> {
     name: String,
     call: Option<(Shape, DType)>,
@@ -62,8 +64,8 @@ impl Data {
         Shape { kv_heads: KV_HEADS, q_len: 1, ..Shape::new(1, HEADS, self.length, DIM) }
     }
 
-    /// A wrong kernel has no time. `queries` are of that type, and so is what a result is held to: that of f16 too where a
-    /// device may round a row to other levels than the reference.
+    /// A wrong kernel has no time. `queries` are of that type, and so is what a result is held to:
+    /// that of f16 too where a device may round a row to other levels than the reference.
     fn validate(
         &self,
         what: &str,
@@ -284,7 +286,8 @@ fn main() {
     }
 }
 
-/// The number of calls of a pass, and of sets of keys and values, which together are larger than a GPU's cache.
+/// The number of calls of a pass, and of sets of keys and values, which together are larger than a
+/// GPU's cache.
 const CHAIN: usize = 32;
 const SETS: usize = 8;
 
@@ -308,7 +311,8 @@ fn chain(bed: &Bed, dtype: DType, length: usize, rounds: usize) {
     append(&Row { ms: Some(ms), floor_ms: Some(floor), bound, share, ..row });
 }
 
-/// Median time of an append at `length`, in µs, once a query that sees its own token alone has found there what was appended.
+/// Median time of an append at `length`, in µs, once a query that sees its own token alone has
+/// found there what was appended.
 fn append_time(gpu: &Gpu, timer: &Timer, layout: CacheLayout, length: usize, rounds: usize) -> f64 {
     let storage = CacheStorage::Q8(ScaleGroup::Of(32));
     let config = CacheConfig::new(1, 64, 1 << 17).layout(layout).storage(storage);

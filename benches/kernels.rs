@@ -1,7 +1,8 @@
 //! `scripts/gpu cargo bench --bench kernels [-- [FILTER] [--quick]]`
 //!
-//! Time on the device by timestamp queries, of each kernel once its result has been compared with the reference; then the
-//! median beside the floors that the device's own ceilings set to what the problem must compute and move.
+//! Time on the device by timestamp queries, of each kernel once its result has been compared with
+//! the reference; then the median beside the floors that the device's own ceilings set to what the
+//! problem must compute and move.
 
 use std::cell::OnceCell;
 

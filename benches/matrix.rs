@@ -1,8 +1,8 @@
 //! `scripts/gpu cargo bench --bench matrix [-- [--length N] [--quick]]`
 //!
-//! Prefill of f16 tensors on matrix units beside the same call without them, and beside what the device's units do at best
-//! (see `ceilings`): medians of some runs on the device. Sampled rows are compared with the reference first.
-//! Where a device has no matrix units there is nothing to time.
+//! Prefill of f16 tensors on matrix units beside the same call without them, and beside what the
+//! device's units do at best (see `ceilings`): medians of some runs on the device. Sampled rows are
+//! compared with the reference first. Where a device has no matrix units there is nothing to time.
 
 use common::bed::{Bed, median};
 use common::problem::{Case, Problem, Rule, Way};

@@ -1,7 +1,8 @@
 //! `scripts/gpu cargo bench --bench mods [-- --quick]`
 //!
-//! Score functions and masks of the caller's own beside the rules that mean the same, whose results they must have: the least time of
-//! interleaved rounds, and ratios. Then what a new text costs the host before any driver sees it.
+//! Score functions and masks of the caller's own beside the rules that mean the same, whose results
+//! they must have: the least time of interleaved rounds, and ratios. Then what a new text costs the
+//! host before any driver sees it.
 
 use std::time::Instant;
 
@@ -158,7 +159,8 @@ fn masks(problem: &Problem) {
     );
 }
 
-/// A mask of a block map, which is made once and read by every call; the same map beside what it is of.
+/// A mask of a block map, which is made once and read by every call; the same map beside what it is
+/// of.
 fn maps(problem: &Problem, name: &'static str, size: usize, rule: Option<DeviceMask>, own: BoundMaskMod) {
     let shape = problem.shape;
     let [rows, cols] = [shape.q_len, shape.kv_len].map(|n| n.div_ceil(size));

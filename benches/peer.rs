@@ -1,4 +1,5 @@
-//! This crate in a line-up of attention libraries: reads the same workload files, prints the same JSON lines.
+//! This crate in a line-up of attention libraries: reads the same workload files, prints the same
+//! JSON lines.
 //!
 //! ```text
 //! scripts/gpu PEER --data DIR [--only NAME,…] [--variants fused,staged,backward,project] [--dtype f32|f16|bf16]
@@ -6,13 +7,14 @@
 //! PEER --table FILE
 //! ```
 //!
-//! `DIR` holds `index.txt` and a folder for each workload, with raw f32 inputs and an f64 reference; `--adapter` is a part of
-//! the name of the adapter that is meant, without which none of OpenGL is taken. `--table` prints such lines, this crate's and
-//! others', as a table of medians. Without either nothing happens.
+//! `DIR` holds `index.txt` and a folder for each workload, with raw f32 inputs and an f64
+//! reference; `--adapter` is a part of the name of the adapter that is meant, without which none of
+//! OpenGL is taken. `--table` prints such lines, this crate's and others', as a table of medians.
+//! Without either nothing happens.
 //!
-//! Times wall time from the call to the device being idle, as for the other libraries. `backward` is d_q, d_k and d_v of an
-//! attention workload after a forward call, which is not timed; of folders that have `d_out.f32`, and `d_q.f64`, `d_k.f64`,
-//! `d_v.f64` to compare with.
+//! Times wall time from the call to the device being idle, as for the other libraries. `backward`
+//! is d_q, d_k and d_v of an attention workload after a forward call, which is not timed; of
+//! folders that have `d_out.f32`, and `d_q.f64`, `d_k.f64`, `d_v.f64` to compare with.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -107,7 +109,8 @@ struct Workload {
 }
 
 impl Workload {
-    /// A line of `index.txt`: name, kind, the seven sizes with one channel count for keys and values, causal, operations.
+    /// A line of `index.txt`: name, kind, the seven sizes with one channel count for keys and
+    /// values, causal, operations.
     fn parse(line: &str, folder: &Path) -> Option<Self> {
         let fields: Vec<&str> = line.split_whitespace().collect();
         let n = |i: usize| fields.get(i)?.parse::<usize>().ok();
@@ -247,7 +250,8 @@ impl Bench {
                 .map(|_| start.elapsed().as_secs_f64() * 1e3)
         };
         once()?;
-        // Of the largest result: four roundings of f16 or bf16, or what a sum of thousands leaves of f32.
+        // Of the largest result: four roundings of f16 or bf16, or what a sum of thousands leaves
+        // of f32.
         let permitted = match self.dtype() {
             DType::F16 => 2e-3,
             DType::BF16 => 16e-3,
@@ -388,9 +392,11 @@ impl Bench {
     }
 }
 
-/// Runs until times settle: three one after the other within a tenth, or 2 s. How many runs that took.
+/// Runs until times settle: three one after the other within a tenth, or 2 s. How many runs that
+/// took.
 ///
-/// A processor's clock rises, and the driver's threads find their cores, in a process's first half second.
+/// A processor's clock rises, and the driver's threads find their cores, in a process's first half
+/// second.
 fn settle<E>(once: &mut impl FnMut() -> std::result::Result<f64, E>) -> std::result::Result<usize, E> {
     let start = Instant::now();
     let mut last = Vec::new();

@@ -1,8 +1,8 @@
 //! `scripts/gpu cargo bench --bench record [-- [FILTER] [--quick]]`
 //!
-//! What recording a call costs the host, in time and in allocations, once it has been recorded before; beside what wgpu alone
-//! takes for as many passes and dispatches. Each call is submitted once and its result compared with the reference
-//! first.
+//! What recording a call costs the host, in time and in allocations, once it has been recorded
+//! before; beside what wgpu alone takes for as many passes and dispatches. Each call is submitted
+//! once and its result compared with the reference first.
 
 use std::time::Instant;
 
@@ -101,7 +101,8 @@ fn cost(
     Some(Cost { us, finish_us, allocations: allocations.min()? })
 }
 
-/// Dispatches that do nothing, of a kernel that binds as much as attention: parameters, q, k, v and out.
+/// Dispatches that do nothing, of a kernel that binds as much as attention: parameters, q, k, v and
+/// out.
 struct Bare {
     kernel: Kernel,
     known: Vec<(Parts, Cost)>,
@@ -141,8 +142,8 @@ impl Bare {
     }
 }
 
-/// Submits one recording and looks at its result, then measures those after it. `make` gives the call, which records
-/// `passes`, and its row.
+/// Submits one recording and looks at its result, then measures those after it. `make` gives the
+/// call, which records `passes`, and its row.
 fn bench<C: Call>(
     bed: &Bed,
     group: &mut BenchmarkGroup<WallTime>,

@@ -1,8 +1,8 @@
 //! `scripts/gpu cargo bench --bench scaling [-- [FILTER] [--quick]]`
 //!
-//! How time and memory grow with length: self-attention of one head, 256 to 65536 tokens. Each result is compared with the
-//! reference first, in sampled rows. Exponents are fitted to the upper part of the range, where what every call
-//! costs counts least.
+//! How time and memory grow with length: self-attention of one head, 256 to 65536 tokens. Each
+//! result is compared with the reference first, in sampled rows. Exponents are fitted to the upper
+//! part of the range, where what every call costs counts least.
 
 use std::time::Duration;
 

@@ -1,6 +1,7 @@
-//! Generation token by token, as an application would write it: four prompts of different lengths, a paged 8-bit cache with room
-//! for what they need, rotary positions, and nothing read back but the token that each sequence chose. The model is one
-//! attention layer with random weights between an embedding and itself transposed; what it says means nothing.
+//! Generation token by token, as an application would write it: four prompts of different lengths,
+//! a paged 8-bit cache with room for what they need, rotary positions, and nothing read back but
+//! the token that each sequence chose. The model is one attention layer with random weights between
+//! an embedding and itself transposed; what it says means nothing.
 //!
 //! `scripts/gpu cargo run --release --example decode_loop`
 
@@ -85,7 +86,8 @@ impl Model {
         })
     }
 
-    /// Records one step: the tokens whose embeddings are in `step.x`, up to the logits of what follows each.
+    /// Records one step: the tokens whose embeddings are in `step.x`, up to the logits of what
+    /// follows each.
     fn step(
         &self,
         encoder: &mut wgpu::CommandEncoder,
@@ -135,7 +137,8 @@ impl Model {
         self.projection.forward(encoder, &[logits])
     }
 
-    /// Writes the embeddings of the next tokens; sequences with fewer than the step's rows have zeros after them.
+    /// Writes the embeddings of the next tokens; sequences with fewer than the step's rows have
+    /// zeros after them.
     fn embed(&self, step: &Step, tokens: [&[usize]; BATCH]) {
         let mut x = vec![0.0; BATCH * step.rows * WIDTH];
         for (sequence, tokens) in x.chunks_mut(step.rows * WIDTH).zip(tokens) {
@@ -252,8 +255,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     check(&model, &texts, &outputs)
 }
 
-/// Each sequence again, all of its tokens at once: causal attention of the CPU reference over what the cache stores of the
-/// device's own keys and values.
+/// Each sequence again, all of its tokens at once: causal attention of the CPU reference over what
+/// the cache stores of the device's own keys and values.
 fn check(
     model: &Model,
     texts: &[Vec<usize>; BATCH],

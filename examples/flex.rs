@@ -1,5 +1,6 @@
-//! Attention among the pixels of an image by functions of one's own: a mask that has a name, a learned table, and a mask written here;
-//! each compared with the CPU reference. `scripts/gpu cargo run --release --example flex -- [flex.svg]`
+//! Attention among the pixels of an image by functions of one's own: a mask that has a name, a
+//! learned table, and a mask written here; each compared with the CPU reference. `scripts/gpu cargo
+//! run --release --example flex -- [flex.svg]`
 
 #[path = "flex/picture.rs"]
 mod picture;

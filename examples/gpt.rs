@@ -1,5 +1,6 @@
-//! A decoder-only model as GPT-2 is: learned positions, layer norms before each part, causal self-attention, logits by the
-//! embedding table. Its weights are random and small. Two prompts of different lengths, padded on the left, are one batch.
+//! A decoder-only model as GPT-2 is: learned positions, layer norms before each part, causal
+//! self-attention, logits by the embedding table. Its weights are random and small. Two prompts of
+//! different lengths, padded on the left, are one batch.
 //!
 //! `scripts/gpu cargo run --release --example gpt`
 
@@ -43,7 +44,8 @@ impl Model {
             gpu.upload(&(0..n).map(next).collect::<Vec<f32>>())
         };
         let tables = [random(VOCABULARY * WIDTH, 0.0, 0.5)?, random(ROOM * WIDTH, 0.0, 1.5)?];
-        // Rows and columns of the matrices: queries, keys, values, output, and two of the feed-forward layer.
+        // Rows and columns of the matrices: queries, keys, values, output, and two of the
+        // feed-forward layer.
         let shapes = [[WIDTH; 2], [WIDTH; 2], [WIDTH; 2], [WIDTH; 2], [4 * WIDTH, WIDTH], [WIDTH, 4 * WIDTH]];
         let mut matrix =
             |[rows, columns]: [usize; 2]| Ok([random(rows * columns, 0.0, 0.3)?, random(rows, 0.0, 0.1)?]);
@@ -74,7 +76,8 @@ impl Model {
         Ok(Model { gpu, tables, stack })
     }
 
-    /// The likeliest tokens after each prompt, `NEW` of them. With a cache each step computes the new tokens alone, else all.
+    /// The likeliest tokens after each prompt, `NEW` of them. With a cache each step computes the
+    /// new tokens alone, else all.
     fn generate(&self, prompts: &[&[u32]], cached: bool) -> Result<Vec<Vec<u32>>, Error> {
         let Model { gpu, tables, stack } = self;
         let (pipelines, batch) = (gpu.pipelines(), prompts.len());

@@ -1,4 +1,5 @@
-//! Sequences of different lengths in one call, without padding: packed side by side, causal, grouped heads.
+//! Sequences of different lengths in one call, without padding: packed side by side, causal,
+//! grouped heads.
 //!
 //! `scripts/gpu cargo run --release --example ragged_batch`
 

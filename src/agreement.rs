@@ -1,4 +1,5 @@
-//! What shaders and Rust both say by numbers: every literal `const` of a shader is here, with what Rust means by it.
+//! What shaders and Rust both say by numbers: every literal `const` of a shader is here, with what
+//! Rust means by it.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,7 +1,8 @@
-//! The WGSL this crate compiles, for tools and tests, with the feature `inspect`: every kernel variant's text, with what
-//! the host believes of it. No application needs it.
+//! The WGSL this crate compiles, for tools and tests, with the feature `inspect`: every kernel
+//! variant's text, with what the host believes of it. No application needs it.
 //!
-//! `cargo run --features inspect --example kernels -- FOLDER` writes them as files for other WGSL compilers.
+//! `cargo run --features inspect --example kernels -- FOLDER` writes them as files for other WGSL
+//! compilers.
 
 use crate::mask::kernels::MaskParams;
 use std::collections::HashSet;
@@ -16,7 +17,8 @@ use crate::matmul::projection::kernels::{project, project_backward};
 use crate::position::kernels::{rotation_table, row_positions};
 use crate::tensor::Access;
 
-/// Sums of the absolute values of the terms that results and gradients sum: tolerances of tests are measured by them. That of attention
+/// Sums of the absolute values of the terms that results and gradients sum: tolerances of tests are
+/// measured by them. That of attention
 /// is [`attention_backward_magnitudes`](crate::reference::attention_backward_magnitudes).
 pub mod magnitudes {
     pub use crate::attention::reference::backward::additive_attention_backward_magnitudes;
@@ -41,14 +43,15 @@ pub struct KernelText {
     pub label: &'static str,
     /// The whole module, as it is given to wgpu.
     pub wgsl: String,
-    /// The module for parts of a grid, which a device with fewer workgroups to a dispatch is given; as `wgsl` if it has a single one.
+    /// The module for parts of a grid, which a device with fewer workgroups to a dispatch is given;
+    /// as `wgsl` if it has a single one.
     pub wgsl_of_part: String,
     /// The uniform `p`, at binding 0.
     pub params: StructTable,
     /// Storage buffers.
     pub bindings: Vec<BindingText>,
-    /// True if the uniform `mods` is bound behind the storage buffers: numbers that score and mask functions capture, and the
-    /// layouts of the tensors that they capture.
+    /// True if the uniform `mods` is bound behind the storage buffers: numbers that score and mask
+    /// functions capture, and the layouts of the tensors that they capture.
     pub binds_mods: bool,
     /// Invocations of a workgroup.
     pub invocations: u32,
@@ -81,8 +84,9 @@ pub struct BindingText {
     pub access: &'static str,
 }
 
-/// Every kernel along each axis of its variants: not the product of all axes, but each value of each. Kernels with tensors of F16 are
-/// there twice: as they are with `SHADER_F16`, and without (`name … without_f16`).
+/// Every kernel along each axis of its variants: not the product of all axes, but each value of
+/// each. Kernels with tensors of F16 are there twice: as they are with `SHADER_F16`, and without
+/// (`name … without_f16`).
 pub fn kernels() -> Vec<KernelText> {
     let mut seen = HashSet::new();
     kernel_list::all()
@@ -116,8 +120,9 @@ pub fn shared_structs() -> Vec<StructTable> {
     ]
 }
 
-/// The sides of the fragments that `adapter` can run: those it lists, and both on lavapipe, which lists 8 and runs 16 as well, but
-/// crashes in its compiler with either where its subgroups are not 8 wide.
+/// The sides of the fragments that `adapter` can run: those it lists, and both on lavapipe, which
+/// lists 8 and runs 16 as well, but crashes in its compiler with either where its subgroups are not
+/// 8 wide.
 pub fn fragments(adapter: &wgpu::Adapter) -> Vec<u32> {
     if !adapter.features().contains(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX) {
         return Vec::new();
@@ -128,9 +133,11 @@ pub fn fragments(adapter: &wgpu::Adapter) -> Vec<u32> {
     [Fragment::Eight, Fragment::Sixteen].into_iter().filter(runs).map(Fragment::side).collect()
 }
 
-/// Pipelines that take it that the matrix units of `device` multiply fragments of `side` (8 or 16), whatever its adapter
-/// lists: software drivers run more than they list. With fragments that a driver does not know it may do anything.
-/// `subgroup`: invocations of a subgroup, if the plan is to believe in others than the device says.
+/// Pipelines that take it that the matrix units of `device` multiply fragments of `side` (8 or 16),
+/// whatever its adapter
+/// lists: software drivers run more than they list. With fragments that a driver does not know it
+/// may do anything. `subgroup`: invocations of a subgroup, if the plan is to believe in others than
+/// the device says.
 pub fn with_fragments(device: &wgpu::Device, side: u32, subgroup: Option<u32>) -> Pipelines {
     let fragment = [Fragment::Eight, Fragment::Sixteen].into_iter().find(|f| f.side() == side);
     let mut facts = DeviceFacts::of(device).with_fragment(device, fragment);
@@ -140,8 +147,8 @@ pub fn with_fragments(device: &wgpu::Device, side: u32, subgroup: Option<u32>) -
     Pipelines::with_facts(device, facts)
 }
 
-/// Pipelines that plan for a GPU that has about so many registers of 32 bits for an invocation: 64 (Arm's), 128 (Apple's,
-/// Qualcomm's, unknown ones) or 255.
+/// Pipelines that plan for a GPU that has about so many registers of 32 bits for an invocation: 64
+/// (Arm's), 128 (Apple's, Qualcomm's, unknown ones) or 255.
 pub fn with_registers(device: &wgpu::Device, count: u32) -> Pipelines {
     let registers = match count {
         0..96 => Registers::Narrow,
@@ -151,13 +158,15 @@ pub fn with_registers(device: &wgpu::Device, count: u32) -> Pipelines {
     Pipelines::with_facts(device, DeviceFacts { registers, ..DeviceFacts::of(device) })
 }
 
-/// Pipelines that plan for a software driver whose vectors have so many lanes, 4, 8 or 16, whatever those of `device` have.
+/// Pipelines that plan for a software driver whose vectors have so many lanes, 4, 8 or 16, whatever
+/// those of `device` have.
 pub fn with_lanes(device: &wgpu::Device, count: u32) -> Pipelines {
     let lanes = count.clamp(4, 16).next_power_of_two();
     Pipelines::with_facts(device, DeviceFacts { lanes, ..DeviceFacts::of(device) })
 }
 
-/// Pipelines that plan for a GPU, though `device` is a program, with matrix units for fragments of that side, if any.
+/// Pipelines that plan for a GPU, though `device` is a program, with matrix units for fragments of
+/// that side, if any.
 pub fn as_gpu(device: &wgpu::Device, side: Option<u32>) -> Pipelines {
     let fragment = [Fragment::Eight, Fragment::Sixteen].into_iter().find(|f| Some(f.side()) == side);
     let facts = DeviceFacts::of(device).with_fragment(device, fragment);
@@ -169,13 +178,14 @@ pub fn emptied(pipelines: &Pipelines) -> Pipelines {
     pipelines.emptied()
 }
 
-/// What `work` gives, and the label and the workgroups of each dispatch that it binds on this thread, recorded or not, in order.
+/// What `work` gives, and the label and the workgroups of each dispatch that it binds on this
+/// thread, recorded or not, in order.
 pub fn bound<T>(work: impl FnOnce() -> T) -> (T, Vec<(&'static str, [u32; 3])>) {
     crate::kernel::recording::log(work)
 }
 
-/// Pipelines of a driver that compiles something else than it is given: `rewrite` gets the families of a kernel and its text, and
-/// gives the text to compile. For tests of [`Pipelines::check`].
+/// Pipelines of a driver that compiles something else than it is given: `rewrite` gets the families
+/// of a kernel and its text, and gives the text to compile. For tests of [`Pipelines::check`].
 pub fn rewritten(
     pipelines: &Pipelines,
     rewrite: impl Fn(&[Family], &str) -> String + Send + Sync + 'static,
@@ -215,7 +225,8 @@ fn text(stage: &KernelVariant, kernel: Kernel, device: &str) -> KernelText {
     }
 }
 
-/// A variant's `Debug` text without what is absent: `attention.fused q=F32 k=F32 v=F32 out=F32 mask tiles=Gpu rows=64 …`.
+/// A variant's `Debug` text without what is absent: `attention.fused q=F32 k=F32 v=F32 out=F32 mask
+/// tiles=Gpu rows=64 …`.
 fn name(stage: &KernelVariant) -> String {
     let mut name = stage.label().to_string();
     for piece in format!("{stage:?}").split(['{', '}', '(', ')', ',']) {

@@ -28,11 +28,12 @@
 //!
 //! # From data to result
 //!
-//! A [`TensorView`] is a window of your buffer with any strides. A call ([`Forward`], [`MultiHeadForward`](layers::MultiHeadForward))
-//! names the tensors and the [`Mask`]. The operator checks everything, compiles what it needs the first
-//! time ([`Pipelines`]) and records dispatches into your encoder or pass; temporary memory is yours
-//! ([`Scratch`]). It never submits, copies or reads back. Whatever is wrong is an [`Error`] before anything
-//! is recorded, with three exceptions:
+//! A [`TensorView`] is a window of your buffer with any strides. A call ([`Forward`],
+//! [`MultiHeadForward`](layers::MultiHeadForward)) names the tensors and the [`Mask`]. The operator
+//! checks everything, compiles what it needs the first time ([`Pipelines`]) and records dispatches
+//! into your encoder or pass; temporary memory is yours ([`Scratch`]). It never submits, copies or
+//! reads back. Whatever is wrong is an [`Error`] before anything is recorded, with three
+//! exceptions:
 //!
 //! * an encoder or a pass of another device: wgpu does not tell whose it is, so the call is `Ok`, and wgpu refuses the encoder's
 //!   `finish` or the submission;
@@ -43,7 +44,8 @@
 //!
 //! # Cargo features
 //!
-//! All are on by default. Attention, masks, caches, positions, products and [`rows`] need none of them.
+//! All are on by default. Attention, masks, caches, positions, products and [`rows`] need none of
+//! them.
 //!
 //! | feature | module |
 //! |---|---|
@@ -55,19 +57,22 @@
 //! | `lsh` | [`lsh`] |
 //! | `presets` | [`presets`], [`Gpu::upload_tables`] |
 //!
-//! Fewer features compile faster. The binary hardly shrinks: the linker leaves out operators that an application does not call.
+//! Fewer features compile faster. The binary hardly shrinks: the linker leaves out operators that
+//! an application does not call.
 //!
 //! # What is computed
 //!
 //! Scaled dot-product attention (Vaswani et al. 2017, "Attention is all you need"):
-//! `score = scale · q·k`, then softcap, then bias, ALiBi and relative bias, then the mask; weights are the
-//! softmax of a query's permitted scores; the output is their weighted sum of values. Sums are f32, f16 and
-//! bf16 are storage types. A query that sees no key has output 0 and lse −∞, never NaN. The same call on the same device
-//! gives the same bits, by the same plan ([`KernelOptions::fixed`]).
+//! `score = scale · q·k`, then softcap, then bias, ALiBi and relative bias, then the mask; weights
+//! are the softmax of a query's permitted scores; the output is their weighted sum of values. Sums
+//! are f32, f16 and bf16 are storage types. A query that sees no key has output 0 and lse −∞, never
+//! NaN. The same call on the same device gives the same bits, by the same plan
+//! ([`KernelOptions::fixed`]).
 //!
-//! Two algorithms compute it ([`Algorithm`](tuning::Algorithm)): the fused one in a single pass, without a score matrix, and the staged one, which
-//! has that matrix in memory and takes over where the attention weights themselves are asked for. Where few queries
-//! meet many keys, as in generation, the fused path splits the keys among workgroups and merges what they found.
+//! Two algorithms compute it ([`Algorithm`](tuning::Algorithm)): the fused one in a single pass,
+//! without a score matrix, and the staged one, which has that matrix in memory and takes over where
+//! the attention weights themselves are asked for. Where few queries meet many keys, as in
+//! generation, the fused path splits the keys among workgroups and merges what they found.
 
 #![warn(missing_docs)]
 // Items that operators share may have no user without a feature.
@@ -119,7 +124,8 @@ pub use tensor::{DType, Error, HostTensor, Shape, TensorView};
 
 pub use wgpu;
 
-/// Kernels on a device: which are right, which plans are fastest, what a caller may say about either.
+/// Kernels on a device: which are right, which plans are fastest, what a caller may say about
+/// either.
 pub mod tuning {
     pub use crate::device::{Family, Report, TuningCache, Verdict};
     pub use crate::kernel::{Algorithm, KernelOptions, MatrixUnits, Target};

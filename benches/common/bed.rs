@@ -83,8 +83,8 @@ impl Bed {
         self.timer.time(&mut pass.record)
     }
 
-    /// Gives criterion the times on the device of a pass, which is made ready where criterion wants it, and returns their
-    /// median in ms.
+    /// Gives criterion the times on the device of a pass, which is made ready where criterion wants
+    /// it, and returns their median in ms.
     pub fn measure<'a>(
         &self,
         group: &mut BenchmarkGroup<WallTime>,

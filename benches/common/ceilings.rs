@@ -1,7 +1,9 @@
-//! What a device does at best, measured: loops that do one thing each, of a length that the host chooses.
+//! What a device does at best, measured: loops that do one thing each, of a length that the host
+//! chooses.
 //!
-//! A compiler must not shorten them: operands come from buffers, everything computed is stored, results are compared
-//! with the host's at small lengths, and twice the length must take twice the time.
+//! A compiler must not shorten them: operands come from buffers, everything computed is stored,
+//! results are compared with the host's at small lengths, and twice the length must take twice the
+//! time.
 
 use std::fmt;
 use std::time::Duration;
@@ -157,8 +159,8 @@ const B: f32 = 1.0;
 const C: f32 = 1.9;
 /// Workgroups that store fragments in places of their own; the others repeat what these store.
 const SLOTS: usize = 16;
-/// The tile of fragments in workgroup memory: rows, columns, and the columns with padding, which keeps rows apart by an odd
-/// number of 16-byte pieces.
+/// The tile of fragments in workgroup memory: rows, columns, and the columns with padding, which
+/// keeps rows apart by an odd number of 16-byte pieces.
 const TILE: [usize; 3] = [64, 64, 72];
 
 /// What every loop begins with.
@@ -192,7 +194,8 @@ impl<'a> Bench<'a> {
         Bench { gpu, timer, software, groups: if software { (8 * cores).max(SLOTS) } else { 8192 } }
     }
 
-    /// The rate of something that does `work` a turn: the fastest of several runs, long enough for the clock.
+    /// The rate of something that does `work` a turn: the fastest of several runs, long enough for
+    /// the clock.
     async fn rate(&self, form: String, work: f64, mut run: impl AsyncFnMut(u32) -> Duration) -> Rate {
         let (least, rounds) = match (quick(), self.software) {
             (true, _) => (Duration::from_millis(1), 3..=3),
@@ -277,7 +280,8 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// `chains` vectors to an invocation that a step moves by `step`, a WGSL expression of x, a and b.
+    /// `chains` vectors to an invocation that a step moves by `step`, a WGSL expression of x, a and
+    /// b.
     fn chains(&self, what: &str, step: &str, constants: [f32; 2], chains: usize) -> (Loop, String, Vec<f32>) {
         let each = |line: &dyn Fn(usize) -> String| (0..chains).map(line).collect::<Vec<_>>().join("\n");
         let start = each(&|n| format!("var x{n} = data[lane + {}u];", n * LANES));
@@ -336,7 +340,8 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(local_invocation_
         self.rate(form, work, async |turns| self.run(&kernel, turns).await).await
     }
 
-    /// Neighbours load neighbouring vectors, at offsets known to the compiler from a place that is not.
+    /// Neighbours load neighbouring vectors, at offsets known to the compiler from a place that is
+    /// not.
     async fn workgroup(&self) -> Rate {
         const LOADS: usize = 8;
         let each = |line: &dyn Fn(usize) -> String| (0..LOADS).map(line).collect::<Vec<_>>().join("\n");
@@ -383,8 +388,8 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(local_invocation_
         (lanes as usize, (lanes / info.subgroup_min_size) as usize)
     }
 
-    /// The text of a loop on fragments: each subgroup has `sums` of them, stored in the end, after the room of all slots the
-    /// number of subgroups. `body` has `subgroup`, and ends in the loop.
+    /// The text of a loop on fragments: each subgroup has `sums` of them, stored in the end, after
+    /// the room of all slots the number of subgroups. `body` has `subgroup`, and ends in the loop.
     fn fragments(&self, side: u32, sums: usize, globals: &str, body: &str) -> String {
         let (lanes, most) = self.subgroups();
         let square = (side * side) as usize;
@@ -417,7 +422,8 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
         )
     }
 
-    /// The number of subgroups that `kernel` found, once its results are found to be what `want` gives subgroups.
+    /// The number of subgroups that `kernel` found, once its results are found to be what `want`
+    /// gives subgroups.
     async fn validate_fragments(
         &self,
         what: &str,
@@ -474,7 +480,8 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
         self.rate(form, work, async |turns| self.run(&kernel, turns).await).await
     }
 
-    /// Products of one fragment with those of a row of the tile, loaded `rows` by rows or columns by columns.
+    /// Products of one fragment with those of a row of the tile, loaded `rows` by rows or columns
+    /// by columns.
     async fn load(&self, side: u32, order: &str) -> Rate {
         let (lanes, _) = self.subgroups();
         let n = side as usize;

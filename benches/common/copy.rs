@@ -12,8 +12,8 @@ use super::timer::noise;
 pub enum CopyForm {
     /// Neighbours copy neighbouring vectors, each so many, in workgroups of so many.
     Lanes(u32, u32),
-    /// Each workgroup is one invocation and copies a run: what software drivers do best, with a barrier and a loop that
-    /// is never run, as in the crate's kernels for them.
+    /// Each workgroup is one invocation and copies a run: what software drivers do best, with a
+    /// barrier and a loop that is never run, as in the crate's kernels for them.
     Run(u32),
 }
 

@@ -9,7 +9,8 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// `text` binds `buffers` in this order, all of them, stays inside them and ends: nothing checks that as it runs.
+    /// `text` binds `buffers` in this order, all of them, stays inside them and ends: nothing
+    /// checks that as it runs.
     pub fn new(gpu: &Gpu, text: &str, buffers: &[&wgpu::Buffer]) -> Self {
         let device = gpu.device();
         let source = wgpu::ShaderSource::Wgsl(text.into());

@@ -24,7 +24,8 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// A layer `embed` wide over `x` `[1, length, embed]`, weights `[3 · embed, embed]` and `[embed, embed]`.
+    /// A layer `embed` wide over `x` `[1, length, embed]`, weights `[3 · embed, embed]` and
+    /// `[embed, embed]`.
     pub fn new(
         gpu: &Gpu,
         heads: usize,

@@ -148,7 +148,8 @@ pub struct Case {
     pub shape: Shape,
     pub rule: Rule,
     pub dtype: DType,
-    /// Where q, k and v begin in their buffers: unless it is a multiple of four, no load is in fours.
+    /// Where q, k and v begin in their buffers: unless it is a multiple of four, no load is in
+    /// fours.
     pub first: usize,
 }
 
@@ -235,8 +236,8 @@ impl Problem {
         Forward::new(q, k, v, out).mask(self.mask.view())
     }
 
-    /// Compares rows at the beginning, at the end and between, of all heads, with the reference of those rows alone, which
-    /// stand where they do among all.
+    /// Compares rows at the beginning, at the end and between, of all heads, with the reference of
+    /// those rows alone, which stand where they do among all.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn judge(&self, gpu: &Gpu) -> Result<Difference, Mismatch> {
         pollster::block_on(self.judge_async(gpu))
@@ -351,8 +352,9 @@ pub fn compare_attention(
     compare(got, &want, tolerance(&rounded(naive, dtype), &want, dtype))
 }
 
-/// What tests permit of numbers in (−1, 1), and of shorter floats in terms of the largest result instead of the largest value: of
-/// thousands of keys, whose mean is small, nothing else would be left.
+/// What tests permit of numbers in (−1, 1), and of shorter floats in terms of the largest result
+/// instead of the largest value: of thousands of keys, whose mean is small, nothing else would be
+/// left.
 pub fn tolerance(naive: &[f32], want: &[f64], dtype: DType) -> Tolerance {
     let largest = want.iter().fold(0.0, |m: f64, x| m.max(x.abs()));
     let magnitude = if dtype == DType::F32 { largest.max(1.0) } else { largest };

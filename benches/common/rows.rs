@@ -1,4 +1,5 @@
-//! Figures for programs to read: rows, appended to the file that `WGPU_ATTENTION_ROWS` names; none if it is not set.
+//! Figures for programs to read: rows, appended to the file that `WGPU_ATTENTION_ROWS` names; none
+//! if it is not set.
 
 use std::path::Path;
 
@@ -62,8 +63,8 @@ pub fn append(row: &Row) {
     row.append(file).unwrap_or_else(|error| panic!("WGPU_ATTENTION_ROWS, {}: {error}", file.display()));
 }
 
-/// `batch × heads × length × head_dim`; with the heads of keys and values, the number of keys and the width of values where
-/// those differ: `1×32(8)×1×4096×128` is one query against 4096 keys.
+/// `batch × heads × length × head_dim`; with the heads of keys and values, the number of keys and
+/// the width of values where those differ: `1×32(8)×1×4096×128` is one query against 4096 keys.
 pub fn shape_name(shape: Shape, times: &str) -> String {
     let Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim } = shape;
     let heads = if heads == kv_heads { heads.to_string() } else { format!("{heads}({kv_heads})") };

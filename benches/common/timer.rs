@@ -28,7 +28,8 @@ pub fn median(mut values: Vec<f64>) -> Option<f64> {
     Some((low + high) / 2.0)
 }
 
-/// Time between the first and the last dispatch of a pass, by timestamp queries; or of the host's clock.
+/// Time between the first and the last dispatch of a pass, by timestamp queries; or of the host's
+/// clock.
 pub struct Timer {
     gpu: Gpu,
     queries: Option<wgpu::QuerySet>,
@@ -36,8 +37,9 @@ pub struct Timer {
     warm_up: Option<WarmUp>,
 }
 
-/// Work that runs before a timed pass, and measures the rate at which the device runs. Some GPUs fall to a third of their
-/// rate or less for seconds when there is little to do (seen on an H200 under Vulkan, driver 580.159).
+/// Work that runs before a timed pass, and measures the rate at which the device runs. Some GPUs
+/// fall to a third of their rate or less for seconds when there is little to do (seen on an H200
+/// under Vulkan, driver 580.159).
 struct WarmUp {
     kernel: Kernel,
     /// The shortest time of a dispatch, in ms; 0 until it is measured.
@@ -59,7 +61,8 @@ impl WarmUp {
     const PROBES: usize = 4;
     /// A device is slow if a dispatch takes so many times the shortest time.
     const SLOW: f64 = 1.15;
-    /// Tries to reach the full rate; when all fail, the timer tries only once until `RETRY_AFTER` has passed.
+    /// Tries to reach the full rate; when all fail, the timer tries only once until `RETRY_AFTER`
+    /// has passed.
     const TRIES: usize = 8;
     const RETRY_AFTER: Duration = Duration::from_secs(3);
     const WORKGROUPS: u32 = 2048;

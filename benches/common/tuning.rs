@@ -36,7 +36,8 @@ fn workload(case: &Case) -> Workload {
     if case.rule == Rule::None { workload } else { workload.masked() }
 }
 
-/// For a workload: half a second where kernels compile in no time, more on programs, which compile for seconds.
+/// For a workload: half a second where kernels compile in no time, more on programs, which compile
+/// for seconds.
 fn limits(gpu: &Gpu) -> TuningBudget {
     let seconds = match (quick(), device::software(gpu)) {
         (true, _) => 0.0,

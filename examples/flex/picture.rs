@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-/// A picture of attention among the pixels of an image with sides of `side`: a row for each function, in it an image for each head and each of
-/// three pixels.
+/// A picture of attention among the pixels of an image with sides of `side`: a row for each
+/// function, in it an image for each head and each of three pixels.
 pub struct Picture {
     side: usize,
     rows: usize,

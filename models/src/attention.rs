@@ -16,14 +16,17 @@ pub enum Naming {
     Bert,
     /// Llama, Mistral, Qwen, SmolLM of `transformers`: `model.layers.N.self_attn.q_proj`.
     Llama,
-    /// The encoder of Whisper, and of BART, in `transformers`: `model.encoder.layers.N.self_attn.q_proj`.
+    /// The encoder of Whisper, and of BART, in `transformers`:
+    /// `model.encoder.layers.N.self_attn.q_proj`.
     WhisperEncoder,
     /// Self-attention in the decoder of Whisper: `model.decoder.layers.N.self_attn.q_proj`.
     WhisperDecoder,
-    /// Attention of Whisper's decoder to its encoder's output: `model.decoder.layers.N.encoder_attn.q_proj`.
+    /// Attention of Whisper's decoder to its encoder's output:
+    /// `model.decoder.layers.N.encoder_attn.q_proj`.
     WhisperCross,
-    /// Any decoder in a GGUF file: `blk.N.attn_q`. For `general.architecture` = `llama`, rows of queries and keys are in the order
-    /// that rotates neighbours, not that of `transformers`, which rotates halves.
+    /// Any decoder in a GGUF file: `blk.N.attn_q`. For `general.architecture` = `llama`, rows of
+    /// queries and keys are in the order that rotates neighbours, not that of `transformers`, which
+    /// rotates halves.
     Gguf,
 }
 
@@ -173,8 +176,8 @@ impl<'a> AttentionTensors<'a> {
         })
     }
 
-    /// The layer as operators want it described, with scale 1/√head_dim, of elements as `query` stores them, or f32 for what is
-    /// uploaded by [`upload_f32`](Self::upload_f32).
+    /// The layer as operators want it described, with scale 1/√head_dim, of elements as `query`
+    /// stores them, or f32 for what is uploaded by [`upload_f32`](Self::upload_f32).
     ///
     /// # Errors
     /// [`Error::Shape`] where the widths are not made of `heads` equal heads; [`Error::Type`] for types that operators do not read.

@@ -20,8 +20,8 @@ pub(crate) enum Bytes {
 impl Bytes {
     #[cfg(not(target_arch = "wasm32"))]
     fn of(file: File) -> std::io::Result<Self> {
-        // SAFETY: the public functions that map say that the file must not change while it is mapped. What is read is only
-        // ever bytes, of which every value is valid.
+        // SAFETY: the public functions that map say that the file must not change while it is
+        // mapped. What is read is only ever bytes, of which every value is valid.
         unsafe { Mmap::map(&file) }.map(Bytes::Mapped)
     }
 

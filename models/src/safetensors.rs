@@ -36,8 +36,9 @@ pub struct Safetensors {
 }
 
 impl Safetensors {
-    /// Maps what is at `path`: a safetensors file, an index of several (`*.index.json`), or a folder with `model.safetensors`
-    /// or `model.safetensors.index.json`. The files must not change while they are open.
+    /// Maps what is at `path`: a safetensors file, an index of several (`*.index.json`), or a
+    /// folder with `model.safetensors` or `model.safetensors.index.json`. The files must not change
+    /// while they are open.
     ///
     /// # Errors
     /// [`Error::File`], [`Error::Malformed`].

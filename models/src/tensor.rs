@@ -93,7 +93,8 @@ impl<'a> TensorData<'a> {
         self.bytes.chunks(elements / block * bytes).map(move |bytes| TensorData { bytes, ..self })
     }
 
-    /// The part at `index` of the outermost dimension: a row of a matrix, a token of an embedding table.
+    /// The part at `index` of the outermost dimension: a row of a matrix, a token of an embedding
+    /// table.
     ///
     /// # Errors
     /// [`Error::Shape`] where there is no such part, or where it is within a block.
@@ -113,8 +114,8 @@ impl<'a> TensorData<'a> {
         Ok(TensorData { shape, bytes, ..self })
     }
 
-    /// Its elements as f32. Exact for all but the products of Q8_0, Q4_0 and Q4_1, which are rounded once, the sum of Q4_1
-    /// once more.
+    /// Its elements as f32. Exact for all but the products of Q8_0, Q4_0 and Q4_1, which are
+    /// rounded once, the sum of Q4_1 once more.
     #[doc(alias = "dequantize")]
     pub fn to_f32(&self) -> Vec<f32> {
         let mut values = Vec::with_capacity(self.elements());
@@ -157,7 +158,8 @@ fn halves(bytes: [u8; 16]) -> impl Iterator<Item = u8> {
     bytes.into_iter().map(|b| b & 15).chain(bytes.into_iter().map(|b| b >> 4))
 }
 
-/// The name among `names` that shares most with `wanted` at both ends, if that is more than half of it.
+/// The name among `names` that shares most with `wanted` at both ends, if that is more than half of
+/// it.
 pub(crate) fn nearest<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Option<String> {
     let shared = |name: &str| {
         let head = wanted.bytes().zip(name.bytes()).take_while(|(a, b)| a == b).count();

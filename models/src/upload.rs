@@ -6,7 +6,8 @@ use crate::error::Error;
 use crate::storage::Storage;
 use crate::tensor::TensorData;
 
-/// Elements of a piece: a multiple of every block, and 32 MiB of f32. While a piece is copied, nothing larger lies in memory.
+/// Elements of a piece: a multiple of every block, and 32 MiB of f32. While a piece is copied,
+/// nothing larger lies in memory.
 const PIECE: usize = 8 << 20;
 
 /// A dense tensor in a buffer of its own, little-endian as in the file.

@@ -255,7 +255,8 @@ fn faults_are_named() {
         let want = format!("test is no usable GGUF file: {want}; is it downloaded whole and of this format?");
         assert_eq!(error, want);
     }
-    // Arrays in arrays that are not too deep, a tensor without dimensions, and one of a type of tomorrow.
+    // Arrays in arrays that are not too deep, a tensor without dimensions, and one of a type of
+    // tomorrow.
     let nested =
         [&9u32.to_le_bytes()[..], &1u64.to_le_bytes(), &0u32.to_le_bytes(), &1u64.to_le_bytes(), &[7]]
             .concat();

@@ -101,7 +101,8 @@ fn what_the_device_cannot_hold_is_refused() {
     assert!(matches!(upload(&gpu, &tensor("empty")), Err(Error::Shape { .. })));
 }
 
-/// The names of a layer's projections by whose they are, of a layer in the middle; those with a bias are marked.
+/// The names of a layer's projections by whose they are, of a layer in the middle; those with a
+/// bias are marked.
 const NAMES: [(Naming, [(&str, bool); 4]); 7] = [
     (
         Naming::Bert,

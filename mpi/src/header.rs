@@ -1,4 +1,5 @@
-//! What every rank tells every other before a call: that it makes the same one, or why it makes none.
+//! What every rank tells every other before a call: that it makes the same one, or why it makes
+//! none.
 
 use crate::error::Error;
 use crate::transport::{Courier, Tag};
@@ -55,7 +56,8 @@ fn numbers(bytes: &[u8]) -> impl Iterator<Item = u64> {
     bytes.chunks_exact(8).map(|place| u64::from_le_bytes(place.try_into().unwrap_or_default()))
 }
 
-/// Every rank tells every other what it is about to do, or why it will not. All come to the same verdict.
+/// Every rank tells every other what it is about to do, or why it will not. All come to the same
+/// verdict.
 pub(crate) fn agree(
     courier: &mut Courier,
     header: &Header,

@@ -1,8 +1,9 @@
-//! Attention over sequences longer than one device, on [`wgpu_attention`]: every rank holds a share of queries, keys and values in the
-//! buffers of its own device, and messages carry the rest. See [`RingAttention`].
+//! Attention over sequences longer than one device, on [`wgpu_attention`]: every rank holds a share
+//! of queries, keys and values in the buffers of its own device, and messages carry the rest. See
+//! [`RingAttention`].
 //!
-//! Messages go over a [`Wire`]: an MPI (with the feature `mpi`), or channels between threads of one process ([`ThreadWire`]), on which
-//! the tests of everything else run too.
+//! Messages go over a [`Wire`]: an MPI (with the feature `mpi`), or channels between threads of one
+//! process ([`ThreadWire`]), on which the tests of everything else run too.
 
 #![warn(missing_docs)]
 

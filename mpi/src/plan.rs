@@ -1,5 +1,6 @@
-//! Pure: how long a call would take on machines that are not here, from the blocks that travel and from rates that are given. A forecast is a bound: it knows
-//! no launches, no merges and no tiles that are half full.
+//! Pure: how long a call would take on machines that are not here, from the blocks that travel and
+//! from rates that are given. A forecast is a bound: it knows no launches, no merges and no tiles
+//! that are half full.
 
 use std::ops::Range;
 
@@ -12,7 +13,8 @@ pub struct Machine {
     pub flops: f64,
     /// Bytes that leave a rank over its link; as many may come.
     pub link: f64,
-    /// Bytes between host and device, on the device's one queue and so never beside its kernels; infinite where the link reaches the device's memory itself.
+    /// Bytes between host and device, on the device's one queue and so never beside its kernels;
+    /// infinite where the link reaches the device's memory itself.
     pub staging: f64,
     /// Seconds until the first byte of a message is there.
     pub latency: f64,
@@ -59,8 +61,9 @@ impl Forecast {
     }
 }
 
-/// Fewest tokens of a rank's block for which a full block's transfer takes no longer than attention to it: `flops · element · kv_heads /
-/// (2 · link · heads)`. With two bytes and as many key heads that is `flops / link`, as Liu et al. 2023 have it (table 2).
+/// Fewest tokens of a rank's block for which a full block's transfer takes no longer than attention
+/// to it: `flops · element · kv_heads / (2 · link · heads)`. With two bytes and as many key heads
+/// that is `flops / link`, as Liu et al. 2023 have it (table 2).
 pub fn smallest_block(machine: &Machine, heads: usize, kv_heads: usize, element: usize) -> f64 {
     machine.flops / machine.link * element as f64 / 2.0 * kv_heads as f64 / heads as f64
 }
@@ -134,7 +137,8 @@ mod tests {
 
     const FREE: Machine = Machine { flops: 1e12, link: f64::INFINITY, staging: f64::INFINITY, latency: 0.0 };
 
-    /// ring-flash-attention's table, causal on 8 × H800, forward / forward and backward: ring 52 / 54 % of the ideal, zigzag 85 / 90 %.
+    /// ring-flash-attention's table, causal on 8 × H800, forward / forward and backward: ring 52 /
+    /// 54 % of the ideal, zigzag 85 / 90 %.
     #[test]
     fn shares_bound_the_published_ones() {
         let share = |schedule| forecast(&workload(schedule, 8), &FREE).unwrap().share();
@@ -161,7 +165,8 @@ mod tests {
         }
     }
 
-    /// Where blocks are longer than the smallest one transfers are hidden, where they are shorter they are not.
+    /// Where blocks are longer than the smallest one transfers are hidden, where they are shorter
+    /// they are not.
     #[test]
     fn overlap_begins_at_the_smallest_block() {
         let machine = Machine { link: 1e9, ..FREE };

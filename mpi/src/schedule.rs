@@ -8,14 +8,17 @@ use crate::error::Error;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Schedule {
-    /// Rank `r` of `n` holds the `r`-th of `n` pieces; keys and values travel round the ring (Liu et al. 2023, "Ring
-    /// attention with blockwise transformers"). Under a causal mask the last rank works `2n − 1` times as long as the first.
+    /// Rank `r` of `n` holds the `r`-th of `n` pieces; keys and values travel round the ring (Liu
+    /// et al. 2023, "Ring attention with blockwise transformers"). Under a causal mask the last
+    /// rank works `2n − 1` times as long as the first.
     Contiguous,
-    /// The sequence in `2n` pieces, of which rank `r` holds the pieces `r` and `2n − 1 − r`, one after the other: under a causal mask
-    /// every rank has as much to do as any other (Zhu 2024, "ring-flash-attention").
+    /// The sequence in `2n` pieces, of which rank `r` holds the pieces `r` and `2n − 1 − r`, one
+    /// after the other: under a causal mask every rank has as much to do as any other (Zhu 2024,
+    /// "ring-flash-attention").
     Zigzag,
-    /// Pieces as [`Contiguous`](Self::Contiguous); an exchange of all with all gives every rank all tokens of its share of the heads
-    /// (Jacobs et al. 2023, "DeepSpeed Ulysses"). The ranks must divide the heads of the keys.
+    /// Pieces as [`Contiguous`](Self::Contiguous); an exchange of all with all gives every rank all
+    /// tokens of its share of the heads (Jacobs et al. 2023, "DeepSpeed Ulysses"). The ranks must
+    /// divide the heads of the keys.
     Ulysses,
 }
 
@@ -28,7 +31,8 @@ pub struct Shares {
 }
 
 impl Shares {
-    /// `length` tokens on `ranks` ranks. The pieces differ by at most one token where the ranks do not divide the length.
+    /// `length` tokens on `ranks` ranks. The pieces differ by at most one token where the ranks do
+    /// not divide the length.
     ///
     /// # Errors
     /// No rank, or fewer tokens than pieces.
@@ -124,14 +128,16 @@ impl SequenceMask {
         SequenceMask { causal: true, ..Self::default() }
     }
 
-    /// At most `left` keys before the query's own and `right` after it are seen; `usize::MAX` is no bound.
+    /// At most `left` keys before the query's own and `right` after it are seen; `usize::MAX` is no
+    /// bound.
     pub fn window(mut self, left: usize, right: usize) -> Self {
         self.window = Some([left, right]);
         self
     }
 
-    /// Packed documents: document `d` has the tokens `starts[d] .. starts[d + 1]`, and its queries see its keys only (`cu_seqlens` elsewhere). The
-    /// first start must be 0, the last the length of the sequence.
+    /// Packed documents: document `d` has the tokens `starts[d] .. starts[d + 1]`, and its queries
+    /// see its keys only (`cu_seqlens` elsewhere). The first start must be 0, the last the length
+    /// of the sequence.
     pub fn documents(mut self, starts: Vec<usize>) -> Self {
         self.documents = starts;
         self
@@ -287,7 +293,8 @@ fn parts(shares: &Shares, mask: &SequenceMask, rank: usize, owner: usize) -> Vec
     found
 }
 
-/// The ranks that a block goes to, its owner first, then in the order of the ring; ranks that see none of it are passed over.
+/// The ranks that a block goes to, its owner first, then in the order of the ring; ranks that see
+/// none of it are passed over.
 pub fn visitors(shares: &Shares, mask: &SequenceMask, owner: usize) -> Vec<usize> {
     let ranks = shares.ranks();
     let sees = |rank: &usize| *rank == owner || !parts(shares, mask, *rank, owner).is_empty();
@@ -395,7 +402,8 @@ mod tests {
         }
     }
 
-    /// Who sends a block and who takes it agree, and messages between two ranks are taken in the order in which they are sent.
+    /// Who sends a block and who takes it agree, and messages between two ranks are taken in the
+    /// order in which they are sent.
     #[test]
     fn senders_and_receivers_agree() {
         for schedule in [Schedule::Contiguous, Schedule::Zigzag] {

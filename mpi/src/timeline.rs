@@ -43,7 +43,8 @@ pub struct Timeline {
 const NUMBERS: usize = 9;
 
 impl Timeline {
-    /// How long the device had nothing to do before step `n`, the first of which has waited for nobody.
+    /// How long the device had nothing to do before step `n`, the first of which has waited for
+    /// nobody.
     pub fn idle(&self, n: usize) -> f64 {
         match n.checked_sub(1).map(|before| [before, n].map(|n| &self.steps[n])) {
             Some([before, step]) => (step.submitted - before.done).max(0.0),

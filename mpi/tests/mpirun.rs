@@ -1,4 +1,5 @@
-//! The same over a real MPI: this program starts itself under `mpirun`, on 1, 2, 3 and 4 ranks. Without an `mpirun` it says so and passes.
+//! The same over a real MPI: this program starts itself under `mpirun`, on 1, 2, 3 and 4 ranks.
+//! Without an `mpirun` it says so and passes.
 
 #[path = "ranks/problem.rs"]
 #[allow(dead_code)]
@@ -98,7 +99,8 @@ fn succeeds(ranks: usize, case: &str) -> Result<(), String> {
 fn run(ranks: usize, case: &str, options: &[&str]) -> Result<(bool, String), String> {
     let mut command = Command::new("timeout");
     command.arg("300").arg("mpirun").args(["--oversubscribe", "-n", &ranks.to_string()]).args(options);
-    // What starts programs with a driver, if something must; a program's own name is the loader's there.
+    // What starts programs with a driver, if something must; a program's own name is the loader's
+    // there.
     command.args(env::var_os("WGPU_ATTENTION_RUNNER")).args(env::args_os().next());
     command.env(CASE, case).env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
     let start = Instant::now();
@@ -132,7 +134,8 @@ fn rank(case: &str) {
         Ok(()) => println!("rank {rank}: all is well"),
         Err(error) if ["differ", "threads"].contains(&case) => {
             // All ranks know, and so can end in order.
-            // In one piece, and time for the others to say it: mpirun ends them after the first that fails.
+            // In one piece, and time for the others to say it: mpirun ends them after the first
+            // that fails.
             let line = format!("rank {rank} of {ranks}: {error}\n");
             std::io::stderr().write_all(line.as_bytes()).expect("standard error");
             std::thread::sleep(Duration::from_secs(1));
@@ -143,7 +146,8 @@ fn rank(case: &str) {
     }
 }
 
-/// Two query heads to a key head, another width of values, a length that no number of ranks divides.
+/// Two query heads to a key head, another width of values, a length that no number of ranks
+/// divides.
 const SHAPE: Shape =
     Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 37, kv_len: 37, head_dim: 8, value_dim: 12 };
 

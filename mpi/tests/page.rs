@@ -7,7 +7,8 @@ use std::path::Path;
 use wgpu_attention_mpi::plan::{Forecast, Machine, Workload, forecast, smallest_block};
 use wgpu_attention_mpi::{Schedule, SequenceMask};
 
-/// A name, a link, a way from the device to it: rates of attention are those published for FlashAttention on the card (f16 or bf16, head_dim 128).
+/// A name, a link, a way from the device to it: rates of attention are those published for
+/// FlashAttention on the card (f16 or bf16, head_dim 128).
 const MACHINES: [(&str, Machine); 5] = [
     ("H100, NVLink 4, GPU-aware", machine(648e12, 450e9, f64::INFINITY)),
     ("H100, 400 Gbit/s each, GPU-aware", machine(648e12, 50e9, f64::INFINITY)),

@@ -1,27 +1,31 @@
-// The gradients of additive scores' queries and vector, of their keys, or of the values, from what pairs give (additive_pairs.wgsl).
+// The gradients of additive scores' queries and vector, of their keys, or of the values, from what
+// pairs give (additive_pairs.wgsl).
 //
 //   d_q[i] = v ∘ Σⱼ d_score[i, j] · (1 − tanh²(q[i] + k[j]))      d_v = Σᵢⱼ d_score[i, j] · tanh(q[i] + k[j])
 //   d_k[j] = Σ over the heads of the group of v ∘ Σᵢ d_score[i, j] · (1 − tanh²(q[i] + k[j]))
 //   d_value[j] = Σᵢ weight[i, j] · d_out[i]                       over these heads too
 //
-// own, gradient: q, d_q [batch, heads, q_len, hidden]; k, d_k [batch, kv_heads, kv_len, hidden]; of values d_v alone
+// own, gradient: q, d_q [batch, heads, q_len, hidden]; k, d_k [batch, kv_heads, kv_len, hidden]; of
+// values d_v alone
 // others: k; q; d_out [batch, heads, q_len, value_dim]
 // pairs [batch, heads, q_len, kv_len], f32: d_score, or weights
-// parts [heads or 1, hidden, parts], f32: of d_v what the rows of a workgroup give, for part_sums.wgsl to add
+// parts [heads or 1, hidden, parts], f32: of d_v what the rows of a workgroup give, for
+// part_sums.wgsl to add
 //
-// An invocation has 4 · VECTORS channels of an own row, and goes through the others in order: the same bits on every run. A pair
-// that gives nothing takes nothing, whatever its tensors hold. ROW_LANES of a workgroup's invocations have rows beside each other,
-// the others other channels.
+// An invocation has 4 · VECTORS channels of an own row, and goes through the others in order: the
+// same bits on every run. A pair that gives nothing takes nothing, whatever its tensors hold.
+// ROW_LANES of a workgroup's invocations have rows beside each other, the others other channels.
 //
-// Constants: OF_QUERIES, OF_KEYS (of neither: of values); HAS_GRADIENT (whether own rows' gradient is wanted), HAS_PARTS (whether d_v is);
-//            WORKGROUP, ROW_LANES, VECTORS; STORE_IN_FOURS
+// Constants: OF_QUERIES, OF_KEYS (of neither: of values); HAS_GRADIENT (whether own rows' gradient
+// is wanted), HAS_PARTS (whether d_v is); WORKGROUP, ROW_LANES, VECTORS; STORE_IN_FOURS
 //
-// Bindings (declared by the host): own, score_vector but of values; others, pairs; gradient, parts as wanted; of queries the
-// mask's that bound the range of keys.
-// Work: a tanh and three or five multiply-adds for a pair and channel, one of values. Bytes: others and pairs once for each
-// 4 · VECTORS channels of a workgroup's rows.
+// Bindings (declared by the host): own, score_vector but of values; others, pairs; gradient, parts
+// as wanted; of queries the mask's that bound the range of keys.
+// Work: a tanh and three or five multiply-adds for a pair and channel, one of values. Bytes: others
+// and pairs once for each 4 · VECTORS channels of a workgroup's rows.
 
-// What an invocation has: its channels of the own row, of the sums, of those of the vector, and those before the vector's factor.
+// What an invocation has: its channels of the own row, of the sums, of those of the vector, and
+// those before the vector's factor.
 var<private> own_vectors: array<vec4<f32>, VECTORS>;
 var<private> sums: array<vec4<f32>, VECTORS>;
 var<private> vector_sums: array<vec4<f32>, VECTORS>;
@@ -82,7 +86,8 @@ fn store_own(o: u32, d: u32, sum: vec4<f32>) {
     }
 }
 
-// Of four channels of the vector from d on, what the workgroup's rows give together; part: which of the element's parts it is.
+// Of four channels of the vector from d on, what the workgroup's rows give together; part: which of
+// the element's parts it is.
 fn store_part(head: u32, part: u32, d: u32, row_lane: u32, lane: u32, x: vec4<f32>) {
     lanes[lane] = x;
     workgroupBarrier();

@@ -1,8 +1,9 @@
-// What pairs give to gradients, in place: of a score and the gradient of a weight, that of the score, and the weight as dropout
-// leaves it. A pair that is not seen gives zeros.
+// What pairs give to gradients, in place: of a score and the gradient of a weight, that of the
+// score, and the weight as dropout leaves it. A pair that is not seen gives zeros.
 //
-// TOTALS: the sums of the weights of queries instead, all of whose keys are in the rectangle; a workgroup has a query. row_stats then
-// has what weights are multiplied by, as fused_backward.wgsl says.
+// TOTALS: the sums of the weights of queries instead, all of whose keys are in the rectangle; a
+// workgroup has a query. row_stats then has what weights are multiplied by, as fused_backward.wgsl
+// says.
 //
 // d_scores [batch, heads, q_len, kv_len], f32: scores, then their gradients
 // weights  [batch, heads, q_len, kv_len], f32: d_out · v, then weights

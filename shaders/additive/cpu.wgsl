@@ -1,8 +1,9 @@
 // The loop of fused.wgsl for additive scores, for drivers that run on a CPU.
 //
-// KEY_LANES invocations share a row, each with every KEY_LANES-th key; where a row has one invocation, keys and values come from
-// workgroup_id and the loop's counter alone: uniform loads. An invocation scores KEYS keys before it weighs them, so that four
-// channels of its query, which it must gather, are loaded once for all of these.
+// KEY_LANES invocations share a row, each with every KEY_LANES-th key; where a row has one
+// invocation, keys and values come from workgroup_id and the loop's counter alone: uniform loads.
+// An invocation scores KEYS keys before it weighs them, so that four channels of its query, which
+// it must gather, are loaded once for all of these.
 //
 // Constants: LANES           invocations of a workgroup, as many as the driver computes at once
 //            KEY_LANES       of them that share a row
@@ -11,16 +12,20 @@
 //            VALUE_VECTORS   vectors of four of value_dim that a workgroup computes (workgroup_id.y is the slice);
 //                            not more than hold value_dim
 //
-// Floor: hidden tanh of 27 instructions and multiply-adds for a pair, and value_dim multiply-adds. Loading the key's channel, which KEYS do not
-// share, takes a sixth of a tanh more; a channel of the query, which they do, a gather.
+// Floor: hidden tanh of 27 instructions and multiply-adds for a pair, and value_dim multiply-adds.
+// Loading the key's channel, which KEYS do not share, takes a sixth of a tanh more; a channel of
+// the query, which they do, a gather.
 //
-// Needs: p.group, p.head_dim, p.mask, p.q, p.score_vector, p.value_dim; HAS_BLOCKS, HAS_DROPOUT, HIDDEN, KEYS, KEY_LANES, LANES,
-// LOG2_E, LOWEST, PER_PAIR_MASK, RESCALE_THRESHOLD, UNIT, VALUE_VECTORS; Query; all_finite, any_nan, apply_dropout, dot_tanh, finish_checked,
-// is_seen, k_four, k_source, key_row, mask_mod, merged, q_at4, query_of_row, repaired, rescale_of, row_state, rows_key_range,
-// score_mod, score_vector_at4, split_keys, store_row, tile_state, v_four, v_source, view_at, weight_of, work_tile.
+// Needs: p.group, p.head_dim, p.mask, p.q, p.score_vector, p.value_dim; HAS_BLOCKS, HAS_DROPOUT,
+// HIDDEN, KEYS, KEY_LANES, LANES, LOG2_E, LOWEST, PER_PAIR_MASK, RESCALE_THRESHOLD, UNIT,
+// VALUE_VECTORS; Query; all_finite, any_nan, apply_dropout, dot_tanh, finish_checked, is_seen,
+// k_four, k_source, key_row, mask_mod, merged, q_at4, query_of_row, repaired, rescale_of,
+// row_state, rows_key_range, score_mod, score_vector_at4, split_keys, store_row, tile_state,
+// v_four, v_source, view_at, weight_of, work_tile.
 // Gives: main.
 
-// What an invocation has: its sums of the output, its scores and then weights, where its keys begin.
+// What an invocation has: its sums of the output, its scores and then weights, where its keys
+// begin.
 var<private> acc: array<vec4<f32>, VALUE_VECTORS>;
 var<private> scores: array<f32, KEYS>;
 var<private> k_rows: array<u32, KEYS>;
@@ -57,7 +62,8 @@ fn score_keys(q: Query, kv_head: u32, j0: u32, last: u32) {
     }
 }
 
-// The same as the softmax sees them: −∞ where the query does not see the key, of which range.y is the end.
+// The same as the softmax sees them: −∞ where the query does not see the key, of which range.y is
+// the end.
 fn mask_scores(q: Query, j0: u32, range: vec2<u32>) {
     /* unrolled */ for (var c = 0u; c < KEYS; c++) {
         let j = j0 + c * KEY_LANES;

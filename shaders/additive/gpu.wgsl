@@ -1,25 +1,31 @@
 // The loop of fused.wgsl for additive scores, for GPUs.
 //
-// A tile is ROWS packed rows by KEYS keys, of which CHUNK channels at a time are in workgroup memory. KEYS / 4 invocations share a
-// row: each scores four keys of it, and has some channels of its output, so that nothing but weights, maxima and sums goes from
-// one to another. Values come from memory; the rows of a tile read the same ones.
+// A tile is ROWS packed rows by KEYS keys, of which CHUNK channels at a time are in workgroup
+// memory. KEYS / 4 invocations share a
+// row: each scores four keys of it, and has some channels of its output, so that nothing but
+// weights, maxima and sums goes from one to another. Values come from memory; the rows of a tile
+// read the same ones.
 //
 // Constants: ROWS        packed rows of a workgroup
 //            KEYS        keys of a tile
 //            WORKGROUP   invocations, ROWS · KEYS / 4
 //            SLICE       channels of out that a workgroup computes
 //
-// Floor: hidden tanh and multiply-adds for a pair, 18 instructions and a division each, against 3 / 8 of a vector loaded from
-// workgroup memory; value_dim multiply-adds for a pair, and as many loads of a vector for four.
+// Floor: hidden tanh and multiply-adds for a pair, 18 instructions and a division each, against 3 /
+// 8 of a vector loaded from workgroup memory; value_dim multiply-adds for a pair, and as many loads
+// of a vector for four.
 //
-// Needs: p.head_dim, p.mask, p.q, p.score_vector, p.value_dim; HAS_BLOCKS, HAS_DROPOUT, HIDDEN, KEYS, LOWEST, PER_PAIR_MASK,
-// RESCALE_THRESHOLD, ROWS, SLICE, UNIT, WORKGROUP; Query; all_finite, any_nan, apply_dropout, dot_tanh, finish_checked, head_query_of, k_four,
-// k_source, key_row, mask_mod, q_at4, query_of_row, repaired, rescale_of, row_state, rows_key_range, score_mod,
-// score_vector_at4, split_keys, store_row, tile_state, v_four, v_source, view_at, weight_of, work_tile.
+// Needs: p.head_dim, p.mask, p.q, p.score_vector, p.value_dim; HAS_BLOCKS, HAS_DROPOUT, HIDDEN,
+// KEYS, LOWEST, PER_PAIR_MASK, RESCALE_THRESHOLD, ROWS, SLICE, UNIT, WORKGROUP; Query; all_finite,
+// any_nan, apply_dropout, dot_tanh, finish_checked, head_query_of, k_four, k_source, key_row,
+// mask_mod, q_at4, query_of_row, repaired, rescale_of, row_state, rows_key_range, score_mod,
+// score_vector_at4, split_keys, store_row, tile_state, v_four, v_source, view_at, weight_of,
+// work_tile.
 // Gives: main.
 
 const CHUNK_VECTORS: u32 = 4u;
-// A row of a chunk in workgroup memory: one vector more than it has, so that rows fall on different banks.
+// A row of a chunk in workgroup memory: one vector more than it has, so that rows fall on different
+// banks.
 const CHUNK_STEP: u32 = CHUNK_VECTORS + 1u;
 const LANE_KEYS: u32 = 4u;
 // Invocations that share a row.
@@ -45,7 +51,8 @@ var<private> acc: array<vec4<f32>, OUT_VECTORS>;
 // Channels d0 .. d0 + CHUNK of the tile's rows and keys, zeros past the last.
 fn stage_chunk(b: u32, kv_head: u32, row0: u32, last_row: u32, j0: u32, last: u32, d0: u32, lane: u32) {
     let k = k_source(b, kv_head);
-    // Every invocation makes the same number of turns: FXC refuses a barrier behind another loop that holds a branch.
+    // Every invocation makes the same number of turns: FXC refuses a barrier behind another loop
+    // that holds a branch.
     for (var first = 0u; first < KEYS * CHUNK_VECTORS; first += WORKGROUP) {
         let n = first + lane;
         let d = d0 + n % CHUNK_VECTORS * 4u;
@@ -81,7 +88,8 @@ fn score_chunk(x: u32, y: u32) {
     }
 }
 
-// The scores as the softmax sees them: −∞ where the query does not see the key, of which range.y is the end.
+// The scores as the softmax sees them: −∞ where the query does not see the key, of which range.y is
+// the end.
 fn mask_scores(q: Query, j0: u32, range: vec2<u32>, x: u32) {
     /* unrolled */ for (var c = 0u; c < LANE_KEYS; c++) {
         let j = j0 + x + c * ROW_LANES;

@@ -1,6 +1,7 @@
 // The additive score of a pair: v · tanh(q + k). (Bahdanau et al. 2014.)
 //
-// Needs: p.group, p.head_dim, p.q, p.score_vector; Query; dot_tanh, k_four, k_source, key_row, q_at4, score_vector_at4, view_at.
+// Needs: p.group, p.head_dim, p.q, p.score_vector; Query; dot_tanh, k_four, k_source, key_row,
+// q_at4, score_vector_at4, view_at.
 // Gives: folds_scale, pair_score.
 
 // There is no scale.

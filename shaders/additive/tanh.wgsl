@@ -1,10 +1,11 @@
 // tanh of four numbers, in 18 multiplications and additions and a division each.
 //
-// Drivers' own is slow, NaN for a large argument on some, and made of exp it keeps few digits of a small one. This is
-// x · P(x²) / Q(x²), fitted so that the relative error is at most 2.2e-8 up to |x| = 9.02, from where f32 has nothing
-// between tanh and 1. Rounding adds up to six units in the last place (4e-7) where there is no fused multiply-add, 1 on average.
-// P and Q begin with 1 and have no negative coefficient: of a tiny x or of −0 it is x, it never decreases by more than it is off
-// by, it is 1 and −1 of what is large or infinite, and never beyond. NaN stays NaN.
+// Drivers' own is slow, NaN for a large argument on some, and made of exp it keeps few digits of a
+// small one. This is x · P(x²) / Q(x²), fitted so that the relative error is at most 2.2e-8 up to
+// |x| = 9.02, from where f32 has nothing between tanh and 1. Rounding adds up to six units in the
+// last place (4e-7) where there is no fused multiply-add, 1 on average. P and Q begin with 1 and
+// have no negative coefficient: of a tiny x or of −0 it is x, it never decreases by more than it is
+// off by, it is 1 and −1 of what is large or infinite, and never beyond. NaN stays NaN.
 //
 // Needs: are_nan.
 // Gives: dot_tanh, tanh4.

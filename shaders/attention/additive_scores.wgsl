@@ -1,5 +1,6 @@
-// scores = v · tanh(q + k); tiles that no query may see are left unwritten. (Bahdanau et al. 2014, "Neural machine translation by
-// jointly learning to align and translate"; concat in Luong et al. 2015.)
+// scores = v · tanh(q + k); tiles that no query may see are left unwritten. (Bahdanau et al. 2014,
+// "Neural machine translation by jointly learning to align and translate"; concat in Luong et al.
+// 2015.)
 //
 // q [batch, heads, q_len, hidden]   k [batch, kv_heads, kv_len, hidden]   score_vector [1, heads or 1, 1, hidden]
 // scores [batch, heads, q_len, kv_len], f32
@@ -8,7 +9,8 @@
 //
 // Constants: WORKGROUP; KEY_LANES; KEYS
 //
-// Bindings (declared by the host): q, k, score_vector, scores, and those of the mask that bound the range of keys.
+// Bindings (declared by the host): q, k, score_vector, scores, and those of the mask that bound the
+// range of keys.
 // Work: hidden tanh and multiply-adds per score; bytes: 4 per score written.
 
 const ROWS: u32 = WORKGROUP / KEY_LANES;

@@ -1,7 +1,8 @@
-// Writes the keys and values that a layer appends to every sequence: a learned one, then one of zeros.
+// Writes the keys and values that a layer appends to every sequence: a learned one, then one of
+// zeros.
 //
-// k [batch, kv_heads, from + appended, head_dim] and v [.., value_dim] in one buffer; rows `from` on are written. Of a buffer that has
-// one of them, the other's dim is 0.
+// k [batch, kv_heads, from + appended, head_dim] and v [.., value_dim] in one buffer; rows `from`
+// on are written. Of a buffer that has one of them, the other's dim is 0.
 // bias_k, bias_v: [kv_heads · head_dim] and [kv_heads · value_dim].
 // Bindings (declared by the host): kv; bias_k, bias_v if learned.
 

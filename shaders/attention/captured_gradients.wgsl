@@ -7,14 +7,16 @@
 // row_stats [batch, heads, q_len, 4] (backward/stats.wgsl)
 // gradient [shape]
 //
-// A workgroup has a part of the queries, and TILE elements. Its lanes have a pair each, of which they note the n-th reading; then lane l
-// adds what all have noted to those elements that are l modulo WORKGROUP, in order: the same bits on every run, without atomics.
-// Of several parts, gradient is [shape, parts] in scratch, and part_sums.wgsl adds them.
+// A workgroup has a part of the queries, and TILE elements. Its lanes have a pair each, of which
+// they note the n-th reading; then lane l adds what all have noted to those elements that are l
+// modulo WORKGROUP, in order: the same bits on every run, without atomics. Of several parts,
+// gradient is [shape, parts] in scratch, and part_sums.wgsl adds them.
 //
 // Constants: WORKGROUP; TILE
 //            PER_PAIR_MASK
 //
-// Bindings (declared by the host): q, k, v, d_out; row_stats, gradient; the mask's, dropout where used.
+// Bindings (declared by the host): q, k, v, d_out; row_stats, gradient; the mask's, dropout where
+// used.
 
 var<workgroup> sums: array<f32, TILE>;
 // What the lanes note.

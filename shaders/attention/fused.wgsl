@@ -4,22 +4,23 @@
 // q [batch, heads, q_len, head_dim]   k [batch, kv_heads, kv_len, head_dim]   v [batch, kv_heads, kv_len, value_dim]
 // out [batch, heads, q_len, value_dim]   lse [batch, heads, q_len, 1]
 //
-// A workgroup has one key/value head and a tile of packed rows: row r is query r / group of the r % group-th head
-// of the group, so that heads which share keys and values share loading them. It computes SLICE channels of out.
-// The loop is in fused/*.wgsl; here is what its forms have in common.
+// A workgroup has one key/value head and a tile of packed rows: row r is query r / group of the r %
+// group-th head of the group, so that heads which share keys and values share loading them. It
+// computes SLICE channels of out. The loop is in fused/*.wgsl; here is what its forms have in
+// common.
 //
-// Keys and values come from tensors or from a cache (keys/*.wgsl). Where few rows meet many keys, the keys are
-// split among workgroups: each leaves its own means and, of its weights, maximum and sum in `partial`, and merge_splits.wgsl
-// puts them together (Dao et al. 2023, "Flash-decoding").
+// Keys and values come from tensors or from a cache (keys/*.wgsl). Where few rows meet many keys,
+// the keys are split among workgroups: each leaves its own means and, of its weights, maximum and
+// sum in `partial`, and merge_splits.wgsl puts them together (Dao et al. 2023, "Flash-decoding").
 //
-// What the score of a pair is made of is in fused/dot.wgsl; of additive attention it is v · tanh(q + k) instead
-// (additive/score.wgsl), and the loops are in additive/*.wgsl.
+// What the score of a pair is made of is in fused/dot.wgsl; of additive attention it is v ·
+// tanh(q + k) instead (additive/score.wgsl), and the loops are in additive/*.wgsl.
 //
-// Bindings (declared by the host): q, what holds k and v, score_vector of additive attention, out (and lse) or partial; the
-// mask's, dropout where used.
+// Bindings (declared by the host): q, what holds k and v, score_vector of additive attention, out
+// (and lse) or partial; the mask's, dropout where used.
 
-// What a workgroup works on: packed rows row0 .. last_row of key/value head z, a split of their keys, a slice of out's
-// channels. There are no such rows where row0 > last_row.
+// What a workgroup works on: packed rows row0 .. last_row of key/value head z, a split of their
+// keys, a slice of out's channels. There are no such rows where row0 > last_row.
 struct WorkTile {
     z: u32,
     b: u32,
@@ -70,8 +71,8 @@ fn store_stats(z: u32, row: u32, split: u32, total: vec2<f32>) {
     partial_store4(o, vec4<f32>(total, 0.0, 0.0));
 }
 
-// The end of a row, from its maximum and the sum of its weights: what its sums are multiplied by, and what they are then
-// relative to. One invocation stores what there is besides out.
+// The end of a row, from its maximum and the sum of its weights: what its sums are multiplied by,
+// and what they are then relative to. One invocation stores what there is besides out.
 fn finish_row(state: vec2<f32>, z: u32, row: u32, split: u32, stores: bool) -> vec3<f32> {
     if SPLITS {
         if stores {
@@ -91,9 +92,10 @@ fn finish_row(state: vec2<f32>, z: u32, row: u32, split: u32, stores: bool) -> v
     }
 }
 
-// As finish_row, with the state computed once more where the loop's says nothing. A loop holds q · (scale · UNIT) and the sums of
-// its products with k: they may be beyond f32's range where scores are not, so that a row has NaN or sees no key. The sums of such
-// a row are made NaN, and computed once more too. Slow, and costs nothing where everything is finite.
+// As finish_row, with the state computed once more where the loop's says nothing. A loop holds q ·
+// (scale · UNIT) and the sums of its products with k: they may be beyond f32's range where scores
+// are not, so that a row has NaN or sees no key. The sums of such a row are made NaN, and computed
+// once more too. Slow, and costs nothing where everything is finite.
 fn finish_checked(state: vec2<f32>, z: u32, row: u32, split: u32, keys: vec2<u32>, stores: bool) -> vec3<f32> {
     let is_broken = !folds_scale() || !all_finite(vec4<f32>(state.y)) || (state.y == 0.0 && !PER_PAIR_MASK);
     var sure = state;
@@ -121,8 +123,8 @@ fn state_of(q: Query, keys: vec2<u32>) -> vec2<f32> {
     return total;
 }
 
-// The state of the block that a query and a key are in. A kernel that goes through the map column by column leaves a query at the
-// last.
+// The state of the block that a query and a key are in. A kernel that goes through the map column
+// by column leaves a query at the last.
 fn block_of_key(q: Query, j: u32) -> u32 {
     if HAS_BLOCKS {
         return block_of_row(q, map_row(q.i), min(j, p.mask.masked_len - 1u) / p.mask.block.y);
@@ -156,9 +158,10 @@ fn score_of(q: Query, j: u32) -> f32 {
     }
 }
 
-// Four channels of a row over some keys once more, where one is not finite. A weight of zero contributes nothing, whatever the
-// value holds, but 0 · NaN and 0 · ∞ are NaN. A mean of finite values is finite, but the sum of weights up to 2^8 times values may
-// not be: here weights are normalised before. Slow, and costs nothing where everything is finite.
+// Four channels of a row over some keys once more, where one is not finite. A weight of zero
+// contributes nothing, whatever the value holds, but 0 · NaN and 0 · ∞ are NaN. A mean of finite
+// values is finite, but the sum of weights up to 2^8 times values may not be: here weights are
+// normalised before. Slow, and costs nothing where everything is finite.
 fn repaired(q: Query, col: u32, total: vec2<f32>, keys: vec2<u32>) -> vec4<f32> {
     var sum = vec4<f32>();
     let v = v_source(q.b, q.h / p.group, col);
@@ -184,8 +187,8 @@ fn row_repaired(z: u32, row: u32, col: u32, x: vec4<f32>, end: vec3<f32>, keys: 
     }
 }
 
-// The queries of some rows see keys of all.x .. all.y, and every query sees those in each.x .. each.y,
-// as far as intervals go.
+// The queries of some rows see keys of all.x .. all.y, and every query sees those in each.x ..
+// each.y, as far as intervals go.
 struct KeyRange {
     any_row: vec2<u32>,
     every_row: vec2<u32>,

@@ -1,4 +1,5 @@
-// The gradients of q, or those of k and v, in one pass, without a score matrix. (Dao 2023, "FlashAttention-2", section 3.1.)
+// The gradients of q, or those of k and v, in one pass, without a score matrix. (Dao 2023,
+// "FlashAttention-2", section 3.1.)
 //
 // q, d_q [batch, heads, q_len, head_dim]         d_out [batch, heads, q_len, value_dim]
 // k, d_k [batch, kv_heads, kv_len, head_dim]     v, d_v [batch, kv_heads, kv_len, value_dim]
@@ -10,14 +11,17 @@
 //   d_k[j]  = scale · Σᵢ d_score[i, j] · q[i]      over the queries of all heads of the group
 //   d_v[j]  = Σᵢ dropout(weight)[i, j] · d_out[i]
 //
-// A workgroup has OWNS queries of a head or, OF_KEYS, keys of a key/value head, and walks the others: keys, or the queries of
-// each head of the group in turn. Sums are in the order of the others: the same bits on every run, without atomics.
-// A pair that is not seen gives nothing and takes nothing, whatever its tensors hold.
+// A workgroup has OWNS queries of a head or, OF_KEYS, keys of a key/value head, and walks the
+// others: keys, or the queries of each head of the group in turn. Sums are in the order of the
+// others: the same bits on every run, without atomics. A pair that is not seen gives nothing and
+// takes nothing, whatever its tensors hold.
 //
-// total is 1 but for rounding: lse is one f32, off by 3e-5 at 731, and the forward pass rounds scores otherwise than this one. A
-// weight would be off by as much. The kernel of queries sums their weights as it goes, divides d_q by the sum in the end, and leaves
-// the total to the kernels that follow, which compute scores by the same operations in the same order. Where d_q is not wanted, it
-// computes the totals alone. If out and lse are of more keys than these (p.partial), the sum says nothing, and total is 1.
+// total is 1 but for rounding: lse is one f32, off by 3e-5 at 731, and the forward pass rounds
+// scores otherwise than this one. A weight would be off by as much. The kernel of queries sums
+// their weights as it goes, divides d_q by the sum in the end, and leaves the total to the kernels
+// that follow, which compute scores by the same operations in the same order. Where d_q is not
+// wanted, it computes the totals alone. If out and lse are of more keys than these (p.partial), the
+// sum says nothing, and total is 1.
 //
 // Constants: OF_KEYS   whose gradients these are
 //            NORMALISES   whether totals are computed
@@ -25,10 +29,11 @@
 //            OF_SCORES, OF_VALUES   whether d_q or d_k, and d_v are wanted
 // The loop is in fused_backward/*.wgsl; here is what its forms have in common, what pairs give is in backward/pair.wgsl.
 //
-// Bindings (declared by the host): q, k, v, d_out, row_stats; d_q, or d_k and d_v; the mask's, dropout where used. For totals alone
-// q, k, row_stats and the mask's.
+// Bindings (declared by the host): q, k, v, d_out, row_stats; d_q, or d_k and d_v; the mask's,
+// dropout where used. For totals alone q, k, row_stats and the mask's.
 
-// What a workgroup works on: own0 ..= last_own of head (of queries, or of keys and values), channels from col0 on.
+// What a workgroup works on: own0 ..= last_own of head (of queries, or of keys and values),
+// channels from col0 on.
 struct WorkTile {
     b: u32,
     head: u32,
@@ -106,7 +111,8 @@ fn other_value_vector(row: u32, d: u32) -> vec4<f32> {
     }
 }
 
-// A query's numbers as the loop has them. Where totals are computed nobody reads what is replaced meanwhile.
+// A query's numbers as the loop has them. Where totals are computed nobody reads what is replaced
+// meanwhile.
 fn loop_stats(b: u32, h: u32, i: u32) -> vec3<f32> {
     if NORMALISES {
         let o = stats_offset(b, h, i);
@@ -136,9 +142,10 @@ fn search_finds(work: WorkTile, h: u32, n: u32) -> bool {
     return keys.x <= work.last_own && keys.y > work.own0;
 }
 
-// Four channels of a gradient of an own row once more, where one is not finite. A pair that is not seen gives nothing, but 0 · NaN and
-// 0 · ∞ are NaN; and terms are multiplied by the scale before they are summed, which may keep the sum within f32's range. Slow, and
-// costs nothing where everything is finite.
+// Four channels of a gradient of an own row once more, where one is not finite. A pair that is not
+// seen gives nothing, but 0 · NaN and 0 · ∞ are NaN; and terms are multiplied by the scale before
+// they are summed, which may keep the sum within f32's range. Slow, and costs nothing where
+// everything is finite.
 fn repaired(work: WorkTile, own: u32, col: u32, of_values: bool) -> vec4<f32> {
     var sum = vec4<f32>();
     var weights = 0.0;

@@ -1,12 +1,13 @@
 // out, lse from what the splits of a row's keys left: means by their own weights.
 //
-// partial: per (batch, kv_head, packed row, split) value_dim means, padded to vectors; then, from stats on, the
-// maximum of scores and the total of weights in the first half of a vector.
+// partial: per (batch, kv_head, packed row, split) value_dim means, padded to vectors; then, from
+// stats on, the maximum of scores and the total of weights in the first half of a vector.
 // out [batch, heads, q_len, value_dim]   lse [batch, heads, q_len, 1]
 //
 // Bindings (declared by the host): partial, out; lse and the sinks where used.
-// Floor: every mean is read once, by ROW_LANES invocations side by side. There are few rows, so latency counts: a load from
-// global memory takes as long as hundreds of operations. The lanes load totals in parallel, and AT_ONCE means at a time.
+// Floor: every mean is read once, by ROW_LANES invocations side by side. There are few rows, so
+// latency counts: a load from global memory takes as long as hundreds of operations. The lanes load
+// totals in parallel, and AT_ONCE means at a time.
 
 const ROW_LANES: u32 = 32u;
 const ROWS: u32 = 2u;
@@ -23,7 +24,8 @@ fn total_at(o: u32) -> vec2<f32> {
     return partial_at4(p.stats + o * 4u, 1u, 4u).xy;
 }
 
-// Four channels of the mean of all splits / 2 to the power of `exponent`. `at` is their place in the first split, `width` the distance between splits.
+// Four channels of the mean of all splits / 2 to the power of `exponent`. `at` is their place in
+// the first split, `width` the distance between splits.
 fn mean_of(at: u32, width: u32, own_shares: u32, exponent: u32) -> vec4<f32> {
     var sum = vec4<f32>();
     for (var s = 0u; s < p.splits; s += AT_ONCE) {

@@ -1,10 +1,12 @@
-// What the backward pass needs of each query: lse, and dot = Σ_c d_out[c] · out[c] − d_lse, which is Σⱼ weight[j] · d_weight[j]
-// (Dao et al. 2022, "FlashAttention", appendix B). An invocation has a query.
+// What the backward pass needs of each query: lse, and dot = Σ_c d_out[c] · out[c] − d_lse, which
+// is Σⱼ weight[j] · d_weight[j] (Dao et al. 2022, "FlashAttention", appendix B). An invocation has
+// a query.
 //
 // out, d_out [batch, heads, q_len, value_dim]   lse, d_lse [batch, heads, q_len, 1]
 // row_stats [batch, heads, q_len, 4], dense: lse, dot, 1, 0; row_totals.wgsl and fused_backward.wgsl may replace some
 //
-// A query that saw no key has dot 0, whatever its tensors hold; where its head has a sink, which is its lse, −d_lse.
+// A query that saw no key has dot 0, whatever its tensors hold; where its head has a sink, which is
+// its lse, −d_lse.
 //
 // Constants: WORKGROUP; HAS_D_LSE whether there is a gradient of lse
 

@@ -1,8 +1,9 @@
-// The reference points of weights: the number that is subtracted from a query's scores, and the weight of its head's sink relative
-// to that number. An invocation has a query.
+// The reference points of weights: the number that is subtracted from a query's scores, and the
+// weight of its head's sink relative to that number. An invocation has a query.
 //
-// The number is lse, unless lse is too large: f32 has nothing between 4096 and 4096.0005, and exp(score − lse) is off by as much.
-// Then it is the largest score, and the sum of the weights relative to that score is computed too. Most queries need no sum.
+// The number is lse, unless lse is too large: f32 has nothing between 4096 and 4096.0005, and
+// exp(score − lse) is off by as much. Then it is the largest score, and the sum of the weights
+// relative to that score is computed too. Most queries need no sum.
 //
 // q [batch, heads, q_len, head_dim]   k [batch, kv_heads, kv_len, head_dim]
 // row_stats [batch, heads, q_len, 4]: lse, dot, 1, 0 (row_stats.wgsl); then lse, dot, 1, exp(sink − lse), or, of a large lse, the

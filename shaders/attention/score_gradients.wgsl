@@ -1,4 +1,5 @@
-// The gradient of a tensor that scores are changed by: bias, ALiBi's slopes, the table of relative biases, sinks.
+// The gradient of a tensor that scores are changed by: bias, ALiBi's slopes, the table of relative
+// biases, sinks.
 //
 //   d_bias[b, h, i, j]         = d_added[i, j]                                         (backward/pair.wgsl)
 //   d_slopes[b, h]             = Σ d_added[i, j] · distance(i, j)
@@ -10,14 +11,17 @@
 // row_stats [batch, heads, q_len, 4] (backward/stats.wgsl)
 // gradient [shape], any of it 1
 //
-// A workgroup has a part of one element, whose queries and keys its lanes share (SHARED), or an invocation has all of one. Each lane
-// adds up queries and keys in order, and lanes are added as a tree: the same bits on every run, without atomics.
-// Of several parts, gradient is [shape, parts] in scratch, and part_sums.wgsl adds them.
+// A workgroup has a part of one element, whose queries and keys its lanes share (SHARED), or an
+// invocation has all of one. Each lane adds up queries and keys in order, and lanes are added as a
+// tree: the same bits on every run, without atomics. Of several parts, gradient is [shape, parts]
+// in scratch, and part_sums.wgsl adds them.
 //
 // Constants: WORKGROUP; SHARED
-// Which gradient it is, score_gradients/pairs.wgsl and score_gradients/sinks.wgsl say; how lanes are added, score_gradients/lanes.wgsl.
+// Which gradient it is, score_gradients/pairs.wgsl and score_gradients/sinks.wgsl say; how lanes
+// are added, score_gradients/lanes.wgsl.
 //
-// Bindings (declared by the host): q, k, v, d_out but for sinks; row_stats, gradient; the mask's, dropout where used.
+// Bindings (declared by the host): q, k, v, d_out but for sinks; row_stats, gradient; the mask's,
+// dropout where used.
 
 // What element `at` of an axis stands for, of length `len`.
 fn stands_for(at: u32, size: u32, len: u32) -> vec2<u32> {

@@ -1,5 +1,6 @@
-// Scores on their way to the softmax, in the caller's layout and type: through the parts of the mask that the host
-// gives, which are none, the softcap, or all that change scores and hide keys. What is hidden is −∞.
+// Scores on their way to the softmax, in the caller's layout and type: through the parts of the
+// mask that the host gives, which are none, the softcap, or all that change scores and hide keys.
+// What is hidden is −∞.
 //
 // scores [batch, heads, q_len, kv_len], f32   out [batch, heads, q_len, kv_len]
 // Bindings (declared by the host): scores, out, the mask's. One read and one write per score.

@@ -2,8 +2,8 @@
 //
 // scores [batch, heads, q_len, kv_len], f32   lse [batch, heads, q_len, 1]
 //
-// ROW_LANES invocations share a row: one (row_per_invocation.wgsl) or a workgroup (row_per_workgroup.wgsl). A row that sees
-// no key becomes zeros, its lse −∞.
+// ROW_LANES invocations share a row: one (row_per_invocation.wgsl) or a workgroup
+// (row_per_workgroup.wgsl). A row that sees no key becomes zeros, its lse −∞.
 //
 // Bindings (declared by the host): scores; lse, the mask's, dropout where used.
 // Two reads and one write per score; two exp2. Scores are natural: NATURAL_SCORES.

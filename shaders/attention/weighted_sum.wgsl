@@ -3,7 +3,8 @@
 // weights [batch, heads, q_len, kv_len], f32   v [batch, kv_heads, kv_len, value_dim]
 // out [batch, heads, q_len, value_dim]
 //
-// Bindings (declared by the host): weights, v, out, and those of the mask that bound the range of keys.
+// Bindings (declared by the host): weights, v, out, and those of the mask that bound the range of
+// keys.
 // Work: 2 · value_dim per weight; bytes: 4 per weight read.
 
 // Everything the loops need, read once: drivers do not hoist loads of uniforms.
@@ -68,16 +69,17 @@ fn tile_store4(t: Tile, row: u32, col: u32, value: vec4<f32>) {
     }
 }
 
-// A weight of zero contributes nothing, whatever the value holds; but 0 · NaN and 0 · ∞ are NaN. And weights
-// add up to more than 1 by their rounding. Where the sum is not finite, its half is computed of the weights that are not zero. This
-// costs nothing elsewhere.
+// A weight of zero contributes nothing, whatever the value holds; but 0 · NaN and 0 · ∞ are NaN.
+// And weights add up to more than 1 by their rounding. Where the sum is not finite, its half is
+// computed of the weights that are not zero. This costs nothing elsewhere.
 fn tile_repair(t: Tile, row: u32, col: u32) {
     let keys = tile_inner(t, row, 1u);
     for (var c = col; c < min(col + 4u, t.cols); c++) {
         var sum = 0.0;
         for (var j = keys.x; j < keys.y; j++) {
             let weight = weights_at(t.weights + row * t.weights_row + j * t.weights_k);
-            // By the bits: a weight that is NaN counts, and `!=` is false for it in SPIR-V's ordered comparison.
+            // By the bits: a weight that is NaN counts, and `!=` is false for it in SPIR-V's
+            // ordered comparison.
             if (bitcast<u32>(weight) & 0x7fffffffu) != 0u {
                 sum = fma(weight, lowered(vec4<f32>(v_at(t.v + j * t.v_k + c * t.v_col)), 1u).x, sum);
             }

@@ -1,14 +1,16 @@
-// Writes keys and values into a cache, in the cache's format: at the positions that it was last advanced by, or
-// over those at positions that are there (OVERWRITES). Rows for other positions are then dropped, which counts as refused.
+// Writes keys and values into a cache, in the cache's format: at the positions that it was last
+// advanced by, or over those at positions that are there (OVERWRITES). Rows for other positions are
+// then dropped, which counts as refused.
 //
 // k [batch, kv_heads, rows, head_dim]   v [batch, kv_heads, rows, value_dim]
 //
-// An invocation writes a unit: channels of one row that share a scale, or 32 where there are no scales. Whole words:
-// two invocations that wrote parts of one would race.
-// Floor: k and v are read once (scaled: twice, the second time from a cache), every word is written once.
+// An invocation writes a unit: channels of one row that share a scale, or 32 where there are no
+// scales. Whole words: two invocations that wrote parts of one would race.
+// Floor: k and v are read once (scaled: twice, the second time from a cache), every word is written
+// once.
 //
-// Bindings (declared by the host): k, v, cache_k, cache_v, sequence_table; rotation_table where keys are rotated;
-// positions if HAS_POSITIONS.
+// Bindings (declared by the host): k, v, cache_k, cache_v, sequence_table; rotation_table where
+// keys are rotated; positions if HAS_POSITIONS.
 
 const MOST: f32 = select(7.0, 127.0, STORAGE_KIND == Q8);
 
@@ -110,7 +112,8 @@ fn write_unit(r: Row, row: u32, unit: u32, size: u32, words: u32, groups: u32, s
     }
 }
 
-// One more refusal of a sequence if a row is for a position that is not there. One invocation does this.
+// One more refusal of a sequence if a row is for a position that is not there. One invocation does
+// this.
 fn count_refused(b: u32) {
     var i = 0u;
     while i < p.rows && is_kept(b, position_of(p.at, b, i)) {

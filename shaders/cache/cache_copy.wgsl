@@ -1,4 +1,5 @@
-// Copies the rows of one page of a cache to another: a sequence that writes into a page it shares gets its own first.
+// Copies the rows of one page of a cache to another: a sequence that writes into a page it shares
+// gets its own first.
 //
 // Bindings (declared by the host): rows, the keys or the values.
 

@@ -2,11 +2,12 @@
 //
 // k [batch, kv_heads, rows, head_dim]   v [batch, kv_heads, rows, value_dim]
 //
-// Rows of positions that a sequence does not have, or that a ring has overwritten, are zeros. An invocation has four
-// channels of a row.
+// Rows of positions that a sequence does not have, or that a ring has overwritten, are zeros. An
+// invocation has four channels of a row.
 // Floor: every word is read once, every channel written once.
 //
-// Bindings (declared by the host): k, v, cache_k, cache_v, sequence_table; positions if HAS_POSITIONS.
+// Bindings (declared by the host): k, v, cache_k, cache_v, sequence_table; positions if
+// HAS_POSITIONS.
 
 // From channel d on. Floats keep their bits.
 fn k_channels(s: Source, row: u32, d: u32) -> vec4<f32> {

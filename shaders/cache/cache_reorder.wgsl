@@ -1,8 +1,8 @@
 // Moves the rows of whole sequences within a cache, each to the sequences that go on from it.
 //
-// The sequence table lists the moves in an order in which no move overwrites a row that a later one reads: copies, and
-// exchanges where sequences take each other's place in a circle. An invocation takes a word of one row through all moves,
-// so the order needs no barrier.
+// The sequence table lists the moves in an order in which no move overwrites a row that a later one
+// reads: copies, and exchanges where sequences take each other's place in a circle. An invocation
+// takes a word of one row through all moves, so the order needs no barrier.
 // Floor: every word that moves is read once and written once, twice if exchanged.
 //
 // Bindings (declared by the host): rows, the keys or the values; sequence_table.

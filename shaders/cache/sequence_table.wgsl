@@ -1,14 +1,17 @@
-// What is common to every kernel that looks into a cache: how long its sequences are and where their rows lie.
+// What is common to every kernel that looks into a cache: how long its sequences are and where
+// their rows lie.
 //
-// The sequence table has WORDS words per sequence, then the page tables. A row is one token's key (or value) of one head; rows
-// lie as [page, kv_head, slot], a sequence without a page table is one page. Of a ring only some tokens are
+// The sequence table has WORDS words per sequence, then the page tables. A row is one token's key
+// (or value) of one head; rows lie as [page, kv_head, slot], a sequence without a page table is one
+// page. Of a ring only some tokens are
 // left: kernels count those (t), masks speak of positions (j).
 //
 // LAYOUT_KIND: CONTIGUOUS, RING or PAGED. Bindings: sequence_table.
 //
 // Needs: p.cache; LAYOUT_KIND; sequence_table_at.
-// Gives: COUNT, EXCHANGE, HIGH, LENGTH, LIMIT, MOVE_FROM, MOVE_TO, REFUSED, RING, START, WORDS; Rows; are_neighbours, cached_index, cached_key,
-// cached_len, cached_queries, cached_shift, cached_start, row_of_position, row_of_token, rows_of.
+// Gives: COUNT, EXCHANGE, HIGH, LENGTH, LIMIT, MOVE_FROM, MOVE_TO, REFUSED, RING, START, WORDS;
+// Rows; are_neighbours, cached_index, cached_key, cached_len, cached_queries, cached_shift,
+// cached_start, row_of_position, row_of_token, rows_of.
 
 const CONTIGUOUS: u32 = 0u;
 const RING: u32 = 1u;
@@ -25,7 +28,8 @@ const MOVE_TO: u32 = 6u;  // of the table's n-th move of rows, not of a sequence
 const MOVE_FROM: u32 = 7u;
 const EXCHANGE: u32 = 0x80000000u; // in MOVE_FROM: rows go both ways
 
-// What the sequence table says is clamped to what there is: nothing but order keeps others from writing it.
+// What the sequence table says is clamped to what there is: nothing but order keeps others from
+// writing it.
 fn cached_len(b: u32) -> u32 {
     return min(sequence_table_at(b * WORDS + LENGTH), p.cache.longest);
 }
@@ -72,7 +76,8 @@ fn cached_key(t: u32, shift: u32) -> u32 {
     }
 }
 
-// Where the rows of a sequence and head lie. Read once: drivers load uniforms again in every turn of a loop.
+// Where the rows of a sequence and head lie. Read once: drivers load uniforms again in every turn
+// of a loop.
 struct Rows {
     first: u32,     // row of slot 0, of the page 0 if paged
     stride: u32,    // rows from page to page

@@ -1,4 +1,5 @@
-// What the rows of a tile take of those after them in their chunk, and of themselves, by products in memory, over all heads of the group.
+// What the rows of a tile take of those after them in their chunk, and of themselves, by products
+// in memory, over all heads of the group.
 //
 // Needs: Chunk, Tile; ROWS; other4, scores_at, scores_at4, sums; p.chunk_len, p.group, p.slots.
 // Gives: add_after.

@@ -1,4 +1,5 @@
-// What the rows of a tile take of those before them in their chunk, and of themselves, by products in memory.
+// What the rows of a tile take of those before them in their chunk, and of themselves, by products
+// in memory.
 //
 // Needs: Chunk, Tile; ROWS; norms, other4, p.chunk_len, scores_at, scores_at4, sums; IS_SCALED.
 // Gives: add_before, seen_term.

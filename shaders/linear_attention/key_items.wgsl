@@ -1,6 +1,7 @@
 // The rows that a state is made of: keys, with their values.
 //
-// Needs: p.value_exponent; key_feature4, log_after, log_at, log_within, lowered, value4, hidden_or_exp, is_hidden; IS_CAUSAL, IS_SCALED.
+// Needs: p.value_exponent; key_feature4, log_after, log_at, log_within, lowered, value4,
+// hidden_or_exp, is_hidden; IS_CAUSAL, IS_SCALED.
 // Gives: item_feature4, item_head, item_heads, item_value4, origin_of.
 
 fn item_heads() -> u32 {

@@ -3,8 +3,9 @@
 // state [sequences, kv_heads, features, value_dim]   norm [sequences, kv_heads, features, 1]
 // carry [sequences and those of packed rows that are of none, kv_heads, features, state_stride]
 //
-// Bindings (declared by the host): state and norm if there are any, carry. `first_slot` is the first sequence of the dispatch.
-// Reads and writes everything once; an invocation has four floats of a state.
+// Bindings (declared by the host): state and norm if there are any, carry. `first_slot` is the
+// first sequence of the dispatch. Reads and writes everything once; an invocation has four floats
+// of a state.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {

@@ -1,14 +1,15 @@
-// The table of chunks, where sequences are packed or keys have logarithmic weights, and those weights: of a key that a mask hides −∞,
-// of features that were divided by their largest its logarithm, else 0.
+// The table of chunks, where sequences are packed or keys have logarithmic weights, and those
+// weights: of a key that a mask hides −∞, of features that were divided by their largest its
+// logarithm, else 0.
 //
 // key_mask [batch, kv_heads, 1, kv_len] bool   lengths [batch, kv_heads, 1, 1]   starts [1, 1, 1, sequences − 1]
 // logs [batch, kv_heads, kv_len]: read and written   chunks [batch, kv_heads, slots, 8]: see linear/table.wgsl
 //
-// Bindings (declared by the host): key_mask, lengths, starts, logs, as far as they are there, chunks.
-// Reads and writes everything once, starts once a chunk; an invocation has a chunk.
+// Bindings (declared by the host): key_mask, lengths, starts, logs, as far as they are there,
+// chunks. Reads and writes everything once, starts once a chunk; an invocation has a chunk.
 
-// The rows of part s of packed ones: those before the first sequence, the sequences, those after the last. Whatever the tensor holds,
-// no part begins before the one before it ends.
+// The rows of part s of packed ones: those before the first sequence, the sequences, those after
+// the last. Whatever the tensor holds, no part begins before the one before it ends.
 fn chunk_at(b: u32, slot: u32) -> Chunk {
     if !IS_PACKED {
         return plain_chunk(b, slot, p.kv_len);

@@ -1,12 +1,12 @@
-// The gradient of φ(k), by its slope that of k: the gradient of the state after the chunk times value and norm, and the same of the
-// chunk's own queries.
+// The gradient of φ(k), by its slope that of k: the gradient of the state after the chunk times
+// value and norm, and the same of the chunk's own queries.
 //
 // k, d_k [batch, kv_heads, kv_len, features]   q [batch, heads, q_len, features]   v [batch, kv_heads, kv_len, value_dim]
 // states: gradients of states, as linear_prefix.wgsl leaves them   scores: of gradients
 //
-// Bindings (declared by the host): k if φ has a slope, v, states; q and scores if causal; logs and chunks if there are any; written, which is
-// d_k. Floors: (value_dim + 1 + group · chunk_len / 2) · features multiply-adds a row; each tensor once, scores and states once for every
-// tile of columns.
+// Bindings (declared by the host): k if φ has a slope, v, states; q and scores if causal; logs and
+// chunks if there are any; written, which is d_k. Floors: (value_dim + 1 + group · chunk_len / 2) ·
+// features multiply-adds a row; each tensor once, scores and states once for every tile of columns.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {

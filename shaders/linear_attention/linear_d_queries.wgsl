@@ -1,12 +1,13 @@
-// The gradient of φ(q), by its slope that of q: the state before the chunk times what the result and the norm ask for, and the same of
-// the chunk's own keys.
+// The gradient of φ(q), by its slope that of q: the state before the chunk times what the result
+// and the norm ask for, and the same of the chunk's own keys.
 //
 // q, d_q [batch, heads, q_len, features]   k [batch, kv_heads, kv_len, features]   d_out [batch, heads, q_len, value_dim]
 // states, scores: as in linear_out.wgsl, scores of gradients   stats [batch, heads, q_len, 4]
 //
-// Bindings (declared by the host): q if φ has a slope, d_out, states, stats; k and scores if causal; chunks if there is a table; written, which
-// is d_q. Floors: (value_dim + 1 + chunk_len / 2) · features multiply-adds a row; each tensor once, scores and states once for every tile
-// of columns.
+// Bindings (declared by the host): q if φ has a slope, d_out, states, stats; k and scores if
+// causal; chunks if there is a table; written, which is d_q. Floors: (value_dim + 1 + chunk_len /
+// 2) · features multiply-adds a row; each tensor once, scores and states once for every tile of
+// columns.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {

@@ -4,7 +4,8 @@
 // d_features [batch, heads, length, features + 4]: as linear_map_backward.wgsl leaves it
 //
 // Bindings (declared by the host): rows, directions, d_features, written, which is d_rows.
-// Floors: head_dim · directions multiply-adds a row; everything once, d_features again for every tile of columns.
+// Floors: head_dim · directions multiply-adds a row; everything once, d_features again for every
+// tile of columns.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {

@@ -1,10 +1,11 @@
-// The logarithm of the scale of what precedes and of what includes each chunk: the largest logarithmic weight so far, as of the online
-// softmax; without causality that of the whole sequence.
+// The logarithm of the scale of what precedes and of what includes each chunk: the largest
+// logarithmic weight so far, as of the online softmax; without causality that of the whole
+// sequence.
 //
 // chunks [batch, kv_heads, slots, 8]: read and written   state_log [sequences, kv_heads, 1, 1]: read and written
 //
-// Bindings (declared by the host): chunks, then state_log if there is one. Reads and writes a chunk's entry once or twice; an invocation
-// has a head of a batch.
+// Bindings (declared by the host): chunks, then state_log if there is one. Reads and writes a
+// chunk's entry once or twice; an invocation has a head of a batch.
 
 fn entry(slot: u32, z: u32) -> u32 {
     return 8u * (z * p.all_slots + slot);

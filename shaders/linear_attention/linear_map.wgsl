@@ -1,10 +1,12 @@
-// Random features of rows, of their products with the directions; exponentials are divided by their largest, whose logarithm keys keep.
+// Random features of rows, of their products with the directions; exponentials are divided by their
+// largest, whose logarithm keys keep.
 //
 // rows [batch, heads, length, head_dim]   features [batch, heads, length, features]: products, read and written
 // logs [batch, heads, length]
 //
-// Bindings (declared by the host): rows, row_features, logs of exponentials of keys. Floors: an exponential, or a sine and a cosine, a
-// product; rows once, features twice read and once written. An invocation has a row.
+// Bindings (declared by the host): rows, row_features, logs of exponentials of keys. Floors: an
+// exponential, or a sine and a cosine, a product; rows once, features twice read and once written.
+// An invocation has a row.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {

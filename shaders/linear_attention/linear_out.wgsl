@@ -1,12 +1,14 @@
-// out = φ(q) · (state before the chunk) + (products within the chunk) · v, over the same of the norm.
+// out = φ(q) · (state before the chunk) + (products within the chunk) · v, over the same of the
+// norm.
 //
 // q [batch, heads, q_len, features]   v [batch, kv_heads, kv_len, value_dim]   out [batch, heads, q_len, value_dim]
 // states [batch · kv_heads, slots of the span, features, state_stride], or totals [sequences, kv_heads, features, state_stride]
 // scores [batch · heads, slots of the span, chunk_len, chunk_len]
 //
-// Bindings (declared by the host): q; v and scores if causal; states; logs if keys have logarithmic weights; chunks if there is a table;
-// written, which is out. Floors: (features + chunk_len / 2) · (value_dim + 1) multiply-adds a row; q, v and out once, scores and states once
-// for every tile of columns.
+// Bindings (declared by the host): q; v and scores if causal; states; logs if keys have logarithmic
+// weights; chunks if there is a table; written, which is out. Floors: (features + chunk_len / 2) ·
+// (value_dim + 1) multiply-adds a row; q, v and out once, scores and states once for every tile of
+// columns.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {

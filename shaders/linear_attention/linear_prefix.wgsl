@@ -1,5 +1,5 @@
-// Running sums of the states of chunks, in order: what is before a chunk takes the place of what it adds. Without causality the
-// total alone. For the backward pass from the last chunk to the first.
+// Running sums of the states of chunks, in order: what is before a chunk takes the place of what it
+// adds. Without causality the total alone. For the backward pass from the last chunk to the first.
 //
 // states [batch · kv_heads, slots of the span, features, state_stride]   carry [sequences, kv_heads, features, state_stride]
 //

@@ -1,11 +1,13 @@
-// Linear attention token by token, with the state of each head in memory: for few tokens, and for update rules that are no sums.
+// Linear attention token by token, with the state of each head in memory: for few tokens, and for
+// update rules that are no sums.
 //
 // q [batch, heads, q_len, features]   k [batch, kv_heads, q_len, features]   v [batch, kv_heads, q_len, value_dim]
 // decay [batch, kv_heads, q_len, 1 or features]   beta [batch, kv_heads, q_len, 1]   out [batch, heads, q_len, value_dim]
 // state [batch, kv_heads, features, value_dim], norm [batch, kv_heads, features, 1]: read and written
 //
-// Bindings (declared by the host): q, k, v, decay and beta if the rule has them, state, norm if results are normalised, written, which is
-// out. Floors: (2 + heads of a group) · features · value_dim multiply-adds a token;
+// Bindings (declared by the host): q, k, v, decay and beta if the rule has them, state, norm if
+// results are normalised, written, which is out. Floors: (2 + heads of a group) · features ·
+// value_dim multiply-adds a token;
 // the state twice read and once written a token, the rest once. A workgroup has a head.
 
 @compute @workgroup_size(WORKGROUP)

@@ -1,11 +1,14 @@
-// What each chunk of rows adds to the state: Σ feature(row)ᵀ value(row), and Σ feature(row), the norm. Of keys: φ(k)ᵀ v. Of queries,
-// for the backward pass: φ(q)ᵀ d_out / norm and what the norm's gradient is, over all heads of the group.
+// What each chunk of rows adds to the state: Σ feature(row)ᵀ value(row), and Σ feature(row), the
+// norm. Of keys: φ(k)ᵀ v. Of queries, for the backward pass: φ(q)ᵀ d_out / norm and what the norm's
+// gradient is, over all heads of the group.
 //
 // features [batch, heads, length, features]   values [batch, heads, length, value_dim]
 // states [batch · kv_heads, slots of the span, features, state_stride]: values, then the norm and three zeros
 //
-// Bindings (declared by the host): what the items are read from, chunks if there is a table, states.
-// Floors: features · (value_dim + 1) multiply-adds a row; a row's bytes once for every tile of the state, the states' once a chunk.
+// Bindings (declared by the host): what the items are read from, chunks if there is a table,
+// states.
+// Floors: features · (value_dim + 1) multiply-adds a row; a row's bytes once for every tile of the
+// state, the states' once a chunk.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {

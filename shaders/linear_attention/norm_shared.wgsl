@@ -1,6 +1,7 @@
 // The norm in workgroup memory, one for all columns of a head's state.
 //
-// Needs: WORKGROUP, NORM_FEATURES; key, kept, norm_at, norm_store, query, rate, view_at; p.eps, p.features, p.has_state, p.norm.
+// Needs: WORKGROUP, NORM_FEATURES; key, kept, norm_at, norm_store, query, rate, view_at; p.eps,
+// p.features, p.has_state, p.norm.
 // Gives: add_to_norm, begin_norm, end_norm, end_token, norms, result_factor.
 
 var<workgroup> norms: array<f32, NORM_FEATURES>;

@@ -1,6 +1,7 @@
 // 1 / norm and −d_out · out / norm of a query.
 //
-// Needs: Chunk; IS_CAUSAL; component, d_out4, out4, query_feature4, scores_at, state4, state_at; p.chunk_len, p.eps, p.features, p.heads, p.slots, p.state_stride, p.value_dim.
+// Needs: Chunk; IS_CAUSAL; component, d_out4, out4, query_feature4, scores_at, state4, state_at;
+// p.chunk_len, p.eps, p.features, p.heads, p.slots, p.state_stride, p.value_dim.
 // Gives: norm_stats.
 
 fn norm_stats(b: u32, h: u32, kv: u32, slot: u32, chunk: Chunk, row: u32, stats: vec4<f32>) -> vec4<f32> {

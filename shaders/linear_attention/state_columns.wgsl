@@ -1,7 +1,9 @@
-// Rows times a state transposed: Σ over values of a row's side times the state's column, for four features. `value_factors` are what these
-// sums are multiplied by, `norms` the factors of the state's norm.
+// Rows times a state transposed: Σ over values of a row's side times the state's column, for four
+// features. `value_factors` are what these sums are multiplied by, `norms` the factors of the
+// state's norm.
 //
-// Needs: Chunk, Tile; ROWS; row_of, state4, sums, value_side4; p.features, p.state_stride, p.value_dim.
+// Needs: Chunk, Tile; ROWS; row_of, state4, sums, value_side4; p.features, p.state_stride,
+// p.value_dim.
 // Gives: add_state, clear_norms, norms, value_factors.
 
 var<private> norms: array<f32, ROWS>;

@@ -1,6 +1,7 @@
 // Four columns of a result, as far as there are so many.
 //
-// Needs: IN_FOURS; p.accumulates, p.written; component, row_end, view_at, written_at, written_at4, written_store, written_store4.
+// Needs: IN_FOURS; p.accumulates, p.written; component, row_end, view_at, written_at, written_at4,
+// written_store, written_store4.
 // Gives: store_row.
 
 fn store_row(b: u32, h: u32, i: u32, c: u32, value: vec4<f32>) {

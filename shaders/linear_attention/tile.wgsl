@@ -1,4 +1,5 @@
-// The tile of an invocation: ROWS rows by four columns, in registers. COLUMN_LANES invocations have the same rows.
+// The tile of an invocation: ROWS rows by four columns, in registers. COLUMN_LANES invocations have
+// the same rows.
 //
 // Needs: COLUMN_LANES, ROWS, WORKGROUP.
 // Gives: Tile; clear_sums, row_of, sums, tile_of.

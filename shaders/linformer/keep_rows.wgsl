@@ -1,5 +1,6 @@
-// Rows of keys or values that are there, the others as zeros: y = x where kept, else 0. So padding holds nothing of what it stands
-// on before keys are projected along the length, and gets no gradient after.
+// Rows of keys or values that are there, the others as zeros: y = x where kept, else 0. So padding
+// holds nothing of what it stands on before keys are projected along the length, and gets no
+// gradient after.
 //
 // x, y [batch, heads, length, dim]   kept [batch or 1, 1, 1, length]
 //

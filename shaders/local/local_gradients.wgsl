@@ -1,5 +1,5 @@
-// What the gradients of local attention are sums of: of each query's window the weights and the gradients of scores, and the
-// gradient of its position.
+// What the gradients of local attention are sums of: of each query's window the weights and the
+// gradients of scores, and the gradient of its position.
 //   a = softmax(scale · q · k)   g = exp(−(j − position)² / 2σ²)   x = g (d_out · v)
 //   weights a g   d_scores scale a (x − Σ a x)   d_positions Σ a x (j − position) / σ²
 //
@@ -7,10 +7,12 @@
 // d_out [batch, heads, q_len, value_dim]   positions, d_positions [batch, heads or 1, q_len, 1]   lengths [batch or 1, 1, 1, 1]
 // band [2 · batch, heads, q_len, widest window]: weights of all batch entries, then gradients of scores
 //
-// A workgroup has a position at a time, with the query of each head that is there, an invocation every WORKGROUP-th key of its window.
+// A workgroup has a position at a time, with the query of each head that is there, an invocation
+// every WORKGROUP-th key of its window.
 //
-// Bindings (declared by the host): q, k, v, d_out, positions, lengths if there are any, band, d_positions if HAS_D_POSITIONS.
-// Reads keys and values once for each query whose window they are in.
+// Bindings (declared by the host): q, k, v, d_out, positions, lengths if there are any, band,
+// d_positions if HAS_D_POSITIONS. Reads keys and values once for each query whose window they are
+// in.
 
 fn d_weight_of(b: u32, h: u32, i: u32, j: u32) -> f32 {
     let v = view_at(p.v, b, h / p.group, j, 0u);

@@ -1,4 +1,5 @@
-// The positions that hidden states predict: S · sigmoid(vector · tanh(x)). (Luong et al. 2015, equation 9.)
+// The positions that hidden states predict: S · sigmoid(vector · tanh(x)). (Luong et al. 2015,
+// equation 9.)
 //
 // x [batch, 1, length, units], f32: W h + b   vector [1, 1, 1, units]   lengths [batch or 1, 1, 1, 1]: S
 // positions [batch, 1, length, 1], f32

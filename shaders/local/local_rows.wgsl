@@ -1,5 +1,5 @@
-// Sums over the keys of each query's window: the output, of weights and values, and the gradient of queries, of those of scores
-// and keys.
+// Sums over the keys of each query's window: the output, of weights and values, and the gradient of
+// queries, of those of scores and keys.
 //   y[i] = Σ_j band[i, j] x[j]
 //
 // band [batch, heads, q_len, widest window]   x [batch, kv_heads, kv_len, dim]   y [batch, heads, q_len, dim]
@@ -7,8 +7,8 @@
 //
 // An invocation has four channels of a query at a time. A query without keys gets 0.
 //
-// Bindings (declared by the host): band, x, positions, lengths if there are any, y; ACCUMULATES: y holds what is added to.
-// Reads rows of x once for each query whose window they are in.
+// Bindings (declared by the host): band, x, positions, lengths if there are any, y; ACCUMULATES: y
+// holds what is added to. Reads rows of x once for each query whose window they are in.
 
 // Four channels of a query's sum / 2 to the power of `exponent`. `row` is where its band begins.
 fn band_times_rows(b: u32, h: u32, reach: Reach, row: u32, d: u32, exponent: u32) -> vec4<f32> {

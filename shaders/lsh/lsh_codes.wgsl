@@ -1,12 +1,12 @@
-// Where tokens stand in every round, beside the tokens of a round in the order of their buckets, so that a pair can be asked in which
-// rounds it is held: if the key's code is one of the query's two.
+// Where tokens stand in every round, beside the tokens of a round in the order of their buckets, so
+// that a pair can be asked in which rounds it is held: if the key's code is one of the query's two.
 //
 // buckets, order, ranks [batch, heads, rounds, length]   lengths [batch or 1, 1, 1, 1]
 // codes [batch, heads · rounds, ahead + length, 1 + 2 · rounds], dense: position; of each round the code as a key, which is bucket and chunk, and
 // that of the chunk before. Before the tokens in order stand `ahead` rows: those of the last chunk once more, which the first looks back to.
 //
-// In their own round these and the first chunk's look back have a chunk's number of their own, LOOK_BACK, so that nobody else sees them.
-// What is no token has NOTHING throughout.
+// In their own round these and the first chunk's look back have a chunk's number of their own,
+// LOOK_BACK, so that nobody else sees them. What is no token has NOTHING throughout.
 //
 // Constants: WORKGROUP; HAS_LENGTHS
 //

@@ -1,4 +1,5 @@
-// Rows of a tensor in the order of a round's buckets, for each round; before them `ahead` rows, those of the last chunk once more.
+// Rows of a tensor in the order of a round's buckets, for each round; before them `ahead` rows,
+// those of the last chunk once more.
 // NORMALISES: each row divided by its length.
 //
 // x [batch, heads, length, dim]   order [batch, heads, rounds, length]   lengths [batch or 1, 1, 1, 1]
@@ -11,7 +12,8 @@
 
 const SHORTEST: f32 = 1e-12;
 
-// What each invocation of a row has of its length, squared, and the same of the row / 2 to the power of FAR_EXPONENT.
+// What each invocation of a row has of its length, squared, and the same of the row / 2 to the
+// power of FAR_EXPONENT.
 var<workgroup> squares: array<vec2<f32>, ROWS * ROW_LANES>;
 
 @compute @workgroup_size(ROWS * ROW_LANES)

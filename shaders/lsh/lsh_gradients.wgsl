@@ -2,20 +2,23 @@
 //   of values   d_x = Σ d_keys
 //   of queries that are keys too, divided by their length   d_x = Σ d_queries + (Σ d_keys − k (k · Σ d_keys)) / |x|, k = x / |x|
 //
-// d_keys [batch, heads · rounds, ahead + length, dim], F32: those of the last chunk stand before the others once more
+// d_keys [batch, heads · rounds, ahead + length, dim], F32: those of the last chunk stand before
+// the others once more
 // d_queries [batch, heads · rounds, length, dim], F32   x, d_x [batch, heads, length, dim]
 // ranks [batch, heads, rounds, length]   lengths [batch or 1, 1, 1, 1]
 //
 // A workgroup has ROWS tokens, ROW_LANES invocations each. What is no token has a gradient of 0.
 //
-// Constants: ROWS, ROW_LANES; HAS_X of queries; HAS_LENGTHS; ACCUMULATES: d_x holds what is added to
+// Constants: ROWS, ROW_LANES; HAS_X of queries; HAS_LENGTHS; ACCUMULATES: d_x holds what is added
+// to
 //
-// Bindings (declared by the host): d_keys; d_queries and x if HAS_X; ranks; lengths if HAS_LENGTHS; d_x.
-// Reads each gradient once, those of keys twice where they were normalised.
+// Bindings (declared by the host): d_keys; d_queries and x if HAS_X; ranks; lengths if HAS_LENGTHS;
+// d_x. Reads each gradient once, those of keys twice where they were normalised.
 
 const SHORTEST: f32 = 1e-12;
 
-// What each invocation of a row has of |x|² and of x · Σ d_keys, and of the same of x / 2 to the power of FAR_EXPONENT.
+// What each invocation of a row has of |x|² and of x · Σ d_keys, and of the same of x / 2 to the
+// power of FAR_EXPONENT.
 var<workgroup> squares: array<vec2<f32>, ROWS * ROW_LANES>;
 var<workgroup> products: array<vec2<f32>, ROWS * ROW_LANES>;
 

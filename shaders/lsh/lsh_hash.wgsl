@@ -1,15 +1,18 @@
-// The bucket of each token in each round of hashing: argmax([x R; −x R]), the lowest of equals (Andoni et al. 2015; Kitaev et al.
-// 2020, "Reformer"). Tokens past their sequence's length are in a bucket of their own, the last.
+// The bucket of each token in each round of hashing: argmax([x R; −x R]), the lowest of equals
+// (Andoni et al. 2015; Kitaev et al. 2020, "Reformer"). Tokens past their sequence's length are in
+// a bucket of their own, the last.
 //
 // qk [batch, heads, length, head_dim]   rotations [1, rounds, head_dim, n_buckets / 2]   lengths [batch or 1, 1, 1, 1]
 // buckets [batch, heads, rounds, length]
 //
-// An invocation has a token and a round; those of a workgroup share the round, and with it what they load of the rotation.
+// An invocation has a token and a round; those of a workgroup share the round, and with it what
+// they load of the rotation.
 //
 // Constants: WORKGROUP; HAS_LENGTHS
 //
 // Bindings (declared by the host): qk, rotations; lengths if HAS_LENGTHS; buckets.
-// Work: 2 · tokens · rounds · head_dim · n_buckets / 2; bytes: qk once for each round and 8 columns, at best from a cache.
+// Work: 2 · tokens · rounds · head_dim · n_buckets / 2; bytes: qk once for each round and 8
+// columns, at best from a cache.
 
 // The largest number and the first column that has it.
 struct Best {

@@ -1,5 +1,5 @@
-// The rounds of a token together: out = Σ exp(lseₙ − lse) outₙ, lse = ln Σ exp(lseₙ), from where it stands in each round's order. Rounds
-// have disjoint keys.
+// The rounds of a token together: out = Σ exp(lseₙ − lse) outₙ, lse = ln Σ exp(lseₙ), from where it
+// stands in each round's order. Rounds have disjoint keys.
 //
 // part_out [batch, heads · rounds, length, value_dim], part_lse [batch, heads · rounds, length, 1]   ranks [batch, heads, rounds, length]
 // out [batch, heads, length, value_dim]   lse [batch, heads, length, 1]
@@ -9,7 +9,8 @@
 // Bindings (declared by the host): part_out, part_lse, ranks, out; lse if HAS_LSE.
 // Reads each part's row once and its lse once for each invocation and channel of ROW_LANES.
 
-// A part that has seen no key has no share, whatever its output holds. By the bits: a NaN must show.
+// A part that has seen no key has no share, whatever its output holds. By the bits: a NaN must
+// show.
 fn has_seen(lse: f32) -> bool {
     return bitcast<u32>(lse) != bitcast<u32>(p.neg_inf);
 }

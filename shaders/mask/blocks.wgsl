@@ -26,7 +26,8 @@ fn column_state(b: u32, h: u32, rows: vec2<u32>, col: u32) -> u32 {
     return all;
 }
 
-// The state of all blocks that hold a pair of queries first ..= last and keys from ..= to, or DIFFER.
+// The state of all blocks that hold a pair of queries first ..= last and keys from ..= to, or
+// DIFFER.
 fn blocks_state(b: u32, h: u32, first: u32, last: u32, from_key: u32, to_key: u32) -> u32 {
     let rows = vec2<u32>(first, last) / p.mask.block.x;
     let cols = vec2<u32>(from_key, to_key) / p.mask.block.y;

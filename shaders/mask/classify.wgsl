@@ -1,8 +1,9 @@
 // A block map of a mask: HIDDEN, 1 or FULL per block of pairs (block_map.rs).
 //
 // map [batch or 1, heads or 1, ⌈q_len / size.x⌉, ⌈kv_len / size.y⌉]; an axis of 1 stands for all.
-// Bindings (declared by the host): map, the mask's. A workgroup per block. It reads each query's interval and each key's tensors once;
-// where these leave the answer open, it asks pairs until one is seen and another is not.
+// Bindings (declared by the host): map, the mask's. A workgroup per block. It reads each query's
+// interval and each key's tensors once; where these leave the answer open, it asks pairs until one
+// is seen and another is not.
 
 const SEEN: u32 = 1u;     // some pair is seen
 const UNSEEN: u32 = 2u;   // some pair is not
@@ -11,8 +12,9 @@ const BIASED: u32 = 4u;   // some pair that is seen has a bias
 const LANES: u32 = 64u;
 const EIGHTHS: u32 = 8u;
 
-// What queries and keys of a block come to. any: keys that a query may see, every: keys that all queries see, as far as intervals
-// go; least and largest documents of the queries and of the queries that may see the keys; what keys are, by SEEN, UNSEEN and BIASED.
+// What queries and keys of a block come to. any: keys that a query may see, every: keys that all
+// queries see, as far as intervals go; least and largest documents of the queries and of the
+// queries that may see the keys; what keys are, by SEEN, UNSEEN and BIASED.
 struct Summary {
     any_row: vec2<u32>,
     every_row: vec2<u32>,

@@ -1,4 +1,5 @@
-// Least and largest document numbers of queries, or of the queries that may see a key: x > y of none.
+// Least and largest document numbers of queries, or of the queries that may see a key: x > y of
+// none.
 //
 // Needs: nothing.
 // Gives: RUN; may_share, no_documents, with_documents.

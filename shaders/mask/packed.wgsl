@@ -28,7 +28,8 @@ fn packed_keys(b: u32, i: u32) -> vec3<i32> {
     let last = packed_query(b, s + 1u);
     let key = i32(packed_key(b, s));
     let end = max(i32(packed_key(b, s + 1u)), key);
-    // Before the first sequence, or after the last: no keys, where those of the neighbours begin or end.
+    // Before the first sequence, or after the last: no keys, where those of the neighbours begin or
+    // end.
     if i < first {
         return vec3<i32>(key, key, key);
     } else if i >= last {

@@ -8,7 +8,8 @@ const NEAR: u32 = 0u;
 const FAR: u32 = 1u;
 const BOTH: u32 = 2u;
 
-// Keys that are all near, where the query sees no others: an interval. origin: the sequence's first key.
+// Keys that are all near, where the query sees no others: an interval. origin: the sequence's first
+// key.
 fn pattern_key_range(r: vec2<i32>, origin: i32, position: i32, h: u32) -> vec2<i32> {
     let part = p.mask.pattern.w;
     if part == FAR || part == BOTH || (part > BOTH && h % 2u != 0u) {

@@ -1,5 +1,6 @@
-// What every mask needs. The host adds the functions of the rules that a call has (mask/*.wgsl, mask/rules.rs) and
-// composes from them (kernels/mask/compose.rs), so that what a call does not use costs nothing:
+// What every mask needs. The host adds the functions of the rules that a call has (mask/*.wgsl,
+// mask/rules.rs) and composes from them (kernels/mask/compose.rs), so that what a call does not use
+// costs nothing:
 //   MaskParams       a view of every rule's tensors, and numbers (kernels/mask/params.rs)
 //   Query            a query: where it stands, the interval of keys it may see, what rules keep of it
 //   query_in(b, h, i, alone) -> Query    with an interval that holds every key it may see; unless alone, the interval
@@ -24,8 +25,8 @@ fn query_of(b: u32, h: u32, i: u32) -> Query {
     return query_in(b, h, i, true);
 }
 
-// An interval that holds every key which a query of first ..= last may see: bounds never fall from one query to
-// the next, except those that stand in a tensor.
+// An interval that holds every key which a query of first ..= last may see: bounds never fall from
+// one query to the next, except those that stand in a tensor.
 fn key_range(b: u32, h: u32, first: u32, last: u32) -> vec2<u32> {
     return vec2<u32>(query_in(b, h, first, first == last).first, query_in(b, h, last, first == last).end);
 }

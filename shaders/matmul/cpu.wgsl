@@ -1,5 +1,6 @@
-// C = A · B by tiles, for drivers that run on a CPU: no workgroup memory, no barriers. An invocation
-// computes ROWS rows of four columns. The rows come from workgroup_id alone, so that loads of A are
+// C = A · B by tiles, for drivers that run on a CPU: no workgroup memory, no barriers. An
+// invocation computes ROWS rows of four columns. The rows come from workgroup_id alone, so that
+// loads of A are
 // uniform: the compiler broadcasts them instead of gathering.
 //
 // Constants: ROWS, LANES, B_ALONG_N, REPAIRS.
@@ -13,8 +14,8 @@
 //   tile_store4(t, row, col, value)         C[row, col..col+4]
 //   tile_repair(t, row, col)              the same once more, where it is not finite and REPAIRS is set
 //
-// Needs: B_ALONG_N, LANES, REPAIRS, ROWS; Tile; all_finite, tile_a4, tile_b4, tile_inner, tile_needed, tile_of,
-// tile_repair, tile_store4.
+// Needs: B_ALONG_N, LANES, REPAIRS, ROWS; Tile; all_finite, tile_a4, tile_b4, tile_inner,
+// tile_needed, tile_of, tile_repair, tile_store4.
 // Gives: main.
 
 // B[k..k+4, col..col+4], a column of the matrix per k.
@@ -37,8 +38,8 @@ fn block_b(t: Tile, k: u32, col: u32) -> mat4x4<f32> {
     }
 }
 
-// a · b, a row of A against a block of B, added to sum. Written as a matrix product: a software driver has
-// no fused multiply-add, and sums of products shorten the chain.
+// a · b, a row of A against a block of B, added to sum. Written as a matrix product: a software
+// driver has no fused multiply-add, and sums of products shorten the chain.
 fn add_product(sum: vec4<f32>, a: vec4<f32>, b: mat4x4<f32>) -> vec4<f32> {
     return sum + b * a;
 }

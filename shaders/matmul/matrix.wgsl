@@ -1,21 +1,24 @@
-// C = A · B by tiles, on matrix units: a workgroup of four subgroups computes TILE × TILE of C, each a quarter in
-// fragments of FRAGMENT × FRAGMENT; its tiles of A and B are staged in workgroup memory, in f16. Sums are f32.
+// C = A · B by tiles, on matrix units: a workgroup of four subgroups computes TILE × TILE of C,
+// each a quarter in fragments of FRAGMENT × FRAGMENT; its tiles of A and B are staged in workgroup
+// memory, in f16. Sums are f32.
 //
-// Constants: FRAGMENT (8 or 16), TILE, TILE_K, WORKGROUP, LEAVING, B_ALONG_N. No ranges of the inner axis and no repairs:
-// a product lets NaN through by itself.
-// The stage gives: tile_of, tile_a4, tile_b4, tile_store4 (see matmul/cpu.wgsl); tile_a4 and tile_b4 give the vectors
-// as memory has them, of A_ELEMENT and B_ELEMENT.
+// Constants: FRAGMENT (8 or 16), TILE, TILE_K, WORKGROUP, LEAVING, B_ALONG_N. No ranges of the
+// inner axis and no repairs: a product lets NaN through by itself.
+// The stage gives: tile_of, tile_a4, tile_b4, tile_store4 (see matmul/cpu.wgsl); tile_a4 and
+// tile_b4 give the vectors as memory has them, of A_ELEMENT and B_ELEMENT.
 // Memory for fragments: matrix/memory_vectors.wgsl, matrix/memory_scalars.wgsl.
 //
-// Floor in workgroup memory, per step: a subgroup loads BLOCK_FRAGMENTS fragments of A and BLOCK_FRAGMENTS of B for SIDE² multiplications,
-// TILE_K / FRAGMENT times, which is 8 / TILE bytes per multiply-add: 1/8 for a tile of 64, 1/16 for one of 128, whatever the
-// fragments. To stage them takes half of that once more. Two barriers.
-// Multiplications per step and subgroup, TILE_K = 32: 8 of 4096 multiply-adds for a tile of 64 in fragments of 16, 32 for
-// one of 128; 64 of 512 for a tile of 64 in fragments of 8.
+// Floor in workgroup memory, per step: a subgroup loads BLOCK_FRAGMENTS fragments of A and
+// BLOCK_FRAGMENTS of B for SIDE² multiplications, TILE_K / FRAGMENT times, which is 8 / TILE bytes
+// per multiply-add: 1/8 for a tile of 64, 1/16 for one of 128, whatever the fragments. To stage
+// them takes half of that once more. Two barriers.
+// Multiplications per step and subgroup, TILE_K = 32: 8 of 4096 multiply-adds for a tile of 64 in
+// fragments of 16, 32 for one of 128; 64 of 512 for a tile of 64 in fragments of 8.
 // Floor in global memory: 2 / TILE elements per multiply-add.
 //
-// Needs: A_ELEMENT, B_ALONG_N, B_ELEMENT, FRAGMENT, LEAVING, TILE, TILE_K, WORKGROUP; Left, Right, Sums, Tile;
-// acc_store, f16_store4, f32_at4, left_at, right_at, right_transposed_at, tile_a4, tile_b4, tile_of, tile_store4.
+// Needs: A_ELEMENT, B_ALONG_N, B_ELEMENT, FRAGMENT, LEAVING, TILE, TILE_K, WORKGROUP; Left, Right,
+// Sums, Tile; acc_store, f16_store4, f32_at4, left_at, right_at, right_transposed_at, tile_a4,
+// tile_b4, tile_of, tile_store4.
 // Gives: F16_LEN, F32_LEN; main.
 
 const_assert TILE_K % FRAGMENT == 0u && TILE * TILE_K / 4u % WORKGROUP == 0u && WORKGROUP % (TILE / 4u) == 0u;
@@ -26,7 +29,8 @@ const BLOCK_FRAGMENTS: u32 = BLOCK / FRAGMENT;      // the same in fragments
 const LOADS: u32 = TILE * TILE_K / 4u / WORKGROUP;
 const VECTORS_K: u32 = TILE_K / 4u;
 const VECTORS_N: u32 = TILE / 4u;
-// Rows in workgroup memory, 16 bytes longer than they must be: those of a fragment then lie in different banks.
+// Rows in workgroup memory, 16 bytes longer than they must be: those of a fragment then lie in
+// different banks.
 const STEP_K: u32 = TILE_K + 8u;
 const STEP_N: u32 = TILE + 8u;
 // Of A; B follows.
@@ -40,8 +44,8 @@ const RESULT_VECTORS: u32 = FRAGMENT * RESULT_COLS / 4u;
 
 const_assert !B_ALONG_N || TILE_K * STEP_N <= B_FROM;
 
-// Loads stay inside the matrices by clamped indices: rows and columns outside of C may hold anything, they are not stored;
-// what lies past the inner axis becomes zero when it is staged.
+// Loads stay inside the matrices by clamped indices: rows and columns outside of C may hold
+// anything, they are not stored; what lies past the inner axis becomes zero when it is staged.
 
 fn load_a(t: Tile, row: u32, k: u32, last: u32) -> vec4<A_ELEMENT> {
     return tile_a4(t, min(row, t.rows - 1u), min(k, last & ~3u));
@@ -183,7 +187,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         }
         store_tiles(lane);
         workgroupBarrier();
-        // The next step's loads travel while this one computes. After the last step they repeat its end.
+        // The next step's loads travel while this one computes. After the last step they repeat its
+        // end.
         load_tiles(t, row0, col0, k0 + TILE_K, lane);
         multiply(block / 2u * BLOCK, block % 2u * BLOCK);
         workgroupBarrier();

@@ -3,8 +3,8 @@
 // Constants: F16_LEN, F32_LEN (elements).
 //
 // Needs: F16_LEN, F32_LEN; Left, Right, Sums.
-// Gives: acc_at, acc_store, acc_store_transposed, f16_store4, f32_at4, f32_store, f32_store4, left_at, left_transposed_at, right_at,
-// right_transposed_at.
+// Gives: acc_at, acc_store, acc_store_transposed, f16_store4, f32_at4, f32_store, f32_store4,
+// left_at, left_transposed_at, right_at, right_transposed_at.
 
 var<workgroup> tile_f16: array<f16, F16_LEN>;
 var<workgroup> tile_f32: array<f32, F32_LEN>;

@@ -1,11 +1,12 @@
-// What fragments are loaded from and stored to, as arrays of vectors of four: one access where scalars take four. Strides
-// count vectors, and stand in variables of their own, without which naga fails.
+// What fragments are loaded from and stored to, as arrays of vectors of four: one access where
+// scalars take four. Strides count vectors, and stand in variables of their own, without which naga
+// fails.
 //
 // Constants: F16_LEN, F32_LEN (elements).
 //
 // Needs: F16_LEN, F32_LEN; Left, Right, Sums.
-// Gives: acc_at, acc_store, acc_store_transposed, f16_store4, f32_at4, f32_store, f32_store4, left_at, left_transposed_at, right_at,
-// right_transposed_at.
+// Gives: acc_at, acc_store, acc_store_transposed, f16_store4, f32_at4, f32_store, f32_store4,
+// left_at, left_transposed_at, right_at, right_transposed_at.
 
 var<workgroup> tile_f16: array<vec4<f16>, F16_LEN / 4u>;
 var<workgroup> tile_f32: array<vec4<f32>, F32_LEN / 4u>;
@@ -14,8 +15,8 @@ fn f16_store4(o: u32, x: vec4<f16>) {
     tile_f16[o / 4u] = x;
 }
 
-// Neighbours may store to other parts of the same vector: Vulkan's compilers store one part alone, others (Metal's, Direct3D's)
-// the whole, which is why only Vulkan has these.
+// Neighbours may store to other parts of the same vector: Vulkan's compilers store one part alone,
+// others (Metal's, Direct3D's) the whole, which is why only Vulkan has these.
 fn f32_store(o: u32, x: f32) {
     tile_f32[o / 4u][o % 4u] = x;
 }

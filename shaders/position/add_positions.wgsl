@@ -1,4 +1,5 @@
-// out = scale · x + encoding of the row's position: sinusoidal (Vaswani et al. 2017), or a row of a learned table.
+// out = scale · x + encoding of the row's position: sinusoidal (Vaswani et al. 2017), or a row of a
+// learned table.
 //
 // x, out [batch, heads, length, dim]   table [1, 1, rows, dim]
 // Bindings (declared by the host): x, out; only out if x is that too; table or rotation_table; positions if HAS_POSITIONS.

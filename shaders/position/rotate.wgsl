@@ -1,9 +1,9 @@
-// Rotary position embedding: pairs of channels rotated by position · frequency (Su et al. 2021), or by the cosines and
-// sines that tensors give; for gradients, by as much the other way.
+// Rotary position embedding: pairs of channels rotated by position · frequency (Su et al. 2021), or
+// by the cosines and sines that tensors give; for gradients, by as much the other way.
 //
 // x, out [batch, heads, length, dim]; the channels from rotary_dim on are copied.
-// Bindings (declared by the host): x, out; only out if x is that too; rotation_table, or cos_table and sin_table;
-// positions if HAS_POSITIONS.
+// Bindings (declared by the host): x, out; only out if x is that too; rotation_table, or cos_table
+// and sin_table; positions if HAS_POSITIONS.
 // Reads and writes everything once: an invocation has a pair or a copied channel at a time.
 //
 // Needs: rotation_of(b, pair, position): cos and sin.

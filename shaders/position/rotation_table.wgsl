@@ -1,8 +1,9 @@
-// Rotations by position · frequency, for every position to 2^24 − 1, without sin and cos: drivers' own are only good
-// to 2^-11, and to nothing at large angles.
+// Rotations by position · frequency, for every position to 2^24 − 1, without sin and cos: drivers'
+// own are only good to 2^-11, and to nothing at large angles.
 //
-// rotation_table [3, 256, pairs, 2]: cos and sin of digit · 256^level · frequency. A position has three digits to the base 256,
-// its rotation is the product of theirs: of unit complex numbers, so errors add up and do not grow.
+// rotation_table [3, 256, pairs, 2]: cos and sin of digit · 256^level · frequency. A position has
+// three digits to the base 256, its rotation is the product of theirs: of unit complex numbers, so
+// errors add up and do not grow.
 //
 // Needs: rotation_table_at.
 // Gives: ORDER_HALF; RotationParams; pair_channels, rotated, rotation.
@@ -28,7 +29,8 @@ fn digit_rotation(t: RotationParams, pair: u32, level: u32, digit: u32) -> vec2<
     return vec2<f32>(rotation_table_at(o), rotation_table_at(o + 1u));
 }
 
-// cos and sin for a pair below t.pairs, times the amplitude. Positions past the last are taken for the last.
+// cos and sin for a pair below t.pairs, times the amplitude. Positions past the last are taken for
+// the last.
 fn rotation(t: RotationParams, pair: u32, position: u32) -> vec2<f32> {
     let at = min(position, LAST_POSITION);
     var result = digit_rotation(t, pair, 0u, at % DIGITS);

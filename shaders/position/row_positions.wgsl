@@ -19,7 +19,8 @@ fn position_of(a: PositionParams, b: u32, i: u32) -> u32 {
     return min(first + i * a.by_row, a.last);
 }
 
-// The item after n of those that invocations share, `step` apart; `work` after the last. n + step may be past 2^32.
+// The item after n of those that invocations share, `step` apart; `work` after the last. n + step
+// may be past 2^32.
 fn next_item(n: u32, work: u32, step: u32) -> u32 {
     return n + min(step, work - n);
 }

@@ -1,13 +1,15 @@
-// The gradient of a learned table of positions: for each of its rows the sum of the d_out of all rows that stand there,
-// batch entry by batch entry, row by row, head by head.
+// The gradient of a learned table of positions: for each of its rows the sum of the d_out of all
+// rows that stand there, batch entry by batch entry, row by row, head by head.
 //
 // d_out [batch, heads, length, dim]   d_table [1, 1, rows, dim]
 //
-// A workgroup has a row of the table and LANES channels. Where positions follow one another it knows which rows stand
-// there; where a tensor names each, it looks for them, WORDS · 32 positions at a time.
+// A workgroup has a row of the table and LANES channels. Where positions follow one another it
+// knows which rows stand there; where a tensor names each, it looks for them, WORDS · 32 positions
+// at a time.
 //
-// Bindings (declared by the host): d_out, d_table; positions if HAS_POSITIONS. ACCUMULATES: d_table holds what is added to.
-// Reads d_out once, and positions once for every row of the table and LANES channels.
+// Bindings (declared by the host): d_out, d_table; positions if HAS_POSITIONS. ACCUMULATES: d_table
+// holds what is added to. Reads d_out once, and positions once for every row of the table and LANES
+// channels.
 
 // A bit for each position looked at: whether it is the row's.
 var<workgroup> found: array<atomic<u32>, WORDS>;

@@ -1,4 +1,5 @@
-// bf16, the upper half of an f32, two in a word: all by bits, so that no driver flushes or rounds in its own way.
+// bf16, the upper half of an f32, two in a word: all by bits, so that no driver flushes or rounds
+// in its own way.
 //
 // Needs: nothing.
 // Gives: bf16_at, bf16_at4, bf16_of, bf16_pair.

@@ -1,4 +1,5 @@
-// f16, packed two in a word, for devices without the feature. Drivers may flush and round in their own ways, so bits decide.
+// f16, packed two in a word, for devices without the feature. Drivers may flush and round in their
+// own ways, so bits decide.
 //
 // Needs: half_at.
 // Gives: f16_at, f16_at4, f16_of, f16_pair.

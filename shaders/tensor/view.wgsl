@@ -1,7 +1,8 @@
 // A window of a buffer: strides of [batch, heads, length, dim] and the first element, in elements.
 //
 // Needs: nothing.
-// Gives: FAR_EXPONENT; View; all_finite, any_nan, are_nan, component, lowered, mean_of_half, view_at.
+// Gives: FAR_EXPONENT; View; all_finite, any_nan, are_nan, component, lowered, mean_of_half,
+// view_at.
 
 struct View {
     strides: vec4<u32>,
@@ -25,12 +26,14 @@ fn all_finite(x: vec4<f32>) -> bool {
     return all((bitcast<vec4<u32>>(x) & vec4<u32>(0x7fffffffu)) < vec4<u32>(0x7f800000u));
 }
 
-// Rows are divided by 2 to this power before their sums and squares are taken, where these are beyond f32's range.
+// Rows are divided by 2 to this power before their sums and squares are taken, where these are
+// beyond f32's range.
 const FAR_EXPONENT: u32 = 100u;
 
-// x / 2ⁿ, for sums and squares that are beyond f32's range where their results are not. ∞ and NaN stay; what is below 2ⁿ⁻¹²⁶ comes
-// out as something below 2⁻¹²⁵. By the bits: compilers may reorder products and sums as if they had no range, so that
-// (x / 2ⁿ)² may be computed as x² / 2²ⁿ, and a / 2 − b / 2 as (a − b) / 2.
+// x / 2ⁿ, for sums and squares that are beyond f32's range where their results are not. ∞ and NaN
+// stay; what is below 2ⁿ⁻¹²⁶ comes out as something below 2⁻¹²⁵. By the bits: compilers may reorder
+// products and sums as if they had no range, so that (x / 2ⁿ)² may be computed as x² / 2²ⁿ, and a /
+// 2 − b / 2 as (a − b) / 2.
 fn lowered(x: vec4<f32>, n: u32) -> vec4<f32> {
     let bits = bitcast<vec4<u32>>(x);
     let size = bits & vec4<u32>(0x7fffffffu);
@@ -38,8 +41,9 @@ fn lowered(x: vec4<f32>, n: u32) -> vec4<f32> {
     return bitcast<vec4<f32>>(low | (bits & vec4<u32>(0x80000000u)));
 }
 
-// A mean, from the half of it that is computed where its sum is not finite. Weights add up to 1 only up to rounding: what is above
-// the largest number by at most a 1024th is the largest number. By the bits, as `lowered`.
+// A mean, from the half of it that is computed where its sum is not finite. Weights add up to 1
+// only up to rounding: what is above the largest number by at most a 1024th is the largest number.
+// By the bits, as `lowered`.
 fn mean_of_half(half: vec4<f32>) -> vec4<f32> {
     let bits = bitcast<vec4<u32>>(half);
     let size = bits & vec4<u32>(0x7fffffffu);

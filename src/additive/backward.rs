@@ -7,8 +7,8 @@ use crate::attention::{Forward, required_lse};
 use crate::kernel::{MatrixUnits, Prepared, Recorder, Scratch, ScratchSize};
 use crate::tensor::{Access, CallTensors, DType, Error, Shape, TensorView};
 
-/// One backward call of additive attention: an [`AdditiveForward`], whose inputs, `out` and `lse` are read, the
-/// gradient of its result, and where the gradients go.
+/// One backward call of additive attention: an [`AdditiveForward`], whose inputs, `out` and `lse`
+/// are read, the gradient of its result, and where the gradients go.
 ///
 /// | tensor | shape | dtype |
 /// |---|---|---|
@@ -35,8 +35,8 @@ pub struct AdditiveBackward<'a> {
 }
 
 impl<'a> AdditiveBackward<'a> {
-    /// `forward` as it was made, with its [`lse`](AdditiveForward::lse), and the gradient of its `out`. No gradient is
-    /// written until it is asked for.
+    /// `forward` as it was made, with its [`lse`](AdditiveForward::lse), and the gradient of its
+    /// `out`. No gradient is written until it is asked for.
     pub fn new(forward: AdditiveForward<'a>, d_out: TensorView<'a>) -> Self {
         let [d_lse, d_q, d_k, d_v, d_score_vector] = [None; 5];
         AdditiveBackward { forward, d_out, d_lse, d_q, d_k, d_v, d_score_vector, accumulates: false }
@@ -54,7 +54,8 @@ impl<'a> AdditiveBackward<'a> {
         self
     }
 
-    /// Writes the gradient of the projected keys there: summed over the query heads that share them.
+    /// Writes the gradient of the projected keys there: summed over the query heads that share
+    /// them.
     pub fn d_k(mut self, d_k: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_k = d_k.into();
         self
@@ -66,7 +67,8 @@ impl<'a> AdditiveBackward<'a> {
         self
     }
 
-    /// Writes the gradient of the score vector there, summed over the batch, and over the heads that share it.
+    /// Writes the gradient of the score vector there, summed over the batch, and over the heads
+    /// that share it.
     pub fn d_score_vector(mut self, d_score_vector: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_score_vector = d_score_vector.into();
         self
@@ -79,12 +81,13 @@ impl<'a> AdditiveBackward<'a> {
     }
 }
 
-/// Gradients, without the hidden units of pairs in memory and without atomics: the same inputs on the same device by the same plan
-/// give the same bits.
+/// Gradients, without the hidden units of pairs in memory and without atomics: the same inputs on
+/// the same device by the same plan give the same bits.
 impl AdditiveAttention {
-    /// The temporary memory that `call` needs: 16 bytes for each query of each head; 8 for each pair, but at most 64 MiB unless a
-    /// single query's or key's pairs take more, beyond which pairs are computed part by part, once for queries and once
-    /// for keys; and a number for each hidden unit of up to 64 queries.
+    /// The temporary memory that `call` needs: 16 bytes for each query of each head; 8 for each
+    /// pair, but at most 64 MiB unless a single query's or key's pairs take more, beyond which
+    /// pairs are computed part by part, once for queries and once for keys; and a number for each
+    /// hidden unit of up to 64 queries.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
@@ -109,7 +112,8 @@ impl AdditiveAttention {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).

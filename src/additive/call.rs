@@ -4,7 +4,8 @@ use crate::attention::{Forward, ScoreStage};
 use crate::mask::{DeviceMask, Dropout};
 use crate::tensor::TensorView;
 
-/// One forward call of additive attention. Tensors are `[batch, heads, length, dim]` in any strides.
+/// One forward call of additive attention. Tensors are `[batch, heads, length, dim]` in any
+/// strides.
 ///
 /// | tensor | shape | dtype |
 /// |---|---|---|
@@ -17,8 +18,8 @@ use crate::tensor::TensorView;
 /// | `weights` | `[batch, heads, q_len, kv_len]`, or one head for their mean | F32, F16 or BF16 |
 /// | `scores` | `[batch, heads, q_len, kv_len]` | F32, F16 or BF16 |
 ///
-/// Weights and scores are computed with a score matrix in memory ([`Algorithm::Staged`](crate::tuning::Algorithm::Staged)); without them there is
-/// none.
+/// Weights and scores are computed with a score matrix in memory
+/// ([`Algorithm::Staged`](crate::tuning::Algorithm::Staged)); without them there is none.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct AdditiveForward<'a> {
@@ -29,8 +30,9 @@ pub struct AdditiveForward<'a> {
 }
 
 impl<'a> AdditiveForward<'a> {
-    /// Projected queries and keys `q` and `k`, values `v`, and the vector that weighs the hidden units, to `out`, whose buffer
-    /// may hold no input of the call. Without mask, dropout or further outputs.
+    /// Projected queries and keys `q` and `k`, values `v`, and the vector that weighs the hidden
+    /// units, to `out`, whose buffer may hold no input of the call. Without mask, dropout or
+    /// further outputs.
     pub fn new(
         q: TensorView<'a>,
         k: TensorView<'a>,
@@ -53,13 +55,15 @@ impl<'a> AdditiveForward<'a> {
         self
     }
 
-    /// Writes the attention weights there, after dropout: of every head, or their mean if the tensor has one.
+    /// Writes the attention weights there, after dropout: of every head, or their mean if the
+    /// tensor has one.
     pub fn weights(mut self, weights: impl Into<Option<TensorView<'a>>>) -> Self {
         self.call = self.call.weights(weights);
         self
     }
 
-    /// Writes the scores there, as they are at a stage on their way to the softmax; at first they are `v · tanh(q + k)`.
+    /// Writes the scores there, as they are at a stage on their way to the softmax; at first they
+    /// are `v · tanh(q + k)`.
     pub fn scores(mut self, scores: TensorView<'a>, stage: ScoreStage) -> Self {
         self.call = self.call.scores(scores, stage);
         self

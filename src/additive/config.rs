@@ -10,7 +10,8 @@ use crate::tensor::DType;
 pub struct AdditiveConfig(pub(super) Config);
 
 impl AdditiveConfig {
-    /// `heads` heads of queries, projected to `hidden` units; f32, as many key/value heads, values of `hidden` channels.
+    /// `heads` heads of queries, projected to `hidden` units; f32, as many key/value heads, values
+    /// of `hidden` channels.
     pub fn new(heads: usize, hidden: usize) -> Self {
         AdditiveConfig(Config::new(heads, hidden).scale(1.0))
     }
@@ -30,13 +31,14 @@ impl AdditiveConfig {
         AdditiveConfig(self.0.dtype(dtype))
     }
 
-    /// How it is computed, not what. There is no use for matrix units: [`MatrixUnits::Always`](crate::tuning::MatrixUnits::Always) is
-    /// refused.
+    /// How it is computed, not what. There is no use for matrix units:
+    /// [`MatrixUnits::Always`](crate::tuning::MatrixUnits::Always) is refused.
     pub fn kernel_options(self, kernel_options: KernelOptions) -> Self {
         AdditiveConfig(self.0.kernel_options(kernel_options))
     }
 
-    /// Features and limits to request of `adapter`, as [`Config::required`](crate::Config::required) says.
+    /// Features and limits to request of `adapter`, as
+    /// [`Config::required`](crate::Config::required) says.
     pub fn required(&self, adapter: &wgpu::Adapter) -> (wgpu::Features, wgpu::Limits) {
         self.0.required(adapter)
     }

@@ -1,5 +1,5 @@
-//! The gradients of additive attention: what queries keep of the forward pass; then, for a rectangle of pairs at a time, scores and
-//! gradients of weights, what pairs give, and the sums.
+//! The gradients of additive attention: what queries keep of the forward pass; then, for a
+//! rectangle of pairs at a time, scores and gradients of weights, what pairs give, and the sums.
 
 use super::kernels::additive_backward::{AdditiveBackward, AdditiveBackwardCall};
 use super::kernels::additive_pairs::{self, AdditivePairsCall};
@@ -34,7 +34,8 @@ pub(crate) struct AdditiveProblem<'a> {
 #[derive(Clone, Copy)]
 pub(crate) struct AdditiveMemory<'a> {
     stats: &'a wgpu::Buffer,
-    /// Of the pairs of a rectangle: scores, then their gradients; gradients of weights, then weights.
+    /// Of the pairs of a rectangle: scores, then their gradients; gradients of weights, then
+    /// weights.
     pairs: &'a wgpu::Buffer,
     parts: Option<&'a wgpu::Buffer>,
 }
@@ -208,8 +209,8 @@ impl<'a> Part<'_, 'a> {
         Window { buffer: self.memory.pairs, start, size, layout }
     }
 
-    /// As kernels see it that count batch entries, queries and keys of the whole problem: its first element lies before the
-    /// matrix, in arithmetic that wraps as theirs does.
+    /// As kernels see it that count batch entries, queries and keys of the whole problem: its first
+    /// element lies before the matrix, in arithmetic that wraps as theirs does.
     fn placed(&self, of_weights: bool) -> Placed<'a> {
         let mut window = self.matrix(of_weights);
         let [batch, query, key, _] = self.first();

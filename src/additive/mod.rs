@@ -15,17 +15,21 @@ use crate::attention::{Config, Forward, check_extras};
 use crate::kernel::{Pipelines, Prepared, Recorder, Scratch, ScratchSize};
 use crate::tensor::{Access, CallTensors, Element, Error, Shape, TensorView, expect_broadcast};
 
-/// Additive attention on one device (Bahdanau et al. 2014, "Neural machine translation by jointly learning to align and
-/// translate"): the score of a query and a key is `score_vector · tanh(q + k)`, of queries and keys that are projected to as many
-/// hidden units. Luong's `concat` (2015) is the same, `W_a [q; k]` being `W_q q + W_k k`.
+/// Additive attention on one device (Bahdanau et al. 2014, "Neural machine translation by jointly
+/// learning to align and translate"): the score of a query and a key is `score_vector · tanh(q +
+/// k)`, of queries and keys that are projected to as many hidden units. Luong's `concat` (2015) is
+/// the same, `W_a [q; k]` being `W_q q + W_k k`.
 ///
-/// One pass over the keys with a running softmax: neither the hidden units of pairs nor scores are in memory, unless
-/// attention weights or scores are asked for. Masks, lengths, dropout, packed sequences, grouped heads and the caller's own
-/// functions are [`Attention`](crate::Attention)'s. [`Projection`](crate::Projection) gives q and k; its bias is Bahdanau's b.
+/// One pass over the keys with a running softmax: neither the hidden units of pairs nor scores are
+/// in memory, unless attention weights or scores are asked for. Masks, lengths, dropout, packed
+/// sequences, grouped heads and the caller's own functions are [`Attention`](crate::Attention)'s.
+/// [`Projection`](crate::Projection) gives q and k; its bias is Bahdanau's b.
 ///
-/// Normalised, `g · v / |v| · tanh(q + k)`, by a score vector that a [`WeightNorm`](crate::rows::WeightNorm) has made.
+/// Normalised, `g · v / |v| · tanh(q + k)`, by a score vector that a
+/// [`WeightNorm`](crate::rows::WeightNorm) has made.
 ///
-/// tanh is the crate's own: off by at most six units in the last place, 1 and −1 of large arguments on every driver.
+/// tanh is the crate's own: off by at most six units in the last place, 1 and −1 of large arguments
+/// on every driver.
 ///
 /// ```no_run
 /// # fn f(device: &wgpu::Device, queue: &wgpu::Queue, q: &wgpu::Buffer, k: &wgpu::Buffer, v: &wgpu::Buffer,
@@ -75,7 +79,8 @@ impl AdditiveAttention {
         &self.pipelines
     }
 
-    /// The temporary memory that `call` needs: as [`Attention::scratch_size`](crate::Attention::scratch_size) says.
+    /// The temporary memory that `call` needs: as
+    /// [`Attention::scratch_size`](crate::Attention::scratch_size) says.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -98,7 +103,8 @@ impl AdditiveAttention {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).

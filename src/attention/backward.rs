@@ -7,8 +7,8 @@ use super::{Attention, Forward, required_lse, scale_in_f32};
 use crate::kernel::{Prepared, Recorder, Scratch, ScratchSize};
 use crate::tensor::{Access, CallTensors, DType, Error, Shape, TensorView, check_apart};
 
-/// One backward call: a [`Forward`], whose inputs, `out` and `lse` are read, the gradient of its result, and where the
-/// gradients go.
+/// One backward call: a [`Forward`], whose inputs, `out` and `lse` are read, the gradient of its
+/// result, and where the gradients go.
 ///
 /// | tensor | shape | dtype |
 /// |---|---|---|
@@ -19,9 +19,10 @@ use crate::tensor::{Access, CallTensors, DType, Error, Shape, TensorView, check_
 /// | `lse`, `d_lse` | `[batch, heads, q_len, 1]` | F32 |
 /// | `d_bias`, `d_slopes`, `d_relative`, `d_sinks` | as the mask's own tensor, whose axes of 1 are summed over | the mask's tensor's, or F32 |
 ///
-/// The configuration must be the forward call's: scores are computed again from q and k, and dropout from
-/// seed and position. What the forward pass must keep is therefore `out` and `lse`, no score matrix. A query that sees no key
-/// has a gradient of zero and gives none to others; so has a key that no query sees.
+/// The configuration must be the forward call's: scores are computed again from q and k, and
+/// dropout from seed and position. What the forward pass must keep is therefore `out` and `lse`, no
+/// score matrix. A query that sees no key has a gradient of zero and gives none to others; so has a
+/// key that no query sees.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct Backward<'a> {
@@ -37,8 +38,9 @@ pub struct Backward<'a> {
 }
 
 impl<'a> Backward<'a> {
-    /// `forward` as it was made, of keys and values that are tensors, with its [`lse`](Forward::lse), and the gradient
-    /// of its `out`. No gradient is written until it is asked for.
+    /// `forward` as it was made, of keys and values that are tensors, with its
+    /// [`lse`](Forward::lse), and the gradient of its `out`. No gradient is written until it is
+    /// asked for.
     pub fn new(forward: Forward<'a>, d_out: TensorView<'a>) -> Self {
         let [d_lse, d_q, d_k, d_v] = [None; 4];
         let d_added = AddedGradients::default();
@@ -69,8 +71,9 @@ impl<'a> Backward<'a> {
         self
     }
 
-    /// Writes the gradient of [`Mask::bias`](crate::Mask::bias) there, shaped as the bias: where an axis of 1 repeats, its
-    /// gradients are summed. A pair in a full block of a [block map](crate::Mask::blocks) has no bias and gives it nothing.
+    /// Writes the gradient of [`Mask::bias`](crate::Mask::bias) there, shaped as the bias: where an
+    /// axis of 1 repeats, its gradients are summed. A pair in a full block of a [block
+    /// map](crate::Mask::blocks) has no bias and gives it nothing.
     pub fn d_bias(self, d_bias: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_added(Added::Bias, d_bias.into())
     }
@@ -81,21 +84,24 @@ impl<'a> Backward<'a> {
         self.d_added(Added::Slopes, d_slopes.into())
     }
 
-    /// Writes the gradient of the table of [`Mask::relative`](crate::Mask::relative) there, shaped and summed as the table is.
-    /// The outermost entries have the gradients of all that are further.
+    /// Writes the gradient of the table of [`Mask::relative`](crate::Mask::relative) there, shaped
+    /// and summed as the table is. The outermost entries have the gradients of all that are
+    /// further.
     pub fn d_relative(self, d_relative: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_added(Added::Relative, d_relative.into())
     }
 
-    /// Writes the gradient of [`Mask::sink_logits`](crate::Mask::sink_logits) there, shaped and summed as they are. A query
-    /// that sees no key but has a sink gives it what its `d_lse` says, and its `d_out` nothing.
+    /// Writes the gradient of [`Mask::sink_logits`](crate::Mask::sink_logits) there, shaped and
+    /// summed as they are. A query that sees no key but has a sink gives it what its `d_lse` says,
+    /// and its `d_out` nothing.
     pub fn d_sinks(self, d_sinks: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_added(Added::Sinks, d_sinks.into())
     }
 
-    /// Writes the gradients of the tensors that the mask's [`ScoreMod`](crate::mask::ScoreMod) captures there, in their order, each shaped as
-    /// its tensor: where an axis of 1 repeats, its gradients are summed. `None` for those that are not wanted. They come from the
-    /// text, as the derivative by the score does; each 2048 elements of a tensor cost a pass over all pairs.
+    /// Writes the gradients of the tensors that the mask's [`ScoreMod`](crate::mask::ScoreMod)
+    /// captures there, in their order, each shaped as its tensor: where an axis of 1 repeats, its
+    /// gradients are summed. `None` for those that are not wanted. They come from the text, as the
+    /// derivative by the score does; each 2048 elements of a tensor cost a pass over all pairs.
     pub fn d_captured(mut self, d_captured: &[Option<TensorView<'a>>]) -> Self {
         self.d_added.set_captured(d_captured);
         self
@@ -112,19 +118,20 @@ impl<'a> Backward<'a> {
         self
     }
 
-    /// True if `out` and `lse` are of more keys than this call's, as where several devices share the keys: then a weight is
-    /// exp(score − lse). Otherwise the weights of a query are divided by their sum too, as lse is one rounded number.
+    /// True if `out` and `lse` are of more keys than this call's, as where several devices share
+    /// the keys: then a weight is exp(score − lse). Otherwise the weights of a query are divided by
+    /// their sum too, as lse is one rounded number.
     pub fn partial(mut self, partial: bool) -> Self {
         self.partial = partial;
         self
     }
 }
 
-/// Gradients of tensors, without a score matrix and without atomics: the same inputs on the same device by the same plan give
-/// the same bits.
+/// Gradients of tensors, without a score matrix and without atomics: the same inputs on the same
+/// device by the same plan give the same bits.
 impl Attention {
-    /// The temporary memory that `call` needs: 16 bytes for each query of each head, and at most 1 MiB for the gradients of a
-    /// mask's tensors.
+    /// The temporary memory that `call` needs: 16 bytes for each query of each head, and at most 1
+    /// MiB for the gradients of a mask's tensors.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
@@ -133,7 +140,8 @@ impl Attention {
         Ok(backward::plan(&problem, &self.pipelines.facts())?.scratch_size())
     }
 
-    /// Records the gradients of a forward call into an encoder or a pass (Dao 2023, "FlashAttention-2").
+    /// Records the gradients of a forward call into an encoder or a pass (Dao 2023,
+    /// "FlashAttention-2").
     ///
     /// ```no_run
     /// # fn f(attention: &wgpu_attention::Attention, encoder: &mut wgpu::CommandEncoder,
@@ -167,7 +175,8 @@ impl Attention {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).

@@ -13,8 +13,8 @@ pub(crate) enum KeyInput<'a> {
     Cache(&'a Cache),
 }
 
-/// One forward call: queries, keys and values as tensors or in a cache, mask, optional outputs. Tensors are
-/// `[batch, heads, length, dim]` in any strides.
+/// One forward call: queries, keys and values as tensors or in a cache, mask, optional outputs.
+/// Tensors are `[batch, heads, length, dim]` in any strides.
 ///
 /// | tensor | shape | dtype |
 /// |---|---|---|
@@ -41,8 +41,8 @@ pub struct Forward<'a> {
 }
 
 impl<'a> Forward<'a> {
-    /// Queries, keys and values to `out`, whose buffer may hold no input of the call. Without mask, dropout or further
-    /// outputs.
+    /// Queries, keys and values to `out`, whose buffer may hold no input of the call. Without mask,
+    /// dropout or further outputs.
     pub fn new(q: TensorView<'a>, k: TensorView<'a>, v: TensorView<'a>, out: TensorView<'a>) -> Self {
         Self::of(q, KeyInput::Tensors { k, v }, out)
     }
@@ -52,12 +52,13 @@ impl<'a> Forward<'a> {
     /// the rows after them give 0. Where keys are rotated, so must they be already:
     /// [`Positions::rotate`](crate::position::Positions::rotate) at [`Cache::starts`].
     ///
-    /// A query stands at the position of its token: with n queries in a sequence of length L, query `i` at L − n + i.
-    /// `kv_len`, for a mask's tensors, is the cache's capacity; of a ring they can only repeat along it. Such a call has no
-    /// weights, scores, dropout, block maps or packed sequences.
+    /// A query stands at the position of its token: with n queries in a sequence of length L, query
+    /// `i` at L − n + i. `kv_len`, for a mask's tensors, is the cache's capacity; of a ring they
+    /// can only repeat along it. Such a call has no weights, scores, dropout, block maps or packed
+    /// sequences.
     ///
-    /// The call borrows the cache, which the next advance changes: make the call again for each step. It has the same tensors at every
-    /// length, so it creates nothing on the device.
+    /// The call borrows the cache, which the next advance changes: make the call again for each
+    /// step. It has the same tensors at every length, so it creates nothing on the device.
     pub fn with_cache(q: TensorView<'a>, cache: &'a Cache, out: TensorView<'a>) -> Self {
         Self::of(q, KeyInput::Cache(cache), out)
     }
@@ -83,9 +84,10 @@ impl<'a> Forward<'a> {
         self
     }
 
-    /// Queries are not the tokens of the cache's last advance: every sequence has q_len of them, the last at its last
-    /// token. So are those of cross-attention, whose keys are another sequence's, and tokens asked again, as the last
-    /// alone, after a rewind or after a reorder. The scratch size, too, is asked for in this way before the first advance.
+    /// Queries are not the tokens of the cache's last advance: every sequence has q_len of them,
+    /// the last at its last token. So are those of cross-attention, whose keys are another
+    /// sequence's, and tokens asked again, as the last alone, after a rewind or after a reorder.
+    /// The scratch size, too, is asked for in this way before the first advance.
     pub fn at_end(mut self) -> Self {
         self.at_end = true;
         self
@@ -97,7 +99,8 @@ impl<'a> Forward<'a> {
         self
     }
 
-    /// Writes `ln Σ exp(score)` over every query's permitted keys there: after scale, softcap and bias, before dropout.
+    /// Writes `ln Σ exp(score)` over every query's permitted keys there: after scale, softcap and
+    /// bias, before dropout.
     #[doc(alias = "return_lse")]
     #[doc(alias = "softmax_lse")]
     pub fn lse(mut self, lse: impl Into<Option<TensorView<'a>>>) -> Self {
@@ -105,8 +108,9 @@ impl<'a> Forward<'a> {
         self
     }
 
-    /// Writes the attention weights there, after dropout: of every head, or their mean if the tensor has one
-    /// (`need_weights` and `average_attn_weights` of `nn.MultiheadAttention`). None are written unless they are asked for.
+    /// Writes the attention weights there, after dropout: of every head, or their mean if the
+    /// tensor has one (`need_weights` and `average_attn_weights` of `nn.MultiheadAttention`). None
+    /// are written unless they are asked for.
     #[doc(alias = "need_weights")]
     #[doc(alias = "average_attn_weights")]
     pub fn weights(mut self, weights: impl Into<Option<TensorView<'a>>>) -> Self {
@@ -114,15 +118,16 @@ impl<'a> Forward<'a> {
         self
     }
 
-    /// Writes the scores there, as they are at a stage on their way to the softmax. [`Algorithm::Staged`](crate::tuning::Algorithm::Staged)
-    /// then computes the call.
+    /// Writes the scores there, as they are at a stage on their way to the softmax.
+    /// [`Algorithm::Staged`](crate::tuning::Algorithm::Staged) then computes the call.
     #[doc(alias = "qk_matmul_output")]
     pub fn scores(mut self, scores: TensorView<'a>, stage: ScoreStage) -> Self {
         self.scores = Some((scores, stage));
         self
     }
 
-    /// With dropout on the weights (`dropout_p`); by position, so that a seed drops the same pairs in any kernel.
+    /// With dropout on the weights (`dropout_p`); by position, so that a seed drops the same pairs
+    /// in any kernel.
     #[doc(alias = "dropout_p")]
     pub fn dropout(mut self, dropout: impl Into<Option<Dropout<TensorView<'a>>>>) -> Self {
         self.dropout = dropout.into();

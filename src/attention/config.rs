@@ -21,7 +21,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// `heads` query heads of `head_dim` channels; f32, scale `1 / √head_dim`, as many key/value heads.
+    /// `heads` query heads of `head_dim` channels; f32, scale `1 / √head_dim`, as many key/value
+    /// heads.
     pub fn new(heads: usize, head_dim: usize) -> Self {
         Config {
             heads,
@@ -45,15 +46,17 @@ impl Config {
         [self.heads, self.kv_heads, self.head_dim, self.value_dim]
     }
 
-    /// Query heads, where they are another number than [`new`](Self::new) was given: a device's share of a layer's, beside its share of
+    /// Query heads, where they are another number than [`new`](Self::new) was given: a device's
+    /// share of a layer's, beside its share of
     /// [`kv_heads`](Self::kv_heads).
     pub fn heads(mut self, heads: usize) -> Self {
         self.heads = heads;
         self
     }
 
-    /// Key/value heads, a divisor of `heads`: query head `h` uses `h / (heads / kv_heads)`. One is multi-query
-    /// (Shazeer 2019, "Fast transformer decoding"), several are grouped-query attention (Ainslie et al. 2023).
+    /// Key/value heads, a divisor of `heads`: query head `h` uses `h / (heads / kv_heads)`. One is
+    /// multi-query (Shazeer 2019, "Fast transformer decoding"), several are grouped-query attention
+    /// (Ainslie et al. 2023).
     ///
     /// There is no `enable_gqa` to set: k and v simply have fewer heads than q.
     #[doc(alias = "enable_gqa")]
@@ -92,11 +95,12 @@ impl Config {
         self
     }
 
-    /// Features and limits to request of `adapter`: what this configuration needs, the largest buffers there
-    /// are, which decide how long sequences may be, workgroup memory for large tiles, and subgroups. Everything else is
-    /// wgpu's default: add what the rest of the application needs. A feature the adapter lacks is left out: without `SHADER_F16` kernels pack
-    /// F16 tensors in words. Matrix units are left to the application: their feature is an
-    /// experimental one of wgpu's, which takes its consent (see
+    /// Features and limits to request of `adapter`: what this configuration needs, the largest
+    /// buffers there are, which decide how long sequences may be, workgroup memory for large tiles,
+    /// and subgroups. Everything else is wgpu's default: add what the rest of the application
+    /// needs. A feature the adapter lacks is left out: without `SHADER_F16` kernels pack F16
+    /// tensors in words. Matrix units are left to the application: their feature is an experimental
+    /// one of wgpu's, which takes its consent (see
     /// [`Pipelines::with_adapter`](crate::Pipelines::with_adapter)).
     pub fn required(&self, adapter: &wgpu::Adapter) -> (wgpu::Features, wgpu::Limits) {
         let halves = self.dtype == DType::F16 || self.kernel_options.f16_operands;

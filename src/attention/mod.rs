@@ -79,19 +79,21 @@ impl Attention {
         &self.pipelines
     }
 
-    /// Drops the bindings of [`classify`](Self::classify), and with them the references to their buffers. Clones share them.
+    /// Drops the bindings of [`classify`](Self::classify), and with them the references to their
+    /// buffers. Clones share them.
     ///
-    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until then, the buffers that only they keep
-    /// alive have at most twice the bytes of the last call's, or 8 MiB if that is more.
+    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until
+    /// then, the buffers that only they keep alive have at most twice the bytes of the last call's,
+    /// or 8 MiB if that is more.
     pub fn forget(&self) {
         self.bindings.clear();
     }
 
-    /// The temporary memory that `call` needs. On the fused path none, or partial sums where few queries meet many keys
-    /// and those are split among workgroups: at most 128 times the size of `out` in f32; with a cache, whatever its
-    /// length. On the staged one the score
-    /// matrix, `4 · batch · heads · q_len · kv_len` bytes with `kv_len` rounded up to 4, or none if `weights` takes the
-    /// weights of every head in F32.
+    /// The temporary memory that `call` needs. On the fused path none, or partial sums where few
+    /// queries meet many keys and those are split among workgroups: at most 128 times the size of
+    /// `out` in f32; with a cache, whatever its length. On the staged one the score
+    /// matrix, `4 · batch · heads · q_len · kv_len` bytes with `kv_len` rounded up to 4, or none if
+    /// `weights` takes the weights of every head in F32.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -122,7 +124,8 @@ impl Attention {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -131,10 +134,10 @@ impl Attention {
     }
 
     /// Records what writes `mask`'s block map for `[batch, q_len, kv_len]` into `blocks.map`: U32,
-    /// `[batch, heads, ⌈q_len / size[0]⌉, ⌈kv_len / size[1]⌉]`, batch and heads 1 where one map is to stand for all of
-    /// them. Give it to [`Mask::blocks`](crate::Mask::blocks) beside the same mask: tiles in hidden blocks are then
-    /// not loaded, and those in full ones cost no mask arithmetic. Blocks of 64 × 64 or more fit the kernels'
-    /// tiles.
+    /// `[batch, heads, ⌈q_len / size[0]⌉, ⌈kv_len / size[1]⌉]`, batch and heads 1 where one map is
+    /// to stand for all of them. Give it to [`Mask::blocks`](crate::Mask::blocks) beside the same
+    /// mask: tiles in hidden blocks are then not loaded, and those in full ones cost no mask
+    /// arithmetic. Blocks of 64 × 64 or more fit the kernels' tiles.
     ///
     /// # Errors
     /// A mask that does not fit, a map of another shape or type or in a buffer of the mask; then nothing has been
@@ -150,7 +153,8 @@ impl Attention {
         Ok(())
     }
 
-    /// Checks a block map, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks a block map, compiles and binds what it needs. [`Prepared::record`] then records it
+    /// as often as you like.
     ///
     /// # Errors
     /// As [`classify`](Self::classify).
@@ -306,8 +310,8 @@ pub(crate) fn check_extras<'a>(
         // All heads, or one for their mean.
         let heads = if weights.shape()[1] == 1 { 1 } else { shape.heads };
         tensors.write("weights", weights, Element::Float, Shape { heads, ..*shape }.weights())?;
-        // They are the score matrix of the call: one dispatch writes them beside lse, the next reads them
-        // and writes out.
+        // They are the score matrix of the call: one dispatch writes them beside lse, the next
+        // reads them and writes out.
         for (other, view) in [("out", Some(extras.out)), ("lse", extras.lse)] {
             if view.is_some_and(|view| view.buffer() == weights.buffer()) {
                 return Err(Error::Alias { tensor: "weights", other });

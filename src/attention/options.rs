@@ -6,15 +6,18 @@ use crate::tensor::Error;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ScoreStage {
-    /// `scale · q·k`, of every pair. Mode 0 of `qk_matmul_output_mode` in ONNX's Attention, whose mode 3 are the weights.
+    /// `scale · q·k`, of every pair. Mode 0 of `qk_matmul_output_mode` in ONNX's Attention, whose
+    /// mode 3 are the weights.
     Scaled,
     /// After the softcap, of every pair. As before where there is none.
     Softcapped,
-    /// The input of the softmax: after softcap, bias and mask, −∞ where a query does not see the key.
+    /// The input of the softmax: after softcap, bias and mask, −∞ where a query does not see the
+    /// key.
     Biased,
 }
 
-/// The factor of `q·k` as kernels take it, and the reference after them; 1 / √head_dim unless given.
+/// The factor of `q·k` as kernels take it, and the reference after them; 1 / √head_dim unless
+/// given.
 pub(crate) fn scale_in_f32(scale: Option<f64>, head_dim: usize) -> f32 {
     scale.unwrap_or(1.0 / (head_dim as f64).sqrt()) as f32
 }

@@ -16,8 +16,8 @@ pub struct Append<'a> {
     pub(crate) k: TensorView<'a>,
     /// `[batch, kv_heads, rows, value_dim]`, of the same type.
     pub(crate) v: TensorView<'a>,
-    /// Rotates keys by their positions in the cache, on the way. From 2²⁴ on, which only rings reach, as by the last
-    /// position before.
+    /// Rotates keys by their positions in the cache, on the way. From 2²⁴ on, which only rings
+    /// reach, as by the last position before.
     pub(crate) rope: Option<&'a Rope>,
 }
 
@@ -39,8 +39,9 @@ impl<'a> Append<'a> {
 }
 
 impl Cache {
-    /// Records what writes the keys and values of the last advance into a layer: `rows` of each sequence, as many as
-    /// the most that one advanced by. Rows past a sequence's own number are not read.
+    /// Records what writes the keys and values of the last advance into a layer: `rows` of each
+    /// sequence, as many as the most that one advanced by. Rows past a sequence's own number are
+    /// not read.
     ///
     /// # Errors
     /// [`Error::Unsupported`] before the first advance, after a rewind and after a reorder, everything that [`Error`] lists for tensors;
@@ -50,8 +51,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Checks an append, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like: each time it writes
-    /// the rows of the last advance that is on the device.
+    /// Checks an append, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like: each time it writes the rows of the last advance that is on the device.
     ///
     /// # Errors
     /// As [`append`](Self::append).
@@ -64,12 +65,14 @@ impl Cache {
         self.pipelines.bind("cache append", &[dispatch], &self.bindings)
     }
 
-    /// Records what writes keys and values over those at positions that are there already, and whatever was said since
-    /// the last recording. `append` has as many rows as are wanted. Rows for positions that a sequence does not have,
-    /// or that a ring has overwritten, are dropped; of a sequence where that happens one refusal is counted
-    /// ([`refusals`](Self::refusals)). Of a page that sequences share, the one that is overwritten first gets a copy.
+    /// Records what writes keys and values over those at positions that are there already, and
+    /// whatever was said since the last recording. `append` has as many rows as are wanted. Rows
+    /// for positions that a sequence does not have, or that a ring has overwritten, are dropped; of
+    /// a sequence where that happens one refusal is counted ([`refusals`](Self::refusals)). Of a
+    /// page that sequences share, the one that is overwritten first gets a copy.
     ///
-    /// Positions in a tensor must differ within a sequence: of rows for one position anything may be left.
+    /// Positions in a tensor must differ within a sequence: of rows for one position anything may
+    /// be left.
     ///
     /// # Errors
     /// * [`Error::Option`] for a start from which rows reach past the end of a sequence whose length the host knows, and

@@ -13,9 +13,11 @@ pub enum CacheStorage {
     F32,
     /// 16-bit floats; needs no device feature. Finite values beyond ±65504 become ±65504.
     F16,
-    /// The upper halves of 32-bit floats, rounded to the nearest, ties to even; needs no device feature.
+    /// The upper halves of 32-bit floats, rounded to the nearest, ties to even; needs no device
+    /// feature.
     BF16,
-    /// Signed bytes and an f32 scale per group: `scale = max|x| / 127`, and each value is off by at most half a scale.
+    /// Signed bytes and an f32 scale per group: `scale = max|x| / 127`, and each value is off by at
+    /// most half a scale.
     Q8(ScaleGroup),
     /// Four bits, −7 to 7, and an f32 scale per group: `scale = max|x| / 7`.
     Q4(ScaleGroup),
@@ -65,7 +67,8 @@ impl CacheStorage {
         if self.storage_kind().is_scaled() { dim.div_ceil(self.group(dim)) } else { 0 }
     }
 
-    /// Bytes of a row of `dim` channels, padding and scales counted: what one token costs per head, for keys or values.
+    /// Bytes of a row of `dim` channels, padding and scales counted: what one token costs per head,
+    /// for keys or values.
     pub fn row_bytes(self, dim: usize) -> usize {
         self.words(dim).saturating_add(self.scales(dim)).saturating_mul(4)
     }
@@ -77,11 +80,12 @@ impl CacheStorage {
 pub enum CacheLayout {
     /// Every sequence has room for the whole capacity.
     Contiguous,
-    /// A sliding window: of a longer sequence the first `sink_tokens` and the last `capacity − sink_tokens` are left
-    /// (Xiao et al. 2023, "Efficient streaming language models with attention sinks"). A mask's `window` and `pattern`
-    /// do not hide the sinks. Rows that come in one step may overwrite what its earlier ones would still see: for the
-    /// same results in steps of any length, keep a window in the mask and the longest step besides. A ring that is
-    /// longer than its capacity can go back only to its sinks, or by [`CacheConfig::spare_tokens`].
+    /// A sliding window: of a longer sequence the first `sink_tokens` and the last `capacity −
+    /// sink_tokens` are left (Xiao et al. 2023, "Efficient streaming language models with attention
+    /// sinks"). A mask's `window` and `pattern` do not hide the sinks. Rows that come in one step
+    /// may overwrite what its earlier ones would still see: for the same results in steps of any
+    /// length, keep a window in the mask and the longest step besides. A ring that is longer than
+    /// its capacity can go back only to its sinks, or by [`CacheConfig::spare_tokens`].
     Ring {
         /// Tokens at the front that stay.
         sink_tokens: usize,
@@ -123,8 +127,8 @@ pub(crate) struct SideSize {
 }
 
 impl CacheConfig {
-    /// One sequence of up to `capacity` tokens, f32, contiguous, one layer. Of a ring `capacity` is what it keeps;
-    /// positions go on.
+    /// One sequence of up to `capacity` tokens, f32, contiguous, one layer. Of a ring `capacity` is
+    /// what it keeps; positions go on.
     pub fn new(kv_heads: usize, head_dim: usize, capacity: usize) -> Self {
         CacheConfig {
             batch: 1,
@@ -151,7 +155,8 @@ impl CacheConfig {
         self
     }
 
-    /// Layers of a model: each has keys and values of its own, lengths and pages are common to them.
+    /// Layers of a model: each has keys and values of its own, lengths and pages are common to
+    /// them.
     pub fn layers(mut self, layers: usize) -> Self {
         self.layers = layers;
         self
@@ -169,13 +174,16 @@ impl CacheConfig {
         self
     }
 
-    /// Tokens that a full ring can go back by, 0 unless set. Set the longest draft if drafts may be refused.
+    /// Tokens that a full ring can go back by, 0 unless set. Set the longest draft if drafts may be
+    /// refused.
     ///
-    /// A ring that is longer than its capacity has overwritten its older tokens. With spare tokens it must keep only the
-    /// first `sink_tokens` and the last `capacity − sink_tokens − spare_tokens`, so [`Cache::truncate`](super::Cache::truncate)
-    /// and [`Cache::rewind`](super::Cache::rewind) can shorten it by `spare_tokens`, counted from its longest length. Attention
-    /// sees the spare tokens as long as the ring has them. A mask whose window reaches back by at most
-    /// `capacity − sink_tokens − spare_tokens` gives the same results as if the ring never went back.
+    /// A ring that is longer than its capacity has overwritten its older tokens. With spare tokens
+    /// it must keep only the first `sink_tokens` and the last `capacity − sink_tokens −
+    /// spare_tokens`, so [`Cache::truncate`](super::Cache::truncate)
+    /// and [`Cache::rewind`](super::Cache::rewind) can shorten it by `spare_tokens`, counted from
+    /// its longest length. Attention sees the spare tokens as long as the ring has them. A mask
+    /// whose window reaches back by at most `capacity − sink_tokens − spare_tokens` gives the same
+    /// results as if the ring never went back.
     pub fn spare_tokens(mut self, spare_tokens: usize) -> Self {
         self.spare_tokens = spare_tokens;
         self
@@ -187,11 +195,13 @@ impl CacheConfig {
         self.kv_heads.saturating_mul(row(self.head_dim).saturating_add(row(self.value_dim)))
     }
 
-    /// Configurations of caches for groups of consecutive key/value heads. Use them where the device cannot bind the keys or the values of
-    /// all heads. All groups have the same number of heads, and there are as few groups as possible: one if the device can bind this cache.
+    /// Configurations of caches for groups of consecutive key/value heads. Use them where the
+    /// device cannot bind the keys or the values of all heads. All groups have the same number of
+    /// heads, and there are as few groups as possible: one if the device can bind this cache.
     ///
-    /// Advance every cache by the same tokens. Append each group's slice of the keys and values to its cache, and attend with the query
-    /// heads of that group. The results equal those of one cache bit by bit if both calls split the keys alike.
+    /// Advance every cache by the same tokens. Append each group's slice of the keys and values to
+    /// its cache, and attend with the query heads of that group. The results equal those of one
+    /// cache bit by bit if both calls split the keys alike.
     ///
     /// ```no_run
     /// # fn f(gpu: &wgpu_attention::Gpu, encoder: &mut wgpu::CommandEncoder, [q, k, v, out]: [wgpu_attention::TensorView; 4],

@@ -59,9 +59,10 @@ pub(crate) fn advance<'a>(
 /// Positions of rows, and the tensor that says them.
 pub(crate) type PositionsOf<'a> = (PositionParams, Option<TensorView<'a>>);
 
-/// The dispatch that writes k `[batch, kv_heads, rows, head_dim]` and v `[batch, kv_heads, rows, value_dim]` into a
-/// layer: as the rows of the last advance, or `at` positions that are there. `rotation` is the table that keys are
-/// rotated with.
+/// The dispatch that writes k `[batch, kv_heads, rows, head_dim]` and v `[batch, kv_heads, rows,
+/// value_dim]` into a
+/// layer: as the rows of the last advance, or `at` positions that are there. `rotation` is the
+/// table that keys are rotated with.
 pub(crate) fn append<'a>(
     layer: &CacheLayer<'a>,
     [k, v]: [TensorView<'a>; 2],
@@ -150,8 +151,8 @@ pub(crate) fn copy_page<'a>(
     })
 }
 
-/// The dispatches that take the first `slots` slots of all sequences through the moves in the sequence table, of keys and
-/// of values.
+/// The dispatches that take the first `slots` slots of all sequences through the moves in the
+/// sequence table, of keys and of values.
 pub(crate) fn reorder<'a>(layer: &CacheLayer<'a>, slots: usize, device: &DeviceFacts) -> [Dispatch<'a>; 2] {
     let CacheParams { kv_heads, k_words, k_groups, k_scales, v_words, v_groups, v_scales, .. } = layer.params;
     let sides = [(layer.k, k_words, k_groups, k_scales), (layer.v, v_words, v_groups, v_scales)];

@@ -26,17 +26,20 @@ use crate::tensor::{DType, Error, Layout, TensorView, Window};
 
 /// Keys and values of earlier tokens on one device, for generation token by token.
 ///
-/// A step of a model is [`advance`](Self::advance), which makes room for new tokens of every sequence, then for
-/// each layer [`append`](Self::append) and [`Attention::forward`](crate::Attention::forward). All only
-/// record. Rows are written in place; nothing that is there already is copied, but for a page that is shared and
-/// written into. Lengths live on the device: recording the next step needs nothing read back, creates nothing, and
-/// costs the same at any length.
+/// A step of a model is [`advance`](Self::advance), which makes room for new tokens of every
+/// sequence, then for each layer [`append`](Self::append) and
+/// [`Attention::forward`](crate::Attention::forward). All only record. Rows are written in place;
+/// nothing that is there already is copied, but for a page that is shared and written into. Lengths
+/// live on the device: recording the next step needs nothing read back, creates nothing, and costs
+/// the same at any length.
 ///
-/// The cache also knows the lengths on the host, as far as it can ([`len`](Self::len)): a step recorded is taken to be
-/// submitted, once and in order. Where recorded work was dropped, say [`truncate`](Self::truncate) for every sequence; a
-/// full ring must be cleared then, unless it has spare tokens.
+/// The cache also knows the lengths on the host, as far as it can ([`len`](Self::len)): a step
+/// recorded is taken to be submitted, once and in order. Where recorded work was dropped, say
+/// [`truncate`](Self::truncate) for every sequence; a full ring must be cleared then, unless it has
+/// spare tokens.
 ///
-/// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep some buffers alive: see
+/// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep
+/// some buffers alive: see
 /// [`forget`](Self::forget).
 ///
 /// ```no_run
@@ -124,8 +127,9 @@ impl Cache {
 
     /// Drops the bindings of its calls, and with them the references to their buffers.
     ///
-    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until then, the buffers that only they keep
-    /// alive have at most twice the bytes of the last call's, or 8 MiB if that is more.
+    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until
+    /// then, the buffers that only they keep alive have at most twice the bytes of the last call's,
+    /// or 8 MiB if that is more.
     pub fn forget(&self) {
         self.bindings.clear();
     }
@@ -135,7 +139,8 @@ impl Cache {
         &self.config
     }
 
-    /// Tokens of a sequence, where the host knows: not after [`Tokens::Device`], until [`set_known_len`](Self::set_known_len) says.
+    /// Tokens of a sequence, where the host knows: not after [`Tokens::Device`], until
+    /// [`set_known_len`](Self::set_known_len) says.
     pub fn len(&self, sequence: usize) -> Option<usize> {
         let [least, most] = self.len_bounds(sequence)?;
         (least == most).then_some(least)
@@ -161,13 +166,15 @@ impl Cache {
         self.word(LENGTH)
     }
 
-    /// Tokens of every sequence before the last advance, on the device: U32 `[batch, 1, 1, 1]`, the positions of the
-    /// first new tokens, for [`RowPositions::Tensor`](crate::position::RowPositions::Tensor). Not to be written.
+    /// Tokens of every sequence before the last advance, on the device: U32 `[batch, 1, 1, 1]`, the
+    /// positions of the first new tokens, for
+    /// [`RowPositions::Tensor`](crate::position::RowPositions::Tensor). Not to be written.
     pub fn starts(&self) -> TensorView<'_> {
         self.word(START)
     }
 
-    /// How often the device has refused to move a sequence, for want of room or because a ring could not go back, or to
+    /// How often the device has refused to move a sequence, for want of room or because a ring
+    /// could not go back, or to
     /// [`overwrite`](Self::overwrite) positions that are not there: U32 `[batch, 1, 1, 1]`. Not to be written.
     pub fn refusals(&self) -> TensorView<'_> {
         self.word(REFUSED)
@@ -187,11 +194,11 @@ impl Cache {
         self.sequences.set_known_len(sequence, len)
     }
 
-    /// Gives up the tokens of a sequence from `len` on: undo, or drafts that were refused. With the next
-    /// recording.
+    /// Gives up the tokens of a sequence from `len` on: undo, or drafts that were refused. With the
+    /// next recording.
     ///
-    /// A ring that is longer than its capacity has overwritten the tokens that a shorter one must keep. The cache shortens
-    /// it only to its sinks, or by [`CacheConfig::spare_tokens`].
+    /// A ring that is longer than its capacity has overwritten the tokens that a shorter one must
+    /// keep. The cache shortens it only to its sinks, or by [`CacheConfig::spare_tokens`].
     ///
     /// # Errors
     /// [`Error::Option`] if the sequence may be shorter, if a ring may have overwritten a token that it would have to
@@ -208,11 +215,12 @@ impl Cache {
         self.sequences.clear(sequence)
     }
 
-    /// Makes `to` a copy of `from` that shares its pages, with the next recording. Whichever writes into a shared page
-    /// first gets a copy of it. What `to` held is given up.
+    /// Makes `to` a copy of `from` that shares its pages, with the next recording. Whichever writes
+    /// into a shared page first gets a copy of it. What `to` held is given up.
     ///
-    /// Forks take effect one after the other: a fork copies what earlier forks made of `from`. For the beams of a beam
-    /// search use [`reorder`](Self::reorder), which gives all sequences their parents at once.
+    /// Forks take effect one after the other: a fork copies what earlier forks made of `from`. For
+    /// the beams of a beam search use [`reorder`](Self::reorder), which gives all sequences their
+    /// parents at once.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if the cache is not paged or the host does not know the length,
@@ -221,13 +229,15 @@ impl Cache {
         self.sequences.fork(from, to)
     }
 
-    /// Records that each sequence goes on from its parent: sequence `s` gets the tokens that `parents[s]` had before the
-    /// call. Use it after each step of a beam search. All sequences change at once, so parents may be exchanged, and several
-    /// sequences may have the same parent. Changes that are not recorded are recorded first.
+    /// Records that each sequence goes on from its parent: sequence `s` gets the tokens that
+    /// `parents[s]` had before the call. Use it after each step of a beam search. All sequences
+    /// change at once, so parents may be exchanged, and several sequences may have the same parent.
+    /// Changes that are not recorded are recorded first.
     ///
-    /// Pages are shared as by [`fork`](Self::fork), and no row is copied. In other layouts the device copies the rows of
-    /// sequences that change. The lengths may be known only to the device. Refusals are still counted by the place in
-    /// the batch. Appends and queries of the last advance must be recorded before: [`advance`](Self::advance) comes next.
+    /// Pages are shared as by [`fork`](Self::fork), and no row is copied. In other layouts the
+    /// device copies the rows of sequences that change. The lengths may be known only to the
+    /// device. Refusals are still counted by the place in the batch. Appends and queries of the
+    /// last advance must be recorded before: [`advance`](Self::advance) comes next.
     ///
     /// ```no_run
     /// # fn f(encoder: &mut wgpu::CommandEncoder, cache: &mut wgpu_attention::Cache)
@@ -263,9 +273,10 @@ impl Cache {
         Ok(())
     }
 
-    /// Takes pages for `tokens` in all, so that a sequence grows to there without further ones. Does nothing where
-    /// the cache is not paged. They stay with the sequence until it is truncated, cleared, or made a copy of another;
-    /// a copy shares them, and takes new ones when it grows.
+    /// Takes pages for `tokens` in all, so that a sequence grows to there without further ones.
+    /// Does nothing where the cache is not paged. They stay with the sequence until it is
+    /// truncated, cleared, or made a copy of another; a copy shares them, and takes new ones when
+    /// it grows.
     ///
     /// # Errors
     /// [`Error::OutOfPages`], [`Error::CacheFull`]; then nothing has changed.
@@ -273,8 +284,9 @@ impl Cache {
         self.sequences.reserve(sequence, tokens)
     }
 
-    /// Records room for new tokens of every sequence, and whatever was said since the last recording. The tokens' keys
-    /// and values are written by [`append`](Self::append), layer by layer.
+    /// Records room for new tokens of every sequence, and whatever was said since the last
+    /// recording. The tokens' keys and values are written by [`append`](Self::append), layer by
+    /// layer.
     ///
     /// # Errors
     /// [`Error::CacheFull`], [`Error::OutOfPages`], and what [`Error`] lists for tensors; then nothing has been
@@ -285,9 +297,10 @@ impl Cache {
         self.move_lengths(encoder, &rows, change, false)
     }
 
-    /// Records that the last tokens of every sequence are given up: what drafts an application found refused on the
-    /// device. If only the device knows the numbers or the lengths, it leaves a ring as it is that has overwritten a token
-    /// which it would have to keep ([`truncate`](Self::truncate)), and counts a refusal ([`refusals`](Self::refusals)).
+    /// Records that the last tokens of every sequence are given up: what drafts an application
+    /// found refused on the device. If only the device knows the numbers or the lengths, it leaves
+    /// a ring as it is that has overwritten a token which it would have to keep
+    /// ([`truncate`](Self::truncate)), and counts a refusal ([`refusals`](Self::refusals)).
     ///
     /// # Errors
     /// [`Error::Option`] if a sequence is shorter than that, or if the host knows that a ring has overwritten such a

@@ -5,7 +5,8 @@ use crate::kernel::{Prepared, Recorder};
 use crate::position::RowPositions;
 use crate::tensor::{CallTensors, Element, Error, LONGEST_AXIS, TensorView};
 
-/// Keys and values of a layer, read back: from position 0 on, unless [`at`](Self::at) says otherwise.
+/// Keys and values of a layer, read back: from position 0 on, unless [`at`](Self::at) says
+/// otherwise.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct CacheRead<'a> {
@@ -15,8 +16,8 @@ pub struct CacheRead<'a> {
 }
 
 impl<'a> CacheRead<'a> {
-    /// Into `k`, `[batch, kv_heads, rows, head_dim]`, and `v`, `[batch, kv_heads, rows, value_dim]`: F32, F16 or BF16,
-    /// whatever the cache stores, both of one type.
+    /// Into `k`, `[batch, kv_heads, rows, head_dim]`, and `v`, `[batch, kv_heads, rows,
+    /// value_dim]`: F32, F16 or BF16, whatever the cache stores, both of one type.
     pub fn new(k: TensorView<'a>, v: TensorView<'a>) -> Self {
         CacheRead { k, v, at: RowPositions::Start(0) }
     }
@@ -29,9 +30,10 @@ impl<'a> CacheRead<'a> {
 }
 
 impl Cache {
-    /// Records what writes keys and values of a layer into tensors, as attention sees them: rotated where they were
-    /// appended so, and with the rounding of the storage ([`reference::cache::stored`](super::reference::stored)).
-    /// Rows of positions that a sequence does not have, or that a ring has overwritten, are zeros.
+    /// Records what writes keys and values of a layer into tensors, as attention sees them: rotated
+    /// where they were appended so, and with the rounding of the storage
+    /// ([`reference::cache::stored`](super::reference::stored)). Rows of positions that a sequence
+    /// does not have, or that a ring has overwritten, are zeros.
     ///
     /// # Errors
     /// [`Error::Unsupported`] with changes that are not recorded ([`flush`](Self::flush)), [`Error::Option`] for a
@@ -41,7 +43,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Checks a read, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks a read, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`read`](Self::read).

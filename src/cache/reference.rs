@@ -11,7 +11,8 @@ fn levels(storage: CacheStorage) -> Option<f32> {
     }
 }
 
-/// The scale of each group of a row: `max|x| / 127` or `/ 7`, NaN where a value is not finite. None for floats.
+/// The scale of each group of a row: `max|x| / 127` or `/ 7`, NaN where a value is not finite. None
+/// for floats.
 pub fn scales(storage: CacheStorage, row: &[f32]) -> Vec<f32> {
     let Some(most) = levels(storage) else { return Vec::new() };
     let scale = |group: &[f32]| {
@@ -24,9 +25,9 @@ pub fn scales(storage: CacheStorage, row: &[f32]) -> Vec<f32> {
     row.chunks(storage.group(row.len())).map(scale).collect()
 }
 
-/// A row of keys or values of one head, as `storage` keeps it. Where a value lies halfway between two levels, a device
-/// may choose the other; F16 rounds to the nearest, of which WebGPU lets a device choose either neighbour; BF16 rounds to
-/// the nearest, ties to even, everywhere.
+/// A row of keys or values of one head, as `storage` keeps it. Where a value lies halfway between
+/// two levels, a device may choose the other; F16 rounds to the nearest, of which WebGPU lets a
+/// device choose either neighbour; BF16 rounds to the nearest, ties to even, everywhere.
 pub fn stored(storage: CacheStorage, row: &[f32]) -> Vec<f32> {
     let Some(most) = levels(storage) else {
         return match storage {

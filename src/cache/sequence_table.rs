@@ -55,8 +55,8 @@ pub(super) fn room_for_copy(device: &wgpu::Device, batch: usize) -> Result<wgpu:
     })
 }
 
-/// Records that each sequence gets the lengths and the room of its parent, through `copy`. No tokens count as those of
-/// the last advance.
+/// Records that each sequence gets the lengths and the room of its parent, through `copy`. No
+/// tokens count as those of the last advance.
 pub(super) fn reorder(
     encoder: &mut wgpu::CommandEncoder,
     sequence_table: &wgpu::Buffer,

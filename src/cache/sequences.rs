@@ -59,8 +59,9 @@ struct RowMove {
     exchange: bool,
 }
 
-/// Moves after which each sequence has the rows that its parent had before. A sequence is overwritten after the last
-/// move that reads it; where sequences wait for each other in a circle, they change places one after the other.
+/// Moves after which each sequence has the rows that its parent had before. A sequence is
+/// overwritten after the last move that reads it; where sequences wait for each other in a circle,
+/// they change places one after the other.
 fn row_moves(parents: &[usize]) -> Vec<RowMove> {
     let mut children = vec![0; parents.len()];
     let mut waits: Vec<bool> = parents.iter().enumerate().map(|(s, parent)| s != *parent).collect();
@@ -112,19 +113,21 @@ struct Ring {
 }
 
 impl Ring {
-    /// The longest that a sequence may have been, which is `most` tokens long or shorter now. A ring that has
-    /// overwritten tokens never goes back by more than the spare ones, except to its sinks.
+    /// The longest that a sequence may have been, which is `most` tokens long or shorter now. A
+    /// ring that has overwritten tokens never goes back by more than the spare ones, except to its
+    /// sinks.
     fn high(&self, high: usize, most: usize) -> usize {
         high.min(self.capacity.max(most.saturating_add(self.spare)))
     }
 
-    /// The longest that a sequence has been, once it goes back from `high` to `len` tokens. `None` if a token is
-    /// overwritten that the ring must keep of `len`.
+    /// The longest that a sequence has been, once it goes back from `high` to `len` tokens. `None`
+    /// if a token is overwritten that the ring must keep of `len`.
     fn high_after(&self, high: usize, len: usize) -> Option<usize> {
         if high <= self.capacity || len <= self.sinks {
             return Some(len);
         }
-        // Of `high` tokens the last `capacity − sinks` are left, of `len` it must keep the last but the spare ones.
+        // Of `high` tokens the last `capacity − sinks` are left, of `len` it must keep the last but
+        // the spare ones.
         (len.saturating_add(self.spare) >= high).then_some(high)
     }
 }
@@ -440,7 +443,8 @@ impl Sequences {
         entry.is_none_or(|page| pages.is_shared(*page))
     }
 
-    /// What it takes to write rows over those from `start` on, of every sequence; nothing changes yet.
+    /// What it takes to write rows over those from `start` on, of every sequence; nothing changes
+    /// yet.
     pub fn overwrite(&self, start: usize, rows: usize) -> Result<Change, Error> {
         let end = start.saturating_add(rows);
         if self.all.iter().any(|of| end > of.most) {
@@ -479,7 +483,8 @@ impl Sequences {
         Change { after: After { lengths, pages: None }, edits: self.edits.clone(), copies: Vec::new() }
     }
 
-    /// Gives sequences pages of their own where `entries` of their page tables have none. Those are to be written.
+    /// Gives sequences pages of their own where `entries` of their page tables have none. Those are
+    /// to be written.
     fn take_pages(
         &self,
         taken: &mut Change,

@@ -15,9 +15,9 @@ pub enum Tokens<'a> {
     All(usize),
     /// Each by its own number, one per sequence. New numbers are uploaded each time.
     Each(&'a [usize]),
-    /// By numbers in device memory, U32 `[batch, 1, 1, 1]`, of which none counts for more than `most`: what an
-    /// application knows only there, as how many drafts were accepted. A sequence without room for its rows gets none
-    /// of them.
+    /// By numbers in device memory, U32 `[batch, 1, 1, 1]`, of which none counts for more than
+    /// `most`: what an application knows only there, as how many drafts were accepted. A sequence
+    /// without room for its rows gets none of them.
     Device {
         /// The numbers.
         counts: TensorView<'a>,
@@ -48,7 +48,8 @@ impl<'a> Tokens<'a> {
         }
     }
 
-    /// Refuses moves by nothing, a bound that no sequence reaches, and numbers other than one for each sequence.
+    /// Refuses moves by nothing, a bound that no sequence reaches, and numbers other than one for
+    /// each sequence.
     pub(super) fn check(
         &self,
         config: &CacheConfig,

@@ -40,8 +40,9 @@ pub(super) async fn attempt(
     Ok((gpu.pipelines().used(), attempt))
 }
 
-/// Tries what `concerns` the device of [`Problem::all`] on as many threads as the machine has cores, as nearly all of a check is the
-/// driver's compiler. What could not be tried, or failed, has no entry.
+/// Tries what `concerns` the device of [`Problem::all`] on as many threads as the machine has
+/// cores, as nearly all of a check is the driver's compiler. What could not be tried, or failed,
+/// has no entry.
 #[cfg(not(target_arch = "wasm32"))]
 pub(super) fn first_attempts(
     pipelines: &Pipelines,

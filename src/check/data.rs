@@ -33,7 +33,8 @@ pub(crate) fn inputs(shape: &Shape) -> [Vec<f32>; 3] {
     [(shape.q(), 1), (shape.k(), 2), (shape.v(), 3)].map(|(shape, seed)| noise(count(shape), seed))
 }
 
-/// Compares `got` with `want` and gives the share of the permitted error. `naive` is what plain loops in f32 compute.
+/// Compares `got` with `want` and gives the share of the permitted error. `naive` is what plain
+/// loops in f32 compute.
 pub(crate) fn judge(got: &[f32], want: &[f64], naive: &[f32], dtype: DType) -> Outcome {
     let (naive, epsilon) = match dtype {
         // Matrix units round more than the result.
@@ -50,7 +51,8 @@ fn share_of(got: &[f32], want: &[f64], tolerance: Tolerance) -> Outcome {
     compare(got, want, tolerance).map(|difference| difference.absolute / tolerance.absolute)
 }
 
-/// As [`judge`] for a gradient of F32 of tensors of `dtype`; `terms`: what plain loops sum up, without signs.
+/// As [`judge`] for a gradient of F32 of tensors of `dtype`; `terms`: what plain loops sum up,
+/// without signs.
 pub(crate) fn judge_gradient(
     got: &[f32],
     want: &[f64],

@@ -1,4 +1,5 @@
-//! The problems of a check that are gradients. What the forward pass has computed comes from the reference.
+//! The problems of a check that are gradients. What the forward pass has computed comes from the
+//! reference.
 
 use super::data::{FEW, Outcome, PREFILL, from_bits, inputs, judge, judge_gradient, noise, to_bits};
 use crate::attention::{Attention, Backward, Config, Forward};
@@ -16,7 +17,8 @@ const F32: DType = DType::F32;
 /// A bias beside which f32 cannot say a weight by its lse.
 const LARGE: f32 = 5000.0;
 
-/// Of q, k and v, which are tensors of `dtype`; or, of a call whose scores have something added to them, of that.
+/// Of q, k and v, which are tensors of `dtype`; or, of a call whose scores have something added to
+/// them, of that.
 pub(super) async fn attention(gpu: &Gpu, dtype: DType, added: bool) -> Result<Outcome, Error> {
     let shape = PREFILL;
     let halves = dtype != F32;
@@ -103,8 +105,8 @@ fn of_call<R>(all: Gradients<R>) -> [Vec<R>; 5] {
     [d_q, d_k, d_v, d_bias.unwrap_or_default(), d_sinks.unwrap_or_default()]
 }
 
-/// Of a projection's input, of few rows, and of another's weight, which has few: software drivers compile products of many rows
-/// for seconds.
+/// Of a projection's input, of few rows, and of another's weight, which has few: software drivers
+/// compile products of many rows for seconds.
 pub(super) async fn product(gpu: &Gpu) -> Result<Outcome, Error> {
     let features = 44;
     let mut worst = 0.0f64;
@@ -143,7 +145,8 @@ pub(super) async fn product(gpu: &Gpu) -> Result<Outcome, Error> {
     Ok(Ok(worst))
 }
 
-/// Of a projection's bias, and of a learned table some of whose positions are those of several rows.
+/// Of a projection's bias, and of a learned table some of whose positions are those of several
+/// rows.
 pub(super) async fn row_sums(gpu: &Gpu) -> Result<Outcome, Error> {
     let [rows, dim, positions] = [PREFILL.q_len, 20, 50];
     let at: Vec<u32> = (0..rows).map(|row| (row * row % positions) as u32).collect();

@@ -17,17 +17,21 @@ use crate::kernel::Pipelines;
 use crate::tensor::Error;
 
 impl Pipelines {
-    /// Computes a small problem with each family of kernels that plans for this device use, and compares it with the
+    /// Computes a small problem with each family of kernels that plans for this device use, and
+    /// compares it with the
     /// [`mod@reference`](crate::reference). A family that is wrong or does not compile is put aside: from then on plans of everything made
     /// with these pipelines do without it, as [`Family`] says, and [`report`](Self::report) says why. Calls that nothing is left
     /// for are refused with [`Error::PutAside`].
     ///
-    /// `queue` is the device's. Blocks, mostly while kernels are compiled, on as many threads as the machine has cores: on
-    /// Mesa 26's software driver for four to fifteen seconds, and for at most three once it has the kernels in its cache.
-    /// A [`Scratch`](crate::Scratch) whose size was asked before may be too small afterwards, if something was put aside.
+    /// `queue` is the device's. Blocks, mostly while kernels are compiled, on as many threads as
+    /// the machine has cores: on Mesa 26's software driver for four to fifteen seconds, and for at
+    /// most three once it has the kernels in its cache.
+    /// A [`Scratch`](crate::Scratch) whose size was asked before may be too small afterwards, if
+    /// something was put aside.
     ///
-    /// The problems are small: tiles for large ones have other sizes, in the same text. What crashes a driver cannot be found
-    /// out so; the families that are known to are [barred](Verdict::Barred), and not tried.
+    /// The problems are small: tiles for large ones have other sizes, in the same text. What
+    /// crashes a driver cannot be found out so; the families that are known to are
+    /// [barred](Verdict::Barred), and not tried.
     ///
     /// # Errors
     /// A device that is lost or without memory. Then nothing is put aside.
@@ -51,7 +55,8 @@ struct Check<'a> {
     pipelines: &'a Pipelines,
     queue: &'a wgpu::Queue,
     verdicts: BTreeMap<Family, Verdict>,
-    /// Made before, with nothing put aside but what no check asks about: by their place in [`Problem::all`].
+    /// Made before, with nothing put aside but what no check asks about: by their place in
+    /// [`Problem::all`].
     first: BTreeMap<usize, (Families, Attempt)>,
 }
 
@@ -86,7 +91,8 @@ impl<'a> Check<'a> {
         attempt(self.pipelines, self.queue, problem, aside).await
     }
 
-    /// Puts aside what makes `problem` go wrong, until it is right or refused. `first` is what became of it, if it was tried before.
+    /// Puts aside what makes `problem` go wrong, until it is right or refused. `first` is what
+    /// became of it, if it was tried before.
     async fn judge(&mut self, problem: Problem, mut first: Option<(Families, Attempt)>) -> Result<(), Error> {
         loop {
             let (used, attempt) = match first.take() {
@@ -119,8 +125,8 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// Of the families that went wrong together, the one without which all is right; else the one without which there is no
-    /// such call; else all of them.
+    /// Of the families that went wrong together, the one without which all is right; else the one
+    /// without which there is no such call; else all of them.
     async fn guilty(&self, problem: Problem, used: Families) -> Result<Families, Error> {
         let aside = self.aside();
         let trusted = |family: &Family| matches!(self.verdicts.get(family), Some(Verdict::Right { .. }));

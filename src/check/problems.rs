@@ -1,4 +1,5 @@
-//! The problems of a check: small, with ragged edges, each computed by the plan that a call like it would get.
+//! The problems of a check: small, with ragged edges, each computed by the plan that a call like it
+//! would get.
 
 use super::data::{FEW, Outcome, PREFILL, from_bits, halves_of, inputs, judge, noise, to_bits};
 use super::{gradients, operators};

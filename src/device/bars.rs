@@ -1,4 +1,5 @@
-//! What is not tried on a driver, because trying it could end the process or the device: the check would find out too late.
+//! What is not tried on a driver, because trying it could end the process or the device: the check
+//! would find out too late.
 
 use super::Family;
 
@@ -19,8 +20,8 @@ const SUBGROUPS: &[Family] = &[Family::SubgroupReductions];
 
 /// PCI vendors, and Vulkan's ids of drivers' names as `AdapterInfo::driver` gives them.
 ///
-/// That NVIDIA 595.58 crashes on a module with both cooperative matrices and subgroup operations (blade 333) is not here: no
-/// kernel has both.
+/// That NVIDIA 595.58 crashes on a module with both cooperative matrices and subgroup operations
+/// (blade 333) is not here: no kernel has both.
 const BARS: &[Bar] = &[
     Bar {
         families: MATRIX,

@@ -5,9 +5,11 @@ use std::fmt;
 /// The families: variant, name, and whether calls can be computed without it.
 macro_rules! families {
     ($($(#[$doc:meta])* $family:ident: $name:literal, $replaced:literal;)*) => {
-        /// Kernels that are put aside together where a device gets them wrong. Every kernel belongs to a family.
+        /// Kernels that are put aside together where a device gets them wrong. Every kernel belongs
+        /// to a family.
         ///
-        /// Plans do without a family if other kernels replace it. Nothing replaces the families of operators, from
+        /// Plans do without a family if other kernels replace it. Nothing replaces the families of
+        /// operators, from
         /// [`RadixSort`](Self::RadixSort) on: calls that need them are refused.
         /// See [`Pipelines::check`](crate::Pipelines::check).
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -43,13 +45,16 @@ families! {
     MatrixProducts: "projections on matrix units", true;
     /// Gradients of attention on matrix units. Without it: the other forms.
     MatrixGradients: "gradients on matrix units", true;
-    /// Sums by subgroup shuffles, where few queries meet many keys. Without it: sums through workgroup memory.
+    /// Sums by subgroup shuffles, where few queries meet many keys. Without it: sums through
+    /// workgroup memory.
     SubgroupReductions: "subgroup reductions", true;
-    /// Keys shared out among workgroups, and the merge of what those found. Without it: one workgroup for all keys of a tile.
+    /// Keys shared out among workgroups, and the merge of what those found. Without it: one
+    /// workgroup for all keys of a tile.
     SplitKeys: "split keys", true;
     /// Attention of few queries, in the form for GPUs. Without it: the fused kernels.
     DecodeGpu: "decode, GPU form", true;
-    /// Attention of few queries over packed keys, in the form for software drivers. Without it: the fused kernels.
+    /// Attention of few queries over packed keys, in the form for software drivers. Without it: the
+    /// fused kernels.
     DecodeCpu: "decode, CPU form", true;
     /// Caches of F32. Without it: refused, as are the other four.
     CacheF32: "caches of F32", false;
@@ -67,11 +72,14 @@ families! {
     BF16Tensors: "tensors of BF16", false;
     /// Attention in one pass, in the form for GPUs. Without it: the other form, then the stages.
     FusedGpu: "fused, GPU form", true;
-    /// Attention in one pass, in the form for software drivers. Without it: the other form, then the stages.
+    /// Attention in one pass, in the form for software drivers. Without it: the other form, then
+    /// the stages.
     FusedCpu: "fused, CPU form", true;
-    /// Scores, softmax and weighted sum, in the form for GPUs. Without it: the other form, then the fused kernels.
+    /// Scores, softmax and weighted sum, in the form for GPUs. Without it: the other form, then the
+    /// fused kernels.
     StagedGpu: "staged, GPU form", true;
-    /// Scores, softmax and weighted sum, in the form for software drivers. Without it: the other form, then the fused kernels.
+    /// Scores, softmax and weighted sum, in the form for software drivers. Without it: the other
+    /// form, then the fused kernels.
     StagedCpu: "staged, CPU form", true;
     /// Projections, in the form for GPUs. Without it: the other form.
     ProductsGpu: "projections, GPU form", true;
@@ -81,17 +89,22 @@ families! {
     JointGradients: "gradients of keys and values at once", true;
     /// Gradients of queries, keys and values, in the form for GPUs. Without it: the other form.
     GradientsGpu: "gradients, GPU form", true;
-    /// Gradients of queries, keys and values, in the form for software drivers. Without it: the other form.
+    /// Gradients of queries, keys and values, in the form for software drivers. Without it: the
+    /// other form.
     GradientsCpu: "gradients, CPU form", true;
     /// Gradients of biases, slopes, relative tables and sinks. Without it: refused.
     ScoreGradients: "gradients of masks", false;
-    /// What all gradients of attention take of each query. Without it: refused, as is all that is made of it.
+    /// What all gradients of attention take of each query. Without it: refused, as is all that is
+    /// made of it.
     RowStats: "gradients, totals of queries", false;
-    /// Gradients of projections' inputs and weights, in the form for GPUs. Without it: the other form.
+    /// Gradients of projections' inputs and weights, in the form for GPUs. Without it: the other
+    /// form.
     ProductGradientsGpu: "gradients of projections, GPU form", true;
-    /// Gradients of projections' inputs and weights, in the form for software drivers. Without it: the other form.
+    /// Gradients of projections' inputs and weights, in the form for software drivers. Without it:
+    /// the other form.
     ProductGradientsCpu: "gradients of projections, CPU form", true;
-    /// Gradients that are sums over rows: of projections' biases and of learned positions. Without it: refused.
+    /// Gradients that are sums over rows: of projections' biases and of learned positions. Without
+    /// it: refused.
     RowSums: "gradients, sums over rows", false;
     /// Sorting. Gradients of embeddings and LSH attention need it too.
     RadixSort: "sorting", false;

@@ -18,7 +18,8 @@ use tuned::{Class, Pick, Picks};
 
 use std::sync::Arc;
 
-/// The side of the square fragments that a device's matrix units multiply: f16 · f16, summed in f32.
+/// The side of the square fragments that a device's matrix units multiply: f16 · f16, summed in
+/// f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Fragment {
     Eight,
@@ -49,7 +50,8 @@ impl Fragment {
     }
 }
 
-/// As wide as subgroups are, whether or not kernels may use those; where no software driver's are so wide, 8.
+/// As wide as subgroups are, whether or not kernels may use those; where no software driver's are
+/// so wide, 8.
 fn lanes_of(info: &wgpu::AdapterInfo) -> u32 {
     match info.subgroup_max_size {
         lanes @ (4 | 8 | 16) => lanes,
@@ -57,8 +59,9 @@ fn lanes_of(info: &wgpu::AdapterInfo) -> u32 {
     }
 }
 
-/// Whether `info`'s driver is Mesa's for processors before 26, which loads for each lane even where the index is the same in all:
-/// a dozen blocks of code a lane, whose number LLVM 15 takes more than linear time for. (Seen with 25.0; 26.1 loads once.)
+/// Whether `info`'s driver is Mesa's for processors before 26, which loads for each lane even where
+/// the index is the same in all: a dozen blocks of code a lane, whose number LLVM 15 takes more
+/// than linear time for. (Seen with 25.0; 26.1 loads once.)
 fn gathers(info: &wgpu::AdapterInfo) -> bool {
     let driver = [info.name.as_str(), &info.driver, &info.driver_info].join(" ");
     let version =
@@ -79,7 +82,8 @@ pub(crate) struct DeviceFacts {
     pub max_invocations: u32,
     pub workgroup_memory: u32,
     pub registers: Registers,
-    /// Invocations that a software driver computes at once, one in each lane of a vector: 4, 8 or 16.
+    /// Invocations that a software driver computes at once, one in each lane of a vector: 4, 8
+    /// or 16.
     pub lanes: u32,
     /// Such a driver loads for each lane what all lanes load.
     pub gathers: bool,
@@ -167,8 +171,9 @@ impl DeviceFacts {
         }
     }
 
-    /// As if nothing had been measured; then as if keys could not be split either, which takes the least memory. For calls whose scratch has no
-    /// room for what was measured: that of a longer call may need less.
+    /// As if nothing had been measured; then as if keys could not be split either, which takes the
+    /// least memory. For calls whose scratch has no room for what was measured: that of a longer
+    /// call may need less.
     pub fn without_tuning(&self) -> [Self; 2] {
         let ruled = DeviceFacts { tuned: None, ..self.clone() };
         let whole = DeviceFacts { aside: ruled.aside.with(Family::SplitKeys), ..ruled.clone() };
@@ -180,13 +185,14 @@ impl DeviceFacts {
         self.lacks(forms.gpu) && self.lacks(forms.cpu)
     }
 
-    /// Fewest and most invocations of a subgroup for reductions by shuffles, 0 where there may be none.
+    /// Fewest and most invocations of a subgroup for reductions by shuffles, 0 where there may be
+    /// none.
     pub fn reducing_subgroups(&self) -> [u32; 2] {
         if self.lacks(Family::SubgroupReductions) { [0, 0] } else { [self.subgroup_min, self.subgroup_max] }
     }
 
-    /// How many invocations a kernel for matrix units takes as one subgroup. None may be wider; where they are narrower, several
-    /// do the same work. (Metal says 4 to 64, and means 32.)
+    /// How many invocations a kernel for matrix units takes as one subgroup. None may be wider;
+    /// where they are narrower, several do the same work. (Metal says 4 to 64, and means 32.)
     pub fn planned_subgroup(&self) -> u32 {
         let most = if self.matrix == Some(Fragment::Eight) { 32 } else { 128 };
         self.subgroup_max.clamp(4, most)

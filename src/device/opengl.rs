@@ -1,7 +1,8 @@
 //! One thread at a time on OpenGL.
 //!
-//! wgpu has one lock for all calls of an OpenGL context. Its backend holds the lock while it compiles a kernel or
-//! executes a submission. Another thread that waits longer than six seconds (one second on Windows) panics.
+//! wgpu has one lock for all calls of an OpenGL context. Its backend holds the lock while it
+//! compiles a kernel or executes a submission. Another thread that waits longer than six seconds
+//! (one second on Windows) panics.
 
 use std::cell::Cell;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,7 +14,8 @@ thread_local! {
     static DEPTH: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Excludes the other threads of this library from OpenGL until it is dropped. A thread may have several.
+/// Excludes the other threads of this library from OpenGL until it is dropped. A thread may have
+/// several.
 pub(crate) struct OpenGlGuard {
     /// The first guard of a thread holds the lock.
     _lock: Option<MutexGuard<'static, ()>>,

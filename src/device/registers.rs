@@ -11,7 +11,8 @@ pub(crate) enum Registers {
     Wide,
 }
 
-/// By PCI vendor, as `AdapterInfo` gives it; what it does not name, browsers for one, is [`Registers::Middle`].
+/// By PCI vendor, as `AdapterInfo` gives it; what it does not name, browsers for one, is
+/// [`Registers::Middle`].
 const REGISTERS: &[(u32, Registers)] = &[
     // NVIDIA: 255 of an invocation.
     (0x10de, Registers::Wide),
@@ -23,7 +24,8 @@ const REGISTERS: &[(u32, Registers)] = &[
     (0x5143, Registers::Middle),
     // Intel: 128 registers of 32 bytes, for 8 or 16 invocations.
     (0x8086, Registers::Middle),
-    // Arm: "every thread has 64 32-bit working registers" (OpenCL developer guide for Mali, on Bifrost and Valhall).
+    // Arm: "every thread has 64 32-bit working registers" (OpenCL developer guide for Mali, on
+    // Bifrost and Valhall).
     (0x13b5, Registers::Narrow),
     // Broadcom's V3D: 64 with two threads on a core, 32 with four (Mesa's compiler for it).
     (0x14e4, Registers::Narrow),

@@ -22,9 +22,11 @@ pub enum Verdict {
         /// What came instead, or what wgpu said.
         why: String,
     },
-    /// Plans do without, because the application said so: [`Pipelines::avoid`](crate::Pipelines::avoid).
+    /// Plans do without, because the application said so:
+    /// [`Pipelines::avoid`](crate::Pipelines::avoid).
     Avoided,
-    /// Known to crash this driver or to lose its device, and so neither tried nor used. [`Pipelines::allow`] lifts it.
+    /// Known to crash this driver or to lose its device, and so neither tried nor used.
+    /// [`Pipelines::allow`] lifts it.
     ///
     /// [`Pipelines::allow`]: crate::Pipelines::allow
     Barred {
@@ -55,8 +57,8 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// What is known of every family of kernels on a device: see [`Pipelines::report`](crate::Pipelines::report). Printed, a line
-/// each.
+/// What is known of every family of kernels on a device: see
+/// [`Pipelines::report`](crate::Pipelines::report). Printed, a line each.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
     pub(crate) findings: Vec<(Family, Verdict)>,

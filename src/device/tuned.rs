@@ -12,7 +12,8 @@ pub(crate) struct Class([u32; Class::WORDS]);
 impl Class {
     const WORDS: usize = 9;
 
-    /// Of calls that agree in `exact` (what it means is the caller's, for each `kind`) and whose `lengths` are not far apart.
+    /// Of calls that agree in `exact` (what it means is the caller's, for each `kind`) and whose
+    /// `lengths` are not far apart.
     pub fn new(kind: u32, exact: [u32; 4], lengths: [usize; 4]) -> Self {
         let mut words = [kind; Self::WORDS];
         words[1..5].copy_from_slice(&exact);
@@ -21,7 +22,8 @@ impl Class {
     }
 }
 
-/// What a plan is told to do otherwise than by its rules. One that does not suit a call is not followed.
+/// What a plan is told to do otherwise than by its rules. One that does not suit a call is not
+/// followed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Pick {
     /// The staged path.
@@ -105,11 +107,12 @@ pub(crate) fn hash<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u64 {
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
 
-/// What [`Pipelines::tune`](crate::Pipelines::tune) found, on one device or on several: to keep in a file, or to ship with an
-/// application for the devices it was tried on.
+/// What [`Pipelines::tune`](crate::Pipelines::tune) found, on one device or on several: to keep in
+/// a file, or to ship with an application for the devices it was tried on.
 ///
-/// As bytes it is text, a line for each class of calls. What holds for another device, driver or version of this crate is
-/// kept and not used; lines that are damaged, and files of another format, are ignored.
+/// As bytes it is text, a line for each class of calls. What holds for another device, driver or
+/// version of this crate is kept and not used; lines that are damaged, and files of another format,
+/// are ignored.
 ///
 /// ```
 /// use wgpu_attention::tuning::TuningCache;
@@ -173,7 +176,8 @@ impl TuningCache {
     pub fn read(path: impl AsRef<std::path::Path>) -> Self {
         let read = || {
             let mut file = std::fs::File::open(path)?;
-            // Another process may be writing. Where files cannot be locked, a half written one has fewer whole lines.
+            // Another process may be writing. Where files cannot be locked, a half written one has
+            // fewer whole lines.
             let _ = file.lock_shared();
             let mut bytes = Vec::new();
             std::io::Read::read_to_end(&mut file, &mut bytes)?;
@@ -182,8 +186,8 @@ impl TuningCache {
         read().map_or_else(|_| TuningCache::new(), |bytes| TuningCache::from_bytes(&bytes))
     }
 
-    /// Adds these entries to the file at `path`, which is made if there is none, and returns all that it then has. Several processes may
-    /// do so at once.
+    /// Adds these entries to the file at `path`, which is made if there is none, and returns all
+    /// that it then has. Several processes may do so at once.
     ///
     /// # Errors
     /// A path that cannot be written.

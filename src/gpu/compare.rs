@@ -34,9 +34,11 @@ impl Random {
 }
 
 impl Gpu {
-    /// Compares `device` with `host` at 4096 random pairs of `shape` and scores from −8 to 8: which pairs are seen, their scores, and the
-    /// derivative of those. For testing that a [`ScoreMod`](crate::mask::ScoreMod) or [`MaskMod`](crate::mask::MaskMod) and the host's closures mean
-    /// the same. Returns the largest difference, of numbers beyond 1 relative to them.
+    /// Compares `device` with `host` at 4096 random pairs of `shape` and scores from −8 to 8: which
+    /// pairs are seen, their scores, and the derivative of those. For testing that a
+    /// [`ScoreMod`](crate::mask::ScoreMod) or [`MaskMod`](crate::mask::MaskMod) and the host's
+    /// closures mean the same. Returns the largest difference, of numbers beyond 1 relative to
+    /// them.
     ///
     /// ```no_run
     /// use wgpu_attention::{Gpu, Mask, Shape};

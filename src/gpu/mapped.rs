@@ -10,7 +10,8 @@ use crate::tensor::Error;
 #[cfg(not(target_arch = "wasm32"))]
 use crate::device::opengl::{is_opengl, lock_opengl};
 
-/// Maps all of `staging` for reading, when the device has done `submission` and everything before it.
+/// Maps all of `staging` for reading, when the device has done `submission` and everything before
+/// it.
 ///
 /// # Errors
 /// [`Error::DeviceLost`].
@@ -44,8 +45,9 @@ pub(super) async fn done(
     Ok(())
 }
 
-/// Waits until the device has done `submission`, or all that was submitted so far. A thread does, so that the executor of the future
-/// is not blocked. On OpenGL it waits until `is_done` is true or the queue is empty.
+/// Waits until the device has done `submission`, or all that was submitted so far. A thread does,
+/// so that the executor of the future is not blocked. On OpenGL it waits until `is_done` is true or
+/// the queue is empty.
 #[cfg(not(target_arch = "wasm32"))]
 pub(super) async fn done(
     device: &wgpu::Device,
@@ -62,7 +64,8 @@ pub(super) async fn done(
     }
     let wait = move |device: &wgpu::Device, submission_index| {
         if !is_opengl(device) {
-            // Without a timeout: wgpu 30 panics if one runs out while another thread finds the queue empty.
+            // Without a timeout: wgpu 30 panics if one runs out while another thread finds the
+            // queue empty.
             return device.poll(wgpu::PollType::Wait { submission_index, timeout: None });
         }
         // `PollType::Wait` would hold the lock of OpenGL.

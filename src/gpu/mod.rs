@@ -25,9 +25,11 @@ use crate::tensor::{DType, Error, Shape, count};
 
 /// A device, its queue and its pipelines.
 ///
-/// Uploads, submits and reads back by itself, which an application that has a device of its own will not
-/// want: see [`Attention`]. The functions that end in `_async` work in browsers too; the others block. Outside of browsers, the futures
-/// are `Send` and do not block their executor while the device computes: a thread waits for each read-back.
+/// Uploads, submits and reads back by itself, which an application that has a device of its own
+/// will not
+/// want: see [`Attention`]. The functions that end in `_async` work in browsers too; the others
+/// block. Outside of browsers, the futures are `Send` and do not block their executor while the
+/// device computes: a thread waits for each read-back.
 ///
 /// Threads may share a `Gpu`. On OpenGL only one of them at a time calls wgpu: see [`Pipelines`].
 ///
@@ -48,12 +50,14 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// The fastest adapter there is, blocking, of a `wgpu::Instance` of its own: do not mix its buffers with
-    /// those of another instance's devices, which wgpu cannot tell apart. If you have a device, use
+    /// The fastest adapter there is, blocking, of a `wgpu::Instance` of its own: do not mix its
+    /// buffers with those of another instance's devices, which wgpu cannot tell apart. If you have
+    /// a device, use
     /// [`with_device`](Self::with_device). `WGPU_BACKEND` and wgpu's other variables are honoured.
     ///
-    /// The device has what helps, as far as the adapter has it: what [`Config::required`] lists for F16, and timestamp
-    /// queries. It has no experimental features, hence no matrix units: these take your consent (see
+    /// The device has what helps, as far as the adapter has it: what [`Config::required`] lists for
+    /// F16, and timestamp queries. It has no experimental features, hence no matrix units: these
+    /// take your consent (see
     /// [`Pipelines::with_adapter`] and [`with_pipelines`](Self::with_pipelines)).
     ///
     /// # Errors
@@ -81,7 +85,8 @@ impl Gpu {
             .request_device(&wgpu::DeviceDescriptor {
                 label: Some("attention"),
                 required_features: features,
-                // Old adapters may have less than the defaults; a call that needs them is then refused.
+                // Old adapters may have less than the defaults; a call that needs them is then
+                // refused.
                 required_limits: limits.or_worse_values_from(&adapter.limits()),
                 ..Default::default()
             })
@@ -96,7 +101,8 @@ impl Gpu {
         Gpu { device, queue, pipelines }
     }
 
-    /// On the device of `pipelines`, for instance of [`Pipelines::with_adapter`], which know of its matrix units.
+    /// On the device of `pipelines`, for instance of [`Pipelines::with_adapter`], which know of its
+    /// matrix units.
     pub fn with_pipelines(queue: wgpu::Queue, pipelines: Pipelines) -> Self {
         Gpu { device: pipelines.device().clone(), queue, pipelines }
     }
@@ -116,7 +122,8 @@ impl Gpu {
         &self.pipelines
     }
 
-    /// Checks each family of kernels on this device and puts aside what is wrong: see [`Pipelines::check`].
+    /// Checks each family of kernels on this device and puts aside what is wrong: see
+    /// [`Pipelines::check`].
     ///
     /// # Errors
     /// As [`Pipelines::check`].
@@ -262,8 +269,8 @@ impl Gpu {
         storage_buffer(&self.device, bytes)
     }
 
-    /// Before a submission: a software driver computes what was submitted before within the next submission, and would block the
-    /// executor. On OpenGL threads wait for each other in any case.
+    /// Before a submission: a software driver computes what was submitted before within the next
+    /// submission, and would block the executor. On OpenGL threads wait for each other in any case.
     async fn settle(&self) -> Result<(), Error> {
         if !self.pipelines.facts().software || is_opengl(&self.device) {
             return Ok(());

@@ -11,7 +11,8 @@ use crate::rows::norm::NormWeights;
 use crate::tensor::Error;
 
 impl Gpu {
-    /// A multi-head attention layer, taking what [`reference::multi_head`](crate::reference::multi_head)
+    /// A multi-head attention layer, taking what
+    /// [`reference::multi_head`](crate::reference::multi_head)
     /// does: the two compare one to one. Scale and softcap are the layer's, not those of `options`.
     ///
     /// Uploads the weights each time; an application makes a [`MultiHeadAttention`] once instead.

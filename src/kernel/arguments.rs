@@ -14,7 +14,8 @@ pub(crate) type Opt<'a> = Option<TensorView<'a>>;
 pub(crate) type Raw<'a> = Window<'a>;
 pub(crate) type OptRaw<'a> = Option<Window<'a>>;
 
-/// A part of a buffer that is bound as it stands. Its view may count from an element outside of that part.
+/// A part of a buffer that is bound as it stands. Its view may count from an element outside of
+/// that part.
 #[derive(Clone, Copy)]
 pub(crate) struct Placed<'a> {
     pub window: Window<'a>,
@@ -35,7 +36,8 @@ pub(crate) struct Source<'a> {
     pub in_place: bool,
 }
 
-/// Buffers of one type, of which the kernel picks one by its number. `NAME_at(slot, o)` loads an element.
+/// Buffers of one type, of which the kernel picks one by its number. `NAME_at(slot, o)` loads an
+/// element.
 #[derive(Clone, Copy)]
 pub(crate) struct Several<'a> {
     windows: [Option<Window<'a>>; Several::MOST],
@@ -164,7 +166,8 @@ impl<'a> Argument<'a> for Several<'a> {
     }
 }
 
-/// The keys of arguments, by the names of those. They are no projections: the compiler does not copy fields whose types are.
+/// The keys of arguments, by the names of those. They are no projections: the compiler does not
+/// copy fields whose types are.
 pub(crate) mod keys {
     use super::{Slots, Untyped};
     use crate::tensor::DType;

@@ -26,13 +26,15 @@ pub(crate) struct BindingKey {
     pub first: Option<[u32; 3]>,
 }
 
-/// Bindings of other calls, at most: enough for the layers of a large model. A call of many dispatches keeps its own, and as many more.
+/// Bindings of other calls, at most: enough for the layers of a large model. A call of many
+/// dispatches keeps its own, and as many more.
 const MOST: usize = 1024;
 
 /// Calls without a use after which a binding goes, unless it is used in a longer rhythm.
 const MOST_IDLE_CALLS: u64 = 64;
 
-/// Bytes of buffers that idle bindings alone keep alive, at most, where the current call has less than half of it.
+/// Bytes of buffers that idle bindings alone keep alive, at most, where the current call has less
+/// than half of it.
 const IDLE_BYTES: u64 = 8 << 20;
 
 /// Calls after which the bindings are looked through even if nothing is new.
@@ -41,13 +43,15 @@ const ROUND: u64 = 16;
 /// Bindings that went and are still known, without their buffers.
 const MOST_GONE: usize = 4096;
 
-/// The bindings of recent calls, which keep their buffers alive. A [`Scratch`](crate::Scratch) has one for the calls that use it, else
-/// the operator has.
+/// The bindings of recent calls, which keep their buffers alive. A [`Scratch`](crate::Scratch) has
+/// one for the calls that use it, else the operator has.
 ///
-/// An application may drop its tensors after each call, and wgpu does not tell. So a binding is idle from the call after its use on, and
-/// the buffers that only idle bindings hold are bounded: in bytes by twice those of the current call, and in age. A binding that is
-/// used again after some calls is not idle for as many: it belongs to a loop, over the layers of a model for instance. Bindings that
-/// went are remembered by their hash, so that a loop is found whose first round was too large.
+/// An application may drop its tensors after each call, and wgpu does not tell. So a binding is
+/// idle from the call after its use on, and the buffers that only idle bindings hold are bounded:
+/// in bytes by twice those of the current call, and in age. A binding that is used again after some
+/// calls is not idle for as many: it belongs to a loop, over the layers of a model for instance.
+/// Bindings that went are remembered by their hash, so that a loop is found whose first round was
+/// too large.
 ///
 /// Threads may share one; the lock is held to look and to keep, not while something is bound.
 #[derive(Debug, Default)]
@@ -231,8 +235,8 @@ impl<K: Holds, T: Clone> Bindings<K, T> {
         dropped
     }
 
-    /// The idle bindings to drop, so that the others alone hold no more than may be. `current`: bytes of the call's bindings, each
-    /// buffer as often as they bind it.
+    /// The idle bindings to drop, so that the others alone hold no more than may be. `current`:
+    /// bytes of the call's bindings, each buffer as often as they bind it.
     fn too_much(&self, idle: &[(u64, u64, K)], call: u64, current: u64) -> Vec<K> {
         let mut seen = HashSet::new();
         let mut of_call = 0u64;

@@ -1,4 +1,5 @@
-//! One declaration for each kernel: its tensors, the numbers in its uniform, the fields of its variant.
+//! One declaration for each kernel: its tensors, the numbers in its uniform, the fields of its
+//! variant.
 //!
 //! ```text
 //! kernel! {
@@ -31,11 +32,13 @@
 //!   constant `HAS_NAME` and, if it is absent, accessors that do nothing, `struct Params` and the uniform `p`;
 //! - the layout of `Params`: the views, then the numbers, each aligned as WGSL aligns it.
 //!
-//! A [`Group`](super::Group) is bound together by several kernels, as the tensors of a mask are. A section
-//! `groups { mask: Masked MaskVariant, }` between `tensors` and `numbers` gives the types of the group and of its key. The group is
-//! bound behind the tensors, and the uniform holds its members between views and numbers.
+//! A [`Group`](super::Group) is bound together by several kernels, as the tensors of a mask are. A
+//! section `groups { mask: Masked MaskVariant, }` between `tensors` and `numbers` gives the types
+//! of the group and of its key. The group is bound behind the tensors, and the uniform holds its
+//! members between views and numbers.
 //!
-//! By hand stay `describe`, the rest of the text, and `all`, the variants that tests and tools compile.
+//! By hand stay `describe`, the rest of the text, and `all`, the variants that tests and tools
+//! compile.
 
 use std::fmt::Write as _;
 
@@ -82,7 +85,8 @@ pub(crate) struct Declared {
     text: String,
     /// Accessors of the tensors that are absent.
     pub(super) absent: Vec<(&'static str, String)>,
-    /// The buffers that the kernel picks by number, and the type of the elements that it loads in fours.
+    /// The buffers that the kernel picks by number, and the type of the elements that it loads in
+    /// fours.
     pub(super) several: Vec<(&'static str, Slots, &'static str)>,
     fields: Vec<Field>,
     bytes: usize,

@@ -36,8 +36,9 @@ pub(crate) fn guarded<T>(
     })
 }
 
-/// Whether the device is lost. wgpu then makes things that are none, without a word, but for a callback that is the
-/// application's; it does not even refuse what it always refuses, a buffer without any usage.
+/// Whether the device is lost. wgpu then makes things that are none, without a word, but for a
+/// callback that is the application's; it does not even refuse what it always refuses, a buffer
+/// without any usage.
 #[cfg(not(target_arch = "wasm32"))]
 fn is_lost(device: &wgpu::Device) -> bool {
     let scope = device.push_error_scope(wgpu::ErrorFilter::Validation);
@@ -50,14 +51,15 @@ fn is_lost(device: &wgpu::Device) -> bool {
     now(scope.pop()).is_none()
 }
 
-/// Browsers answer error scopes later than this returns: there a [`Watch`] is told, else the application's
-/// own handler.
+/// Browsers answer error scopes later than this returns: there a [`Watch`] is told, else the
+/// application's own handler.
 #[cfg(target_arch = "wasm32")]
 pub(crate) fn guarded<T>(_: &wgpu::Device, _: &'static str, make: impl FnOnce() -> T) -> Result<T, Error> {
     Ok(make())
 }
 
-/// Error scopes in a browser, around calls that do not wait; elsewhere nothing, as [`guarded`] tells.
+/// Error scopes in a browser, around calls that do not wait; elsewhere nothing, as [`guarded`]
+/// tells.
 pub(crate) struct Watch {
     // Dropped in this order, the last pushed first.
     #[cfg(target_arch = "wasm32")]

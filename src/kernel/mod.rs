@@ -54,7 +54,8 @@ impl Width {
     }
 }
 
-/// A buffer of a kernel. Binding 0 is the uniform `p`; storage follows from 1 on, then other uniforms if there are any.
+/// A buffer of a kernel. Binding 0 is the uniform `p`; storage follows from 1 on, then other
+/// uniforms if there are any.
 #[derive(Clone, Debug)]
 pub(crate) struct Binding {
     pub name: String,
@@ -117,8 +118,9 @@ impl Binding {
     }
 
     /// The declaration, and accessors that take element indices and speak f32 (bool, u32):
-    /// `NAME_at(o)`, `NAME_at4(o, stride, n)` (of width one: zero from the n-th on), `NAME_store(o, x)`, `NAME_store4(o, x)`
-    /// (contiguous). Of width four, only who stores a four stores its elements.
+    /// `NAME_at(o)`, `NAME_at4(o, stride, n)` (of width one: zero from the n-th on), `NAME_store(o,
+    /// x)`, `NAME_store4(o, x)` (contiguous). Of width four, only who stores a four stores its
+    /// elements.
     fn declaration(&self, binding: usize) -> String {
         let Binding { name, dtype, width, access, .. } = self;
         if let Some(ty) = self.uniform {
@@ -198,7 +200,8 @@ impl Binding {
         }
     }
 
-    /// Its stores. Those of single elements leave the other half of the word as it is, whoever else writes that meanwhile.
+    /// Its stores. Those of single elements leave the other half of the word as it is, whoever else
+    /// writes that meanwhile.
     fn packed_stores(&self) -> String {
         let name = &self.name;
         let of = self.packing().unwrap_or_default();
@@ -221,10 +224,12 @@ impl Binding {
     }
 }
 
-/// What packs and unpacks bf16. Kernels with bindings of it have it; others name it where they need it.
+/// What packs and unpacks bf16. Kernels with bindings of it have it; others name it where they need
+/// it.
 pub(crate) const BF16: &str = shader!("tensor/bf16");
 
-/// The functions that pack and unpack f16 on devices without `SHADER_F16`, and the one that they need.
+/// The functions that pack and unpack f16 on devices without `SHADER_F16`, and the one that they
+/// need.
 const F16: &str = shader!("tensor/f16");
 const HALF: &str = shader!("tensor/half");
 
@@ -246,8 +251,8 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
-    /// The kernel for devices without `SHADER_F16`: its F16 tensors are packed. `None` if the kernel needs no f16, or multiplies it on
-    /// matrix units.
+    /// The kernel for devices without `SHADER_F16`: its F16 tensors are packed. `None` if the
+    /// kernel needs no f16, or multiplies it on matrix units.
     pub fn without_f16(&self) -> Option<Kernel> {
         let text = self.wgsl.strip_prefix(ENABLE_F16).filter(|text| !text.starts_with(ENABLE_MATRIX))?;
         let mut kernel = Kernel { wgsl: text.to_string(), ..self.clone() };
@@ -264,8 +269,8 @@ impl Kernel {
         Some(kernel)
     }
 
-    /// The same for a part of a grid that has more workgroups than the device takes at once: they are counted from the uniform
-    /// `first_workgroup` on, its last binding.
+    /// The same for a part of a grid that has more workgroups than the device takes at once: they
+    /// are counted from the uniform `first_workgroup` on, its last binding.
     pub fn of_part(mut self) -> Self {
         let uniform = Binding::uniform("first_workgroup", "vec4<u32>");
         let declared = uniform.declaration(self.bindings.len() + 1);
@@ -293,12 +298,13 @@ impl Kernel {
 pub(crate) enum Constant {
     U32(&'static str, u32),
     Bool(&'static str, bool),
-    /// The fragments of matrix units: `FRAGMENT`, their side, and the types `Left`, `Right`, `Sums`.
+    /// The fragments of matrix units: `FRAGMENT`, their side, and the types `Left`, `Right`,
+    /// `Sums`.
     Fragments(Fragment),
 }
 
-/// Puts a kernel's text together: `enable` lines, constants, bindings, then the parts, with their marked loops written
-/// out. WGSL does not depend on order beyond that.
+/// Puts a kernel's text together: `enable` lines, constants, bindings, then the parts, with their
+/// marked loops written out. WGSL does not depend on order beyond that.
 fn compose(constants: &[Constant], bindings: &[Binding], parts: &[&str]) -> String {
     let mut text = String::new();
     let matrix = constants.iter().any(|c| matches!(c, Constant::Fragments(_)));
@@ -433,7 +439,8 @@ pub(crate) fn grid(counts: [impl TryInto<u32>; 3]) -> [u32; 3] {
     counts.map(|n| n.try_into().unwrap_or(u32::MAX))
 }
 
-/// One dispatch, ready to be bound: parameters, what a second uniform has behind them, tensors in binding order, workgroups.
+/// One dispatch, ready to be bound: parameters, what a second uniform has behind them, tensors in
+/// binding order, workgroups.
 pub(crate) struct Dispatch<'a> {
     pub variant: KernelVariant,
     pub params: Vec<u8>,

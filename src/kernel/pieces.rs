@@ -13,9 +13,9 @@ pub(crate) struct Piece {
 /// More dispatches than this are no plan: the caller's limit is too small for the problem.
 const MOST_PIECES: usize = 1 << 16;
 
-/// How many workgroups along each axis a piece has, so that it has at most `limit` operations, `work` per
-/// workgroup, and fits the device; a workgroup is not cut. Pieces are whole layers of the last axis if those fit,
-/// else runs along the first.
+/// How many workgroups along each axis a piece has, so that it has at most `limit` operations,
+/// `work` per workgroup, and fits the device; a workgroup is not cut. Pieces are whole layers of
+/// the last axis if those fit, else runs along the first.
 pub(crate) fn steps(
     [x, y, z]: [usize; 3],
     work: f64,

@@ -37,11 +37,13 @@ type Places = Mutex<HashMap<PipelineKey, Arc<Place>>>;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PipelineKey {
     pub variant: KernelVariant,
-    /// True if the pipeline counts workgroups from the first one of a part ([`Kernel::of_part`](super::Kernel::of_part)).
+    /// True if the pipeline counts workgroups from the first one of a part
+    /// ([`Kernel::of_part`](super::Kernel::of_part)).
     pub is_part: bool,
 }
 
-/// Another text for a kernel of such families: a driver that compiles something else than it is given.
+/// Another text for a kernel of such families: a driver that compiles something else than it is
+/// given.
 pub(crate) type Rewrite = Arc<dyn Fn(Families, &str) -> String + Send + Sync>;
 
 #[derive(Clone)]
@@ -65,25 +67,28 @@ struct Inner {
     falls_back: bool,
 }
 
-/// What a lock holds, whether or not another thread panicked with it: nothing is left half done under ours.
+/// What a lock holds, whether or not another thread panicked with it: nothing is left half done
+/// under ours.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The compiled pipelines of a device, shared by every operator made from it. Clones are cheap.
 ///
-/// A pipeline is compiled at the first call that needs it and kept. Threads that record at once wait for each other
-/// only where they need the same new pipeline.
+/// A pipeline is compiled at the first call that needs it and kept. Threads that record at once
+/// wait for each other only where they need the same new pipeline.
 ///
-/// On OpenGL, wgpu panics in a thread that waits too long for another thread: six seconds, or one second on Windows.
-/// The library therefore lets only one thread at a time call wgpu on OpenGL, whatever the device. The lock does not cover
-/// the application's own calls of wgpu. There, submit, poll, create and drop buffers while no other thread records,
-/// compiles or uses [`Gpu`](crate::Gpu).
+/// On OpenGL, wgpu panics in a thread that waits too long for another thread: six seconds, or one
+/// second on Windows. The library therefore lets only one thread at a time call wgpu on OpenGL,
+/// whatever the device. The lock does not cover the application's own calls of wgpu. There, submit,
+/// poll, create and drop buffers while no other thread records, compiles or uses
+/// [`Gpu`](crate::Gpu).
 ///
-/// The `prepare` methods of the operators compile before the first call. Some drivers put their compiler off until a pipeline is
-/// submitted for the first time. With lavapipe the first submission of a kernel takes up to seconds, prepared or not, unless Mesa's
-/// cache on disk has it. `prepare` submits nothing, so it cannot prevent that: submit each call once where the wait does no harm, on
-/// tensors of any content.
+/// The `prepare` methods of the operators compile before the first call. Some drivers put their
+/// compiler off until a pipeline is submitted for the first time. With lavapipe the first
+/// submission of a kernel takes up to seconds, prepared or not, unless Mesa's cache on disk has it.
+/// `prepare` submits nothing, so it cannot prevent that: submit each call once where the wait does
+/// no harm, on tensors of any content.
 #[derive(Clone)]
 pub struct Pipelines(Arc<Inner>);
 
@@ -101,9 +106,10 @@ impl Pipelines {
         Self::with_facts(device, DeviceFacts::of(device))
     }
 
-    /// As [`new`](Self::new), for a `device` of `adapter`: kernels may then use its matrix units, if the device has the
-    /// features `EXPERIMENTAL_COOPERATIVE_MATRIX`, `SHADER_F16` and `SUBGROUP` and the adapter lists fragments of 16 × 16
-    /// or 8 × 8 that multiply f16 and sum in f32 (see [`MatrixUnits`](crate::tuning::MatrixUnits)).
+    /// As [`new`](Self::new), for a `device` of `adapter`: kernels may then use its matrix units,
+    /// if the device has the features `EXPERIMENTAL_COOPERATIVE_MATRIX`, `SHADER_F16` and
+    /// `SUBGROUP` and the adapter lists fragments of 16 × 16 or 8 × 8 that multiply f16 and sum in
+    /// f32 (see [`MatrixUnits`](crate::tuning::MatrixUnits)).
     ///
     /// ```no_run
     /// # async fn f(adapter: &wgpu::Adapter) -> Result<(), Box<dyn std::error::Error>> {
@@ -144,13 +150,14 @@ impl Pipelines {
         }))
     }
 
-    /// Pipelines that the driver compiles by way of `cache`, which an application keeps in a file: with what an earlier process has
-    /// compiled, the driver compiles less. Call it before anything else; the result has no pipelines yet, and earlier clones of
-    /// `self` do not use `cache`.
+    /// Pipelines that the driver compiles by way of `cache`, which an application keeps in a file:
+    /// with what an earlier process has compiled, the driver compiles less. Call it before anything
+    /// else; the result has no pipelines yet, and earlier clones of `self` do not use `cache`.
     ///
-    /// The device needs the feature `PIPELINE_CACHE`, which wgpu has on Vulkan alone. Most drivers for desktops have
-    /// caches of their own, and lavapipe puts nothing into this one.
-    /// A cache of another device of the same `wgpu::Instance` is an [`Error::Refused`] where something is compiled.
+    /// The device needs the feature `PIPELINE_CACHE`, which wgpu has on Vulkan alone. Most drivers
+    /// for desktops have caches of their own, and lavapipe puts nothing into this one.
+    /// A cache of another device of the same `wgpu::Instance` is an [`Error::Refused`] where
+    /// something is compiled.
     ///
     /// ```no_run
     /// # fn f(device: &wgpu::Device) -> Result<(), Box<dyn std::error::Error>> {
@@ -193,7 +200,8 @@ impl Pipelines {
         Self::with_compiler(self.0.compiler.clone(), self.0.places.clone(), facts, false)
     }
 
-    /// For plans that follow `pick` for calls of `class`: none yet, or the same pipelines if `shared`.
+    /// For plans that follow `pick` for calls of `class`: none yet, or the same pipelines if
+    /// `shared`.
     pub(crate) fn with_pick(&self, class: Class, pick: Pick, shared: bool) -> Self {
         let facts = self.facts();
         let mut picks = facts.tuned.as_deref().cloned().unwrap_or_default();
@@ -216,17 +224,18 @@ impl Pipelines {
         facts.tuned = Some(Arc::new(picks));
     }
 
-    /// What was measured on this device, by [`tune`](Self::tune) or where [`use_tuned`](Self::use_tuned) had it from: to keep, and
-    /// to use the next time.
+    /// What was measured on this device, by [`tune`](Self::tune) or where
+    /// [`use_tuned`](Self::use_tuned) had it from: to keep, and to use the next time.
     pub fn tuned(&self) -> TuningCache {
         TuningCache::of(self.tuned_key(), self.facts().tuned.as_deref())
     }
 
-    /// Lets plans follow what was measured before, instead of what they followed until now; returns for how many classes of
-    /// calls `tuned` has an entry that holds for this device, its driver and this version of the kernels. [`TuningCache::new`] takes back all
-    /// that was measured.
+    /// Lets plans follow what was measured before, instead of what they followed until now; returns
+    /// for how many classes of calls `tuned` has an entry that holds for this device, its driver
+    /// and this version of the kernels. [`TuningCache::new`] takes back all that was measured.
     ///
-    /// A call whose [`Scratch`](crate::Scratch) has no room for what was measured is computed by the rules, without splitting keys if need be.
+    /// A call whose [`Scratch`](crate::Scratch) has no room for what was measured is computed by
+    /// the rules, without splitting keys if need be.
     pub fn use_tuned(&self, tuned: &TuningCache) -> usize {
         let picks = tuned.picks(self.tuned_key());
         let count = picks.len();
@@ -249,7 +258,8 @@ impl Pipelines {
         Families::from_bits(self.0.used.load(Ordering::Relaxed))
     }
 
-    /// What a check found takes the place of what earlier ones did; plans do without what it put aside.
+    /// What a check found takes the place of what earlier ones did; plans do without what it put
+    /// aside.
     pub(crate) fn settle(&self, verdicts: BTreeMap<Family, Verdict>) {
         let aside = verdicts.iter().filter(|(_, verdict)| verdict.is_aside()).map(|(family, _)| *family);
         let mut known = lock(&self.0.verdicts);
@@ -257,7 +267,8 @@ impl Pipelines {
         *known = verdicts;
     }
 
-    /// What is known of each family of kernels on this device: barred by a list of drivers that they would crash, checked by
+    /// What is known of each family of kernels on this device: barred by a list of drivers that
+    /// they would crash, checked by
     /// [`check`](Self::check), or neither.
     pub fn report(&self) -> Report {
         let info = self.device().adapter_info();
@@ -271,8 +282,9 @@ impl Pipelines {
         Report { findings: Family::ALL.iter().map(|family| (*family, verdict(family))).collect() }
     }
 
-    /// Lets plans use `family` although it is barred or was found wrong: for measurements, and for drivers that the list does
-    /// not know to be mended. What is barred can end the process. A later [`check`](Self::check) checks it.
+    /// Lets plans use `family` although it is barred or was found wrong: for measurements, and for
+    /// drivers that the list does not know to be mended. What is barred can end the process. A
+    /// later [`check`](Self::check) checks it.
     pub fn allow(&self, family: Family) {
         self.say(family, Verdict::Unchecked);
     }
@@ -305,8 +317,9 @@ impl Pipelines {
         compiled.map(|(key, _)| key.variant.clone()).collect()
     }
 
-    /// Drops what was compiled: for applications that are done with one kind of problem. What has been recorded
-    /// or is bound, in a [`Scratch`](crate::Scratch) or an operator, keeps its pipeline.
+    /// Drops what was compiled: for applications that are done with one kind of problem. What has
+    /// been recorded or is bound, in a [`Scratch`](crate::Scratch) or an operator, keeps its
+    /// pipeline.
     pub fn clear(&self) {
         lock(&self.0.places).clear();
     }
@@ -324,7 +337,8 @@ impl Pipelines {
         }
     }
 
-    /// Runs `record`, which plans, compiles, then records. After an error that disabled a family, `record` plans again.
+    /// Runs `record`, which plans, compiles, then records. After an error that disabled a family,
+    /// `record` plans again.
     ///
     /// # Errors
     /// The compiler's refusal if nothing replaces the kernel, or the error of `record`.
@@ -359,7 +373,8 @@ impl Pipelines {
         lock(&self.0.facts).max_workgroups
     }
 
-    /// The pipeline of `key`, compiled now if this is its first use. After an error the next use tries again.
+    /// The pipeline of `key`, compiled now if this is its first use. After an error the next use
+    /// tries again.
     pub(crate) fn get(&self, key: PipelineKey) -> Result<Compiled, Error> {
         self.0.used.fetch_or(key.variant.families().bits(), Ordering::Relaxed);
         let place = lock(&self.0.places).entry(key.clone()).or_default().clone();
@@ -420,9 +435,10 @@ impl Compiler {
         let text = rewritten.as_ref().unwrap_or(&kernel.wgsl);
         guarded(&self.device, label, || {
             let layout = self.layout(label, kernel);
-            // SAFETY: the text is the crate's own, and what it has of a caller's mod was written anew by `mods`: without pointers
-            // or bindings, indices clamped, loops counted. The crate's loops count to bounds that the host passes, or that are
-            // clamped to those where they come from a buffer; its indices stay inside the views the host has
+            // SAFETY: the text is the crate's own, and what it has of a caller's mod was written
+            // anew by `mods`: without pointers or bindings, indices clamped, loops counted. The
+            // crate's loops count to bounds that the host passes, or that are clamped to those
+            // where they come from a buffer; its indices stay inside the views the host has
             // checked, its divisors are positive.
             let module = unsafe {
                 self.device.create_shader_module_trusted(

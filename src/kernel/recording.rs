@@ -25,7 +25,8 @@ pub(crate) fn log<T>(work: impl FnOnce() -> T) -> (T, Vec<Bound>) {
 /// The largest number of parts of a grid. With WebGPU's limits they have more than 2^32 workgroups.
 const MOST_PARTS: u64 = 1 << 16;
 
-/// A part of a grid that is larger than the device takes at once: its first workgroup, and its workgroups along each axis.
+/// A part of a grid that is larger than the device takes at once: its first workgroup, and its
+/// workgroups along each axis.
 struct Part {
     first: [u32; 3],
     grid: [u32; 3],
@@ -62,8 +63,8 @@ fn parts(grid: [u32; 3], most: u32) -> Result<Vec<Part>, Error> {
 }
 
 impl Pipelines {
-    /// Compiles and binds every dispatch, in order, in parts where the device does not take its grid at once; what `bindings` keeps is
-    /// not bound again.
+    /// Compiles and binds every dispatch, in order, in parts where the device does not take its
+    /// grid at once; what `bindings` keeps is not bound again.
     pub(crate) fn bind(
         &self,
         label: &'static str,
@@ -161,10 +162,12 @@ fn uniform(device: &wgpu::Device, bytes: &[u8]) -> wgpu::Buffer {
     buffer
 }
 
-/// A call that is checked, compiled and bound. It can be recorded as often as you like, and recording it creates nothing.
+/// A call that is checked, compiled and bound. It can be recorded as often as you like, and
+/// recording it creates nothing.
 ///
-/// Some drivers put their compiler off until the first submission: see [`Pipelines`]. It holds the tensors' buffers and the parameters of
-/// its call: what a [`Cache`](crate::Cache) says later, of lengths that the host knows, is not in it.
+/// Some drivers put their compiler off until the first submission: see [`Pipelines`]. It holds the
+/// tensors' buffers and the parameters of its call: what a [`Cache`](crate::Cache) says later, of
+/// lengths that the host knows, is not in it.
 #[derive(Clone, Debug)]
 pub struct Prepared {
     label: &'static str,
@@ -187,7 +190,8 @@ impl Prepared {
     }
 }
 
-/// The target of a recording: a [`wgpu::CommandEncoder`], in which each call has a compute pass of its own, or a
+/// The target of a recording: a [`wgpu::CommandEncoder`], in which each call has a compute pass of
+/// its own, or a
 /// [`wgpu::ComputePass`] of the caller's, which is left with another pipeline and bind group 0.
 pub trait Recorder: sealed::Recorder {}
 

@@ -4,8 +4,8 @@ use super::BindingCache;
 use super::guard::guarded;
 use crate::tensor::Error;
 
-/// What a part of the scratch holds. Parts are separate buffers: WebGPU does not let a dispatch read
-/// and write the same one.
+/// What a part of the scratch holds. Parts are separate buffers: WebGPU does not let a dispatch
+/// read and write the same one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Slot {
     /// Projected queries, keys and values of a layer.
@@ -36,7 +36,8 @@ pub(crate) enum Slot {
     GatedGradient,
     /// Keys and values without those that are not there.
     Kept,
-    /// Positions in the order of a sort, and the place of each; those of the pass before; counts of digits.
+    /// Positions in the order of a sort, and the place of each; those of the pass before; counts of
+    /// digits.
     Order,
     OrderBefore,
     DigitCounts,
@@ -65,8 +66,8 @@ pub(crate) enum Slot {
     /// The heads' outputs of its attention to a memory, and their log-sum-exp, there.
     MemoryContext,
     MemoryLse,
-    /// Keys and values of layers whose keys later layers of a stack read; in its backward pass the input of their
-    /// projection, and the gradients of these inputs.
+    /// Keys and values of layers whose keys later layers of a stack read; in its backward pass the
+    /// input of their projection, and the gradients of these inputs.
     SharedKeys,
     KeyInput,
     KeyInputGradient,
@@ -198,11 +199,13 @@ impl ScratchSize {
 
 /// Temporary memory for calls, owned by the caller and used by one recording at a time.
 ///
-/// One that is large enough for the longest call serves shorter ones, [`ScratchSize::max`] makes one size
-/// of several, and [`ensure`](Self::ensure) makes it larger. Calls recorded after each other may share it, in one encoder or several, as long as they are
-/// submitted in the order they were recorded. It also keeps the bindings of recent calls, so that a
-/// call recorded again with the same tensors and sizes creates nothing. They keep some buffers alive: see [`forget`](Self::forget).
-/// A call with the scratch of another device is an [`Error::Unsupported`].
+/// One that is large enough for the longest call serves shorter ones, [`ScratchSize::max`] makes
+/// one size of several, and [`ensure`](Self::ensure) makes it larger. Calls recorded after each
+/// other may share it, in one encoder or several, as long as they are submitted in the order they
+/// were recorded. It also keeps the bindings of recent calls, so that a call recorded again with
+/// the same tensors and sizes creates nothing. They keep some buffers alive: see
+/// [`forget`](Self::forget). A call with the scratch of another device is an
+/// [`Error::Unsupported`].
 /// A buffer destroyed meanwhile (`wgpu::Buffer::destroy`) is found out at the submission only.
 #[derive(Debug)]
 pub struct Scratch {
@@ -238,8 +241,9 @@ impl Scratch {
         Ok(Scratch { buffers, size, bindings: BindingCache::of_scratch(device) })
     }
 
-    /// Makes the parts that `size` needs larger, if they are smaller; `device` is the one that this was made on. True if there
-    /// was one. Calls that were recorded before keep the memory that they were recorded with.
+    /// Makes the parts that `size` needs larger, if they are smaller; `device` is the one that this
+    /// was made on. True if there was one. Calls that were recorded before keep the memory that
+    /// they were recorded with.
     ///
     /// # Errors
     /// Those of [`new`](Self::new), and [`Error::Unsupported`] for another device; nothing has changed then.
@@ -277,8 +281,9 @@ impl Scratch {
 
     /// Drops the bindings of past calls, and with them the references to their buffers.
     ///
-    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until then, the buffers that only they keep
-    /// alive have at most twice the bytes of the last call's, or 8 MiB if that is more.
+    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until
+    /// then, the buffers that only they keep alive have at most twice the bytes of the last call's,
+    /// or 8 MiB if that is more.
     pub fn forget(&mut self) {
         self.bindings.clear();
     }

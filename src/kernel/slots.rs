@@ -18,8 +18,8 @@ impl Slots {
         (0..self.count).map(move |slot| Binding::read(format!("{name}{slot}"), self.dtype, width))
     }
 
-    /// `NAME_at(slot, o)`, `NAME_at4(slot, o, stride, n)`, which load from a buffer by its number, or zeros where there is none. `four` is
-    /// the type of the elements that `NAME_at4` loads.
+    /// `NAME_at(slot, o)`, `NAME_at4(slot, o, stride, n)`, which load from a buffer by its number,
+    /// or zeros where there is none. `four` is the type of the elements that `NAME_at4` loads.
     pub fn functions(self, name: &str, four: &str) -> String {
         let mut text = String::new();
         let functions = [

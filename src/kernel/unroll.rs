@@ -1,7 +1,8 @@
 //! Writes loops of WGSL out, so that what they index is indexed by literals.
 //!
-//! An array of a function stays in registers only if every index into it is known when the driver has compiled the
-//! shader, and drivers differ in the loops they unroll. So the text says which must not be left to them:
+//! An array of a function stays in registers only if every index into it is known when the driver
+//! has compiled the shader, and drivers differ in the loops they unroll. So the text says which
+//! must not be left to them:
 //!
 //! ```wgsl
 //! /* unrolled */ for (var n = 0u; n < SCORES; n++) {
@@ -9,8 +10,9 @@
 //! }
 //! ```
 //!
-//! becomes `{ s[0u] = vec4<f32>(); } { s[1u] = …`. Bounds are expressions of literals, the text's constants and the
-//! variables of unrolled loops around. A loop that is not of this form stays as it is, which means the same.
+//! becomes `{ s[0u] = vec4<f32>(); } { s[1u] = …`. Bounds are expressions of literals, the text's
+//! constants and the variables of unrolled loops around. A loop that is not of this form stays as
+//! it is, which means the same.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -137,7 +139,8 @@ fn declares(body: &str, name: &str) -> bool {
     all.windows(2).any(|pair| ["var", "let"].contains(&pair[0]) && pair[1] == name)
 }
 
-/// Whether `body` may leave the loop, or a turn of it. (Of a loop inside too: then it stays, to be safe.)
+/// Whether `body` may leave the loop, or a turn of it. (Of a loop inside too: then it stays, to be
+/// safe.)
 fn has_jump(body: &str) -> bool {
     words(body).any(|(_, word)| ["break", "continue"].contains(&word))
 }
@@ -193,7 +196,8 @@ impl<'a> Constants<'a> {
         value
     }
 
-    /// The value of an expression of unsigned numbers and bools, which are 1 and 0; none if it is no such thing.
+    /// The value of an expression of unsigned numbers and bools, which are 1 and 0; none if it is
+    /// no such thing.
     fn evaluate(&self, text: &str) -> Option<u32> {
         let mut parser = Parser { rest: text, constants: self };
         let value = parser.binary(0)?;

@@ -14,7 +14,8 @@ pub(crate) trait Variant: fmt::Debug + Eq + Hash + Send + Sync + 'static {
     /// The label of its pipelines: `attention.` and the stem of its shader.
     const LABEL: &'static str;
 
-    /// The families of all variants, if these are the same. A test in `kernel_list.rs` demands one of every variant.
+    /// The families of all variants, if these are the same. A test in `kernel_list.rs` demands one
+    /// of every variant.
     const FAMILIES: Families = Families::NONE;
 
     /// Its text and what the host must know of it. Built once per pipeline.

@@ -2,19 +2,21 @@
 
 use crate::tensor::TensorView;
 
-/// The state of sequences: what linear attention keeps of the keys and values so far. F32, in any strides.
+/// The state of sequences: what linear attention keeps of the keys and values so far. F32, in any
+/// strides.
 #[derive(Clone, Copy, Debug)]
 pub struct LinearState<'a> {
     /// `Σ φ(k)ᵀ v`, `[sequences, kv_heads, features, value_dim]`.
     pub state: TensorView<'a>,
     /// `Σ φ(k)`, `[sequences, kv_heads, features, 1]`.
     pub norm: TensorView<'a>,
-    /// The logarithm of what both are to be multiplied by, `[sequences, kv_heads, 1, 1]`: of exponential random features, and only of
-    /// those.
+    /// The logarithm of what both are to be multiplied by, `[sequences, kv_heads, 1, 1]`: of
+    /// exponential random features, and only of those.
     pub log_scale: Option<TensorView<'a>>,
 }
 
-/// One forward call of [`LinearAttention`](super::LinearAttention). Tensors are `[batch, heads, length, dim]` in any strides.
+/// One forward call of [`LinearAttention`](super::LinearAttention). Tensors are `[batch, heads,
+/// length, dim]` in any strides.
 ///
 /// | tensor | shape | dtype |
 /// |---|---|---|
@@ -29,7 +31,8 @@ pub struct LinearState<'a> {
 /// | `decay` | `[batch, kv_heads, kv_len, 1 or features]` | F32, F16 or BF16 |
 /// | `beta` | `[batch, kv_heads, kv_len, 1]` | F32, F16 or BF16 |
 ///
-/// `batch · heads` has no limit: heads are computed in groups whose temporary memory is bounded, see
+/// `batch · heads` has no limit: heads are computed in groups whose temporary memory is bounded,
+/// see
 /// [`scratch_size`](super::LinearAttention::scratch_size).
 #[derive(Clone, Copy, Debug)]
 #[must_use]
@@ -70,8 +73,8 @@ impl<'a> LinearForward<'a> {
         }
     }
 
-    /// Keys to be seen, true, or not, false, `[batch or 1, kv_heads or 1, 1, kv_len]`: what k and v hold there does not
-    /// matter.
+    /// Keys to be seen, true, or not, false, `[batch or 1, kv_heads or 1, 1, kv_len]`: what k and v
+    /// hold there does not matter.
     #[doc(alias = "key_padding_mask")]
     pub fn key_mask(mut self, key_mask: impl Into<Option<TensorView<'a>>>) -> Self {
         self.keys.key_mask = key_mask.into();
@@ -84,9 +87,9 @@ impl<'a> LinearForward<'a> {
         self
     }
 
-    /// Sequences one after the other in a batch of one: sequence s has rows `starts[s]` to `starts[s + 1]` of q, k and
-    /// v. Rows that are of none give 0. A start that is below the one before it counts as that, one past the end as the
-    /// end.
+    /// Sequences one after the other in a batch of one: sequence s has rows `starts[s]` to
+    /// `starts[s + 1]` of q, k and v. Rows that are of none give 0. A start that is below the one
+    /// before it counts as that, one past the end as the end.
     #[doc(alias = "cu_seqlens")]
     pub fn packed(mut self, starts: impl Into<Option<TensorView<'a>>>) -> Self {
         self.keys.packed = starts.into();
@@ -100,8 +103,8 @@ impl<'a> LinearForward<'a> {
         self
     }
 
-    /// What the [`UpdateRule`](crate::linear_attention::UpdateRule) decays by, `[batch, kv_heads, kv_len, 1]`, or with as many channels as there are features; F32, F16
-    /// or BF16.
+    /// What the [`UpdateRule`](crate::linear_attention::UpdateRule) decays by, `[batch, kv_heads,
+    /// kv_len, 1]`, or with as many channels as there are features; F32, F16 or BF16.
     pub fn decay(mut self, decay: impl Into<Option<TensorView<'a>>>) -> Self {
         self.decay = decay.into();
         self
@@ -113,8 +116,9 @@ impl<'a> LinearForward<'a> {
         self
     }
 
-    /// Goes on from the state of the sequences so far, and leaves there what it is after this call's keys: a call for a prompt, then one
-    /// for each token, or for a few, give what one call for all of them would.
+    /// Goes on from the state of the sequences so far, and leaves there what it is after this
+    /// call's keys: a call for a prompt, then one for each token, or for a few, give what one call
+    /// for all of them would.
     pub fn state(mut self, state: impl Into<Option<LinearState<'a>>>) -> Self {
         self.state = state.into();
         self
@@ -127,10 +131,11 @@ impl<'a> LinearForward<'a> {
     }
 }
 
-/// One backward call: a [`LinearForward`], whose inputs and `out` are read, the gradient of its result, and where the
-/// gradients go, each shaped as what it is of, in its type or F32.
+/// One backward call: a [`LinearForward`], whose inputs and `out` are read, the gradient of its
+/// result, and where the gradients go, each shaped as what it is of, in its type or F32.
 ///
-/// Sequences begin with the call: the gradient of a [`state`](LinearForward::state) is not computed.
+/// Sequences begin with the call: the gradient of a [`state`](LinearForward::state) is not
+/// computed.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct LinearBackward<'a> {
@@ -143,7 +148,8 @@ pub struct LinearBackward<'a> {
 }
 
 impl<'a> LinearBackward<'a> {
-    /// `forward` as it was made, and the gradient of its `out`. No gradient is written until it is asked for.
+    /// `forward` as it was made, and the gradient of its `out`. No gradient is written until it is
+    /// asked for.
     pub fn new(forward: LinearForward<'a>, d_out: TensorView<'a>) -> Self {
         LinearBackward { forward, d_out, d_q: None, d_k: None, d_v: None, accumulates: false }
     }

@@ -26,7 +26,8 @@ pub struct LinearConfig {
 }
 
 impl LinearConfig {
-    /// `heads` query heads of `head_dim` channels; f32, φ = elu + 1, all keys for every query, results divided by the norm.
+    /// `heads` query heads of `head_dim` channels; f32, φ = elu + 1, all keys for every query,
+    /// results divided by the norm.
     pub fn new(heads: usize, head_dim: usize) -> Self {
         LinearConfig {
             heads,
@@ -44,7 +45,8 @@ impl LinearConfig {
         }
     }
 
-    /// Key/value heads, a divisor of `heads`, each with a state: query head `h` uses `h / (heads / kv_heads)`.
+    /// Key/value heads, a divisor of `heads`, each with a state: query head `h` uses `h / (heads /
+    /// kv_heads)`.
     pub fn kv_heads(mut self, kv_heads: usize) -> Self {
         self.kv_heads = kv_heads;
         self
@@ -68,7 +70,8 @@ impl LinearConfig {
         self
     }
 
-    /// How a state takes up a token. Others than [`UpdateRule::Linear`] are causal, go token by token and have no gradients yet.
+    /// How a state takes up a token. Others than [`UpdateRule::Linear`] are causal, go token by
+    /// token and have no gradients yet.
     pub fn update_rule(mut self, rule: UpdateRule) -> Self {
         self.rule = rule;
         self
@@ -80,13 +83,15 @@ impl LinearConfig {
         self
     }
 
-    /// Whether results are divided by the norm, `φ(q) · Σ φ(k)`; otherwise they are multiplied by [`scale`](Self::scale).
+    /// Whether results are divided by the norm, `φ(q) · Σ φ(k)`; otherwise they are multiplied by
+    /// [`scale`](Self::scale).
     pub fn normalised(mut self, normalised: bool) -> Self {
         self.normalised = normalised;
         self
     }
 
-    /// What is added to the norm, 10⁻⁶ unless set; with random features nothing, whose scale is arbitrary.
+    /// What is added to the norm, 10⁻⁶ unless set; with random features nothing, whose scale is
+    /// arbitrary.
     pub fn eps(mut self, eps: impl Into<Option<f64>>) -> Self {
         self.eps = eps.into();
         self
@@ -98,7 +103,8 @@ impl LinearConfig {
         self
     }
 
-    /// How it is computed, not what: the form of kernels. The rest of [`KernelOptions`] does not concern it.
+    /// How it is computed, not what: the form of kernels. The rest of [`KernelOptions`] does not
+    /// concern it.
     pub fn kernel_options(mut self, kernel_options: KernelOptions) -> Self {
         self.kernel_options = kernel_options;
         self

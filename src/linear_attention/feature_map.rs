@@ -9,12 +9,13 @@ use crate::tensor::{Error, check_sizes};
 pub enum FeatureMap {
     /// `x` itself.
     Identity,
-    /// `elu(x) + 1` (Katharopoulos et al. 2020, "Transformers are RNNs"), computed as `x + 1` above 0 and `exp(x)` below, which
-    /// does not cancel.
+    /// `elu(x) + 1` (Katharopoulos et al. 2020, "Transformers are RNNs"), computed as `x + 1` above
+    /// 0 and `exp(x)` below, which does not cancel.
     Elu,
     /// `max(x, 0)`.
     Relu,
-    /// Features made of products with a matrix of random directions, `w` `[features, head_dim]`, which a call is given:
+    /// Features made of products with a matrix of random directions, `w` `[features, head_dim]`,
+    /// which a call is given:
     /// see [`random_features`].
     Random {
         /// What is made of the products.
@@ -33,14 +34,17 @@ pub enum UpdateRule {
     /// `S + φ(k)ᵀ v`.
     #[default]
     Linear,
-    /// `exp(decay) S + φ(k)ᵀ v`, with a decay for a head or for each of its features (Yang et al. 2024, "Gated linear attention"; ONNX's
-    /// `gated`).
+    /// `exp(decay) S + φ(k)ᵀ v`, with a decay for a head or for each of its features (Yang et al.
+    /// 2024, "Gated linear attention"; ONNX's `gated`).
     Gated,
-    /// `S + beta φ(k)ᵀ (v − φ(k) S)` (Yang et al. 2024, "Parallelizing linear transformers with the delta rule"; ONNX's `delta`).
+    /// `S + beta φ(k)ᵀ (v − φ(k) S)` (Yang et al. 2024, "Parallelizing linear transformers with the
+    /// delta rule"; ONNX's `delta`).
     Delta,
-    /// `exp(decay) S + beta φ(k)ᵀ (v − φ(k) exp(decay) S)` (Yang et al. 2025, "Gated delta networks"; ONNX's `gated_delta`).
+    /// `exp(decay) S + beta φ(k)ᵀ (v − φ(k) exp(decay) S)` (Yang et al. 2025, "Gated delta
+    /// networks"; ONNX's `gated_delta`).
     GatedDelta,
-    /// `decay S + (1 − decay) φ(k)ᵀ v`, with a decay for a head: the gate of random feature attention (Peng et al. 2021).
+    /// `decay S + (1 − decay) φ(k)ᵀ v`, with a decay for a head: the gate of random feature
+    /// attention (Peng et al. 2021).
     Averaged,
 }
 
@@ -62,12 +66,14 @@ impl UpdateRule {
     }
 }
 
-/// What is made of products with random directions. `x'` is `x / head_dim^¼`, so that `exp(q' · k')` has attention's usual scale; `m` is the number
-/// of directions. Exponentials are computed relative to their largest, exactly as an online softmax does it.
+/// What is made of products with random directions. `x'` is `x / head_dim^¼`, so that `exp(q' ·
+/// k')` has attention's usual scale; `m` is the number of directions. Exponentials are computed
+/// relative to their largest, exactly as an online softmax does it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum RandomFeatures {
-    /// FAVOR+: `exp(w x' − |x'|² / 2) / √m`, m features (Choromanski et al. 2021, "Rethinking attention with Performers").
+    /// FAVOR+: `exp(w x' − |x'|² / 2) / √m`, m features (Choromanski et al. 2021, "Rethinking
+    /// attention with Performers").
     Positive,
     /// Positive features of `w` and of `−w`, over `√2m`: 2 m of them.
     Hyperbolic,
@@ -78,8 +84,8 @@ pub enum RandomFeatures {
         /// What is added to each.
         epsilon: f64,
     },
-    /// `[sin w x̂, cos w x̂] / √m` of `x̂ = x / |x|`, 2 m features: random feature attention (Peng et al. 2021). Divide `w` by the
-    /// kernel's σ.
+    /// `[sin w x̂, cos w x̂] / √m` of `x̂ = x / |x|`, 2 m features: random feature attention (Peng
+    /// et al. 2021). Divide `w` by the kernel's σ.
     Fourier,
 }
 
@@ -107,7 +113,8 @@ impl FeatureMap {
         }
     }
 
-    /// What is added to the norm unless a configuration says otherwise: 10⁻⁶, and nothing where the features' scale is arbitrary.
+    /// What is added to the norm unless a configuration says otherwise: 10⁻⁶, and nothing where the
+    /// features' scale is arbitrary.
     pub(crate) fn usual_eps(self) -> f64 {
         match self {
             FeatureMap::Random { .. } => 0.0,
@@ -120,9 +127,9 @@ impl FeatureMap {
     }
 }
 
-/// Directions for random features, `[directions, head_dim]`: blocks of `head_dim` orthogonal ones, each as long as a normal vector would be
-/// (Choromanski et al. 2021), so that products have less variance than those of independent ones. The same for the same
-/// seed; draw anew with another.
+/// Directions for random features, `[directions, head_dim]`: blocks of `head_dim` orthogonal ones,
+/// each as long as a normal vector would be (Choromanski et al. 2021), so that products have less
+/// variance than those of independent ones. The same for the same seed; draw anew with another.
 ///
 /// # Errors
 /// A size of 0.

@@ -21,12 +21,12 @@ use crate::tensor::{
     Access, CallTensors, DType, Element, Error, Shape, TensorView, check_apart, expect, expect_broadcast,
 };
 
-/// Linear attention on one device: `φ(qᵢ) Σⱼ φ(kⱼ)ᵀ vⱼ / φ(qᵢ) Σⱼ φ(kⱼ)ᵀ` (Katharopoulos et al. 2020, "Transformers are RNNs"), whose cost grows with
-/// the length and not with its square.
+/// Linear attention on one device: `φ(qᵢ) Σⱼ φ(kⱼ)ᵀ vⱼ / φ(qᵢ) Σⱼ φ(kⱼ)ᵀ` (Katharopoulos et al.
+/// 2020, "Transformers are RNNs"), whose cost grows with the length and not with its square.
 ///
-/// Without causality two products: the state of all keys, then every query's with it. Causal attention goes by chunks of 64 rows:
-/// pairs within a chunk, a state for all that is before it. For generation the state stays on the device
-/// ([`LinearForward::state`]). All give the same.
+/// Without causality two products: the state of all keys, then every query's with it. Causal
+/// attention goes by chunks of 64 rows: pairs within a chunk, a state for all that is before it.
+/// For generation the state stays on the device ([`LinearForward::state`]). All give the same.
 ///
 /// ```no_run
 /// # fn f(device: &wgpu::Device, queue: &wgpu::Queue, q: &wgpu::Buffer, k: &wgpu::Buffer, v: &wgpu::Buffer,
@@ -73,10 +73,11 @@ impl LinearAttention {
         &self.pipelines
     }
 
-    /// The temporary memory that `call` needs: states of chunks and products within them, at most 32 MiB each however long the sequences
-    /// are and however many heads there are. Heads that need more are computed in groups, one after the other. Each head of a group also
-    /// needs a state for each sequence, and its random features. Only a single key/value head whose state or products within a chunk are
-    /// larger than that exceeds the bound.
+    /// The temporary memory that `call` needs: states of chunks and products within them, at most
+    /// 32 MiB each however long the sequences are and however many heads there are. Heads that need
+    /// more are computed in groups, one after the other. Each head of a group also needs a state
+    /// for each sequence, and its random features. Only a single key/value head whose state or
+    /// products within a chunk are larger than that exceeds the bound.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -98,7 +99,8 @@ impl LinearAttention {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -108,8 +110,8 @@ impl LinearAttention {
         self.pipelines.bind("linear attention", &dispatches, scratch.bindings())
     }
 
-    /// The temporary memory that the gradients of `call` need: the memory of the forward call, products of gradients (32 MiB at most), and
-    /// 16 bytes for each query of each head of a group.
+    /// The temporary memory that the gradients of `call` need: the memory of the forward call,
+    /// products of gradients (32 MiB at most), and 16 bytes for each query of each head of a group.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
@@ -117,8 +119,9 @@ impl LinearAttention {
         Ok(self.check_backward(call)?.0.backward_scratch_size())
     }
 
-    /// Records the gradients of a forward call into an encoder or a pass. States are computed again, from the
-    /// first chunk to the last for queries, from the last to the first for keys and values.
+    /// Records the gradients of a forward call into an encoder or a pass. States are computed
+    /// again, from the first chunk to the last for queries, from the last to the first for keys and
+    /// values.
     ///
     /// # Errors
     /// As [`forward`](Self::forward), and [`Error::Unsupported`] if no gradient is asked for.
@@ -132,7 +135,8 @@ impl LinearAttention {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).

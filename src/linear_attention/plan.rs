@@ -20,7 +20,8 @@ impl LinearTiles {
         LinearTiles { workgroup: 16, lanes: 16, rows: 16 },
     ];
 
-    /// A software driver's vectors are workgroups of their own, so that it loads once what their lanes share.
+    /// A software driver's vectors are workgroups of their own, so that it loads once what their
+    /// lanes share.
     pub fn of(cpu: bool, device: &DeviceFacts) -> Self {
         match (cpu, device.lanes) {
             (false, _) => Self::ALL[0],
@@ -36,7 +37,8 @@ impl LinearTiles {
     }
 }
 
-/// Rows of a chunk of causal attention: within it pairs are computed, before it a state stands for all.
+/// Rows of a chunk of causal attention: within it pairs are computed, before it a state stands for
+/// all.
 pub(crate) const CHUNK: usize = 64;
 /// Chunks that the keys are cut into where order does not matter.
 const PARTS: usize = 256;
@@ -75,7 +77,8 @@ pub(crate) struct LinearPlan {
     pub span: usize,
     /// Floats of a row of a state.
     pub state_stride: usize,
-    /// States that are kept: one for each sequence, and of packed rows two for those that are of none.
+    /// States that are kept: one for each sequence, and of packed rows two for those that are of
+    /// none.
     pub sequences: usize,
 }
 
@@ -87,7 +90,8 @@ impl LinearPlan {
             if causal { CHUNK } else { kv_len.div_ceil(PARTS).next_multiple_of(CHUNK).max(CHUNK) };
         // No longer than the sequence.
         let chunk_len = chunk_len.min(q_len.max(kv_len).next_multiple_of(TILE_ROWS));
-        // Every sequence may end in a chunk that is not full, and so may what is before and after them.
+        // Every sequence may end in a chunk that is not full, and so may what is before and after
+        // them.
         let more = packed.map_or(0, |n| n.saturating_add(2));
         let slots = kv_len.div_ceil(chunk_len).saturating_add(more);
         let query_slots = q_len.div_ceil(chunk_len).saturating_add(more);
@@ -160,8 +164,8 @@ pub(crate) struct HeadGroup {
 }
 
 impl HeadGroup {
-    /// Groups of all heads, one after the other in the same scratch. Each has at most `most_heads` query heads, and as few as it
-    /// takes for its buffers to be bounded.
+    /// Groups of all heads, one after the other in the same scratch. Each has at most `most_heads`
+    /// query heads, and as few as it takes for its buffers to be bounded.
     pub fn all(outline: &LinearOutline, bytes: HeadBytes, most_heads: usize) -> Vec<Self> {
         let LinearOutline { batch, heads, kv_heads, .. } = *outline;
         let most_heads = most_heads / (heads / kv_heads.max(1)).max(1);

@@ -127,8 +127,8 @@ fn factor_of<R: Real>(kind: RandomFeatures, x: &[R]) -> R {
     }
 }
 
-/// The gradient of a row from that of its features, `gradient`, which is of `values` as if their scale were a constant that the result does
-/// not depend on.
+/// The gradient of a row from that of its features, `gradient`, which is of `values` as if their
+/// scale were a constant that the result does not depend on.
 fn features_backward<R: Real>(
     options: &LinearOptions,
     x: &[R],
@@ -186,11 +186,13 @@ fn features_backward<R: Real>(
 pub struct LinearAttended<R> {
     /// `[batch, heads, q_len, value_dim]`.
     pub out: Vec<R>,
-    /// `Σ φ(k)ᵀ v` over the keys that the last query sees, `[batch, kv_heads, features, value_dim]`, relative to `log`.
+    /// `Σ φ(k)ᵀ v` over the keys that the last query sees, `[batch, kv_heads, features,
+    /// value_dim]`, relative to `log`.
     pub state: Vec<R>,
     /// `Σ φ(k)`, `[batch, kv_heads, features]`, relative to `log`.
     pub norm: Vec<R>,
-    /// The logarithm of their scale, `[batch, kv_heads]`: of random features the largest of a key, −∞ without keys, else 0.
+    /// The logarithm of their scale, `[batch, kv_heads]`: of random features the largest of a key,
+    /// −∞ without keys, else 0.
     pub log: Vec<R>,
 }
 
@@ -223,7 +225,8 @@ fn rows<R: Real>(q: &[R], k: &[R], v: &[R], shape: Shape, options: &LinearOption
 }
 
 impl<R: Real> Rows<R> {
-    /// Weights of the keys of a query, relative to the largest scale that it sees, and their sum, over which results are to be divided.
+    /// Weights of the keys of a query, relative to the largest scale that it sees, and their sum,
+    /// over which results are to be divided.
     fn weights(&self, shape: Shape, options: &LinearOptions, [b, h, i]: [usize; 3]) -> (Vec<Option<R>>, R) {
         let Shape { heads, kv_heads, q_len, kv_len, .. } = shape;
         let kv = h / (heads / kv_heads);
@@ -253,7 +256,8 @@ impl<R: Real> Rows<R> {
     }
 }
 
-/// `Σⱼ φ(qᵢ)·φ(kⱼ) vⱼ / (Σⱼ φ(qᵢ)·φ(kⱼ) + eps)` over the keys that query i sees (Katharopoulos et al. 2020). A query whose norm is 0 gives 0.
+/// `Σⱼ φ(qᵢ)·φ(kⱼ) vⱼ / (Σⱼ φ(qᵢ)·φ(kⱼ) + eps)` over the keys that query i sees (Katharopoulos et
+/// al. 2020). A query whose norm is 0 gives 0.
 ///
 /// # Errors
 /// Slices of other lengths than `shape` says.
@@ -304,8 +308,9 @@ pub fn linear_attention<R: Real>(
     Ok(LinearAttended { out, state, norm, log: logs })
 }
 
-/// Linear attention token by token, by `rule`: with `decay` `[batch, kv_heads, length, 1 or features]` and `beta`
-/// `[batch, kv_heads, length, 1]`, each empty where the rule has none. Every query sees the keys up to its own.
+/// Linear attention token by token, by `rule`: with `decay` `[batch, kv_heads, length, 1 or
+/// features]` and `beta` `[batch, kv_heads, length, 1]`, each empty where the rule has none. Every
+/// query sees the keys up to its own.
 ///
 /// # Errors
 /// Slices of other lengths than `shape` says.
@@ -407,7 +412,8 @@ pub fn linear_attention_backward<R: Real>(
     backward([q, k, v], out, d_out, shape, options, false)
 }
 
-/// As [`linear_attention_backward`], every term by its absolute value: what a tolerance is measured by.
+/// As [`linear_attention_backward`], every term by its absolute value: what a tolerance is measured
+/// by.
 ///
 /// # Errors
 /// As there.

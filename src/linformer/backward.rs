@@ -11,9 +11,9 @@ use crate::mask::DeviceMask;
 use crate::matmul::projection::dispatch_backward::Gradient;
 use crate::tensor::{Access, CallTensors, DType, Element, Error, Shape, TensorView, count};
 
-/// One backward call: a [`LinformerForward`], whose inputs and outputs are read, the gradient of its output, and where
-/// the gradients go. Each gradient is shaped as what it is of; `d_q` is of the configured type or F32, the others F32,
-/// F16 or BF16.
+/// One backward call: a [`LinformerForward`], whose inputs and outputs are read, the gradient of
+/// its output, and where the gradients go. Each gradient is shaped as what it is of; `d_q` is of
+/// the configured type or F32, the others F32, F16 or BF16.
 ///
 /// Keys and values are projected once more. What the forward pass must keep is `out` and `lse`.
 #[derive(Clone, Copy, Debug)]
@@ -29,8 +29,8 @@ pub struct LinformerBackward<'a> {
 }
 
 impl<'a> LinformerBackward<'a> {
-    /// `forward` as it was made, with its [`lse`](LinformerForward::lse), and the gradient of its `out`. No gradient is
-    /// written until it is asked for.
+    /// `forward` as it was made, with its [`lse`](LinformerForward::lse), and the gradient of its
+    /// `out`. No gradient is written until it is asked for.
     pub fn new(forward: LinformerForward<'a>, d_out: TensorView<'a>) -> Self {
         LinformerBackward { forward, d_out, d_lse: None, d_q: None, gradients: [None; 4], accumulates: false }
     }
@@ -59,8 +59,8 @@ impl<'a> LinformerBackward<'a> {
         self
     }
 
-    /// Writes the gradient of `e` there, summed over the batch and over heads that share it; where `e` projects values too, of both uses,
-    /// the second added to the first: choose F32.
+    /// Writes the gradient of `e` there, summed over the batch and over heads that share it; where
+    /// `e` projects values too, of both uses, the second added to the first: choose F32.
     pub fn d_e(mut self, d_e: impl Into<Option<TensorView<'a>>>) -> Self {
         self.gradients[2] = d_e.into();
         self
@@ -100,10 +100,12 @@ struct Between<'a> {
     kept: Option<TensorView<'a>>,
 }
 
-/// Gradients, without atomics: the same inputs on the same device by the same plan give the same bits.
+/// Gradients, without atomics: the same inputs on the same device by the same plan give the same
+/// bits.
 impl Linformer {
-    /// The temporary memory that `call` needs: projected keys and values and their gradients, the latter in F32; with a key mask, keys and values
-    /// once more, and a gradient of them in F32; 16 bytes for each query.
+    /// The temporary memory that `call` needs: projected keys and values and their gradients, the
+    /// latter in F32; with a key mask, keys and values once more, and a gradient of them in F32; 16
+    /// bytes for each query.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
@@ -126,7 +128,8 @@ impl Linformer {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
@@ -172,8 +175,8 @@ impl Linformer {
         Ok(Between { low: [in_scratch(buffer, DType::F32, low.k(), 0), low_v], kept })
     }
 
-    /// The gradients of the attention to projected keys. Theirs are written, and added to others further on: those of queries that are
-    /// added to others are a call of their own.
+    /// The gradients of the attention to projected keys. Theirs are written, and added to others
+    /// further on: those of queries that are added to others are a call of their own.
     fn backward_problems<'a>(
         &self,
         call: &LinformerBackward<'a>,

@@ -19,7 +19,8 @@ pub(crate) struct LowRank<'a> {
     pub low: TensorView<'a>,
 }
 
-/// So many products at once, of batch entries and heads: how far the next is in a tensor of both, and in the projection.
+/// So many products at once, of batch entries and heads: how far the next is in a tensor of both,
+/// and in the projection.
 struct Run {
     batch: Range<usize>,
     heads: Range<usize>,
@@ -115,7 +116,8 @@ impl<'a> LowRank<'a> {
         self.runs([low, d_x.view]).into_iter().map(product).collect()
     }
 
-    /// `d_projection = Σ low · xᵀ`, where `low` holds the gradient of what it names: over the batch, and over heads that share it.
+    /// `d_projection = Σ low · xᵀ`, where `low` holds the gradient of what it names: over the
+    /// batch, and over heads that share it.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -171,7 +173,8 @@ impl Run {
     }
 }
 
-/// Writes or adds the rows of `x` that are `kept`, `[batch or 1, 1, 1, length]`, and zeros for the others, to `y`.
+/// Writes or adds the rows of `x` that are `kept`, `[batch or 1, 1, 1, length]`, and zeros for the
+/// others, to `y`.
 pub(crate) fn keep_rows<'a>(
     x: TensorView<'a>,
     kept: TensorView<'a>,

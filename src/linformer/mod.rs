@@ -21,13 +21,15 @@ use crate::tensor::{
     Access, CallTensors, DType, Element, Error, Shape, TensorView, check_sizes, count, expect_broadcast,
 };
 
-/// Attention whose keys and values are projected along the length, from `kv_len` to `rank` of them (Wang et al. 2020, "Linformer:
-/// self-attention with linear complexity"): `softmax(scale · q (E k)ᵀ) · (F v)`. Work and memory grow with `q_len · rank` and
-/// `kv_len · rank`, not with `q_len · kv_len`.
+/// Attention whose keys and values are projected along the length, from `kv_len` to `rank` of them
+/// (Wang et al. 2020, "Linformer: self-attention with linear complexity"): `softmax(scale · q (E
+/// k)ᵀ) · (F v)`. Work and memory grow with `q_len · rank` and `kv_len · rank`, not with `q_len ·
+/// kv_len`.
 ///
-/// E and F are the caller's tensors, as weights of a layer are: shared by all heads or one for each key/value head, of more columns than
-/// `kv_len` if the view is [sliced](TensorView::slice). Where keys and values share one, F is left out. There is no causal form: every projected key is made of
-/// all keys.
+/// E and F are the caller's tensors, as weights of a layer are: shared by all heads or one for each
+/// key/value head, of more columns than `kv_len` if the view is [sliced](TensorView::slice). Where
+/// keys and values share one, F is left out. There is no causal form: every projected key is made
+/// of all keys.
 ///
 /// ```no_run
 /// # use wgpu_attention::{Config, Error, Scratch, TensorView, wgpu};
@@ -76,7 +78,8 @@ pub struct LinformerForward<'a> {
 }
 
 impl<'a> LinformerForward<'a> {
-    /// Queries, keys and values to `out`; `e` projects keys, and values too unless [`f`](Self::f) says otherwise.
+    /// Queries, keys and values to `out`; `e` projects keys, and values too unless [`f`](Self::f)
+    /// says otherwise.
     pub fn new(
         q: TensorView<'a>,
         k: TensorView<'a>,
@@ -93,7 +96,8 @@ impl<'a> LinformerForward<'a> {
         self
     }
 
-    /// Which keys are there. The others are taken as rows of zeros before they are projected, whatever they hold.
+    /// Which keys are there. The others are taken as rows of zeros before they are projected,
+    /// whatever they hold.
     pub fn key_mask(mut self, key_mask: impl Into<Option<TensorView<'a>>>) -> Self {
         self.key_mask = key_mask.into();
         self
@@ -105,7 +109,8 @@ impl<'a> LinformerForward<'a> {
         self
     }
 
-    /// Writes the attention weights there, after dropout: of every head, or their mean if the tensor has one.
+    /// Writes the attention weights there, after dropout: of every head, or their mean if the
+    /// tensor has one.
     pub fn weights(mut self, weights: impl Into<Option<TensorView<'a>>>) -> Self {
         self.weights = weights.into();
         self
@@ -132,8 +137,8 @@ struct Plan {
 }
 
 impl Linformer {
-    /// Attention to `rank` projected keys and values, with pipelines of its own. `config` is that of the attention: its heads,
-    /// channels, type, scale and softcap.
+    /// Attention to `rank` projected keys and values, with pipelines of its own. `config` is that
+    /// of the attention: its heads, channels, type, scale and softcap.
     ///
     /// # Errors
     /// A configuration that no call could satisfy, a rank of 0, or a missing feature.
@@ -156,8 +161,9 @@ impl Linformer {
         &self.pipelines
     }
 
-    /// The temporary memory that `call` needs: projected keys and values, `batch · kv_heads · rank · (head_dim + value_dim)` elements;
-    /// with a key mask, keys and values once more; and what [`Attention::scratch_size`](crate::Attention::scratch_size) says of `rank` keys.
+    /// The temporary memory that `call` needs: projected keys and values, `batch · kv_heads · rank
+    /// · (head_dim + value_dim)` elements; with a key mask, keys and values once more; and what
+    /// [`Attention::scratch_size`](crate::Attention::scratch_size) says of `rank` keys.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -179,7 +185,8 @@ impl Linformer {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -310,12 +317,14 @@ impl Linformer {
     }
 }
 
-/// Where a tensor begins behind so many elements, whatever their type: as far as devices want bindings apart.
+/// Where a tensor begins behind so many elements, whatever their type: as far as devices want
+/// bindings apart.
 fn aligned(elements: usize) -> usize {
     elements.next_multiple_of(128)
 }
 
-/// How keys and values are projected: whoever insists on matrix units has them for the attention alone.
+/// How keys and values are projected: whoever insists on matrix units has them for the attention
+/// alone.
 fn product_tuning(config: &Config) -> KernelOptions {
     match config.kernel_options.matrix_units {
         MatrixUnits::Always => config.kernel_options.matrix_units(MatrixUnits::Auto),

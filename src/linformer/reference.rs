@@ -1,4 +1,5 @@
-//! Attention over keys and values that are projected along the length (Wang et al. 2020, "Linformer").
+//! Attention over keys and values that are projected along the length (Wang et al. 2020,
+//! "Linformer").
 
 use crate::attention::reference::attention::{Attended, attention};
 use crate::attention::reference::backward::{attention_backward, attention_backward_magnitudes};
@@ -51,8 +52,8 @@ impl<R: Real> LengthProjections<'_, R> {
         self.key_mask.is_none_or(|mask| mask[b * shape.kv_len + j])
     }
 
-    /// Every product of an element of a projection and one of a row that is there: of the projection, of the tensor, of the
-    /// projected tensor.
+    /// Every product of an element of a projection and one of a row that is there: of the
+    /// projection, of the tensor, of the projected tensor.
     fn terms(&self, shape: &Shape, dim: usize, mut each: impl FnMut(usize, usize, usize)) {
         let Shape { batch, kv_heads, kv_len, .. } = *shape;
         for group in 0..batch * kv_heads {
@@ -81,7 +82,8 @@ impl<R: Real> LengthProjections<'_, R> {
         sums
     }
 
-    /// The gradients of `x` and of the projection, from that of what [`project`](Self::project) gives.
+    /// The gradients of `x` and of the projection, from that of what [`project`](Self::project)
+    /// gives.
     fn project_backward(&self, projection: &[R], x: &[R], d: &[R], shape: &Shape, dim: usize) -> [Vec<R>; 2] {
         let (mut d_x, mut d_projection) = (vec![R::zero(); x.len()], vec![R::zero(); projection.len()]);
         self.terms(shape, dim, |of_projection, of_x, to| {
@@ -92,8 +94,8 @@ impl<R: Real> LengthProjections<'_, R> {
     }
 }
 
-/// `softmax(scale · q (e k)ᵀ) · (f v)` over dense row-major slices shaped as [`Shape`] says. A mask and dropout of `options` are of
-/// the `rank` projected keys.
+/// `softmax(scale · q (e k)ᵀ) · (f v)` over dense row-major slices shaped as [`Shape`] says. A mask
+/// and dropout of `options` are of the `rank` projected keys.
 ///
 /// # Errors
 /// As [`attention`](crate::attention::reference::attention::attention()), and projections of another length.
@@ -142,7 +144,8 @@ pub fn linformer_backward<R: Real>(
     gradients([q, k, v], projections, d_out, d_lse, shape, options, false)
 }
 
-/// Sums of the absolute values of the terms that [`linformer_backward`] sums, in the same shapes, as
+/// Sums of the absolute values of the terms that [`linformer_backward`] sums, in the same shapes,
+/// as
 /// [`attention_backward_magnitudes`] gives them of attention.
 ///
 /// # Errors

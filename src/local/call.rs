@@ -26,8 +26,8 @@ pub struct LocalForward<'a> {
 }
 
 impl<'a> LocalForward<'a> {
-    /// Queries `[q, k, v]` at `positions`, to `out`, whose buffer may hold no input of the call. Where a position is NaN, infinite or
-    /// farther than a window from every key, the output is 0.
+    /// Queries `[q, k, v]` at `positions`, to `out`, whose buffer may hold no input of the call.
+    /// Where a position is NaN, infinite or farther than a window from every key, the output is 0.
     pub fn new([q, k, v]: [TensorView<'a>; 3], positions: TensorView<'a>, out: TensorView<'a>) -> Self {
         LocalForward { q, k, v, positions, out, lengths: None, weights: None }
     }
@@ -45,8 +45,8 @@ impl<'a> LocalForward<'a> {
     }
 }
 
-/// One backward call: a [`LocalForward`], whose inputs are read, the gradient of its result, and where the gradients
-/// go, each shaped as what it is of, in its type or F32.
+/// One backward call: a [`LocalForward`], whose inputs are read, the gradient of its result, and
+/// where the gradients go, each shaped as what it is of, in its type or F32.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct LocalBackward<'a> {
@@ -60,7 +60,8 @@ pub struct LocalBackward<'a> {
 }
 
 impl<'a> LocalBackward<'a> {
-    /// `forward` as it was made, and the gradient of its `out`. No gradient is written until it is asked for.
+    /// `forward` as it was made, and the gradient of its `out`. No gradient is written until it is
+    /// asked for.
     pub fn new(forward: LocalForward<'a>, d_out: TensorView<'a>) -> Self {
         let [d_q, d_k, d_v, d_positions] = [None; 4];
         LocalBackward { forward, d_out, d_q, d_k, d_v, d_positions, accumulates: false }
@@ -84,8 +85,8 @@ impl<'a> LocalBackward<'a> {
         self
     }
 
-    /// Writes the gradient of the positions there, that of the Gaussian: summed over the heads that share them. Which keys a window
-    /// has is not differentiated.
+    /// Writes the gradient of the positions there, that of the Gaussian: summed over the heads that
+    /// share them. Which keys a window has is not differentiated.
     pub fn d_positions(mut self, d_positions: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_positions = d_positions.into();
         self

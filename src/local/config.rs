@@ -22,8 +22,8 @@ pub struct LocalConfig {
 }
 
 impl LocalConfig {
-    /// `heads` of `head_dim` channels, with windows of `half_window` keys (Luong's D, at most 2^29) on each side of the key that is nearest
-    /// to a position: f32, scale 1, σ = D / 2.
+    /// `heads` of `head_dim` channels, with windows of `half_window` keys (Luong's D, at most 2^29)
+    /// on each side of the key that is nearest to a position: f32, scale 1, σ = D / 2.
     pub fn new(heads: usize, head_dim: usize, half_window: usize) -> Self {
         LocalConfig {
             heads,
@@ -55,7 +55,8 @@ impl LocalConfig {
         self
     }
 
-    /// The Gaussian's standard deviation, in keys, above 0; `None` for no Gaussian: local-m around given positions.
+    /// The Gaussian's standard deviation, in keys, above 0; `None` for no Gaussian: local-m around
+    /// given positions.
     pub fn sigma(mut self, sigma: impl Into<Option<f64>>) -> Self {
         self.sigma = sigma.into();
         self

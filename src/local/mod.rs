@@ -16,18 +16,19 @@ use crate::device::DeviceFacts;
 use crate::kernel::{Pipelines, Prepared, Recorder, Scratch, ScratchSize, Slot};
 use crate::tensor::{Access, CallTensors, DType, Error, Shape, TensorView, expect_broadcast};
 
-/// Luong's local-p attention (Luong et al. 2015, "Effective approaches to attention-based neural machine translation", equations 7 to
-/// 10): a query at position p, which need not be a whole number, sees the keys j with `|j − floor(p + ½)| ≤ D`. Their weights are
-/// the softmax of `scale · q · k` over the window, times `exp(−(j − p)² / 2σ²)`, and are not normalised again. Forward and backward, with the
-/// gradient of positions.
+/// Luong's local-p attention (Luong et al. 2015, "Effective approaches to attention-based neural
+/// machine translation", equations 7 to 10): a query at position p, which need not be a whole
+/// number, sees the keys j with `|j − floor(p + ½)| ≤ D`. Their weights are the softmax of `scale ·
+/// q · k` over the window, times `exp(−(j − p)² / 2σ²)`, and are not normalised again. Forward and
+/// backward, with the gradient of positions.
 ///
 /// [`PositionPredictor`] makes positions of hidden states. Luong's scores are `dot` with queries as they are, and `general`
 /// with queries that a [`Projection`](crate::Projection) has multiplied by `Wᵀ`; [`AttentionalVector`](crate::layers::AttentionalVector)
 /// takes the output. Local-m, whose window stands at the query's own place, is [`Mask::local_m`](crate::Mask::local_m) for every attention
 /// here; around other places, this with no [`sigma`](LocalConfig::sigma).
 ///
-/// Work and memory of a forward call grow with `q_len · (2D + 1)`, whatever `kv_len` is. Gradients of keys and values ask every query for
-/// every key whether it sees it.
+/// Work and memory of a forward call grow with `q_len · (2D + 1)`, whatever `kv_len` is. Gradients
+/// of keys and values ask every query for every key whether it sees it.
 ///
 /// ```no_run
 /// # fn f(device: &wgpu::Device, queue: &wgpu::Queue, q: &wgpu::Buffer, kv: &wgpu::Buffer, p: &wgpu::Buffer,
@@ -77,7 +78,8 @@ impl LocalAttention {
         &self.pipelines
     }
 
-    /// The temporary memory that `call` needs: 4 bytes for each key of each query's window, of as many as its widest could have.
+    /// The temporary memory that `call` needs: 4 bytes for each key of each query's window, of as
+    /// many as its widest could have.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -101,7 +103,8 @@ impl LocalAttention {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -168,7 +171,8 @@ impl LocalAttention {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).

@@ -24,9 +24,9 @@ pub struct PredictorForward<'a> {
 }
 
 impl<'a> PredictorForward<'a> {
-    /// `hidden` states `[batch, 1, q_len, features]`, F32, F16 or BF16; `linear` with W `[units, features]`, and a bias if there is
-    /// one; `vector` `[units]`, as [`TensorView::vector`], F32, F16 or BF16; `kv_len` source positions; to `positions`
-    /// `[batch, 1, q_len, 1]`, F32.
+    /// `hidden` states `[batch, 1, q_len, features]`, F32, F16 or BF16; `linear` with W `[units,
+    /// features]`, and a bias if there is one; `vector` `[units]`, as [`TensorView::vector`], F32,
+    /// F16 or BF16; `kv_len` source positions; to `positions` `[batch, 1, q_len, 1]`, F32.
     pub fn new(
         hidden: TensorView<'a>,
         linear: Linear<'a>,
@@ -90,8 +90,8 @@ impl<'a> PredictorForward<'a> {
     }
 }
 
-/// One backward call: a [`PredictorForward`], whose inputs are read, the gradient of the positions, and where the
-/// gradients go, each shaped as what it is of; F32, F16 or BF16.
+/// One backward call: a [`PredictorForward`], whose inputs are read, the gradient of the positions,
+/// and where the gradients go, each shaped as what it is of; F32, F16 or BF16.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct PredictorBackward<'a> {
@@ -158,7 +158,8 @@ impl<'a> PredictorBackward<'a> {
     }
 }
 
-/// Positions predicted from hidden states: `S · sigmoid(v · tanh(W h + b))` (Luong et al. 2015, equation 9, which has no b), for
+/// Positions predicted from hidden states: `S · sigmoid(v · tanh(W h + b))` (Luong et al. 2015,
+/// equation 9, which has no b), for
 /// [`LocalAttention`](super::LocalAttention), with the gradient of each. S is the number of source positions.
 #[derive(Clone, Debug)]
 pub struct PositionPredictor {
@@ -212,7 +213,8 @@ impl PositionPredictor {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -255,7 +257,8 @@ impl PositionPredictor {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).

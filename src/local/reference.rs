@@ -3,7 +3,8 @@
 use crate::matmul::projection::reference::HostLinear;
 use crate::tensor::{Error, Real, Shape, count, expect_length};
 
-/// What local attention does beside its tensors, as [`LocalConfig`](crate::local::LocalConfig) and [`LocalForward`](crate::local::LocalForward) say.
+/// What local attention does beside its tensors, as [`LocalConfig`](crate::local::LocalConfig) and
+/// [`LocalForward`](crate::local::LocalForward) say.
 #[derive(Clone, Copy, Debug)]
 pub struct LocalOptions<'a> {
     /// Keys on each side of the one that is nearest to the position.
@@ -48,7 +49,8 @@ struct Row {
     batch: usize,
 }
 
-/// The rows of queries in order. Positions are `[batch, heads, q_len]`, or `[batch, q_len]` for all heads.
+/// The rows of queries in order. Positions are `[batch, heads, q_len]`, or `[batch, q_len]` for all
+/// heads.
 fn rows<R: Real>(
     [q, k, v]: [&[R]; 3],
     positions: &[R],
@@ -73,7 +75,8 @@ fn rows<R: Real>(
     Ok((0..batch * heads * q_len).map(row).collect())
 }
 
-/// The keys that a query at `position` sees: those at most `half_window` from `floor(position + ½)`.
+/// The keys that a query at `position` sees: those at most `half_window` from `floor(position +
+/// ½)`.
 fn window(position: f64, b: usize, kv_len: usize, options: &LocalOptions) -> std::ops::Range<usize> {
     // Farther than that no key lies; NaN is nowhere.
     if position.is_nan() || position.abs() >= f64::from(1 << 30) {
@@ -124,9 +127,11 @@ fn weights<R: Real>(
     Weights { keys, softmax: exps.into_iter().map(|e| e / sum).collect(), gaussian, distance }
 }
 
-/// Local attention with a Gaussian (Luong et al. 2015, equations 7 and 10): of each query, softmax of `scale · q · k` over the window
-/// around its position, times `exp(−(j − position)² / 2σ²)`, times v. The Gaussian comes after the softmax: weights sum to less than 1.
-/// A query without a key in its window gives 0. `positions` is `[batch, heads, q_len]`, or `[batch, q_len]` for all heads.
+/// Local attention with a Gaussian (Luong et al. 2015, equations 7 and 10): of each query, softmax
+/// of `scale · q · k` over the window around its position, times `exp(−(j − position)² / 2σ²)`,
+/// times v. The Gaussian comes after the softmax: weights sum to less than 1. A query without a key
+/// in its window gives 0. `positions` is `[batch, heads, q_len]`, or `[batch, q_len]` for all
+/// heads.
 ///
 /// ```
 /// use wgpu_attention::Shape;
@@ -169,8 +174,8 @@ pub fn local_attention<R: Real>(
     Ok(got)
 }
 
-/// The gradients of `Σ out · d_out` with respect to the inputs of [`local_attention`]. Which keys are in a window is no function that
-/// has a slope: positions have the Gaussian's only.
+/// The gradients of `Σ out · d_out` with respect to the inputs of [`local_attention`]. Which keys
+/// are in a window is no function that has a slope: positions have the Gaussian's only.
 ///
 /// # Errors
 /// As [`local_attention`].
@@ -186,7 +191,8 @@ pub fn local_attention_backward<R: Real>(
     backward([q, k, v], positions, d_out, shape, options, |x| x)
 }
 
-/// The sums of the absolute values of the terms of [`local_attention_backward`]: what rounding errors are to be compared with.
+/// The sums of the absolute values of the terms of [`local_attention_backward`]: what rounding
+/// errors are to be compared with.
 ///
 /// # Errors
 /// As [`local_attention`].
@@ -264,8 +270,9 @@ pub struct PredictorGradients<R> {
     pub d_vector: Vec<R>,
 }
 
-/// Positions that hidden states predict (Luong et al. 2015, equation 9): `S · sigmoid(vector · tanh(W h + b))`, of `[rows, features]`
-/// hidden states, `W` `[units, features]` and `vector` `[units]`; `sources` has S of each row.
+/// Positions that hidden states predict (Luong et al. 2015, equation 9): `S · sigmoid(vector ·
+/// tanh(W h + b))`, of `[rows, features]` hidden states, `W` `[units, features]` and `vector`
+/// `[units]`; `sources` has S of each row.
 ///
 /// # Errors
 /// Slices that are not whole rows, or of another length.
@@ -306,7 +313,8 @@ fn predictor_terms<R: Real>(
     Ok((0..rows).map(row).collect())
 }
 
-/// The gradients of `Σ positions · d_positions` with respect to the inputs of [`predict_positions`].
+/// The gradients of `Σ positions · d_positions` with respect to the inputs of
+/// [`predict_positions`].
 ///
 /// # Errors
 /// As [`predict_positions`].

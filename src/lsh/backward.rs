@@ -10,10 +10,12 @@ use crate::kernel::{Prepared, Recorder, Scratch, ScratchSize, Slot, fits, in_scr
 use crate::matmul::projection::dispatch_backward::Gradient;
 use crate::tensor::{CallTensors, DType, Element, Error, TensorView, count};
 
-/// One backward call: a [`LshForward`], whose inputs and outputs are read, buckets too, the gradient of its output, and
-/// where the gradients go: `d_qk` and `d_v`, shaped as qk and v, F32, F16 or BF16.
+/// One backward call: a [`LshForward`], whose inputs and outputs are read, buckets too, the
+/// gradient of its output, and where the gradients go: `d_qk` and `d_v`, shaped as qk and v, F32,
+/// F16 or BF16.
 ///
-/// Tokens are sorted and scores computed once more. A token's score with itself is a constant and has no gradient.
+/// Tokens are sorted and scores computed once more. A token's score with itself is a constant and
+/// has no gradient.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct LshBackward<'a> {
@@ -26,8 +28,8 @@ pub struct LshBackward<'a> {
 }
 
 impl<'a> LshBackward<'a> {
-    /// `forward` as it was made, with its [`lse`](LshForward::lse), and the gradient of its `out`. No gradient is
-    /// written until it is asked for.
+    /// `forward` as it was made, with its [`lse`](LshForward::lse), and the gradient of its `out`.
+    /// No gradient is written until it is asked for.
     pub fn new(forward: LshForward<'a>, d_out: TensorView<'a>) -> Self {
         LshBackward { forward, d_out, d_lse: None, d_qk: None, d_v: None, accumulates: false }
     }
@@ -77,10 +79,12 @@ struct Plan {
     size: ScratchSize,
 }
 
-/// Gradients, without atomics: the same inputs on the same device by the same plan give the same bits.
+/// Gradients, without atomics: the same inputs on the same device by the same plan give the same
+/// bits.
 impl LshAttention {
-    /// The temporary memory that `call` needs: what the forward call does; in F32, for each token, head and round, the gradients of
-    /// its query, key and value; the gradient of its output; 20 bytes.
+    /// The temporary memory that `call` needs: what the forward call does; in F32, for each token,
+    /// head and round, the gradients of its query, key and value; the gradient of its output; 20
+    /// bytes.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
@@ -103,7 +107,8 @@ impl LshAttention {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).

@@ -26,8 +26,9 @@ pub struct LshConfig {
 }
 
 impl LshConfig {
-    /// `heads` of `head_dim` channels, hashed in `rounds` (1 to 64) into `n_buckets` (even, at most 65534), in chunks of `chunk` tokens:
-    /// f32, scale `1 / √head_dim`, not causal. Usual are chunks of 64 and about twice as many tokens as a chunk to a bucket.
+    /// `heads` of `head_dim` channels, hashed in `rounds` (1 to 64) into `n_buckets` (even, at most
+    /// 65534), in chunks of `chunk` tokens: f32, scale `1 / √head_dim`, not causal. Usual are
+    /// chunks of 64 and about twice as many tokens as a chunk to a bucket.
     pub fn new(heads: usize, head_dim: usize, rounds: usize, n_buckets: usize, chunk: usize) -> Self {
         LshConfig {
             heads,
@@ -73,8 +74,8 @@ impl LshConfig {
         self
     }
 
-    /// Random rotations `[rounds, head_dim, n_buckets / 2]`, standard normal numbers (Box and Muller 1958) of SplitMix64 (Steele et al.
-    /// 2014): the same for the same seed, everywhere.
+    /// Random rotations `[rounds, head_dim, n_buckets / 2]`, standard normal numbers (Box and
+    /// Muller 1958) of SplitMix64 (Steele et al. 2014): the same for the same seed, everywhere.
     pub fn rotations(&self, seed: u64) -> Vec<f32> {
         let mut state = seed;
         let mut unit = move || {

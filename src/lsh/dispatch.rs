@@ -1,5 +1,6 @@
-//! Attention within buckets: tokens hashed, sorted and copied in the order of their buckets, then attention along that order with a
-//! window of two chunks, then rounds together; and the gradients of that.
+//! Attention within buckets: tokens hashed, sorted and copied in the order of their buckets, then
+//! attention along that order with a window of two chunks, then rounds together; and the gradients
+//! of that.
 
 use super::kernels::lsh_codes::LshCodesCall;
 use super::kernels::lsh_gather::{LshGatherCall, ROWS};
@@ -25,7 +26,8 @@ pub(crate) struct LshSizes {
     pub chunk: usize,
 }
 
-/// A hashed call: buckets `[batch, heads, rounds, length]`, and lengths of sequences `[batch or 1, 1, 1, 1]`, if they have some.
+/// A hashed call: buckets `[batch, heads, rounds, length]`, and lengths of sequences `[batch or 1,
+/// 1, 1, 1]`, if they have some.
 #[derive(Clone, Copy)]
 pub(crate) struct LshRounds<'a> {
     pub sizes: LshSizes,
@@ -147,7 +149,8 @@ impl<'a> LshRounds<'a> {
         Ok(dispatches)
     }
 
-    /// Rows of `x` in order, to `y`, which says whether those ahead are wanted; divided by their length if `normalises`.
+    /// Rows of `x` in order, to `y`, which says whether those ahead are wanted; divided by their
+    /// length if `normalises`.
     pub fn gather(
         &self,
         x: TensorView<'a>,
@@ -195,8 +198,8 @@ impl<'a> LshRounds<'a> {
         call.dispatch([length.div_ceil(ROWS), heads, batch], device)
     }
 
-    /// The gradient of the rows that were keys or values in order, of which `d_keys` is the gradient; and queries, with their gradients, of
-    /// rows that were both.
+    /// The gradient of the rows that were keys or values in order, of which `d_keys` is the
+    /// gradient; and queries, with their gradients, of rows that were both.
     pub fn gradients(
         &self,
         d_keys: TensorView<'a>,

@@ -21,19 +21,24 @@ use crate::mask::DeviceMask;
 use crate::mask::mods::{Captured, MaskMod, ScoreMod};
 use crate::tensor::{Access, CallTensors, DType, Element, Error, Shape, TensorView, check_apart, count};
 
-/// Attention of tokens to those that hash alike (Kitaev et al. 2020, "Reformer: the efficient transformer"), for sequences that are too
-/// long for attention to all: work grows with `rounds · length · chunk`.
+/// Attention of tokens to those that hash alike (Kitaev et al. 2020, "Reformer: the efficient
+/// transformer"), for sequences that are too long for attention to all: work grows with `rounds ·
+/// length · chunk`.
 ///
-/// Queries and keys are one tensor, `qk`; keys are divided by their length. In each of several rounds tokens are hashed,
-/// `argmax([x R; −x R])` for that round's rotation R, sorted by bucket and position (stable), and cut into chunks. A token
-/// sees those of its bucket in its own chunk and in the one before; in the first chunk, in the last. What several rounds hold counts
-/// once: the result is a softmax over the keys that any round holds. With itself a token scores −50000: it attends to
-/// itself only where it sees no other. A `chunk` as long as the sequence gives attention to all of the bucket.
+/// Queries and keys are one tensor, `qk`; keys are divided by their length. In each of several
+/// rounds tokens are hashed, `argmax([x R; −x R])` for that round's rotation R, sorted by bucket
+/// and position (stable), and cut into chunks. A token sees those of its bucket in its own chunk
+/// and in the one before; in the first chunk, in the last. What several rounds hold counts
+/// once: the result is a softmax over the keys that any round holds. With itself a token scores
+/// −50000: it attends to itself only where it sees no other. A `chunk` as long as the sequence
+/// gives attention to all of the bucket.
 ///
-/// Lengths need not be divisible by anything. Tokens past a sequence's own length are in a bucket of their own, see nothing, give 0
-/// and are seen by none: a sequence gives in a batch what it gives alone.
+/// Lengths need not be divisible by anything. Tokens past a sequence's own length are in a bucket
+/// of their own, see nothing, give 0 and are seen by none: a sequence gives in a batch what it
+/// gives alone.
 ///
-/// Buckets are an output, and an input of the backward pass: both have the same. They have no gradient.
+/// Buckets are an output, and an input of the backward pass: both have the same. They have no
+/// gradient.
 ///
 /// ```no_run
 /// # use wgpu_attention::{Error, Gpu, Scratch, TensorView, wgpu};
@@ -83,7 +88,8 @@ pub struct LshForward<'a> {
 }
 
 impl<'a> LshForward<'a> {
-    /// Hashes `qk` by `rotations`, of which [`LshConfig::rotations`] makes numbers, into `buckets`, which are written, and attends to `out`.
+    /// Hashes `qk` by `rotations`, of which [`LshConfig::rotations`] makes numbers, into `buckets`,
+    /// which are written, and attends to `out`.
     pub fn new(
         qk: TensorView<'a>,
         v: TensorView<'a>,
@@ -94,7 +100,8 @@ impl<'a> LshForward<'a> {
         LshForward { rotations: Some(rotations), ..Self::with_buckets(qk, v, buckets, out) }
     }
 
-    /// Attends within `buckets` that are there already, each below `n_buckets`: of an earlier call, or of a hash of the caller's own.
+    /// Attends within `buckets` that are there already, each below `n_buckets`: of an earlier call,
+    /// or of a hash of the caller's own.
     pub fn with_buckets(
         qk: TensorView<'a>,
         v: TensorView<'a>,
@@ -110,7 +117,8 @@ impl<'a> LshForward<'a> {
         self
     }
 
-    /// How many tokens each sequence has; all unless set. Given buckets must then be `n_buckets` past them.
+    /// How many tokens each sequence has; all unless set. Given buckets must then be `n_buckets`
+    /// past them.
     pub fn lengths(mut self, lengths: impl Into<Option<TensorView<'a>>>) -> Self {
         self.lengths = lengths.into();
         self
@@ -188,8 +196,9 @@ impl LshAttention {
         &self.pipelines
     }
 
-    /// The temporary memory that `call` needs, for each token, head and round: its query, key, value and output and 16 bytes and 8 for
-    /// each round; of keys and values a chunk more for each head and round.
+    /// The temporary memory that `call` needs, for each token, head and round: its query, key,
+    /// value and output and 16 bytes and 8 for each round; of keys and values a chunk more for each
+    /// head and round.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -211,7 +220,8 @@ impl LshAttention {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).

@@ -3,13 +3,14 @@
 use crate::attention::scale_in_f32;
 use crate::tensor::{Error, Real, check_sizes, count, expect_length};
 
-/// What a token scores with itself: so little that it attends to itself only where there is no other key.
+/// What a token scores with itself: so little that it attends to itself only where there is no
+/// other key.
 const SELF_SCORE: f64 = -5e4;
 /// Queries shorter than this are divided by it instead of their length.
 const SHORTEST: f64 = 1e-12;
 
-/// Dimensions of attention whose queries and keys are one tensor, `[batch, heads, length, head_dim]`; values are
-/// `[batch, heads, length, value_dim]`.
+/// Dimensions of attention whose queries and keys are one tensor, `[batch, heads, length,
+/// head_dim]`; values are `[batch, heads, length, value_dim]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LshShape {
     /// Independent sequences.
@@ -31,14 +32,15 @@ pub struct LshHashed<'a, R> {
     pub buckets: &'a [u32],
     /// Rounds of hashing.
     pub rounds: usize,
-    /// Tokens of a chunk of those sorted by bucket and position. A token sees those of its bucket in its own chunk and the one before, of the
-    /// first the last. Without it all of its bucket.
+    /// Tokens of a chunk of those sorted by bucket and position. A token sees those of its bucket
+    /// in its own chunk and the one before, of the first the last. Without it all of its bucket.
     pub chunk: Option<usize>,
     /// Whether a token sees none after it.
     pub causal: bool,
     /// `1 / √head_dim` unless given; rounded to f32.
     pub scale: Option<f64>,
-    /// `[batch]`: tokens that a sequence has; all unless given. The others see and are seen by none.
+    /// `[batch]`: tokens that a sequence has; all unless given. The others see and are seen by
+    /// none.
     pub lengths: Option<&'a [u32]>,
     /// `[batch, heads, length, head_dim]`: normalised keys, where they were rounded on their way.
     pub keys: Option<&'a [R]>,
@@ -52,7 +54,8 @@ pub struct LshAttended<R> {
     pub out: Vec<R>,
     /// `[batch, heads, length]`.
     pub lse: Vec<R>,
-    /// `[batch, heads, rounds, length]`, of each round alone, where a pair that several hold is divided among them.
+    /// `[batch, heads, rounds, length]`, of each round alone, where a pair that several hold is
+    /// divided among them.
     pub lse_rounds: Vec<R>,
 }
 
@@ -99,8 +102,9 @@ impl LshShape {
     }
 }
 
-/// The bucket of each token in each round, `[batch, heads, rounds, length]`: `argmax([x R; −x R])`, the lowest of equals, for `rotations` R
-/// `[rounds, head_dim, n_buckets / 2]`. Tokens past `lengths` are in a bucket of their own, `n_buckets`.
+/// The bucket of each token in each round, `[batch, heads, rounds, length]`: `argmax([x R; −x R])`,
+/// the lowest of equals, for `rotations` R `[rounds, head_dim, n_buckets / 2]`. Tokens past
+/// `lengths` are in a bucket of their own, `n_buckets`.
 ///
 /// # Errors
 /// Slices of another length, no buckets or an odd number of them.
@@ -233,9 +237,9 @@ fn log_sum_exp<R: Real>(x: impl Iterator<Item = R> + Clone) -> R {
     largest + x.fold(R::zero(), |sum, x| sum + (x - largest).exp()).ln()
 }
 
-/// Each round attends on its own, a pair that `n` rounds hold with its weight divided by `n`; rounds are combined by what they weigh.
-/// Together this is a softmax over all keys that some round holds: `score = scale · q · k / |k|` with `q = k = qk`, −50000 of a token with
-/// itself.
+/// Each round attends on its own, a pair that `n` rounds hold with its weight divided by `n`;
+/// rounds are combined by what they weigh. Together this is a softmax over all keys that some round
+/// holds: `score = scale · q · k / |k|` with `q = k = qk`, −50000 of a token with itself.
 ///
 /// # Errors
 /// Slices of another length, a chunk of no tokens.
@@ -280,8 +284,9 @@ pub fn lsh_attention<R: Real>(
     Ok(LshAttended { out, lse, lse_rounds })
 }
 
-/// The gradients of `Σ out · d_out + Σ lse · d_lse` with respect to the inputs of [`lsh_attention`]. Buckets have none, and neither has
-/// what a token scores with itself. With `P` the weights, `k = qk / |qk|`:
+/// The gradients of `Σ out · d_out + Σ lse · d_lse` with respect to the inputs of
+/// [`lsh_attention`]. Buckets have none, and neither has what a token scores with itself. With `P`
+/// the weights, `k = qk / |qk|`:
 ///
 /// ```text
 /// d_v[j] = Σᵢ P[i, j] · d_out[i]                       D[i] = Σⱼ P[i, j] · (d_out[i] · v[j]) − d_lse[i]
@@ -302,7 +307,8 @@ pub fn lsh_attention_backward<R: Real>(
     gradients([qk, v, d_out], d_lse, hashed, shape, false)
 }
 
-/// Sums of the absolute values of the terms that [`lsh_attention_backward`] sums, in the same shapes.
+/// Sums of the absolute values of the terms that [`lsh_attention_backward`] sums, in the same
+/// shapes.
 ///
 /// # Errors
 /// As [`lsh_attention`].

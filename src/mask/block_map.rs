@@ -8,8 +8,9 @@ pub mod state {
     pub const HIDDEN: u32 = 0;
     /// Every pair is asked by the other rules of the mask.
     pub const MIXED: u32 = 1;
-    /// Every pair that `lengths`, `packed`, the causal rule or `prefix` permit is seen: no other rule is asked, and
-    /// `bias` counts as 0. Softcap, ALiBi and the relative bias apply as everywhere.
+    /// Every pair that `lengths`, `packed`, the causal rule or `prefix` permit is seen: no other
+    /// rule is asked, and `bias` counts as 0. Softcap, ALiBi and the relative bias apply as
+    /// everywhere.
     pub const FULL: u32 = 2;
 }
 
@@ -38,9 +39,10 @@ impl<L> Blocks<L> {
     }
 }
 
-/// BigBird's map (Zaheer et al. 2020, "Big Bird: transformers for longer sequences") of `n × n` blocks: each sees its
-/// neighbours up to `window` blocks away, the blocks listed in `globals` and, in row `i`, those listed in
-/// `random[i]`; blocks in `globals` see all. Dense `[n, n]`, for [`Blocks::new`] with shape `[1, 1, n, n]`.
+/// BigBird's map (Zaheer et al. 2020, "Big Bird: transformers for longer sequences") of `n × n`
+/// blocks: each sees its neighbours up to `window` blocks away, the blocks listed in `globals` and,
+/// in row `i`, those listed in `random[i]`; blocks in `globals` see all. Dense `[n, n]`, for
+/// [`Blocks::new`] with shape `[1, 1, n, n]`.
 ///
 /// # Errors
 /// More blocks than a tensor can have.

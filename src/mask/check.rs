@@ -81,7 +81,8 @@ impl<L, K, B, M> Mask<L, K, B, M> {
 }
 
 impl HostMask<'_> {
-    /// Refuses parts that do not broadcast to what their methods say, and patterns and blocks of no size.
+    /// Refuses parts that do not broadcast to what their methods say, and patterns and blocks of no
+    /// size.
     pub(crate) fn check(&self, shape: Shape) -> Result<(), Error> {
         let shape = &shape;
         fn size<T>(part: &HostTensor<T>) -> ([usize; 4], usize) {
@@ -108,7 +109,8 @@ impl HostMask<'_> {
 }
 
 impl DeviceMask<'_> {
-    /// True if a rule can hide a later row from an earlier one, or is a window on both sides, which shows it on purpose.
+    /// True if a rule can hide a later row from an earlier one, or is a window on both sides, which
+    /// shows it on purpose.
     pub(crate) fn orders_rows(&self) -> bool {
         let per_query = |id| self.tensor(slot(id, 0)).is_some_and(|t| t.shape()[2] > 1);
         let orders = |id| match id {

@@ -7,8 +7,8 @@ use crate::tensor::{CallTensors, DType, Error, TensorView};
 #[non_exhaustive]
 pub enum Dropout<Keep> {
     /// Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) keyed by
-    /// `seed`, counter `[j / 4, i, b · heads + h, 0]`, word `j mod 4`. Weight `[b, h, i, j]` is kept when
-    /// the word is at least `p · 2³²`. The same on every device and on the CPU.
+    /// `seed`, counter `[j / 4, i, b · heads + h, 0]`, word `j mod 4`. Weight `[b, h, i, j]` is
+    /// kept when the word is at least `p · 2³²`. The same on every device and on the CPU.
     Seeded {
         /// Probability that a weight is dropped, in `[0, 1)`.
         #[doc(alias = "dropout_p")]
@@ -16,7 +16,8 @@ pub enum Dropout<Keep> {
         /// Key of the generator.
         seed: u64,
     },
-    /// The weights to keep, chosen by the caller: Bool, broadcast to `[batch, heads, q_len, kv_len]`.
+    /// The weights to keep, chosen by the caller: Bool, broadcast to `[batch, heads, q_len,
+    /// kv_len]`.
     Given {
         /// Probability that a weight was dropped, in `[0, 1)`; only scales the rest.
         p: f64,

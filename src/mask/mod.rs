@@ -32,25 +32,28 @@ use crate::tensor::{HostTensor, TensorView};
 /// A mask: a set of rules that must all permit a pair, and what is added to the scores.
 ///
 /// Every tensor broadcasts to the shape its method names where its own size is 1. The order is
-/// `scale · q·k`, then [`score_mod`](Mask::score_mod), softcap, bias, ALiBi and relative bias, then permission. A query that may see no
-/// key has output 0 and lse −∞.
+/// `scale · q·k`, then [`score_mod`](Mask::score_mod), softcap, bias, ALiBi and relative bias, then
+/// permission. A query that may see no key has output 0 and lse −∞.
 ///
-/// The score and what is added to it are summed in f32, one after the other. A sum below `f32::MIN` is −∞ and hides the pair; `f32::MIN`
-/// itself is finite. The reference has the same rule.
+/// The score and what is added to it are summed in f32, one after the other. A sum below `f32::MIN`
+/// is −∞ and hides the pair; `f32::MIN` itself is finite. The reference has the same rule.
 ///
-/// Each tensor of a mask takes a storage buffer, as do tensors that mods capture and a tensor of dropout. Documents and packed sequences
-/// take one buffer if queries and keys are the same bytes, as in self-attention. A kernel has 8 buffers by WebGPU's default limits: a
-/// forward call with lse has 6 left for these tensors, a backward call 2, and sinks need none there. A call with more is an
+/// Each tensor of a mask takes a storage buffer, as do tensors that mods capture and a tensor of
+/// dropout. Documents and packed sequences take one buffer if queries and keys are the same bytes,
+/// as in self-attention. A kernel has 8 buffers by WebGPU's default limits: a forward call with lse
+/// has 6 left for these tensors, a backward call 2, and sinks need none there. A call with more is
+/// an
 /// [`Error::Limit`](crate::Error::Limit): request a larger `max_storage_buffers_per_shader_stage`, or combine masks into one `bias` or
 /// [`mask_mod`](Mask::mask_mod).
 ///
-/// A pair must be permitted by all of `lengths`, `attn_mask`, `key_padding_mask`, `tree`, `documents`, `packed`,
-/// `exclude_self` and [`mask_mod`](Mask::mask_mod), and stand before `prefix` or be permitted by the causal rule and by `window` and `pattern`;
-/// `globals` lifts the latter two. `blocks` goes before: what it calls hidden is hidden, what it calls full is asked
+/// A pair must be permitted by all of `lengths`, `attn_mask`, `key_padding_mask`, `tree`,
+/// `documents`, `packed`, `exclude_self` and [`mask_mod`](Mask::mask_mod), and stand before
+/// `prefix` or be permitted by the causal rule and by `window` and `pattern`; `globals` lifts the
+/// latter two. `blocks` goes before: what it calls hidden is hidden, what it calls full is asked
 /// only for `lengths`, `packed`, the causal rule and `prefix`.
 ///
-/// On a device the parts are [`TensorView`]s ([`DeviceMask`]), on the host slices ([`HostMask`]); a mask that
-/// is made apart from its call may need one of these as its type.
+/// On a device the parts are [`TensorView`]s ([`DeviceMask`]), on the host slices ([`HostMask`]); a
+/// mask that is made apart from its call may need one of these as its type.
 ///
 /// ```
 /// use wgpu_attention::Mask;
@@ -105,7 +108,8 @@ impl<L, K, B, M: Default> Mask<L, K, B, M> {
 }
 
 impl<L, K, B, M> Mask<L, K, B, M> {
-    /// The same rules with other tensors: each is given with its name, in a fixed order. Without the functions of
+    /// The same rules with other tensors: each is given with its name, in a fixed order. Without
+    /// the functions of
     /// [`score_mod`](Mask::score_mod) and [`mask_mod`](Mask::mask_mod), [`score_fn`](Mask::score_fn) and [`mask_fn`](Mask::mask_fn), which
     /// host and device do not share.
     ///
@@ -129,7 +133,8 @@ impl<L, K, B, M> Mask<L, K, B, M> {
         Ok(Mask { rules: self.rules, settings: self.settings, tensors, mods: M2::default() })
     }
 
-    /// The same rules by reference, without the functions of [`score_mod`](Mask::score_mod) and [`mask_mod`](Mask::mask_mod).
+    /// The same rules by reference, without the functions of [`score_mod`](Mask::score_mod) and
+    /// [`mask_mod`](Mask::mask_mod).
     pub fn as_ref(&self) -> Mask<&L, &K, &B> {
         let tensors = self.tensors.each_ref().map(|part| {
             part.as_ref().map(|part| match part {
@@ -179,20 +184,22 @@ impl<L, K, B, M> Mask<L, K, B, M> {
 }
 
 impl<'a> HostMask<'a> {
-    /// A score function of the caller's own: what the [`ScoreMod`] of the device computes, given scale · q·k and its pair.
+    /// A score function of the caller's own: what the [`ScoreMod`] of the device computes, given
+    /// scale · q·k and its pair.
     pub fn score_fn(mut self, score: &'a (dyn Fn(f64, &At) -> f64 + Sync)) -> Self {
         self.mods.score = Some(score);
         self
     }
 
-    /// The derivative of [`score_fn`](Self::score_fn) by its score, which the backward pass needs; without it the reference takes
-    /// differences.
+    /// The derivative of [`score_fn`](Self::score_fn) by its score, which the backward pass needs;
+    /// without it the reference takes differences.
     pub fn score_fn_slope(mut self, slope: &'a (dyn Fn(f64, &At) -> f64 + Sync)) -> Self {
         self.mods.slope = Some(slope);
         self
     }
 
-    /// A mask of the caller's own: what the [`MaskMod`] of the device computes, `true` for pairs that are seen.
+    /// A mask of the caller's own: what the [`MaskMod`] of the device computes, `true` for pairs
+    /// that are seen.
     pub fn mask_fn(mut self, sees: &'a (dyn Fn(&At) -> bool + Sync)) -> Self {
         self.mods.pairs = Some(sees);
         self

@@ -2,8 +2,8 @@
 
 use crate::tensor::{Error, LONGEST_AXIS};
 
-/// Which half of a two-part sparse pattern a query sees (Child et al. 2019, "Generating long sequences with
-/// sparse transformers", section 4.3).
+/// Which half of a two-part sparse pattern a query sees (Child et al. 2019, "Generating long
+/// sequences with sparse transformers", section 4.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PatternPart {
@@ -17,14 +17,15 @@ pub enum PatternPart {
     ByHead,
 }
 
-/// A regular sparse pattern. `d = j − position` is the distance of key `j` from the query's own position; positions
-/// count from the first key of the query's sequence. Patterns do not look at what is past or future: the
-/// autoregressive ones are meant with [`Mask::causal`](crate::Mask::causal).
+/// A regular sparse pattern. `d = j − position` is the distance of key `j` from the query's own
+/// position; positions count from the first key of the query's sequence. Patterns do not look at
+/// what is past or future: the autoregressive ones are meant with
+/// [`Mask::causal`](crate::Mask::causal).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Pattern {
-    /// Keys whose distance is a multiple of `dilation`; with `window` this is dilated sliding attention
-    /// (Longformer).
+    /// Keys whose distance is a multiple of `dilation`; with `window` this is dilated sliding
+    /// attention (Longformer).
     Dilated {
         /// At least 1.
         dilation: usize,
@@ -36,8 +37,8 @@ pub enum Pattern {
         /// Which of the two.
         part: PatternPart,
     },
-    /// Near: the query's own block of `stride` keys. Far: the last `summary` keys of every block of `stride`
-    /// (Child et al. 2019, "fixed").
+    /// Near: the query's own block of `stride` keys. Far: the last `summary` keys of every block of
+    /// `stride` (Child et al. 2019, "fixed").
     Fixed {
         /// At least 1.
         stride: usize,
@@ -101,15 +102,16 @@ impl Pattern {
         }
     }
 
-    /// How far from a query its keys lie at most; `None` where far keys may lie anywhere. As `pattern_key_range` in
-    /// `mask/pattern.wgsl`.
+    /// How far from a query its keys lie at most; `None` where far keys may lie anywhere. As
+    /// `pattern_key_range` in `mask/pattern.wgsl`.
     pub(crate) fn reach(self) -> Option<usize> {
         let PatternParams { reach, stride, part, .. } = self.params();
         // By head, every other one sees far keys.
         (part == PatternPart::Near).then(|| reach.unwrap_or(stride.saturating_sub(1)))
     }
 
-    /// Whether a query at `position` sees the key at `key`, both from the sequence's start, in head `h`.
+    /// Whether a query at `position` sees the key at `key`, both from the sequence's start, in head
+    /// `h`.
     pub(crate) fn mask_mod(self, position: i64, key: i64, h: usize) -> bool {
         let PatternParams { reach, stride, summary, part } = self.params();
         let (stride, distance) = (stride as i64, key - position);

@@ -26,7 +26,8 @@ pub(crate) fn check_dropout(dropout: &Dropout<HostTensor<bool>>, shape: &Shape) 
     dropout.given().map_or(Ok(()), |keep| keep.check("dropout", shape.weights()))
 }
 
-/// Zeroes the dropped weights of `[batch, heads, q_len, kv_len]` and scales the others by `1 / (1 − p)`.
+/// Zeroes the dropped weights of `[batch, heads, q_len, kv_len]` and scales the others by `1 / (1 −
+/// p)`.
 ///
 /// # Errors
 /// Dimensions that are zero or do not divide, slices of another length, a probability outside of `[0, 1)`, a choice that does not

@@ -22,11 +22,12 @@ pub(crate) struct Rule {
     pub row: Option<PerRow>,
     /// Whether keys that it shows are seen whatever the rules say whose bounds are `lifted`.
     pub lifts: bool,
-    /// A condition on query `i` of head `h` and key `j`, by the rule's first tensor alone: a pair for which it holds is
-    /// hidden. Kernels skip tiles in which it holds for every pair. Empty if the rule has no such condition.
+    /// A condition on query `i` of head `h` and key `j`, by the rule's first tensor alone: a pair
+    /// for which it holds is hidden. Kernels skip tiles in which it holds for every pair. Empty if
+    /// the rule has no such condition.
     pub hides: &'static str,
-    /// The numbers of query `i` of head `h` and of key `j`, if the rule hides every pair of different numbers. Kernels skip
-    /// tiles whose queries and keys have no number in common.
+    /// The numbers of query `i` of head `h` and of key `j`, if the rule hides every pair of
+    /// different numbers. Kernels skip tiles whose queries and keys have no number in common.
     pub numbers: Option<[&'static str; 2]>,
     /// What its asks share.
     pub before: &'static str,
@@ -98,7 +99,8 @@ pub(crate) struct Bounds {
     pub wgsl: &'static str,
     /// Whether the interval says all that the rule has to say: then no pair is asked.
     pub exact: bool,
-    /// Whether rules that lift may show keys outside of it: with one of those it bounds nothing and pairs are asked.
+    /// Whether rules that lift may show keys outside of it: with one of those it bounds nothing and
+    /// pairs are asked.
     pub lifted: bool,
 }
 
@@ -135,7 +137,8 @@ impl PerRow {
     }
 }
 
-/// A condition on query `q` and key `j`. The first that holds answers, in the order of turns and of the table.
+/// A condition on query `q` and key `j`. The first that holds answers, in the order of turns and of
+/// the table.
 #[derive(Clone, Copy)]
 pub(crate) struct Ask {
     pub turn: Turn,

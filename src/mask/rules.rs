@@ -1,7 +1,9 @@
-//! The rules of a mask: one entry each, in the order in which kernels bind their tensors and ask them.
+//! The rules of a mask: one entry each, in the order in which kernels bind their tensors and ask
+//! them.
 //!
-//! A new rule is an entry here, a method of [`Mask`](super::Mask) in `builder.rs`, and its meaning in
-//! `attention/reference/mask.rs`; what checks, kernels and their parameters know of it comes from the entry.
+//! A new rule is an entry here, a method of [`Mask`](super::Mask) in `builder.rs`, and its meaning
+//! in `attention/reference/mask.rs`; what checks, kernels and their parameters know of it comes
+//! from the entry.
 
 use super::rule::{
     Axis, Bounds, Given, PER_HEAD, PER_KEY, PER_PAIR, PER_QUERY, PerRow, Rule, Tensor, mismatch,

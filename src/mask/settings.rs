@@ -13,8 +13,8 @@ pub enum Alignment {
     BottomRight,
     /// The first query stands at the first key: query `i` is at key `i`.
     TopLeft,
-    /// Query `i` is at key `i + n`, for the `n` keys that are past; below 2^29 and above −2^29. Not with packed
-    /// sequences or a cache, which have positions of their own.
+    /// Query `i` is at key `i + n`, for the `n` keys that are past; below 2^29 and above −2^29. Not
+    /// with packed sequences or a cache, which have positions of their own.
     /// [`Mask::query_offsets`](crate::Mask::query_offsets) has one per batch entry.
     Offset(i64),
 }

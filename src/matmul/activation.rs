@@ -8,15 +8,19 @@ use crate::kernel::shader;
 pub enum Activation {
     /// `max(x, 0)`; its slope at 0 is 0.
     Relu,
-    /// `x Φ(x)`, Φ the normal distribution's function (Hendrycks and Gimpel 2016, "Gaussian error linear units"): what PyTorch
-    /// calls `gelu`, BERT too. Right to a few units in the last place of the result, also far below zero.
+    /// `x Φ(x)`, Φ the normal distribution's function (Hendrycks and Gimpel 2016, "Gaussian error
+    /// linear units"): what PyTorch calls `gelu`, BERT too. Right to a few units in the last place
+    /// of the result, also far below zero.
     Gelu,
-    /// The approximation `x (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2`: of GPT-2, `gelu_new`, `approximate="tanh"`.
+    /// The approximation `x (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2`: of GPT-2, `gelu_new`,
+    /// `approximate="tanh"`.
     GeluTanh,
     /// `x / (1 + exp(−x))`, swish: of Llama and its kin, there gated.
     Silu,
-    /// `1 / (1 + exp(−x))`. With [`TransformerLayerConfig::gated`](crate::layers::TransformerLayerConfig::gated) the feed-forward layer is the GLU of Dauphin et al. 2017, "Language
-    /// modeling with gated convolutional networks".
+    /// `1 / (1 + exp(−x))`. With
+    /// [`TransformerLayerConfig::gated`](crate::layers::TransformerLayerConfig::gated) the
+    /// feed-forward layer is the GLU of Dauphin et al. 2017, "Language modeling with gated
+    /// convolutional networks".
     Sigmoid,
 }
 

@@ -18,7 +18,8 @@ pub(crate) enum Tiles {
     Matrix(MatrixTiles),
 }
 
-/// `side × side` of the result per workgroup of four subgroups, `lanes` invocations in all if they are as wide as planned.
+/// `side × side` of the result per workgroup of four subgroups, `lanes` invocations in all if they
+/// are as wide as planned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct MatrixTiles {
     pub fragment: Fragment,
@@ -30,8 +31,8 @@ impl MatrixTiles {
     /// Of the inner axis per step.
     pub const K: u32 = 32;
 
-    /// Fragments of a subgroup that go through workgroup memory at once: as many as the rest of it takes, 16 KiB for the
-    /// small tile and 32 KiB for the large.
+    /// Fragments of a subgroup that go through workgroup memory at once: as many as the rest of it
+    /// takes, 16 KiB for the small tile and 32 KiB for the large.
     pub fn leaving(&self) -> u32 {
         (if self.side == 64 && self.fragment == Fragment::Sixteen { 16 } else { 32 }) / self.fragment.side()
     }
@@ -139,18 +140,18 @@ fn picked_tiles(MatmulShape { rows, .. }: MatmulShape, cpu: bool, pick: &Pick) -
     (named && power as usize <= rows.next_power_of_two()).then_some(Tiles::Cpu { rows: power, lanes })
 }
 
-/// Tiles by sums per invocation: 4 × 4 in 48 to 60 registers on AMD, 8 × 8 in 96 to 120. Per k the first
-/// loads two vectors from workgroup memory for 16 multiply-adds, all that memory can do where it does not
-/// broadcast; the second four for 64, and half as many bytes from global memory.
+/// Tiles by sums per invocation: 4 × 4 in 48 to 60 registers on AMD, 8 × 8 in 96 to 120. Per k the
+/// first loads two vectors from workgroup memory for 16 multiply-adds, all that memory can do where
+/// it does not broadcast; the second four for 64, and half as many bytes from global memory.
 const SMALL: Tiles = Tiles::Gpu { side: 64, k: 16 };
 const LARGE: Tiles = Tiles::Gpu { side: 128, k: 8 };
 
-/// Workgroups that keep a large GPU busy: two of `LARGE` fill the registers of each of about a hundred
-/// cores. With fewer, four times as many small ones do more than reuse does.
+/// Workgroups that keep a large GPU busy: two of `LARGE` fill the registers of each of about a
+/// hundred cores. With fewer, four times as many small ones do more than reuse does.
 pub(crate) const ENOUGH_WORKGROUPS: usize = 256;
 
-/// Tiles of a product, in the form for software drivers if `cpu`. Large tiles reuse what they load more often; small ones give more workgroups, and
-/// compute less beyond the edges.
+/// Tiles of a product, in the form for software drivers if `cpu`. Large tiles reuse what they load
+/// more often; small ones give more workgroups, and compute less beyond the edges.
 pub(crate) fn tiles(product: MatmulShape, cpu: bool, device: &DeviceFacts) -> Tiles {
     let MatmulShape { batch, rows, cols } = product;
     if cpu {
@@ -170,7 +171,8 @@ pub(crate) fn tiles(product: MatmulShape, cpu: bool, device: &DeviceFacts) -> Ti
 /// Fewer rows or columns than half a small tile's are mostly padding.
 const LEAST_ROWS: usize = 32;
 
-/// Tiles of a product of `dtype` on matrix units, or why none; whether its operands load `in_fours`.
+/// Tiles of a product of `dtype` on matrix units, or why none; whether its operands load
+/// `in_fours`.
 fn matrix_tiles(
     product: MatmulShape,
     dtype: DType,
@@ -192,11 +194,11 @@ fn matrix_tiles(
     };
     let count = |side: usize| rows.div_ceil(side).saturating_mul(cols.div_ceil(side));
     let (small, large) = (count(64), count(128));
-    // 64 × 64 per subgroup: with fragments of 8 that takes four times the instructions, and more registers than Apple's
-    // compiler gives.
+    // 64 × 64 per subgroup: with fragments of 8 that takes four times the instructions, and more
+    // registers than Apple's compiler gives.
     let fills = large.saturating_mul(batch) >= ENOUGH_WORKGROUPS / 2 && large * 16 <= small * 5;
-    // Beside the sums of a large tile, 128 invocations have registers for the next step's halves, not for its floats or for
-    // the addresses of single elements.
+    // Beside the sums of a large tile, 128 invocations have registers for the next step's halves,
+    // not for its floats or for the addresses of single elements.
     let room = device.planned_subgroup() >= 64 || in_fours && dtype == DType::F16;
     let large =
         if pick.rows == 0 { fills && room && fragment == Fragment::Sixteen } else { pick.rows == 128 };

@@ -8,7 +8,8 @@ use crate::kernel::{Constant, Declared, Kernel, memory_of, shader};
 #[derive(Clone, Copy)]
 pub(crate) struct Loop {
     pub tiles: Tiles,
-    /// Whether `tile_a4` loads along the rows of A, or along the inner axis; software drivers do the latter.
+    /// Whether `tile_a4` loads along the rows of A, or along the inner axis; software drivers do
+    /// the latter.
     pub a_along_m: bool,
     /// Whether `tile_b4` loads along the columns of B, or along its rows.
     pub b_along_n: bool,

@@ -17,15 +17,15 @@ pub struct TableBackward<'a> {
 }
 
 impl<'a> TableBackward<'a> {
-    /// `forward` as it was made, with a learned table, whose positions are read; the gradient with respect to its sum,
-    /// `[batch, heads, length, dim]`; and where the gradient of the table goes, shaped as the table and written in
-    /// every row. Each is F32, F16 or BF16.
+    /// `forward` as it was made, with a learned table, whose positions are read; the gradient with
+    /// respect to its sum, `[batch, heads, length, dim]`; and where the gradient of the table goes,
+    /// shaped as the table and written in every row. Each is F32, F16 or BF16.
     pub fn new(forward: AddPositions<'a>, d_out: TensorView<'a>, d_table: TensorView<'a>) -> Self {
         TableBackward { forward, d_out, d_table, accumulate: false }
     }
 
-    /// Adds the gradient to what is there instead of writing over it. The sum is rounded to the table's type: choose F32 for
-    /// many.
+    /// Adds the gradient to what is there instead of writing over it. The sum is rounded to the
+    /// table's type: choose F32 for many.
     pub fn accumulate(mut self, accumulate: bool) -> Self {
         self.accumulate = accumulate;
         self
@@ -74,10 +74,11 @@ impl<'a> TableBackward<'a> {
 }
 
 impl Positions {
-    /// Records the gradient of a rotation into an encoder or a pass: `x` of the call is the gradient with respect to what
-    /// was rotated, and what is written, in its place or to `out`, the gradient with respect to what it was rotated from. That is the
-    /// rotation by the opposite angles, with the same amplitude; of given cosines and sines, `a cos + b sin` and
-    /// `b cos − a sin` of pair `(a, b)`.
+    /// Records the gradient of a rotation into an encoder or a pass: `x` of the call is the
+    /// gradient with respect to what was rotated, and what is written, in its place or to `out`,
+    /// the gradient with respect to what it was rotated from. That is the rotation by the opposite
+    /// angles, with the same amplitude; of given cosines and sines, `a cos + b sin` and `b cos − a
+    /// sin` of pair `(a, b)`.
     ///
     /// ```no_run
     /// # use wgpu_attention::{Error, TensorView, wgpu};
@@ -95,7 +96,8 @@ impl Positions {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`rotate_backward`](Self::rotate_backward).
@@ -104,9 +106,10 @@ impl Positions {
         self.pipelines.bind("rotate backward", &[call], &self.bindings)
     }
 
-    /// Records the gradient of a learned table into an encoder or a pass: for each of its rows the sum, in f32 and in a fixed
-    /// order, of the `d_out` of all rows that stand there, in all heads of all sequences. Rows past the last stand at the last,
-    /// as in [`add`](Self::add). The gradient with respect to `x` is `scale · d_out`, which nothing here computes.
+    /// Records the gradient of a learned table into an encoder or a pass: for each of its rows the
+    /// sum, in f32 and in a fixed order, of the `d_out` of all rows that stand there, in all heads
+    /// of all sequences. Rows past the last stand at the last, as in [`add`](Self::add). The
+    /// gradient with respect to `x` is `scale · d_out`, which nothing here computes.
     ///
     /// # Errors
     /// Shapes that differ, a start from which the rows reach past the table, a gradient that shares a buffer with an input,
@@ -116,7 +119,8 @@ impl Positions {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`table_backward`](Self::table_backward).

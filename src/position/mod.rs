@@ -32,9 +32,9 @@ pub const MAX_POSITION: u32 = (DIGITS.pow(LEVELS as u32) - 1) as u32;
 pub enum RowPositions<T> {
     /// Row `i` of every sequence stands at `start + i`.
     Start(u32),
-    /// U32, `[batch or 1, 1, length or 1, 1]`: the position of each row. Of length 1, where there are more rows, it
-    /// holds the first position of each sequence, and row `i` stands `i` further. Positions past the last one there is
-    /// are taken for that.
+    /// U32, `[batch or 1, 1, length or 1, 1]`: the position of each row. Of length 1, where there
+    /// are more rows, it holds the first position of each sequence, and row `i` stands `i` further.
+    /// Positions past the last one there is are taken for that.
     Tensor(T),
 }
 
@@ -45,12 +45,14 @@ pub enum RowPositions<T> {
 pub enum Rotation<'a> {
     /// By `position · frequency`, for every position up to [`MAX_POSITION`].
     Rope(&'a Rope),
-    /// By cosines and sines that the caller made: of ONNX's RotaryEmbedding, of `transformers`' rotary modules, of kinds
-    /// of scaling that [`RopeScaling`] does not have. Row `p` is for position `p`; tables with a row for each row of `x`
-    /// are taken with [`RowPositions::Start`]`(0)`. Of pair `(a, b)` come `a cos − b sin` and `a sin + b cos`.
+    /// By cosines and sines that the caller made: of ONNX's RotaryEmbedding, of `transformers`'
+    /// rotary modules, of kinds of scaling that [`RopeScaling`] does not have. Row `p` is for
+    /// position `p`; tables with a row for each row of `x` are taken with
+    /// [`RowPositions::Start`]`(0)`. Of pair `(a, b)` come `a cos − b sin` and `a sin + b cos`.
     CosSin {
-        /// `[batch or 1, 1, rows, pairs]`, F32, F16 or BF16. The first `2 · pairs` channels are rotated: of tables that hold
-        /// each angle twice, as in `transformers`, give one half ([`TensorView::slice`]).
+        /// `[batch or 1, 1, rows, pairs]`, F32, F16 or BF16. The first `2 · pairs` channels are
+        /// rotated: of tables that hold each angle twice, as in `transformers`, give one half
+        /// ([`TensorView::slice`]).
         cos: TensorView<'a>,
         /// Shaped as `cos`, of its dtype.
         sin: TensorView<'a>,
@@ -59,7 +61,8 @@ pub enum Rotation<'a> {
     },
 }
 
-/// What [`Positions::add`] adds. On a device `S` is a [`&Sinusoid`](Sinusoid) and `T` a [`TensorView`].
+/// What [`Positions::add`] adds. On a device `S` is a [`&Sinusoid`](Sinusoid) and `T` a
+/// [`TensorView`].
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum PositionTable<S, T> {
@@ -73,9 +76,11 @@ pub enum PositionTable<S, T> {
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct Rotate<'a> {
-    /// `[batch, heads, length, dim]`, F32, F16 or BF16. The first `rotary_dim`, or `2 · pairs`, channels are rotated.
+    /// `[batch, heads, length, dim]`, F32, F16 or BF16. The first `rotary_dim`, or `2 · pairs`,
+    /// channels are rotated.
     pub(crate) x: TensorView<'a>,
-    /// Shaped as `x`, F32, F16 or BF16; channels that are not rotated are copied. `None` rotates `x` in place.
+    /// Shaped as `x`, F32, F16 or BF16; channels that are not rotated are copied. `None` rotates
+    /// `x` in place.
     pub(crate) out: Option<TensorView<'a>>,
     /// Which channels are rotated, and by how much.
     pub(crate) rotation: Rotation<'a>,
@@ -87,7 +92,8 @@ pub struct Rotate<'a> {
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct AddPositions<'a> {
-    /// `[batch, heads, length, dim]`, F32, F16 or BF16; activations are `[batch, 1, length, features]`.
+    /// `[batch, heads, length, dim]`, F32, F16 or BF16; activations are `[batch, 1, length,
+    /// features]`.
     pub(crate) x: TensorView<'a>,
     /// Shaped as `x`, F32, F16 or BF16. `None` adds to `x` in place.
     pub(crate) out: Option<TensorView<'a>>,
@@ -106,8 +112,8 @@ impl<'a> From<&'a Rope> for Rotation<'a> {
 }
 
 impl<'a> Rotate<'a> {
-    /// Rotates `x`, `[batch, heads, length, dim]`, F32, F16 or BF16, in place; its first `rotary_dim`, or `2 · pairs`, channels.
-    /// `rotation` may be a [`&Rope`](Rope).
+    /// Rotates `x`, `[batch, heads, length, dim]`, F32, F16 or BF16, in place; its first
+    /// `rotary_dim`, or `2 · pairs`, channels. `rotation` may be a [`&Rope`](Rope).
     pub fn new(
         x: TensorView<'a>,
         rotation: impl Into<Rotation<'a>>,
@@ -116,7 +122,8 @@ impl<'a> Rotate<'a> {
         Rotate { x, out: None, rotation: rotation.into(), at }
     }
 
-    /// Writes there, shaped as `x`, F32, F16 or BF16, and leaves `x`; channels that are not rotated are copied.
+    /// Writes there, shaped as `x`, F32, F16 or BF16, and leaves `x`; channels that are not rotated
+    /// are copied.
     pub fn out(mut self, out: impl Into<Option<TensorView<'a>>>) -> Self {
         self.out = out.into();
         self
@@ -124,8 +131,8 @@ impl<'a> Rotate<'a> {
 }
 
 impl<'a> AddPositions<'a> {
-    /// Adds `table` to `x`, `[batch, heads, length, dim]`, F32, F16 or BF16, in place; activations are
-    /// `[batch, 1, length, features]`.
+    /// Adds `table` to `x`, `[batch, heads, length, dim]`, F32, F16 or BF16, in place; activations
+    /// are `[batch, 1, length, features]`.
     pub fn new(
         x: TensorView<'a>,
         table: PositionTable<&'a Sinusoid, TensorView<'a>>,
@@ -147,7 +154,8 @@ impl<'a> AddPositions<'a> {
     }
 }
 
-/// Gives queries and keys, or the activations before them, their positions: rotary embedding of any kind that
+/// Gives queries and keys, or the activations before them, their positions: rotary embedding of any
+/// kind that
 /// [`RopeConfig`] says, sinusoidal encoding, learned tables. One dispatch each.
 ///
 /// ```no_run
@@ -161,10 +169,11 @@ impl<'a> AddPositions<'a> {
 /// # Ok(()) }
 /// ```
 ///
-/// The rotations of a [`Rope`] come from a table in place of the device's own sin and cos, which WGSL allows to be wrong
-/// in the fourth digit; arithmetic is f32.
+/// The rotations of a [`Rope`] come from a table in place of the device's own sin and cos, which
+/// WGSL allows to be wrong in the fourth digit; arithmetic is f32.
 ///
-/// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep some buffers alive: see
+/// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep
+/// some buffers alive: see
 /// [`forget`](Self::forget).
 #[derive(Clone, Debug)]
 pub struct Positions {
@@ -188,10 +197,12 @@ impl Positions {
         &self.pipelines
     }
 
-    /// Drops the bindings of its calls, and with them the references to their buffers. Clones share them.
+    /// Drops the bindings of its calls, and with them the references to their buffers. Clones share
+    /// them.
     ///
-    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until then, the buffers that only they keep
-    /// alive have at most twice the bytes of the last call's, or 8 MiB if that is more.
+    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until
+    /// then, the buffers that only they keep alive have at most twice the bytes of the last call's,
+    /// or 8 MiB if that is more.
     pub fn forget(&self) {
         self.bindings.clear();
     }
@@ -207,7 +218,8 @@ impl Positions {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`rotate`](Self::rotate).
@@ -227,7 +239,8 @@ impl Positions {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`add`](Self::add).
@@ -254,7 +267,8 @@ impl<'a> RowPositions<TensorView<'a>> {
         tensors.read_broadcast("positions", self.tensor(), DType::U32, [batch, 1, length, 1])
     }
 
-    /// What a kernel takes as a parameter, for rows of `length` and positions up to `last`. Dispatch after `check`.
+    /// What a kernel takes as a parameter, for rows of `length` and positions up to `last`.
+    /// Dispatch after `check`.
     pub(crate) fn params(&self, length: usize, last: u32, device: &DeviceFacts) -> PositionParams {
         let (view, start, by_row) = match self {
             RowPositions::Start(start) => (View::default(), *start, true),
@@ -318,7 +332,8 @@ fn check_tensors<'a, 'd>(
     Ok(tensors)
 }
 
-/// Workgroups along the rows, at most, each doing the work of several: in any number of them no index overflows.
+/// Workgroups along the rows, at most, each doing the work of several: in any number of them no
+/// index overflows.
 const MOST_GROUPS: usize = 65535;
 
 /// Workgroups of `workgroup` invocations for `work` items, and how many items they take at once.

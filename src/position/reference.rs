@@ -27,8 +27,9 @@ fn check<T>(x: &[T], shape: [usize; 4], at: &RowPositions<HostTensor<u32>>) -> R
     t.check("positions", [shape[0], 1, shape[2], 1])
 }
 
-/// Rotary position embedding (Su et al. 2021): of `x` `[batch, heads, length, dim]` the first `rotary_dim` channels in
-/// pairs, pair `n` of a row at position `p` by the angle `p · frequency[n]`, times the amplitude; the rest as it is.
+/// Rotary position embedding (Su et al. 2021): of `x` `[batch, heads, length, dim]` the first
+/// `rotary_dim` channels in pairs, pair `n` of a row at position `p` by the angle `p ·
+/// frequency[n]`, times the amplitude; the rest as it is.
 ///
 /// # Errors
 /// What [`RopeConfig::check`] refuses, slices that do not fit `shape`, a `rotary_dim` above dim, a start from which
@@ -66,7 +67,8 @@ fn turns<R: Real>(
     Ok([f64::cos, f64::sin].map(|f| angles.iter().map(|a| amplitude * R::of(f(*a))).collect()))
 }
 
-/// The gradient of `Σ out · d_out` with respect to the `x` of [`rotate`]: `d_out` rotated back, times the amplitude.
+/// The gradient of `Σ out · d_out` with respect to the `x` of [`rotate`]: `d_out` rotated back,
+/// times the amplitude.
 ///
 /// # Errors
 /// As [`rotate`].
@@ -80,8 +82,8 @@ pub fn rotate_backward<R: Real>(
     rotate_by_backward(d_out, shape, rope.order, &cos, &sin)
 }
 
-/// The gradient of `Σ out · d_out` with respect to the `x` of [`rotate_by`]: for pair `(a, b)` of channels
-/// `d_a = d_a′ cos + d_b′ sin`, `d_b = d_b′ cos − d_a′ sin`.
+/// The gradient of `Σ out · d_out` with respect to the `x` of [`rotate_by`]: for pair `(a, b)` of
+/// channels `d_a = d_a′ cos + d_b′ sin`, `d_b = d_b′ cos − d_a′ sin`.
 ///
 /// # Errors
 /// As [`rotate_by`].
@@ -138,8 +140,8 @@ pub fn rotate_by<R: Real>(
     Ok(out)
 }
 
-/// The sinusoidal encoding (Vaswani et al. 2017) of `length` positions from `start` on, `[length, dim]`: channel `2n`
-/// is `sin(position · base^(−2n / dim))`, channel `2n + 1` the cosine.
+/// The sinusoidal encoding (Vaswani et al. 2017) of `length` positions from `start` on, `[length,
+/// dim]`: channel `2n` is `sin(position · base^(−2n / dim))`, channel `2n + 1` the cosine.
 ///
 /// # Errors
 /// A width of 0 or above 65536, a base that is not finite and above 1, positions past [`MAX_POSITION`].
@@ -160,8 +162,8 @@ fn encoding<R: Real>(dim: usize, base: f64, position: usize) -> Vec<R> {
     row
 }
 
-/// `scale · x + table[position]` for `x` `[batch, heads, length, dim]`, the scale rounded to f32 as for a device. The table is the base of the sinusoidal
-/// encoding, or learned, `[rows, dim]`.
+/// `scale · x + table[position]` for `x` `[batch, heads, length, dim]`, the scale rounded to f32 as
+/// for a device. The table is the base of the sinusoidal encoding, or learned, `[rows, dim]`.
 ///
 /// # Errors
 /// Slices that do not fit `shape`, a start from which the rows reach past the table or past [`MAX_POSITION`], and what
@@ -217,9 +219,10 @@ pub struct PositionGradients<R> {
     pub d_table: Vec<R>,
 }
 
-/// The gradients of `Σ out · d_out` with respect to the inputs of [`add_positions`] with a learned table of `rows`:
-/// `d_x = scale · d_out`, and of the table, `[rows, dim]`, the sum of the `d_out` of all rows at its position, batch entry by
-/// batch entry, head by head, row by row. Of the sinusoidal encoding there is `d_x` alone.
+/// The gradients of `Σ out · d_out` with respect to the inputs of [`add_positions`] with a learned
+/// table of `rows`: `d_x = scale · d_out`, and of the table, `[rows, dim]`, the sum of the `d_out`
+/// of all rows at its position, batch entry by batch entry, head by head, row by row. Of the
+/// sinusoidal encoding there is `d_x` alone.
 ///
 /// # Errors
 /// As [`add_positions`], and no rows.

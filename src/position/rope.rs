@@ -32,29 +32,30 @@ impl RopeOrder {
     }
 }
 
-/// How the frequencies of a model are changed for sequences longer than it was trained with. `factor` is how many
-/// times longer, at least 1.
+/// How the frequencies of a model are changed for sequences longer than it was trained with.
+/// `factor` is how many times longer, at least 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub enum RopeScaling {
     /// Not at all.
     #[default]
     None,
-    /// Every frequency divided by `factor`: position interpolation (Chen et al. 2023, "Extending context window of
-    /// large language models via positional interpolation").
+    /// Every frequency divided by `factor`: position interpolation (Chen et al. 2023, "Extending
+    /// context window of large language models via positional interpolation").
     Linear {
         /// How many times longer.
         factor: f64,
     },
-    /// The base becomes `base · factor^(d / (d − 2))`, `d = rotary_dim`: the slowest pair is interpolated, the fastest
-    /// stays (bloc97 2023, "NTK-aware scaled RoPE").
+    /// The base becomes `base · factor^(d / (d − 2))`, `d = rotary_dim`: the slowest pair is
+    /// interpolated, the fastest stays (bloc97 2023, "NTK-aware scaled RoPE").
     NtkAware {
         /// How many times longer.
         factor: f64,
     },
-    /// Pairs that turn `beta_fast` times or more within `original_len` stay, those that turn `beta_slow` times or
-    /// fewer are interpolated, those between in proportion to their number. The range is rounded outwards to whole
-    /// pairs, the first always stays (Peng et al. 2023, "YaRN").
+    /// Pairs that turn `beta_fast` times or more within `original_len` stay, those that turn
+    /// `beta_slow` times or fewer are interpolated, those between in proportion to their number.
+    /// The range is rounded outwards to whole pairs, the first always stays (Peng et al. 2023,
+    /// "YaRN").
     Yarn {
         /// How many times longer.
         factor: f64,
@@ -68,7 +69,8 @@ pub enum RopeScaling {
         attention_factor: Option<f64>,
     },
     /// Pairs that turn `high_freq_factor` times or more within `original_len` stay, those that turn
-    /// `low_freq_factor` times or fewer are interpolated, those between in proportion to their turns (Llama 3.1).
+    /// `low_freq_factor` times or fewer are interpolated, those between in proportion to their
+    /// turns (Llama 3.1).
     Llama3 {
         /// How many times longer; 8 in Llama 3.1.
         factor: f64,
@@ -81,8 +83,9 @@ pub enum RopeScaling {
     },
 }
 
-/// A rotary position embedding (Su et al. 2021, "RoFormer"): pair `n` of a row at position `p` is turned by the angle
-/// `p · frequency[n]`, `frequency[n] = base^(−2n / rotary_dim)`, so that scores depend on distances only.
+/// A rotary position embedding (Su et al. 2021, "RoFormer"): pair `n` of a row at position `p` is
+/// turned by the angle `p · frequency[n]`, `frequency[n] = base^(−2n / rotary_dim)`, so that scores
+/// depend on distances only.
 ///
 /// ```
 /// use wgpu_attention::position::RopeConfig;
@@ -99,7 +102,8 @@ pub struct RopeConfig {
 }
 
 impl RopeConfig {
-    /// The first `rotary_dim` channels of a head are turned: base 10000, order [`RopeOrder::Half`], not scaled.
+    /// The first `rotary_dim` channels of a head are turned: base 10000, order [`RopeOrder::Half`],
+    /// not scaled.
     pub fn new(rotary_dim: usize) -> Self {
         RopeConfig { rotary_dim, base: 10000.0, order: RopeOrder::default(), scaling: RopeScaling::None }
     }
@@ -122,8 +126,8 @@ impl RopeConfig {
         self
     }
 
-    /// Radians that each pair turns per position, after scaling: `rotary_dim / 2` numbers, none above 1. Of a
-    /// configuration that [`check`](Self::check) refuses, none at all.
+    /// Radians that each pair turns per position, after scaling: `rotary_dim / 2` numbers, none
+    /// above 1. Of a configuration that [`check`](Self::check) refuses, none at all.
     pub fn frequencies(&self) -> Vec<f64> {
         if self.check().is_err() {
             return Vec::new();

@@ -5,7 +5,8 @@ use super::{RopeConfig, check_base, check_channels, sinusoid_frequencies};
 use crate::kernel::guard::guarded;
 use crate::tensor::{DType, Error, TensorView, axes};
 
-/// `[3, 256, pairs, 2]`: cos and sin of digit · 256^level · frequency, as `position/rotation_table.wgsl` reads them.
+/// `[3, 256, pairs, 2]`: cos and sin of digit · 256^level · frequency, as
+/// `position/rotation_table.wgsl` reads them.
 #[derive(Clone, Debug)]
 struct Table {
     buffer: wgpu::Buffer,
@@ -52,9 +53,9 @@ impl Table {
     }
 }
 
-/// A rotary position embedding on a device: a table of `3072 · rotary_dim` bytes, from which the rotation at any
-/// position up to [`MAX_POSITION`](super::MAX_POSITION) comes within a few units in the last place of f32. Clones are
-/// cheap.
+/// A rotary position embedding on a device: a table of `3072 · rotary_dim` bytes, from which the
+/// rotation at any position up to [`MAX_POSITION`](super::MAX_POSITION) comes within a few units in
+/// the last place of f32. Clones are cheap.
 #[derive(Clone, Debug)]
 pub struct Rope {
     config: RopeConfig,
@@ -114,9 +115,10 @@ impl Rope {
     }
 }
 
-/// The sinusoidal encoding of positions (Vaswani et al. 2017, "Attention is all you need") on a device: channel `2n`
-/// is `sin(position · base^(−2n / dim))`, channel `2n + 1` the cosine. A table of `3072 · dim` bytes gives it for every
-/// position up to [`MAX_POSITION`](super::MAX_POSITION). Clones are cheap.
+/// The sinusoidal encoding of positions (Vaswani et al. 2017, "Attention is all you need") on a
+/// device: channel `2n` is `sin(position · base^(−2n / dim))`, channel `2n + 1` the cosine. A table
+/// of `3072 · dim` bytes gives it for every position up to [`MAX_POSITION`](super::MAX_POSITION).
+/// Clones are cheap.
 #[derive(Clone, Debug)]
 pub struct Sinusoid {
     dim: usize,

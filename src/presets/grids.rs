@@ -66,7 +66,8 @@ fn point(n: u32, canvas: vec3<u32>) -> vec3<u32> {
     };
 }
 
-/// A neighbourhood, for an order of tokens that `order` gives: `fn ordered(n: u32, canvas: vec3<u32>) -> vec3<u32>`.
+/// A neighbourhood, for an order of tokens that `order` gives: `fn ordered(n: u32, canvas:
+/// vec3<u32>) -> vec3<u32>`.
 macro_rules! natten {
     ($order:literal) => {
         concat!(
@@ -126,11 +127,12 @@ fn neighbours(
     })
 }
 
-/// Neighbourhoods: along each axis the `kernel` points around the query's, in steps of `dilation`, moved inward at the edges so that every query sees equally many
-/// (Hassani et al. 2023, "Neighborhood attention transformer"; dilated: Hassani and Shi 2022, "DiNAT").
+/// Neighbourhoods: along each axis the `kernel` points around the query's, in steps of `dilation`,
+/// moved inward at the edges so that every query sees equally many (Hassani et al. 2023,
+/// "Neighborhood attention transformer"; dilated: Hassani and Shi 2022, "DiNAT").
 ///
-/// Tokens are the points of a canvas of one, two or three axes, row by row. Of an even kernel the middle is its later half's first. `kernel · dilation` is at
-/// most the canvas.
+/// Tokens are the points of a canvas of one, two or three axes, row by row. Of an even kernel the
+/// middle is its later half's first. `kernel · dilation` is at most the canvas.
 ///
 /// # Errors
 /// Numbers of 0, a kernel that does not fit, a canvas of 2^29 points or more, other axes than 1 to 3.
@@ -148,8 +150,9 @@ fn ordered(n: u32, canvas: vec3<u32>) -> vec3<u32> { return point(n, canvas); }"
     neighbours("natten", TEXT, numbers, move |n| point(n, canvas))
 }
 
-/// The same neighbourhoods as [`natten`], of tokens in tiles: tile by tile, and row by row in each, so that blocks of tokens that lie side by side see the same
-/// blocks (attention-gym's `tiled_natten`).
+/// The same neighbourhoods as [`natten`], of tokens in tiles: tile by tile, and row by row in each,
+/// so that blocks of tokens that lie side by side see the same blocks (attention-gym's
+/// `tiled_natten`).
 ///
 /// # Errors
 /// As [`natten`]; a canvas that is not made of whole tiles.
@@ -185,8 +188,9 @@ fn whole_tiles(what: &'static str, canvas: Axes, tile: Axes) -> Result<Axes, Err
     Ok(std::array::from_fn(|n| canvas[n] / tile[n]))
 }
 
-/// The same neighbourhoods as [`natten`], of a square canvas in Morton order (the Z curve): bits of a token's number are those of its column and row in turn, so that
-/// tokens near each other on the canvas are so in memory (attention-gym's `morton_natten`).
+/// The same neighbourhoods as [`natten`], of a square canvas in Morton order (the Z curve): bits of
+/// a token's number are those of its column and row in turn, so that tokens near each other on the
+/// canvas are so in memory (attention-gym's `morton_natten`).
 ///
 /// # Errors
 /// A side that is no power of two, or a kernel that does not fit.
@@ -214,10 +218,12 @@ fn ordered(n: u32, canvas: vec3<u32>) -> vec3<u32> { return vec3<u32>(0u, gather
     })
 }
 
-/// Shifted windows: a token sees the tokens of its own `window` that are on its side of the seam. At the seam a canvas that was rolled by `shift` meets its other end (Liu et al.
-/// 2021, "Swin transformer", 3.2; of three axes, Liu et al. 2022, "Video Swin transformer").
+/// Shifted windows: a token sees the tokens of its own `window` that are on its side of the seam.
+/// At the seam a canvas that was rolled by `shift` meets its other end (Liu et al. 2021, "Swin
+/// transformer", 3.2; of three axes, Liu et al. 2022, "Video Swin transformer").
 ///
-/// Tokens are the points of the rolled canvas (`torch.roll(x, -shift)`), window by window, and row by row in each: Swin's `window_partition`, whose windows lie side by side in one sequence
+/// Tokens are the points of the rolled canvas (`torch.roll(x, -shift)`), window by window, and row
+/// by row in each: Swin's `window_partition`, whose windows lie side by side in one sequence
 /// instead of in a batch. A shift of 0 along an axis has no seam.
 ///
 /// [`Pattern::Local`](crate::mask::Pattern::Local) of a window's tokens beside it says which keys need not be looked at, and means the same where no axis is shifted.
@@ -276,11 +282,12 @@ fn mask_mod(at: At) -> bool {
     })
 }
 
-/// Sliding tiles: a tile of a picture or a video sees the tiles of the `kernel` around it, moved inward at the edges; whole tiles, so that no block of a kernel of as many tokens is
-/// seen in part (Zhang et al. 2025, "Fast video generation with sliding tile attention").
+/// Sliding tiles: a tile of a picture or a video sees the tiles of the `kernel` around it, moved
+/// inward at the edges; whole tiles, so that no block of a kernel of as many tokens is seen in part
+/// (Zhang et al. 2025, "Fast video generation with sliding tile attention").
 ///
-/// Tokens come tile by tile, of a canvas of two or three axes (or one); canvas and `kernel` are counted in tokens, in whole tiles. `text` tokens
-/// after them see all and are seen by all.
+/// Tokens come tile by tile, of a canvas of two or three axes (or one); canvas and `kernel` are
+/// counted in tokens, in whole tiles. `text` tokens after them see all and are seen by all.
 ///
 /// # Errors
 /// Numbers of 0, a canvas or kernel that is not made of whole tiles, a kernel that does not fit, 2^29 tokens or more.

@@ -23,7 +23,8 @@ fn standing(at: &At) -> Option<u32> {
 
 /// Causal: `j ≤ p`.
 ///
-/// Built in: [`Mask::causal`](crate::Mask::causal), and [`Mask::causal_top_left`](crate::Mask::causal_top_left) for FlexAttention's `q_idx >= kv_idx`.
+/// Built in: [`Mask::causal`](crate::Mask::causal), and
+/// [`Mask::causal_top_left`](crate::Mask::causal_top_left) for FlexAttention's `q_idx >= kv_idx`.
 ///
 /// # Errors
 /// None.
@@ -33,8 +34,8 @@ fn mask_mod(at: At) -> bool { return i32(at.key) <= at.position; }";
     MaskPreset::new("causal", TEXT, &[], vec![], |at| behind(at) >= 0)
 }
 
-/// Sliding window: the query's own key and `window` before it, `0 ≤ p − j ≤ window` (Child et al. 2019, "Generating long sequences
-/// with sparse transformers"; Mistral 7B).
+/// Sliding window: the query's own key and `window` before it, `0 ≤ p − j ≤ window` (Child et al.
+/// 2019, "Generating long sequences with sparse transformers"; Mistral 7B).
 ///
 /// Built in: `Mask::causal().window(window, 0)`.
 ///
@@ -53,9 +54,11 @@ fn mask_mod(at: At) -> bool {
     })
 }
 
-/// Dilated sliding window: `|p − j| ≤ window`, in steps of `dilation` (Beltagy et al. 2020, "Longformer").
+/// Dilated sliding window: `|p − j| ≤ window`, in steps of `dilation` (Beltagy et al. 2020,
+/// "Longformer").
 ///
-/// Built in: `Mask::none().window(window, window)` with [`Pattern::Dilated`](crate::mask::Pattern::Dilated).
+/// Built in: `Mask::none().window(window, window)` with
+/// [`Pattern::Dilated`](crate::mask::Pattern::Dilated).
 ///
 /// # Errors
 /// A dilation of 0, numbers of 2^29 or more.
@@ -75,7 +78,8 @@ fn mask_mod(at: At) -> bool {
 
 /// The query's own block of `block` tokens: `⌊p / block⌋ = ⌊j / block⌋`.
 ///
-/// With another mask beside it, sequences of one length that lie one after the other in one batch entry (`batchify` in attention-gym).
+/// With another mask beside it, sequences of one length that lie one after the other in one batch
+/// entry (`batchify` in attention-gym).
 ///
 /// Built in: [`Pattern::Local`](crate::mask::Pattern::Local).
 ///
@@ -95,7 +99,8 @@ fn mask_mod(at: At) -> bool {
     })
 }
 
-/// Global tokens and a window: `|p − j| ≤ window`, or the query's token or the key's is a global one (Beltagy et al. 2020, "Longformer").
+/// Global tokens and a window: `|p − j| ≤ window`, or the query's token or the key's is a global
+/// one (Beltagy et al. 2020, "Longformer").
 ///
 /// `globals` is `[batch, heads, 1, kv_len]`, the first two may be 1.
 ///
@@ -121,10 +126,11 @@ fn mask_mod(at: At) -> bool {
     })
 }
 
-/// Prefix-LM: causal, and the first `prefix` keys are seen by all: `j ≤ p` or `j < prefix` (Raffel et al. 2020, "Exploring the limits of transfer
-/// learning", 3.2.1).
+/// Prefix-LM: causal, and the first `prefix` keys are seen by all: `j ≤ p` or `j < prefix` (Raffel
+/// et al. 2020, "Exploring the limits of transfer learning", 3.2.1).
 ///
-/// `prefix` is `[batch, heads, q_len, 1]`, any may be 1: `[batch, 1, 1, 1]` is a length per sequence.
+/// `prefix` is `[batch, heads, q_len, 1]`, any may be 1: `[batch, 1, 1, 1]` is a length per
+/// sequence.
 ///
 /// Built in: `Mask::causal().prefix(prefix)`.
 ///
@@ -145,8 +151,9 @@ fn mask_mod(at: At) -> bool {
 ///
 /// `ids` is `[batch, heads, 1, kv_len]`, the first two may be 1.
 ///
-/// Built in: [`Mask::documents`](crate::Mask::documents), or [`Mask::packed`](crate::Mask::packed) where documents lie side by side, whose positions
-/// then count in each, as attention-gym's `generate_doc_mask_mod` has them.
+/// Built in: [`Mask::documents`](crate::Mask::documents), or [`Mask::packed`](crate::Mask::packed)
+/// where documents lie side by side, whose positions then count in each, as attention-gym's
+/// `generate_doc_mask_mod` has them.
 ///
 /// # Errors
 /// A table of another shape or length.
@@ -163,12 +170,13 @@ fn mask_mod(at: At) -> bool {
     })
 }
 
-/// Shared prompt: causal, within the query's document and within the one that is its prompt: `j ≤ p` and `documents[j]` is
-/// `documents[p]` or `prompts[p]`. Several responses after one prompt do not see each other, and the prompt is computed once (attention-gym's
-/// `shared_prefix`, as in reinforcement learning with groups of samples).
+/// Shared prompt: causal, within the query's document and within the one that is its prompt: `j ≤
+/// p` and `documents[j]` is `documents[p]` or `prompts[p]`. Several responses after one prompt do
+/// not see each other, and the prompt is computed once (attention-gym's `shared_prefix`, as in
+/// reinforcement learning with groups of samples).
 ///
-/// Both are `[batch, 1, 1, kv_len]`, batch may be 1: the document of each token, and the document that goes before that one, which is itself
-/// for the tokens of a prompt.
+/// Both are `[batch, 1, 1, kv_len]`, batch may be 1: the document of each token, and the document
+/// that goes before that one, which is itself for the tokens of a prompt.
 ///
 /// # Errors
 /// Tables of another shape or length.
@@ -191,8 +199,9 @@ fn mask_mod(at: At) -> bool {
     })
 }
 
-/// Block diffusion, in training: `len` noised tokens, then the same `len` clean ones, in blocks of `block`. A noised token sees its own block of noised
-/// ones and the clean blocks before it; a clean one sees clean blocks up to its own (Arriola et al. 2025, "Block diffusion", 3.1).
+/// Block diffusion, in training: `len` noised tokens, then the same `len` clean ones, in blocks of
+/// `block`. A noised token sees its own block of noised ones and the clean blocks before it; a
+/// clean one sees clean blocks up to its own (Arriola et al. 2025, "Block diffusion", 3.1).
 ///
 /// # Errors
 /// A block or a length of 0, numbers of 2^29 or more.
@@ -226,16 +235,21 @@ fn mask_mod(at: At) -> bool {
     })
 }
 
-/// Tree of drafts, in speculative decoding: the last keys are the nodes of a tree, of which a node sees itself and those above it; older keys are seen by
-/// all of them (Miao et al. 2024, "SpecInfer").
+/// Tree of drafts, in speculative decoding: the last keys are the nodes of a tree, of which a node
+/// sees itself and those above it; older keys are seen by all of them (Miao et al. 2024,
+/// "SpecInfer").
 ///
-/// `parents` has `batch` trees of equally many nodes, one after the other: the parent of each, counted in its tree, which comes before it; `None` of a root.
-/// On a device the table is `[batch, 1, nodes, 2]`, intervals instead of parents: node `k` is above node `q`, or is it, where
-/// `nodes[k][0] ≤ nodes[q][0] < nodes[k][1]`. Whatever the order and depth of the tree, that is two reads, where parents would be a walk.
+/// `parents` has `batch` trees of equally many nodes, one after the other: the parent of each,
+/// counted in its tree, which comes before it; `None` of a root. On a device the table is `[batch,
+/// 1, nodes, 2]`, intervals instead of parents: node `k` is above node `q`, or is it, where
+/// `nodes[k][0] ≤ nodes[q][0] < nodes[k][1]`. Whatever the order and depth of the tree, that is two
+/// reads, where parents would be a walk.
 ///
-/// Queries stand at the nodes: with the bottom-right alignment where they are the last rows. Not for packed sequences.
+/// Queries stand at the nodes: with the bottom-right alignment where they are the last rows. Not
+/// for packed sequences.
 ///
-/// Built in: [`Mask::tree`](crate::Mask::tree), of `nodes²` booleans, which does not read those of older keys.
+/// Built in: [`Mask::tree`](crate::Mask::tree), of `nodes²` booleans, which does not read those of
+/// older keys.
 ///
 /// # Errors
 /// No tree, trees of different sizes, a parent that does not come before its child.
@@ -278,7 +292,8 @@ fn mask_mod(at: At) -> bool {
     })
 }
 
-/// For each node its number from the top down, branch by branch, and the number after the last below it.
+/// For each node its number from the top down, branch by branch, and the number after the last
+/// below it.
 fn tree_intervals(parents: &[Option<u32>]) -> Result<Vec<u32>, Error> {
     // Of a node: how many there are below it, with itself.
     let mut sizes = vec![1u32; parents.len()];
@@ -304,10 +319,12 @@ fn tree_intervals(parents: &[Option<u32>]) -> Result<Vec<u32>, Error> {
     Ok(intervals)
 }
 
-/// Blocks of drafts, in training: queries are blocks of `block` tokens that all come after the same `prefix` keys, and do not see each other; in its own a token
-/// sees those up to itself (JetSpec 2026, "training mask").
+/// Blocks of drafts, in training: queries are blocks of `block` tokens that all come after the same
+/// `prefix` keys, and do not see each other; in its own a token sees those up to itself (JetSpec
+/// 2026, "training mask").
 ///
-/// Keys are the prefix, then the queries' own; queries stand after the prefix, as with the bottom-right alignment.
+/// Keys are the prefix, then the queries' own; queries stand after the prefix, as with the
+/// bottom-right alignment.
 ///
 /// # Errors
 /// A block of 0 tokens, numbers of 2^29 or more.
@@ -327,11 +344,12 @@ fn mask_mod(at: At) -> bool {
     })
 }
 
-/// Pictures in a text, in cross attention: keys are `picture` tokens for each picture, and text token `i` sees those of a picture where
-/// `intervals[picture][0] ≤ i < intervals[picture][1]` (Alayrac et al. 2022, "Flamingo").
+/// Pictures in a text, in cross attention: keys are `picture` tokens for each picture, and text
+/// token `i` sees those of a picture where `intervals[picture][0] ≤ i < intervals[picture][1]`
+/// (Alayrac et al. 2022, "Flamingo").
 ///
-/// `intervals` is `[batch, 1, pictures, 2]`, batch may be 1. [`picture_intervals`] makes those by which a text token sees the pictures of the last marker
-/// before it.
+/// `intervals` is `[batch, 1, pictures, 2]`, batch may be 1. [`picture_intervals`] makes those by
+/// which a text token sees the pictures of the last marker before it.
 ///
 /// # Errors
 /// A picture of 0 tokens, a table of another shape or length.
@@ -353,8 +371,9 @@ fn mask_mod(at: At) -> bool {
     })
 }
 
-/// From which token to which each picture is seen, for [`flamingo`]: from its marker to the next one, or to the end of the text. Markers side by side count as one, of
-/// several pictures. `markers` are their tokens, ascending.
+/// From which token to which each picture is seen, for [`flamingo`]: from its marker to the next
+/// one, or to the end of the text. Markers side by side count as one, of several pictures.
+/// `markers` are their tokens, ascending.
 ///
 /// # Errors
 /// Markers that do not ascend, or lie past the text.
@@ -374,10 +393,12 @@ pub fn picture_intervals(markers: &[u32], text_len: u32) -> Result<Vec<u32>, Err
     Ok(intervals)
 }
 
-/// Tiles of tokens that are chosen, for each head: `selected[⌊p / tile⌋, ⌊j / tile⌋]`, of `tile` consecutive tokens (Zhang et al. 2025, "VSA", whose
-/// tiles are cubes of a video's tokens in that order; likewise MoBA and selected attention).
+/// Tiles of tokens that are chosen, for each head: `selected[⌊p / tile⌋, ⌊j / tile⌋]`, of `tile`
+/// consecutive tokens (Zhang et al. 2025, "VSA", whose tiles are cubes of a video's tokens in that
+/// order; likewise MoBA and selected attention).
 ///
-/// `selected` is `[batch, heads, ⌈kv_len / tile⌉, ⌈kv_len / tile⌉]`, the first two may be 1. Padding in tiles is for
+/// `selected` is `[batch, heads, ⌈kv_len / tile⌉, ⌈kv_len / tile⌉]`, the first two may be 1.
+/// Padding in tiles is for
 /// [`Mask::key_padding_mask`](crate::Mask::key_padding_mask).
 ///
 /// Built in: [`Mask::blocks`](crate::Mask::blocks), which does not load keys that are not chosen.
@@ -398,8 +419,8 @@ fn mask_mod(at: At) -> bool {
     })
 }
 
-/// Spatial heads of a video: `|p − j| < reach`; `prompt` tokens in front see all and are seen by all, with `sink` so are those of the first frame (Xi et al. 2025, "Sparse
-/// VideoGen").
+/// Spatial heads of a video: `|p − j| < reach`; `prompt` tokens in front see all and are seen by
+/// all, with `sink` so are those of the first frame (Xi et al. 2025, "Sparse VideoGen").
 ///
 /// The paper's `reach` is two frames of `frame` tokens, rounded down to a multiple of 128.
 ///
@@ -421,8 +442,9 @@ fn mask_mod(at: At) -> bool {
     })
 }
 
-/// Temporal heads of a video: tokens whose places in their frames of `frame` tokens are less than `reach` apart; `prompt` tokens in front see all and are seen by all (Xi et al.
-/// 2025, "Sparse VideoGen").
+/// Temporal heads of a video: tokens whose places in their frames of `frame` tokens are less than
+/// `reach` apart; `prompt` tokens in front see all and are seen by all (Xi et al. 2025, "Sparse
+/// VideoGen").
 ///
 /// # Errors
 /// A frame of 0 tokens, numbers of 2^29 or more.

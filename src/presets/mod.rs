@@ -1,9 +1,11 @@
-//! Attentions that have names, as mods: what FlexAttention's examples and papers call them, ready for
+//! Attentions that have names, as mods: what FlexAttention's examples and papers call them, ready
+//! for
 //! [`Mask::mask_mod`](crate::Mask::mask_mod) and [`Mask::score_mod`](crate::Mask::score_mod).
 //! [docs/masks.md](https://docs.rs/crate/wgpu-attention/latest/source/docs/masks.md) has a picture of each.
 //!
-//! A preset is a value with both sides: a text for the device, and a closure that says the same for the reference. Its text is a constant;
-//! numbers lie in the text's `Uniforms`, tables in captured tensors, so that other ones compile nothing.
+//! A preset is a value with both sides: a text for the device, and a closure that says the same for
+//! the reference. Its text is a constant; numbers lie in the text's `Uniforms`, tables in captured
+//! tensors, so that other ones compile nothing.
 //!
 //! ```no_run
 //! use wgpu_attention::{Gpu, HostTensor, Shape, presets};
@@ -25,16 +27,21 @@
 //! # Ok::<(), wgpu_attention::Error>(())
 //! ```
 //!
-//! In what follows `j` is the key and `p` the key at which the query stands, [`At::position`](crate::mask::At::position), as the mask's alignment, query offsets,
-//! packed sequences or the cache say: FlexAttention's `q_idx` with [`Alignment::TopLeft`](crate::Alignment::TopLeft), and
-//! in self-attention whatever the alignment is. Places in a grid, a prompt or a prefix count from the first key of
-//! the query's sequence. Tables that have a row for each query are read at the query's own row, [`At::query`](crate::mask::At::query), called
-//! `i`; those that have an entry for each token, at `p` and `j`. Where a query stands at no token of these, it sees none.
+//! In what follows `j` is the key and `p` the key at which the query stands,
+//! [`At::position`](crate::mask::At::position), as the mask's alignment, query offsets, packed
+//! sequences or the cache say: FlexAttention's `q_idx` with
+//! [`Alignment::TopLeft`](crate::Alignment::TopLeft), and in self-attention whatever the alignment
+//! is. Places in a grid, a prompt or a prefix count from the first key of the query's sequence.
+//! Tables that have a row for each query are read at the query's own row,
+//! [`At::query`](crate::mask::At::query), called `i`; those that have an entry for each token, at
+//! `p` and `j`. Where a query stands at no token of these, it sees none.
 //!
-//! Tables repeat along axes of 1. One that is shorter than the call's tensors counts as if its last entry went on.
+//! Tables repeat along axes of 1. One that is shorter than the call's tensors counts as if its last
+//! entry went on.
 //!
-//! Presets combine by `or`, `and` and `then`, rules of [`Mask`](crate::Mask) by `and` alone. Some presets therefore say what a rule says. Where the
-//! rule is enough, it is faster: it says which keys need not be looked at. Without one, a block
+//! Presets combine by `or`, `and` and `then`, rules of [`Mask`](crate::Mask) by `and` alone. Some
+//! presets therefore say what a rule says. Where the rule is enough, it is faster: it says which
+//! keys need not be looked at. Without one, a block
 //! map ([`Attention::classify`](crate::Attention::classify)) says so. Tables' gradients are
 //! [`Backward::d_captured`](crate::Backward::d_captured).
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use crate::mask::mods::{At, BoundMaskMod, BoundScoreMod, Captured, MaskMod, ScoreMod};
 use crate::tensor::{DType, Error, HostTensor, LONGEST_AXIS, TensorView, expect_shape};
 
-/// Elements of a table, read as a mod reads them: where an axis is 1 every index is of its one element, and an index past the end of
-/// the last.
+/// Elements of a table, read as a mod reads them: where an axis is 1 every index is of its one
+/// element, and an index past the end of the last.
 #[derive(Clone, Debug)]
 pub(super) struct Elements<T> {
     data: Arc<[T]>,
@@ -22,7 +22,8 @@ impl<T: Copy> Elements<T> {
     }
 }
 
-/// A tensor that a preset reads on a device: dense, row-major. [`Gpu::upload_tables`](crate::Gpu::upload_tables) makes buffers of them.
+/// A tensor that a preset reads on a device: dense, row-major.
+/// [`Gpu::upload_tables`](crate::Gpu::upload_tables) makes buffers of them.
 #[derive(Clone, Debug)]
 pub struct Table {
     name: &'static str,
@@ -211,12 +212,14 @@ macro_rules! preset {
                 &self.tables
             }
 
-            /// For a call, with its tables as they lie on the device; none is given to a preset that has none, for which `&preset` does.
+            /// For a call, with its tables as they lie on the device; none is given to a preset
+            /// that has none, for which `&preset` does.
             pub fn with<'a>(&self, tables: &[TensorView<'a>]) -> $bound<'a> {
                 self.own.with(tables).uniforms(self.uniforms())
             }
 
-            /// For a call, with buffers that hold its tables as [`Gpu::upload_tables`](crate::Gpu::upload_tables) makes them.
+            /// For a call, with buffers that hold its tables as
+            /// [`Gpu::upload_tables`](crate::Gpu::upload_tables) makes them.
             pub fn bound<'a>(&self, buffers: &'a [wgpu::Buffer]) -> $bound<'a> {
                 let views: Vec<_> =
                     self.tables.iter().zip(buffers).map(|(table, buffer)| table.view(buffer)).collect();

@@ -11,20 +11,25 @@ pub struct Tolerance {
     pub absolute: f64,
 }
 
-/// Units in the last place of the largest term that every result may be off by: WGSL lets `exp` be off
-/// by 3 ULP near 0, where the largest weights lie, and the sum and the division by it add as much.
+/// Units in the last place of the largest term that every result may be off by: WGSL lets `exp` be
+/// off by 3 ULP near 0, where the largest weights lie, and the sum and the division by it add as
+/// much.
 const FLOOR_ULP: f64 = 8.0;
 
 impl Tolerance {
-    /// `2 × |naive − want| + floor`: `naive` is the same computation in the kernel's precision on the CPU,
-    /// `magnitude` the largest absolute value among the terms that are summed (for an attention output, of
-    /// the values; for weights 1; for lse, of the scores; for a layer, of its output), `epsilon` the spacing of the output's type at 1 ([`EPSILON_F32`], [`EPSILON_F16`], [`EPSILON_BF16`]).
+    /// `2 × |naive − want| + floor`: `naive` is the same computation in the kernel's precision on
+    /// the CPU, `magnitude` the largest absolute value among the terms that are summed (for an
+    /// attention output, of the values; for weights 1; for lse, of the scores; for a layer, of its
+    /// output), `epsilon` the spacing of the output's type at 1 ([`EPSILON_F32`], [`EPSILON_F16`],
+    /// [`EPSILON_BF16`]).
     pub fn from_naive(naive: &[f64], want: &[f64], magnitude: f64, epsilon: f64) -> Self {
         Self::times(2.0, naive, want, magnitude, epsilon)
     }
 
-    /// `3 × |naive − want| + floor` for a gradient. In one, large terms may cancel: `magnitude` is the largest sum of their
-    /// absolute values, which [`attention_backward_magnitudes`](crate::reference::attention_backward_magnitudes) gives; the rest as
+    /// `3 × |naive − want| + floor` for a gradient. In one, large terms may cancel: `magnitude` is
+    /// the largest sum of their absolute values, which
+    /// [`attention_backward_magnitudes`](crate::reference::attention_backward_magnitudes) gives;
+    /// the rest as
     /// of [`from_naive`](Self::from_naive).
     pub fn gradient(naive: &[f64], want: &[f64], magnitude: f64, epsilon: f64) -> Self {
         Self::times(3.0, naive, want, magnitude, epsilon)

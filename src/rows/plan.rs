@@ -9,7 +9,8 @@ pub(crate) struct Rows {
     pub lanes: u32,
 }
 
-/// The form for software drivers (`cpu`) has one row per invocation, that for GPUs one per workgroup.
+/// The form for software drivers (`cpu`) has one row per invocation, that for GPUs one per
+/// workgroup.
 pub(crate) fn rows(kv_len: usize, cpu: bool) -> Rows {
     if cpu {
         return Rows { workgroup: 8, lanes: 1 };
@@ -18,7 +19,8 @@ pub(crate) fn rows(kv_len: usize, cpu: bool) -> Rows {
     Rows { workgroup: lanes, lanes }
 }
 
-/// The same of `count` rows that are summed in fours: where they are fewer than a software driver computes at once, its lanes share one.
+/// The same of `count` rows that are summed in fours: where they are fewer than a software driver
+/// computes at once, its lanes share one.
 pub(crate) fn rows_or_parts(count: usize, features: usize, cpu: bool) -> Rows {
     if cpu && count < VECTOR as usize {
         return Rows { workgroup: VECTOR, lanes: VECTOR };

@@ -1,4 +1,5 @@
-//! The tensors of one call: each is checked when it is named, and all of them against each other in the end.
+//! The tensors of one call: each is checked when it is named, and all of them against each other in
+//! the end.
 
 use super::dtype::Element;
 use super::{
@@ -6,7 +7,8 @@ use super::{
 };
 use crate::device::DeviceFacts;
 
-/// The element types that a call accepts for a tensor: one type, or every type that stores such elements.
+/// The element types that a call accepts for a tensor: one type, or every type that stores such
+/// elements.
 pub(crate) trait Accepted {
     fn check(self, tensor: &'static str, view: &TensorView) -> Result<(), Error>;
 }
@@ -23,8 +25,8 @@ impl Accepted for Element {
     }
 }
 
-/// The tensors that a call reads and writes, with the names that errors give them. A view may be an `Option`: an absent
-/// tensor is skipped.
+/// The tensors that a call reads and writes, with the names that errors give them. A view may be an
+/// `Option`: an absent tensor is skipped.
 pub(crate) struct CallTensors<'a, 'd> {
     pub device: &'d DeviceFacts,
     read: Vec<(&'static str, TensorView<'a>)>,
@@ -36,7 +38,8 @@ impl<'a, 'd> CallTensors<'a, 'd> {
         CallTensors { device, read: Vec::new(), written: Vec::new() }
     }
 
-    /// Checks the element type, the memory and the shape of a tensor. Where other checks find the shape, pass the view's own.
+    /// Checks the element type, the memory and the shape of a tensor. Where other checks find the
+    /// shape, pass the view's own.
     pub fn add(
         &mut self,
         access: Access,

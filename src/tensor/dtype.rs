@@ -6,11 +6,12 @@
 pub enum DType {
     /// 32-bit float.
     F32,
-    /// 16-bit float; storage only, sums are always f32. Needs no device feature: without `wgpu::Features::SHADER_F16` kernels pack two
-    /// elements in a word.
+    /// 16-bit float; storage only, sums are always f32. Needs no device feature: without
+    /// `wgpu::Features::SHADER_F16` kernels pack two elements in a word.
     F16,
-    /// The upper half of a 32-bit float (bfloat16); storage only, sums are always f32. Needs no device feature: kernels
-    /// pack and unpack it by its bits, and round to the nearest, ties to even. Matrix units do not multiply it.
+    /// The upper half of a 32-bit float (bfloat16); storage only, sums are always f32. Needs no
+    /// device feature: kernels pack and unpack it by its bits, and round to the nearest, ties to
+    /// even. Matrix units do not multiply it.
     BF16,
     /// 32-bit unsigned integer, for lengths.
     U32,

@@ -4,14 +4,15 @@ use super::DType;
 use crate::device::Family;
 
 /// Why a call was refused. Every check runs before anything is recorded: after an `Err` the
-/// encoder is as it was and later calls are unaffected. `Debug` prints the same sentence as `Display`, so that a `main`
-/// that returns an error says what to do.
+/// encoder is as it was and later calls are unaffected. `Debug` prints the same sentence as
+/// `Display`, so that a `main` that returns an error says what to do.
 #[non_exhaustive]
 #[derive(thiserror::Error)]
 pub enum Error {
-    /// A dimension is zero. WebGPU binds no 0 bytes, and no operator takes such a tensor: skip the call. Where PyTorch takes it, outputs
-    /// of an empty batch or length are empty; attention to no keys gives 0, log-sum-exp −∞ and gradients of 0; gradients of what an
-    /// empty batch shares, as weights, are 0: clear their buffers, unless they are added to.
+    /// A dimension is zero. WebGPU binds no 0 bytes, and no operator takes such a tensor: skip the
+    /// call. Where PyTorch takes it, outputs of an empty batch or length are empty; attention to no
+    /// keys gives 0, log-sum-exp −∞ and gradients of 0; gradients of what an empty batch shares, as
+    /// weights, are 0: clear their buffers, unless they are added to.
     #[error(
         "`{tensor}`: {axis} is 0; every dimension must be at least 1; skip a call of an empty batch or length"
     )]
@@ -67,10 +68,12 @@ pub enum Error {
         got: usize,
         /// The whole shape that came.
         shape: [usize; 4],
-        /// The whole shape that was wanted, by the names of its axes, where a mask's tensor differs.
+        /// The whole shape that was wanted, by the names of its axes, where a mask's tensor
+        /// differs.
         wanted: Option<String>,
     },
-    /// `heads` must be a multiple of `kv_heads`, and a width a multiple of the heads it is split into.
+    /// `heads` must be a multiple of `kv_heads`, and a width a multiple of the heads it is split
+    /// into.
     #[error("{what} {value} is not divisible by {by} {divisor}")]
     NotDivisible {
         /// What should be divisible.
@@ -290,8 +293,8 @@ pub enum Error {
         /// Its length.
         got: usize,
     },
-    /// wgpu refused a resource of this call: a buffer from another device of the same `wgpu::Instance`, say.
-    /// Those of another instance it cannot tell from its own.
+    /// wgpu refused a resource of this call: a buffer from another device of the same
+    /// `wgpu::Instance`, say. Those of another instance it cannot tell from its own.
     #[error("wgpu refused {what}: {description}")]
     Refused {
         /// What was being made.
@@ -313,8 +316,8 @@ pub enum Error {
          pass your own device"
     )]
     NoAdapter(String),
-    /// The device is lost or a result could not be read back from it. A call that creates nothing, as one recorded
-    /// again, may still be accepted, as wgpu's own commands are.
+    /// The device is lost or a result could not be read back from it. A call that creates nothing,
+    /// as one recorded again, may still be accepted, as wgpu's own commands are.
     #[error("the device is lost or did not answer: {0}; create a new device and new buffers")]
     DeviceLost(String),
 }

@@ -19,7 +19,8 @@ pub use shape::Shape;
 
 use crate::device::{DeviceFacts, Family};
 
-/// The names of a tensor's four axes, as error messages call them; tensors of masks have theirs in `mask/rules.rs`.
+/// The names of a tensor's four axes, as error messages call them; tensors of masks have theirs in
+/// `mask/rules.rs`.
 pub(crate) fn axes(tensor: &str) -> [&'static str; 4] {
     match tensor {
         "weights" | "scores" | "dropout" => ["batch", "heads", "q_len", "kv_len"],
@@ -69,7 +70,8 @@ impl Layout {
     /// Index of the last element, if it fits.
     fn last(&self) -> Option<u64> {
         let mut last = self.offset as u64;
-        // An axis of repeated elements reaches no further, yet kernels count along it, in signed 32 bits too.
+        // An axis of repeated elements reaches no further, yet kernels count along it, in signed 32
+        // bits too.
         if self.shape.iter().any(|n| *n > LONGEST_AXIS) {
             return None;
         }
@@ -108,7 +110,8 @@ impl Layout {
     }
 }
 
-/// The first mistake in a view. Builder methods return a view, so that the call that uses the view refuses it.
+/// The first mistake in a view. Builder methods return a view, so that the call that uses the view
+/// refuses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ViewFault {
     /// A slice that leaves its axis of `size` elements.
@@ -134,9 +137,10 @@ impl ViewFault {
 /// a packed `[B, L, 3, H, D]` buffer or part of a cache are all views, never copies. Inputs may
 /// repeat elements (stride 0); a tensor that is written may not.
 ///
-/// Buffers need usage `STORAGE`. Views of [`DType::F16`], [`DType::BF16`] and [`DType::Bool`] are bound in whole words:
-/// make their buffers a multiple of 4 bytes long. The view is checked when a call uses it, not when it is made. A view remembers
-/// the first method that was called wrongly, and every call that uses the view refuses it.
+/// Buffers need usage `STORAGE`. Views of [`DType::F16`], [`DType::BF16`] and [`DType::Bool`] are
+/// bound in whole words: make their buffers a multiple of 4 bytes long. The view is checked when a
+/// call uses it, not when it is made. A view remembers the first method that was called wrongly,
+/// and every call that uses the view refuses it.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorView<'a> {
     pub(crate) buffer: &'a wgpu::Buffer,
@@ -155,7 +159,8 @@ impl<'a> TensorView<'a> {
         Self::with_layout(buffer, dtype, Layout::dense(shape))
     }
 
-    /// Memory laid out as `[batch, length, heads, dim]`. `shape` is the view's, `[batch, heads, length, dim]`.
+    /// Memory laid out as `[batch, length, heads, dim]`. `shape` is the view's, `[batch, heads,
+    /// length, dim]`.
     pub fn blhd(buffer: &'a wgpu::Buffer, dtype: DType, shape: [usize; 4]) -> Self {
         let [b, h, l, d] = shape;
         Self::new(buffer, dtype, [b, l, h, d]).transposed(1, 2)
@@ -173,10 +178,12 @@ impl<'a> TensorView<'a> {
         })
     }
 
-    /// Activations `[batch, length, features]`, as a layer takes them: `[batch, 1, length, features]`. Memory
-    /// laid out as `[length, batch, features]` is `sequence(.., [length, batch, features]).transposed(0, 2)`.
+    /// Activations `[batch, length, features]`, as a layer takes them: `[batch, 1, length,
+    /// features]`. Memory laid out as `[length, batch, features]` is `sequence(.., [length, batch,
+    /// features]).transposed(0, 2)`.
     ///
-    /// `batch_first=False` of `nn.MultiheadAttention` is the latter: there is no option, strides say which axis is where.
+    /// `batch_first=False` of `nn.MultiheadAttention` is the latter: there is no option, strides
+    /// say which axis is where.
     #[doc(alias = "batch_first")]
     pub fn sequence(buffer: &'a wgpu::Buffer, dtype: DType, [b, l, e]: [usize; 3]) -> Self {
         Self::new(buffer, dtype, [b, 1, l, e])
@@ -214,7 +221,8 @@ impl<'a> TensorView<'a> {
         self
     }
 
-    /// `length` indices of `axis` from `start` on. The call that uses the view refuses a range past the end of the axis, with
+    /// `length` indices of `axis` from `start` on. The call that uses the view refuses a range past
+    /// the end of the axis, with
     /// [`Error::Slice`], and axes above 3, with [`Error::Axis`].
     pub fn slice(mut self, axis: usize, start: usize, length: usize) -> Self {
         let Some(&size) = self.layout.shape.get(axis) else {
@@ -429,8 +437,8 @@ pub(crate) fn check_aliasing<'a>(
     Ok(())
 }
 
-/// Refuses tensors that one dispatch writes through bindings of their own and whose bindings meet: they begin where
-/// the device can bind, and WebGPU wants them apart.
+/// Refuses tensors that one dispatch writes through bindings of their own and whose bindings meet:
+/// they begin where the device can bind, and WebGPU wants them apart.
 pub(crate) fn check_apart<'a>(
     written: &[(&'static str, TensorView<'a>)],
     device: &DeviceFacts,

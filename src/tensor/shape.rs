@@ -106,8 +106,9 @@ impl Shape {
         }
     }
 
-    /// The dimensions that the tensors of a call agree on: `q`, `k`, `v`, and `out`, the output or its gradient. Checks these
-    /// tensors for a configured type and configured `[heads, kv_heads, head_dim, value_dim]`.
+    /// The dimensions that the tensors of a call agree on: `q`, `k`, `v`, and `out`, the output or
+    /// its gradient. Checks these tensors for a configured type and configured `[heads, kv_heads,
+    /// head_dim, value_dim]`.
     pub(crate) fn of<'a>(
         tensors: &mut CallTensors<'a, '_>,
         dtype: DType,

@@ -6,9 +6,11 @@ const ROUNDS: usize = 15;
 const LEAST_ROUNDS: usize = 5;
 /// How much slower than the best a candidate may be, by its first time, to be timed again.
 const HOPELESS: f64 = 1.5;
-/// Rounds of the first and the winner alone: among many that are timed, the luckiest is not the fastest.
+/// Rounds of the first and the winner alone: among many that are timed, the luckiest is not the
+/// fastest.
 const LAST_ROUNDS: usize = 9;
-/// How much faster than the first a winner is, and in which share of the rounds it is faster at all.
+/// How much faster than the first a winner is, and in which share of the rounds it is faster at
+/// all.
 const MARGIN: f64 = 0.05;
 const SHARE: f64 = 0.75;
 
@@ -32,10 +34,12 @@ pub(super) trait Race {
     async fn time(&mut self, n: usize) -> Option<f64>;
 }
 
-/// Times candidates `0..count`, of which the first is the one to beat. A candidate that fails is out. Once `is_late`, no candidate is begun, and only the first and the best so far go on. Nothing if all failed.
+/// Times candidates `0..count`, of which the first is the one to beat. A candidate that fails is
+/// out. Once `is_late`, no candidate is begun, and only the first and the best so far go on.
+/// Nothing if all failed.
 ///
-/// The first of the times of each is for what happens once: it is not counted. Who is ahead in the end meets the first
-/// once more.
+/// The first of the times of each is for what happens once: it is not counted. Who is ahead in the
+/// end meets the first once more.
 pub(super) async fn compete(count: usize, race: &mut impl Race) -> Option<Standing> {
     let mut left: Vec<(usize, Vec<f64>)> = Vec::new();
     for n in 0..count {
@@ -166,7 +170,8 @@ mod tests {
         }
     }
 
-    /// Of twelve that are all the same, the first stays, whatever the noise: 10 % of it, and one time in ten twice as long.
+    /// Of twelve that are all the same, the first stays, whatever the noise: 10 % of it, and one
+    /// time in ten twice as long.
     #[test]
     fn noise_flips_nothing() {
         let mut noise = noise();
@@ -215,7 +220,8 @@ mod tests {
         assert_eq!(standing.expect("times").winner, 1);
     }
 
-    /// Late at once, only the first is begun; late after three candidates, the others never are; and rounds end.
+    /// Late at once, only the first is begun; late after three candidates, the others never are;
+    /// and rounds end.
     #[test]
     fn time_is_bounded() {
         let count = Cell::new(0);

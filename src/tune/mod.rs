@@ -41,8 +41,8 @@ impl TuningBudget {
         TuningBudget { time: Duration::from_millis(500), bytes: 256 << 20 }
     }
 
-    /// Time for each workload, once its tensors are there and the rules' own plan has run. What has begun is finished: a
-    /// driver that compiles for seconds takes as much longer.
+    /// Time for each workload, once its tensors are there and the rules' own plan has run. What has
+    /// begun is finished: a driver that compiles for seconds takes as much longer.
     pub const fn time(mut self, time: Duration) -> Self {
         self.time = time;
         self
@@ -89,14 +89,17 @@ impl fmt::Display for Measured {
 }
 
 impl Pipelines {
-    /// Tries several plans for each of `workloads` (other tiles, other kernels, other splits of the keys), and lets every
-    /// operator that is made with these pipelines, before or after, follow the fastest for calls like it. The plan that the rules choose is always among
-    /// them, and stays unless another is clearly faster; one with a wrong result is dropped. What was
-    /// measured before, or came from [`use_tuned`](Self::use_tuned), is not measured again. [`KernelOptions::fixed`](crate::KernelOptions::fixed) does
-    /// not follow, nor does a [`KernelOptions`](crate::KernelOptions) that says itself how to compute.
+    /// Tries several plans for each of `workloads` (other tiles, other kernels, other splits of the
+    /// keys), and lets every operator that is made with these pipelines, before or after, follow
+    /// the fastest for calls like it. The plan that the rules choose is always among them, and
+    /// stays unless another is clearly faster; one with a wrong result is dropped. What was
+    /// measured before, or came from [`use_tuned`](Self::use_tuned), is not measured again.
+    /// [`KernelOptions::fixed`](crate::KernelOptions::fixed) does not follow, nor does a
+    /// [`KernelOptions`](crate::KernelOptions) that says itself how to compute.
     ///
-    /// `queue` is the device's. Blocks, submits and compiles: for an application's start, or a thread of its own, while the device has
-    /// nothing else to do. A device without timestamp queries is timed by the host's clock. Keep the result:
+    /// `queue` is the device's. Blocks, submits and compiles: for an application's start, or a
+    /// thread of its own, while the device has nothing else to do. A device without timestamp
+    /// queries is timed by the host's clock. Keep the result:
     ///
     /// ```no_run
     /// # fn f(pipelines: &wgpu_attention::Pipelines, queue: &wgpu::Queue) -> Result<(), Box<dyn std::error::Error>> {
@@ -189,7 +192,8 @@ async fn tune_one(gpu: &Gpu, workload: Workload, limits: TuningBudget) -> Result
     }))
 }
 
-/// How long a sample lasts at least: shorter ones drown in what a submission costs, and browsers round times to 0.1 ms.
+/// How long a sample lasts at least: shorter ones drown in what a submission costs, and browsers
+/// round times to 0.1 ms.
 const SAMPLE: f64 = 0.002;
 const MOST_REPEATS: f64 = 64.0;
 
@@ -250,7 +254,8 @@ impl<'a> Contest<'a> {
         Ok(Contest { gpu, trial, class, limits, clock, repeats, start, failed })
     }
 
-    /// The fastest of `picks`, the first of which shares what `base` has compiled, as do those that split keys otherwise.
+    /// The fastest of `picks`, the first of which shares what `base` has compiled, as do those that
+    /// split keys otherwise.
     async fn among(&self, base: &Pipelines, picks: &[Pick]) -> Result<Option<Winner>, Error> {
         let shares = |pick: &Pick| Pick { splits: 0, ..*pick } == Pick { splits: 0, ..picks[0] };
         let pipelines: Vec<_> =

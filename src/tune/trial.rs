@@ -44,7 +44,8 @@ enum Call {
     },
 }
 
-/// A piece of the output, from element `start` on: the truth, and what plain loops in f32 make of it.
+/// A piece of the output, from element `start` on: the truth, and what plain loops in f32 make of
+/// it.
 struct Piece {
     start: usize,
     want: Vec<f64>,
@@ -275,7 +276,8 @@ fn rows_of_attention(shape: &Shape, masked: bool, [q, k, v]: [&[f32]; 3]) -> Res
     Ok(found)
 }
 
-/// Most columns at either end of a row that are compared: the reference of a whole large weight takes seconds.
+/// Most columns at either end of a row that are compared: the reference of a whole large weight
+/// takes seconds.
 const COLUMNS: usize = 64;
 
 /// Of the first and the last row of the first and the last product, the first and the last columns.

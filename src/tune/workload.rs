@@ -13,8 +13,8 @@ pub(super) enum Kind {
     Products { count: usize, rows: usize, features: usize, dim: usize },
 }
 
-/// Calls of one kind, for [`Pipelines::tune`](crate::Pipelines::tune): with these numbers of channels, and lengths and numbers of heads
-/// that round up to the same powers of two.
+/// Calls of one kind, for [`Pipelines::tune`](crate::Pipelines::tune): with these numbers of
+/// channels, and lengths and numbers of heads that round up to the same powers of two.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Workload {
     pub(super) kind: Kind,
@@ -32,7 +32,8 @@ impl Workload {
         Self::new(Kind::Attention { shape, cache: None, masked: false }, dtype)
     }
 
-    /// Attention of `shape.q_len` queries of `dtype` over a cache of so many sequences with room for `shape.kv_len` tokens, all taken.
+    /// Attention of `shape.q_len` queries of `dtype` over a cache of so many sequences with room
+    /// for `shape.kv_len` tokens, all taken.
     pub fn cached(shape: Shape, dtype: DType, storage: CacheStorage) -> Self {
         Self::new(Kind::Attention { shape, cache: Some(storage), masked: false }, dtype)
     }
@@ -42,8 +43,8 @@ impl Workload {
         Self::new(Kind::Products { count: 1, rows, features, dim }, dtype)
     }
 
-    /// All that self-attention of a layer takes over `batch` sequences of `length`: the projections to queries, keys and values, the
-    /// attention, the projection of its result.
+    /// All that self-attention of a layer takes over `batch` sequences of `length`: the projections
+    /// to queries, keys and values, the attention, the projection of its result.
     #[cfg(feature = "layers")]
     pub fn layer(config: &MultiHeadConfig, batch: usize, length: usize) -> [Self; 3] {
         let rows = batch.saturating_mul(length);
@@ -67,7 +68,8 @@ impl Workload {
         self
     }
 
-    /// Where operands may be rounded to f16: see [`KernelOptions::f16_operands`](crate::KernelOptions::f16_operands).
+    /// Where operands may be rounded to f16: see
+    /// [`KernelOptions::f16_operands`](crate::KernelOptions::f16_operands).
     pub fn f16_operands(mut self, allowed: bool) -> Self {
         self.f16_operands = allowed;
         self

@@ -1,4 +1,5 @@
-//! `bindgen PROGRAM.wasm FOLDER`: what the command-line tool of wasm-bindgen does for `--target web`.
+//! `bindgen PROGRAM.wasm FOLDER`: what the command-line tool of wasm-bindgen does for `--target
+//! web`.
 
 fn main() {
     let [wasm, folder] = [1, 2].map(|n| std::env::args().nth(n).expect("a program and a folder"));

@@ -20,7 +20,8 @@ thread_local! {
     static TABLE: RefCell<Vec<&'static Small>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Makes the devices and the table of cases; gives whether there is f16, and the names of all cases.
+/// Makes the devices and the table of cases; gives whether there is f16, and the names of all
+/// cases.
 #[wasm_bindgen]
 pub async fn begin() -> Result<Vec<String>, JsValue> {
     std::panic::set_hook(Box::new(|info| panicked(&info.to_string())));

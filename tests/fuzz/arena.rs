@@ -284,7 +284,8 @@ impl Arena {
         std::mem::take(&mut self.hash)
     }
 
-    /// Takes what was read back. Nothing but `writes` may have changed; all of those must, where `whole`.
+    /// Takes what was read back. Nothing but `writes` may have changed; all of those must, where
+    /// `whole`.
     pub fn compare(&mut self, gpu: &Gpu, writes: &[Window], whole: bool) -> Result<(), String> {
         self.staging.map_async(wgpu::MapMode::Read, .., |_| ());
         gpu.device().poll(wgpu::PollType::wait_indefinitely()).map_err(|e| e.to_string())?;

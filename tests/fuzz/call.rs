@@ -1,4 +1,5 @@
-//! What the subjects have in common: how a call is made, what becomes of it, and how its results are judged.
+//! What the subjects have in common: how a call is made, what becomes of it, and how its results
+//! are judged.
 
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
 use wgpu_attention::{DType, Error, Scratch, ScratchSize};

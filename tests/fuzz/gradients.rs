@@ -276,7 +276,8 @@ struct Product {
 }
 
 impl Product {
-    /// Of x, the weight and the bias, head after head where each has read its own; of absolute values, if so asked.
+    /// Of x, the weight and the bias, head after head where each has read its own; of absolute
+    /// values, if so asked.
     fn reference<R: Real>(&self, bytes: &[Vec<u8>], absolute: bool) -> [Vec<R>; 3] {
         let of = |w: &Window| {
             let x = w.wide::<R>(bytes);

@@ -305,8 +305,8 @@ pub fn layer(
     Ok(outcome)
 }
 
-/// A layer's gradients: of queries, keys and values; of their and the output's weights and biases; of the appended key and value; of
-/// what the mask adds.
+/// A layer's gradients: of queries, keys and values; of their and the output's weights and biases;
+/// of the appended key and value; of what the mask adds.
 #[derive(Clone, Debug)]
 struct BackwardSpec {
     layer: LayerSpec,

@@ -1,7 +1,9 @@
-//! Hostile input: random calls of the whole public face, right ones and ones with up to three things wrong.
+//! Hostile input: random calls of the whole public face, right ones and ones with up to three
+//! things wrong.
 //!
-//! No case may panic, let an error of wgpu escape, write outside of its outputs, or leave anything behind that the next
-//! call stumbles over; what is accepted and tame must agree with the reference. Cases depend on their seed alone:
+//! No case may panic, let an error of wgpu escape, write outside of its outputs, or leave anything
+//! behind that the next call stumbles over; what is accepted and tame must agree with the
+//! reference. Cases depend on their seed alone:
 //!
 //! - `WGPU_ATTENTION_FUZZ_CASES`: how many; unless set, those among 10000 whose kernels a third of the families compiles, or
 //!   all, as `WGPU_ATTENTION_TEST_ALL` says (see `tests/harness/rest.rs`);
@@ -12,9 +14,9 @@
 //!   with their grids, and a hash of what is in the buffers after it (`scripts/snapshot`);
 //! - `WGPU_ATTENTION_FUZZ_THREADS`: with devices of their own, as many as there are processors, at most 4, unless set.
 //!
-//! Every case belongs to one of [`FAMILIES`] families, which decide what needs a kernel of its own: compiling them is
-//! what takes the time. Other families come with every [`BLOCK`] seeds. A crash of the driver leaves the seeds that
-//! were running in `target/tmp/fuzz`.
+//! Every case belongs to one of [`FAMILIES`] families, which decide what needs a kernel of its own:
+//! compiling them is what takes the time. Other families come with every [`BLOCK`] seeds. A crash
+//! of the driver leaves the seeds that were running in `target/tmp/fuzz`.
 
 mod additive;
 mod arena;
@@ -158,7 +160,8 @@ fn run(
     (name, result)
 }
 
-/// Whether the cases of a family run where nobody says how many: one in three, and all that compile nothing.
+/// Whether the cases of a family run where nobody says how many: one in three, and all that compile
+/// nothing.
 fn runs(family: u64) -> bool {
     let n = family % FAMILIES;
     let name = format!("family {n}");

@@ -74,7 +74,8 @@ impl Operands {
         Self::placed(world, c, reads, writes, (false, input, output))
     }
 
-    /// As [`new`](Self::new), of a call that adds to its outputs if it `accumulates`: those of F32 then lie where there are numbers.
+    /// As [`new`](Self::new), of a call that adds to its outputs if it `accumulates`: those of F32
+    /// then lie where there are numbers.
     pub fn gradients(
         world: &World,
         c: &mut Choices,
@@ -186,8 +187,9 @@ impl Operands {
         self.reads.iter().chain(&self.writes).flatten().copied().collect()
     }
 
-    /// Gives a call, which reads `others` too, the scratch that it needs, records it and looks after what becomes of it. `judged` says
-    /// whether its results are then judged, if its tensors let them.
+    /// Gives a call, which reads `others` too, the scratch that it needs, records it and looks
+    /// after what becomes of it. `judged` says whether its results are then judged, if its tensors
+    /// let them.
     pub fn recorded(
         &self,
         world: &mut World,
@@ -229,8 +231,8 @@ impl Operands {
         judge(what, world, self.output(n), naive, want, magnitude)
     }
 
-    /// The same of a gradient, if it is asked for, by three times a naive error and the floor of terms of `magnitude`. It may have
-    /// been added to what was there.
+    /// The same of a gradient, if it is asked for, by three times a naive error and the floor of
+    /// terms of `magnitude`. It may have been added to what was there.
     pub fn judge_gradient(
         &self,
         what: &str,

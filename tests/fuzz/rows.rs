@@ -99,7 +99,8 @@ pub fn norm(
         x.iter().zip(residual).map(|(x, r)| *x + r).collect()
     }
     let x = summed_rows::<f64>(&t, world);
-    // How far the largest element of a row is from its mean's rounding, in units of what it is divided by.
+    // How far the largest element of a row is from its mean's rounding, in units of what it is
+    // divided by.
     let plain = reference::norm(&x, features, None, None, &config).map_err(refuses)?;
     let spread = |row: &[f64]| {
         let mean = if layer { row.iter().sum::<f64>() / features as f64 } else { 0.0 };

@@ -98,7 +98,8 @@ pub async fn outcome_async(
             want = of(&want, &widen(&before[n]));
             naive = of(&naive, &widen(&before[n]));
         }
-        // Terms are products of numbers of about 4 at most; an output of fewer bits is off by half a unit in its last place.
+        // Terms are products of numbers of about 4 at most; an output of fewer bits is off by half
+        // a unit in its last place.
         let rounding = match dtype {
             DType::F16 => 4.9e-4,
             DType::BF16 => 3.9e-3,

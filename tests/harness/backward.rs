@@ -76,7 +76,8 @@ impl BackwardSetup {
         }
     }
 
-    /// On the matrix units of `profile`, of F16 tensors, with tiles that software drivers compile in seconds.
+    /// On the matrix units of `profile`, of F16 tensors, with tiles that software drivers compile
+    /// in seconds.
     pub fn matrix(profile: &'static Profile) -> Self {
         BackwardSetup { dtype: DType::F16, ..Self::plain(profile, Target::Software) }
     }
@@ -166,8 +167,8 @@ pub fn stored_problem(problem: &Problem, setup: &BackwardSetup) -> Problem {
     }
 }
 
-/// What a run of a [`stored_problem`] must give. The naive computation has `out` as it is stored, from which Σⱼ weight · d_weight
-/// is taken: which is to it as if `d_lse` were other.
+/// What a run of a [`stored_problem`] must give. The naive computation has `out` as it is stored,
+/// from which Σⱼ weight · d_weight is taken: which is to it as if `d_lse` were other.
 pub fn truth(problem: &Problem, setup: &BackwardSetup) -> [Judged; COUNT] {
     let shape = problem.case.shape;
     let exact = of_tensors(problem, problem.gradients(), false);
@@ -207,8 +208,9 @@ pub fn truth(problem: &Problem, setup: &BackwardSetup) -> [Judged; COUNT] {
         };
         of_tensors(problem, got.expect("the problem fits the reference"), magnitudes)
     });
-    // dot = d_out · out − d_lse is of the forward pass's weights, whose scores are rounded otherwise. d_v needs no dot, and is held to
-    // the rounding of its own sum, unless a mod changes scores: WGSL's functions may be off by more than f32's rounding (sin by 2⁻¹¹).
+    // dot = d_out · out − d_lse is of the forward pass's weights, whose scores are rounded
+    // otherwise. d_v needs no dot, and is held to the rounding of its own sum, unless a mod changes
+    // scores: WGSL's functions may be off by more than f32's rounding (sin by 2⁻¹¹).
     let of_scores = 1.0 + problem.case.largest_score() / 4.0;
     let mut n = 0;
     let all: Vec<Judged> = exact
@@ -228,16 +230,19 @@ pub fn truth(problem: &Problem, setup: &BackwardSetup) -> [Judged; COUNT] {
             let of_scores = if of_v && problem.case.rules.score_mod.is_none() { 1.0 } else { of_scores };
             let mut tolerance = Tolerance::gradient(&naive, &want, magnitude * of_scores, EPSILON_F32);
             if setup.profile.matrix {
-                // Matrix units multiply f16. Of each term the weight or the gradient of the score is rounded to it, and the weights
-                // were of which out is a sum, and thereby what that gradient is made of: half a unit in the last place each.
+                // Matrix units multiply f16. Of each term the weight or the gradient of the score
+                // is rounded to it, and the weights were of which out is a sum, and thereby what
+                // that gradient is made of: half a unit in the last place each.
                 tolerance.absolute += EPSILON_F16 * magnitude;
-                // A weight of less than half of 2⁻³⁸, f16's smallest number over what weights are multiplied by, is nothing.
+                // A weight of less than half of 2⁻³⁸, f16's smallest number over what weights are
+                // multiplied by, is nothing.
                 if of_v {
                     let terms = (shape.q_len * shape.heads / shape.kv_heads) as f64;
                     tolerance.absolute += 2f64.powi(-39) * terms * largest(problem.d_out.iter().copied());
                 }
             }
-            // Where a sink has all of a row's weight the rest may be below f32's normal numbers, which devices may flush.
+            // Where a sink has all of a row's weight the rest may be below f32's normal numbers,
+            // which devices may flush.
             tolerance.absolute += 1024.0 * f64::from(f32::MIN_POSITIVE);
             Judged { want, tolerance }
         })
@@ -245,7 +250,8 @@ pub fn truth(problem: &Problem, setup: &BackwardSetup) -> [Judged; COUNT] {
     all.try_into().expect("one each")
 }
 
-/// Runs the forward pass and the backward pass of a [`stored_problem`], checks everything around the gradients and gives them.
+/// Runs the forward pass and the backward pass of a [`stored_problem`], checks everything around
+/// the gradients and gives them.
 pub async fn run_backward_async(
     problem: &Problem,
     setup: &BackwardSetup,

@@ -417,7 +417,8 @@ impl Case {
     }
 }
 
-/// A bias from here on hides a key beside others; counted as a score it would permit any error of theirs.
+/// A bias from here on hides a key beside others; counted as a score it would permit any error of
+/// theirs.
 pub const HIDES: f64 = 1e30;
 
 /// The lse of rows of such biases alone, as exact as f32 can say it.
@@ -461,8 +462,8 @@ impl Judged {
         Judged { want, tolerance }
     }
 
-    /// A gradient in tensors of `dtype`: three times the naive error and the floor of f32 for sums of terms of up to `magnitude`. It may
-    /// have been added to `before`.
+    /// A gradient in tensors of `dtype`: three times the naive error and the floor of f32 for sums
+    /// of terms of up to `magnitude`. It may have been added to `before`.
     pub fn gradient(
         [exact, naive]: [Vec<f64>; 2],
         before: Option<&[f32]>,

@@ -7,7 +7,8 @@ use wgpu_attention::{Gpu, Pipelines, inspect};
 
 pub use super::profile::Profile;
 
-/// `profile` with a plan that believes in subgroups of `width`, which must not be less than they have.
+/// `profile` with a plan that believes in subgroups of `width`, which must not be less than they
+/// have.
 pub fn believing(profile: &Profile, width: u32) -> &'static Profile {
     let side = if profile.name == "matrix 8" { 8 } else { 16 };
     let pipelines = inspect::with_fragments(profile.gpu.device(), side, Some(width));
@@ -34,7 +35,8 @@ pub fn full() -> &'static Profile {
     lent(0, || pollster::block_on(Profile::full(&adapter())))
 }
 
-/// As [`full`], with plans for a GPU that has 64 or 128 registers for an invocation, or for a software driver of 4 or 16
+/// As [`full`], with plans for a GPU that has 64 or 128 registers for an invocation, or for a
+/// software driver of 4 or 16
 /// lanes: by its name, which says so.
 pub fn planned_by_name(name: &str) -> Option<&'static Profile> {
     let (kind, name, plan, count): (_, _, Plan, _) = match name {
@@ -80,9 +82,9 @@ static IDLE: [Mutex<Vec<&Profile>>; KINDS] = [const { Mutex::new(Vec::new()) }; 
 
 const KINDS: usize = 8;
 
-/// A device for as long as a test's thread lives, with the kernels that earlier tests have compiled: who counts them
-/// clears them first, or has a device of its own. Tests that run at once have devices of their own: a software
-/// driver compiles and computes on one thread per device.
+/// A device for as long as a test's thread lives, with the kernels that earlier tests have
+/// compiled: who counts them clears them first, or has a device of its own. Tests that run at once
+/// have devices of their own: a software driver compiles and computes on one thread per device.
 struct Lent {
     kind: usize,
     profile: &'static Profile,

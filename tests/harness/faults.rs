@@ -20,7 +20,8 @@ pub enum Fault {
 /// Those with which nothing is right.
 pub const FAULTS: [Fault; 4] = [Fault::Scaled, Fault::Swapped, Fault::NaN, Fault::DoesNotCompile];
 
-/// Families of operators, each with a fault. A wrong sort and wrong lengths would be wrong addresses: these do not compile.
+/// Families of operators, each with a fault. A wrong sort and wrong lengths would be wrong
+/// addresses: these do not compile.
 pub const OPERATORS: [(Family, Fault); 34] = [
     (Family::RadixSort, Fault::DoesNotCompile),
     (Family::TopK, Fault::Scaled),

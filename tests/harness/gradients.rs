@@ -32,7 +32,8 @@ impl Input {
 /// How many elements have been compared whose gradient is not zero, by the input's name.
 pub type Compared = BTreeMap<&'static str, usize>;
 
-/// Of 1e-12 at this step is the error of the extrapolated difference, and of 1e-13 that of rounding.
+/// Of 1e-12 at this step is the error of the extrapolated difference, and of 1e-13 that of
+/// rounding.
 const STEP: f64 = 1.0 / 1024.0;
 const TOLERANCE: f64 = 1e-7;
 
@@ -97,7 +98,8 @@ impl Rules {
     }
 }
 
-/// The tensors of a mask that have gradients; its slopes are multiplied by up to `lengths` and what is past.
+/// The tensors of a mask that have gradients; its slopes are multiplied by up to `lengths` and what
+/// is past.
 fn mask_inputs(rules: &Rules, lengths: usize, gradients: [Option<Vec<f64>>; 4]) -> Vec<Input> {
     let past = rules.query_offsets.iter().flat_map(|part| &part.data).copied().max().unwrap_or(0);
     let furthest = 2.0 * lengths as f64 + f64::from(past);

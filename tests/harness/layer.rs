@@ -157,7 +157,8 @@ impl LayerCase {
         Some(stored(&y.expect("it fits"), dtype))
     }
 
-    /// The heads' outputs side by side times their gates, if there are any; `f` is the sigmoid or its slope.
+    /// The heads' outputs side by side times their gates, if there are any; `f` is the sigmoid or
+    /// its slope.
     pub fn gated(context: &[f32], logits: Option<&[f32]>, f: impl Fn(f32) -> f32) -> Vec<f32> {
         let Some(logits) = logits else { return context.to_vec() };
         let channels = context.len() / logits.len();
@@ -437,9 +438,10 @@ impl fmt::Display for LayerSetup {
     }
 }
 
-/// Every device, form and type; both forms together have every layout and storage, three each in f32; one of them
-/// has a run in f16 and the other one on the plain device, in f32 or bf16. One of the three always runs, and one of the others; which,
-/// decide the rules of the mask, so that layers with the same share kernels.
+/// Every device, form and type; both forms together have every layout and storage, three each in
+/// f32; one of them has a run in f16 and the other one on the plain device, in f32 or bf16. One of
+/// the three always runs, and one of the others; which, decide the rules of the mask, so that
+/// layers with the same share kernels.
 pub fn layer_setups(case: &LayerCase) -> Vec<LayerSetup> {
     let rules = case.rules.names().join(" ");
     let (seed, due) = (Rng::named(&rules).word() | 1, due(&rules));

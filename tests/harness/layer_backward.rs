@@ -24,7 +24,8 @@ use super::random::Rng;
 use super::rest::rest;
 use super::run::{FORMS, Placed, window};
 
-/// Of what gradients are asked for: inputs, weights, biases, the appended key and value, the mask's tensors.
+/// Of what gradients are asked for: inputs, weights, biases, the appended key and value, the mask's
+/// tensors.
 pub const NAMES: [&str; COUNT] = [
     "d_query",
     "d_key",
@@ -176,7 +177,8 @@ impl LayerProblem {
         }
     }
 
-    /// What gradients a run gives: of inputs that are one tensor the first of those wanted, which has the sum.
+    /// What gradients a run gives: of inputs that are one tensor the first of those wanted, which
+    /// has the sum.
     fn given(&self, setup: &LayerBackwardSetup) -> [bool; COUNT] {
         let shapes = shapes(&self.case);
         let mut given: [bool; COUNT] = std::array::from_fn(|n| setup.wanted[n] && shapes[n].is_some());
@@ -255,7 +257,8 @@ impl LayerProblem {
         all
     }
 
-    /// Of one matrix that all heads of a side share, which has `own` elements, the sum of each head's gradient.
+    /// Of one matrix that all heads of a side share, which has `own` elements, the sum of each
+    /// head's gradient.
     fn shared<T: Copy + std::ops::Add<Output = T>>(&self, own: Option<usize>, d_weight: Vec<T>) -> Vec<T> {
         let Some(size) = own.filter(|_| self.case.config.narrow && self.case.shared) else {
             return d_weight;
@@ -265,8 +268,9 @@ impl LayerProblem {
             .fold(first.to_vec(), |sum, head| sum.iter().zip(head).map(|(sum, x)| *sum + *x).collect())
     }
 
-    /// The naive computation in f32, stage by stage as a device does it, whose intermediate tensors are stored as `dtype`; or
-    /// the magnitudes of its terms. The part of the queries' input that goes through the gate comes last.
+    /// The naive computation in f32, stage by stage as a device does it, whose intermediate tensors
+    /// are stored as `dtype`; or the magnitudes of its terms. The part of the queries' input that
+    /// goes through the gate comes last.
     fn naive(&self, dtype: DType, magnitudes: bool) -> (Each<Vec<f32>>, Option<Vec<f32>>) {
         let case = &self.case;
         let config = case.config;
@@ -370,7 +374,8 @@ impl LayerProblem {
         (all, through_gate)
     }
 
-    /// The gradient of a weight of `own` elements, of that of the wide weight that does what it does.
+    /// The gradient of a weight of `own` elements, of that of the wide weight that does what it
+    /// does.
     fn parts_of(
         &self,
         own: Option<usize>,
@@ -448,14 +453,15 @@ impl LayerProblem {
             }
             let naive = widened(&naive[n].take()?, DType::F32);
             let mut tolerance = Tolerance::gradient(&naive, &want, magnitude * of_scores, EPSILON_F32);
-            // Where a sink has all of a row's weight the rest may be below f32's normal numbers, which devices may flush.
+            // Where a sink has all of a row's weight the rest may be below f32's normal numbers,
+            // which devices may flush.
             tolerance.absolute += 1024.0 * f64::from(f32::MIN_POSITIVE);
             Some(Judged { want, tolerance })
         })
     }
 
-    /// `naive` as it is written: added to what was there, or to the gradient of another input that is the same tensor, and rounded to
-    /// the gradient's type each time.
+    /// `naive` as it is written: added to what was there, or to the gradient of another input that
+    /// is the same tensor, and rounded to the gradient's type each time.
     fn added_to(
         &self,
         (naive, through_gate): (Each<Vec<f32>>, Option<Vec<f32>>),
@@ -513,8 +519,8 @@ fn norm_gradients(
     [d_x, d_weight, d_bias]
 }
 
-/// Runs the backward pass of a stored problem, after a forward call if it keeps anything, checks everything around the gradients and
-/// gives them.
+/// Runs the backward pass of a stored problem, after a forward call if it keeps anything, checks
+/// everything around the gradients and gives them.
 async fn run_async(
     problem: &LayerProblem,
     setup: &LayerBackwardSetup,
@@ -643,8 +649,8 @@ fn judge(truth: &Each<Judged>, got: &Each<Vec<f64>>) -> Result<f64, String> {
 }
 
 impl super::report::Report {
-    /// Checks the gradients of `cases` in each form, with and without what the forward call keeps: those of each of `wanted` in turn.
-    /// One run of a case is in every share of the tests.
+    /// Checks the gradients of `cases` in each form, with and without what the forward call keeps:
+    /// those of each of `wanted` in turn. One run of a case is in every share of the tests.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn check_layer_gradients(&mut self, cases: Vec<LayerCase>, wanted: &[[bool; COUNT]]) {
         for (n, case) in cases.into_iter().enumerate() {

@@ -54,8 +54,8 @@ impl LayerCase {
         }
     }
 
-    /// The output, each stage by itself in f64, without a gate. `change` gets projected queries (side 0) and keys (1), and their heads, length and
-    /// channels, before keys are appended.
+    /// The output, each stage by itself in f64, without a gate. `change` gets projected queries
+    /// (side 0) and keys (1), and their heads, length and channels, before keys are appended.
     pub fn staged(&self, change: impl Fn(usize, Vec<f64>, [usize; 3]) -> Vec<f64>) -> Vec<f64> {
         let LayerOptions { heads, value_dim, out_features, add_zero_attn, .. } = self.config;
         let WideWeights { linears, appended, .. } = self.wide_weights::<f64>();

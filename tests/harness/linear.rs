@@ -252,7 +252,8 @@ impl LinearCase {
         }
     }
 
-    /// The largest error over tolerance of `out`, which is returned too. `self` is [`stored`](Self::stored).
+    /// The largest error over tolerance of `out`, which is returned too. `self` is
+    /// [`stored`](Self::stored).
     pub async fn forward_async(&self, setup: &LinearSetup) -> Result<(f64, Vec<f64>), String> {
         let LinearSetup { profile, dtype, layout, .. } = *setup;
         profile.tidy();
@@ -341,7 +342,8 @@ impl LinearCase {
         Ok(worst)
     }
 
-    /// The same by calls of so many rows each, with a state that is kept on the device: the error of the results, then of the state.
+    /// The same by calls of so many rows each, with a state that is kept on the device: the error
+    /// of the results, then of the state.
     pub async fn in_steps_async(&self, setup: &LinearSetup, steps: &[usize]) -> Result<f64, String> {
         let LinearSetup { profile, dtype, .. } = *setup;
         profile.tidy();

@@ -1,4 +1,5 @@
-//! Attention over keys and values that are projected along the length: cases, runs, their judgement.
+//! Attention over keys and values that are projected along the length: cases, runs, their
+//! judgement.
 
 use wgpu_attention::inspect::magnitudes::linformer_backward_magnitudes;
 use wgpu_attention::linformer::{Linformer, LinformerBackward, LinformerForward};
@@ -181,7 +182,8 @@ impl Case {
         gradients
     }
 
-    /// In f32, with what lies between in memory as it is stored: projected keys and values, and the output.
+    /// In f32, with what lies between in memory as it is stored: projected keys and values, and the
+    /// output.
     pub fn naive(&self, dtype: DType) -> (Attended<f32>, [Vec<f32>; 5]) {
         let Case { shape, rank, q, k, v, e, f, d_out, .. } = self;
         let Shape { head_dim, value_dim, .. } = *shape;

@@ -1,4 +1,5 @@
-//! What was compiled: whether `inspect::kernels`, which compilers are shown, has it, and their names.
+//! What was compiled: whether `inspect::kernels`, which compilers are shown, has it, and their
+//! names.
 
 use std::collections::HashSet;
 use std::io::Write;
@@ -10,7 +11,8 @@ use wgpu_attention::inspect::{compiled, kernels};
 /// A kernel and one of the words of its name.
 type Axis = (String, String);
 
-/// The values of a kernel's axes in its name, but for those that are sizes, of which there are too many.
+/// The values of a kernel's axes in its name, but for those that are sizes, of which there are too
+/// many.
 fn axes(name: &str) -> impl Iterator<Item = Axis> {
     let mut words = name.split(' ');
     let label = words.next().unwrap_or_default();
@@ -26,8 +28,8 @@ pub fn unlisted(name: &str) -> Vec<Axis> {
     axes(name).filter(|axis| !LISTED.contains(axis)).collect()
 }
 
-/// Writes what `pipelines` has compiled to the end of the file `WGPU_ATTENTION_TEST_KERNELS`, a line for each kernel,
-/// which may be there already; nothing where no file is named.
+/// Writes what `pipelines` has compiled to the end of the file `WGPU_ATTENTION_TEST_KERNELS`, a
+/// line for each kernel, which may be there already; nothing where no file is named.
 pub fn write(pipelines: &Pipelines) {
     let Some(path) = std::env::var_os("WGPU_ATTENTION_TEST_KERNELS") else { return };
     let lines: String = compiled(pipelines).iter().map(|name| format!("{name}\n")).collect();

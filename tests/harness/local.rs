@@ -379,7 +379,8 @@ pub async fn predicted_async(
     let naive = HostLinear { weight: &inputs[1][..], bias: Some(inputs[2]) };
     let want = predict_positions(&wide[0], exact, &wide[3], &of.sources).map_err(refused)?;
     let close = predict_positions(inputs[0], naive, inputs[3], &of.sources).map_err(refused)?;
-    // The sigmoid's argument is a sum of so many terms, each off by tanh's six units in the last place; its slope is ¼ at most.
+    // The sigmoid's argument is a sum of so many terms, each off by tanh's six units in the last
+    // place; its slope is ¼ at most.
     let most = f64::from(of.sources.iter().copied().max().unwrap_or(0));
     let terms = units as f64;
     let mut worst = Judged::new(&widened(&close, DType::F32), want, most * (1.0 + terms))

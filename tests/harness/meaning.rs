@@ -1,5 +1,5 @@
-//! What a mask means, from the builder's documentation and written down a second time: row by row, in positions
-//! that count from the query's own sequence.
+//! What a mask means, from the builder's documentation and written down a second time: row by row,
+//! in positions that count from the query's own sequence.
 
 use std::ops::Range;
 
@@ -138,8 +138,8 @@ pub fn dense(rules: &Rules, shape: &Shape) -> Rules {
     }
 }
 
-/// The reference gives for the rules of `case` what it gives for their meaning, to the bit: what is added must be
-/// exact in f32.
+/// The reference gives for the rules of `case` what it gives for their meaning, to the bit: what is
+/// added must be exact in f32.
 #[track_caller]
 pub fn follows(case: &Case) {
     let by_rules = case.reference::<f64>();

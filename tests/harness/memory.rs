@@ -1,9 +1,11 @@
-//! Host images of device buffers: where a tensor lies, what surrounds it, and what must be left of that.
+//! Host images of device buffers: where a tensor lies, what surrounds it, and what must be left of
+//! that.
 
 use half::{bf16, f16};
 use wgpu_attention::{DType, Gpu, TensorView};
 
-/// NaNs with payloads that no arithmetic makes: what fills outputs before a run, and what surrounds inputs.
+/// NaNs with payloads that no arithmetic makes: what fills outputs before a run, and what surrounds
+/// inputs.
 const OUTPUT_F32: u32 = 0x7fc5_a5a5;
 const OUTPUT_F16: u16 = 0x7e5a;
 const OUTPUT_BF16: u16 = 0x7fd5;
@@ -25,8 +27,8 @@ pub struct Place {
 }
 
 impl Place {
-    /// Axes nested as `order` says, outermost first, with `pads[axis]` elements after each round of `axis`,
-    /// `step` elements from one to the next along the innermost.
+    /// Axes nested as `order` says, outermost first, with `pads[axis]` elements after each round of
+    /// `axis`, `step` elements from one to the next along the innermost.
     pub fn nested(
         shape: [usize; 4],
         order: [usize; 4],
@@ -182,8 +184,8 @@ impl Image {
         self.collect(&after, place)
     }
 
-    /// The elements at `place` of what an output holds after the run. Everything else must be as before,
-    /// and every element must have been written.
+    /// The elements at `place` of what an output holds after the run. Everything else must be as
+    /// before, and every element must have been written.
     pub fn collect(&self, after: &[u8], place: &Place) -> Result<Vec<f64>, String> {
         if after.len() != self.bytes.len() {
             return Err(format!("{} bytes came back of {}", after.len(), self.bytes.len()));

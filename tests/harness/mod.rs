@@ -67,7 +67,8 @@ pub fn say(line: &str) {
     let _ = std::io::stderr().lock().write_all(format!("{line}\n").as_bytes());
 }
 
-/// Ends a test that takes long on a software driver, unless it runs this time: see [`rest`](mod@rest).
+/// Ends a test that takes long on a software driver, unless it runs this time: see
+/// [`rest`](mod@rest).
 macro_rules! in_turn {
     () => {
         fn here() {}
@@ -79,7 +80,8 @@ macro_rules! in_turn {
 }
 pub(crate) use in_turn;
 
-/// The repository's folder, of which cargo tells `tests`, at run time too. Who runs this binary elsewhere tells it instead.
+/// The repository's folder, of which cargo tells `tests`, at run time too. Who runs this binary
+/// elsewhere tells it instead.
 pub fn root() -> std::path::PathBuf {
     let tests = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
     std::path::Path::new(&tests).join("..")

@@ -55,7 +55,8 @@ impl Text {
 /// Of a score and its pair.
 pub type ScoreFn = dyn Fn(f64, &At) -> f64 + Send + Sync;
 
-/// Of a score and its pair, gives the elements that are read of a tensor and the derivatives by them.
+/// Of a score and its pair, gives the elements that are read of a tensor and the derivatives by
+/// them.
 pub type ReadFn = dyn Fn(f64, &At, &mut dyn FnMut(usize, f64)) + Send + Sync;
 
 /// A score function.
@@ -82,8 +83,8 @@ impl OwnScore {
         }
     }
 
-    /// The gradient of that tensor, or the magnitudes of its terms, by that of what the function gives; queries stand at the end of
-    /// the keys but for those appended.
+    /// The gradient of that tensor, or the magnitudes of its terms, by that of what the function
+    /// gives; queries stand at the end of the keys but for those appended.
     pub fn gradient<R: Real>(
         &self,
         shape: Shape,
@@ -218,7 +219,8 @@ pub fn winding() -> OwnScore {
     })
 }
 
-/// Readings of 28 numbers, for four heads: in a loop, in a branch, by a function of a function, and one that is a factor of the score.
+/// Readings of 28 numbers, for four heads: in a loop, in a branch, by a function of a function, and
+/// one that is a factor of the score.
 pub fn readings(table: Vec<f32>) -> OwnScore {
     let table = HostData::new(table, [4, 1, 7, 1]);
     let text = "

@@ -17,7 +17,8 @@ use super::run::{Layout, Placed, window};
 
 /// WGSL lets a sum or a product be either neighbour of the exact value.
 const ROUNDING: f64 = 1.0 / (1 << 23) as f64;
-/// As a store to f16 or to bf16, of which f16 may be either neighbour, and below its normal numbers.
+/// As a store to f16 or to bf16, of which f16 may be either neighbour, and below its normal
+/// numbers.
 pub fn rounding(dtype: DType) -> [f64; 2] {
     match dtype {
         DType::F16 => [1.0 / 1024.0, 1.0 / (1 << 24) as f64],
@@ -26,9 +27,10 @@ pub fn rounding(dtype: DType) -> [f64; 2] {
     }
 }
 
-/// Roundings in the rotation at a position, relative to its length: the three entries of the table have one each; the
-/// two products, as of complex numbers, √8 each (Higham 2002, "Accuracy and stability of numerical algorithms", lemma
-/// 3.5); a tenth is more than f64 leaves in the angles, 2⁻²⁹ of 2²⁴ radians.
+/// Roundings in the rotation at a position, relative to its length: the three entries of the table
+/// have one each; the two products, as of complex numbers, √8 each (Higham 2002, "Accuracy and
+/// stability of numerical algorithms", lemma 3.5); a tenth is more than f64 leaves in the angles,
+/// 2⁻²⁹ of 2²⁴ radians.
 const TURN: f64 = 3.0 + 2.0 * 2.8285 + 0.1;
 /// Then the amplitude, twice: itself and its product; and the product with x.
 const ROTATION: f64 = TURN + 2.0 + 2.8285;
@@ -95,7 +97,8 @@ impl Setup {
         if self.back { positions.rotate_backward(encoder, call) } else { positions.rotate(encoder, call) }
     }
 
-    /// Runs what `record` records on x, out and positions; what must come, and how far each element may be off.
+    /// Runs what `record` records on x, out and positions; what must come, and how far each element
+    /// may be off.
     pub async fn judge(
         &self,
         x: &HostData<f32>,
@@ -160,7 +163,8 @@ impl Setup {
             if d >= 2 * pairs {
                 return 0.0;
             }
-            // The pair of d: with half order the two are `pairs` apart, with the other they are neighbours.
+            // The pair of d: with half order the two are `pairs` apart, with the other they are
+            // neighbours.
             let half = config == config.order(RopeOrder::Half);
             let other = if half { (d + pairs) % (2 * pairs) } else { d ^ 1 };
             ROTATION * ROUNDING * amplitude * wide[row + d].hypot(wide[row + other])

@@ -54,7 +54,8 @@ impl Report {
         report.finish();
     }
 
-    /// What `each` does with every device that has matrix units; nothing is tested where there is none.
+    /// What `each` does with every device that has matrix units; nothing is tested where there is
+    /// none.
     pub fn on_matrix_units(name: &'static str, mut each: impl FnMut(&mut Report, &'static Profile)) {
         let mut report = Report::new(name);
         for profile in matrices() {
@@ -192,15 +193,16 @@ impl Report {
 /// When the first test that reports began.
 static STARTED: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// How long the suite has run, and which report this is that finishes: there is one or more to most tests.
+/// How long the suite has run, and which report this is that finishes: there is one or more to most
+/// tests.
 fn so_far() -> String {
     static FINISHED: AtomicUsize = AtomicUsize::new(0);
     let seconds = STARTED.elapsed().as_secs();
     format!("[{}:{:02}, {}]", seconds / 60, seconds % 60, FINISHED.fetch_add(1, Relaxed) + 1)
 }
 
-/// The largest error over tolerance of all outputs, against the truth and, where the run's inputs are
-/// exactly the case's, against what others computed.
+/// The largest error over tolerance of all outputs, against the truth and, where the run's inputs
+/// are exactly the case's, against what others computed.
 pub fn judge_outputs(
     expected: &Expected,
     shape: Shape,

@@ -1,8 +1,8 @@
 //! How much of the product of cases, devices, layouts and types runs.
 //!
-//! A software driver compiles a kernel for as long as a second, one for matrix units for minutes, and then runs it in a
-//! millisecond. So by default some minutes of tests run, which meet every kernel, but not every option in every
-//! type, and the rest is left to `WGPU_ATTENTION_TEST_ALL`:
+//! A software driver compiles a kernel for as long as a second, one for matrix units for minutes,
+//! and then runs it in a millisecond. So by default some minutes of tests run, which meet every
+//! kernel, but not every option in every type, and the rest is left to `WGPU_ATTENTION_TEST_ALL`:
 //!
 //! - unset: no more than that; on a GPU, whose driver compiles fast, everything;
 //! - `1`: everything;
@@ -15,14 +15,16 @@
 //! - pieces of what is usual ([`due`]): one in eight by default, and another eighth in a share;
 //! - pieces of the rest ([`rest`]): those of a share.
 //!
-//! All shares together are everything: what a test in turn leaves out is divided among the shares that run the test.
+//! All shares together are everything: what a test in turn leaves out is divided among the shares
+//! that run the test.
 //!
-//! What is usual: every rule of a mask alone on every form of the fused kernel (`cpu`, `gpu`, those for few queries of
-//! tensors and of caches, matrix units in fragments of 8 × 8) and on the staged path; every set of rules that the tests of
-//! masks have in one form with many queries and in the other with few; every vector of another library on both paths in
-//! both forms; every storage of a cache in every layout, in one of the forms each; every size of everything. What the rest
-//! adds: the other form, type, layout and device of each of these, fragments of 16 × 16 wherever those of 8 × 8 are,
-//! kernels for matrix units that take minutes, further draws.
+//! What is usual: every rule of a mask alone on every form of the fused kernel (`cpu`, `gpu`, those
+//! for few queries of tensors and of caches, matrix units in fragments of 8 × 8) and on the staged
+//! path; every set of rules that the tests of masks have in one form with many queries and in the
+//! other with few; every vector of another library on both paths in both forms; every storage of a
+//! cache in every layout, in one of the forms each; every size of everything. What the rest
+//! adds: the other form, type, layout and device of each of these, fragments of 16 × 16 wherever
+//! those of 8 × 8 are, kernels for matrix units that take minutes, further draws.
 
 use std::cell::Cell;
 use std::sync::LazyLock;

@@ -24,7 +24,8 @@ pub struct RotaryData {
 const ROWS: usize = 256;
 
 impl RotaryData {
-    /// Some of the channels of heads of `head_dim`, of rows anywhere below [`ROWS`], or none where there is no pair.
+    /// Some of the channels of heads of `head_dim`, of rows anywhere below [`ROWS`], or none where
+    /// there is no pair.
     pub fn random(rng: &mut Rng, [batch, length, head_dim]: [usize; 3]) -> Option<Self> {
         let pairs = head_dim / 2;
         if pairs == 0 {

@@ -1,4 +1,5 @@
-//! Small cases of what stands around attention: embeddings, means of rows, logits, norms, activations, quantised weights, sorts.
+//! Small cases of what stands around attention: embeddings, means of rows, logits, norms,
+//! activations, quantised weights, sorts.
 
 use wgpu_attention::matmul::{
     Activation, QuantizedFormat, QuantizedForward, QuantizedMatrix, QuantizedProjection, QuantizedRows,
@@ -198,7 +199,8 @@ pub async fn norm(profile: &'static Profile, config: NormConfig, dtype: DType) -
     };
     let (exact, naive) = truth([&x, &residual, &weight, &bias, &d_out, &d_sum]).map_err(refused)?;
     let mut worst: f64 = 0.0;
-    // Of d_x, g, its mean and n times the mean of g · n, each a product of two normal variables; of the others a sum over rows.
+    // Of d_x, g, its mean and n times the mean of g · n, each a product of two normal variables; of
+    // the others a sum over rows.
     let results = [(out, 2.0), (sum, 1.0), (d_x, 12.0), (d_weight, 3.0 * rows as f64), (d_bias, rows as f64)];
     for ((result, terms), (exact, naive)) in results.into_iter().zip(exact.into_iter().zip(naive)) {
         worst = worst.max(judged(profile, &result, (exact, naive, dtype), terms).await?);

@@ -27,8 +27,8 @@ pub enum Layout {
     Blhd,
     /// q, k and v in one `[batch, length, 3, heads, dim]` buffer where their shapes allow it.
     Packed,
-    /// Everything, masks too, a window of a larger buffer: random axis order, padding, steps and offsets.
-    /// Of an odd seed, none is aligned for loads of four elements.
+    /// Everything, masks too, a window of a larger buffer: random axis order, padding, steps and
+    /// offsets. Of an odd seed, none is aligned for loads of four elements.
     Window(u64),
 }
 
@@ -84,7 +84,8 @@ impl fmt::Display for Setup {
 }
 
 impl Setup {
-    /// On the matrix units of `profile`, in F16, with tiles that software drivers compile in a second.
+    /// On the matrix units of `profile`, in F16, with tiles that software drivers compile in a
+    /// second.
     pub fn matrix(profile: &'static Profile, layout: Layout) -> Self {
         Setup {
             profile,
@@ -111,23 +112,26 @@ impl Setup {
     }
 }
 
-/// Both forms of every path, in f32, f16 and bf16, with features and without, in every layout, not all crossed. One form has
-/// dense layouts, the other windows. What decides a kernel, the rules of its mask, decides which of them always run, so
-/// that cases with the same rules share kernels: each form once on the staged and once on the fused path. What is added
-/// to scores is F32, so that f16 runs share their softmax; `property` and `biases` have it in F16.
+/// Both forms of every path, in f32, f16 and bf16, with features and without, in every layout, not
+/// all crossed. One form has dense layouts, the other windows. What decides a kernel, the rules of
+/// its mask, decides which of them always run, so that cases with the same rules share kernels:
+/// each form once on the staged and once on the fused path. What is added to scores is F32, so that
+/// f16 runs share their softmax; `property` and `biases` have it in F16.
 pub fn setups(case: &Case) -> Vec<Setup> {
     setups_where(case, due(&case.rules.names().join(" ")))
 }
 
 /// As [`setups`], with what is usual if `due`.
 pub fn setups_where(case: &Case, due: bool) -> Vec<Setup> {
-    // Odd: the dense layouts are the aligned ones, and every kind of alignment is a shader more to compile.
+    // Odd: the dense layouts are the aligned ones, and every kind of alignment is a shader more to
+    // compile.
     let window = Layout::Window(Rng::named(&case.name).word() | 1);
     let rng = &mut Rng::named(&case.rules.names().join(" "));
     let [f32, f16, bf16] = [DType::F32, DType::F16, DType::BF16];
     let first = rng.below(2);
     let always = [0, 1].map(|_| [rng.below(2), 2 + rng.below(2)]);
-    // What a device without features has, on the fused path and on the staged one. In one form the fused path has f32.
+    // What a device without features has, on the fused path and on the staged one. In one form the
+    // fused path has f32.
     let plain = if always[1][1] == 2 && rng.below(2) == 0 { [bf16, f32] } else { [f32, bf16] };
     let dense = [
         (full(), f32, Algorithm::Staged, Layout::Dense, Weights::PerHead(f32)),

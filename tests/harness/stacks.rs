@@ -43,7 +43,8 @@ pub struct Kind {
     pub dtype: DType,
 }
 
-/// A layer's linear parts, then its norms: where each begins among all weights, and its rows and columns. Its bias follows it.
+/// A layer's linear parts, then its norms: where each begins among all weights, and its rows and
+/// columns. Its bias follows it.
 struct Part {
     first: usize,
     shape: [usize; 2],
@@ -203,8 +204,8 @@ impl Stack {
         stored(&Rng::named(name).normals(BATCH * length * FEATURES), self.kind.dtype)
     }
 
-    /// The error over the tolerance of a result or, of three times the naive error, of a gradient in f32; what comes before it is
-    /// rounded to the stack's type, too.
+    /// The error over the tolerance of a result or, of three times the naive error, of a gradient
+    /// in f32; what comes before it is rounded to the stack's type, too.
     async fn judged(
         &self,
         profile: &Profile,

@@ -1,5 +1,5 @@
-//! What the driver's own checks say while tests run: with `WGPU_VALIDATION=1` wgpu turns on the Khronos validation
-//! layer, or OpenGL's debug output, and logs their messages.
+//! What the driver's own checks say while tests run: with `WGPU_VALIDATION=1` wgpu turns on the
+//! Khronos validation layer, or OpenGL's debug output, and logs their messages.
 
 use std::cell::{Cell, RefCell};
 use std::sync::{LazyLock, Once};
@@ -32,7 +32,8 @@ pub fn on() -> bool {
     *ON
 }
 
-/// Collects messages from now on, if the checks are on; before an instance is made, which asks how much is logged.
+/// Collects messages from now on, if the checks are on; before an instance is made, which asks how
+/// much is logged.
 pub fn listen() {
     if on() && log::set_logger(&Listener).is_ok() {
         log::set_max_level(log::LevelFilter::Warn);

@@ -1,4 +1,5 @@
-//! Drivers that get a family of kernels wrong: the check finds it, plans do without, the report names it.
+//! Drivers that get a family of kernels wrong: the check finds it, plans do without, the report
+//! names it.
 
 use wgpu_attention::cache::{CacheStorage, ScaleGroup, Tokens};
 use wgpu_attention::mask::{Blocks, DeviceMask, HostMask};
@@ -52,7 +53,8 @@ const OF_GRADIENTS: [(Family, [bool; 3]); 8] = [
     (Family::RowSums, [false, false, true]),
 ];
 
-/// Largest errors over tolerance of gradients of q, k and v, of a bias and sinks, and of a projection.
+/// Largest errors over tolerance of gradients of q, k and v, of a bias and sinks, and of a
+/// projection.
 fn gradients(gpu: &Gpu) -> [Result<f64, String>; 3] {
     let profile = Profile { name: "checked", gpu: gpu.clone(), matrix: false };
     let profile = Box::leak(Box::new(profile));
@@ -77,7 +79,8 @@ fn gradients(gpu: &Gpu) -> [Result<f64, String>; 3] {
     [of_attention(false), of_attention(true), projection_backward::plain(profile)]
 }
 
-/// Kernels that the driver's compiler refuses are disabled at their first use, without a check, and calls go on.
+/// Kernels that the driver's compiler refuses are disabled at their first use, without a check, and
+/// calls go on.
 #[test]
 fn refused_kernels_are_replaced_without_check() {
     crate::harness::in_turn!();
@@ -92,7 +95,8 @@ fn refused_kernels_are_replaced_without_check() {
             continue;
         }
         assert!(matches!(report.verdict(family), Verdict::Wrong { .. }), "{family}\n{report}");
-        // A kernel that splits keys or reduces by subgroups is of several families: those are disabled first.
+        // A kernel that splits keys or reduces by subgroups is of several families: those are
+        // disabled first.
         let first = [Family::SplitKeys, Family::SubgroupReductions];
         assert!(report.wrong().all(|wrong| wrong == family || first.contains(&wrong)), "{report}");
         refused += 1;
@@ -100,7 +104,8 @@ fn refused_kernels_are_replaced_without_check() {
     assert!(refused >= 3, "{refused} families");
 }
 
-/// Where nothing replaces a refused kernel, the error names the kernel and says what the compiler said.
+/// Where nothing replaces a refused kernel, the error names the kernel and says what the compiler
+/// said.
 #[test]
 fn refused_kernels_without_replacement_are_an_error() {
     let pipelines =
@@ -339,7 +344,8 @@ fn gradients_that_nothing_computes_are_refused() {
     assert!(gradients(&gpu).iter().all(Result::is_ok));
 }
 
-/// The kernels at fault multiply the smallest fragments that the device runs. A software driver compiles them for minutes.
+/// The kernels at fault multiply the smallest fragments that the device runs. A software driver
+/// compiles them for minutes.
 fn wrong_matrix_units_are_put_aside(family: Family) {
     let mut profiles = fragments().iter().zip(matrices());
     let Some((side, profile)) = profiles.find(|(_, profile)| profile.compiles_fast()) else { return };

@@ -221,8 +221,8 @@ fn faults(kernel: &KernelText, structs: &[StructTable]) -> Vec<String> {
     faults
 }
 
-/// Of the text for parts of a grid: all that a kernel asks of the grid is the number of its workgroup, which the text counts from
-/// another binding on.
+/// Of the text for parts of a grid: all that a kernel asks of the grid is the number of its
+/// workgroup, which the text counts from another binding on.
 fn faults_of_part(kernel: &KernelText) -> Vec<String> {
     use naga::{Binding, BuiltIn};
     let [whole, part] = match [&kernel.wgsl, &kernel.wgsl_of_part].map(|text| Parsed::new(text)) {
@@ -267,7 +267,8 @@ fn is_for_software(kernel: &KernelText) -> bool {
     LOOPS.iter().any(|line| kernel.wgsl.contains(line.as_str()))
 }
 
-/// SPIR-V with cooperative matrices and anything of subgroups crashes NVIDIA's compiler (driver 595.58).
+/// SPIR-V with cooperative matrices and anything of subgroups crashes NVIDIA's compiler (driver
+/// 595.58).
 fn mixed_capabilities(parsed: &Parsed) -> Option<String> {
     const OP_CAPABILITY: u32 = 17;
     const GROUP_NON_UNIFORM: std::ops::RangeInclusive<u32> = 61..=68;
@@ -289,7 +290,8 @@ fn mixed_capabilities(parsed: &Parsed) -> Option<String> {
     mixed.then(|| "cooperative matrices and subgroup operations in one module".into())
 }
 
-/// Arrays of an invocation with an index that is no constant: in memory, unless the driver unrolls a loop.
+/// Arrays of an invocation with an index that is no constant: in memory, unless the driver unrolls
+/// a loop.
 fn indexed_registers(parsed: &Parsed) -> Vec<String> {
     let Parsed { module, info, .. } = parsed;
     let functions = module.functions.iter().map(|(handle, function)| (function, &info[handle]));
@@ -439,7 +441,8 @@ fn every_shader_file_is_in_a_kernel() {
     }
     assert!(stems.is_empty(), "kernels without a file of their name: {stems:?}");
     assert!(files.len() >= labels);
-    // The first kernel of each label, then the second of each: few files are only in a rare variant.
+    // The first kernel of each label, then the second of each: few files are only in a rare
+    // variant.
     let mut nth = HashMap::new();
     let mut in_turn: Vec<_> =
         kernels.iter().map(|k| (*nth.entry(k.label).and_modify(|n| *n += 1).or_insert(0), k)).collect();

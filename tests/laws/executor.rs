@@ -1,4 +1,5 @@
-//! Futures on an executor of several threads: they are `Send`, and they do not block the executor while the device computes.
+//! Futures on an executor of several threads: they are `Send`, and they do not block the executor
+//! while the device computes.
 
 use std::collections::VecDeque;
 use std::pin::{Pin, pin};
@@ -134,7 +135,8 @@ fn futures_run_on_many_threads() {
     drop(is_send(Gpu::new_async()));
 }
 
-/// Behind work that takes the device a while, the first poll comes back: of a read-back, and of attention.
+/// Behind work that takes the device a while, the first poll comes back: of a read-back, and of
+/// attention.
 #[test]
 fn read_backs_do_not_block_their_executor() {
     let gpu = &full().gpu;

@@ -1,11 +1,14 @@
-//! The library's folders stand on five floors: a folder imports only from below, and nothing imports in a circle.
+//! The library's folders stand on five floors: a folder imports only from below, and nothing
+//! imports in a circle.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// From the top floor down. A folder imports from floors below, and on its own floor from folders to the right.
+/// From the top floor down. A folder imports from floors below, and on its own floor from folders
+/// to the right.
 const FLOORS: [&[&str]; 5] = [
-    // Programs over operators: what is fastest and what is right here, slices in and a `Vec` out, the reference as one module.
+    // Programs over operators: what is fastest and what is right here, slices in and a `Vec` out,
+    // the reference as one module.
     &["tune", "check", "gpu", "presets", "reference", "inspect", "agreement", "kernel_list"],
     // Layers of models.
     &["layers"],
@@ -46,7 +49,8 @@ fn library() -> Vec<(PathBuf, String)> {
     found
 }
 
-/// The first name of every path in `code` that begins with `root`; of `root::{a::b, c}` all of them.
+/// The first name of every path in `code` that begins with `root`; of `root::{a::b, c}` all of
+/// them.
 fn names(code: &str, root: &str) -> BTreeSet<String> {
     let word = |text: &str| text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect::<String>();
     let mut names = BTreeSet::new();
@@ -118,7 +122,8 @@ fn modules_import_from_below() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// A kernel's shader lies in the folder of its operator: `src/rows/norm/kernels/norm_sums.rs`, `shaders/rows/norm/norm_sums.wgsl`.
+/// A kernel's shader lies in the folder of its operator: `src/rows/norm/kernels/norm_sums.rs`,
+/// `shaders/rows/norm/norm_sums.wgsl`.
 #[test]
 fn shaders_lie_in_the_folders_of_their_kernels() {
     let mut kernels = 0;

@@ -1,6 +1,8 @@
-//! Forms of WGSL that FXC, the compiler of wgpu's DX12 backend on an unmodified Windows, refuses or gets wrong.
+//! Forms of WGSL that FXC, the compiler of wgpu's DX12 backend on an unmodified Windows, refuses or
+//! gets wrong.
 //!
-//! FXC itself judges all kernels in `scripts/shaders`. These checks need no tools, and name the function.
+//! FXC itself judges all kernels in `scripts/shaders`. These checks need no tools, and name the
+//! function.
 
 use naga::valid::{FunctionInfo, ModuleInfo};
 use naga::{
@@ -37,7 +39,8 @@ fn returns(block: &Block) -> bool {
     any_statement(block, &mut |statement| matches!(statement, Statement::Return { .. }))
 }
 
-/// FXC takes the result of such a function for uninitialised, and barriers that depend on it for divergent (X3663, X4026).
+/// FXC takes the result of such a function for uninitialised, and barriers that depend on it for
+/// divergent (X3663, X4026).
 fn continues_behind_return(block: &Block) -> bool {
     block.iter().enumerate().any(|(n, statement)| {
         let is_last = n + 1 == block.len();
@@ -61,7 +64,8 @@ fn continues_behind_return(block: &Block) -> bool {
     })
 }
 
-/// FXC unrolls every loop around such a store, or refuses the kernel where it cannot (X3550, X3511).
+/// FXC unrolls every loop around such a store, or refuses the kernel where it cannot (X3550,
+/// X3511).
 fn stores_to_component(block: &Block, module: &Module, function: &Function, about: &FunctionInfo) -> bool {
     let is_of_invocation =
         |space: AddressSpace| matches!(space, AddressSpace::Function | AddressSpace::Private);
@@ -78,7 +82,8 @@ fn stores_to_component(block: &Block, module: &Module, function: &Function, abou
     })
 }
 
-/// In a loop, FXC takes `held = held & all(…)` for what `held` was before the loop, and drops the loop.
+/// In a loop, FXC takes `held = held & all(…)` for what `held` was before the loop, and drops the
+/// loop.
 fn joins_bools(module: &Module, function: &Function, about: &FunctionInfo) -> bool {
     use BinaryOperator::{And, ExclusiveOr, InclusiveOr};
     any_statement(&function.body, &mut |statement| {
@@ -97,8 +102,9 @@ fn joins_bools(module: &Module, function: &Function, about: &FunctionInfo) -> bo
     })
 }
 
-/// FXC multiplies the vector by (0, 1, 0, 0) and the like and adds up, so that the infinite and NaN in its other components are
-/// NaN in the result. Vectors of integers, of workgroup memory and of buffers are read as they are.
+/// FXC multiplies the vector by (0, 1, 0, 0) and the like and adds up, so that the infinite and NaN
+/// in its other components are NaN in the result. Vectors of integers, of workgroup memory and of
+/// buffers are read as they are.
 fn reads_component(module: &Module, function: &Function, about: &FunctionInfo) -> bool {
     let is_float = |scalar: Scalar| scalar.kind == ScalarKind::Float;
     let in_registers = |space: AddressSpace| {

@@ -272,7 +272,8 @@ fn shares_of_the_rest_are_the_rest() {
             (1..=of).map(|n| Share::of(Some(&format!("{n}/{of}"))).expect("a share")).collect();
         let rest: Vec<_> = shares.iter().map(|share| count(&|name| share.holds(name, false))).collect();
         assert_eq!(rest.iter().sum::<usize>(), 800, "{rest:?}");
-        // Each share runs about a sixteenth of the tests that take long, and all shares that run one run all of it.
+        // Each share runs about a sixteenth of the tests that take long, and all shares that run
+        // one run all of it.
         let tests: Vec<_> =
             shares.iter().take(16).map(|share| count(&|name| share.holds_test(name))).collect();
         assert_eq!(tests.iter().sum::<usize>(), 800, "{tests:?}");
@@ -287,7 +288,8 @@ fn shares_of_the_rest_are_the_rest() {
     }
 }
 
-/// Whatever its rules are, a case runs by itself in both forms on both paths, in f32 and with its weights at least once.
+/// Whatever its rules are, a case runs by itself in both forms on both paths, in f32 and with its
+/// weights at least once.
 #[test]
 fn every_case_meets_both_forms_on_both_paths() {
     for (name, rules) in small::single_masks() {

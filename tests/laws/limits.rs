@@ -14,8 +14,8 @@ use crate::harness::{Rng, defaults, rest};
 
 const SHAPE: Shape =
     Shape { batch: 1, heads: 2, kv_heads: 2, q_len: 8, kv_len: 8, head_dim: 8, value_dim: 8 };
-/// The buffers that are left for tensors of a mask, as `Mask` documents: beside scores and lse; beside q, k, v, d_out, row_stats and a
-/// gradient.
+/// The buffers that are left for tensors of a mask, as `Mask` documents: beside scores and lse;
+/// beside q, k, v, d_out, row_stats and a gradient.
 const FORWARD: usize = 6;
 const BACKWARD: usize = 2;
 
@@ -148,7 +148,8 @@ fn buffers(gpu: &Gpu, count: usize) -> Vec<wgpu::Buffer> {
     (0..count).map(|_| gpu.upload(&[0f32; 256]).expect("memory")).collect()
 }
 
-/// Makes a call ready with all its kernels. `Err` is the error of too many buffers; `None`: the parts do not go together at all.
+/// Makes a call ready with all its kernels. `Err` is the error of too many buffers; `None`: the
+/// parts do not go together at all.
 fn ready(
     gpu: &Gpu,
     tensors: &[wgpu::Buffer],
@@ -184,8 +185,9 @@ fn ready(
     }
 }
 
-/// Every option, every pair and every three of them: what has no more buffers than the documentation says is accepted, with all its
-/// kernels; what has more is refused by an error that says how many there are.
+/// Every option, every pair and every three of them: what has no more buffers than the
+/// documentation says is accepted, with all its kernels; what has more is refused by an error that
+/// says how many there are.
 #[test]
 fn options_within_the_default_limits() {
     crate::harness::in_turn!();
@@ -242,7 +244,8 @@ fn view(buffer: &wgpu::Buffer) -> TensorView<'_> {
     TensorView::new(buffer, DType::F32, SHAPE.q())
 }
 
-/// A tensor for queries that is the keys' too is bound once: the results have the bits that two tensors give.
+/// A tensor for queries that is the keys' too is bound once: the results have the bits that two
+/// tensors give.
 #[test]
 fn one_tensor_for_queries_and_keys_gives_the_same_bits() {
     crate::harness::in_turn!();

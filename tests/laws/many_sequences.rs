@@ -1,4 +1,5 @@
-//! More sequences, heads and rows than a device takes workgroups along an axis: 65535 by WebGPU's limits.
+//! More sequences, heads and rows than a device takes workgroups along an axis: 65535 by WebGPU's
+//! limits.
 
 use wgpu_attention::attention::{Merge, MergeForward, Partial};
 use wgpu_attention::cache::{CacheLayout, CacheStorage, ScaleGroup};

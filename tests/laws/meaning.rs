@@ -55,7 +55,8 @@ fn patterns_look_like_this() {
     assert_eq!(of(fixed(Both)), "x..... xx.... xxx... ..xx.. ..xxx. ..xxxx");
     assert_eq!(by_head(fixed(ByHead), 0), of(fixed(Near)));
     assert_eq!(by_head(fixed(ByHead), 1), of(fixed(Far)));
-    // Both sides, and queries that stand before the first key: 6 queries, 4 keys, the last at the last.
+    // Both sides, and queries that stand before the first key: 6 queries, 4 keys, the last at the
+    // last.
     let both_sides = Rules { pattern: Some(strided(Far)), ..Default::default() };
     assert_eq!(picture(&both_sides, 6, 4, 0), ".x.. ..x. x..x .x.. ..x. x..x");
     let blocks = Rules { pattern: Some(Pattern::Local { block: 2 }), ..Default::default() };
@@ -87,7 +88,8 @@ fn trees_look_like_this() {
     let tree = Some(HostData::of([1, 1, 4, 4], |[.., i, j]| sees(i, j)));
     let rules = Rules { tree, ..Default::default() };
     assert_eq!(picture(&rules, 4, 6, 0), "xxx... xxxx.. xxx.x. xxxx.x");
-    // No past: what lies in the tree only. Past keys alone: nothing of the tree is there to be asked.
+    // No past: what lies in the tree only. Past keys alone: nothing of the tree is there to be
+    // asked.
     assert_eq!(picture(&rules, 4, 4, 0), "x... xx.. x.x. xx.x");
     let top = Rules { alignment: Alignment::TopLeft, ..rules.clone() };
     assert_eq!(picture(&top, 4, 6, 0), "x...xx xx..xx x.x.xx xx.xxx");

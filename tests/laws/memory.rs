@@ -1,7 +1,8 @@
 //! Memory that runs out: an error for what asked for it, and everything serves as before.
 //!
-//! Software drivers grant whatever is asked for. wgpu can refuse in their place, from a share of the machine's memory on; here
-//! that share lies a little above what is in use, and the test takes and gives back the rest. A process of its own.
+//! Software drivers grant whatever is asked for. wgpu can refuse in their place, from a share of
+//! the machine's memory on; here that share lies a little above what is in use, and the test takes
+//! and gives back the rest. A process of its own.
 
 use std::time::{Duration, Instant};
 
@@ -49,8 +50,8 @@ const MIB: usize = 1 << 20;
 
 #[test]
 fn memory_that_runs_out() {
-    // Far enough from both ends that what other processes take meanwhile does not matter; nearer to the far end, because
-    // systems count what was given back late.
+    // Far enough from both ends that what other processes take meanwhile does not matter; nearer to
+    // the far end, because systems count what was given back late.
     let fits = |gpu: &Gpu, mib: usize| gpu.buffer(mib * MIB).is_ok();
     let devices = (1..100).filter_map(within).skip_while(|gpu| !fits(gpu, 800));
     let Some(gpu) = devices.take_while(|gpu| !fits(gpu, 2000)).last() else {

@@ -1,4 +1,5 @@
-//! What holds for all operators: errors, recording, numbers, memory, texts of kernels, the suite itself.
+//! What holds for all operators: errors, recording, numbers, memory, texts of kernels, the suite
+//! itself.
 
 pub mod checks;
 pub mod contract;

@@ -166,13 +166,14 @@ fn a_score_far_below_the_others_has_weight_zero() {
     });
 }
 
-/// `finfo.min`, as masks of PyTorch have it: beside other keys it hides, alone it is a score as any other.
+/// `finfo.min`, as masks of PyTorch have it: beside other keys it hides, alone it is a score as any
+/// other.
 #[test]
 fn the_lowest_bias_hides_beside_others_and_not_alone() {
     crate::harness::in_turn!();
     let shape = Shape { kv_len: 70, ..Shape::new(2, 3, 40, 8) };
-    // Every third query sees scores of about 100, behind the lowest ones or, in the second head, before them: kernels
-    // that compute queries together must not let it touch the others.
+    // Every third query sees scores of about 100, behind the lowest ones or, in the second head,
+    // before them: kernels that compute queries together must not let it touch the others.
     let lowest = |[_, h, i, j]: [usize; 4]| i % 3 != 1 || (j < 37) != (h == 1);
     let case = Case::random("lowest bias", shape).with(|c| {
         c.rules.bias = Some(HostData::of([1, 3, 40, 70], |at| if lowest(at) { f32::MIN } else { 100.0 }));
@@ -195,7 +196,8 @@ fn the_lowest_bias_hides_beside_others_and_not_alone() {
 #[test]
 fn sums_below_the_lowest_float_hide() {
     let shape = Shape { kv_len: 41, ..Shape::new(2, 3, 41, 8) };
-    // Queries 0, 4, … have the bias at every key, the others at the first 20. The table hides the distances that are not behind.
+    // Queries 0, 4, … have the bias at every key, the others at the first 20. The table hides the
+    // distances that are not behind.
     let hidden = |[i, j]: [usize; 2]| (i % 4 == 0 || j < 20) && j >= i;
     let low = |[_, _, i, j]: [usize; 4]| if i % 4 == 0 || j < 20 { f32::MIN } else { 0.0 };
     let table = HostData::of([1, 3, 1, 81], |[.., n]| if n < 40 { 0.0 } else { f32::MIN });
@@ -204,7 +206,8 @@ fn sums_below_the_lowest_float_hide() {
         c.rules.relative = Some(table.clone());
         c.rules.alignment = Alignment::TopLeft;
     });
-    // Query 0 sees nothing: both masks are at all of its keys. The reference says so itself, as tolerances would not.
+    // Query 0 sees nothing: both masks are at all of its keys. The reference says so itself, as
+    // tolerances would not.
     let dead = |row: usize| row.is_multiple_of(41);
     let options = Options::new().weights(true).mask(
         Mask::none()
@@ -429,7 +432,8 @@ fn a_hidden_keys_value_contributes_nothing_whatever_it_holds() {
                 c.v.iter_mut().skip(5 * 8 + 3).step_by(9 * 8).for_each(|v| *v = value);
                 hide(c);
             });
-            // The reference has NaN and infinity where they are seen; the harness lets them pass only there.
+            // The reference has NaN and infinity where they are seen; the harness lets them pass
+            // only there.
             report.check(&case);
         }
     }
@@ -479,7 +483,8 @@ fn dropout_keeps_the_expected_share_and_scales_it() {
     });
 }
 
-/// A mean of values is no larger than the largest of them: on every path, in every form, however the keys are split.
+/// A mean of values is no larger than the largest of them: on every path, in every form, however
+/// the keys are split.
 #[test]
 fn values_near_range_ends_match() {
     crate::harness::in_turn!();
@@ -535,7 +540,8 @@ fn values_near_range_ends_match() {
     report.finish();
 }
 
-/// A split sums 2¹³ keys at most, as the reference's blocks do: the mean of 2²⁰ equal values is exact to a few roundings.
+/// A split sums 2¹³ keys at most, as the reference's blocks do: the mean of 2²⁰ equal values is
+/// exact to a few roundings.
 #[test]
 fn means_of_many_equal_values_are_exact() {
     for (q_len, kv_len, value) in [(1, 1 << 20, 0.7f32), (33, 1 << 20, 0.1), (4, 1 << 16, 0.1)] {

@@ -107,7 +107,8 @@ impl MaskDraw {
                 _ => draw.sinks = Some(repeats),
             }
         }
-        // Where queries stand is drawn beside what depends on it; packed sequences say it themselves, as trees do.
+        // Where queries stand is drawn beside what depends on it; packed sequences say it
+        // themselves, as trees do.
         let speaks = draw.causal || draw.window.is_some() || draw.pattern.is_some() || draw.exclude_self;
         if speaks || draw.slopes.is_some() || draw.relative.is_some() || draw.tree.is_some() {
             match rng.below(6) {
@@ -122,8 +123,8 @@ impl MaskDraw {
         draw
     }
 
-    /// The rules for problems of `shape`; the last `appended` keys stand outside of them. Sums of what is added
-    /// are exact in f32.
+    /// The rules for problems of `shape`; the last `appended` keys stand outside of them. Sums of
+    /// what is added are exact in f32.
     pub fn rules(&self, rng: &mut Rng, shape: &Shape, appended: usize) -> Rules {
         let [batch, heads, q_len, kv_len] = shape.weights();
         let len = kv_len - appended;
@@ -205,7 +206,8 @@ impl MaskDraw {
             bias: self.bias.map(|repeats| {
                 part(of(repeats, pairs), || match rng.below(20) {
                     0..3 => f32::NEG_INFINITY,
-                    // What PyTorch calls finfo.min: weighs nothing beside others, as much as others alone.
+                    // What PyTorch calls finfo.min: weighs nothing beside others, as much as others
+                    // alone.
                     3 => f32::MIN,
                     _ => normal(rng),
                 })
@@ -550,7 +552,8 @@ pub fn judged<D: Copy + std::fmt::Debug>(
     })
 }
 
-/// The draws of a test: those before `always`, and of the rest before `most` groups of `group`, which share kernels.
+/// The draws of a test: those before `always`, and of the rest before `most` groups of `group`,
+/// which share kernels.
 pub struct Draws {
     pub name: &'static str,
     pub always: usize,
@@ -599,7 +602,8 @@ fn random_problems_match_the_reference() {
         report.record(&format!("draw {n}"), &draw.setup(&draw.case()), outcome);
     }
     report.finish();
-    // Of all draws every combination of device, form and type has had its share; of one in ten other seeds not every one has.
+    // Of all draws every combination of device, form and type has had its share; of one in ten
+    // other seeds not every one has.
     let others = std::env::var_os("WGPU_ATTENTION_TEST_SEED").is_some();
     assert!(others || draws.len() < 400 || seen.len() >= 20, "{seen:?}");
 }

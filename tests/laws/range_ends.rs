@@ -1,4 +1,5 @@
-//! Values near the largest number of f32, where sums and products of an operator are beyond its range and results are not.
+//! Values near the largest number of f32, where sums and products of an operator are beyond its
+//! range and results are not.
 
 use wgpu_attention::attention::{Merge, MergeBackward, MergeForward, PartGradients, Partial};
 use wgpu_attention::linear_attention::{FeatureMap, LinearAttention, LinearConfig, LinearForward};
@@ -54,8 +55,8 @@ fn times(values: Vec<f32>, factor: f32) -> Vec<f32> {
     values.into_iter().map(|x| x * factor).collect()
 }
 
-/// Each element is off by at most the roundings of `terms` operations with numbers as large as the largest one that is wanted. Elements
-/// that no f32 holds are not compared.
+/// Each element is off by at most the roundings of `terms` operations with numbers as large as the
+/// largest one that is wanted. Elements that no f32 holds are not compared.
 fn expect(what: &str, got: &[f32], want: &[f64], terms: usize) {
     assert_eq!(got.len(), want.len(), "{what}");
     let within = |x: f64| (x as f32).is_finite();
@@ -122,7 +123,8 @@ fn means_of_largest_number_are_finite() {
     }
 }
 
-/// Loops hold scores in units of log2 e, and queries times the scale: both may be beyond f32's range where scores are not.
+/// Loops hold scores in units of log2 e, and queries times the scale: both may be beyond f32's
+/// range where scores are not.
 #[test]
 fn scores_near_largest_number_match() {
     crate::harness::in_turn!();
@@ -324,7 +326,8 @@ fn logit_gradients_whose_sum_overflows_match() {
     }
 }
 
-/// A result is divided by the weights of its values: sums of products with them are beyond f32's range.
+/// A result is divided by the weights of its values: sums of products with them are beyond f32's
+/// range.
 #[test]
 fn linear_means_near_range_ends_match() {
     let gpu = &full().gpu;

@@ -18,7 +18,8 @@ use wgpu_attention::{
 use crate::harness::device::device;
 use crate::harness::{full, say};
 
-/// As pytorch/pytorch #121558, with values further up: a mean of finite values is finite, and none is beyond the largest of them.
+/// As pytorch/pytorch #121558, with values further up: a mean of finite values is finite, and none
+/// is beyond the largest of them.
 #[test]
 fn means_of_values_near_the_largest_are_finite() {
     let gpu = &full().gpu;
@@ -45,8 +46,9 @@ fn step(gpu: &Gpu, cache: &mut Cache, tokens: &wgpu::Buffer, n: usize) -> Result
     })
 }
 
-/// As ml-explore/mlx-swift-lm #424 and ggml-org/llama.cpp #13833: a ring of 16 with two sinks holds tokens 0, 1 and 16 to 29 of 30. With
-/// 24 it would have to hold 10 to 23, of which it has lost six: it says so, and stays as it is.
+/// As ml-explore/mlx-swift-lm #424 and ggml-org/llama.cpp #13833: a ring of 16 with two sinks holds
+/// tokens 0, 1 and 16 to 29 of 30. With 24 it would have to hold 10 to 23, of which it has lost
+/// six: it says so, and stays as it is.
 #[test]
 fn a_ring_says_what_it_has_lost() {
     let gpu = &full().gpu;
@@ -75,7 +77,8 @@ fn a_ring_says_what_it_has_lost() {
     assert!(max_error(&got, &want) < 1e-6, "{got:?}, wanted {want:?}");
 }
 
-/// As tracel-ai/burn #2042: calls with tensors of their own, which are dropped after them. What is alive is 2 MiB.
+/// As tracel-ai/burn #2042: calls with tensors of their own, which are dropped after them. What is
+/// alive is 2 MiB.
 #[test]
 fn tensors_of_past_calls_are_let_go() {
     let gpu = device(|_| {});

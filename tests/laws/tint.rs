@@ -1,4 +1,5 @@
-//! A form of WGSL that naga accepts, and Tint, the compiler of Chromium and of Node's WebGPU, refuses.
+//! A form of WGSL that naga accepts, and Tint, the compiler of Chromium and of Node's WebGPU,
+//! refuses.
 //!
 //! Tint itself judges all kernels in `scripts/shaders`. This check needs no tools.
 

@@ -1,4 +1,5 @@
-//! Measured plans: the fastest of the right ones is followed, kept, and given up where it does not fit.
+//! Measured plans: the fastest of the right ones is followed, kept, and given up where it does not
+//! fit.
 
 use std::time::{Duration, Instant};
 
@@ -88,8 +89,8 @@ fn operator(pipelines: &Pipelines, kernel_options: KernelOptions) -> Attention {
         .expect("an operator")
 }
 
-/// The only line of `tuned` with other words: the device, nine of the class, five of the plan, the last of which is how often splits are
-/// doubled, plus 8.
+/// The only line of `tuned` with other words: the device, nine of the class, five of the plan, the
+/// last of which is how often splits are doubled, plus 8.
 fn edited(tuned: &TuningCache, edit: impl FnOnce(&mut Vec<String>)) -> TuningCache {
     let text = String::from_utf8(tuned.to_bytes()).expect("text");
     let (head, line) = text.trim_end().split_once('\n').expect("two lines");
@@ -178,7 +179,8 @@ fn the_fastest_is_followed_and_kept() {
     assert!(other.tuned().is_empty());
 }
 
-/// A layer follows what was measured for its attention, and its own scratch may be the older one too.
+/// A layer follows what was measured for its attention, and its own scratch may be the older one
+/// too.
 #[test]
 fn layers_follow() {
     crate::harness::in_turn!();
@@ -227,7 +229,8 @@ fn layers_follow() {
     }
 }
 
-/// Memory for a long call whose keys are split less often is too small for what the rules want for a shorter one: that goes without.
+/// Memory for a long call whose keys are split less often is too small for what the rules want for
+/// a shorter one: that goes without.
 #[test]
 fn scratch_of_longer_calls_serves_shorter_ones() {
     let gpu = &full().gpu;
@@ -268,7 +271,8 @@ fn scratch_of_longer_calls_serves_shorter_ones() {
     assert!(matches!(refused, Err(Error::ScratchTooSmall { slot: "partials", .. })), "{refused:?}");
 }
 
-/// Tiles of 128 rows with slices of 64 and of 128 channels. Only measurements choose them, no rule does.
+/// Tiles of 128 rows with slices of 64 and of 128 channels. Only measurements choose them, no rule
+/// does.
 #[test]
 fn tiles_of_128_rows_match_reference() {
     crate::harness::in_turn!();

@@ -29,7 +29,8 @@ fn assert_provokes(word: &str, what: impl FnOnce()) {
 fn a_buffer_without_bytes_is_noticed() {
     if is_on("a buffer without bytes") {
         assert_provokes("VUID-VkBufferCreateInfo-size-00912", || {
-            // SAFETY: the layer objects; software drivers then make an empty buffer, which is destroyed.
+            // SAFETY: the layer objects; software drivers then make an empty buffer, which is
+            // destroyed.
             unsafe {
                 let device = full().gpu.device().as_hal::<Vulkan>().expect("a Vulkan device");
                 let raw = device.raw_device();

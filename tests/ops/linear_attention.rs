@@ -41,7 +41,8 @@ fn plain(form: Target) -> LinearSetup {
     }
 }
 
-/// Types and layouts in both forms, gradients in the type of tensors or in f32, written or added: with one causality, some of these always.
+/// Types and layouts in both forms, gradients in the type of tensors or in f32, written or added:
+/// with one causality, some of these always.
 fn setups(name: &str, causal: bool) -> Vec<LinearSetup> {
     let [f32, f16, bf16] = [DType::F32, DType::F16, DType::BF16];
     let mut all = Vec::new();
@@ -363,7 +364,8 @@ fn many_short_sequences_run_in_bounded_scratch() {
     report.finish();
 }
 
-/// With all that a call can have, on a device that counts to few workgroups: 12 at a time of up to 48 heads.
+/// With all that a call can have, on a device that counts to few workgroups: 12 at a time of up to
+/// 48 heads.
 #[test]
 fn head_groups_match_the_reference() {
     let gpu = device(|limits| limits.max_compute_workgroups_per_dimension = 12);
@@ -471,7 +473,8 @@ fn random_features_match_the_reference() {
     report.finish();
 }
 
-/// Exponents of hundreds, of which the largest comes late: everything relative to the largest so far.
+/// Exponents of hundreds, of which the largest comes late: everything relative to the largest so
+/// far.
 #[test]
 fn exponentials_do_not_overflow() {
     crate::harness::in_turn!();
@@ -497,11 +500,13 @@ fn exponentials_do_not_overflow() {
     report.finish();
 }
 
-/// Softmax attention is what FAVOR+ estimates: the mean error falls as one over the root of the number of directions.
+/// Softmax attention is what FAVOR+ estimates: the mean error falls as one over the root of the
+/// number of directions.
 #[test]
 fn favor_approaches_softmax_attention() {
     let mut of = LinearCase::random("favor", shape([1, 2, 2, 48, 48, 8, 8]), FeatureMap::Elu, false);
-    // Of larger norms the variance is that of rare, large features, which so few directions do not meet.
+    // Of larger norms the variance is that of rare, large features, which so few directions do not
+    // meet.
     of.q.iter_mut().chain(&mut of.k).for_each(|x| *x *= 0.35);
     let mut soft = Case::random("favor", of.shape);
     (soft.q, soft.k, soft.v) = (of.q.clone(), of.k.clone(), of.v.clone());

@@ -1,4 +1,5 @@
-//! Attention over keys and values that are projected along the length: vectors, gradients, limits, bad input.
+//! Attention over keys and values that are projected along the length: vectors, gradients, limits,
+//! bad input.
 
 use wgpu_attention::linformer::{Linformer, LinformerBackward, LinformerForward};
 use wgpu_attention::reference::compare::Tolerance;

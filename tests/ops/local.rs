@@ -1,4 +1,5 @@
-//! Attention to windows around positions, and what predicts these: vectors, limits, gradients, bad input.
+//! Attention to windows around positions, and what predicts these: vectors, limits, gradients, bad
+//! input.
 
 use wgpu_attention::layers::{AttentionalForward, AttentionalVector};
 use wgpu_attention::local::{
@@ -166,7 +167,8 @@ fn random_problems_match_the_reference() {
     report.finish();
 }
 
-/// Half way between two keys it is the second; what is no place, or far from all keys, sees nothing.
+/// Half way between two keys it is the second; what is no place, or far from all keys, sees
+/// nothing.
 #[test]
 fn positions_at_the_edges() {
     let below_half = f32::from_bits(0.5f32.to_bits() - 1);
@@ -237,8 +239,8 @@ fn large_scores_are_exact() {
     }
 }
 
-/// Local-m is a window of attention's masks; without a Gaussian, and around 0, 1, 2, …, this is the same. A Gaussian that is wide
-/// enough is none.
+/// Local-m is a window of attention's masks; without a Gaussian, and around 0, 1, 2, …, this is the
+/// same. A Gaussian that is wide enough is none.
 #[test]
 fn local_m_is_a_window() {
     let gpu = &full().gpu;

@@ -235,7 +235,8 @@ fn matrix_units_attend_within_buckets() {
     }
 }
 
-/// With one bucket and one chunk, or two that look back to each other, it is attention to every other token.
+/// With one bucket and one chunk, or two that look back to each other, it is attention to every
+/// other token.
 #[test]
 fn one_bucket_gives_attention() {
     crate::harness::in_turn!();
@@ -302,7 +303,8 @@ fn padding_changes_nothing() {
     assert!(got.lse[71..].iter().all(|x| *x == f64::NEG_INFINITY));
 }
 
-/// Scores so large that their exponentials need the maximum, tokens of length 0, and NaN where it belongs.
+/// Scores so large that their exponentials need the maximum, tokens of length 0, and NaN where it
+/// belongs.
 #[test]
 fn extreme_numbers() {
     crate::harness::in_turn!();

@@ -1,8 +1,8 @@
 //! `d2l`: scaled dot-product and multi-head attention of Dive into Deep Learning.
 //!
-//! Their mask sets the scores of keys past `valid_lens` to −10⁶, so a length of 0 gives uniform weights.
-//! Here that is a bias of −10⁶ on scores of 0: queries without a key are zeros. The crate's own lengths
-//! must give the same where the length is not 0, and zeros where it is.
+//! Their mask sets the scores of keys past `valid_lens` to −10⁶, so a length of 0 gives uniform
+//! weights. Here that is a bias of −10⁶ on scores of 0: queries without a key are zeros. The
+//! crate's own lengths must give the same where the length is not 0, and zeros where it is.
 
 use wgpu_attention::Shape;
 use wgpu_attention::reference::MultiHeadShape;

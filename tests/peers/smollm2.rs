@@ -1,5 +1,5 @@
-//! `smollm2`: the first layer's attention of a decoder, three queries to a key, from its stored rotated queries and keys. The
-//! rest of these vectors is for `examples/chat`, which has the model.
+//! `smollm2`: the first layer's attention of a decoder, three queries to a key, from its stored
+//! rotated queries and keys. The rest of these vectors is for `examples/chat`, which has the model.
 
 use wgpu_attention::Shape;
 use wgpu_attention::reference::compare::Tolerance;

@@ -107,7 +107,8 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
         all.push((name, Work::Attention(Box::new(case), setup, None)));
     };
     for (n, (name, rules)) in single.iter().enumerate() {
-        // In f16 some of those that are below in f32; what is added to scores is of the tensors' type.
+        // In f16 some of those that are below in f32; what is added to scores is of the tensors'
+        // type.
         let half = ["strided", "lengths", "keep", "bias", "relative", "blocks"].contains(name);
         let dtype = if half { DType::F16 } else { DType::F32 };
         let fused = setup(profile, Algorithm::Fused, FORMS[n % 2], dtype);

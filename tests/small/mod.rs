@@ -1,4 +1,5 @@
-//! Small cases of every path, mask, storage and layer, for browsers (`scripts/browser`); natively they are tests too.
+//! Small cases of every path, mask, storage and layer, for browsers (`scripts/browser`); natively
+//! they are tests too.
 
 mod attention;
 mod caches;

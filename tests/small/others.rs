@@ -1,4 +1,5 @@
-//! Positions, keys rotated into caches, merges, block maps made by a device, stages around attention, stacks of layers.
+//! Positions, keys rotated into caches, merges, block maps made by a device, stages around
+//! attention, stacks of layers.
 
 use std::time::Duration;
 
@@ -78,7 +79,8 @@ pub enum Other {
     Classify(Box<Rules>),
     /// The device's check, of its own kernels and of faulty ones.
     Check,
-    /// A measurement of small calls, which the rules' plan wins because there is no time for others.
+    /// A measurement of small calls, which the rules' plan wins because there is no time for
+    /// others.
     Tune,
 }
 

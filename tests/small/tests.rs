@@ -56,7 +56,8 @@ fn others_by_defaults() {
     all("small, others by defaults", defaults(), |work| !matches!(work, Work::Attention(..)));
 }
 
-/// On a device that takes a single workgroup at a time along each axis: every grid is cut into all of its parts. Attention is in `errors::calls`.
+/// On a device that takes a single workgroup at a time along each axis: every grid is cut into all
+/// of its parts. Attention is in `errors::calls`.
 #[test]
 fn grids_in_parts() {
     let gpu = device(|limits| limits.max_compute_workgroups_per_dimension = 1);

@@ -70,7 +70,8 @@ impl Runtime {
         RUNTIMES.into_iter().find(|runtime| name == runtime.name())
     }
 
-    /// Fetches the runtime and links it in `folder`. Returns the program that starts it, or an empty path.
+    /// Fetches the runtime and links it in `folder`. Returns the program that starts it, or an
+    /// empty path.
     fn get(self, repo: &Repo, folder: &Path, log: &Log) -> Result<PathBuf> {
         let got = match self {
             Runtime::Chromium => get_chromium(folder, log).map(|()| folder.join("chromium")),
@@ -258,7 +259,8 @@ impl Log {
 pub struct Toolchain(Vec<(&'static str, OsString)>);
 
 impl Toolchain {
-    /// This one, or one of the same version with the target, fetched; None if that cannot be, which is said.
+    /// This one, or one of the same version with the target, fetched; None if that cannot be, which
+    /// is said.
     pub fn get(repo: &Repo, target: &str, log: &Log) -> Result<Option<Self>> {
         let rustc = |arguments: &[&str]| {
             process::output(Command::new("rustc").current_dir(&repo.root).args(arguments))

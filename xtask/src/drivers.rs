@@ -76,8 +76,9 @@ const RUNS: [Run; 6] = [
     Run { name: "dx12-fxc", driver: "wine", validation: false, by_default: false, tests: Tests::OnWindows },
 ];
 
-/// The small cases, by parts of their tests' names: every kernel, masks, caches, decode, layers, positions, f16,
-/// refusals. Others of the suite take these drivers minutes: every further shape or mask is a shader more to compile.
+/// The small cases, by parts of their tests' names: every kernel, masks, caches, decode, layers,
+/// positions, f16, refusals. Others of the suite take these drivers minutes: every further shape or
+/// mask is a shader more to compile.
 struct Case {
     test: &'static str,
     /// For lavapipe-25, which takes ten times as long to compile a shader.

@@ -5,7 +5,8 @@ use std::{fs, io, process};
 
 use crate::error::{At, Result, failed};
 
-/// Writes `text` unless it is there; whoever reads the file meanwhile reads all of the one or of the other.
+/// Writes `text` unless it is there; whoever reads the file meanwhile reads all of the one or of
+/// the other.
 pub fn replace(path: &Path, text: &str, executable: bool) -> Result {
     if fs::read(path).is_ok_and(|old| old == text.as_bytes()) {
         return Ok(());

@@ -1,4 +1,5 @@
-//! The programs behind `scripts/`, each with a thin script in front: `scripts/drivers` is `xtask drivers`.
+//! The programs behind `scripts/`, each with a thin script in front: `scripts/drivers` is `xtask
+//! drivers`.
 
 mod browser;
 mod dawn;
@@ -40,8 +41,8 @@ const COMMANDS: [(&str, Main); 10] = [
     ("web", web::main),
 ];
 
-/// `--repo FOLDER COMMAND [ARGUMENTS...]`, as the scripts say it; `run-packed FOLDER [OPTIONS]` where there is no
-/// repository.
+/// `--repo FOLDER COMMAND [ARGUMENTS...]`, as the scripts say it; `run-packed FOLDER [OPTIONS]`
+/// where there is no repository.
 fn run(arguments: &[OsString]) -> (&str, Result) {
     match arguments {
         [option, repo, command, rest @ ..] if option == "--repo" => {

@@ -8,7 +8,8 @@ use crate::error::{At, Result, failed};
 use crate::process;
 use crate::repo::Repo;
 
-/// Fetches `package`, as `name@version`, once into the folder `target/NAME`, which it returns. The log gets npm's output.
+/// Fetches `package`, as `name@version`, once into the folder `target/NAME`, which it returns. The
+/// log gets npm's output.
 pub fn fetch(repo: &Repo, name: &str, package: &str, log: impl Fn() -> Stdio) -> Result<PathBuf> {
     let folder = repo.folder(name)?;
     let done = folder.join(package.replace('/', "+"));

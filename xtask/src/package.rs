@@ -129,7 +129,8 @@ impl Crate {
         Ok(format!("{stated} compiles"))
     }
 
-    /// cargo-deny, built where there is none, without optimizations: it takes longer to build than to run.
+    /// cargo-deny, built where there is none, without optimizations: it takes longer to build than
+    /// to run.
     fn cargo_deny(&self) -> Option<Command> {
         let built = self.tools.join("bin/cargo-deny");
         let program = match process::find("cargo-deny") {

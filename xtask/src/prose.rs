@@ -175,7 +175,8 @@ fn subjects(repo: &Repo) -> Result<Vec<Fault>> {
     Ok(long.map(|subject| Fault { line: 0, rule: Rule::Subject, text: subject.to_string() }).collect())
 }
 
-/// A comment of several lines, or a part of a page: the line on which it begins, and its lines without marks.
+/// A comment of several lines, or a part of a page: the line on which it begins, and its lines
+/// without marks.
 struct Block<'t> {
     line: usize,
     lines: Vec<&'t str>,
@@ -268,7 +269,8 @@ fn paragraphs(block: &Block) -> Vec<(usize, String)> {
             goes_on = false;
             continue;
         }
-        // A line that is indented by four is code as well, and columns that are aligned are a table.
+        // A line that is indented by four is code as well, and columns that are aligned are a
+        // table.
         let is_table = text.starts_with(['|', '<', '#']) || text.contains("   ");
         if in_code || is_table || text.is_empty() {
             goes_on = false;
@@ -333,7 +335,8 @@ fn without_code(text: &str) -> String {
     out.replace('[', "").replace(']', "")
 }
 
-/// The text with comments that end at column 100. A comment with code, tables or lists stays as it is.
+/// The text with comments that end at column 100. A comment with code, tables or lists stays as it
+/// is.
 fn wrapped(path: &str, text: &str) -> String {
     if path.ends_with(".md") {
         return text.to_string();
@@ -379,7 +382,8 @@ fn wrapped_block(lines: &[&str], mark: &str, indent: usize) -> Vec<String> {
             n += 1;
             continue;
         }
-        // A line goes on in the next if that one's first word found no room, unless the next has a label or a shape.
+        // A line goes on in the next if that one's first word found no room, unless the next has a
+        // label or a shape.
         let goes_on = |n: usize| {
             let next = text(n + 1).split_whitespace().next().unwrap_or_default();
             let named = |end: char| text(n + 1).split_once(end).is_some_and(|(name, _)| is_names(name));

@@ -25,7 +25,8 @@ impl Repo {
         let chosen = env::var_os("CARGO_TARGET_DIR").filter(|folder| !folder.is_empty());
         let target = absolute(chosen.map_or_else(|| root.join("target"), PathBuf::from)).at(&root)?;
         fs::create_dir_all(&target).at(&target)?;
-        // Cargo's own mark, so that backups skip it; cargo writes it only into a folder that it makes.
+        // Cargo's own mark, so that backups skip it; cargo writes it only into a folder that it
+        // makes.
         let mark = target.join("CACHEDIR.TAG");
         if !mark.exists() {
             let _ = fs::write(mark, "Signature: 8a477f597d28d172789f06886806bc55\n");

@@ -74,7 +74,8 @@ fn quoted(word: &str) -> String {
     format!("\"{word}\"")
 }
 
-/// The lines that a terminal is left with, none longer than [`COLUMNS`]; without blank ones at both ends.
+/// The lines that a terminal is left with, none longer than [`COLUMNS`]; without blank ones at both
+/// ends.
 fn lines(printed: &str) -> Vec<String> {
     let mut all = Vec::new();
     for line in without_codes(printed).lines() {

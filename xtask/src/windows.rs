@@ -1,5 +1,5 @@
-//! Programs for Windows on Linux: built with mingw's linker, run by Wine, whose Direct3D 12 uses lavapipe, with Microsoft's
-//! own compiler of shaders.
+//! Programs for Windows on Linux: built with mingw's linker, run by Wine, whose Direct3D 12 uses
+//! lavapipe, with Microsoft's own compiler of shaders.
 
 use std::env;
 use std::ffi::OsString;

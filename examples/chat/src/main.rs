@@ -1,4 +1,5 @@
-//! A language model answers: SmolLM2-135M-Instruct, its weights in the 4-bit blocks of its GGUF file, on the GPU.
+//! A language model answers: SmolLM2-135M-Instruct, its weights in the 4-bit blocks of its GGUF
+//! file, on the GPU.
 //!
 //! `cargo run --release -p chat -- "Why is the sky blue?"`
 //!
@@ -259,7 +260,8 @@ impl Chat<'_> {
         }
     }
 
-    /// Appends `prompt` and writes what follows as it comes, whole characters. Gives the token chosen last, which was not appended.
+    /// Appends `prompt` and writes what follows as it comes, whole characters. Gives the token
+    /// chosen last, which was not appended.
     fn answer(
         &self,
         session: &mut Session,

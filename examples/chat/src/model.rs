@@ -1,5 +1,5 @@
-//! A decoder of the llama architecture as its GGUF file has it: weights stay in their blocks, everything else is this crate's
-//! operators, one after the other in one compute pass.
+//! A decoder of the llama architecture as its GGUF file has it: weights stay in their blocks,
+//! everything else is this crate's operators, one after the other in one compute pass.
 
 use std::error::Error;
 
@@ -269,7 +269,8 @@ impl<'m> Session<'m> {
             logits: gpu.buffer(4 * batch * vocabulary)?,
         };
         let mut size = ScratchSize::default();
-        // Of a few rows the keys are split among workgroups, which takes memory that many rows do not.
+        // Of a few rows the keys are split among workgroups, which takes memory that many rows do
+        // not.
         for rows in 1..=rows {
             let heads = |buffer| TensorView::blhd(buffer, DType::F32, [batch, heads, rows, dim]);
             let call = Forward::with_cache(heads(&activations.qkv), &cache, heads(&activations.attended));
@@ -330,7 +331,8 @@ impl<'m> Session<'m> {
         Ok(())
     }
 
-    /// Appends tokens to each sequence, as many steps as that takes, and gives the logits after the last of each that got some.
+    /// Appends tokens to each sequence, as many steps as that takes, and gives the logits after the
+    /// last of each that got some.
     pub fn feed(&mut self, tokens: &[&[u32]]) -> Fallible<Vec<Vec<f32>>> {
         let (rows, vocabulary) = (self.layout.rows, self.model.sizes.vocabulary);
         let mut found = vec![Vec::new(); tokens.len()];
@@ -352,8 +354,9 @@ impl<'m> Session<'m> {
         Ok(found)
     }
 
-    /// One step: up to `rows` new tokens of each sequence. Where only one has any, all but attention is computed for it alone, and
-    /// it is named. Logits are `[sequences, vocabulary]`, or `[sequences, rows, vocabulary]` of all.
+    /// One step: up to `rows` new tokens of each sequence. Where only one has any, all but
+    /// attention is computed for it alone, and it is named. Logits are `[sequences, vocabulary]`,
+    /// or `[sequences, rows, vocabulary]` of all.
     pub fn step(&mut self, tokens: &[&[u32]], wanted: Logits) -> Fallible<(Vec<f32>, Option<usize>)> {
         let Sizes { width, heads, kv_heads, dim, inner, vocabulary, .. } = self.model.sizes;
         let Session { model, layout, cache, activations: a, scratch, .. } = self;
@@ -393,7 +396,8 @@ impl<'m> Session<'m> {
         let vector = |buffer| TensorView::vector(buffer, DType::F32, width);
         let together = TensorView::blhd(&a.qkv, DType::F32, [lanes, heads + 2 * kv_heads, rows, dim]);
         let part = |first, count| together.slice(1, first, count);
-        // To attention every sequence is there; where one is alone, the others show its rows and have none.
+        // To attention every sequence is there; where one is alone, the others show its rows and
+        // have none.
         let times = alone.map(|_| batch);
         let (q, k, v) = (part(0, heads), part(heads, kv_heads), part(heads + kv_heads, kv_heads));
         let attended = TensorView::blhd(&a.attended, DType::F32, [batch, heads, rows, dim]);
@@ -465,7 +469,8 @@ impl<'m> Session<'m> {
         Ok((logits, alone))
     }
 
-    /// The residual stream after the last layer, and what its norm makes of it, of the last step's first `rows` rows.
+    /// The residual stream after the last layer, and what its norm makes of it, of the last step's
+    /// first `rows` rows.
     #[cfg(test)]
     pub fn last_rows(&self, rows: usize) -> Fallible<[Vec<f32>; 2]> {
         let read = |buffer| self.model.gpu.download(buffer, rows * self.model.sizes.width);

@@ -1,4 +1,5 @@
-//! Files that are no such model's, prompts that do not fit, devices that are lost: on a model of one layer that is made up here.
+//! Files that are no such model's, prompts that do not fit, devices that are lost: on a model of
+//! one layer that is made up here.
 
 use std::io::BufReader;
 use std::time::{Duration, Instant};

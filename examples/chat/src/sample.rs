@@ -12,8 +12,9 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// At `temperature` 0 the likeliest token. Else one by its probability, softmax of logits / temperature, among the fewest
-    /// likeliest that have `top_p` of it together; the same `seed` chooses the same.
+    /// At `temperature` 0 the likeliest token. Else one by its probability, softmax of logits /
+    /// temperature, among the fewest likeliest that have `top_p` of it together; the same `seed`
+    /// chooses the same.
     pub fn new(temperature: f64, top_p: f64, seed: u64) -> Self {
         Sampler { temperature, top_p, random: ChaCha8Rng::seed_from_u64(seed) }
     }

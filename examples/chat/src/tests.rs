@@ -1,4 +1,5 @@
-//! The model against what others compute of the same file (tests/vectors/smollm2). Without the file each test says that it was
+//! The model against what others compute of the same file (tests/vectors/smollm2). Without the file
+//! each test says that it was
 //! skipped: `cargo run --release -p chat -- hello` fetches it.
 
 use std::path::Path;
@@ -14,7 +15,8 @@ use crate::sample::likeliest;
 use crate::{Arguments, Chat, Ended, Times, common, tokens, weights};
 
 const CASES: [&str; 3] = ["smollm2_plain_short", "smollm2_chat", "smollm2_plain_long"];
-/// What logits may be off by with f32 code, as the vectors' README has it: ten times what f32 code is off by.
+/// What logits may be off by with f32 code, as the vectors' README has it: ten times what f32 code
+/// is off by.
 const F32: f64 = 5e-4;
 /// With keys and values in f16.
 const F16: f64 = 0.05;
@@ -103,7 +105,8 @@ impl Worst {
     }
 }
 
-/// Feeds the stored tokens, and compares the logits of every step; gives what they are off by at most.
+/// Feeds the stored tokens, and compares the logits of every step; gives what they are off by at
+/// most.
 fn off(bed: &Bed, truth: &Truth, storage: CacheStorage) -> f64 {
     let vocabulary = bed.model.sizes.vocabulary;
     let (prompt, greedy) = (truth.ids("input_ids"), truth.ids("greedy_ids"));
@@ -128,7 +131,8 @@ fn off(bed: &Bed, truth: &Truth, storage: CacheStorage) -> f64 {
         worst.see_at(&logits, &ids[five.clone()], &top[five.clone()]);
         worst.see(lse(&logits), sums[step]);
         let [best, second] = [top[five.start], top[five.start + 1]];
-        // Each of the two is off by that at most: the right one is ahead if the gap is more than twice as much.
+        // Each of the two is off by that at most: the right one is ahead if the gap is more than
+        // twice as much.
         if best - second > 2.0 * worst.0 {
             assert_eq!(likeliest(&logits), Some(*token), "step {step}");
         }
@@ -181,7 +185,8 @@ fn every_logit_and_the_last_layer_equal_the_truth() {
     }
 }
 
-/// What the model says by itself: the stored tokens, as far as the best two logits are further apart than they may be off.
+/// What the model says by itself: the stored tokens, as far as the best two logits are further
+/// apart than they may be off.
 #[test]
 fn greedy_tokens_equal_the_truth() {
     let Some(bed) = bed("greedy_tokens_equal_the_truth") else { return };
@@ -214,7 +219,8 @@ fn greedy_tokens_equal_the_truth() {
     }
 }
 
-/// Several conversations at once, what they have in common computed once, in steps shorter than a prompt: as each alone.
+/// Several conversations at once, what they have in common computed once, in steps shorter than a
+/// prompt: as each alone.
 #[test]
 fn conversations_that_share_a_prefix_are_as_alone() {
     let Some(bed) = bed("conversations_that_share_a_prefix_are_as_alone") else { return };
@@ -321,7 +327,8 @@ fn bad_steps_are_refused() {
     assert_eq!((session.len(0), session.len(1)), (0, 0));
 }
 
-/// An answer that the context has no room for ends with what it has, whole characters; there is no other after it.
+/// An answer that the context has no room for ends with what it has, whole characters; there is no
+/// other after it.
 #[test]
 fn answers_end_where_the_context_does() {
     let Some(Bed { tokenizer, model }) = bed("answers_end_where_the_context_does") else { return };

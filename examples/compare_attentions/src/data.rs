@@ -8,13 +8,15 @@ pub const DIM: usize = 64;
 const TOPICS: usize = 16;
 /// Tokens before the topic changes, on average.
 const RUN: f32 = 24.0;
-/// How long a topic's vector is, and how far tokens are from it: those of a topic score about 5 higher than others.
+/// How long a topic's vector is, and how far tokens are from it: those of a topic score about 5
+/// higher than others.
 const LENGTH: f32 = 6.5;
 const SPREAD: f32 = 0.35;
 /// How long tokens are.
 pub const LENGTH_OF_KEYS: f64 = 7.1;
 
-/// Tokens that stay with a topic for a while and come back to it later: attention goes to all tokens of a query's topic, near and far.
+/// Tokens that stay with a topic for a while and come back to it later: attention goes to all
+/// tokens of a query's topic, near and far.
 pub struct Sequence {
     /// Queries and keys in one, `[length, DIM]`.
     pub qk: Vec<f32>,

@@ -1,4 +1,5 @@
-//! Every kind of attention on the same sequence, ever longer: error, time and memory against length, as a table and a picture.
+//! Every kind of attention on the same sequence, ever longer: error, time and memory against
+//! length, as a table and a picture.
 //!
 //! `cargo run --release -p compare_attentions`
 

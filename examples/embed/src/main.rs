@@ -1,4 +1,5 @@
-//! Sentence embeddings of a real model, all-MiniLM-L6-v2, computed whole on the GPU: a table of cosines, or a search in text files.
+//! Sentence embeddings of a real model, all-MiniLM-L6-v2, computed whole on the GPU: a table of
+//! cosines, or a search in text files.
 //!
 //! `cargo run --release -p embed -- "A cat sits on the mat." "It rained all day."`
 //! `cargo run --release -p embed -- --search "how are weights normalised" notes.txt`

@@ -1,4 +1,5 @@
-//! The model against what transformers computes in f64, as stored. Where the weights cannot be had, a line says so.
+//! The model against what transformers computes in f64, as stored. Where the weights cannot be had,
+//! a line says so.
 
 use std::io::Write;
 use std::path::PathBuf;

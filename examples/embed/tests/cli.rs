@@ -1,4 +1,5 @@
-//! What the program says to what it cannot use: one line, and what to do. None of it needs the weights, a device or a network.
+//! What the program says to what it cannot use: one line, and what to do. None of it needs the
+//! weights, a device or a network.
 
 use std::fs;
 use std::process::Command;

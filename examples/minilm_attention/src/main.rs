@@ -1,6 +1,6 @@
-//! The attention of a real model, all-MiniLM-L6-v2, on the GPU: layer 0's block from its input to its
-//! output projection, and the norm after it, compared with this crate's CPU reference and with the `transformers` library's
-//! numbers, timed, and drawn.
+//! The attention of a real model, all-MiniLM-L6-v2, on the GPU: layer 0's block from its input to
+//! its output projection, and the norm after it, compared with this crate's CPU reference and with
+//! the `transformers` library's numbers, timed, and drawn.
 //!
 //! `cargo run --release -p minilm_attention -- "A cat sits on the mat."`
 //!

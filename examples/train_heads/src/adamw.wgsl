@@ -1,4 +1,5 @@
-// AdamW (Loshchilov and Hutter 2019, "Decoupled weight decay regularization"), for all parameters at once.
+// AdamW (Loshchilov and Hutter 2019, "Decoupled weight decay regularization"), for all parameters
+// at once.
 
 @group(0) @binding(0) var<storage, read> step: Step;
 @group(0) @binding(1) var<storage, read> gradients: array<f32>;

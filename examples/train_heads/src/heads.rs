@@ -1,4 +1,5 @@
-//! What the heads are for: what they attend to, what the loss says of each, and how many the task needs.
+//! What the heads are for: what they attend to, what the loss says of each, and how many the task
+//! needs.
 
 use wgpu_attention::Error;
 
@@ -51,11 +52,13 @@ pub fn role(maps: &[f32], batch: &Batch, head: usize) -> Role {
     role
 }
 
-/// How much the loss depends on each head (Michel et al. 2019, "Are sixteen heads really better than one?"): the mean over
-/// sequences of |∂ loss / ∂ ξ|, where ξ = 1 multiplies the head's result.
+/// How much the loss depends on each head (Michel et al. 2019, "Are sixteen heads really better
+/// than one?"): the mean over sequences of |∂ loss / ∂ ξ|, where ξ = 1 multiplies the head's
+/// result.
 ///
-/// No mask is needed for it. A head's result c goes through columns W of the output projection, and W (ξ c) is (ξ W) c: so
-/// the gradient of ξ is the sum over these columns of W times d_W, which training computes anyway.
+/// No mask is needed for it. A head's result c goes through columns W of the output projection, and
+/// W (ξ c) is (ξ W) c: so the gradient of ξ is the sum over these columns of W times d_W, which
+/// training computes anyway.
 pub fn importance(model: &mut Model, batch: &Batch) -> Result<Importance, Error> {
     let weights = model.parameters()?;
     let mut importance = [[0.0; HEADS]; LAYERS];
@@ -79,8 +82,9 @@ pub fn columns(places: &Places, [layer, head]: Head) -> impl Iterator<Item = usi
 /// A head that was pruned, and the accuracy without it and those before.
 pub type Pruned = (Head, f64);
 
-/// Prunes all heads, one by one: each time the one that `choose` says by the importance of those that are left. A head is pruned
-/// by zeros in the columns that read it; what it attends to then changes nothing. Leaves the parameters as they were.
+/// Prunes all heads, one by one: each time the one that `choose` says by the importance of those
+/// that are left. A head is pruned by zeros in the columns that read it; what it attends to then
+/// changes nothing. Leaves the parameters as they were.
 pub fn prune(
     model: &mut Model,
     held_out: &[Batch],

@@ -1,4 +1,5 @@
-//! What the crate does not do: embedding, loss, AdamW. Short kernels, whose sums have a fixed order.
+//! What the crate does not do: embedding, loss, AdamW. Short kernels, whose sums have a fixed
+//! order.
 
 use wgpu_attention::wgpu;
 
@@ -11,7 +12,8 @@ pub const KEEP_MEAN: f32 = 0.9;
 pub const KEEP_SQUARE: f32 = 0.98;
 pub const EPSILON: f32 = 1e-8;
 pub const DECAY: f32 = 0.01;
-/// Biases by distance move so many times as fast: a score changes by one of them, but by all of two rows of matrices.
+/// Biases by distance move so many times as fast: a score changes by one of them, but by all of two
+/// rows of matrices.
 pub const BIAS_RATE: f32 = 16.0;
 
 /// What changes from step to step.

@@ -1,5 +1,6 @@
-//! Two layers of attention, and nothing else, learn to repeat what followed the last time: from random weights, with this
-//! crate's forward and backward passes and AdamW. Their heads become different on the way, and the picture shows it.
+//! Two layers of attention, and nothing else, learn to repeat what followed the last time: from
+//! random weights, with this crate's forward and backward passes and AdamW. Their heads become
+//! different on the way, and the picture shows it.
 //!
 //! `cargo run --release -p train_heads`
 
@@ -61,7 +62,8 @@ fn main() -> ExitCode {
 pub struct Findings {
     pub learned: usize,
     pub scores: Vec<model::Score>,
-    /// Of one held-out sequence: its letters, and each layer's maps, `[HEADS, LENGTH, LENGTH]`, before and after training.
+    /// Of one held-out sequence: its letters, and each layer's maps, `[HEADS, LENGTH, LENGTH]`,
+    /// before and after training.
     pub text: String,
     pub before: Vec<Vec<f32>>,
     pub after: Vec<Vec<f32>>,
@@ -69,7 +71,8 @@ pub struct Findings {
     pub importance: Importance,
     /// On held-out sequences, with all heads.
     pub accuracy: f64,
-    /// Without some: always the least important of those that were left, and always the most important.
+    /// Without some: always the least important of those that were left, and always the most
+    /// important.
     pub least_first: Vec<Pruned>,
     pub most_first: Vec<Pruned>,
 }

@@ -1,5 +1,6 @@
-//! The model: letters into a stream of `WIDTH` numbers each, two layers of attention that add to it, and out of it the next
-//! letter. Nothing else, as in Elhage et al. 2021, "A mathematical framework for transformer circuits".
+//! The model: letters into a stream of `WIDTH` numbers each, two layers of attention that add to
+//! it, and out of it the next letter. Nothing else, as in Elhage et al. 2021, "A mathematical
+//! framework for transformer circuits".
 
 use wgpu_attention::matmul::{ProjectionBackward, ProjectionForward};
 use wgpu_attention::{DType, Error, Gpu, Linear, Projection, TensorView, wgpu};

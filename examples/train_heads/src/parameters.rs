@@ -1,4 +1,5 @@
-//! Everything that is learned, in one buffer: so gradients have the same places in another, and AdamW is one dispatch.
+//! Everything that is learned, in one buffer: so gradients have the same places in another, and
+//! AdamW is one dispatch.
 
 use wgpu_attention::{DType, TensorView, wgpu};
 

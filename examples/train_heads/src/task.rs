@@ -1,11 +1,12 @@
-//! Induction: letters in random order, then the same again and again. What follows a letter that has been there
-//! is what followed it the last time.
+//! Induction: letters in random order, then the same again and again. What follows a letter that
+//! has been there is what followed it the last time.
 
 pub const VOCABULARY: usize = 26;
 pub const LENGTH: usize = 20;
 /// Sequences of a batch.
 pub const BATCH: usize = 64;
-/// Letters before the first repetition, all different. How many, each sequence chooses: no fixed distance tells the answer.
+/// Letters before the first repetition, all different. How many, each sequence chooses: no fixed
+/// distance tells the answer.
 const PERIODS: std::ops::RangeInclusive<usize> = 5..=12;
 /// The target of a letter whose successor cannot be known.
 pub const NONE: u32 = u32::MAX;

@@ -1,4 +1,5 @@
-// Sums of all rows' losses and hits, into the step's slot: each invocation every STRIPS-th row, then the first adds theirs up.
+// Sums of all rows' losses and hits, into the step's slot: each invocation every STRIPS-th row,
+// then the first adds theirs up.
 
 @group(0) @binding(0) var<storage, read> step: Step;
 @group(0) @binding(1) var<storage, read> losses: array<vec2<f32>>;

@@ -1,7 +1,7 @@
 //! GGUF, llama.cpp's file format: metadata, a table of tensors, their bytes.
 //!
-//! Layout: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>. The crates that read it do not check every length
-//! against the file or do not map it, hence this one.
+//! Layout: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>. The crates that read it do
+//! not check every length against the file or do not map it, hence this one.
 
 mod reader;
 mod value;
@@ -21,8 +21,8 @@ const MAGIC: &[u8; 4] = b"GGUF";
 const DEFAULT_ALIGNMENT: u64 = 32;
 /// As many as GGML has.
 const MOST_DIMENSIONS: u32 = 4;
-/// Bytes of the smallest entry of the metadata and of the table of tensors, so that a count is refused before anything is
-/// made of its size.
+/// Bytes of the smallest entry of the metadata and of the table of tensors, so that a count is
+/// refused before anything is made of its size.
 const SMALLEST_ENTRY: u64 = 8 + 4 + 1;
 const SMALLEST_TENSOR: u64 = 8 + 4 + 8 + 4 + 8;
 
@@ -47,7 +47,8 @@ pub struct Gguf {
 }
 
 impl Gguf {
-    /// Maps the file and reads its metadata and its table of tensors. The file must not change while it is open.
+    /// Maps the file and reads its metadata and its table of tensors. The file must not change
+    /// while it is open.
     ///
     /// # Errors
     /// [`Error::File`], [`Error::Malformed`].

@@ -1,5 +1,6 @@
-//! Keys and values travel again, and their gradients after them: each rank adds, on the host and in the order of the ring, what its queries
-//! give, and the last one sends the sum home. The device never waits for a sum.
+//! Keys and values travel again, and their gradients after them: each rank adds, on the host and in
+//! the order of the ring, what its queries give, and the last one sends the sum home. The device
+//! never waits for a sum.
 
 use std::time::Instant;
 
@@ -73,7 +74,8 @@ impl Memory {
         Ok(memory)
     }
 
-    /// With the log-sum-exp over all keys, a part's weights are those of the whole: no merge is needed, only sums.
+    /// With the log-sum-exp over all keys, a part's weights are those of the whole: no merge is
+    /// needed, only sums.
     fn calls<'a>(
         &'a self,
         key: &'a Key,
@@ -100,7 +102,8 @@ impl Memory {
         })
     }
 
-    /// Records a visit, and that what it gives to keys and values is copied for the host, if it is to travel.
+    /// Records a visit, and that what it gives to keys and values is copied for the host, if it is
+    /// to travel.
     fn record(
         &mut self,
         kernels: &Kernels,

@@ -28,7 +28,8 @@ pub struct RingForward<'a> {
 }
 
 impl<'a> RingForward<'a> {
-    /// The rank's queries, keys and values, and where its output goes; `length` tokens on all ranks.
+    /// The rank's queries, keys and values, and where its output goes; `length` tokens on all
+    /// ranks.
     pub fn new(
         q: TensorView<'a>,
         k: TensorView<'a>,
@@ -65,7 +66,8 @@ impl<'a> RingForward<'a> {
     }
 }
 
-/// One backward call, of this rank's share of the tokens: what [`RingForward`] was given and wrote, and where gradients go.
+/// One backward call, of this rank's share of the tokens: what [`RingForward`] was given and wrote,
+/// and where gradients go.
 ///
 /// | tensor | shape | dtype |
 /// |---|---|---|
@@ -85,7 +87,8 @@ pub struct RingBackward<'a> {
 }
 
 impl<'a> RingBackward<'a> {
-    /// `[q, k, v]` of a forward call with what it wrote, the gradient of `out`, and `[d_q, d_k, d_v]`; `length` tokens on all ranks.
+    /// `[q, k, v]` of a forward call with what it wrote, the gradient of `out`, and `[d_q, d_k,
+    /// d_v]`; `length` tokens on all ranks.
     pub fn new(
         inputs: [TensorView<'a>; 3],
         out: TensorView<'a>,

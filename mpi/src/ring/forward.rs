@@ -96,7 +96,8 @@ impl KeysMemory {
         self.download.read(&kernels.device, bytes.len(), |from| bytes.copy_from_slice(from))
     }
 
-    /// Records what brings a block to the device; the staging buffer is asked for again after the submission.
+    /// Records what brings a block to the device; the staging buffer is asked for again after the
+    /// submission.
     pub fn arrive(
         &mut self,
         kernels: &Kernels,

@@ -25,7 +25,8 @@ use block::Sizes;
 /// How long a rank may be silent before the others call it dead.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Attention over a sequence of which every rank holds a share, in the buffers of its own device. Every rank makes the same calls.
+/// Attention over a sequence of which every rank holds a share, in the buffers of its own device.
+/// Every rank makes the same calls.
 ///
 /// ```no_run
 /// # use wgpu_attention::{Config, TensorView, wgpu};
@@ -39,9 +40,11 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// # Ok(()) }
 /// ```
 ///
-/// Unlike the operators of the library it submits and waits: what a device has computed must reach the host before it can travel.
-/// Attention and merges are computed in f32, whatever the tensors' type; keys and values travel in theirs. An error that concerns all ranks reaches all of them;
-/// after one in the middle of a call the ring is of no further use, and every later call repeats it.
+/// Unlike the operators of the library it submits and waits: what a device has computed must reach
+/// the host before it can travel. Attention and merges are computed in f32, whatever the tensors'
+/// type; keys and values travel in theirs. An error that concerns all ranks reaches all of them;
+/// after one in the middle of a call the ring is of no further use, and every later call repeats
+/// it.
 pub struct RingAttention {
     kernels: Kernels,
     config: Config,
@@ -79,7 +82,8 @@ impl Kernels {
     }
 
     pub fn submit(&self, encoder: wgpu::CommandEncoder) {
-        // Before and after: a submission may wait for the one before it, whose end is to be seen when it comes.
+        // Before and after: a submission may wait for the one before it, whose end is to be seen
+        // when it comes.
         self.poll();
         self.queue.submit([encoder.finish()]);
         self.poll();
@@ -127,7 +131,8 @@ impl Kernels {
 }
 
 impl RingAttention {
-    /// A ring over `wire`, of a device of this rank. The dtype of `config` is left aside: that of the tensors of a call counts.
+    /// A ring over `wire`, of a device of this rank. The dtype of `config` is left aside: that of
+    /// the tensors of a call counts.
     ///
     /// # Errors
     /// A configuration that no call could satisfy.
@@ -236,8 +241,8 @@ impl RingAttention {
         self.told(result)
     }
 
-    /// The gradients of this rank's queries, keys and values. Those of keys and values are sums over the ranks that see them, in
-    /// the order of the ring: the same inputs give the same bits.
+    /// The gradients of this rank's queries, keys and values. Those of keys and values are sums
+    /// over the ranks that see them, in the order of the ring: the same inputs give the same bits.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).

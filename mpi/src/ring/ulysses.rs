@@ -1,4 +1,5 @@
-//! An exchange of all with all: shares of the tokens for shares of the heads, and back (Jacobs et al. 2023).
+//! An exchange of all with all: shares of the tokens for shares of the heads, and back (Jacobs et
+//! al. 2023).
 
 use std::ops::Range;
 use std::time::Instant;
@@ -20,7 +21,8 @@ pub(super) struct Memory {
     shares: Shares,
     numbers: Option<wgpu::Buffer>,
     scratch: Option<Scratch>,
-    /// All heads of the rank's tokens, then its heads of all tokens: what goes in, and what comes out.
+    /// All heads of the rank's tokens, then its heads of all tokens: what goes in, and what comes
+    /// out.
     inputs: [Side; 2],
     outputs: [Side; 2],
     /// Inputs in f32, where they are not.
@@ -77,7 +79,8 @@ impl Side {
         }
     }
 
-    /// Calls `copy` with the bytes of every run of rows: those of the heads `share(heads)` and of the tokens `tokens`.
+    /// Calls `copy` with the bytes of every run of rows: those of the heads `share(heads)` and of
+    /// the tokens `tokens`.
     fn runs(
         &self,
         share: impl Fn(usize) -> Range<usize>,
@@ -111,7 +114,8 @@ impl Exchange<'_> {
         let Exchange { kernels, shares, from, to, gathers } = self;
         let (rank, ranks) = (courier.rank(), courier.ranks());
         let tokens = |rank: usize| shares.chunks(rank)[0].clone();
-        // On the one side a rank has its tokens and all heads, on the other all tokens and its heads.
+        // On the one side a rank has its tokens and all heads, on the other all tokens and its
+        // heads.
         let of_rank = |peer: usize| move |heads: usize| heads / ranks * peer..heads / ranks * (peer + 1);
         let all = |heads: usize| 0..heads;
         let own_tokens = 0..tokens(rank).len();
@@ -317,7 +321,8 @@ impl RingAttention {
     }
 }
 
-/// The rank's heads of all tokens, in the staging buffer that goes to the device. Gives how long it took.
+/// The rank's heads of all tokens, in the staging buffer that goes to the device. Gives how long it
+/// took.
 fn gather(
     kernels: &Kernels,
     courier: &mut Courier,

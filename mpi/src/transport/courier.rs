@@ -1,4 +1,5 @@
-//! A thread that serves the wire while the device computes: it moves messages on, tells the others that this rank lives, and finds out who does not.
+//! A thread that serves the wire while the device computes: it moves messages on, tells the others
+//! that this rank lives, and finds out who does not.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};

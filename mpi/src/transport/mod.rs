@@ -1,4 +1,5 @@
-//! What moves bytes between ranks: a [`Wire`], of which there are two, and the courier that serves it in a thread of its own.
+//! What moves bytes between ranks: a [`Wire`], of which there are two, and the courier that serves
+//! it in a thread of its own.
 
 mod courier;
 #[cfg(feature = "mpi")]
@@ -19,8 +20,8 @@ pub struct Done {
     pub bytes: Vec<u8>,
 }
 
-/// Moves bytes between ranks. Messages of one tag from one rank to another arrive in the order in which they were sent. One thread uses it,
-/// not the one that made it.
+/// Moves bytes between ranks. Messages of one tag from one rank to another arrive in the order in
+/// which they were sent. One thread uses it, not the one that made it.
 pub trait Wire: Send + 'static {
     /// This rank.
     fn rank(&self) -> usize;

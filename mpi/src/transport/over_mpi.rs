@@ -16,9 +16,11 @@ use crate::error::Error;
 /// What a message is sent in: MPI counts in 32 bits with a sign.
 const PIECE: usize = 1 << 30;
 
-/// Messages of an MPI communicator, which is a duplicate: nothing that the application sends meets them.
+/// Messages of an MPI communicator, which is a duplicate: nothing that the application sends meets
+/// them.
 pub struct MpiWire {
-    /// Never freed: ranks end at different times, and a message that comes too late must not meet a new communicator of the same number.
+    /// Never freed: ranks end at different times, and a message that comes too late must not meet a
+    /// new communicator of the same number.
     comm: ManuallyDrop<SimpleCommunicator>,
     rank: usize,
     ranks: usize,
@@ -28,7 +30,8 @@ pub struct MpiWire {
 // SAFETY: `new` has seen that every thread may call MPI, at any time.
 unsafe impl Send for MpiWire {}
 
-/// A message in pieces, and the memory that they are in. The memory of a `Vec` stays where it is when the `Vec` is moved.
+/// A message in pieces, and the memory that they are in. The memory of a `Vec` stays where it is
+/// when the `Vec` is moved.
 struct Message {
     id: u64,
     bytes: Vec<u8>,
@@ -50,7 +53,8 @@ fn level(threading: Threading) -> u8 {
 }
 
 impl MpiWire {
-    /// For the ranks of `world`. All of them must call it. Each takes a communicator for as long as the process lives.
+    /// For the ranks of `world`. All of them must call it. Each takes a communicator for as long as
+    /// the process lives.
     ///
     /// # Errors
     /// [`Error::Threads`], on all ranks, if one of them has less than `MPI_THREAD_MULTIPLE`: a thread of each serves the messages while the
@@ -64,7 +68,8 @@ impl MpiWire {
             return Err(Error::Threads { rank, got: got.into() });
         }
         let comm = ManuallyDrop::new(world.duplicate());
-        // SAFETY: the communicator is this one's own, and so is what it does on errors; the handler is MPI's constant.
+        // SAFETY: the communicator is this one's own, and so is what it does on errors; the handler
+        // is MPI's constant.
         let code = unsafe { ffi::MPI_Comm_set_errhandler(comm.as_raw(), ffi::RSMPI_ERRORS_RETURN) };
         let rank = world.rank() as usize;
         checked(code).map_err(|reason| Error::Transport { rank, reason })?;
@@ -96,7 +101,8 @@ impl MpiWire {
             let at = piece * PIECE;
             let count = (len - at).min(PIECE) as c_int;
             let mut request = std::mem::MaybeUninit::uninit();
-            // SAFETY: `at + count` is at most the length of the `Vec`, which is neither read, written nor freed before the request has
+            // SAFETY: `at + count` is at most the length of the `Vec`, which is neither read,
+            // written nor freed before the request has
             // ended: it lies in `under_way` until then, and `close` ends or leaks what is left.
             let code = unsafe {
                 let start = bytes.as_mut_ptr().add(at);
@@ -156,7 +162,8 @@ impl Wire for MpiWire {
         while let Some(message) = self.under_way.get_mut(at) {
             while let Some(request) = message.requests.last_mut() {
                 let (mut flag, mut status) = (0, std::mem::MaybeUninit::uninit());
-                // SAFETY: the request is one of MPI's that has not ended, and MPI writes the status where it has.
+                // SAFETY: the request is one of MPI's that has not ended, and MPI writes the status
+                // where it has.
                 checked(unsafe { ffi::MPI_Test(request, &mut flag, status.as_mut_ptr()) })?;
                 if flag == 0 {
                     break;
@@ -191,7 +198,8 @@ impl Wire for MpiWire {
             let mut ended = true;
             for mut request in message.requests.drain(..) {
                 if message.receives {
-                    // SAFETY: a receive that nobody will answer; once cancelled it ends, so waiting does not hang.
+                    // SAFETY: a receive that nobody will answer; once cancelled it ends, so waiting
+                    // does not hang.
                     unsafe {
                         ffi::MPI_Cancel(&mut request);
                         ffi::MPI_Wait(&mut request, ffi::RSMPI_STATUS_IGNORE);
@@ -208,8 +216,8 @@ impl Wire for MpiWire {
     }
 }
 
-/// Ends the process and all others of the MPI with an error, in a second, in which the others find out themselves. For an error after which `MPI_Finalize` would
-/// wait for a rank that is no more.
+/// Ends the process and all others of the MPI with an error, in a second, in which the others find
+/// out themselves. For an error after which `MPI_Finalize` would wait for a rank that is no more.
 pub fn give_up(world: &impl Communicator, error: &dyn std::fmt::Display) -> ! {
     // In one piece: other ranks write to the same place.
     let line = format!("rank {} of {}: {error}\n", world.rank(), world.size());

@@ -1,4 +1,5 @@
-//! Ranks that die, differ or refuse: every rank ends with an error that names the rank and the reason, in seconds.
+//! Ranks that die, differ or refuse: every rank ends with an error that names the rank and the
+//! reason, in seconds.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

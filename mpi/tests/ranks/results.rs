@@ -1,4 +1,5 @@
-//! Forward and backward, every schedule and mask, equal to the reference within the tolerance of one device.
+//! Forward and backward, every schedule and mask, equal to the reference within the tolerance of
+//! one device.
 
 use wgpu_attention::{DType, Shape};
 use wgpu_attention_mpi::Schedule::{self, Contiguous, Ulysses, Zigzag};
@@ -6,7 +7,8 @@ use wgpu_attention_mpi::plan::{Machine, Workload, forecast};
 
 use super::problem::{Problem, Rules, rules};
 
-/// Two query heads to a key head, another width of values, a length that no number of ranks divides.
+/// Two query heads to a key head, another width of values, a length that no number of ranks
+/// divides.
 fn grouped(length: usize) -> Shape {
     Shape { batch: 2, heads: 4, kv_heads: 2, q_len: length, kv_len: length, head_dim: 8, value_dim: 12 }
 }
@@ -69,7 +71,8 @@ fn what_nobody_sees_does_not_travel() {
         [results.bytes, results.messages]
     };
     let rule = |causal, window, documents: &[usize]| Rules { causal, window, documents: documents.into() };
-    // Sixteen tokens of keys and values, f32: forth in the forward pass, forth again and gradients in the backward pass.
+    // Sixteen tokens of keys and values, f32: forth in the forward pass, forth again and gradients
+    // in the backward pass.
     let block = 2 * 16 * 8 * 4;
     // To three others each, twice; gradients as often, and home.
     assert_eq!(sent(rule(false, None, &[])), [4 * block * (3 + 3 + 4), 4 * 10]);

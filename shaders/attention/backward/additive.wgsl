@@ -1,6 +1,7 @@
 // The score of a pair before the mask, from memory: v · tanh(q + k).
 //
-// Needs: p.group, p.head_dim, p.k, p.q, p.score_vector; Query; dot_tanh, k_at4, q_at4, score_vector_at4, view_at.
+// Needs: p.group, p.head_dim, p.k, p.q, p.score_vector; Query; dot_tanh, k_at4, q_at4,
+// score_vector_at4, view_at.
 // Gives: raw_score.
 
 fn raw_score(q: Query, j: u32) -> f32 {

@@ -8,7 +8,8 @@
 //
 // Constants: HAS_DROPOUT, PER_PAIR_MASK
 //
-// Needs: p.mask, p.scale; HAS_DROPOUT, PER_PAIR_MASK; Query; apply_dropout, mask_mod, score_mod, score_slope.
+// Needs: p.mask, p.scale; HAS_DROPOUT, PER_PAIR_MASK; Query; apply_dropout, mask_mod, score_mod,
+// score_slope.
 // Gives: LOG2_E; Pair; pair_of.
 
 const LOG2_E: f32 = 1.4426950408889634;

@@ -4,12 +4,13 @@
 //            WIDE   whether element indices reach 2^28
 //            IN_CHAINS   whether products are summed as fused_backward/cpu.wgsl does, else as fused_backward/gpu.wgsl: bit by bit
 //
-// Needs: p.d_out, p.group, p.head_dim, p.k, p.q, p.v, p.value_dim; IN_CHAINS, IN_FOURS, WIDE; Pair, Query; d_out_at4, k_at4, pair_of, q_at4,
-// v_at4, view_at.
-// Gives: d_out_row, d_out_vector, d_weight_at, dot_at, k_row, k_vector, pair_at, q_row, q_vector, v_row, v_vector.
+// Needs: p.d_out, p.group, p.head_dim, p.k, p.q, p.v, p.value_dim; IN_CHAINS, IN_FOURS, WIDE; Pair,
+// Query; d_out_at4, k_at4, pair_of, q_at4, v_at4, view_at.
+// Gives: d_out_row, d_out_vector, d_weight_at, dot_at, k_row, k_vector, pair_at, q_row, q_vector,
+// v_row, v_vector.
 
-// Says to the compiler that an index is not negative as an i32 (and, in fours, aligned), which saves a
-// check per load.
+// Says to the compiler that an index is not negative as an i32 (and, in fours, aligned), which
+// saves a check per load.
 const INDEX: u32 = select(0xffffffffu, select(0x0fffffffu, 0x0ffffffcu, IN_FOURS), !WIDE);
 
 // Rows of the tensors, from their first channel on.

@@ -1,12 +1,14 @@
-// The loop of fused.wgsl for drivers that run on a CPU, for few rows and packed keys and values, as caches have.
+// The loop of fused.wgsl for drivers that run on a CPU, for few rows and packed keys and values, as
+// caches have.
 //
-// Every load has an index uniform over the workgroup: a scalar load. (Where lanes differ in it, each lane costs
-// a branch.) LANES such words are put together to a vector, one in each lane, and unpacked as one. For scores
-// a lane has the word of its own key, for sums its own word of the key. Weights go from the one to the other
-// through workgroup memory, a chunk at a time. Where rows fill the lanes, fused/cpu.wgsl is faster.
+// Every load has an index uniform over the workgroup: a scalar load. (Where lanes differ in it,
+// each lane costs a branch.) LANES such words are put together to a vector, one in each lane, and
+// unpacked as one. For scores a lane has the word of its own key, for sums its own word of the key.
+// Weights go from the one to the other through workgroup memory, a chunk at a time. Where rows fill
+// the lanes, fused/cpu.wgsl is faster.
 //
-// GATHER: for drivers that load for each lane whether or not the index is uniform, a dozen blocks of code a lane. There
-// each lane loads its own word, to the same result.
+// GATHER: for drivers that load for each lane whether or not the index is uniform, a dozen blocks
+// of code a lane. There each lane loads its own word, to the same result.
 //
 // Constants: ROWS     packed rows of a workgroup
 //            LANES    invocations of a workgroup, as many as the driver computes at once
@@ -17,18 +19,20 @@
 //            GATHER   whether lanes load their own words
 // The loops must stay in the first-level cache of instructions.
 //
-// Floor, per query, key and channel of each kind: a multiplication and an addition (software drivers have no
-// fused one). Loads: five instructions for each u32, once per ROWS packed rows.
+// Floor, per query, key and channel of each kind: a multiplication and an addition (software
+// drivers have no fused one). Loads: five instructions for each u32, once per ROWS packed rows.
 //
-// Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim; CHUNK, GATHER,
-// KEYS, K_BLOCKS, LANES, LOWEST, PER_PAIR_MASK, RESCALE_THRESHOLD, ROWS, SCALED, SPLITS, STEP, UNIT, VECTORS, V_BLOCKS;
-// Query; all_finite, any_nan, finish_checked, is_run, k_scale, k_source, k_word, key_row, mask_mod, q_at4, query_of_row, repaired,
-// rescale_of, row_state, rows_key_range, run_step, score_mod, split_keys, store_row, unpacked_all, v_scale,
+// Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim;
+// CHUNK, GATHER, KEYS, K_BLOCKS, LANES, LOWEST, PER_PAIR_MASK, RESCALE_THRESHOLD, ROWS, SCALED,
+// SPLITS, STEP, UNIT, VECTORS, V_BLOCKS; Query; all_finite, any_nan, finish_checked, is_run,
+// k_scale, k_source, k_word, key_row, mask_mod, q_at4, query_of_row, repaired, rescale_of,
+// row_state, rows_key_range, run_step, score_mod, split_keys, store_row, unpacked_all, v_scale,
 // v_source, v_word, view_at, weight_of.
 // Gives: main.
 
 const LANE_KEYS: u32 = KEYS / LANES;
-// Keys side by side in the lanes, for rows of few words, and words of a lane. A power of two, so that steps end where weights do.
+// Keys side by side in the lanes, for rows of few words, and words of a lane. A power of two, so
+// that steps end where weights do.
 const SPREAD: u32 = 1u << firstLeadingBit(clamp(LANES / V_BLOCKS, 1u, KEYS / STEP));
 const LANE_WORDS: u32 = (V_BLOCKS + LANES - 1u) / LANES;
 const_assert LANE_WORDS * VECTORS <= 32u;
@@ -42,8 +46,8 @@ var<workgroup> spread: array<vec4<f32>, select(1u, LANES * VECTORS, SPREAD > 1u)
 // The turn in which a score was too far above the maximum.
 var<workgroup> rescale_chunk: u32;
 
-// x. After a barrier LLVM computes again what was computed before it, at each use, inside loops too (llvmpipe's
-// workgroups are coroutines); what came out of a loop it keeps.
+// x. After a barrier LLVM computes again what was computed before it, at each use, inside loops too
+// (llvmpipe's workgroups are coroutines); what came out of a loop it keeps.
 fn opaque(x: u32) -> u32 {
     var y = x;
     for (var i = 0u; i < p.kv_heads; i++) {
@@ -52,8 +56,8 @@ fn opaque(x: u32) -> u32 {
     return y;
 }
 
-// Never true. The loop in it makes the loop around it not an innermost one: LLVM turns the bounds checks of an
-// innermost loop's loads from conditional moves into branches, which is slower.
+// Never true. The loop in it makes the loop around it not an innermost one: LLVM turns the bounds
+// checks of an innermost loop's loads from conditional moves into branches, which is slower.
 fn opaque_false() -> bool {
     if p.group == 0u {
         return opaque(1u) == 1u;
@@ -62,8 +66,8 @@ fn opaque_false() -> bool {
     }
 }
 
-// n, as the bound of a loop over values of other lanes. Where each load is much code, the loop is not to be unrolled: the bound
-// is not constant.
+// n, as the bound of a loop over values of other lanes. Where each load is much code, the loop is
+// not to be unrolled: the bound is not constant.
 fn bound(n: u32) -> u32 {
     if GATHER {
         return select(n, 0u, p.kv_heads == 0u);
@@ -72,8 +76,8 @@ fn bound(n: u32) -> u32 {
     }
 }
 
-// All ones for lane l, else zero. From bits, not from a comparison: that would become masked loads, which
-// are slow.
+// All ones for lane l, else zero. From bits, not from a comparison: that would become masked loads,
+// which are slow.
 fn mask_of(bit: u32, l: u32) -> u32 {
     return u32(i32(bit << (31u - l)) >> 31u);
 }

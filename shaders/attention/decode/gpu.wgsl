@@ -1,5 +1,6 @@
-// The loop of fused.wgsl for GPUs, for few packed rows: each key and value is loaded once for all of them.
-// A workgroup has ROWS packed rows and one part of the keys that they see, and walks it a tile at a time.
+// The loop of fused.wgsl for GPUs, for few packed rows: each key and value is loaded once for all
+// of them. A workgroup has ROWS packed rows and one part of the keys that they see, and walks it a
+// tile at a time.
 //
 // Constants: ROWS        packed rows of a workgroup
 //            LANE_ROWS   of these, rows of an invocation: ROWS, or ROWS / n (each n-th of the workgroup then
@@ -15,10 +16,11 @@
 // K_BLOCKS, V_BLOCKS, VECTORS are compiled in: what is loaded, and where it is used, has constant bounds.
 // All but V_BLOCKS, K_BLOCKS are powers of two.
 //
-// Rows of k and v are 16-byte words: k_word(row, n), v_word(row, n) load one as it is, and stay in registers
-// so. unpacked(word, i) are its i-th four numbers; they stand in order, 128 / VECTORS bits a four. A number
-// means (number - BIAS) · k_scale(row, n) if SCALED (BIAS is taken once from each sum, not from each number),
-// else itself. finish_row and store_row take what comes out: of a split of several, or the end.
+// Rows of k and v are 16-byte words: k_word(row, n), v_word(row, n) load one as it is, and stay in
+// registers so. unpacked(word, i) are its i-th four numbers; they stand in order, 128 / VECTORS
+// bits a four. A number means (number - BIAS) · k_scale(row, n) if SCALED (BIAS is taken once from
+// each sum, not from each number), else itself. finish_row and store_row take what comes out: of a
+// split of several, or the end.
 //
 // Floors per key, for all rows of the workgroup, C = 4 · KEY_FOURS:
 //   global memory     16 · (K_BLOCKS + V_BLOCKS) bytes and the scales, once; each part of the workgroup, and for a word
@@ -26,25 +28,29 @@
 //   multiply-adds     ROWS · (head_dim + value_dim)
 //   workgroup memory  bytes: q 4 · ROWS · head_dim / C; weights ROWS · value_dim · V_SPLIT / VECTORS;
 //                     reduction 8 · ROWS · KEY_LANES, with subgroups 0
-// C = 4 and V_SPLIT = VECTORS, the most rows: a vector of workgroup memory per 16 multiply-adds, which is
-// what GPUs have of both (128 bytes and 128 multiply-adds a cycle). 8 rows of f16, 128 channels each: 512
-// bytes of global memory, 2048 multiply-adds, 2048 + 512 bytes of workgroup memory.
+// C = 4 and V_SPLIT = VECTORS, the most rows: a vector of workgroup memory per 16 multiply-adds,
+// which is what GPUs have of both (128 bytes and 128 multiply-adds a cycle). 8 rows of f16, 128
+// channels each: 512 bytes of global memory, 2048 multiply-adds, 2048 + 512 bytes of workgroup
+// memory.
 //
-// A tile: words of k in registers, each against q in workgroup memory (the same for all keys: few addresses)
-// → sums of KEY_LANES lanes added → scores with their owners → weights in workgroup memory → p · v, each lane
-// some channels and some fours of keys. A vector of scores or weights is always four consecutive keys of one
-// row.
+// A tile: words of k in registers, each against q in workgroup memory (the same for all keys: few
+// addresses) → sums of KEY_LANES lanes added → scores with their owners → weights in workgroup
+// memory → p · v, each lane some channels and some fours of keys. A vector of scores or weights is
+// always four consecutive keys of one row.
 //
-// Registers are short: 128 for as many waves as hide memory's latency. Sums take up to 64. So what is loaded AHEAD is
-// little: the next words of k while some are multiplied, or, if a lane has one word of a key, while weights are computed and
-// used; the first four words of v while weights are computed, the next while a four of keys is added. The last load in p · v
-// is of the next tile's first: into a cache. Where an invocation has no more than 128 (Apple, Qualcomm), nothing is.
+// Registers are short: 128 for as many waves as hide memory's latency. Sums take up to 64. So what
+// is loaded AHEAD is
+// little: the next words of k while some are multiplied, or, if a lane has one word of a key, while
+// weights are computed and used; the first four words of v while weights are computed, the next
+// while a four of keys is added. The last load in p · v is of the next tile's first: into a cache.
+// Where an invocation has no more than 128 (Apple, Qualcomm), nothing is.
 //
-// Needs: p.head_dim, p.mask, p.q, p.scale, p.value_dim; AHEAD, BIAS, KEY_FOURS, KEY_LANES, K_BLOCKS, LANE_ROWS, LOWEST,
-// PER_PAIR_MASK, REDUCE_SIZE, RESCALE_THRESHOLD, ROWS, SCALED, SHARED, UNIT, VECTORS, V_BLOCKS, V_SPLIT,
-// WORKGROUP; Query, Source, WorkTile; are_nan, finish_checked, k_scale, k_source, k_word, key_row, mask_mod,
-// owned_first, owned_group, q_at4, query_of_row, reduce, rescale_of, row_repaired, row_state, rows_key_range,
-// score_mod, split_keys, store_row, unpacked, v_scale, v_source, v_word, view_at, weights_of, work_tile.
+// Needs: p.head_dim, p.mask, p.q, p.scale, p.value_dim; AHEAD, BIAS, KEY_FOURS, KEY_LANES,
+// K_BLOCKS, LANE_ROWS, LOWEST, PER_PAIR_MASK, REDUCE_SIZE, RESCALE_THRESHOLD, ROWS, SCALED, SHARED,
+// UNIT, VECTORS, V_BLOCKS, V_SPLIT, WORKGROUP; Query, Source, WorkTile; are_nan, finish_checked,
+// k_scale, k_source, k_word, key_row, mask_mod, owned_first, owned_group, q_at4, query_of_row,
+// reduce, rescale_of, row_repaired, row_state, rows_key_range, score_mod, split_keys, store_row,
+// unpacked, v_scale, v_source, v_word, view_at, weights_of, work_tile.
 // Gives: ALL_GROUPS, OWN, SCORES; decode, own_scores, scores, tile.
 
 const ROW_GROUPS: u32 = ROWS / LANE_ROWS;
@@ -53,8 +59,8 @@ const GROUP_LANES: u32 = WORKGROUP / ROW_GROUPS;
 const K_WORDS: u32 = (K_BLOCKS + KEY_LANES - 1u) / KEY_LANES;
 const K_RAGGED: bool = K_BLOCKS % KEY_LANES != 0u;
 const LANE_KEYS: u32 = KEY_FOURS * 4u;
-// A word of 8 vectors is taken a number at a time, which then stands in front: written out at once, drivers would unpack
-// ahead, into 50 registers more.
+// A word of 8 vectors is taken a number at a time, which then stands in front: written out at once,
+// drivers would unpack ahead, into 50 registers more.
 const WORD_STEPS: u32 = select(1u, 4u, VECTORS == 8u);
 const STEP_VECTORS: u32 = VECTORS / WORD_STEPS;
 // Groups of lanes that share a key, in a half and in all; units of four keys, keys of a tile.
@@ -65,8 +71,8 @@ const KEYS: u32 = UNITS * 4u;
 // Vectors of sums of a lane, number f * LANE_ROWS + r, and those it owns after the reduction.
 const SCORES: u32 = LANE_ROWS * KEY_FOURS;
 const OWN: u32 = max(1u, SCORES / KEY_LANES);
-// Turns of the loop over words that are written out: all, if these are at most 512 multiply-adds, or half as many where
-// registers are few.
+// Turns of the loop over words that are written out: all, if these are at most 512 multiply-adds,
+// or half as many where registers are few.
 const K_WRITTEN: u32 = select(0u, K_WORDS, K_WORDS * VECTORS * SCORES <= select(16u, 32u, AHEAD));
 
 // Columns are pieces of words of v.
@@ -99,8 +105,8 @@ var<workgroup> tile: array<vec4<f32>, TILE_SIZE>;
 // −BIAS · Σ q of the channels of a word [row, word].
 var<workgroup> q_bias: array<f32, select(1u, ROWS * K_WORDS * KEY_LANES, SCALED)>;
 var<workgroup> fold: array<f32, ROWS * FOLD>;
-// Of the rows: what scores are relative to; what older sums are to be multiplied by; the sum of the weights,
-// in the end; the interval of keys.
+// Of the rows: what scores are relative to; what older sums are to be multiplied by; the sum of the
+// weights, in the end; the interval of keys.
 var<workgroup> row_max: array<f32, ROWS>;
 var<workgroup> row_rescale: array<f32, ROWS>;
 var<workgroup> row_sum: array<f32, ROWS>;
@@ -108,13 +114,15 @@ var<workgroup> row_keys: array<vec2<u32>, ROWS>;
 // Whether a score of the tile is further above its row's top than RESCALE_THRESHOLD, or is NaN.
 var<workgroup> any_above: atomic<u32>;
 
-// The registers of an invocation, in arrays that only constants index (src/kernel/unroll.rs): its sums of q · kᵀ; of these, added up over
-// KEY_LANES, the ones that it owns, their weights, the sums of the weights.
+// The registers of an invocation, in arrays that only constants index (src/kernel/unroll.rs): its
+// sums of q · kᵀ; of these, added up over KEY_LANES, the ones that it owns, their weights, the sums
+// of the weights.
 var<private> scores: array<vec4<f32>, SCORES>;
 var<private> own_scores: array<vec4<f32>, OWN>;
 var<private> weights: array<vec4<f32>, OWN>;
 var<private> own_sums: array<f32, OWN>;
-// Its sums of p · v, and of what it has multiplied numbers of v by: so often is BIAS to be taken from them.
+// Its sums of p · v, and of what it has multiplied numbers of v by: so often is BIAS to be taken
+// from them.
 var<private> acc: array<vec4<f32>, LANE_ROWS * PIECE>;
 var<private> biases: array<f32, LANE_ROWS>;
 // Where the rows of its keys are; words that are multiplied, and those on their way.
@@ -126,9 +134,9 @@ var<private> next_k_scales: array<f32, LANE_KEYS>;
 var<private> next_v_words: array<vec4<u32>, 4>;
 var<private> next_v_scales: vec4<f32>;
 
-// What an invocation computes. Of q · kᵀ: a word of KEY_LANES neighbouring ones, of units group, + GROUPS, ...
-// Then it owns vectors own_first, + KEY_LANES, ... of sums, which come from all over the workgroup. Of p · v: a
-// column, units subset, + SUBSETS, ...
+// What an invocation computes. Of q · kᵀ: a word of KEY_LANES neighbouring ones, of units group, +
+// GROUPS, ... Then it owns vectors own_first, + KEY_LANES, ... of sums, which come from all over
+// the workgroup. Of p · v: a column, units subset, + SUBSETS, ...
 struct Lane {
     n: u32,
     word: u32,
@@ -355,7 +363,8 @@ fn multiply_keys(n: u32, lane: Lane) {
     }
 }
 
-// The same, of words that have come; the next are loaded, after the last ones the first of the tile from next_t on.
+// The same, of words that have come; the next are loaded, after the last ones the first of the tile
+// from next_t on.
 fn add_words(n: u32, k: Source, next_t: u32, last: u32, lane: Lane) {
     if !AHEAD {
         load_keys(k, n, lane);
@@ -364,7 +373,8 @@ fn add_words(n: u32, k: Source, next_t: u32, last: u32, lane: Lane) {
         return;
     }
     use_loaded_keys(n, lane);
-    // A lane's only words of a tile are not worth registers for two: the next come while weights are computed.
+    // A lane's only words of a tile are not worth registers for two: the next come while weights
+    // are computed.
     if K_WORDS == 1u {
         multiply_keys(n, lane);
     }
@@ -378,7 +388,8 @@ fn add_words(n: u32, k: Source, next_t: u32, last: u32, lane: Lane) {
     }
 }
 
-// −∞ where a query does not see a key; what bias and softcap make of the other scores, where they are asked pair by pair.
+// −∞ where a query does not see a key; what bias and softcap make of the other scores, where they
+// are asked pair by pair.
 fn mask_scores(work: WorkTile, t0: u32, end: u32, lane: Lane) {
     let neg_inf = p.mask.neg_inf;
     // The vectors take turns in own_scores[0].
@@ -592,8 +603,8 @@ fn decode(id: vec3<u32>, index: u32) {
     let k = k_source(work.b, work.kv_head);
     let v = v_source(work.b, work.kv_head, 0u);
 
-    // q_tile is named before tile: naga declares variables in the order of their first use, some drivers lay them out in
-    // that order, and load vectors whole only where they are aligned.
+    // q_tile is named before tile: naga declares variables in the order of their first use, some
+    // drivers lay them out in that order, and load vectors whole only where they are aligned.
     stage_queries(work, index);
     prepare_rows(work, index);
     if SCALED {
@@ -644,8 +655,8 @@ fn decode(id: vec3<u32>, index: u32) {
             own_sums[n] += total_of(weights[n]);
         }
 
-        // Not a minimum, by which some drivers would unroll the loop, and move its loads down to where they
-        // are used.
+        // Not a minimum, by which some drivers would unroll the loop, and move its loads down to
+        // where they are used.
         let whole = end - t0 >= KEYS;
         let steps = select((end - t0 + SUBSETS * 4u - 1u) / (SUBSETS * 4u), V_STEPS, whole);
         for (var n = 0u; n < steps; n++) {

@@ -1,6 +1,6 @@
-// The sums of KEY_LANES lanes, by shuffles: subgroups have at least KEY_LANES invocations. In every step a
-// lane keeps half of its vectors and gives the other half away; who has one left adds it up with the others
-// who have it. Vector j of group g becomes lane g * KEY_LANES + j % KEY_LANES's.
+// The sums of KEY_LANES lanes, by shuffles: subgroups have at least KEY_LANES invocations. In every
+// step a lane keeps half of its vectors and gives the other half away; who has one left adds it up
+// with the others who have it. Vector j of group g becomes lane g * KEY_LANES + j % KEY_LANES's.
 //
 // Needs: KEY_LANES, OWN, SCORES, WORKGROUP; decode, own_scores, scores.
 // Gives: REDUCE_SIZE; main, owned_first, owned_group, reduce.

@@ -1,5 +1,5 @@
-// The sums of KEY_LANES lanes, through workgroup memory. Vector j of group g becomes lane j % KEY_LANES *
-// ALL_GROUPS + g's.
+// The sums of KEY_LANES lanes, through workgroup memory. Vector j of group g becomes lane j %
+// KEY_LANES * ALL_GROUPS + g's.
 //
 // Needs: ALL_GROUPS, KEY_LANES, OWN, ROUND, SCORES, WORKGROUP; decode, own_scores, scores, tile.
 // Gives: REDUCE_SIZE; main, owned_first, owned_group, reduce.

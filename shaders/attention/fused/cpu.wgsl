@@ -1,10 +1,10 @@
 // The loop of fused.wgsl for drivers that run on a CPU.
 //
-// An invocation has ROWS / LANES queries of its own, with all of their q and of their sums in variables:
-// every loop over them has constant bounds, so that the driver unrolls it. Keys and values come from
-// workgroup_id and the loop's counter alone: uniform loads, which the compiler broadcasts, with no
-// workgroup memory. A block of KEYS keys is scored, weighed and added before the next, so that each sum
-// is read and written once per block.
+// An invocation has ROWS / LANES queries of its own, with all of their q and of their sums in
+// variables: every loop over them has constant bounds, so that the driver unrolls it. Keys and
+// values come from workgroup_id and the loop's counter alone: uniform loads, which the compiler
+// broadcasts, with no workgroup memory. A block of KEYS keys is scored, weighed and added before
+// the next, so that each sum is read and written once per block.
 //
 // Constants: ROWS     packed rows of a workgroup, a multiple of LANES
 //            LANES    invocations of a workgroup, as many as the driver computes at once
@@ -14,17 +14,19 @@
 //                            not more than hold value_dim
 // The loop must stay in the first-level cache of instructions; plan/fused_cpu.rs counts its code.
 //
-// Floor, per query, key and channel of each kind: a multiplication and an addition (software drivers have no
-// fused one). Bytes: k and v once per ROWS packed rows. lavapipe takes some 5.5 instructions instead of two
-// (docs/kernels.md): five for each element of k and v that it loads, once per query of an invocation, to check and broadcast it;
-// and per block, query and channel of v three, because a sum that a loop changes is read, chosen by the mask of lanes
-// and written.
+// Floor, per query, key and channel of each kind: a multiplication and an addition (software
+// drivers have no fused one). Bytes: k and v once per ROWS packed rows. lavapipe takes some 5.5
+// instructions instead of two (docs/kernels.md): five for each element of k and v that it loads,
+// once per query of an invocation, to check and broadcast it; and per block, query and channel of v
+// three, because a sum that a loop changes is read, chosen by the mask of lanes and written.
 //
-// Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim; FULL, FULL_IS_PLAIN, HAS_BLOCKS,
-// HAS_DROPOUT, HEAD_VECTORS, HIDDEN, HIDES_TILES, KEYS, LANES, LOWEST, PER_PAIR_MASK, RESCALE_THRESHOLD, ROWS, RUN, SEEN_IS_PLAIN, SPLITS, UNIT, VALUE_VECTORS; Query;
-// all_finite, any_nan, apply_dropout, block_of_row, documents_of_rows, finish_checked, first_seen_run, hides_by_query, k_last, k_source, k_whole, key_row,
-// map_row, mask_mod, q_at4, query_of_row, repaired, rescale_of, row_state, rows_key_range, score_mod, split_keys, store_row, tile_column_state, v_last,
-// v_source, v_whole, view_at, weight_of.
+// Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim;
+// FULL, FULL_IS_PLAIN, HAS_BLOCKS, HAS_DROPOUT, HEAD_VECTORS, HIDDEN, HIDES_TILES, KEYS, LANES,
+// LOWEST, PER_PAIR_MASK, RESCALE_THRESHOLD, ROWS, RUN, SEEN_IS_PLAIN, SPLITS, UNIT, VALUE_VECTORS;
+// Query; all_finite, any_nan, apply_dropout, block_of_row, documents_of_rows, finish_checked,
+// first_seen_run, hides_by_query, k_last, k_source, k_whole, key_row, map_row, mask_mod, q_at4,
+// query_of_row, repaired, rescale_of, row_state, rows_key_range, score_mod, split_keys, store_row,
+// tile_column_state, v_last, v_source, v_whole, view_at, weight_of.
 // Gives: main.
 
 const LANE_ROWS: u32 = ROWS / LANES;
@@ -32,15 +34,15 @@ const_assert RUN % KEYS == 0u;
 // Sums per score, added at the end: a chain of additions that depend on each other waits for each.
 const CHAINS: u32 = select(1u, 4u, LANE_ROWS * KEYS <= 4u);
 
-// Arrays of vectors are nested: Mesa unrolls a loop of up to 32 turns, and any that has as many turns as
-// the array that it walks has elements.
+// Arrays of vectors are nested: Mesa unrolls a loop of up to 32 turns, and any that has as many
+// turns as the array that it walks has elements.
 const HEAD_INNER: u32 = min(HEAD_VECTORS, 16u);
 const HEAD_OUTER: u32 = (HEAD_VECTORS + HEAD_INNER - 1u) / HEAD_INNER;
 const VALUE_INNER: u32 = min(VALUE_VECTORS, 16u);
 const VALUE_OUTER: u32 = (VALUE_VECTORS + VALUE_INNER - 1u) / VALUE_INNER;
 
-// Always true. The loop in it makes the loop around it not an innermost one: LLVM turns the bounds checks
-// of an innermost loop's loads from conditional moves into branches, which is slower.
+// Always true. The loop in it makes the loop around it not an innermost one: LLVM turns the bounds
+// checks of an innermost loop's loads from conditional moves into branches, which is slower.
 fn opaque_true() -> bool {
     var limit = 0u;
     for (var i = 0u; i < p.kv_heads; i++) {
@@ -51,8 +53,8 @@ fn opaque_true() -> bool {
 
 @compute @workgroup_size(LANES)
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-    // Shares nothing. With a barrier llvmpipe makes a coroutine of the function, where a bounds check is a
-    // choice of pointers and not a branch around the load.
+    // Shares nothing. With a barrier llvmpipe makes a coroutine of the function, where a bounds
+    // check is a choice of pointers and not a branch around the load.
     workgroupBarrier();
     let z = workgroup.z + p.first.z;
     let b = z / p.kv_heads;
@@ -105,7 +107,8 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         nan_carry[r] = 0.0;
     }
 
-    // Which of them exist, said of each lane: LLVM makes a branch of a scalar choice of a load, and moves code into it.
+    // Which of them exist, said of each lane: LLVM makes a branch of a scalar choice of a load, and
+    // moves code into it.
     let zero = queries[0].i >> 31u;
     let k_exist = vec4<u32>(0u, 1u, 2u, 3u) + zero < vec4<u32>(k_rest);
     let v_exist = vec4<u32>(0u, 1u, 2u, 3u) + zero < vec4<u32>(v_rest);
@@ -206,7 +209,8 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                 }
             }
         }
-        // Without branches: the compiler would move each score into the one that uses it, and keep all of k for them.
+        // Without branches: the compiler would move each score into the one that uses it, and keep
+        // all of k for them.
         if asks || j < range.every_row.x || j + KEYS > min(range.every_row.y, stop) {
             for (var r = 0u; r < LANE_ROWS; r++) {
                 for (var c = 0u; c < KEYS; c++) {

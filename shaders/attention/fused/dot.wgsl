@@ -1,11 +1,14 @@
 // The score of a pair: scale · q · k.
 //
-// Needs: p.group, p.head_dim, p.q, p.scale; Query; k_four, k_source, key_row, lowered, q_at4, view_at.
+// Needs: p.group, p.head_dim, p.q, p.scale; Query; k_four, k_source, key_row, lowered, q_at4,
+// view_at.
 // Gives: folds_scale, pair_score.
 
-// Where a scale is smaller, its products with queries may be too small for f32 while scores are not.
+// Where a scale is smaller, its products with queries may be too small for f32 while scores are
+// not.
 const SMALLEST_FOLDED: f32 = 0x1p-64f;
-// Such a query is divided by 2 to this power instead. The rest of the scale is multiplied with the sum.
+// Such a query is divided by 2 to this power instead. The rest of the scale is multiplied with the
+// sum.
 const SMALL_EXPONENT: u32 = 62u;
 
 // True if loops may hold queries times the scale.

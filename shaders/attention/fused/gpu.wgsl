@@ -1,33 +1,39 @@
-// The loop of fused.wgsl for GPUs: a workgroup takes ROWS packed rows and walks the keys KEYS at a time. Its
-// invocations form 16 × LANES_Y; each holds LANE_ROWS × LANE_KEYS scores and LANE_ROWS × SLICE / 16 sums of the
-// output, always of the same rows.
+// The loop of fused.wgsl for GPUs: a workgroup takes ROWS packed rows and walks the keys KEYS at a
+// time. Its invocations form 16 × LANES_Y; each holds LANE_ROWS × LANE_KEYS scores and LANE_ROWS ×
+// SLICE / 16 sums of the output, always of the same rows.
 //
-// Constants: ROWS, KEYS, CHUNK (channels of q and k per staging), WORKGROUP, SLICE (channels of v held),
-// V_KEYS (rows of v per staging), P_KEYS (weights in workgroup memory at once), AHEAD (whether what is staged next is
-// loaded before it is needed, into registers). Head and value dimension are not compiled in.
+// Constants: ROWS, KEYS, CHUNK (channels of q and k per staging), WORKGROUP, SLICE (channels of v
+// held), V_KEYS (rows of v per staging), P_KEYS (weights in workgroup memory at once), AHEAD
+// (whether what is staged next is loaded before it is needed, into registers). Head and value
+// dimension are not compiled in.
 //
-// Floor of the arithmetic, per row and key: head_dim (in every slice) + value_dim multiply-adds, one exp2, and
-// difference, maximum, two additions, store: about 6 other instructions. The scale is multiplied into q as it is staged.
-// Floor in workgroup memory, per invocation and channel or key: in q · kᵀ LANE_ROWS · LANE_KEYS multiply-adds
-// against (LANE_ROWS + LANE_KEYS) / 4 vector loads, 32 against 3 for 8 × 4; in p · v LANE_ROWS · SLICE / 16
-// against (LANE_ROWS + SLICE / 16) / 4, for 8 rows 32 against 3 of a slice of 64, 64 against 4 of one of 128.
-// Floor in global memory, elements per multiply-add: 1 / ROWS + 1 / KEYS in q · kᵀ (q is staged again for
-// every tile of keys: only the first time from beyond a cache), 1 / ROWS in p · v.
-// Of the instructions of a tile that no mask cuts, scalar ones and waits among them, 65 to 73 % are multiply-adds on NVIDIA's and
-// AMD's GPUs (NVK, RADV; 128 rows), 61 to 66 % on Qualcomm's (Turnip): benches/SHADERS.md says what the rest is. No spills.
+// Floor of the arithmetic, per row and key: head_dim (in every slice) + value_dim multiply-adds,
+// one exp2, and difference, maximum, two additions, store: about 6 other instructions. The scale is
+// multiplied into q as it is staged. Floor in workgroup memory, per invocation and channel or key:
+// in q · kᵀ LANE_ROWS · LANE_KEYS multiply-adds against (LANE_ROWS + LANE_KEYS) / 4 vector loads,
+// 32 against 3 for 8 × 4; in p · v LANE_ROWS · SLICE / 16 against (LANE_ROWS + SLICE / 16) / 4, for
+// 8 rows 32 against 3 of a slice of 64, 64 against 4 of one of 128. Floor in global memory,
+// elements per multiply-add: 1 / ROWS + 1 / KEYS in q · kᵀ (q is staged again for every tile of
+// keys: only the first time from beyond a cache), 1 / ROWS in p · v.
+// Of the instructions of a tile that no mask cuts, scalar ones and waits among them, 65 to 73 % are
+// multiply-adds on NVIDIA's and AMD's GPUs (NVK, RADV; 128 rows), 61 to 66 % on Qualcomm's
+// (Turnip): benches/SHADERS.md says what the rest is. No spills.
 //
-// A tile of keys: q and k are staged by chunks → scores in registers → maxima of the rows, through workgroup
-// memory → weights in registers → P_KEYS of them at a time in workgroup memory, with V_KEYS rows of v. If AHEAD, what is
-// staged next travels in registers while the invocations compute.
+// A tile of keys: q and k are staged by chunks → scores in registers → maxima of the rows, through
+// workgroup memory → weights in registers → P_KEYS of them at a time in workgroup memory, with
+// V_KEYS rows of v. If AHEAD, what is staged next travels in registers while the invocations
+// compute.
 //
-// Arrays of an invocation are in registers if only constants index them: loops over them are marked to be written out
-// (src/kernel/unroll.rs), and where one copy of a loop's text is enough, vectors take turns in the array's first place.
+// Arrays of an invocation are in registers if only constants index them: loops over them are marked
+// to be written out (src/kernel/unroll.rs), and where one copy of a loop's text is enough, vectors
+// take turns in the array's first place.
 //
-// Needs: p.head_dim, p.mask, p.q, p.scale, p.value_dim; AHEAD, CHUNK, HAS_BLOCKS, HAS_DROPOUT, KEYS, LOG2_E,
-// LOWEST, PER_PAIR_MASK, P_KEYS, RESCALE_THRESHOLD, ROWS, SLICE, UNIT, V_KEYS, WORKGROUP; Query, Source, WorkTile;
-// all_finite, apply_dropout, are_nan, component, finish_checked, head_query_of, is_finite, k_source, key_row, keys_of_rows, load_k,
-// load_q, mask_mod, next_tile, query_of, repaired, rescale_of, row_keys, row_state, score_mod, store_row, v_four,
-// v_source, view_at, work_tile, zero_past.
+// Needs: p.head_dim, p.mask, p.q, p.scale, p.value_dim; AHEAD, CHUNK, HAS_BLOCKS, HAS_DROPOUT,
+// KEYS, LOG2_E, LOWEST, PER_PAIR_MASK, P_KEYS, RESCALE_THRESHOLD, ROWS, SLICE, UNIT, V_KEYS,
+// WORKGROUP; Query, Source, WorkTile; all_finite, apply_dropout, are_nan, component,
+// finish_checked, head_query_of, is_finite, k_source, key_row, keys_of_rows, load_k, load_q,
+// mask_mod, next_tile, query_of, repaired, rescale_of, row_keys, row_state, score_mod, store_row,
+// v_four, v_source, view_at, work_tile, zero_past.
 // Gives: main.
 
 const LANES_X: u32 = 16u;
@@ -56,8 +62,8 @@ const_assert V_KEYS * V_VECTORS % WORKGROUP == 0u && V_KEYS % 4u == 0u;
 const_assert KEYS % P_KEYS == 0u && P_KEYS % V_KEYS == 0u && P_KEYS % 4u == 0u;
 const_assert LANE_ROWS * OUT_VECTORS <= 32u;
 
-// One piece of workgroup memory, in vectors, used three ways in turn: q and k; the maxima of the rows as
-// each lane sees them; p and v. Every vector is stored whole by one invocation.
+// One piece of workgroup memory, in vectors, used three ways in turn: q and k; the maxima of the
+// rows as each lane sees them; p and v. Every vector is stored whole by one invocation.
 const Q_SIZE: u32 = ROWS * CHUNK_VECTORS + ROWS / 4u;
 const K_SIZE: u32 = KEYS * CHUNK_VECTORS + KEYS / 4u;
 const P_SIZE: u32 = P_KEYS * (ROWS / 4u) + P_VECTORS;
@@ -67,8 +73,8 @@ const STATS_SIZE: u32 = LANES_X * STATS_STEP;
 const TILE_SIZE: u32 = max(max(Q_SIZE + K_SIZE, P_SIZE + V_SIZE), STATS_SIZE);
 
 var<workgroup> tile: array<vec4<f32>, TILE_SIZE>;
-// Of the rows, four a vector: what scores are relative to; the sum of the weights, in the end; what older sums are to be
-// multiplied by.
+// Of the rows, four a vector: what scores are relative to; the sum of the weights, in the end; what
+// older sums are to be multiplied by.
 var<workgroup> row_max: array<vec4<f32>, ROWS / 4u>;
 var<workgroup> row_sum: array<vec4<f32>, ROWS / 4u>;
 var<workgroup> row_rescale: array<vec4<f32>, ROWS / 4u>;
@@ -91,12 +97,13 @@ fn p_row(n: u32) -> u32 {
     return n * (ROWS / 4u) + n / 4u;
 }
 
-// What an invocation holds: its scores of a tile, then their weights, rows 4m .. 4m + 4 of key c in scores[m * LANE_KEYS + c];
-// its sums of the output; those of the weights of its own keys.
+// What an invocation holds: its scores of a tile, then their weights, rows 4m .. 4m + 4 of key c in
+// scores[m * LANE_KEYS + c]; its sums of the output; those of the weights of its own keys.
 var<private> scores: array<vec4<f32>, SCORES>;
 var<private> acc: array<vec4<f32>, LANE_ROWS * OUT_VECTORS>;
 var<private> lane_sums: array<vec4<f32>, ROW_VECTORS>;
-// What it stages: where its rows of q begin, and its keys of this tile and of the next; what is on its way.
+// What it stages: where its rows of q begin, and its keys of this tile and of the next; what is on
+// its way.
 var<private> q_from: array<u32, Q_LOADS>;
 var<private> k_from: array<u32, K_LOADS>;
 var<private> next_k_from: array<u32, K_LOADS>;
@@ -201,7 +208,8 @@ fn store_values(j0: u32, end: u32, lane: Lane) {
 fn multiply_keys(lane: Lane) {
     let from_q = tile_row(lane.y * LANE_ROWS);
     let from_k = Q_SIZE + tile_row(lane.x * KEY_RUN);
-    // Not written out, and values below only four times: FXC takes seconds for each further copy of the text.
+    // Not written out, and values below only four times: FXC takes seconds for each further copy of
+    // the text.
     for (var d = 0u; d < CHUNK_VECTORS; d++) {
         /* unrolled */ for (var m = 0u; m < ROW_VECTORS; m++) {
             let o = from_q + d + tile_row(m * 4u);
@@ -222,7 +230,8 @@ fn multiply_keys(lane: Lane) {
     }
 }
 
-// −∞ where a query does not see a key; what bias and softcap make of the other scores, where they are asked pair by pair.
+// −∞ where a query does not see a key; what bias and softcap make of the other scores, where they
+// are asked pair by pair.
 fn mask_pairs(work: WorkTile, j0: u32, keys: vec4<u32>, lane: Lane) {
     for (var m = 0u; m < ROW_VECTORS; m++) {
         var queries: array<Query, 4>;
@@ -264,7 +273,8 @@ fn mask_edges(j0: u32, keys: vec4<u32>, lane: Lane) {
     }
 }
 
-// row_max and row_rescale of the tile: maxima of this lane's keys, then over the lanes, four rows by one invocation.
+// row_max and row_rescale of the tile: maxima of this lane's keys, then over the lanes, four rows
+// by one invocation.
 fn move_row_max(keys_left: u32, lane: Lane) {
     /* unrolled */ for (var m = 0u; m < ROW_VECTORS; m++) {
         var most = scores[m * LANE_KEYS];
@@ -320,7 +330,8 @@ fn weigh(lane: Lane) {
     /* unrolled */ for (var n = 0u; n < SCORES; n++) {
         check += scores[n];
     }
-    // One branch for all: with one for each vector, drivers move what both of its sides have between registers.
+    // One branch for all: with one for each vector, drivers move what both of its sides have
+    // between registers.
     if is_finite(check.x + check.y + check.z + check.w) {
         /* unrolled */ for (var m = 0u; m < ROW_VECTORS; m++) {
             let high = row_max[my_rows(lane) + m];
@@ -391,7 +402,8 @@ fn add_values(first: u32, lane: Lane) {
     }
 }
 
-// The sums of the weights over the lanes of a row, and the ends of the rows: in row_rescale, row_max, row_sum.
+// The sums of the weights over the lanes of a row, and the ends of the rows: in row_rescale,
+// row_max, row_sum.
 fn finish_rows(work: WorkTile, keys: vec2<u32>, lane: Lane) {
     /* unrolled */ for (var m = 0u; m < ROW_VECTORS; m++) {
         tile[lane.x * STATS_STEP + my_rows(lane) + m] = lane_sums[m];

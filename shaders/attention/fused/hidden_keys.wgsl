@@ -1,10 +1,11 @@
 // Keys that tensors of the mask hide from every row of a tile: they are neither loaded nor scored.
 //
-// A row's document is the number of its query, and 0 without the rule. A key is hidden if it has another number than every row,
-// which the least and the largest number of the rows decide, or if a tensor hides the pair. Answers err towards seen.
+// A row's document is the number of its query, and 0 without the rule. A key is hidden if it has
+// another number than every row, which the least and the largest number of the rows decide, or if a
+// tensor hides the pair. Answers err towards seen.
 //
-// Needs: p.group; RUN; document_of_query, documents_of_key, head_query_of, hides_by_head, hides_by_query, may_share,
-// no_documents, pair_hidden, with_documents.
+// Needs: p.group; RUN; document_of_query, documents_of_key, head_query_of, hides_by_head,
+// hides_by_query, may_share, no_documents, pair_hidden, with_documents.
 // Gives: documents_of_rows, first_seen_run, key_may_be_seen.
 
 // The least and the largest document of rows first, first + step .. before end.
@@ -17,7 +18,8 @@ fn documents_of_rows(b: u32, kv_head: u32, first: u32, step: u32, end: u32) -> v
     return documents;
 }
 
-// Keys of a run that rows may see: any of them (x = 1), and each by every row (y = 1), by tensors that are the same for all queries.
+// Keys of a run that rows may see: any of them (x = 1), and each by every row (y = 1), by tensors
+// that are the same for all queries.
 fn run_seen(b: u32, kv_head: u32, documents: vec2<u32>, first: u32, end: u32) -> vec2<u32> {
     let heads = select(1u, p.group, hides_by_head());
     var any_key = 0u;
@@ -32,7 +34,8 @@ fn run_seen(b: u32, kv_head: u32, documents: vec2<u32>, first: u32, end: u32) ->
     return vec2<u32>(any_key, every_key);
 }
 
-// x: the first key of the first run of from .. end that has a key which a row may see, or end. y: 1 if every row sees all its keys.
+// x: the first key of the first run of from .. end that has a key which a row may see, or end. y: 1
+// if every row sees all its keys.
 fn first_seen_run(b: u32, kv_head: u32, documents: vec2<u32>, from_key: u32, end: u32) -> vec2<u32> {
     var j = from_key;
     var seen = vec2<u32>();

@@ -1,36 +1,42 @@
-// The loop of fused.wgsl for matrix units: a workgroup takes SUBGROUPS · SUB_ROWS packed rows and walks the keys KEYS at a
-// time. A subgroup has the same SUB_ROWS rows throughout, and their sums of the output in its fragments; their queries, too,
-// unless Q_IN_MEMORY: then these stay in workgroup memory (as in FlashAttention-2).
+// The loop of fused.wgsl for matrix units: a workgroup takes SUBGROUPS · SUB_ROWS packed rows and
+// walks the keys KEYS at a time. A subgroup has the same SUB_ROWS rows throughout, and their sums
+// of the output in its fragments; their queries, too, unless Q_IN_MEMORY: then these stay in
+// workgroup memory (as in FlashAttention-2).
 //
-// Constants: FRAGMENT, SUB_ROWS, SUBGROUPS, KEYS, WORKGROUP, HEAD and VALUE (channels, in whole fragments), EXACT (head_dim
-// is HEAD), Q_IN_MEMORY. The text of the accesses to workgroup memory is in matrix/memory_*.wgsl.
+// Constants: FRAGMENT, SUB_ROWS, SUBGROUPS, KEYS, WORKGROUP, HEAD and VALUE (channels, in whole
+// fragments), EXACT (head_dim is HEAD), Q_IN_MEMORY. The text of the accesses to workgroup memory
+// is in matrix/memory_*.wgsl.
 //
-// Fragments cannot be looked into, so scores leave through workgroup memory, where invocations turn rows of them into
-// weights, and weights come back as f16. The sums of the output cannot be scaled by rows either. So a row's weights are
-// relative to an origin that is not its maximum but HEADROOM below an earlier one, and moves only when a score is RESCALE_THRESHOLD
-// above that: weights are at most e^10 ≈ 2^14.4, which f16 holds, and small ones keep their bits for longer. When an
-// origin moves, the tile's weights are computed once more, and the sums go through workgroup memory. On scores of normal
-// size that happens in the first tile alone, where there is nothing to scale.
+// Fragments cannot be looked into, so scores leave through workgroup memory, where invocations turn
+// rows of them into weights, and weights come back as f16. The sums of the output cannot be scaled
+// by rows either. So a row's weights are relative to an origin that is not its maximum but HEADROOM
+// below an earlier one, and moves only when a score is RESCALE_THRESHOLD above that: weights are at
+// most e^10 ≈ 2^14.4, which f16 holds, and small ones keep their bits for longer. When an origin
+// moves, the tile's weights are computed once more, and the sums go through workgroup memory. On
+// scores of normal size that happens in the first tile alone, where there is nothing to scale.
 //
 // A turn of the loop, between two barriers each:
 //   output += weights · values of the last tile; scores = queries · keys   (matrix units)
 //   scores → weights; the tile's values and the next one's keys are staged      (the rest)
 // Workgroups that share a core fill each other's gaps.
 //
-// Neither subgroup operations nor built-in values of subgroups: with these in one module with cooperative matrices a driver
-// crashes. Invocations are in subgroups in order of their index. WIDTH of them are taken as one; if subgroups are narrower,
-// several do the same work, and store the same; they must not be wider.
+// Neither subgroup operations nor built-in values of subgroups: with these in one module with
+// cooperative matrices a driver crashes. Invocations are in subgroups in order of their index.
+// WIDTH of them are taken as one; if subgroups are narrower, several do the same work, and store
+// the same; they must not be wider.
 //
-// Counted per score, for head_dim = value_dim = D and R = SUB_ROWS: 4 · D operations of the matrix units; in workgroup memory
-// 2 · D / R bytes of keys and as many of values, 8 of scores, 4 of weights, and 4 · D / ROWS to stage; if Q_IN_MEMORY
-// 2 · D / KEYS of queries; one exp2; 2 barriers per ROWS · KEYS scores. With D = 64 and R = 16 that is 28 bytes, and 4
-// to stage (ROWS = 64); with D = 128 and R = 16 it is 44, and 4 (ROWS = 128).
+// Counted per score, for head_dim = value_dim = D and R = SUB_ROWS: 4 · D operations of the matrix
+// units; in workgroup memory 2 · D / R bytes of keys and as many of values, 8 of scores, 4 of
+// weights, and 4 · D / ROWS to stage; if Q_IN_MEMORY 2 · D / KEYS of queries; one exp2; 2 barriers
+// per ROWS · KEYS scores. With D = 64 and R = 16 that is 28 bytes, and 4 to stage (ROWS = 64); with
+// D = 128 and R = 16 it is 44, and 4 (ROWS = 128).
 //
-// Needs: p.dropout_scale, p.head_dim, p.mask, p.q, p.scale, p.value_dim; EXACT, FRAGMENT, HAS_BLOCKS, HAS_DROPOUT,
-// HEAD, KEYS, NEXT, PER_PAIR_MASK, Q_IN_MEMORY, RESCALE_THRESHOLD, SUBGROUPS, SUB_ROWS, UNIT, VALUE, WORKGROUP;
-// Left, Source, Sums, WorkTile; acc_at, acc_store, apply_dropout, are_nan, f16_store4, f32_at4, f32_store,
-// f32_store4, finish_row, head_query_of, is_finite, k_source, key_row, keys_of_rows, left_at, load_k, load_q,
-// mask_mod, next_tile, query_of_row, right_at, right_transposed_at, row_keys, row_repaired, row_state, score_mod,
+// Needs: p.dropout_scale, p.head_dim, p.mask, p.q, p.scale, p.value_dim; EXACT, FRAGMENT,
+// HAS_BLOCKS, HAS_DROPOUT, HEAD, KEYS, NEXT, PER_PAIR_MASK, Q_IN_MEMORY, RESCALE_THRESHOLD,
+// SUBGROUPS, SUB_ROWS, UNIT, VALUE, WORKGROUP; Left, Source, Sums, WorkTile; acc_at, acc_store,
+// apply_dropout, are_nan, f16_store4, f32_at4, f32_store, f32_store4, finish_row, head_query_of,
+// is_finite, k_source, key_row, keys_of_rows, left_at, load_k, load_q, mask_mod, next_tile,
+// query_of_row, right_at, right_transposed_at, row_keys, row_repaired, row_state, score_mod,
 // store_row, v_four, v_source, view_at, weight_of, work_tile.
 // Gives: F16_LEN, F32_LEN, ROWS; main.
 
@@ -41,8 +47,9 @@ const HEAD_FRAGMENTS: u32 = HEAD / FRAGMENT;
 const VALUE_FRAGMENTS: u32 = VALUE / FRAGMENT;
 const KEY_FRAGMENTS: u32 = KEYS / FRAGMENT;
 
-// Rows in workgroup memory are 16 bytes longer than what they hold, so that those eight apart differ in all banks. What is
-// behind a row's scores holds one number of each invocation that shares it, and in the end what finish_row gives.
+// Rows in workgroup memory are 16 bytes longer than what they hold, so that those eight apart
+// differ in all banks. What is behind a row's scores holds one number of each invocation that
+// shares it, and in the end what finish_row gives.
 const K_STEP: u32 = HEAD + 8u;
 const V_STEP: u32 = VALUE + 8u;
 const S_STEP: u32 = KEYS + 4u;
@@ -52,8 +59,9 @@ const P_FROM: u32 = V_FROM + KEYS * V_STEP;
 const Q_FROM: u32 = select(0u, P_FROM + ROWS * P_STEP, Q_IN_MEMORY);
 const F16_LEN: u32 = P_FROM + ROWS * P_STEP + select(0u, ROWS * K_STEP, Q_IN_MEMORY);
 const F32_LEN: u32 = ROWS * S_STEP;
-// Queries that go into fragments pass through the same room as the rest, a quarter of their channels at least at a time. (By
-// rows it would be subgroups in turn, and fragments that are loaded under a condition take twice the registers with some drivers.)
+// Queries that go into fragments pass through the same room as the rest, a quarter of their
+// channels at least at a time. (By rows it would be subgroups in turn, and fragments that are
+// loaded under a condition take twice the registers with some drivers.)
 const Q_PASSING: u32 = select(min((F16_LEN / ROWS - 8u) / FRAGMENT, HEAD_FRAGMENTS), HEAD_FRAGMENTS, Q_IN_MEMORY);
 const Q_CHANNELS: u32 = Q_PASSING * FRAGMENT;
 const Q_STEP: u32 = Q_CHANNELS + 8u;
@@ -70,7 +78,8 @@ const MOST_LOADS: u32 = 8u;
 const K_AT_ONCE: u32 = min(K_LOADS, MOST_LOADS);
 const V_AT_ONCE: u32 = min(V_LOADS, MOST_LOADS);
 
-// An invocation turns KEYS / ROW_LANES scores of each of LANE_ROWS rows into weights; ROW_LANES neighbours share a row.
+// An invocation turns KEYS / ROW_LANES scores of each of LANE_ROWS rows into weights; ROW_LANES
+// neighbours share a row.
 const ROW_LANES: u32 = max(WORKGROUP / ROWS, 1u);
 const LANE_ROWS: u32 = max(ROWS / WORKGROUP, 1u);
 const LANE_VECTORS: u32 = KEYS / 4u / ROW_LANES;
@@ -84,12 +93,14 @@ const_assert KEYS % (4u * ROW_LANES) == 0u;
 // In units of scores (see UNIT).
 const HEADROOM: f32 = select(6.0, 2.0, PER_PAIR_MASK);
 
-// Beside these sums and queries registers hold the scores of a row, and keys and values that come next only if few.
+// Beside these sums and queries registers hold the scores of a row, and keys and values that come
+// next only if few.
 const K_EARLY: bool = HEAD + VALUE <= 128u && K_LOADS + V_LOADS <= MOST_LOADS;
 const V_EARLY: bool = HEAD + VALUE <= 256u && V_LOADS <= MOST_LOADS;
 
-// Of this tile and the last: whether a score is too far above its origin; whether an origin moved that sums are relative to.
-// All four in one variable: what fragments are loaded from must begin at 16 bytes, wherever a compiler puts it after this.
+// Of this tile and the last: whether a score is too far above its origin; whether an origin moved
+// that sums are relative to. All four in one variable: what fragments are loaded from must begin at
+// 16 bytes, wherever a compiler puts it after this.
 var<workgroup> flags: array<u32, 4>;
 const ABOVE: u32 = 0u;
 const RESCALED: u32 = 2u;
@@ -97,7 +108,8 @@ const RESCALED: u32 = 2u;
 // What a subgroup holds: queries (if Q_IN_MEMORY, of one step), and sums of the output.
 var<private> queries: array<Left, ROW_FRAGMENTS * max(HELD_FRAGMENTS, 1u)>;
 var<private> acc: array<Sums, ROW_FRAGMENTS * VALUE_FRAGMENTS>;
-// What an invocation holds of its rows: what weights are relative to, their sum, what older sums are multiplied by; scores.
+// What an invocation holds of its rows: what weights are relative to, their sum, what older sums
+// are multiplied by; scores.
 var<private> origin: array<f32, LANE_ROWS>;
 var<private> row_sum: array<f32, LANE_ROWS>;
 var<private> tile_sum: array<f32, LANE_ROWS>;
@@ -369,7 +381,8 @@ fn weights_from(t: vec4<f32>, relative: f32) -> vec4<f32> {
         weight_of(t.w - relative));
 }
 
-// Weights of an invocation's scores, into workgroup memory; their sums. Whether a score is too far above its origin.
+// Weights of an invocation's scores, into workgroup memory; their sums. Whether a score is too far
+// above its origin.
 fn weigh(work: WorkTile, j0: u32, lane: u32) -> bool {
     var is_above = false;
     /* unrolled */ for (var r = 0u; r < LANE_ROWS; r++) {

@@ -3,7 +3,8 @@
 // Needs: p.group, p.mask; DIFFER; Query; blocks_at, blocks_state, column_state, view_at.
 // Gives: block_of_row, map_row, tile_column_state, tile_state.
 
-// What the block map says of packed rows first ..= last and keys from_key ..= to_key: the state of all, or DIFFER.
+// What the block map says of packed rows first ..= last and keys from_key ..= to_key: the state of
+// all, or DIFFER.
 fn tile_state(b: u32, kv_head: u32, first: u32, last: u32, from_key: u32, to_key: u32) -> u32 {
     // Appended keys are not in the map.
     if to_key >= p.mask.masked_len {

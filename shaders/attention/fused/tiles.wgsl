@@ -1,9 +1,11 @@
-// What the forms of fused.wgsl that stage tiles of keys have in common: which keys, and loads that never leave a tensor.
+// What the forms of fused.wgsl that stage tiles of keys have in common: which keys, and loads that
+// never leave a tensor.
 //
 // Constants: ROWS, KEYS, WORKGROUP.
 //
-// Needs: p.q; FULL, FULL_IS_PLAIN, HAS_BLOCKS, HIDDEN, HIDES_TILES, IN_FOURS, KEYS, ROWS, WORKGROUP; Source, WorkTile;
-// documents_of_rows, k_four, key_may_be_seen, no_documents, q_at4, query_of_row, split_keys, tile_state, with_documents.
+// Needs: p.q; FULL, FULL_IS_PLAIN, HAS_BLOCKS, HIDDEN, HIDES_TILES, IN_FOURS, KEYS, ROWS,
+// WORKGROUP; Source, WorkTile; documents_of_rows, k_four, key_may_be_seen, no_documents, q_at4,
+// query_of_row, split_keys, tile_state, with_documents.
 // Gives: NEXT; is_finite, keys_of_rows, load_k, load_q, next_tile, row_keys, zero_past.
 
 // Of each row, the interval of keys that it may see.
@@ -23,8 +25,8 @@ fn zero_past(x: vec4<f32>, d: u32, head_dim: u32) -> vec4<f32> {
     return select(vec4<f32>(), x, vec4<u32>(d) + NEXT < vec4<u32>(head_dim));
 }
 
-// Loads have no branches and nothing after them that would wait for them: indices are clamped into the
-// tensor, and staging removes what lies outside.
+// Loads have no branches and nothing after them that would wait for them: indices are clamped into
+// the tensor, and staging removes what lies outside.
 
 fn load_q(o: u32, d: u32, head_dim: u32) -> vec4<f32> {
     let c = min(d, (head_dim - 1u) & ~3u);
@@ -44,8 +46,9 @@ fn merge_bounds(a: vec4<u32>, b: vec4<u32>) -> vec4<u32> {
     return vec4<u32>(min(a.x, b.x), max(a.y, b.y), max(a.z, b.z), min(a.w, b.w));
 }
 
-// The first tile from j on that has permitted pairs; in y 1, or FULL if they need not be asked, or 0 if there is
-// none. The caller gives z and w back as `looked` in its next call; the first call gets zeros.
+// The first tile from j on that has permitted pairs; in y 1, or FULL if they need not be asked, or
+// 0 if there is none. The caller gives z and w back as `looked` in its next call; the first call
+// gets zeros.
 fn next_tile(work: WorkTile, j: u32, looked: vec2<u32>, end: u32, lane: u32) -> vec4<u32> {
     if HIDES_TILES {
         return next_tile_by_tensors(work, j, looked, end, lane);
@@ -63,8 +66,8 @@ fn next_tile(work: WorkTile, j: u32, looked: vec2<u32>, end: u32, lane: u32) -> 
     }
 }
 
-// As next_tile, with HIDES_TILES. Each bit of looked.x is 1 if a row may see a key of its tile; bit 0 is the tile from j on.
-// looked.y is the first key behind these tiles.
+// As next_tile, with HIDES_TILES. Each bit of looked.x is 1 if a row may see a key of its tile; bit
+// 0 is the tile from j on. looked.y is the first key behind these tiles.
 fn next_tile_by_tensors(work: WorkTile, j: u32, looked: vec2<u32>, end: u32, lane: u32) -> vec4<u32> {
     var bits = looked.x;
     var past = looked.y;
@@ -82,7 +85,8 @@ fn next_tile_by_tensors(work: WorkTile, j: u32, looked: vec2<u32>, end: u32, lan
     }
 }
 
-// Tiles that the invocations look at together: as many as eighth_bounds, which holds their flags, has elements.
+// Tiles that the invocations look at together: as many as eighth_bounds, which holds their flags,
+// has elements.
 const LOOK: u32 = 8u;
 
 // Which of LOOK tiles from key `first` on a row may see by the mask's tensors, a bit each.
@@ -118,8 +122,8 @@ fn tiles_by_tensors(work: WorkTile, first: u32, end: u32, lane: u32) -> u32 {
     return workgroupUniformLoad(&tile_bounds).x;
 }
 
-// Of the split: the keys that any row sees, and those that every row sees. One invocation a row, then an eighth of the
-// rows, then all. Also sets row_keys.
+// Of the split: the keys that any row sees, and those that every row sees. One invocation a row,
+// then an eighth of the rows, then all. Also sets row_keys.
 fn keys_of_rows(b: u32, kv_head: u32, row0: u32, last_row: u32, split: u32, lane: u32) -> vec4<u32> {
     for (var n = lane; n < ROWS; n += WORKGROUP) {
         let query = query_of_row(b, kv_head, min(row0 + n, last_row));

@@ -1,22 +1,26 @@
 // The loop of fused_backward.wgsl for drivers that run on a CPU.
 //
-// An invocation has OWNS / LANES own rows, with all of their channels and of their sums in variables: every loop over them
-// has constant bounds, so that the driver unrolls it. What it loads of the others comes from workgroup_id and the loop's
-// counter alone: uniform loads, which the compiler broadcasts, with no workgroup memory. OTHERS of them are scored,
-// weighed and added before the next.
+// An invocation has OWNS / LANES own rows, with all of their channels and of their sums in
+// variables: every loop over them has constant bounds, so that the driver unrolls it. What it loads
+// of the others comes from workgroup_id and the loop's counter alone: uniform loads, which the
+// compiler broadcasts, with no workgroup memory. OTHERS of them are scored, weighed and added
+// before the next.
 //
 // Constants: LANES    invocations of a workgroup, as many as the driver computes at once
 //            OTHERS   others of a step
 //            HEAD_VECTORS, VALUE_VECTORS   vectors of four that hold head_dim, value_dim
 //
-// Floor, per pair and channel, a multiplication and an addition each: two of head_dim and one of value_dim for d_q, two and two
-// for d_k and d_v. Bytes: the others once per OWNS. As in fused/cpu.wgsl, each element that it loads costs five
-// instructions for all own rows of the invocation.
+// Floor, per pair and channel, a multiplication and an addition each: two of head_dim and one of
+// value_dim for d_q, two and two for d_k and d_v. Bytes: the others once per OWNS. As in
+// fused/cpu.wgsl, each element that it loads costs five instructions for all own rows of the
+// invocation.
 //
-// Needs: p.kv_heads, p.mask, p.scale; HAS_BLOCKS, HEAD_VECTORS, HIDDEN, HIDES_TILES, LANES, NORMALISES, OF_KEYS, OF_SCORES, OF_VALUES, OTHERS,
-// OWNS, RUN, SEARCH, VALUE_VECTORS; Pair, Query, WorkTile; all_finite, any_nan, blocks_state, first_seen_run, head_count, key_range, loop_stats, other_rows,
-// other_score_vector, other_value_vector, own_documents, own_rows, own_score_vector, own_value_vector, pair_of, query_head, query_of, search_finds,
-// store_of_scores, store_of_values, store_repaired, store_total, total_of, work_tile.
+// Needs: p.kv_heads, p.mask, p.scale; HAS_BLOCKS, HEAD_VECTORS, HIDDEN, HIDES_TILES, LANES,
+// NORMALISES, OF_KEYS, OF_SCORES, OF_VALUES, OTHERS, OWNS, RUN, SEARCH, VALUE_VECTORS; Pair, Query,
+// WorkTile; all_finite, any_nan, blocks_state, first_seen_run, head_count, key_range, loop_stats,
+// other_rows, other_score_vector, other_value_vector, own_documents, own_rows, own_score_vector,
+// own_value_vector, pair_of, query_head, query_of, search_finds, store_of_scores, store_of_values,
+// store_repaired, store_total, total_of, work_tile.
 // Gives: main.
 
 const LANE_OWNS: u32 = OWNS / LANES;
@@ -26,15 +30,15 @@ const CHAINS: u32 = 4u;
 
 const_assert LANE_OWNS * OTHERS <= 4u && RUN % OTHERS == 0u;
 
-// Arrays of vectors are nested: Mesa unrolls a loop of up to 32 turns, and any that has as many turns as
-// the array that it walks has elements.
+// Arrays of vectors are nested: Mesa unrolls a loop of up to 32 turns, and any that has as many
+// turns as the array that it walks has elements.
 const HEAD_INNER: u32 = min(HEAD_VECTORS, 16u);
 const HEAD_OUTER: u32 = (HEAD_VECTORS + HEAD_INNER - 1u) / HEAD_INNER;
 const VALUE_INNER: u32 = min(VALUE_VECTORS, 16u);
 const VALUE_OUTER: u32 = (VALUE_VECTORS + VALUE_INNER - 1u) / VALUE_INNER;
 
-// Always true. The loop in it makes the loop around it not an innermost one: LLVM turns the bounds checks
-// of an innermost loop's loads from conditional moves into branches, which is slower.
+// Always true. The loop in it makes the loop around it not an innermost one: LLVM turns the bounds
+// checks of an innermost loop's loads from conditional moves into branches, which is slower.
 fn opaque_true() -> bool {
     var limit = 0u;
     for (var i = 0u; i < p.kv_heads; i++) {
@@ -60,8 +64,8 @@ fn others_of(work: WorkTile, h: u32) -> vec2<u32> {
 
 @compute @workgroup_size(LANES)
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-    // Shares nothing. With a barrier llvmpipe makes a coroutine of the function, where a bounds check is a
-    // choice of pointers and not a branch around the load.
+    // Shares nothing. With a barrier llvmpipe makes a coroutine of the function, where a bounds
+    // check is a choice of pointers and not a branch around the load.
     workgroupBarrier();
     let work = work_tile(workgroup);
 

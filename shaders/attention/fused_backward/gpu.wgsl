@@ -1,24 +1,29 @@
-// The loop of fused_backward.wgsl for GPUs: a workgroup takes OWNS own rows and walks the others as many at a time. Its invocations
-// form LANES_X × OWNS / 4; each holds 4 own rows by LANE_OTHERS others of scores and of gradients of weights, and 4 own rows by
-// SLICE / LANES_X channels of each gradient.
+// The loop of fused_backward.wgsl for GPUs: a workgroup takes OWNS own rows and walks the others as
+// many at a time. Its invocations form LANES_X × OWNS / 4; each holds 4 own rows by LANE_OTHERS
+// others of scores and of gradients of weights, and 4 own rows by SLICE / LANES_X channels of each
+// gradient.
 //
-// Constants: WORKGROUP, CHUNK (channels of both sides per staging), SLICE (channels of the gradients held), V_OTHERS (others per
-// staging of a slice), AHEAD (whether what is staged next is loaded before it is needed, into registers). Head and value dimension are
-// not compiled in; what has more channels than SLICE is a grid of slices, each of which scores all pairs again.
+// Constants: WORKGROUP, CHUNK (channels of both sides per staging), SLICE (channels of the
+// gradients held), V_OTHERS (others per staging of a slice), AHEAD (whether what is staged next is
+// loaded before it is needed, into registers). Head and value dimension are not compiled in; what
+// has more channels than SLICE is a grid of slices, each of which scores all pairs again.
 //
-// Floor of the arithmetic, per pair: head_dim + value_dim multiply-adds for score and gradient of weight in every slice, and one
-// or two for each channel of it. In workgroup memory, per invocation: in the scores 16 · LANE_OTHERS / 4 multiply-adds of vectors
-// against 4 + LANE_OTHERS vector loads; in the sums 4 · SLICE / LANES_X / 4 against 1 + SLICE / LANES_X / 4.
-// Without one of its parts, 64 rows of 64 channels on an NVIDIA H100 (benches/PREDICTIONS.md): of the 4.6 ms of d_q, products of
-// scores take 1.9, sums 1.0, loads 0.7, weights 0.2. They hardly overlap.
+// Floor of the arithmetic, per pair: head_dim + value_dim multiply-adds for score and gradient of
+// weight in every slice, and one or two for each channel of it. In workgroup memory, per
+// invocation: in the scores 16 · LANE_OTHERS / 4 multiply-adds of vectors against 4 + LANE_OTHERS
+// vector loads; in the sums 4 · SLICE / LANES_X / 4 against 1 + SLICE / LANES_X / 4. Without one of
+// its parts, 64 rows of 64 channels on an NVIDIA H100 (benches/PREDICTIONS.md): of the 4.6 ms of
+// d_q, products of scores take 1.9, sums 1.0, loads 0.7, weights 0.2. They hardly overlap.
 //
-// A tile of others: both sides are staged by chunks → scores and gradients of weights in registers → what pairs give, in
-// registers, then in workgroup memory, with V_OTHERS rows of the others at a time → sums.
+// A tile of others: both sides are staged by chunks → scores and gradients of weights in registers
+// → what pairs give, in registers, then in workgroup memory, with V_OTHERS rows of the others at a
+// time → sums.
 //
-// Needs: p.head_dim, p.scale, p.value_dim; AHEAD, CHUNK, NORMALISES, OF_KEYS, OF_SCORES, OF_VALUES, OWNS, SLICE, V_OTHERS, WORKGROUP;
-// Query, WorkTile; all_finite, head_count, loop_stats, other_rows, other_score_vector, other_value_vector, others_of, own_rows,
-// own_score_vector, own_value_vector, pair_of, query_head, query_of, store_of_scores, store_of_values, store_repaired, store_total,
-// tile_seen, tiles_by_tensors, total_of, work_tile.
+// Needs: p.head_dim, p.scale, p.value_dim; AHEAD, CHUNK, NORMALISES, OF_KEYS, OF_SCORES, OF_VALUES,
+// OWNS, SLICE, V_OTHERS, WORKGROUP; Query, WorkTile; all_finite, head_count, loop_stats,
+// other_rows, other_score_vector, other_value_vector, others_of, own_rows, own_score_vector,
+// own_value_vector, pair_of, query_head, query_of, store_of_scores, store_of_values,
+// store_repaired, store_total, tile_seen, tiles_by_tensors, total_of, work_tile.
 // Gives: main.
 
 const OTHERS: u32 = OWNS;
@@ -28,7 +33,8 @@ const LANE_OTHERS: u32 = OTHERS / LANES_X;
 const LANE_VECTORS: u32 = SLICE / LANES_X / 4u;
 const GRADIENTS: u32 = 4u * LANE_VECTORS;
 const CHUNK_VECTORS: u32 = CHUNK / 4u;
-// Rows of staged chunks are apart by one vector more, which spreads what neighbours read over all banks.
+// Rows of staged chunks are apart by one vector more, which spreads what neighbours read over all
+// banks.
 const CHUNK_STEP: u32 = CHUNK_VECTORS + 1u;
 const SLICE_VECTORS: u32 = SLICE / 4u;
 const STAGED_SIZE: u32 = max((OWNS + OTHERS) * CHUNK_STEP, V_OTHERS * SLICE_VECTORS);
@@ -40,13 +46,15 @@ const STAGE_OTHERS: u32 = WORKGROUP / SLICE_VECTORS;
 // Vectors of one side's chunk that an invocation loads.
 const SIDE_LOADS: u32 = OWNS * CHUNK_VECTORS / WORKGROUP;
 const SLICE_LOADS: u32 = V_OTHERS * SLICE_VECTORS / WORKGROUP;
-// How many of these it loads before it stages them: unless AHEAD, registers for more may be missing.
+// How many of these it loads before it stages them: unless AHEAD, registers for more may be
+// missing.
 const SIDE_AT_ONCE: u32 = select(1u, SIDE_LOADS, AHEAD);
 const SLICE_AT_ONCE: u32 = select(1u, SLICE_LOADS, AHEAD);
 const LOADS: u32 = max(2u * SIDE_AT_ONCE, SLICE_AT_ONCE);
 
 const_assert OTHERS % LANES_X == 0u && SLICE % (LANES_X * 4u) == 0u && CHUNK % 4u == 0u && OTHERS % V_OTHERS == 0u;
-// Every invocation makes the same number of turns: FXC refuses a barrier behind another loop that holds a branch.
+// Every invocation makes the same number of turns: FXC refuses a barrier behind another loop that
+// holds a branch.
 const_assert OWNS * CHUNK_VECTORS % WORKGROUP == 0u && V_OTHERS * SLICE_VECTORS % WORKGROUP == 0u;
 
 // Both sides' chunks, or a slice of some others.
@@ -59,8 +67,9 @@ var<workgroup> other_from: array<vec2<u32>, OTHERS>;
 // lse, dot and total of the tile's queries, which are own rows or others (loop_stats).
 var<workgroup> query_stats: array<vec4<f32>, OWNS>;
 
-// An invocation's pairs, a vector for each c: own rows y + r · LANES_Y (r = 0 .. 4) and other x + c · LANES_X. First the running sums;
-// then scores, which become weights; then gradients of weights, which become those of scores.
+// An invocation's pairs, a vector for each c: own rows y + r · LANES_Y (r = 0 .. 4) and other x + c
+// · LANES_X. First the running sums; then scores, which become weights; then gradients of weights,
+// which become those of scores.
 var<private> sums: array<vec4<f32>, LANE_OTHERS>;
 var<private> scores: array<vec4<f32>, LANE_OTHERS>;
 var<private> d_scores: array<vec4<f32>, LANE_OTHERS>;
@@ -72,7 +81,8 @@ var<private> valued: array<vec4<f32>, GRADIENTS>;
 // Vectors that are loaded and not staged yet.
 var<private> next: array<vec4<f32>, LOADS>;
 
-// Loads a part of a chunk of both sides into `next`. Chunks of scores, `chunks` of them, come before those of values.
+// Loads a part of a chunk of both sides into `next`. Chunks of scores, `chunks` of them, come
+// before those of values.
 fn load_chunk(chunk: u32, chunks: u32, part: u32, lane: u32) {
     let of_values = chunk >= chunks;
     let d = select(chunk, chunk - chunks, of_values) * CHUNK + lane % CHUNK_VECTORS * 4u;
@@ -139,8 +149,8 @@ fn clear_sums() {
     }
 }
 
-// Computes scores and gradients of weights. If AHEAD, it loads the next chunk, or the slice that add_tile stages first, before it
-// multiplies.
+// Computes scores and gradients of weights. If AHEAD, it loads the next chunk, or the slice that
+// add_tile stages first, before it multiplies.
 fn multiply(work: WorkTile, lane: u32) {
     let chunks = (p.head_dim + CHUNK - 1u) / CHUNK;
     var all = chunks;

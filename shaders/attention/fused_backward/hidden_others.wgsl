@@ -1,8 +1,8 @@
-// Others that tensors of the mask hide from every own row: they are neither loaded nor scored. As fused/hidden_keys.wgsl says of
-// keys, answers err towards seen.
+// Others that tensors of the mask hide from every own row: they are neither loaded nor scored. As
+// fused/hidden_keys.wgsl says of keys, answers err towards seen.
 //
-// Needs: OF_KEYS, RUN; WorkTile; document_of_query, documents_of_key, hides_by_query, may_share, no_documents,
-// pair_hidden, with_documents.
+// Needs: OF_KEYS, RUN; WorkTile; document_of_query, documents_of_key, hides_by_query, may_share,
+// no_documents, pair_hidden, with_documents.
 // Gives: first_seen_run, other_may_be_seen, own_documents.
 
 // The least and the largest document of a query, or of the queries that may see a key.
@@ -23,7 +23,8 @@ fn own_documents(work: WorkTile, h: u32, first: u32, step: u32) -> vec2<u32> {
     return documents;
 }
 
-// True if an own row may be seen with another of the run from `first` on, by tensors that are the same for all queries.
+// True if an own row may be seen with another of the run from `first` on, by tensors that are the
+// same for all queries.
 fn run_may_be_seen(work: WorkTile, h: u32, documents: vec2<u32>, first: u32, end: u32) -> bool {
     var seen = 0u;
     for (var n = 0u; n < RUN; n++) {
@@ -32,7 +33,8 @@ fn run_may_be_seen(work: WorkTile, h: u32, documents: vec2<u32>, first: u32, end
     return seen != 0u;
 }
 
-// The first of the first run of from .. end that has another which an own row may be seen with, or end.
+// The first of the first run of from .. end that has another which an own row may be seen with, or
+// end.
 fn first_seen_run(work: WorkTile, h: u32, documents: vec2<u32>, from_other: u32, end: u32) -> u32 {
     var other = from_other;
     while other < end && !run_may_be_seen(work, h, documents, other, end) {

@@ -1,33 +1,39 @@
-// The loop of fused_backward.wgsl for matrix units: a workgroup takes SUBGROUPS · SUB_ROWS own rows and walks the others OTHERS
-// at a time. A subgroup has the same SUB_ROWS own rows throughout, and the sums of their gradients in its fragments; their
-// channels, too, if HELD: else these stay in workgroup memory.
+// The loop of fused_backward.wgsl for matrix units: a workgroup takes SUBGROUPS · SUB_ROWS own rows
+// and walks the others OTHERS at a time. A subgroup has the same SUB_ROWS own rows throughout, and
+// the sums of their gradients in its fragments; their channels, too, if HELD: else these stay in
+// workgroup memory.
 //
-// Constants: FRAGMENT, SUB_ROWS, SUBGROUPS, OTHERS, WORKGROUP, HEAD and VALUE (channels, in whole fragments), HELD. The text of the
-// accesses to workgroup memory is in matrix/memory_*.wgsl.
+// Constants: FRAGMENT, SUB_ROWS, SUBGROUPS, OTHERS, WORKGROUP, HEAD and VALUE (channels, in whole
+// fragments), HELD. The text of the accesses to workgroup memory is in matrix/memory_*.wgsl.
 //
-// A staged row has what scores are made of, then what gradients of weights are made of. A tile of others, with barriers between:
-//   the others are staged
+// A staged row has what scores are made of, then what gradients of weights are made of. A tile of
+// others, with barriers between: the others are staged
 //   scores = own · others, gradients of weights = own · others        (matrix units, one after the other, through the same room)
 //   what pairs give, in f16: a row of that is a query's, an invocation has a run of its keys
 //   sums += what pairs give · others                                  (matrix units)
 //
-// Weights are at most one, so they are multiplied by WEIGHT_SCALE, and keep f16's eleven bits down to 2⁻²⁸. Gradients of scores
-// may have any size: they are multiplied by a power of two that is the workgroup's, which moves when a gradient would be too
-// large; eleven bits reach to 2⁻²⁶ of the largest so far, and the last one to 2⁻³⁶. The first tile that has a gradient sets it,
-// others rarely move it. Gradients that are not finite do not count: they, and sums they spoil, are found in the end and computed
-// once more.
+// Weights are at most one, so they are multiplied by WEIGHT_SCALE, and keep f16's eleven bits down
+// to 2⁻²⁸. Gradients of scores may have any size: they are multiplied by a power of two that is the
+// workgroup's, which moves when a gradient would be too large; eleven bits reach to 2⁻²⁶ of the
+// largest so far, and the last one to 2⁻³⁶. The first tile that has a gradient sets it, others
+// rarely move it. Gradients that are not finite do not count: they, and sums they spoil, are found
+// in the end and computed once more.
 //
 // Subgroups are as in fused/matrix.wgsl: their invocations by index, WIDTH of them taken as one.
 //
-// Counted per pair, for head_dim = value_dim = D, R = SUB_ROWS, B = OTHERS: 6 · D operations of the matrix units for d_q or d_k, 4 · D for d_v,
-// 8 · D for d_k and d_v; in workgroup memory as many bytes of others over R (and unless HELD 4 · D / B of own rows), 4 · D / OWNS to
-// stage, 8 of each of scores and gradients of weights, 4 of each that is given; one exp2; 6 barriers per OWNS · B pairs.
+// Counted per pair, for head_dim = value_dim = D, R = SUB_ROWS, B = OTHERS: 6 · D operations of the
+// matrix units for d_q or d_k, 4 · D for d_v, 8 · D for d_k and d_v; in workgroup memory as many
+// bytes of others over R (and unless HELD 4 · D / B of own rows), 4 · D / OWNS to stage, 8 of each
+// of scores and gradients of weights, 4 of each that is given; one exp2; 6 barriers per OWNS · B
+// pairs.
 //
-// Needs: p.dropout_scale, p.head_dim, p.scale, p.value_dim; FRAGMENT, HAS_DROPOUT, HEAD, HELD, OF_KEYS, OF_SCORES, OF_VALUES, OTHERS,
-// OWNS, SUBGROUPS, SUB_ROWS, VALUE, WORKGROUP; Left, Sums, WorkTile; acc_at, acc_store, acc_store_transposed, all_finite, f16_store4,
-// f32_at4, f32_store4, found, found_all, head_count, left_at, left_transposed_at, other_rows, other_score_vector, other_value_vector, others_of, own_rows,
-// own_score_vector, own_value_vector, pair_of, query_head, query_of, repaired, right_at, right_transposed_at, stats_of,
-// store_of_scores, store_of_values, tile_seen, tiles_by_tensors, work_tile.
+// Needs: p.dropout_scale, p.head_dim, p.scale, p.value_dim; FRAGMENT, HAS_DROPOUT, HEAD, HELD,
+// OF_KEYS, OF_SCORES, OF_VALUES, OTHERS, OWNS, SUBGROUPS, SUB_ROWS, VALUE, WORKGROUP; Left, Sums,
+// WorkTile; acc_at, acc_store, acc_store_transposed, all_finite, f16_store4, f32_at4, f32_store4,
+// found, found_all, head_count, left_at, left_transposed_at, other_rows, other_score_vector,
+// other_value_vector, others_of, own_rows, own_score_vector, own_value_vector, pair_of, query_head,
+// query_of, repaired, right_at, right_transposed_at, stats_of, store_of_scores, store_of_values,
+// tile_seen, tiles_by_tensors, work_tile.
 // Gives: F16_LEN, F32_LEN; main.
 
 const WIDTH: u32 = WORKGROUP / SUBGROUPS;
@@ -55,14 +61,16 @@ const WEIGHTS_FROM: u32 = D_SCORES_FROM + select(0u, QUERIES * GIVEN_STEP, OF_SC
 const OWN_FROM: u32 = WEIGHTS_FROM + select(0u, QUERIES * GIVEN_STEP, OF_VALUES);
 const F16_LEN: u32 = OWN_FROM + select(OWNS * (OWN_CHANNELS + 8u), 0u, HELD);
 const F32_LEN: u32 = max(QUERIES * PAIR_STEP, OWNS * SUM_STEP);
-// Own rows that go into fragments pass through the same room as the rest, some of their channels at a time.
+// Own rows that go into fragments pass through the same room as the rest, some of their channels at
+// a time.
 const PASSING: u32 = select(OWN_FRAGMENTS, min((F16_LEN / OWNS - 8u) / FRAGMENT, OWN_FRAGMENTS), HELD);
 const PASS_CHANNELS: u32 = PASSING * FRAGMENT;
 const PASS_STEP: u32 = PASS_CHANNELS + 8u;
 const PASS_FROM: u32 = select(OWN_FROM, 0u, HELD);
 const HELD_FRAGMENTS: u32 = select(0u, OWN_FRAGMENTS, HELD);
 
-// An invocation has KEYS / QUERY_LANES pairs of each of LANE_QUERIES queries; QUERY_LANES neighbours share a query.
+// An invocation has KEYS / QUERY_LANES pairs of each of LANE_QUERIES queries; QUERY_LANES
+// neighbours share a query.
 const QUERY_LANES: u32 = max(WORKGROUP / QUERIES, 1u);
 const LANE_QUERIES: u32 = max(QUERIES / WORKGROUP, 1u);
 const LANE_VECTORS: u32 = KEYS / 4u / QUERY_LANES;
@@ -79,14 +87,16 @@ const_assert WORKGROUP % QUERIES == 0u || QUERIES % WORKGROUP == 0u;
 const_assert KEYS % (4u * QUERY_LANES) == 0u;
 
 const WEIGHT_SCALE: f32 = 16384.0;
-// Gradients of scores below this fit in f16; where their scale moves the largest comes to lie in 2¹² .. 2¹³.
+// Gradients of scores below this fit in f16; where their scale moves the largest comes to lie in
+// 2¹² .. 2¹³.
 const LARGEST: f32 = 60000.0;
 
-// Of this tile and the last, whether a gradient of a score would be too large. (Four: see fused/matrix.wgsl.)
+// Of this tile and the last, whether a gradient of a score would be too large. (Four: see
+// fused/matrix.wgsl.)
 var<workgroup> is_above: array<u32, 4>;
 
-// What a subgroup holds: own rows (unless HELD, of one step), and sums of their gradients; for a moment, scores or gradients of
-// weights.
+// What a subgroup holds: own rows (unless HELD, of one step), and sums of their gradients; for a
+// moment, scores or gradients of weights.
 var<private> own: array<Left, ROW_FRAGMENTS * max(HELD_FRAGMENTS, 1u)>;
 var<private> sums: array<Sums, ROW_FRAGMENTS * SUM_FRAGMENTS>;
 var<private> pair_sums: array<Sums, ROW_FRAGMENTS * OTHER_FRAGMENTS>;
@@ -234,8 +244,8 @@ fn multiply_values(sub_row: u32) {
     store_pairs(sub_row);
 }
 
-// Scores become weights as dropout leaves them, gradients of weights those of scores. Gives the bits of the largest of those, by
-// size, that is finite.
+// Scores become weights as dropout leaves them, gradients of weights those of scores. Gives the
+// bits of the largest of those, by size, that is finite.
 fn weigh(work: WorkTile, h: u32, other0: u32, end: u32, lane: u32) -> u32 {
     var most = vec4<u32>();
     for (var r = 0u; r < LANE_QUERIES; r++) {
@@ -289,7 +299,8 @@ fn store_d_scores(scale: f32, lane: u32) {
     }
 }
 
-// The scale that the largest gradient of a score of all invocations asks for; before the first, scale is zero.
+// The scale that the largest gradient of a score of all invocations asks for; before the first,
+// scale is zero.
 fn moved(scale: f32, most: u32, lane: u32) -> f32 {
     found[lane].x = most;
     workgroupBarrier();

@@ -1,12 +1,15 @@
-// What the forms of fused_backward.wgsl for GPUs have in common: which of the others a workgroup walks.
+// What the forms of fused_backward.wgsl for GPUs have in common: which of the others a workgroup
+// walks.
 //
 // Constants: WORKGROUP.
 //
-// Needs: p.mask; HAS_BLOCKS, HIDDEN, HIDES_TILES, OF_KEYS, OTHERS, SEARCH, WORKGROUP; WorkTile; blocks_state, key_range, no_documents,
-// other_may_be_seen, own_documents, search_finds, with_documents.
+// Needs: p.mask; HAS_BLOCKS, HIDDEN, HIDES_TILES, OF_KEYS, OTHERS, SEARCH, WORKGROUP; WorkTile;
+// blocks_state, key_range, no_documents, other_may_be_seen, own_documents, search_finds,
+// with_documents.
 // Gives: found, found_all, others_of, tile_seen, tiles_by_tensors.
 
-// A number or two of each invocation, and what they come to. (Whole sixteens of bytes: see fused/matrix.wgsl.)
+// A number or two of each invocation, and what they come to. (Whole sixteens of bytes: see
+// fused/matrix.wgsl.)
 var<workgroup> found: array<vec2<u32>, WORKGROUP>;
 var<workgroup> found_all: vec4<u32>;
 
@@ -37,8 +40,8 @@ fn others_of(work: WorkTile, h: u32, lane: u32) -> vec2<u32> {
 // Tiles that the invocations look at together.
 const LOOK: u32 = 8u;
 
-// Bit 0 is 1 if the mask's tensors may show a pair of the tile from other0 on. The caller gives the answer back as `looked` when it
-// calls for the next tile: further bits stand for further tiles.
+// Bit 0 is 1 if the mask's tensors may show a pair of the tile from other0 on. The caller gives the
+// answer back as `looked` when it calls for the next tile: further bits stand for further tiles.
 fn tiles_by_tensors(work: WorkTile, h: u32, range: vec2<u32>, other0: u32, looked: u32, lane: u32) -> u32 {
     if !HIDES_TILES {
         return 1u;

@@ -1,5 +1,5 @@
-// Keys and values in tensors for software drivers: where four channels do not load as one vector, by indices that
-// need no check whether they are negative.
+// Keys and values in tensors for software drivers: where four channels do not load as one vector,
+// by indices that need no check whether they are negative.
 //
 // Constants: CONTIGUOUS  whether k and v are so along their channels
 //

@@ -1,11 +1,13 @@
-// Keys and values in a cache: which row a key is in, and its words (keys/packed_words.wgsl). K_GROUP, V_GROUP: channels that
-// share a scale. Past the last channel rows hold zeros, as far as their vectors go.
+// Keys and values in a cache: which row a key is in, and its words (keys/packed_words.wgsl).
+// K_GROUP, V_GROUP: channels that share a scale. Past the last channel rows hold zeros, as far as
+// their vectors go.
 //
-// Needs: p.cache; CHANNELS, K_GROUP, SCALED, V_GROUP, WIDE; Rows; are_neighbours, cache_k, cache_v, row_of_token,
-// rows_of.
+// Needs: p.cache; CHANNELS, K_GROUP, SCALED, V_GROUP, WIDE; Rows; are_neighbours, cache_k, cache_v,
+// row_of_token, rows_of.
 // Gives: Source; is_run, k_scale, k_source, k_word, key_row, run_step, v_scale, v_source, v_word.
 
-// The keys or the values of one sequence and head. vectors, groups: of a row; col: the first channel.
+// The keys or the values of one sequence and head. vectors, groups: of a row; col: the first
+// channel.
 struct Source {
     rows: Rows,
     vectors: u32,

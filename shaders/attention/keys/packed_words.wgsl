@@ -1,16 +1,19 @@
 // Words that hold several channels, as caches and tensors of F16 and BF16 have them.
 //
-// STORAGE_KIND: F32, F16, BF16, Q8 or Q4; a vector of four words has VECTORS vectors of four channels. Eight channels of Q4 are a
+// STORAGE_KIND: F32, F16, BF16, Q8 or Q4; a vector of four words has VECTORS vectors of four
+// channels. Eight channels of Q4 are a
 // word: its byte n holds channel n below and channel n + 4 above, each plus 8.
 //
-// Needs: BF16, F16, F32, Q4, Q8, SCALED, STORAGE_KIND, VECTORS; Source; k_scale, k_word, v_scale, v_word.
+// Needs: BF16, F16, F32, Q4, Q8, SCALED, STORAGE_KIND, VECTORS; Source; k_scale, k_word, v_scale,
+// v_word.
 // Gives: BIAS, CHANNELS; k_four, unpacked, unpacked_all, v_four.
 
 const CHANNELS: u32 = VECTORS * 4u;
 // What is to be taken from `unpacked`.
 const BIAS: f32 = select(select(0.0, 128.0, STORAGE_KIND == Q8), 8.0, STORAGE_KIND == Q4);
 
-// The i-th four channels of a vector of words, plus BIAS: few instructions where bytes are converted as they are.
+// The i-th four channels of a vector of words, plus BIAS: few instructions where bytes are
+// converted as they are.
 fn unpacked(word: vec4<u32>, i: u32) -> vec4<f32> {
     if STORAGE_KIND == F32 {
         return bitcast<vec4<f32>>(word);

@@ -1,5 +1,5 @@
-// Keys and values in tensors of F16 or BF16 that load in eights: where a row of them begins, and its words
-// (keys/packed_words.wgsl).
+// Keys and values in tensors of F16 or BF16 that load in eights: where a row of them begins, and
+// its words (keys/packed_words.wgsl).
 //
 // Needs: p.k, p.v; WIDE; View; k, view_at.
 // Gives: Source; is_run, k_scale, k_source, k_word, key_row, run_step, v_scale, v_source, v_word.

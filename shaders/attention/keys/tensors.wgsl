@@ -1,11 +1,11 @@
 // Keys and values in tensors: where a row of them begins, and four of its channels.
 //
 // Needs: p.head_dim, p.k, p.v, p.value_dim; IN_FOURS, WIDE; View; k_at4, v_at4, view_at.
-// Gives: BIAS, SCALED; Source; k_four, k_scale, k_source, k_word, key_row, unpacked, v_four, v_scale, v_source,
-// v_word.
+// Gives: BIAS, SCALED; Source; k_four, k_scale, k_source, k_word, key_row, unpacked, v_four,
+// v_scale, v_source, v_word.
 
-// Says to the compiler that an index is not negative as an i32 (and, in fours, aligned), which saves a
-// check per load. WIDE: indices reach 2^28.
+// Says to the compiler that an index is not negative as an i32 (and, in fours, aligned), which
+// saves a check per load. WIDE: indices reach 2^28.
 const INDEX: u32 = select(0xffffffffu, select(0x0fffffffu, 0x0ffffffcu, IN_FOURS), !WIDE);
 
 // The rows of one sequence and head. unit: from one channel to the next; col: the first channel.

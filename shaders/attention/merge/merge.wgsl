@@ -3,8 +3,8 @@
 //
 // outₙ, out [batch, heads, q_len, value_dim]   lseₙ, lse [batch, heads, q_len, 1]
 //
-// Bindings (declared by the host): out, lse, part_out0.., part_lse0... ACCUMULATES: out and lse hold a part too.
-// Reads and writes everything once; ROW_LANES invocations share a row.
+// Bindings (declared by the host): out, lse, part_out0.., part_lse0... ACCUMULATES: out and lse
+// hold a part too. Reads and writes everything once; ROW_LANES invocations share a row.
 
 struct MergePart {
     out: View,
@@ -14,7 +14,8 @@ struct MergePart {
 const ROW_LANES: u32 = 16u;
 const ROWS: u32 = 4u;
 
-// A part that has seen no key has no share, whatever its output holds. By the bits: a NaN must show.
+// A part that has seen no key has no share, whatever its output holds. By the bits: a NaN must
+// show.
 fn has_seen(lse: f32) -> bool {
     return bitcast<u32>(lse) != bitcast<u32>(p.neg_inf);
 }

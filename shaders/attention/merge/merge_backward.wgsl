@@ -4,8 +4,8 @@
 // part_out, out, d_out, d_part_out [batch, heads, q_len, value_dim]
 // part_lse, lse, d_lse, d_part_lse [batch, heads, q_len, 1]
 //
-// Bindings (declared by the host), in this order: part_out, part_lse, out, lse, d_out, d_lse if there is one, d_part_out,
-// d_part_lse.
+// Bindings (declared by the host), in this order: part_out, part_lse, out, lse, d_out, d_lse if
+// there is one, d_part_out, d_part_lse.
 // Reads everything once and d_out twice; ROW_LANES invocations share a row.
 
 // What each invocation of a row has of half of d_out · (part_out − out).
@@ -19,7 +19,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let used = group.x * ROWS + index / ROW_LANES < p.q_len;
     let lane = index % ROW_LANES;
     let part_lse = part_lse_at(view_at(p.part_lse, b, h, i, 0u));
-    // A part that has seen no key has no share, whatever its output holds. By the bits: a NaN must show.
+    // A part that has seen no key has no share, whatever its output holds. By the bits: a NaN must
+    // show.
     let seen = bitcast<u32>(part_lse) != bitcast<u32>(p.neg_inf);
     let below = part_lse - lse_at(view_at(p.lse, b, h, i, 0u));
     // Some drivers' exp loses NaN.

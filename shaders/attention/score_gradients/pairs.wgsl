@@ -2,10 +2,12 @@
 //
 // Constants: OF_PLACES   whether the elements of the last axis are distances, and not keys
 //
-// Needs: p.key_lanes, p.mask, p.shape; OF_PLACES, PER_PAIR_MASK; Query; factor_of, mask_mod, pair_at, query_of, stands_for, stats_of.
+// Needs: p.key_lanes, p.mask, p.shape; OF_PLACES, PER_PAIR_MASK; Query; factor_of, mask_mod,
+// pair_at, query_of, stands_for, stats_of.
 // Gives: row_sum.
 
-// The keys of q's interval that the n-th element of the last axis is of; nothing is added to the scores of appended ones.
+// The keys of q's interval that the n-th element of the last axis is of; nothing is added to the
+// scores of appended ones.
 fn keys_of(q: Query, n: u32) -> vec2<u32> {
     if !OF_PLACES {
         let keys = stands_for(n, p.shape.w, p.mask.kv_len);

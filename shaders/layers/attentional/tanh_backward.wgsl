@@ -2,7 +2,8 @@
 //
 // out, d_out [batch, 1, length, channels]   d_sum [batch, 1, length, channels], f32
 //
-// Bindings (declared by the host): out, d_out, d_sum. An invocation has an element: two reads and a write.
+// Bindings (declared by the host): out, d_out, d_sum. An invocation has an element: two reads and a
+// write.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {

@@ -2,7 +2,8 @@
 //
 // a, b [batch, 1, length, channels], f32   out [batch, 1, length, channels]
 //
-// Bindings (declared by the host): a, b, out. An invocation has four channels: two reads, a tanh and a write each.
+// Bindings (declared by the host): a, b, out. An invocation has four channels: two reads, a tanh
+// and a write each.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {

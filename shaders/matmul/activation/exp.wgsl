@@ -1,10 +1,11 @@
-// The exponential of what is not above zero, right to two units in the last place: WGSL lets its own exp be off by
-// three and twice the exponent, and some drivers' loses NaN.
+// The exponential of what is not above zero, right to two units in the last place: WGSL lets its
+// own exp be off by three and twice the exponent, and some drivers' loses NaN.
 //
 // Needs: nothing.
 // Gives: exp_of_minus, sigmoid, within4.
 
-// x between −most and most; a NaN stays one. The bits decide: an NVIDIA H100 loses a NaN in a comparison and in `min`.
+// x between −most and most; a NaN stays one. The bits decide: an NVIDIA H100 loses a NaN in a
+// comparison and in `min`.
 fn within4(x: vec4<f32>, most: f32) -> vec4<f32> {
     let bits = bitcast<vec4<u32>>(x);
     let limit = bitcast<u32>(most);
@@ -17,7 +18,8 @@ fn within4(x: vec4<f32>, most: f32) -> vec4<f32> {
 fn exp_of_minus(a: vec4<f32>, b: vec4<f32>) -> vec4<f32> {
     // Beyond, it is zero.
     let above = within4(a, 150.0);
-    // ln 2 in two parts, the first of eight bits: its products with whole numbers are exact (Cody and Waite 1980).
+    // ln 2 in two parts, the first of eight bits: its products with whole numbers are exact (Cody
+    // and Waite 1980).
     let n = floor(fma(above, vec4<f32>(-1.442695), vec4<f32>(0.5)));
     let r = fma(n, vec4<f32>(-0.69140625), -above) - fma(n, vec4<f32>(0.00174093060), b);
     // Taylor's series: |r| is at most 0.4, where what it leaves out is below 2^-26 of the sum.

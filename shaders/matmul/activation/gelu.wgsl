@@ -1,10 +1,10 @@
-// x Φ(x), Φ the normal distribution's function (Hendrycks and Gimpel 2016), and its slope: right to a few units in the last
-// place of the result, also where x is far below zero.
+// x Φ(x), Φ the normal distribution's function (Hendrycks and Gimpel 2016), and its slope: right to
+// a few units in the last place of the result, also where x is far below zero.
 //
-// Φ(−z) = exp(−z²/2) · P(t) · k / (z + k), t = (z − k) / (z + k), for every z of zero and above: with this t the quotient of
-// Φ and the exponential is almost a straight line (Shepherd and Laframboise 1981, "Chebyshev approximation of
-// (1 + 2x) exp(x²) erfc x in 0 ≤ x < ∞"). P interpolates it at ten Chebyshev points of z from 0 to 15, k = 3.25: off by
-// 1e-8 of the value.
+// Φ(−z) = exp(−z²/2) · P(t) · k / (z + k), t = (z − k) / (z + k), for every z of zero and above:
+// with this t the quotient of Φ and the exponential is almost a straight line (Shepherd and
+// Laframboise 1981, "Chebyshev approximation of (1 + 2x) exp(x²) erfc x in 0 ≤ x < ∞"). P
+// interpolates it at ten Chebyshev points of z from 0 to 15, k = 3.25: off by 1e-8 of the value.
 //
 // Needs: exp_of_minus, within4.
 // Gives: activate4, slope4.

@@ -1,5 +1,5 @@
-// x (1 + tanh u) / 2 with u = √(2/π) (x + 0.044715 x³), and its slope (Hendrycks and Gimpel 2016). It is x / (1 + exp(−2u)): no
-// tanh, which overflows on some drivers.
+// x (1 + tanh u) / 2 with u = √(2/π) (x + 0.044715 x³), and its slope (Hendrycks and Gimpel 2016).
+// It is x / (1 + exp(−2u)): no tanh, which overflows on some drivers.
 //
 // Needs: sigmoid, within4.
 // Gives: activate4, slope4.

@@ -3,8 +3,8 @@
 // Needs: nothing.
 // Gives: activate4, slope4.
 
-// The bits say what is below zero: numbers with a sign, −∞ among them, but neither −0 nor a NaN. With a comparison of floats a NaN
-// became 0 on an NVIDIA H100.
+// The bits say what is below zero: numbers with a sign, −∞ among them, but neither −0 nor a NaN.
+// With a comparison of floats a NaN became 0 on an NVIDIA H100.
 fn activate4(x: vec4<f32>) -> vec4<f32> {
     let below = bitcast<vec4<u32>>(x) - vec4<u32>(0x80000001u) <= vec4<u32>(0x7f7fffffu);
     return select(x, vec4<f32>(), below);

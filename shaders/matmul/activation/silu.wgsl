@@ -8,7 +8,8 @@ fn activate4(x: vec4<f32>) -> vec4<f32> {
 }
 
 fn slope4(x: vec4<f32>) -> vec4<f32> {
-    // Beyond 150 the share is 0 or 1, and its product with what it lacks would not be 0 of an infinite x.
+    // Beyond 150 the share is 0 or 1, and its product with what it lacks would not be 0 of an
+    // infinite x.
     let near = within4(x, 150.0);
     let share = sigmoid(near);
     return fma(near * share, sigmoid(-near), share);

@@ -1,9 +1,10 @@
-// d_b = Σ over rows of d_y: the gradient of a projection's bias, one element for each output column.
+// d_b = Σ over rows of d_y: the gradient of a projection's bias, one element for each output
+// column.
 //
 // d_y [batch, heads, length, dim]   sums [heads · dim]
 //
-// A workgroup has COLUMNS columns; STRIPS invocations share a column's rows, one by turns, and the first of them adds
-// what they found, in their order: the same bits on every run.
+// A workgroup has COLUMNS columns; STRIPS invocations share a column's rows, one by turns, and the
+// first of them adds what they found, in their order: the same bits on every run.
 //
 // Bindings (declared by the host): d_y, sums. ACCUMULATES: sums holds what is added to.
 // Reads everything once, COLUMNS neighbours at a time.

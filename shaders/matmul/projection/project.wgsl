@@ -6,8 +6,8 @@
 //
 // f is what activation/*.wgsl say, the same for all.
 //
-// Bindings (declared by the host): x0.., w0.., bias0.., y. `*_slot` says which of them a side uses. A_ELEMENT, B_ELEMENT:
-// what x and W are loaded as.
+// Bindings (declared by the host): x0.., w0.., bias0.., y. `*_slot` says which of them a side uses.
+// A_ELEMENT, B_ELEMENT: what x and W are loaded as.
 // Work: 2 · rows · features · columns per side; bytes: x + W + y once each at best.
 
 struct ProjectPart {

@@ -3,7 +3,8 @@
 //   d_W = d_yᵀ x      output columns, features of x, summed over the rows of x
 // Rows of C and the inner axis may be axes within axes: sequence and row, head and channel. Narrow: a product per head.
 //
-// Bindings (declared by the host): d_y is A, other (W or x) is B, result is C. ACCUMULATES: result holds what the product is added to.
+// Bindings (declared by the host): d_y is A, other (W or x) is B, result is C. ACCUMULATES: result
+// holds what the product is added to.
 // Work: 2 · rows · columns · inner; bytes: A + B + C once each at best.
 //
 // What matmul/*.wgsl need of a stage. Levels are how many axes an axis is made of, 1 to 3.

@@ -1,13 +1,16 @@
-// Few rows on a software driver: an invocation has COLUMNS columns, LANES apart, of all rows, so that weights of LANES columns are
-// unpacked in the lanes of a vector. Loads of x are the same in all of them, and nothing passes between invocations.
+// Few rows on a software driver: an invocation has COLUMNS columns, LANES apart, of all rows, so
+// that weights of LANES columns are unpacked in the lanes of a vector. Loads of x are the same in
+// all of them, and nothing passes between invocations.
 //
-// A load of W goes to as many rows as there are lanes, which no processor foresees. So while a group of columns is computed, a word of
-// each cache line of the next group is loaded, in order, only to have it near.
+// A load of W goes to as many rows as there are lanes, which no processor foresees. So while a
+// group of columns is computed, a word of each cache line of the next group is loaded, in order,
+// only to have it near.
 //
 // TOGETHER blocks of a row at a time.
 //
-// Needs: BLOCK_BYTES, COLUMNS, IN_FOURS, LANES, PART_HIGH, PART_LOW, PART_STEP, ROWS, TOGETHER; p; block_part, block_place,
-// block_scales, part_start, part_weights, view_at, w_at, x_at4, y_of, y_store.
+// Needs: BLOCK_BYTES, COLUMNS, IN_FOURS, LANES, PART_HIGH, PART_LOW, PART_STEP, ROWS, TOGETHER; p;
+// block_part, block_place, block_scales, part_start, part_weights, view_at, w_at, x_at4, y_of,
+// y_store.
 // Gives: main.
 
 const GROUP: u32 = LANES * COLUMNS;
@@ -83,7 +86,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             if col < cols {
                 /* unrolled */ for (var r = 0u; r < ROWS; r++) {
                     if row0 + r <= last_row {
-                        // Nothing is added, which the driver does not know: what is not used it does not load.
+                        // Nothing is added, which the driver does not know: what is not used it
+                        // does not load.
                         let value = bitcast<f32>(bitcast<u32>(sums[c * ROWS + r]) | (touched & p.none));
                         y_store(y_of(group.z, row0 + r, col), value);
                     }

@@ -1,7 +1,8 @@
-// Few rows on a GPU: LANES neighbours share a column and COLUMNS columns a workgroup, so that what is read of W lies together; the
-// sums of the lanes are added in a fixed order.
+// Few rows on a GPU: LANES neighbours share a column and COLUMNS columns a workgroup, so that what
+// is read of W lies together; the sums of the lanes are added in a fixed order.
 //
-// Needs: BLOCK_BYTES, COLUMNS, IN_FOURS, LANES, ROWS; p; block_fours, view_at, x_at4, y_of, y_store.
+// Needs: BLOCK_BYTES, COLUMNS, IN_FOURS, LANES, ROWS; p; block_fours, view_at, x_at4, y_of,
+// y_store.
 // Gives: main.
 
 var<workgroup> lane_sums: array<f32, LANES * COLUMNS * ROWS>;

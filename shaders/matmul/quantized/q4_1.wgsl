@@ -1,5 +1,6 @@
-// 32 weights in 20 bytes, ggml's Q4_1: d and m in f16, then 16 bytes; the lower half of byte j is weight j, the upper half weight
-// j + 16. A weight is d · q + m, q from 0 to 15; the product is exact in f32.
+// 32 weights in 20 bytes, ggml's Q4_1: d and m in f16, then 16 bytes; the lower half of byte j is
+// weight j, the upper half weight j + 16. A weight is d · q + m, q from 0 to 15; the product is
+// exact in f32.
 //
 // Needs: half_at, w_at.
 // Gives: BLOCK_BYTES; block_four, block_fours.

@@ -1,5 +1,5 @@
-// 32 weights in 34 bytes, ggml's Q8_0: d in f16, then 32 signed bytes. A weight is d · q; the product is exact in f32. Every other
-// block begins in the middle of a word.
+// 32 weights in 34 bytes, ggml's Q8_0: d in f16, then 32 signed bytes. A weight is d · q; the
+// product is exact in f32. Every other block begins in the middle of a word.
 //
 // Needs: half_at, w_at.
 // Gives: BLOCK_BYTES; block_four, block_fours.

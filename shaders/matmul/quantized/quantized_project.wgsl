@@ -2,8 +2,8 @@
 //
 // x   [batch, 1, length, features]   W [heads · dim, features]   y [batch, heads, length, dim]
 //
-// Bindings (declared by the host): x, w, y. Work: 2 · rows · features · columns; bytes: x + W + y once each at best, which for a few
-// rows is those of W.
+// Bindings (declared by the host): x, w, y. Work: 2 · rows · features · columns; bytes: x + W + y
+// once each at best, which for a few rows is those of W.
 
 // Channels of a row from col on; batch is 0 where all sequences are one product.
 fn y_of(batch: u32, row: u32, col: u32) -> u32 {

@@ -4,7 +4,8 @@
 //
 // An invocation has four channels at a time. An id that is no row's gives NaN.
 //
-// Bindings (declared by the host): ids, w, out. OUT_IN_FOURS: out moves in fours. Bytes: of the rows that are asked for, and out.
+// Bindings (declared by the host): ids, w, out. OUT_IN_FOURS: out moves in fours. Bytes: of the
+// rows that are asked for, and out.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {

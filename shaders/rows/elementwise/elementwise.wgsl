@@ -4,8 +4,8 @@
 //
 // An invocation has four channels of a row at a time.
 //
-// Bindings (declared by the host): x, other if TIMES or PLUS, out. IN_FOURS: all of them move in fours, except an x with one
-// channel, whose stride is 0.
+// Bindings (declared by the host): x, other if TIMES or PLUS, out. IN_FOURS: all of them move in
+// fours, except an x with one channel, whose stride is 0.
 // Reads and writes everything once: bytes.
 
 @compute @workgroup_size(WORKGROUP)

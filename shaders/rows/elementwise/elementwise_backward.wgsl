@@ -2,10 +2,11 @@
 //
 // x, other, d_out, d_x, d_other [batch, heads, length, dim]
 //
-// An invocation has four channels of a row at a time. X_REPEATS: x and d_x have one channel, which is that of all channels of a
-// row. Then an invocation has a row, and d_x is a sum over it.
+// An invocation has four channels of a row at a time. X_REPEATS: x and d_x have one channel, which
+// is that of all channels of a row. Then an invocation has a row, and d_x is a sum over it.
 //
-// Bindings (declared by the host): x, other if HAS_OTHER, d_out, d_x if HAS_D_X, d_other if HAS_D_OTHER.
+// Bindings (declared by the host): x, other if HAS_OTHER, d_out, d_x if HAS_D_X, d_other if
+// HAS_D_OTHER.
 // IN_FOURS: all of them move in fours, except x and d_x if X_REPEATS.
 // ACCUMULATES: the gradients hold what is added to.
 // Reads and writes everything once: bytes.

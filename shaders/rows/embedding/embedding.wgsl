@@ -4,8 +4,8 @@
 //
 // An invocation has four channels of a row at a time.
 //
-// Bindings (declared by the host): ids, table, out. IN_FOURS: table and out move in fours. ACCUMULATES: out holds what is added
-// to.
+// Bindings (declared by the host): ids, table, out. IN_FOURS: table and out move in fours.
+// ACCUMULATES: out holds what is added to.
 // Reads a row of the table for each id and writes everything once: bytes.
 
 @compute @workgroup_size(WORKGROUP)

@@ -1,4 +1,5 @@
-// out = x − ln Σ exp(x) of every row, from the row's maximum on; −∞ where x is, and NaN in rows with NaN or ∞ or of −∞ alone.
+// out = x − ln Σ exp(x) of every row, from the row's maximum on; −∞ where x is, and NaN in rows
+// with NaN or ∞ or of −∞ alone.
 //
 // x, out [batch, heads, length, columns]
 //

@@ -1,10 +1,10 @@
-// The k largest elements of every row, the largest first, and where they are: of equal ones that further left, NaN above all
-// numbers.
+// The k largest elements of every row, the largest first, and where they are: of equal ones that
+// further left, NaN above all numbers.
 //
 // x [batch, heads, length, columns]   values, indices [batch, heads, length, k]
 //
-// A workgroup has a row. Each invocation knows the best of its columns, which are fours by turns; when that is taken, all of them look
-// together for the next best of the same columns.
+// A workgroup has a row. Each invocation knows the best of its columns, which are fours by turns;
+// when that is taken, all of them look together for the next best of the same columns.
 //
 // Bindings (declared by the host): x, values if HAS_VALUES, indices.
 // Bytes: x once from memory, and k times 1 / LANES of it from caches.
@@ -12,7 +12,8 @@
 // What sorts as an element does, and its column.
 var<workgroup> best: array<vec2<u32>, LANES>;
 
-// Larger numbers have larger keys; NaN has the largest but for BEFORE_ALL's, and none has 0. Both zeros are equal.
+// Larger numbers have larger keys; NaN has the largest but for BEFORE_ALL's, and none has 0. Both
+// zeros are equal.
 fn key_of(x: f32) -> u32 {
     let bits = bitcast<u32>(x);
     let magnitude = bits & 0x7fffffffu;

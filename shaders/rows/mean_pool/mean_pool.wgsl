@@ -1,12 +1,13 @@
-// out = the mean of a sequence's rows, with L2 divided by its length (sentence embeddings: Reimers and Gurevych 2019); zero of
-// no rows.
+// out = the mean of a sequence's rows, with L2 divided by its length (sentence embeddings: Reimers
+// and Gurevych 2019); zero of no rows.
 //
 // x [batch, 1, length, features]   numbers: lengths [batch, 1, 1, 1] or cu_seqlens [1, 1, 1, sequences + 1]
 // keep [batch, 1, 1, length]   out [sequences, 1, 1, features]
 //
 // ROW_LANES invocations share a sequence, as they share a row in norm.wgsl.
 //
-// Bindings (declared by the host): x, numbers if LENGTHS or PACKED, keep if KEEP, out. IN_FOURS: x and out move in fours.
+// Bindings (declared by the host): x, numbers if LENGTHS or PACKED, keep if KEEP, out. IN_FOURS: x
+// and out move in fours.
 // Bytes: x once from memory, with L2 once more from caches; out once.
 
 fn store4(s: u32, d: u32, value: vec4<f32>) {

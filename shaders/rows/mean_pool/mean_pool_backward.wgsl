@@ -1,12 +1,12 @@
-// The gradient of the rows whose mean is taken: d_x = g / count, zero of rows that are in no mean; g is d_out or, with L2 and m the
-// mean, (d_out − m (m · d_out) / |m|²) / |m|.
+// The gradient of the rows whose mean is taken: d_x = g / count, zero of rows that are in no mean;
+// g is d_out or, with L2 and m the mean, (d_out − m (m · d_out) / |m|²) / |m|.
 //
 // x, d_x [batch, 1, length, features]   numbers, keep as in mean_pool.wgsl   d_out [sequences, 1, 1, features]
 //
 // ROW_LANES invocations share a sequence.
 //
-// Bindings (declared by the host): x if L2, numbers if LENGTHS or PACKED, keep if KEEP, d_out, d_x. IN_FOURS: x, d_out and d_x move in
-// fours. ACCUMULATES: d_x holds what is added to.
+// Bindings (declared by the host): x if L2, numbers if LENGTHS or PACKED, keep if KEEP, d_out, d_x.
+// IN_FOURS: x, d_out and d_x move in fours. ACCUMULATES: d_x holds what is added to.
 // Bytes: with L2 x once from memory and once more from caches; d_x once.
 
 fn d_out4(s: u32, d: u32) -> vec4<f32> {
@@ -61,7 +61,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             // Where eps is divided by, the length has no part.
             along = select(0.0, product * scale * scale, norm > eps);
         }
-        // What is in no sequence of a packed row has a gradient too: the first has what is before it, the last what is after it.
+        // What is in no sequence of a packed row has a gradient too: the first has what is before
+        // it, the last what is after it.
         var first = 0u;
         var end = p.length;
         if PACKED {

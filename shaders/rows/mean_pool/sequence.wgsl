@@ -1,6 +1,8 @@
-// The rows of a sequence whose mean is taken: all, the first of a batch entry, those that a mask keeps, or a part of a packed one.
+// The rows of a sequence whose mean is taken: all, the first of a batch entry, those that a mask
+// keeps, or a part of a packed one.
 //
-// Needs: p.x, p.numbers, p.keep, p.length, p.features; PACKED, LENGTHS, KEEP, FAR_EXPONENT; all_finite, lowered, mean_of_half, view_at, numbers_at, keep_at, x_at4.
+// Needs: p.x, p.numbers, p.keep, p.length, p.features; PACKED, LENGTHS, KEEP, FAR_EXPONENT;
+// all_finite, lowered, mean_of_half, view_at, numbers_at, keep_at, x_at4.
 // Gives: Sequence; far_exponent, is_kept, mean4, sequence_of.
 
 // Means are divided by 2 to this power before their length is taken.
@@ -42,8 +44,9 @@ fn sequence_of(s: u32) -> Sequence {
     }
 }
 
-// The mean's four channels from d on; zero past the last, and of no rows. The sum of more rows than one may not be finite: then its
-// half is computed of rows that are divided before, by a power of 2 above their number.
+// The mean's four channels from d on; zero past the last, and of no rows. The sum of more rows than
+// one may not be finite: then its half is computed of rows that are divided before, by a power of 2
+// above their number.
 fn mean4(sequence: Sequence, d: u32) -> vec4<f32> {
     let count = max(sequence.count, 1u);
     let mean = sum4(sequence, d, 0u) / f32(count);

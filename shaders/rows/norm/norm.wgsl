@@ -1,12 +1,13 @@
-// out = (s − mean) / √(variance + eps) · weight + bias with s = x + residual (LayerNorm: Ba et al. 2016), or
-// s / √(mean of s² + eps) · weight (RMSNorm: Zhang and Sennrich 2019), of every row.
+// out = (s − mean) / √(variance + eps) · weight + bias with s = x + residual (LayerNorm: Ba et al.
+// 2016), or s / √(mean of s² + eps) · weight (RMSNorm: Zhang and Sennrich 2019), of every row.
 //
 // x, residual, out, sum [batch, heads, length, features]   weight, bias [features]
 //
-// ROW_LANES invocations share a row: one (row_per_invocation.wgsl) or a workgroup (row_per_workgroup.wgsl).
+// ROW_LANES invocations share a row: one (row_per_invocation.wgsl) or a workgroup
+// (row_per_workgroup.wgsl).
 //
-// Bindings (declared by the host): x, residual, weight and bias where used, out, sum where s is wanted. IN_FOURS: all of
-// them move in fours.
+// Bindings (declared by the host): x, residual, weight and bias where used, out, sum where s is
+// wanted. IN_FOURS: all of them move in fours.
 // In place, x is out: an invocation writes elements that it alone reads, after the sums of the row.
 // Bytes: x, residual once from memory and twice from caches; out and sum once.
 

@@ -1,10 +1,10 @@
-// Parts of the gradients of a norm's weight and bias: sums of d_out · n and of d_out over some of the rows, n the normalised
-// row.
+// Parts of the gradients of a norm's weight and bias: sums of d_out · n and of d_out over some of
+// the rows, n the normalised row.
 //
 // x, residual, d_out [batch, heads, length, features]   statistics [rows, 3]: mean, rest, scale   parts [2, count, features]
 //
-// A workgroup has COLUMNS channels and a part of the rows, which STRIPS invocations share by turns; the first of them adds
-// what they found, in their order. column_sums.wgsl adds the parts.
+// A workgroup has COLUMNS channels and a part of the rows, which STRIPS invocations share by turns;
+// the first of them adds what they found, in their order. column_sums.wgsl adds the parts.
 //
 // Bindings (declared by the host): x, residual if there is one, d_out, statistics, parts.
 // Reads x, residual and d_out once, COLUMNS neighbours at a time.

@@ -1,8 +1,11 @@
-// The mean and the scale 1 / √(variance + eps) of a row, in f32, by two passes: never E[x²] − E[x]², which cancels. The mean of
-// RMSNorm is 0. The second pass also sums x − mean: the mean of that is the rounding of the first mean, `rest`. A large mean would
-// otherwise shift each normalised value by its rounding (Chan, Golub and LeVeque 1983, the corrected two-pass algorithm).
+// The mean and the scale 1 / √(variance + eps) of a row, in f32, by two passes: never E[x²] −
+// E[x]², which cancels. The mean of RMSNorm is 0. The second pass also sums x − mean: the mean of
+// that is the rounding of the first mean, `rest`. A large mean would otherwise shift each
+// normalised value by its rounding (Chan, Golub and LeVeque 1983, the corrected two-pass
+// algorithm).
 //
-// Needs: p.x, p.residual, p.features, p.eps; CENTRED, FAR_EXPONENT, HAS_RESIDUAL, ROW_LANES; all_finite, lowered, view_at, x_at4, residual_at4, row_sums.
+// Needs: p.x, p.residual, p.features, p.eps; CENTRED, FAR_EXPONENT, HAS_RESIDUAL, ROW_LANES;
+// all_finite, lowered, view_at, x_at4, residual_at4, row_sums.
 // Gives: Place, Statistics; input4, normalised4, place_of, statistics_of.
 
 // Where a row is.

@@ -1,9 +1,12 @@
-// Digits of keys, and how often each invocation of a workgroup has each. A workgroup has a block of WORKGROUP · KEYS places of the
-// order before, an invocation KEYS that follow each other: what it counts is its own, so that no result depends on who comes first.
+// Digits of keys, and how often each invocation of a workgroup has each. A workgroup has a block of
+// WORKGROUP · KEYS places of the order before, an invocation KEYS that follow each other: what it
+// counts is its own, so that no result depends on who comes first.
 //
-// Constants: WORKGROUP, KEYS, DIGITS; HAS_BEFORE; the order before the first pass is that of the keys
+// Constants: WORKGROUP, KEYS, DIGITS; HAS_BEFORE; the order before the first pass is that of the
+// keys
 //
-// Needs: p.before, p.digit_mask, p.keys, p.length, p.shift; HAS_BEFORE, KEYS, WORKGROUP, DIGITS; before_at, keys_at, view_at.
+// Needs: p.before, p.digit_mask, p.keys, p.length, p.shift; HAS_BEFORE, KEYS, WORKGROUP, DIGITS;
+// before_at, keys_at, view_at.
 // Gives: digit_counts; count_digits, digit_of, position_before.
 
 // Of digit d and invocation n: element d · WORKGROUP + n.

@@ -1,5 +1,6 @@
-// The second step of a pass of the radix sort: of each count of a row the sum of those before it, digit by digit and block by block,
-// which is where the first key of that digit and block goes. A workgroup has a row.
+// The second step of a pass of the radix sort: of each count of a row the sum of those before it,
+// digit by digit and block by block, which is where the first key of that digit and block goes. A
+// workgroup has a row.
 //
 // counts [rows of all, length], dense; replaced
 //

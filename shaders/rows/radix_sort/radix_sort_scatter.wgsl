@@ -1,5 +1,6 @@
-// The last step of a pass of the radix sort: each key to its place among those of its digit, in the order in which they stood. Where a
-// block's first key of a digit goes is in counts (radix_sort_scan.wgsl); within the block invocations follow each other.
+// The last step of a pass of the radix sort: each key to its place among those of its digit, in the
+// order in which they stood. Where a block's first key of a digit goes is in counts
+// (radix_sort_scan.wgsl); within the block invocations follow each other.
 //
 // keys, before, order, ranks [batch, heads, rows, length]   counts [batch, heads, rows, DIGITS, blocks], dense
 // order: at each place which key stands there; ranks: of each key its place

@@ -1,4 +1,5 @@
-// The length of a vector, in units of its largest element, so that its square is neither too large nor too small.
+// The length of a vector, in units of its largest element, so that its square is neither too large
+// nor too small.
 //
 // Needs: WORKGROUP, p, x_at, view_at, largest, total.
 // Gives: VectorLength, length_of_vector, unit_of.

@@ -1,4 +1,5 @@
-// Vectors of a given length: out = gain · x / |x|. (Salimans and Kingma 2016, "Weight normalization".)
+// Vectors of a given length: out = gain · x / |x|. (Salimans and Kingma 2016, "Weight
+// normalization".)
 //
 // x, out [1, heads, 1, dim]   gain [1, heads or 1, 1, 1]
 //

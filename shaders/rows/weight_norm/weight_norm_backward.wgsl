@@ -5,8 +5,8 @@
 //
 // A workgroup has a gain and the vectors that share it. What is 0 has no gradient.
 //
-// Bindings (declared by the host): x, gain, d_out, d_x, d_gain. ACCUMULATES: both hold what is added to.
-// Reads x four times and d_out twice.
+// Bindings (declared by the host): x, gain, d_out, d_x, d_gain. ACCUMULATES: both hold what is
+// added to. Reads x four times and d_out twice.
 
 // u · d_out
 fn differentiate(h: u32, lane: u32, gain: f32) -> f32 {

@@ -122,7 +122,8 @@ impl AdditiveBackward {
         if cpu { 16 } else { 64 }
     }
 
-    /// Invocations with rows beside each other: all of the workgroup, unless there are fewer `rows`.
+    /// Invocations with rows beside each other: all of the workgroup, unless there are fewer
+    /// `rows`.
     pub fn row_lanes(rows: usize, cpu: bool) -> u32 {
         rows.next_power_of_two().min(Self::workgroup(cpu) as usize) as u32
     }

@@ -9,7 +9,8 @@ use crate::tensor::{Access, DType};
 pub(crate) const WORKGROUP: usize = 64;
 
 kernel! {
-    /// The gradients of scores and the weights of a rectangle of pairs, or the sums of the weights of queries.
+    /// The gradients of scores and the weights of a rectangle of pairs, or the sums of the weights
+    /// of queries.
     AdditivePairs, AdditivePairsCall
     tensors {
         d_scores: Placed Write F32 one view,

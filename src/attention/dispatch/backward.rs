@@ -1,4 +1,5 @@
-//! The gradients: what queries keep of the forward pass, then those of q, then those of k and v, then those of the mask's tensors.
+//! The gradients: what queries keep of the forward pass, then those of q, then those of k and v,
+//! then those of the mask's tensors.
 
 use super::BackwardProblem;
 use super::backward_problem::in_fours;
@@ -51,7 +52,8 @@ pub(crate) fn plan(problem: &BackwardProblem, device: &DeviceFacts) -> Result<Ba
     let only_sinks = [problem.d_q, problem.d_k, problem.d_v].iter().all(Option::is_none)
         && problem.d_added.wanted().all(|(of, _)| of == Added::Sinks)
         && problem.d_added.captured().next().is_none();
-    // q, k, v, d_out, what queries keep, and a gradient. Of sinks alone q, k and what queries keep of all rules.
+    // q, k, v, d_out, what queries keep, and a gradient. Of sinks alone q, k and what queries keep
+    // of all rules.
     let needed = if only_sinks { 3 + problem.mask.buffers() } else { 6 + of_rules };
     let (needed, limit) = (needed as u64, u64::from(device.max_storage_buffers));
     if needed > limit {

@@ -1,4 +1,5 @@
-//! Everything in one kernel, cut into dispatches of bounded work; where keys are split, a second one that merges.
+//! Everything in one kernel, cut into dispatches of bounded work; where keys are split, a second
+//! one that merges.
 
 use super::{Extras, Keys, Problem};
 use crate::attention::kernels::fused::{Fused, FusedCall};

@@ -24,7 +24,8 @@ pub(crate) fn choose(outline: &Outline, device: &DeviceFacts) -> Result<Chosen, 
     plan::choose(outline, device).map(Chosen)
 }
 
-/// Chooses the path of a problem: as it was measured where `scratch` has room for that, else by the rules.
+/// Chooses the path of a problem: as it was measured where `scratch` has room for that, else by the
+/// rules.
 ///
 /// # Errors
 /// A scratch that is too small.
@@ -40,7 +41,8 @@ pub(crate) fn choose_within(
     within(device, chosen)
 }
 
-/// What `plan` makes of the device, or of the device without tuning where the scratch is too small for that.
+/// What `plan` makes of the device, or of the device without tuning where the scratch is too small
+/// for that.
 ///
 /// # Errors
 /// Those of `plan`, by the rules.
@@ -75,7 +77,8 @@ impl Chosen {
     }
 }
 
-/// The dispatches of `problem`. `memory` is the scratch's part for scores or partial sums, if it has one.
+/// The dispatches of `problem`. `memory` is the scratch's part for scores or partial sums, if it
+/// has one.
 pub(crate) fn dispatches<'a>(
     problem: &Problem<'a>,
     chosen: Chosen,

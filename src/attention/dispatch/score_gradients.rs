@@ -1,4 +1,5 @@
-//! The gradients of what scores are changed by, each dispatches of its own, and those that add its parts.
+//! The gradients of what scores are changed by, each dispatches of its own, and those that add its
+//! parts.
 
 use super::BackwardProblem;
 use super::backward_problem::in_fours;
@@ -16,7 +17,8 @@ use crate::tensor::{DType, TensorView, Window, count};
 #[derive(Clone, Copy)]
 pub(super) struct QueryStats<'a> {
     pub window: Window<'a>,
-    /// True if the software form has summed the weights, whose order of additions the other kernels follow.
+    /// True if the software form has summed the weights, whose order of additions the other kernels
+    /// follow.
     pub chains: bool,
 }
 
@@ -54,7 +56,8 @@ pub(super) fn of_captured<'a>(
     in_parts(problem, gradient, parts, device, |sums| captured_sums(problem, plan, sums, stats, device))
 }
 
-/// The dispatches that `write` gives for the gradient, or for its parts in scratch, as many as it says, and those that add them.
+/// The dispatches that `write` gives for the gradient, or for its parts in scratch, as many as it
+/// says, and those that add them.
 fn in_parts<'a>(
     problem: &BackwardProblem<'a>,
     gradient: TensorView<'a>,
@@ -77,7 +80,8 @@ fn in_parts<'a>(
     dispatches
 }
 
-/// The dispatches that add `parts`, `[1, 1, elements, parts of an element]`, to the elements of `sums`.
+/// The dispatches that add `parts`, `[1, 1, elements, parts of an element]`, to the elements of
+/// `sums`.
 pub(crate) fn part_sums<'a>(
     parts: TensorView<'a>,
     sums: TensorView<'a>,

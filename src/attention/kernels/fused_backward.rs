@@ -53,7 +53,8 @@ kernel! {
         of: GradientsOf,
         width: Width,
         store: Width,
-        /// True if element indices of inputs reach 2^28, which the form for software drivers must know.
+        /// True if element indices of inputs reach 2^28, which the form for software drivers must
+        /// know.
         wide: bool,
     }
 }

@@ -26,14 +26,16 @@ pub struct MergeBackward<'a> {
 }
 
 impl<'a> MergeBackward<'a> {
-    /// `forward` as it was made, whose parts and results are read: an output of F16 or BF16 has rounded what `d_lse` of
-    /// the parts is computed from, one of F32 has not. `d_out` `[batch, heads, q_len, value_dim]`, F32, F16 or BF16, is
-    /// the gradient with respect to its output; `gradients` has those of each part.
+    /// `forward` as it was made, whose parts and results are read: an output of F16 or BF16 has
+    /// rounded what `d_lse` of the parts is computed from, one of F32 has not. `d_out` `[batch,
+    /// heads, q_len, value_dim]`, F32, F16 or BF16, is the gradient with respect to its output;
+    /// `gradients` has those of each part.
     pub fn new(forward: MergeForward<'a>, d_out: TensorView<'a>, gradients: &'a [PartGradients<'a>]) -> Self {
         MergeBackward { forward, d_out, d_lse: None, gradients }
     }
 
-    /// The gradient with respect to the merged log-sum-exp, `[batch, heads, q_len, 1]`, F32; zero unless set.
+    /// The gradient with respect to the merged log-sum-exp, `[batch, heads, q_len, 1]`, F32; zero
+    /// unless set.
     pub fn d_lse(mut self, d_lse: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_lse = d_lse.into();
         self
@@ -91,9 +93,11 @@ impl<'a> MergeBackward<'a> {
 }
 
 impl Merge {
-    /// Records the gradients of a merge with respect to the output and the log-sum-exp of each part into an encoder or a
+    /// Records the gradients of a merge with respect to the output and the log-sum-exp of each part
+    /// into an encoder or a
     /// pass: with `share = exp(lseₙ − lse)`, `d_outₙ = share · d_out` and
-    /// `d_lseₙ = share · (d_out · (outₙ − out) + d_lse)`. A row that saw no key in a part has gradients of 0 there.
+    /// `d_lseₙ = share · (d_out · (outₙ − out) + d_lse)`. A row that saw no key in a part has
+    /// gradients of 0 there.
     ///
     /// ```no_run
     /// # use wgpu_attention::{Error, TensorView, wgpu};
@@ -117,7 +121,8 @@ impl Merge {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).

@@ -31,8 +31,8 @@ pub struct MergeForward<'a> {
 }
 
 impl<'a> MergeForward<'a> {
-    /// Merges `parts` into `into`, whose buffers may hold none of them. More than three parts are merged one after the
-    /// other in `into`, in its type: choose F32 for many.
+    /// Merges `parts` into `into`, whose buffers may hold none of them. More than three parts are
+    /// merged one after the other in `into`, in its type: choose F32 for many.
     pub fn new(parts: &'a [Partial<'a>], into: Partial<'a>) -> Self {
         MergeForward { parts, into }
     }
@@ -41,12 +41,14 @@ impl<'a> MergeForward<'a> {
 /// Combines attention over disjoint sets of keys into attention over their union, exactly:
 /// `lse = ln Σ exp(lseₙ)`, `out = Σ exp(lseₙ − lse) · outₙ`.
 ///
-/// With it long key ranges can be computed in chunks, a shared prefix once for many sequences, or a range on
-/// each of several devices (Liu et al. 2023, "Ring attention"; Juravsky et al. 2024, "Hydragen"). Every part has
-/// the same queries. A row that saw no key in a part (lse −∞) takes nothing from it. Attention sinks
-/// must be in the mask of one part only; dropout and masks that speak of positions are each part's own matter.
+/// With it long key ranges can be computed in chunks, a shared prefix once for many sequences, or a
+/// range on each of several devices (Liu et al. 2023, "Ring attention"; Juravsky et al. 2024,
+/// "Hydragen"). Every part has the same queries. A row that saw no key in a part (lse −∞) takes
+/// nothing from it. Attention sinks must be in the mask of one part only; dropout and masks that
+/// speak of positions are each part's own matter.
 ///
-/// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep some buffers alive: see
+/// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep
+/// some buffers alive: see
 /// [`forget`](Self::forget).
 #[derive(Clone, Debug)]
 pub struct Merge {
@@ -70,10 +72,12 @@ impl Merge {
         &self.pipelines
     }
 
-    /// Drops the bindings of its calls, and with them the references to their buffers. Clones share them.
+    /// Drops the bindings of its calls, and with them the references to their buffers. Clones share
+    /// them.
     ///
-    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until then, the buffers that only they keep
-    /// alive have at most twice the bytes of the last call's, or 8 MiB if that is more.
+    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until
+    /// then, the buffers that only they keep alive have at most twice the bytes of the last call's,
+    /// or 8 MiB if that is more.
     pub fn forget(&self) {
         self.bindings.clear();
     }
@@ -88,7 +92,8 @@ impl Merge {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).

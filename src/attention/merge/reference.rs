@@ -2,8 +2,9 @@
 
 use crate::tensor::{Error, Real, expect_length};
 
-/// Combines outputs `[rows, value_dim]` and log-sum-exps `[rows]` of disjoint sets of keys: `lse = ln Σ exp(lseₙ)`,
-/// `out = Σ exp(lseₙ − lse) · outₙ`. A part with lse −∞ contributes nothing to its row.
+/// Combines outputs `[rows, value_dim]` and log-sum-exps `[rows]` of disjoint sets of keys: `lse =
+/// ln Σ exp(lseₙ)`, `out = Σ exp(lseₙ − lse) · outₙ`. A part with lse −∞ contributes nothing to its
+/// row.
 ///
 /// # Errors
 /// [`Error::Length`] if the parts have different numbers of rows.
@@ -49,8 +50,8 @@ pub struct PartGradients<R> {
     pub d_lse: Vec<R>,
 }
 
-/// The gradients of `Σ out · d_out + Σ lse · d_lse` with respect to the parts of [`merge`], for `d_out`
-/// `[rows, value_dim]` and `d_lse` `[rows]`, or zero. With `share = exp(lseₙ − lse)`:
+/// The gradients of `Σ out · d_out + Σ lse · d_lse` with respect to the parts of [`merge`], for
+/// `d_out` `[rows, value_dim]` and `d_lse` `[rows]`, or zero. With `share = exp(lseₙ − lse)`:
 ///
 /// ```text
 /// d_outₙ = share · d_out                d_lseₙ = share · (d_out · (outₙ − out) + d_lse)

@@ -8,7 +8,8 @@ use crate::kernel::pieces::{Piece, pieces, steps};
 use crate::kernel::{KernelOptions, Target};
 use crate::tensor::{DType, Error, Shape};
 
-/// Tiles of the form for GPUs: as many queries as keys, of which an invocation has four of one side.
+/// Tiles of the form for GPUs: as many queries as keys, of which an invocation has four of one
+/// side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct BackwardGpu {
     side: u32,
@@ -21,8 +22,9 @@ pub(crate) struct BackwardGpu {
 impl BackwardGpu {
     /// For every device.
     const SMALL: u32 = 32;
-    /// On an NVIDIA H100 these take 0.83 to 0.91 of the time of small tiles, at 64 and 128 channels. With 128 invocations, each with twice
-    /// as many channels, d_k and d_v take 1.08 times as long (benches/PREDICTIONS.md).
+    /// On an NVIDIA H100 these take 0.83 to 0.91 of the time of small tiles, at 64 and 128
+    /// channels. With 128 invocations, each with twice as many channels, d_k and d_v take 1.08
+    /// times as long (benches/PREDICTIONS.md).
     const LARGE: u32 = 64;
 
     const fn small(slice: u32) -> Self {
@@ -78,8 +80,8 @@ pub(crate) enum BackwardTiles {
     Matrix(BackwardMatrix),
 }
 
-/// Bytes of code of the software form's loop, counted in what a driver made of it for AVX2: per vector of four of the others 48 to
-/// load it and 15 per own row to use it.
+/// Bytes of code of the software form's loop, counted in what a driver made of it for AVX2: per
+/// vector of four of the others 48 to load it and 15 per own row to use it.
 fn cpu_code_bytes(of: GradientsOf, owns: u32, others: u32, head: u32, value: u32) -> u32 {
     let scores = if of.scores() { 2 * head + value } else { head };
     let vectors = scores + if of.values() { value } else { 0 };
@@ -89,7 +91,8 @@ fn cpu_code_bytes(of: GradientsOf, owns: u32, others: u32, head: u32, value: u32
 /// Bytes of code up to which others are taken two at a time.
 const TWO_AT_A_TIME: u32 = 16_000;
 
-/// Vectors of both sides beyond which the software form has no place for what an invocation holds, and compiles for seconds.
+/// Vectors of both sides beyond which the software form has no place for what an invocation holds,
+/// and compiles for seconds.
 const MOST_CPU_VECTORS: u32 = 96;
 
 impl BackwardTiles {
@@ -167,8 +170,8 @@ impl BackwardTiles {
 
     fn cpu(of: GradientsOf, shape: &Shape, lanes: u32, [head_vectors, value_vectors]: [u32; 2]) -> Self {
         let len = if of.of_queries() { shape.q_len } else { shape.kv_len };
-        // Measured for 64 and 128 channels, with 8 lanes and with 16: three own rows are slower, two others at a time no faster, and
-        // one own row is slower for k and v.
+        // Measured for 64 and 128 channels, with 8 lanes and with 16: three own rows are slower,
+        // two others at a time no faster, and one own row is slower for k and v.
         let owns = if len > lanes as usize { 2 } else { 1 };
         let two = cpu_code_bytes(of, owns, 2, head_vectors, value_vectors) <= TWO_AT_A_TIME;
         let others = if two { 2 } else { 1 };
@@ -238,7 +241,8 @@ impl BackwardPlan {
         Ok(BackwardPlan { of, tiles, grid, steps: steps(grid, work, kernel_options.most_work(), device)? })
     }
 
-    /// Whether an invocation can hold the gradients of keys and of values together. Where it has some 128 registers it spills.
+    /// Whether an invocation can hold the gradients of keys and of values together. Where it has
+    /// some 128 registers it spills.
     pub fn has_room_for_both(
         shape: &Shape,
         dtype: DType,

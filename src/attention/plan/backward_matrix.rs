@@ -29,7 +29,8 @@ fn channels(of: GradientsOf, head: u32, value: u32) -> (u32, u32) {
     (head + part(of.scores(), value), part(of.scores(), head) + part(of.values(), value))
 }
 
-/// As many own rows of a subgroup as registers hold, and whether the rows themselves are held beside their sums.
+/// As many own rows of a subgroup as registers hold, and whether the rows themselves are held
+/// beside their sums.
 fn sub_rows(of: GradientsOf, head: u32, value: u32, least: u32) -> (u32, bool) {
     let (own, sums) = channels(of, head, value);
     let fitting = |of_row: u32| most_rows(least, |rows| rows * of_row / 32);
@@ -53,7 +54,8 @@ impl BackwardMatrix {
         if of == GradientsOf::Queries { (own, others) } else { (others, own) }
     }
 
-    /// Numbers of f16 in workgroup memory: staged others, what pairs give, own rows that are not held.
+    /// Numbers of f16 in workgroup memory: staged others, what pairs give, own rows that are not
+    /// held.
     fn halves(&self, of: GradientsOf) -> u32 {
         let BackwardMatrix { others, head, value, .. } = *self;
         let (queries, keys) = self.sides(of);
@@ -144,7 +146,8 @@ impl BackwardMatrix {
         tiles_for(&fitting, len, shape.batch * heads, |t| (t.owns(), t.subgroups))
     }
 
-    /// What kernels are listed with for tools and tests: what plans choose for many rows of the usual channels.
+    /// What kernels are listed with for tools and tests: what plans choose for many rows of the
+    /// usual channels.
     pub fn listed(of: GradientsOf, fragment: Fragment) -> Vec<Self> {
         let mut all: Vec<Self> = Vec::new();
         for (device, channels) in usual(fragment) {

@@ -8,7 +8,8 @@ use crate::device::tuned::Pick;
 use crate::matmul::plan::{ProductOutline, choose_product_as};
 use crate::tensor::Error;
 
-/// Picks for a call, the rules' own first, no two of which lead to the same plan. How often keys are split is a second question:
+/// Picks for a call, the rules' own first, no two of which lead to the same plan. How often keys
+/// are split is a second question:
 /// see [`with_other_splits`].
 ///
 /// # Errors
@@ -157,7 +158,8 @@ mod tests {
         all
     }
 
-    /// The rules' plan is the first, each pick leads to another, and a device that has been told of one plans it.
+    /// The rules' plan is the first, each pick leads to another, and a device that has been told of
+    /// one plans it.
     #[test]
     fn every_candidate_is_another_plan_and_is_followed() {
         let mut most = 0;

@@ -148,7 +148,8 @@ pub(crate) struct KeySource {
     /// Whether they load as vectors of words, several channels each: in a cache, or in aligned
     /// tensors of F16 or BF16.
     pub words: bool,
-    /// Whether the kernels for few rows can take the call: they neither skip tiles by a block map nor drop weights.
+    /// Whether the kernels for few rows can take the call: they neither skip tiles by a block map
+    /// nor drop weights.
     pub simple: bool,
     /// F16 if queries, keys and values all are; BF16 if queries are.
     pub operands: DType,
@@ -165,8 +166,9 @@ impl KeySource {
     }
 }
 
-/// Few rows on GPUs, where q, weights and sums of lanes fit in workgroup memory, and 32 invocations have each row of an
-/// invocation (not so more than 8 rows of packed numbers on [`Registers::Narrow`]).
+/// Few rows on GPUs, where q, weights and sums of lanes fit in workgroup memory, and 32 invocations
+/// have each row of an invocation (not so more than 8 rows of packed numbers on
+/// [`Registers::Narrow`]).
 pub(super) fn decode_gpu(
     rows: usize,
     shape: &Shape,
@@ -178,7 +180,8 @@ pub(super) fn decode_gpu(
     }
     let loads = keys.loads(shape);
     let rows = rows.next_power_of_two() as u32;
-    // Sums of more rows, or more of a word's channels, take more registers than GPUs give without loss.
+    // Sums of more rows, or more of a word's channels, take more registers than GPUs give without
+    // loss.
     let [most_rows, most_sums] = match (device.registers, loads.scaled) {
         (Registers::Wide, false) => [8, 8],
         (Registers::Wide, true) => [4, 8],
@@ -236,9 +239,10 @@ pub(super) fn decode_gpu(
     None
 }
 
-/// Few rows of packed keys on software drivers. Keys of a block, keys added at a time and keys between barriers as
-/// measured with lavapipe 26 and 8 lanes; where others are not faster than `fused_cpu`, none. Where lanes load their own words,
-/// smaller blocks: half the code to compile, as fast (lavapipe 25).
+/// Few rows of packed keys on software drivers. Keys of a block, keys added at a time and keys
+/// between barriers as measured with lavapipe 26 and 8 lanes; where others are not faster than
+/// `fused_cpu`, none. Where lanes load their own words, smaller blocks: half the code to compile,
+/// as fast (lavapipe 25).
 pub(super) fn decode_cpu(
     lanes: u32,
     gather: bool,

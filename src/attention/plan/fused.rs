@@ -17,10 +17,11 @@ use crate::tensor::{DType, Error, Shape};
 /// The tiles of the fused kernel, fixed when its shader is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum FusedTiles {
-    /// `rows` packed rows per workgroup of `workgroup`; `slice` channels of out; `keys` of a tile, of which `v_keys` rows of v are
-    /// staged at a time; for GPUs with `registers`.
+    /// `rows` packed rows per workgroup of `workgroup`; `slice` channels of out; `keys` of a tile,
+    /// of which `v_keys` rows of v are staged at a time; for GPUs with `registers`.
     Gpu { rows: u32, workgroup: u32, slice: u32, keys: u32, v_keys: u32, registers: Registers },
-    /// `rows` packed rows per workgroup of `lanes`, blocks of `keys` keys, all of a row in variables.
+    /// `rows` packed rows per workgroup of `lanes`, blocks of `keys` keys, all of a row in
+    /// variables.
     Cpu { lanes: u32, rows: u32, keys: u32, head_vectors: u32, value_vectors: u32 },
     /// Few packed rows, on GPUs.
     DecodeGpu(DecodeGpu),
@@ -28,10 +29,11 @@ pub(crate) enum FusedTiles {
     DecodeCpu(DecodeCpu),
     /// On matrix units.
     Matrix(FusedMatrix),
-    /// Of additive scores, on GPUs: `rows` packed rows per workgroup of `rows · keys / 4`, tiles of `keys` keys, `slice` channels
-    /// of out.
+    /// Of additive scores, on GPUs: `rows` packed rows per workgroup of `rows · keys / 4`, tiles of
+    /// `keys` keys, `slice` channels of out.
     AdditiveGpu { rows: u32, keys: u32, slice: u32 },
-    /// Of additive scores, on software drivers: `key_lanes` of `lanes` invocations share a row, each has blocks of `keys` keys.
+    /// Of additive scores, on software drivers: `key_lanes` of `lanes` invocations share a row,
+    /// each has blocks of `keys` keys.
     AdditiveCpu { lanes: u32, key_lanes: u32, keys: u32, value_vectors: u32 },
 }
 
@@ -63,7 +65,8 @@ impl FusedTiles {
         SHORT_16.into_iter().chain(SHORT_32).chain(named).chain(middle).chain(narrow).collect()
     }
 
-    /// Tiles for few rows of every kind, worth checking with keys of `storage` in a cache, or with tensors.
+    /// Tiles for few rows of every kind, worth checking with keys of `storage` in a cache, or with
+    /// tensors.
     pub fn decode(storage: Option<StorageKind>) -> Vec<FusedTiles> {
         let keys = KeySource {
             storage: storage.unwrap_or(StorageKind::F32),
@@ -174,7 +177,8 @@ impl FusedTiles {
         }
     }
 
-    /// Workgroups that are enough: on CPUs some for every core, of which there may be more than here.
+    /// Workgroups that are enough: on CPUs some for every core, of which there may be more than
+    /// here.
     fn enough(self) -> usize {
         match self {
             FusedTiles::Gpu { .. } => 2 * ENOUGH_WORKGROUPS,
@@ -193,7 +197,8 @@ impl FusedTiles {
             FusedTiles::DecodeGpu(decode) => return decode.memory(),
             FusedTiles::DecodeCpu(decode) => return decode.memory(),
             FusedTiles::Matrix(tiles) => return tiles.memory(),
-            // Chunks of four vectors and one of padding, of rows twice; weights; a number of each invocation.
+            // Chunks of four vectors and one of padding, of rows twice; weights; a number of each
+            // invocation.
             FusedTiles::AdditiveGpu { rows, keys, .. } => {
                 return 80 * (2 * rows + keys) + 4 * rows * keys + rows * keys;
             }
@@ -211,7 +216,8 @@ impl FusedTiles {
     }
 }
 
-/// Each invocation has 8 × 4 scores and as many rows of sums, and loads ahead: for [`Registers::Wide`].
+/// Each invocation has 8 × 4 scores and as many rows of sums, and loads ahead: for
+/// [`Registers::Wide`].
 const fn wide(rows: u32, workgroup: u32, slice: u32, v_keys: u32) -> FusedTiles {
     FusedTiles::Gpu { rows, workgroup, slice, keys: 64, v_keys, registers: Registers::Wide }
 }
@@ -231,12 +237,13 @@ const SMALL_64: FusedTiles = wide(64, 128, 64, 16);
 const SMALL_128: FusedTiles = wide(64, 128, 128, 8);
 /// Twice the invocations, so that the sums of 256 channels fit in registers.
 const SMALL_256: FusedTiles = wide(64, 256, 256, 4);
-/// 128 packed rows in 24 KiB: half as many loads of keys and values from global memory per multiply-add. No rule chooses them:
-/// on an H200 (580.159) they take 1.12 and 1.03 times as long as 64 rows. `Pipelines::tune` may.
+/// 128 packed rows in 24 KiB: half as many loads of keys and values from global memory per
+/// multiply-add. No rule chooses them: on an H200 (580.159) they take 1.12 and 1.03 times as long
+/// as 64 rows. `Pipelines::tune` may.
 const LARGE_64: FusedTiles = wide(128, 256, 64, 16);
 const LARGE_128: FusedTiles = wide(128, 256, 128, 8);
-/// Few queries: more workgroups, and less computed beyond them. By slices, as wide as registers allow: every slice
-/// scores all keys again.
+/// Few queries: more workgroups, and less computed beyond them. By slices, as wide as registers
+/// allow: every slice scores all keys again.
 const SHORT_32: [FusedTiles; 2] = [wide(32, 64, 64, 8), wide(32, 64, 128, 8)];
 const SHORT_16: [FusedTiles; 3] = [wide(16, 64, 64, 8), wide(16, 64, 128, 8), wide(16, 64, 256, 4)];
 
@@ -256,7 +263,8 @@ const CPU: FusedTiles = FusedTiles::Cpu { lanes: 8, rows: 24, keys: 2, head_vect
 const DECODE_CPU: FusedTiles =
     FusedTiles::Cpu { lanes: 8, rows: 8, keys: 1, head_vectors: 5, value_vectors: 3 };
 
-/// Of additive scores: a few rows, or many channels of values, which every slice would score all keys for again.
+/// Of additive scores: a few rows, or many channels of values, which every slice would score all
+/// keys for again.
 const ADDITIVE_FEW: [FusedTiles; 3] = [
     FusedTiles::AdditiveGpu { rows: 4, keys: 128, slice: 256 },
     FusedTiles::AdditiveGpu { rows: 4, keys: 128, slice: 512 },
@@ -285,14 +293,16 @@ pub(crate) struct FusedPlan {
 /// More splits than this are no plan: their partial sums would be what the time goes to.
 pub(crate) const MOST_SPLITS: usize = 128;
 
-/// Most keys of a split, where the partial sums fit [`EXACT_BYTES`]. f32 loses digits in longer sums: the mean of 2²⁰ equal values
-/// in splits of 2¹⁶ keys has a relative error of 6e-4. The reference sums blocks of as many keys.
+/// Most keys of a split, where the partial sums fit [`EXACT_BYTES`]. f32 loses digits in longer
+/// sums: the mean of 2²⁰ equal values in splits of 2¹⁶ keys has a relative error of 6e-4. The
+/// reference sums blocks of as many keys.
 const LONGEST_SUM: usize = 1 << 13;
 
 /// Most bytes of partial sums that [`LONGEST_SUM`] adds.
 const EXACT_BYTES: u64 = 32 << 20;
 
-/// The scratch of a call with a cache does not depend on the cache's capacity up to this many tokens.
+/// The scratch of a call with a cache does not depend on the cache's capacity up to this many
+/// tokens.
 const LONG_CACHE: usize = 1 << 17;
 
 /// Tiles, workgroups and dispatches of the fused kernel.
@@ -383,7 +393,8 @@ fn additive_gpu(rows: usize, value_dim: usize) -> FusedTiles {
     }
 }
 
-/// The form of additive scores for software drivers: rows to fill the lanes, or lanes that share rows.
+/// The form of additive scores for software drivers: rows to fill the lanes, or lanes that share
+/// rows.
 fn additive_cpu(rows: usize, shape: &Shape, lanes: u32) -> FusedTiles {
     // More channels of out, or the code of more keys, would not stay in the first-level cache.
     let value_vectors = (shape.value_dim.div_ceil(4) as u32).min(64);
@@ -406,10 +417,11 @@ fn fused_cpu(rows: usize, shape: &Shape, pick: &Pick, lanes: u32) -> FusedTiles 
     }
 }
 
-/// Splits of the keys of `workgroups` tiles, at least `least`, so that the device is busy and none has too few. By the most keys that a
-/// tile may have in its `reach`: how many there are, only the device may know. Workgroups that find none of theirs
-/// end at once (0.05 µs each with lavapipe); an indirect dispatch of just enough costs more, because wgpu checks it
-/// with a dispatch of its own (60 µs there).
+/// Splits of the keys of `workgroups` tiles, at least `least`, so that the device is busy and none
+/// has too few. By the most keys that a tile may have in its `reach`: how many there are, only the
+/// device may know. Workgroups that find none of theirs end at once (0.05 µs each with lavapipe);
+/// an indirect dispatch of just enough costs more, because wgpu checks it with a dispatch of its
+/// own (60 µs there).
 fn splits(
     tiles: FusedTiles,
     workgroups: usize,

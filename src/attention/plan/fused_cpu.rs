@@ -2,14 +2,16 @@
 
 use crate::device::tuned::Pick;
 
-/// Bytes of code of the uniform form's loop, counted in what a driver made of it for AVX2: per vector of four
-/// of k and v 27 to load it and 12 per query to use it, per query and vector of out 84 to scale it.
+/// Bytes of code of the uniform form's loop, counted in what a driver made of it for AVX2: per
+/// vector of four of k and v 27 to load it and 12 per query to use it, per query and vector of out
+/// 84 to scale it.
 fn cpu_code_bytes(queries: u32, keys: u32, head_vectors: usize, value_vectors: usize) -> usize {
     let (queries, keys) = (queries as usize, keys as usize);
     4 * keys * (head_vectors + value_vectors) * (27 + 12 * queries) + 84 * queries * value_vectors
 }
 
-/// What an invocation of the uniform form computes at a time: `queries` against `keys`, and `value_vectors` of out.
+/// What an invocation of the uniform form computes at a time: `queries` against `keys`, and
+/// `value_vectors` of out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CpuBlock {
     pub queries: u32,
@@ -20,18 +22,19 @@ pub(super) struct CpuBlock {
 /// Queries and keys of a block, and how many bytes of code they may take.
 type Choice = (u32, u32, usize);
 
-/// Blocks of the uniform form for vectors of so many lanes, the best first: by how often they use what they load, as long
-/// as their code leaves room in a cache of instructions of 32 KiB. Then those of one query, for which rows fill no
-/// more than the lanes.
+/// Blocks of the uniform form for vectors of so many lanes, the best first: by how often they use
+/// what they load, as long as their code leaves room in a cache of instructions of 32 KiB. Then
+/// those of one query, for which rows fill no more than the lanes.
 fn choices(lanes: u32) -> (&'static [Choice], &'static [Choice]) {
     match lanes {
-        // Twice the work for as much code, on twice as many registers: two keys of a block are worth the room.
+        // Twice the work for as much code, on twice as many registers: two keys of a block are
+        // worth the room.
         16 => (
             &[(4, 2, 22_000), (3, 2, 34_000), (2, 2, 50_000), (2, 1, 40_000)],
             &[(1, 2, 25_000), (1, 1, 34_000)],
         ),
-        // Measured for 8 lanes. Beyond about 25 KB it runs at half the speed; the first two now and then run slow at a
-        // size that others run well at.
+        // Measured for 8 lanes. Beyond about 25 KB it runs at half the speed; the first two now and
+        // then run slow at a size that others run well at.
         _ => (
             &[(4, 4, 22_000), (4, 2, 22_000), (3, 2, 25_000), (2, 2, 25_000), (3, 1, 25_000), (2, 1, 25_000)],
             &[(1, 2, 20_000), (1, 1, 25_000)],
@@ -59,7 +62,8 @@ pub(super) fn cpu_block(lanes: u32, rows: usize, head_vectors: usize, value_vect
     CpuBlock { queries, keys, value_vectors: slice as u32 }
 }
 
-/// Bytes of code beyond which no block is worth measuring: it would run at half the speed, and compile for seconds.
+/// Bytes of code beyond which no block is worth measuring: it would run at half the speed, and
+/// compile for seconds.
 fn most_code(lanes: u32) -> usize {
     if lanes == 16 { 60_000 } else { 30_000 }
 }

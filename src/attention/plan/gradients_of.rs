@@ -9,7 +9,8 @@ pub(crate) enum GradientsOf {
     Keys,
     Values,
     KeysAndValues,
-    /// No gradients: the sums of queries' weights, which the others divide by, where those of queries are not wanted.
+    /// No gradients: the sums of queries' weights, which the others divide by, where those of
+    /// queries are not wanted.
     Totals,
 }
 

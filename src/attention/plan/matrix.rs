@@ -28,8 +28,9 @@ pub(crate) struct FusedMatrix {
 /// With more channels than this, 16 rows no longer fit in registers.
 const MOST_CHANNELS: usize = 256;
 
-/// Registers of each of 32 invocations that the rows of a subgroup and their sums may take. GPUs with fragments of 8 × 8 (Apple's)
-/// have about 128, others 255: scores, addresses and what is staged next take the rest.
+/// Registers of each of 32 invocations that the rows of a subgroup and their sums may take. GPUs
+/// with fragments of 8 × 8 (Apple's) have about 128, others 255: scores, addresses and what is
+/// staged next take the rest.
 pub(super) const ROOM: u32 = 96;
 
 /// The most rows of a subgroup, at least `least`, of which `registers` says that they have room.
@@ -46,8 +47,9 @@ pub(super) fn check_channels(shape: &Shape) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Of tiles that fit, best first: large ones as long as every core of a large GPU gets one (a second one each is for splits of the
-/// keys to find), then those that `rows` of a head do not leave half empty. `size`: a tile's rows and subgroups.
+/// Of tiles that fit, best first: large ones as long as every core of a large GPU gets one (a
+/// second one each is for splits of the keys to find), then those that `rows` of a head do not
+/// leave half empty. `size`: a tile's rows and subgroups.
 pub(super) fn tiles_for<T: Copy>(
     fitting: &[T],
     rows: usize,
@@ -65,7 +67,8 @@ pub(super) fn tiles_for<T: Copy>(
         .ok_or("their tiles take more workgroup memory, invocations or registers than the device allows")
 }
 
-/// Devices with `fragment` and channels that lists of kernels ask plans for: subgroups of 32 and of 64, 32 and 48 KiB.
+/// Devices with `fragment` and channels that lists of kernels ask plans for: subgroups of 32 and of
+/// 64, 32 and 48 KiB.
 pub(super) fn usual(fragment: Fragment) -> impl Iterator<Item = (DeviceFacts, usize)> {
     let devices =
         [(32, 32768), (32, 49152), (64, 32768), (64, 49152)].map(|(width, workgroup_memory)| DeviceFacts {
@@ -81,8 +84,9 @@ pub(super) fn usual(fragment: Fragment) -> impl Iterator<Item = (DeviceFacts, us
     devices.into_iter().flat_map(move |device| channels.map(|channels| (device.clone(), channels)))
 }
 
-/// As many rows of a subgroup as registers hold: keys and values are loaded once for all of them. And whether their queries
-/// stay in workgroup memory, because even the fewest rows do not fit otherwise. FlashAttention-2 takes 16 rows.
+/// As many rows of a subgroup as registers hold: keys and values are loaded once for all of them.
+/// And whether their queries stay in workgroup memory, because even the fewest rows do not fit
+/// otherwise. FlashAttention-2 takes 16 rows.
 fn sub_rows(head: u32, value: u32, device: &DeviceFacts) -> (u32, bool) {
     let least = device.matrix.map_or(8, Fragment::side);
     let rows = most_rows(least, |rows| rows * (head / 2 + value) / 32);
@@ -147,12 +151,13 @@ impl FusedMatrix {
         let width = device.planned_subgroup();
         let mut large = Vec::new();
         if fragment == Fragment::Sixteen {
-            // On an H200 (580.159) eight subgroups of 128 channels are 1.47 times as fast as four, which stage all keys for
-            // half as many rows.
+            // On an H200 (580.159) eight subgroups of 128 channels are 1.47 times as fast as four,
+            // which stage all keys for half as many rows.
             if width <= 32 && (129..=256).contains(&(head + value)) {
                 large.push((rows, 8, 32));
             }
-            // There 16 rows of 64 channels are 1.13 times as fast as 32: more subgroups share a core.
+            // There 16 rows of 64 channels are 1.13 times as fast as 32: more subgroups share a
+            // core.
             if rows > 16 {
                 large.push((16, 4, 32));
             }
@@ -160,7 +165,8 @@ impl FusedMatrix {
         let usual = [(4, 32), (2, 32), (4, 16), (2, 16), (1, 32), (1, 16)];
         large.extend(usual.map(|(subgroups, keys)| (rows, subgroups, keys)));
         let tiles = if kernel_options.target.is_cpu(device) { small } else { large };
-        // With the sums of wide heads a subgroup of 32 that stages all alone takes more than 255 registers.
+        // With the sums of wide heads a subgroup of 32 that stages all alone takes more than 255
+        // registers.
         let most_alone = if fragment == Fragment::Sixteen && width == 32 { 384 } else { u32::MAX };
         let tiles = tiles.into_iter().filter(move |(_, subgroups, keys)| {
             *keys <= most_keys && (*subgroups > 1 || head + value <= most_alone)
@@ -178,7 +184,8 @@ impl FusedMatrix {
         })
     }
 
-    /// What plans choose for many rows of the usual channels, on subgroups of 32 and of 64 and with 32 and 48 KiB.
+    /// What plans choose for many rows of the usual channels, on subgroups of 32 and of 64 and with
+    /// 32 and 48 KiB.
     pub fn planned(fragment: Fragment) -> Vec<FusedMatrix> {
         let mut all: Vec<FusedMatrix> = Vec::new();
         for (device, channels) in usual(fragment) {
@@ -236,8 +243,9 @@ pub(super) fn fused_matrix(
     if let Some(picked) = fitting.iter().find(|t| (t.rows(), t.keys) == (pick.rows, pick.keys)) {
         return Ok(*picked);
     }
-    // Fewer subgroups stage all keys for fewer rows. On an H200, 512 rows of 8 heads take 1.4 times as long with one subgroup
-    // as with four, whose keys are split among more workgroups. Eight subgroups need two workgroups for each core.
+    // Fewer subgroups stage all keys for fewer rows. On an H200, 512 rows of 8 heads take 1.4 times
+    // as long with one subgroup as with four, whose keys are split among more workgroups. Eight
+    // subgroups need two workgroups for each core.
     let is_shared = |t: &&FusedMatrix| {
         let workgroups = rows.div_ceil(t.rows() as usize).saturating_mul(heads);
         let subgroups = if workgroups >= ENOUGH_WORKGROUPS { 4..=8 } else { 4..=4 };

@@ -1,4 +1,5 @@
-//! A call of attention as its plan sees it: sizes, types and layouts as far as they decide, no tensors.
+//! A call of attention as its plan sees it: sizes, types and layouts as far as they decide, no
+//! tensors.
 
 use super::decode::KeySource;
 use crate::cache::storage::{LayoutKind, StorageKind};
@@ -52,7 +53,8 @@ impl KeyLayout {
 pub(crate) struct Reach {
     /// Most of all queries together.
     pub most: usize,
-    /// Where a window bounds them: most keys of one query besides its own position. Each neighbour sees one further.
+    /// Where a window bounds them: most keys of one query besides its own position. Each neighbour
+    /// sees one further.
     pub window: Option<usize>,
 }
 
@@ -60,8 +62,8 @@ impl Reach {
     /// Of the intervals that kernels go through for `mask`, whose masked keys are `kv_len` at most.
     pub fn of<L, K, B, M>(mask: &Mask<L, K, B, M>, q_len: usize, kv_len: usize, ring: bool) -> Self {
         let lifted = ring || mask.rules().any(|rule| rule.lifts);
-        // Neighbours in different sequences stand far apart. A block map (BigBird's too) and global columns show keys
-        // anywhere; which, is on the device.
+        // Neighbours in different sequences stand far apart. A block map (BigBird's too) and global
+        // columns show keys anywhere; which, is on the device.
         if lifted || mask.has(Id::Packed) {
             return Reach { most: kv_len, window: None };
         }
@@ -116,7 +118,8 @@ pub(crate) struct Outline {
     pub reach: Reach,
     /// Whether a mask hides keys, biases scores or replaces them.
     pub masked: bool,
-    /// Whether the kernels for few rows can take the call: they neither skip tiles by a block map nor drop weights.
+    /// Whether the kernels for few rows can take the call: they neither skip tiles by a block map
+    /// nor drop weights.
     pub simple: bool,
     pub weights: Option<WeightsOutput>,
     /// Whether scores are wanted.

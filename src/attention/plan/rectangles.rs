@@ -20,7 +20,8 @@ impl Rectangle {
     }
 }
 
-/// Which gradients are summed over a rectangle: those of queries over all of their keys, those of keys over all of their queries.
+/// Which gradients are summed over a rectangle: those of queries over all of their keys, those of
+/// keys over all of their queries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sides {
     pub queries: bool,
@@ -30,8 +31,8 @@ pub(crate) struct Sides {
 /// Most pairs in memory, if a row of them is not more.
 const MOST_PAIRS: usize = 1 << 23;
 
-/// Rectangles that together are all pairs: one if it is not too large; else each has all keys of some queries, and each of others
-/// all queries of some keys, as sums over either are `wanted`.
+/// Rectangles that together are all pairs: one if it is not too large; else each has all keys of
+/// some queries, and each of others all queries of some keys, as sums over either are `wanted`.
 pub(crate) fn rectangles(
     shape: &Shape,
     wanted: Sides,

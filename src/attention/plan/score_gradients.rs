@@ -1,4 +1,5 @@
-//! How the gradients of what scores are changed by are shared out: elements, lanes, dispatches of bounded work.
+//! How the gradients of what scores are changed by are shared out: elements, lanes, dispatches of
+//! bounded work.
 
 use crate::device::DeviceFacts;
 use crate::kernel::KernelOptions;
@@ -52,7 +53,8 @@ const MOST_PARTS: usize = 64;
 /// Parts of all elements, which are in scratch: 1 MiB.
 const MOST_SUMS: usize = 1 << 18;
 
-/// How many parts the elements are added up in, each of queries of its own, and how many queries each has.
+/// How many parts the elements are added up in, each of queries of its own, and how many queries
+/// each has.
 fn parts(of: Added, gradient: [usize; 4], shape: &Shape, key_lanes: usize) -> [usize; 2] {
     let axes = [shape.batch, shape.heads, shape.q_len];
     let rows: usize =

@@ -20,9 +20,9 @@ pub(super) fn check_vector<R>(score_vector: &[R], shape: Shape) -> Result<(), Er
 }
 
 /// Additive scores (Bahdanau et al. 2014) of every query against every key of its head:
-/// `s[b, h, i, j] = Σ_d score_vector[h, d] · tanh(q[b, h, i, d] + k[b, h / group, j, d])`, shape `[batch, heads, q_len, kv_len]`.
-/// Queries and keys are projected already; `shape.head_dim` is their hidden size. `score_vector` is `[heads, hidden]`, or
-/// `[hidden]` for all heads.
+/// `s[b, h, i, j] = Σ_d score_vector[h, d] · tanh(q[b, h, i, d] + k[b, h / group, j, d])`, shape
+/// `[batch, heads, q_len, kv_len]`. Queries and keys are projected already; `shape.head_dim` is
+/// their hidden size. `score_vector` is `[heads, hidden]`, or `[hidden]` for all heads.
 ///
 /// # Errors
 /// Dimensions that are zero or do not divide, slices of another length.
@@ -43,7 +43,8 @@ pub fn additive_scores<R: Real>(q: &[R], k: &[R], score_vector: &[R], shape: Sha
     Ok((0..count(shape.weights())).map(score).collect())
 }
 
-/// Attention by additive scores: `softmax(score_vector · tanh(q + k), masked) · v`, over dense row-major slices shaped as
+/// Attention by additive scores: `softmax(score_vector · tanh(q + k), masked) · v`, over dense
+/// row-major slices shaped as
 /// [`Shape`] says, whose `head_dim` is the hidden size. Softcap, masks and dropout are [`attention`](crate::reference::attention)'s; its
 /// scale is not used.
 ///

@@ -16,8 +16,9 @@ pub struct Attended<R> {
     pub out: Vec<R>,
     /// `[batch, heads, q_len]`, before dropout.
     pub lse: Vec<R>,
-    /// `[batch, heads, q_len, kv_len]`, after dropout, where [`Options::weights`] asks for them; of a layer with the keys
-    /// it appends. [`average_heads`](crate::reference::average_heads) makes `[batch, q_len, ..]` of them.
+    /// `[batch, heads, q_len, kv_len]`, after dropout, where [`Options::weights`] asks for them; of
+    /// a layer with the keys it appends. [`average_heads`](crate::reference::average_heads) makes
+    /// `[batch, q_len, ..]` of them.
     pub weights: Option<Vec<R>>,
 }
 

@@ -19,8 +19,8 @@ pub struct Gradients<R> {
     pub d_k: Vec<R>,
     /// `[batch, kv_heads, kv_len, value_dim]`, summed likewise.
     pub d_v: Vec<R>,
-    /// Of [`Mask::bias`](crate::Mask::bias), if there is one. Where an axis of 1 repeats, its gradients are summed; so
-    /// too below.
+    /// Of [`Mask::bias`](crate::Mask::bias), if there is one. Where an axis of 1 repeats, its
+    /// gradients are summed; so too below.
     pub d_bias: Option<Vec<R>>,
     /// Of the slopes of [`Mask::alibi`](crate::Mask::alibi), or of the symmetric ones.
     pub d_slopes: Option<Vec<R>>,
@@ -28,15 +28,17 @@ pub struct Gradients<R> {
     pub d_relative: Option<Vec<R>>,
     /// Of [`Mask::sink_logits`](crate::Mask::sink_logits).
     pub d_sinks: Option<Vec<R>>,
-    /// Of what [`Mask::score_fn`](crate::Mask::score_fn) gives, if there is one: `[batch, heads, q_len, kv_len]`. The gradient of
-    /// something that it reads is `Σ d_score_fn · ∂score_fn`, by the caller's own derivative.
+    /// Of what [`Mask::score_fn`](crate::Mask::score_fn) gives, if there is one: `[batch, heads,
+    /// q_len, kv_len]`. The gradient of something that it reads is `Σ d_score_fn · ∂score_fn`, by
+    /// the caller's own derivative.
     pub d_score_fn: Option<Vec<R>>,
     /// Of additive scores' vector, shaped as it was given: `[heads, hidden]` or `[hidden]`.
     pub d_score_vector: Option<Vec<R>>,
 }
 
-/// The gradients of `Σ out · d_out + Σ lse · d_lse` with respect to the inputs of [`attention`](crate::reference::attention);
-/// `d_out` is `[batch, heads, q_len, value_dim]`, `d_lse` `[batch, heads, q_len]`, or zero.
+/// The gradients of `Σ out · d_out + Σ lse · d_lse` with respect to the inputs of
+/// [`attention`](crate::reference::attention); `d_out` is `[batch, heads, q_len, value_dim]`,
+/// `d_lse` `[batch, heads, q_len]`, or zero.
 ///
 /// With `P` the weights before dropout and `W` those after it:
 ///
@@ -47,10 +49,12 @@ pub struct Gradients<R> {
 /// d_q[i] = scale · Σⱼ dS[i, j] · k[j]                d_k[j]   = scale · Σᵢ dS[i, j] · q[i]
 /// ```
 ///
-/// `dA` is the gradient of a score to which bias, ALiBi and relative bias have been added, so theirs too.
+/// `dA` is the gradient of a score to which bias, ALiBi and relative bias have been added, so
+/// theirs too.
 ///
-/// A weight of zero gives and receives nothing, whatever its query, key, value, `d_out` and `d_lse` hold. So a query
-/// that sees no key has zero gradients; its `d_lse` is the sink's, if its head has one.
+/// A weight of zero gives and receives nothing, whatever its query, key, value, `d_out` and `d_lse`
+/// hold. So a query that sees no key has zero gradients; its `d_lse` is the sink's, if its head has
+/// one.
 ///
 /// ```
 /// use wgpu_attention::Shape;
@@ -77,8 +81,9 @@ pub fn attention_backward<R: Real>(
     gradients(&Results { q, k, v, d_out, d_lse, score_vector: None }, shape, options, false)
 }
 
-/// Sums of the absolute values of the terms that [`attention_backward`] sums, in the same shapes. The largest of a
-/// gradient is its `magnitude` for [`Tolerance::gradient`](crate::reference::compare::Tolerance::gradient).
+/// Sums of the absolute values of the terms that [`attention_backward`] sums, in the same shapes.
+/// The largest of a gradient is its `magnitude` for
+/// [`Tolerance::gradient`](crate::reference::compare::Tolerance::gradient).
 ///
 /// # Errors
 /// As [`attention`](crate::reference::attention).
@@ -119,7 +124,8 @@ pub fn additive_attention_backward<R: Real>(
     gradients(&Results { q, k, v, d_out, d_lse, score_vector }, shape, options, false)
 }
 
-/// Sums of the absolute values of the terms that [`additive_attention_backward`] sums, in the same shapes.
+/// Sums of the absolute values of the terms that [`additive_attention_backward`] sums, in the same
+/// shapes.
 ///
 /// # Errors
 /// As [`attention`](crate::reference::attention).
@@ -296,7 +302,8 @@ fn values_gradient<R: Real>(weights: &[R], d_out: &[R], shape: Shape) -> Vec<R> 
     d_v.totals()
 }
 
-/// `scale · Σⱼ d_scores[i, j] · k[j]` and `scale · Σᵢ d_scores[i, j] · q[i]` over the pairs whose weight is not zero.
+/// `scale · Σⱼ d_scores[i, j] · k[j]` and `scale · Σᵢ d_scores[i, j] · q[i]` over the pairs whose
+/// weight is not zero.
 fn scores_gradient<R: Real>(
     d_scores: &[R],
     weights: &[R],
@@ -329,7 +336,8 @@ fn scores_gradient<R: Real>(
     [d_q, d_k].map(BlockSums::totals)
 }
 
-/// The gradients of queries, keys and the vector of additive scores, over the pairs whose weight is not zero.
+/// The gradients of queries, keys and the vector of additive scores, over the pairs whose weight is
+/// not zero.
 fn additive_gradient<R: Real>(
     d_scores: &[R],
     weights: &[R],

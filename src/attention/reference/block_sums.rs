@@ -4,8 +4,9 @@ use std::ops::Range;
 
 use crate::tensor::Real;
 
-/// Terms of a sum that are added one by one. Sums of blocks are added afterwards, as kernels add the sums of splits. In f32, 2²⁰ equal
-/// terms that are added one by one have a relative error of 1e-2.
+/// Terms of a sum that are added one by one. Sums of blocks are added afterwards, as kernels add
+/// the sums of splits. In f32, 2²⁰ equal terms that are added one by one have a relative error of
+/// 1e-2.
 pub(super) const BLOCK: usize = 1 << 13;
 
 /// Sums that are made in blocks. Who adds the terms ends each block.

@@ -15,8 +15,8 @@ struct Place {
     position: i64,
 }
 
-/// An element of a tensor of the mask, times a factor: a part of what is added to a score. The factor is the score's
-/// derivative by the element.
+/// An element of a tensor of the mask, times a factor: a part of what is added to a score. The
+/// factor is the score's derivative by the element.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Term {
     pub id: Id,
@@ -153,8 +153,8 @@ impl HostMask<'_> {
         [bias, alibi, relative]
     }
 
-    /// The score plus the sum of the pair's terms. A kernel adds them one after the other in f32: where that gives an infinity, so does this.
-    /// A bias of −∞ gives −∞ whatever the score is.
+    /// The score plus the sum of the pair's terms. A kernel adds them one after the other in f32:
+    /// where that gives an infinity, so does this. A bias of −∞ gives −∞ whatever the score is.
     fn added<R: Real>(&self, score: R, shape: &Shape, index: [usize; 4]) -> R {
         let value = |term: Term| {
             let element = self.floats(term.id).and_then(|t| t.at(term.at)).unwrap_or(0.0);
@@ -178,9 +178,10 @@ fn in_f32<R: Real>(x: R) -> R {
     if rounded.is_infinite() { R::of(f64::from(rounded)) } else { x }
 }
 
-/// The block map of a mask over `shape`, `[map_heads[0], map_heads[1], ⌈q_len / size[0]⌉, ⌈kv_len / size[1]⌉]`:
-/// what [`Attention::classify`](crate::Attention::classify) computes. Batch and heads of the map, `map_heads`, are
-/// those of `shape`, or 1 for what all have in common.
+/// The block map of a mask over `shape`, `[map_heads[0], map_heads[1], ⌈q_len / size[0]⌉, ⌈kv_len /
+/// size[1]⌉]`:
+/// what [`Attention::classify`](crate::Attention::classify) computes. Batch and heads of the map,
+/// `map_heads`, are those of `shape`, or 1 for what all have in common.
 ///
 /// # Errors
 /// Masks that do not broadcast, maps of other shapes, and more pairs or blocks than tensors can have.

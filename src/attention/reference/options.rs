@@ -57,8 +57,9 @@ impl<'a> Options<'a> {
         self
     }
 
-    /// Of a layer: rotates projected queries and keys, of which there are as many, by their positions before they attend. Appended keys
-    /// are not rotated. Attention alone takes what [`rotate`](crate::reference::rotate) has rotated.
+    /// Of a layer: rotates projected queries and keys, of which there are as many, by their
+    /// positions before they attend. Appended keys are not rotated. Attention alone takes what
+    /// [`rotate`](crate::reference::rotate) has rotated.
     #[doc(alias = "rope")]
     pub fn rotary(
         mut self,
@@ -69,16 +70,16 @@ impl<'a> Options<'a> {
         self
     }
 
-    /// Gives the attention weights too (`need_weights` of `nn.MultiheadAttention`). A device then takes the staged path,
-    /// which has them in memory.
+    /// Gives the attention weights too (`need_weights` of `nn.MultiheadAttention`). A device then
+    /// takes the staged path, which has them in memory.
     #[doc(alias = "need_weights")]
     pub fn weights(mut self, wanted: bool) -> Self {
         self.weights = wanted;
         self
     }
 
-    /// How many of the last keys every query sees, whatever the mask says; the mask covers, and is shaped for, the keys
-    /// before them. A layer sets this itself.
+    /// How many of the last keys every query sees, whatever the mask says; the mask covers, and is
+    /// shaped for, the keys before them. A layer sets this itself.
     pub fn appended(mut self, keys: usize) -> Self {
         self.appended = keys;
         self

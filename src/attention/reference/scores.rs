@@ -3,8 +3,8 @@
 use crate::tensor::{Error, Real, Shape, count, expect_length};
 
 /// Scores of every query against every key of its head:
-/// `s[b, h, i, j] = scale · Σ_d q[b, h, i, d] · k[b, h / group, j, d]`, shape `[batch, heads, q_len, kv_len]`. The scale
-/// is rounded to f32, as for a device.
+/// `s[b, h, i, j] = scale · Σ_d q[b, h, i, d] · k[b, h / group, j, d]`, shape `[batch, heads,
+/// q_len, kv_len]`. The scale is rounded to f32, as for a device.
 ///
 /// # Errors
 /// Dimensions that are zero or do not divide, slices of another length.

@@ -8,8 +8,8 @@ use crate::tensor::{Error, Real, Shape, count, expect_length};
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Normalised<R> {
-    /// `[batch, heads, q_len, kv_len]`; every row sums to 1, to less beside a sink, or is all zero when no key is
-    /// permitted.
+    /// `[batch, heads, q_len, kv_len]`; every row sums to 1, to less beside a sink, or is all zero
+    /// when no key is permitted.
     pub weights: Vec<R>,
     /// `[batch, heads, q_len]`: `ln Σⱼ exp(score)` over permitted keys, −∞ when there is none.
     pub lse: Vec<R>,
@@ -68,7 +68,8 @@ fn normalise<R: Real>(scores: &[Option<R>], sink: Option<R>, weights: &mut [R]) 
         }
         sum = sum + block;
     }
-    // A NaN among the scores shows in the weights of the keys that are seen, not of the hidden ones.
+    // A NaN among the scores shows in the weights of the keys that are seen, not of the hidden
+    // ones.
     for (weight, _) in weights.iter_mut().zip(scores).filter(|(_, score)| score.is_some()) {
         *weight = *weight / sum;
     }

@@ -3,7 +3,8 @@
 use super::block_sums::{BLOCK, BlockSums};
 use crate::tensor::{Error, Real, Shape, count, expect_length};
 
-/// `out[b, h, i, d] = Σⱼ weights[b, h, i, j] · v[b, h / group, j, d]`, shape `[batch, heads, q_len, value_dim]`.
+/// `out[b, h, i, d] = Σⱼ weights[b, h, i, j] · v[b, h / group, j, d]`, shape `[batch, heads, q_len,
+/// value_dim]`.
 ///
 /// A weight of zero contributes nothing, whatever the value holds.
 ///

@@ -1,4 +1,5 @@
-//! What kernels that look into a cache have in common: twin of `cache/sequence_table.wgsl` and `keys/cache.wgsl`.
+//! What kernels that look into a cache have in common: twin of `cache/sequence_table.wgsl` and
+//! `keys/cache.wgsl`.
 
 use crate::cache::storage::{LayoutKind, StorageKind};
 use crate::kernel::{Constant, params, shared};

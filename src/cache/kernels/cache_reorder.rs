@@ -6,7 +6,8 @@ use crate::device::{Families, Family};
 use crate::kernel::{Kernel, Untyped, Variant, kernel, shader};
 
 kernel! {
-    /// The moves of whole sequences: one text, since rows of a ring lie as those of a contiguous cache.
+    /// The moves of whole sequences: one text, since rows of a ring lie as those of a contiguous
+    /// cache.
     CacheReorder, CacheReorderCall
     tensors {
         rows: Raw Write U32 one,

@@ -27,7 +27,8 @@ pub(super) async fn lengths(gpu: &Gpu) -> Result<Outcome, Error> {
     Ok(equal(&got, &[6, 8, 5, 5]))
 }
 
-/// A sequence that writes into a page that it shares, then sequences that change places in another layout.
+/// A sequence that writes into a page that it shares, then sequences that change places in another
+/// layout.
 pub(super) async fn copies(gpu: &Gpu) -> Result<Outcome, Error> {
     const ROWS: usize = 5;
     let bench = Bench::new(gpu);

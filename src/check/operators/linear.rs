@@ -1,4 +1,5 @@
-//! Linear attention: chunks with random features, which have all kernels, tokens one by one, gradients.
+//! Linear attention: chunks with random features, which have all kernels, tokens one by one,
+//! gradients.
 
 use crate::check::bench::{Bench, Tensor, both, judged, judged_gradients};
 use crate::check::data::{FEW, Outcome};

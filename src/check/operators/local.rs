@@ -100,7 +100,8 @@ async fn predicted(gpu: &Gpu) -> Result<Outcome, Error> {
     judged(gpu, [&positions], both).await
 }
 
-/// The gradients of bias and vector take the kernel that all gradients begin with, and sums of rows.
+/// The gradients of bias and vector take the kernel that all gradients begin with, and sums of
+/// rows.
 async fn predictor_gradients(gpu: &Gpu) -> Result<Outcome, Error> {
     let bench = Bench::new(gpu);
     let [hidden, weight, bias, vector] = predictor(&bench)?;

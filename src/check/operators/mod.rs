@@ -1,5 +1,5 @@
-//! The problems of a check that are of one operator each: a small call, compared with the operator's reference.
-//! Gradients are computed from forward results of the reference.
+//! The problems of a check that are of one operator each: a small call, compared with the
+//! operator's reference. Gradients are computed from forward results of the reference.
 
 mod attention;
 mod caches;
@@ -23,7 +23,8 @@ use crate::tensor::Error;
 /// Each family with the call that checks it, and the cargo feature that the call needs.
 macro_rules! operators {
     ($($family:ident => $check:path $(, $feature:literal)?;)*) => {
-        /// Families that a call of their operator checks. A family stands behind the families that it uses.
+        /// Families that a call of their operator checks. A family stands behind the families that
+        /// it uses.
         pub(super) const OPERATORS: &[Family] = &[$($(#[cfg(feature = $feature)])? Family::$family),*];
 
         /// Computes a call that needs `family`.

@@ -1,4 +1,5 @@
-//! Operators that take rows: norms, activations, embeddings, means, logits, sorting, positions, quantized products.
+//! Operators that take rows: norms, activations, embeddings, means, logits, sorting, positions,
+//! quantized products.
 
 use crate::check::bench::{Bench, both, equal, judged, worse};
 use crate::check::data::{FEW, Outcome, noise};

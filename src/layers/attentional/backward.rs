@@ -23,8 +23,8 @@ pub struct AttentionalBackward<'a> {
 }
 
 impl<'a> AttentionalBackward<'a> {
-    /// `forward` as it was made, whose inputs and `out` are read, and the gradient of its `out`. No gradient is written
-    /// until it is asked for.
+    /// `forward` as it was made, whose inputs and `out` are read, and the gradient of its `out`. No
+    /// gradient is written until it is asked for.
     pub fn new(forward: AttentionalForward<'a>, d_out: TensorView<'a>) -> Self {
         let [d_context, d_hidden, d_weight, d_bias] = [None; 4];
         AttentionalBackward { forward, d_out, d_context, d_hidden, d_weight, d_bias, accumulates: false }
@@ -36,8 +36,8 @@ impl<'a> AttentionalBackward<'a> {
         self
     }
 
-    /// Writes the gradient of the hidden state there, shaped as it: what it has of the attentional vector alone, beside what
-    /// attention gives to its queries.
+    /// Writes the gradient of the hidden state there, shaped as it: what it has of the attentional
+    /// vector alone, beside what attention gives to its queries.
     pub fn d_hidden(mut self, d_hidden: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_hidden = d_hidden.into();
         self
@@ -90,8 +90,8 @@ impl AttentionalVector {
         Ok(ScratchSize::default().with(Slot::ProjectedGradients, 4 * count(call.forward.out.shape()) as u64))
     }
 
-    /// Records the gradients of a forward call into an encoder or a pass. The same call gives the same bits on
-    /// every run.
+    /// Records the gradients of a forward call into an encoder or a pass. The same call gives the
+    /// same bits on every run.
     ///
     /// # Errors
     /// Everything that [`Error`] lists for tensors and scratch; [`Error::Unsupported`] if no gradient is asked for. Then nothing
@@ -106,7 +106,8 @@ impl AttentionalVector {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).

@@ -26,9 +26,11 @@ pub struct AttentionalForward<'a> {
 }
 
 impl<'a> AttentionalForward<'a> {
-    /// `context` `[batch, 1, q_len, c]`, what attention gave, and `hidden` `[batch, 1, q_len, h]`, the states that asked, each F32, F16
-    /// or BF16; `linear` with a weight `[out, c + h]`, the context's columns first; to `out` `[batch, 1, q_len, out]`, F32, F16 or
-    /// BF16. Heads side by side are channels: a context of several is a view of its memory `[batch, q_len, heads · dim]`.
+    /// `context` `[batch, 1, q_len, c]`, what attention gave, and `hidden` `[batch, 1, q_len, h]`,
+    /// the states that asked, each F32, F16 or BF16; `linear` with a weight `[out, c + h]`, the
+    /// context's columns first; to `out` `[batch, 1, q_len, out]`, F32, F16 or BF16. Heads side by
+    /// side are channels: a context of several is a view of its memory `[batch, q_len, heads ·
+    /// dim]`.
     pub fn new(
         context: TensorView<'a>,
         hidden: TensorView<'a>,
@@ -39,9 +41,9 @@ impl<'a> AttentionalForward<'a> {
     }
 }
 
-/// The attentional vector of Luong et al. 2015 ("Effective approaches to attention-based neural machine translation", equation 5):
-/// `tanh(W_c [context; hidden] + b)`, with the gradient of each. The two are never put side by side: each is multiplied by its
-/// columns of the weight.
+/// The attentional vector of Luong et al. 2015 ("Effective approaches to attention-based neural
+/// machine translation", equation 5): `tanh(W_c [context; hidden] + b)`, with the gradient of each.
+/// The two are never put side by side: each is multiplied by its columns of the weight.
 ///
 /// | Luong's score | here |
 /// |---|---|
@@ -105,7 +107,8 @@ impl AttentionalVector {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -124,7 +127,8 @@ fn columns<'a>(weight: TensorView<'a>, context: &TensorView, hidden: &TensorView
     [weight.slice(3, 0, c), weight.slice(3, c, h)]
 }
 
-/// Checks a context, a hidden state and a weight, each by its name, and gives the shape of what they make.
+/// Checks a context, a hidden state and a weight, each by its name, and gives the shape of what
+/// they make.
 fn check_inputs<'a>(
     context: TensorView<'a>,
     hidden: TensorView<'a>,

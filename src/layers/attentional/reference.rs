@@ -3,8 +3,8 @@
 use crate::matmul::projection::reference::HostLinear;
 use crate::tensor::{Error, Real, expect_length};
 
-/// The attentional vector (Luong et al. 2015, equation 5) of `rows` contexts `[rows, c]` and hidden states `[rows, h]`, by a weight
-/// `[out, c + h]`: `[rows, out]`.
+/// The attentional vector (Luong et al. 2015, equation 5) of `rows` contexts `[rows, c]` and hidden
+/// states `[rows, h]`, by a weight `[out, c + h]`: `[rows, out]`.
 ///
 /// # Errors
 /// Slices that are not whole rows, or a weight or bias of another length.
@@ -43,7 +43,8 @@ pub struct AttentionalGradients<R> {
     pub d_bias: Vec<R>,
 }
 
-/// The gradients of `Σ out · d_out` with respect to the inputs of [`attentional`], `d_out` being `[rows, out]`.
+/// The gradients of `Σ out · d_out` with respect to the inputs of [`attentional`], `d_out` being
+/// `[rows, out]`.
 ///
 /// # Errors
 /// As [`attentional`].

@@ -7,7 +7,8 @@ use crate::layers::stack::{FeedForwardGradients, LayersGradients, MemoryCall, St
 use crate::rows::norm::NormGradients;
 use crate::tensor::{Error, TensorView};
 
-/// Where the gradients of [`DecoderLayerWeights`](crate::layers::DecoderLayerWeights) go: nowhere by default.
+/// Where the gradients of [`DecoderLayerWeights`](crate::layers::DecoderLayerWeights) go: nowhere
+/// by default.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DecoderLayerGradients<'a> {
     /// Of its self-attention.
@@ -20,12 +21,13 @@ pub struct DecoderLayerGradients<'a> {
     pub norms: [NormGradients<'a>; 3],
 }
 
-/// One backward call of a decoder: the forward call as it was made, without a cache; the memory that its keys and values are of; the
-/// gradient of its output; and where gradients go.
+/// One backward call of a decoder: the forward call as it was made, without a cache; the memory
+/// that its keys and values are of; the gradient of its output; and where gradients go.
 ///
 /// # What is kept
 ///
-/// Of the forward call its input, the memory, its keys and values as [`TransformerDecoder::project_memory`] has written them, and
+/// Of the forward call its input, the memory, its keys and values as
+/// [`TransformerDecoder::project_memory`] has written them, and
 /// [`DecoderForward::hidden`] if it was given; else what each layer gives is computed once more, and takes as much scratch. The rest of
 /// a layer is computed again when its turn comes, whose scratch does not grow with the number of layers (Chen et al. 2016, "Training
 /// deep nets with sublinear memory cost").
@@ -36,8 +38,9 @@ pub struct DecoderBackward<'a> {
 }
 
 impl<'a> DecoderBackward<'a> {
-    /// `forward` as it was made, whose `out` is not read; the `memory` that was projected for it, `[batch, 1, memory_len, features]`;
-    /// and the gradient of `out`, shaped as that. All are of the stack's dtype.
+    /// `forward` as it was made, whose `out` is not read; the `memory` that was projected for it,
+    /// `[batch, 1, memory_len, features]`; and the gradient of `out`, shaped as that. All are of
+    /// the stack's dtype.
     pub fn new(forward: DecoderForward<'a>, memory: TensorView<'a>, d_out: TensorView<'a>) -> Self {
         let call = forward.call;
         let memory = call.memory.map(|call| MemoryCall { rows: Some(memory), ..call });
@@ -51,7 +54,8 @@ impl<'a> DecoderBackward<'a> {
         self
     }
 
-    /// Writes the gradient of the memory there, through the keys and values of all layers, shaped as `memory`, F32, F16 or BF16.
+    /// Writes the gradient of the memory there, through the keys and values of all layers, shaped
+    /// as `memory`, F32, F16 or BF16.
     pub fn d_memory(mut self, d_memory: impl Into<Option<TensorView<'a>>>) -> Self {
         self.call.d_memory = d_memory.into();
         self
@@ -69,7 +73,8 @@ impl<'a> DecoderBackward<'a> {
         self
     }
 
-    /// Adds the gradients to what is there instead of writing over it, each rounded to its type: choose F32 for many.
+    /// Adds the gradients to what is there instead of writing over it, each rounded to its type:
+    /// choose F32 for many.
     pub fn accumulate(mut self, accumulate: bool) -> Self {
         self.call.accumulate = accumulate;
         self
@@ -77,8 +82,8 @@ impl<'a> DecoderBackward<'a> {
 }
 
 impl TransformerDecoder {
-    /// The temporary memory that `call` needs. It grows with the number of layers only by what they give, and only where the forward
-    /// call has not kept that ([`DecoderForward::hidden`]).
+    /// The temporary memory that `call` needs. It grows with the number of layers only by what they
+    /// give, and only where the forward call has not kept that ([`DecoderForward::hidden`]).
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
@@ -86,11 +91,13 @@ impl TransformerDecoder {
         self.stack.backward_scratch_size(&call.call)
     }
 
-    /// Records the gradients of a forward call into an encoder or a pass: of its input, of the memory and of all
-    /// weights, those of the memory's keys and values too; in any order of norms, gated or not, under every mask. Gradients of the masks'
-    /// own tensors are [`MultiHeadAttention::backward`](crate::MultiHeadAttention::backward)'s.
+    /// Records the gradients of a forward call into an encoder or a pass: of its input, of the
+    /// memory and of all weights, those of the memory's keys and values too; in any order of norms,
+    /// gated or not, under every mask. Gradients of the masks' own tensors are
+    /// [`MultiHeadAttention::backward`](crate::MultiHeadAttention::backward)'s.
     ///
-    /// Sums are f32, and so are gradients between the parts of layers. No atomics: the same bits every time.
+    /// Sums are f32, and so are gradients between the parts of layers. No atomics: the same bits
+    /// every time.
     ///
     /// # Errors
     /// Everything that [`Error`] lists for tensors, masks, options and scratch; gradients that share a buffer with an input or overlap;
@@ -106,7 +113,8 @@ impl TransformerDecoder {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).

@@ -1,4 +1,5 @@
-//! A stack of decoder layers: attention to what came before and to a memory, feed-forward, norms before or after.
+//! A stack of decoder layers: attention to what came before and to a memory, feed-forward, norms
+//! before or after.
 
 mod backward;
 pub(crate) mod reference;
@@ -26,7 +27,8 @@ pub struct DecoderLayerWeights<'a> {
     pub cross_attention: MultiHeadWeights<'a>,
     /// Of its feed-forward layer.
     pub feed_forward: FeedForwardWeights<'a>,
-    /// Of the norms of self-attention, of cross-attention and of the feed-forward layer: `norm1`, `norm2`, `norm3` of PyTorch.
+    /// Of the norms of self-attention, of cross-attention and of the feed-forward layer: `norm1`,
+    /// `norm2`, `norm3` of PyTorch.
     pub norms: [NormWeights<'a>; 3],
 }
 
@@ -37,7 +39,8 @@ impl<'a> From<&'a DecoderLayerWeights<'a>> for LayerWeights<'a> {
     }
 }
 
-/// One forward call of a decoder: `[batch, 1, length, features]` in and out, see [`TensorView::sequence`].
+/// One forward call of a decoder: `[batch, 1, length, features]` in and out, see
+/// [`TensorView::sequence`].
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct DecoderForward<'a> {
@@ -52,8 +55,9 @@ impl<'a> DecoderForward<'a> {
         DecoderForward { call: StackForward::new(x, out, Some(memory)) }
     }
 
-    /// Which rows a row attends to, in every layer: `tgt_mask` and `tgt_key_padding_mask` of PyTorch. No row is hidden from another
-    /// unless this says so: give [`Mask::causal`](crate::Mask::causal).
+    /// Which rows a row attends to, in every layer: `tgt_mask` and `tgt_key_padding_mask` of
+    /// PyTorch. No row is hidden from another unless this says so: give
+    /// [`Mask::causal`](crate::Mask::causal).
     #[doc(alias = "tgt_mask")]
     #[doc(alias = "tgt_key_padding_mask")]
     pub fn mask(mut self, mask: DeviceMask<'a>) -> Self {
@@ -61,26 +65,31 @@ impl<'a> DecoderForward<'a> {
         self
     }
 
-    /// Which rows of the memory a row attends to, in every layer: `memory_mask` and `memory_key_padding_mask` of PyTorch.
+    /// Which rows of the memory a row attends to, in every layer: `memory_mask` and
+    /// `memory_key_padding_mask` of PyTorch.
     #[doc(alias = "memory_key_padding_mask")]
     pub fn memory_mask(mut self, mask: DeviceMask<'a>) -> Self {
         self.call.memory = self.call.memory.map(|memory| MemoryCall { mask, ..memory });
         self
     }
 
-    /// Rows are the tokens of the cache's last [`advance`](Cache::advance), as many of each sequence as the most that one advanced by:
-    /// their keys and values are appended to it, in layer n of the cache by layer n of the stack, and they attend to all that it
-    /// has. With a causal mask, rows given in steps of any lengths come out as they do all at once.
+    /// Rows are the tokens of the cache's last [`advance`](Cache::advance), as many of each
+    /// sequence as the most that one advanced by: their keys and values are appended to it, in
+    /// layer n of the cache by layer n of the stack, and they attend to all that it has. With a
+    /// causal mask, rows given in steps of any lengths come out as they do all at once.
     ///
-    /// Several rows need a mask that orders them, the call is made again for each step, and prompts may differ in length: see
+    /// Several rows need a mask that orders them, the call is made again for each step, and prompts
+    /// may differ in length: see
     /// [`EncoderForward::cache`](crate::layers::EncoderForward::cache).
     pub fn cache(mut self, cache: impl Into<Option<&'a Cache>>) -> Self {
         self.call.cache = cache.into();
         self
     }
 
-    /// Rotates queries and keys of self-attention by their positions in every layer: see [`MultiHeadForward::rotary`](super::MultiHeadForward::rotary). With a cache the rows
-    /// stand at [`RowPositions::Tensor`]`(`[`cache.starts()`](Cache::starts)`)`, or wherever another tensor says, and it keeps rotated keys.
+    /// Rotates queries and keys of self-attention by their positions in every layer: see
+    /// [`MultiHeadForward::rotary`](super::MultiHeadForward::rotary). With a cache the rows stand
+    /// at [`RowPositions::Tensor`]`(`[`cache.starts()`](Cache::starts)`)`, or wherever another
+    /// tensor says, and it keeps rotated keys.
     #[doc(alias = "rope")]
     #[doc(alias = "position_ids")]
     pub fn rotary(mut self, rotation: impl Into<Rotation<'a>>, at: RowPositions<TensorView<'a>>) -> Self {
@@ -88,7 +97,8 @@ impl<'a> DecoderForward<'a> {
         self
     }
 
-    /// The mask and the rotation of self-attention of each layer, one entry for each, in place of [`mask`](Self::mask) and
+    /// The mask and the rotation of self-attention of each layer, one entry for each, in place of
+    /// [`mask`](Self::mask) and
     /// [`rotary`](Self::rotary): see [`EncoderForward::layer_calls`](crate::layers::EncoderForward::layer_calls). The memory's mask holds in every
     /// layer.
     pub fn layer_calls(mut self, calls: impl Into<Option<&'a [LayerCall<'a>]>>) -> Self {
@@ -96,22 +106,25 @@ impl<'a> DecoderForward<'a> {
         self
     }
 
-    /// Writes what the layers give there, one after the other, before the final norm: `[layers · batch, 1, length, features]`, layer
-    /// n from batch entry `n · batch` on. Without a final norm the last layer's is `out` and has no place here, so it is `layers − 1`
-    /// of them. A [backward call](DecoderBackward) that finds them does not compute them again.
+    /// Writes what the layers give there, one after the other, before the final norm: `[layers ·
+    /// batch, 1, length, features]`, layer n from batch entry `n · batch` on. Without a final norm
+    /// the last layer's is `out` and has no place here, so it is `layers − 1` of them. A [backward
+    /// call](DecoderBackward) that finds them does not compute them again.
     pub fn hidden(mut self, hidden: impl Into<Option<TensorView<'a>>>) -> Self {
         self.call.hidden = hidden.into();
         self
     }
 }
 
-/// A stack of decoder layers on one device: everything `nn.TransformerDecoder` has in evaluation, its gradients
-/// ([`backward`](Self::backward)), and a cache for generation. Vaswani et al. 2017, section 3.1; with norms before each part, Xiong et al.
-/// 2020.
+/// A stack of decoder layers on one device: everything `nn.TransformerDecoder` has in evaluation,
+/// its gradients ([`backward`](Self::backward)), and a cache for generation. Vaswani et al. 2017,
+/// section 3.1; with norms before each part, Xiong et al. 2020.
 ///
-/// All stages of all layers are recorded in one pass, with one scratch whose size does not grow with the number of layers. The keys and
-/// values of the memory are projected once, and read by every step. It keeps its weights' buffers alive, and reads them where they
-/// are. What has no memory to attend to is a [`TransformerEncoder`](crate::TransformerEncoder) with a causal mask, and with a cache.
+/// All stages of all layers are recorded in one pass, with one scratch whose size does not grow
+/// with the number of layers. The keys and values of the memory are projected once, and read by
+/// every step. It keeps its weights' buffers alive, and reads them where they are. What has no
+/// memory to attend to is a [`TransformerEncoder`](crate::TransformerEncoder) with a causal mask,
+/// and with a cache.
 ///
 /// ```no_run
 /// # use wgpu_attention::{Error, TensorView, wgpu};
@@ -141,7 +154,8 @@ pub struct TransformerDecoder {
 }
 
 impl TransformerDecoder {
-    /// A stack with pipelines of its own. `final_norm` is what stands after the last layer, as stacks with norms before each part have it.
+    /// A stack with pipelines of its own. `final_norm` is what stands after the last layer, as
+    /// stacks with norms before each part have it.
     ///
     /// # Errors
     /// No layers, weights that do not have the shapes of `config`, `bias_kv` in some layers only, and everything [`Error`] lists for
@@ -168,7 +182,8 @@ impl TransformerDecoder {
         Self::with_configs(pipelines, &config.repeated("decoder", layers.len())?, layers, final_norm)
     }
 
-    /// A stack whose layers differ: `configs` has the configuration of each layer. They may differ in
+    /// A stack whose layers differ: `configs` has the configuration of each layer. They may differ
+    /// in
     /// [`MultiHeadConfig::scale`](crate::layers::MultiHeadConfig::scale), in [`MultiHeadConfig::softcap`](crate::layers::MultiHeadConfig::softcap), and in whose keys
     /// their self-attention reads, [`TransformerLayerConfig::keys_of`].
     /// Masks and rotations by layer are part of a call: [`DecoderForward::layer_calls`].
@@ -196,8 +211,10 @@ impl TransformerDecoder {
     }
 
     /// The temporary memory that `call` needs: that of one layer's attention
-    /// ([`MultiHeadAttention::scratch_size`](super::MultiHeadAttention::scratch_size)), five tensors as `x`, and one or, gated, three of `hidden_features`; without a cache the
-    /// keys and values of each layer whose keys others read, too. With a cache it may be asked for before the first advance.
+    /// ([`MultiHeadAttention::scratch_size`](super::MultiHeadAttention::scratch_size)), five
+    /// tensors as `x`, and one or, gated, three of `hidden_features`; without a cache the keys and
+    /// values of each layer whose keys others read, too. With a cache it may be asked for before
+    /// the first advance.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -221,7 +238,8 @@ impl TransformerDecoder {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -229,8 +247,8 @@ impl TransformerDecoder {
         self.stack.prepare("transformer decoder", &call.call, scratch)
     }
 
-    /// Records the keys and values that all layers have of `memory`, `[batch, 1, memory_len, features]`, into `projected`. `scratch` keeps
-    /// what it binds; it may be of any size.
+    /// Records the keys and values that all layers have of `memory`, `[batch, 1, memory_len,
+    /// features]`, into `projected`. `scratch` keeps what it binds; it may be of any size.
     ///
     /// # Errors
     /// Shapes that differ, tensors that are written and share a buffer with others, and everything else that [`Error`] lists for
@@ -246,8 +264,8 @@ impl TransformerDecoder {
         Ok(())
     }
 
-    /// Checks the projections of a memory, compiles and binds what they need. [`Prepared::record`] then records them as often as you
-    /// like.
+    /// Checks the projections of a memory, compiles and binds what they need. [`Prepared::record`]
+    /// then records them as often as you like.
     ///
     /// # Errors
     /// As [`project_memory`](Self::project_memory).

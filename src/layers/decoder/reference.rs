@@ -24,8 +24,9 @@ pub struct HostDecoderLayer<'a, R> {
     pub norms: [HostNorm<'a, R>; 3],
 }
 
-/// A stack of decoder layers over `x` `[batch, q_len, features]` and `memory` `[batch, kv_len, features]`, with a norm after the last
-/// where `final_norm` is given. `options` are those of self-attention, and of cross-attention.
+/// A stack of decoder layers over `x` `[batch, q_len, features]` and `memory` `[batch, kv_len,
+/// features]`, with a norm after the last where `final_norm` is given. `options` are those of
+/// self-attention, and of cross-attention.
 ///
 /// # Errors
 /// Those of the stages: sizes of 0, slices of another length, a mask that does not fit.
@@ -41,8 +42,9 @@ pub fn decoder<R: Real>(
     decoder_by_layer([x, memory], shape, &calls, layers, final_norm)
 }
 
-/// A [`decoder`] whose layers differ: `calls` has the configuration of each layer and the options of its two attentions.
-/// Configurations may differ in scale, softcap and [`TransformerLayerConfig::keys_of`], which says whose keys self-attention reads.
+/// A [`decoder`] whose layers differ: `calls` has the configuration of each layer and the options
+/// of its two attentions. Configurations may differ in scale, softcap and
+/// [`TransformerLayerConfig::keys_of`], which says whose keys self-attention reads.
 ///
 /// # Errors
 /// As [`decoder`], and other numbers of calls than layers.
@@ -78,8 +80,9 @@ pub fn decoder_by_layer<R: Real>(
 }
 
 impl<R: Real> HostDecoderLayer<'_, R> {
-    /// Its attentions and its feed-forward layer, and what they give; attention weights go to `weights`. Where it reads the keys of
-    /// another layer, `keys` are the input and the weights of that layer's self-attention.
+    /// Its attentions and its feed-forward layer, and what they give; attention weights go to
+    /// `weights`. Where it reads the keys of another layer, `keys` are the input and the weights of
+    /// that layer's self-attention.
     fn steps(
         &self,
         ([x, memory], keys): ([&[R]; 2], KeysOf<R>),
@@ -113,8 +116,9 @@ impl<R: Real> HostDecoderLayer<'_, R> {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct DecoderLayerGradients<R> {
-    /// Of its self-attention; those of its inputs have gone into `d_x` of the stack. Those of the weights of keys and values are empty
-    /// in a layer that reads the keys of another, whose gradients have them.
+    /// Of its self-attention; those of its inputs have gone into `d_x` of the stack. Those of the
+    /// weights of keys and values are empty in a layer that reads the keys of another, whose
+    /// gradients have them.
     pub self_attention: MultiHeadGradients<R>,
     /// Of its attention to the memory; those of its inputs have gone into `d_x` and `d_memory`.
     pub cross_attention: MultiHeadGradients<R>,
@@ -138,7 +142,8 @@ pub struct DecoderGradients<R> {
     pub final_norm: Option<HostNormGradients<R>>,
 }
 
-/// The gradients of `Σ out · d_out` with respect to the inputs of [`decoder`]; `d_out` is shaped as `x`.
+/// The gradients of `Σ out · d_out` with respect to the inputs of [`decoder`]; `d_out` is shaped as
+/// `x`.
 ///
 /// # Errors
 /// As [`decoder`].
@@ -155,7 +160,8 @@ pub fn decoder_backward<R: Real>(
     decoder_by_layer_backward([x, memory], shape, &calls, layers, final_norm, d_out)
 }
 
-/// The gradients of `Σ out · d_out` with respect to the inputs of [`decoder_by_layer`]; `d_out` is shaped as `x`.
+/// The gradients of `Σ out · d_out` with respect to the inputs of [`decoder_by_layer`]; `d_out` is
+/// shaped as `x`.
 ///
 /// # Errors
 /// As [`decoder_by_layer`].

@@ -7,7 +7,8 @@ use crate::layers::stack::{FeedForwardGradients, LayersGradients, StackBackward}
 use crate::rows::norm::NormGradients;
 use crate::tensor::{Error, TensorView};
 
-/// Where the gradients of [`EncoderLayerWeights`](crate::layers::EncoderLayerWeights) go: nowhere by default.
+/// Where the gradients of [`EncoderLayerWeights`](crate::layers::EncoderLayerWeights) go: nowhere
+/// by default.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EncoderLayerGradients<'a> {
     /// Of its self-attention.
@@ -18,13 +19,15 @@ pub struct EncoderLayerGradients<'a> {
     pub norms: [NormGradients<'a>; 2],
 }
 
-/// One backward call of an encoder: the forward call as it was made, the gradient of its output, and where gradients go.
+/// One backward call of an encoder: the forward call as it was made, the gradient of its output,
+/// and where gradients go.
 ///
 /// # What is kept
 ///
-/// Of the forward call its input, and [`EncoderForward::hidden`] if it was given; else what each layer gives is computed once more,
-/// and takes as much scratch. The rest of a layer is computed again when its turn comes, whose scratch does not grow with the number
-/// of layers (Chen et al. 2016, "Training deep nets with sublinear memory cost").
+/// Of the forward call its input, and [`EncoderForward::hidden`] if it was given; else what each
+/// layer gives is computed once more, and takes as much scratch. The rest of a layer is computed
+/// again when its turn comes, whose scratch does not grow with the number of layers (Chen et al.
+/// 2016, "Training deep nets with sublinear memory cost").
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct EncoderBackward<'a> {
@@ -32,7 +35,8 @@ pub struct EncoderBackward<'a> {
 }
 
 impl<'a> EncoderBackward<'a> {
-    /// `forward` as it was made, whose `out` and weights are not read, and the gradient of that, shaped as it, of the stack's dtype.
+    /// `forward` as it was made, whose `out` and weights are not read, and the gradient of that,
+    /// shaped as it, of the stack's dtype.
     pub fn new(forward: EncoderForward<'a>, d_out: TensorView<'a>) -> Self {
         EncoderBackward { call: StackBackward::new(forward.call, d_out, LayersGradients::Encoder(&[])) }
     }
@@ -55,7 +59,8 @@ impl<'a> EncoderBackward<'a> {
         self
     }
 
-    /// Adds the gradients to what is there instead of writing over it, each rounded to its type: choose F32 for many.
+    /// Adds the gradients to what is there instead of writing over it, each rounded to its type:
+    /// choose F32 for many.
     pub fn accumulate(mut self, accumulate: bool) -> Self {
         self.call.accumulate = accumulate;
         self
@@ -63,8 +68,8 @@ impl<'a> EncoderBackward<'a> {
 }
 
 impl TransformerEncoder {
-    /// The temporary memory that `call` needs. It grows with the number of layers only by what they give, and only where the forward
-    /// call has not kept that ([`EncoderForward::hidden`]).
+    /// The temporary memory that `call` needs. It grows with the number of layers only by what they
+    /// give, and only where the forward call has not kept that ([`EncoderForward::hidden`]).
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
@@ -72,11 +77,13 @@ impl TransformerEncoder {
         self.stack.backward_scratch_size(&call.call)
     }
 
-    /// Records the gradients of a forward call into an encoder or a pass: of its input and of all weights, in any
-    /// order of norms, gated or not, under every mask. Gradients of the mask's own tensors are
+    /// Records the gradients of a forward call into an encoder or a pass: of its input and of all
+    /// weights, in any order of norms, gated or not, under every mask. Gradients of the mask's own
+    /// tensors are
     /// [`MultiHeadAttention::backward`](crate::MultiHeadAttention::backward)'s.
     ///
-    /// Sums are f32, and so are gradients between the parts of layers. No atomics: the same bits every time.
+    /// Sums are f32, and so are gradients between the parts of layers. No atomics: the same bits
+    /// every time.
     ///
     /// # Errors
     /// Everything that [`Error`] lists for tensors, masks, options and scratch; gradients that share a buffer with an input or overlap;
@@ -91,7 +98,8 @@ impl TransformerEncoder {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).

@@ -33,7 +33,8 @@ impl<'a> From<&'a EncoderLayerWeights<'a>> for LayerWeights<'a> {
     }
 }
 
-/// One forward call of an encoder: `[batch, 1, length, features]` in and out, see [`TensorView::sequence`].
+/// One forward call of an encoder: `[batch, 1, length, features]` in and out, see
+/// [`TensorView::sequence`].
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct EncoderForward<'a> {
@@ -46,7 +47,8 @@ impl<'a> EncoderForward<'a> {
         EncoderForward { call: StackForward::new(x, out, None) }
     }
 
-    /// Which rows a row attends to, in every layer: `mask` and `src_key_padding_mask` of PyTorch, packed sequences, and all else that
+    /// Which rows a row attends to, in every layer: `mask` and `src_key_padding_mask` of PyTorch,
+    /// packed sequences, and all else that
     /// [`Mask`](crate::Mask) says.
     #[doc(alias = "src_mask")]
     #[doc(alias = "src_key_padding_mask")]
@@ -56,31 +58,37 @@ impl<'a> EncoderForward<'a> {
         self
     }
 
-    /// Rows are the tokens of the cache's last [`advance`](Cache::advance), as many of each sequence as the most that one advanced by:
-    /// their keys and values are appended to it, in layer n of the cache by layer n of the stack, and they attend to all that it
-    /// has. With a causal mask, as the stacks of GPT-2 and Llama have it, rows given in steps of any lengths come out as they do all at
-    /// once.
+    /// Rows are the tokens of the cache's last [`advance`](Cache::advance), as many of each
+    /// sequence as the most that one advanced by: their keys and values are appended to it, in
+    /// layer n of the cache by layer n of the stack, and they attend to all that it has. With a
+    /// causal mask, as the stacks of GPT-2 and Llama have it, rows given in steps of any lengths
+    /// come out as they do all at once.
     ///
-    /// Several rows need a mask that orders them. Without one each row would see the later rows of its own call, and none of a
-    /// later call, so that the result would depend on the steps: [`forward`](TransformerEncoder::forward) returns
+    /// Several rows need a mask that orders them. Without one each row would see the later rows of
+    /// its own call, and none of a later call, so that the result would depend on the steps:
+    /// [`forward`](TransformerEncoder::forward) returns
     /// [`Error::Unsupported`]. The causal rule, a window, a pattern, a tree, a bias and functions of your own are orders, and so are a
     /// boolean mask and lengths that differ from row to row. Where all rows of a call are to see each other, as in the prompt of a
     /// prefix-LM or in block diffusion, give `Mask::none().window(usize::MAX, usize::MAX)`.
     ///
-    /// A call borrows the cache, which the next [`advance`](Cache::advance) changes: make the call again for each step. Calls with the
-    /// same tensors create nothing on the device.
+    /// A call borrows the cache, which the next [`advance`](Cache::advance) changes: make the call
+    /// again for each step. Calls with the same tensors create nothing on the device.
     ///
     /// # Prompts of different lengths
     ///
-    /// Without padding on the left, rows begin at row 0 and [`Tokens::Each`](crate::cache::Tokens::Each) gives the length of each prompt: the
-    /// cache keeps nothing of the rows past it. The causal mask is enough, and rows stand at [`starts`](Cache::starts). The last row of
-    /// a prompt is at another index in each sequence.
+    /// Without padding on the left, rows begin at row 0 and
+    /// [`Tokens::Each`](crate::cache::Tokens::Each) gives the length of each prompt: the cache
+    /// keeps nothing of the rows past it. The causal mask is enough, and rows stand at
+    /// [`starts`](Cache::starts). The last row of a prompt is at another index in each sequence.
     ///
-    /// Left-padded prompts end at the same row. [`Tokens::All`](crate::cache::Tokens::All) appends the padding too, so the mask of every step
-    /// hides it: `Mask::causal().key_padding_mask(seen)`, where `seen` is `[batch, 1, 1, capacity]` and false for the padding of each
-    /// sequence. Positions count from the first token: position `i − padding` for row `i` of the sequence, as a tensor `[batch, 1, length, 1]`
-    /// ([`RowPositions::Tensor`]) for [`rotary`](Self::rotary), or as ids of a learned table. Distances, as for ALiBi and windows, need no
-    /// change. Rows of padding see no key; ignore their output. `examples/gpt.rs` is such a model.
+    /// Left-padded prompts end at the same row. [`Tokens::All`](crate::cache::Tokens::All) appends
+    /// the padding too, so the mask of every step hides it:
+    /// `Mask::causal().key_padding_mask(seen)`, where `seen` is `[batch, 1, 1, capacity]` and false
+    /// for the padding of each sequence. Positions count from the first token: position `i −
+    /// padding` for row `i` of the sequence, as a tensor `[batch, 1, length, 1]`
+    /// ([`RowPositions::Tensor`]) for [`rotary`](Self::rotary), or as ids of a learned table.
+    /// Distances, as for ALiBi and windows, need no change. Rows of padding see no key; ignore
+    /// their output. `examples/gpt.rs` is such a model.
     #[doc(alias = "past_key_values")]
     #[doc(alias = "use_cache")]
     pub fn cache(mut self, cache: impl Into<Option<&'a Cache>>) -> Self {
@@ -88,9 +96,10 @@ impl<'a> EncoderForward<'a> {
         self
     }
 
-    /// Rotates queries and keys by their positions in every layer, as Llama and its kin do: see [`MultiHeadForward::rotary`](super::MultiHeadForward::rotary). With a cache the
-    /// rows stand at [`RowPositions::Tensor`]`(`[`cache.starts()`](Cache::starts)`)`, or wherever another tensor says, and it keeps rotated
-    /// keys.
+    /// Rotates queries and keys by their positions in every layer, as Llama and its kin do: see
+    /// [`MultiHeadForward::rotary`](super::MultiHeadForward::rotary). With a cache the rows stand
+    /// at [`RowPositions::Tensor`]`(`[`cache.starts()`](Cache::starts)`)`, or wherever another
+    /// tensor says, and it keeps rotated keys.
     #[doc(alias = "rope")]
     #[doc(alias = "position_ids")]
     pub fn rotary(mut self, rotation: impl Into<Rotation<'a>>, at: RowPositions<TensorView<'a>>) -> Self {
@@ -98,13 +107,15 @@ impl<'a> EncoderForward<'a> {
         self
     }
 
-    /// The mask and the rotation of each layer, one entry for each, in place of [`mask`](Self::mask) and [`rotary`](Self::rotary). Use
-    /// it for models whose layers differ, such as Gemma, gpt-oss and ModernBERT: a sliding window and all tokens in turn, another rotary
-    /// base in each kind, sinks by layer.
+    /// The mask and the rotation of each layer, one entry for each, in place of
+    /// [`mask`](Self::mask) and [`rotary`](Self::rotary). Use it for models whose layers differ,
+    /// such as Gemma, gpt-oss and ModernBERT: a sliding window and all tokens in turn, another
+    /// rotary base in each kind, sinks by layer.
     ///
-    /// All layers share one cache and one scratch. With a cache each mask must order the rows. The cache keeps the tokens of all layers,
-    /// those outside of a window too. An error of one entry is [`Error::Layer`], which has its index. The scale and the softcap of a
-    /// layer are part of the stack: [`TransformerEncoder::with_configs`].
+    /// All layers share one cache and one scratch. With a cache each mask must order the rows. The
+    /// cache keeps the tokens of all layers, those outside of a window too. An error of one entry
+    /// is [`Error::Layer`], which has its index. The scale and the softcap of a layer are part of
+    /// the stack: [`TransformerEncoder::with_configs`].
     ///
     /// ```
     /// use wgpu_attention::{Mask, TensorView};
@@ -125,30 +136,33 @@ impl<'a> EncoderForward<'a> {
         self
     }
 
-    /// Writes what the layers give there, one after the other, before the final norm: `[layers · batch, 1, length, features]`, layer
-    /// n from batch entry `n · batch` on. Without a final norm the last layer's is `out` and has no place here, so it is `layers − 1`
-    /// of them. A [backward call](EncoderBackward) that finds them does not compute them again.
+    /// Writes what the layers give there, one after the other, before the final norm: `[layers ·
+    /// batch, 1, length, features]`, layer n from batch entry `n · batch` on. Without a final norm
+    /// the last layer's is `out` and has no place here, so it is `layers − 1` of them. A [backward
+    /// call](EncoderBackward) that finds them does not compute them again.
     pub fn hidden(mut self, hidden: impl Into<Option<TensorView<'a>>>) -> Self {
         self.call.hidden = hidden.into();
         self
     }
 
-    /// Writes every layer's attention weights there, one after the other: `[layers · batch, heads or 1, length, length + appended]`, F32,
-    /// F16 or BF16, layer n from batch entry `n · batch` on; of every head, or their mean if the tensor has one. A score matrix for each layer,
-    /// which attention does not make otherwise.
+    /// Writes every layer's attention weights there, one after the other: `[layers · batch, heads
+    /// or 1, length, length + appended]`, F32, F16 or BF16, layer n from batch entry `n · batch`
+    /// on; of every head, or their mean if the tensor has one. A score matrix for each layer, which
+    /// attention does not make otherwise.
     pub fn weights(mut self, weights: impl Into<Option<TensorView<'a>>>) -> Self {
         self.call.weights = weights.into();
         self
     }
 }
 
-/// A stack of encoder layers on one device: everything `nn.TransformerEncoder` has in evaluation, and its gradients
-/// ([`backward`](Self::backward)). Vaswani et al. 2017, section 3.1; with norms before each part, Xiong et al. 2020, "On layer
-/// normalization in the transformer architecture".
+/// A stack of encoder layers on one device: everything `nn.TransformerEncoder` has in evaluation,
+/// and its gradients ([`backward`](Self::backward)). Vaswani et al. 2017, section 3.1; with norms
+/// before each part, Xiong et al. 2020, "On layer normalization in the transformer architecture".
 ///
-/// All stages of all layers are recorded in one pass, with one scratch whose size does not grow with the number of layers.
-/// It keeps its weights' buffers alive, and reads them where they are. With a causal mask it is a decoder without a
-/// memory, as GPT-2 and Llama are, and generates by a [`Cache`].
+/// All stages of all layers are recorded in one pass, with one scratch whose size does not grow
+/// with the number of layers. It keeps its weights' buffers alive, and reads them where they are.
+/// With a causal mask it is a decoder without a memory, as GPT-2 and Llama are, and generates by a
+/// [`Cache`].
 ///
 /// ```no_run
 /// # use wgpu_attention::{Error, TensorView, wgpu};
@@ -182,7 +196,8 @@ pub struct TransformerEncoder {
 }
 
 impl TransformerEncoder {
-    /// A stack with pipelines of its own. `final_norm` is what stands after the last layer, as stacks with norms before each part have it.
+    /// A stack with pipelines of its own. `final_norm` is what stands after the last layer, as
+    /// stacks with norms before each part have it.
     ///
     /// # Errors
     /// No layers, weights that do not have the shapes of `config`, and everything [`Error`] lists for tensors.
@@ -208,7 +223,8 @@ impl TransformerEncoder {
         Self::with_configs(pipelines, &config.repeated("encoder", layers.len())?, layers, final_norm)
     }
 
-    /// A stack whose layers differ: `configs` has the configuration of each layer. They may differ in
+    /// A stack whose layers differ: `configs` has the configuration of each layer. They may differ
+    /// in
     /// [`MultiHeadConfig::scale`](crate::layers::MultiHeadConfig::scale), in [`MultiHeadConfig::softcap`](crate::layers::MultiHeadConfig::softcap), and in whose keys
     /// they read, [`TransformerLayerConfig::keys_of`].
     /// Masks and rotations by layer are part of a call: [`EncoderForward::layer_calls`].
@@ -236,8 +252,10 @@ impl TransformerEncoder {
     }
 
     /// The temporary memory that `call` needs: that of one layer's attention
-    /// ([`MultiHeadAttention::scratch_size`](super::MultiHeadAttention::scratch_size)), four tensors as `x`, and one or, gated, three of `hidden_features`; without a cache the
-    /// keys and values of each layer whose keys others read, too. With a cache it may be asked for before the first advance.
+    /// ([`MultiHeadAttention::scratch_size`](super::MultiHeadAttention::scratch_size)), four
+    /// tensors as `x`, and one or, gated, three of `hidden_features`; without a cache the keys and
+    /// values of each layer whose keys others read, too. With a cache it may be asked for before
+    /// the first advance.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -261,7 +279,8 @@ impl TransformerEncoder {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).

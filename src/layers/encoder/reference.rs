@@ -22,7 +22,8 @@ pub struct HostEncoderLayer<'a, R> {
     pub norms: [HostNorm<'a, R>; 2],
 }
 
-/// A stack of encoder layers over `x` `[batch, length, features]`, with a norm after the last where `final_norm` is given.
+/// A stack of encoder layers over `x` `[batch, length, features]`, with a norm after the last where
+/// `final_norm` is given.
 ///
 /// # Errors
 /// Those of the stages: sizes of 0, slices of another length, a mask that does not fit.
@@ -37,8 +38,9 @@ pub fn encoder<R: Real>(
     encoder_by_layer(x, [batch, length], &vec![(*config, *options); layers.len()], layers, final_norm)
 }
 
-/// An [`encoder`] whose layers differ: `calls` has the configuration and the options of each layer. Configurations may differ in
-/// scale, softcap and [`TransformerLayerConfig::keys_of`]. A layer that reads the keys of another takes their weights from that layer too.
+/// An [`encoder`] whose layers differ: `calls` has the configuration and the options of each layer.
+/// Configurations may differ in scale, softcap and [`TransformerLayerConfig::keys_of`]. A layer
+/// that reads the keys of another takes their weights from that layer too.
 ///
 /// # Errors
 /// As [`encoder`], and other numbers of calls than layers.
@@ -70,8 +72,9 @@ pub fn encoder_by_layer<R: Real>(
 }
 
 impl<R: Real> HostEncoderLayer<'_, R> {
-    /// Its attention and its feed-forward layer, and what they give; attention weights go to `weights`. Where it reads the keys of
-    /// another layer, `keys` are the input and the weights of that layer's attention.
+    /// Its attention and its feed-forward layer, and what they give; attention weights go to
+    /// `weights`. Where it reads the keys of another layer, `keys` are the input and the weights of
+    /// that layer's attention.
     fn steps(
         &self,
         (x, keys): (&[R], KeysOf<R>),
@@ -99,8 +102,9 @@ impl<R: Real> HostEncoderLayer<'_, R> {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct EncoderLayerGradients<R> {
-    /// Of its attention; those of its inputs have gone into `d_x` of the stack. Those of the weights of keys and values are empty in a
-    /// layer that reads the keys of another, whose gradients have them.
+    /// Of its attention; those of its inputs have gone into `d_x` of the stack. Those of the
+    /// weights of keys and values are empty in a layer that reads the keys of another, whose
+    /// gradients have them.
     pub attention: MultiHeadGradients<R>,
     /// Of its feed-forward layer.
     pub feed_forward: FeedForwardGradients<R>,
@@ -120,7 +124,8 @@ pub struct EncoderGradients<R> {
     pub final_norm: Option<HostNormGradients<R>>,
 }
 
-/// The gradients of `Σ out · d_out` with respect to the inputs of [`encoder`]; `d_out` is shaped as `x`.
+/// The gradients of `Σ out · d_out` with respect to the inputs of [`encoder`]; `d_out` is shaped as
+/// `x`.
 ///
 /// # Errors
 /// As [`encoder`].
@@ -137,7 +142,8 @@ pub fn encoder_backward<R: Real>(
     encoder_by_layer_backward(x, [batch, length], &calls, layers, final_norm, d_out)
 }
 
-/// The gradients of `Σ out · d_out` with respect to the inputs of [`encoder_by_layer`]; `d_out` is shaped as `x`.
+/// The gradients of `Σ out · d_out` with respect to the inputs of [`encoder_by_layer`]; `d_out` is
+/// shaped as `x`.
 ///
 /// # Errors
 /// As [`encoder_by_layer`].

@@ -1,4 +1,5 @@
-//! The gradients of a layer: its projections once more, its attention too where it was not kept, then backwards through each.
+//! The gradients of a layer: its projections once more, its attention too where it was not kept,
+//! then backwards through each.
 
 use super::config::Side;
 use super::gate::Gate;
@@ -15,17 +16,19 @@ use crate::rows::norm::NormGradients;
 use crate::rows::norm::dispatch::{NormGradients as NormTargets, NormOp};
 use crate::tensor::{Access, CallTensors, DType, Element, Error, Shape, TensorView, count};
 
-/// Where the gradients of a [`Linear`](crate::Linear) go, each shaped as what it is the gradient of: F32, F16 or BF16.
+/// Where the gradients of a [`Linear`](crate::Linear) go, each shaped as what it is the gradient
+/// of: F32, F16 or BF16.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LinearGradients<'a> {
-    /// Of the weight, as [`TensorView::matrix`]; of a narrow one `[1, heads, dim, in / heads]`, or one head, which has the sum over
-    /// them, where one matrix serves all.
+    /// Of the weight, as [`TensorView::matrix`]; of a narrow one `[1, heads, dim, in / heads]`, or
+    /// one head, which has the sum over them, where one matrix serves all.
     pub weight: Option<TensorView<'a>>,
     /// Of the bias, as [`TensorView::vector`].
     pub bias: Option<TensorView<'a>>,
 }
 
-/// Where the gradients of [`MultiHeadWeights`](crate::layers::MultiHeadWeights) go: nowhere by default.
+/// Where the gradients of [`MultiHeadWeights`](crate::layers::MultiHeadWeights) go: nowhere by
+/// default.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MultiHeadGradients<'a> {
     /// Of the queries' projection.
@@ -36,18 +39,20 @@ pub struct MultiHeadGradients<'a> {
     pub value: LinearGradients<'a>,
     /// Of the output projection.
     pub out: LinearGradients<'a>,
-    /// Of the appended key `[kv_heads · head_dim]` and value `[kv_heads · value_dim]`, summed over the batch: F32, F16 or BF16.
+    /// Of the appended key `[kv_heads · head_dim]` and value `[kv_heads · value_dim]`, summed over
+    /// the batch: F32, F16 or BF16.
     pub bias_kv: Option<[TensorView<'a>; 2]>,
     /// The gradients of the weights and biases of the norms of queries and of keys, `[head_dim]`
     /// each, summed over all rows and heads.
     pub qk_norm: [NormGradients<'a>; 2],
-    /// Gradients of [`MultiHeadWeights::gate`](super::MultiHeadWeights::gate): of its weight, and of its bias `[heads · value_dim]`
-    /// or `[heads]`.
+    /// Gradients of [`MultiHeadWeights::gate`](super::MultiHeadWeights::gate): of its weight, and
+    /// of its bias `[heads · value_dim]` or `[heads]`.
     pub gate: LinearGradients<'a>,
 }
 
-/// One backward call of a layer: the forward call as it was made, the gradient of its output, and where gradients go. Inputs and
-/// their gradients are `[batch, 1, length, features]`, see [`TensorView::sequence`].
+/// One backward call of a layer: the forward call as it was made, the gradient of its output, and
+/// where gradients go. Inputs and their gradients are `[batch, 1, length, features]`, see
+/// [`TensorView::sequence`].
 ///
 /// | tensor | shape | dtype |
 /// |---|---|---|
@@ -61,7 +66,8 @@ pub struct MultiHeadGradients<'a> {
 ///
 /// # What is kept
 ///
-/// Of the forward call its inputs, and as much more as the application likes. With `s` the bytes of an element of the layer's dtype:
+/// Of the forward call its inputs, and as much more as the application likes. With `s` the bytes of
+/// an element of the layer's dtype:
 ///
 /// | | bytes | without it, the backward call |
 /// |---|---|---|
@@ -69,13 +75,15 @@ pub struct MultiHeadGradients<'a> {
 /// | projected queries, keys and values, the gate | nothing is kept | projects once more, as the forward call does |
 /// | attention weights | nothing is kept | takes them from scores and lse, pair by pair |
 ///
-/// One of `context` and `lse` alone is not read, nor are `out` and `weights` of the forward call: what uses those weights gives
-/// no gradient here. Whatever is kept is read by the backward call and must hold what the forward call wrote.
+/// One of `context` and `lse` alone is not read, nor are `out` and `weights` of the forward call:
+/// what uses those weights gives no gradient here. Whatever is kept is read by the backward call
+/// and must hold what the forward call wrote.
 ///
 /// # How it is rounded
 ///
-/// Sums are f32, and so are the gradients of projected queries, keys and values on their way to the projections: of f16, many would be
-/// below its smallest number. The gradient of the heads' outputs is of the layer's dtype, as these are; that of gated outputs is f32.
+/// Sums are f32, and so are the gradients of projected queries, keys and values on their way to the
+/// projections: of f16, many would be below its smallest number. The gradient of the heads' outputs
+/// is of the layer's dtype, as these are; that of gated outputs is f32.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct MultiHeadBackward<'a> {
@@ -89,7 +97,8 @@ pub struct MultiHeadBackward<'a> {
     accumulates: bool,
     /// Of the gradient of queries' input, and of keys' and values', where it is not the same.
     inputs_accumulate: Option<[bool; 2]>,
-    /// Whether the gradients of the weights of keys and values are added to what is there, whatever the others are.
+    /// Whether the gradients of the weights of keys and values are added to what is there, whatever
+    /// the others are.
     keys_accumulate: bool,
 }
 
@@ -107,8 +116,8 @@ const OF_KEYS: [&str; 8] =
 const OF_NORMS: [[&str; 2]; 2] = [["d_q_norm.weight", "d_q_norm.bias"], ["d_k_norm.weight", "d_k_norm.bias"]];
 
 impl<'a> MultiHeadBackward<'a> {
-    /// `forward` as it was made, and the gradient of its `out`, `[batch, 1, q_len, out_features]`. No gradient is written until it is
-    /// asked for.
+    /// `forward` as it was made, and the gradient of its `out`, `[batch, 1, q_len, out_features]`.
+    /// No gradient is written until it is asked for.
     pub fn new(forward: MultiHeadForward<'a>, d_out: TensorView<'a>) -> Self {
         MultiHeadBackward {
             forward,
@@ -129,8 +138,9 @@ impl<'a> MultiHeadBackward<'a> {
         self
     }
 
-    /// Writes the gradient of the queries' input there. The same view given for several inputs, as for the one of
-    /// self-attention, has their sum: queries, then keys, then values, rounded to the view's type after each.
+    /// Writes the gradient of the queries' input there. The same view given for several inputs, as
+    /// for the one of self-attention, has their sum: queries, then keys, then values, rounded to
+    /// the view's type after each.
     pub fn d_query(mut self, d_query: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_inputs[0] = d_query.into();
         self
@@ -148,15 +158,17 @@ impl<'a> MultiHeadBackward<'a> {
         self
     }
 
-    /// Writes the gradients of the layer's weights there, of those [`MultiHeadWeights`](crate::layers::MultiHeadWeights) that the layer has. The same
-    /// view given for several weights, or for several biases, has their sum.
+    /// Writes the gradients of the layer's weights there, of those
+    /// [`MultiHeadWeights`](crate::layers::MultiHeadWeights) that the layer has. The same view
+    /// given for several weights, or for several biases, has their sum.
     pub fn d_weights(mut self, d_weights: MultiHeadGradients<'a>) -> Self {
         self.d_weights = d_weights;
         self
     }
 
-    /// Writes the gradient of [`Mask::bias`](crate::Mask::bias) there, as [`Backward::d_bias`](crate::Backward::d_bias) says; so too
-    /// the next three. Appended keys have no part in it.
+    /// Writes the gradient of [`Mask::bias`](crate::Mask::bias) there, as
+    /// [`Backward::d_bias`](crate::Backward::d_bias) says; so too the next three. Appended keys
+    /// have no part in it.
     pub fn d_bias(self, d_bias: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_added(Added::Bias, d_bias.into())
     }
@@ -177,9 +189,10 @@ impl<'a> MultiHeadBackward<'a> {
         self.d_added(Added::Sinks, d_sinks.into())
     }
 
-    /// Writes the gradients of the tensors that the mask's [`ScoreMod`](crate::mask::ScoreMod) captures there, in their order, each shaped as
-    /// its tensor: where an axis of 1 repeats, its gradients are summed. `None` for those that are not wanted. They come from the
-    /// text, as the derivative by the score does; each 2048 elements of a tensor cost a pass over all pairs.
+    /// Writes the gradients of the tensors that the mask's [`ScoreMod`](crate::mask::ScoreMod)
+    /// captures there, in their order, each shaped as its tensor: where an axis of 1 repeats, its
+    /// gradients are summed. `None` for those that are not wanted. They come from the text, as the
+    /// derivative by the score does; each 2048 elements of a tensor cost a pass over all pairs.
     pub fn d_captured(mut self, d_captured: &[Option<TensorView<'a>>]) -> Self {
         self.d_added.set_captured(d_captured);
         self
@@ -190,19 +203,22 @@ impl<'a> MultiHeadBackward<'a> {
         self
     }
 
-    /// Adds the gradients to what is there instead of writing over it, each rounded to its type: choose F32 for many.
+    /// Adds the gradients to what is there instead of writing over it, each rounded to its type:
+    /// choose F32 for many.
     pub fn accumulate(mut self, accumulate: bool) -> Self {
         self.accumulates = accumulate;
         self
     }
 
-    /// Whether the gradients of queries' input, and of keys' and values', are added to what is there, whatever the others are.
+    /// Whether the gradients of queries' input, and of keys' and values', are added to what is
+    /// there, whatever the others are.
     pub(crate) fn inputs_accumulate(mut self, accumulate: [bool; 2]) -> Self {
         self.inputs_accumulate = Some(accumulate);
         self
     }
 
-    /// Adds the gradients of the weights of keys and values to what is there, whatever the others are.
+    /// Adds the gradients of the weights of keys and values to what is there, whatever the others
+    /// are.
     pub(crate) fn keys_accumulate(mut self, accumulate: bool) -> Self {
         self.keys_accumulate = accumulate;
         self
@@ -247,7 +263,8 @@ impl<'a> MultiHeadBackward<'a> {
         [q, k || appended, v || appended]
     }
 
-    /// The gradients of the norms' weights and biases: name, view, and the indices of norm and tensor.
+    /// The gradients of the norms' weights and biases: name, view, and the indices of norm and
+    /// tensor.
     fn norm_gradients(&self) -> impl Iterator<Item = (&'static str, Option<TensorView<'a>>, [usize; 2])> {
         let of = self.d_weights.qk_norm.map(|NormGradients { weight, bias }| [weight, bias]);
         let all = [[0, 0], [0, 1], [1, 0], [1, 1]];
@@ -325,7 +342,8 @@ struct BetweenGate<'a> {
 /// The gradients of the projections, in the order in which they are computed.
 struct Products<'a> {
     out: LinearBackward<'a>,
-    /// Gradients of the projections of queries, keys and values, and of the gate if the layer has one.
+    /// Gradients of the projections of queries, keys and values, and of the gate if the layer has
+    /// one.
     sides: Vec<LinearBackward<'a>>,
     /// Of the appended key and value: rows to sum, and where to.
     appended_rows: Vec<(TensorView<'a>, Gradient<'a>)>,
@@ -334,11 +352,12 @@ struct Products<'a> {
     written: Written<'a>,
 }
 
-/// Gradients of everything that `nn.MultiheadAttention` has, without a score matrix and without atomics: the same inputs on the
-/// same device by the same plan give the same bits.
+/// Gradients of everything that `nn.MultiheadAttention` has, without a score matrix and without
+/// atomics: the same inputs on the same device by the same plan give the same bits.
 impl MultiHeadAttention {
-    /// The temporary memory that `call` needs, which grows with the lengths and not with their product. With `s` the bytes of an
-    /// element of the layer's dtype, for every sequence of the batch:
+    /// The temporary memory that `call` needs, which grows with the lengths and not with their
+    /// product. With `s` the bytes of an element of the layer's dtype, for every sequence of the
+    /// batch:
     ///
     /// | | bytes |
     /// |---|---|
@@ -402,7 +421,8 @@ impl MultiHeadAttention {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
@@ -478,7 +498,8 @@ impl MultiHeadAttention {
         Ok(dispatches)
     }
 
-    /// The tensors between the stages, each in a `part` of the scratch or where the forward call has kept it.
+    /// The tensors between the stages, each in a `part` of the scratch or where the forward call
+    /// has kept it.
     fn between<'a>(
         &'a self,
         call: &MultiHeadBackward<'a>,
@@ -672,8 +693,8 @@ impl MultiHeadAttention {
         self.plan_backward(call, shape, device)
     }
 
-    /// The plan of a call whose inputs and outputs are in the scratch of a stack: its mask is checked, and the gradients of its
-    /// weights.
+    /// The plan of a call whose inputs and outputs are in the scratch of a stack: its mask is
+    /// checked, and the gradients of its weights.
     pub(crate) fn backward_plan_of(
         &self,
         call: &MultiHeadBackward,
@@ -754,7 +775,8 @@ impl MultiHeadAttention {
         Ok(plan)
     }
 
-    /// Checks all gradients. Those of the mask become tensors of the call; [`Written`] collects the others.
+    /// Checks all gradients. Those of the mask become tensors of the call; [`Written`] collects the
+    /// others.
     fn check_gradients<'a>(
         &self,
         call: &MultiHeadBackward<'a>,
@@ -795,7 +817,8 @@ impl MultiHeadAttention {
 }
 
 impl<'a> BetweenGate<'a> {
-    /// From the gradient of gated outputs to those of the gate's logits and of the outputs, as far as `call` needs them.
+    /// From the gradient of gated outputs to those of the gate's logits and of the outputs, as far
+    /// as `call` needs them.
     fn backward(
         &self,
         call: &MultiHeadBackward<'a>,

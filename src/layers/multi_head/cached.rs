@@ -1,4 +1,5 @@
-//! Calls of a stack whose keys and values were projected before: those in a cache, those of a memory.
+//! Calls of a stack whose keys and values were projected before: those in a cache, those of a
+//! memory.
 
 use super::{MultiHeadAttention, MultiHeadForward, heads_of, joined_heads};
 use crate::attention::dispatch::{Chosen, Keys, Problem};
@@ -21,8 +22,9 @@ pub(crate) struct CachedPlan {
 }
 
 impl MultiHeadAttention {
-    /// The plan of a call whose keys and values are in a layer of a cache. It `appends` those of its rows, or another layer of the
-    /// stack has appended its own. Inputs and outputs are in the scratch of a stack: only mask and positions are checked.
+    /// The plan of a call whose keys and values are in a layer of a cache. It `appends` those of
+    /// its rows, or another layer of the stack has appended its own. Inputs and outputs are in the
+    /// scratch of a stack: only mask and positions are checked.
     pub(crate) fn cached_plan(
         &self,
         call: &MultiHeadForward,

@@ -20,19 +20,20 @@ pub struct MultiHeadWeights<'a> {
     pub value: Linear<'a>,
     /// `[out_features, heads · value_dim]`.
     pub out: Linear<'a>,
-    /// One more key `[kv_heads · head_dim]` and value `[kv_heads · value_dim]`, appended after projection and
-    /// seen by every query (`bias_k`, `bias_v`).
+    /// One more key `[kv_heads · head_dim]` and value `[kv_heads · value_dim]`, appended after
+    /// projection and seen by every query (`bias_k`, `bias_v`).
     #[doc(alias = "bias_k")]
     #[doc(alias = "bias_v")]
     #[doc(alias = "add_bias_kv")]
     pub bias_kv: Option<[TensorView<'a>; 2]>,
     /// Weights and biases of the norms of queries and of keys, `[head_dim]` each, shared by all
-    /// heads. They belong to [`MultiHeadConfig::qk_norm`](crate::layers::MultiHeadConfig::qk_norm). Without them a
-    /// norm has a weight of 1 and no bias.
+    /// heads. They belong to [`MultiHeadConfig::qk_norm`](crate::layers::MultiHeadConfig::qk_norm).
+    /// Without them a norm has a weight of 1 and no bias.
     #[doc(alias = "q_norm")]
     #[doc(alias = "k_norm")]
     pub qk_norm: Option<[NormWeights<'a>; 2]>,
-    /// Projection of the queries' input to the logits of the gate. It is given if and only if the layer has a
+    /// Projection of the queries' input to the logits of the gate. It is given if and only if the
+    /// layer has a
     /// [`MultiHeadConfig::output_gate`](crate::layers::MultiHeadConfig::output_gate). The weight is `[heads · value_dim, query_features]`
     /// for [`OutputGate::Elementwise`](crate::layers::OutputGate::Elementwise), `[heads, query_features]` for
     /// [`OutputGate::Headwise`](crate::layers::OutputGate::Headwise). A narrow layer's weight is
@@ -91,9 +92,9 @@ impl<'a> MultiHeadForward<'a> {
         Self::new(x, x, x, out)
     }
 
-    /// Queries, keys and values each from an input of their own (`forward(query, key, value)` of `nn.MultiheadAttention`):
-    /// `[batch, 1, q_len, query_features]`, `[batch, 1, kv_len, key_features]`, `[batch, 1, kv_len, value_features]`, to
-    /// `[batch, 1, q_len, out_features]`.
+    /// Queries, keys and values each from an input of their own (`forward(query, key, value)` of
+    /// `nn.MultiheadAttention`): `[batch, 1, q_len, query_features]`, `[batch, 1, kv_len,
+    /// key_features]`, `[batch, 1, kv_len, value_features]`, to `[batch, 1, q_len, out_features]`.
     pub fn new(
         query: TensorView<'a>,
         key: TensorView<'a>,
@@ -115,13 +116,16 @@ impl<'a> MultiHeadForward<'a> {
         }
     }
 
-    /// With keys and values that [`MultiHeadAttention::key_products`](super::MultiHeadAttention::key_products) has made of `key` and `value`.
+    /// With keys and values that
+    /// [`MultiHeadAttention::key_products`](super::MultiHeadAttention::key_products) has made of
+    /// `key` and `value`.
     pub(crate) fn projected_keys(mut self, keys: [TensorView<'a>; 2]) -> Self {
         self.keys = KeyPlace::Given(keys);
         self
     }
 
-    /// Puts projected keys and values there, `[batch, kv_heads, kv_len + appended, dim]` in one buffer.
+    /// Puts projected keys and values there, `[batch, kv_heads, kv_len + appended, dim]` in one
+    /// buffer.
     pub(crate) fn keeps_keys(mut self, keys: [TensorView<'a>; 2]) -> Self {
         self.keys = KeyPlace::Kept(keys);
         self
@@ -139,7 +143,8 @@ impl<'a> MultiHeadForward<'a> {
         [true, keys, keys]
     }
 
-    /// What the attention inside the layer has besides queries, keys and values; its result goes to `out`.
+    /// What the attention inside the layer has besides queries, keys and values; its result goes to
+    /// `out`.
     pub(super) fn extras(&self, out: TensorView<'a>, appended: usize) -> Extras<'a> {
         let MultiHeadForward { mask, lse, weights, dropout, .. } = *self;
         Extras { out, mask, appended, lse, weights, scores: None, dropout }
@@ -151,22 +156,26 @@ impl<'a> MultiHeadForward<'a> {
         self
     }
 
-    /// Keeps the heads' outputs there, one after the other and before their gate: `[batch, 1, q_len, heads · value_dim]`,
-    /// of the layer's dtype. Without a gate that is what the output projection reads. With [`lse`](Self::lse) beside it a [backward call](super::MultiHeadBackward) does not attend again.
+    /// Keeps the heads' outputs there, one after the other and before their gate: `[batch, 1,
+    /// q_len, heads · value_dim]`, of the layer's dtype. Without a gate that is what the output
+    /// projection reads. With [`lse`](Self::lse) beside it a [backward
+    /// call](super::MultiHeadBackward) does not attend again.
     pub fn context(mut self, context: impl Into<Option<TensorView<'a>>>) -> Self {
         self.context = context.into();
         self
     }
 
-    /// Writes the log-sum-exp of every query's masked scores there: `[batch, heads, q_len, 1]`, F32.
+    /// Writes the log-sum-exp of every query's masked scores there: `[batch, heads, q_len, 1]`,
+    /// F32.
     pub fn lse(mut self, lse: impl Into<Option<TensorView<'a>>>) -> Self {
         self.lse = lse.into();
         self
     }
 
-    /// Writes the attention weights there, `[batch, heads or 1, q_len, kv_len + appended]`: of every head, or their mean if
-    /// the tensor has one (`need_weights` and `average_attn_weights` of `nn.MultiheadAttention`, where the mean is the
-    /// default). None are written unless they are asked for.
+    /// Writes the attention weights there, `[batch, heads or 1, q_len, kv_len + appended]`: of
+    /// every head, or their mean if the tensor has one (`need_weights` and `average_attn_weights`
+    /// of `nn.MultiheadAttention`, where the mean is the default). None are written unless they are
+    /// asked for.
     #[doc(alias = "need_weights")]
     #[doc(alias = "average_attn_weights")]
     pub fn weights(mut self, weights: impl Into<Option<TensorView<'a>>>) -> Self {
@@ -174,8 +183,9 @@ impl<'a> MultiHeadForward<'a> {
         self
     }
 
-    /// Rotates projected queries and keys by their positions before they attend, keys in all key/value heads; of self-attention, or of as
-    /// many keys as queries, which stand where these do. `rotation` may be a [`&Rope`](crate::position::Rope). Appended keys are not rotated.
+    /// Rotates projected queries and keys by their positions before they attend, keys in all
+    /// key/value heads; of self-attention, or of as many keys as queries, which stand where these
+    /// do. `rotation` may be a [`&Rope`](crate::position::Rope). Appended keys are not rotated.
     #[doc(alias = "rope")]
     #[doc(alias = "position_ids")]
     pub fn rotary(mut self, rotation: impl Into<Rotation<'a>>, at: RowPositions<TensorView<'a>>) -> Self {

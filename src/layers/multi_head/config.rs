@@ -6,8 +6,8 @@ use crate::tensor::{DType, Error, Shape, check_sizes};
 
 /// The dimensions and fixed options of a multi-head attention layer.
 ///
-/// `nn.MultiheadAttention(embed_dim, heads)` is `MultiHeadConfig::new(embed_dim, heads)`; its `kdim` and
-/// `vdim` are `key_features` and `value_features`.
+/// `nn.MultiheadAttention(embed_dim, heads)` is `MultiHeadConfig::new(embed_dim, heads)`; its
+/// `kdim` and `vdim` are `key_features` and `value_features`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[must_use]
 pub struct MultiHeadConfig {
@@ -28,20 +28,22 @@ pub struct MultiHeadConfig {
     pub(crate) dtype: DType,
 }
 
-/// Granularity of a layer's [output gate](MultiHeadConfig::output_gate) (Qiu et al. 2025, "Gated attention for large
-/// language models", <https://arxiv.org/abs/2505.06708>, section 2.2).
+/// Granularity of a layer's [output gate](MultiHeadConfig::output_gate) (Qiu et al. 2025, "Gated
+/// attention for large language models", <https://arxiv.org/abs/2505.06708>, section 2.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OutputGate {
-    /// One gate for each channel of each head, as in Qwen3-Next: `heads · value_dim` gates per query.
+    /// One gate for each channel of each head, as in Qwen3-Next: `heads · value_dim` gates per
+    /// query.
     Elementwise,
     /// One gate for each head, which multiplies all channels of the head: `heads` gates per query.
     Headwise,
 }
 
 impl MultiHeadConfig {
-    /// A layer whose inputs and output are `embed_dim` wide, split evenly into `heads`; f32, scale `1 / √head_dim`, as
-    /// many key/value heads. Where it cannot be split evenly, `head_dim` and `value_dim` must be set.
+    /// A layer whose inputs and output are `embed_dim` wide, split evenly into `heads`; f32, scale
+    /// `1 / √head_dim`, as many key/value heads. Where it cannot be split evenly, `head_dim` and
+    /// `value_dim` must be set.
     #[doc(alias = "num_heads")]
     pub fn new(embed_dim: usize, heads: usize) -> Self {
         let divides = heads > 0 && embed_dim.is_multiple_of(heads);
@@ -65,8 +67,8 @@ impl MultiHeadConfig {
         }
     }
 
-    /// Key/value heads, a divisor of `heads`: query head `h` uses `h / (heads / kv_heads)`. `nn.MultiheadAttention` has as
-    /// many as query heads.
+    /// Key/value heads, a divisor of `heads`: query head `h` uses `h / (heads / kv_heads)`.
+    /// `nn.MultiheadAttention` has as many as query heads.
     #[doc(alias = "enable_gqa")]
     pub fn kv_heads(mut self, kv_heads: usize) -> Self {
         self.kv_heads = kv_heads;
@@ -111,9 +113,9 @@ impl MultiHeadConfig {
         self
     }
 
-    /// Whether each head sees only its own slice of the inputs instead of all of them (the narrow form of Bloem,
-    /// "Transformers from scratch", 2019): head `h` of `n` reads features `h · width / n ..`, and its weights are
-    /// `[head_dim, width / n]`.
+    /// Whether each head sees only its own slice of the inputs instead of all of them (the narrow
+    /// form of Bloem, "Transformers from scratch", 2019): head `h` of `n` reads features `h · width
+    /// / n ..`, and its weights are `[head_dim, width / n]`.
     pub fn narrow(mut self, narrow: bool) -> Self {
         self.narrow = narrow;
         self
@@ -126,20 +128,22 @@ impl MultiHeadConfig {
     }
 
     /// Norm of each head's projected query and key, before rotation, as in Qwen3 and Gemma 3. The
-    /// weights are [`MultiHeadWeights::qk_norm`](crate::layers::MultiHeadWeights::qk_norm). The norm leaves appended
-    /// keys as they are.
+    /// weights are [`MultiHeadWeights::qk_norm`](crate::layers::MultiHeadWeights::qk_norm). The
+    /// norm leaves appended keys as they are.
     pub fn qk_norm(mut self, qk_norm: impl Into<Option<NormConfig>>) -> Self {
         self.qk_norm = qk_norm.into();
         self
     }
 
-    /// Gate of the heads' outputs, `None` by default: the output projection reads `attention · sigmoid(x W_gᵀ + b_g)`,
-    /// where `x` is the queries' input (Qiu et al. 2025, <https://arxiv.org/abs/2505.06708>). `W_g` and `b_g` are
+    /// Gate of the heads' outputs, `None` by default: the output projection reads `attention ·
+    /// sigmoid(x W_gᵀ + b_g)`, where `x` is the queries' input (Qiu et al. 2025,
+    /// <https://arxiv.org/abs/2505.06708>). `W_g` and `b_g` are
     /// [`MultiHeadWeights::gate`](crate::layers::MultiHeadWeights::gate). The logits and the product are stored in the layer's dtype.
     /// In a [narrow](Self::narrow) layer a head's gate reads that head's slice of `x`.
     ///
-    /// A layer with a gate and without its weights is an [`Error::Unsupported`](crate::Error::Unsupported), and so are
-    /// weights of a gate that the layer does not have.
+    /// A layer with a gate and without its weights is an
+    /// [`Error::Unsupported`](crate::Error::Unsupported), and so are weights of a gate that the
+    /// layer does not have.
     #[doc(alias = "attn_output_gate")]
     #[doc(alias = "gated attention")]
     pub fn output_gate(mut self, output_gate: impl Into<Option<OutputGate>>) -> Self {
@@ -159,7 +163,8 @@ impl MultiHeadConfig {
         self
     }
 
-    /// Element type of inputs, weights, intermediate and output tensors: F32, F16 or BF16. Sums are always f32.
+    /// Element type of inputs, weights, intermediate and output tensors: F32, F16 or BF16. Sums are
+    /// always f32.
     pub fn dtype(mut self, dtype: DType) -> Self {
         self.dtype = dtype;
         self

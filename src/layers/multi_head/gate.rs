@@ -33,7 +33,8 @@ impl<'a> Gate<'a> {
         (count(self.joined()) as u64 * dtype.bytes() as u64).next_multiple_of(4)
     }
 
-    /// Each head's part of the logits, or of their gradient: `[batch, heads, q_len, value_dim or 1]`.
+    /// Each head's part of the logits, or of their gradient: `[batch, heads, q_len, value_dim or
+    /// 1]`.
     fn of_heads(&self, joined: TensorView<'a>) -> TensorView<'a> {
         let [batch, _, length, unit] = joined.strides();
         let SideShape { heads, dim, .. } = self.side;
@@ -52,8 +53,9 @@ impl<'a> Gate<'a> {
         self.side.dim != self.shape.value_dim
     }
 
-    /// Views of the logits and of the heads' outputs, or of their gradients, whose rows match. A row holds the
-    /// channels of all heads if each channel has its own gate, else the channels of one head.
+    /// Views of the logits and of the heads' outputs, or of their gradients, whose rows match. A
+    /// row holds the channels of all heads if each channel has its own gate, else the channels of
+    /// one head.
     pub fn aligned(&self, logits: TensorView<'a>, heads: TensorView<'a>) -> [TensorView<'a>; 2] {
         if self.is_headwise() {
             [self.of_heads(logits), heads_of(heads, &self.shape)]
@@ -62,7 +64,8 @@ impl<'a> Gate<'a> {
         }
     }
 
-    /// `sigmoid(logits) · context`. Its output and its gradients are views that [`aligned`](Self::aligned) gives.
+    /// `sigmoid(logits) · context`. Its output and its gradients are views that
+    /// [`aligned`](Self::aligned) gives.
     pub fn op(&self, logits: TensorView<'a>, context: TensorView<'a>) -> ElementwiseOp<'a> {
         let [x, times] = self.aligned(logits, context);
         ElementwiseOp { activation: Some(Activation::Sigmoid), x, multiply: Some(times), residual: None }

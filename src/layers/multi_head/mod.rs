@@ -29,13 +29,14 @@ use crate::tensor::{
     Access, CallTensors, DType, Error, Layout, Shape, Tensor, TensorView, check_apart, count, same_dtype,
 };
 
-/// A multi-head attention layer on one device: everything `nn.MultiheadAttention` has, and its gradients
-/// ([`backward`](Self::backward)).
+/// A multi-head attention layer on one device: everything `nn.MultiheadAttention` has, and its
+/// gradients ([`backward`](Self::backward)).
 ///
-/// It keeps its weights' buffers alive, and reads them where they are. Vaswani et al. 2017, "Attention is all
-/// you need", section 3.2.2.
+/// It keeps its weights' buffers alive, and reads them where they are. Vaswani et al. 2017,
+/// "Attention is all you need", section 3.2.2.
 ///
-/// With the parameters of `nn.MultiheadAttention(e, heads)`, its packed `in_proj_weight` as three windows:
+/// With the parameters of `nn.MultiheadAttention(e, heads)`, its packed `in_proj_weight` as three
+/// windows:
 ///
 /// ```no_run
 /// # fn f(device: &wgpu::Device, queue: &wgpu::Queue, in_proj_weight: &wgpu::Buffer, in_proj_bias: &wgpu::Buffer,
@@ -192,9 +193,10 @@ impl MultiHeadAttention {
         usize::from(self.appended.is_some()) + usize::from(self.config.add_zero_attn)
     }
 
-    /// The temporary memory that `call` needs: as [`Attention::scratch_size`](crate::Attention::scratch_size),
-    /// and the projected queries, keys, values and, unless `call` keeps them, the heads' outputs. A gate
-    /// takes room for its logits, and for the heads' outputs times the gate.
+    /// The temporary memory that `call` needs: as
+    /// [`Attention::scratch_size`](crate::Attention::scratch_size), and the projected queries,
+    /// keys, values and, unless `call` keeps them, the heads' outputs. A gate takes room for its
+    /// logits, and for the heads' outputs times the gate.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -216,7 +218,8 @@ impl MultiHeadAttention {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -264,7 +267,8 @@ impl MultiHeadAttention {
         Ok(dispatches)
     }
 
-    /// Where queries, keys and values are: in `buffer`, but for keys and values whose place the call says.
+    /// Where queries, keys and values are: in `buffer`, but for keys and values whose place the
+    /// call says.
     fn projected<'a>(
         &self,
         call: &MultiHeadForward<'a>,
@@ -278,9 +282,9 @@ impl MultiHeadAttention {
         [q, k, v]
     }
 
-    /// Projects queries, and keys and values unless they were before. Then it normalises and rotates
-    /// queries and keys, and appends keys and values. A backward pass gives places for queries and
-    /// keys before their norm, `unnormed`.
+    /// Projects queries, and keys and values unless they were before. Then it normalises and
+    /// rotates queries and keys, and appends keys and values. A backward pass gives places for
+    /// queries and keys before their norm, `unnormed`.
     fn project<'a>(
         &'a self,
         call: &MultiHeadForward<'a>,
@@ -388,7 +392,8 @@ impl MultiHeadAttention {
         check_extras(&extras, &shape, &mut tensors)?;
         if let Some(context) = call.context {
             tensors.write("context", context, self.config.dtype, joined_heads(&shape))?;
-            // It is read beside `out`, after it was written beside `lse` and while `weights` are read.
+            // It is read beside `out`, after it was written beside `lse` and while `weights` are
+            // read.
             for (other, view) in [("out", Some(call.out)), ("weights", call.weights)] {
                 if view.is_some_and(|view| view.buffer == context.buffer) {
                     return Err(Error::Alias { tensor: "context", other });
@@ -423,7 +428,8 @@ impl MultiHeadAttention {
         self.config.shape(batch, q_len, kv_len, self.appended_keys())
     }
 
-    /// The plan of a call whose inputs are in the scratch of a stack: only its mask and its weights are checked.
+    /// The plan of a call whose inputs are in the scratch of a stack: only its mask and its weights
+    /// are checked.
     pub(crate) fn plan_of(
         &self,
         call: &MultiHeadForward,
@@ -438,7 +444,8 @@ impl MultiHeadAttention {
         self.plan(call, shape, &extras, device)
     }
 
-    /// What a plan must know of the attention inside. How keys and values will lie decides how they load.
+    /// What a plan must know of the attention inside. How keys and values will lie decides how they
+    /// load.
     fn outline(&self, call: &MultiHeadForward, shape: &Shape, extras: &Extras) -> Outline {
         let dtype = self.config.dtype;
         let [_, k, v] = projected_layouts(shape, [true; 3], dtype);
@@ -446,7 +453,8 @@ impl MultiHeadAttention {
         extras.outline(*shape, dtype, KeyLayout::Tensors { dtype, k, v }, self.kernel_options)
     }
 
-    /// Checks the inputs, and a tensor shaped as the output. Gives the shape of the attention inside.
+    /// Checks the inputs, and a tensor shaped as the output. Gives the shape of the attention
+    /// inside.
     fn check_tensors<'a>(
         &'a self,
         call: &MultiHeadForward<'a>,
@@ -546,7 +554,8 @@ fn inner(config: &MultiHeadConfig) -> Config {
         .softcap(config.softcap)
 }
 
-/// Where those of q, k and v that are wanted lie in the scratch: `[batch, heads, length, dim]` each, one after the other.
+/// Where those of q, k and v that are wanted lie in the scratch: `[batch, heads, length, dim]`
+/// each, one after the other.
 fn projected_layouts(shape: &Shape, wanted: [bool; 3], dtype: DType) -> [Layout; 3] {
     // Starts that every device can bind at, so that windows begin where tensors do.
     let align = 256 / dtype.bytes();
@@ -561,7 +570,8 @@ fn projected_layouts(shape: &Shape, wanted: [bool; 3], dtype: DType) -> [Layout;
     })
 }
 
-/// Where keys and values lie in a buffer of their own, and the elements up to where the next could begin.
+/// Where keys and values lie in a buffer of their own, and the elements up to where the next could
+/// begin.
 pub(crate) fn key_layouts(shape: &Shape, dtype: DType) -> ([Layout; 2], usize) {
     let [_, k, v] = projected_layouts(shape, [false, true, true], dtype);
     ([k, v], (v.offset + count(v.shape)).next_multiple_of(256 / dtype.bytes()))

@@ -24,8 +24,8 @@ pub struct HostWeights<'a, R> {
     pub value: HostLinear<'a, R>,
     /// `[out_features, heads · value_dim]`.
     pub out: HostLinear<'a, R>,
-    /// One more key `[kv_heads · head_dim]` and value `[kv_heads · value_dim]`, appended after projection
-    /// (`bias_k`, `bias_v` of `nn.MultiheadAttention`).
+    /// One more key `[kv_heads · head_dim]` and value `[kv_heads · value_dim]`, appended after
+    /// projection (`bias_k`, `bias_v` of `nn.MultiheadAttention`).
     #[doc(alias = "bias_k")]
     #[doc(alias = "bias_v")]
     #[doc(alias = "add_bias_kv")]
@@ -63,8 +63,8 @@ pub struct MultiHeadShape {
     pub kv_len: usize,
 }
 
-/// A multi-head attention layer over dense `[batch, length, features]` inputs. `options.appended` is
-/// set here, its scale and softcap come from `config`.
+/// A multi-head attention layer over dense `[batch, length, features]` inputs. `options.appended`
+/// is set here, its scale and softcap come from `config`.
 ///
 /// # Errors
 /// As [`attention`], and slices that do not have the length their shape says.
@@ -96,7 +96,8 @@ pub(super) struct Projected<'a, R> {
     /// Rows of queries and keys before their norm, heads side by side, without appended keys; empty
     /// if the layer has no norms.
     pub unnormed: [Vec<R>; 2],
-    /// Logits of the gate, `[batch · q_len, heads · value_dim or heads]`; empty if the layer has none.
+    /// Logits of the gate, `[batch · q_len, heads · value_dim or heads]`; empty if the layer has
+    /// none.
     pub gate: Vec<R>,
     pub shape: Shape,
     pub options: Options<'a>,
@@ -152,7 +153,8 @@ pub(super) fn project_inputs<'a, R: Real>(
     })
 }
 
-/// The heads' outputs times the sigmoids of `gate`, if there is one. Logits of heads are those of all channels of a head.
+/// The heads' outputs times the sigmoids of `gate`, if there is one. Logits of heads are those of
+/// all channels of a head.
 pub(super) fn gated<R: Real>(mut context: Vec<R>, gate: &[R]) -> Vec<R> {
     if !gate.is_empty() {
         let shared = context.len() / gate.len();
@@ -188,7 +190,8 @@ fn normed<R: Real>(
     Ok((x, normed))
 }
 
-/// Rows of heads side by side, of which `turn` rotates each head, if the layer has rotary positions.
+/// Rows of heads side by side, of which `turn` rotates each head, if the layer has rotary
+/// positions.
 pub(super) fn rotated<R: Real>(
     x: Vec<R>,
     shape: [usize; 4],

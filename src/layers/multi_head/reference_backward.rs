@@ -30,8 +30,8 @@ pub struct LinearGradients<R> {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct MultiHeadGradients<R> {
-    /// `[batch, q_len, query_features]`. Of a layer whose three inputs are one tensor, that tensor's gradient is the sum
-    /// of this and the two below.
+    /// `[batch, q_len, query_features]`. Of a layer whose three inputs are one tensor, that
+    /// tensor's gradient is the sum of this and the two below.
     pub d_query: Vec<R>,
     /// `[batch, kv_len, key_features]`.
     pub d_key: Vec<R>,
@@ -67,8 +67,8 @@ pub struct MultiHeadGradients<R> {
 /// The gradients of `Σ out · d_out + Σ lse · d_lse` with respect to the inputs of
 /// [`multi_head`](crate::reference::multi_head); `d_out` is `[batch, q_len, out_features]`, `d_lse` `[batch, heads, q_len]`, or zero.
 ///
-/// What [`project_backward`] says of NaN holds for the layer's inputs: a hidden key's shows in the gradient of
-/// a weight, and there only.
+/// What [`project_backward`] says of NaN holds for the layer's inputs: a hidden key's shows in the
+/// gradient of a weight, and there only.
 ///
 /// # Errors
 /// As [`multi_head`](crate::reference::multi_head).
@@ -156,7 +156,8 @@ pub fn multi_head_backward<R: Real>(
     })
 }
 
-/// From `d` of gated heads' outputs to the gradients of these outputs, `context`, and of the gate's logits.
+/// From `d` of gated heads' outputs to the gradients of these outputs, `context`, and of the gate's
+/// logits.
 fn gate_backward<R: Real>(d: Vec<R>, context: &[R], gate: &[R]) -> (Vec<R>, Vec<R>) {
     if gate.is_empty() {
         return (d, Vec::new());

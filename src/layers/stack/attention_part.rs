@@ -12,7 +12,8 @@ use crate::layers::multi_head::{
 use crate::matmul::projection::dispatch_backward::Gradient;
 use crate::tensor::{DType, Error, Shape, TensorView, count};
 
-/// An attention of a layer, whose results are kept from when it is computed again until its gradients are done.
+/// An attention of a layer, whose results are kept from when it is computed again until its
+/// gradients are done.
 #[derive(Clone, Copy)]
 pub(crate) struct AttentionPart<'a> {
     pub layer: &'a MultiHeadAttention,
@@ -76,8 +77,8 @@ impl<'a> AttentionPart<'a> {
             .keys_accumulate(self.adds_keys)
     }
 
-    /// The plans of `call`, whose mask and gradients of weights are checked, and the latter put among what is `written`. `stand_in` is
-    /// laid out as the gradients of rows are.
+    /// The plans of `call`, whose mask and gradients of weights are checked, and the latter put
+    /// among what is `written`. `stand_in` is laid out as the gradients of rows are.
     pub fn plan(
         &self,
         call: MultiHeadForward<'a>,
@@ -116,7 +117,8 @@ impl<'a> AttentionPart<'a> {
         Ok(call)
     }
 
-    /// From `d_out` to the gradients of the inputs of `forward`, which has kept its results, and of the weights.
+    /// From `d_out` to the gradients of the inputs of `forward`, which has kept its results, and of
+    /// the weights.
     pub fn backward(
         &self,
         forward: MultiHeadForward<'a>,

@@ -23,9 +23,11 @@ use crate::matmul::projection::dispatch_backward::Gradient;
 use crate::rows::norm::NormGradients;
 use crate::tensor::{Access, DType, Error, TensorView, check_aliasing, count, expect, expect_shape};
 
-/// Inputs of the parts of a layer. With norms after each sum the first part's is the input of the layer instead.
+/// Inputs of the parts of a layer. With norms after each sum the first part's is the input of the
+/// layer instead.
 const INPUTS: [Slot; 3] = [Slot::Normed, Slot::Stream, Slot::Fed];
-/// Results of the parts with norms after each sum. With norms before each part all use the first slot in turn.
+/// Results of the parts with norms after each sum. With norms before each part all use the first
+/// slot in turn.
 const RESULTS: [Slot; 3] = [Slot::Branch, Slot::Normed, Slot::Middle];
 /// Gradients of the inputs of the parts with norms after each sum.
 const GRADIENTS: [Slot; 3] = [Slot::StreamGradient, Slot::MiddleGradient, Slot::BranchGradient];
@@ -313,7 +315,8 @@ struct CrossTurn<'t, 'a> {
     part: AttentionPart<'a>,
     plans: &'t AttentionPlans,
     memory: &'t MemoryCall<'a>,
-    /// The gradient of the memory, if it is wanted, to which the layers that are done have added theirs.
+    /// The gradient of the memory, if it is wanted, to which the layers that are done have added
+    /// theirs.
     d_memory: Option<Gradient<'a>>,
 }
 
@@ -325,8 +328,8 @@ enum Again<'t, 'a> {
 }
 
 impl<'t, 'a> Turn<'t, 'a> {
-    /// Computes `x = norm(x + f(x))` from part `i` on once more, then goes back through these parts.
-    /// Makes the gradient of `x` from `d`, the gradient of the layer's output.
+    /// Computes `x = norm(x + f(x))` from part `i` on once more, then goes back through these
+    /// parts. Makes the gradient of `x` from `d`, the gradient of the layer's output.
     fn post(&mut self, i: usize, x: TensorView<'a>, d: TensorView<'a>) -> Result<TensorView<'a>, Error> {
         let (work, norms) = (self.work, &self.layer.norms);
         let result = work.features(RESULTS[i])?;
@@ -392,7 +395,8 @@ impl<'t, 'a> Turn<'t, 'a> {
         })
     }
 
-    /// From `d`, the gradient of what a part of `x` gives, to that of x, and to those of its weights.
+    /// From `d`, the gradient of what a part of `x` gives, to that of x, and to those of its
+    /// weights.
     fn backward(
         &mut self,
         again: Again<'t, 'a>,

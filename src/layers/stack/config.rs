@@ -1,4 +1,5 @@
-//! The configuration of a layer of an encoder or a decoder: attention, norms and their order, activation.
+//! The configuration of a layer of an encoder or a decoder: attention, norms and their order,
+//! activation.
 
 use crate::layers::multi_head::config::MultiHeadConfig;
 use crate::matmul::Activation;
@@ -16,7 +17,8 @@ pub enum NormOrder {
 
 /// The dimensions and fixed options of the blocks of an encoder or a decoder.
 ///
-/// `nn.TransformerEncoderLayer(d, heads, dim_feedforward)` is `TransformerLayerConfig::new(MultiHeadConfig::new(d, heads), dim_feedforward)`.
+/// `nn.TransformerEncoderLayer(d, heads, dim_feedforward)` is
+/// `TransformerLayerConfig::new(MultiHeadConfig::new(d, heads), dim_feedforward)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[must_use]
 pub struct TransformerLayerConfig {
@@ -30,7 +32,8 @@ pub struct TransformerLayerConfig {
 }
 
 impl TransformerLayerConfig {
-    /// Attention of `attention`, as wide outside as inside, and a feed-forward layer with `hidden_features` between its
+    /// Attention of `attention`, as wide outside as inside, and a feed-forward layer with
+    /// `hidden_features` between its
     /// products: ReLU, LayerNorm after each sum.
     #[doc(alias = "dim_feedforward")]
     pub fn new(attention: MultiHeadConfig, hidden_features: usize) -> Self {
@@ -51,8 +54,8 @@ impl TransformerLayerConfig {
         self
     }
 
-    /// Whether what is activated is multiplied by a second product of the same input (Shazeer 2020, "GLU variants improve
-    /// transformer"): SwiGLU with [`Activation::Silu`].
+    /// Whether what is activated is multiplied by a second product of the same input (Shazeer 2020,
+    /// "GLU variants improve transformer"): SwiGLU with [`Activation::Silu`].
     pub fn gated(mut self, gated: bool) -> Self {
         self.gated = gated;
         self
@@ -72,12 +75,14 @@ impl TransformerLayerConfig {
         self
     }
 
-    /// The self-attention of this layer reads the keys and values of layer `source` of the same stack, which is an earlier layer
-    /// with keys of its own: cross-layer attention (Brandon et al. 2024, arXiv 2405.12981), the last `num_kv_shared_layers` layers of
-    /// Gemma 3n and Gemma 4. The layer has a projection of queries only; its mask, scale and softcap are its own, its rotation is that
-    /// of `source`.
+    /// The self-attention of this layer reads the keys and values of layer `source` of the same
+    /// stack, which is an earlier layer with keys of its own: cross-layer attention (Brandon et al.
+    /// 2024, arXiv 2405.12981), the last `num_kv_shared_layers` layers of Gemma 3n and Gemma 4. The
+    /// layer has a projection of queries only; its mask, scale and softcap are its own, its
+    /// rotation is that of `source`.
     ///
-    /// Give the layer the `key`, `value` and `bias_kv` of the weights of `source`, and the norm of its keys: the same tensors. A
+    /// Give the layer the `key`, `value` and `bias_kv` of the weights of `source`, and the norm of
+    /// its keys: the same tensors. A
     /// [`Cache`](crate::Cache) has a layer for each layer of the stack that has keys of its own, in their order. Gradients of the
     /// weights of keys and values are those of `source`, summed over all layers that read them.
     #[doc(alias = "num_kv_shared_layers")]
@@ -94,8 +99,8 @@ impl TransformerLayerConfig {
         Ok(vec![self; layers])
     }
 
-    /// Refuses configurations that are not one for each of `layers`, that differ in more than scale, softcap and `keys_of`, or that
-    /// read keys of no earlier layer. Returns the first one.
+    /// Refuses configurations that are not one for each of `layers`, that differ in more than
+    /// scale, softcap and `keys_of`, or that read keys of no earlier layer. Returns the first one.
     pub(crate) fn of_layers(
         configs: &[TransformerLayerConfig],
         layers: usize,

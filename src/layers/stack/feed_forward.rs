@@ -13,7 +13,8 @@ use crate::matmul::projection::{OwnedLinear, check_vector, check_weight};
 use crate::rows::elementwise::dispatch::ElementwiseOp;
 use crate::tensor::{Access, Error, Tensor, TensorView, count, same_dtype};
 
-/// The weights of a feed-forward layer: `down(f(up(x)))`, or `down(f(gate(x)) · up(x))` where it is gated.
+/// The weights of a feed-forward layer: `down(f(up(x)))`, or `down(f(gate(x)) · up(x))` where it is
+/// gated.
 #[doc(alias = "linear1")]
 #[doc(alias = "linear2")]
 #[derive(Clone, Copy, Debug)]
@@ -26,7 +27,8 @@ pub struct FeedForwardWeights<'a> {
     pub down: Linear<'a>,
 }
 
-/// Where the gradients of [`FeedForwardWeights`](crate::layers::FeedForwardWeights) go: nowhere by default.
+/// Where the gradients of [`FeedForwardWeights`](crate::layers::FeedForwardWeights) go: nowhere by
+/// default.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FeedForwardGradients<'a> {
     /// Of [`FeedForwardWeights::up`](crate::layers::FeedForwardWeights::up).
@@ -151,8 +153,8 @@ impl<'a> Workspace<'a> {
         Ok(dispatches)
     }
 
-    /// The input of the last product of the feed-forward layer of `x`. The activation is done at the end of the first product unless `keeps`
-    /// asks for what comes before it, or it is gated.
+    /// The input of the last product of the feed-forward layer of `x`. The activation is done at
+    /// the end of the first product unless `keeps` asks for what comes before it, or it is gated.
     pub fn feed_hidden(
         &self,
         layer: &'a FeedForward,
@@ -202,7 +204,8 @@ impl<'a> Workspace<'a> {
         }
     }
 
-    /// From `d_out` of the feed-forward layer to the gradient of its input `x`, `d_x`, after [`feed_hidden`](Self::feed_hidden) of x.
+    /// From `d_out` of the feed-forward layer to the gradient of its input `x`, `d_x`, after
+    /// [`feed_hidden`](Self::feed_hidden) of x.
     pub fn feed_backward(
         &self,
         (layer, to): (&'a FeedForward, FeedForwardGradients<'a>),

@@ -7,7 +7,8 @@ use crate::device::DeviceFacts;
 use crate::kernel::{Slot, in_scratch};
 use crate::tensor::{Access, Error, TensorView, count, expect_shape};
 
-/// The tensor of the layers' outputs before the final norm: layer n's begins at batch entry `n · batch`.
+/// The tensor of the layers' outputs before the final norm: layer n's begins at batch entry `n ·
+/// batch`.
 #[derive(Clone, Copy)]
 pub(crate) struct Hidden {
     /// Layers that it has; without a final norm the last layer's output is the stack's.

@@ -5,7 +5,8 @@ use crate::mask::DeviceMask;
 use crate::position::{Rotary, Rotation, RowPositions};
 use crate::tensor::{Error, TensorView};
 
-/// The mask and the rotation of the self-attention of one layer, in a call of a stack whose layers differ.
+/// The mask and the rotation of the self-attention of one layer, in a call of a stack whose layers
+/// differ.
 ///
 /// See [`EncoderForward::layer_calls`](crate::layers::EncoderForward::layer_calls).
 #[derive(Clone, Copy, Debug)]
@@ -22,7 +23,8 @@ impl<'a> LayerCall<'a> {
         LayerCall { mask, rotary: None }
     }
 
-    /// Rotates queries and keys of the layer by their positions: see [`EncoderForward::rotary`](crate::layers::EncoderForward::rotary).
+    /// Rotates queries and keys of the layer by their positions: see
+    /// [`EncoderForward::rotary`](crate::layers::EncoderForward::rotary).
     #[doc(alias = "rope")]
     #[doc(alias = "position_ids")]
     pub fn rotary(mut self, rotation: impl Into<Rotation<'a>>, at: RowPositions<TensorView<'a>>) -> Self {
@@ -51,7 +53,8 @@ pub(crate) struct LayerCalls<'a> {
 }
 
 impl<'a> LayerCalls<'a> {
-    /// Refuses entries that are not one for each of `layers`, and entries with a mask or a rotation for all layers.
+    /// Refuses entries that are not one for each of `layers`, and entries with a mask or a rotation
+    /// for all layers.
     pub fn check(&self, layers: usize) -> Result<(), Error> {
         let Some(each) = self.each else { return Ok(()) };
         if each.len() != layers {

@@ -8,8 +8,9 @@ use crate::layers::multi_head::{MultiHeadAttention, MultiHeadForward};
 use crate::mask::DeviceMask;
 use crate::tensor::{Access, Error, TensorView, check_aliasing, check_apart, expect_shape};
 
-/// Keys and values that the layers of a decoder have projected of a memory, of the stack's dtype: layer n's from batch entry
-/// `n · batch` on. `length` is `memory_len` and the keys that the layers append (`bias_kv`, `add_zero_attn`), which come last.
+/// Keys and values that the layers of a decoder have projected of a memory, of the stack's dtype:
+/// layer n's from batch entry `n · batch` on. `length` is `memory_len` and the keys that the layers
+/// append (`bias_kv`, `add_zero_attn`), which come last.
 #[derive(Clone, Copy, Debug)]
 pub struct DecoderMemory<'a> {
     /// `[layers · batch, kv_heads, length, head_dim]`.

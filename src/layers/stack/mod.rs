@@ -1,4 +1,5 @@
-//! A stack of layers, of an encoder or a decoder. A decoder's layer has one part more: attention to a memory.
+//! A stack of layers, of an encoder or a decoder. A decoder's layer has one part more: attention to
+//! a memory.
 
 mod attention_part;
 mod backward;
@@ -43,7 +44,8 @@ pub(crate) struct LayerWeights<'a> {
     pub norms: &'a [NormWeights<'a>],
 }
 
-/// A layer. Its parts are attention to itself, attention to a memory if it has one, and the feed-forward part.
+/// A layer. Its parts are attention to itself, attention to a memory if it has one, and the
+/// feed-forward part.
 #[derive(Clone, Debug)]
 struct Layer {
     attention: MultiHeadAttention,

@@ -1,4 +1,5 @@
-//! What layers of encoders and decoders are made of: parts with a residual sum and a norm each, one of them a feed-forward layer.
+//! What layers of encoders and decoders are made of: parts with a residual sum and a norm each, one
+//! of them a feed-forward layer.
 
 use super::config::{NormOrder, TransformerLayerConfig};
 use crate::attention::reference::options::Options;
@@ -29,8 +30,9 @@ pub struct Encoded<R> {
     pub out: Vec<R>,
     /// What each layer gives, before the final norm.
     pub hidden: Vec<Vec<R>>,
-    /// Each layer's attention weights, `[batch, heads, length, length + appended]`, if the options ask for them. Of a decoder those of
-    /// self-attention, then those of cross-attention, `[batch, heads, q_len, kv_len + appended]`.
+    /// Each layer's attention weights, `[batch, heads, length, length + appended]`, if the options
+    /// ask for them. Of a decoder those of self-attention, then those of cross-attention, `[batch,
+    /// heads, q_len, kv_len + appended]`.
     pub weights: Vec<Vec<R>>,
 }
 
@@ -116,8 +118,8 @@ impl<R: Real> KeyGradients<R> {
     }
 }
 
-/// The gradient of the input of the self-attention of layer `n`, and its own. Those of keys go to the layer whose keys they are, or come
-/// from the layers that read them.
+/// The gradient of the input of the self-attention of layer `n`, and its own. Those of keys go to
+/// the layer whose keys they are, or come from the layers that read them.
 pub(crate) fn of_inputs<R: Real>(
     mut own: MultiHeadGradients<R>,
     n: usize,
@@ -180,8 +182,9 @@ impl<R: Real> Step<R> {
         })
     }
 
-    /// From the gradient of what they give to that of x, the part's own and the norm's. `part` makes of its input and of the gradient of
-    /// what it gave the gradient of that input, and its own.
+    /// From the gradient of what they give to that of x, the part's own and the norm's. `part`
+    /// makes of its input and of the gradient of what it gave the gradient of that input, and its
+    /// own.
     ///
     /// # Errors
     /// Those of the part.

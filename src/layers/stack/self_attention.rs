@@ -100,7 +100,8 @@ impl<'a> SelfAttention<'a> {
     }
 }
 
-/// Refuses a cache that is not for the layers of `stack` and such rows, and a mask without an order for several rows.
+/// Refuses a cache that is not for the layers of `stack` and such rows, and a mask without an order
+/// for several rows.
 pub(crate) fn check_cache(cache: &Cache, stack: &Stack, rows: Rows, calls: &LayerCalls) -> Result<(), Error> {
     let (layer, config) = (&stack.layers[0].attention, &stack.config.attention);
     if cache.device() != layer.pipelines().device() {

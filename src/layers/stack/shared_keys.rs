@@ -59,12 +59,14 @@ impl SharedKeys {
         self.sources[n]
     }
 
-    /// The place of the keys of layer `n` among those that several layers read, if it is one of these.
+    /// The place of the keys of layer `n` among those that several layers read, if it is one of
+    /// these.
     fn place(&self, n: usize) -> Option<usize> {
         self.read.binary_search(&self.sources[n].unwrap_or(n)).ok()
     }
 
-    /// True if a later layer reads the keys that layer `n` reads. In a backward pass its turn was before.
+    /// True if a later layer reads the keys that layer `n` reads. In a backward pass its turn was
+    /// before.
     fn is_read_later(&self, n: usize) -> bool {
         let source = self.sources[n].unwrap_or(n);
         self.sources[n + 1..].contains(&Some(source))
@@ -111,14 +113,16 @@ impl SharedKeys {
         let (_, elements) = key_layouts(&shape, dtype);
         let elements = (elements as u64).saturating_mul(self.read.len() as u64);
         let bytes = elements.saturating_mul(dtype.bytes() as u64);
-        // Kernels count elements in 32 bits, and appended keys are written through a binding of all of it.
+        // Kernels count elements in 32 bits, and appended keys are written through a binding of all
+        // of it.
         if elements > u64::from(u32::MAX / 2) || bytes > limit {
             return Err(Error::BindingLimit { tensor: "scratch", bytes, limit });
         }
         Ok(ScratchSize::default().with(Slot::SharedKeys, bytes))
     }
 
-    /// `call` of layer `n` with the place of its keys and values in a `buffer`, if several layers read them.
+    /// `call` of layer `n` with the place of its keys and values in a `buffer`, if several layers
+    /// read them.
     pub fn placed<'a>(
         &self,
         n: usize,
@@ -149,7 +153,8 @@ impl SharedKeys {
         Ok(if self.is_empty() { call } else { self.placed(n, call, of, scratch.buffer(Slot::SharedKeys)?) })
     }
 
-    /// The gradients that the backward pass of layer `n` writes, and of a layer that reads the keys of another only its own; `of` gives those that are asked for.
+    /// The gradients that the backward pass of layer `n` writes, and of a layer that reads the keys
+    /// of another only its own; `of` gives those that are asked for.
     ///
     /// # Errors
     /// Gradients of keys' weights that are asked for in a layer which reads the keys of another.
@@ -176,7 +181,8 @@ impl SharedKeys {
         Ok(AttentionPart { layer, to, own, adds_keys: self.is_read_later(n), slots })
     }
 
-    /// The scratch of a backward pass for the inputs of keys that several layers read, and for their gradients.
+    /// The scratch of a backward pass for the inputs of keys that several layers read, and for
+    /// their gradients.
     pub fn backward_size(&self, config: &TransformerLayerConfig, rows: &Rows) -> ScratchSize {
         if self.is_empty() {
             return ScratchSize::default();
@@ -189,7 +195,8 @@ impl SharedKeys {
         }
     }
 
-    /// The keys of layer `n` in its backward turn. `of` gives the input and the first norm of a layer.
+    /// The keys of layer `n` in its backward turn. `of` gives the input and the first norm of a
+    /// layer.
     pub fn turn<'a>(
         &self,
         n: usize,
@@ -236,7 +243,8 @@ impl<'a> KeysTurn<'a> {
         }
     }
 
-    /// The place for the gradient of the input of keys and values; `own` is that of a layer with its own keys.
+    /// The place for the gradient of the input of keys and values; `own` is that of a layer with
+    /// its own keys.
     pub fn gradient(&self, own: Gradient<'a>) -> Gradient<'a> {
         match *self {
             KeysTurn::Reads { d, .. } => d,
@@ -252,7 +260,8 @@ impl<'a> KeysTurn<'a> {
     }
 }
 
-/// Elements from the gradient of one input of keys to the next, which begins where every device can bind.
+/// Elements from the gradient of one input of keys to the next, which begins where every device can
+/// bind.
 fn input_gradient_elements(config: &TransformerLayerConfig, rows: &Rows) -> usize {
     count(rows.shape(config.features())).next_multiple_of(64)
 }

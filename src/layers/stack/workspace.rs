@@ -24,7 +24,8 @@ impl Rows {
     }
 }
 
-/// The tensors between the parts of layers, each in a part of the scratch, and the options of all layers.
+/// The tensors between the parts of layers, each in a part of the scratch, and the options of all
+/// layers.
 #[derive(Clone, Copy)]
 pub(crate) struct Workspace<'a> {
     pub config: &'a TransformerLayerConfig,
@@ -73,7 +74,8 @@ impl<'a> Workspace<'a> {
         view.map(|view| Gradient { view, accumulates: self.accumulates })
     }
 
-    /// From `d_out` of `norm(x + residual)` to the gradient of that sum, which `d_sum` is added to, in `d_x`; they may be one.
+    /// From `d_out` of `norm(x + residual)` to the gradient of that sum, which `d_sum` is added to,
+    /// in `d_x`; they may be one.
     pub fn norm_backward(
         &self,
         (norm, to): (&'a OwnedNorm, NormGradients<'a>),

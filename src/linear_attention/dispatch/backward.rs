@@ -1,4 +1,5 @@
-//! Gradients: of queries from the first chunk to the last, of keys and values from the last to the first.
+//! Gradients: of queries from the first chunk to the last, of keys and values from the last to the
+//! first.
 
 use super::builder::Builder;
 use super::{LinearGradientViews, LinearProblem};

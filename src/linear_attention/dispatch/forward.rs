@@ -127,7 +127,8 @@ impl<'a> Builder<'a, '_> {
         self.all.push(call.dispatch(counts, self.device));
     }
 
-    /// The form of what reads rows of queries: where order does not matter and nothing is packed there is no table.
+    /// The form of what reads rows of queries: where order does not matter and nothing is packed
+    /// there is no table.
     pub fn query_form(&self) -> LinearForm {
         let form = self.problem.form();
         LinearForm { scaled: form.scaled && form.causal, ..form }

@@ -17,8 +17,9 @@ use crate::device::DeviceFacts;
 use crate::kernel::{Dispatches, Scratch, Slot};
 use crate::tensor::Error;
 
-/// Values of normalised results are divided by 2 to this power before they are summed; no bit of a sum changes. A mean is
-/// then within f32's range where the weights of its values add up to as much, and keeps values from 10⁻³² on.
+/// Values of normalised results are divided by 2 to this power before they are summed; no bit of a
+/// sum changes. A mean is then within f32's range where the weights of its values add up to as
+/// much, and keeps values from 10⁻³² on.
 const VALUE_EXPONENT: u32 = 20;
 
 /// The dispatches of a forward call.

@@ -1,4 +1,5 @@
-//! What the kernels of linear attention share: parameters, and the pieces that read and write their tensors.
+//! What the kernels of linear attention share: parameters, and the pieces that read and write their
+//! tensors.
 
 use std::borrow::Cow;
 
@@ -41,7 +42,8 @@ params! {
         head_dim: u32,
         /// Directions of random features.
         direction_count: u32,
-        /// Values are divided by 2 to this power before they are summed: sums may be beyond f32's range where means are not.
+        /// Values are divided by 2 to this power before they are summed: sums may be beyond f32's
+        /// range where means are not.
         value_exponent: u32,
         /// 2 to the power of value_exponent.
         value_scale: f32,
@@ -94,7 +96,8 @@ impl Phi {
     }
 }
 
-/// The text of a feature map of the caller's own, and its slope if it has one. It is written as a score function, which is asked for a pair.
+/// The text of a feature map of the caller's own, and its slope if it has one. It is written as a
+/// score function, which is asked for a pair.
 fn custom(own: Interned) -> String {
     // Bits of a variable: WGSL refuses a constant that is infinite.
     let (prefix, source) = (own.prefix(), own.source());
@@ -201,7 +204,8 @@ impl Pieces {
         self
     }
 
-    /// `function(b, h, i, c)`, which gives four channels of a tensor of the caller's, zeros past the last.
+    /// `function(b, h, i, c)`, which gives four channels of a tensor of the caller's, zeros past
+    /// the last.
     pub fn tensor(self, name: &str, function: &str, end: &str, wraps: [&str; 2]) -> Self {
         let [open, close] = wraps;
         self.text(format!(
@@ -255,8 +259,8 @@ impl Pieces {
         )
     }
 
-    /// The chunks, and the logarithmic weights of keys if there are any and the kernel reads them, whose rows are counted by
-    /// `rows_len` where there is no table.
+    /// The chunks, and the logarithmic weights of keys if there are any and the kernel reads them,
+    /// whose rows are counted by `rows_len` where there is no table.
     pub fn chunks(self, logs: Option<DType>, rows_len: &str) -> Self {
         match self.form.chunks() {
             Some(_) => self
@@ -299,7 +303,8 @@ pub(super) fn listed<T>(of: impl Fn(LinearForm, Width, DType, Phi) -> T) -> Vec<
     forms.chain(typed).chain(mapped).collect()
 }
 
-/// The tiles, the type of rows and the width of products of rows with random directions: each value of each.
+/// The tiles, the type of rows and the width of products of rows with random directions: each value
+/// of each.
 pub(super) fn listed_of_rows() -> impl Iterator<Item = (LinearTiles, DType, Width)> {
     LinearTiles::ALL.into_iter().flat_map(|tiles| {
         FLOATS.into_iter().flat_map(move |dtype| WIDTHS.map(move |width| (tiles, dtype, width)))
@@ -367,7 +372,8 @@ impl Randoms {
         }
     }
 
-    /// Features of the n-th product, in its place; `p.eps` is what their sum is divided by, or what is added to each.
+    /// Features of the n-th product, in its place; `p.eps` is what their sum is divided by, or what
+    /// is added to each.
     pub(super) fn features(self) -> &'static str {
         match self {
             Randoms::Positive => {

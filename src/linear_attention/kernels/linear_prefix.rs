@@ -18,7 +18,8 @@ kernel! {
     }
     variant {
         form: LinearForm,
-        /// From the last chunk of rows of queries to the first, of gradients; else from the first chunk of keys to the last.
+        /// From the last chunk of rows of queries to the first, of gradients; else from the first
+        /// chunk of keys to the last.
         reverse: bool,
     }
 }

@@ -6,8 +6,8 @@ use crate::kernel::{Kernel, Variant, Width, kernel, shader};
 use crate::tensor::DType;
 
 kernel! {
-    /// The states of chunks: of keys and values, or, for the backward pass, of queries and gradients of
-    /// results.
+    /// The states of chunks: of keys and values, or, for the backward pass, of queries and
+    /// gradients of results.
     LinearState, LinearStateCall
     tensors {
         k: Opt Read F32 width view,

@@ -12,8 +12,9 @@ pub(super) fn length_of(lengths: Option<DType>) -> &'static str {
     }
 }
 
-/// The variants of sums over a window, of which there are two kernels: the types of `x` and `y`, lengths, whether sums are added
-/// to what is there, the width of `x` and `y`. Sums have the type of what is summed, or F32.
+/// The variants of sums over a window, of which there are two kernels: the types of `x` and `y`,
+/// lengths, whether sums are added to what is there, the width of `x` and `y`. Sums have the type
+/// of what is summed, or F32.
 pub(super) fn window_sums() -> impl Iterator<Item = ([DType; 2], Option<DType>, bool, Width)> {
     let kinds = FLOATS.into_iter().flat_map(|x| {
         let widened = (x != DType::F32).then_some(DType::F32);

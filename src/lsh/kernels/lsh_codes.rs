@@ -5,7 +5,8 @@ use crate::device::{Families, Family};
 use crate::kernel::{Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
-/// Chunks of a sequence: bucket and chunk are one number, and the number after the last is for what looks back.
+/// Chunks of a sequence: bucket and chunk are one number, and the number after the last is for what
+/// looks back.
 pub(crate) const MOST_CHUNKS: usize = 0xffff;
 
 kernel! {

@@ -30,7 +30,8 @@ impl Variant for Classify {
     fn describe(&self) -> Kernel {
         let mask = self.mask.wgsl();
         let parts = [shader!("tensor/view"), shader!("mask/classify"), shader!("mask/document_range"), &mask];
-        // A word of each of 64 invocations, and a summary of 40 bytes of each and of eight together.
+        // A word of each of 64 invocations, and a summary of 40 bytes of each and of eight
+        // together.
         self.declare().bool("PER_PAIR_MASK", self.mask.is_per_pair()).kernel(&parts, 64, 64 * 4 + 72 * 40)
     }
 

@@ -34,13 +34,14 @@ impl MaskVariant {
         self.text(None)
     }
 
-    /// The same, with `score_slope(score, q, j)`: by what a score changes as `scale · q·k` does, which bias and mask leave as it is.
+    /// The same, with `score_slope(score, q, j)`: by what a score changes as `scale · q·k` does,
+    /// which bias and mask leave as it is.
     pub fn wgsl_with_slope(&self) -> String {
         self.text(Some(SlopeBy::Score)) + &self.score_slope(true)
     }
 
-    /// The same, with a `score_slope` by what the score function gives, and the function's own derivatives by readings of the n-th
-    /// tensor that it captures: `captured_slope`.
+    /// The same, with a `score_slope` by what the score function gives, and the function's own
+    /// derivatives by readings of the n-th tensor that it captures: `captured_slope`.
     pub fn wgsl_with_captured_slope(&self, n: usize) -> String {
         self.text(Some(SlopeBy::Captured(n))) + &self.score_slope(false) + &self.captured_slope(n)
     }
@@ -140,7 +141,8 @@ impl MaskVariant {
         f.end("q")
     }
 
-    /// A function of a query and a key. Of a cache it is given which of the keys left; rules speak of positions.
+    /// A function of a query and a key. Of a cache it is given which of the keys left; rules speak
+    /// of positions.
     fn by_key(&self, signature: &str) -> Function {
         self.by_shifted_key(signature, "q.shift")
     }
@@ -201,13 +203,15 @@ impl MaskVariant {
         adds.filter(move |adds| adds.in_full_blocks == in_full_blocks)
     }
 
-    /// True if kernels skip tiles that tensors of these rules hide. With a map of blocks they do not: the map says which blocks are
-    /// skipped, and full blocks are seen whatever these tensors hold.
+    /// True if kernels skip tiles that tensors of these rules hide. With a map of blocks they do
+    /// not: the map says which blocks are skipped, and full blocks are seen whatever these tensors
+    /// hold.
     fn hides_tiles(&self) -> bool {
         !self.has(Id::Blocks) && self.rules.any(|rule| !rule.hides.is_empty() || rule.numbers.is_some())
     }
 
-    /// True if a pair is seen exactly where the query's interval has the key and no tensor that `tile_functions` reads hides it.
+    /// True if a pair is seen exactly where the query's interval has the key and no tensor that
+    /// `tile_functions` reads hides it.
     fn answered_by_key(&self) -> bool {
         let by_key = |id: Id| !id.rule().hides.is_empty() || id.rule().numbers.is_some();
         let asks = |id: Id, turn: Turn| self.asks(id, turn).next().is_some();
@@ -298,8 +302,8 @@ fn zero(ty: &str) -> &'static str {
     }
 }
 
-/// A WGSL function, line by line. What follows a return stands in its `else`: FXC takes the result of a function for
-/// uninitialised if another statement follows a branch that returns.
+/// A WGSL function, line by line. What follows a return stands in its `else`: FXC takes the result
+/// of a function for uninitialised if another statement follows a branch that returns.
 struct Function {
     text: String,
     /// Blocks that are open.

@@ -32,7 +32,8 @@ pub(crate) struct MaskVariant {
     halves: RuleSet,
     /// Those whose tensor is BF16.
     bfloats: RuleSet,
-    /// Rules whose two tensors are the same bytes, bound once: documents and packed sequences of self-attention.
+    /// Rules whose two tensors are the same bytes, bound once: documents and packed sequences of
+    /// self-attention.
     shared: RuleSet,
     softcap: bool,
     pub appended: bool,
@@ -137,14 +138,14 @@ impl MaskVariant {
         !self.appended && !self.rules.any(|rule| rule.not_cached.is_some())
     }
 
-    /// Whether something lifts window and pattern for some keys: what a query sees is then no interval, and they are
-    /// asked pair by pair.
+    /// Whether something lifts window and pattern for some keys: what a query sees is then no
+    /// interval, and they are asked pair by pair.
     fn lifts_band(&self) -> bool {
         self.ring || self.rules.any(|rule| rule.lifts)
     }
 
-    /// Whether anything depends on single pairs: what only bounds the range of a query's keys does not.
-    /// Appended keys lie outside of that range, so with them every pair is asked for.
+    /// Whether anything depends on single pairs: what only bounds the range of a query's keys does
+    /// not. Appended keys lie outside of that range, so with them every pair is asked for.
     pub fn is_per_pair(&self) -> bool {
         let lifts = self.lifts_band();
         let asks = |id: Id| {
@@ -179,7 +180,8 @@ impl MaskVariant {
         }
     }
 
-    /// None, each alone, and sets that work together; with q, k, v and out no more than eight buffers.
+    /// None, each alone, and sets that work together; with q, k, v and out no more than eight
+    /// buffers.
     pub fn all() -> Vec<Self> {
         use Id::*;
         let mut all = vec![Self::default()];
@@ -328,8 +330,8 @@ impl fmt::Debug for MaskVariant {
     }
 }
 
-/// The float types that a kernel is listed with beside `mask`: not every one beside BF16, whose loads and stores
-/// no mask changes.
+/// The float types that a kernel is listed with beside `mask`: not every one beside BF16, whose
+/// loads and stores no mask changes.
 pub(crate) fn floats_beside(mask: &MaskVariant) -> &'static [DType] {
     if *mask == MaskVariant::default() { &FLOATS } else { &FLOATS[..2] }
 }

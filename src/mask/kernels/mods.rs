@@ -1,4 +1,5 @@
-//! What kernels have of the caller's own functions: their texts, and a uniform of what those capture.
+//! What kernels have of the caller's own functions: their texts, and a uniform of what those
+//! capture.
 
 use std::fmt::Write as _;
 
@@ -24,8 +25,9 @@ struct Captured {
 }
 ";
 
-/// The derivative's text. `PREFIX_reading` gives the seed of a reading: 1 for the one that is wanted, whose element it notes.
-/// FXC refuses a barrier behind a mod's loop whose number of turns differs between pairs, if a branch in it stores that element.
+/// The derivative's text. `PREFIX_reading` gives the seed of a reading: 1 for the one that is
+/// wanted, whose element it notes. FXC refuses a barrier behind a mod's loop whose number of turns
+/// differs between pairs, if a branch in it stores that element.
 fn derivative(interned: Interned, by: SlopeBy) -> String {
     let n = match by {
         SlopeBy::Score => return interned.source().slope.clone().unwrap_or_default(),
@@ -63,8 +65,8 @@ fn captured_slope(score: f32, q: Query, j: u32, wanted: u32) -> Reading {
 }
 ";
 
-/// A score function for the list of kernels. Its loop has a branch, and as many turns as its query says: FXC refuses some kernels
-/// with a barrier behind such a loop.
+/// A score function for the list of kernels. Its loop has a branch, and as many turns as its query
+/// says: FXC refuses some kernels with a barrier behind such a loop.
 const LISTED: &str = "
 fn entry(at: At, n: u32) -> f32 { return table_at(at.head, 0u, n % 7u, 0u); }
 fn score_mod(score: f32, at: At) -> f32 {
@@ -140,7 +142,8 @@ impl MaskVariant {
                     _ => "u32",
                 };
                 let tensor = captured(interned, n);
-                // An index past the end reads the last element of its axis, and of one that is 1 its only one.
+                // An index past the end reads the last element of its axis, and of one that is 1
+                // its only one.
                 let _ = writeln!(
                     text,
                     "fn {prefix}_captured{n}(a: u32, b: u32, c: u32, d: u32) -> {ty} {{\n    \
@@ -160,7 +163,8 @@ impl MaskVariant {
         text
     }
 
-    /// `captured_slope`: the derivative by a reading of the n-th tensor, which element that reads, and how many readings there are.
+    /// `captured_slope`: the derivative by a reading of the n-th tensor, which element that reads,
+    /// and how many readings there are.
     pub(super) fn captured_slope(&self, n: usize) -> String {
         let Some((interned, _)) = self.score.filter(|(score, _)| score.derivative_by_captured(n).is_some())
         else {
@@ -206,7 +210,8 @@ mod tests {
     use crate::kernel::texts::TEXTS;
     use crate::mask::RULES;
 
-    /// What the text of a mod calls by its name must not be another's: kernels' functions are declared beside it.
+    /// What the text of a mod calls by its name must not be another's: kernels' functions are
+    /// declared beside it.
     #[test]
     fn kernels_declare_no_builtin() {
         let builtins = "abs min max clamp saturate cos cosh sin sinh tan tanh acos asin atan atan2 asinh acosh atanh radians degrees \

@@ -76,7 +76,8 @@ impl MaskParams {
     ) -> Self {
         let view = |t: &TensorView| View::repeating(*t, device);
         let masked_len = shape.kv_len - appended;
-        // No key is further from a query: both are four times nearer to 0 than i32 reaches, and an offset too.
+        // No key is further from a query: both are four times nearer to 0 than i32 reaches, and an
+        // offset too.
         let reach = |bound: Option<usize>| bound.unwrap_or(usize::MAX).min(2 * LONGEST_AXIS + 1) as i32;
         let last = |t: Option<&TensorView>| t.map_or(1, |t| t.shape()[3]);
         let settings = mask.settings();

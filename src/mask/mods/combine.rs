@@ -134,7 +134,8 @@ fn unlike(taken: &[Captured], name: &str) -> String {
     name
 }
 
-/// A mod's text with `prefix` before its names, which reads its uniforms from word `first` on; and its function's name.
+/// A mod's text with `prefix` before its names, which reads its uniforms from word `first` on; and
+/// its function's name.
 fn renamed(
     part: &Source,
     prefix: &str,

@@ -5,8 +5,8 @@ use naga::{BinaryOperator, Block, Expression, Function, Handle, MathFunction, St
 
 use super::write::{Body, By, Refusal, refuse, swizzle};
 
-/// Derivatives, forward: each expression that depends on what they are by has one beside it (Wengert 1964; Griewank and Walther 2008,
-/// "Evaluating derivatives", chapter 3).
+/// Derivatives, forward: each expression that depends on what they are by has one beside it
+/// (Wengert 1964; Griewank and Walther 2008, "Evaluating derivatives", chapter 3).
 impl Body<'_> {
     /// Which variables and calls are active: those that are ever given something that is.
     pub(super) fn find_active(&mut self) {

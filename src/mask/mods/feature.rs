@@ -10,9 +10,10 @@ use crate::tensor::Error;
 /// fn feature_map(x: f32) -> f32
 /// ```
 ///
-/// which every channel of queries and keys is put through. What it may say is what a [`ScoreMod`](super::ScoreMod) may, without
-/// `Uniforms` and captured tensors. Results are attention only as far as it is not negative. The backward pass takes its derivative from
-/// the text.
+/// which every channel of queries and keys is put through. What it may say is what a
+/// [`ScoreMod`](super::ScoreMod) may, without `Uniforms` and captured tensors. Results are
+/// attention only as far as it is not negative. The backward pass takes its derivative from the
+/// text.
 ///
 /// ```
 /// use wgpu_attention::linear_attention::{FeatureMap, LinearConfig};

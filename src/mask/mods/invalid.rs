@@ -1,4 +1,5 @@
-//! What naga's validator says of a mod, in the words of the text: names and types of WGSL, not naga's handles.
+//! What naga's validator says of a mod, in the words of the text: names and types of WGSL, not
+//! naga's handles.
 
 use naga::front::Typifier;
 use naga::proc::ResolveContext;
@@ -8,7 +9,8 @@ use naga::{
     VectorSize, WithSpan,
 };
 
-/// The smallest of the error's spans in the first `length` bytes. An argument's span is its declaration, which is not at fault.
+/// The smallest of the error's spans in the first `length` bytes. An argument's span is its
+/// declaration, which is not at fault.
 pub(super) fn innermost(error: &WithSpan<ValidationError>, module: &Module, length: usize) -> Span {
     let function = match error.as_inner() {
         ValidationError::Function { handle, .. } => Some(&module.functions[*handle]),

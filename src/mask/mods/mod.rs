@@ -40,8 +40,9 @@ pub struct At {
     pub query: u32,
     /// The key's row in k; in a cache, its place in the sequence.
     pub key: u32,
-    /// The key at which the query stands, as the mask's alignment, query offsets or packed sequences say: keys after it are its future.
-    /// FlexAttention's `q_idx` is this one with [`Alignment::TopLeft`](crate::Alignment::TopLeft).
+    /// The key at which the query stands, as the mask's alignment, query offsets or packed
+    /// sequences say: keys after it are its future. FlexAttention's `q_idx` is this one with
+    /// [`Alignment::TopLeft`](crate::Alignment::TopLeft).
     pub position: i32,
     /// The first key of the query's sequence, of packed ones.
     pub sequence_start: u32,
@@ -62,8 +63,9 @@ pub(crate) enum Kind {
     Pairs,
 }
 
-/// A tensor that a mod reads: with the name `table`, by `table_at(a, b, c, d)` with an index for each of its four axes. Where an axis
-/// is 1 every index reads its one element, and an index past the end reads the last.
+/// A tensor that a mod reads: with the name `table`, by `table_at(a, b, c, d)` with an index for
+/// each of its four axes. Where an axis is 1 every index reads its one element, and an index past
+/// the end reads the last.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Captured {
     name: String,
@@ -311,8 +313,9 @@ macro_rules! mods {
                 Self::capturing(text, &[])
             }
 
-            /// Reads and checks `text`, which captures up to four tensors. A text is kept as long as the process runs: what changes
-            /// from call to call is for tensors and uniforms to say.
+            /// Reads and checks `text`, which captures up to four tensors. A text is kept as long
+            /// as the process runs: what changes from call to call is for tensors and uniforms to
+            /// say.
             ///
             /// # Errors
             /// [`Error::Mod`], with line and column of what is wrong.
@@ -320,12 +323,14 @@ macro_rules! mods {
                 Ok(Self(intern($kind, text, captured)?))
             }
 
-            /// The mod for a call that captures `tensors`, in the order of [`capturing`](Self::capturing).
+            /// The mod for a call that captures `tensors`, in the order of
+            /// [`capturing`](Self::capturing).
             pub fn with<'a>(&self, tensors: &[TensorView<'a>]) -> $bound<'a> {
                 $bound(Bound::new(self.0, tensors))
             }
 
-            /// The mod for a call, with the bytes of the text's struct `Uniforms`, laid out as WGSL lays it out.
+            /// The mod for a call, with the bytes of the text's struct `Uniforms`, laid out as WGSL
+            /// lays it out.
             pub fn uniforms<'a>(&self, bytes: &[u8]) -> $bound<'a> {
                 self.with(&[]).uniforms(bytes)
             }
@@ -352,20 +357,23 @@ macro_rules! mods {
 }
 
 mods! {
-    /// A score function of the caller's own, as FlexAttention takes one (Dong et al. 2024, "FlexAttention"): WGSL that declares
+    /// A score function of the caller's own, as FlexAttention takes one (Dong et al. 2024,
+    /// "FlexAttention"): WGSL that declares
     ///
     /// ```wgsl
     /// fn score_mod(score: f32, at: At) -> f32
     /// ```
     ///
-    /// where `score` is scale · q·k and [`At`] says which pair it is of. Softcap, bias and the like follow. It may declare functions,
-    /// constants, structs, and a struct `Uniforms` of up to 64 bytes, which `uniforms()` reads. A score of −∞, which `neg_inf()` gives, hides the pair.
+    /// where `score` is scale · q·k and [`At`] says which pair it is of. Softcap, bias and the like
+    /// follow. It may declare functions, constants, structs, and a struct `Uniforms` of up to 64
+    /// bytes, which `uniforms()` reads. A score of −∞, which `neg_inf()` gives, hides the pair.
     ///
-    /// A mod computes from its arguments: variables of a module, bindings, pointers as arguments, barriers, entry points
-    /// and recursion are refused. Loops end after 4096 rounds of all of them together.
+    /// A mod computes from its arguments: variables of a module, bindings, pointers as arguments,
+    /// barriers, entry points and recursion are refused. Loops end after 4096 rounds of all of them
+    /// together.
     ///
-    /// The backward pass takes its derivative by the score from the text (forward mode), or from a second function of yours:
-    /// `fn score_mod_slope(score: f32, at: At) -> f32`.
+    /// The backward pass takes its derivative by the score from the text (forward mode), or from a
+    /// second function of yours: `fn score_mod_slope(score: f32, at: At) -> f32`.
     ///
     /// ```
     /// use wgpu_attention::{Mask, TensorView};
@@ -395,8 +403,8 @@ mods! {
     /// fn mask_mod(at: At) -> bool
     /// ```
     ///
-    /// which is `true` for pairs that are seen. It hides pairs beside the mask's other rules, and is asked for every pair that those leave, but not
-    /// in blocks that a map calls full.
+    /// which is `true` for pairs that are seen. It hides pairs beside the mask's other rules, and
+    /// is asked for every pair that those leave, but not in blocks that a map calls full.
     /// [`Attention::classify`](crate::Attention::classify) makes a block map of it once, by which later calls skip blocks.
     /// What it may say is what a [`ScoreMod`] may.
     MaskMod,
@@ -453,8 +461,8 @@ impl<'a> BoundMaskMod<'a> {
         combined(Combination::PerBatch, &mods).map(Self)
     }
 
-    /// Of packed sequences ([`Mask::packed`](crate::Mask::packed)): `key` and `position` count from the first key of the query's
-    /// own, and `query` is as `position`.
+    /// Of packed sequences ([`Mask::packed`](crate::Mask::packed)): `key` and `position` count from
+    /// the first key of the query's own, and `query` is as `position`.
     ///
     /// # Errors
     /// As [`and`](Self::and).
@@ -509,7 +517,8 @@ impl<'a> DeviceMods<'a> {
 /// A function of a score and its pair.
 type ScoreFn<'a> = dyn Fn(f64, &At) -> f64 + Sync + 'a;
 
-/// The mods of a mask on the host: what the reference computes. They are `Sync`, so that futures which hold a mask are `Send`.
+/// The mods of a mask on the host: what the reference computes. They are `Sync`, so that futures
+/// which hold a mask are `Send`.
 #[derive(Clone, Copy, Default)]
 pub struct HostMods<'a> {
     pub(crate) score: Option<&'a ScoreFn<'a>>,

@@ -21,7 +21,8 @@ pub(crate) struct Source {
     pub value: String,
     /// `PREFIX_slope`, the derivative by the score, or why there is none.
     pub slope: Result<String, String>,
-    /// Of each captured tensor `PREFIX_slope`, the derivative by a reading of it (`PREFIX_reading`), or why there is none.
+    /// Of each captured tensor `PREFIX_slope`, the derivative by a reading of it
+    /// (`PREFIX_reading`), or why there is none.
     pub captured_slopes: Vec<Result<String, String>>,
     /// Names of their gradients.
     pub(super) gradients: Vec<String>,
@@ -216,7 +217,8 @@ fn check_signature(
     refuse(format!("it must be `{signature}`"), module.functions.get_span(handle))
 }
 
-/// `PREFIX_uniforms()`, which begins as it says and reads the struct from its words, and how many they are.
+/// `PREFIX_uniforms()`, which begins as it says and reads the struct from its words, and how many
+/// they are.
 pub(super) fn uniform_reader(
     writer: &Writer,
     ty: Handle<Type>,
@@ -365,7 +367,8 @@ mod tests {
         assert_eq!(reread(&source, true), Ok(()));
     }
 
-    /// An index that is made of itself again and again, and named literals that would be no constants.
+    /// An index that is made of itself again and again, and named literals that would be no
+    /// constants.
     #[test]
     fn what_is_named_is_written_once() {
         let steps: String = (1..40).map(|n| format!("let x{n} = x{} + x{};\n", n - 1, n - 1)).collect();
@@ -444,7 +447,8 @@ mod tests {
         }
     }
 
-    /// Texts that are right, cut up and put together otherwise: read without a panic, and what is taken is WGSL.
+    /// Texts that are right, cut up and put together otherwise: read without a panic, and what is
+    /// taken is WGSL.
     #[test]
     fn hostile_texts() {
         let seeds = [

@@ -100,7 +100,8 @@ fn quoted(message: &str, span: Span, text: &str) -> String {
     )
 }
 
-/// The stack that [`read`] has, whoever calls: 2 MiB are too few for 60 nested blocks where naga is not optimised.
+/// The stack that [`read`] has, whoever calls: 2 MiB are too few for 60 nested blocks where naga is
+/// not optimised.
 #[cfg(not(target_arch = "wasm32"))]
 const STACK: usize = 1 << 26;
 

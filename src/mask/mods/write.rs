@@ -1,5 +1,5 @@
-//! A mod's functions as text of ours, from what naga has read of its author's: under names that clash with nothing, with indices
-//! that stay inside of arrays and loops that end.
+//! A mod's functions as text of ours, from what naga has read of its author's: under names that
+//! clash with nothing, with indices that stay inside of arrays and loops that end.
 
 use naga::common::wgsl::TryToWgsl as _;
 use naga::proc::TypeResolution;
@@ -246,7 +246,8 @@ impl<'a> Body<'a> {
 
     fn locals(&mut self) -> Result<(), Refusal> {
         let function = self.function;
-        // By names, as the author's `let` had them: what is made of them is then no constant, which must not overflow.
+        // By names, as the author's `let` had them: what is made of them is then no constant, which
+        // must not overflow.
         for (h, expression) in function.expressions.iter() {
             use Expression::{Constant, Literal, ZeroValue};
             if matches!(expression, Literal(_) | Constant(_) | ZeroValue(_)) {
@@ -434,7 +435,8 @@ impl<'a> Body<'a> {
         Ok(())
     }
 
-    /// Where a pointer points, and the variable it begins at; `kind` is l for values, d for derivatives.
+    /// Where a pointer points, and the variable it begins at; `kind` is l for values, d for
+    /// derivatives.
     pub(super) fn place(
         &self,
         h: Handle<Expression>,

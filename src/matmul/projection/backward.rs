@@ -9,7 +9,8 @@ use crate::tensor::{
     Access, CallTensors, Element, Error, LONGEST_AXIS, TensorView, check_aliasing, count, same_view,
 };
 
-/// The gradients of one product of a projection, `y = x Wᵀ + b`, each written where it is asked for.
+/// The gradients of one product of a projection, `y = x Wᵀ + b`, each written where it is asked
+/// for.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct ProjectionBackward<'a> {
@@ -22,9 +23,9 @@ pub struct ProjectionBackward<'a> {
 }
 
 impl<'a> ProjectionBackward<'a> {
-    /// `forward` as it was made, without an [`activation`](ProjectionForward::activation), whose `x` and weight are
-    /// read, and the gradient with respect to its `out`, `[batch, heads, length, dim]`, in any strides; F32, F16 or
-    /// BF16.
+    /// `forward` as it was made, without an [`activation`](ProjectionForward::activation), whose
+    /// `x` and weight are read, and the gradient with respect to its `out`, `[batch, heads, length,
+    /// dim]`, in any strides; F32, F16 or BF16.
     pub fn new(forward: ProjectionForward<'a>, d_y: TensorView<'a>) -> Self {
         let [d_x, d_weight, d_bias] = [None; 3];
         ProjectionBackward { forward, d_y, d_x, d_weight, d_bias, accumulate: false }
@@ -36,22 +37,22 @@ impl<'a> ProjectionBackward<'a> {
         self
     }
 
-    /// Writes `d_W = d_yᵀ x`, summed over all rows of all sequences, there, shaped as the weight; F32, F16 or BF16. Of
-    /// one narrow head that all share, it is the sum over them.
+    /// Writes `d_W = d_yᵀ x`, summed over all rows of all sequences, there, shaped as the weight;
+    /// F32, F16 or BF16. Of one narrow head that all share, it is the sum over them.
     pub fn d_weight(mut self, d_weight: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_weight = d_weight.into();
         self
     }
 
-    /// Writes `d_b = Σ d_y`, over all rows of all sequences, there: `[heads · dim]`, see [`TensorView::vector`]; F32, F16 or
-    /// BF16.
+    /// Writes `d_b = Σ d_y`, over all rows of all sequences, there: `[heads · dim]`, see
+    /// [`TensorView::vector`]; F32, F16 or BF16.
     pub fn d_bias(mut self, d_bias: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_bias = d_bias.into();
         self
     }
 
-    /// Adds the gradients to what is there instead of writing over it. The sum is rounded to the gradient's type: choose
-    /// F32 for many.
+    /// Adds the gradients to what is there instead of writing over it. The sum is rounded to the
+    /// gradient's type: choose F32 for many.
     pub fn accumulate(mut self, accumulate: bool) -> Self {
         self.accumulate = accumulate;
         self
@@ -100,8 +101,8 @@ impl<'a> ProjectionBackward<'a> {
     }
 }
 
-/// Refuses more rows of `x`, `[batch, 1, length, features]`, or of its parts for `heads`, than indices count: repeated ones take
-/// no memory.
+/// Refuses more rows of `x`, `[batch, 1, length, features]`, or of its parts for `heads`, than
+/// indices count: repeated ones take no memory.
 pub(crate) fn check_summed_rows(tensor: &'static str, x: &TensorView, heads: usize) -> Result<(), Error> {
     let [batch, _, length, _] = x.shape();
     if count([batch, heads, length, 1]) <= LONGEST_AXIS {
@@ -151,9 +152,10 @@ impl<'a> Written<'a> {
 impl Projection {
     /// Records the gradients of `products` into an encoder or a pass, one after the other.
     ///
-    /// Products that name the same view for a gradient, as queries, keys and values projected from one `x` do, give their
-    /// sum there, added up in the order of the list and rounded to the view's type after each. Sums are f32. The same call gives
-    /// the same bits on every run: nothing is added up atomically. Matrix units are not used.
+    /// Products that name the same view for a gradient, as queries, keys and values projected from
+    /// one `x` do, give their sum there, added up in the order of the list and rounded to the
+    /// view's type after each. Sums are f32. The same call gives the same bits on every run:
+    /// nothing is added up atomically. Matrix units are not used.
     ///
     /// ```no_run
     /// # use wgpu_attention::{Error, Projection, TensorView, wgpu};
@@ -176,7 +178,8 @@ impl Projection {
         Ok(())
     }
 
-    /// Checks the gradients, compiles and binds what they need. [`Prepared::record`] then records them as often as you like.
+    /// Checks the gradients, compiles and binds what they need. [`Prepared::record`] then records
+    /// them as often as you like.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).

@@ -1,4 +1,5 @@
-//! Gradients of projections: a product each for the input and the weight, sums of columns for the bias.
+//! Gradients of projections: a product each for the input and the weight, sums of columns for the
+//! bias.
 
 use super::kernels::column_sums::{COLUMNS, ColumnSumsCall};
 use super::kernels::project_backward::{LEVELS, ProductAxis, ProjectBackwardCall};
@@ -88,7 +89,8 @@ pub(crate) struct Product<'a> {
 }
 
 impl<'a> LinearBackward<'a> {
-    /// x or its gradient as each product sees it: `[batch, heads or 1, length, features of one product]`.
+    /// x or its gradient as each product sees it: `[batch, heads or 1, length, features of one
+    /// product]`.
     fn split(&self, mut layout: Layout) -> Layout {
         if self.narrow {
             layout.shape[1] = self.d_y.shape()[1];
@@ -159,7 +161,8 @@ impl<'a> LinearBackward<'a> {
     }
 }
 
-/// What sums `d_y`, `[batch, heads, length, dim]`, over all rows of all sequences into `c`, `[1, 1, 1, heads · dim]`.
+/// What sums `d_y`, `[batch, heads, length, dim]`, over all rows of all sequences into `c`, `[1, 1,
+/// 1, heads · dim]`.
 pub(crate) fn column_sums<'a>(d_y: TensorView<'a>, c: Gradient<'a>, device: &DeviceFacts) -> Dispatch<'a> {
     let [batch, heads, length, dim] = d_y.shape();
     let sums = c.view.window(device).layout;
@@ -191,7 +194,8 @@ impl<'a> Product<'a> {
             MatmulShape { batch: self.count, rows: rows.lengths[0] as usize, cols: cols.lengths[0] as usize };
         let tiles = plan::choose_gradient(shape, kernel_options, device)?;
         let d_y = &self.a.layout;
-        // The form for software drivers broadcasts A, by single elements where they do not lie along the inner axis.
+        // The form for software drivers broadcasts A, by single elements where they do not lie
+        // along the inner axis.
         let gpu = matches!(tiles, Tiles::Gpu { .. });
         let along_rows = d_y.strides[2] == 1 && d_y.strides[3] != 1;
         let a_along_m = gpu && !self.inner_is_channels && !along_rows;
@@ -220,7 +224,8 @@ impl<'a> Product<'a> {
     }
 }
 
-/// The dispatches of all gradients that `calls` want, in order: what adds to a gradient comes after it.
+/// The dispatches of all gradients that `calls` want, in order: what adds to a gradient comes after
+/// it.
 ///
 /// # Errors
 /// A `kernel_options` that insists on what these products cannot have; kernels that are put aside and that nothing replaces.

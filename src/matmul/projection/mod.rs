@@ -23,8 +23,9 @@ use crate::tensor::{
 /// Weight and bias of one projection, on the device.
 #[derive(Clone, Copy, Debug)]
 pub struct Linear<'a> {
-    /// `[out, in]` as [`TensorView::matrix`]; any strides, so `[in, out]` storage is a transposed view. Of
-    /// a narrow layer: `[1, heads, dim, in / heads]`, or one head for a matrix that all share.
+    /// `[out, in]` as [`TensorView::matrix`]; any strides, so `[in, out]` storage is a transposed
+    /// view. Of a narrow layer: `[1, heads, dim, in / heads]`, or one head for a matrix that all
+    /// share.
     pub weight: TensorView<'a>,
     /// `[out]` as [`TensorView::vector`].
     pub bias: Option<TensorView<'a>>,
@@ -64,13 +65,14 @@ pub struct ProjectionForward<'a> {
     pub(crate) activation: Option<Activation>,
 }
 
-/// Linear layers whose outputs are attention heads: up to three products in one dispatch where their
-/// outputs share a buffer and the device binds enough buffers, in several otherwise.
+/// Linear layers whose outputs are attention heads: up to three products in one dispatch where
+/// their outputs share a buffer and the device binds enough buffers, in several otherwise.
 ///
-/// For applications that do something between projection and attention, such as rotating queries and
-/// keys; [`MultiHeadAttention`](crate::MultiHeadAttention) does the whole layer.
+/// For applications that do something between projection and attention, such as rotating queries
+/// and keys; [`MultiHeadAttention`](crate::MultiHeadAttention) does the whole layer.
 ///
-/// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep some buffers alive: see
+/// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep
+/// some buffers alive: see
 /// [`forget`](Self::forget).
 #[derive(Clone, Debug)]
 pub struct Projection {
@@ -99,16 +101,18 @@ impl Projection {
         &self.pipelines
     }
 
-    /// Drops the bindings of its calls, and with them the references to their buffers. Clones share them.
+    /// Drops the bindings of its calls, and with them the references to their buffers. Clones share
+    /// them.
     ///
-    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until then, the buffers that only they keep
-    /// alive have at most twice the bytes of the last call's, or 8 MiB if that is more.
+    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until
+    /// then, the buffers that only they keep alive have at most twice the bytes of the last call's,
+    /// or 8 MiB if that is more.
     pub fn forget(&self) {
         self.bindings.clear();
     }
 
-    /// How products are computed, not what: the form of kernels and the use of matrix units, which multiply in f16 and sum
-    /// in f32. The rest of [`KernelOptions`] does not concern them.
+    /// How products are computed, not what: the form of kernels and the use of matrix units, which
+    /// multiply in f16 and sum in f32. The rest of [`KernelOptions`] does not concern them.
     pub fn kernel_options(mut self, kernel_options: KernelOptions) -> Self {
         self.kernel_options = kernel_options;
         self
@@ -130,7 +134,8 @@ impl Projection {
         dispatch::outline_of(&products, &self.kernel_options)
     }
 
-    /// Checks the products, compiles and binds what they need. [`Prepared::record`] then records them as often as you like.
+    /// Checks the products, compiles and binds what they need. [`Prepared::record`] then records
+    /// them as often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -168,19 +173,22 @@ impl Projection {
 }
 
 impl<'a> ProjectionForward<'a> {
-    /// `x` is `[batch, 1, length, features]` (see [`TensorView::sequence`]), `out` `[batch, heads, length, dim]` in any strides;
-    /// one head is a plain linear layer. The weight is `[heads · dim, features]`.
+    /// `x` is `[batch, 1, length, features]` (see [`TensorView::sequence`]), `out` `[batch, heads,
+    /// length, dim]` in any strides; one head is a plain linear layer. The weight is `[heads · dim,
+    /// features]`.
     pub fn new(x: TensorView<'a>, linear: Linear<'a>, out: TensorView<'a>) -> Self {
         ProjectionForward { x, linear, out, narrow: false, activation: None }
     }
 
-    /// Each head reads only its own slice of `x`: the weight is `[1, heads or 1, dim, features / heads]`.
+    /// Each head reads only its own slice of `x`: the weight is `[1, heads or 1, dim, features /
+    /// heads]`.
     pub fn narrow(mut self, narrow: bool) -> Self {
         self.narrow = narrow;
         self
     }
 
-    /// What `x Wᵀ + b` becomes before it is written, in f32: `linear1` and the activation of a feed-forward layer in one dispatch.
+    /// What `x Wᵀ + b` becomes before it is written, in f32: `linear1` and the activation of a
+    /// feed-forward layer in one dispatch.
     pub fn activation(mut self, activation: impl Into<Option<Activation>>) -> Self {
         self.activation = activation.into();
         self

@@ -2,8 +2,8 @@
 
 use crate::tensor::{Error, Real, check_sizes, expect_length};
 
-/// Weight `[out, in]` and bias `[out]` of one projection. Narrow projections have one `[dim, in / heads]`
-/// matrix per head, one after the other.
+/// Weight `[out, in]` and bias `[out]` of one projection. Narrow projections have one `[dim, in /
+/// heads]` matrix per head, one after the other.
 #[derive(Clone, Copy, Debug)]
 pub struct HostLinear<'a, R> {
     /// `[out, in]`, dense.
@@ -57,7 +57,8 @@ pub struct ProjectGradients<R> {
     pub d_bias: Vec<R>,
 }
 
-/// The gradients of `Σ y · d_y` with respect to the inputs of [`project`], for `d_y` `[rows, d_out]`:
+/// The gradients of `Σ y · d_y` with respect to the inputs of [`project`], for `d_y` `[rows,
+/// d_out]`:
 ///
 /// ```text
 /// d_x[r, i]      = Σₒ d_y[r, o] · weight[o, i]
@@ -65,7 +66,8 @@ pub struct ProjectGradients<R> {
 /// d_bias[o]      = Σᵣ d_y[r, o]
 /// ```
 ///
-/// Unlike a key that nobody sees, a row of `x` whose `d_y` is zero still shows a NaN of its own in `d_weight`.
+/// Unlike a key that nobody sees, a row of `x` whose `d_y` is zero still shows a NaN of its own in
+/// `d_weight`.
 ///
 /// # Errors
 /// As [`project`].

@@ -1,4 +1,5 @@
-//! Products with quantised weights and rows of quantised tables: from checked tensors to dispatches.
+//! Products with quantised weights and rows of quantised tables: from checked tensors to
+//! dispatches.
 
 use super::format::QuantizedFormat;
 use super::kernels::{quantized_project, quantized_rows};
@@ -28,7 +29,8 @@ impl<'a> QuantizedOp<'a> {
         4 * self.words.window(device).layout.offset as u32
     }
 
-    /// `y = x Wᵀ`, `x` `[batch, 1, length, columns]`, `y` `[batch, heads, length, dim]` with `heads · dim` rows of the matrix.
+    /// `y = x Wᵀ`, `x` `[batch, 1, length, columns]`, `y` `[batch, heads, length, dim]` with `heads
+    /// · dim` rows of the matrix.
     pub fn product(
         &self,
         x: TensorView<'a>,

@@ -2,12 +2,13 @@
 
 use crate::tensor::Error;
 
-/// How the weights of a matrix are stored, in blocks of 32 along a row, as ggml has them and GGUF files hold them.
+/// How the weights of a matrix are stored, in blocks of 32 along a row, as ggml has them and GGUF
+/// files hold them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum QuantizedFormat {
-    /// 20 bytes: `d` and `m` in f16, 16 bytes; the lower half of byte `j` is weight `j`, the upper half weight `j + 16`. A weight is
-    /// `d · q + m`, q from 0 to 15.
+    /// 20 bytes: `d` and `m` in f16, 16 bytes; the lower half of byte `j` is weight `j`, the upper
+    /// half weight `j + 16`. A weight is `d · q + m`, q from 0 to 15.
     Q4_1,
     /// 34 bytes: `d` in f16, 32 signed bytes. A weight is `d · q`.
     Q8_0,

@@ -15,7 +15,8 @@ use crate::device::DeviceFacts;
 use crate::kernel::{BindingCache, Dispatch, KernelOptions, Pipelines, Prepared, Recorder};
 use crate::tensor::{Access, CallTensors, DType, Element, Error, Layout, TensorView, expect_shape};
 
-/// A matrix `[rows, columns]` in blocks, row after row, as it lies in a GGUF file: weights `[out, in]`, or a table of embeddings.
+/// A matrix `[rows, columns]` in blocks, row after row, as it lies in a GGUF file: weights `[out,
+/// in]`, or a table of embeddings.
 #[derive(Clone, Copy, Debug)]
 pub struct QuantizedMatrix<'a> {
     buffer: &'a wgpu::Buffer,
@@ -26,12 +27,14 @@ pub struct QuantizedMatrix<'a> {
 }
 
 impl<'a> QuantizedMatrix<'a> {
-    /// The matrix at the start of `buffer`, of usage `STORAGE` and a multiple of 4 bytes long. It is checked when a call uses it.
+    /// The matrix at the start of `buffer`, of usage `STORAGE` and a multiple of 4 bytes long. It
+    /// is checked when a call uses it.
     pub fn new(buffer: &'a wgpu::Buffer, format: QuantizedFormat, [rows, columns]: [usize; 2]) -> Self {
         QuantizedMatrix { buffer, format, rows, columns, offset: 0 }
     }
 
-    /// The same matrix from byte `offset` of the buffer on, a multiple of 4: one buffer may hold a whole file.
+    /// The same matrix from byte `offset` of the buffer on, a multiple of 4: one buffer may hold a
+    /// whole file.
     pub fn with_offset(mut self, offset: usize) -> Self {
         self.offset = offset;
         self
@@ -76,8 +79,9 @@ pub struct QuantizedForward<'a> {
 }
 
 impl<'a> QuantizedForward<'a> {
-    /// `x` is `[batch, 1, length, features]` (see [`TensorView::sequence`]), `out` `[batch, heads, length, dim]` in any strides, each
-    /// F32, F16 or BF16; one head is a plain linear layer. The weight is `[heads · dim, features]`.
+    /// `x` is `[batch, 1, length, features]` (see [`TensorView::sequence`]), `out` `[batch, heads,
+    /// length, dim]` in any strides, each F32, F16 or BF16; one head is a plain linear layer. The
+    /// weight is `[heads · dim, features]`.
     pub fn new(x: TensorView<'a>, weight: QuantizedMatrix<'a>, out: TensorView<'a>) -> Self {
         QuantizedForward { x, weight, out }
     }
@@ -108,8 +112,8 @@ pub struct QuantizedRows<'a> {
 }
 
 impl<'a> QuantizedRows<'a> {
-    /// `ids` is `[batch, 1, length, 1]`, U32, `out` `[batch, 1, length, columns]` (see [`TensorView::sequence`]), F32, F16 or BF16. An id
-    /// that is no row's gives a row of NaN.
+    /// `ids` is `[batch, 1, length, 1]`, U32, `out` `[batch, 1, length, columns]` (see
+    /// [`TensorView::sequence`]), F32, F16 or BF16. An id that is no row's gives a row of NaN.
     pub fn new(table: QuantizedMatrix<'a>, ids: TensorView<'a>, out: TensorView<'a>) -> Self {
         QuantizedRows { table, ids, out }
     }
@@ -127,11 +131,12 @@ impl<'a> QuantizedRows<'a> {
     }
 }
 
-/// Linear layers whose weights stay in the blocks of a GGUF file, and look-ups in such tables: what a decoder reads for each
-/// token is the file's bytes. Weights are exact in f32, and so are products' sums taken; activations are not quantised.
+/// Linear layers whose weights stay in the blocks of a GGUF file, and look-ups in such tables: what
+/// a decoder reads for each token is the file's bytes. Weights are exact in f32, and so are
+/// products' sums taken; activations are not quantised.
 ///
-/// Up to eight rows, as generation has, each weight is read and unpacked once for all of them; more are tiles of a product. There
-/// is no bias and no gradient.
+/// Up to eight rows, as generation has, each weight is read and unpacked once for all of them; more
+/// are tiles of a product. There is no bias and no gradient.
 ///
 /// ```no_run
 /// # use wgpu_attention::{DType, Error, TensorView, wgpu};
@@ -144,7 +149,8 @@ impl<'a> QuantizedRows<'a> {
 /// # }
 /// ```
 ///
-/// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep some buffers alive: see
+/// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep
+/// some buffers alive: see
 /// [`forget`](Self::forget).
 #[derive(Clone, Debug)]
 pub struct QuantizedProjection {
@@ -173,10 +179,12 @@ impl QuantizedProjection {
         &self.pipelines
     }
 
-    /// Drops the bindings of its calls, and with them the references to their buffers. Clones share them.
+    /// Drops the bindings of its calls, and with them the references to their buffers. Clones share
+    /// them.
     ///
-    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until then, the buffers that only they keep
-    /// alive have at most twice the bytes of the last call's, or 8 MiB if that is more.
+    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until
+    /// then, the buffers that only they keep alive have at most twice the bytes of the last call's,
+    /// or 8 MiB if that is more.
     pub fn forget(&self) {
         self.bindings.clear();
     }
@@ -197,7 +205,8 @@ impl QuantizedProjection {
         Ok(())
     }
 
-    /// Checks the products, compiles and binds what they need. [`Prepared::record`] then records them as often as you like.
+    /// Checks the products, compiles and binds what they need. [`Prepared::record`] then records
+    /// them as often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -215,7 +224,8 @@ impl QuantizedProjection {
         Ok(())
     }
 
-    /// Checks a look-up, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks a look-up, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).

@@ -14,7 +14,8 @@ pub(crate) enum QuantizedTiles {
         columns: u32,
         lanes: u32,
     },
-    /// `rows` of each invocation of a software driver's workgroup, and `columns`, `lanes` of them apart.
+    /// `rows` of each invocation of a software driver's workgroup, and `columns`, `lanes` of them
+    /// apart.
     FewCpu {
         rows: u32,
         columns: u32,
@@ -42,8 +43,9 @@ pub(crate) fn quantized_tiles(
     }
     let rows = product.rows.next_power_of_two();
     if cpu {
-        // What is loaded of x is loaded for all columns of an invocation. More are slower where they do not fit in registers or, as rows of
-        // eight bits, in the first-level cache (lavapipe 26, 8 lanes).
+        // What is loaded of x is loaded for all columns of an invocation. More are slower where
+        // they do not fit in registers or, as rows of eight bits, in the first-level cache
+        // (lavapipe 26, 8 lanes).
         let columns = match format {
             QuantizedFormat::Q8_0 => 2,
             QuantizedFormat::Q4_1 => 8,

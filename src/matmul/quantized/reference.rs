@@ -31,7 +31,8 @@ pub fn dequantize<R: Real>(format: QuantizedFormat, bytes: &[u8]) -> Result<Vec<
     Ok(weights)
 }
 
-/// The blocks nearest to weights: Q4_1 spans the least and the largest of a block by 15 steps, Q8_0 the largest by 127 either way.
+/// The blocks nearest to weights: Q4_1 spans the least and the largest of a block by 15 steps, Q8_0
+/// the largest by 127 either way.
 ///
 /// # Errors
 /// Weights that are no whole blocks.

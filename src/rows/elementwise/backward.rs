@@ -5,7 +5,8 @@ use crate::device::DeviceFacts;
 use crate::kernel::{Dispatch, Prepared, Recorder};
 use crate::tensor::{Element, Error, TensorView};
 
-/// The gradients of one call, each written where it is asked for. That of [`ElementwiseForward::residual`] is `d_out` itself.
+/// The gradients of one call, each written where it is asked for. That of
+/// [`ElementwiseForward::residual`] is `d_out` itself.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct ElementwiseBackward<'a> {
@@ -17,7 +18,8 @@ pub struct ElementwiseBackward<'a> {
 }
 
 impl<'a> ElementwiseBackward<'a> {
-    /// `forward` as it was made, whose inputs are read again, and the gradient of its `out`, shaped as that, F32, F16 or BF16.
+    /// `forward` as it was made, whose inputs are read again, and the gradient of its `out`, shaped
+    /// as that, F32, F16 or BF16.
     pub fn new(forward: ElementwiseForward<'a>, d_out: TensorView<'a>) -> Self {
         ElementwiseBackward { forward, d_out, d_x: None, d_multiply: None, accumulate: false }
     }
@@ -34,7 +36,8 @@ impl<'a> ElementwiseBackward<'a> {
         self
     }
 
-    /// Adds the gradients to what is there instead of writing over it, each rounded to its type: choose F32 for many.
+    /// Adds the gradients to what is there instead of writing over it, each rounded to its type:
+    /// choose F32 for many.
     pub fn accumulate(mut self, accumulate: bool) -> Self {
         self.accumulate = accumulate;
         self
@@ -68,7 +71,8 @@ impl Elementwise {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).

@@ -81,8 +81,8 @@ impl<'a> ElementwiseOp<'a> {
         call.dispatch([groups, heads, batch], device)
     }
 
-    /// Writes the gradients of x and of the tensor that f(x) is multiplied by. The gradient of an x that repeats is a sum over the
-    /// channels of a row.
+    /// Writes the gradients of x and of the tensor that f(x) is multiplied by. The gradient of an x
+    /// that repeats is a sum over the channels of a row.
     pub fn backward(
         &self,
         d_out: TensorView<'a>,

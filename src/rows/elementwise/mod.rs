@@ -15,7 +15,8 @@ use crate::kernel::{BindingCache, Dispatch, Pipelines, Prepared, Recorder};
 use crate::matmul::Activation;
 use crate::tensor::{CallTensors, Element, Error, TensorView};
 
-/// One call: `f(x)`, `f(x) · multiply` or `f(x) + residual`, element by element, of tensors of one shape.
+/// One call: `f(x)`, `f(x) · multiply` or `f(x) + residual`, element by element, of tensors of one
+/// shape.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct ElementwiseForward<'a> {
@@ -27,7 +28,8 @@ pub struct ElementwiseForward<'a> {
 }
 
 impl<'a> ElementwiseForward<'a> {
-    /// Copies `x` to `out`, both `[batch, heads, length, dim]`, each F32, F16 or BF16, unless more is said.
+    /// Copies `x` to `out`, both `[batch, heads, length, dim]`, each F32, F16 or BF16, unless more
+    /// is said.
     pub fn new(x: TensorView<'a>, out: TensorView<'a>) -> Self {
         ElementwiseForward { x, out, activation: None, multiply: None, residual: None }
     }
@@ -38,7 +40,8 @@ impl<'a> ElementwiseForward<'a> {
         self
     }
 
-    /// Multiplies by `multiply`, shaped as `x`: a gated activation, SwiGLU with [`Activation::Silu`].
+    /// Multiplies by `multiply`, shaped as `x`: a gated activation, SwiGLU with
+    /// [`Activation::Silu`].
     #[doc(alias = "glu")]
     pub fn multiply(mut self, multiply: impl Into<Option<TensorView<'a>>>) -> Self {
         self.multiply = multiply.into();
@@ -70,7 +73,8 @@ impl<'a> ElementwiseForward<'a> {
     }
 }
 
-/// What stands between the products of a block: activations, gated ones, residual sums, one dispatch each.
+/// What stands between the products of a block: activations, gated ones, residual sums, one
+/// dispatch each.
 ///
 /// ```no_run
 /// # use wgpu_attention::{Error, TensorView, wgpu};
@@ -86,7 +90,8 @@ impl<'a> ElementwiseForward<'a> {
 ///
 /// A NaN in gives a NaN out.
 ///
-/// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep some buffers alive: see
+/// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep
+/// some buffers alive: see
 /// [`forget`](Self::forget).
 #[derive(Clone, Debug)]
 pub struct Elementwise {
@@ -110,10 +115,12 @@ impl Elementwise {
         &self.pipelines
     }
 
-    /// Drops the bindings of its calls, and with them the references to their buffers. Clones share them.
+    /// Drops the bindings of its calls, and with them the references to their buffers. Clones share
+    /// them.
     ///
-    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until then, the buffers that only they keep
-    /// alive have at most twice the bytes of the last call's, or 8 MiB if that is more.
+    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until
+    /// then, the buffers that only they keep alive have at most twice the bytes of the last call's,
+    /// or 8 MiB if that is more.
     pub fn forget(&self) {
         self.bindings.clear();
     }
@@ -128,7 +135,8 @@ impl Elementwise {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).

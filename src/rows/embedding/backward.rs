@@ -17,15 +17,15 @@ pub struct EmbeddingBackward<'a> {
 }
 
 impl<'a> EmbeddingBackward<'a> {
-    /// `forward` as it was made, whose `ids` and `scale` are read, the gradient of its `out`, `[batch, 1, length,
-    /// width]`, and where the gradient of its `table` goes, shaped as that and written in every row; F32, F16 or BF16
-    /// each.
+    /// `forward` as it was made, whose `ids` and `scale` are read, the gradient of its `out`,
+    /// `[batch, 1, length, width]`, and where the gradient of its `table` goes, shaped as that and
+    /// written in every row; F32, F16 or BF16 each.
     pub fn new(forward: EmbeddingForward<'a>, d_out: TensorView<'a>, d_table: TensorView<'a>) -> Self {
         EmbeddingBackward { forward, d_out, d_table, accumulate: false }
     }
 
-    /// Adds the gradient to what is there instead of writing over it: rows without ids are not touched. The sum is rounded to the
-    /// table's type: choose F32 for many.
+    /// Adds the gradient to what is there instead of writing over it: rows without ids are not
+    /// touched. The sum is rounded to the table's type: choose F32 for many.
     pub fn accumulate(mut self, accumulate: bool) -> Self {
         self.accumulate = accumulate;
         self
@@ -46,7 +46,8 @@ impl<'a> EmbeddingBackward<'a> {
 }
 
 impl Embedding {
-    /// The temporary memory that `call` needs: 8 bytes for each id, and at most 64 for every 1024 of a batch entry, to sort them.
+    /// The temporary memory that `call` needs: 8 bytes for each id, and at most 64 for every 1024
+    /// of a batch entry, to sort them.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
@@ -55,8 +56,9 @@ impl Embedding {
         call.op(device)?.backward_size(device)
     }
 
-    /// Records the gradient of a table into an encoder or a pass. Ids are sorted, and the gradients of each summed in
-    /// their order, without atomics: the same bits every time. Ids that occur often are summed by few invocations.
+    /// Records the gradient of a table into an encoder or a pass. Ids are sorted, and the gradients
+    /// of each summed in their order, without atomics: the same bits every time. Ids that occur
+    /// often are summed by few invocations.
     ///
     /// # Errors
     /// Shapes that differ, a `d_table` that shares a buffer with an input, a scratch that is too small, and everything else that
@@ -71,7 +73,8 @@ impl Embedding {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).

@@ -53,7 +53,8 @@ fn check(
 }
 
 impl<'a> EmbeddingForward<'a> {
-    /// The rows of `table`, `[1, 1, rows, width]` as [`TensorView::matrix`], that `ids`, `[batch, 1, length, 1]` of U32 as
+    /// The rows of `table`, `[1, 1, rows, width]` as [`TensorView::matrix`], that `ids`, `[batch,
+    /// 1, length, 1]` of U32 as
     /// [`TensorView::sequence`], name, into `out`, `[batch, 1, length, width]`; table and out F32, F16 or BF16 each.
     pub fn new(ids: TensorView<'a>, table: TensorView<'a>, out: TensorView<'a>) -> Self {
         EmbeddingForward { ids, table, out, scale: 1.0, accumulate: false }
@@ -65,8 +66,8 @@ impl<'a> EmbeddingForward<'a> {
         self
     }
 
-    /// Adds the rows to what is there instead of writing over it: embeddings of tokens, positions and types are three calls. The sum
-    /// is rounded to the type of `out` after each.
+    /// Adds the rows to what is there instead of writing over it: embeddings of tokens, positions
+    /// and types are three calls. The sum is rounded to the type of `out` after each.
     pub fn accumulate(mut self, accumulate: bool) -> Self {
         self.accumulate = accumulate;
         self
@@ -94,9 +95,11 @@ impl<'a> EmbeddingForward<'a> {
 /// # Ok(()) }
 /// ```
 ///
-/// An id that the table has no row for gives zeros, and no gradient: only the device sees ids, which can return no error.
+/// An id that the table has no row for gives zeros, and no gradient: only the device sees ids,
+/// which can return no error.
 ///
-/// It keeps the bindings of recent forward calls, so that the same call again creates nothing. They keep some buffers alive: see
+/// It keeps the bindings of recent forward calls, so that the same call again creates nothing. They
+/// keep some buffers alive: see
 /// [`forget`](Self::forget). Bindings of backward calls are in their scratch.
 #[derive(Clone, Debug)]
 pub struct Embedding {
@@ -120,10 +123,12 @@ impl Embedding {
         &self.pipelines
     }
 
-    /// Drops the bindings of its forward calls, and with them the references to their buffers. Clones share them.
+    /// Drops the bindings of its forward calls, and with them the references to their buffers.
+    /// Clones share them.
     ///
-    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until then, the buffers that only they keep
-    /// alive have at most twice the bytes of the last call's, or 8 MiB if that is more.
+    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until
+    /// then, the buffers that only they keep alive have at most twice the bytes of the last call's,
+    /// or 8 MiB if that is more.
     pub fn forget(&self) {
         self.bindings.clear();
     }
@@ -138,7 +143,8 @@ impl Embedding {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).

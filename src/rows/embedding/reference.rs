@@ -2,7 +2,8 @@
 
 use crate::tensor::{Error, Real, check_sizes, expect_length};
 
-/// `scale · table[id]` of every id, from a table `[rows, width]`: `[ids, width]`. An id that the table has no row for gives zeros.
+/// `scale · table[id]` of every id, from a table `[rows, width]`: `[ids, width]`. An id that the
+/// table has no row for gives zeros.
 ///
 /// # Errors
 /// A width of 0, a table that is not whole rows.
@@ -15,7 +16,8 @@ pub fn embedding<R: Real>(ids: &[u32], table: &[R], width: usize, scale: f64) ->
     Ok(ids.iter().flat_map(|id| row(id).iter().map(|x| scale * *x)).collect())
 }
 
-/// The gradient of `Σ out · d_out` with respect to the table of [`embedding`], which has `rows`; `d_out` is `[ids, width]`.
+/// The gradient of `Σ out · d_out` with respect to the table of [`embedding`], which has `rows`;
+/// `d_out` is `[ids, width]`.
 ///
 /// # Errors
 /// Sizes of 0, a slice of another length.

@@ -14,7 +14,8 @@ fn row_count(x: &TensorView) -> usize {
     count([batch, heads, length, 1])
 }
 
-/// How rows are shared out: the kernel's form, the workgroups, and how far apart an invocation's rows are.
+/// How rows are shared out: the kernel's form, the workgroups, and how far apart an invocation's
+/// rows are.
 fn share(x: &TensorView, kernel_options: &KernelOptions, device: &DeviceFacts) -> (Rows, usize, u32) {
     let rows = plan::rows(x.shape()[3], kernel_options.target.is_cpu(device));
     let each = (rows.workgroup / rows.lanes) as usize;

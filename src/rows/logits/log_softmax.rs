@@ -17,8 +17,8 @@ pub struct LogSoftmaxForward<'a> {
 }
 
 impl<'a> LogSoftmaxForward<'a> {
-    /// The logarithms of the softmax of the rows of `x`, into `out`, shaped as it; F32, F16 or BF16 each. F16 and BF16 have few digits
-    /// for a gradient to be taken from.
+    /// The logarithms of the softmax of the rows of `x`, into `out`, shaped as it; F32, F16 or BF16
+    /// each. F16 and BF16 have few digits for a gradient to be taken from.
     pub fn new(x: TensorView<'a>, out: TensorView<'a>) -> Self {
         LogSoftmaxForward { x, out }
     }
@@ -35,8 +35,8 @@ pub struct LogSoftmaxBackward<'a> {
 }
 
 impl<'a> LogSoftmaxBackward<'a> {
-    /// `forward` as it was made, whose `out` is read and whose `x` is not, the gradient of `out`, and where the
-    /// gradient of `x` goes; all of one shape, F32, F16 or BF16 each.
+    /// `forward` as it was made, whose `out` is read and whose `x` is not, the gradient of `out`,
+    /// and where the gradient of `x` goes; all of one shape, F32, F16 or BF16 each.
     pub fn new(forward: LogSoftmaxForward<'a>, d_out: TensorView<'a>, d_x: TensorView<'a>) -> Self {
         LogSoftmaxBackward { forward, d_out, d_x, accumulate: false }
     }
@@ -50,10 +50,12 @@ impl<'a> LogSoftmaxBackward<'a> {
 
 /// `x − ln Σ exp(x)` of rows of any length, from the row's maximum on, and its gradient.
 ///
-/// Where `x` is −∞ so is what comes out, and its gradient has no part of the others'. A row with a NaN or ∞ in it, or of −∞ alone, is
+/// Where `x` is −∞ so is what comes out, and its gradient has no part of the others'. A row with a
+/// NaN or ∞ in it, or of −∞ alone, is
 /// NaN: as PyTorch has it.
 ///
-/// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep some buffers alive: see
+/// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep
+/// some buffers alive: see
 /// [`forget`](Self::forget).
 #[derive(Clone, Debug)]
 pub struct LogSoftmax {
@@ -82,10 +84,12 @@ impl LogSoftmax {
         &self.pipelines
     }
 
-    /// Drops the bindings of its calls, and with them the references to their buffers. Clones share them.
+    /// Drops the bindings of its calls, and with them the references to their buffers. Clones share
+    /// them.
     ///
-    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until then, the buffers that only they keep
-    /// alive have at most twice the bytes of the last call's, or 8 MiB if that is more.
+    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until
+    /// then, the buffers that only they keep alive have at most twice the bytes of the last call's,
+    /// or 8 MiB if that is more.
     pub fn forget(&self) {
         self.bindings.clear();
     }
@@ -106,7 +110,8 @@ impl LogSoftmax {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -124,7 +129,8 @@ impl LogSoftmax {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).

@@ -7,7 +7,8 @@ fn check<R: Real>(x: &[R], columns: usize) -> Result<(), Error> {
     expect_length("x", x, x.len() / columns * columns)
 }
 
-/// `x − ln Σ exp(x)` of rows of `x` `[rows, columns]`, from their maximum on. A row with a NaN or ∞, or of −∞ alone, is NaN.
+/// `x − ln Σ exp(x)` of rows of `x` `[rows, columns]`, from their maximum on. A row with a NaN or
+/// ∞, or of −∞ alone, is NaN.
 ///
 /// # Errors
 /// No columns, a slice that is not whole rows.
@@ -22,7 +23,8 @@ pub fn log_softmax<R: Real>(x: &[R], columns: usize) -> Result<Vec<R>, Error> {
     Ok(out)
 }
 
-/// The gradient of `Σ out · d_out` with respect to `x` of [`log_softmax`], from `out`: `d_out − exp(out) Σ d_out`.
+/// The gradient of `Σ out · d_out` with respect to `x` of [`log_softmax`], from `out`: `d_out −
+/// exp(out) Σ d_out`.
 ///
 /// # Errors
 /// As [`log_softmax`].
@@ -37,8 +39,8 @@ pub fn log_softmax_backward<R: Real>(out: &[R], columns: usize, d_out: &[R]) -> 
     Ok(d_x)
 }
 
-/// Where the k largest elements of rows of `x` `[rows, columns]` are, the largest first: `[rows, k]`. Of equal ones that with the lower
-/// index comes first, and NaN before all numbers.
+/// Where the k largest elements of rows of `x` `[rows, columns]` are, the largest first: `[rows,
+/// k]`. Of equal ones that with the lower index comes first, and NaN before all numbers.
 ///
 /// # Errors
 /// No columns, a slice that is not whole rows, fewer columns than `k`.

@@ -21,8 +21,8 @@ pub struct TopKForward<'a> {
 }
 
 impl<'a> TopKForward<'a> {
-    /// Where the k largest elements of the rows of `x`, F32, F16 or BF16, are: into `indices`, `[batch, heads, length, k]` of U32, the
-    /// largest first. Of one (k = 1) it is the argmax.
+    /// Where the k largest elements of the rows of `x`, F32, F16 or BF16, are: into `indices`,
+    /// `[batch, heads, length, k]` of U32, the largest first. Of one (k = 1) it is the argmax.
     #[doc(alias = "argmax")]
     pub fn new(x: TensorView<'a>, indices: TensorView<'a>) -> Self {
         TopKForward { x, indices, values: None }
@@ -52,7 +52,8 @@ impl<'a> TopKForward<'a> {
     }
 }
 
-/// The k largest elements of rows, sorted, and where they are: up to [`MAX_TOP_K`], of rows of any length. The argmax is k = 1.
+/// The k largest elements of rows, sorted, and where they are: up to [`MAX_TOP_K`], of rows of any
+/// length. The argmax is k = 1.
 ///
 /// ```no_run
 /// # use wgpu_attention::{DType, Error, TensorView, wgpu};
@@ -65,10 +66,11 @@ impl<'a> TopKForward<'a> {
 /// # }
 /// ```
 ///
-/// Of equal elements that with the lower index comes first; −0 and 0 are equal. NaN counts as larger than every number, as in PyTorch: a
-/// row with one says so.
+/// Of equal elements that with the lower index comes first; −0 and 0 are equal. NaN counts as
+/// larger than every number, as in PyTorch: a row with one says so.
 ///
-/// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep some buffers alive: see
+/// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep
+/// some buffers alive: see
 /// [`forget`](Self::forget).
 #[doc(alias = "argmax")]
 #[derive(Clone, Debug)]
@@ -94,10 +96,12 @@ impl TopK {
         &self.pipelines
     }
 
-    /// Drops the bindings of its calls, and with them the references to their buffers. Clones share them.
+    /// Drops the bindings of its calls, and with them the references to their buffers. Clones share
+    /// them.
     ///
-    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until then, the buffers that only they keep
-    /// alive have at most twice the bytes of the last call's, or 8 MiB if that is more.
+    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until
+    /// then, the buffers that only they keep alive have at most twice the bytes of the last call's,
+    /// or 8 MiB if that is more.
     pub fn forget(&self) {
         self.bindings.clear();
     }
@@ -118,7 +122,8 @@ impl TopK {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).

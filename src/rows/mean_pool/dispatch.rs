@@ -34,7 +34,8 @@ impl<'a> MeanPoolOp<'a> {
         if self.pooled == Pooled::Keep { [None, self.which] } else { [self.which, None] }
     }
 
-    /// How sequences are shared out: the kernel's form, the workgroups, and how far apart an invocation's sequences are.
+    /// How sequences are shared out: the kernel's form, the workgroups, and how far apart an
+    /// invocation's sequences are.
     fn share(&self, kernel_options: &KernelOptions, device: &DeviceFacts) -> (Rows, usize, u32) {
         let rows = plan::rows(self.x.shape()[3], kernel_options.target.is_cpu(device));
         let each = (rows.workgroup / rows.lanes) as usize;

@@ -23,8 +23,8 @@ pub enum PoolMask<'a> {
     Lengths(TensorView<'a>),
     /// Those that are true: `[batch, 1, 1, length]`, Bool, as a key mask is.
     Keep(TensorView<'a>),
-    /// Those of each sequence of one packed batch entry, sequence n from `cu_seqlens[n]` to `cu_seqlens[n + 1]`:
-    /// `[1, 1, 1, sequences + 1]`, U32, not falling.
+    /// Those of each sequence of one packed batch entry, sequence n from `cu_seqlens[n]` to
+    /// `cu_seqlens[n + 1]`: `[1, 1, 1, sequences + 1]`, U32, not falling.
     Packed(TensorView<'a>),
 }
 
@@ -42,13 +42,15 @@ pub struct MeanPoolForward<'a> {
 }
 
 impl<'a> MeanPoolForward<'a> {
-    /// The means of `rows` of `x`, `[batch, 1, length, features]`, into `out`, `[sequences, 1, 1, features]`, each F32, F16 or BF16;
-    /// as many sequences as batch entries unless they are packed.
+    /// The means of `rows` of `x`, `[batch, 1, length, features]`, into `out`, `[sequences, 1, 1,
+    /// features]`, each F32, F16 or BF16; as many sequences as batch entries unless they are
+    /// packed.
     pub fn new(x: TensorView<'a>, rows: PoolMask<'a>, out: TensorView<'a>) -> Self {
         MeanPoolForward { x, rows, out, normalize: false }
     }
 
-    /// Divides each mean by its length, or by 10⁻¹² where it is shorter: scalar products are then cosines.
+    /// Divides each mean by its length, or by 10⁻¹² where it is shorter: scalar products are then
+    /// cosines.
     pub fn normalize(mut self, wanted: bool) -> Self {
         self.normalize = wanted;
         self
@@ -97,8 +99,9 @@ pub struct MeanPoolBackward<'a> {
 }
 
 impl<'a> MeanPoolBackward<'a> {
-    /// `forward` as it was made, the gradient of its `out`, shaped as that, and where the gradient of its `x` goes, shaped as that: all
-    /// of it, with zeros for rows that are in no mean. F32, F16 or BF16 each.
+    /// `forward` as it was made, the gradient of its `out`, shaped as that, and where the gradient
+    /// of its `x` goes, shaped as that: all of it, with zeros for rows that are in no mean. F32,
+    /// F16 or BF16 each.
     pub fn new(forward: MeanPoolForward<'a>, d_out: TensorView<'a>, d_x: TensorView<'a>) -> Self {
         MeanPoolBackward { forward, d_out, d_x, accumulate: false }
     }
@@ -110,8 +113,8 @@ impl<'a> MeanPoolBackward<'a> {
     }
 }
 
-/// The mean of each sequence's rows, divided by its length if asked for: what sentence embeddings are (Reimers and Gurevych 2019,
-/// "Sentence-BERT"), and its gradient.
+/// The mean of each sequence's rows, divided by its length if asked for: what sentence embeddings
+/// are (Reimers and Gurevych 2019, "Sentence-BERT"), and its gradient.
 ///
 /// ```no_run
 /// # use wgpu_attention::{Error, TensorView, wgpu};
@@ -123,10 +126,12 @@ impl<'a> MeanPoolBackward<'a> {
 /// # }
 /// ```
 ///
-/// A sequence without rows has a mean of zero. Lengths and `cu_seqlens` past the last row end there; where `cu_seqlens` fall, which
-/// mean a row has a part in is not defined, but nothing else is read or written.
+/// A sequence without rows has a mean of zero. Lengths and `cu_seqlens` past the last row end
+/// there; where `cu_seqlens` fall, which mean a row has a part in is not defined, but nothing else
+/// is read or written.
 ///
-/// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep some buffers alive: see
+/// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep
+/// some buffers alive: see
 /// [`forget`](Self::forget).
 #[derive(Clone, Debug)]
 pub struct MeanPool {
@@ -155,10 +160,12 @@ impl MeanPool {
         &self.pipelines
     }
 
-    /// Drops the bindings of its calls, and with them the references to their buffers. Clones share them.
+    /// Drops the bindings of its calls, and with them the references to their buffers. Clones share
+    /// them.
     ///
-    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until then, the buffers that only they keep
-    /// alive have at most twice the bytes of the last call's, or 8 MiB if that is more.
+    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until
+    /// then, the buffers that only they keep alive have at most twice the bytes of the last call's,
+    /// or 8 MiB if that is more.
     pub fn forget(&self) {
         self.bindings.clear();
     }
@@ -179,7 +186,8 @@ impl MeanPool {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -197,7 +205,8 @@ impl MeanPool {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).

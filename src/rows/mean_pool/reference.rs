@@ -2,8 +2,9 @@
 
 use crate::tensor::{Error, Real, check_sizes, expect_length};
 
-/// The mean of each sequence's rows of `x` `[rows, features]`, zero without any: `[sequences, features]`; `sequences` names the rows
-/// of each, and those past the last are none. With `l2` each is divided by its length, or by 10⁻¹² where it is shorter.
+/// The mean of each sequence's rows of `x` `[rows, features]`, zero without any: `[sequences,
+/// features]`; `sequences` names the rows of each, and those past the last are none. With `l2` each
+/// is divided by its length, or by 10⁻¹² where it is shorter.
 ///
 /// # Errors
 /// A width of 0, a slice that is not whole rows.
@@ -39,7 +40,8 @@ fn length<R: Real>(x: &[R]) -> R {
     x.iter().fold(R::zero(), |sum, x| sum + *x * *x).sqrt()
 }
 
-/// The gradient of `Σ out · d_out` with respect to `x` of [`mean_pool`]; `d_out` is `[sequences, features]`. With `m` a mean:
+/// The gradient of `Σ out · d_out` with respect to `x` of [`mean_pool`]; `d_out` is `[sequences,
+/// features]`. With `m` a mean:
 ///
 /// ```text
 /// d_m = d_out      or, with l2, (d_out − m (m · d_out) / |m|²) / |m|      or d_out / 10⁻¹² where |m| is shorter

@@ -21,27 +21,29 @@ pub struct NormBackward<'a> {
 }
 
 impl<'a> NormBackward<'a> {
-    /// `forward` as it was made, whose `x`, `residual` and `weight` are read again, and the gradient of its `out`, shaped as that,
-    /// F32, F16 or BF16.
+    /// `forward` as it was made, whose `x`, `residual` and `weight` are read again, and the
+    /// gradient of its `out`, shaped as that, F32, F16 or BF16.
     pub fn new(forward: NormForward<'a>, d_out: TensorView<'a>) -> Self {
         let [d_sum, d_x, d_weight, d_bias] = [None; 4];
         NormBackward { forward, d_out, d_sum, d_x, d_weight, d_bias, accumulate: false }
     }
 
-    /// The gradient of `x + residual` from elsewhere, where [`NormForward::sum`] goes on to: it is added to `d_x`. Shaped as `x`,
-    /// F32, F16 or BF16.
+    /// The gradient of `x + residual` from elsewhere, where [`NormForward::sum`] goes on to: it is
+    /// added to `d_x`. Shaped as `x`, F32, F16 or BF16.
     pub fn d_sum(mut self, d_sum: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_sum = d_sum.into();
         self
     }
 
-    /// Writes the gradient of `x` there, shaped as that, F32, F16 or BF16. It is that of `residual` too.
+    /// Writes the gradient of `x` there, shaped as that, F32, F16 or BF16. It is that of `residual`
+    /// too.
     pub fn d_x(mut self, d_x: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_x = d_x.into();
         self
     }
 
-    /// Writes the gradient of the weight there, summed over all rows: `[features]`, F32, F16 or BF16.
+    /// Writes the gradient of the weight there, summed over all rows: `[features]`, F32, F16 or
+    /// BF16.
     pub fn d_weight(mut self, d_weight: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_weight = d_weight.into();
         self
@@ -53,7 +55,8 @@ impl<'a> NormBackward<'a> {
         self
     }
 
-    /// Adds the gradients to what is there instead of writing over it, each rounded to its type: choose F32 for many.
+    /// Adds the gradients to what is there instead of writing over it, each rounded to its type:
+    /// choose F32 for many.
     pub fn accumulate(mut self, accumulate: bool) -> Self {
         self.accumulate = accumulate;
         self
@@ -97,8 +100,8 @@ impl<'a> NormBackward<'a> {
 }
 
 impl Norm {
-    /// The temporary memory that `call` needs: none for `d_x` alone; for `d_weight` and `d_bias` 8 bytes for each row, and at most
-    /// 32 KiB, or 8 bytes for each feature if that is more.
+    /// The temporary memory that `call` needs: none for `d_x` alone; for `d_weight` and `d_bias` 8
+    /// bytes for each row, and at most 32 KiB, or 8 bytes for each feature if that is more.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
@@ -107,8 +110,8 @@ impl Norm {
         Ok(call.scratch_size(self))
     }
 
-    /// Records the gradients of a norm into an encoder or a pass. Sums over rows are made of parts, in order:
-    /// the same bits every time.
+    /// Records the gradients of a norm into an encoder or a pass. Sums over rows are made of parts,
+    /// in order: the same bits every time.
     ///
     /// # Errors
     /// Shapes that differ, gradients that share a buffer with an input, [`Error::Unsupported`] if none is asked for or that of a
@@ -124,7 +127,8 @@ impl Norm {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).

@@ -11,8 +11,8 @@ pub struct NormConfig {
 }
 
 impl NormConfig {
-    /// LayerNorm (Ba, Kiros and Hinton 2016): `(x − mean) / √(variance + eps)`, the variance divided by the number of
-    /// features; `eps` is 10⁻⁵.
+    /// LayerNorm (Ba, Kiros and Hinton 2016): `(x − mean) / √(variance + eps)`, the variance
+    /// divided by the number of features; `eps` is 10⁻⁵.
     pub fn layer() -> Self {
         NormConfig { centred: true, eps: 1e-5 }
     }

@@ -64,7 +64,8 @@ fn in_fours(tensors: &[Option<TensorView>]) -> Width {
     Width::of(tensors.iter().flatten().all(|t| t.layout.in_fours(3)))
 }
 
-/// How rows are shared out: the kernel's form, the workgroups, and how far apart an invocation's rows are.
+/// How rows are shared out: the kernel's form, the workgroups, and how far apart an invocation's
+/// rows are.
 fn share(x: &TensorView, kernel_options: &KernelOptions, device: &DeviceFacts) -> (Rows, usize, u32) {
     let [batch, heads, length, features] = x.shape();
     let count = count([batch, heads, length, 1]);

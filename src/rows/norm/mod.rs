@@ -21,7 +21,8 @@ use crate::matmul::projection::check_summed_rows;
 use crate::tensor::{CallTensors, Element, Error, TensorView};
 
 /// One call of a norm: every row of `[batch, heads, length, features]` for itself. Activations are
-/// `[batch, 1, length, features]`, see [`TensorView::sequence`]; queries and keys may be normalised head by head.
+/// `[batch, 1, length, features]`, see [`TensorView::sequence`]; queries and keys may be normalised
+/// head by head.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct NormForward<'a> {
@@ -31,18 +32,21 @@ pub struct NormForward<'a> {
 }
 
 impl<'a> NormForward<'a> {
-    /// Normalises the rows of `x` into `out`, both `[batch, heads, length, features]`, each F32, F16 or BF16.
+    /// Normalises the rows of `x` into `out`, both `[batch, heads, length, features]`, each F32,
+    /// F16 or BF16.
     pub fn new(x: TensorView<'a>, out: TensorView<'a>) -> Self {
         NormForward { inputs: NormInputs::new(x), out, sum: None }
     }
 
-    /// Adds `residual`, shaped as `x`, F32, F16 or BF16, before the norm: `norm(x + residual)`, in f32.
+    /// Adds `residual`, shaped as `x`, F32, F16 or BF16, before the norm: `norm(x + residual)`, in
+    /// f32.
     pub fn residual(mut self, residual: impl Into<Option<TensorView<'a>>>) -> Self {
         self.inputs.residual = residual.into();
         self
     }
 
-    /// Multiplies what is normalised by `weight`, `[features]` as [`TensorView::vector`], F32, F16 or BF16.
+    /// Multiplies what is normalised by `weight`, `[features]` as [`TensorView::vector`], F32, F16
+    /// or BF16.
     pub fn weight(mut self, weight: impl Into<Option<TensorView<'a>>>) -> Self {
         self.inputs.weight = weight.into();
         self
@@ -54,8 +58,8 @@ impl<'a> NormForward<'a> {
         self
     }
 
-    /// Writes what is normalised there as well, `x + residual`, shaped as `x`: the stream of a stack with norms before its
-    /// parts. What is normalised is not rounded to its type.
+    /// Writes what is normalised there as well, `x + residual`, shaped as `x`: the stream of a
+    /// stack with norms before its parts. What is normalised is not rounded to its type.
     pub fn sum(mut self, sum: impl Into<Option<TensorView<'a>>>) -> Self {
         self.sum = sum.into();
         self
@@ -101,9 +105,11 @@ impl<'a> NormForward<'a> {
 /// # }
 /// ```
 ///
-/// Statistics are f32, of two passes over a row: a mean far from zero costs no more digits than its own rounding.
+/// Statistics are f32, of two passes over a row: a mean far from zero costs no more digits than its
+/// own rounding.
 ///
-/// It keeps the bindings of recent forward calls, so that the same call again creates nothing. They keep some buffers alive: see
+/// It keeps the bindings of recent forward calls, so that the same call again creates nothing. They
+/// keep some buffers alive: see
 /// [`forget`](Self::forget). Bindings of backward calls are in their scratch.
 #[derive(Clone, Debug)]
 pub struct Norm {
@@ -141,10 +147,12 @@ impl Norm {
         &self.pipelines
     }
 
-    /// Drops the bindings of its forward calls, and with them the references to their buffers. Clones share them.
+    /// Drops the bindings of its forward calls, and with them the references to their buffers.
+    /// Clones share them.
     ///
-    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until then, the buffers that only they keep
-    /// alive have at most twice the bytes of the last call's, or 8 MiB if that is more.
+    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until
+    /// then, the buffers that only they keep alive have at most twice the bytes of the last call's,
+    /// or 8 MiB if that is more.
     pub fn forget(&self) {
         self.bindings.clear();
     }
@@ -165,7 +173,8 @@ impl Norm {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).

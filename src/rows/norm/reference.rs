@@ -22,8 +22,9 @@ pub struct HostNormGradients<R> {
     pub d_bias: Vec<R>,
 }
 
-/// Normalises rows of `x` `[rows, features]`, with mean, variance and sums by two passes; then multiplies by `weight` and adds
-/// `bias`, both `[features]`, where given. Of the sum of two tensors, give the sum.
+/// Normalises rows of `x` `[rows, features]`, with mean, variance and sums by two passes; then
+/// multiplies by `weight` and adds `bias`, both `[features]`, where given. Of the sum of two
+/// tensors, give the sum.
 ///
 /// # Errors
 /// A width of 0, slices of another length, an `eps` below 0.
@@ -78,8 +79,8 @@ pub struct NormGradients<R> {
     pub d_bias: Vec<R>,
 }
 
-/// The gradients of `Σ out · d_out` with respect to the inputs of [`norm`], for `d_out` `[rows, features]`. With
-/// `g = d_out · weight` and `n` the normalised row:
+/// The gradients of `Σ out · d_out` with respect to the inputs of [`norm`], for `d_out` `[rows,
+/// features]`. With `g = d_out · weight` and `n` the normalised row:
 ///
 /// ```text
 /// d_x      = (g − mean(g) − n · mean(g · n)) / √(variance + eps)      without mean(g) for RMSNorm

@@ -6,7 +6,8 @@ use crate::device::DeviceFacts;
 use crate::matmul::projection::check_vector;
 use crate::tensor::{Access, Error, Tensor, TensorView};
 
-/// The weight and the bias of a norm, `[features]` each, see [`TensorView::vector`]; F32, F16 or BF16.
+/// The weight and the bias of a norm, `[features]` each, see [`TensorView::vector`]; F32, F16 or
+/// BF16.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NormWeights<'a> {
     /// What is normalised is multiplied by it; 1 without.
@@ -15,7 +16,8 @@ pub struct NormWeights<'a> {
     pub bias: Option<TensorView<'a>>,
 }
 
-/// Where the gradients of [`NormWeights`](crate::rows::NormWeights) go, `[features]` each: nowhere by default.
+/// Where the gradients of [`NormWeights`](crate::rows::NormWeights) go, `[features]` each: nowhere
+/// by default.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NormGradients<'a> {
     /// Of the weight; F32, F16 or BF16.

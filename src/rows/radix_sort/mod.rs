@@ -9,15 +9,16 @@ use crate::device::DeviceFacts;
 use crate::kernel::{Pipelines, Prepared, Recorder, Scratch, ScratchSize};
 use crate::tensor::{CallTensors, DType, Error, TensorView};
 
-/// A stable sort of numbers, row by row: four bits a pass, each key after those of its digit that stood before it. No atomics, the
-/// same bits on every run. [`LshAttention`](crate::lsh::LshAttention) sorts tokens by their buckets with it.
+/// A stable sort of numbers, row by row: four bits a pass, each key after those of its digit that
+/// stood before it. No atomics, the same bits on every run.
+/// [`LshAttention`](crate::lsh::LshAttention) sorts tokens by their buckets with it.
 #[derive(Clone, Debug)]
 pub struct RadixSort {
     pipelines: Pipelines,
 }
 
-/// One sort: `keys` `[batch, heads, rows, length]`, U32, each row for itself; `order`, alike, takes at each place which key stands
-/// there.
+/// One sort: `keys` `[batch, heads, rows, length]`, U32, each row for itself; `order`, alike, takes
+/// at each place which key stands there.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct Sort<'a> {
@@ -39,7 +40,8 @@ impl<'a> Sort<'a> {
         self
     }
 
-    /// Sorts by the lowest bits alone, 1 to 32, in `⌈bits / 4⌉` passes of four: where no key has higher ones, it is a sort by all.
+    /// Sorts by the lowest bits alone, 1 to 32, in `⌈bits / 4⌉` passes of four: where no key has
+    /// higher ones, it is a sort by all.
     pub fn bits(mut self, bits: u32) -> Self {
         self.bits = bits;
         self
@@ -75,8 +77,8 @@ impl RadixSort {
         &self.pipelines
     }
 
-    /// The temporary memory that `call` needs: 64 bytes for every 1024 keys of a row, or fewer, and 4 for each key where there is more than
-    /// one pass.
+    /// The temporary memory that `call` needs: 64 bytes for every 1024 keys of a row, or fewer, and
+    /// 4 for each key where there is more than one pass.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -94,7 +96,8 @@ impl RadixSort {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).

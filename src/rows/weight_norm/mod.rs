@@ -34,8 +34,8 @@ impl<'a> WeightNormForward<'a> {
     }
 }
 
-/// One backward call: a forward call, the gradient of its result, and where the gradients go, all of these F32:
-/// `d_vector` as `vector`, `d_gain` as `gain`, summed over the heads that share it.
+/// One backward call: a forward call, the gradient of its result, and where the gradients go, all
+/// of these F32: `d_vector` as `vector`, `d_gain` as `gain`, summed over the heads that share it.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct WeightNormBackward<'a> {
@@ -47,8 +47,8 @@ pub struct WeightNormBackward<'a> {
 }
 
 impl<'a> WeightNormBackward<'a> {
-    /// `forward` as it was made, whose inputs are read, the gradient of its `out`, and where the gradients of both
-    /// inputs go.
+    /// `forward` as it was made, whose inputs are read, the gradient of its `out`, and where the
+    /// gradients of both inputs go.
     pub fn new(
         forward: WeightNormForward<'a>,
         d_out: TensorView<'a>,
@@ -64,12 +64,15 @@ impl<'a> WeightNormBackward<'a> {
     }
 }
 
-/// Weight normalisation (Salimans and Kingma 2016, "Weight normalization: a simple reparameterization to accelerate training of deep neural
-/// networks"): vectors of given lengths. With it, [`AdditiveAttention`](crate::additive::AdditiveAttention) is normalised Bahdanau attention, `g · v / |v| ·
-/// tanh(W_q q + W_k k + b)` (`normalize=True` in TensorFlow's `BahdanauAttention`): its output is the `score_vector`, and the
+/// Weight normalisation (Salimans and Kingma 2016, "Weight normalization: a simple
+/// reparameterization to accelerate training of deep neural networks"): vectors of given lengths.
+/// With it, [`AdditiveAttention`](crate::additive::AdditiveAttention) is normalised Bahdanau
+/// attention, `g · v / |v| · tanh(W_q q + W_k k + b)` (`normalize=True` in TensorFlow's
+/// `BahdanauAttention`): its output is the `score_vector`, and the
 /// [`d_score_vector`](crate::additive::AdditiveBackward::d_score_vector) is its gradient. A vector of zeros stays zero and has no gradient.
 ///
-/// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep some buffers alive: see
+/// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep
+/// some buffers alive: see
 /// [`forget`](Self::forget).
 #[derive(Clone, Debug)]
 pub struct WeightNorm {
@@ -93,10 +96,12 @@ impl WeightNorm {
         &self.pipelines
     }
 
-    /// Drops the bindings of its calls, and with them the references to their buffers. Clones share them.
+    /// Drops the bindings of its calls, and with them the references to their buffers. Clones share
+    /// them.
     ///
-    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until then, the buffers that only they keep
-    /// alive have at most twice the bytes of the last call's, or 8 MiB if that is more.
+    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until
+    /// then, the buffers that only they keep alive have at most twice the bytes of the last call's,
+    /// or 8 MiB if that is more.
     pub fn forget(&self) {
         self.bindings.clear();
     }
@@ -110,7 +115,8 @@ impl WeightNorm {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -119,7 +125,8 @@ impl WeightNorm {
         self.pipelines.bind("weight norm", &[call], &self.bindings)
     }
 
-    /// Records the gradients of a forward call into an encoder or a pass. The same call gives the same bits.
+    /// Records the gradients of a forward call into an encoder or a pass. The same call gives the
+    /// same bits.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -128,7 +135,8 @@ impl WeightNorm {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as often as you like.
+    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
+    /// often as you like.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).

@@ -2,8 +2,8 @@
 
 use crate::tensor::{Error, Real, expect_length};
 
-/// Vectors of given lengths (Salimans and Kingma 2016, "Weight normalization"): `gain[h] · x[h] / |x[h]|`, of `[heads, dim]`, with a gain for each or
-/// one for all. What is 0 stays 0.
+/// Vectors of given lengths (Salimans and Kingma 2016, "Weight normalization"): `gain[h] · x[h] /
+/// |x[h]|`, of `[heads, dim]`, with a gain for each or one for all. What is 0 stays 0.
 ///
 /// # Errors
 /// Slices that are not whole vectors, neither one gain nor one for each.
@@ -25,7 +25,8 @@ fn length<R: Real>(x: &[R]) -> R {
     x.iter().fold(R::zero(), |sum, x| sum + *x * *x).sqrt()
 }
 
-/// The gradients of `Σ out · d_out` with respect to the inputs of [`weight_norm`]: of x, then of the gains.
+/// The gradients of `Σ out · d_out` with respect to the inputs of [`weight_norm`]: of x, then of
+/// the gains.
 ///
 /// # Errors
 /// As [`weight_norm`].

@@ -210,9 +210,10 @@ fn flat<R: Real>(got: reference::EncoderGradients<R>) -> Vec<[Option<Vec<R>>; 2]
 }
 
 impl Layer {
-    /// The gradients that are judged, in the order of [`flat`]; `appends` says whether the layer has an appended key. Those of queries'
-    /// and keys' weights are sums of differences that may be all rounding: where a row has one key they are 0. `stacks::backward`
-    /// and `layer_backward` judge them where terms are of ordinary size.
+    /// The gradients that are judged, in the order of [`flat`]; `appends` says whether the layer
+    /// has an appended key. Those of queries' and keys' weights are sums of differences that may be
+    /// all rounding: where a row has one key they are 0. `stacks::backward` and `layer_backward`
+    /// judge them where terms are of ordinary size.
     fn judged(&self, appends: bool) -> Vec<[Option<Window>; 2]> {
         let parts =
             self.attentions.iter().flat_map(|[_, _, value, out]| [None, None, Some(value), Some(out)]);
@@ -315,7 +316,8 @@ pub fn encoder_backward(
         parts.extend(gradients.iter().flat_map(|layer| layer.judged(appends)));
         parts.extend(d_final.map(|part| [part.weight, part.bias]));
         let windows: Vec<_> = parts.iter().flatten().collect();
-        // Also those that are not asked for: of all terms the largest counts, as a gradient may be 0 but for rounding.
+        // Also those that are not asked for: of all terms the largest counts, as a gradient may be
+        // 0 but for rounding.
         let all = |gradients: Vec<[Option<Vec<f64>>; 2]>| -> Vec<Vec<f64>> {
             gradients.into_iter().flatten().map(Option::unwrap_or_default).collect()
         };
@@ -327,7 +329,8 @@ pub fn encoder_backward(
         let moved = moves(bytes, &want, |data| Ok(all(truth(&spec, &d_out, data)?)))?;
         let sizes: Vec<_> = want.iter().map(|want| largest(want)).collect();
         let most = largest(&sizes);
-        // What moves one gradient moves those before it too, some of them by luck less: as in `stacks::backward`.
+        // What moves one gradient moves those before it too, some of them by luck less: as in
+        // `stacks::backward`.
         let shares = moved.iter().zip(&sizes).filter(|(_, size)| **size > 1e-3 * most);
         let share = shares.map(|(moved, size)| moved / size).fold(0.0, f64::max);
         for (n, window) in windows.into_iter().enumerate() {

@@ -87,8 +87,9 @@ impl Data<'_> {
     }
 }
 
-/// How far each of several results moves where all that they are computed from is off by a few units in the last place: what
-/// a norm of nearly equal features, or a difference of large numbers, makes of any rounding.
+/// How far each of several results moves where all that they are computed from is off by a few
+/// units in the last place: what a norm of nearly equal features, or a difference of large numbers,
+/// makes of any rounding.
 fn moves(
     bytes: &[Vec<u8>],
     want: &[Vec<f64>],
@@ -134,7 +135,8 @@ impl<R: Real> HostPart<R> {
     }
 }
 
-/// A layer of an encoder, which has one attention and two norms, or of a decoder, which has two and three.
+/// A layer of an encoder, which has one attention and two norms, or of a decoder, which has two and
+/// three.
 #[derive(Clone, Debug)]
 struct Layer {
     /// Query, key, value, out of each.
@@ -420,7 +422,8 @@ impl Stack {
 
     /// Whether results can be judged, as far as it is the stack's weights that say so.
     fn is_tame(&mut self) -> bool {
-        // Between kernels, tensors of other types are rounded as no naive computation here rounds them.
+        // Between kernels, tensors of other types are rounded as no naive computation here rounds
+        // them.
         self.attention.dtype == DType::F32
             && (1e-6..1.0).contains(&self.eps)
             && self.windows().iter().all(|w| w.is_tame())

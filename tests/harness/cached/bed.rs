@@ -233,7 +233,8 @@ impl Bed {
         (0..self.kind.batch).map(|s| table[view.offset() + s * stride]).collect()
     }
 
-    /// Lengths and refusals on the device are the model's, and the host's idea of the lengths holds them.
+    /// Lengths and refusals on the device are the model's, and the host's idea of the lengths holds
+    /// them.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn check_sequence_table(&self) -> Result<(), String> {
         pollster::block_on(self.check_book_async())
@@ -261,7 +262,8 @@ impl Bed {
         Ok(())
     }
 
-    /// Attention by the model's data of one sequence: the case, its queries given, without its data's rounding.
+    /// Attention by the model's data of one sequence: the case, its queries given, without its
+    /// data's rounding.
     fn case(&self, s: usize, q: Vec<f32>, ask: &Ask) -> Case {
         let Kind { heads, kv_heads, head_dim, value_dim, .. } = self.kind;
         let ring = self.kind.ring().map_or(0, |[sinks, _]| sinks);
@@ -418,9 +420,11 @@ impl Bed {
         Ok(worst)
     }
 
-    /// How far the storage's rounding may move each row of out, and of lse; `None` where it rounds nothing.
+    /// How far the storage's rounding may move each row of out, and of lse; `None` where it rounds
+    /// nothing.
     ///
-    /// No score moves by more than Δ = |scale| Σ |q_d| off(k_d), so lse does not, and weights stay within e^{±2Δ}.
+    /// No score moves by more than Δ = |scale| Σ |q_d| off(k_d), so lse does not, and weights stay
+    /// within e^{±2Δ}.
     fn rounding(&self, case: &Case) -> Option<Vec<[f64; 2]>> {
         let exact = matches!(self.kind.storage, CacheStorage::F32)
             || (matches!(self.kind.storage, CacheStorage::F16 | CacheStorage::BF16)
@@ -444,7 +448,8 @@ impl Bed {
                 let weight = weights[n * kv_len + j];
                 let key = h / (heads / kv_heads) * kv_len + j;
                 let rounding = &off_k[key * head_dim..][..head_dim];
-                // A weight of 0 is of a key that is not seen, or of one that no rounding brings back.
+                // A weight of 0 is of a key that is not seen, or of one that no rounding brings
+                // back.
                 if weight > 0.0 {
                     let sum: f64 = q.iter().zip(rounding).map(|(q, off)| f64::from(q.abs()) * off).sum();
                     delta = delta.max(scale * sum);

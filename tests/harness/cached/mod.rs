@@ -1,4 +1,5 @@
-//! A cache on a device beside a plain model of it: every token that each sequence was given, in a `Vec`.
+//! A cache on a device beside a plain model of it: every token that each sequence was given, in a
+//! `Vec`.
 
 mod bed;
 mod model;

@@ -1,4 +1,5 @@
-//! What a cache should hold: the tokens of every sequence, in a `Vec`, and how far a storage may be off.
+//! What a cache should hold: the tokens of every sequence, in a `Vec`, and how far a storage may be
+//! off.
 
 use wgpu_attention::CacheConfig;
 use wgpu_attention::cache::{CacheLayout, CacheStorage, ScaleGroup};
@@ -66,7 +67,8 @@ impl Kind {
 /// What keys and values are drawn from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Data {
-    /// What every storage keeps exactly: whole levels of a power of two, the largest of a group at its maximum.
+    /// What every storage keeps exactly: whole levels of a power of two, the largest of a group at
+    /// its maximum.
     Lossless,
     /// Anything: a result is off by no more than the storage's own rounding explains.
     Random,
@@ -104,12 +106,14 @@ impl Data {
 
     /// How far the storage may keep each value of a row from what it was.
     pub(super) fn off(self, storage: CacheStorage, row: &[f32]) -> Vec<f64> {
-        // WGSL's division, which gives the scale, may be off by 2.5 ULP; the product with it by half.
+        // WGSL's division, which gives the scale, may be off by 2.5 ULP; the product with it by
+        // half.
         let divided = 3.0 * f64::from(f32::EPSILON);
         let size = |x: &f32| f64::from(x.abs());
         match storage {
             CacheStorage::F32 => vec![0.0; row.len()],
-            // Either neighbour, and what f16 has no normal number for may become 0. What f16 has is kept.
+            // Either neighbour, and what f16 has no normal number for may become 0. What f16 has is
+            // kept.
             CacheStorage::F16 if self == Data::Random => {
                 row.iter().map(|x| (size(x) / 1024.0).max(1.0 / 16384.0)).collect()
             }
@@ -147,7 +151,8 @@ pub struct Token {
 pub struct Sequence {
     /// By position, then layer.
     pub tokens: Vec<Vec<Token>>,
-    /// How long it has been, where that matters: a ring has overwritten what a sequence of that length leaves out.
+    /// How long it has been, where that matters: a ring has overwritten what a sequence of that
+    /// length leaves out.
     pub high: usize,
     /// How many of its tokens the last advance gave it.
     pub fresh: usize,
@@ -171,8 +176,8 @@ impl Sequence {
         position < sinks || position >= sinks + self.shift(kind)
     }
 
-    /// True if every token is still there that a ring must keep of the first `len`: the sinks, and of the last tokens
-    /// all but the spare ones.
+    /// True if every token is still there that a ring must keep of the first `len`: the sinks, and
+    /// of the last tokens all but the spare ones.
     pub fn can_return_to(&self, kind: &Kind, len: usize) -> bool {
         let Some([sinks, last]) = kind.ring() else { return true };
         let must = |position: usize| position < sinks || position + last - kind.spare >= len;

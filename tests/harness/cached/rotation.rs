@@ -1,5 +1,5 @@
-//! Steps of a cache whose keys are rotated on their way in, each sequence at positions of its own, beside queries
-//! rotated there.
+//! Steps of a cache whose keys are rotated on their way in, each sequence at positions of its own,
+//! beside queries rotated there.
 
 use wgpu_attention::cache::{Append, CacheLayout, Tokens};
 use wgpu_attention::position::{Positions, Rope, RopeConfig, Rotate, Rotation, RowPositions};

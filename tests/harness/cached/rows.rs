@@ -15,15 +15,16 @@ use crate::harness::run::{Layout, Placed};
 pub type Places = RowPositions<HostData<u32>>;
 
 impl Bed {
-    /// What a call of `rows` at `at` finds of sequence `s` at row `i`: the position, if the cache has it.
+    /// What a call of `rows` at `at` finds of sequence `s` at row `i`: the position, if the cache
+    /// has it.
     fn found(&self, at: &Places, s: usize, i: usize, rows: usize) -> Option<usize> {
         let position = position_of(at, s, i, rows);
         let position = usize::try_from(position).ok().filter(|p| *p < self.sequences[s].len())?;
         self.sequences[s].keeps(&self.kind, position).then_some(position)
     }
 
-    /// Reads rows of a layer and compares them with the model: no value is further off than the storage's own rounding
-    /// explains, what is not there is zero.
+    /// Reads rows of a layer and compares them with the model: no value is further off than the
+    /// storage's own rounding explains, what is not there is zero.
     pub fn read(
         &self,
         layer: usize,

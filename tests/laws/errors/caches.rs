@@ -124,7 +124,8 @@ pub(super) fn caches_made() -> Seen {
     seen
 }
 
-/// What is refused before anything is recorded, by what only the host changes and by what is recorded.
+/// What is refused before anything is recorded, by what only the host changes and by what is
+/// recorded.
 pub(super) fn moves_of_caches() -> Seen {
     let mut bench = Bench::new();
     let gpu = bench.gpu.clone();
@@ -211,7 +212,8 @@ pub(super) fn moves_of_caches() -> Seen {
     let mut said = |words: &[&str], result: Result<(), Error>| {
         bench.seen.insert(read(words[0], &result.expect_err(words[0]), words));
     };
-    // Of 23 tokens the first and the last 19 are left: any shorter length but one would keep an older token.
+    // Of 23 tokens the first and the last 19 are left: any shorter length but one would keep an
+    // older token.
     for len in [2, 3, 4, 21, 22] {
         said(&[&format!("len is {len}"), "overwritten", "spare_tokens"], ring.cache.truncate(0, len));
     }
@@ -356,7 +358,8 @@ pub(super) fn rows_of_caches() -> Seen {
     let floats = RowPositions::Tensor(TensorView::new(&positions, DType::F32, [2, 1, ROWS, 1]));
     refuses(&["`positions`", "U32", "F32"], 0, [k, v], floats);
 
-    // What is read is written to buffers of its own, what is written over is not read from the cache's.
+    // What is read is written to buffers of its own, what is written over is not read from the
+    // cache's.
     let shape = |dim| [SHAPE.batch, SHAPE.kv_heads, ROWS, dim];
     refuses_read(&mut bench, &step, &["`k`", "share memory"], [k.with_strides([0, 0, 0, 1]), v], start);
     let over_k = TensorView::new(&k_buffer, DType::F32, shape(SHAPE.value_dim));

@@ -178,7 +178,8 @@ pub(super) fn memory_shared_with_an_output() -> Seen {
     [bench.seen, outputs_near_each_other()].into_iter().flatten().collect()
 }
 
-/// Bindings start at multiples of 256 bytes on a plain device: outputs of one buffer must be as far apart.
+/// Bindings start at multiples of 256 bytes on a plain device: outputs of one buffer must be as far
+/// apart.
 fn outputs_near_each_other() -> Seen {
     let mut bench = Bench::on(&defaults().gpu, Config::new(SHAPE.heads, SHAPE.head_dim));
     let (attention, gpu) = (bench.attention.clone(), bench.gpu.clone());

@@ -136,7 +136,8 @@ pub(super) fn reading_back() -> Seen {
     assert_eq!(gpu.download::<u8>(&open, 3).expect("a read-back"), [0, 0, 128]);
     assert_eq!(gpu.download::<()>(&open, 3).expect("three nothings").len(), 3);
 
-    // A device that its owner has destroyed stays silent: the error is not a panic and not a wrong result.
+    // A device that its owner has destroyed stays silent: the error is not a panic and not a wrong
+    // result.
     let gone = device(|_| ());
     let kept = gone.upload(&[1.0f32; 4]).expect("an upload");
     gone.device().destroy();
@@ -154,9 +155,10 @@ pub(super) fn layers_of_stacks() -> Seen {
     Seen::from([read("a mask of layer 1", &error, &["layer_calls[1]: `attn_mask`", "must be"])])
 }
 
-/// What cannot be provoked here: an adapter that is missing (its absence is decided by the environment of
-/// the whole process, and tests cannot start themselves again under a loader), and memory that runs out
-/// (which drivers grant lazily, and other tests need). Only their messages are read.
+/// What cannot be provoked here: an adapter that is missing (its absence is decided by the
+/// environment of the whole process, and tests cannot start themselves again under a loader), and
+/// memory that runs out (which drivers grant lazily, and other tests need). Only their messages are
+/// read.
 pub(super) fn what_cannot_be_provoked() -> Seen {
     let missing = Error::NoAdapter("none".into());
     let full = Error::OutOfMemory { what: "scratch", description: "no room".into() };

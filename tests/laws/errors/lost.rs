@@ -1,5 +1,5 @@
-//! A device that is lost while there are operators, caches and scratch on it: every call that needs something of it says so,
-//! none panics, none waits for ever.
+//! A device that is lost while there are operators, caches and scratch on it: every call that needs
+//! something of it says so, none panics, none waits for ever.
 
 use wgpu_attention::attention::{Merge, MergeForward, Partial};
 use wgpu_attention::cache::{Append, CacheRead, Tokens};
@@ -196,7 +196,8 @@ fn every_call_on_a_lost_device_is_refused() {
     drop((cache, paged, layer));
 }
 
-/// What was recorded before goes on to be recorded, as wgpu's own commands do; what is new is refused.
+/// What was recorded before goes on to be recorded, as wgpu's own commands do; what is new is
+/// refused.
 #[test]
 fn a_device_lost_in_the_middle_of_a_recording() {
     let Bed { gpu, attention, mut cache, buffers, mut scratch, .. } = Bed::new();

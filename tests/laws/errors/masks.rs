@@ -8,8 +8,8 @@ use super::*;
 const SIZE: [usize; 2] = [2, 2];
 const FLOAT: &str = "F32, F16 or BF16";
 
-/// A tensor of a mask: name, dtype, right shape, the names of its axes, and a mask with it; a partner that it may
-/// need has the last shape.
+/// A tensor of a mask: name, dtype, right shape, the names of its axes, and a mask with it; a
+/// partner that it may need has the last shape.
 struct Tensor {
     name: &'static str,
     dtype: &'static str,

@@ -1,5 +1,5 @@
-//! Every error, provoked through the public face: what its message says, that nothing was recorded, and
-//! that the next correct call works.
+//! Every error, provoked through the public face: what its message says, that nothing was recorded,
+//! and that the next correct call works.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -92,7 +92,8 @@ names! {
     Limit Option Unsupported Layer Mod PutAside ScratchTooSmall CacheFull OutOfPages Length Refused OutOfMemory NoAdapter DeviceLost
 }
 
-/// The variants' names, from the enum's own text: one added without a case here fails the last test.
+/// The variants' names, from the enum's own text: one added without a case here fails the last
+/// test.
 fn variants() -> Vec<&'static str> {
     let text = include_str!("../../../src/tensor/error.rs");
     let body = text.split_once("pub enum Error {").expect("the enum").1;

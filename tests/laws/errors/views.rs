@@ -1,4 +1,5 @@
-//! Views that were made wrongly: every operator refuses them, by the tensor's name, the axis, the range and the size.
+//! Views that were made wrongly: every operator refuses them, by the tensor's name, the axis, the
+//! range and the size.
 
 use wgpu_attention::additive::{AdditiveAttention, AdditiveBackward, AdditiveConfig, AdditiveForward};
 use wgpu_attention::attention::{Merge, MergeForward, Partial};
@@ -32,7 +33,8 @@ use wgpu_attention::{Backward, TransformerDecoder, TransformerEncoder};
 
 use super::*;
 
-/// What makes the views of a call, each with a buffer of its own: the one at a place is made wrongly.
+/// What makes the views of a call, each with a buffer of its own: the one at a place is made
+/// wrongly.
 struct Views<'a> {
     buffers: &'a [wgpu::Buffer],
     spoil: &'a dyn for<'b> Fn(TensorView<'b>) -> TensorView<'b>,

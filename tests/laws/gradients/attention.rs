@@ -1,4 +1,5 @@
-//! Attention's gradients against differences, of every option alone, of any two, and of random ones.
+//! Attention's gradients against differences, of every option alone, of any two, and of random
+//! ones.
 
 use wgpu_attention::Shape;
 use wgpu_attention::mask::{Pattern, PatternPart};

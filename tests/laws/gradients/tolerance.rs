@@ -1,4 +1,5 @@
-//! What a gradient in f32 may be off by: enough for sums in another order, too little for what is wrong.
+//! What a gradient in f32 may be off by: enough for sums in another order, too little for what is
+//! wrong.
 
 use wgpu_attention::Shape;
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};

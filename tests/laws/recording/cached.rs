@@ -1,4 +1,5 @@
-//! Generation recorded far ahead: every step is the same recording, and costs the same, whatever came before it.
+//! Generation recorded far ahead: every step is the same recording, and costs the same, whatever
+//! came before it.
 
 use wgpu_attention::cache::{Append, CacheLayout, CacheStorage, ScaleGroup, Tokens};
 use wgpu_attention::tuning::Target;
@@ -117,7 +118,8 @@ fn a_thousand_steps_are_recorded_ahead() {
         let gpu = generation.own.gpu.clone();
         let mut scratch = generation.scratch();
         if let CacheLayout::Paged { .. } = layout {
-            // Pages that come with the steps are uploaded; those that are there already cost nothing.
+            // Pages that come with the steps are uploaded; those that are there already cost
+            // nothing.
             generation.cache.reserve(0, STEPS).expect("all pages");
         }
         let mut created = None;
@@ -190,8 +192,8 @@ fn a_step_costs_the_same_at_any_length() {
         generation.generate(&mut encoder, &mut scratch);
         (generation, encoder, scratch)
     });
-    // Of each the least, as lists grow now and then and other threads take their time; in turns, so that what slows
-    // the machine down slows both.
+    // Of each the least, as lists grow now and then and other threads take their time; in turns, so
+    // that what slows the machine down slows both.
     let mut counts = [usize::MAX; 2];
     let mut times = [Duration::MAX; 2];
     for _ in 0..200 {
@@ -210,7 +212,8 @@ fn a_step_costs_the_same_at_any_length() {
     assert!(times[1] < Duration::from_millis(3), "{times:?}");
 }
 
-/// Temporary memory is bounded by the splits, whatever the capacity, and is the same at every length.
+/// Temporary memory is bounded by the splits, whatever the capacity, and is the same at every
+/// length.
 #[test]
 fn scratch_does_not_grow_with_capacity() {
     let own = Own::new();

@@ -1,5 +1,6 @@
-//! Each operator's calls: what is prepared is all that they create, the second of the same creates nothing, a caller's pass and a prepared
-//! call give the same, a refused one records nothing, as does one whose kernels are put aside.
+//! Each operator's calls: what is prepared is all that they create, the second of the same creates
+//! nothing, a caller's pass and a prepared call give the same, a refused one records nothing, as
+//! does one whose kernels are put aside.
 
 use wgpu_attention::attention::{Merge, MergeBackward, MergeForward, PartGradients, Partial, ScoreStage};
 use wgpu_attention::layers::{
@@ -135,7 +136,8 @@ impl Bench {
         (self.bits(), allocated)
     }
 
-    /// All that this file says, of one operator's call that writes outputs. `needs`: its families that nothing replaces.
+    /// All that this file says, of one operator's call that writes outputs. `needs`: its families
+    /// that nothing replaces.
     fn check(&self, name: &str, needs: &[Family], record: &mut Record) {
         let poisoned = vec![vec![POISON.to_bits(); 2048]; 5];
         let before = self.alive();

@@ -255,7 +255,8 @@ fn shares_pipelines(path: Algorithm) {
     assert_eq!(compiled[0], compiled[1]);
 }
 
-/// Host time and allocations of recording a call that was recorded before: 8 heads of 64, length 512.
+/// Host time and allocations of recording a call that was recorded before: 8 heads of 64,
+/// length 512.
 #[test]
 fn recording_again_is_cheap() {
     PATHS.into_iter().for_each(records_cheaply);
@@ -293,7 +294,8 @@ fn records_cheaply(path: Algorithm) {
         say(&format!(
             "recording {name}, {path:?}: {time:?}, {count} allocations; finishing the encoder {finish:?}"
         ));
-        // 200 times what the slowest of them takes: what compiled, waited or read back would take more.
+        // 200 times what the slowest of them takes: what compiled, waited or read back would take
+        // more.
         assert!(time < Duration::from_millis(1), "{name} takes {time:?}");
         assert!(count < 500, "{name} allocates {count} times");
     };

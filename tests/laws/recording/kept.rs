@@ -30,7 +30,8 @@ fn numbers(buffer: &wgpu::Buffer) -> TensorView<'_> {
     TensorView::new(buffer, DType::U32, [1, 1, 8, 1])
 }
 
-/// Each operator that keeps bindings of its own: its call from one buffer to another, and how it forgets.
+/// Each operator that keeps bindings of its own: its call from one buffer to another, and how it
+/// forgets.
 fn operators(gpu: &Gpu) -> Vec<(&'static str, Record, Forget)> {
     fn of<T: Clone + 'static>(
         name: &'static str,
@@ -135,7 +136,8 @@ fn fresh(own: &Own, calls: usize, bytes: usize, record: &mut Record) -> usize {
 fn tensors_of_past_calls_are_let_go() {
     let own = Own::new();
     for (name, mut record, forget) in operators(&own.gpu) {
-        // 2 MiB a call: 8 MiB of calls before, and the last. A call has one or two buffers of its own.
+        // 2 MiB a call: 8 MiB of calls before, and the last. A call has one or two buffers of its
+        // own.
         let most = fresh(&own, 24, 1 << 20, &mut record);
         assert!((2..=5 * 4).contains(&most), "{name}: {most} buffers of 1 MiB");
         // Larger ones: two calls before.
@@ -180,7 +182,8 @@ fn tensors_of_past_calls_leave_scratch_and_caches() {
     assert!(most <= 8 * 4, "{most} buffers of 1 MiB beside a cache");
 }
 
-/// A step of so many layers, with an operator that they share: after `rounds` of them nothing is bound again.
+/// A step of so many layers, with an operator that they share: after `rounds` of them nothing is
+/// bound again.
 fn step(gpu: &Gpu, layers: usize, calls: usize, bytes: usize, rounds: usize) {
     let buffers: Vec<_> = (0..layers).map(|_| gpu.buffer(bytes).expect("a buffer")).collect();
     let activations = [(); 2].map(|()| gpu.buffer(4096).expect("a buffer"));
@@ -219,7 +222,8 @@ fn loops_over_layers_bind_once() {
     for layers in [1, 2, 30, 64] {
         step(gpu, layers, 1, 4096, 1);
     }
-    // Weights that are too large to be held for nothing, and long rounds: the second round shows that they come again.
+    // Weights that are too large to be held for nothing, and long rounds: the second round shows
+    // that they come again.
     step(gpu, 32, 1, 1 << 20, 2);
     step(gpu, 64, 7, 8192, 2);
 }

@@ -1,5 +1,5 @@
-//! What recording a call does, and what it does not: no submission, nothing created the second time, no
-//! parameters overwritten.
+//! What recording a call does, and what it does not: no submission, nothing created the second
+//! time, no parameters overwritten.
 
 mod cached;
 mod calls;

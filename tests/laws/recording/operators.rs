@@ -1,4 +1,5 @@
-//! Operators without scratch keep the bindings of their calls themselves, and threads share pipelines.
+//! Operators without scratch keep the bindings of their calls themselves, and threads share
+//! pipelines.
 
 use std::sync::Barrier;
 
@@ -139,7 +140,8 @@ fn threads_compile_a_pipeline_once() {
     assert_eq!(alive.pipelines, 3, "{alive:?}");
 }
 
-/// What `prepare` compiles and binds is all that projected keys, buckets and their sort, positions, additive scores and states take.
+/// What `prepare` compiles and binds is all that projected keys, buckets and their sort, positions,
+/// additive scores and states take.
 #[test]
 fn operators_made_of_operators_create_nothing_after_they_are_prepared() {
     let own = Own::new();

@@ -25,7 +25,8 @@ fn calls_of_different_sizes_share_one_scratch() {
     let size = problems.iter().map(|p| p.scratch(gpu).size()).reduce(|a, b| a.max(b)).expect("sizes");
     let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");
     let mut encoder = encoder(gpu);
-    // Each call twice, so that every result was overwritten in scratch by another's before the last.
+    // Each call twice, so that every result was overwritten in scratch by another's before the
+    // last.
     for problem in problems.iter().chain(problems.iter().rev()) {
         let attention = problem.attention(gpu.pipelines());
         attention.forward(&mut encoder, &problem.call(), &mut scratch).expect("a recording");

@@ -1,4 +1,5 @@
-//! Gradients of additive attention: the reference's against differences, the device's against the reference's.
+//! Gradients of additive attention: the reference's against differences, the device's against the
+//! reference's.
 
 use wgpu_attention::additive::{AdditiveAttention, AdditiveBackward, AdditiveConfig, AdditiveForward};
 use wgpu_attention::tuning::{MatrixUnits, Target};
@@ -113,7 +114,8 @@ fn hidden_numbers_do_no_harm() {
     report.finish();
 }
 
-/// Saturated and huge: where tanh is 1 there is no gradient, and an lse that f32 cannot say exactly does no harm.
+/// Saturated and huge: where tanh is 1 there is no gradient, and an lse that f32 cannot say exactly
+/// does no harm.
 #[test]
 fn large_numbers() {
     crate::harness::in_turn!();

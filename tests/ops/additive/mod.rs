@@ -1,5 +1,5 @@
-//! Additive attention on every form and path, in every type and layout, against the reference; gradients in `backward`, what
-//! others computed in `vectors`.
+//! Additive attention on every form and path, in every type and layout, against the reference;
+//! gradients in `backward`, what others computed in `vectors`.
 
 mod backward;
 mod normalised;
@@ -78,7 +78,8 @@ fn shapes() {
 const SHAPE: Shape =
     Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 37, kv_len: 70, head_dim: 8, value_dim: 12 };
 
-/// Every second part of a mask in one of the forms, and of the rest the others in both; dropout in both.
+/// Every second part of a mask in one of the forms, and of the rest the others in both; dropout in
+/// both.
 #[test]
 fn masks() {
     let mut report = Report::new("additive, masks");
@@ -196,8 +197,8 @@ fn one_hidden_unit_by_hand() {
     }
 }
 
-/// What `shaders/additive/tanh.wgsl` says of itself, by the scores of a query against many keys, and, without a score matrix, by the
-/// lse of single keys: units in the last place, signs, limits.
+/// What `shaders/additive/tanh.wgsl` says of itself, by the scores of a query against many keys,
+/// and, without a score matrix, by the lse of single keys: units in the last place, signs, limits.
 #[test]
 fn tanh() {
     let mut x: Vec<f32> = vec![0.0, -0.0, 1e-30, -1e-30, 1e-8, 3e-5, 0.5, 1.0, 8.9, 9.02, 9.03, 20.0, 88.0];
@@ -293,7 +294,8 @@ fn bits_are_the_same() {
     }
 }
 
-/// With queries that are all the same and a huge vector, the weights are those of the largest score alone.
+/// With queries that are all the same and a huge vector, the weights are those of the largest score
+/// alone.
 #[test]
 fn the_reference_is_what_its_definition_says() {
     let shape = Shape { batch: 1, heads: 2, kv_heads: 1, q_len: 3, kv_len: 4, head_dim: 5, value_dim: 2 };

@@ -1,4 +1,5 @@
-//! Score vectors of a given length: the reference against differences, the device against the reference, refusals.
+//! Score vectors of a given length: the reference against differences, the device against the
+//! reference, refusals.
 
 use wgpu_attention::additive::{AdditiveAttention, AdditiveConfig, AdditiveForward};
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
@@ -77,7 +78,8 @@ fn every_size_matches_the_reference() {
                 let mut worst = Judged::new(&naive, want, most).judge(&read(&out)?)?;
                 let exact = weight_norm_backward(&wide_x, &wide_gain, &wide_d, dim).expect("it fits");
                 let close = weight_norm_backward(&x, &gain, &d_out, dim).expect("it fits");
-                // Terms of u · d_out, of which there are dim and for a shared gain as many for each head; over the shortest |x|.
+                // Terms of u · d_out, of which there are dim and for a shared gain as many for each
+                // head; over the shortest |x|.
                 let shortest = wide_x.chunks(dim).map(|x| x.iter().map(|x| x * x).sum::<f64>().sqrt());
                 let shortest = shortest.fold(f64::INFINITY, f64::min);
                 let along = 4.0 * (dim as f64).sqrt();

@@ -1,4 +1,5 @@
-//! `recurrent_scores` and `d2l`: what Bahdanau's and Luong's attention gives, and d2l's additive class.
+//! `recurrent_scores` and `d2l`: what Bahdanau's and Luong's attention gives, and d2l's additive
+//! class.
 
 use wgpu_attention::additive::{AdditiveAttention, AdditiveBackward, AdditiveConfig, AdditiveForward};
 use wgpu_attention::attention::ScoreStage;
@@ -192,8 +193,8 @@ fn dot_and_general_give_the_vectors() {
     }
 }
 
-/// The gradients of everything that Bahdanau's attention has: of what is projected through the projections, and of the keys, which
-/// are the values too, as the sum of both.
+/// The gradients of everything that Bahdanau's attention has: of what is projected through the
+/// projections, and of the keys, which are the values too, as the sum of both.
 #[test]
 fn every_form_gives_the_gradients() {
     crate::harness::in_turn!();

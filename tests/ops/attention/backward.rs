@@ -1,4 +1,5 @@
-//! Gradients on a device against the reference: shapes, masks, types, layouts, random problems, bits.
+//! Gradients on a device against the reference: shapes, masks, types, layouts, random problems,
+//! bits.
 
 use wgpu_attention::reference::compare::compare;
 use wgpu_attention::tuning::Target;
@@ -56,7 +57,8 @@ fn shapes() {
     report.finish();
 }
 
-/// Where an invocation has registers for both, d_k and d_v are one dispatch in the form for GPUs too.
+/// Where an invocation has registers for both, d_k and d_v are one dispatch in the form for GPUs
+/// too.
 #[test]
 fn keys_and_values_at_once() {
     crate::harness::in_turn!();

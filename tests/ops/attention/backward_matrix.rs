@@ -1,5 +1,6 @@
-//! Gradients on matrix units: edges of tiles, every rule of a mask, gradients of scores whose size grows and shrinks, numbers that are
-//! not finite, what is refused. In fragments of 16 × 16 kernels take three times as long to compile, so fewer run.
+//! Gradients on matrix units: edges of tiles, every rule of a mask, gradients of scores whose size
+//! grows and shrinks, numbers that are not finite, what is refused. In fragments of 16 × 16 kernels
+//! take three times as long to compile, so fewer run.
 
 use wgpu_attention::tuning::{MatrixUnits, Target};
 use wgpu_attention::{Alignment, DType, Shape};
@@ -141,7 +142,8 @@ fn masks() {
     finish(report);
 }
 
-/// Gradients of scores that grow over the tiles by more than f16 holds, and that shrink; with none in the first tiles.
+/// Gradients of scores that grow over the tiles by more than f16 holds, and that shrink; with none
+/// in the first tiles.
 #[test]
 fn scales_move() {
     crate::harness::in_turn!();
@@ -228,7 +230,8 @@ fn numbers_that_are_not_finite() {
     finish(report);
 }
 
-/// Run after run, and however the work is cut; and these are other kernels than those without matrix units.
+/// Run after run, and however the work is cut; and these are other kernels than those without
+/// matrix units.
 #[test]
 fn bits_are_the_same() {
     crate::harness::in_turn!();

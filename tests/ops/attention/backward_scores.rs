@@ -103,7 +103,8 @@ fn every_shape_of_every_tensor() {
     report.finish();
 }
 
-/// With queries enough for an element to have several parts, more and fewer than a workgroup has lanes.
+/// With queries enough for an element to have several parts, more and fewer than a workgroup has
+/// lanes.
 #[test]
 fn parts_of_an_element() {
     crate::harness::in_turn!();
@@ -152,7 +153,8 @@ fn full_blocks() {
     report.finish();
 }
 
-/// A query that sees no key but has a sink gives it its `d_lse`, whatever its `d_out` holds; hidden keys hold NaN.
+/// A query that sees no key but has a sink gives it its `d_lse`, whatever its `d_out` holds; hidden
+/// keys hold NaN.
 #[test]
 fn queries_without_keys_and_keys_without_queries() {
     crate::harness::in_turn!();

@@ -1,5 +1,6 @@
-//! bf16 bit by bit: what is loaded, stored and rounded is what `half` says, on both widths of loads and stores. And
-//! attention to the vectors of another library, and by the kernels of its own: elsewhere it is drawn beside f16.
+//! bf16 bit by bit: what is loaded, stored and rounded is what `half` says, on both widths of loads
+//! and stores. And attention to the vectors of another library, and by the kernels of its own:
+//! elsewhere it is drawn beside f16.
 
 use half::{bf16, f16};
 use wgpu_attention::cache::{Append, CacheRead, CacheStorage, Tokens};
@@ -14,8 +15,9 @@ use crate::harness::report::judge_outputs;
 use crate::harness::{Case, FORMS, Layout, Profile, Report, Setup, Weights, defaults, profiles, run};
 use crate::peers::sdpa;
 
-/// Every upper half beside lower halves around the middle: exact numbers, ties, and their neighbours; of every exponent,
-/// subnormal numbers, infinities, NaNs and what rounds to them among them.
+/// Every upper half beside lower halves around the middle: exact numbers, ties, and their
+/// neighbours; of every exponent, subnormal numbers, infinities, NaNs and what rounds to them among
+/// them.
 fn every_rounding() -> Vec<f32> {
     let lower = [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff];
     (0..=0xffffu32).flat_map(|upper| lower.map(|lower| f32::from_bits(upper << 16 | lower))).collect()
@@ -34,7 +36,8 @@ fn upload(gpu: &Gpu, x: &[f32], dtype: DType) -> wgpu::Buffer {
     uploaded.expect("an upload")
 }
 
-/// Through a cache: `given` as `from` into `storage`, and out of it as `to`, at an element that is none of a word's first.
+/// Through a cache: `given` as `from` into `storage`, and out of it as `to`, at an element that is
+/// none of a word's first.
 fn through_cache(
     profile: &Profile,
     given: &[f32],
@@ -90,8 +93,8 @@ fn check(what: &str, given: &[f32], got: &[u32], dtype: DType, want: impl Fn(f32
     }
 }
 
-/// Of every f16 number six that round to it or to the next: exact, ties and their neighbours; subnormal numbers, what overflows,
-/// infinities and NaNs among them.
+/// Of every f16 number six that round to it or to the next: exact, ties and their neighbours;
+/// subnormal numbers, what overflows, infinities and NaNs among them.
 fn every_f16_rounding() -> Vec<f32> {
     let near = [0, 1, 0xfff, 0x1000, 0x1001, 0x1fff];
     let of = |half| near.map(|n| f32::from_bits(f16::from_bits(half).to_f32().to_bits() + n));
@@ -133,8 +136,8 @@ fn every_number_is_rounded_to_the_nearest_even() {
     }
 }
 
-/// Fours of normal numbers and of what overflows, times the unit matrix: into a tensor that stores in fours, and one that
-/// begins at an odd element.
+/// Fours of normal numbers and of what overflows, times the unit matrix: into a tensor that stores
+/// in fours, and one that begins at an odd element.
 #[test]
 fn products_are_rounded_to_the_nearest_even() {
     let given: Vec<f32> = every_rounding().into_iter().filter(|x| x.is_normal()).collect();
@@ -166,7 +169,8 @@ fn project(gpu: &Gpu, call: ProjectionForward) {
     gpu.submit(|e| projection.forward(e, &[call])).expect("a product");
 }
 
-/// Every second element is a tensor's: its stores leave the other halves of their words as they were.
+/// Every second element is a tensor's: its stores leave the other halves of their words as they
+/// were.
 #[test]
 fn other_halves_stay() {
     let n = 4099;
@@ -212,7 +216,8 @@ fn every_vector_of_sdpa() {
     report.finish();
 }
 
-/// Few queries of aligned keys, by the kernels that load words of both halves; of others, by those that do not.
+/// Few queries of aligned keys, by the kernels that load words of both halves; of others, by those
+/// that do not.
 #[test]
 fn decoding_loads_words() {
     let mut report = Report::new("bf16, decode");

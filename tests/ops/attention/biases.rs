@@ -1,5 +1,5 @@
-//! What is added to scores by distance, and attention sinks: the reference against their meaning, every path and
-//! form against the reference.
+//! What is added to scores by distance, and attention sinks: the reference against their meaning,
+//! every path and form against the reference.
 
 use wgpu_attention::reference::compare::{Tolerance, compare};
 use wgpu_attention::tuning::Algorithm;

@@ -1,4 +1,5 @@
-//! The fused kernel at the edges of its tiles: lengths, channels, groups; long key ranges; nothing but q, k, v, out.
+//! The fused kernel at the edges of its tiles: lengths, channels, groups; long key ranges; nothing
+//! but q, k, v, out.
 
 use wgpu_attention::tuning::{Algorithm, Target};
 use wgpu_attention::{Alignment, DType, Shape};
@@ -21,7 +22,8 @@ fn setup(form: Target) -> Setup {
     }
 }
 
-/// In `form` dense, in f16, and through a window where nothing is aligned, in f32 or bf16 by the rules.
+/// In `form` dense, in f16, and through a window where nothing is aligned, in f32 or bf16 by the
+/// rules.
 fn ways(case: &Case, form: Target) -> [Setup; 3] {
     let dense = setup(form);
     let layout = Layout::Window(case.shape.q_len as u64 | 1);
@@ -91,7 +93,8 @@ fn channels() {
         let shape = Shape { batch: 1, heads: 2, kv_heads: 1, q_len: 37, kv_len: 41, head_dim, value_dim };
         let case = Case::random(format!("fused channels {head_dim} {value_dim}"), shape);
         for form in FORMS {
-            // The form for software drivers is another kernel for each, those of many channels long ones.
+            // The form for software drivers is another kernel for each, those of many channels long
+            // ones.
             let own = form == Target::Gpu || head_dim + value_dim < 150;
             if !(own && due(&format!("{}, {form:?}", case.name)) || rest(&case.name)) {
                 continue;
@@ -186,7 +189,8 @@ fn slices_of_channels() {
     report.finish();
 }
 
-/// The keep mask of a dropout is asked for whole blocks of keys; the last ones here end in the middle.
+/// The keep mask of a dropout is asked for whole blocks of keys; the last ones here end in the
+/// middle.
 #[test]
 fn dropout_far_from_key_to_key() {
     crate::harness::in_turn!();
@@ -227,7 +231,8 @@ fn large_scores_of_either_sign() {
 
 #[test]
 fn tiles_without_a_key_are_zero() {
-    // Whole tiles of queries see nothing: bottom-right with more queries than keys, and lengths of 0.
+    // Whole tiles of queries see nothing: bottom-right with more queries than keys, and lengths
+    // of 0.
     for profile in profiles() {
         for form in FORMS {
             let shape = Shape { kv_len: 5, ..Shape::new(2, 2, 200, 8) };
@@ -247,7 +252,8 @@ fn tiles_without_a_key_are_zero() {
     }
 }
 
-/// Tiles for 128 and for 64 registers, which load nothing ahead: every number of rows and every slice, with every step of the kernel.
+/// Tiles for 128 and for 64 registers, which load nothing ahead: every number of rows and every
+/// slice, with every step of the kernel.
 #[test]
 fn few_registers() {
     crate::harness::in_turn!();
@@ -283,7 +289,8 @@ fn few_registers() {
     report.finish();
 }
 
-/// Vectors of 4 and of 16 lanes: rows that fill them and that do not, blocks of every number of queries and keys.
+/// Vectors of 4 and of 16 lanes: rows that fill them and that do not, blocks of every number of
+/// queries and keys.
 #[test]
 fn lanes() {
     crate::harness::in_turn!();

@@ -1,4 +1,5 @@
-//! Tiles that tensors of a mask hide: results equal the reference where tiles are skipped, and skipping saves their time.
+//! Tiles that tensors of a mask hide: results equal the reference where tiles are skipped, and
+//! skipping saves their time.
 
 use std::time::{Duration, Instant};
 
@@ -38,7 +39,8 @@ fn documents(
     Rules { documents: Some(documents), ..Default::default() }
 }
 
-/// Numbers in order, out of order, far apart, that only queries or only keys have, and that differ by head.
+/// Numbers in order, out of order, far apart, that only queries or only keys have, and that differ
+/// by head.
 fn of_documents(shape: &Shape) -> Vec<(&'static str, Rules)> {
     let [_, h, q_len, kv_len] = shape.weights();
     let part = move |n: usize, len: usize| (n * 9 / len) as u32;
@@ -294,7 +296,8 @@ fn least_times<const N: usize>(mut calls: [Box<dyn FnMut() + '_>; N]) -> [Durati
     least
 }
 
-/// A sixteenth of the pairs is seen: less than half the time of all of them, forward and backward. Measured: a sixth and less.
+/// A sixteenth of the pairs is seen: less than half the time of all of them, forward and backward.
+/// Measured: a sixth and less.
 #[test]
 fn skipped_tiles_take_no_time() {
     crate::harness::in_turn!();
@@ -346,7 +349,8 @@ fn skipped_tiles_take_no_time() {
                 gpu.device().poll(wgpu::PollType::wait_indefinitely()).expect("an idle device");
             }) as Box<dyn FnMut() + '_>
         }));
-        // Beside packed sequences documents have numbers to compare; measured: 1.3 forward, 1.0 backward.
+        // Beside packed sequences documents have numbers to compare; measured: 1.3 forward, 1.0
+        // backward.
         let of_packed = times[2].as_secs_f64() / times[1].as_secs_f64();
         assert!(of_packed < 2.0, "documents, backward {backward}: {:?} of {:?}", times[2], times[1]);
         for ((name, _), time) in masks.iter().zip(times) {

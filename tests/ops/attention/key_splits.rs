@@ -1,4 +1,5 @@
-//! Keys of plain tensors split among workgroups: the truth is that of the unsplit call, at every number of splits.
+//! Keys of plain tensors split among workgroups: the truth is that of the unsplit call, at every
+//! number of splits.
 
 use wgpu_attention::tuning::Algorithm;
 use wgpu_attention::{DType, Shape};
@@ -30,7 +31,8 @@ fn holds(report: &mut Report, case: &Case, dtype: DType, splits: &[usize]) {
     holds_where(report, case, dtype, splits, |_, _| true);
 }
 
-/// The same, where `always` says so of a form and a number of splits by their place; elsewhere as part of the rest.
+/// The same, where `always` says so of a form and a number of splits by their place; elsewhere as
+/// part of the rest.
 fn holds_where(
     report: &mut Report,
     case: &Case,
@@ -75,7 +77,8 @@ fn lengths() {
     report.finish();
 }
 
-/// Masks that cut the range of keys, whose split it is, and masks that ask every pair; rows that see nothing.
+/// Masks that cut the range of keys, whose split it is, and masks that ask every pair; rows that
+/// see nothing.
 #[test]
 fn masks() {
     crate::harness::in_turn!();
@@ -141,7 +144,8 @@ fn masks() {
     report.finish();
 }
 
-/// A window far shorter than the keys before it, split as the plan sees fit: for the keys in the window, not for all.
+/// A window far shorter than the keys before it, split as the plan sees fit: for the keys in the
+/// window, not for all.
 #[test]
 fn a_short_window_over_a_long_past() {
     crate::harness::in_turn!();

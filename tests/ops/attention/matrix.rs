@@ -1,6 +1,7 @@
-//! The fused kernel on matrix units, in fragments of 8 × 8 and of 16 × 16: edges, scores that move a row's origin, what
-//! each setting takes and refuses; every rule of a mask. All other cases of the fused path are of the rest that may run on
-//! them (see `run::setups`), as are most in fragments of 16 × 16, which take three times as long to compile.
+//! The fused kernel on matrix units, in fragments of 8 × 8 and of 16 × 16: edges, scores that move
+//! a row's origin, what each setting takes and refuses; every rule of a mask. All other cases of
+//! the fused path are of the rest that may run on them (see `run::setups`), as are most in
+//! fragments of 16 × 16, which take three times as long to compile.
 
 use wgpu_attention::cache::{Append, CacheLayout, CacheStorage, ScaleGroup, Tokens};
 use wgpu_attention::tuning::{Algorithm, MatrixUnits, Target};
@@ -102,7 +103,8 @@ fn tiles_of_gpus() {
     finish(report);
 }
 
-/// Every rule of a mask, alone, in a tile of each fragment's or, where they take long to compile, in some.
+/// Every rule of a mask, alone, in a tile of each fragment's or, where they take long to compile,
+/// in some.
 #[test]
 fn masks() {
     let mut report = Report::new("matrix, masks");
@@ -119,7 +121,8 @@ fn masks() {
     finish(report);
 }
 
-/// Scores whose maxima rise from key to key, slowly and in leaps, at the sizes where an origin just moves or just does not.
+/// Scores whose maxima rise from key to key, slowly and in leaps, at the sizes where an origin just
+/// moves or just does not.
 #[test]
 fn rising_scores() {
     let mut report = Report::new("matrix, rising scores");
@@ -127,7 +130,8 @@ fn rising_scores() {
         for (n, rise) in [0.05, 0.4, 0.5, 0.6, 3.0, 20.0, -0.5].into_iter().enumerate() {
             let case = Case::random(format!("matrix rising {rise}"), shape(33, 90, 16, 16)).with(|c| {
                 c.scale = Some(1.0);
-                // q · k is `rise` times the key's number, on top of a little noise; every third row sees it fall.
+                // q · k is `rise` times the key's number, on top of a little noise; every third row
+                // sees it fall.
                 for (row, q) in c.q.chunks_exact_mut(16).enumerate() {
                     q.iter_mut().for_each(|x| *x *= 0.25);
                     q[0] = if row % 3 == 0 { -1.0 } else { 1.0 };
@@ -146,7 +150,8 @@ fn rising_scores() {
     finish(report);
 }
 
-/// One key with most of the weight and no value, hundreds with little: sums of what f16 holds only just.
+/// One key with most of the weight and no value, hundreds with little: sums of what f16 holds only
+/// just.
 #[test]
 fn small_weights_count() {
     crate::harness::in_turn!();
@@ -252,7 +257,8 @@ fn splits_and_dropout() {
                 .and_then(|got| judge_outputs(&case.expected, case.shape, &truth, &got, false));
             report.record(&format!("{n} splits"), &setup, judged);
         }
-        // Nine weights of ten are dropped: the factor of the rest would take some of them past what f16 holds.
+        // Nine weights of ten are dropped: the factor of the rest would take some of them past what
+        // f16 holds.
         let dropped = Case::random("matrix dropout", shape(20, 50, 16, 16))
             .with(|c| c.dropout = Some(DropoutData::Seeded { p: 0.9, seed: 7 }));
         if runs(profile, "dropout") {
@@ -282,7 +288,8 @@ fn subgroups_of_other_sizes() {
     finish(report);
 }
 
-/// Keys and values from caches of every kind of storage: what the other kernels give, but for the rounding of weights.
+/// Keys and values from caches of every kind of storage: what the other kernels give, but for the
+/// rounding of weights.
 #[test]
 fn caches() {
     crate::harness::in_turn!();
@@ -338,8 +345,8 @@ fn caches() {
         };
         let plain = run(MatrixUnits::Never, true);
         let got = run(MatrixUnits::Always, false);
-        // Rounded by at most 2⁻¹²: weights and both results; where keys are no f16, these and values, and so scores of 9 at
-        // most by 9 · 2⁻¹², which weights follow and their sum too.
+        // Rounded by at most 2⁻¹²: weights and both results; where keys are no f16, these and
+        // values, and so scores of 9 at most by 9 · 2⁻¹², which weights follow and their sum too.
         let largest = wide(&v).into_iter().fold(0.0, |m: f64, x| m.max(x.abs()));
         let most = if storage == CacheStorage::F16 { 4.0 } else { 24.0 } * largest / 4096.0;
         let error = got.iter().zip(&plain).fold(0.0, |m: f64, (a, b)| m.max((a - b).abs()));
@@ -379,7 +386,8 @@ fn nobody_gets_other_numbers_unasked() {
         (run(&case, &plain).expect("a run").bits(), got.bits())
     };
     for profile in matrices().filter(|profile| runs(profile, "unasked")) {
-        // F32 stays F32 unless it may be rounded, and BF16 in any case, on a device that is no software driver as far as its tiles go.
+        // F32 stays F32 unless it may be rounded, and BF16 in any case, on a device that is no
+        // software driver as far as its tiles go.
         for (dtype, rounded) in [(DType::F32, false), (DType::BF16, false), (DType::BF16, true)] {
             let (plain, got) = bits(profile, dtype, Target::Gpu, MatrixUnits::Auto, rounded);
             assert_eq!(plain, got);

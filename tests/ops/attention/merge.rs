@@ -42,8 +42,8 @@ fn splitting_anywhere_and_merging_equals_not_splitting() {
                     {
                         let cut = Cut { profile, path, dtypes, at };
                         let setup = format!("{}, {path:?}, {dtypes:?}, cut at {at:?}", profile.name);
-                        // Shorter floats round every part: only f32 chains are held to the naive error. Of bf16, three parts'
-                        // roundings are as much as is permitted.
+                        // Shorter floats round every part: only f32 chains are held to the naive
+                        // error. Of bf16, three parts' roundings are as much as is permitted.
                         let most = match dtypes[1] {
                             DType::F16 => 2,
                             DType::BF16 => 1,

@@ -1,5 +1,5 @@
-//! Packed sequences: the reference against their meaning and against every sequence run alone, every path and
-//! form against the reference.
+//! Packed sequences: the reference against their meaning and against every sequence run alone,
+//! every path and form against the reference.
 
 use wgpu_attention::mask::Pattern;
 use wgpu_attention::{Alignment, Shape};
@@ -8,7 +8,8 @@ use crate::harness::meaning::follows;
 use crate::harness::{Case, HostData, Report, Rules};
 use crate::ops::mask::masks::check;
 
-/// Queries and keys of each sequence: shorter and longer than a tile, without queries, without keys, empty.
+/// Queries and keys of each sequence: shorter and longer than a tile, without queries, without
+/// keys, empty.
 const SEQUENCES: &[(usize, usize)] =
     &[(5, 5), (0, 0), (3, 7), (4, 0), (0, 6), (7, 2), (0, 0), (67, 90), (1, 1), (0, 3), (2, 0)];
 
@@ -169,7 +170,8 @@ fn global_tokens_are_those_of_the_own_sequence() {
     report.finish();
 }
 
-/// Other sequences in every batch entry, beside parts that count queries and keys through the whole tensor.
+/// Other sequences in every batch entry, beside parts that count queries and keys through the whole
+/// tensor.
 #[test]
 fn sequences_differ_by_batch() {
     crate::harness::in_turn!();

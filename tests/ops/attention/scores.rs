@@ -1,4 +1,5 @@
-//! Scores as an output: at every stage, on every device, in every form, beside what the call computes anyway.
+//! Scores as an output: at every stage, on every device, in every form, beside what the call
+//! computes anyway.
 
 use wgpu_attention::attention::ScoreStage;
 use wgpu_attention::mask::Pattern;

@@ -1,7 +1,8 @@
-//! Sizes at which the stages' tiles end: one below, at and above, primes, and the large tiles of GPUs.
+//! Sizes at which the stages' tiles end: one below, at and above, primes, and the large tiles of
+//! GPUs.
 //!
-//! The stages are private; each is seen through the output that it decides: scores through lse, softmax through
-//! the weights, weighted_sum through out, project and append_keys through layers.
+//! The stages are private; each is seen through the output that it decides: scores through lse,
+//! softmax through the weights, weighted_sum through out, project and append_keys through layers.
 
 use wgpu_attention::reference::MultiHeadShape;
 use wgpu_attention::tuning::{Algorithm, Target};
@@ -52,7 +53,8 @@ fn scores() {
 #[test]
 fn softmax() {
     crate::harness::in_turn!();
-    // A row per invocation or per workgroup: as many keys as lanes, one less, one more, many rounds.
+    // A row per invocation or per workgroup: as many keys as lanes, one less, one more, many
+    // rounds.
     let mut report = Report::new("stages, softmax");
     for kv_len in [1, 2, 127, 128, 129, 255, 256, 257, 1023, 1025, 2048, 3001] {
         let shape = Shape { batch: 2, heads: 1, kv_heads: 1, q_len: 3, kv_len, head_dim: 4, value_dim: 1 };
@@ -125,7 +127,8 @@ fn large_tiles() {
     report.finish();
 }
 
-/// On the staged path, whose shaders are the same for all channels; the `n`th also in f16, or on the plain device in f32 or bf16.
+/// On the staged path, whose shaders are the same for all channels; the `n`th also in f16, or on
+/// the plain device in f32 or bf16.
 fn check_layer(report: &mut Report, case: &LayerCase, n: usize) {
     let other = [
         (full(), DType::F16, Storage::Separate),

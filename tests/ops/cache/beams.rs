@@ -18,7 +18,8 @@ fn check(bed: &mut Bed, ask: &Ask) -> Result<f64, String> {
     Ok(worst.max(bed.ask(ask)?))
 }
 
-/// Identity, exchanges, circles, one parent of all, and random parents, in every storage and layout; then new tokens.
+/// Identity, exchanges, circles, one parent of all, and random parents, in every storage and
+/// layout; then new tokens.
 #[test]
 fn reordered_sequences_hold_their_parents_tokens() {
     crate::harness::in_turn!();
@@ -94,7 +95,8 @@ fn reorder_moves_lengths_of_the_device() {
     }
 }
 
-/// Four beams as a caller reorders them; forks in order would lose the sequences that earlier forks replaced.
+/// Four beams as a caller reorders them; forks in order would lose the sequences that earlier forks
+/// replaced.
 #[test]
 fn reordered_beams_have_their_parents_lengths() {
     for (layout, capacity) in LAYOUTS {

@@ -18,7 +18,8 @@ fn ask(bed: &mut Bed, context: &str) {
     bed.check_sequence_table().unwrap_or_else(|e| panic!("{context}: {e}"));
 }
 
-/// Exactly as many tokens as there is room for; the next is refused, and the cache goes on as it was.
+/// Exactly as many tokens as there is room for; the next is refused, and the cache goes on as it
+/// was.
 #[test]
 fn a_full_cache_refuses_the_next_token_and_goes_on() {
     crate::harness::in_turn!();
@@ -173,7 +174,8 @@ fn copies_on_write_at_every_alignment() {
             bed.fork(0, 2).expect("a fork");
             let pages = len.div_ceil(16);
             assert_eq!(bed.cache.free_pages(), 12 - pages, "three share {pages} pages");
-            // Where the last page is not full, the first takes one of its own, then the third; the second has what is left.
+            // Where the last page is not full, the first takes one of its own, then the third; the
+            // second has what is left.
             let own = |len: usize| usize::from(!len.is_multiple_of(16));
             bed.grow(&Count::Each(vec![1, 0, 0])).expect("room");
             assert_eq!(bed.cache.free_pages(), 11 - pages);
@@ -197,8 +199,8 @@ fn copies_on_write_at_every_alignment() {
     }
 }
 
-/// Tokens of NaN that are given up leave nothing behind: not past the end, not in pages that others take, not where a
-/// ring has been overwritten.
+/// Tokens of NaN that are given up leave nothing behind: not past the end, not in pages that others
+/// take, not where a ring has been overwritten.
 #[test]
 fn given_up_tokens_leave_nothing() {
     crate::harness::in_turn!();
@@ -267,7 +269,8 @@ fn a_new_cache_is_empty() {
     assert_eq!(CacheStorage::Q4(ScaleGroup::Row).row_bytes(128), 64 + 4);
 }
 
-/// A cache whose keys one binding cannot hold, as caches of groups of its heads: bit by bit what one cache gives.
+/// A cache whose keys one binding cannot hold, as caches of groups of its heads: bit by bit what
+/// one cache gives.
 #[test]
 fn caches_of_groups_of_heads_equal_one_cache() {
     let (heads, kv_heads, dim, rows, capacity) = (8, 4, 8, 5, 64);

@@ -1,4 +1,5 @@
-//! Whatever the order of calls and whatever the sequence table holds: a sequence's results come from its own rows.
+//! Whatever the order of calls and whatever the sequence table holds: a sequence's results come
+//! from its own rows.
 
 use wgpu_attention::cache::{Append, CacheLayout, CacheStorage, ScaleGroup, Tokens};
 use wgpu_attention::tuning::Target;
@@ -13,7 +14,8 @@ const BATCH: usize = 2;
 const LEN: usize = 16;
 const DIM: usize = 4;
 
-/// A cache full of sequence 0's values of 1 and sequence 1's of 1000, and a query that weighs all keys alike.
+/// A cache full of sequence 0's values of 1 and sequence 1's of 1000, and a query that weighs all
+/// keys alike.
 struct Full {
     gpu: &'static Gpu,
     cache: Cache,

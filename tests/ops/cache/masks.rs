@@ -8,7 +8,8 @@ use crate::harness::{
     Ask, Bed, Count, Data, FORMS, HostData, Kind, Layout, Report, Rng, Rules, due, full, profiles, rest,
 };
 
-/// Name, rules and softcap, for so many queries; `keys` is the capacity, or 1 where the cache is a ring.
+/// Name, rules and softcap, for so many queries; `keys` is the capacity, or 1 where the cache is a
+/// ring.
 fn masks(kind: &Kind, rows: usize, keys: usize) -> Vec<(&'static str, Rules, Option<f64>)> {
     let (batch, heads) = (kind.batch, kind.heads);
     let none = Rules::default;
@@ -111,7 +112,8 @@ fn every_mask_over_every_layout() {
                     bed.profile.tidy();
                     let splits = [None, Some(3)][mask % 2];
                     let layout = [Layout::Dense, Layout::Window(2 * mask as u64 + 1)][n];
-                    // Queries, the cache's three, out, lse and three tensors would be more than the plain device binds.
+                    // Queries, the cache's three, out, lse and three tensors would be more than the
+                    // plain device binds.
                     let lse = name != "everything";
                     let ask = Ask { rows, softcap, splits, layout, lse, ..Ask::new(form, &rules) };
                     let outcome = bed.ask(&ask);

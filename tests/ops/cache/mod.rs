@@ -1,4 +1,5 @@
-//! Caches of keys and values: whatever was done to them, attention is that of a plain model's tokens.
+//! Caches of keys and values: whatever was done to them, attention is that of a plain model's
+//! tokens.
 
 mod beams;
 mod full;
@@ -25,7 +26,8 @@ pub const STORAGES: [CacheStorage; 7] = [
     CacheStorage::BF16,
 ];
 
-/// How a storage in a layout is asked by tests that share kernels so: form and splits; the other form is of the rest.
+/// How a storage in a layout is asked by tests that share kernels so: form and splits; the other
+/// form is of the rest.
 pub fn usual(storage: usize, layout: usize) -> (Target, Option<usize>) {
     (FORMS[(storage + layout) % 2], [None, Some(3)][(storage / 2 + layout) % 2])
 }

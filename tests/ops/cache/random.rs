@@ -1,5 +1,5 @@
-//! Random lives of caches beside their model. The draws are the same in every run; `WGPU_ATTENTION_TEST_SEED` draws
-//! others, `WGPU_ATTENTION_TEST_DRAWS` more or fewer lives.
+//! Random lives of caches beside their model. The draws are the same in every run;
+//! `WGPU_ATTENTION_TEST_SEED` draws others, `WGPU_ATTENTION_TEST_DRAWS` more or fewer lives.
 
 use std::collections::HashSet;
 
@@ -29,8 +29,8 @@ impl Pages {
         self.named
     }
 
-    /// The tables after sequences have grown from `least` to `end`: who writes into a page that another has too gets
-    /// one of its own. And how many pages that takes.
+    /// The tables after sequences have grown from `least` to `end`: who writes into a page that
+    /// another has too gets one of its own. And how many pages that takes.
     fn grown(&mut self, spans: &[[usize; 2]]) -> (usize, Vec<Vec<usize>>) {
         let mut tables = self.tables.clone();
         let mut needed = 0;

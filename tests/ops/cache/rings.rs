@@ -1,4 +1,5 @@
-//! Rings that go back, compared with a plain list of slots: refused where an overwritten token would be missing.
+//! Rings that go back, compared with a plain list of slots: refused where an overwritten token
+//! would be missing.
 
 use wgpu_attention::cache::{Append, CacheLayout, Tokens};
 use wgpu_attention::{
@@ -116,7 +117,8 @@ impl Rings {
             .expect("room");
     }
 
-    /// One more token of each sequence; attention must see what the slots hold, and what a ring sees that never went
+    /// One more token of each sequence; attention must see what the slots hold, and what a ring
+    /// sees that never went
     /// back: of all it keeps, and in a window that reaches no further than the spare tokens allow.
     fn go_on(mut self) {
         self.append(Tokens::All(1), 1, NEW);

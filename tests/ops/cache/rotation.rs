@@ -1,4 +1,5 @@
-//! Keys rotated on their way into the cache, each sequence at positions of its own, beside queries rotated there.
+//! Keys rotated on their way into the cache, each sequence at positions of its own, beside queries
+//! rotated there.
 
 use wgpu_attention::cache::CacheLayout;
 use wgpu_attention::position::{RopeConfig, RopeOrder, RopeScaling};

@@ -60,7 +60,8 @@ fn what_was_appended_is_read_back() {
     report.finish();
 }
 
-/// The same of rows that were overwritten, and attention to them; what is not there is dropped and counted.
+/// The same of rows that were overwritten, and attention to them; what is not there is dropped and
+/// counted.
 #[test]
 fn rows_are_overwritten() {
     crate::harness::in_turn!();
@@ -104,7 +105,8 @@ fn rows_are_overwritten() {
     report.finish();
 }
 
-/// Shared pages are copied before they are overwritten; where only the device knows which, nothing is.
+/// Shared pages are copied before they are overwritten; where only the device knows which, nothing
+/// is.
 #[test]
 fn a_fork_keeps_what_is_overwritten_in_the_other() {
     let layout = CacheLayout::Paged { page: 16, pages: 7 };

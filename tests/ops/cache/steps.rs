@@ -1,5 +1,5 @@
-//! Generation token by token, and in chunks: every layout, storage and form gives what one causal call over the
-//! same tokens gives.
+//! Generation token by token, and in chunks: every layout, storage and form gives what one causal
+//! call over the same tokens gives.
 
 use wgpu_attention::DType;
 use wgpu_attention::cache::{CacheLayout, CacheStorage, ScaleGroup};
@@ -241,7 +241,8 @@ fn ragged_batches() {
     report.finish();
 }
 
-/// What is not finite shows where it is seen, in its group and nowhere else; huge values do not overflow f16.
+/// What is not finite shows where it is seen, in its group and nowhere else; huge values do not
+/// overflow f16.
 #[test]
 fn bad_numbers_show_in_their_rows() {
     crate::harness::in_turn!();
@@ -255,7 +256,8 @@ fn bad_numbers_show_in_their_rows() {
             }
             let config = CacheConfig::new(1, 64, 8).storage(storage);
             let mut cache = Cache::with_pipelines(gpu.pipelines(), config).expect("a cache");
-            // Key i is 1 in channel i, value i is i in all channels; NaN, ∞ and 1e30 in later values.
+            // Key i is 1 in channel i, value i is i in all channels; NaN, ∞ and 1e30 in later
+            // values.
             let mut v: Vec<f32> = (0..4 * 64).map(|n| (n / 64) as f32).collect();
             (v[64 + 40], v[2 * 64 + 3], v[3 * 64 + 50]) = (f32::NAN, f32::INFINITY, 1e30);
             let k: Vec<f32> = (0..4 * 64).map(|n| if n % 64 == n / 64 { 7.0 } else { 0.0 }).collect();
@@ -334,7 +336,8 @@ fn long_caches_split_by_themselves() {
     report.finish();
 }
 
-/// One step as a caller records it, in one pass of its own, in one encoder with the steps before and after.
+/// One step as a caller records it, in one pass of its own, in one encoder with the steps before
+/// and after.
 #[test]
 fn steps_in_a_callers_pass() {
     use wgpu_attention::cache::{Append, Tokens};
@@ -352,7 +355,8 @@ fn steps_in_a_callers_pass() {
         let out = gpu.upload(&[f32::NAN; 48]).expect("an upload");
         let mut encoder = gpu.device().create_command_encoder(&Default::default());
         for n in 0..6 {
-            // Token n of each, and its place in out: a buffer is read or written, so out is another.
+            // Token n of each, and its place in out: a buffer is read or written, so out is
+            // another.
             let row = |b| TensorView::new(b, DType::F32, [1, 1, 1, 8]).with_offset(8 * n);
             cache.advance(&mut encoder, Tokens::All(1)).expect("room");
             let append = Append::new(row(&k), row(&v));
@@ -389,7 +393,8 @@ fn rings_go_on_for_long() {
     for form in FORMS {
         let config = Config::new(1, 8).kernel_options(wgpu_attention::KernelOptions::new().target(form));
         let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
-        // The second has gone through most of the positions there are, not a multiple of its window.
+        // The second has gone through most of the positions there are, not a multiple of its
+        // window.
         let outs = [0, (1 << 29) - 1000].map(|before| {
             let config = CacheConfig::new(1, 8, 7).layout(CacheLayout::Ring { sink_tokens: 0 });
             let mut cache = Cache::with_pipelines(gpu.pipelines(), config).expect("a cache");

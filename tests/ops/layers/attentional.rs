@@ -1,4 +1,5 @@
-//! Attentional vectors: the reference against differences, the device against the reference, refusals.
+//! Attentional vectors: the reference against differences, the device against the reference,
+//! refusals.
 
 use wgpu_attention::layers::{AttentionalBackward, AttentionalForward, AttentionalVector};
 use wgpu_attention::reference::{HostLinear, attentional, attentional_backward, widen};

@@ -1,4 +1,5 @@
-//! A layer's gradients on a device: of PyTorch's `nn.MultiheadAttention`, of random layers, in both forms; bits, cut work, memory.
+//! A layer's gradients on a device: of PyTorch's `nn.MultiheadAttention`, of random layers, in both
+//! forms; bits, cut work, memory.
 
 use wgpu_attention::layers::{
     LinearGradients, MultiHeadBackward, MultiHeadConfig, MultiHeadForward, MultiHeadGradients,
@@ -28,7 +29,8 @@ fn run(
     pollster::block_on(run_layer_backward_async(problem, setup, change))
 }
 
-/// Both forms, with what a forward call keeps and without; one of the four always, which says `nth`.
+/// Both forms, with what a forward call keeps and without; one of the four always, which says
+/// `nth`.
 fn setups(name: &str, nth: usize) -> Vec<LayerBackwardSetup> {
     let all = FORMS.into_iter().flat_map(|form| [true, false].map(|keeps| (form, keeps))).enumerate();
     let runs = all.filter(|(n, (form, keeps))| {
@@ -90,14 +92,16 @@ fn options() -> LayerOptions {
     }
 }
 
-/// What is added to scores is not added to those of appended keys, whose own gradients are sums over the batch.
+/// What is added to scores is not added to those of appended keys, whose own gradients are sums
+/// over the batch.
 #[test]
 fn appended_keys() {
     crate::harness::in_turn!();
     let mut report = Report::new("layer gradients with appended keys");
     let MultiHeadShape { batch, q_len, kv_len } = SHAPE;
     let heads = options().heads;
-    // Of the bias and of the table: one element for each key or distance, and one for all that are given.
+    // Of the bias and of the table: one element for each key or distance, and one for all that are
+    // given.
     let kinds = [
         ("each", [batch, heads, q_len, kv_len], [1, heads, 1, 7]),
         ("all", [1, heads, q_len, 1], [batch, heads, 1, 1]),
@@ -186,11 +190,12 @@ fn bits_are_the_same() {
     assert!(of_forms[0] != of_forms[1], "one form stands for both");
 }
 
-/// A layer with one buffer for all of its weights, and for their gradients one as `in_proj_weight` is and one for the output
-/// projection.
+/// A layer with one buffer for all of its weights, and for their gradients one as `in_proj_weight`
+/// is and one for the output projection.
 struct Packed {
     layer: MultiHeadAttention,
-    /// x, y, context, lse, d_y, d_x, the gradients of in_proj_weight, in_proj_bias, out_proj.weight, out_proj.bias.
+    /// x, y, context, lse, d_y, d_x, the gradients of in_proj_weight, in_proj_bias,
+    /// out_proj.weight, out_proj.bias.
     buffers: [wgpu::Buffer; 10],
     length: usize,
 }
@@ -384,7 +389,8 @@ fn scratch_is_linear() {
     };
     for length in [32, 64, 2048] {
         let tokens = BATCH * length;
-        // Queries, keys and values, their gradients, that of the heads' outputs, what is kept of queries.
+        // Queries, keys and values, their gradients, that of the heads' outputs, what is kept of
+        // queries.
         let kept = 4 * tokens * EMBED * (3 + 3 + 1) + 16 * tokens * HEADS;
         assert_eq!(of(length, true), kept, "length {length}");
         assert_eq!(

@@ -1,4 +1,5 @@
-//! Rotary positions of `MultiHeadAttention`: what they are in the reference, on devices, in gradients, and what is refused.
+//! Rotary positions of `MultiHeadAttention`: what they are in the reference, on devices, in
+//! gradients, and what is refused.
 
 use wgpu_attention::layers::{MultiHeadBackward, MultiHeadForward, MultiHeadWeights};
 use wgpu_attention::position::{Rope, RopeConfig, RopeOrder, RopeScaling, RowPositions};
@@ -14,7 +15,8 @@ use crate::harness::{HostData, Report, Rules, full};
 
 const SHAPE: MultiHeadShape = MultiHeadShape { batch: 2, q_len: 19, kv_len: 19 };
 
-/// Layers of each kind of rotation and of positions, with grouped heads, other widths of values, appended keys.
+/// Layers of each kind of rotation and of positions, with grouped heads, other widths of values,
+/// appended keys.
 fn cases() -> Vec<LayerCase> {
     let options = LayerOptions { kv_heads: 2, head_dim: 8, value_dim: 5, ..LayerOptions::new(24, 4) };
     let rows = HostData::new((0..38).map(|n| (n * 7 + n / 19) % 100).collect(), [2, 1, 19, 1]);

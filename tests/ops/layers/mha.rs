@@ -31,8 +31,8 @@ pub const NAMES: &[&str] = &[
     "mha_zero_attn",
 ];
 
-/// One row of this vector sees no key. PyTorch gives NaN there when asked for weights; here such a query has
-/// weights and context of zero, so its output is the bias.
+/// One row of this vector sees no key. PyTorch gives NaN there when asked for weights; here such a
+/// query has weights and context of zero, so its output is the bias.
 const DEAD_ROW: &str = "mha_mask_and_key_mask";
 
 /// Two axes of `[a, b, features]` exchanged.

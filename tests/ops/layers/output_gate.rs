@@ -83,8 +83,8 @@ fn vector(name: &str) -> (LayerCase, Vector) {
     (case, vector)
 }
 
-/// Compares the gradients of a run with those of the vector: by name ours, and where the channels of
-/// a vector's tensor lie in it.
+/// Compares the gradients of a run with those of the vector: by name ours, and where the channels
+/// of a vector's tensor lie in it.
 fn compare_gradients(name: &str, vector: &Vector, got: &Each<Vec<f64>>) {
     let [_, heads, _, head_dim] = vector.shape4("q");
     let of = |own: &str| {
@@ -159,8 +159,8 @@ fn gradients_match_the_vectors() {
 const SELF: MultiHeadShape = MultiHeadShape { batch: 2, q_len: 19, kv_len: 19 };
 const CROSS: MultiHeadShape = MultiHeadShape { batch: 2, q_len: 7, kv_len: 22 };
 
-/// Both kinds of gates: with grouped heads, values of another size, norms and rotation; of attention
-/// to other rows; narrow, with and without a bias; with appended keys.
+/// Both kinds of gates: with grouped heads, values of another size, norms and rotation; of
+/// attention to other rows; narrow, with and without a bias; with appended keys.
 fn cases() -> Vec<LayerCase> {
     let options = LayerOptions { kv_heads: 2, head_dim: 8, value_dim: 5, ..LayerOptions::new(24, 4) };
     let narrow = LayerOptions { narrow: true, out_features: 10, ..options };

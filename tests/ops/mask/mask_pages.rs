@@ -1,4 +1,5 @@
-//! docs/masks.md and its pictures, made of the presets themselves: `WGPU_ATTENTION_WRITE=1` writes them.
+//! docs/masks.md and its pictures, made of the presets themselves: `WGPU_ATTENTION_WRITE=1` writes
+//! them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

@@ -1,4 +1,5 @@
-//! Every part of a mask, alone and in combination, against definitions written down here a second time.
+//! Every part of a mask, alone and in combination, against definitions written down here a second
+//! time.
 
 use wgpu_attention::mask::{Pattern, PatternPart};
 use wgpu_attention::tuning::Algorithm;
@@ -89,14 +90,16 @@ fn the_reference_follows_lengths_and_keys() {
     assert_eq!(by_keys.weights, by_bias.weights);
 }
 
-/// One device, layout and type each: what a mask means does not depend on them, `property` crosses them.
+/// One device, layout and type each: what a mask means does not depend on them, `property` crosses
+/// them.
 pub fn check(report: &mut Report, case: &Case) {
     check_paths(report, case, true);
 }
 
 /// As [`check`], on the fused path alone where the staged one would show nothing new.
 pub fn check_paths(report: &mut Report, case: &Case, staged_too: bool) {
-    // What has the same rules shares its kernels: those for many rows in one form, those for few in the other.
+    // What has the same rules shares its kernels: those for many rows in one form, those for few in
+    // the other.
     let few = case.shape.q_len * case.shape.group() <= 16;
     let own = Rng::named(&case.rules.names().join(" ")).below(2) ^ usize::from(few);
     for (n, form) in FORMS.into_iter().enumerate() {
@@ -171,7 +174,8 @@ fn tensors_repeat_along_any_axes() {
     report.finish();
 }
 
-/// Every rule that speaks of positions, with queries that stand elsewhere in every batch entry; and past every key.
+/// Every rule that speaks of positions, with queries that stand elsewhere in every batch entry; and
+/// past every key.
 fn offset_rules(shape: &Shape) -> Vec<(String, Rules)> {
     let [b, h, i, j] = shape.weights();
     let none = Rules::default;
@@ -280,7 +284,8 @@ fn everything_together() {
     report.finish();
 }
 
-/// A device that binds fewer buffers than the fused path needs: named as skipped, then the staged path's turn.
+/// A device that binds fewer buffers than the fused path needs: named as skipped, then the staged
+/// path's turn.
 #[test]
 fn more_tensors_than_the_device_binds_take_the_staged_path() {
     let shape = shape((7, 19));

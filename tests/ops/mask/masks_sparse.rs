@@ -1,5 +1,5 @@
-//! Patterns, prefixes, global tokens, documents and block maps, alone and with what they work with: the reference
-//! against their meaning, every path and form against the reference.
+//! Patterns, prefixes, global tokens, documents and block maps, alone and with what they work with:
+//! the reference against their meaning, every path and form against the reference.
 
 use wgpu_attention::mask::block_map::{big_bird, state};
 use wgpu_attention::mask::{Pattern, PatternPart};
@@ -225,8 +225,8 @@ fn block_maps_hold_with_everything() {
     report.finish();
 }
 
-/// Tiles of keys that no query of a tile sees, and tiles that every query sees: kernels skip the ones and ask no
-/// questions in the others.
+/// Tiles of keys that no query of a tile sees, and tiles that every query sees: kernels skip the
+/// ones and ask no questions in the others.
 #[test]
 fn whole_tiles_hidden_and_full() {
     crate::harness::in_turn!();
@@ -347,8 +347,8 @@ fn hidden_values_contribute_nothing_whatever_they_hold() {
     report.finish();
 }
 
-/// Zaheer et al. 2020: the blocks of a row are its neighbours, the global ones and the random ones; global blocks
-/// attend to all.
+/// Zaheer et al. 2020: the blocks of a row are its neighbours, the global ones and the random ones;
+/// global blocks attend to all.
 #[test]
 fn big_birds_map_has_its_blocks() {
     let random = vec![vec![4], vec![5], vec![], vec![0, 1], vec![2], vec![1]];

@@ -217,7 +217,8 @@ fn derivatives_come_from_the_text() {
     report.finish();
 }
 
-/// Gradients of what is captured: of more elements than a workgroup has, of few that all pairs read, added to what is there.
+/// Gradients of what is captured: of more elements than a workgroup has, of few that all pairs
+/// read, added to what is there.
 #[test]
 fn captured_gradients() {
     let mut report = Report::new("gradients of what mods capture");
@@ -456,7 +457,8 @@ impl Tree {
         name
     }
 
-    /// The value, and the derivative by the score. `edge` becomes true where it jumps or bends within rounding of f32.
+    /// The value, and the derivative by the score. `edge` becomes true where it jumps or bends
+    /// within rounding of f32.
     fn of(&self, score: f64, at: &At, table: &[f32], edge: &AtomicBool) -> [f64; 2] {
         let of = |tree: &Tree| tree.of(score, at, table, edge);
         let near =

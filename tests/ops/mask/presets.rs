@@ -1,4 +1,5 @@
-//! Attentions that have names: on the device, on the host, against rules of the builder, and against what they mean written down a second time.
+//! Attentions that have names: on the device, on the host, against rules of the builder, and
+//! against what they mean written down a second time.
 
 use std::sync::Arc;
 
@@ -328,8 +329,9 @@ fn scores_backward() {
     report.finish();
 }
 
-/// On a device, a preset against the builder's rule: the same bits where both are planned alike, else as exact. The causal rule has kernels of its
-/// own, which count on it; the softcap of the builder multiplies where this one divides.
+/// On a device, a preset against the builder's rule: the same bits where both are planned alike,
+/// else as exact. The causal rule has kernels of its own, which count on it; the softcap of the
+/// builder multiplies where this one divides.
 fn against_rules(case: &Case, ruled: &Case, n: usize) {
     for (form, path) in
         FORMS.into_iter().flat_map(|form| [(form, Algorithm::Fused), (form, Algorithm::Staged)])
@@ -466,7 +468,8 @@ fn means(preset: Result<MaskPreset, Error>, len: usize, sees: impl Fn(usize, usi
     assert!(seen > 0 && seen < len * len, "{preset:?} shows {seen} of {len}²");
 }
 
-/// The `kernel` points nearest to `q` among those of its residue: a window that slides until it has no room.
+/// The `kernel` points nearest to `q` among those of its residue: a window that slides until it has
+/// no room.
 fn neighbours(q: usize, len: usize, kernel: usize, dilation: usize) -> Vec<usize> {
     let group: Vec<usize> = (0..len).filter(|n| n % dilation == q % dilation).collect();
     let own = group.iter().position(|n| *n == q).expect("its own");
@@ -536,7 +539,8 @@ fn sliding_tiles_are_neighbourhoods_of_tiles() {
     });
 }
 
-/// The mask of Swin's own code: regions of the rolled canvas are numbered, and cut into windows; equal numbers see each other.
+/// The mask of Swin's own code: regions of the rolled canvas are numbered, and cut into windows;
+/// equal numbers see each other.
 #[test]
 fn shifted_windows_are_swin_s_regions() {
     let (canvas, window, shift) = ([6, 12], [3, 4], [1, 3]);
@@ -557,7 +561,8 @@ fn shifted_windows_are_swin_s_regions() {
     });
 }
 
-/// The index of Swin's own code, `relative_position_index`, into a table by query − key with the heads last.
+/// The index of Swin's own code, `relative_position_index`, into a table by query − key with the
+/// heads last.
 #[test]
 fn relative_2d_is_swin_s_table() {
     let ([height, width], heads) = ([3, 4], 2);

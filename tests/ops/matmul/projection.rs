@@ -1,5 +1,5 @@
-//! The projection operator: up to three products at once into heads of any layout, and more than three; the same on matrix
-//! units.
+//! The projection operator: up to three products at once into heads of any layout, and more than
+//! three; the same on matrix units.
 
 use wgpu_attention::matmul::ProjectionForward;
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
@@ -15,7 +15,8 @@ use crate::harness::{
 };
 use crate::laws::property::{Draws, float, seed};
 
-/// One product with its data: `x` `[batch, length, features]`, narrow weights `[heads or 1, dim, read]`.
+/// One product with its data: `x` `[batch, length, features]`, narrow weights `[heads or 1, dim,
+/// read]`.
 #[derive(Clone, Debug)]
 struct Side {
     batch: usize,
@@ -198,7 +199,8 @@ impl Case {
         for (n, side) in self.sides.iter().enumerate() {
             let bytes = image(&outs[n]).bytes;
             let after = profile.gpu.download::<u8>(&buffers[n], bytes.len()).map_err(|e| e.to_string())?;
-            // What lies outside of this output may be another's: the others' elements count as inside.
+            // What lies outside of this output may be another's: the others' elements count as
+            // inside.
             let mut expected = image(&outs[n]);
             for (_, other) in outs.iter().enumerate().filter(|(m, _)| self.one_buffer && *m != n) {
                 let size = dtypes[3].bytes();
@@ -236,7 +238,8 @@ impl Side {
         out
     }
 
-    /// The exact result, and what a naive computation is off by; of operands rounded to f16 if it `rounds`.
+    /// The exact result, and what a naive computation is off by; of operands rounded to f16 if it
+    /// `rounds`.
     fn truth(&self, narrow: bool, dtype: DType, rounds: bool) -> Judged {
         let kind = if rounds { DType::F16 } else { DType::F32 };
         let operands = Side { x: stored(&self.x, kind), weight: stored(&self.weight, kind), ..self.clone() };
@@ -263,7 +266,8 @@ fn random_products_match_the_reference() {
 /// Around every tile and fragment.
 const SIZES: [usize; 13] = [1, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129];
 
-/// One product of `rows × features` by `features × columns`, in sequences and heads that divide them.
+/// One product of `rows × features` by `features × columns`, in sequences and heads that divide
+/// them.
 fn product(
     profile: &'static Profile,
     dtype: DType,
@@ -300,7 +304,8 @@ fn product(
     }
 }
 
-/// All pairs of rows, columns and features. Every kernel takes seconds to compile: few kinds of layout.
+/// All pairs of rows, columns and features. Every kernel takes seconds to compile: few kinds of
+/// layout.
 #[test]
 fn matrix_units_take_every_size() {
     crate::harness::in_turn!();

@@ -1,4 +1,5 @@
-//! The gradients of projections: of inputs, weights and biases, wide and narrow, in any layout, written and accumulated.
+//! The gradients of projections: of inputs, weights and biases, wide and narrow, in any layout,
+//! written and accumulated.
 
 use wgpu_attention::matmul::{Activation, Linear, ProjectionBackward, ProjectionForward};
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
@@ -67,7 +68,8 @@ struct Data {
 }
 
 impl Case {
-    /// A product of `rows × features` by `features × columns`, in sequences and heads that divide them.
+    /// A product of `rows × features` by `features × columns`, in sequences and heads that divide
+    /// them.
     fn of([rows, columns, features]: [usize; 3], form: Target, layout: Layout, seed: u64) -> Self {
         let rng = &mut Rng::new(seed ^ 0xbac_0a4d);
         let part = |n: usize, rng: &mut Rng| {
@@ -155,7 +157,8 @@ impl Case {
         }
     }
 
-    /// d_x, d_weight and d_bias, head by head where each reads its own, and added to what was there.
+    /// d_x, d_weight and d_bias, head by head where each reads its own, and added to what was
+    /// there.
     fn gradients<R: Real>(&self, data: &Data, of: impl Fn(&[f32]) -> Vec<R>) -> [Vec<R>; 3] {
         let Case { batch, length, heads, dim, features, .. } = *self;
         let (x, weight, d_y) = (of(&data.x), of(&data.weight), of(&data.d_y));
@@ -403,7 +406,8 @@ fn the_same_call_gives_the_same_bits() {
     report.finish();
 }
 
-/// Queries, keys and values of one x, in one call: d_x is the sum over the three, and so is that of a tied weight.
+/// Queries, keys and values of one x, in one call: d_x is the sum over the three, and so is that of
+/// a tied weight.
 #[test]
 fn products_that_name_one_gradient_give_their_sum() {
     let profile = full();

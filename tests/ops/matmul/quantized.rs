@@ -1,5 +1,5 @@
-//! Products with quantised weights, and rows of quantised tables, against the reference: every format, form, number of rows, layout
-//! and type.
+//! Products with quantised weights, and rows of quantised tables, against the reference: every
+//! format, form, number of rows, layout and type.
 
 use half::f16;
 use wgpu_attention::matmul::{
@@ -14,7 +14,8 @@ use crate::harness::case::{largest, widened};
 use crate::harness::run::{Layout, Placed};
 use crate::harness::{FLOATS, FORMS, Judged, Profile, Report, Rng, Values, defaults, full, rest, stored};
 
-/// Blocks of any bits, of scales that weights have and of those that f16 hardly holds; offsets of the sign they have in files.
+/// Blocks of any bits, of scales that weights have and of those that f16 hardly holds; offsets of
+/// the sign they have in files.
 fn blocks(format: QuantizedFormat, n: usize, rng: &mut Rng) -> Vec<u8> {
     let mut bytes = Vec::new();
     for _ in 0..n {

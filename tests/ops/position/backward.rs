@@ -117,8 +117,8 @@ fn gradients_of_tables_equal_the_reference() {
     report.finish();
 }
 
-/// More rows than are looked at together, channels than a workgroup has, and positions that many share; and a table of
-/// which a device's workgroups each have several rows.
+/// More rows than are looked at together, channels than a workgroup has, and positions that many
+/// share; and a table of which a device's workgroups each have several rows.
 #[test]
 fn long_sequences_and_tables_equal_the_reference() {
     crate::harness::in_turn!();

@@ -1,4 +1,5 @@
-//! Rotary, sinusoidal and learned positions: against other people's numbers, and the GPU against the reference.
+//! Rotary, sinusoidal and learned positions: against other people's numbers, and the GPU against
+//! the reference.
 
 mod additions;
 mod backward;

@@ -1,4 +1,5 @@
-//! Other people's numbers: PyTorch's, those of Dive into Deep Learning, ONNX's and the formulas of `transformers`.
+//! Other people's numbers: PyTorch's, those of Dive into Deep Learning, ONNX's and the formulas of
+//! `transformers`.
 
 use wgpu_attention::mask::DeviceMask;
 use wgpu_attention::position::{

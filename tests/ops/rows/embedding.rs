@@ -173,7 +173,8 @@ fn gradients_equal_the_reference() {
     cases("embedding backward", Case::backward);
 }
 
-/// The gradient is that of a sum of products with the rows: of a linear function, exactly its differences.
+/// The gradient is that of a sum of products with the rows: of a linear function, exactly its
+/// differences.
 #[test]
 fn the_references_gradient_is_that_of_differences() {
     let case = Case { rows: 5, width: 3, batch: 1, length: 20, scale: 0.5, ..Case::random(1) };

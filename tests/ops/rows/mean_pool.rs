@@ -1,4 +1,5 @@
-//! Means of rows against the reference, forward and backward, and against the sentence embeddings of a library.
+//! Means of rows against the reference, forward and backward, and against the sentence embeddings
+//! of a library.
 
 use std::fmt;
 

@@ -327,7 +327,8 @@ fn large_means_are_exact() {
     }
 }
 
-/// Equal elements are zeros before the bias, also where their mean is rounded; a NaN stays in its row.
+/// Equal elements are zeros before the bias, also where their mean is rounded; a NaN stays in its
+/// row.
 #[test]
 fn rows_of_equals_and_rows_with_nan() {
     let gpu = &full().gpu;

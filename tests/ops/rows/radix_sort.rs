@@ -1,4 +1,5 @@
-//! The sort, alone: against a stable sort on the host, of every length and width, and the places that invert it.
+//! The sort, alone: against a stable sort on the host, of every length and width, and the places
+//! that invert it.
 
 use wgpu_attention::rows::{RadixSort, Sort};
 use wgpu_attention::{DType, Scratch, TensorView};

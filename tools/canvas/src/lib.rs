@@ -21,7 +21,8 @@ pub const LABEL: Font = Font { size: RasterHeight::Size20, weight: FontWeight::R
 pub const REMARK: Font = Font { size: RasterHeight::Size20, weight: FontWeight::Regular, colour: GREY };
 pub const SMALL: Font = Font { size: RasterHeight::Size16, weight: FontWeight::Regular, colour: BLACK };
 
-/// From light yellow to dark blue for 0 to 1. By the square root: in long sequences most weights are small.
+/// From light yellow to dark blue for 0 to 1. By the square root: in long sequences most weights
+/// are small.
 pub fn heat(value: f32) -> Colour {
     let colorous::Color { r, g, b } = colorous::YELLOW_GREEN_BLUE.eval_continuous(value.sqrt().into());
     [r, g, b]
@@ -135,7 +136,8 @@ impl Font {
         Font { colour, ..self }
     }
 
-    /// Calls `draw(x, y, opacity)` for every pixel of the text. What the font lacks is a letter like it, or a question mark.
+    /// Calls `draw(x, y, opacity)` for every pixel of the text. What the font lacks is a letter
+    /// like it, or a question mark.
     fn glyphs(self, text: &str, mut draw: impl FnMut(usize, usize, u8)) {
         let raster = |letter| get_raster(letter, self.weight, self.size);
         for (n, letter) in text.chars().enumerate() {

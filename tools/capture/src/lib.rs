@@ -1,7 +1,8 @@
-//! A Vulkan layer: of every compute pipeline that a program makes, what the driver says of it goes into a file of
-//! JSON in the folder that `CAPTURE_OUT` names, and its module beside it. So a program's kernels are seen as they are on its own
-//! device, with its features, specialisation constants and subgroups. With `CAPTURE_UNCHECKED` the device gets no robust
-//! access to buffers. `scripts/compiled` uses it.
+//! A Vulkan layer: of every compute pipeline that a program makes, what the driver says of it goes
+//! into a file of JSON in the folder that `CAPTURE_OUT` names, and its module beside it. So a
+//! program's kernels are seen as they are on its own device, with its features, specialisation
+//! constants and subgroups. With `CAPTURE_UNCHECKED` the device gets no robust access to buffers.
+//! `scripts/compiled` uses it.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -75,7 +76,8 @@ fn state() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What the loader keeps at the beginning of every object that has functions of an instance or a device.
+/// What the loader keeps at the beginning of every object that has functions of an instance or a
+/// device.
 ///
 /// # Safety
 /// `handle` is such an object, or null.
@@ -175,7 +177,8 @@ unsafe extern "system" fn create_instance(
     allocator: *const vk::AllocationCallbacks,
     instance: *mut vk::Instance,
 ) -> vk::Result {
-    // SAFETY: the loader gives its layers a link each, to be taken out of the chain, and where to write the instance.
+    // SAFETY: the loader gives its layers a link each, to be taken out of the chain, and where to
+    // write the instance.
     unsafe {
         let is_it = |info: &LayerInfo<InstanceLink>| info.function == LINK_INFO;
         let Some(info) = chained((*about).p_next, INSTANCE_INFO, is_it) else {
@@ -304,7 +307,8 @@ unsafe extern "system" fn create_compute_pipelines(
     allocator: *const vk::AllocationCallbacks,
     pipelines: *mut vk::Pipeline,
 ) -> vk::Result {
-    // SAFETY: the caller's own device and arguments, passed on; pipelines are there if the result says so.
+    // SAFETY: the caller's own device and arguments, passed on; pipelines are there if the result
+    // says so.
     unsafe {
         let Some(next) = state().devices.get(&key(device)).cloned() else {
             return vk::Result::ERROR_DEVICE_LOST;

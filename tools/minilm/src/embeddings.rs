@@ -63,7 +63,8 @@ impl Embeddings {
         })
     }
 
-    /// Refuses sentences of more than [`POSITIONS`], and tokens without an embedding: the device cannot say so.
+    /// Refuses sentences of more than [`POSITIONS`], and tokens without an embedding: the device
+    /// cannot say so.
     pub fn check(&self, tokens: &[Tokens]) -> Result<(), Box<dyn Error>> {
         let vocabulary = self.vocabulary;
         for Tokens { ids, .. } in tokens {
@@ -81,8 +82,9 @@ impl Embeddings {
         Ok(())
     }
 
-    /// Records the first layer's input, `x` `[batch, 1, length, WIDTH]`, of words and their positions in their sentences, each
-    /// `[batch, 1, length, 1]`. `sum`, shaped as `x`, is written on the way.
+    /// Records the first layer's input, `x` `[batch, 1, length, WIDTH]`, of words and their
+    /// positions in their sentences, each `[batch, 1, length, 1]`. `sum`, shaped as `x`, is written
+    /// on the way.
     pub fn forward(
         &self,
         encoder: &mut wgpu::CommandEncoder,

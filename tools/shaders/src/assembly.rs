@@ -1,4 +1,5 @@
-//! The drivers' text of what the GPU runs, as basic blocks with counts of what their instructions do.
+//! The drivers' text of what the GPU runs, as basic blocks with counts of what their instructions
+//! do.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -189,7 +190,8 @@ pub struct Loop {
     pub body: BTreeSet<usize>,
 }
 
-/// The natural loops: a back edge goes to a block without which where it comes from cannot be reached.
+/// The natural loops: a back edge goes to a block without which where it comes from cannot be
+/// reached.
 pub fn loops(blocks: &[Block]) -> Vec<Loop> {
     let mut before = vec![Vec::new(); blocks.len()];
     for (n, block) in blocks.iter().enumerate() {
@@ -279,7 +281,8 @@ fn nak(line: &str) -> Line {
         counts.matrix_multiply_adds = sides.iter().product();
     }
     if matches!(kind, Kind::WorkgroupLoad | Kind::WorkgroupStore) {
-        // `ldsm.16.m8n8.x4` loads four fragments of 8 × 8 halves, four bytes of each for an invocation.
+        // `ldsm.16.m8n8.x4` loads four fragments of 8 × 8 halves, four bytes of each for an
+        // invocation.
         let last = name.rsplit('.').next().unwrap_or_default();
         let number = |start: char| last.strip_prefix(start).and_then(|n| n.parse::<u64>().ok());
         counts.workgroup_bytes =
@@ -372,7 +375,8 @@ fn loaded_width(name: &str) -> u64 {
     widths.into_iter().chain(later).find(|(end, _)| name.ends_with(end)).map_or(2, |(_, bytes)| bytes)
 }
 
-/// `(ss)(rpt1)mad.f32 r1.x, …`, after `l12:`: done once more, for the next registers. `(nop3)`: three that do nothing.
+/// `(ss)(rpt1)mad.f32 r1.x, …`, after `l12:`: done once more, for the next registers. `(nop3)`:
+/// three that do nothing.
 fn ir3(line: &str) -> Line {
     let mut rest = line.trim();
     if let Some(label) = rest.strip_suffix(':').filter(|label| label.starts_with('l') && !label.contains(' '))

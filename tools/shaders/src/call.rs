@@ -1,10 +1,12 @@
-//! One call of the crate's attention on whatever device there is, for what the device's driver is to compile.
+//! One call of the crate's attention on whatever device there is, for what the device's driver is
+//! to compile.
 
 use std::error::Error;
 
 use wgpu_attention::{Attention, Config, DType, Forward, Gpu, Pipelines, Scratch, TensorView, inspect, wgpu};
 
-/// `arguments`: `f32` or `f16` without matrix units, or `matrix` (f16 with them), QUERIES, KEYS, HEAD_DIM. 8 heads.
+/// `arguments`: `f32` or `f16` without matrix units, or `matrix` (f16 with them), QUERIES, KEYS,
+/// HEAD_DIM. 8 heads.
 pub fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
     let [kind, queries, keys, head_dim] = arguments else {
         return Err("f32|f16|matrix QUERIES KEYS HEAD_DIM".into());
@@ -37,7 +39,8 @@ async fn open(matrix_units: bool) -> Result<Gpu, Box<dyn Error>> {
         return Err("no matrix units".into());
     }
     let mut useful = wgpu::Features::SHADER_F16 | wgpu::Features::SUBGROUP;
-    // SAFETY: a tool, for drivers of GPUs that are not there; nobody reads what a GPU would compute.
+    // SAFETY: a tool, for drivers of GPUs that are not there; nobody reads what a GPU would
+    // compute.
     let experimental = unsafe { wgpu::ExperimentalFeatures::enabled() };
     let experimental = if matrix_units { experimental } else { wgpu::ExperimentalFeatures::disabled() };
     useful.set(matrix, matrix_units);

@@ -1,5 +1,5 @@
-//! What drivers make of this crate's kernels beside what they make of other programs': from files of the layer
-//! `capture`, which `scripts/compiled` has gathered, to `benches/COMPILED.md`.
+//! What drivers make of this crate's kernels beside what they make of other programs': from files
+//! of the layer `capture`, which `scripts/compiled` has gathered, to `benches/COMPILED.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
@@ -61,7 +61,8 @@ impl Kernel {
         })
     }
 
-    /// That of a folder with most instructions, of those that compute exponentials: the others copy, convert or merge.
+    /// That of a folder with most instructions, of those that compute exponentials: the others
+    /// copy, convert or merge.
     fn of_folder(gpu: Gpu, folder: &Path) -> Result<Option<Self>, Box<dyn Error>> {
         let mut best: Option<Kernel> = None;
         let Ok(files) = std::fs::read_dir(folder) else { return Ok(None) };
@@ -276,7 +277,8 @@ fn table(title: &str, cases: &[Case]) -> String {
     format!("## {title}\n\n{best}\n\n{}\n\n{table}", worse.join("\n"))
 }
 
-/// `folder`: what `scripts/compiled` has gathered. `page`: what to write, which begins with `notes`.
+/// `folder`: what `scripts/compiled` has gathered. `page`: what to write, which begins with
+/// `notes`.
 pub fn run(folder: &str, notes: &str, date: &str, page: &str) -> Result<(), Box<dyn Error>> {
     let mut text = std::fs::read_to_string(notes)?;
     let mut drivers = BTreeSet::new();

@@ -1,9 +1,10 @@
-//! A part of many kernels that has every one, two or three values of their axes that occur together.
+//! A part of many kernels that has every one, two or three values of their axes that occur
+//! together.
 
 use std::collections::{BinaryHeap, HashMap, HashSet};
 
-/// Which of `kernels`, each given by the values of its axes, are in that part: greedily, those first that have most
-/// which none before has. `values`: 1 to 3.
+/// Which of `kernels`, each given by the values of its axes, are in that part: greedily, those
+/// first that have most which none before has. `values`: 1 to 3.
 pub fn cover(kernels: &[Vec<&str>], values: usize) -> Vec<bool> {
     let mut numbers = HashMap::new();
     let triples: Vec<HashSet<[u16; 3]>> =
@@ -25,7 +26,8 @@ pub fn cover(kernels: &[Vec<&str>], values: usize) -> Vec<bool> {
     taken
 }
 
-/// With blanks, so that fewer values are three as well: if two are asked for all have the first blank, if one both.
+/// With blanks, so that fewer values are three as well: if two are asked for all have the first
+/// blank, if one both.
 fn triples<'a>(axes: &[&'a str], values: usize, numbers: &mut HashMap<&'a str, u16>) -> HashSet<[u16; 3]> {
     let mut number = |axis| {
         let next = numbers.len() as u16;

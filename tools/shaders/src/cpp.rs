@@ -1,6 +1,7 @@
-//! A C++ compiler that checks the syntax, names and types of naga's MSL against the declarations in `metal/metal_stdlib`.
-//! MSL is C++ with address spaces, which this check ignores, and with a library, of which the declarations are a part. Only
-//! Metal's own compiler can show that a kernel compiles.
+//! A C++ compiler that checks the syntax, names and types of naga's MSL against the declarations in
+//! `metal/metal_stdlib`. MSL is C++ with address spaces, which this check ignores, and with a
+//! library, of which the declarations are a part. Only Metal's own compiler can show that a kernel
+//! compiles.
 
 use std::io;
 use std::path::{Path, PathBuf};

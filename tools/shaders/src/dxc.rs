@@ -1,5 +1,5 @@
-//! Microsoft's compiler on naga's HLSL, with the arguments that wgpu gives it. It validates what it has made, and cannot sign
-//! it here.
+//! Microsoft's compiler on naga's HLSL, with the arguments that wgpu gives it. It validates what it
+//! has made, and cannot sign it here.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! Microsoft's older compiler on naga's HLSL, which wgpu's DX12 backend uses unless an application ships DXC. It is a
-//! Windows library: `fxc.c` calls it, and Wine runs `fxc.c`.
+//! Microsoft's older compiler on naga's HLSL, which wgpu's DX12 backend uses unless an application
+//! ships DXC. It is a Windows library: `fxc.c` calls it, and Wine runs `fxc.c`.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;

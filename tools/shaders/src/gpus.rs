@@ -1,4 +1,5 @@
-//! The GPUs that Mesa's drivers compile for, none of which is there: drm-shim answers for the kernel's driver.
+//! The GPUs that Mesa's drivers compile for, none of which is there: drm-shim answers for the
+//! kernel's driver.
 
 /// Oldest first of each driver's.
 pub const GPUS: [Gpu; 11] = [
@@ -60,12 +61,14 @@ pub struct Gpu {
     pub variable: Option<(&'static str, &'static str)>,
     /// That the device is it.
     pub sign: Sign,
-    /// If its matrix units multiply fragments of 16 × 16: how many invocations plans count on in a subgroup.
+    /// If its matrix units multiply fragments of 16 × 16: how many invocations plans count on in a
+    /// subgroup.
     pub matrix_subgroup: Option<u32>,
     pub covering: Covering,
 }
 
-/// How large a part of the variants it compiles: one that has every so many values of axes that occur together.
+/// How large a part of the variants it compiles: one that has every so many values of axes that
+/// occur together.
 #[derive(Clone, Copy, Debug)]
 pub struct Covering {
     pub values: usize,
@@ -94,7 +97,8 @@ pub enum Driver {
 }
 
 impl Driver {
-    /// Invocations that the GPU's unit holds, of subgroups of `subgroup`, by the driver's number of them.
+    /// Invocations that the GPU's unit holds, of subgroups of `subgroup`, by the driver's number of
+    /// them.
     pub fn held(self, occupancy: u64, subgroup: u64) -> u64 {
         match self {
             Driver::Honeykrisp => occupancy,
@@ -104,8 +108,8 @@ impl Driver {
         }
     }
 
-    /// The word of tiles that plans choose for its registers (`src/device/mod.rs`). Those for 64, which none of these GPUs is held
-    /// to, Honeykrisp compiles as well.
+    /// The word of tiles that plans choose for its registers (`src/device/mod.rs`). Those for 64,
+    /// which none of these GPUs is held to, Honeykrisp compiles as well.
     pub fn registers(self) -> &'static [&'static str] {
         match self {
             Driver::Nvk | Driver::Radv => &["registers=Wide"],

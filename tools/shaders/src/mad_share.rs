@@ -11,8 +11,8 @@ pub fn is_inner(block: &Block) -> bool {
     block.counts.of(Kind::MultiplyAdd) >= MULTIPLY_ADDS || block.counts.of(Kind::Matrix) >= MATRIX
 }
 
-/// Multiply-adds, or matrix instructions, of a hundred instructions of the basic blocks that have many; none: there is no
-/// such block.
+/// Multiply-adds, or matrix instructions, of a hundred instructions of the basic blocks that have
+/// many; none: there is no such block.
 pub fn of(blocks: &[Block]) -> Option<f64> {
     let loops = blocks.iter().filter(|block| is_inner(block));
     let (these, all) = loops.fold((0, 0), |(these, all), block| {
@@ -22,8 +22,9 @@ pub fn of(blocks: &[Block]) -> Option<f64> {
     (all > 0).then(|| 100.0 * these as f64 / all as f64)
 }
 
-/// The basic blocks with a fourth or more of the multiply-adds, or matrix instructions, of the block that has most of
-/// them; and all of the innermost loops around them, or the blocks themselves where they are in none.
+/// The basic blocks with a fourth or more of the multiply-adds, or matrix instructions, of the
+/// block that has most of them; and all of the innermost loops around them, or the blocks
+/// themselves where they are in none.
 pub fn inner_loops(blocks: &[Block]) -> Option<(Counts, Counts)> {
     let loops = loops(blocks);
     let matrix = |block: &Block| block.counts.of(Kind::Matrix);

@@ -1,5 +1,5 @@
-//! Every kernel variant, put through every compiler that can be had without a GPU. `scripts/shaders` runs it, and says what
-//! the tables are.
+//! Every kernel variant, put through every compiler that can be had without a GPU.
+//! `scripts/shaders` runs it, and says what the tables are.
 
 mod assembly;
 mod call;
@@ -108,7 +108,8 @@ impl Row {
         axes
     }
 
-    /// Whether plans for the GPU may choose it: tiles of its registers; its matrix units have fragments of 16 × 16 alone.
+    /// Whether plans for the GPU may choose it: tiles of its registers; its matrix units have
+    /// fragments of 16 × 16 alone.
     fn is_for(&self, gpu: Gpu) -> bool {
         // Tiles of linear attention are no forms.
         let narrow = self.axes().contains(&"tiles=LinearTiles") && !self.axes().contains(&"workgroup=64");
@@ -140,8 +141,8 @@ impl Row {
             && (axes.contains(&width.as_str()) || axes.contains(&lanes.as_str()))
     }
 
-    /// What variants of the same tile share: the stage, the form and the words that are numbers. Kernels without a loop
-    /// have none.
+    /// What variants of the same tile share: the stage, the form and the words that are numbers.
+    /// Kernels without a loop have none.
     fn tile(&self) -> Option<String> {
         let numbers = |word: &&str| {
             word.split_once('=').is_some_and(|(_, value)| value.starts_with(|c: char| c.is_ascii_digit()))
@@ -150,7 +151,8 @@ impl Row {
         (!self.form.is_empty()).then(|| format!("{} {} {}", self.stage(), self.form, words.join(" ")))
     }
 
-    /// How far it is from the plainest variant of its tile: f32 (f16 on matrix units), in vectors of four, without a mask.
+    /// How far it is from the plainest variant of its tile: f32 (f16 on matrix units), in vectors
+    /// of four, without a mask.
     fn frills(&self) -> (bool, usize, usize) {
         let words = || self.name().split(' ');
         let slow =
@@ -168,7 +170,8 @@ impl Row {
         self.number("slice").or(self.number("value"))
     }
 
-    /// Of the fused forms' plainest variants those that plans choose for many rows, by their rows and channels.
+    /// Of the fused forms' plainest variants those that plans choose for many rows, by their rows
+    /// and channels.
     fn large_tile(&self) -> Option<String> {
         self.facts()?;
         let subgroups =
@@ -178,8 +181,8 @@ impl Row {
         is_exact.then_some(format!("{large} × {}", self.channels()?))
     }
 
-    /// What a tile of keys takes of the plainest variants of the forms that have such, for as many channels of queries and
-    /// keys as of values.
+    /// What a tile of keys takes of the plainest variants of the forms that have such, for as many
+    /// channels of queries and keys as of values.
     fn facts(&self) -> Option<tile::Facts> {
         let words: Vec<&str> = self.name().split(' ').collect();
         let matrix = self.form == "fused_matrix";
@@ -205,7 +208,8 @@ impl Row {
         if self.form != "fused_gpu" {
             return None;
         }
-        // As the shader has it: 16 invocations side by side have the keys, of which 32 are stored at a time; 8 store them.
+        // As the shader has it: 16 invocations side by side have the keys, of which 32 are stored
+        // at a time; 8 store them.
         let (rows, slice) = (self.number("rows")? * 16 / self.number("workgroup")?, self.number("slice")?);
         let keys = self.number("keys")?;
         let (scores, sums) = (rows * (keys / 16) * slice, rows * (slice / 16) * keys);
@@ -335,7 +339,8 @@ fn run(jobs: VecDeque<Job>) -> (Said, Times) {
     done.into_inner().expect("nobody panicked with it")
 }
 
-/// Prints each variant's name, the hash of its SPIR-V and that of its meaning, for `scripts/snapshot`.
+/// Prints each variant's name, the hash of its SPIR-V and that of its meaning, for
+/// `scripts/snapshot`.
 fn kernel_hashes() -> Result<(), Box<dyn Error>> {
     let kernels = Mutex::new(kernels().into_iter());
     let lines = Mutex::new(Vec::new());
@@ -553,7 +558,8 @@ fn covered(rows: &[Row], suits: &[bool], with_tiles: bool, covering: Covering) -
     taken
 }
 
-/// Of the rows that are `taken` a share, and, unless that is all that is taken, every value of an axis.
+/// Of the rows that are `taken` a share, and, unless that is all that is taken, every value of an
+/// axis.
 fn thinned(
     rows: &[Row],
     suits: &[bool],

@@ -1,9 +1,10 @@
-//! The meaning of a kernel as a text: the same before and after a change of names, of members that are only padding, and of
-//! branches that no invocation takes.
+//! The meaning of a kernel as a text: the same before and after a change of names, of members that
+//! are only padding, and of branches that no invocation takes.
 //!
-//! naga writes the module as WGSL again. Constants are replaced by their values, branches that are never taken go, with them
-//! the functions that nobody calls; the declaration of `Params` goes (`tests/laws/contract.rs` compares its layout with the host's),
-//! and the other declarations are sorted; names are numbered anew.
+//! naga writes the module as WGSL again. Constants are replaced by their values, branches that are
+//! never taken go, with them the functions that nobody calls; the declaration of `Params` goes
+//! (`tests/laws/contract.rs` compares its layout with the host's), and the other declarations are
+//! sorted; names are numbered anew.
 
 use std::collections::HashMap;
 
@@ -40,7 +41,8 @@ fn reduced(written: &str) -> String {
     kept.join("\n")
 }
 
-/// naga numbers names that more than one thing has, in the order of the module: here it is the order of the declaration.
+/// naga numbers names that more than one thing has, in the order of the module: here it is the
+/// order of the declaration.
 fn renumbered(item: &str) -> String {
     let mut seen: HashMap<&str, Vec<&str>> = HashMap::new();
     let mut text = String::new();
@@ -104,7 +106,8 @@ fn with_values(item: &str, constants: &HashMap<&str, &str>) -> String {
     pieces(item).map(|piece| constants.get(piece).copied().unwrap_or(piece)).collect()
 }
 
-/// Without the branches of `if true` and `if false` that are not taken. What is taken keeps its braces.
+/// Without the branches of `if true` and `if false` that are not taken. What is taken keeps its
+/// braces.
 fn reached(item: &str) -> String {
     let mut kept: Vec<&str> = Vec::new();
     // The indentation of a branch that is left out, and whether what its `else` begins is kept.

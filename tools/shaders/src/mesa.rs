@@ -22,9 +22,11 @@ pub struct Statistics {
     pub registers: u64,
     /// Those of them in memory.
     pub spills: u64,
-    /// Bytes of memory of an invocation's (RADV: a subgroup's) own: spills, and arrays that are indexed.
+    /// Bytes of memory of an invocation's (RADV: a subgroup's) own: spills, and arrays that are
+    /// indexed.
     pub memory: Option<u64>,
-    /// Subgroups (Honeykrisp: invocations) that a core, or what the driver divides it into, holds at once.
+    /// Subgroups (Honeykrisp: invocations) that a core, or what the driver divides it into, holds
+    /// at once.
     pub occupancy: u64,
     pub instructions: u64,
     /// By the compiler's own estimate; loops count once or as often as it guesses.
@@ -108,7 +110,8 @@ pub fn opens(runner: &Path, gpu: Gpu) -> Result<(), String> {
     child.end().map(drop).map_err(|error| error.to_string())
 }
 
-/// Compiles every job for `gpu` in a process of its own, and in a further one what is left if the compiler ends the first.
+/// Compiles every job for `gpu` in a process of its own, and in a further one what is left if the
+/// compiler ends the first.
 pub fn check(runner: &Path, gpu: Gpu, jobs: &[Job]) -> Vec<Result<Statistics, String>> {
     let mut results = Vec::new();
     while results.len() < jobs.len() {
@@ -126,7 +129,8 @@ pub fn check(runner: &Path, gpu: Gpu, jobs: &[Job]) -> Vec<Result<Statistics, St
     results
 }
 
-/// The other side of [`check`]: answers each line of standard input with a result, in a line of JSON.
+/// The other side of [`check`]: answers each line of standard input with a result, in a line of
+/// JSON.
 pub fn serve(gpu: &str) -> Result<(), Error> {
     let compiler = Compiler::new(gpus::find(gpu).ok_or("no such GPU")?)?;
     let mut out = std::io::stdout();
@@ -156,7 +160,8 @@ struct Compiler {
 
 impl Compiler {
     fn new(gpu: Gpu) -> Result<Self, Error> {
-        // SAFETY: a loader of Vulkan's, which does what it is specified to; this process does nothing else with it.
+        // SAFETY: a loader of Vulkan's, which does what it is specified to; this process does
+        // nothing else with it.
         unsafe {
             let entry = ash::Entry::load()?;
             let application = vk::ApplicationInfo::default().api_version(vk::API_VERSION_1_3);
@@ -231,8 +236,9 @@ impl Compiler {
                 .stage_flags(vk::ShaderStageFlags::COMPUTE)
         };
         let bindings: Vec<_> = (0..=buffers + usize::from(mods)).map(binding).collect();
-        // SAFETY: every object is used with the device it was made of, and destroyed once, after its last use. The
-        // module is valid: it has passed the validator or its fault is what this is to find.
+        // SAFETY: every object is used with the device it was made of, and destroyed once, after
+        // its last use. The module is valid: it has passed the validator or its fault is what this
+        // is to find.
         unsafe {
             let about = vk::DescriptorSetLayoutCreateInfo::default().bindings(&bindings);
             let sets = [device.create_descriptor_set_layout(&about, None)?];

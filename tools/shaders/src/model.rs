@@ -1,5 +1,6 @@
-//! How much of a core's arithmetic the fused kernel should reach, from what a full tile takes (`tile.rs`), what fits on a core,
-//! and what vendors publish of their GPUs' rates. What is not published is not in it.
+//! How much of a core's arithmetic the fused kernel should reach, from what a full tile takes
+//! (`tile.rs`), what fits on a core, and what vendors publish of their GPUs' rates. What is not
+//! published is not in it.
 
 use std::fmt::Write as _;
 
@@ -10,7 +11,8 @@ use crate::mesa::Statistics;
 use crate::tile::Tile;
 use crate::verdict::{Compiler, Verdict};
 
-/// What a core does per clock: a multiprocessor of NVIDIA's, a work-group processor of AMD's. Rates are of invocations.
+/// What a core does per clock: a multiprocessor of NVIDIA's, a work-group processor of AMD's. Rates
+/// are of invocations.
 struct Rates {
     name: &'static str,
     /// Whose counts are taken, of [`GPUS`].
@@ -35,10 +37,11 @@ struct Rates {
 /// What instructions share.
 #[derive(Clone, Copy, PartialEq)]
 enum Units {
-    /// Floats and others have units of their own; all instructions whatever share being issued, for so many invocations a clock;
-    /// matrix units work beside them.
+    /// Floats and others have units of their own; all instructions whatever share being issued, for
+    /// so many invocations a clock; matrix units work beside them.
     Apart { issue: f64 },
-    /// Vector instructions follow each other, those of matrices among them; what is not for vectors is issued beside them.
+    /// Vector instructions follow each other, those of matrices among them; what is not for vectors
+    /// is issued beside them.
     One,
 }
 
@@ -173,8 +176,8 @@ struct Prediction {
     /// Workgroups that a core holds.
     workgroups: u64,
     whole: Clocks,
-    /// Shares of the floor: if all overlaps; if the products and the rest follow each other; what is between, by how
-    /// many workgroups share a core.
+    /// Shares of the floor: if all overlaps; if the products and the rest follow each other; what
+    /// is between, by how many workgroups share a core.
     most: f64,
     least: f64,
     share: f64,

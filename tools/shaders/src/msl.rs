@@ -1,5 +1,5 @@
-//! Properties of a kernel that Apple's compiler or GPUs are reported to get wrong. No Mac is needed: the checks read naga's
-//! module, from which naga writes the MSL. They do not compile MSL.
+//! Properties of a kernel that Apple's compiler or GPUs are reported to get wrong. No Mac is
+//! needed: the checks read naga's module, from which naga writes the MSL. They do not compile MSL.
 
 use std::collections::HashSet;
 
@@ -17,8 +17,9 @@ const MOST_MEMORY: u32 = 32 << 10;
 /// Threadgroup arguments of a kernel: naga writes one for each workgroup variable (wgpu 9465).
 const MOST_VARIABLES: usize = 31;
 
-/// Checks the entry point of `module` and every function that it calls. `planned` is the host's number of bytes of
-/// workgroup memory, which the host compares with the device's limit before it compiles a kernel.
+/// Checks the entry point of `module` and every function that it calls. `planned` is the host's
+/// number of bytes of workgroup memory, which the host compares with the device's limit before it
+/// compiles a kernel.
 pub fn check(module: &Module, info: &ModuleInfo, planned: u32) -> Verdict {
     // No Metal device gets such a kernel from the host.
     if planned > MOST_MEMORY || has_large_fragments(module) {
@@ -155,15 +156,16 @@ impl<'a> Walk<'a> {
         scalar.is_some_and(|scalar| scalar.kind == ScalarKind::Float && scalar.width == 2)
     }
 
-    /// The compiler for the A14 gives every invocation the value of the first one in a `switch` (wgpu 10135).
+    /// The compiler for the A14 gives every invocation the value of the first one in a `switch`
+    /// (wgpu 10135).
     fn subgroup_operation(&mut self, scope: Scope<'a>) {
         if scope.in_switch {
             self.fault(scope, "a subgroup operation in a `switch`");
         }
     }
 
-    /// Metal's `simd_sum` refuses a struct of floats (cubecl 909). MSL's own vectors are compiled by others, as operands of
-    /// shuffles too, but no kernel needs a reduction of a vector.
+    /// Metal's `simd_sum` refuses a struct of floats (cubecl 909). MSL's own vectors are compiled
+    /// by others, as operands of shuffles too, but no kernel needs a reduction of a vector.
     fn reduction(&mut self, argument: Handle<Expression>, scope: Scope<'a>) {
         if !matches!(self.type_of(argument, scope), TypeInner::Scalar(_)) {
             self.fault(scope, "a subgroup reduction of a vector");

@@ -1,17 +1,22 @@
-//! What a subgroup does for a tile of keys that every row sees whole: no edge of a mask, no maximum that moves, no NaN.
+//! What a subgroup does for a tile of keys that every row sees whole: no edge of a mask, no maximum
+//! that moves, no NaN.
 //!
-//! The blocks on that path are found without running anything. Blocks that have many multiply-adds, or matrix instructions, are
-//! the products. The smallest loop that holds all of them is that over tiles; loops in it that hold some are those over
-//! channels (q · kᵀ, the first) and over keys (p · v, the last), and they turn as often as the tile's multiply-adds need. Through
-//! everything else goes the shortest way that meets all products: compilers put what is for some tiles alone (edges,
-//! moved maxima, −∞ and NaN) beside it, and loops without products are passed once, or not at all where they can be.
+//! The blocks on that path are found without running anything. Blocks that have many multiply-adds,
+//! or matrix instructions, are the products. The smallest loop that holds all of them is that over
+//! tiles; loops in it that hold some are those over channels (q · kᵀ, the first) and over keys (p ·
+//! v, the last), and they turn as often as the tile's multiply-adds need. Through everything else
+//! goes the shortest way that meets all products: compilers put what is for some tiles alone
+//! (edges, moved maxima, −∞ and NaN) beside it, and loops without products are passed once, or not
+//! at all where they can be.
 //!
-//! What is staged for every tile may be under a condition, too, of the invocation. It is told by what it does, which what is
-//! rare does not: it stores vectors to workgroup memory, and loads none. The shortest way meets these blocks, but for the stores of
-//! weights in the loop over keys: an invocation makes them in the part that its keys are of, and not in every turn.
-//! What one subgroup does for the others, between two barriers (the maxima of the rows), is not counted.
+//! What is staged for every tile may be under a condition, too, of the invocation. It is told by
+//! what it does, which what is rare does not: it stores vectors to workgroup memory, and loads
+//! none. The shortest way meets these blocks, but for the stores of weights in the loop over keys:
+//! an invocation makes them in the part that its keys are of, and not in every turn. What one
+//! subgroup does for the others, between two barriers (the maxima of the rows), is not counted.
 //!
-//! Ways have as many multiply-adds and `exp2` as a tile needs; where none has, these rules are wrong, and nothing is reported.
+//! Ways have as many multiply-adds and `exp2` as a tile needs; where none has, these rules are
+//! wrong, and nothing is reported.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -22,14 +27,16 @@ use crate::mad_share;
 /// What a tile is to compute.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Deserialize, serde::Serialize)]
 pub struct Facts {
-    /// Multiply-adds of q · kᵀ and of p · v: of an invocation, or with matrix instructions of a subgroup.
+    /// Multiply-adds of q · kᵀ and of p · v: of an invocation, or with matrix instructions of a
+    /// subgroup.
     pub scores: u64,
     pub sums: u64,
     /// Whether by matrix instructions.
     pub matrix: bool,
     /// Scores of an invocation.
     pub each: u64,
-    /// How often the tile's weights are stored in parts; invocations of a subgroup that have the same part.
+    /// How often the tile's weights are stored in parts; invocations of a subgroup that have the
+    /// same part.
     pub parts: u64,
     pub same_part: u64,
 }
@@ -177,7 +184,8 @@ impl Graph<'_> {
         turns.map(|(_, way)| way).min_by_key(Way::cost)
     }
 
-    /// The best ways from a loop's first block through each of its blocks, by that and how many `exp2` they have.
+    /// The best ways from a loop's first block through each of its blocks, by that and how many
+    /// `exp2` they have.
     fn reach(&self, l: usize) -> HashMap<(usize, u64), Way> {
         let Loop { header, body } = &self.loops[l];
         let children = self.children(l);
@@ -248,7 +256,8 @@ impl Graph<'_> {
     }
 }
 
-/// Bytes that a block stores to workgroup memory, if in vectors, and if it loads nothing from there.
+/// Bytes that a block stores to workgroup memory, if in vectors, and if it loads nothing from
+/// there.
 fn staged(block: &Block) -> u64 {
     let [stores, loads] = [Kind::WorkgroupStore, Kind::WorkgroupLoad].map(|kind| block.counts.of(kind));
     let bytes = block.counts.workgroup_bytes;
@@ -288,7 +297,8 @@ mod tests {
         let of = |subgroup| count(&blocks(Driver::Radv, &text(5)), &FACTS, subgroup).expect("a tile");
         let tile = of(32);
         let product = |kind| tile.products.of(kind);
-        // Two turns of the first loop, whose test is at the end, four of the second, and its test once more.
+        // Two turns of the first loop, whose test is at the end, four of the second, and its test
+        // once more.
         assert_eq!((product(Kind::MultiplyAdd), product(Kind::WorkgroupLoad)), (64 + 128, 2));
         assert_eq!(product(Kind::Control), 2 + 4 * 3 + 1);
         let outside = |kind| tile.outside.of(kind);

@@ -1,4 +1,5 @@
-//! What naga makes of a kernel, with the options that wgpu's backends give it for the crate's modules.
+//! What naga makes of a kernel, with the options that wgpu's backends give it for the crate's
+//! modules.
 
 use naga::back::{hlsl, msl, spv};
 use naga::proc::{BoundsCheckPolicies, BoundsCheckPolicy};
@@ -19,7 +20,8 @@ pub struct Translated {
     pub hlsl: Option<String>,
 }
 
-/// `pipelines.rs` asks for modules without runtime checks and for workgroup memory that is not zeroed.
+/// `pipelines.rs` asks for modules without runtime checks and for workgroup memory that is not
+/// zeroed.
 const UNCHECKED: BoundsCheckPolicies = BoundsCheckPolicies {
     index: BoundsCheckPolicy::Unchecked,
     buffer: BoundsCheckPolicy::Unchecked,
@@ -29,7 +31,8 @@ const UNCHECKED: BoundsCheckPolicies = BoundsCheckPolicies {
 
 const STAGE: ShaderStage = ShaderStage::Compute;
 
-/// The kernel in every language it can be written in: HLSL has no matrix units, so far as naga knows.
+/// The kernel in every language it can be written in: HLSL has no matrix units, so far as naga
+/// knows.
 pub fn translate(kernel: &KernelText) -> Translated {
     let text = &kernel.wgsl;
     let mut all = Translated::default();

@@ -70,12 +70,13 @@ pub enum Verdict {
     Compiled(Box<Statistics>),
     /// Compiled by FXC.
     Listed(Listing),
-    /// Accepted by `msl.rs`, with so many calls of `workgroupUniformLoad`: Metal's compiler on an M1 moved such a load in front
-    /// of its barrier (wgpu 4500).
+    /// Accepted by `msl.rs`, with so many calls of `workgroupUniformLoad`: Metal's compiler on an
+    /// M1 moved such a load in front of its barrier (wgpu 4500).
     UniformLoads(u64),
     /// Not asked: the kernel is not for what it compiles for.
     Unsuited,
-    /// Not asked: others that were have the same values of any two or three axes between them, or it is of another share.
+    /// Not asked: others that were have the same values of any two or three axes between them, or
+    /// it is of another share.
     Covered,
     Rejected(String),
 }

@@ -1,4 +1,5 @@
-//! Counts allocations. A program that asks says `#[global_allocator] static ALLOCATOR: Counting = Counting;`.
+//! Counts allocations. A program that asks says `#[global_allocator] static ALLOCATOR: Counting =
+//! Counting;`.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

@@ -1,5 +1,5 @@
-//! The drivers, and the packages that they come in. Another driver is an entry of [`DRIVERS`], with a [`Bundle`] of its
-//! own only if no other driver's packages have it.
+//! The drivers, and the packages that they come in. Another driver is an entry of [`DRIVERS`], with
+//! a [`Bundle`] of its own only if no other driver's packages have it.
 
 /// Packages that are fetched together and unpacked into `target/gpu/NAME`.
 #[derive(Debug)]
@@ -40,7 +40,8 @@ pub struct Driver {
     /// The library that programs load, or one of the programs.
     pub file: &'static str,
     pub interface: Interface,
-    /// A library that is loaded first: one that answers as the kernel's driver of a GPU that is not there.
+    /// A library that is loaded first: one that answers as the kernel's driver of a GPU that is not
+    /// there.
     pub preload: Option<&'static str>,
     /// More variables; `{root}` is where the packages are unpacked.
     pub variables: &'static [(&'static str, &'static str)],

@@ -1,5 +1,5 @@
-//! A bundle of packages, fetched with apt-get and unpacked: no root, nothing installed, nothing written elsewhere. apt
-//! checks the archive's signatures.
+//! A bundle of packages, fetched with apt-get and unpacked: no root, nothing installed, nothing
+//! written elsewhere. apt checks the archive's signatures.
 
 use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -33,8 +33,8 @@ pub fn knows_debian() -> bool {
     keyring().is_some() && !mirrors().is_empty()
 }
 
-/// Mirrors apt knows: first those whose Release file says Debian; on Debian, where the lists were not fetched yet, any.
-/// A wrong one cannot do harm: the signatures decide.
+/// Mirrors apt knows: first those whose Release file says Debian; on Debian, where the lists were
+/// not fetched yet, any. A wrong one cannot do harm: the signatures decide.
 fn mirrors() -> Vec<String> {
     if let Some(mirror) = env::var(MIRROR).ok().filter(|mirror| !mirror.is_empty()) {
         return vec![mirror];
@@ -147,8 +147,8 @@ fn note(log: &Path, text: &str) {
     }
 }
 
-/// Fetches and unpacks `bundle` into `base/NAME`, once: in a temporary folder, renamed when complete. What apt says is
-/// in `log`. An error says what went wrong with it.
+/// Fetches and unpacks `bundle` into `base/NAME`, once: in a temporary folder, renamed when
+/// complete. What apt says is in `log`. An error says what went wrong with it.
 pub fn fetch(base: &Path, bundle: &Bundle, cpu: &'static Cpu, log: &Path) -> Result<Unpacked> {
     fs::create_dir_all(base).at(base)?;
     let ready = Unpacked::new(base.join(bundle.name), cpu);

@@ -1,8 +1,9 @@
 //! `scripts/gpu`: a program with a usable Vulkan device, on any machine.
 //!
-//! The packages bring their own libc, so only the programs under test run through their dynamic loader (a wrapper
-//! script, `target/gpu/NAME/run`). The tools run natively; cargo starts tests, examples, benches and doc tests through
-//! the wrapper. Inside a wrapped program `/proc/self/exe`, hence `std::env::current_exe()`, names the loader.
+//! The packages bring their own libc, so only the programs under test run through their dynamic
+//! loader (a wrapper script, `target/gpu/NAME/run`). The tools run natively; cargo starts tests,
+//! examples, benches and doc tests through the wrapper. Inside a wrapped program `/proc/self/exe`,
+//! hence `std::env::current_exe()`, names the loader.
 
 pub mod drivers;
 pub mod fetch;

@@ -1,5 +1,5 @@
-//! Packages as a root of their own: what their scripts would have made, and what starts a program there (chroot in a
-//! user namespace, so without root).
+//! Packages as a root of their own: what their scripts would have made, and what starts a program
+//! there (chroot in a user namespace, so without root).
 
 use std::fmt::Write as _;
 use std::fs;
@@ -11,7 +11,8 @@ use super::drivers::Driver;
 use super::shell;
 use crate::error::{At, Result, failed};
 
-/// Makes links and folders that a whole system has, and what the script of the package libwine makes.
+/// Makes links and folders that a whole system has, and what the script of the package libwine
+/// makes.
 pub fn complete(root: &Path) -> Result {
     for folder in ["proc", "dev", "sys", "etc", "home", "tmp/.X11-unix", "var/tmp"] {
         let path = root.join(folder);

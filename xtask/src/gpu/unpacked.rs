@@ -141,7 +141,8 @@ impl Unpacked {
         variables
     }
 
-    /// Writes what `driver` needs beside its packages. Programs in a root of their own see `folders`.
+    /// Writes what `driver` needs beside its packages. Programs in a root of their own see
+    /// `folders`.
     pub fn install(&self, driver: &Driver, folders: &[PathBuf]) -> Result<PathBuf> {
         if driver.interface == Interface::Vulkan {
             let (version, library) =

@@ -51,7 +51,8 @@ pub fn run(visit: &mut Visit) -> Result {
     let mut tests = visit.program("tests");
     tests.args(["--test-threads", &visit.options.threads.to_string()]).args(filters);
     tests.stdout(File::create(&path).at(&path)?).stderr(visit.open_log()?);
-    // On an H100, 54 of 645 passed in one process in 216 s, and 163 in processes of their own in 73 s: half for either.
+    // On an H100, 54 of 645 passed in one process in 216 s, and 163 in processes of their own in 73
+    // s: half for either.
     let outcome = process::within(limit.mul_f64(0.5), &mut tests)?;
     let text = fs::read(&path).at(&path)?;
     let text = String::from_utf8_lossy(&text);
@@ -125,7 +126,8 @@ fn said(text: &str) -> HashMap<&str, Said> {
     outcomes.collect()
 }
 
-/// How each ends in a process of its own; None: there was no time for it, or less than [`ALONE`] and it did not end.
+/// How each ends in a process of its own; None: there was no time for it, or less than [`ALONE`]
+/// and it did not end.
 fn alone(visit: &Visit, names: &[&str]) -> Result<Vec<Option<Outcome>>> {
     let folder = visit.work.join("alone");
     fs::create_dir_all(&folder).at(&folder)?;
@@ -164,7 +166,8 @@ fn output_of(work: &Path, name: &str) -> PathBuf {
     work.join("alone").join(name.replace(':', "_"))
 }
 
-/// The verdict on a test that did not pass among all, by how it ended alone. None: it was not reached.
+/// The verdict on a test that did not pass among all, by how it ended alone. None: it was not
+/// reached.
 fn judged(failed: bool, alone: Option<Outcome>) -> Option<String> {
     let words = match alone {
         None if !failed => return None,

@@ -225,7 +225,8 @@ impl Visit<'_> {
             let mut bench = self.program(&name);
             bench.arg("--bench");
             if name == "kernels" && !self.quick {
-                // Medians of some tens of runs: less than half a second each for more than a hundred kernels.
+                // Medians of some tens of runs: less than half a second each for more than a
+                // hundred kernels.
                 bench.args(["--warm-up-time", "0.1", "--measurement-time", "0.3", "--nresamples", "1000"]);
             }
             self.part(&name, self.limit(seconds(150), rest + self.reserve), bench)?;
@@ -339,7 +340,8 @@ impl Visit<'_> {
         Ok(process::within(limit, command.stdout(log.try_clone()?).stderr(log))?)
     }
 
-    /// Runs `command` into the log, with a row of what came of it. Whether it succeeded or had nothing to do.
+    /// Runs `command` into the log, with a row of what came of it. Whether it succeeded or had
+    /// nothing to do.
     fn part(&mut self, name: &str, limit: Duration, mut command: Command) -> Result<bool> {
         if limit < LEAST {
             self.row(json!({"bench": "part", "what": name, "detail": "no time was left"}))?;

@@ -107,7 +107,8 @@ fn adamw() {
     }
 }
 
-/// The whole model's gradients, against differences of its loss along them, one tensor at a time; and those of a head's mask.
+/// The whole model's gradients, against differences of its loss along them, one tensor at a time;
+/// and those of a head's mask.
 #[test]
 fn gradients() {
     let (mut model, batch) = (model(), batch());
@@ -129,8 +130,8 @@ fn gradients() {
         direction.iter_mut().enumerate().filter(|(n, _)| !own(n)).for_each(|(_, x)| *x = 0.0);
         let square: f64 = direction.iter().map(|x| f64::from(*x).powi(2)).sum();
         assert!(square > 0.0, "{} has no gradient", place.name);
-        // So far that the loss moves by a hundredth, or the parameters by a tenth: above the rounding of a loss, some 1e-6, and
-        // near enough for what differences leave out.
+        // So far that the loss moves by a hundredth, or the parameters by a tenth: above the
+        // rounding of a loss, some 1e-6, and near enough for what differences leave out.
         let by = (0.005 / square).min(0.1 / square.sqrt());
         close(slope(&direction, by) / square, 1.0, 0.005);
     }

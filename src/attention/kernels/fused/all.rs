@@ -1,4 +1,5 @@
-//! Every variant of the fused kernel that is compiled ahead: each value of each axis, not their whole product.
+//! Every variant of the fused kernel that is compiled ahead: each value of each axis, not their
+//! whole product.
 
 use super::Fused;
 use crate::attention::plan::{FusedMatrix, FusedTiles};
@@ -17,7 +18,8 @@ pub(super) fn all() -> Vec<Fused> {
     for fragment in [Fragment::Eight, Fragment::Sixteen] {
         let tiles = || FusedMatrix::all(fragment).into_iter().map(FusedTiles::Matrix);
         all.extend(tiles().flat_map(matrix_typed));
-        // Tiles for subgroups of 32 and of 64: masks and caches take registers from what the fragments are to fit in.
+        // Tiles for subgroups of 32 and of 64: masks and caches take registers from what the
+        // fragments are to fit in.
         all.extend(tiles().take(4).flat_map(matrix_masked));
         let planned = FusedMatrix::planned(fragment).into_iter().map(FusedTiles::Matrix);
         all.extend(planned.map(|tiles| plain(tiles).with_tensors(DType::F16)));

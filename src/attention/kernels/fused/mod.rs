@@ -59,11 +59,11 @@ kernel! {
         halves: bool,
         width: Width,
         store: Width,
-        /// True if element indices of k or v reach 2^28, or a side of the cache 2^30 bytes, which the forms for software
-        /// drivers must know.
+        /// True if element indices of k or v reach 2^28, or a side of the cache 2^30 bytes, which
+        /// the forms for software drivers must know.
         wide: bool,
-        /// True if k and v are contiguous along their channels, which the form for software drivers must know where they do
-        /// not load in fours.
+        /// True if k and v are contiguous along their channels, which the form for software drivers
+        /// must know where they do not load in fours.
         contiguous: bool,
     }
 }

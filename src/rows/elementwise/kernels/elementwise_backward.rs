@@ -32,7 +32,8 @@ kernel! {
         width: Width,
         /// `One` if `x` repeats.
         x_width: Width,
-        /// True if `x` has one channel, which is that of all channels of a row: an invocation has a row.
+        /// True if `x` has one channel, which is that of all channels of a row: an invocation has a
+        /// row.
         x_repeats: bool,
     }
 }

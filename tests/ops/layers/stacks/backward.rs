@@ -17,7 +17,8 @@ use crate::harness::{FORMS, Judged, Report, Rng, Rules, Values, defaults, full, 
 
 const VECTOR: &str = "encoder_bwd_1layer";
 
-/// Names of the parts of a layer, in the order of [`Stack::layers`], and the vectors' names of weight and bias.
+/// Names of the parts of a layer, in the order of [`Stack::layers`], and the vectors' names of
+/// weight and bias.
 const PARTS: [(&str, [&str; 2]); 8] = [
     ("query", ["w_q", "b_q"]),
     ("key", ["w_k", "b_k"]),

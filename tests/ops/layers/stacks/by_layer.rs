@@ -32,7 +32,8 @@ pub struct LayerData {
 }
 
 impl LayerData {
-    /// Windows, all earlier tokens and sinks in turn, with other rotary bases; every fifth layer does not rotate.
+    /// Windows, all earlier tokens and sinks in turn, with other rotary bases; every fifth layer
+    /// does not rotate.
     pub fn random(rng: &mut Rng, n: usize, [heads, head_dim]: [usize; 2]) -> Self {
         let sinks = HostData::new(rng.normals(heads), [1, heads, 1, 1]);
         let rules = Rules {
@@ -53,7 +54,8 @@ impl LayerData {
         LayerData { rules, rotary, scale: n.is_multiple_of(3).then_some(0.2), softcap, keys_of: None }
     }
 
-    /// Makes the second half of the layers read keys of the first: the last of its own kind, as in Gemma.
+    /// Makes the second half of the layers read keys of the first: the last of its own kind, as in
+    /// Gemma.
     pub fn share_keys(each: &mut [LayerData]) {
         let first = (each.len() / 2).max(1);
         for n in first..each.len() {
@@ -97,7 +99,8 @@ impl PlacedLayer {
     }
 }
 
-/// A stack of [`drawn`](super::encoder::drawn) whose layers differ, and whether a call keeps what layers give.
+/// A stack of [`drawn`](super::encoder::drawn) whose layers differ, and whether a call keeps what
+/// layers give.
 fn differing(n: u64) -> (Stack, bool) {
     let (stack, keeps) = drawn(n);
     let rng = &mut Rng::new(n ^ 0xa17e);
@@ -185,7 +188,8 @@ fn window_and_full_layers_share_cache() {
     report.finish();
 }
 
-/// A mask with more tensors than a kernel of attention can bind by WebGPU's default limits: its layer keeps scores in the scratch.
+/// A mask with more tensors than a kernel of attention can bind by WebGPU's default limits: its
+/// layer keeps scores in the scratch.
 #[test]
 fn staged_and_fused_layers_share_scratch() {
     crate::harness::in_turn!();
@@ -401,7 +405,8 @@ fn bad_layer_calls_are_errors() {
     assert!(error.to_string().contains("softcap is -1"), "{error}");
 }
 
-/// `smallest` with three more layers, which read the keys of the second, of the first and of the second.
+/// `smallest` with three more layers, which read the keys of the second, of the first and of the
+/// second.
 fn sharing() -> Stack {
     let stack = smallest();
     let layer = |source: usize| LayerData { keys_of: Some(source), ..stack.each[source].clone() };
@@ -409,7 +414,8 @@ fn sharing() -> Stack {
     Stack::random(&mut Rng::new(35), 5, true, Stack { each, ..stack })
 }
 
-/// Keys of the first two layers in five layers of a stack: all at once, by a cache of two layers, and their gradients.
+/// Keys of the first two layers in five layers of a stack: all at once, by a cache of two layers,
+/// and their gradients.
 #[test]
 fn layers_share_keys_of_earlier_layers() {
     crate::harness::in_turn!();

@@ -42,8 +42,8 @@ pub struct Stack {
     pub rotary: Option<RotaryData>,
     /// The options of each layer, in place of `rules` and `rotary`; none if all layers are alike.
     pub each: Vec<LayerData>,
-    /// Of each layer: query, key, value, out, up, down, both norms, the norms of queries and keys and
-    /// the gate of the heads' outputs if it has them, and gate if it is gated.
+    /// Of each layer: query, key, value, out, up, down, both norms, the norms of queries and keys
+    /// and the gate of the heads' outputs if it has them, and gate if it is gated.
     pub layers: Vec<Vec<LinearData>>,
     pub final_norm: Option<LinearData>,
     pub x: Vec<f32>,
@@ -174,7 +174,8 @@ impl Stack {
         self.configs(DType::F32).into_iter().zip(options).collect()
     }
 
-    /// The layer that a part of layer `n` is of, where the layer reads its keys: key, value and the norm of keys.
+    /// The layer that a part of layer `n` is of, where the layer reads its keys: key, value and the
+    /// norm of keys.
     pub fn lender(&self, n: usize, part: usize) -> Option<usize> {
         let source = self.each.get(n)?.keys_of?;
         Self::is_of_keys(part, self.layers[n].len()).then_some(source)

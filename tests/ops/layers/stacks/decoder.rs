@@ -16,7 +16,8 @@ use crate::harness::run::{Layout, Placed, PlacedRules};
 use crate::harness::{FORMS, Judged, Report, Rng, Values, defaults, full, rest};
 
 impl Stack {
-    /// Runs it with rows in steps of these lengths by a cache, or all at once. Gives the output, and what layers give if it `keeps` that.
+    /// Runs it with rows in steps of these lengths by a cache, or all at once. Gives the output,
+    /// and what layers give if it `keeps` that.
     fn run(&self, setup: &Setup, steps: Option<&[usize]>, keeps: bool) -> Result<[Vec<f64>; 2], String> {
         let Setup { profile, form, dtypes: [dtype, weight], layout } = *setup;
         profile.tidy();

@@ -238,7 +238,8 @@ fn gradients_of_random_stacks_equal_the_reference() {
     report.finish();
 }
 
-/// A gradient does not depend on which others are asked for, nor on whether the layers' outputs were kept.
+/// A gradient does not depend on which others are asked for, nor on whether the layers' outputs
+/// were kept.
 #[test]
 fn what_is_asked_for_alone_is_what_all_at_once_gives() {
     crate::harness::in_turn!();
@@ -295,7 +296,8 @@ fn the_references_gradients_are_those_of_differences() {
     }
 }
 
-/// With norms before each part, attention to a memory that gives nothing leaves an encoder: forward, and in its gradients.
+/// With norms before each part, attention to a memory that gives nothing leaves an encoder:
+/// forward, and in its gradients.
 #[test]
 fn the_reference_without_a_memory_is_the_encoder() {
     for n in [2, 6, 10] {

@@ -41,17 +41,20 @@ pub struct Stack {
     pub norm: NormConfig,
     /// Of queries and keys, of both attentions.
     pub qk_norm: Option<NormConfig>,
-    /// Of the heads' outputs of both attentions, in stacks that are gated and have norms of queries and keys.
+    /// Of the heads' outputs of both attentions, in stacks that are gated and have norms of queries
+    /// and keys.
     pub output_gate: Option<OutputGate>,
     /// Of self-attention, and of attention to the memory.
     pub rules: [Rules; 2],
     /// Of self-attention.
     pub rotary: Option<RotaryData>,
-    /// The options of each layer's self-attention, in place of `rules[0]` and `rotary`; none if all layers are alike.
+    /// The options of each layer's self-attention, in place of `rules[0]` and `rotary`; none if all
+    /// layers are alike.
     pub each: Vec<LayerData>,
-    /// Of each layer: query, key, value, out of both attentions, up, down, three norms, the key (and, as its bias, the value) that
-    /// each attention appends if it does, or the norms of queries and keys of both attentions and the gates of their heads'
-    /// outputs, and gate if it is gated.
+    /// Of each layer: query, key, value, out of both attentions, up, down, three norms, the key
+    /// (and, as its bias, the value) that each attention appends if it does, or the norms of
+    /// queries and keys of both attentions and the gates of their heads' outputs, and gate if it is
+    /// gated.
     pub layers: Vec<Vec<LinearData>>,
     pub final_norm: Option<LinearData>,
     pub x: Vec<f32>,
@@ -86,8 +89,8 @@ impl Stack {
             .keys_of(layer.keys_of)
     }
 
-    /// The layer that a part of layer `n` is of, where its self-attention reads that layer's keys: key, value, the appended ones
-    /// and the norm of keys.
+    /// The layer that a part of layer `n` is of, where its self-attention reads that layer's keys:
+    /// key, value, the appended ones and the norm of keys.
     pub fn lender(&self, n: usize, part: usize) -> Option<usize> {
         let source = self.each.get(n)?.keys_of?;
         Self::is_of_keys(part, self.layers[n].len()).then_some(source)
@@ -484,7 +487,8 @@ pub fn vector(name: &str) -> (Stack, Vector) {
     (stack, vector)
 }
 
-/// A stack that has something of everything, by its number; `of_gradients` with masks that no cache takes.
+/// A stack that has something of everything, by its number; `of_gradients` with masks that no cache
+/// takes.
 pub fn drawn(n: u64, of_gradients: bool) -> Stack {
     let rng = &mut Rng::new(n ^ 0xdec0_de0c);
     let heads = rng.pick(&[1, 2, 4]);

@@ -132,7 +132,8 @@ fn embedded(vector: &Vector) -> (Vec<f32>, [usize; 2]) {
     (x, [batch, length])
 }
 
-/// What a run gives: the output, and what the layers give and what their heads attend to where there is a place for that.
+/// What a run gives: the output, and what the layers give and what their heads attend to where
+/// there is a place for that.
 pub struct Got {
     pub out: Vec<f64>,
     hidden: Option<Vec<f64>>,
@@ -149,8 +150,8 @@ impl Stack {
         self.layers.len() - usize::from(self.final_norm.is_none())
     }
 
-    /// Runs it with rows in steps of these lengths by a cache, or all at once; if it `keeps` that, with what layers give and, all at once,
-    /// what their heads attend to.
+    /// Runs it with rows in steps of these lengths by a cache, or all at once; if it `keeps` that,
+    /// with what layers give and, all at once, what their heads attend to.
     pub fn run(&self, setup: &Setup, steps: Option<&[usize]>, keeps: bool) -> Result<Got, String> {
         let Setup { profile, form, dtypes: [dtype, weight], layout } = *setup;
         profile.tidy();

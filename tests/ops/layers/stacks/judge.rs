@@ -37,8 +37,10 @@ impl Gradients<'_> {
         }
         // Gradients of keys' biases are 0 but for rounding: of all terms the largest counts.
         let magnitude = largest(exact.iter().flatten().copied());
-        // What a norm of nearly equal features makes of rounding reaches all gradients before it, some of them by luck less in the naive
-        // computation: the worst of them, as a share of its largest element, is what each may be off by.
+        // What a norm of nearly equal features makes of rounding reaches all gradients before it,
+        // some of them by luck less in the naive
+        // computation: the worst of them, as a share of its largest element, is what each may be
+        // off by.
         let share =
             exact.iter().zip(naive).filter(|(exact, _)| largest(exact.iter().copied()) > 1e-3 * magnitude);
         let share = share
@@ -64,7 +66,8 @@ impl Gradients<'_> {
     }
 }
 
-/// Compares the gradient of an element of each tensor with central differences of the loss. `tensors` shows all of a stack's.
+/// Compares the gradient of an element of each tensor with central differences of the loss.
+/// `tensors` shows all of a stack's.
 pub fn expect_slopes<S: Clone>(
     name: &str,
     stack: &S,

@@ -42,7 +42,8 @@ fn stack() -> Stack {
     Stack::random(&mut Rng::new(0x9a4), 1, false, stack)
 }
 
-/// The output of the stack's rows in steps, and the keys and values that a cache of `storage` returns.
+/// The output of the stack's rows in steps, and the keys and values that a cache of `storage`
+/// returns.
 fn run(stack: &Stack, storage: CacheStorage, form: Target) -> [Vec<f32>; 3] {
     let gpu = &full().gpu;
     let placed = stack.place(full(), DType::F32);

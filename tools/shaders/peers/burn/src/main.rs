@@ -1,4 +1,5 @@
-//! peer-burn f32|f16 unit|coop2|coop4|coop8 QUERIES KEYS HEAD_DIM: one call of Burn's fused attention, 8 heads, of zeros.
+//! peer-burn f32|f16 unit|coop2|coop4|coop8 QUERIES KEYS HEAD_DIM: one call of Burn's fused
+//! attention, 8 heads, of zeros.
 //!
 //! Strategies are named, since autotuning would run what only compiles here.
 
