@@ -332,7 +332,7 @@ fn without_code(text: &str) -> String {
         let end = out[at..].find(')').map_or(out.len(), |end| at + end + 1);
         out.replace_range(at..end, "");
     }
-    out.replace('[', "").replace(']', "")
+    out.replace(['[', ']'], "")
 }
 
 /// The text with comments that end at column 100. A comment with code, tables or lists stays as it
