@@ -1,4 +1,5 @@
-//! docs/rings.md has the tables that the plan computes. `WGPU_ATTENTION_WRITE=1` writes them.
+//! docs/internals/rings.md has the tables that the plan computes. `WGPU_ATTENTION_WRITE=1` writes
+//! them.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -59,14 +60,14 @@ fn tables() -> String {
 
 #[test]
 fn the_page_has_what_the_plan_computes() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/rings.md");
-    let page = fs::read_to_string(&path).expect("docs/rings.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/internals/rings.md");
+    let page = fs::read_to_string(&path).expect("docs/internals/rings.md");
     let (start, end) = ("<!-- what the plan computes -->\n", "<!-- end -->\n");
     let from = page.find(start).expect("a mark") + start.len();
     let to = page.find(end).expect("a second mark");
     let tables = tables();
     if std::env::var_os("WGPU_ATTENTION_WRITE").is_some() {
-        fs::write(&path, [&page[..from], &tables, &page[to..]].concat()).expect("docs/rings.md");
+        fs::write(&path, [&page[..from], &tables, &page[to..]].concat()).expect("docs/internals/rings.md");
         return;
     }
     assert_eq!(&page[from..to], tables, "WGPU_ATTENTION_WRITE=1 writes it anew");

@@ -1,7 +1,7 @@
 //! Attentions that have names, as mods: what FlexAttention's examples and papers call them, ready
 //! for
 //! [`Mask::mask_mod`](crate::Mask::mask_mod) and [`Mask::score_mod`](crate::Mask::score_mod).
-//! [docs/masks.md](https://docs.rs/crate/wgpu-attention/latest/source/docs/masks.md) has a picture of each.
+//! [docs/guide/masks.md](https://docs.rs/crate/wgpu-attention/latest/source/docs/guide/masks.md) has a picture of each.
 //!
 //! A preset is a value with both sides: a text for the device, and a closure that says the same for
 //! the reference. Its text is a constant; numbers lie in the text's `Uniforms`, tables in captured
