@@ -18,7 +18,8 @@
 // drivers have no fused one). Bytes: k and v once per ROWS packed rows. lavapipe takes some 5.5
 // instructions instead of two (docs/internals/kernels.md): five for each element of k and v that it
 // loads, once per query of an invocation, to check and broadcast it; and per block, query and
-// channel of v three, because a sum that a loop changes is read, chosen by the mask of lanes and written.
+// channel of v three, because a sum that a loop changes is read, chosen by the mask of lanes and
+// written.
 //
 // Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim;
 // FULL, FULL_IS_PLAIN, HAS_BLOCKS, HAS_DROPOUT, HEAD_VECTORS, HIDDEN, HIDES_TILES, KEYS, LANES,
