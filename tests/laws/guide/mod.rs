@@ -5,6 +5,7 @@ mod beams;
 mod gpt2;
 mod gradients;
 mod left_padded;
+mod left_padded_steps;
 mod llama;
 mod one_pass;
 mod own_encoder;
@@ -34,11 +35,12 @@ use crate::harness::random::noise;
 use crate::harness::{Profile, Rng, Rules, defaults, root};
 use crate::ops::layers::stacks::data::Stack;
 
-const PROGRAMS: [(&str, &str, &str); 11] = [
+const PROGRAMS: [(&str, &str, &str); 12] = [
     ("start", "own_encoder", include_str!("own_encoder.rs")),
     ("masks", "left_padded", include_str!("left_padded.rs")),
     ("caches", "gpt2", include_str!("gpt2.rs")),
     ("caches", "llama", include_str!("llama.rs")),
+    ("caches", "left_padded_steps", include_str!("left_padded_steps.rs")),
     ("caches", "beams", include_str!("beams.rs")),
     ("caches", "warm_up", include_str!("warm_up.rs")),
     ("training", "gradients", include_str!("gradients.rs")),
@@ -320,6 +322,43 @@ fn llama_steps_match_the_reference() {
     for rows in [6, 1, 2] {
         llama.check(&llama.step(&mut cache, &mut scratch, first, rows), first);
         first += rows;
+    }
+}
+
+/// With a cache, the outputs of each left-padded prompt are those of the prompt alone.
+#[test]
+fn left_padded_steps_match_single_prompts() {
+    let profile = defaults();
+    let gpu = &profile.gpu;
+    let llama = Llama::new(profile, [2, 9]);
+    let Llama { stack, config, encoder, rope: turns, .. } = &llama;
+    let (padding, capacity, width) = ([0, 3], stack.length + 2, stack.features);
+    let seen: Vec<bool> = padding.iter().flat_map(|n| (0..capacity).map(move |key| key >= *n)).collect();
+    let seen = gpu.upload_bools(&seen).expect("memory");
+    let seen = TensorView::new(&seen, DType::Bool, [2, 1, 1, capacity]);
+    let mut cache = Cache::with_pipelines(gpu.pipelines(), cache_config(stack, capacity)).expect("a cache");
+    let mut scratch = scratch(gpu);
+    let mut got = [Vec::new(), Vec::new()];
+    for (first, rows) in [(0, 7), (7, 1), (8, 1)] {
+        let positions = padding.iter().flat_map(|n| (first..first + rows).map(move |row| row.max(*n) - n));
+        let positions = gpu.upload(&positions.map(|n| n as u32).collect::<Vec<_>>()).expect("memory");
+        let positions = TensorView::sequence(&positions, DType::U32, [2, rows, 1]);
+        let shape = [2, 1, rows, width];
+        let x = upload(gpu, &rows_of(&stack.x, [stack.length, width], first, rows));
+        let y = room(gpu, shape);
+        let views = [&x, &y].map(|buffer| f32_view(buffer, shape));
+        left_padded_steps::step(gpu, (encoder, turns), &mut cache, &mut scratch, views, [seen, positions])
+            .expect("a step");
+        let out = download(gpu, &y, shape);
+        out.chunks(rows * width).zip(&mut got).for_each(|(rows, got)| got.extend(rows));
+    }
+    for (sequence, padding) in padding.into_iter().enumerate() {
+        let rows = |x: &[f32]| x[padding * width..].to_vec();
+        let x = rows(&stack.x[sequence * stack.length * width..][..stack.length * width]);
+        let alone = Stack { batch: 1, length: stack.length - padding, ..stack.clone() };
+        let options = Options::new().mask(Mask::causal()).rotary(rope(), RowPositions::Start(0));
+        let truth = || encoded::<f64>(&alone, config, &widen(&x), &options);
+        agree_of(&rows(&got[sequence]), truth, || encoded::<f32>(&alone, config, &x, &options));
     }
 }
 
