@@ -481,10 +481,9 @@ fn one_pass_matches_the_reference() {
     let weights = [0.2, 0.3, 0.4].map(|seed| noise(width * width, seed));
     let x_buffer = upload(gpu, &x);
     let buffers = weights.each_ref().map(|weight| upload(gpu, weight));
-    let linears = buffers.each_ref().map(|buffer| Linear {
-        weight: TensorView::matrix(buffer, DType::F32, [width, width]),
-        bias: None,
-    });
+    let linears = buffers
+        .each_ref()
+        .map(|buffer| Linear { weight: TensorView::matrix(buffer, DType::F32, [width, width]), bias: None });
     let tensors = [(); 4].map(|()| room(gpu, shape.q()));
     let views = tensors.each_ref().map(|buffer| f32_view(buffer, shape.q()));
     let pipelines = gpu.pipelines();
@@ -503,7 +502,8 @@ fn one_pass_matches_the_reference() {
     fn truth<R: Real>(x: &[f32], weights: &[Vec<f32>; 3], shape: Shape) -> Vec<R> {
         let width = shape.heads * shape.head_dim;
         let [q, k, v] = weights.each_ref().map(|weight| {
-            let y = reference::project::<R>(&widen(x), &widen(weight), None, width, width).expect("a product");
+            let y =
+                reference::project::<R>(&widen(x), &widen(weight), None, width, width).expect("a product");
             reference::split_heads(&y, shape.q_len, shape.heads, shape.head_dim).expect("heads")
         });
         let options = Options::new().mask(Mask::causal());

@@ -5,7 +5,8 @@ use wgpu_attention::{Attention, Error, Forward, Scratch, wgpu};
 /// Records each call in a thread. Returns the command buffers in the order of `calls`.
 pub fn record(attention: &Attention, calls: &[Forward]) -> Result<Vec<wgpu::CommandBuffer>, Error> {
     thread::scope(|scope| {
-        let threads: Vec<_> = calls.iter().map(|call| scope.spawn(move || record_one(attention, call))).collect();
+        let threads: Vec<_> =
+            calls.iter().map(|call| scope.spawn(move || record_one(attention, call))).collect();
         threads.into_iter().map(|thread| thread.join().expect("a recording thread")).collect()
     })
 }
