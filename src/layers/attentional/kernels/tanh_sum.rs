@@ -18,7 +18,7 @@ kernel! {
     variant {}
 }
 
-/// Invocations of a workgroup, and channels of each.
+/// Invocations of a workgroup, and channels of each invocation.
 pub(crate) const WORKGROUP: usize = 64;
 pub(crate) const CHANNELS: usize = 4;
 
