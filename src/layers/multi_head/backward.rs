@@ -511,8 +511,8 @@ impl MultiHeadAttention {
         Ok(dispatches)
     }
 
-    /// The tensors between the stages. Each is in a `part` of the scratch, or a stored tensor of the
-    /// forward call.
+    /// The tensors between the stages. Each is in a `part` of the scratch, or is a stored tensor of
+    /// the forward call.
     fn between<'a>(
         &'a self,
         call: &MultiHeadBackward<'a>,

@@ -144,7 +144,7 @@ impl<'a> MultiHeadForward<'a> {
         self
     }
 
-    /// True for those of queries, keys and values that the call projects into the layer's scratch.
+    /// True for queries, keys and values if the call projects them into the layer's scratch.
     pub(super) fn projects(&self) -> [bool; 3] {
         let keys = self.keys.outside().is_none();
         [true, keys, keys]

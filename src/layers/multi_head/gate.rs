@@ -53,7 +53,7 @@ impl<'a> Gate<'a> {
     }
 
     /// Views of the logits and of the heads' outputs, or of their gradients, whose rows match. If
-    /// each channel has its own gate, a row holds the channels of all heads. Otherwise it holds the
+    /// each channel has a gate, a row holds the channels of all heads. Otherwise it holds the
     /// channels of one head.
     pub fn aligned(&self, logits: TensorView<'a>, heads: TensorView<'a>) -> [TensorView<'a>; 2] {
         if self.is_headwise() {

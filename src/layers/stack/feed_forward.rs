@@ -155,8 +155,8 @@ impl<'a> Workspace<'a> {
     }
 
     /// Computes the input of the feed-forward layer's last product. The first product's kernel
-    /// applies the activation, with two exceptions: the layer is gated, or `keeps` requests the
-    /// values before activation.
+    /// applies the activation, unless the layer is gated or `keeps` is true. `keeps` requests the
+    /// values before the activation.
     pub fn feed_hidden(
         &self,
         layer: &'a FeedForward,
