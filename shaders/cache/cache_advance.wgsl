@@ -3,7 +3,8 @@
 // counts [batch, 1, 1, 1], if a tensor has the counts. A sequence without room for all its rows
 // gets no rows and counts one refusal.
 //
-// Bindings (declared by the host): sequence_table; counts where used. COUNTS: ALL, EACH or DEVICE.
+// Bindings (declared by the host): sequence_table; counts if COUNTS is DEVICE.
+// COUNTS: ALL, EACH or DEVICE.
 
 const ALL: u32 = 0u;
 const EACH: u32 = 1u;

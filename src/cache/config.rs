@@ -95,9 +95,9 @@ pub enum CacheLayout {
     /// Pages, which sequences take as they grow and can share (Kwon et al. 2023, "PagedAttention").
     #[doc(alias = "block_table")]
     Paged {
-        /// Tokens of a page: a power of two from 16 to 256.
+        /// Number of tokens of a page: a power of two from 16 to 256.
         page: usize,
-        /// Pages of all sequences together.
+        /// Number of pages of all sequences together.
         pages: usize,
     },
 }

@@ -19,7 +19,7 @@ pub enum Tokens<'a> {
     /// it if only the device knows the numbers, as for accepted drafts. A sequence without room for
     /// all its rows gets no rows.
     Device {
-        /// The numbers.
+        /// The tensor of the numbers.
         counts: TensorView<'a>,
         /// The upper bound of each number.
         most: usize,

@@ -231,7 +231,7 @@ impl TransformerDecoder {
         self.stack.scratch_size(&call.call)
     }
 
-    /// Records `call` into an encoder or a pass. Nothing is submitted or copied.
+    /// Records `call` into an encoder or a pass. It submits and copies nothing.
     ///
     /// # Errors
     /// - Everything that [`Error`] lists for tensors, masks, options and scratch.

@@ -129,7 +129,7 @@ impl MultiHeadConfig {
 
     /// Norm of each head's projected query and key, before rotation, as in Qwen3 and Gemma 3. The
     /// weights are [`MultiHeadWeights::qk_norm`](crate::layers::MultiHeadWeights::qk_norm). The
-    /// norm leaves appended keys as they are.
+    /// norm does not change appended keys.
     pub fn qk_norm(mut self, qk_norm: impl Into<Option<NormConfig>>) -> Self {
         self.qk_norm = qk_norm.into();
         self

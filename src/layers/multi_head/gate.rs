@@ -8,7 +8,7 @@ use crate::matmul::{Activation, SideShape};
 use crate::rows::elementwise::dispatch::ElementwiseOp;
 use crate::tensor::{DType, Error, Layout, Shape, TensorView, count};
 
-/// The gate of a layer that has one, in a call.
+/// The gate of a layer, in a call.
 #[derive(Clone, Copy)]
 pub(super) struct Gate<'a> {
     pub linear: &'a OwnedLinear,

@@ -5,7 +5,7 @@ use crate::kernel::{FLOATS, Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
 kernel! {
-    /// The end of the attentional vector: `tanh(a + b)`.
+    /// The last step of the attentional vector: `tanh(a + b)`.
     TanhSum, TanhSumCall
     tensors {
         a: One Read F32 one view,
