@@ -1,4 +1,4 @@
-//! Regular sparse patterns: rules by the positions of query and key alone.
+//! Regular sparse patterns: rules on the positions of query and key.
 
 use crate::tensor::{Error, LONGEST_AXIS};
 

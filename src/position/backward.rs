@@ -113,13 +113,13 @@ impl Positions {
 
     /// Records the gradient of a learned table into an encoder or a pass.
     ///
-    /// For each row of the table, the kernel sums the `d_out` of all rows at its position, over
-    /// heads and sequences. It sums in f32 and in a fixed order. Positions past the last row count
-    /// as the last, as in [`add`](Self::add). The gradient with respect to `x` is `scale · d_out`,
+    /// The gradient of a row sums the `d_out` of all rows at its position, over heads and
+    /// sequences. The kernel sums in f32 and in a fixed order. Positions past the last row count as
+    /// the last, as in [`add`](Self::add). The gradient with respect to `x` is `scale · d_out`,
     /// which this call does not compute.
     ///
     /// # Errors
-    /// An error records nothing. Errors are those that [`Error`] lists for tensors, and:
+    /// A call with an error records nothing. Errors are the tensor errors of [`Error`], and:
     ///
     /// - shapes that differ
     /// - a start from which the rows reach past the table

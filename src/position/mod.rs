@@ -212,7 +212,7 @@ impl Positions {
     /// Records a rotation into an encoder or a pass.
     ///
     /// # Errors
-    /// An error records nothing. Errors are those that [`Error`] lists for tensors, and:
+    /// A call with an error records nothing. Errors are the tensor errors of [`Error`], and:
     ///
     /// - shapes that differ
     /// - more rotated channels than `x` has
@@ -236,7 +236,7 @@ impl Positions {
     /// Records a sum with positions into an encoder or a pass.
     ///
     /// # Errors
-    /// An error records nothing. Errors are those that [`Error`] lists for tensors, and:
+    /// A call with an error records nothing. Errors are the tensor errors of [`Error`], and:
     ///
     /// - shapes that differ
     /// - a scale that is not finite

@@ -55,8 +55,9 @@ impl Table {
 
 /// A rotary position embedding on a device, as a table of `3072 · rotary_dim` bytes.
 ///
-/// The table gives the rotation at any position up to [`MAX_POSITION`](super::MAX_POSITION). The
-/// error is within a few units in the last place of f32. Clones are cheap.
+/// It holds rotations from which kernels compute the rotation at any position up to
+/// [`MAX_POSITION`](super::MAX_POSITION). The error is within a few units in the last place of f32.
+/// Clones are cheap.
 #[derive(Clone, Debug)]
 pub struct Rope {
     config: RopeConfig,

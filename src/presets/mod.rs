@@ -43,9 +43,9 @@
 //!
 //! Presets combine with `or`, `and` and `then`. Rules of [`Mask`](crate::Mask) combine only with
 //! `and`. So some presets have the same meaning as a rule. If the rule is enough, use it: it is
-//! faster, because kernels know which keys to skip. For a preset, a block map
-//! ([`Attention::classify`](crate::Attention::classify)) tells kernels which keys to skip. For the
-//! gradients of tables see [`Backward::d_captured`](crate::Backward::d_captured).
+//! faster, because kernels know the keys to skip. For a preset they know them only from a block map
+//! ([`Attention::classify`](crate::Attention::classify)). For the gradients of tables see
+//! [`Backward::d_captured`](crate::Backward::d_captured).
 
 mod grids;
 mod masks;

@@ -162,8 +162,8 @@ impl MaskVariant {
         text
     }
 
-    /// Returns `captured_slope`: the derivative by a reading of the n-th tensor, the element of
-    /// that reading, and the number of readings.
+    /// Returns the text of `captured_slope`. The function returns the derivative by a reading of
+    /// the n-th tensor, the element read, and the number of readings.
     pub(super) fn captured_slope(&self, n: usize) -> String {
         let Some((interned, _)) = self.score.filter(|(score, _)| score.derivative_by_captured(n).is_some())
         else {
@@ -209,8 +209,8 @@ mod tests {
     use crate::kernel::texts::TEXTS;
     use crate::mask::RULES;
 
-    /// Kernels must not declare the name of a builtin or of a mod: they contain the text of a mod,
-    /// which calls builtins.
+    /// Kernels must not declare the name of a builtin or of a mod. The text of a mod in a kernel
+    /// calls builtins by name.
     #[test]
     fn kernels_declare_no_builtin() {
         let builtins = "abs min max clamp saturate cos cosh sin sinh tan tanh acos asin atan atan2 asinh acosh atanh radians degrees \

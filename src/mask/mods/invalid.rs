@@ -286,7 +286,7 @@ mod tests {
             assert!(said.contains(words), "{body}: no {words:?} in {said}");
             let handle = said.split('[').skip(1).any(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
             assert!(!handle, "{said}");
-            // Not the whole function, which begins in line 2.
+            // The span is not the whole function, which begins in line 2.
             assert!(said.contains("--> line 3,") || words.contains("every way"), "{said}");
         }
     }

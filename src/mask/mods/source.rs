@@ -158,7 +158,7 @@ fn readings(module: &Module, given: &HashMap<Handle<Function>, Given>) -> HashMa
     readings
 }
 
-/// Returns the members of `At`, and if the module reads or writes each.
+/// Returns each member of `At`, with true if the module reads or writes it.
 fn members_used(module: &Module, info: &ModuleInfo, at: Handle<Type>) -> Vec<(&'static str, bool)> {
     let mut used = AT.map(|(name, ..)| (name, false));
     for (handle, function) in module.functions.iter() {

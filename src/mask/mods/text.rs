@@ -101,8 +101,8 @@ fn quoted(message: &str, span: Span, text: &str) -> String {
     )
 }
 
-/// The stack of the thread in [`with_stack`]. 2 MiB are too few for 60 nested blocks if naga is not
-/// optimised.
+/// The stack of the thread in [`with_stack`]. In 2 MiB, naga without optimisation overflows at 60
+/// nested blocks.
 #[cfg(not(target_arch = "wasm32"))]
 const STACK: usize = 1 << 26;
 
