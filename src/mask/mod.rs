@@ -100,7 +100,7 @@ impl<L, K, B, M: Default> Default for Mask<L, K, B, M> {
 }
 
 impl<L, K, B, M: Default> Mask<L, K, B, M> {
-    /// Every query sees every key.
+    /// Makes a mask without rules: every query sees every key.
     pub fn none() -> Self {
         Mask {
             rules: RuleSet::NONE,
