@@ -13,7 +13,7 @@ kernel! {
         k: Opt Read F32 width view,
         v: One Read F32 width view,
         states: Opt Read F32 four,
-        // These only if causal.
+        // These tensors only if causal.
         q: Opt Read F32 width view,
         scores: Opt Read F32 four,
         logs: Opt Read F32 one,
