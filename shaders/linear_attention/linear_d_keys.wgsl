@@ -7,9 +7,9 @@
 // states: the gradients of states, as linear_prefix.wgsl writes them
 //
 // Bindings (declared by the host): k if φ has a slope, v, states. If causal, also q and scores.
-// Then logs and chunks if there are any, and `written`, which is d_k. Floors: (value_dim + 1 +
-// group · chunk_len / 2) · features multiply-adds a row. The kernel reads each tensor once, and
-// scores and states once for every tile of columns.
+// Then logs and chunks if there are any, and `written`, which is d_k.
+// Floors: (value_dim + 1 + group · chunk_len / 2) · features multiply-adds a row. The kernel reads
+// each tensor once, and scores and states once for every tile of columns.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {

@@ -7,9 +7,9 @@
 // states: as in linear_out.wgsl   scores: products of gradients
 //
 // Bindings (declared by the host): q if φ has a slope, d_out, states, stats. If causal, also k and
-// scores. Then chunks if there is a table, and `written`, which is d_q. Floors: (value_dim + 1 +
-// chunk_len / 2) · features multiply-adds a row. The kernel reads each tensor once, and scores and
-// states once for every tile of columns.
+// scores. Then chunks if there is a table, and `written`, which is d_q.
+// Floors: (value_dim + 1 + chunk_len / 2) · features multiply-adds a row. The kernel reads each
+// tensor once, and scores and states once for every tile of columns.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {

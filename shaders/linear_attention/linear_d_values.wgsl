@@ -6,9 +6,9 @@
 // states: the gradients of states, as linear_prefix.wgsl writes them   scores: products of features
 //
 // Bindings (declared by the host): k, states. If causal, also d_out, stats and scores. Then logs
-// and chunks if there are any, and `written`, which is d_v. Floors: (features + group · chunk_len /
-// 2) · value_dim multiply-adds a row. The kernel reads each tensor once, and scores and states once
-// for every tile of columns.
+// and chunks if there are any, and `written`, which is d_v.
+// Floors: (features + group · chunk_len / 2) · value_dim multiply-adds a row. The kernel reads each
+// tensor once, and scores and states once for every tile of columns.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {

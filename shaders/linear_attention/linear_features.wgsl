@@ -4,9 +4,9 @@
 // features [batch, heads, length, features]: the products are the first `directions` of them
 //
 // Bindings (declared by the host): rows, directions, `written`, which is the features. heads and
-// group belong to the rows. Each y index of a dispatch has chunk_len rows of a head. Floors:
-// head_dim · directions multiply-adds a row. The kernel writes features once, and reads rows once
-// for every tile of columns.
+// group belong to the rows. Each y index of a dispatch has chunk_len rows of a head.
+// Floors: head_dim · directions multiply-adds a row. The kernel writes features once, and reads
+// rows once for every tile of columns.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {

@@ -7,9 +7,9 @@
 // or totals [sequences, kv_heads, features, state_stride]
 //
 // Bindings (declared by the host): q, states. If causal, also v and scores. Then logs if keys have
-// logarithmic weights, chunks if there is a table, and `written`, which is out. Floors: (features +
-// chunk_len / 2) · (value_dim + 1) multiply-adds a row. The kernel reads or writes q, v and out
-// once, and scores and states once for every tile of columns.
+// logarithmic weights, chunks if there is a table, and `written`, which is out.
+// Floors: (features + chunk_len / 2) · (value_dim + 1) multiply-adds a row. The kernel reads or
+// writes q, v and out once, and scores and states once for every tile of columns.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {

@@ -7,9 +7,10 @@
 // state [batch, kv_heads, features, value_dim]   norm [batch, kv_heads, features, 1]
 //
 // Bindings (declared by the host): q, k, v, decay and beta if the rule has them. Then state, norm
-// if results are normalised, and `written`, which is out. Floors: (2 + heads of a group) · features
-// · value_dim multiply-adds a token. For each token the kernel reads the state twice and writes it
-// once. It reads the other tensors once. A workgroup computes a head.
+// if results are normalised, and `written`, which is out.
+// Floors: (2 + heads of a group) · features · value_dim multiply-adds a token. For each token the
+// kernel reads the state twice and writes it once. It reads the other tensors once. A workgroup
+// computes a head.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {

@@ -7,9 +7,9 @@
 // stats [batch, heads, q_len, 4]
 //
 // Bindings (declared by the host): q, d_out, out and states if results are normalised. If they are
-// also causal, scores. Then logs and chunks if there are any, and stats. Floors: features +
-// value_dim + chunk_len / 2 multiply-adds a row. The kernel reads and writes each tensor once. An
-// invocation computes a row.
+// also causal, scores. Then logs and chunks if there are any, and stats.
+// Floors: features + value_dim + chunk_len / 2 multiply-adds a row. The kernel reads and writes
+// each tensor once. An invocation computes a row.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {

@@ -46,7 +46,7 @@ const PARTS: usize = 256;
 const SPAN_BYTES: u64 = 32 << 20;
 /// The most bytes of a buffer of rows for the heads of a group: the default limit of a binding.
 const ROW_BYTES: u64 = 128 << 20;
-/// The rows of a chunk are a multiple of this number, which all tiles divide.
+/// The rows of a chunk are a multiple of this number, which the rows of every tile divide.
 const TILE_ROWS: usize = 16;
 /// Chunks of a dispatch whose chunks need no memory.
 const WIDE_SPAN: usize = 16384;

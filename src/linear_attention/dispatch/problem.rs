@@ -144,7 +144,7 @@ impl<'a> LinearProblem<'a> {
         self.rule != UpdateRule::Linear || few
     }
 
-    /// Returns the floats of the states in scratch: the first float of the norms, and the end.
+    /// Returns two offsets in the scratch of states, in floats: of the norms, and of the end.
     pub fn own_state(&self) -> [usize; 2] {
         let Shape { batch, kv_heads, value_dim, .. } = self.shape;
         let norms = [kv_heads, self.features].into_iter().fold(batch, usize::saturating_mul);
