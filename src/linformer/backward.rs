@@ -11,8 +11,8 @@ use crate::mask::DeviceMask;
 use crate::matmul::projection::dispatch_backward::Gradient;
 use crate::tensor::{Access, CallTensors, DType, Element, Error, Shape, TensorView, count};
 
-/// One backward call. It reads the inputs and outputs of a [`LinformerForward`] and the gradient of
-/// its output, and writes the gradients of the inputs. Each gradient has the shape of its tensor.
+/// One backward call. It reads the inputs and outputs of a [`LinformerForward`], and the gradient
+/// of its output. It writes the gradients of the inputs. Each gradient has the shape of its tensor.
 /// `d_q` has the configured type or F32. The other gradients are F32, F16 or BF16.
 ///
 /// The call projects keys and values again. The forward pass must store `out` and `lse`.
@@ -90,7 +90,7 @@ impl<'a> LinformerBackward<'a> {
 /// A checked backward call.
 struct Plan {
     shape: Shape,
-    /// Of each of `backward_problems`.
+    /// The plan of each of `backward_problems`.
     plans: Vec<BackwardPlans>,
     size: ScratchSize,
 }
@@ -119,8 +119,8 @@ impl Linformer {
     ///
     /// # Errors
     /// Any error that [`Error`] lists for tensors, options and scratch. [`Error::Unsupported`] if
-    /// the call requests no gradient or the gradient of an absent `f`, or if the forward call has
-    /// no `lse`. The encoder is then unchanged.
+    /// the call requests no gradient, or the gradient of an absent `f`. [`Error::Unsupported`] too
+    /// if the forward call has no `lse`. The encoder is then unchanged.
     pub fn backward(
         &self,
         into: &mut impl Recorder,

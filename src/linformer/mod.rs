@@ -21,8 +21,8 @@ use crate::tensor::{
     Access, CallTensors, DType, Element, Error, Shape, TensorView, check_sizes, count, expect_broadcast,
 };
 
-/// Attention whose keys and values are projected along the length, from `kv_len` rows to `rank`
-/// rows (Wang et al. 2020, "Linformer: self-attention with linear complexity"). It computes
+/// Attention whose keys and values are projected along the length, from `kv_len` to `rank` rows.
+/// (Wang et al. 2020, "Linformer: self-attention with linear complexity".) It computes
 /// `softmax(scale · q (E k)ᵀ) · (F v)`. Use it for long sequences of one fixed length: work and
 /// memory grow with `q_len · rank` and `kv_len · rank`.
 ///
@@ -307,7 +307,7 @@ impl Linformer {
         shape.check_lengths()?;
         let Shape { batch, kv_heads, kv_len, .. } = shape;
         for (tensor, view) in [("e", Some(e)), ("f", f)] {
-            // One head for all, or each head.
+            // One projection for all heads, or one for each head.
             let heads = if view.is_some_and(|view| view.shape()[1] == 1) { 1 } else { kv_heads };
             tensors.read(tensor, view, Element::Float, [1, heads, self.rank, kv_len])?;
         }

@@ -9,7 +9,7 @@ kernel! {
     /// The gradient of keys.
     LinearDKeys, LinearDKeysCall
     tensors {
-        // Absent where φ is the identity.
+        // Absent if φ is the identity.
         k: Opt Read F32 width view,
         v: One Read F32 width view,
         states: Opt Read F32 four,

@@ -10,7 +10,7 @@ kernel! {
     /// The gradient of queries.
     LinearDQueries, LinearDQueriesCall
     tensors {
-        // Absent where φ is the identity.
+        // Absent if φ is the identity.
         q: Opt Read F32 width view,
         d_out: One Read F32 width view,
         states: Opt Read F32 four,
