@@ -1,6 +1,7 @@
-// The gradient of a token's row, summed over its rows in the bucket order of each round.
-//   values: d_x = Σ d_keys   queries that are also normalised keys, with k = x / |x|:
-//   d_x = Σ d_queries + (Σ d_keys − k (k · Σ d_keys)) / |x|
+// The gradient of a token's row, summed over its rows in the bucket order of each round. Queries
+// are keys too, divided by their length.
+//   of values    d_x = Σ d_keys
+//   of queries   d_x = Σ d_queries + (Σ d_keys − k (k · Σ d_keys)) / |x|   k = x / |x|
 //
 // d_keys [batch, heads · rounds, ahead + length, dim], F32   ranks [batch, heads, rounds, length]
 // d_queries [batch, heads · rounds, length, dim], F32   x, d_x [batch, heads, length, dim]

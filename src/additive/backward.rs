@@ -89,7 +89,7 @@ impl AdditiveAttention {
     /// Returns the temporary memory that `call` needs. Each query of each head needs 16 bytes, and
     /// each pair 8 bytes. Pairs take at most 64 MiB, unless the pairs of a single query or key take
     /// more. Beyond that the call computes pairs part by part, once for queries and once for keys.
-    /// The memory also has a number for each hidden unit of up to 64 queries.
+    /// Each group of up to 64 queries also needs a number for each hidden unit.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
