@@ -18,8 +18,8 @@
 //! After the name, a line of `tensors` has
 //!
 //! 1. the kind of argument (`arguments.rs`): `One` is required. `Opt` may be absent. `Source` is
-//!    absent if the kernel writes it in place. `Raw` and `OptRaw` are words without a type. `Placed`
-//!    is a part of a buffer with a separate view. `Several` is a list of buffers.
+//!    absent if the kernel writes it in place. `Raw` and `OptRaw` are untyped words. `Placed` is a
+//!    part of a buffer with a separate view. `Several` is a list of buffers.
 //! 2. the access;
 //! 3. the scalar type of its accessors in WGSL;
 //! 4. the field of the variant with the width of the tensor, or `one` or `four`;

@@ -32,8 +32,9 @@ impl MatrixTiles {
     /// Elements of the inner axis per step.
     pub const K: u32 = 32;
 
-    /// Fragments of a subgroup that are stored through workgroup memory at once. They fill the free
-    /// workgroup memory: 16 KiB in total for the small tile and 32 KiB for the large tile.
+    /// Fragments of a subgroup that are stored through workgroup memory at once. They fill the rest
+    /// of the workgroup memory. The limit is 16 KiB for the small tile and 32 KiB for the large
+    /// tile.
     pub fn leaving(&self) -> u32 {
         (if self.side == 64 && self.fragment == Fragment::Sixteen { 16 } else { 32 }) / self.fragment.side()
     }
@@ -144,16 +145,18 @@ fn picked_tiles(MatmulShape { rows, .. }: MatmulShape, cpu: bool, pick: &Pick) -
     (named && power as usize <= rows.next_power_of_two()).then_some(Tiles::Cpu { rows: power, lanes })
 }
 
-/// Tiles with 4 × 4 and 8 × 8 sums per invocation, in 48 to 60 and 96 to 120 registers on AMD. Per
-/// k, the small tile loads two vectors from workgroup memory for 16 multiply-adds. That is the
-/// limit of workgroup memory without broadcast. The large tile loads four vectors for 64
+/// The small and the large tile. An invocation of the small tile has 4 × 4 sums, in 48 to 60
+/// registers on AMD. An invocation of the large tile has 8 × 8 sums, in 96 to 120 registers.
+///
+/// Per k, the small tile loads two vectors from workgroup memory for 16 multiply-adds. Workgroup
+/// memory without broadcast is then the bottleneck. The large tile loads four vectors for 64
 /// multiply-adds, and half as many bytes from global memory.
 const SMALL: Tiles = Tiles::Gpu { side: 64, k: 16 };
 const LARGE: Tiles = Tiles::Gpu { side: 128, k: 8 };
 
-/// The number of workgroups that fill a large GPU: two of `LARGE` fill the registers of each of
-/// about a hundred cores. With fewer workgroups, four times as many small tiles are faster than
-/// more reuse.
+/// The number of workgroups that fill a large GPU. Two workgroups of `LARGE` fill the registers of
+/// each of about a hundred cores. With fewer workgroups, four times as many small tiles are faster
+/// than more reuse.
 pub(crate) const ENOUGH_WORKGROUPS: usize = 256;
 
 /// Chooses the tiles of a product, for software drivers if `cpu`. Large tiles reuse loaded elements

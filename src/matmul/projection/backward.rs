@@ -155,9 +155,11 @@ impl Projection {
     /// Records the gradients of `products` into an encoder or a pass, one after the other.
     ///
     /// Products may share one view for a gradient, for example queries, keys and values projected
-    /// from one `x`. The view then receives the sum, in the order of the list, and is rounded to
-    /// its type after each product. Sums are f32. The same call gives the same bits on every run,
-    /// because no sum is atomic. Matrix units are not used.
+    /// from one `x`. The view then receives the sum, in the order of the list. The sum is rounded
+    /// to the view's type after each product.
+    ///
+    /// Sums are f32. The same call gives the same bits on every run, because no sum is atomic.
+    /// Matrix units are not used.
     ///
     /// ```no_run
     /// # use wgpu_attention::{Error, Projection, TensorView, wgpu};
