@@ -8,10 +8,10 @@ use crate::kernel::{BindingCache, Dispatch, KernelOptions, Pipelines, Prepared, 
 use crate::matmul::projection::check_summed_rows;
 use crate::tensor::{CallTensors, DType, Element, Error, TensorView};
 
-/// How many of the largest a call may ask for.
+/// The largest `k` of a call.
 pub const MAX_TOP_K: usize = 64;
 
-/// One call: every row of `[batch, heads, length, columns]` for itself.
+/// One call. It processes every row of `[batch, heads, length, columns]` separately.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct TopKForward<'a> {
@@ -21,14 +21,15 @@ pub struct TopKForward<'a> {
 }
 
 impl<'a> TopKForward<'a> {
-    /// Where the k largest elements of the rows of `x`, F32, F16 or BF16, are: into `indices`,
-    /// `[batch, heads, length, k]` of U32, the largest first. Of one (k = 1) it is the argmax.
+    /// Writes the columns of the k largest elements of each row of `x` to `indices`, the largest
+    /// first. `x` is F32, F16 or BF16, and `indices` is `[batch, heads, length, k]`, U32. With k =
+    /// 1 it is the argmax.
     #[doc(alias = "argmax")]
     pub fn new(x: TensorView<'a>, indices: TensorView<'a>) -> Self {
         TopKForward { x, indices, values: None }
     }
 
-    /// Writes them there, shaped as `indices`, F32, F16 or BF16.
+    /// Sets the output for the largest elements, with the shape of `indices`; F32, F16 or BF16.
     pub fn values(mut self, values: impl Into<Option<TensorView<'a>>>) -> Self {
         self.values = values.into();
         self
@@ -52,8 +53,8 @@ impl<'a> TopKForward<'a> {
     }
 }
 
-/// The k largest elements of rows, sorted, and where they are: up to [`MAX_TOP_K`], of rows of any
-/// length. The argmax is k = 1.
+/// The k largest elements of rows of any length, sorted, and their columns, with k up to
+/// [`MAX_TOP_K`]. With k = 1 it is the argmax.
 ///
 /// ```no_run
 /// # use wgpu_attention::{DType, Error, TensorView, wgpu};
@@ -66,8 +67,8 @@ impl<'a> TopKForward<'a> {
 /// # }
 /// ```
 ///
-/// Of equal elements that with the lower index comes first; −0 and 0 are equal. NaN counts as
-/// larger than every number, as in PyTorch: a row with one says so.
+/// Of equal elements, the lower index comes first; −0 and 0 are equal. NaN is larger than every
+/// number, as in PyTorch, so NaN in a row is visible in the result.
 ///
 /// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep
 /// some buffers alive: see
@@ -115,8 +116,9 @@ impl TopK {
     /// Records `call` into an encoder or a pass.
     ///
     /// # Errors
-    /// More elements asked for than a row has, or than [`MAX_TOP_K`]; shapes that differ, tensors that are written and share a
-    /// buffer with others, and everything else that [`Error`] lists for tensors; then nothing has been recorded.
+    /// [`Error::Option`] if `k` is larger than the number of columns or than [`MAX_TOP_K`]. Shapes
+    /// that do not match, and written tensors that share a buffer with other tensors. Every other
+    /// [`Error`] of tensors. After an error nothing has been recorded.
     pub fn forward(&self, into: &mut impl Recorder, call: &TopKForward) -> Result<(), Error> {
         self.prepare(call)?.record(into);
         Ok(())

@@ -5,7 +5,7 @@ use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
 use crate::tensor::DType;
 
 kernel! {
-    /// Rows of a table by ids, scaled.
+    /// Looks up rows of a table by ids, and scales them.
     Embedding, EmbeddingCall
     tensors {
         ids: One Read U32 one view,

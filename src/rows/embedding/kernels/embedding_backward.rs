@@ -30,7 +30,7 @@ kernel! {
     }
 }
 
-/// Invocations of a workgroup, each with four channels.
+/// Invocations of a workgroup. Each invocation computes four channels.
 pub(crate) const LANES: usize = 64;
 
 impl Variant for EmbeddingBackward {

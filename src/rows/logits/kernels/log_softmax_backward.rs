@@ -6,7 +6,7 @@ use crate::rows::norm::kernels::norm::{ROWS, combine};
 use crate::rows::plan::Rows;
 
 kernel! {
-    /// The gradient of log-softmax, from its output and the gradient of that.
+    /// The gradient of log-softmax, from its output and the gradient of the output.
     LogSoftmaxBackward, LogSoftmaxBackwardCall
     tensors {
         out: One Read F32 width view,
