@@ -74,11 +74,11 @@ impl Elementwise {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks `call`, then compiles and binds its kernels. [`Prepared::record`] can then record it
+    /// any number of times.
     ///
     /// # Errors
-    /// As [`backward`](Self::backward).
+    /// See [`backward`](Self::backward).
     pub fn prepare_backward(&self, call: &ElementwiseBackward) -> Result<Prepared, Error> {
         let call = call.dispatch(&self.pipelines.facts())?;
         self.pipelines.bind("elementwise backward", &[call], &self.bindings)

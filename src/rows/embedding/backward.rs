@@ -51,7 +51,7 @@ impl Embedding {
     /// bytes for every 1024 ids of a batch entry.
     ///
     /// # Errors
-    /// As [`backward`](Self::backward).
+    /// See [`backward`](Self::backward).
     pub fn backward_scratch_size(&self, call: &EmbeddingBackward) -> Result<ScratchSize, Error> {
         let device = &self.pipelines.facts();
         call.op(device)?.backward_size(device)
@@ -74,11 +74,11 @@ impl Embedding {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks `call`, then compiles and binds its kernels. [`Prepared::record`] can then record it
+    /// any number of times.
     ///
     /// # Errors
-    /// As [`backward`](Self::backward).
+    /// See [`backward`](Self::backward).
     pub fn prepare_backward(
         &self,
         call: &EmbeddingBackward,

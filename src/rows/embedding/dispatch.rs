@@ -20,7 +20,7 @@ pub(crate) struct EmbeddingOp<'a> {
     pub accumulates: bool,
 }
 
-/// Workgroups of a dispatch, at most; each takes more where there are more.
+/// The largest number of workgroups of a dispatch. If there is more work, each workgroup repeats.
 const MOST_GROUPS: usize = 65535;
 
 impl<'a> EmbeddingOp<'a> {

@@ -105,7 +105,7 @@ impl Norm {
     /// 8 bytes for each row, and at most 32 KiB, or 8 bytes for each feature if that is more.
     ///
     /// # Errors
-    /// As [`backward`](Self::backward).
+    /// See [`backward`](Self::backward).
     pub fn backward_scratch_size(&self, call: &NormBackward) -> Result<ScratchSize, Error> {
         call.check(&self.pipelines.facts())?;
         Ok(call.scratch_size(self))
@@ -129,11 +129,11 @@ impl Norm {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks `call`, then compiles and binds its kernels. [`Prepared::record`] can then record it
+    /// any number of times.
     ///
     /// # Errors
-    /// As [`backward`](Self::backward).
+    /// See [`backward`](Self::backward).
     pub fn prepare_backward(&self, call: &NormBackward, scratch: &mut Scratch) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
         call.check(device)?;

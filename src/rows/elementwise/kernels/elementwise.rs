@@ -1,4 +1,4 @@
-//! Twin of `elementwise.wgsl`.
+//! The host side of `elementwise.wgsl`.
 
 use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};

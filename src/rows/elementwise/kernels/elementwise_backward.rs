@@ -1,4 +1,4 @@
-//! Twin of `elementwise_backward.wgsl`.
+//! The host side of `elementwise_backward.wgsl`.
 
 use super::elementwise::{WORKGROUP, x_width};
 use crate::device::{Families, Family};

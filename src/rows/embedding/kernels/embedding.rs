@@ -1,4 +1,4 @@
-//! Twin of `embedding.wgsl`.
+//! The host side of `embedding.wgsl`.
 
 use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};

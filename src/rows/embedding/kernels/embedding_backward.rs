@@ -1,4 +1,4 @@
-//! Twin of `embedding_backward.wgsl`.
+//! The host side of `embedding_backward.wgsl`.
 
 use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};

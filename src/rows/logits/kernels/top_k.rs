@@ -1,4 +1,4 @@
-//! Twin of `top_k.wgsl`.
+//! The host side of `top_k.wgsl`.
 
 use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, FLOATS_OR_NONE, Kernel, Variant, WIDTHS, Width, kernel, shader};

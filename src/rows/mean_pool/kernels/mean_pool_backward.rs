@@ -1,4 +1,4 @@
-//! Twin of `mean_pool_backward.wgsl`.
+//! The host side of `mean_pool_backward.wgsl`.
 
 use super::mean_pool::{Pooled, each};
 use crate::device::{Families, Family};

@@ -1,4 +1,4 @@
-//! Twin of `norm.wgsl`.
+//! The host side of `norm.wgsl`.
 
 use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};

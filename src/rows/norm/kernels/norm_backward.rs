@@ -1,4 +1,4 @@
-//! Twin of `norm_backward.wgsl`.
+//! The host side of `norm_backward.wgsl`.
 
 use super::norm::{ROWS, combine};
 use crate::device::{Families, Family};

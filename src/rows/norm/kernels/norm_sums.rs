@@ -1,4 +1,4 @@
-//! Twin of `norm_sums.wgsl`.
+//! The host side of `norm_sums.wgsl`.
 
 use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, kernel, shader};

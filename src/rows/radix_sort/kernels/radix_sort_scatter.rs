@@ -1,4 +1,4 @@
-//! Twin of `radix_sort_scatter.wgsl`.
+//! The host side of `radix_sort_scatter.wgsl`.
 
 use super::radix_sort_count::{COUNTS_BYTES, WORKGROUP, with_digits};
 use crate::device::{Families, Family};
