@@ -37,8 +37,8 @@ fn block_b(t: Tile, k: u32, col: u32) -> mat4x4<f32> {
     }
 }
 
-// sum + a · b, where a is a row of A and b a block of B. It is written as a matrix product:
-// software drivers have no fused multiply-add, and sums of products shorten the dependency chain.
+// sum + a · b, where a is a row of A and b a block of B. It is written as a matrix product, because
+// software drivers have no fused multiply-add. Sums of products also shorten the dependency chain.
 fn add_product(sum: vec4<f32>, a: vec4<f32>, b: mat4x4<f32>) -> vec4<f32> {
     return sum + b * a;
 }

@@ -27,8 +27,8 @@ const VECTORS_K: u32 = TILE_K / 4u;
 // banks.
 const SHIFT: u32 = 8u / VECTORS_K;
 
-// Arrays of scalars, because neighbours store to parts of one vector. That is a race if a compiler
-// loads, changes and stores the whole vector (Metal and D3D do).
+// Arrays of scalars, because neighbours store to parts of one vector. Such stores race if a
+// compiler loads, changes and stores the whole vector (Metal and D3D do).
 var<workgroup> tile_a: array<f32, (TILE_K * VECTORS + 8u) * 4u>;
 var<workgroup> tile_b: array<f32, (TILE_K * VECTORS + 8u) * 4u>;
 

@@ -4,14 +4,15 @@
 //
 // Constants: FRAGMENT (8 or 16), TILE, TILE_K, WORKGROUP, LEAVING, B_ALONG_N. Ranges of the inner
 // axis and repairs are not supported: matrix units propagate NaN.
-// The stage gives: tile_of, tile_a4, tile_b4, tile_store4 (see matmul/cpu.wgsl). tile_a4 and
-// tile_b4 return the vectors in their stored types A_ELEMENT and B_ELEMENT.
+// The stage gives: tile_of, tile_a4, tile_b4, tile_store4 (see matmul/cpu.wgsl). Here `tile_a4` and
+// `tile_b4` return vectors in the stored types A_ELEMENT and B_ELEMENT.
 // Memory for fragments: matmul/memory_vectors.wgsl, matmul/memory_scalars.wgsl.
 //
-// Minimum of workgroup memory accesses, per step and TILE_K / FRAGMENT times: a subgroup loads
-// BLOCK_FRAGMENTS fragments of A and of B. For these it computes BLOCK_FRAGMENTS² fragment
-// products. With fragments of either size this is 8 / TILE bytes per multiply-add: 1/8 for a tile
-// of 64, 1/16 for 128. Staging adds half of that. There are two barriers.
+// Minimum of workgroup memory accesses: in each of TILE_K / FRAGMENT parts of a step, a subgroup
+// loads BLOCK_FRAGMENTS fragments of A. It loads as many fragments of B, and computes
+// BLOCK_FRAGMENTS² fragment products. With fragments of either size this is 8 / TILE bytes per
+// multiply-add. It is 1/8 byte for a tile of 64 and 1/16 byte for a tile of 128. Staging adds half
+// of that. There are two barriers.
 // Multiplications per step and subgroup, TILE_K = 32:
 // - tile of 64, fragments of 16: 8 of 4096 multiply-adds;
 // - tile of 128, fragments of 16: 32 of 4096 multiply-adds;
@@ -82,7 +83,7 @@ var<private> next_b: array<vec4<B_ELEMENT>, LOADS>;
 // The sums of a subgroup's block.
 var<private> acc: array<Sums, BLOCK_FRAGMENTS * BLOCK_FRAGMENTS>;
 
-// The row and the channel of the n-th vector in the tile of A, and its place in the tile of B along
+// The row and the channel of the n-th vector in the tile of A. For the tile of B, the place along
 // its memory.
 fn place_a(lane: u32, n: u32) -> vec2<u32> {
     return vec2<u32>(lane / VECTORS_K + n * (WORKGROUP / VECTORS_K), lane % VECTORS_K * 4u);

@@ -4,7 +4,7 @@
 //
 // An invocation computes four channels at a time. An id outside the table gives NaN.
 //
-// Bindings (declared by the host): ids, w, out. OUT_IN_FOURS: out is stored as vec4. Bytes: the
+// Bindings (declared by the host): ids, w, out. `OUT_IN_FOURS`: out is stored as vec4. Bytes: the
 // rows of the ids, and out.
 
 @compute @workgroup_size(WORKGROUP)

@@ -4,7 +4,7 @@
 //
 // An invocation computes four channels of a row at a time.
 //
-// Bindings (declared by the host): x, other if TIMES or PLUS, out. IN_FOURS: all of them are
+// Bindings (declared by the host): x, other if TIMES or PLUS, out. `IN_FOURS`: all of them are
 // accessed as vec4, except an x with one channel, whose stride is 0.
 // Bytes: reads and writes everything once.
 

@@ -8,7 +8,7 @@
 //
 // Bindings (declared by the host): x, other if HAS_OTHER, d_out, d_x if HAS_D_X, d_other if
 // HAS_D_OTHER.
-// IN_FOURS: all of them are accessed as vec4, except x and d_x if X_REPEATS.
+// `IN_FOURS`: all of them are accessed as vec4, except x and d_x if X_REPEATS.
 // ACCUMULATES: the gradients are added to the outputs.
 // Bytes: reads and writes everything once.
 

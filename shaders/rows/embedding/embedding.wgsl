@@ -4,7 +4,7 @@
 //
 // An invocation computes four channels of a row at a time.
 //
-// Bindings (declared by the host): ids, table, out. IN_FOURS: table and out are accessed as vec4.
+// Bindings (declared by the host): ids, table, out. `IN_FOURS`: table and out are accessed as vec4.
 // ACCUMULATES: the rows are added to out.
 // Bytes: reads a row of the table for each id, and writes everything once.
 

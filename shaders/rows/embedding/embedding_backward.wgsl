@@ -8,7 +8,7 @@
 // outside the table also have other bits, and are skipped. A workgroup computes LANES · 4 channels
 // of a table row. It searches for the first place of its id, and adds from this place on.
 //
-// Bindings (declared by the host): d_out, ids, order, d_table. IN_FOURS: d_out and d_table are
+// Bindings (declared by the host): d_out, ids, order, d_table. `IN_FOURS`: d_out and d_table are
 // accessed as vec4. ACCUMULATES: the gradient is added to d_table.
 // Bytes: reads d_out once and writes d_table once. In addition, it reads log2(length) ids for each
 // row of the table and batch entry.

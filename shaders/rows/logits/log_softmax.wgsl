@@ -5,7 +5,7 @@
 //
 // ROW_LANES invocations share a row, as in norm.wgsl.
 //
-// Bindings (declared by the host): x, out. IN_FOURS: both are accessed as vec4.
+// Bindings (declared by the host): x, out. `IN_FOURS`: both are accessed as vec4.
 // Bytes: x once from memory and twice from caches; out once.
 
 fn within(d: u32) -> vec4<bool> {

@@ -4,7 +4,7 @@
 //
 // ROW_LANES invocations share a row, as in norm.wgsl.
 //
-// Bindings (declared by the host): out, d_out, d_x. IN_FOURS: all of them are accessed as vec4.
+// Bindings (declared by the host): out, d_out, d_x. `IN_FOURS`: all of them are accessed as vec4.
 // ACCUMULATES: the gradient is added to d_x.
 // Bytes: out once, d_out once from memory and once from caches; d_x once.
 

@@ -1,5 +1,5 @@
-// The k largest elements of every row, the largest first, and their columns. Of equal elements, the
-// lower column comes first. NaN comes before all numbers.
+// The k largest elements of every row, the largest first, and their columns. Among equal elements,
+// the lower column comes first. NaN comes before all numbers.
 //
 // x [batch, heads, length, columns]   values, indices [batch, heads, length, k]
 //

@@ -6,8 +6,8 @@
 //
 // ROW_LANES invocations share a sequence, as they share a row in norm.wgsl.
 //
-// Bindings (declared by the host): x, numbers if LENGTHS or PACKED, keep if KEEP, out. IN_FOURS: x
-// and out are accessed as vec4.
+// Bindings (declared by the host): x, numbers if LENGTHS or PACKED, keep if KEEP, out. `IN_FOURS`:
+// x and out are accessed as vec4.
 // Bytes: x once from memory, with L2 a second time from caches; out once.
 
 fn store4(s: u32, d: u32, value: vec4<f32>) {

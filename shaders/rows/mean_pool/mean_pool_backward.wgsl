@@ -1,5 +1,5 @@
-// The gradient of rows whose mean is computed: d_x = g / count, zero for rows without a mean. g is
-// d_out, or with L2, for the mean m, (d_out − m (m · d_out) / |m|²) / |m|.
+// The gradient of rows whose mean is computed: d_x = g / count, zero for rows without a mean.
+// Without L2, g is d_out. With L2 and the mean m, g is (d_out − m (m · d_out) / |m|²) / |m|.
 //
 // x, d_x [batch, 1, length, features]   d_out [sequences, 1, 1, features]
 // numbers, keep as in mean_pool.wgsl
@@ -7,7 +7,7 @@
 // ROW_LANES invocations share a sequence.
 //
 // Bindings (declared by the host): x if L2, numbers if LENGTHS or PACKED, keep if KEEP, d_out, d_x.
-// IN_FOURS: x, d_out and d_x are accessed as vec4. ACCUMULATES: the gradient is added to d_x.
+// `IN_FOURS`: x, d_out and d_x are accessed as vec4. ACCUMULATES: the gradient is added to d_x.
 // Bytes: with L2 x once from memory and a second time from caches; d_x once.
 
 fn d_out4(s: u32, d: u32) -> vec4<f32> {

@@ -1,5 +1,5 @@
-// The rows of a sequence whose mean is computed: all rows, the first rows of a batch entry,
-// unmasked rows, or a part of a packed entry.
+// The rows of a sequence whose mean is computed. They are all rows, the first rows of a batch
+// entry, unmasked rows, or a part of a packed entry.
 //
 // Needs: p.x, p.numbers, p.keep, p.length, p.features; PACKED, LENGTHS, KEEP, FAR_EXPONENT;
 // all_finite, lowered, mean_of_half, view_at, numbers_at, keep_at, x_at4.

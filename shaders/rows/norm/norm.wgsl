@@ -8,7 +8,7 @@
 // (row_per_workgroup.wgsl).
 //
 // Bindings (declared by the host): x, residual, weight and bias if present, out, sum if s is
-// stored. IN_FOURS: all of them are accessed as vec4.
+// stored. `IN_FOURS`: all of them are accessed as vec4.
 // If the norm is in place, x is out. An invocation then only writes elements that no other
 // invocation reads, after the sums of the row.
 // Bytes: x, residual once from memory and twice from caches; out and sum once.

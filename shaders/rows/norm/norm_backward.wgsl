@@ -8,7 +8,7 @@
 // ROW_LANES invocations share a row, as in norm.wgsl.
 //
 // Bindings (declared by the host): x, residual, weight if present, d_out, d_sum if present, d_x and
-// statistics if requested. IN_FOURS: all except statistics are accessed as vec4. ACCUMULATES: the
+// statistics if requested. `IN_FOURS`: all except statistics are accessed as vec4. ACCUMULATES: the
 // gradient is added to d_x.
 // Bytes: x, residual and d_out once from memory, and a second time from caches; d_sum once, d_x
 // once.
@@ -26,8 +26,8 @@ fn weighted4(at: Place, d: u32) -> vec4<f32> {
     return bitcast<vec4<f32>>(bitcast<vec4<u32>>(g) | vec4<u32>(p.rows >> 31u));
 }
 
-// The mean over a row. sums.y is the sum of the terms / 2 to the power of FAR_EXPONENT, for a sum
-// beyond f32's range.
+// The mean over a row. For a sum beyond f32's range, sums.y is the sum of the terms / 2 to the
+// power of FAR_EXPONENT.
 fn mean_of(sums: vec2<f32>) -> f32 {
     let means = sums / f32(p.features);
     return select(means.y * 0x1p100f, means.x, all_finite(vec4<f32>(means.x)));

@@ -1,4 +1,4 @@
-// The first step of a pass of the radix sort: the count of each digit in each block of a row.
+// The first step of a radix sort pass: the count of each digit in each block of a row.
 //
 // keys, before [batch, heads, rows, length]   counts [batch, heads, rows, DIGITS, blocks], dense
 //

@@ -1,9 +1,11 @@
-// The last step of a pass of the radix sort: stores each key's index at its place, after the
-// earlier keys with the same digit. counts holds the place of a block's first key of each digit
-// (radix_sort_scan.wgsl). Within the block, invocations have consecutive places.
+// The last step of a pass of the radix sort. It stores each key's index at its place, after the
+// earlier keys with the same digit. The tensor `counts` holds the place of a block's first key of
+// each digit (radix_sort_scan.wgsl). Within the block, invocations have consecutive places.
 //
 // keys, before, order, ranks [batch, heads, rows, length]
+//
 // counts [batch, heads, rows, DIGITS, blocks], dense
+//
 // order: the index of the key at each place; ranks: the place of each key
 //
 // Bindings (declared by the host): keys; before if HAS_BEFORE; counts, order; ranks if HAS_RANKS.

@@ -44,7 +44,7 @@ pub(crate) fn quantized_tiles(
     let rows = product.rows.next_power_of_two();
     if cpu {
         // An invocation loads elements of x once for all its columns. More columns are slower if
-        // they do not fit in registers, or for Q8_0 in the first-level cache (lavapipe 26, 8
+        // they do not fit in registers. Q8_0 rows also exceed the first-level cache (lavapipe 26, 8
         // lanes).
         let columns = match format {
             QuantizedFormat::Q8_0 => 2,

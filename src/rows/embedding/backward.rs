@@ -47,8 +47,8 @@ impl<'a> EmbeddingBackward<'a> {
 }
 
 impl Embedding {
-    /// The temporary memory that `call` needs to sort the ids: 8 bytes for each id, and at most 64
-    /// bytes for every 1024 ids of a batch entry.
+    /// The temporary memory that `call` needs to sort the ids. It is 8 bytes for each id, and at
+    /// most 64 bytes for every 1024 ids of a batch entry.
     ///
     /// # Errors
     /// See [`backward`](Self::backward).
@@ -62,8 +62,8 @@ impl Embedding {
     /// run. Few invocations add the gradients of ids that occur often.
     ///
     /// # Errors
-    /// Shapes that do not match, a `d_table` that shares a buffer with an input, and a scratch that
-    /// is too small. Every other [`Error`] of tensors. After an error nothing has been recorded.
+    /// Shapes that do not match, a `d_table` that shares a buffer with an input, or a too small
+    /// scratch. Every other [`Error`] of tensors. After an error nothing has been recorded.
     pub fn backward(
         &self,
         into: &mut impl Recorder,

@@ -40,7 +40,7 @@ pub fn log_softmax_backward<R: Real>(out: &[R], columns: usize, d_out: &[R]) -> 
 }
 
 /// Returns the columns of the k largest elements of the rows of `x` `[rows, columns]`, the largest
-/// first: `[rows, k]`. Of equal elements, the lower index comes first. NaN comes before all
+/// first: `[rows, k]`. Among equal elements, the lower index comes first. NaN comes before all
 /// numbers.
 ///
 /// # Errors

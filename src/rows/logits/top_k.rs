@@ -67,7 +67,7 @@ impl<'a> TopKForward<'a> {
 /// # }
 /// ```
 ///
-/// Of equal elements, the lower index comes first; −0 and 0 are equal. NaN is larger than every
+/// Among equal elements, the lower index comes first; −0 and 0 are equal. NaN is larger than every
 /// number, as in PyTorch, so NaN in a row is visible in the result.
 ///
 /// The operator stores the bindings of recent calls, so that a repeated call creates nothing. The

@@ -102,7 +102,8 @@ impl<'a> NormBackward<'a> {
 
 impl Norm {
     /// The temporary memory that `call` needs. `d_x` alone needs none. `d_weight` and `d_bias` need
-    /// 8 bytes for each row, and at most 32 KiB, or 8 bytes for each feature if that is more.
+    /// 8 bytes for each row, and at most 32 KiB more. With many features they need 8 bytes for each
+    /// feature instead of 32 KiB.
     ///
     /// # Errors
     /// See [`backward`](Self::backward).
