@@ -4,10 +4,10 @@
 //
 // Constants: ROWS, LANES, B_ALONG_N, REPAIRS.
 // The stage gives:
-//   struct Tile { rows, cols, ... }       the product's size and what else the stage needs
+//   struct Tile { rows, cols, ... }       the product's size, and fields of the stage
 //   tile_of(z) -> Tile                    from workgroup_id.z
-//   tile_needed(t, row, rows, col, cols)  whether this part of C is wanted at all
-//   tile_inner(t, row, rows) -> vec2      first and past-the-last k that these rows need
+//   tile_needed(t, row, rows, col, cols)  true if this part of C is needed
+//   tile_inner(t, row, rows) -> vec2      first k and end of k for these rows
 //   tile_a4(t, row, k) -> vec4            A[row, k..k+4]
 //   tile_b4(t, k, col) -> vec4            B[k, col..col+4] if B_ALONG_N, else B[k..k+4, col]
 //   tile_store4(t, row, col, value)         C[row, col..col+4]

@@ -8,8 +8,8 @@
 // `tile_b4` return vectors in the stored types A_ELEMENT and B_ELEMENT.
 // Memory for fragments: matmul/memory_vectors.wgsl, matmul/memory_scalars.wgsl.
 //
-// Minimum of workgroup memory accesses: in each of TILE_K / FRAGMENT parts of a step, a subgroup
-// loads BLOCK_FRAGMENTS fragments of A. It loads as many fragments of B, and computes
+// Minimum of workgroup memory accesses, for each of TILE_K / FRAGMENT parts of a step:
+// BLOCK_FRAGMENTS fragments of A and of B per subgroup. From these a subgroup computes
 // BLOCK_FRAGMENTS² fragment products. With fragments of either size this is 8 / TILE bytes per
 // multiply-add. It is 1/8 byte for a tile of 64 and 1/16 byte for a tile of 128. Staging adds half
 // of that. There are two barriers.

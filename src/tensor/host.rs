@@ -7,7 +7,8 @@ use super::{Error, count, expect_broadcast};
 pub struct HostTensor<'a, T> {
     /// The elements.
     pub(crate) data: &'a [T],
-    /// The shape: the method of [`Mask`](crate::Mask) that takes the tensor describes it.
+    /// The shape of the tensor. The method of [`Mask`](crate::Mask) that takes the tensor describes
+    /// it.
     pub(crate) shape: [usize; 4],
 }
 

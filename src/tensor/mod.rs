@@ -380,7 +380,7 @@ pub(crate) struct Window<'a> {
     pub layout: Layout,
 }
 
-/// A tensor that keeps its buffer alive: the weights of a layer.
+/// A tensor that keeps its buffer alive, for example the weights of a layer.
 #[derive(Clone, Debug)]
 pub(crate) struct Tensor {
     pub buffer: wgpu::Buffer,
