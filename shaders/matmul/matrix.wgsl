@@ -8,11 +8,10 @@
 // `tile_b4` return vectors in the stored types A_ELEMENT and B_ELEMENT.
 // Memory for fragments: matmul/memory_vectors.wgsl, matmul/memory_scalars.wgsl.
 //
-// Minimum of workgroup memory accesses, for each of TILE_K / FRAGMENT parts of a step:
-// BLOCK_FRAGMENTS fragments of A and of B per subgroup. From these a subgroup computes
-// BLOCK_FRAGMENTS² fragment products. With fragments of either size this is 8 / TILE bytes per
-// multiply-add. It is 1/8 byte for a tile of 64 and 1/16 byte for a tile of 128. Staging adds half
-// of that. There are two barriers.
+// Minimum of workgroup memory accesses: a step has TILE_K / FRAGMENT parts. In each part a subgroup
+// loads BLOCK_FRAGMENTS fragments of A and of B, and computes BLOCK_FRAGMENTS² fragment products.
+// With fragments of either size this is 8 / TILE bytes per multiply-add. It is 1/8 byte for a tile
+// of 64 and 1/16 byte for a tile of 128. Staging adds half of that. There are two barriers.
 // Multiplications per step and subgroup, TILE_K = 32:
 // - tile of 64, fragments of 16: 8 of 4096 multiply-adds;
 // - tile of 128, fragments of 16: 32 of 4096 multiply-adds;
