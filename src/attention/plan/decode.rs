@@ -239,8 +239,8 @@ pub(super) fn decode_gpu(
 
 /// Returns tiles for few rows of packed keys on software drivers. The keys of a block, of a step
 /// and between barriers are measured with lavapipe 26 and 8 lanes. Returns `None` where no tiles
-/// are faster than `fused_cpu`. If each lane loads its words separately, blocks are smaller. Their
-/// code is half as long to compile, at the same speed (lavapipe 25).
+/// are faster than `fused_cpu`. If each lane loads its words separately, blocks are smaller. They
+/// need half the code, at the same speed (lavapipe 25).
 pub(super) fn decode_cpu(
     lanes: u32,
     gather: bool,
