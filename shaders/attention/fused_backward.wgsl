@@ -18,8 +18,8 @@
 // opposite rows in order. Every run thus gives the same bits, without atomics. A hidden pair gives
 // and receives nothing, whatever its tensors hold.
 //
-// The factor total is 1 except for rounding. The value of lse is one f32, with an error of 3e-5 at
-// 731. The forward pass also rounds scores differently. Without total, weights would have the same
+// The factor total is 1 except for rounding. The value of lse is one f32; at 731 its error is 3e-5.
+// The forward pass also rounds scores differently. Without total, weights would have the same
 // error. The kernel of queries sums their weights and divides d_q by the sum at the end. It stores
 // the total for the kernels that follow, which compute scores by the same operations in the same
 // order. If d_q is not wanted, it computes only the totals. If out and lse cover more keys than

@@ -117,8 +117,8 @@ var<workgroup> tile: array<vec4<f32>, TILE_SIZE>;
 // −BIAS · Σ q of the channels of a word [row, word].
 var<workgroup> q_bias: array<f32, select(1u, ROWS * K_WORDS * KEY_LANES, SCALED)>;
 var<workgroup> fold: array<f32, ROWS * FOLD>;
-// Per row: the reference point of scores, the factor of older sums, the sum of weights, and the
-// interval of keys.
+// Per row: the reference point of scores, the factor of older sums, the sum of weights, and its
+// keys.
 var<workgroup> row_max: array<f32, ROWS>;
 var<workgroup> row_rescale: array<f32, ROWS>;
 var<workgroup> row_sum: array<f32, ROWS>;
