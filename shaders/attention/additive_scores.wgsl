@@ -11,7 +11,8 @@
 // Constants: WORKGROUP; KEY_LANES; KEYS
 //
 // Bindings (declared by the host): q, k, score_vector, scores, and the mask tensors that bound the
-// range of keys. Work: hidden tanh and multiply-adds per score. Bytes: 4 per score written.
+// range of keys.
+// Work: hidden tanh and multiply-adds per score. Bytes: 4 per score written.
 
 const ROWS: u32 = WORKGROUP / KEY_LANES;
 

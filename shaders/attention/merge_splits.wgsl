@@ -4,10 +4,11 @@
 // on, the maximum of scores and the total of weights, in the first two numbers of a vector.
 // out [batch, heads, q_len, value_dim]   lse [batch, heads, q_len, 1]
 //
-// Bindings (declared by the host): partial, out; lse and the sinks if used. Lower bound: ROW_LANES
-// neighbouring invocations read every mean once. There are few rows, so latency counts. A load from
-// global memory takes as long as hundreds of operations. The lanes load totals in parallel, and
-// AT_ONCE means at a time.
+// Bindings (declared by the host): partial, out; lse and the sinks if used.
+//
+// Lower bound: ROW_LANES neighbouring invocations read every mean once. There are few rows, so
+// latency counts. A load from global memory takes as long as hundreds of operations. The lanes load
+// totals in parallel, and AT_ONCE means at a time.
 
 const ROW_LANES: u32 = 32u;
 const ROWS: u32 = 2u;

@@ -15,8 +15,10 @@
 // lanes are added as a tree. Every run thus gives the same bits, without atomics. With several
 // parts, gradient is [shape, parts] in scratch, and part_sums.wgsl adds the parts.
 //
-// Constants: WORKGROUP; SHARED The terms of the gradient are in score_gradients/pairs.wgsl and
-// score_gradients/sinks.wgsl. The sum over lanes is in score_gradients/lanes.wgsl.
+// Constants: WORKGROUP; SHARED
+//
+// The terms of the gradient are in score_gradients/pairs.wgsl and score_gradients/sinks.wgsl. The
+// sum over lanes is in score_gradients/lanes.wgsl.
 //
 // Bindings (declared by the host): q, k, v, d_out except for sinks; row_stats, gradient. The mask
 // and dropout add theirs.

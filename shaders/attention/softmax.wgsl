@@ -5,8 +5,9 @@
 // ROW_LANES invocations share a row: one (row_per_invocation.wgsl) or a workgroup
 // (row_per_workgroup.wgsl). A row that sees no key becomes zeros, its lse −∞.
 //
-// Bindings (declared by the host): scores; lse if used. The mask and dropout add theirs. The kernel
-// does two reads, one write and two exp2 per score. Scores are natural: NATURAL_SCORES.
+// Bindings (declared by the host): scores; lse if used. The mask and dropout add theirs.
+//
+// The kernel does two reads, one write and two exp2 per score. Scores are natural: NATURAL_SCORES.
 
 const NEXT: vec4<u32> = vec4<u32>(0u, 1u, 2u, 3u);
 

@@ -4,7 +4,9 @@
 // out [batch, heads, q_len, value_dim]
 //
 // Bindings (declared by the host): weights, v, out, and the mask tensors that bound the range of
-// keys. Work: 2 · value_dim per weight. Bytes: 4 per weight read.
+// keys.
+//
+// Work: 2 · value_dim per weight. Bytes: 4 per weight read.
 
 // The values that the loops need, read once, because drivers do not hoist loads of uniforms.
 struct Tile {

@@ -117,7 +117,7 @@ var<private> scores: array<vec4<f32>, SCORES>;
 var<private> acc: array<vec4<f32>, LANE_ROWS * OUT_VECTORS>;
 var<private> lane_sums: array<vec4<f32>, ROW_VECTORS>;
 // Data that an invocation stages: the starts of its rows of q and of its keys, and the loaded data.
-// The keys are those of this tile and of the next tile.
+// The keys belong to this tile and to the next tile.
 var<private> q_from: array<u32, Q_LOADS>;
 var<private> k_from: array<u32, K_LOADS>;
 var<private> next_k_from: array<u32, K_LOADS>;

@@ -1,7 +1,7 @@
 // The loop of fused_backward.wgsl for matrix units: a workgroup takes SUBGROUPS · SUB_ROWS output
 // rows and tiles of OTHERS opposite rows. A subgroup has the same SUB_ROWS output rows throughout,
-// and holds the sums of their gradients in fragments. With HELD, their channels are in fragments
-// too, else in workgroup memory.
+// and holds the sums of their gradients in fragments. Their channels are in fragments with HELD,
+// and in workgroup memory without it.
 //
 // Constants: FRAGMENT, SUB_ROWS, SUBGROUPS, OTHERS, WORKGROUP, HEAD and VALUE (channels, in whole
 // fragments), HELD. The code of accesses to workgroup memory is in matrix/memory_*.wgsl.

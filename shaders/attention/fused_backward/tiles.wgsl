@@ -40,7 +40,7 @@ fn others_of(work: WorkTile, h: u32, lane: u32) -> vec2<u32> {
 const LOOK: u32 = 8u;
 
 // Bit 0 is 1 if the mask's tensors may show a pair of the tile from other0 on. Further bits are for
-// further tiles. The caller passes the result as `looked` when it asks for the next tile.
+// further tiles. The caller passes the result as `looked` for the next tile.
 fn tiles_by_tensors(work: WorkTile, h: u32, range: vec2<u32>, other0: u32, looked: u32, lane: u32) -> u32 {
     if !HIDES_TILES {
         return 1u;

@@ -1,8 +1,8 @@
 // Words that hold several channels, in caches and in tensors of F16 and BF16.
 //
 // STORAGE_KIND is F32, F16, BF16, Q8 or Q4. A vector of four words has VECTORS vectors of four
-// channels. A word of Q4 has eight channels. Channel n is in the low bits of byte n, channel (n +
-// 4) in its high bits. Each is plus 8.
+// channels. A word of Q4 has eight channels. The low bits of byte n hold channel n, the high bits
+// hold channel n + 4. Each is plus 8.
 //
 // Needs: BF16, F16, F32, Q4, Q8, SCALED, STORAGE_KIND, VECTORS; Source; k_scale, k_word, v_scale,
 // v_word.

@@ -6,9 +6,10 @@
 //
 // outₙ, out [batch, heads, q_len, value_dim]   lseₙ, lse [batch, heads, q_len, 1]
 //
-// Bindings (declared by the host): out, lse, part_out0.., part_lse0... With ACCUMULATES, out and
-// lse already hold a part. The kernel reads and writes everything once; ROW_LANES invocations share
-// a row.
+// Bindings (declared by the host): out, lse, part_out0.., part_lse0...
+//
+// With ACCUMULATES, out and lse already hold a part. The kernel reads and writes everything once;
+// ROW_LANES invocations share a row.
 
 struct MergePart {
     out: View,
