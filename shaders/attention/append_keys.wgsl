@@ -5,6 +5,8 @@
 // writes the rows from `from` on. If a buffer has only one of the two, the other's dim is 0.
 //
 // bias_k [kv_heads · head_dim], bias_v [kv_heads · value_dim]
+//
+// Bindings (declared by the host): kv; bias_k, bias_v if learned.
 
 @compute @workgroup_size(64)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {

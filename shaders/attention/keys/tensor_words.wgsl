@@ -1,5 +1,5 @@
-// Keys and values in tensors of F16 or BF16 that load eight channels at once. Gives the start of a
-// row, and its words (keys/packed_words.wgsl).
+// Keys and values in tensors of F16 or BF16 that load eight channels at once. The file defines
+// the start of a row, and its words (keys/packed_words.wgsl).
 //
 // Needs: p.k, p.v; WIDE; View; k, view_at.
 // Gives: Source; is_run, k_scale, k_source, k_word, key_row, run_step, v_scale, v_source, v_word.
