@@ -54,7 +54,7 @@
 //! | sequences of different lengths in one call | [`Mask::packed`] |
 //! | a block-sparse pattern | [`Mask::blocks`] |
 //! | a mask that hides whole blocks | [`Attention::classify`] |
-//! | scores `v · tanh(W_q q + W_k k)` (Bahdanau; Luong's concat) | [`additive::AdditiveAttention`] |
+//! | scores `v · tanh(W_q q + W_k k)` (Bahdanau, Luong) | [`additive::AdditiveAttention`] |
 //! | a source position to attend around (Luong's local-p) | [`local::LocalAttention`] |
 //! | that position, to predict | [`local::PositionPredictor`] |
 //! | a context and a decoder's state (Luong) | [`layers::AttentionalVector`] |

@@ -1,9 +1,9 @@
 //! A Vulkan layer that records the compute pipelines of a program. `scripts/compiled` uses it.
 //!
-//! For each pipeline it writes the driver's statistics and texts into a JSON file, and the module
-//! into a file with the same stem. The files go to the folder that `CAPTURE_OUT` names. The records
-//! show a program's kernels as they are on its device, with its features, specialisation constants
-//! and subgroups. With `CAPTURE_UNCHECKED` the device gets no robust access to buffers.
+//! For each pipeline it writes a JSON file with the driver's statistics and texts. The module goes
+//! into a file with the same stem. `CAPTURE_OUT` names the folder. The records show a program's
+//! kernels as they are on its device, with its features, specialisation constants and subgroups.
+//! With `CAPTURE_UNCHECKED` the device gets no robust access to buffers.
 
 use std::collections::HashMap;
 use std::error::Error;

@@ -1,10 +1,11 @@
 //! `cargo run -p report [-- ROWS... [--results FILE] [--plots DIR] [--software] [--brief]]`
 //!
-//! Makes tables and plots from the rows that benches write: files of JSON lines, one for each visit
-//! to a machine. Without files, it reads `benches/rows/*.jsonl` and writes `benches/RESULTS.md` and
-//! `benches/plots`. A test compares them with the committed files. The results of software drivers
-//! say nothing about GPUs: the tables omit them without `--software`, and plots name the driver.
-//! `--brief` prints a line for each ceiling and each kernel except staged ones, and writes nothing.
+//! Makes tables and plots from the rows that benches write. The rows are files of JSON lines, one
+//! for each visit to a machine. Without files, it reads `benches/rows/*.jsonl` and writes
+//! `benches/RESULTS.md` and `benches/plots`. A test compares them with the committed files. The
+//! results of software drivers say nothing about GPUs: the tables omit them without `--software`,
+//! and plots name the driver. `--brief` prints a line for each ceiling and each kernel except
+//! staged ones, and writes nothing.
 
 mod figure;
 mod growth;
