@@ -1,4 +1,5 @@
-//! `scripts/browser`: the small cases, or the doctor, as a program for browsers, in four runtimes.
+//! `scripts/browser`: runs the small cases, or the doctor, as a WebAssembly program in four
+//! runtimes.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -37,12 +38,12 @@ npm; Firefox with apt-get, from Debian, into a folder in which it runs as in a r
 
 pub const TRIPLE: &str = "wasm32-unknown-unknown";
 
-/// Installed ones that will do.
+/// Installed browsers that suffice.
 const CHROMIUMS: [&str; 3] = ["chromium", "chromium-headless-shell", "google-chrome"];
 
 const DENO: &str = "2.9.6";
 
-/// Compiled faster.
+/// Settings that compile faster.
 const CHEAP: [&str; 4] = ["--config", "profile.dev.debug=false", "--config", "profile.dev.incremental=false"];
 
 /// A program that runs WebAssembly and has WebGPU.
@@ -82,7 +83,7 @@ impl Runtime {
         got.inspect_err(|error| log.note(&error.text))
     }
 
-    /// True if it uses the Vulkan driver of scripts/gpu, and is started through its wrapper.
+    /// True if the runtime uses the Vulkan driver of scripts/gpu, and starts through its wrapper.
     fn needs_driver(self) -> bool {
         matches!(self, Runtime::Node | Runtime::Deno)
     }
@@ -100,7 +101,7 @@ impl Runtime {
     }
 }
 
-/// Fetches `runtimes`. A printed line names each that cannot be had.
+/// Fetches `runtimes`. A printed line names each runtime that is not available.
 pub fn get(repo: &Repo, folder: &Path, log: &Log, runtimes: &[Runtime]) -> Vec<(Runtime, PathBuf)> {
     let got = |&runtime: &Runtime| match runtime.get(repo, folder, log) {
         Ok(path) => Some((runtime, path)),
@@ -126,7 +127,7 @@ pub fn main(repo: &Repo, words: Vec<OsString>) -> Result {
     }
     let Some(toolchain) = Toolchain::get(repo, TRIPLE, &log)? else { return Ok(()) };
 
-    // The runtimes, while the program compiles.
+    // The runtimes are fetched while the program compiles.
     let of_runtime = |runtime: &Runtime| Log::new(folder.join(format!("log.{}", runtime.name())));
     let logs = job.runtimes.iter().map(of_runtime).collect::<Result<Vec<Log>>>()?;
     let (program, got, setup) = thread::scope(|scope| {
@@ -167,18 +168,18 @@ pub fn main(repo: &Repo, words: Vec<OsString>) -> Result {
     if runtimes == 0 { Ok(()) } else { process::run(node.args(job.words)) }
 }
 
-/// The result of a thread, or an error if it panicked.
+/// Returns the result of a thread, or an error if it panicked.
 fn result<T>(thread: ScopedJoinHandle<Result<T>>) -> Result<T> {
     thread.join().unwrap_or_else(|_| Err(failed("a thread panicked")))
 }
 
-/// What is to be run, and where.
+/// The programs to run, and their runtimes.
 #[derive(Debug, PartialEq)]
 struct Job {
-    /// The doctor, not the cases.
+    /// True for the doctor, false for the cases.
     doctor: bool,
     runtimes: Vec<Runtime>,
-    /// For run.mjs.
+    /// Arguments for run.mjs.
     words: Vec<OsString>,
 }
 
@@ -209,7 +210,7 @@ impl Job {
 fn use_driver(setup: &Setup, node: &mut Command, timed: bool) {
     setup.apply(node);
     if !timed && env::var_os("GALLIVM_PERF").is_none() {
-        // lavapipe: compile in half the time
+        // lavapipe then compiles in half the time.
         node.env("GALLIVM_PERF", "nopt");
     }
 }
@@ -220,7 +221,7 @@ pub fn joined(start: &str, path: &Path) -> OsString {
     text
 }
 
-/// A file for what programs say.
+/// A file for the output of programs.
 pub struct Log(PathBuf);
 
 impl Log {
@@ -242,7 +243,7 @@ impl Log {
         println!("skipped: {why} (log: {})", self.0.display());
     }
 
-    /// Whether `command`, which says into the log what it says, succeeds.
+    /// Runs `command` with its output in the log. Returns true if it succeeds.
     fn run(&self, command: &mut Command) -> bool {
         let status = command.stdin(Stdio::null()).stdout(self.stream()).stderr(self.stream()).status();
         status
@@ -255,12 +256,12 @@ impl Log {
     }
 }
 
-/// One that has the standard library of a target.
+/// A toolchain with the standard library of a target.
 pub struct Toolchain(Vec<(&'static str, OsString)>);
 
 impl Toolchain {
-    /// This one, or one of the same version with the target, fetched; None if that cannot be, which
-    /// is said.
+    /// Returns the current toolchain, or fetches the same version with the target. Returns `None`,
+    /// with a message, if that is impossible.
     pub fn get(repo: &Repo, target: &str, log: &Log) -> Result<Option<Self>> {
         let rustc = |arguments: &[&str]| {
             process::output(Command::new("rustc").current_dir(&repo.root).args(arguments))
@@ -292,7 +293,7 @@ impl Toolchain {
         Ok(Some(Toolchain(vec![("RUSTUP_HOME", home.into()), ("RUSTUP_TOOLCHAIN", version.into())])))
     }
 
-    /// What cargo needs in the environment to use it.
+    /// Returns the environment variables that make cargo use the toolchain.
     pub fn variables(&self) -> impl Iterator<Item = (&'static str, OsString)> {
         self.0.iter().cloned()
     }
@@ -304,7 +305,7 @@ impl Toolchain {
     }
 }
 
-/// What cargo builds, and the folder that it goes to.
+/// cargo's arguments, and the folder of the built program.
 pub struct Program {
     pub cargo: &'static [&'static str],
     pub place: &'static str,
@@ -313,7 +314,7 @@ pub struct Program {
 const CASES: Program = Program { cargo: &["--test", "browser"], place: "program" };
 const DOCTOR: Program = Program { cargo: &["--example", "doctor"], place: "doctor" };
 
-/// The program, and wasm-bindgen's part of it by a tool of the same version.
+/// Builds the program, and runs wasm-bindgen's tool of the same version on it.
 pub fn build(repo: &Repo, folder: &Path, toolchain: &Toolchain, program: Program) -> Result {
     let Program { cargo: arguments, place } = program;
     let tool = folder.join("bindgen");
@@ -362,7 +363,7 @@ wasm-bindgen-cli-support = "={version}"
     )
 }
 
-/// Of a package in a `Cargo.lock`.
+/// Returns the version of a package in a `Cargo.lock`.
 fn version_of(name: &str, lock: &str) -> Option<String> {
     let (_, rest) = lock.split_once(&format!("\nname = \"{name}\"\nversion = \""))?;
     Some(rest.split_once('"')?.0.into())
@@ -372,7 +373,7 @@ fn get_dawn(repo: &Repo, folder: &Path, log: &Log) -> Result {
     link(&dawn::fetch(repo, || log.stream())?, &folder.join("dawn"))
 }
 
-/// Deno's program, as `deno` in `folder`.
+/// Fetches Deno's program, as `deno` in `folder`.
 fn get_deno(repo: &Repo, folder: &Path, log: &Log) -> Result {
     let package = match (env::consts::OS, env::consts::ARCH) {
         ("linux", "x86_64") => "@deno/linux-x64-glibc",
@@ -383,13 +384,13 @@ fn get_deno(repo: &Repo, folder: &Path, log: &Log) -> Result {
     link(&at.join("node_modules").join(package).join("deno"), &folder.join("deno"))
 }
 
-/// The script that starts programs of Firefox's packages.
+/// Returns the script that starts programs of Firefox's packages.
 fn get_firefox(repo: &Repo) -> Result<PathBuf> {
     let setup = gpu::setup_named(repo, "firefox")?;
     setup.runner().map(Path::to_owned).ok_or_else(|| failed("no packages of Debian's for this system"))
 }
 
-/// An installed one, or Debian's, unpacked, as `chromium` in `folder`.
+/// Links an installed Chromium, or unpacks Debian's, as `chromium` in `folder`.
 fn get_chromium(folder: &Path, log: &Log) -> Result {
     let program = folder.join("chromium");
     if program.exists() {
@@ -420,7 +421,7 @@ fn get_chromium(folder: &Path, log: &Log) -> Result {
         apt.args(arguments);
         apt
     };
-    // One bad source must not matter.
+    // A single bad source does not matter.
     log.run(&mut apt(&["update"]));
     log.must(&mut apt(&[
         "install",
@@ -447,7 +448,7 @@ fn get_chromium(folder: &Path, log: &Log) -> Result {
     files::remove_all(&lists)
 }
 
-/// Folders with shared libraries, but Chromium's own.
+/// Returns the folders with shared libraries, except Chromium's.
 fn library_folders(folder: &Path, found: &mut Vec<String>) {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();

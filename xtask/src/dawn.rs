@@ -25,7 +25,7 @@ pub fn main(repo: &Repo, arguments: Vec<OsString>) -> Result {
     Ok(())
 }
 
-/// Fetches it, and returns its folder. The log gets npm's output.
+/// Fetches Dawn, and returns its folder. npm's output goes into the log.
 pub fn fetch(repo: &Repo, log: impl Fn() -> Stdio) -> Result<PathBuf> {
     npm::fetch(repo, "dawn", PACKAGE, log)
 }

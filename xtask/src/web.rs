@@ -1,4 +1,4 @@
-//! `scripts/web`: the page of examples/web, built and served, or driven in browsers.
+//! `scripts/web`: builds the page of examples/web, and serves it or drives it in browsers.
 
 use std::ffi::OsString;
 use std::process::Command;
@@ -26,7 +26,7 @@ const PAGE: Program = Program { cargo: &["-p", "web", "--bin", "web"], place: "w
 
 const BROWSERS: [Runtime; 2] = [Runtime::Chromium, Runtime::Firefox];
 
-/// What is to be done.
+/// The requested action.
 #[derive(Debug, PartialEq)]
 enum Job {
     Help,
@@ -71,7 +71,7 @@ pub fn main(repo: &Repo, words: Vec<OsString>) -> Result {
         print!("{USAGE}");
         return Ok(());
     }
-    // The toolchain, wasm-bindgen's tool and Chromium are those of scripts/browser.
+    // The toolchain, wasm-bindgen's tool and Chromium are the same as for scripts/browser.
     let folder = repo.folder("browser")?;
     let log = Log::new(folder.join("log.web"))?;
     if !process::have(&["node"]) {

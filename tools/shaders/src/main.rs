@@ -152,8 +152,8 @@ impl Row {
         (!self.form.is_empty()).then(|| format!("{} {} {}", self.stage(), self.form, words.join(" ")))
     }
 
-    /// Returns the distance from the plainest variant of the tile. That variant is f32 (f16 on
-    /// matrix units), in vectors of four, without a mask.
+    /// Returns the distance from the plainest variant of the tile. The plainest variant is f32 (f16
+    /// on matrix units), in vectors of four, without a mask.
     fn frills(&self) -> (bool, usize, usize) {
         let words = || self.name().split(' ');
         let slow =

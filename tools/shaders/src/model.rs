@@ -1,6 +1,6 @@
 //! Predicts the share of a core's arithmetic that the fused kernel should reach. The inputs are the
-//! work of a full tile (`tile.rs`), the workgroups that fit on a core, and the rates that vendors
-//! publish. The model omits rates that vendors do not publish.
+//! work of a full tile (`tile.rs`), the workgroups of a core, and published rates. The model omits
+//! rates that vendors do not publish.
 
 use std::fmt::Write as _;
 

@@ -1,13 +1,13 @@
-//! Counts the instructions of a subgroup for a tile of keys that every row sees whole: no mask
-//! edge, no new maximum, no NaN.
+//! Counts the instructions of a subgroup for a tile of keys that every row sees whole. Such a tile
+//! has no mask edge, no new maximum and no NaN.
 //!
 //! The blocks on that path are found without running anything. Blocks with many multiply-adds, or
 //! matrix instructions, are the products. The smallest loop that contains all products is the loop
-//! over tiles. Inner loops with products are the loop over channels (q · kᵀ, the first) and the
-//! loop over keys (p · v, the last). Each runs as many turns as the tile's multiply-adds need. The
-//! path takes the shortest way through all other blocks that meets all products. Compilers place
-//! the work of rare tiles (edges, new maxima, −∞ and NaN) off this way. Loops without products are
-//! passed once, or not at all if possible.
+//! over tiles. Two inner loops have products: first the loop over channels (q · kᵀ), last the loop
+//! over keys (p · v). Each runs as many turns as the tile's multiply-adds need. The path takes the
+//! shortest way through all other blocks that meets all products. Compilers place the work of rare
+//! tiles (edges, new maxima, −∞ and NaN) off this way. Loops without products are passed once, or
+//! not at all if possible.
 //!
 //! The staging of every tile may also depend on a condition of the invocation. Such a block stores
 //! vectors to workgroup memory and loads none; blocks for rare tiles do not. The shortest way meets

@@ -1,4 +1,4 @@
-//! `scripts/gpu-report`: a whole visit to a machine with a GPU, in one command.
+//! `scripts/gpu-report`: makes a whole visit to a machine with a GPU, in one command.
 
 mod add;
 mod pack;
@@ -48,17 +48,17 @@ fn say(text: impl std::fmt::Display) {
     println!("gpu-report: {text}");
 }
 
-/// What a visit is to do.
+/// The options of a visit.
 #[derive(Clone, Debug, PartialEq)]
 struct Options {
     out: Option<PathBuf>,
     minutes: u64,
     parts: Vec<Part>,
-    /// Names of benches; all if there are none.
+    /// Names of benches; empty for all.
     benches: Vec<String>,
     filters: Vec<String>,
     threads: usize,
-    /// `--quick` or `--full`; else by the device.
+    /// `--quick` or `--full`; `None`: the device decides.
     quick: Option<bool>,
 }
 
@@ -80,7 +80,7 @@ const PARTS: [(&str, Part); 5] = [
 ];
 
 impl Options {
-    /// None if they ask for help.
+    /// Returns `None` for `--help`.
     fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Option<Self>> {
         use lexopt::prelude::*;
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(8));
@@ -130,7 +130,7 @@ pub fn main(repo: &Repo, arguments: Vec<OsString>) -> Result {
     }
 }
 
-/// `FOLDER/run`.
+/// The program behind `FOLDER/run`.
 pub fn run_packed(folder: &Path, arguments: Vec<OsString>) -> Result {
     match Options::parse(arguments)? {
         Some(options) => visit::run(folder, &options, suite::run),
@@ -143,7 +143,7 @@ fn help() -> Result {
     Ok(())
 }
 
-/// Packs, visits this machine, adds what a GPU gave.
+/// Packs, visits this machine, and adds the results of a GPU.
 fn here(repo: &Repo, arguments: &[OsString]) -> Result {
     if Options::parse(arguments.iter().cloned())?.is_none() {
         return help();
