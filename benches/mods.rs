@@ -159,8 +159,9 @@ fn masks(problem: &Problem) {
     );
 }
 
-/// Measures calls with a block map, which is made once: a rule, the rule with the map, and a
-/// `mask_mod` with the map. Without a rule, it compares the last one with a call without a mask.
+/// Measures calls with a block map, which is made once. The calls use a rule, the rule with the
+/// map, and a `mask_mod` with the map. Without a rule, it compares the last call with a call
+/// without a mask.
 fn maps(problem: &Problem, name: &'static str, size: usize, rule: Option<DeviceMask>, own: BoundMaskMod) {
     let shape = problem.shape;
     let [rows, cols] = [shape.q_len, shape.kv_len].map(|n| n.div_ceil(size));

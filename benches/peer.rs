@@ -2,8 +2,8 @@
 //! prints the same JSON lines.
 //!
 //! ```text
-//! scripts/gpu PEER --data DIR [--only NAME,…] [--variants fused,staged,backward,project] [--dtype f32|f16|bf16]
-//!                  [--budget SECONDS] [--adapter TEXT]
+//! scripts/gpu PEER --data DIR [--only NAME,…] [--variants fused,staged,backward,project]
+//!                  [--dtype f32|f16|bf16] [--budget SECONDS] [--adapter TEXT]
 //! PEER --table FILE
 //! ```
 //!
@@ -251,7 +251,7 @@ impl Bench {
                 .map(|_| start.elapsed().as_secs_f64() * 1e3)
         };
         once()?;
-        // Relative to the largest result. f16 and bf16 may have four roundings; f32 may have the
+        // Relative to the largest result. f16 and bf16 may have four roundings. f32 may have the
         // error of a sum of thousands of terms.
         let permitted = match self.dtype() {
             DType::F16 => 2e-3,

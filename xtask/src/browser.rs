@@ -14,26 +14,27 @@ use crate::repo::{Repo, executables};
 use crate::{dawn, files, npm, process};
 
 const USAGE: &str = "\
-scripts/browser [RUNTIME...] [WORD...]: the small cases of the tests (tests/small) as a WebAssembly program, all or
-those with one of the words in their names, in four runtimes or in those that are named:
+scripts/browser [RUNTIME...] [WORD...]: runs the small cases of the tests (tests/small) as a WebAssembly program.
+
+Runs all cases, or the cases with one of the WORDs in their names, in four runtimes or in the given ones:
 
   chromium   headless, on SwiftShader (no f16)
   node       on Dawn, Chromium's WebGPU, over the Vulkan driver of scripts/gpu (f16)
   firefox    headless: its WebGPU is wgpu, over lavapipe 26 (f16)
-  deno       its WebGPU is wgpu, too, over the Vulkan driver of scripts/gpu (f16)
+  deno       its WebGPU is wgpu, over the Vulkan driver of scripts/gpu (f16)
 
-With a word as 1/2 every second case: the first runtime gets this share, each other one the share after it. Two
-runtimes run at a time.
+The word 1/2 selects every second case. The first runtime runs this share, and each other runtime the share after it.
+Two runtimes run at a time.
 
-scripts/browser --doctor [RUNTIME...] [--quick] [> PAGE.md]: the page that `cargo run --example doctor` prints about a
-device, of the devices that these runtimes give; --quick leaves out times and rates.
+scripts/browser --doctor [RUNTIME...] [--quick] [> PAGE.md]: prints the page of `cargo run --example doctor` about the
+devices of these runtimes. --quick leaves out times and rates.
 
-Prints what was skipped and what failed by name, then a table. Fails if the program does not build, or a case
-fails, panics or does not end. What is needed and cannot be had is skipped, in a line that begins with \"skipped:\".
+Prints the names of skipped and failed cases, then a table. Fails if the program does not build, or if a case fails,
+panics or does not end. A runtime that is not available is skipped, with a line that begins with \"skipped:\".
 
-Everything is fetched into target, nothing is installed: the standard library for wasm32 with rustup, unless
-the toolchain has it; wasm-bindgen from crates.io; Chromium with apt-get, unless there is one; Dawn and Deno with
-npm; Firefox with apt-get, from Debian, into a folder in which it runs as in a root of its own (unshare).
+Everything is fetched into target; nothing is installed. rustup fetches the standard library for wasm32, unless the
+toolchain has it. wasm-bindgen comes from crates.io, Dawn and Deno from npm. apt-get fetches Chromium, unless it is
+installed, and Debian's Firefox. Firefox runs in a separate root folder (unshare).
 ";
 
 pub const TRIPLE: &str = "wasm32-unknown-unknown";

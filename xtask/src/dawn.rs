@@ -12,8 +12,8 @@ use crate::repo::Repo;
 const PACKAGE: &str = "webgpu@0.6.2";
 
 const USAGE: &str = "\
-scripts/dawn: Dawn, Chromium's WebGPU, for Node; fetched once by npm into target/dawn, whose path is printed.
-Exit status 1 where that cannot be: no node, no npm, or not the package.
+scripts/dawn: fetches Dawn, Chromium's WebGPU for Node, once with npm into target/dawn, and prints its path.
+Exit status 1 if that fails: without node, npm or the package.
 ";
 
 pub fn main(repo: &Repo, arguments: Vec<OsString>) -> Result {

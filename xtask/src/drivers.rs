@@ -13,23 +13,22 @@ use crate::windows::Windows;
 use crate::{gpu, process};
 
 const USAGE: &str = "\
-scripts/drivers [DRIVER ...]: the small cases of the test suite on each software driver in turn, then a table.
+scripts/drivers [DRIVER ...]: runs the small cases of the test suite on each software driver, then prints a table.
 
   lavapipe-25   Mesa 25.0, an older compiler of shaders
   swiftshader   subgroups of 4, no f16, 256 invocations
   mesa-gl       wgpu's GL backend: no f16, no subgroups
   validation    lavapipe 26 under the Khronos validation layer: core checks and synchronization
 
-All of them by default. Only if they are named:
+Without arguments, these drivers run. The following run only if they are named:
 
-  lavapipe      26 without the layer
-  dx12-fxc      wgpu's DX12 backend: the tests built for Windows, under Wine, whose Direct3D 12 uses lavapipe, with
-                Microsoft's FXC from Dawn's package; only what tests/small has. Needs rustup, npm, user namespaces
+  lavapipe      lavapipe 26 without the layer
+  dx12-fxc      wgpu's DX12 backend: the tests of tests/small, built for Windows, under Wine. Wine's Direct3D 12 uses
+                lavapipe, with Microsoft's FXC from Dawn's package. Needs rustup, npm and user namespaces
 
-Fails if a test fails, and if the layer says
-what tests/harness/validation.rs does not explain or is not there; a driver that cannot be fetched is skipped. Below
-the table stands what was skipped, and why. All output is in target/drivers/. WGPU_ATTENTION_TEST_FILTERS: other
-tests than the small cases.
+Fails if a test fails, if the layer is missing, or if the layer prints messages that tests/harness/validation.rs does
+not explain. Drivers that cannot be fetched are skipped. Skipped cases and their reasons follow the table. All output
+is in target/drivers/. WGPU_ATTENTION_TEST_FILTERS selects other tests than the small cases.
 ";
 
 /// A driver, with its tests.

@@ -15,12 +15,12 @@ use crate::process;
 use crate::repo::Repo;
 
 const USAGE: &str = "\
-usage: scripts/mpi COMMAND [ARGS...]   run COMMAND with an MPI
-       scripts/mpi --have              say whether there is one, without fetching
+usage: scripts/mpi COMMAND [ARGS...]   runs COMMAND with an MPI
+       scripts/mpi --have              prints whether there is one, without fetching
 
-Where mpirun and mpicc are to be found, COMMAND runs as it is; building needs libclang then. Elsewhere, on Linux with apt and Debian's
-keyring, Open MPI 4.1 and libclang 14 come from Debian bookworm's packages, once, under target/mpi: no root, nothing installed.
-With a device, too: scripts/mpi scripts/gpu COMMAND.
+If mpirun and mpicc are installed, COMMAND runs with them, and building needs libclang. Otherwise, on Linux with apt
+and Debian's keyring, Open MPI 4.1 and libclang 14 are fetched once from Debian bookworm into target/mpi. This needs no
+root and installs nothing. With a device: scripts/mpi scripts/gpu COMMAND.
 ";
 
 /// The libraries that `mpicc`, `mpirun` and `libclang` load, except libc and the compiler's

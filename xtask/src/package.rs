@@ -14,16 +14,16 @@ use crate::process;
 use crate::repo::Repo;
 
 const USAGE: &str = "\
-scripts/package [STEP...]: is the crate fit to be published?
+scripts/package [STEP...]: checks that the crate is fit to be published.
 
-  package    `cargo package` without a warning, under 10 MB, and the library that it packs compiles
-  msrv       Cargo.toml's rust-version is the toolchain that runs the tests, or an older one that is here
-  deny       licences, sources and version requirements of the dependencies by deny.toml (cargo-deny, built
-             under target/tools where it is not installed)
-  audit      the same tool, with RustSec's advisories, where these can be fetched
-  semver     cargo-semver-checks against the published version, once there is one and the tool is here
+  package    `cargo package` gives no warning and less than 10 MB, and the packed library compiles
+  msrv       Cargo.toml's rust-version is the toolchain that runs the tests, or an older installed one
+  deny       the dependencies' licences, sources and version requirements satisfy deny.toml (cargo-deny, which is built
+             under target/tools if it is not installed)
+  audit      cargo-deny with RustSec's advisories, if they can be fetched
+  semver     cargo-semver-checks against the published version, if both are available
 
-What cannot be had is skipped with a line that says so. All steps by default.
+A step whose tool or data is not available is skipped, with a message. Without arguments, all steps run.
 ";
 
 const MOST_BYTES: u64 = 10_000_000;

@@ -11,8 +11,9 @@ use crate::error::{At, Result, ended, refused};
 use crate::repo::Repo;
 
 const USAGE: &str = "\
-scripts/terminal OUT.svg COMMAND [ARGUMENTS...]: runs COMMAND at the repository's root and draws a terminal with the command
-and all that it printed, to standard output and to standard error, in the order in which it came. What fails is not drawn.
+scripts/terminal OUT.svg COMMAND [ARGUMENTS...]: runs COMMAND at the repository's root and draws a terminal.
+The picture shows the command and its output, standard output and standard error in the order in which they came. A
+command that fails is not drawn.
 ";
 
 /// Letters of a line; longer lines continue in the next one.

@@ -9,17 +9,17 @@ use crate::process;
 use crate::repo::Repo;
 
 const USAGE: &str = "\
-scripts/web [--port N]: builds the page of examples/web and serves it on 127.0.0.1 [default: 8080; 0: any that is free].
+scripts/web [--port N]: builds the page of examples/web and serves it on 127.0.0.1 [default: 8080; 0: any free port].
 
-It serves the weights too, if `cargo run --release -p embed` has fetched them (WGPU_ATTENTION_CACHE, as there); else the
-page asks for files.
+It also serves the weights, if `cargo run --release -p embed` has fetched them (with the same WGPU_ATTENTION_CACHE).
+Otherwise the page asks for files.
 
-scripts/web --test [chromium] [firefox] [--out FOLDER]: drives the page in headless Chromium, on SwiftShader, and in
-headless Firefox, on lavapipe, or in the one that is named: numbers against stored ones, keyboard, names for screen
-readers, messages, pictures. FOLDER gets the pictures [default: target/web]. Without weights, a browser or node a line
-that begins with \"skipped:\" says so.
+scripts/web --test [chromium] [firefox] [--out FOLDER]: tests the page in headless Chromium, on SwiftShader, and in
+headless Firefox, on lavapipe, or in the given one. It checks numbers against stored ones, the keyboard, names for
+screen readers, and messages, and it takes pictures. FOLDER gets the pictures [default: target/web]. Without weights, a
+browser or node it prints a line that begins with \"skipped:\".
 
-Everything is fetched into target, nothing is installed: what `scripts/browser --help` lists.
+Everything is fetched into target; nothing is installed. `scripts/browser --help` lists the downloads.
 ";
 
 const PAGE: Program = Program { cargo: &["-p", "web", "--bin", "web"], place: "web" };

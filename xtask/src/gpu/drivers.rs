@@ -44,7 +44,8 @@ pub struct Driver {
     pub preload: Option<&'static str>,
     /// Further variables; `{root}` is the folder of the unpacked packages.
     pub variables: &'static [(&'static str, &'static str)],
-    /// True if LLVM compiles the driver's shaders. That takes longer than the tests run them.
+    /// True if LLVM compiles the driver's shaders. Compiling them takes longer than the tests run
+    /// them.
     pub llvm: bool,
 }
 
@@ -218,8 +219,8 @@ pub const DRIVERS: &[Driver] = &[
     },
     Driver {
         name: "nvk",
-        about: "Mesa 26 for NVIDIA GPUs, from lavapipe's packages, like the next three: it compiles for the GPU that
-NOUVEAU_CHIPSET names (162: Turing, 172: Ampere), which need not be there, and runs nothing",
+        about: "Mesa 26 for NVIDIA GPUs, from lavapipe's packages, like the next three. It compiles for the GPU that
+NOUVEAU_CHIPSET names (162: Turing, 172: Ampere), which need not be present, and runs nothing",
         title: "NVK 26",
         bundle: &LAVAPIPE_26,
         file: "libvulkan_nouveau.so",
@@ -263,7 +264,7 @@ NOUVEAU_CHIPSET names (162: Turing, 172: Ampere), which need not be there, and r
     },
     Driver {
         name: "spirv-tools",
-        about: "no driver but Khronos' tools, from Debian trixie: for a wrapper to run them through",
+        about: "no driver: Khronos' tools, from Debian trixie, with a wrapper that runs them",
         title: "SPIRV-Tools",
         bundle: &SPIRV_TOOLS,
         file: "spirv-val",
@@ -274,7 +275,7 @@ NOUVEAU_CHIPSET names (162: Turing, 172: Ampere), which need not be there, and r
     },
     Driver {
         name: "glslc",
-        about: "no driver either: the compiler of GLSL and Vulkan's headers, from Debian trixie",
+        about: "no driver: the compiler of GLSL and Vulkan's headers, from Debian trixie",
         title: "glslc",
         bundle: &GLSLC,
         file: "glslc",
@@ -285,8 +286,8 @@ NOUVEAU_CHIPSET names (162: Turing, 172: Ampere), which need not be there, and r
     },
     Driver {
         name: "wine",
-        about: "no driver either: Wine, lavapipe 26 and mingw's gcc, from Debian, in a root of their own (chroot); they
-see this repository, its target folder and cargo's home",
+        about: "no driver: Wine, lavapipe 26 and mingw's gcc, from Debian, in a separate root (chroot), where they see
+this repository, its target folder and cargo's home",
         title: "Wine",
         bundle: &WINE,
         file: "wine64",
@@ -304,8 +305,8 @@ see this repository, its target folder and cargo's home",
     },
     Driver {
         name: "firefox",
-        about: "no driver either: Firefox, which scripts/browser and scripts/web start, and lavapipe 26, from Debian, in
-a root like Wine's",
+        about: "no driver: Firefox, which scripts/browser and scripts/web start, and lavapipe 26, from Debian, in a
+separate root as for Wine",
         title: "Firefox",
         bundle: &FIREFOX,
         file: "firefox-esr",

@@ -49,8 +49,8 @@ fn usage() -> String {
     }
     format!(
         "\
-usage: scripts/gpu COMMAND [ARGS...]   run COMMAND with a usable Vulkan device
-       scripts/gpu --print-env         print the exports it would use, for eval
+usage: scripts/gpu COMMAND [ARGS...]   runs COMMAND with a usable Vulkan device
+       scripts/gpu --print-env         prints the variables it would export, for eval
 
 macOS, Windows                    COMMAND runs as it is (Metal, Direct3D 12).
 Linux with a GPU driver           COMMAND runs as it is. Such a machine has a device node, a driver
@@ -62,17 +62,17 @@ other Linux (x86_64, aarch64)     A software driver, unpacked once under target/
 
 WGPU_ATTENTION_DRIVER chooses the driver:
   auto         the machine's GPU driver, else lavapipe, else distro (default)
-  system       whatever the machine has
-{drivers}WGPU_ATTENTION_DEBIAN_MIRROR names a Debian mirror where apt's configuration has none.
+  system       any driver of the machine
+{drivers}WGPU_ATTENTION_DEBIAN_MIRROR names a Debian mirror, if apt's configuration has none.
 
-cargo, rustup, rustc, shells, make, python ... and scripts run natively; cargo starts tests, examples, benches
-and doc tests with the driver (CARGO_TARGET_<TRIPLE>_RUNNER). Any other ELF program runs with it, also behind env,
+cargo, rustup, rustc, shells, make, python ... and scripts run natively. cargo starts tests, examples, benches and
+doc tests with the driver (CARGO_TARGET_<TRIPLE>_RUNNER). Other ELF programs run with the driver, also behind env,
 gdb, ionice, ltrace, nice, nohup, perf, setsid, stdbuf, strace, taskset, time and timeout.
-Exported are: WGPU_BACKEND and VK_DRIVER_FILES (mesa-gl: what EGL needs instead), CARGO_TARGET_<TRIPLE>_RUNNER,
-WGPU_ATTENTION_RUNNER (what starts a program with the driver, for scripts), and where unset XDG_RUNTIME_DIR and
-MESA_SHADER_CACHE_DIR (both under target/gpu). For `cargo test` on lavapipe, distro and mesa-gl, where unset, too:
-GALLIVM_PERF=nopt, since tests compile shaders more than they run them; benches and programs are left alone.
-With lavapipe comes the Khronos validation layer: WGPU_VALIDATION=1 WGPU_DEBUG=1 turn it on.
+Exported variables: WGPU_BACKEND, VK_DRIVER_FILES (for mesa-gl the variables of EGL), CARGO_TARGET_<TRIPLE>_RUNNER and
+WGPU_ATTENTION_RUNNER (the script that starts a program with the driver). XDG_RUNTIME_DIR and MESA_SHADER_CACHE_DIR
+(both under target/gpu) are exported if they are not set. GALLIVM_PERF=nopt is set, if it is not set, for `cargo test`
+on lavapipe, distro and mesa-gl, because tests compile shaders more than they run them. Benches and programs are not
+affected. lavapipe's packages contain the Khronos validation layer: WGPU_VALIDATION=1 WGPU_DEBUG=1 enable it.
 "
     )
 }

@@ -1,6 +1,6 @@
-//! Makes a separate root from packages: the files that the packages' scripts would make, and a
-//! script that starts programs there. The script uses chroot in a user namespace, and so needs no
-//! root.
+//! Makes a separate root from packages. It makes the files that the packages' scripts would make,
+//! and a script that starts programs there. The script uses chroot in a user namespace, and so
+//! needs no root.
 
 use std::fmt::Write as _;
 use std::fs;

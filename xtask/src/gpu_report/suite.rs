@@ -52,7 +52,7 @@ pub fn run(visit: &mut Visit) -> Result {
     tests.args(["--test-threads", &visit.options.threads.to_string()]).args(filters);
     tests.stdout(File::create(&path).at(&path)?).stderr(visit.open_log()?);
     // One process gets half of the time, separate processes the other half. On an H100, 54 of 645
-    // tests passed in one process in 216 s. 163 passed in separate processes in 73 s.
+    // tests passed in one process in 216 s. In separate processes 163 passed in 73 s.
     let outcome = process::within(limit.mul_f64(0.5), &mut tests)?;
     let text = fs::read(&path).at(&path)?;
     let text = String::from_utf8_lossy(&text);
