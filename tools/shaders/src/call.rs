@@ -39,7 +39,7 @@ async fn open(matrix_units: bool) -> Result<Gpu, Box<dyn Error>> {
         return Err("no matrix units".into());
     }
     let mut useful = wgpu::Features::SHADER_F16 | wgpu::Features::SUBGROUP;
-    // SAFETY: this tool runs drivers of GPUs that are not there. Nothing reads the results.
+    // SAFETY: this tool runs drivers of GPUs that are not present. Nothing reads the results.
     let experimental = unsafe { wgpu::ExperimentalFeatures::enabled() };
     let experimental = if matrix_units { experimental } else { wgpu::ExperimentalFeatures::disabled() };
     useful.set(matrix, matrix_units);

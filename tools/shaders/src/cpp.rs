@@ -1,6 +1,6 @@
 //! Checks naga's MSL with a C++ compiler: syntax, names and types, against the declarations in
 //! `metal/metal_stdlib`. MSL is C++ with address spaces, which this check ignores, and with a
-//! library. The declarations are a part of the library. Only Metal's own compiler can show that a
+//! library. The declarations are a part of the library. Only Metal's compiler can show that a
 //! kernel compiles.
 
 use std::io;

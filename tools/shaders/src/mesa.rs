@@ -74,7 +74,7 @@ impl Child {
             .env("MESA_SHADER_CACHE_DISABLE", "true")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // drm-shim reports requests there that it does not answer.
+            // drm-shim prints requests that it does not answer.
             .stderr(Stdio::null())
             .spawn()?;
         let list = child.stdin.take().ok_or("no standard input")?;

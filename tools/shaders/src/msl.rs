@@ -164,7 +164,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Metal's `simd_sum` refuses a struct of floats (cubecl 909). Other projects compile MSL's own
+    /// Metal's `simd_sum` refuses a struct of floats (cubecl 909). Other projects compile MSL's
     /// vectors, also as operands of shuffles. No kernel needs a reduction of a vector.
     fn reduction(&mut self, argument: Handle<Expression>, scope: Scope<'a>) {
         if !matches!(self.type_of(argument, scope), TypeInner::Scalar(_)) {
