@@ -9,7 +9,7 @@ use crate::tensor::{DType, Error, Shape, count, widen};
 /// Lengths and channels that fill no tile; two heads share keys and values.
 pub(super) const PREFILL: Shape =
     Shape { batch: 1, heads: 4, kv_heads: 2, q_len: 37, kv_len: 53, head_dim: 12, value_dim: 20 };
-/// The rows of a product. Software drivers take seconds to compile products of many rows.
+/// Few rows or queries. Software drivers take seconds to compile products of many rows.
 pub(super) const FEW: usize = 3;
 
 /// The share of the permitted error, or the mismatch.

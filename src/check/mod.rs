@@ -33,7 +33,7 @@ impl Pipelines {
     /// [barred](Verdict::Barred), and are not tried.
     ///
     /// # Errors
-    /// The device is lost or without memory. Then nothing is disabled.
+    /// The device is lost or has not enough memory. Then nothing is disabled.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn check(&self, queue: &wgpu::Queue) -> Result<Report, Error> {
         let mut check = Check::new(self, queue);

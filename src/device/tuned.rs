@@ -36,7 +36,7 @@ pub(crate) struct Pick {
     pub rows: u32,
     /// Keys of a block, or invocations of a workgroup of a product; 0 for the number by the rules.
     pub keys: u32,
-    /// The exponent of a power of two. The number of splits by the rules is multiplied by it.
+    /// The number of splits by the rules is multiplied by 2 to this power.
     pub splits: i8,
 }
 

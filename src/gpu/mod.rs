@@ -49,14 +49,15 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// Opens the fastest adapter of a new `wgpu::Instance`, and blocks. Do not mix its buffers with
+    /// Opens the fastest adapter of a new `wgpu::Instance`; it blocks. Do not mix its buffers with
     /// buffers of another instance's devices: wgpu cannot tell them apart. If you have a device,
     /// use [`with_device`](Self::with_device). `WGPU_BACKEND` and wgpu's other variables are
     /// honoured.
     ///
-    /// The device gets timestamp queries, and what F16 needs ([`Config::required`]), as far as the
-    /// adapter has them. It has no experimental features, and therefore no matrix units. These need
-    /// your consent: see [`Pipelines::with_adapter`] and [`with_pipelines`](Self::with_pipelines).
+    /// The device gets timestamp queries, and the features and limits of [`Config::required`] for
+    /// F16. It lacks those that the adapter does not have. It has no experimental features, and
+    /// therefore no matrix units. These need your consent: see [`Pipelines::with_adapter`] and
+    /// [`with_pipelines`](Self::with_pipelines).
     ///
     /// # Errors
     /// [`Error::NoAdapter`].

@@ -4,7 +4,7 @@
 const ROUNDS: usize = 15;
 /// The fewest rounds that are evidence.
 const LEAST_ROUNDS: usize = 5;
-/// The slowest first time, over the best candidate's, that is timed again.
+/// A candidate whose first time is longer than the best one by this factor is not timed again.
 const HOPELESS: f64 = 1.5;
 /// Rounds with only the first candidate and the winner. Among many candidates, the best time may be
 /// luck.

@@ -41,8 +41,8 @@ impl TuningBudget {
         TuningBudget { time: Duration::from_millis(500), bytes: 256 << 20 }
     }
 
-    /// Sets the time for each workload. It counts from the first run of the rules' plan. Started
-    /// work is finished: a driver that compiles for seconds takes longer by that time.
+    /// Sets the time for each workload. It starts when the rules' plan has run once. Work that has
+    /// started is finished: a driver that compiles for seconds exceeds the time by as much.
     pub const fn time(mut self, time: Duration) -> Self {
         self.time = time;
         self
@@ -116,8 +116,8 @@ impl Pipelines {
     /// ```
     ///
     /// # Errors
-    /// A workload is larger than `limits`, or the device cannot compute it. The results of earlier
-    /// workloads remain in use. The device is lost.
+    /// A workload that is larger than `limits` or that the device cannot compute, or a lost device.
+    /// The results of earlier workloads remain in use.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn tune(
         &self,
