@@ -463,9 +463,9 @@ impl Judged {
         Judged { want, tolerance }
     }
 
-    /// Judges a gradient in tensors of `dtype`. The tolerance is three times the naive error, and
-    /// the floor of f32 for sums of terms of up to `magnitude`. The call may have added the
-    /// gradient to `before`.
+    /// Judges a gradient in tensors of `dtype`. The tolerance is three times the naive error, plus
+    /// the f32 floor for sums of terms of up to `magnitude`. The call may have added the gradient
+    /// to `before`.
     pub fn gradient(
         [exact, naive]: [Vec<f64>; 2],
         before: Option<&[f32]>,

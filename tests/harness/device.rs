@@ -34,8 +34,8 @@ pub fn full() -> &'static Profile {
     lent(0, || pollster::block_on(Profile::full(&adapter())))
 }
 
-/// Like [`full`], with plans for another device. The name chooses a GPU of 64 or 128 registers per
-/// invocation, or a software driver of 4 or 16 lanes.
+/// Like [`full`], with plans for another device. The name chooses a GPU of 64 or 128 registers, or
+/// a software driver of 4 or 16 lanes.
 pub fn planned_by_name(name: &str) -> Option<&'static Profile> {
     let (kind, name, plan, count): (_, _, Plan, _) = match name {
         "64 registers" => (4, "64 registers", inspect::with_registers, 64),

@@ -20,8 +20,7 @@
 //!
 //! The usual runs are:
 //!
-//! - every rule of a mask alone on the staged path and on every variant of the fused kernel: `cpu`,
-//!   `gpu`, variants for few queries of tensors and of caches, matrix units in fragments of 8 × 8;
+//! - every rule of a mask alone on the staged path and on every variant of the fused kernel;
 //! - every set of rules in the tests of masks, with many queries on one target and few on the
 //!   other;
 //! - every vector of another library on both paths and both targets;

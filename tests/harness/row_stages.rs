@@ -199,7 +199,7 @@ pub async fn norm(profile: &'static Profile, config: NormConfig, dtype: DType) -
     };
     let (exact, naive) = truth([&x, &residual, &weight, &bias, &d_out, &d_sum]).map_err(refused)?;
     let mut worst: f64 = 0.0;
-    // Terms of d_x are g, its mean, and n times the mean of g · n, each a product of two normal
+    // Terms of d_x are g, its mean, and n times the mean of g · n. Each is a product of two normal
     // variables. The other gradients are sums over rows.
     let results = [(out, 2.0), (sum, 1.0), (d_x, 12.0), (d_weight, 3.0 * rows as f64), (d_bias, rows as f64)];
     for ((result, terms), (exact, naive)) in results.into_iter().zip(exact.into_iter().zip(naive)) {

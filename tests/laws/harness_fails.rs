@@ -1,4 +1,4 @@
-//! The harness itself: fed wrong results, it must object every time, and to right ones never.
+//! The harness refuses wrong results, and accepts right ones.
 
 use std::sync::OnceLock;
 
@@ -15,7 +15,7 @@ use crate::harness::{
 };
 use crate::small;
 
-/// A problem with its right answer, in f32 from the truth itself.
+/// Returns a problem with its right result, rounded to f32 from the exact one.
 fn right() -> &'static (Case, crate::harness::case::Truth, Got) {
     static RIGHT: OnceLock<(Case, crate::harness::case::Truth, Got)> = OnceLock::new();
     RIGHT.get_or_init(|| {
@@ -31,7 +31,7 @@ fn right() -> &'static (Case, crate::harness::case::Truth, Got) {
     })
 }
 
-/// What the harness says of a result that `change` has been at.
+/// Judges a result after `change`.
 fn judged(change: impl FnOnce(&mut Got)) -> Result<f64, String> {
     let (case, truth, got) = right();
     let mut got = got.clone();
@@ -95,7 +95,7 @@ fn just_past_the_tolerance_is_refused_and_just_inside_is_not() {
         objects(off(-1.001), "off by more than");
         assert!(off(0.999).is_ok() && off(-0.999).is_ok());
     }
-    // f32 arithmetic is this good: a mistake in the fifth digit does not hide.
+    // The f32 arithmetic is accurate enough to show an error in the fifth digit.
     assert!(limit < 1e-5, "{limit}");
 }
 
@@ -114,7 +114,7 @@ fn a_tolerance_that_tests_nothing_is_refused() {
 
 #[test]
 fn a_vector_is_an_authority_of_its_own() {
-    // The reference and the device agree, the vector does not: all three must.
+    // The reference and the device agree, but the vector differs. All three must agree.
     let (case, truth, got) = right();
     let mut expected = case.expected.clone();
     let mut want = truth.out.want.clone();
@@ -124,7 +124,7 @@ fn a_vector_is_an_authority_of_its_own() {
     assert!(judge_outputs(&expected, case.shape, truth, got, false).is_ok());
 }
 
-/// Where outputs lie in these tests: with gaps between heads, rows and elements.
+/// Places of outputs in these tests: with gaps between heads, rows and elements.
 fn places() -> Vec<Place> {
     let shape = [2, 3, 4, 5];
     vec![
@@ -142,7 +142,7 @@ fn an_output_that_was_written_where_it_lies_is_collected() {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             let image = Image::output(dtype, &place);
             let mut after = image.clone();
-            // Halves are exact in all of them.
+            // Multiples of one half are exact in all float types.
             let values: Vec<f32> = (0..120).map(|n| n as f32 / 2.0).collect();
             after.write(Values::Floats(&values), &place);
             let got = image.collect(&after.bytes, &place).expect("nothing wrong");
@@ -159,7 +159,7 @@ fn stale_elements_are_refused() {
             let mut after = image.clone();
             objects(image.collect(&after.bytes, &place).map(|_| 0.0), "never written");
             after.write(Values::Floats(&[1.0; 120]), &place);
-            // The last element as it was before the run.
+            // The last element keeps its value from before the run.
             let last = place.indices().last().expect("120 elements") * dtype.bytes();
             after.bytes[last..][..dtype.bytes()].copy_from_slice(&image.bytes[last..][..dtype.bytes()]);
             objects(image.collect(&after.bytes, &place).map(|_| 0.0), "element 119 was never written");
@@ -219,7 +219,7 @@ fn inputs_are_surrounded_by_nan() {
 
 type Change = fn(&mut Sequence, f32);
 
-/// A cache's model that is wrong in one number, one token, one length is noticed.
+/// A cache's model with one wrong number, token or length is noticed.
 #[test]
 fn a_cache_that_differs_from_its_model_is_noticed() {
     let rules = Rules { causal: true, ..Default::default() };
@@ -272,8 +272,8 @@ fn shares_of_the_rest_are_the_rest() {
             (1..=of).map(|n| Share::of(Some(&format!("{n}/{of}"))).expect("a share")).collect();
         let rest: Vec<_> = shares.iter().map(|share| count(&|name| share.holds(name, false))).collect();
         assert_eq!(rest.iter().sum::<usize>(), 800, "{rest:?}");
-        // Each share runs about a sixteenth of the tests that take long, and all shares that run
-        // one run all of it.
+        // Each share runs about a sixteenth of the tests that take long. All shares that run one
+        // test together run all its cases.
         let tests: Vec<_> =
             shares.iter().take(16).map(|share| count(&|name| share.holds_test(name))).collect();
         assert_eq!(tests.iter().sum::<usize>(), 800, "{tests:?}");
@@ -288,8 +288,8 @@ fn shares_of_the_rest_are_the_rest() {
     }
 }
 
-/// Whatever its rules are, a case runs by itself in both forms on both paths, in f32 and with its
-/// weights at least once.
+/// With any rules, a case always runs on both targets and both paths in f32. At least one run
+/// returns its weights.
 #[test]
 fn every_case_meets_both_forms_on_both_paths() {
     for (name, rules) in small::single_masks() {

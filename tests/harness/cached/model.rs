@@ -176,7 +176,7 @@ impl Sequence {
         position < sinks || position >= sinks + self.shift(kind)
     }
 
-    /// True if the ring still has every needed token of the first `len`. Those are the sinks, and
+    /// True if the ring still has every needed token of the first `len`. It needs the sinks, and
     /// the last tokens except the spare ones.
     pub fn can_return_to(&self, kind: &Kind, len: usize) -> bool {
         let Some([sinks, last]) = kind.ring() else { return true };

@@ -15,8 +15,8 @@ use crate::harness::run::{Layout, Placed};
 pub type Places = RowPositions<HostData<u32>>;
 
 impl Bed {
-    /// Returns the position of row `i` of sequence `s` in a call of `rows` at `at`, if the cache
-    /// has it.
+    /// Returns the position of row `i` of sequence `s`, if the cache has it. The call has `rows`
+    /// rows at `at`.
     fn found(&self, at: &Places, s: usize, i: usize, rows: usize) -> Option<usize> {
         let position = position_of(at, s, i, rows);
         let position = usize::try_from(position).ok().filter(|p| *p < self.sequences[s].len())?;

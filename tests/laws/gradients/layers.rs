@@ -1,4 +1,4 @@
-//! A layer's gradients against differences.
+//! A layer's gradients, compared with differences.
 
 use wgpu_attention::layers::OutputGate;
 use wgpu_attention::reference::MultiHeadShape;

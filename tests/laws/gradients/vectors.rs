@@ -1,4 +1,4 @@
-//! Gradients that PyTorch has computed.
+//! Gradients from PyTorch.
 
 use wgpu_attention::reference;
 use wgpu_attention::reference::compare::compare;
@@ -11,7 +11,7 @@ use crate::ops::mask::flex;
 use crate::ops::mask::patterns;
 use crate::peers::sdpa;
 
-/// The reference in f64 must give what the vector says, by the vectors' own rule.
+/// Checks that the reference in f64 gives the vector's results, by the vectors' pass rule.
 fn check(vector: &Vector, case: &Case) {
     let [q, k, v] = [&case.q, &case.k, &case.v].map(|x| widen::<f64>(x));
     let got =
