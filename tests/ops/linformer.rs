@@ -110,7 +110,7 @@ fn every_shape_matches_the_reference() {
     report.finish();
 }
 
-/// What insists on matrix units has them for the attention.
+/// With `Always`, the attention uses matrix units.
 #[test]
 fn matrix_units_attend_to_projected_keys() {
     let listed = |profile: &&Profile| profile.compiles_fast() && rest("linformer on matrix units");
@@ -120,13 +120,13 @@ fn matrix_units_attend_to_projected_keys() {
         let case = case.stored(&setup);
         let got = case.run(&setup, MatrixUnits::Always).expect("a run");
         let Judged { want, tolerance } = case.truth(&setup).out;
-        // They round weights to f16.
+        // Matrix units round weights to f16.
         let absolute = tolerance.absolute + 2f64.powi(-11) * 4.0;
         Judged { want, tolerance: Tolerance { absolute } }.judge(&got.out).expect("near");
     }
 }
 
-/// With the identity as its projections it is attention.
+/// With the identity as its projections, it equals attention.
 #[test]
 fn the_identity_projects_to_attention() {
     crate::harness::in_turn!();
@@ -142,7 +142,7 @@ fn the_identity_projects_to_attention() {
     for form in FORMS {
         let setup = Setup::plain(profile, form, Layout::Dense);
         let got = case.run(&setup, MatrixUnits::Auto).expect("a run");
-        // The products add zeros to each key: what the attention itself gives, to the bit.
+        // The products add zeros to each key, so the result has the bits of plain attention.
         let gpu = &profile.gpu;
         let [q, k, v] = [&case.q, &case.k, &case.v].map(|x| gpu.upload(x).expect("an upload"));
         let out = gpu.buffer(4 * case.d_out.len()).expect("a buffer");

@@ -1,5 +1,5 @@
-//! Attentional vectors: the reference against differences, the device against the reference,
-//! refusals.
+//! Attentional vectors. Differences check the reference, the reference checks the device, and bad
+//! calls are refused.
 
 use wgpu_attention::layers::{AttentionalBackward, AttentionalForward, AttentionalVector};
 use wgpu_attention::reference::{HostLinear, attentional, attentional_backward, widen};

@@ -1,4 +1,4 @@
-//! Block maps: made of masks, on the host and on devices, and used in their place.
+//! Block maps: made from masks on the host and on devices, and used instead of them.
 
 use wgpu_attention::mask::Pattern;
 use wgpu_attention::mask::block_map::{big_bird, state};
@@ -126,7 +126,7 @@ fn a_map_beside_its_mask_changes_nothing() {
     report.finish();
 }
 
-/// Appended keys stand outside of every block: a tile past the last full block has them too.
+/// Appended keys are outside every block. A tile past the last full block has them, too.
 #[test]
 fn appended_keys_lie_beside_full_blocks() {
     crate::harness::in_turn!();
@@ -141,7 +141,8 @@ fn appended_keys_lie_beside_full_blocks() {
         let mut config = LayerOptions::new(8, 2);
         config.add_zero_attn = true;
         let mut case = LayerCase::random(format!("appended beside blocks, {name}"), config, shape, true);
-        // Full blocks keep what causal and lengths say, so the map may say it of all.
+        // Full blocks do not lift the causal rule or the lengths, so the map may mark all blocks as
+        // full.
         let full = HostData::new(vec![state::FULL; 16], [1, 1, 4, 4]);
         case.rules = Rules { blocks: Some((full, [64, 64])), ..rules.clone() };
         let without = LayerCase { rules, ..case.clone() };
@@ -169,7 +170,7 @@ fn appended_keys_lie_beside_full_blocks() {
 
 #[test]
 fn a_map_alone_is_its_mask() {
-    // BigBird: what is not hidden is full, so the map needs nothing beside it.
+    // In BigBird every visible block is full, so the map needs no further mask.
     let random = [vec![4], vec![5], vec![2], vec![4], vec![2], vec![5]];
     let map = big_bird(6, 1, &[0], &random).expect("it fits");
     assert!(map.contains(&state::HIDDEN) && map.contains(&state::FULL));

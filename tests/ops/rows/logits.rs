@@ -1,4 +1,4 @@
-//! Log-softmax and the largest of rows against the reference.
+//! Log-softmax and top-k of rows, compared with the reference.
 
 use std::fmt;
 
@@ -17,9 +17,9 @@ struct Case {
     form: Target,
     layout: Layout,
     shape: [usize; 4],
-    /// Of what is read; of what is written.
+    /// The type of inputs; the type of outputs.
     dtypes: [DType; 2],
-    /// How far apart the logits are.
+    /// The spread of the logits.
     spread: f32,
     k: usize,
     accumulates: bool,
@@ -66,7 +66,7 @@ impl Case {
         let rng = &mut self.rng();
         let mut x = rng.normals(self.shape.iter().product());
         x.iter_mut().for_each(|x| *x *= self.spread);
-        // Some are masked, but no row is −∞ alone.
+        // Some logits are masked, but no row is all −∞.
         for row in x.chunks_exact_mut(self.shape[3]) {
             for x in &mut row[1..] {
                 if rng.chance(0.05) {
@@ -114,7 +114,7 @@ impl Case {
             let d_x = Placed::gradient(profile, &before, (other, d_x_at), self.accumulates);
             let operator =
                 LogSoftmax::with_pipelines(profile.gpu.pipelines()).kernel_options(self.kernel_options());
-            // The forward call's `x` is not read.
+            // The call does not read the forward call's `x`.
             let forward = LogSoftmaxForward::new(d_out.view(), out.view());
             let call = LogSoftmaxBackward::new(forward, d_out.view(), d_x.view());
             let call = call.accumulate(self.accumulates);
@@ -136,7 +136,8 @@ impl Case {
         Judged::gradient([exact, widen(&naive)], before, other, magnitude).judge(&got)
     }
 
-    /// Of few values, so that many are equal, with zeros of both signs, and with NaN in some rows.
+    /// Returns few distinct values, so that many are equal, with zeros of both signs, and with NaN
+    /// in some rows.
     fn few_values(&self) -> Vec<f32> {
         let rng = &mut self.rng();
         let values = [0.0, -0.0, 1.0, -3.0, 7.5, f32::INFINITY, f32::NEG_INFINITY];
@@ -202,7 +203,7 @@ fn the_largest_are_those_of_the_reference() {
     Report::draws("top-k", 12, Case::random, Case::top_k);
 }
 
-/// As many columns as vocabularies have.
+/// As many columns as a vocabulary.
 #[test]
 fn long_rows() {
     let mut report = Report::new("long rows of logits");
@@ -225,7 +226,7 @@ fn long_rows() {
     report.finish();
 }
 
-/// The reference's own gradients, by central differences.
+/// Central differences check the reference's gradients.
 #[test]
 fn gradients_are_slopes() {
     let rng = &mut Rng::new(5);
@@ -247,7 +248,7 @@ fn gradients_are_slopes() {
     }
 }
 
-/// Rows with NaN or ∞, or of −∞ alone, are NaN; others beside them are not.
+/// Rows with NaN or ∞, or with −∞ alone, are NaN. The rows next to them are not.
 #[test]
 fn rows_that_have_no_softmax_are_nan() {
     let gpu = &full().gpu;
