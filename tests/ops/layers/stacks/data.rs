@@ -42,9 +42,9 @@ pub struct Stack {
     pub rotary: Option<RotaryData>,
     /// The options of each layer instead of `rules` and `rotary`. Empty if all layers are alike.
     pub each: Vec<LayerData>,
-    /// The parts of each layer: query, key, value, out, up, down, both norms. Further parts are
-    /// optional: the norms of queries and keys, the gate of the heads' outputs, the gate of the
-    /// feed-forward part.
+    /// The parts of each layer: query, key, value, out, up, down, both norms. Optional parts
+    /// follow: the norms of queries and keys, the gate of the heads' outputs, the feed-forward
+    /// gate.
     pub layers: Vec<Vec<LinearData>>,
     pub final_norm: Option<LinearData>,
     pub x: Vec<f32>,
