@@ -305,8 +305,8 @@ pub fn layer(
     Ok(outcome)
 }
 
-/// A layer's gradients: of inputs, of all weights and biases, of the appended key and value, and of
-/// the mask's tensors.
+/// A layer's gradients: of inputs, weights and biases, the appended key and value, and the mask's
+/// tensors.
 #[derive(Clone, Debug)]
 struct BackwardSpec {
     layer: LayerSpec,

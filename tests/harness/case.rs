@@ -132,7 +132,7 @@ impl Rules {
         mask
     }
 
-    /// Returns the names by which kernel names list these rules.
+    /// Returns the names of the rules that a kernel's text contains.
     pub fn names(&self) -> Vec<&'static str> {
         let Rules { lengths, prefix, packed, documents, blocks, attn_mask, tree, key_padding_mask, .. } =
             self;

@@ -126,8 +126,8 @@ fn setup_of(rng: &mut Rng, n: u64) -> Setup {
     Setup { profile, form: FORMS[(n / 2) as usize % 2], dtypes: [dtype; 2], layout }
 }
 
-/// Returns a stack of two layers. The first has a window of three rows with base 10 000, the second
-/// is causal with base 1 000 000.
+/// Returns a stack of two layers. One has a window of three rows and base 10 000. The other is
+/// causal with base 1 000 000.
 fn smallest() -> Stack {
     let layer = |window, base| LayerData {
         rules: Rules { causal: true, window, ..Default::default() },
