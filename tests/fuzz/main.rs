@@ -355,7 +355,7 @@ fn hostile_input() {
 
 /// The generator also accepts any number of a fuzzer's bytes, or none.
 #[test]
-fn cases_of_bytes() {
+fn cases_from_bytes() {
     listen();
     let mut all = worlds(&adapter());
     let work = |all: &mut [World; 2]| {

@@ -164,7 +164,7 @@ fn cache(gpu: &Gpu, storage: CacheStorage) -> Result<Cache, Error> {
 }
 
 #[test]
-fn nothing_is_wrong_here() {
+fn check_passes_on_this_device() {
     for profile in [full(), defaults()] {
         let gpu = Gpu::with_pipelines(profile.gpu.queue().clone(), Pipelines::new(profile.gpu.device()));
         assert!(gpu.pipelines().report().findings().all(|(_, verdict)| !verdict.is_aside()));
@@ -201,7 +201,7 @@ fn nothing_is_wrong_here() {
 }
 
 #[test]
-fn a_wrong_family_of_this_device_is_disabled() {
+fn wrong_family_of_device_is_disabled() {
     crate::harness::in_turn!();
     let gpu = &full().gpu;
     let pipelines = Pipelines::new(gpu.device());
@@ -232,7 +232,7 @@ fn a_wrong_family_of_this_device_is_disabled() {
 }
 
 #[test]
-fn a_wrong_family_is_put_aside_on_gpus() {
+fn wrong_family_is_disabled_on_gpus() {
     let gpu = &full().gpu;
     let pipelines = inspect::as_gpu(gpu.device(), None);
     for family in [
@@ -323,7 +323,7 @@ fn caches_and_masks_without_kernels_are_refused() {
 
 /// Without kernels of either target, gradients are refused until the application allows one.
 #[test]
-fn gradients_that_nothing_computes_are_refused() {
+fn gradients_without_kernels_are_errors() {
     crate::harness::in_turn!();
     let gpu = &full().gpu;
     let gpu = Gpu::with_pipelines(gpu.queue().clone(), Pipelines::new(gpu.device()));
@@ -356,23 +356,23 @@ fn wrong_matrix_units_are_put_aside(family: Family) {
 }
 
 #[test]
-fn attention_that_is_wrong_on_matrix_units_is_put_aside() {
+fn wrong_matrix_unit_attention_is_disabled() {
     wrong_matrix_units_are_put_aside(Family::MatrixAttention);
 }
 
 #[test]
-fn products_that_are_wrong_on_matrix_units_are_put_aside() {
+fn wrong_matrix_unit_products_are_disabled() {
     wrong_matrix_units_are_put_aside(Family::MatrixProducts);
 }
 
 #[test]
-fn gradients_that_are_wrong_on_matrix_units_are_put_aside() {
+fn wrong_matrix_unit_gradients_are_disabled() {
     wrong_matrix_units_are_put_aside(Family::MatrixGradients);
 }
 
 /// First both fused kernels are wrong, then the staged kernels too.
 #[test]
-fn what_nothing_replaces_is_refused() {
+fn calls_without_kernels_are_errors() {
     let gpu = &full().gpu;
     let [fused, staged] = [[Family::FusedGpu, Family::FusedCpu], [Family::StagedGpu, Family::StagedCpu]]
         .map(|forms| forms.to_vec());

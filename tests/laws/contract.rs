@@ -357,7 +357,7 @@ fn is_constant(function: &Function, index: Handle<Expression>) -> bool {
 
 /// Checks the first kernel of each label, and an eighth of the others.
 #[test]
-fn every_kernel_is_what_the_host_believes() {
+fn kernels_match_host_descriptions() {
     let mut labels = HashSet::new();
     let kernels: Vec<_> = kernels()
         .into_iter()
@@ -379,7 +379,7 @@ fn every_kernel_is_what_the_host_believes() {
 }
 
 #[test]
-fn parts_of_grids_count_their_workgroups_from_the_first() {
+fn grid_parts_count_from_first_workgroup() {
     let mut seen = HashSet::new();
     let kernels = kernels();
     // Parts have another beginning of the entry function. The rest of the text is equal.
@@ -399,7 +399,7 @@ fn parts_of_grids_count_their_workgroups_from_the_first() {
 }
 
 #[test]
-fn kernels_have_names_of_their_own() {
+fn kernel_names_are_unique() {
     let kernels = kernels();
     let names: HashSet<_> = kernels.iter().map(|k| &k.name).collect();
     assert_eq!(names.len(), kernels.len());
@@ -458,7 +458,7 @@ fn every_shader_file_is_in_a_kernel() {
 
 /// The harness checks every kernel that a test's device compiles (`Profile::tidy`).
 #[test]
-fn what_is_not_listed_is_told() {
+fn unlisted_kernels_are_reported() {
     let listed = kernels();
     assert!(listed.iter().all(|kernel| unlisted(&kernel.name).is_empty()));
     let is_tile =
@@ -540,7 +540,7 @@ fn declared(text: &str) -> HashSet<&str> {
 
 /// The header of every shared snippet lists the names that it needs and the names that it gives.
 #[test]
-fn every_piece_says_what_it_needs_and_gives() {
+fn snippet_headers_list_their_names() {
     let kernels = kernels();
     let stems: HashSet<_> = kernels.iter().filter_map(|k| k.label.strip_prefix("attention.")).collect();
     let is_piece =

@@ -88,7 +88,7 @@ fn module(file: &Path) -> String {
 }
 
 #[test]
-fn names_are_found() {
+fn import_names_are_found() {
     let code = "use crate::a::B;\nuse crate::{c::{D, E}, f};\nlet x = crate::g::h(othercrate::i::J);";
     assert_eq!(names(code, "crate::").into_iter().collect::<Vec<_>>(), ["a", "c", "f", "g"]);
 }
@@ -147,7 +147,7 @@ fn shaders_lie_in_the_folders_of_their_kernels() {
 /// The files of a folder import each other without a cycle. The test leaves out `mod.rs`, which
 /// imports them or is imported by them.
 #[test]
-fn files_of_a_folder_import_in_no_circle() {
+fn folders_have_no_import_cycles() {
     let mut folders: BTreeMap<PathBuf, BTreeMap<String, String>> = BTreeMap::new();
     for (file, code) in library() {
         let folder = file.parent().expect("a folder").to_path_buf();

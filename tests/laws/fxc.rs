@@ -144,7 +144,7 @@ fn any_statement(block: &Block, holds: &mut dyn FnMut(&Statement) -> bool) -> bo
 }
 
 #[test]
-fn refused_forms_are_found() {
+fn refused_code_is_found() {
     let count = |text: &str| {
         let text = format!(
             "{text}\n@group(0) @binding(0) var<storage, read_write> out: vec4<f32>;\n\

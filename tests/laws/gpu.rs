@@ -35,7 +35,7 @@ fn check_weights(got: &Attended<f32>, want: &Attended<f64>, naive: &Attended<f32
 }
 
 #[test]
-fn attention_runs_what_the_operator_would() {
+fn attend_equals_operator() {
     let shape = Shape::new(1, 2, 40, 8);
     let x = noise(shape.q().iter().product(), 0.5);
     for (asked, wanted) in [(false, "attention.fused"), (true, "attention.scores")] {
@@ -50,7 +50,7 @@ fn attention_runs_what_the_operator_would() {
 
 /// A mask that was uploaded separately gives the same result as the mask in the one call.
 #[test]
-fn an_uploaded_mask_is_the_mask() {
+fn uploaded_mask_equals_host_mask() {
     let case = Case::random("gpu, uploaded mask", Shape { kv_len: 9, ..Shape::new(2, 3, 7, 4) });
     let keep: Vec<bool> = (0..9).map(|j| j % 4 != 2).collect();
     let bias = noise(7 * 9, 0.5);

@@ -46,7 +46,7 @@ fn objects(result: Result<f64, String>, words: &str) {
 }
 
 #[test]
-fn the_truth_rounded_once_passes() {
+fn exact_result_in_f32_passes() {
     assert!(judged(|_| ()).expect("the right answer") < 1.0);
 }
 
@@ -64,7 +64,7 @@ fn another_calls_result_is_refused() {
 }
 
 #[test]
-fn one_nan_is_refused_wherever_it_is() {
+fn nan_anywhere_is_refused() {
     for n in [0, 17, 79] {
         objects(judged(|got| got.out[n] = f64::NAN), "got NaN");
     }
@@ -86,7 +86,7 @@ fn short_and_long_results_are_refused() {
 }
 
 #[test]
-fn just_past_the_tolerance_is_refused_and_just_inside_is_not() {
+fn errors_past_tolerance_are_refused() {
     let truth = &right().1;
     let limit = truth.out.tolerance.absolute;
     for n in 0..truth.out.want.len() {
@@ -105,7 +105,7 @@ fn a_missing_output_is_refused() {
 }
 
 #[test]
-fn a_tolerance_that_tests_nothing_is_refused() {
+fn infinite_tolerance_is_refused() {
     let judge = |naive: &[f64]| Judged::new(naive, vec![1.0, 2.0], 2.0).judge(&[1.0, 2.0]);
     assert!(judge(&[1.0, 2.0]).is_ok());
     objects(judge(&[1.0, f64::NAN]), "tests nothing");
@@ -113,7 +113,7 @@ fn a_tolerance_that_tests_nothing_is_refused() {
 }
 
 #[test]
-fn a_vector_is_an_authority_of_its_own() {
+fn vector_mismatch_alone_is_refused() {
     // The reference and the device agree, but the vector differs. All three must agree.
     let (case, truth, got) = right();
     let mut expected = case.expected.clone();
@@ -137,7 +137,7 @@ fn places() -> Vec<Place> {
 }
 
 #[test]
-fn an_output_that_was_written_where_it_lies_is_collected() {
+fn written_output_is_collected() {
     for place in places() {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             let image = Image::output(dtype, &place);
@@ -168,7 +168,7 @@ fn stale_elements_are_refused() {
 }
 
 #[test]
-fn every_byte_outside_of_the_window_is_guarded() {
+fn bytes_outside_window_are_guarded() {
     let mut rng = Rng::new(5);
     for place in places() {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
@@ -221,7 +221,7 @@ type Change = fn(&mut Sequence, f32);
 
 /// A cache's model with one wrong number, token or length is noticed.
 #[test]
-fn a_cache_that_differs_from_its_model_is_noticed() {
+fn cache_differing_from_model_is_noticed() {
     let rules = Rules { causal: true, ..Default::default() };
     for (storage, data, step) in [
         (CacheStorage::F32, Data::Lossless, 1e-3),
@@ -256,7 +256,7 @@ fn a_cache_that_differs_from_its_model_is_noticed() {
 }
 
 #[test]
-fn shares_of_the_rest_are_the_rest() {
+fn test_shares_cover_everything() {
     for text in ["", "0", "2", "all", "0/8", "9/8", "1/0", "-1/8", "3/8/2", "3/"] {
         assert!(Share::of(Some(text)).is_err_and(|e| e.contains("3/8")), "`{text}` is no share");
     }
@@ -291,7 +291,7 @@ fn shares_of_the_rest_are_the_rest() {
 /// With any rules, a case always runs on both targets and both paths in f32. At least one run
 /// returns its weights.
 #[test]
-fn every_case_meets_both_forms_on_both_paths() {
+fn cases_cover_targets_and_paths() {
     for (name, rules) in small::single_masks() {
         let case = Case::random(name, Shape::new(1, 1, 2, 4)).with(|c| c.rules = rules);
         let setups = setups_where(&case, true);

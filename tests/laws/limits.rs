@@ -189,7 +189,7 @@ fn ready(
 /// are accepted, with all their kernels. An error refuses the other calls, and states the number of
 /// buffers.
 #[test]
-fn options_within_the_default_limits() {
+fn documented_options_fit_default_limits() {
     crate::harness::in_turn!();
     let gpu = &defaults().gpu;
     let (parts, zeros, tensors) = (parts(), buffers(gpu, 8), buffers(gpu, 9));
@@ -247,7 +247,7 @@ fn view(buffer: &wgpu::Buffer) -> TensorView<'_> {
 /// A tensor that serves queries and keys is bound once. The results have the same bits as with two
 /// tensors.
 #[test]
-fn one_tensor_for_queries_and_keys_gives_the_same_bits() {
+fn shared_tensor_gives_same_bits() {
     crate::harness::in_turn!();
     let gpu = &defaults().gpu;
     let upload = |data: &[u32]| gpu.upload(data).expect("memory");

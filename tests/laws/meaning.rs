@@ -9,7 +9,7 @@ use crate::harness::{Case, HostData, Rng, Rules};
 use crate::laws::property::MaskDraw;
 
 #[test]
-fn random_masks_mean_what_they_say() {
+fn random_masks_match_their_meaning() {
     for seed in 0..30_000 {
         let rng = &mut Rng::new(seed);
         let kv_heads = rng.between(1, 2);
@@ -39,7 +39,7 @@ fn causal() -> Rules {
 }
 
 #[test]
-fn patterns_look_like_this() {
+fn patterns_match_pictures() {
     let of = |pattern| picture(&Rules { pattern: Some(pattern), ..causal() }, 6, 6, 0);
     let by_head = |pattern, h| picture(&Rules { pattern: Some(pattern), ..causal() }, 6, 6, h);
     use PatternPart::{Both, ByHead, Far, Near};
@@ -63,7 +63,7 @@ fn patterns_look_like_this() {
 }
 
 #[test]
-fn prefixes_and_globals_look_like_this() {
+fn prefixes_and_globals_match_pictures() {
     let prefix = Some(HostData::new(vec![2], [1; 4]));
     assert_eq!(picture(&Rules { prefix: prefix.clone(), ..causal() }, 4, 4, 0), "xx.. xx.. xxx. xxxx");
     let window = Some([1, 0]);
@@ -78,7 +78,7 @@ fn prefixes_and_globals_look_like_this() {
 }
 
 #[test]
-fn trees_look_like_this() {
+fn trees_match_pictures() {
     // Two past keys, then four drafts: 1 and 2 follow 0, 3 follows 1.
     let parents = [None, Some(0), Some(0), Some(1)];
     let sees = |i: usize, j: usize| {
@@ -98,7 +98,7 @@ fn trees_look_like_this() {
 }
 
 #[test]
-fn documents_and_packed_sequences_look_like_this() {
+fn documents_and_packed_match_pictures() {
     let part = |data: &[u32], shape| HostData::new(data.to_vec(), shape);
     let documents = Some([part(&[7, 3, 7], [1, 1, 3, 1]), part(&[7, 7, 3, 9], [1, 1, 1, 4])]);
     assert_eq!(picture(&Rules { documents, ..Default::default() }, 3, 4, 0), "xx.. ..x. xx..");
@@ -119,7 +119,7 @@ fn documents_and_packed_sequences_look_like_this() {
 }
 
 #[test]
-fn blocks_look_like_this() {
+fn blocks_match_pictures() {
     let map = HostData::new(vec![state::FULL, state::HIDDEN, state::MIXED, state::FULL], [1, 1, 2, 2]);
     let blocks = Some((map, [2, 3]));
     let keep = Some(HostData::of([1, 1, 4, 5], |[.., i, j]| (i + j) % 2 == 0));
@@ -130,7 +130,7 @@ fn blocks_look_like_this() {
 }
 
 #[test]
-fn what_is_added_is_this() {
+fn added_terms_match_examples() {
     let shape = Shape { q_len: 2, kv_len: 4, ..Shape::new(1, 1, 1, 1) };
     let row = |rules: &Rules, i| (0..4).map(|j| adds(rules, &shape, [0, 0, i, j])).collect::<Vec<_>>();
     // The last query is at the last key's position.

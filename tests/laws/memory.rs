@@ -49,7 +49,7 @@ fn refused<T>(what: &str, result: Result<T, Error>) {
 const MIB: usize = 1 << 20;
 
 #[test]
-fn memory_that_runs_out() {
+fn exhausted_memory_is_an_error() {
     // The room must be far from both ends, because other processes allocate meanwhile. It is nearer
     // to the far end, because systems count released memory late.
     let fits = |gpu: &Gpu, mib: usize| gpu.buffer(mib * MIB).is_ok();

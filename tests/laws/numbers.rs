@@ -68,7 +68,7 @@ fn rows_hidden_by_lengths_are_exactly_zero() {
 }
 
 #[test]
-fn rows_hidden_by_a_bias_of_minus_infinity_are_exactly_zero() {
+fn rows_hidden_by_bias_are_zero() {
     let bias =
         HostData::of(
             [1, 3, 9, 9],
@@ -81,7 +81,7 @@ fn rows_hidden_by_a_bias_of_minus_infinity_are_exactly_zero() {
 }
 
 #[test]
-fn more_queries_than_keys_leave_rows_without_a_key() {
+fn extra_queries_have_no_key() {
     // Bottom-right alignment: query i sees keys up to i − 6.
     let shape = Shape { q_len: 9, kv_len: 3, ..SHAPE };
     let case = Case::random("causal, fewer keys", shape).with(|c| c.rules.causal = true);
@@ -119,7 +119,7 @@ fn lengths_beyond_the_keys_are_all_keys() {
 }
 
 #[test]
-fn one_key_is_its_value() {
+fn single_key_gives_its_value() {
     let case = Case::random("one key", Shape { kv_len: 1, q_len: 5, ..SHAPE });
     everywhere(&case, |got, setup| {
         let v = case.stored(setup.dtype, setup.bias).v;
@@ -171,7 +171,7 @@ fn a_score_far_below_the_others_has_weight_zero() {
 /// Masks of PyTorch use `finfo.min`. It hides a key if other keys are visible. Alone it acts like
 /// any other score.
 #[test]
-fn the_lowest_bias_hides_beside_others_and_not_alone() {
+fn lowest_bias_hides_unless_alone() {
     crate::harness::in_turn!();
     let shape = Shape { kv_len: 70, ..Shape::new(2, 3, 40, 8) };
     // Every third query has scores of about 100, after the lowest ones or, in the second head,
@@ -247,7 +247,7 @@ fn sums_below_the_lowest_float_hide() {
 }
 
 #[test]
-fn one_key_of_the_lowest_bias_is_its_value() {
+fn single_lowest_bias_gives_its_value() {
     let shape = Shape { kv_len: 1, ..Shape::new(2, 3, 9, 8) };
     let case = Case::random("lowest bias, one key", shape)
         .with(|c| c.rules.bias = Some(HostData::new(vec![f32::MIN], [1; 4])));
@@ -313,7 +313,7 @@ fn nan_in_a_query_stays_in_its_row() {
 }
 
 #[test]
-fn nan_in_a_key_shows_in_the_rows_that_see_it() {
+fn nan_in_key_reaches_visible_rows() {
     let poison = |case: &mut Case| case.k[(2 * 9 + 5) * 8] = f32::NAN;
     nan_rows("nan in a key", poison, |[b, h, _]| [b, h] == [0, 2]);
     let causal = |case: &mut Case| {
@@ -351,7 +351,7 @@ fn nan_in_a_slope_shows_in_its_head() {
 }
 
 #[test]
-fn nan_in_a_relative_bias_shows_in_the_rows_that_have_the_distance() {
+fn relative_bias_nan_reaches_its_rows() {
     // The distance of three keys after the query.
     let nan_at = |[.., n]: [usize; 4]| if n == 4 + 3 { f32::NAN } else { 0.25 };
     let table = |case: &mut Case| case.rules.relative = Some(HostData::of([1, 1, 1, 9], nan_at));
@@ -377,7 +377,7 @@ fn nan_in_a_sink_shows_in_its_head() {
 }
 
 #[test]
-fn what_lies_past_a_sequences_length_is_never_seen() {
+fn rows_past_length_are_never_seen() {
     crate::harness::in_turn!();
     let case = |nan: bool| {
         let lens = [4, 9];
@@ -413,7 +413,7 @@ fn nan_in_a_value_shows_in_its_channel() {
 }
 
 #[test]
-fn a_hidden_keys_value_contributes_nothing_whatever_it_holds() {
+fn hidden_values_contribute_nothing() {
     type Hide = fn(&mut Case);
     let hidden: [(&str, Hide); 5] = [
         ("nothing", |_| ()),

@@ -51,7 +51,7 @@ fn step(gpu: &Gpu, cache: &mut Cache, tokens: &wgpu::Buffer, n: usize) -> Result
 /// holds tokens 0, 1 and 16 to 29 of 30. After a truncation to 24 it would need 10 to 23, but it
 /// has lost six of them. It returns an error and stays unchanged.
 #[test]
-fn a_ring_says_what_it_has_lost() {
+fn ring_reports_lost_tokens() {
     let gpu = &full().gpu;
     let tokens: Vec<f32> = (0..TOKENS * DIM).map(|i| (i as f32 * 0.7).sin()).collect();
     let x = gpu.upload(&tokens).expect("tokens");
@@ -81,7 +81,7 @@ fn a_ring_says_what_it_has_lost() {
 /// Like tracel-ai/burn #2042: calls with new tensors, which are dropped after them. The live
 /// tensors have 2 MiB.
 #[test]
-fn tensors_of_past_calls_are_let_go() {
+fn bindings_of_dropped_tensors_are_released() {
     let gpu = device(|_| {});
     let attention = Attention::with_pipelines(gpu.pipelines(), Config::new(8, 64)).expect("an operator");
     let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");

@@ -133,7 +133,7 @@ fn records_as_cheaply(call: &Call, tuned: &Attention, named: &Attention) {
 
 /// If the fused kernels are slow, calls use the staged path. Their temporary memory shows it.
 #[test]
-fn the_fastest_is_followed_and_kept() {
+fn fastest_plan_is_used_and_stored() {
     crate::harness::in_turn!();
     let slow = || driver(&[(FUSED, Fault::Slow)]);
     let pipelines = slow();
@@ -180,7 +180,7 @@ fn the_fastest_is_followed_and_kept() {
 
 /// A layer uses the tuned plan of its attention, and may use an older scratch.
 #[test]
-fn layers_follow() {
+fn layers_use_tuned_plans() {
     crate::harness::in_turn!();
     use wgpu_attention::layers::{MultiHeadForward, MultiHeadWeights};
     use wgpu_attention::{Linear, MultiHeadAttention};
@@ -306,7 +306,7 @@ fn tiles_of_128_rows_match_reference() {
 }
 
 #[test]
-fn what_is_wrong_is_not_followed() {
+fn wrong_candidates_are_not_used() {
     crate::harness::in_turn!();
     for fault in [Fault::Scaled, Fault::NaN, Fault::DoesNotCompile] {
         let pipelines = match fault {
@@ -325,7 +325,7 @@ fn what_is_wrong_is_not_followed() {
 }
 
 #[test]
-fn a_wrong_plan_of_the_rules_is_replaced() {
+fn wrong_built_in_plan_is_replaced() {
     crate::harness::in_turn!();
     let pipelines = driver(&[(FUSED, Fault::Scaled)]);
     let measured = one(&pipelines, Workload::attention(SHAPE, DType::F32));
@@ -342,7 +342,7 @@ fn a_wrong_plan_of_the_rules_is_replaced() {
 
 /// Every kind of workload runs, and all classes differ.
 #[test]
-fn every_kind_of_workload() {
+fn every_workload_kind_is_tuned() {
     crate::harness::in_turn!();
     let gpu: &Gpu = &full().gpu;
     let pipelines = Pipelines::new(gpu.device());
@@ -378,7 +378,7 @@ fn every_kind_of_workload() {
 }
 
 #[test]
-fn what_no_call_may_be_is_refused() {
+fn invalid_calls_are_errors() {
     let pipelines = Pipelines::new(full().gpu.device());
     let queue = full().gpu.queue();
     let small = TuningBudget::new().memory(1 << 16);

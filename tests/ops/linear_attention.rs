@@ -122,7 +122,7 @@ fn from_vector(vector: &Vector) -> LinearCase {
 }
 
 #[test]
-fn vectors_of_others() {
+fn results_match_vectors() {
     crate::harness::in_turn!();
     let mut report = Report::new("linear attention, vectors");
     for name in NAMES {
@@ -160,7 +160,7 @@ fn vectors_of_others() {
 
 /// The operator `LinearAttention` of ONNX opset 27, with the additive update rule.
 #[test]
-fn the_vector_of_onnx() {
+fn results_match_onnx_vector() {
     let mut report = Report::new("linear attention, ONNX");
     for name in ONNX {
         let vector = Vector::load(crate::peers::onnx::FAMILY, name);
@@ -531,7 +531,7 @@ fn favor_approaches_softmax_attention() {
 }
 
 #[test]
-fn steps_with_a_state_give_what_one_call_gives() {
+fn steps_with_state_equal_one_call() {
     let mut report = Report::new("linear attention, steps");
     let case = LinearCase::random("steps", shape([2, 4, 2, 70, 70, 12, 20]), FeatureMap::Elu, true);
     for form in FORMS {
@@ -587,7 +587,7 @@ fn update_rules_match_the_reference() {
 
 /// Softplus, as a custom function.
 #[test]
-fn a_feature_map_of_ones_own() {
+fn custom_feature_map_matches_reference() {
     crate::harness::in_turn!();
     let mut report = Report::new("linear attention, a feature map of one's own");
     let text = "fn softplus(x: f32) -> f32 { return max(x, 0.0) + log(1.0 + exp(-abs(x))); }
@@ -637,7 +637,7 @@ fn elu_does_not_cancel() {
 }
 
 #[test]
-fn bad_calls_are_refused_before_anything_is_recorded() {
+fn bad_calls_are_errors() {
     let gpu = &full().gpu;
     let buffers: Vec<_> = (0..14).map(|_| gpu.buffer(8192).expect("a buffer")).collect();
     let typed = |n: usize, dtype, shape| TensorView::new(&buffers[n], dtype, shape);

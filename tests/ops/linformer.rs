@@ -25,7 +25,7 @@ fn case(name: &str) -> (Case, Vector) {
 }
 
 #[test]
-fn the_reference_gives_the_vectors() {
+fn reference_matches_vectors() {
     for name in NAMES {
         let (case, vector) = case(name);
         let got = case.forward::<f64>(widen);
@@ -37,7 +37,7 @@ fn the_reference_gives_the_vectors() {
 }
 
 #[test]
-fn vectors_forward_and_backward_on_every_form() {
+fn every_target_matches_vectors() {
     crate::harness::in_turn!();
     let mut report = Report::new("linformer vectors");
     for name in NAMES {
@@ -128,7 +128,7 @@ fn matrix_units_attend_to_projected_keys() {
 
 /// With the identity as its projections, it equals attention.
 #[test]
-fn the_identity_projects_to_attention() {
+fn identity_projection_equals_attention() {
     crate::harness::in_turn!();
     let profile = full();
     let shape = Shape { q_len: 20, ..Shape::new(2, 2, 33, 16) };
@@ -160,7 +160,7 @@ fn the_identity_projects_to_attention() {
 }
 
 #[test]
-fn the_references_gradients_are_those_of_differences() {
+fn reference_gradients_match_finite_differences() {
     let mut compared = Compared::new();
     let shape = Shape { batch: 2, heads: 2, kv_heads: 1, q_len: 3, kv_len: 5, head_dim: 2, value_dim: 3 };
     for (per_head, masked) in [(false, false), (true, true), (false, true)] {
@@ -190,7 +190,7 @@ fn the_references_gradients_are_those_of_differences() {
 }
 
 #[test]
-fn bad_calls_are_refused_before_anything_is_recorded() {
+fn bad_calls_are_errors() {
     let gpu = &full().gpu;
     let buffers: Vec<_> = (0..14).map(|_| gpu.buffer(4096).expect("a buffer")).collect();
     let typed = |n: usize, dtype, shape| TensorView::new(&buffers[n], dtype, shape);

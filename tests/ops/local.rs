@@ -23,7 +23,7 @@ pub const NAMES: &[&str] = &["luong_local_p"];
 
 /// Positions from hidden states, attention around them, and the attentional vector.
 #[test]
-fn every_form_gives_the_vector() {
+fn every_target_matches_vector() {
     let gpu = &full().gpu;
     let vector = Vector::load(FAMILY, NAMES[0]);
     let on = OnDevice { vector: &vector };
@@ -72,7 +72,7 @@ fn every_form_gives_the_vector() {
 }
 
 #[test]
-fn the_reference_gives_the_vector() {
+fn reference_matches_vector() {
     let vector = Vector::load(FAMILY, NAMES[0]);
     let [q, k, w_p, v_p] = ["q", "k", "w_p", "v_p"].map(|t| widen::<f64>(&vector.f32(t)));
     let [_, batch, q_len, dim] = vector.shape4("q");
@@ -242,7 +242,7 @@ fn large_scores_are_exact() {
 /// Local-m equals a window of attention's masks, without a Gaussian and around 0, 1, 2, …. A wide
 /// Gaussian has no effect.
 #[test]
-fn local_m_is_a_window() {
+fn local_m_equals_window() {
     let gpu = &full().gpu;
     let shape = Shape { q_len: 9, kv_len: 14, ..Shape::new(2, 2, 9, 8) };
     let case = Case::random("local-m", shape, 3, false).with(|c| {
@@ -294,7 +294,7 @@ fn the_same_call_gives_the_same_bits() {
 }
 
 #[test]
-fn the_references_gradients_are_those_of_differences() {
+fn reference_gradients_match_finite_differences() {
     let mut compared = Compared::new();
     let shape = Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 3, kv_len: 6, head_dim: 2, value_dim: 3 };
     for (n, per_head) in [false, true, true].into_iter().enumerate() {
@@ -323,7 +323,7 @@ fn the_references_gradients_are_those_of_differences() {
 }
 
 #[test]
-fn predicted_positions_have_the_gradients_of_differences() {
+fn predicted_position_gradients_match_differences() {
     let mut compared = Compared::new();
     let of = Predictor::random(4, 3, 5, DType::F32, vec![7, 7, 30, 30]);
     let all = of.inputs().map(|x| widen::<f64>(x));
@@ -392,7 +392,7 @@ fn predicted_positions_do_not_overflow() {
 }
 
 #[test]
-fn bad_calls_are_refused_before_anything_is_recorded() {
+fn bad_calls_are_errors() {
     let gpu = &full().gpu;
     let buffers: Vec<_> = (0..12).map(|_| gpu.buffer(4096).expect("a buffer")).collect();
     let typed = |n: usize, dtype, shape| TensorView::new(&buffers[n], dtype, shape);
@@ -473,7 +473,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
 }
 
 #[test]
-fn bad_predictions_are_refused_before_anything_is_recorded() {
+fn bad_predictions_are_errors() {
     let gpu = &full().gpu;
     let buffers: Vec<_> = (0..12).map(|_| gpu.buffer(4096).expect("a buffer")).collect();
     let typed = |n: usize, dtype, shape| TensorView::new(&buffers[n], dtype, shape);

@@ -45,7 +45,7 @@ fn vector_buckets(case: &Case, vector: &Vector) -> Vec<u32> {
 }
 
 #[test]
-fn the_reference_gives_the_vectors() {
+fn reference_matches_vectors() {
     for name in NAMES {
         let (case, vector) = case(name);
         let [qk, v, rotations] = [&case.qk, &case.v, &case.rotations].map(|x| widen::<f64>(x));
@@ -86,7 +86,7 @@ fn vector_pairs(case: &Case, vector: &Vector) -> Vec<bool> {
 }
 
 #[test]
-fn vectors_forward_and_backward_on_every_form() {
+fn every_target_matches_vectors() {
     crate::harness::in_turn!();
     let mut report = Report::new("lsh vectors");
     for name in NAMES {
@@ -332,7 +332,7 @@ fn rotations_are_the_same_for_the_same_seed() {
 }
 
 #[test]
-fn the_references_gradients_are_those_of_differences() {
+fn reference_gradients_match_finite_differences() {
     let mut compared = Compared::new();
     let shape = LshShape { batch: 1, heads: 2, length: 9, head_dim: 3, value_dim: 2 };
     for (causal, lengths) in [(false, None), (true, None), (false, Some([7]))] {
@@ -359,7 +359,7 @@ fn the_references_gradients_are_those_of_differences() {
 }
 
 #[test]
-fn bad_calls_are_refused_before_anything_is_recorded() {
+fn bad_calls_are_errors() {
     let gpu = &full().gpu;
     let buffers: Vec<_> = (0..12).map(|_| gpu.buffer(4096).expect("a buffer")).collect();
     let typed = |n: usize, dtype, shape| TensorView::new(&buffers[n], dtype, shape);

@@ -118,7 +118,7 @@ fn multihead(name: &str, by: By) -> LayerCase {
 const WAYS: [By; 2] = [By::Bias, By::Lengths];
 
 #[test]
-fn the_reference_gives_the_vectors() {
+fn reference_matches_vectors() {
     for by in WAYS {
         DOT.iter().for_each(|name| check_reference(&dot(name, by)));
         for case in MULTIHEAD.iter().map(|name| multihead(name, by)) {
@@ -134,7 +134,7 @@ fn the_reference_gives_the_vectors() {
 }
 
 #[test]
-fn every_device_gives_the_vectors() {
+fn every_device_matches_vectors() {
     crate::harness::in_turn!();
     let mut report = Report::new("d2l");
     for by in WAYS {

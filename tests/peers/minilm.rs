@@ -37,12 +37,12 @@ fn case(name: &str) -> Case {
 }
 
 #[test]
-fn the_reference_gives_the_vector() {
+fn reference_matches_vector() {
     NAMES.iter().for_each(|name| check_reference(&case(name)));
 }
 
 #[test]
-fn every_device_gives_the_vector() {
+fn every_device_matches_vector() {
     let mut report = Report::new("minilm");
     NAMES.iter().for_each(|name| report.check(&case(name)));
     report.finish();

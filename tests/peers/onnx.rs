@@ -67,12 +67,12 @@ fn case(name: &str) -> Case {
 }
 
 #[test]
-fn the_reference_gives_the_vectors() {
+fn reference_matches_vectors() {
     NAMES.iter().for_each(|name| check_reference(&case(name)));
 }
 
 #[test]
-fn every_device_gives_the_vectors() {
+fn every_device_matches_vectors() {
     let mut report = Report::new("onnx");
     NAMES.iter().for_each(|name| report.check(&case(name)));
     report.finish();
@@ -80,7 +80,7 @@ fn every_device_gives_the_vectors() {
 
 /// The cache appends past and new keys and values. It then holds the operator's `present`.
 #[test]
-fn a_cache_takes_past_and_new_and_gives_the_vector() {
+fn cache_with_past_matches_vector() {
     crate::harness::in_turn!();
     let name = "onnx_attention_4d_with_past_and_present";
     let (vector, case) = (Vector::load(FAMILY, name), case(name));

@@ -102,12 +102,12 @@ pub fn case(name: &str) -> Case {
 }
 
 #[test]
-fn the_reference_gives_the_vectors() {
+fn reference_matches_vectors() {
     NAMES.iter().for_each(|name| check_reference(&case(name)));
 }
 
 #[test]
-fn every_device_gives_the_vectors() {
+fn every_device_matches_vectors() {
     crate::harness::in_turn!();
     let mut report = Report::new("sdpa");
     NAMES.iter().for_each(|name| report.check(&case(name)));

@@ -32,12 +32,12 @@ fn case() -> Case {
 }
 
 #[test]
-fn the_reference_gives_the_vector() {
+fn reference_matches_vector() {
     check_reference(&case());
 }
 
 #[test]
-fn every_device_gives_the_vector() {
+fn every_device_matches_vector() {
     let mut report = Report::new("smollm2");
     report.check(&case());
     report.finish();

@@ -66,7 +66,7 @@ fn grids_in_parts() {
 }
 
 #[test]
-fn names_are_their_own() {
+fn case_names_are_unique() {
     let names: Vec<_> = table(full()).into_iter().map(|case| case.name).collect();
     assert_eq!(names.len(), names.iter().collect::<HashSet<_>>().len(), "{names:?}");
 }

@@ -41,7 +41,7 @@ pub(super) fn zero_sizes() -> Seen {
     bench.seen
 }
 
-pub(super) fn shapes_that_disagree() -> Seen {
+pub(super) fn mismatched_shapes() -> Seen {
     let mut bench = Bench::new();
     // One more on an axis. The error names the first tensor that differs from those before it.
     let blamed = [
@@ -206,7 +206,7 @@ fn outputs_near_each_other() -> Seen {
     bench.seen
 }
 
-pub(super) fn buffers_that_do_not_serve() -> Seen {
+pub(super) fn unusable_buffers() -> Seen {
     let [own, other] = devices(|_| ());
     let mut bench = Bench::on(&own, Config::new(SHAPE.heads, SHAPE.head_dim));
     let usage = wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST | wgpu::BufferUsages::UNIFORM;
@@ -287,7 +287,7 @@ pub(super) fn dtypes() -> Seen {
     bench.seen
 }
 
-pub(super) fn shapes_of_masks_and_further_outputs() -> Seen {
+pub(super) fn shapes_of_masks_and_outputs() -> Seen {
     let mut bench = Bench::new();
     let other = bench.gpu.buffer(1 << 16).expect("a buffer");
     let view = |dtype, shape| TensorView::new(&other, dtype, shape);
@@ -352,7 +352,7 @@ pub(super) fn dropout_probabilities() -> Seen {
 }
 
 /// Errors of calls whose kernels are disabled.
-pub(super) fn kernels_put_aside() -> Seen {
+pub(super) fn disabled_kernels() -> Seen {
     use Family::{
         BF16Tensors, CacheQ4, F16Tensors, FusedCpu, FusedGpu, ProductsCpu, ProductsGpu, StagedCpu, StagedGpu,
     };

@@ -157,7 +157,7 @@ pub(super) fn layers_of_stacks() -> Seen {
 /// Errors that tests cannot provoke, so only their messages are checked. A missing adapter depends
 /// on the environment of the process, and tests cannot restart themselves under another loader.
 /// Memory does not run out on demand: drivers grant it lazily, and other tests need it.
-pub(super) fn what_cannot_be_provoked() -> Seen {
+pub(super) fn unprovoked_errors() -> Seen {
     let missing = Error::NoAdapter("none".into());
     let full = Error::OutOfMemory { what: "scratch", description: "no room".into() };
     Seen::from([

@@ -199,7 +199,7 @@ fn every_call_on_a_lost_device_is_refused() {
 /// An encoder that began before the loss can still be finished, like wgpu's own. New calls are
 /// refused.
 #[test]
-fn a_device_lost_in_the_middle_of_a_recording() {
+fn recording_survives_device_loss() {
     let Bed { gpu, attention, mut cache, buffers, mut scratch, .. } = Bed::new();
     let good = parts(buffers.each_ref());
     let call = good.forward();

@@ -126,12 +126,12 @@ macro_rules! subjects {
 }
 
 subjects! {
-    configurations, zero_sizes, shapes_that_disagree, strides_and_offsets, wrong_views, memory_shared_with_an_output, buffers_that_do_not_serve, dtypes, shapes_of_masks_and_further_outputs, tensors_of_masks, block_maps, slices_of_masks, mods, weights_on_the_fused_path, scores_as_an_output, dropout_probabilities, gradients, gradients_of_masks, gradients_of_layers, kernels_put_aside, limits, scratch, slices, layers, layers_of_stacks, projections, caches_made, moves_of_caches, appends, rows_of_caches, attention_to_caches, reading_back, what_cannot_be_provoked,
+    configurations, zero_sizes, mismatched_shapes, strides_and_offsets, wrong_views, memory_shared_with_an_output, unusable_buffers, dtypes, shapes_of_masks_and_outputs, tensors_of_masks, block_maps, slices_of_masks, mods, weights_on_the_fused_path, scores_as_an_output, dropout_probabilities, gradients, gradients_of_masks, gradients_of_layers, disabled_kernels, limits, scratch, slices, layers, layers_of_stacks, projections, caches_made, moves_of_caches, appends, rows_of_caches, attention_to_caches, reading_back, unprovoked_errors,
 }
 
 /// The reference refuses wrong lengths, too.
 #[test]
-fn the_reference_of_a_layer_refuses_wrong_lengths() {
+fn layer_reference_refuses_wrong_lengths() {
     let config = MultiHeadConfig::new(4, 2);
     let (x, w) = (vec![0.5f64; 12], vec![0.25f64; 16]);
     let shape = MultiHeadShape { batch: 1, q_len: 3, kv_len: 3 };
@@ -167,7 +167,7 @@ fn the_reference_of_a_layer_refuses_wrong_lengths() {
 
 /// Each stage of the reference refuses inputs that do not fit.
 #[test]
-fn the_stages_of_the_reference_refuse_what_does_not_fit() {
+fn reference_stages_refuse_bad_shapes() {
     let x = [0.5f64; 240];
     let far = Shape { batch: usize::MAX, ..SHAPE };
     let none = Shape { kv_heads: 0, ..SHAPE };
@@ -220,7 +220,7 @@ fn the_stages_of_the_reference_refuse_what_does_not_fit() {
 
 /// NaN and infinity in inputs take part in the computation. They are neither hidden nor refused.
 #[test]
-fn bad_numbers_show() {
+fn nan_and_infinity_reach_results() {
     let gpu = &full().gpu;
     for (path, form) in [
         (Algorithm::Staged, Target::Software),

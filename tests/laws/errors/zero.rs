@@ -231,7 +231,7 @@ fn outcomes(gpu: &Gpu, batch: usize, length: usize) -> Outcomes {
 }
 
 #[test]
-fn every_operator_says_the_same_of_a_size_of_0() {
+fn every_operator_refuses_zero_sizes() {
     let gpu = &full().gpu;
     for (name, outcome) in outcomes(gpu, 2, 5) {
         outcome.unwrap_or_else(|e| panic!("{name}: {e}"));

@@ -150,7 +150,7 @@ fn enough(compared: &Compared, each: usize) {
 }
 
 #[test]
-fn every_option_alone_has_the_gradients_of_differences() {
+fn single_option_gradients_match_differences() {
     let mut compared = Compared::new();
     Draw::plain().smooth("gradients, plain").check(usize::MAX, &mut compared);
     for (name, set) in OPTIONS {
@@ -164,7 +164,7 @@ fn every_option_alone_has_the_gradients_of_differences() {
 }
 
 #[test]
-fn any_two_options_have_the_gradients_of_differences() {
+fn option_pair_gradients_match_differences() {
     let mut compared = Compared::new();
     for (n, (first, set)) in OPTIONS.iter().enumerate() {
         for (second, and_set) in &OPTIONS[n + 1..] {
@@ -180,7 +180,7 @@ fn any_two_options_have_the_gradients_of_differences() {
 }
 
 #[test]
-fn random_problems_have_the_gradients_of_differences() {
+fn random_problem_gradients_match_differences() {
     let mut compared = Compared::new();
     for seed in 0..1500 {
         let draw = Draw::random(&mut Rng::new(seed ^ 0x6ad));

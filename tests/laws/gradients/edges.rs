@@ -23,7 +23,7 @@ fn all(got: &Gradients<f64>) -> Vec<(&'static str, &[f64])> {
 
 /// NaN and infinity in hidden keys, or in queries without a key, change no gradient and have none.
 #[test]
-fn what_is_hidden_gives_and_receives_nothing() {
+fn hidden_elements_have_no_gradient() {
     let (mut keys, mut values, mut queries) = (0, 0, 0);
     for seed in 0..3000 {
         let rng = &mut Rng::new(seed ^ 0x81dde);
@@ -88,7 +88,7 @@ fn nan_rows(x: &[f64], dim: usize) -> Vec<usize> {
 }
 
 #[test]
-fn nan_in_what_is_seen_shows() {
+fn visible_nan_reaches_gradients() {
     let rows = |problem: &Problem| {
         let got = problem.gradients();
         [got.d_q, got.d_k, got.d_v].map(|x| nan_rows(&x, 2))
@@ -153,7 +153,7 @@ fn one_key_has_the_whole_weight() {
 
 /// The log-sum-exp of a query without a visible key is its head's sink.
 #[test]
-fn a_sink_alone_has_the_gradient_of_the_lse() {
+fn lone_sink_gets_lse_gradient() {
     let shape = Shape::new(1, 2, 2, 1);
     let case = Case::random("gradients, sink alone", shape).with(|c| {
         c.rules.sinks = Some(HostData::new(vec![0.5, f32::NEG_INFINITY], [1, 2, 1, 1]));
@@ -171,7 +171,7 @@ fn a_sink_alone_has_the_gradient_of_the_lse() {
 }
 
 #[test]
-fn other_lengths_are_refused() {
+fn wrong_lengths_are_errors() {
     let shape = Shape { value_dim: 3, ..Shape::new(1, 1, 2, 2) };
     let (x, v) = ([0.0; 4], [0.0; 6]);
     let refused = |d_out: &[f64], d_lse: Option<&[f64]>, words: [&str; 2]| {

@@ -20,7 +20,7 @@ fn backwards<R: Real>(x: &[R], length: usize, dim: usize) -> Vec<R> {
 }
 
 #[test]
-fn another_order_passes_and_a_wrong_term_does_not() {
+fn reordered_sums_pass_wrong_terms_fail() {
     let mut wrong = [0; 3];
     for seed in 0..200 {
         let rng = &mut Rng::new(seed ^ 0x701);

@@ -155,7 +155,7 @@ fn long_work_is_cut_into_dispatches() {
 
 /// A call with more dispatches than the usual number of retained bindings.
 #[test]
-fn the_second_recording_of_a_very_long_call_creates_nothing() {
+fn long_second_recording_creates_nothing() {
     let own = Own::new();
     let gpu = &own.gpu;
     let problem = Problem::new(gpu, Algorithm::Fused, Shape::new(1, 1500, 1, 4), 0.4);

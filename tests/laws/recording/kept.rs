@@ -133,7 +133,7 @@ fn fresh(own: &Own, calls: usize, bytes: usize, record: &mut Record) -> usize {
 }
 
 #[test]
-fn tensors_of_past_calls_are_let_go() {
+fn bindings_of_dropped_tensors_are_released() {
     let own = Own::new();
     for (name, mut record, forget) in operators(&own.gpu) {
         // 2 MiB a call: 8 MiB of earlier calls, and the last. A call has one or two buffers.
@@ -160,7 +160,7 @@ fn tensors_of_past_calls_are_let_go() {
 }
 
 #[test]
-fn tensors_of_past_calls_leave_scratch_and_caches() {
+fn scratch_and_caches_release_dropped_tensors() {
     let own = Own::new();
     let gpu = own.gpu.clone();
     let attention = Attention::with_pipelines(gpu.pipelines(), Config::new(2, 8)).expect("an operator");

@@ -88,7 +88,7 @@ impl Operators {
 }
 
 #[test]
-fn operators_without_scratch_create_nothing_the_second_time() {
+fn second_calls_create_nothing() {
     let own = Own::new();
     let gpu = &own.gpu;
     let mut operators = Operators::new(gpu);
@@ -142,7 +142,7 @@ fn threads_compile_a_pipeline_once() {
 /// For operators that use other operators, `prepare` compiles and binds everything. Examples are
 /// projected keys, buckets and their sort, positions, additive scores and states.
 #[test]
-fn operators_made_of_operators_create_nothing_after_they_are_prepared() {
+fn prepared_composite_operators_create_nothing() {
     let own = Own::new();
     let gpu = &own.gpu;
     let wide = [1, 2, 24, 8];

@@ -62,7 +62,7 @@ fn same_tensors(gpu: &Gpu, path: Algorithm) {
 }
 
 #[test]
-fn a_callers_pass_holds_our_dispatches_among_its_own() {
+fn caller_pass_interleaves_dispatches() {
     PATHS.into_iter().for_each(in_a_callers_pass);
 }
 

@@ -15,7 +15,7 @@ const FEATURES: usize = 16;
 const LAYERS: usize = 2;
 
 #[test]
-fn stacks_create_nothing_after_they_are_prepared() {
+fn prepared_stacks_create_nothing() {
     let own = Own::new();
     let gpu = &own.gpu;
     let e = FEATURES;

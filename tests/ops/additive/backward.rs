@@ -14,7 +14,7 @@ use crate::ops::attention::backward::{Draw, bits, check_draws, run};
 use crate::small::single_masks;
 
 #[test]
-fn the_reference_is_what_differences_say() {
+fn reference_gradients_match_finite_differences() {
     let mut compared = Compared::new();
     let shape = Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 3, kv_len: 5, head_dim: 3, value_dim: 2 };
     for (name, rules) in single_masks() {
@@ -92,7 +92,7 @@ fn random_problems() {
 
 /// Hidden elements, and queries without a key, may hold anything.
 #[test]
-fn hidden_numbers_do_no_harm() {
+fn hidden_numbers_have_no_effect() {
     let mut report = Report::new("additive, gradients beside NaN");
     for poison in [f32::NAN, f32::INFINITY] {
         let case = case(format!("hidden {poison}"), SHAPE, true).with(|c| {
@@ -159,7 +159,7 @@ fn bits_are_the_same() {
 }
 
 #[test]
-fn bad_calls_are_refused_before_anything_is_recorded() {
+fn bad_calls_are_errors() {
     let gpu = &full().gpu;
     let buffers: Vec<_> = (0..13).map(|_| gpu.buffer(4096).expect("a buffer")).collect();
     let typed = |n: usize, dtype, shape| TensorView::new(&buffers[n], dtype, shape);

@@ -237,7 +237,7 @@ fn tanh() {
 /// There is no score matrix and no tensor of pairs' hidden units, so no temporary memory at any
 /// length.
 #[test]
-fn there_is_no_matrix() {
+fn fused_calls_need_no_scratch() {
     let gpu = &full().gpu;
     let buffer = gpu.buffer(4096 * 64 * 4).expect("a buffer");
     let out = gpu.buffer(4096 * 64 * 4).expect("a buffer");
@@ -260,7 +260,7 @@ fn there_is_no_matrix() {
 
 /// Hidden keys may hold anything, on both targets. A visible NaN shows.
 #[test]
-fn hidden_numbers_do_no_harm() {
+fn hidden_numbers_have_no_effect() {
     let mut report = Report::new("additive beside NaN");
     for poison in [f32::NAN, f32::INFINITY] {
         let case = case(format!("hidden {poison}"), SHAPE, true).with(|c| {
@@ -298,7 +298,7 @@ fn bits_are_the_same() {
 
 /// With equal queries and a huge vector, only the largest score has a weight.
 #[test]
-fn the_reference_is_what_its_definition_says() {
+fn reference_matches_definition() {
     let shape = Shape { batch: 1, heads: 2, kv_heads: 1, q_len: 3, kv_len: 4, head_dim: 5, value_dim: 2 };
     let case = case("definition", shape, true);
     let vector = case.score_vector.clone().expect("it has one");
@@ -324,7 +324,7 @@ fn the_reference_is_what_its_definition_says() {
 }
 
 #[test]
-fn bad_calls_are_refused_before_anything_is_recorded() {
+fn bad_calls_are_errors() {
     let gpu = &full().gpu;
     let buffers: Vec<_> = (0..7).map(|_| gpu.buffer(4096).expect("a buffer")).collect();
     let typed = |n: usize, dtype, shape| TensorView::new(&buffers[n], dtype, shape);

@@ -13,7 +13,7 @@ use crate::harness::run::Placed;
 use crate::harness::{FORMS, Judged, Layout, Report, Rng, Values, full, stored};
 
 #[test]
-fn the_reference_is_what_differences_say() {
+fn reference_gradients_match_finite_differences() {
     let mut compared = Compared::new();
     for gains in [1, 3] {
         let rng = &mut Rng::new(gains as u64);
@@ -168,7 +168,7 @@ fn normalised_attention() {
 }
 
 #[test]
-fn bad_calls_are_refused_before_anything_is_recorded() {
+fn bad_calls_are_errors() {
     let gpu = &full().gpu;
     let buffers: Vec<_> = (0..8).map(|_| gpu.buffer(1024).expect("a buffer")).collect();
     let typed = |n: usize, dtype, shape| TensorView::new(&buffers[n], dtype, shape);

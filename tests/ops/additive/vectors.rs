@@ -116,7 +116,7 @@ fn forward(vector: &Vector, form: Target, staged: bool) {
 }
 
 #[test]
-fn every_form_gives_the_vectors() {
+fn every_target_matches_vectors() {
     crate::harness::in_turn!();
     for vector in additive() {
         for form in FORMS {
@@ -149,7 +149,7 @@ fn attentional(vector: &Vector, form: Target, context: &wgpu::Buffer, q: &wgpu::
 
 /// Luong's dot and general scores, with scale 1. Queries are used directly, or multiplied by `W`.
 #[test]
-fn dot_and_general_give_the_vectors() {
+fn dot_and_general_match_vectors() {
     let gpu = &full().gpu;
     for name in ["luong_dot", "luong_general"] {
         let vector = Vector::load(FAMILY, name);
@@ -196,7 +196,7 @@ fn dot_and_general_give_the_vectors() {
 /// The gradients of all inputs of Bahdanau's attention. Projected inputs get theirs through the
 /// projections. The keys are the values too, and get the sum of both.
 #[test]
-fn every_form_gives_the_gradients() {
+fn every_target_matches_gradient_vectors() {
     crate::harness::in_turn!();
     let gpu = &full().gpu;
     let vector = Vector::load(FAMILY, "bahdanau_bwd");

@@ -60,7 +60,7 @@ fn shapes() {
 /// If an invocation has registers for both, the GPU kernels compute d_k and d_v in one dispatch,
 /// too.
 #[test]
-fn keys_and_values_at_once() {
+fn key_value_gradients_share_dispatch() {
     crate::harness::in_turn!();
     let mut report = Report::new("gradients of keys and values at once");
     let wide = with_registers(full(), 255);
@@ -90,7 +90,7 @@ fn vectors() -> Vec<(Vector, Case)> {
 }
 
 #[test]
-fn vectors_of_others() {
+fn gradients_match_vectors() {
     let mut report = Report::new("gradients of vectors");
     let all = vectors();
     assert_eq!(all.len(), 10);
@@ -131,7 +131,7 @@ fn masks() {
 
 /// Hidden elements, and queries without a key, may hold anything. A visible NaN shows.
 #[test]
-fn hidden_numbers_do_no_harm() {
+fn hidden_numbers_have_no_effect() {
     crate::harness::in_turn!();
     let mut report = Report::new("gradients beside NaN");
     for (n, poison) in [f32::NAN, f32::INFINITY].into_iter().enumerate() {
@@ -412,7 +412,7 @@ fn random_problems() {
 
 /// Both targets really run: if a plan used one for both, half of these tests would prove nothing.
 #[test]
-fn forms_differ() {
+fn targets_compile_different_kernels() {
     crate::harness::in_turn!();
     let problem = Problem::new(Case::random("forms", SHAPE), 0, false);
     let of = |form| bits(&run(&problem, &BackwardSetup::plain(full(), form), |t| t).expect("it runs"));

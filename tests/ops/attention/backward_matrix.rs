@@ -145,7 +145,7 @@ fn masks() {
 /// Gradients of scores that grow over the tiles by more than f16's range, and that shrink. Some
 /// have no gradient in the first tiles.
 #[test]
-fn scales_move() {
+fn moving_scales_match_reference() {
     crate::harness::in_turn!();
     let mut report = Report::new("gradients on matrix units, scales");
     let shape = Shape { q_len: 90, kv_len: 100, ..SHAPE };
@@ -176,7 +176,7 @@ fn scales_move() {
 
 /// Hidden elements may hold anything. A visible NaN shows, and nowhere else.
 #[test]
-fn numbers_that_are_not_finite() {
+fn non_finite_numbers_show() {
     crate::harness::in_turn!();
     let mut report = Report::new("gradients on matrix units, beside NaN");
     for profile in profiles() {

@@ -194,7 +194,7 @@ fn queries_without_keys_and_keys_without_queries() {
 
 /// Query positions determine the distances.
 #[test]
-fn queries_elsewhere() {
+fn query_offsets_match_reference() {
     crate::harness::in_turn!();
     let mut report = Report::new("gradients of distances");
     for (n, of) in ["slopes", "symmetric slopes", "relative"].into_iter().enumerate() {
@@ -247,7 +247,7 @@ fn random_problems() {
 
 /// PyTorch's gradient of a bias.
 #[test]
-fn the_vector_of_a_bias() {
+fn bias_gradient_matches_vector() {
     crate::harness::in_turn!();
     let name = "sdpa_bwd_bias";
     let vector = Vector::load(sdpa::FAMILY, name);
@@ -262,7 +262,7 @@ fn the_vector_of_a_bias() {
 
 /// Work that is split into smaller dispatches, and runs again, gives the same bits.
 #[test]
-fn pieces_give_the_bits_of_the_whole() {
+fn split_work_gives_same_bits() {
     crate::harness::in_turn!();
     for (of, _) in ADDED {
         let name = format!("pieces, {of}");

@@ -103,7 +103,7 @@ fn every_f16_rounding() -> Vec<f32> {
 
 /// Without `SHADER_F16`, kernels round f16 by bit operations.
 #[test]
-fn every_f16_is_rounded_to_the_nearest_even_without_the_feature() {
+fn f16_rounds_to_even_without_feature() {
     let given = every_f16_rounding();
     let profile = defaults();
     assert!(!profile.gpu.device().features().contains(wgpu::Features::SHADER_F16));
@@ -119,7 +119,7 @@ fn rounded(x: f32) -> f32 {
 }
 
 #[test]
-fn every_number_is_rounded_to_the_nearest_even() {
+fn bf16_rounds_to_nearest_even() {
     let given = every_rounding();
     assert_eq!(given.len(), ROWS * DIM);
     for profile in profiles() {
@@ -139,7 +139,7 @@ fn every_number_is_rounded_to_the_nearest_even() {
 /// Vec4 of normal numbers and of overflow, multiplied by the unit matrix. The outputs are a tensor
 /// with vec4 stores, and one at an odd element.
 #[test]
-fn products_are_rounded_to_the_nearest_even() {
+fn products_round_to_nearest_even() {
     let given: Vec<f32> = every_rounding().into_iter().filter(|x| x.is_normal()).collect();
     let given = &given[..given.len() / 4 * 4];
     let rows = given.len() / 4;
@@ -172,7 +172,7 @@ fn project(gpu: &Gpu, call: ProjectionForward) {
 /// A tensor with every second element of a buffer. Its stores leave the other half of each word
 /// unchanged.
 #[test]
-fn other_halves_stay() {
+fn stores_leave_neighbours_unchanged() {
     let n = 4099;
     let given: Vec<f32> = (0..n).map(|n| n as f32).collect();
     for profile in profiles() {
@@ -204,7 +204,7 @@ fn setup(path: Algorithm, form: Target, layout: Layout) -> Setup {
 
 /// A device without features runs every vector. The vector's number chooses path and target.
 #[test]
-fn every_vector_of_sdpa() {
+fn sdpa_vectors_match_in_bf16() {
     crate::harness::in_turn!();
     let mut report = Report::new("bf16, sdpa");
     for (n, name) in sdpa::NAMES.iter().enumerate() {

@@ -16,7 +16,7 @@ fn eighths([b, h, _, n]: [usize; 4]) -> f32 {
 }
 
 #[test]
-fn distances_add_what_they_mean() {
+fn distance_terms_match_meaning() {
     let mut report = Report::new("biases");
     for lengths in LENGTHS {
         let shape = shape(lengths);
@@ -61,7 +61,7 @@ fn distances_add_what_they_mean() {
 
 /// Terms in f16 or bf16, added to problems of any type. Other tests use f32 terms.
 #[test]
-fn what_is_added_may_be_shorter() {
+fn added_terms_may_be_narrow() {
     crate::harness::in_turn!();
     let mut report = Report::new("biases in f16 and bf16");
     let shape = shape((21, 35));
@@ -169,7 +169,7 @@ fn a_sink_is_a_key_without_a_value() {
 }
 
 #[test]
-fn a_row_of_a_sink_alone_is_zero_and_its_lse_the_sink() {
+fn row_without_keys_has_sink_lse() {
     let case = Case::random("sink alone", shape((21, 6))).with(|c| {
         c.rules = sinks(|[_, h, ..]| h as f32 - 1.5);
         c.rules.attn_mask = Some(HostData::of([1, 1, 21, 1], |[_, _, i, _]| i % 3 != 1));
@@ -199,7 +199,7 @@ fn a_sink_of_minus_infinity_changes_nothing() {
 
 /// All scores are 0 and the sink is 0, so it has the weight of one of seven keys.
 #[test]
-fn a_sink_takes_its_share() {
+fn sink_takes_equal_share() {
     let case = Case::random("equal shares", shape((21, 6))).with(|c| {
         c.q.fill(0.0);
         c.v.fill(7.0);

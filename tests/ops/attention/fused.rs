@@ -192,7 +192,7 @@ fn slices_of_channels() {
 
 /// Kernels read the keep mask of dropout for whole blocks of keys. The last block here is partial.
 #[test]
-fn dropout_far_from_key_to_key() {
+fn dropout_with_large_key_stride() {
     crate::harness::in_turn!();
     let mut report = Report::new("fused, dropout");
     for (q_len, kv_len) in [(40, 33), (3, 33), (70, 65)] {

@@ -169,7 +169,7 @@ fn a_short_window_over_a_long_past() {
 /// More channels than a workgroup computes, one key head for many heads, and work split into
 /// dispatches.
 #[test]
-fn slices_groups_and_pieces() {
+fn slices_groups_and_dispatches() {
     crate::harness::in_turn!();
     let mut report = Report::new("splits, slices");
     for (heads, kv_heads, q_len, head_dim, value_dim) in

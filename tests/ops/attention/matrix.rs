@@ -375,7 +375,7 @@ fn f32_tensors_rounded() {
 
 /// Without matrix units the result has the same bits, whatever the device has.
 #[test]
-fn nobody_gets_other_numbers_unasked() {
+fn unrequested_matrix_units_are_unused() {
     if matrices().next().is_none() {
         return finish(Report::new("matrix, unasked"));
     }

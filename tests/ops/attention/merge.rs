@@ -10,7 +10,7 @@ use crate::harness::merge::{Cut, merged};
 use crate::harness::{Case, HostData, Report, full, profiles};
 
 #[test]
-fn splitting_anywhere_and_merging_equals_not_splitting() {
+fn merged_parts_equal_whole_attention() {
     crate::harness::in_turn!();
     let mut report = Report::new("merge");
     let shape = Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 7, kv_len: 67, head_dim: 12, value_dim: 21 };
@@ -84,7 +84,7 @@ fn the_reference_merges_exactly() {
 }
 
 #[test]
-fn nothing_weighs_nothing_and_nan_shows() {
+fn empty_parts_have_no_weight() {
     let gpu = &full().gpu;
     let upload = |x: &[f32]| gpu.upload(x).expect("upload");
     let none = f32::NEG_INFINITY;
@@ -107,7 +107,7 @@ fn nothing_weighs_nothing_and_nan_shows() {
 }
 
 #[test]
-fn bad_parts_are_refused_before_anything_is_recorded() {
+fn bad_parts_are_errors() {
     let gpu = &full().gpu;
     let buffers: Vec<_> = (0..4).map(|_| gpu.buffer(64).expect("a buffer")).collect();
     let view = |n: usize, shape| wgpu_attention::TensorView::new(&buffers[n], DType::F32, shape);

@@ -158,7 +158,7 @@ fn rows(buffer: &wgpu::Buffer) -> TensorView<'_> {
 }
 
 #[test]
-fn nothing_gives_nothing_and_nan_shows() {
+fn empty_parts_have_no_gradient() {
     let gpu = &full().gpu;
     let upload = |x: &[f32; 4]| gpu.upload(&x[..]).expect("upload");
     let none = f32::NEG_INFINITY;
@@ -181,7 +181,7 @@ fn nothing_gives_nothing_and_nan_shows() {
 }
 
 #[test]
-fn bad_calls_are_refused_before_anything_is_recorded() {
+fn bad_calls_are_errors() {
     let gpu = &full().gpu;
     let buffers: Vec<_> = (0..8).map(|_| gpu.buffer(256).expect("a buffer")).collect();
     let typed = |n: usize, dtype, shape| TensorView::new(&buffers[n], dtype, shape);

@@ -93,7 +93,7 @@ fn cases() -> impl Iterator<Item = (&'static Ragged, Case)> {
 }
 
 #[test]
-fn packed_sequences_mean_this() {
+fn packed_sequences_match_meaning() {
     crate::harness::in_turn!();
     let mut report = Report::new("packed");
     for (_, case) in cases() {
@@ -148,13 +148,13 @@ fn like_alone(ragged: &Ragged, case: &Case) {
 }
 
 #[test]
-fn every_sequence_is_as_if_alone() {
+fn packed_sequences_equal_separate_runs() {
     cases().for_each(|(ragged, case)| like_alone(ragged, &case));
 }
 
 /// A query past the keys of its sequence is at no key of the next sequence.
 #[test]
-fn global_tokens_are_those_of_the_own_sequence() {
+fn global_tokens_stay_in_sequence() {
     crate::harness::in_turn!();
     let mut report = Report::new("packed, globals");
     for ragged in &RAGGED {

@@ -125,7 +125,7 @@ fn cases() -> Vec<Case> {
 }
 
 #[test]
-fn scores_are_those_of_the_reference() {
+fn scores_match_reference() {
     crate::harness::in_turn!();
     let mut report = Report::new("scores");
     for (n, case) in cases().iter().enumerate() {
@@ -147,7 +147,7 @@ fn scores_are_those_of_the_reference() {
 
 /// The results of the reference, written out.
 #[test]
-fn the_reference_has_the_stages() {
+fn reference_has_every_score_stage() {
     let shape = Shape::new(1, 1, 2, 1);
     let mask =
         wgpu_attention::Mask::causal().bias(wgpu_attention::HostTensor::new(&[0.5, 1.0], [1, 1, 1, 2]));
@@ -167,7 +167,7 @@ fn the_reference_has_the_stages() {
 
 /// The comparison must be able to fail: two stages differ.
 #[test]
-fn a_stage_is_not_the_next() {
+fn score_stages_differ() {
     let case = &cases()[4];
     let profile = profiles()[0];
     let asked = |stage| Asked {
@@ -187,7 +187,7 @@ fn a_stage_is_not_the_next() {
 }
 
 #[test]
-fn the_staged_path_computes_them() {
+fn staged_path_computes_scores() {
     let case = Case::random("scores, path", Shape::new(1, 2, 8, 4));
     let profile = profiles()[0];
     let x = stored(&case.q, DType::F32);

@@ -35,7 +35,7 @@ fn cases() -> Vec<Case> {
 }
 
 #[test]
-fn pieces_give_the_bits_of_the_whole() {
+fn split_work_gives_same_bits() {
     crate::harness::in_turn!();
     let mut report = Report::new("splitting");
     for (n, case) in cases().iter().enumerate() {

@@ -21,7 +21,7 @@ fn ask(bed: &mut Bed, context: &str) {
 /// The cache takes exactly as many tokens as its capacity. It refuses the next one and stays
 /// unchanged.
 #[test]
-fn a_full_cache_refuses_the_next_token_and_goes_on() {
+fn full_cache_refuses_next_token() {
     crate::harness::in_turn!();
     for (layout, capacity) in
         LAYOUTS.into_iter().filter(|(layout, _)| !matches!(layout, CacheLayout::Ring { .. }))
@@ -66,7 +66,7 @@ fn a_full_cache_refuses_the_next_token_and_goes_on() {
 
 /// The host knows the count, but only the device knows the lengths.
 #[test]
-fn the_device_refuses_what_the_host_cannot() {
+fn device_refuses_impossible_moves() {
     let kind = Kind { batch: 3, ..Kind::new(CacheStorage::F32, CacheLayout::Contiguous, 10) };
     let mut bed = Bed::new(full(), kind, Data::Lossless, 63);
     bed.grow(&Count::Device { counts: vec![3, 8, 0], most: 8 }).expect("the host cannot know");
@@ -107,7 +107,7 @@ fn the_device_refuses_what_the_host_cannot() {
 
 /// Only the device knew the ring's length. The host's bound on its history hides nothing.
 #[test]
-fn truncating_a_ring_hides_no_more_than_it_must() {
+fn truncating_ring_hides_only_lost_tokens() {
     let kind = Kind { batch: 1, ..Kind::new(CacheStorage::F32, CacheLayout::Ring { sink_tokens: 1 }, 12) };
     let mut bed = Bed::new(full(), kind, Data::Lossless, 65);
     bed.grow(&Count::All(9)).expect("room");
@@ -202,7 +202,7 @@ fn copies_on_write_at_every_alignment() {
 /// Discarded tokens of NaN leave no trace. None stays past the end, in reused pages, or where a
 /// ring was overwritten.
 #[test]
-fn given_up_tokens_leave_nothing() {
+fn discarded_tokens_leave_no_trace() {
     crate::harness::in_turn!();
     for (s, storage) in STORAGES.into_iter().enumerate() {
         for (l, (layout, capacity)) in LAYOUTS.into_iter().enumerate() {
@@ -272,7 +272,7 @@ fn a_new_cache_is_empty() {
 /// One binding cannot hold the cache's keys, so groups of heads get separate caches. They give the
 /// bits of one cache.
 #[test]
-fn caches_of_groups_of_heads_equal_one_cache() {
+fn split_head_caches_equal_one_cache() {
     let (heads, kv_heads, dim, rows, capacity) = (8, 4, 8, 5, 64);
     let config = CacheConfig::new(kv_heads, dim, capacity);
     // One head has 2 KiB of keys: two heads fit.

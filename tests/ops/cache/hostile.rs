@@ -64,7 +64,7 @@ impl Full {
 }
 
 #[test]
-fn a_dropped_advance_and_a_truncation_read_nothing_else() {
+fn dropped_advance_stays_in_bounds() {
     for form in FORMS {
         let mut ring = Full::with_spare(CacheLayout::Ring { sink_tokens: 0 }, 1);
         let mut dropped = ring.gpu.device().create_command_encoder(&Default::default());
@@ -76,7 +76,7 @@ fn a_dropped_advance_and_a_truncation_read_nothing_else() {
 }
 
 #[test]
-fn a_wrong_length_learnt_reads_nothing_else() {
+fn wrong_known_length_stays_in_bounds() {
     for form in FORMS {
         let mut ring = Full::new(CacheLayout::Ring { sink_tokens: 0 });
         let none = ring.gpu.upload(&[0u32; BATCH]).expect("upload");
@@ -90,7 +90,7 @@ fn a_wrong_length_learnt_reads_nothing_else() {
 }
 
 #[test]
-fn a_book_that_was_written_reads_nothing_else() {
+fn overwritten_block_table_stays_in_bounds() {
     let layouts = [
         CacheLayout::Contiguous,
         CacheLayout::Ring { sink_tokens: 3 },
@@ -111,7 +111,7 @@ fn a_book_that_was_written_reads_nothing_else() {
 }
 
 #[test]
-fn more_rows_than_a_dispatch_has_workgroups() {
+fn rows_exceed_workgroup_limit() {
     let gpu = &full().gpu;
     let rows = 70_000;
     let mut cache = Cache::with_pipelines(gpu.pipelines(), CacheConfig::new(1, DIM, rows)).expect("a cache");
@@ -139,7 +139,7 @@ fn more_rows_than_a_dispatch_has_workgroups() {
 }
 
 #[test]
-fn sizes_of_nonsense_are_numbers_or_errors() {
+fn absurd_sizes_do_not_panic() {
     for storage in [
         CacheStorage::Q8(ScaleGroup::Of(0)),
         CacheStorage::Q4(ScaleGroup::Of(0)),

@@ -139,7 +139,7 @@ fn every_mask_over_every_layout() {
 
 /// Tensors that are added to scores, in f16.
 #[test]
-fn half_floats_of_masks() {
+fn mask_tensors_in_f16() {
     crate::harness::in_turn!();
     let mut report = Report::new("caches, masks in f16");
     let profile = full();

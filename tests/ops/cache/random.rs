@@ -408,7 +408,7 @@ impl Play {
 }
 
 #[test]
-fn random_lives_follow_the_model() {
+fn random_calls_match_model() {
     crate::harness::in_turn!();
     let seed = seed();
     let mut report = Report::new("caches, random");

@@ -8,7 +8,7 @@ use crate::harness::cached::rotation::{DIM, rotated_steps};
 use crate::harness::{Report, full};
 
 #[test]
-fn keys_are_rotated_on_the_way() {
+fn appended_keys_are_rotated() {
     let mut report = Report::new("caches, rotation");
     let half = RopeConfig::new(DIM);
     let cases = [

@@ -35,7 +35,7 @@ fn grown(bed: &mut Bed) {
 
 /// Every storage and layout. With random data no value is off by more than its rounding.
 #[test]
-fn what_was_appended_is_read_back() {
+fn appended_rows_are_read_back() {
     crate::harness::in_turn!();
     let mut report = Report::new("caches, read back");
     for (s, storage) in STORAGES.into_iter().enumerate() {
@@ -109,7 +109,7 @@ fn rows_are_overwritten() {
 /// Shared pages are copied before an overwrite. If only the device knows which pages, the call is
 /// refused.
 #[test]
-fn a_fork_keeps_what_is_overwritten_in_the_other() {
+fn fork_keeps_overwritten_rows() {
     let layout = CacheLayout::Paged { page: 16, pages: 7 };
     let kind = Kind { layers: 2, ..Kind::new(CacheStorage::Q8(ScaleGroup::Of(32)), layout, 64) };
     let mut bed = Bed::new(full(), kind, Data::Lossless, 91);
@@ -202,7 +202,7 @@ fn overwritten_keys_are_rotated_by_their_positions() {
 }
 
 #[test]
-fn more_rows_are_read_than_a_dispatch_has_workgroups() {
+fn reads_exceed_workgroup_limit() {
     let gpu = &full().gpu;
     let (rows, dim) = (70_000, 2);
     let config = CacheConfig::new(1, dim, rows);

@@ -33,7 +33,7 @@ fn runs(report: &mut Report, bed: &mut Bed, ask: &Ask, chunks: &[usize]) {
 const CHUNKS: [usize; 10] = [5, 1, 1, 1, 20, 1, 1, 7, 1, 18];
 
 #[test]
-fn every_layout_keeps_every_storage() {
+fn layouts_and_storages_match_model() {
     let mut report = Report::new("caches, steps");
     let [head_dim, value_dim] = DIMS;
     for (s, storage) in STORAGES.into_iter().enumerate() {
@@ -78,7 +78,7 @@ fn chunks_of_every_length() {
 /// Only F32 storage holds these values exactly. The error is at most the effect of the storage's
 /// rounding.
 #[test]
-fn rounding_is_the_storages_own() {
+fn error_stays_within_storage_rounding() {
     crate::harness::in_turn!();
     let mut report = Report::new("caches, rounding");
     for (s, storage) in STORAGES.into_iter().enumerate() {
@@ -179,7 +179,7 @@ fn channels() {
 
 /// Queries, outputs and new keys and values in f16 and in bf16.
 #[test]
-fn half_floats() {
+fn steps_in_f16_and_bf16() {
     crate::harness::in_turn!();
     let mut report = Report::new("caches, half floats");
     let types: [(&Profile, DType); 2] = [(full(), DType::F16), (defaults(), DType::BF16)];
@@ -309,7 +309,7 @@ fn bad_numbers_show_in_their_rows() {
 
 /// A cache so long that the plan splits its keys, with few and with many tokens.
 #[test]
-fn long_caches_split_by_themselves() {
+fn long_caches_split_automatically() {
     crate::harness::in_turn!();
     let mut report = Report::new("caches, long");
     for (layout, storage) in [
@@ -383,7 +383,7 @@ fn steps_in_a_callers_pass() {
 
 /// A ring that has advanced very far gives the bits of a ring that has advanced by its length.
 #[test]
-fn rings_go_on_for_long() {
+fn far_advanced_rings_keep_bits() {
     use wgpu_attention::cache::{Append, Tokens};
     use wgpu_attention::{Attention, Cache, CacheConfig, Config, Forward, Mask, Scratch, TensorView};
     let gpu = &full().gpu;

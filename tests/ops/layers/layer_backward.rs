@@ -42,7 +42,7 @@ fn setups(name: &str, nth: usize) -> Vec<LayerBackwardSetup> {
 
 /// The gradients from PyTorch.
 #[test]
-fn vectors_of_others() {
+fn gradients_match_vectors() {
     crate::harness::in_turn!();
     let mut report = Report::new("layer gradients of vectors");
     let names: Vec<_> = mha::NAMES.iter().filter(|name| name.contains("_bwd_")).collect();
@@ -68,7 +68,7 @@ fn vectors_of_others() {
 
 /// Every PyTorch layer with a known output: masks, appended keys, other widths, no biases.
 #[test]
-fn layers_of_others() {
+fn gradients_of_pytorch_layers_match() {
     crate::harness::in_turn!();
     let mut report = Report::new("layer gradients of others' layers");
     for (n, name) in mha::NAMES.iter().enumerate() {

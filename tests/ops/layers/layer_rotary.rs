@@ -58,7 +58,7 @@ fn cases() -> Vec<LayerCase> {
 
 /// Computes each stage separately, in f64.
 #[test]
-fn the_reference_is_its_stages() {
+fn reference_equals_its_stages() {
     for case in cases() {
         let rotary = case.rotary.as_ref().expect("they have one");
         let want = case.staged(|_, y, rows| rotary.turned(&y, rows, false));
@@ -69,7 +69,7 @@ fn the_reference_is_its_stages() {
 }
 
 #[test]
-fn every_device_gives_what_the_reference_gives() {
+fn devices_match_the_reference() {
     crate::harness::in_turn!();
     let mut report = Report::new("rotary layers");
     cases().iter().for_each(|case| report.check_layer(case));
@@ -112,7 +112,7 @@ fn slices_are_rotated_too() {
 }
 
 #[test]
-fn bad_calls_are_refused_before_anything_is_recorded() {
+fn bad_calls_are_errors() {
     let gpu = &full().gpu;
     let buffers: Vec<_> = (0..6).map(|_| gpu.buffer(4096).expect("a buffer")).collect();
     let linear = Linear { weight: TensorView::matrix(&buffers[5], DType::F32, [8, 8]), bias: None };

@@ -105,7 +105,7 @@ pub fn case(name: &str) -> LayerCase {
 }
 
 #[test]
-fn the_reference_gives_the_vectors() {
+fn reference_matches_vectors() {
     for case in NAMES.iter().map(|name| case(name)) {
         let got = case.exact();
         let weights = got.weights.expect("asked for");
@@ -127,7 +127,7 @@ fn the_reference_gives_the_vectors() {
 }
 
 #[test]
-fn every_device_gives_the_vectors() {
+fn every_device_matches_vectors() {
     crate::harness::in_turn!();
     let mut report = Report::new("mha");
     NAMES.iter().for_each(|name| report.check_layer(&case(name)));
@@ -136,7 +136,7 @@ fn every_device_gives_the_vectors() {
 
 /// The layer passes its choice on to its projections.
 #[test]
-fn matrix_units_give_the_vectors() {
+fn matrix_units_match_vectors() {
     crate::harness::in_turn!();
     let case = case("mha_self");
     let on = |profile| LayerSetup {

@@ -198,7 +198,7 @@ fn cases() -> Vec<LayerCase> {
 
 /// The gate multiplies the input of the output projection. Its logits come from the queries' input.
 #[test]
-fn reference_is_its_stages() {
+fn reference_equals_its_stages() {
     for case in cases() {
         let plain = LayerCase { config: LayerOptions { output_gate: None, ..case.config }, ..case.clone() };
         let plain = LayerCase { gate: None, ..plain };

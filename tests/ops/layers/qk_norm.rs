@@ -149,7 +149,7 @@ fn cases() -> Vec<LayerCase> {
 
 /// Computes each stage separately: the norm comes before the rotation.
 #[test]
-fn reference_is_its_stages() {
+fn reference_equals_its_stages() {
     for case in cases() {
         let staged = |norm_first: bool| {
             case.staged(|n, y, [heads, length, dim]| {

@@ -71,7 +71,7 @@ fn masks() -> Vec<(&'static str, Rules)> {
 }
 
 #[test]
-fn devices_make_the_map_that_the_reference_makes() {
+fn device_maps_equal_reference() {
     crate::harness::in_turn!();
     let mut states = [0; 3];
     for (name, rules) in masks() {
@@ -91,7 +91,7 @@ fn devices_make_the_map_that_the_reference_makes() {
 }
 
 #[test]
-fn a_map_beside_its_mask_changes_nothing() {
+fn map_with_its_mask_changes_nothing() {
     crate::harness::in_turn!();
     let mut report = Report::new("block maps");
     for (mask, (name, rules)) in masks().into_iter().enumerate() {
@@ -128,7 +128,7 @@ fn a_map_beside_its_mask_changes_nothing() {
 
 /// Appended keys are outside every block. A tile past the last full block has them, too.
 #[test]
-fn appended_keys_lie_beside_full_blocks() {
+fn appended_keys_stay_outside_blocks() {
     crate::harness::in_turn!();
     let mut report = Report::new("block maps, appended keys");
     let shape = MultiHeadShape { batch: 2, q_len: 200, kv_len: 200 };
@@ -169,7 +169,7 @@ fn appended_keys_lie_beside_full_blocks() {
 }
 
 #[test]
-fn a_map_alone_is_its_mask() {
+fn map_alone_equals_mask() {
     // In BigBird every visible block is full, so the map needs no further mask.
     let random = [vec![4], vec![5], vec![2], vec![4], vec![2], vec![5]];
     let map = big_bird(6, 1, &[0], &random).expect("it fits");

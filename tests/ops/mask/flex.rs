@@ -144,12 +144,12 @@ fn cases() -> impl Iterator<Item = Case> {
 }
 
 #[test]
-fn the_reference_gives_the_vectors() {
+fn reference_matches_vectors() {
     cases().for_each(|case| check_reference(&case));
 }
 
 #[test]
-fn every_device_gives_the_vectors() {
+fn every_device_matches_vectors() {
     crate::harness::in_turn!();
     let mut report = Report::new("flex");
     cases().for_each(|case| report.check(&case));

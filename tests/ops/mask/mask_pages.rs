@@ -308,7 +308,7 @@ fn files() -> Vec<(PathBuf, String)> {
 }
 
 #[test]
-fn page_and_pictures_are_those_of_the_presets() {
+fn mask_page_matches_presets() {
     let files = files();
     if std::env::var_os("WGPU_ATTENTION_WRITE").is_some() {
         for (path, text) in &files {

@@ -142,7 +142,7 @@ fn rules_without_tensors() {
 }
 
 #[test]
-fn tensors_repeat_along_any_axes() {
+fn tensors_broadcast_along_any_axes() {
     let mut report = Report::new("masks, tensors");
     let shape = shape((7, 19));
     let [b, h, i, j] = shape.weights();
@@ -220,7 +220,7 @@ fn offset_rules(shape: &Shape) -> Vec<(String, Rules)> {
 }
 
 #[test]
-fn queries_stand_at_their_offsets() {
+fn query_offsets_match_reference() {
     crate::harness::in_turn!();
     let mut report = Report::new("masks, query offsets");
     for lengths in LENGTHS {
@@ -239,7 +239,7 @@ fn queries_stand_at_their_offsets() {
 
 /// Offsets that are equivalent to an alignment give the same bits. They replace the alignment.
 #[test]
-fn an_offset_can_say_what_an_alignment_says() {
+fn offset_equals_alignment() {
     for (q_len, kv_len) in [(7, 19), (17, 17)] {
         let shape = shape((q_len, kv_len));
         for (alignment, offset) in [(Alignment::BottomRight, kv_len - q_len), (Alignment::TopLeft, 0)] {
@@ -287,7 +287,7 @@ fn everything_together() {
 /// A device binds fewer buffers than the fused path needs. The report lists a skip, and the staged
 /// path runs.
 #[test]
-fn more_tensors_than_the_device_binds_take_the_staged_path() {
+fn many_tensors_take_staged_path() {
     let shape = shape((7, 19));
     let [b, h, i, j] = shape.weights();
     // The tensors q, k, v, out and lse leave three bindings.
@@ -342,7 +342,7 @@ fn scratch_bytes(case: &Case, setup: &Setup) -> u64 {
 }
 
 #[test]
-fn a_window_narrows_causal_and_causal_narrows_a_window() {
+fn window_and_causal_intersect() {
     // The order of the builder's calls does not matter.
     let shape = shape((9, 9));
     let case = Case::random("order", shape);

@@ -290,7 +290,7 @@ fn whole_tiles_hidden_and_full() {
 
 /// Values of keys that these rules hide, from some queries or from all.
 #[test]
-fn hidden_values_contribute_nothing_whatever_they_hold() {
+fn hidden_values_contribute_nothing() {
     crate::harness::in_turn!();
     let mut report = Report::new("masks, hidden values");
     let shape = shape((7, 19));
@@ -350,7 +350,7 @@ fn hidden_values_contribute_nothing_whatever_they_hold() {
 /// Zaheer et al. 2020: the blocks of a row are its neighbours, the global ones and the random ones.
 /// Global blocks attend to all.
 #[test]
-fn big_birds_map_has_its_blocks() {
+fn big_bird_map_has_its_blocks() {
     let random = vec![vec![4], vec![5], vec![], vec![0, 1], vec![2], vec![1]];
     let [f, o] = [state::FULL, state::HIDDEN];
     let want = [

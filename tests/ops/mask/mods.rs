@@ -177,7 +177,7 @@ fn derivatives() -> OwnScore {
 
 /// Derivatives from the text, compared with differences of the closure.
 #[test]
-fn derivatives_come_from_the_text() {
+fn derivatives_match_finite_differences() {
     crate::harness::in_turn!();
     let mut report = Report::new("derivatives of mods");
     let rng = &mut Rng::named("derivatives of mods");
@@ -646,7 +646,7 @@ fn per_sequence() {
 
 /// A text and a closure with different meanings are found at once.
 #[test]
-fn a_wrong_pair_shows() {
+fn wrong_closure_is_found() {
     let gpu = &full().gpu;
     let shape = Shape::new(2, 4, 37, 16);
     let text = "fn score_mod(score: f32, at: At) -> f32 { return score * (1.0 + 0.1 * f32(at.head)); }";

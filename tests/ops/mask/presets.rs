@@ -358,7 +358,7 @@ fn against_rules(case: &Case, ruled: &Case, n: usize) {
 
 /// On the host the visible pairs equal those of the builder's rule.
 #[test]
-fn masks_are_the_rules_of_the_builder() {
+fn masks_equal_builder_rules() {
     let mut compared = 0;
     for named in masks() {
         let Some(ruled) = named.ruled() else { continue };
@@ -373,7 +373,7 @@ fn masks_are_the_rules_of_the_builder() {
 
 /// Score functions that equal a rule without a function.
 #[test]
-fn scores_are_the_rules_of_the_builder() {
+fn scores_equal_builder_rules() {
     let mut compared = 0;
     for named in scores() {
         let Some(same) = named.same() else { continue };
@@ -412,7 +412,7 @@ fn device_and_host_agree_at_random_pairs() {
 
 /// Packed sequences: grids and prompts begin again in each sequence.
 #[test]
-fn places_count_from_the_query_s_own_sequence() {
+fn positions_restart_in_each_sequence() {
     let gpu = &full().gpu;
     let starts = [0u32, 9, 35, 53];
     let buffer = gpu.upload(&starts).expect("memory");
@@ -543,7 +543,7 @@ fn sliding_tiles_are_neighbourhoods_of_tiles() {
 /// The mask of Swin's code. It numbers regions of the rolled canvas and cuts them into windows.
 /// Tokens with equal numbers see each other.
 #[test]
-fn shifted_windows_are_swin_s_regions() {
+fn shifted_windows_match_swin() {
     let (canvas, window, shift) = ([6, 12], [3, 4], [1, 3]);
     let region = |at: usize, n: usize| match at {
         at if at < canvas[n] - window[n] => 0,
@@ -565,7 +565,7 @@ fn shifted_windows_are_swin_s_regions() {
 /// The index `relative_position_index` of Swin's code, into a table by query − key with the heads
 /// last.
 #[test]
-fn relative_2d_is_swin_s_table() {
+fn relative_2d_matches_swin() {
     let ([height, width], heads) = ([3, 4], 2);
     let rows = (2 * height - 1) * (2 * width - 1);
     let swin: Vec<f32> = (0..rows * heads).map(|n| n as f32).collect();
@@ -661,7 +661,7 @@ fn responses_share_a_prompt() {
 
 /// T5's buckets as in its code, with T5's numbers.
 #[test]
-fn buckets_are_t5_s() {
+fn buckets_match_t5() {
     for (buckets, longest, bidirectional) in [(32, 128, true), (32, 128, false), (8, 20, true), (2, 9, false)]
     {
         let table: Vec<f32> = (0..buckets).map(|n| n as f32).collect();
@@ -677,7 +677,7 @@ fn buckets_are_t5_s() {
 }
 
 #[test]
-fn shortest_paths_are_those_of_floyd_and_warshall() {
+fn shortest_paths_match_floyd_warshall() {
     let rng = &mut Rng::named("graphs");
     for nodes in [0, 1, 7, 20] {
         let graph = rng.bools(nodes * nodes, 0.12);

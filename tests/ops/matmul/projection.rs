@@ -327,7 +327,7 @@ fn matrix_units_take_every_size() {
 }
 
 #[test]
-fn matrix_units_round_what_they_may() {
+fn matrix_units_round_permitted_operands() {
     crate::harness::in_turn!();
     let seed = seed();
     Report::on_matrix_units("rounded projection on matrix units", |report, profile| {

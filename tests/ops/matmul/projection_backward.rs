@@ -351,7 +351,7 @@ fn random_products_match_the_reference() {
 
 /// Sums over batch entries, rows and heads that are not adjacent in memory.
 #[test]
-fn a_matrix_that_heads_share_gets_the_sum_over_them() {
+fn shared_matrix_gets_summed_gradient() {
     crate::harness::in_turn!();
     let mut report = Report::new("projection backward, shared");
     for form in FORMS {
@@ -409,7 +409,7 @@ fn the_same_call_gives_the_same_bits() {
 /// Queries, keys and values of one x in one call: d_x is the sum over the three. The gradient of a
 /// tied weight is a sum, too.
 #[test]
-fn products_that_name_one_gradient_give_their_sum() {
+fn shared_gradient_gets_the_sum() {
     let profile = full();
     let gpu = &profile.gpu;
     let (rows, d_in) = (37, 20);
@@ -495,7 +495,7 @@ fn nan_shows() {
 }
 
 #[test]
-fn bad_calls_are_refused_before_anything_is_recorded() {
+fn bad_calls_are_errors() {
     let gpu = &full().gpu;
     let buffers: Vec<_> = (0..7).map(|_| gpu.buffer(1 << 12).expect("a buffer")).collect();
     let view = |n: usize, shape| TensorView::new(&buffers[n], DType::F32, shape);

@@ -151,7 +151,7 @@ fn products_match_the_reference() {
 
 /// More columns than the workgroups along an axis: each workgroup computes several.
 #[test]
-fn tables_longer_than_a_grid_are_whole() {
+fn tables_past_grid_are_complete() {
     let mut report = Report::new("quantized, many columns");
     for form in FORMS {
         let case = Case {
@@ -245,7 +245,7 @@ fn rows_of_tables_are_exact() {
 
 /// A quantised weight is off by half a step at most. A single step agrees with its block.
 #[test]
-fn the_reference_goes_there_and_back() {
+fn reference_quantises_and_dequantises() {
     let rng = &mut Rng::new(5);
     let x = rng.normals(32 * 50);
     for (format, steps) in [(QuantizedFormat::Q4_1, 15.0), (QuantizedFormat::Q8_0, 254.0)] {
@@ -282,7 +282,7 @@ fn the_reference_goes_there_and_back() {
 }
 
 #[test]
-fn bad_calls_are_refused_before_anything_is_recorded() {
+fn bad_calls_are_errors() {
     let gpu = &full().gpu;
     let buffers: Vec<_> = (0..4).map(|_| gpu.buffer(8192).expect("a buffer")).collect();
     let [q4, q8] = QuantizedFormat::ALL;

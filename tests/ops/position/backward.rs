@@ -15,7 +15,7 @@ use crate::harness::run::{Layout, Placed};
 use crate::harness::{Judged, Profile, Report, Rng, Values, defaults, full, stored};
 
 #[test]
-fn rotations_go_back() {
+fn rotation_gradients_rotate_back() {
     let mut report = Report::new("positions, rotate backward");
     let x = normals("rotate backward", [2, 3, 5, 14]);
     for setup in Setup::all() {
@@ -150,7 +150,7 @@ fn long_sequences_and_tables_equal_the_reference() {
 }
 
 #[test]
-fn bad_gradients_of_tables_are_refused() {
+fn bad_table_gradients_are_errors() {
     let gpu = &full().gpu;
     let buffers: Vec<_> = (0..3).map(|_| gpu.buffer(1 << 12).expect("a buffer")).collect();
     let view = |n: usize, dtype, shape| TensorView::new(&buffers[n], dtype, shape);

@@ -31,7 +31,7 @@ fn far_positions_are_as_exact_as_near_ones() {
 
 /// More rows than workgroups: each workgroup handles several rows.
 #[test]
-fn few_workgroups_do_the_work_of_many() {
+fn few_workgroups_compute_all_rows() {
     let limit = |limits: &mut wgpu::Limits| limits.max_compute_workgroups_per_dimension = 3;
     let [gpu, _] = devices(limit);
     let shape = [2, 2, 97, 10];

@@ -190,7 +190,7 @@ impl Bench {
 }
 
 #[test]
-fn bad_calls_are_refused_before_anything_is_recorded() {
+fn bad_calls_are_errors() {
     let bench = Bench::new(&full().gpu);
     let view = |buffer, dtype, shape| TensorView::new(buffer, dtype, shape);
     let Bench { x, out, table, .. } = &bench;
@@ -341,7 +341,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
 }
 
 #[test]
-fn the_reference_refuses_what_does_not_fit() {
+fn reference_refuses_bad_shapes() {
     let (x, config, shape) = ([0.5f64; 24], RopeConfig::new(4), [1, 2, 3, 4]);
     let rotate = |x: &[f64], shape, at| reference::rotate(x, shape, &config, at);
     says(

@@ -97,7 +97,7 @@ fn given_cosines_and_sines_are_not_exchanged() {
 }
 
 #[test]
-fn the_first_position_leaves_every_bit() {
+fn first_position_changes_no_bit() {
     let gpu = &full().gpu;
     let x: Vec<f32> = normals("bits", [1, 1, 1, 64]).data;
     let buffer = gpu.upload(&x).expect("an upload");
@@ -120,7 +120,7 @@ fn the_first_position_leaves_every_bit() {
 
 /// The comparison must be able to fail.
 #[test]
-fn the_other_order_is_not_this_one() {
+fn rotation_orders_differ() {
     let setup = Setup::plain(full());
     let x = normals("the other order", [1, 1, 5, 8]);
     let wide = widen::<f64>(&x.data);

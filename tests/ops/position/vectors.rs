@@ -20,7 +20,7 @@ pub const D2L: &[&str] = &["d2l_position"];
 pub const ONNX: &[&str] = &["onnx_rotary_embedding"];
 
 #[test]
-fn the_rotations_of_others() {
+fn rotations_match_vectors() {
     let mut report = Report::new("positions, rope vectors");
     for name in ROPE {
         let vector = Vector::load(FAMILY, name);
@@ -85,7 +85,7 @@ fn attended(
 }
 
 #[test]
-fn the_encodings_of_others() {
+fn encodings_match_vectors() {
     let mut report = Report::new("positions, sinusoid vectors");
     for name in SINUSOID {
         let vector = Vector::load(FAMILY, name);
@@ -126,7 +126,7 @@ fn the_encodings_of_others() {
 
 /// Its caches are random numbers, not cosines, with a row for each possible position.
 #[test]
-fn the_pairs_of_onnx() {
+fn rotations_match_onnx() {
     let mut report = Report::new("positions, ONNX's rotary embedding");
     for name in ONNX {
         let vector = Vector::load("onnx", name);
@@ -160,7 +160,7 @@ fn the_pairs_of_onnx() {
 /// The numbers come from the formulas of `transformers`, `modeling_rope_utils.py`, computed in
 /// Python.
 #[test]
-fn scaled_frequencies_are_those_of_other_programs() {
+fn scaled_frequencies_match_transformers() {
     let near = |config: RopeConfig, want: &[f64], amplitude: f64| {
         let got = config.frequencies();
         assert_eq!(got.len(), want.len());

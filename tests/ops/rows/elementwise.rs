@@ -215,7 +215,7 @@ fn large_numbers_and_nan_go_through() {
 
 /// Central differences check the reference's slopes.
 #[test]
-fn slopes_are_slopes() {
+fn slopes_match_finite_differences() {
     for activation in Activation::ALL {
         for n in -60..60 {
             let (x, h) = (0.13 * f64::from(n) + 0.01, 1e-6);
@@ -227,7 +227,7 @@ fn slopes_are_slopes() {
 }
 
 #[test]
-fn bad_calls_are_refused_before_anything_is_recorded() {
+fn bad_calls_are_errors() {
     let gpu = &full().gpu;
     let buffers: Vec<_> = (0..5).map(|_| gpu.buffer(256).expect("a buffer")).collect();
     let typed = |n: usize, dtype, shape| TensorView::new(&buffers[n], dtype, shape);

@@ -176,7 +176,7 @@ fn gradients_equal_the_reference() {
 /// The function is a sum of products with the rows. It is linear, so differences give its gradient
 /// exactly.
 #[test]
-fn the_references_gradient_is_that_of_differences() {
+fn reference_gradient_matches_finite_differences() {
     let case = Case { rows: 5, width: 3, batch: 1, length: 20, scale: 0.5, ..Case::random(1) };
     let rng = &mut Rng::new(9);
     let (ids, table, d_out) = (case.ids(), widen::<f64>(&rng.normals(15)), widen::<f64>(&rng.normals(60)));
@@ -194,7 +194,7 @@ fn the_references_gradient_is_that_of_differences() {
 }
 
 #[test]
-fn bad_calls_are_refused_before_anything_is_recorded() {
+fn bad_calls_are_errors() {
     let gpu = &full().gpu;
     let buffers: Vec<_> = (0..4).map(|_| gpu.buffer(256).expect("a buffer")).collect();
     let typed = |n: usize, dtype, shape| TensorView::new(&buffers[n], dtype, shape);

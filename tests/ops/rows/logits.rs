@@ -198,7 +198,7 @@ fn gradients_equal_the_reference() {
 }
 
 #[test]
-fn the_largest_are_those_of_the_reference() {
+fn top_k_equals_reference() {
     crate::harness::in_turn!();
     Report::draws("top-k", 12, Case::random, Case::top_k);
 }
@@ -228,7 +228,7 @@ fn long_rows() {
 
 /// Central differences check the reference's gradients.
 #[test]
-fn gradients_are_slopes() {
+fn reference_gradients_match_finite_differences() {
     let rng = &mut Rng::new(5);
     let (x, d_out) = (widen::<f64>(&rng.normals(14)), widen::<f64>(&rng.normals(14)));
     let loss = |x: &[f64]| -> f64 {
@@ -250,7 +250,7 @@ fn gradients_are_slopes() {
 
 /// Rows with NaN or ∞, or with −∞ alone, are NaN. The rows next to them are not.
 #[test]
-fn rows_that_have_no_softmax_are_nan() {
+fn rows_without_softmax_are_nan() {
     let gpu = &full().gpu;
     let (rows, columns) = (5, 9);
     let mut x = vec![1.5f32; rows * columns];
@@ -274,7 +274,7 @@ fn rows_that_have_no_softmax_are_nan() {
 }
 
 #[test]
-fn bad_calls_are_refused_before_anything_is_recorded() {
+fn bad_calls_are_errors() {
     let gpu = &full().gpu;
     let buffers: Vec<_> = (0..4).map(|_| gpu.buffer(1024).expect("a buffer")).collect();
     let typed = |n: usize, dtype, shape| TensorView::new(&buffers[n], dtype, shape);

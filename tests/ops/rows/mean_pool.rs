@@ -234,7 +234,7 @@ fn gradients_equal_the_reference() {
 
 /// Central differences check the reference's gradients.
 #[test]
-fn gradients_are_slopes() {
+fn reference_gradients_match_finite_differences() {
     let features = 5;
     let rng = &mut Rng::new(5);
     let (x, d_out) = (widen::<f64>(&rng.normals(7 * features)), widen::<f64>(&rng.normals(3 * features)));
@@ -258,7 +258,7 @@ fn gradients_are_slopes() {
 }
 
 #[test]
-fn bad_calls_are_refused_before_anything_is_recorded() {
+fn bad_calls_are_errors() {
     let gpu = &full().gpu;
     let buffers: Vec<_> = (0..5).map(|_| gpu.buffer(256).expect("a buffer")).collect();
     let typed = |n: usize, dtype, shape| TensorView::new(&buffers[n], dtype, shape);

@@ -277,7 +277,7 @@ fn gradients_equal_the_reference() {
 
 /// Central differences check the reference's gradients.
 #[test]
-fn gradients_are_slopes() {
+fn reference_gradients_match_finite_differences() {
     let (rows, features) = (3, 7);
     let rng = &mut Rng::new(5);
     let mut draw = |n| widen::<f64>(&rng.normals(n));
@@ -353,7 +353,7 @@ fn rows_of_equals_and_rows_with_nan() {
 }
 
 #[test]
-fn bad_calls_are_refused_before_anything_is_recorded() {
+fn bad_calls_are_errors() {
     let gpu = &full().gpu;
     let buffers: Vec<_> = (0..8).map(|_| gpu.buffer(256).expect("a buffer")).collect();
     let typed = |n: usize, dtype, shape| TensorView::new(&buffers[n], dtype, shape);

@@ -158,7 +158,7 @@ pub fn run(stack: &Stack, d_out: &[f32], setup: &Setup, ask: Ask) -> Result<Vec<
 }
 
 #[test]
-fn the_reference_gives_the_vectors_gradients() {
+fn reference_matches_gradient_vectors() {
     let (stack, vector) = vector(VECTOR);
     let got = reference_of::<f64>(&stack, &vector.f32("dout"));
     let mut got = got.into_iter();
@@ -174,7 +174,7 @@ fn the_reference_gives_the_vectors_gradients() {
 }
 
 #[test]
-fn every_form_gives_the_vectors_gradients() {
+fn every_target_matches_gradient_vectors() {
     crate::harness::in_turn!();
     let mut report = Report::new("encoder backward, vector");
     let (stack, vector) = vector(VECTOR);
@@ -259,7 +259,7 @@ fn gradients_of_random_stacks_equal_the_reference() {
 
 /// Central differences check the reference's gradients of each kind of stack.
 #[test]
-fn the_references_gradients_are_those_of_differences() {
+fn reference_gradients_match_finite_differences() {
     for n in 0..12 {
         let (stack, _) = drawn(n);
         let rng = &mut Rng::new(n ^ 0xd1ff);
@@ -284,7 +284,7 @@ fn the_references_gradients_are_those_of_differences() {
 }
 
 #[test]
-fn bad_backward_calls_are_refused_before_anything_is_recorded() {
+fn bad_backward_calls_are_errors() {
     let gpu = &full().gpu;
     let (mut stack, _) = drawn(0);
     (stack.batch, stack.length, stack.rules, stack.rotary) = (1, 3, Rules::default(), None);

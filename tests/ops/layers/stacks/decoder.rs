@@ -103,7 +103,7 @@ impl Stack {
 }
 
 #[test]
-fn the_reference_gives_the_vectors() {
+fn reference_matches_vectors() {
     for name in NAMES {
         let (stack, vector) = vector(name);
         let got = stack.reference::<f64>();
@@ -115,7 +115,7 @@ fn the_reference_gives_the_vectors() {
 }
 
 #[test]
-fn every_form_gives_the_vectors() {
+fn every_target_matches_vectors() {
     let mut report = Report::new("decoder");
     for name in NAMES {
         let (stack, vector) = vector(name);
@@ -182,7 +182,7 @@ fn stacks_that_append_keys_equal_the_reference() {
 
 /// Steps give the same numbers as all rows at once, except for the order of sums.
 #[test]
-fn steps_give_what_all_rows_at_once_give() {
+fn steps_equal_all_rows_at_once() {
     crate::harness::in_turn!();
     let stack = Stack { length: 7, ..drawn(5, false) };
     let stack = Stack::random(&mut Rng::new(8), 2, true, stack);
@@ -196,7 +196,7 @@ fn steps_give_what_all_rows_at_once_give() {
 }
 
 #[test]
-fn bad_calls_are_refused_before_anything_is_recorded() {
+fn bad_calls_are_errors() {
     let gpu = &full().gpu;
     let mut stack = drawn(0, false);
     (stack.batch, stack.length, stack.memory_len) = (1, 3, 4);

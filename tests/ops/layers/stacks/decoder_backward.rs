@@ -242,7 +242,7 @@ fn gradients_of_random_stacks_equal_the_reference() {
 
 /// A gradient depends neither on the other wanted gradients, nor on saved outputs of layers.
 #[test]
-fn what_is_asked_for_alone_is_what_all_at_once_gives() {
+fn single_gradients_equal_joint_ones() {
     crate::harness::in_turn!();
     for (n, order) in [(4, NormOrder::Pre), (5, NormOrder::Post)] {
         let stack = Stack { order, ..drawn(n, true) };
@@ -279,7 +279,7 @@ fn smooth(n: u64) -> Option<(Stack, Rng)> {
 
 /// Central differences check the reference's gradients of each kind of stack.
 #[test]
-fn the_references_gradients_are_those_of_differences() {
+fn reference_gradients_match_finite_differences() {
     for n in 0..12 {
         let Some((stack, mut rng)) = smooth(n) else { continue };
         let d_out = rng.normals(stack.x.len());
@@ -300,7 +300,7 @@ fn the_references_gradients_are_those_of_differences() {
 /// With pre-norm and a memory whose attention gives zero, a decoder equals an encoder, forward and
 /// in its gradients.
 #[test]
-fn the_reference_without_a_memory_is_the_encoder() {
+fn reference_without_memory_equals_encoder() {
     for n in [2, 6, 10] {
         let Some((mut stack, mut rng)) = smooth(n) else { continue };
         assert_eq!(stack.order, NormOrder::Pre);
@@ -333,7 +333,7 @@ fn the_reference_without_a_memory_is_the_encoder() {
 }
 
 #[test]
-fn bad_backward_calls_are_refused_before_anything_is_recorded() {
+fn bad_backward_calls_are_errors() {
     let gpu = &full().gpu;
     let mut stack = drawn(0, true);
     (stack.batch, stack.length, stack.memory_len) = (1, 3, 4);

@@ -234,7 +234,7 @@ impl Stack {
 }
 
 #[test]
-fn the_reference_gives_the_vectors() {
+fn reference_matches_vectors() {
     for name in NAMES.iter().chain(D2L) {
         let (stack, vector) = vector(name);
         let got = stack.exact();
@@ -251,7 +251,7 @@ fn the_reference_gives_the_vectors() {
 }
 
 #[test]
-fn every_form_gives_the_vectors() {
+fn every_target_matches_vectors() {
     let mut report = Report::new("encoder");
     for name in NAMES.iter().chain(D2L) {
         let (stack, vector) = vector(name);
