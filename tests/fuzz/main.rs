@@ -187,7 +187,7 @@ fn adapter() -> wgpu::Adapter {
         .expect("tests need an adapter: run them as `scripts/gpu cargo test --release`")
 }
 
-/// Writes to standard error directly, because the test runner does not hide it.
+/// Writes to standard error directly. The test runner does not hide that.
 fn say(line: &str) {
     let _ = std::io::stderr().lock().write_all(format!("{line}\n").as_bytes());
 }

@@ -254,7 +254,7 @@ impl LayerProblem {
         LayerProblem { case, d_out, d_lse }
     }
 
-    /// Returns the tensors that have gradients, with the gradients `got` or, without them, zeros.
+    /// Returns the tensors that have gradients, with the gradients `got`, or without any.
     fn inputs_with(&self, got: Option<MultiHeadGradients<f64>>) -> Vec<Input> {
         let LayerCase { inputs, linears, appended, norms, gate, rules, .. } = &self.case;
         let mut all: Vec<(&'static str, &[f32])> =

@@ -391,11 +391,11 @@ struct Naive {
 /// The memory layout of a layer's weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Storage {
-    /// Dense `[out, in]`, each in its own buffer.
+    /// Dense `[out, in]`, each in a separate buffer.
     Separate,
     /// All weights in one buffer, all biases in another, `gap` elements between them.
     OneBuffer { gap: usize },
-    /// `[in, out]`, each in its own buffer.
+    /// `[in, out]`, each in a separate buffer.
     Transposed,
     /// Random windows.
     Window(u64),

@@ -41,7 +41,8 @@ fn attends(gpu: &Gpu) {
     }
 }
 
-/// Families of gradient kernels. For each, the [`gradients`] that are refused without it.
+/// Families of gradient kernels. The Booleans tell which [`gradients`] are refused without the
+/// family.
 const OF_GRADIENTS: [(Family, [bool; 3]); 8] = [
     (Family::JointGradients, [false; 3]),
     (Family::GradientsGpu, [false; 3]),

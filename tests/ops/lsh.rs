@@ -139,7 +139,7 @@ fn every_shape_matches_the_reference() {
         ("two rounds", Case::random("lsh 2", shape, [2, 6, 16])),
         ("two rounds, causal", Case::random("lsh 3", even, [2, 4, 16]).causal()),
         ("three rounds", Case::random("lsh 4", even, [3, 18, 8]).causal()),
-        // Two chunks, each next to the other; one chunk; more buckets than tokens.
+        // Two chunks, each of which looks back to the other; one chunk; more buckets than tokens.
         ("two chunks", Case::random("lsh 5", shape, [2, 2, 34])),
         ("one chunk", Case::random("lsh 6", shape, [2, 4, 100])),
         ("many buckets", Case::random("lsh 7", LshShape { length: 9, ..shape }, [2, 300, 4])),

@@ -90,7 +90,7 @@ fn multihead(name: &str, by: By) -> LayerCase {
     let [_, batch, q_len, _] = vector.shape4("q");
     let kv_len = vector.shape4("k")[2];
     let lens = lengths(&vector, batch);
-    assert!(lens.data.iter().all(|n| *n > 0), "{name}: an empty query needs a case of its own");
+    assert!(lens.data.iter().all(|n| *n > 0), "{name}: an empty query needs a separate case");
     let mask_value = vector.number("mask_value").expect("mask_value") as f32;
     let inputs = ["q", "k", "v"].map(|t| vector.f32(t));
     LayerCase {

@@ -369,15 +369,15 @@ pub(super) fn disabled_kernels() -> Seen {
         |context: &str, family: &str, error: Error| read(context, &error, &[family, "Pipelines::report"]);
     let gpu = without(&[F16Tensors, CacheQ4]);
     let half = Config::new(4, 8).dtype(DType::F16);
-    seen.insert(says("F16", "F16", Attention::with_pipelines(gpu.pipelines(), half).expect_err("put aside")));
+    seen.insert(says("F16", "F16", Attention::with_pipelines(gpu.pipelines(), half).expect_err("disabled")));
     let bf16 = Config::new(4, 8).dtype(DType::BF16);
     Attention::with_pipelines(gpu.pipelines(), bf16).expect("another type");
     let without_bf16 = without(&[BF16Tensors]);
-    let error = Attention::with_pipelines(without_bf16.pipelines(), bf16).expect_err("put aside");
+    let error = Attention::with_pipelines(without_bf16.pipelines(), bf16).expect_err("disabled");
     seen.insert(says("BF16", "tensors of BF16", error));
     let config = CacheConfig::new(2, 8, 16);
     let of_four_bits = config.storage(CacheStorage::Q4(ScaleGroup::Row));
-    let error = Cache::with_pipelines(gpu.pipelines(), of_four_bits).expect_err("put aside");
+    let error = Cache::with_pipelines(gpu.pipelines(), of_four_bits).expect_err("disabled");
     seen.insert(says("a cache", "caches of Q4", error));
     Cache::with_pipelines(gpu.pipelines(), config).expect("another storage");
 

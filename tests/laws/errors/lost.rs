@@ -222,5 +222,5 @@ fn recording_survives_device_loss() {
     says("scratch", Scratch::new(gpu.device(), scratch.size()));
 
     // The loss does not affect another device.
-    Bench::on(&device(|_| ()), Config::new(SHAPE.heads, SHAPE.head_dim)).works("a device of its own");
+    Bench::on(&device(|_| ()), Config::new(SHAPE.heads, SHAPE.head_dim)).works("a separate device");
 }

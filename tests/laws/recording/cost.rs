@@ -245,7 +245,7 @@ fn shares_pipelines(path: Algorithm) {
     let first = prepare(&a, &shared);
     assert_eq!(prepare(&b, &shared), first);
     assert_eq!(prepare(&a, &shared.clone()), first);
-    assert_eq!(prepare(&a, &Pipelines::new(gpu.device())), first, "pipelines of its own");
+    assert_eq!(prepare(&a, &Pipelines::new(gpu.device())), first, "separate pipelines");
     assert_eq!(shared.compiled(), first);
 
     let layers = [Layer::new(gpu, path, 16), Layer::new(gpu, path, 16)];

@@ -178,7 +178,7 @@ fn scratch_and_caches_release_dropped_tensors() {
         cache.rewind(encoder, Tokens::All(4))
     });
     let most = fresh(&own, 40, 1 << 20, &mut record);
-    assert!(most <= 8 * 4, "{most} buffers of 1 MiB beside a cache");
+    assert!(most <= 8 * 4, "{most} buffers of 1 MiB next to a cache");
 }
 
 /// Runs steps of several layers with a shared operator. After `rounds` steps nothing is bound

@@ -133,7 +133,7 @@ fn threads_compile_a_pipeline_once() {
             });
         }
     });
-    problems.iter().for_each(|problem| problem.judge(gpu, "recorded beside others"));
+    problems.iter().for_each(|problem| problem.judge(gpu, "recorded with others"));
     assert_eq!(gpu.pipelines().compiled(), 3);
     let alive = own.alive().expect("wgpu counts resources on this backend");
     assert_eq!(alive.pipelines, 3, "{alive:?}");

@@ -93,7 +93,7 @@ fn random_problems() {
 /// Hidden elements, and queries without a key, may hold anything.
 #[test]
 fn hidden_numbers_have_no_effect() {
-    let mut report = Report::new("additive, gradients beside NaN");
+    let mut report = Report::new("additive, gradients next to NaN");
     for poison in [f32::NAN, f32::INFINITY] {
         let case = case(format!("hidden {poison}"), SHAPE, true).with(|c| {
             c.rules.lengths =

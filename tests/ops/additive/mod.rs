@@ -261,7 +261,7 @@ fn fused_calls_need_no_scratch() {
 /// Hidden keys may hold anything, on both targets. A visible NaN shows.
 #[test]
 fn hidden_numbers_have_no_effect() {
-    let mut report = Report::new("additive beside NaN");
+    let mut report = Report::new("additive next to NaN");
     for poison in [f32::NAN, f32::INFINITY] {
         let case = case(format!("hidden {poison}"), SHAPE, true).with(|c| {
             c.rules.lengths = Some(HostData::new(vec![40, 33], [2, 1, 1, 1]));

@@ -133,7 +133,7 @@ fn masks() {
 #[test]
 fn hidden_numbers_have_no_effect() {
     crate::harness::in_turn!();
-    let mut report = Report::new("gradients beside NaN");
+    let mut report = Report::new("gradients next to NaN");
     for (n, poison) in [f32::NAN, f32::INFINITY].into_iter().enumerate() {
         let case = Case::random(format!("hidden {poison}"), SHAPE).with(|c| {
             c.rules.causal = true;

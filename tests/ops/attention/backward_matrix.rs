@@ -178,7 +178,7 @@ fn moving_scales_match_reference() {
 #[test]
 fn non_finite_numbers_show() {
     crate::harness::in_turn!();
-    let mut report = Report::new("gradients on matrix units, beside NaN");
+    let mut report = Report::new("gradients on matrix units, next to NaN");
     for profile in profiles() {
         for (n, poison) in [f32::NAN, f32::INFINITY].into_iter().enumerate() {
             let setup = BackwardSetup::matrix(profile);

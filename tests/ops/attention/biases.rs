@@ -29,7 +29,7 @@ fn distance_terms_match_meaning() {
                 let name = format!("alibi {heads:?}, symmetric {symmetric}");
                 all.push((name, Rules { slopes, symmetric, ..Default::default() }));
             }
-            // A table of the own position alone, of few distances, and of more than there are.
+            // Tables for the query's own position, for few distances, and for more than there are.
             for distances in [1, 7, 301] {
                 let relative = Some(HostData::of([b, h, 1, distances], eighths));
                 let name = format!("{distances} distances {heads:?}");

@@ -118,7 +118,7 @@ impl Play {
         matches!(count, Count::Device { most, .. } if *most > self.bed.kind.longest())
     }
 
-    /// Advances. The call must be refused exactly when the model says so.
+    /// Advances. The cache must refuse the call exactly when the model refuses it.
     fn grow(&mut self, count: &Count) -> Result<(), String> {
         let bounds = self.bounds();
         let longest = self.bed.kind.longest();

@@ -341,7 +341,7 @@ fn matrix_units_round_permitted_operands() {
         }
         for lie in [Lie::Dense, Lie::Transposed] {
             let case = product(profile, DType::F32, [70, 72, 44], lie, seed);
-            report.record("in fours", &case, case.outcome());
+            report.record("as vec4", &case, case.outcome());
         }
     });
 }
