@@ -24,7 +24,7 @@
 //! 3. the scalar type of its accessors in WGSL;
 //! 4. the field of the variant with the width of the tensor, or `one` or `four`;
 //! 5. `view` if the uniform holds strides and offset, or `repeating` if in addition axes of one
-//!   element are repeated.
+//!    element are repeated.
 //!
 //! Bindings have the order of the lines. The macro generates
 //!
