@@ -1,4 +1,5 @@
-//! Up to three products in one dispatch, or in as few as the device's bindings allow.
+//! Dispatches of projections: up to three products in one dispatch, if the device's bindings allow
+//! it.
 
 use super::kernels::project::{PARTS, ProjectCall, ProjectPart};
 use crate::device::DeviceFacts;
@@ -19,12 +20,12 @@ pub(crate) struct LinearOp<'a> {
     /// `[batch, heads, length, dim]`.
     pub y: TensorView<'a>,
     pub narrow: bool,
-    /// What becomes of `x Wᵀ + b`; the same in all products of a dispatch.
+    /// The activation that is applied to `x Wᵀ + b`. All products of a dispatch have the same one.
     pub activation: Option<Activation>,
 }
 
 impl LinearOp<'_> {
-    /// x as each product sees it: `[batch, heads or 1, length, features of one product]`.
+    /// The view of x for each product: `[batch, heads or 1, length, features of one product]`.
     fn x_layout(&self) -> Layout {
         let mut layout = self.x.layout;
         if self.narrow {
@@ -35,14 +36,14 @@ impl LinearOp<'_> {
         layout
     }
 
-    /// Whether the rows of all sequences lie at one stride, so that they are one matrix.
+    /// True if the rows of all sequences have one common stride, so that they form one matrix.
     fn is_one_matrix(&self) -> bool {
         let Layout { shape, strides, .. } = self.x.layout;
         shape[0] == 1 || strides[0] == shape[2] * strides[2]
     }
 }
 
-/// Buffers bound for one kind of tensor, and where each part finds its own.
+/// The buffers that are bound for one kind of tensor, and the place of each part in them.
 struct SharedWindows<'a> {
     windows: Vec<Window<'a>>,
     dtype: DType,
@@ -56,7 +57,7 @@ impl<'a> SharedWindows<'a> {
     }
 }
 
-/// Views of one buffer share a binding where that is not larger than the device allows.
+/// Binds views. Views of one buffer share a binding, if the device allows a binding of that size.
 fn bind<'a>(views: &[TensorView<'a>], device: &DeviceFacts) -> SharedWindows<'a> {
     let mut windows: Vec<Window<'a>> = Vec::new();
     let mut slots = Vec::new();
@@ -84,10 +85,11 @@ fn bind<'a>(views: &[TensorView<'a>], device: &DeviceFacts) -> SharedWindows<'a>
     SharedWindows { places: places.collect(), dtype, windows }
 }
 
-/// The dispatches of `products`: one where their outputs share a buffer and the bindings suffice.
+/// The dispatches of `products`. It is one dispatch if their outputs share a buffer and the device
+/// has enough bindings.
 ///
 /// # Errors
-/// A `kernel_options` that insists on what these products cannot have.
+/// `kernel_options` demands kernels that these products do not support.
 pub(crate) fn dispatches<'a>(
     products: &[LinearOp<'a>],
     kernel_options: &KernelOptions,
@@ -100,7 +102,8 @@ pub(crate) fn dispatches<'a>(
     Ok(dispatches)
 }
 
-/// Up to [`PARTS`] products in one dispatch if it can be had, else the first apart.
+/// Puts up to [`PARTS`] products into one dispatch if possible. Otherwise the first product gets a
+/// separate dispatch.
 fn together<'a>(
     products: &[LinearOp<'a>],
     kernel_options: &KernelOptions,
@@ -108,7 +111,7 @@ fn together<'a>(
 ) -> Result<Dispatches<'a>, Error> {
     let Some((first, rest)) = products.split_first() else { return Ok(Vec::new()) };
     let bound = Bound::new(products, device);
-    // One dispatch has one batch count.
+    // All products of a dispatch have the same batch size.
     let one_batch = rest.iter().all(|p| p.x.shape()[0] == first.x.shape()[0]);
     let one_dispatch = rest.is_empty() || one_batch && bound.fits(device);
     if !one_dispatch {
@@ -132,7 +135,7 @@ impl<'a> Bound<'a> {
         let all = |view: &dyn Fn(&LinearOp<'a>) -> TensorView<'a>| {
             bind(&products.iter().map(view).collect::<Vec<_>>(), device)
         };
-        // Parts without a bias point at another's and do not read it.
+        // Parts without a bias refer to the bias of another part, but do not read it.
         let some_bias = products.iter().find_map(|p| p.bias);
         Bound {
             xs: all(&|p| p.x),
@@ -142,7 +145,7 @@ impl<'a> Bound<'a> {
         }
     }
 
-    /// Whether one kernel can bind them; its output is one buffer.
+    /// True if one kernel can bind the buffers. Its output is one buffer.
     fn fits(&self, device: &DeviceFacts) -> bool {
         let count = |b: &SharedWindows| b.windows.len();
         let biases = self.biases.as_ref().map_or(0, count);
@@ -150,11 +153,11 @@ impl<'a> Bound<'a> {
         bindings <= device.max_storage_buffers as usize && count(&self.ys) == 1
     }
 
-    /// What the kernel is told of the `n`-th product.
+    /// The kernel's parameters for the `n`-th product.
     fn part(&self, n: usize, product: &LinearOp, rows: usize) -> ProjectPart {
         let [_, heads, length, dim] = product.y.shape();
         let (x, w, y) = (product.x_layout(), product.w.layout, product.y.layout);
-        // A narrow weight of one head serves all.
+        // All heads share a narrow weight of one head.
         let w_head = if w.shape[1] == 1 { 0 } else { w.strides[1] };
         let (x_slot, x_offset) = self.xs.places[n];
         let (w_slot, w_offset) = self.ws.places[n];
@@ -183,9 +186,9 @@ impl<'a> Bound<'a> {
     }
 }
 
-/// How the products of a dispatch share it.
+/// The common shape of the products of a dispatch.
 struct Together {
-    /// The rows of all sequences are one matrix.
+    /// True if the rows of all sequences form one matrix.
     one_matrix: bool,
     batches: usize,
     z_heads: usize,
@@ -214,7 +217,7 @@ impl Together {
     }
 }
 
-/// `products` as one dispatch.
+/// Puts `products` into one dispatch.
 fn dispatch<'a>(
     products: &[LinearOp<'a>],
     bound: Bound<'a>,
@@ -243,19 +246,19 @@ fn dispatch<'a>(
         tiles,
         width: Width::of(outline.in_fours),
         w_along_columns: outline.w_along_columns,
-        // Four output columns at once lie in one head.
+        // Four output columns that are stored as a vec4 belong to one head.
         store: Width::of(products.iter().all(|p| p.y.layout.in_fours(3))),
         activation: first.activation,
     };
     Ok(call.dispatch(plan::grid(tiles, product), device))
 }
 
-/// What a plan must know of `products`, in one dispatch.
+/// The properties of `products` in one dispatch, for the plan.
 pub(crate) fn outline_of(products: &[LinearOp], kernel_options: &KernelOptions) -> ProductOutline {
     outline(products, Together::of(products).shape(products), kernel_options)
 }
 
-/// What a plan must know of `products`, together of shape `product`.
+/// The properties of `products`, for the plan. `product` is their common shape.
 fn outline(
     products: &[LinearOp],
     product: plan::MatmulShape,

@@ -1,8 +1,8 @@
 use wgpu_attention::cache::{Append, Tokens};
 use wgpu_attention::{Attention, Cache, Error, Forward, Gpu, Mask, Scratch, TensorView};
 
-/// One step of a beam search: beam `n` goes on from beam `parents[n]`, with one new token. The beams
-/// are the sequences of the cache. `k` and `v` belong to the new tokens.
+/// One step of a beam search. Beam `n` goes on from beam `parents[n]`, with one new token. The
+/// beams are the sequences of the cache. `k` and `v` belong to the new tokens.
 pub fn step(
     gpu: &Gpu,
     attention: &Attention,

@@ -23,8 +23,8 @@ pub struct Gpt2<'a> {
 }
 
 impl Gpt2<'_> {
-    /// Runs the next rows of every sequence, a prompt or one token each, and writes the logits of
-    /// the last row. `ids` is U32 `[batch, 1, rows, 1]`, `x` and `y` are `[batch, 1, rows, width]`,
+    /// Runs the next rows of every sequence: a prompt or one token each. Writes the logits of the
+    /// last row. `ids` is U32 `[batch, 1, rows, 1]`, `x` and `y` are `[batch, 1, rows, width]`,
     /// `logits` is `[batch, 1, 1, vocabulary]`.
     pub fn step(
         &self,

@@ -1,8 +1,8 @@
 use wgpu_attention::mask::{Captured, DeviceMask, MaskMod, ScoreMod};
 use wgpu_attention::{Error, Mask, TensorView};
 
-/// A learned bias for each distance up to 31, and a mask that leaves each query its own block of
-/// `block` keys. `table` is `[1, heads, 1, 32]`.
+/// A learned bias for each distance up to 31, and a mask of blocks. A query sees the `block` keys
+/// of its block. `table` is `[1, heads, 1, 32]`.
 pub fn mask(table: TensorView<'_>, block: u32) -> Result<DeviceMask<'_>, Error> {
     let bias = ScoreMod::capturing(
         "fn score_mod(score: f32, at: At) -> f32 {

@@ -1,7 +1,7 @@
 use wgpu_attention::{Cache, CacheConfig, Error, Gpu, wgpu};
 
 /// Compiles and runs everything that generation needs: `step` with the rows of a prompt, then with
-/// one row. It uses a cache of its own, and waits for the device.
+/// one row. The steps use a temporary cache. Waits for the device.
 pub fn warm_up(
     gpu: &Gpu,
     config: CacheConfig,
