@@ -42,8 +42,18 @@ struct Wanted {
 }
 
 const USAGE: &str = "\
-usage: ring --ranks N | --threads N [--length 65536] [--schedule contiguous|zigzag|ulysses] [--window N] [--backward]
-            [--out ring.png]
+Computes causal attention on several ranks, compares it with one device, and draws a timeline.
+
+usage: ring --ranks N | --threads N [OPTIONS]
+
+  --ranks N        start N processes with mpirun
+  --threads N      run N ranks as threads of this process, without MPI
+  --length N       the tokens of the sequence [default: 65536]
+  --schedule KIND  contiguous, zigzag or ulysses [default: zigzag]
+  --window N       the number of keys that a query sees [default: all]
+  --backward       also compute gradients
+  --out PATH       the picture to write [default: ring.png]
+  --help           print this text
 ";
 
 fn wanted() -> Result<Wanted> {
