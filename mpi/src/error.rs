@@ -53,7 +53,7 @@ pub enum Error {
         /// The rank that ended.
         rank: usize,
     },
-    /// A rank had an error during a call and told the others.
+    /// A rank had an error during a call and reported it to the other ranks.
     #[error("rank {rank} has given up: {reason}")]
     GaveUp {
         /// The rank with the error.

@@ -62,8 +62,8 @@ const TESTS: [(&str, Test); 6] = [
         expect(&text, &["rank 1", "Killed"])
     }),
     ("the_others_notice_a_killed_rank_themselves", || {
-        // Options for whole lines, each with its rank. The first rank that notices tells the
-        // others.
+        // Options for whole lines, each with its rank. The first rank that notices reports it to
+        // the other ranks.
         let (_, text) = run(3, "killed", &["--enable-recovery", "--tag-output"])?;
         let says = |rank: usize| {
             let start = format!("rank {rank} of 3: ");

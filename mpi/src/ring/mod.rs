@@ -22,7 +22,7 @@ use crate::timeline::{Recorder, Timeline};
 use crate::transport::{Courier, Tag, Wire};
 use block::Sizes;
 
-/// The time after which the others report a silent rank as lost.
+/// The time after which the other ranks report a silent rank as lost.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Attention over a sequence that the ranks share, each on its own device. Use it for sequences
@@ -203,8 +203,8 @@ impl RingAttention {
         &self.timeline
     }
 
-    /// Collects the timelines of the last call on rank 0. All ranks must call it; the others get
-    /// `None`.
+    /// Collects the timelines of the last call on rank 0. All ranks must call it, and all except
+    /// rank 0 get `None`.
     ///
     /// # Errors
     /// A rank has ended or is lost.
@@ -261,7 +261,7 @@ impl RingAttention {
         self.told(result)
     }
 
-    /// Reports this rank's error to the others.
+    /// Reports this rank's error to the other ranks.
     fn told(&mut self, result: Result<(), Error>) -> Result<(), Error> {
         if let Err(error) = &result {
             self.courier.give_up(error);
@@ -309,7 +309,7 @@ impl RingAttention {
         ]);
         let kernels = &self.kernels;
         header::agree(&mut self.courier, &header, checked.as_ref().err(), || kernels.poll())?;
-        // `agree` has told the others of this rank's error.
+        // `agree` has reported this rank's error to the other ranks.
         checked.map(|sizes| (sizes, mask))
     }
 

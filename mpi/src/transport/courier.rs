@@ -210,7 +210,7 @@ enum Purpose {
     Control { from: usize },
 }
 
-/// The state of another rank, as this rank knows it.
+/// The last known state of another rank.
 struct Peer {
     heard: Instant,
     farewell: Option<Instant>,
@@ -392,7 +392,7 @@ impl<W: Wire> Rounds<W> {
             }
         }
         if now.duration_since(self.beaten) >= BEAT {
-            // If this thread did not run for long, it could not hear the others: restart the wait.
+            // If this thread did not run for long, it received no signs of life: restart the wait.
             if now.duration_since(self.beaten) > self.patience / 2 {
                 self.peers.iter_mut().for_each(|peer| peer.heard = now);
             }

@@ -146,7 +146,7 @@ fn ranks_that_differ_are_named_on_all() {
         for error in &errors[..2] {
             assert!(error.contains(words), "{error}");
         }
-        // Rank 2 may report its own invalid arguments. If it sent a wrong version, the others end
+        // Rank 2 may report its invalid arguments. If it sent a wrong version, the other ranks end
         // the call, and rank 2 reports that they left.
         let words = [words, "`q`: shape", "it has ended while this rank still waits for it"];
         assert!(words.iter().any(|words| errors[2].contains(words)), "{}", errors[2]);
@@ -176,6 +176,6 @@ fn a_rank_that_dies_is_named_in_seconds() {
         let error = errors[rank].as_ref().expect_err("an error").to_string();
         assert!(error.contains("rank 1: nothing heard of it for"), "{error}");
     }
-    // Rank 1 hears nothing from the others.
+    // Rank 1 receives no messages from the other ranks.
     assert!(matches!(errors[1], Err(Error::Lost { .. })), "{:?}", errors[1]);
 }

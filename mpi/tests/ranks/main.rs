@@ -1,5 +1,5 @@
 //! Tests with ranks that are threads. They compare every schedule and mask, forward and backward,
-//! with the reference. Others check that results are reproducible and that failures are reported.
+//! with the reference. They also check that results are reproducible and that errors are reported.
 
 mod bits;
 mod failures;
