@@ -1,5 +1,5 @@
-//! docs/internals/rings.md has the tables that the plan computes. `WGPU_ATTENTION_WRITE=1` writes
-//! them.
+//! Checks that docs/internals/rings.md has the tables that the plan computes.
+//! `WGPU_ATTENTION_WRITE=1` writes them.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -8,8 +8,8 @@ use std::path::Path;
 use wgpu_attention_mpi::plan::{Forecast, Machine, Workload, forecast, smallest_block};
 use wgpu_attention_mpi::{Schedule, SequenceMask};
 
-/// A name, a link, a way from the device to it: rates of attention are those published for
-/// FlashAttention on the card (f16 or bf16, head_dim 128).
+/// Machines: a card, a link, and the path from the device to the link. The rates of attention are
+/// published values of FlashAttention on each card (f16 or bf16, head_dim 128).
 const MACHINES: [(&str, Machine); 5] = [
     ("H100, NVLink 4, GPU-aware", machine(648e12, 450e9, f64::INFINITY)),
     ("H100, 400 Gbit/s each, GPU-aware", machine(648e12, 50e9, f64::INFINITY)),
