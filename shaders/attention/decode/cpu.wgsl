@@ -1,5 +1,4 @@
-// The loop of fused.wgsl for drivers that run on a CPU, for few rows and packed keys and values, as
-// in caches.
+// The loop of fused.wgsl for drivers on a CPU, few rows, and the packed keys and values of caches.
 //
 // Every load has an index that is uniform over the workgroup: a scalar load. (With an index that
 // differs between lanes, each lane costs a branch.) The kernel combines LANES words to a vector,

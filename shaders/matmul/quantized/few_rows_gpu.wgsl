@@ -1,5 +1,5 @@
-// Few rows on a GPU: LANES neighbours share a column and COLUMNS columns a workgroup, so that what
-// is read coalesces. The kernel adds the sums of the lanes in a fixed order.
+// Few rows on a GPU. LANES neighbours share a column and COLUMNS columns share a workgroup.
+// Loads of the weights coalesce. The kernel adds the sums of the lanes in a fixed order.
 //
 // Needs: BLOCK_BYTES, COLUMNS, IN_FOURS, LANES, ROWS; p; block_fours, view_at, x_at4, y_of,
 // y_store.
