@@ -45,6 +45,8 @@ use crate::tensor::{Access, CallTensors, DType, Element, Error, Shape, TensorVie
 /// queue.submit([encoder.finish()]);
 /// # Ok(()) }
 /// ```
+#[doc(alias = "FlashAttention")]
+#[doc(alias = "flash_attn")]
 #[doc(alias = "scaled_dot_product_attention")]
 #[doc(alias = "sdpa")]
 #[doc(alias = "flex_attention")]

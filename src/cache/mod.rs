@@ -61,6 +61,9 @@ use crate::tensor::{DType, Error, Layout, TensorView, Window};
 /// attention.forward(encoder, &call, &mut scratch)?;
 /// # Ok(()) }
 /// ```
+#[doc(alias = "KvCache")]
+#[doc(alias = "PagedAttention")]
+#[doc(alias = "kv_cache")]
 #[derive(Debug)]
 pub struct Cache {
     pipelines: Pipelines,

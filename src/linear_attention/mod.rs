@@ -45,6 +45,8 @@ use crate::tensor::{
 /// queue.submit([encoder.finish()]);
 /// # Ok(()) }
 /// ```
+#[doc(alias = "DeltaNet")]
+#[doc(alias = "Performer")]
 #[derive(Clone, Debug)]
 pub struct LinearAttention {
     pipelines: Pipelines,

@@ -177,6 +177,8 @@ impl<'a> AddPositions<'a> {
 ///
 /// The operator stores the bindings of recent calls, so that a repeated call creates nothing. The
 /// bindings keep some buffers alive: see [`forget`](Self::forget).
+#[doc(alias = "RotaryEmbedding")]
+#[doc(alias = "apply_rotary_emb")]
 #[derive(Clone, Debug)]
 pub struct Positions {
     pipelines: Pipelines,

@@ -195,6 +195,9 @@ impl<'a> EncoderForward<'a> {
 /// stack.forward(encoder, &call, &mut scratch)
 /// # }
 /// ```
+#[doc(alias = "GPT-2")]
+#[doc(alias = "Llama")]
+#[doc(alias = "decoder-only")]
 #[doc(alias = "TransformerEncoderLayer")]
 #[doc(alias = "BERT")]
 #[derive(Clone, Debug)]

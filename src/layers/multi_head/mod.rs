@@ -65,6 +65,7 @@ use crate::tensor::{
 /// queue.submit([encoder.finish()]);
 /// # Ok(()) }
 /// ```
+#[doc(alias = "MHA")]
 #[derive(Clone, Debug)]
 pub struct MultiHeadAttention {
     pipelines: Pipelines,

@@ -153,6 +153,8 @@ impl<'a> QuantizedRows<'a> {
 ///
 /// The operator stores the bindings of recent calls, so that a repeated call creates nothing. The
 /// bindings keep some buffers alive: see [`forget`](Self::forget).
+#[doc(alias = "GGUF")]
+#[doc(alias = "QMatMul")]
 #[derive(Clone, Debug)]
 pub struct QuantizedProjection {
     pipelines: Pipelines,

@@ -93,6 +93,10 @@ impl<'a> ElementwiseForward<'a> {
 ///
 /// The operator stores the bindings of recent calls, so that a repeated call creates nothing. The
 /// bindings keep some buffers alive: see [`forget`](Self::forget).
+#[doc(alias = "SwiGLU")]
+#[doc(alias = "gelu")]
+#[doc(alias = "relu")]
+#[doc(alias = "silu")]
 #[derive(Clone, Debug)]
 pub struct Elementwise {
     pipelines: Pipelines,

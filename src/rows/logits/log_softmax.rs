@@ -58,6 +58,7 @@ impl<'a> LogSoftmaxBackward<'a> {
 ///
 /// The operator stores the bindings of recent calls, so that a repeated call creates nothing. The
 /// bindings keep some buffers alive: see [`forget`](Self::forget).
+#[doc(alias = "log_softmax")]
 #[derive(Clone, Debug)]
 pub struct LogSoftmax {
     pipelines: Pipelines,

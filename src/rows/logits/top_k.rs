@@ -72,6 +72,7 @@ impl<'a> TopKForward<'a> {
 ///
 /// The operator stores the bindings of recent calls, so that a repeated call creates nothing. The
 /// bindings keep some buffers alive: see [`forget`](Self::forget).
+#[doc(alias = "topk")]
 #[doc(alias = "argmax")]
 #[derive(Clone, Debug)]
 pub struct TopK {

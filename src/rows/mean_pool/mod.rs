@@ -135,6 +135,7 @@ impl<'a> MeanPoolBackward<'a> {
 ///
 /// The operator stores the bindings of recent calls, so that a repeated call creates nothing. The
 /// bindings keep some buffers alive: see [`forget`](Self::forget).
+#[doc(alias = "mean_pooling")]
 #[derive(Clone, Debug)]
 pub struct MeanPool {
     pipelines: Pipelines,

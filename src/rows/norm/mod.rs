@@ -111,6 +111,10 @@ impl<'a> NormForward<'a> {
 /// The operator stores the bindings of recent forward calls, so that a repeated call creates
 /// nothing. The bindings keep some buffers alive: see [`forget`](Self::forget). The scratch stores
 /// the bindings of backward calls.
+#[doc(alias = "LayerNorm")]
+#[doc(alias = "RMSNorm")]
+#[doc(alias = "layer_norm")]
+#[doc(alias = "rms_norm")]
 #[derive(Clone, Debug)]
 pub struct Norm {
     pipelines: Pipelines,
