@@ -175,7 +175,7 @@ impl Attention {
         mapped.check(&shape, device)?;
         check_whole_map(blocks.map.shape(), &shape, blocks.size)?;
         blocks.map.check("blocks", Access::Write, device)?;
-        check_aliasing(&[("blocks", blocks.map)], &mask.tensors())?;
+        check_aliasing(&[("blocks", blocks.map)], &mask.tensors(), device)?;
         let call = classify::call(mask, &shape, blocks, device);
         self.pipelines.bind("block map", &[call], &self.bindings)
     }
@@ -312,11 +312,9 @@ pub(crate) fn check_extras<'a>(
         tensors.write("weights", weights, Element::Float, Shape { heads, ..*shape }.weights())?;
         // They are the score matrix of the call: one dispatch writes them beside lse, the next
         // reads them and writes out.
-        for (other, view) in [("out", Some(extras.out)), ("lse", extras.lse)] {
-            if view.is_some_and(|view| view.buffer() == weights.buffer()) {
-                return Err(Error::Alias { tensor: "weights", other });
-            }
-        }
+        let others = [Some(("out", extras.out)), extras.lse.map(|lse| ("lse", lse))];
+        let others: Vec<_> = others.into_iter().flatten().collect();
+        check_aliasing(&[("weights", weights)], &others, tensors.device)?;
     }
     if let Some((scores, stage)) = extras.scores {
         let moved = extras.mask.has(Id::Packed) || extras.mask.has(Id::Documents);
@@ -329,8 +327,8 @@ pub(crate) fn check_extras<'a>(
         }
         tensors.write("scores", scores, Element::Float, shape.weights())?;
         // One dispatch reads the score matrix, which the weights may be, and writes them.
-        if extras.weights.is_some_and(|weights| weights.buffer() == scores.buffer()) {
-            return Err(Error::Alias { tensor: "scores", other: "weights" });
+        if let Some(weights) = extras.weights {
+            check_aliasing(&[("scores", scores)], &[("weights", weights)], tensors.device)?;
         }
     }
     match &extras.dropout {

@@ -131,7 +131,7 @@ impl<'a, 'd> CallTensors<'a, 'd> {
 
     /// Refuses a written tensor that shares memory with another one.
     pub fn check_aliasing(&self) -> Result<(), Error> {
-        check_aliasing(&self.written, &self.read)
+        check_aliasing(&self.written, &self.read, self.device)
     }
 
     /// [`check_aliasing`](Self::check_aliasing) for tensors that one dispatch writes: their bindings must not meet either.

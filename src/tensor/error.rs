@@ -126,16 +126,33 @@ pub enum Error {
         /// Bytes in the buffer.
         size: u64,
     },
-    /// A tensor that is written shares memory with another of the same call.
+    /// A tensor that is written shares memory with a tensor that the same call reads.
     #[error(
-        "`{tensor}` is written and shares its buffer with `{other}`; WebGPU forbids reading and \
-         writing one buffer in one dispatch: give `{tensor}` a buffer of its own"
+        "`{tensor}` is written and its binding meets that of `{other}` in one buffer; WebGPU forbids reading and writing \
+         a range in one dispatch: give `{tensor}` another buffer, or a range of the buffer that begins at a multiple of \
+         {alignment} bytes, with `{other}` outside of it"
     )]
     Alias {
         /// The tensor that is written.
         tensor: &'static str,
-        /// The tensor it meets.
+        /// The tensor that it meets.
         other: &'static str,
+        /// The bytes to which the device aligns a binding (`min_storage_buffer_offset_alignment`).
+        alignment: u64,
+    },
+    /// Two inputs overlap in a buffer that the same call writes to. Their bindings are then
+    /// writable and must be apart, unless the inputs are the same.
+    #[error(
+        "`{tensor}` and `{other}` overlap in the buffer that `{written}` is written to; WebGPU forbids it: \
+         give `{written}` another buffer"
+    )]
+    InputsOverlap {
+        /// One of the inputs.
+        tensor: &'static str,
+        /// The other input.
+        other: &'static str,
+        /// The tensor that is written.
+        written: &'static str,
     },
     /// Two tensors that are written reach over the same bytes.
     #[error(

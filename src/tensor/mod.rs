@@ -379,6 +379,14 @@ pub(crate) struct Window<'a> {
     pub layout: Layout,
 }
 
+impl Window<'_> {
+    /// True if both windows have a byte in common.
+    pub fn meets(&self, other: &Window) -> bool {
+        let meet = self.start < other.start + other.size && other.start < self.start + self.size;
+        meet && self.buffer == other.buffer
+    }
+}
+
 /// A tensor that keeps its buffer alive: the weights of a layer.
 #[derive(Clone, Debug)]
 pub(crate) struct Tensor {
@@ -417,20 +425,36 @@ pub(crate) fn check_float(tensor: &'static str, view: &TensorView) -> Result<(),
 }
 
 /// Refuses a written tensor that shares memory with another tensor of the call.
+///
+/// A written tensor and inputs may lie in one buffer. Their bindings are then all writable, so they must be apart:
+/// WebGPU forbids writable bindings that meet. Inputs that are the same share a binding.
 pub(crate) fn check_aliasing<'a>(
     written: &[(&'static str, TensorView<'a>)],
     read: &[(&'static str, TensorView<'a>)],
+    device: &DeviceFacts,
 ) -> Result<(), Error> {
+    let alignment = device.offset_alignment;
     for (n, (tensor, view)) in written.iter().enumerate() {
         for (other, input) in read {
-            if view.buffer == input.buffer {
-                return Err(Error::Alias { tensor, other });
+            if view.window(device).meets(&input.window(device)) {
+                return Err(Error::Alias { tensor, other, alignment });
             }
         }
         for (other, output) in &written[n + 1..] {
             let ((a, b), (c, d)) = (view.extent(), output.extent());
             if view.buffer == output.buffer && a < d && c < b {
                 return Err(Error::OutputsOverlap { tensor, other });
+            }
+        }
+    }
+    for (n, (tensor, view)) in read.iter().enumerate() {
+        let Some((beside, _)) = written.iter().find(|(_, output)| output.buffer == view.buffer) else {
+            continue;
+        };
+        for (other, input) in &read[n + 1..] {
+            let (a, b) = (view.window(device), input.window(device));
+            if a.meets(&b) && (a.start, a.size, view.dtype) != (b.start, b.size, input.dtype) {
+                return Err(Error::InputsOverlap { tensor, other, written: beside });
             }
         }
     }
@@ -445,9 +469,7 @@ pub(crate) fn check_apart<'a>(
 ) -> Result<(), Error> {
     for (n, (tensor, view)) in written.iter().enumerate() {
         for (other, output) in &written[n + 1..] {
-            let (a, b) = (view.window(device), output.window(device));
-            let meet = a.start < b.start + b.size && b.start < a.start + a.size;
-            if view.buffer == output.buffer && meet {
+            if view.window(device).meets(&output.window(device)) {
                 return Err(Error::OutputsOverlap { tensor, other });
             }
         }

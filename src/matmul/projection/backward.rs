@@ -193,7 +193,7 @@ impl Projection {
         let mut written = Written::default();
         let mut calls = Vec::with_capacity(products.len());
         calls.extend(products.iter().map(|product| product.op(&mut written)));
-        check_aliasing(&written.views(), &read)?;
+        check_aliasing(&written.views(), &read, device)?;
         self.pipelines.with_fallbacks(|| {
             let dispatches =
                 dispatch_backward::dispatches(&calls, &self.kernel_options, &self.pipelines.facts())?;
