@@ -1,8 +1,8 @@
 //! `scripts/gpu cargo bench --bench additive [-- --quick]`
 //!
-//! Additive attention beside its floors: a kernel that takes as many tanh, by the same text, and
-//! does nothing else; a copy of as many bytes as its tensors have. The least time of interleaved
-//! rounds, and the ratio to the larger floor.
+//! Compares additive attention with its floors. One floor is a kernel that computes as many tanh
+//! with the same text, and nothing else. The other is a copy of as many bytes as the tensors have.
+//! It prints the least time of interleaved rounds, and the ratio to the larger floor.
 
 use common::bed::Bed;
 use common::copy::{Copy, CopyForm};
@@ -11,7 +11,7 @@ use common::timer::noise;
 use wgpu_attention::additive::{AdditiveAttention, AdditiveConfig, AdditiveForward};
 use wgpu_attention::{DType, Scratch, Shape, TensorView, wgpu};
 
-/// Of each invocation ROUNDS times 16 tanh, four apart from each other at a time.
+/// Each invocation computes ROUNDS × 16 tanh, in four independent chains.
 const FLOOR: &str = "
 @group(0) @binding(0) var<storage, read_write> out: array<f32>;
 override ROUNDS: u32;
@@ -32,7 +32,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
 }
 ";
 
-/// As many tanh as there are pairs and hidden units, in 16384 invocations.
+/// The floor of arithmetic: as many tanh as pairs times hidden units, in 16384 invocations.
 struct Floor {
     pipeline: wgpu::ComputePipeline,
     group: wgpu::BindGroup,

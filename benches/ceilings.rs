@@ -1,6 +1,6 @@
 //! `scripts/gpu cargo bench --bench ceilings [-- --quick]`
 //!
-//! What the device does at best, for comparison with what kernels reach.
+//! Measures the highest rates of the device, to compare kernels with.
 
 use common::bed::Bed;
 

@@ -1,11 +1,11 @@
 //! `scripts/gpu cargo bench --bench decode [-- [--rounds N] [--quick] [--only NAME]]`
 //!
-//! One query of 32 heads on 8 against 4096 keys, 128 wide, from tensors and from caches of every
-//! storage and layout: time on the device, medians of rounds that take turns, beside a kernel that
-//! only copies as many bytes. Then the time of one of many calls in a pass, each on other keys and
-//! values, as the layers of a model are; how the time grows with the length; the time of an append.
-//! Every result is compared with the reference first. `--only` leaves out the calls whose name does
-//! not contain it.
+//! Measures one query of 32 heads on 8 against 4096 keys, 128 wide. The keys are in tensors, or in
+//! caches of every storage and layout. It prints medians of interleaved rounds on the device, next
+//! to a kernel that only copies as many bytes. Then it measures a call among many calls in a pass.
+//! Each call has different keys and values, as in a model's layers. Last come the growth of the
+//! time with the length, and the time of an append. Every result is compared with the reference
+//! first. `--only` selects the calls whose names contain its argument.
 
 use common::bed::{Bed, median};
 use common::copy::{Copy, CopyForm};
@@ -25,8 +25,8 @@ const HEADS: usize = 32;
 const KV_HEADS: usize = 8;
 const DIM: usize = 128;
 
-/// Something to time, whose result was right: what it is called, the call if it is one, the bytes
-/// it must read, and its pass.
+/// A pass to time, whose result was right. It has a name, the call (if it is one), and the bytes
+/// that it must read.
 struct Subject<'a> {
     name: String,
     call: Option<(Shape, DType)>,
@@ -34,7 +34,7 @@ struct Subject<'a> {
     record: Box<dyn FnMut(&mut wgpu::ComputePass) + 'a>,
 }
 
-/// Medians of `rounds`, in which all take turns, in ms.
+/// Returns the medians of `rounds`, in ms. All subjects alternate in each round.
 fn medians(timer: &Timer, subjects: &mut [Subject], rounds: usize) -> Vec<f64> {
     let mut times = vec![Vec::new(); subjects.len()];
     for _ in 0..rounds {
@@ -64,8 +64,9 @@ impl Data {
         Shape { kv_heads: KV_HEADS, q_len: 1, ..Shape::new(1, HEADS, self.length, DIM) }
     }
 
-    /// A wrong kernel has no time. `queries` are of that type, and so is what a result is held to:
-    /// that of f16 too where a device may round a row to other levels than the reference.
+    /// Checks a result: a wrong kernel has no time. Queries have the type `queries`, and `result`
+    /// sets the tolerance. `result` is f16 if a device may round a row to other levels than the
+    /// reference.
     fn validate(
         &self,
         what: &str,
@@ -80,7 +81,7 @@ impl Data {
     }
 }
 
-/// A call on tensors.
+/// Returns a call on tensors.
 fn tensors<'a>(bed: &'a Bed, data: &Data, dtype: DType) -> Subject<'a> {
     let gpu = &bed.gpu;
     let shape = data.shape();
@@ -114,7 +115,7 @@ fn tensors<'a>(bed: &'a Bed, data: &Data, dtype: DType) -> Subject<'a> {
     Subject { name, call: Some((shape, dtype)), bytes, record: Box::new(record) }
 }
 
-/// A cache that holds `data`.
+/// Returns a cache that holds `data`.
 fn filled(gpu: &Gpu, data: &Data, config: CacheConfig) -> Cache {
     let mut cache = Cache::with_pipelines(gpu.pipelines(), config).expect("a cache");
     let [k, v] = [&data.k, &data.v].map(|x| gpu.upload(x).expect("upload"));
@@ -127,7 +128,7 @@ fn filled(gpu: &Gpu, data: &Data, config: CacheConfig) -> Cache {
     cache
 }
 
-/// A call on a cache.
+/// Returns a call on a cache.
 fn cached<'a>(
     bed: &'a Bed,
     data: &Data,
@@ -167,7 +168,7 @@ fn cached<'a>(
     Subject { name, call: Some((data.shape(), DType::F32)), bytes, record: Box::new(record) }
 }
 
-/// Prints times beside the rate of the best copy, in GB/s, and appends them as rows.
+/// Prints times and their share of the best copy's rate, in GB/s, and appends them as rows.
 fn print(gpu: &Gpu, title: &str, subjects: &[Subject], times: &[f64], copy: f64) {
     println!("\n{title}\n{:38} {:>9} {:>8} {:>8} {:>8}", "", "ms", "MB read", "GB/s", "of copy");
     for (Subject { name, call, bytes, .. }, ms) in subjects.iter().zip(times) {
@@ -194,7 +195,7 @@ fn main() {
     let wanted = |name: &str| name.contains(&only);
     let config = |capacity| CacheConfig::new(KV_HEADS, DIM, capacity);
 
-    // As many bytes as keys and values in f32.
+    // As many bytes as keys and values have in f32.
     let length = if quick() { 512 } else { 4096 };
     let words = 2 * KV_HEADS * length * DIM;
     let copy = |form: CopyForm| {
@@ -286,12 +287,12 @@ fn main() {
     }
 }
 
-/// The number of calls of a pass, and of sets of keys and values, which together are larger than a
-/// GPU's cache.
+/// The number of calls in a pass, and of sets of keys and values. Together the sets are larger than
+/// a GPU's cache.
 const CHAIN: usize = 32;
 const SETS: usize = 8;
 
-/// The time of one of many calls that follow each other in a pass.
+/// Measures one call among many that follow each other in a pass.
 fn chain(bed: &Bed, dtype: DType, length: usize, rounds: usize) {
     let mut layers: Vec<Subject> =
         (0..if quick() { 2 } else { SETS }).map(|_| tensors(bed, &Data::new(length), dtype)).collect();
@@ -311,8 +312,8 @@ fn chain(bed: &Bed, dtype: DType, length: usize, rounds: usize) {
     append(&Row { ms: Some(ms), floor_ms: Some(floor), bound, share, ..row });
 }
 
-/// Median time of an append at `length`, in µs, once a query that sees its own token alone has
-/// found there what was appended.
+/// Returns the median time of an append at `length`, in µs. First a query that sees only its own
+/// token checks the appended row.
 fn append_time(gpu: &Gpu, timer: &Timer, layout: CacheLayout, length: usize, rounds: usize) -> f64 {
     let storage = CacheStorage::Q8(ScaleGroup::Of(32));
     let config = CacheConfig::new(1, 64, 1 << 17).layout(layout).storage(storage);

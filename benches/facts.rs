@@ -1,6 +1,6 @@
 //! `scripts/gpu cargo bench --bench facts`
 //!
-//! Every adapter here, and all that wgpu says of the one that the benches take.
+//! Lists every adapter, and all properties that wgpu reports of the benches' adapter.
 
 use common::device;
 use common::rows::{append, of_adapter};

@@ -1,8 +1,8 @@
 //! `scripts/gpu cargo bench --bench kernels [-- [FILTER] [--quick]]`
 //!
-//! Time on the device by timestamp queries, of each kernel once its result has been compared with
-//! the reference; then the median beside the floors that the device's own ceilings set to what the
-//! problem must compute and move.
+//! Measures each kernel on the device with timestamp queries, after its result has been compared
+//! with the reference. Then it prints the median next to the floors. The floors follow from the
+//! device's ceilings and the problem's least work.
 
 use std::cell::OnceCell;
 
@@ -20,7 +20,7 @@ use rows::Row;
 use wgpu_attention::tuning::MatrixUnits;
 use wgpu_attention::{DType, Scratch, Shape, wgpu};
 
-/// Times a pass, and puts its median beside its floors.
+/// Times a pass, and prints its median with its floors.
 fn bench<'a>(
     bed: &Bed,
     group: &mut BenchmarkGroup<WallTime>,
@@ -31,13 +31,13 @@ fn bench<'a>(
     prepare: impl FnOnce() -> Checked<'a>,
 ) {
     group.throughput(Throughput::Elements(work.flops as u64));
-    // Not run: another was asked for.
+    // The filter selects another bench, so this one was not run.
     let Some(ms) = bed.measure(group, id, prepare) else { return };
     let share = |kind| bed.ceilings().share(kind, work, ms);
     let Some(own) = share(kind) else { return };
     println!("{:24}median: {own}", "");
     append(&of_share(row, &own));
-    // What they could gain.
+    // The floor that matrix units would have.
     if let (Kind::Plain, false, Some(matrix)) = (kind, bed.software(), share(Kind::Matrix)) {
         println!("{:24}floor of matrix units: {:.3} ms", "", matrix.floor());
     }

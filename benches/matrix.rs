@@ -1,8 +1,9 @@
 //! `scripts/gpu cargo bench --bench matrix [-- [--length N] [--quick]]`
 //!
-//! Prefill of f16 tensors on matrix units beside the same call without them, and beside what the
-//! device's units do at best (see `ceilings`): medians of some runs on the device. Sampled rows are
-//! compared with the reference first. Where a device has no matrix units there is nothing to time.
+//! Measures prefill of f16 tensors on matrix units. It compares the time with the same call without
+//! them, and with the units' highest rate (see `ceilings`). It prints medians of several runs on
+//! the device. Sampled rows are compared with the reference first. On a device without matrix units
+//! there is nothing to time.
 
 use common::bed::{Bed, median};
 use common::problem::{Case, Problem, Rule, Way};
@@ -11,7 +12,7 @@ use common::settings::{argument, quick};
 use common::share::{Kind, Share};
 use wgpu_attention::{DType, Shape};
 
-/// Times a case and puts it beside its floors.
+/// Times a case, and prints it with its floors.
 fn time(bed: &Bed, case: Case, way: Way) -> Share {
     let problem = Problem::new(&bed.gpu, case).expect("room for the problem");
     let mut pass = problem.check(bed, way, problem.scratch(&bed.gpu, way).expect("room for the scratch"));

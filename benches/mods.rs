@@ -1,8 +1,8 @@
 //! `scripts/gpu cargo bench --bench mods [-- --quick]`
 //!
-//! Score functions and masks of the caller's own beside the rules that mean the same, whose results
-//! they must have: the least time of interleaved rounds, and ratios. Then what a new text costs the
-//! host before any driver sees it.
+//! Compares score functions and masks of the caller with the built-in rules of the same meaning.
+//! Their results must be equal. It prints the least time of interleaved rounds, and ratios. Then it
+//! measures the host's time for a new text, before any driver sees it.
 
 use std::time::Instant;
 
@@ -34,7 +34,7 @@ const TABLE: &str = "
         return score + table_at(0u, at.head, 0u, u32(clamp(i32(at.key) - at.position, -64, 64) + 64));
     }";
 
-/// Attention of numbers that look random.
+/// Attention of pseudo-random numbers.
 struct Problem<'a> {
     bed: &'a Bed,
     shape: Shape,
@@ -43,7 +43,7 @@ struct Problem<'a> {
     lse: wgpu::Buffer,
 }
 
-/// A call that has a name.
+/// A call with a name.
 struct Run<'a> {
     name: &'static str,
     record: Box<dyn FnMut(&mut wgpu::ComputePass) + 'a>,
@@ -89,7 +89,7 @@ impl<'a> Problem<'a> {
         Run { name, record: Box::new(record), least: f64::INFINITY }
     }
 
-    /// The same, of which the first call's output is the others' too.
+    /// Compares calls that compute the same. All outputs must equal the first call's output.
     fn compare(&self, what: &str, runs: &mut [Run]) {
         let mut first = None;
         for run in runs.iter_mut() {
@@ -159,8 +159,9 @@ fn masks(problem: &Problem) {
     );
 }
 
-/// A mask of a block map, which is made once and read by every call; the same map beside what it is
-/// of.
+/// Measures calls with a block map, which is made once. The calls use a rule, the rule with the
+/// map, and a `mask_mod` with the map. Without a rule, it compares the last call with a call
+/// without a mask.
 fn maps(problem: &Problem, name: &'static str, size: usize, rule: Option<DeviceMask>, own: BoundMaskMod) {
     let shape = problem.shape;
     let [rows, cols] = [shape.q_len, shape.kv_len].map(|n| n.div_ceil(size));
@@ -181,7 +182,8 @@ fn maps(problem: &Problem, name: &'static str, size: usize, rule: Option<DeviceM
     }
 }
 
-/// The gradient of a table by its own rule, and as what a score function reads.
+/// Compares the gradient of a table by the built-in rule with its gradient as input of a score
+/// function.
 fn gradients(problem: &Problem) {
     let gpu = &problem.bed.gpu;
     let shape = problem.shape;
@@ -220,7 +222,7 @@ fn gradients(problem: &Problem) {
     problem.time("gradient of a table", &mut runs);
 }
 
-/// Reading, checking and writing a text that nobody has seen.
+/// Measures how long the host takes to read, check and write a new text.
 fn texts() {
     for (name, text) in [("ALiBi", ALIBI), ("softcap", SOFTCAP), ("a table", TABLE)] {
         let captured: Vec<_> = ["slopes", "table"]

@@ -1,20 +1,21 @@
-//! This crate in a line-up of attention libraries: reads the same workload files, prints the same
-//! JSON lines.
+//! Runs this crate in a comparison of attention libraries. It reads the same workload files and
+//! prints the same JSON lines.
 //!
 //! ```text
-//! scripts/gpu PEER --data DIR [--only NAME,…] [--variants fused,staged,backward,project] [--dtype f32|f16|bf16]
-//!                  [--budget SECONDS] [--adapter TEXT]
+//! scripts/gpu PEER --data DIR [--only NAME,…] [--variants fused,staged,backward,project]
+//!                  [--dtype f32|f16|bf16] [--budget SECONDS] [--adapter TEXT]
 //! PEER --table FILE
 //! ```
 //!
 //! `DIR` holds `index.txt` and a folder for each workload, with raw f32 inputs and an f64
-//! reference; `--adapter` is a part of the name of the adapter that is meant, without which none of
-//! OpenGL is taken. `--table` prints such lines, this crate's and others', as a table of medians.
-//! Without either nothing happens.
+//! reference. `--adapter` is a part of the adapter's name; without it, OpenGL adapters are not
+//! used. `--table` prints such lines, of any library, as a table of medians. Without `--data` and
+//! `--table` nothing happens.
 //!
-//! Times wall time from the call to the device being idle, as for the other libraries. `backward`
-//! is d_q, d_k and d_v of an attention workload after a forward call, which is not timed; of
-//! folders that have `d_out.f32`, and `d_q.f64`, `d_k.f64`, `d_v.f64` to compare with.
+//! Times are wall time, from the call until the device is idle, as for the other libraries.
+//! `backward` is d_q, d_k and d_v of an attention workload after a forward call, which is not
+//! timed. It needs folders with `d_out.f32`, and with `d_q.f64`, `d_k.f64`, `d_v.f64` to compare
+//! with.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -41,11 +42,11 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 const VARIANTS: [&str; 4] = ["fused", "staged", "backward", "project"];
 
-/// What the command line says.
+/// The options of the command line.
 struct Options {
     data: Option<PathBuf>,
     table: Option<PathBuf>,
-    /// Workloads, and variants; empty: all.
+    /// Workloads, then variants; empty for all.
     only: Vec<String>,
     variants: Vec<String>,
     dtype: DType,
@@ -83,7 +84,7 @@ impl Options {
                         other => return Err(format!("--dtype {other}: f32, f16 or bf16").into()),
                     }
                 }
-                // What cargo and the other benches' callers say.
+                // Arguments that cargo and the callers of other benches pass.
                 Long("bench" | "quick") => {}
                 other => return Err(other.unexpected().into()),
             }
@@ -109,8 +110,8 @@ struct Workload {
 }
 
 impl Workload {
-    /// A line of `index.txt`: name, kind, the seven sizes with one channel count for keys and
-    /// values, causal, operations.
+    /// Parses a line of `index.txt`: name, kind, seven sizes (with one channel count for keys and
+    /// values), causal, operations.
     fn parse(line: &str, folder: &Path) -> Option<Self> {
         let fields: Vec<&str> = line.split_whitespace().collect();
         let n = |i: usize| fields.get(i)?.parse::<usize>().ok();
@@ -134,7 +135,7 @@ impl Workload {
         })
     }
 
-    /// Those of `folder` that are wanted.
+    /// Returns the selected workloads of `folder`.
     fn all(folder: &Path, only: &[String]) -> Result<Vec<Self>> {
         let index = folder.join("index.txt");
         let text = fs::read_to_string(&index).map_err(|e| format!("{}: {e}", index.display()))?;
@@ -160,12 +161,12 @@ impl Workload {
         Ok(bytemuck::pod_collect_to_vec(&self.file(&format!("{name}.f32"))?))
     }
 
-    /// Whether there is something to compare gradients with.
+    /// True if there are reference gradients.
     fn has_gradients(&self) -> bool {
         self.folder.join("d_out.f32").exists()
     }
 
-    /// The largest error, and the largest number that should come out, by the reference in `file`.
+    /// Returns the largest error, and the largest expected number, by the reference in `file`.
     fn error(&self, got: &[f32], file: &str) -> Result<(f64, f64)> {
         let want: Vec<f64> = bytemuck::pod_collect_to_vec(&self.file(file)?);
         let got: Vec<f64> = got.iter().map(|x| f64::from(*x)).collect();
@@ -174,16 +175,16 @@ impl Workload {
     }
 }
 
-/// What a run writes.
+/// The output of a run.
 struct Output<'a> {
     buffer: &'a wgpu::Buffer,
     len: usize,
     dtype: DType,
-    /// Its reference.
+    /// The file of its reference.
     file: &'static str,
 }
 
-/// The device, and what stands in every line.
+/// The device, and the fields of every line.
 struct Bench {
     gpu: Gpu,
     options: Options,
@@ -231,7 +232,7 @@ impl Bench {
         Output { buffer, len, dtype: self.dtype(), file: "ref.f64" }
     }
 
-    /// Checks what `run` computes, repeats it for the budget and prints a line.
+    /// Checks the result of `run`, repeats it for the budget and prints a line.
     fn report(
         &self,
         work: &Workload,
@@ -250,8 +251,8 @@ impl Bench {
                 .map(|_| start.elapsed().as_secs_f64() * 1e3)
         };
         once()?;
-        // Of the largest result: four roundings of f16 or bf16, or what a sum of thousands leaves
-        // of f32.
+        // Relative to the largest result. F16 and BF16 may have four roundings. F32 may have the
+        // error of a sum of thousands of terms.
         let permitted = match self.dtype() {
             DType::F16 => 2e-3,
             DType::BF16 => 16e-3,
@@ -276,7 +277,7 @@ impl Bench {
         let cpu = (cpu_seconds() - cpu) * 1e3 / times.len() as f64;
         let (runs, least) = (times.len(), times.iter().copied().fold(f64::INFINITY, f64::min));
         let ms = median(times).expect("a run");
-        // Five products where a forward call has two.
+        // Backward has five products, forward two.
         let flops = if variant == "backward" { 2.5 * work.flops } else { work.flops };
         let digits = |x: f64, digits: i32| (x * 10f64.powi(digits)).round() / 10f64.powi(digits);
         let line = json!({
@@ -378,7 +379,7 @@ impl Bench {
                         self.attend(work, variant, path)?;
                     }
                 }
-                // Asked for by name, it says what is missing.
+                // If the user requests it by name, it reports what is missing.
                 let named = self.options.variants.iter().any(|name| name == "backward");
                 if named || (wants("backward") && work.has_gradients()) {
                     self.backward(work)?;
@@ -392,11 +393,11 @@ impl Bench {
     }
 }
 
-/// Runs until times settle: three one after the other within a tenth, or 2 s. How many runs that
-/// took.
+/// Runs until times settle: three consecutive times within a tenth, or 2 s. Returns the number of
+/// runs.
 ///
-/// A processor's clock rises, and the driver's threads find their cores, in a process's first half
-/// second.
+/// In a process's first half second, a processor's clock rises, and the driver's threads find their
+/// cores.
 fn settle<E>(once: &mut impl FnMut() -> std::result::Result<f64, E>) -> std::result::Result<usize, E> {
     let start = Instant::now();
     let mut last = Vec::new();
@@ -411,7 +412,7 @@ fn settle<E>(once: &mut impl FnMut() -> std::result::Result<f64, E>) -> std::res
     }
 }
 
-/// Seconds of processor time this process has used, where the system tells.
+/// Returns the seconds of processor time of this process, if the system reports them.
 fn cpu_seconds() -> f64 {
     let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let after_name = stat.rsplit(')').next().unwrap_or_default();
@@ -420,7 +421,7 @@ fn cpu_seconds() -> f64 {
     ticks / 100.0
 }
 
-/// Milliseconds by workload and program: medians over the rounds of a file of JSON lines.
+/// Prints milliseconds by workload and program: medians over the rounds of a file of JSON lines.
 fn table(file: &Path) -> Result<()> {
     let text = fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
     let mut cells: BTreeMap<(String, String), Vec<f64>> = BTreeMap::new();
@@ -459,7 +460,7 @@ fn run() -> Result<()> {
 fn main() -> std::process::ExitCode {
     match run() {
         Ok(()) => std::process::ExitCode::SUCCESS,
-        // Who reads has enough: `| head`.
+        // The reader has enough: `| head`.
         Err(e) if e.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe) => {
             std::process::ExitCode::SUCCESS
         }

@@ -1,8 +1,8 @@
 //! `scripts/gpu cargo bench --bench record [-- [FILTER] [--quick]]`
 //!
-//! What recording a call costs the host, in time and in allocations, once it has been recorded
-//! before; beside what wgpu alone takes for as many passes and dispatches. Each call is submitted
-//! once and its result compared with the reference first.
+//! Measures the host's cost of recording a call that was recorded before: time and allocations. It
+//! compares the cost with wgpu alone, for as many passes and dispatches. Each call is submitted
+//! once, and its result is compared with the reference first.
 
 use std::time::Instant;
 
@@ -29,28 +29,29 @@ use wgpu_attention::{
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Records a call; then, where it must be undone before the next, undoes it, which is not timed.
+/// Records a call. If it must be undone before the next recording, it undoes it, which is not
+/// timed.
 trait Call {
     fn record(&mut self, encoder: &mut wgpu::CommandEncoder);
 
     fn undo(&mut self, _encoder: &mut wgpu::CommandEncoder) {}
 
-    /// Whether what the device computed of one recording is right.
+    /// Checks the device's result of one recording.
     fn judge(&self, gpu: &Gpu) -> Result<Difference, Mismatch>;
 }
 
-/// What is recorded, in passes and dispatches.
+/// The passes and dispatches of a recording.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Parts {
     passes: usize,
     dispatches: usize,
 }
 
-/// Of a recording, in steady state.
+/// The cost of a recording, in steady state.
 #[derive(Clone, Copy)]
 struct Cost {
     us: f64,
-    /// Of `encoder.finish()` afterwards, where wgpu validates what was recorded.
+    /// The time of `encoder.finish()`, in which wgpu validates the recording.
     finish_us: f64,
     allocations: usize,
 }
@@ -91,7 +92,7 @@ fn cost(
         });
     });
     let (us, finish_us) = (median(times)?, median(finished)?);
-    // Lists grow now and then.
+    // Lists sometimes grow.
     let allocations = (0..9).map(|_| {
         let mut encoder = self::encoder(&bed.gpu);
         let count = allocations(|| call(&mut encoder));
@@ -101,8 +102,7 @@ fn cost(
     Some(Cost { us, finish_us, allocations: allocations.min()? })
 }
 
-/// Dispatches that do nothing, of a kernel that binds as much as attention: parameters, q, k, v and
-/// out.
+/// Dispatches of an empty kernel with as many bindings as attention: parameters, q, k, v and out.
 struct Bare {
     kernel: Kernel,
     known: Vec<(Parts, Cost)>,
@@ -129,7 +129,7 @@ impl Bare {
         let mut record = |encoder: &mut wgpu::CommandEncoder| {
             for n in 0..passes {
                 let mut pass = encoder.begin_compute_pass(&Default::default());
-                // All that passes do not share evenly is in the last.
+                // The last pass has the remaining dispatches.
                 let more = if n + 1 == passes { dispatches % passes } else { 0 };
                 (0..dispatches / passes + more).for_each(|_| kernel.dispatch(&mut pass, [1, 1]));
             }
@@ -142,7 +142,7 @@ impl Bare {
     }
 }
 
-/// Submits one recording and looks at its result, then measures those after it. `make` gives the
+/// Submits one recording and checks its result, then measures later recordings. `make` returns the
 /// call, which records `passes`, and its row.
 fn bench<C: Call>(
     bed: &Bed,
@@ -154,7 +154,7 @@ fn bench<C: Call>(
     make: impl FnOnce() -> C,
 ) {
     let mut call = make();
-    // Every dispatch is bound when it is recorded first.
+    // The first recording binds every dispatch.
     let bind_groups =
         || bed.instance.generate_report().map(|report| report.hub.bind_groups.num_kept_from_user);
     let before = bind_groups();
@@ -240,7 +240,8 @@ impl Call for WholeLayer {
     }
 }
 
-/// A token at the end of a cache: room for it, its key and value, attention of its query to all.
+/// One token at the end of a cache. The cache makes room and appends the key and value, and the
+/// query attends to all keys.
 struct Step {
     shape: Shape,
     data: [Vec<f32>; 3],
@@ -282,7 +283,7 @@ impl Step {
             cache.append(encoder, 0, &append)
         })
         .expect("a prefill");
-        // So that what the steps bind counts alone.
+        // Now only the bindings of the steps count.
         scratch.forget();
         Step { shape, data: [q, k, v], buffers, cache, attention, scratch }
     }

@@ -1,8 +1,8 @@
 //! `scripts/gpu cargo bench --bench scaling [-- [FILTER] [--quick]]`
 //!
-//! How time and memory grow with length: self-attention of one head, 256 to 65536 tokens. Each
-//! result is compared with the reference first, in sampled rows. Exponents are fitted to the upper
-//! part of the range, where what every call costs counts least.
+//! Measures the growth of time and memory with length: self-attention of one head, 256 to 65536
+//! tokens. Each result is compared with the reference first, in sampled rows. Exponents are fitted
+//! to the upper part of the range, where the fixed cost of a call matters least.
 
 use std::time::Duration;
 
@@ -15,16 +15,16 @@ use criterion::{BenchmarkGroup, Criterion, SamplingMode, Throughput, criterion_g
 use rows::Row;
 use wgpu_attention::{DType, Gpu, Scratch, Shape, wgpu};
 
-/// A software driver is not asked for a run that would take longer, in ms.
+/// The longest run on a software driver, in ms. Longer runs are skipped.
 const LONGEST: f64 = 6000.0;
-/// What is fitted: lengths from the longest down to that fraction of it.
+/// The range of the fit: lengths from the longest down to this fraction of it.
 const UPPER: usize = 16;
 
 struct Series {
     way: Way,
     rule: Rule,
     dtype: DType,
-    /// Exponents: of time, and of temporary memory, where that grows.
+    /// Exponents of time, and of temporary memory if it grows.
     time: f64,
     scratch: Option<f64>,
 }
@@ -34,13 +34,13 @@ struct Point {
     ms: f64,
     scratch: u64,
     outputs: u64,
-    /// What the driver's memory grew by for the scratch, and for a call beside it.
+    /// The growth of the driver's memory for the scratch, and for a call without its scratch.
     allocated: Option<[u64; 2]>,
 }
 
-/// Bytes of the device that are in use, where wgpu tells.
+/// Returns the device's bytes in use, if wgpu reports them.
 fn in_use(gpu: &Gpu) -> Option<u64> {
-    // What has been dropped is freed once the device is idle.
+    // Dropped resources are freed once the device is idle.
     gpu.device().poll(wgpu::PollType::wait_indefinitely()).expect("a device");
     gpu.device().generate_allocator_report().map(|report| report.total_allocated_bytes)
 }
@@ -87,7 +87,7 @@ impl Series {
             points.extend(self.point(&mut group, bed, case, &problem, scratch, before));
         }
         drop(group);
-        // Another was asked for.
+        // A filter may select another series.
         if !points.is_empty() {
             self.report(&bed.gpu, &points, end);
         }
@@ -113,7 +113,7 @@ impl Series {
                     [with_scratch.saturating_sub(before), after.saturating_sub(with_scratch)]
                 });
             if let Some([scratch, call]) = allocated {
-                // Allocators round up; parameters and counters of the driver are small.
+                // Allocators round up. The driver's parameters and counters are small.
                 assert!(
                     (bytes..=bytes + (1 << 16)).contains(&scratch),
                     "{bytes} bytes of scratch take {scratch}"
@@ -188,7 +188,8 @@ impl Series {
     }
 }
 
-/// Of the power that fits best, by least squares in logarithms. `None` of fewer than three points.
+/// Returns the exponent of the best fit, by least squares in logarithms. Returns `None` for fewer
+/// than three points.
 fn exponent(points: &[[f64; 2]]) -> Option<f64> {
     if points.len() < 3 {
         return None;
@@ -207,7 +208,7 @@ fn all(c: &mut Criterion) {
         Series { way: Way::Staged, rule: Rule::Causal, dtype: DType::F32, time: 2.0, scratch: Some(2.0) };
     let mut series =
         vec![fused(Rule::Causal, DType::F32, 2.0), fused(Rule::Window(256), DType::F32, 1.0), staged];
-    // On a processor f16 is no faster; where there are matrix units, they are what it is for.
+    // On a processor f16 is no faster. If there are matrix units, f16 uses them.
     if bed.software() {
         println!("f16: left out, a processor is no faster in it");
     } else if bed.f16() {

@@ -1,5 +1,5 @@
-//! What shaders and Rust both say by numbers: every literal `const` of a shader is here, with what
-//! Rust means by it.
+//! The numbers that shaders and Rust share. This test lists every literal `const` of a shader, with
+//! the Rust constant that it must equal.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -21,7 +21,7 @@ use crate::matmul::quantized::format::QuantizedFormat;
 use crate::position::kernels::rotation_table;
 use crate::tensor::LONGEST_AXIS;
 
-/// By file and name. `None`: Rust has no such number.
+/// The Rust value of a shader's constant, by file and name. `None`: Rust has no such number.
 fn meant() -> BTreeMap<(&'static str, &'static str), Option<u32>> {
     let part = |part| pattern(PatternParams { reach: None, stride: 1, summary: None, part });
     let shared = [
@@ -159,7 +159,7 @@ fn shaders_and_rust_mean_the_same_numbers() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// What stands in for the block map where there is none.
+/// The text that replaces the block map in kernels without one.
 #[test]
 fn no_blocks_says_the_same_states() {
     assert_eq!(

@@ -1,5 +1,6 @@
-//! The WGSL this crate compiles, for tools and tests, with the feature `inspect`: every kernel
-//! variant's text, with what the host believes of it. No application needs it.
+//! The WGSL that this crate compiles: the text of every kernel variant, with the host's description
+//! of its interface. It is for tools and tests, with the feature `inspect`; applications do not
+//! need it.
 //!
 //! `cargo run --features inspect --example kernels -- FOLDER` writes them as files for other WGSL
 //! compilers.
@@ -17,9 +18,9 @@ use crate::matmul::projection::kernels::{project, project_backward};
 use crate::position::kernels::{rotation_table, row_positions};
 use crate::tensor::Access;
 
-/// Sums of the absolute values of the terms that results and gradients sum: tolerances of tests are
-/// measured by them. That of attention
-/// is [`attention_backward_magnitudes`](crate::reference::attention_backward_magnitudes).
+/// Sums of the absolute values of the terms that results and gradients sum. Tests derive tolerances
+/// from them. The sum for attention is
+/// [`attention_backward_magnitudes`](crate::reference::attention_backward_magnitudes).
 pub mod magnitudes {
     pub use crate::attention::reference::backward::additive_attention_backward_magnitudes;
     pub use crate::linear_attention::reference::{
@@ -33,25 +34,25 @@ pub mod magnitudes {
 /// The crate's version.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// One kernel variant: its text, and the Rust side's idea of its interface.
+/// One kernel variant: its text, and the host's description of its interface.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct KernelText {
-    /// Unique and readable: the kernel, then whatever distinguishes the variant.
+    /// A unique and readable name: the kernel, then the properties that distinguish the variant.
     pub name: String,
-    /// The label its pipeline gets; the part after the dot is the stem of its shader's file.
+    /// The label of its pipeline. The part after the dot is the stem of the shader's file.
     pub label: &'static str,
-    /// The whole module, as it is given to wgpu.
+    /// The whole module, as wgpu receives it.
     pub wgsl: String,
-    /// The module for parts of a grid, which a device with fewer workgroups to a dispatch is given;
-    /// as `wgsl` if it has a single one.
+    /// The module for a part of a grid, for devices that allow fewer workgroups in a dispatch. It
+    /// equals `wgsl` if the grid has a single part.
     pub wgsl_of_part: String,
     /// The uniform `p`, at binding 0.
     pub params: StructTable,
     /// Storage buffers.
     pub bindings: Vec<BindingText>,
-    /// True if the uniform `mods` is bound behind the storage buffers: numbers that score and mask
-    /// functions capture, and the layouts of the tensors that they capture.
+    /// True if the uniform `mods` is bound behind the storage buffers. It holds the numbers and the
+    /// tensor layouts that score and mask functions capture.
     pub binds_mods: bool,
     /// Invocations of a workgroup.
     pub invocations: u32,
@@ -67,7 +68,7 @@ pub struct StructTable {
     pub name: &'static str,
     /// The members, in order.
     pub fields: Vec<Field>,
-    /// Bytes of the whole.
+    /// Bytes of the whole struct.
     pub bytes: usize,
 }
 
@@ -84,9 +85,9 @@ pub struct BindingText {
     pub access: &'static str,
 }
 
-/// Every kernel along each axis of its variants: not the product of all axes, but each value of
-/// each. Kernels with tensors of F16 are there twice: as they are with `SHADER_F16`, and without
-/// (`name … without_f16`).
+/// Returns every kernel along each axis of its variants: each value of each axis, not the product
+/// of all axes. Kernels with F16 tensors appear twice: with `SHADER_F16`, and without it (`name …
+/// without_f16`).
 pub fn kernels() -> Vec<KernelText> {
     let mut seen = HashSet::new();
     kernel_list::all()
@@ -96,14 +97,15 @@ pub fn kernels() -> Vec<KernelText> {
         .collect()
 }
 
-/// The names of what `pipelines` has compiled and not cleared, as [`kernels`] names them.
+/// Returns the names of the kernels that `pipelines` has compiled and not cleared, as [`kernels`]
+/// names them.
 pub fn compiled(pipelines: &Pipelines) -> Vec<String> {
     pipelines.variants().iter().map(name).collect()
 }
 
-/// The structs that members of a kernel's `Params` may have as their types.
+/// Returns the structs that members of a kernel's `Params` may have as their types.
 pub fn shared_structs() -> Vec<StructTable> {
-    // Its padding is WGSL's own.
+    // WGSL adds the padding.
     let view = [
         Field { name: "strides", offset: std::mem::offset_of!(View, strides), wgsl: "vec4<u32>" },
         Field { name: "offset", offset: std::mem::offset_of!(View, offset), wgsl: "u32" },
@@ -120,9 +122,9 @@ pub fn shared_structs() -> Vec<StructTable> {
     ]
 }
 
-/// The sides of the fragments that `adapter` can run: those it lists, and both on lavapipe, which
-/// lists 8 and runs 16 as well, but crashes in its compiler with either where its subgroups are not
-/// 8 wide.
+/// Returns the sides of the matrix fragments that `adapter` can run: the sides that it lists,
+/// except on lavapipe. Lavapipe lists 8 and also runs 16. If its subgroups are not 8 wide, its
+/// compiler crashes with both, and the list is empty.
 pub fn fragments(adapter: &wgpu::Adapter) -> Vec<u32> {
     if !adapter.features().contains(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX) {
         return Vec::new();
@@ -133,11 +135,10 @@ pub fn fragments(adapter: &wgpu::Adapter) -> Vec<u32> {
     [Fragment::Eight, Fragment::Sixteen].into_iter().filter(runs).map(Fragment::side).collect()
 }
 
-/// Pipelines that take it that the matrix units of `device` multiply fragments of `side` (8 or 16),
-/// whatever its adapter
-/// lists: software drivers run more than they list. With fragments that a driver does not know it
-/// may do anything. `subgroup`: invocations of a subgroup, if the plan is to believe in others than
-/// the device says.
+/// Returns pipelines that assume matrix units with fragments of `side` (8 or 16). The adapter of
+/// `device` need not list them: software drivers run more fragments than they list. The behaviour
+/// of a driver that does not know the fragments is undefined. `subgroup` replaces the device's
+/// number of invocations of a subgroup.
 pub fn with_fragments(device: &wgpu::Device, side: u32, subgroup: Option<u32>) -> Pipelines {
     let fragment = [Fragment::Eight, Fragment::Sixteen].into_iter().find(|f| f.side() == side);
     let mut facts = DeviceFacts::of(device).with_fragment(device, fragment);
@@ -147,8 +148,8 @@ pub fn with_fragments(device: &wgpu::Device, side: u32, subgroup: Option<u32>) -
     Pipelines::with_facts(device, facts)
 }
 
-/// Pipelines that plan for a GPU that has about so many registers of 32 bits for an invocation: 64
-/// (Arm's), 128 (Apple's, Qualcomm's, unknown ones) or 255.
+/// Returns pipelines that plan for a GPU with about `count` 32-bit registers an invocation. `count`
+/// is 64 (Arm), 128 (Apple, Qualcomm, unknown vendors) or 255.
 pub fn with_registers(device: &wgpu::Device, count: u32) -> Pipelines {
     let registers = match count {
         0..96 => Registers::Narrow,
@@ -158,34 +159,36 @@ pub fn with_registers(device: &wgpu::Device, count: u32) -> Pipelines {
     Pipelines::with_facts(device, DeviceFacts { registers, ..DeviceFacts::of(device) })
 }
 
-/// Pipelines that plan for a software driver whose vectors have so many lanes, 4, 8 or 16, whatever
-/// those of `device` have.
+/// Returns pipelines that plan for a software driver with vectors of `count` lanes (4, 8 or 16).
+/// The lanes of `device` do not matter.
 pub fn with_lanes(device: &wgpu::Device, count: u32) -> Pipelines {
     let lanes = count.clamp(4, 16).next_power_of_two();
     Pipelines::with_facts(device, DeviceFacts { lanes, ..DeviceFacts::of(device) })
 }
 
-/// Pipelines that plan for a GPU, though `device` is a program, with matrix units for fragments of
-/// that side, if any.
+/// Returns pipelines that plan for a GPU, though `device` is a software driver. `side` is the side
+/// of the fragments of its matrix units, if it has any.
 pub fn as_gpu(device: &wgpu::Device, side: Option<u32>) -> Pipelines {
     let fragment = [Fragment::Eight, Fragment::Sixteen].into_iter().find(|f| Some(f.side()) == side);
     let facts = DeviceFacts::of(device).with_fragment(device, fragment);
     Pipelines::with_facts(device, DeviceFacts { software: false, ..facts })
 }
 
-/// Pipelines as `pipelines`, with nothing compiled: what a check put aside stays there.
+/// Returns a copy of `pipelines` with no compiled kernels. Kernels that a check disabled stay
+/// disabled.
 pub fn emptied(pipelines: &Pipelines) -> Pipelines {
     pipelines.emptied()
 }
 
-/// What `work` gives, and the label and the workgroups of each dispatch that it binds on this
-/// thread, recorded or not, in order.
+/// Runs `work` and returns its result with the label and the workgroups of each dispatch, in order.
+/// It lists every dispatch that `work` binds on this thread, recorded or not.
 pub fn bound<T>(work: impl FnOnce() -> T) -> (T, Vec<(&'static str, [u32; 3])>) {
     crate::kernel::recording::log(work)
 }
 
-/// Pipelines of a driver that compiles something else than it is given: `rewrite` gets the families
-/// of a kernel and its text, and gives the text to compile. For tests of [`Pipelines::check`].
+/// Returns pipelines that compile another text than the library's, for tests of
+/// [`Pipelines::check`]. `rewrite` gets a kernel's families and text, and returns the text to
+/// compile.
 pub fn rewritten(
     pipelines: &Pipelines,
     rewrite: impl Fn(&[Family], &str) -> String + Send + Sync + 'static,
@@ -225,13 +228,13 @@ fn text(stage: &KernelVariant, kernel: Kernel, device: &str) -> KernelText {
     }
 }
 
-/// A variant's `Debug` text without what is absent: `attention.fused q=F32 k=F32 v=F32 out=F32 mask
-/// tiles=Gpu rows=64 …`.
+/// Returns a variant's `Debug` text without absent fields: `attention.fused q=F32 k=F32 v=F32
+/// out=F32 mask tiles=Gpu rows=64 …`.
 fn name(stage: &KernelVariant) -> String {
     let mut name = stage.label().to_string();
     for piece in format!("{stage:?}").split(['{', '}', '(', ')', ',']) {
         let Some((key, value)) = piece.trim().split_once(": ") else {
-            // What a `Some` holds; the type names in front come before any field.
+            // The value in a `Some`. The names of types come before the first field.
             match piece.trim() {
                 "" | "CacheVariant" | "FusedMatrix" => {}
                 "Untyped" => name.truncate(name.rfind(' ').unwrap_or(name.len())),

@@ -1,51 +1,77 @@
-//! Multi-head attention for any wgpu application: WGSL kernels, a host layer that records into your
-//! encoder, and a CPU reference that says what every kernel must compute.
+//! Attention for wgpu applications. WGSL kernels compute it, and a host layer records them into
+//! your command encoder. A CPU reference specifies every result.
 //!
-//! | you have | use |
+//! | you want | use |
 //! |---|---|
-//! | slices, and want a `Vec` | [`Gpu::attend`] |
-//! | a `wgpu::Device`, and q, k, v in buffers | [`Attention`] |
-//! | activations and a layer's weights | [`MultiHeadAttention`] |
-//! | something to do between projection and attention | [`Projection`], then [`Attention`] |
-//! | weights in the blocks of a GGUF file | [`QuantizedProjection`](matmul::QuantizedProjection) |
-//! | queries and keys to rotate, activations to give positions | [`Positions`](position::Positions) |
-//! | tokens that come one by one, and a cache of keys and values | [`Cache`], [`Forward::with_cache`] |
-//! | attention over parts of the keys, to be combined | [`Merge`](attention::Merge) |
-//! | a context and a decoder's state, and Luong's attentional vector to make of them | [`AttentionalVector`](layers::AttentionalVector) |
-//! | a decoder's position in the source, predicted or known, to attend around: Luong's local-p | [`LocalAttention`](local::LocalAttention), [`PositionPredictor`](local::PositionPredictor) |
-//! | scores that are `v · tanh(W_q q + W_k k)`: Bahdanau's, Luong's concat | [`AdditiveAttention`](additive::AdditiveAttention) |
-//! | sequences too long for the square of their length | [`LinearAttention`](linear_attention::LinearAttention) |
-//! | a decoder-only model, as GPT-2 or Llama | [`TransformerEncoder`] with [`Mask::causal`], [`EncoderForward::cache`](layers::EncoderForward::cache), `examples/gpt.rs` |
-//! | a whole encoder, as BERT, or its parts | [`TransformerEncoder`], [`Norm`](rows::Norm), [`Elementwise`](rows::Elementwise) |
-//! | a decoder with a memory to attend to, token by token | [`TransformerDecoder`] |
-//! | token ids, rows to average, logits | [`Embedding`](rows::Embedding), [`MeanPool`](rows::MeanPool), [`LogSoftmax`](rows::LogSoftmax), [`TopK`](rows::TopK) |
-//! | long sequences, and attention that need not be exact | [`Linformer`](linformer::Linformer), [`LshAttention`](lsh::LshAttention) |
-//! | a loss to train by | [`TransformerEncoder::backward`], [`TransformerDecoder::backward`], [`MultiHeadAttention::backward`], [`Attention::backward`], [`Projection::backward`], [`Positions::rotate_backward`](position::Positions::rotate_backward), [`Merge::backward`](attention::Merge::backward), [`Linformer::backward`](linformer::Linformer::backward), [`LshAttention::backward`](lsh::LshAttention::backward) |
-//! | sequences of different lengths in one call | [`Mask::packed`] |
-//! | a block-sparse pattern, or a mask that leaves whole blocks out | [`Mask::blocks`], [`Attention::classify`] |
-//! | hardware that nobody has tried | [`Pipelines::check`], [`Pipelines::tune`] |
-//! | a test of your own to write | [`mod@reference`] and [`reference::compare`] |
+//! | attention of slices, as a `Vec` | [`Gpu::attend`] |
+//! | attention of buffers on your `wgpu::Device` | [`Attention`] |
+//! | a multi-head layer: projections and attention | [`MultiHeadAttention`] |
+//! | a whole model such as BERT, GPT-2 or Llama | [`TransformerEncoder`] |
+//! | a decoder that attends to a memory | [`TransformerDecoder`] |
+//! | token-by-token generation | [`Cache`], [`Forward::with_cache`] |
+//! | masks, biases, packed sequences, functions of scores | [`Mask`] |
+//! | linear layers | [`Projection`] |
+//! | weights in the blocks of a GGUF file | [`matmul::QuantizedProjection`] |
+//! | rotary, sinusoidal or learned positions | [`position::Positions`] |
+//! | norms, activations, embeddings, logits | [`rows`] |
+//! | linear attention, for very long sequences | [`linear_attention`] |
+//! | approximate attention, for long sequences | [`linformer`], [`lsh`] |
+//! | local or additive attention | [`local`], [`additive`] |
+//! | gradients, to train | [`Attention::backward`] and each operator's `backward` |
+//! | a check of the kernels on a device | [`Pipelines::check`] |
+//! | faster plans on a device | [`Pipelines::tune`] |
+//! | expected results, for your tests | [`mod@reference`], [`reference::compare`] |
 //!
 //! # From data to result
 //!
 //! A [`TensorView`] is a window of your buffer with any strides. A call ([`Forward`],
 //! [`MultiHeadForward`](layers::MultiHeadForward)) names the tensors and the [`Mask`]. The operator
-//! checks everything, compiles what it needs the first time ([`Pipelines`]) and records dispatches
-//! into your encoder or pass; temporary memory is yours ([`Scratch`]). It never submits, copies or
-//! reads back. Whatever is wrong is an [`Error`] before anything is recorded, with three
-//! exceptions:
+//! checks the call, and compiles the kernels that it needs the first time ([`Pipelines`]). Then it
+//! records dispatches into your encoder or pass. You own the temporary memory ([`Scratch`]).
+//! Operators never submit, copy or read back. Every fault is an [`Error`] before anything is
+//! recorded, with three exceptions:
 //!
-//! * an encoder or a pass of another device: wgpu does not tell whose it is, so the call is `Ok`, and wgpu refuses the encoder's
-//!   `finish` or the submission;
-//! * a buffer that was destroyed after it was bound: wgpu refuses the submission;
-//! * in browsers, what only wgpu finds: it reaches the application's own handler.
+//! * The encoder or pass belongs to another device. wgpu does not tell its device, so the call is
+//!   `Ok`. Later wgpu refuses the encoder's `finish` or the submission.
+//! * A buffer was destroyed after it was bound. wgpu refuses the submission.
+//! * In browsers, errors that only wgpu finds reach the application's error handler.
 //!
-//! A call's first submission may take long, because some drivers compile then: see [`Pipelines`].
+//! The first submission of a call may take long, because some drivers compile then: see
+//! [`Pipelines`].
+//!
+//! # More operators
+//!
+//! | you have | use |
+//! |---|---|
+//! | rows to change between projection and attention | [`Projection`], then [`Attention`] |
+//! | attention over parts of the keys, to combine | [`attention::Merge`] |
+//! | a decoder-only model | [`TransformerEncoder`] with [`Mask::causal`], `examples/gpt.rs` |
+//! | a cache for a decoder-only model | [`layers::EncoderForward::cache`] |
+//! | token ids | [`rows::Embedding`] |
+//! | rows to average | [`rows::MeanPool`] |
+//! | logits | [`rows::LogSoftmax`], [`rows::TopK`] |
+//! | rows to normalise or activate | [`rows::Norm`], [`rows::Elementwise`] |
+//! | sequences of different lengths in one call | [`Mask::packed`] |
+//! | a block-sparse pattern | [`Mask::blocks`] |
+//! | a mask that hides whole blocks | [`Attention::classify`] |
+//! | scores `v · tanh(W_q q + W_k k)` (Bahdanau, Luong) | [`additive::AdditiveAttention`] |
+//! | a source position to attend around (Luong's local-p) | [`local::LocalAttention`] |
+//! | that position, to predict | [`local::PositionPredictor`] |
+//! | a context and a decoder's state (Luong) | [`layers::AttentionalVector`] |
+//! | sequences too long for quadratic attention | [`linear_attention::LinearAttention`] |
+//! | long sequences, with approximate attention | [`linformer::Linformer`], [`lsh::LshAttention`] |
+//! | a loss of an encoder or decoder-only model | [`TransformerEncoder::backward`] |
+//! | a loss of a decoder with a memory | [`TransformerDecoder::backward`] |
+//! | a loss of layers | [`MultiHeadAttention::backward`], [`Projection::backward`] |
+//! | gradients of rotated rows | [`position::Positions::rotate_backward`] |
+//! | gradients of merges | [`attention::Merge::backward`] |
+//! | gradients of Linformer | [`linformer::Linformer::backward`] |
+//! | gradients of LSH attention | [`lsh::LshAttention::backward`] |
 //!
 //! # Cargo features
 //!
-//! All are on by default. Attention, masks, caches, positions, products and [`rows`] need none of
-//! them.
+//! All features are on by default. Attention, masks, caches, positions, products and [`rows`] need
+//! none of them.
 //!
 //! | feature | module |
 //! |---|---|
@@ -60,22 +86,22 @@
 //! Fewer features compile faster. The binary hardly shrinks: the linker leaves out operators that
 //! an application does not call.
 //!
-//! # What is computed
+//! # The computation
 //!
-//! Scaled dot-product attention (Vaswani et al. 2017, "Attention is all you need"):
-//! `score = scale · q·k`, then softcap, then bias, ALiBi and relative bias, then the mask; weights
-//! are the softmax of a query's permitted scores; the output is their weighted sum of values. Sums
-//! are f32, f16 and bf16 are storage types. A query that sees no key has output 0 and lse −∞, never
-//! NaN. The same call on the same device gives the same bits, by the same plan
+//! The operators compute scaled dot-product attention (Vaswani et al. 2017, "Attention is all you
+//! need"). The score is `scale · q·k`, then softcap, then bias, ALiBi and relative bias, then the
+//! mask. The weights are the softmax of a query's permitted scores. The output is the weighted sum
+//! of the values. Sums are f32; f16 and bf16 are storage types. A query that sees no key has output
+//! 0 and lse −∞, never NaN. The same call with the same plan on the same device gives the same bits
 //! ([`KernelOptions::fixed`]).
 //!
-//! Two algorithms compute it ([`Algorithm`](tuning::Algorithm)): the fused one in a single pass,
-//! without a score matrix, and the staged one, which has that matrix in memory and takes over where
-//! the attention weights themselves are asked for. Where few queries meet many keys, as in
-//! generation, the fused path splits the keys among workgroups and merges what they found.
+//! Two algorithms compute it ([`Algorithm`](tuning::Algorithm)). The fused algorithm takes a single
+//! pass, without a score matrix. The staged algorithm writes the score matrix to memory, for calls
+//! that output the attention weights. If few queries meet many keys, as in generation, the fused
+//! path splits the keys among workgroups. A second kernel merges the results.
 
 #![warn(missing_docs)]
-// Items that operators share may have no user without a feature.
+// Operators share items. Without some features these items have no user.
 #![cfg_attr(not(feature = "default"), allow(dead_code, unused_imports))]
 
 #[cfg(feature = "additive")]
@@ -124,8 +150,7 @@ pub use tensor::{DType, Error, HostTensor, Shape, TensorView};
 
 pub use wgpu;
 
-/// Kernels on a device: which are right, which plans are fastest, what a caller may say about
-/// either.
+/// Kernels on a device: verdicts of checks, fastest plans, and options for both.
 pub mod tuning {
     pub use crate::device::{Family, Report, TuningCache, Verdict};
     pub use crate::kernel::{Algorithm, KernelOptions, MatrixUnits, Target};

@@ -1,4 +1,4 @@
-//! A device, its clock and its ceilings; and the order of things: first the result, then the time.
+//! A device, its clock and its ceilings. It checks the result before it measures the time.
 
 use std::cell::OnceCell;
 use std::time::Duration;
@@ -17,7 +17,7 @@ pub use super::timer::median;
 pub struct Bed {
     pub instance: wgpu::Instance,
     pub gpu: Gpu,
-    /// The sides of the fragments that its matrix units multiply.
+    /// The sides of the fragments of the device's matrix units.
     pub fragments: Vec<u32>,
     pub timer: Timer,
     ceilings: OnceCell<Ceilings>,
@@ -29,7 +29,7 @@ pub struct Checked<'a> {
 }
 
 impl Bed {
-    /// `None`, and a word about it, on a device without a clock.
+    /// Opens the device. Returns `None`, with a message, if it has no clock.
     pub fn open() -> Option<Self> {
         let Opened { instance, gpu, fragments, .. } = device::open();
         let name = gpu.device().adapter_info().name;
@@ -54,7 +54,7 @@ impl Bed {
         self.gpu.device().features().contains(wgpu::Features::SHADER_F16)
     }
 
-    /// Measured once, when first asked for.
+    /// Returns the ceilings, which are measured at the first call.
     pub fn ceilings(&self) -> &Ceilings {
         self.ceilings.get_or_init(|| {
             let ceilings = pollster::block_on(Ceilings::measure(&self.gpu, &self.fragments, &self.timer));
@@ -63,10 +63,10 @@ impl Bed {
         })
     }
 
-    /// Runs a pass and lets `judge` look at what it computed.
+    /// Runs a pass, and checks its output with `judge`.
     ///
     /// # Panics
-    /// If that is wrong: a wrong kernel has no time.
+    /// If the output is wrong: a wrong kernel has no time.
     pub fn check<'a>(
         &self,
         what: &str,
@@ -78,13 +78,13 @@ impl Bed {
         Checked { record: Box::new(record) }
     }
 
-    /// Time on the device.
+    /// Returns the time on the device.
     pub fn time(&self, pass: &mut Checked) -> Duration {
         self.timer.time(&mut pass.record)
     }
 
-    /// Gives criterion the times on the device of a pass, which is made ready where criterion wants
-    /// it, and returns their median in ms.
+    /// Passes the device times of a pass to criterion, and returns their median in ms. The pass is
+    /// prepared when criterion runs it.
     pub fn measure<'a>(
         &self,
         group: &mut BenchmarkGroup<WallTime>,

@@ -1,8 +1,8 @@
-//! What a device does at best, measured: loops that do one thing each, of a length that the host
-//! chooses.
+//! Measures the highest rates of a device, with loops that do one thing each. The host chooses
+//! their length.
 //!
-//! A compiler must not shorten them: operands come from buffers, everything computed is stored,
-//! results are compared with the host's at small lengths, and twice the length must take twice the
+//! A compiler must not shorten the loops. Operands come from buffers, and every result is stored.
+//! Results of short loops are compared with the host's, and twice the length must take twice the
 //! time.
 
 use std::fmt;
@@ -20,13 +20,13 @@ use super::settings::quick;
 use super::share::{Kind, Share, Work};
 use super::timer::{Timer, noise};
 
-/// A rate, in thousand millions a second.
+/// A rate, in units of 10⁹ a second.
 #[derive(Clone, Debug)]
 pub struct Rate {
     pub giga: f64,
-    /// Time at twice the length over time.
+    /// The time at twice the length over the time.
     pub ratio: f64,
-    /// The form of the loop that was fastest.
+    /// The fastest variant of the loop.
     pub form: String,
 }
 
@@ -34,27 +34,28 @@ pub struct Rate {
 #[derive(Clone, Debug)]
 pub struct Ceilings {
     pub device: String,
-    /// Bytes read and written of buffers far larger than caches.
+    /// Bytes read and written, for buffers far larger than caches.
     pub copy_gbs: Rate,
     /// f32 multiply-adds, two operations each.
     pub fma_gflops: Rate,
     pub exp2_gps: Rate,
-    /// Bytes that vec4<f32> loads take from workgroup memory, without conflicts.
+    /// Bytes of vec4<f32> loads from workgroup memory, without bank conflicts.
     pub workgroup_gbs: Rate,
-    /// By fragment; empty where there are no matrix units.
+    /// Rates by fragment; empty without matrix units.
     pub matrix: Vec<MatrixCeilings>,
 }
 
 /// The rates of matrix units, f16 · f16 summed in f32.
 #[derive(Clone, Debug)]
 pub struct MatrixCeilings {
-    /// Of the square fragments.
+    /// The side of the square fragments.
     pub side: u32,
     /// Multiply-adds of fragments in registers.
     pub gflops: Rate,
-    /// Bytes of fragments loaded from workgroup memory, row by row, each for one multiply-add.
+    /// Bytes of fragments loaded from workgroup memory, row by row. Each fragment is for one
+    /// multiply-add.
     pub rows_gbs: Rate,
-    /// The same, column by column.
+    /// The same bytes, column by column.
     pub columns_gbs: Rate,
 }
 
@@ -71,7 +72,7 @@ impl fmt::Display for Ceilings {
 
 /// A rate in words.
 struct Line<'a> {
-    /// For rows.
+    /// The rate's name in files of rows.
     what: String,
     name: String,
     rate: &'a Rate,
@@ -105,7 +106,8 @@ impl Ceilings {
         }
     }
 
-    /// The least that `work` takes, beside `ms`. `None` without the units.
+    /// Returns the least time of `work`, with `ms`. Returns `None` if the device has no units of
+    /// that kind.
     pub fn share(&self, kind: Kind, work: Work, ms: f64) -> Option<Share> {
         let gflops = match kind {
             Kind::Plain => self.fma_gflops.giga,
@@ -115,7 +117,7 @@ impl Ceilings {
         Some(Share { arithmetic: flops / gflops / 1e6, memory: bytes / self.copy_gbs.giga / 1e6, ms })
     }
 
-    /// `fragments`: the sides of those that the device's matrix units multiply.
+    /// Measures the ceilings. `fragments`: the sides of the fragments of the device's matrix units.
     pub async fn measure(gpu: &Gpu, fragments: &[u32], timer: &Timer) -> Self {
         let bench = Bench::new(gpu, timer);
         let copy_gbs = bench.copy().await;
@@ -136,7 +138,7 @@ impl Ceilings {
     }
 }
 
-/// Those worth trying, the most promising first, of which a quick run takes that.
+/// Returns the variants to try, the most promising first. A quick run tries only the first.
 fn forms<T>(all: &[T]) -> impl Iterator<Item = &T> {
     all.iter().take(if quick() { 1 } else { usize::MAX })
 }
@@ -149,28 +151,28 @@ async fn best<T>(forms: impl Iterator<Item = T>, measure: impl AsyncFn(T) -> Rat
     rates.into_iter().max_by(|x, y| x.giga.total_cmp(&y.giga)).expect("at least one form")
 }
 
-/// Invocations of a workgroup that has no matrix units to share.
+/// Invocations of a workgroup that uses no matrix units.
 const LANES: usize = 256;
-/// Steps written out in a turn of a loop, so that counting costs little.
+/// Unrolled steps in a turn of a loop, so that the loop counter costs little.
 const STEPS: usize = 16;
-/// `x · A + B` and `exp2(C − x)` move for thousands of steps, without end or overflow.
+/// `x · A + B` and `exp2(C − x)` keep changing for thousands of steps, without overflow.
 const A: f32 = -0.999;
 const B: f32 = 1.0;
 const C: f32 = 1.9;
-/// Workgroups that store fragments in places of their own; the others repeat what these store.
+/// Workgroups that store fragments in separate places. The other workgroups repeat their stores.
 const SLOTS: usize = 16;
-/// The tile of fragments in workgroup memory: rows, columns, and the columns with padding, which
-/// keeps rows apart by an odd number of 16-byte pieces.
+/// The tile of fragments in workgroup memory: rows, columns, and columns with padding. The padding
+/// separates rows by an odd number of 16-byte units.
 const TILE: [usize; 3] = [64, 64, 72];
 
-/// What every loop begins with.
+/// The beginning of every loop's text.
 const HEAD: &str = "
 struct Params { turns: u32, step: u32, a: f32, b: f32 }
 @group(0) @binding(0) var<storage, read_write> out: array<f32>;
 @group(0) @binding(1) var<uniform> p: Params;
 ";
 
-/// A loop, and where it leaves its results.
+/// A loop, and the buffer of its results.
 struct Loop {
     kernel: Kernel,
     params: wgpu::Buffer,
@@ -183,7 +185,7 @@ struct Bench<'a> {
     gpu: &'a Gpu,
     timer: &'a Timer,
     software: bool,
-    /// Workgroups of a dispatch: many for each place to run in, so that few idle at the end.
+    /// Workgroups of a dispatch: many for each core, so that few cores idle at the end.
     groups: usize,
 }
 
@@ -194,8 +196,8 @@ impl<'a> Bench<'a> {
         Bench { gpu, timer, software, groups: if software { (8 * cores).max(SLOTS) } else { 8192 } }
     }
 
-    /// The rate of something that does `work` a turn: the fastest of several runs, long enough for
-    /// the clock.
+    /// Returns the rate of a run that does `work` a turn. It takes the fastest of several runs that
+    /// are long enough for the clock.
     async fn rate(&self, form: String, work: f64, mut run: impl AsyncFnMut(u32) -> Duration) -> Rate {
         let (least, rounds) = match (quick(), self.software) {
             (true, _) => (Duration::from_millis(1), 3..=3),
@@ -212,7 +214,7 @@ impl<'a> Bench<'a> {
         for round in 1..=*rounds.end() {
             once = once.min(run(turns).await.as_secs_f64());
             twice = twice.min(run(2 * turns).await.as_secs_f64());
-            // Other programs may take the processor that a software driver runs on.
+            // Other programs may use the processor on which a software driver runs.
             if round >= *rounds.start() && trusted.contains(&(twice / once)) {
                 break;
             }
@@ -242,7 +244,8 @@ impl<'a> Bench<'a> {
         .await
     }
 
-    /// `text` has a function `main` and binds `data` to 2, and `out` has room for `results`.
+    /// Compiles `text`, which has a function `main` and binds `data` to 2. `out` has memory for
+    /// `results`.
     fn compile<T: bytemuck::NoUninit>(
         &self,
         text: &str,
@@ -264,7 +267,7 @@ impl<'a> Bench<'a> {
         self.timer.time_async(|pass| kernel.kernel.dispatch(pass, [self.groups as u32, 1])).await
     }
 
-    /// Whether the first `results` after a few turns are what `want` repeats.
+    /// Checks that the first `results` after a few turns repeat `want`.
     async fn validate(&self, what: &str, kernel: &Loop, results: usize, want: impl Fn(usize) -> Vec<f64>) {
         for turns in [1, 2, 5] {
             self.run(kernel, turns as u32).await;
@@ -280,8 +283,8 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// `chains` vectors to an invocation that a step moves by `step`, a WGSL expression of x, a and
-    /// b.
+    /// Makes a loop with `chains` vectors an invocation. A step changes them by `step`, a WGSL
+    /// expression of x, a and b.
     fn chains(&self, what: &str, step: &str, constants: [f32; 2], chains: usize) -> (Loop, String, Vec<f32>) {
         let each = |line: &dyn Fn(usize) -> String| (0..chains).map(line).collect::<Vec<_>>().join("\n");
         let start = each(&|n| format!("var x{n} = data[lane + {}u];", n * LANES));
@@ -310,7 +313,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(local_invocation_
         (kernel, format!("{} {what} an invocation", 4 * chains), data)
     }
 
-    /// What the invocations of a workgroup have in the end.
+    /// Returns the final values of a workgroup's invocations.
     fn chained(data: &[f32], turns: usize, step: impl Fn(f64) -> f64) -> Vec<f64> {
         let mut sums = vec![0.0; LANES];
         for (n, x) in data.iter().enumerate() {
@@ -340,8 +343,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(local_invocation_
         self.rate(form, work, async |turns| self.run(&kernel, turns).await).await
     }
 
-    /// Neighbours load neighbouring vectors, at offsets known to the compiler from a place that is
-    /// not.
+    /// Neighbours load neighbouring vectors. The compiler knows the offsets, but not their base.
     async fn workgroup(&self) -> Rate {
         const LOADS: usize = 8;
         let each = |line: &dyn Fn(usize) -> String| (0..LOADS).map(line).collect::<Vec<_>>().join("\n");
@@ -380,7 +382,8 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(local_invocation_
         self.rate(form, work, async |turns| self.run(&kernel, turns).await).await
     }
 
-    /// Invocations of a workgroup of at least four subgroups, and the most subgroups it may have.
+    /// Returns the invocations of a workgroup with at least four subgroups, and the most subgroups
+    /// that it may have.
     fn subgroups(&self) -> (usize, usize) {
         let info = self.gpu.device().adapter_info();
         let most = self.gpu.device().limits().max_compute_invocations_per_workgroup;
@@ -388,8 +391,9 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(local_invocation_
         (lanes as usize, (lanes / info.subgroup_min_size) as usize)
     }
 
-    /// The text of a loop on fragments: each subgroup has `sums` of them, stored in the end, after
-    /// the room of all slots the number of subgroups. `body` has `subgroup`, and ends in the loop.
+    /// Returns the text of a loop on fragments. Each subgroup has `sums` fragments and stores them
+    /// at the end. The number of subgroups is stored behind all slots. `body` uses `subgroup`, and
+    /// ends in the loop.
     fn fragments(&self, side: u32, sums: usize, globals: &str, body: &str) -> String {
         let (lanes, most) = self.subgroups();
         let square = (side * side) as usize;
@@ -422,8 +426,8 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
         )
     }
 
-    /// The number of subgroups that `kernel` found, once its results are found to be what `want`
-    /// gives subgroups.
+    /// Returns the number of subgroups that `kernel` found. First it checks that the results are
+    /// those of `want` for each subgroup.
     async fn validate_fragments(
         &self,
         what: &str,
@@ -444,7 +448,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
         subgroups
     }
 
-    /// Products of `rows` fragments with `columns`, in registers.
+    /// Measures products of `rows` fragments with `columns` fragments, in registers.
     async fn multiply(&self, side: u32, [rows, columns]: [usize; 2]) -> Rate {
         let (_, most) = self.subgroups();
         let n = side as usize;
@@ -480,8 +484,8 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
         self.rate(form, work, async |turns| self.run(&kernel, turns).await).await
     }
 
-    /// Products of one fragment with those of a row of the tile, loaded `rows` by rows or columns
-    /// by columns.
+    /// Measures products of one fragment with the fragments of a tile row. They are loaded row by
+    /// row or column by column, by `order`.
     async fn load(&self, side: u32, order: &str) -> Rate {
         let (lanes, _) = self.subgroups();
         let n = side as usize;
@@ -540,7 +544,7 @@ fn bits(x: &[f16]) -> Vec<u16> {
     x.iter().map(|x| x.to_bits()).collect()
 }
 
-/// `times` the product of two n × n matrices.
+/// Returns `times` the product of two n × n matrices.
 fn product(
     n: usize,
     times: f64,

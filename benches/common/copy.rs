@@ -1,4 +1,4 @@
-//! Copying a buffer: what a device's memory gives.
+//! Copies of a buffer, to measure the rate of the device's memory.
 
 use std::fmt;
 
@@ -7,18 +7,20 @@ use wgpu_attention::{Gpu, wgpu};
 use super::kernel::{Kernel, uniform};
 use super::timer::noise;
 
-/// How a copy is shared out.
+/// The way in which a copy is divided among invocations.
 #[derive(Clone, Copy)]
 pub enum CopyForm {
-    /// Neighbours copy neighbouring vectors, each so many, in workgroups of so many.
+    /// Neighbours copy neighbouring vectors: the number of vectors each, and the invocations of a
+    /// workgroup.
     Lanes(u32, u32),
-    /// Each workgroup is one invocation and copies a run: what software drivers do best, with a
-    /// barrier and a loop that is never run, as in the crate's kernels for them.
+    /// Each workgroup is one invocation and copies a run of this length, which is fastest on
+    /// software drivers. It has a barrier and a loop that never runs, as the crate's kernels for
+    /// such drivers have.
     Run(u32),
 }
 
 impl CopyForm {
-    /// Those worth a measurement, of which the last is one for software drivers.
+    /// The variants to measure. The last one is for software drivers.
     pub const ALL: [CopyForm; 3] = [CopyForm::Lanes(1, 64), CopyForm::Lanes(4, 256), CopyForm::Run(4096)];
 }
 
@@ -41,7 +43,7 @@ pub struct Copy {
 }
 
 impl Copy {
-    /// Of `words` f32 numbers, a multiple of 2²⁰.
+    /// Makes a copy of `words` f32 numbers, a multiple of 2²⁰.
     pub fn new(gpu: &Gpu, form: CopyForm, words: usize) -> Self {
         let (workgroup, each, body) = match form {
             CopyForm::Lanes(each, workgroup) => {
@@ -72,7 +74,7 @@ impl Copy {
         Copy { kernel, groups: words as u32 / 4 / each / workgroup, from, to }
     }
 
-    /// Bytes read and written.
+    /// Returns the bytes that are read and written.
     pub fn bytes(&self) -> f64 {
         8.0 * self.from.len() as f64
     }
@@ -81,7 +83,7 @@ impl Copy {
         self.kernel.dispatch(pass, [64, self.groups / 64]);
     }
 
-    /// A wrong kernel has no time.
+    /// Checks the result: a wrong kernel has no time.
     pub async fn validate(&self, gpu: &Gpu) {
         let got: Vec<f32> = gpu.download_async(&self.to, self.from.len()).await.expect("the copy");
         assert!(got == self.from, "a copy that is none");

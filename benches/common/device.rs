@@ -4,19 +4,19 @@ use wgpu_attention::{Gpu, Pipelines, inspect, wgpu};
 
 pub struct Opened {
     pub instance: wgpu::Instance,
-    /// What its adapter has, whether or not the device was asked to have it.
+    /// The features of the adapter, enabled on the device or not.
     pub offered: wgpu::Features,
     pub gpu: Gpu,
-    /// The sides of the fragments that its matrix units multiply, f16 · f16 summed in f32.
+    /// The sides of the fragments of the device's matrix units: f16 · f16, summed in f32.
     pub fragments: Vec<u32>,
 }
 
-/// `WGPU_BACKEND` and wgpu's other variables are honoured.
+/// Creates an instance that honours `WGPU_BACKEND` and wgpu's other variables.
 pub fn instance() -> wgpu::Instance {
     wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env())
 }
 
-/// The fastest.
+/// Returns the fastest adapter.
 #[cfg(not(target_arch = "wasm32"))]
 pub fn adapter(instance: &wgpu::Instance) -> wgpu::Adapter {
     pollster::block_on(adapter_async(instance))
@@ -30,13 +30,13 @@ async fn adapter_async(instance: &wgpu::Instance) -> wgpu::Adapter {
     instance.request_adapter(&options).await.expect("an adapter")
 }
 
-/// The fastest adapter's device with what that has of use here.
+/// Opens the fastest adapter's device, with the features that the benches use.
 #[cfg(not(target_arch = "wasm32"))]
 pub fn open() -> Opened {
     pollster::block_on(open_async())
 }
 
-/// `open`, not blocking.
+/// The async variant of `open`.
 pub async fn open_async() -> Opened {
     let instance = instance();
     let adapter = adapter_async(&instance).await;
@@ -46,7 +46,8 @@ pub async fn open_async() -> Opened {
         wgpu::Features::TIMESTAMP_QUERY | wgpu::Features::SHADER_F16 | wgpu::Features::SUBGROUP | matrix;
     let features = useful & offered;
     let experimental_features = if features.contains(matrix) {
-        // SAFETY: benches may run what may be wrong, and look at results before times.
+        // SAFETY: benches may run kernels that may be wrong, and check results before they measure
+        // times.
         unsafe { wgpu::ExperimentalFeatures::enabled() }
     } else {
         wgpu::ExperimentalFeatures::disabled()
@@ -68,7 +69,7 @@ pub async fn open_async() -> Opened {
     Opened { instance, offered, gpu: Gpu::with_pipelines(queue, pipelines), fragments }
 }
 
-/// Whether a processor does the device's work.
+/// True if a processor does the device's work.
 pub fn software(gpu: &Gpu) -> bool {
     gpu.device().adapter_info().device_type == wgpu::DeviceType::Cpu
 }

@@ -1,4 +1,4 @@
-//! A page about a device: what it is, what is right on it, how fast it is.
+//! A page about a device: its properties, the verdicts on its kernels, and its speed.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use super::settings::quick;
 use super::share::Kind;
 use super::timer::{Timer, median};
 
-/// What a page calls the device, where wgpu has no name for it: browsers tell it little.
+/// Names for the device and driver, if wgpu has none: browsers give few.
 #[derive(Clone, Debug, Default)]
 pub struct Names {
     pub device: String,
@@ -31,10 +31,10 @@ pub fn print() {
     pollster::block_on(page(&Names::default(), |text| print!("{text}")));
 }
 
-/// Gives the page to `say`, part by part as they are known: a driver may crash at the next.
+/// Passes the page to `say`, part by part: a driver may crash in the next part.
 ///
 /// # Panics
-/// As `print`.
+/// As for `print`.
 pub async fn page(names: &Names, say: impl Fn(&str)) {
     let device::Opened { gpu, fragments, offered, .. } = device::open_async().await;
     let timer = Timer::new(&gpu);
@@ -62,7 +62,8 @@ fn yes(has: bool) -> &'static str {
     if has { "yes" } else { "no" }
 }
 
-/// Name, driver, and what of its features and limits decides which kernels it gets.
+/// Describes the name, the driver, and the features and limits that decide which kernels the device
+/// gets.
 fn of_device(gpu: &Gpu, name: &str, driver: &str, offered: wgpu::Features) -> String {
     let info = gpu.device().adapter_info();
     let (features, limits) = (gpu.device().features(), gpu.device().limits());
@@ -70,7 +71,7 @@ fn of_device(gpu: &Gpu, name: &str, driver: &str, offered: wgpu::Features) -> St
     let mut row = |what: &str, is: String| page += &format!("| {what} | {is} |\n");
     row("backend, driver", format!("{:?}, {driver}", info.backend));
     if info.backend == wgpu::Backend::Dx12 {
-        // Shader model 6, which DXC alone compiles, has subgroup operations on every device.
+        // Only DXC compiles shader model 6, which has subgroup operations on every device.
         let dxc = offered.contains(wgpu::Features::SUBGROUP);
         row("compiler", if dxc { "DXC" } else { "FXC, or a device without subgroups" }.into());
     }
@@ -98,7 +99,7 @@ fn of_device(gpu: &Gpu, name: &str, driver: &str, offered: wgpu::Features) -> St
     page + "\n"
 }
 
-/// What the check found.
+/// Describes the results of the check.
 fn of_kernels(gpu: &Gpu, report: &Report, took: Duration) -> String {
     let took = took.as_secs_f64();
     let mut page = format!("## Kernels\n\nChecked in {took:.2} s.\n\n| family | |\n|---|---|\n");
@@ -117,7 +118,7 @@ fn of_kernels(gpu: &Gpu, report: &Report, took: Duration) -> String {
     page + &format!("\nNot used on this device: {}.\n\n", unused.join("; "))
 }
 
-/// Which kernels typical calls get, and how long they take.
+/// Describes the kernels that typical calls get, and their times.
 async fn of_calls(gpu: &Gpu, timer: Option<Timer>, ceilings: Option<&Ceilings>, say: impl Fn(&str)) {
     let f16 = gpu.device().features().contains(wgpu::Features::SHADER_F16);
     let decode = Shape { kv_heads: 8, q_len: 1, ..Shape::new(1, 32, 4096, 128) };
@@ -160,9 +161,10 @@ async fn of_calls(gpu: &Gpu, timer: Option<Timer>, ceilings: Option<&Ceilings>, 
     }
 }
 
-/// The median of several runs, once the result was compared, and the kernels.
+/// Returns the median of several runs and the kernels' names, after the result was compared.
 async fn time(gpu: &Gpu, timer: &Timer, case: Case) -> Result<(Duration, Vec<String>), String> {
-    // What it compiles is this call's alone; what the check put aside stays there.
+    // The new pipelines compile kernels for this call alone. Kernels that the check disabled stay
+    // disabled.
     let gpu = Gpu::with_pipelines(gpu.queue().clone(), inspect::emptied(gpu.pipelines()));
     let refused = |e: wgpu_attention::Error| e.to_string();
     let problem = Problem::new(&gpu, case).map_err(refused)?;
@@ -173,7 +175,7 @@ async fn time(gpu: &Gpu, timer: &Timer, case: Case) -> Result<(Duration, Vec<Str
     let start = Instant::now();
     let mut times = Vec::new();
     for round in 0..=rounds {
-        // SwiftShader has been seen to take seconds for one.
+        // SwiftShader may take seconds for one run.
         if round > 1 && start.elapsed() > Duration::from_secs(10) {
             break;
         }
@@ -181,7 +183,7 @@ async fn time(gpu: &Gpu, timer: &Timer, case: Case) -> Result<(Duration, Vec<Str
             refusal = attention.forward(pass, &problem.call(), &mut scratch).err();
         };
         let time = timer.time_async(record).await;
-        // The first compiles.
+        // The first run compiles.
         if round > 0 {
             times.push(time.as_secs_f64());
         }

@@ -1,4 +1,4 @@
-//! A backward call with its buffers, and one head's gradients against the reference.
+//! A backward call with its buffers, and the comparison of one head's gradients with the reference.
 
 use wgpu_attention::reference::compare::{Difference, Mismatch, Tolerance, compare};
 use wgpu_attention::reference::{self, Options, widen};
@@ -10,7 +10,7 @@ use super::problem::{blank, epsilon, read, rounded, upload};
 use super::share::Work;
 use super::timer::noise;
 
-/// What a call gives.
+/// The gradients that a call computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
     /// d_q.
@@ -30,12 +30,12 @@ impl Wanted {
     }
 }
 
-/// A forward call that has run, and places for its gradients.
+/// A forward call that has run, and buffers for its gradients.
 pub struct Gradients {
     shape: Shape,
     causal: bool,
     dtype: DType,
-    /// q, k, v and d_out, as the device has them.
+    /// q, k, v and d_out, rounded as on the device.
     data: [Vec<f32>; 4],
     inputs: [wgpu::Buffer; 4],
     out: wgpu::Buffer,
@@ -48,14 +48,14 @@ fn count(shape: [usize; 4]) -> usize {
 }
 
 impl Gradients {
-    /// Of numbers that look random.
+    /// Makes a call on pseudo-random numbers.
     pub fn new(gpu: &Gpu, shape: Shape, causal: bool, dtype: DType) -> Self {
         let shapes = [shape.q(), shape.k(), shape.v(), shape.out()];
         let data = [0, 1, 2, 3].map(|n| noise(count(shapes[n]), n as u32 + 1));
         Gradients::of(gpu, shape, causal, data, dtype)
     }
 
-    /// Of q, k, v and d_out.
+    /// Makes a call on q, k, v and d_out.
     pub fn of(gpu: &Gpu, shape: Shape, causal: bool, data: [Vec<f32>; 4], dtype: DType) -> Self {
         let data = data.map(|x| rounded(x, dtype));
         let inputs = data.each_ref().map(|x| upload(gpu, x, dtype).expect("room"));
@@ -116,20 +116,20 @@ impl Gradients {
         call.d_k(place(d_k, shape.k())).d_v(place(d_v, shape.v()))
     }
 
-    /// d_q, d_k or d_v, by number: f32, and how many.
+    /// Returns d_q, d_k or d_v by number: a buffer of f32, and its number of elements.
     pub fn result(&self, n: usize) -> (&wgpu::Buffer, usize) {
         let shape = [self.shape.q(), self.shape.k(), self.shape.v()][n];
         (&self.gradients[n], count(shape))
     }
 
-    /// Least work: the products of each pair that is seen, once; each tensor once.
+    /// Returns the least work: the products of each visible pair once, and each tensor once.
     pub fn least(shape: Shape, causal: bool, dtype: DType, wanted: Wanted) -> Work {
         let Shape { batch, heads, q_len, kv_len, head_dim, value_dim, .. } = shape;
         let pairs = if causal { q_len * kv_len - q_len * (q_len - 1) / 2 } else { q_len * kv_len };
         let channels = match wanted {
             Wanted::Queries => 2 * head_dim + value_dim,
             Wanted::KeysAndValues => 2 * (head_dim + value_dim),
-            // Score and gradient of the weight count once.
+            // The score and the gradient of the weight count once.
             Wanted::All => 3 * head_dim + 2 * value_dim,
         };
         let tensors = [shape.q(), shape.k(), shape.v(), shape.out()].map(count).iter().sum::<usize>();
@@ -139,7 +139,7 @@ impl Gradients {
         }
     }
 
-    /// Compares the first head's gradients, of as many heads of keys as of queries.
+    /// Compares the first head's gradients. The call must have as many heads of keys as of queries.
     pub fn judge(&self, gpu: &Gpu, wanted: Wanted) -> Result<Difference, Mismatch> {
         let one = Shape { batch: 1, heads: 1, kv_heads: 1, ..self.shape };
         let shapes = [one.q(), one.k(), one.v(), one.out()];
@@ -173,7 +173,7 @@ impl Gradients {
         for (n, (exact, naive, most)) in all.into_iter().enumerate().filter(|(n, _)| wanted.contains(n)) {
             let got = read(gpu, &self.gradients[n], exact.len(), DType::F32);
             let magnitude = most.iter().fold(0.0f64, |most, x| most.max(f64::from(*x)));
-            // What the weights' gradient is taken from is stored in the tensors' type.
+            // The gradient of the weights uses values that are stored in the tensors' type.
             let tolerance = Tolerance::gradient(&widen(&naive), &exact, magnitude, epsilon(self.dtype));
             let difference = compare(&got, &exact, tolerance)?;
             if difference.absolute > worst.absolute {

@@ -1,4 +1,4 @@
-//! Kernels of the benches' own.
+//! Kernels that belong to the benches.
 
 use wgpu_attention::{Gpu, wgpu};
 
@@ -9,12 +9,12 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// `text` binds `buffers` in this order, all of them, stays inside them and ends: nothing
-    /// checks that as it runs.
+    /// Compiles `text`. It must bind all of `buffers` in this order, stay inside them and end: no
+    /// runtime check enforces this.
     pub fn new(gpu: &Gpu, text: &str, buffers: &[&wgpu::Buffer]) -> Self {
         let device = gpu.device();
         let source = wgpu::ShaderSource::Wgsl(text.into());
-        // SAFETY: asked of the callers, which are the benches.
+        // SAFETY: the callers, which are the benches, guarantee it.
         let module = unsafe {
             device.create_shader_module_trusted(
                 wgpu::ShaderModuleDescriptor { label: None, source },
@@ -26,7 +26,7 @@ impl Kernel {
             layout: None,
             module: &module,
             entry_point: None,
-            // Those that have workgroup memory fill it first.
+            // Kernels with workgroup memory fill it first.
             compilation_options: wgpu::PipelineCompilationOptions {
                 zero_initialize_workgroup_memory: false,
                 ..Default::default()

@@ -1,4 +1,4 @@
-//! A self-attention layer, and its result against the reference.
+//! A self-attention layer, and the comparison of its result with the reference.
 
 use wgpu_attention::layers::{MultiHeadConfig, MultiHeadForward, MultiHeadWeights};
 use wgpu_attention::reference::compare::{Difference, Mismatch, compare};
@@ -8,14 +8,14 @@ use wgpu_attention::{DType, Gpu, Linear, MultiHeadAttention, TensorView, wgpu};
 use super::problem::{blank, read, rounded, tolerance, upload};
 use super::timer::noise;
 
-/// The buffers of a self-attention layer, `[in, out]` weights (`transposed`) or `[out, in]`.
+/// The buffers of a self-attention layer, with weights `[in, out]` (`transposed`) or `[out, in]`.
 pub struct Layer {
     config: MultiHeadConfig,
     embed: usize,
     length: usize,
     dtype: DType,
     transposed: bool,
-    /// x and both weights, as `dtype` keeps them.
+    /// x and both weights, rounded to `dtype`.
     data: [Vec<f32>; 3],
     x: wgpu::Buffer,
     in_proj: wgpu::Buffer,
@@ -24,8 +24,8 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// A layer `embed` wide over `x` `[1, length, embed]`, weights `[3 · embed, embed]` and
-    /// `[embed, embed]`.
+    /// Makes a layer of width `embed` on `x` `[1, length, embed]`, with weights `[3 · embed,
+    /// embed]` and `[embed, embed]`.
     pub fn new(
         gpu: &Gpu,
         heads: usize,
@@ -51,7 +51,7 @@ impl Layer {
         }
     }
 
-    /// Of numbers that look random, weights `[out, in]`.
+    /// Makes a layer of pseudo-random numbers, with weights `[out, in]`.
     pub fn random(gpu: &Gpu, length: usize, embed: usize, heads: usize) -> Self {
         let weights = |n, seed| {
             noise(n * embed * embed, seed)
@@ -99,7 +99,7 @@ impl Layer {
         MultiHeadForward::self_attention(sequence(&self.x), sequence(&self.y))
     }
 
-    /// Compares all of the result; of weights `[out, in]`.
+    /// Compares the whole result. The weights must be `[out, in]`.
     pub fn judge(&self, gpu: &Gpu) -> Result<Difference, Mismatch> {
         let (want, naive) = (self.truth::<f64>(), self.truth::<f32>());
         let got = read(gpu, &self.y, want.len(), self.dtype);

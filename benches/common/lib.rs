@@ -1,4 +1,5 @@
-//! What benches share. On wasm32 only what the doctor needs, which does not block.
+//! Code that the benches share. On wasm32 it has only the parts that the doctor uses, which do not
+//! block.
 
 #[cfg(not(target_arch = "wasm32"))]
 pub mod bed;

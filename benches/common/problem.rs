@@ -1,4 +1,4 @@
-//! An attention call with its buffers, and rows of its result against the reference.
+//! An attention call with its buffers, and the comparison of rows of its result with the reference.
 
 use half::{bf16, f16};
 use wgpu_attention::mask::HostMask;
@@ -19,19 +19,19 @@ use super::rows::{dtype_name, shape_name};
 use super::share::Work;
 use super::timer::noise;
 
-/// Which keys a query sees, aligned bottom-right, and what its scores become.
+/// The keys that a query sees, aligned bottom-right, and the change of its scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     None,
     Causal,
-    /// So many: the last is its own.
+    /// This number of keys; the last one is the query's own position.
     Window(usize),
-    /// A slope a head, on all keys.
+    /// One slope a head, with all keys visible.
     Alibi,
     Softcap,
     /// A number for every score of every head.
     Bias,
-    /// A boolean for every pair, of which half are seen.
+    /// A boolean for every pair. Half of the pairs are visible.
     Keep,
 }
 
@@ -54,13 +54,14 @@ impl Rule {
         (self == Rule::Softcap).then_some(Self::SOFTCAP)
     }
 
-    /// Pairs of a query and a key that it sees, in one head, as far as intervals go.
+    /// Returns the visible pairs of a query and a key in one head, as far as intervals determine
+    /// them.
     fn pairs(self, q_len: usize, kv_len: usize) -> f64 {
         let window = if let Rule::Window(keys) = self { keys } else { kv_len };
         (1..=q_len).map(|n| self.keys(q_len, kv_len, n).min(window) as f64).sum()
     }
 
-    /// Keys up to the last one that the first `n` queries see.
+    /// Returns the keys up to the last one that the first `n` queries see.
     fn keys(self, q_len: usize, kv_len: usize, n: usize) -> usize {
         match self {
             Rule::Causal | Rule::Window(_) => kv_len - q_len + n,
@@ -69,7 +70,7 @@ impl Rule {
     }
 }
 
-/// What a rule keeps in tensors.
+/// The tensors of a rule.
 #[derive(Default)]
 struct RuleData {
     numbers: Vec<f32>,
@@ -93,7 +94,7 @@ impl RuleData {
         }
     }
 
-    /// Of `rows` queries from `first` on.
+    /// Returns the data of `rows` queries from `first` on.
     fn cut(&self, rule: Rule, shape: Shape, first: usize, rows: usize) -> Self {
         let Shape { q_len, kv_len, .. } = shape;
         let numbers = match rule {
@@ -103,7 +104,7 @@ impl RuleData {
         RuleData { numbers, bools: cut(&self.bools, q_len, kv_len, first, rows) }
     }
 
-    /// The mask of as many queries as there is data of.
+    /// Returns the mask of the queries that the data covers.
     fn mask(&self, rule: Rule, shape: Shape) -> HostMask<'_> {
         let Shape { heads, q_len, kv_len, .. } = shape;
         match rule {
@@ -117,16 +118,16 @@ impl RuleData {
     }
 }
 
-/// What computes it.
+/// The way to compute a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     Staged,
     Fused,
-    /// Fused, on matrix units.
+    /// The fused path, on matrix units.
     Matrix,
-    /// As a call without any tuning.
+    /// A call without any tuning options.
     Auto,
-    /// As one whose tuning is fixed.
+    /// A call with fixed tuning options.
     Ruled,
 }
 
@@ -142,14 +143,14 @@ impl Way {
     }
 }
 
-/// Queries, keys and values, and which of them meet.
+/// Queries, keys and values, with their mask.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Case {
     pub shape: Shape,
     pub rule: Rule,
     pub dtype: DType,
-    /// Where q, k and v begin in their buffers: unless it is a multiple of four, no load is in
-    /// fours.
+    /// The offset of q, k and v in their buffers. If it is no multiple of four, loads are not
+    /// vectorised.
     pub first: usize,
 }
 
@@ -158,7 +159,7 @@ impl Case {
         Case { shape, rule, dtype, first: 0 }
     }
 
-    /// As criterion's filters see it.
+    /// Returns the name that criterion's filters match.
     pub fn id(&self) -> String {
         let (shape, dtype) = (shape_name(self.shape, "x"), dtype_name(self.dtype));
         let rule = if self.rule == Rule::None { String::new() } else { format!("{} ", self.rule.name()) };
@@ -166,7 +167,7 @@ impl Case {
         format!("{shape} {rule}{first}{dtype}")
     }
 
-    /// Arithmetic of the pairs that the mask shows; q, k, v and out.
+    /// Returns the arithmetic of the visible pairs, and the bytes of q, k, v and out.
     pub fn work(&self) -> Work {
         let Shape { batch, heads, q_len, kv_len, head_dim, value_dim, .. } = self.shape;
         let pairs = self.rule.pairs(q_len, kv_len) * (batch * heads) as f64;
@@ -186,7 +187,7 @@ pub fn count(shape: &[usize; 4]) -> usize {
 /// A case on the device.
 pub struct Problem {
     case: Case,
-    /// As the device has them: f16 is rounded.
+    /// The inputs, rounded to the device's dtype.
     inputs: [Vec<f32>; 3],
     buffers: [wgpu::Buffer; 3],
     out: wgpu::Buffer,
@@ -196,7 +197,7 @@ pub struct Problem {
 
 impl Problem {
     /// # Errors
-    /// A device without the memory.
+    /// The device has not enough memory.
     pub fn new(gpu: &Gpu, case: Case) -> Result<Self, Error> {
         let Case { shape, rule, dtype, first } = case;
         let data = |shape: [usize; 4], seed| rounded(noise(count(&shape), seed), dtype);
@@ -236,14 +237,14 @@ impl Problem {
         Forward::new(q, k, v, out).mask(self.mask.view())
     }
 
-    /// Compares rows at the beginning, at the end and between, of all heads, with the reference of
-    /// those rows alone, which stand where they do among all.
+    /// Compares rows at the beginning, in the middle and at the end of all heads with the
+    /// reference. The reference computes only these rows, at their positions.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn judge(&self, gpu: &Gpu) -> Result<Difference, Mismatch> {
         pollster::block_on(self.judge_async(gpu))
     }
 
-    /// `judge`, not blocking.
+    /// The async variant of `judge`.
     pub async fn judge_async(&self, gpu: &Gpu) -> Result<Difference, Mismatch> {
         let Case { shape, rule, dtype, .. } = self.case;
         let Shape { q_len, kv_len, head_dim, value_dim, .. } = shape;
@@ -269,7 +270,8 @@ impl Problem {
         Ok(worst)
     }
 
-    /// A pass that computes this in that way, with its temporary memory, its result compared.
+    /// Returns a pass that computes the case in that way, with its scratch. Its result has been
+    /// compared.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn check<'a>(&'a self, bed: &Bed, way: Way, mut scratch: Scratch) -> Checked<'a> {
         let attention = self.operator(&bed.gpu, way).expect("an operator");
@@ -279,21 +281,21 @@ impl Problem {
         bed.check(&format!("{} {}", way.name(), self.case.id()), record, || self.judge(&bed.gpu))
     }
 
-    /// Temporary memory for this, computed in that way.
+    /// Returns scratch to compute the case in that way.
     ///
     /// # Errors
-    /// What the operator refuses, and a device without the memory.
+    /// The operator refuses the case, or the device has not enough memory.
     pub fn scratch(&self, gpu: &Gpu, way: Way) -> Result<Scratch, Error> {
         Scratch::new(gpu.device(), self.operator(gpu, way)?.scratch_size(&self.call())?)
     }
 }
 
-/// `rows` rows of `dim` from `first` on, of every `length` of them.
+/// Returns `rows` rows of `dim` from `first` on, of each head of `length` rows.
 fn cut<T: Copy>(x: &[T], length: usize, dim: usize, first: usize, rows: usize) -> Vec<T> {
     x.chunks_exact(length * dim).flat_map(|head| &head[first * dim..][..rows * dim]).copied().collect()
 }
 
-/// As `dtype` keeps it.
+/// Returns numbers rounded to `dtype`.
 pub fn rounded(x: Vec<f32>, dtype: DType) -> Vec<f32> {
     match dtype {
         DType::F16 => x.into_iter().map(|x| f16::from_f32(x).to_f32()).collect(),
@@ -303,7 +305,7 @@ pub fn rounded(x: Vec<f32>, dtype: DType) -> Vec<f32> {
 }
 
 /// # Errors
-/// A device without the memory.
+/// The device has not enough memory.
 pub fn upload(gpu: &Gpu, x: &[f32], dtype: DType) -> Result<wgpu::Buffer, Error> {
     match dtype {
         DType::F16 => gpu.upload(&x.iter().map(|x| f16::from_f32(*x).to_bits()).collect::<Vec<u16>>()),
@@ -312,21 +314,21 @@ pub fn upload(gpu: &Gpu, x: &[f32], dtype: DType) -> Result<wgpu::Buffer, Error>
     }
 }
 
-/// A buffer for `n` elements of a result, NaN until they are written.
+/// Returns a buffer for `n` elements of a result. They are NaN until they are written.
 ///
 /// # Errors
-/// A device without the memory.
+/// The device has not enough memory.
 pub fn blank(gpu: &Gpu, n: usize, dtype: DType) -> Result<wgpu::Buffer, Error> {
     gpu.upload(&vec![0xffu8; n * dtype.bytes()])
 }
 
-/// `n` elements of a result.
+/// Reads `n` elements of a result.
 #[cfg(not(target_arch = "wasm32"))]
 pub fn read(gpu: &Gpu, buffer: &wgpu::Buffer, n: usize, dtype: DType) -> Vec<f32> {
     pollster::block_on(read_async(gpu, buffer, n, dtype))
 }
 
-/// `read`, not blocking.
+/// The async variant of `read`.
 pub async fn read_async(gpu: &Gpu, buffer: &wgpu::Buffer, n: usize, dtype: DType) -> Vec<f32> {
     let bits = async || gpu.download_async::<u16>(buffer, n).await.expect("a result").into_iter();
     match dtype {
@@ -336,7 +338,7 @@ pub async fn read_async(gpu: &Gpu, buffer: &wgpu::Buffer, n: usize, dtype: DType
     }
 }
 
-/// Compares a result of attention with the reference, and holds it to what `dtype` keeps.
+/// Compares a result of attention with the reference, with the tolerance of `dtype`.
 pub fn compare_attention(
     got: &[f32],
     [q, k, v]: [&[f32]; 3],
@@ -352,9 +354,9 @@ pub fn compare_attention(
     compare(got, &want, tolerance(&rounded(naive, dtype), &want, dtype))
 }
 
-/// What tests permit of numbers in (−1, 1), and of shorter floats in terms of the largest result
-/// instead of the largest value: of thousands of keys, whose mean is small, nothing else would be
-/// left.
+/// Returns the tests' tolerance for inputs in (−1, 1). For f16 and bf16 it is relative to the
+/// largest result, not the largest value. The mean of thousands of keys is small, and a tolerance
+/// relative to the values would exceed it.
 pub fn tolerance(naive: &[f32], want: &[f64], dtype: DType) -> Tolerance {
     let largest = want.iter().fold(0.0, |m: f64, x| m.max(x.abs()));
     let magnitude = if dtype == DType::F32 { largest.max(1.0) } else { largest };

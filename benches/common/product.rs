@@ -1,4 +1,4 @@
-//! A projection with its buffers, and rows of its result against the reference.
+//! A projection with its buffers, and the comparison of rows of its result with the reference.
 
 use wgpu_attention::matmul::ProjectionForward;
 use wgpu_attention::reference;
@@ -16,7 +16,7 @@ pub struct Product {
     /// The weight is `[in, out]`.
     transposed: bool,
     dtype: DType,
-    /// x and the weight, as the device has them: f16 is rounded.
+    /// x and the weight, rounded to the device's dtype.
     data: [Vec<f32>; 2],
     buffers: [wgpu::Buffer; 2],
     out: wgpu::Buffer,
@@ -46,7 +46,7 @@ impl Product {
         )
     }
 
-    /// Compares rows of the result, of as many rows of x.
+    /// Compares some rows of the result.
     pub fn judge(&self, gpu: &Gpu) -> Result<Difference, Mismatch> {
         let Product { n, transposed, dtype, data: [x, w], .. } = self;
         let (n, dtype) = (*n, *dtype);

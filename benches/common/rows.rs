@@ -1,5 +1,5 @@
-//! Figures for programs to read: rows, appended to the file that `WGPU_ATTENTION_ROWS` names; none
-//! if it is not set.
+//! Rows of figures for programs to read. They are appended to the file that `WGPU_ATTENTION_ROWS`
+//! names; without it nothing is written.
 
 use std::path::Path;
 
@@ -8,13 +8,13 @@ use wgpu_attention::{DType, Gpu, Shape, wgpu};
 
 use super::share::Share;
 
-/// A row of `gpu`.
+/// Returns a row for `gpu`.
 #[must_use]
 pub fn row(gpu: &Gpu, bench: &str, what: &str) -> Row {
     Row { what: what.into(), ..of_adapter(&gpu.device().adapter_info(), bench) }
 }
 
-/// Of an adapter, which need not give a device.
+/// Returns a row for an adapter, which need not provide a device.
 #[must_use]
 pub fn of_adapter(info: &wgpu::AdapterInfo, bench: &str) -> Row {
     Row {
@@ -26,7 +26,7 @@ pub fn of_adapter(info: &wgpu::AdapterInfo, bench: &str) -> Row {
     }
 }
 
-/// Of an attention call.
+/// Adds an attention call to a row.
 #[must_use]
 pub fn of_attention(row: Row, shape: Shape, mask: &str, dtype: DType) -> Row {
     let Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim } = shape;
@@ -45,7 +45,7 @@ pub fn of_attention(row: Row, shape: Shape, mask: &str, dtype: DType) -> Row {
     }
 }
 
-/// A time on the device beside its floors.
+/// Adds a device time and its floors to a row.
 #[must_use]
 pub fn of_share(row: Row, share: &Share) -> Row {
     Row {
@@ -63,8 +63,9 @@ pub fn append(row: &Row) {
     row.append(file).unwrap_or_else(|error| panic!("WGPU_ATTENTION_ROWS, {}: {error}", file.display()));
 }
 
-/// `batch × heads × length × head_dim`; with the heads of keys and values, the number of keys and
-/// the width of values where those differ: `1×32(8)×1×4096×128` is one query against 4096 keys.
+/// Returns `batch × heads × length × head_dim`. Heads of keys and values, the number of keys and
+/// the width of values are added where they differ. `1×32(8)×1×4096×128` is one query against 4096
+/// keys.
 pub fn shape_name(shape: Shape, times: &str) -> String {
     let Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim } = shape;
     let heads = if heads == kv_heads { heads.to_string() } else { format!("{heads}({kv_heads})") };

@@ -1,24 +1,24 @@
-//! How much of what a device can do a kernel does.
+//! The share of a device's rates that a kernel reaches.
 
 use std::fmt;
 
-/// What does a kernel's arithmetic.
+/// The units of a kernel's arithmetic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// f32 multiply-adds.
     Plain,
-    /// Matrix units, with the fragments that suit them best.
+    /// Matrix units, with the fragments that are fastest.
     Matrix,
 }
 
-/// What a kernel must do at least: compute, and move each tensor once.
+/// The least work of a kernel: its arithmetic, and each tensor moved once.
 #[derive(Clone, Copy, Debug)]
 pub struct Work {
     pub flops: f64,
     pub bytes: f64,
 }
 
-/// A time beside the least that arithmetic and memory allow, in ms.
+/// A time, with the least times of arithmetic and memory, in ms.
 #[derive(Clone, Copy, Debug)]
 pub struct Share {
     pub arithmetic: f64,
@@ -27,12 +27,12 @@ pub struct Share {
 }
 
 impl Share {
-    /// The larger of the floors.
+    /// Returns the larger floor.
     pub fn floor(&self) -> f64 {
         self.arithmetic.max(self.memory)
     }
 
-    /// Which of them that is.
+    /// Returns the name of the larger floor.
     pub fn bound(&self) -> &'static str {
         if self.arithmetic >= self.memory { "arithmetic" } else { "memory" }
     }

@@ -1,4 +1,4 @@
-//! Time on the device.
+//! Times on the device.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use wgpu_attention::Gpu;
 use super::device;
 use super::kernel::{Kernel, uniform};
 
-/// Numbers in (−1, 1) that look random and are the same every time.
+/// Returns pseudo-random numbers in (−1, 1), the same every time.
 pub fn noise(n: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9) | 1;
     let mut next = || {
@@ -21,15 +21,15 @@ pub fn noise(n: usize, seed: u32) -> Vec<f32> {
     (0..n).map(|_| next()).collect()
 }
 
-/// `None` of nothing.
+/// Returns the median; `None` for no values.
 pub fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     let (low, high) = (values.get(values.len().checked_sub(1)? / 2)?, values.get(values.len() / 2)?);
     Some((low + high) / 2.0)
 }
 
-/// Time between the first and the last dispatch of a pass, by timestamp queries; or of the host's
-/// clock.
+/// A clock for the time between the first and the last dispatch of a pass. It uses timestamp
+/// queries or the host's clock.
 pub struct Timer {
     gpu: Gpu,
     queries: Option<wgpu::QuerySet>,
@@ -37,9 +37,9 @@ pub struct Timer {
     warm_up: Option<WarmUp>,
 }
 
-/// Work that runs before a timed pass, and measures the rate at which the device runs. Some GPUs
-/// fall to a third of their rate or less for seconds when there is little to do (seen on an H200
-/// under Vulkan, driver 580.159).
+/// Work that runs before a timed pass, and measures the current rate of the device. Some GPUs fall
+/// to a third of their rate or less for seconds when they have little work. (Seen on an H200 under
+/// Vulkan, driver 580.159.)
 struct WarmUp {
     kernel: Kernel,
     /// The shortest time of a dispatch, in ms; 0 until it is measured.
@@ -57,16 +57,16 @@ impl WarmUp {
     const COLD_MS: f64 = 50.0;
     const WARM_MS: f64 = 1.0;
     const PAUSE: Duration = Duration::from_millis(10);
-    /// Dispatches that are timed to know the rate.
+    /// Dispatches that are timed to measure the rate.
     const PROBES: usize = 4;
-    /// A device is slow if a dispatch takes so many times the shortest time.
+    /// A device is slow if a dispatch takes this many times the shortest time.
     const SLOW: f64 = 1.15;
     /// Tries to reach the full rate; when all fail, the timer tries only once until `RETRY_AFTER`
     /// has passed.
     const TRIES: usize = 8;
     const RETRY_AFTER: Duration = Duration::from_secs(3);
     const WORKGROUPS: u32 = 2048;
-    /// Multiply-adds, 4 GFLOP in all. The uniform is zero, which the compiler does not know.
+    /// Multiply-adds, 4 GFLOP in all. The uniform is zero, but the compiler cannot know that.
     const TEXT: &str = "
 @group(0) @binding(0) var<storage, read_write> out: array<f32>;
 @group(0) @binding(1) var<uniform> zeros: vec4<f32>;
@@ -103,7 +103,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
 }
 
 impl Timer {
-    /// `None` if the device has no timestamp queries.
+    /// Returns `None` if the device has no timestamp queries.
     pub fn new(gpu: &Gpu) -> Option<Self> {
         let device = gpu.device();
         if !device.features().contains(wgpu::Features::TIMESTAMP_QUERY) {
@@ -118,7 +118,8 @@ impl Timer {
         Some(Timer { queries: Some(queries), warm_up, ..Self::of_host(gpu) })
     }
 
-    /// The host's clock, for devices without a better one: submission and waiting are included.
+    /// Returns the host's clock, for devices without a better one. It includes submission and
+    /// waiting.
     pub fn of_host(gpu: &Gpu) -> Self {
         let resolved = gpu.device().create_buffer(&wgpu::BufferDescriptor {
             label: None,
@@ -129,13 +130,13 @@ impl Timer {
         Timer { gpu: gpu.clone(), queries: None, resolved, warm_up: None }
     }
 
-    /// Runs a pass that `record` fills and returns how long the device took.
+    /// Runs a pass that `record` fills, and returns its time on the device.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn time(&self, record: impl FnOnce(&mut wgpu::ComputePass)) -> Duration {
         pollster::block_on(self.time_async(record))
     }
 
-    /// `time`, not blocking.
+    /// The async variant of `time`.
     pub async fn time_async(&self, record: impl FnOnce(&mut wgpu::ComputePass)) -> Duration {
         let Some(warm_up) = &self.warm_up else { return self.timed(|_| {}, record).await };
         self.reach_full_rate(warm_up).await;
@@ -144,7 +145,7 @@ impl Timer {
         time
     }
 
-    /// Runs work until the device is as fast as it has been, and warns if it does not become so.
+    /// Runs work until the device reaches its full rate. Prints a warning if it does not.
     async fn reach_full_rate(&self, warm_up: &WarmUp) {
         let probe_ms = async |before: &dyn Fn(&mut wgpu::CommandEncoder)| {
             let time = self.timed(before, |pass| warm_up.dispatch(pass, WarmUp::PROBES)).await;

@@ -1,4 +1,4 @@
-//! What tuning finds for typical calls, and whether it holds.
+//! The results of tuning for typical calls, and their confirmation.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use super::rows::{append, row};
 use super::settings::quick;
 use super::timer::Timer;
 
-/// The workloads of the comparison with peers.
+/// Returns the workloads of the comparison with peers.
 pub fn cases(half: bool) -> Vec<Case> {
     let decode = Shape { kv_heads: 8, q_len: 1, ..Shape::new(1, 32, 4096, 128) };
     let dtypes = if half { vec![DType::F32, DType::F16] } else { vec![DType::F32] };
@@ -36,7 +36,7 @@ fn workload(case: &Case) -> Workload {
     if case.rule == Rule::None { workload } else { workload.masked() }
 }
 
-/// For a workload: half a second where kernels compile in no time, more on programs, which compile
+/// Returns the budget of a workload: half a second on GPUs, more on software drivers, which compile
 /// for seconds.
 fn limits(gpu: &Gpu) -> TuningBudget {
     let seconds = match (quick(), device::software(gpu)) {
@@ -47,7 +47,8 @@ fn limits(gpu: &Gpu) -> TuningBudget {
     TuningBudget::new().time(Duration::from_secs_f64(seconds))
 }
 
-/// Prints what was found for each, then what calls take with it and by the rules, interleaved.
+/// Prints the results of tuning for each workload. Then it prints the interleaved times of calls
+/// with tuning and by the rules.
 ///
 /// # Panics
 /// Without an adapter or a device.
@@ -88,7 +89,7 @@ fn print_one(gpu: &Gpu, measured: &Measured) {
     measured.failed.iter().for_each(|why| println!("    failed: {why}"));
 }
 
-/// Medians of both ways, in ms.
+/// Returns the medians of both ways, in ms.
 fn confirm(gpu: &Gpu, timer: &Timer, case: Case) -> Result<[f64; 2], wgpu_attention::Error> {
     let problem = Problem::new(gpu, case)?;
     let ways = [Way::Ruled, Way::Auto];
@@ -104,7 +105,7 @@ fn confirm(gpu: &Gpu, timer: &Timer, case: Case) -> Result<[f64; 2], wgpu_attent
                 refusal = attention.forward(pass, &problem.call(), scratch).err();
             });
             refusal.map_or(Ok(()), Err)?;
-            // The first compiles.
+            // The first run compiles.
             times.extend((round > 0).then_some(time.as_secs_f64() * 1e3));
         }
     }

@@ -1,10 +1,11 @@
 //! `cargo run --release --example doctor [-- --quick] [> PAGE.md]`
 //!
-//! What this device is, which of its features help, which families of kernels are right on it,
-//! which kernels typical calls get, and how near those come to what the device can do: a page of
-//! Markdown, to attach to an issue. Where no GPU driver is installed, `scripts/gpu` in front gets
-//! one in software. `--quick` leaves out the times of calls and the rates of the device.
-//! `scripts/browser --doctor` prints the pages of a browser and of Dawn in Node.
+//! Prints a page of Markdown about this device, to attach to an issue. It lists the device's useful
+//! features and the families of kernels that are right on it. It shows the kernels of typical
+//! calls, and compares their times with the device's rates. Without an installed GPU driver, put
+//! `scripts/gpu` in front to get a software driver. `--quick` omits the times of calls and the
+//! rates of the device. `scripts/browser --doctor` prints the pages of a browser and of Dawn in
+//! Node.
 
 #[cfg(not(target_arch = "wasm32"))]
 fn main() {
@@ -14,7 +15,7 @@ fn main() {
 #[cfg(target_arch = "wasm32")]
 fn main() {}
 
-/// What tests/browser/doctor.mjs calls.
+/// The functions that tests/browser/doctor.mjs calls.
 #[cfg(target_arch = "wasm32")]
 mod program {
     use common::doctor::{Names, page};
@@ -31,7 +32,7 @@ mod program {
         fn printed(text: &str);
     }
 
-    /// The page of the adapter that a browser calls `device`; `driver` is the browser.
+    /// Prints the page of the adapter that a browser calls `device`; `driver` is the browser.
     #[wasm_bindgen]
     pub async fn doctor(device: String, driver: String, quick: bool) {
         std::panic::set_hook(Box::new(|info| panicked(&info.to_string())));

@@ -1,40 +1,41 @@
-// The gradients of additive scores' queries and vector, of their keys, or of the values, from what
-// pairs give (additive_pairs.wgsl).
+// The gradients of queries and the score vector, of keys, or of values. The kernel reads the pairs
+// that additive_pairs.wgsl writes.
 //
-//   d_q[i] = v ∘ Σⱼ d_score[i, j] · (1 − tanh²(q[i] + k[j]))      d_v = Σᵢⱼ d_score[i, j] · tanh(q[i] + k[j])
-//   d_k[j] = Σ over the heads of the group of v ∘ Σᵢ d_score[i, j] · (1 − tanh²(q[i] + k[j]))
-//   d_value[j] = Σᵢ weight[i, j] · d_out[i]                       over these heads too
+//   d_q[i] = v ∘ Σⱼ d_score[i, j] · (1 − tanh²(q[i] + k[j]))
+//   d_v = Σᵢⱼ d_score[i, j] · tanh(q[i] + k[j])
+//   d_k[j] = Σₕ v ∘ Σᵢ d_score[i, j] · (1 − tanh²(q[i] + k[j]))   h: the heads of the group
+//   d_value[j] = Σₕ Σᵢ weight[i, j] · d_out[i]   h: the heads of the group
 //
-// own, gradient: q, d_q [batch, heads, q_len, hidden]; k, d_k [batch, kv_heads, kv_len, hidden]; of
-// values d_v alone
-// others: k; q; d_out [batch, heads, q_len, value_dim]
-// pairs [batch, heads, q_len, kv_len], f32: d_score, or weights
-// parts [heads or 1, hidden, parts], f32: of d_v what the rows of a workgroup give, for
-// part_sums.wgsl to add
+// for queries   own, gradient: q, d_q [batch, heads, q_len, hidden]   others: k
+// for keys      own, gradient: k, d_k [batch, kv_heads, kv_len, hidden]   others: q
+// for values    gradient: d_v   others: d_out [batch, heads, q_len, value_dim]
+// pairs [batch, heads, q_len, kv_len]: d_score, or weights   parts [heads or 1, hidden, parts], f32
 //
-// An invocation has 4 · VECTORS channels of an own row, and goes through the others in order: the
-// same bits on every run. A pair that gives nothing takes nothing, whatever its tensors hold.
-// ROW_LANES of a workgroup's invocations have rows beside each other, the others other channels.
+// A part is the sum of d_v over the rows of a workgroup; part_sums.wgsl adds the parts. An
+// invocation computes 4 · VECTORS channels of a row of `own`. It reads the rows of `others` in
+// order: the same bits on every run. A pair whose factor is 0 adds 0, whatever its tensors hold.
+// ROW_LANES invocations of a workgroup have neighbouring rows. The rest of the workgroup has other
+// channels of these rows.
 //
-// Constants: OF_QUERIES, OF_KEYS (of neither: of values); HAS_GRADIENT (whether own rows' gradient
-// is wanted), HAS_PARTS (whether d_v is); WORKGROUP, ROW_LANES, VECTORS; STORE_IN_FOURS
+// Constants: OF_QUERIES, OF_KEYS (neither for values); HAS_GRADIENT if the gradient is wanted,
+// HAS_PARTS if d_v is. WORKGROUP, ROW_LANES, VECTORS; `STORE_IN_FOURS`.
 //
-// Bindings (declared by the host): own, score_vector but of values; others, pairs; gradient, parts
-// as wanted; of queries the mask's that bound the range of keys.
-// Work: a tanh and three or five multiply-adds for a pair and channel, one of values. Bytes: others
-// and pairs once for each 4 · VECTORS channels of a workgroup's rows.
+// Bindings (declared by the host): own and score_vector, except for values. Then others, pairs,
+// gradient and parts as wanted. For queries also the mask tensors that bound the range of keys.
+// Work: a tanh and three or five multiply-adds for a pair and channel, one for values. Bytes:
+// others and pairs once for each 4 · VECTORS channels of a workgroup's rows.
 
-// What an invocation has: its channels of the own row, of the sums, of those of the vector, and
-// those before the vector's factor.
+// The registers of an invocation: its channels of the row, and three sums. They are the gradient,
+// the part of the vector, and the head's sum before the factor of the vector.
 var<private> own_vectors: array<vec4<f32>, VECTORS>;
 var<private> sums: array<vec4<f32>, VECTORS>;
 var<private> vector_sums: array<vec4<f32>, VECTORS>;
 var<private> head_sums: array<vec4<f32>, VECTORS>;
 
-// What each has of one vector of the sums of parts.
+// Each invocation's vec4 of the sums of parts.
 var<workgroup> lanes: array<vec4<f32>, WORKGROUP>;
 
-// What a pair of query i and another row adds, of channels from d0 on. head: the other's.
+// Adds a pair of query i and another row, for channels from d0 on. `head` is the head of that row.
 fn add_pair(b: u32, head: u32, other: u32, d0: u32, factor: f32) {
     let gives = (bitcast<u32>(factor) & 0x7fffffffu) != 0u;
     let row = view_at(p.others, b, head, other, 0u);
@@ -53,7 +54,7 @@ fn add_pair(b: u32, head: u32, other: u32, d0: u32, factor: f32) {
     }
 }
 
-// Adds what head h has given.
+// Adds the sums of head h.
 fn end_head(h: u32, d0: u32) {
     /* unrolled */ for (var n = 0u; n < VECTORS; n++) {
         if OF_QUERIES || OF_KEYS {
@@ -67,7 +68,7 @@ fn end_head(h: u32, d0: u32) {
     }
 }
 
-// Stores four channels of an own row's gradient, as far as there are so many.
+// Stores up to four channels of the gradient of the row.
 fn store_own(o: u32, d: u32, sum: vec4<f32>) {
     var x = sum;
     if STORE_IN_FOURS {
@@ -86,8 +87,8 @@ fn store_own(o: u32, d: u32, sum: vec4<f32>) {
     }
 }
 
-// Of four channels of the vector from d on, what the workgroup's rows give together; part: which of
-// the element's parts it is.
+// Stores the sum over the workgroup's rows of four channels of the vector, from d on. `part` is the
+// index of the part.
 fn store_part(head: u32, part: u32, d: u32, row_lane: u32, lane: u32, x: vec4<f32>) {
     lanes[lane] = x;
     workgroupBarrier();

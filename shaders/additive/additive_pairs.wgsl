@@ -1,18 +1,20 @@
-// What pairs give to gradients, in place: of a score and the gradient of a weight, that of the
-// score, and the weight as dropout leaves it. A pair that is not seen gives zeros.
+// The gradients of scores and the weights of pairs, in place. The kernel replaces a score by its
+// gradient. It replaces the gradient of a weight by the weight after dropout. A hidden pair gives
+// zeros.
 //
-// TOTALS: the sums of the weights of queries instead, all of whose keys are in the rectangle; a
-// workgroup has a query. row_stats then has what weights are multiplied by, as fused_backward.wgsl
-// says.
+// With TOTALS the kernel instead sums the weights of queries, all of whose keys are in the
+// rectangle. A workgroup computes a query. row_stats then has the factor of the weights, as in
+// fused_backward.wgsl.
 //
-// d_scores [batch, heads, q_len, kv_len], f32: scores, then their gradients
-// weights  [batch, heads, q_len, kv_len], f32: d_out · v, then weights
-// row_stats [batch, heads, q_len, 4] (row_stats.wgsl)
+// d_scores  [batch, heads, q_len, kv_len], f32:   scores, then their gradients
+// weights   [batch, heads, q_len, kv_len], f32:   d_out · v, then weights
+// row_stats [batch, heads, q_len, 4]   (row_stats.wgsl)
 //
-// Bindings (declared by the host): d_scores, weights, row_stats; the mask's, dropout where used.
-// Two reads and two writes for a pair, and a power.
+// Bindings (declared by the host): d_scores, weights, row_stats; the mask tensors and dropout if
+// used.
+// Work: two reads, two writes and a power for a pair.
 
-// Of each invocation, the sum of its keys' weights.
+// The sum of the weights of each invocation's keys.
 var<workgroup> lane_sums: array<f32, WORKGROUP>;
 
 fn sum_weights(b: u32, h: u32, i: u32, lane: u32) {
@@ -20,7 +22,7 @@ fn sum_weights(b: u32, h: u32, i: u32, lane: u32) {
     let o = stats_offset(b, h, i);
     let stats = vec3<f32>(row_stats_at(o), row_stats_at(o + 1u), 1.0);
     var sum = 0.0;
-    // Every invocation makes the same number of turns.
+    // Every invocation repeats the loop equally often.
     for (var first = q.first; first < q.end; first += WORKGROUP) {
         let j = min(first + lane, q.end - 1u);
         let pair = pair_of(q, j, d_scores_at(view_at(p.d_scores, b, h, i, j)), 0.0, stats);
@@ -54,7 +56,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let of_score = view_at(p.d_scores, b, h, i, j);
     let of_weight = view_at(p.weights, b, h, i, j);
     var pair = Pair(0.0, 0.0, 0.0, 0.0);
-    // Where no query of its tile sees a key, the score was not written.
+    // If no query of its tile sees a key, no kernel wrote the score.
     if j >= q.first && j < q.end {
         pair = pair_of(q, j, d_scores_at(of_score), weights_at(of_weight), stats_of(b, h, i));
     }

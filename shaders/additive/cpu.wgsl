@@ -1,20 +1,20 @@
 // The loop of fused.wgsl for additive scores, for drivers that run on a CPU.
 //
-// KEY_LANES invocations share a row, each with every KEY_LANES-th key; where a row has one
-// invocation, keys and values come from workgroup_id and the loop's counter alone: uniform loads.
-// An invocation scores KEYS keys before it weighs them, so that four channels of its query, which
-// it must gather, are loaded once for all of these.
+// KEY_LANES invocations share a row, each with every KEY_LANES-th key. If a row has one invocation,
+// the offsets of keys and values depend only on workgroup_id and the loop's counter. The loads are
+// then uniform. An invocation scores KEYS keys before it weighs them. The kernel gathers four
+// channels of the query once for all of these keys.
 //
 // Constants: LANES           invocations of a workgroup, as many as the driver computes at once
-//            KEY_LANES       of them that share a row
+//            KEY_LANES       invocations that share a row
 //            ROWS            packed rows of a workgroup, LANES / KEY_LANES
 //            KEYS            keys of an invocation in a block
-//            VALUE_VECTORS   vectors of four of value_dim that a workgroup computes (workgroup_id.y is the slice);
-//                            not more than hold value_dim
+//            VALUE_VECTORS   vec4s of value_dim that a workgroup computes, at most all of them;
+//                            workgroup_id.y is the slice
 //
 // Floor: hidden tanh of 27 instructions and multiply-adds for a pair, and value_dim multiply-adds.
-// Loading the key's channel, which KEYS do not share, takes a sixth of a tanh more; a channel of
-// the query, which they do, a gather.
+// KEYS keys share the load of a query's channel, which is a gather. The load of a key's channel is
+// not shared, and costs a sixth of a tanh more.
 //
 // Needs: p.group, p.head_dim, p.mask, p.q, p.score_vector, p.value_dim; HAS_BLOCKS, HAS_DROPOUT,
 // HIDDEN, KEYS, KEY_LANES, LANES, LOG2_E, LOWEST, PER_PAIR_MASK, RESCALE_THRESHOLD, UNIT,
@@ -24,23 +24,23 @@
 // v_four, v_source, view_at, weight_of, work_tile.
 // Gives: main.
 
-// What an invocation has: its sums of the output, its scores and then weights, where its keys
-// begin.
+// The registers of an invocation: its sums of the output, its scores, which become weights, and its
+// keys' offsets.
 var<private> acc: array<vec4<f32>, VALUE_VECTORS>;
 var<private> scores: array<f32, KEYS>;
 var<private> k_rows: array<u32, KEYS>;
 
-// What those have that share a row.
+// The softmax states and partial sums of the invocations that share a row.
 var<workgroup> states: array<vec2<f32>, LANES>;
 var<workgroup> parts: array<vec4<f32>, LANES>;
 
-// Scores of keys j0, j0 + KEY_LANES, …; those past the last are the last one's.
+// Computes the scores of keys j0, j0 + KEY_LANES, …; keys past the last are replaced by the last.
 fn score_keys(q: Query, kv_head: u32, j0: u32, last: u32) {
-    // By the workgroup's own head, which is the same in all lanes: so are the loads.
+    // The head of the workgroup is the same in all lanes, so the loads are uniform.
     let k = k_source(q.b, kv_head);
     let a = view_at(p.q, q.b, q.h, q.i, 0u);
     let w = view_at(p.score_vector, 0u, q.h, 0u, 0u);
-    // Where rows are of one head, or heads have one vector, that too is the same in all lanes.
+    // If rows have one head, or all heads share a vector, the vector is the same in all lanes too.
     let shared_vector = (p.group == 1u) | (p.score_vector.strides.y == 0u);
     let shared_w = view_at(p.score_vector, 0u, kv_head, 0u, 0u);
     /* unrolled */ for (var c = 0u; c < KEYS; c++) {
@@ -62,15 +62,16 @@ fn score_keys(q: Query, kv_head: u32, j0: u32, last: u32) {
     }
 }
 
-// The same as the softmax sees them: −∞ where the query does not see the key, of which range.y is
-// the end.
+// Applies the mask to the scores. A score is −∞ if the query does not see the key. `range.y` is the
+// end of the keys.
 fn mask_scores(q: Query, j0: u32, range: vec2<u32>) {
     /* unrolled */ for (var c = 0u; c < KEYS; c++) {
         let j = j0 + c * KEY_LANES;
         var seen = (j >= q.first) & (j < min(q.end, range.y));
         var x = scores[c] * UNIT;
         if PER_PAIR_MASK {
-            // Past the range, any other key: rules read tensors at it.
+            // Keys that are not seen are replaced by the first key, at which rules can read
+            // tensors.
             let key = select(range.x, j, seen);
             seen = select(false, mask_mod(q, key), seen);
             x = score_mod(x, q, key);
@@ -79,7 +80,7 @@ fn mask_scores(q: Query, j0: u32, range: vec2<u32>) {
     }
 }
 
-// Values of these keys, by their weights.
+// Adds the values of these keys, by their weights.
 fn add_values(q: Query, kv_head: u32, col0: u32, j0: u32, last: u32) {
     let v = v_source(q.b, kv_head, col0);
     /* unrolled */ for (var c = 0u; c < KEYS; c++) {
@@ -100,7 +101,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     let row = work.row0 + lane / KEY_LANES;
     let key_lane = lane % KEY_LANES;
     let q = query_of_row(work.b, work.kv_head, min(row, work.last_row));
-    // The last slice lies back as far as it must, so that no load needs a bound.
+    // The last slice begins early enough that no load needs a bound.
     let slice_col = work.slice * VALUE_VECTORS * 4u;
     let col0 = min(slice_col, (p.value_dim + 3u) / 4u * 4u - VALUE_VECTORS * 4u);
     let neg_inf = p.mask.neg_inf;
@@ -146,7 +147,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         add_values(q, work.kv_head, col0, j0, last);
     }
 
-    // Of the row's lanes together, in their order.
+    // The states of the row's lanes, combined in their order.
     let mine = row_state(row_max, row_sum + nan_carry, neg_inf);
     states[lane] = mine;
     workgroupBarrier();

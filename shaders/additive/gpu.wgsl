@@ -1,19 +1,18 @@
 // The loop of fused.wgsl for additive scores, for GPUs.
 //
-// A tile is ROWS packed rows by KEYS keys, of which CHUNK channels at a time are in workgroup
-// memory. KEYS / 4 invocations share a
-// row: each scores four keys of it, and has some channels of its output, so that nothing but
-// weights, maxima and sums goes from one to another. Values come from memory; the rows of a tile
-// read the same ones.
+// A tile is ROWS packed rows by KEYS keys. CHUNK channels of it at a time are in workgroup memory.
+// KEYS / 4 invocations share a row. Each scores four keys of the row, and computes some channels of
+// its output. The invocations exchange only weights, maxima and sums. Values come from memory, and
+// the rows of a tile read the same values.
 //
 // Constants: ROWS        packed rows of a workgroup
 //            KEYS        keys of a tile
 //            WORKGROUP   invocations, ROWS · KEYS / 4
 //            SLICE       channels of out that a workgroup computes
 //
-// Floor: hidden tanh and multiply-adds for a pair, 18 instructions and a division each, against 3 /
-// 8 of a vector loaded from workgroup memory; value_dim multiply-adds for a pair, and as many loads
-// of a vector for four.
+// Floor: hidden tanh and multiply-adds for a pair, 18 instructions and a division each. Each needs
+// 3 / 8 of a vector load from workgroup memory. Then value_dim multiply-adds for a pair, and a
+// vector load for four of them.
 //
 // Needs: p.head_dim, p.mask, p.q, p.score_vector, p.value_dim; HAS_BLOCKS, HAS_DROPOUT, HIDDEN,
 // KEYS, LOWEST, PER_PAIR_MASK, RESCALE_THRESHOLD, ROWS, SLICE, UNIT, WORKGROUP; Query; all_finite,
@@ -24,13 +23,13 @@
 // Gives: main.
 
 const CHUNK_VECTORS: u32 = 4u;
-// A row of a chunk in workgroup memory: one vector more than it has, so that rows fall on different
-// banks.
+// The stride of a row of a chunk in workgroup memory. It is one vector more than the length, so
+// that rows fall on different banks.
 const CHUNK_STEP: u32 = CHUNK_VECTORS + 1u;
 const LANE_KEYS: u32 = 4u;
 // Invocations that share a row.
 const ROW_LANES: u32 = KEYS / LANE_KEYS;
-// Vectors of out that one of them has.
+// Vectors of out that an invocation computes.
 const OUT_VECTORS: u32 = SLICE / 4u / ROW_LANES;
 
 const_assert WORKGROUP == ROWS * ROW_LANES && OUT_VECTORS * ROW_LANES * 4u == SLICE;
@@ -38,21 +37,21 @@ const_assert KEYS * CHUNK_VECTORS % WORKGROUP == 0u && ROWS * CHUNK_VECTORS <= W
 
 var<workgroup> q_tile: array<vec4<f32>, ROWS * CHUNK_STEP>;
 var<workgroup> k_tile: array<vec4<f32>, KEYS * CHUNK_STEP>;
-// Of each row, as heads that share keys have vectors of their own.
+// The score vector of each row: heads that share keys have different vectors.
 var<workgroup> v_tile: array<vec4<f32>, ROWS * CHUNK_STEP>;
 var<workgroup> weights: array<f32, ROWS * KEYS>;
-// What the invocations of a row have of a maximum, then of a sum.
+// The maxima of a row's invocations, then their sums.
 var<workgroup> found: array<f32, WORKGROUP>;
 
-// What an invocation has: its scores of a tile, its sums of the output.
+// The registers of an invocation: its scores of a tile, and its sums of the output.
 var<private> scores: array<f32, LANE_KEYS>;
 var<private> acc: array<vec4<f32>, OUT_VECTORS>;
 
-// Channels d0 .. d0 + CHUNK of the tile's rows and keys, zeros past the last.
+// Loads channels d0 .. d0 + CHUNK of the tile's rows and keys, with zeros past the last channel.
 fn stage_chunk(b: u32, kv_head: u32, row0: u32, last_row: u32, j0: u32, last: u32, d0: u32, lane: u32) {
     let k = k_source(b, kv_head);
-    // Every invocation makes the same number of turns: FXC refuses a barrier behind another loop
-    // that holds a branch.
+    // Every invocation repeats the loop equally often. FXC rejects a barrier after another loop
+    // that contains a branch.
     for (var first = 0u; first < KEYS * CHUNK_VECTORS; first += WORKGROUP) {
         let n = first + lane;
         let d = d0 + n % CHUNK_VECTORS * 4u;
@@ -77,7 +76,7 @@ fn stage_chunk(b: u32, kv_head: u32, row0: u32, last_row: u32, j0: u32, last: u3
     }
 }
 
-// What these channels add to the scores of row y and keys x, x + ROW_LANES, …
+// Adds these channels to the scores of row y and keys x, x + ROW_LANES, …
 fn score_chunk(x: u32, y: u32) {
     for (var n = 0u; n < CHUNK_VECTORS; n++) {
         let q = q_tile[y * CHUNK_STEP + n];
@@ -88,15 +87,16 @@ fn score_chunk(x: u32, y: u32) {
     }
 }
 
-// The scores as the softmax sees them: −∞ where the query does not see the key, of which range.y is
-// the end.
+// Applies the mask to the scores. A score is −∞ if the query does not see the key. `range.y` is the
+// end of the keys.
 fn mask_scores(q: Query, j0: u32, range: vec2<u32>, x: u32) {
     /* unrolled */ for (var c = 0u; c < LANE_KEYS; c++) {
         let j = j0 + x + c * ROW_LANES;
         var seen = (j >= q.first) & (j < min(q.end, range.y));
         var s = scores[c] * UNIT;
         if PER_PAIR_MASK {
-            // Past the range, any other key: rules read tensors at it.
+            // Keys that are not seen are replaced by the first key, at which rules can read
+            // tensors.
             let key = select(range.x, j, seen);
             seen = select(false, mask_mod(q, key), seen);
             s = score_mod(s, q, key);
@@ -105,7 +105,7 @@ fn mask_scores(q: Query, j0: u32, range: vec2<u32>, x: u32) {
     }
 }
 
-// The largest that the invocations of row y have.
+// Returns the maximum over the invocations of row y.
 fn row_maximum(x: f32, y: u32, lane: u32) -> f32 {
     found[lane] = x;
     workgroupBarrier();
@@ -116,7 +116,7 @@ fn row_maximum(x: f32, y: u32, lane: u32) -> f32 {
     return largest;
 }
 
-// Their sum, in their order.
+// Returns the sum over the invocations of row y, in their order.
 fn row_total(x: f32, y: u32, lane: u32) -> f32 {
     workgroupBarrier();
     found[lane] = x;
@@ -128,19 +128,19 @@ fn row_total(x: f32, y: u32, lane: u32) -> f32 {
     return sum;
 }
 
-// The n-th vector of out that an invocation has: its first channel.
+// Returns the first channel of the n-th vector of out that an invocation computes.
 fn column(slice: u32, x: u32, n: u32) -> u32 {
     return slice * SLICE + (x + n * ROW_LANES) * 4u;
 }
 
-// Values of keys j0 ..= last, by the weights of row y.
+// Adds the values of keys j0 ..= last, by the weights of row y.
 fn add_values(b: u32, kv_head: u32, slice: u32, j0: u32, last: u32, x: u32, y: u32) {
     let v = v_source(b, kv_head, 0u);
     for (var j = j0; j <= last; j++) {
         let weight = weights[y * KEYS + j - j0];
         let value_row = key_row(v, j);
         /* unrolled */ for (var n = 0u; n < OUT_VECTORS; n++) {
-            // Past the last channel, those of the last vector: they are not stored.
+            // Vectors past the last channel repeat the last vector; they are not stored.
             acc[n] += weight * v_four(v, value_row, min(column(slice, x, n), (p.value_dim - 1u) & ~3u));
         }
     }
@@ -158,7 +158,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         acc[n] = vec4<f32>();
     }
     var row_max = LOWEST;
-    // Of the invocation's own keys.
+    // The sum over the invocation's keys.
     var sum = 0.0;
     let every = rows_key_range(work.b, work.kv_head, work.row0, work.last_row + 1u - work.row0);
     let range = split_keys(every.any_row, work.split);

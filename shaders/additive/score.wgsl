@@ -4,7 +4,7 @@
 // q_at4, score_vector_at4, view_at.
 // Gives: folds_scale, pair_score.
 
-// There is no scale.
+// Additive scores have no scale.
 fn folds_scale() -> bool {
     return true;
 }

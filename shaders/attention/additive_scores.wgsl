@@ -1,21 +1,22 @@
-// scores = v · tanh(q + k); tiles that no query may see are left unwritten. (Bahdanau et al. 2014,
-// "Neural machine translation by jointly learning to align and translate"; concat in Luong et al.
-// 2015.)
+// scores = v · tanh(q + k). Tiles that no query may see are not written. (Bahdanau et al. 2014,
+// "Neural machine translation by jointly learning to align and translate". It is "concat" in Luong
+// et al. 2015.)
 //
-// q [batch, heads, q_len, hidden]   k [batch, kv_heads, kv_len, hidden]   score_vector [1, heads or 1, 1, hidden]
+// q [batch, heads, q_len, hidden]   k [batch, kv_heads, kv_len, hidden]
+// score_vector [1, heads or 1, 1, hidden]
 // scores [batch, heads, q_len, kv_len], f32
 //
-// KEY_LANES invocations share a query, each with KEYS keys, KEY_LANES apart.
+// KEY_LANES invocations share a query. Each has KEYS keys, KEY_LANES apart.
 //
 // Constants: WORKGROUP; KEY_LANES; KEYS
 //
-// Bindings (declared by the host): q, k, score_vector, scores, and those of the mask that bound the
+// Bindings (declared by the host): q, k, score_vector, scores, and the mask tensors that bound the
 // range of keys.
-// Work: hidden tanh and multiply-adds per score; bytes: 4 per score written.
+// Work: hidden tanh and multiply-adds per score. Bytes: 4 per score written.
 
 const ROWS: u32 = WORKGROUP / KEY_LANES;
 
-// What an invocation has: its scores, where its keys begin.
+// The registers of an invocation: its scores, and the starts of its keys.
 var<private> sums: array<f32, KEYS>;
 var<private> k_rows: array<u32, KEYS>;
 

@@ -1,9 +1,11 @@
-// Writes the keys and values that a layer appends to every sequence: a learned one, then one of
-// zeros.
+// Writes the keys and values that a layer appends to every sequence: a learned key, then a zero
+// key.
 //
-// k [batch, kv_heads, from + appended, head_dim] and v [.., value_dim] in one buffer; rows `from`
-// on are written. Of a buffer that has one of them, the other's dim is 0.
-// bias_k, bias_v: [kv_heads · head_dim] and [kv_heads · value_dim].
+// k [batch, kv_heads, from + appended, head_dim] and v [.., value_dim] in one buffer. The kernel
+// writes the rows from `from` on. If a buffer has only one of the two, the other's dim is 0.
+//
+// bias_k [kv_heads · head_dim], bias_v [kv_heads · value_dim]
+//
 // Bindings (declared by the host): kv; bias_k, bias_v if learned.
 
 @compute @workgroup_size(64)

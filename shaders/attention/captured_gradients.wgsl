@@ -1,25 +1,26 @@
-// The gradient of a tensor that a score function of the caller's own reads.
+// The gradient of a tensor that a score function of the caller reads.
 //
-//   gradient[element] = Σ d_score · ∂score_mod / ∂reading   of every reading of the element, of every pair
+//   gradient[element] = Σ d_score · ∂score_mod / ∂reading   over all readings of the element by all
+//                                                           pairs
 //
-// where d_score is the gradient of what the function gives.
+// d_score is the gradient of the function's result.
 //
 // row_stats [batch, heads, q_len, 4] (backward/stats.wgsl)
 // gradient [shape]
 //
-// A workgroup has a part of the queries, and TILE elements. Its lanes have a pair each, of which
-// they note the n-th reading; then lane l adds what all have noted to those elements that are l
-// modulo WORKGROUP, in order: the same bits on every run, without atomics. Of several parts,
-// gradient is [shape, parts] in scratch, and part_sums.wgsl adds them.
+// A workgroup computes TILE elements for a part of the queries. Each lane has a pair and writes the
+// pair's n-th reading to workgroup memory. Lane l then adds all readings of the elements that are l
+// modulo WORKGROUP, in order. Every run thus gives the same bits, without atomics. With several
+// parts, gradient is [shape, parts] in scratch, and part_sums.wgsl adds the parts.
 //
 // Constants: WORKGROUP; TILE
 //            PER_PAIR_MASK
 //
-// Bindings (declared by the host): q, k, v, d_out; row_stats, gradient; the mask's, dropout where
-// used.
+// Bindings (declared by the host): q, k, v, d_out; row_stats, gradient. The mask and dropout add
+// theirs.
 
 var<workgroup> sums: array<f32, TILE>;
-// What the lanes note.
+// The readings of the lanes.
 var<workgroup> places: array<u32, WORKGROUP>;
 var<workgroup> terms: array<f32, WORKGROUP>;
 var<workgroup> readings: array<u32, WORKGROUP>;

@@ -1,26 +1,27 @@
-// out = softmax(scale · q kᵀ, masked) · v in one pass: a running softmax, no score matrix.
+// out = softmax(scale · q kᵀ, masked) · v in one pass: a running softmax without a score matrix.
 // (Milakov and Gimelshein 2018; Dao et al. 2022, "FlashAttention".)
 //
-// q [batch, heads, q_len, head_dim]   k [batch, kv_heads, kv_len, head_dim]   v [batch, kv_heads, kv_len, value_dim]
+// q [batch, heads, q_len, head_dim]   k [batch, kv_heads, kv_len, head_dim]
+// v [batch, kv_heads, kv_len, value_dim]
 // out [batch, heads, q_len, value_dim]   lse [batch, heads, q_len, 1]
 //
-// A workgroup has one key/value head and a tile of packed rows: row r is query r / group of the r %
-// group-th head of the group, so that heads which share keys and values share loading them. It
-// computes SLICE channels of out. The loop is in fused/*.wgsl; here is what its forms have in
-// common.
+// A workgroup computes SLICE channels of out for one key/value head and a tile of packed rows. Row
+// r is query r / group of head r % group in the group. The heads of a group thus share the loads of
+// keys and values. The loops are in fused/*.wgsl; this file is the part that all variants share.
 //
-// Keys and values come from tensors or from a cache (keys/*.wgsl). Where few rows meet many keys,
-// the keys are split among workgroups: each leaves its own means and, of its weights, maximum and
-// sum in `partial`, and merge_splits.wgsl puts them together (Dao et al. 2023, "Flash-decoding").
+// Keys and values come from tensors or from a cache (keys/*.wgsl). If few rows meet many keys, the
+// keys are split among workgroups. Each split writes its means to `partial`, with the maximum and
+// the sum of its weights. The kernel of merge_splits.wgsl merges them (Dao et al. 2023,
+// "Flash-decoding").
 //
-// What the score of a pair is made of is in fused/dot.wgsl; of additive attention it is v ·
-// tanh(q + k) instead (additive/score.wgsl), and the loops are in additive/*.wgsl.
+// fused/dot.wgsl computes the score of a pair. In additive attention the score is v · tanh(q + k)
+// (additive/score.wgsl), and the loops are in additive/*.wgsl.
 //
-// Bindings (declared by the host): q, what holds k and v, score_vector of additive attention, out
-// (and lse) or partial; the mask's, dropout where used.
+// Bindings (declared by the host): q, the tensors or cache of k and v, out (and lse) or partial.
+// Additive attention adds score_vector. The mask and dropout add theirs.
 
-// What a workgroup works on: packed rows row0 .. last_row of key/value head z, a split of their
-// keys, a slice of out's channels. There are no such rows where row0 > last_row.
+// The work of a workgroup: packed rows row0 .. last_row of key/value head z, and a split of their
+// keys. The workgroup computes a slice of out's channels. If row0 > last_row, there are no rows.
 struct WorkTile {
     z: u32,
     b: u32,
@@ -39,7 +40,7 @@ fn work_tile(id: vec3<u32>) -> WorkTile {
     return WorkTile(z, z / p.kv_heads, z % p.kv_heads, row0, last_row, select(0u, x % p.splits, SPLITS), id.y + p.first.y);
 }
 
-// Head and query of a packed row.
+// The head and the query of a packed row.
 fn head_query_of(kv_head: u32, row: u32) -> vec2<u32> {
     return vec2<u32>(kv_head * p.group + row % p.group, row / p.group);
 }
@@ -49,7 +50,7 @@ fn query_of_row(b: u32, kv_head: u32, row: u32) -> Query {
     return query_of(b, place.x, place.y);
 }
 
-// Of the keys r.x .. r.y, the split's own.
+// The keys of a split, from the keys r.x .. r.y.
 fn split_keys(r: vec2<u32>, split: u32) -> vec2<u32> {
     if !SPLITS || r.x >= r.y {
         return r;
@@ -61,7 +62,7 @@ fn split_keys(r: vec2<u32>, split: u32) -> vec2<u32> {
     }
 }
 
-// Where a split's means of a row begin.
+// The offset of a split's means of a row.
 fn partial_offset(z: u32, row: u32, split: u32) -> u32 {
     return ((z * p.mask.q_len * p.group + row) * p.splits + split) * ((p.value_dim + 3u) / 4u * 4u);
 }
@@ -71,8 +72,8 @@ fn store_stats(z: u32, row: u32, split: u32, total: vec2<f32>) {
     partial_store4(o, vec4<f32>(total, 0.0, 0.0));
 }
 
-// The end of a row, from its maximum and the sum of its weights: what its sums are multiplied by,
-// and what they are then relative to. One invocation stores what there is besides out.
+// Finishes a row, from its maximum and the sum of its weights. Returns the factor of its sums, and
+// the state that the results are relative to. One invocation stores lse or the split's statistics.
 fn finish_row(state: vec2<f32>, z: u32, row: u32, split: u32, stores: bool) -> vec3<f32> {
     if SPLITS {
         if stores {
@@ -92,10 +93,10 @@ fn finish_row(state: vec2<f32>, z: u32, row: u32, split: u32, stores: bool) -> v
     }
 }
 
-// As finish_row, with the state computed once more where the loop's says nothing. A loop holds q ·
-// (scale · UNIT) and the sums of its products with k: they may be beyond f32's range where scores
-// are not, so that a row has NaN or sees no key. The sums of such a row are made NaN, and computed
-// once more too. Slow, and costs nothing where everything is finite.
+// As finish_row, but computes the state again if the loop's state is not usable. A loop holds q ·
+// (scale · UNIT) and sums of its products with k. They can exceed f32's range although scores do
+// not; the row then has NaN or sees no key. The sums of such a row become NaN, so that they are
+// computed again too. This is slow, but costs nothing if all values are finite.
 fn finish_checked(state: vec2<f32>, z: u32, row: u32, split: u32, keys: vec2<u32>, stores: bool) -> vec3<f32> {
     let is_broken = !folds_scale() || !all_finite(vec4<f32>(state.y)) || (state.y == 0.0 && !PER_PAIR_MASK);
     var sure = state;
@@ -106,7 +107,7 @@ fn finish_checked(state: vec2<f32>, z: u32, row: u32, split: u32, keys: vec2<u32
     return vec3<f32>(select(end.x, bitcast<f32>(0x7fc00000u | p.splits), is_broken && sure.y != 0.0), end.yz);
 }
 
-// The state of a row over some keys, one after the other.
+// The state of a row over some keys, computed key by key.
 fn state_of(q: Query, keys: vec2<u32>) -> vec2<f32> {
     let neg_inf = p.mask.neg_inf;
     var total = vec2<f32>(neg_inf, 0.0);
@@ -123,8 +124,8 @@ fn state_of(q: Query, keys: vec2<u32>) -> vec2<f32> {
     return total;
 }
 
-// The state of the block that a query and a key are in. A kernel that goes through the map column
-// by column leaves a query at the last.
+// The state of the block of a query and a key. A kernel that visits the map by columns leaves
+// query.block at its last column.
 fn block_of_key(q: Query, j: u32) -> u32 {
     if HAS_BLOCKS {
         return block_of_row(q, map_row(q.i), min(j, p.mask.masked_len - 1u) / p.mask.block.y);
@@ -133,7 +134,7 @@ fn block_of_key(q: Query, j: u32) -> u32 {
     }
 }
 
-// Four channels of a row.
+// Stores four channels of a row.
 fn store_row(z: u32, row: u32, split: u32, col: u32, x: vec4<f32>) {
     if SPLITS {
         partial_store4(partial_offset(z, row, split) + col, x);
@@ -143,7 +144,7 @@ fn store_row(z: u32, row: u32, split: u32, col: u32, x: vec4<f32>) {
     }
 }
 
-// The score of a pair as the softmax sees it, −∞ where the query does not see the key.
+// The score of a pair as an input of the softmax, −∞ if the query does not see the key.
 fn score_of(q: Query, j: u32) -> f32 {
     var seen = j >= q.first && j < q.end;
     if PER_PAIR_MASK {
@@ -158,10 +159,10 @@ fn score_of(q: Query, j: u32) -> f32 {
     }
 }
 
-// Four channels of a row over some keys once more, where one is not finite. A weight of zero
-// contributes nothing, whatever the value holds, but 0 · NaN and 0 · ∞ are NaN. A mean of finite
-// values is finite, but the sum of weights up to 2^8 times values may not be: here weights are
-// normalised before. Slow, and costs nothing where everything is finite.
+// Computes four channels of a row again, after a result was not finite. A weight of zero must
+// contribute nothing for any value, but 0 · NaN and 0 · ∞ are NaN. A mean of finite values is
+// finite, but a sum of values times weights up to 2^8 may not be. Here the weights are normalised
+// first. This is slow, but costs nothing if all values are finite.
 fn repaired(q: Query, col: u32, total: vec2<f32>, keys: vec2<u32>) -> vec4<f32> {
     var sum = vec4<f32>();
     let v = v_source(q.b, q.h / p.group, col);
@@ -170,7 +171,7 @@ fn repaired(q: Query, col: u32, total: vec2<f32>, keys: vec2<u32>) -> vec4<f32> 
         query.block = block_of_key(q, j);
         let score = score_of(query, j);
         let weight = apply_dropout(share_of(score, total, p.mask.neg_inf), q.b, q.h, q.i, j);
-        // By the bits: what is NaN counts, and `!=` is false for it in SPIR-V's ordered comparison.
+        // By the bits: a NaN must count, and `!=` is false for NaN in SPIR-V's ordered comparison.
         if bitcast<u32>(score) != bitcast<u32>(p.mask.neg_inf) && (bitcast<u32>(weight) & 0x7fffffffu) != 0u {
             sum += weight * lowered(v_four(v, key_row(v, j), 0u), 1u);
         }
@@ -178,7 +179,7 @@ fn repaired(q: Query, col: u32, total: vec2<f32>, keys: vec2<u32>) -> vec4<f32> 
     return mean_of_half(sum);
 }
 
-// The same of a row, if what came out is not finite.
+// Returns x, or repaired channels if x is not finite.
 fn row_repaired(z: u32, row: u32, col: u32, x: vec4<f32>, end: vec3<f32>, keys: vec2<u32>) -> vec4<f32> {
     if all_finite(x) {
         return x;
@@ -187,8 +188,8 @@ fn row_repaired(z: u32, row: u32, col: u32, x: vec4<f32>, end: vec3<f32>, keys: 
     }
 }
 
-// The queries of some rows see keys of all.x .. all.y, and every query sees those in each.x ..
-// each.y, as far as intervals go.
+// Some of the rows' queries see keys in any_row.x .. any_row.y. Every query sees the keys in
+// every_row.x .. every_row.y. Only the rules with intervals count.
 struct KeyRange {
     any_row: vec2<u32>,
     every_row: vec2<u32>,

@@ -1,39 +1,42 @@
-// The gradients of q, or those of k and v, in one pass, without a score matrix. (Dao 2023,
+// The gradients of q, or of k and v, in one pass, without a score matrix. (Dao 2023,
 // "FlashAttention-2", section 3.1.)
 //
 // q, d_q [batch, heads, q_len, head_dim]         d_out [batch, heads, q_len, value_dim]
 // k, d_k [batch, kv_heads, kv_len, head_dim]     v, d_v [batch, kv_heads, kv_len, value_dim]
-// row_stats [batch, heads, q_len, 4]: lse, dot = d_out · out − d_lse, total, sink (row_stats.wgsl, row_totals.wgsl)
+// row_stats [batch, heads, q_len, 4]: lse, dot = d_out · out − d_lse, total, sink
+// (row_stats.wgsl, row_totals.wgsl)
 //
-//   weight  = total · exp(score − lse), where total = 1 / (Σⱼ exp(score − lse) + sink)
-//   d_score = weight · (dropout(d_out · v) − dot), times the derivative of the softcap
-//   d_q[i]  = scale · Σⱼ d_score[i, j] · k[j]
-//   d_k[j]  = scale · Σᵢ d_score[i, j] · q[i]      over the queries of all heads of the group
-//   d_v[j]  = Σᵢ dropout(weight)[i, j] · d_out[i]
+//   weight    = total · exp(score − lse), where total = 1 / (Σⱼ exp(score − lse) + sink)
+//   d_score   = weight · (dropout(d_out · v) − dot), times the derivative of the softcap
+//   d_q[i]    = scale · Σⱼ d_score[i, j] · k[j]
+//   d_k[j]    = scale · Σᵢ d_score[i, j] · q[i]     over the queries of all heads of the group
+//   d_v[j]    = Σᵢ dropout(weight)[i, j] · d_out[i]
 //
-// A workgroup has OWNS queries of a head or, OF_KEYS, keys of a key/value head, and walks the
-// others: keys, or the queries of each head of the group in turn. Sums are in the order of the
-// others: the same bits on every run, without atomics. A pair that is not seen gives nothing and
-// takes nothing, whatever its tensors hold.
+// Output rows (own, OWNS) are the rows whose gradients a workgroup computes. They are queries of a
+// head or, with OF_KEYS, keys of a key/value head. The workgroup visits the opposite rows (other,
+// OTHERS). They are keys, or the queries of each head of the group in turn. A workgroup sums over
+// opposite rows in order. Every run thus gives the same bits, without atomics. A hidden pair gives
+// and receives nothing, whatever its tensors hold.
 //
-// total is 1 but for rounding: lse is one f32, off by 3e-5 at 731, and the forward pass rounds
-// scores otherwise than this one. A weight would be off by as much. The kernel of queries sums
-// their weights as it goes, divides d_q by the sum in the end, and leaves the total to the kernels
-// that follow, which compute scores by the same operations in the same order. Where d_q is not
-// wanted, it computes the totals alone. If out and lse are of more keys than these (p.partial), the
-// sum says nothing, and total is 1.
+// The factor total is 1 except for rounding. The value of lse is one f32; at 731 its error is 3e-5.
+// The forward pass also rounds scores differently. Without total, weights would have the same
+// error. The kernel of queries sums their weights and divides d_q by the sum at the end. It stores
+// the total for the kernels that follow, which compute scores by the same operations in the same
+// order. If d_q is not wanted, it computes only the totals. If out and lse cover more keys than
+// this call (p.partial), the sum is not usable, and total is 1.
 //
-// Constants: OF_KEYS   whose gradients these are
-//            NORMALISES   whether totals are computed
-//            OWNS      queries or keys of a workgroup
-//            OF_SCORES, OF_VALUES   whether d_q or d_k, and d_v are wanted
-// The loop is in fused_backward/*.wgsl; here is what its forms have in common, what pairs give is in backward/pair.wgsl.
+// Constants: OF_KEYS      true if the gradients are of keys, false if of queries
+//            NORMALISES   true if the kernel computes totals
+//            OWNS         queries or keys of a workgroup
+//            OF_SCORES, OF_VALUES   true if d_q or d_k, or d_v are wanted
+// The loops are in fused_backward/*.wgsl; this file is the part that all variants share. The
+// formulas of a pair are in backward/pair.wgsl.
 //
-// Bindings (declared by the host): q, k, v, d_out, row_stats; d_q, or d_k and d_v; the mask's,
-// dropout where used. For totals alone q, k, row_stats and the mask's.
+// Bindings (declared by the host): q, k, v, d_out, row_stats; d_q, or d_k and d_v. The mask and
+// dropout add theirs. For totals alone: q, k, row_stats and the mask's.
 
-// What a workgroup works on: own0 ..= last_own of head (of queries, or of keys and values),
-// channels from col0 on.
+// The work of a workgroup: output rows own0 ..= last_own of a head, channels from col0 on. The head
+// is of queries, or of keys and values.
 struct WorkTile {
     b: u32,
     head: u32,
@@ -52,7 +55,7 @@ fn work_tile(id: vec3<u32>) -> WorkTile {
     return WorkTile(at.z / heads, head, select(head / p.group, head, OF_KEYS), own0, min(own0 + OWNS, own_len) - 1u, at.y * SLICE);
 }
 
-// Query heads that it goes through.
+// The number of query heads that the workgroup visits.
 fn head_count() -> u32 {
     return select(1u, p.group, OF_KEYS);
 }
@@ -61,7 +64,7 @@ fn query_head(work: WorkTile, n: u32) -> u32 {
     return select(work.head, work.kv_head * p.group + n, OF_KEYS);
 }
 
-// Rows and vectors by side: what scores are made of, then what gradients of weights are made of.
+// Rows and vectors by side: the inputs of scores, then the inputs of gradients of weights.
 
 fn own_rows(work: WorkTile, own: u32) -> vec2<u32> {
     if OF_KEYS {
@@ -111,8 +114,7 @@ fn other_value_vector(row: u32, d: u32) -> vec4<f32> {
     }
 }
 
-// A query's numbers as the loop has them. Where totals are computed nobody reads what is replaced
-// meanwhile.
+// A query's statistics for the loop. A kernel that computes totals does not read the old total.
 fn loop_stats(b: u32, h: u32, i: u32) -> vec3<f32> {
     if NORMALISES {
         let o = stats_offset(b, h, i);
@@ -122,7 +124,7 @@ fn loop_stats(b: u32, h: u32, i: u32) -> vec3<f32> {
     }
 }
 
-// What sums of a query's weights, relative to its lse, are multiplied by.
+// The factor of the sums of a query's weights, relative to its lse.
 fn total_of(work: WorkTile, i: u32, sum: f32) -> f32 {
     let all = sum + row_stats_at(stats_offset(work.b, work.head, i) + 3u);
     return select(1.0 / all, 1.0, (p.partial != 0u) | (all == 0.0));
@@ -132,20 +134,20 @@ fn store_total(work: WorkTile, i: u32, total: f32) {
     row_stats_store(stats_offset(work.b, work.head, i) + 2u, total);
 }
 
-// Queries in a step of the search for those that see a tile's keys.
+// Queries per step of the search for queries that see a tile's keys.
 const SEARCH: u32 = 64u;
 
-// Whether queries of SEARCH · n .. may see a key of the tile.
+// True if the queries from SEARCH · n on may see a key of the tile.
 fn search_finds(work: WorkTile, h: u32, n: u32) -> bool {
     let first = n * SEARCH;
     let keys = key_range(work.b, h, first, min(first + SEARCH, p.mask.q_len) - 1u);
     return keys.x <= work.last_own && keys.y > work.own0;
 }
 
-// Four channels of a gradient of an own row once more, where one is not finite. A pair that is not
-// seen gives nothing, but 0 · NaN and 0 · ∞ are NaN; and terms are multiplied by the scale before
-// they are summed, which may keep the sum within f32's range. Slow, and costs nothing where
-// everything is finite.
+// Computes four channels of a gradient again, after a result was not finite. A hidden pair must
+// give nothing, but 0 · NaN and 0 · ∞ are NaN. Here terms are multiplied by the scale before they
+// are summed, so the sum may stay within f32's range. This is slow, but costs nothing if all values
+// are finite.
 fn repaired(work: WorkTile, own: u32, col: u32, of_values: bool) -> vec4<f32> {
     var sum = vec4<f32>();
     var weights = 0.0;
@@ -222,7 +224,7 @@ fn store_of_values(work: WorkTile, own: u32, col: u32, sum: vec4<f32>) {
     }
 }
 
-// Stores channels first, first + step .. before end of an own row, computed once more.
+// Computes channels first, first + step .. before end of an output row again, and stores them.
 fn store_repaired(work: WorkTile, own: u32, first: u32, step: u32, end: u32) {
     for (var kind = 0u; kind < 2u; kind++) {
         let of_values = kind == 1u;

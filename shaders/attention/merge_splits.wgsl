@@ -1,12 +1,13 @@
-// out, lse from what the splits of a row's keys left: means by their own weights.
+// Computes out and lse from the results of the splits of a row's keys: means by their weights.
 //
-// partial: per (batch, kv_head, packed row, split) value_dim means, padded to vectors; then, from
-// stats on, the maximum of scores and the total of weights in the first half of a vector.
+// partial: per (batch, kv_head, packed row, split) value_dim means, padded to vectors. From stats
+// on, the maximum of scores and the total of weights, in the first two numbers of a vector.
 // out [batch, heads, q_len, value_dim]   lse [batch, heads, q_len, 1]
 //
-// Bindings (declared by the host): partial, out; lse and the sinks where used.
-// Floor: every mean is read once, by ROW_LANES invocations side by side. There are few rows, so
-// latency counts: a load from global memory takes as long as hundreds of operations. The lanes load
+// Bindings (declared by the host): partial, out; lse and the sinks if used.
+//
+// Lower bound: ROW_LANES neighbouring invocations read every mean once. There are few rows, so
+// latency counts. A load from global memory takes as long as hundreds of operations. The lanes load
 // totals in parallel, and AT_ONCE means at a time.
 
 const ROW_LANES: u32 = 32u;
@@ -24,7 +25,7 @@ fn total_at(o: u32) -> vec2<f32> {
     return partial_at4(p.stats + o * 4u, 1u, 4u).xy;
 }
 
-// Four channels of the mean of all splits / 2 to the power of `exponent`. `at` is their place in
+// Four channels of the mean of all splits / 2 to the power of `exponent`. `at` is their offset in
 // the first split, `width` the distance between splits.
 fn mean_of(at: u32, width: u32, own_shares: u32, exponent: u32) -> vec4<f32> {
     var sum = vec4<f32>();
@@ -35,7 +36,7 @@ fn mean_of(at: u32, width: u32, own_shares: u32, exponent: u32) -> vec4<f32> {
             part[n] = select(0.0, shares[own_shares + min(s + n, p.splits - 1u)], s + n < p.splits);
             any_share |= bitcast<u32>(part[n]);
         }
-        // What saw no key, or nothing that counts, has no share, whatever it holds.
+        // A split that saw no key, or only zero weights, has no share, whatever it holds.
         if any_share != 0u {
             var means: array<vec4<f32>, AT_ONCE>;
             /* unrolled */ for (var n = 0u; n < AT_ONCE; n++) {
@@ -53,7 +54,8 @@ fn mean_of(at: u32, width: u32, own_shares: u32, exponent: u32) -> vec4<f32> {
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
     let row_index = index / ROW_LANES;
     let lane = index % ROW_LANES;
-    // Invocations past the last row compute it too, and store nothing: barriers need all of them.
+    // Invocations past the last row compute it too and store nothing, because barriers need all of
+    // them.
     let is_row = (group.x + p.first) * ROWS + row_index < p.rows;
     let row = min((group.x + p.first) * ROWS + row_index, p.rows - 1u);
     let first_split = row * p.splits;

@@ -1,14 +1,16 @@
-// What the backward pass needs of each query: lse, and dot = Σ_c d_out[c] · out[c] − d_lse, which
-// is Σⱼ weight[j] · d_weight[j] (Dao et al. 2022, "FlashAttention", appendix B). An invocation has
-// a query.
+// The statistics of a query for the backward pass: lse, and dot = Σ_c d_out[c] · out[c] − d_lse.
+// The value of dot equals Σⱼ weight[j] · d_weight[j]. (Dao et al. 2022, "FlashAttention", appendix
+// B.) An invocation computes one query.
 //
 // out, d_out [batch, heads, q_len, value_dim]   lse, d_lse [batch, heads, q_len, 1]
-// row_stats [batch, heads, q_len, 4], dense: lse, dot, 1, 0; row_totals.wgsl and fused_backward.wgsl may replace some
+// row_stats [batch, heads, q_len, 4], dense: lse, dot, 1, 0
 //
-// A query that saw no key has dot 0, whatever its tensors hold; where its head has a sink, which is
-// its lse, −d_lse.
+// The kernels of row_totals.wgsl and fused_backward.wgsl may replace some of them.
 //
-// Constants: WORKGROUP; HAS_D_LSE whether there is a gradient of lse
+// A query that saw no key has dot 0, whatever its tensors hold. If its head has a sink, lse is the
+// sink, and dot is −d_lse.
+//
+// Constants: WORKGROUP; HAS_D_LSE (true if there is a gradient of lse)
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
@@ -29,7 +31,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         nothing = nothing && all(x == vec4<f32>());
         sums += x * d_out_at4(d_o + d * p.d_out.strides.w, p.d_out.strides.w, p.value_dim - d);
     }
-    // Of nothing, d_out may be NaN.
+    // If out is zero, d_out may be NaN.
     var dot = select((sums.x + sums.y) + (sums.z + sums.w), 0.0, nothing);
     if HAS_D_LSE {
         dot -= d_lse_at(view_at(p.d_lse, b, h, i, 0u));

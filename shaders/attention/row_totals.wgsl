@@ -1,17 +1,18 @@
-// The reference points of weights: the number that is subtracted from a query's scores, and the
-// weight of its head's sink relative to that number. An invocation has a query.
+// The reference points of weights: the number that is subtracted from a query's scores. Also the
+// weight of the head's sink relative to that number. An invocation computes one query.
 //
-// The number is lse, unless lse is too large: f32 has nothing between 4096 and 4096.0005, and
-// exp(score − lse) is off by as much. Then it is the largest score, and the sum of the weights
-// relative to that score is computed too. Most queries need no sum.
+// The number is lse, unless lse is too large. The next f32 after 4096 is 4096.0005, so exp(score −
+// lse) has an error of that size. For a large lse, the number is the largest score. The kernel then
+// also computes the sum of the weights relative to that score. Most queries need no sum.
 //
 // q [batch, heads, q_len, head_dim]   k [batch, kv_heads, kv_len, head_dim]
-// row_stats [batch, heads, q_len, 4]: lse, dot, 1, 0 (row_stats.wgsl); then lse, dot, 1, exp(sink − lse), or, of a large lse, the
-// largest score, dot, 1 / Σⱼ exp(score − largest), exp(sink − largest)
+// row_stats [batch, heads, q_len, 4]: lse, dot, 1, 0 before (row_stats.wgsl)
+//   after                      lse, dot, 1, exp(sink − lse)
+//   after, with a large lse    largest score, dot, 1 / Σⱼ exp(score − largest), exp(sink − largest)
 //
 // Constants: WORKGROUP
 //
-// What a score is before the mask, backward/product.wgsl or backward/additive.wgsl says.
+// The score before the mask is in backward/product.wgsl or backward/additive.wgsl.
 //
 // Bindings (declared by the host): q, k, score_vector of additive scores, row_stats; the mask's.
 

@@ -1,34 +1,34 @@
-// The gradient of a tensor that scores are changed by: bias, ALiBi's slopes, the table of relative
-// biases, sinks.
+// The gradient of a tensor of the mask: bias, ALiBi's slopes, the table of relative biases, sinks.
 //
-//   d_bias[b, h, i, j]         = d_added[i, j]                                         (backward/pair.wgsl)
+//   d_bias[b, h, i, j]         = d_added[i, j]   (backward/pair.wgsl)
 //   d_slopes[b, h]             = Σ d_added[i, j] · distance(i, j)
 //   d_relative[b, h, 0, place] = Σ d_added[i, j]   of the pairs whose distance has that place
 //   d_sinks[b, h]              = −Σᵢ exp(sink − lse[i]) · dot[i]
 //
-// summed further over each axis that is 1 and repeats.
+// The gradient is also summed over each axis that is 1 and repeats.
 //
 // row_stats [batch, heads, q_len, 4] (backward/stats.wgsl)
-// gradient [shape], any of it 1
+// gradient [shape], where any axis may be 1
 //
-// A workgroup has a part of one element, whose queries and keys its lanes share (SHARED), or an
-// invocation has all of one. Each lane adds up queries and keys in order, and lanes are added as a
-// tree: the same bits on every run, without atomics. Of several parts, gradient is [shape, parts]
-// in scratch, and part_sums.wgsl adds them.
+// With SHARED, a workgroup computes a part of one element, and its lanes share the queries and
+// keys. Otherwise an invocation computes an element. Each lane adds queries and keys in order, and
+// lanes are added as a tree. Every run thus gives the same bits, without atomics. With several
+// parts, gradient is [shape, parts] in scratch, and part_sums.wgsl adds the parts.
 //
 // Constants: WORKGROUP; SHARED
-// Which gradient it is, score_gradients/pairs.wgsl and score_gradients/sinks.wgsl say; how lanes
-// are added, score_gradients/lanes.wgsl.
 //
-// Bindings (declared by the host): q, k, v, d_out but for sinks; row_stats, gradient; the mask's,
-// dropout where used.
+// The terms of the gradient are in score_gradients/pairs.wgsl and score_gradients/sinks.wgsl. The
+// sum over lanes is in score_gradients/lanes.wgsl.
+//
+// Bindings (declared by the host): q, k, v, d_out except for sinks; row_stats, gradient. The mask
+// and dropout add theirs.
 
-// What element `at` of an axis stands for, of length `len`.
+// The range of an axis of length `len` that element `at` of the gradient's axis covers.
 fn stands_for(at: u32, size: u32, len: u32) -> vec2<u32> {
     return select(vec2<u32>(at, at + 1u), vec2<u32>(0u, len), size == 1u);
 }
 
-// The sum that a lane has of a part of an element.
+// The sum of a lane, for a part of an element.
 fn lane_sum(element: vec4<u32>, part: u32, lane: u32) -> f32 {
     let batches = stands_for(element.x, p.shape.x, p.batch);
     let heads = stands_for(element.y, p.shape.y, p.heads);
@@ -60,7 +60,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     if element.w < p.shape.w {
         sum = lane_sum(element, part, lane);
     }
-    // No lane has left: there may be barriers in it.
+    // All lanes reach this call, because it may contain barriers.
     sum = sum_of_lanes(sum, lane);
     if element.w < p.shape.w && lane == 0u {
         let o = view_at(p.gradient, element.x, element.y, element.z, element.w) + part;

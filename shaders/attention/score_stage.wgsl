@@ -1,6 +1,5 @@
-// Scores on their way to the softmax, in the caller's layout and type: through the parts of the
-// mask that the host gives, which are none, the softcap, or all that change scores and hide keys.
-// What is hidden is −∞.
+// Writes the scores of a stage in the caller's layout and type. The host chooses the mask's rules:
+// none, the softcap, or all rules that change scores and hide keys. Hidden scores are −∞.
 //
 // scores [batch, heads, q_len, kv_len], f32   out [batch, heads, q_len, kv_len]
 // Bindings (declared by the host): scores, out, the mask's. One read and one write per score.
@@ -17,7 +16,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let q = query_of(b, h, i);
     var x = p.mask.neg_inf;
     if j >= q.first && j < q.end {
-        // Where no query of its tile sees a key, the score was not written.
+        // If no query of its tile sees a key, the score was not written.
         let score = scores_at(view_at(p.scores, b, h, i, j));
         if !PER_PAIR_MASK {
             x = score;

@@ -1,14 +1,13 @@
-// scores = scale · q kᵀ, tiled; tiles that no query may see are left unwritten.
+// scores = scale · q kᵀ, in tiles. Tiles that no query may see are not written.
 //
 // q [batch, heads, q_len, head_dim]   k [batch, kv_heads, kv_len, head_dim]
 // scores [batch, heads, q_len, kv_len], f32
 //
-// Bindings (declared by the host): q, k, scores, and those of the mask that bound the range of
-// keys.
-// Work: 2 · head_dim per score; bytes: 4 per score written, which is what bounds it when head_dim
-// is small.
+// Bindings (declared by the host): q, k, scores, and the mask tensors that bound the range of keys.
+// Work: 2 · head_dim per score. Bytes: 4 per score written, which is the limit if head_dim is
+// small.
 
-// Everything the loops need, read once: drivers do not hoist loads of uniforms.
+// The values that the loops need, read once, because drivers do not hoist loads of uniforms.
 struct Tile {
     rows: u32,
     cols: u32,

@@ -1,16 +1,17 @@
-// Scores → weights, in place: softcap, bias, mask, softmax, dropout; and lse = ln Σ exp(score).
+// Scores → weights, in place: softcap, bias, mask, softmax, dropout. Also lse = ln Σ exp(score).
 //
 // scores [batch, heads, q_len, kv_len], f32   lse [batch, heads, q_len, 1]
 //
 // ROW_LANES invocations share a row: one (row_per_invocation.wgsl) or a workgroup
 // (row_per_workgroup.wgsl). A row that sees no key becomes zeros, its lse −∞.
 //
-// Bindings (declared by the host): scores; lse, the mask's, dropout where used.
-// Two reads and one write per score; two exp2. Scores are natural: NATURAL_SCORES.
+// Bindings (declared by the host): scores; lse if used. The mask and dropout add theirs.
+//
+// The kernel does two reads, one write and two exp2 per score. Scores are natural: NATURAL_SCORES.
 
 const NEXT: vec4<u32> = vec4<u32>(0u, 1u, 2u, 3u);
 
-// What the loops need, read once: drivers do not hoist loads of uniforms.
+// The values that the loops need, read once, because drivers do not hoist loads of uniforms.
 struct Row {
     scores: u32,       // first element, then stride of keys
     step: u32,
@@ -19,7 +20,8 @@ struct Row {
     query: Query,
 }
 
-// The four scores from key j on, as the softmax sees them: −∞ where the query sees no key.
+// The four scores from key j on, as inputs of the softmax. They are −∞ for keys that the query does
+// not see.
 fn seen_scores(r: Row, j: u32) -> vec4<f32> {
     var x = scores_at4(r.scores + j * r.step, r.step, r.kv_len - j);
     let q = r.query;
@@ -58,7 +60,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     var row_max = LOWEST;
     var sums = vec4<f32>();
     var nan_carry = 0.0;
-    // A lane has the same keys here and below: it overwrites only what it has read itself.
+    // A lane handles the same keys in both loops, so it overwrites only scores that it has read
+    // itself.
     for (var j = q.first / (ROW_LANES * 4u) * (ROW_LANES * 4u) + lane * 4u; j < q.end; j += ROW_LANES * 4u) {
         let x = seen_scores(r, j);
         let highest = max(max(x.x, x.y), max(x.z, x.w));

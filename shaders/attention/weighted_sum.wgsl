@@ -3,11 +3,12 @@
 // weights [batch, heads, q_len, kv_len], f32   v [batch, kv_heads, kv_len, value_dim]
 // out [batch, heads, q_len, value_dim]
 //
-// Bindings (declared by the host): weights, v, out, and those of the mask that bound the range of
+// Bindings (declared by the host): weights, v, out, and the mask tensors that bound the range of
 // keys.
-// Work: 2 · value_dim per weight; bytes: 4 per weight read.
+//
+// Work: 2 · value_dim per weight. Bytes: 4 per weight read.
 
-// Everything the loops need, read once: drivers do not hoist loads of uniforms.
+// The values that the loops need, read once, because drivers do not hoist loads of uniforms.
 struct Tile {
     rows: u32,
     cols: u32,
@@ -40,7 +41,7 @@ fn tile_needed(t: Tile, row: u32, rows: u32, col: u32, cols: u32) -> bool {
     return true;
 }
 
-// Keys outside of the range have weight zero for all of these rows.
+// Keys outside the range have weight zero for all of these rows.
 fn tile_inner(t: Tile, row: u32, rows: u32) -> vec2<u32> {
     return key_range(t.b, t.h, row, row + rows - 1u);
 }
@@ -69,17 +70,17 @@ fn tile_store4(t: Tile, row: u32, col: u32, value: vec4<f32>) {
     }
 }
 
-// A weight of zero contributes nothing, whatever the value holds; but 0 · NaN and 0 · ∞ are NaN.
-// And weights add up to more than 1 by their rounding. Where the sum is not finite, its half is
-// computed of the weights that are not zero. This costs nothing elsewhere.
+// A weight of zero must contribute nothing for any value, but 0 · NaN and 0 · ∞ are NaN. Rounding
+// can also make weights add up to more than 1. If the sum is not finite, the kernel computes half
+// of it from the weights that are not zero. This costs nothing for finite sums.
 fn tile_repair(t: Tile, row: u32, col: u32) {
     let keys = tile_inner(t, row, 1u);
     for (var c = col; c < min(col + 4u, t.cols); c++) {
         var sum = 0.0;
         for (var j = keys.x; j < keys.y; j++) {
             let weight = weights_at(t.weights + row * t.weights_row + j * t.weights_k);
-            // By the bits: a weight that is NaN counts, and `!=` is false for it in SPIR-V's
-            // ordered comparison.
+            // By the bits: a NaN must count, and `!=` is false for NaN in SPIR-V's ordered
+            // comparison.
             if (bitcast<u32>(weight) & 0x7fffffffu) != 0u {
                 sum = fma(weight, lowered(vec4<f32>(v_at(t.v + j * t.v_k + c * t.v_col)), 1u).x, sum);
             }

@@ -1,9 +1,10 @@
-// Moves the lengths of a cache's sequences, before rows are written or after some are given up.
+// Moves the lengths of a cache's sequences, before rows are written or after tokens are removed.
 //
-// counts [batch, 1, 1, 1], if lengths move by what a tensor says. A sequence without room for its
-// rows gets none of them and counts that as refused.
+// counts [batch, 1, 1, 1], if a tensor has the counts. A sequence without room for all its rows
+// gets no rows and counts one refusal.
 //
-// Bindings (declared by the host): sequence_table; counts where used. COUNTS: ALL, EACH or DEVICE.
+// Bindings (declared by the host): sequence_table; counts if COUNTS is DEVICE.
+// COUNTS: ALL, EACH or DEVICE.
 
 const ALL: u32 = 0u;
 const EACH: u32 = 1u;
@@ -19,9 +20,9 @@ fn count_of(b: u32) -> u32 {
     }
 }
 
-// True if a ring still has every token that it must keep of the first n. A ring that has
-// overwritten tokens keeps those that its longest length left: a shorter length would need older
-// ones, except for the spare tokens.
+// True if a ring still has every token that a length of n needs. A ring that has overwritten tokens
+// has only the tokens of its longest length. A shorter length needs older tokens, except for the
+// spare tokens.
 fn can_return_to(n: u32, shift: u32) -> bool {
     let longest = p.cache.sinks + p.cache.window + shift;
     return shift == 0u || n <= p.cache.sinks || n + p.cache.spare >= longest;

@@ -1,16 +1,16 @@
-// Writes keys and values into a cache, in the cache's format: at the positions that it was last
-// advanced by, or over those at positions that are there (OVERWRITES). Rows for other positions are
-// then dropped, which counts as refused.
+// Writes keys and values into a cache, in the cache's format. The rows are the tokens of the last
+// advance. With OVERWRITES they replace existing positions; rows for other positions are dropped
+// and count as refused.
 //
 // k [batch, kv_heads, rows, head_dim]   v [batch, kv_heads, rows, value_dim]
 //
-// An invocation writes a unit: channels of one row that share a scale, or 32 where there are no
-// scales. Whole words: two invocations that wrote parts of one would race.
-// Floor: k and v are read once (scaled: twice, the second time from a cache), every word is written
-// once.
+// An invocation writes a unit: channels of one row that share a scale, or 32 channels without
+// scales. A unit has whole words: two invocations that wrote parts of one word would race.
+// Floor: k and v are read once (scaled: twice, the second time from the GPU's cache). Every word is
+// written once.
 //
-// Bindings (declared by the host): k, v, cache_k, cache_v, sequence_table; rotation_table where
-// keys are rotated; positions if HAS_POSITIONS.
+// Bindings (declared by the host): k, v, cache_k, cache_v, sequence_table; rotation_table if keys
+// are rotated; positions if HAS_POSITIONS.
 
 const MOST: f32 = select(7.0, 127.0, STORAGE_KIND == Q8);
 
@@ -24,7 +24,7 @@ struct Row {
     dim: u32,
 }
 
-// A channel, 0 past the last one.
+// Returns a channel, or 0 past the last channel.
 fn channel(r: Row, d: u32) -> f32 {
     if d >= r.dim {
         return 0.0;
@@ -52,7 +52,8 @@ fn store_word(r: Row, o: u32, word: u32) {
     }
 }
 
-// Rounded by the driver; finite values stay finite, and what is not stays so.
+// Returns the f16 bits of x. The driver rounds. Finite values stay finite, and other values stay
+// infinite or NaN.
 fn half_of(x: f32) -> u32 {
     let bits = bitcast<u32>(x);
     if (bits & 0x7fffffffu) >= 0x7f800000u {
@@ -87,7 +88,7 @@ fn word_of(r: Row, d: u32, scale: f32) -> u32 {
     }
 }
 
-// size: channels of a unit; words, groups: of a row; scales: where they begin.
+// size: channels of a unit; words, groups: numbers in a row; scales: the word at which they begin.
 fn write_unit(r: Row, row: u32, unit: u32, size: u32, words: u32, groups: u32, scales: u32) {
     let first = unit * size;
     let end = min(first + size, words * PER_WORD);
@@ -97,11 +98,11 @@ fn write_unit(r: Row, row: u32, unit: u32, size: u32, words: u32, groups: u32, s
         var finite = true;
         for (var d = first; d < end; d++) {
             let x = abs(channel(r, d));
-            // By the bits: max may lose a NaN.
+            // This tests the bits, because max may lose a NaN.
             finite = finite && bitcast<u32>(x) < 0x7f800000u;
             most = max(most, x);
         }
-        // One of zeros has any scale; levels of a scale that is NaN do not matter.
+        // A group of zeros may have any scale. If the scale is NaN, the levels do not matter.
         scale = select(most / MOST, 1.0, most / MOST < 1.1754943508222875e-38);
         let stored = select(0x7fc00000u, bitcast<u32>(scale), finite);
         scale = select(1.0, scale, finite);
@@ -112,7 +113,7 @@ fn write_unit(r: Row, row: u32, unit: u32, size: u32, words: u32, groups: u32, s
     }
 }
 
-// One more refusal of a sequence if a row is for a position that is not there. One invocation does
+// Counts one refusal of a sequence if a row has a position that does not exist. One invocation does
 // this.
 fn count_refused(b: u32) {
     var i = 0u;
@@ -152,7 +153,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         }
         position = start + i;
         if LAYOUT_KIND == RING {
-            // A later row of the same call has the slot.
+            // A later row of the same call writes this slot.
             if position >= p.cache.sinks && position + p.cache.window < length {
                 return;
             }

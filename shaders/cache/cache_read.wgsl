@@ -1,15 +1,15 @@
-// Keys and values of a range of positions, out of a cache: what cache_append.wgsl wrote.
+// Reads keys and values of a range of positions from a cache that cache_append.wgsl wrote.
 //
 // k [batch, kv_heads, rows, head_dim]   v [batch, kv_heads, rows, value_dim]
 //
-// Rows of positions that a sequence does not have, or that a ring has overwritten, are zeros. An
-// invocation has four channels of a row.
-// Floor: every word is read once, every channel written once.
+// Rows are zeros if the sequence does not have their position, or if a ring has overwritten it. An
+// invocation reads four channels of a row.
+// Floor: every word is read once, every channel is written once.
 //
 // Bindings (declared by the host): k, v, cache_k, cache_v, sequence_table; positions if
 // HAS_POSITIONS.
 
-// From channel d on. Floats keep their bits.
+// Returns four channels from d on. Floats keep their bits.
 fn k_channels(s: Source, row: u32, d: u32) -> vec4<f32> {
     if SCALED {
         return k_four(s, row, d);

@@ -1,4 +1,4 @@
-// Whether a sequence has a token at position j, and a ring has not overwritten it.
+// True if a sequence has a token at position j, and a ring has not overwritten it.
 //
 // Needs: p.cache; LAYOUT_KIND, RING; cached_len, cached_shift.
 // Gives: is_kept.

@@ -1,4 +1,5 @@
-// Of a cache (cache/sequence_table.wgsl). Not used where keys and values are tensors.
+// The parameters of a cache (cache/sequence_table.wgsl). Kernels do not use them if keys and values
+// are tensors.
 //
 // Needs: nothing.
 // Gives: CacheParams.

@@ -1,15 +1,14 @@
-// What is common to every kernel that looks into a cache: how long its sequences are and where
-// their rows lie.
+// The common part of kernels that read a cache: the lengths of sequences and the places of rows.
 //
 // The sequence table has WORDS words per sequence, then the page tables. A row is one token's key
-// (or value) of one head; rows lie as [page, kv_head, slot], a sequence without a page table is one
-// page. Of a ring only some tokens are
-// left: kernels count those (t), masks speak of positions (j).
+// (or value) of one head. Rows lie as [page, kv_head, slot]; a sequence without a page table is one
+// page. A ring holds only some tokens: kernels count the stored tokens (t), masks use positions
+// (j).
 //
 // LAYOUT_KIND: CONTIGUOUS, RING or PAGED. Bindings: sequence_table.
 //
-// Needs: p.cache; LAYOUT_KIND; sequence_table_at.
-// Gives: COUNT, EXCHANGE, HIGH, LENGTH, LIMIT, MOVE_FROM, MOVE_TO, REFUSED, RING, START, WORDS;
+// Needs:   p.cache; LAYOUT_KIND; sequence_table_at.
+// Gives:   COUNT, EXCHANGE, HIGH, LENGTH, LIMIT, MOVE_FROM, MOVE_TO, REFUSED, RING, START, WORDS;
 // Rows; are_neighbours, cached_index, cached_key, cached_len, cached_queries, cached_shift,
 // cached_start, row_of_position, row_of_token, rows_of.
 
@@ -28,8 +27,8 @@ const MOVE_TO: u32 = 6u;  // of the table's n-th move of rows, not of a sequence
 const MOVE_FROM: u32 = 7u;
 const EXCHANGE: u32 = 0x80000000u; // in MOVE_FROM: rows go both ways
 
-// What the sequence table says is clamped to what there is: nothing but order keeps others from
-// writing it.
+// Values from the sequence table are clamped to valid ranges: another kernel may write to the
+// table.
 fn cached_len(b: u32) -> u32 {
     return min(sequence_table_at(b * WORDS + LENGTH), p.cache.longest);
 }
@@ -39,7 +38,7 @@ fn cached_start(b: u32) -> u32 {
     return min(sequence_table_at(b * WORDS + START), cached_len(b));
 }
 
-// Queries of a sequence.
+// The number of a sequence's queries.
 fn cached_queries(b: u32, q_len: u32) -> u32 {
     if p.cache.ragged == 0u {
         return q_len;
@@ -48,7 +47,7 @@ fn cached_queries(b: u32, q_len: u32) -> u32 {
     }
 }
 
-// Positions that a ring has overwritten after its sinks.
+// The number of positions after the sinks that a ring has overwritten.
 fn cached_shift(b: u32) -> u32 {
     if LAYOUT_KIND != RING {
         return 0u;
@@ -58,7 +57,7 @@ fn cached_shift(b: u32) -> u32 {
     }
 }
 
-// The number of the first token left at position j or after.
+// The index of the first stored token at position j or after.
 fn cached_index(j: u32, shift: u32) -> u32 {
     if LAYOUT_KIND != RING {
         return j;
@@ -67,7 +66,7 @@ fn cached_index(j: u32, shift: u32) -> u32 {
     }
 }
 
-// The position of the t-th token left.
+// The position of the t-th stored token.
 fn cached_key(t: u32, shift: u32) -> u32 {
     if LAYOUT_KIND != RING {
         return t;
@@ -76,8 +75,8 @@ fn cached_key(t: u32, shift: u32) -> u32 {
     }
 }
 
-// Where the rows of a sequence and head lie. Read once: drivers load uniforms again in every turn
-// of a loop.
+// The place of the rows of a sequence and head. It is read once: drivers would load the uniforms
+// again in every iteration of a loop.
 struct Rows {
     first: u32,     // row of slot 0, of the page 0 if paged
     stride: u32,    // rows from page to page
@@ -102,7 +101,7 @@ fn rows_of(b: u32, kv_head: u32) -> Rows {
         p.cache.window, shift, shift % p.cache.window);
 }
 
-// The row of the t-th token left.
+// The row of the t-th stored token.
 fn row_of_token(r: Rows, t: u32) -> u32 {
     if LAYOUT_KIND == PAGED {
         let page = min(sequence_table_at(r.table + (t >> r.bits)), r.last_page);
@@ -116,7 +115,7 @@ fn row_of_token(r: Rows, t: u32) -> u32 {
     }
 }
 
-// Whether the rows of tokens a ..= b follow each other.
+// True if the rows of tokens a ..= b follow each other.
 fn are_neighbours(r: Rows, a: u32, b: u32) -> bool {
     if LAYOUT_KIND == PAGED {
         return a >> r.bits == b >> r.bits;
@@ -128,7 +127,7 @@ fn are_neighbours(r: Rows, a: u32, b: u32) -> bool {
     }
 }
 
-// The row that a new token at position j gets.
+// The row of a new token at position j.
 fn row_of_position(r: Rows, j: u32) -> u32 {
     if LAYOUT_KIND == RING {
         return r.first + select(r.sinks + (j - r.sinks) % r.window, j, j < r.sinks);

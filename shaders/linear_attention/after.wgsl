@@ -1,5 +1,5 @@
-// What the rows of a tile take of those after them in their chunk, and of themselves, by products
-// in memory, over all heads of the group.
+// Sums of products with later rows. Each row of a tile sums over itself and the later rows of its
+// chunk. The weights are products in memory, of all heads of the group.
 //
 // Needs: Chunk, Tile; ROWS; other4, scores_at, scores_at4, sums; p.chunk_len, p.group, p.slots.
 // Gives: add_after.
@@ -8,7 +8,7 @@ fn add_after(b: u32, kv: u32, slot: u32, chunk: Chunk, tile: Tile) {
     for (var n = 0u; n < p.group; n++) {
         let h = kv * p.group + n;
         let scores_row = ((b * p.heads + h) * p.slots + slot) * p.chunk_len;
-        // What some rows of the tile are seen by.
+        // Rows that only a part of the tile's rows precedes.
         for (var t = tile.row; t < min(tile.row + ROWS, chunk.count); t++) {
             let other = other4(b, h, chunk.first + t, tile.column);
             /* unrolled */ for (var r = 0u; r < ROWS; r++) {
@@ -17,7 +17,7 @@ fn add_after(b: u32, kv: u32, slot: u32, chunk: Chunk, tile: Tile) {
                 }
             }
         }
-        // And all.
+        // Rows that all rows of the tile precede.
         for (var t = tile.row + ROWS; t < chunk.count; t++) {
             let other = other4(b, h, chunk.first + t, tile.column);
             /* unrolled */ for (var r = 0u; r < ROWS; r += 4u) {

@@ -1,10 +1,10 @@
-// What the rows of a tile take of those before them in their chunk, and of themselves, by products
-// in memory.
+// Sums of products with earlier rows. Each row of a tile sums over itself and the earlier rows of
+// its chunk. The weights are products in memory.
 //
 // Needs: Chunk, Tile; ROWS; norms, other4, p.chunk_len, scores_at, scores_at4, sums; IS_SCALED.
 // Gives: add_before, seen_term.
 
-// A hidden row is not read as a number.
+// A hidden row may hold any bits, so it adds 0.
 fn seen_term(weight: f32, value: vec4<f32>) -> vec4<f32> {
     if IS_SCALED {
         return select(vec4<f32>(), weight * value, weight != 0.0);
@@ -13,9 +13,9 @@ fn seen_term(weight: f32, value: vec4<f32>) -> vec4<f32> {
     }
 }
 
-// `scores_row`: that of the chunk's first row.
+// `scores_row`: the row of the chunk's first row in `scores`.
 fn add_before(b: u32, kv: u32, chunk: Chunk, tile: Tile, scores_row: u32) {
-    // What all rows of the tile see.
+    // Rows that all rows of the tile see.
     for (var t = 0u; t < tile.row; t += 4u) {
         let others = array<vec4<f32>, 4>(
             other4(b, kv, chunk.first + t, tile.column),
@@ -30,7 +30,7 @@ fn add_before(b: u32, kv: u32, chunk: Chunk, tile: Tile, scores_row: u32) {
             norms[r] += (weights.x + weights.y) + (weights.z + weights.w);
         }
     }
-    // And what some see.
+    // Rows that only a part of the tile's rows sees.
     for (var t = tile.row; t < min(tile.row + ROWS, chunk.count); t++) {
         let other = other4(b, kv, chunk.first + t, tile.column);
         /* unrolled */ for (var r = 0u; r < ROWS; r++) {

@@ -1,5 +1,5 @@
-// Chunks of rows, each of one sequence. Slot s of the batch's sequences has chunk s of a table, or,
-// without one, the rows from s · chunk_len on.
+// Chunks of rows, each of one sequence. Slot s of a batch entry has chunk s of a table. Without a
+// table its rows begin at s · chunk_len.
 //
 // Needs: p.chunk_len.
 // Gives: Chunk; HIDDEN, plain_chunk.

@@ -7,7 +7,7 @@ fn is_hidden(log: f32) -> bool {
     return bitcast<u32>(log) == bitcast<u32>(p.neg_inf);
 }
 
-// exp(log − origin), and 0 of what has no weight, whatever `origin` is.
+// Returns exp(log − origin), or 0 if the row has no weight, for any `origin`.
 fn hidden_or_exp(log: f32, origin: f32) -> f32 {
     return select(exp(log - origin), 0.0, is_hidden(log));
 }

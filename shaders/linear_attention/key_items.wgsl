@@ -1,4 +1,4 @@
-// The rows that a state is made of: keys, with their values.
+// The rows that a state sums: keys, with their values.
 //
 // Needs: p.value_exponent; key_feature4, log_after, log_at, log_within, lowered, value4,
 // hidden_or_exp, is_hidden; IS_CAUSAL, IS_SCALED.
@@ -12,7 +12,7 @@ fn item_head(kv: u32, n: u32) -> u32 {
     return kv;
 }
 
-// Of what weights are relative to.
+// Returns the logarithm that weights are relative to.
 fn origin_of(b: u32, kv: u32, slot: u32) -> f32 {
     if IS_CAUSAL {
         return log_within(b, kv, slot);
@@ -21,7 +21,7 @@ fn origin_of(b: u32, kv: u32, slot: u32) -> f32 {
     }
 }
 
-// A hidden key is not read as a number.
+// A hidden key may hold any bits, so its feature is 0.
 fn item_feature4(b: u32, kv: u32, j: u32, f: u32) -> vec4<f32> {
     if IS_SCALED {
         return select(key_feature4(b, kv, j, f), vec4<f32>(), is_hidden(log_at(b, kv, j)));

@@ -1,11 +1,12 @@
-// The states of sequences between memory of the caller's and that in which they are added up.
+// Copies the states of sequences between the caller's memory and the memory in which kernels sum
+// them.
 //
 // state [sequences, kv_heads, features, value_dim]   norm [sequences, kv_heads, features, 1]
-// carry [sequences and those of packed rows that are of none, kv_heads, features, state_stride]
+// carry [sequences, kv_heads, features, state_stride]: packed rows add a first and a last sequence
 //
 // Bindings (declared by the host): state and norm if there are any, carry. `first_slot` is the
-// first sequence of the dispatch. Reads and writes everything once; an invocation has four floats
-// of a state.
+// first sequence of the dispatch. The kernel reads and writes every state once. An invocation
+// copies a vec4 of a state.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
@@ -18,7 +19,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let f = e / p.state_stride;
     let c = e % p.state_stride;
     let at = (sequence * p.kv_heads + kv) * p.features * p.state_stride + e;
-    // Packed rows have a sequence before the caller's and one after them.
+    // Packed rows add a sequence before the caller's sequences and one after them.
     var own = sequence;
     if p.sequences > 0u {
         own = sequence - 1u;

@@ -1,15 +1,17 @@
-// The table of chunks, where sequences are packed or keys have logarithmic weights, and those
-// weights: of a key that a mask hides −∞, of features that were divided by their largest its
-// logarithm, else 0.
+// Writes the table of chunks and the logarithmic weights of keys. Calls need it for packed
+// sequences and for keys with logarithmic weights. The weight of a key is −∞ if a mask hides the
+// key. If features were divided by their largest, it is the logarithm of the divisor, else 0.
 //
-// key_mask [batch, kv_heads, 1, kv_len] bool   lengths [batch, kv_heads, 1, 1]   starts [1, 1, 1, sequences − 1]
-// logs [batch, kv_heads, kv_len]: read and written   chunks [batch, kv_heads, slots, 8]: see linear/table.wgsl
+// key_mask [batch, kv_heads, 1, kv_len] bool   lengths [batch, kv_heads, 1, 1]
+// starts [1, 1, 1, sequences − 1]   logs [batch, kv_heads, kv_len]: read and written
+// chunks [batch, kv_heads, slots, 8]: see linear_attention/table.wgsl
 //
-// Bindings (declared by the host): key_mask, lengths, starts, logs, as far as they are there,
-// chunks. Reads and writes everything once, starts once a chunk; an invocation has a chunk.
+// Bindings (declared by the host): key_mask, lengths, starts and logs if there are any, chunks. The
+// kernel reads and writes every element once, and starts once a chunk. An invocation computes a
+// chunk.
 
-// The rows of part s of packed ones: those before the first sequence, the sequences, those after
-// the last. Whatever the tensor holds, no part begins before the one before it ends.
+// Returns a chunk of packed rows: the rows before the first sequence, the sequences, the rows after
+// the last. No sequence begins before the end of the previous one, whatever the tensor holds.
 fn chunk_at(b: u32, slot: u32) -> Chunk {
     if !IS_PACKED {
         return plain_chunk(b, slot, p.kv_len);

@@ -1,12 +1,15 @@
-// The gradient of φ(k), by its slope that of k: the gradient of the state after the chunk times
-// value and norm, and the same of the chunk's own queries.
+// The gradient of φ(k), times the slope of φ: the gradient of k. Its first part is the gradient of
+// the state after the chunk, times value and norm. Its second part is the products with the queries
+// of the chunk.
 //
-// k, d_k [batch, kv_heads, kv_len, features]   q [batch, heads, q_len, features]   v [batch, kv_heads, kv_len, value_dim]
-// states: gradients of states, as linear_prefix.wgsl leaves them   scores: of gradients
+// k, d_k [batch, kv_heads, kv_len, features]   q [batch, heads, q_len, features]
+// v [batch, kv_heads, kv_len, value_dim]   scores: products of gradients
+// states: the gradients of states, as linear_prefix.wgsl writes them
 //
-// Bindings (declared by the host): k if φ has a slope, v, states; q and scores if causal; logs and
-// chunks if there are any; written, which is d_k. Floors: (value_dim + 1 + group · chunk_len / 2) ·
-// features multiply-adds a row; each tensor once, scores and states once for every tile of columns.
+// Bindings (declared by the host): k if φ has a slope, v, states. If causal, also q and scores.
+// Then logs and chunks if there are any, and `written`, which is d_k.
+// Floors: (value_dim + 1 + group · chunk_len / 2) · features multiply-adds a row. The kernel reads
+// each tensor once, and scores and states once for every tile of columns.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
@@ -44,7 +47,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
 }
 
-// A key that nothing is asked of has no gradient, whatever it is.
+// If the gradient of the feature is 0, the gradient of the key is 0, whatever the key holds.
 fn sloped(gradient: vec4<f32>, slope: vec4<f32>) -> vec4<f32> {
     if IS_SCALED {
         return select(gradient * slope, vec4<f32>(), gradient == vec4<f32>());

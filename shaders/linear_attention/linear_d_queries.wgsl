@@ -1,13 +1,15 @@
-// The gradient of φ(q), by its slope that of q: the state before the chunk times what the result
-// and the norm ask for, and the same of the chunk's own keys.
+// The gradient of φ(q), times the slope of φ: the gradient of q. Its first part is the state before
+// the chunk, times the gradients of result and norm. Its second part is the products with the keys
+// of the chunk.
 //
-// q, d_q [batch, heads, q_len, features]   k [batch, kv_heads, kv_len, features]   d_out [batch, heads, q_len, value_dim]
-// states, scores: as in linear_out.wgsl, scores of gradients   stats [batch, heads, q_len, 4]
+// q, d_q [batch, heads, q_len, features]   k [batch, kv_heads, kv_len, features]
+// d_out [batch, heads, q_len, value_dim]   stats [batch, heads, q_len, 4]
+// states: as in linear_out.wgsl   scores: products of gradients
 //
-// Bindings (declared by the host): q if φ has a slope, d_out, states, stats; k and scores if
-// causal; chunks if there is a table; written, which is d_q. Floors: (value_dim + 1 + chunk_len /
-// 2) · features multiply-adds a row; each tensor once, scores and states once for every tile of
-// columns.
+// Bindings (declared by the host): q if φ has a slope, d_out, states, stats. If causal, also k and
+// scores. Then chunks if there is a table, and `written`, which is d_q.
+// Floors: (value_dim + 1 + chunk_len / 2) · features multiply-adds a row. The kernel reads each
+// tensor once, and scores and states once for every tile of columns.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {

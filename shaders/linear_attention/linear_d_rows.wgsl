@@ -1,11 +1,13 @@
-// The gradient of rows from those of their products with random directions.
+// The gradient of rows, from the gradients of their products with random directions.
 //
-// rows, d_rows [batch, heads, length, head_dim]   directions [1, 1 or kv_heads, directions, head_dim]
-// d_features [batch, heads, length, features + 4]: as linear_map_backward.wgsl leaves it
+// rows, d_rows [batch, heads, length, head_dim]   d_features [batch, heads, length, features + 4]
+// directions [1, 1 or kv_heads, directions, head_dim]
 //
-// Bindings (declared by the host): rows, directions, d_features, written, which is d_rows.
-// Floors: head_dim · directions multiply-adds a row; everything once, d_features again for every
-// tile of columns.
+// linear_map_backward.wgsl writes d_features.
+//
+// Bindings (declared by the host): rows, directions, d_features, `written`, which is d_rows.
+// Floors: head_dim · directions multiply-adds a row. The kernel reads each tensor once, and
+// d_features once for every tile of columns.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {

@@ -1,13 +1,14 @@
-// The gradient of v: φ(k) times that of the state after the chunk, and the chunk's own products
-// times d_out / norm.
+// The gradient of v. Its first part is φ(k) times the gradient of the state after the chunk. Its
+// second part is the products within the chunk times d_out / norm.
 //
-// k [batch, kv_heads, kv_len, features]   d_v [batch, kv_heads, kv_len, value_dim]   d_out [batch, heads, q_len, value_dim]
-// states: gradients of states, as linear_prefix.wgsl leaves them   scores: of features   stats [batch, heads, q_len, 4]
+// k [batch, kv_heads, kv_len, features]   d_v [batch, kv_heads, kv_len, value_dim]
+// d_out [batch, heads, q_len, value_dim]   stats [batch, heads, q_len, 4]
+// states: the gradients of states, as linear_prefix.wgsl writes them   scores: products of features
 //
-// Bindings (declared by the host): k, states; d_out, stats and scores if causal; logs and chunks if
-// there are any; written, which is d_v.
-// Floors: (features + group · chunk_len / 2) · value_dim multiply-adds a row; each tensor once,
-// scores and states once for every tile of columns.
+// Bindings (declared by the host): k, states. If causal, also d_out, stats and scores. Then logs
+// and chunks if there are any, and `written`, which is d_v.
+// Floors: (features + group · chunk_len / 2) · value_dim multiply-adds a row. The kernel reads each
+// tensor once, and scores and states once for every tile of columns.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {

@@ -1,12 +1,12 @@
-// Products of rows with random directions, of which features are made.
+// Products of rows with random directions, from which linear_map.wgsl computes features.
 //
 // rows [batch, heads, length, head_dim]   directions [1, 1 or kv_heads, directions, head_dim]
-// features [batch, heads, length, features]: the first as many as there are directions
+// features [batch, heads, length, features]: the products are the first `directions` of them
 //
-// Bindings (declared by the host): rows, directions, written, which are the features. heads and
-// group are those of the rows, chunk_len rows of a head have an index in y.
-// Floors: head_dim · directions multiply-adds a row; rows and features once, rows again for every
-// tile of columns.
+// Bindings (declared by the host): rows, directions, `written`, which is the features. heads and
+// group belong to the rows. Each y index of a dispatch has chunk_len rows of a head.
+// Floors: head_dim · directions multiply-adds a row. The kernel writes features once, and reads
+// rows once for every tile of columns.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {

@@ -1,11 +1,12 @@
-// The logarithm of the scale of what precedes and of what includes each chunk: the largest
-// logarithmic weight so far, as of the online softmax; without causality that of the whole
-// sequence.
+// The logarithms of the scales of states: before each chunk, and after it. The scale is the largest
+// logarithmic weight so far, as in an online softmax. Without causality it is the largest of the
+// whole sequence.
 //
-// chunks [batch, kv_heads, slots, 8]: read and written   state_log [sequences, kv_heads, 1, 1]: read and written
+// chunks [batch, kv_heads, slots, 8]: read and written
+// state_log [sequences, kv_heads, 1, 1]: read and written
 //
-// Bindings (declared by the host): chunks, then state_log if there is one. Reads and writes a
-// chunk's entry once or twice; an invocation has a head of a batch.
+// Bindings (declared by the host): chunks, then state_log if there is one. The kernel reads and
+// writes the entry of a chunk once or twice. An invocation computes a head of a batch entry.
 
 fn entry(slot: u32, z: u32) -> u32 {
     return 8u * (z * p.all_slots + slot);
@@ -16,7 +17,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>) {
     let z = group.z * p.kv_heads + group.y;
     begin_logs(group.z, group.y);
     var slot = 0u;
-    // A round for each sequence.
+    // One pass of this loop for each sequence.
     for (var s = 0u; s <= p.sequences; s++) {
         if slot >= p.all_slots {
             break;

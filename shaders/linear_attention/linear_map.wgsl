@@ -1,12 +1,12 @@
-// Random features of rows, of their products with the directions; exponentials are divided by their
-// largest, whose logarithm keys keep.
+// Replaces the products of rows with random directions by features. Exponentials are divided by the
+// largest one of their row. For keys the kernel stores the logarithm of the divisor.
 //
-// rows [batch, heads, length, head_dim]   features [batch, heads, length, features]: products, read and written
-// logs [batch, heads, length]
+// rows [batch, heads, length, head_dim]   logs [batch, heads, length]
+// features [batch, heads, length, features]: products, read and written
 //
-// Bindings (declared by the host): rows, row_features, logs of exponentials of keys. Floors: an
-// exponential, or a sine and a cosine, a product; rows once, features twice read and once written.
-// An invocation has a row.
+// Bindings (declared by the host): rows, row_features, logs for exponential features of keys.
+// Floors: an exponential, or a sine and a cosine, for each product. The kernel reads rows once and
+// features twice, and writes features once. An invocation computes a row.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {

@@ -1,13 +1,17 @@
-// The gradients of products of rows with the directions, of those of random features, and of the
-// rows as far as features depend on their length.
+// The gradients of the products of rows with the directions, from the gradients of random features.
+// If features depend on the length of the row, the kernel also computes the gradient of the row
+// through it.
 //
-// rows [batch, heads, length, head_dim]   features [batch, heads, length, features]   directions [1, 1 or kv_heads, directions, head_dim]
-// d_features [batch, heads, length, features + 4]: read and written: gradients of products, and after the features by what the sum of
-// these times directions and the row itself are to be multiplied
+// rows [batch, heads, length, head_dim]   features [batch, heads, length, features]
+// directions [1, 1 or kv_heads, directions, head_dim]
+// d_features [batch, heads, length, features + 4]: read and written
 //
-// Bindings (declared by the host): rows, row_features, directions of rows of length 1, d_features.
-// Floors: features and gradients twice, rows once; of rows of length 1 head_dim · directions
-// multiply-adds a row. An invocation has a row.
+// The kernel replaces d_features by the gradients of products. The next two elements are the factor
+// of the sum of gradients times directions, and the factor of the row.
+//
+// Bindings (declared by the host): rows, row_features, directions for rows of length 1, d_features.
+// Floors: the kernel reads features and gradients twice and rows once. Rows of length 1 need
+// head_dim · directions multiply-adds a row. An invocation computes a row.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {

@@ -1,14 +1,15 @@
-// out = φ(q) · (state before the chunk) + (products within the chunk) · v, over the same of the
-// norm.
+// out = φ(q) · (state before the chunk) + (products within the chunk) · v, divided by the norm. The
+// norm is the same sum without values.
 //
-// q [batch, heads, q_len, features]   v [batch, kv_heads, kv_len, value_dim]   out [batch, heads, q_len, value_dim]
-// states [batch · kv_heads, slots of the span, features, state_stride], or totals [sequences, kv_heads, features, state_stride]
-// scores [batch · heads, slots of the span, chunk_len, chunk_len]
+// q [batch, heads, q_len, features]   v [batch, kv_heads, kv_len, value_dim]
+// out [batch, heads, q_len, value_dim]   scores [batch · heads, span's slots, chunk_len, chunk_len]
+// states [batch · kv_heads, slots of the span, features, state_stride]
+// or totals [sequences, kv_heads, features, state_stride]
 //
-// Bindings (declared by the host): q; v and scores if causal; states; logs if keys have logarithmic
-// weights; chunks if there is a table; written, which is out. Floors: (features + chunk_len / 2) ·
-// (value_dim + 1) multiply-adds a row; q, v and out once, scores and states once for every tile of
-// columns.
+// Bindings (declared by the host): q, states. If causal, also v and scores. Then logs if keys have
+// logarithmic weights, chunks if there is a table, and `written`, which is out.
+// Floors: (features + chunk_len / 2) · (value_dim + 1) multiply-adds a row. The kernel reads or
+// writes q, v and out once, and scores and states once for every tile of columns.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
@@ -41,7 +42,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         if tile.row + r < chunk.count {
             var value = sums[r] * p.scale;
             if IS_NORMALISED {
-                // Of a query that has seen nothing: 0.
+                // A query that sees no key gets 0.
                 let mean = sums[r] / (norms[r] + p.eps);
                 value = mean * p.value_scale;
                 if !all_finite(value) {

@@ -1,10 +1,12 @@
-// Running sums of the states of chunks, in order: what is before a chunk takes the place of what it
-// adds. Without causality the total alone. For the backward pass from the last chunk to the first.
+// Running sums of the states of chunks, in order. The sum before a chunk replaces the state of the
+// chunk. Without causality only the total is written. In the backward pass the sums go from the
+// last chunk to the first.
 //
-// states [batch · kv_heads, slots of the span, features, state_stride]   carry [sequences, kv_heads, features, state_stride]
+// states [batch · kv_heads, slots of the span, features, state_stride]
+// carry [sequences, kv_heads, features, state_stride]
 //
-// Bindings (declared by the host): states, carry, chunks if there is a table.
-// Reads and writes every state once; an invocation has four floats of all of them.
+// Bindings (declared by the host): states, carry, chunks if there is a table. The kernel reads and
+// writes every state once. An invocation computes a vec4 of all states.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {

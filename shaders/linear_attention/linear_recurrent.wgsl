@@ -1,14 +1,16 @@
-// Linear attention token by token, with the state of each head in memory: for few tokens, and for
-// update rules that are no sums.
+// Linear attention token by token, with the state of each head in memory. Calls use it for few
+// tokens, and for update rules that are not sums.
 //
-// q [batch, heads, q_len, features]   k [batch, kv_heads, q_len, features]   v [batch, kv_heads, q_len, value_dim]
-// decay [batch, kv_heads, q_len, 1 or features]   beta [batch, kv_heads, q_len, 1]   out [batch, heads, q_len, value_dim]
-// state [batch, kv_heads, features, value_dim], norm [batch, kv_heads, features, 1]: read and written
+// q [batch, heads, q_len, features]   k [batch, kv_heads, q_len, features]
+// v [batch, kv_heads, q_len, value_dim]   out [batch, heads, q_len, value_dim]
+// decay [batch, kv_heads, q_len, 1 or features]   beta [batch, kv_heads, q_len, 1]
+// state [batch, kv_heads, features, value_dim]   norm [batch, kv_heads, features, 1]
 //
-// Bindings (declared by the host): q, k, v, decay and beta if the rule has them, state, norm if
-// results are normalised, written, which is out. Floors: (2 + heads of a group) · features ·
-// value_dim multiply-adds a token;
-// the state twice read and once written a token, the rest once. A workgroup has a head.
+// Bindings (declared by the host): q, k, v, decay and beta if the rule has them. Then state, norm
+// if results are normalised, and `written`, which is out.
+// Floors: (2 + heads of a group) · features · value_dim multiply-adds a token. For each token the
+// kernel reads the state twice and writes it once. It reads the other tensors once. A workgroup
+// computes a head.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
@@ -22,7 +24,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             let value = v_at(view_at(p.v, b, kv, t, c));
             var update = value * rate(b, kv, t);
             if IS_DELTA {
-                // What the state gives for the key already is not written again.
+                // The update is the difference from the value that the state already gives for the
+                // key.
                 var known = 0.0;
                 if !is_first {
                     for (var f = 0u; f < p.features; f++) {
@@ -40,7 +43,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
                 state_store(o, before + key(b, kv, t, f) * update);
             }
         }
-        // An invocation reads what itself has written.
+        // Each invocation reads only elements that it wrote, so no barrier is needed.
         for (var n = 0u; n < p.group; n++) {
             let h = kv * p.group + n;
             let factor = result_factor(b, h, t);

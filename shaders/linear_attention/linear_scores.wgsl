@@ -1,11 +1,10 @@
-// Within each chunk: the products of every query's row with those of the keys that are not after
-// it. Of features: φ(q) · φ(k). For the backward pass, of gradients: d_out · v / norm, and what the
-// norm's gradient adds.
+// The products within each chunk: of every query row with the rows of keys up to its position. For
+// the forward pass they are φ(q) · φ(k). For the backward pass they are d_out · v / norm, plus the
+// gradient of the norm.
 //
 // scores [batch · heads, slots of the span, chunk_len, chunk_len]
 //
-// Bindings (declared by the host): what the sides are read from, chunks if there is a table,
-// scores.
+// Bindings (declared by the host): the tensors of both sides, chunks if there is a table, scores.
 // Floors: half of chunk_len · channels multiply-adds a row; 2 · chunk_len bytes written a row.
 
 @compute @workgroup_size(WORKGROUP)

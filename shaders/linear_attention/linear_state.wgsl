@@ -1,14 +1,14 @@
-// What each chunk of rows adds to the state: Σ feature(row)ᵀ value(row), and Σ feature(row), the
-// norm. Of keys: φ(k)ᵀ v. Of queries, for the backward pass: φ(q)ᵀ d_out / norm and what the norm's
-// gradient is, over all heads of the group.
+// The state of each chunk of rows: Σ feature(row)ᵀ value(row), and the norm Σ feature(row). For
+// keys it is φ(k)ᵀ v. For queries, in the backward pass, it is φ(q)ᵀ d_out / norm and the gradient
+// of the norm. The sums for queries are over the heads of the group.
 //
 // features [batch, heads, length, features]   values [batch, heads, length, value_dim]
-// states [batch · kv_heads, slots of the span, features, state_stride]: values, then the norm and three zeros
+// states [batch · kv_heads, slots of the span, features, state_stride]
+// a row of states: values, then the norm and three zeros
 //
-// Bindings (declared by the host): what the items are read from, chunks if there is a table,
-// states.
-// Floors: features · (value_dim + 1) multiply-adds a row; a row's bytes once for every tile of the
-// state, the states' once a chunk.
+// Bindings (declared by the host): the tensors of the rows, chunks if there is a table, states.
+// Floors: features · (value_dim + 1) multiply-adds a row. The kernel reads a row once for every
+// tile of the state, and writes a state once a chunk.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {

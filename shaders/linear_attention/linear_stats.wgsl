@@ -1,13 +1,15 @@
-// What the backward pass takes of each query: 1 / norm, −d_out · out / norm, the logarithm of the
-// scale of both, and that of the state before its chunk relative to it, as a factor. Without
-// normalisation: the scale, 0.
+// The statistics of each query that the backward pass reads. The first two are 1 / norm and −d_out
+// · out / norm, or the configured scale and 0 without normalisation. The third is the logarithm of
+// the scale of both. The fourth is the scale of the state before the chunk, relative to that scale,
+// as a factor.
 //
-// q [batch, heads, q_len, features]   out, d_out [batch, heads, q_len, value_dim]   stats [batch, heads, q_len, 4]
+// q [batch, heads, q_len, features]   out, d_out [batch, heads, q_len, value_dim]
+// stats [batch, heads, q_len, 4]
 //
-// Bindings (declared by the host): q, d_out, out and states if results are normalised; scores if
-// they are causal too; logs, chunks if there are any; stats. `x` of the parameters is out's view.
-// Floors: features + value_dim + chunk_len / 2 multiply-adds a row; everything once. An invocation
-// has a row.
+// Bindings (declared by the host): q, d_out, out and states if results are normalised. If they are
+// also causal, scores. Then logs and chunks if there are any, and stats.
+// Floors: features + value_dim + chunk_len / 2 multiply-adds a row. The kernel reads and writes
+// each tensor once. An invocation computes a row.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {

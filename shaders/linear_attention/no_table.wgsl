@@ -1,4 +1,4 @@
-// No table of chunks: all rows of a batch are its sequence's, and no key has a logarithmic weight.
+// Chunks without a table: a batch entry is one sequence, and no key has a logarithmic weight.
 //
 // Needs: Chunk; plain_chunk, rows_len.
 // Gives: chunk_of, log_after, log_at, log_before, log_within.

@@ -1,4 +1,4 @@
-// The norm in workgroup memory, one for all columns of a head's state.
+// The norm in workgroup memory, shared by all columns of the state of a head.
 //
 // Needs: WORKGROUP, NORM_FEATURES; key, kept, norm_at, norm_store, query, rate, view_at; p.eps,
 // p.features, p.has_state, p.norm.
@@ -22,7 +22,7 @@ fn add_to_norm(b: u32, kv: u32, t: u32, index: u32) {
     workgroupBarrier();
 }
 
-// By what a query's sum is multiplied; 0 where nothing was seen.
+// Returns the factor of the sum of a query, or 0 if the norm is 0.
 fn result_factor(b: u32, h: u32, t: u32) -> f32 {
     var norm = 0.0;
     for (var f = 0u; f < p.features; f++) {
@@ -31,7 +31,7 @@ fn result_factor(b: u32, h: u32, t: u32) -> f32 {
     return select(1.0 / (norm + p.eps), 0.0, norm == 0.0);
 }
 
-// Before the next token's norm.
+// All invocations finish with this token's norm before they change it.
 fn end_token() {
     workgroupBarrier();
 }

@@ -1,4 +1,4 @@
-// The rows that the gradient of a state is made of: queries, with the gradients of their results.
+// The rows that the gradient of a state sums: queries, with the gradients of their results.
 //
 // Needs: d_out4, query_feature4, stats_of; p.group.
 // Gives: item_feature4, item_head, item_heads, item_value4, origin_of.

@@ -1,4 +1,4 @@
-// What rows and directions are multiplied by before features are made of them.
+// The factor of the products of rows with directions.
 //
 // Needs: IS_UNIT; p.head_dim, p.rows, p.scale, rows_at, view_at.
 // Gives: factor_of, square_of.
@@ -12,7 +12,7 @@ fn square_of(b: u32, h: u32, i: u32) -> f32 {
     return square;
 }
 
-// Of a row whose length is the root of `square`: that it has length 1, or head_dim^−¼.
+// Returns the factor of a row with the squared length `square`: 1 / length, or head_dim^−¼.
 fn factor_of(square: f32) -> f32 {
     if IS_UNIT {
         return select(0.0, 1.0 / sqrt(square), square > 0.0);

@@ -1,4 +1,4 @@
-// Of each row of a tile the largest logarithmic weight that its query has seen.
+// The largest logarithmic weight that each row of a tile sees.
 //
 // Needs: Chunk; ROWS; log_at, log_before.
 // Gives: begin_rows, row_logs.

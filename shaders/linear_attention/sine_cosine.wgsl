@@ -1,9 +1,9 @@
-// Sine and cosine to some units in the last place of 1: drivers' own may be off by 2^-11 (WGSL,
-// "Accuracy of built-in functions").
+// Sine and cosine, accurate to a few units in the last place of 1. The functions of drivers may be
+// off by 2^-11 (WGSL, "Accuracy of built-in functions").
 //
-// The angle less a multiple of π/2, which is taken away in three parts so that the first products
-// are exact (Cody and Waite 1980) up to
-// |x| of 50 000; then the Taylor series, whose first missing term is below 3e-9 up to π/4.
+// The function first subtracts a multiple of π/2 from the angle, in three parts. The first products
+// are then exact up to |x| = 50 000 (Cody and Waite 1980). Then it sums the Taylor series, whose
+// first missing term is below 3e-9 up to π/4.
 //
 // Needs: nothing.
 // Gives: sine_cosine.

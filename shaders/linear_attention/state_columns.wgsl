@@ -1,6 +1,6 @@
-// Rows times a state transposed: Σ over values of a row's side times the state's column, for four
-// features. `value_factors` are what these sums are multiplied by, `norms` the factors of the
-// state's norm.
+// Rows times a transposed state, for four features: the sum over values of the row's side times the
+// state's column. `value_factors` are the factors of these sums, `norms` the factors of the state's
+// norm.
 //
 // Needs: Chunk, Tile; ROWS; row_of, state4, sums, value_side4; p.features, p.state_stride,
 // p.value_dim.

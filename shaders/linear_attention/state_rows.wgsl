@@ -1,4 +1,4 @@
-// Rows times a state: Σ over features of a row's side times the state's row.
+// Rows times a state: the sum over features of the row's side times the state's row.
 //
 // Needs: Chunk, Tile; ROWS; feature_side4, row_of, state4, sums; p.features, p.state_stride.
 // Gives: add_state, clear_norms, norms, within_features.
@@ -11,7 +11,8 @@ fn clear_norms() {
     }
 }
 
-// The n-th row after that of feature f, or, past the last, that itself: its factor is 0.
+// Returns the n-th row after feature f, or the row of f if that is past the last. Such a row has
+// the factor 0.
 fn within_features(at: u32, f: u32, n: u32) -> u32 {
     return select(at, at + n * p.state_stride, f + n < p.features);
 }

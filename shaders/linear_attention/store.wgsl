@@ -1,4 +1,4 @@
-// Four columns of a result, as far as there are so many.
+// Stores up to four columns of a row of a result.
 //
 // Needs: IN_FOURS; p.accumulates, p.written; component, row_end, view_at, written_at, written_at4,
 // written_store, written_store4.

@@ -1,5 +1,5 @@
-// The table of chunks in memory, eight words each: the chunk, then of its keys' logarithmic weights
-// the largest, that of all keys before it and that of all keys to its end.
+// The table of chunks in memory, eight words each. The first four are the chunk. The next three are
+// the largest logarithmic weights of keys: in the chunk, before it, and up to its end.
 //
 // Needs: Chunk; chunks_at, p.all_slots, p.kv_heads.
 // Gives: chunk_of, entry_of, log_after, log_before, log_within.

@@ -1,4 +1,4 @@
-// The tile of an invocation: ROWS rows by four columns, in registers. COLUMN_LANES invocations have
+// The tile of an invocation in registers: ROWS rows by four columns. COLUMN_LANES invocations share
 // the same rows.
 //
 // Needs: COLUMN_LANES, ROWS, WORKGROUP.
@@ -13,7 +13,7 @@ var<private> sums: array<vec4<f32>, ROWS>;
 
 fn tile_of(group: u32, index: u32, columns: u32) -> Tile {
     let column_groups = (columns + 4u * COLUMN_LANES - 1u) / (4u * COLUMN_LANES);
-    // A software driver must see that all lanes of a vector have the same rows.
+    // This condition shows a software driver that all lanes of a vector have the same rows.
     var rows_before = 0u;
     if WORKGROUP != COLUMN_LANES {
         rows_before = index / COLUMN_LANES;
@@ -29,7 +29,7 @@ fn clear_sums() {
     }
 }
 
-// A row to load: the last for those past it.
+// Returns a row to load: rows past the last are replaced by the last.
 fn row_of(row: u32, count: u32) -> u32 {
     return min(row, count - 1u);
 }

@@ -1,11 +1,10 @@
-// Rows of keys or values that are there, the others as zeros: y = x where kept, else 0. So padding
-// holds nothing of what it stands on before keys are projected along the length, and gets no
-// gradient after.
+// Copies the unmasked rows of keys or values, and zeros for the others: y = x if kept, else 0.
+// Padding then adds nothing to projected keys, and gets no gradient in the backward pass.
 //
 // x, y [batch, heads, length, dim]   kept [batch or 1, 1, 1, length]
 //
-// Bindings (declared by the host): x, kept, y. ACCUMULATES: y holds what is added to.
-// Reads and writes everything once; an invocation has channels of rows by turns.
+// Bindings (declared by the host): x, kept, y. With ACCUMULATES the kernel adds to y. It reads and
+// writes each element once. The invocations of a workgroup alternate over the channels of its rows.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {

@@ -1,17 +1,18 @@
-// Sums over the queries in whose window each key is: the gradient of values, of weights and d_out,
-// and that of keys, of the gradients of scores and queries. Both over the query heads that share
-// them.
+// Sums over the queries whose window contains a key, over the query heads that share the key. The
+// gradient of values sums weights times d_out. The gradient of keys sums gradients of scores times
+// queries.
 //   y[j] = Σ_h Σ_i band[h, i, j] x[h, i]
 //
-// band [batch, heads, q_len, widest window]   x [batch, heads, q_len, dim]   y [batch, kv_heads, kv_len, dim]
-// positions [batch, heads or 1, q_len, 1]   lengths [batch or 1, 1, 1, 1]
+// band [batch, heads, q_len, widest window]   x [batch, heads, q_len, dim]
+// y [batch, kv_heads, kv_len, dim]   positions [batch, heads or 1, q_len, 1]
+// lengths [batch or 1, 1, 1, 1]
 //
-// An invocation has four channels of a key at a time. Positions are in any order: it asks each
-// query whether it sees the key.
+// An invocation computes four channels of a key at a time. Positions have no order, so it tests the
+// window of every query.
 //
-// Bindings (declared by the host): band, x, positions, lengths if there are any, y; ACCUMULATES: y
-// holds what is added to. Reads every position for every key: q_len · kv_len of them; rows of x
-// once for each key in their window.
+// Bindings (declared by the host): band, x, positions, lengths if there are any, y. With
+// ACCUMULATES the kernel adds to the contents of y. It reads every position for every key, q_len ·
+// kv_len of them. It reads a row of x once for each key in its window.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {

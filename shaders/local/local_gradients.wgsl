@@ -1,18 +1,19 @@
-// What the gradients of local attention are sums of: of each query's window the weights and the
-// gradients of scores, and the gradient of its position.
+// The terms of the gradients of local attention. For the window of each query the kernel writes the
+// weights and the gradients of scores. It also writes the gradient of the position.
 //   a = softmax(scale · q · k)   g = exp(−(j − position)² / 2σ²)   x = g (d_out · v)
 //   weights a g   d_scores scale a (x − Σ a x)   d_positions Σ a x (j − position) / σ²
 //
-// q [batch, heads, q_len, head_dim]   k [batch, kv_heads, kv_len, head_dim]   v [batch, kv_heads, kv_len, value_dim]
-// d_out [batch, heads, q_len, value_dim]   positions, d_positions [batch, heads or 1, q_len, 1]   lengths [batch or 1, 1, 1, 1]
-// band [2 · batch, heads, q_len, widest window]: weights of all batch entries, then gradients of scores
+// q [batch, heads, q_len, head_dim]   k [batch, kv_heads, kv_len, head_dim]
+// v [batch, kv_heads, kv_len, value_dim]   d_out [batch, heads, q_len, value_dim]
+// positions, d_positions [batch, heads or 1, q_len, 1]   lengths [batch or 1, 1, 1, 1]
+// band [2 · batch, heads, q_len, widest window]: all weights, then the gradients of scores
 //
-// A workgroup has a position at a time, with the query of each head that is there, an invocation
-// every WORKGROUP-th key of its window.
+// A workgroup computes a position at a time, with the query of each head at this position. An
+// invocation computes every WORKGROUP-th key of the window.
 //
 // Bindings (declared by the host): q, k, v, d_out, positions, lengths if there are any, band,
-// d_positions if HAS_D_POSITIONS. Reads keys and values once for each query whose window they are
-// in.
+// d_positions if HAS_D_POSITIONS. The kernel reads keys and values once for each query whose window
+// contains them.
 
 fn d_weight_of(b: u32, h: u32, i: u32, j: u32) -> f32 {
     let v = view_at(p.v, b, h / p.group, j, 0u);
@@ -26,7 +27,7 @@ fn d_weight_of(b: u32, h: u32, i: u32, j: u32) -> f32 {
     return (sum.x + sum.y) + (sum.z + sum.w);
 }
 
-// What this invocation has of the gradient of the position.
+// Returns this invocation's part of the gradient of the position.
 fn differentiate(b: u32, h: u32, i: u32, reach: Reach, lane: u32) -> f32 {
     let weights = view_at(p.band, b, h, i, 0u);
     let d_scores = view_at(p.band, p.batch + b, h, i, 0u);

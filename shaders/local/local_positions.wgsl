@@ -1,12 +1,13 @@
 // The positions that hidden states predict: S · sigmoid(vector · tanh(x)). (Luong et al. 2015,
 // equation 9.)
 //
-// x [batch, 1, length, units], f32: W h + b   vector [1, 1, 1, units]   lengths [batch or 1, 1, 1, 1]: S
-// positions [batch, 1, length, 1], f32
+// x [batch, 1, length, units], f32: W h + b   vector [1, 1, 1, units]
+// lengths [batch or 1, 1, 1, 1]: S   positions [batch, 1, length, 1], f32
 //
-// A workgroup has a row at a time.
+// A workgroup computes a row at a time.
 //
-// Bindings (declared by the host): x, vector, lengths if there are any, positions. Reads x once.
+// Bindings (declared by the host): x, vector, lengths if there are any, positions. The kernel reads
+// x once.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {

@@ -1,14 +1,14 @@
-// What the gradients of predicted positions are sums of. With d = d_positions · S · sigmoid'(vector
-// · tanh(x)):
-//   d_x = d · vector · (1 − tanh²(x))   terms = d · tanh(x), of which d_vector is the sum over rows
+// The terms of the gradients of predicted positions. With d = d_positions · S · sigmoid'(vector ·
+// tanh(x)):
+//   d_x = d · vector · (1 − tanh²(x))   terms = d · tanh(x), whose sum over rows is d_vector
 //
-// x, d_x, terms [batch, 1, length, units], f32   vector [1, 1, 1, units]   lengths [batch or 1, 1, 1, 1]: S
-// d_positions [batch, 1, length, 1], f32
+// x, d_x, terms [batch, 1, length, units], f32   vector [1, 1, 1, units]
+// lengths [batch or 1, 1, 1, 1]: S   d_positions [batch, 1, length, 1], f32
 //
-// A workgroup has a row at a time.
+// A workgroup computes a row at a time.
 //
 // Bindings (declared by the host): x, vector, lengths if there are any, d_positions, d_x, terms.
-// Reads x twice, writes as much twice.
+// The kernel reads x twice, and writes d_x and terms once.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {

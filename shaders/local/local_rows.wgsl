@@ -1,16 +1,19 @@
-// Sums over the keys of each query's window: the output, of weights and values, and the gradient of
-// queries, of those of scores and keys.
+// Sums over the keys in the window of each query. The output sums weights times values. The
+// gradient of queries sums gradients of scores times keys.
 //   y[i] = Σ_j band[i, j] x[j]
 //
-// band [batch, heads, q_len, widest window]   x [batch, kv_heads, kv_len, dim]   y [batch, heads, q_len, dim]
-// positions [batch, heads or 1, q_len, 1]   lengths [batch or 1, 1, 1, 1]
+// band [batch, heads, q_len, widest window]   x [batch, kv_heads, kv_len, dim]
+// y [batch, heads, q_len, dim]   positions [batch, heads or 1, q_len, 1]
+// lengths [batch or 1, 1, 1, 1]
 //
-// An invocation has four channels of a query at a time. A query without keys gets 0.
+// An invocation computes four channels of a query at a time. A query without keys gets 0.
 //
-// Bindings (declared by the host): band, x, positions, lengths if there are any, y; ACCUMULATES: y
-// holds what is added to. Reads rows of x once for each query whose window they are in.
+// Bindings (declared by the host): band, x, positions, lengths if there are any, y. With
+// ACCUMULATES the kernel adds to the contents of y. It reads a row of x once for each query whose
+// window contains it.
 
-// Four channels of a query's sum / 2 to the power of `exponent`. `row` is where its band begins.
+// Returns four channels of a query's sum, divided by 2 to the power of `exponent`. `row` is the
+// offset of the query's band.
 fn band_times_rows(b: u32, h: u32, reach: Reach, row: u32, d: u32, exponent: u32) -> vec4<f32> {
     var sum = vec4<f32>();
     for (var m = 0u; m < reach.count; m++) {
@@ -31,7 +34,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let reach = reach_of(b, h, i);
         let row = view_at(p.band, b, h, i, 0u);
         var sum = band_times_rows(b, h, reach, row, d, 0u);
-        // The weights of the output add up to more than 1 by their rounding.
+        // Rounding can make the weights of the output sum to more than 1.
         if !all_finite(sum) {
             sum = mean_of_half(band_times_rows(b, h, reach, row, d, 1u));
         }

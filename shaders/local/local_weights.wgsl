@@ -1,15 +1,17 @@
-// Weights of the keys in each query's window: softmax(scale · q · k) times a Gaussian around the
-// query's position. (Luong et al. 2015, equations 7 and 10.)
+// Weights of the keys in the window of each query: softmax(scale · q · k) times a Gaussian around
+// the query's position. (Luong et al. 2015, equations 7 and 10.)
 //
-// q [batch, heads, q_len, head_dim]   k [batch, kv_heads, kv_len, head_dim]   positions [batch, heads or 1, q_len, 1]
-// lengths [batch or 1, 1, 1, 1]   band [batch, heads, q_len, widest window]: the window's keys, from the first on
+// q [batch, heads, q_len, head_dim]   k [batch, kv_heads, kv_len, head_dim]
+// positions [batch, heads or 1, q_len, 1]   lengths [batch or 1, 1, 1, 1]
+// band [batch, heads, q_len, widest window]: from the first key of the window on
 // weights [batch, heads, q_len, kv_len]
 //
-// A workgroup has a query at a time, an invocation every WORKGROUP-th key of its window.
+// A workgroup computes a query at a time. An invocation computes every WORKGROUP-th key of its
+// window.
 //
 // Bindings (declared by the host): q, k, positions, lengths if there are any, band, weights if
-// HAS_WEIGHTS. Reads keys once for each query whose window they are in; scores are in memory three
-// times.
+// HAS_WEIGHTS. The kernel reads keys once for each query whose window contains them. It writes each
+// score or weight to memory three times.
 
 fn write_weights(b: u32, h: u32, i: u32, reach: Reach, row: u32, lane: u32) {
     for (var j = lane; j < p.kv_len; j += WORKGROUP) {

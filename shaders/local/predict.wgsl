@@ -3,7 +3,7 @@
 // Needs: WORKGROUP, p, x_at4, vector_at4, view_at, dot_tanh.
 // Gives: share_of, sigmoid_of.
 
-// What an invocation has of the row's product.
+// Returns this invocation's part of the product of the row.
 fn share_of(b: u32, i: u32, lane: u32) -> f32 {
     var sum = 0.0;
     for (var d = lane * 4u; d < p.units; d += WORKGROUP * 4u) {
@@ -14,7 +14,7 @@ fn share_of(b: u32, i: u32, lane: u32) -> f32 {
     return sum;
 }
 
-// The sigmoid and its slope: nothing overflows.
+// Returns the sigmoid and its slope, without overflow.
 fn sigmoid_of(x: f32) -> vec2<f32> {
     let t = exp(-abs(x));
     let under = 1.0 / (1.0 + t);

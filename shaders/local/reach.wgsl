@@ -1,5 +1,5 @@
-// The keys that a query sees: at most p.half_window from the one that is nearest to its position,
-// and of its sequence.
+// The keys that a query sees. They are at most p.half_window from the key that is nearest to the
+// query's position, and belong to its sequence.
 //
 // Needs: p, positions_at, view_at, length_of.
 // Gives: Reach, reach_of, distance_to.
@@ -13,8 +13,8 @@ struct Reach {
 
 fn reach_of(b: u32, h: u32, i: u32) -> Reach {
     let position = positions_at(view_at(p.positions, b, h, i, 0u));
-    // From 2^30 on, infinite or NaN: by the bits, as compilers may take it that there is none of
-    // those.
+    // From 2^30 on, infinite or NaN. The kernel tests the bits, because compilers may assume that
+    // there is no infinity or NaN.
     if (bitcast<u32>(position) & 0x7fffffffu) >= 0x4e800000u {
         return Reach();
     } else {

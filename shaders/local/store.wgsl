@@ -1,4 +1,4 @@
-// Up to four channels of a row, added to what is there if ACCUMULATES.
+// Stores up to four channels of a row, or adds them to its contents if ACCUMULATES.
 //
 // Needs: p, component, y_at4, y_store, y_store4, ACCUMULATES, IN_FOURS.
 // Gives: store_row.

@@ -22,8 +22,8 @@ fn gaussian_of(reach: Reach, j: u32) -> f32 {
     return exp(-x * x);
 }
 
-// The first key of the window that is this invocation's: key j is always that of lane j mod
-// WORKGROUP.
+// Returns the first key of the window for this invocation. Lane j mod WORKGROUP always computes key
+// j.
 fn own_first(reach: Reach, lane: u32) -> u32 {
     return reach.first + (lane + WORKGROUP - reach.first % WORKGROUP) % WORKGROUP;
 }

@@ -1,17 +1,21 @@
-// Where tokens stand in every round, beside the tokens of a round in the order of their buckets, so
-// that a pair can be asked in which rounds it is held: if the key's code is one of the query's two.
+// The codes of tokens, in bucket order: the position, and for each round the bucket and chunk. They
+// tell which rounds contain a pair. A round contains it if the key's code equals one of the two
+// codes of the query.
 //
 // buckets, order, ranks [batch, heads, rounds, length]   lengths [batch or 1, 1, 1, 1]
-// codes [batch, heads · rounds, ahead + length, 1 + 2 · rounds], dense: position; of each round the code as a key, which is bucket and chunk, and
-// that of the chunk before. Before the tokens in order stand `ahead` rows: those of the last chunk once more, which the first looks back to.
+// codes [batch, heads · rounds, ahead + length, 1 + 2 · rounds], dense
 //
-// In their own round these and the first chunk's look back have a chunk's number of their own,
-// LOOK_BACK, so that nobody else sees them. What is no token has NOTHING throughout.
+// A row of codes is the position, then two codes for each round. The first is the code as a key,
+// which is bucket and chunk. The second is the code for the previous chunk. Before the sorted
+// tokens there are `ahead` rows: copies of the last chunk, which the first chunk sees.
+//
+// In their round, these copies and the second code of the first chunk have a separate chunk number,
+// LOOK_BACK. No other token then sees the copies. A row that is not a token has only NOTHING.
 //
 // Constants: WORKGROUP; HAS_LENGTHS
 //
-// Bindings (declared by the host): buckets, order, ranks; lengths if HAS_LENGTHS; codes.
-// Reads 2 · rounds + 1 numbers for each row and writes 2 · rounds + 1.
+// Bindings (declared by the host): buckets, order, ranks; lengths if HAS_LENGTHS; codes. The kernel
+// reads and writes 2 · rounds + 1 numbers for each row.
 
 const NOTHING: u32 = 0xffffffffu;
 const LOOK_BACK: u32 = 0xffffu;
@@ -34,7 +38,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let to = ((b * p.heads * p.rounds + group.y) * rows + row) * width;
     let tokens = min(length_of(b), p.length);
     let last = (max(tokens, 1u) - 1u) / p.chunk;
-    // The place in order, of a row ahead that in the last chunk, if there are several.
+    // The place in bucket order. A row ahead has a place in the last chunk, if there are several
+    // chunks.
     let copied = row < p.ahead;
     let place = select(row - p.ahead, last * p.chunk + row, copied);
     if place >= tokens || (copied && last == 0u) {

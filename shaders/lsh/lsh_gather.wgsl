@@ -1,19 +1,19 @@
-// Rows of a tensor in the order of a round's buckets, for each round; before them `ahead` rows,
-// those of the last chunk once more.
-// NORMALISES: each row divided by its length.
+// Copies the rows of a tensor in bucket order, for each round. Before them there are `ahead` rows:
+// copies of the last chunk. With NORMALISES each row is divided by its length.
 //
-// x [batch, heads, length, dim]   order [batch, heads, rounds, length]   lengths [batch or 1, 1, 1, 1]
-// y [batch, heads · rounds, ahead + length, dim]
+// x [batch, heads, length, dim]   order [batch, heads, rounds, length]
+// y [batch, heads · rounds, ahead + length, dim]   lengths [batch or 1, 1, 1, 1]
 //
-// A workgroup has ROWS rows, ROW_LANES invocations each. Rows that are no token are zeros.
+// A workgroup computes ROWS rows, with ROW_LANES invocations each. Rows that are not tokens are
+// zeros.
 //
-// Bindings (declared by the host): x, order; lengths if HAS_LENGTHS; y.
-// Reads and writes each row once for each round, twice where it is normalised.
+// Bindings (declared by the host): x, order; lengths if HAS_LENGTHS; y. The kernel reads and writes
+// each row once for each round, and reads it twice if it normalises.
 
 const SHORTEST: f32 = 1e-12;
 
-// What each invocation of a row has of its length, squared, and the same of the row / 2 to the
-// power of FAR_EXPONENT.
+// Each invocation's part of the squared length of its row. The second number is for the row divided
+// by 2 to the power of FAR_EXPONENT.
 var<workgroup> squares: array<vec2<f32>, ROWS * ROW_LANES>;
 
 @compute @workgroup_size(ROWS * ROW_LANES)

@@ -1,28 +1,28 @@
-// The gradient of a token's row, from those of its rows in each round's order, round by round:
-//   of values   d_x = Σ d_keys
-//   of queries that are keys too, divided by their length   d_x = Σ d_queries + (Σ d_keys − k (k · Σ d_keys)) / |x|, k = x / |x|
+// The gradient of a token's row, summed over its rows in the bucket order of each round. Queries
+// are keys too, divided by their length.
+//   of values    d_x = Σ d_keys
+//   of queries   d_x = Σ d_queries + (Σ d_keys − k (k · Σ d_keys)) / |x|   k = x / |x|
 //
-// d_keys [batch, heads · rounds, ahead + length, dim], F32: those of the last chunk stand before
-// the others once more
+// d_keys [batch, heads · rounds, ahead + length, dim], F32   ranks [batch, heads, rounds, length]
 // d_queries [batch, heads · rounds, length, dim], F32   x, d_x [batch, heads, length, dim]
-// ranks [batch, heads, rounds, length]   lengths [batch or 1, 1, 1, 1]
+// lengths [batch or 1, 1, 1, 1]
 //
-// A workgroup has ROWS tokens, ROW_LANES invocations each. What is no token has a gradient of 0.
+// The first `ahead` rows of d_keys are copies of the last chunk. A workgroup computes ROWS tokens,
+// with ROW_LANES invocations each. Rows that are not tokens have a gradient of 0.
 //
-// Constants: ROWS, ROW_LANES; HAS_X of queries; HAS_LENGTHS; ACCUMULATES: d_x holds what is added
-// to
+// Constants: ROWS, ROW_LANES; HAS_X for queries; HAS_LENGTHS; ACCUMULATES: adds to d_x.
 //
 // Bindings (declared by the host): d_keys; d_queries and x if HAS_X; ranks; lengths if HAS_LENGTHS;
-// d_x. Reads each gradient once, those of keys twice where they were normalised.
+// d_x. The kernel reads each gradient once, and the gradients of normalised keys twice.
 
 const SHORTEST: f32 = 1e-12;
 
-// What each invocation of a row has of |x|² and of x · Σ d_keys, and of the same of x / 2 to the
-// power of FAR_EXPONENT.
+// Each invocation's part of |x|² and of x · Σ d_keys. The second numbers are for x divided by 2 to
+// the power of FAR_EXPONENT.
 var<workgroup> squares: array<vec2<f32>, ROWS * ROW_LANES>;
 var<workgroup> products: array<vec2<f32>, ROWS * ROW_LANES>;
 
-// x / 2 to the power of `exponent`.
+// Returns x divided by 2 to the power of `exponent`.
 fn x_of(b: u32, h: u32, i: u32, d: u32, exponent: u32) -> f32 {
     return lowered(vec4<f32>(x_at(view_at(p.x, b, h, i, d))), exponent).x;
 }
@@ -31,7 +31,8 @@ fn rank_of(b: u32, h: u32, round: u32, i: u32) -> u32 {
     return min(ranks_at(view_at(p.ranks, b, h, round, i)), p.length - 1u);
 }
 
-// As key or value, in every round; from the last place of the first chunk on once more.
+// Returns the sum of the gradients as key or value, over all rounds. A token of the last chunk also
+// has a copy ahead.
 fn keys_sum(b: u32, h: u32, i: u32, d: u32, last: u32) -> f32 {
     var sum = 0.0;
     for (var n = 0u; n < p.rounds; n++) {

@@ -1,17 +1,17 @@
-// The bucket of each token in each round of hashing: argmax([x R; −x R]), the lowest of equals
-// (Andoni et al. 2015; Kitaev et al. 2020, "Reformer"). Tokens past their sequence's length are in
-// a bucket of their own, the last.
+// The bucket of each token in each round of hashing: argmax([x R; −x R]), the lowest of equals.
+// (Andoni et al. 2015; Kitaev et al. 2020, "Reformer".) Tokens past the length of their sequence
+// are in a separate bucket, the last.
 //
-// qk [batch, heads, length, head_dim]   rotations [1, rounds, head_dim, n_buckets / 2]   lengths [batch or 1, 1, 1, 1]
-// buckets [batch, heads, rounds, length]
+// qk [batch, heads, length, head_dim]   rotations [1, rounds, head_dim, n_buckets / 2]
+// buckets [batch, heads, rounds, length]   lengths [batch or 1, 1, 1, 1]
 //
-// An invocation has a token and a round; those of a workgroup share the round, and with it what
-// they load of the rotation.
+// An invocation computes a token and a round. The invocations of a workgroup share the round, and
+// its loads of the rotation.
 //
 // Constants: WORKGROUP; HAS_LENGTHS
 //
 // Bindings (declared by the host): qk, rotations; lengths if HAS_LENGTHS; buckets.
-// Work: 2 · tokens · rounds · head_dim · n_buckets / 2; bytes: qk once for each round and 8
+// Work: 2 · tokens · rounds · head_dim · n_buckets / 2. Bytes: qk once for each round and 8
 // columns, at best from a cache.
 
 // The largest number and the first column that has it.
@@ -28,7 +28,7 @@ fn better(best: Best, value: f32, column: u32) -> Best {
     }
 }
 
-// The best of four columns; past the last there is none.
+// Returns the best of four columns, without columns past the last.
 fn better4(before: Best, values: vec4<f32>, column: u32) -> Best {
     var best = before;
     for (var c = 0u; c < min(4u, p.half - column); c++) {
@@ -37,7 +37,7 @@ fn better4(before: Best, values: vec4<f32>, column: u32) -> Best {
     return best;
 }
 
-// The lowest finite number: below it is only −∞.
+// The lowest finite number; only −∞ is lower.
 const LOWEST: f32 = -0x1.fffffep+127f;
 
 @compute @workgroup_size(WORKGROUP)

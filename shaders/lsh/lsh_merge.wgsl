@@ -1,21 +1,22 @@
-// The rounds of a token together: out = Σ exp(lseₙ − lse) outₙ, lse = ln Σ exp(lseₙ), from where it
-// stands in each round's order. Rounds have disjoint keys.
+// Combines the rounds of a token: out = Σ exp(lseₙ − lse) outₙ, lse = ln Σ exp(lseₙ). The kernel
+// reads the token's row in the bucket order of each round. Rounds have disjoint keys.
 //
-// part_out [batch, heads · rounds, length, value_dim], part_lse [batch, heads · rounds, length, 1]   ranks [batch, heads, rounds, length]
-// out [batch, heads, length, value_dim]   lse [batch, heads, length, 1]
+// part_out [batch, heads · rounds, length, value_dim]   part_lse [batch, heads · rounds, length, 1]
+// ranks [batch, heads, rounds, length]   out [batch, heads, length, value_dim]
+// lse [batch, heads, length, 1]
 //
-// A workgroup has ROWS tokens, ROW_LANES invocations each.
+// A workgroup computes ROWS tokens, with ROW_LANES invocations each.
 //
-// Bindings (declared by the host): part_out, part_lse, ranks, out; lse if HAS_LSE.
-// Reads each part's row once and its lse once for each invocation and channel of ROW_LANES.
+// Bindings (declared by the host): part_out, part_lse, ranks, out; lse if HAS_LSE. The kernel reads
+// a part's row once. Each invocation reads its lse once for each channel it computes.
 
-// A part that has seen no key has no share, whatever its output holds. By the bits: a NaN must
-// show.
+// Returns true if a part has seen a key. Otherwise its share is 0, whatever its output holds. The
+// kernel compares bits, so that a NaN counts as seen.
 fn has_seen(lse: f32) -> bool {
     return bitcast<u32>(lse) != bitcast<u32>(p.neg_inf);
 }
 
-// Adds a part's log-sum-exp to the running one. A NaN shows in the sum: max and exp may lose it.
+// Adds a part's log-sum-exp to the running one. The sum keeps a NaN, which max and exp may lose.
 fn with_part(total: vec2<f32>, lse: f32) -> vec2<f32> {
     if any_nan(vec4<f32>(lse)) {
         return vec2<f32>(total.x, lse);
@@ -28,7 +29,7 @@ fn rank_of(b: u32, h: u32, round: u32, i: u32) -> u32 {
     return min(ranks_at(view_at(p.ranks, b, h, round, i)), p.length - 1u);
 }
 
-// A channel of the mean of all rounds / 2 to the power of `exponent`.
+// Returns a channel of the mean of all rounds, divided by 2 to the power of `exponent`.
 fn mean_of(b: u32, h: u32, i: u32, d: u32, total: vec2<f32>, exponent: u32) -> f32 {
     var sum = 0.0;
     for (var n = 0u; n < p.rounds; n++) {

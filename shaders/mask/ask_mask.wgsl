@@ -1,10 +1,12 @@
-// What a mask makes of single pairs, to compare with what the host makes of them.
+// Evaluates a mask for single pairs, for a comparison with the host.
 //
-// pairs [count, 4]: batch, head, query, key   scores [count]   answers [count, 3]: whether it is seen, the score, its derivative
+// pairs [count, 4]: batch, head, query, key   scores [count]
+// answers [count, 3]: 1 if the pair is seen, the score, its derivative
 //
 // Constants: WORKGROUP
 //
-// Bindings (declared by the host): pairs, scores, answers, the mask's. An invocation has a pair.
+// Bindings (declared by the host): pairs, scores, answers, the mask's. Each invocation processes a
+// pair.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {

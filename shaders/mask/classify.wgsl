@@ -1,9 +1,10 @@
 // A block map of a mask: HIDDEN, 1 or FULL per block of pairs (block_map.rs).
 //
 // map [batch or 1, heads or 1, ⌈q_len / size.x⌉, ⌈kv_len / size.y⌉]; an axis of 1 stands for all.
-// Bindings (declared by the host): map, the mask's. A workgroup per block. It reads each query's
-// interval and each key's tensors once; where these leave the answer open, it asks pairs until one
-// is seen and another is not.
+// Bindings (declared by the host): map, the mask's.
+//
+// Each workgroup computes a block. It reads each query's interval and each key's tensors once. If
+// these do not decide the block, it evaluates pairs until one is seen and another is hidden.
 
 const SEEN: u32 = 1u;     // some pair is seen
 const UNSEEN: u32 = 2u;   // some pair is not
@@ -12,9 +13,12 @@ const BIASED: u32 = 4u;   // some pair that is seen has a bias
 const LANES: u32 = 64u;
 const EIGHTHS: u32 = 8u;
 
-// What queries and keys of a block come to. any: keys that a query may see, every: keys that all
-// queries see, as far as intervals go; least and largest documents of the queries and of the
-// queries that may see the keys; what keys are, by SEEN, UNSEEN and BIASED.
+// A summary of the queries and keys of a block.
+// - any_row: the range of keys that some query may see
+// - every_row: the range of keys that all queries see, as far as intervals decide
+// - of_queries: the least and largest document of the queries
+// - of_keys: the least and largest document of the queries that may see the keys
+// - keys: SEEN, UNSEEN and BIASED for the keys
 struct Summary {
     any_row: vec2<u32>,
     every_row: vec2<u32>,
@@ -50,12 +54,12 @@ fn with_query(summary: Summary, b: u32, h: u32, i: u32) -> Summary {
         select(vec2<u32>(0u), interval, sees), document, no_documents(), 0u));
 }
 
-// By its bits: a NaN is a bias too.
+// The test reads the bits, because a NaN is a bias too.
 fn is_biased(bias: f32) -> bool {
     return (bitcast<u32>(bias) & 0x7fffffffu) != 0u;
 }
 
-// Of a key, whose tensors are the same for all queries. q: any query of the block.
+// Adds a key, whose tensors are the same for all queries. q: any query of the block.
 fn with_key(summary: Summary, q: Query, j: u32) -> Summary {
     let documents = documents_of_key(q.b, q.h, j);
     var is = UNSEEN;
@@ -65,7 +69,7 @@ fn with_key(summary: Summary, q: Query, j: u32) -> Summary {
     return with_summary(summary, Summary(no_documents(), vec2<u32>(0u, 0xffffffffu), no_documents(), documents, is));
 }
 
-// The block's, from those of all invocations.
+// Returns the summary of the block, from the summaries of all invocations.
 fn summary_of_all(mine: Summary, lane: u32) -> Summary {
     summaries[lane] = mine;
     workgroupBarrier();
@@ -85,7 +89,7 @@ fn summary_of_all(mine: Summary, lane: u32) -> Summary {
     return summary;
 }
 
-// What pairs of keys first .. end are if the summary tells, or 0.
+// Returns the state of the pairs of keys first .. end if the summary decides it, or 0.
 fn answer(summary: Summary, first: u32, end: u32) -> u32 {
     let a = summary.of_queries;
     let b = summary.of_keys;

@@ -1,10 +1,10 @@
-// Least and largest document numbers of queries, or of the queries that may see a key: x > y of
-// none.
+// The range of document numbers of queries, or of the queries that may see a key. Its ends are the
+// least and the largest number. x > y means none.
 //
 // Needs: nothing.
 // Gives: RUN; may_share, no_documents, with_documents.
 
-// Keys or queries that an invocation looks at together where each looks at all: without branches.
+// The number of keys or queries that an invocation processes together, without branches.
 const RUN: u32 = 8u;
 
 fn no_documents() -> vec2<u32> {

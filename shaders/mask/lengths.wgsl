@@ -1,9 +1,10 @@
-// Lengths: a query sees the first so many keys of its sequence.
+// Lengths: a query sees the first keys of its sequence, up to a length.
 //
 // Needs: p.mask; lengths_at, view_at.
 // Gives: lengths_key_range.
 
-// keys: those of the query's sequence. Only a length that queries share bounds them all.
+// keys: the keys of the query's sequence. Unless alone, only a length that all queries share bounds
+// them.
 fn lengths_key_range(r: vec2<i32>, keys: vec2<i32>, b: u32, h: u32, i: u32, alone: bool) -> vec2<i32> {
     if p.mask.lengths.strides.z != 0u && !alone {
         return r;

@@ -1,4 +1,4 @@
-// Packed sequences: several side by side, a query sees keys of its own only.
+// Packed sequences: a batch entry holds several, and a query sees only keys of its sequence.
 //
 // Needs: p.mask; key_starts_at, query_starts_at, view_at.
 // Gives: packed_keys.
@@ -11,9 +11,9 @@ fn packed_key(b: u32, s: u32) -> u32 {
     return min(key_starts_at(view_at(p.mask.key_starts, b, 0u, 0u, s)), p.mask.masked_len);
 }
 
-// First and past-the-last key of query i's sequence, and the key at which the query stands.
+// Returns the first and past-the-last key of query i's sequence, and the query's key position.
 fn packed_keys(b: u32, i: u32) -> vec3<i32> {
-    // The last sequence that begins at i or before.
+    // s becomes the last sequence that begins at i or before.
     var s = 0u;
     var past = p.mask.sequences;
     while past - s > 1u {
@@ -28,8 +28,8 @@ fn packed_keys(b: u32, i: u32) -> vec3<i32> {
     let last = packed_query(b, s + 1u);
     let key = i32(packed_key(b, s));
     let end = max(i32(packed_key(b, s + 1u)), key);
-    // Before the first sequence, or after the last: no keys, where those of the neighbours begin or
-    // end.
+    // Queries before the first sequence or after the last see no keys. Their position is where the
+    // keys of the neighbouring sequence begin or end.
     if i < first {
         return vec3<i32>(key, key, key);
     } else if i >= last {

@@ -1,4 +1,4 @@
-// Regular sparse patterns (pattern.rs): near keys, far ones, both, or by head.
+// Regular sparse patterns (pattern.rs): near keys, far keys, both, or one kind by head.
 //
 // Needs: p.mask; Query; key_distance.
 // Gives: pattern_key_range, pattern_mask_mod.
@@ -8,8 +8,7 @@ const NEAR: u32 = 0u;
 const FAR: u32 = 1u;
 const BOTH: u32 = 2u;
 
-// Keys that are all near, where the query sees no others: an interval. origin: the sequence's first
-// key.
+// Narrows r to the near keys, if the query sees only near keys. origin: the sequence's first key.
 fn pattern_key_range(r: vec2<i32>, origin: i32, position: i32, h: u32) -> vec2<i32> {
     let part = p.mask.pattern.w;
     if part == FAR || part == BOTH || (part > BOTH && h % 2u != 0u) {
@@ -26,7 +25,7 @@ fn pattern_key_range(r: vec2<i32>, origin: i32, position: i32, h: u32) -> vec2<i
     }
 }
 
-// Regular sparse patterns (pattern.rs), by positions from the sequence's first key on.
+// True if the pattern permits the pair. Positions count from the sequence's first key.
 fn pattern_mask_mod(q: Query, j: u32) -> bool {
     let stride = p.mask.pattern.x;
     let key = j - q.origin;

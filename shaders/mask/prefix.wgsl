@@ -1,4 +1,4 @@
-// A prefix that is seen whatever the band says (prefix-LM).
+// A prefix that queries see even if the band hides it (prefix-LM).
 //
 // Needs: p.mask; prefix_at, view_at.
 // Gives: prefix_end, prefix_key_range.

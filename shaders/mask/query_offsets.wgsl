@@ -1,4 +1,4 @@
-// Where queries stand, by batch entry.
+// The positions of queries, by batch entry.
 //
 // Needs: p.mask; query_offsets_at, view_at.
 // Gives: offset_position.

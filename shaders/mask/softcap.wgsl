@@ -3,9 +3,9 @@
 // Needs: p.mask; any_nan.
 // Gives: softcap, softcap_slope.
 
-// Drivers make tanh of exp: of a small x that leaves few correct digits, which softcap magnifies,
-// and of a large one NaN. So: a polynomial near 0 (Cephes, tanhf), ±1 from where f32 has nothing
-// between. NaN stays NaN.
+// Drivers compute tanh from exp. For a small x few digits are correct, and softcap magnifies the
+// error. For a large x the result is NaN. So the function uses a polynomial near 0 (Cephes, tanhf).
+// It returns ±1 from where f32 has no value between. NaN stays NaN.
 fn tanh_exact(x: f32) -> f32 {
     let a = abs(x);
     if a < 0.625 {
@@ -21,8 +21,8 @@ fn tanh_exact(x: f32) -> f32 {
 }
 
 fn softcap(score: f32) -> f32 {
-    // Here the cap changes nothing that f32 holds, and dividing by a huge one would lose the score;
-    // or there is a NaN, which some drivers' exp loses.
+    // Here the cap changes nothing that f32 holds, and a division by a huge cap would lose the
+    // score. NaN also returns here, because some drivers' exp loses it.
     if abs(score) <= p.mask.softcap * 2e-4 || any_nan(vec4<f32>(score)) {
         return score;
     } else {

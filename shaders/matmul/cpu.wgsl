@@ -1,18 +1,17 @@
 // C = A · B by tiles, for drivers that run on a CPU: no workgroup memory, no barriers. An
-// invocation computes ROWS rows of four columns. The rows come from workgroup_id alone, so that
-// loads of A are
-// uniform: the compiler broadcasts them instead of gathering.
+// invocation computes ROWS rows of four columns. The rows depend only on workgroup_id, so loads of
+// A are uniform: the compiler broadcasts them instead of gathering.
 //
 // Constants: ROWS, LANES, B_ALONG_N, REPAIRS.
 // The stage gives:
-//   struct Tile { rows, cols, ... }       the product's size and what else the stage needs
+//   struct Tile { rows, cols, ... }       the product's size, and fields of the stage
 //   tile_of(z) -> Tile                    from workgroup_id.z
-//   tile_needed(t, row, rows, col, cols)  whether this part of C is wanted at all
-//   tile_inner(t, row, rows) -> vec2      first and past-the-last k that these rows need
+//   tile_needed(t, row, rows, col, cols)  true if this part of C is needed
+//   tile_inner(t, row, rows) -> vec2      first k and end of k for these rows
 //   tile_a4(t, row, k) -> vec4            A[row, k..k+4]
 //   tile_b4(t, k, col) -> vec4            B[k, col..col+4] if B_ALONG_N, else B[k..k+4, col]
 //   tile_store4(t, row, col, value)         C[row, col..col+4]
-//   tile_repair(t, row, col)              the same once more, where it is not finite and REPAIRS is set
+//   tile_repair(t, row, col)              the same again, if REPAIRS and it is not finite
 //
 // Needs: B_ALONG_N, LANES, REPAIRS, ROWS; Tile; all_finite, tile_a4, tile_b4, tile_inner,
 // tile_needed, tile_of, tile_repair, tile_store4.
@@ -38,8 +37,8 @@ fn block_b(t: Tile, k: u32, col: u32) -> mat4x4<f32> {
     }
 }
 
-// a · b, a row of A against a block of B, added to sum. Written as a matrix product: a software
-// driver has no fused multiply-add, and sums of products shorten the chain.
+// sum + a · b, where a is a row of A and b a block of B. It is written as a matrix product, because
+// software drivers have no fused multiply-add. Sums of products also shorten the dependency chain.
 fn add_product(sum: vec4<f32>, a: vec4<f32>, b: mat4x4<f32>) -> vec4<f32> {
     return sum + b * a;
 }
@@ -70,7 +69,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             acc[r] = add_product(acc[r], tile_a4(t, min(row0 + r, t.rows - 1u), k), b);
         }
     }
-    // The range's ragged ends. What lies outside of it may be anything, NaN too.
+    // The partial vectors at the ends of the range. Elements outside the range may have any value,
+    // even NaN.
     for (var end = 0u; end < 2u; end++) {
         let k = select(whole.y, inner.x & ~3u, end == 0u);
         let ragged = select(inner.y > whole.y && whole.y >= whole.x, inner.x < whole.x, end == 0u);

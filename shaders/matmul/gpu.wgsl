@@ -1,15 +1,16 @@
 // C = A · B by tiles, for GPUs: a workgroup of 16 × 16 invocations computes TILE × TILE of C, its
-// tiles of A and B staged in workgroup memory, each invocation holding LANE_TILE × LANE_TILE sums.
+// tile. Tiles of A and B are staged in workgroup memory. Each invocation holds LANE_TILE ×
+// LANE_TILE sums.
 //
 // Constants: TILE (a multiple of 64), TILE_K, A_ALONG_M, B_ALONG_N, REPAIRS. TILE · TILE_K = 1024,
 // so that every invocation stages one vector of A and one of B per step.
 // The stage gives: tile_of, tile_needed, tile_inner, tile_a4, tile_b4, tile_store4,
 // tile_repair (see matmul/cpu.wgsl); tile_a4 gives A[row..row+4, k] if A_ALONG_M.
 //
-// Floor in workgroup memory, per k and invocation: LANE_TILE² multiply-adds against LANE_TILE / 2
-// vector loads: 16 against 2 for a tile of 64, 64 against 4 for one of 128.
-// Floor in global memory: 2 / TILE elements per multiply-add. In f32 that is 1/8 byte for a tile of
-// 64, 1/16 for one of 128; half of it in f16.
+// Minimum of workgroup memory accesses, per k and invocation: LANE_TILE² multiply-adds and
+// LANE_TILE / 2 vector loads. These are 16 and 2 for a tile of 64, 64 and 4 for a tile of 128.
+// Minimum of global memory accesses: 2 / TILE elements per multiply-add. In f32 these are 1/8 byte
+// for a tile of 64 and 1/16 byte for a tile of 128. In f16 they are half as many.
 //
 // Needs: A_ALONG_M, B_ALONG_N, REPAIRS, TILE, TILE_K; Tile; all_finite, tile_a4, tile_b4,
 // tile_inner, tile_needed, tile_of, tile_repair, tile_store4.
@@ -22,12 +23,12 @@ const ACC_VECTORS: u32 = LANE_TILE * LANE_TILE / 4u;
 const VECTORS: u32 = TILE / 4u;     // of a staged row
 const VECTORS_K: u32 = TILE_K / 4u;
 // A transposing store of 32 neighbours covers VECTORS_K rows, four apart, and 8 / VECTORS_K vectors
-// of
-// each: shifting every fourth row by as much spreads them over all 32 banks.
+// of each row. Shifting every fourth row by this number of vectors spreads the stores over all 32
+// banks.
 const SHIFT: u32 = 8u / VECTORS_K;
 
-// Scalars: neighbours store to parts of one vector, which is a race where a compiler turns that
-// into a load, a change and a store of the whole (Metal and D3D do).
+// Arrays of scalars, because neighbours store to parts of one vector. Such stores race if a
+// compiler loads, changes and stores the whole vector (Metal and D3D do).
 var<workgroup> tile_a: array<f32, (TILE_K * VECTORS + 8u) * 4u>;
 var<workgroup> tile_b: array<f32, (TILE_K * VECTORS + 8u) * 4u>;
 
@@ -39,14 +40,14 @@ fn b_four(v: u32) -> vec4<f32> {
     return vec4<f32>(tile_b[v * 4u], tile_b[v * 4u + 1u], tile_b[v * 4u + 2u], tile_b[v * 4u + 3u]);
 }
 
-// Where row k of a staged tile begins.
+// The first vector of row k of a staged tile.
 fn tile_row(k: u32) -> u32 {
     return k * VECTORS + k / 4u * SHIFT;
 }
 
-// Loads have no branches and nothing after them that would wait for them: indices are clamped into
-// the matrix, and staging removes what lies outside of the range of k. Rows and columns outside of
-// C may hold anything, they are not stored.
+// Loads have no branches, and no dependent operation that would wait for them. Indices are clamped
+// into the matrix, and staging clears elements outside the range of k. Rows and columns outside C
+// may have any value, because they are not stored.
 
 fn load_a(t: Tile, row: u32, k: u32, last: u32) -> vec4<f32> {
     if A_ALONG_M {
@@ -64,17 +65,17 @@ fn load_b(t: Tile, k: u32, col: u32, last: u32) -> vec4<f32> {
     }
 }
 
-// v = [k..k+4] with zeros outside of the range, whatever the memory holds there.
+// v = [k..k+4] with zeros outside the range, whatever value the memory holds.
 fn zero_outside(v: vec4<f32>, k: u32, range: vec2<u32>) -> vec4<f32> {
     let ks = vec4<u32>(k) + vec4<u32>(0u, 1u, 2u, 3u);
     return select(vec4<f32>(), v, (ks >= vec4<u32>(range.x)) & (ks < vec4<u32>(range.y)));
 }
 
-// What an invocation computes, in an array that only constants index: loops over it are marked to
-// be written out (src/kernel/unroll.rs).
+// The sums of an invocation. Only constants may index this array, so loops over it are marked as
+// unrolled (src/kernel/unroll.rs).
 var<private> acc: array<vec4<f32>, ACC_VECTORS>;
 
-// x, y: the first of the vectors of C that the invocation has, across and down.
+// x, y: the first vector of C of this invocation, across and down.
 fn store_sums(t: Tile, row0: u32, col0: u32, x: u32, y: u32) {
     var broken = false;
     /* unrolled */ for (var m = 0u; m < LANE_TILE / 4u; m++) {
@@ -117,8 +118,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let first = inner.x & ~3u;
     let last = max(inner.y, 1u) - 1u;
 
-    // What this invocation stages: across the inner axis four k of one row of A, or of one column
-    // of B; along it four rows of A, or four columns of B.
+    // The elements that this invocation stages. Across the inner axis: four k of one row of A, or
+    // of one column of B. Along the inner axis: four rows of A, or four columns of B.
     let across = lane / VECTORS_K;
     let across_k = lane % VECTORS_K * 4u;
     let to_across = tile_row(across_k) + across / 4u;
@@ -131,8 +132,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let b_col = col0 + select(across, along, B_ALONG_N);
     let b_k = select(across_k, along_k, B_ALONG_N);
 
-    // What it computes: 32 neighbours have 4 × 8 vectors of C, so that what they load differs
-    // least.
+    // The vectors of C that it computes. 32 neighbours have 4 × 8 vectors, which minimises the
+    // number of different loads.
     let x = lane % 8u + lane / 32u % 2u * 8u;
     let y = lane / 8u % 4u + lane / 64u * 4u;
     /* unrolled */ for (var s = 0u; s < ACC_VECTORS; s++) {
@@ -175,12 +176,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             }
         }
         workgroupBarrier();
-        // The next step's loads travel while this one computes. After the last step they repeat its
-        // end.
+        // The loads of the next step overlap with this step's arithmetic. After the last step they
+        // repeat its end.
         next_a = load_a(t, a_row, k0 + TILE_K + a_k, last);
         next_b = load_b(t, k0 + TILE_K + b_k, b_col, last);
-        // Not those over k: drivers would load ahead, into more registers; with these steps in a
-        // function of their own too (RADV).
+        // The loops over k are not marked as unrolled. Drivers would then load ahead, into more
+        // registers. RADV does so even if these steps are in a separate function.
         for (var k4 = 0u; k4 < VECTORS_K; k4++) {
             for (var k = 0u; k < 4u; k++) {
                 let o = k4 * (4u * VECTORS + SHIFT) + k * VECTORS;

@@ -1,20 +1,23 @@
 // C = A · B by tiles, on matrix units: a workgroup of four subgroups computes TILE × TILE of C,
-// each a quarter in fragments of FRAGMENT × FRAGMENT; its tiles of A and B are staged in workgroup
-// memory, in f16. Sums are f32.
+// in quarters. A subgroup computes one quarter in fragments of FRAGMENT × FRAGMENT. Tiles of A and
+// B are staged in workgroup memory, in f16. Sums are f32.
 //
-// Constants: FRAGMENT (8 or 16), TILE, TILE_K, WORKGROUP, LEAVING, B_ALONG_N. No ranges of the
-// inner axis and no repairs: a product lets NaN through by itself.
-// The stage gives: tile_of, tile_a4, tile_b4, tile_store4 (see matmul/cpu.wgsl); tile_a4 and
-// tile_b4 give the vectors as memory has them, of A_ELEMENT and B_ELEMENT.
-// Memory for fragments: matrix/memory_vectors.wgsl, matrix/memory_scalars.wgsl.
+// Constants: FRAGMENT (8 or 16), TILE, TILE_K, WORKGROUP, LEAVING, B_ALONG_N. Ranges of the inner
+// axis and repairs are not supported: matrix units propagate NaN.
+// The stage gives: tile_of, tile_a4, tile_b4, tile_store4 (see matmul/cpu.wgsl). Here `tile_a4` and
+// `tile_b4` return vectors in the stored types A_ELEMENT and B_ELEMENT.
+// Memory for fragments: matmul/memory_vectors.wgsl, matmul/memory_scalars.wgsl.
 //
-// Floor in workgroup memory, per step: a subgroup loads BLOCK_FRAGMENTS fragments of A and
-// BLOCK_FRAGMENTS of B for SIDE² multiplications, TILE_K / FRAGMENT times, which is 8 / TILE bytes
-// per multiply-add: 1/8 for a tile of 64, 1/16 for one of 128, whatever the fragments. To stage
-// them takes half of that once more. Two barriers.
-// Multiplications per step and subgroup, TILE_K = 32: 8 of 4096 multiply-adds for a tile of 64 in
-// fragments of 16, 32 for one of 128; 64 of 512 for a tile of 64 in fragments of 8.
-// Floor in global memory: 2 / TILE elements per multiply-add.
+// Minimum of workgroup memory accesses: a step has TILE_K / FRAGMENT parts. In each part a subgroup
+// loads BLOCK_FRAGMENTS fragments of A and of B, and computes BLOCK_FRAGMENTS² fragment products.
+// With fragments of either size this is 8 / TILE bytes per multiply-add. It is 1/8 byte for a tile
+// of 64 and 1/16 byte for a tile of 128. Staging adds half of that. There are two barriers.
+// Multiplications per step and subgroup, TILE_K = 32:
+// - tile of 64, fragments of 16: 8 of 4096 multiply-adds;
+// - tile of 128, fragments of 16: 32 of 4096 multiply-adds;
+// - tile of 64, fragments of 8: 64 of 512 multiply-adds.
+//
+// Minimum of global memory accesses: 2 / TILE elements per multiply-add.
 //
 // Needs: A_ELEMENT, B_ALONG_N, B_ELEMENT, FRAGMENT, LEAVING, TILE, TILE_K, WORKGROUP; Left, Right,
 // Sums, Tile; acc_store, f16_store4, f32_at4, left_at, right_at, right_transposed_at, tile_a4,
@@ -29,14 +32,14 @@ const BLOCK_FRAGMENTS: u32 = BLOCK / FRAGMENT;      // the same in fragments
 const LOADS: u32 = TILE * TILE_K / 4u / WORKGROUP;
 const VECTORS_K: u32 = TILE_K / 4u;
 const VECTORS_N: u32 = TILE / 4u;
-// Rows in workgroup memory, 16 bytes longer than they must be: those of a fragment then lie in
+// Rows in workgroup memory have 16 bytes of padding, so that the rows of a fragment lie in
 // different banks.
 const STEP_K: u32 = TILE_K + 8u;
 const STEP_N: u32 = TILE + 8u;
-// Of A; B follows.
+// The length of the staged tile of A; the tile of B follows.
 const B_FROM: u32 = TILE * STEP_K;
 const F16_LEN: u32 = 2u * B_FROM;
-// LEAVING fragments side by side of every block go through `floats` at once.
+// LEAVING adjacent fragments of every block are stored through workgroup memory at once.
 const RESULT_COLS: u32 = LEAVING * FRAGMENT;
 const RESULT_ROW: u32 = RESULT_COLS + 4u;
 const F32_LEN: u32 = BLOCKS * FRAGMENT * RESULT_ROW;
@@ -44,8 +47,8 @@ const RESULT_VECTORS: u32 = FRAGMENT * RESULT_COLS / 4u;
 
 const_assert !B_ALONG_N || TILE_K * STEP_N <= B_FROM;
 
-// Loads stay inside the matrices by clamped indices: rows and columns outside of C may hold
-// anything, they are not stored; what lies past the inner axis becomes zero when it is staged.
+// Loads stay inside the matrices by clamped indices. Rows and columns outside C may have any value,
+// because they are not stored. Elements past the inner axis become zero when they are staged.
 
 fn load_a(t: Tile, row: u32, k: u32, last: u32) -> vec4<A_ELEMENT> {
     return tile_a4(t, min(row, t.rows - 1u), min(k, last & ~3u));
@@ -59,12 +62,12 @@ fn load_b(t: Tile, k: u32, col: u32, last: u32) -> vec4<B_ELEMENT> {
     }
 }
 
-// Which of four k from k on lie in the matrix.
+// True for each of the four k from k on that lies in the matrix.
 fn k_inside(k: u32, inner: u32) -> vec4<bool> {
     return vec4<u32>(k) + vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(inner);
 }
 
-// Of B, rows from k on and columns from col on.
+// The fragment of B with rows from k on and columns from col on.
 fn b_fragment(k: u32, col: u32) -> Right {
     if B_ALONG_N {
         return right_at(B_FROM + k * STEP_N + col, STEP_N);
@@ -73,13 +76,14 @@ fn b_fragment(k: u32, col: u32) -> Right {
     }
 }
 
-// What an invocation stages: vectors `lane`, `lane + WORKGROUP`, … of the tiles.
+// The vectors that an invocation stages: `lane`, `lane + WORKGROUP`, … of the tiles.
 var<private> next_a: array<vec4<A_ELEMENT>, LOADS>;
 var<private> next_b: array<vec4<B_ELEMENT>, LOADS>;
-// What a subgroup holds of its block.
+// The sums of a subgroup's block.
 var<private> acc: array<Sums, BLOCK_FRAGMENTS * BLOCK_FRAGMENTS>;
 
-// Row of the tile of A and channel of the n-th vector; of the tile of B, along its memory.
+// The row and the channel of the n-th vector in the tile of A. For the tile of B, the place along
+// its memory.
 fn place_a(lane: u32, n: u32) -> vec2<u32> {
     return vec2<u32>(lane / VECTORS_K + n * (WORKGROUP / VECTORS_K), lane % VECTORS_K * 4u);
 }
@@ -103,7 +107,7 @@ fn load_tiles(t: Tile, row0: u32, col0: u32, k0: u32, lane: u32) {
     }
 }
 
-// What lies past the inner axis becomes zero.
+// Sets elements past the inner axis to zero.
 fn zero_past_inner(t: Tile, k0: u32, lane: u32) {
     /* unrolled */ for (var n = 0u; n < LOADS; n++) {
         let b = place_b(lane, n);
@@ -126,7 +130,7 @@ fn store_tiles(lane: u32) {
     }
 }
 
-// acc += the staged tiles' product.
+// acc += the product of the staged tiles.
 fn multiply(block_row: u32, block_col: u32) {
     for (var k = 0u; k < TILE_K; k += FRAGMENT) {
         var a: array<Left, BLOCK_FRAGMENTS>;
@@ -142,7 +146,7 @@ fn multiply(block_row: u32, block_col: u32) {
     }
 }
 
-// LEAVING fragments of every block, into memory and on to C.
+// Stores LEAVING fragments of every block into workgroup memory, then to C.
 fn store_results(t: Tile, row0: u32, col0: u32, block: u32, lane: u32) {
     for (var pass_index = 0u; pass_index < BLOCK_FRAGMENTS * BLOCK_FRAGMENTS / LEAVING; pass_index++) {
         /* unrolled */ for (var s = 0u; s < BLOCK_FRAGMENTS * BLOCK_FRAGMENTS; s++) {
@@ -175,7 +179,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if row0 >= t.rows || col0 >= t.cols {
         return;
     }
-    // Of a quarter of the invocations (see fused/matrix.wgsl).
+    // The block of a quarter of the invocations (see fused/matrix.wgsl).
     let block = lane / (WORKGROUP / BLOCKS);
     /* unrolled */ for (var s = 0u; s < BLOCK_FRAGMENTS * BLOCK_FRAGMENTS; s++) {
         acc[s] = Sums();
@@ -187,8 +191,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         }
         store_tiles(lane);
         workgroupBarrier();
-        // The next step's loads travel while this one computes. After the last step they repeat its
-        // end.
+        // The loads of the next step overlap with this step's arithmetic. After the last step they
+        // repeat its end.
         load_tiles(t, row0, col0, k0 + TILE_K, lane);
         multiply(block / 2u * BLOCK, block % 2u * BLOCK);
         workgroupBarrier();

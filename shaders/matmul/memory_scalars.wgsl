@@ -1,4 +1,4 @@
-// What fragments are loaded from and stored to, as arrays of scalars: Metal takes nothing else.
+// The workgroup memory of fragments as arrays of scalars, the only kind that Metal supports.
 //
 // Constants: F16_LEN, F32_LEN (elements).
 //
@@ -31,7 +31,8 @@ fn f32_at4(o: u32) -> vec4<f32> {
     return vec4<f32>(tile_f32[o], tile_f32[o + 1u], tile_f32[o + 2u], tile_f32[o + 3u]);
 }
 
-// Fragments of rows `step` apart; transposed: of what lies there so.
+// Fragments with rows `step` apart. The transposed variants load the transpose of the stored
+// fragment.
 fn left_at(o: u32, step: u32) -> Left {
     return coopLoadT<Left>(&tile_f16[o], step);
 }

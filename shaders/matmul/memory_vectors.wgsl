@@ -1,6 +1,6 @@
-// What fragments are loaded from and stored to, as arrays of vectors of four: one access where
-// scalars take four. Strides count vectors, and stand in variables of their own, without which naga
-// fails.
+// The workgroup memory of fragments as arrays of vec4: one access instead of four accesses to
+// scalars. Strides count vectors. They are stored in separate variables, because naga fails without
+// these.
 //
 // Constants: F16_LEN, F32_LEN (elements).
 //
@@ -15,8 +15,8 @@ fn f16_store4(o: u32, x: vec4<f16>) {
     tile_f16[o / 4u] = x;
 }
 
-// Neighbours may store to other parts of the same vector: Vulkan's compilers store one part alone,
-// others (Metal's, Direct3D's) the whole, which is why only Vulkan has these.
+// Neighbours may store to different parts of the same vector. Compilers for Vulkan store only one
+// part. Compilers for Metal and Direct3D store the whole vector, so this file is only for Vulkan.
 fn f32_store(o: u32, x: f32) {
     tile_f32[o / 4u][o % 4u] = x;
 }
@@ -29,7 +29,8 @@ fn f32_at4(o: u32) -> vec4<f32> {
     return tile_f32[o / 4u];
 }
 
-// Fragments of rows `step` apart; transposed: of what lies there so.
+// Fragments with rows `step` apart. The transposed variants load the transpose of the stored
+// fragment.
 fn left_at(o: u32, step: u32) -> Left {
     let at = o / 4u;
     let vectors = step / 4u;

@@ -2,8 +2,9 @@
 // learned table.
 //
 // x, out [batch, heads, length, dim]   table [1, 1, rows, dim]
-// Bindings (declared by the host): x, out; only out if x is that too; table or rotation_table; positions if HAS_POSITIONS.
-// Reads and writes everything once: an invocation has a channel at a time.
+// Bindings (declared by the host): x, out; only out in place; table or rotation_table; positions if
+// HAS_POSITIONS.
+// Each element is read and written once. Each invocation processes a channel at a time.
 
 fn encoding(position: u32, d: u32) -> f32 {
     if HAS_TABLE {

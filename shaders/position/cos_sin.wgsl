@@ -1,4 +1,4 @@
-// Rotations whose cosines and sines are given: a row of them for each position.
+// Rotations by the caller's cosines and sines, with a row for each position.
 //
 // cos, sin [batch or 1, 1, rows, pairs].
 //

@@ -1,10 +1,11 @@
-// Rotary position embedding: pairs of channels rotated by position · frequency (Su et al. 2021), or
-// by the cosines and sines that tensors give; for gradients, by as much the other way.
+// Rotary position embedding (Su et al. 2021). It rotates pairs of channels by position · frequency,
+// or by cosines and sines in tensors. For gradients it rotates by the opposite angles.
 //
 // x, out [batch, heads, length, dim]; the channels from rotary_dim on are copied.
-// Bindings (declared by the host): x, out; only out if x is that too; rotation_table, or cos_table
-// and sin_table; positions if HAS_POSITIONS.
-// Reads and writes everything once: an invocation has a pair or a copied channel at a time.
+// Bindings (declared by the host): x, out; only out in place; rotation_table, or cos_table and
+// sin_table; positions if HAS_POSITIONS.
+// Each element is read and written once. Each invocation processes a pair or a copied channel at a
+// time.
 //
 // Needs: rotation_of(b, pair, position): cos and sin.
 

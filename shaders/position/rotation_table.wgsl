@@ -1,9 +1,9 @@
-// Rotations by position · frequency, for every position to 2^24 − 1, without sin and cos: drivers'
-// own are only good to 2^-11, and to nothing at large angles.
+// Rotations by position · frequency without sin and cos, for every position to 2^24 − 1. Drivers'
+// sin and cos have errors of 2^-11, and are wrong for large angles.
 //
 // rotation_table [3, 256, pairs, 2]: cos and sin of digit · 256^level · frequency. A position has
-// three digits to the base 256, its rotation is the product of theirs: of unit complex numbers, so
-// errors add up and do not grow.
+// three digits to the base 256. Its rotation is the product of their rotations. These are unit
+// complex numbers, so errors add up and do not grow.
 //
 // Needs: rotation_table_at.
 // Gives: ORDER_HALF; RotationParams; pair_channels, rotated, rotation.
@@ -19,7 +19,7 @@ const ORDER_HALF: u32 = 0u;
 const DIGITS: u32 = 256u;
 const LAST_POSITION: u32 = 0xffffffu;
 
-// x rotated by the angle whose cosine and sine are t: their product as complex numbers.
+// Rotates x by the angle whose cosine and sine are t, as a product of complex numbers.
 fn rotated(x: vec2<f32>, t: vec2<f32>) -> vec2<f32> {
     return vec2<f32>(x.x * t.x - x.y * t.y, x.x * t.y + x.y * t.x);
 }
@@ -29,8 +29,8 @@ fn digit_rotation(t: RotationParams, pair: u32, level: u32, digit: u32) -> vec2<
     return vec2<f32>(rotation_table_at(o), rotation_table_at(o + 1u));
 }
 
-// cos and sin for a pair below t.pairs, times the amplitude. Positions past the last are taken for
-// the last.
+// Returns cos and sin for a pair below t.pairs, times the amplitude. Positions past the last count
+// as the last.
 fn rotation(t: RotationParams, pair: u32, position: u32) -> vec2<f32> {
     let at = min(position, LAST_POSITION);
     var result = digit_rotation(t, pair, 0u, at % DIGITS);
@@ -48,7 +48,7 @@ fn rotation(t: RotationParams, pair: u32, position: u32) -> vec2<f32> {
     return result * t.amplitude;
 }
 
-// The two channels of a pair.
+// Returns the two channels of a pair.
 fn pair_channels(t: RotationParams, pair: u32) -> vec2<u32> {
     if t.order == ORDER_HALF {
         return vec2<u32>(pair, pair + t.pairs);

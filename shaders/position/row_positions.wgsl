@@ -1,4 +1,4 @@
-// Which position a row has: start + i, or what a tensor says.
+// The position of a row: start + i, or the value in a tensor.
 //
 // Needs: HAS_POSITIONS; View; positions_at, view_at.
 // Gives: PositionParams; next_item, position_of.
@@ -19,8 +19,8 @@ fn position_of(a: PositionParams, b: u32, i: u32) -> u32 {
     return min(first + i * a.by_row, a.last);
 }
 
-// The item after n of those that invocations share, `step` apart; `work` after the last. n + step
-// may be past 2^32.
+// Returns the next item of an invocation after n, `step` further. It is `work` after the last item.
+// n + step may be past 2^32.
 fn next_item(n: u32, work: u32, step: u32) -> u32 {
     return n + min(step, work - n);
 }

@@ -1,17 +1,17 @@
-// The gradient of a learned table of positions: for each of its rows the sum of the d_out of all
-// rows that stand there, batch entry by batch entry, row by row, head by head.
+// The gradient of a learned table of positions. Each row of the table sums the d_out of all rows at
+// its position. The order is batch entry by batch entry, row by row, head by head.
 //
 // d_out [batch, heads, length, dim]   d_table [1, 1, rows, dim]
 //
-// A workgroup has a row of the table and LANES channels. Where positions follow one another it
-// knows which rows stand there; where a tensor names each, it looks for them, WORDS · 32 positions
-// at a time.
+// A workgroup computes LANES channels of a row of the table. If positions follow one another, it
+// computes which row is at its position. If a tensor holds the positions, it searches them, WORDS ·
+// 32 positions at a time.
 //
-// Bindings (declared by the host): d_out, d_table; positions if HAS_POSITIONS. ACCUMULATES: d_table
-// holds what is added to. Reads d_out once, and positions once for every row of the table and LANES
-// channels.
+// Bindings (declared by the host): d_out, d_table; positions if HAS_POSITIONS. ACCUMULATES: the
+// kernel adds to d_table. It reads d_out once, and positions once for every row of the table and
+// LANES channels.
 
-// A bit for each position looked at: whether it is the row's.
+// A bit for each position of a search: 1 if it is the row's.
 var<workgroup> found: array<atomic<u32>, WORDS>;
 
 fn heads_sum(b: u32, i: u32, d: u32) -> f32 {
@@ -34,7 +34,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
                 let first = position_of(p.at, b, 0u);
                 if row >= first {
                     let start = row - first;
-                    // What is past the last row of the table stands there too.
+                    // Positions past the last row of the table count as the last row.
                     let end = select(min(start + 1u, p.length), p.length, row == p.at.last);
                     for (var i = start; i < end; i++) {
                         sum += heads_sum(b, i, within);

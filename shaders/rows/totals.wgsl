@@ -1,4 +1,4 @@
-// What the invocations of a workgroup have together: always in the same order.
+// Totals over the invocations of a workgroup, always in the same order.
 //
 // Needs: WORKGROUP.
 // Gives: largest, total.

@@ -1,4 +1,4 @@
-// Four channels of out from col on, as far as there are so many.
+// Stores four channels of out from col on, without those past the last channel.
 //
 // Needs: p.out, p.value_dim; OUT_IN_FOURS; component, out_store, out_store4, view_at.
 // Gives: store_out.

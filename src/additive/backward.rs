@@ -1,4 +1,4 @@
-//! The backward pass: gradients of queries, keys, values and the vector that scores are made of.
+//! The backward pass: gradients of queries, keys, values and the score vector.
 
 use super::dispatch_backward::{self, AdditiveProblem};
 use super::{AdditiveAttention, AdditiveForward, check_score_vector};
@@ -7,20 +7,22 @@ use crate::attention::{Forward, required_lse};
 use crate::kernel::{MatrixUnits, Prepared, Recorder, Scratch, ScratchSize};
 use crate::tensor::{Access, CallTensors, DType, Error, Shape, TensorView};
 
-/// One backward call of additive attention: an [`AdditiveForward`], whose inputs, `out` and `lse`
-/// are read, the gradient of its result, and where the gradients go.
+/// One backward call of additive attention. It reads the inputs, `out` and `lse` of an
+/// [`AdditiveForward`], and the gradient of its result. It writes the gradients of the inputs.
 ///
 /// | tensor | shape | dtype |
 /// |---|---|---|
-/// | `q`, `d_q` | `[batch, heads, q_len, hidden]` | the configured; of the gradient F32 too |
-/// | `k`, `d_k` | `[batch, kv_heads, kv_len, hidden]` | the configured; of the gradient F32 too |
-/// | `v`, `d_v` | `[batch, kv_heads, kv_len, value_dim]` | the configured; of the gradient F32 too |
-/// | `score_vector`, `d_score_vector` | `[1, heads or 1, 1, hidden]`, both alike | F32, F16 or BF16; of the gradient its own, or F32 |
+/// | `q`, `d_q` | `[batch, heads, q_len, hidden]` | the configured; `d_q` also F32 |
+/// | `k`, `d_k` | `[batch, kv_heads, kv_len, hidden]` | the configured; `d_k` also F32 |
+/// | `v`, `d_v` | `[batch, kv_heads, kv_len, value_dim]` | the configured; `d_v` also F32 |
+/// | `score_vector` | `[1, heads or 1, 1, hidden]` | F32, F16 or BF16 |
+/// | `d_score_vector` | as `score_vector` | as `score_vector`, or F32 |
 /// | `out`, `d_out` | `[batch, heads, q_len, value_dim]` | the configured |
 /// | `lse`, `d_lse` | `[batch, heads, q_len, 1]` | F32 |
 ///
-/// A query that sees no key has a gradient of zero and gives none to others; so has a
-/// key that no query sees. Gradients of what a mask adds to scores are not computed.
+/// A query that sees no key has a gradient of zero and adds nothing to other gradients. A key that
+/// no query sees has a gradient of zero too. The call does not compute gradients of the terms that
+/// a mask adds to scores.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct AdditiveBackward<'a> {
@@ -35,59 +37,59 @@ pub struct AdditiveBackward<'a> {
 }
 
 impl<'a> AdditiveBackward<'a> {
-    /// `forward` as it was made, with its [`lse`](AdditiveForward::lse), and the gradient of its
-    /// `out`. No gradient is written until it is asked for.
+    /// Takes `forward`, unchanged and with its [`lse`](AdditiveForward::lse), and the gradient of
+    /// its `out`. The call writes only the gradients that you request.
     pub fn new(forward: AdditiveForward<'a>, d_out: TensorView<'a>) -> Self {
         let [d_lse, d_q, d_k, d_v, d_score_vector] = [None; 5];
         AdditiveBackward { forward, d_out, d_lse, d_q, d_k, d_v, d_score_vector, accumulates: false }
     }
 
-    /// The gradient of `lse`, where the loss depends on that too.
+    /// The gradient of `lse`, if the loss depends on `lse` too.
     pub fn d_lse(mut self, d_lse: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_lse = d_lse.into();
         self
     }
 
-    /// Writes the gradient of the projected queries there.
+    /// Writes the gradient of the projected queries to `d_q`.
     pub fn d_q(mut self, d_q: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_q = d_q.into();
         self
     }
 
-    /// Writes the gradient of the projected keys there: summed over the query heads that share
+    /// Writes the gradient of the projected keys to `d_k`, summed over the query heads that share
     /// them.
     pub fn d_k(mut self, d_k: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_k = d_k.into();
         self
     }
 
-    /// Writes the gradient of the values there: summed over the query heads that share them.
+    /// Writes the gradient of the values to `d_v`, summed over the query heads that share them.
     pub fn d_v(mut self, d_v: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_v = d_v.into();
         self
     }
 
-    /// Writes the gradient of the score vector there, summed over the batch, and over the heads
-    /// that share it.
+    /// Writes the gradient of the score vector to `d_score_vector`, summed over the batch and over
+    /// the heads that share it.
     pub fn d_score_vector(mut self, d_score_vector: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_score_vector = d_score_vector.into();
         self
     }
 
-    /// Adds the gradients to what is there instead, rounding once to their type.
+    /// Adds the gradients to the contents of their tensors, and rounds each sum once to its type.
     pub fn accumulate(mut self, accumulates: bool) -> Self {
         self.accumulates = accumulates;
         self
     }
 }
 
-/// Gradients, without the hidden units of pairs in memory and without atomics: the same inputs on
-/// the same device by the same plan give the same bits.
+/// The backward pass. It stores no hidden units of pairs and uses no atomics. The same inputs on
+/// the same device with the same plan give the same bits.
 impl AdditiveAttention {
-    /// The temporary memory that `call` needs: 16 bytes for each query of each head; 8 for each
-    /// pair, but at most 64 MiB unless a single query's or key's pairs take more, beyond which
-    /// pairs are computed part by part, once for queries and once for keys; and a number for each
-    /// hidden unit of up to 64 queries.
+    /// Returns the temporary memory that `call` needs. Each query of each head needs 16 bytes, and
+    /// each pair 8 bytes. Pairs take at most 64 MiB, unless the pairs of a single query or key take
+    /// more. Beyond that the call computes pairs part by part, once for queries and once for keys.
+    /// Each group of up to 64 queries also needs a number for each hidden unit.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
@@ -99,9 +101,10 @@ impl AdditiveAttention {
     /// Records the gradients of a forward call into an encoder or a pass.
     ///
     /// # Errors
-    /// Everything that [`Error`] lists for tensors, masks, options and scratch; [`Error::Unsupported`] if no gradient
-    /// is asked for, or the forward call has no `lse`; [`Error::Limit`] if the device cannot bind so many tensors of a
-    /// mask beside the others. Then nothing has been recorded.
+    /// Any error that [`Error`] lists for tensors, masks, options and scratch.
+    /// [`Error::Unsupported`] if the call requests no gradient, or if the forward call has no
+    /// `lse`. [`Error::Limit`] if the device cannot bind the tensors of the mask with all others.
+    /// The encoder is then unchanged.
     pub fn backward(
         &self,
         into: &mut impl Recorder,
@@ -112,8 +115,8 @@ impl AdditiveAttention {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks `call`, compiles its kernels and binds its tensors. [`Prepared::record`] then records
+    /// it any number of times.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
@@ -130,7 +133,7 @@ impl AdditiveAttention {
         self.pipelines.bind("additive attention backward", &dispatches, scratch.bindings())
     }
 
-    /// Everything that can be said of a call before its pipelines.
+    /// Checks a call, before its pipelines are compiled.
     fn check_backward<'a>(&self, call: &AdditiveBackward<'a>) -> Result<AdditiveProblem<'a>, Error> {
         let device = &self.pipelines.facts();
         let config = &self.config;

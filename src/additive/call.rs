@@ -1,4 +1,4 @@
-//! One call: what goes in, what comes out, and the mask.
+//! One forward call: its inputs, outputs and mask.
 
 use crate::attention::{Forward, ScoreStage};
 use crate::mask::{DeviceMask, Dropout};
@@ -18,8 +18,9 @@ use crate::tensor::TensorView;
 /// | `weights` | `[batch, heads, q_len, kv_len]`, or one head for their mean | F32, F16 or BF16 |
 /// | `scores` | `[batch, heads, q_len, kv_len]` | F32, F16 or BF16 |
 ///
-/// Weights and scores are computed with a score matrix in memory
-/// ([`Algorithm::Staged`](crate::tuning::Algorithm::Staged)); without them there is none.
+/// Weights and scores need a score matrix in memory
+/// ([`Algorithm::Staged`](crate::tuning::Algorithm::Staged)). Without these outputs no score matrix
+/// is stored.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct AdditiveForward<'a> {
@@ -30,9 +31,9 @@ pub struct AdditiveForward<'a> {
 }
 
 impl<'a> AdditiveForward<'a> {
-    /// Projected queries and keys `q` and `k`, values `v`, and the vector that weighs the hidden
-    /// units, to `out`, whose buffer may hold no input of the call. Without mask, dropout or
-    /// further outputs.
+    /// Reads projected queries and keys `q` and `k`, values `v` and the vector that weighs the
+    /// hidden units. Writes `out`, whose buffer may hold no input of the call. The call begins
+    /// without mask, dropout and further outputs.
     pub fn new(
         q: TensorView<'a>,
         k: TensorView<'a>,
@@ -43,33 +44,33 @@ impl<'a> AdditiveForward<'a> {
         AdditiveForward { call: Forward::new(q, k, v, out), k, v, score_vector }
     }
 
-    /// Which keys a query may see, and what is added to scores.
+    /// The mask: the keys that each query sees, and the terms added to scores.
     pub fn mask(mut self, mask: DeviceMask<'a>) -> Self {
         self.call = self.call.mask(mask);
         self
     }
 
-    /// Writes `ln Σ exp(score)` over every query's permitted keys there, before dropout.
+    /// Writes `ln Σ exp(score)` over the visible keys of every query, before dropout, to `lse`.
     pub fn lse(mut self, lse: impl Into<Option<TensorView<'a>>>) -> Self {
         self.call = self.call.lse(lse);
         self
     }
 
-    /// Writes the attention weights there, after dropout: of every head, or their mean if the
-    /// tensor has one.
+    /// Writes the attention weights, after dropout, to `weights`: of every head, or their mean if
+    /// the tensor has one head.
     pub fn weights(mut self, weights: impl Into<Option<TensorView<'a>>>) -> Self {
         self.call = self.call.weights(weights);
         self
     }
 
-    /// Writes the scores there, as they are at a stage on their way to the softmax; at first they
-    /// are `v · tanh(q + k)`.
+    /// Writes the scores at a stage before the softmax to `scores`. At the first stage they are
+    /// `v · tanh(q + k)`.
     pub fn scores(mut self, scores: TensorView<'a>, stage: ScoreStage) -> Self {
         self.call = self.call.scores(scores, stage);
         self
     }
 
-    /// With dropout on the weights.
+    /// Applies dropout to the weights.
     pub fn dropout(mut self, dropout: impl Into<Option<Dropout<TensorView<'a>>>>) -> Self {
         self.call = self.call.dropout(dropout);
         self

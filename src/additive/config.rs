@@ -4,14 +4,14 @@ use crate::attention::Config;
 use crate::kernel::KernelOptions;
 use crate::tensor::DType;
 
-/// What is fixed when an [`AdditiveAttention`](super::AdditiveAttention) is made.
+/// The configuration of an [`AdditiveAttention`](super::AdditiveAttention), fixed at its creation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[must_use]
 pub struct AdditiveConfig(pub(super) Config);
 
 impl AdditiveConfig {
-    /// `heads` heads of queries, projected to `hidden` units; f32, as many key/value heads, values
-    /// of `hidden` channels.
+    /// Configures `heads` heads of queries, projected to `hidden` units. The defaults: f32, as many
+    /// key/value heads, and values of `hidden` channels.
     pub fn new(heads: usize, hidden: usize) -> Self {
         AdditiveConfig(Config::new(heads, hidden).scale(1.0))
     }
@@ -31,14 +31,14 @@ impl AdditiveConfig {
         AdditiveConfig(self.0.dtype(dtype))
     }
 
-    /// How it is computed, not what. There is no use for matrix units:
-    /// [`MatrixUnits::Always`](crate::tuning::MatrixUnits::Always) is refused.
+    /// The options that select kernels without changing the result. Additive scores cannot use
+    /// matrix units, so [`MatrixUnits::Always`](crate::tuning::MatrixUnits::Always) is an error.
     pub fn kernel_options(self, kernel_options: KernelOptions) -> Self {
         AdditiveConfig(self.0.kernel_options(kernel_options))
     }
 
-    /// Features and limits to request of `adapter`, as
-    /// [`Config::required`](crate::Config::required) says.
+    /// Returns the features and limits to request of `adapter`, as
+    /// [`Config::required`](crate::Config::required) does.
     pub fn required(&self, adapter: &wgpu::Adapter) -> (wgpu::Features, wgpu::Limits) {
         self.0.required(adapter)
     }

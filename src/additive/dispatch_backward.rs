@@ -1,5 +1,6 @@
-//! The gradients of additive attention: what queries keep of the forward pass; then, for a
-//! rectangle of pairs at a time, scores and gradients of weights, what pairs give, and the sums.
+//! The gradients of additive attention. The first dispatches compute the statistics of queries.
+//! Then, for each rectangle of pairs, they compute scores, gradients of weights, gradients of
+//! scores, and the sums.
 
 use super::kernels::additive_backward::{AdditiveBackward, AdditiveBackwardCall};
 use super::kernels::additive_pairs::{self, AdditivePairsCall};
@@ -23,39 +24,39 @@ use crate::{attention, matmul};
 /// Checked tensors of a backward call of additive attention.
 #[derive(Clone, Copy)]
 pub(crate) struct AdditiveProblem<'a> {
-    /// Of its queries, keys and values; it has no gradients of the mask's.
+    /// The tensors of queries, keys and values, without gradients of the mask.
     pub problem: BackwardProblem<'a>,
     /// `[1, heads or 1, 1, hidden]`.
     pub score_vector: TensorView<'a>,
     pub d_score_vector: Option<TensorView<'a>>,
 }
 
-/// What the call's scratch holds.
+/// The parts of the scratch that the call uses.
 #[derive(Clone, Copy)]
 pub(crate) struct AdditiveMemory<'a> {
     stats: &'a wgpu::Buffer,
-    /// Of the pairs of a rectangle: scores, then their gradients; gradients of weights, then
-    /// weights.
+    /// For the pairs of a rectangle: scores, then their gradients. After them gradients of weights,
+    /// then weights.
     pairs: &'a wgpu::Buffer,
     parts: Option<&'a wgpu::Buffer>,
 }
 
-/// The rectangles, before their dispatches.
+/// The rectangles of a call, and the sizes of its dispatches.
 pub(crate) struct AdditivePlan {
     rectangles: Vec<(Rectangle, Sides)>,
     rows: usize,
     /// True if a gradient of queries or of the vector is wanted.
     of_queries: bool,
-    /// Rows of queries that give a part of the vector's gradient.
+    /// Rows of queries in each part of the vector's gradient.
     row_lanes: u32,
-    /// Parts of an element of that.
+    /// Parts of an element of the vector's gradient.
     parts: usize,
     cpu: bool,
 }
 
 /// # Errors
-/// More mask tensors than the device binds beside the others; scratch that is larger than the device binds; kernels that are put
-/// aside and that nothing replaces.
+/// More mask tensors than the device can bind with the others. Scratch that is larger than the
+/// device can bind. Disabled kernels without a replacement.
 pub(crate) fn plan(call: &AdditiveProblem, device: &DeviceFacts) -> Result<AdditivePlan, Error> {
     let problem = &call.problem;
     let shape = problem.shape;
@@ -66,7 +67,8 @@ pub(crate) fn plan(call: &AdditiveProblem, device: &DeviceFacts) -> Result<Addit
     }
     let keep = problem.dropout.as_ref().and_then(Dropout::given);
     let of_mask = problem.mask.buffers();
-    // Of pairs three and dropout's besides, without sinks; of totals four.
+    // The kernel of pairs binds three tensors and dropout's, but no sinks. The kernel of totals
+    // binds four.
     let of_pairs = 3 + of_mask - usize::from(problem.mask.has(Id::SinkLogits)) + usize::from(keep.is_some());
     let needed = of_pairs.max(4 + of_mask) as u64;
     let limit = u64::from(device.max_storage_buffers);
@@ -76,7 +78,7 @@ pub(crate) fn plan(call: &AdditiveProblem, device: &DeviceFacts) -> Result<Addit
     }
     let of_queries = problem.d_q.is_some() || call.d_score_vector.is_some();
     let of_keys = problem.d_k.is_some() || problem.d_v.is_some();
-    // The sums of weights are of queries' rectangles too.
+    // The sums of weights need the rectangles of queries too.
     let wanted = Sides { queries: true, keys: of_keys };
     let rectangles = attention::plan::rectangles(&shape, wanted, problem.kernel_options.most_work(), device);
     let cpu = problem.kernel_options.target.choose(GRADIENTS, device);
@@ -105,7 +107,7 @@ pub(crate) fn plan(call: &AdditiveProblem, device: &DeviceFacts) -> Result<Addit
     }
 }
 
-/// The matrix of a rectangle's pairs.
+/// Returns the layout of the matrix of a rectangle's pairs.
 fn matrix(rectangle: &Rectangle, shape: &Shape) -> Layout {
     let [batch, queries, keys] = rectangle.sizes();
     Layout::dense([batch, shape.heads, queries, keys.next_multiple_of(4)])
@@ -116,7 +118,7 @@ impl AdditivePlan {
         STATS_BYTES * self.rows as u64
     }
 
-    /// Of one of the two, in whole bindings.
+    /// Returns the bytes of one of the two matrices, in whole bindings.
     fn matrix_bytes(&self, shape: &Shape) -> u64 {
         let bytes = |(rectangle, _): &(Rectangle, Sides)| 4 * count(matrix(rectangle, shape).shape) as u64;
         self.rectangles.iter().map(bytes).max().unwrap_or(0).next_multiple_of(256)
@@ -127,7 +129,7 @@ impl AdditivePlan {
         elements.saturating_mul(4).saturating_mul(self.parts as u64)
     }
 
-    /// The temporary memory it takes.
+    /// Returns the temporary memory of the plan.
     pub fn scratch_size(&self, call: &AdditiveProblem) -> ScratchSize {
         ScratchSize::default()
             .with(Slot::RowStats, self.stats_bytes())
@@ -135,7 +137,7 @@ impl AdditivePlan {
             .with(Slot::Partials, self.part_bytes(call))
     }
 
-    /// The parts of the scratch that it takes.
+    /// Returns the parts of the scratch that the plan uses.
     ///
     /// # Errors
     /// A scratch that is too small.
@@ -154,7 +156,7 @@ impl AdditivePlan {
     }
 }
 
-/// The dispatches of `call`, whose scratch is `memory`.
+/// Returns the dispatches of `call`, whose scratch is `memory`.
 pub(crate) fn dispatches<'a>(
     call: &AdditiveProblem<'a>,
     plan: &AdditivePlan,
@@ -201,7 +203,7 @@ struct Part<'p, 'a> {
 }
 
 impl<'a> Part<'_, 'a> {
-    /// One of the two matrices: scores and their gradients, or weights and theirs.
+    /// Returns one of the two matrices: scores and their gradients, or weights and their gradients.
     fn matrix(&self, of_weights: bool) -> Window<'a> {
         let layout = matrix(self.rectangle, &self.call.problem.shape);
         let size = 4 * count(layout.shape) as u64;
@@ -209,8 +211,8 @@ impl<'a> Part<'_, 'a> {
         Window { buffer: self.memory.pairs, start, size, layout }
     }
 
-    /// As kernels see it that count batch entries, queries and keys of the whole problem: its first
-    /// element lies before the matrix, in arithmetic that wraps as theirs does.
+    /// Returns a matrix for kernels that use the indices of the whole problem. The offset of its
+    /// first element is before the matrix, in arithmetic that wraps as in the kernels.
     fn placed(&self, of_weights: bool) -> Placed<'a> {
         let mut window = self.matrix(of_weights);
         let [batch, query, key, _] = self.first();
@@ -230,7 +232,7 @@ impl<'a> Part<'_, 'a> {
         [batch.end as u32, queries.end as u32, keys.end as u32, 0]
     }
 
-    /// These rules of the call's mask.
+    /// Returns the rules of `variant` in the call's mask.
     fn masked(&self, variant: MaskVariant) -> Masked<'a> {
         let problem = &self.call.problem;
         let params = MaskParams::new(&problem.mask, &problem.shape, 0, None, self.device);
@@ -265,7 +267,7 @@ impl<'a> Part<'_, 'a> {
         call.dispatch([keys.div_ceil(columns), queries.div_ceil(rows), batch * shape.heads], self.device)
     }
 
-    /// `d_out · v` of all pairs of the rectangle, a product.
+    /// Records `d_out · v` of all pairs of the rectangle, a matrix product.
     fn d_weights(&self) -> Dispatch<'a> {
         let BackwardProblem { shape, v, d_out, kernel_options, .. } = self.call.problem;
         let Rectangle { batch, queries, keys } = self.rectangle;
@@ -295,7 +297,7 @@ impl<'a> Part<'_, 'a> {
         call.dispatch(matmul::plan::grid(tiles, product), self.device)
     }
 
-    /// What the pairs give, or the sums of queries' weights.
+    /// Records the gradients of the pairs, or the sums of the weights of queries.
     fn pairs(&self, stats: Window<'a>, totals: bool) -> Dispatch<'a> {
         let problem = &self.call.problem;
         let dropout = problem.dropout.as_ref().filter(|_| !totals);

@@ -16,20 +16,21 @@ use crate::kernel::{Pipelines, Prepared, Recorder, Scratch, ScratchSize};
 use crate::tensor::{Access, CallTensors, Element, Error, Shape, TensorView, expect_broadcast};
 
 /// Additive attention on one device (Bahdanau et al. 2014, "Neural machine translation by jointly
-/// learning to align and translate"): the score of a query and a key is `score_vector · tanh(q +
-/// k)`, of queries and keys that are projected to as many hidden units. Luong's `concat` (2015) is
-/// the same, `W_a [q; k]` being `W_q q + W_k k`.
+/// learning to align and translate"). The score of a query and a key is
+/// `score_vector · tanh(q + k)`. Queries and keys are first projected to the same number of hidden
+/// units. Luong's `concat` (2015) is the same, because `W_a [q; k]` is `W_q q + W_k k`.
 ///
-/// One pass over the keys with a running softmax: neither the hidden units of pairs nor scores are
-/// in memory, unless attention weights or scores are asked for. Masks, lengths, dropout, packed
-/// sequences, grouped heads and the caller's own functions are [`Attention`](crate::Attention)'s.
-/// [`Projection`](crate::Projection) gives q and k; its bias is Bahdanau's b.
+/// The kernel makes one pass over the keys with a running softmax. It stores neither the hidden
+/// units of pairs nor scores, unless the call requests attention weights or scores. Masks, lengths,
+/// dropout, packed sequences, grouped heads and the caller's functions work as for
+/// [`Attention`](crate::Attention). A [`Projection`](crate::Projection) computes q and k; its bias
+/// is Bahdanau's b.
 ///
-/// Normalised, `g · v / |v| · tanh(q + k)`, by a score vector that a
-/// [`WeightNorm`](crate::rows::WeightNorm) has made.
+/// For normalised attention, `g · v / |v| · tanh(q + k)`, a [`WeightNorm`](crate::rows::WeightNorm)
+/// computes the score vector.
 ///
-/// tanh is the crate's own: off by at most six units in the last place, 1 and −1 of large arguments
-/// on every driver.
+/// The crate has a tanh with an error of at most six units in the last place. For large arguments
+/// it is 1 or −1 on every driver.
 ///
 /// ```no_run
 /// # fn f(device: &wgpu::Device, queue: &wgpu::Queue, q: &wgpu::Buffer, k: &wgpu::Buffer, v: &wgpu::Buffer,
@@ -57,7 +58,7 @@ pub struct AdditiveAttention {
 }
 
 impl AdditiveAttention {
-    /// Additive attention with pipelines of its own.
+    /// Creates the operator with new pipelines.
     ///
     /// # Errors
     /// A configuration that no call could satisfy, or a missing feature.
@@ -65,7 +66,7 @@ impl AdditiveAttention {
         Self::with_pipelines(&Pipelines::new(device), config)
     }
 
-    /// Additive attention that shares pipelines with other operators on the device.
+    /// Creates the operator with pipelines that other operators on the device share.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -74,13 +75,13 @@ impl AdditiveAttention {
         Ok(AdditiveAttention { pipelines: pipelines.clone(), config: config.0 })
     }
 
-    /// The pipelines, to share.
+    /// Returns the pipelines, for other operators to share.
     pub fn pipelines(&self) -> &Pipelines {
         &self.pipelines
     }
 
-    /// The temporary memory that `call` needs: as
-    /// [`Attention::scratch_size`](crate::Attention::scratch_size) says.
+    /// Returns the temporary memory that `call` needs, as
+    /// [`Attention::scratch_size`](crate::Attention::scratch_size) does.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -89,10 +90,11 @@ impl AdditiveAttention {
         Ok(dispatch::choose(&problem.outline(), &self.pipelines.facts())?.scratch_size())
     }
 
-    /// Records `call` into an encoder or a pass. Nothing is submitted, copied or read back.
+    /// Records `call` into an encoder or a pass. It submits, copies and reads back nothing.
     ///
     /// # Errors
-    /// Everything that [`Error`] lists for tensors, masks, options and scratch. Then nothing has been recorded.
+    /// Any error that [`Error`] lists for tensors, masks, options and scratch. The encoder is then
+    /// unchanged.
     pub fn forward(
         &self,
         into: &mut impl Recorder,
@@ -103,8 +105,8 @@ impl AdditiveAttention {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks `call`, compiles its kernels and binds its tensors. [`Prepared::record`] then records
+    /// it any number of times.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -117,7 +119,7 @@ impl AdditiveAttention {
         self.pipelines.bind("additive attention", &dispatches, scratch.bindings())
     }
 
-    /// Everything that can be said of a call before its pipelines.
+    /// Checks a call, before its pipelines are compiled.
     fn check<'a>(&self, call: &AdditiveForward<'a>) -> Result<Problem<'a>, Error> {
         let device = &self.pipelines.facts();
         let config = &self.config;

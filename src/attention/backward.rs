@@ -1,4 +1,4 @@
-//! The backward pass: gradients of queries, keys, values and of what their scores are changed by.
+//! The backward pass: gradients of queries, keys, values and of the mask's tensors.
 
 use super::call::KeyInput;
 use super::dispatch::{AddedGradients, BackwardProblem, backward};
@@ -7,22 +7,24 @@ use super::{Attention, Forward, required_lse, scale_in_f32};
 use crate::kernel::{Prepared, Recorder, Scratch, ScratchSize};
 use crate::tensor::{Access, CallTensors, DType, Error, Shape, TensorView, check_apart};
 
-/// One backward call: a [`Forward`], whose inputs, `out` and `lse` are read, the gradient of its
-/// result, and where the gradients go.
+/// One backward call: a [`Forward`], the gradient of its result and the tensors for the gradients.
+/// The call reads the inputs, `out` and `lse` of the [`Forward`].
 ///
 /// | tensor | shape | dtype |
 /// |---|---|---|
-/// | `q`, `d_q` | `[batch, heads, q_len, head_dim]` | the configured; of the gradient F32 too |
-/// | `k`, `d_k` | `[batch, kv_heads, kv_len, head_dim]` | the configured; of the gradient F32 too |
-/// | `v`, `d_v` | `[batch, kv_heads, kv_len, value_dim]` | the configured; of the gradient F32 too |
+/// | `q`, `d_q` | `[batch, heads, q_len, head_dim]` | the configured; gradients also F32 |
+/// | `k`, `d_k` | `[batch, kv_heads, kv_len, head_dim]` | the configured; gradients also F32 |
+/// | `v`, `d_v` | `[batch, kv_heads, kv_len, value_dim]` | the configured; gradients also F32 |
 /// | `out`, `d_out` | `[batch, heads, q_len, value_dim]` | the configured |
 /// | `lse`, `d_lse` | `[batch, heads, q_len, 1]` | F32 |
-/// | `d_bias`, `d_slopes`, `d_relative`, `d_sinks` | as the mask's own tensor, whose axes of 1 are summed over | the mask's tensor's, or F32 |
+/// | `d_bias`, `d_slopes`, `d_relative`, `d_sinks` | as the mask's tensor | the tensor's, or F32 |
 ///
-/// The configuration must be the forward call's: scores are computed again from q and k, and
-/// dropout from seed and position. What the forward pass must keep is therefore `out` and `lse`, no
-/// score matrix. A query that sees no key has a gradient of zero and gives none to others; so has a
-/// key that no query sees.
+/// If an axis of the mask's tensor is 1, its gradient is summed over that axis.
+///
+/// The configuration must be the forward call's. The kernels compute scores again from q and k, and
+/// dropout from seed and position. The caller therefore stores only `out` and `lse` of the forward
+/// pass, not a score matrix. A query that sees no key has a gradient of zero and adds nothing to
+/// other gradients. A key that no query sees has a gradient of zero too.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct Backward<'a> {
@@ -38,70 +40,74 @@ pub struct Backward<'a> {
 }
 
 impl<'a> Backward<'a> {
-    /// `forward` as it was made, of keys and values that are tensors, with its
-    /// [`lse`](Forward::lse), and the gradient of its `out`. No gradient is written until it is
-    /// asked for.
+    /// Takes the forward call and the gradient of its `out`. Its keys and values must be tensors,
+    /// and it must have [`lse`](Forward::lse). No gradient is written unless the caller requests
+    /// it.
     pub fn new(forward: Forward<'a>, d_out: TensorView<'a>) -> Self {
         let [d_lse, d_q, d_k, d_v] = [None; 4];
         let d_added = AddedGradients::default();
         Backward { forward, d_out, d_lse, d_q, d_k, d_v, d_added, accumulates: false, partial: false }
     }
 
-    /// The gradient of `lse`, where the loss depends on that too.
+    /// The gradient of `lse`. Set it if the loss depends on `lse` too.
     pub fn d_lse(mut self, d_lse: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_lse = d_lse.into();
         self
     }
 
-    /// Writes the gradient of the queries there.
+    /// Writes the gradient of the queries to `d_q`.
     pub fn d_q(mut self, d_q: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_q = d_q.into();
         self
     }
 
-    /// Writes the gradient of the keys there: summed over the query heads that share them.
+    /// Writes the gradient of the keys to `d_k`, summed over the query heads that share them.
     pub fn d_k(mut self, d_k: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_k = d_k.into();
         self
     }
 
-    /// Writes the gradient of the values there: summed over the query heads that share them.
+    /// Writes the gradient of the values to `d_v`, summed over the query heads that share them.
     pub fn d_v(mut self, d_v: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_v = d_v.into();
         self
     }
 
-    /// Writes the gradient of [`Mask::bias`](crate::Mask::bias) there, shaped as the bias: where an
-    /// axis of 1 repeats, its gradients are summed. A pair in a full block of a [block
-    /// map](crate::Mask::blocks) has no bias and gives it nothing.
+    /// Writes the gradient of [`Mask::bias`](crate::Mask::bias) to `d_bias`, which has the bias's
+    /// shape. Where an axis of 1 repeats, its gradients are summed. A pair in a full block of a
+    /// [block map](crate::Mask::blocks) has no bias, so it adds nothing.
     pub fn d_bias(self, d_bias: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_added(Added::Bias, d_bias.into())
     }
 
     /// Writes the gradient of the slopes of [`Mask::alibi`](crate::Mask::alibi) or of
-    /// [`Mask::alibi_symmetric`](crate::Mask::alibi_symmetric) there, shaped and summed as the slopes are.
+    /// [`Mask::alibi_symmetric`](crate::Mask::alibi_symmetric) to `d_slopes`. It is shaped and
+    /// summed as the slopes are.
     pub fn d_slopes(self, d_slopes: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_added(Added::Slopes, d_slopes.into())
     }
 
-    /// Writes the gradient of the table of [`Mask::relative`](crate::Mask::relative) there, shaped
-    /// and summed as the table is. The outermost entries have the gradients of all that are
-    /// further.
+    /// Writes the gradient of the table of [`Mask::relative`](crate::Mask::relative) to
+    /// `d_relative`. It is shaped and summed as the table is. The outermost entries include the
+    /// gradients of all larger distances.
     pub fn d_relative(self, d_relative: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_added(Added::Relative, d_relative.into())
     }
 
-    /// Writes the gradient of [`Mask::sink_logits`](crate::Mask::sink_logits) there, shaped and
-    /// summed as they are. A query that sees no key but has a sink gives it what its `d_lse` says,
-    /// and its `d_out` nothing.
+    /// Writes the gradient of [`Mask::sink_logits`](crate::Mask::sink_logits) to `d_sinks`. It is
+    /// shaped and summed as the logits are. For a query that sees no key but has a sink, only its
+    /// `d_lse` counts, not its `d_out`.
     pub fn d_sinks(self, d_sinks: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_added(Added::Sinks, d_sinks.into())
     }
 
     /// Writes the gradients of the tensors that the mask's [`ScoreMod`](crate::mask::ScoreMod)
-    /// captures there, in their order, each shaped as its tensor: where an axis of 1 repeats, its
-    /// gradients are summed. `None` for those that are not wanted. They come from the text, as the
-    /// derivative by the score does; each 2048 elements of a tensor cost a pass over all pairs.
+    /// captures. `d_captured` has one entry for each captured tensor, in their order, with that
+    /// tensor's shape. `None` means that a gradient is not wanted. Where an axis of 1 repeats, its
+    /// gradients are summed.
+    ///
+    /// The crate derives these gradients from the text of the function, like the derivative by the
+    /// score. Every 2048 elements of a tensor cost a pass over all pairs.
     pub fn d_captured(mut self, d_captured: &[Option<TensorView<'a>>]) -> Self {
         self.d_added.set_captured(d_captured);
         self
@@ -112,29 +118,29 @@ impl<'a> Backward<'a> {
         self
     }
 
-    /// Adds the gradients to what is there instead, rounding once to their type.
+    /// Adds the gradients to the tensors' previous values, and rounds the sums once to their type.
     pub fn accumulate(mut self, accumulates: bool) -> Self {
         self.accumulates = accumulates;
         self
     }
 
-    /// True if `out` and `lse` are of more keys than this call's, as where several devices share
-    /// the keys: then a weight is exp(score − lse). Otherwise the weights of a query are divided by
-    /// their sum too, as lse is one rounded number.
+    /// True if `out` and `lse` cover more keys than this call does, for example keys of several
+    /// devices. A weight is then exp(score − lse). Otherwise the kernels also divide the weights of
+    /// a query by their sum, because lse is one rounded number.
     pub fn partial(mut self, partial: bool) -> Self {
         self.partial = partial;
         self
     }
 }
 
-/// Gradients of tensors, without a score matrix and without atomics: the same inputs on the same
-/// device by the same plan give the same bits.
+/// Gradients of tensors, without a score matrix and without atomics. The same inputs, device and
+/// plan give the same bits.
 impl Attention {
-    /// The temporary memory that `call` needs: 16 bytes for each query of each head, and at most 1
-    /// MiB for the gradients of a mask's tensors.
+    /// The temporary memory that `call` needs. It is 16 bytes for each query of each head. The
+    /// gradients of a mask's tensors need at most 1 MiB more.
     ///
     /// # Errors
-    /// As [`backward`](Self::backward).
+    /// The errors of [`backward`](Self::backward).
     pub fn backward_scratch_size(&self, call: &Backward) -> Result<ScratchSize, Error> {
         let problem = self.check_backward(call)?;
         Ok(backward::plan(&problem, &self.pipelines.facts())?.scratch_size())
@@ -161,10 +167,15 @@ impl Attention {
     /// ```
     ///
     /// # Errors
-    /// Everything that [`Error`] lists for tensors, masks, options and scratch; [`Error::Unsupported`] if no gradient
-    /// is asked for, or that of a tensor which the mask has not, or the forward call has no `lse` or reads a cache;
-    /// [`Error::Limit`] if the device cannot bind so many tensors of a mask beside the others. Then nothing has been
-    /// recorded.
+    /// Returns the errors that [`Error`] lists for tensors, masks, options and scratch. It returns
+    /// [`Error::Unsupported`] if:
+    ///
+    /// - no gradient is requested,
+    /// - a gradient is requested of a tensor that the mask does not have,
+    /// - the forward call has no `lse` or reads a cache.
+    ///
+    /// [`Error::Limit`] means that the device cannot bind so many tensors of a mask together with
+    /// the other tensors. After an error, nothing has been recorded.
     pub fn backward(
         &self,
         into: &mut impl Recorder,
@@ -175,11 +186,11 @@ impl Attention {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks `call`, and compiles and binds its kernels. [`Prepared::record`] then records it any
+    /// number of times.
     ///
     /// # Errors
-    /// As [`backward`](Self::backward).
+    /// The errors of [`backward`](Self::backward).
     pub fn prepare_backward(&self, call: &Backward, scratch: &mut Scratch) -> Result<Prepared, Error> {
         let problem = self.check_backward(call)?;
         self.pipelines.with_fallbacks(|| {
@@ -191,7 +202,7 @@ impl Attention {
         })
     }
 
-    /// Everything that can be said of a call before its pipelines.
+    /// Checks everything about a call that does not need its pipelines.
     fn check_backward<'a>(&self, call: &Backward<'a>) -> Result<BackwardProblem<'a>, Error> {
         let device = &self.pipelines.facts();
         let config = &self.config;

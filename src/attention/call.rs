@@ -1,11 +1,11 @@
-//! One call: what goes in, what comes out, and the mask.
+//! One forward call: its inputs, its outputs and the mask.
 
 use super::ScoreStage;
 use crate::cache::Cache;
 use crate::mask::{DeviceMask, Dropout};
 use crate::tensor::TensorView;
 
-/// Where keys and values are.
+/// The keys and values: tensors or a cache.
 #[derive(Clone, Copy, Debug)]
 #[allow(clippy::large_enum_variant)]
 pub(crate) enum KeyInput<'a> {
@@ -13,8 +13,8 @@ pub(crate) enum KeyInput<'a> {
     Cache(&'a Cache),
 }
 
-/// One forward call: queries, keys and values as tensors or in a cache, mask, optional outputs.
-/// Tensors are `[batch, heads, length, dim]` in any strides.
+/// One forward call: queries, keys and values as tensors or in a cache, mask and optional outputs.
+/// Tensors are `[batch, heads, length, dim]` with any strides.
 ///
 /// | tensor | shape | dtype |
 /// |---|---|---|
@@ -41,24 +41,25 @@ pub struct Forward<'a> {
 }
 
 impl<'a> Forward<'a> {
-    /// Queries, keys and values to `out`, whose buffer may hold no input of the call. Without mask,
-    /// dropout or further outputs.
+    /// Attention of `q` to `k` and `v`, written to `out`. The buffer of `out` may hold no input of
+    /// the call. The call has no mask, no dropout and no further outputs.
     pub fn new(q: TensorView<'a>, k: TensorView<'a>, v: TensorView<'a>, out: TensorView<'a>) -> Self {
         Self::of(q, KeyInput::Tensors { k, v }, out)
     }
 
-    /// Queries to the keys and values of a cache. Queries are the tokens of the last
-    /// [`advance`](Cache::advance): a sequence that advanced by fewer than q_len has as many queries, from row 0 on, and
-    /// the rows after them give 0. Where keys are rotated, so must they be already:
+    /// Attention of `q` to the keys and values of a cache. The queries are the tokens of the last
+    /// [`advance`](Cache::advance). A sequence that advanced by n tokens has n queries, from row 0
+    /// on. If n is less than q_len, the kernel writes 0 to the remaining rows. If the cached keys
+    /// are rotated, rotate the queries too:
     /// [`Positions::rotate`](crate::position::Positions::rotate) at [`Cache::starts`].
     ///
-    /// A query stands at the position of its token: with n queries in a sequence of length L, query
-    /// `i` at L − n + i. `kv_len`, for a mask's tensors, is the cache's capacity; of a ring they
-    /// can only repeat along it. Such a call has no weights, scores, dropout, block maps or packed
-    /// sequences.
+    /// A query has the position of its token. With n queries in a sequence of length L, query `i`
+    /// is at position L − n + i. For the tensors of a mask, `kv_len` is the cache's capacity. With
+    /// a ring, a mask's tensors can only repeat along `kv_len`. Such a call has no weights, scores,
+    /// dropout, block maps or packed sequences.
     ///
-    /// The call borrows the cache, which the next advance changes: make the call again for each
-    /// step. It has the same tensors at every length, so it creates nothing on the device.
+    /// The call borrows the cache, and the next advance changes the cache. Make the call again for
+    /// each step. It has the same tensors at every length, so it creates nothing on the device.
     pub fn with_cache(q: TensorView<'a>, cache: &'a Cache, out: TensorView<'a>) -> Self {
         Self::of(q, KeyInput::Cache(cache), out)
     }
@@ -78,29 +79,30 @@ impl<'a> Forward<'a> {
         }
     }
 
-    /// Which layer of the cache; 0 unless set.
+    /// The layer of the cache, 0 unless set.
     pub fn layer(mut self, layer: usize) -> Self {
         self.layer = Some(layer);
         self
     }
 
-    /// Queries are not the tokens of the cache's last advance: every sequence has q_len of them,
-    /// the last at its last token. So are those of cross-attention, whose keys are another
-    /// sequence's, and tokens asked again, as the last alone, after a rewind or after a reorder.
-    /// The scratch size, too, is asked for in this way before the first advance.
+    /// Every sequence has q_len queries, and its last query is at its last token. Use it if queries
+    /// are not the tokens of the cache's last advance. Examples are cross-attention, whose keys
+    /// belong to another sequence, and tokens repeated after a rewind or a reorder. Use it too for
+    /// the scratch size before the first advance.
     pub fn at_end(mut self) -> Self {
         self.at_end = true;
         self
     }
 
-    /// Which keys a query may see, and the bias; of a cache's those that its sequence has.
+    /// Sets the mask: the keys that each query may see, and the bias. With a cache, a query sees
+    /// only keys of its sequence.
     pub fn mask(mut self, mask: DeviceMask<'a>) -> Self {
         self.mask = mask;
         self
     }
 
-    /// Writes `ln Σ exp(score)` over every query's permitted keys there: after scale, softcap and
-    /// bias, before dropout.
+    /// Writes `ln Σ exp(score)` over every query's permitted keys to `lse`. These are the scores
+    /// after scale, softcap and bias, before dropout.
     #[doc(alias = "return_lse")]
     #[doc(alias = "softmax_lse")]
     pub fn lse(mut self, lse: impl Into<Option<TensorView<'a>>>) -> Self {
@@ -108,9 +110,9 @@ impl<'a> Forward<'a> {
         self
     }
 
-    /// Writes the attention weights there, after dropout: of every head, or their mean if the
-    /// tensor has one (`need_weights` and `average_attn_weights` of `nn.MultiheadAttention`). None
-    /// are written unless they are asked for.
+    /// Writes the attention weights after dropout to `weights`, for every head. A tensor of one
+    /// head receives the mean over heads (`need_weights` and `average_attn_weights` of
+    /// `nn.MultiheadAttention`). The default writes no weights.
     #[doc(alias = "need_weights")]
     #[doc(alias = "average_attn_weights")]
     pub fn weights(mut self, weights: impl Into<Option<TensorView<'a>>>) -> Self {
@@ -118,7 +120,7 @@ impl<'a> Forward<'a> {
         self
     }
 
-    /// Writes the scores there, as they are at a stage on their way to the softmax.
+    /// Writes the scores of the given stage to `scores`.
     /// [`Algorithm::Staged`](crate::tuning::Algorithm::Staged) then computes the call.
     #[doc(alias = "qk_matmul_output")]
     pub fn scores(mut self, scores: TensorView<'a>, stage: ScoreStage) -> Self {
@@ -126,8 +128,8 @@ impl<'a> Forward<'a> {
         self
     }
 
-    /// With dropout on the weights (`dropout_p`); by position, so that a seed drops the same pairs
-    /// in any kernel.
+    /// Applies dropout to the weights (`dropout_p`). The dropped pairs depend on seed and position
+    /// only, so every kernel drops the same pairs.
     #[doc(alias = "dropout_p")]
     pub fn dropout(mut self, dropout: impl Into<Option<Dropout<TensorView<'a>>>>) -> Self {
         self.dropout = dropout.into();

@@ -6,7 +6,7 @@ use crate::kernel::KernelOptions;
 use crate::tensor::dtype::FLOAT;
 use crate::tensor::{DType, Error, Shape};
 
-/// What is fixed when an [`Attention`](super::Attention) is made.
+/// The properties of an [`Attention`](super::Attention) that all its calls share.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[must_use]
 pub struct Config {
@@ -21,8 +21,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// `heads` query heads of `head_dim` channels; f32, scale `1 / √head_dim`, as many key/value
-    /// heads.
+    /// `heads` query heads of `head_dim` channels, and as many key/value heads. The type is f32,
+    /// the scale `1 / √head_dim`.
     pub fn new(heads: usize, head_dim: usize) -> Self {
         Config {
             heads,
@@ -36,7 +36,7 @@ impl Config {
         }
     }
 
-    /// For calls of `shape`; f32, scale `1 / √head_dim`.
+    /// The configuration of calls of `shape`: f32, scale `1 / √head_dim`.
     pub fn of(shape: &Shape) -> Self {
         Config::new(shape.heads, shape.head_dim).kv_heads(shape.kv_heads).value_dim(shape.value_dim)
     }
@@ -46,19 +46,19 @@ impl Config {
         [self.heads, self.kv_heads, self.head_dim, self.value_dim]
     }
 
-    /// Query heads, where they are another number than [`new`](Self::new) was given: a device's
-    /// share of a layer's, beside its share of
+    /// Sets the number of query heads, if it differs from the argument of [`new`](Self::new). For
+    /// example, a device has a share of a layer's heads, and a share of its
     /// [`kv_heads`](Self::kv_heads).
     pub fn heads(mut self, heads: usize) -> Self {
         self.heads = heads;
         self
     }
 
-    /// Key/value heads, a divisor of `heads`: query head `h` uses `h / (heads / kv_heads)`. One is
-    /// multi-query (Shazeer 2019, "Fast transformer decoding"), several are grouped-query attention
-    /// (Ainslie et al. 2023).
+    /// Sets the number of key/value heads, a divisor of `heads`. Query head `h` uses key/value head
+    /// `h / (heads / kv_heads)`. One head is multi-query attention (Shazeer 2019, "Fast transformer
+    /// decoding"). Several are grouped-query attention (Ainslie et al. 2023).
     ///
-    /// There is no `enable_gqa` to set: k and v simply have fewer heads than q.
+    /// There is no `enable_gqa` option: k and v simply have fewer heads than q.
     #[doc(alias = "enable_gqa")]
     pub fn kv_heads(mut self, kv_heads: usize) -> Self {
         self.kv_heads = kv_heads;
@@ -89,19 +89,21 @@ impl Config {
         self
     }
 
-    /// How it is computed, not what; see [`KernelOptions`].
+    /// Sets the [`KernelOptions`]: they change how the result is computed, not the result.
     pub fn kernel_options(mut self, kernel_options: KernelOptions) -> Self {
         self.kernel_options = kernel_options;
         self
     }
 
-    /// Features and limits to request of `adapter`: what this configuration needs, the largest
-    /// buffers there are, which decide how long sequences may be, workgroup memory for large tiles,
-    /// and subgroups. Everything else is wgpu's default: add what the rest of the application
-    /// needs. A feature the adapter lacks is left out: without `SHADER_F16` kernels pack F16
-    /// tensors in words. Matrix units are left to the application: their feature is an experimental
-    /// one of wgpu's, which takes its consent (see
-    /// [`Pipelines::with_adapter`](crate::Pipelines::with_adapter)).
+    /// Returns the features and limits of `adapter` to request for this configuration. They include
+    /// the largest buffers, which limit the length of sequences, workgroup memory for large tiles,
+    /// and subgroups. All other limits are wgpu's defaults; add the limits that your application
+    /// needs.
+    ///
+    /// The result leaves out features that the adapter lacks. Without `SHADER_F16`, kernels pack
+    /// F16 tensors in words. The result also leaves out matrix units: their feature is experimental
+    /// in wgpu, so the application must request it. See
+    /// [`Pipelines::with_adapter`](crate::Pipelines::with_adapter).
     pub fn required(&self, adapter: &wgpu::Adapter) -> (wgpu::Features, wgpu::Limits) {
         let halves = self.dtype == DType::F16 || self.kernel_options.f16_operands;
         let wanted = if halves { wgpu::Features::SHADER_F16 } else { wgpu::Features::empty() };
@@ -110,7 +112,7 @@ impl Config {
             max_buffer_size: best.max_buffer_size,
             max_storage_buffer_binding_size: best.max_storage_buffer_binding_size,
             max_storage_buffers_per_shader_stage: best.max_storage_buffers_per_shader_stage,
-            // What the largest tiles take.
+            // The memory of the largest tiles.
             max_compute_workgroup_storage_size: best.max_compute_workgroup_storage_size.min(49152),
             ..wgpu::Limits::default()
         };

@@ -28,7 +28,7 @@ use crate::kernel::{BindingCache, Pipelines, Prepared, Recorder, Scratch, Scratc
 use crate::mask::{Blocks, DeviceMask, Id, check_whole_map, classify};
 use crate::tensor::{Access, CallTensors, DType, Element, Error, Shape, TensorView, check_aliasing};
 
-/// Attention on one device: pipelines, shared and compiled once, and the checks before them.
+/// Attention on one device. It checks calls and records them; each kernel is compiled once.
 ///
 /// ```no_run
 /// # fn f(device: &wgpu::Device, queue: &wgpu::Queue, q: &wgpu::Buffer, k: &wgpu::Buffer, v: &wgpu::Buffer,
@@ -52,15 +52,16 @@ use crate::tensor::{Access, CallTensors, DType, Element, Error, Shape, TensorVie
 pub struct Attention {
     pipelines: Pipelines,
     config: Config,
-    /// Of block maps; other calls have theirs in the scratch.
+    /// The bindings of block maps. The bindings of other calls are in the scratch.
     bindings: Arc<BindingCache>,
 }
 
 impl Attention {
-    /// Attention with pipelines of its own.
+    /// Attention that has separate pipelines.
     ///
     /// # Errors
-    /// A configuration that no call could satisfy, or a missing feature.
+    /// Returns an error if no call could satisfy the configuration, or if the device lacks a
+    /// feature.
     pub fn new(device: &wgpu::Device, config: Config) -> Result<Self, Error> {
         Self::with_pipelines(&Pipelines::new(device), config)
     }
@@ -68,7 +69,7 @@ impl Attention {
     /// Attention that shares pipelines with other operators on the device.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// The errors of [`new`](Self::new).
     pub fn with_pipelines(pipelines: &Pipelines, config: Config) -> Result<Self, Error> {
         config.check(&pipelines.facts())?;
         Ok(Attention { pipelines: pipelines.clone(), config, bindings: Arc::default() })
@@ -79,40 +80,44 @@ impl Attention {
         &self.pipelines
     }
 
-    /// Drops the bindings of [`classify`](Self::classify), and with them the references to their
-    /// buffers. Clones share them.
+    /// Drops the bindings of [`classify`](Self::classify) and their references to buffers. Clones
+    /// share the bindings.
     ///
-    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until
-    /// then, the buffers that only they keep alive have at most twice the bytes of the last call's,
-    /// or 8 MiB if that is more.
+    /// Without this call, bindings that are no longer used are dropped after a few calls; at most
+    /// 64 remain. Until then they can keep buffers alive. These buffers have at most twice the
+    /// bytes of the last call's buffers, or 8 MiB if that is more.
     pub fn forget(&self) {
         self.bindings.clear();
     }
 
-    /// The temporary memory that `call` needs. On the fused path none, or partial sums where few
-    /// queries meet many keys and those are split among workgroups: at most 128 times the size of
-    /// `out` in f32; with a cache, whatever its length. On the staged one the score
-    /// matrix, `4 · batch · heads · q_len · kv_len` bytes with `kv_len` rounded up to 4, or none if
-    /// `weights` takes the weights of every head in F32.
+    /// The temporary memory that `call` needs.
+    /// The fused path needs none, or partial sums if few queries meet many keys. The plan then
+    /// splits the keys among workgroups. The sums take at most 128 times the size of `out` in f32.
+    /// With a cache, the size does not depend on the cache's length.
+    /// f32. With a cache, the size does not depend on the cache's length.
+    ///
+    /// The staged path needs the score matrix: `4 · batch · heads · q_len · kv_len` bytes with
+    /// `kv_len` rounded up to 4. It needs none if `weights` takes the weights of every head in F32.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward).
+    /// The errors of [`forward`](Self::forward).
     pub fn scratch_size(&self, call: &Forward) -> Result<ScratchSize, Error> {
         let problem = self.check(call)?;
         Ok(dispatch::choose(&problem.outline(), &self.pipelines.facts())?.scratch_size())
     }
 
-    /// What plans know of `call`.
+    /// The facts of `call` that plans use.
     pub(crate) fn outline(&self, call: &Forward) -> Result<Outline, Error> {
         Ok(self.check(call)?.outline())
     }
 
-    /// Records `call` into an encoder or a pass. Nothing is submitted, copied or read back.
+    /// Records `call` into an encoder or a pass. It submits, copies and reads back nothing.
     ///
     /// # Errors
-    /// Everything that [`Error`] lists for tensors, masks, options and scratch; a cache of other dimensions or another
-    /// device, or with changes that are not recorded yet; [`Error::Unsupported`] for what the one kind of keys has and the
-    /// other not. Then nothing has been recorded.
+    /// Returns the errors that [`Error`] lists for tensors, masks, options and scratch. A cache
+    /// with other dimensions, on another device or with unrecorded changes is an error too.
+    /// [`Error::Unsupported`] names an option that tensors or caches do not support. After an
+    /// error, nothing has been recorded.
     pub fn forward(
         &self,
         into: &mut impl Recorder,
@@ -124,24 +129,26 @@ impl Attention {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks `call`, and compiles and binds its kernels. [`Prepared::record`] then records it any
+    /// number of times.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward).
+    /// The errors of [`forward`](Self::forward).
     pub fn prepare(&self, call: &Forward, scratch: &mut Scratch) -> Result<Prepared, Error> {
         self.bind(&self.check(call)?, scratch)
     }
 
-    /// Records what writes `mask`'s block map for `[batch, q_len, kv_len]` into `blocks.map`: U32,
-    /// `[batch, heads, ⌈q_len / size[0]⌉, ⌈kv_len / size[1]⌉]`, batch and heads 1 where one map is
-    /// to stand for all of them. Give it to [`Mask::blocks`](crate::Mask::blocks) beside the same
-    /// mask: tiles in hidden blocks are then not loaded, and those in full ones cost no mask
-    /// arithmetic. Blocks of 64 × 64 or more fit the kernels' tiles.
+    /// Records the kernel that writes `mask`'s block map for `[batch, q_len, kv_len]` into
+    /// `blocks.map`. The map is a U32 tensor `[batch, heads, ⌈q_len / size[0]⌉, ⌈kv_len /
+    /// size[1]⌉]`. Batch and heads are 1 if one map stands for all of them.
+    ///
+    /// Pass the map to [`Mask::blocks`](crate::Mask::blocks) together with the same mask. Kernels
+    /// then do not load tiles in hidden blocks, and they do no mask arithmetic in full blocks.
+    /// Blocks of 64 × 64 or more fit the kernels' tiles.
     ///
     /// # Errors
-    /// A mask that does not fit, a map of another shape or type or in a buffer of the mask; then nothing has been
-    /// recorded.
+    /// Returns an error if the mask does not fit, or if the map has another shape or type. The map
+    /// may not share a buffer with the mask. After an error, nothing has been recorded.
     pub fn classify(
         &self,
         into: &mut impl Recorder,
@@ -153,11 +160,11 @@ impl Attention {
         Ok(())
     }
 
-    /// Checks a block map, compiles and binds what it needs. [`Prepared::record`] then records it
-    /// as often as you like.
+    /// Checks a block map, and compiles and binds its kernel. [`Prepared::record`] then records it
+    /// any number of times.
     ///
     /// # Errors
-    /// As [`classify`](Self::classify).
+    /// The errors of [`classify`](Self::classify).
     pub fn prepare_classify(
         &self,
         mask: &DeviceMask,
@@ -170,7 +177,7 @@ impl Attention {
         shape.check()?;
         shape.check_lengths()?;
         mask.check(&shape, device)?;
-        // A map is checked as part of a mask is, but for axes of 1 that would repeat.
+        // The mask's own check would accept axes of 1 that repeat; `check_whole_map` refuses them.
         let mapped = DeviceMask::none().blocks(*blocks);
         mapped.check(&shape, device)?;
         check_whole_map(blocks.map.shape(), &shape, blocks.size)?;
@@ -190,7 +197,7 @@ impl Attention {
         })
     }
 
-    /// [`check`](Self::check), and that a cache's changes are on the device.
+    /// Runs [`check`](Self::check), and checks that a cache's changes are on the device.
     fn check_recorded<'a>(&self, call: &Forward<'a>) -> Result<Problem<'a>, Error> {
         if let KeyInput::Cache(cache) = call.keys {
             cache.check_recorded()?;
@@ -198,7 +205,7 @@ impl Attention {
         self.check(call)
     }
 
-    /// Everything that can be said of a call before its pipelines.
+    /// Checks everything about a call that does not need its pipelines.
     fn check<'a>(&self, call: &Forward<'a>) -> Result<Problem<'a>, Error> {
         let device = &self.pipelines.facts();
         let Forward { q, keys, out, mask, lse, weights, scores, dropout, layer, at_end } = *call;
@@ -290,13 +297,13 @@ impl Attention {
     }
 }
 
-/// The log-sum-exp that a forward call has written, which its backward pass reads.
+/// Returns the log-sum-exp that a forward call has written. The backward pass reads it.
 pub(crate) fn required_lse(lse: Option<TensorView>) -> Result<TensorView, Error> {
     let why = "give the forward call `.lse(…)`: the backward pass reads it";
     lse.ok_or(Error::Unsupported { what: "the backward pass of a call without `lse`", why })
 }
 
-/// Checks the mask, the optional outputs and the dropout of a call, which operators share.
+/// Checks the mask, the optional outputs and the dropout of a call. Several operators use it.
 pub(crate) fn check_extras<'a>(
     extras: &Extras<'a>,
     shape: &Shape,
@@ -307,11 +314,11 @@ pub(crate) fn check_extras<'a>(
     tensors.read_checked(extras.mask.tensors());
     tensors.write("lse", extras.lse, DType::F32, shape.lse())?;
     if let Some(weights) = extras.weights {
-        // All heads, or one for their mean.
+        // All heads, or one head for the mean.
         let heads = if weights.shape()[1] == 1 { 1 } else { shape.heads };
         tensors.write("weights", weights, Element::Float, Shape { heads, ..*shape }.weights())?;
-        // They are the score matrix of the call: one dispatch writes them beside lse, the next
-        // reads them and writes out.
+        // The weights are the score matrix of the call. One dispatch writes the matrix and lse; the
+        // next reads the matrix and writes out.
         let others = [Some(("out", extras.out)), extras.lse.map(|lse| ("lse", lse))];
         let others: Vec<_> = others.into_iter().flatten().collect();
         check_aliasing(&[("weights", weights)], &others, tensors.device)?;
@@ -326,7 +333,7 @@ pub(crate) fn check_extras<'a>(
             });
         }
         tensors.write("scores", scores, Element::Float, shape.weights())?;
-        // One dispatch reads the score matrix, which the weights may be, and writes them.
+        // One dispatch reads the score matrix, which can be the weights, and writes the scores.
         if let Some(weights) = extras.weights {
             check_aliasing(&[("scores", scores)], &[("weights", weights)], tensors.device)?;
         }

@@ -1,4 +1,4 @@
-//! New keys and values, into a layer.
+//! Appending and overwriting keys and values of a layer.
 
 use super::dispatch;
 use super::sequences::Change;
@@ -16,18 +16,18 @@ pub struct Append<'a> {
     pub(crate) k: TensorView<'a>,
     /// `[batch, kv_heads, rows, value_dim]`, of the same type.
     pub(crate) v: TensorView<'a>,
-    /// Rotates keys by their positions in the cache, on the way. From 2²⁴ on, which only rings
-    /// reach, as by the last position before.
+    /// Rotates keys by their positions in the cache while they are written. Only rings reach
+    /// positions from 2²⁴ on. They rotate as the last position below 2²⁴.
     pub(crate) rope: Option<&'a Rope>,
 }
 
 impl<'a> Append<'a> {
-    /// Keys and values as they are.
+    /// Appends keys and values without rotation.
     pub fn new(k: TensorView<'a>, v: TensorView<'a>) -> Self {
         Append { k, v, rope: None }
     }
 
-    /// With keys rotated.
+    /// Rotates the keys.
     pub fn rope(mut self, rope: impl Into<Option<&'a Rope>>) -> Self {
         self.rope = rope.into();
         self
@@ -39,20 +39,22 @@ impl<'a> Append<'a> {
 }
 
 impl Cache {
-    /// Records what writes the keys and values of the last advance into a layer: `rows` of each
-    /// sequence, as many as the most that one advanced by. Rows past a sequence's own number are
-    /// not read.
+    /// Records that the keys and values of the last advance are written into a layer. Each sequence
+    /// has as many rows as the longest advance of a sequence. Rows past a sequence's count are not
+    /// read.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] before the first advance, after a rewind and after a reorder, everything that [`Error`] lists for tensors;
-    /// then nothing has been recorded.
+    /// - [`Error::Unsupported`] before the first advance, after a rewind and after a reorder.
+    /// - Everything that [`Error`] lists for tensors.
+    ///
+    /// On an error nothing is recorded.
     pub fn append(&self, into: &mut impl Recorder, layer: usize, append: &Append) -> Result<(), Error> {
         self.prepare_append(layer, append)?.record(into);
         Ok(())
     }
 
-    /// Checks an append, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like: each time it writes the rows of the last advance that is on the device.
+    /// Checks an append, compiles its pipeline and binds its tensors. [`Prepared::record`] can then
+    /// record it many times. Each time it writes the rows of the last advance on the device.
     ///
     /// # Errors
     /// As [`append`](Self::append).
@@ -65,24 +67,25 @@ impl Cache {
         self.pipelines.bind("cache append", &[dispatch], &self.bindings)
     }
 
-    /// Records what writes keys and values over those at positions that are there already, and
-    /// whatever was said since the last recording. `append` has as many rows as are wanted. Rows
-    /// for positions that a sequence does not have, or that a ring has overwritten, are dropped; of
-    /// a sequence where that happens one refusal is counted ([`refusals`](Self::refusals)). Of a
-    /// page that sequences share, the one that is overwritten first gets a copy.
+    /// Records that keys and values overwrite positions that already exist, and all changes since
+    /// the last recording. `append` may have any number of rows. Rows are dropped if a sequence
+    /// does not have their position, or if a ring has overwritten it. Each sequence with dropped
+    /// rows counts one refusal ([`refusals`](Self::refusals)). If sequences share a page, all but
+    /// the last get a copy before the write.
     ///
-    /// Positions in a tensor must differ within a sequence: of rows for one position anything may
-    /// be left.
+    /// Positions in a tensor must differ within a sequence. If two rows have the same position, the
+    /// stored row is undefined.
     ///
     /// # Errors
-    /// * [`Error::Option`] for a start from which rows reach past the end of a sequence whose length the host knows, and
-    ///   for a layer that is none.
-    /// * [`Error::OutOfPages`] where a shared page must be copied.
-    /// * [`Error::Unsupported`] for positions in a tensor where sequences share pages: only the device knows then which
-    ///   to copy.
+    /// * [`Error::Option`] for a start from which rows exceed the end of a sequence, if the host
+    ///   knows its length.
+    /// * [`Error::Option`] if there is no such layer.
+    /// * [`Error::OutOfPages`] if a shared page must be copied.
+    /// * [`Error::Unsupported`] for positions in a tensor if sequences share pages. Only the device
+    ///   knows then which pages to copy.
     /// * Everything that [`Error`] lists for tensors.
     ///
-    /// Then nothing has been recorded and the cache is as it was.
+    /// On an error nothing is recorded and the cache does not change.
     pub fn overwrite(
         &mut self,
         encoder: &mut wgpu::CommandEncoder,
@@ -102,14 +105,14 @@ impl Cache {
             RowPositions::Start(start) => self.sequences.overwrite(start as usize, rows)?,
             RowPositions::Tensor(_) => self.sequences.overwrite_anywhere()?,
         };
-        // No sequence is as long: rows past that are dropped.
+        // No sequence is as long as this limit, and rows past it are dropped.
         let positions = (at.params(rows, LONGEST_AXIS as u32, device), at.tensor());
         let mut dispatches = self.copies(&copies);
         let tensors = [append.k, append.v];
         dispatches.push(dispatch::append(&source, tensors, append.rotation(), Some(positions), device));
         let call = self.pipelines.bind("cache", &dispatches, &self.bindings)?;
         let upload = sequence_table::upload(self.pipelines.device(), &edits)?;
-        // Nothing can fail from here on.
+        // Nothing can fail after this line.
         self.sequences.commit(after);
         self.record(encoder, upload, &edits, Some(&call));
         Ok(())

@@ -1,35 +1,35 @@
-//! What a cache is made of.
+//! The configuration of a cache.
 
 use super::kernels::cache::{CacheParams, CacheVariant, WORDS};
 use super::storage::{LayoutKind, StorageKind};
 use crate::device::DeviceFacts;
 use crate::tensor::{Error, LONGEST_AXIS};
 
-/// How a cache stores the channels of keys and values.
+/// The format in which a cache stores the channels of keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CacheStorage {
     /// 32-bit floats.
     F32,
-    /// 16-bit floats; needs no device feature. Finite values beyond ±65504 become ±65504.
+    /// 16-bit floats. It needs no device feature. Finite values beyond ±65504 become ±65504.
     F16,
-    /// The upper halves of 32-bit floats, rounded to the nearest, ties to even; needs no device
+    /// The upper 16 bits of 32-bit floats, rounded to the nearest, ties to even. It needs no device
     /// feature.
     BF16,
-    /// Signed bytes and an f32 scale per group: `scale = max|x| / 127`, and each value is off by at
+    /// Signed bytes and an f32 scale per group: `scale = max|x| / 127`. The error of a value is at
     /// most half a scale.
     Q8(ScaleGroup),
     /// Four bits, −7 to 7, and an f32 scale per group: `scale = max|x| / 7`.
     Q4(ScaleGroup),
 }
 
-/// Channels of a row that share a scale. A group with a value that is not finite reads as NaN.
+/// Channels of a row that share a scale. A group with an infinite or NaN value reads as NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ScaleGroup {
-    /// All of them.
+    /// All channels of the row.
     Row,
-    /// So many, a multiple of 32.
+    /// This number of channels, a multiple of 32.
     Of(usize),
 }
 
@@ -44,12 +44,12 @@ impl CacheStorage {
         }
     }
 
-    /// Channels of a row of `dim` that share a scale, whole vectors of words.
+    /// Channels of a row of `dim` that share a scale. A group never exceeds the padded row.
     pub(crate) fn group(self, dim: usize) -> usize {
         let padded = self.words(dim).saturating_mul(self.storage_kind().per_word());
         match self {
             CacheStorage::F32 | CacheStorage::F16 | CacheStorage::BF16 => 1,
-            // Never none, of a row without channels either.
+            // The result is at least 1, also for a row without channels.
             CacheStorage::Q8(ScaleGroup::Row) | CacheStorage::Q4(ScaleGroup::Row) => padded.max(1),
             CacheStorage::Q8(ScaleGroup::Of(n)) | CacheStorage::Q4(ScaleGroup::Of(n)) => {
                 n.clamp(1, padded.max(1))
@@ -57,7 +57,7 @@ impl CacheStorage {
         }
     }
 
-    /// Words of a row of `dim` channels: whole vectors of four.
+    /// Words of a row of `dim` channels, a multiple of four for vec4 loads.
     pub(crate) fn words(self, dim: usize) -> usize {
         dim.div_ceil(self.storage_kind().per_word()).checked_next_multiple_of(4).unwrap_or(usize::MAX)
     }
@@ -67,35 +67,37 @@ impl CacheStorage {
         if self.storage_kind().is_scaled() { dim.div_ceil(self.group(dim)) } else { 0 }
     }
 
-    /// Bytes of a row of `dim` channels, padding and scales counted: what one token costs per head,
-    /// for keys or values.
+    /// Bytes of a row of `dim` channels, padding and scales included. One token takes this memory
+    /// per head, for keys or for values.
     pub fn row_bytes(self, dim: usize) -> usize {
         self.words(dim).saturating_add(self.scales(dim)).saturating_mul(4)
     }
 }
 
-/// How a cache lays out the tokens of a sequence.
+/// The layout of the tokens of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CacheLayout {
     /// Every sequence has room for the whole capacity.
     Contiguous,
-    /// A sliding window: of a longer sequence the first `sink_tokens` and the last `capacity −
-    /// sink_tokens` are left (Xiao et al. 2023, "Efficient streaming language models with attention
-    /// sinks"). A mask's `window` and `pattern` do not hide the sinks. Rows that come in one step
-    /// may overwrite what its earlier ones would still see: for the same results in steps of any
-    /// length, keep a window in the mask and the longest step besides. A ring that is longer than
-    /// its capacity can go back only to its sinks, or by [`CacheConfig::spare_tokens`].
+    /// A sliding window: a longer sequence keeps its first `sink_tokens` and its last `capacity −
+    /// sink_tokens` tokens. Source: Xiao et al. 2023, "Efficient streaming language models with
+    /// attention sinks". A mask's `window` and `pattern` do not hide the sinks.
+    ///
+    /// A step of several rows may overwrite tokens that its earlier rows would still see. To get
+    /// the same results in steps of any length, set a window in the mask. The ring must then hold
+    /// this window and the longest step. A ring that is longer than its capacity can go back only
+    /// to its sinks, or by [`CacheConfig::spare_tokens`].
     Ring {
-        /// Tokens at the front that stay.
+        /// First tokens, which the ring never overwrites.
         sink_tokens: usize,
     },
-    /// Pages that sequences take as they grow and can share (Kwon et al. 2023, "PagedAttention").
+    /// Pages, which sequences take as they grow and can share (Kwon et al. 2023, "PagedAttention").
     #[doc(alias = "block_table")]
     Paged {
-        /// Tokens of a page: a power of two from 16 to 256.
+        /// Number of tokens of a page: a power of two from 16 to 256.
         page: usize,
-        /// Pages of all sequences together.
+        /// Number of pages of all sequences together.
         pages: usize,
     },
 }
@@ -120,15 +122,15 @@ pub struct CacheConfig {
 pub(crate) struct SideSize {
     pub words: usize,
     pub groups: usize,
-    /// Where the scales begin, in words.
+    /// The word at which the scales begin.
     pub scales: usize,
-    /// All of it, in words.
+    /// All words of the side.
     pub total: usize,
 }
 
 impl CacheConfig {
-    /// One sequence of up to `capacity` tokens, f32, contiguous, one layer. Of a ring `capacity` is
-    /// what it keeps; positions go on.
+    /// Makes the configuration of one sequence of up to `capacity` tokens: f32, contiguous, one
+    /// layer. In a ring, `capacity` is the number of stored tokens; positions may exceed it.
     pub fn new(kv_heads: usize, head_dim: usize, capacity: usize) -> Self {
         CacheConfig {
             batch: 1,
@@ -143,7 +145,7 @@ impl CacheConfig {
         }
     }
 
-    /// Sequences, each with a length of its own.
+    /// Number of sequences. Each has a separate length.
     pub fn batch(mut self, batch: usize) -> Self {
         self.batch = batch;
         self
@@ -155,35 +157,35 @@ impl CacheConfig {
         self
     }
 
-    /// Layers of a model: each has keys and values of its own, lengths and pages are common to
-    /// them.
+    /// Number of layers of the model. Each layer has separate keys and values; lengths and pages
+    /// are common to all layers.
     pub fn layers(mut self, layers: usize) -> Self {
         self.layers = layers;
         self
     }
 
-    /// How keys and values are stored.
+    /// Storage of keys and values.
     pub fn storage(mut self, storage: CacheStorage) -> Self {
         self.storage = storage;
         self
     }
 
-    /// How the tokens of a sequence lie.
+    /// Layout of the tokens of a sequence.
     pub fn layout(mut self, layout: CacheLayout) -> Self {
         self.layout = layout;
         self
     }
 
-    /// Tokens that a full ring can go back by, 0 unless set. Set the longest draft if drafts may be
-    /// refused.
+    /// Number of tokens that a full ring can go back by, 0 unless set. If drafts may be refused,
+    /// set the longest draft.
     ///
     /// A ring that is longer than its capacity has overwritten its older tokens. With spare tokens
-    /// it must keep only the first `sink_tokens` and the last `capacity − sink_tokens −
-    /// spare_tokens`, so [`Cache::truncate`](super::Cache::truncate)
-    /// and [`Cache::rewind`](super::Cache::rewind) can shorten it by `spare_tokens`, counted from
-    /// its longest length. Attention sees the spare tokens as long as the ring has them. A mask
-    /// whose window reaches back by at most `capacity − sink_tokens − spare_tokens` gives the same
-    /// results as if the ring never went back.
+    /// it must hold the first `sink_tokens` and the last `capacity − sink_tokens − spare_tokens`
+    /// tokens. So [`Cache::truncate`](super::Cache::truncate) and
+    /// [`Cache::rewind`](super::Cache::rewind) can shorten it by `spare_tokens`, counted from its
+    /// longest length. Attention sees the spare tokens as long as the ring has them. To make steps
+    /// back invisible, use a mask with a window of at most `capacity − sink_tokens − spare_tokens`.
+    /// The results are then the same as in a ring that never went back.
     pub fn spare_tokens(mut self, spare_tokens: usize) -> Self {
         self.spare_tokens = spare_tokens;
         self
@@ -195,13 +197,13 @@ impl CacheConfig {
         self.kv_heads.saturating_mul(row(self.head_dim).saturating_add(row(self.value_dim)))
     }
 
-    /// Configurations of caches for groups of consecutive key/value heads. Use them where the
+    /// Makes configurations of caches for groups of consecutive key/value heads. Use them if the
     /// device cannot bind the keys or the values of all heads. All groups have the same number of
-    /// heads, and there are as few groups as possible: one if the device can bind this cache.
+    /// heads. There are as few groups as possible: one if the device can bind this cache.
     ///
     /// Advance every cache by the same tokens. Append each group's slice of the keys and values to
-    /// its cache, and attend with the query heads of that group. The results equal those of one
-    /// cache bit by bit if both calls split the keys alike.
+    /// its cache. Attend with the query heads of that group. The results equal the results of one
+    /// cache bit by bit, if both calls split the keys alike.
     ///
     /// ```no_run
     /// # fn f(gpu: &wgpu_attention::Gpu, encoder: &mut wgpu::CommandEncoder, [q, k, v, out]: [wgpu_attention::TensorView; 4],
@@ -229,7 +231,8 @@ impl CacheConfig {
     /// ```
     ///
     /// # Errors
-    /// As [`Cache::new`](super::Cache::new), and [`Error::CacheBindingLimit`] if the device cannot bind one head either.
+    /// The errors of [`Cache::new`](super::Cache::new), and [`Error::CacheBindingLimit`] if the
+    /// device cannot bind one head either.
     pub fn split_by_heads(&self, device: &wgpu::Device) -> Result<Vec<CacheConfig>, Error> {
         let facts = DeviceFacts::of(device);
         let of_heads = |kv_heads| CacheConfig { kv_heads, ..*self };
@@ -242,7 +245,7 @@ impl CacheConfig {
         answer.unwrap_or_else(|| of_heads(1).check(&facts).map(|()| Vec::new()))
     }
 
-    /// Tokens a sequence may have; of a ring its positions.
+    /// The largest length of a sequence. In a ring it is the largest number of positions.
     pub(crate) fn longest(&self) -> usize {
         match self.layout {
             CacheLayout::Ring { .. } => LONGEST_AXIS,
@@ -258,7 +261,7 @@ impl CacheConfig {
         }
     }
 
-    /// Pages, and slots of each.
+    /// The number of pages, and the slots of each page.
     pub(crate) fn pages(&self) -> (usize, usize) {
         match self.layout {
             CacheLayout::Paged { page, pages } => (pages, page),
@@ -266,7 +269,7 @@ impl CacheConfig {
         }
     }
 
-    /// Entries of a sequence's page table.
+    /// The entries of a sequence's page table.
     pub(crate) fn pages_each(&self) -> usize {
         match self.layout {
             CacheLayout::Paged { page, .. } => self.capacity.div_ceil(page),
@@ -289,7 +292,7 @@ impl CacheConfig {
         CacheVariant { storage: self.storage.storage_kind(), layout_kind: self.layout_kind(), groups }
     }
 
-    /// What kernels take as a parameter. ragged: queries are those of the last advance.
+    /// The parameters of kernels. `ragged` is true if queries are the tokens of the last advance.
     pub(crate) fn params(&self, ragged: bool) -> CacheParams {
         let (_, page_len) = self.pages();
         let CacheConfig { batch, kv_heads, head_dim, value_dim, capacity, layout, .. } = *self;
@@ -323,7 +326,7 @@ impl CacheConfig {
         self.batch.saturating_mul(WORDS.saturating_add(self.pages_each()))
     }
 
-    /// Refuses sizes of zero, groups and pages that are none, and what no binding holds.
+    /// Refuses sizes of zero, invalid groups and pages, and sizes that exceed the binding limit.
     pub(crate) fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
         let family = self.storage.storage_kind().family();
         if device.lacks(family) {

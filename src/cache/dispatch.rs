@@ -1,4 +1,4 @@
-//! What a cache records: lengths that move, rows that go in, pages that are copied.
+//! The dispatches of a cache: they move lengths, write rows and copy pages.
 
 use super::kernels::cache::{CacheParams, CacheVariant};
 use super::kernels::cache_advance::{CacheAdvanceCall, Counts};
@@ -21,22 +21,22 @@ pub(crate) struct CacheLayer<'a> {
     pub sequence_table: Window<'a>,
     pub cached: CacheVariant,
     pub params: CacheParams,
-    /// Most tokens of a sequence that are left.
+    /// The largest number of stored tokens of a sequence.
     pub kept: usize,
 }
 
-/// How far lengths move.
+/// The moves of the lengths.
 pub(crate) struct Moves<'a> {
     pub counts: Counts,
-    /// The numbers, where they are in device memory of the caller's.
+    /// The tensor of the counts, if they are in device memory.
     pub given: Option<TensorView<'a>>,
-    /// Bound on each.
+    /// The upper bound of each count.
     pub most: usize,
-    /// Whether tokens are given up.
+    /// True if tokens are removed.
     pub back: bool,
 }
 
-/// The dispatch that moves the lengths of every sequence.
+/// Returns the dispatch that moves the lengths of every sequence.
 pub(crate) fn advance<'a>(
     sequence_table: Window<'a>,
     layout_kind: LayoutKind,
@@ -56,13 +56,12 @@ pub(crate) fn advance<'a>(
     call.dispatch([1; 3], device)
 }
 
-/// Positions of rows, and the tensor that says them.
+/// Positions of rows, and their tensor if they are in device memory.
 pub(crate) type PositionsOf<'a> = (PositionParams, Option<TensorView<'a>>);
 
-/// The dispatch that writes k `[batch, kv_heads, rows, head_dim]` and v `[batch, kv_heads, rows,
-/// value_dim]` into a
-/// layer: as the rows of the last advance, or `at` positions that are there. `rotation` is the
-/// table that keys are rotated with.
+/// Returns the dispatch that writes k `[batch, kv_heads, rows, head_dim]` and v `[batch, kv_heads,
+/// rows, value_dim]` into a layer. The rows are the tokens of the last advance, or existing
+/// positions `at`. `rotation` is the table that rotates keys.
 pub(crate) fn append<'a>(
     layer: &CacheLayer<'a>,
     [k, v]: [TensorView<'a>; 2],
@@ -97,7 +96,7 @@ pub(crate) fn append<'a>(
     call.dispatch([groups, rows, batch], device)
 }
 
-/// The dispatch that reads k and v, shaped as for [`append`], out of a layer.
+/// Returns the dispatch that reads k and v, with the shapes of [`append`], from a layer.
 pub(crate) fn read<'a>(
     layer: &CacheLayer<'a>,
     [k, v]: [TensorView<'a>; 2],
@@ -125,7 +124,7 @@ pub(crate) fn read<'a>(
     call.dispatch([groups, rows, batch], device)
 }
 
-/// The dispatches that copy the first `slots` slots of a page, of keys and of values.
+/// Returns the dispatches that copy the first `slots` slots of a page, of keys and of values.
 pub(crate) fn copy_page<'a>(
     layer: &CacheLayer<'a>,
     [from, to]: [u32; 2],
@@ -151,8 +150,8 @@ pub(crate) fn copy_page<'a>(
     })
 }
 
-/// The dispatches that take the first `slots` slots of all sequences through the moves in the
-/// sequence table, of keys and of values.
+/// Returns the dispatches that apply the moves in the sequence table, for keys and for values. They
+/// move the first `slots` slots of all sequences.
 pub(crate) fn reorder<'a>(layer: &CacheLayer<'a>, slots: usize, device: &DeviceFacts) -> [Dispatch<'a>; 2] {
     let CacheParams { kv_heads, k_words, k_groups, k_scales, v_words, v_groups, v_scales, .. } = layer.params;
     let sides = [(layer.k, k_words, k_groups, k_scales), (layer.v, v_words, v_groups, v_scales)];

@@ -1,4 +1,4 @@
-//! Caches of keys and values: what of earlier tokens is kept, sequence by sequence.
+//! Caches of keys and values: the stored keys and values of earlier tokens, for each sequence.
 
 mod append;
 mod config;
@@ -26,21 +26,20 @@ use crate::tensor::{DType, Error, Layout, TensorView, Window};
 
 /// Keys and values of earlier tokens on one device, for generation token by token.
 ///
-/// A step of a model is [`advance`](Self::advance), which makes room for new tokens of every
-/// sequence, then for each layer [`append`](Self::append) and
-/// [`Attention::forward`](crate::Attention::forward). All only record. Rows are written in place;
-/// nothing that is there already is copied, but for a page that is shared and written into. Lengths
-/// live on the device: recording the next step needs nothing read back, creates nothing, and costs
-/// the same at any length.
+/// A step of a model begins with [`advance`](Self::advance), which makes room for new tokens of
+/// every sequence. Then each layer calls [`append`](Self::append) and
+/// [`Attention::forward`](crate::Attention::forward). All three only record commands. Rows are
+/// written in place. Stored rows are not copied, except the rows of a shared page that a sequence
+/// writes into. The lengths are on the device. Recording the next step reads nothing back, creates
+/// nothing, and costs the same at any length.
 ///
-/// The cache also knows the lengths on the host, as far as it can ([`len`](Self::len)): a step
-/// recorded is taken to be submitted, once and in order. Where recorded work was dropped, say
-/// [`truncate`](Self::truncate) for every sequence; a full ring must be cleared then, unless it has
-/// spare tokens.
+/// The cache also tracks the lengths on the host, if they are known there ([`len`](Self::len)). It
+/// assumes that every recorded step is submitted, once and in order. If recorded work is dropped,
+/// call [`truncate`](Self::truncate) for every sequence. A full ring must be cleared then, unless
+/// it has spare tokens.
 ///
-/// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep
-/// some buffers alive: see
-/// [`forget`](Self::forget).
+/// The cache stores the bindings of recent calls, so repeated calls create nothing. These bindings
+/// keep some buffers alive: see [`forget`](Self::forget).
 ///
 /// ```no_run
 /// # fn f(device: &wgpu::Device, encoder: &mut wgpu::CommandEncoder, k: wgpu_attention::TensorView,
@@ -65,30 +64,32 @@ use crate::tensor::{DType, Error, Layout, TensorView, Window};
 #[derive(Debug)]
 pub struct Cache {
     pipelines: Pipelines,
-    /// Of what moves lengths, copies pages and appends.
+    /// The bindings of the calls that move lengths, copy pages and append.
     bindings: BindingCache,
     config: CacheConfig,
     /// Keys and values of every layer.
     layers: Vec<[wgpu::Buffer; 2]>,
     sequence_table: wgpu::Buffer,
-    /// Room for a copy of the sequence table, once sequences were reordered.
+    /// A buffer for a copy of the sequence table, once sequences were reordered.
     table_copy: Option<wgpu::Buffer>,
     sequences: Sequences,
-    /// Rows of the last advance.
+    /// The number of rows of the last advance.
     advanced: usize,
 }
 
 impl Cache {
-    /// An empty cache with pipelines of its own.
+    /// Makes an empty cache with its own pipelines.
     ///
     /// # Errors
-    /// Sizes of zero, groups or pages that are none, [`Error::CacheBindingLimit`] if the device cannot bind the keys or the
-    /// values of a layer ([`CacheConfig::split_by_heads`] makes configurations that it can bind), [`Error::OutOfMemory`].
+    /// - Sizes of zero, and invalid groups or pages.
+    /// - [`Error::CacheBindingLimit`] if the device cannot bind the keys or the values of a layer.
+    ///   [`CacheConfig::split_by_heads`] makes configurations that it can bind.
+    /// - [`Error::OutOfMemory`].
     pub fn new(device: &wgpu::Device, config: CacheConfig) -> Result<Self, Error> {
         Self::with_pipelines(&Pipelines::new(device), config)
     }
 
-    /// An empty cache that shares pipelines with other operators on the device.
+    /// Makes an empty cache that shares pipelines with other operators on the device.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -120,62 +121,65 @@ impl Cache {
         })
     }
 
-    /// The pipelines, to share.
+    /// Returns the pipelines, to share them.
     pub fn pipelines(&self) -> &Pipelines {
         &self.pipelines
     }
 
-    /// Drops the bindings of its calls, and with them the references to their buffers.
+    /// Drops the stored bindings of calls, and with them the references to their buffers.
     ///
-    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until
-    /// then, the buffers that only they keep alive have at most twice the bytes of the last call's,
-    /// or 8 MiB if that is more.
+    /// Without this call, the cache drops unused bindings after a few calls, at most 64. Until then
+    /// they may keep unused buffers alive. These take at most twice the bytes of the last call's
+    /// buffers, or 8 MiB if that is more.
     pub fn forget(&self) {
         self.bindings.clear();
     }
 
-    /// The configuration.
+    /// Returns the configuration.
     pub(crate) fn config(&self) -> &CacheConfig {
         &self.config
     }
 
-    /// Tokens of a sequence, where the host knows: not after [`Tokens::Device`], until
-    /// [`set_known_len`](Self::set_known_len) says.
+    /// Returns the number of tokens of a sequence, or `None` if only the device knows it. It is
+    /// unknown after [`Tokens::Device`], until [`set_known_len`](Self::set_known_len).
     pub fn len(&self, sequence: usize) -> Option<usize> {
         let [least, most] = self.len_bounds(sequence)?;
         (least == most).then_some(least)
     }
 
-    /// Whether every sequence is known to be empty.
+    /// True if every sequence is empty and the host knows that.
     pub fn is_empty(&self) -> bool {
         (0..self.config.batch).all(|s| self.len(s) == Some(0))
     }
 
-    /// Least and most tokens that a sequence may have; `None` if there is no such sequence.
+    /// Returns the least and the largest length that a sequence may have; `None` if there is no
+    /// such sequence.
     pub fn len_bounds(&self, sequence: usize) -> Option<[usize; 2]> {
         self.sequences.bounds(sequence)
     }
 
-    /// Pages that no sequence has; 0 where the cache is not paged.
+    /// Returns the number of pages that no sequence has; 0 if the cache is not paged.
     pub fn free_pages(&self) -> usize {
         self.sequences.free_pages()
     }
 
-    /// Tokens of every sequence, on the device: U32 `[batch, 1, 1, 1]`. Not to be written.
+    /// The number of tokens of every sequence, on the device: U32 `[batch, 1, 1, 1]`. Do not write
+    /// to it.
     pub fn lengths(&self) -> TensorView<'_> {
         self.word(LENGTH)
     }
 
-    /// Tokens of every sequence before the last advance, on the device: U32 `[batch, 1, 1, 1]`, the
-    /// positions of the first new tokens, for
-    /// [`RowPositions::Tensor`](crate::position::RowPositions::Tensor). Not to be written.
+    /// The number of tokens of every sequence before the last advance, on the device: U32 `[batch,
+    /// 1, 1, 1]`. These are the positions of the first new tokens, for
+    /// [`RowPositions::Tensor`](crate::position::RowPositions::Tensor). Do not write to it.
     pub fn starts(&self) -> TensorView<'_> {
         self.word(START)
     }
 
-    /// How often the device has refused to move a sequence, for want of room or because a ring
-    /// could not go back, or to
-    /// [`overwrite`](Self::overwrite) positions that are not there: U32 `[batch, 1, 1, 1]`. Not to be written.
+    /// The number of refusals of every sequence, counted on the device: U32 `[batch, 1, 1, 1]`. Do
+    /// not write to it. The device refuses moves without room, and a ring's moves back beyond its
+    /// limit. It also refuses to [`overwrite`](Self::overwrite) positions that a sequence does not
+    /// have.
     pub fn refusals(&self) -> TensorView<'_> {
         self.word(REFUSED)
     }
@@ -186,23 +190,26 @@ impl Cache {
         TensorView::with_layout(&self.sequence_table, DType::U32, layout)
     }
 
-    /// Says how long a sequence is, after its length was read back. On the device nothing changes.
+    /// Tells the host the length of a sequence, after you have read it back. It changes nothing on
+    /// the device.
     ///
     /// # Errors
-    /// [`Error::Option`] if it cannot be that long, or is none.
+    /// [`Error::Option`] if the length is outside [`len_bounds`](Self::len_bounds), or if there is
+    /// no such sequence.
     pub fn set_known_len(&mut self, sequence: usize, len: usize) -> Result<(), Error> {
         self.sequences.set_known_len(sequence, len)
     }
 
-    /// Gives up the tokens of a sequence from `len` on: undo, or drafts that were refused. With the
-    /// next recording.
+    /// Removes the tokens of a sequence from `len` on. Use it for undo, or for refused drafts. It
+    /// takes effect with the next recording.
     ///
-    /// A ring that is longer than its capacity has overwritten the tokens that a shorter one must
-    /// keep. The cache shortens it only to its sinks, or by [`CacheConfig::spare_tokens`].
+    /// A ring that is longer than its capacity has overwritten tokens that a shorter sequence would
+    /// need. The cache shortens such a ring only to its sinks, or by [`CacheConfig::spare_tokens`].
     ///
     /// # Errors
-    /// [`Error::Option`] if the sequence may be shorter, if a ring may have overwritten a token that it would have to
-    /// keep, or if there is no such sequence.
+    /// - [`Error::Option`] if the sequence may be shorter than `len`.
+    /// - [`Error::Option`] if a ring may have overwritten a token that it needs.
+    /// - [`Error::Option`] if there is no such sequence.
     pub fn truncate(&mut self, sequence: usize, len: usize) -> Result<(), Error> {
         self.sequences.truncate(sequence, len)
     }
@@ -215,29 +222,30 @@ impl Cache {
         self.sequences.clear(sequence)
     }
 
-    /// Makes `to` a copy of `from` that shares its pages, with the next recording. Whichever writes
-    /// into a shared page first gets a copy of it. What `to` held is given up.
+    /// Makes `to` a copy of `from` that shares its pages. The first sequence that writes into a
+    /// shared page gets a copy of the page. The earlier tokens of `to` are removed. It takes effect
+    /// with the next recording.
     ///
-    /// Forks take effect one after the other: a fork copies what earlier forks made of `from`. For
-    /// the beams of a beam search use [`reorder`](Self::reorder), which gives all sequences their
-    /// parents at once.
+    /// Forks take effect one after the other: a fork copies the result of earlier forks. For beam
+    /// search use [`reorder`](Self::reorder), which moves all sequences at once.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if the cache is not paged or the host does not know the length,
-    /// [`Error::Option`] if there is no such sequence.
+    /// - [`Error::Unsupported`] if the cache is not paged or the host does not know the length.
+    /// - [`Error::Option`] if there is no such sequence.
     pub fn fork(&mut self, from: usize, to: usize) -> Result<(), Error> {
         self.sequences.fork(from, to)
     }
 
-    /// Records that each sequence goes on from its parent: sequence `s` gets the tokens that
+    /// Records that each sequence continues from its parent: sequence `s` gets the tokens that
     /// `parents[s]` had before the call. Use it after each step of a beam search. All sequences
     /// change at once, so parents may be exchanged, and several sequences may have the same parent.
-    /// Changes that are not recorded are recorded first.
+    /// Unrecorded changes are recorded first.
     ///
-    /// Pages are shared as by [`fork`](Self::fork), and no row is copied. In other layouts the
-    /// device copies the rows of sequences that change. The lengths may be known only to the
-    /// device. Refusals are still counted by the place in the batch. Appends and queries of the
-    /// last advance must be recorded before: [`advance`](Self::advance) comes next.
+    /// In a paged cache the sequences share pages as after [`fork`](Self::fork), and no row is
+    /// copied. In other layouts the device copies the rows of sequences that change. The lengths
+    /// may be known only to the device. The device still counts refusals by the place in the batch.
+    /// Record appends and queries of the last advance before this call; [`advance`](Self::advance)
+    /// comes next.
     ///
     /// ```no_run
     /// # fn f(encoder: &mut wgpu::CommandEncoder, cache: &mut wgpu_attention::Cache)
@@ -248,8 +256,11 @@ impl Cache {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Length`] unless there is one parent for each sequence, [`Error::Option`] for a parent that is not a
-    /// sequence of the cache, [`Error::OutOfMemory`]; then nothing has been recorded and the cache is as it was.
+    /// - [`Error::Length`] unless there is one parent for each sequence.
+    /// - [`Error::Option`] for a parent that is not a sequence of the cache.
+    /// - [`Error::OutOfMemory`].
+    ///
+    /// On an error nothing is recorded and the cache does not change.
     #[doc(alias = "reorder_cache")]
     #[doc(alias = "beam")]
     pub fn reorder(&mut self, encoder: &mut wgpu::CommandEncoder, parents: &[usize]) -> Result<(), Error> {
@@ -264,7 +275,7 @@ impl Cache {
             None => sequence_table::room_for_copy(self.pipelines.device(), self.config.batch)?,
         };
         let upload = sequence_table::upload(self.pipelines.device(), &edits)?;
-        // Nothing can fail from here on.
+        // Nothing can fail after this line.
         self.sequences.commit(after);
         self.advanced = 0;
         self.record(encoder, upload, &edits, Some(&call));
@@ -273,45 +284,50 @@ impl Cache {
         Ok(())
     }
 
-    /// Takes pages for `tokens` in all, so that a sequence grows to there without further ones.
-    /// Does nothing where the cache is not paged. They stay with the sequence until it is
-    /// truncated, cleared, or made a copy of another; a copy shares them, and takes new ones when
-    /// it grows.
+    /// Reserves pages for a length of `tokens`, so that the sequence can grow to it without more
+    /// pages. It does nothing if the cache is not paged. The sequence has these pages until it is
+    /// truncated, cleared, or replaced by a copy of another sequence. A copy shares the pages, and
+    /// takes new pages when it grows.
     ///
     /// # Errors
-    /// [`Error::OutOfPages`], [`Error::CacheFull`]; then nothing has changed.
+    /// [`Error::OutOfPages`] or [`Error::CacheFull`]. On an error nothing changes.
     pub fn reserve(&mut self, sequence: usize, tokens: usize) -> Result<(), Error> {
         self.sequences.reserve(sequence, tokens)
     }
 
-    /// Records room for new tokens of every sequence, and whatever was said since the last
-    /// recording. The tokens' keys and values are written by [`append`](Self::append), layer by
-    /// layer.
+    /// Records room for new tokens of every sequence, and all changes since the last recording.
+    /// [`append`](Self::append) then writes the tokens' keys and values, layer by layer.
     ///
     /// # Errors
-    /// [`Error::CacheFull`], [`Error::OutOfPages`], and what [`Error`] lists for tensors; then nothing has been
-    /// recorded and the cache is as it was.
+    /// [`Error::CacheFull`], [`Error::OutOfPages`], and everything that [`Error`] lists for
+    /// tensors. On an error nothing is recorded and the cache does not change.
     pub fn advance(&mut self, encoder: &mut wgpu::CommandEncoder, rows: Tokens) -> Result<(), Error> {
         rows.check(&self.config, self.lengths(), &self.pipelines.facts())?;
         let change = self.sequences.take(|s| rows.of(s))?;
         self.move_lengths(encoder, &rows, change, false)
     }
 
-    /// Records that the last tokens of every sequence are given up: what drafts an application
-    /// found refused on the device. If only the device knows the numbers or the lengths, it leaves
-    /// a ring as it is that has overwritten a token which it would have to keep
-    /// ([`truncate`](Self::truncate)), and counts a refusal ([`refusals`](Self::refusals)).
+    /// Records that the last tokens of every sequence are removed. Use it for drafts that an
+    /// application refuses on the device.
+    ///
+    /// A ring may have overwritten a token that it would need ([`truncate`](Self::truncate)). If
+    /// only the device knows the counts or lengths, it leaves such a ring unchanged. It then counts
+    /// a refusal ([`refusals`](Self::refusals)).
     ///
     /// # Errors
-    /// [`Error::Option`] if a sequence is shorter than that, or if the host knows that a ring has overwritten such a
-    /// token, and what [`Error`] lists for tensors; then nothing has been recorded and the cache is as it was.
+    /// - [`Error::Option`] if a sequence is shorter than its count.
+    /// - [`Error::Option`] if the host knows that a ring has overwritten a token that it needs.
+    /// - Everything that [`Error`] lists for tensors.
+    ///
+    /// On an error nothing is recorded and the cache does not change.
     pub fn rewind(&mut self, encoder: &mut wgpu::CommandEncoder, rows: Tokens) -> Result<(), Error> {
         rows.check(&self.config, self.lengths(), &self.pipelines.facts())?;
         let change = self.sequences.give_back(|s| rows.of(s))?;
         self.move_lengths(encoder, &rows, change, true)
     }
 
-    /// Records `change`, and what moves the lengths on the device. back: tokens are given up.
+    /// Records `change`, and the dispatches that move the lengths on the device. `back` is true if
+    /// tokens are removed.
     fn move_lengths(
         &mut self,
         encoder: &mut wgpu::CommandEncoder,
@@ -335,17 +351,17 @@ impl Cache {
             edits.extend(counts.iter().enumerate().map(|(s, n)| (s * WORDS + COUNT, *n as u32)));
         }
         let upload = sequence_table::upload(self.pipelines.device(), &edits)?;
-        // Nothing can fail from here on.
+        // Nothing can fail after this line.
         self.sequences.commit(after);
         self.advanced = if back { 0 } else { rows.most() };
         self.record(encoder, upload, &edits, Some(&call));
         Ok(())
     }
 
-    /// Records whatever was said since the last recording, for calls that only read the cache.
+    /// Records all changes since the last recording. Use it before calls that only read the cache.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`]; then nothing has been recorded.
+    /// [`Error::OutOfMemory`]. On an error nothing is recorded.
     pub fn flush(&mut self, encoder: &mut wgpu::CommandEncoder) -> Result<(), Error> {
         let edits = self.sequences.edits().clone();
         let upload = sequence_table::upload(self.pipelines.device(), &edits)?;
@@ -354,7 +370,8 @@ impl Cache {
         Ok(())
     }
 
-    /// A layer as kernels read it. ragged: queries are those of the last advance.
+    /// Returns a layer as kernels read it. `ragged` is true if queries are the tokens of the last
+    /// advance.
     pub(crate) fn source(&self, layer: usize, ragged: bool) -> Result<CacheLayer<'_>, Error> {
         let expected = "one of the cache's";
         let buffers = self.layers.get(layer);
@@ -373,23 +390,23 @@ impl Cache {
         }
     }
 
-    /// The buffers of a layer, for what concerns buffers only.
+    /// Returns the buffers of a layer. Only the buffers of these views are meaningful.
     pub(crate) fn tensors(&self, layer: usize) -> impl Iterator<Item = (&'static str, TensorView<'_>)> {
         let buffers = self.layers.get(layer).into_iter().flatten();
         buffers.map(|buffer| ("cache", TensorView::new(buffer, DType::U32, [1; 4])))
     }
 
-    /// Rows of the last advance.
+    /// The number of rows of the last advance.
     pub(crate) fn advanced(&self) -> usize {
         self.advanced
     }
 
-    /// The device that holds it.
+    /// The device that holds the cache.
     pub(crate) fn device(&self) -> &wgpu::Device {
         self.pipelines.device()
     }
 
-    /// Refuses to read what the device does not know yet.
+    /// Refuses a cache with changes that are not recorded.
     pub(crate) fn check_recorded(&self) -> Result<(), Error> {
         if self.sequences.edits().is_empty() {
             return Ok(());
@@ -398,7 +415,7 @@ impl Cache {
         Err(Error::Unsupported { what: "a cache with changes that are not recorded", why })
     }
 
-    /// Copies of pages, in every layer.
+    /// The dispatches that copy pages, in every layer.
     fn copies(&self, pages: &[PageCopy]) -> Dispatches<'_> {
         let device = &self.pipelines.facts();
         let in_layers = |copy: &PageCopy| {
@@ -425,7 +442,7 @@ impl Cache {
     }
 }
 
-/// All of a buffer.
+/// The whole buffer.
 fn whole(buffer: &wgpu::Buffer) -> Window<'_> {
     Window { buffer, start: 0, size: buffer.size(), layout: Layout::dense([1; 4]) }
 }

@@ -1,4 +1,4 @@
-//! Which pages of a paged cache are free, and how many sequences share each.
+//! The free pages of a paged cache, and the number of sequences that share each page.
 
 /// Pages by number, with counts of their owners.
 #[derive(Clone, Debug)]
@@ -30,7 +30,7 @@ impl Pages {
         self.owners[page as usize] > 1
     }
 
-    /// One owner less.
+    /// Removes one owner of a page.
     pub fn release(&mut self, page: u32) {
         let owners = &mut self.owners[page as usize];
         *owners -= 1;

@@ -1,12 +1,11 @@
-//! Keys and values, back out of a layer.
+//! Reading keys and values back from a layer of a cache.
 
 use super::{Cache, CacheConfig, dispatch};
 use crate::kernel::{Prepared, Recorder};
 use crate::position::RowPositions;
 use crate::tensor::{CallTensors, Element, Error, LONGEST_AXIS, TensorView};
 
-/// Keys and values of a layer, read back: from position 0 on, unless [`at`](Self::at) says
-/// otherwise.
+/// Keys and values of a layer, read back. They begin at position 0 unless [`at`](Self::at) is set.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct CacheRead<'a> {
@@ -16,13 +15,13 @@ pub struct CacheRead<'a> {
 }
 
 impl<'a> CacheRead<'a> {
-    /// Into `k`, `[batch, kv_heads, rows, head_dim]`, and `v`, `[batch, kv_heads, rows,
-    /// value_dim]`: F32, F16 or BF16, whatever the cache stores, both of one type.
+    /// Reads into `k`, `[batch, kv_heads, rows, head_dim]`, and `v`, `[batch, kv_heads, rows,
+    /// value_dim]`. Both have one type: F32, F16 or BF16, whatever the cache stores.
     pub fn new(k: TensorView<'a>, v: TensorView<'a>) -> Self {
         CacheRead { k, v, at: RowPositions::Start(0) }
     }
 
-    /// From other positions: a number for all sequences, or a tensor of theirs.
+    /// Reads other positions: one start for all sequences, or a tensor of positions.
     pub fn at(mut self, at: RowPositions<TensorView<'a>>) -> Self {
         self.at = at;
         self
@@ -30,21 +29,24 @@ impl<'a> CacheRead<'a> {
 }
 
 impl Cache {
-    /// Records what writes keys and values of a layer into tensors, as attention sees them: rotated
-    /// where they were appended so, and with the rounding of the storage
-    /// ([`reference::cache::stored`](super::reference::stored)). Rows of positions that a sequence
-    /// does not have, or that a ring has overwritten, are zeros.
+    /// Records a read of a layer's keys and values into tensors. The values are the same as in
+    /// attention: keys are rotated if [`append`](Self::append) rotated them. They have the rounding
+    /// of the storage ([`reference::cache::stored`](super::reference::stored)). Rows are zeros if
+    /// the sequence does not have their position, or if a ring has overwritten it.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] with changes that are not recorded ([`flush`](Self::flush)), [`Error::Option`] for a
-    /// layer that is none, and everything that [`Error`] lists for tensors; then nothing has been recorded.
+    /// - [`Error::Unsupported`] if changes are not recorded ([`flush`](Self::flush)).
+    /// - [`Error::Option`] if there is no such layer.
+    /// - Everything that [`Error`] lists for tensors.
+    ///
+    /// On an error nothing is recorded.
     pub fn read(&self, into: &mut impl Recorder, layer: usize, read: &CacheRead) -> Result<(), Error> {
         self.prepare_read(layer, read)?.record(into);
         Ok(())
     }
 
-    /// Checks a read, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks a read, compiles its pipeline and binds its tensors. [`Prepared::record`] can then
+    /// record it many times.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -61,7 +63,7 @@ impl Cache {
         tensors.read_checked(self.tensors(layer).chain([("cache", self.lengths())]));
         at.check(k.shape(), &mut tensors)?;
         tensors.finish()?;
-        // No sequence is as long: what lies beyond is zeros.
+        // No sequence is as long as this limit, so rows past it are zeros.
         let last = LONGEST_AXIS as u32;
         let at = match at {
             RowPositions::Start(start) => RowPositions::Start(start.min(last)),

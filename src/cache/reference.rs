@@ -1,8 +1,8 @@
-//! What a cache gives back of what was put into it.
+//! The values that a cache returns for the values that were put into it.
 
 use super::CacheStorage;
 
-/// The levels of a scaled storage on either side of 0; `None` for floats.
+/// The number of levels of a scaled storage on either side of 0; `None` for floats.
 fn levels(storage: CacheStorage) -> Option<f32> {
     match storage {
         CacheStorage::F32 | CacheStorage::F16 | CacheStorage::BF16 => None,
@@ -11,8 +11,8 @@ fn levels(storage: CacheStorage) -> Option<f32> {
     }
 }
 
-/// The scale of each group of a row: `max|x| / 127` or `/ 7`, NaN where a value is not finite. None
-/// for floats.
+/// Returns the scale of each group of a row: `max|x| / 127` or `/ 7`. It is NaN if a value is
+/// infinite or NaN. Float storage has no scales.
 pub fn scales(storage: CacheStorage, row: &[f32]) -> Vec<f32> {
     let Some(most) = levels(storage) else { return Vec::new() };
     let scale = |group: &[f32]| {
@@ -25,9 +25,11 @@ pub fn scales(storage: CacheStorage, row: &[f32]) -> Vec<f32> {
     row.chunks(storage.group(row.len())).map(scale).collect()
 }
 
-/// A row of keys or values of one head, as `storage` keeps it. Where a value lies halfway between
-/// two levels, a device may choose the other; F16 rounds to the nearest, of which WebGPU lets a
-/// device choose either neighbour; BF16 rounds to the nearest, ties to even, everywhere.
+/// Returns a row of keys or values of one head, as `storage` stores it. Devices may differ from it:
+///
+/// - If a value lies halfway between two levels, a device may choose the other level.
+/// - F16 rounds to the nearest here, but WebGPU allows a device to choose either neighbour.
+/// - BF16 rounds to the nearest, ties to even, on every device.
 pub fn stored(storage: CacheStorage, row: &[f32]) -> Vec<f32> {
     let Some(most) = levels(storage) else {
         return match storage {
@@ -44,7 +46,7 @@ pub fn stored(storage: CacheStorage, row: &[f32]) -> Vec<f32> {
     row.iter().enumerate().map(value).collect()
 }
 
-/// The nearest f16, finite where `x` is.
+/// The nearest f16, which is finite if `x` is.
 fn half(x: f32) -> f32 {
     let clamped = if x.is_finite() { x.clamp(-65504.0, 65504.0) } else { x };
     half::f16::from_f32(clamped).to_f32()

@@ -6,7 +6,8 @@ use super::sequences::{Edits, runs};
 use crate::kernel::guard::guarded;
 use crate::tensor::Error;
 
-/// The sequence table of an empty cache: without pages there is room from the start.
+/// Makes the sequence table of an empty cache. Without pages every sequence has all its room at
+/// once.
 pub(super) fn empty(device: &wgpu::Device, config: &CacheConfig) -> Result<wgpu::Buffer, Error> {
     guarded(device, "a cache", || {
         let mut words = vec![0; config.sequence_table_words()];
@@ -18,7 +19,7 @@ pub(super) fn empty(device: &wgpu::Device, config: &CacheConfig) -> Result<wgpu:
     })
 }
 
-/// What changes, ready to be copied there.
+/// Returns a buffer with the changed words, from which the table is updated.
 pub(super) fn upload(device: &wgpu::Device, edits: &Edits) -> Result<Option<wgpu::Buffer>, Error> {
     if edits.is_empty() {
         return Ok(None);
@@ -29,7 +30,7 @@ pub(super) fn upload(device: &wgpu::Device, edits: &Edits) -> Result<Option<wgpu
     })
 }
 
-/// Records that `upload`, made of `edits`, is copied into `sequence table`.
+/// Records the copy of `upload`, with the words of `edits`, into the sequence table.
 pub(super) fn change(
     encoder: &mut wgpu::CommandEncoder,
     sequence_table: &wgpu::Buffer,
@@ -43,7 +44,7 @@ pub(super) fn change(
     }
 }
 
-/// Room for a copy of what the table says of each sequence, without the page tables.
+/// Makes a buffer for a copy of the sequence table without the page tables.
 pub(super) fn room_for_copy(device: &wgpu::Device, batch: usize) -> Result<wgpu::Buffer, Error> {
     guarded(device, "a cache", || {
         device.create_buffer(&wgpu::BufferDescriptor {
@@ -55,8 +56,8 @@ pub(super) fn room_for_copy(device: &wgpu::Device, batch: usize) -> Result<wgpu:
     })
 }
 
-/// Records that each sequence gets the lengths and the room of its parent, through `copy`. No
-/// tokens count as those of the last advance.
+/// Records that each sequence gets the lengths and the room of its parent, through `copy`.
+/// Afterwards no tokens belong to a last advance.
 pub(super) fn reorder(
     encoder: &mut wgpu::CommandEncoder,
     sequence_table: &wgpu::Buffer,
@@ -68,14 +69,14 @@ pub(super) fn reorder(
     for (s, parent) in parents.iter().enumerate() {
         encoder.copy_buffer_to_buffer(copy, word(*parent, LENGTH), sequence_table, word(s, START), 4);
         if *parent != s {
-            // Length, the longest it has been, room.
+            // The length, the largest earlier length, and the room.
             let size = word(0, LIMIT + 1) - word(0, LENGTH);
             encoder.copy_buffer_to_buffer(copy, word(*parent, LENGTH), sequence_table, word(s, LENGTH), size);
         }
     }
 }
 
-/// A buffer that holds `words`.
+/// Makes a buffer that holds `words`.
 fn filled(device: &wgpu::Device, label: &str, usage: wgpu::BufferUsages, words: &[u32]) -> wgpu::Buffer {
     let buffer = device.create_buffer(&wgpu::BufferDescriptor {
         label: Some(label),

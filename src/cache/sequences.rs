@@ -1,4 +1,4 @@
-//! What the host knows of a cache's sequences: their lengths, as far as it can, and their pages.
+//! The host's view of a cache's sequences: their lengths, if known, and their pages.
 
 use std::collections::BTreeMap;
 
@@ -7,22 +7,22 @@ use super::pages::Pages;
 use super::{CacheConfig, CacheLayout};
 use crate::tensor::Error;
 
-/// Words of the sequence table to be written, by place.
+/// The words of the sequence table that the next recording writes, by place.
 pub(super) type Edits = BTreeMap<usize, u32>;
 
-/// Bounds on how far a sequence moves.
+/// The bounds of a sequence's move.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Move {
     pub least: usize,
     pub most: usize,
 }
 
-/// A page to be copied before it is written.
+/// A page that is copied before a sequence writes into it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PageCopy {
     pub from: u32,
     pub to: u32,
-    /// Slots that may be in use.
+    /// The slots that may be in use.
     pub slots: usize,
 }
 
@@ -30,23 +30,23 @@ pub(super) struct PageCopy {
 struct Sequence {
     least: usize,
     most: usize,
-    /// Longest it may have been since it was empty.
+    /// The largest length that it may have had since it was empty.
     high: usize,
     pages: Vec<u32>,
 }
 
-/// What changes when sequences move.
+/// The changes of the state when sequences move.
 pub(super) struct Change {
     pub after: After,
     pub edits: Edits,
     pub copies: Vec<PageCopy>,
 }
 
-/// What changes when sequences go on from others.
+/// The changes of the state when sequences continue from parents.
 pub(super) struct Reorder {
     pub after: After,
     pub edits: Edits,
-    /// First slots whose rows the moves in `edits` take along; 0 if no row moves.
+    /// The number of first slots whose rows the moves in `edits` copy; 0 if no row moves.
     pub slots: usize,
 }
 
@@ -55,13 +55,13 @@ pub(super) struct Reorder {
 struct RowMove {
     to: usize,
     from: usize,
-    /// True if the rows of both change places.
+    /// True if both sequences exchange their rows.
     exchange: bool,
 }
 
-/// Moves after which each sequence has the rows that its parent had before. A sequence is
-/// overwritten after the last move that reads it; where sequences wait for each other in a circle,
-/// they change places one after the other.
+/// Returns moves after which each sequence has the rows that its parent had before. A sequence is
+/// overwritten only after the last move that reads it. If sequences form a circle, exchanges
+/// resolve it.
 fn row_moves(parents: &[usize]) -> Vec<RowMove> {
     let mut children = vec![0; parents.len()];
     let mut waits: Vec<bool> = parents.iter().enumerate().map(|(s, parent)| s != *parent).collect();
@@ -79,7 +79,7 @@ fn row_moves(parents: &[usize]) -> Vec<RowMove> {
             ready.push(from);
         }
     }
-    // What waits now is the parent of one other that waits.
+    // Each remaining sequence is now the parent of exactly one other remaining sequence.
     for first in 0..parents.len() {
         let mut to = first;
         while waits[to] {
@@ -97,37 +97,37 @@ fn row_moves(parents: &[usize]) -> Vec<RowMove> {
 /// The state after a recording.
 pub(super) struct After {
     lengths: Vec<[usize; 3]>,
-    /// Where pages were taken or given back.
+    /// The pages and page tables, if they change.
     pages: Option<(Pages, Vec<Vec<u32>>)>,
 }
 
 /// The sizes of a ring.
 #[derive(Clone, Copy, Debug)]
 struct Ring {
-    /// First tokens that stay.
+    /// The number of first tokens that are never overwritten.
     sinks: usize,
-    /// All tokens that it holds, sinks included.
+    /// The number of all stored tokens, sinks included.
     capacity: usize,
-    /// Tokens that it can go back by when it is full.
+    /// The number of tokens that it can go back by when it is full.
     spare: usize,
 }
 
 impl Ring {
-    /// The longest that a sequence may have been, which is `most` tokens long or shorter now. A
-    /// ring that has overwritten tokens never goes back by more than the spare ones, except to its
+    /// Returns the largest length that a sequence may have had, if its length is now at most
+    /// `most`. A ring that has overwritten tokens goes back by at most the spare tokens, or to its
     /// sinks.
     fn high(&self, high: usize, most: usize) -> usize {
         high.min(self.capacity.max(most.saturating_add(self.spare)))
     }
 
-    /// The longest that a sequence has been, once it goes back from `high` to `len` tokens. `None`
-    /// if a token is overwritten that the ring must keep of `len`.
+    /// Returns the largest length of a sequence after it goes back from `high` to `len` tokens.
+    /// `None` if the ring has overwritten a token that `len` needs.
     fn high_after(&self, high: usize, len: usize) -> Option<usize> {
         if high <= self.capacity || len <= self.sinks {
             return Some(len);
         }
-        // Of `high` tokens the last `capacity − sinks` are left, of `len` it must keep the last but
-        // the spare ones.
+        // At length `high` the last `capacity − sinks` tokens are stored. Length `len` needs the
+        // same number, less the spare tokens.
         (len.saturating_add(self.spare) >= high).then_some(high)
     }
 }
@@ -136,16 +136,16 @@ impl Ring {
 pub(super) struct Sequences {
     all: Vec<Sequence>,
     pages: Pages,
-    /// Said, but not recorded.
+    /// Changes that are not recorded yet.
     edits: Edits,
-    /// Slots of a page, where there are pages.
+    /// The slots of a page, in a paged cache.
     page: Option<usize>,
     pages_each: usize,
     longest: usize,
     ring: Option<Ring>,
 }
 
-/// Neighbouring words as `(first, count)`.
+/// Returns neighbouring words as `(first, count)`.
 pub(super) fn runs(edits: &Edits) -> Vec<(usize, usize)> {
     let mut runs: Vec<(usize, usize)> = Vec::new();
     for word in edits.keys() {
@@ -205,18 +205,18 @@ impl Sequences {
         Err(Error::Option { option: "sequence", value: sequence as f64, expected })
     }
 
-    /// Where entry `n` of a sequence's page table stands in the sequence table.
+    /// The word of entry `n` of a sequence's page table in the sequence table.
     fn entry(&self, sequence: usize, n: usize) -> usize {
         self.all.len() * WORDS + sequence * self.pages_each + n
     }
 
-    /// Writes what the host knows of a sequence's length.
+    /// Writes the length of a sequence to the edits.
     fn edit_length(&mut self, sequence: usize) {
         let Sequence { least, high, .. } = self.all[sequence];
         for (word, value) in [(START, least), (LENGTH, least)] {
             self.edits.insert(sequence * WORDS + word, value as u32);
         }
-        // Where a ring's history still counts, the device knows it better: here it may be a bound.
+        // The device knows the history of a ring better: `high` may be an upper bound here.
         if high == least {
             self.edits.insert(sequence * WORDS + HIGH, high as u32);
         }
@@ -227,7 +227,7 @@ impl Sequences {
         self.edits.insert(sequence * WORDS + LIMIT, limit as u32);
     }
 
-    /// Tokens that fit in so many pages.
+    /// The number of tokens that fit into `pages`.
     fn room(&self, pages: usize) -> usize {
         self.page.map_or(self.longest, |page| (pages * page).min(self.longest))
     }
@@ -275,7 +275,7 @@ impl Sequences {
         Ok(())
     }
 
-    /// Leaves a sequence so many pages.
+    /// Reduces a sequence to `pages` pages.
     fn cut(&mut self, n: usize, pages: usize) {
         if self.all[n].pages.len() > pages {
             for page in self.all[n].pages.split_off(pages) {
@@ -311,7 +311,7 @@ impl Sequences {
         if from == to {
             return Ok(());
         }
-        // Shared before the others are given up: they may be the same.
+        // Pages are shared before old pages are released: they may be the same pages.
         let copy = self.all[from].clone();
         copy.pages.iter().for_each(|page| self.pages.share(*page));
         self.cut(to, 0);
@@ -324,7 +324,8 @@ impl Sequences {
         Ok(())
     }
 
-    /// What it takes for each sequence to go on from its parent, all at once; nothing changes yet.
+    /// Computes the changes after which each sequence continues from its parent. It does not apply
+    /// them.
     pub fn reorder(&self, parents: &[usize]) -> Result<Reorder, Error> {
         if parents.len() != self.all.len() {
             return Err(Error::Length { tensor: "parents", expected: self.all.len(), got: parents.len() });
@@ -338,7 +339,7 @@ impl Sequences {
         let (mut edits, mut slots) = (self.edits.clone(), 0);
         let pages = self.page.map(|_| {
             let mut pages = self.pages.clone();
-            // Shared before they are given up: a sequence may be the last that has them.
+            // Pages are shared before they are released: a sequence may be their last owner.
             of_parents().flat_map(|of| &of.pages).for_each(|page| pages.share(*page));
             self.all.iter().flat_map(|of| &of.pages).for_each(|page| pages.release(*page));
             let tables: Vec<_> = of_parents().map(|of| of.pages.clone()).collect();
@@ -360,7 +361,7 @@ impl Sequences {
                     slots = slots.max(self.slots(*to));
                 }
             }
-            // A move that goes nowhere is the end.
+            // A move that goes nowhere marks the end.
             if (1..self.all.len()).contains(&moves.len()) {
                 edits.extend([MOVE_TO, MOVE_FROM].map(|word| (moves.len() * WORDS + word, 0)));
             }
@@ -368,7 +369,7 @@ impl Sequences {
         Ok(Reorder { after: After { lengths, pages }, edits, slots })
     }
 
-    /// First slots of a sequence that may hold rows, where there are no pages.
+    /// The number of first slots of a sequence that may hold rows, in a cache without pages.
     fn slots(&self, sequence: usize) -> usize {
         let Sequence { most, high, .. } = self.all[sequence];
         self.ring.map_or(most, |ring| most.max(high).min(ring.capacity))
@@ -401,18 +402,18 @@ impl Sequences {
         Ok(())
     }
 
-    /// What it takes for every sequence to grow; nothing changes yet.
+    /// Computes the changes after which every sequence has grown. It does not apply them.
     pub fn take(&self, rows: impl Fn(usize) -> Move) -> Result<Change, Error> {
         let mut lengths = Vec::with_capacity(self.all.len());
         let mut needs_pages = false;
         for (s, of) in self.all.iter().enumerate() {
             let Move { least, most } = rows(s);
-            // Where only the device knows, it refuses.
+            // If only the device knows the lengths, the device refuses.
             if of.least.saturating_add(least) > self.longest {
                 return Err(self.full(s, least));
             }
             let longest = of.most.saturating_add(most).min(self.longest);
-            // A longer one has no room, and stays as it is.
+            // A longer sequence has no room, and does not change.
             let shortest = if of.most.saturating_add(least) > self.longest {
                 (of.least + least).min(self.longest - least + 1)
             } else {
@@ -430,7 +431,7 @@ impl Sequences {
         Ok(taken)
     }
 
-    /// Entries of a sequence's page table that are written when it grows to `end`.
+    /// The entries of a sequence's page table that are written when it grows to `end`.
     fn entries(&self, of: &Sequence, end: usize) -> std::ops::Range<usize> {
         match self.page {
             Some(page) if end > of.least => of.least / page..end.div_ceil(page),
@@ -438,13 +439,13 @@ impl Sequences {
         }
     }
 
-    /// Whether an entry has no page of its own.
+    /// True if an entry has no page, or a shared page.
     fn must_take(&self, pages: &Pages, entry: Option<&u32>) -> bool {
         entry.is_none_or(|page| pages.is_shared(*page))
     }
 
-    /// What it takes to write rows over those from `start` on, of every sequence; nothing changes
-    /// yet.
+    /// Computes the changes before every sequence overwrites `rows` rows from `start` on. It does
+    /// not apply them.
     pub fn overwrite(&self, start: usize, rows: usize) -> Result<Change, Error> {
         let end = start.saturating_add(rows);
         if self.all.iter().any(|of| end > of.most) {
@@ -465,7 +466,7 @@ impl Sequences {
         Ok(change)
     }
 
-    /// The same for rows of which only the device knows where they go.
+    /// As [`overwrite`](Self::overwrite), for rows whose positions only the device knows.
     pub fn overwrite_anywhere(&self) -> Result<Change, Error> {
         if self.all.iter().flat_map(|of| &of.pages).any(|page| self.pages.is_shared(*page)) {
             let why = "sequences share pages, and the host cannot tell which to copy: give a start, or overwrite before the fork";
@@ -477,14 +478,14 @@ impl Sequences {
         Ok(self.no_move())
     }
 
-    /// What was said, with lengths as they are.
+    /// The unrecorded changes, with the current lengths.
     fn no_move(&self) -> Change {
         let lengths = self.all.iter().map(|of| [of.least, of.most, of.high]).collect();
         Change { after: After { lengths, pages: None }, edits: self.edits.clone(), copies: Vec::new() }
     }
 
-    /// Gives sequences pages of their own where `entries` of their page tables have none. Those are
-    /// to be written.
+    /// Takes pages for `entries` of the page tables that have no page or a shared page. The caller
+    /// writes into these entries.
     fn take_pages(
         &self,
         taken: &mut Change,
@@ -503,7 +504,7 @@ impl Sequences {
                 }
                 needed += 1;
                 let (old, new) = (table.get(k).copied(), pages.take());
-                // The last that shares it keeps it.
+                // The last sequence that shares a page does not copy it.
                 old.into_iter().for_each(|old| pages.release(old));
                 let Some(new) = new else { continue };
                 taken.edits.insert(self.entry(s, k), new);
@@ -528,7 +529,8 @@ impl Sequences {
         Ok(())
     }
 
-    /// What it takes for every sequence to give tokens up; nothing changes yet. Pages stay.
+    /// Computes the changes after which every sequence has given tokens up. It does not apply them.
+    /// Pages stay.
     pub fn give_back(&self, rows: impl Fn(usize) -> Move) -> Result<Change, Error> {
         let mut lengths = Vec::with_capacity(self.all.len());
         for (s, of) in self.all.iter().enumerate() {
@@ -546,7 +548,7 @@ impl Sequences {
                 }
                 _ => of.high,
             };
-            // Where a ring may have to refuse, a sequence may stay as it is.
+            // If a ring may have to refuse, a sequence may stay unchanged.
             let longest = if known || !self.may_be_overwritten(of.high) { of.most - least } else { of.most };
             lengths.push([of.least.saturating_sub(most), longest, high]);
         }
@@ -554,7 +556,7 @@ impl Sequences {
         Ok(Change { after: After { lengths, pages: None }, edits, copies: Vec::new() })
     }
 
-    /// Takes over what was recorded.
+    /// Applies the changes that were recorded.
     pub fn commit(&mut self, after: After) {
         for (of, [least, most, high]) in self.all.iter_mut().zip(after.lengths) {
             (of.least, of.most, of.high) = (least, most, high);
@@ -573,7 +575,7 @@ impl Sequences {
 mod tests {
     use super::*;
 
-    /// Every list of up to five parents: after the moves each sequence has what its parent had.
+    /// Tries every list of up to five parents. After the moves each sequence has its parent's rows.
     #[test]
     fn row_moves_follow_all_parents() {
         for batch in 1..=5usize {

@@ -1,9 +1,9 @@
-//! How keys and values are stored, and how the rows of a sequence lie.
+//! The storage of keys and values, and the layout of a sequence's rows.
 
 use crate::device::Family;
 use crate::tensor::DType;
 
-/// How the elements of keys and values are stored.
+/// The format of the stored elements of keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum StorageKind {
     F32,
@@ -17,7 +17,7 @@ impl StorageKind {
     pub const ALL: [StorageKind; 5] =
         [StorageKind::F32, StorageKind::F16, StorageKind::BF16, StorageKind::Q8, StorageKind::Q4];
 
-    /// Of tensors of a float type.
+    /// The storage of tensors of a float type.
     pub fn of(dtype: DType) -> Self {
         match dtype {
             DType::F16 => StorageKind::F16,
@@ -36,7 +36,7 @@ impl StorageKind {
         }
     }
 
-    /// The kernels of caches that store so.
+    /// The family of the kernels for caches with this storage.
     pub fn family(self) -> Family {
         match self {
             StorageKind::F32 => Family::CacheF32,
@@ -47,13 +47,13 @@ impl StorageKind {
         }
     }
 
-    /// Whether channels share scales.
+    /// True if channels share scales.
     pub fn is_scaled(self) -> bool {
         matches!(self, StorageKind::Q8 | StorageKind::Q4)
     }
 }
 
-/// How the rows of a sequence lie.
+/// The layout of a sequence's rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum LayoutKind {
     Contiguous,

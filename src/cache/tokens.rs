@@ -1,4 +1,4 @@
-//! By how many tokens sequences move.
+//! The number of tokens by which sequences move.
 
 use super::CacheConfig;
 use super::dispatch::Moves;
@@ -7,27 +7,27 @@ use super::sequences::Move;
 use crate::device::DeviceFacts;
 use crate::tensor::{CallTensors, DType, Error, TensorView};
 
-/// By how many tokens each sequence moves.
+/// The number of tokens by which each sequence moves.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Tokens<'a> {
-    /// All by as many.
+    /// The same number for all sequences.
     All(usize),
-    /// Each by its own number, one per sequence. New numbers are uploaded each time.
+    /// A number for each sequence. The numbers are uploaded with each call.
     Each(&'a [usize]),
-    /// By numbers in device memory, U32 `[batch, 1, 1, 1]`, of which none counts for more than
-    /// `most`: what an application knows only there, as how many drafts were accepted. A sequence
-    /// without room for its rows gets none of them.
+    /// Numbers in device memory, U32 `[batch, 1, 1, 1]`. Numbers above `most` count as `most`. Use
+    /// it if only the device knows the numbers, as for accepted drafts. A sequence without room for
+    /// all its rows gets no rows.
     Device {
-        /// The numbers.
+        /// The tensor of the numbers.
         counts: TensorView<'a>,
-        /// Bound on each.
+        /// The upper bound of each number.
         most: usize,
     },
 }
 
 impl<'a> Tokens<'a> {
-    /// The largest number there may be.
+    /// The largest possible number.
     pub(crate) fn most(&self) -> usize {
         match self {
             Tokens::All(n) => *n,
@@ -36,7 +36,7 @@ impl<'a> Tokens<'a> {
         }
     }
 
-    /// Bounds on the number of a sequence.
+    /// The bounds of the number of a sequence.
     pub(super) fn of(&self, sequence: usize) -> Move {
         match self {
             Tokens::All(n) => Move { least: *n, most: *n },
@@ -48,8 +48,8 @@ impl<'a> Tokens<'a> {
         }
     }
 
-    /// Refuses moves by nothing, a bound that no sequence reaches, and numbers other than one for
-    /// each sequence.
+    /// Refuses moves by zero tokens and a bound that no sequence reaches. It also refuses another
+    /// number of entries than sequences.
     pub(super) fn check(
         &self,
         config: &CacheConfig,
@@ -79,7 +79,7 @@ impl<'a> Tokens<'a> {
         }
     }
 
-    /// As the kernel that moves lengths takes them.
+    /// Returns the arguments of the kernel that moves lengths.
     pub(super) fn moves(&self, back: bool) -> Moves<'a> {
         let (counts, given) = match self {
             Tokens::All(_) => (Counts::All, None),

@@ -1,4 +1,4 @@
-//! One try at a problem, and the first tries at all of them at once.
+//! One attempt at a problem, and the first attempts at all problems in parallel.
 
 #[cfg(not(target_arch = "wasm32"))]
 use std::collections::BTreeMap;
@@ -14,15 +14,15 @@ use crate::tensor::Error;
 #[cfg(not(target_arch = "wasm32"))]
 use crate::kernel::lock;
 
-/// What became of a problem.
+/// The result of an attempt.
 pub(super) enum Attempt {
     Right(f64),
     Wrong(String),
-    /// Plans have no kernels for it.
+    /// Plans have no kernels for the problem.
     Refused,
 }
 
-/// Solves `problem` by plans without `aside`, and says which families they used.
+/// Solves `problem` with plans that avoid `aside`, and returns the families that they used.
 pub(super) async fn attempt(
     pipelines: &Pipelines,
     queue: &wgpu::Queue,
@@ -40,9 +40,9 @@ pub(super) async fn attempt(
     Ok((gpu.pipelines().used(), attempt))
 }
 
-/// Tries what `concerns` the device of [`Problem::all`] on as many threads as the machine has
-/// cores, as nearly all of a check is the driver's compiler. What could not be tried, or failed,
-/// has no entry.
+/// Attempts the problems of [`Problem::all`] that concern the device. It uses as many threads as
+/// the machine has cores, because most of the time goes into the driver's compiler. Problems that
+/// fail, or that were not attempted, have no entry.
 #[cfg(not(target_arch = "wasm32"))]
 pub(super) fn first_attempts(
     pipelines: &Pipelines,
@@ -64,7 +64,8 @@ pub(super) fn first_attempts(
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(Problem::all().count());
     std::thread::scope(|scope| {
         for _ in 0..threads {
-            // Where there is no room for one more thread, others do its work, or the check itself.
+            // If the system has no further thread, the other threads or the check itself do its
+            // work.
             let _ = std::thread::Builder::new().spawn_scoped(scope, work);
         }
     });

@@ -9,7 +9,7 @@ use crate::kernel::{Scratch, ScratchSize};
 use crate::reference::compare::{Tolerance, compare};
 use crate::tensor::{DType, Error, Shape, TensorView, count};
 
-/// Results of the reference in f64 and, as the yardstick, in f32.
+/// Results of the reference in f64, and in f32 for the tolerance.
 pub(super) type Both<const N: usize> = ([Vec<f64>; N], [Vec<f32>; N]);
 
 /// The results of an expression over slices of the inputs, in f64 and in f32.
@@ -35,7 +35,7 @@ impl Element for u32 {
     const DTYPE: DType = DType::U32;
 }
 
-/// A dense tensor in a buffer of its own, and the numbers that were put there.
+/// A dense tensor in a separate buffer, and the numbers that were uploaded to it.
 pub(super) struct Tensor<T = f32> {
     buffer: wgpu::Buffer,
     shape: [usize; 4],
@@ -61,7 +61,7 @@ impl<T: Element> Tensor<T> {
     }
 }
 
-/// A call that is being put together.
+/// A call in preparation.
 pub(super) struct Bench<'a> {
     gpu: &'a Gpu,
     watch: Watch,
@@ -93,7 +93,7 @@ impl<'a> Bench<'a> {
         Scratch::new(self.gpu.device(), size)
     }
 
-    /// Computes what `record` records.
+    /// Computes the work that `record` records.
     pub async fn run(
         self,
         what: &'static str,
@@ -117,7 +117,7 @@ pub(super) async fn judged<const N: usize>(
     Ok(worst)
 }
 
-/// As [`judged`] for gradients; `terms`: the sums of plain loops, without signs.
+/// Compares gradients as [`judged`] does. `terms`: the sums of absolute values, from plain loops.
 pub(super) async fn judged_gradients<const N: usize>(
     gpu: &Gpu,
     tensors: [&Tensor; N],
@@ -131,7 +131,7 @@ pub(super) async fn judged_gradients<const N: usize>(
     Ok(worst)
 }
 
-/// The larger share, or what is wrong first.
+/// Returns the larger share, or the first mismatch.
 pub(super) fn worse(a: Outcome, b: Outcome) -> Outcome {
     Ok(a?.max(b?))
 }

@@ -1,4 +1,4 @@
-//! Numbers to compute with, and what is said of the results.
+//! Input numbers, and the comparison of results.
 
 use half::{bf16, f16};
 
@@ -6,16 +6,16 @@ use crate::gpu::Gpu;
 use crate::reference::compare::{EPSILON_F16, EPSILON_F32, Mismatch, Tolerance, compare};
 use crate::tensor::{DType, Error, Shape, count, widen};
 
-/// Neither lengths nor channels fill a tile, two heads share keys and values.
+/// Lengths and channels that fill no tile; two heads share keys and values.
 pub(super) const PREFILL: Shape =
     Shape { batch: 1, heads: 4, kv_heads: 2, q_len: 37, kv_len: 53, head_dim: 12, value_dim: 20 };
-/// Software drivers compile products of many rows for seconds.
+/// Few rows or queries. Software drivers take seconds to compile products of many rows.
 pub(super) const FEW: usize = 3;
 
-/// How much of the permitted error there is, or what is wrong.
+/// The share of the permitted error, or the mismatch.
 pub(crate) type Outcome = Result<f64, Mismatch>;
 
-/// Numbers in [−1, 1), the same every time.
+/// Returns numbers in [−1, 1), the same at every call.
 pub(crate) fn noise(n: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9) | 1;
     let next = || {
@@ -33,11 +33,11 @@ pub(crate) fn inputs(shape: &Shape) -> [Vec<f32>; 3] {
     [(shape.q(), 1), (shape.k(), 2), (shape.v(), 3)].map(|(shape, seed)| noise(count(shape), seed))
 }
 
-/// Compares `got` with `want` and gives the share of the permitted error. `naive` is what plain
-/// loops in f32 compute.
+/// Compares `got` with `want` and returns the share of the permitted error. `naive` is the result
+/// of plain loops in f32.
 pub(crate) fn judge(got: &[f32], want: &[f64], naive: &[f32], dtype: DType) -> Outcome {
     let (naive, epsilon) = match dtype {
-        // Matrix units round more than the result.
+        // Matrix units round more than the result does.
         DType::F16 => (naive.to_vec(), EPSILON_F16),
         DType::BF16 => (from_bits(&to_bits(naive, dtype), dtype), EPSILON_F32),
         _ => (naive.to_vec(), EPSILON_F32),
@@ -51,8 +51,8 @@ fn share_of(got: &[f32], want: &[f64], tolerance: Tolerance) -> Outcome {
     compare(got, want, tolerance).map(|difference| difference.absolute / tolerance.absolute)
 }
 
-/// As [`judge`] for a gradient of F32 of tensors of `dtype`; `terms`: what plain loops sum up,
-/// without signs.
+/// Compares a gradient of F32 as [`judge`] does; its tensors have type `dtype`. `terms`: the sums
+/// of absolute values, from plain loops.
 pub(crate) fn judge_gradient(
     got: &[f32],
     want: &[f64],
@@ -67,7 +67,7 @@ pub(crate) fn judge_gradient(
     share_of(got, want, tolerance)
 }
 
-/// As buffers of F16 or BF16 have it.
+/// Returns the bits as buffers of F16 or BF16 hold them.
 pub(crate) fn to_bits(x: &[f32], dtype: DType) -> Vec<u16> {
     let bits = |x: &f32| match dtype {
         DType::BF16 => bf16::from_f32(*x).to_bits(),

@@ -1,5 +1,4 @@
-//! The problems of a check that are gradients. What the forward pass has computed comes from the
-//! reference.
+//! The gradient problems of a check. The results of the forward pass come from the reference.
 
 use super::data::{FEW, Outcome, PREFILL, from_bits, inputs, judge, judge_gradient, noise, to_bits};
 use crate::attention::{Attention, Backward, Config, Forward};
@@ -14,11 +13,11 @@ use crate::tensor::{DType, Error, HostTensor, TensorView, count, widen};
 
 const F32: DType = DType::F32;
 
-/// A bias beside which f32 cannot say a weight by its lse.
+/// A bias so large that f32 cannot compute a weight from its lse.
 const LARGE: f32 = 5000.0;
 
-/// Of q, k and v, which are tensors of `dtype`; or, of a call whose scores have something added to
-/// them, of that.
+/// Checks the gradients of q, k and v, which are tensors of `dtype`. With `added`, it checks the
+/// gradients of the bias and the sinks instead.
 pub(super) async fn attention(gpu: &Gpu, dtype: DType, added: bool) -> Result<Outcome, Error> {
     let shape = PREFILL;
     let halves = dtype != F32;
@@ -99,14 +98,14 @@ pub(super) async fn attention(gpu: &Gpu, dtype: DType, added: bool) -> Result<Ou
     Ok(Ok(worst))
 }
 
-/// Those of q, k, v, the bias and the sinks.
+/// Returns the gradients of q, k, v, the bias and the sinks.
 fn of_call<R>(all: Gradients<R>) -> [Vec<R>; 5] {
     let Gradients { d_q, d_k, d_v, d_bias, d_sinks, .. } = all;
     [d_q, d_k, d_v, d_bias.unwrap_or_default(), d_sinks.unwrap_or_default()]
 }
 
-/// Of a projection's input, of few rows, and of another's weight, which has few: software drivers
-/// compile products of many rows for seconds.
+/// Checks the gradient of a projection's input, with few rows, and of another projection's weight,
+/// with few rows. Software drivers take seconds to compile products of many rows.
 pub(super) async fn product(gpu: &Gpu) -> Result<Outcome, Error> {
     let features = 44;
     let mut worst = 0.0f64;
@@ -122,7 +121,7 @@ pub(super) async fn product(gpu: &Gpu) -> Result<Outcome, Error> {
         let x_view = TensorView::sequence(&x_at, F32, [1, rows, features]);
         let linear = Linear { weight: TensorView::matrix(&weight_at, F32, [dim, features]), bias: None };
         let d_y_view = TensorView::sequence(&d_y_at, F32, [1, rows, dim]);
-        // The forward call's output is not read.
+        // The output of the forward call is not read.
         let call = ProjectionBackward::new(ProjectionForward::new(x_view, linear, d_y_view), d_y_view);
         let call = if of_x {
             call.d_x(TensorView::sequence(&written, F32, [1, rows, features]))
@@ -145,8 +144,8 @@ pub(super) async fn product(gpu: &Gpu) -> Result<Outcome, Error> {
     Ok(Ok(worst))
 }
 
-/// Of a projection's bias, and of a learned table some of whose positions are those of several
-/// rows.
+/// Checks the gradients of a projection's bias and of a learned table. Several rows share some
+/// positions of the table.
 pub(super) async fn row_sums(gpu: &Gpu) -> Result<Outcome, Error> {
     let [rows, dim, positions] = [PREFILL.q_len, 20, 50];
     let at: Vec<u32> = (0..rows).map(|row| (row * row % positions) as u32).collect();
@@ -155,13 +154,14 @@ pub(super) async fn row_sums(gpu: &Gpu) -> Result<Outcome, Error> {
     let (read, places) = (gpu.upload(&d_y)?, gpu.upload(&at)?);
     let (d_bias, d_table) = (gpu.buffer(4 * dim)?, gpu.buffer(4 * positions * dim)?);
     let view = TensorView::sequence(&read, F32, [1, rows, dim]);
-    // Of the bias, neither input nor weight matter: a feature, of any number.
+    // The gradient of the bias depends on neither input nor weight: one feature of any value
+    // suffices.
     let linear = Linear { weight: TensorView::matrix(&read, F32, [dim, 1]), bias: None };
     let forward = ProjectionForward::new(TensorView::sequence(&read, F32, [1, rows, 1]), linear, view);
     let products = [ProjectionBackward::new(forward, view).d_bias(TensorView::vector(&d_bias, F32, dim))];
     let places = RowPositions::Tensor(TensorView::new(&places, DType::U32, [1, 1, rows, 1]));
     let d_table_view = TensorView::new(&d_table, F32, table_shape);
-    // The gradient of a table reads its shape alone.
+    // The gradient of a table reads only the shape of the table.
     let forward = AddPositions::new(view, PositionTable::Learned(d_table_view), places);
     let table = TableBackward::new(forward, view, d_table_view);
     let projection = Projection::with_pipelines(gpu.pipelines());

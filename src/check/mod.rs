@@ -1,4 +1,4 @@
-//! Whether this device computes what it should: small problems, compared with the reference.
+//! Checks that this device computes correct results: small problems, compared with the reference.
 
 mod attempt;
 mod bench;
@@ -17,24 +17,23 @@ use crate::kernel::Pipelines;
 use crate::tensor::Error;
 
 impl Pipelines {
-    /// Computes a small problem with each family of kernels that plans for this device use, and
-    /// compares it with the
-    /// [`mod@reference`](crate::reference). A family that is wrong or does not compile is put aside: from then on plans of everything made
-    /// with these pipelines do without it, as [`Family`] says, and [`report`](Self::report) says why. Calls that nothing is left
-    /// for are refused with [`Error::PutAside`].
+    /// Computes a small problem with each family of kernels that plans for this device use. It
+    /// compares the results with the [`mod@reference`](crate::reference). A family that is wrong or
+    /// does not compile is disabled. Later plans of these pipelines avoid it, as [`Family`]
+    /// describes, and [`report`](Self::report) gives the reason. Calls that no remaining kernel can
+    /// compute are refused with [`Error::PutAside`].
     ///
-    /// `queue` is the device's. Blocks, mostly while kernels are compiled, on as many threads as
-    /// the machine has cores: on Mesa 26's software driver for four to fifteen seconds, and for at
-    /// most three once it has the kernels in its cache.
-    /// A [`Scratch`](crate::Scratch) whose size was asked before may be too small afterwards, if
-    /// something was put aside.
+    /// `queue` is the device's. The check blocks, mostly while it compiles kernels, on as many
+    /// threads as the machine has cores. On Mesa 26's software driver it takes four to fifteen
+    /// seconds, and at most three with a warm kernel cache. If a family was disabled, a
+    /// [`Scratch`](crate::Scratch) of an earlier size may be too small.
     ///
-    /// The problems are small: tiles for large ones have other sizes, in the same text. What
-    /// crashes a driver cannot be found out so; the families that are known to are
-    /// [barred](Verdict::Barred), and not tried.
+    /// The problems are small. Large problems use tiles of other sizes from the same text. A check
+    /// cannot find kernels that crash a driver. The families that are known to crash are
+    /// [barred](Verdict::Barred), and are not tried.
     ///
     /// # Errors
-    /// A device that is lost or without memory. Then nothing is put aside.
+    /// The device is lost or has not enough memory. Then nothing is disabled.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn check(&self, queue: &wgpu::Queue) -> Result<Report, Error> {
         let mut check = Check::new(self, queue);
@@ -42,10 +41,10 @@ impl Pipelines {
         pollster::block_on(check.run())
     }
 
-    /// `check`, not blocking, and on the thread that polls it.
+    /// The async variant of `check`. It runs on the thread that polls it.
     ///
     /// # Errors
-    /// As `check`.
+    /// The errors of `check`.
     pub async fn check_async(&self, queue: &wgpu::Queue) -> Result<Report, Error> {
         Check::new(self, queue).run().await
     }
@@ -55,8 +54,8 @@ struct Check<'a> {
     pipelines: &'a Pipelines,
     queue: &'a wgpu::Queue,
     verdicts: BTreeMap<Family, Verdict>,
-    /// Made before, with nothing put aside but what no check asks about: by their place in
-    /// [`Problem::all`].
+    /// First attempts, by their place in [`Problem::all`]. They ran with no family disabled, except
+    /// families that no check tries.
     first: BTreeMap<usize, (Families, Attempt)>,
 }
 
@@ -70,7 +69,7 @@ impl<'a> Check<'a> {
     async fn run(mut self) -> Result<Report, Error> {
         for (n, problem) in Problem::all().enumerate() {
             if problem.concerns(&self.pipelines.facts()) {
-                // A plan is the same without what it did not use.
+                // A plan does not change if only families that it did not use are disabled.
                 let first =
                     self.first.remove(&n).filter(|(used, _)| used.and(self.aside()) == Families::NONE);
                 self.judge(problem, first).await?;
@@ -91,8 +90,8 @@ impl<'a> Check<'a> {
         attempt(self.pipelines, self.queue, problem, aside).await
     }
 
-    /// Puts aside what makes `problem` go wrong, until it is right or refused. `first` is what
-    /// became of it, if it was tried before.
+    /// Disables the families that make `problem` wrong, until it is right or refused. `first` is
+    /// the result of an earlier attempt.
     async fn judge(&mut self, problem: Problem, mut first: Option<(Families, Attempt)>) -> Result<(), Error> {
         loop {
             let (used, attempt) = match first.take() {
@@ -125,8 +124,9 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// Of the families that went wrong together, the one without which all is right; else the one
-    /// without which there is no such call; else all of them.
+    /// Returns the guilty families among those that went wrong together. It returns the family
+    /// without which the problem is right. Else it returns the families without which the call is
+    /// refused. Else it returns all of them.
     async fn guilty(&self, problem: Problem, used: Families) -> Result<Families, Error> {
         let aside = self.aside();
         let trusted = |family: &Family| matches!(self.verdicts.get(family), Some(Verdict::Right { .. }));

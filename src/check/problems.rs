@@ -1,5 +1,5 @@
-//! The problems of a check: small, with ragged edges, each computed by the plan that a call like it
-//! would get.
+//! The problems of a check. They are small, with ragged edges. The plan of a similar call computes
+//! each problem.
 
 use super::data::{FEW, Outcome, PREFILL, from_bits, halves_of, inputs, judge, noise, to_bits};
 use super::{gradients, operators};
@@ -20,30 +20,31 @@ use crate::tensor::{DType, Error, Shape, TensorView, count, widen};
 pub(super) enum Problem {
     /// Many queries.
     Prefill,
-    /// Few queries and their weights, which only the staged path gives.
+    /// Few queries and their weights. Only the staged path outputs weights.
     Weights,
-    /// One query, keys enough to split.
+    /// One query, and enough keys to split.
     Decode,
-    /// Tensors of F16 or BF16, many queries or few; where there are matrix units, with or without.
+    /// Tensors of F16 or BF16, with many or few queries. On devices with matrix units: with or
+    /// without them.
     Halves { dtype: DType, q_len: usize, units: MatrixUnits },
     /// One query and a cache.
     Cached(CacheStorage),
-    /// `x Wᵀ + b`, of so many rows.
+    /// `x Wᵀ + b` with `rows` rows.
     Product { rows: usize, dtype: DType },
-    /// Of q, k and v, which are tensors of that type.
+    /// Gradients of q, k and v, which are tensors of that type.
     Gradients(DType),
-    /// Of what is added to scores, and of sinks.
+    /// Gradients of biases and sinks.
     ScoreGradients,
-    /// Of a product's input and weight.
+    /// Gradients of a product's input and weight.
     ProductGradients,
     /// Sums over rows.
     RowSums,
-    /// A call of an operator whose kernels are the family.
+    /// A call of an operator that uses the family.
     Operator(Family),
 }
 
 impl Problem {
-    /// What others build on first.
+    /// Returns all problems. A problem comes before the problems that build on it.
     pub fn all() -> impl Iterator<Item = Problem> {
         Self::FIRST.into_iter().chain(operators::OPERATORS.iter().copied().map(Problem::Operator))
     }
@@ -74,9 +75,9 @@ impl Problem {
         Problem::RowSums,
     ];
 
-    /// Whether `device` could compute it, and in a way that none of the others has.
+    /// True if `device` can compute the problem, and no other problem computes it in the same way.
     pub fn concerns(self, device: &DeviceFacts) -> bool {
-        // Plans for software drivers leave theirs alone.
+        // Plans for software drivers do not use matrix units.
         let matrix = device.matrix.is_some() && !device.software;
         match self {
             Problem::Halves { units: MatrixUnits::Auto, .. } => matrix,
@@ -89,7 +90,7 @@ impl Problem {
     }
 
     /// # Errors
-    /// What refuses the call, and a device that does not answer.
+    /// An error that refuses the call, and a lost device.
     pub async fn run(self, gpu: &Gpu) -> Result<Outcome, Error> {
         match self {
             Problem::Prefill => attention(gpu, PREFILL, false).await,
@@ -109,9 +110,9 @@ impl Problem {
     }
 }
 
-/// Keys for two splits on software drivers.
+/// Enough keys for two splits on software drivers.
 const DECODE: Shape = Shape { q_len: 1, kv_len: 600, ..PREFILL };
-/// Of a cache: longer than a block of keys of any kernel.
+/// The shape of the cache problem. It is longer than any kernel's block of keys.
 const CACHED: Shape =
     Shape { heads: PREFILL.kv_heads, q_len: 1, kv_len: 77, value_dim: PREFILL.head_dim, ..PREFILL };
 
@@ -196,11 +197,12 @@ async fn cached(gpu: &Gpu, storage: CacheStorage) -> Result<Outcome, Error> {
     let v: Vec<f32> = gpu.download_async(&kept_v, count(shape.v())).await?;
     for (kept, given) in [(&k, &data[1]), (&v, &data[2])] {
         let want = given.chunks(shape.head_dim).flat_map(|row| stored(storage, row)).map(f64::from);
-        // A device may round to the level beside the reference's; no scale is above what 1 takes.
+        // A device may round to the level next to the reference's. No scale is larger than the
+        // scale of 1.
         let absolute = match storage {
             CacheStorage::F32 => 0.0,
             CacheStorage::F16 => EPSILON_F16,
-            // By bits, the same everywhere.
+            // Exact, because the conversion works on bits.
             CacheStorage::BF16 => 0.0,
             CacheStorage::Q8(_) => 1.01 / 127.0,
             CacheStorage::Q4(_) => 1.01 / 7.0,

@@ -1,27 +1,27 @@
-//! What is not tried on a driver, because trying it could end the process or the device: the check
-//! would find out too late.
+//! Kernels that are disabled on drivers where running them can crash the process or lose the
+//! device. A check cannot find such faults in time.
 
 use super::Family;
 
-/// What some drivers must not be given.
+/// Families of kernels that some drivers must not run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bar {
     pub families: &'static [Family],
-    /// Which drivers.
+    /// True for the drivers concerned.
     pub applies: fn(&wgpu::AdapterInfo) -> bool,
-    /// What happens there.
+    /// The fault that happens.
     pub what: &'static str,
-    /// Who says so.
+    /// The source of the report.
     pub source: &'static str,
 }
 
 const MATRIX: &[Family] = &[Family::MatrixAttention, Family::MatrixProducts, Family::MatrixGradients];
 const SUBGROUPS: &[Family] = &[Family::SubgroupReductions];
 
-/// PCI vendors, and Vulkan's ids of drivers' names as `AdapterInfo::driver` gives them.
+/// PCI vendors, and Vulkan's driver names as `AdapterInfo::driver` gives them.
 ///
-/// That NVIDIA 595.58 crashes on a module with both cooperative matrices and subgroup operations
-/// (blade 333) is not here: no kernel has both.
+/// NVIDIA 595.58 crashes on a module with both cooperative matrices and subgroup operations (blade
+/// 333). The list omits this fault because no kernel has both.
 const BARS: &[Bar] = &[
     Bar {
         families: MATRIX,
@@ -74,7 +74,7 @@ const BARS: &[Bar] = &[
     },
 ];
 
-/// What `info`'s driver must not be given.
+/// Returns the bars of the driver of `info`.
 pub(crate) fn bars(info: &wgpu::AdapterInfo) -> impl Iterator<Item = &'static Bar> {
     BARS.iter().filter(move |bar| (bar.applies)(info))
 }

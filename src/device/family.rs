@@ -1,16 +1,15 @@
-//! Kernels that are right or wrong together on a device.
+//! Families of kernels: the kernels of a family are right or wrong together on a device.
 
 use std::fmt;
 
-/// The families: variant, name, and whether calls can be computed without it.
+/// The families: variant, name, and true if other kernels replace the family.
 macro_rules! families {
     ($($(#[$doc:meta])* $family:ident: $name:literal, $replaced:literal;)*) => {
-        /// Kernels that are put aside together where a device gets them wrong. Every kernel belongs
-        /// to a family.
+        /// Kernels that are disabled together on a device that computes them wrongly. Every kernel
+        /// belongs to a family.
         ///
-        /// Plans do without a family if other kernels replace it. Nothing replaces the families of
-        /// operators, from
-        /// [`RadixSort`](Self::RadixSort) on: calls that need them are refused.
+        /// Plans avoid a disabled family if other kernels replace it. Nothing replaces the families
+        /// of operators, from [`RadixSort`](Self::RadixSort) on: calls that need them are refused.
         /// See [`Pipelines::check`](crate::Pipelines::check).
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[non_exhaustive]
@@ -19,7 +18,7 @@ macro_rules! families {
         }
 
         impl Family {
-            /// All of them, those that build on others first.
+            /// All families. A family comes before the families that it uses.
             pub const ALL: [Family; [$($name),*].len()] = [$(Family::$family),*];
 
             /// True if a call can be computed without the family.
@@ -43,20 +42,20 @@ families! {
     MatrixAttention: "attention on matrix units", true;
     /// Projections on matrix units. Without it: the products.
     MatrixProducts: "projections on matrix units", true;
-    /// Gradients of attention on matrix units. Without it: the other forms.
+    /// Gradients of attention on matrix units. Without it: the other variants.
     MatrixGradients: "gradients on matrix units", true;
     /// Sums by subgroup shuffles, where few queries meet many keys. Without it: sums through
     /// workgroup memory.
     SubgroupReductions: "subgroup reductions", true;
-    /// Keys shared out among workgroups, and the merge of what those found. Without it: one
-    /// workgroup for all keys of a tile.
+    /// Keys split among workgroups, and the merge of their results. Without it: one workgroup for
+    /// all keys of a tile.
     SplitKeys: "split keys", true;
-    /// Attention of few queries, in the form for GPUs. Without it: the fused kernels.
+    /// Attention of few queries, GPU variant. Without it: the fused kernels.
     DecodeGpu: "decode, GPU form", true;
-    /// Attention of few queries over packed keys, in the form for software drivers. Without it: the
+    /// Attention of few queries over packed keys, the variant for software drivers. Without it: the
     /// fused kernels.
     DecodeCpu: "decode, CPU form", true;
-    /// Caches of F32. Without it: refused, as are the other four.
+    /// Caches of F32. Without it: refused, as for the other four storages.
     CacheF32: "caches of F32", false;
     /// Caches of F16.
     CacheF16: "caches of F16", false;
@@ -70,41 +69,40 @@ families! {
     F16Tensors: "tensors of F16", false;
     /// Tensors of BF16. Without it: refused.
     BF16Tensors: "tensors of BF16", false;
-    /// Attention in one pass, in the form for GPUs. Without it: the other form, then the stages.
+    /// Attention in one pass, GPU variant. Without it: the other variant, then the staged kernels.
     FusedGpu: "fused, GPU form", true;
-    /// Attention in one pass, in the form for software drivers. Without it: the other form, then
-    /// the stages.
+    /// Attention in one pass, the variant for software drivers. Without it: the other variant, then
+    /// the staged kernels.
     FusedCpu: "fused, CPU form", true;
-    /// Scores, softmax and weighted sum, in the form for GPUs. Without it: the other form, then the
-    /// fused kernels.
+    /// Scores, softmax and weighted sum, GPU variant. Without it: the other variant, then the fused
+    /// kernels.
     StagedGpu: "staged, GPU form", true;
-    /// Scores, softmax and weighted sum, in the form for software drivers. Without it: the other
-    /// form, then the fused kernels.
+    /// Scores, softmax and weighted sum, the variant for software drivers. Without it: the other
+    /// variant, then the fused kernels.
     StagedCpu: "staged, CPU form", true;
-    /// Projections, in the form for GPUs. Without it: the other form.
+    /// Projections, GPU variant. Without it: the other variant.
     ProductsGpu: "projections, GPU form", true;
-    /// Projections, in the form for software drivers. Without it: the other form.
+    /// Projections, the variant for software drivers. Without it: the other variant.
     ProductsCpu: "projections, CPU form", true;
-    /// Gradients of keys and of values in one dispatch. Without it: a dispatch each.
+    /// Gradients of keys and values in one dispatch. Without it: one dispatch each.
     JointGradients: "gradients of keys and values at once", true;
-    /// Gradients of queries, keys and values, in the form for GPUs. Without it: the other form.
+    /// Gradients of queries, keys and values, GPU variant. Without it: the other variant.
     GradientsGpu: "gradients, GPU form", true;
-    /// Gradients of queries, keys and values, in the form for software drivers. Without it: the
-    /// other form.
+    /// Gradients of queries, keys and values, the variant for software drivers. Without it: the
+    /// other variant.
     GradientsCpu: "gradients, CPU form", true;
     /// Gradients of biases, slopes, relative tables and sinks. Without it: refused.
     ScoreGradients: "gradients of masks", false;
-    /// What all gradients of attention take of each query. Without it: refused, as is all that is
-    /// made of it.
+    /// The per-query totals that all gradients of attention read. Without it: refused, as are all
+    /// gradients that use it.
     RowStats: "gradients, totals of queries", false;
-    /// Gradients of projections' inputs and weights, in the form for GPUs. Without it: the other
-    /// form.
+    /// Gradients of projections' inputs and weights, GPU variant. Without it: the other variant.
     ProductGradientsGpu: "gradients of projections, GPU form", true;
-    /// Gradients of projections' inputs and weights, in the form for software drivers. Without it:
-    /// the other form.
+    /// Gradients of projections' inputs and weights, the variant for software drivers. Without it:
+    /// the other variant.
     ProductGradientsCpu: "gradients of projections, CPU form", true;
-    /// Gradients that are sums over rows: of projections' biases and of learned positions. Without
-    /// it: refused.
+    /// Gradients that are sums over rows: projections' biases and learned positions. Without it:
+    /// refused.
     RowSums: "gradients, sums over rows", false;
     /// Sorting. Gradients of embeddings and LSH attention need it too.
     RadixSort: "sorting", false;
@@ -124,7 +122,7 @@ families! {
     ElementwiseGradients: "elementwise gradients", false;
     /// Look-ups in tables of embeddings.
     Embeddings: "embeddings", false;
-    /// Gradients of such tables.
+    /// Gradients of embedding tables.
     EmbeddingGradients: "gradients of embeddings", false;
     /// Means of rows.
     MeanPools: "mean pools", false;
@@ -140,13 +138,13 @@ families! {
     Positions: "sums with positions", false;
     /// Products with quantized weights, and look-ups in them.
     QuantizedProducts: "quantized products", false;
-    /// Block maps, and the comparison of a mask with the host's.
+    /// Block maps, and the comparison of a device mask with a host mask.
     Masks: "masks", false;
-    /// Lengths of the sequences of caches of any storage.
+    /// Lengths of a cache's sequences, for any storage.
     CacheLengths: "caches, lengths", false;
-    /// Copies of a cache's pages, and sequences that change places.
+    /// Copies of a cache's pages, and exchanges of sequences.
     CacheCopies: "caches, copies", false;
-    /// Scores and mean weights for the caller.
+    /// Scores and mean weights as outputs.
     ScoreOutputs: "outputs of scores", false;
     /// Keys and values that a layer appends.
     AppendedKeys: "appended keys", false;
@@ -154,7 +152,7 @@ families! {
     Merges: "merges", false;
     /// Gradients of merges.
     MergeGradients: "gradients of merges", false;
-    /// Linear attention by chunks of tokens.
+    /// Linear attention in chunks of tokens.
     LinearAttention: "linear attention", false;
     /// Linear attention token by token.
     LinearRecurrence: "linear attention by tokens", false;
@@ -166,7 +164,7 @@ families! {
     LocalGradients: "gradients of local attention", false;
     /// Linformer with a key mask.
     AbsentRows: "Linformer, absent keys", false;
-    /// Attention to tokens that hash alike.
+    /// Attention to tokens with equal hashes.
     Lsh: "LSH attention", false;
     /// Gradients of LSH attention.
     LshGradients: "gradients of LSH attention", false;
@@ -182,7 +180,7 @@ impl fmt::Display for Family {
     }
 }
 
-/// Kernels that there are in two forms: for GPUs, then for software drivers.
+/// Families with two variants: for GPUs, then for software drivers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TwoForms {
     pub gpu: Family,
@@ -209,7 +207,7 @@ pub(crate) struct Families(u64);
 impl Families {
     pub const NONE: Families = Families(0);
 
-    /// Those that nothing replaces.
+    /// The families that nothing replaces.
     pub const IRREPLACEABLE: Families = {
         let (mut all, mut n) = (Families::NONE, 0);
         while n < Family::ALL.len() {
@@ -245,12 +243,12 @@ impl Families {
         self.0 & 1 << family as u64 != 0
     }
 
-    /// The families of both sets.
+    /// The families that are in both sets.
     pub const fn and(self, other: Families) -> Self {
         Families(self.0 & other.0)
     }
 
-    /// Those that build on others first.
+    /// Iterates over the families. A family comes before the families that it uses.
     pub fn iter(self) -> impl Iterator<Item = Family> {
         Family::ALL.into_iter().filter(move |family| self.contains(*family))
     }

@@ -1,4 +1,4 @@
-//! What plans and checks need to know of a device.
+//! The facts of a device that plans and checks need.
 
 pub(crate) mod bars;
 pub(crate) mod family;
@@ -34,12 +34,12 @@ impl Fragment {
         }
     }
 
-    /// Of those that `adapter` lists the larger, which does more per instruction.
+    /// Returns the larger fragment that `adapter` lists: it does more work per instruction.
     fn of(adapter: &wgpu::Adapter) -> Option<Self> {
         [Fragment::Sixteen, Fragment::Eight].into_iter().find(|fragment| fragment.is_listed(adapter))
     }
 
-    /// Whether `adapter` lists it.
+    /// True if `adapter` lists the fragment.
     pub fn is_listed(self, adapter: &wgpu::Adapter) -> bool {
         use wgpu::CooperativeScalarType::{F16, F32};
         adapter.cooperative_matrix_properties().iter().any(|p| {
@@ -50,8 +50,8 @@ impl Fragment {
     }
 }
 
-/// As wide as subgroups are, whether or not kernels may use those; where no software driver's are
-/// so wide, 8.
+/// Returns the width of subgroups, even where kernels may not use subgroups. Returns 8 if the width
+/// is not 4, 8 or 16.
 fn lanes_of(info: &wgpu::AdapterInfo) -> u32 {
     match info.subgroup_max_size {
         lanes @ (4 | 8 | 16) => lanes,
@@ -59,9 +59,9 @@ fn lanes_of(info: &wgpu::AdapterInfo) -> u32 {
     }
 }
 
-/// Whether `info`'s driver is Mesa's for processors before 26, which loads for each lane even where
-/// the index is the same in all: a dozen blocks of code a lane, whose number LLVM 15 takes more
-/// than linear time for. (Seen with 25.0; 26.1 loads once.)
+/// True if the driver is Mesa's for processors before version 26. It loads once per lane, even if
+/// all lanes have the same index. The loads give a dozen blocks of code per lane, and LLVM 15 takes
+/// more than linear time for them. (Seen with 25.0; 26.1 loads once.)
 fn gathers(info: &wgpu::AdapterInfo) -> bool {
     let driver = [info.name.as_str(), &info.driver, &info.driver_info].join(" ");
     let version =
@@ -69,11 +69,11 @@ fn gathers(info: &wgpu::AdapterInfo) -> bool {
     info.name.starts_with("llvmpipe") && version.is_some_and(|version| version < 26)
 }
 
-/// What plans and checks need to know of a device, read once.
+/// The facts of a device that plans and checks need, read once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DeviceFacts {
     pub f16: bool,
-    /// The device is a CPU pretending: wide loops and no barriers suit it.
+    /// True if the device is a software driver: wide loops without barriers suit it.
     pub software: bool,
     pub max_binding_bytes: u64,
     pub offset_alignment: u64,
@@ -82,25 +82,24 @@ pub(crate) struct DeviceFacts {
     pub max_invocations: u32,
     pub workgroup_memory: u32,
     pub registers: Registers,
-    /// Invocations that a software driver computes at once, one in each lane of a vector: 4, 8
-    /// or 16.
+    /// Invocations that a software driver computes at once, one per lane of a vector: 4, 8 or 16.
     pub lanes: u32,
-    /// Such a driver loads for each lane what all lanes load.
+    /// True if the software driver loads once per lane, even if all lanes load the same element.
     pub gathers: bool,
-    /// Fewest invocations of a subgroup, 0 where kernels may not use subgroups.
+    /// Fewest invocations of a subgroup; 0 if kernels may not use subgroups.
     pub subgroup_min: u32,
-    /// Most of them.
+    /// Most invocations of a subgroup.
     pub subgroup_max: u32,
-    /// What its matrix units multiply, where kernels may use them.
+    /// The fragment of the matrix units, if kernels may use them.
     pub matrix: Option<Fragment>,
-    /// Kernels that plans do without.
+    /// Families that are disabled.
     pub aside: Families,
-    /// What was measured to be faster than what plans choose by their rules.
+    /// Measured plans that are faster than the plans by the rules.
     pub tuned: Option<Arc<Picks>>,
 }
 
 impl DeviceFacts {
-    /// What every WebGPU device has.
+    /// The facts that hold for every WebGPU device.
     pub const LEAST: DeviceFacts = DeviceFacts {
         f16: false,
         software: false,
@@ -146,17 +145,17 @@ impl DeviceFacts {
         }
     }
 
-    /// Whether plans do without these kernels.
+    /// True if the family is disabled.
     pub fn lacks(&self, family: Family) -> bool {
         self.aside.contains(family)
     }
 
-    /// What was measured to be faster than the rules' plan for calls of `class`.
+    /// Returns the measured plan for calls of `class`, if it is faster than the plan by the rules.
     pub fn pick(&self, class: Class) -> Option<Pick> {
         self.tuned.as_ref()?.get(&class).copied()
     }
 
-    /// With what `pick` has plans believe instead.
+    /// Returns the facts as `pick` overrides them.
     pub fn overridden(&self, pick: &Pick) -> Self {
         let forbidden = [
             (pick.no_matrix, [Family::MatrixAttention, Family::MatrixProducts].as_slice()),
@@ -171,39 +170,40 @@ impl DeviceFacts {
         }
     }
 
-    /// As if nothing had been measured; then as if keys could not be split either, which takes the
-    /// least memory. For calls whose scratch has no room for what was measured: that of a longer
-    /// call may need less.
+    /// Returns the facts without measured plans, then also without split keys, which takes the
+    /// least memory. Calls use them if their scratch is too small for the measured plan. The plan
+    /// of a longer call may need less.
     pub fn without_tuning(&self) -> [Self; 2] {
         let ruled = DeviceFacts { tuned: None, ..self.clone() };
         let whole = DeviceFacts { aside: ruled.aside.with(Family::SplitKeys), ..ruled.clone() };
         [ruled, whole]
     }
 
-    /// Whether plans do without both forms.
+    /// True if both variants are disabled.
     pub fn lacks_both(&self, forms: TwoForms) -> bool {
         self.lacks(forms.gpu) && self.lacks(forms.cpu)
     }
 
-    /// Fewest and most invocations of a subgroup for reductions by shuffles, 0 where there may be
-    /// none.
+    /// Returns the fewest and most invocations of a subgroup for reductions by shuffles; 0 if
+    /// shuffles are not permitted.
     pub fn reducing_subgroups(&self) -> [u32; 2] {
         if self.lacks(Family::SubgroupReductions) { [0, 0] } else { [self.subgroup_min, self.subgroup_max] }
     }
 
-    /// How many invocations a kernel for matrix units takes as one subgroup. None may be wider;
-    /// where they are narrower, several do the same work. (Metal says 4 to 64, and means 32.)
+    /// Returns the number of invocations that a matrix-unit kernel plans as one subgroup. No
+    /// subgroup may be wider. If subgroups are narrower, several do the same work. (Metal reports 4
+    /// to 64, but uses 32.)
     pub fn planned_subgroup(&self) -> u32 {
         let most = if self.matrix == Some(Fragment::Eight) { 32 } else { 128 };
         self.subgroup_max.clamp(4, most)
     }
 
-    /// With what `adapter`, which the device is of, says of its matrix units.
+    /// Returns the facts with the matrix units that `adapter`, the device's adapter, lists.
     pub fn with_adapter(self, device: &wgpu::Device, adapter: &wgpu::Adapter) -> Self {
         self.with_fragment(device, Fragment::of(adapter))
     }
 
-    /// With matrix units for `fragment`, if the device has the features.
+    /// Returns the facts with matrix units for `fragment`, if the device has the features.
     pub fn with_fragment(self, device: &wgpu::Device, fragment: Option<Fragment>) -> Self {
         let needed = wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX
             | wgpu::Features::SHADER_F16

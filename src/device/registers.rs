@@ -1,6 +1,6 @@
-//! How many registers a device's invocations have.
+//! The number of registers of a device's invocations.
 
-/// How many registers of 32 bits an invocation has before drivers put values into memory.
+/// The number of 32-bit registers of an invocation, before drivers spill to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Registers {
     /// About 64.
@@ -11,30 +11,30 @@ pub(crate) enum Registers {
     Wide,
 }
 
-/// By PCI vendor, as `AdapterInfo` gives it; what it does not name, browsers for one, is
-/// [`Registers::Middle`].
+/// Registers by PCI vendor, as `AdapterInfo` gives it. Vendors that are not listed are
+/// [`Registers::Middle`], for example in browsers.
 const REGISTERS: &[(u32, Registers)] = &[
-    // NVIDIA: 255 of an invocation.
+    // NVIDIA: 255 registers an invocation.
     (0x10de, Registers::Wide),
-    // AMD: 256 vector registers, of GCN as of RDNA.
+    // AMD: 256 vector registers, for both GCN and RDNA.
     (0x1002, Registers::Wide),
-    // Apple: 256 of 16 bits.
+    // Apple: 256 registers of 16 bits.
     (0x106b, Registers::Middle),
-    // Qualcomm: at most 48 vectors of four, 32 where an Adreno 660 holds four waves.
+    // Qualcomm: at most 48 vec4 registers; 32 if an Adreno 660 holds four waves.
     (0x5143, Registers::Middle),
     // Intel: 128 registers of 32 bytes, for 8 or 16 invocations.
     (0x8086, Registers::Middle),
     // Arm: "every thread has 64 32-bit working registers" (OpenCL developer guide for Mali, on
     // Bifrost and Valhall).
     (0x13b5, Registers::Narrow),
-    // Broadcom's V3D: 64 with two threads on a core, 32 with four (Mesa's compiler for it).
+    // Broadcom V3D: 64 with two threads on a core, 32 with four (Mesa's V3D compiler).
     (0x14e4, Registers::Narrow),
 ];
 
 impl Registers {
     pub const ALL: [Registers; 3] = [Registers::Narrow, Registers::Middle, Registers::Wide];
 
-    /// Whether kernels keep in registers what they stage next.
+    /// True if kernels load the next tile into registers ahead of its use.
     pub fn load_ahead(self) -> bool {
         self == Registers::Wide
     }
@@ -42,7 +42,7 @@ impl Registers {
     pub fn of(info: &wgpu::AdapterInfo) -> Self {
         let listed = REGISTERS.iter().find(|(vendor, _)| *vendor == info.vendor);
         match info.device_type {
-            // Memory is where they have theirs anyway.
+            // A CPU's registers spill to memory in any case.
             wgpu::DeviceType::Cpu => Registers::Wide,
             _ => listed.map_or(Registers::Middle, |(_, registers)| *registers),
         }

@@ -1,44 +1,44 @@
-//! What is known of the kernels on a device.
+//! The state of each family of kernels on a device.
 
 use std::fmt;
 
 use super::Family;
 
-/// What is known of a family of kernels on a device.
+/// The state of a family of kernels on a device.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Verdict {
-    /// Nothing; plans use it.
+    /// Not checked; plans use it.
     Unchecked,
     /// No plan for this device uses it, as far as the check's problems show.
     Unused,
-    /// Right: its largest error was so much of what is permitted. Plans use it.
+    /// Right. Plans use it.
     Right {
-        /// 1 is all that is permitted.
+        /// The largest error as a share of the permitted error; 1 is the limit.
         share: f64,
     },
-    /// Wrong, or it did not compile. Plans do without.
+    /// Wrong, or it did not compile. Plans avoid it.
     Wrong {
-        /// What came instead, or what wgpu said.
+        /// The wrong value, or wgpu's message.
         why: String,
     },
-    /// Plans do without, because the application said so:
-    /// [`Pipelines::avoid`](crate::Pipelines::avoid).
+    /// Disabled by the application with [`Pipelines::avoid`](crate::Pipelines::avoid). Plans avoid
+    /// it.
     Avoided,
-    /// Known to crash this driver or to lose its device, and so neither tried nor used.
-    /// [`Pipelines::allow`] lifts it.
+    /// Known to crash this driver or to lose its device. The check does not try it and plans avoid
+    /// it. [`Pipelines::allow`] lifts the bar.
     ///
     /// [`Pipelines::allow`]: crate::Pipelines::allow
     Barred {
-        /// What happens.
+        /// The fault that happens.
         what: &'static str,
-        /// Where that is reported.
+        /// The source of the report.
         source: &'static str,
     },
 }
 
 impl Verdict {
-    /// Whether plans do without.
+    /// True if plans avoid the family.
     pub fn is_aside(&self) -> bool {
         matches!(self, Verdict::Wrong { .. } | Verdict::Avoided | Verdict::Barred { .. })
     }
@@ -57,20 +57,20 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// What is known of every family of kernels on a device: see
-/// [`Pipelines::report`](crate::Pipelines::report). Printed, a line each.
+/// The state of every family of kernels on a device: see
+/// [`Pipelines::report`](crate::Pipelines::report). `Display` prints a line for each family.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
     pub(crate) findings: Vec<(Family, Verdict)>,
 }
 
 impl Report {
-    /// Every family, and what is known of it.
+    /// Returns every family with its state.
     pub fn findings(&self) -> impl Iterator<Item = (Family, &Verdict)> {
         self.findings.iter().map(|(family, verdict)| (*family, verdict))
     }
 
-    /// What is known of `family`.
+    /// Returns the state of `family`.
     pub fn verdict(&self, family: Family) -> &Verdict {
         self.findings
             .iter()
@@ -78,7 +78,7 @@ impl Report {
             .map_or(&Verdict::Unchecked, |(_, verdict)| verdict)
     }
 
-    /// The families that were found wrong.
+    /// Returns the families that a check found wrong.
     pub fn wrong(&self) -> impl Iterator<Item = Family> {
         self.findings()
             .filter(|(_, verdict)| matches!(verdict, Verdict::Wrong { .. }))

@@ -1,19 +1,19 @@
-//! Which plans were measured to be faster than those of the rules, and a file of them.
+//! Plans that were measured to be faster than the plans by the rules, and their file.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::{self, Write as _};
 
 use super::registers::Registers;
 
-/// Calls that one measurement stands for: their numbers, lengths rounded up to powers of two.
+/// Calls that share one measurement: equal numbers, and lengths rounded up to powers of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Class([u32; Class::WORDS]);
 
 impl Class {
     const WORDS: usize = 9;
 
-    /// Of calls that agree in `exact` (what it means is the caller's, for each `kind`) and whose
-    /// `lengths` are not far apart.
+    /// Returns the class of calls with the same `kind` and `exact` and with similar `lengths`. The
+    /// caller defines the meaning of `exact` for each `kind`.
     pub fn new(kind: u32, exact: [u32; 4], lengths: [usize; 4]) -> Self {
         let mut words = [kind; Self::WORDS];
         words[1..5].copy_from_slice(&exact);
@@ -22,26 +22,25 @@ impl Class {
     }
 }
 
-/// What a plan is told to do otherwise than by its rules. One that does not suit a call is not
-/// followed.
+/// Deviations of a plan from the rules. A plan ignores a pick that does not suit the call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Pick {
-    /// The staged path.
+    /// Use the staged path.
     pub staged: bool,
     pub no_matrix: bool,
     pub no_decode: bool,
     pub no_subgroups: bool,
-    /// As for a GPU of so many registers.
+    /// Plan for a GPU with this number of registers.
     pub registers: Option<Registers>,
-    /// Rows of a workgroup, 0 for as many as the rules say.
+    /// Rows of a workgroup; 0 for the number by the rules.
     pub rows: u32,
-    /// Keys of a block, or invocations of a workgroup of a product; 0 for as many as the rules say.
+    /// Keys of a block, or invocations of a workgroup of a product; 0 for the number by the rules.
     pub keys: u32,
-    /// Splits of the keys: as many as the rules say, doubled or halved so often.
+    /// The number of splits by the rules is multiplied by 2 to this power.
     pub splits: i8,
 }
 
-/// Most doublings of splits.
+/// The most doublings of splits.
 const MOST_DOUBLINGS: i8 = 8;
 
 impl Pick {
@@ -98,21 +97,21 @@ impl fmt::Display for Pick {
 /// The picks of one device.
 pub(crate) type Picks = HashMap<Class, Pick>;
 
-/// 64 bits of FNV-1a (Fowler, Noll, Vo): the same on every machine and in every version.
+/// FNV-1a with 64 bits (Fowler, Noll, Vo): the same on every machine and in every version.
 pub(crate) fn hash<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u64 {
-    // A length first, so that parts do not run together.
+    // The length comes first, so that different parts give different bytes.
     let bytes = parts
         .into_iter()
         .flat_map(|part| (part.len() as u64).to_le_bytes().into_iter().chain(part.iter().copied()));
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
 
-/// What [`Pipelines::tune`](crate::Pipelines::tune) found, on one device or on several: to keep in
-/// a file, or to ship with an application for the devices it was tried on.
+/// The results of [`Pipelines::tune`](crate::Pipelines::tune), from one device or several. Write
+/// them to a file, or ship them with an application for the devices that were measured.
 ///
-/// As bytes it is text, a line for each class of calls. What holds for another device, driver or
-/// version of this crate is kept and not used; lines that are damaged, and files of another format,
-/// are ignored.
+/// The bytes are text, with one line for each class of calls. Entries for other devices, drivers or
+/// versions of this crate are ignored, but stay in the file. Damaged lines, and files of another
+/// format, are ignored.
 ///
 /// ```
 /// use wgpu_attention::tuning::TuningCache;
@@ -128,27 +127,27 @@ pub struct TuningCache {
 const FORMAT: &str = "wgpu-attention tuned 1";
 
 impl TuningCache {
-    /// Nothing.
+    /// Returns an empty cache.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// How many classes of calls it has an entry for, those of other devices too.
+    /// Returns the number of entries, including entries for other devices.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether it has none.
+    /// True if there are no entries.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Adds what `other` has; where both have an entry, that of `other` stays.
+    /// Adds the entries of `other`. They replace entries of the same device and class.
     pub fn merge(&mut self, other: &TuningCache) {
         self.entries.extend(&other.entries);
     }
 
-    /// As [`from_bytes`](Self::from_bytes) reads it.
+    /// Returns the bytes that [`from_bytes`](Self::from_bytes) reads.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut text = format!("{FORMAT}\n");
         for ((device, class), pick) in &self.entries {
@@ -161,7 +160,7 @@ impl TuningCache {
         text.into_bytes()
     }
 
-    /// What `bytes` hold, as far as they can be read.
+    /// Reads the entries of `bytes`, as far as they can be read.
     pub fn from_bytes(bytes: &[u8]) -> Self {
         let mut lines =
             bytes.split(|byte| *byte == b'\n').map(|line| std::str::from_utf8(line).unwrap_or(""));
@@ -171,12 +170,13 @@ impl TuningCache {
         TuningCache { entries: lines.filter_map(|line| entry(line.trim_end())).collect() }
     }
 
-    /// What the file at `path` holds; nothing where there is none, or none that can be read.
+    /// Reads the file at `path`. The cache is empty if there is no such file or if it cannot be
+    /// read.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn read(path: impl AsRef<std::path::Path>) -> Self {
         let read = || {
             let mut file = std::fs::File::open(path)?;
-            // Another process may be writing. Where files cannot be locked, a half written one has
+            // Another process may be writing. Without file locks, a file that is half written has
             // fewer whole lines.
             let _ = file.lock_shared();
             let mut bytes = Vec::new();
@@ -186,8 +186,8 @@ impl TuningCache {
         read().map_or_else(|_| TuningCache::new(), |bytes| TuningCache::from_bytes(&bytes))
     }
 
-    /// Adds these entries to the file at `path`, which is made if there is none, and returns all
-    /// that it then has. Several processes may do so at once.
+    /// Adds these entries to the file at `path`, and returns all entries of the file. It creates
+    /// the file if there is none. Several processes may write at the same time.
     ///
     /// # Errors
     /// A path that cannot be written.
@@ -207,20 +207,20 @@ impl TuningCache {
         Ok(all)
     }
 
-    /// `picks` of one device.
+    /// Returns the entries of one device, with its `picks`.
     pub(crate) fn of(device: u64, picks: Option<&Picks>) -> Self {
         let picks = picks.into_iter().flatten();
         TuningCache { entries: picks.map(|(class, pick)| ((device, *class), *pick)).collect() }
     }
 
-    /// Those of one device.
+    /// Returns the picks of one device.
     pub(crate) fn picks(&self, device: u64) -> Picks {
         let of_device = self.entries.iter().filter(|((of, _), _)| *of == device);
         of_device.map(|((_, class), pick)| (*class, *pick)).collect()
     }
 }
 
-/// A line of the file, unless it is damaged.
+/// Reads a line of the file, unless it is damaged.
 fn entry(line: &str) -> Option<((u64, Class), Pick)> {
     let (line, check) = line.rsplit_once(' ')?;
     if check != format!("{:016x}", hash([line.as_bytes()])) {
@@ -278,7 +278,7 @@ mod tests {
         }
     }
 
-    /// Every way to cut the file off leaves its whole lines.
+    /// A file that is cut off at any byte keeps its whole lines.
     #[test]
     fn truncated_files_lose_what_was_cut() {
         let bytes = some().to_bytes();
@@ -287,7 +287,7 @@ mod tests {
             let read = TuningCache::from_bytes(&bytes[..end]);
             assert!(read.entries.iter().all(|(key, pick)| some().entries.get(key) == Some(pick)));
             let whole = bytes[..end].iter().filter(|byte| **byte == b'\n').count().saturating_sub(1);
-            // The last line is whole without its end.
+            // The last line is complete even without its line end.
             assert!(read.len() == whole || read.len() == whole + 1, "{end}: {} of {lines}", read.len());
         }
     }
@@ -307,7 +307,7 @@ mod tests {
         }
     }
 
-    /// A file of this test, none yet.
+    /// Returns the path of a file for this test. The file does not exist yet.
     fn path(name: &str) -> std::path::PathBuf {
         let path = std::env::temp_dir().join(format!("wgpu-attention-{name}-{}", std::process::id()));
         let _ = std::fs::remove_file(&path);
@@ -333,7 +333,7 @@ mod tests {
     const WRITER: &str = "WGPU_ATTENTION_TEST_WRITER";
     const WRITES: usize = 60;
 
-    /// This test starts itself twice; each process adds entries of its own, one by one.
+    /// This test starts itself twice. Each process adds separate entries, one by one.
     #[test]
     fn two_processes_write_at_once() {
         let entry = |device: u64, n: usize| {
@@ -350,7 +350,7 @@ mod tests {
         }
         let path = path("processes");
         let spawn = |device: u64| {
-            // Not `current_exe`, which may be a loader that was given this program.
+            // `current_exe` may be a loader that started this program.
             std::process::Command::new(std::env::args_os().next().expect("a program"))
                 .args(["--exact", "device::tuned::tests::two_processes_write_at_once"])
                 .env(WRITER, format!("{device} {}", path.display()))

@@ -1,4 +1,4 @@
-//! A mask of the device against one of the host, pair by pair.
+//! Compares a mask on the device with a mask on the host, pair by pair.
 
 use super::Gpu;
 use super::upload::storage_buffer;
@@ -9,7 +9,7 @@ use crate::tensor::{DType, Error, Shape, TensorView};
 
 /// Pairs that are compared.
 const PAIRS: usize = 4096;
-/// What is asked of each.
+/// Answers for each pair.
 const ANSWERS: usize = 3;
 
 /// Marsaglia 2003, "Xorshift RNGs".
@@ -27,18 +27,17 @@ impl Random {
         (self.next() % n.max(1) as u64) as usize
     }
 
-    /// From −8 to 8, as scores are.
+    /// Returns a score from −8 to 8, the usual range of scores.
     fn score(&mut self) -> f32 {
         (self.next() % (1 << 20)) as f32 / (1 << 16) as f32 - 8.0
     }
 }
 
 impl Gpu {
-    /// Compares `device` with `host` at 4096 random pairs of `shape` and scores from −8 to 8: which
-    /// pairs are seen, their scores, and the derivative of those. For testing that a
-    /// [`ScoreMod`](crate::mask::ScoreMod) or [`MaskMod`](crate::mask::MaskMod) and the host's
-    /// closures mean the same. Returns the largest difference, of numbers beyond 1 relative to
-    /// them.
+    /// Compares `device` with `host` at 4096 random pairs of `shape`, with scores from −8 to 8. Use
+    /// it to test that a [`ScoreMod`](crate::mask::ScoreMod) or [`MaskMod`](crate::mask::MaskMod)
+    /// equals the host's closure. It compares which pairs are visible, their scores, and the
+    /// derivatives of the scores. Returns the largest difference, relative for values beyond 1.
     ///
     /// ```no_run
     /// use wgpu_attention::{Gpu, Mask, Shape};
@@ -53,7 +52,8 @@ impl Gpu {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Mod`] for the first pair that differs by more than `tolerance`; whatever a call with such a mask is refused for.
+    /// [`Error::Mod`] for the first pair that differs by more than `tolerance`. Errors of a call
+    /// with such a mask.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn compare_masks(
         &self,
@@ -65,7 +65,7 @@ impl Gpu {
         pollster::block_on(self.compare_masks_async(device, host, shape, tolerance))
     }
 
-    /// [`compare_masks`](Self::compare_masks), not blocking.
+    /// The async variant of [`compare_masks`](Self::compare_masks).
     ///
     /// # Errors
     /// As [`compare_masks`](Self::compare_masks).
@@ -121,14 +121,14 @@ impl Gpu {
             for ((got, want), name) in got[1..].iter().zip(want).zip(names).take(1 + usize::from(derivative))
             {
                 let got = f64::from(*got);
-                // Of an infinity or a NaN, itself.
+                // Equal infinities and two NaN have no difference.
                 let alike = got == want || got.is_nan() && want.is_nan();
                 let off = if alike { 0.0 } else { (got - want).abs() / want.abs().max(1.0) };
                 if off.is_nan() || off > tolerance {
                     return differs("score_mod", name, got, want);
                 }
                 worst = worst.max(off);
-                // A hidden pair's is asked by nothing.
+                // Nothing reads the derivative of a hidden pair.
                 if want == f64::NEG_INFINITY {
                     break;
                 }

@@ -1,4 +1,4 @@
-//! Waiting for the device.
+//! Waits for the device.
 
 use futures_channel::oneshot;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use crate::tensor::Error;
 #[cfg(not(target_arch = "wasm32"))]
 use crate::device::opengl::{is_opengl, lock_opengl};
 
-/// Maps all of `staging` for reading, when the device has done `submission` and everything before
-/// it.
+/// Maps all of `staging` for reading, after the device has finished `submission` and all earlier
+/// work.
 ///
 /// # Errors
 /// [`Error::DeviceLost`].
@@ -45,9 +45,9 @@ pub(super) async fn done(
     Ok(())
 }
 
-/// Waits until the device has done `submission`, or all that was submitted so far. A thread does,
-/// so that the executor of the future is not blocked. On OpenGL it waits until `is_done` is true or
-/// the queue is empty.
+/// Waits until the device has finished `submission`, or everything submitted so far. A thread
+/// waits, so that the future's executor is not blocked. On OpenGL it waits until `is_done` is true
+/// or the queue is empty.
 #[cfg(not(target_arch = "wasm32"))]
 pub(super) async fn done(
     device: &wgpu::Device,
@@ -64,8 +64,8 @@ pub(super) async fn done(
     }
     let wait = move |device: &wgpu::Device, submission_index| {
         if !is_opengl(device) {
-            // Without a timeout: wgpu 30 panics if one runs out while another thread finds the
-            // queue empty.
+            // No timeout: wgpu 30 panics if a timeout ends while another thread finds the queue
+            // empty.
             return device.poll(wgpu::PollType::Wait { submission_index, timeout: None });
         }
         // `PollType::Wait` would hold the lock of OpenGL.
@@ -87,7 +87,7 @@ pub(super) async fn done(
             Ok(result) => result.map(drop).map_err(lost),
             Err(e) => Err(Error::DeviceLost(e.to_string())),
         },
-        // A system without another thread.
+        // The system has no further thread.
         Err(_) => wait(device, submission).map(drop).map_err(lost),
     }
 }

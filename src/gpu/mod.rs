@@ -1,4 +1,4 @@
-//! A device of one's own, for newcomers and tests: slices in, `Vec` out.
+//! A device with its queue and pipelines, for newcomers and tests: slices in, `Vec` out.
 
 mod compare;
 mod mapped;
@@ -25,11 +25,10 @@ use crate::tensor::{DType, Error, Shape, count};
 
 /// A device, its queue and its pipelines.
 ///
-/// Uploads, submits and reads back by itself, which an application that has a device of its own
-/// will not
-/// want: see [`Attention`]. The functions that end in `_async` work in browsers too; the others
-/// block. Outside of browsers, the futures are `Send` and do not block their executor while the
-/// device computes: a thread waits for each read-back.
+/// It uploads, submits and reads back. An application that already has a device uses [`Attention`]
+/// instead. The functions that end in `_async` also work in browsers; the others block. Outside of
+/// browsers, the futures are `Send`. They do not block their executor while the device computes: a
+/// thread waits for each read-back.
 ///
 /// Threads may share a `Gpu`. On OpenGL only one of them at a time calls wgpu: see [`Pipelines`].
 ///
@@ -50,15 +49,15 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// The fastest adapter there is, blocking, of a `wgpu::Instance` of its own: do not mix its
-    /// buffers with those of another instance's devices, which wgpu cannot tell apart. If you have
-    /// a device, use
-    /// [`with_device`](Self::with_device). `WGPU_BACKEND` and wgpu's other variables are honoured.
+    /// Opens the fastest adapter of a new `wgpu::Instance`; it blocks. Do not mix its buffers with
+    /// buffers of another instance's devices: wgpu cannot tell them apart. If you have a device,
+    /// use [`with_device`](Self::with_device). `WGPU_BACKEND` and wgpu's other variables are
+    /// honoured.
     ///
-    /// The device has what helps, as far as the adapter has it: what [`Config::required`] lists for
-    /// F16, and timestamp queries. It has no experimental features, hence no matrix units: these
-    /// take your consent (see
-    /// [`Pipelines::with_adapter`] and [`with_pipelines`](Self::with_pipelines)).
+    /// The device gets timestamp queries, and the features and limits of [`Config::required`] for
+    /// F16. It lacks those that the adapter does not have. It has no experimental features, and
+    /// therefore no matrix units. These need your consent: see [`Pipelines::with_adapter`] and
+    /// [`with_pipelines`](Self::with_pipelines).
     ///
     /// # Errors
     /// [`Error::NoAdapter`].
@@ -67,7 +66,7 @@ impl Gpu {
         pollster::block_on(Self::new_async())
     }
 
-    /// The fastest adapter there is; see `new`.
+    /// Opens the fastest adapter; see `new`.
     ///
     /// # Errors
     /// [`Error::NoAdapter`].
@@ -85,8 +84,8 @@ impl Gpu {
             .request_device(&wgpu::DeviceDescriptor {
                 label: Some("attention"),
                 required_features: features,
-                // Old adapters may have less than the defaults; a call that needs them is then
-                // refused.
+                // Old adapters may have lower limits than the defaults. Calls that need the
+                // defaults are then refused.
                 required_limits: limits.or_worse_values_from(&adapter.limits()),
                 ..Default::default()
             })
@@ -95,14 +94,14 @@ impl Gpu {
         Ok(Self::with_pipelines(queue, Pipelines::with_adapter(&device, &adapter)))
     }
 
-    /// On a device that exists already.
+    /// Uses a device that already exists.
     pub fn with_device(device: wgpu::Device, queue: wgpu::Queue) -> Self {
         let pipelines = Pipelines::new(&device);
         Gpu { device, queue, pipelines }
     }
 
-    /// On the device of `pipelines`, for instance of [`Pipelines::with_adapter`], which know of its
-    /// matrix units.
+    /// Uses the device of `pipelines`. Pipelines of [`Pipelines::with_adapter`] use its matrix
+    /// units.
     pub fn with_pipelines(queue: wgpu::Queue, pipelines: Pipelines) -> Self {
         Gpu { device: pipelines.device().clone(), queue, pipelines }
     }
@@ -117,12 +116,12 @@ impl Gpu {
         &self.queue
     }
 
-    /// The pipelines, to make operators with.
+    /// The pipelines, from which operators are made.
     pub fn pipelines(&self) -> &Pipelines {
         &self.pipelines
     }
 
-    /// Checks each family of kernels on this device and puts aside what is wrong: see
+    /// Checks each family of kernels on this device and disables wrong ones: see
     /// [`Pipelines::check`].
     ///
     /// # Errors
@@ -132,7 +131,7 @@ impl Gpu {
         self.pipelines.check(&self.queue)
     }
 
-    /// `check`, not blocking.
+    /// The async variant of `check`.
     ///
     /// # Errors
     /// As [`Pipelines::check_async`].
@@ -140,7 +139,8 @@ impl Gpu {
         self.pipelines.check_async(&self.queue).await
     }
 
-    /// `softmax(q kᵀ / √head_dim, masked) · v` over dense f32 slices shaped as [`Shape`] says.
+    /// Computes `softmax(q kᵀ / √head_dim, masked) · v` over dense f32 slices. [`Shape`] describes
+    /// their layout.
     ///
     /// # Errors
     /// Slices or masks that do not fit `shape`, a device without enough memory, a lost device.
@@ -158,7 +158,7 @@ impl Gpu {
         pollster::block_on(self.attend_async(q, k, v, shape, mask))
     }
 
-    /// [`attend`](Self::attend), not blocking.
+    /// The async variant of [`attend`](Self::attend).
     ///
     /// # Errors
     /// As [`attend`](Self::attend).
@@ -174,12 +174,14 @@ impl Gpu {
         self.run([q, k, v], shape, &options, false).await.map(|attended| attended.out)
     }
 
-    /// Attention with all its options and outputs, taking and giving what
-    /// [`reference::attention`](crate::reference::attention) does: the two compare one to one. It runs the kernels that
-    /// [`Attention`] would: the fused ones, unless [`Options::weights`] asks for the weights.
+    /// Computes attention with all its options and outputs. It takes and returns the same types as
+    /// [`reference::attention`](crate::reference::attention), so that results compare one to one.
+    /// It runs the kernels of [`Attention`]: the fused ones, unless [`Options::weights`] requests
+    /// the weights.
     ///
     /// # Errors
-    /// As [`attend`](Self::attend), and `options.appended`, which only layers have.
+    /// The errors of [`attend`](Self::attend), and an error if `options.appended` is set: only
+    /// layers support it.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn attention(
         &self,
@@ -192,7 +194,7 @@ impl Gpu {
         pollster::block_on(self.attention_async(q, k, v, shape, options))
     }
 
-    /// [`attention`](Self::attention), not blocking.
+    /// The async variant of [`attention`](Self::attention).
     ///
     /// # Errors
     /// As [`attention`](Self::attention).
@@ -247,10 +249,10 @@ impl Gpu {
         attended
     }
 
-    /// Records with `record` and submits; if it fails, nothing is submitted.
+    /// Records with `record` and submits. If `record` fails, nothing is submitted.
     ///
     /// # Errors
-    /// What `record` returns, and what wgpu reports at submission.
+    /// The errors of `record`, and the errors that wgpu reports at submission.
     pub fn submit(
         &self,
         record: impl FnOnce(&mut wgpu::CommandEncoder) -> Result<(), Error>,
@@ -261,7 +263,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// A storage buffer of at least `bytes`, which can be copied from and to.
+    /// Creates a storage buffer of at least `bytes`, with copy usages in both directions.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::Refused`] if it is larger than the device allows.
@@ -269,8 +271,8 @@ impl Gpu {
         storage_buffer(&self.device, bytes)
     }
 
-    /// Before a submission: a software driver computes what was submitted before within the next
-    /// submission, and would block the executor. On OpenGL threads wait for each other in any case.
+    /// Waits before a submission. A software driver computes earlier submissions within the next
+    /// one, and would block the executor. On OpenGL threads wait for each other in any case.
     async fn settle(&self) -> Result<(), Error> {
         if !self.pipelines.facts().software || is_opengl(&self.device) {
             return Ok(());
@@ -288,7 +290,7 @@ impl Gpu {
         UploadedMask::new(&self.device, &self.queue, mask)
     }
 
-    /// A storage buffer that holds `data`.
+    /// Creates a storage buffer that holds `data`.
     ///
     /// # Errors
     /// As [`buffer`](Self::buffer).
@@ -296,7 +298,7 @@ impl Gpu {
         upload_bytes(&self.device, &self.queue, bytemuck::cast_slice(data).to_vec())
     }
 
-    /// A storage buffer that holds `data`, one byte each, for [`DType::Bool`].
+    /// Creates a storage buffer that holds `data`, one byte each, for [`DType::Bool`].
     ///
     /// # Errors
     /// As [`buffer`](Self::buffer).
@@ -317,7 +319,8 @@ impl Gpu {
         Ok(Uploaded { buffer: self.upload(data)?, dtype: DType::F32, shape })
     }
 
-    /// The first `n` elements of a buffer with usage `COPY_SRC`, after everything submitted before.
+    /// Returns the first `n` elements of a buffer with usage `COPY_SRC`, after all earlier
+    /// submissions.
     ///
     /// # Errors
     /// [`Error::DeviceLost`], [`Error::Refused`] if the buffer is shorter or lacks the usage.
@@ -330,8 +333,8 @@ impl Gpu {
         pollster::block_on(self.download_async(buffer, n))
     }
 
-    /// [`download`](Self::download), not blocking: outside of browsers a thread waits for the device. Submit nothing that writes to the
-    /// buffer before the future is done.
+    /// The async variant of [`download`](Self::download): outside of browsers a thread waits for
+    /// the device. Submit nothing that writes to the buffer before the future is done.
     ///
     /// # Errors
     /// As [`download`](Self::download).
@@ -344,7 +347,7 @@ impl Gpu {
             // wgpu maps no empty ranges.
             return Ok(vec![T::zeroed(); n]);
         }
-        // One that no buffer has, if there are more.
+        // A size that no buffer has, if `n` is too large.
         let bytes = n.saturating_mul(size_of::<T>()).min(isize::MAX as usize);
         let size = (bytes as u64).next_multiple_of(4);
         let watch = Watch::begin(&self.device);

@@ -1,4 +1,4 @@
-//! A multi-head attention layer of slices.
+//! A multi-head attention layer over slices.
 
 use super::Gpu;
 use super::upload::{LinearBuffers, Outputs, Uploaded, UploadedDropout, UploadedRotary};
@@ -11,11 +11,12 @@ use crate::rows::norm::NormWeights;
 use crate::tensor::Error;
 
 impl Gpu {
-    /// A multi-head attention layer, taking what
-    /// [`reference::multi_head`](crate::reference::multi_head)
-    /// does: the two compare one to one. Scale and softcap are the layer's, not those of `options`.
+    /// Computes a multi-head attention layer. It takes the same types as
+    /// [`reference::multi_head`](crate::reference::multi_head), so that results compare one to one.
+    /// Scale and softcap come from the layer, not from `options`.
     ///
-    /// Uploads the weights each time; an application makes a [`MultiHeadAttention`] once instead.
+    /// It uploads the weights at each call. An application creates a [`MultiHeadAttention`] once
+    /// instead.
     ///
     /// # Errors
     /// As [`attend`](Self::attend), and weights that do not have the shapes of `config`.
@@ -31,7 +32,7 @@ impl Gpu {
         pollster::block_on(self.multi_head_async(inputs, shape, config, weights, options))
     }
 
-    /// [`multi_head`](Self::multi_head), not blocking.
+    /// The async variant of [`multi_head`](Self::multi_head).
     ///
     /// # Errors
     /// As [`multi_head`](Self::multi_head).

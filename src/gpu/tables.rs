@@ -5,7 +5,7 @@ use crate::presets::{Table, TableData};
 use crate::tensor::Error;
 
 impl Gpu {
-    /// Storage buffers that hold a preset's tables, in their order.
+    /// Uploads a preset's tables to storage buffers, in their order.
     ///
     /// # Errors
     /// As [`buffer`](Self::buffer).

@@ -1,4 +1,4 @@
-//! Host tensors in device memory, for the length of one call.
+//! Host tensors that are uploaded for one call.
 
 use std::convert::Infallible;
 
@@ -10,7 +10,7 @@ use crate::position::{Rope, Rotary, Rotation, RowPositions};
 use crate::reference::{Attended, HostLinear, Options};
 use crate::tensor::{DType, Error, HostTensor, Shape, TensorView, count};
 
-/// A dense tensor in a buffer of its own.
+/// A dense tensor in a separate buffer.
 #[derive(Clone, Debug)]
 pub(super) struct Uploaded {
     pub buffer: wgpu::Buffer,
@@ -59,7 +59,7 @@ pub(super) struct UploadedRotary {
 }
 
 impl UploadedRotary {
-    /// Those of `options`, of rows `[batch, length]`, if it has any.
+    /// Uploads the rotary positions of `options` for rows `[batch, length]`, if it has any.
     pub fn new(gpu: &Gpu, options: &Options, [batch, length]: [usize; 2]) -> Result<Option<Self>, Error> {
         let Some((rope, at)) = options.rotary else { return Ok(None) };
         let at = match at {
@@ -82,7 +82,7 @@ impl UploadedRotary {
     }
 }
 
-/// What a call writes.
+/// The outputs of a call.
 pub(super) struct Outputs {
     pub out: Uploaded,
     pub lse: Option<Uploaded>,
@@ -119,7 +119,7 @@ impl Outputs {
     }
 }
 
-/// A mask whose tensors were slices, in device memory. It keeps its buffers.
+/// A mask in device memory, uploaded from slices. It owns its buffers.
 ///
 /// ```no_run
 /// # fn f(device: &wgpu::Device, queue: &wgpu::Queue, call: wgpu_attention::Forward)
@@ -139,11 +139,11 @@ pub struct UploadedMask {
 }
 
 impl UploadedMask {
-    /// Uploads the tensors of `mask`, each to a buffer of its own.
+    /// Uploads the tensors of `mask`, each to a separate buffer.
     ///
     /// # Errors
-    /// [`Error::Length`] for a slice that is not as long as its shape says, [`Error::OutOfMemory`]. Whether shapes fit is
-    /// for the call that uses the mask.
+    /// [`Error::Length`] for a slice whose length does not match its shape, [`Error::OutOfMemory`].
+    /// The call that uses the mask checks that the shapes fit.
     pub fn new(device: &wgpu::Device, queue: &wgpu::Queue, mask: &HostMask) -> Result<Self, Error> {
         fn dense<T: Copy>(tensor: &'static str, t: &HostTensor<T>) -> Result<(), Error> {
             let (expected, got) = (count(t.shape), t.data.len());
@@ -176,7 +176,7 @@ impl UploadedMask {
         Ok(UploadedMask { mask })
     }
 
-    /// The mask, for a call.
+    /// Returns the mask for a call.
     pub fn view(&self) -> DeviceMask<'_> {
         fn view<'a>(_: &'static str, t: &'a Uploaded) -> Result<TensorView<'a>, Infallible> {
             Ok(t.view())
@@ -186,7 +186,7 @@ impl UploadedMask {
     }
 }
 
-/// The weights that dropout keeps, where the caller chose them.
+/// The weights that dropout keeps, if the caller chose them.
 pub(super) struct UploadedDropout(Option<Uploaded>);
 
 impl UploadedDropout {
@@ -206,7 +206,7 @@ impl UploadedDropout {
     }
 }
 
-/// A storage buffer of `bytes`, whole words of them.
+/// Creates a storage buffer with `bytes`, padded to whole words.
 pub(super) fn upload_bytes(
     device: &wgpu::Device,
     queue: &wgpu::Queue,
@@ -218,7 +218,7 @@ pub(super) fn upload_bytes(
     Ok(buffer)
 }
 
-/// A storage buffer of at least `bytes`, which can be copied from and to.
+/// Creates a storage buffer of at least `bytes`, with copy usages in both directions.
 pub(super) fn storage_buffer(device: &wgpu::Device, bytes: usize) -> Result<wgpu::Buffer, Error> {
     guarded(device, "a buffer", || {
         device.create_buffer(&wgpu::BufferDescriptor {

@@ -1,4 +1,4 @@
-//! The arguments of kernels: tensors in all the ways in which a kernel may bind them.
+//! The arguments of kernels: tensors, and the ways in which a kernel can bind them.
 
 use std::fmt::Write as _;
 
@@ -6,16 +6,15 @@ use super::{Binding, Declared, Shared, Slots, View, Width};
 use crate::device::DeviceFacts;
 use crate::tensor::{Access, DType, Layout, TensorView, Window, broadcast};
 
-/// A tensor that is always there, and one that may be absent.
+/// A required tensor, and an optional tensor.
 pub(crate) type One<'a> = TensorView<'a>;
 pub(crate) type Opt<'a> = Option<TensorView<'a>>;
 
-/// Words whose meaning the kernel knows, and words that may be absent.
+/// Required and optional words. The kernel interprets them.
 pub(crate) type Raw<'a> = Window<'a>;
 pub(crate) type OptRaw<'a> = Option<Window<'a>>;
 
-/// A part of a buffer that is bound as it stands. Its view may count from an element outside of
-/// that part.
+/// A part of a buffer that is bound as it is. Its view may count from an element outside that part.
 #[derive(Clone, Copy)]
 pub(crate) struct Placed<'a> {
     pub window: Window<'a>,
@@ -29,15 +28,14 @@ impl<'a> Placed<'a> {
     }
 }
 
-/// A tensor that is read, and not bound where the kernel writes to it.
+/// A tensor that is read. It is not bound if the kernel writes to it in place.
 #[derive(Clone, Copy)]
 pub(crate) struct Source<'a> {
     pub tensor: TensorView<'a>,
     pub in_place: bool,
 }
 
-/// Buffers of one type, of which the kernel picks one by its number. `NAME_at(slot, o)` loads an
-/// element.
+/// Buffers of one type. The kernel chooses one by its number: `NAME_at(slot, o)` loads an element.
 #[derive(Clone, Copy)]
 pub(crate) struct Several<'a> {
     windows: [Option<Window<'a>>; Several::MOST],
@@ -54,14 +52,14 @@ impl<'a> Several<'a> {
     }
 }
 
-/// An argument as a dispatch has it.
+/// An argument of a dispatch.
 pub(crate) trait Argument<'a>: Copy {
-    /// The part of it that changes the text.
+    /// The part of the argument that changes the text of the kernel.
     type Key: Key;
 
     fn key(self) -> Self::Key;
 
-    /// The layout in the uniform; zeros stand for none.
+    /// The layout in the uniform; all zeros if it is `None`.
     fn layout(self, device: &DeviceFacts) -> Option<Layout>;
 
     /// Appends its windows.
@@ -166,8 +164,8 @@ impl<'a> Argument<'a> for Several<'a> {
     }
 }
 
-/// The keys of arguments, by the names of those. They are no projections: the compiler does not
-/// copy fields whose types are.
+/// The keys of arguments, under the same names. They are not written as projections of associated
+/// types, because the compiler does not copy fields of such types.
 pub(crate) mod keys {
     use super::{Slots, Untyped};
     use crate::tensor::DType;
@@ -181,7 +179,7 @@ pub(crate) mod keys {
     pub(crate) type Several = Slots;
 }
 
-/// The key of words: nothing of them changes the text.
+/// The key of words. It never changes the text of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Untyped;
 
@@ -228,7 +226,7 @@ impl<K: Key> Key for Option<K> {
     }
 }
 
-/// Accessors of a tensor that is absent: zeros, and stores that do nothing.
+/// The accessors of an absent tensor: loads return zero, and stores do nothing.
 fn accessors_of_none(name: &str, access: Access, scalar: Scalar) -> String {
     let (ty, zero) = match scalar {
         Scalar::F32 => ("f32", "0.0"),
@@ -251,21 +249,21 @@ fn accessors_of_none(name: &str, access: Access, scalar: Scalar) -> String {
     text
 }
 
-/// The view of a tensor in the uniform, zeros if it is absent.
+/// The view of a tensor in the uniform; zeros if the tensor is absent.
 pub(crate) fn view(layout: Option<Layout>) -> View {
     layout.map_or(View::default(), View::from)
 }
 
-/// The same of a tensor whose axes of one element repeat it.
+/// The view of a tensor in the uniform, with axes of one element repeated.
 pub(crate) fn repeating(layout: Option<Layout>) -> View {
     view(layout.map(broadcast))
 }
 
-/// Tensors and numbers that several kernels have together.
+/// Tensors and numbers that several kernels share.
 pub(crate) trait Group<'a>: Clone {
-    /// The part of it that changes the text.
+    /// The part of the group that changes the text of the kernel.
     type Key: GroupKey;
-    /// Its members in the uniform.
+    /// The members of the group in the uniform.
     type Uniform: Shared;
 
     fn key(&self) -> Self::Key;

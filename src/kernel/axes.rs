@@ -1,10 +1,10 @@
-//! Values that axes of variants have in many kernels, and the texts of shaders.
+//! Values for the axes of kernel variants, and the texts of shaders.
 
 use super::Width;
 use crate::device::Fragment;
 use crate::tensor::DType;
 
-/// A shader's text, by its path in `shaders` without the extension.
+/// The text of a shader, by its path in `shaders` without the extension.
 macro_rules! shader {
     ($path:literal) => {
         include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/shaders/", $path, ".wgsl"))
@@ -12,7 +12,7 @@ macro_rules! shader {
 }
 pub(crate) use shader;
 
-/// The text of the memory that fragments are loaded from and stored to.
+/// The WGSL of the workgroup memory that matrix fragments are loaded from and stored to.
 pub(crate) fn memory_of(fragment: Fragment) -> &'static str {
     match fragment {
         Fragment::Eight => shader!("matmul/memory_scalars"),
@@ -20,7 +20,7 @@ pub(crate) fn memory_of(fragment: Fragment) -> &'static str {
     }
 }
 
-/// Values of a variant's axes.
+/// Values of axes that many variants share.
 pub(crate) const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 pub(crate) const FLOATS_OR_NONE: [Option<DType>; 4] =
     [None, Some(DType::F32), Some(DType::F16), Some(DType::BF16)];

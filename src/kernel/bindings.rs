@@ -1,4 +1,4 @@
-//! Dispatches that are bound already.
+//! A cache of validated and bound dispatches.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
@@ -8,66 +8,69 @@ use super::KernelVariant;
 use crate::device::opengl::lock_opengl;
 use crate::tensor::Error;
 
-/// A dispatch that has been validated and bound once: the same call records it again as it is.
+/// A dispatch that has been validated and bound. The same call can record it again without changes.
 #[derive(Clone, Debug)]
 pub(crate) struct BoundDispatch {
     pub pipeline: wgpu::ComputePipeline,
     pub bind_group: wgpu::BindGroup,
 }
 
-/// What identifies a dispatch.
+/// The key of a bound dispatch.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct BindingKey {
     pub variant: KernelVariant,
     pub params: Vec<u8>,
-    /// Buffer, first byte, bytes.
+    /// The buffer, the first byte and the number of bytes of each tensor.
     pub tensors: Vec<(wgpu::Buffer, u64, u64)>,
-    /// The first workgroup of a part of a grid.
+    /// The first workgroup, if the dispatch is a part of a grid.
     pub first: Option<[u32; 3]>,
 }
 
-/// Bindings of other calls, at most: enough for the layers of a large model. A call of many
-/// dispatches keeps its own, and as many more.
+/// The largest number of cached bindings: enough for the layers of a large model. If a call has
+/// more than half as many dispatches, the limit is twice its dispatches.
 const MOST: usize = 1024;
 
-/// Calls without a use after which a binding goes, unless it is used in a longer rhythm.
+/// A binding that is idle for more calls than this is dropped. See [`Entry::idle`].
 const MOST_IDLE_CALLS: u64 = 64;
 
-/// Bytes of buffers that idle bindings alone keep alive, at most, where the current call has less
-/// than half of it.
+/// The largest size of the buffers that only idle bindings keep alive. If the current call's
+/// buffers are larger than half of it, the limit is twice their size.
 const IDLE_BYTES: u64 = 8 << 20;
 
-/// Calls after which the bindings are looked through even if nothing is new.
+/// After this many calls the cache searches for idle bindings, even if no binding is new.
 const ROUND: u64 = 16;
 
-/// Bindings that went and are still known, without their buffers.
+/// The largest number of dropped bindings that the cache remembers, without their buffers.
 const MOST_GONE: usize = 4096;
 
 /// The bindings of recent calls, which keep their buffers alive. A [`Scratch`](crate::Scratch) has
-/// one for the calls that use it, else the operator has.
+/// a cache for the calls that use it. Calls without a scratch use the cache of the operator.
 ///
-/// An application may drop its tensors after each call, and wgpu does not tell. So a binding is
-/// idle from the call after its use on, and the buffers that only idle bindings hold are bounded:
-/// in bytes by twice those of the current call, and in age. A binding that is used again after some
-/// calls is not idle for as many: it belongs to a loop, over the layers of a model for instance.
-/// Bindings that went are remembered by their hash, so that a loop is found whose first round was
-/// too large.
+/// An application may drop its tensors after each call, and wgpu does not report this. Therefore a
+/// binding is idle from the call after its last use on. Buffers that only idle bindings hold are
+/// limited in age, and in bytes by twice the current call's.
 ///
-/// Threads may share one; the lock is held to look and to keep, not while something is bound.
+/// A binding that is used again after some calls is not idle for as many calls. It belongs to a
+/// loop, for example over the layers of a model. The cache remembers the hashes of dropped
+/// bindings. So it also detects a loop whose first round exceeded the limit.
+///
+/// Threads may share a cache. It is locked for lookups and insertions, not while wgpu creates
+/// bindings.
 #[derive(Debug, Default)]
 pub(crate) struct BindingCache {
     bindings: Mutex<Bindings<BindingKey, BoundDispatch>>,
-    /// The device of the [`Scratch`](crate::Scratch) that this belongs to.
+    /// The device, if the cache belongs to a [`Scratch`](crate::Scratch).
     device: Option<wgpu::Device>,
 }
 
 impl BindingCache {
-    /// Usable if another thread panicked with it: there is nothing half done under the lock.
+    /// Locks the cache, even if another thread panicked with the lock: no update is left
+    /// incomplete.
     fn lock(&self) -> MutexGuard<'_, Bindings<BindingKey, BoundDispatch>> {
         self.bindings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An empty one, of a scratch on `device`.
+    /// An empty cache for a scratch on `device`.
     pub fn of_scratch(device: &wgpu::Device) -> Self {
         BindingCache { bindings: Mutex::default(), device: Some(device.clone()) }
     }
@@ -81,7 +84,7 @@ impl BindingCache {
         Err(Error::Unsupported { what: "a scratch on another device", why })
     }
 
-    /// Begins a call, and gives its number.
+    /// Starts a call and returns its number.
     pub fn begin(&self) -> u64 {
         self.lock().begin()
     }
@@ -94,9 +97,9 @@ impl BindingCache {
         self.lock().keep(key, bound, call);
     }
 
-    /// Ends a call: drops what has been idle for too long, or is too much.
+    /// Ends a call: drops bindings that were idle for too long, or that exceed a limit.
     pub fn end(&self, call: u64, device: &wgpu::Device) {
-        // Buffers are freed without the lock.
+        // Buffers are freed after the lock is released.
         let dropped = self.lock().end(call);
         if !dropped.is_empty() {
             let _guard = lock_opengl(device);
@@ -111,7 +114,7 @@ impl BindingCache {
     }
 }
 
-/// What keeps buffers alive.
+/// A value that keeps buffers alive.
 trait Holds: Clone + Eq + std::hash::Hash {
     type Buffer: Clone + Eq + std::hash::Hash;
     fn buffers(&self) -> impl Iterator<Item = (&Self::Buffer, u64)>;
@@ -129,14 +132,14 @@ struct Entry<T> {
     bound: T,
     /// The last call that used it.
     used: u64,
-    /// Calls between uses.
+    /// Calls between two uses; 0 after only one use.
     rhythm: u64,
-    /// Of all its buffers.
+    /// Bytes of all buffers of the binding.
     bytes: u64,
 }
 
 impl<T> Entry<T> {
-    /// Calls for which it has been idle.
+    /// Calls for which the binding has been idle.
     fn idle(&self, call: u64) -> u64 {
         let expected = if self.rhythm == 0 { 0 } else { self.rhythm + self.rhythm / 4 + 1 };
         call.saturating_sub(self.used).saturating_sub(expected)
@@ -146,11 +149,11 @@ impl<T> Entry<T> {
 #[derive(Debug)]
 struct Bindings<K, T> {
     kept: HashMap<K, Entry<T>>,
-    /// Hashes of keys that went, with the last calls that used them.
+    /// Hashes of dropped keys, with the last call that used each.
     gone: HashMap<u64, u64>,
     hasher: RandomState,
     calls: u64,
-    /// Whether something was kept since the last look.
+    /// True if a binding was added since the last search.
     is_changed: bool,
 }
 
@@ -190,14 +193,14 @@ impl<K: Holds, T: Clone> Bindings<K, T> {
         self.is_changed = true;
     }
 
-    /// What is dropped.
+    /// Returns the dropped entries.
     fn end(&mut self, call: u64) -> Vec<(K, Entry<T>)> {
         if !self.is_changed && !call.is_multiple_of(ROUND) {
             return Vec::new();
         }
         self.is_changed = false;
         let mut gone: Vec<K> = Vec::new();
-        // The idle ones, the longest unused first.
+        // The idle bindings, the longest unused first.
         let mut idle = Vec::new();
         let (mut own, mut current) = (0usize, 0u64);
         for (key, entry) in &self.kept {
@@ -235,8 +238,9 @@ impl<K: Holds, T: Clone> Bindings<K, T> {
         dropped
     }
 
-    /// The idle bindings to drop, so that the others alone hold no more than may be. `current`:
-    /// bytes of the call's bindings, each buffer as often as they bind it.
+    /// Returns the idle bindings to drop, so that buffers of idle bindings alone stay within the
+    /// limit. `current` is the sum of bytes over the call's bindings: a buffer counts once per
+    /// binding.
     fn too_much(&self, idle: &[(u64, u64, K)], call: u64, current: u64) -> Vec<K> {
         let mut seen = HashSet::new();
         let mut of_call = 0u64;
@@ -249,7 +253,7 @@ impl<K: Holds, T: Clone> Bindings<K, T> {
             }
         }
         let mut left = of_call.saturating_mul(2).max(IDLE_BYTES);
-        // What others hold is there anyway.
+        // Buffers of busy bindings stay alive in any case.
         let busy = self.kept.iter().filter(|(_, entry)| entry.idle(call) == 0);
         seen.extend(busy.flat_map(|(key, _)| key.buffers()).map(|(buffer, _)| buffer));
         let mut gone = Vec::new();
@@ -259,7 +263,8 @@ impl<K: Holds, T: Clone> Bindings<K, T> {
                 key.buffers().filter(|(buffer, _)| !seen.contains(buffer)).collect();
             new.dedup();
             let bytes = new.iter().fold(0u64, |all, (_, bytes)| all.saturating_add(*bytes));
-            // The oldest go: one that is small enough does not stay behind a newer one that is not.
+            // The oldest bindings are dropped. A small old binding is dropped too if a newer one
+            // was too large.
             is_full |= bytes > left;
             if is_full && bytes > 0 {
                 gone.push(key.clone());
@@ -286,7 +291,7 @@ mod tests {
 
     type Kept = Bindings<Vec<(u64, u64)>, ()>;
 
-    /// A call of these dispatches: how many were not there.
+    /// Makes a call of these dispatches. Returns the number of dispatches that were not cached.
     fn call(kept: &mut Kept, dispatches: &[Vec<(u64, u64)>]) -> usize {
         let number = kept.begin();
         let mut made = 0;
@@ -311,7 +316,7 @@ mod tests {
         for bytes in [1 << 10, 1 << 20, 32 << 20, 1 << 30] {
             let mut kept = Kept::default();
             for n in 0..3000 {
-                // A tensor that stays, and two of the call.
+                // One tensor that stays, and two new tensors of the call.
                 assert_eq!(call(&mut kept, &[vec![(0, bytes), (2 * n + 1, bytes), (2 * n + 2, bytes)]]), 1);
                 assert!(held(&kept) <= 3 * bytes + (6 * bytes).max(IDLE_BYTES), "{n}: {}", held(&kept));
                 assert!(kept.kept.len() as u64 <= MOST_IDLE_CALLS + 1);
@@ -337,7 +342,7 @@ mod tests {
 
     #[test]
     fn loops_over_layers_are_kept() {
-        // Calls of a round, dispatches of each, bytes of a layer's own buffer.
+        // Calls per round, dispatches per call, bytes of each layer's separate buffer.
         for (layers, dispatches, bytes) in
             [(1, 3, 1 << 30), (2, 1, 1 << 30), (32, 4, 1 << 10), (64, 4, 1 << 10), (64, 4, 1 << 30)]
         {
@@ -352,7 +357,7 @@ mod tests {
             if bytes == 1 << 10 || layers <= 2 {
                 assert_eq!(round(&mut kept), 0, "{layers} layers");
             } else {
-                // What was too large to be held for nothing is known to come again.
+                // Bindings above the limit were dropped, but the cache remembers their hashes.
                 assert!(round(&mut kept) <= all);
             }
             (0..100).for_each(|n| assert_eq!(round(&mut kept), 0, "{layers} layers, round {n}"));
@@ -365,7 +370,7 @@ mod tests {
         round(&mut kept);
         round(&mut kept);
         (0..20).for_each(|n| assert_eq!(round(&mut kept), 0, "round {n}"));
-        // When it ends, its bindings go.
+        // After the loop ends, its bindings are dropped.
         for _ in 0..700 {
             call(&mut kept, &[vec![(9999, 1)]]);
         }

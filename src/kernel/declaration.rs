@@ -1,4 +1,4 @@
-//! One declaration for each kernel: its tensors, the numbers in its uniform, the fields of its
+//! The declaration of a kernel: its tensors, the numbers in its uniform, and the fields of its
 //! variant.
 //!
 //! ```text
@@ -15,37 +15,41 @@
 //! }
 //! ```
 //!
-//! A line of `tensors` has, after the name:
+//! After the name, a line of `tensors` has
 //!
-//! 1. the kind of argument (`arguments.rs`): `One`; `Opt`, which may be absent; `Source`, which is absent where it is written in
-//!    place; `Raw` and `OptRaw`, words without a type; `Placed`, a part of a buffer with a view of its own; `Several` buffers;
+//! 1. the kind of argument (`arguments.rs`): `One` is required. `Opt` may be absent. `Source` is
+//!    absent if the kernel writes it in place. `Raw` and `OptRaw` are untyped words. `Placed` is a
+//!    part of a buffer with a separate view. `Several` is a list of buffers.
 //! 2. the access;
 //! 3. the scalar type of its accessors in WGSL;
-//! 4. the field of the variant that has its width, or `one` or `four`;
-//! 5. `view` if the uniform holds its strides and offset, `repeating` if moreover axes of one element stand for any length.
+//! 4. the field of the variant with the width of the tensor, or `one` or `four`;
+//! 5. `view` if the uniform holds strides and offset, or `repeating` if in addition axes of one
+//!    element are repeated.
 //!
-//! Bindings have the order of the lines. From this come
+//! Bindings have the order of the lines. The macro generates
 //!
-//! - `TopK`, the key of the pipeline: the type of each tensor that is there, then the fields of `variant`;
-//! - `TopKCall`, all that a dispatch is made of, and `TopKCall::dispatch`;
-//! - `TopK::declare`, the part of the text that follows from it: bindings with their accessors, for each `Opt` tensor the
-//!   constant `HAS_NAME` and, if it is absent, accessors that do nothing, `struct Params` and the uniform `p`;
-//! - the layout of `Params`: the views, then the numbers, each aligned as WGSL aligns it.
+//! - `TopK`, the key of the pipeline: the type of each tensor that is present, then the fields of
+//!   `variant`;
+//! - `TopKCall`, the arguments of a dispatch, and `TopKCall::dispatch`;
+//! - `TopK::declare`, the part of the text that depends on the declaration: bindings with their
+//!   accessors, `struct Params` and the uniform `p`. For each `Opt` tensor it adds the constant
+//!   `HAS_NAME` and, if the tensor is absent, accessors that do nothing;
+//! - the layout of `Params`: the views, then the numbers, with the alignments of WGSL.
 //!
-//! A [`Group`](super::Group) is bound together by several kernels, as the tensors of a mask are. A
-//! section `groups { mask: Masked MaskVariant, }` between `tensors` and `numbers` gives the types
-//! of the group and of its key. The group is bound behind the tensors, and the uniform holds its
-//! members between views and numbers.
+//! A [`Group`](super::Group) is a set of tensors that several kernels bind together, such as the
+//! tensors of a mask. A section `groups { mask: Masked MaskVariant, }` between `tensors` and
+//! `numbers` declares the types of the group and of its key. The group is bound after the tensors.
+//! In the uniform, its members lie between the views and the numbers.
 //!
-//! By hand stay `describe`, the rest of the text, and `all`, the variants that tests and tools
-//! compile.
+//! `describe`, the rest of the text, is written by hand. So is `all`, the list of variants that
+//! tests and tools compile.
 
 use std::fmt::Write as _;
 
 use super::{Binding, Constant, Field, Kernel, Shared, Slots, Width, compose};
 use crate::tensor::{Access, DType};
 
-/// The bytes of a uniform, each member aligned as in WGSL.
+/// The bytes of a uniform, with each member aligned as in WGSL.
 #[derive(Default)]
 pub(crate) struct UniformBytes(Vec<u8>);
 
@@ -55,7 +59,7 @@ impl UniformBytes {
         self.0.extend_from_slice(bytemuck::bytes_of(&value));
     }
 
-    /// Appends a second uniform, which begins at a vector.
+    /// Appends a second uniform, aligned to 16 bytes.
     pub fn append(&mut self, second: &[u8]) {
         self.0.resize(self.0.len().next_multiple_of(16), 0);
         self.0.extend_from_slice(second);
@@ -76,17 +80,16 @@ const fn align<T>() -> usize {
     }
 }
 
-/// The part of a kernel that follows from its declaration, and what `describe` adds to it.
+/// The part of a kernel that follows from its declaration, with the additions of `describe`.
 #[derive(Default)]
 pub(crate) struct Declared {
     pub bindings: Vec<Binding>,
     pub constants: Vec<Constant>,
-    /// `HAS_NAME` of each tensor that may be absent, and the text of groups.
+    /// `HAS_NAME` of each optional tensor, and the text of groups.
     text: String,
-    /// Accessors of the tensors that are absent.
+    /// Accessors of absent tensors.
     pub(super) absent: Vec<(&'static str, String)>,
-    /// The buffers that the kernel picks by number, and the type of the elements that it loads in
-    /// fours.
+    /// The buffers that the kernel chooses by number, and the element type of their vec4 loads.
     pub(super) several: Vec<(&'static str, Slots, &'static str)>,
     fields: Vec<Field>,
     bytes: usize,
@@ -112,18 +115,18 @@ impl Declared {
         self
     }
 
-    /// This text too.
+    /// Adds this text.
     pub fn add_text(&mut self, text: &str) {
         self.text.push_str(text);
     }
 
-    /// These constants too.
+    /// Adds these constants.
     pub fn with(mut self, constants: impl IntoIterator<Item = Constant>) -> Self {
         self.constants.extend(constants);
         self
     }
 
-    /// Changes how the kernel accesses a tensor.
+    /// Changes the access of a tensor.
     pub fn access(mut self, name: &str, access: Access) -> Self {
         self.bindings
             .iter_mut()
@@ -132,7 +135,7 @@ impl Declared {
         self
     }
 
-    /// Binds a tensor as vectors of words, which the kernel unpacks itself.
+    /// Binds a tensor as vectors of words, which the kernel unpacks.
     pub fn words(mut self, name: &str) -> Self {
         self.bindings
             .iter_mut()
@@ -141,7 +144,7 @@ impl Declared {
         self
     }
 
-    /// Loads several tensors in fours as they are, not as f32.
+    /// Loads a tensor of several buffers as vec4 in its stored type, not as f32.
     pub fn native(mut self, several: &str) -> Self {
         for (name, slots, four) in self.several.iter_mut().filter(|(name, ..)| *name == several) {
             *four = slots.dtype.operand();
@@ -152,7 +155,7 @@ impl Declared {
         self
     }
 
-    /// What stands for a tensor where it is absent, in place of zeros.
+    /// Replaces the accessors of an absent tensor with this text.
     pub fn instead_of(mut self, name: &str, text: &str) -> Self {
         self.absent
             .iter_mut()
@@ -161,7 +164,8 @@ impl Declared {
         self
     }
 
-    /// The kernel with these parts, invocations in a workgroup, and bytes of workgroup memory.
+    /// Builds the kernel from these parts. `invocations` counts the invocations of a workgroup,
+    /// `workgroup_memory` its bytes of workgroup memory.
     pub fn kernel(mut self, parts: &[&str], invocations: u32, workgroup_memory: u32) -> Kernel {
         self.bindings.sort_by_key(|binding| binding.uniform.is_some());
         let members = self.fields.iter().map(|f| format!("    {}: {},\n", f.name, f.wgsl));
@@ -182,7 +186,7 @@ impl Declared {
     }
 }
 
-/// Declares a kernel: see the top of this file.
+/// Declares a kernel: see the documentation of this file.
 macro_rules! kernel {
     (
         $(#[$doc:meta])*
@@ -200,7 +204,7 @@ macro_rules! kernel {
             $($(#[$field_doc])* pub $field: $Field,)*
         }
 
-        /// A dispatch of it.
+        /// A dispatch of the kernel.
         #[derive(Clone)]
         pub(crate) struct $Call<'a> {
             $(pub $tensor: $crate::kernel::$Presence<'a>,)*
@@ -210,7 +214,7 @@ macro_rules! kernel {
         }
 
         impl<'a> $Call<'a> {
-            /// The dispatch of so many workgroups along each axis.
+            /// The dispatch of `grid` workgroups along each axis.
             pub fn dispatch(
                 self,
                 grid: [impl TryInto<u32>; 3],
@@ -253,7 +257,7 @@ macro_rules! kernel {
                     &mut declared,
                 );)*
                 $($(
-                    // Named for the repetition alone.
+                    // Only named for the macro repetition.
                     let _ = $crate::kernel::$view;
                     declared.member::<$crate::kernel::View>(stringify!($tensor));
                 )?)*

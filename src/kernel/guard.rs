@@ -1,11 +1,11 @@
-//! What wgpu reports while something is made, as an error.
+//! Errors from wgpu's error scopes and panics.
 
 #[cfg(not(target_arch = "wasm32"))]
 use crate::device::opengl::lock_opengl;
 
 use crate::tensor::Error;
 
-/// Runs `make` and turns what wgpu reports, or panics with, into an error.
+/// Runs `make`, and returns an error if wgpu reports one or panics.
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) fn guarded<T>(
     device: &wgpu::Device,
@@ -36,9 +36,9 @@ pub(crate) fn guarded<T>(
     })
 }
 
-/// Whether the device is lost. wgpu then makes things that are none, without a word, but for a
-/// callback that is the application's; it does not even refuse what it always refuses, a buffer
-/// without any usage.
+/// True if the device is lost. On a lost device wgpu creates invalid resources without an error:
+/// only the application's callback is called. A buffer without any usage, which wgpu otherwise
+/// always refuses, then gives no error either.
 #[cfg(not(target_arch = "wasm32"))]
 fn is_lost(device: &wgpu::Device) -> bool {
     let scope = device.push_error_scope(wgpu::ErrorFilter::Validation);
@@ -51,17 +51,17 @@ fn is_lost(device: &wgpu::Device) -> bool {
     now(scope.pop()).is_none()
 }
 
-/// Browsers answer error scopes later than this returns: there a [`Watch`] is told, else the
-/// application's own handler.
+/// Runs `make` without error scopes, because browsers resolve error scopes after this function
+/// returns. A [`Watch`] or the application's error handler receives the errors.
 #[cfg(target_arch = "wasm32")]
 pub(crate) fn guarded<T>(_: &wgpu::Device, _: &'static str, make: impl FnOnce() -> T) -> Result<T, Error> {
     Ok(make())
 }
 
-/// Error scopes in a browser, around calls that do not wait; elsewhere nothing, as [`guarded`]
-/// tells.
+/// Error scopes in a browser, around calls that do not wait. On native targets it does nothing,
+/// because [`guarded`] returns the errors.
 pub(crate) struct Watch {
-    // Dropped in this order, the last pushed first.
+    // The fields are dropped in this order: the last pushed scope first.
     #[cfg(target_arch = "wasm32")]
     scopes: [wgpu::ErrorScopeGuard; 3],
 }
@@ -75,7 +75,7 @@ impl Watch {
         Watch { scopes: [validation, internal, memory] }
     }
 
-    /// Ends the scopes now; the future says what they caught.
+    /// Ends the scopes. The future returns the errors that they caught.
     pub fn end(self, what: &'static str) -> impl Future<Output = Result<(), Error>> {
         let [validation, internal, memory] = self.scopes.map(wgpu::ErrorScopeGuard::pop);
         async move {
@@ -103,7 +103,7 @@ impl Watch {
     }
 }
 
-/// The result of a future that is ready at once, as error scopes are on native backends.
+/// The result of a future that is ready at once, such as an error scope on native backends.
 #[cfg(not(target_arch = "wasm32"))]
 fn now(scope: impl Future<Output = Option<wgpu::Error>>) -> Option<wgpu::Error> {
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());

@@ -1,4 +1,4 @@
-//! What a kernel is: WGSL text composed for a variant, its bindings, its parameters.
+//! Kernels: the WGSL text of a variant, its bindings and its parameters.
 
 mod arguments;
 pub(crate) mod axes;
@@ -41,7 +41,7 @@ use std::fmt::Write as _;
 use crate::device::{DeviceFacts, Fragment};
 use crate::tensor::{Access, DType, Error, Layout, TensorView, Window, broadcast};
 
-/// How many elements a binding's accessors move at once.
+/// The number of elements that a binding's accessors load or store at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Width {
     /// Any stride and alignment.
@@ -56,15 +56,15 @@ impl Width {
     }
 }
 
-/// A buffer of a kernel. Binding 0 is the uniform `p`; storage follows from 1 on, then other
-/// uniforms if there are any.
+/// A buffer of a kernel. Binding 0 is the uniform `p`. Storage buffers follow from 1 on, then other
+/// uniforms.
 #[derive(Clone, Debug)]
 pub(crate) struct Binding {
     pub name: String,
     pub dtype: DType,
     pub width: Width,
     pub access: Access,
-    /// Whether `NAME_at4` gives f16 as it is, not as f32.
+    /// True if `NAME_at4` returns f16 elements as f16, not as f32.
     pub native: bool,
     /// The WGSL type of a uniform.
     pub uniform: Option<&'static str>,
@@ -91,7 +91,7 @@ impl Binding {
         }
     }
 
-    /// What follows the parameters in a dispatch's bytes.
+    /// A second uniform. Its bytes follow the parameters of a dispatch.
     pub fn uniform(name: impl Into<String>, ty: &'static str) -> Self {
         Binding { uniform: Some(ty), ..Binding::read(name, DType::U32, Width::One) }
     }
@@ -100,7 +100,7 @@ impl Binding {
         self.dtype.wgsl()
     }
 
-    /// The prefix of the functions that pack and unpack its elements, if two are packed in a word.
+    /// The prefix of the functions that pack and unpack elements, if a word holds two elements.
     fn packing(&self) -> Option<&'static str> {
         match self.dtype {
             DType::BF16 => Some("bf16"),
@@ -109,12 +109,13 @@ impl Binding {
         }
     }
 
-    /// What `NAME_at4` loads as.
+    /// The element type of the vec4 that `NAME_at4` returns.
     pub fn loaded(&self) -> &'static str {
         if self.native { self.dtype.operand() } else { "f32" }
     }
 
-    /// The WGSL type of the array's elements. Two invocations may write halves of one word.
+    /// The WGSL type of the array's elements. It is atomic if two invocations may write to the same
+    /// word.
     pub fn element(&self) -> String {
         match (self.packing(), self.width, self.access) {
             (Some(_), Width::One, Access::Write) => "atomic<u32>".to_string(),
@@ -125,10 +126,14 @@ impl Binding {
         }
     }
 
-    /// The declaration, and accessors that take element indices and speak f32 (bool, u32):
-    /// `NAME_at(o)`, `NAME_at4(o, stride, n)` (of width one: zero from the n-th on), `NAME_store(o,
-    /// x)`, `NAME_store4(o, x)` (contiguous). Of width four, only who stores a four stores its
-    /// elements.
+    /// The declaration of the binding, and its accessors. They take element indices, and load and
+    /// store f32 (bool, u32):
+    ///
+    /// - `NAME_at(o)` and `NAME_store(o, x)`, one element;
+    /// - `NAME_at4(o, stride, n)`, a vec4: with width one, elements from the n-th on are zero;
+    /// - `NAME_store4(o, x)`, a contiguous vec4.
+    ///
+    /// With width four, only the invocation that owns a vec4 may store its elements.
     fn declaration(&self, binding: usize) -> String {
         let declared = self.own_declaration(binding);
         match (&self.same_as, declared.split_once('\n')) {
@@ -154,7 +159,7 @@ impl Binding {
                 )
             }
             (DType::U32, Width::One) => format!("fn {name}_at(o: u32) -> u32 {{ return {name}[o]; }}\n"),
-            // Its kernels unpack the vectors themselves.
+            // The kernels unpack these vectors.
             (DType::U32, Width::Four) => String::new(),
             _ if self.packing().is_some() => self.packed_loads(),
             (_, Width::One) => format!(
@@ -190,7 +195,7 @@ impl Binding {
         text
     }
 
-    /// The loads of a tensor with two elements in a word.
+    /// The loads of a tensor with two elements per word.
     fn packed_loads(&self) -> String {
         let Binding { name, width, access, .. } = self;
         let of = self.packing().unwrap_or_default();
@@ -216,8 +221,8 @@ impl Binding {
         }
     }
 
-    /// Its stores. Those of single elements leave the other half of the word as it is, whoever else
-    /// writes that meanwhile.
+    /// The stores of a tensor with two elements per word. A store does not change the other element
+    /// of the word. Another invocation may write that element at the same time.
     fn packed_stores(&self) -> String {
         let name = &self.name;
         let of = self.packing().unwrap_or_default();
@@ -240,25 +245,25 @@ impl Binding {
     }
 }
 
-/// What packs and unpacks bf16. Kernels with bindings of it have it; others name it where they need
-/// it.
+/// The functions that pack and unpack bf16. [`compose`] adds them to kernels with bf16 bindings.
+/// Other kernels that need them add them as a part.
 pub(crate) const BF16: &str = shader!("tensor/bf16");
 
-/// The functions that pack and unpack f16 on devices without `SHADER_F16`, and the one that they
-/// need.
+/// The functions that pack and unpack f16 on devices without `SHADER_F16`, and the function that
+/// these call.
 const F16: &str = shader!("tensor/f16");
 const HALF: &str = shader!("tensor/half");
 
-/// The first lines of a kernel with f16, and of one with matrix units.
+/// The first lines of a kernel with f16, and of a kernel with matrix units.
 const ENABLE_F16: &str = "enable f16;\n";
 const ENABLE_MATRIX: &str = "enable wgpu_cooperative_matrix;\n";
 
-/// One compiled thing: text, bindings, limits it needs.
+/// A kernel that can be compiled: its text, its bindings and the limits that it needs.
 #[derive(Clone, Debug)]
 pub(crate) struct Kernel {
     pub wgsl: String,
     pub bindings: Vec<Binding>,
-    /// The Rust twin of the WGSL `Params`.
+    /// The Rust counterpart of the WGSL `Params`.
     #[cfg_attr(not(feature = "inspect"), allow(dead_code))]
     pub params: Vec<Field>,
     pub params_bytes: usize,
@@ -267,8 +272,8 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
-    /// The kernel for devices without `SHADER_F16`: its F16 tensors are packed. `None` if the
-    /// kernel needs no f16, or multiplies it on matrix units.
+    /// Returns the kernel for devices without `SHADER_F16`, with packed F16 tensors. Returns `None`
+    /// if the kernel does not use f16, or if it uses f16 on matrix units.
     pub fn without_f16(&self) -> Option<Kernel> {
         let text = self.wgsl.strip_prefix(ENABLE_F16).filter(|text| !text.starts_with(ENABLE_MATRIX))?;
         let mut kernel = Kernel { wgsl: text.to_string(), ..self.clone() };
@@ -311,12 +316,13 @@ impl Kernel {
         Ok(self)
     }
 
-    /// The same for a part of a grid that has more workgroups than the device takes at once: they
-    /// are counted from the uniform `first_workgroup` on, its last binding.
+    /// Returns the kernel for a part of a grid that has more workgroups than one dispatch allows.
+    /// This kernel counts workgroups from the uniform `first_workgroup` on, its last binding.
     pub fn of_part(mut self) -> Self {
         let uniform = Binding::uniform("first_workgroup", "vec4<u32>");
         let declared = uniform.declaration(self.bindings.len() + 1);
-        // A kernel that does not ask which workgroup it is has a single one, and no parts.
+        // A kernel that does not read its workgroup index has a single workgroup, and is never
+        // split.
         if let Some((before, rest)) = self.wgsl.split_once("@builtin(workgroup_id) ")
             && let Some((id, rest)) = rest.split_once(": vec3<u32>")
             && let Some((inputs, body)) = rest.split_once('{')
@@ -330,7 +336,7 @@ impl Kernel {
         self
     }
 
-    /// How many storage buffers it binds.
+    /// The number of storage buffers that the kernel binds.
     pub fn storage_buffers(&self) -> u32 {
         self.bindings.iter().filter(|binding| binding.uniform.is_none() && binding.same_as.is_none()).count()
             as u32
@@ -352,17 +358,17 @@ fn indexed(text: &str, name: &str, to: &str) -> String {
     out + rest
 }
 
-/// A constant in front of a shader's text.
+/// A constant that precedes a shader's text.
 pub(crate) enum Constant {
     U32(&'static str, u32),
     Bool(&'static str, bool),
-    /// The fragments of matrix units: `FRAGMENT`, their side, and the types `Left`, `Right`,
+    /// The fragments of matrix units: their side, `FRAGMENT`, and the types `Left`, `Right`,
     /// `Sums`.
     Fragments(Fragment),
 }
 
-/// Puts a kernel's text together: `enable` lines, constants, bindings, then the parts, with their
-/// marked loops written out. WGSL does not depend on order beyond that.
+/// Composes a kernel's text: `enable` lines, constants, bindings, then the parts. Marked loops are
+/// unrolled. The order of everything after the `enable` lines does not matter in WGSL.
 fn compose(constants: &[Constant], bindings: &[Binding], parts: &[&str]) -> String {
     let mut text = String::new();
     let matrix = constants.iter().any(|c| matches!(c, Constant::Fragments(_)));
@@ -370,7 +376,8 @@ fn compose(constants: &[Constant], bindings: &[Binding], parts: &[&str]) -> Stri
         text.push_str(ENABLE_F16);
     }
     if matrix {
-        // Every variable is non-uniform to naga, and with it every fragment that depends on one.
+        // naga treats every variable as non-uniform, and therefore every fragment that depends on
+        // one.
         text.push_str(ENABLE_MATRIX);
         text.push_str("diagnostic(off, derivative_uniformity);\n");
     }
@@ -400,11 +407,11 @@ fn compose(constants: &[Constant], bindings: &[Binding], parts: &[&str]) -> Stri
     unrolled(&text)
 }
 
-/// A member of a parameter struct, for the test that compares it with the WGSL.
+/// A member of a parameter struct, for the test that compares the Rust struct with the WGSL struct.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Field {
-    /// The member's name, the same in both languages.
+    /// The member's name, the same in Rust and WGSL.
     pub name: &'static str,
     /// Bytes from the start of the struct.
     pub offset: usize,
@@ -427,7 +434,7 @@ pub(crate) fn declaration<P: Table>() -> String {
 /// A Rust type with a WGSL counterpart of the same layout.
 pub(crate) trait Shared: bytemuck::Pod {
     const WGSL: &'static str;
-    /// Of a struct whose members are members of `Params` themselves.
+    /// The members of a struct whose members are also members of `Params`.
     const MEMBERS: &'static [Field] = &[];
 }
 
@@ -470,17 +477,17 @@ pub(crate) struct View {
 }
 
 impl View {
-    /// Of a tensor, in the part of its buffer that is bound.
+    /// The view of a tensor, relative to the bound part of its buffer.
     pub fn of(t: TensorView, device: &DeviceFacts) -> Self {
         View::from(t.window(device).layout)
     }
 
-    /// Of a tensor whose axes of one element repeat it.
+    /// The view of a tensor whose axes of one element are repeated.
     pub fn repeating(t: TensorView, device: &DeviceFacts) -> Self {
         View::from(broadcast(t.window(device).layout))
     }
 
-    /// Of a tensor, or zeros where there is none.
+    /// The view of a tensor; zeros if it is absent.
     pub fn optional(t: Option<TensorView>, device: &DeviceFacts) -> Self {
         t.map_or(View::default(), |t| View::of(t, device))
     }
@@ -492,13 +499,14 @@ impl From<Layout> for View {
     }
 }
 
-/// Workgroup counts as wgpu takes them; what does not fit is beyond every device's limit.
+/// Converts workgroup counts to u32. A larger count becomes `u32::MAX`, which is above every
+/// device's limit.
 pub(crate) fn grid(counts: [impl TryInto<u32>; 3]) -> [u32; 3] {
     counts.map(|n| n.try_into().unwrap_or(u32::MAX))
 }
 
-/// One dispatch, ready to be bound: parameters, what a second uniform has behind them, tensors in
-/// binding order, workgroups.
+/// A dispatch that is ready to be bound. After its parameters, `params` may contain the bytes of a
+/// second uniform. `tensors` are in binding order, and `grid` counts workgroups.
 pub(crate) struct Dispatch<'a> {
     pub variant: KernelVariant,
     pub params: Vec<u8>,

@@ -1,68 +1,70 @@
-//! What a caller may say about how something is computed, not what.
+//! Options that select kernels. They do not change the operation.
 
 use crate::device::family::TwoForms;
 use crate::device::{DeviceFacts, Family, Fragment};
 use crate::tensor::{DType, Error};
 
-/// Which class of kernels to use. Both stay inside the WebGPU default limits.
+/// The class of kernels to use. Both classes need only the default limits of WebGPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Target {
-    /// By the device: `Software` where wgpu reports `DeviceType::Cpu`, `Gpu` elsewhere; the other
-    /// where
-    /// [`Pipelines::check`](crate::Pipelines::check) put that one aside.
+    /// Chosen by the device: `Software` if wgpu reports `DeviceType::Cpu`, otherwise `Gpu`. If
+    /// [`Pipelines::check`](crate::Pipelines::check) disabled that class, the other class is used.
     #[default]
     Auto,
-    /// Tiles staged in workgroup memory, sums in registers: for GPUs.
+    /// For GPUs: tiles in workgroup memory, sums in registers.
     Gpu,
-    /// Loads that all invocations share, and no more workgroup memory than that takes: for software
-    /// drivers.
+    /// For software drivers: all invocations of a workgroup load the same elements, with little
+    /// workgroup memory.
     Software,
 }
 
-/// Which sequence of kernels computes attention. All give the same answer.
+/// The sequence of kernels that computes attention. All sequences compute the same function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {
-    /// `Fused`, unless attention weights or scores are asked for, or the mask and the dropout have
-    /// more tensors than the device binds beside q, k, v, out and lse; then `Staged`.
+    /// `Fused`, or `Staged` in two cases. Either the call returns attention weights or scores, or
+    /// it has too many tensors. Mask and dropout may need more tensors than the device can bind
+    /// together with q, k, v, out and lse.
     #[default]
     Auto,
-    /// Scores, softmax, weighted sum, with the score matrix in memory.
+    /// Scores, softmax and weighted sum in separate kernels, with the score matrix in memory.
     Staged,
-    /// One pass with a running softmax and no score matrix.
+    /// One pass with an online softmax, without a score matrix.
     Fused,
 }
 
-/// Whether kernels use the matrix units of a device: tensor cores, simdgroup matrices.
+/// Use of a device's matrix units: tensor cores, simdgroup matrices.
 ///
-/// They multiply f16 and sum in f32. Scores and the output are summed in f32 as everywhere; what
-/// they round and other kernels do not are the attention weights, to f16 before they meet the
-/// values: an error of at most 2⁻¹¹ of `Σ weight · |value|`, where kernels without them have 2⁻²⁴,
-/// and of 2⁻²⁷ of the row's largest weight for every key, since f16 ends there (2⁻¹⁶ on hardware
-/// that takes its subnormal numbers for zero).
+/// Matrix units multiply f16 and accumulate in f32. Scores and the output are accumulated in f32,
+/// as in other kernels. The attention weights are rounded to f16 before they are multiplied by the
+/// values.
 ///
-/// Of gradients they round the weights and the gradients of scores, likewise by at most 2⁻¹¹ of
-/// what is summed: weights below 2⁻³⁸ are nothing, and gradients of scores below 2⁻³⁶ of the
-/// largest that a workgroup has met.
+/// The error of the output is at most 2⁻¹¹ of `Σ weight · |value|`; without matrix units it is
+/// 2⁻²⁴. In addition, every key has an error of 2⁻²⁷ of the row's largest weight, because f16 has
+/// no smaller numbers. On hardware that flushes f16 subnormals to zero, this error is 2⁻¹⁶.
+///
+/// Backward passes round the weights and the gradients of scores to f16. The error is again at most
+/// 2⁻¹¹ of the sum. Weights below 2⁻³⁸ become zero. Gradients of scores become zero below 2⁻³⁶ of
+/// the largest one that the workgroup has computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MatrixUnits {
-    /// Where [`Pipelines::with_adapter`](crate::Pipelines::with_adapter) found some, the tensors
-    /// are F16 (or
-    /// [`KernelOptions::f16_operands`] is set) and kernels have enough rows to fill fragments.
+    /// Use matrix units if all of these hold.
+    /// [`Pipelines::with_adapter`](crate::Pipelines::with_adapter) found them. The tensors are F16,
+    /// or [`KernelOptions::f16_operands`] is set. The call has enough rows to fill fragments.
     #[default]
     Auto,
-    /// Nowhere.
+    /// Never use matrix units.
     Never,
-    /// Wherever there is a choice; a call that cannot use them is refused. For tests and
-    /// measurements.
+    /// Use matrix units in every kernel that supports them. Calls that cannot use them are refused.
+    /// For tests and measurements.
     Always,
 }
 
-/// How something is computed, not what: which kernels, in pieces of which size. The default suits
-/// the device; all but
-/// [`f16_operands`](Self::f16_operands) is for tests, measurements and systems with time limits of their own.
+/// The kernels to use, and the size of their dispatches. The default options suit the device. All
+/// options except [`f16_operands`](Self::f16_operands) are for tests, measurements and systems with
+/// separate time limits.
 ///
 /// ```
 /// use wgpu_attention::{Config, KernelOptions};
@@ -88,7 +90,7 @@ impl Default for KernelOptions {
 }
 
 impl KernelOptions {
-    /// What suits the device.
+    /// The default options: plans choose the kernels for the device.
     pub const fn new() -> Self {
         KernelOptions {
             target: Target::Auto,
@@ -101,61 +103,65 @@ impl KernelOptions {
         }
     }
 
-    /// What the rules say suits the device, whatever [`Pipelines::tune`](crate::Pipelines::tune)
-    /// measured: for bits that are the same on every run and every machine with such a device,
-    /// unless a check has put kernels aside there.
+    /// Options for reproducible results: plans ignore the measurements of
+    /// [`Pipelines::tune`](crate::Pipelines::tune), and follow the built-in rules. Results then
+    /// have the same bits on every run and on every machine with such a device. Kernels that a
+    /// check disabled are the exception.
     pub const fn fixed() -> Self {
         KernelOptions { fixed: true, ..Self::new() }
     }
 
-    /// Which class of kernels to use.
+    /// Sets the class of kernels.
     pub const fn target(mut self, target: Target) -> Self {
         self.target = target;
         self
     }
 
-    /// Which sequence of kernels attention uses.
+    /// Sets the sequence of kernels for attention.
     pub const fn algorithm(mut self, algorithm: Algorithm) -> Self {
         self.algorithm = algorithm;
         self
     }
 
-    /// Whether to use the device's matrix units, for attention, its gradients of q, k and v, and
-    /// projections.
+    /// Sets the use of matrix units in attention, its gradients of q, k and v, and projections.
     pub const fn matrix_units(mut self, units: MatrixUnits) -> Self {
         self.matrix_units = units;
         self
     }
 
-    /// Lets matrix units round F32 operands (queries, keys, values; inputs and weights of
-    /// projections) to f16, which kernels without them do not: an error of 2⁻¹¹ of each, and
-    /// infinity above 65504. Not set: F32 tensors are computed in f32. BF16 ones are so in any
-    /// case.
+    /// Allows matrix units to round F32 operands to f16. Operands are queries, keys, values, and
+    /// the inputs and weights of projections. Each operand then has an error of 2⁻¹¹, and operands
+    /// above 65504 become infinity. By default F32 tensors are computed in f32. BF16 tensors are
+    /// always computed in f32.
     pub const fn f16_operands(mut self, allowed: bool) -> Self {
         self.f16_operands = allowed;
         self
     }
 
-    /// Most floating-point operations, masked ones counted, of one dispatch of the fused path:
-    /// longer calls are cut into several, so that none runs into the time limit some systems set
-    /// (Windows: two seconds). The default is 2³⁷. For forward passes on a GPU whose matrix units
-    /// [`Pipelines::with_adapter`](crate::Pipelines::with_adapter) found, it is 2³⁹, and 2⁴⁰ if the
-    /// kernel uses them. The pieces give the same bits as one dispatch; a single workgroup is never
-    /// cut, nor are projections.
+    /// Sets the largest number of floating-point operations of one dispatch of the fused path, with
+    /// masked operations included. Longer calls are split into several dispatches, because some
+    /// systems limit the time of a dispatch (Windows: two seconds).
+    ///
+    /// The default is 2³⁷. It is larger for forward passes on a GPU whose matrix units
+    /// [`Pipelines::with_adapter`](crate::Pipelines::with_adapter) found. There it is 2³⁹, or 2⁴⁰
+    /// if the kernel uses the matrix units.
+    ///
+    /// A split call gives the same bits as one dispatch. Single workgroups and projections are
+    /// never split.
     pub const fn work_limit(mut self, flops: u64) -> Self {
         self.work_limit = Some(flops);
         self
     }
 
-    /// The most operations of one dispatch. 2³⁷ take a quarter of a second at half a TFLOP/s;
-    /// watchdogs wait for two or more.
+    /// The largest number of operations of one dispatch. 2³⁷ operations take a quarter of a second
+    /// at half a TFLOP/s. Watchdogs wait for two seconds or more.
     pub(crate) fn most_work(&self) -> u64 {
         self.work_limit.unwrap_or(1 << 37)
     }
 
-    /// The most operations of one dispatch of a forward pass. Each dispatch waits for its longest
-    /// workgroup, so large GPUs need large dispatches. GPUs with matrix units compute 2³⁹
-    /// operations in half a second without them, and 2⁴⁰ with them.
+    /// The largest number of operations of one dispatch of a forward pass. Each dispatch waits for
+    /// its longest workgroup, so large GPUs need large dispatches. GPUs with matrix units compute
+    /// 2³⁹ operations in half a second without them, and 2⁴⁰ operations with them.
     pub(crate) fn most_forward_work(&self, on_matrix_units: bool, device: &DeviceFacts) -> u64 {
         let is_large = device.matrix.is_some() && !device.software;
         let usual = match (is_large, on_matrix_units) {
@@ -166,21 +172,23 @@ impl KernelOptions {
         self.work_limit.unwrap_or(usual)
     }
 
-    /// Among how many workgroups the fused path splits the keys of a tile of queries, 1 to 128.
-    /// Unless set, as many as it takes to keep the device busy, which for many queries is one.
+    /// Sets the number of workgroups that share the keys of a tile of queries, 1 to 128. It applies
+    /// to the fused path. By default the plan chooses enough workgroups to fill the device. With
+    /// many queries that is one.
     pub const fn splits(mut self, splits: usize) -> Self {
         self.splits = Some(splits);
         self
     }
 
-    /// Whether plans are free to follow what was measured: what a caller says comes first.
+    /// True if plans may follow measurements: no option selects kernels.
     pub(crate) fn is_open(&self) -> bool {
         let KernelOptions { target, algorithm, matrix_units, splits, fixed, .. } = *self;
         let auto = (target, algorithm, matrix_units) == (Target::Auto, Algorithm::Auto, MatrixUnits::Auto);
         auto && splits.is_none() && !fixed
     }
 
-    /// The fragments that the kernels of `family` use for operands of `dtype`, or why none.
+    /// The fragments that the kernels of `family` use for operands of `dtype`, or the reason why
+    /// they use none.
     pub(crate) fn fragment(
         &self,
         dtype: DType,
@@ -202,7 +210,8 @@ impl KernelOptions {
         }
     }
 
-    /// What was found for matrix units, or the refusal of a configuration that insists.
+    /// Returns the choice for matrix units. Returns an error if there is none and the options
+    /// demand matrix units.
     pub(crate) fn settle<T>(&self, found: Result<T, &'static str>) -> Result<Option<T>, Error> {
         match found {
             Ok(found) => Ok(Some(found)),
@@ -223,8 +232,8 @@ impl Target {
         }
     }
 
-    /// Which of two forms to use: the one that suits the device unless it is put aside and the
-    /// other is not.
+    /// Chooses one of two kernel variants: the default of the device, unless only that one is
+    /// disabled.
     pub(crate) fn choose(self, forms: TwoForms, device: &DeviceFacts) -> bool {
         let cpu = self.is_cpu(device);
         let replaced = device.lacks(forms.of(cpu)) && !device.lacks(forms.of(!cpu));

@@ -1,21 +1,21 @@
-//! A grid of workgroups, cut into dispatches of bounded work.
+//! Splits a grid of workgroups into dispatches of bounded work.
 
 use crate::device::DeviceFacts;
 use crate::tensor::Error;
 
-/// A part of a grid: its first workgroup and how many.
+/// A part of a grid: its first workgroup and its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
     pub first: [u32; 3],
     pub grid: [u32; 3],
 }
 
-/// More dispatches than this are no plan: the caller's limit is too small for the problem.
+/// The largest number of dispatches. If a call needs more, the caller's limit is too small.
 const MOST_PIECES: usize = 1 << 16;
 
-/// How many workgroups along each axis a piece has, so that it has at most `limit` operations,
-/// `work` per workgroup, and fits the device; a workgroup is not cut. Pieces are whole layers of
-/// the last axis if those fit, else runs along the first.
+/// Returns the size of a part along each axis, in workgroups. A part fits the device and has at
+/// most `limit` operations, with `work` operations per workgroup. A workgroup is never split. Parts
+/// are whole layers of the last axis if these fit, otherwise runs along the first axis.
 pub(crate) fn steps(
     [x, y, z]: [usize; 3],
     work: f64,
@@ -24,7 +24,7 @@ pub(crate) fn steps(
 ) -> Result<[usize; 3], Error> {
     let most = device.max_workgroups as usize;
     let workgroups = ((limit as f64 / work.max(1.0)) as usize).max(1);
-    // Slices of out are decode.
+    // In decode, slices of the output lie along y.
     let step_y = y.min(workgroups).min(most);
     let step_x = x.min((workgroups / step_y).max(1)).min(most);
     let whole = step_x == x && step_y == y;
@@ -37,7 +37,7 @@ pub(crate) fn steps(
     Ok([step_x, step_y, step_z])
 }
 
-/// The pieces of the grid, `steps` along each axis at most.
+/// The parts of the grid, with at most `steps` workgroups along each axis.
 pub(crate) fn pieces([x, y, z]: [usize; 3], steps: [usize; 3]) -> impl Iterator<Item = Piece> + use<> {
     let cuts =
         |n: usize, step: usize| (0..n).step_by(step).map(move |at| (at as u32, step.min(n - at) as u32));

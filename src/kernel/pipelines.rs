@@ -1,4 +1,4 @@
-//! Kernel variants → compiled pipelines, each once.
+//! Compiles kernel variants to pipelines, each once.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -13,24 +13,24 @@ use crate::device::tuned::{Class, Pick, hash};
 use crate::device::{DeviceFacts, Families, Family, Report, TuningCache, Verdict};
 use crate::tensor::{Access, Error};
 
-/// A pipeline and the layout its bind groups follow.
+/// A pipeline and the layout of its bind groups.
 #[derive(Clone, Debug)]
 pub(crate) struct Compiled {
     pub pipeline: wgpu::ComputePipeline,
     pub layout: wgpu::BindGroupLayout,
-    /// Of a dispatch's bytes, those of the parameters; what is left is of the second uniform.
+    /// Bytes of the parameters. The remaining bytes of a dispatch belong to the second uniform.
     pub params_bytes: usize,
 }
 
-/// The place of one variant's pipeline.
+/// The entry of one variant's pipeline.
 #[derive(Default)]
 struct Place {
     compiled: OnceLock<Compiled>,
-    /// Held by the thread that compiles it.
+    /// The lock of the thread that compiles the pipeline.
     compiling: Mutex<()>,
 }
 
-/// Locked to find a place, never while something compiles.
+/// The lock is held during lookups, never during compilation.
 type Places = Mutex<HashMap<PipelineKey, Arc<Place>>>;
 
 /// A variant of a kernel, compiled for whole grids or for parts of them.
@@ -44,8 +44,8 @@ pub(crate) struct PipelineKey {
     pub sharing: Sharing,
 }
 
-/// Another text for a kernel of such families: a driver that compiles something else than it is
-/// given.
+/// A function that changes the text of kernels of these families. Tests use it to simulate a driver
+/// that miscompiles them.
 pub(crate) type Rewrite = Arc<dyn Fn(Families, &str) -> String + Send + Sync>;
 
 #[derive(Clone)]
@@ -59,38 +59,39 @@ struct Compiler {
 struct Inner {
     compiler: Compiler,
     places: Arc<Places>,
-    /// What may change of them is which kernels plans do without.
+    /// Only the disabled families change.
     facts: Mutex<DeviceFacts>,
-    /// The families of every pipeline that was asked for.
+    /// The families of every requested pipeline.
     used: AtomicU64,
-    /// What a check found.
+    /// The results of checks.
     verdicts: Mutex<BTreeMap<Family, Verdict>>,
     /// True if a refused kernel disables its family. Checks and measurements set it to false.
     falls_back: bool,
 }
 
-/// What a lock holds, whether or not another thread panicked with it: nothing is left half done
-/// under ours.
+/// Locks a mutex, even if another thread panicked with it: no update under these locks is left
+/// incomplete.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The compiled pipelines of a device, shared by every operator made from it. Clones are cheap.
+/// The compiled pipelines of a device, shared by every operator that is made from it. Clones are
+/// cheap.
 ///
-/// A pipeline is compiled at the first call that needs it and kept. Threads that record at once
-/// wait for each other only where they need the same new pipeline.
+/// A pipeline is compiled and stored at the first call that needs it. Threads that record at the
+/// same time only wait for each other if they need the same new pipeline.
 ///
-/// On OpenGL, wgpu panics in a thread that waits too long for another thread: six seconds, or one
-/// second on Windows. The library therefore lets only one thread at a time call wgpu on OpenGL,
-/// whatever the device. The lock does not cover the application's own calls of wgpu. There, submit,
-/// poll, create and drop buffers while no other thread records, compiles or uses
+/// On OpenGL, wgpu panics in a thread that waits too long for another thread. The limit is six
+/// seconds, or one second on Windows. The library therefore lets only one thread at a time call
+/// wgpu on OpenGL, whatever the device. The lock does not cover the application's calls of wgpu. On
+/// OpenGL, submit, poll, create and drop buffers while no other thread records, compiles or uses
 /// [`Gpu`](crate::Gpu).
 ///
-/// The `prepare` methods of the operators compile before the first call. Some drivers put their
-/// compiler off until a pipeline is submitted for the first time. With lavapipe the first
-/// submission of a kernel takes up to seconds, prepared or not, unless Mesa's cache on disk has it.
-/// `prepare` submits nothing, so it cannot prevent that: submit each call once where the wait does
-/// no harm, on tensors of any content.
+/// The `prepare` methods of the operators compile before the first call. Some drivers compile a
+/// pipeline only when it is first submitted. With lavapipe the first submission of a kernel takes
+/// up to seconds, unless Mesa's cache on disk contains the kernel. `prepare` submits nothing, so it
+/// cannot prevent this. Instead, submit each call once at a time when the delay does no harm, on
+/// tensors of any content.
 #[derive(Clone)]
 pub struct Pipelines(Arc<Inner>);
 
@@ -103,15 +104,17 @@ impl fmt::Debug for Pipelines {
 }
 
 impl Pipelines {
-    /// No pipelines yet, for `device`.
+    /// Creates an empty set of pipelines for `device`.
     pub fn new(device: &wgpu::Device) -> Self {
         Self::with_facts(device, DeviceFacts::of(device))
     }
 
-    /// As [`new`](Self::new), for a `device` of `adapter`: kernels may then use its matrix units,
-    /// if the device has the features `EXPERIMENTAL_COOPERATIVE_MATRIX`, `SHADER_F16` and
-    /// `SUBGROUP` and the adapter lists fragments of 16 × 16 or 8 × 8 that multiply f16 and sum in
-    /// f32 (see [`MatrixUnits`](crate::tuning::MatrixUnits)).
+    /// Creates an empty set of pipelines for a `device` of `adapter`. Use it instead of
+    /// [`new`](Self::new) to allow matrix units (see [`MatrixUnits`](crate::tuning::MatrixUnits)).
+    ///
+    /// Kernels use matrix units if the device has the features `EXPERIMENTAL_COOPERATIVE_MATRIX`,
+    /// `SHADER_F16` and `SUBGROUP`. The adapter must list fragments of 16 × 16 or 8 × 8 that
+    /// multiply f16 and accumulate in f32.
     ///
     /// ```no_run
     /// # async fn f(adapter: &wgpu::Adapter) -> Result<(), Box<dyn std::error::Error>> {
@@ -152,14 +155,14 @@ impl Pipelines {
         }))
     }
 
-    /// Pipelines that the driver compiles by way of `cache`, which an application keeps in a file:
-    /// with what an earlier process has compiled, the driver compiles less. Call it before anything
-    /// else; the result has no pipelines yet, and earlier clones of `self` do not use `cache`.
+    /// Adds a pipeline cache, which an application stores in a file. With the results of an earlier
+    /// process in `cache`, the driver compiles less. Call it first: the result has no pipelines
+    /// yet, and earlier clones of `self` do not use `cache`.
     ///
-    /// The device needs the feature `PIPELINE_CACHE`, which wgpu has on Vulkan alone. Most drivers
-    /// for desktops have caches of their own, and lavapipe puts nothing into this one.
-    /// A cache of another device of the same `wgpu::Instance` is an [`Error::Refused`] where
-    /// something is compiled.
+    /// The device needs the feature `PIPELINE_CACHE`, which wgpu supports only on Vulkan. Most
+    /// drivers for desktops have a built-in cache, and lavapipe stores nothing in `cache`. A cache
+    /// of another device of the same `wgpu::Instance` leads to [`Error::Refused`] when a kernel is
+    /// compiled.
     ///
     /// ```no_run
     /// # fn f(device: &wgpu::Device) -> Result<(), Box<dyn std::error::Error>> {
@@ -183,27 +186,28 @@ impl Pipelines {
         cached
     }
 
-    /// None yet, for the same device, from texts that `rewrite` changed.
+    /// Creates an empty set of pipelines for the same device. `rewrite` changes the text of each
+    /// kernel.
     #[cfg(feature = "inspect")]
     pub(crate) fn rewritten(&self, rewrite: Rewrite) -> Self {
         let compiler = Compiler { rewrite: Some(rewrite), ..self.0.compiler.clone() };
         Self::with_compiler(compiler, Arc::default(), self.facts(), true)
     }
 
-    /// None yet, for the same plans.
+    /// Creates an empty set of pipelines for the same plans.
     #[cfg(feature = "inspect")]
     pub(crate) fn emptied(&self) -> Self {
         Self::with_compiler(self.0.compiler.clone(), Arc::default(), self.facts(), false)
     }
 
-    /// The same pipelines for plans that do without `aside`.
+    /// Shares the pipelines, for plans that do not use the families of `aside`.
     pub(crate) fn without(&self, aside: Families) -> Self {
         let facts = DeviceFacts { aside, ..self.facts() };
         Self::with_compiler(self.0.compiler.clone(), self.0.places.clone(), facts, false)
     }
 
-    /// For plans that follow `pick` for calls of `class`: none yet, or the same pipelines if
-    /// `shared`.
+    /// Creates pipelines for plans that use `pick` for calls of `class`. They share the compiled
+    /// pipelines if `shared`; otherwise the set is empty.
     pub(crate) fn with_pick(&self, class: Class, pick: Pick, shared: bool) -> Self {
         let facts = self.facts();
         let mut picks = facts.tuned.as_deref().cloned().unwrap_or_default();
@@ -213,7 +217,7 @@ impl Pipelines {
         Self::with_compiler(self.0.compiler.clone(), places, facts, false)
     }
 
-    /// Keeps `pick` for calls of `class`, and what `compiled` has compiled for it.
+    /// Stores `pick` for calls of `class`, and the pipelines that `compiled` compiled for it.
     pub(crate) fn adopt(&self, class: Class, pick: Pick, compiled: &Pipelines) {
         let theirs: Vec<_> =
             lock(&compiled.0.places).iter().map(|(key, place)| (key.clone(), place.clone())).collect();
@@ -226,18 +230,18 @@ impl Pipelines {
         facts.tuned = Some(Arc::new(picks));
     }
 
-    /// What was measured on this device, by [`tune`](Self::tune) or where
-    /// [`use_tuned`](Self::use_tuned) had it from: to keep, and to use the next time.
+    /// Returns the measurements for this device, to store and to use in later runs. They come from
+    /// [`tune`](Self::tune) or [`use_tuned`](Self::use_tuned).
     pub fn tuned(&self) -> TuningCache {
         TuningCache::of(self.tuned_key(), self.facts().tuned.as_deref())
     }
 
-    /// Lets plans follow what was measured before, instead of what they followed until now; returns
-    /// for how many classes of calls `tuned` has an entry that holds for this device, its driver
-    /// and this version of the kernels. [`TuningCache::new`] takes back all that was measured.
+    /// Replaces the measurements that plans follow. Returns the number of classes of calls with a
+    /// valid entry in `tuned`. Entries are valid for the same device, driver and version of the
+    /// kernels. [`TuningCache::new`] removes all measurements.
     ///
-    /// A call whose [`Scratch`](crate::Scratch) has no room for what was measured is computed by
-    /// the rules, without splitting keys if need be.
+    /// A call whose [`Scratch`](crate::Scratch) is too small for the measured plan follows the
+    /// built-in rules. If necessary, it does not split keys.
     pub fn use_tuned(&self, tuned: &TuningCache) -> usize {
         let picks = tuned.picks(self.tuned_key());
         let count = picks.len();
@@ -245,7 +249,8 @@ impl Pipelines {
         count
     }
 
-    /// What a measurement holds for: the device, its driver, the backend, and the kernels.
+    /// A hash of everything that a measurement depends on: the device, its driver, the backend and
+    /// the kernels.
     fn tuned_key(&self) -> u64 {
         let info = self.device().adapter_info();
         let numbers = [info.vendor, info.device, info.subgroup_min_size, info.subgroup_max_size];
@@ -255,13 +260,12 @@ impl Pipelines {
         hash(device.chain(TEXTS.iter().map(|text| text.as_bytes())))
     }
 
-    /// The families of every pipeline that calls took from these.
+    /// The families of every pipeline that calls used.
     pub(crate) fn used(&self) -> Families {
         Families::from_bits(self.0.used.load(Ordering::Relaxed))
     }
 
-    /// What a check found takes the place of what earlier ones did; plans do without what it put
-    /// aside.
+    /// Replaces the results of earlier checks. Plans do not use the families that failed.
     pub(crate) fn settle(&self, verdicts: BTreeMap<Family, Verdict>) {
         let aside = verdicts.iter().filter(|(_, verdict)| verdict.is_aside()).map(|(family, _)| *family);
         let mut known = lock(&self.0.verdicts);
@@ -269,9 +273,8 @@ impl Pipelines {
         *known = verdicts;
     }
 
-    /// What is known of each family of kernels on this device: barred by a list of drivers that
-    /// they would crash, checked by
-    /// [`check`](Self::check), or neither.
+    /// Returns the state of each family of kernels on this device. A family is barred by a list of
+    /// drivers that it would crash, checked by [`check`](Self::check), or unchecked.
     pub fn report(&self) -> Report {
         let info = self.device().adapter_info();
         let aside = self.facts().aside;
@@ -284,14 +287,14 @@ impl Pipelines {
         Report { findings: Family::ALL.iter().map(|family| (*family, verdict(family))).collect() }
     }
 
-    /// Lets plans use `family` although it is barred or was found wrong: for measurements, and for
-    /// drivers that the list does not know to be mended. What is barred can end the process. A
-    /// later [`check`](Self::check) checks it.
+    /// Allows plans to use `family`, although it is barred or failed a check. Use it for
+    /// measurements, and for drivers that were repaired after the list was written. Barred kernels
+    /// can crash the process. A later [`check`](Self::check) checks the family.
     pub fn allow(&self, family: Family) {
         self.say(family, Verdict::Unchecked);
     }
 
-    /// Lets plans do without `family`, whatever a [`check`](Self::check) says.
+    /// Disables `family`, independent of the result of [`check`](Self::check).
     pub fn avoid(&self, family: Family) {
         self.say(family, Verdict::Avoided);
     }
@@ -303,12 +306,12 @@ impl Pipelines {
         verdicts.insert(family, verdict);
     }
 
-    /// The device these belong to.
+    /// The device of these pipelines.
     pub fn device(&self) -> &wgpu::Device {
         &self.0.compiler.device
     }
 
-    /// Pipelines compiled so far.
+    /// The number of pipelines compiled so far.
     pub fn compiled(&self) -> usize {
         self.variants().len()
     }
@@ -319,9 +322,9 @@ impl Pipelines {
         compiled.map(|(key, _)| key.variant.clone()).collect()
     }
 
-    /// Drops what was compiled: for applications that are done with one kind of problem. What has
-    /// been recorded or is bound, in a [`Scratch`](crate::Scratch) or an operator, keeps its
-    /// pipeline.
+    /// Drops the compiled pipelines. Use it when an application has finished one kind of problem.
+    /// Recorded calls keep their pipelines, and so do calls that a [`Scratch`](crate::Scratch) or
+    /// an operator has bound.
     pub fn clear(&self) {
         lock(&self.0.places).clear();
     }
@@ -330,7 +333,7 @@ impl Pipelines {
         lock(&self.0.facts).clone()
     }
 
-    /// Disables the first family of `variant` that others replace.
+    /// Disables the first family of `variant` that other families can replace.
     fn disable_family_of(&self, variant: &KernelVariant, why: &str) {
         let aside = self.facts().aside;
         let replaced = |family: &Family| family.is_replaced() && !aside.contains(*family);
@@ -339,11 +342,11 @@ impl Pipelines {
         }
     }
 
-    /// Runs `record`, which plans, compiles, then records. After an error that disabled a family,
-    /// `record` plans again.
+    /// Runs `record`, which plans, compiles, then records. If an error disabled a family, `record`
+    /// runs again and makes another plan.
     ///
     /// # Errors
-    /// The compiler's refusal if nothing replaces the kernel, or the error of `record`.
+    /// The compiler's error if no kernel replaces the refused one, or the error of `record`.
     pub(crate) fn with_fallbacks<T>(&self, mut record: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
         let mut refused = None;
         loop {
@@ -358,7 +361,7 @@ impl Pipelines {
         }
     }
 
-    /// Refuses kernels of a family that is put aside and that nothing replaces.
+    /// Refuses kernels of a disabled family that no other family replaces.
     pub(super) fn refuse_put_aside(&self, dispatches: &[Dispatch]) -> Result<(), Error> {
         let aside = lock(&self.0.facts).aside.and(Families::IRREPLACEABLE);
         if aside == Families::NONE {
@@ -375,8 +378,8 @@ impl Pipelines {
         lock(&self.0.facts).max_workgroups
     }
 
-    /// The pipeline of `key`, compiled now if this is its first use. After an error the next use
-    /// tries again.
+    /// Returns the pipeline of `key`, and compiles it at the first use. After an error the next use
+    /// compiles again.
     pub(crate) fn get(&self, key: PipelineKey) -> Result<Compiled, Error> {
         self.0.used.fetch_or(key.variant.families().bits(), Ordering::Relaxed);
         let place = lock(&self.0.places).entry(key.clone()).or_default().clone();
@@ -408,7 +411,7 @@ impl Compiler {
         let kernel = if facts.f16 { kernel } else { kernel.without_f16().unwrap_or(kernel) };
         let kernel = kernel.with_sharing(sharing)?;
         let kernel = &if *is_part { kernel.of_part() } else { kernel };
-        // wgpu checks neither of these against the limits.
+        // wgpu does not check any of these against the limits.
         let limits = [
             (
                 "invocations per workgroup",
@@ -438,11 +441,11 @@ impl Compiler {
         let text = rewritten.as_ref().unwrap_or(&kernel.wgsl);
         guarded(&self.device, label, || {
             let layout = self.layout(label, kernel);
-            // SAFETY: the text is the crate's own, and what it has of a caller's mod was written
-            // anew by `mods`: without pointers or bindings, indices clamped, loops counted. The
-            // crate's loops count to bounds that the host passes, or that are clamped to those
-            // where they come from a buffer; its indices stay inside the views the host has
-            // checked, its divisors are positive.
+            // SAFETY: the text belongs to the crate. `mods` regenerates the text of a caller's mod
+            // without pointers or bindings, with clamped indices and counted loops. The crate's
+            // loops count to bounds that the host passes. Bounds that come from a buffer are
+            // clamped to these. Its indices stay inside the views that the host has checked, and
+            // its divisors are positive.
             let module = unsafe {
                 self.device.create_shader_module_trusted(
                     wgpu::ShaderModuleDescriptor {
@@ -464,7 +467,7 @@ impl Compiler {
                 entry_point: Some("main"),
                 compilation_options: wgpu::PipelineCompilationOptions {
                     constants: &[],
-                    // Every kernel writes its workgroup memory before it reads it.
+                    // Every kernel writes its workgroup memory before reading it.
                     zero_initialize_workgroup_memory: false,
                 },
                 cache: self.cache.as_ref(),

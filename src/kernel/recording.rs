@@ -1,4 +1,5 @@
-//! Dispatches, in the caller's pass. Everything that can fail happens before the first one.
+//! Records dispatches into the caller's pass. Every step that can fail happens before the first
+//! dispatch is recorded.
 
 use super::guard::guarded;
 use super::{BindingCache, BindingKey, BoundDispatch, Dispatch, PipelineKey, Pipelines, Sharing};
@@ -6,7 +7,7 @@ use crate::tensor::Error;
 
 #[cfg(feature = "inspect")]
 thread_local! {
-    /// Labels and grids of what this thread has bound, while [`log`] listens.
+    /// Labels and grids of the dispatches that this thread has bound, while [`log`] runs.
     static BOUND: std::cell::RefCell<Option<Vec<Bound>>> = const { std::cell::RefCell::new(None) };
 }
 
@@ -14,7 +15,7 @@ thread_local! {
 #[cfg(feature = "inspect")]
 pub(crate) type Bound = (&'static str, [u32; 3]);
 
-/// What `work` binds on this thread, with what it gives.
+/// Runs `work`. Returns its result and the dispatches that it bound on this thread.
 #[cfg(feature = "inspect")]
 pub(crate) fn log<T>(work: impl FnOnce() -> T) -> (T, Vec<Bound>) {
     BOUND.set(Some(Vec::new()));
@@ -22,20 +23,21 @@ pub(crate) fn log<T>(work: impl FnOnce() -> T) -> (T, Vec<Bound>) {
     (result, BOUND.take().unwrap_or_default())
 }
 
-/// The largest number of parts of a grid. With WebGPU's limits they have more than 2^32 workgroups.
+/// The largest number of parts of a grid. Within WebGPU's limits that many parts have more than
+/// 2^32 workgroups.
 const MOST_PARTS: u64 = 1 << 16;
 
-/// A part of a grid that is larger than the device takes at once: its first workgroup, and its
-/// workgroups along each axis.
+/// A part of a grid that exceeds the device's limits: its first workgroup, and its workgroups along
+/// each axis.
 struct Part {
     first: [u32; 3],
     grid: [u32; 3],
 }
 
-/// `grid` in parts of at most `most` workgroups along each axis.
+/// Splits `grid` into parts of at most `most` workgroups along each axis.
 ///
 /// # Errors
-/// More than [`MOST_PARTS`] parts.
+/// [`Error::Limit`] for more than [`MOST_PARTS`] parts.
 fn parts(grid: [u32; 3], most: u32) -> Result<Vec<Part>, Error> {
     let most = most.max(1);
     let count = grid.map(|n| u64::from(n.div_ceil(most)));
@@ -63,8 +65,8 @@ fn parts(grid: [u32; 3], most: u32) -> Result<Vec<Part>, Error> {
 }
 
 impl Pipelines {
-    /// Compiles and binds every dispatch, in order, in parts where the device does not take its
-    /// grid at once; what `bindings` keeps is not bound again.
+    /// Compiles and binds every dispatch, in order. Grids that exceed the device's limits are split
+    /// into parts. Dispatches that `bindings` already contains are not bound again.
     pub(crate) fn bind(
         &self,
         label: &'static str,
@@ -150,7 +152,8 @@ impl Pipelines {
     }
 }
 
-/// A uniform, never rewritten: a recorded call keeps its parameters, whatever is recorded after it.
+/// Creates a uniform. It is never rewritten, so later calls do not change the parameters of a
+/// recorded call.
 fn uniform(device: &wgpu::Device, bytes: &[u8]) -> wgpu::Buffer {
     let buffer = device.create_buffer(&wgpu::BufferDescriptor {
         label: Some("attention.params"),
@@ -165,12 +168,13 @@ fn uniform(device: &wgpu::Device, bytes: &[u8]) -> wgpu::Buffer {
     buffer
 }
 
-/// A call that is checked, compiled and bound. It can be recorded as often as you like, and
+/// A call that is checked, compiled and bound. It can be recorded any number of times, and
 /// recording it creates nothing.
 ///
-/// Some drivers put their compiler off until the first submission: see [`Pipelines`]. It holds the
-/// tensors' buffers and the parameters of its call: what a [`Cache`](crate::Cache) says later, of
-/// lengths that the host knows, is not in it.
+/// Some drivers compile only at the first submission: see [`Pipelines`].
+///
+/// It holds the buffers of the tensors and the parameters of its call. Later changes of a
+/// [`Cache`](crate::Cache), in lengths that the host knows, do not change it.
 #[derive(Clone, Debug)]
 pub struct Prepared {
     label: &'static str,
@@ -178,12 +182,12 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Records it. Nothing is submitted, copied or read back.
+    /// Records the call. It submits, copies and reads back nothing.
     pub fn record(&self, into: &mut impl Recorder) {
         into.record(self);
     }
 
-    /// Records it into `pass`.
+    /// Records the call into `pass`.
     fn record_in(&self, pass: &mut wgpu::ComputePass) {
         for (step, [x, y, z]) in &self.dispatches {
             pass.set_pipeline(&step.pipeline);
@@ -193,9 +197,8 @@ impl Prepared {
     }
 }
 
-/// The target of a recording: a [`wgpu::CommandEncoder`], in which each call has a compute pass of
-/// its own, or a
-/// [`wgpu::ComputePass`] of the caller's, which is left with another pipeline and bind group 0.
+/// The target of a recording: a [`wgpu::CommandEncoder`] or a [`wgpu::ComputePass`]. In an encoder,
+/// each call has a separate compute pass. In a pass, calls replace the pipeline and bind group 0.
 pub trait Recorder: sealed::Recorder {}
 
 mod sealed {

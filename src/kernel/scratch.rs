@@ -4,82 +4,84 @@ use super::BindingCache;
 use super::guard::guarded;
 use crate::tensor::Error;
 
-/// What a part of the scratch holds. Parts are separate buffers: WebGPU does not let a dispatch
-/// read and write the same one.
+/// The content of a part of the scratch. Parts are separate buffers, because WebGPU does not let a
+/// dispatch read and write the same buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Slot {
-    /// Projected queries, keys and values of a layer.
+    /// A layer's projected queries, keys and values.
     Projected,
-    /// Scores, then weights.
+    /// Scores, then attention weights.
     Scores,
-    /// The heads' outputs of a layer.
+    /// The outputs of a layer's heads.
     Context,
     /// Sums over parts of the keys.
     Partials,
-    /// What the backward pass keeps of each query.
+    /// Statistics of each query for the backward pass.
     RowStats,
-    /// The log-sum-exp of a layer's queries, in its backward pass.
+    /// The log-sum-exp of a layer's queries in the backward pass.
     Lse,
-    /// The gradient of a layer's heads' outputs.
+    /// The gradient of the outputs of a layer's heads.
     ContextGradient,
     /// The gradients of a layer's projected queries, keys and values.
     ProjectedGradients,
-    /// Projected queries and keys of a layer before their norm, in its backward pass, and their
-    /// gradients.
+    /// A layer's projected queries and keys before their norm, and their gradients. For the
+    /// backward pass.
     Unnormed,
     UnnormedGradients,
-    /// Logits of the gate of a layer's heads' outputs, and these outputs times their gate.
+    /// Logits of a layer's output gate, and the gated outputs of the heads.
     Gate,
     Gated,
-    /// The gradients of both, in a backward pass.
+    /// The gradients of the logits and of the gated outputs, in a backward pass.
     GateGradient,
     GatedGradient,
-    /// Keys and values without those that are not there.
+    /// Keys and values without masked rows.
     Kept,
-    /// Positions in the order of a sort, and the place of each; those of the pass before; counts of
-    /// digits.
+    /// Positions in sorted order, and the rank of each position. The result of the previous sorting
+    /// pass. Counts of digits.
     Order,
     OrderBefore,
     DigitCounts,
-    /// Where tokens stand in the rounds of hashing.
+    /// The ranks of tokens in the rounds of hashing.
     HashCodes,
-    /// Queries, keys and values in the order of their buckets, and gradients of the last two.
+    /// Queries, keys and values in the order of their buckets, and the gradients of keys and
+    /// values.
     SortedQueries,
     SortedKeys,
     SortedValues,
     SortedKeyGradients,
     SortedValueGradients,
-    /// What a block of a stack gives, which the next takes.
+    /// The output of a block of a stack, which is the input of the next block.
     Stream,
-    /// The same between a block's parts.
+    /// The residual stream between the parts of a block.
     Middle,
-    /// What a part of a block gives, before it is added.
+    /// The output of a part of a block, before it is added to the residual stream.
     Branch,
     /// The normalised input of a part of a block.
     Normed,
-    /// What the first products of a feed-forward layer give.
+    /// The output of the first products of a feed-forward layer.
     Products,
-    /// What its last product takes.
+    /// The input of the last product of a feed-forward layer.
     Hidden,
-    /// What a decoder's feed-forward layer takes, in its backward pass.
+    /// The input of a decoder's feed-forward layer, in its backward pass.
     Fed,
-    /// The heads' outputs of its attention to a memory, and their log-sum-exp, there.
+    /// The outputs of the heads of a decoder's attention to a memory, and their log-sum-exp, in its
+    /// backward pass.
     MemoryContext,
     MemoryLse,
-    /// Keys and values of layers whose keys later layers of a stack read; in its backward pass the
-    /// input of their projection, and the gradients of these inputs.
+    /// Keys and values of layers whose keys later layers of a stack read. In the backward pass, the
+    /// input of their projection and the gradient of this input.
     SharedKeys,
     KeyInput,
     KeyInputGradient,
-    /// What each block gives, of a backward pass whose forward pass has not kept it.
+    /// The output of each block, in a backward pass whose forward pass did not store it.
     BlockOutputs,
-    /// The gradients of these, in a backward pass.
+    /// The gradients of the stream, its parts and the feed-forward layer, in a backward pass.
     StreamGradient,
     MiddleGradient,
     BranchGradient,
     ProductsGradient,
     HiddenGradient,
-    /// The gradient of a memory, of the layers that are done.
+    /// The gradient of a memory, summed over the layers processed so far.
     MemoryGradient,
     /// Features of queries and keys.
     Features,
@@ -95,7 +97,7 @@ pub(crate) enum Slot {
     SequenceStates,
     /// Gradients of scores.
     ScoreGradients,
-    /// Terms of a gradient that is their sum.
+    /// Terms whose sum is a gradient.
     GradientTerms,
 }
 
@@ -154,14 +156,14 @@ const NAMES: [&str; SLOTS] = [
 ];
 const SLOTS: usize = Slot::GradientTerms as usize + 1;
 
-/// How much temporary memory a call needs.
+/// The temporary memory that a call needs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct ScratchSize {
     bytes: [u64; SLOTS],
 }
 
 impl std::fmt::Debug for ScratchSize {
-    /// The parts that are not empty, in bytes.
+    /// Prints the parts that are not empty, in bytes.
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         let parts = NAMES.iter().zip(self.bytes).filter(|(_, bytes)| *bytes > 0);
         f.write_str("ScratchSize ")?;
@@ -186,27 +188,30 @@ impl ScratchSize {
         self.bytes[slot as usize] > 0
     }
 
-    /// Bytes of all parts together.
+    /// Bytes of all parts.
     pub fn total(&self) -> u64 {
         self.bytes.iter().sum()
     }
 
-    /// What serves both calls, one after the other.
+    /// The size that is enough for both calls, one after the other.
     pub fn max(self, other: Self) -> Self {
         ScratchSize { bytes: std::array::from_fn(|n| self.bytes[n].max(other.bytes[n])) }
     }
 }
 
-/// Temporary memory for calls, owned by the caller and used by one recording at a time.
+/// Temporary memory for calls, owned by the caller. One recording at a time uses it.
 ///
-/// One that is large enough for the longest call serves shorter ones, [`ScratchSize::max`] makes
-/// one size of several, and [`ensure`](Self::ensure) makes it larger. Calls recorded after each
-/// other may share it, in one encoder or several, as long as they are submitted in the order they
-/// were recorded. It also keeps the bindings of recent calls, so that a call recorded again with
-/// the same tensors and sizes creates nothing. They keep some buffers alive: see
-/// [`forget`](Self::forget). A call with the scratch of another device is an
-/// [`Error::Unsupported`].
-/// A buffer destroyed meanwhile (`wgpu::Buffer::destroy`) is found out at the submission only.
+/// A scratch that is large enough for the longest call is enough for shorter calls.
+/// [`ScratchSize::max`] combines sizes, and [`ensure`](Self::ensure) enlarges a scratch. Calls that
+/// are recorded one after the other may share it, in one encoder or several. They must be submitted
+/// in the order in which they were recorded.
+///
+/// It also stores the bindings of recent calls. A call that is recorded again with the same tensors
+/// and sizes therefore creates nothing. The bindings keep some buffers alive: see
+/// [`forget`](Self::forget).
+///
+/// A call with the scratch of another device is an [`Error::Unsupported`]. If a buffer has been
+/// destroyed (`wgpu::Buffer::destroy`), only the submission reports an error.
 #[derive(Debug)]
 pub struct Scratch {
     buffers: [Option<wgpu::Buffer>; SLOTS],
@@ -215,7 +220,7 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Memory of `size`; see `scratch_size` of the operator.
+    /// Creates memory of `size`. The operator's `scratch_size` returns the size that a call needs.
     ///
     /// # Errors
     /// [`Error::BindingLimit`] if a part is larger than the device allows, [`Error::OutOfMemory`].
@@ -241,12 +246,13 @@ impl Scratch {
         Ok(Scratch { buffers, size, bindings: BindingCache::of_scratch(device) })
     }
 
-    /// Makes the parts that `size` needs larger, if they are smaller; `device` is the one that this
-    /// was made on. True if there was one. Calls that were recorded before keep the memory that
-    /// they were recorded with.
+    /// Enlarges the parts that are smaller than in `size`. `device` must be the device of this
+    /// scratch. Returns true if a part was enlarged. Calls that were recorded before keep their
+    /// memory.
     ///
     /// # Errors
-    /// Those of [`new`](Self::new), and [`Error::Unsupported`] for another device; nothing has changed then.
+    /// The errors of [`new`](Self::new), and [`Error::Unsupported`] for another device. After an
+    /// error the scratch is unchanged.
     ///
     /// ```no_run
     /// # use wgpu_attention::*;
@@ -269,26 +275,26 @@ impl Scratch {
             }
         }
         self.size = self.size.max(size);
-        // They hold the smaller parts.
+        // The bindings hold the smaller parts.
         self.bindings.clear();
         Ok(true)
     }
 
-    /// How much this holds.
+    /// The size of this scratch.
     pub fn size(&self) -> ScratchSize {
         self.size
     }
 
     /// Drops the bindings of past calls, and with them the references to their buffers.
     ///
-    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until
-    /// then, the buffers that only they keep alive have at most twice the bytes of the last call's,
-    /// or 8 MiB if that is more.
+    /// Without this call, unused bindings are dropped after a few calls, at most 64. Until then,
+    /// the buffers that only these bindings keep alive are limited. They have at most twice the
+    /// bytes of the last call's buffers, or 8 MiB if that is more.
     pub fn forget(&mut self) {
         self.bindings.clear();
     }
 
-    /// Refuses a call that needs more.
+    /// Refuses a call that needs a larger scratch.
     pub(crate) fn check(&self, needed: ScratchSize) -> Result<(), Error> {
         let mut slots = NAMES.into_iter().zip(needed.bytes.into_iter().zip(self.size.bytes));
         slots.try_for_each(|(slot, (needed, got))| {
@@ -301,7 +307,7 @@ impl Scratch {
         self.buffers[slot as usize].as_ref().ok_or(missing)
     }
 
-    /// The bindings of the calls that use it.
+    /// The bindings of the calls that use this scratch.
     pub(crate) fn bindings(&self) -> &BindingCache {
         &self.bindings
     }

@@ -1,11 +1,11 @@
-//! Several buffers that a kernel picks from by number.
+//! Several buffers of one type. The kernel chooses a buffer by its number.
 
 use std::fmt::Write as _;
 
 use super::{Binding, Width};
 use crate::tensor::DType;
 
-/// So many buffers of a type.
+/// `count` buffers of a type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Slots {
     pub count: usize,
@@ -18,8 +18,9 @@ impl Slots {
         (0..self.count).map(move |slot| Binding::read(format!("{name}{slot}"), self.dtype, width))
     }
 
-    /// `NAME_at(slot, o)`, `NAME_at4(slot, o, stride, n)`, which load from a buffer by its number,
-    /// or zeros where there is none. `four` is the type of the elements that `NAME_at4` loads.
+    /// `NAME_at(slot, o)` and `NAME_at4(slot, o, stride, n)`, which load from buffer `slot`.
+    /// Without any buffer they return zeros. `four` is the type of the elements that `NAME_at4`
+    /// loads.
     pub fn functions(self, name: &str, four: &str) -> String {
         let mut text = String::new();
         let functions = [

@@ -2,7 +2,7 @@
 
 use super::shader;
 
-/// All of them, by path: what measurements of kernels hold for.
+/// All shader texts, by path. Measurements of kernels are only valid for these texts.
 pub(crate) const TEXTS: &[&str] = &[
     shader!("additive/additive_backward"),
     shader!("additive/additive_pairs"),

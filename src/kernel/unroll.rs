@@ -1,8 +1,8 @@
-//! Writes loops of WGSL out, so that what they index is indexed by literals.
+//! Unrolls loops of WGSL, so that literals index the arrays in them.
 //!
-//! An array of a function stays in registers only if every index into it is known when the driver
-//! has compiled the shader, and drivers differ in the loops they unroll. So the text says which
-//! must not be left to them:
+//! An array of a function stays in registers only if every index into it is constant after
+//! compilation. Drivers differ in the loops that they unroll. So the text marks the loops that must
+//! be unrolled:
 //!
 //! ```wgsl
 //! /* unrolled */ for (var n = 0u; n < SCORES; n++) {
@@ -11,15 +11,15 @@
 //! ```
 //!
 //! becomes `{ s[0u] = vec4<f32>(); } { s[1u] = …`. Bounds are expressions of literals, the text's
-//! constants and the variables of unrolled loops around. A loop that is not of this form stays as
-//! it is, which means the same.
+//! constants and the variables of surrounding unrolled loops. Any other loop stays unchanged, which
+//! has the same meaning.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
 
 const MARK: &str = "/* unrolled */";
 
-/// `text` with every marked loop written out.
+/// Returns `text` with every marked loop unrolled.
 pub(crate) fn unrolled(text: &str) -> String {
     if !text.contains(MARK) {
         return text.into();
@@ -51,7 +51,7 @@ fn expand(text: &str, constants: &Constants, out: &mut String) {
     out.push_str(rest);
 }
 
-/// The inside of a loop's parentheses, the inside of its braces, and what follows.
+/// Splits a loop into the text in its parentheses, the text in its braces, and the rest.
 fn for_loop(text: &str) -> Option<(&str, &str, &str)> {
     let text = text.trim_start().strip_prefix("for")?.trim_start();
     let header = enclosed(text, '(', ')')?;
@@ -60,7 +60,7 @@ fn for_loop(text: &str) -> Option<(&str, &str, &str)> {
     Some((header, body, &text[body.len() + 2..]))
 }
 
-/// What stands between the bracket that `text` begins with and the one that closes it.
+/// The text between the bracket at the start of `text` and the matching closing bracket.
 fn enclosed(text: &str, open: char, close: char) -> Option<&str> {
     if !text.starts_with(open) {
         return None;
@@ -79,7 +79,7 @@ fn enclosed(text: &str, open: char, close: char) -> Option<&str> {
     None
 }
 
-/// The characters that are not of comments to the end of a line.
+/// The characters outside line comments.
 fn code(text: &str) -> impl Iterator<Item = (usize, char)> {
     let mut in_comment = false;
     text.char_indices().filter(move |&(at, c)| {
@@ -118,7 +118,7 @@ fn is_word(c: char) -> bool {
     c.is_ascii_alphanumeric() || c == '_'
 }
 
-/// The words of a text, members' names left out, with their places.
+/// The words of a text with their positions, without the names of members.
 fn words(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -133,19 +133,19 @@ fn words(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// Whether a variable called `name` is declared anew in `body`.
+/// True if `body` declares another variable called `name`.
 fn declares(body: &str, name: &str) -> bool {
     let all: Vec<&str> = words(body).map(|(_, word)| word).collect();
     all.windows(2).any(|pair| ["var", "let"].contains(&pair[0]) && pair[1] == name)
 }
 
-/// Whether `body` may leave the loop, or a turn of it. (Of a loop inside too: then it stays, to be
-/// safe.)
+/// True if `body` may leave the loop or an iteration. A jump in an inner loop counts too, to be
+/// safe.
 fn has_jump(body: &str) -> bool {
     words(body).any(|(_, word)| ["break", "continue"].contains(&word))
 }
 
-/// `body` without comments, where `name` is `value`.
+/// Returns `body` without comments, with `value` instead of `name`.
 fn with(body: &str, name: &str, value: u32) -> String {
     let bare: String = code(body).map(|(_, c)| c).collect();
     let mut out = String::with_capacity(bare.len());
@@ -161,7 +161,7 @@ fn with(body: &str, name: &str, value: u32) -> String {
     out
 }
 
-/// The constants that a text declares, evaluated when asked for.
+/// The constants that a text declares, evaluated on demand.
 struct Constants<'a> {
     declared: HashMap<&'a str, &'a str>,
     values: RefCell<HashMap<&'a str, Option<u32>>>,
@@ -171,7 +171,7 @@ impl<'a> Constants<'a> {
     fn of(text: &'a str) -> Self {
         let mut declared = HashMap::new();
         for start in text.match_indices("const ").map(|(at, _)| at) {
-            // At the beginning of a line: a constant of the module.
+            // Module constants start at the beginning of a line.
             if start > 0 && !text[..start].ends_with('\n') {
                 continue;
             }
@@ -189,15 +189,15 @@ impl<'a> Constants<'a> {
         if let Some(value) = self.values.borrow().get(name) {
             return *value;
         }
-        // A constant that needs itself has no value.
+        // A constant that depends on itself has no value.
         self.values.borrow_mut().insert(name, None);
         let value = self.evaluate(text);
         self.values.borrow_mut().insert(name, value);
         value
     }
 
-    /// The value of an expression of unsigned numbers and bools, which are 1 and 0; none if it is
-    /// no such thing.
+    /// Evaluates an expression of unsigned numbers and bools, where a bool is 1 or 0. Returns
+    /// `None` for any other expression.
     fn evaluate(&self, text: &str) -> Option<u32> {
         let mut parser = Parser { rest: text, constants: self };
         let value = parser.binary(0)?;
@@ -210,7 +210,8 @@ struct Parser<'t, 'c, 'd> {
     constants: &'c Constants<'d>,
 }
 
-/// Operators, the loosest first; of those that begin alike the longest first.
+/// Operators by precedence, the weakest first. Where one operator is a prefix of another in the
+/// same level, the longest comes first.
 const OPERATORS: [&[&str]; 10] = [
     &["||"],
     &["&&"],
@@ -231,7 +232,7 @@ impl Parser<'_, '_, '_> {
         found.is_some()
     }
 
-    /// Takes an operator of `level`, and nothing that only begins like one.
+    /// Parses an operator of `level`. A longer operator with the same start does not match.
     fn operator(&mut self, level: usize) -> Option<&'static str> {
         let rest = self.rest.trim_start();
         let longest = OPERATORS

@@ -1,4 +1,4 @@
-//! Kernel variants: of one kernel, and of any.
+//! Kernel variants, typed and type-erased.
 
 use std::any::Any;
 use std::fmt;
@@ -14,37 +14,40 @@ pub(crate) trait Variant: fmt::Debug + Eq + Hash + Send + Sync + 'static {
     /// The label of its pipelines: `attention.` and the stem of its shader.
     const LABEL: &'static str;
 
-    /// The families of all variants, if these are the same. A test in `kernel_list.rs` demands one
-    /// of every variant.
+    /// The families of all variants, if these are the same. A test in `kernel_list.rs` requires a
+    /// family for every variant.
     const FAMILIES: Families = Families::NONE;
 
-    /// Its text and what the host must know of it. Built once per pipeline.
+    /// Returns the kernel of this variant: its text, and its properties for the host. Called once
+    /// per pipeline.
     fn describe(&self) -> Kernel;
 
-    /// The families that it belongs to.
+    /// The families of this variant.
     fn families(&self) -> Families {
         Self::FAMILIES
     }
 
-    /// Each value of each axis, for tools and tests: not the product of all axes.
+    /// Variants that cover each value of each axis, for tools and tests. They are not the product
+    /// of all axes.
     #[cfg_attr(not(feature = "inspect"), allow(dead_code))]
     fn all() -> impl IntoIterator<Item = Self>
     where
         Self: Sized;
 }
 
-/// These families, and those of kernels with tensors of F16 or BF16 if one of `dtypes` is.
+/// Returns these families. If `dtypes` contains F16 or BF16, the family of kernels with such
+/// tensors is added.
 pub(crate) fn families(families: &[Option<Family>], dtypes: &[DType]) -> Families {
     let tensors = [(DType::F16, Family::F16Tensors), (DType::BF16, Family::BF16Tensors)];
     let used = tensors.map(|(dtype, family)| dtypes.contains(&dtype).then_some(family));
     families.iter().chain(&used).flatten().copied().collect()
 }
 
-/// A variant of any kernel. Its hash finds its pipeline.
+/// A variant of any kernel. It is the key of its pipeline.
 #[derive(Clone)]
 pub(crate) struct KernelVariant(Arc<dyn Erased>);
 
-/// A [`Variant`] whose type is not known.
+/// A [`Variant`] of unknown type.
 trait Erased: Any + fmt::Debug + Send + Sync {
     fn label(&self) -> &'static str;
     fn describe(&self) -> Kernel;
@@ -80,17 +83,17 @@ impl KernelVariant {
         KernelVariant(Arc::new(variant))
     }
 
-    /// What its pipeline is called.
+    /// The label of its pipeline.
     pub fn label(&self) -> &'static str {
         self.0.label()
     }
 
-    /// Its text and what the host must know of it. Built once per pipeline.
+    /// Returns the kernel of this variant. Called once per pipeline.
     pub fn describe(&self) -> Kernel {
         self.0.describe()
     }
 
-    /// The families that it belongs to.
+    /// The families of this variant.
     pub fn families(&self) -> Families {
         self.0.families()
     }

@@ -7,7 +7,7 @@ use crate::device::DeviceFacts;
 use crate::kernel::KernelOptions;
 use crate::tensor::{DType, Error, Shape, check_sizes};
 
-/// What is fixed when a [`LinearAttention`](super::LinearAttention) is made.
+/// The configuration of a [`LinearAttention`](super::LinearAttention), fixed at its creation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[must_use]
 pub struct LinearConfig {
@@ -26,8 +26,8 @@ pub struct LinearConfig {
 }
 
 impl LinearConfig {
-    /// `heads` query heads of `head_dim` channels; f32, φ = elu + 1, all keys for every query,
-    /// results divided by the norm.
+    /// Configures `heads` query heads of `head_dim` channels. The defaults: f32, φ = elu + 1, no
+    /// causality, results divided by the norm.
     pub fn new(heads: usize, head_dim: usize) -> Self {
         LinearConfig {
             heads,
@@ -64,53 +64,53 @@ impl LinearConfig {
         self
     }
 
-    /// φ.
+    /// The feature map φ.
     pub fn feature_map(mut self, map: FeatureMap) -> Self {
         self.map = map;
         self
     }
 
-    /// How a state takes up a token. Others than [`UpdateRule::Linear`] are causal, go token by
-    /// token and have no gradients yet.
+    /// The rule that adds a token to a state. Rules other than [`UpdateRule::Linear`] require
+    /// causality, process one token at a time and have no gradients yet.
     pub fn update_rule(mut self, rule: UpdateRule) -> Self {
         self.rule = rule;
         self
     }
 
-    /// Query i sees keys j ≤ i; there are as many of both.
+    /// True if query i sees only the keys j ≤ i. The call then has as many keys as queries.
     pub fn causal(mut self, causal: bool) -> Self {
         self.causal = causal;
         self
     }
 
-    /// Whether results are divided by the norm, `φ(q) · Σ φ(k)`; otherwise they are multiplied by
+    /// True if results are divided by the norm, `φ(q) · Σ φ(k)`. Otherwise they are multiplied by
     /// [`scale`](Self::scale).
     pub fn normalised(mut self, normalised: bool) -> Self {
         self.normalised = normalised;
         self
     }
 
-    /// What is added to the norm, 10⁻⁶ unless set; with random features nothing, whose scale is
-    /// arbitrary.
+    /// The number added to the norm, 10⁻⁶ unless set. With random features the default is 0,
+    /// because their scale is arbitrary.
     pub fn eps(mut self, eps: impl Into<Option<f64>>) -> Self {
         self.eps = eps.into();
         self
     }
 
-    /// What results are multiplied by that are not normalised, 1 unless set.
+    /// The factor of results that are not normalised, 1 unless set.
     pub fn scale(mut self, scale: f64) -> Self {
         self.scale = scale;
         self
     }
 
-    /// How it is computed, not what: the form of kernels. The rest of [`KernelOptions`] does not
-    /// concern it.
+    /// The options that select kernels without changing the result. Linear attention reads only the
+    /// target, and ignores the rest of [`KernelOptions`].
     pub fn kernel_options(mut self, kernel_options: KernelOptions) -> Self {
         self.kernel_options = kernel_options;
         self
     }
 
-    /// Channels of a feature.
+    /// The number of features of a row.
     pub(crate) fn features(&self) -> usize {
         self.map.features(self.head_dim)
     }

@@ -3,48 +3,48 @@
 use crate::mask::mods::FeatureMod;
 use crate::tensor::{Error, check_sizes};
 
-/// What linear attention takes instead of the exponential of a product: `φ(q) · φ(k)`.
+/// The feature map φ of linear attention, which replaces the exponential of a product by
+/// `φ(q) · φ(k)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum FeatureMap {
-    /// `x` itself.
+    /// The identity, `x`.
     Identity,
-    /// `elu(x) + 1` (Katharopoulos et al. 2020, "Transformers are RNNs"), computed as `x + 1` above
-    /// 0 and `exp(x)` below, which does not cancel.
+    /// `elu(x) + 1` (Katharopoulos et al. 2020, "Transformers are RNNs"). Kernels compute it as
+    /// `x + 1` above 0 and `exp(x)` below, which avoids cancellation.
     Elu,
     /// `max(x, 0)`.
     Relu,
-    /// Features made of products with a matrix of random directions, `w` `[features, head_dim]`,
-    /// which a call is given:
-    /// see [`random_features`].
+    /// Features of products with a matrix of random directions, `w` `[features, head_dim]`. Each
+    /// call receives this matrix, see [`random_features`].
     Random {
-        /// What is made of the products.
+        /// The function that makes features of the products.
         kind: RandomFeatures,
-        /// Rows of `w`.
+        /// The number of rows of `w`.
         directions: usize,
     },
-    /// One of the caller's own, channel by channel.
+    /// A function of the caller, applied to each channel.
     Custom(FeatureMod),
 }
 
-/// How a state takes up a token's key and value.
+/// The rule that adds a token's key and value to a state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum UpdateRule {
     /// `S + φ(k)ᵀ v`.
     #[default]
     Linear,
-    /// `exp(decay) S + φ(k)ᵀ v`, with a decay for a head or for each of its features (Yang et al.
-    /// 2024, "Gated linear attention"; ONNX's `gated`).
+    /// `exp(decay) S + φ(k)ᵀ v`, with a decay for each head or for each of its features. (Yang et
+    /// al. 2024, "Gated linear attention"; ONNX's `gated`.)
     Gated,
-    /// `S + beta φ(k)ᵀ (v − φ(k) S)` (Yang et al. 2024, "Parallelizing linear transformers with the
-    /// delta rule"; ONNX's `delta`).
+    /// `S + beta φ(k)ᵀ (v − φ(k) S)`. (Yang et al. 2024, "Parallelizing linear transformers with
+    /// the delta rule"; ONNX's `delta`.)
     Delta,
-    /// `exp(decay) S + beta φ(k)ᵀ (v − φ(k) exp(decay) S)` (Yang et al. 2025, "Gated delta
-    /// networks"; ONNX's `gated_delta`).
+    /// `exp(decay) S + beta φ(k)ᵀ (v − φ(k) exp(decay) S)`. (Yang et al. 2025, "Gated delta
+    /// networks"; ONNX's `gated_delta`.)
     GatedDelta,
-    /// `decay S + (1 − decay) φ(k)ᵀ v`, with a decay for a head: the gate of random feature
-    /// attention (Peng et al. 2021).
+    /// `decay S + (1 − decay) φ(k)ᵀ v`, with a decay for each head. This is the gate of random
+    /// feature attention (Peng et al. 2021).
     Averaged,
 }
 
@@ -66,31 +66,31 @@ impl UpdateRule {
     }
 }
 
-/// What is made of products with random directions. `x'` is `x / head_dim^¼`, so that `exp(q' ·
-/// k')` has attention's usual scale; `m` is the number of directions. Exponentials are computed
-/// relative to their largest, exactly as an online softmax does it.
+/// The function that makes features of products with random directions. `x'` is `x / head_dim^¼`,
+/// so that `exp(q' · k')` has the usual scale of attention. `m` is the number of directions.
+/// Kernels compute exponentials relative to the largest one, as an online softmax does.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum RandomFeatures {
-    /// FAVOR+: `exp(w x' − |x'|² / 2) / √m`, m features (Choromanski et al. 2021, "Rethinking
-    /// attention with Performers").
+    /// FAVOR+: `exp(w x' − |x'|² / 2) / √m`, m features. (Choromanski et al. 2021, "Rethinking
+    /// attention with Performers".)
     Positive,
-    /// Positive features of `w` and of `−w`, over `√2m`: 2 m of them.
+    /// The positive features of `w` and of `−w`, divided by `√2m`: 2 m features.
     Hyperbolic,
-    /// `exp(|x'|² / 2) [sin w x', cos w x'] / √m`: 2 m features, which may make weights negative.
+    /// `exp(|x'|² / 2) [sin w x', cos w x'] / √m`: 2 m features. Weights can be negative.
     Trigonometric,
     /// `max(w x', 0) + epsilon`, m features: generalised attention.
     Relu {
-        /// What is added to each.
+        /// The number added to each feature.
         epsilon: f64,
     },
     /// `[sin w x̂, cos w x̂] / √m` of `x̂ = x / |x|`, 2 m features: random feature attention (Peng
-    /// et al. 2021). Divide `w` by the kernel's σ.
+    /// et al. 2021). Divide `w` by the σ of the kernel.
     Fourier,
 }
 
 impl RandomFeatures {
-    /// Features of so many directions.
+    /// Returns the number of features for `directions` directions.
     pub fn features(self, directions: usize) -> usize {
         match self {
             RandomFeatures::Positive | RandomFeatures::Relu { .. } => directions,
@@ -98,14 +98,14 @@ impl RandomFeatures {
         }
     }
 
-    /// Whether its features have a logarithm of their own that they are divided by.
+    /// True if the features are divided by a scale whose logarithm is stored with them.
     pub(crate) fn is_scaled(self) -> bool {
         matches!(self, RandomFeatures::Positive | RandomFeatures::Hyperbolic | RandomFeatures::Trigonometric)
     }
 }
 
 impl FeatureMap {
-    /// Features of a row of `head_dim` channels.
+    /// Returns the number of features of a row of `head_dim` channels.
     pub fn features(self, head_dim: usize) -> usize {
         match self {
             FeatureMap::Random { kind, directions } => kind.features(directions),
@@ -113,8 +113,8 @@ impl FeatureMap {
         }
     }
 
-    /// What is added to the norm unless a configuration says otherwise: 10⁻⁶, and nothing where the
-    /// features' scale is arbitrary.
+    /// Returns the default of the number that is added to the norm. It is 10⁻⁶, and 0 if the scale
+    /// of the features is arbitrary.
     pub(crate) fn usual_eps(self) -> f64 {
         match self {
             FeatureMap::Random { .. } => 0.0,
@@ -127,9 +127,10 @@ impl FeatureMap {
     }
 }
 
-/// Directions for random features, `[directions, head_dim]`: blocks of `head_dim` orthogonal ones,
-/// each as long as a normal vector would be (Choromanski et al. 2021), so that products have less
-/// variance than those of independent ones. The same for the same seed; draw anew with another.
+/// Returns directions for random features, `[directions, head_dim]`. Each block of `head_dim`
+/// directions is orthogonal. Each direction is as long as a normal vector (Choromanski et al.
+/// 2021). Products with them have less variance than products with independent directions. The same
+/// seed always gives the same directions.
 ///
 /// # Errors
 /// A size of 0.
@@ -142,7 +143,7 @@ pub fn random_features(seed: u64, directions: usize, head_dim: usize) -> Result<
         if n % head_dim == 0 {
             block.clear();
         }
-        // Gram and Schmidt's: a normal vector without what it has of those before it.
+        // Gram–Schmidt: a normal vector minus its projections on the previous directions.
         let direction = loop {
             let mut x: Vec<f64> = (0..head_dim).map(|_| normal(&mut state)).collect();
             for _ in 0..2 {
@@ -163,7 +164,7 @@ pub fn random_features(seed: u64, directions: usize, head_dim: usize) -> Result<
     Ok(rows)
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014), in (0, 1).
+/// Returns the next number of SplitMix64 (Steele, Lea, Flood 2014), in (0, 1).
 fn unit(state: &mut u64) -> f64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let z = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -171,7 +172,7 @@ fn unit(state: &mut u64) -> f64 {
     (((z ^ (z >> 31)) >> 11) as f64 + 0.5) / (1u64 << 53) as f64
 }
 
-/// Box and Muller's.
+/// Returns a normal random number (Box and Muller).
 fn normal(state: &mut u64) -> f64 {
     let (a, b) = (unit(state), unit(state));
     (-2.0 * a.ln()).sqrt() * (std::f64::consts::TAU * b).cos()

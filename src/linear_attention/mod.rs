@@ -1,4 +1,4 @@
-//! The operator: `φ(q) (φ(k)ᵀ v)`, over the norm.
+//! The operator: `φ(q) (φ(k)ᵀ v)`, divided by the norm.
 
 mod call;
 mod config;
@@ -21,12 +21,13 @@ use crate::tensor::{
     Access, CallTensors, DType, Element, Error, Shape, TensorView, check_apart, expect, expect_broadcast,
 };
 
-/// Linear attention on one device: `φ(qᵢ) Σⱼ φ(kⱼ)ᵀ vⱼ / φ(qᵢ) Σⱼ φ(kⱼ)ᵀ` (Katharopoulos et al.
-/// 2020, "Transformers are RNNs"), whose cost grows with the length and not with its square.
+/// Linear attention on one device (Katharopoulos et al. 2020, "Transformers are RNNs"):
+/// `φ(qᵢ) Σⱼ φ(kⱼ)ᵀ vⱼ / φ(qᵢ) Σⱼ φ(kⱼ)ᵀ`. Its cost grows linearly with the length.
 ///
-/// Without causality two products: the state of all keys, then every query's with it. Causal
-/// attention goes by chunks of 64 rows: pairs within a chunk, a state for all that is before it.
-/// For generation the state stays on the device ([`LinearForward::state`]). All give the same.
+/// Without causality it computes two products: the state of all keys, then every query with that
+/// state. Causal attention works on chunks of 64 rows. It computes the pairs within a chunk, and
+/// uses a state for all earlier rows. For generation the state stays on the device
+/// ([`LinearForward::state`]). All variants give the same results.
 ///
 /// ```no_run
 /// # fn f(device: &wgpu::Device, queue: &wgpu::Queue, q: &wgpu::Buffer, k: &wgpu::Buffer, v: &wgpu::Buffer,
@@ -51,7 +52,7 @@ pub struct LinearAttention {
 }
 
 impl LinearAttention {
-    /// Linear attention with pipelines of its own.
+    /// Creates the operator with new pipelines.
     ///
     /// # Errors
     /// A configuration that no call could satisfy, or a missing feature.
@@ -59,7 +60,7 @@ impl LinearAttention {
         Self::with_pipelines(&Pipelines::new(device), config)
     }
 
-    /// Linear attention that shares pipelines with other operators on the device.
+    /// Creates the operator with pipelines that other operators on the device share.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -68,16 +69,16 @@ impl LinearAttention {
         Ok(LinearAttention { pipelines: pipelines.clone(), config })
     }
 
-    /// The pipelines, to share.
+    /// Returns the pipelines, for other operators to share.
     pub fn pipelines(&self) -> &Pipelines {
         &self.pipelines
     }
 
-    /// The temporary memory that `call` needs: states of chunks and products within them, at most
-    /// 32 MiB each however long the sequences are and however many heads there are. Heads that need
+    /// Returns the temporary memory that `call` needs: the states of chunks and the products within
+    /// them. Each takes at most 32 MiB, for any length and any number of heads. Heads that need
     /// more are computed in groups, one after the other. Each head of a group also needs a state
-    /// for each sequence, and its random features. Only a single key/value head whose state or
-    /// products within a chunk are larger than that exceeds the bound.
+    /// for each sequence, and its random features. The bound is exceeded only if the state or
+    /// products of a single key/value head are larger.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -85,10 +86,11 @@ impl LinearAttention {
         Ok(self.check(call)?.scratch_size())
     }
 
-    /// Records `call` into an encoder or a pass. Nothing is submitted, copied or read back.
+    /// Records `call` into an encoder or a pass. It submits, copies and reads back nothing.
     ///
     /// # Errors
-    /// Everything that [`Error`] lists for tensors, options and scratch. Then nothing has been recorded.
+    /// Any error that [`Error`] lists for tensors, options and scratch. The encoder is then
+    /// unchanged.
     pub fn forward(
         &self,
         into: &mut impl Recorder,
@@ -99,8 +101,8 @@ impl LinearAttention {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks `call`, compiles its kernels and binds its tensors. [`Prepared::record`] then records
+    /// it any number of times.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -110,8 +112,9 @@ impl LinearAttention {
         self.pipelines.bind("linear attention", &dispatches, scratch.bindings())
     }
 
-    /// The temporary memory that the gradients of `call` need: the memory of the forward call,
-    /// products of gradients (32 MiB at most), and 16 bytes for each query of each head of a group.
+    /// Returns the temporary memory that the gradients of `call` need. It is the memory of the
+    /// forward call and the products of gradients (at most 32 MiB). Each query of each head of a
+    /// group needs 16 bytes more.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
@@ -119,12 +122,11 @@ impl LinearAttention {
         Ok(self.check_backward(call)?.0.backward_scratch_size())
     }
 
-    /// Records the gradients of a forward call into an encoder or a pass. States are computed
-    /// again, from the first chunk to the last for queries, from the last to the first for keys and
-    /// values.
+    /// Records the gradients of a forward call into an encoder or a pass. It recomputes the states,
+    /// for queries from the first chunk to the last. For keys and values the order is reversed.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward), and [`Error::Unsupported`] if no gradient is asked for.
+    /// As [`forward`](Self::forward), and [`Error::Unsupported`] if the call requests no gradient.
     pub fn backward(
         &self,
         into: &mut impl Recorder,
@@ -135,8 +137,8 @@ impl LinearAttention {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks `call`, compiles its kernels and binds its tensors. [`Prepared::record`] then records
+    /// it any number of times.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
@@ -147,7 +149,7 @@ impl LinearAttention {
         self.pipelines.bind("linear attention backward", &dispatches, scratch.bindings())
     }
 
-    /// What forward and backward calls have in common.
+    /// Checks the tensors that forward and backward calls share, and returns the problem.
     fn problem<'a>(
         &self,
         [q, k, v, out]: [TensorView<'a>; 4],
@@ -159,13 +161,13 @@ impl LinearAttention {
         let dims = [config.heads, config.kv_heads, config.head_dim, config.value_dim];
         let shape = Shape::of(tensors, config.dtype, dims, [q, k, v], ("out", out, out_access))?;
         if config.causal || keys.packed.is_some() {
-            // Each query stands at the key of its row.
+            // The query of each row is at the position of the key of that row.
             expect("k", k.shape(), 2, shape.q_len)?;
         }
         let Shape { batch, kv_heads, kv_len, .. } = shape;
         if let Some(key_mask) = keys.key_mask {
             tensors.read_broadcast("key_mask", key_mask, DType::Bool, [batch, kv_heads, 1, kv_len])?;
-            // Repeated keys would be one for all.
+            // A broadcast axis would hide or show all keys together.
             expect("key_mask", key_mask.shape(), 3, kv_len)?;
         }
         tensors.read_broadcast("lengths", keys.lengths, DType::U32, [batch, kv_heads, 1, 1])?;
@@ -214,7 +216,7 @@ impl LinearAttention {
         })
     }
 
-    /// The directions of random features, where φ has any.
+    /// Returns the directions of random features, if φ has any.
     fn random<'a>(
         &self,
         keys: &LinearKeys<'a>,

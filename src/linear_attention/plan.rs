@@ -1,15 +1,15 @@
-//! How linear attention is cut: chunks of rows, spans of chunks, tiles of a product.
+//! The sizes of chunks of rows, spans of chunks and tiles of a product.
 
 use crate::device::DeviceFacts;
 
-/// The tile of an invocation, and how many share a workgroup.
+/// The tile of an invocation, and the number of invocations that share a workgroup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct LinearTiles {
     /// Invocations of a workgroup.
     pub workgroup: u32,
-    /// Those that have the same rows, each four columns.
+    /// Invocations that share the same rows, each with four columns.
     pub lanes: u32,
-    /// Rows of an invocation, a multiple of four that divides a chunk.
+    /// Rows of an invocation: a multiple of four that divides a chunk.
     pub rows: u32,
 }
 
@@ -20,8 +20,8 @@ impl LinearTiles {
         LinearTiles { workgroup: 16, lanes: 16, rows: 16 },
     ];
 
-    /// A software driver's vectors are workgroups of their own, so that it loads once what their
-    /// lanes share.
+    /// Returns the tiles. On a software driver a workgroup is one vector, so that the driver loads
+    /// data shared by its lanes once.
     pub fn of(cpu: bool, device: &DeviceFacts) -> Self {
         match (cpu, device.lanes) {
             (false, _) => Self::ALL[0],
@@ -30,28 +30,28 @@ impl LinearTiles {
         }
     }
 
-    /// Workgroups for so many rows and columns.
+    /// Returns the number of workgroups for `rows` rows and `columns` columns.
     pub fn groups(self, rows: usize, columns: usize) -> usize {
         let rows_each = (self.rows * self.workgroup / self.lanes) as usize;
         rows.div_ceil(rows_each) * columns.div_ceil(4 * self.lanes as usize)
     }
 }
 
-/// Rows of a chunk of causal attention: within it pairs are computed, before it a state stands for
-/// all.
+/// Rows of a chunk of causal attention. Kernels compute the pairs within a chunk, and a state
+/// stands for all earlier rows.
 pub(crate) const CHUNK: usize = 64;
-/// Chunks that the keys are cut into where order does not matter.
+/// The number of chunks of the keys, for attention without causality.
 const PARTS: usize = 256;
-/// Bytes of states, and of products within chunks, that a span of chunks may take.
+/// The most bytes for the states, and for the products within chunks, of a span of chunks.
 const SPAN_BYTES: u64 = 32 << 20;
-/// Bytes of a buffer with rows that the heads of a group may take: a binding by default.
+/// The most bytes of a buffer of rows for the heads of a group: the default limit of a binding.
 const ROW_BYTES: u64 = 128 << 20;
-/// The rows of a chunk are a multiple of the rows of every tile.
+/// The rows of a chunk are a multiple of this number, which the rows of every tile divide.
 const TILE_ROWS: usize = 16;
-/// Chunks of a dispatch that has no memory for each.
+/// Chunks of a dispatch whose chunks need no memory.
 const WIDE_SPAN: usize = 16384;
 
-/// What the cut depends on.
+/// The sizes that the plan depends on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LinearOutline {
     pub batch: usize,
@@ -62,23 +62,23 @@ pub(crate) struct LinearOutline {
     pub features: usize,
     pub value_dim: usize,
     pub causal: bool,
-    /// Packed sequences.
+    /// The number of packed sequences.
     pub packed: Option<usize>,
 }
 
-/// The cut of a call.
+/// The plan of a call: its chunks, spans and states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LinearPlan {
     pub chunk_len: usize,
-    /// Chunks of the keys of a batch, and of its queries.
+    /// Chunks of the keys of a batch entry, and of its queries.
     pub slots: usize,
     pub query_slots: usize,
-    /// Chunks computed together.
+    /// Chunks that are computed together.
     pub span: usize,
     /// Floats of a row of a state.
     pub state_stride: usize,
-    /// States that are kept: one for each sequence, and of packed rows two for those that are of
-    /// none.
+    /// The number of states: one for each sequence. Packed rows have two more, for the rows before
+    /// and after all sequences.
     pub sequences: usize,
 }
 
@@ -88,10 +88,10 @@ impl LinearPlan {
             *outline;
         let chunk_len =
             if causal { CHUNK } else { kv_len.div_ceil(PARTS).next_multiple_of(CHUNK).max(CHUNK) };
-        // No longer than the sequence.
+        // A chunk is not longer than the sequence.
         let chunk_len = chunk_len.min(q_len.max(kv_len).next_multiple_of(TILE_ROWS));
-        // Every sequence may end in a chunk that is not full, and so may what is before and after
-        // them.
+        // Every sequence may end in a partly filled chunk, and so may the rows before and after all
+        // sequences.
         let more = packed.map_or(0, |n| n.saturating_add(2));
         let slots = kv_len.div_ceil(chunk_len).saturating_add(more);
         let query_slots = q_len.div_ceil(chunk_len).saturating_add(more);
@@ -112,51 +112,52 @@ impl LinearPlan {
         }
     }
 
-    /// Bytes of a state.
+    /// Returns the bytes of a state.
     fn state_bytes(&self, outline: &LinearOutline) -> u64 {
         4u64.saturating_mul(outline.features as u64).saturating_mul(self.state_stride as u64)
     }
 
-    /// Bytes of the states of a span.
+    /// Returns the bytes of the states of a span.
     pub fn states_bytes(&self, outline: &LinearOutline) -> u64 {
         let heads = (outline.batch as u64).saturating_mul(outline.kv_heads as u64);
         heads.saturating_mul(self.span as u64).saturating_mul(self.state_bytes(outline))
     }
 
-    /// Bytes of the states of sequences.
+    /// Returns the bytes of the states of sequences.
     pub fn carry_bytes(&self, outline: &LinearOutline) -> u64 {
         (self.sequences as u64)
             .saturating_mul(outline.kv_heads as u64)
             .saturating_mul(self.state_bytes(outline))
     }
 
-    /// Bytes of the products within the chunks of a span.
+    /// Returns the bytes of the products within the chunks of a span.
     pub fn scores_bytes(&self, outline: &LinearOutline) -> u64 {
         let heads = (outline.batch as u64).saturating_mul(outline.heads as u64);
         heads.saturating_mul(self.span as u64).saturating_mul(4 * (self.chunk_len * self.chunk_len) as u64)
     }
 
-    /// Spans of `slots` chunks that have no memory of their own.
+    /// Returns the spans of `slots` chunks that need no memory for each chunk.
     pub fn wide_spans(slots: usize) -> Vec<(usize, usize)> {
         (0..slots).step_by(WIDE_SPAN).map(|first| (first, WIDE_SPAN.min(slots - first))).collect()
     }
 
-    /// Spans of `slots` chunks: the first of each and how many.
+    /// Returns the spans of `slots` chunks: the first chunk of each span and its number of chunks.
     pub fn spans(&self, slots: usize) -> Vec<(usize, usize)> {
         (0..slots).step_by(self.span.max(1)).map(|first| (first, self.span.min(slots - first))).collect()
     }
 }
 
-/// Bytes of scratch that a key/value head of a batch entry takes, with its query heads.
+/// Bytes of scratch that a key/value head of a batch entry needs, with its query heads.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeadBytes {
-    /// The largest state, and product within a chunk.
+    /// The largest state or product within a chunk.
     pub chunk: u64,
-    /// The largest buffer with rows.
+    /// The largest buffer of rows.
     pub rows: u64,
 }
 
-/// Batch entries and key/value heads that are computed together: the first of each and how many.
+/// The batch entries and key/value heads that are computed together: the first of each, and how
+/// many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HeadGroup {
     pub batch: (usize, usize),
@@ -164,15 +165,16 @@ pub(crate) struct HeadGroup {
 }
 
 impl HeadGroup {
-    /// Groups of all heads, one after the other in the same scratch. Each has at most `most_heads`
-    /// query heads, and as few as it takes for its buffers to be bounded.
+    /// Returns the groups of all heads, which use the same scratch one after the other. Each group
+    /// has at most `most_heads` query heads, and few enough that its buffers stay within their
+    /// limits.
     pub fn all(outline: &LinearOutline, bytes: HeadBytes, most_heads: usize) -> Vec<Self> {
         let LinearOutline { batch, heads, kv_heads, .. } = *outline;
         let most_heads = most_heads / (heads / kv_heads.max(1)).max(1);
         let fitting = (SPAN_BYTES / bytes.chunk.max(1)).min(ROW_BYTES / bytes.rows.max(1));
         let most = most_heads.min(usize::try_from(fitting).unwrap_or(usize::MAX)).max(1);
         let (entries, heads) = if most >= kv_heads { (most / kv_heads.max(1), kv_heads) } else { (1, most) };
-        // About the same number in each.
+        // Groups of about the same size.
         let even = |all: usize, most: usize| all.div_ceil(all.div_ceil(most.max(1)).max(1)).max(1);
         let (entries, heads) = (even(batch, entries), even(kv_heads, heads));
         let cut =

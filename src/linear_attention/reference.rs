@@ -1,34 +1,35 @@
-//! Linear attention, pair by pair.
+//! Linear attention, computed pair by pair.
 
 use super::feature_map::{FeatureMap, RandomFeatures, UpdateRule};
 use crate::tensor::{Error, Real, Shape, expect_length};
 
-/// Which pairs of query and key meet: of batch, key/value head, query and key.
+/// True for the pairs of query and key that are seen, by batch entry, key/value head, query and
+/// key.
 pub type Seen<'a> = &'a dyn Fn([usize; 4]) -> bool;
 
-/// What linear attention is told besides its tensors.
+/// The options of the reference of linear attention.
 #[derive(Clone, Copy)]
 pub struct LinearOptions<'a> {
-    /// φ.
+    /// The feature map φ.
     pub map: FeatureMap,
     /// Directions of random features: `[1 or kv_heads, directions, head_dim]`.
     pub directions: &'a [f32],
-    /// Query i sees keys j ≤ i.
+    /// True if query i sees only the keys j ≤ i.
     pub causal: bool,
-    /// What is added to the norm.
+    /// The number added to the norm.
     pub eps: f64,
-    /// Whether results are divided by the norm, or multiplied by `scale`.
+    /// True if results are divided by the norm; otherwise they are multiplied by `scale`.
     pub normalised: bool,
-    /// Of what is not divided.
+    /// The factor of results that are not normalised.
     pub scale: f64,
-    /// Which pairs meet besides.
+    /// An additional condition for the pairs that are seen.
     pub seen: Option<Seen<'a>>,
-    /// What [`FeatureMap::Custom`] means: the feature and its slope.
+    /// The function of [`FeatureMap::Custom`] and its slope.
     pub own: Option<[&'a dyn Fn(f64) -> f64; 2]>,
 }
 
 impl LinearOptions<'_> {
-    /// Normalised, with the usual eps of φ.
+    /// Returns options for normalised attention, with the default eps of φ.
     pub fn new(map: FeatureMap) -> Self {
         LinearOptions {
             map,
@@ -56,21 +57,21 @@ impl std::fmt::Debug for LinearOptions<'_> {
     }
 }
 
-/// Features of a row, to be multiplied by the exponential of `log`.
+/// The features of a row, to be multiplied by the exponential of `log`.
 #[derive(Clone, Debug)]
 pub struct FeatureRow<R> {
-    /// As many as [`FeatureMap::features`] says.
+    /// The features; [`FeatureMap::features`] gives their number.
     pub values: Vec<R>,
-    /// The logarithm of their scale.
+    /// The logarithm of the scale of `values`.
     pub log: R,
 }
 
-/// The features of a row `x`, with the directions of its head.
+/// Returns the features of a row `x`, with the directions of its head.
 pub fn features<R: Real>(options: &LinearOptions, x: &[R], directions: &[f32]) -> FeatureRow<R> {
     let zero = R::zero();
     let plain = |values: Vec<R>| FeatureRow { values, log: R::zero() };
     match options.map {
-        // Without a meaning NaN, which no comparison passes.
+        // Without a function the feature is NaN, which no comparison accepts.
         FeatureMap::Custom(_) => {
             let own = |x: &R| options.own.map_or(R::nan(), |[value, _]| R::of(value(x.f64())));
             plain(x.iter().map(own).collect())
@@ -108,7 +109,8 @@ pub fn features<R: Real>(options: &LinearOptions, x: &[R], directions: &[f32]) -
     }
 }
 
-/// Products of a row, scaled or of length 1, with directions, and half the square of its length.
+/// Returns the products of a row with the directions, and half the square of its length. The row is
+/// first scaled, or divided by its length.
 fn projected<R: Real>(kind: RandomFeatures, x: &[R], directions: &[f32]) -> (Vec<R>, R) {
     let factor = factor_of(kind, x);
     let square = x.iter().fold(R::zero(), |sum, x| sum + *x * *x) * factor * factor;
@@ -127,8 +129,8 @@ fn factor_of<R: Real>(kind: RandomFeatures, x: &[R]) -> R {
     }
 }
 
-/// The gradient of a row from that of its features, `gradient`, which is of `values` as if their
-/// scale were a constant that the result does not depend on.
+/// Returns the gradient of a row from the gradient of its features. `gradient` is the gradient of
+/// `values`, with their scale as a constant that the result does not depend on.
 fn features_backward<R: Real>(
     options: &LinearOptions,
     x: &[R],
@@ -147,7 +149,7 @@ fn features_backward<R: Real>(
         return x.iter().zip(gradient).map(|(x, g)| slope(*x) * *g).collect();
     };
     let (products, _) = projected(kind, x, directions);
-    // Of the products, and of half the square.
+    // The gradients of the products and of half the square.
     let (d_products, d_half): (Vec<R>, R) = {
         let total = row.values.iter().zip(gradient).fold(zero, |sum, (v, g)| sum + *v * *g);
         let at = |n: usize| row.values[n] * gradient[n];
@@ -174,14 +176,14 @@ fn features_backward<R: Real>(
         })
         .collect();
     if kind == RandomFeatures::Fourier {
-        // Of a row of length 1 only what is across it counts.
+        // For a row of length 1 only the gradient orthogonal to the row counts.
         let along = x.iter().zip(&d_x).fold(zero, |sum, (x, g)| sum + *x * *g) * factor * factor;
         d_x.iter_mut().zip(x).for_each(|(g, x)| *g = *g - along * *x);
     }
     d_x
 }
 
-/// What linear attention gives.
+/// The results of linear attention.
 #[derive(Clone, Debug)]
 pub struct LinearAttended<R> {
     /// `[batch, heads, q_len, value_dim]`.
@@ -191,8 +193,8 @@ pub struct LinearAttended<R> {
     pub state: Vec<R>,
     /// `Σ φ(k)`, `[batch, kv_heads, features]`, relative to `log`.
     pub norm: Vec<R>,
-    /// The logarithm of their scale, `[batch, kv_heads]`: of random features the largest of a key,
-    /// −∞ without keys, else 0.
+    /// The logarithm of their scale, `[batch, kv_heads]`. With random features it is the largest
+    /// logarithm of a key, or −∞ without keys. Otherwise it is 0.
     pub log: Vec<R>,
 }
 
@@ -225,8 +227,8 @@ fn rows<R: Real>(q: &[R], k: &[R], v: &[R], shape: Shape, options: &LinearOption
 }
 
 impl<R: Real> Rows<R> {
-    /// Weights of the keys of a query, relative to the largest scale that it sees, and their sum,
-    /// over which results are to be divided.
+    /// Returns the weights of the keys of a query and their sum, the divisor of results. Weights
+    /// are relative to the largest scale among the keys that the query sees.
     fn weights(&self, shape: Shape, options: &LinearOptions, [b, h, i]: [usize; 3]) -> (Vec<Option<R>>, R) {
         let Shape { heads, kv_heads, q_len, kv_len, .. } = shape;
         let kv = h / (heads / kv_heads);
@@ -234,7 +236,7 @@ impl<R: Real> Rows<R> {
         let key = |j: usize| &self.keys[(b * kv_heads + kv) * kv_len + j];
         let seen = |j: usize| options.sees([b, kv, i, j]);
         let most = (0..kv_len).filter(|j| seen(*j)).fold(R::neg_infinity(), |most, j| most.max(key(j).log));
-        // Without normalisation nothing cancels the scale.
+        // Without normalisation the scale does not cancel.
         let most = if options.normalised { most } else { -query.log };
         let weight = |j: usize| {
             let product =
@@ -246,7 +248,7 @@ impl<R: Real> Rows<R> {
         (weights, norm)
     }
 
-    /// By what the sum of a query is multiplied.
+    /// Returns the factor of the sum of a query.
     fn factor(options: &LinearOptions, norm: R) -> R {
         match (options.normalised, norm == R::zero()) {
             (false, _) => R::of(options.scale),
@@ -256,11 +258,11 @@ impl<R: Real> Rows<R> {
     }
 }
 
-/// `Σⱼ φ(qᵢ)·φ(kⱼ) vⱼ / (Σⱼ φ(qᵢ)·φ(kⱼ) + eps)` over the keys that query i sees (Katharopoulos et
-/// al. 2020). A query whose norm is 0 gives 0.
+/// Computes `Σⱼ φ(qᵢ)·φ(kⱼ) vⱼ / (Σⱼ φ(qᵢ)·φ(kⱼ) + eps)` over the keys that query i sees
+/// (Katharopoulos et al. 2020). A query whose norm is 0 gives 0.
 ///
 /// # Errors
-/// Slices of other lengths than `shape` says.
+/// Slices whose lengths do not match `shape`.
 pub fn linear_attention<R: Real>(
     q: &[R],
     k: &[R],
@@ -308,12 +310,12 @@ pub fn linear_attention<R: Real>(
     Ok(LinearAttended { out, state, norm, log: logs })
 }
 
-/// Linear attention token by token, by `rule`: with `decay` `[batch, kv_heads, length, 1 or
-/// features]` and `beta` `[batch, kv_heads, length, 1]`, each empty where the rule has none. Every
-/// query sees the keys up to its own.
+/// Computes linear attention token by token with an update `rule`. `decay` is
+/// `[batch, kv_heads, length, 1 or features]` and `beta` is `[batch, kv_heads, length, 1]`. Each is
+/// empty if the rule does not use it. Every query sees the keys up to its position.
 ///
 /// # Errors
-/// Slices of other lengths than `shape` says.
+/// Slices whose lengths do not match `shape`.
 pub fn linear_recurrence<R: Real>(
     [q, k, v]: [&[R]; 3],
     shape: Shape,
@@ -398,10 +400,10 @@ pub struct LinearAttentionGradients<R> {
     pub d_v: Vec<R>,
 }
 
-/// The gradients of `Σ out · d_out`, with `out` as it was stored, or else as it is.
+/// Computes the gradients of `Σ out · d_out`. If `out` is absent, the function computes it.
 ///
 /// # Errors
-/// Slices of other lengths than `shape` says.
+/// Slices whose lengths do not match `shape`.
 pub fn linear_attention_backward<R: Real>(
     [q, k, v]: [&[R]; 3],
     out: Option<&[R]>,
@@ -412,11 +414,11 @@ pub fn linear_attention_backward<R: Real>(
     backward([q, k, v], out, d_out, shape, options, false)
 }
 
-/// As [`linear_attention_backward`], every term by its absolute value: what a tolerance is measured
-/// by.
+/// Computes [`linear_attention_backward`] with the absolute value of every term, as a measure for
+/// tolerances.
 ///
 /// # Errors
-/// As there.
+/// As [`linear_attention_backward`].
 pub fn linear_attention_backward_magnitudes<R: Real>(
     [q, k, v]: [&[R]; 3],
     d_out: &[R],
@@ -426,7 +428,7 @@ pub fn linear_attention_backward_magnitudes<R: Real>(
     backward([q, k, v], None, d_out, shape, options, true)
 }
 
-/// The largest sum of the absolute values of what an element of the result is made of.
+/// Returns the largest sum of absolute values of the terms of an element of the result.
 ///
 /// # Errors
 /// As [`linear_attention`].
@@ -496,7 +498,7 @@ fn backward<R: Real>(
             let Some(weight) = weight else { continue };
             let row = (b * kv_heads + kv) * kv_len + j;
             let value = &v[row * value_dim..][..value_dim];
-            // Of the product of features.
+            // The gradient of the product of features.
             let product = dot(d_row, value);
             let d_weight = if magnitudes { product + along } else { product - along };
             let d_weight = d_weight * factor * (rows.keys[row].log - most).exp();
@@ -539,7 +541,7 @@ fn backward<R: Real>(
     })
 }
 
-/// Terms of [`features_backward`] by their absolute values.
+/// Computes the terms of [`features_backward`] with their absolute values.
 fn magnitude_through<R: Real>(
     options: &LinearOptions,
     x: &[R],

@@ -1,4 +1,4 @@
-//! The gradients of attention over projected keys and values.
+//! The backward pass of attention over projected keys and values.
 
 use super::dispatch::{LowRank, keep_rows};
 use super::{Linformer, LinformerForward, Projected, aligned, product_tuning};
@@ -11,11 +11,11 @@ use crate::mask::DeviceMask;
 use crate::matmul::projection::dispatch_backward::Gradient;
 use crate::tensor::{Access, CallTensors, DType, Element, Error, Shape, TensorView, count};
 
-/// One backward call: a [`LinformerForward`], whose inputs and outputs are read, the gradient of
-/// its output, and where the gradients go. Each gradient is shaped as what it is of; `d_q` is of
-/// the configured type or F32, the others F32, F16 or BF16.
+/// One backward call. It reads the inputs and outputs of a [`LinformerForward`], and the gradient
+/// of its output. It writes the gradients of the inputs. Each gradient has the shape of its tensor.
+/// `d_q` has the configured type or F32. The other gradients are F32, F16 or BF16.
 ///
-/// Keys and values are projected once more. What the forward pass must keep is `out` and `lse`.
+/// The call projects keys and values again. The forward pass must store `out` and `lse`.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct LinformerBackward<'a> {
@@ -23,62 +23,64 @@ pub struct LinformerBackward<'a> {
     d_out: TensorView<'a>,
     d_lse: Option<TensorView<'a>>,
     d_q: Option<TensorView<'a>>,
-    /// Of k, v, e, f.
+    /// The gradients of k, v, e, f.
     gradients: [Option<TensorView<'a>>; 4],
     accumulates: bool,
 }
 
 impl<'a> LinformerBackward<'a> {
-    /// `forward` as it was made, with its [`lse`](LinformerForward::lse), and the gradient of its
-    /// `out`. No gradient is written until it is asked for.
+    /// Takes `forward`, unchanged and with its [`lse`](LinformerForward::lse), and the gradient of
+    /// its `out`. The call writes only the gradients that you request.
     pub fn new(forward: LinformerForward<'a>, d_out: TensorView<'a>) -> Self {
         LinformerBackward { forward, d_out, d_lse: None, d_q: None, gradients: [None; 4], accumulates: false }
     }
 
-    /// The gradient of `lse`, where the loss depends on that too.
+    /// The gradient of `lse`, if the loss depends on `lse` too.
     pub fn d_lse(mut self, d_lse: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_lse = d_lse.into();
         self
     }
 
-    /// Writes the gradient of the queries there.
+    /// Writes the gradient of the queries to `d_q`.
     pub fn d_q(mut self, d_q: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_q = d_q.into();
         self
     }
 
-    /// Writes the gradient of the keys there; 0 for those that are not there.
+    /// Writes the gradient of the keys to `d_k`; masked keys have the gradient 0.
     pub fn d_k(mut self, d_k: impl Into<Option<TensorView<'a>>>) -> Self {
         self.gradients[0] = d_k.into();
         self
     }
 
-    /// Writes the gradient of the values there; 0 for those that are not there.
+    /// Writes the gradient of the values to `d_v`; masked values have the gradient 0.
     pub fn d_v(mut self, d_v: impl Into<Option<TensorView<'a>>>) -> Self {
         self.gradients[1] = d_v.into();
         self
     }
 
-    /// Writes the gradient of `e` there, summed over the batch and over heads that share it; where
-    /// `e` projects values too, of both uses, the second added to the first: choose F32.
+    /// Writes the gradient of `e` to `d_e`, summed over the batch and over the heads that share it.
+    /// If `e` projects values too, both gradients are added, the second to the stored first: choose
+    /// F32.
     pub fn d_e(mut self, d_e: impl Into<Option<TensorView<'a>>>) -> Self {
         self.gradients[2] = d_e.into();
         self
     }
 
-    /// Writes the gradient of `f` there, summed as that of `e`.
+    /// Writes the gradient of `f` to `d_f`, summed as the gradient of `e`.
     pub fn d_f(mut self, d_f: impl Into<Option<TensorView<'a>>>) -> Self {
         self.gradients[3] = d_f.into();
         self
     }
 
-    /// Adds the gradients to what is there instead, each rounded to its type: choose F32 for many.
+    /// Adds the gradients to the contents of their tensors, and rounds each sum to its type. Choose
+    /// F32 if you add many.
     pub fn accumulate(mut self, accumulates: bool) -> Self {
         self.accumulates = accumulates;
         self
     }
 
-    /// Whether gradients of projected keys, and of values, are needed.
+    /// Returns true for keys, and for values, if the gradient of their projection is needed.
     fn through(&self) -> [bool; 2] {
         let [d_k, d_v, d_e, d_f] = self.gradients.map(|view| view.is_some());
         [d_k || d_e, d_v || d_f || d_e && self.forward.f.is_none()]
@@ -88,24 +90,24 @@ impl<'a> LinformerBackward<'a> {
 /// A checked backward call.
 struct Plan {
     shape: Shape,
-    /// Of each of `backward_problems`.
+    /// The plan of each of `backward_problems`.
     plans: Vec<BackwardPlans>,
     size: ScratchSize,
 }
 
-/// The gradients of projected keys and values, in F32, and of those that are kept.
+/// The gradients of projected keys and values, and the gradient of masked keys or values, in F32.
 #[derive(Clone, Copy)]
 struct Between<'a> {
     low: [TensorView<'a>; 2],
     kept: Option<TensorView<'a>>,
 }
 
-/// Gradients, without atomics: the same inputs on the same device by the same plan give the same
-/// bits.
+/// The backward pass. It uses no atomics: the same inputs on the same device with the same plan
+/// give the same bits.
 impl Linformer {
-    /// The temporary memory that `call` needs: projected keys and values and their gradients, the
-    /// latter in F32; with a key mask, keys and values once more, and a gradient of them in F32; 16
-    /// bytes for each query.
+    /// Returns the temporary memory that `call` needs. It has projected keys and values, and their
+    /// gradients in F32. With a key mask it also has copies of keys and values, and a gradient of
+    /// them in F32. Each query needs 16 bytes.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
@@ -116,8 +118,9 @@ impl Linformer {
     /// Records the gradients of a forward call into an encoder or a pass.
     ///
     /// # Errors
-    /// Everything that [`Error`] lists for tensors, options and scratch; [`Error::Unsupported`] if no gradient is asked for, or that of an `f`
-    /// which is not there, or the forward call has no `lse`. Then nothing has been recorded.
+    /// Any error that [`Error`] lists for tensors, options and scratch. [`Error::Unsupported`] if
+    /// the call requests no gradient, or the gradient of an absent `f`. [`Error::Unsupported`] too
+    /// if the forward call has no `lse`. The encoder is then unchanged.
     pub fn backward(
         &self,
         into: &mut impl Recorder,
@@ -128,8 +131,8 @@ impl Linformer {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks `call`, compiles its kernels and binds its tensors. [`Prepared::record`] then records
+    /// it any number of times.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
@@ -142,7 +145,7 @@ impl Linformer {
         let scratch: &Scratch = scratch;
         let Plan { shape, plans, size } = self.check_backward(call, device)?;
         scratch.check(size)?;
-        // A part that is missing is not used.
+        // No dispatch uses a missing part, so any buffer can stand in.
         let part = |slot| Ok(scratch.buffer(slot).unwrap_or(call.forward.q.buffer));
         let projected = self.projected(&call.forward, &shape, part)?;
         let between = self.between(call, &shape, part)?;
@@ -165,7 +168,7 @@ impl Linformer {
         let buffer = part(Slot::ProjectedGradients)?;
         let low_v = in_scratch(buffer, DType::F32, low.v(), aligned(count(low.k())));
         let kept = match call.forward.key_mask {
-            // As long as the wider of both.
+            // As large as the larger of keys and values.
             Some(_) => {
                 let widest = if shape.head_dim > shape.value_dim { shape.k() } else { shape.v() };
                 Some(in_scratch(part(Slot::ContextGradient)?, DType::F32, widest, 0))
@@ -175,8 +178,9 @@ impl Linformer {
         Ok(Between { low: [in_scratch(buffer, DType::F32, low.k(), 0), low_v], kept })
     }
 
-    /// The gradients of the attention to projected keys. Theirs are written, and added to others
-    /// further on: those of queries that are added to others are a call of their own.
+    /// Returns the attention problems whose gradients the call needs. The gradients of projected
+    /// keys and values are overwritten. If the call accumulates, the gradient of queries is thus a
+    /// separate problem.
     fn backward_problems<'a>(
         &self,
         call: &LinformerBackward<'a>,
@@ -221,7 +225,7 @@ impl Linformer {
         })
     }
 
-    /// From the gradients of projected keys and values to those of the inputs.
+    /// Records the gradients of the inputs, from the gradients of projected keys and values.
     fn products<'a>(
         &self,
         call: &LinformerBackward<'a>,
@@ -293,7 +297,7 @@ impl Linformer {
             let widest = if shape.head_dim > shape.value_dim { shape.k() } else { shape.v() };
             size = size.with(Slot::ContextGradient, self.bytes([widest, [0; 4]], DType::F32)?);
         }
-        // Where there is no scratch yet, any buffer stands for it: plans look at layouts.
+        // There is no scratch yet. Plans read only layouts, so any buffer can stand in.
         let any = |_| Ok(q.buffer);
         let projected = self.projected(&forward, &shape, any)?;
         let between = self.between(call, &shape, any)?;

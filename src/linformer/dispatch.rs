@@ -1,4 +1,4 @@
-//! Keys and values projected along the length, and the gradients of that.
+//! The dispatches of projections of keys and values along the length, and of their gradients.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use crate::kernel::{Dispatch, Dispatches, KernelOptions, Width};
 use crate::matmul::projection::dispatch_backward::{Axis, Gradient, Product, b_loads};
 use crate::tensor::{Error, TensorView};
 
-/// `low = projection · x` for each head, of checked tensors.
+/// The projection `low = projection · x` of each head, with checked tensors.
 #[derive(Clone, Copy)]
 pub(crate) struct LowRank<'a> {
     /// `[1, heads or 1, rank, length]`.
@@ -19,8 +19,8 @@ pub(crate) struct LowRank<'a> {
     pub low: TensorView<'a>,
 }
 
-/// So many products at once, of batch entries and heads: how far the next is in a tensor of both,
-/// and in the projection.
+/// Several products in one dispatch, for batch entries and heads. `axis` is the axis from one
+/// product to the next.
 struct Run {
     batch: Range<usize>,
     heads: Range<usize>,
@@ -34,7 +34,7 @@ impl<'a> LowRank<'a> {
         self.projection.shape()[1] > 1
     }
 
-    /// As few runs of products as the layouts of `x` and its like allow.
+    /// Returns as few runs of products as the layouts of `x` and of tensors like `x` allow.
     fn runs(&self, tensors: [TensorView; 2]) -> Vec<Run> {
         let [batch, heads, ..] = self.x.shape();
         let per_head = self.per_head();
@@ -49,10 +49,11 @@ impl<'a> LowRank<'a> {
         }
     }
 
-    /// `low = projection · x`.
+    /// Records `low = projection · x`.
     ///
     /// # Errors
-    /// A `kernel_options` that insists on what these products cannot have; kernels that are put aside and that nothing replaces.
+    /// `kernel_options` that require an unsupported product, or disabled kernels without a
+    /// replacement.
     pub fn forward(
         &self,
         kernel_options: &KernelOptions,
@@ -82,7 +83,7 @@ impl<'a> LowRank<'a> {
         self.runs([x, low]).into_iter().map(product).collect()
     }
 
-    /// `d_x = projectionᵀ · low`, where `low` holds the gradient of what it names.
+    /// Records `d_x = projectionᵀ · low`, where `low` holds the gradient of the projected tensor.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -116,8 +117,8 @@ impl<'a> LowRank<'a> {
         self.runs([low, d_x.view]).into_iter().map(product).collect()
     }
 
-    /// `d_projection = Σ low · xᵀ`, where `low` holds the gradient of what it names: over the
-    /// batch, and over heads that share it.
+    /// Records `d_projection = Σ low · xᵀ`, where `low` holds the gradient of the projected tensor.
+    /// The sum is over the batch, and over the heads that share the projection.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -137,7 +138,7 @@ impl<'a> LowRank<'a> {
         } else {
             vec![axis(batch, 0), axis(heads, 1), axis(dim, 3)]
         };
-        // Channels are the rows of B, keys its columns.
+        // The rows of B are channels, and its columns are keys.
         let across = x.transposed(2, 3).layout;
         let product = Product {
             a: low,
@@ -157,24 +158,24 @@ impl<'a> LowRank<'a> {
 }
 
 impl Run {
-    /// The run's batch entries and heads of a tensor.
+    /// Returns the run's batch entries and heads of a tensor.
     fn of<'a>(&self, t: TensorView<'a>) -> TensorView<'a> {
         t.slice(0, self.batch.start, self.batch.len()).slice(1, self.heads.start, self.heads.len())
     }
 
-    /// The run's heads of a projection.
+    /// Returns the run's heads of a projection.
     fn projection<'a>(&self, e: TensorView<'a>) -> TensorView<'a> {
         if self.per_head { e.slice(1, self.heads.start, self.heads.len()) } else { e }
     }
 
-    /// From one product to the next in the projection.
+    /// Returns the stride from one product to the next in the projection.
     fn of_projection(&self, strides: [usize; 4]) -> usize {
         if self.per_head && self.axis == 1 { strides[1] } else { 0 }
     }
 }
 
-/// Writes or adds the rows of `x` that are `kept`, `[batch or 1, 1, 1, length]`, and zeros for the
-/// others, to `y`.
+/// Writes to `y`, or adds, the rows of `x` for which `kept`, `[batch or 1, 1, 1, length]`, is true.
+/// The other rows are zeros.
 pub(crate) fn keep_rows<'a>(
     x: TensorView<'a>,
     kept: TensorView<'a>,

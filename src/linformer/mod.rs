@@ -21,15 +21,15 @@ use crate::tensor::{
     Access, CallTensors, DType, Element, Error, Shape, TensorView, check_sizes, count, expect_broadcast,
 };
 
-/// Attention whose keys and values are projected along the length, from `kv_len` to `rank` of them
-/// (Wang et al. 2020, "Linformer: self-attention with linear complexity"): `softmax(scale · q (E
-/// k)ᵀ) · (F v)`. Work and memory grow with `q_len · rank` and `kv_len · rank`, not with `q_len ·
-/// kv_len`.
+/// Attention whose keys and values are projected along the length, from `kv_len` to `rank` rows.
+/// (Wang et al. 2020, "Linformer: self-attention with linear complexity".) It computes
+/// `softmax(scale · q (E k)ᵀ) · (F v)`. Use it for long sequences of one fixed length: work and
+/// memory grow with `q_len · rank` and `kv_len · rank`.
 ///
-/// E and F are the caller's tensors, as weights of a layer are: shared by all heads or one for each
-/// key/value head, of more columns than `kv_len` if the view is [sliced](TensorView::slice). Where
-/// keys and values share one, F is left out. There is no causal form: every projected key is made
-/// of all keys.
+/// E and F are tensors of the caller, as the weights of a layer are. All heads share them, or each
+/// key/value head has one. For shorter sequences, [slice](TensorView::slice) a projection with more
+/// columns. If keys and values share one projection, leave out F. There is no causal variant: every
+/// projected key depends on all keys.
 ///
 /// ```no_run
 /// # use wgpu_attention::{Config, Error, Scratch, TensorView, wgpu};
@@ -48,7 +48,7 @@ pub struct Linformer {
     rank: usize,
 }
 
-/// One call: queries, keys, values, what projects them, the output.
+/// One forward call: queries, keys, values, their projections and the output.
 ///
 /// | tensor | shape | dtype |
 /// |---|---|---|
@@ -61,7 +61,7 @@ pub struct Linformer {
 /// | `lse` | `[batch, heads, q_len, 1]` | F32 |
 /// | `weights` | `[batch, heads, q_len, rank]`, or one head for their mean | F32, F16 or BF16 |
 ///
-/// Projected keys and values are rounded to the configured type.
+/// Kernels round projected keys and values to the configured type.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct LinformerForward<'a> {
@@ -78,8 +78,8 @@ pub struct LinformerForward<'a> {
 }
 
 impl<'a> LinformerForward<'a> {
-    /// Queries, keys and values to `out`; `e` projects keys, and values too unless [`f`](Self::f)
-    /// says otherwise.
+    /// Reads queries, keys and values and writes `out`. `e` projects keys. It projects values too,
+    /// unless [`f`](Self::f) is set.
     pub fn new(
         q: TensorView<'a>,
         k: TensorView<'a>,
@@ -90,40 +90,40 @@ impl<'a> LinformerForward<'a> {
         LinformerForward { q, k, v, e, f: None, out, key_mask: None, lse: None, weights: None, dropout: None }
     }
 
-    /// Projects values.
+    /// The projection of values.
     pub fn f(mut self, f: impl Into<Option<TensorView<'a>>>) -> Self {
         self.f = f.into();
         self
     }
 
-    /// Which keys are there. The others are taken as rows of zeros before they are projected,
-    /// whatever they hold.
+    /// The mask of the keys: true for keys that exist. The call replaces the other keys and values
+    /// by zeros before it projects them.
     pub fn key_mask(mut self, key_mask: impl Into<Option<TensorView<'a>>>) -> Self {
         self.key_mask = key_mask.into();
         self
     }
 
-    /// Writes the log-sum-exp of every query's scores there.
+    /// Writes the log-sum-exp of every query's scores to `lse`.
     pub fn lse(mut self, lse: impl Into<Option<TensorView<'a>>>) -> Self {
         self.lse = lse.into();
         self
     }
 
-    /// Writes the attention weights there, after dropout: of every head, or their mean if the
-    /// tensor has one.
+    /// Writes the attention weights, after dropout, to `weights`: of every head, or their mean if
+    /// the tensor has one head.
     pub fn weights(mut self, weights: impl Into<Option<TensorView<'a>>>) -> Self {
         self.weights = weights.into();
         self
     }
 
-    /// With dropout on the weights, by query and projected key.
+    /// Applies dropout to the weights, by query and projected key.
     pub fn dropout(mut self, dropout: impl Into<Option<Dropout<TensorView<'a>>>>) -> Self {
         self.dropout = dropout.into();
         self
     }
 }
 
-/// Of keys and of values: where the rows that are there lie, and the projection of those.
+/// The masked copies of keys and values, if there is a mask, and the projections of both.
 struct Projected<'a> {
     kept: Option<[TensorView<'a>; 2]>,
     low: [LowRank<'a>; 2],
@@ -137,8 +137,8 @@ struct Plan {
 }
 
 impl Linformer {
-    /// Attention to `rank` projected keys and values, with pipelines of its own. `config` is that
-    /// of the attention: its heads, channels, type, scale and softcap.
+    /// Creates the operator with new pipelines, for `rank` projected keys and values. `config`
+    /// describes the attention: its heads, channels, type, scale and softcap.
     ///
     /// # Errors
     /// A configuration that no call could satisfy, a rank of 0, or a missing feature.
@@ -146,7 +146,7 @@ impl Linformer {
         Self::with_pipelines(&Pipelines::new(device), config, rank)
     }
 
-    /// As [`new`](Self::new), with pipelines that other operators on the device share.
+    /// Creates the operator with pipelines that other operators on the device share.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -156,14 +156,15 @@ impl Linformer {
         Ok(Linformer { pipelines: pipelines.clone(), config, rank })
     }
 
-    /// The pipelines, to share.
+    /// Returns the pipelines, for other operators to share.
     pub fn pipelines(&self) -> &Pipelines {
         &self.pipelines
     }
 
-    /// The temporary memory that `call` needs: projected keys and values, `batch · kv_heads · rank
-    /// · (head_dim + value_dim)` elements; with a key mask, keys and values once more; and what
-    /// [`Attention::scratch_size`](crate::Attention::scratch_size) says of `rank` keys.
+    /// Returns the temporary memory that `call` needs. Projected keys and values need `batch ·
+    /// kv_heads · rank · (head_dim + value_dim)` elements. A key mask needs copies of keys and
+    /// values. Attention over `rank` keys needs the memory that
+    /// [`Attention::scratch_size`](crate::Attention::scratch_size) describes.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -174,7 +175,8 @@ impl Linformer {
     /// Records `call` into an encoder or a pass.
     ///
     /// # Errors
-    /// Everything that [`Error`] lists for tensors, options and scratch; then nothing has been recorded.
+    /// Any error that [`Error`] lists for tensors, options and scratch. The encoder is then
+    /// unchanged.
     pub fn forward(
         &self,
         into: &mut impl Recorder,
@@ -185,8 +187,8 @@ impl Linformer {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks `call`, compiles its kernels and binds its tensors. [`Prepared::record`] then records
+    /// it any number of times.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -204,7 +206,7 @@ impl Linformer {
         self.pipelines.bind("linformer", &dispatches, scratch.bindings())
     }
 
-    /// The attention to projected keys.
+    /// Returns the attention over projected keys.
     fn problem<'a>(
         &self,
         shape: Shape,
@@ -225,12 +227,12 @@ impl Linformer {
         }
     }
 
-    /// The shape of that attention.
+    /// Returns the shape of the attention over projected keys.
     fn low(&self, shape: Shape) -> Shape {
         Shape { kv_len: self.rank, ..shape }
     }
 
-    /// Where keys and values lie on their way, in `part`s of the scratch.
+    /// Returns the masked and projected keys and values, in parts of the scratch.
     fn projected<'a>(
         &self,
         call: &LinformerForward<'a>,
@@ -263,7 +265,7 @@ impl Linformer {
         }
     }
 
-    /// Bytes of two tensors after each other.
+    /// Returns the bytes of two tensors, one after the other.
     fn bytes(&self, [k, v]: [[usize; 4]; 2], dtype: DType) -> Result<u64, Error> {
         let elements = (count(k) as u64).saturating_add(count(v) as u64);
         let bytes = elements.saturating_mul(dtype.bytes() as u64);
@@ -275,7 +277,7 @@ impl Linformer {
         Ok(((aligned(count(k)) + count(v)) as u64 * dtype.bytes() as u64).next_multiple_of(4))
     }
 
-    /// Everything that can be said of a call before its pipelines.
+    /// Checks a call, before its pipelines are compiled.
     fn check(&self, call: &LinformerForward, device: &DeviceFacts) -> Result<Plan, Error> {
         let q = call.q;
         let mut tensors = CallTensors::new(device);
@@ -284,7 +286,7 @@ impl Linformer {
         check_extras(&extras, &self.low(shape), &mut tensors)?;
         tensors.finish()?;
         let size = self.projected_size(call, &shape)?;
-        // Where there is no scratch yet, any buffer stands for it: plans look at layouts.
+        // There is no scratch yet. Plans read only layouts, so any buffer can stand in.
         let projected = self.projected(call, &shape, |_| Ok(q.buffer))?;
         let problem = self.problem(shape, q, &projected, extras);
         let chosen = attention::dispatch::choose(&problem.outline(), device)?;
@@ -292,7 +294,7 @@ impl Linformer {
         Ok(Plan { shape, chosen, size: size.max(chosen.scratch_size()) })
     }
 
-    /// Checks the inputs and the output. Gives the shape of the attention over all keys.
+    /// Checks the inputs and the output. Returns the shape of the attention over all keys.
     fn check_tensors<'a>(
         &self,
         call: &LinformerForward<'a>,
@@ -305,7 +307,7 @@ impl Linformer {
         shape.check_lengths()?;
         let Shape { batch, kv_heads, kv_len, .. } = shape;
         for (tensor, view) in [("e", Some(e)), ("f", f)] {
-            // One head, or all.
+            // One projection for all heads, or one for each head.
             let heads = if view.is_some_and(|view| view.shape()[1] == 1) { 1 } else { kv_heads };
             tensors.read(tensor, view, Element::Float, [1, heads, self.rank, kv_len])?;
         }
@@ -317,14 +319,14 @@ impl Linformer {
     }
 }
 
-/// Where a tensor begins behind so many elements, whatever their type: as far as devices want
-/// bindings apart.
+/// Returns the first element of a tensor after `elements` elements, for any type. Devices require
+/// this distance between bindings.
 fn aligned(elements: usize) -> usize {
     elements.next_multiple_of(128)
 }
 
-/// How keys and values are projected: whoever insists on matrix units has them for the attention
-/// alone.
+/// Returns the options of the projections. If the caller requires matrix units, only the attention
+/// requires them.
 fn product_tuning(config: &Config) -> KernelOptions {
     match config.kernel_options.matrix_units {
         MatrixUnits::Always => config.kernel_options.matrix_units(MatrixUnits::Auto),
@@ -340,7 +342,7 @@ impl<'a> LinformerForward<'a> {
 }
 
 impl<'a> Projected<'a> {
-    /// Leaves out the keys that are not there, and projects.
+    /// Records the masking and the projection of keys and values.
     fn dispatches(
         &self,
         call: &LinformerForward<'a>,

@@ -6,34 +6,35 @@ use crate::attention::reference::backward::{attention_backward, attention_backwa
 use crate::attention::reference::options::Options;
 use crate::tensor::{Error, Real, Shape, check_sizes, count, expect_length};
 
-/// What [`linformer`] makes `rank` keys and values of `kv_len` with.
+/// The projections of [`linformer`] from `kv_len` to `rank` keys and values.
 #[derive(Clone, Copy, Debug)]
 pub struct LengthProjections<'a, R> {
-    /// Of keys: `[rank, kv_len]`, or `[kv_heads, rank, kv_len]` if `per_head`.
+    /// The projection of keys: `[rank, kv_len]`, or `[kv_heads, rank, kv_len]` if `per_head`.
     pub e: &'a [R],
-    /// Of values, as `e`.
+    /// The projection of values, shaped as `e`.
     pub f: &'a [R],
-    /// Keys and values that are left.
+    /// The number of projected keys and values.
     pub rank: usize,
-    /// Whether each key/value head has its own.
+    /// True if each key/value head has a separate projection.
     pub per_head: bool,
-    /// `[batch, kv_len]`: keys that are there. The others are taken as rows of zeros.
+    /// The mask of keys, `[batch, kv_len]`: true for keys that exist. The others count as rows of
+    /// zeros.
     pub key_mask: Option<&'a [bool]>,
 }
 
-/// What [`linformer_backward`] gives: the gradient of every input, shaped as the input.
+/// The results of [`linformer_backward`]: the gradient of every input, shaped as the input.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LinformerGradients<R> {
     /// `[batch, heads, q_len, head_dim]`.
     pub d_q: Vec<R>,
-    /// `[batch, kv_heads, kv_len, head_dim]`, 0 where a key is not there.
+    /// `[batch, kv_heads, kv_len, head_dim]`, 0 for masked keys.
     pub d_k: Vec<R>,
-    /// `[batch, kv_heads, kv_len, value_dim]`, likewise.
+    /// `[batch, kv_heads, kv_len, value_dim]`, 0 for masked values.
     pub d_v: Vec<R>,
-    /// As `e`: summed over the batch, and over heads that share it.
+    /// Shaped as `e`: summed over the batch, and over the heads that share it.
     pub d_e: Vec<R>,
-    /// As `f`, likewise.
+    /// Shaped as `f`, and summed likewise.
     pub d_f: Vec<R>,
 }
 
@@ -52,8 +53,8 @@ impl<R: Real> LengthProjections<'_, R> {
         self.key_mask.is_none_or(|mask| mask[b * shape.kv_len + j])
     }
 
-    /// Every product of an element of a projection and one of a row that is there: of the
-    /// projection, of the tensor, of the projected tensor.
+    /// Calls `each` for every product of an element of a projection and of an unmasked row. The
+    /// arguments are the indices in the projection, the tensor and the projected tensor.
     fn terms(&self, shape: &Shape, dim: usize, mut each: impl FnMut(usize, usize, usize)) {
         let Shape { batch, kv_heads, kv_len, .. } = *shape;
         for group in 0..batch * kv_heads {
@@ -73,7 +74,7 @@ impl<R: Real> LengthProjections<'_, R> {
         }
     }
 
-    /// `projection · x` for each head.
+    /// Returns `projection · x` for each head.
     fn project(&self, projection: &[R], x: &[R], shape: &Shape, dim: usize) -> Vec<R> {
         let mut sums = vec![R::zero(); shape.batch * shape.kv_heads * self.rank * dim];
         self.terms(shape, dim, |of_projection, of_x, to| {
@@ -82,8 +83,8 @@ impl<R: Real> LengthProjections<'_, R> {
         sums
     }
 
-    /// The gradients of `x` and of the projection, from that of what [`project`](Self::project)
-    /// gives.
+    /// Returns the gradients of `x` and of the projection, from the gradient of the result of
+    /// [`project`](Self::project).
     fn project_backward(&self, projection: &[R], x: &[R], d: &[R], shape: &Shape, dim: usize) -> [Vec<R>; 2] {
         let (mut d_x, mut d_projection) = (vec![R::zero(); x.len()], vec![R::zero(); projection.len()]);
         self.terms(shape, dim, |of_projection, of_x, to| {
@@ -94,11 +95,12 @@ impl<R: Real> LengthProjections<'_, R> {
     }
 }
 
-/// `softmax(scale · q (e k)ᵀ) · (f v)` over dense row-major slices shaped as [`Shape`] says. A mask
-/// and dropout of `options` are of the `rank` projected keys.
+/// Computes `softmax(scale · q (e k)ᵀ) · (f v)` over dense row-major slices shaped as [`Shape`]
+/// says. Mask and dropout of `options` apply to the `rank` projected keys.
 ///
 /// # Errors
-/// As [`attention`](crate::attention::reference::attention::attention()), and projections of another length.
+/// As [`attention`](crate::attention::reference::attention::attention()), and projections of a
+/// wrong length.
 pub fn linformer<R: Real>(
     q: &[R],
     k: &[R],
@@ -114,7 +116,7 @@ pub fn linformer<R: Real>(
     attention(q, &k, &v, Shape { kv_len: projections.rank, ..shape }, options)
 }
 
-/// Keys and values as `rank` of them.
+/// Returns the projected keys and values.
 fn projected<R: Real>(k: &[R], v: &[R], projections: &LengthProjections<R>, shape: &Shape) -> [Vec<R>; 2] {
     [
         projections.project(projections.e, k, shape, shape.head_dim),
@@ -122,7 +124,8 @@ fn projected<R: Real>(k: &[R], v: &[R], projections: &LengthProjections<R>, shap
     ]
 }
 
-/// The gradients of `Σ out · d_out + Σ lse · d_lse` with respect to the inputs of [`linformer`]:
+/// Computes the gradients of `Σ out · d_out + Σ lse · d_lse` with respect to the inputs of
+/// [`linformer`]:
 ///
 /// ```text
 /// d_k = eᵀ d_(e k)      d_e = Σ d_(e k) kᵀ      d_v = fᵀ d_(f v)      d_f = Σ d_(f v) vᵀ
@@ -144,9 +147,8 @@ pub fn linformer_backward<R: Real>(
     gradients([q, k, v], projections, d_out, d_lse, shape, options, false)
 }
 
-/// Sums of the absolute values of the terms that [`linformer_backward`] sums, in the same shapes,
-/// as
-/// [`attention_backward_magnitudes`] gives them of attention.
+/// Computes the sums of the absolute values of the terms of [`linformer_backward`], in the same
+/// shapes. For attention, [`attention_backward_magnitudes`] does the same.
 ///
 /// # Errors
 /// As [`linformer`].

@@ -9,7 +9,7 @@ use crate::tensor::TensorView;
 /// | `q` | `[batch, heads, q_len, head_dim]` | the configured |
 /// | `k` | `[batch, kv_heads, kv_len, head_dim]` | the configured |
 /// | `v` | `[batch, kv_heads, kv_len, value_dim]` | the configured |
-/// | `positions` | `[batch, heads or 1, q_len, 1]`, in keys from the first, which is 0 | F32 |
+/// | `positions` | `[batch, heads or 1, q_len, 1]`, in keys; the first key is at 0 | F32 |
 /// | `out` | `[batch, heads, q_len, value_dim]` | the configured |
 /// | `lengths` | `[batch or 1, 1, 1, 1]` | U32 |
 /// | `weights` | `[batch, heads, q_len, kv_len]` | F32 |
@@ -26,27 +26,29 @@ pub struct LocalForward<'a> {
 }
 
 impl<'a> LocalForward<'a> {
-    /// Queries `[q, k, v]` at `positions`, to `out`, whose buffer may hold no input of the call.
-    /// Where a position is NaN, infinite or farther than a window from every key, the output is 0.
+    /// Reads `[q, k, v]` and the `positions` of the queries, and writes `out`, whose buffer may
+    /// hold no input of the call. The output is 0 if a position is NaN or infinite, or if its
+    /// window has no key.
     pub fn new([q, k, v]: [TensorView<'a>; 3], positions: TensorView<'a>, out: TensorView<'a>) -> Self {
         LocalForward { q, k, v, positions, out, lengths: None, weights: None }
     }
 
-    /// Only the first `lengths[b]` keys are seen.
+    /// The number of keys of each sequence: queries see only the first `lengths[b]` keys.
     pub fn lengths(mut self, lengths: impl Into<Option<TensorView<'a>>>) -> Self {
         self.lengths = lengths.into();
         self
     }
 
-    /// Writes the weights there: of the softmax, times the Gaussian, 0 outside of windows.
+    /// Writes the weights to `weights`: the softmax times the Gaussian, and 0 outside of windows.
     pub fn weights(mut self, weights: impl Into<Option<TensorView<'a>>>) -> Self {
         self.weights = weights.into();
         self
     }
 }
 
-/// One backward call: a [`LocalForward`], whose inputs are read, the gradient of its result, and
-/// where the gradients go, each shaped as what it is of, in its type or F32.
+/// One backward call. It reads the inputs of a [`LocalForward`] and the gradient of its result, and
+/// writes the gradients of the inputs. Each gradient has the shape of its tensor, and its type or
+/// F32.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct LocalBackward<'a> {
@@ -60,39 +62,39 @@ pub struct LocalBackward<'a> {
 }
 
 impl<'a> LocalBackward<'a> {
-    /// `forward` as it was made, and the gradient of its `out`. No gradient is written until it is
-    /// asked for.
+    /// Takes `forward`, unchanged, and the gradient of its `out`. The call writes only the
+    /// gradients that you request.
     pub fn new(forward: LocalForward<'a>, d_out: TensorView<'a>) -> Self {
         let [d_q, d_k, d_v, d_positions] = [None; 4];
         LocalBackward { forward, d_out, d_q, d_k, d_v, d_positions, accumulates: false }
     }
 
-    /// Writes the gradient of the queries there.
+    /// Writes the gradient of the queries to `d_q`.
     pub fn d_q(mut self, d_q: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_q = d_q.into();
         self
     }
 
-    /// Writes the gradient of the keys there: summed over the query heads that share them.
+    /// Writes the gradient of the keys to `d_k`, summed over the query heads that share them.
     pub fn d_k(mut self, d_k: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_k = d_k.into();
         self
     }
 
-    /// Writes the gradient of the values there: summed over the query heads that share them.
+    /// Writes the gradient of the values to `d_v`, summed over the query heads that share them.
     pub fn d_v(mut self, d_v: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_v = d_v.into();
         self
     }
 
-    /// Writes the gradient of the positions there, that of the Gaussian: summed over the heads that
-    /// share them. Which keys a window has is not differentiated.
+    /// Writes the gradient of the positions to `d_positions`, summed over the heads that share
+    /// them. It is the gradient of the Gaussian only. The set of keys in a window has no gradient.
     pub fn d_positions(mut self, d_positions: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_positions = d_positions.into();
         self
     }
 
-    /// Adds the gradients to what is there instead, rounding once to their type.
+    /// Adds the gradients to the contents of their tensors, and rounds each sum once to its type.
     pub fn accumulate(mut self, accumulates: bool) -> Self {
         self.accumulates = accumulates;
         self

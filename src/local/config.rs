@@ -4,10 +4,10 @@ use crate::attention::{check_dtype, check_options};
 use crate::device::DeviceFacts;
 use crate::tensor::{DType, Error, Shape};
 
-/// Windows reach at most so far, which no key of a tensor is beyond.
+/// The largest half window. No key of a tensor is farther away.
 const MOST_HALF_WINDOW: usize = 1 << 29;
 
-/// What is fixed when a [`LocalAttention`](super::LocalAttention) is made.
+/// The configuration of a [`LocalAttention`](super::LocalAttention), fixed at its creation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[must_use]
 pub struct LocalConfig {
@@ -22,8 +22,9 @@ pub struct LocalConfig {
 }
 
 impl LocalConfig {
-    /// `heads` of `head_dim` channels, with windows of `half_window` keys (Luong's D, at most 2^29)
-    /// on each side of the key that is nearest to a position: f32, scale 1, σ = D / 2.
+    /// Configures `heads` heads of `head_dim` channels. A window is centred on the key that is
+    /// nearest to a position. It has `half_window` keys (Luong's D, at most 2^29) on each side. The
+    /// defaults: f32, scale 1, σ = D / 2.
     pub fn new(heads: usize, head_dim: usize, half_window: usize) -> Self {
         LocalConfig {
             heads,
@@ -55,14 +56,14 @@ impl LocalConfig {
         self
     }
 
-    /// The Gaussian's standard deviation, in keys, above 0; `None` for no Gaussian: local-m around
-    /// given positions.
+    /// The standard deviation of the Gaussian, in keys, above 0. `None` omits the Gaussian, for
+    /// local-m attention around any positions.
     pub fn sigma(mut self, sigma: impl Into<Option<f64>>) -> Self {
         self.sigma = sigma.into();
         self
     }
 
-    /// Factor of scores, rounded to f32.
+    /// The factor of scores, rounded to f32.
     pub fn scale(mut self, scale: f64) -> Self {
         self.scale = scale;
         self

@@ -1,4 +1,4 @@
-//! Local attention, its gradients, predicted positions: from checked tensors to dispatches.
+//! The dispatches of local attention, of its gradients and of predicted positions.
 
 use super::kernels::local_columns::LocalColumnsCall;
 use super::kernels::local_gradients::LocalGradientsCall;
@@ -27,7 +27,7 @@ pub(crate) struct LocalProblem<'a> {
     pub scale: f64,
 }
 
-/// What a backward call adds to it.
+/// The tensors that a backward call adds to it.
 #[derive(Clone, Copy)]
 pub(crate) struct LocalGradientViews<'a> {
     pub d_out: TensorView<'a>,
@@ -42,13 +42,14 @@ fn in_fours(tensors: &[TensorView]) -> Width {
     Width::of(tensors.iter().all(|t| t.layout.in_fours(3)))
 }
 
-/// Workgroups for so many of a head; each takes more where there are more.
+/// Returns the number of workgroups for `wanted` items of a head, within the device's limit. Each
+/// workgroup computes several items if there are more.
 fn workgroups(wanted: usize, device: &DeviceFacts) -> usize {
     wanted.min(device.max_workgroups as usize)
 }
 
 impl<'a> LocalProblem<'a> {
-    /// Keys of a window, at most.
+    /// Returns the most keys of a window.
     fn widest(&self) -> usize {
         self.half_window.saturating_mul(2).saturating_add(1).min(self.shape.kv_len)
     }
@@ -58,19 +59,20 @@ impl<'a> LocalProblem<'a> {
         [kinds * batch, heads, q_len, self.widest()]
     }
 
-    /// Bytes of the windows' weights, and in a backward pass of the gradients of their scores.
+    /// Returns the bytes of the weights in windows, and for a backward pass of the gradients of
+    /// scores.
     pub fn band_bytes(&self, backward: bool, device: &DeviceFacts) -> Result<u64, Error> {
         fits(count(self.band_shape(1 + usize::from(backward))) as u64, 4, device)
     }
 
-    /// 1 / √2σ and 1 / σ².
+    /// Returns 1 / √2σ and 1 / σ².
     fn gaussian(&self) -> [f32; 2] {
         self.sigma.map_or([0.0; 2], |sigma| {
             [1.0 / (std::f64::consts::SQRT_2 * sigma), 1.0 / (sigma * sigma)].map(|x| x as f32)
         })
     }
 
-    /// The dispatches of a forward call.
+    /// Returns the dispatches of a forward call.
     pub fn forward(
         &self,
         out: TensorView<'a>,
@@ -103,7 +105,7 @@ impl<'a> LocalProblem<'a> {
         vec![weighed, self.over_keys(band, self.v, out, false, device)]
     }
 
-    /// The dispatches of a backward call.
+    /// Returns the dispatches of a backward call.
     pub fn backward(
         &self,
         gradients: &LocalGradientViews<'a>,
@@ -216,7 +218,7 @@ impl<'a> LocalProblem<'a> {
     }
 }
 
-/// What positions are predicted from: `x` is `W h + b` in F32.
+/// The inputs of predicted positions: `x` is `W h + b` in F32.
 #[derive(Clone, Copy)]
 pub(crate) struct Predicted<'a> {
     pub x: TensorView<'a>,
@@ -244,7 +246,7 @@ impl<'a> Predicted<'a> {
         call.dispatch([step, 1, batch], device)
     }
 
-    /// Writes the gradient of x, and the terms of that of the vector.
+    /// Writes the gradient of x, and the terms of the gradient of the vector.
     pub fn backward(
         &self,
         d_positions: TensorView<'a>,

@@ -17,18 +17,21 @@ use crate::kernel::{Pipelines, Prepared, Recorder, Scratch, ScratchSize, Slot};
 use crate::tensor::{Access, CallTensors, DType, Error, Shape, TensorView, expect_broadcast};
 
 /// Luong's local-p attention (Luong et al. 2015, "Effective approaches to attention-based neural
-/// machine translation", equations 7 to 10): a query at position p, which need not be a whole
-/// number, sees the keys j with `|j − floor(p + ½)| ≤ D`. Their weights are the softmax of `scale ·
-/// q · k` over the window, times `exp(−(j − p)² / 2σ²)`, and are not normalised again. Forward and
-/// backward, with the gradient of positions.
+/// machine translation", equations 7 to 10). Use it if each query should see only the keys near a
+/// position. The position p need not be a whole number, and the window has the keys j with
+/// `|j − floor(p + ½)| ≤ D`. The weights are the softmax of `scale · q · k` over the window, times
+/// `exp(−(j − p)² / 2σ²)`. They are not normalised after the Gaussian. The backward pass includes
+/// the gradient of positions.
 ///
-/// [`PositionPredictor`] makes positions of hidden states. Luong's scores are `dot` with queries as they are, and `general`
-/// with queries that a [`Projection`](crate::Projection) has multiplied by `Wᵀ`; [`AttentionalVector`](crate::layers::AttentionalVector)
-/// takes the output. Local-m, whose window stands at the query's own place, is [`Mask::local_m`](crate::Mask::local_m) for every attention
-/// here; around other places, this with no [`sigma`](LocalConfig::sigma).
+/// [`PositionPredictor`] computes positions from hidden states. For Luong's `dot` scores, pass
+/// queries unchanged. For `general`, first multiply them by `Wᵀ` with a
+/// [`Projection`](crate::Projection). [`AttentionalVector`](crate::layers::AttentionalVector) takes
+/// the output. If the window is around the query's row (local-m), use
+/// [`Mask::local_m`](crate::Mask::local_m), which every attention accepts. For local-m around other
+/// positions, use this operator without [`sigma`](LocalConfig::sigma).
 ///
-/// Work and memory of a forward call grow with `q_len · (2D + 1)`, whatever `kv_len` is. Gradients
-/// of keys and values ask every query for every key whether it sees it.
+/// Work and memory of a forward call grow with `q_len · (2D + 1)`, for any `kv_len`. For the
+/// gradients of keys and values the kernels test every query against every key.
 ///
 /// ```no_run
 /// # fn f(device: &wgpu::Device, queue: &wgpu::Queue, q: &wgpu::Buffer, kv: &wgpu::Buffer, p: &wgpu::Buffer,
@@ -56,7 +59,7 @@ pub struct LocalAttention {
 }
 
 impl LocalAttention {
-    /// Local attention with pipelines of its own.
+    /// Creates the operator with new pipelines.
     ///
     /// # Errors
     /// A configuration that no call could satisfy, or a missing feature.
@@ -64,7 +67,7 @@ impl LocalAttention {
         Self::with_pipelines(&Pipelines::new(device), config)
     }
 
-    /// Local attention that shares pipelines with other operators on the device.
+    /// Creates the operator with pipelines that other operators on the device share.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -73,13 +76,13 @@ impl LocalAttention {
         Ok(LocalAttention { pipelines: pipelines.clone(), config })
     }
 
-    /// The pipelines, to share.
+    /// Returns the pipelines, for other operators to share.
     pub fn pipelines(&self) -> &Pipelines {
         &self.pipelines
     }
 
-    /// The temporary memory that `call` needs: 4 bytes for each key of each query's window, of as
-    /// many as its widest could have.
+    /// Returns the temporary memory that `call` needs: 4 bytes for each query and each key of the
+    /// widest possible window.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -89,10 +92,10 @@ impl LocalAttention {
         Ok(ScratchSize::default().with(Slot::Scores, problem.band_bytes(false, device)?))
     }
 
-    /// Records `call` into an encoder or a pass. Nothing is submitted, copied or read back.
+    /// Records `call` into an encoder or a pass. It submits, copies and reads back nothing.
     ///
     /// # Errors
-    /// Everything that [`Error`] lists for tensors and scratch; then nothing has been recorded.
+    /// Any error that [`Error`] lists for tensors and scratch. The encoder is then unchanged.
     pub fn forward(
         &self,
         into: &mut impl Recorder,
@@ -103,8 +106,8 @@ impl LocalAttention {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks `call`, compiles its kernels and binds its tensors. [`Prepared::record`] then records
+    /// it any number of times.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -116,7 +119,8 @@ impl LocalAttention {
         self.pipelines.bind("local attention", &dispatches, scratch.bindings())
     }
 
-    /// What a call and its gradients have in common. `out` is the output or its gradient.
+    /// Checks the tensors that forward and backward calls share. `out` is the output or its
+    /// gradient.
     fn problem<'a>(
         &self,
         call: &LocalForward<'a>,
@@ -144,9 +148,9 @@ impl LocalAttention {
     }
 }
 
-/// Gradients, without atomics: the same inputs on the same device give the same bits.
+/// The backward pass. It uses no atomics: the same inputs on the same device give the same bits.
 impl LocalAttention {
-    /// The temporary memory that `call` needs: twice the forward call's.
+    /// Returns the temporary memory that `call` needs: twice the memory of the forward call.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
@@ -159,8 +163,8 @@ impl LocalAttention {
     /// Records the gradients of a forward call into an encoder or a pass.
     ///
     /// # Errors
-    /// Everything that [`Error`] lists for tensors and scratch; [`Error::Unsupported`] if no gradient is asked for. Then nothing has been
-    /// recorded.
+    /// Any error that [`Error`] lists for tensors and scratch, and [`Error::Unsupported`] if the
+    /// call requests no gradient. The encoder is then unchanged.
     pub fn backward(
         &self,
         into: &mut impl Recorder,
@@ -171,8 +175,8 @@ impl LocalAttention {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks `call`, compiles its kernels and binds its tensors. [`Prepared::record`] then records
+    /// it any number of times.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).

@@ -24,9 +24,13 @@ pub struct PredictorForward<'a> {
 }
 
 impl<'a> PredictorForward<'a> {
-    /// `hidden` states `[batch, 1, q_len, features]`, F32, F16 or BF16; `linear` with W `[units,
-    /// features]`, and a bias if there is one; `vector` `[units]`, as [`TensorView::vector`], F32,
-    /// F16 or BF16; `kv_len` source positions; to `positions` `[batch, 1, q_len, 1]`, F32.
+    /// Takes the tensors of a call, and writes `positions`:
+    ///
+    /// - `hidden`: the hidden states, `[batch, 1, q_len, features]`, F32, F16 or BF16.
+    /// - `linear`: W `[units, features]`, and a bias if there is one.
+    /// - `vector`: `[units]`, a [`TensorView::vector`], F32, F16 or BF16.
+    /// - `kv_len`: the number of source positions.
+    /// - `positions`: `[batch, 1, q_len, 1]`, F32.
     pub fn new(
         hidden: TensorView<'a>,
         linear: Linear<'a>,
@@ -37,13 +41,14 @@ impl<'a> PredictorForward<'a> {
         PredictorForward { hidden, linear, vector, kv_len, lengths: None, positions }
     }
 
-    /// S of each batch entry in place of `kv_len`, `[batch or 1, 1, 1, 1]`, U32.
+    /// The number S of source positions of each batch entry, `[batch or 1, 1, 1, 1]`, U32. It
+    /// replaces `kv_len`.
     pub fn lengths(mut self, lengths: impl Into<Option<TensorView<'a>>>) -> Self {
         self.lengths = lengths.into();
         self
     }
 
-    /// `positions` are these, or their gradient.
+    /// Checks the call. `positions` is the tensor of positions, or its gradient.
     fn check<'d>(
         &self,
         (name, positions, access): (&'static str, TensorView<'a>, Access),
@@ -76,7 +81,7 @@ impl<'a> PredictorForward<'a> {
         fits(count(self.inner()) as u64, 4, device)
     }
 
-    /// `W h + b` into `x`.
+    /// Records the products `W h + b`, written to `x`.
     fn products(
         &self,
         x: TensorView<'a>,
@@ -90,8 +95,9 @@ impl<'a> PredictorForward<'a> {
     }
 }
 
-/// One backward call: a [`PredictorForward`], whose inputs are read, the gradient of the positions,
-/// and where the gradients go, each shaped as what it is of; F32, F16 or BF16.
+/// One backward call. It reads the inputs of a [`PredictorForward`] and the gradient of the
+/// positions, and writes the gradients of the inputs. Each gradient has the shape of its tensor,
+/// and is F32, F16 or BF16.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct PredictorBackward<'a> {
@@ -105,39 +111,39 @@ pub struct PredictorBackward<'a> {
 }
 
 impl<'a> PredictorBackward<'a> {
-    /// `forward` as it was made and the gradient of its positions, as
-    /// [`LocalBackward::d_positions`](crate::local::LocalBackward::d_positions) wrote it. No gradient is written until
-    /// it is asked for.
+    /// Takes `forward`, unchanged, and the gradient of its positions.
+    /// [`LocalBackward::d_positions`](crate::local::LocalBackward::d_positions) writes this
+    /// gradient. The call writes only the gradients that you request.
     pub fn new(forward: PredictorForward<'a>, d_positions: TensorView<'a>) -> Self {
         let [d_hidden, d_weight, d_bias, d_vector] = [None; 4];
         PredictorBackward { forward, d_positions, d_hidden, d_weight, d_bias, d_vector, accumulates: false }
     }
 
-    /// Writes the gradient of the hidden states there.
+    /// Writes the gradient of the hidden states to `d_hidden`.
     pub fn d_hidden(mut self, d_hidden: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_hidden = d_hidden.into();
         self
     }
 
-    /// Writes the gradient of W there.
+    /// Writes the gradient of W to `d_weight`.
     pub fn d_weight(mut self, d_weight: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_weight = d_weight.into();
         self
     }
 
-    /// Writes the gradient of the bias there, `[units]`.
+    /// Writes the gradient of the bias to `d_bias`, `[units]`.
     pub fn d_bias(mut self, d_bias: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_bias = d_bias.into();
         self
     }
 
-    /// Writes the gradient of the vector there.
+    /// Writes the gradient of the vector to `d_vector`.
     pub fn d_vector(mut self, d_vector: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_vector = d_vector.into();
         self
     }
 
-    /// Adds the gradients to what is there instead, rounding once to their type.
+    /// Adds the gradients to the contents of their tensors, and rounds each sum once to its type.
     pub fn accumulate(mut self, accumulates: bool) -> Self {
         self.accumulates = accumulates;
         self
@@ -159,8 +165,8 @@ impl<'a> PredictorBackward<'a> {
 }
 
 /// Positions predicted from hidden states: `S · sigmoid(v · tanh(W h + b))` (Luong et al. 2015,
-/// equation 9, which has no b), for
-/// [`LocalAttention`](super::LocalAttention), with the gradient of each. S is the number of source positions.
+/// equation 9, which has no b). S is the number of source positions. Use them with
+/// [`LocalAttention`](super::LocalAttention). The backward pass gives the gradient of each input.
 #[derive(Clone, Debug)]
 pub struct PositionPredictor {
     pipelines: Pipelines,
@@ -168,28 +174,29 @@ pub struct PositionPredictor {
 }
 
 impl PositionPredictor {
-    /// A predictor with pipelines of its own.
+    /// Creates a predictor with new pipelines.
     pub fn new(device: &wgpu::Device) -> Self {
         Self::with_pipelines(&Pipelines::new(device))
     }
 
-    /// A predictor that shares pipelines with other operators on the device.
+    /// Creates a predictor with pipelines that other operators on the device share.
     pub fn with_pipelines(pipelines: &Pipelines) -> Self {
         PositionPredictor { pipelines: pipelines.clone(), kernel_options: KernelOptions::new() }
     }
 
-    /// The pipelines, to share.
+    /// Returns the pipelines, for other operators to share.
     pub fn pipelines(&self) -> &Pipelines {
         &self.pipelines
     }
 
-    /// How the products are computed, not what, as of a [`Projection`](crate::Projection).
+    /// The options that select the kernels of the products without changing the result, as for a
+    /// [`Projection`](crate::Projection).
     pub fn kernel_options(mut self, kernel_options: KernelOptions) -> Self {
         self.kernel_options = kernel_options;
         self
     }
 
-    /// The temporary memory that `call` needs: 4 bytes for each unit of each hidden state.
+    /// Returns the temporary memory that `call` needs: 4 bytes for each unit of each hidden state.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -202,7 +209,7 @@ impl PositionPredictor {
     /// Records `call` into an encoder or a pass.
     ///
     /// # Errors
-    /// Everything that [`Error`] lists for tensors and scratch; then nothing has been recorded.
+    /// Any error that [`Error`] lists for tensors and scratch. The encoder is then unchanged.
     pub fn forward(
         &self,
         into: &mut impl Recorder,
@@ -213,8 +220,8 @@ impl PositionPredictor {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks `call`, compiles its kernels and binds its tensors. [`Prepared::record`] then records
+    /// it any number of times.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -228,9 +235,9 @@ impl PositionPredictor {
     }
 }
 
-/// Gradients, without atomics: the same inputs on the same device give the same bits.
+/// The backward pass. It uses no atomics: the same inputs on the same device give the same bits.
 impl PositionPredictor {
-    /// The temporary memory that `call` needs: three times the forward call's.
+    /// Returns the temporary memory that `call` needs: three times the memory of the forward call.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
@@ -245,8 +252,8 @@ impl PositionPredictor {
     /// Records the gradients of a forward call into an encoder or a pass.
     ///
     /// # Errors
-    /// Everything that [`Error`] lists for tensors and scratch; [`Error::Unsupported`] if no gradient is asked for. Then nothing has been
-    /// recorded.
+    /// Any error that [`Error`] lists for tensors and scratch, and [`Error::Unsupported`] if the
+    /// call requests no gradient. The encoder is then unchanged.
     pub fn backward(
         &self,
         into: &mut impl Recorder,
@@ -257,8 +264,8 @@ impl PositionPredictor {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks `call`, compiles its kernels and binds its tensors. [`Prepared::record`] then records
+    /// it any number of times.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
@@ -284,7 +291,7 @@ impl PositionPredictor {
             d_b: call.d_bias.map(gradient),
             narrow: false,
         };
-        // Of columns, as a bias is.
+        // The gradient of the vector sums columns, as the gradient of a bias does.
         let of_vector = LinearBackward {
             d_y: terms,
             d_x: None,

@@ -1,15 +1,15 @@
-//! Attention to a window around a position that is not a whole number, and what predicts positions.
+//! Attention to a window around a fractional position, and the prediction of positions.
 
 use crate::matmul::projection::reference::HostLinear;
 use crate::tensor::{Error, Real, Shape, count, expect_length};
 
-/// What local attention does beside its tensors, as [`LocalConfig`](crate::local::LocalConfig) and
-/// [`LocalForward`](crate::local::LocalForward) say.
+/// The options of the reference of local attention; [`LocalConfig`](crate::local::LocalConfig) and
+/// [`LocalForward`](crate::local::LocalForward) describe them.
 #[derive(Clone, Copy, Debug)]
 pub struct LocalOptions<'a> {
-    /// Keys on each side of the one that is nearest to the position.
+    /// Keys on each side of the key that is nearest to the position.
     pub half_window: usize,
-    /// The standard deviation of the Gaussian; without one weights are the softmax's.
+    /// The standard deviation of the Gaussian. Without it the weights are those of the softmax.
     pub sigma: Option<f64>,
     /// Factor of scores.
     pub scale: f64,
@@ -17,31 +17,31 @@ pub struct LocalOptions<'a> {
     pub lengths: Option<&'a [u32]>,
 }
 
-/// What [`local_attention`] gives.
+/// The results of [`local_attention`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LocalAttended<R> {
     /// `[batch, heads, q_len, value_dim]`.
     pub out: Vec<R>,
-    /// The softmax's weights times the Gaussian, `[batch, heads, q_len, kv_len]`.
+    /// The weights of the softmax times the Gaussian, `[batch, heads, q_len, kv_len]`.
     pub weights: Vec<R>,
 }
 
-/// What [`local_attention_backward`] gives.
+/// The results of [`local_attention_backward`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LocalGradients<R> {
-    /// Of the queries.
+    /// The gradient of the queries.
     pub d_q: Vec<R>,
-    /// Of the keys.
+    /// The gradient of the keys.
     pub d_k: Vec<R>,
-    /// Of the values.
+    /// The gradient of the values.
     pub d_v: Vec<R>,
-    /// Of the positions.
+    /// The gradient of the positions.
     pub d_positions: Vec<R>,
 }
 
-/// One query: which key, value and position are its own.
+/// A query, with the indices of its keys, its position and its batch entry.
 struct Row {
     query: usize,
     keys: usize,
@@ -49,8 +49,8 @@ struct Row {
     batch: usize,
 }
 
-/// The rows of queries in order. Positions are `[batch, heads, q_len]`, or `[batch, q_len]` for all
-/// heads.
+/// Returns the rows of queries in order. `positions` is `[batch, heads, q_len]`, or
+/// `[batch, q_len]` for all heads.
 fn rows<R: Real>(
     [q, k, v]: [&[R]; 3],
     positions: &[R],
@@ -75,10 +75,10 @@ fn rows<R: Real>(
     Ok((0..batch * heads * q_len).map(row).collect())
 }
 
-/// The keys that a query at `position` sees: those at most `half_window` from `floor(position +
-/// ½)`.
+/// Returns the keys that a query at `position` sees: those at most `half_window` from
+/// `floor(position + ½)`.
 fn window(position: f64, b: usize, kv_len: usize, options: &LocalOptions) -> std::ops::Range<usize> {
-    // Farther than that no key lies; NaN is nowhere.
+    // No key lies beyond this distance. NaN has no window.
     if position.is_nan() || position.abs() >= f64::from(1 << 30) {
         return 0..0;
     }
@@ -90,7 +90,7 @@ fn window(position: f64, b: usize, kv_len: usize, options: &LocalOptions) -> std
     first as usize..end.max(first) as usize
 }
 
-/// Softmax, Gaussian, and how far each key of the window is from the position.
+/// The softmax, the Gaussian and the distance of each key of a window from the position.
 struct Weights<R> {
     keys: std::ops::Range<usize>,
     softmax: Vec<R>,
@@ -127,9 +127,9 @@ fn weights<R: Real>(
     Weights { keys, softmax: exps.into_iter().map(|e| e / sum).collect(), gaussian, distance }
 }
 
-/// Local attention with a Gaussian (Luong et al. 2015, equations 7 and 10): of each query, softmax
-/// of `scale · q · k` over the window around its position, times `exp(−(j − position)² / 2σ²)`,
-/// times v. The Gaussian comes after the softmax: weights sum to less than 1. A query without a key
+/// Computes local attention with a Gaussian (Luong et al. 2015, equations 7 and 10). Each query
+/// takes the softmax of `scale · q · k` over the window around its position. The weights are
+/// multiplied by `exp(−(j − position)² / 2σ²)`, so they sum to less than 1. A query without a key
 /// in its window gives 0. `positions` is `[batch, heads, q_len]`, or `[batch, q_len]` for all
 /// heads.
 ///
@@ -145,7 +145,7 @@ fn weights<R: Real>(
 /// ```
 ///
 /// # Errors
-/// Dimensions that are zero or do not divide, slices of another length.
+/// Dimensions that are zero or do not divide, and slices of a wrong length.
 pub fn local_attention<R: Real>(
     q: &[R],
     k: &[R],
@@ -174,8 +174,8 @@ pub fn local_attention<R: Real>(
     Ok(got)
 }
 
-/// The gradients of `Σ out · d_out` with respect to the inputs of [`local_attention`]. Which keys
-/// are in a window is no function that has a slope: positions have the Gaussian's only.
+/// Computes the gradients of `Σ out · d_out` with respect to the inputs of [`local_attention`]. The
+/// set of keys in a window has no slope, so positions get only the gradient of the Gaussian.
 ///
 /// # Errors
 /// As [`local_attention`].
@@ -191,8 +191,8 @@ pub fn local_attention_backward<R: Real>(
     backward([q, k, v], positions, d_out, shape, options, |x| x)
 }
 
-/// The sums of the absolute values of the terms of [`local_attention_backward`]: what rounding
-/// errors are to be compared with.
+/// Computes the sums of the absolute values of the terms of [`local_attention_backward`], as a
+/// measure for rounding errors.
 ///
 /// # Errors
 /// As [`local_attention`].
@@ -208,7 +208,7 @@ pub fn local_attention_backward_magnitudes<R: Real>(
     backward([q, k, v], positions, d_out, shape, options, num_traits::Float::abs)
 }
 
-/// `of` is what becomes of each term.
+/// Computes the gradients. The function applies `of` to each term.
 fn backward<R: Real>(
     [q, k, v]: [&[R]; 3],
     positions: &[R],
@@ -227,7 +227,7 @@ fn backward<R: Real>(
     for row in &rows {
         let Weights { keys, softmax, gaussian, distance } = weights(q, k, positions, row, shape, options);
         let d = &d_out[row.query * value_dim..][..value_dim];
-        // Of each softmax weight.
+        // The gradient of each softmax weight.
         let d_weights = |j: usize| {
             let value = &v[(row.keys * kv_len + j) * value_dim..][..value_dim];
             value.iter().zip(d).fold(R::zero(), |sum, (v, d)| sum + of(*v * *d))
@@ -256,7 +256,7 @@ fn backward<R: Real>(
     Ok(got)
 }
 
-/// What [`predict_positions_backward`] gives.
+/// The results of [`predict_positions_backward`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct PredictorGradients<R> {
@@ -270,12 +270,12 @@ pub struct PredictorGradients<R> {
     pub d_vector: Vec<R>,
 }
 
-/// Positions that hidden states predict (Luong et al. 2015, equation 9): `S · sigmoid(vector ·
-/// tanh(W h + b))`, of `[rows, features]` hidden states, `W` `[units, features]` and `vector`
-/// `[units]`; `sources` has S of each row.
+/// Computes the positions that hidden states predict: `S · sigmoid(vector · tanh(W h + b))` (Luong
+/// et al. 2015, equation 9). Hidden states are `[rows, features]`, `W` is `[units, features]`, and
+/// `vector` is `[units]`. `sources` has S of each row.
 ///
 /// # Errors
-/// Slices that are not whole rows, or of another length.
+/// Slices that are not whole rows, or have a wrong length.
 pub fn predict_positions<R: Real>(
     hidden: &[R],
     linear: HostLinear<R>,
@@ -286,7 +286,7 @@ pub fn predict_positions<R: Real>(
     Ok(terms.iter().zip(sources).map(|((_, s), n)| *s * R::of(f64::from(*n))).collect())
 }
 
-/// Of each row: `tanh(W h + b)`, and the sigmoid.
+/// Returns `tanh(W h + b)` and the sigmoid of each row.
 fn predictor_terms<R: Real>(
     hidden: &[R],
     linear: HostLinear<R>,
@@ -313,7 +313,7 @@ fn predictor_terms<R: Real>(
     Ok((0..rows).map(row).collect())
 }
 
-/// The gradients of `Σ positions · d_positions` with respect to the inputs of
+/// Computes the gradients of `Σ positions · d_positions` with respect to the inputs of
 /// [`predict_positions`].
 ///
 /// # Errors

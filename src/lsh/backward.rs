@@ -1,4 +1,4 @@
-//! The gradients of attention within buckets.
+//! The backward pass of attention within buckets.
 
 use super::dispatch::{LshRounds, LshSizes};
 use super::{LshAttention, LshForward, Sorted};
@@ -10,12 +10,12 @@ use crate::kernel::{Prepared, Recorder, Scratch, ScratchSize, Slot, fits, in_scr
 use crate::matmul::projection::dispatch_backward::Gradient;
 use crate::tensor::{CallTensors, DType, Element, Error, TensorView, count};
 
-/// One backward call: a [`LshForward`], whose inputs and outputs are read, buckets too, the
-/// gradient of its output, and where the gradients go: `d_qk` and `d_v`, shaped as qk and v, F32,
-/// F16 or BF16.
+/// One backward call. It reads the inputs and outputs of an [`LshForward`], buckets included, and
+/// the gradient of its output. It writes `d_qk` and `d_v`, which have the shapes of qk and v. They
+/// are F32, F16 or BF16.
 ///
-/// Tokens are sorted and scores computed once more. A token's score with itself is a constant and
-/// has no gradient.
+/// The call sorts the tokens and computes the scores again. The score of a token with itself is a
+/// constant and has no gradient.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct LshBackward<'a> {
@@ -28,38 +28,38 @@ pub struct LshBackward<'a> {
 }
 
 impl<'a> LshBackward<'a> {
-    /// `forward` as it was made, with its [`lse`](LshForward::lse), and the gradient of its `out`.
-    /// No gradient is written until it is asked for.
+    /// Takes `forward`, unchanged and with its [`lse`](LshForward::lse), and the gradient of its
+    /// `out`. The call writes only the gradients that you request.
     pub fn new(forward: LshForward<'a>, d_out: TensorView<'a>) -> Self {
         LshBackward { forward, d_out, d_lse: None, d_qk: None, d_v: None, accumulates: false }
     }
 
-    /// The gradient of `lse`, where the loss depends on that too.
+    /// The gradient of `lse`, if the loss depends on `lse` too.
     pub fn d_lse(mut self, d_lse: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_lse = d_lse.into();
         self
     }
 
-    /// Writes the gradient of qk there, as queries and as keys.
+    /// Writes the gradient of qk to `d_qk`, as queries and as keys.
     pub fn d_qk(mut self, d_qk: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_qk = d_qk.into();
         self
     }
 
-    /// Writes the gradient of the values there.
+    /// Writes the gradient of the values to `d_v`.
     pub fn d_v(mut self, d_v: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_v = d_v.into();
         self
     }
 
-    /// Adds the gradients to what is there instead, rounding once to their type.
+    /// Adds the gradients to the contents of their tensors, and rounds each sum once to its type.
     pub fn accumulate(mut self, accumulates: bool) -> Self {
         self.accumulates = accumulates;
         self
     }
 }
 
-/// What stands between, in order.
+/// The intermediate tensors in scratch, in bucket order.
 #[derive(Clone, Copy)]
 struct Between<'a> {
     sorted: Sorted<'a>,
@@ -79,12 +79,12 @@ struct Plan {
     size: ScratchSize,
 }
 
-/// Gradients, without atomics: the same inputs on the same device by the same plan give the same
-/// bits.
+/// The backward pass. It uses no atomics: the same inputs on the same device with the same plan
+/// give the same bits.
 impl LshAttention {
-    /// The temporary memory that `call` needs: what the forward call does; in F32, for each token,
-    /// head and round, the gradients of its query, key and value; the gradient of its output; 20
-    /// bytes.
+    /// Returns the temporary memory that `call` needs. It is the memory of the forward call, and
+    /// more for each token, head and round. They need the gradients of query, key and value in F32,
+    /// the gradient of the output, and 20 bytes.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
@@ -95,8 +95,8 @@ impl LshAttention {
     /// Records the gradients of a forward call into an encoder or a pass.
     ///
     /// # Errors
-    /// Everything that [`Error`] lists for tensors and scratch; [`Error::Unsupported`] if no gradient is asked for, or
-    /// the forward call has no `lse`. Then nothing has been recorded.
+    /// Any error that [`Error`] lists for tensors and scratch. [`Error::Unsupported`] if the call
+    /// requests no gradient, or if the forward call has no `lse`. The encoder is then unchanged.
     pub fn backward(
         &self,
         into: &mut impl Recorder,
@@ -107,8 +107,8 @@ impl LshAttention {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks `call`, compiles its kernels and binds its tensors. [`Prepared::record`] then records
+    /// it any number of times.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
@@ -117,7 +117,7 @@ impl LshAttention {
         let scratch: &Scratch = scratch;
         let Plan { sizes, plans, size } = self.check_backward(call, device)?;
         scratch.check(size)?;
-        // A part that is missing is not used.
+        // No dispatch uses a missing part, so any buffer can stand in.
         let LshForward { qk, buckets, out, lse, lengths, .. } = call.forward;
         let part = |slot| Ok(scratch.buffer(slot).unwrap_or(qk.buffer));
         let rounds = LshRounds::new(sizes, buckets, lengths, &part)?;
@@ -215,7 +215,7 @@ impl LshAttention {
             adds_to_added: false,
             mask: self.mask(rounds),
             dropout: None,
-            // A round's weights are shares of all rounds' sum.
+            // The weights of a round are shares of the sum over all rounds.
             partial: true,
             scale: scale_in_f32(self.config.scale, shape.head_dim),
             softcap: None,
@@ -238,7 +238,7 @@ impl LshAttention {
         tensors.write("d_v", d_v, Element::Float, v.shape())?;
         tensors.require_gradients("nothing is asked for: give `d_qk` or `d_v`")?;
         tensors.check_aliasing()?;
-        // Where there is no scratch yet, any buffer stands for it: plans look at layouts.
+        // There is no scratch yet. Plans read only layouts, so any buffer can stand in.
         let part = |_| Ok(qk.buffer);
         let rounds = LshRounds::new(sizes, buckets, lengths, &part)?;
         let size = rounds.scratch_size(device)?.max(self.between_size(call, &sizes, device)?);
@@ -249,7 +249,7 @@ impl LshAttention {
     }
 }
 
-/// Elements from the log-sum-exp of all rounds to their gradient.
+/// Returns the elements from the log-sum-exp of all rounds to its gradient.
 fn aligned(sizes: &LshSizes) -> usize {
     count(sizes.sorted(0, 1)).next_multiple_of(64)
 }

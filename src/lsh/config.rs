@@ -5,11 +5,11 @@ use crate::device::DeviceFacts;
 use crate::kernel::KernelOptions;
 use crate::tensor::{DType, Error, check_sizes};
 
-/// Rounds and buckets there may be.
+/// The most rounds and buckets.
 const MOST_ROUNDS: usize = 64;
 const MOST_BUCKETS: usize = 65534;
 
-/// What is fixed when an [`LshAttention`](super::LshAttention) is made.
+/// The configuration of an [`LshAttention`](super::LshAttention), fixed at its creation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[must_use]
 pub struct LshConfig {
@@ -26,9 +26,10 @@ pub struct LshConfig {
 }
 
 impl LshConfig {
-    /// `heads` of `head_dim` channels, hashed in `rounds` (1 to 64) into `n_buckets` (even, at most
-    /// 65534), in chunks of `chunk` tokens: f32, scale `1 / √head_dim`, not causal. Usual are
-    /// chunks of 64 and about twice as many tokens as a chunk to a bucket.
+    /// Configures `heads` heads of `head_dim` channels. Tokens are hashed in `rounds` rounds (1 to
+    /// 64) into `n_buckets` buckets (even, at most 65534). Sorted tokens are cut into chunks of
+    /// `chunk` tokens. The defaults: f32, scale `1 / √head_dim`, not causal. Usual are chunks of 64
+    /// tokens, and twice as many tokens in a bucket as in a chunk.
     pub fn new(heads: usize, head_dim: usize, rounds: usize, n_buckets: usize, chunk: usize) -> Self {
         LshConfig {
             heads,
@@ -56,26 +57,27 @@ impl LshConfig {
         self
     }
 
-    /// Whether a token sees none after it.
+    /// True if a token sees no later token.
     pub fn causal(mut self, causal: bool) -> Self {
         self.causal = causal;
         self
     }
 
-    /// Factor of scores instead of `1 / √head_dim`, rounded to f32.
+    /// The factor of scores, rounded to f32. The default is `1 / √head_dim`.
     pub fn scale(mut self, scale: impl Into<Option<f64>>) -> Self {
         self.scale = scale.into();
         self
     }
 
-    /// How it is computed, not what; see [`KernelOptions`].
+    /// The options that select kernels without changing the result; see [`KernelOptions`].
     pub fn kernel_options(mut self, kernel_options: KernelOptions) -> Self {
         self.kernel_options = kernel_options;
         self
     }
 
-    /// Random rotations `[rounds, head_dim, n_buckets / 2]`, standard normal numbers (Box and
-    /// Muller 1958) of SplitMix64 (Steele et al. 2014): the same for the same seed, everywhere.
+    /// Returns random rotations `[rounds, head_dim, n_buckets / 2]`. They are standard normal
+    /// numbers (Box and Muller 1958) from SplitMix64 (Steele et al. 2014). The same seed gives the
+    /// same rotations on every machine.
     pub fn rotations(&self, seed: u64) -> Vec<f32> {
         let mut state = seed;
         let mut unit = move || {

@@ -1,6 +1,6 @@
-//! Attention within buckets: tokens hashed, sorted and copied in the order of their buckets, then
-//! attention along that order with a window of two chunks, then rounds together; and the gradients
-//! of that.
+//! The dispatches of attention within buckets. Tokens are hashed, sorted by bucket and copied in
+//! this order. Attention along the order uses a window of two chunks. A last dispatch combines the
+//! rounds. The module also records the gradients.
 
 use super::kernels::lsh_codes::LshCodesCall;
 use super::kernels::lsh_gather::{LshGatherCall, ROWS};
@@ -13,7 +13,7 @@ use crate::matmul::projection::dispatch_backward::Gradient;
 use crate::rows::radix_sort::dispatch::SortProblem;
 use crate::tensor::{DType, Error, TensorView, count};
 
-/// What a call is made of.
+/// The sizes of a call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LshSizes {
     pub batch: usize,
@@ -26,21 +26,23 @@ pub(crate) struct LshSizes {
     pub chunk: usize,
 }
 
-/// A hashed call: buckets `[batch, heads, rounds, length]`, and lengths of sequences `[batch or 1,
-/// 1, 1, 1]`, if they have some.
+/// A hashed call: buckets `[batch, heads, rounds, length]`, and the lengths of sequences
+/// `[batch or 1, 1, 1, 1]`, if there are any.
 #[derive(Clone, Copy)]
 pub(crate) struct LshRounds<'a> {
     pub sizes: LshSizes,
     pub buckets: TensorView<'a>,
     pub lengths: Option<TensorView<'a>>,
-    /// Where the sort leaves which token stands where, and where each stands.
+    /// The result of the sort: `order` has the token at each place, and `ranks` the place of each
+    /// token.
     pub order: TensorView<'a>,
     pub ranks: TensorView<'a>,
     pub codes: TensorView<'a>,
 }
 
 impl LshSizes {
-    /// Rows that stand before those in order: the last chunk's, where there are several.
+    /// Returns the number of copied rows before the sorted rows: the last chunk, if there are
+    /// several chunks.
     pub fn ahead(&self) -> usize {
         if self.length > self.chunk { self.chunk } else { 0 }
     }
@@ -53,7 +55,7 @@ impl LshSizes {
         [self.batch, self.heads, self.rounds, self.length]
     }
 
-    /// Of rows in order, of all rounds, `ahead` of them before.
+    /// Returns the shape of the sorted rows of all rounds, after `ahead` copied rows.
     pub fn sorted(&self, ahead: usize, dim: usize) -> [usize; 4] {
         [self.batch, self.heads.saturating_mul(self.rounds), self.length.saturating_add(ahead), dim]
     }
@@ -62,17 +64,17 @@ impl LshSizes {
         self.sorted(self.ahead(), 2 * self.rounds + 1)
     }
 
-    /// Bits of a bucket, of which there is one more for what is no token.
+    /// Returns the bits of a bucket number. One number more stands for rows that are not tokens.
     fn bits(&self) -> u32 {
         usize::BITS - self.n_buckets.leading_zeros()
     }
 }
 
 impl<'a> LshRounds<'a> {
-    /// Order, places and codes in these parts of the scratch.
+    /// Places the order, ranks and codes in parts of the scratch.
     ///
     /// # Errors
-    /// A scratch without them.
+    /// A scratch without these parts.
     pub fn new(
         sizes: LshSizes,
         buckets: TensorView<'a>,
@@ -81,7 +83,7 @@ impl<'a> LshRounds<'a> {
     ) -> Result<Self, Error> {
         let hashes = sizes.hashes();
         let order = in_scratch(part(Slot::Order)?, DType::U32, hashes, 0);
-        // Apart, as one dispatch writes both.
+        // One dispatch writes both, so each has a separate binding.
         let ranks = in_scratch(order.buffer, DType::U32, hashes, count(hashes).next_multiple_of(64));
         let codes = in_scratch(part(Slot::HashCodes)?, DType::U32, sizes.codes(), 0);
         Ok(LshRounds { sizes, buckets, lengths, order, ranks, codes })
@@ -92,10 +94,10 @@ impl<'a> LshRounds<'a> {
         SortProblem { keys: buckets, order, ranks: Some(ranks), bits: sizes.bits() }
     }
 
-    /// The temporary memory of the order.
+    /// Returns the temporary memory of the order.
     ///
     /// # Errors
-    /// More than kernels count, or the device binds.
+    /// More elements than kernels can count or the device can bind.
     pub fn scratch_size(&self, device: &DeviceFacts) -> Result<ScratchSize, Error> {
         let hashes = count(self.sizes.hashes()) as u64;
         let order = fits(hashes.saturating_add(63).saturating_mul(2), 4, device)?;
@@ -104,7 +106,7 @@ impl<'a> LshRounds<'a> {
         Ok(sort.with(Slot::Order, order).with(Slot::HashCodes, codes))
     }
 
-    /// Writes the buckets of `qk` by `rotations`.
+    /// Writes the buckets of `qk`, hashed by `rotations`.
     pub fn hash(&self, qk: TensorView<'a>, rotations: TensorView<'a>, device: &DeviceFacts) -> Dispatch<'a> {
         let LshSizes { batch, heads, length, head_dim, rounds, n_buckets, .. } = self.sizes;
         let call = LshHashCall {
@@ -120,10 +122,10 @@ impl<'a> LshRounds<'a> {
         call.dispatch([length.div_ceil(WORKGROUP), heads * rounds, batch], device)
     }
 
-    /// Sorts, and writes the codes.
+    /// Sorts the tokens and writes the codes.
     ///
     /// # Errors
-    /// A scratch without its parts.
+    /// A scratch without the parts of the sort.
     pub fn dispatches(
         &self,
         part: impl Fn(Slot) -> Result<&'a wgpu::Buffer, Error>,
@@ -149,8 +151,8 @@ impl<'a> LshRounds<'a> {
         Ok(dispatches)
     }
 
-    /// Rows of `x` in order, to `y`, which says whether those ahead are wanted; divided by their
-    /// length if `normalises`.
+    /// Copies the rows of `x` to `y` in bucket order. The shape of `y` tells if the copied rows
+    /// ahead are needed. If `normalises`, each row is divided by its length.
     pub fn gather(
         &self,
         x: TensorView<'a>,
@@ -175,7 +177,7 @@ impl<'a> LshRounds<'a> {
         call.dispatch([rows.div_ceil(ROWS), heads * rounds, batch], device)
     }
 
-    /// The rounds together, in the tokens' own order.
+    /// Combines the rounds, in the order of the tokens.
     pub fn merge(
         &self,
         [part_out, part_lse]: [TensorView<'a>; 2],
@@ -198,8 +200,8 @@ impl<'a> LshRounds<'a> {
         call.dispatch([length.div_ceil(ROWS), heads, batch], device)
     }
 
-    /// The gradient of the rows that were keys or values in order, of which `d_keys` is the
-    /// gradient; and queries, with their gradients, of rows that were both.
+    /// Computes the gradient of rows from `d_keys`, the gradient of the sorted keys or values. For
+    /// rows that are queries too, `queries` has the queries and their gradients.
     pub fn gradients(
         &self,
         d_keys: TensorView<'a>,

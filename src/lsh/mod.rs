@@ -21,24 +21,24 @@ use crate::mask::DeviceMask;
 use crate::mask::mods::{Captured, MaskMod, ScoreMod};
 use crate::tensor::{Access, CallTensors, DType, Element, Error, Shape, TensorView, check_apart, count};
 
-/// Attention of tokens to those that hash alike (Kitaev et al. 2020, "Reformer: the efficient
-/// transformer"), for sequences that are too long for attention to all: work grows with `rounds ·
-/// length · chunk`.
+/// Attention of tokens to tokens with the same hash (Kitaev et al. 2020, "Reformer: the efficient
+/// transformer"). Use it for sequences that are too long for full attention: work grows with
+/// `rounds · length · chunk`.
 ///
-/// Queries and keys are one tensor, `qk`; keys are divided by their length. In each of several
-/// rounds tokens are hashed, `argmax([x R; −x R])` for that round's rotation R, sorted by bucket
-/// and position (stable), and cut into chunks. A token sees those of its bucket in its own chunk
-/// and in the one before; in the first chunk, in the last. What several rounds hold counts
-/// once: the result is a softmax over the keys that any round holds. With itself a token scores
-/// −50000: it attends to itself only where it sees no other. A `chunk` as long as the sequence
-/// gives attention to all of the bucket.
+/// Queries and keys are one tensor, `qk`, and keys are divided by their length. In each round
+/// tokens are hashed, `argmax([x R; −x R])` for the rotation R of the round. They are then sorted
+/// by bucket and position (stable), and cut into chunks. A token sees the tokens of its bucket in
+/// its chunk and in the previous chunk. The first chunk sees the last. A pair that several rounds
+/// contain counts once: the result is a softmax over the keys of all rounds. The score of a token
+/// with itself is −50000: it attends to itself only if it sees no other. If `chunk` is as long as
+/// the sequence, a token sees its whole bucket.
 ///
-/// Lengths need not be divisible by anything. Tokens past a sequence's own length are in a bucket
-/// of their own, see nothing, give 0 and are seen by none: a sequence gives in a batch what it
-/// gives alone.
+/// Lengths need not be divisible by anything. Tokens past the length of a sequence are in a
+/// separate bucket. They attend to nothing, give 0, and no token sees them. A sequence gives the
+/// same result in a batch as alone.
 ///
-/// Buckets are an output, and an input of the backward pass: both have the same. They have no
-/// gradient.
+/// Buckets are an output of the forward pass and an input of the backward pass. Both passes use the
+/// same buckets. They have no gradient.
 ///
 /// ```no_run
 /// # use wgpu_attention::{Error, Gpu, Scratch, TensorView, wgpu};
@@ -62,7 +62,7 @@ pub struct LshAttention {
     self_score: ScoreMod,
 }
 
-/// One call.
+/// One forward call.
 ///
 /// | tensor | shape | dtype |
 /// |---|---|---|
@@ -74,7 +74,7 @@ pub struct LshAttention {
 /// | `lse` | `[batch, heads, length, 1]` | F32 |
 /// | `lengths` | `[batch or 1, 1, 1, 1]` | U32 |
 ///
-/// Normalised keys and the output of each round are rounded to the configured type.
+/// Kernels round normalised keys and the output of each round to the configured type.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct LshForward<'a> {
@@ -88,8 +88,8 @@ pub struct LshForward<'a> {
 }
 
 impl<'a> LshForward<'a> {
-    /// Hashes `qk` by `rotations`, of which [`LshConfig::rotations`] makes numbers, into `buckets`,
-    /// which are written, and attends to `out`.
+    /// Hashes `qk` by `rotations` into `buckets`, and writes the result of attention to `out`.
+    /// [`LshConfig::rotations`] generates rotations.
     pub fn new(
         qk: TensorView<'a>,
         v: TensorView<'a>,
@@ -100,8 +100,8 @@ impl<'a> LshForward<'a> {
         LshForward { rotations: Some(rotations), ..Self::with_buckets(qk, v, buckets, out) }
     }
 
-    /// Attends within `buckets` that are there already, each below `n_buckets`: of an earlier call,
-    /// or of a hash of the caller's own.
+    /// Attends within existing `buckets`, each below `n_buckets`: of an earlier call, or of the
+    /// caller's hash.
     pub fn with_buckets(
         qk: TensorView<'a>,
         v: TensorView<'a>,
@@ -111,21 +111,21 @@ impl<'a> LshForward<'a> {
         LshForward { qk, v, rotations: None, buckets, out, lse: None, lengths: None }
     }
 
-    /// Writes the log-sum-exp of every token's scores there.
+    /// Writes the log-sum-exp of every token's scores to `lse`.
     pub fn lse(mut self, lse: impl Into<Option<TensorView<'a>>>) -> Self {
         self.lse = lse.into();
         self
     }
 
-    /// How many tokens each sequence has; all unless set. Given buckets must then be `n_buckets`
-    /// past them.
+    /// The number of tokens of each sequence, all unless set. With existing buckets, the bucket of
+    /// each token past the length must be `n_buckets`.
     pub fn lengths(mut self, lengths: impl Into<Option<TensorView<'a>>>) -> Self {
         self.lengths = lengths.into();
         self
     }
 }
 
-/// Queries, keys and values in order, of all rounds.
+/// Queries, keys and values of all rounds, in bucket order.
 #[derive(Clone, Copy)]
 struct Sorted<'a> {
     q: TensorView<'a>,
@@ -140,7 +140,8 @@ struct Plan {
     size: ScratchSize,
 }
 
-/// Which pairs a round holds that no earlier one has, by the codes of `lsh_codes.wgsl`.
+/// Returns the mask function for the pairs of a round that no earlier round contains. It reads the
+/// codes of `lsh_codes.wgsl`.
 fn held(rounds: usize, causal: bool) -> String {
     let order = "if codes_at(at.batch, at.head, at.key, 0u) > codes_at(at.batch, at.head, query, 0u) { return false; }";
     let earlier = "for (var n = 0u; n < round; n++) { if held(at, query, n) { return false; } }";
@@ -169,7 +170,7 @@ const SELF_SCORE: &str = "fn score_mod(score: f32, at: At) -> f32 {
 }";
 
 impl LshAttention {
-    /// Attention with pipelines of its own.
+    /// Creates the operator with new pipelines.
     ///
     /// # Errors
     /// A configuration that no call could satisfy, or a missing feature.
@@ -177,7 +178,7 @@ impl LshAttention {
         Self::with_pipelines(&Pipelines::new(device), config)
     }
 
-    /// Attention that shares pipelines with other operators on the device.
+    /// Creates the operator with pipelines that other operators on the device share.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -191,14 +192,14 @@ impl LshAttention {
         })
     }
 
-    /// The pipelines, to share.
+    /// Returns the pipelines, for other operators to share.
     pub fn pipelines(&self) -> &Pipelines {
         &self.pipelines
     }
 
-    /// The temporary memory that `call` needs, for each token, head and round: its query, key,
-    /// value and output and 16 bytes and 8 for each round; of keys and values a chunk more for each
-    /// head and round.
+    /// Returns the temporary memory that `call` needs. Each token, head and round needs its query,
+    /// key, value and output, 16 bytes, and 8 bytes for each round. Each head and round also needs
+    /// a chunk of keys and values.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -209,7 +210,8 @@ impl LshAttention {
     /// Records `call` into an encoder or a pass.
     ///
     /// # Errors
-    /// Everything that [`Error`] lists for tensors and scratch; more than 65535 chunks; then nothing has been recorded.
+    /// Any error that [`Error`] lists for tensors and scratch, or more than 65535 chunks. The
+    /// encoder is then unchanged.
     pub fn forward(
         &self,
         into: &mut impl Recorder,
@@ -220,8 +222,8 @@ impl LshAttention {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks `call`, compiles its kernels and binds its tensors. [`Prepared::record`] then records
+    /// it any number of times.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -246,14 +248,14 @@ impl LshAttention {
         self.pipelines.bind("lsh attention", &dispatches, scratch.bindings())
     }
 
-    /// The attention along the order of buckets.
+    /// Returns the shape of the attention along the bucket order.
     fn shape(&self, sizes: &LshSizes) -> Shape {
         let [batch, heads, q_len, head_dim] = sizes.sorted(0, sizes.head_dim);
         let kv_len = q_len.saturating_add(sizes.ahead());
         Shape { batch, heads, kv_heads: heads, q_len, kv_len, head_dim, value_dim: sizes.value_dim }
     }
 
-    /// Two chunks at most, and of them what a round holds.
+    /// Returns the mask: a window of at most two chunks, and within it the pairs of the round.
     fn mask<'a>(&self, rounds: &LshRounds<'a>) -> DeviceMask<'a> {
         let mask = DeviceMask::none().mask_mod(self.held.with(&[rounds.codes])).score_mod(self.self_score);
         match rounds.sizes.ahead() {
@@ -313,7 +315,7 @@ impl LshAttention {
             .with(Slot::SortedValues, of(sizes.ahead(), sizes.value_dim)?))
     }
 
-    /// Output and log-sum-exp of each round, in order.
+    /// Returns the output and log-sum-exp of each round, in bucket order.
     fn parts<'a>(
         &self,
         sizes: &LshSizes,
@@ -330,7 +332,7 @@ impl LshAttention {
         Ok(ScratchSize::default().with(Slot::Context, out).with(Slot::Lse, lse))
     }
 
-    /// Everything that can be said of a call before its pipelines.
+    /// Checks a call, before its pipelines are compiled.
     fn check(&self, call: &LshForward, device: &DeviceFacts) -> Result<Plan, Error> {
         let LshForward { qk, v, rotations, buckets, out, lse, lengths } = *call;
         let mut tensors = CallTensors::new(device);
@@ -343,7 +345,7 @@ impl LshAttention {
         let hashed = if rotations.is_some() { Access::Write } else { Access::Read };
         tensors.add(hashed, "buckets", buckets, DType::U32, sizes.hashes())?;
         tensors.check_aliasing()?;
-        // Where there is no scratch yet, any buffer stands for it: plans look at layouts.
+        // There is no scratch yet. Plans read only layouts, so any buffer can stand in.
         let part = |_| Ok(qk.buffer);
         let rounds = LshRounds::new(sizes, buckets, lengths, &part)?;
         let size = rounds.scratch_size(device)?.max(self.sorted_size(&sizes, device)?);
@@ -353,7 +355,7 @@ impl LshAttention {
         Ok(Plan { sizes, chosen, size: size.max(chosen.scratch_size()) })
     }
 
-    /// Checks all inputs but the buckets, which a forward call may write.
+    /// Checks all inputs except the buckets, which a forward call may write.
     fn check_inputs<'a>(
         &self,
         call: &LshForward<'a>,
@@ -380,7 +382,7 @@ impl LshAttention {
 }
 
 impl<'a> Sorted<'a> {
-    /// Copies queries, keys and values in order.
+    /// Copies queries, keys and values in bucket order.
     fn gather(&self, call: &LshForward<'a>, rounds: &LshRounds<'a>, device: &DeviceFacts) -> Dispatches<'a> {
         vec![
             rounds.gather(call.qk, self.q, false, device),

@@ -3,14 +3,14 @@
 use crate::attention::scale_in_f32;
 use crate::tensor::{Error, Real, check_sizes, count, expect_length};
 
-/// What a token scores with itself: so little that it attends to itself only where there is no
+/// The score of a token with itself. It is so low that a token attends to itself only if it sees no
 /// other key.
 const SELF_SCORE: f64 = -5e4;
-/// Queries shorter than this are divided by it instead of their length.
+/// The smallest divisor of keys: shorter rows are divided by it.
 const SHORTEST: f64 = 1e-12;
 
-/// Dimensions of attention whose queries and keys are one tensor, `[batch, heads, length,
-/// head_dim]`; values are `[batch, heads, length, value_dim]`.
+/// The dimensions of attention whose queries and keys are one tensor,
+/// `[batch, heads, length, head_dim]`. Values are `[batch, heads, length, value_dim]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LshShape {
     /// Independent sequences.
@@ -25,28 +25,30 @@ pub struct LshShape {
     pub value_dim: usize,
 }
 
-/// How tokens were hashed, and which of a bucket see each other.
+/// The hashes of tokens, and the options of attention within buckets.
 #[derive(Clone, Copy, Debug)]
 pub struct LshHashed<'a, R> {
-    /// `[batch, heads, rounds, length]`: what [`lsh_buckets`] gives.
+    /// The buckets, `[batch, heads, rounds, length]`, as [`lsh_buckets`] returns them.
     pub buckets: &'a [u32],
     /// Rounds of hashing.
     pub rounds: usize,
-    /// Tokens of a chunk of those sorted by bucket and position. A token sees those of its bucket
-    /// in its own chunk and the one before, of the first the last. Without it all of its bucket.
+    /// The number of tokens in a chunk, after sorting by bucket and position. A token sees the
+    /// tokens of its bucket in its chunk and in the previous chunk. The first chunk sees the last.
+    /// `None` lets a token see its whole bucket.
     pub chunk: Option<usize>,
-    /// Whether a token sees none after it.
+    /// True if a token sees no later token.
     pub causal: bool,
-    /// `1 / √head_dim` unless given; rounded to f32.
+    /// The factor of scores, rounded to f32. `None` stands for `1 / √head_dim`.
     pub scale: Option<f64>,
-    /// `[batch]`: tokens that a sequence has; all unless given. The others see and are seen by
-    /// none.
+    /// The number of tokens of each sequence, `[batch]`; `None` for all. Further tokens see no
+    /// token, and no token sees them.
     pub lengths: Option<&'a [u32]>,
-    /// `[batch, heads, length, head_dim]`: normalised keys, where they were rounded on their way.
+    /// Normalised keys, `[batch, heads, length, head_dim]`, for tests of keys that a kernel
+    /// rounded.
     pub keys: Option<&'a [R]>,
 }
 
-/// What [`lsh_attention`] gives.
+/// The results of [`lsh_attention`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LshAttended<R> {
@@ -54,16 +56,17 @@ pub struct LshAttended<R> {
     pub out: Vec<R>,
     /// `[batch, heads, length]`.
     pub lse: Vec<R>,
-    /// `[batch, heads, rounds, length]`, of each round alone, where a pair that several hold is
-    /// divided among them.
+    /// The log-sum-exp of each round, `[batch, heads, rounds, length]`. A pair that several rounds
+    /// contain is divided among them.
     pub lse_rounds: Vec<R>,
 }
 
-/// What [`lsh_attention_backward`] gives.
+/// The results of [`lsh_attention_backward`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LshGradients<R> {
-    /// `[batch, heads, length, head_dim]`: as queries and, through their normalisation, as keys.
+    /// `[batch, heads, length, head_dim]`: the gradient as queries and, through their
+    /// normalisation, as keys.
     pub d_qk: Vec<R>,
     /// `[batch, heads, length, value_dim]`.
     pub d_v: Vec<R>,
@@ -102,12 +105,13 @@ impl LshShape {
     }
 }
 
-/// The bucket of each token in each round, `[batch, heads, rounds, length]`: `argmax([x R; −x R])`,
-/// the lowest of equals, for `rotations` R `[rounds, head_dim, n_buckets / 2]`. Tokens past
-/// `lengths` are in a bucket of their own, `n_buckets`.
+/// Returns the bucket of each token in each round, `[batch, heads, rounds, length]`. It is
+/// `argmax([x R; −x R])`, the lowest of equals, for `rotations` R
+/// `[rounds, head_dim, n_buckets / 2]`. Tokens past `lengths` are in a separate bucket,
+/// `n_buckets`.
 ///
 /// # Errors
-/// Slices of another length, no buckets or an odd number of them.
+/// Slices of a wrong length, and a number of buckets that is 0 or odd.
 pub fn lsh_buckets<R: Real>(
     qk: &[R],
     rotations: &[R],
@@ -146,10 +150,10 @@ pub fn lsh_buckets<R: Real>(
     Ok((0..count(shape.buckets(rounds))).map(bucket).collect())
 }
 
-/// Which pairs each round holds, `[batch, heads, rounds, length, length]`.
+/// Returns the pairs that each round contains, `[batch, heads, rounds, length, length]`.
 ///
 /// # Errors
-/// Slices of another length, a chunk of no tokens.
+/// Slices of a wrong length, and a chunk of no tokens.
 pub fn lsh_pairs<R: Real>(hashed: &LshHashed<R>, shape: LshShape) -> Result<Vec<bool>, Error> {
     hashed.check(&shape)?;
     let LshShape { heads, length, .. } = shape;
@@ -178,9 +182,9 @@ pub fn lsh_pairs<R: Real>(hashed: &LshHashed<R>, shape: LshShape) -> Result<Vec<
     Ok(pairs)
 }
 
-/// What a pair of a head is: query, key, how many rounds hold it, score.
+/// The pairs of a head: the number of rounds that contain each pair, and its score.
 struct Pairs<R> {
-    /// `[length, length]`; 0 for those that none holds.
+    /// `[length, length]`; 0 for pairs that no round contains.
     counts: Vec<usize>,
     scores: Vec<R>,
 }
@@ -206,7 +210,7 @@ impl<R: Real> LshHashed<'_, R> {
         self.keys.map_or_else(|| qk.chunks_exact(shape.head_dim).flat_map(unit).collect(), <[R]>::to_vec)
     }
 
-    /// The pairs of a head.
+    /// Returns the pairs of a head.
     fn of_head(&self, qk: &[R], keys: &[R], pairs: &[bool], head: usize, shape: &LshShape) -> Pairs<R> {
         let LshShape { length, head_dim, .. } = *shape;
         let all = length * length;
@@ -228,7 +232,7 @@ fn length_of<R: Real>(x: &[R]) -> R {
     dot(x, x).sqrt()
 }
 
-/// `ln Σ exp`.
+/// Returns `ln Σ exp`.
 fn log_sum_exp<R: Real>(x: impl Iterator<Item = R> + Clone) -> R {
     let largest = x.clone().fold(R::neg_infinity(), |m, x| if x.is_nan() || x > m { x } else { m });
     if largest == R::neg_infinity() {
@@ -237,12 +241,13 @@ fn log_sum_exp<R: Real>(x: impl Iterator<Item = R> + Clone) -> R {
     largest + x.fold(R::zero(), |sum, x| sum + (x - largest).exp()).ln()
 }
 
-/// Each round attends on its own, a pair that `n` rounds hold with its weight divided by `n`;
-/// rounds are combined by what they weigh. Together this is a softmax over all keys that some round
-/// holds: `score = scale · q · k / |k|` with `q = k = qk`, −50000 of a token with itself.
+/// Computes attention for each round, then combines the rounds by their weights. The weight of a
+/// pair that `n` rounds contain is divided by `n` in each of them. Together this is a softmax over
+/// all keys of all rounds. The score is `scale · q · k / |k|` with `q = k = qk`, and −50000 for a
+/// token with itself.
 ///
 /// # Errors
-/// Slices of another length, a chunk of no tokens.
+/// Slices of a wrong length, and a chunk of no tokens.
 pub fn lsh_attention<R: Real>(
     qk: &[R],
     v: &[R],
@@ -284,9 +289,9 @@ pub fn lsh_attention<R: Real>(
     Ok(LshAttended { out, lse, lse_rounds })
 }
 
-/// The gradients of `Σ out · d_out + Σ lse · d_lse` with respect to the inputs of
-/// [`lsh_attention`]. Buckets have none, and neither has what a token scores with itself. With `P`
-/// the weights, `k = qk / |qk|`:
+/// Computes the gradients of `Σ out · d_out + Σ lse · d_lse` with respect to the inputs of
+/// [`lsh_attention`]. Buckets, and the score of a token with itself, have no gradient. With the
+/// weights `P` and `k = qk / |qk|`:
 ///
 /// ```text
 /// d_v[j] = Σᵢ P[i, j] · d_out[i]                       D[i] = Σⱼ P[i, j] · (d_out[i] · v[j]) − d_lse[i]
@@ -307,7 +312,7 @@ pub fn lsh_attention_backward<R: Real>(
     gradients([qk, v, d_out], d_lse, hashed, shape, false)
 }
 
-/// Sums of the absolute values of the terms that [`lsh_attention_backward`] sums, in the same
+/// Computes the sums of the absolute values of the terms of [`lsh_attention_backward`], in the same
 /// shapes.
 ///
 /// # Errors

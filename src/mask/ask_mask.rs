@@ -1,4 +1,4 @@
-//! A mask, a few pairs → what it makes of each.
+//! Evaluates a mask for a few pairs.
 
 use super::DeviceMask;
 use super::kernels::ask_mask::{self, AskMaskCall};
@@ -7,7 +7,7 @@ use crate::device::DeviceFacts;
 use crate::kernel::Dispatch;
 use crate::tensor::{Shape, TensorView, count};
 
-/// The dispatch that writes `answers`.
+/// Returns the dispatch that writes `answers`.
 pub(crate) fn call<'a>(
     given: &DeviceMask<'a>,
     derivative: bool,

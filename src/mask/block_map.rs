@@ -1,25 +1,24 @@
-//! Masks by blocks: which rectangles of pairs are hidden, full, or to be asked pair by pair.
+//! Block maps of masks: each block of pairs is hidden, full, or checked pair by pair.
 
 use crate::tensor::Error;
 
-/// What a block map says of a block.
+/// The states of a block in a map.
 pub mod state {
     /// No query of the block sees any of its keys.
     pub const HIDDEN: u32 = 0;
-    /// Every pair is asked by the other rules of the mask.
+    /// The other rules of the mask decide each pair.
     pub const MIXED: u32 = 1;
-    /// Every pair that `lengths`, `packed`, the causal rule or `prefix` permit is seen: no other
-    /// rule is asked, and `bias` counts as 0. Softcap, ALiBi and the relative bias apply as
-    /// everywhere.
+    /// `lengths`, `packed`, the causal rule and `prefix` alone decide each pair, and `bias` counts
+    /// as 0. Softcap, ALiBi and the relative bias apply as everywhere.
     pub const FULL: u32 = 2;
 }
 
-/// A map of blocks of `size[0]` queries and `size[1]` keys.
+/// A map of blocks of `size[0]` queries and `size[1]` keys. Use it for any block-sparse attention.
 ///
 /// `map` is `[batch, heads, ⌈q_len / size[0]⌉, ⌈kv_len / size[1]⌉]`, any may be 1, and holds a
-/// [`state`] per block. On the fused path key tiles that lie in hidden blocks are never
-/// loaded, and full blocks cost no mask arithmetic: use it for any block-sparse attention, or let
-/// [`Attention::classify`](crate::Attention::classify) make one of any other mask and reuse it.
+/// [`state`] per block. The fused path never loads key tiles in hidden blocks. Full blocks cost no
+/// mask arithmetic. [`Attention::classify`](crate::Attention::classify) computes the map of any
+/// other mask, so that later calls can reuse it.
 ///
 /// Blocks of at least 64 × 64 fit the kernels' tiles. On a device the dtype is U32.
 #[doc(alias = "create_block_mask")]
@@ -33,19 +32,25 @@ pub struct Blocks<L> {
 }
 
 impl<L> Blocks<L> {
-    /// A map of blocks of `size[0]` queries by `size[1]` keys.
+    /// Makes a map of blocks of `size[0]` queries by `size[1]` keys.
     pub fn new(map: L, size: [usize; 2]) -> Self {
         Blocks { map, size }
     }
 }
 
-/// BigBird's map (Zaheer et al. 2020, "Big Bird: transformers for longer sequences") of `n × n`
-/// blocks: each sees its neighbours up to `window` blocks away, the blocks listed in `globals` and,
-/// in row `i`, those listed in `random[i]`; blocks in `globals` see all. Dense `[n, n]`, for
-/// [`Blocks::new`] with shape `[1, 1, n, n]`.
+/// Returns BigBird's map of `n × n` blocks. Each block of queries sees:
+///
+/// - its neighbours up to `window` blocks away
+/// - the blocks listed in `globals`
+/// - in row `i`, the blocks listed in `random[i]`
+///
+/// Blocks of queries in `globals` see all. The map is dense `[n, n]`, for [`Blocks::new`] with
+/// shape `[1, 1, n, n]`.
+///
+/// Source: Zaheer et al. 2020, "Big Bird: transformers for longer sequences".
 ///
 /// # Errors
-/// More blocks than a tensor can have.
+/// An `n` that is not below 2^16.
 pub fn big_bird(
     n: usize,
     window: usize,

@@ -1,4 +1,4 @@
-//! The methods that build a mask: what its rules mean, and the shapes of their tensors.
+//! The methods that build a mask: the meaning of each rule, and the shapes of its tensors.
 
 use super::{Alignment, Blocks, Id, Mask, Part, Pattern, Settings, slot};
 
@@ -11,28 +11,32 @@ impl<L, K, B, M: Default> Mask<L, K, B, M> {
         self
     }
 
-    /// Causal, aligned bottom-right: query `i` sees keys `j ≤ i + kv_len − q_len`.
+    /// Builds a causal mask, aligned bottom-right: query `i` sees keys `j ≤ i + kv_len − q_len`.
     ///
-    /// `is_causal=True` of PyTorch is aligned top-left instead:
+    /// PyTorch's `is_causal=True` is aligned top-left instead:
     /// [`causal_top_left`](Self::causal_top_left).
     #[doc(alias = "is_causal")]
     pub fn causal() -> Self {
         Self::none().and_causal()
     }
 
-    /// Causal, aligned top-left: query `i` sees keys `j ≤ i`. PyTorch's
-    /// `scaled_dot_product_attention(is_causal=True)` is this one, and FlexAttention's `q_idx >=
-    /// kv_idx`; FlashAttention (from 2.1 on) is [`causal`](Self::causal). With as many keys as
-    /// queries both are the same.
+    /// Builds a causal mask, aligned top-left: query `i` sees keys `j ≤ i`.
+    ///
+    /// It matches PyTorch's `scaled_dot_product_attention(is_causal=True)` and FlexAttention's
+    /// `q_idx >= kv_idx`. FlashAttention (from 2.1 on) matches [`causal`](Self::causal). With as
+    /// many keys as queries, both are the same.
     #[doc(alias = "is_causal")]
     pub fn causal_top_left() -> Self {
         Self::causal().aligned(Alignment::TopLeft)
     }
 
-    /// Luong's local-m (Luong et al. 2015, "Effective approaches to attention-based neural machine
-    /// translation"): query `i` sees the keys at most `half_window` from key `i`, as in a monotonic
-    /// alignment. It is `none().window(half_window, half_window)`, aligned top-left. Local-p,
-    /// around predicted positions, is [`LocalAttention`](crate::local::LocalAttention).
+    /// Builds Luong's local-m mask: query `i` sees the keys at most `half_window` from key `i`, as
+    /// in a monotonic alignment. It is `none().window(half_window, half_window)`, aligned top-left.
+    /// For local-p, around predicted positions, use
+    /// [`LocalAttention`](crate::local::LocalAttention).
+    ///
+    /// Source: Luong et al. 2015, "Effective approaches to attention-based neural machine
+    /// translation".
     #[doc(alias = "luong")]
     pub fn local_m(half_window: usize) -> Self {
         Self::none().window(half_window, half_window).aligned(Alignment::TopLeft)
@@ -44,12 +48,13 @@ impl<L, K, B, M: Default> Mask<L, K, B, M> {
         self
     }
 
-    /// Chooses where the query's own position lies, for everything that speaks of it: the causal
-    /// rule, `window`, `pattern`, `globals`, `exclude_self`, `alibi`, `relative`, `tree`. But for
-    /// [`Alignment::Offset`] it follows from the shapes of q and k alone, or of every packed
-    /// sequence; [`lengths`](Self::lengths) does not move it. For a cache filled to n keys,
-    /// [`slice`](crate::TensorView::slice) k and v to n, or say where the queries
-    /// stand: [`query_offsets`](Self::query_offsets).
+    /// Sets the key position of each query. The causal rule, `window`, `pattern`, `globals`,
+    /// `exclude_self`, `alibi`, `relative` and `tree` use it.
+    ///
+    /// Except for [`Alignment::Offset`], the position follows from the shapes of q and k, or of
+    /// each packed sequence. [`lengths`](Self::lengths) does not change it. For a cache filled to n
+    /// keys, [`slice`](crate::TensorView::slice) k and v to n, or set
+    /// [`query_offsets`](Self::query_offsets).
     ///
     /// The default is bottom-right. PyTorch's `is_causal` and FlexAttention's `q_idx` and `kv_idx`
     /// count queries and keys from 0, which is [`Alignment::TopLeft`].
@@ -58,13 +63,17 @@ impl<L, K, B, M: Default> Mask<L, K, B, M> {
         self
     }
 
-    /// Query `i` of batch entry `b` stands at key `query_offsets[b] + i`, whatever
-    /// [`aligned`](Self::aligned) says: so many of its keys are past (in ONNX's Attention the
-    /// length of `past_key`, or `nonpad_kv_seqlen − q_len` where keys and values are in place;
-    /// `cache_seqlens` in FlashAttention's `flash_attn_with_kvcache`). Keys past the end of a
-    /// sequence are for the causal rule or [`lengths`](Self::lengths) to hide. Shape `[batch, 1, 1,
-    /// 1]`, batch may be 1. An offset beyond 2^29 − 1 counts as that. Not with packed sequences or
-    /// a cache, which have positions of their own. On a device the dtype is U32.
+    /// Puts query `i` of batch entry `b` at key `query_offsets[b] + i`. This overrides
+    /// [`aligned`](Self::aligned).
+    ///
+    /// The offset is the number of past keys. In ONNX's Attention it is the length of `past_key`,
+    /// or `nonpad_kv_seqlen − q_len` if keys and values are in place. In FlashAttention's
+    /// `flash_attn_with_kvcache` it is `cache_seqlens`. To hide keys past the end of a sequence,
+    /// use the causal rule or [`lengths`](Self::lengths).
+    ///
+    /// Shape `[batch, 1, 1, 1]`, batch may be 1. An offset beyond 2^29 − 1 counts as that. Packed
+    /// sequences and caches define their own positions and exclude this rule. On a device the dtype
+    /// is U32.
     ///
     /// ```
     /// use wgpu_attention::{HostTensor, Mask};
@@ -77,9 +86,9 @@ impl<L, K, B, M: Default> Mask<L, K, B, M> {
         self.with(Id::QueryOffsets, [Part::Number(query_offsets)])
     }
 
-    /// At most `left` keys before the query's own position and `right` after it are seen, and the
-    /// one at it: a window of W tokens that ends with the query's own is `window(W - 1, 0)`.
-    /// `usize::MAX` is no bound. With a causal mask or another window, the narrower bounds hold.
+    /// Permits at most `left` keys before the query's position, the key at it, and `right` after
+    /// it. A window of W tokens that ends with the query's key is `window(W - 1, 0)`. `usize::MAX`
+    /// is no bound. With a causal mask or another window, the narrower bounds hold.
     #[doc(alias = "window_size")]
     #[doc(alias = "sliding_window")]
     pub fn window(mut self, left: usize, right: usize) -> Self {
@@ -90,44 +99,50 @@ impl<L, K, B, M: Default> Mask<L, K, B, M> {
         self
     }
 
-    /// Only keys of a regular sparse pattern are seen: dilated, strided, fixed or local blocks. The
-    /// last one set counts.
+    /// Permits only keys of a regular sparse pattern: dilated, strided, fixed or local blocks. A
+    /// later pattern replaces an earlier one.
     pub fn pattern(mut self, pattern: Pattern) -> Self {
         self.settings.pattern = Some(pattern);
         self.rules = self.rules.with(Id::Pattern);
         self
     }
 
-    /// A query does not see the key at its own position (`j ≠ i`).
+    /// Hides the key at the query's position (`j ≠ i`).
     pub fn exclude_self(mut self) -> Self {
         self.rules = self.rules.with(Id::ExcludeSelf);
         self
     }
 
-    /// Only the first `lengths[b, h, i]` keys are seen, of the query's own sequence if they are
-    /// packed. Shape `[batch, heads, q_len, 1]`, any of the first three may be 1: `[batch, 1, 1,
-    /// 1]` is one length per sequence. A length beyond `kv_len` means all keys. On a device the
-    /// dtype is U32.
+    /// Permits only the first `lengths[b, h, i]` keys. With packed sequences they count within the
+    /// query's sequence.
+    ///
+    /// Shape `[batch, heads, q_len, 1]`, any of the first three may be 1. `[batch, 1, 1, 1]` is one
+    /// length per sequence. A length beyond `kv_len` means all keys. On a device the dtype is U32.
     #[doc(alias = "nonpad_kv_seqlen")]
     #[doc(alias = "key_padding_mask")]
     pub fn lengths(self, lengths: L) -> Self {
         self.with(Id::Lengths, [Part::Number(lengths)])
     }
 
-    /// Prefix-LM: the first `prefix[b, h, i]` keys are seen whatever the causal rule, `window` and
-    /// `pattern` say (Raffel et al. 2020, "Exploring the limits of transfer learning", 3.2.1).
-    /// Shaped and counted as
-    /// [`lengths`](Self::lengths). On a device the dtype is U32.
+    /// Permits the first `prefix[b, h, i]` keys, even if the causal rule, `window` or `pattern`
+    /// hides them. This is prefix-LM.
+    ///
+    /// Shaped and counted as [`lengths`](Self::lengths). On a device the dtype is U32.
+    ///
+    /// Source: Raffel et al. 2020, "Exploring the limits of transfer learning", 3.2.1.
     pub fn prefix(self, prefix: L) -> Self {
         self.with(Id::Prefix, [Part::Number(prefix)])
     }
 
-    /// Sequences of different lengths side by side in one batch entry, without padding: sequence
-    /// `s` has queries `query_starts[s] .. query_starts[s + 1]` and keys `key_starts[s] ..
-    /// key_starts[s + 1]` (`cu_seqlens` elsewhere). A query sees keys of its own sequence only, and
-    /// stands where `aligned` says within it; queries before the first sequence or past the last
-    /// see none. Both `[batch, 1, 1, sequences + 1]`, ascending, batch may be 1; a start past the
-    /// end of the tensor is its end. On a device the dtype is U32.
+    /// Packs sequences of different lengths one after the other in one batch entry, without
+    /// padding. Sequence `s` has queries `query_starts[s] .. query_starts[s + 1]` and keys
+    /// `key_starts[s] .. key_starts[s + 1]` (`cu_seqlens` in other libraries).
+    ///
+    /// A query sees only keys of its sequence. [`aligned`](Self::aligned) sets its position within
+    /// the sequence. Queries before the first sequence or past the last see no keys.
+    ///
+    /// Both tensors are `[batch, 1, 1, sequences + 1]` and ascending; batch may be 1. A start past
+    /// the end of the tensor counts as its end. On a device the dtype is U32.
     ///
     /// ```
     /// use wgpu_attention::{HostTensor, Mask};
@@ -142,18 +157,20 @@ impl<L, K, B, M: Default> Mask<L, K, B, M> {
         self.with(Id::Packed, [Part::Number(query_starts), Part::Number(key_starts)])
     }
 
-    /// Only keys of the query's own document are seen: those with the same number. `queries` is
-    /// `[batch, heads, q_len, 1]`, `keys` `[batch, heads, 1, kv_len]`, any but the last length may
-    /// be 1. Unlike `packed` it moves no position, and documents need not be contiguous. On a
-    /// device the dtype is U32.
+    /// Permits only keys of the query's document, which have the same number as the query.
     ///
-    /// Fused kernels skip tiles of keys whose numbers all lie outside of the least and the largest
-    /// number of a tile of queries. So documents should lie side by side.
+    /// `queries` is `[batch, heads, q_len, 1]`, `keys` is `[batch, heads, 1, kv_len]`. Any axis
+    /// except the last length may be 1. Unlike `packed` it changes no position, and documents need
+    /// not be contiguous. On a device the dtype is U32.
+    ///
+    /// Fused kernels compare a tile of keys with the range of document numbers of a tile of
+    /// queries. They skip tiles of keys whose numbers all lie outside of it. So documents should be
+    /// contiguous.
     pub fn documents(self, queries: L, keys: L) -> Self {
         self.with(Id::Documents, [Part::Number(queries), Part::Number(keys)])
     }
 
-    /// Whole blocks of pairs that are hidden, or full; see [`Blocks`].
+    /// Hides or permits whole blocks of pairs; see [`Blocks`].
     #[doc(alias = "BlockMask")]
     #[doc(alias = "block_mask")]
     pub fn blocks(mut self, blocks: Blocks<L>) -> Self {
@@ -161,12 +178,12 @@ impl<L, K, B, M: Default> Mask<L, K, B, M> {
         self.with(Id::Blocks, [Part::Number(blocks.map)])
     }
 
-    /// Only pairs that hold `true` are seen, as in PyTorch's `scaled_dot_product_attention`; the
-    /// masks of `nn.MultiheadAttention` say the opposite. Shape `[batch, heads, q_len, kv_len]`,
-    /// any may be 1.
+    /// Permits only pairs that hold `true`, as in PyTorch's `scaled_dot_product_attention`. The
+    /// masks of `nn.MultiheadAttention` have the opposite meaning.
     ///
-    /// On a device the dtype is Bool, one byte each. A shader that writes a U32 for each pair needs
-    /// no conversion: read its tensor in a [`MaskMod`](crate::mask::MaskMod).
+    /// Shape `[batch, heads, q_len, kv_len]`, any may be 1. On a device the dtype is Bool, one byte
+    /// each. A shader that writes a U32 for each pair needs no conversion: read its tensor in a
+    /// [`MaskMod`](crate::mask::MaskMod).
     ///
     /// ```
     /// use wgpu_attention::{Error, Mask, TensorView};
@@ -183,26 +200,31 @@ impl<L, K, B, M: Default> Mask<L, K, B, M> {
         self.with(Id::AttnMask, [Part::Bool(attn_mask)])
     }
 
-    /// Tree of drafts, for speculative decoding (Miao et al. 2024, "SpecInfer"): of the queries'
-    /// own keys, those from query 0's position on, query `i` sees key `j` only where `tree[b, h, i,
-    /// j − position of query 0]` holds `true`; older keys are not asked. Shape `[batch, heads,
-    /// q_len, q_len]`, batch and heads may be 1. Distances still follow the order of the rows, not
-    /// the depth in the tree. Not with packed sequences.
+    /// Restricts drafts to the branches of a tree, for speculative decoding (Miao et al. 2024,
+    /// "SpecInfer").
+    ///
+    /// Draft keys begin at the position of query 0. Query `i` sees draft key `j` only if
+    /// `tree[b, h, i, j − position of query 0]` is `true`. The rule does not restrict older keys.
+    /// Shape `[batch, heads, q_len, q_len]`, batch and heads may be 1. Distances still follow the
+    /// order of the rows, not the depth in the tree. Packed sequences exclude this rule.
     pub fn tree(self, tree: K) -> Self {
         self.with(Id::Tree, [Part::Bool(tree)])
     }
 
-    /// **`true` is a key that is seen**, as everywhere here and in PyTorch's SDPA; in `nn.MultiheadAttention`'s
-    /// `key_padding_mask` `true` is a key that is *ignored*: invert that one.
+    /// Permits only keys that hold `true`, usually `[batch, 1, 1, kv_len]` for padding.
     ///
-    /// Only keys that hold `true` are seen: a second boolean mask beside
-    /// [`attn_mask`](Self::attn_mask), usually `[batch, 1, 1, kv_len]` for padding. Fused kernels
-    /// skip tiles of keys that are all hidden.
+    /// **`true` is a key that is seen**, as everywhere here and in PyTorch's SDPA. In
+    /// `nn.MultiheadAttention`, `true` in `key_padding_mask` is a key that is *ignored*: invert
+    /// that mask.
     ///
-    /// Padding on the left needs this rule beside the causal one, because
-    /// [`lengths`](Self::lengths) hides keys at the end only. With a cache, which also holds the
-    /// padding, `kv_len` is its capacity and every step has the same mask:
-    /// [`EncoderForward::cache`](crate::layers::EncoderForward::cache) describes it with the positions.
+    /// Use it as a second boolean mask next to [`attn_mask`](Self::attn_mask). Fused kernels skip
+    /// tiles of keys that are all hidden.
+    ///
+    /// For padding on the left, combine this rule with the causal one. [`lengths`](Self::lengths)
+    /// hides only keys at the end. A cache also holds the padding: `kv_len` is its capacity, and
+    /// every step has the same mask.
+    /// [`EncoderForward::cache`](crate::layers::EncoderForward::cache) describes this mask and the
+    /// positions.
     ///
     /// ```
     /// use wgpu_attention::{HostTensor, Mask};
@@ -216,57 +238,66 @@ impl<L, K, B, M: Default> Mask<L, K, B, M> {
         self.with(Id::KeyPaddingMask, [Part::Bool(key_padding_mask)])
     }
 
-    /// Global tokens: keys that hold `true` are seen by every query, and queries that stand at such
-    /// a key see every key, whatever `window` and `pattern` say (Beltagy et al. 2020,
-    /// "Longformer"). The causal rule holds for them too: with it and a window the first few tokens
-    /// are StreamingLLM's (Xiao et al. 2023). Shape `[batch, heads, 1, kv_len]`, any may be 1.
+    /// Sets global tokens. Every query sees the keys that hold `true`. Queries at such a key see
+    /// every key. This overrides `window` and `pattern`, but not the causal rule.
+    ///
+    /// Shape `[batch, heads, 1, kv_len]`, any may be 1. With the causal rule and a window, the
+    /// first few tokens are StreamingLLM's sinks (Xiao et al. 2023).
+    ///
+    /// Source: Beltagy et al. 2020, "Longformer".
     pub fn globals(self, globals: K) -> Self {
         self.with(Id::Globals, [Part::Bool(globals)])
     }
 
-    /// Added to the scaled and softcapped scores. Shape `[batch, heads, q_len, kv_len]`, any may
-    /// be 1. On a device the dtype is F32, F16 or BF16. −∞ hides the pair, even if its score is NaN
+    /// Adds a bias to the scaled and softcapped scores. −∞ hides the pair, even if its score is NaN
     /// or infinite.
     ///
-    /// A float `attn_mask` of PyTorch is this one; a boolean one is [`attn_mask`](Self::attn_mask).
+    /// Shape `[batch, heads, q_len, kv_len]`, any may be 1. On a device the dtype is F32, F16 or
+    /// BF16. Use it for a float `attn_mask` of PyTorch. For a boolean one use
+    /// [`attn_mask`](Self::attn_mask).
     #[doc(alias = "attn_mask")]
     pub fn bias(self, bias: B) -> Self {
         self.with(Id::Bias, [Part::Float(bias)])
     }
 
-    /// ALiBi: adds `slope · (j − position)` to the score of key `j`, which falls with the distance
-    /// behind the query for positive slopes (Press et al. 2022, "Train short, test long"). Shape
-    /// `[batch, heads, 1, 1]`, any may be 1. On a device the dtype is F32, F16 or BF16.
+    /// Adds ALiBi: `slope · (j − position)` for key `j`. With positive slopes the score falls with
+    /// the distance behind the query (Press et al. 2022, "Train short, test long").
+    ///
+    /// Shape `[batch, heads, 1, 1]`, any may be 1. On a device the dtype is F32, F16 or BF16.
     pub fn alibi(mut self, slopes: B) -> Self {
         self.settings.symmetric = false;
         self.with(Id::Alibi, [Part::Float(slopes)])
     }
 
-    /// ALiBi for queries that see both sides: adds `−slope · |j − position|`. Shaped as
+    /// Adds ALiBi for queries that see both sides: `−slope · |j − position|`. Shaped as
     /// [`alibi`](Self::alibi).
     pub fn alibi_symmetric(mut self, slopes: B) -> Self {
         self.settings.symmetric = true;
         self.with(Id::Alibi, [Part::Float(slopes)])
     }
 
-    /// Adds `table[b, h, 0, clamp(j − position, −r, r) + r]`: a learned bias per distance, the
-    /// outermost for all that are further (Shaw et al. 2018, "Self-attention with relative position
-    /// representations", as a bias). Shape `[batch, heads, 1, 2·r + 1]`, batch and heads may be 1.
-    /// On a device the dtype is F32, F16 or BF16.
+    /// Adds `table[b, h, 0, clamp(j − position, −r, r) + r]`, a learned bias per distance. The
+    /// outermost entries are for all larger distances.
     ///
-    /// Distances are key − query, as for [`alibi`](Self::alibi): the last entry is of later keys.
-    /// Reverse tables that count query − key, as FlexAttention's example (`q_idx - kv_idx`) does.
-    /// The tables of Swin have two dimensions and those of T5 have
-    /// buckets: [`presets::relative_2d`](crate::presets::relative_2d),
-    /// [`presets::t5`](crate::presets::t5).
+    /// Shape `[batch, heads, 1, 2·r + 1]`, batch and heads may be 1. On a device the dtype is F32,
+    /// F16 or BF16.
+    ///
+    /// Distances are key − query, as for [`alibi`](Self::alibi): the last entry is for later keys.
+    /// Reverse tables that count query − key, as in FlexAttention's example (`q_idx - kv_idx`). The
+    /// tables of Swin have two dimensions: [`presets::relative_2d`](crate::presets::relative_2d).
+    /// The tables of T5 have buckets: [`presets::t5`](crate::presets::t5).
+    ///
+    /// Source: Shaw et al. 2018, "Self-attention with relative position representations", as a
+    /// bias.
     pub fn relative(self, table: B) -> Self {
         self.with(Id::Relative, [Part::Float(table)])
     }
 
-    /// Attention sinks: one more logit per head that takes its share of the softmax and has no
-    /// value, so that a query's weights add up to less than 1 (gpt-oss 2025). It counts in lse:
-    /// weights are `exp(score − lse)`. Shape `[batch, heads, 1, 1]`, any may be 1. On a device the
-    /// dtype is F32, F16 or BF16.
+    /// Adds attention sinks: one more logit per head in the softmax, without a value. So a query's
+    /// weights add up to less than 1 (gpt-oss 2025). The sink counts in lse: weights are
+    /// `exp(score − lse)`.
+    ///
+    /// Shape `[batch, heads, 1, 1]`, any may be 1. On a device the dtype is F32, F16 or BF16.
     pub fn sink_logits(self, sink_logits: B) -> Self {
         self.with(Id::SinkLogits, [Part::Float(sink_logits)])
     }

@@ -1,4 +1,4 @@
-//! What a mask is refused for.
+//! Checks of masks.
 
 use super::rule::{Axis, Given, Tensor, mismatch};
 use super::rules::NO_POSITIONS_IN_CACHES;
@@ -7,7 +7,7 @@ use crate::device::DeviceFacts;
 use crate::tensor::{Access, Error, HostTensor, Shape, TensorView, count};
 
 impl Axis {
-    /// Its length, unless any will do.
+    /// Returns its length, or `None` if any length is valid.
     fn len(self, shape: &Shape, block_size: [usize; 2]) -> Option<usize> {
         let [rows, cols] = block_size.map(|n| n.max(1));
         Some(match self {
@@ -24,7 +24,7 @@ impl Axis {
 }
 
 impl Tensor {
-    /// Requires `got` to repeat to what `shape` needs.
+    /// Checks that `got` broadcasts to `shape`.
     fn check_shape(&self, got: [usize; 4], shape: &Shape, block_size: [usize; 2]) -> Result<(), Error> {
         for (axis, n) in got.into_iter().enumerate() {
             let Some(needed) = self.axes[axis].len(shape, block_size) else { continue };
@@ -44,12 +44,12 @@ impl Tensor {
     }
 }
 
-/// Requires a block map to repeat to `shape`.
+/// Checks that a block map broadcasts to `shape`.
 pub(crate) fn check_map(map: [usize; 4], shape: &Shape, size: [usize; 2]) -> Result<(), Error> {
     BLOCKS.check_shape(map, shape, size)
 }
 
-/// Requires a map that is written to have every block.
+/// Checks that a written map has every block.
 pub(crate) fn check_whole_map(map: [usize; 4], shape: &Shape, size: [usize; 2]) -> Result<(), Error> {
     for axis in 2..4 {
         let needed = BLOCKS.axes[axis].len(shape, size).unwrap_or(1);
@@ -67,7 +67,7 @@ impl<L, K, B, M> Mask<L, K, B, M> {
         Given { rules: self.rules, settings: &self.settings, shapes }
     }
 
-    /// Refuses rules that caches cannot have.
+    /// Checks that caches can have the rules.
     pub(crate) fn check_for_cache(&self) -> Result<(), Error> {
         let of_alignment = match self.settings.alignment {
             Alignment::Offset(_) => Some(["an alignment by offset with a cache", NO_POSITIONS_IN_CACHES]),
@@ -81,8 +81,8 @@ impl<L, K, B, M> Mask<L, K, B, M> {
 }
 
 impl HostMask<'_> {
-    /// Refuses parts that do not broadcast to what their methods say, and patterns and blocks of no
-    /// size.
+    /// Checks that tensors broadcast to the shapes that their methods name. Also checks patterns
+    /// and the size of blocks.
     pub(crate) fn check(&self, shape: Shape) -> Result<(), Error> {
         let shape = &shape;
         fn size<T>(part: &HostTensor<T>) -> ([usize; 4], usize) {
@@ -109,8 +109,8 @@ impl HostMask<'_> {
 }
 
 impl DeviceMask<'_> {
-    /// True if a rule can hide a later row from an earlier one, or is a window on both sides, which
-    /// shows it on purpose.
+    /// True if a rule can hide a later row from an earlier one. A window on both sides counts too,
+    /// because it shows later rows on purpose.
     pub(crate) fn orders_rows(&self) -> bool {
         let per_query = |id| self.tensor(slot(id, 0)).is_some_and(|t| t.shape()[2] > 1);
         let orders = |id| match id {

@@ -1,4 +1,4 @@
-//! A mask → its block map.
+//! Computes the block map of a mask.
 
 use super::kernels::classify::ClassifyCall;
 use super::kernels::{MaskParams, MaskVariant, Masked};
@@ -7,7 +7,7 @@ use crate::device::DeviceFacts;
 use crate::kernel::Dispatch;
 use crate::tensor::{Shape, TensorView};
 
-/// The dispatch that writes `blocks.map`; `shape` gives batch, heads and the lengths.
+/// Returns the dispatch that writes `blocks.map`. `shape` has batch, heads and the lengths.
 pub(crate) fn call<'a>(
     given: &DeviceMask<'a>,
     shape: &Shape,
@@ -19,7 +19,7 @@ pub(crate) fn call<'a>(
     let call = ClassifyCall {
         map: blocks.map,
         mask: Masked::new(variant, given, MaskParams::new(given, shape, 0, None, device), device),
-        // A block larger than the problem is one block, and their product fits.
+        // A block larger than the problem is one block, so the product of its sides fits.
         size: [blocks.size[0].min(shape.q_len) as u32, blocks.size[1].min(shape.kv_len) as u32],
         map_heads: heads as u32,
         batches: (shape.batch / batch) as u32,

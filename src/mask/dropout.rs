@@ -2,13 +2,17 @@
 
 use crate::tensor::{CallTensors, DType, Error, TensorView};
 
-/// Which weights are set to zero; the others are multiplied by `1 / (1 − p)`, rounded to f32.
+/// Dropout of attention weights. It zeroes some weights and multiplies the rest by `1 / (1 − p)`,
+/// rounded to f32.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Dropout<Keep> {
-    /// Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) keyed by
-    /// `seed`, counter `[j / 4, i, b · heads + h, 0]`, word `j mod 4`. Weight `[b, h, i, j]` is
-    /// kept when the word is at least `p · 2³²`. The same on every device and on the CPU.
+    /// The generator Philox 4x32-10 decides, the same on every device and on the CPU.
+    ///
+    /// Its key is `seed`, its counter `[j / 4, i, b · heads + h, 0]`, and its word `j mod 4`.
+    /// Weight `[b, h, i, j]` stays if the word is at least `p · 2³²`.
+    ///
+    /// Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
     Seeded {
         /// Probability that a weight is dropped, in `[0, 1)`.
         #[doc(alias = "dropout_p")]
@@ -16,10 +20,9 @@ pub enum Dropout<Keep> {
         /// Key of the generator.
         seed: u64,
     },
-    /// The weights to keep, chosen by the caller: Bool, broadcast to `[batch, heads, q_len,
-    /// kv_len]`.
+    /// The caller's tensor decides: Bool, broadcast to `[batch, heads, q_len, kv_len]`.
     Given {
-        /// Probability that a weight was dropped, in `[0, 1)`; only scales the rest.
+        /// Probability that a weight was dropped, in `[0, 1)`. It only scales the other weights.
         p: f64,
         /// `true` where the weight stays.
         keep: Keep,
@@ -33,7 +36,7 @@ impl<Keep> Dropout<Keep> {
         }
     }
 
-    /// What kept weights are multiplied by.
+    /// The factor of weights that are not dropped.
     pub(crate) fn factor(&self) -> f32 {
         (1.0 / (1.0 - self.p())) as f32
     }
@@ -52,7 +55,7 @@ impl<Keep> Dropout<Keep> {
         }
     }
 
-    /// Smallest generator word that keeps a weight.
+    /// The smallest generator word for which a weight stays.
     pub(crate) fn threshold(&self) -> u32 {
         // p < 1 is at most 1 − 2⁻⁵³, so the product is below 2³².
         (self.p() * 4_294_967_296.0) as u32

@@ -1,4 +1,4 @@
-//! Which keys a query may see, and what is added to its score.
+//! Masks: the keys that a query may see, and the terms that are added to its scores.
 
 pub(crate) mod ask_mask;
 pub mod block_map;
@@ -29,39 +29,43 @@ pub(crate) use settings::Settings;
 
 use crate::tensor::{HostTensor, TensorView};
 
-/// A mask: a set of rules that must all permit a pair, and what is added to the scores.
+/// A mask: rules that decide which keys each query sees, and terms that are added to the scores.
 ///
-/// Every tensor broadcasts to the shape its method names where its own size is 1. The order is
-/// `scale · q·k`, then [`score_mod`](Mask::score_mod), softcap, bias, ALiBi and relative bias, then
-/// permission. A query that may see no key has output 0 and lse −∞.
+/// In a tensor, an axis of 1 broadcasts to the shape that its method names. Kernels compute
+/// `scale · q·k`, then apply [`score_mod`](Mask::score_mod), softcap, bias, ALiBi and relative
+/// bias. Then they hide pairs. A query that sees no key has output 0 and lse −∞.
 ///
-/// The score and what is added to it are summed in f32, one after the other. A sum below `f32::MIN`
-/// is −∞ and hides the pair; `f32::MIN` itself is finite. The reference has the same rule.
+/// Kernels add the terms to the score in f32, one after the other. A sum below `f32::MIN` is −∞ and
+/// hides the pair; `f32::MIN` itself is finite. The reference has the same rule.
 ///
 /// Each tensor of a mask takes a storage buffer, as do tensors that mods capture and a tensor of
-/// dropout. Documents and packed sequences take one buffer if queries and keys are the same bytes,
-/// as in self-attention. A kernel has 8 buffers by WebGPU's default limits: a forward call with lse
-/// has 6 left for these tensors, a backward call 2, and sinks need none there. A call with more is
-/// an
-/// [`Error::Limit`](crate::Error::Limit): request a larger `max_storage_buffers_per_shader_stage`, or combine masks into one `bias` or
+/// dropout. Documents and packed sequences take one buffer if queries and keys share the same
+/// bytes, as in self-attention. WebGPU's default limit is 8 storage buffers per kernel. A forward
+/// call with lse has 6 left for these tensors. A backward call has 2 left, and sinks need none
+/// there. A call with more tensors is an [`Error::Limit`](crate::Error::Limit). Then request a
+/// larger `max_storage_buffers_per_shader_stage`, or combine masks into one `bias` or
 /// [`mask_mod`](Mask::mask_mod).
 ///
-/// A pair must be permitted by all of `lengths`, `attn_mask`, `key_padding_mask`, `tree`,
-/// `documents`, `packed`, `exclude_self` and [`mask_mod`](Mask::mask_mod), and stand before
-/// `prefix` or be permitted by the causal rule and by `window` and `pattern`; `globals` lifts the
-/// latter two. `blocks` goes before: what it calls hidden is hidden, what it calls full is asked
-/// only for `lengths`, `packed`, the causal rule and `prefix`.
+/// A query sees a key if both conditions hold:
 ///
-/// On a device the parts are [`TensorView`]s ([`DeviceMask`]), on the host slices ([`HostMask`]); a
-/// mask that is made apart from its call may need one of these as its type.
+/// - `lengths`, `attn_mask`, `key_padding_mask`, `tree`, `documents`, `packed`, `exclude_self` and
+///   [`mask_mod`](Mask::mask_mod) all permit the pair.
+/// - The key lies before `prefix`, or the causal rule, `window` and `pattern` all permit the pair.
+///   `globals` overrides `window` and `pattern`.
 ///
+/// `blocks` takes precedence. A hidden block hides its pairs. In a full block only `lengths`,
+/// `packed`, the causal rule and `prefix` apply.
+///
+/// On a device the parts are [`TensorView`]s ([`DeviceMask`]). On the host they are slices
+/// ([`HostMask`]). A mask that is built apart from its call may need one of these types as an
+/// annotation.
 /// ```
 /// use wgpu_attention::Mask;
 /// use wgpu_attention::mask::HostMask;
 /// let mask: HostMask = Mask::causal().window(128, 0);
 /// ```
 ///
-/// Functions of your own, as FlexAttention takes: [`ScoreMod`] and [`MaskMod`].
+/// For custom functions, as in FlexAttention, see [`ScoreMod`] and [`MaskMod`].
 #[doc(alias = "mask_mod")]
 #[doc(alias = "score_mod")]
 #[derive(Clone, Copy, Debug)]
@@ -71,11 +75,11 @@ pub struct Mask<Lengths, Keep, Bias, Mods = ()> {
     settings: Settings,
     /// The tensors of the rules, by slot.
     tensors: [Option<Part<Lengths, Keep, Bias>>; TENSORS],
-    /// The caller's own functions.
+    /// The custom functions.
     mods: Mods,
 }
 
-/// A tensor of a mask, by what its elements are.
+/// A tensor of a mask, by the kind of its elements.
 #[derive(Clone, Copy, Debug)]
 enum Part<L, K, B> {
     Number(L),
@@ -96,7 +100,7 @@ impl<L, K, B, M: Default> Default for Mask<L, K, B, M> {
 }
 
 impl<L, K, B, M: Default> Mask<L, K, B, M> {
-    /// Every query sees every key.
+    /// Makes a mask without rules: every query sees every key.
     pub fn none() -> Self {
         Mask {
             rules: RuleSet::NONE,
@@ -108,13 +112,15 @@ impl<L, K, B, M: Default> Mask<L, K, B, M> {
 }
 
 impl<L, K, B, M> Mask<L, K, B, M> {
-    /// The same rules with other tensors: each is given with its name, in a fixed order. Without
-    /// the functions of
-    /// [`score_mod`](Mask::score_mod) and [`mask_mod`](Mask::mask_mod), [`score_fn`](Mask::score_fn) and [`mask_fn`](Mask::mask_fn), which
-    /// host and device do not share.
+    /// Returns the same rules with other tensors. It calls the functions with each tensor and its
+    /// name, in a fixed order.
+    ///
+    /// The result lacks the functions of [`score_mod`](Mask::score_mod),
+    /// [`mask_mod`](Mask::mask_mod), [`score_fn`](Mask::score_fn) and [`mask_fn`](Mask::mask_fn).
+    /// Host and device do not share them.
     ///
     /// # Errors
-    /// The first that a function returns.
+    /// The first error that a function returns.
     pub fn try_map<L2, K2, B2, M2: Default, E>(
         self,
         mut lengths: impl FnMut(&'static str, L) -> Result<L2, E>,
@@ -133,8 +139,8 @@ impl<L, K, B, M> Mask<L, K, B, M> {
         Ok(Mask { rules: self.rules, settings: self.settings, tensors, mods: M2::default() })
     }
 
-    /// The same rules by reference, without the functions of [`score_mod`](Mask::score_mod) and
-    /// [`mask_mod`](Mask::mask_mod).
+    /// Returns the same rules by reference, without the functions of [`score_mod`](Mask::score_mod)
+    /// and [`mask_mod`](Mask::mask_mod).
     pub fn as_ref(&self) -> Mask<&L, &K, &B> {
         let tensors = self.tensors.each_ref().map(|part| {
             part.as_ref().map(|part| match part {
@@ -158,7 +164,7 @@ impl<L, K, B, M> Mask<L, K, B, M> {
         &self.settings
     }
 
-    /// The `n`-th tensor of a rule, which has numbers.
+    /// Returns the `n`-th tensor of a rule whose elements are numbers.
     pub(crate) fn numbers(&self, id: Id, n: usize) -> Option<&L> {
         match &self.tensors[slot(id, n)] {
             Some(Part::Number(t)) => Some(t),
@@ -166,7 +172,7 @@ impl<L, K, B, M> Mask<L, K, B, M> {
         }
     }
 
-    /// The tensor of a rule, which has booleans.
+    /// Returns the tensor of a rule whose elements are booleans.
     pub(crate) fn bools(&self, id: Id) -> Option<&K> {
         match &self.tensors[slot(id, 0)] {
             Some(Part::Bool(t)) => Some(t),
@@ -174,7 +180,7 @@ impl<L, K, B, M> Mask<L, K, B, M> {
         }
     }
 
-    /// The tensor of a rule, which has floats.
+    /// Returns the tensor of a rule whose elements are floats.
     pub(crate) fn floats(&self, id: Id) -> Option<&B> {
         match &self.tensors[slot(id, 0)] {
             Some(Part::Float(t)) => Some(t),
@@ -184,22 +190,22 @@ impl<L, K, B, M> Mask<L, K, B, M> {
 }
 
 impl<'a> HostMask<'a> {
-    /// A score function of the caller's own: what the [`ScoreMod`] of the device computes, given
-    /// scale · q·k and its pair.
+    /// Sets a custom score function of scale · q·k and the pair. It must compute the same as the
+    /// [`ScoreMod`] of the device.
     pub fn score_fn(mut self, score: &'a (dyn Fn(f64, &At) -> f64 + Sync)) -> Self {
         self.mods.score = Some(score);
         self
     }
 
-    /// The derivative of [`score_fn`](Self::score_fn) by its score, which the backward pass needs;
-    /// without it the reference takes differences.
+    /// Sets the derivative of [`score_fn`](Self::score_fn) by the score, for the backward pass.
+    /// Without it the reference takes differences.
     pub fn score_fn_slope(mut self, slope: &'a (dyn Fn(f64, &At) -> f64 + Sync)) -> Self {
         self.mods.slope = Some(slope);
         self
     }
 
-    /// A mask of the caller's own: what the [`MaskMod`] of the device computes, `true` for pairs
-    /// that are seen.
+    /// Sets a custom mask function, which returns `true` for pairs that are seen. It must compute
+    /// the same as the [`MaskMod`] of the device.
     pub fn mask_fn(mut self, sees: &'a (dyn Fn(&At) -> bool + Sync)) -> Self {
         self.mods.pairs = Some(sees);
         self
@@ -211,13 +217,13 @@ impl<'a> HostMask<'a> {
 }
 
 impl<'a> DeviceMask<'a> {
-    /// A score function of the caller's own, and what it captures.
+    /// Sets a custom score function, with its captured tensors and uniforms.
     pub fn score_mod(mut self, score_mod: impl Into<BoundScoreMod<'a>>) -> Self {
         self.mods.set_score(score_mod.into());
         self
     }
 
-    /// A mask of the caller's own, and what it captures.
+    /// Sets a custom mask function, with its captured tensors and uniforms.
     pub fn mask_mod(mut self, mask_mod: impl Into<BoundMaskMod<'a>>) -> Self {
         self.mods.set_pairs(mask_mod.into());
         self
@@ -227,12 +233,12 @@ impl<'a> DeviceMask<'a> {
         &self.mods
     }
 
-    /// Whether it says nothing.
+    /// True if the mask has no rules and no functions.
     pub(crate) fn is_none(&self) -> bool {
         self.rules == RuleSet::NONE && self.mods.all().next().is_none()
     }
 
-    /// The tensor in a slot, whatever its elements are.
+    /// Returns the tensor in a slot, for any kind of element.
     pub(crate) fn tensor(&self, slot: usize) -> Option<&TensorView<'a>> {
         self.tensors[slot].as_ref().map(|(Part::Number(t) | Part::Bool(t) | Part::Float(t))| t)
     }
@@ -246,12 +252,12 @@ impl<'a> DeviceMask<'a> {
         a.buffer == b.buffer && a.dtype == b.dtype && a.extent() == b.extent()
     }
 
-    /// The number of storage buffers of its tensors.
+    /// Returns the number of storage buffers that the rules' tensors take.
     pub(crate) fn buffers(&self) -> usize {
         self.tensors().len() - self.rules().iter().filter(|id| self.shares(*id)).count()
     }
 
-    /// Every tensor of the mask, with its name.
+    /// Returns every tensor of the mask, with its name.
     pub(crate) fn tensors(&self) -> Vec<(&'static str, TensorView<'a>)> {
         let of_rules = (0..TENSORS).filter_map(|n| Some((BY_SLOT[n].name, *self.tensor(n)?)));
         of_rules.chain(self.mods.all().flat_map(|bound| bound.tensors())).collect()

@@ -1,9 +1,10 @@
-//! Regular sparse patterns: rules by the positions of query and key alone.
+//! Regular sparse patterns: rules on the positions of query and key.
 
 use crate::tensor::{Error, LONGEST_AXIS};
 
-/// Which half of a two-part sparse pattern a query sees (Child et al. 2019, "Generating long
-/// sequences with sparse transformers", section 4.3).
+/// The part of a two-part sparse pattern that a query sees.
+///
+/// Source: Child et al. 2019, "Generating long sequences with sparse transformers", section 4.3.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PatternPart {
@@ -11,20 +12,21 @@ pub enum PatternPart {
     Near,
     /// The keys that carry information further.
     Far,
-    /// Either ("merged").
+    /// Both parts ("merged").
     Both,
     /// Near for even heads, far for odd ones.
     ByHead,
 }
 
-/// A regular sparse pattern. `d = j − position` is the distance of key `j` from the query's own
-/// position; positions count from the first key of the query's sequence. Patterns do not look at
-/// what is past or future: the autoregressive ones are meant with
-/// [`Mask::causal`](crate::Mask::causal).
+/// A regular sparse pattern.
+///
+/// `d = j − position` is the distance of key `j` from the query's position. Positions count from
+/// the first key of the query's sequence. Patterns do not depend on past or future. Combine
+/// autoregressive patterns with [`Mask::causal`](crate::Mask::causal).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Pattern {
-    /// Keys whose distance is a multiple of `dilation`; with `window` this is dilated sliding
+    /// Keys whose distance is a multiple of `dilation`. With `window` this is dilated sliding
     /// attention (Longformer).
     Dilated {
         /// At least 1.
@@ -34,33 +36,33 @@ pub enum Pattern {
     Strided {
         /// At least 1.
         stride: usize,
-        /// Which of the two.
+        /// The part that queries see.
         part: PatternPart,
     },
-    /// Near: the query's own block of `stride` keys. Far: the last `summary` keys of every block of
+    /// Near: the query's block of `stride` keys. Far: the last `summary` keys of every block of
     /// `stride` (Child et al. 2019, "fixed").
     Fixed {
         /// At least 1.
         stride: usize,
         /// Between 1 and `stride`.
         summary: usize,
-        /// Which of the two.
+        /// The part that queries see.
         part: PatternPart,
     },
-    /// The query's own block of `block` keys.
+    /// The query's block of `block` keys.
     Local {
         /// At least 1.
         block: usize,
     },
 }
 
-/// A pattern in numbers: all of them are one rule with other parameters.
+/// A pattern in numbers: all patterns are one rule with other parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PatternParams {
-    /// Near keys lie within so many positions, or in the same block if `None`.
+    /// The largest distance of near keys. `None`: near keys lie in the query's block.
     pub reach: Option<usize>,
     pub stride: usize,
-    /// Far keys by their own position instead of the distance: the last so many of every block.
+    /// The number of far keys at the end of every block. `None`: the distance decides.
     pub summary: Option<usize>,
     pub part: PatternPart,
 }
@@ -102,16 +104,16 @@ impl Pattern {
         }
     }
 
-    /// How far from a query its keys lie at most; `None` where far keys may lie anywhere. As
-    /// `pattern_key_range` in `mask/pattern.wgsl`.
+    /// Returns the largest distance of a query's keys, or `None` if far keys may lie anywhere. The
+    /// shader's function is `pattern_key_range` in `mask/pattern.wgsl`.
     pub(crate) fn reach(self) -> Option<usize> {
         let PatternParams { reach, stride, part, .. } = self.params();
-        // By head, every other one sees far keys.
+        // With `ByHead`, odd heads see far keys.
         (part == PatternPart::Near).then(|| reach.unwrap_or(stride.saturating_sub(1)))
     }
 
-    /// Whether a query at `position` sees the key at `key`, both from the sequence's start, in head
-    /// `h`.
+    /// True if a query at `position` sees the key at `key` in head `h`. Both count from the
+    /// sequence's start.
     pub(crate) fn mask_mod(self, position: i64, key: i64, h: usize) -> bool {
         let PatternParams { reach, stride, summary, part } = self.params();
         let (stride, distance) = (stride as i64, key - position);

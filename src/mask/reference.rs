@@ -1,4 +1,4 @@
-//! Dropout: a counter-based generator decides which weights stay.
+//! Dropout on the host: a counter-based generator decides which weights stay.
 
 use super::Dropout;
 use crate::tensor::{Error, HostTensor, Real, Shape, count, expect_length};
@@ -20,18 +20,20 @@ pub(crate) fn philox(mut counter: [u32; 4], seed: u64) -> [u32; 4] {
     counter
 }
 
-/// Refuses a probability that is none, and a choice that does not fit `shape`.
+/// Checks the probability, and that a tensor of weights to keep fits `shape`.
 pub(crate) fn check_dropout(dropout: &Dropout<HostTensor<bool>>, shape: &Shape) -> Result<(), Error> {
     dropout.check()?;
     dropout.given().map_or(Ok(()), |keep| keep.check("dropout", shape.weights()))
 }
 
-/// Zeroes the dropped weights of `[batch, heads, q_len, kv_len]` and scales the others by `1 / (1 −
-/// p)`.
+/// Zeroes the dropped weights of `[batch, heads, q_len, kv_len]` and scales the others by
+/// `1 / (1 − p)`.
 ///
 /// # Errors
-/// Dimensions that are zero or do not divide, slices of another length, a probability outside of `[0, 1)`, a choice that does not
-/// broadcast.
+/// - dimensions that are zero or do not divide
+/// - slices of another length
+/// - a probability outside of `[0, 1)`
+/// - a tensor of weights to keep that does not broadcast
 pub fn dropout<R: Real>(
     weights: &mut [R],
     shape: Shape,

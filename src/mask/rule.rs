@@ -1,41 +1,42 @@
-//! What there is to say of a rule.
+//! The description of one mask rule.
 
 use super::{Id, RuleSet, Settings, TENSORS, slot};
 use crate::tensor::Error;
 use crate::tensor::dtype::Element;
 
-/// A rule of a mask. WGSL texts speak of what `mask/kernels/compose.rs` has around them.
+/// A rule of a mask. Its WGSL texts use the variables that `mask/kernels/compose.rs` declares.
 #[derive(Clone, Copy)]
 pub(crate) struct Rule {
-    /// In names of kernels.
+    /// The name in names of kernels.
     pub name: &'static str,
     pub tensors: &'static [Tensor],
-    /// What the host refuses, beyond dtypes and axes of the tensors.
+    /// The host's checks beyond dtypes and axes of the tensors.
     pub check: fn(&Given) -> Result<(), Error>,
-    /// What a cache cannot have and why, if it cannot.
+    /// The rule and the reason, if a cache cannot have the rule.
     pub not_cached: Option<[&'static str; 2]>,
-    /// Functions that the other texts call.
+    /// The functions that the other texts call.
     pub wgsl: &'static str,
-    /// Moves a query: sets `keys` and `position` of query `i`.
+    /// Sets `keys` and `position` of query `i`, if the rule moves queries.
     pub place: &'static str,
     pub bounds: Bounds,
     pub row: Option<PerRow>,
-    /// Whether keys that it shows are seen whatever the rules say whose bounds are `lifted`.
+    /// True if keys that the rule shows override rules whose bounds are `lifted`.
     pub lifts: bool,
-    /// A condition on query `i` of head `h` and key `j`, by the rule's first tensor alone: a pair
-    /// for which it holds is hidden. Kernels skip tiles in which it holds for every pair. Empty if
-    /// the rule has no such condition.
+    /// The condition on query `i` of head `h` and key `j` under which the rule's first tensor hides
+    /// the pair. Kernels skip tiles in which it holds for every pair. Empty if the rule has no such
+    /// condition.
     pub hides: &'static str,
-    /// The numbers of query `i` of head `h` and of key `j`, if the rule hides every pair of
-    /// different numbers. Kernels skip tiles whose queries and keys have no number in common.
+    /// The numbers of query `i` of head `h` and of key `j`. The rule hides every pair of different
+    /// numbers. Kernels skip tiles whose queries and keys have no number in common.
     pub numbers: Option<[&'static str; 2]>,
-    /// What its asks share.
+    /// The statement before the conditions in `asks`, which share it.
     pub before: &'static str,
     pub asks: &'static [Ask],
     pub adds: Option<Adds>,
-    /// Whether it defines `with_sink`, which adds to the sum of a query's weights.
+    /// True if the rule defines `with_sink`, which adds to the sum of a query's weights.
     pub joins_sum: bool,
-    /// Rules without which it does nothing, where kernels are listed for tools and tests.
+    /// The rules without which this rule has no effect, for the list of kernels for tools and
+    /// tests.
     pub listed_with: &'static [Id],
 }
 
@@ -72,7 +73,7 @@ pub(crate) struct Tensor {
     pub axes: [Axis; 4],
 }
 
-/// What an axis is as long as; but for the last two it may be 1 and repeat.
+/// The length of an axis. Except for the last two, it may be 1 and broadcast.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Axis {
     Batch,
@@ -81,9 +82,9 @@ pub(crate) enum Axis {
     KvLen,
     BlockRows,
     BlockCols,
-    /// 1, by a name.
+    /// 1, with a name.
     One(&'static str),
-    /// Any length, or what the rule's check says.
+    /// Any length that the rule's check permits, with a name.
     Free(&'static str),
 }
 
@@ -92,27 +93,27 @@ pub(crate) const PER_KEY: [Axis; 4] = [Axis::Batch, Axis::Heads, Axis::One("leng
 pub(crate) const PER_PAIR: [Axis; 4] = [Axis::Batch, Axis::Heads, Axis::QLen, Axis::KvLen];
 pub(crate) const PER_HEAD: [Axis; 4] = [Axis::Batch, Axis::Heads, Axis::One("length"), Axis::One("dim")];
 
-/// How a rule narrows or widens `r`, the interval of keys that holds all which a query sees.
+/// The WGSL that narrows or widens `r`, an interval that holds every key that a query sees.
 #[derive(Clone, Copy)]
 pub(crate) struct Bounds {
-    /// Empty if it does not.
+    /// Empty if the rule does not change the interval.
     pub wgsl: &'static str,
-    /// Whether the interval says all that the rule has to say: then no pair is asked.
+    /// True if the interval alone decides the rule, so that kernels evaluate no pair.
     pub exact: bool,
-    /// Whether rules that lift may show keys outside of it: with one of those it bounds nothing and
-    /// pairs are asked.
+    /// True if rules with `lifts` may show keys outside of the interval. With such a rule the
+    /// interval has no bound, and kernels evaluate pairs.
     pub lifted: bool,
 }
 
 impl Bounds {
     const NONE: Self = Bounds { wgsl: "", exact: false, lifted: false };
 
-    /// The interval holds the keys that the rule permits, and no others.
+    /// Bounds that hold exactly the keys that the rule permits.
     pub const fn exact(wgsl: &'static str) -> Self {
         Bounds { wgsl, exact: true, lifted: false }
     }
 
-    /// It holds others too.
+    /// Bounds that also hold keys that the rule hides.
     pub const fn wider(wgsl: &'static str) -> Self {
         Bounds { wgsl, exact: false, lifted: false }
     }
@@ -122,7 +123,7 @@ impl Bounds {
     }
 }
 
-/// What a rule keeps of a query: a member of `Query`.
+/// A value of a query that a rule stores in a member of `Query`.
 #[derive(Clone, Copy)]
 pub(crate) struct PerRow {
     pub name: &'static str,
@@ -137,8 +138,8 @@ impl PerRow {
     }
 }
 
-/// A condition on query `q` and key `j`. The first that holds answers, in the order of turns and of
-/// the table.
+/// A condition on query `q` and key `j`. The first condition that holds decides the pair, in the
+/// order of turns and of the table.
 #[derive(Clone, Copy)]
 pub(crate) struct Ask {
     pub turn: Turn,
@@ -156,28 +157,29 @@ impl Ask {
     }
 }
 
-/// When a condition is asked. From `Prefix` on only where the interval does not say it all.
+/// The turn of a condition. From `Prefix` on, kernels evaluate it only if the interval does not
+/// decide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// The map of blocks: what it calls full or hidden is asked no further.
+    /// The map of blocks decides full and hidden blocks.
     Block,
-    /// What hides single pairs, whatever else shows them.
+    /// Conditions that hide single pairs, even if later conditions would show them.
     Pair,
-    /// Shown whatever causal rule and band say.
+    /// Conditions that show a prefix, even if the causal rule and the band hide it.
     Prefix,
-    /// Asked where there is a prefix, to which the interval reaches.
+    /// The causal rule, evaluated if a prefix extends the interval.
     Causal,
-    /// Shown whatever the band says.
+    /// Conditions that show global tokens, even if the band hides them.
     Global,
     /// Rules whose bounds are `lifted`: window and pattern.
     Band,
 }
 
-/// What a rule adds to the score of query `q` and key `j`.
+/// A term that a rule adds to the score of query `q` and key `j`.
 #[derive(Clone, Copy)]
 pub(crate) struct Adds {
     pub wgsl: &'static str,
-    /// Whether full blocks have it too; the others are `bias_of`.
+    /// True if full blocks have the term too. The other terms are in `bias_of`.
     pub in_full_blocks: bool,
 }
 
@@ -191,7 +193,7 @@ impl Adds {
     }
 }
 
-/// A mask without its memory.
+/// The rules, settings and shapes of a mask, without its tensors.
 pub(crate) struct Given<'a> {
     pub rules: RuleSet,
     pub settings: &'a Settings,
@@ -199,19 +201,19 @@ pub(crate) struct Given<'a> {
 }
 
 impl Given<'_> {
-    /// The shape of the `n`-th tensor of a rule that the mask has.
+    /// Returns the shape of the `n`-th tensor of a rule that the mask has.
     pub fn shape(&self, id: Id, n: usize) -> [usize; 4] {
         self.shapes[slot(id, n)].unwrap_or([1; 4])
     }
 
-    /// What concerns more than one tensor, or more than dtypes and axes.
+    /// Checks conditions on more than one tensor, or on more than dtypes and axes.
     pub fn check(&self) -> Result<(), Error> {
         self.settings.check()?;
         self.rules.iter().try_for_each(|id| (id.rule().check)(self))
     }
 }
 
-/// `shape[axis]` is not what `tensor` needs there.
+/// The error for a `shape[axis]` that does not fit `tensor`.
 pub(super) fn mismatch(tensor: &Tensor, axis: usize, expected: String, shape: [usize; 4]) -> Error {
     let wanted = tensor.axes.map(|axis| match axis {
         Axis::One(_) => "1".to_string(),
@@ -230,7 +232,7 @@ pub(super) fn mismatch(tensor: &Tensor, axis: usize, expected: String, shape: [u
 }
 
 impl Axis {
-    /// As errors call it.
+    /// Returns the name in errors.
     pub fn name(self) -> &'static str {
         match self {
             Axis::Batch => "batch",

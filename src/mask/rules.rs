@@ -1,9 +1,8 @@
-//! The rules of a mask: one entry each, in the order in which kernels bind their tensors and ask
-//! them.
+//! The rules of a mask: one entry each, in the order in which kernels bind their tensors and
+//! evaluate them.
 //!
-//! A new rule is an entry here, a method of [`Mask`](super::Mask) in `builder.rs`, and its meaning
-//! in `attention/reference/mask.rs`; what checks, kernels and their parameters know of it comes
-//! from the entry.
+//! To add a rule, add an entry here, a method of [`Mask`](super::Mask) in `builder.rs`, and its
+//! meaning in `attention/reference/mask.rs`. Checks, kernels and parameters follow from the entry.
 
 use super::rule::{
     Axis, Bounds, Given, PER_HEAD, PER_KEY, PER_PAIR, PER_QUERY, PerRow, Rule, Tensor, mismatch,
@@ -13,7 +12,7 @@ use crate::kernel::shader;
 use crate::tensor::Error;
 use crate::tensor::dtype::Element;
 
-/// Declares [`Id`] and the table it is an index of.
+/// Declares [`Id`] and the table that it indexes.
 macro_rules! rules {
     ($($(#[$doc:meta])* $id:ident { $($field:ident: $value:expr,)* })*) => {
         /// A rule of a mask.
@@ -162,7 +161,7 @@ rules! {
         name: "globals",
         tensors: &[Tensor { name: "globals", element: Element::Bool, axes: PER_KEY }],
         lifts: true,
-        // A query that stands at no key of its own sequence is no global token.
+        // A query whose position is not a key of its sequence is no global token.
         row: PerRow::of(
             "standing",
             "bool",
@@ -250,7 +249,7 @@ impl Id {
     }
 }
 
-/// Tensors that a mask may have.
+/// The number of tensors that a mask may have.
 pub(crate) const TENSORS: usize = first_slot(RULES.len());
 
 const FIRST_SLOTS: &[usize; RULES.len()] = &{
@@ -263,7 +262,7 @@ const FIRST_SLOTS: &[usize; RULES.len()] = &{
     first
 };
 
-/// Where the tensors of rule `n` begin among those of all rules.
+/// Returns the slot of the first tensor of rule `n`.
 const fn first_slot(n: usize) -> usize {
     let (mut slots, mut rule) = (0, 0);
     while rule < n {
@@ -273,12 +272,12 @@ const fn first_slot(n: usize) -> usize {
     slots
 }
 
-/// Where a mask keeps the `n`-th tensor of a rule.
+/// Returns the slot of the `n`-th tensor of a rule.
 pub(crate) const fn slot(id: Id, n: usize) -> usize {
     FIRST_SLOTS[id as usize] + n
 }
 
-/// The `n`-th tensor of a rule.
+/// Returns the `n`-th tensor of a rule.
 pub(crate) const fn tensor(id: Id, n: usize) -> &'static Tensor {
     &id.rule().tensors[n]
 }
@@ -298,7 +297,7 @@ pub(crate) const BY_SLOT: &[&Tensor; TENSORS] = &{
     all
 };
 
-/// Which rules a mask has.
+/// A set of rules of a mask.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct RuleSet(u32);
 
@@ -314,22 +313,22 @@ impl RuleSet {
         RuleSet(self.0 | 1 << id as u32)
     }
 
-    /// The rules that both sets have.
+    /// Returns the rules that both sets have.
     pub const fn and(self, other: Self) -> Self {
         RuleSet(self.0 & other.0)
     }
 
-    /// Those that `keep` says yes to.
+    /// Returns the rules for which `keep` is true.
     pub fn only(self, keep: impl Fn(&Rule) -> bool) -> Self {
         self.iter().filter(|id| keep(id.rule())).fold(Self::NONE, Self::with)
     }
 
-    /// Whether `is` holds of one of them.
+    /// True if `is` is true for a rule of the set.
     pub fn any(self, is: impl Fn(&Rule) -> bool) -> bool {
         self.iter().any(|id| is(id.rule()))
     }
 
-    /// In the table's order.
+    /// Returns the rules in the table's order.
     pub fn iter(self) -> impl Iterator<Item = Id> {
         let mut left = self.0;
         std::iter::from_fn(move || {
@@ -339,7 +338,7 @@ impl RuleSet {
         })
     }
 
-    /// All rules there are.
+    /// Returns all rules.
     pub fn all() -> impl Iterator<Item = Id> {
         IDS.iter().copied()
     }

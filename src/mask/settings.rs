@@ -1,21 +1,22 @@
-//! What the rules of a mask have beside tensors.
+//! The settings of a mask's rules, apart from tensors.
 
 use super::Pattern;
 use crate::tensor::{Error, LONGEST_AXIS};
 
-/// Where the diagonal of a mask lies when there are more keys than queries, or fewer.
+/// The place of a mask's diagonal if the numbers of keys and queries differ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Alignment {
-    /// The last query stands at the last key: query `i` is at key `i + kv_len − q_len`.
-    /// What decoding with a full view of the cache needs; the default.
+    /// The default, for decoding with a full view of the cache. The last query is at the last key:
+    /// query `i` is at key `i + kv_len − q_len`.
     #[default]
     BottomRight,
-    /// The first query stands at the first key: query `i` is at key `i`.
+    /// The first query is at the first key: query `i` is at key `i`.
     TopLeft,
-    /// Query `i` is at key `i + n`, for the `n` keys that are past; below 2^29 and above −2^29. Not
-    /// with packed sequences or a cache, which have positions of their own.
-    /// [`Mask::query_offsets`](crate::Mask::query_offsets) has one per batch entry.
+    /// Query `i` is at key `i + n`, for `n` past keys; below 2^29 and above −2^29.
+    ///
+    /// Packed sequences and caches define their own positions and exclude an offset.
+    /// [`Mask::query_offsets`](crate::Mask::query_offsets) has one offset per batch entry.
     Offset(i64),
 }
 
@@ -30,18 +31,18 @@ impl Alignment {
     }
 }
 
-/// What the rules of a mask have beside tensors.
+/// The settings of a mask's rules, apart from tensors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Settings {
     pub alignment: Alignment,
-    /// Keys more than this many positions before the query are not seen.
+    /// Keys more than this many positions before the query are hidden.
     pub left: Option<usize>,
-    /// Keys more than this many positions after the query are not seen.
+    /// Keys more than this many positions after the query are hidden.
     pub right: Option<usize>,
     pub pattern: Option<Pattern>,
     /// Queries and keys of a block of the map.
     pub block_size: [usize; 2],
-    /// ALiBi by how far the key is, before or after, instead of by how far it is after.
+    /// True if ALiBi's distance is absolute; else it is key − query.
     pub symmetric: bool,
 }
 

@@ -1,4 +1,5 @@
-//! Products of matrices: projections, quantised ones, and what kernels of products share.
+//! Matrix products: projections, quantised projections, and the parts that kernels of products
+//! share.
 
 pub(crate) mod activation;
 pub(crate) mod plan;

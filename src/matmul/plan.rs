@@ -1,4 +1,4 @@
-//! Tiles of products: projections, scores, the weighted sum.
+//! Tile sizes of products: projections, scores, the weighted sum.
 
 use crate::device::family::{PRODUCT_GRADIENTS, PRODUCTS};
 use crate::device::registers::Registers;
@@ -7,19 +7,20 @@ use crate::device::{DeviceFacts, Family, Fragment};
 use crate::kernel::{KernelOptions, MatrixUnits};
 use crate::tensor::{DType, Error};
 
-/// The tile of a product, fixed when its shader is compiled.
+/// The tile of a product. The shader is compiled for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Tiles {
-    /// `side × side` of the result per workgroup of 256, `k` of the inner axis per step.
+    /// `side × side` of the result per workgroup of 256 invocations, `k` of the inner axis per
+    /// step.
     Gpu { side: u32, k: u32 },
-    /// `rows` × `4 · lanes` of the result per workgroup of `lanes`.
+    /// `rows` × `4 · lanes` of the result per workgroup of `lanes` invocations.
     Cpu { rows: u32, lanes: u32 },
-    /// On matrix units; projections only.
+    /// Tiles on matrix units, only for projections.
     Matrix(MatrixTiles),
 }
 
-/// `side × side` of the result per workgroup of four subgroups, `lanes` invocations in all if they
-/// are as wide as planned.
+/// `side × side` of the result per workgroup of four subgroups. `lanes` counts all invocations, if
+/// subgroups have the planned width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct MatrixTiles {
     pub fragment: Fragment,
@@ -28,16 +29,18 @@ pub(crate) struct MatrixTiles {
 }
 
 impl MatrixTiles {
-    /// Of the inner axis per step.
+    /// Elements of the inner axis per step.
     pub const K: u32 = 32;
 
-    /// Fragments of a subgroup that go through workgroup memory at once: as many as the rest of it
-    /// takes, 16 KiB for the small tile and 32 KiB for the large.
+    /// Fragments of a subgroup that are stored through workgroup memory at once. They fill the rest
+    /// of the workgroup memory. The limit is 16 KiB for the small tile and 32 KiB for the large
+    /// tile.
     pub fn leaving(&self) -> u32 {
         (if self.side == 64 && self.fragment == Fragment::Sixteen { 16 } else { 32 }) / self.fragment.side()
     }
 
-    /// Bytes: tiles of A and B in f16, 16 bytes more per row, and the fragments that leave.
+    /// Bytes: tiles of A and B in f16 with 16 bytes more per row, and the fragments that are
+    /// stored.
     pub fn workgroup_memory(&self) -> u32 {
         let side = self.fragment.side();
         2 * self.side * (Self::K + 8) * 2 + 4 * side * (self.leaving() * side + 4) * 4
@@ -52,21 +55,22 @@ pub(crate) struct MatmulShape {
     pub cols: usize,
 }
 
-/// All that a plan must know of projections that are computed together.
+/// The properties of projections that are computed together, for the plan.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ProductOutline {
     pub shape: MatmulShape,
     pub inner: usize,
-    /// Of inputs, weights and outputs.
+    /// The types of inputs, weights and outputs.
     pub stored: [DType; 3],
-    /// Whether inputs and weights load in fours, and the weights along columns.
+    /// `in_fours` is true if inputs and weights load as vec4. `w_along_columns` is true if the
+    /// weights load along columns.
     pub in_fours: bool,
     pub w_along_columns: bool,
     pub kernel_options: KernelOptions,
 }
 
 impl ProductOutline {
-    /// Calls that a measurement of this one stands for, if any is followed.
+    /// The class of calls that share one measurement, if plans may follow measurements.
     pub fn class(&self) -> Option<Class> {
         let ProductOutline { shape, inner, stored, in_fours, w_along_columns, kernel_options } = *self;
         let flags = [in_fours, w_along_columns, kernel_options.f16_operands];
@@ -77,10 +81,11 @@ impl ProductOutline {
     }
 }
 
-/// Tiles of projections: what was measured for such products, else what the rules say.
+/// Chooses the tiles of projections by the measurements for such products, or by the built-in
+/// rules.
 ///
 /// # Errors
-/// A tuning that insists on what these products cannot have.
+/// The options demand kernels that these products do not support.
 pub(crate) fn choose_product(outline: &ProductOutline, device: &DeviceFacts) -> Result<Tiles, Error> {
     let measured = device.tuned.is_some().then(|| outline.class()).flatten();
     let pick = measured.and_then(|class| device.pick(class));
@@ -88,7 +93,7 @@ pub(crate) fn choose_product(outline: &ProductOutline, device: &DeviceFacts) -> 
     picked.map_or_else(|| choose_product_as(outline, &Pick::default(), device), Ok)
 }
 
-/// Tiles of projections as `pick` says, for a device as it has been told of.
+/// Chooses the tiles of projections by `pick`. The plan uses only the facts in `device`.
 pub(crate) fn choose_product_as(
     outline: &ProductOutline,
     pick: &Pick,
@@ -112,10 +117,10 @@ pub(crate) fn choose_product_as(
     Ok(picked_tiles(shape, cpu, pick).unwrap_or_else(|| tiles(shape, cpu, device)))
 }
 
-/// Tiles of a product that is a gradient of a projection: by the rules, without matrix units.
+/// Chooses the tiles of a gradient of a projection, by the built-in rules and without matrix units.
 ///
 /// # Errors
-/// A tuning that insists on those.
+/// The options demand matrix units.
 pub(crate) fn choose_gradient(
     shape: MatmulShape,
     kernel_options: &KernelOptions,
@@ -128,7 +133,7 @@ pub(crate) fn choose_gradient(
     Ok(tiles(shape, kernel_options.target.choose(PRODUCT_GRADIENTS, device), device))
 }
 
-/// The tiles that `pick` asks for, if it names some that such a product can have.
+/// The tiles of `pick`, if the product supports them.
 fn picked_tiles(MatmulShape { rows, .. }: MatmulShape, cpu: bool, pick: &Pick) -> Option<Tiles> {
     let [power, lanes] = [pick.rows, pick.keys];
     if !cpu {
@@ -140,18 +145,22 @@ fn picked_tiles(MatmulShape { rows, .. }: MatmulShape, cpu: bool, pick: &Pick) -
     (named && power as usize <= rows.next_power_of_two()).then_some(Tiles::Cpu { rows: power, lanes })
 }
 
-/// Tiles by sums per invocation: 4 × 4 in 48 to 60 registers on AMD, 8 × 8 in 96 to 120. Per k the
-/// first loads two vectors from workgroup memory for 16 multiply-adds, all that memory can do where
-/// it does not broadcast; the second four for 64, and half as many bytes from global memory.
+/// The small and the large tile. An invocation of the small tile has 4 × 4 sums, in 48 to 60
+/// registers on AMD. An invocation of the large tile has 8 × 8 sums, in 96 to 120 registers.
+///
+/// Per k, the small tile loads two vectors from workgroup memory for 16 multiply-adds. Workgroup
+/// memory without broadcast is then the bottleneck. The large tile loads four vectors for 64
+/// multiply-adds, and half as many bytes from global memory.
 const SMALL: Tiles = Tiles::Gpu { side: 64, k: 16 };
 const LARGE: Tiles = Tiles::Gpu { side: 128, k: 8 };
 
-/// Workgroups that keep a large GPU busy: two of `LARGE` fill the registers of each of about a
-/// hundred cores. With fewer, four times as many small ones do more than reuse does.
+/// The number of workgroups that fill a large GPU. Two workgroups of `LARGE` fill the registers of
+/// each of about a hundred cores. With fewer workgroups, four times as many small tiles are faster
+/// than more reuse.
 pub(crate) const ENOUGH_WORKGROUPS: usize = 256;
 
-/// Tiles of a product, in the form for software drivers if `cpu`. Large tiles reuse what they load
-/// more often; small ones give more workgroups, and compute less beyond the edges.
+/// Chooses the tiles of a product, for software drivers if `cpu`. Large tiles reuse loaded elements
+/// more often. Small tiles give more workgroups, and compute less outside the matrix.
 pub(crate) fn tiles(product: MatmulShape, cpu: bool, device: &DeviceFacts) -> Tiles {
     let MatmulShape { batch, rows, cols } = product;
     if cpu {
@@ -162,17 +171,18 @@ pub(crate) fn tiles(product: MatmulShape, cpu: bool, device: &DeviceFacts) -> Ti
     let count = |side: usize| rows.div_ceil(side).saturating_mul(cols.div_ceil(side));
     let (small, large) = (count(64), count(128));
     let fills = large.saturating_mul(batch) >= ENOUGH_WORKGROUPS;
-    // Reuse pays for a quarter more work beyond the edges, not for a third (192 columns) or twice.
+    // A quarter more work outside the matrix is worth the reuse. A third more (192 columns) or
+    // twice the work is not.
     let pays = large * 16 <= small * 5;
-    // 8 × 8 sums for each invocation, and what is staged next.
+    // Each invocation needs registers for 8 × 8 sums and the elements of the next step.
     if fills && pays && device.registers == Registers::Wide { LARGE } else { SMALL }
 }
 
-/// Fewer rows or columns than half a small tile's are mostly padding.
+/// With fewer rows or columns than half a small tile, most of the tile is padding.
 const LEAST_ROWS: usize = 32;
 
-/// Tiles of a product of `dtype` on matrix units, or why none; whether its operands load
-/// `in_fours`.
+/// Chooses the tiles of a product of `dtype` on matrix units, or returns the reason why there are
+/// none. `in_fours` is true if its operands load as vec4.
 fn matrix_tiles(
     product: MatmulShape,
     dtype: DType,
@@ -194,11 +204,12 @@ fn matrix_tiles(
     };
     let count = |side: usize| rows.div_ceil(side).saturating_mul(cols.div_ceil(side));
     let (small, large) = (count(64), count(128));
-    // 64 × 64 per subgroup: with fragments of 8 that takes four times the instructions, and more
-    // registers than Apple's compiler gives.
+    // A large tile is 64 × 64 per subgroup. With fragments of 8 it needs four times the
+    // instructions, and more registers than Apple's compiler provides.
     let fills = large.saturating_mul(batch) >= ENOUGH_WORKGROUPS / 2 && large * 16 <= small * 5;
-    // Beside the sums of a large tile, 128 invocations have registers for the next step's halves,
-    // not for its floats or for the addresses of single elements.
+    // With the sums of a large tile, 128 invocations have registers for the next step's f16
+    // elements. The registers are not enough for f32 elements or for the addresses of single
+    // elements.
     let room = device.planned_subgroup() >= 64 || in_fours && dtype == DType::F16;
     let large =
         if pick.rows == 0 { fills && room && fragment == Fragment::Sixteen } else { pick.rows == 128 };
@@ -206,7 +217,7 @@ fn matrix_tiles(
     wanted.map(tiles).into_iter().find(fits).ok_or("the device's limits allow too small workgroups")
 }
 
-/// Workgroups for a product, `[rows, columns, batch]`: neighbours share their part of B.
+/// The workgroups of a product, `[rows, columns, batch]`. Neighbours share their part of B.
 pub(crate) fn grid(tiles: Tiles, product: MatmulShape) -> [usize; 3] {
     let (m, n) = match tiles {
         Tiles::Gpu { side, .. } => (side, side),
@@ -272,7 +283,7 @@ mod tests {
     fn matrix_tiles_fit_the_device_and_the_shader() {
         for (fragment, side) in [(Fragment::Eight, 64), (Fragment::Sixteen, 64), (Fragment::Sixteen, 128)] {
             for (min, max, lanes) in [(8, 8, 32), (8, 32, 128), (32, 32, 128), (4, 64, 256), (32, 64, 256)] {
-                // Metal's 4 to 64 are 32.
+                // For Metal's range of 4 to 64 the plan assumes 32.
                 let lanes = if fragment == Fragment::Eight { lanes.min(128) } else { lanes };
                 let device =
                     DeviceFacts { matrix: Some(fragment), subgroup_min: min, subgroup_max: max, ..DEVICE };
@@ -282,7 +293,7 @@ mod tests {
                     matrix_tiles(product, DType::F16, true, &kernel_options, &Pick::default(), &device);
                 let tiles = tiles.expect("within these limits");
                 assert_eq!((tiles.side, tiles.lanes), (side as u32, lanes));
-                // What the shader asserts.
+                // The assertions of the shader.
                 assert!((tiles.side * MatrixTiles::K / 4).is_multiple_of(lanes));
                 assert!(lanes.is_multiple_of(tiles.side / 4));
                 assert!(tiles.workgroup_memory() <= if side == 64 { 16384 } else { 32768 });

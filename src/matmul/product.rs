@@ -1,24 +1,24 @@
-//! What every tiled product has in common: the loop of `matmul/*.wgsl` around a stage's hooks.
+//! The loop that all tiled products share: `matmul/*.wgsl` around the functions of a stage.
 
 use super::plan::{MatrixTiles, Tiles};
 use crate::device::Fragment;
 use crate::kernel::{Constant, Declared, Kernel, memory_of, shader};
 
-/// The loop of a product, and how it loads.
+/// The loop of a product, and the direction of its loads.
 #[derive(Clone, Copy)]
 pub(crate) struct Loop {
     pub tiles: Tiles,
-    /// Whether `tile_a4` loads along the rows of A, or along the inner axis; software drivers do
-    /// the latter.
+    /// True if `tile_a4` loads along the rows of A, false if it loads along the inner axis. It is
+    /// false for software drivers.
     pub a_along_m: bool,
-    /// Whether `tile_b4` loads along the columns of B, or along its rows.
+    /// True if `tile_b4` loads along the columns of B, false if it loads along its rows.
     pub b_along_n: bool,
-    /// Whether sums that came out NaN are taken again by the stage's `tile_repair`.
+    /// True if the stage's `tile_repair` recomputes sums that are NaN.
     pub repairs: bool,
 }
 
 impl Loop {
-    /// The kernel of a stage with this loop around these parts.
+    /// Builds the kernel of a stage: this loop and the parts of the stage.
     pub fn around(&self, stage: Declared, parts: &[&str]) -> Kernel {
         let (mut all, invocations, workgroup_memory) = self.text();
         all.extend(parts);
@@ -49,11 +49,11 @@ impl Loop {
         constants
     }
 
-    /// Its parts, the invocations of a workgroup, and bytes of workgroup memory.
+    /// The texts of the loop, the invocations of a workgroup, and the bytes of workgroup memory.
     fn text<'a>(&self) -> (Vec<&'a str>, u32, u32) {
         let view = shader!("tensor/view");
         match self.tiles {
-            // Of A and of B: k rows, and eight vectors that their shifts take.
+            // Tiles of A and of B: `k` rows each, and eight vectors for the shifts of rows.
             Tiles::Gpu { side, k } => (vec![view, shader!("matmul/gpu")], 256, 2 * (side * k * 4 + 8 * 16)),
             Tiles::Cpu { lanes, .. } => (vec![view, shader!("matmul/cpu")], lanes, 0),
             Tiles::Matrix(matrix) => {
@@ -64,7 +64,7 @@ impl Loop {
     }
 }
 
-/// The tiles worth checking every kernel with.
+/// The tiles with which tests check every kernel.
 pub(crate) const ALL: [Tiles; 4] = [
     Tiles::Cpu { rows: 1, lanes: 8 },
     Tiles::Cpu { rows: 32, lanes: 32 },
@@ -72,7 +72,7 @@ pub(crate) const ALL: [Tiles; 4] = [
     Tiles::Gpu { side: 128, k: 8 },
 ];
 
-/// Those on matrix units.
+/// The tiles on matrix units with which tests check every kernel.
 pub(crate) const MATRIX: [Tiles; 4] = [
     Tiles::Matrix(MatrixTiles { fragment: Fragment::Eight, side: 64, lanes: 128 }),
     Tiles::Matrix(MatrixTiles { fragment: Fragment::Sixteen, side: 64, lanes: 128 }),

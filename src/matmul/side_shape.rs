@@ -1,8 +1,8 @@
-//! How the weights of one projection are shaped.
+//! The shape of a projection's weight.
 
 use crate::tensor::Error;
 
-/// One side's projection: `features → heads × dim`.
+/// The shape of one projection: `features → heads × dim`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SideShape {
     pub heads: usize,
@@ -17,7 +17,7 @@ impl SideShape {
         if self.narrow { self.features / self.heads } else { self.features }
     }
 
-    /// Refuses widths that the heads of a narrow projection do not divide.
+    /// Refuses widths that are not a multiple of the heads of a narrow projection.
     pub fn check(&self, what: &'static str) -> Result<(), Error> {
         if self.narrow && !self.features.is_multiple_of(self.heads) {
             let SideShape { heads: divisor, features: value, .. } = *self;

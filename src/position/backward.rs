@@ -1,4 +1,4 @@
-//! The gradients of positions.
+//! The gradients of rotations and of learned positions.
 
 use super::kernels::table_backward::{LANES, TableBackwardCall};
 use super::{AddPositions, MOST_GROUPS, PositionTable, Positions, Rotate, check_rows, rotation};
@@ -6,7 +6,7 @@ use crate::device::DeviceFacts;
 use crate::kernel::{Dispatch, Prepared, Recorder};
 use crate::tensor::{CallTensors, Element, Error, TensorView};
 
-/// The gradient of a learned table of positions, of one sum that [`Positions::add`] has computed.
+/// The gradient of a learned table of positions, for one sum that [`Positions::add`] computed.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct TableBackward<'a> {
@@ -17,15 +17,18 @@ pub struct TableBackward<'a> {
 }
 
 impl<'a> TableBackward<'a> {
-    /// `forward` as it was made, with a learned table, whose positions are read; the gradient with
-    /// respect to its sum, `[batch, heads, length, dim]`; and where the gradient of the table goes,
-    /// shaped as the table and written in every row. Each is F32, F16 or BF16.
+    /// Makes the gradient of the table of `forward`.
+    ///
+    /// `forward` is the call as it was made, with a learned table; the kernel reads its positions.
+    /// `d_out` is the gradient with respect to its sum, `[batch, heads, length, dim]`. `d_table`
+    /// receives the gradient of the table, in the same shape; the kernel writes every row. Each is
+    /// F32, F16 or BF16.
     pub fn new(forward: AddPositions<'a>, d_out: TensorView<'a>, d_table: TensorView<'a>) -> Self {
         TableBackward { forward, d_out, d_table, accumulate: false }
     }
 
-    /// Adds the gradient to what is there instead of writing over it. The sum is rounded to the
-    /// table's type: choose F32 for many.
+    /// Adds the gradient to `d_table` instead of overwriting it. The kernel rounds the sum to the
+    /// table's type: choose F32 for many additions.
     pub fn accumulate(mut self, accumulate: bool) -> Self {
         self.accumulate = accumulate;
         self
@@ -46,7 +49,7 @@ impl<'a> TableBackward<'a> {
         tensors.finish()
     }
 
-    /// Dispatch after `check`.
+    /// Returns the dispatch. Call it after `check`.
     fn dispatch(&self, device: &DeviceFacts) -> Dispatch<'a> {
         let TableBackward { forward: AddPositions { at, .. }, d_out, d_table, accumulate } = self;
         let [batch, heads, length, dim] = d_out.shape();
@@ -74,11 +77,13 @@ impl<'a> TableBackward<'a> {
 }
 
 impl Positions {
-    /// Records the gradient of a rotation into an encoder or a pass: `x` of the call is the
-    /// gradient with respect to what was rotated, and what is written, in its place or to `out`,
-    /// the gradient with respect to what it was rotated from. That is the rotation by the opposite
-    /// angles, with the same amplitude; of given cosines and sines, `a cos + b sin` and `b cos − a
-    /// sin` of pair `(a, b)`.
+    /// Records the gradient of a rotation into an encoder or a pass.
+    ///
+    /// `x` of the call is the gradient with respect to the rotated tensor. The kernel writes the
+    /// gradient with respect to the tensor before the rotation, to `out` or in place.
+    ///
+    /// It rotates by the opposite angles, with the same amplitude. With the caller's cosines and
+    /// sines, pair `(a, b)` becomes `a cos + b sin` and `b cos − a sin`.
     ///
     /// ```no_run
     /// # use wgpu_attention::{Error, TensorView, wgpu};
@@ -96,8 +101,8 @@ impl Positions {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks `call`, then compiles and binds its kernel. [`Prepared::record`] records it any
+    /// number of times.
     ///
     /// # Errors
     /// As [`rotate_backward`](Self::rotate_backward).
@@ -106,21 +111,26 @@ impl Positions {
         self.pipelines.bind("rotate backward", &[call], &self.bindings)
     }
 
-    /// Records the gradient of a learned table into an encoder or a pass: for each of its rows the
-    /// sum, in f32 and in a fixed order, of the `d_out` of all rows that stand there, in all heads
-    /// of all sequences. Rows past the last stand at the last, as in [`add`](Self::add). The
-    /// gradient with respect to `x` is `scale · d_out`, which nothing here computes.
+    /// Records the gradient of a learned table into an encoder or a pass.
+    ///
+    /// The gradient of a row sums the `d_out` of all rows at its position, over heads and
+    /// sequences. The kernel sums in f32 and in a fixed order. Positions past the last row count as
+    /// the last, as in [`add`](Self::add). The gradient with respect to `x` is `scale · d_out`,
+    /// which this call does not compute.
     ///
     /// # Errors
-    /// Shapes that differ, a start from which the rows reach past the table, a gradient that shares a buffer with an input,
-    /// and everything else that [`Error`] lists for tensors; then nothing has been recorded.
+    /// A call with an error records nothing. Errors are the tensor errors of [`Error`], and:
+    ///
+    /// - shapes that differ
+    /// - a start from which the rows reach past the table
+    /// - a gradient that shares a buffer with an input
     pub fn table_backward(&self, into: &mut impl Recorder, call: &TableBackward) -> Result<(), Error> {
         self.prepare_table_backward(call)?.record(into);
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks `call`, then compiles and binds its kernel. [`Prepared::record`] records it any
+    /// number of times.
     ///
     /// # Errors
     /// As [`table_backward`](Self::table_backward).

@@ -1,4 +1,4 @@
-//! The operator: rotary, sinusoidal and learned positions.
+//! Positions: the operator for rotary, sinusoidal and learned positions.
 
 mod backward;
 pub(crate) mod kernels;
@@ -22,46 +22,48 @@ use crate::device::DeviceFacts;
 use crate::kernel::{BindingCache, Dispatch, Pipelines, Prepared, Recorder, Source, View};
 use crate::tensor::{Access, CallTensors, DType, Element, Error, TensorView, axes, expect};
 
-/// Last position of rotary and sinusoidal encodings, 2²⁴ − 1.
+/// The last position of rotary and sinusoidal encodings, 2²⁴ − 1.
 pub const MAX_POSITION: u32 = (DIGITS.pow(LEVELS as u32) - 1) as u32;
 
-/// Which position each row has. On a device `T` is a [`TensorView`], for the reference a
+/// The position of each row. On a device `T` is a [`TensorView`], for the reference a
 /// [`HostTensor`](crate::HostTensor).
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum RowPositions<T> {
-    /// Row `i` of every sequence stands at `start + i`.
+    /// Row `i` of every sequence has position `start + i`.
     Start(u32),
-    /// U32, `[batch or 1, 1, length or 1, 1]`: the position of each row. Of length 1, where there
-    /// are more rows, it holds the first position of each sequence, and row `i` stands `i` further.
-    /// Positions past the last one there is are taken for that.
+    /// A U32 tensor `[batch or 1, 1, length or 1, 1]` with the position of each row.
+    ///
+    /// A tensor of length 1 for more rows holds the first position of each sequence. Row `i` then
+    /// is `i` positions further. Positions past the last position count as the last.
     Tensor(T),
 }
 
-/// The rotation of each position: computed, or given.
+/// The rotation of each position: computed, or from the caller's tables.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 #[allow(clippy::large_enum_variant)]
 pub enum Rotation<'a> {
-    /// By `position · frequency`, for every position up to [`MAX_POSITION`].
+    /// Rotation by `position · frequency`, for every position up to [`MAX_POSITION`].
     Rope(&'a Rope),
-    /// By cosines and sines that the caller made: of ONNX's RotaryEmbedding, of `transformers`'
-    /// rotary modules, of kinds of scaling that [`RopeScaling`] does not have. Row `p` is for
-    /// position `p`; tables with a row for each row of `x` are taken with
-    /// [`RowPositions::Start`]`(0)`. Of pair `(a, b)` come `a cos − b sin` and `a sin + b cos`.
+    /// Rotation by the caller's cosines and sines. Use it for ONNX's RotaryEmbedding, for
+    /// `transformers`' rotary modules, and for scaling that [`RopeScaling`] lacks.
+    ///
+    /// Row `p` of the tables is for position `p`. For tables with a row for each row of `x`, use
+    /// [`RowPositions::Start`]`(0)`. Pair `(a, b)` becomes `a cos − b sin` and `a sin + b cos`.
     CosSin {
         /// `[batch or 1, 1, rows, pairs]`, F32, F16 or BF16. The first `2 · pairs` channels are
-        /// rotated: of tables that hold each angle twice, as in `transformers`, give one half
+        /// rotated. Tables of `transformers` hold each angle twice: pass the first half of them
         /// ([`TensorView::slice`]).
         cos: TensorView<'a>,
-        /// Shaped as `cos`, of its dtype.
+        /// Shaped as `cos`, of the same dtype.
         sin: TensorView<'a>,
-        /// Which channels are pairs.
+        /// The channels of a pair.
         order: RopeOrder,
     },
 }
 
-/// What [`Positions::add`] adds. On a device `S` is a [`&Sinusoid`](Sinusoid) and `T` a
+/// The term that [`Positions::add`] adds. On a device `S` is a [`&Sinusoid`](Sinusoid) and `T` a
 /// [`TensorView`].
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
@@ -72,36 +74,36 @@ pub enum PositionTable<S, T> {
     Learned(T),
 }
 
-/// One rotation of queries or keys by their positions.
+/// A rotation of queries or keys by their positions.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct Rotate<'a> {
-    /// `[batch, heads, length, dim]`, F32, F16 or BF16. The first `rotary_dim`, or `2 · pairs`,
-    /// channels are rotated.
+    /// `[batch, heads, length, dim]`, F32, F16 or BF16. The kernel rotates the first `rotary_dim`,
+    /// or `2 · pairs`, channels.
     pub(crate) x: TensorView<'a>,
-    /// Shaped as `x`, F32, F16 or BF16; channels that are not rotated are copied. `None` rotates
-    /// `x` in place.
+    /// Shaped as `x`, F32, F16 or BF16. The kernel copies channels that it does not rotate. `None`
+    /// rotates `x` in place.
     pub(crate) out: Option<TensorView<'a>>,
-    /// Which channels are rotated, and by how much.
+    /// The channels to rotate, and their angles.
     pub(crate) rotation: Rotation<'a>,
-    /// Where the rows stand.
+    /// The position of each row.
     pub(crate) at: RowPositions<TensorView<'a>>,
 }
 
-/// One sum of activations and their positions' encoding: `scale · x + table[position]`.
+/// A sum of activations and the encoding of their positions: `scale · x + table[position]`.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct AddPositions<'a> {
-    /// `[batch, heads, length, dim]`, F32, F16 or BF16; activations are `[batch, 1, length,
-    /// features]`.
+    /// `[batch, heads, length, dim]`, F32, F16 or BF16. For activations it is
+    /// `[batch, 1, length, features]`.
     pub(crate) x: TensorView<'a>,
     /// Shaped as `x`, F32, F16 or BF16. `None` adds to `x` in place.
     pub(crate) out: Option<TensorView<'a>>,
-    /// What is added.
+    /// The encoding.
     pub(crate) table: PositionTable<&'a Sinusoid, TensorView<'a>>,
-    /// Where the rows stand.
+    /// The position of each row.
     pub(crate) at: RowPositions<TensorView<'a>>,
-    /// Factor of `x`: `√dim` for the embeddings of Vaswani et al., else 1.
+    /// The factor of `x`: `√dim` for the embeddings of Vaswani et al., else 1.
     pub(crate) scale: f64,
 }
 
@@ -112,8 +114,8 @@ impl<'a> From<&'a Rope> for Rotation<'a> {
 }
 
 impl<'a> Rotate<'a> {
-    /// Rotates `x`, `[batch, heads, length, dim]`, F32, F16 or BF16, in place; its first
-    /// `rotary_dim`, or `2 · pairs`, channels. `rotation` may be a [`&Rope`](Rope).
+    /// Rotates the first `rotary_dim`, or `2 · pairs`, channels of `x` in place. `x` is
+    /// `[batch, heads, length, dim]`, F32, F16 or BF16. `rotation` may be a [`&Rope`](Rope).
     pub fn new(
         x: TensorView<'a>,
         rotation: impl Into<Rotation<'a>>,
@@ -122,8 +124,8 @@ impl<'a> Rotate<'a> {
         Rotate { x, out: None, rotation: rotation.into(), at }
     }
 
-    /// Writes there, shaped as `x`, F32, F16 or BF16, and leaves `x`; channels that are not rotated
-    /// are copied.
+    /// Writes the result to `out` instead of `x`. `out` is shaped as `x`, F32, F16 or BF16. The
+    /// kernel copies channels that it does not rotate.
     pub fn out(mut self, out: impl Into<Option<TensorView<'a>>>) -> Self {
         self.out = out.into();
         self
@@ -131,8 +133,8 @@ impl<'a> Rotate<'a> {
 }
 
 impl<'a> AddPositions<'a> {
-    /// Adds `table` to `x`, `[batch, heads, length, dim]`, F32, F16 or BF16, in place; activations
-    /// are `[batch, 1, length, features]`.
+    /// Adds `table` to `x` in place. `x` is `[batch, heads, length, dim]`, F32, F16 or BF16. For
+    /// activations it is `[batch, 1, length, features]`.
     pub fn new(
         x: TensorView<'a>,
         table: PositionTable<&'a Sinusoid, TensorView<'a>>,
@@ -141,22 +143,23 @@ impl<'a> AddPositions<'a> {
         AddPositions { x, out: None, table, at, scale: 1.0 }
     }
 
-    /// Writes there, shaped as `x`, F32, F16 or BF16, and leaves `x`.
+    /// Writes the result to `out` instead of `x`. `out` is shaped as `x`, F32, F16 or BF16.
     pub fn out(mut self, out: impl Into<Option<TensorView<'a>>>) -> Self {
         self.out = out.into();
         self
     }
 
-    /// Factor of `x`: `√dim` for the embeddings of Vaswani et al.; 1 unless set. Rounded to f32.
+    /// Sets the factor of `x`: `√dim` for the embeddings of Vaswani et al., by default 1. The host
+    /// rounds it to f32.
     pub fn scale(mut self, scale: f64) -> Self {
         self.scale = scale;
         self
     }
 }
 
-/// Gives queries and keys, or the activations before them, their positions: rotary embedding of any
-/// kind that
-/// [`RopeConfig`] says, sinusoidal encoding, learned tables. One dispatch each.
+/// The operator that encodes positions: rotary embeddings ([`RopeConfig`]), sinusoidal encoding and
+/// learned tables. Use it on queries and keys, or on the activations before them. Each call is one
+/// dispatch.
 ///
 /// ```no_run
 /// # fn f(device: &wgpu::Device, encoder: &mut wgpu::CommandEncoder, q: wgpu_attention::TensorView)
@@ -169,12 +172,11 @@ impl<'a> AddPositions<'a> {
 /// # Ok(()) }
 /// ```
 ///
-/// The rotations of a [`Rope`] come from a table in place of the device's own sin and cos, which
-/// WGSL allows to be wrong in the fourth digit; arithmetic is f32.
+/// The rotations of a [`Rope`] come from a table. WGSL allows the device's sin and cos to be wrong
+/// in the fourth digit. Arithmetic is f32.
 ///
-/// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep
-/// some buffers alive: see
-/// [`forget`](Self::forget).
+/// The operator stores the bindings of recent calls, so that a repeated call creates nothing. The
+/// bindings keep some buffers alive: see [`forget`](Self::forget).
 #[derive(Clone, Debug)]
 pub struct Positions {
     pipelines: Pipelines,
@@ -182,27 +184,27 @@ pub struct Positions {
 }
 
 impl Positions {
-    /// Positions with pipelines of their own.
+    /// Makes an operator with separate pipelines.
     pub fn new(device: &wgpu::Device) -> Self {
         Self::with_pipelines(&Pipelines::new(device))
     }
 
-    /// Positions that share pipelines with other operators on the device.
+    /// Makes an operator that shares pipelines with other operators on the device.
     pub fn with_pipelines(pipelines: &Pipelines) -> Self {
         Positions { pipelines: pipelines.clone(), bindings: Arc::default() }
     }
 
-    /// The pipelines, to share.
+    /// Returns the pipelines, to share.
     pub fn pipelines(&self) -> &Pipelines {
         &self.pipelines
     }
 
     /// Drops the bindings of its calls, and with them the references to their buffers. Clones share
-    /// them.
+    /// the bindings.
     ///
-    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until
-    /// then, the buffers that only they keep alive have at most twice the bytes of the last call's,
-    /// or 8 MiB if that is more.
+    /// Without this call, unused bindings go after a few calls, at most 64. Until then they keep
+    /// buffers alive. These buffers have at most twice the bytes of the last call's, or 8 MiB if
+    /// that is more.
     pub fn forget(&self) {
         self.bindings.clear();
     }
@@ -210,16 +212,19 @@ impl Positions {
     /// Records a rotation into an encoder or a pass.
     ///
     /// # Errors
-    /// Shapes that differ, more rotated channels than `x` has, a start from which the rows reach past [`MAX_POSITION`]
-    /// or past the rows of `cos`, a written tensor that shares a buffer, and everything else that [`Error`] lists for tensors; then
-    /// nothing has been recorded.
+    /// A call with an error records nothing. Errors are the tensor errors of [`Error`], and:
+    ///
+    /// - shapes that differ
+    /// - more rotated channels than `x` has
+    /// - a start from which the rows reach past [`MAX_POSITION`] or past the rows of `cos`
+    /// - a written tensor that shares a buffer
     pub fn rotate(&self, into: &mut impl Recorder, call: &Rotate) -> Result<(), Error> {
         self.prepare_rotate(call)?.record(into);
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks `call`, then compiles and binds its kernel. [`Prepared::record`] records it any
+    /// number of times.
     ///
     /// # Errors
     /// As [`rotate`](Self::rotate).
@@ -228,19 +233,22 @@ impl Positions {
         self.pipelines.bind("rotate", &[call], &self.bindings)
     }
 
-    /// Records a sum into an encoder or a pass.
+    /// Records a sum with positions into an encoder or a pass.
     ///
     /// # Errors
-    /// Shapes that differ, a scale that is not finite, a start from which the rows reach past the table or past
-    /// [`MAX_POSITION`], a written tensor that shares a buffer, and everything else that [`Error`] lists for tensors;
-    /// then nothing has been recorded.
+    /// A call with an error records nothing. Errors are the tensor errors of [`Error`], and:
+    ///
+    /// - shapes that differ
+    /// - a scale that is not finite
+    /// - a start from which the rows reach past the table or past [`MAX_POSITION`]
+    /// - a written tensor that shares a buffer
     pub fn add(&self, into: &mut impl Recorder, call: &AddPositions) -> Result<(), Error> {
         self.prepare_add(call)?.record(into);
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks `call`, then compiles and binds its kernel. [`Prepared::record`] records it any
+    /// number of times.
     ///
     /// # Errors
     /// As [`add`](Self::add).
@@ -258,7 +266,7 @@ impl<'a> RowPositions<TensorView<'a>> {
         }
     }
 
-    /// Checks the tensor for rows of `shape`. A start is for [`check_start`].
+    /// Checks the tensor for rows of `shape`. [`check_start`] checks a start.
     pub(crate) fn check(
         &self,
         [batch, _, length, _]: [usize; 4],
@@ -267,8 +275,8 @@ impl<'a> RowPositions<TensorView<'a>> {
         tensors.read_broadcast("positions", self.tensor(), DType::U32, [batch, 1, length, 1])
     }
 
-    /// What a kernel takes as a parameter, for rows of `length` and positions up to `last`.
-    /// Dispatch after `check`.
+    /// Returns the kernel's parameter for rows of `length` and positions up to `last`. Call it
+    /// after `check`.
     pub(crate) fn params(&self, length: usize, last: u32, device: &DeviceFacts) -> PositionParams {
         let (view, start, by_row) = match self {
             RowPositions::Start(start) => (View::default(), *start, true),
@@ -281,12 +289,12 @@ impl<'a> RowPositions<TensorView<'a>> {
     }
 }
 
-/// The position after the last of `length` rows; a host's slice may claim any length.
+/// Returns the position after the last of `length` rows. A host's slice may claim any length.
 fn past(start: u32, length: usize) -> u64 {
     u64::from(start).saturating_add(length as u64)
 }
 
-/// Refuses rows that reach past the last position.
+/// Checks that rows do not reach past the last position.
 pub(crate) fn check_start<T>(at: &RowPositions<T>, length: usize) -> Result<(), Error> {
     match at {
         RowPositions::Start(start) if past(*start, length) > u64::from(MAX_POSITION) + 1 => {
@@ -297,7 +305,7 @@ pub(crate) fn check_start<T>(at: &RowPositions<T>, length: usize) -> Result<(), 
     }
 }
 
-/// Refuses rows that reach past the end of a table with a row for each position.
+/// Checks that rows do not reach past the end of a table with a row for each position.
 pub(crate) fn check_rows<T>(
     at: &RowPositions<T>,
     length: usize,
@@ -317,7 +325,7 @@ pub(crate) fn check_rows<T>(
     }
 }
 
-/// Checks `x` and `out`, or `x` alone where it is written in place, and the positions of its rows.
+/// Checks `x` and `out`, or `x` alone if it is written in place, and the positions of its rows.
 fn check_tensors<'a, 'd>(
     x: TensorView<'a>,
     out: Option<TensorView<'a>>,
@@ -332,17 +340,18 @@ fn check_tensors<'a, 'd>(
     Ok(tensors)
 }
 
-/// Workgroups along the rows, at most, each doing the work of several: in any number of them no
-/// index overflows.
+/// The most workgroups along the rows. Each does the work of several, and no index overflows for
+/// any number of workgroups.
 const MOST_GROUPS: usize = 65535;
 
-/// Workgroups of `workgroup` invocations for `work` items, and how many items they take at once.
+/// Returns the number of workgroups of `workgroup` invocations for `work` items, and their number
+/// of invocations.
 fn share(work: usize, workgroup: usize, device: &DeviceFacts) -> (usize, u32) {
     let groups = work.div_ceil(workgroup).min(MOST_GROUPS).min(device.max_workgroups as usize);
     (groups, (groups * workgroup) as u32)
 }
 
-/// Checks what rotates `x`, and the greatest position there is a rotation for.
+/// Checks the tables of a rotation of `x`. Returns the last position that they hold.
 fn check_rotation<'a>(
     rotation: &Rotation<'a>,
     x: [usize; 4],
@@ -374,7 +383,7 @@ fn check_rotation<'a>(
     Ok((rows - 1) as u32)
 }
 
-/// The dispatch of a rotation, by the angles times `turn`, which is 1 or −1.
+/// Returns the dispatch of a rotation by the angles times `turn`, which is 1 or −1.
 fn rotation<'a>(call: &Rotate<'a>, turn: f32, device: &DeviceFacts) -> Result<Dispatch<'a>, Error> {
     let Rotate { x, out, rotation, at } = call;
     let [batch, heads, length, dim] = x.shape();

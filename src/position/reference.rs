@@ -1,4 +1,4 @@
-//! Rotary, sinusoidal and learned positions, by the sin and cos of every angle itself.
+//! Rotary, sinusoidal and learned positions on the host, with sin and cos of every angle.
 
 use super::{
     MAX_POSITION, PositionTable, RopeConfig, RopeOrder, RowPositions, check_base, check_channels, check_rows,
@@ -6,7 +6,7 @@ use super::{
 };
 use crate::tensor::{Error, HostTensor, Real, axes, check_sizes, count, expect_length};
 
-/// The position of row `i` of sequence `b`, where those past `last` are taken for it.
+/// Returns the position of row `i` of sequence `b`. Positions past `last` count as `last`.
 fn position(at: &RowPositions<HostTensor<u32>>, b: usize, i: usize, length: usize, last: u32) -> usize {
     let position = match at {
         RowPositions::Start(start) => u64::from(*start) + i as u64,
@@ -27,13 +27,16 @@ fn check<T>(x: &[T], shape: [usize; 4], at: &RowPositions<HostTensor<u32>>) -> R
     t.check("positions", [shape[0], 1, shape[2], 1])
 }
 
-/// Rotary position embedding (Su et al. 2021): of `x` `[batch, heads, length, dim]` the first
-/// `rotary_dim` channels in pairs, pair `n` of a row at position `p` by the angle `p ·
-/// frequency[n]`, times the amplitude; the rest as it is.
+/// Rotary position embedding (Su et al. 2021) of `x`, `[batch, heads, length, dim]`.
+///
+/// It rotates the first `rotary_dim` channels in pairs and copies the rest. It rotates pair `n` of
+/// a row at position `p` by the angle `p · frequency[n]`, times the amplitude.
 ///
 /// # Errors
-/// What [`RopeConfig::check`] refuses, slices that do not fit `shape`, a `rotary_dim` above dim, a start from which
-/// the rows reach past [`MAX_POSITION`].
+/// - the errors of [`RopeConfig::check`]
+/// - slices that do not fit `shape`
+/// - a `rotary_dim` above dim
+/// - a start from which the rows reach past [`MAX_POSITION`]
 pub fn rotate<R: Real>(
     x: &[R],
     shape: [usize; 4],
@@ -44,7 +47,7 @@ pub fn rotate<R: Real>(
     rotate_by(x, shape, rope.order, &cos, &sin)
 }
 
-/// Cosines and sines of the rows' angles, `[batch, length, pairs]`, times the amplitude.
+/// Returns cosines and sines of the rows' angles, `[batch, length, pairs]`, times the amplitude.
 fn turns<R: Real>(
     x: &[R],
     shape: [usize; 4],
@@ -67,8 +70,8 @@ fn turns<R: Real>(
     Ok([f64::cos, f64::sin].map(|f| angles.iter().map(|a| amplitude * R::of(f(*a))).collect()))
 }
 
-/// The gradient of `Σ out · d_out` with respect to the `x` of [`rotate`]: `d_out` rotated back,
-/// times the amplitude.
+/// The gradient of `Σ out · d_out` with respect to the `x` of [`rotate`]. It is `d_out` rotated by
+/// the opposite angles, times the amplitude.
 ///
 /// # Errors
 /// As [`rotate`].
@@ -82,8 +85,8 @@ pub fn rotate_backward<R: Real>(
     rotate_by_backward(d_out, shape, rope.order, &cos, &sin)
 }
 
-/// The gradient of `Σ out · d_out` with respect to the `x` of [`rotate_by`]: for pair `(a, b)` of
-/// channels `d_a = d_a′ cos + d_b′ sin`, `d_b = d_b′ cos − d_a′ sin`.
+/// The gradient of `Σ out · d_out` with respect to the `x` of [`rotate_by`]. For pair `(a, b)` of
+/// channels it is `d_a = d_a′ cos + d_b′ sin`, `d_b = d_b′ cos − d_a′ sin`.
 ///
 /// # Errors
 /// As [`rotate_by`].
@@ -98,11 +101,11 @@ pub fn rotate_by_backward<R: Real>(
     rotate_by(d_out, shape, order, cos, &back)
 }
 
-/// [`rotate`] with the cosines and sines themselves, `[batch, length, pairs]`: for pair `(a, b)` of channels
-/// `a′ = a cos − b sin`, `b′ = a sin + b cos`.
+/// [`rotate`] with the caller's cosines and sines, `[batch, length, pairs]`. Pair `(a, b)` of
+/// channels becomes `a′ = a cos − b sin`, `b′ = a sin + b cos`.
 ///
 /// # Errors
-/// Slices that do not fit `shape`, more pairs than channels have.
+/// Slices that do not fit `shape`, or more pairs than `dim / 2`.
 pub fn rotate_by<R: Real>(
     x: &[R],
     shape: [usize; 4],
@@ -140,11 +143,15 @@ pub fn rotate_by<R: Real>(
     Ok(out)
 }
 
-/// The sinusoidal encoding (Vaswani et al. 2017) of `length` positions from `start` on, `[length,
-/// dim]`: channel `2n` is `sin(position · base^(−2n / dim))`, channel `2n + 1` the cosine.
+/// The sinusoidal encoding (Vaswani et al. 2017) of `length` positions from `start` on,
+/// `[length, dim]`.
+///
+/// Channel `2n` is `sin(position · base^(−2n / dim))`, channel `2n + 1` the cosine.
 ///
 /// # Errors
-/// A width of 0 or above 65536, a base that is not finite and above 1, positions past [`MAX_POSITION`].
+/// - a width of 0 or above 65536
+/// - a base that is not finite and above 1
+/// - positions past [`MAX_POSITION`]
 pub fn sinusoid<R: Real>(dim: usize, base: f64, start: u32, length: usize) -> Result<Vec<R>, Error> {
     check_channels("sinusoid dim", dim)?;
     check_base("sinusoid base", base)?;
@@ -162,12 +169,15 @@ fn encoding<R: Real>(dim: usize, base: f64, position: usize) -> Vec<R> {
     row
 }
 
-/// `scale · x + table[position]` for `x` `[batch, heads, length, dim]`, the scale rounded to f32 as
-/// for a device. The table is the base of the sinusoidal encoding, or learned, `[rows, dim]`.
+/// Returns `scale · x + table[position]` for `x` `[batch, heads, length, dim]`.
+///
+/// The scale is rounded to f32, as on a device. The table is the base of the sinusoidal encoding,
+/// or a learned table `[rows, dim]`.
 ///
 /// # Errors
-/// Slices that do not fit `shape`, a start from which the rows reach past the table or past [`MAX_POSITION`], and what
-/// [`sinusoid`] refuses.
+/// - slices that do not fit `shape`
+/// - a start from which the rows reach past the table or past [`MAX_POSITION`]
+/// - the errors of [`sinusoid`]
 pub fn add_positions<R: Real>(
     x: &[R],
     shape: [usize; 4],
@@ -203,13 +213,13 @@ pub fn add_positions<R: Real>(
     Ok(out)
 }
 
-/// The last position of a learned table; later ones are taken for it.
+/// Returns the last position of a learned table. Later positions count as the last.
 fn last_row(at: &RowPositions<HostTensor<u32>>, shape: [usize; 4], rows: usize) -> Result<u32, Error> {
     check_rows(at, shape[2], "table", [1, 1, rows, shape[3]])?;
     Ok(u32::try_from(rows - 1).unwrap_or(u32::MAX))
 }
 
-/// What [`add_positions_backward`] gives.
+/// The gradients of [`add_positions_backward`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct PositionGradients<R> {
@@ -220,12 +230,14 @@ pub struct PositionGradients<R> {
 }
 
 /// The gradients of `Σ out · d_out` with respect to the inputs of [`add_positions`] with a learned
-/// table of `rows`: `d_x = scale · d_out`, and of the table, `[rows, dim]`, the sum of the `d_out`
-/// of all rows at its position, batch entry by batch entry, head by head, row by row. Of the
-/// sinusoidal encoding there is `d_x` alone.
+/// table of `rows`.
+///
+/// `d_x` is `scale · d_out`. `d_table`, `[rows, dim]`, holds for each row the sum of the `d_out` of
+/// all rows at its position. The sum runs batch entry by batch entry, head by head, row by row. For
+/// the sinusoidal encoding use `d_x` alone.
 ///
 /// # Errors
-/// As [`add_positions`], and no rows.
+/// As [`add_positions`], and for no rows.
 pub fn add_positions_backward<R: Real>(
     d_out: &[R],
     shape: [usize; 4],

@@ -1,14 +1,14 @@
-//! Rotary position embedding as numbers: which channels are pairs, and how fast each pair turns.
+//! Rotary position embedding as numbers: the channels of each pair, and the speed of its rotation.
 
 use std::f64::consts::TAU;
 
 use super::kernels::rotation_table::ORDER_HALF;
 use crate::tensor::Error;
 
-/// Most channels that carry positions.
+/// The most channels that carry positions.
 pub(super) const MOST_CHANNELS: usize = 1 << 16;
 
-/// Which two channels a rotation turns.
+/// The two channels of a pair that a rotation turns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RopeOrder {
@@ -19,11 +19,11 @@ pub enum RopeOrder {
     Interleaved,
 }
 
-// Kernels take it as a number.
+// Kernels take the order as a number.
 const _: () = assert!(RopeOrder::Half as u32 == ORDER_HALF);
 
 impl RopeOrder {
-    /// The channels of pair `n` of `pairs`.
+    /// Returns the channels of pair `n` of `pairs`.
     pub(crate) fn channels(self, n: usize, pairs: usize) -> [usize; 2] {
         match self {
             RopeOrder::Half => [n, n + pairs],
@@ -32,60 +32,66 @@ impl RopeOrder {
     }
 }
 
-/// How the frequencies of a model are changed for sequences longer than it was trained with.
-/// `factor` is how many times longer, at least 1.
+/// The change of a model's frequencies for sequences longer than it was trained with. `factor` is
+/// the ratio of the lengths, at least 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub enum RopeScaling {
-    /// Not at all.
+    /// No change.
     #[default]
     None,
-    /// Every frequency divided by `factor`: position interpolation (Chen et al. 2023, "Extending
-    /// context window of large language models via positional interpolation").
+    /// Divides every frequency by `factor` (position interpolation). Source: Chen et al. 2023,
+    /// "Extending context window of large language models via positional interpolation".
     Linear {
-        /// How many times longer.
+        /// The ratio of the lengths.
         factor: f64,
     },
-    /// The base becomes `base · factor^(d / (d − 2))`, `d = rotary_dim`: the slowest pair is
-    /// interpolated, the fastest stays (bloc97 2023, "NTK-aware scaled RoPE").
+    /// Changes the base to `base · factor^(d / (d − 2))`, `d = rotary_dim`. This interpolates the
+    /// slowest pair, and the fastest stays (bloc97 2023, "NTK-aware scaled RoPE").
     NtkAware {
-        /// How many times longer.
+        /// The ratio of the lengths.
         factor: f64,
     },
-    /// Pairs that turn `beta_fast` times or more within `original_len` stay, those that turn
-    /// `beta_slow` times or fewer are interpolated, those between in proportion to their number.
-    /// The range is rounded outwards to whole pairs, the first always stays (Peng et al. 2023,
-    /// "YaRN").
+    /// Interpolates slow pairs (Peng et al. 2023, "YaRN").
+    ///
+    /// - Pairs with `beta_fast` turns or more within `original_len` stay.
+    /// - Pairs with `beta_slow` turns or fewer are interpolated.
+    /// - Pairs between are interpolated in proportion to their number.
+    ///
+    /// The range of pairs between is rounded outwards to whole pairs. The first pair always stays.
     Yarn {
-        /// How many times longer.
+        /// The ratio of the lengths.
         factor: f64,
-        /// Positions the model was trained with.
+        /// The number of positions that the model was trained with.
         original_len: usize,
-        /// Turns from which on a pair stays; 32 in the paper.
+        /// The number of turns from which a pair stays; 32 in the paper.
         beta_fast: f64,
-        /// Turns up to which a pair is interpolated; 1 in the paper.
+        /// The number of turns up to which a pair is interpolated; 1 in the paper.
         beta_slow: f64,
-        /// What cos and sin are multiplied by; `None` is `0.1 · ln(factor) + 1`.
+        /// The factor of cos and sin; `None` is `0.1 · ln(factor) + 1`.
         attention_factor: Option<f64>,
     },
-    /// Pairs that turn `high_freq_factor` times or more within `original_len` stay, those that turn
-    /// `low_freq_factor` times or fewer are interpolated, those between in proportion to their
-    /// turns (Llama 3.1).
+    /// Interpolates slow pairs, as in Llama 3.1.
+    ///
+    /// - Pairs with `high_freq_factor` turns or more within `original_len` stay.
+    /// - Pairs with `low_freq_factor` turns or fewer are interpolated.
+    /// - Pairs between are interpolated in proportion to their turns.
     Llama3 {
-        /// How many times longer; 8 in Llama 3.1.
+        /// The ratio of the lengths; 8 in Llama 3.1.
         factor: f64,
-        /// Turns up to which a pair is interpolated; 1 in Llama 3.1.
+        /// The number of turns up to which a pair is interpolated; 1 in Llama 3.1.
         low_freq_factor: f64,
-        /// Turns from which on a pair stays; 4 in Llama 3.1.
+        /// The number of turns from which a pair stays; 4 in Llama 3.1.
         high_freq_factor: f64,
-        /// Positions the model was trained with; 8192 in Llama 3.1.
+        /// The number of positions that the model was trained with; 8192 in Llama 3.1.
         original_len: usize,
     },
 }
 
-/// A rotary position embedding (Su et al. 2021, "RoFormer"): pair `n` of a row at position `p` is
-/// turned by the angle `p · frequency[n]`, `frequency[n] = base^(−2n / rotary_dim)`, so that scores
-/// depend on distances only.
+/// A rotary position embedding (Su et al. 2021, "RoFormer").
+///
+/// It turns pair `n` of a row at position `p` by the angle `p · frequency[n]`. Without scaling,
+/// `frequency[n] = base^(−2n / rotary_dim)`. So scores depend only on distances.
 ///
 /// ```
 /// use wgpu_attention::position::RopeConfig;
@@ -102,32 +108,33 @@ pub struct RopeConfig {
 }
 
 impl RopeConfig {
-    /// The first `rotary_dim` channels of a head are turned: base 10000, order [`RopeOrder::Half`],
-    /// not scaled.
+    /// Makes a configuration that turns the first `rotary_dim` channels of a head. The base is
+    /// 10000, the order [`RopeOrder::Half`], without scaling.
     pub fn new(rotary_dim: usize) -> Self {
         RopeConfig { rotary_dim, base: 10000.0, order: RopeOrder::default(), scaling: RopeScaling::None }
     }
 
-    /// Base of the frequencies, `rope_theta` in many models' configurations.
+    /// Sets the base of the frequencies, `rope_theta` in many models' configurations.
     pub fn base(mut self, base: f64) -> Self {
         self.base = base;
         self
     }
 
-    /// Which two channels are a pair.
+    /// Sets the two channels of a pair.
     pub fn order(mut self, order: RopeOrder) -> Self {
         self.order = order;
         self
     }
 
-    /// For sequences longer than the model was trained with.
+    /// Sets the scaling, for sequences longer than the model was trained with.
     pub fn scaling(mut self, scaling: RopeScaling) -> Self {
         self.scaling = scaling;
         self
     }
 
-    /// Radians that each pair turns per position, after scaling: `rotary_dim / 2` numbers, none
-    /// above 1. Of a configuration that [`check`](Self::check) refuses, none at all.
+    /// Returns the radians that each pair turns per position, after scaling. They are
+    /// `rotary_dim / 2` numbers, none above 1. The result is empty if [`check`](Self::check)
+    /// returns an error.
     pub fn frequencies(&self) -> Vec<f64> {
         if self.check().is_err() {
             return Vec::new();
@@ -141,20 +148,20 @@ impl RopeConfig {
         pairs.map(|n| self.scaled(n as f64, base.powf(-2.0 * n as f64 / dim))).collect()
     }
 
-    /// The frequency of pair `n`, from that of a base.
+    /// Returns the scaled frequency of pair `n`, from its frequency with a base.
     fn scaled(&self, n: f64, frequency: f64) -> f64 {
-        // How much of the frequency stays.
+        // The share of the frequency that stays.
         let (factor, kept) = match self.scaling {
             RopeScaling::None | RopeScaling::NtkAware { .. } => return frequency,
             RopeScaling::Linear { factor } => (factor, 0.0),
             RopeScaling::Yarn { factor, original_len, beta_fast, beta_slow, .. } => {
                 let dim = self.rotary_dim as f64;
-                // The pair, as a real number, that turns so often within the original length.
+                // The pair, as a real number, with this number of turns within the original length.
                 let pair =
                     |turns: f64| dim * (original_len as f64 / (turns * TAU)).ln() / (2.0 * self.base.ln());
                 let low = pair(beta_fast).floor().max(0.0);
                 let high = pair(beta_slow).ceil().min(dim - 1.0).max(low);
-                // A range of nothing is a step.
+                // An empty range is a step.
                 let width = if high == low { 0.001 } else { high - low };
                 (factor, 1.0 - ((n - low) / width).clamp(0.0, 1.0))
             }
@@ -167,7 +174,7 @@ impl RopeConfig {
         frequency / factor * (1.0 - kept) + frequency * kept
     }
 
-    /// What cos and sin are multiplied by: 1, except with [`RopeScaling::Yarn`].
+    /// Returns the factor of cos and sin: 1, except with [`RopeScaling::Yarn`].
     pub fn amplitude(&self) -> f64 {
         match self.scaling {
             RopeScaling::Yarn { attention_factor: Some(amplitude), .. } => amplitude,
@@ -176,7 +183,7 @@ impl RopeConfig {
         }
     }
 
-    /// Refuses numbers that make no rotation.
+    /// Checks that the numbers make a rotation.
     ///
     /// # Errors
     /// [`Error::ZeroSize`], [`Error::NotDivisible`] for an odd `rotary_dim`, [`Error::Option`].
@@ -210,19 +217,19 @@ fn require(option: &'static str, value: f64, fits: bool, expected: &'static str)
     if value.is_finite() && fits { Ok(()) } else { Err(Error::Option { option, value, expected }) }
 }
 
-/// Below 1 it would make frequencies above 1.
+/// Checks the factor. A factor below 1 would make frequencies above 1.
 fn check_factor(factor: f64) -> Result<(), Error> {
     require("factor", factor, factor >= 1.0, "finite and at least 1")
 }
 
-/// Numbers of turns within the original length, between which a pair is interpolated in part.
+/// Checks the numbers of turns between which a pair is interpolated in part.
 fn check_range(names: [&'static str; 2], [low, high]: [f64; 2], original_len: usize) -> Result<(), Error> {
     require("original_len", original_len as f64, original_len > 0, "at least 1")?;
     require(names[0], low, low > 0.0, "finite and above 0")?;
     require(names[1], high, high > low, "finite and above the lower of the two")
 }
 
-/// Refuses widths that no table is made for.
+/// Checks that a table of this width is possible.
 pub(crate) fn check_channels(option: &'static str, channels: usize) -> Result<(), Error> {
     if channels == 0 {
         return Err(Error::ZeroSize { tensor: "positions", axis: option });
@@ -233,12 +240,14 @@ pub(crate) fn check_channels(option: &'static str, channels: usize) -> Result<()
     Ok(())
 }
 
-/// Refuses bases that make frequencies above 1, whose angles are less exact, or none.
+/// Checks the base. Other bases make frequencies above 1, whose angles are less exact, or no
+/// frequencies.
 pub(crate) fn check_base(option: &'static str, base: f64) -> Result<(), Error> {
     require(option, base, base > 1.0, "finite and above 1")
 }
 
-/// Frequencies of the sinusoidal encoding: `base^(−2n / dim)` for channels `2n` and `2n + 1`.
+/// Returns the frequencies of the sinusoidal encoding: `base^(−2n / dim)` for channels `2n` and
+/// `2n + 1`.
 pub(crate) fn sinusoid_frequencies(dim: usize, base: f64) -> impl Iterator<Item = f64> {
     (0..dim.div_ceil(2)).map(move |n| base.powf(-2.0 * n as f64 / dim as f64))
 }

@@ -1,11 +1,11 @@
-//! Rotary positions inside of a layer.
+//! Rotary positions inside a layer.
 
 use super::{Rotate, Rotation, RowPositions, check_rotation, rotation};
 use crate::device::DeviceFacts;
 use crate::kernel::Dispatch;
 use crate::tensor::{CallTensors, Error, TensorView, same_view};
 
-/// How a layer rotates what it has projected, and where the rows stand.
+/// The rotation that a layer applies after its projections, and the positions of the rows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rotary<'a> {
     pub rotation: Rotation<'a>,
@@ -13,7 +13,7 @@ pub(crate) struct Rotary<'a> {
 }
 
 impl<'a> Rotary<'a> {
-    /// Checks it for rows `[batch, heads, length, dim]`.
+    /// Checks the rotation for rows `[batch, heads, length, dim]`.
     pub fn check(&self, shape: [usize; 4], tensors: &mut CallTensors<'a, '_>) -> Result<(), Error> {
         self.at.check(shape, tensors)?;
         check_rotation(&self.rotation, shape, &self.at, tensors)?;
@@ -23,7 +23,7 @@ impl<'a> Rotary<'a> {
         }
     }
 
-    /// Whether both rotate rows alike.
+    /// True if both rotate rows in the same way.
     pub fn is_same(&self, other: &Rotary) -> bool {
         let at = match (&self.at, &other.at) {
             (RowPositions::Start(a), RowPositions::Start(b)) => a == b,
@@ -40,7 +40,7 @@ impl<'a> Rotary<'a> {
         }
     }
 
-    /// The caller's tensors that it reads.
+    /// Returns the caller's tensors that the rotation reads.
     pub fn tensors(&self) -> impl Iterator<Item = (&'static str, TensorView<'a>)> + use<'a> {
         let [cos, sin] = match self.rotation {
             Rotation::Rope(_) => [None; 2],
@@ -50,7 +50,8 @@ impl<'a> Rotary<'a> {
         all.into_iter().filter_map(|(name, t)| Some((name, t?)))
     }
 
-    /// Rotates `x` in place; if it is a gradient, `back`.
+    /// Returns the dispatch that rotates `x` in place; with `back`, by the opposite angles, for a
+    /// gradient.
     pub fn dispatch(
         &self,
         x: TensorView<'a>,

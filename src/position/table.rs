@@ -24,7 +24,7 @@ impl Table {
         let mut table = Vec::with_capacity(LEVELS * DIGITS * frequencies.len());
         for level in 0..LEVELS {
             for digit in 0..DIGITS {
-                // Exact, so that the angle is as exact as f64 has it.
+                // The position is exact, so the angle is as exact as f64 permits.
                 let position = (digit * DIGITS.pow(level as u32)) as f64;
                 table.extend(frequencies.iter().map(|frequency| {
                     let (sin, cos) = (position * frequency).sin_cos();
@@ -53,9 +53,11 @@ impl Table {
     }
 }
 
-/// A rotary position embedding on a device: a table of `3072 · rotary_dim` bytes, from which the
-/// rotation at any position up to [`MAX_POSITION`](super::MAX_POSITION) comes within a few units in
-/// the last place of f32. Clones are cheap.
+/// A rotary position embedding on a device, as a table of `3072 · rotary_dim` bytes.
+///
+/// It holds rotations from which kernels compute the rotation at any position up to
+/// [`MAX_POSITION`](super::MAX_POSITION). The error is within a few units in the last place of f32.
+/// Clones are cheap.
 #[derive(Clone, Debug)]
 pub struct Rope {
     config: RopeConfig,
@@ -63,7 +65,7 @@ pub struct Rope {
 }
 
 impl Rope {
-    /// Whether both are made of one configuration.
+    /// True if both have the same configuration.
     pub(crate) fn is_same(&self, other: &Rope) -> bool {
         self.config == other.config
     }
@@ -71,18 +73,19 @@ impl Rope {
     /// Computes the table, in f64, and uploads it.
     ///
     /// # Errors
-    /// What [`RopeConfig::check`] refuses, [`Error::BindingLimit`] and [`Error::OutOfMemory`] for the table.
+    /// The errors of [`RopeConfig::check`], and [`Error::BindingLimit`] and [`Error::OutOfMemory`]
+    /// for the table.
     pub fn new(device: &wgpu::Device, config: RopeConfig) -> Result<Self, Error> {
         config.check()?;
         Ok(Rope { config, table: Table::new(device, "rope", &config.frequencies())? })
     }
 
-    /// What it was made of.
+    /// Returns the configuration.
     pub(crate) fn config(&self) -> &RopeConfig {
         &self.config
     }
 
-    /// Refuses rows that are narrower than what is rotated.
+    /// Checks that the rows are as wide as the rotated channels.
     pub(crate) fn check_width(&self, tensor: &'static str, shape: [usize; 4]) -> Result<(), Error> {
         let rotary_dim = self.config.rotary_dim;
         if rotary_dim > shape[3] {
@@ -99,12 +102,12 @@ impl Rope {
         Ok(())
     }
 
-    /// What a kernel binds as `rotation_table`.
+    /// Returns the tensor that a kernel binds as `rotation_table`.
     pub(crate) fn view(&self) -> TensorView<'_> {
         self.table.view()
     }
 
-    /// What it takes as a parameter.
+    /// Returns the parameter of a kernel that rotates.
     pub(crate) fn rotation_params(&self) -> RotationParams {
         RotationParams {
             pairs: self.table.pairs as u32,
@@ -115,9 +118,11 @@ impl Rope {
     }
 }
 
-/// The sinusoidal encoding of positions (Vaswani et al. 2017, "Attention is all you need") on a
-/// device: channel `2n` is `sin(position · base^(−2n / dim))`, channel `2n + 1` the cosine. A table
-/// of `3072 · dim` bytes gives it for every position up to [`MAX_POSITION`](super::MAX_POSITION).
+/// The sinusoidal encoding of positions on a device (Vaswani et al. 2017, "Attention is all you
+/// need").
+///
+/// Channel `2n` is `sin(position · base^(−2n / dim))`, channel `2n + 1` the cosine. A table of
+/// `3072 · dim` bytes holds it for every position up to [`MAX_POSITION`](super::MAX_POSITION).
 /// Clones are cheap.
 #[derive(Clone, Debug)]
 pub struct Sinusoid {
@@ -129,8 +134,9 @@ impl Sinusoid {
     /// Computes the table, in f64, and uploads it. `base` is 10000 in the paper.
     ///
     /// # Errors
-    /// `dim` 0 or above 65536, a base that is not finite and above 1, [`Error::BindingLimit`] and
-    /// [`Error::OutOfMemory`] for the table.
+    /// - `dim` 0 or above 65536
+    /// - a base that is not finite and above 1
+    /// - [`Error::BindingLimit`] and [`Error::OutOfMemory`] for the table
     pub fn new(device: &wgpu::Device, dim: usize, base: f64) -> Result<Self, Error> {
         check_channels("sinusoid dim", dim)?;
         check_base("sinusoid base", base)?;
@@ -138,7 +144,7 @@ impl Sinusoid {
         Ok(Sinusoid { dim, table: Table::new(device, "sinusoid", &frequencies)? })
     }
 
-    /// Channels.
+    /// Returns the number of channels.
     pub(crate) fn dim(&self) -> usize {
         self.dim
     }

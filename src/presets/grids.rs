@@ -5,10 +5,10 @@ use super::masks::places;
 use super::preset::{divisor, size};
 use crate::tensor::{Error, LONGEST_AXIS};
 
-/// Numbers of three axes: those that are not there come first, and are 1.
+/// A number for each of three axes. Absent axes come first and are 1.
 type Axes = [u32; 3];
 
-/// `of` with ones in front, none 0.
+/// Returns `of` with ones in front. No number may be 0.
 fn axes<const N: usize>(option: &'static str, of: [usize; N]) -> Result<Axes, Error> {
     if !(1..=3).contains(&N) {
         return Err(Error::Option { option: "axes of a grid", value: N as f64, expected: "1, 2 or 3" });
@@ -25,7 +25,7 @@ fn points(axes: Axes) -> i64 {
 }
 
 fn check_points(axes: Axes) -> Result<(), Error> {
-    // At most 2^87, which f64 has.
+    // At most 2^87, which f64 holds.
     let all: f64 = axes.iter().map(|n| f64::from(*n)).product();
     if all > LONGEST_AXIS as f64 {
         return Err(Error::Option { option: "points of the canvas", value: all, expected: "below 2^29" });
@@ -33,23 +33,24 @@ fn check_points(axes: Axes) -> Result<(), Error> {
     Ok(())
 }
 
-/// As a `vec3` of uniforms, and the number that fits behind it.
+/// Packs the numbers as a `vec3` of uniforms, and the number that fits behind it.
 fn words(axes: Axes, behind: u32) -> [u32; 4] {
     [axes[0], axes[1], axes[2], behind]
 }
 
-/// The `n`-th point, row by row.
+/// Returns the `n`-th point, row by row.
 fn point(n: i64, canvas: Axes) -> [i64; 3] {
     let [_, y, z] = canvas.map(i64::from);
     [n / (y * z), n / z % y, n % z]
 }
 
-/// Where a window of `kernel` of `len` begins that has `q` in its middle, or is moved inward.
+/// Returns the first point of a window of `kernel` points around `q`, on an axis of `len` points.
+/// The window moves inward at the edges.
 fn window(q: i64, len: i64, kernel: i64) -> i64 {
     (q - kernel / 2).clamp(0, len - kernel)
 }
 
-/// Text of the same.
+/// The WGSL of `window`, `within` and `point`.
 macro_rules! window {
     () => {
         "
@@ -66,8 +67,8 @@ fn point(n: u32, canvas: vec3<u32>) -> vec3<u32> {
     };
 }
 
-/// A neighbourhood, for an order of tokens that `order` gives: `fn ordered(n: u32, canvas:
-/// vec3<u32>) -> vec3<u32>`.
+/// The text of a neighbourhood. `order` declares the order of tokens:
+/// `fn ordered(n: u32, canvas: vec3<u32>) -> vec3<u32>`.
 macro_rules! natten {
     ($order:literal) => {
         concat!(
@@ -86,9 +87,9 @@ fn mask_mod(at: At) -> bool {
     let k = ordered(other, canvas);
     let kernel = uniforms().kernel;
     let dilation = uniforms().dilation;
-    // Without the divisions, which cost most.
+    // The divisions cost most, so the common case avoids them.
     if all(dilation == vec3<u32>(1u)) { return within(k, window(q, canvas, kernel), kernel); }
-    // Of every dilation-th point, each axis has this many.
+    // The number of points along each axis at multiples of the dilation from the query.
     let len = (canvas - q % dilation + dilation - 1u) / dilation;
     return all(q % dilation == k % dilation)
         && within(k / dilation, window(q / dilation, len, kernel), kernel);
@@ -97,7 +98,7 @@ fn mask_mod(at: At) -> bool {
     };
 }
 
-/// Neighbourhoods on a canvas in the order of `ordered`.
+/// Makes neighbourhoods on a canvas, with tokens in the order of `ordered`.
 fn neighbours(
     name: &'static str,
     text: &'static str,
@@ -127,15 +128,19 @@ fn neighbours(
     })
 }
 
-/// Neighbourhoods: along each axis the `kernel` points around the query's, in steps of `dilation`,
-/// moved inward at the edges so that every query sees equally many (Hassani et al. 2023,
-/// "Neighborhood attention transformer"; dilated: Hassani and Shi 2022, "DiNAT").
+/// Neighbourhoods: along each axis a query sees the `kernel` points around its point, in steps of
+/// `dilation`. At the edges the neighbourhood moves inward, so that every query sees equally many
+/// points. Sources: Hassani et al. 2023, "Neighborhood attention transformer", and, with dilation,
+/// Hassani and Shi 2022, "DiNAT".
 ///
-/// Tokens are the points of a canvas of one, two or three axes, row by row. Of an even kernel the
-/// middle is its later half's first. `kernel · dilation` is at most the canvas.
+/// Tokens are the points of a canvas of one, two or three axes, row by row. In an even kernel, the
+/// query is the first point of the second half. `kernel · dilation` is at most the canvas.
 ///
 /// # Errors
-/// Numbers of 0, a kernel that does not fit, a canvas of 2^29 points or more, other axes than 1 to 3.
+/// - numbers of 0
+/// - a kernel that does not fit
+/// - a canvas of 2^29 points or more
+/// - fewer than 1 or more than 3 axes
 pub fn natten<const N: usize>(
     canvas: [usize; N],
     kernel: [usize; N],
@@ -150,12 +155,11 @@ fn ordered(n: u32, canvas: vec3<u32>) -> vec3<u32> { return point(n, canvas); }"
     neighbours("natten", TEXT, numbers, move |n| point(n, canvas))
 }
 
-/// The same neighbourhoods as [`natten`], of tokens in tiles: tile by tile, and row by row in each,
-/// so that blocks of tokens that lie side by side see the same blocks (attention-gym's
-/// `tiled_natten`).
+/// The neighbourhoods of [`natten`], with tokens tile by tile, and row by row in each tile. Blocks
+/// of consecutive tokens see the same blocks (`tiled_natten` in attention-gym).
 ///
 /// # Errors
-/// As [`natten`]; a canvas that is not made of whole tiles.
+/// As [`natten`], and a canvas that is not made of whole tiles.
 pub fn tiled_natten<const N: usize>(
     canvas: [usize; N],
     kernel: [usize; N],
@@ -177,7 +181,7 @@ fn ordered(n: u32, canvas: vec3<u32>) -> vec3<u32> {
     })
 }
 
-/// How many tiles there are along each axis.
+/// Returns the number of tiles along each axis.
 fn whole_tiles(what: &'static str, canvas: Axes, tile: Axes) -> Result<Axes, Error> {
     for (len, tile) in canvas.iter().zip(tile) {
         if len % tile != 0 {
@@ -188,9 +192,9 @@ fn whole_tiles(what: &'static str, canvas: Axes, tile: Axes) -> Result<Axes, Err
     Ok(std::array::from_fn(|n| canvas[n] / tile[n]))
 }
 
-/// The same neighbourhoods as [`natten`], of a square canvas in Morton order (the Z curve): bits of
-/// a token's number are those of its column and row in turn, so that tokens near each other on the
-/// canvas are so in memory (attention-gym's `morton_natten`).
+/// The neighbourhoods of [`natten`] on a square canvas in Morton order (the Z curve). The bits of a
+/// token's number alternate between the bits of its column and row. So tokens that are near each
+/// other on the canvas are near in memory (`morton_natten` in attention-gym).
 ///
 /// # Errors
 /// A side that is no power of two, or a kernel that does not fit.
@@ -218,18 +222,22 @@ fn ordered(n: u32, canvas: vec3<u32>) -> vec3<u32> { return vec3<u32>(0u, gather
     })
 }
 
-/// Shifted windows: a token sees the tokens of its own `window` that are on its side of the seam.
-/// At the seam a canvas that was rolled by `shift` meets its other end (Liu et al. 2021, "Swin
-/// transformer", 3.2; of three axes, Liu et al. 2022, "Video Swin transformer").
+/// Shifted windows: a token sees the tokens of its `window` on the same side of the seam. At the
+/// seam a canvas that was rolled by `shift` meets its other end. Sources: Liu et al. 2021, "Swin
+/// transformer", 3.2, and, with three axes, Liu et al. 2022, "Video Swin transformer".
 ///
 /// Tokens are the points of the rolled canvas (`torch.roll(x, -shift)`), window by window, and row
-/// by row in each: Swin's `window_partition`, whose windows lie side by side in one sequence
-/// instead of in a batch. A shift of 0 along an axis has no seam.
+/// by row in each window. This is the order of Swin's `window_partition`, with the windows in one
+/// sequence instead of in a batch. A shift of 0 along an axis has no seam.
 ///
-/// [`Pattern::Local`](crate::mask::Pattern::Local) of a window's tokens beside it says which keys need not be looked at, and means the same where no axis is shifted.
+/// Combine the mask with [`Pattern::Local`](crate::mask::Pattern::Local) of a window's tokens, so
+/// that kernels skip other windows. Without any shift, that pattern alone has the same meaning.
 ///
 /// # Errors
-/// A canvas or a window of 0, a canvas that is not made of whole windows, a shift that is not below the window, 2^29 points or more.
+/// - a canvas or a window of 0
+/// - a canvas that is not made of whole windows
+/// - a shift that is not below the window
+/// - 2^29 points or more
 pub fn shifted_windows<const N: usize>(
     canvas: [usize; N],
     window: [usize; N],
@@ -282,15 +290,20 @@ fn mask_mod(at: At) -> bool {
     })
 }
 
-/// Sliding tiles: a tile of a picture or a video sees the tiles of the `kernel` around it, moved
-/// inward at the edges; whole tiles, so that no block of a kernel of as many tokens is seen in part
-/// (Zhang et al. 2025, "Fast video generation with sliding tile attention").
+/// Sliding tiles: a tile of a picture or a video sees the tiles of the `kernel` around it. At the
+/// edges the kernel moves inward. A query sees whole tiles. So a block with as many tokens as a
+/// tile is hidden or full, never seen in part. Source: Zhang et al. 2025, "Fast video generation
+/// with sliding tile attention".
 ///
-/// Tokens come tile by tile, of a canvas of two or three axes (or one); canvas and `kernel` are
-/// counted in tokens, in whole tiles. `text` tokens after them see all and are seen by all.
+/// Tokens come tile by tile, on a canvas of one, two or three axes. The lengths of the canvas and
+/// of `kernel` are in tokens, and multiples of the tile. `text` tokens follow, which see all tokens
+/// and which all tokens see.
 ///
 /// # Errors
-/// Numbers of 0, a canvas or kernel that is not made of whole tiles, a kernel that does not fit, 2^29 tokens or more.
+/// - numbers of 0
+/// - a canvas or kernel that is not made of whole tiles
+/// - a kernel that does not fit
+/// - 2^29 tokens or more
 pub fn sliding_tiles<const N: usize>(
     canvas: [usize; N],
     kernel: [usize; N],

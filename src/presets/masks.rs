@@ -5,23 +5,23 @@ use super::preset::{ANY, ONE, bools, divisor, numbers, size};
 use crate::mask::mods::At;
 use crate::tensor::{Error, HostTensor};
 
-/// How far behind the query the key is.
+/// The distance by which the key precedes the query; negative for later keys.
 fn behind(at: &At) -> i64 {
     i64::from(at.position) - i64::from(at.key)
 }
 
-/// Where query and key stand in the query's sequence.
+/// The positions of query and key in the query's sequence.
 pub(super) fn places(at: &At) -> [i64; 2] {
     let start = i64::from(at.sequence_start);
     [i64::from(at.position) - start, i64::from(at.key) - start]
 }
 
-/// The key at which the query stands, if there is one.
+/// The key at which the query is, if there is one.
 fn standing(at: &At) -> Option<u32> {
     u32::try_from(at.position).ok().filter(|p| *p < at.kv_len)
 }
 
-/// Causal: `j ≤ p`.
+/// Causal mask: `j ≤ p`.
 ///
 /// Built in: [`Mask::causal`](crate::Mask::causal), and
 /// [`Mask::causal_top_left`](crate::Mask::causal_top_left) for FlexAttention's `q_idx >= kv_idx`.
@@ -34,8 +34,9 @@ fn mask_mod(at: At) -> bool { return i32(at.key) <= at.position; }";
     MaskPreset::new("causal", TEXT, &[], vec![], |at| behind(at) >= 0)
 }
 
-/// Sliding window: the query's own key and `window` before it, `0 ≤ p − j ≤ window` (Child et al.
-/// 2019, "Generating long sequences with sparse transformers"; Mistral 7B).
+/// Sliding window: a query sees the key at its position and `window` keys before it,
+/// `0 ≤ p − j ≤ window`. Sources: Child et al. 2019, "Generating long sequences with sparse
+/// transformers", and Mistral 7B.
 ///
 /// Built in: `Mask::causal().window(window, 0)`.
 ///
@@ -76,10 +77,11 @@ fn mask_mod(at: At) -> bool {
     })
 }
 
-/// The query's own block of `block` tokens: `⌊p / block⌋ = ⌊j / block⌋`.
+/// Local blocks: a query sees the block of `block` tokens that contains it,
+/// `⌊p / block⌋ = ⌊j / block⌋`.
 ///
-/// With another mask beside it, sequences of one length that lie one after the other in one batch
-/// entry (`batchify` in attention-gym).
+/// Combine it with another mask for sequences of one length, one after the other in a batch entry.
+/// This is `batchify` in attention-gym.
 ///
 /// Built in: [`Pattern::Local`](crate::mask::Pattern::Local).
 ///
@@ -99,8 +101,8 @@ fn mask_mod(at: At) -> bool {
     })
 }
 
-/// Global tokens and a window: `|p − j| ≤ window`, or the query's token or the key's is a global
-/// one (Beltagy et al. 2020, "Longformer").
+/// Global tokens and a window: `|p − j| ≤ window`, or the query's or the key's token is global
+/// (Beltagy et al. 2020, "Longformer").
 ///
 /// `globals` is `[batch, heads, 1, kv_len]`, the first two may be 1.
 ///
@@ -126,10 +128,10 @@ fn mask_mod(at: At) -> bool {
     })
 }
 
-/// Prefix-LM: causal, and the first `prefix` keys are seen by all: `j ≤ p` or `j < prefix` (Raffel
-/// et al. 2020, "Exploring the limits of transfer learning", 3.2.1).
+/// Prefix-LM: causal, and every query sees the first `prefix` keys: `j ≤ p` or `j < prefix`.
+/// Source: Raffel et al. 2020, "Exploring the limits of transfer learning", 3.2.1.
 ///
-/// `prefix` is `[batch, heads, q_len, 1]`, any may be 1: `[batch, 1, 1, 1]` is a length per
+/// `prefix` is `[batch, heads, q_len, 1]`, any may be 1. `[batch, 1, 1, 1]` is a length per
 /// sequence.
 ///
 /// Built in: `Mask::causal().prefix(prefix)`.
@@ -147,13 +149,14 @@ fn mask_mod(at: At) -> bool {
     })
 }
 
-/// Documents: only tokens of the query's own, `ids[p] = ids[j]`; they need not lie side by side.
+/// Documents: a query sees the tokens of its document, `ids[p] = ids[j]`. Documents need not be
+/// contiguous.
 ///
 /// `ids` is `[batch, heads, 1, kv_len]`, the first two may be 1.
 ///
-/// Built in: [`Mask::documents`](crate::Mask::documents), or [`Mask::packed`](crate::Mask::packed)
-/// where documents lie side by side, whose positions then count in each, as attention-gym's
-/// `generate_doc_mask_mod` has them.
+/// Built in: [`Mask::documents`](crate::Mask::documents), or for contiguous documents
+/// [`Mask::packed`](crate::Mask::packed). With `packed`, positions count from the start of each
+/// document, as in attention-gym's `generate_doc_mask_mod`.
 ///
 /// # Errors
 /// A table of another shape or length.
@@ -170,13 +173,12 @@ fn mask_mod(at: At) -> bool {
     })
 }
 
-/// Shared prompt: causal, within the query's document and within the one that is its prompt: `j ≤
-/// p` and `documents[j]` is `documents[p]` or `prompts[p]`. Several responses after one prompt do
-/// not see each other, and the prompt is computed once (attention-gym's `shared_prefix`, as in
-/// reinforcement learning with groups of samples).
+/// Shared prompt: `j ≤ p`, and `documents[j]` is `documents[p]` or `prompts[p]`. Several responses
+/// follow one prompt and do not see each other. The prompt is computed once, as in reinforcement
+/// learning with groups of samples (`shared_prefix` in attention-gym).
 ///
-/// Both are `[batch, 1, 1, kv_len]`, batch may be 1: the document of each token, and the document
-/// that goes before that one, which is itself for the tokens of a prompt.
+/// Both tables are `[batch, 1, 1, kv_len]`, batch may be 1. `documents` holds the document of each
+/// token. `prompts` holds the document of its prompt; for a token of a prompt this is its document.
 ///
 /// # Errors
 /// Tables of another shape or length.
@@ -199,9 +201,9 @@ fn mask_mod(at: At) -> bool {
     })
 }
 
-/// Block diffusion, in training: `len` noised tokens, then the same `len` clean ones, in blocks of
-/// `block`. A noised token sees its own block of noised ones and the clean blocks before it; a
-/// clean one sees clean blocks up to its own (Arriola et al. 2025, "Block diffusion", 3.1).
+/// Block diffusion, in training: `len` noised tokens, then the same `len` clean tokens, in blocks
+/// of `block`. A noised token sees its block of noised tokens and the clean blocks before it. A
+/// clean token sees the clean blocks up to its block (Arriola et al. 2025, "Block diffusion", 3.1).
 ///
 /// # Errors
 /// A block or a length of 0, numbers of 2^29 or more.
@@ -235,21 +237,22 @@ fn mask_mod(at: At) -> bool {
     })
 }
 
-/// Tree of drafts, in speculative decoding: the last keys are the nodes of a tree, of which a node
-/// sees itself and those above it; older keys are seen by all of them (Miao et al. 2024,
-/// "SpecInfer").
+/// Tree of drafts, for speculative decoding. The last keys are the nodes of a tree. A node sees
+/// itself, its ancestors and all older keys (Miao et al. 2024, "SpecInfer").
 ///
-/// `parents` has `batch` trees of equally many nodes, one after the other: the parent of each,
-/// counted in its tree, which comes before it; `None` of a root. On a device the table is `[batch,
-/// 1, nodes, 2]`, intervals instead of parents: node `k` is above node `q`, or is it, where
-/// `nodes[k][0] ≤ nodes[q][0] < nodes[k][1]`. Whatever the order and depth of the tree, that is two
-/// reads, where parents would be a walk.
+/// `parents` has `batch` trees with the same number of nodes, one after the other. It holds the
+/// parent of each node, counted in its tree, or `None` for a root. A parent comes before its
+/// children.
 ///
-/// Queries stand at the nodes: with the bottom-right alignment where they are the last rows. Not
-/// for packed sequences.
+/// On a device the table is `[batch, 1, nodes, 2]`, with intervals instead of parents. Node `k` is
+/// node `q` or an ancestor of it if `nodes[k][0] ≤ nodes[q][0] < nodes[k][1]`. So each pair takes
+/// two reads in any tree, where parents would need a walk.
 ///
-/// Built in: [`Mask::tree`](crate::Mask::tree), of `nodes²` booleans, which does not read those of
-/// older keys.
+/// The positions of the queries are those of the nodes. With the bottom-right alignment the queries
+/// are the last rows. Packed sequences exclude this preset.
+///
+/// Built in: [`Mask::tree`](crate::Mask::tree), with `nodes²` booleans. It does not read the table
+/// for older keys.
 ///
 /// # Errors
 /// No tree, trees of different sizes, a parent that does not come before its child.
@@ -292,10 +295,9 @@ fn mask_mod(at: At) -> bool {
     })
 }
 
-/// For each node its number from the top down, branch by branch, and the number after the last
-/// below it.
+/// Returns for each node its number in depth-first order, and the number after its last descendant.
 fn tree_intervals(parents: &[Option<u32>]) -> Result<Vec<u32>, Error> {
-    // Of a node: how many there are below it, with itself.
+    // The number of nodes in the subtree of each node, with the node.
     let mut sizes = vec![1u32; parents.len()];
     for (n, parent) in parents.iter().enumerate().rev() {
         let Some(parent) = parent.map(|parent| parent as usize) else { continue };
@@ -305,7 +307,7 @@ fn tree_intervals(parents: &[Option<u32>]) -> Result<Vec<u32>, Error> {
         }
         sizes[parent] += sizes[n];
     }
-    // Of a node: the number of its next child.
+    // The number of the next child of each node.
     let mut next = vec![0u32; parents.len()];
     let mut roots = 0;
     let mut intervals = Vec::with_capacity(2 * parents.len());
@@ -319,12 +321,12 @@ fn tree_intervals(parents: &[Option<u32>]) -> Result<Vec<u32>, Error> {
     Ok(intervals)
 }
 
-/// Blocks of drafts, in training: queries are blocks of `block` tokens that all come after the same
-/// `prefix` keys, and do not see each other; in its own a token sees those up to itself (JetSpec
-/// 2026, "training mask").
+/// Blocks of drafts, in training. Queries are blocks of `block` tokens that all follow the same
+/// `prefix` keys. Blocks do not see each other. In its block a token sees itself and earlier tokens
+/// (JetSpec 2026, "training mask").
 ///
-/// Keys are the prefix, then the queries' own; queries stand after the prefix, as with the
-/// bottom-right alignment.
+/// Keys are the prefix, then the queries' keys. The queries' positions follow the prefix, as with
+/// the bottom-right alignment.
 ///
 /// # Errors
 /// A block of 0 tokens, numbers of 2^29 or more.
@@ -344,12 +346,12 @@ fn mask_mod(at: At) -> bool {
     })
 }
 
-/// Pictures in a text, in cross attention: keys are `picture` tokens for each picture, and text
-/// token `i` sees those of a picture where `intervals[picture][0] ≤ i < intervals[picture][1]`
-/// (Alayrac et al. 2022, "Flamingo").
+/// Pictures in a text, for cross attention. Keys are `picture` tokens for each picture. Text token
+/// `i` sees a picture if `intervals[picture][0] ≤ i < intervals[picture][1]` (Alayrac et al. 2022,
+/// "Flamingo").
 ///
-/// `intervals` is `[batch, 1, pictures, 2]`, batch may be 1. [`picture_intervals`] makes those by
-/// which a text token sees the pictures of the last marker before it.
+/// `intervals` is `[batch, 1, pictures, 2]`, batch may be 1. [`picture_intervals`] makes intervals
+/// with which a text token sees the pictures of the last marker before it.
 ///
 /// # Errors
 /// A picture of 0 tokens, a table of another shape or length.
@@ -371,9 +373,10 @@ fn mask_mod(at: At) -> bool {
     })
 }
 
-/// From which token to which each picture is seen, for [`flamingo`]: from its marker to the next
-/// one, or to the end of the text. Markers side by side count as one, of several pictures.
-/// `markers` are their tokens, ascending.
+/// Returns the interval of text tokens that see each picture, for [`flamingo`].
+///
+/// An interval extends from a picture's marker to the next marker, or to the end of the text.
+/// Adjacent markers count as one marker of several pictures. `markers` are their tokens, ascending.
 ///
 /// # Errors
 /// Markers that do not ascend, or lie past the text.
@@ -386,22 +389,22 @@ pub fn picture_intervals(markers: &[u32], text_len: u32) -> Result<Vec<u32>, Err
             let expected = "before the next one, and in the text";
             return Err(Error::Option { option: "a picture's marker", value: f64::from(*marker), expected });
         }
-        // The next one's interval goes on where it stands beside this one.
+        // If the next marker is adjacent, both intervals have the same end.
         end = next.filter(|next| **next != marker + 1).copied().unwrap_or(end);
         intervals[2 * n..2 * n + 2].copy_from_slice(&[*marker, end]);
     }
     Ok(intervals)
 }
 
-/// Tiles of tokens that are chosen, for each head: `selected[⌊p / tile⌋, ⌊j / tile⌋]`, of `tile`
-/// consecutive tokens (Zhang et al. 2025, "VSA", whose tiles are cubes of a video's tokens in that
-/// order; likewise MoBA and selected attention).
+/// Selected tiles for each head: `selected[⌊p / tile⌋, ⌊j / tile⌋]`, for tiles of `tile`
+/// consecutive tokens. Use it for VSA, MoBA and selected attention. Source: Zhang et al. 2025,
+/// "VSA", whose tiles are cubes of a video's tokens in that order.
 ///
-/// `selected` is `[batch, heads, ⌈kv_len / tile⌉, ⌈kv_len / tile⌉]`, the first two may be 1.
-/// Padding in tiles is for
-/// [`Mask::key_padding_mask`](crate::Mask::key_padding_mask).
+/// `selected` is `[batch, heads, ⌈kv_len / tile⌉, ⌈kv_len / tile⌉]`, the first two may be 1. To
+/// hide padding in tiles, use [`Mask::key_padding_mask`](crate::Mask::key_padding_mask).
 ///
-/// Built in: [`Mask::blocks`](crate::Mask::blocks), which does not load keys that are not chosen.
+/// Built in: [`Mask::blocks`](crate::Mask::blocks), with which kernels do not load the keys of
+/// other tiles.
 ///
 /// # Errors
 /// A tile of 0 tokens, a table of another length.
@@ -419,8 +422,9 @@ fn mask_mod(at: At) -> bool {
     })
 }
 
-/// Spatial heads of a video: `|p − j| < reach`; `prompt` tokens in front see all and are seen by
-/// all, with `sink` so are those of the first frame (Xi et al. 2025, "Sparse VideoGen").
+/// Spatial heads of a video: `|p − j| < reach`. The first `prompt` tokens see all tokens, and all
+/// tokens see them. With `sink`, all tokens also see the first frame (Xi et al. 2025, "Sparse
+/// VideoGen").
 ///
 /// The paper's `reach` is two frames of `frame` tokens, rounded down to a multiple of 128.
 ///
@@ -442,9 +446,9 @@ fn mask_mod(at: At) -> bool {
     })
 }
 
-/// Temporal heads of a video: tokens whose places in their frames of `frame` tokens are less than
-/// `reach` apart; `prompt` tokens in front see all and are seen by all (Xi et al. 2025, "Sparse
-/// VideoGen").
+/// Temporal heads of a video: tokens see each other if their places in their frames are less than
+/// `reach` apart. A frame has `frame` tokens. The first `prompt` tokens see all tokens, and all
+/// tokens see them (Xi et al. 2025, "Sparse VideoGen").
 ///
 /// # Errors
 /// A frame of 0 tokens, numbers of 2^29 or more.

@@ -1,11 +1,13 @@
-//! Attentions that have names, as mods: what FlexAttention's examples and papers call them, ready
-//! for
-//! [`Mask::mask_mod`](crate::Mask::mask_mod) and [`Mask::score_mod`](crate::Mask::score_mod).
-//! [docs/masks.md](https://docs.rs/crate/wgpu-attention/latest/source/docs/masks.md) has a picture of each.
+//! Presets: named attentions from FlexAttention's examples and from papers, as mods.
 //!
-//! A preset is a value with both sides: a text for the device, and a closure that says the same for
-//! the reference. Its text is a constant; numbers lie in the text's `Uniforms`, tables in captured
-//! tensors, so that other ones compile nothing.
+//! Use them with [`Mask::mask_mod`](crate::Mask::mask_mod) and
+//! [`Mask::score_mod`](crate::Mask::score_mod).
+//! [docs/masks.md](https://docs.rs/crate/wgpu-attention/latest/source/docs/masks.md) has a picture
+//! of each.
+//!
+//! A preset has a text for the device and an equivalent closure for the reference. The text is a
+//! constant. Numbers lie in its `Uniforms` and tables in captured tensors, so that new values
+//! compile nothing.
 //!
 //! ```no_run
 //! use wgpu_attention::{Gpu, HostTensor, Shape, presets};
@@ -27,22 +29,22 @@
 //! # Ok::<(), wgpu_attention::Error>(())
 //! ```
 //!
-//! In what follows `j` is the key and `p` the key at which the query stands,
-//! [`At::position`](crate::mask::At::position), as the mask's alignment, query offsets, packed
-//! sequences or the cache say: FlexAttention's `q_idx` with
-//! [`Alignment::TopLeft`](crate::Alignment::TopLeft), and in self-attention whatever the alignment
-//! is. Places in a grid, a prompt or a prefix count from the first key of the query's sequence.
-//! Tables that have a row for each query are read at the query's own row,
-//! [`At::query`](crate::mask::At::query), called `i`; those that have an entry for each token, at
-//! `p` and `j`. Where a query stands at no token of these, it sees none.
+//! Below, `j` is the key and `p` is the key at which the query is,
+//! [`At::position`](crate::mask::At::position). The mask's alignment, query offsets, packed
+//! sequences or the cache define `p`. It equals FlexAttention's `q_idx` with
+//! [`Alignment::TopLeft`](crate::Alignment::TopLeft), and in self-attention with any alignment.
+//! Positions in a grid, a prompt or a prefix count from the first key of the query's sequence.
 //!
-//! Tables repeat along axes of 1. One that is shorter than the call's tensors counts as if its last
-//! entry went on.
+//! Tables with a row for each query are indexed by the query's row `i`,
+//! [`At::query`](crate::mask::At::query). Tables with an entry for each token are indexed by `p`
+//! and `j`. A query whose `p` is no token of the table sees none.
 //!
-//! Presets combine by `or`, `and` and `then`, rules of [`Mask`](crate::Mask) by `and` alone. Some
-//! presets therefore say what a rule says. Where the rule is enough, it is faster: it says which
-//! keys need not be looked at. Without one, a block
-//! map ([`Attention::classify`](crate::Attention::classify)) says so. Tables' gradients are
+//! A table's axis of 1 broadcasts. A table shorter than the call's tensors repeats its last entry.
+//!
+//! Presets combine with `or`, `and` and `then`. Rules of [`Mask`](crate::Mask) combine only with
+//! `and`. So some presets have the same meaning as a rule. If the rule is enough, use it: it is
+//! faster, because kernels know the keys to skip. For a preset they know them only from a block map
+//! ([`Attention::classify`](crate::Attention::classify)). For the gradients of tables see
 //! [`Backward::d_captured`](crate::Backward::d_captured).
 
 mod grids;

@@ -1,4 +1,4 @@
-//! What a preset is: the text of a mod and its numbers, and the same on the host.
+//! The type of a preset: a mod's text, its numbers and tables, and the same function on the host.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,8 +6,8 @@ use std::sync::Arc;
 use crate::mask::mods::{At, BoundMaskMod, BoundScoreMod, Captured, MaskMod, ScoreMod};
 use crate::tensor::{DType, Error, HostTensor, LONGEST_AXIS, TensorView, expect_shape};
 
-/// Elements of a table, read as a mod reads them: where an axis is 1 every index is of its one
-/// element, and an index past the end of the last.
+/// Elements of a table, with the indexing of mods. On an axis of 1 every index reads the one
+/// element. An index past the end reads the last element.
 #[derive(Clone, Debug)]
 pub(super) struct Elements<T> {
     data: Arc<[T]>,
@@ -22,8 +22,8 @@ impl<T: Copy> Elements<T> {
     }
 }
 
-/// A tensor that a preset reads on a device: dense, row-major.
-/// [`Gpu::upload_tables`](crate::Gpu::upload_tables) makes buffers of them.
+/// A tensor that a preset reads on a device: dense, row-major. Upload tables with
+/// [`Gpu::upload_tables`](crate::Gpu::upload_tables).
 #[derive(Clone, Debug)]
 pub struct Table {
     name: &'static str,
@@ -41,21 +41,21 @@ enum Values {
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum TableData<'a> {
-    /// Of [`DType::F32`]; F16 and BF16 are read too.
+    /// Elements of [`DType::F32`]. A mod also reads F16 and BF16.
     Floats(&'a [f32]),
-    /// Of [`DType::U32`].
+    /// Elements of [`DType::U32`].
     Numbers(&'a [u32]),
-    /// Of [`DType::Bool`], a byte each.
+    /// Elements of [`DType::Bool`], a byte each.
     Bools(&'a [bool]),
 }
 
 impl Table {
-    /// Its name, in the preset's text and in errors.
+    /// Returns its name in the preset's text and in errors.
     pub fn name(&self) -> &'static str {
         self.name
     }
 
-    /// What a view of it has to be.
+    /// Returns the shape that a view of it must have.
     pub fn shape(&self) -> [usize; 4] {
         match &self.values {
             Values::Floats(t) => t.shape,
@@ -64,7 +64,7 @@ impl Table {
         }
     }
 
-    /// How it is stored where it is uploaded as it is.
+    /// Returns the dtype of its elements without a conversion.
     pub fn dtype(&self) -> DType {
         match &self.values {
             Values::Floats(_) => DType::F32,
@@ -73,7 +73,7 @@ impl Table {
         }
     }
 
-    /// Its elements.
+    /// Returns its elements.
     pub fn data(&self) -> TableData<'_> {
         match &self.values {
             Values::Floats(t) => TableData::Floats(&t.data),
@@ -82,7 +82,7 @@ impl Table {
         }
     }
 
-    /// A view of a buffer that holds it.
+    /// Returns a view of a buffer that holds it.
     pub fn view<'a>(&self, buffer: &'a wgpu::Buffer) -> TensorView<'a> {
         TensorView::new(buffer, self.dtype(), self.shape())
     }
@@ -96,7 +96,7 @@ impl Table {
     }
 }
 
-/// Copies a tensor whose axes have any length, but for those that `wanted` has.
+/// Copies a tensor. Axes may have any length, except where `wanted` has a length.
 fn elements<T: Copy>(
     name: &'static str,
     tensor: HostTensor<T>,
@@ -111,7 +111,7 @@ fn elements<T: Copy>(
     Ok(Elements { data: tensor.data.into(), shape })
 }
 
-/// Axes of any length, and those of one element.
+/// Lengths of an axis: any, and one element.
 pub(super) const ANY: Option<usize> = None;
 pub(super) const ONE: Option<usize> = Some(1);
 
@@ -142,7 +142,7 @@ pub(super) fn bools(
     Ok((own.clone(), Table { name, values: Values::Bools(own) }))
 }
 
-/// A number of tokens, of which sums fit in an i32.
+/// Checks a number of tokens, so that sums fit in an i32.
 pub(super) fn size(option: &'static str, value: usize) -> Result<u32, Error> {
     if value > LONGEST_AXIS {
         return Err(Error::Option { option, value: value as f64, expected: "below 2^29" });
@@ -150,7 +150,7 @@ pub(super) fn size(option: &'static str, value: usize) -> Result<u32, Error> {
     Ok(value as u32)
 }
 
-/// One that is divided by.
+/// Checks a number that is a divisor.
 pub(super) fn divisor(option: &'static str, value: usize) -> Result<u32, Error> {
     if !(1..=LONGEST_AXIS).contains(&value) {
         return Err(Error::Option { option, value: value as f64, expected: "at least 1 and below 2^29" });
@@ -161,7 +161,7 @@ pub(super) fn divisor(option: &'static str, value: usize) -> Result<u32, Error> 
 /// A function of a score and its pair.
 type ScoreFn = dyn Fn(f64, &At) -> f64 + Send + Sync;
 
-/// Which pairs are seen, on a device and on the host.
+/// A mask as a preset, for a device and for the host.
 #[derive(Clone)]
 pub struct MaskPreset {
     name: &'static str,
@@ -172,7 +172,7 @@ pub struct MaskPreset {
     sees: Arc<dyn Fn(&At) -> bool + Send + Sync>,
 }
 
-/// What happens to scores, on a device and on the host.
+/// A score function as a preset, for a device and for the host.
 #[derive(Clone)]
 pub struct ScorePreset {
     name: &'static str,
@@ -187,39 +187,39 @@ pub struct ScorePreset {
 macro_rules! preset {
     ($name:ident, $own:ident, $bound:ident, $method:ident) => {
         impl $name {
-            /// The name of the function that makes it.
+            /// Returns the name of the function that makes it.
             pub fn name(&self) -> &'static str {
                 self.name
             }
 
-            /// Its text: the same whatever its numbers are.
+            /// Returns its text, which does not depend on its numbers.
             pub fn wgsl(&self) -> &'static str {
                 self.wgsl
             }
 
-            /// The text, read.
+            /// Returns the mod of its text.
             pub fn $method(&self) -> $own {
                 self.own
             }
 
-            /// The bytes of the text's `Uniforms`, none if it has none.
+            /// Returns the bytes of the text's `Uniforms`; empty if it has none.
             pub fn uniforms(&self) -> &[u8] {
                 bytemuck::cast_slice(&self.uniforms)
             }
 
-            /// What has to be on the device, in the order of [`with`](Self::with).
+            /// Returns the tables that the device needs, in the order of [`with`](Self::with).
             pub fn tables(&self) -> &[Table] {
                 &self.tables
             }
 
-            /// For a call, with its tables as they lie on the device; none is given to a preset
-            /// that has none, for which `&preset` does.
+            /// Returns the mod for a call, with views of its tables on the device. A preset without
+            /// tables takes no views; pass `&preset` instead.
             pub fn with<'a>(&self, tables: &[TensorView<'a>]) -> $bound<'a> {
                 self.own.with(tables).uniforms(self.uniforms())
             }
 
-            /// For a call, with buffers that hold its tables as
-            /// [`Gpu::upload_tables`](crate::Gpu::upload_tables) makes them.
+            /// Returns the mod for a call, with buffers from
+            /// [`Gpu::upload_tables`](crate::Gpu::upload_tables) for its tables.
             pub fn bound<'a>(&self, buffers: &'a [wgpu::Buffer]) -> $bound<'a> {
                 let views: Vec<_> =
                     self.tables.iter().zip(buffers).map(|(table, buffer)| table.view(buffer)).collect();
@@ -228,7 +228,7 @@ macro_rules! preset {
         }
 
         impl From<&$name> for $bound<'_> {
-            /// Of one that has no tables.
+            /// Binds a preset that has no tables.
             fn from(preset: &$name) -> Self {
                 preset.with(&[])
             }
@@ -247,7 +247,7 @@ preset!(MaskPreset, MaskMod, BoundMaskMod, mask_mod);
 preset!(ScorePreset, ScoreMod, BoundScoreMod, score_mod);
 
 impl MaskPreset {
-    /// A text with its numbers and tables, and what it means.
+    /// Makes a preset of a text, its numbers and tables, and the function on the host.
     pub(super) fn new(
         name: &'static str,
         wgsl: &'static str,
@@ -260,19 +260,20 @@ impl MaskPreset {
         Ok(MaskPreset { name, wgsl, own, uniforms: uniforms.to_vec(), tables, sees: Arc::new(sees) })
     }
 
-    /// Whether the pair is seen.
+    /// True if the pair is seen.
     pub fn sees(&self, at: &At) -> bool {
         (self.sees)(at)
     }
 
-    /// The same as a function, for [`Mask::mask_fn`](crate::Mask::mask_fn).
+    /// Returns the same function, for [`Mask::mask_fn`](crate::Mask::mask_fn).
     pub fn mask_fn(&self) -> &(dyn Fn(&At) -> bool + Send + Sync) {
         &*self.sees
     }
 }
 
 impl ScorePreset {
-    /// A text with its numbers and tables, what it means, and the derivative of that by the score.
+    /// Makes a preset of a text, its numbers and tables, the function on the host and its
+    /// derivative.
     pub(super) fn new(
         name: &'static str,
         wgsl: &'static str,
@@ -287,7 +288,7 @@ impl ScorePreset {
         Ok(ScorePreset { name, wgsl, own, uniforms, tables, score: Arc::new(score), slope: Arc::new(slope) })
     }
 
-    /// One that adds to the score.
+    /// Makes a preset that adds to the score.
     pub(super) fn adding(
         name: &'static str,
         wgsl: &'static str,
@@ -298,22 +299,23 @@ impl ScorePreset {
         Self::new(name, wgsl, uniforms, tables, move |score, at| score + bias(at), |_, _| 1.0)
     }
 
-    /// What the pair's score becomes.
+    /// Returns the new score of the pair.
     pub fn score(&self, score: f64, at: &At) -> f64 {
         (self.score)(score, at)
     }
 
-    /// The derivative of that by the score.
+    /// Returns the derivative of the new score by the score.
     pub fn slope(&self, score: f64, at: &At) -> f64 {
         (self.slope)(score, at)
     }
 
-    /// The same as a function, for [`Mask::score_fn`](crate::Mask::score_fn).
+    /// Returns the score as a function, for [`Mask::score_fn`](crate::Mask::score_fn).
     pub fn score_fn(&self) -> &(dyn Fn(f64, &At) -> f64 + Send + Sync) {
         &*self.score
     }
 
-    /// The derivative as a function, for [`Mask::score_fn_slope`](crate::Mask::score_fn_slope).
+    /// Returns the derivative as a function, for
+    /// [`Mask::score_fn_slope`](crate::Mask::score_fn_slope).
     pub fn slope_fn(&self) -> &(dyn Fn(f64, &At) -> f64 + Send + Sync) {
         &*self.slope
     }

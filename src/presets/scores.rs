@@ -1,4 +1,4 @@
-//! Score functions.
+//! Score functions as presets.
 
 use super::ScorePreset;
 use super::masks::places;
@@ -6,12 +6,12 @@ use super::preset::{ANY, ONE, divisor, floats, numbers, size};
 use crate::mask::mods::At;
 use crate::tensor::{Error, HostTensor};
 
-/// How far after the query the key is.
+/// The distance by which the key follows the query; negative for earlier keys.
 fn after(at: &At) -> i64 {
     i64::from(at.key) - i64::from(at.position)
 }
 
-/// A number that is neither infinite nor NaN, and more than 0.
+/// Checks that a number is finite and more than 0.
 fn positive(option: &'static str, value: f32) -> Result<f32, Error> {
     if value.is_finite() && value > 0.0 {
         return Ok(value);
@@ -21,7 +21,7 @@ fn positive(option: &'static str, value: f32) -> Result<f32, Error> {
 
 /// ALiBi: `score + slopes[h] · (j − p)` (Press et al. 2022, "Train short, test long").
 ///
-/// `slopes` is `[batch, heads, 1, 1]`, any may be 1. [`alibi_slopes`] gives the paper's.
+/// `slopes` is `[batch, heads, 1, 1]`, any may be 1. [`alibi_slopes`] returns the paper's.
 ///
 /// Built in: [`Mask::alibi`](crate::Mask::alibi).
 ///
@@ -38,8 +38,8 @@ fn score_mod(score: f32, at: At) -> f32 {
     })
 }
 
-/// The slopes of ALiBi's paper for a power of two of heads, as FlexAttention's examples have them
-/// for any: `2^(−8 · (h + 1) / heads)`.
+/// Returns ALiBi's slopes, `2^(−8 · (h + 1) / heads)`: the paper's for a power of two of heads.
+/// FlexAttention's examples use the formula for any number of heads.
 pub fn alibi_slopes(heads: usize) -> Vec<f32> {
     (1..=heads).map(|h| (-8.0 * h as f64 / heads as f64).exp2() as f32).collect()
 }
@@ -65,13 +65,13 @@ fn score_mod(score: f32, at: At) -> f32 { return uniforms().cap * tanh(score / u
     )
 }
 
-/// A learned bias for each distance: `score + table[h, clamp(j − p, −r, r) + r]` (Shaw et al. 2018,
-/// "Self-attention with relative position representations", as a bias).
+/// Relative bias: a learned bias for each distance, `score + table[h, clamp(j − p, −r, r) + r]`.
+/// Source: Shaw et al. 2018, "Self-attention with relative position representations", as a bias.
 ///
-/// `table` is `[batch, heads, 1, 2·r + 1]`, the first two may be 1. Tables by `p − j`, as
-/// FlexAttention's example has them, are to be reversed.
+/// `table` is `[batch, heads, 1, 2·r + 1]`, the first two may be 1. Reverse tables that are indexed
+/// by `p − j`, as in FlexAttention's example.
 ///
-/// Built in: [`Mask::relative`](crate::Mask::relative), which has a gradient too.
+/// Built in: [`Mask::relative`](crate::Mask::relative), which also has a gradient.
 ///
 /// # Errors
 /// A table of another shape or length, or of an even number of distances.
@@ -96,14 +96,17 @@ fn score_mod(score: f32, at: At) -> f32 {
     })
 }
 
-/// A learned bias for each distance on a grid: `score + table[h, Δrow + height − 1, Δcolumn + width
-/// − 1]`, from the query's point in its window to the key's (Liu et al. 2021, "Swin transformer",
-/// 3.2).
+/// Relative bias on a grid: `score + table[h, Δrow + height − 1, Δcolumn + width − 1]`. It is a
+/// learned bias for each distance from the query's point to the key's in their window. Source: Liu
+/// et al. 2021, "Swin transformer", 3.2.
 ///
-/// Tokens are the points of windows of `[height, width]`, row by row in each, and windows lie side
-/// by side: one picture, or the windows of Swin with [`shifted_windows`](super::shifted_windows) or
-/// [`Pattern::Local`](crate::mask::Pattern::Local), which hide the pairs of two windows. `table` is `[batch, heads, 2·height − 1, 2·width − 1]`, the first two may be 1. Distances are key − query: Swin's
-/// `relative_position_bias_table` counts the other way and has the heads last, so reverse its rows and transpose it.
+/// `table` is `[batch, heads, 2·height − 1, 2·width − 1]`, the first two may be 1. Tokens are the
+/// points of windows of `[height, width]`, row by row in each window. Windows follow one another.
+/// For one picture this is one window. For Swin, hide the pairs of different windows with
+/// [`shifted_windows`](super::shifted_windows) or [`Pattern::Local`](crate::mask::Pattern::Local).
+///
+/// Distances are key − query. Swin's `relative_position_bias_table` counts query − key and has the
+/// heads last. So reverse its rows and transpose it.
 ///
 /// # Errors
 /// A height or width of 0, a window of 2^29 points or more, a table of another shape or length.
@@ -133,17 +136,19 @@ fn score_mod(score: f32, at: At) -> f32 {
     })
 }
 
-/// T5's buckets: `score + table[h, bucket(j − p)]`: a learned bias for each short distance, then
-/// for ranges that grow up to `longest` (Raffel et al. 2020, "Exploring the limits of transfer
-/// learning", 2.1).
+/// T5's relative bias: `score + table[h, bucket(j − p)]`. Short distances have a learned bias each.
+/// Longer distances share a bias in ranges that grow up to `longest`. Source: Raffel et al. 2020,
+/// "Exploring the limits of transfer learning", 2.1.
 ///
 /// `table` is `[batch, heads, 1, buckets]`, the first two may be 1. In an encoder (`bidirectional`)
-/// the second half of the buckets is of later keys; in a decoder all are of earlier ones. T5 has 32
-/// buckets and 128 as the longest; it does not scale its scores: `Config::scale(1.0)`. A second
-/// table holds the bucket of each distance.
+/// the second half of the buckets is for later keys. In a decoder all buckets are for earlier keys.
+/// T5 has 32 buckets and a `longest` of 128. It does not scale its scores: set
+/// `Config::scale(1.0)`. A second table holds the bucket of each distance.
 ///
 /// # Errors
-/// A table of another shape or length; fewer than 2 buckets (4 in an encoder), or an odd number there; a longest distance that ends among the short ones.
+/// - a table of another shape or length
+/// - fewer than 2 buckets, or in an encoder fewer than 4 or an odd number
+/// - a longest distance that is among the short ones
 pub fn t5(table: HostTensor<f32>, longest: usize, bidirectional: bool) -> Result<ScorePreset, Error> {
     const TEXT: &str = "
 struct Uniforms { longest: i32 }
@@ -161,7 +166,7 @@ fn score_mod(score: f32, at: At) -> f32 {
         return Err(Error::Option { option: "buckets", value: all.into(), expected });
     }
     let (exact, longest) = (of_side / 2, divisor("longest", longest)?);
-    // A table of both sides.
+    // The table has both directions.
     if !(exact + 1..1 << 24).contains(&longest) {
         let expected = "more than half the buckets of a side, and below 2^24";
         return Err(Error::Option { option: "longest", value: longest.into(), expected });
@@ -173,8 +178,7 @@ fn score_mod(score: f32, at: At) -> f32 {
             return later + far;
         }
         let ratio = |n: u32| (f64::from(n) / f64::from(exact)).ln();
-        // Where a range begins at a whole distance, rounding must not leave that in the range
-        // before.
+        // If a range begins at an integer distance, rounding must not put it into the range before.
         let range = ratio(far) / ratio(longest) * f64::from(of_side - exact) + 1e-9;
         later + (exact + range as u32).min(of_side - 1)
     };
@@ -188,12 +192,12 @@ fn score_mod(score: f32, at: At) -> f32 {
     })
 }
 
-/// Sandwich: `score + heads / (8 · (h + 1)) · Σᵢ cos((p − j) / 10000^(2·i / width))`, `i` below
-/// `width / 2`: what sinusoidal positions have in common, nothing learned (Chi et al. 2023,
-/// "Dissecting transformer length extrapolation").
+/// Sandwich: `score + heads / (8 · (h + 1)) · Σᵢ cos((p − j) / 10000^(2·i / width))`, with `i`
+/// below `width / 2`. The bias is a scaled inner product of sinusoidal positions, without learned
+/// numbers. Source: Chi et al. 2023, "Dissecting transformer length extrapolation".
 ///
-/// The table is `[1, heads, 1, longest]`, by `|p − j|`; distances from `longest` on count as the
-/// last. The paper's `width` is 128.
+/// The table is `[1, heads, 1, longest]`, indexed by `|p − j|`. Distances from `longest` on count
+/// as the last. The paper's `width` is 128.
 ///
 /// # Errors
 /// Numbers of 0, an odd width, 2^29 or more distances.
@@ -222,12 +226,12 @@ fn score_mod(score: f32, at: At) -> f32 {
     })
 }
 
-/// Graphormer's spatial encoding: `score + table[h, distances[b, i, j]]`, a learned bias for each
-/// length of the shortest path between two nodes of a graph (Ying et al. 2021, "Do transformers
-/// really perform badly for graph representation?").
+/// Graphormer's spatial encoding: `score + table[h, distances[b, i, j]]`. It is a learned bias for
+/// each length of the shortest path between two nodes of a graph. Source: Ying et al. 2021, "Do
+/// transformers really perform badly for graph representation?".
 ///
-/// `table` is `[1, heads, 1, lengths]`, heads may be 1, `distances` `[batch, 1, q_len, kv_len]`,
-/// batch may be 1: [`shortest_paths`] makes one.
+/// `table` is `[1, heads, 1, lengths]`, heads may be 1. `distances` is `[batch, 1, q_len, kv_len]`,
+/// batch may be 1; [`shortest_paths`] computes one.
 ///
 /// # Errors
 /// Tables of another shape or length.
@@ -243,15 +247,16 @@ fn score_mod(score: f32, at: At) -> f32 {
     })
 }
 
-/// Of an entry of [`graphormer_edges`] that is past the end of its path.
+/// The entry of [`graphormer_edges`] past the end of a path.
 const NO_EDGE: u32 = u32::MAX;
 
-/// Graphormer's edge encoding: `score` and the mean over the edges `n` of the shortest path from
-/// `i` to `j` of `table[h, n, type of the edge]` (Ying et al. 2021, "Do transformers really perform
-/// badly for graph representation?").
+/// Graphormer's edge encoding: it adds the mean bias of the edges on the shortest path from `i` to
+/// `j`. The bias of edge `n` is `table[h, n, type of the edge]`. Source: Ying et al. 2021, "Do
+/// transformers really perform badly for graph representation?".
 ///
-/// `table` is `[1, heads, edges, types]`, heads may be 1; `paths` `[batch, q_len, kv_len, edges]`,
-/// batch may be 1: the types of a path's first edges, and `u32::MAX` where it has no more.
+/// `table` is `[1, heads, edges, types]`, heads may be 1. `paths` is
+/// `[batch, q_len, kv_len, edges]`, batch may be 1. It holds the types of a path's first edges, and
+/// `u32::MAX` after its end.
 ///
 /// # Errors
 /// Tables of another shape or length, more than 1024 edges.
@@ -284,9 +289,11 @@ fn score_mod(score: f32, at: At) -> f32 {
     })
 }
 
-/// The lengths of the shortest paths between the nodes of a graph, `[nodes, nodes]` for
-/// [`graphormer`]; those that are longer than `longest`, or are not there, count as `longest + 1`.
-/// `adjacency` is `[nodes, nodes]`: `true` for an edge from the row's node to the column's.
+/// Returns the lengths of the shortest paths between the nodes of a graph, `[nodes, nodes]` for
+/// [`graphormer`].
+///
+/// A path that is longer than `longest`, or does not exist, counts as `longest + 1`. `adjacency` is
+/// `[nodes, nodes]`, with `true` for an edge from the row's node to the column's.
 ///
 /// # Errors
 /// A matrix of another length.
@@ -316,9 +323,9 @@ pub fn shortest_paths(adjacency: &[bool], nodes: usize, longest: u32) -> Result<
     Ok(lengths)
 }
 
-/// ReLU instead of the softmax: `ln(max(score, 0))`, hidden from 0 down, so that `out · exp(lse)`
-/// is `Σⱼ max(score, 0) · v` (Wortsman et al. 2023, "Replacing softmax with ReLU in vision
-/// transformers").
+/// ReLU instead of the softmax: the score becomes `ln(max(score, 0))`. A score of 0 or below hides
+/// the pair. `out · exp(lse)` is `Σⱼ max(score, 0) · v`. Source: Wortsman et al. 2023, "Replacing
+/// softmax with ReLU in vision transformers".
 ///
 /// # Errors
 /// None.
@@ -331,9 +338,9 @@ fn score_mod(score: f32, at: At) -> f32 {
     ScorePreset::new("relu", TEXT, &[], vec![], |score, _| score.max(0.0).ln(), |score, _| 1.0 / score)
 }
 
-/// Squared ReLU instead of the softmax: `2 · ln(max(score, 0))`, hidden from 0 down, so that `out ·
-/// exp(lse)` is `Σⱼ max(score, 0)² · v` (So et al. 2021, "Primer"; Hua et al. 2022, "Transformer
-/// quality in linear time").
+/// Squared ReLU instead of the softmax: the score becomes `2 · ln(max(score, 0))`. A score of 0 or
+/// below hides the pair. `out · exp(lse)` is `Σⱼ max(score, 0)² · v`. Sources: So et al. 2021,
+/// "Primer", and Hua et al. 2022, "Transformer quality in linear time".
 ///
 /// # Errors
 /// None.
@@ -347,9 +354,9 @@ fn score_mod(score: f32, at: At) -> f32 {
     ScorePreset::new("squared_relu", TEXT, &[], vec![], value, |score, _| 2.0 / score)
 }
 
-/// Sigmoid instead of the softmax: `ln σ(score + bias)`, so that `out · exp(lse)` is `Σⱼ σ(score +
-/// bias) · v` (Ramapuram et al. 2024, "Theory, analysis, and best practices for sigmoid
-/// self-attention", whose bias is `−ln(kv_len)`).
+/// Sigmoid instead of the softmax: the score becomes `ln σ(score + bias)`. `out · exp(lse)` is
+/// `Σⱼ σ(score + bias) · v`. The paper's bias is `−ln(kv_len)`. Source: Ramapuram et al. 2024,
+/// "Theory, analysis, and best practices for sigmoid self-attention".
 ///
 /// # Errors
 /// A bias that is not finite.
@@ -374,11 +381,13 @@ fn score_mod(score: f32, at: At) -> f32 {
     )
 }
 
-/// GELU instead of the softmax: `ln(gelu(score) + offset)`, so that `out · exp(lse) − offset · Σⱼ
-/// v` is `Σⱼ gelu(score) · v`, where `gelu(x)` is `x / 2 · (1 + tanh(√(2/π) · (x + 0.044715 ·
-/// x³)))` (attention-gym's `activation`; Hendrycks and Gimpel 2016, "Gaussian error linear units").
+/// GELU instead of the softmax: the score becomes `ln(gelu(score) + offset)`. `gelu(x)` is
+/// `x / 2 · (1 + tanh(√(2/π) · (x + 0.044715 · x³)))`. `out · exp(lse) − offset · Σⱼ v` is
+/// `Σⱼ gelu(score) · v`. Sources: attention-gym's `activation`, and Hendrycks and Gimpel 2016,
+/// "Gaussian error linear units".
 ///
-/// `gelu` falls to −0.17, hence the offset; where the sum is not above 0 the pair is hidden.
+/// `gelu` falls to −0.17, which the offset compensates. If the sum is not above 0, the pair is
+/// hidden.
 ///
 /// # Errors
 /// An offset that is not finite or not more than 0.

@@ -1,36 +1,36 @@
-//! Comparing a device's result with the truth, with a tolerance that has a reason.
+//! Compares a device's result with the reference, with a tolerance that is derived.
 //!
-//! A kernel may be off by twice what a naive computation of the same precision is off by on a CPU
-//! (three times for gradients), plus a floor for cases in which that happens to be almost exact.
-//! NaN never passes, a wrong length never passes, infinities must match exactly.
+//! A kernel may have twice the error of a naive CPU computation of the same precision (three times
+//! for gradients). A floor is added, because the naive computation is sometimes almost exact. NaN
+//! and wrong lengths never pass. Infinities must match exactly.
 
-/// What a result is held to.
+/// The permitted error of a result.
 #[derive(Clone, Copy, Debug)]
 pub struct Tolerance {
-    /// Largest permitted absolute error.
+    /// The largest permitted absolute error.
     pub absolute: f64,
 }
 
-/// Units in the last place of the largest term that every result may be off by: WGSL lets `exp` be
-/// off by 3 ULP near 0, where the largest weights lie, and the sum and the division by it add as
+/// Units in the last place of the largest term that every result may be off by. WGSL permits `exp`
+/// to be off by 3 ULP near 0, where the largest weights lie. The sum and the division by it add as
 /// much.
 const FLOOR_ULP: f64 = 8.0;
 
 impl Tolerance {
-    /// `2 × |naive − want| + floor`: `naive` is the same computation in the kernel's precision on
-    /// the CPU, `magnitude` the largest absolute value among the terms that are summed (for an
-    /// attention output, of the values; for weights 1; for lse, of the scores; for a layer, of its
-    /// output), `epsilon` the spacing of the output's type at 1 ([`EPSILON_F32`], [`EPSILON_F16`],
-    /// [`EPSILON_BF16`]).
+    /// Returns the tolerance `2 × |naive − want| + floor`. `naive` is the same computation in the
+    /// kernel's precision on the CPU. `epsilon` is the spacing of the output's type at 1
+    /// ([`EPSILON_F32`], [`EPSILON_F16`], [`EPSILON_BF16`]).
+    ///
+    /// `magnitude` is the largest absolute value among the summed terms. For an attention output,
+    /// take the values; for weights, 1; for lse, the scores; for a layer, its output.
     pub fn from_naive(naive: &[f64], want: &[f64], magnitude: f64, epsilon: f64) -> Self {
         Self::times(2.0, naive, want, magnitude, epsilon)
     }
 
-    /// `3 × |naive − want| + floor` for a gradient. In one, large terms may cancel: `magnitude` is
-    /// the largest sum of their absolute values, which
-    /// [`attention_backward_magnitudes`](crate::reference::attention_backward_magnitudes) gives;
-    /// the rest as
-    /// of [`from_naive`](Self::from_naive).
+    /// Returns the tolerance `3 × |naive − want| + floor` for a gradient. Large terms may cancel in
+    /// a gradient: `magnitude` is the largest sum of their absolute values. Take it from
+    /// [`attention_backward_magnitudes`](crate::reference::attention_backward_magnitudes). The
+    /// other arguments are as for [`from_naive`](Self::from_naive).
     pub fn gradient(naive: &[f64], want: &[f64], magnitude: f64, epsilon: f64) -> Self {
         Self::times(3.0, naive, want, magnitude, epsilon)
     }
@@ -48,44 +48,44 @@ pub const EPSILON_F16: f64 = 1.0 / 1024.0;
 /// Spacing of bf16 at 1.
 pub const EPSILON_BF16: f64 = 1.0 / 128.0;
 
-/// Where a result is wrong.
+/// The place where a result is wrong.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Mismatch {
-    /// Another number of elements.
+    /// The number of elements is wrong.
     #[error("{got} elements, expected {expected}")]
     Length {
-        /// Elements of the truth.
+        /// Elements of the reference.
         expected: usize,
-        /// Elements that came.
+        /// Elements of the result.
         got: usize,
     },
-    /// An element that is too far off, or NaN where there should be none, or the reverse.
+    /// An element is off by more than the tolerance, or only one of the two values is NaN.
     #[error("element {index}: got {got}, expected {want}, off by more than {tolerance:e}")]
     Value {
         /// The worst element.
         index: usize,
-        /// What came.
+        /// The value of the result.
         got: f64,
-        /// The truth.
+        /// The value of the reference.
         want: f64,
-        /// What was permitted.
+        /// The permitted error.
         tolerance: f64,
     },
 }
 
-/// How far a passing result is off.
+/// The error of a passing result.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Difference {
-    /// Largest absolute error.
+    /// The largest absolute error.
     pub absolute: f64,
-    /// Largest absolute error over the largest absolute value of the truth.
+    /// The largest absolute error over the largest absolute value of the reference.
     pub relative: f64,
 }
 
-/// Largest finite absolute difference; infinite if the lengths differ or one has a NaN or infinity
-/// that the other has not.
+/// Returns the largest finite absolute difference. It is infinite if the lengths differ, or if only
+/// one side has a NaN or infinity.
 pub fn max_error(got: &[f64], want: &[f64]) -> f64 {
     if got.len() != want.len() {
         return f64::INFINITY;
@@ -94,7 +94,7 @@ pub fn max_error(got: &[f64], want: &[f64]) -> f64 {
 }
 
 fn error(got: f64, want: f64) -> f64 {
-    // Equal infinities, and the NaN that the truth has too.
+    // Equal infinities, or NaN in both.
     if got == want || (got.is_nan() && want.is_nan()) {
         return 0.0;
     }
@@ -129,7 +129,7 @@ pub fn compare<T: Copy + Into<f64>>(
         }
     }
     let (index, absolute) = worst;
-    // A tolerance that is NaN or infinite, from a naive result that is, permits nothing.
+    // A NaN or infinite tolerance, from such a naive result, permits nothing.
     if absolute == 0.0 || (tolerance.absolute.is_finite() && absolute <= tolerance.absolute) {
         let scale = want.iter().filter(|w| w.is_finite()).fold(0.0, |m: f64, w| m.max(w.abs()));
         return Ok(Difference { absolute, relative: if scale > 0.0 { absolute / scale } else { absolute } });

@@ -1,9 +1,9 @@
-//! The specification: what every kernel must compute, on the CPU, in plain loops.
+//! The specification: the result of every kernel, computed on the CPU in plain loops.
 //!
-//! Slices in, `Vec` out, no wgpu; one file per operator (`reference.rs` in its folder). Every
-//! function is generic over [`Real`]: with `f64` it is the truth that tests compare with, with
-//! `f32` it is the naive computation whose own error says how much of a kernel's error is the
-//! arithmetic's (see [`compare`]).
+//! The functions take slices and return `Vec`, without wgpu. Each operator has one file,
+//! `reference.rs` in its folder. Every function is generic over [`Real`]. With `f64` it is the
+//! reference that tests compare with. With `f32` it is the naive computation: its error measures
+//! the part that is due to f32 arithmetic (see [`compare`]).
 //!
 //! ```
 //! use wgpu_attention::{Mask, Shape, reference};

@@ -1,16 +1,16 @@
-//! How the rows of a softmax are shared out.
+//! Distributes rows among workgroups and invocations.
 
-/// Workgroups and rows.
+/// The distribution of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Rows {
     /// Invocations of a workgroup.
     pub workgroup: u32,
-    /// Invocations that share a row: 1 or all.
+    /// Invocations that share a row: 1 or the whole workgroup.
     pub lanes: u32,
 }
 
-/// The form for software drivers (`cpu`) has one row per invocation, that for GPUs one per
-/// workgroup.
+/// The distribution of rows: one row per invocation for software drivers (`cpu`), one row per
+/// workgroup for GPUs.
 pub(crate) fn rows(kv_len: usize, cpu: bool) -> Rows {
     if cpu {
         return Rows { workgroup: 8, lanes: 1 };
@@ -19,8 +19,8 @@ pub(crate) fn rows(kv_len: usize, cpu: bool) -> Rows {
     Rows { workgroup: lanes, lanes }
 }
 
-/// The same of `count` rows that are summed in fours: where they are fewer than a software driver
-/// computes at once, its lanes share one.
+/// The distribution of `count` rows that are summed as vec4. If a software driver could compute
+/// more rows at once, its lanes share one row.
 pub(crate) fn rows_or_parts(count: usize, features: usize, cpu: bool) -> Rows {
     if cpu && count < VECTOR as usize {
         return Rows { workgroup: VECTOR, lanes: VECTOR };
@@ -28,5 +28,5 @@ pub(crate) fn rows_or_parts(count: usize, features: usize, cpu: bool) -> Rows {
     rows(features, cpu)
 }
 
-/// Lanes that share a row.
+/// The lanes of a software driver that share a row.
 const VECTOR: u32 = 8;

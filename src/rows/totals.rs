@@ -1,6 +1,6 @@
-//! Constants of kernels whose workgroups add up totals.
+//! Constants of kernels whose workgroups compute totals.
 
 /// Invocations of a workgroup.
 pub(crate) const WORKGROUP: usize = 64;
-/// Workgroup memory of totals.
+/// Bytes of workgroup memory for totals.
 pub(crate) const TOTALS_BYTES: u32 = (WORKGROUP * size_of::<f32>()) as u32;

@@ -1,5 +1,5 @@
-//! The tensors of one call: each is checked when it is named, and all of them against each other in
-//! the end.
+//! The tensors of one call. Each tensor is checked when the call names it. [`CallTensors::finish`]
+//! then checks them against each other.
 
 use super::dtype::Element;
 use super::{
@@ -7,8 +7,8 @@ use super::{
 };
 use crate::device::DeviceFacts;
 
-/// The element types that a call accepts for a tensor: one type, or every type that stores such
-/// elements.
+/// The element types that a call accepts for a tensor: one type, or every type that stores an
+/// [`Element`].
 pub(crate) trait Accepted {
     fn check(self, tensor: &'static str, view: &TensorView) -> Result<(), Error>;
 }
@@ -25,7 +25,7 @@ impl Accepted for Element {
     }
 }
 
-/// The tensors that a call reads and writes, with the names that errors give them. A view may be an
+/// The tensors that a call reads and writes, with their names in error messages. A view may be an
 /// `Option`: an absent tensor is skipped.
 pub(crate) struct CallTensors<'a, 'd> {
     pub device: &'d DeviceFacts,
@@ -38,8 +38,8 @@ impl<'a, 'd> CallTensors<'a, 'd> {
         CallTensors { device, read: Vec::new(), written: Vec::new() }
     }
 
-    /// Checks the element type, the memory and the shape of a tensor. Where other checks find the
-    /// shape, pass the view's own.
+    /// Checks the element type, the memory and the shape of a tensor. If another function checks
+    /// the shape, pass the shape of the view.
     pub fn add(
         &mut self,
         access: Access,
@@ -70,7 +70,7 @@ impl<'a, 'd> CallTensors<'a, 'd> {
         self.add(Access::Read, tensor, view, accepted, shape)
     }
 
-    /// A tensor that the call reads, each of whose axes may be 1 instead and is then repeated.
+    /// A tensor that the call reads. Axes of one element are repeated.
     pub fn read_broadcast(
         &mut self,
         tensor: &'static str,
@@ -94,7 +94,7 @@ impl<'a, 'd> CallTensors<'a, 'd> {
         self.add(Access::Write, tensor, view, accepted, shape)
     }
 
-    /// A gradient that the call writes, in the type of the tensor that it belongs to or in F32.
+    /// A gradient that the call writes, in F32 or in the type of its tensor.
     pub fn gradient(
         &mut self,
         tensor: &'static str,
@@ -134,7 +134,8 @@ impl<'a, 'd> CallTensors<'a, 'd> {
         check_aliasing(&self.written, &self.read, self.device)
     }
 
-    /// [`check_aliasing`](Self::check_aliasing) for tensors that one dispatch writes: their bindings must not meet either.
+    /// Refuses memory that a written tensor shares, and bindings of written tensors that overlap.
+    /// Use it if one dispatch writes all of these tensors.
     pub fn finish(&self) -> Result<(), Error> {
         self.check_aliasing()?;
         check_apart(&self.written, self.device)

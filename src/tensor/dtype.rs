@@ -6,16 +6,16 @@
 pub enum DType {
     /// 32-bit float.
     F32,
-    /// 16-bit float; storage only, sums are always f32. Needs no device feature: without
+    /// 16-bit float, for storage only: sums are always f32. Needs no device feature: without
     /// `wgpu::Features::SHADER_F16` kernels pack two elements in a word.
     F16,
-    /// The upper half of a 32-bit float (bfloat16); storage only, sums are always f32. Needs no
-    /// device feature: kernels pack and unpack it by its bits, and round to the nearest, ties to
-    /// even. Matrix units do not multiply it.
+    /// The upper 16 bits of a 32-bit float (bfloat16), for storage only: sums are always f32. Needs
+    /// no device feature: kernels pack and unpack its bits, and round to nearest, ties to even.
+    /// Matrix units do not multiply bf16.
     BF16,
     /// 32-bit unsigned integer, for lengths.
     U32,
-    /// Boolean, one byte each: 0 is false, anything else true.
+    /// Boolean, one byte each: 0 is false, any other value is true.
     Bool,
 }
 
@@ -29,7 +29,7 @@ impl DType {
         }
     }
 
-    /// The WGSL scalar that memory holds it in, or several of it.
+    /// The WGSL scalar type of the memory. One scalar stores one element or several.
     pub(crate) const fn wgsl(self) -> &'static str {
         match self {
             DType::F32 => "f32",
@@ -38,21 +38,21 @@ impl DType {
         }
     }
 
-    /// The WGSL float that loses nothing of it.
+    /// The narrowest WGSL float type that represents every value exactly.
     pub(crate) const fn operand(self) -> &'static str {
         if matches!(self, DType::F16) { "f16" } else { "f32" }
     }
 
-    /// Whether this is one of the float types.
+    /// True for float types.
     pub(crate) const fn is_float(self) -> bool {
         matches!(self, DType::F32 | DType::F16 | DType::BF16)
     }
 }
 
-/// What messages say where any of the float types would do.
+/// The float types, as error messages list them.
 pub(crate) const FLOAT: &str = "F32, F16 or BF16";
 
-/// What elements stand for, in whichever type they are stored.
+/// The meaning of an element, independent of the type that stores it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Element {
     Number,
@@ -61,7 +61,7 @@ pub(crate) enum Element {
 }
 
 impl Element {
-    /// What kernels read them as.
+    /// The WGSL type that kernels load an element as.
     pub fn wgsl(self) -> &'static str {
         match self {
             Element::Number => "u32",

@@ -1,25 +1,28 @@
-//! Everything that can be refused, each with what was wrong and what to do about it.
+//! The errors of calls. Each message says what is wrong and what to do.
 
 use super::DType;
 use crate::device::Family;
 
-/// Why a call was refused. Every check runs before anything is recorded: after an `Err` the
-/// encoder is as it was and later calls are unaffected. `Debug` prints the same sentence as
-/// `Display`, so that a `main` that returns an error says what to do.
+/// The reason why a call was refused. Every check runs before anything is recorded. After an `Err`
+/// the encoder is unchanged, and later calls are unaffected. `Debug` prints the same sentence as
+/// `Display`: a `main` that returns an error then prints the advice.
 #[non_exhaustive]
 #[derive(thiserror::Error)]
 pub enum Error {
-    /// A dimension is zero. WebGPU binds no 0 bytes, and no operator takes such a tensor: skip the
-    /// call. Where PyTorch takes it, outputs of an empty batch or length are empty; attention to no
-    /// keys gives 0, log-sum-exp −∞ and gradients of 0; gradients of what an empty batch shares, as
-    /// weights, are 0: clear their buffers, unless they are added to.
+    /// A dimension is zero. WebGPU cannot bind 0 bytes, and no operator accepts such a tensor: skip
+    /// the call.
+    ///
+    /// PyTorch accepts it with these results. Outputs of an empty batch or length are empty.
+    /// Attention to no keys returns 0, log-sum-exp −∞ and gradients of 0. Gradients of shared
+    /// tensors, such as weights, are 0 for an empty batch. To get the same result, clear the
+    /// buffers of these gradients, unless the call accumulates into them.
     #[error(
         "`{tensor}`: {axis} is 0; every dimension must be at least 1; skip a call of an empty batch or length"
     )]
     ZeroSize {
         /// The tensor or option at fault.
         tensor: &'static str,
-        /// Which dimension.
+        /// The name of the dimension.
         axis: &'static str,
     },
     /// A slice of a tensor takes elements past the end of its axis.
@@ -30,7 +33,7 @@ pub enum Error {
     Slice {
         /// The tensor at fault.
         tensor: &'static str,
-        /// Which axis was cut, counted from 0.
+        /// The axis of the slice, counted from 0.
         axis: usize,
         /// The name of that axis.
         name: &'static str,
@@ -38,7 +41,7 @@ pub enum Error {
         start: usize,
         /// Indices of the slice.
         length: usize,
-        /// Indices that the axis had.
+        /// Indices of the axis.
         size: usize,
     },
     /// A view was made with an axis that no tensor has.
@@ -48,7 +51,7 @@ pub enum Error {
         tensor: &'static str,
         /// The method of the view.
         method: &'static str,
-        /// The axis that came.
+        /// The axis that was passed.
         axis: usize,
     },
     /// A tensor's shape differs from what the call needs.
@@ -60,32 +63,32 @@ pub enum Error {
     Shape {
         /// The tensor at fault.
         tensor: &'static str,
-        /// Which dimension.
+        /// The name of the dimension.
         axis: &'static str,
-        /// What the call needs there.
+        /// The size that the call needs.
         expected: String,
-        /// What the tensor has there.
+        /// The size that the tensor has.
         got: usize,
-        /// The whole shape that came.
+        /// The shape of the tensor.
         shape: [usize; 4],
-        /// The whole shape that was wanted, by the names of its axes, where a mask's tensor
-        /// differs.
+        /// The expected shape, with the names of its axes. Only present if the shape of a mask's
+        /// tensor is wrong.
         wanted: Option<String>,
     },
     /// `heads` must be a multiple of `kv_heads`, and a width a multiple of the heads it is split
     /// into.
     #[error("{what} {value} is not divisible by {by} {divisor}")]
     NotDivisible {
-        /// What should be divisible.
+        /// The name of the dividend.
         what: &'static str,
         /// Its value.
         value: usize,
-        /// What it is divided by.
+        /// The name of the divisor.
         by: &'static str,
         /// The divisor's value.
         divisor: usize,
     },
-    /// Two indices of a tensor that is written meet in one element.
+    /// Two indices of a written tensor address the same element.
     #[error(
         "`{tensor}`: strides {strides:?} with shape {shape:?} let two elements share memory; \
          a tensor that is written needs distinct elements"
@@ -98,7 +101,7 @@ pub enum Error {
         /// Its strides, in elements.
         strides: [usize; 4],
     },
-    /// An element index does not fit in the 32 bits the kernels address with.
+    /// An element index does not fit in 32 bits, the size of an index in a kernel.
     #[error(
         "`{tensor}`: offset {offset} with strides {strides:?} and shape {shape:?} reaches past \
          2^32 elements, which kernels cannot address; use a smaller window or an offset nearer to it"
@@ -154,15 +157,15 @@ pub enum Error {
         /// The tensor that is written.
         written: &'static str,
     },
-    /// Two tensors that are written reach over the same bytes.
+    /// Two written tensors overlap in memory.
     #[error(
         "`{tensor}` and `{other}` are both written and their windows overlap, element by element, interleaved or \
          in the bytes before the device's binding alignment; give each a range of its own"
     )]
     OutputsOverlap {
-        /// One of them.
+        /// The first tensor.
         tensor: &'static str,
-        /// The other.
+        /// The second tensor.
         other: &'static str,
     },
     /// A buffer was created without a usage that the call needs.
@@ -170,17 +173,17 @@ pub enum Error {
     Usage {
         /// The tensor at fault.
         tensor: &'static str,
-        /// What is missing.
+        /// The missing usage.
         missing: wgpu::BufferUsages,
     },
-    /// A tensor has another element type than the call needs.
+    /// The element type of a tensor is not the type that the call needs.
     #[error("`{tensor}`: dtype must be {expected}, got {got:?}")]
     Type {
         /// The tensor at fault.
         tensor: &'static str,
-        /// What the call needs.
+        /// The types that the call accepts.
         expected: String,
-        /// What came.
+        /// The type of the tensor.
         got: DType,
     },
     /// A tensor is larger than the device can bind.
@@ -193,7 +196,7 @@ pub enum Error {
         tensor: &'static str,
         /// Bytes to bind.
         bytes: u64,
-        /// What the device allows.
+        /// The limit of the device.
         limit: u64,
     },
     /// The keys or the values of one layer of a cache are larger than the device can bind.
@@ -213,11 +216,11 @@ pub enum Error {
     /// The call needs more of something than the device's limits allow.
     #[error("{what} is {needed}, the device allows {limit} ({name})")]
     Limit {
-        /// What is too large.
+        /// The name of the quantity.
         what: &'static str,
-        /// How much the call needs.
+        /// The value that the call needs.
         needed: u64,
-        /// What the device allows.
+        /// The limit of the device.
         limit: u64,
         /// The limit's name in `wgpu::Limits`.
         name: &'static str,
@@ -225,33 +228,34 @@ pub enum Error {
     /// A number among the options is out of its range.
     #[error("{option} is {value}, it must be {expected}")]
     Option {
-        /// Which option.
+        /// The name of the option.
         option: &'static str,
-        /// What came.
+        /// The value that was passed.
         value: f64,
-        /// What it must be.
+        /// The accepted range.
         expected: &'static str,
     },
     /// An option that this call cannot honour.
     #[error("{what}: {why}")]
     Unsupported {
-        /// What was asked for.
+        /// The name of the option or of the call.
         what: &'static str,
-        /// Why not, and what to do.
+        /// The reason, and what to do.
         why: &'static str,
     },
-    /// A score function or mask of the caller's own that is not taken.
+    /// A user-defined score function or mask function is invalid.
     #[error("{function}: {message}")]
     Mod {
         /// `score_mod` or `mask_mod`.
         function: &'static str,
-        /// What is wrong, with line and column of the text where it is the text.
+        /// The error, with line and column if it is in the text of the function.
         message: String,
     },
-    /// The kernels that this call takes were put aside on this device, and nothing replaces them.
+    /// The kernels that this call needs are disabled on this device, and no other kernel replaces
+    /// them.
     #[error("{family}: put aside on this device; `Pipelines::report` says why")]
     PutAside {
-        /// Which kernels.
+        /// The family of the disabled kernels.
         family: Family,
     },
     /// The scratch memory is smaller than the call needs.
@@ -260,11 +264,11 @@ pub enum Error {
          `Scratch::new(device, operator.scratch_size(&call)?)`"
     )]
     ScratchTooSmall {
-        /// Which part.
+        /// The name of the part.
         slot: &'static str,
-        /// Bytes the call needs there.
+        /// Bytes that the call needs in this part.
         needed: u64,
-        /// Bytes it has there.
+        /// Bytes of this part.
         got: u64,
     },
     /// A sequence of a cache has no room for the rows.
@@ -273,13 +277,13 @@ pub enum Error {
          use a ring or a cache of larger capacity"
     )]
     CacheFull {
-        /// Which sequence.
+        /// The index of the sequence.
         sequence: usize,
-        /// Tokens it has, at least.
+        /// A lower bound of the sequence's length, in tokens.
         len: usize,
-        /// Tokens that were to come.
+        /// Tokens that the call appends.
         rows: usize,
-        /// Tokens it can have.
+        /// The largest length of the sequence, in tokens.
         capacity: usize,
     },
     /// A paged cache has too few free pages.
@@ -292,49 +296,50 @@ pub enum Error {
         /// Pages free.
         free: usize,
     },
-    /// A mask or a rotation of one layer of a stack is refused, where each layer has its own.
+    /// A mask or a rotation of one layer of a stack is invalid. Only returned if each layer has a
+    /// separate one.
     #[error("layer_calls[{layer}]: {error}")]
     Layer {
-        /// Which layer, counted from 0.
+        /// The index of the layer, counted from 0.
         layer: usize,
-        /// The error of its mask or rotation.
+        /// The error of this layer's mask or rotation.
         error: Box<Error>,
     },
-    /// A slice has another length than its shape says.
+    /// The length of a slice does not match its shape.
     #[error("`{tensor}`: {expected} elements expected, got {got}")]
     Length {
         /// The slice at fault.
         tensor: &'static str,
-        /// What its shape says.
+        /// The number of elements of the shape.
         expected: usize,
         /// Its length.
         got: usize,
     },
-    /// wgpu refused a resource of this call: a buffer from another device of the same
-    /// `wgpu::Instance`, say. Those of another instance it cannot tell from its own.
+    /// wgpu refused a resource of this call. An example is a buffer from another device of the same
+    /// `wgpu::Instance`. wgpu cannot detect buffers of another instance.
     #[error("wgpu refused {what}: {description}")]
     Refused {
-        /// What was being made.
+        /// The name of the resource.
         what: &'static str,
-        /// wgpu's own words.
+        /// The message of wgpu.
         description: String,
     },
     /// The device has no memory left for a buffer of this call.
     #[error("out of device memory for {what}: {description}")]
     OutOfMemory {
-        /// What was being made.
+        /// The name of the resource.
         what: &'static str,
-        /// wgpu's own words.
+        /// The message of wgpu.
         description: String,
     },
-    /// No adapter to run on.
+    /// No adapter is usable.
     #[error(
         "no usable GPU adapter: {0}; install a Vulkan driver (Mesa's lavapipe runs on any CPU) or \
          pass your own device"
     )]
     NoAdapter(String),
-    /// The device is lost or a result could not be read back from it. A call that creates nothing,
-    /// as one recorded again, may still be accepted, as wgpu's own commands are.
+    /// The device is lost, or a result could not be read back from it. A call that creates no
+    /// resource, such as a repeated one, may still return `Ok`, as wgpu's commands do.
     #[error("the device is lost or did not answer: {0}; create a new device and new buffers")]
     DeviceLost(String),
 }
@@ -345,7 +350,7 @@ impl std::fmt::Debug for Error {
     }
 }
 
-/// Advice where the heads stand in the place of the length.
+/// Returns advice if the axes of heads and length are swapped.
 fn swapped_axes(axis: &str, expected: &str, shape: &[usize; 4]) -> &'static str {
     if axis == "heads" && shape[2].to_string() == expected {
         "; of a tensor [batch, length, heads, dim] make the view with `TensorView::blhd`"

@@ -2,28 +2,29 @@
 
 use super::{Error, count, expect_broadcast};
 
-/// A dense row-major slice with its shape; an axis of 1 repeats.
+/// A dense row-major slice with its shape. An axis of one element is repeated.
 #[derive(Clone, Copy, Debug)]
 pub struct HostTensor<'a, T> {
     /// The elements.
     pub(crate) data: &'a [T],
-    /// As the method of [`Mask`](crate::Mask) says that takes it.
+    /// The shape of the tensor. The method of [`Mask`](crate::Mask) that takes the tensor describes
+    /// it.
     pub(crate) shape: [usize; 4],
 }
 
 impl<'a, T: Copy> HostTensor<'a, T> {
-    /// A slice seen as a tensor.
+    /// A slice, viewed as a tensor.
     pub fn new(data: &'a [T], shape: [usize; 4]) -> Self {
         HostTensor { data, shape }
     }
 
-    /// The element at `[b, h, i, j]`, repeating axes of 1; `None` outside.
+    /// Returns the element at `[b, h, i, j]`, with axes of 1 repeated; `None` outside the tensor.
     pub fn at(&self, index: [usize; 4]) -> Option<T> {
         if (0..4).any(|a| self.shape[a] != 1 && index[a] >= self.shape[a]) {
             return None;
         }
         let strides = super::dense_strides(self.shape);
-        // A shape may be larger than the slice.
+        // A shape may have more elements than the slice.
         let flat = (0..4)
             .filter(|a| self.shape[*a] != 1)
             .try_fold(0usize, |flat, a| flat.checked_add(index[a].checked_mul(strides[a])?))?;

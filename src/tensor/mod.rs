@@ -19,7 +19,7 @@ pub use shape::Shape;
 
 use crate::device::{DeviceFacts, Family};
 
-/// The names of a tensor's four axes, as error messages call them; tensors of masks have theirs in
+/// The names of a tensor's four axes in error messages. The names for tensors of masks are in
 /// `mask/rules.rs`.
 pub(crate) fn axes(tensor: &str) -> [&'static str; 4] {
     match tensor {
@@ -54,12 +54,12 @@ pub(crate) const fn dense_strides(shape: [usize; 4]) -> [usize; 4] {
     [b, h, l, d]
 }
 
-/// Elements of a tensor; `usize::MAX` if there are more.
+/// Elements of a tensor; `usize::MAX` if the product overflows.
 pub(crate) fn count(shape: [usize; 4]) -> usize {
     shape.into_iter().fold(1, usize::saturating_mul)
 }
 
-/// Longest axis: sums and differences of two, and a tile more, fit in an i32.
+/// Longest axis: the sum or difference of two indices plus a tile fits in an i32.
 pub(crate) const LONGEST_AXIS: usize = (i32::MAX / 4) as usize;
 
 impl Layout {
@@ -67,11 +67,11 @@ impl Layout {
         Layout { shape, strides: dense_strides(shape), offset: 0 }
     }
 
-    /// Index of the last element, if it fits.
+    /// Index of the last element, if it fits in 64 bits.
     fn last(&self) -> Option<u64> {
         let mut last = self.offset as u64;
-        // An axis of repeated elements reaches no further, yet kernels count along it, in signed 32
-        // bits too.
+        // An axis of stride 0 adds nothing to the last index. But kernels count along it too, in
+        // signed 32-bit integers.
         if self.shape.iter().any(|n| *n > LONGEST_AXIS) {
             return None;
         }
@@ -81,8 +81,8 @@ impl Layout {
         Some(last)
     }
 
-    /// Whether no two indices meet in one element. Sufficient, not necessary: axes are
-    /// required to nest, as they do in every transposed, sliced or padded dense tensor.
+    /// True if no two indices address the same element. The test is sufficient, not necessary: it
+    /// requires that axes nest, as in every transposed, sliced or padded dense tensor.
     fn is_injective(&self) -> bool {
         let mut axes: Vec<(usize, usize)> =
             self.strides.into_iter().zip(self.shape).filter(|(_, n)| *n > 1).collect();
@@ -95,13 +95,13 @@ impl Layout {
         })
     }
 
-    /// Whether four consecutive elements along `axis` can be loaded as one aligned vector
-    /// from every position.
+    /// True if a kernel can load four consecutive elements along `axis` as one aligned vec4 from
+    /// every position.
     pub fn in_fours(&self, axis: usize) -> bool {
         self.in_groups(axis, 4)
     }
 
-    /// The same of `n` elements.
+    /// True if a kernel can load `n` consecutive elements along `axis` as one aligned vector.
     pub fn in_groups(&self, axis: usize, n: usize) -> bool {
         self.strides[axis] == 1
             && self.shape[axis].is_multiple_of(n)
@@ -110,13 +110,13 @@ impl Layout {
     }
 }
 
-/// The first mistake in a view. Builder methods return a view, so that the call that uses the view
-/// refuses it.
+/// The first mistake in a view. Builder methods return a view, so the call that uses the view
+/// reports the mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ViewFault {
-    /// A slice that leaves its axis of `size` elements.
+    /// A slice that ends outside its axis of `size` elements.
     Slice { axis: usize, start: usize, length: usize, size: usize },
-    /// A method names an axis that no tensor has.
+    /// A method was called with an axis above 3.
     Axis { method: &'static str, axis: usize },
 }
 
@@ -133,14 +133,14 @@ impl ViewFault {
 
 /// A window of a buffer, seen as `[batch, heads, length, dim]`.
 ///
-/// Strides and offset count elements of `dtype`, so `[B, H, L, D]`, `[B, L, H, D]`, one third of
-/// a packed `[B, L, 3, H, D]` buffer or part of a cache are all views, never copies. Inputs may
-/// repeat elements (stride 0); a tensor that is written may not.
+/// Strides and offset count elements of `dtype`. `[B, H, L, D]`, `[B, L, H, D]`, one third of a
+/// packed `[B, L, 3, H, D]` buffer or part of a cache are all views, never copies. Inputs may
+/// repeat elements (stride 0). Written tensors may not.
 ///
 /// Buffers need usage `STORAGE`. Views of [`DType::F16`], [`DType::BF16`] and [`DType::Bool`] are
-/// bound in whole words: make their buffers a multiple of 4 bytes long. The view is checked when a
-/// call uses it, not when it is made. A view remembers the first method that was called wrongly,
-/// and every call that uses the view refuses it.
+/// bound in whole words: make their buffers a multiple of 4 bytes long. The call that uses the view
+/// checks it; the constructors do not. A view remembers the first method that was called wrongly.
+/// Every call that uses the view then returns this error.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorView<'a> {
     pub(crate) buffer: &'a wgpu::Buffer,
@@ -159,15 +159,16 @@ impl<'a> TensorView<'a> {
         Self::with_layout(buffer, dtype, Layout::dense(shape))
     }
 
-    /// Memory laid out as `[batch, length, heads, dim]`. `shape` is the view's, `[batch, heads,
-    /// length, dim]`.
+    /// A view of memory in the order `[batch, length, heads, dim]`. `shape` is the shape of the
+    /// view, `[batch, heads, length, dim]`.
     pub fn blhd(buffer: &'a wgpu::Buffer, dtype: DType, shape: [usize; 4]) -> Self {
         let [b, h, l, d] = shape;
         Self::new(buffer, dtype, [b, l, h, d]).transposed(1, 2)
     }
 
-    /// Queries, keys and values of one packed `[batch, length, 3, heads, dim]` buffer, with as many
-    /// key/value heads as query heads. `shape` is each view's, `[batch, heads, length, dim]`.
+    /// Queries, keys and values of one packed `[batch, length, 3, heads, dim]` buffer. The numbers
+    /// of query heads and key/value heads are equal. `shape` is the shape of each view, `[batch,
+    /// heads, length, dim]`.
     pub fn packed_qkv(buffer: &'a wgpu::Buffer, dtype: DType, shape: [usize; 4]) -> [Self; 3] {
         let [_, h, l, d] = shape;
         let third = h.saturating_mul(d);
@@ -178,40 +179,40 @@ impl<'a> TensorView<'a> {
         })
     }
 
-    /// Activations `[batch, length, features]`, as a layer takes them: `[batch, 1, length,
-    /// features]`. Memory laid out as `[length, batch, features]` is `sequence(.., [length, batch,
-    /// features]).transposed(0, 2)`.
+    /// Activations `[batch, length, features]` as the view `[batch, 1, length, features]`, the
+    /// input of a layer.
     ///
-    /// `batch_first=False` of `nn.MultiheadAttention` is the latter: there is no option, strides
-    /// say which axis is where.
+    /// For memory in the order `[length, batch, features]`, use `sequence(.., [length, batch,
+    /// features]).transposed(0, 2)`. This is `batch_first=False` of `nn.MultiheadAttention`. There
+    /// is no such option, because strides describe the order of the axes.
     #[doc(alias = "batch_first")]
     pub fn sequence(buffer: &'a wgpu::Buffer, dtype: DType, [b, l, e]: [usize; 3]) -> Self {
         Self::new(buffer, dtype, [b, 1, l, e])
     }
 
-    /// A matrix `[rows, columns]`, for weights `[out, in]`: `[1, 1, rows, columns]`.
+    /// A matrix `[rows, columns]` as the view `[1, 1, rows, columns]`, for weights `[out, in]`.
     pub fn matrix(buffer: &'a wgpu::Buffer, dtype: DType, [rows, columns]: [usize; 2]) -> Self {
         Self::new(buffer, dtype, [1, 1, rows, columns])
     }
 
-    /// A vector, for biases: `[1, 1, 1, n]`.
+    /// A vector as the view `[1, 1, 1, n]`, for biases.
     pub fn vector(buffer: &'a wgpu::Buffer, dtype: DType, n: usize) -> Self {
         Self::new(buffer, dtype, [1, 1, 1, n])
     }
 
-    /// The same window with other strides, in elements.
+    /// Replaces the strides of the view, in elements.
     pub fn with_strides(mut self, strides: [usize; 4]) -> Self {
         self.layout.strides = strides;
         self
     }
 
-    /// The same window starting at element `offset` of the buffer.
+    /// Replaces the offset of the view: its first element, counted from the start of the buffer.
     pub fn with_offset(mut self, offset: usize) -> Self {
         self.layout.offset = offset;
         self
     }
 
-    /// Two axes exchanged. The call that uses the view refuses axes above 3, with [`Error::Axis`].
+    /// Exchanges two axes. The call that uses the view refuses axes above 3 with [`Error::Axis`].
     pub fn transposed(mut self, a: usize, b: usize) -> Self {
         if a.max(b) > 3 {
             return self.or_fault(ViewFault::Axis { method: "transposed", axis: a.max(b) });
@@ -221,9 +222,9 @@ impl<'a> TensorView<'a> {
         self
     }
 
-    /// `length` indices of `axis` from `start` on. The call that uses the view refuses a range past
-    /// the end of the axis, with
-    /// [`Error::Slice`], and axes above 3, with [`Error::Axis`].
+    /// Takes `length` indices of `axis` from `start` on. The call that uses the view refuses a
+    /// range past the end of the axis with [`Error::Slice`]. It refuses axes above 3 with
+    /// [`Error::Axis`].
     pub fn slice(mut self, axis: usize, start: usize, length: usize) -> Self {
         let Some(&size) = self.layout.shape.get(axis) else {
             return self.or_fault(ViewFault::Axis { method: "slice", axis });
@@ -237,13 +238,13 @@ impl<'a> TensorView<'a> {
         self
     }
 
-    /// The view with this fault, unless it has one already.
+    /// Adds a fault to the view, unless the view already has one.
     fn or_fault(mut self, fault: ViewFault) -> Self {
         self.fault = self.fault.or(Some(fault));
         self
     }
 
-    /// The buffer this is a window of.
+    /// The buffer of the view.
     pub fn buffer(&self) -> &'a wgpu::Buffer {
         self.buffer
     }
@@ -272,7 +273,7 @@ impl<'a> TensorView<'a> {
         Tensor { buffer: self.buffer.clone(), dtype: self.dtype, layout: self.layout, fault: self.fault }
     }
 
-    /// First byte and one past the last byte, the latter rounded up to whole words.
+    /// The first byte, and the end in bytes, rounded up to whole words.
     fn bytes(&self, tensor: &'static str) -> Result<(u64, u64), Error> {
         let Layout { shape, strides, offset } = self.layout;
         let size = self.dtype.bytes() as u64;
@@ -289,7 +290,7 @@ impl<'a> TensorView<'a> {
         }
     }
 
-    /// Checks everything about the view that does not depend on the call.
+    /// Makes the checks of a view that do not depend on the call.
     pub(crate) fn check(
         &self,
         tensor: &'static str,
@@ -324,7 +325,7 @@ impl<'a> TensorView<'a> {
         Ok(())
     }
 
-    /// Requires a dtype that stores such elements.
+    /// Requires a dtype that stores elements of this kind.
     pub(crate) fn check_element(&self, tensor: &'static str, element: Element) -> Result<(), Error> {
         let got = self.dtype;
         let (right, expected) = match element {
@@ -335,7 +336,7 @@ impl<'a> TensorView<'a> {
         if right { Ok(()) } else { Err(Error::Type { tensor, expected: expected.into(), got }) }
     }
 
-    /// [`check`](Self::check) after the dtype.
+    /// Checks the dtype, then calls [`check`](Self::check).
     pub(crate) fn check_as(
         &self,
         tensor: &'static str,
@@ -347,7 +348,7 @@ impl<'a> TensorView<'a> {
         self.check(tensor, access, device)
     }
 
-    /// The part of the buffer to bind, and the view's offset inside it. Dispatch after `check`.
+    /// The part of the buffer to bind, and the view's offset in this part. Use it after `check`.
     pub(crate) fn window(&self, device: &DeviceFacts) -> Window<'a> {
         let (start, end) = self.bytes("").unwrap_or((0, 4));
         let start = start - start % device.offset_alignment;
@@ -357,13 +358,13 @@ impl<'a> TensorView<'a> {
         Window { buffer: self.buffer, start, size: end - start, layout }
     }
 
-    /// Bytes of the buffer between the first and the last element.
+    /// The byte range of the view in the buffer.
     pub(crate) fn extent(&self) -> (u64, u64) {
         self.bytes("").unwrap_or((0, u64::MAX))
     }
 }
 
-/// How a call uses a tensor.
+/// The access of a call to a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     Read,
@@ -387,7 +388,7 @@ impl Window<'_> {
     }
 }
 
-/// A tensor that keeps its buffer alive: the weights of a layer.
+/// A tensor that keeps its buffer alive, for example the weights of a layer.
 #[derive(Clone, Debug)]
 pub(crate) struct Tensor {
     pub buffer: wgpu::Buffer,
@@ -403,7 +404,7 @@ impl Tensor {
     }
 }
 
-/// Whether two views are of the same elements in the same order.
+/// True if two views address the same elements in the same order.
 pub(crate) fn same_view(a: &TensorView, b: &TensorView) -> bool {
     a.buffer == b.buffer && a.dtype == b.dtype && a.layout == b.layout
 }
@@ -461,8 +462,8 @@ pub(crate) fn check_aliasing<'a>(
     Ok(())
 }
 
-/// Refuses tensors that one dispatch writes through bindings of their own and whose bindings meet:
-/// they begin where the device can bind, and WebGPU wants them apart.
+/// Refuses tensors of one dispatch whose separate bindings overlap. Bindings start at multiples of
+/// the device's alignment, and WebGPU requires written bindings to be disjoint.
 pub(crate) fn check_apart<'a>(
     written: &[(&'static str, TensorView<'a>)],
     device: &DeviceFacts,
@@ -485,7 +486,7 @@ pub(crate) fn check_sizes(tensor: &'static str, sizes: &[(&'static str, usize)])
     }
 }
 
-/// Requires `shape[axis]` to be what the call needs.
+/// Requires `shape[axis]` to be `expected`.
 pub(crate) fn expect(
     tensor: &'static str,
     shape: [usize; 4],
@@ -495,7 +496,7 @@ pub(crate) fn expect(
     expect_any(tensor, shape, axis, &[expected])
 }
 
-/// Requires `shape` to be what the call needs.
+/// Requires `shape` to be `expected`.
 pub(crate) fn expect_shape(
     tensor: &'static str,
     shape: [usize; 4],
@@ -504,7 +505,7 @@ pub(crate) fn expect_shape(
     (0..4).try_for_each(|axis| expect(tensor, shape, axis, expected[axis]))
 }
 
-/// Requires `shape[axis]` to be `size`, or 1 to be repeated.
+/// Requires each axis of `shape` to be the size in `to`, or 1, which is then repeated.
 pub(crate) fn expect_broadcast(tensor: &'static str, shape: [usize; 4], to: [usize; 4]) -> Result<(), Error> {
     (0..4).try_for_each(|axis| expect_any(tensor, shape, axis, &[to[axis], 1]))
 }
@@ -519,7 +520,7 @@ fn expect_any(tensor: &'static str, shape: [usize; 4], axis: usize, expected: &[
     Err(Error::Shape { tensor, axis: axes(tensor)[axis], expected, got: shape[axis], shape, wanted: None })
 }
 
-/// A broadcast view's strides: an axis of one element repeats it.
+/// Sets the strides of axes of one element to 0, so that the element is repeated.
 pub(crate) fn broadcast(mut layout: Layout) -> Layout {
     for axis in 0..4 {
         if layout.shape[axis] == 1 {

@@ -1,10 +1,11 @@
 //! The arithmetic of the reference.
 
-/// The arithmetic of the reference: `f64` for truth, `f32` for a naive same-precision computation.
+/// The arithmetic of the reference: `f64` for exact results, `f32` to measure the rounding of a
+/// plain f32 computation.
 pub trait Real: num_traits::Float + Send + Sync + 'static {
-    /// The nearest value.
+    /// Returns the nearest value.
     fn of(x: f64) -> Self;
-    /// As f64, exactly.
+    /// Converts to f64, exactly.
     fn f64(self) -> f64;
 }
 
@@ -26,12 +27,12 @@ impl Real for f32 {
     }
 }
 
-/// A slice of f32 in the arithmetic of the reference, exactly.
+/// Converts a slice of f32 to the arithmetic of the reference, exactly.
 pub fn widen<R: Real>(x: &[f32]) -> Vec<R> {
     x.iter().map(|x| R::of(f64::from(*x))).collect()
 }
 
-/// A slice must be as long as its shape says.
+/// Requires a slice of `expected` elements.
 pub(crate) fn expect_length<T>(tensor: &'static str, x: &[T], expected: usize) -> Result<(), crate::Error> {
     if x.len() == expected { Ok(()) } else { Err(crate::Error::Length { tensor, expected, got: x.len() }) }
 }

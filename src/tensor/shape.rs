@@ -1,4 +1,4 @@
-//! The dimensions of one attention call, unified from its tensors and checked once.
+//! The dimensions of one attention call. They are derived from its tensors and checked once.
 
 use super::{Access, CallTensors, DType, Error, LONGEST_AXIS, TensorView, check_sizes, expect, expect_shape};
 
@@ -57,7 +57,8 @@ impl Shape {
         [self.batch, self.heads, self.q_len, self.value_dim]
     }
 
-    /// `[batch, heads, q_len, kv_len]`: attention weights, and what masks broadcast to.
+    /// `[batch, heads, q_len, kv_len]`: the shape of attention weights, to which masks are
+    /// broadcast.
     pub const fn weights(&self) -> [usize; 4] {
         [self.batch, self.heads, self.q_len, self.kv_len]
     }
@@ -96,7 +97,7 @@ impl Shape {
         Ok(())
     }
 
-    /// Refuses pairs that no tensor could have, where none need bound them.
+    /// Refuses lengths that no tensor could have. Use it if no tensor limits these lengths.
     pub(crate) fn check_lengths(&self) -> Result<(), Error> {
         let lengths =
             [("batch", self.batch), ("heads", self.heads), ("q_len", self.q_len), ("kv_len", self.kv_len)];
@@ -106,9 +107,9 @@ impl Shape {
         }
     }
 
-    /// The dimensions that the tensors of a call agree on: `q`, `k`, `v`, and `out`, the output or
-    /// its gradient. Checks these tensors for a configured type and configured `[heads, kv_heads,
-    /// head_dim, value_dim]`.
+    /// Derives the dimensions from the tensors of a call: `q`, `k`, `v` and `out`. `out` is the
+    /// output or its gradient. Checks these tensors against the configured type and the configured
+    /// `[heads, kv_heads, head_dim, value_dim]`.
     pub(crate) fn of<'a>(
         tensors: &mut CallTensors<'a, '_>,
         dtype: DType,

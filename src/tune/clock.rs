@@ -1,4 +1,4 @@
-//! How long the device takes.
+//! Measures device time.
 
 use web_time::Instant;
 
@@ -6,7 +6,7 @@ use crate::gpu::Gpu;
 use crate::kernel::guard::guarded;
 use crate::tensor::Error;
 
-/// Timestamps of the device where it has them, else the host's clock.
+/// A clock that uses the device's timestamps if it has them, else the host's clock.
 pub(super) struct Clock<'a> {
     gpu: &'a Gpu,
     queries: Option<wgpu::QuerySet>,
@@ -37,7 +37,7 @@ impl<'a> Clock<'a> {
         })
     }
 
-    /// Seconds that a pass takes that `record` fills.
+    /// Returns the seconds of the pass that `record` fills.
     pub async fn time(
         &self,
         record: impl FnOnce(&mut wgpu::ComputePass) -> Result<(), Error>,
@@ -60,7 +60,7 @@ impl<'a> Clock<'a> {
         let host = start.elapsed().as_secs_f64();
         let counted = ticks[1].saturating_sub(ticks[0]) as f64;
         let device = counted * f64::from(self.gpu.queue().get_timestamp_period()) * 1e-9;
-        // Drivers have been seen to write none.
+        // Some drivers write no timestamps.
         Ok(if device > 0.0 { device } else { host })
     }
 }

@@ -1,45 +1,45 @@
-//! Which of several candidates is the fastest, by times that are not exact.
+//! Finds the fastest of several candidates, from times with noise.
 
-/// Rounds in which all that are left are timed.
+/// Rounds in which all remaining candidates are timed.
 const ROUNDS: usize = 15;
-/// Fewer are no evidence.
+/// The fewest rounds that are evidence.
 const LEAST_ROUNDS: usize = 5;
-/// How much slower than the best a candidate may be, by its first time, to be timed again.
+/// A candidate whose first time is longer than the best one by this factor is not timed again.
 const HOPELESS: f64 = 1.5;
-/// Rounds of the first and the winner alone: among many that are timed, the luckiest is not the
-/// fastest.
+/// Rounds with only the first candidate and the winner. Among many candidates, the best time may be
+/// luck.
 const LAST_ROUNDS: usize = 9;
-/// How much faster than the first a winner is, and in which share of the rounds it is faster at
-/// all.
+/// A winner must be faster than the first by this margin, and faster in this share of the rounds.
 const MARGIN: f64 = 0.05;
 const SHARE: f64 = 0.75;
 
-/// How it came out.
+/// The result of a competition.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Standing {
     pub winner: usize,
-    /// Medians of the first and of the winner; the winner's twice where the first failed.
+    /// Medians of the first candidate and of the winner. If the first failed, both are the
+    /// winner's.
     pub first: f64,
     pub best: f64,
-    /// How many were timed.
+    /// The number of candidates that were timed.
     pub timed: usize,
 }
 
-/// What times candidates. No closure, whose futures would not be known to be `Send`.
+/// Times candidates. It is no closure, because a closure's futures would not be known to be `Send`.
 pub(super) trait Race {
-    /// Whether time is up.
+    /// True if the time is up.
     fn is_late(&self) -> bool;
 
-    /// Seconds of a candidate; nothing where it fails.
+    /// Returns the seconds of a candidate, or `None` if it fails.
     async fn time(&mut self, n: usize) -> Option<f64>;
 }
 
-/// Times candidates `0..count`, of which the first is the one to beat. A candidate that fails is
-/// out. Once `is_late`, no candidate is begun, and only the first and the best so far go on.
-/// Nothing if all failed.
+/// Times candidates `0..count`. The first is the one to beat. A candidate that fails drops out.
+/// Once `is_late` is true, no candidate is started, and only the first and the current best go on.
+/// Returns `None` if all fail.
 ///
-/// The first of the times of each is for what happens once: it is not counted. Who is ahead in the
-/// end meets the first once more.
+/// The first time of each candidate includes one-time work and does not count. At the end the
+/// leader competes with the first again.
 pub(super) async fn compete(count: usize, race: &mut impl Race) -> Option<Standing> {
     let mut left: Vec<(usize, Vec<f64>)> = Vec::new();
     for n in 0..count {
@@ -66,7 +66,8 @@ pub(super) async fn compete(count: usize, race: &mut impl Race) -> Option<Standi
             }
         }
         let mut failed = Vec::new();
-        // Whoever comes first in a round meets another machine than who comes last.
+        // The order changes each round, because the first in a round meets other conditions than
+        // the last.
         let (turn, all) = (round, left.len());
         for at in (0..all).map(|at| (at + turn) % all) {
             let (n, times) = &mut left[at];
@@ -96,7 +97,7 @@ pub(super) async fn compete(count: usize, race: &mut impl Race) -> Option<Standi
     decide(&left, timed)
 }
 
-/// The winner by the times of those that are left, in which the rounds agree.
+/// Returns the winner, from the times of the remaining candidates. Most rounds must agree.
 fn decide(left: &[(usize, Vec<f64>)], timed: usize) -> Option<Standing> {
     let (fastest, times) = left.iter().min_by(|a, b| median(&a.1).total_cmp(&median(&b.1)))?;
     let best = median(times);
@@ -137,7 +138,7 @@ mod tests {
         }
     }
 
-    /// Competitions of times that are there at once.
+    /// Runs a competition with times that are known at once.
     fn run(
         count: usize,
         is_late: impl Fn() -> bool,
@@ -170,8 +171,8 @@ mod tests {
         }
     }
 
-    /// Of twelve that are all the same, the first stays, whatever the noise: 10 % of it, and one
-    /// time in ten twice as long.
+    /// Among twelve equal candidates the first stays, whatever the noise. The noise is 10 %, and
+    /// one time in ten is doubled.
     #[test]
     fn noise_flips_nothing() {
         let mut noise = noise();
@@ -185,7 +186,7 @@ mod tests {
 
     #[test]
     fn who_fails_is_out() {
-        // At once, at the second time, and in the third round.
+        // Fails at once, at the second time, and in the third round.
         for survived in [0, 1, 4] {
             let times = Cell::new(0);
             let standing = run(
@@ -199,7 +200,7 @@ mod tests {
             let standing = standing.expect("times");
             assert_eq!((standing.winner, standing.timed), (2, if survived > 1 { 3 } else { 2 }));
         }
-        // The first too.
+        // The first candidate fails too.
         let standing = run(3, || false, |n| (n == 2).then_some(1.0)).expect("times");
         assert_eq!((standing.winner, standing.first, standing.best), (2, 1.0, 1.0));
         assert_eq!(run(3, || false, |_| None), None);
@@ -220,8 +221,8 @@ mod tests {
         assert_eq!(standing.expect("times").winner, 1);
     }
 
-    /// Late at once, only the first is begun; late after three candidates, the others never are;
-    /// and rounds end.
+    /// If it is late at once, only the first candidate starts. If it is late after three
+    /// candidates, the others never start. Rounds end too.
     #[test]
     fn time_is_bounded() {
         let count = Cell::new(0);

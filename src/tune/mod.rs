@@ -1,4 +1,4 @@
-//! Which plans are the fastest on this device, by trying.
+//! Finds the fastest plans on this device, by measurement.
 
 mod clock;
 mod compete;
@@ -21,7 +21,7 @@ use crate::kernel::Pipelines;
 use crate::kernel::guard::Watch;
 use crate::tensor::Error;
 
-/// How much tuning may take.
+/// Limits on the time and memory of tuning.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[must_use]
 pub struct TuningBudget {
@@ -36,42 +36,42 @@ impl Default for TuningBudget {
 }
 
 impl TuningBudget {
-    /// Half a second for a workload, and 256 MiB.
+    /// Returns the default budget: half a second for a workload, and 256 MiB.
     pub const fn new() -> Self {
         TuningBudget { time: Duration::from_millis(500), bytes: 256 << 20 }
     }
 
-    /// Time for each workload, once its tensors are there and the rules' own plan has run. What has
-    /// begun is finished: a driver that compiles for seconds takes as much longer.
+    /// Sets the time for each workload. It starts when the rules' plan has run once. Work that has
+    /// started is finished: a driver that compiles for seconds exceeds the time by as much.
     pub const fn time(mut self, time: Duration) -> Self {
         self.time = time;
         self
     }
 
-    /// Bytes for a workload's tensors, and as many for its temporary memory.
+    /// Sets the bytes for a workload's tensors. The temporary memory may take as many.
     pub const fn memory(mut self, bytes: u64) -> Self {
         self.bytes = bytes;
         self
     }
 }
 
-/// What [`Pipelines::tune`] found for a workload.
+/// The result of [`Pipelines::tune`] for a workload.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Measured {
-    /// For what.
+    /// The workload that was measured.
     pub workload: Workload,
-    /// How long a call took by the rules' own plan; nothing if that failed.
+    /// Time of a call with the plan by the rules; `None` if that plan failed.
     pub by_rules: Option<Duration>,
-    /// How long a call took by the plan that is followed from now on.
+    /// Time of a call with the plan that is used from now on.
     pub tuned: Duration,
-    /// Whether that is another plan than the rules'.
+    /// True if that plan is not the plan by the rules.
     pub changed: bool,
-    /// Plans that were timed.
+    /// The number of plans that were timed.
     pub timed: usize,
-    /// Plans that were wrong or refused, and why. They are not followed.
+    /// Plans that were wrong or refused, with the reason. They are not used.
     pub failed: Vec<String>,
-    /// What the plan does otherwise than by the rules, in words.
+    /// The deviations of the plan from the rules, in words.
     pub plan: String,
 }
 
@@ -89,17 +89,17 @@ impl fmt::Display for Measured {
 }
 
 impl Pipelines {
-    /// Tries several plans for each of `workloads` (other tiles, other kernels, other splits of the
-    /// keys), and lets every operator that is made with these pipelines, before or after, follow
-    /// the fastest for calls like it. The plan that the rules choose is always among them, and
-    /// stays unless another is clearly faster; one with a wrong result is dropped. What was
-    /// measured before, or came from [`use_tuned`](Self::use_tuned), is not measured again.
-    /// [`KernelOptions::fixed`](crate::KernelOptions::fixed) does not follow, nor does a
-    /// [`KernelOptions`](crate::KernelOptions) that says itself how to compute.
+    /// Measures several plans for each of `workloads`: other tiles, kernels, and splits of the
+    /// keys. Every operator of these pipelines, made before or after, then uses the fastest plan
+    /// for similar calls. The plan by the rules always competes, and stays unless another is
+    /// clearly faster. Plans with wrong results are dropped. Workloads that were measured before,
+    /// or came from [`use_tuned`](Self::use_tuned), are not measured again. A
+    /// [`KernelOptions`](crate::KernelOptions) that chooses a plan, such as
+    /// [`KernelOptions::fixed`](crate::KernelOptions::fixed), ignores the measurements.
     ///
-    /// `queue` is the device's. Blocks, submits and compiles: for an application's start, or a
-    /// thread of its own, while the device has nothing else to do. A device without timestamp
-    /// queries is timed by the host's clock. Keep the result:
+    /// `queue` is the device's. The function blocks, submits and compiles. Run it at an
+    /// application's start or in a separate thread, while the device is otherwise idle. The host's
+    /// clock times devices without timestamp queries. Store the result:
     ///
     /// ```no_run
     /// # fn f(pipelines: &wgpu_attention::Pipelines, queue: &wgpu::Queue) -> Result<(), Box<dyn std::error::Error>> {
@@ -116,8 +116,8 @@ impl Pipelines {
     /// ```
     ///
     /// # Errors
-    /// A workload that is larger than `limits` or that the device cannot compute; what was found for those before it
-    /// is followed. A device that is lost.
+    /// A workload that is larger than `limits` or that the device cannot compute, or a lost device.
+    /// The results of earlier workloads remain in use.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn tune(
         &self,
@@ -128,10 +128,10 @@ impl Pipelines {
         pollster::block_on(self.tune_async(queue, workloads, limits))
     }
 
-    /// `tune`, not blocking.
+    /// The async variant of `tune`.
     ///
     /// # Errors
-    /// As `tune`.
+    /// The errors of `tune`.
     pub async fn tune_async(
         &self,
         queue: &wgpu::Queue,
@@ -147,7 +147,7 @@ impl Pipelines {
     }
 }
 
-/// Tunes for one workload, unless that has been done.
+/// Tunes one workload, unless it was tuned before.
 async fn tune_one(gpu: &Gpu, workload: Workload, limits: TuningBudget) -> Result<Option<Measured>, Error> {
     let device = gpu.pipelines().facts();
     let bytes = workload.bytes();
@@ -172,11 +172,11 @@ async fn tune_one(gpu: &Gpu, workload: Workload, limits: TuningBudget) -> Result
         let description = contest.failures().pop().map(|(_, why)| why).unwrap_or_default();
         return Err(Error::Refused { what: "every plan of a workload", description });
     };
-    // The winner with other splits of the keys; it stays unless one of them is clearly faster.
+    // The winner competes with other splits of the keys, and stays unless one is clearly faster.
     let refined = planned.refined(first.pick, &device)?;
     let second = if refined.len() > 1 { contest.among(&first.pipelines, &refined).await? } else { None };
     let winner = second.as_ref().unwrap_or(&first);
-    // Times of one competition are not those of another.
+    // The times of two competitions are not comparable; ratios are.
     let gain = second.as_ref().map_or(1.0, |second| second.standing.best / second.standing.first);
     gpu.pipelines().adopt(class, winner.pick, &winner.pipelines);
     let failed = contest.failures();
@@ -192,12 +192,12 @@ async fn tune_one(gpu: &Gpu, workload: Workload, limits: TuningBudget) -> Result
     }))
 }
 
-/// How long a sample lasts at least: shorter ones drown in what a submission costs, and browsers
-/// round times to 0.1 ms.
+/// The shortest sample. In shorter ones the cost of a submission dominates, and browsers round
+/// times to 0.1 ms.
 const SAMPLE: f64 = 0.002;
 const MOST_REPEATS: f64 = 64.0;
 
-/// Plans for one workload, timed against each other.
+/// A contest of plans for one workload.
 struct Contest<'a> {
     gpu: &'a Gpu,
     trial: &'a Trial<'a>,
@@ -206,19 +206,19 @@ struct Contest<'a> {
     clock: Clock<'a>,
     /// Calls of a sample, once a call has been timed.
     repeats: OnceLock<usize>,
-    /// Since when time counts.
+    /// The start of the measured time.
     start: OnceLock<Instant>,
     failed: Mutex<Vec<(Pick, String)>>,
 }
 
-/// A plan that won, with what it has compiled.
+/// A plan that won, with its compiled kernels.
 struct Winner {
     pick: Pick,
     pipelines: Pipelines,
     standing: Standing,
 }
 
-/// The plans of a contest, with what each has made.
+/// The plans of a contest, with their pipelines and runners.
 struct Plans<'a> {
     contest: &'a Contest<'a>,
     picks: &'a [Pick],
@@ -254,8 +254,8 @@ impl<'a> Contest<'a> {
         Ok(Contest { gpu, trial, class, limits, clock, repeats, start, failed })
     }
 
-    /// The fastest of `picks`, the first of which shares what `base` has compiled, as do those that
-    /// split keys otherwise.
+    /// Returns the fastest of `picks`. The first pick shares the compiled kernels of `base`, as do
+    /// picks that differ from it only in splits.
     async fn among(&self, base: &Pipelines, picks: &[Pick]) -> Result<Option<Winner>, Error> {
         let shares = |pick: &Pick| Pick { splits: 0, ..*pick } == Pick { splits: 0, ..picks[0] };
         let pipelines: Vec<_> =
@@ -277,12 +277,13 @@ impl<'a> Contest<'a> {
         self.failed.lock().unwrap_or_else(PoisonError::into_inner).push((pick, error.to_string()));
     }
 
-    /// The plans that failed so far, which are then forgotten.
+    /// Returns the plans that failed so far, and forgets them.
     fn failures(&self) -> Vec<(Pick, String)> {
         std::mem::take(&mut *self.failed.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The first call of a plan: compiled, run, compared with the reference.
+    /// Makes the first call of a plan: compiles and runs it, and compares the result with the
+    /// reference.
     async fn begin<'r>(
         &'r self,
         pipelines: &Pipelines,
@@ -301,7 +302,7 @@ impl<'a> Contest<'a> {
         Ok(seconds)
     }
 
-    /// Seconds of a call.
+    /// Returns the seconds of a call.
     async fn sample(&self, runner: &mut Runner<'_>) -> Result<f64, Error> {
         let repeats = self.repeats.get().copied().unwrap_or(1);
         let seconds = self.clock.time(|pass| runner.record(pass, repeats)).await? / repeats as f64;

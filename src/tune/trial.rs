@@ -1,4 +1,4 @@
-//! A workload with its tensors: how it is recorded, and whether a result is right.
+//! A workload with its tensors: records it, and checks its result.
 
 use super::Workload;
 use super::workload::Kind;
@@ -32,7 +32,7 @@ enum Call {
         shape: Shape,
         masked: bool,
         buffers: [wgpu::Buffer; 3],
-        /// Boxed: much larger than the others.
+        /// Boxed, because it is much larger than the other variants.
         cache: Option<Box<Cache>>,
     },
     Products {
@@ -44,8 +44,8 @@ enum Call {
     },
 }
 
-/// A piece of the output, from element `start` on: the truth, and what plain loops in f32 make of
-/// it.
+/// A part of the output from element `start` on: the reference, and the result of plain loops in
+/// f32.
 struct Piece {
     start: usize,
     want: Vec<f64>,
@@ -66,7 +66,7 @@ impl Planned {
         }
     }
 
-    /// What to try first.
+    /// Returns the first picks to try.
     pub fn candidates(&self, device: &DeviceFacts) -> Result<Vec<Pick>, Error> {
         match self {
             Planned::Attention(outline) => candidates(outline, device),
@@ -74,7 +74,7 @@ impl Planned {
         }
     }
 
-    /// What to try beside the best of those; that itself first.
+    /// Returns variations of the winner to try next. The winner itself comes first.
     pub fn refined(&self, winner: Pick, device: &DeviceFacts) -> Result<Vec<Pick>, Error> {
         match self {
             Planned::Attention(outline) => with_other_splits(outline, winner, device),
@@ -84,10 +84,10 @@ impl Planned {
 }
 
 impl<'a> Trial<'a> {
-    /// Its tensors, with nothing in them yet: enough to plan.
+    /// Creates the tensors without contents, which suffices to plan.
     ///
     /// # Errors
-    /// Sizes that no call may have, [`Error::OutOfMemory`].
+    /// Sizes that no call may have, and [`Error::OutOfMemory`].
     pub fn new(gpu: &'a Gpu, workload: Workload) -> Result<Self, Error> {
         let Workload { kind, dtype, f16_operands } = workload;
         check_dtype(dtype, &gpu.pipelines().facts())?;
@@ -115,7 +115,7 @@ impl<'a> Trial<'a> {
         Ok(Trial { gpu, dtype, f16_operands, call, out: buffer(elements)?, wanted: Vec::new() })
     }
 
-    /// Puts numbers into the tensors, and computes what must come of them.
+    /// Fills the tensors with numbers, and computes the expected results.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], a device that is lost.
@@ -145,7 +145,7 @@ impl<'a> Trial<'a> {
         KernelOptions::new().f16_operands(self.f16_operands)
     }
 
-    /// As plans see it, whatever was measured.
+    /// Returns the workload as plans see it, without measurements.
     pub fn planned(&self, pipelines: &Pipelines) -> Result<Planned, Error> {
         match self.operator(pipelines)? {
             Operator::Attention(attention, call) => {
@@ -155,7 +155,7 @@ impl<'a> Trial<'a> {
         }
     }
 
-    /// What records it with the plans of `pipelines`.
+    /// Returns the operator that records the workload with the plans of `pipelines`.
     fn operator(&self, pipelines: &Pipelines) -> Result<Operator<'_>, Error> {
         let dtype = self.dtype;
         match &self.call {
@@ -185,7 +185,7 @@ impl<'a> Trial<'a> {
         }
     }
 
-    /// The same, compiled, with its temporary memory, of which more than `bytes` is refused.
+    /// Compiles the workload and allocates its scratch. Refuses scratch of more than `bytes`.
     ///
     /// # Errors
     /// A plan that the device refuses.
@@ -204,7 +204,7 @@ impl<'a> Trial<'a> {
         Ok(Runner { operator, scratch })
     }
 
-    /// Empties the output, so that no result is taken for another's.
+    /// Clears the output, so that no result of another plan is compared.
     pub fn forget_output(&self) -> Result<(), Error> {
         self.gpu.submit(|encoder| {
             encoder.clear_buffer(&self.out, 0, None);
@@ -214,7 +214,7 @@ impl<'a> Trial<'a> {
 
     /// Compares some rows of the output with the reference.
     pub async fn judge(&self) -> Result<Outcome, Error> {
-        // Operands that are rounded are so first of all.
+        // The reference computes with the rounded operands.
         let rounded = if self.f16_operands && self.dtype == DType::F32 { DType::F16 } else { self.dtype };
         let mut worst = 0.0f64;
         for Piece { start, want, naive } in &self.wanted {
@@ -227,7 +227,7 @@ impl<'a> Trial<'a> {
         Ok(Ok(worst))
     }
 
-    /// `n` elements of the output from `start` on.
+    /// Reads `n` elements of the output from `start` on.
     async fn piece(&self, start: usize, n: usize) -> Result<Vec<f32>, Error> {
         let bytes = self.dtype.bytes();
         // Copies begin and end at words.
@@ -246,18 +246,18 @@ impl<'a> Trial<'a> {
     }
 }
 
-/// The first and the last of so many.
+/// The first and the last index below `n`.
 fn ends(n: usize) -> impl Iterator<Item = usize> + Clone {
     [0, n - 1].into_iter().take(n)
 }
 
-/// The first and the last query of the first and the last head.
+/// Returns the first and the last query of the first and the last head.
 fn rows_of_attention(shape: &Shape, masked: bool, [q, k, v]: [&[f32]; 3]) -> Result<Vec<Piece>, Error> {
     let Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim } = *shape;
     let rows = |x: &[f32], first: usize, dim: usize, n: usize| x[first * dim..][..n * dim].to_vec();
     let mut found = Vec::new();
     for (head, i) in ends(batch * heads).flat_map(|head| ends(q_len).map(move |i| (head, i))) {
-        // The last query stands at the last key.
+        // The last query is at the position of the last key.
         let seen = kv_len.saturating_sub(if masked { q_len - 1 - i } else { 0 });
         let start = (head * q_len + i) * value_dim;
         if seen == 0 {
@@ -276,11 +276,12 @@ fn rows_of_attention(shape: &Shape, masked: bool, [q, k, v]: [&[f32]; 3]) -> Res
     Ok(found)
 }
 
-/// Most columns at either end of a row that are compared: the reference of a whole large weight
+/// Most columns that are compared at either end of a row. The reference of a whole large weight
 /// takes seconds.
 const COLUMNS: usize = 64;
 
-/// Of the first and the last row of the first and the last product, the first and the last columns.
+/// Returns the first and the last columns, for the first and last row of the first and last
+/// product.
 fn rows_of_products(
     [count, rows, features, dim]: [usize; 4],
     x: &[f32],
@@ -302,7 +303,7 @@ fn rows_of_products(
     Ok(found)
 }
 
-/// Writes numbers as `dtype` holds them, and gives them as rounded.
+/// Writes numbers as `dtype`, and returns them as rounded.
 fn write(gpu: &Gpu, buffer: &wgpu::Buffer, x: Vec<f32>, dtype: DType) -> Result<Vec<f32>, Error> {
     let write =
         |bytes: &[u8]| guarded(gpu.device(), "an upload", || gpu.queue().write_buffer(buffer, 0, bytes));
@@ -318,7 +319,7 @@ fn write(gpu: &Gpu, buffer: &wgpu::Buffer, x: Vec<f32>, dtype: DType) -> Result<
     Ok(rounded)
 }
 
-/// Fills a cache and gives what it has kept of keys and values.
+/// Fills a cache and returns the keys and values as the cache stores them.
 async fn fill_cache(
     gpu: &Gpu,
     cache: &mut Cache,
@@ -348,14 +349,14 @@ enum Operator<'a> {
     Products(Projection, Vec<ProjectionForward<'a>>),
 }
 
-/// A workload as one plan computes it.
+/// A workload with the operator of one plan.
 pub(super) struct Runner<'a> {
     operator: Operator<'a>,
     scratch: Scratch,
 }
 
 impl Runner<'_> {
-    /// Records the workload so often.
+    /// Records the workload `times` times.
     pub fn record(&mut self, pass: &mut wgpu::ComputePass, times: usize) -> Result<(), Error> {
         let Runner { operator, scratch } = self;
         (0..times).try_for_each(|_| match operator {

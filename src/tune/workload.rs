@@ -1,4 +1,4 @@
-//! What to tune for.
+//! The workloads to tune for.
 
 use std::fmt;
 
@@ -13,8 +13,9 @@ pub(super) enum Kind {
     Products { count: usize, rows: usize, features: usize, dim: usize },
 }
 
-/// Calls of one kind, for [`Pipelines::tune`](crate::Pipelines::tune): with these numbers of
-/// channels, and lengths and numbers of heads that round up to the same powers of two.
+/// Calls of one kind, for [`Pipelines::tune`](crate::Pipelines::tune). A workload stands for calls
+/// with the same numbers of channels. Their lengths and numbers of heads round up to the same
+/// powers of two.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Workload {
     pub(super) kind: Kind,
@@ -27,29 +28,29 @@ impl Workload {
         Workload { kind, dtype, f16_operands: false }
     }
 
-    /// Attention over dense tensors of `dtype` that lie as [`Shape`] says, without a mask.
+    /// Attention over dense tensors of `dtype` without a mask. [`Shape`] describes their layout.
     pub fn attention(shape: Shape, dtype: DType) -> Self {
         Self::new(Kind::Attention { shape, cache: None, masked: false }, dtype)
     }
 
-    /// Attention of `shape.q_len` queries of `dtype` over a cache of so many sequences with room
-    /// for `shape.kv_len` tokens, all taken.
+    /// Attention of `shape.q_len` queries of `dtype` over a full cache. The cache has `shape.batch`
+    /// sequences of `shape.kv_len` tokens.
     pub fn cached(shape: Shape, dtype: DType, storage: CacheStorage) -> Self {
         Self::new(Kind::Attention { shape, cache: Some(storage), masked: false }, dtype)
     }
 
-    /// A linear layer: `rows` of `features` by a weight of `[dim, features]`, all of `dtype`.
+    /// A linear layer: `rows` of `features`, times a weight of `[dim, features]`, all of `dtype`.
     pub fn product([rows, features, dim]: [usize; 3], dtype: DType) -> Self {
         Self::new(Kind::Products { count: 1, rows, features, dim }, dtype)
     }
 
-    /// All that self-attention of a layer takes over `batch` sequences of `length`: the projections
-    /// to queries, keys and values, the attention, the projection of its result.
+    /// The workloads of a self-attention layer over `batch` sequences of `length`. They are the
+    /// projections to queries, keys and values, the attention, and the projection of its result.
     #[cfg(feature = "layers")]
     pub fn layer(config: &MultiHeadConfig, batch: usize, length: usize) -> [Self; 3] {
         let rows = batch.saturating_mul(length);
         let [query, key, value] = [Side::Query, Side::Key, Side::Value].map(|side| config.side(side));
-        // Together they take as long as the widest.
+        // The three projections together take as long as three of the widest.
         let dim = [&query, &key, &value].map(|side| side.heads * side.dim).into_iter().max().unwrap_or(1);
         let together = Kind::Products { count: 3, rows, features: query.features, dim };
         let width = config.heads.saturating_mul(config.value_dim);
@@ -60,7 +61,7 @@ impl Workload {
         ]
     }
 
-    /// Attention with a mask: measured as causal, and followed whatever the mask is.
+    /// Attention with a mask. It is measured as causal, and the result serves any mask.
     pub fn masked(mut self) -> Self {
         if let Kind::Attention { masked, .. } = &mut self.kind {
             *masked = true;
@@ -68,14 +69,14 @@ impl Workload {
         self
     }
 
-    /// Where operands may be rounded to f16: see
+    /// Permits operands that are rounded to f16: see
     /// [`KernelOptions::f16_operands`](crate::KernelOptions::f16_operands).
     pub fn f16_operands(mut self, allowed: bool) -> Self {
         self.f16_operands = allowed;
         self
     }
 
-    /// Bytes of each of its tensors.
+    /// Bytes of each tensor of the workload.
     pub(super) fn bytes(&self) -> Vec<u64> {
         let product = |numbers: &[usize]| numbers.iter().fold(1u64, |n, m| n.saturating_mul(*m as u64));
         let of = |elements: u64| elements.saturating_mul(self.dtype.bytes() as u64);
@@ -85,7 +86,7 @@ impl Workload {
                     [shape.q(), shape.k(), shape.v(), shape.out()].map(|shape| product(&shape));
                 let mut all = vec![of(q), of(k), of(v), of(out)];
                 if cache.is_some() {
-                    // The cache, as if of f32, and what is read back.
+                    // The cache, counted as f32, and the rows that are read back.
                     all.extend([k, v, k, v].map(|n| n.saturating_mul(4)));
                 }
                 all

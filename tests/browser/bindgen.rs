@@ -1,4 +1,4 @@
-//! `bindgen PROGRAM.wasm FOLDER`: what the command-line tool of wasm-bindgen does for `--target
+//! `bindgen PROGRAM.wasm FOLDER` does the work of wasm-bindgen's command-line tool with `--target
 //! web`.
 
 fn main() {

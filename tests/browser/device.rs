@@ -1,4 +1,4 @@
-//! The device that cases run on in a browser, where it is made before them.
+//! The devices that cases run on in a browser. `prepare` makes them before the cases run.
 
 use std::cell::OnceCell;
 
@@ -11,7 +11,7 @@ thread_local! {
 /// Makes the devices.
 pub async fn prepare() -> Result<(), String> {
     let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle());
-    // In browsers an adapter gives one device.
+    // In browsers an adapter gives only one device.
     let options = Default::default();
     let [one, other] = [instance.request_adapter(&options).await, instance.request_adapter(&options).await];
     let (one, other) = (one.map_err(|e| e.to_string())?, other.map_err(|e| e.to_string())?);
@@ -32,7 +32,7 @@ pub fn defaults() -> &'static Profile {
     profiles()[1]
 }
 
-/// WGSL knows no matrix units.
+/// WGSL has no matrix units.
 pub fn matrices() -> impl Iterator<Item = &'static Profile> {
     std::iter::empty()
 }

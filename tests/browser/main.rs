@@ -1,5 +1,5 @@
-//! The small cases as a program for browsers and for Dawn in Node, one call per case:
-//! `scripts/browser` builds and runs it. Natively there is nothing to it.
+//! The small cases as a program for browsers and for Dawn in Node, one call per case.
+//! `scripts/browser` builds and runs it. A native build does nothing.
 
 #[cfg(target_arch = "wasm32")]
 #[path = "../harness/mod.rs"]

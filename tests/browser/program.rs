@@ -1,4 +1,4 @@
-//! What the page calls.
+//! The functions that the page calls.
 
 use std::cell::RefCell;
 
@@ -11,7 +11,7 @@ use crate::small::{Small, table};
 
 #[wasm_bindgen]
 extern "C" {
-    /// Ends the case that runs as failed.
+    /// Ends the running case as failed.
     #[wasm_bindgen(js_name = panicked)]
     fn panicked(message: &str);
 }
@@ -20,8 +20,7 @@ thread_local! {
     static TABLE: RefCell<Vec<&'static Small>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Makes the devices and the table of cases; gives whether there is f16, and the names of all
-/// cases.
+/// Makes the devices and the table of cases. Returns the f16 support and the names of all cases.
 #[wasm_bindgen]
 pub async fn begin() -> Result<Vec<String>, JsValue> {
     std::panic::set_hook(Box::new(|info| panicked(&info.to_string())));
@@ -37,7 +36,7 @@ pub async fn begin() -> Result<Vec<String>, JsValue> {
     Ok(all)
 }
 
-/// Runs case `n`: `passed`, `failed` or `skipped`, and why.
+/// Runs case `n`. Returns `passed`, `failed` or `skipped`, and the reason.
 #[wasm_bindgen]
 pub async fn run(n: usize) -> Vec<String> {
     let case = TABLE.with(|t| t.borrow()[n]);

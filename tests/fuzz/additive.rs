@@ -1,4 +1,4 @@
-//! Additive and linear attention, attention around positions, and what goes with them.
+//! Additive, linear and local attention, and their operators.
 
 use wgpu_attention::additive::{AdditiveAttention, AdditiveBackward, AdditiveConfig, AdditiveForward};
 use wgpu_attention::layers::{AttentionalBackward, AttentionalForward, AttentionalVector};
@@ -36,7 +36,7 @@ fn attention_shape(f: &mut Choices, c: &mut Choices) -> Shape {
     }
 }
 
-/// As q, k and v say, which may have other shapes than were planned.
+/// Returns the shape of q, k and v, which may differ from the planned shape.
 fn shape_of(t: &Operands) -> Shape {
     let [batch, heads, q_len, head_dim] = t.input(0).shape;
     let [_, kv_heads, kv_len, _] = t.input(1).shape;
@@ -178,7 +178,7 @@ pub fn attentional(
             got.map_err(refuses)
         }
         let (naive, want) = (truth::<f32>(&t, world)?, truth::<f64>(&t, world)?);
-        // What tanh is taken of, and its slope is 1 at most.
+        // The argument of tanh. Its slope is 1 at most.
         let terms = t.input(2).shape[3] as f64 * t.most(world, 2);
         let most = t.most(world, 0).max(t.most(world, 1));
         t.judge("out", world, 0, (&naive, &want), 2.0 + terms * most)?;
@@ -205,7 +205,7 @@ pub fn linear(
     let (backward, causal, masked, kept) = (f.one_in(3), f.one_in(2), f.one_in(3), f.one_in(3));
     let (mut padded, packed) = (f.one_in(3), f.one_in(4));
     let mut normalised = f.one_in(2);
-    // What goes together, most of the time: some of the rest is refused.
+    // The options usually fit each other. Some combinations are refused.
     let (mut causal, mut rule, mut masked, mut packed) = (causal, rule, masked, packed);
     if !f.one_in(6) {
         if backward || matches!(map, FeatureMap::Random { .. }) {
@@ -475,7 +475,7 @@ pub fn weight_norm(
         t.recorded_plain(world, c, (true, &[]), record_plain!(operator, forward, &call))?
     };
     if matches!(outcome, Outcome::Judged) {
-        /// The vectors, or the gradients of direction and length.
+        /// Returns the vectors, or the gradients of direction and length.
         fn truth<R: Real>(t: &Operands, world: &World) -> Result<[Vec<R>; 2], String> {
             let ([x, gain], dim) = ([0, 1].map(|n| t.wide::<R>(world, n)), t.input(0).shape[3]);
             match t.wide_if::<R>(world, 2) {

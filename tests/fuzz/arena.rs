@@ -1,4 +1,4 @@
-//! The buffers of a case: what they hold, windows of them, and what must be left of them.
+//! The buffers of a case: their contents, windows of them, and the bytes that must stay unchanged.
 
 use half::{bf16, f16};
 use wgpu_attention::reference::{Real, widen};
@@ -8,7 +8,7 @@ use crate::choices::Choices;
 use crate::memory::Place;
 use crate::random::Rng;
 
-/// The buffers there are.
+/// The buffers of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Buf {
     FloatsA,
@@ -28,11 +28,11 @@ pub enum Buf {
     /// Not a multiple of four bytes.
     Odd,
     Tiny,
-    /// Not for shaders.
+    /// Without the usage for shaders.
     Closed,
-    /// Larger than a binding may be.
+    /// Larger than the binding limit.
     Huge,
-    /// Of another device.
+    /// On another device.
     Foreign,
     Destroyed,
     Mapped,
@@ -60,10 +60,10 @@ impl Buf {
         Buf::Mapped,
     ];
     pub const OUTS: [Buf; 3] = [Buf::OutA, Buf::OutB, Buf::OutC];
-    /// So many of the first are read back after every case.
+    /// The number of first buffers that are read back after every case.
     pub const WATCHED: usize = 13;
 
-    /// Whether elements of `dtype` in it are numbers that results can be judged with.
+    /// True if its elements of `dtype` are numbers that results can be judged with.
     pub fn holds(self, dtype: DType) -> bool {
         match self {
             Buf::FloatsA | Buf::FloatsB => dtype == DType::F32,
@@ -75,20 +75,20 @@ impl Buf {
         }
     }
 
-    /// Whether a submission may fail for it, which is its owner's doing.
+    /// True if a submission may fail because of the buffer. Its owner is then at fault.
     pub fn fails(self) -> bool {
         matches!(self, Buf::Destroyed | Buf::Mapped | Buf::Foreign)
     }
 }
 
-/// Of every ordinary buffer.
+/// The size of every ordinary buffer.
 pub const BYTES: usize = 16384;
 const HUGE: u64 = 160 << 20;
 
-/// A NaN as f16, and as f32 a number that no case comes to.
+/// As f16 a NaN, and as f32 a number that no case computes.
 const POISON: u32 = 0x7e5a_7e5a;
 
-/// A window of a buffer, right or wrong.
+/// A window of a buffer, valid or not.
 #[derive(Clone, Copy, Debug)]
 pub struct Window {
     pub buf: Buf,
@@ -99,7 +99,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// A window that lies inside, somewhere; aligned for loads of four, or not.
+    /// Returns a window inside the buffer, aligned for vec4 loads or not.
     pub fn new(c: &mut Choices, buf: Buf, dtype: DType, shape: [usize; 4], aligned: bool) -> Self {
         let order = match c.below(4) {
             0 => [0, 2, 1, 3],
@@ -128,7 +128,7 @@ impl Window {
         Window { buf, dtype, shape, strides, offset }
     }
 
-    /// As [`new`](Self::new), of an input in the buffer for its type; axes may repeat.
+    /// Like [`new`](Self::new), for an input in the buffer for its type. Axes may be broadcast.
     pub fn input(c: &mut Choices, dtype: DType, shape: [usize; 4], aligned: bool) -> Self {
         let buf = match dtype {
             DType::F32 => c.pick(&[Buf::FloatsA, Buf::FloatsB]),
@@ -145,7 +145,7 @@ impl Window {
         window
     }
 
-    /// Breaks it, or changes it beyond what was planned.
+    /// Makes the window invalid, or changes it beyond the plan.
     pub fn spoil(&mut self, c: &mut Choices) {
         let axis = c.below(4);
         match c.below(10) {
@@ -155,7 +155,7 @@ impl Window {
             3 => self.strides[axis] = c.size(),
             4 => self.offset = c.size(),
             5 => {
-                // To where the buffer ends, or one further.
+                // To the end of the buffer, or one element further.
                 let reach: usize = (0..4)
                     .map(|a| self.shape[a].saturating_sub(1).saturating_mul(self.strides[a]))
                     .fold(0, usize::saturating_add);
@@ -172,12 +172,12 @@ impl Window {
         }
     }
 
-    /// Elements; far too many if they do not fit.
+    /// Returns the number of elements, or `usize::MAX` if it overflows.
     pub fn count(&self) -> usize {
         self.shape.into_iter().fold(1, usize::saturating_mul)
     }
 
-    /// Whether an element of each may be at the same place.
+    /// True if an element of each may be at the same place.
     pub fn overlaps(&self, other: &Window) -> bool {
         let range = |w: &Window| {
             let size = w.dtype.bytes();
@@ -189,17 +189,17 @@ impl Window {
         self.buf == other.buf && own.start < others.end && others.start < own.end
     }
 
-    /// Whether its elements are numbers to judge with.
+    /// True if results can be judged with its elements.
     pub fn is_tame(&self) -> bool {
         self.buf.holds(self.dtype)
     }
 
-    /// Whether it is read back.
+    /// True if its buffer is read back.
     pub fn is_watched(&self) -> bool {
         (self.buf as usize) < Buf::WATCHED
     }
 
-    /// Buffer indices in logical order.
+    /// Returns the buffer indices in logical order.
     fn indices(&self) -> impl Iterator<Item = usize> + use<> {
         let Window { shape, strides, offset, .. } = *self;
         Place { shape, strides, offset, len: 0 }.indices()
@@ -229,10 +229,10 @@ impl Window {
     }
 }
 
-/// The buffers on a device, and what they hold.
+/// The buffers on a device, and their contents.
 pub struct Arena {
     pub buffers: Vec<wgpu::Buffer>,
-    /// Of those that are watched.
+    /// The contents of the watched buffers.
     pub before: Vec<Vec<u8>>,
     pub after: Vec<Vec<u8>>,
     staging: wgpu::Buffer,
@@ -270,7 +270,7 @@ impl Arena {
         Arena { buffers, after: before.clone(), before, staging, hash: 0 }
     }
 
-    /// Records the read-back of everything that is watched.
+    /// Records the read-back of all watched buffers.
     pub fn record(&self, encoder: &mut wgpu::CommandEncoder) {
         let mut at = 0;
         for (buffer, bytes) in self.buffers.iter().zip(&self.before) {
@@ -279,13 +279,13 @@ impl Arena {
         }
     }
 
-    /// The hash of all that was written into the buffers since it was last taken.
+    /// Returns and resets the hash of all writes to the buffers.
     pub fn take_hash(&mut self) -> u64 {
         std::mem::take(&mut self.hash)
     }
 
-    /// Takes what was read back. Nothing but `writes` may have changed; all of those must, where
-    /// `whole`.
+    /// Reads the buffers back. Only `writes` may have changed; with `whole`, all of their elements
+    /// must have changed.
     pub fn compare(&mut self, gpu: &Gpu, writes: &[Window], whole: bool) -> Result<(), String> {
         self.staging.map_async(wgpu::MapMode::Read, .., |_| ());
         gpu.device().poll(wgpu::PollType::wait_indefinitely()).map_err(|e| e.to_string())?;
@@ -333,7 +333,7 @@ impl Arena {
     }
 }
 
-/// A window as the crate takes it.
+/// Returns a window as a tensor view.
 pub fn view<'a>(buffers: &'a [wgpu::Buffer], window: &Window) -> TensorView<'a> {
     TensorView::new(&buffers[window.buf as usize], window.dtype, window.shape)
         .with_strides(window.strides)

@@ -1,4 +1,4 @@
-//! Attention: one call, right or wrong in some way.
+//! Attention calls, valid or not.
 
 use wgpu_attention::mask::Blocks;
 use wgpu_attention::reference;
@@ -12,7 +12,7 @@ use crate::choices::Choices;
 use crate::masks::MaskSpec;
 use crate::world::{Outcome, World, refused};
 
-/// Of an attention call.
+/// Returns the shape of an attention call.
 pub fn shape_of([q, k, v]: [Window; 3]) -> Shape {
     Shape {
         batch: q.shape[0],
@@ -169,7 +169,7 @@ impl DropSpec {
 #[derive(Clone, Debug)]
 struct ForwardSpec {
     config: ConfigSpec,
-    /// q, k, v, out.
+    /// The tensors q, k, v, out.
     tensors: [Window; 4],
     lse: Option<Window>,
     weights: Option<Window>,
@@ -243,7 +243,7 @@ impl ForwardSpec {
             .collect()
     }
 
-    /// Unmasked.
+    /// Returns the shape without masks.
     fn shape(&self) -> Shape {
         let [q, k, v, _] = self.tensors;
         shape_of([q, k, v])
@@ -334,7 +334,7 @@ pub fn forward(
     refused_alike(&size, &result)?;
     let own = spec.how != How::Foreign;
     if !own {
-        // What was recorded there is for that device to refuse.
+        // The other device must refuse the recorded commands.
         let scope = world.foreign.device().push_error_scope(wgpu::ErrorFilter::Validation);
         drop(encoder.finish());
         drop(pollster::block_on(scope.pop()));
@@ -365,7 +365,7 @@ pub fn forward(
     Ok(Outcome::Judged)
 }
 
-/// A mask classified into a block map.
+/// Classifies a mask into a block map.
 pub fn classify(
     world: &mut World,
     f: &mut Choices,

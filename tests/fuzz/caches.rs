@@ -12,7 +12,7 @@ use crate::masks::MaskSpec;
 use crate::positions::width;
 use crate::world::{Outcome, World, refused};
 
-/// Bytes from which on a cache is not made, however good it is.
+/// The size in bytes from which on a case does not make a cache, even a valid one.
 const MOST_BYTES: usize = 1 << 24;
 
 #[derive(Clone, Copy, Debug)]
@@ -79,7 +79,7 @@ impl Kind {
             .layout(self.layout)
     }
 
-    /// Bytes of a layer.
+    /// Returns the bytes of a layer.
     fn bytes(&self) -> usize {
         let tokens = match self.layout {
             CacheLayout::Paged { page, pages } => page.saturating_mul(pages),
@@ -88,13 +88,13 @@ impl Kind {
         self.config().token_bytes().saturating_mul(tokens)
     }
 
-    /// Whether it is too large to be made in passing, if it can be made at all.
+    /// True if the cache is too large to make in a case, if it can be made at all.
     fn is_large(&self) -> bool {
         let table = self.batch.saturating_mul(self.capacity);
         self.bytes().saturating_mul(self.layers).max(table) > MOST_BYTES || self.layers > 100
     }
 
-    /// Whether no device takes it.
+    /// True if no device accepts it.
     fn is_hopeless(&self) -> bool {
         let Kind { batch, kv_heads, head_dim, value_dim, capacity, layers, .. } = *self;
         let sizes = [batch, kv_heads, head_dim, value_dim, capacity, layers];
@@ -102,7 +102,7 @@ impl Kind {
     }
 }
 
-/// What the host says of a cache.
+/// Returns the host's state of a cache.
 fn state(cache: &Cache, batch: usize) -> (Vec<Option<[usize; 2]>>, usize) {
     ((0..batch.min(64)).map(|s| cache.len_bounds(s)).collect(), cache.free_pages())
 }
@@ -146,7 +146,7 @@ pub fn cache(
     let foreign = Cache::with_pipelines(world.foreign.pipelines(), CacheConfig::new(1, 4, 8))
         .map_err(|e| e.to_string())?;
     let buffers = world.arena.buffers.clone();
-    // The mask's kernels are the family's, its tensors fit the first call.
+    // The family decides the mask's kernels. The mask's tensors fit the first call.
     let heads = kind.kv_heads * group;
     let longest = if matches!(kind.layout, CacheLayout::Ring { .. }) { 1 } else { kind.capacity };
     let shape = Shape {
@@ -307,7 +307,7 @@ pub fn cache(
                     tensor.spoil(c);
                 }
                 let start = if c.one_in(8) { c.size() as u32 } else { c.below(most) as u32 };
-                // The kernels are the family's.
+                // The family decides the kernels.
                 let at = match with_lse {
                     true => RowPositions::Tensor(view(&buffers, &tensor)),
                     false => RowPositions::Start(start),
@@ -348,7 +348,7 @@ pub fn cache(
                 }
                 0 => cache.set_known_len(sequence, amount),
                 1 => {
-                    // What was recorded is lost.
+                    // The recording is lost.
                     *encoder = world.encoder();
                     Ok(())
                 }

@@ -1,5 +1,4 @@
-//! What the subjects have in common: how a call is made, what becomes of it, and how its results
-//! are judged.
+//! The code that all subjects share: it makes a call, handles its outcome, and judges its results.
 
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
 use wgpu_attention::{DType, Error, Scratch, ScratchSize};
@@ -9,10 +8,10 @@ use crate::case::widened;
 use crate::choices::Choices;
 use crate::world::{Outcome, World, refused};
 
-/// Multiply-adds from which on a call is accepted, but not run.
+/// The multiply-adds from which on a valid call is not run.
 pub const MOST_WORK: f64 = 2e7;
 
-/// A type of floats.
+/// Draws a float type.
 pub fn float(f: &mut Choices) -> DType {
     if !f.one_in(3) {
         return DType::F32;
@@ -20,7 +19,7 @@ pub fn float(f: &mut Choices) -> DType {
     if f.one_in(2) { DType::F16 } else { DType::BF16 }
 }
 
-/// Three windows for outputs: each in a buffer of its own, or all in one.
+/// Returns three windows for outputs, each in a separate buffer, or all in one.
 pub fn outputs(c: &mut Choices, wanted: [(DType, [usize; 4]); 3], aligned: bool) -> [Window; 3] {
     let together = c.one_in(6);
     let mut n = 0;
@@ -28,7 +27,7 @@ pub fn outputs(c: &mut Choices, wanted: [(DType, [usize; 4]); 3], aligned: bool)
         let buf = if together { Buf::OutA } else { Buf::OUTS[n] };
         let mut window = Window::new(c, buf, dtype, shape, aligned);
         if together {
-            // Thirds, which begin where bindings can.
+            // Thirds of the buffer, which begin at valid binding offsets.
             window.offset = window.offset % 64 + n * (5120 / dtype.bytes());
         }
         n += 1;
@@ -36,7 +35,7 @@ pub fn outputs(c: &mut Choices, wanted: [(DType, [usize; 4]); 3], aligned: bool)
     })
 }
 
-/// How a call is recorded.
+/// The way in which a call is recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
     Encoder,
@@ -44,7 +43,7 @@ pub enum How {
     Prepare,
     /// The encoder is dropped.
     Dropped,
-    /// The encoder is another device's.
+    /// The encoder belongs to another device.
     Foreign,
 }
 
@@ -60,7 +59,7 @@ impl How {
     }
 }
 
-/// Which scratch a call is given.
+/// The scratch that a call gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Memory {
     Right,
@@ -86,10 +85,11 @@ impl Memory {
     }
 }
 
-/// The scratch for a call that needs `size`: none where that is too much, or the call is refused.
+/// Returns the scratch for a call that needs `size`. The scratch is empty if that is too much or
+/// the call is refused.
 ///
 /// # Errors
-/// What memory was refused with.
+/// The error of the allocation.
 pub fn scratch_for(
     world: &World,
     memory: Memory,
@@ -101,7 +101,7 @@ pub fn scratch_for(
     Ok((memory, scratch.map_err(|e| e.to_string())?))
 }
 
-/// A call whose size is refused is refused for the same reason.
+/// If the size of a call is refused, the call must be refused for the same reason.
 pub fn refused_alike(size: &Result<ScratchSize, Error>, call: &Result<(), Error>) -> Result<(), String> {
     match (size, call) {
         (Err(size), Err(call)) if size.to_string() != call.to_string() => {
@@ -112,12 +112,13 @@ pub fn refused_alike(size: &Result<ScratchSize, Error>, call: &Result<(), Error>
     }
 }
 
-/// How many things are wrong.
+/// Draws the number of faults in a call.
 pub fn faults(c: &mut Choices) -> usize {
     c.pick(&[0, 0, 0, 1, 1, 1, 2, 3])
 }
 
-/// What becomes of a call: submits what was accepted, looks after what was refused.
+/// Handles the outcome of a call: submits an accepted one, and checks the state after a refused
+/// one.
 pub fn settle(
     world: &mut World,
     result: Result<(), Error>,
@@ -144,7 +145,7 @@ pub fn settle(
     Ok(if tame { Outcome::Judged } else { Outcome::Ran })
 }
 
-/// Compares what `window` holds with the truth, by twice a naive error and the floor.
+/// Compares the contents of `window` with the exact result, by twice a naive error and the floor.
 pub fn judge(
     what: &str,
     world: &World,
@@ -157,7 +158,7 @@ pub fn judge(
     judge_within(what, world, window, want, tolerance)
 }
 
-/// Compares what `window` holds with the truth.
+/// Compares the contents of `window` with the exact result.
 pub fn judge_within(
     what: &str,
     world: &World,

@@ -1,8 +1,8 @@
-//! Where random choices come from: a seed, or the bytes of a fuzzer.
+//! The source of random choices: a seed, or the bytes of a fuzzer.
 
 use crate::random::Rng;
 
-/// A stream of choices. Of bytes that have run out, the first of everything.
+/// A stream of choices. When its bytes have run out, it always returns the first choice.
 pub struct Choices<'a> {
     rng: Rng,
     bytes: Option<&'a [u8]>,
@@ -13,7 +13,7 @@ impl<'a> Choices<'a> {
         Choices { rng: Rng::new(seed), bytes: None }
     }
 
-    /// What cargo-fuzz would give.
+    /// Reads choices from the bytes that cargo-fuzz would provide.
     pub fn bytes(bytes: &'a [u8]) -> Self {
         Choices { rng: Rng::new(0), bytes: Some(bytes) }
     }
@@ -25,17 +25,17 @@ impl<'a> Choices<'a> {
         now.iter().fold(0, |word, byte| word << 8 | u64::from(*byte))
     }
 
-    /// In `0..n`.
+    /// Returns a number in `0..n`.
     pub fn below(&mut self, n: usize) -> usize {
         (self.word() % n.max(1) as u64) as usize
     }
 
-    /// In `low..=high`.
+    /// Returns a number in `low..=high`.
     pub fn between(&mut self, low: usize, high: usize) -> usize {
         low + self.below(high - low + 1)
     }
 
-    /// Whether one of `n` comes up; not when the bytes have run out.
+    /// Returns true with a chance of one in `n`, and false when the bytes have run out.
     pub fn one_in(&mut self, n: usize) -> bool {
         self.below(n) == n - 1
     }
@@ -44,7 +44,7 @@ impl<'a> Choices<'a> {
         from[self.below(from.len())]
     }
 
-    /// A number that somebody might not have thought of.
+    /// Returns an unusual number.
     pub fn size(&mut self) -> usize {
         const LIMITS: [usize; 12] = [
             1 << 16,
@@ -73,7 +73,7 @@ impl<'a> Choices<'a> {
         }
     }
 
-    /// A float of any kind.
+    /// Returns a float of any kind.
     pub fn float(&mut self) -> f32 {
         match self.below(3) {
             0 => self.pick(&[0.0, -0.0, 1.0, -1.0, 0.5, 2.0, 1e-3, 100.0]),

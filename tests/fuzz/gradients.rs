@@ -18,7 +18,7 @@ use crate::masks::MaskSpec;
 use crate::products::weight_shape;
 use crate::world::{Outcome, World, refused};
 
-/// A window of an output, about `first` bytes from its beginning.
+/// Returns a window of an output, about `first` bytes from the start of its buffer.
 pub fn at(
     c: &mut Choices,
     (buf, first): (Buf, usize),
@@ -31,7 +31,7 @@ pub fn at(
     window
 }
 
-/// Where gradients of q, k and v go, and those of bias, slopes, relative table and sinks.
+/// Places for the gradients of q, k and v, and of bias, slopes, relative table and sinks.
 const PLACES: [(Buf, usize); 3] = [(Buf::OutB, 0), (Buf::OutC, 0), (Buf::OutC, 8192)];
 const ADDED_PLACES: [(Buf, usize); 4] =
     [(Buf::OutB, 8192), (Buf::OutC, 14336), (Buf::OutC, 15104), (Buf::OutB, 15360)];
@@ -39,12 +39,12 @@ const ADDED_PLACES: [(Buf, usize); 4] =
 #[derive(Clone, Debug)]
 struct BackwardSpec {
     config: ConfigSpec,
-    /// q, k, v, out, lse, d_out.
+    /// The tensors q, k, v, out, lse, d_out.
     tensors: [Window; 6],
     d_lse: Option<Window>,
-    /// Of q, k, v.
+    /// The gradients of q, k, v.
     gradients: [Option<Window>; 3],
-    /// Of bias, slopes, relative table, sinks.
+    /// The gradients of bias, slopes, relative table, sinks.
     added: [Option<Window>; 4],
     accumulates: bool,
     mask: MaskSpec,
@@ -98,7 +98,7 @@ impl BackwardSpec {
             2 => self.mask.spoil(c),
             3 => self.dropout.iter_mut().for_each(|d| d.spoil(c)),
             4 => {
-                // A gradient more, in the place of another, or less.
+                // One gradient moves to the place of another, or one is missing.
                 let (n, m) = (c.below(4), c.below(3));
                 self.added[n] = self.gradients[m].take();
             }
@@ -119,7 +119,7 @@ impl BackwardSpec {
         shape_of([q, k, v])
     }
 
-    /// Whether gradients can be judged, where the forward pass has run.
+    /// True if gradients can be judged after the forward pass has run.
     fn is_tame(&self, bytes: &[Vec<u8>]) -> bool {
         let [q, k, v, out, lse, d_out] = self.tensors;
         let read = [Some(q), Some(k), Some(v), Some(d_out), self.d_lse];
@@ -174,14 +174,14 @@ impl BackwardSpec {
         let want = of::<f64>(&case, &d_out, d_lse.as_deref(), false)?;
         let naive = of::<f32>(&case, &d_out, d_lse.as_deref(), false)?;
         let terms = of::<f32>(&case, &d_out, d_lse.as_deref(), true)?;
-        // A weight is off by as much as its score and lse are.
+        // A weight is as far off as its score and lse are.
         let of_scores = 1.0 + case.largest_score() / 4.0;
         for (n, window) in self.gradients.iter().chain(&self.added).enumerate() {
             let Some(window) = window else { continue };
             let naive = widened(&naive[n], window.dtype);
             let magnitude = largest(&widen::<f64>(&terms[n])) * of_scores;
             let mut tolerance = Tolerance::gradient(&naive, &want[n], magnitude, EPSILON_F32);
-            // What is below f32's normal numbers devices may flush.
+            // Devices may flush numbers below f32's normal numbers.
             tolerance.absolute += 1024.0 * f64::from(f32::MIN_POSITIVE);
             let got = window.wide::<f64>(&world.arena.after);
             compare(&got, &want[n], tolerance).map_err(|e| format!("gradient {n}: {e}"))?;
@@ -190,7 +190,7 @@ impl BackwardSpec {
     }
 }
 
-/// Gradients of a call, which is made before them.
+/// Runs the forward call, then its gradients.
 pub fn attention(
     world: &mut World,
     f: &mut Choices,
@@ -270,14 +270,14 @@ struct Product {
     x: Window,
     weight: Window,
     d_y: Window,
-    /// Of x, the weight, the bias.
+    /// The gradients of x, the weight, the bias.
     gradients: [Option<Window>; 3],
     narrow: bool,
 }
 
 impl Product {
-    /// Of x, the weight and the bias, head after head where each has read its own; of absolute
-    /// values, if so asked.
+    /// Returns the gradients of x, the weight and the bias, head by head if each head reads other
+    /// features. With `absolute`, it uses absolute values.
     fn reference<R: Real>(&self, bytes: &[Vec<u8>], absolute: bool) -> [Vec<R>; 3] {
         let of = |w: &Window| {
             let x = w.wide::<R>(bytes);
@@ -355,7 +355,7 @@ pub fn project(
             _ => product.gradients.iter_mut().flatten().for_each(|w| w.spoil(c)),
         }
     }
-    // The same gradient twice: the second product is added to it.
+    // The same gradient twice: the second product adds to it.
     if c.one_in(8) {
         let first = products[0];
         products.last_mut().into_iter().for_each(|last| last.gradients = first.gradients);
@@ -410,7 +410,7 @@ pub fn project(
     Ok(outcome)
 }
 
-/// Gradients of a merge, which is made before them.
+/// Runs a merge, then its gradients.
 pub fn merge(
     world: &mut World,
     f: &mut Choices,
@@ -478,7 +478,7 @@ pub fn merge(
         world.gpu.queue().submit([first.finish()]);
         writes.extend(merged.iter().filter(|_| computed));
     }
-    // One that is rounded has rounded what gradients of lse are made of.
+    // The gradients of the lse depend on the output, so a rounded output would add its error.
     let tame = computed
         && merged[0].dtype == f32s
         && merged.iter().all(|w| Buf::OUTS.contains(&w.buf))
@@ -504,7 +504,7 @@ pub fn merge(
         }
         let want = of::<f64>(&parts, value_dim, &d_out, d_lse.as_ref(), bytes)?;
         let naive = of::<f32>(&parts, value_dim, &d_out, d_lse.as_ref(), bytes)?;
-        // An output's error is multiplied by as much as its gradient has.
+        // The gradient multiplies the output's error.
         let row: f64 = value_dim as f64 * largest(&d_out.wide(bytes));
         let values = parts.iter().map(|[out, _]| largest(&out.wide(bytes))).fold(0.0, f64::max);
         let of_lse = d_lse.map_or(0.0, |w| largest(&w.wide(bytes)));

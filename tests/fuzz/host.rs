@@ -1,4 +1,4 @@
-//! What takes slices: the helpers of `Gpu`, and the reference.
+//! Functions that take slices: the helpers of `Gpu`, and the reference.
 
 use wgpu_attention::cache::{CacheStorage, ScaleGroup};
 use wgpu_attention::mask::block_map;
@@ -15,7 +15,7 @@ use crate::positions::{strange, width};
 use crate::random::noise;
 use crate::world::{Outcome, World, refused};
 
-/// A slice of `n`, or nearly.
+/// Returns a slice of `n` elements, or a wrong number.
 fn slice(c: &mut Choices, n: usize, wrong: bool) -> Vec<f32> {
     let n = if wrong {
         c.pick(&[0, 1, n.saturating_sub(1), n.saturating_add(1), n.saturating_mul(2)])
@@ -25,12 +25,12 @@ fn slice(c: &mut Choices, n: usize, wrong: bool) -> Vec<f32> {
     noise(n.min(1 << 16), 0.37)
 }
 
-/// Elements of a shape; `usize::MAX` if there are more.
+/// Returns the number of elements of a shape, or `usize::MAX` if it overflows.
 fn count(sizes: &[usize]) -> usize {
     sizes.iter().fold(1usize, |n, size| n.saturating_mul(*size))
 }
 
-/// Elements that do not fit their shapes.
+/// Makes the elements not fit their shape.
 fn spoil<T: Copy>(part: &mut Option<HostData<T>>, c: &mut Choices) {
     if let Some(part) = part {
         match c.below(3) {
@@ -68,7 +68,7 @@ fn spoil_shape(shape: &mut Shape, c: &mut Choices) {
     *[batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim][c.below(7)] = n;
 }
 
-/// `Gpu` and the reference beside it: they must agree, on what they refuse too.
+/// Calls `Gpu` and the reference with the same slices. They must agree, on refusals too.
 pub fn attend(
     world: &mut World,
     f: &mut Choices,
@@ -135,11 +135,11 @@ pub fn attend(
     world.works(&mut world.scratch())?;
     let (got, want) = match (got, want) {
         (Err(got), Err(_)) => return Ok(refused(&got)),
-        // Functions of the host's are for the reference alone.
+        // Only the reference accepts functions of the host.
         (Err(got @ Error::Unsupported { .. }), Ok(_)) if appended > 0 || functions => {
             return Ok(refused(&got));
         }
-        // A softcap may be too small for f32 only.
+        // A softcap may be too small for f32 alone.
         (Err(got @ Error::Option { .. }), Ok(_)) => return Ok(refused(&got)),
         (Err(got), Ok(_)) => return Err(format!("Gpu refuses ({got}), the reference does not")),
         (Ok(_), Err(want)) => return Err(format!("the reference refuses ({want}), Gpu does not")),
@@ -181,7 +181,7 @@ pub fn attend(
     Ok(Outcome::Judged)
 }
 
-/// A layer on slices, and what goes up and down.
+/// Calls a layer on slices, and uploads and downloads.
 pub fn layer(
     world: &mut World,
     f: &mut Choices,
@@ -303,7 +303,7 @@ pub fn layer(
 
 fn transfers(world: &mut World, c: &mut Choices, said: &mut String) -> Result<Outcome, String> {
     let n = c.size();
-    // Memory that there may be is not for a case to take.
+    // A case must not allocate large sizes that the machine might have.
     let bytes = if ((1 << 22)..(1 << 36)).contains(&n) { 64 } else { n };
     let buf = c.pick(&Buf::ALL);
     *said = format!("{bytes} bytes of {buf:?}");
@@ -322,13 +322,13 @@ fn transfers(world: &mut World, c: &mut Choices, said: &mut String) -> Result<Ou
     }
 }
 
-/// A size whose square can be had.
+/// Returns a size whose square can be allocated.
 fn side(c: &mut Choices) -> usize {
     let n = c.size();
     if (300..1 << 31).contains(&n) { 7 } else { n }
 }
 
-/// Sizes of which no slice of some thousands is.
+/// Returns sizes that no slice of some thousands of elements has.
 fn sizes<const N: usize>(c: &mut Choices) -> [usize; N] {
     let mut sizes = [0; N].map(|_| c.between(1, 4));
     for _ in 0..c.pick(&[0, 0, 1, 2]) {
@@ -343,7 +343,7 @@ fn of(c: &mut Choices, sizes: &[usize]) -> Vec<f64> {
     widen(&slice(c, count(sizes), wrong))
 }
 
-/// The reference alone, stage by stage.
+/// Calls the reference alone, stage by stage.
 pub fn stages(_: &mut World, _: &mut Choices, c: &mut Choices, said: &mut String) -> Result<Outcome, String> {
     let [b, h, l, d] = sizes::<4>(c);
     let which = c.below(16);
@@ -420,7 +420,8 @@ pub fn stages(_: &mut World, _: &mut Choices, c: &mut Choices, said: &mut String
             };
             reference::add_positions(&of(c, &[b, h, l, d]), [b, h, l, d], table, at, 1.0).map(drop)
         }
-        // Pairs are visited one by one: few, or so many that they are refused.
+        // The reference visits pairs one by one. So their number is small, or so large that the
+        // call is refused.
         13 if shape.flops() < 1e8 || count(&shape.weights()) == usize::MAX => {
             let lengths = [3; 4];
             let mask = wgpu_attention::Mask::causal().lengths(HostTensor::new(&lengths[..1], [1; 4]));
@@ -456,7 +457,7 @@ pub fn stages(_: &mut World, _: &mut Choices, c: &mut Choices, said: &mut String
         }
         _ => Ok(()),
     };
-    // What only says, and what only names.
+    // Functions that only compute a number or a name.
     let _ = (shape.flops(), shape.group());
     let element =
         HostTensor::new(&[1u32, 2, 3][..], [b, h, l, d]).at([c.size(), c.size(), c.size(), c.size()]);
@@ -469,7 +470,7 @@ pub fn stages(_: &mut World, _: &mut Choices, c: &mut Choices, said: &mut String
     }
 }
 
-/// Views are made of anything; only calls look at them.
+/// Makes views of any arguments. Only calls check them.
 pub fn views(
     world: &mut World,
     _: &mut Choices,

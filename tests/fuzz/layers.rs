@@ -26,11 +26,11 @@ struct LayerSpec {
     weights: [Window; 4],
     biases: [Option<Window>; 4],
     appended: Option<[Window; 2]>,
-    /// Weights of the norms of queries and keys.
+    /// The weights of the norms of queries and keys.
     norms: Option<[Window; 2]>,
-    /// Weight and bias of the gate of the heads' outputs.
+    /// The weight and bias of the gate of the heads' outputs.
     gate: Option<[Option<Window>; 2]>,
-    /// query, key, value, out.
+    /// The tensors query, key, value, out.
     tensors: [Window; 4],
     lse: Option<Window>,
     map: Option<Window>,
@@ -164,7 +164,7 @@ impl LayerSpec {
     }
 
     /// # Errors
-    /// As `MultiHeadAttention::with_pipelines`.
+    /// Like `MultiHeadAttention::with_pipelines`.
     fn made(
         &self,
         world: &World,
@@ -201,7 +201,7 @@ impl LayerSpec {
             .dropout(self.dropout.as_ref().map(|d| d.device(buffers)))
     }
 
-    /// Multiply-adds of a call whose tensors are `all`.
+    /// Returns the multiply-adds of a call whose tensors are `all`.
     fn work(&self, all: &[Window]) -> f64 {
         let [query, key, ..] = self.tensors;
         let shape = self.config.shape(query.shape[0], query.shape[2], key.shape[2], 2);
@@ -296,7 +296,7 @@ pub fn layer(
         && spec.config.scale.is_none();
     let run = work < MOST_WORK && !matches!(how, How::Prepare | How::Dropped);
     let outcome = settle(world, result, encoder, &mut scratch, &all, &writes, [run, tame])?;
-    // Projected in f16, its naive error is another.
+    // A projection in f16 has another naive error.
     if matches!(outcome, Outcome::Judged) && spec.config.dtype == DType::F32 && spec.dropout.is_none() {
         let naive = spec.heads::<f32>(world).map_err(|e| format!("the reference refuses it: {e}"))?;
         let want = spec.heads::<f64>(world).map_err(|e| format!("the reference refuses it: {e}"))?;
@@ -305,12 +305,12 @@ pub fn layer(
     Ok(outcome)
 }
 
-/// A layer's gradients: of queries, keys and values; of their and the output's weights and biases;
-/// of the appended key and value; of what the mask adds.
+/// A layer's gradients: of inputs, weights and biases, the appended key and value, and the mask's
+/// tensors.
 #[derive(Clone, Debug)]
 struct BackwardSpec {
     layer: LayerSpec,
-    /// `context` and `lse`, as the forward call keeps them.
+    /// The outputs `context` and `lse` that the forward call saves.
     kept: [Option<Window>; 2],
     d_out: Window,
     d_lse: Option<Window>,
@@ -324,7 +324,7 @@ struct BackwardSpec {
     accumulates: bool,
 }
 
-/// Where gradients go, each with room for its kind.
+/// Places of gradients, each with room for its kind.
 const INPUT_PLACES: [(Buf, usize); 3] = [(Buf::OutB, 0), (Buf::OutB, 2048), (Buf::OutB, 4096)];
 const WEIGHT_PLACES: [(Buf, usize); 4] =
     [(Buf::OutC, 0), (Buf::OutC, 2048), (Buf::OutC, 4096), (Buf::OutC, 6144)];
@@ -403,7 +403,7 @@ impl BackwardSpec {
             3 => self.d_out.spoil(c),
             4 => self.d_lse.iter_mut().for_each(|w| w.spoil(c)),
             5 => {
-                // One more, in the place of another, or less.
+                // One gradient moves to the place of another, or one is missing.
                 let (n, m) = (c.below(4), c.below(3));
                 self.added[n] = self.inputs[m].take();
             }
@@ -423,7 +423,7 @@ impl BackwardSpec {
     }
 }
 
-/// Gradients of a layer, whose forward call is made before them where it keeps something.
+/// Runs a layer's gradients, after a forward call if that saves activations.
 pub fn backward(
     world: &mut World,
     f: &mut Choices,

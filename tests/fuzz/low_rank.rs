@@ -33,7 +33,7 @@ pub fn linformer(
         value_dim,
     };
     let of_e = [1, if per_head { kv_heads } else { 1 }, rank, shape.kv_len];
-    // q, k, v, e, f, key mask; of the backward call out, lse and d_out too.
+    // Inputs: q, k, v, e, f, key mask. The backward call also reads out, lse and d_out.
     let reads = [
         (true, dtype, shape.q()),
         (true, dtype, shape.k()),
@@ -84,7 +84,7 @@ pub fn linformer(
         LinformerForward::new(q, k, v, e, t.written(0)).f(t.given(4)).key_mask(t.given(5)).lse(t.written(1));
     let size = operator.scratch_size(&call);
     let record = record!(operator, forward, &call);
-    // Keys that are projected in other types are rounded as no naive computation here rounds them.
+    // Keys in other types have roundings that no naive computation here has.
     let outcome = t.recorded(world, c, size, (dtype == DType::F32, &[]), record)?;
     if matches!(outcome, Outcome::Judged) {
         let naive = attended::<f32>(world, &t, (rank, masked, own))?;
@@ -95,7 +95,7 @@ pub fn linformer(
     Ok(outcome)
 }
 
-/// By the reference, for windows that may have other shapes than were planned.
+/// Runs the reference on windows whose shapes may differ from the plan.
 fn attended<R: Real>(
     world: &World,
     t: &Operands,
@@ -106,7 +106,7 @@ fn attended<R: Real>(
     let [_, kv_heads, kv_len, _] = t.input(1).shape;
     let [batch, heads, q_len, head_dim] = t.input(0).shape;
     let shape = Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim: t.input(2).shape[3] };
-    // The reference has one for both, or one for each head.
+    // The reference takes one projection for all heads, or one per head.
     let expanded = |x: Vec<R>, n: usize| if t.input(n).shape[1] == 1 { x.repeat(kv_heads) } else { x };
     let (e, f) = (expanded(e, 3), expanded(f, if own { 4 } else { 3 }));
     let mask = masked.then(|| {
@@ -132,7 +132,7 @@ pub fn lsh(
     let (wide, out) = ([batch, heads, length, head_dim], [batch, heads, length, value_dim]);
     let (hashes, row) = ([batch, heads, rounds, length], [batch, heads, length, 1]);
     let hashed = !given && !backward;
-    // qk, v, rotations, buckets, lengths; of the backward call out, lse and d_out too.
+    // Inputs: qk, v, rotations, buckets, lengths. The backward call also reads out, lse and d_out.
     let reads = [
         (true, dtype, wide),
         (true, dtype, out),

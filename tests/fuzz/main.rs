@@ -1,22 +1,26 @@
-//! Hostile input: random calls of the whole public face, right ones and ones with up to three
-//! things wrong.
+//! Hostile input: random calls of the whole public API, valid ones and ones with up to three
+//! faults.
 //!
-//! No case may panic, let an error of wgpu escape, write outside of its outputs, or leave anything
-//! behind that the next call stumbles over; what is accepted and tame must agree with the
-//! reference. Cases depend on their seed alone:
+//! No case may panic, let an error of wgpu escape, write outside its outputs, or affect the next
+//! call. Accepted calls whose results can be judged must agree with the reference. Cases depend on
+//! their seed alone:
 //!
-//! - `WGPU_ATTENTION_FUZZ_CASES`: how many; unless set, those among 10000 whose kernels a third of the families compiles, or
-//!   all, as `WGPU_ATTENTION_TEST_ALL` says (see `tests/harness/rest.rs`);
-//! - `WGPU_ATTENTION_FUZZ_FIRST`: the first seed, 0 unless set;
-//! - `WGPU_ATTENTION_FUZZ_SEED`: this one only, and says what it is;
-//! - `WGPU_ATTENTION_FUZZ_SUBJECT`: only cases of a subject whose name has this in it, as `local`;
-//! - `WGPU_ATTENTION_FUZZ_SNAPSHOT`: a file that gets a line for each case: its seed and subject, what became of it, its dispatches
-//!   with their grids, and a hash of what is in the buffers after it (`scripts/snapshot`);
-//! - `WGPU_ATTENTION_FUZZ_THREADS`: with devices of their own, as many as there are processors, at most 4, unless set.
+//! - `WGPU_ATTENTION_FUZZ_CASES`: the number of cases. By default, those among 10000 whose kernels
+//!   belong to a third of the families. `WGPU_ATTENTION_TEST_ALL` may select all (see
+//!   `tests/harness/rest.rs`);
+//! - `WGPU_ATTENTION_FUZZ_FIRST`: the first seed, by default 0;
+//! - `WGPU_ATTENTION_FUZZ_SEED`: runs only this seed, and prints its case;
+//! - `WGPU_ATTENTION_FUZZ_SUBJECT`: runs only cases whose subject contains this text, such as
+//!   `local`;
+//! - `WGPU_ATTENTION_FUZZ_SNAPSHOT`: a file that gets a line for each case. The line has its seed,
+//!   subject and outcome, and its dispatches with their grids. It ends with a hash of the buffers
+//!   after it (`scripts/snapshot`);
+//! - `WGPU_ATTENTION_FUZZ_THREADS`: the number of threads, each with separate devices. By default
+//!   the number of processors, at most 4.
 //!
-//! Every case belongs to one of [`FAMILIES`] families, which decide what needs a kernel of its own:
-//! compiling them is what takes the time. Other families come with every [`BLOCK`] seeds. A crash
-//! of the driver leaves the seeds that were running in `target/tmp/fuzz`.
+//! Every case belongs to one of [`FAMILIES`] families, which decide its kernels, because
+//! compilation dominates the time. Every [`BLOCK`] seeds bring other families. After a crash of the
+//! driver, `target/tmp/fuzz` holds the seeds that were running.
 
 mod additive;
 mod arena;
@@ -55,7 +59,7 @@ mod random;
 mod rest;
 
 mod device {
-    /// Whether the adapter is a program.
+    /// True if the adapter is a software driver.
     pub fn is_software() -> bool {
         crate::adapter().get_info().device_type == wgpu::DeviceType::Cpu
     }
@@ -75,14 +79,15 @@ use world::{Outcome, World};
 
 const FAMILIES: u64 = 142;
 const BLOCK: u64 = 20_000;
-/// Failures after which there is nothing more to learn.
+/// The number of failures after which more would not help.
 const ENOUGH: usize = 10;
-/// A case takes a few milliseconds, with kernels to compile a few seconds.
+/// The time after which a case counts as stuck. A case takes a few milliseconds, and a few seconds
+/// if it compiles.
 const STUCK: Duration = Duration::from_secs(240);
 
 type Subject = fn(&mut World, &mut Choices, &mut Choices, &mut String) -> Result<Outcome, String>;
 
-/// What is called, and in how many families.
+/// The subjects of calls, and their numbers of families.
 const SUBJECTS: [(&str, u64, Subject); 38] = [
     ("forward", 24, attention::forward),
     ("classify", 4, attention::classify),
@@ -129,7 +134,7 @@ thread_local! {
     static PANICS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 
-/// What the cases of a family call.
+/// Returns the subject that the cases of a family call.
 fn subject_of(family: u64) -> &'static (&'static str, u64, Subject) {
     let mut n = family % FAMILIES;
     let found = SUBJECTS.iter().find(|(_, count, _)| {
@@ -140,7 +145,7 @@ fn subject_of(family: u64) -> &'static (&'static str, u64, Subject) {
     found.expect("as many as there are families")
 }
 
-/// One case on its world. `family` decides the kernels, `c` the rest.
+/// Runs one case on its world. `family` decides the kernels, `c` the rest.
 fn run(
     worlds: &mut [World; 2],
     family: u64,
@@ -160,15 +165,14 @@ fn run(
     (name, result)
 }
 
-/// Whether the cases of a family run where nobody says how many: one in three, and all that compile
-/// nothing.
+/// True if the cases of a family run by default: one family in three, and all that compile nothing.
 fn runs(family: u64) -> bool {
     let n = family % FAMILIES;
     let name = format!("family {n}");
     n >= FAMILIES - 3 || n.is_multiple_of(3) && rest::due(&name) || rest::rest(&name)
 }
 
-/// The family of a seed.
+/// Returns the family of a seed.
 fn family(seed: u64) -> u64 {
     seed / BLOCK * FAMILIES + seed % FAMILIES
 }
@@ -183,7 +187,7 @@ fn adapter() -> wgpu::Adapter {
         .expect("tests need an adapter: run them as `scripts/gpu cargo test --release`")
 }
 
-/// To standard error itself, which the test runner does not hide.
+/// Writes to standard error directly. The test runner does not hide that.
 fn say(line: &str) {
     let _ = std::io::stderr().lock().write_all(format!("{line}\n").as_bytes());
 }
@@ -192,7 +196,7 @@ fn listen() {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         PANICS.with_borrow_mut(|panics| panics.push(info.to_string()));
-        // Of threads that run no case.
+        // A panic of a thread that runs no case.
         if std::thread::current().name().is_some_and(|name| !name.starts_with("case")) {
             before(info);
         }
@@ -204,7 +208,7 @@ fn variable(name: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("WGPU_ATTENTION_FUZZ_{name} is {text}, no number")))
 }
 
-/// Where a thread leaves the seed that it runs.
+/// Returns the file in which a thread records its current seed.
 fn trace(thread: u64) -> PathBuf {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("fuzz");
     std::fs::create_dir_all(&folder).expect("the target folder can be written");
@@ -245,7 +249,7 @@ fn hostile_input() {
     let asked = |n: u64| subject.as_ref().is_none_or(|subject| subject_of(n).0.contains(subject));
     let families: Vec<bool> = (0..FAMILIES).map(|n| asked(n) && (wanted.is_some() || runs(n))).collect();
     let processors = std::thread::available_parallelism().map_or(1, |n| n.get().min(4) as u64);
-    // Each family is one thread's.
+    // Each family belongs to one thread.
     let threads = variable("THREADS").unwrap_or(processors).clamp(1, cases.max(1));
     let started = Instant::now();
     let tally = Mutex::new(Tally::default());
@@ -349,9 +353,9 @@ fn hostile_input() {
     }
 }
 
-/// The generator takes a fuzzer's bytes, too: of any number, none as well.
+/// The generator also accepts any number of a fuzzer's bytes, or none.
 #[test]
-fn cases_of_bytes() {
+fn cases_from_bytes() {
     listen();
     let mut all = worlds(&adapter());
     let work = |all: &mut [World; 2]| {

@@ -26,7 +26,7 @@ const BIAS: usize = 12;
 const SLOPES: usize = 13;
 const RELATIVE: usize = 14;
 const SINKS: usize = 15;
-/// What mods capture, who are there where that is.
+/// The indices of captured tensors, if there are custom functions.
 const SCORES: usize = 16;
 const SHOWN: usize = 17;
 
@@ -37,7 +37,7 @@ const MASK_MOD: &str = "fn mask_mod(at: At) -> bool {
     return shown_at(at.batch, at.head, at.query, at.key) || at.key % 3u != 1u;
 }";
 
-/// The element of `t` at a pair, or the last of an axis that is shorter.
+/// Returns the element of `t` at a pair, or the last one on a shorter axis.
 fn element<T: Copy>(t: &HostData<T>, at: &At) -> T {
     let index = [at.batch, at.head, at.query, at.key];
     t.data[(0..4).fold(0, |flat, axis| flat * t.shape[axis] + (index[axis] as usize).min(t.shape[axis] - 1))]
@@ -66,7 +66,7 @@ fn pattern(c: &mut Choices, n: usize) -> Pattern {
 }
 
 impl MaskSpec {
-    /// One that fits. What decides the kernel comes from the family `f`, the rest from `c`.
+    /// Returns a mask that fits. The family `f` decides the kernel, `c` the rest.
     pub fn new(f: &mut Choices, c: &mut Choices, shape: &Shape) -> Self {
         let mut mask = MaskSpec { top_left: c.one_in(3), size: [4, 4], ..Default::default() };
         let [batch, heads, q_len, kv_len] = shape.weights();
@@ -143,7 +143,7 @@ impl MaskSpec {
         mask
     }
 
-    /// Changes what is not a tensor.
+    /// Changes an option that is not a tensor.
     pub fn spoil(&mut self, c: &mut Choices) {
         match c.below(5) {
             0 => self.window = Some([c.size(), c.size()]),
@@ -164,14 +164,14 @@ impl MaskSpec {
         self.views.iter_mut().flatten()
     }
 
-    /// Its bias, slopes, relative table and sinks.
+    /// Returns its bias, slopes, relative table and sinks.
     pub fn added(&self) -> [Option<Window>; 4] {
         [BIAS, SLOPES, RELATIVE, SINKS].map(|n| self.views[n])
     }
 
-    /// Whether results with it can be judged.
+    /// True if results with the mask can be judged.
     pub fn is_tame(&self, bytes: &[Vec<u8>]) -> bool {
-        // Half a pair reaches no device, so nobody has checked where it lies.
+        // Half a pair reaches no device, so nobody has checked its place.
         let whole = |a: usize, b: usize| self.views[a].is_some() == self.views[b].is_some();
         whole(QUERY_STARTS, KEY_STARTS)
             && whole(QUERY_DOCUMENTS, KEY_DOCUMENTS)
@@ -226,7 +226,7 @@ impl MaskSpec {
         of(SINKS).map_or(mask, |t| mask.sink_logits(t))
     }
 
-    /// The same with the elements themselves. Call it where it is tame.
+    /// Returns the same mask with its elements. Call it only if the mask is tame.
     pub fn rules(&self, bytes: &[Vec<u8>]) -> Rules {
         let numbers = |n: usize| self.views[n].map(|w| HostData::new(w.numbers(bytes), w.shape));
         let bools = |n: usize| self.views[n].map(|w| HostData::new(w.bools(bytes), w.shape));

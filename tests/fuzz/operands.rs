@@ -1,4 +1,4 @@
-//! The tensors of a call: what it reads, what it writes, and what becomes of both.
+//! The tensors of a call: inputs, outputs, and their checks.
 
 use std::fmt;
 
@@ -13,13 +13,13 @@ use crate::choices::Choices;
 use crate::gradients::at;
 use crate::world::{Outcome, World};
 
-/// Elements of a window up to which a call is run.
+/// The number of a window's elements up to which a call is run.
 const MOST: usize = 4000;
 
-/// A tensor that a case has, or has not.
+/// A tensor, if the case has it.
 pub type Wanted = (bool, DType, [usize; 4]);
 
-/// In an encoder's own pass or in the caller's.
+/// Records a call in the encoder's pass or in the caller's.
 macro_rules! record {
     ($operator:expr, $forward:ident, $call:expr) => {
         |encoder: &mut wgpu::CommandEncoder, scratch: &mut wgpu_attention::Scratch, pass: bool| match pass {
@@ -29,7 +29,7 @@ macro_rules! record {
     };
 }
 
-/// The same of an operator without scratch.
+/// The same for an operator without scratch.
 macro_rules! record_plain {
     ($operator:expr, $forward:ident, $call:expr) => {
         |encoder: &mut wgpu::CommandEncoder, pass: bool| match pass {
@@ -41,7 +41,7 @@ macro_rules! record_plain {
 
 pub(crate) use {record, record_plain};
 
-/// Windows in the order in which they were asked for.
+/// Windows in the order of the request.
 pub struct Operands {
     reads: Vec<Option<Window>>,
     writes: Vec<Option<Window>>,
@@ -56,7 +56,7 @@ impl fmt::Debug for Operands {
     }
 }
 
-/// Where outputs begin, each with half a buffer.
+/// The places of outputs, each with half a buffer.
 const PLACES: [(Buf, usize); 6] = [
     (Buf::OutA, 0),
     (Buf::OutB, 0),
@@ -67,15 +67,15 @@ const PLACES: [(Buf, usize); 6] = [
 ];
 
 impl Operands {
-    /// Inputs in any place; outputs apart from each other.
+    /// Places inputs anywhere, and outputs apart from each other.
     pub fn new(world: &World, c: &mut Choices, reads: &[Wanted], writes: &[Wanted]) -> Self {
         let input = |c: &mut Choices, dtype, shape| Window::input(c, dtype, shape, false);
         let output = |c: &mut Choices, n: usize, dtype, shape| at(c, PLACES[n], dtype, shape, false);
         Self::placed(world, c, reads, writes, (false, input, output))
     }
 
-    /// As [`new`](Self::new), of a call that adds to its outputs if it `accumulates`: those of F32
-    /// then lie where there are numbers.
+    /// Like [`new`](Self::new), for a call that may add to its outputs. With `accumulates`, F32
+    /// outputs are placed over numbers.
     pub fn gradients(
         world: &World,
         c: &mut Choices,
@@ -120,7 +120,7 @@ impl Operands {
         Operands { reads, writes, accumulates, buffers: world.arena.buffers.clone() }
     }
 
-    /// Spoils some of them, or none.
+    /// Spoils some of the windows, or none.
     pub fn spoil(&mut self, c: &mut Choices) {
         for _ in 0..faults(c) {
             let mut all: Vec<_> = self.reads.iter_mut().chain(&mut self.writes).flatten().collect();
@@ -134,7 +134,7 @@ impl Operands {
         self.reads[n].as_ref().map(|w| view(&self.buffers, w))
     }
 
-    /// Input `n`, which there is.
+    /// Returns input `n`, which must exist.
     pub fn read(&self, n: usize) -> TensorView<'_> {
         view(&self.buffers, self.input(n))
     }
@@ -156,27 +156,27 @@ impl Operands {
         self.writes[n].as_ref().map(|w| view(&self.buffers, w))
     }
 
-    /// Output `n`, which there is.
+    /// Returns output `n`, which must exist.
     pub fn written(&self, n: usize) -> TensorView<'_> {
         view(&self.buffers, self.output(n))
     }
 
-    /// The elements of input `n`.
+    /// Returns the elements of input `n`.
     pub fn wide<R: Real>(&self, world: &World, n: usize) -> Vec<R> {
         self.input(n).wide(&world.arena.before)
     }
 
-    /// The elements of input `n`, if there is one.
+    /// Returns the elements of input `n`, if there is one.
     pub fn wide_if<R: Real>(&self, world: &World, n: usize) -> Option<Vec<R>> {
         self.reads[n].map(|w| w.wide(&world.arena.before))
     }
 
-    /// The largest absolute value of input `n`; of none, 0.
+    /// Returns the largest absolute value of input `n`, or 0 without elements.
     pub fn most(&self, world: &World, n: usize) -> f64 {
         self.wide_if::<f64>(world, n).map_or(0.0, |x| largest(&x))
     }
 
-    /// Whether results can be judged.
+    /// True if results can be judged.
     fn is_tame(&self) -> bool {
         let numbers = |w: &Window| !self.accumulates || w.is_tame();
         self.reads.iter().flatten().all(Window::is_tame)
@@ -187,9 +187,8 @@ impl Operands {
         self.reads.iter().chain(&self.writes).flatten().copied().collect()
     }
 
-    /// Gives a call, which reads `others` too, the scratch that it needs, records it and looks
-    /// after what becomes of it. `judged` says whether its results are then judged, if its tensors
-    /// let them.
+    /// Makes the scratch for a call, which also reads `others`, records the call and handles its
+    /// outcome. `judged` tells if its results are judged, provided that its tensors permit it.
     pub fn recorded(
         &self,
         world: &mut World,
@@ -203,7 +202,7 @@ impl Operands {
         recorded(world, c, size, (&all, &writes, judged && self.is_tame()), record)
     }
 
-    /// As [`recorded`](Self::recorded), of a call without scratch.
+    /// Like [`recorded`](Self::recorded), for a call without scratch.
     pub fn recorded_plain(
         &self,
         world: &mut World,
@@ -219,7 +218,7 @@ impl Operands {
         settle(world, result, encoder, &mut scratch, &all, &writes, [small(&all), tame])
     }
 
-    /// Compares output `n` with the truth, by twice a naive error and the floor.
+    /// Compares output `n` with the exact result, by twice a naive error and the floor.
     pub fn judge(
         &self,
         what: &str,
@@ -231,8 +230,8 @@ impl Operands {
         judge(what, world, self.output(n), naive, want, magnitude)
     }
 
-    /// The same of a gradient, if it is asked for, by three times a naive error and the floor of
-    /// terms of `magnitude`. It may have been added to what was there.
+    /// Compares a wanted gradient by three times a naive error and the floor of terms of
+    /// `magnitude`. The call may have added it to earlier contents.
     pub fn judge_gradient(
         &self,
         what: &str,
@@ -255,17 +254,17 @@ impl Operands {
     }
 }
 
-/// What the reference refuses, no call may have been accepted of.
+/// Returns the error text: no call may accept inputs that the reference refuses.
 pub fn refuses(e: Error) -> String {
     format!("the reference refuses it: {e}")
 }
 
-/// Whether a call is run.
+/// True if the call is small enough to run.
 pub fn small(all: &[Window]) -> bool {
     all.iter().all(|w| w.count() < MOST)
 }
 
-/// Gives a call the scratch that it needs, records it and looks after what becomes of it.
+/// Makes the scratch for a call, records it and handles its outcome.
 pub fn recorded(
     world: &mut World,
     c: &mut Choices,

@@ -38,7 +38,7 @@ fn scaling(c: &mut Choices) -> RopeScaling {
     }
 }
 
-/// Numbers that make no rotation, or a strange one.
+/// Returns numbers that make no rotation, or a strange one.
 pub fn strange(c: &mut Choices) -> RopeScaling {
     let factor = number(c);
     match c.below(4) {
@@ -60,13 +60,13 @@ pub fn strange(c: &mut Choices) -> RopeScaling {
     }
 }
 
-/// Widths that take no longer to make a table of than to refuse.
+/// Returns widths whose table takes no longer to make than to refuse.
 pub fn width(c: &mut Choices) -> usize {
     let n = c.size();
     if (257..=65536).contains(&n) { 65537 } else { n }
 }
 
-/// Where rows stand: a start, or a tensor.
+/// Draws the positions of rows: a start, or a tensor.
 fn places(f: &mut Choices, c: &mut Choices, [batch, _, length, _]: [usize; 4]) -> (Option<Window>, u32) {
     let mut shape = [batch, 1, length, 1];
     [0, 2].iter().filter(|_| c.one_in(2)).for_each(|axis| shape[*axis] = 1);
@@ -149,7 +149,7 @@ pub fn rotate(
     };
     let all: Vec<_> = [Some(x), out, places.0].into_iter().flatten().collect();
     let write = out.unwrap_or(x);
-    // In place, what is not turned stays as it is: nothing tells whether it was written.
+    // In place, unrotated elements stay unchanged, so no check can tell if they were written.
     let tame = out.is_some() && x.is_tame() && write.is_watched() && places.0.is_none_or(|w| w.is_tame());
     let outcome = settle(world, result, encoder, &mut scratch, &all, &[write], [x.count() < 1 << 20, tame])?;
     if matches!(outcome, Outcome::Judged) {
@@ -294,7 +294,7 @@ pub fn table(
         operator.table_backward(&mut encoder, &call)
     };
     let all: Vec<_> = [Some(d_out), Some(d_table), places.0].into_iter().flatten().collect();
-    // Every row looks for those that stand there.
+    // Every table row searches for the rows at its position.
     let work = d_table.count().saturating_mul(d_out.count());
     let tame =
         !accumulates && d_out.is_tame() && d_table.is_watched() && places.0.is_none_or(|w| w.is_tame());

@@ -1,4 +1,4 @@
-//! Projections, of quantised weights too, and merges.
+//! Projections, also with quantised weights, and merges.
 
 use wgpu_attention::attention::{Merge, MergeForward, Partial};
 use wgpu_attention::matmul::{
@@ -24,7 +24,8 @@ struct Product {
     narrow: bool,
 }
 
-/// Of a projection to `heads` heads of `dim` features, of which a narrow one reads `read` each.
+/// Returns the weight's shape for `heads` heads of `dim` features. Each head of a narrow one reads
+/// `read` features.
 pub fn weight_shape(narrow: bool, shared: bool, heads: usize, dim: usize, read: usize) -> [usize; 4] {
     match (narrow, shared) {
         (true, true) => [1, 1, dim, read],
@@ -120,7 +121,7 @@ pub fn project(
     Ok(outcome)
 }
 
-/// By the reference, head after head.
+/// Runs the reference, head by head.
 fn projected<R: Real>(p: &Product, bytes: &[Vec<u8>]) -> Vec<R> {
     let [batch, heads, length, dim] = p.out.shape;
     let features = p.x.shape[3];
@@ -205,14 +206,15 @@ fn merged<R: Real>(parts: &[[Window; 2]], bytes: &[Vec<u8>]) -> Result<(Vec<R>, 
     reference::merge(&slices, value_dim).map_err(|e| format!("the reference refuses it: {e}"))
 }
 
-/// A matrix in blocks. Halves are scales that weights might have, and any bits are their steps.
+/// A matrix in blocks. The buffer's f16 numbers are typical scales of weights, and any bits are
+/// their steps.
 #[derive(Clone, Copy, Debug)]
 struct Blocks {
     buf: Buf,
     format: QuantizedFormat,
     rows: usize,
     columns: usize,
-    /// In bytes.
+    /// The offset in bytes.
     offset: usize,
 }
 
@@ -228,7 +230,7 @@ impl Blocks {
             2 => self.rows = self.rows.wrapping_add(1),
             3 => self.offset = c.size(),
             4 => {
-                // To where the buffer ends, or a word further.
+                // To the end of the buffer, or a word further.
                 let bytes = self.format.row_bytes(self.columns).unwrap_or(0).saturating_mul(self.rows);
                 self.offset = (BYTES / 4 * 4).saturating_sub(bytes) / 4 * 4 + 4 * c.below(2);
             }
@@ -245,7 +247,7 @@ impl Blocks {
         self.buf == Buf::Halves
     }
 
-    /// Its elements as if they were bytes of a tensor.
+    /// Returns its elements as bytes of a tensor.
     fn window(&self) -> Window {
         let bytes = self.format.row_bytes(self.columns).unwrap_or(0).saturating_mul(self.rows);
         let shape = [1, 1, 1, bytes / 4];
@@ -331,7 +333,7 @@ pub fn quantized_rows(
         let row = |id: &u32| weights.chunks(blocks.columns).nth(*id as usize).unwrap_or(&missing);
         let naive: Vec<f32> = t.input(0).numbers(&world.arena.before).iter().flat_map(row).copied().collect();
         let want: Vec<f64> = naive.iter().map(|x| f64::from(*x)).collect();
-        // Rounded to their type, and nothing else.
+        // The only error is the rounding to the output's type.
         t.judge("out", world, 0, (&naive, &want), 0.0)?;
     }
     Ok(outcome)

@@ -1,4 +1,4 @@
-//! What stands around attention, row by row: norms, activations, embeddings, means, logits.
+//! Stages around attention, row by row: norms, activations, embeddings, means, logits.
 
 use wgpu_attention::matmul::Activation;
 use wgpu_attention::reference::{self, Real, activate, activation_slope};
@@ -20,12 +20,12 @@ fn form(f: &mut Choices) -> KernelOptions {
     KernelOptions::new().target(f.pick(&[Target::Software, Target::Gpu]))
 }
 
-/// Rows of up to 40 elements.
+/// Returns a shape with rows of up to 40 elements.
 fn rows(c: &mut Choices) -> [usize; 4] {
     [c.between(1, 2), c.between(1, 2), c.between(1, 6), c.pick(&[1, 2, 3, 5, 8, 21, 40])]
 }
 
-/// An option that is right, most of the time.
+/// Returns an option that is usually right.
 fn option(c: &mut Choices, right: &[f64]) -> f64 {
     if c.one_in(16) { c.float().into() } else { c.pick(right) }
 }
@@ -54,7 +54,7 @@ pub fn norm(
     let mut tensors = if backward {
         let [of_x, of_weight] = [f.one_in(3), f.one_in(3)].map(|no| !no);
         let accumulates = c.one_in(3);
-        // The forward call's output is not looked at.
+        // The call does not read the forward call's output.
         let writes = [
             (of_x || !weighed, other, shape),
             (weighed && of_weight, of_vectors, vector),
@@ -99,8 +99,7 @@ pub fn norm(
         x.iter().zip(residual).map(|(x, r)| *x + r).collect()
     }
     let x = summed_rows::<f64>(&t, world);
-    // How far the largest element of a row is from its mean's rounding, in units of what it is
-    // divided by.
+    // The distance of a row's largest element from the mean's rounding, in units of the divisor.
     let plain = reference::norm(&x, features, None, None, &config).map_err(refuses)?;
     let spread = |row: &[f64]| {
         let mean = if layer { row.iter().sum::<f64>() / features as f64 } else { 0.0 };
@@ -238,7 +237,7 @@ pub fn embedding(
     };
     let mut t = Operands::gradients(world, c, accumulates, &reads, &writes);
     t.spoil(c);
-    // Products of others are too large for f32, or too small to be normal.
+    // Products with other scales would overflow f32, or be subnormal.
     let tame = (1e-3..1e3).contains(&scale.abs());
     *said = format!("{scale}, {t:?}");
     let operator = Embedding::with_pipelines(world.gpu.pipelines());
@@ -344,13 +343,13 @@ pub fn mean_pool(
         _ => {
             let ends = numbers(world);
             if !ends.is_sorted() {
-                // Then it is not said what comes out.
+                // Then the result is unspecified.
                 return Ok(Outcome::Ran);
             }
             ends.windows(2).map(|w| of(0, &|i| (w[0] as usize..w[1] as usize).contains(&i))).collect()
         }
     };
-    // The shortest mean is what others are divided by.
+    // The shortest mean is the smallest divisor.
     let wide = t.wide::<f64>(world, 0);
     let plain = reference::mean_pool(&wide, features, &sequences, false).map_err(refuses)?;
     let lengths = plain.chunks_exact(features).map(|m| m.iter().map(|x| x * x).sum::<f64>().sqrt());
@@ -373,7 +372,7 @@ pub fn mean_pool(
     let want = truth::<f64>(&wide, t.wide_if(world, 2).as_deref(), how)?;
     if backward {
         let each = if l2 { (1.0 + features as f64) / shortest } else { 1.0 };
-        // Rows of packed sequences are in one mean each.
+        // Each row of a packed sequence belongs to one mean.
         t.judge_gradient("d_x", world, 0, (&naive, &want), t.most(world, 2) * each * lost)?;
     } else {
         t.judge("out", world, 0, (&naive, &want), if l2 { lost } else { most })?;
@@ -453,7 +452,7 @@ pub fn top_k(
             let at = |(n, i): (usize, &u32)| x[n / k * columns + *i as usize];
             let naive: Vec<f32> = want.iter().enumerate().map(at).collect();
             let want: Vec<f64> = naive.iter().map(|x| f64::from(*x)).collect();
-            // Rounded to their type, and nothing else.
+            // The only error is the rounding to the output's type.
             t.judge("values", world, 1, (&naive, &want), 0.0)?;
         }
     }

@@ -10,16 +10,16 @@ use wgpu_attention::{
 use crate::arena::{Arena, Window};
 use crate::random::noise;
 
-/// What a case came to.
+/// The outcome of a case.
 #[derive(Debug)]
 pub enum Outcome {
-    /// Run, and its results judged against the reference.
+    /// The call ran, and the reference judged its results.
     Judged,
-    /// Run.
+    /// The call ran.
     Ran,
-    /// Accepted, but too long to run, or not meant to be.
+    /// The call was accepted. It was too long to run, or was not meant to run.
     Accepted,
-    /// With this error.
+    /// The call was refused with this error.
     Refused(String),
 }
 
@@ -27,7 +27,7 @@ pub fn refused(error: &Error) -> Outcome {
     Outcome::Refused(error.to_string())
 }
 
-/// A device, another one beside it, and buffers.
+/// A device with buffers, and a second device.
 pub struct World {
     pub gpu: Gpu,
     pub foreign: Gpu,
@@ -67,7 +67,7 @@ impl World {
         } else {
             (wgpu::Features::empty(), wgpu::Limits::default())
         };
-        // A device of little is planned for as one of few registers.
+        // The device with low limits gets plans for few registers.
         let gpu = make(features, limits, if full { 255 } else { 64 });
         let foreign = make(wgpu::Features::empty(), wgpu::Limits::default(), 128);
         let arena = Arena::new(&gpu, &foreign);
@@ -83,12 +83,12 @@ impl World {
         self.device().create_command_encoder(&Default::default())
     }
 
-    /// Scratch for anything that takes none.
+    /// Returns an empty scratch.
     pub fn scratch(&self) -> Scratch {
         Scratch::new(self.device(), ScratchSize::default()).expect("nothing is no memory")
     }
 
-    /// What nobody caught of wgpu's errors.
+    /// Returns an error if wgpu reported an uncaptured one.
     pub fn uncaptured(&self) -> Result<(), String> {
         let mut errors = self.errors.lock().expect("no panic here");
         if errors.is_empty() {
@@ -98,7 +98,7 @@ impl World {
         }
     }
 
-    /// Submits and looks at every buffer: only `writes` may have changed.
+    /// Submits and checks every buffer: only `writes` may have changed.
     pub fn finish(
         &mut self,
         mut encoder: wgpu::CommandEncoder,
@@ -114,17 +114,17 @@ impl World {
         self.arena.compare(&self.gpu, writes, whole)
     }
 
-    /// Submits what may fail, for what the case's owner did, and does not look.
+    /// Submits commands that may fail by a fault of the case's owner, and does not check them.
     pub fn abandon(&mut self, encoder: wgpu::CommandEncoder) -> Result<(), String> {
         let scope = self.device().push_error_scope(wgpu::ErrorFilter::Validation);
         self.gpu.queue().submit([encoder.finish()]);
         drop(pollster::block_on(scope.pop()));
-        // Puts back what was written.
+        // Restores the buffers.
         let _ = self.finish(self.encoder(), &[], false);
         self.works(&mut self.scratch())
     }
 
-    /// After a refusal: nothing was recorded, and the encoder and the scratch still serve.
+    /// After a refusal: nothing was recorded, and the encoder and the scratch still work.
     pub fn unharmed(
         &mut self,
         mut encoder: wgpu::CommandEncoder,
@@ -135,7 +135,7 @@ impl World {
         self.good.check(&self.gpu)
     }
 
-    /// The good call gives what it always gave.
+    /// Checks that the good call still gives the same bits.
     pub fn works(&mut self, scratch: &mut Scratch) -> Result<(), String> {
         let encoder = self.encoder();
         self.unharmed(encoder, scratch)

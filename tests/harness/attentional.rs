@@ -1,4 +1,4 @@
-//! Attentional vectors: a run, forward and backward, and its judgement.
+//! Attentional vectors: forward and backward runs, compared with the reference.
 
 use wgpu_attention::layers::{AttentionalBackward, AttentionalForward, AttentionalVector};
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
@@ -12,7 +12,7 @@ use super::memory::{Values, stored};
 use super::random::Rng;
 use super::run::{Layout, Placed};
 
-/// The largest error over tolerance, forward and backward.
+/// Returns the largest error over tolerance, forward and backward.
 pub async fn outcome_async(
     [batch, length, c, h, out]: [usize; 5],
     dtype: DType,
@@ -84,7 +84,7 @@ pub async fn outcome_async(
     let want = attentional(&wide[0], &wide[1], exact, rows, out).map_err(refused)?;
     let close = attentional(&given[0], &given[1], naive, rows, out).map_err(refused)?;
     let mut worst = Judged::new(&widened(&close, dtype), want, 1.0).judge(&read(&result).await?)?;
-    // From the output as it is stored, of which one is made minus its square.
+    // From the output as stored: tanh's slope is 1 − out².
     let of = |x: &[f64], d: &[f64]| -> Vec<f64> { x.iter().zip(d).map(|(a, b)| a + b).collect() };
     let want = attentional_backward(&wide[0], &wide[1], exact, &widen(&d_out), rows, out).map_err(refused)?;
     let close = attentional_backward(&given[0], &given[1], naive, &d_out, rows, out).map_err(refused)?;
@@ -98,8 +98,8 @@ pub async fn outcome_async(
             want = of(&want, &widen(&before[n]));
             naive = of(&naive, &widen(&before[n]));
         }
-        // Terms are products of numbers of about 4 at most; an output of fewer bits is off by half
-        // a unit in its last place.
+        // Terms are products of numbers of about 4 at most. A narrower output is off by half a unit
+        // in the last place.
         let rounding = match dtype {
             DType::F16 => 4.9e-4,
             DType::BF16 => 3.9e-3,

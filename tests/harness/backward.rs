@@ -1,4 +1,4 @@
-//! Gradients on a device, in a layout, against the reference.
+//! Gradients on a device, in a layout, compared with the reference.
 
 use std::fmt;
 
@@ -19,31 +19,31 @@ use super::mods::OwnScore;
 use super::random::Rng;
 use super::run::{Layout, Placed, PlacedRules, device_dropout, place_dropout, place_values};
 
-/// Of what gradients are asked for.
+/// The gradients that a setup can request.
 pub const NAMES: [&str; COUNT] =
     ["d_q", "d_k", "d_v", "d_bias", "d_slopes", "d_relative", "d_sinks", "d_captured", "d_score_vector"];
 pub const COUNT: usize = 9;
 
-/// The place of the score vector's.
+/// The index of the score vector's gradient.
 const VECTOR: usize = 8;
 
-/// Where and how a problem runs.
+/// The device, target, types and layout of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct BackwardSetup {
     pub profile: &'static Profile,
     pub form: Target,
     pub dtype: DType,
-    /// Of the gradients.
+    /// The type of the gradients of q, k, v and the score vector.
     pub gradient: DType,
     pub bias: DType,
     pub layout: Layout,
-    /// Whether there is something that they are added to.
+    /// True if the call adds to existing values.
     pub accumulates: bool,
-    /// Of q, k and v.
+    /// The wanted gradients of q, k, v.
     pub wanted: [bool; 3],
-    /// Of what scores are changed by, where the mask has it.
+    /// The wanted gradients of tensors that change scores, where the mask has them.
     pub added: [bool; 5],
-    /// Of those gradients: `bias` or F32.
+    /// The type of those gradients: `bias` or F32.
     pub added_dtype: DType,
 }
 
@@ -60,7 +60,7 @@ impl fmt::Display for BackwardSetup {
 }
 
 impl BackwardSetup {
-    /// All gradients in f32 of dense f32 tensors.
+    /// All gradients in f32, of dense f32 tensors.
     pub fn plain(profile: &'static Profile, form: Target) -> Self {
         BackwardSetup {
             profile,
@@ -76,8 +76,8 @@ impl BackwardSetup {
         }
     }
 
-    /// On the matrix units of `profile`, of F16 tensors, with tiles that software drivers compile
-    /// in seconds.
+    /// Gradients on the matrix units of `profile`, of F16 tensors, with tiles that software drivers
+    /// compile in seconds.
     pub fn matrix(profile: &'static Profile) -> Self {
         BackwardSetup { dtype: DType::F16, ..Self::plain(profile, Target::Software) }
     }
@@ -111,7 +111,7 @@ impl BackwardSetup {
 }
 
 impl BackwardSetup {
-    /// Of what gradients are wanted of `problem`, by [`NAMES`].
+    /// Returns the wanted gradients of `problem`, by [`NAMES`].
     pub fn wanted(&self, problem: &Problem) -> [bool; COUNT] {
         let Rules { bias, slopes, relative, sinks, score_mod, .. } = &problem.case.rules;
         let [bias, slopes, relative, sinks] = [bias, slopes, relative, sinks].map(Option::is_some);
@@ -121,24 +121,24 @@ impl BackwardSetup {
         std::array::from_fn(|n| match n {
             0..3 => self.wanted[n],
             VECTOR => additive && self.added[0],
-            // Of what is added to additive scores there are none.
+            // Tensors that are added to additive scores have no gradients.
             _ => self.added[n - 3] && has[n - 3] && !additive,
         })
     }
 
-    /// The type of a gradient, by [`NAMES`].
+    /// Returns the type of a gradient, by [`NAMES`].
     fn dtype_of(&self, n: usize) -> DType {
         if n < 3 || n == VECTOR { self.gradient } else { self.added_dtype }
     }
 }
 
-/// What gradients are added to: the same for the same problem.
+/// Returns the values that a gradient is added to: the same for the same problem.
 fn before(problem: &Problem, n: usize, len: usize, gradient: DType) -> Vec<f32> {
     let x = Rng::named(&format!("{} before {n}", problem.case.name)).normals(len);
     stored(&x, gradient)
 }
 
-/// Of `problem` or magnitudes, by [`NAMES`]; empty of what the mask has not.
+/// Returns gradients or magnitudes by [`NAMES`], empty for tensors that the mask does not have.
 fn of_tensors<R: Real>(problem: &Problem, gradients: Gradients<R>, magnitudes: bool) -> [Vec<R>; COUNT] {
     let Gradients {
         d_q, d_k, d_v, d_bias, d_slopes, d_relative, d_sinks, d_score_fn, d_score_vector, ..
@@ -153,7 +153,7 @@ fn of_tensors<R: Real>(problem: &Problem, gradients: Gradients<R>, magnitudes: b
     [d_q, d_k, d_v, d_bias, d_slopes, d_relative, d_sinks, d_captured, d_score_vector]
 }
 
-/// `problem` with inputs as the setup stores them.
+/// Returns `problem` with inputs as the setup stores them.
 pub fn stored_problem(problem: &Problem, setup: &BackwardSetup) -> Problem {
     let round = |x: &[f64]| {
         let x: Vec<f32> = x.iter().map(|x| *x as f32).collect();
@@ -167,8 +167,8 @@ pub fn stored_problem(problem: &Problem, setup: &BackwardSetup) -> Problem {
     }
 }
 
-/// What a run of a [`stored_problem`] must give. The naive computation has `out` as it is stored,
-/// from which Σⱼ weight · d_weight is taken: which is to it as if `d_lse` were other.
+/// Returns the expected results of a [`stored_problem`]. The naive computation takes Σⱼ weight ·
+/// d_weight from `out` as stored. The difference acts like a change of `d_lse`.
 pub fn truth(problem: &Problem, setup: &BackwardSetup) -> [Judged; COUNT] {
     let shape = problem.case.shape;
     let exact = of_tensors(problem, problem.gradients(), false);
@@ -179,7 +179,7 @@ pub fn truth(problem: &Problem, setup: &BackwardSetup) -> [Judged; COUNT] {
     for ((d_lse, stored), (d_out, out)) in
         d_lse.iter_mut().zip(as_stored.chunks_exact(shape.value_dim)).zip(rows)
     {
-        // Where no key is seen d_out may be NaN.
+        // For queries without a key, d_out may be NaN.
         let terms = d_out.iter().zip(stored.iter().zip(out)).filter(|(_, (stored, out))| stored != out);
         *d_lse -= terms.map(|(d, (stored, out))| d * (stored - out)).sum::<f64>();
     }
@@ -208,9 +208,10 @@ pub fn truth(problem: &Problem, setup: &BackwardSetup) -> [Judged; COUNT] {
         };
         of_tensors(problem, got.expect("the problem fits the reference"), magnitudes)
     });
-    // dot = d_out · out − d_lse is of the forward pass's weights, whose scores are rounded
-    // otherwise. d_v needs no dot, and is held to the rounding of its own sum, unless a mod changes
-    // scores: WGSL's functions may be off by more than f32's rounding (sin by 2⁻¹¹).
+    // The dot is d_out · out − d_lse. It uses the forward pass's weights, whose scores have other
+    // roundings. Because d_v needs no dot, its tolerance covers only the rounding of its sum. A
+    // score function is an exception: WGSL's functions may be off by more than f32's rounding (sin
+    // by 2⁻¹¹).
     let of_scores = 1.0 + problem.case.largest_score() / 4.0;
     let mut n = 0;
     let all: Vec<Judged> = exact
@@ -230,19 +231,19 @@ pub fn truth(problem: &Problem, setup: &BackwardSetup) -> [Judged; COUNT] {
             let of_scores = if of_v && problem.case.rules.score_mod.is_none() { 1.0 } else { of_scores };
             let mut tolerance = Tolerance::gradient(&naive, &want, magnitude * of_scores, EPSILON_F32);
             if setup.profile.matrix {
-                // Matrix units multiply f16. Of each term the weight or the gradient of the score
-                // is rounded to it, and the weights were of which out is a sum, and thereby what
-                // that gradient is made of: half a unit in the last place each.
+                // Matrix units multiply f16. Each term rounds the weight or the gradient of the
+                // score to f16. The output, and so that gradient, comes from rounded weights, too:
+                // half a unit in the last place each.
                 tolerance.absolute += EPSILON_F16 * magnitude;
-                // A weight of less than half of 2⁻³⁸, f16's smallest number over what weights are
-                // multiplied by, is nothing.
+                // A weight below half of 2⁻³⁸ is lost: f16's smallest number over the factor of the
+                // weights.
                 if of_v {
                     let terms = (shape.q_len * shape.heads / shape.kv_heads) as f64;
                     tolerance.absolute += 2f64.powi(-39) * terms * largest(problem.d_out.iter().copied());
                 }
             }
-            // Where a sink has all of a row's weight the rest may be below f32's normal numbers,
-            // which devices may flush.
+            // If a sink has all of a row's weight, the other weights may be below f32's normal
+            // numbers. Devices may flush those.
             tolerance.absolute += 1024.0 * f64::from(f32::MIN_POSITIVE);
             Judged { want, tolerance }
         })
@@ -251,7 +252,7 @@ pub fn truth(problem: &Problem, setup: &BackwardSetup) -> [Judged; COUNT] {
 }
 
 /// Runs the forward pass and the backward pass of a [`stored_problem`], checks everything around
-/// the gradients and gives them.
+/// the gradients and returns them.
 pub async fn run_backward_async(
     problem: &Problem,
     setup: &BackwardSetup,
@@ -279,7 +280,7 @@ pub async fn run_backward_async(
     let lse = Placed::output(profile, DType::F32, lse_at);
     let rules = PlacedRules::new(profile, &case.rules, setup.bias, layout);
     let keep = place_dropout(profile, case.dropout.as_ref(), layout);
-    // As the inputs lie, but apart.
+    // Places like those of the inputs, in separate buffers.
     let Rules { bias, slopes, relative, sinks, score_mod, .. } = &case.rules;
     let of_mask = |part: &Option<HostData<f32>>| part.as_ref().map_or([1; 4], |part| part.shape);
     let [d_bias, d_slopes, d_relative, d_sinks] = [bias, slopes, relative, sinks].map(of_mask);
@@ -388,7 +389,7 @@ async fn read_gradients(
             *got = Some(placed.download_async(name, profile).await?);
         }
     }
-    // What the forward pass gave is as exact as it must be, or the gradients say nothing.
+    // Without an exact forward pass, the gradients would prove nothing.
     let lse = lse.download_async("lse", profile).await?;
     let exact = in_f32(case.reference::<f64>().lse);
     let naive = widened(&case.reference::<f32>().lse, DType::F32);
@@ -396,7 +397,7 @@ async fn read_gradients(
     Ok(got)
 }
 
-/// The largest error over tolerance of what was wanted.
+/// Returns the largest error over tolerance of the wanted gradients.
 pub fn judge(truth: &[Judged; COUNT], got: &[Option<Vec<f64>>; COUNT]) -> Result<f64, String> {
     let mut worst = 0.0f64;
     for ((truth, got), name) in truth.iter().zip(got).zip(NAMES) {
@@ -414,7 +415,7 @@ impl super::report::Report {
         pollster::block_on(self.check_backward_async(problem, setup));
     }
 
-    /// As [`check_backward`](Self::check_backward), not blocking.
+    /// Like [`check_backward`](Self::check_backward), not blocking.
     pub async fn check_backward_async(&mut self, problem: &Problem, setup: &BackwardSetup) {
         let problem = &stored_problem(problem, setup);
         let got = run_backward_async(problem, setup, |kernel_options| kernel_options).await;

@@ -1,4 +1,4 @@
-//! An attention problem with its data, and the truth about it.
+//! An attention problem with its data, and its expected results.
 
 use std::convert::Infallible;
 
@@ -12,7 +12,7 @@ use super::memory::stored;
 use super::mods::{OwnMask, OwnScore};
 use super::random::Rng;
 
-/// Dense elements with their shape; an axis of 1 repeats.
+/// Dense elements with their shape. An axis of length 1 is broadcast.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HostData<T> {
     pub data: Vec<T>,
@@ -25,7 +25,7 @@ impl<T: Copy> HostData<T> {
         HostData { data, shape }
     }
 
-    /// Elements computed from their index.
+    /// Computes elements from their index.
     pub fn of(shape: [usize; 4], f: impl Fn([usize; 4]) -> T) -> Self {
         let [b, h, l, d] = shape;
         let at = |n: usize| f([n / (l * d) / h, n / (l * d) % h, n / d % l, n % d]);
@@ -37,7 +37,7 @@ impl<T: Copy> HostData<T> {
     }
 }
 
-/// A mask as data; [`Rules::mask`] makes the crate's own of it.
+/// A mask as data. [`Rules::mask`] makes the crate's mask from it.
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
     pub causal: bool,
@@ -48,11 +48,11 @@ pub struct Rules {
     pub lengths: Option<HostData<u32>>,
     pub prefix: Option<HostData<u32>>,
     pub query_offsets: Option<HostData<u32>>,
-    /// Starts of queries and of keys.
+    /// The starts of the query sequences and of the key sequences.
     pub packed: Option<[HostData<u32>; 2]>,
-    /// Of queries and of keys.
+    /// The document numbers of queries and of keys.
     pub documents: Option<[HostData<u32>; 2]>,
-    /// The map and the size of its blocks.
+    /// The block map and the size of its blocks.
     pub blocks: Option<(HostData<u32>, [usize; 2])>,
     pub attn_mask: Option<HostData<bool>>,
     pub tree: Option<HostData<bool>>,
@@ -60,7 +60,7 @@ pub struct Rules {
     pub globals: Option<HostData<bool>>,
     pub bias: Option<HostData<f32>>,
     pub slopes: Option<HostData<f32>>,
-    /// Whether the slopes count distances on both sides.
+    /// True if the slopes count distances on both sides.
     pub symmetric: bool,
     pub relative: Option<HostData<f32>>,
     pub sinks: Option<HostData<f32>>,
@@ -68,11 +68,11 @@ pub struct Rules {
     pub mask_mod: Option<OwnMask>,
 }
 
-/// A mask of parts.
+/// A mask built from parts.
 pub type DataMask<'a> = Mask<&'a HostData<u32>, &'a HostData<bool>, &'a HostData<f32>>;
 
 impl Rules {
-    /// Through the public builder.
+    /// Builds the mask by the public builder.
     pub fn mask(&self) -> DataMask<'_> {
         let mut mask = Mask::none().aligned(self.alignment);
         if self.causal {
@@ -132,7 +132,7 @@ impl Rules {
         mask
     }
 
-    /// What a kernel's text has of them.
+    /// Returns the names of the rules that a kernel's text contains.
     pub fn names(&self) -> Vec<&'static str> {
         let Rules { lengths, prefix, packed, documents, blocks, attn_mask, tree, key_padding_mask, .. } =
             self;
@@ -181,7 +181,7 @@ impl Rules {
         mask
     }
 
-    /// What is added to scores, as `dtype` stores it.
+    /// Returns the rules with tensors that are added to scores rounded to `dtype`.
     pub fn stored(&self, dtype: DType) -> Self {
         let mut rules = self.clone();
         let floats = [&mut rules.bias, &mut rules.slopes, &mut rules.relative, &mut rules.sinks];
@@ -189,7 +189,7 @@ impl Rules {
         rules
     }
 
-    /// How many tensors the mask has.
+    /// Returns the number of tensors in the mask.
     pub fn tensors(&self) -> usize {
         let Rules {
             lengths,
@@ -211,7 +211,7 @@ impl Rules {
         counts + bools + 2 * pairs + self.floats().count()
     }
 
-    /// Everything that has a size in f32.
+    /// Returns every float tensor.
     pub fn floats(&self) -> impl Iterator<Item = &HostData<f32>> {
         [&self.bias, &self.slopes, &self.relative, &self.sinks].into_iter().flatten()
     }
@@ -232,14 +232,14 @@ impl DropoutData {
         }
     }
 
-    /// What kept weights are multiplied by.
+    /// Returns the factor of weights that dropout does not remove.
     pub fn factor(&self) -> f64 {
         let (DropoutData::Seeded { p, .. } | DropoutData::Given { p, .. }) = self;
         1.0 / (1.0 - *p)
     }
 }
 
-/// Whether and how the attention weights are wanted.
+/// The attention weights that a call returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Weights {
     None,
@@ -247,14 +247,14 @@ pub enum Weights {
     Mean(DType),
 }
 
-/// Outputs that somebody else has computed, and how exactly.
+/// Outputs of another library, and their tolerance.
 #[derive(Clone, Debug, Default)]
 pub struct Expected {
     pub out: Option<(Vec<f64>, Tolerance)>,
     pub lse: Option<(Vec<f64>, Tolerance)>,
-    /// Of every head.
+    /// Weights of every head.
     pub weights: Option<(Vec<f64>, Tolerance)>,
-    /// Averaged over heads.
+    /// Weights averaged over heads.
     pub mean_weights: Option<(Vec<f64>, Tolerance)>,
 }
 
@@ -268,7 +268,7 @@ pub struct Case {
     pub v: Vec<f32>,
     pub scale: Option<f64>,
     pub softcap: Option<f64>,
-    /// Of additive scores, `[heads, hidden]` or `[hidden]`.
+    /// The vector of additive scores, `[heads, hidden]` or `[hidden]`.
     pub score_vector: Option<Vec<f32>>,
     pub rules: Rules,
     pub dropout: Option<DropoutData>,
@@ -276,7 +276,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// Random data, the same for the same name.
+    /// Returns random data, the same for the same name.
     pub fn random(name: impl Into<String>, shape: Shape) -> Self {
         let name = name.into();
         let mut rng = Rng::named(&name);
@@ -302,7 +302,7 @@ impl Case {
         self
     }
 
-    /// With inputs as `dtype` and the bias as `bias` stores them.
+    /// Returns the case with inputs as `dtype` and the bias as `bias` stores them.
     pub fn stored(&self, dtype: DType, bias: DType) -> Self {
         Case {
             q: stored(&self.q, dtype),
@@ -323,7 +323,7 @@ impl Case {
             .weights(true)
     }
 
-    /// The factor of `q·k`.
+    /// Returns the factor of `q·k`.
     pub fn scale_value(&self) -> f64 {
         self.scale.unwrap_or(1.0 / (self.shape.head_dim as f64).sqrt())
     }
@@ -338,7 +338,7 @@ impl Case {
         attended.expect("the case fits the reference")
     }
 
-    /// Scaled products of queries and keys, or additive scores.
+    /// Returns scaled products of queries and keys, or additive scores.
     pub fn scores(&self) -> Vec<f64> {
         if let Some(vector) = &self.score_vector {
             let [q, k, vector] = [&self.q, &self.k, vector].map(|x| widen(x));
@@ -348,7 +348,7 @@ impl Case {
         reference::scores(&widen(&self.q), &widen(&self.k), self.shape, scale).expect("it fits")
     }
 
-    /// Largest finite score before the softmax.
+    /// Returns the largest finite score before the softmax.
     pub fn largest_score(&self) -> f64 {
         let scores = self.scores();
         let part = |part: &Option<HostData<f32>>| {
@@ -364,12 +364,13 @@ impl Case {
         largest(scores) + part(bias) + part(slopes) * furthest + part(relative) + part(sinks)
     }
 
-    /// What a run that stores `out` as `dtype` must give. Call it on what [`Case::stored`] made.
+    /// Returns the expected results of a run that stores `out` as `dtype`. Call it on the result of
+    /// [`Case::stored`].
     pub fn truth(&self, dtype: DType, weights: Weights) -> Truth {
         self.truth_beside(self.reference::<f32>(), dtype, weights)
     }
 
-    /// The same of matrix units, which multiply f16: operands and weights are rounded to it.
+    /// The same for matrix units, which multiply f16: operands and weights are rounded to f16.
     pub fn truth_of_halves(&self, dtype: DType, weights: Weights) -> Truth {
         let halves = Case { rules: self.rules.clone(), ..self.stored(DType::F16, DType::F32) };
         let mut naive = halves.reference::<f32>();
@@ -383,7 +384,7 @@ impl Case {
             for (j, weight) in weights.iter().enumerate().filter(|(_, w)| **w != 0.0) {
                 let weight = f16::from_f32(*weight).to_f32();
                 let values = &halves.v[(kv_head * kv_len + j) * value_dim..][..value_dim];
-                // What is hidden by a weight that rounds to nothing may be infinite.
+                // A value may be infinite if its weight rounds to zero.
                 let values = values.iter().map(|v| if weight == 0.0 { 0.0 } else { *v });
                 out.iter_mut().zip(values).for_each(|(sum, v)| *sum += weight * v);
             }
@@ -391,13 +392,13 @@ impl Case {
         self.truth_beside(naive, dtype, weights)
     }
 
-    /// The truth, with a tolerance from a naive result.
+    /// Returns the expected results, with a tolerance from a naive result.
     fn truth_beside(&self, naive: Attended<f32>, dtype: DType, weights: Weights) -> Truth {
         let exact = self.reference::<f64>();
         let factor = self.dropout.as_ref().map_or(1.0, DropoutData::factor);
         let values = largest(self.v.iter().map(|v| f64::from(*v)));
-        // f16 is rounded to once, at the end, so the naive error holds all of its error: the floor
-        // stays that of f32.
+        // The naive result includes the one rounding to f16 at the end, so the floor stays that of
+        // f32.
         let out = Judged::new(&widened(&naive.out, dtype), exact.out, values * factor);
         let lse = in_f32(exact.lse);
         let lse = Judged::new(&widened(&naive.lse, DType::F32), lse, self.largest_score() + 1.0);
@@ -417,16 +418,16 @@ impl Case {
     }
 }
 
-/// A bias from here on hides a key beside others; counted as a score it would permit any error of
-/// theirs.
+/// A bias of at least this size hides a key if other keys are visible. As a score, it would permit
+/// any error of the others.
 pub const HIDES: f64 = 1e30;
 
-/// The lse of rows of such biases alone, as exact as f32 can say it.
+/// Rounds the lse of rows that have only such biases to f32.
 pub fn in_f32(lse: Vec<f64>) -> Vec<f64> {
     lse.into_iter().map(|x| if x.abs() < HIDES { x } else { f64::from(x as f32) }).collect()
 }
 
-/// A result of f32 arithmetic, stored as `dtype`.
+/// Rounds a result of f32 arithmetic to `dtype`.
 pub fn widened(x: &[f32], dtype: DType) -> Vec<f64> {
     match dtype {
         DType::F16 => x.iter().map(|x| f16::from_f32(*x).to_f64()).collect(),
@@ -435,12 +436,12 @@ pub fn widened(x: &[f32], dtype: DType) -> Vec<f64> {
     }
 }
 
-/// The largest absolute value among finite ones.
+/// Returns the largest absolute value of the finite elements.
 pub fn largest(x: impl IntoIterator<Item = f64>) -> f64 {
     x.into_iter().filter(|x| x.is_finite()).fold(0.0, |m, x| m.max(x.abs()))
 }
 
-/// What a run is held to.
+/// The expected results of a run.
 #[derive(Clone, Debug)]
 pub struct Truth {
     pub out: Judged,
@@ -448,7 +449,7 @@ pub struct Truth {
     pub weights: Option<Judged>,
 }
 
-/// One output's truth and tolerance.
+/// The expected values of one output, and their tolerance.
 #[derive(Clone, Debug)]
 pub struct Judged {
     pub want: Vec<f64>,
@@ -456,14 +457,15 @@ pub struct Judged {
 }
 
 impl Judged {
-    /// Twice the naive error and the floor of f32 for terms of `magnitude`.
+    /// Allows twice the naive error and the floor of f32 for terms of `magnitude`.
     pub fn new(naive: &[f64], want: Vec<f64>, magnitude: f64) -> Self {
         let tolerance = Tolerance::from_naive(naive, &want, magnitude, EPSILON_F32);
         Judged { want, tolerance }
     }
 
-    /// A gradient in tensors of `dtype`: three times the naive error and the floor of f32 for sums
-    /// of terms of up to `magnitude`. It may have been added to `before`.
+    /// Judges a gradient in tensors of `dtype`. The tolerance is three times the naive error, plus
+    /// the f32 floor for sums of terms of up to `magnitude`. The call may have added the gradient
+    /// to `before`.
     pub fn gradient(
         [exact, naive]: [Vec<f64>; 2],
         before: Option<&[f32]>,
@@ -480,9 +482,9 @@ impl Judged {
         Judged { want, tolerance }
     }
 
-    /// The error over the tolerance, or the objection.
+    /// Returns the error over the tolerance, or a message about the mismatch.
     pub fn judge(&self, got: &[f64]) -> Result<f64, String> {
-        // A naive result that is NaN or infinite where the truth is not would permit everything.
+        // A NaN or infinite naive result of a finite exact one would permit everything.
         if !self.tolerance.absolute.is_finite() {
             return Err(format!("tolerance {} tests nothing", self.tolerance.absolute));
         }

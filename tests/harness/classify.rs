@@ -7,7 +7,7 @@ use super::case::Rules;
 use super::device::Profile;
 use super::run::{Layout, PlacedRules};
 
-/// The map of `rules` in blocks of `size`; `heads`: the map's batch and heads.
+/// Returns the map of `rules` in blocks of `size`. `heads`: the map's batch and heads.
 pub async fn classified(
     profile: &Profile,
     rules: &Rules,

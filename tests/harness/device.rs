@@ -1,4 +1,4 @@
-//! The devices that every case runs on, made once.
+//! The devices that every case runs on. Each is made once.
 
 use std::cell::OnceCell;
 use std::sync::{LazyLock, Mutex};
@@ -7,8 +7,7 @@ use wgpu_attention::{Gpu, Pipelines, inspect};
 
 pub use super::profile::Profile;
 
-/// `profile` with a plan that believes in subgroups of `width`, which must not be less than they
-/// have.
+/// Returns `profile` with a plan for subgroups of `width`, which must be at least the real width.
 pub fn believing(profile: &Profile, width: u32) -> &'static Profile {
     let side = if profile.name == "matrix 8" { 8 } else { 16 };
     let pipelines = inspect::with_fragments(profile.gpu.device(), side, Some(width));
@@ -16,12 +15,12 @@ pub fn believing(profile: &Profile, width: u32) -> &'static Profile {
     Box::leak(Box::new(Profile { name: profile.name, gpu, matrix: true }))
 }
 
-/// `profile` with plans for a GPU that has about so many registers for an invocation.
+/// Returns `profile` with plans for a GPU that has about `count` registers per invocation.
 pub fn with_registers(profile: &Profile, count: u32) -> &'static Profile {
     Box::leak(Box::new(planned_for("few registers", profile, inspect::with_registers, count)))
 }
 
-/// Makes pipelines of a device that is planned for as if it had so many of something.
+/// Makes the pipelines of a device, with a plan for a given count of one resource.
 type Plan = fn(&wgpu::Device, u32) -> Pipelines;
 
 fn planned_for(name: &'static str, profile: &Profile, plan: Plan, count: u32) -> Profile {
@@ -30,14 +29,13 @@ fn planned_for(name: &'static str, profile: &Profile, plan: Plan, count: u32) ->
     Profile { name, gpu, matrix: false }
 }
 
-/// Everything the adapter gives that is not experimental.
+/// Every feature of the adapter that is not experimental.
 pub fn full() -> &'static Profile {
     lent(0, || pollster::block_on(Profile::full(&adapter())))
 }
 
-/// As [`full`], with plans for a GPU that has 64 or 128 registers for an invocation, or for a
-/// software driver of 4 or 16
-/// lanes: by its name, which says so.
+/// Like [`full`], with plans for another device. The name chooses a GPU of 64 or 128 registers, or
+/// a software driver of 4 or 16 lanes.
 pub fn planned_by_name(name: &str) -> Option<&'static Profile> {
     let (kind, name, plan, count): (_, _, Plan, _) = match name {
         "64 registers" => (4, "64 registers", inspect::with_registers, 64),
@@ -49,18 +47,18 @@ pub fn planned_by_name(name: &str) -> Option<&'static Profile> {
     Some(lent(kind, || planned_for(name, &pollster::block_on(Profile::full(&adapter())), plan, count)))
 }
 
-/// What every WebGPU device has: no features, the default limits.
+/// The guaranteed minimum of WebGPU: no features, the default limits.
 pub fn defaults() -> &'static Profile {
     lent(1, || pollster::block_on(Profile::defaults(&adapter())))
 }
 
-/// The sides of the fragments that the adapter runs: 8, 16, both or none.
+/// The sides of the matrix fragments that the adapter runs: 8, 16, both or none.
 pub fn fragments() -> &'static [u32] {
     static SIDES: LazyLock<Vec<u32>> = LazyLock::new(|| inspect::fragments(&adapter()));
     &SIDES
 }
 
-/// With matrix units for each of [`fragments`].
+/// Devices with matrix units, one for each of [`fragments`].
 pub fn matrices() -> impl Iterator<Item = &'static Profile> {
     fragments().iter().map(|side| {
         let (kind, name) = if *side == 8 { (2, "matrix 8") } else { (3, "matrix 16") };
@@ -82,9 +80,9 @@ static IDLE: [Mutex<Vec<&Profile>>; KINDS] = [const { Mutex::new(Vec::new()) }; 
 
 const KINDS: usize = 8;
 
-/// A device for as long as a test's thread lives, with the kernels that earlier tests have
-/// compiled: who counts them clears them first, or has a device of its own. Tests that run at once
-/// have devices of their own: a software driver compiles and computes on one thread per device.
+/// A device for the life of a test's thread, with the kernels that earlier tests have compiled. A
+/// test that counts kernels clears them first, or makes a separate device. Tests that run in
+/// parallel use separate devices: a software driver compiles and computes on one thread per device.
 struct Lent {
     kind: usize,
     profile: &'static Profile,
@@ -105,7 +103,7 @@ fn lent(kind: usize, make: impl FnOnce() -> Profile) -> &'static Profile {
     LENT.with(|lent| {
         let lend = || {
             let idle = IDLE[kind].lock().expect("no test panics here").pop();
-            // Not when given back: it may panic.
+            // Not on return of the device, because `tidy` may panic.
             idle.inspect(|profile| profile.tidy());
             Lent { kind, profile: idle.unwrap_or_else(|| Box::leak(Box::new(make()))) }
         };
@@ -113,7 +111,7 @@ fn lent(kind: usize, make: impl FnOnce() -> Profile) -> &'static Profile {
     })
 }
 
-/// Whether the adapter is a program.
+/// True if the adapter is a software driver.
 pub fn is_software() -> bool {
     static SOFTWARE: LazyLock<bool> =
         LazyLock::new(|| adapter().get_info().device_type == wgpu::DeviceType::Cpu);
@@ -124,18 +122,19 @@ pub fn profiles() -> [&'static Profile; 2] {
     [full(), defaults()]
 }
 
-/// A device of the test's own, without features: the default limits, changed.
+/// Makes a separate device for the test, without features, with changed default limits.
 pub fn device(change: impl FnOnce(&mut wgpu::Limits)) -> Gpu {
     let [gpu] = devices(change);
     gpu
 }
 
-/// As [`device`], several of one instance: across instances wgpu cannot tell whose a buffer is.
+/// Like [`device`], for several devices of one instance. Across instances wgpu cannot tell which
+/// device a buffer belongs to.
 pub fn devices<const N: usize>(change: impl FnOnce(&mut wgpu::Limits)) -> [Gpu; N] {
     devices_with(wgpu::Features::empty(), change)
 }
 
-/// As [`devices`], with features.
+/// Like [`devices`], with features.
 pub fn devices_with<const N: usize>(
     required_features: wgpu::Features,
     change: impl FnOnce(&mut wgpu::Limits),
@@ -154,7 +153,7 @@ fn adapter() -> wgpu::Adapter {
     super::validation::listen();
     let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle_from_env();
     if super::validation::on() {
-        // Without it wgpu does not ask for messages.
+        // Without this flag wgpu requests no messages.
         descriptor.flags |= wgpu::InstanceFlags::DEBUG;
     }
     let instance = wgpu::Instance::new(descriptor);

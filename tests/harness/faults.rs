@@ -1,27 +1,27 @@
-//! Drivers that compile something else than they are given.
+//! Drivers that compile kernels wrongly.
 
 use std::sync::{Arc, Mutex};
 
 use wgpu_attention::tuning::Family;
 use wgpu_attention::{Gpu, Pipelines, inspect};
 
-/// What a driver makes of a kernel.
+/// The fault of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Fault {
     Scaled,
-    /// Neighbouring channels change places.
+    /// Neighbouring channels are exchanged.
     Swapped,
     NaN,
     DoesNotCompile,
-    /// Right, but not before it has counted for a while.
+    /// A correct result after a long loop.
     Slow,
 }
 
-/// Those with which nothing is right.
+/// The faults that make every result wrong.
 pub const FAULTS: [Fault; 4] = [Fault::Scaled, Fault::Swapped, Fault::NaN, Fault::DoesNotCompile];
 
-/// Families of operators, each with a fault. A wrong sort and wrong lengths would be wrong
-/// addresses: these do not compile.
+/// Families of operators, each with a fault. A wrong sort and wrong lengths would give wrong
+/// addresses, so these families use `DoesNotCompile`.
 pub const OPERATORS: [(Family, Fault); 34] = [
     (Family::RadixSort, Fault::DoesNotCompile),
     (Family::TopK, Fault::Scaled),
@@ -60,7 +60,7 @@ pub const OPERATORS: [(Family, Fault); 34] = [
 ];
 
 impl Fault {
-    /// `text` with stores that do so.
+    /// Returns `text` with faulty stores.
     pub fn in_text(self, text: &str) -> String {
         let (one, four, word) = match self {
             Fault::Scaled => ("given * 1.01", "given * 1.01", "given ^ 0x00400040u"),
@@ -75,7 +75,7 @@ impl Fault {
         };
         text.lines()
             .map(|line| {
-                // Loops count by what is in such tables.
+                // Loops count by the contents of these tables.
                 let kept = ["fn lse_store", "fn sequence_table_store", "fn chunks_store"]
                     .iter()
                     .any(|name| line.starts_with(name));
@@ -97,7 +97,7 @@ impl Fault {
     }
 }
 
-/// `text` with a loop before all else.
+/// Returns `text` with a loop before the kernel's body.
 fn slow(text: &str) -> String {
     let wait = "{\n    var counted = 0u;\n    for (var n = 0u; n < 200000u; n++) { counted = (counted ^ n) * 1664525u; }\n    \
                 if counted == 1u { return; }\n";
@@ -107,7 +107,8 @@ fn slow(text: &str) -> String {
     [&text[..body], wait, &text[body + 1..]].concat()
 }
 
-/// `gpu` on a driver that does so with every kernel of `family`, and how many those were.
+/// Returns `gpu` on a driver with the fault in every kernel of `family`, and the number of changed
+/// kernels.
 pub fn faulty(gpu: &Gpu, pipelines: &Pipelines, family: Family, fault: Fault) -> (Gpu, Arc<Mutex<usize>>) {
     let changed = Arc::new(Mutex::new(0));
     let count = changed.clone();

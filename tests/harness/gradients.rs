@@ -1,4 +1,4 @@
-//! Gradients by central differences, to compare those of the reference with.
+//! Gradients by central differences, for comparison with the reference's gradients.
 
 use std::collections::BTreeMap;
 
@@ -11,13 +11,13 @@ use super::case::{Case, DropoutData, Rules, largest};
 use super::layer::LayerCase;
 use super::random::Rng;
 
-/// An input of a function, and what is said to be its gradient.
+/// An input of a function, and its claimed gradient.
 #[derive(Clone, Debug)]
 pub struct Input {
     pub name: &'static str,
     pub x: Vec<f64>,
     pub gradient: Vec<f64>,
-    /// How far the function's terms move where the input moves by 1.
+    /// The factor by which the function's terms move where the input moves by 1.
     pub lever: f64,
     /// The function rounds it to f32.
     pub in_f32: bool,
@@ -29,15 +29,15 @@ impl Input {
     }
 }
 
-/// How many elements have been compared whose gradient is not zero, by the input's name.
+/// The number of compared elements with a non-zero gradient, by the input's name.
 pub type Compared = BTreeMap<&'static str, usize>;
 
-/// Of 1e-12 at this step is the error of the extrapolated difference, and of 1e-13 that of
-/// rounding.
+/// At this step the error of the extrapolated difference is about 1e-12, and the rounding error
+/// about 1e-13.
 const STEP: f64 = 1.0 / 1024.0;
 const TOLERANCE: f64 = 1e-7;
 
-/// The derivative at 0: differences of two steps, whose errors of the second order cancel.
+/// Returns the derivative at 0, from differences of two steps whose second-order errors cancel.
 fn derivative(step: f64, of: impl Fn(f64) -> f64) -> f64 {
     let central = |step: f64| (of(step) - of(-step)) / (2.0 * step);
     (4.0 * central(step / 2.0) - central(step)) / 3.0
@@ -88,7 +88,7 @@ pub fn compare_differences(
 }
 
 impl Rules {
-    /// With other elements of bias, slopes, relative table and sinks.
+    /// Returns the rules with other elements of bias, slopes, relative table and sinks.
     fn with_floats(&self, x: &[Vec<f64>]) -> Self {
         let mut rules = self.clone();
         let floats = [&mut rules.bias, &mut rules.slopes, &mut rules.relative, &mut rules.sinks];
@@ -98,8 +98,8 @@ impl Rules {
     }
 }
 
-/// The tensors of a mask that have gradients; its slopes are multiplied by up to `lengths` and what
-/// is past.
+/// Returns the tensors of a mask that have gradients. Its slopes are multiplied by distances of up
+/// to twice `lengths` plus the query offset.
 fn mask_inputs(rules: &Rules, lengths: usize, gradients: [Option<Vec<f64>>; 4]) -> Vec<Input> {
     let past = rules.query_offsets.iter().flat_map(|part| &part.data).copied().max().unwrap_or(0);
     let furthest = 2.0 * lengths as f64 + f64::from(past);
@@ -120,7 +120,7 @@ fn mask_inputs(rules: &Rules, lengths: usize, gradients: [Option<Vec<f64>>; 4]) 
     inputs
 }
 
-/// `Σ out · d_out + Σ lse · d_lse` where these are numbers.
+/// Returns `Σ out · d_out + Σ lse · d_lse`, skipping NaN.
 fn loss(got: &Attended<f64>, d_out: &[f64], d_lse: Option<&[f64]>) -> f64 {
     let sum = |x: &[f64], d: &[f64]| -> f64 {
         x.iter().zip(d).filter(|(_, d)| !d.is_nan()).map(|(x, d)| x * d).sum()
@@ -132,14 +132,14 @@ fn loss(got: &Attended<f64>, d_out: &[f64], d_lse: Option<&[f64]>) -> f64 {
 #[derive(Clone, Debug)]
 pub struct Problem {
     pub case: Case,
-    /// Of the keys, the last that every query sees.
+    /// The number of last keys that every query sees.
     pub appended: usize,
     pub d_out: Vec<f64>,
     pub d_lse: Option<Vec<f64>>,
 }
 
 impl Problem {
-    /// Random gradients of the results, and NaN where a result is of no key.
+    /// Draws random gradients of the results, with NaN for results without a key.
     pub fn new(case: Case, appended: usize, d_lse: bool) -> Self {
         let rng = &mut Rng::named(&case.name);
         let mut normals = |n: usize| widen::<f64>(&rng.normals(n));
@@ -158,7 +158,7 @@ impl Problem {
         problem
     }
 
-    /// Weights before dropout.
+    /// Returns the weights before dropout.
     pub fn weights(&self) -> Vec<f64> {
         let undropped = Problem { case: self.case.clone().with(|c| c.dropout = None), ..self.clone() };
         let vector = undropped.vector();
@@ -168,7 +168,7 @@ impl Problem {
             .expect("asked for")
     }
 
-    /// Whether a row has a weight.
+    /// Tells for each row if it has a weight.
     fn seen_rows(&self) -> Vec<bool> {
         self.weights().chunks_exact(self.case.shape.kv_len).map(|row| row.iter().any(|w| *w != 0.0)).collect()
     }
@@ -177,7 +177,7 @@ impl Problem {
         [&self.case.q, &self.case.k, &self.case.v].map(|x| widen(x))
     }
 
-    /// That of additive scores.
+    /// Returns the vector of additive scores.
     fn vector(&self) -> Option<Vec<f64>> {
         self.case.score_vector.as_ref().map(|x| widen(x))
     }
@@ -205,7 +205,7 @@ impl Problem {
         gradients.expect("the problem fits the reference")
     }
 
-    /// `Σ out · d_out + Σ lse · d_lse` where these are numbers.
+    /// Returns `Σ out · d_out + Σ lse · d_lse`, skipping NaN.
     pub fn loss(&self, x: &[Vec<f64>]) -> f64 {
         let rules = self.case.rules.with_floats(&x[3..]);
         let vector = self.case.score_vector.as_ref().and(x.last());
@@ -213,7 +213,7 @@ impl Problem {
         loss(&got, &self.d_out, self.d_lse.as_deref())
     }
 
-    /// Its inputs, those of the mask last.
+    /// Returns the inputs, with the mask's last.
     pub fn inputs(&self) -> Vec<Input> {
         let got = self.gradients();
         let [q, k, v] = self.qkv();
@@ -244,7 +244,7 @@ pub struct LayerProblem {
 }
 
 impl LayerProblem {
-    /// Random gradients of the results; NaN where the lse is −∞.
+    /// Draws random gradients of the results, with NaN where the lse is −∞.
     pub fn new(case: LayerCase, d_lse: bool) -> Self {
         let rng = &mut Rng::named(&case.name);
         let lse = case.exact().lse;
@@ -254,7 +254,7 @@ impl LayerProblem {
         LayerProblem { case, d_out, d_lse }
     }
 
-    /// The tensors that have gradients, with these where they are given, or with themselves.
+    /// Returns the tensors that have gradients, with the gradients `got`, or without any.
     fn inputs_with(&self, got: Option<MultiHeadGradients<f64>>) -> Vec<Input> {
         let LayerCase { inputs, linears, appended, norms, gate, rules, .. } = &self.case;
         let mut all: Vec<(&'static str, &[f32])> =
@@ -302,7 +302,7 @@ impl LayerProblem {
         self.inputs_with(Some(got.expect("the layer fits the reference")))
     }
 
-    /// What `f` gives for the tensors `x`, in the order of `inputs_with`.
+    /// Calls `f` with the tensors `x`, in the order of `inputs_with`.
     fn call<T>(&self, x: &[Vec<f64>], f: impl FnOnce([&[f64]; 3], &HostWeights<f64>, &Options) -> T) -> T {
         let LayerCase { linears, appended, norms, gate, config, rules, dropout, rotary, .. } = &self.case;
         let mut rest = x[7..].iter();

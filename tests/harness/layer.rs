@@ -1,4 +1,4 @@
-//! A multi-head attention layer with its data, the truth about it, and its runs.
+//! A multi-head attention layer with its data, its expected results, and its runs.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -40,7 +40,7 @@ pub struct NormData {
 }
 
 impl NormData {
-    /// Rows of heads, normalised.
+    /// Returns normalised rows of heads.
     pub fn normed<R: Real>(&self, x: &[R], dim: usize, config: &NormConfig) -> Vec<R> {
         let [weight, bias] = [&self.weight, &self.bias].map(|t| t.as_ref().map(|t| widen::<R>(t)));
         reference::norm(x, dim, weight.as_deref(), bias.as_deref(), config).expect("it fits")
@@ -51,21 +51,21 @@ impl NormData {
 #[derive(Clone, Debug)]
 pub struct LayerCase {
     pub name: String,
-    /// Its dtype is the setup's.
+    /// The setup chooses the dtype.
     pub config: LayerOptions,
     pub shape: MultiHeadShape,
-    /// Queries, keys, values.
+    /// Inputs of queries, keys, values.
     pub inputs: [Vec<f32>; 3],
-    /// Queries, keys and values are one tensor.
+    /// True if queries, keys and values are one tensor.
     pub one_input: bool,
-    /// Queries, keys, values, out.
+    /// Projections of queries, keys, values, output.
     pub linears: [LinearData; 4],
-    /// One narrow matrix serves all heads of a side.
+    /// True if one narrow matrix serves all heads of a side.
     pub shared: bool,
     pub appended: Option<[Vec<f32>; 2]>,
-    /// Of queries and of keys, if the configuration has such norms.
+    /// Norms of queries and of keys, if the configuration has them.
     pub norms: [NormData; 2],
-    /// Of the heads' outputs, if the configuration has such a gate.
+    /// The gate of the heads' outputs, if the configuration has it.
     pub gate: Option<LinearData>,
     pub rotary: Option<RotaryData>,
     pub rules: Rules,
@@ -74,7 +74,7 @@ pub struct LayerCase {
 }
 
 impl LayerCase {
-    /// A layer with random data, the same for the same name.
+    /// Returns a layer with random data, the same for the same name.
     pub fn random(name: String, config: LayerOptions, shape: MultiHeadShape, appended: bool) -> Self {
         let mut rng = Rng::named(&name);
         let MultiHeadShape { batch, q_len, kv_len } = shape;
@@ -108,7 +108,7 @@ impl LayerCase {
         case
     }
 
-    /// With norms of queries and keys, whose weights and biases are random.
+    /// Adds norms of queries and keys with random weights and biases.
     pub fn with_norms(mut self, config: NormConfig) -> Self {
         let mut rng = Rng::named(&format!("norms of {}", self.name));
         let mut near = |one: f32| {
@@ -119,7 +119,7 @@ impl LayerCase {
         self
     }
 
-    /// With a gate of the heads' outputs, whose weights are random.
+    /// Adds a gate of the heads' outputs with random weights.
     pub fn with_gate(mut self, gate: OutputGate) -> Self {
         let mut rng = Rng::named(&format!("gate of {}", self.name));
         self.config.output_gate = Some(gate);
@@ -131,7 +131,7 @@ impl LayerCase {
         self
     }
 
-    /// The kind of the gate, and its heads, channels of a head and features.
+    /// Returns the kind of the gate, and its heads, channels per head and features.
     pub fn gate_side(&self) -> Option<(OutputGate, [usize; 3])> {
         let c = &self.config;
         let gate = c.output_gate?;
@@ -139,17 +139,18 @@ impl LayerCase {
         Some((gate, [c.heads, dim, c.query_features]))
     }
 
-    /// Gates of a query.
+    /// Returns the number of gate channels of a query.
     pub fn gate_channels(&self) -> usize {
         self.gate_side().map_or(0, |(_, [heads, dim, _])| heads * dim)
     }
 
-    /// `[1, heads or 1, out, in]` of the gate's weight on the device.
+    /// Returns the shape of the gate's weight on the device, `[1, heads or 1, out, in]`.
     pub fn gate_shape(&self) -> Option<[usize; 4]> {
         self.gate_side().map(|(_, [heads, dim, features])| self.side_shape((heads, dim, features)))
     }
 
-    /// The gate's logits, naive sums stored as `dtype`: `[batch · q_len, heads · channels]`.
+    /// Returns the gate's logits, naive sums stored as `dtype`: `[batch · q_len, heads ·
+    /// channels]`.
     pub fn naive_logits(&self, dtype: DType) -> Option<Vec<f32>> {
         let (gate, (_, [heads, dim, features])) = self.gate.as_ref().zip(self.gate_side())?;
         let weight = self.wide_of(&gate.weight, (heads, dim, features));
@@ -157,8 +158,8 @@ impl LayerCase {
         Some(stored(&y.expect("it fits"), dtype))
     }
 
-    /// The heads' outputs side by side times their gates, if there are any; `f` is the sigmoid or
-    /// its slope.
+    /// Multiplies the joined heads' outputs with their gates, if the layer has any. `f` is the
+    /// sigmoid or its slope.
     pub fn gated(context: &[f32], logits: Option<&[f32]>, f: impl Fn(f32) -> f32) -> Vec<f32> {
         let Some(logits) = logits else { return context.to_vec() };
         let channels = context.len() / logits.len();
@@ -169,13 +170,13 @@ impl LayerCase {
         usize::from(self.appended.is_some()) + usize::from(self.config.add_zero_attn)
     }
 
-    /// The attention inside.
+    /// Returns the shape of the inner attention.
     pub fn attention(&self) -> wgpu_attention::Shape {
         let MultiHeadShape { batch, q_len, kv_len } = self.shape;
         self.config.shape(batch, q_len, kv_len, self.appended_len())
     }
 
-    /// Heads, channels of a head and features of the sides: queries, keys, values.
+    /// Returns heads, channels per head and features of the sides: queries, keys, values.
     pub fn sides(&self) -> [(usize, usize, usize); 3] {
         let c = &self.config;
         [
@@ -185,7 +186,7 @@ impl LayerCase {
         ]
     }
 
-    /// `[1, heads or 1, out, in]` of the four weights on the device.
+    /// Returns the shapes of the four weights on the device, `[1, heads or 1, out, in]`.
     pub fn weight_shapes(&self) -> [[usize; 4]; 4] {
         let c = &self.config;
         let [q, k, v] = self.sides().map(|side| self.side_shape(side));
@@ -231,18 +232,18 @@ impl LayerCase {
             .weights(true)
     }
 
-    /// The weight with every head's own matrix, where one serves all.
+    /// Returns the weight with a matrix for every head, repeated if heads share one.
     pub fn per_head(&self, side: usize) -> Vec<f32> {
         let weight = &self.linears[side].weight;
         if side < 3 { self.repeated(weight, self.sides()[side].0) } else { weight.clone() }
     }
 
-    /// A matrix for each of `heads`, where one serves all.
+    /// Repeats a shared matrix for each of `heads`.
     pub fn repeated(&self, weight: &[f32], heads: usize) -> Vec<f32> {
         if self.config.narrow && self.shared { weight.repeat(heads) } else { weight.to_vec() }
     }
 
-    /// The truth.
+    /// Returns the exact result.
     pub fn exact(&self) -> Attended<f64> {
         let inputs = self.inputs.each_ref().map(|x| widen::<f64>(x));
         let weights = self.wide_weights::<f64>();
@@ -251,7 +252,8 @@ impl LayerCase {
             .expect("the case fits the reference")
     }
 
-    /// Projected queries, keys and values, with appended ones: naive sums, stored as `dtype`.
+    /// Returns projected queries, keys and values, with appended ones, as naive sums stored as
+    /// `dtype`.
     pub fn naive_heads(&self, dtype: DType) -> [Vec<f32>; 3] {
         let MultiHeadShape { q_len, kv_len, .. } = self.shape;
         std::array::from_fn(|n| {
@@ -279,13 +281,13 @@ impl LayerCase {
         })
     }
 
-    /// Options of the attention inside.
+    /// Returns the options of the inner attention.
     pub fn attention_options(&self) -> Options<'_> {
         let LayerOptions { scale, softcap, .. } = self.config;
         self.inner_options().appended(self.appended_len()).scale(scale).softcap(softcap)
     }
 
-    /// The naive computation in f32, whose intermediate tensors are stored as `dtype`.
+    /// Computes the layer in f32 in the naive way, with intermediate tensors stored as `dtype`.
     fn naive(&self, dtype: DType) -> Naive {
         let c = &self.config;
         let shape = self.attention();
@@ -322,7 +324,7 @@ impl LayerCase {
         }
     }
 
-    /// The weight `[heads · dim, features]` that does what a narrow one does.
+    /// Returns the weight `[heads · dim, features]` that is equivalent to a narrow one.
     pub fn wide(&self, side: usize) -> Vec<f32> {
         self.wide_of(&self.linears[side].weight, self.sides()[side])
     }
@@ -340,12 +342,13 @@ impl LayerCase {
         wide
     }
 
-    /// What a run with `setup` must give. Call it on what [`LayerCase::stored`] made for it.
+    /// Returns the expected results of a run with `setup`. Call it on the result of
+    /// [`LayerCase::stored`].
     pub fn truth(&self, setup: &LayerSetup) -> Truth {
         let exact = self.exact();
         let exact_weights = exact.weights.expect("asked for");
         let naive = self.naive(setup.dtype);
-        // Intermediates are rounded too: an f16 layer may be off by some of their spacings.
+        // Intermediates are rounded too, so an f16 layer may be off by several f16 spacings.
         let epsilon = match setup.dtype {
             DType::F16 => EPSILON_F16,
             DType::BF16 => EPSILON_BF16,
@@ -379,36 +382,36 @@ struct Naive {
     lse: Vec<f64>,
     weights: Vec<f32>,
     batch: usize,
-    /// Largest term of the output projection's sums.
+    /// The largest term of the output projection's sums.
     term: f64,
-    /// Largest score.
+    /// The largest score.
     score: f64,
 }
 
-/// How a layer's weights lie in memory.
+/// The memory layout of a layer's weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Storage {
-    /// Dense `[out, in]`, each in its own buffer.
+    /// Dense `[out, in]`, each in a separate buffer.
     Separate,
     /// All weights in one buffer, all biases in another, `gap` elements between them.
     OneBuffer { gap: usize },
-    /// `[in, out]`, each in its own buffer.
+    /// `[in, out]`, each in a separate buffer.
     Transposed,
     /// Random windows.
     Window(u64),
 }
 
-/// Where and how a layer runs.
+/// The device, target, path, types and layout of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerSetup {
     pub profile: &'static Profile,
     pub form: Target,
     pub path: Algorithm,
-    /// Of the layer: inputs, intermediates, output.
+    /// The type of inputs, intermediates and output.
     pub dtype: DType,
-    /// Of weights, appended keys and values.
+    /// The type of weights and of appended keys and values.
     pub weight: DType,
-    /// Of biases, and of the mask's bias.
+    /// The type of biases, and of the mask's bias.
     pub bias: DType,
     pub layout: LayerLayout,
     pub storage: Storage,
@@ -416,7 +419,7 @@ pub struct LayerSetup {
     pub weights: Weights,
 }
 
-/// How inputs and output lie in memory.
+/// The memory layout of inputs and output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerLayout {
     /// `[batch, length, features]`.
@@ -438,10 +441,10 @@ impl fmt::Display for LayerSetup {
     }
 }
 
-/// Every device, form and type; both forms together have every layout and storage, three each in
-/// f32; one of them has a run in f16 and the other one on the plain device, in f32 or bf16. One of
-/// the three always runs, and one of the others; which, decide the rules of the mask, so that
-/// layers with the same share kernels.
+/// Returns setups for every device, target and type. Both targets together have every layout and
+/// storage, with three runs each in f32. One target has a run in f16, the other one a run on the
+/// plain device, in f32 or bf16. One of the three f32 runs always runs, and one of the other two
+/// runs. The mask's rules choose them, so that layers with the same rules share kernels.
 pub fn layer_setups(case: &LayerCase) -> Vec<LayerSetup> {
     let rules = case.rules.names().join(" ");
     let (seed, due) = (Rng::named(&rules).word() | 1, due(&rules));
@@ -485,7 +488,7 @@ pub fn layer_setups(case: &LayerCase) -> Vec<LayerSetup> {
     all
 }
 
-/// Places tensors of one kind, each in its own buffer or all in one.
+/// Places tensors of one kind, each in a separate buffer or all in one.
 fn place_all(
     profile: &Profile,
     tensors: &[(&[f32], [usize; 4])],
@@ -527,8 +530,8 @@ fn place_all(
         .collect()
 }
 
-/// Runs `case`, whose data `setup`'s types can hold, and checks everything around its outputs.
-/// `change` sets what the setup does not.
+/// Runs `case`, whose data must fit `setup`'s types, and checks everything around its outputs.
+/// `change` sets further options of the configuration.
 #[cfg(not(target_arch = "wasm32"))]
 pub fn run_layer_with(
     case: &LayerCase,
@@ -538,7 +541,7 @@ pub fn run_layer_with(
     pollster::block_on(run_layer_async(case, setup, change))
 }
 
-/// As [`run_layer_with`], not blocking.
+/// Like [`run_layer_with`], not blocking.
 pub async fn run_layer_async(
     case: &LayerCase,
     setup: &LayerSetup,
@@ -570,7 +573,7 @@ pub async fn run_layer_async(
 }
 
 impl LayerLayout {
-    /// How the attention's outputs lie.
+    /// Returns the layout of the attention's outputs.
     pub fn outputs(self) -> Layout {
         match self {
             LayerLayout::Window(seed) => Layout::Window(seed ^ 6),
@@ -580,16 +583,16 @@ impl LayerLayout {
     }
 }
 
-/// What a layer reads, on the device.
+/// The tensors that a layer reads, on the device.
 pub struct PlacedLayer<'c> {
     case: &'c LayerCase,
     setup: LayerSetup,
-    /// Of places.
+    /// Draws places.
     rng: Rng,
     inputs: Vec<Placed>,
     weights: Vec<(Image, Place, wgpu::Buffer)>,
     biases: Vec<(Image, Place, wgpu::Buffer)>,
-    /// Which linears have one.
+    /// The linears that have a bias.
     with_bias: Vec<usize>,
     extra: Vec<(Image, Place, wgpu::Buffer)>,
     /// Weights and biases of the norms, in the order of [`LayerCase::norms`].
@@ -654,7 +657,7 @@ impl<'c> PlacedLayer<'c> {
         placed
     }
 
-    /// A place for a tensor `[batch, 1, length, features]`.
+    /// Returns a place for a tensor `[batch, 1, length, features]`.
     pub fn place(&mut self, length: usize, features: usize) -> Place {
         let shape = [self.case.shape.batch, 1, length, features];
         match self.setup.layout {
@@ -696,7 +699,7 @@ impl<'c> PlacedLayer<'c> {
         Ok(layer.kernel_options(change(KernelOptions::new().target(form).algorithm(path))))
     }
 
-    /// The call, without further outputs.
+    /// Returns the call, without optional outputs.
     pub fn call<'a>(&'a self, out: TensorView<'a>) -> MultiHeadForward<'a> {
         let input =
             |n: usize| if self.case.one_input { self.inputs[0].view() } else { self.inputs[n].view() };
@@ -710,7 +713,8 @@ impl<'c> PlacedLayer<'c> {
     }
 }
 
-/// What layers must give, by types of tensors, weights and biases, and by attention weights.
+/// The expected results of layers, by types of tensors, weights and biases, and by attention
+/// weights.
 pub type LayerTruths = HashMap<(DType, DType, DType, Weights), (LayerCase, Truth)>;
 
 impl Report {
@@ -729,7 +733,7 @@ impl Report {
         pollster::block_on(self.check_layer_async(case, setup, truths));
     }
 
-    /// As [`check_layer_in`](Self::check_layer_in), not blocking.
+    /// Like [`check_layer_in`](Self::check_layer_in), not blocking.
     pub async fn check_layer_async(
         &mut self,
         case: &LayerCase,

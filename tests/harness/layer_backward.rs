@@ -1,4 +1,4 @@
-//! A layer's gradients on a device against the reference.
+//! A layer's gradients on a device, compared with the reference.
 
 use std::fmt;
 
@@ -24,8 +24,8 @@ use super::random::Rng;
 use super::rest::rest;
 use super::run::{FORMS, Placed, window};
 
-/// Of what gradients are asked for: inputs, weights, biases, the appended key and value, the mask's
-/// tensors.
+/// The gradients that a setup can request: inputs, weights, biases, the appended key and value, the
+/// mask's tensors.
 pub const NAMES: [&str; COUNT] = [
     "d_query",
     "d_key",
@@ -52,7 +52,7 @@ pub const NAMES: [&str; COUNT] = [
     "d_sinks",
     "d_captured",
 ];
-/// How many gradients a layer may have.
+/// The number of gradients that a layer may have.
 pub const COUNT: usize = 24;
 const WEIGHTS: usize = 3;
 const BIASES: usize = 7;
@@ -61,22 +61,23 @@ const NORMS: usize = 13;
 const GATE: usize = 17;
 const ADDED: usize = 19;
 
-/// Something of each gradient, by [`NAMES`].
+/// One value per gradient, by [`NAMES`].
 pub type Each<T> = [Option<T>; COUNT];
 
-/// Where and how a layer's gradients are computed.
+/// The setup of a run that computes a layer's gradients.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerBackwardSetup {
-    /// Its further outputs are not written.
+    /// The layer's setup. The run does not write its optional outputs.
     pub layer: LayerSetup,
-    /// Of the gradients of inputs, weights and biases.
+    /// The type of the gradients of inputs, weights and biases.
     pub gradient: DType,
-    /// Of the mask's: that of biases or F32.
+    /// The type of the mask's gradients: the biases' or F32.
     pub added: DType,
     pub accumulates: bool,
-    /// Whether a forward call keeps what the backward call then reads; else there is none.
+    /// True if a forward call saves activations that the backward call reads. Otherwise there is no
+    /// forward call.
     pub keeps: bool,
-    /// By [`NAMES`], where the layer has the tensor.
+    /// The wanted gradients by [`NAMES`], if the layer has the tensor.
     pub wanted: [bool; COUNT],
 }
 
@@ -114,7 +115,8 @@ impl LayerBackwardSetup {
     pub fn random(rng: &mut Rng, layer: LayerSetup) -> Self {
         let half = DType::F16;
         let short = rng.pick(&[half, DType::BF16, layer.dtype]);
-        // All, or each with an even chance: then not even the attention may be needed.
+        // All gradients, or each with an even chance. In the second case the call may not even need
+        // the attention.
         let wanted = if rng.chance(0.6) { [true; COUNT] } else { [(); COUNT].map(|()| rng.chance(0.5)) };
         LayerBackwardSetup {
             layer,
@@ -136,7 +138,7 @@ impl LayerBackwardSetup {
     }
 }
 
-/// The shapes of what `case` has.
+/// Returns the shapes of the tensors of `case`.
 fn shapes(case: &LayerCase) -> Each<[usize; 4]> {
     let mut shapes = [None; COUNT];
     let wgpu_attention::reference::MultiHeadShape { batch, q_len, kv_len } = case.shape;
@@ -167,7 +169,7 @@ fn shapes(case: &LayerCase) -> Each<[usize; 4]> {
 }
 
 impl LayerProblem {
-    /// With tensors as the setup stores them.
+    /// Returns the problem with tensors as the setup stores them.
     fn stored(&self, setup: &LayerBackwardSetup) -> Self {
         let in_f32 = |x: &[f64]| x.iter().map(|x| *x as f32).collect::<Vec<f32>>();
         LayerProblem {
@@ -177,12 +179,12 @@ impl LayerProblem {
         }
     }
 
-    /// What gradients a run gives: of inputs that are one tensor the first of those wanted, which
-    /// has the sum.
+    /// Tells which gradients a run returns. If inputs are one tensor, the first wanted gradient of
+    /// them holds their sum.
     fn given(&self, setup: &LayerBackwardSetup) -> [bool; COUNT] {
         let shapes = shapes(&self.case);
         let mut given: [bool; COUNT] = std::array::from_fn(|n| setup.wanted[n] && shapes[n].is_some());
-        // They are asked for together.
+        // A call requests both together.
         given[APPENDED + 1] = given[APPENDED];
         if self.case.one_input {
             let first = given[..3].iter().position(|given| *given);
@@ -191,7 +193,7 @@ impl LayerProblem {
         given
     }
 
-    /// The gradients of inputs that are one tensor, added up by `add` in the first that is wanted.
+    /// Adds up the gradients of inputs that are one tensor by `add`, in the first wanted one.
     fn summed<T>(
         &self,
         mut all: Each<Vec<T>>,
@@ -215,7 +217,7 @@ impl LayerProblem {
         all
     }
 
-    /// The gradients, in f64.
+    /// Returns the gradients in f64.
     pub fn exact(&self) -> Each<Vec<f64>> {
         let LayerCase { inputs, config, shape, .. } = &self.case;
         let inputs = inputs.each_ref().map(|x| widen::<f64>(x));
@@ -257,8 +259,8 @@ impl LayerProblem {
         all
     }
 
-    /// Of one matrix that all heads of a side share, which has `own` elements, the sum of each
-    /// head's gradient.
+    /// Returns the gradient of a matrix that all heads of a side share: the sum of each head's
+    /// gradient. The matrix has `own` elements.
     fn shared<T: Copy + std::ops::Add<Output = T>>(&self, own: Option<usize>, d_weight: Vec<T>) -> Vec<T> {
         let Some(size) = own.filter(|_| self.case.config.narrow && self.case.shared) else {
             return d_weight;
@@ -268,9 +270,9 @@ impl LayerProblem {
             .fold(first.to_vec(), |sum, head| sum.iter().zip(head).map(|(sum, x)| *sum + *x).collect())
     }
 
-    /// The naive computation in f32, stage by stage as a device does it, whose intermediate tensors
-    /// are stored as `dtype`; or the magnitudes of its terms. The part of the queries' input that
-    /// goes through the gate comes last.
+    /// Computes the gradients in f32 in the naive way, stage by stage like a device. Intermediate
+    /// tensors are stored as `dtype`. With `magnitudes`, it returns the magnitudes of their terms.
+    /// The second result is the part of the queries' input gradient that goes through the gate.
     fn naive(&self, dtype: DType, magnitudes: bool) -> (Each<Vec<f32>>, Option<Vec<f32>>) {
         let case = &self.case;
         let config = case.config;
@@ -313,7 +315,8 @@ impl LayerProblem {
         let d_context = if magnitudes { d_context } else { stored(&d_context, dtype) };
         let d_context = split_heads(&d_context, q_len, heads, value_dim).expect("it fits");
 
-        // Σⱼ weight · d_weight is taken from the stored context: as if `d_lse` were other.
+        // The dot Σⱼ weight · d_weight comes from the stored context, which acts like a change of
+        // `d_lse`.
         let mut d_lse = self.d_lse.clone().unwrap_or_else(|| vec![0.0; shape.lse().iter().product()]);
         for (n, d) in d_context.iter().enumerate() {
             d_lse[n / value_dim] -= f64::from(*d) * (f64::from(out_stored[n]) - out[n]);
@@ -339,7 +342,7 @@ impl LayerProblem {
                 own.extend_from_slice(given);
                 appended.iter_mut().zip(rest).for_each(|(sum, d)| *sum += d);
             }
-            // Of magnitudes those of pairs stay as they are.
+            // Magnitudes of rotated pairs stay as they are.
             if let Some(rotary) = case.rotary.as_ref().filter(|_| n < 2 && !magnitudes) {
                 own = rotary.turned(&own, [heads, length - more, dim], true);
             }
@@ -374,8 +377,8 @@ impl LayerProblem {
         (all, through_gate)
     }
 
-    /// The gradient of a weight of `own` elements, of that of the wide weight that does what it
-    /// does.
+    /// Returns the gradient of a weight of `own` elements, from the gradient of the equivalent wide
+    /// weight.
     fn parts_of(
         &self,
         own: Option<usize>,
@@ -392,7 +395,7 @@ impl LayerProblem {
         self.shared(own, parts.collect())
     }
 
-    /// The gradient of what a score function reads.
+    /// Returns the gradient of the tensor that a score function reads.
     fn captured_gradient<R: Real>(
         &self,
         d_score: Option<Vec<R>>,
@@ -407,12 +410,12 @@ impl LayerProblem {
         own.gradient(shape, self.case.appended_len(), &scores, &d_score?, magnitudes)
     }
 
-    /// What gradients are added to: the same for the same problem.
+    /// Returns the values that a gradient is added to: the same for the same problem.
     fn before(&self, n: usize, len: usize, dtype: DType) -> Vec<f32> {
         stored(&Rng::named(&format!("{} before {n}", self.case.name)).normals(len), dtype)
     }
 
-    /// The largest score of the attention inside, with what is added to it.
+    /// Returns the largest score of the inner attention, with everything that is added to it.
     fn largest_score(&self, dtype: DType) -> f64 {
         let [q, k, v] = self.case.naive_heads(dtype);
         let LayerOptions { scale, softcap, .. } = self.case.config;
@@ -428,7 +431,7 @@ impl LayerProblem {
         Case { shape: self.case.attention(), ..case }.largest_score()
     }
 
-    /// What a run of a stored problem must give.
+    /// Returns the expected results of a run of a stored problem.
     fn truth(&self, setup: &LayerBackwardSetup) -> Each<Judged> {
         let dtype = setup.layer.dtype;
         let given = self.given(setup);
@@ -442,7 +445,7 @@ impl LayerProblem {
             Some(self.before(n, len, setup.dtype_of(n)))
         });
         let mut naive = self.added_to(self.naive(dtype, false), &before, setup);
-        // A weight is off by as much as its score and lse are, half a unit in the last place each.
+        // A weight is as far off as its score and lse are, half a unit in the last place each.
         let of_scores = 1.0 + self.largest_score(dtype) / 4.0;
         std::array::from_fn(|n| {
             let mut want = exact[n].take().filter(|_| given[n])?;
@@ -453,15 +456,16 @@ impl LayerProblem {
             }
             let naive = widened(&naive[n].take()?, DType::F32);
             let mut tolerance = Tolerance::gradient(&naive, &want, magnitude * of_scores, EPSILON_F32);
-            // Where a sink has all of a row's weight the rest may be below f32's normal numbers,
-            // which devices may flush.
+            // If a sink has all of a row's weight, the other weights may be below f32's normal
+            // numbers. Devices may flush those.
             tolerance.absolute += 1024.0 * f64::from(f32::MIN_POSITIVE);
             Some(Judged { want, tolerance })
         })
     }
 
-    /// `naive` as it is written: added to what was there, or to the gradient of another input that
-    /// is the same tensor, and rounded to the gradient's type each time.
+    /// Returns `naive` as the device writes it. The device adds it to earlier values, or to the
+    /// gradient of another input that is the same tensor. Each addition rounds to the gradient's
+    /// type.
     fn added_to(
         &self,
         (naive, through_gate): (Each<Vec<f32>>, Option<Vec<f32>>),
@@ -491,8 +495,8 @@ impl LayerProblem {
     }
 }
 
-/// The gradients of a norm in f32: of its input `x`, rows of `dim`, of its weight and of its bias.
-/// With `magnitudes`, `d_out` has magnitudes, and the results are sums of magnitudes.
+/// Returns a norm's gradients in f32: of its input `x` with rows of `dim`, its weight and its bias.
+/// With `magnitudes`, `d_out` holds magnitudes, and the results are sums of magnitudes.
 fn norm_gradients(
     (x, dim): (&[f32], usize),
     weight: Option<&[f32]>,
@@ -519,8 +523,8 @@ fn norm_gradients(
     [d_x, d_weight, d_bias]
 }
 
-/// Runs the backward pass of a stored problem, after a forward call if it keeps anything, checks
-/// everything around the gradients and gives them.
+/// Runs the backward pass of a stored problem, after a forward call if that saves activations.
+/// Checks everything around the gradients and returns them.
 async fn run_async(
     problem: &LayerProblem,
     setup: &LayerBackwardSetup,
@@ -562,14 +566,14 @@ async fn run_async(
         });
     }
     let view = |n: usize| gradients[n].as_ref().map(Placed::view);
-    // Of one tensor, the first has the place for all that are wanted.
+    // If inputs are one tensor, the first wanted one has the place for all.
     let input = |n: usize| {
         let wanted = |n: &usize| setup.wanted[*n];
         let to = if case.one_input { (0..3).find(wanted).unwrap_or(n) } else { n };
         view(to).filter(|_| setup.wanted[n])
     };
     let linear = |n: usize| LinearGradients { weight: view(WEIGHTS + n), bias: view(BIASES + n) };
-    // A pair, or none.
+    // Both or neither.
     let bias_kv = view(APPENDED).zip(view(APPENDED + 1)).map(|(k, v)| [k, v]);
     let mut forward = placed.call(out.view());
     if keeps {
@@ -624,7 +628,7 @@ async fn run_async(
     Ok(got)
 }
 
-/// The gradients that a run of `problem` gives.
+/// Returns the gradients of a run of `problem`.
 pub async fn run_layer_backward_async(
     problem: &LayerProblem,
     setup: &LayerBackwardSetup,
@@ -633,7 +637,7 @@ pub async fn run_layer_backward_async(
     run_async(&problem.stored(setup), setup, change).await
 }
 
-/// The largest error over tolerance of what was wanted.
+/// Returns the largest error over tolerance of the wanted gradients.
 fn judge(truth: &Each<Judged>, got: &Each<Vec<f64>>) -> Result<f64, String> {
     let mut worst = 0.0f64;
     for ((truth, got), name) in truth.iter().zip(got).zip(NAMES) {
@@ -649,8 +653,8 @@ fn judge(truth: &Each<Judged>, got: &Each<Vec<f64>>) -> Result<f64, String> {
 }
 
 impl super::report::Report {
-    /// Checks the gradients of `cases` in each form, with and without what the forward call keeps:
-    /// those of each of `wanted` in turn. One run of a case is in every share of the tests.
+    /// Checks the gradients of `cases` on each target, with and without saved activations. Each set
+    /// of `wanted` is used in turn. Every share of the tests contains one run of a case.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn check_layer_gradients(&mut self, cases: Vec<LayerCase>, wanted: &[[bool; COUNT]]) {
         for (n, case) in cases.into_iter().enumerate() {
@@ -675,7 +679,7 @@ impl super::report::Report {
         pollster::block_on(self.check_layer_backward_async(problem, setup));
     }
 
-    /// As [`check_layer_backward`](Self::check_layer_backward), not blocking.
+    /// Like [`check_layer_backward`](Self::check_layer_backward), not blocking.
     pub async fn check_layer_backward_async(&mut self, problem: &LayerProblem, setup: &LayerBackwardSetup) {
         let LayerSetup { profile, .. } = setup.layer;
         let stored = &problem.stored(setup);

@@ -1,10 +1,10 @@
-//! A layer's configuration whose fields cases set as they like.
+//! A layer's configuration whose fields cases set freely.
 
 use wgpu_attention::layers::{MultiHeadConfig, OutputGate};
 use wgpu_attention::rows::NormConfig;
 use wgpu_attention::{DType, Shape};
 
-/// What [`MultiHeadConfig`] is built of.
+/// The fields of a [`MultiHeadConfig`].
 #[derive(Clone, Copy, Debug)]
 pub struct LayerOptions {
     pub heads: usize,
@@ -25,7 +25,7 @@ pub struct LayerOptions {
 }
 
 impl LayerOptions {
-    /// As [`MultiHeadConfig::new`] says.
+    /// Sets the defaults of [`MultiHeadConfig::new`].
     pub fn new(embed_dim: usize, heads: usize) -> Self {
         let head_dim = if heads > 0 && embed_dim.is_multiple_of(heads) { embed_dim / heads } else { 0 };
         LayerOptions {
@@ -48,7 +48,7 @@ impl LayerOptions {
     }
 
     pub fn config(&self) -> MultiHeadConfig {
-        // One that divides, so that nothing is said of a width that is set below.
+        // A width that the heads divide, so that no error concerns a width that is set below.
         MultiHeadConfig::new(self.heads, self.heads)
             .kv_heads(self.kv_heads)
             .head_dim(self.head_dim)
@@ -66,7 +66,8 @@ impl LayerOptions {
             .dtype(self.dtype)
     }
 
-    /// The attention inside; `appended` keys come after the `kv_len` given.
+    /// Returns the shape of the inner attention. The `appended` keys come after the first `kv_len`
+    /// keys.
     pub fn shape(&self, batch: usize, q_len: usize, kv_len: usize, appended: usize) -> Shape {
         let LayerOptions { heads, kv_heads, head_dim, value_dim, .. } = *self;
         let kv_len = kv_len.saturating_add(appended);

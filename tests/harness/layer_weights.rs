@@ -7,7 +7,7 @@ use wgpu_attention::reference::{
 use super::layer::LayerCase;
 use super::layer_options::LayerOptions;
 
-/// The weights of a layer in the arithmetic of `R`; each head has its own matrix.
+/// The weights of a layer in the arithmetic of `R`, with a matrix for each head.
 pub struct WideWeights<R> {
     /// Weight and bias of queries, keys, values, out.
     linears: [(Vec<R>, Option<Vec<R>>); 4],
@@ -54,8 +54,9 @@ impl LayerCase {
         }
     }
 
-    /// The output, each stage by itself in f64, without a gate. `change` gets projected queries
-    /// (side 0) and keys (1), and their heads, length and channels, before keys are appended.
+    /// Returns the output, computed stage by stage in f64, without a gate. `change` gets projected
+    /// queries (side 0) and keys (1), and their heads, length and channels, before keys are
+    /// appended.
     pub fn staged(&self, change: impl Fn(usize, Vec<f64>, [usize; 3]) -> Vec<f64>) -> Vec<f64> {
         let LayerOptions { heads, value_dim, out_features, add_zero_attn, .. } = self.config;
         let WideWeights { linears, appended, .. } = self.wide_weights::<f64>();

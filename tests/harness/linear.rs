@@ -1,4 +1,4 @@
-//! Linear attention: cases, their truth, and runs of them.
+//! Linear attention: cases, their expected results, and runs.
 
 use wgpu_attention::inspect::magnitudes::{linear_attention_backward_magnitudes, linear_attention_magnitude};
 use wgpu_attention::linear_attention::{
@@ -35,10 +35,10 @@ pub struct LinearCase {
     pub lengths: Option<HostData<u32>>,
     pub starts: Option<Vec<u32>>,
     pub rule: UpdateRule,
-    /// `[batch, kv_heads, kv_len, 1 or features]`, and with 1.
+    /// `[batch, kv_heads, kv_len, 1 or features]`. With beta the last axis is 1.
     pub decay: Vec<f32>,
     pub beta: Vec<f32>,
-    /// A feature map of the caller's own and its slope.
+    /// A custom feature map and its slope.
     pub own: Option<[Function; 2]>,
     pub q: Vec<f32>,
     pub k: Vec<f32>,
@@ -46,13 +46,13 @@ pub struct LinearCase {
     pub d_out: Vec<f32>,
 }
 
-/// Where and how a case runs.
+/// The device, target, types and layout of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct LinearSetup {
     pub profile: &'static Profile,
     pub form: Target,
     pub dtype: DType,
-    /// Of gradients: the same, or F32.
+    /// The type of gradients: the inputs' or F32.
     pub gradient: DType,
     pub layout: Layout,
     pub accumulates: bool,
@@ -110,7 +110,7 @@ impl LinearCase {
         self
     }
 
-    /// With inputs as `dtype` holds them.
+    /// Returns the case with inputs rounded to `dtype`.
     pub fn stored(&self, dtype: DType) -> Self {
         let mut case = self.clone();
         for x in [&mut case.q, &mut case.k, &mut case.v, &mut case.d_out, &mut case.decay, &mut case.beta] {
@@ -119,7 +119,7 @@ impl LinearCase {
         case
     }
 
-    /// Which pairs meet, but for causality.
+    /// True if a query sees a key, apart from causality.
     fn sees(&self, [b, kv, i, j]: [usize; 4]) -> bool {
         let at = |shape: [usize; 4], [b, h, j]: [usize; 3]| {
             let [b, h] = [if shape[0] == 1 { 0 } else { b }, if shape[1] == 1 { 0 } else { h }];
@@ -165,7 +165,7 @@ impl LinearCase {
         .expect("it fits")
     }
 
-    /// d_q, d_k, d_v, from `out` as stored.
+    /// Returns d_q, d_k, d_v, from `out` as stored.
     pub fn gradients<R: Real>(&self, out: Option<&[R]>, magnitudes: bool) -> [Vec<R>; 3] {
         let (q, k, v) = (widen::<R>(&self.q), widen::<R>(&self.k), widen::<R>(&self.v));
         let d_out = widen::<R>(&self.d_out);
@@ -181,7 +181,7 @@ impl LinearCase {
         [got.d_q, got.d_k, got.d_v]
     }
 
-    /// What `out` is held to.
+    /// Returns the expected `out` and its tolerance.
     pub fn truth(&self, dtype: DType) -> Judged {
         let exact = self.reference::<f64>().out;
         let naive = widened(&self.reference::<f32>().out, dtype);
@@ -194,7 +194,7 @@ impl LinearCase {
         Judged::new(&naive, exact, magnitude)
     }
 
-    /// What gradients are held to.
+    /// Returns the expected gradients and their tolerances.
     pub fn gradient_truths(&self, dtype: DType, gradient: DType) -> [Judged; 3] {
         let exact = self.gradients::<f64>(None, false);
         let out = stored(&self.reference::<f32>().out, dtype);
@@ -224,7 +224,7 @@ impl LinearCase {
             .kernel_options(KernelOptions::new().target(setup.form))
     }
 
-    /// The tensors of keys beside k and v.
+    /// Places the tensors that belong to keys, except k and v.
     fn place_keys(&self, profile: &Profile, dtype: DType, layout: Layout) -> KeyTensors {
         let place = |values, dtype, shape| Placed::input(profile, values, dtype, Place::dense(shape));
         let of_rule = |x: &[f32]| {
@@ -252,7 +252,7 @@ impl LinearCase {
         }
     }
 
-    /// The largest error over tolerance of `out`, which is returned too. `self` is
+    /// Returns the largest error over tolerance of `out`, and `out`. `self` is
     /// [`stored`](Self::stored).
     pub async fn forward_async(&self, setup: &LinearSetup) -> Result<(f64, Vec<f64>), String> {
         let LinearSetup { profile, dtype, layout, .. } = *setup;
@@ -279,7 +279,7 @@ impl LinearCase {
         gpu.submit(|e| operator.forward(e, call, &mut scratch)).map_err(refused)
     }
 
-    /// The largest error over tolerance of the gradients.
+    /// Returns the largest error over tolerance of the gradients.
     pub async fn backward_async(&self, setup: &LinearSetup) -> Result<f64, String> {
         let LinearSetup { profile, dtype, gradient, layout, accumulates, .. } = *setup;
         profile.tidy();
@@ -287,7 +287,7 @@ impl LinearCase {
         let [q_at, k_at, v_at, out_at] = layout.places([shape.q(), shape.k(), shape.v(), shape.out()]);
         let input = |x: &[f32], place| Placed::input(profile, Values::Floats(x), dtype, place);
         let (q, k, v) = (input(&self.q, q_at), input(&self.k, k_at), input(&self.v, v_at));
-        // As the forward pass stores it.
+        // `out` as the forward pass stores it.
         let out = stored(&self.reference::<f32>().out, dtype);
         let (out, d_out) = (input(&out, out_at), input(&self.d_out, out_at));
         let before: Vec<Vec<f32>> = [shape.q(), shape.k(), shape.v()]
@@ -323,7 +323,7 @@ impl LinearCase {
             let name = ["d_q", "d_k", "d_v"][n];
             let got = gradients[n].download_async(name, profile).await?;
             if accumulates {
-                // The sum is rounded once more.
+                // The sum has one more rounding.
                 let sums: Vec<f32> =
                     truth.want.iter().zip(&before[n]).map(|(w, b)| (w + f64::from(*b)) as f32).collect();
                 let exact: Vec<f64> =
@@ -342,8 +342,8 @@ impl LinearCase {
         Ok(worst)
     }
 
-    /// The same by calls of so many rows each, with a state that is kept on the device: the error
-    /// of the results, then of the state.
+    /// Runs the case in calls of `steps` rows, with a state that stays on the device. Returns the
+    /// larger error, of the results or of the state.
     pub async fn in_steps_async(&self, setup: &LinearSetup, steps: &[usize]) -> Result<f64, String> {
         let LinearSetup { profile, dtype, .. } = *setup;
         profile.tidy();
@@ -409,17 +409,17 @@ impl LinearCase {
 
 #[cfg(not(target_arch = "wasm32"))]
 impl LinearCase {
-    /// As `forward_async`.
+    /// Like `forward_async`, blocking.
     pub fn forward(&self, setup: &LinearSetup) -> Result<(f64, Vec<f64>), String> {
         pollster::block_on(self.forward_async(setup))
     }
 
-    /// As `backward_async`.
+    /// Like `backward_async`, blocking.
     pub fn backward(&self, setup: &LinearSetup) -> Result<f64, String> {
         pollster::block_on(self.backward_async(setup))
     }
 
-    /// As `in_steps_async`.
+    /// Like `in_steps_async`, blocking.
     pub fn in_steps(&self, setup: &LinearSetup, steps: &[usize]) -> Result<f64, String> {
         pollster::block_on(self.in_steps_async(setup, steps))
     }

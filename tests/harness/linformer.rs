@@ -1,5 +1,5 @@
-//! Attention over keys and values that are projected along the length: cases, runs, their
-//! judgement.
+//! Attention over keys and values that are projected along the length: cases, runs and comparison
+//! with the reference.
 
 use wgpu_attention::inspect::magnitudes::linformer_backward_magnitudes;
 use wgpu_attention::linformer::{Linformer, LinformerBackward, LinformerForward};
@@ -24,7 +24,7 @@ pub struct Case {
     pub shape: Shape,
     pub rank: usize,
     pub per_head: bool,
-    /// Whether `e` projects values too.
+    /// True if `e` projects values too.
     pub shared: bool,
     pub q: Vec<f32>,
     pub k: Vec<f32>,
@@ -37,16 +37,16 @@ pub struct Case {
     pub key_mask: Option<Vec<bool>>,
 }
 
-/// Where and how it runs.
+/// The device, target, types and layout of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     pub profile: &'static Profile,
     pub form: Target,
     pub layout: Layout,
     pub dtype: DType,
-    /// Of e and f.
+    /// The type of e and f.
     pub projection: DType,
-    /// Of gradients.
+    /// The type of gradients.
     pub gradient: DType,
     pub weights: bool,
     pub accumulates: bool,
@@ -76,7 +76,7 @@ impl std::fmt::Display for Setup {
     }
 }
 
-/// What a run gives, or must give: out, lse, weights, gradients.
+/// The results of a run, or the expected ones: out, lse, weights, gradients.
 pub struct Results<T> {
     pub out: T,
     pub lse: T,
@@ -88,7 +88,7 @@ fn of_gradients<R>(got: LinformerGradients<R>) -> [Vec<R>; 5] {
     [got.d_q, got.d_k, got.d_v, got.d_e, got.d_f]
 }
 
-/// `projection · x` for each head, or `projectionᵀ · x` of `rank` rows.
+/// Returns `projection · x` for each head, or `projectionᵀ · x` of `rank` rows.
 fn along<R: Real>(case: &Case, projection: &[R], x: &[R], dim: usize, back: bool) -> Vec<R> {
     let Shape { batch, kv_heads, kv_len, .. } = case.shape;
     let (from, to) = if back { (case.rank, kv_len) } else { (kv_len, case.rank) };
@@ -118,7 +118,7 @@ impl Case {
         Case { shape, rank, per_head, shared: false, q, k, v, e, f, d_out, d_lse, key_mask: None }
     }
 
-    /// Some keys of each sequence, of the last none.
+    /// Masks some keys of each sequence, and all keys of the last if `all_of_one`.
     pub fn masked(mut self, all_of_one: bool) -> Self {
         let Shape { batch, kv_len, .. } = self.shape;
         let rng = &mut Rng::new(9);
@@ -173,7 +173,7 @@ impl Case {
         self.together(of_gradients(got.expect("it fits")))
     }
 
-    /// Where `e` projects values too, its gradient is of both.
+    /// If `e` projects values too, adds both gradients.
     fn together<R: Real>(&self, mut gradients: [Vec<R>; 5]) -> [Vec<R>; 5] {
         if self.shared {
             let of_values = gradients[4].clone();
@@ -182,8 +182,8 @@ impl Case {
         gradients
     }
 
-    /// In f32, with what lies between in memory as it is stored: projected keys and values, and the
-    /// output.
+    /// Computes the case in f32 with the intermediate tensors as stored: projected keys and values,
+    /// and the output.
     pub fn naive(&self, dtype: DType) -> (Attended<f32>, [Vec<f32>; 5]) {
         let Case { shape, rank, q, k, v, e, f, d_out, .. } = self;
         let Shape { head_dim, value_dim, .. } = *shape;
@@ -233,7 +233,7 @@ impl Case {
     pub fn truth(&self, setup: &Setup) -> Results<Judged> {
         let exact = self.forward::<f64>(widen);
         let (naive, naive_gradients) = self.naive(setup.dtype);
-        // What values are multiplied by before they are summed.
+        // Sums of values and keys along the length, which weights and queries multiply.
         let sums = along(self, &abs(&self.f), &abs(&self.v), self.shape.value_dim, false);
         let keys = along(self, &abs(&self.e), &abs(&self.k), self.shape.head_dim, false);
         let values = largest(sums);
@@ -255,7 +255,7 @@ impl Case {
                 magnitude += largest(before.iter().map(|x| f64::from(*x)));
             }
             let naive = widened(&naive, setup.gradient_of(n));
-            // An output of few bits has few bits of what is subtracted.
+            // An output of few bits leaves few bits in the subtracted term.
             Judged { tolerance: Tolerance::gradient(&naive, &want, magnitude, EPSILON_F32), want }
         });
         Results { out, lse, weights, gradients }
@@ -280,7 +280,7 @@ impl Case {
             [batch, heads, q_len, self.rank],
         ]);
         let floats = |x: &[f32], dtype, at| Placed::input(profile, Values::Floats(x), dtype, at);
-        // What is not there may hold anything.
+        // Masked rows may hold anything.
         let hidden = |x: &[f32], dim: usize| -> Vec<f32> {
             let there = |n: usize| {
                 let (j, b) = (n / dim % kv_len, n / dim / kv_len / kv_heads);
@@ -361,7 +361,7 @@ impl Case {
         })
     }
 
-    /// Largest error over tolerance.
+    /// Returns the largest error over tolerance.
     pub async fn outcome_async(&self, setup: &Setup) -> Result<f64, String> {
         let units = if setup.profile.matrix { MatrixUnits::Always } else { MatrixUnits::Auto };
         let case = self.stored(setup);
@@ -381,7 +381,7 @@ impl Case {
 }
 
 impl Setup {
-    /// Queries' gradients are of their type or F32.
+    /// Returns the type of gradient `n`. The queries' gradient has the queries' type or F32.
     fn gradient_of(&self, n: usize) -> DType {
         if n == 0 && self.gradient != self.dtype { DType::F32 } else { self.gradient }
     }
@@ -393,12 +393,12 @@ fn abs(x: &[f32]) -> Vec<f64> {
 
 #[cfg(not(target_arch = "wasm32"))]
 impl Case {
-    /// As `run_async`.
+    /// Like `run_async`, blocking.
     pub fn run(&self, setup: &Setup, units: MatrixUnits) -> Result<Results<Vec<f64>>, String> {
         pollster::block_on(self.run_async(setup, units))
     }
 
-    /// As `outcome_async`.
+    /// Like `outcome_async`, blocking.
     pub fn outcome(&self, setup: &Setup) -> Result<f64, String> {
         pollster::block_on(self.outcome_async(setup))
     }

@@ -1,5 +1,5 @@
-//! What was compiled: whether `inspect::kernels`, which compilers are shown, has it, and their
-//! names.
+//! Compiled kernels: their names, and a check that the list `inspect::kernels`, which compilers are
+//! tested with, contains them.
 
 use std::collections::HashSet;
 use std::io::Write;
@@ -11,8 +11,7 @@ use wgpu_attention::inspect::{compiled, kernels};
 /// A kernel and one of the words of its name.
 type Axis = (String, String);
 
-/// The values of a kernel's axes in its name, but for those that are sizes, of which there are too
-/// many.
+/// Returns the values of a kernel's axes in its name, except sizes, which have too many values.
 fn axes(name: &str) -> impl Iterator<Item = Axis> {
     let mut words = name.split(' ');
     let label = words.next().unwrap_or_default();
@@ -21,15 +20,15 @@ fn axes(name: &str) -> impl Iterator<Item = Axis> {
     words.filter(move |word| !is_size(word)).map(move |word| (label.to_string(), word.to_string()))
 }
 
-/// Those that no listed kernel has.
+/// Returns the axes that no listed kernel has.
 pub fn unlisted(name: &str) -> Vec<Axis> {
     static LISTED: LazyLock<HashSet<Axis>> =
         LazyLock::new(|| kernels().iter().flat_map(|kernel| axes(&kernel.name)).collect());
     axes(name).filter(|axis| !LISTED.contains(axis)).collect()
 }
 
-/// Writes what `pipelines` has compiled to the end of the file `WGPU_ATTENTION_TEST_KERNELS`, a
-/// line for each kernel, which may be there already; nothing where no file is named.
+/// Appends the compiled kernels of `pipelines` to the file `WGPU_ATTENTION_TEST_KERNELS`, a line
+/// for each kernel. Duplicates may occur. Without a file name it writes nothing.
 pub fn write(pipelines: &Pipelines) {
     let Some(path) = std::env::var_os("WGPU_ATTENTION_TEST_KERNELS") else { return };
     let lines: String = compiled(pipelines).iter().map(|name| format!("{name}\n")).collect();
@@ -39,7 +38,7 @@ pub fn write(pipelines: &Pipelines) {
     }
 }
 
-/// Panics if a kernel was compiled that has a value of an axis which no listed one has.
+/// Panics if a compiled kernel has a value of an axis that no listed kernel has.
 pub fn check(pipelines: &Pipelines) {
     for name in compiled(pipelines) {
         let unlisted = unlisted(&name);

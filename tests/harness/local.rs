@@ -1,4 +1,4 @@
-//! Attention to windows around positions: cases, runs, their judgement.
+//! Attention to windows around positions: cases, runs and comparison with the reference.
 
 use wgpu_attention::inspect::magnitudes::local_attention_backward_magnitudes;
 use wgpu_attention::local::{
@@ -37,13 +37,13 @@ pub struct Case {
     pub lengths: Option<Vec<u32>>,
 }
 
-/// Where and how it runs.
+/// The device, target, types and layout of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     pub profile: &'static Profile,
     pub layout: Layout,
     pub dtype: DType,
-    /// Of gradients but that of positions.
+    /// The type of gradients, except that of positions.
     pub gradient: DType,
     pub weights: bool,
     pub accumulates: bool,
@@ -68,7 +68,7 @@ impl std::fmt::Display for Setup {
     }
 }
 
-/// What a run gives, or must give.
+/// The results of a run, or the expected ones.
 pub struct Results<T> {
     pub out: T,
     pub weights: Option<T>,
@@ -80,7 +80,8 @@ fn of_gradients<R>(got: LocalGradients<R>) -> [Vec<R>; 4] {
 }
 
 impl Case {
-    /// Positions from two keys before the first to two after the last, for each head or for all.
+    /// Draws positions from two keys before the first to two after the last, for each head or for
+    /// all.
     pub fn random(name: &str, shape: Shape, half_window: usize, per_head: bool) -> Self {
         let rng = &mut Rng::named(name);
         let mut normals = |shape: [usize; 4]| rng.normals(shape.iter().product());
@@ -136,7 +137,7 @@ impl Case {
         of_gradients(of(&q, &k, &v, &positions, &d_out, self.shape, &self.options()).expect("it fits"))
     }
 
-    /// What gradients are added to.
+    /// Returns the values that gradients are added to.
     fn before(&self, n: usize, setup: &Setup) -> Vec<f32> {
         let len = [&self.q, &self.k, &self.v, &self.positions][n].len();
         stored(&Rng::new(n as u64 + 77).normals(len), setup.gradient_of(n))
@@ -182,7 +183,7 @@ impl Case {
             shape.weights(),
         ]);
         let floats = |x: &[f32], dtype, at| Placed::input(profile, Values::Floats(x), dtype, at);
-        // What is past a sequence's end may hold anything.
+        // Rows past a sequence's end may hold anything.
         let hidden = |x: &[f32], dim: usize| -> Vec<f32> {
             let there = |n: usize| {
                 let (j, b) = (n / dim % kv_len, n / dim / kv_len / kv_heads);
@@ -245,7 +246,7 @@ impl Case {
         Ok(Results { out: out.download_async("out", profile).await?, weights, gradients })
     }
 
-    /// Largest error over tolerance.
+    /// Returns the largest error over tolerance.
     pub async fn outcome_async(&self, setup: &Setup) -> Result<f64, String> {
         let case = self.stored(setup);
         let got = case.run_async(setup).await?;
@@ -264,18 +265,18 @@ impl Case {
 
 #[cfg(not(target_arch = "wasm32"))]
 impl Case {
-    /// As `run_async`.
+    /// Like `run_async`, blocking.
     pub fn run(&self, setup: &Setup) -> Result<Results<Vec<f64>>, String> {
         pollster::block_on(self.run_async(setup))
     }
 
-    /// As `outcome_async`.
+    /// Like `outcome_async`, blocking.
     pub fn outcome(&self, setup: &Setup) -> Result<f64, String> {
         pollster::block_on(self.outcome_async(setup))
     }
 }
 
-/// Hidden states and what predicts positions of them.
+/// Hidden states and the weights that predict positions from them.
 pub struct Predictor {
     pub hidden: Vec<f32>,
     pub weight: Vec<f32>,
@@ -307,7 +308,7 @@ impl Predictor {
     }
 }
 
-/// The largest error over tolerance, forward and backward.
+/// Returns the largest error over tolerance, forward and backward.
 pub async fn predicted_async(
     [batch, len, features, units]: [usize; 4],
     lengths: Option<Vec<u32>>,
@@ -379,8 +380,8 @@ pub async fn predicted_async(
     let naive = HostLinear { weight: &inputs[1][..], bias: Some(inputs[2]) };
     let want = predict_positions(&wide[0], exact, &wide[3], &of.sources).map_err(refused)?;
     let close = predict_positions(inputs[0], naive, inputs[3], &of.sources).map_err(refused)?;
-    // The sigmoid's argument is a sum of so many terms, each off by tanh's six units in the last
-    // place; its slope is ¼ at most.
+    // The sigmoid's argument is a sum of `units` terms, each off by tanh's six units in the last
+    // place. The sigmoid's slope is ¼ at most.
     let most = f64::from(of.sources.iter().copied().max().unwrap_or(0));
     let terms = units as f64;
     let mut worst = Judged::new(&widened(&close, DType::F32), want, most * (1.0 + terms))
@@ -391,7 +392,7 @@ pub async fn predicted_async(
         .map_err(refused)?;
     let wants = [want.d_hidden, want.d_weight, want.d_bias, want.d_vector];
     let closes = [close.d_hidden, close.d_weight, close.d_bias, close.d_vector];
-    // Each is a sum over units or rows of what is at most S / 4 times a few normal numbers.
+    // Each is a sum over units or rows. Its terms are at most S / 4 times a few normal numbers.
     let counts = [units, rows, rows, rows];
     for n in 0..4 {
         let (mut want, mut naive) = (wants[n].clone(), widened(&closes[n], DType::F32));

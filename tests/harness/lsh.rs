@@ -1,4 +1,4 @@
-//! Attention within buckets of a hash: cases, runs, their judgement.
+//! Attention within buckets of a hash: cases, runs and comparison with the reference.
 
 use wgpu_attention::inspect::magnitudes::lsh_attention_backward_magnitudes;
 use wgpu_attention::lsh::{LshAttention, LshBackward, LshConfig, LshForward};
@@ -31,14 +31,14 @@ pub struct Case {
     pub d_lse: Vec<f32>,
 }
 
-/// Where and how it runs.
+/// The device, target, types and layout of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     pub profile: &'static Profile,
     pub form: Target,
     pub layout: Layout,
     pub dtype: DType,
-    /// Of rotations.
+    /// The type of rotations.
     pub rotations: DType,
     pub gradient: DType,
     pub accumulates: bool,
@@ -59,7 +59,7 @@ impl std::fmt::Display for Setup {
     }
 }
 
-/// What a run gives.
+/// The results of a run.
 pub struct Got {
     pub buckets: Vec<u32>,
     pub out: Vec<f64>,
@@ -118,7 +118,8 @@ impl Case {
         stored(&Rng::new(n as u64 + 77).normals(length), setup.gradient)
     }
 
-    /// Buckets are those of the reference, but where two are as near as their sums are exact.
+    /// Checks that buckets are the reference's, except where two sums are closer than their
+    /// rounding.
     pub fn check_buckets(&self, got: &[u32]) -> Result<(), String> {
         let LshShape { heads, length, head_dim, .. } = self.shape;
         let [qk, rotations] = [&self.qk, &self.rotations].map(|x| widen::<f64>(x));
@@ -160,7 +161,8 @@ impl Case {
         Ok(())
     }
 
-    /// In f32, with what lies between in memory as it is stored: normalised keys, and the output.
+    /// Computes the case in f32 with the intermediate tensors as stored: normalised keys, and the
+    /// output.
     pub fn naive(&self, buckets: &[u32], dtype: DType) -> (LshAttended<f32>, [Vec<f32>; 2]) {
         let LshShape { head_dim, value_dim, .. } = self.shape;
         let unit = |x: &[f32]| {
@@ -191,7 +193,7 @@ impl Case {
         [got.d_qk, got.d_v]
     }
 
-    /// Largest error over tolerance, of what was computed with these buckets.
+    /// Returns the largest error over tolerance of results that were computed with these buckets.
     pub fn judge(&self, got: &Got, setup: &Setup) -> Result<f64, String> {
         let [qk, v] = [&self.qk, &self.v].map(|x| widen::<f64>(x));
         let exact = lsh_attention(&qk, &v, &self.hashed(&got.buckets, None), self.shape).expect("it fits");
@@ -201,7 +203,7 @@ impl Case {
         let length = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
         let scores = largest(qk.chunks_exact(self.shape.head_dim).map(length));
         let scores = scores / (self.shape.head_dim as f64).sqrt();
-        // A weight is off by as much as its score and lse are, half a unit in the last place each.
+        // A weight is as far off as its score and lse are, half a unit in the last place each.
         let of_scores = 1.0 + scores / 4.0;
         let lse = Judged::new(&widened(&naive.lse, DType::F32), exact.lse, scores + 1.0);
         worst = worst.max(lse.judge(&got.lse).map_err(|e| format!("lse: {e}"))?);
@@ -233,7 +235,7 @@ impl Case {
             .kernel_options(KernelOptions::new().target(setup.form).matrix_units(units))
     }
 
-    /// Forward and backward, twice over; with `buckets`, if given, instead of the rotations'.
+    /// Runs forward and backward twice. `buckets` replaces the buckets of the rotations.
     pub async fn run_async(&self, setup: &Setup, buckets: Option<&[u32]>) -> Result<Got, String> {
         let Setup { profile, layout, dtype, .. } = *setup;
         let LshShape { batch, heads, length, head_dim, .. } = self.shape;
@@ -249,7 +251,7 @@ impl Case {
             [1, self.rounds, head_dim, self.n_buckets / 2],
             [batch, 1, 1, 1],
         ]);
-        // What is no token may hold anything.
+        // Rows that are not tokens may hold anything.
         let hidden = |x: &[f32], dim: usize| -> Vec<f32> {
             let there = |n: usize| {
                 let (i, b) = (n / dim % length, n / dim / length / heads);
@@ -338,7 +340,7 @@ impl Case {
         first.ok_or_else(|| "never run".into())
     }
 
-    /// Largest error over tolerance.
+    /// Returns the largest error over tolerance.
     pub async fn outcome_async(&self, setup: &Setup) -> Result<f64, String> {
         let case = self.stored(setup);
         let got = case.run_async(setup, None).await?;
@@ -349,12 +351,12 @@ impl Case {
 
 #[cfg(not(target_arch = "wasm32"))]
 impl Case {
-    /// As `run_async`.
+    /// Like `run_async`, blocking.
     pub fn run(&self, setup: &Setup, buckets: Option<&[u32]>) -> Result<Got, String> {
         pollster::block_on(self.run_async(setup, buckets))
     }
 
-    /// As `outcome_async`.
+    /// Like `outcome_async`, blocking.
     pub fn outcome(&self, setup: &Setup) -> Result<f64, String> {
         pollster::block_on(self.outcome_async(setup))
     }

@@ -1,5 +1,5 @@
-//! What a mask means, from the builder's documentation and written down a second time: row by row,
-//! in positions that count from the query's own sequence.
+//! The meaning of a mask, written a second time from the builder's documentation. It works row by
+//! row, in positions that count from the query's sequence.
 
 use std::ops::Range;
 
@@ -9,13 +9,13 @@ use wgpu_attention::{Alignment, Shape};
 
 use super::case::{Case, HostData, Rules};
 
-/// The element at `index`, axes of 1 repeated.
+/// Returns the element at `index`. Axes of length 1 are broadcast.
 pub fn at<T: Copy>(part: &HostData<T>, index: [usize; 4]) -> T {
     let flat = (0..4).fold(0, |n, a| n * part.shape[a] + index[a] % part.shape[a]);
     part.data[flat]
 }
 
-/// Queries and keys of the sequence that query `i` belongs to.
+/// Returns the ranges of queries and keys of the sequence that query `i` belongs to.
 fn sequence(rules: &Rules, shape: &Shape, b: usize, i: usize) -> Option<[Range<usize>; 2]> {
     let Some([queries, keys]) = &rules.packed else { return Some([0..shape.q_len, 0..shape.kv_len]) };
     let range = |part, s| at(part, [b, 0, 0, s]) as usize..at(part, [b, 0, 0, s + 1]) as usize;
@@ -23,10 +23,10 @@ fn sequence(rules: &Rules, shape: &Shape, b: usize, i: usize) -> Option<[Range<u
     all.find(|[queries, _]| queries.contains(&i))
 }
 
-/// Where query `i` of a sequence stands.
+/// Returns the position of query `i` of a sequence.
 fn position(rules: &Rules, [queries, keys]: &[Range<usize>; 2], b: usize, i: usize) -> i64 {
     if let Some(past) = &rules.query_offsets {
-        // Its documentation ends there.
+        // The documentation gives this limit.
         return (at(past, [b, 0, 0, 0]) as usize).min((1 << 29) - 1) as i64 + i as i64;
     }
     let first = match rules.alignment {
@@ -38,7 +38,7 @@ fn position(rules: &Rules, [queries, keys]: &[Range<usize>; 2], b: usize, i: usi
     first + (i - queries.start) as i64
 }
 
-/// Whether the pattern has key `j` for a query at `position`.
+/// True if the pattern has key `j` for a query at `position`.
 fn in_pattern(pattern: Pattern, h: usize, position: i64, j: i64) -> bool {
     let multiple = |n: usize| (position - j) % n as i64 == 0;
     // A position before the first key is in no block of keys.
@@ -64,7 +64,7 @@ fn in_pattern(pattern: Pattern, h: usize, position: i64, j: i64) -> bool {
     }
 }
 
-/// Whether query `i` sees key `j`.
+/// True if query `i` sees key `j`.
 pub fn sees(rules: &Rules, shape: &Shape, [b, h, i, j]: [usize; 4]) -> bool {
     let Some(own) = sequence(rules, shape, b, i) else { return false };
     let (keys, position) = (own[1].clone(), position(rules, &own, b, i));
@@ -93,7 +93,7 @@ pub fn sees(rules: &Rules, shape: &Shape, [b, h, i, j]: [usize; 4]) -> bool {
     let in_band = in_window && rules.pattern.is_none_or(|p| in_pattern(p, h, position, key));
     let permitted = in_prefix || past && (in_band || global(j) || stands_global);
     let document = rules.documents.as_ref();
-    // The queries' own keys, by their place among the queries; older ones are not asked.
+    // The queries' keys, by their index among the queries. The tree does not restrict older keys.
     let place = key - (position - (i - own[0].start) as i64);
     let in_tree = rules.tree.as_ref().is_none_or(|tree| {
         let asked = (0..own[0].len() as i64).contains(&place);
@@ -109,7 +109,7 @@ pub fn sees(rules: &Rules, shape: &Shape, [b, h, i, j]: [usize; 4]) -> bool {
             .all(|part| at(part, [b, h, i, j]))
 }
 
-/// What is added to the score of a pair.
+/// Returns the number that the mask adds to the score of a pair.
 pub fn adds(rules: &Rules, shape: &Shape, [b, h, i, j]: [usize; 4]) -> f32 {
     let Some(own) = sequence(rules, shape, b, i) else { return 0.0 };
     let distance = j as i64 - own[1].start as i64 - position(rules, &own, b, i);
@@ -127,7 +127,7 @@ pub fn adds(rules: &Rules, shape: &Shape, [b, h, i, j]: [usize; 4]) -> f32 {
     bias + alibi + relative
 }
 
-/// The same mask as a dense keep and a dense bias, with the same sinks.
+/// Returns the same mask as a dense keep and a dense bias, with the same sinks.
 pub fn dense(rules: &Rules, shape: &Shape) -> Rules {
     let pairs = shape.weights();
     Rules {
@@ -138,8 +138,8 @@ pub fn dense(rules: &Rules, shape: &Shape) -> Rules {
     }
 }
 
-/// The reference gives for the rules of `case` what it gives for their meaning, to the bit: what is
-/// added must be exact in f32.
+/// Checks that the reference gives the same bits for the rules of `case` as for their meaning. The
+/// additions must be exact in f32.
 #[track_caller]
 pub fn follows(case: &Case) {
     let by_rules = case.reference::<f64>();

@@ -1,10 +1,10 @@
-//! Host images of device buffers: where a tensor lies, what surrounds it, and what must be left of
-//! that.
+//! Host images of device buffers: the place of a tensor, the poison around it, and a check of the
+//! poison.
 
 use half::{bf16, f16};
 use wgpu_attention::{DType, Gpu, TensorView};
 
-/// NaNs with payloads that no arithmetic makes: what fills outputs before a run, and what surrounds
+/// NaNs with payloads that no arithmetic makes. They fill outputs before a run, and surround
 /// inputs.
 const OUTPUT_F32: u32 = 0x7fc5_a5a5;
 const OUTPUT_F16: u16 = 0x7e5a;
@@ -16,19 +16,19 @@ const INPUT_BF16: u16 = 0x7fda;
 /// Guard elements after an output, and before it where its layout allows an offset.
 pub const GUARD: usize = 64;
 
-/// Where a tensor lies in its buffer, in elements.
+/// The place of a tensor in its buffer, in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     pub shape: [usize; 4],
     pub strides: [usize; 4],
     pub offset: usize,
-    /// Elements of the whole buffer.
+    /// The number of elements of the whole buffer.
     pub len: usize,
 }
 
 impl Place {
-    /// Axes nested as `order` says, outermost first, with `pads[axis]` elements after each round of
-    /// `axis`, `step` elements from one to the next along the innermost.
+    /// Axes nested in `order`, outermost first. `pads[axis]` elements follow each round of `axis`.
+    /// The innermost axis has stride `step`.
     pub fn nested(
         shape: [usize; 4],
         order: [usize; 4],
@@ -67,12 +67,12 @@ impl Place {
         Self::nested(shape, [2, 0, 1, 3], [0; 4], 1, GUARD)
     }
 
-    /// Last two axes exchanged in memory: a matrix stored `[in, out]`.
+    /// The last two axes exchanged in memory: a matrix stored `[in, out]`.
     pub fn transposed(shape: [usize; 4]) -> Self {
         Self::nested(shape, [0, 1, 3, 2], [0; 4], 1, 0)
     }
 
-    /// Buffer indices of the elements in logical order.
+    /// Returns the buffer indices of the elements in logical order.
     pub fn indices(&self) -> impl Iterator<Item = usize> + use<> {
         let Place { shape: [b, h, l, d], strides: s, offset, .. } = *self;
         (0..b * h * l * d).map(move |n| {
@@ -90,7 +90,7 @@ pub enum Values<'a> {
     Bools(&'a [bool]),
 }
 
-/// What a buffer holds before a run.
+/// The contents of a buffer before a run.
 #[derive(Clone, Debug)]
 pub struct Image {
     pub dtype: DType,
@@ -98,7 +98,7 @@ pub struct Image {
 }
 
 impl Image {
-    /// `len` elements that must not reach a result: NaN, true, or the largest length.
+    /// Makes `len` elements that must not reach a result: NaN, true, or the largest length.
     fn poisoned(dtype: DType, len: usize, output: bool) -> Self {
         let element: Vec<u8> = match (dtype, output) {
             (DType::F32, true) => OUTPUT_F32.to_le_bytes().to_vec(),
@@ -116,17 +116,17 @@ impl Image {
         Image { dtype, bytes }
     }
 
-    /// An output before the run.
+    /// Makes an output before the run.
     pub fn output(dtype: DType, place: &Place) -> Self {
         Self::poisoned(dtype, place.len, true)
     }
 
-    /// An input at `place`, poison everywhere else.
+    /// Makes an input at `place`, with poison everywhere else.
     pub fn input(values: Values, dtype: DType, place: &Place) -> Self {
         Self::inputs(&[(values, *place)], dtype)
     }
 
-    /// Several inputs in one buffer.
+    /// Makes several inputs in one buffer.
     pub fn inputs(parts: &[(Values, Place)], dtype: DType) -> Self {
         let len = parts.iter().map(|(_, place)| place.len).max().unwrap_or(0);
         let mut image = Self::poisoned(dtype, len, false);
@@ -136,7 +136,7 @@ impl Image {
         image
     }
 
-    /// Puts `values` where `place` says.
+    /// Puts `values` at `place`.
     pub fn write(&mut self, values: Values, place: &Place) {
         let size = self.dtype.bytes();
         let mut put = |n: usize, element: &[u8]| self.bytes[n * size..][..size].copy_from_slice(element);
@@ -156,7 +156,7 @@ impl Image {
                 x.len()
             }
             Values::Bools(x) => {
-                // Anything but 0 is true.
+                // Any byte except 0 is true.
                 x.iter().zip(place.indices()).for_each(|(x, n)| put(n, &[if *x { 1 << (n % 8) } else { 0 }]));
                 x.len()
             }
@@ -168,7 +168,7 @@ impl Image {
         gpu.upload(&self.bytes).expect("an upload")
     }
 
-    /// A view of `buffer` at `place`.
+    /// Returns a view of `buffer` at `place`.
     pub fn view<'a>(&self, buffer: &'a wgpu::Buffer, place: &Place) -> TensorView<'a> {
         TensorView::new(buffer, self.dtype, place.shape).with_strides(place.strides).with_offset(place.offset)
     }
@@ -184,8 +184,8 @@ impl Image {
         self.collect(&after, place)
     }
 
-    /// The elements at `place` of what an output holds after the run. Everything else must be as
-    /// before, and every element must have been written.
+    /// Returns the elements at `place` of an output after the run. Every element must have been
+    /// written, and everything else must be unchanged.
     pub fn collect(&self, after: &[u8], place: &Place) -> Result<Vec<f64>, String> {
         if after.len() != self.bytes.len() {
             return Err(format!("{} bytes came back of {}", after.len(), self.bytes.len()));
@@ -226,7 +226,7 @@ impl Image {
     }
 }
 
-/// The nearest values of `dtype`.
+/// Returns the nearest values of `dtype`.
 pub fn stored(x: &[f32], dtype: DType) -> Vec<f32> {
     match dtype {
         DType::F16 => x.iter().map(|x| f16::from_f32(*x).to_f32()).collect(),

@@ -1,4 +1,4 @@
-//! Attention over pieces of the keys, merged, judged as attention over all of them.
+//! Attention over parts of the keys, merged and judged as attention over all keys.
 
 use wgpu_attention::attention::{Merge, MergeForward, Partial};
 use wgpu_attention::mask::DeviceMask;
@@ -11,17 +11,17 @@ use super::memory::{Place, Values};
 use super::random::Rng;
 use super::run::{Placed, window};
 
-/// How a case is cut and stored.
+/// The split and the storage of a case.
 pub struct Cut<'a> {
     pub profile: &'static Profile,
     pub path: Algorithm,
-    /// Of the parts' outputs, and of what they are merged into.
+    /// The types of the parts' outputs and of the merged output.
     pub dtypes: [DType; 2],
-    /// First keys of the pieces after the first.
+    /// The first keys of all parts after the first part.
     pub at: &'a [usize],
 }
 
-/// The largest error over tolerance of attention to the pieces, merged.
+/// Returns the largest error over tolerance of attention to the parts, merged.
 pub async fn merged(case: &Case, cut: &Cut<'_>) -> Result<f64, String> {
     let Shape { q_len, kv_len, head_dim, value_dim, heads, kv_heads, .. } = case.shape;
     let Cut { profile, path, dtypes: [part, into], at } = *cut;
@@ -74,7 +74,7 @@ pub async fn merged(case: &Case, cut: &Cut<'_>) -> Result<f64, String> {
     let call = MergeForward::new(&parts, target);
     profile.gpu.submit(|e| merge.forward(e, &call)).map_err(|e| e.to_string())?;
 
-    // Every part is rounded once, and so is what it is merged into.
+    // Every part is rounded once, and the merged output once.
     let truth = case.truth(if part == DType::F32 { into } else { part }, Weights::None);
     let lse =
         truth.lse.judge(&all[1].download_async("lse", profile).await?).map_err(|e| format!("lse: {e}"))?;

@@ -1,4 +1,5 @@
-//! What all tests share: devices, data in memory, cases with their truth, runs and their judgement.
+//! The code that all tests share: devices, data in memory, cases with expected results, runs and
+//! their comparison.
 #![allow(dead_code)]
 #![cfg_attr(target_arch = "wasm32", allow(unused_imports))]
 
@@ -57,17 +58,18 @@ pub use run::{FORMS, Layout, Setup};
 #[cfg(not(target_arch = "wasm32"))]
 pub use vectors::Vector;
 
-/// The types of floats that tensors may have.
+/// The float types that tensors may have.
 pub const FLOATS: &[wgpu_attention::DType] =
     &[wgpu_attention::DType::F32, wgpu_attention::DType::F16, wgpu_attention::DType::BF16];
 
-/// To standard error itself: the test runner hides what passing tests print with `eprintln!`.
+/// Writes to standard error directly, because the test runner hides the `eprintln!` of passing
+/// tests.
 pub fn say(line: &str) {
     use std::io::Write;
     let _ = std::io::stderr().lock().write_all(format!("{line}\n").as_bytes());
 }
 
-/// Ends a test that takes long on a software driver, unless it runs this time: see
+/// Ends a test that takes long on a software driver, unless its turn is in this run: see
 /// [`rest`](mod@rest).
 macro_rules! in_turn {
     () => {
@@ -80,8 +82,8 @@ macro_rules! in_turn {
 }
 pub(crate) use in_turn;
 
-/// The repository's folder, of which cargo tells `tests`, at run time too. Who runs this binary
-/// elsewhere tells it instead.
+/// Returns the repository's folder. Cargo sets its path, at run time too. If you run this binary
+/// without cargo, set `CARGO_MANIFEST_DIR`.
 pub fn root() -> std::path::PathBuf {
     let tests = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
     std::path::Path::new(&tests).join("..")

@@ -1,4 +1,4 @@
-//! Functions of the caller's own, in WGSL and as closures.
+//! Custom score and mask functions, in WGSL and as closures.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,21 +10,21 @@ use wgpu_attention::{DType, Shape};
 
 use super::case::HostData;
 
-/// What a mod captures.
+/// A tensor that a mod captures.
 #[derive(Clone, Debug)]
 pub enum Capture {
-    /// Stored as this type.
+    /// Floats stored as this type.
     Float(HostData<f32>, DType),
     Number(HostData<u32>),
     Bool(HostData<bool>),
 }
 
-/// A mod's text and what it captures, by the order of names.
+/// A mod's WGSL and its captures, in the order of their names.
 #[derive(Clone, Debug, Default)]
 pub struct Text {
     pub wgsl: String,
     pub captured: Vec<(&'static str, Capture)>,
-    /// Words of its `Uniforms`.
+    /// The words of its `Uniforms`.
     pub uniforms: Vec<u32>,
 }
 
@@ -52,20 +52,20 @@ impl Text {
     }
 }
 
-/// Of a score and its pair.
+/// Maps a score and its pair to the new score.
 pub type ScoreFn = dyn Fn(f64, &At) -> f64 + Send + Sync;
 
-/// Of a score and its pair, gives the elements that are read of a tensor and the derivatives by
-/// them.
+/// Takes a score and its pair. Reports the elements that the function reads of a tensor, and the
+/// derivatives by them.
 pub type ReadFn = dyn Fn(f64, &At, &mut dyn FnMut(usize, f64)) + Send + Sync;
 
-/// A score function.
+/// A custom score function.
 #[derive(Clone)]
 pub struct OwnScore {
     pub text: Text,
     pub host: Arc<ScoreFn>,
     pub slope: Option<Arc<ScoreFn>>,
-    /// What it reads of its first tensor, where that has a gradient.
+    /// The elements it reads of its first tensor, if that has a gradient.
     pub reads: Option<Arc<ReadFn>>,
 }
 
@@ -74,7 +74,7 @@ impl OwnScore {
         OwnScore { reads: Some(Arc::new(of)), ..self }
     }
 
-    /// The shape of the tensor that has a gradient.
+    /// Returns the shape of the tensor that has a gradient.
     pub fn gradient_shape(&self) -> Option<[usize; 4]> {
         self.reads.as_ref()?;
         match self.text.captured.first()? {
@@ -83,8 +83,8 @@ impl OwnScore {
         }
     }
 
-    /// The gradient of that tensor, or the magnitudes of its terms, by that of what the function
-    /// gives; queries stand at the end of the keys but for those appended.
+    /// Returns the gradient of that tensor, or the magnitudes of its terms, from the gradient of
+    /// the function's result. Queries are aligned to the end of the keys before the appended ones.
     pub fn gradient<R: Real>(
         &self,
         shape: Shape,
@@ -117,7 +117,7 @@ impl OwnScore {
     }
 }
 
-/// A mask.
+/// A custom mask function.
 #[derive(Clone)]
 pub struct OwnMask {
     pub text: Text,
@@ -144,7 +144,7 @@ pub fn pairs(text: Text, host: impl Fn(&At) -> bool + Send + Sync + 'static) -> 
     OwnMask { text, host: Arc::new(host) }
 }
 
-/// What a preset puts on a device.
+/// Returns the WGSL, tables and uniforms that a preset places on a device.
 fn preset_text(wgsl: &str, tables: &[Table], uniforms: &[u8]) -> Text {
     let capture = |table: &Table| {
         let capture = match table.data() {
@@ -180,7 +180,7 @@ impl From<ScorePreset> for OwnScore {
     }
 }
 
-/// What a loop, a branch, an array, a struct and a uniform of a mod can do.
+/// A score function with a loop, a branch, an array, a struct and a uniform.
 pub fn winding() -> OwnScore {
     let text = "
         struct Uniforms { bend: f32, rounds: u32, shift: vec2<f32> }
@@ -219,8 +219,8 @@ pub fn winding() -> OwnScore {
     })
 }
 
-/// Readings of 28 numbers, for four heads: in a loop, in a branch, by a function of a function, and
-/// one that is a factor of the score.
+/// A score function that reads 28 numbers, for four heads. It reads in a loop, in a branch, in a
+/// nested function, and for a factor of the score.
 pub fn readings(table: Vec<f32>) -> OwnScore {
     let table = HostData::new(table, [4, 1, 7, 1]);
     let text = "

@@ -1,4 +1,4 @@
-//! Functions of the caller's own on a device, with what they capture.
+//! Custom functions on a device, with their captures.
 
 use wgpu_attention::mask::{DeviceMask, MaskMod, ScoreMod};
 use wgpu_attention::{DType, TensorView};

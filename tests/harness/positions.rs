@@ -1,4 +1,4 @@
-//! A run of a rotation or of a sum on a device, and how far its results may be off.
+//! Runs of a rotation or of a sum on a device, and the tolerance of their results.
 
 use wgpu_attention::position::{
     AddPositions, MAX_POSITION, PositionTable, Positions, Rope, RopeConfig, RopeOrder, Rotate, Rotation,
@@ -15,10 +15,10 @@ use super::memory::{Values, stored};
 use super::random::Rng;
 use super::run::{Layout, Placed, window};
 
-/// WGSL lets a sum or a product be either neighbour of the exact value.
+/// In WGSL a sum or a product may be either neighbour of the exact value.
 const ROUNDING: f64 = 1.0 / (1 << 23) as f64;
-/// As a store to f16 or to bf16, of which f16 may be either neighbour, and below its normal
-/// numbers.
+/// Returns the relative and the absolute error of a store to f16 or bf16. A store to f16 may give
+/// either neighbour. Below the normal numbers the error is absolute.
 pub fn rounding(dtype: DType) -> [f64; 2] {
     match dtype {
         DType::F16 => [1.0 / 1024.0, 1.0 / (1 << 24) as f64],
@@ -27,12 +27,12 @@ pub fn rounding(dtype: DType) -> [f64; 2] {
     }
 }
 
-/// Roundings in the rotation at a position, relative to its length: the three entries of the table
-/// have one each; the two products, as of complex numbers, √8 each (Higham 2002, "Accuracy and
-/// stability of numerical algorithms", lemma 3.5); a tenth is more than f64 leaves in the angles,
-/// 2⁻²⁹ of 2²⁴ radians.
+/// Roundings in the rotation at a position, relative to the pair's length. The three entries of the
+/// table have one each. The two products, like complex products, have √8 each (Higham 2002,
+/// "Accuracy and stability of numerical algorithms", lemma 3.5). One tenth covers the error of the
+/// f64 angles, 2⁻²⁹ at 2²⁴ radians.
 const TURN: f64 = 3.0 + 2.0 * 2.8285 + 0.1;
-/// Then the amplitude, twice: itself and its product; and the product with x.
+/// Adds the rounding of the amplitude and of its product, and the product with x.
 const ROTATION: f64 = TURN + 2.0 + 2.8285;
 
 fn stored_error(want: f64, dtype: DType) -> f64 {
@@ -40,14 +40,14 @@ fn stored_error(want: f64, dtype: DType) -> f64 {
     want.abs() * relative + least
 }
 
-/// A run on the device: where everything lies, and of what type it is.
+/// The device, places and types of a run.
 pub struct Setup {
     pub profile: &'static Profile,
     pub layout: Layout,
     pub x: DType,
-    /// In place without.
+    /// The output's type. `None`: in place.
     pub out: Option<DType>,
-    /// Rotations are those of gradients.
+    /// True for rotations of gradients.
     pub back: bool,
 }
 
@@ -97,8 +97,8 @@ impl Setup {
         if self.back { positions.rotate_backward(encoder, call) } else { positions.rotate(encoder, call) }
     }
 
-    /// Runs what `record` records on x, out and positions; what must come, and how far each element
-    /// may be off.
+    /// Runs the calls that `record` records on x, out and positions. Compares the result with the
+    /// expected values, within an error for each element.
     pub async fn judge(
         &self,
         x: &HostData<f32>,
@@ -163,8 +163,8 @@ impl Setup {
             if d >= 2 * pairs {
                 return 0.0;
             }
-            // The pair of d: with half order the two are `pairs` apart, with the other they are
-            // neighbours.
+            // The index of the pair's other element. In half order the two are `pairs` apart,
+            // otherwise they are neighbours.
             let half = config == config.order(RopeOrder::Half);
             let other = if half { (d + pairs) % (2 * pairs) } else { d ^ 1 };
             ROTATION * ROUNDING * amplitude * wide[row + d].hypot(wide[row + other])
@@ -199,7 +199,7 @@ impl Setup {
         let (tables, dtype) = tables;
         let [of, _, rows, pairs] = tables[0].shape;
         let given = tables.map(|t| stored(&t.data, dtype));
-        // The reference takes a row of them for each row of x.
+        // The reference needs one table row for each row of x.
         let row =
             |b: usize, i: usize| b % of * rows + position_of(at, b, i, length).min(rows as u64 - 1) as usize;
         let each = (0..batch).flat_map(|b| (0..length).map(move |i| (b, i)));
@@ -212,7 +212,7 @@ impl Setup {
         let want = truth(&wide, x.shape, order, &cos, &sin).map_err(|e| e.to_string())?;
         let magnitude = |t: &[f64]| t.iter().map(|x| x.abs()).collect::<Vec<_>>();
         let [x_magnitude, c, s] = [&wide, &cos, &sin].map(|t| magnitude(t));
-        // Two products and their sum.
+        // The error of two products and their sum.
         let error = |n: usize| {
             let (row, d) = (n / dim, n % dim);
             if d >= 2 * pairs {
@@ -261,7 +261,7 @@ impl Setup {
         let table = PositionTable::Sinusoid(base);
         let want =
             reference::add_positions(&wide, x.shape, table, host(at), scale).map_err(|e| e.to_string())?;
-        // The rotation, the product and the sum.
+        // The error of the rotation, the product and the sum.
         let error = |n: usize| ROUNDING * (TURN + (wide[n] * scale).abs() + want[n].abs().max(1.0));
         let sinusoid =
             Sinusoid::new(self.profile.gpu.device(), x.shape[3], base).map_err(|e| e.to_string())?;
@@ -308,7 +308,7 @@ impl Setup {
     }
 }
 
-/// The position of row `i` of `length` rows.
+/// Returns the position of row `i` of `length` rows.
 pub fn position_of(at: &RowPositions<HostData<u32>>, b: usize, i: usize, length: usize) -> u64 {
     match at {
         RowPositions::Start(start) => u64::from(*start) + i as u64,
@@ -321,14 +321,14 @@ pub fn position_of(at: &RowPositions<HostData<u32>>, b: usize, i: usize, length:
     }
 }
 
-/// The tensor of positions, if there is one.
+/// Places the tensor of positions, if there is one.
 pub fn place_positions(profile: &Profile, at: &RowPositions<HostData<u32>>) -> Option<Placed> {
     let RowPositions::Tensor(t) = at else { return None };
     let place = window(t.shape, &mut Rng::named("positions"), 1);
     Some(Placed::input(profile, Values::Numbers(&t.data), DType::U32, place))
 }
 
-/// Positions on the device, of which `tensor` holds those that are in one.
+/// Returns positions on the device. `tensor` holds the positions that are in a tensor.
 pub fn placed_positions<'a>(
     at: &RowPositions<HostData<u32>>,
     tensor: Option<&'a Placed>,
@@ -352,7 +352,7 @@ pub fn normals(name: &str, shape: [usize; 4]) -> HostData<f32> {
     HostData::new(Rng::named(name).normals(shape.iter().product()), shape)
 }
 
-/// Everything that says where rows stand, for two sequences of five rows.
+/// Every kind of row positions, for two sequences of five rows.
 pub fn places(last: u32) -> Vec<RowPositions<HostData<u32>>> {
     let of = |shape, f: fn([usize; 4]) -> u32| RowPositions::Tensor(HostData::of(shape, f));
     vec![
@@ -360,7 +360,7 @@ pub fn places(last: u32) -> Vec<RowPositions<HostData<u32>>> {
         RowPositions::Start(last - 4),
         of([2, 1, 5, 1], |[b, _, i, _]| [[3, 0, 300, 65_536, 70_000], [255, 256, 1, 9, 511]][b][i]),
         of([1, 1, 5, 1], |[_, _, i, _]| [16_777_215, 16_777_214, 16_776_960, 16_711_680, 65_535][i]),
-        // Past the last, by the rows' numbers or by themselves.
+        // Positions past the last, by the rows' offset or directly.
         of([2, 1, 1, 1], |[b, ..]| [MAX_POSITION - 2, 77][b]),
         of([1, 1, 1, 1], |_| u32::MAX - 1),
         of([2, 1, 5, 1], |[b, _, i, _]| [u32::MAX, 1 << 24, (1 << 24) + 1][(b + i) % 3]),

@@ -7,18 +7,18 @@ use wgpu_attention::Gpu;
 pub struct Profile {
     pub name: &'static str,
     pub gpu: Gpu,
-    /// Whether calls are to use its matrix units.
+    /// True if calls shall use its matrix units.
     pub matrix: bool,
 }
 
 impl Profile {
-    /// Everything `adapter` gives that is not experimental.
+    /// Every feature of `adapter` that is not experimental.
     pub async fn full(adapter: &wgpu::Adapter) -> Self {
         let features = adapter.features() - wgpu::Features::all_experimental_mask();
         Self::make("full", adapter, features, adapter.limits()).await
     }
 
-    /// What every WebGPU device has: no features, the default limits.
+    /// The guaranteed minimum of WebGPU: no features, the default limits.
     pub async fn defaults(adapter: &wgpu::Adapter) -> Self {
         Self::make("defaults", adapter, wgpu::Features::empty(), wgpu::Limits::default()).await
     }
@@ -33,7 +33,7 @@ impl Profile {
             label: Some(name),
             required_features,
             required_limits,
-            // SAFETY: tests may run what may be wrong.
+            // SAFETY: tests may run kernels that may be wrong.
             experimental_features: unsafe { wgpu::ExperimentalFeatures::enabled() },
             ..Default::default()
         };
@@ -46,22 +46,22 @@ impl Profile {
         Profile { name, gpu: Gpu::with_device(device, queue), matrix: false }
     }
 
-    /// Whether its matrix units, if it has any, are not those that take longest to compile for.
+    /// False for matrix units whose kernels take longest to compile.
     pub fn compiles_fast(&self) -> bool {
         let software = self.gpu.device().adapter_info().device_type == wgpu::DeviceType::Cpu;
         self.name != "matrix 16" || !software
     }
 
-    /// Invocations of the widest subgroups that its driver may choose.
+    /// Returns the invocations of the widest subgroup that its driver may choose.
     pub fn widest_subgroup(&self) -> u32 {
         self.gpu.device().adapter_info().subgroup_max_size
     }
 
-    /// Compiled shaders take gigabytes when those of all tests are kept.
+    /// Clears compiled shaders if there are many: the shaders of all tests take gigabytes.
     pub fn tidy(&self) {
         #[cfg(not(target_arch = "wasm32"))]
         super::listed::check(self.gpu.pipelines());
-        // Those for matrix units are the largest.
+        // Kernels for matrix units are the largest.
         if self.gpu.pipelines().compiled() > if self.matrix { 20 } else { 60 } {
             #[cfg(not(target_arch = "wasm32"))]
             super::listed::write(self.gpu.pipelines());

@@ -9,7 +9,7 @@ impl Rng {
         Rng(seed)
     }
 
-    /// The same data for the same name, whatever runs before it.
+    /// Gives the same data for the same name, independent of earlier draws.
     pub fn named(name: &str) -> Self {
         Rng(name.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3)))
     }
@@ -21,12 +21,12 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// In `0..n`.
+    /// Returns a number in `0..n`.
     pub fn below(&mut self, n: usize) -> usize {
         (self.word() % n as u64) as usize
     }
 
-    /// In `low..=high`.
+    /// Returns a number in `low..=high`.
     pub fn between(&mut self, low: usize, high: usize) -> usize {
         low + self.below(high - low + 1)
     }
@@ -39,12 +39,12 @@ impl Rng {
         from[self.below(from.len())]
     }
 
-    /// In `[0, 1)`.
+    /// Returns a number in `[0, 1)`.
     pub fn unit(&mut self) -> f64 {
         (self.word() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// About a standard normal variable: the sum of twelve uniform ones.
+    /// Returns about a standard normal variable: the sum of twelve uniform ones.
     pub fn normal(&mut self) -> f32 {
         ((0..12).map(|_| self.unit()).sum::<f64>() - 6.0) as f32
     }
@@ -65,7 +65,7 @@ impl Rng {
     }
 }
 
-/// Numbers of a sine, the same for the same seed.
+/// Returns values of a sine, the same for the same seed.
 pub fn noise(n: usize, seed: f32) -> Vec<f32> {
     (0..n).map(|i| ((i as f32 + 1.0) * seed).sin()).collect()
 }

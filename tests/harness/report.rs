@@ -1,4 +1,4 @@
-//! What a test has run, skipped and found wrong.
+//! The runs, skips and failures of a test.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -14,19 +14,19 @@ use super::device::{Profile, matrices};
 use super::rest::{left, rest};
 use super::run::{FORMS, Got, Setup, run_async, setups};
 
-/// [`Report::finish`] fails the test.
+/// The results of a test. [`Report::finish`] fails the test if a case failed.
 #[derive(Debug)]
 pub struct Report {
     name: &'static str,
     runs: usize,
     skipped: BTreeMap<String, Vec<String>>,
     failures: Vec<String>,
-    /// Largest error over tolerance, and where.
+    /// The largest error over tolerance, and its case.
     worst: (f64, String),
     started: Instant,
 }
 
-/// What cases must give, by matrix units or not, types of tensors and bias, weights.
+/// The expected results of cases, by use of matrix units, types of tensors and bias, and weights.
 pub type Truths = HashMap<(bool, DType, DType, Weights), (Case, Truth)>;
 
 impl Report {
@@ -37,7 +37,7 @@ impl Report {
         Report { name, runs: 0, skipped: BTreeMap::new(), failures: Vec::new(), worst, started }
     }
 
-    /// Random cases, those up to `usual` in every form and 60 if the rest is asked for.
+    /// Runs random cases: the first `usual` on every target, and up to 60 by share ([`rest`]).
     pub fn draws<C: fmt::Display>(
         name: &'static str,
         usual: u64,
@@ -54,8 +54,8 @@ impl Report {
         report.finish();
     }
 
-    /// What `each` does with every device that has matrix units; nothing is tested where there is
-    /// none.
+    /// Calls `each` with every device that has matrix units. Without such a device the test is
+    /// skipped.
     pub fn on_matrix_units(name: &'static str, mut each: impl FnMut(&mut Report, &'static Profile)) {
         let mut report = Report::new(name);
         for profile in matrices() {
@@ -75,7 +75,7 @@ impl Report {
         self.failures.len()
     }
 
-    /// How many cases were skipped, once for each reason.
+    /// Returns the number of skipped cases, once for each reason.
     pub fn skips(&self) -> usize {
         self.skipped.values().map(Vec::len).sum()
     }
@@ -95,7 +95,7 @@ impl Report {
         pollster::block_on(self.check_async(case, setup, truths, |config| config));
     }
 
-    /// As [`check_in`](Self::check_in), with what `change` sets besides, not blocking.
+    /// Like [`check_in`](Self::check_in), with the changes of `change`, not blocking.
     pub async fn check_async(
         &mut self,
         case: &Case,
@@ -149,7 +149,7 @@ impl Report {
         }
     }
 
-    /// Of a report of one case: `passed`, `failed` or `skipped`, and what there is to say of it.
+    /// Returns the outcome of a report of one case: `passed`, `failed` or `skipped`, and details.
     pub fn outcome(&self) -> (&'static str, String) {
         let skipped = self.skipped.keys().cloned().collect::<Vec<_>>().join("; ");
         match (self.failures.is_empty(), self.runs) {
@@ -190,19 +190,19 @@ impl Report {
     }
 }
 
-/// When the first test that reports began.
+/// The start of the first test that reports.
 static STARTED: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// How long the suite has run, and which report this is that finishes: there is one or more to most
-/// tests.
+/// Returns the time since the start of the suite, and the number of finished reports. Most tests
+/// have one or more reports.
 fn so_far() -> String {
     static FINISHED: AtomicUsize = AtomicUsize::new(0);
     let seconds = STARTED.elapsed().as_secs();
     format!("[{}:{:02}, {}]", seconds / 60, seconds % 60, FINISHED.fetch_add(1, Relaxed) + 1)
 }
 
-/// The largest error over tolerance of all outputs, against the truth and, where the run's inputs
-/// are exactly the case's, against what others computed.
+/// Returns the largest error over tolerance of all outputs, against the reference. If the run's
+/// inputs are exactly the case's, it also compares with the results of other libraries.
 pub fn judge_outputs(
     expected: &Expected,
     shape: Shape,

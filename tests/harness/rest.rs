@@ -1,52 +1,56 @@
-//! How much of the product of cases, devices, layouts and types runs.
+//! The part of all cases, devices, layouts and types that a test run covers.
 //!
-//! A software driver compiles a kernel for as long as a second, one for matrix units for minutes,
-//! and then runs it in a millisecond. So by default some minutes of tests run, which meet every
-//! kernel, but not every option in every type, and the rest is left to `WGPU_ATTENTION_TEST_ALL`:
+//! A software driver compiles a kernel for up to a second, and one for matrix units for minutes.
+//! The kernel then runs in a millisecond. So by default the tests run for some minutes. They cover
+//! every kernel, but not every option in every type. `WGPU_ATTENTION_TEST_ALL` selects more:
 //!
-//! - unset: no more than that; on a GPU, whose driver compiles fast, everything;
+//! - unset: only the default; on a GPU, whose driver compiles fast, everything;
 //! - `1`: everything;
-//! - `3/8`, on a GPU too: with what runs by default on a software driver the third of eight shares of all else. CI takes one
-//!   of 256, by the commit's hash.
+//! - `3/8`, on a GPU too: the default of a software driver, and the third of eight shares of all
+//!   else. CI runs one share of 256, chosen by the commit's hash.
 //!
-//! There are three kinds of what is left:
+//! The default leaves out three kinds of runs:
 //!
-//! - tests that take long (`in_turn!`): one in sixteen runs in a share, none by default;
-//! - pieces of what is usual ([`due`]): one in eight by default, and another eighth in a share;
-//! - pieces of the rest ([`rest`]): those of a share.
+//! - tests that take long (`in_turn!`): a share runs one in sixteen, the default none;
+//! - usual runs ([`due`]): the default runs one in eight, a share another eighth;
+//! - other runs ([`rest`]): a share runs its part.
 //!
-//! All shares together are everything: what a test in turn leaves out is divided among the shares
-//! that run the test.
+//! All shares together run everything. If a long test has usual or other runs, the shares that run
+//! the test divide them.
 //!
-//! What is usual: every rule of a mask alone on every form of the fused kernel (`cpu`, `gpu`, those
-//! for few queries of tensors and of caches, matrix units in fragments of 8 × 8) and on the staged
-//! path; every set of rules that the tests of masks have in one form with many queries and in the
-//! other with few; every vector of another library on both paths in both forms; every storage of a
-//! cache in every layout, in one of the forms each; every size of everything. What the rest
-//! adds: the other form, type, layout and device of each of these, fragments of 16 × 16 wherever
-//! those of 8 × 8 are, kernels for matrix units that take minutes, further draws.
+//! The usual runs are:
+//!
+//! - every rule of a mask alone on the staged path and on every variant of the fused kernel;
+//! - every set of rules in the tests of masks, with many queries on one target and few on the
+//!   other;
+//! - every vector of another library on both paths and both targets;
+//! - every storage of a cache in every layout, on one of the targets each;
+//! - every size of everything.
+//!
+//! The other runs add the other target, type, layout and device of each of these. They also add
+//! fragments of 16 × 16 to those of 8 × 8, slow kernels for matrix units, and further draws.
 
 use std::cell::Cell;
 use std::sync::LazyLock;
 
 use super::random::Rng;
 
-/// A test that takes long runs in one of so many shares.
+/// A test that takes long runs in one of this many shares.
 const TURNS: u64 = 16;
-/// Of what is usual one of so many parts runs by default.
+/// By default one of this many parts of the usual runs is tested.
 const PARTS: u64 = 8;
 
-/// A part of what is left.
+/// The part of the runs beyond the default that is tested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Share {
     None,
     All,
-    /// This one, counted from 1, of so many.
+    /// This share, counted from 1, of a number of shares.
     One(u64, u64),
 }
 
 impl Share {
-    /// What `WGPU_ATTENTION_TEST_ALL` says.
+    /// Parses `WGPU_ATTENTION_TEST_ALL`.
     pub fn of(text: Option<&str>) -> Result<Self, String> {
         let Some(text) = text else { return Ok(Share::None) };
         if text == "1" {
@@ -59,7 +63,7 @@ impl Share {
         }
     }
 
-    /// Whether a test that takes long is in it.
+    /// True if the share runs a test that takes long.
     pub fn holds_test(self, name: &str) -> bool {
         match self {
             Share::None => false,
@@ -71,7 +75,7 @@ impl Share {
         }
     }
 
-    /// Whether a part of the rest is, of a test that takes long or of another.
+    /// True if the share holds one of the other runs, inside a test that takes long or not.
     pub fn holds(self, name: &str, in_turn: bool) -> bool {
         let hash = Rng::named(name).word();
         match self {
@@ -85,7 +89,7 @@ impl Share {
         }
     }
 
-    /// Whether a part of what is usual is.
+    /// True if the share holds one of the usual runs.
     pub fn holds_usual(self, name: &str) -> bool {
         let hash = Rng::named(name).word() >> 32;
         match self {
@@ -99,7 +103,7 @@ impl Share {
         }
     }
 
-    /// Of the shares that run a test that takes long: which it is, and of how many.
+    /// Returns the index of a share among the shares that run a long test, and their number.
     fn nth_of_turn(share: u64, of: u64) -> (u64, u64) {
         let turns = of.min(TURNS);
         ((share - 1) / turns, of / turns)
@@ -108,7 +112,7 @@ impl Share {
 
 thread_local! {
     static LEFT: Cell<usize> = const { Cell::new(0) };
-    /// Whether this thread runs a test that takes long.
+    /// True if this thread runs a test that takes long.
     static IN_TURN: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -117,17 +121,18 @@ static SHARE: LazyLock<Share> = LazyLock::new(|| {
     Share::of(text.as_deref()).unwrap_or_else(|why| panic!("{why}"))
 });
 
-/// Whether a part of the rest runs this time; what has the same name does so together.
+/// True if one of the other runs is tested this time. Runs with the same name run together.
 pub fn rest(name: &str) -> bool {
     counted(SHARE.holds(name, IN_TURN.get()))
 }
 
-/// Whether a part of what is usual runs this time; what shares kernels should have the same name.
+/// True if one of the usual runs is tested this time. Runs that share kernels should have the same
+/// name.
 pub fn due(name: &str) -> bool {
     counted(SHARE.holds_usual(name))
 }
 
-/// Whether a test, or a large part of one, runs that takes long on a software driver.
+/// True if a test that takes long on a software driver, or a large part of one, runs this time.
 pub fn runs_in_turn(name: &str) -> bool {
     IN_TURN.set(true);
     counted(SHARE.holds_test(name))
@@ -141,7 +146,7 @@ fn counted(held: bool) -> bool {
     runs
 }
 
-/// How many parts this thread has left out since it last asked.
+/// Returns the number of runs that this thread has left out since the last call.
 pub fn left() -> usize {
     LEFT.take()
 }

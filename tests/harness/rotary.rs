@@ -1,4 +1,4 @@
-//! Rotary positions inside of layers and stacks.
+//! Rotary positions inside layers and stacks.
 
 use wgpu_attention::position::{Rope, RopeConfig, RopeOrder, Rotation, RowPositions};
 use wgpu_attention::reference::{self, Options, Real, join_heads, split_heads};
@@ -11,21 +11,21 @@ use super::positions::{host, place_positions, placed_positions};
 use super::random::Rng;
 use super::run::{Layout, Placed};
 
-/// What rotates projected queries and keys, and where rows stand.
+/// The rotation of projected queries and keys, and the positions of their rows.
 #[derive(Clone, Debug)]
 pub struct RotaryData {
     pub rope: RopeConfig,
     pub at: RowPositions<HostData<u32>>,
-    /// Whether a device takes cosines and sines in place of the rope.
+    /// True if a device gets cosines and sines instead of the rope.
     pub tables: bool,
 }
 
-/// Positions that are drawn are below this.
+/// Drawn positions are below this.
 const ROWS: usize = 256;
 
 impl RotaryData {
-    /// Some of the channels of heads of `head_dim`, of rows anywhere below [`ROWS`], or none where
-    /// there is no pair.
+    /// Rotates some of the channels of heads of `head_dim`, with rows anywhere below [`ROWS`].
+    /// Returns `None` if the head has no pair.
     pub fn random(rng: &mut Rng, [batch, length, head_dim]: [usize; 3]) -> Option<Self> {
         let pairs = head_dim / 2;
         if pairs == 0 {
@@ -44,7 +44,7 @@ impl RotaryData {
         Some(RotaryData { rope, at, tables: rng.chance(0.3) })
     }
 
-    /// All channels, of rows that stand in order.
+    /// Rotates all channels of consecutive rows.
     pub fn in_order(head_dim: usize) -> Self {
         let rope = RopeConfig::new(head_dim).base(100.0);
         RotaryData { rope, at: RowPositions::Start(0), tables: false }
@@ -54,7 +54,7 @@ impl RotaryData {
         options.rotary(self.rope, host(&self.at))
     }
 
-    /// Rows of heads side by side, `[batch, length, heads · dim]`, rotated, or a gradient back.
+    /// Rotates joined rows of heads, `[batch, length, heads · dim]`, or rotates a gradient back.
     pub fn turned<R: Real>(&self, x: &[R], [heads, length, dim]: [usize; 3], back: bool) -> Vec<R> {
         let shape = [x.len() / (heads * length * dim), heads, length, dim];
         let split = split_heads(x, length, heads, dim).expect("it fits");
@@ -83,7 +83,7 @@ impl RotaryData {
     }
 }
 
-/// The same on the device.
+/// The same rotation on the device.
 pub struct PlacedRotary {
     rope: Rope,
     order: RopeOrder,

@@ -1,4 +1,4 @@
-//! Small cases of what stands around attention: embeddings, means of rows, logits, norms,
+//! Small cases of the stages around attention: embeddings, means of rows, logits, norms,
 //! activations, quantised weights, sorts.
 
 use wgpu_attention::matmul::{
@@ -34,7 +34,7 @@ fn output(profile: &Profile, dtype: DType, shape: [usize; 4]) -> Placed {
     Placed::output(profile, dtype, at)
 }
 
-/// The error over the tolerance of sums of up to `terms` terms of normal variables.
+/// Returns the error over the tolerance of sums of up to `terms` products of normal variables.
 async fn judged(
     profile: &Profile,
     got: &Placed,
@@ -114,7 +114,7 @@ pub async fn mean_pool(profile: &'static Profile, dtype: DType) -> Result<f64, S
     Ok(worst.max(judged(profile, &d_x, (exact, naive, dtype), 1.0).await?))
 }
 
-/// Log-softmax and its gradient, and the five largest.
+/// Log-softmax and its gradient, and the top five.
 pub async fn logits(profile: &'static Profile, dtype: DType) -> Result<f64, String> {
     let columns = 70;
     let shape = [2, 1, 3, columns];
@@ -148,7 +148,7 @@ pub async fn logits(profile: &'static Profile, dtype: DType) -> Result<f64, Stri
     Err(format!("the largest are at {got:?}, not {want:?}"))
 }
 
-/// Rows of a sum, normalised; the sum; all gradients.
+/// Normalised rows of a sum, the sum, and all gradients.
 pub async fn norm(profile: &'static Profile, config: NormConfig, dtype: DType) -> Result<f64, String> {
     let (rows, features) = (6, 22);
     let (shape, vector) = ([2, 1, 3, features], [1, 1, 1, features]);
@@ -199,8 +199,8 @@ pub async fn norm(profile: &'static Profile, config: NormConfig, dtype: DType) -
     };
     let (exact, naive) = truth([&x, &residual, &weight, &bias, &d_out, &d_sum]).map_err(refused)?;
     let mut worst: f64 = 0.0;
-    // Of d_x, g, its mean and n times the mean of g · n, each a product of two normal variables; of
-    // the others a sum over rows.
+    // Terms of d_x are g, its mean, and n times the mean of g · n. Each is a product of two normal
+    // variables. The other gradients are sums over rows.
     let results = [(out, 2.0), (sum, 1.0), (d_x, 12.0), (d_weight, 3.0 * rows as f64), (d_bias, rows as f64)];
     for ((result, terms), (exact, naive)) in results.into_iter().zip(exact.into_iter().zip(naive)) {
         worst = worst.max(judged(profile, &result, (exact, naive, dtype), terms).await?);
@@ -252,7 +252,7 @@ pub async fn elementwise(
     Ok(worst)
 }
 
-/// Products of so many rows with quantised weights, and rows of the same as of a table.
+/// Products of rows with quantised weights, and rows of the same matrix as a table.
 pub async fn quantized(
     profile: &'static Profile,
     format: QuantizedFormat,
@@ -264,7 +264,7 @@ pub async fn quantized(
     let weights = normals("weights to quantise", width * features, DType::F32);
     let bytes = reference::quantize(format, &weights).map_err(refused)?;
     let x = normals("rows of a product", rows * features, dtype);
-    // A file's other tensors around it.
+    // The bytes of a file's other tensors surround it.
     let offset = 12;
     let mut file = vec![0xff; offset];
     file.extend(&bytes);
@@ -305,7 +305,7 @@ pub async fn quantized(
     }
 }
 
-/// Rows sorted by some bits of their numbers, with ranks.
+/// Rows sorted by some bits of their keys, with ranks.
 pub async fn radix_sort(profile: &'static Profile) -> Result<f64, String> {
     let (shape, length, bits) = ([2, 1, 3, 333], 333, 9);
     let rng = &mut Rng::named("numbers to sort");
@@ -334,7 +334,7 @@ pub async fn radix_sort(profile: &'static Profile) -> Result<f64, String> {
     Ok(0.0)
 }
 
-/// A score vector by its direction and its length, and gradients.
+/// A score vector from its direction and length, and gradients.
 pub async fn weight_norm(profile: &'static Profile, dtype: DType) -> Result<f64, String> {
     let (heads, dim) = (3, 70);
     let (wide, row) = ([1, heads, 1, dim], [1, heads, 1, 1]);

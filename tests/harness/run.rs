@@ -18,7 +18,7 @@ use super::rest::{due, rest};
 
 pub const FORMS: [Target; 2] = [Target::Gpu, Target::Software];
 
-/// How the tensors of a call lie in memory.
+/// The memory layout of a call's tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
     /// `[batch, heads, length, dim]`.
@@ -27,13 +27,13 @@ pub enum Layout {
     Blhd,
     /// q, k and v in one `[batch, length, 3, heads, dim]` buffer where their shapes allow it.
     Packed,
-    /// Everything, masks too, a window of a larger buffer: random axis order, padding, steps and
-    /// offsets. Of an odd seed, none is aligned for loads of four elements.
+    /// Every tensor, masks included, is a window of a larger buffer with random axis order,
+    /// padding, steps and offsets. With an odd seed, no window is aligned for vec4 loads.
     Window(u64),
 }
 
 impl Layout {
-    /// Places of tensors with these shapes.
+    /// Returns places of tensors with these shapes.
     pub fn places<const N: usize>(self, shapes: [[usize; 4]; N]) -> [Place; N] {
         match self {
             Layout::Window(seed) => {
@@ -46,7 +46,7 @@ impl Layout {
     }
 }
 
-/// A random window; of an even `seed`, every other one is aligned for loads of four elements.
+/// Returns a random window. With an even `seed`, every other one is aligned for vec4 loads.
 pub fn window(shape: [usize; 4], rng: &mut Rng, seed: u64) -> Place {
     let order =
         if rng.chance(0.3) { rng.shuffled([0, 1, 2, 3]) } else { rng.pick(&[[0, 1, 2, 3], [0, 2, 1, 3]]) };
@@ -59,7 +59,7 @@ pub fn window(shape: [usize; 4], rng: &mut Rng, seed: u64) -> Place {
     Place::nested(shape, order, pads, step, GUARD + 2 * rng.below(300) + 1)
 }
 
-/// Where and how a case runs.
+/// The device, target, path, types and layout of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     pub profile: &'static Profile,
@@ -84,7 +84,7 @@ impl fmt::Display for Setup {
 }
 
 impl Setup {
-    /// On the matrix units of `profile`, in F16, with tiles that software drivers compile in a
+    /// Runs on the matrix units of `profile`, in F16, with tiles that software drivers compile in a
     /// second.
     pub fn matrix(profile: &'static Profile, layout: Layout) -> Self {
         Setup {
@@ -99,7 +99,7 @@ impl Setup {
         }
     }
 
-    /// Whether the fused path needs more storage buffers for `case` than the device binds.
+    /// True if the fused path needs more storage buffers for `case` than the device binds.
     pub fn too_many_buffers(&self, case: &Case) -> bool {
         let given = usize::from(matches!(case.dropout, Some(DropoutData::Given { .. })));
         let buffers = 4
@@ -112,32 +112,33 @@ impl Setup {
     }
 }
 
-/// Both forms of every path, in f32, f16 and bf16, with features and without, in every layout, not
-/// all crossed. One form has dense layouts, the other windows. What decides a kernel, the rules of
-/// its mask, decides which of them always run, so that cases with the same rules share kernels:
-/// each form once on the staged and once on the fused path. What is added to scores is F32, so that
-/// f16 runs share their softmax; `property` and `biases` have it in F16.
+/// Returns setups with both targets of every path, in f32, f16 and bf16, in every layout, with and
+/// without features. Not all combinations occur. One target has dense layouts, the other windows.
+/// The mask's rules decide a kernel. They also decide which setups always run, so that cases with
+/// the same rules share kernels. Each target runs once on the staged and once on the fused path.
+/// Tensors that are added to scores are F32, so that f16 runs share their softmax. The tests
+/// `property` and `biases` use F16.
 pub fn setups(case: &Case) -> Vec<Setup> {
     setups_where(case, due(&case.rules.names().join(" ")))
 }
 
-/// As [`setups`], with what is usual if `due`.
+/// Like [`setups`], with the usual runs if `due`.
 pub fn setups_where(case: &Case, due: bool) -> Vec<Setup> {
-    // Odd: the dense layouts are the aligned ones, and every kind of alignment is a shader more to
-    // compile.
+    // The seed is odd: the dense layouts are aligned, and every kind of alignment compiles one more
+    // shader.
     let window = Layout::Window(Rng::named(&case.name).word() | 1);
     let rng = &mut Rng::named(&case.rules.names().join(" "));
     let [f32, f16, bf16] = [DType::F32, DType::F16, DType::BF16];
     let first = rng.below(2);
     let always = [0, 1].map(|_| [rng.below(2), 2 + rng.below(2)]);
-    // What a device without features has, on the fused path and on the staged one. In one form the
-    // fused path has f32.
+    // Types of the device without features, on the fused path and on the staged one. On one target
+    // the fused path has f32.
     let plain = if always[1][1] == 2 && rng.below(2) == 0 { [bf16, f32] } else { [f32, bf16] };
     let dense = [
         (full(), f32, Algorithm::Staged, Layout::Dense, Weights::PerHead(f32)),
         (full(), f32, Algorithm::Staged, Layout::Packed, Weights::Mean(f32)),
         (full(), f32, Algorithm::Fused, Layout::Blhd, Weights::None),
-        // Without features there is no f16.
+        // Without features a device has no f16.
         (defaults(), plain[0], Algorithm::Fused, Layout::Packed, Weights::None),
         (full(), f16, Algorithm::Staged, Layout::Blhd, Weights::None),
     ];
@@ -193,14 +194,14 @@ impl Got {
         Ok(got)
     }
 
-    /// Bits, for comparing runs.
+    /// Returns the bits, for comparing runs.
     pub fn bits(&self) -> Vec<u64> {
         let all = [Some(&self.out), self.lse.as_ref(), self.weights.as_ref()];
         all.into_iter().flatten().flatten().map(|x| x.to_bits()).collect()
     }
 }
 
-/// A tensor on the device with its surroundings.
+/// A tensor on the device with its surrounding elements.
 pub struct Placed {
     image: Image,
     place: Place,
@@ -218,14 +219,14 @@ impl Placed {
         Placed { buffer: image.upload(&profile.gpu), image, place }
     }
 
-    /// An output that holds `values` before the run.
+    /// Makes an output that holds `values` before the run.
     pub fn holding(profile: &Profile, values: &[f32], dtype: DType, place: Place) -> Self {
         let mut image = Image::output(dtype, &place);
         image.write(Values::Floats(values), &place);
         Placed { buffer: image.upload(&profile.gpu), image, place }
     }
 
-    /// An output, which holds `before` already if a call adds to it.
+    /// Makes an output, which holds `before` already if a call adds to it.
     pub fn gradient(
         profile: &Profile,
         before: &[f32],
@@ -256,7 +257,7 @@ pub struct PlacedRules(Mask<Placed, Placed, Placed>, PlacedMods);
 
 impl PlacedRules {
     pub fn new(profile: &Profile, rules: &Rules, bias: DType, layout: Layout) -> Self {
-        // One more per tensor: they lie differently.
+        // A new salt per tensor gives each tensor a different layout.
         let salt = Cell::new(0);
         let input = |values, dtype, shape| {
             salt.set(salt.get() + 1);
@@ -280,7 +281,7 @@ impl PlacedRules {
     }
 }
 
-/// A tensor of a mask, dense or in a window of its own.
+/// Places a tensor of a mask, dense or in a separate window.
 pub fn place_values(
     profile: &Profile,
     values: Values,
@@ -296,12 +297,12 @@ pub fn place_values(
     Placed::input(profile, values, dtype, place)
 }
 
-/// The dropout's tensor on the device, if it has one.
+/// Places the dropout's tensor on the device, if it has one.
 pub fn place_dropout(profile: &Profile, dropout: Option<&DropoutData>, layout: Layout) -> Option<Placed> {
     let Some(DropoutData::Given { keep, .. }) = dropout else { return None };
     let place = match layout {
         Layout::Window(seed) => window(keep.shape, &mut Rng::new(seed ^ 5), seed),
-        // Far from one key to the next: what is read past the last is far outside.
+        // Keys are far apart, so a read past the last key is far outside.
         Layout::Blhd => Place::transposed(keep.shape),
         _ => Place::dense(keep.shape),
     };
@@ -319,7 +320,7 @@ pub fn device_dropout<'a>(
     }
 }
 
-/// Shape and type of the weights that are wanted.
+/// Returns the type and shape of the wanted weights.
 pub fn weights_wanted(weights: Weights, [b, h, i, j]: [usize; 4]) -> Option<(DType, [usize; 4])> {
     match weights {
         Weights::None => None,
@@ -328,13 +329,13 @@ pub fn weights_wanted(weights: Weights, [b, h, i, j]: [usize; 4]) -> Option<(DTy
     }
 }
 
-/// Runs `case`, whose data `setup.dtype` can hold, and checks everything around its outputs.
+/// Runs `case`, whose data must fit `setup.dtype`, and checks everything around its outputs.
 #[cfg(not(target_arch = "wasm32"))]
 pub fn run(case: &Case, setup: &Setup) -> Result<Got, String> {
     run_with(case, setup, |config| config)
 }
 
-/// As [`run`], with what `change` sets besides.
+/// Like [`run`], with the changes of `change`.
 #[cfg(not(target_arch = "wasm32"))]
 pub fn run_with(
     case: &Case,
@@ -344,7 +345,7 @@ pub fn run_with(
     pollster::block_on(run_async(case, setup, change))
 }
 
-/// As [`run_with`], not blocking.
+/// Like [`run_with`], not blocking.
 pub async fn run_async(
     case: &Case,
     setup: &Setup,

@@ -1,4 +1,4 @@
-//! Small cases of stacks of encoder and decoder layers, whose weights are all in one buffer.
+//! Small cases of stacks of encoder and decoder layers, with all weights in one buffer.
 
 use wgpu_attention::cache::{CacheStorage, Tokens};
 use wgpu_attention::layers::{
@@ -32,19 +32,19 @@ const LAYERS: usize = 2;
 const BATCH: usize = 2;
 const MEMORY_LEN: usize = 9;
 
-/// How a stack is made and computed.
+/// The configuration of a stack.
 #[derive(Clone, Copy, Debug)]
 pub struct Kind {
     pub order: NormOrder,
     pub gated: bool,
     pub activation: Activation,
     pub form: Target,
-    /// Of rows and of weights.
+    /// The type of rows and weights.
     pub dtype: DType,
 }
 
-/// A layer's linear parts, then its norms: where each begins among all weights, and its rows and
-/// columns. Its bias follows it.
+/// A linear part or a norm of a layer: its start among all weights, and its rows and columns. Its
+/// bias follows it. Linear parts come before norms.
 struct Part {
     first: usize,
     shape: [usize; 2],
@@ -99,11 +99,11 @@ impl Part {
 /// A stack of [`LAYERS`] layers and a final norm, with its weights.
 struct Stack {
     kind: Kind,
-    /// Attentions of a layer.
+    /// The number of attentions in a layer.
     attentions: usize,
     parts: Vec<Vec<Part>>,
     last: Part,
-    /// As they are stored.
+    /// The weights as stored.
     weights: Vec<f32>,
 }
 
@@ -151,7 +151,7 @@ impl Stack {
         Image::input(Values::Floats(&self.weights), self.kind.dtype, &place).upload(&profile.gpu)
     }
 
-    /// The norms of a layer, after its linear parts.
+    /// Returns the norms of a layer, after its linear parts.
     fn norms<'a>(&self, parts: &'a [Part]) -> &'a [Part] {
         &parts[parts.len() - self.attentions - 1..]
     }
@@ -166,7 +166,7 @@ impl Stack {
         HostFeedForward { up, gate: self.kind.gated.then_some(gate), down }
     }
 
-    /// Up, down, and gate if there is one.
+    /// Returns up, down, and gate if there is one.
     fn feed_parts<'a>(&self, parts: &'a [Part]) -> [&'a Part; 3] {
         let first = 4 * self.attentions;
         [&parts[first], &parts[first + 1], &parts[first + if self.kind.gated { 2 } else { 0 }]]
@@ -199,13 +199,13 @@ impl Stack {
         }
     }
 
-    /// Rows as they are stored.
+    /// Returns rows as stored.
     fn rows(&self, name: &str, length: usize) -> Vec<f32> {
         stored(&Rng::named(name).normals(BATCH * length * FEATURES), self.kind.dtype)
     }
 
-    /// The error over the tolerance of a result or, of three times the naive error, of a gradient
-    /// in f32; what comes before it is rounded to the stack's type, too.
+    /// Returns the error over the tolerance of a result, or of an f32 gradient with three times the
+    /// naive error. The stages before it round to the stack's type, too.
     async fn judged(
         &self,
         profile: &Profile,
@@ -229,7 +229,7 @@ fn refused(e: Error) -> String {
     e.to_string()
 }
 
-/// What layers of an encoder give, and the gradients of its input and of one weight.
+/// Checks the output of each encoder layer, and the gradients of the input and of one weight.
 pub async fn encoder(name: &str, kind: Kind, profile: &'static Profile) -> Result<f64, String> {
     profile.tidy();
     let length = 7;
@@ -284,7 +284,8 @@ pub async fn encoder(name: &str, kind: Kind, profile: &'static Profile) -> Resul
     });
     recorded.map_err(refused)?;
 
-    /// The output, what layers give, the gradients of x and of the first layer's first product.
+    /// Returns the output, the layers' outputs, and the gradients of x and of the first layer's
+    /// first product.
     fn truth<R: Real>(stack: &Stack, [x, d_out]: [&[f32]; 2], rules: &Rules) -> Result<[Vec<R>; 4], Error> {
         let all: Vec<R> = widen(&stack.weights);
         let layer = |parts: &Vec<Part>| HostEncoderLayer {
@@ -314,7 +315,7 @@ pub async fn encoder(name: &str, kind: Kind, profile: &'static Profile) -> Resul
     Ok(worst)
 }
 
-/// What a decoder gives for all rows at once, or in steps of these lengths by a cache.
+/// Checks a decoder's output for all rows at once, or in steps of these lengths with a cache.
 pub async fn decoder(
     name: &str,
     kind: Kind,

@@ -1,10 +1,11 @@
-//! What the driver's own checks say while tests run: with `WGPU_VALIDATION=1` wgpu turns on the
-//! Khronos validation layer, or OpenGL's debug output, and logs their messages.
+//! Messages of the driver's validation while tests run. With `WGPU_VALIDATION=1` wgpu turns on the
+//! Khronos validation layer, or OpenGL's debug output, and logs the messages.
 
 use std::cell::{Cell, RefCell};
 use std::sync::{LazyLock, Once};
 
-/// Messages that are no fault of this crate: what they contain, and why they are let through.
+/// Messages that are not a fault of this crate: parts of their text, and the reason for the
+/// exception.
 const EXPLAINED: [(&[&str], &str); 2] = [
     (
         &["VUID-RuntimeSpirv-OpTypeCooperativeMatrixKHR-10163", "rows: 16, cols: 16", "[0] MSize = 8"],
@@ -23,30 +24,30 @@ thread_local! {
     static WANTED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether the driver's checks are on.
+/// True if the driver's validation is on.
 pub fn on() -> bool {
     static ON: LazyLock<bool> = LazyLock::new(|| {
-        // The environment's word for it, as wgpu reads it.
+        // wgpu reads the environment in the same way.
         wgpu::InstanceFlags::empty().with_env().contains(wgpu::InstanceFlags::VALIDATION)
     });
     *ON
 }
 
-/// Collects messages from now on, if the checks are on; before an instance is made, which asks how
-/// much is logged.
+/// Starts to collect messages if the validation is on. Call it before wgpu makes an instance, which
+/// reads the log level.
 pub fn listen() {
     if on() && log::set_logger(&Listener).is_ok() {
         log::set_max_level(log::LevelFilter::Warn);
     }
 }
 
-/// An error with the messages of this thread since the last call.
+/// Returns an error with the messages of this thread since the last call.
 pub fn check() -> Result<(), String> {
     let messages = MESSAGES.take();
     if messages.is_empty() { Ok(()) } else { Err(format!("validation: {}", messages.join("\n"))) }
 }
 
-/// The messages that `what` provokes on purpose.
+/// Returns the messages that `what` provokes on purpose.
 pub fn provoked(what: impl FnOnce()) -> Vec<String> {
     let before = MESSAGES.take();
     WANTED.set(true);
@@ -67,7 +68,7 @@ impl log::Log for Listener {
             return;
         }
         let message = record.args().to_string();
-        // What follows a message names the objects that it is about.
+        // The lines after a message name the affected objects.
         if message.starts_with('\t') {
             return;
         }
@@ -80,7 +81,7 @@ impl log::Log for Listener {
             return;
         }
         if !WANTED.get() {
-            // For messages of threads and tests that read nothing back.
+            // Reports messages of threads and tests that read nothing back.
             let thread = std::thread::current();
             super::say(&format!(
                 "unexplained validation message in {}: {message}",

@@ -16,11 +16,11 @@ pub struct Vector {
     pub attrs: serde_json::Value,
     bytes: Vec<u8>,
     f32_err: HashMap<String, f64>,
-    /// Of ONNX cases: relative and absolute.
+    /// The relative and absolute tolerance of ONNX cases.
     onnx: Option<(f64, f64)>,
 }
 
-/// The folder of all vectors.
+/// Returns the folder of all vectors.
 pub fn folder() -> PathBuf {
     super::root().join("tests/vectors")
 }
@@ -54,7 +54,7 @@ impl Vector {
         self.tensors().tensor(tensor).expect(tensor).shape().to_vec()
     }
 
-    /// The shape with ones in front.
+    /// Returns the shape, padded with ones in front to four axes.
     pub fn shape4(&self, tensor: &str) -> [usize; 4] {
         let shape = self.shape(tensor);
         let mut four = [1; 4];
@@ -85,7 +85,7 @@ impl Vector {
         }
     }
 
-    /// Exactly what is stored: inputs are f32 or f16.
+    /// Returns exactly the stored values: inputs are f32 or f16.
     pub fn f32(&self, tensor: &str) -> Vec<f32> {
         self.f64(tensor).into_iter().map(|x| x as f32).collect()
     }
@@ -101,7 +101,7 @@ impl Vector {
         HostData::new(view.data().iter().map(|b| *b != 0).collect(), self.shape4(tensor))
     }
 
-    /// Of any number of axes.
+    /// Returns Booleans of any number of axes.
     pub fn flat_bools(&self, tensor: &str) -> Vec<bool> {
         let tensors = self.tensors();
         let view = tensors.tensor(tensor).expect(tensor);
@@ -121,7 +121,7 @@ impl Vector {
         self.attrs[attr].as_u64().unwrap_or_else(|| panic!("{}: no {attr}", self.name)) as usize
     }
 
-    /// An output and the schema's pass rule for results of f32 arithmetic.
+    /// Returns an output and the schema's tolerance for results of f32 arithmetic.
     pub fn expected(&self, tensor: &str) -> Option<(Vec<f64>, Tolerance)> {
         if !self.has(tensor) {
             return None;

@@ -1,5 +1,5 @@
-//! Drivers that get a family of kernels wrong: the check finds it, plans do without, the report
-//! names it.
+//! Drivers that compute a family of kernels wrongly. The check finds the family, plans avoid it,
+//! and the report names it.
 
 use wgpu_attention::cache::{CacheStorage, ScaleGroup, Tokens};
 use wgpu_attention::mask::{Blocks, DeviceMask, HostMask};
@@ -21,7 +21,7 @@ fn noise(n: usize, seed: usize) -> Vec<f32> {
     (0..n).map(|i| ((i * 7919 + seed * 104729) % 1009) as f32 / 504.5 - 1.0).collect()
 }
 
-/// Calls of every kind that `Gpu` has are right.
+/// Checks that calls of every kind in `Gpu` are right.
 fn attends(gpu: &Gpu) {
     let shape = Shape { kv_heads: 2, q_len: 33, value_dim: 24, ..Shape::new(1, 4, 70, 16) };
     for (shape, weights) in [
@@ -41,7 +41,8 @@ fn attends(gpu: &Gpu) {
     }
 }
 
-/// Families of gradients, and of which [`gradients`] each is refused without it.
+/// Families of gradient kernels. The Booleans tell which [`gradients`] are refused without the
+/// family.
 const OF_GRADIENTS: [(Family, [bool; 3]); 8] = [
     (Family::JointGradients, [false; 3]),
     (Family::GradientsGpu, [false; 3]),
@@ -53,8 +54,8 @@ const OF_GRADIENTS: [(Family, [bool; 3]); 8] = [
     (Family::RowSums, [false, false, true]),
 ];
 
-/// Largest errors over tolerance of gradients of q, k and v, of a bias and sinks, and of a
-/// projection.
+/// Returns the largest errors over tolerance of three gradients. These are of q, k and v, of a bias
+/// and sinks, and of a projection.
 fn gradients(gpu: &Gpu) -> [Result<f64, String>; 3] {
     let profile = Profile { name: "checked", gpu: gpu.clone(), matrix: false };
     let profile = Box::leak(Box::new(profile));
@@ -79,8 +80,8 @@ fn gradients(gpu: &Gpu) -> [Result<f64, String>; 3] {
     [of_attention(false), of_attention(true), projection_backward::plain(profile)]
 }
 
-/// Kernels that the driver's compiler refuses are disabled at their first use, without a check, and
-/// calls go on.
+/// Kernels that the driver's compiler refuses are disabled at their first use, without a check.
+/// Calls use other kernels.
 #[test]
 fn refused_kernels_are_replaced_without_check() {
     crate::harness::in_turn!();
@@ -95,8 +96,8 @@ fn refused_kernels_are_replaced_without_check() {
             continue;
         }
         assert!(matches!(report.verdict(family), Verdict::Wrong { .. }), "{family}\n{report}");
-        // A kernel that splits keys or reduces by subgroups is of several families: those are
-        // disabled first.
+        // A kernel that splits keys or reduces by subgroups belongs to several families. Pipelines
+        // disable those families first.
         let first = [Family::SplitKeys, Family::SubgroupReductions];
         assert!(report.wrong().all(|wrong| wrong == family || first.contains(&wrong)), "{report}");
         refused += 1;
@@ -104,8 +105,8 @@ fn refused_kernels_are_replaced_without_check() {
     assert!(refused >= 3, "{refused} families");
 }
 
-/// Where nothing replaces a refused kernel, the error names the kernel and says what the compiler
-/// said.
+/// If nothing replaces a refused kernel, the error names the kernel and contains the compiler's
+/// message.
 #[test]
 fn refused_kernels_without_replacement_are_an_error() {
     let pipelines =
@@ -118,7 +119,8 @@ fn refused_kernels_without_replacement_are_an_error() {
     assert!(description.contains("not WGSL"), "{error}");
 }
 
-/// A fault in `family` is found, it alone is put aside, and what is left is right.
+/// Checks that a fault in `family` is found, and that only this family is disabled. The remaining
+/// kernels must be right.
 fn is_found(gpu: &Gpu, pipelines: &Pipelines, family: Family, fault: Fault) {
     let (gpu, changed) = faulty(gpu, pipelines, family, fault);
     let report = gpu.check().expect("a device that works");
@@ -153,7 +155,7 @@ fn is_found(gpu: &Gpu, pipelines: &Pipelines, family: Family, fault: Fault) {
     }
 }
 
-/// The family that plans use on this device.
+/// Returns the family that plans use on this device.
 fn of_device(cpu: Family, gpu: Family) -> Family {
     if is_software() { cpu } else { gpu }
 }
@@ -163,7 +165,7 @@ fn cache(gpu: &Gpu, storage: CacheStorage) -> Result<Cache, Error> {
 }
 
 #[test]
-fn nothing_is_wrong_here() {
+fn check_passes_on_this_device() {
     for profile in [full(), defaults()] {
         let gpu = Gpu::with_pipelines(profile.gpu.queue().clone(), Pipelines::new(profile.gpu.device()));
         assert!(gpu.pipelines().report().findings().all(|(_, verdict)| !verdict.is_aside()));
@@ -192,7 +194,7 @@ fn nothing_is_wrong_here() {
         assert!(OPERATORS.into_iter().all(|(family, _)| right(family)), "{report}");
         assert!(right(Family::F16Tensors));
         assert!(right(Family::BF16Tensors));
-        // Nothing is compiled for a second one.
+        // A second check compiles nothing.
         let compiled = gpu.pipelines().compiled();
         gpu.check().expect("a device that works");
         assert_eq!(gpu.pipelines().compiled(), compiled);
@@ -200,7 +202,7 @@ fn nothing_is_wrong_here() {
 }
 
 #[test]
-fn a_wrong_family_of_this_device_is_disabled() {
+fn wrong_family_of_device_is_disabled() {
     crate::harness::in_turn!();
     let gpu = &full().gpu;
     let pipelines = Pipelines::new(gpu.device());
@@ -231,7 +233,7 @@ fn a_wrong_family_of_this_device_is_disabled() {
 }
 
 #[test]
-fn a_wrong_family_is_put_aside_on_gpus() {
+fn wrong_family_is_disabled_on_gpus() {
     let gpu = &full().gpu;
     let pipelines = inspect::as_gpu(gpu.device(), None);
     for family in [
@@ -269,7 +271,7 @@ fn every_fault_is_found() {
     }
 }
 
-/// Calls of operators without their kernels are refused: `recording::calls` and the next test.
+/// The next test and `recording::calls` check that calls without these kernels are refused.
 #[test]
 fn wrong_operators_are_found() {
     let gpu = &full().gpu;
@@ -281,7 +283,7 @@ fn wrong_operators_are_found() {
     }
 }
 
-/// Without their kernels caches stay as they are, and masks are not asked.
+/// Without their kernels, caches stay unchanged, and calls with masks are refused.
 #[test]
 fn caches_and_masks_without_kernels_are_refused() {
     let gpu = Gpu::with_pipelines(full().gpu.queue().clone(), Pipelines::new(full().gpu.device()));
@@ -320,9 +322,9 @@ fn caches_and_masks_without_kernels_are_refused() {
     without(Family::Masks, &mut || compare());
 }
 
-/// Gradients without either form are refused, until the application allows one.
+/// Without kernels of either target, gradients are refused until the application allows one.
 #[test]
-fn gradients_that_nothing_computes_are_refused() {
+fn gradients_without_kernels_are_errors() {
     crate::harness::in_turn!();
     let gpu = &full().gpu;
     let gpu = Gpu::with_pipelines(gpu.queue().clone(), Pipelines::new(gpu.device()));
@@ -335,7 +337,7 @@ fn gradients_that_nothing_computes_are_refused() {
     };
     let avoid = |families: [Family; 2]| families.into_iter().for_each(|f| gpu.pipelines().avoid(f));
     avoid([Family::GradientsGpu, Family::GradientsCpu]);
-    // Those of a bias divide by the sums of its rows, which the same kernels compute.
+    // The gradient of a bias divides by the sums of its rows, which the same kernels compute.
     refused([true, true, false], "gradients");
     gpu.pipelines().allow(Family::GradientsGpu);
     avoid([Family::ProductGradientsGpu, Family::ProductGradientsCpu]);
@@ -344,7 +346,7 @@ fn gradients_that_nothing_computes_are_refused() {
     assert!(gradients(&gpu).iter().all(Result::is_ok));
 }
 
-/// The kernels at fault multiply the smallest fragments that the device runs. A software driver
+/// The faulty kernels multiply the smallest fragments that the device runs. A software driver
 /// compiles them for minutes.
 fn wrong_matrix_units_are_put_aside(family: Family) {
     let mut profiles = fragments().iter().zip(matrices());
@@ -355,23 +357,23 @@ fn wrong_matrix_units_are_put_aside(family: Family) {
 }
 
 #[test]
-fn attention_that_is_wrong_on_matrix_units_is_put_aside() {
+fn wrong_matrix_unit_attention_is_disabled() {
     wrong_matrix_units_are_put_aside(Family::MatrixAttention);
 }
 
 #[test]
-fn products_that_are_wrong_on_matrix_units_are_put_aside() {
+fn wrong_matrix_unit_products_are_disabled() {
     wrong_matrix_units_are_put_aside(Family::MatrixProducts);
 }
 
 #[test]
-fn gradients_that_are_wrong_on_matrix_units_are_put_aside() {
+fn wrong_matrix_unit_gradients_are_disabled() {
     wrong_matrix_units_are_put_aside(Family::MatrixGradients);
 }
 
-/// Both forms of the fused kernels wrong, and then the stages too.
+/// First both fused kernels are wrong, then the staged kernels too.
 #[test]
-fn what_nothing_replaces_is_refused() {
+fn calls_without_kernels_are_errors() {
     let gpu = &full().gpu;
     let [fused, staged] = [[Family::FusedGpu, Family::FusedCpu], [Family::StagedGpu, Family::StagedCpu]]
         .map(|forms| forms.to_vec());
@@ -394,7 +396,7 @@ fn what_nothing_replaces_is_refused() {
             got.expect("the stages are right");
         } else {
             assert!(matches!(got, Err(Error::PutAside { .. })), "{got:?}");
-            // Until the application says otherwise.
+            // The application can allow the kernel again.
             gpu.pipelines().allow(Family::FusedCpu);
             gpu.attend(&x, &x, &x, shape, Mask::causal()).expect("what it asked for");
         }

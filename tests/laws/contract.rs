@@ -1,4 +1,4 @@
-//! What the Rust side believes of every kernel is what its WGSL says, read by naga.
+//! The Rust description of every kernel agrees with its WGSL, as naga reads it.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use wgpu_attention::inspect::{BindingText, KernelText, StructTable, kernels, sha
 use crate::harness::listed::unlisted;
 use crate::harness::{due, rest};
 
-/// What every WebGPU device has.
+/// The invocations per workgroup that every WebGPU device has.
 const MAX_INVOCATIONS: u32 = 256;
 const MAX_WORKGROUP_MEMORY: u32 = 16384;
 const MAX_STORAGE_BUFFERS: usize = 8;
@@ -36,7 +36,7 @@ impl Parsed {
         Ok(Parsed { module, info, layouts })
     }
 
-    /// A type as WGSL spells it.
+    /// Returns a type in WGSL spelling.
     fn spelled(&self, ty: Handle<Type>) -> String {
         let ty = &self.module.types[ty];
         let scalar = |s: naga::Scalar| match (s.kind, s.width) {
@@ -67,7 +67,7 @@ impl Parsed {
         }
     }
 
-    /// The struct itself, or what an array holds.
+    /// Collects the struct itself, or the element type of an array.
     fn structs_within(&self, ty: Handle<Type>, found: &mut Vec<Handle<Type>>) {
         match &self.module.types[ty].inner {
             TypeInner::Array { base, .. } => self.structs_within(*base, found),
@@ -95,7 +95,7 @@ impl Parsed {
                 faults.push(format!("{} member {n}: WGSL {wgsl:?}, Rust {rust:?}", table.name));
             }
         }
-        // A uniform buffer holds whole vectors.
+        // A uniform buffer has whole vectors of 16 bytes.
         let is_params = table.name == "Params";
         let bytes = if is_params { span.next_multiple_of(16) } else { *span };
         if bytes as usize != table.bytes {
@@ -104,7 +104,7 @@ impl Parsed {
     }
 }
 
-/// Everything in which a kernel's text and the host's idea of it differ.
+/// Returns every difference between a kernel's WGSL and its Rust description.
 fn faults(kernel: &KernelText, structs: &[StructTable]) -> Vec<String> {
     let parsed = match Parsed::new(&kernel.wgsl) {
         Ok(parsed) => parsed,
@@ -138,7 +138,7 @@ fn faults(kernel: &KernelText, structs: &[StructTable]) -> Vec<String> {
             AddressSpace::Uniform => {
                 let mods = Some((0, kernel.bindings.len() as u32 + 1));
                 if kernel.binds_mods && (name.as_str(), binding) == ("mods", mods) {
-                    // Its members differ with the functions: `mods` compares what they give.
+                    // Its members depend on the functions. `mods` compares their results.
                     binds_mods = true;
                     continue;
                 }
@@ -172,7 +172,7 @@ fn faults(kernel: &KernelText, structs: &[StructTable]) -> Vec<String> {
                 });
             }
             AddressSpace::WorkGroup => {
-                // As WebGPU counts: each variable in whole 16 bytes.
+                // WebGPU counts each variable in multiples of 16 bytes.
                 workgroup_memory += parsed.layouts[global.ty].size.next_multiple_of(16);
             }
             AddressSpace::Private => {}
@@ -199,7 +199,7 @@ fn faults(kernel: &KernelText, structs: &[StructTable]) -> Vec<String> {
     if bindings.len() > MAX_STORAGE_BUFFERS {
         faults.push(format!("{} storage buffers", bindings.len()));
     }
-    // The largest tiles are for devices that have more; plan.rs knows.
+    // The largest tiles need devices with higher limits. plan.rs checks the limits.
     let named = |label, part| kernel.label == label && kernel.name.contains(part);
     let gradients = "attention.fused_backward";
     let large = named("attention.fused", " rows=128 ") || named(gradients, " side=64 ");
@@ -221,8 +221,8 @@ fn faults(kernel: &KernelText, structs: &[StructTable]) -> Vec<String> {
     faults
 }
 
-/// Of the text for parts of a grid: all that a kernel asks of the grid is the number of its
-/// workgroup, which the text counts from another binding on.
+/// Checks the text for parts of a grid. The kernel may use nothing of the grid except the
+/// workgroup's index. The text adds the part's first index, which it reads from another binding.
 fn faults_of_part(kernel: &KernelText) -> Vec<String> {
     use naga::{Binding, BuiltIn};
     let [whole, part] = match [&kernel.wgsl, &kernel.wgsl_of_part].map(|text| Parsed::new(text)) {
@@ -248,7 +248,7 @@ fn faults_of_part(kernel: &KernelText) -> Vec<String> {
     faults
 }
 
-/// Whether no plan for a GPU chooses the kernel, by the shader that its loop is in.
+/// True if no plan for a GPU chooses the kernel. The shader with its loop decides.
 fn is_for_software(kernel: &KernelText) -> bool {
     static LOOPS: LazyLock<[String; 5]> = LazyLock::new(|| {
         let loops = [
@@ -267,8 +267,8 @@ fn is_for_software(kernel: &KernelText) -> bool {
     LOOPS.iter().any(|line| kernel.wgsl.contains(line.as_str()))
 }
 
-/// SPIR-V with cooperative matrices and anything of subgroups crashes NVIDIA's compiler (driver
-/// 595.58).
+/// Finds SPIR-V with both cooperative matrices and subgroup operations, which crashes NVIDIA's
+/// compiler (driver 595.58).
 fn mixed_capabilities(parsed: &Parsed) -> Option<String> {
     const OP_CAPABILITY: u32 = 17;
     const GROUP_NON_UNIFORM: std::ops::RangeInclusive<u32> = 61..=68;
@@ -279,7 +279,7 @@ fn mixed_capabilities(parsed: &Parsed) -> Option<String> {
         Err(error) => return Some(error.to_string()),
     };
     let mut capabilities = Vec::new();
-    // After the header of five words.
+    // Capabilities follow the header of five words.
     let mut at = 5;
     while at < words.len() && words[at] & 0xffff == OP_CAPABILITY {
         capabilities.push(words[at + 1]);
@@ -290,8 +290,8 @@ fn mixed_capabilities(parsed: &Parsed) -> Option<String> {
     mixed.then(|| "cooperative matrices and subgroup operations in one module".into())
 }
 
-/// Arrays of an invocation with an index that is no constant: in memory, unless the driver unrolls
-/// a loop.
+/// Returns arrays of an invocation with an index that is not a constant. They lie in memory unless
+/// the driver unrolls the loop.
 fn indexed_registers(parsed: &Parsed) -> Vec<String> {
     let Parsed { module, info, .. } = parsed;
     let functions = module.functions.iter().map(|(handle, function)| (function, &info[handle]));
@@ -321,7 +321,7 @@ fn indexed_registers(parsed: &Parsed) -> Vec<String> {
         .collect()
 }
 
-/// What an expression that leads to a place leads to, without the accesses.
+/// Returns the base of a place expression, without the accesses.
 fn root(function: &Function, mut place: Handle<Expression>) -> &Expression {
     while let Expression::Access { base, .. } | Expression::AccessIndex { base, .. } =
         function.expressions[place]
@@ -336,7 +336,7 @@ fn is_of_invocation(module: &Module, function: &Function, place: Handle<Expressi
         Expression::GlobalVariable(variable) => {
             module.global_variables[variable].space == AddressSpace::Private
         }
-        // A pointer that a function takes is one to a variable of an invocation.
+        // A pointer parameter points to a variable of the invocation.
         _ => true,
     }
 }
@@ -355,16 +355,16 @@ fn is_constant(function: &Function, index: Handle<Expression>) -> bool {
     }
 }
 
-/// Of each label the first, and an eighth of the others.
+/// Checks the first kernel of each label, and an eighth of the others.
 #[test]
-fn every_kernel_is_what_the_host_believes() {
+fn kernels_match_host_descriptions() {
     let mut labels = HashSet::new();
     let kernels: Vec<_> = kernels()
         .into_iter()
         .filter(|kernel| labels.insert(kernel.label) | due(&kernel.name) || rest(&kernel.name))
         .collect();
     let structs = shared_structs();
-    // Every fault once, with one of the kernels that have it.
+    // Each fault is listed once, with one kernel that has it.
     let mut bad: BTreeMap<(&str, String), (usize, &str)> = BTreeMap::new();
     for kernel in &kernels {
         for fault in faults(kernel, &structs) {
@@ -379,10 +379,10 @@ fn every_kernel_is_what_the_host_believes() {
 }
 
 #[test]
-fn parts_of_grids_count_their_workgroups_from_the_first() {
+fn grid_parts_count_from_first_workgroup() {
     let mut seen = HashSet::new();
     let kernels = kernels();
-    // Parts have another beginning of the entry function, and the same text else.
+    // Parts have another beginning of the entry function. The rest of the text is equal.
     let entry = |kernel: &KernelText| {
         let text = kernel.wgsl.split_once("@compute").expect("an entry point").1;
         text.split_once('{').expect("a body").0.to_string()
@@ -399,7 +399,7 @@ fn parts_of_grids_count_their_workgroups_from_the_first() {
 }
 
 #[test]
-fn kernels_have_names_of_their_own() {
+fn kernel_names_are_unique() {
     let kernels = kernels();
     let names: HashSet<_> = kernels.iter().map(|k| &k.name).collect();
     assert_eq!(names.len(), kernels.len());
@@ -410,7 +410,7 @@ fn kernels_have_names_of_their_own() {
     assert!(shown.last().is_some_and(|longest| *longest <= 250), "a name and `.wgsl` must do for a file");
 }
 
-/// Every shader file with its text.
+/// Returns every shader file with its text.
 fn shaders() -> Vec<(PathBuf, String)> {
     let (mut found, mut folders) = (Vec::new(), vec![crate::harness::root().join("shaders")]);
     while let Some(folder) = folders.pop() {
@@ -427,7 +427,7 @@ fn shaders() -> Vec<(PathBuf, String)> {
     found
 }
 
-/// A shader that no kernel is listed with would be tested by nothing here.
+/// The tests of this file would miss a shader that no listed kernel contains.
 #[test]
 fn every_shader_file_is_in_a_kernel() {
     let kernels = kernels();
@@ -436,13 +436,13 @@ fn every_shader_file_is_in_a_kernel() {
     let mut files = BTreeMap::new();
     for (path, text) in shaders() {
         stems.remove(path.file_stem().and_then(|s| s.to_str()).unwrap_or_default());
-        // As far as it is in kernels as it stands: loops may be written out there.
+        // Only the text before an unrolled loop, which kernels may contain in expanded form.
         files.insert(path, text.split("/* unrolled */").next().unwrap_or_default().to_string());
     }
     assert!(stems.is_empty(), "kernels without a file of their name: {stems:?}");
     assert!(files.len() >= labels);
-    // The first kernel of each label, then the second of each: few files are only in a rare
-    // variant.
+    // Searches the first kernel of each label, then the second of each. Few files occur only in a
+    // rare variant.
     let mut nth = HashMap::new();
     let mut in_turn: Vec<_> =
         kernels.iter().map(|k| (*nth.entry(k.label).and_modify(|n| *n += 1).or_insert(0), k)).collect();
@@ -456,9 +456,9 @@ fn every_shader_file_is_in_a_kernel() {
     assert!(files.is_empty(), "in no kernel: {:?}", files.keys());
 }
 
-/// The harness asks this of every kernel that a test's device compiles (`Profile::tidy`).
+/// The harness checks every kernel that a test's device compiles (`Profile::tidy`).
 #[test]
-fn what_is_not_listed_is_told() {
+fn unlisted_kernels_are_reported() {
     let listed = kernels();
     assert!(listed.iter().all(|kernel| unlisted(&kernel.name).is_empty()));
     let is_tile =
@@ -515,7 +515,7 @@ fn a_wrong_table_is_reported() {
     }
 }
 
-/// Names that a piece's header gives after `kind`, as far as the next such line.
+/// Returns the names after `kind` in a snippet's header, up to the next such line.
 fn header_names(text: &str, kind: &str) -> Option<Vec<String>> {
     let header = text.lines().map_while(|line| line.strip_prefix("//")).collect::<Vec<_>>().join("\n");
     let (_, list) = header.split_once(&format!("\n {kind}: "))?;
@@ -524,28 +524,29 @@ fn header_names(text: &str, kind: &str) -> Option<Vec<String>> {
     Some(names.filter(|name| !name.is_empty() && *name != "nothing").map(str::to_string).collect())
 }
 
-/// WGSL without its comments, as words; `.` belongs to a word, so that members are no names.
+/// Returns the words of WGSL without its comments. A `.` belongs to a word, so that members are not
+/// names.
 fn words(text: &str) -> HashSet<&str> {
     let code = text.lines().map(|line| line.split("//").next().unwrap_or_default());
     code.flat_map(|line| line.split(|c: char| !c.is_alphanumeric() && c != '_' && c != '.')).collect()
 }
 
-/// What a file declares outside of its functions.
+/// Returns the names that a file declares outside functions.
 fn declared(text: &str) -> HashSet<&str> {
     let kinds = ["const ", "fn ", "struct ", "alias ", "var<workgroup> ", "var<private> "];
     let names = text.lines().filter_map(|line| kinds.iter().find_map(|kind| line.strip_prefix(kind)));
     names.filter_map(|rest| rest.split(|c: char| !c.is_alphanumeric() && c != '_').next()).collect()
 }
 
-/// Every piece that stages share says in its header what it needs of others and what it gives them.
+/// The header of every shared snippet lists the names that it needs and the names that it gives.
 #[test]
-fn every_piece_says_what_it_needs_and_gives() {
+fn snippet_headers_list_their_names() {
     let kernels = kernels();
     let stems: HashSet<_> = kernels.iter().filter_map(|k| k.label.strip_prefix("attention.")).collect();
     let is_piece =
         |path: &PathBuf| !path.file_stem().is_some_and(|s| stems.contains(s.to_str().unwrap_or("")));
     let pieces: Vec<_> = shaders().into_iter().filter(|(path, _)| is_piece(path)).collect();
-    // Then the stem says which file is a kernel's own.
+    // Then the stem of a file tells if it belongs to one kernel.
     assert!(pieces.len() + stems.len() == shaders().len(), "two files have the name of one kernel");
     let pieces: Vec<_> = pieces.into_iter().map(|(path, text)| (path.display().to_string(), text)).collect();
     let functions: HashSet<_> = pieces

@@ -1,4 +1,4 @@
-//! Futures on an executor of several threads: they are `Send`, and they do not block the executor
+//! Futures on an executor with several threads. They are `Send`, and they do not block the executor
 //! while the device computes.
 
 use std::collections::VecDeque;
@@ -18,7 +18,7 @@ use crate::harness::{full, say};
 
 type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Tasks that may go on, and how many there still are.
+/// The ready tasks, and the number of unfinished ones.
 #[derive(Default)]
 struct Executor {
     ready: Mutex<(VecDeque<Arc<Task>>, usize)>,
@@ -45,7 +45,7 @@ impl Executor {
         Arc::new(Task { work, of: self.clone() }).wake();
     }
 
-    /// Until all is done.
+    /// Runs tasks until all are done.
     fn work(&self) {
         loop {
             let mut ready = self.ready.lock().expect("no poison");
@@ -116,7 +116,7 @@ fn futures_run_on_many_threads() {
         }
     });
     assert_eq!(executor.ready.lock().expect("no poison").1, 0);
-    // The others are of the same parts: that they are `Send` is for the compiler to say.
+    // The other futures have the same parts. The compiler checks that they are `Send`.
     let (x, w) = ([0.5; 12], [0.5; 16]);
     let linear = HostLinear { weight: &w[..], bias: None };
     let weights = HostWeights {
@@ -135,8 +135,8 @@ fn futures_run_on_many_threads() {
     drop(is_send(Gpu::new_async()));
 }
 
-/// Behind work that takes the device a while, the first poll comes back: of a read-back, and of
-/// attention.
+/// The device is busy with earlier work. The first poll of a read-back and of attention returns
+/// anyway.
 #[test]
 fn read_backs_do_not_block_their_executor() {
     let gpu = &full().gpu;
@@ -148,12 +148,12 @@ fn read_backs_do_not_block_their_executor() {
     let call = Forward::new(q, q, q, out);
     let mut scratch =
         Scratch::new(gpu.device(), attention.scratch_size(&call).expect("a size")).expect("scratch");
-    // Kernels are compiled before.
+    // Compiles the kernels in advance.
     let values = noise(SHAPE.q().iter().product(), 0.5);
     gpu.attend(&values, &values, &values, SHAPE, Mask::none()).expect("a result");
     gpu.submit(|encoder| attention.forward(encoder, &call, &mut scratch)).expect("a recording");
     gpu.download::<f32>(&y, 4).expect("a read-back");
-    // More, on a device that is faster than the host.
+    // Faster devices get more work.
     for calls in [4, 64, 1024] {
         gpu.submit(|encoder| (0..calls).try_for_each(|_| attention.forward(encoder, &call, &mut scratch)))
             .expect("a recording");

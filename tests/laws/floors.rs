@@ -1,33 +1,33 @@
-//! The library's folders stand on five floors: a folder imports only from below, and nothing
-//! imports in a circle.
+//! The library's folders form five floors. A folder imports only from floors below, and no imports
+//! form a cycle.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// From the top floor down. A folder imports from floors below, and on its own floor from folders
-/// to the right.
+/// The floors from top to bottom. A folder imports from floors below, and on its own floor from
+/// folders to the right.
 const FLOORS: [&[&str]; 5] = [
-    // Programs over operators: what is fastest and what is right here, slices in and a `Vec` out,
-    // the reference as one module.
+    // Programs over operators: tuning, checks, slices in and a `Vec` out, and the reference as one
+    // module.
     &["tune", "check", "gpu", "presets", "reference", "inspect", "agreement", "kernel_list"],
     // Layers of models.
     &["layers"],
-    // Attention, and its relatives.
+    // Attention, and its variants.
     &["additive", "linformer", "lsh", "local", "linear_attention", "attention"],
-    // Operators that attention and layers are made of.
+    // Operators that attention and layers use.
     &["rows", "matmul", "mask", "cache", "position"],
-    // No operator is known here.
+    // The base, which knows no operator.
     &["kernel", "tensor", "device"],
 ];
 
-/// Files named `plan.rs`, and those in folders `plan`, know neither devices nor tensors.
+/// Files named `plan.rs`, and files in folders `plan`, use neither devices nor tensors.
 const NO_DEVICES: [&str; 2] = ["wgpu::", "TensorView"];
 
 fn source() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../src")
 }
 
-/// Files below `folder`, each with its path from `src`.
+/// Collects the files below `folder`, each with its path from `src`.
 fn files(folder: &Path, found: &mut Vec<(PathBuf, String)>) {
     for entry in std::fs::read_dir(folder).expect("a folder of the library") {
         let path = entry.expect("an entry").path();
@@ -49,8 +49,8 @@ fn library() -> Vec<(PathBuf, String)> {
     found
 }
 
-/// The first name of every path in `code` that begins with `root`; of `root::{a::b, c}` all of
-/// them.
+/// Returns the first name of every path in `code` that begins with `root`. For `root::{a::b, c}` it
+/// returns all names.
 fn names(code: &str, root: &str) -> BTreeSet<String> {
     let word = |text: &str| text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect::<String>();
     let mut names = BTreeSet::new();
@@ -81,14 +81,14 @@ fn names(code: &str, root: &str) -> BTreeSet<String> {
     names
 }
 
-/// The module at the top of a file's path.
+/// Returns the top module of a file's path.
 fn module(file: &Path) -> String {
     let first = file.components().next().expect("a path").as_os_str().to_string_lossy();
     first.trim_end_matches(".rs").to_string()
 }
 
 #[test]
-fn names_are_found() {
+fn import_names_are_found() {
     let code = "use crate::a::B;\nuse crate::{c::{D, E}, f};\nlet x = crate::g::h(othercrate::i::J);";
     assert_eq!(names(code, "crate::").into_iter().collect::<Vec<_>>(), ["a", "c", "f", "g"]);
 }
@@ -122,7 +122,7 @@ fn modules_import_from_below() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// A kernel's shader lies in the folder of its operator: `src/rows/norm/kernels/norm_sums.rs`,
+/// A kernel's shader lies in the folder of its operator: `src/rows/norm/kernels/norm_sums.rs` has
 /// `shaders/rows/norm/norm_sums.wgsl`.
 #[test]
 fn shaders_lie_in_the_folders_of_their_kernels() {
@@ -144,9 +144,10 @@ fn shaders_lie_in_the_folders_of_their_kernels() {
     assert!(kernels > 80, "{kernels} kernels");
 }
 
-/// Files of one folder, which their `mod.rs` only brings together or stands above.
+/// The files of a folder import each other without a cycle. The test leaves out `mod.rs`, which
+/// imports them or is imported by them.
 #[test]
-fn files_of_a_folder_import_in_no_circle() {
+fn folders_have_no_import_cycles() {
     let mut folders: BTreeMap<PathBuf, BTreeMap<String, String>> = BTreeMap::new();
     for (file, code) in library() {
         let folder = file.parent().expect("a folder").to_path_buf();
@@ -158,7 +159,7 @@ fn files_of_a_folder_import_in_no_circle() {
     assert!(folders.len() > 5, "{folders:?}");
     for (folder, mut files) in folders {
         let inside = format!("crate::{}::", folder.display());
-        // Again and again without those that import none of the rest.
+        // Repeatedly removes the files that import none of the others.
         loop {
             let left: BTreeSet<String> = files.keys().cloned().collect();
             let free: Vec<String> = files

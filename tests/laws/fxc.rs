@@ -1,8 +1,8 @@
-//! Forms of WGSL that FXC, the compiler of wgpu's DX12 backend on an unmodified Windows, refuses or
-//! gets wrong.
+//! WGSL that FXC refuses or compiles wrongly. FXC is the compiler of wgpu's DX12 backend on an
+//! unmodified Windows.
 //!
-//! FXC itself judges all kernels in `scripts/shaders`. These checks need no tools, and name the
-//! function.
+//! The program `scripts/shaders` compiles all kernels with FXC. These checks need no tools, and
+//! name the function.
 
 use naga::valid::{FunctionInfo, ModuleInfo};
 use naga::{
@@ -11,7 +11,7 @@ use naga::{
 };
 use support::wgsl;
 
-/// Every place of a module that FXC refuses or gets wrong, by function.
+/// Returns every place of a module that FXC refuses or compiles wrongly, by function.
 pub fn refused(module: &Module, info: &ModuleInfo) -> Vec<String> {
     let functions = module.functions.iter().map(|(handle, function)| (function, &info[handle]));
     let entries = module.entry_points.iter().enumerate().map(|(n, e)| (&e.function, info.get_entry_point(n)));
@@ -39,7 +39,7 @@ fn returns(block: &Block) -> bool {
     any_statement(block, &mut |statement| matches!(statement, Statement::Return { .. }))
 }
 
-/// FXC takes the result of such a function for uninitialised, and barriers that depend on it for
+/// FXC treats the result of such a function as uninitialised, and barriers that depend on it as
 /// divergent (X3663, X4026).
 fn continues_behind_return(block: &Block) -> bool {
     block.iter().enumerate().any(|(n, statement)| {
@@ -64,8 +64,7 @@ fn continues_behind_return(block: &Block) -> bool {
     })
 }
 
-/// FXC unrolls every loop around such a store, or refuses the kernel where it cannot (X3550,
-/// X3511).
+/// FXC unrolls every loop around such a store. If it cannot, it refuses the kernel (X3550, X3511).
 fn stores_to_component(block: &Block, module: &Module, function: &Function, about: &FunctionInfo) -> bool {
     let is_of_invocation =
         |space: AddressSpace| matches!(space, AddressSpace::Function | AddressSpace::Private);
@@ -82,8 +81,8 @@ fn stores_to_component(block: &Block, module: &Module, function: &Function, abou
     })
 }
 
-/// In a loop, FXC takes `held = held & all(…)` for what `held` was before the loop, and drops the
-/// loop.
+/// In a loop, FXC evaluates `held = held & all(…)` with the value of `held` from before the loop,
+/// and drops the loop.
 fn joins_bools(module: &Module, function: &Function, about: &FunctionInfo) -> bool {
     use BinaryOperator::{And, ExclusiveOr, InclusiveOr};
     any_statement(&function.body, &mut |statement| {
@@ -102,9 +101,9 @@ fn joins_bools(module: &Module, function: &Function, about: &FunctionInfo) -> bo
     })
 }
 
-/// FXC multiplies the vector by (0, 1, 0, 0) and the like and adds up, so that the infinite and NaN
-/// in its other components are NaN in the result. Vectors of integers, of workgroup memory and of
-/// buffers are read as they are.
+/// FXC multiplies the vector by (0, 1, 0, 0) or similar and adds up. So infinity or NaN in the
+/// other components makes the result NaN. Vectors of integers, of workgroup memory and of buffers
+/// are read correctly.
 fn reads_component(module: &Module, function: &Function, about: &FunctionInfo) -> bool {
     let is_float = |scalar: Scalar| scalar.kind == ScalarKind::Float;
     let in_registers = |space: AddressSpace| {
@@ -126,7 +125,7 @@ fn reads_component(module: &Module, function: &Function, about: &FunctionInfo) -
     })
 }
 
-/// True if `holds` is true of a statement of the block, at any depth.
+/// True if `holds` is true for a statement of the block, at any depth.
 fn any_statement(block: &Block, holds: &mut dyn FnMut(&Statement) -> bool) -> bool {
     block.iter().any(|statement| {
         holds(statement)
@@ -145,7 +144,7 @@ fn any_statement(block: &Block, holds: &mut dyn FnMut(&Statement) -> bool) -> bo
 }
 
 #[test]
-fn refused_forms_are_found() {
+fn refused_code_is_found() {
     let count = |text: &str| {
         let text = format!(
             "{text}\n@group(0) @binding(0) var<storage, read_write> out: vec4<f32>;\n\

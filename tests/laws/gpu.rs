@@ -1,4 +1,4 @@
-//! The one-call helpers take and give what the reference does.
+//! The one-call helpers take the same inputs and return the same results as the reference.
 
 use wgpu_attention::mask::{Pattern, PatternPart};
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
@@ -18,7 +18,7 @@ fn noise(n: usize, seed: f32) -> Vec<f32> {
     (0..n).map(|i| (i as f32 * 12.9898 + seed).sin()).collect()
 }
 
-/// Twice the naive error and the floor, for a result of this magnitude.
+/// Checks a result of this magnitude with twice the naive error plus the floor.
 fn check(what: &str, got: &[f32], want: &[f64], naive: &[f32], magnitude: f64) {
     let tolerance = Tolerance::from_naive(&widen(naive), want, magnitude, EPSILON_F32);
     if let Err(mismatch) = compare(got, want, tolerance) {
@@ -26,7 +26,7 @@ fn check(what: &str, got: &[f32], want: &[f64], naive: &[f32], magnitude: f64) {
     }
 }
 
-/// Where weights were asked for.
+/// Checks the weights, if they were requested.
 fn check_weights(got: &Attended<f32>, want: &Attended<f64>, naive: &Attended<f32>) {
     if let Some(weights) = &got.weights {
         let (want, naive) = (want.weights.as_ref().expect("asked"), naive.weights.as_ref().expect("asked"));
@@ -35,7 +35,7 @@ fn check_weights(got: &Attended<f32>, want: &Attended<f64>, naive: &Attended<f32
 }
 
 #[test]
-fn attention_runs_what_the_operator_would() {
+fn attend_equals_operator() {
     let shape = Shape::new(1, 2, 40, 8);
     let x = noise(shape.q().iter().product(), 0.5);
     for (asked, wanted) in [(false, "attention.fused"), (true, "attention.scores")] {
@@ -48,9 +48,9 @@ fn attention_runs_what_the_operator_would() {
     }
 }
 
-/// A mask that was uploaded apart is the mask that the one call uploads.
+/// A mask that was uploaded separately gives the same result as the mask in the one call.
 #[test]
-fn an_uploaded_mask_is_the_mask() {
+fn uploaded_mask_equals_host_mask() {
     let case = Case::random("gpu, uploaded mask", Shape { kv_len: 9, ..Shape::new(2, 3, 7, 4) });
     let keep: Vec<bool> = (0..9).map(|j| j % 4 != 2).collect();
     let bias = noise(7 * 9, 0.5);
@@ -203,7 +203,7 @@ fn a_layer_with_appended_keys() {
     }
 }
 
-/// A pipeline cache changes no bit, and its data makes another cache.
+/// A pipeline cache changes no bit of the result. Its data makes another cache.
 #[test]
 fn pipeline_cache_keeps_bits() {
     let gpu = &full().gpu;
@@ -219,7 +219,7 @@ fn pipeline_cache_keeps_bits() {
     for _ in 0..2 {
         let descriptor =
             wgpu::PipelineCacheDescriptor { label: None, data: stored.as_deref(), fallback: true };
-        // SAFETY: the data is of `get_data` on the same device.
+        // SAFETY: the data comes from `get_data` on the same device.
         let cache = unsafe { device.create_pipeline_cache(&descriptor) };
         let empty = cache.get_data().expect("data").len();
         let pipelines = Pipelines::new(device).pipeline_cache(&cache);
@@ -238,7 +238,7 @@ fn foreign_pipeline_cache_is_refused() {
     }
     let [own, other] = devices_with(feature, |_| ());
     let descriptor = wgpu::PipelineCacheDescriptor { label: None, data: None, fallback: true };
-    // SAFETY: there are no data.
+    // SAFETY: there is no data.
     let cache = unsafe { other.device().create_pipeline_cache(&descriptor) };
     let pipelines = Pipelines::new(own.device()).pipeline_cache(&cache);
     let gpu = Gpu::with_pipelines(own.queue().clone(), pipelines);

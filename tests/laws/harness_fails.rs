@@ -1,4 +1,4 @@
-//! The harness itself: fed wrong results, it must object every time, and to right ones never.
+//! The harness refuses wrong results, and accepts right ones.
 
 use std::sync::OnceLock;
 
@@ -15,7 +15,7 @@ use crate::harness::{
 };
 use crate::small;
 
-/// A problem with its right answer, in f32 from the truth itself.
+/// Returns a problem with its right result, rounded to f32 from the exact one.
 fn right() -> &'static (Case, crate::harness::case::Truth, Got) {
     static RIGHT: OnceLock<(Case, crate::harness::case::Truth, Got)> = OnceLock::new();
     RIGHT.get_or_init(|| {
@@ -31,7 +31,7 @@ fn right() -> &'static (Case, crate::harness::case::Truth, Got) {
     })
 }
 
-/// What the harness says of a result that `change` has been at.
+/// Judges a result after `change`.
 fn judged(change: impl FnOnce(&mut Got)) -> Result<f64, String> {
     let (case, truth, got) = right();
     let mut got = got.clone();
@@ -46,7 +46,7 @@ fn objects(result: Result<f64, String>, words: &str) {
 }
 
 #[test]
-fn the_truth_rounded_once_passes() {
+fn exact_result_in_f32_passes() {
     assert!(judged(|_| ()).expect("the right answer") < 1.0);
 }
 
@@ -64,7 +64,7 @@ fn another_calls_result_is_refused() {
 }
 
 #[test]
-fn one_nan_is_refused_wherever_it_is() {
+fn nan_anywhere_is_refused() {
     for n in [0, 17, 79] {
         objects(judged(|got| got.out[n] = f64::NAN), "got NaN");
     }
@@ -86,7 +86,7 @@ fn short_and_long_results_are_refused() {
 }
 
 #[test]
-fn just_past_the_tolerance_is_refused_and_just_inside_is_not() {
+fn errors_past_tolerance_are_refused() {
     let truth = &right().1;
     let limit = truth.out.tolerance.absolute;
     for n in 0..truth.out.want.len() {
@@ -95,7 +95,7 @@ fn just_past_the_tolerance_is_refused_and_just_inside_is_not() {
         objects(off(-1.001), "off by more than");
         assert!(off(0.999).is_ok() && off(-0.999).is_ok());
     }
-    // f32 arithmetic is this good: a mistake in the fifth digit does not hide.
+    // The f32 arithmetic is accurate enough to show an error in the fifth digit.
     assert!(limit < 1e-5, "{limit}");
 }
 
@@ -105,7 +105,7 @@ fn a_missing_output_is_refused() {
 }
 
 #[test]
-fn a_tolerance_that_tests_nothing_is_refused() {
+fn infinite_tolerance_is_refused() {
     let judge = |naive: &[f64]| Judged::new(naive, vec![1.0, 2.0], 2.0).judge(&[1.0, 2.0]);
     assert!(judge(&[1.0, 2.0]).is_ok());
     objects(judge(&[1.0, f64::NAN]), "tests nothing");
@@ -113,8 +113,8 @@ fn a_tolerance_that_tests_nothing_is_refused() {
 }
 
 #[test]
-fn a_vector_is_an_authority_of_its_own() {
-    // The reference and the device agree, the vector does not: all three must.
+fn vector_mismatch_alone_is_refused() {
+    // The reference and the device agree, but the vector differs. All three must agree.
     let (case, truth, got) = right();
     let mut expected = case.expected.clone();
     let mut want = truth.out.want.clone();
@@ -124,7 +124,7 @@ fn a_vector_is_an_authority_of_its_own() {
     assert!(judge_outputs(&expected, case.shape, truth, got, false).is_ok());
 }
 
-/// Where outputs lie in these tests: with gaps between heads, rows and elements.
+/// Places of outputs in these tests: with gaps between heads, rows and elements.
 fn places() -> Vec<Place> {
     let shape = [2, 3, 4, 5];
     vec![
@@ -137,12 +137,12 @@ fn places() -> Vec<Place> {
 }
 
 #[test]
-fn an_output_that_was_written_where_it_lies_is_collected() {
+fn written_output_is_collected() {
     for place in places() {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             let image = Image::output(dtype, &place);
             let mut after = image.clone();
-            // Halves are exact in all of them.
+            // Multiples of one half are exact in all float types.
             let values: Vec<f32> = (0..120).map(|n| n as f32 / 2.0).collect();
             after.write(Values::Floats(&values), &place);
             let got = image.collect(&after.bytes, &place).expect("nothing wrong");
@@ -159,7 +159,7 @@ fn stale_elements_are_refused() {
             let mut after = image.clone();
             objects(image.collect(&after.bytes, &place).map(|_| 0.0), "never written");
             after.write(Values::Floats(&[1.0; 120]), &place);
-            // The last element as it was before the run.
+            // The last element keeps its value from before the run.
             let last = place.indices().last().expect("120 elements") * dtype.bytes();
             after.bytes[last..][..dtype.bytes()].copy_from_slice(&image.bytes[last..][..dtype.bytes()]);
             objects(image.collect(&after.bytes, &place).map(|_| 0.0), "element 119 was never written");
@@ -168,7 +168,7 @@ fn stale_elements_are_refused() {
 }
 
 #[test]
-fn every_byte_outside_of_the_window_is_guarded() {
+fn bytes_outside_window_are_guarded() {
     let mut rng = Rng::new(5);
     for place in places() {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
@@ -219,9 +219,9 @@ fn inputs_are_surrounded_by_nan() {
 
 type Change = fn(&mut Sequence, f32);
 
-/// A cache's model that is wrong in one number, one token, one length is noticed.
+/// A cache's model with one wrong number, token or length is noticed.
 #[test]
-fn a_cache_that_differs_from_its_model_is_noticed() {
+fn cache_differing_from_model_is_noticed() {
     let rules = Rules { causal: true, ..Default::default() };
     for (storage, data, step) in [
         (CacheStorage::F32, Data::Lossless, 1e-3),
@@ -256,7 +256,7 @@ fn a_cache_that_differs_from_its_model_is_noticed() {
 }
 
 #[test]
-fn shares_of_the_rest_are_the_rest() {
+fn test_shares_cover_everything() {
     for text in ["", "0", "2", "all", "0/8", "9/8", "1/0", "-1/8", "3/8/2", "3/"] {
         assert!(Share::of(Some(text)).is_err_and(|e| e.contains("3/8")), "`{text}` is no share");
     }
@@ -272,8 +272,8 @@ fn shares_of_the_rest_are_the_rest() {
             (1..=of).map(|n| Share::of(Some(&format!("{n}/{of}"))).expect("a share")).collect();
         let rest: Vec<_> = shares.iter().map(|share| count(&|name| share.holds(name, false))).collect();
         assert_eq!(rest.iter().sum::<usize>(), 800, "{rest:?}");
-        // Each share runs about a sixteenth of the tests that take long, and all shares that run
-        // one run all of it.
+        // Each share runs about a sixteenth of the tests that take long. All shares that run one
+        // test together run all its cases.
         let tests: Vec<_> =
             shares.iter().take(16).map(|share| count(&|name| share.holds_test(name))).collect();
         assert_eq!(tests.iter().sum::<usize>(), 800, "{tests:?}");
@@ -288,10 +288,10 @@ fn shares_of_the_rest_are_the_rest() {
     }
 }
 
-/// Whatever its rules are, a case runs by itself in both forms on both paths, in f32 and with its
-/// weights at least once.
+/// With any rules, a case always runs on both targets and both paths in f32. At least one run
+/// returns its weights.
 #[test]
-fn every_case_meets_both_forms_on_both_paths() {
+fn cases_cover_targets_and_paths() {
     for (name, rules) in small::single_masks() {
         let case = Case::random(name, Shape::new(1, 1, 2, 4)).with(|c| c.rules = rules);
         let setups = setups_where(&case, true);

@@ -1,4 +1,4 @@
-//! Tensors of a mask within WebGPU's default limit of 8 storage buffers.
+//! Mask tensors within WebGPU's default limit of 8 storage buffers.
 
 use std::collections::BTreeMap;
 
@@ -14,15 +14,15 @@ use crate::harness::{Rng, defaults, rest};
 
 const SHAPE: Shape =
     Shape { batch: 1, heads: 2, kv_heads: 2, q_len: 8, kv_len: 8, head_dim: 8, value_dim: 8 };
-/// The buffers that are left for tensors of a mask, as `Mask` documents: beside scores and lse;
-/// beside q, k, v, d_out, row_stats and a gradient.
+/// The buffers that remain for tensors of a mask, as `Mask` documents. The forward pass also binds
+/// scores and lse. The backward pass binds q, k, v, d_out, row_stats and a gradient.
 const FORWARD: usize = 6;
 const BACKWARD: usize = 2;
 
 /// An option of a call, and the number of its buffers.
 struct Part {
     name: &'static str,
-    /// For a forward and for a backward call.
+    /// The buffers in a forward and in a backward call.
     buffers: [usize; 2],
     add: fn(&mut Options<'_>),
 }
@@ -76,7 +76,7 @@ fn parts() -> Vec<Part> {
         part!("bias", floats(1, 2, 8, 8), bias),
         part!("alibi", floats(1, 2, 1, 1), alibi),
         part!("relative", floats(1, 2, 1, 5), relative),
-        // lse has them; the backward pass reads them only for their own gradient.
+        // The lse contains sinks; the backward pass reads them only for their gradient.
         Part { buffers: [1, 0], ..part!("sinks", floats(1, 2, 1, 1), sink_logits) },
         Part {
             name: "blocks",
@@ -148,8 +148,8 @@ fn buffers(gpu: &Gpu, count: usize) -> Vec<wgpu::Buffer> {
     (0..count).map(|_| gpu.upload(&[0f32; 256]).expect("memory")).collect()
 }
 
-/// Makes a call ready with all its kernels. `Err` is the error of too many buffers; `None`: the
-/// parts do not go together at all.
+/// Prepares a call with all its kernels. `Err` is the error of too many buffers. `None`: the parts
+/// exclude each other.
 fn ready(
     gpu: &Gpu,
     tensors: &[wgpu::Buffer],
@@ -185,11 +185,11 @@ fn ready(
     }
 }
 
-/// Every option, every pair and every three of them: what has no more buffers than the
-/// documentation says is accepted, with all its kernels; what has more is refused by an error that
-/// says how many there are.
+/// Every option, every pair and every three of them. Calls within the documented number of buffers
+/// are accepted, with all their kernels. An error refuses the other calls, and states the number of
+/// buffers.
 #[test]
-fn options_within_the_default_limits() {
+fn documented_options_fit_default_limits() {
     crate::harness::in_turn!();
     let gpu = &defaults().gpu;
     let (parts, zeros, tensors) = (parts(), buffers(gpu, 8), buffers(gpu, 9));
@@ -203,7 +203,7 @@ fn options_within_the_default_limits() {
         sets.extend(longer);
     }
     let (mut seen, mut wrong) = (BTreeMap::new(), Vec::new());
-    // More of them, drawn.
+    // Random larger combinations.
     let rng = &mut Rng::named("limits");
     for size in [4, 5, 6, 7] {
         let draw = |_| {
@@ -215,7 +215,7 @@ fn options_within_the_default_limits() {
     for set in sets {
         let set: Vec<&Part> = set.into_iter().map(|n| &parts[n]).collect();
         let names: Vec<_> = set.iter().map(|part| part.name).collect();
-        // The same rule twice: the later holds.
+        // If a rule occurs twice, the later one replaces the earlier one.
         if names.iter().filter(|name| name.starts_with("documents")).count() > 1 {
             continue;
         }
@@ -244,10 +244,10 @@ fn view(buffer: &wgpu::Buffer) -> TensorView<'_> {
     TensorView::new(buffer, DType::F32, SHAPE.q())
 }
 
-/// A tensor for queries that is the keys' too is bound once: the results have the bits that two
-/// tensors give.
+/// A tensor that serves queries and keys is bound once. The results have the same bits as with two
+/// tensors.
 #[test]
-fn one_tensor_for_queries_and_keys_gives_the_same_bits() {
+fn shared_tensor_gives_same_bits() {
     crate::harness::in_turn!();
     let gpu = &defaults().gpu;
     let upload = |data: &[u32]| gpu.upload(data).expect("memory");

@@ -1,4 +1,4 @@
-//! More sequences, heads and rows than a device takes workgroups along an axis: 65535 by WebGPU's
+//! More sequences, heads and rows than the workgroups of a device along an axis: 65535 by WebGPU's
 //! limits.
 
 use wgpu_attention::attention::{Merge, MergeForward, Partial};
@@ -21,11 +21,11 @@ use crate::harness::{
 
 const MANY: usize = 70_000;
 
-/// One head, one row, two keys: the reference of more takes long.
+/// One head, one row, two keys: the reference takes long with more.
 const SHAPE: Shape =
     Shape { batch: MANY, heads: 1, kv_heads: 1, q_len: 1, kv_len: 2, head_dim: 4, value_dim: 4 };
 
-/// That the device does not take them at once.
+/// Checks that one axis of the device's grid cannot hold them.
 fn assert_many() {
     let limits = defaults().gpu.device().limits();
     assert!(MANY > limits.max_compute_workgroups_per_dimension as usize, "{limits:?}");
@@ -80,7 +80,7 @@ fn many_are_merged() {
     }
 }
 
-/// On the staged path, that of weights and of scores.
+/// On the staged path, which computes weights and scores.
 #[test]
 fn weights_of_many() {
     assert_many();
@@ -108,7 +108,7 @@ fn weights_of_many() {
     report.finish();
 }
 
-/// Rows and sequences: appended, read, written over, moved back, taken from others, attended to.
+/// Rows and sequences of caches: appended, read, overwritten, rewound, copied, attended to.
 #[test]
 fn caches_of_many() {
     assert_many();
@@ -159,7 +159,7 @@ fn caches_of_many() {
     report.finish();
 }
 
-/// Around positions, projected keys, hashed, linear, additive: with gradients.
+/// Local, projected, hashed, linear and additive attention, with gradients.
 #[test]
 fn other_attentions_of_many() {
     assert_many();
@@ -185,7 +185,7 @@ fn other_attentions_of_many() {
     report.finish();
 }
 
-/// Maps of a mask's blocks, score vectors by their lengths, activations.
+/// Block maps of masks, normalised score vectors, activations.
 #[test]
 fn other_operators_of_many() {
     assert_many();

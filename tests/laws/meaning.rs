@@ -1,4 +1,4 @@
-//! The reference must agree with what masks mean, and that with pictures.
+//! The reference agrees with the meaning of masks. Pictures prove the meaning.
 
 use wgpu_attention::mask::block_map::state;
 use wgpu_attention::mask::{Pattern, PatternPart};
@@ -9,7 +9,7 @@ use crate::harness::{Case, HostData, Rng, Rules};
 use crate::laws::property::MaskDraw;
 
 #[test]
-fn random_masks_mean_what_they_say() {
+fn random_masks_match_their_meaning() {
     for seed in 0..30_000 {
         let rng = &mut Rng::new(seed);
         let kv_heads = rng.between(1, 2);
@@ -27,7 +27,7 @@ fn random_masks_mean_what_they_say() {
     }
 }
 
-/// Head `h` of batch 0: a row per query, `x` where a key is seen.
+/// Returns head `h` of batch 0 as a row per query, with an `x` for each visible key.
 fn picture(rules: &Rules, q_len: usize, kv_len: usize, h: usize) -> String {
     let shape = Shape { batch: 1, heads: 2, kv_heads: 1, q_len, kv_len, head_dim: 1, value_dim: 1 };
     let row = |i| (0..kv_len).map(|j| if sees(rules, &shape, [0, h, i, j]) { 'x' } else { '.' }).collect();
@@ -39,7 +39,7 @@ fn causal() -> Rules {
 }
 
 #[test]
-fn patterns_look_like_this() {
+fn patterns_match_pictures() {
     let of = |pattern| picture(&Rules { pattern: Some(pattern), ..causal() }, 6, 6, 0);
     let by_head = |pattern, h| picture(&Rules { pattern: Some(pattern), ..causal() }, 6, 6, h);
     use PatternPart::{Both, ByHead, Far, Near};
@@ -55,8 +55,7 @@ fn patterns_look_like_this() {
     assert_eq!(of(fixed(Both)), "x..... xx.... xxx... ..xx.. ..xxx. ..xxxx");
     assert_eq!(by_head(fixed(ByHead), 0), of(fixed(Near)));
     assert_eq!(by_head(fixed(ByHead), 1), of(fixed(Far)));
-    // Both sides, and queries that stand before the first key: 6 queries, 4 keys, the last at the
-    // last.
+    // Keys on both sides, and queries before the first key: 6 queries, 4 keys, aligned at the end.
     let both_sides = Rules { pattern: Some(strided(Far)), ..Default::default() };
     assert_eq!(picture(&both_sides, 6, 4, 0), ".x.. ..x. x..x .x.. ..x. x..x");
     let blocks = Rules { pattern: Some(Pattern::Local { block: 2 }), ..Default::default() };
@@ -64,7 +63,7 @@ fn patterns_look_like_this() {
 }
 
 #[test]
-fn prefixes_and_globals_look_like_this() {
+fn prefixes_and_globals_match_pictures() {
     let prefix = Some(HostData::new(vec![2], [1; 4]));
     assert_eq!(picture(&Rules { prefix: prefix.clone(), ..causal() }, 4, 4, 0), "xx.. xx.. xxx. xxxx");
     let window = Some([1, 0]);
@@ -73,14 +72,14 @@ fn prefixes_and_globals_look_like_this() {
     let globals = Some(HostData::new(vec![true, false, false, true, false], [1, 1, 1, 5]));
     let rules = Rules { globals: globals.clone(), window: Some([1, 1]), ..Default::default() };
     assert_eq!(picture(&rules, 5, 5, 0), "xxxxx xxxx. xxxx. xxxxx x..xx");
-    // The causal rule holds for global tokens too.
+    // The causal rule applies to global tokens too.
     let rules = Rules { globals, window, ..causal() };
     assert_eq!(picture(&rules, 5, 5, 0), "x.... xx... xxx.. xxxx. x..xx");
 }
 
 #[test]
-fn trees_look_like_this() {
-    // Two keys of the past, then four drafts: 1 and 2 follow 0, 3 follows 1.
+fn trees_match_pictures() {
+    // Two past keys, then four drafts: 1 and 2 follow 0, 3 follows 1.
     let parents = [None, Some(0), Some(0), Some(1)];
     let sees = |i: usize, j: usize| {
         std::iter::successors(Some(i), |n: &usize| parents[*n]).any(|ancestor| ancestor == j)
@@ -88,8 +87,8 @@ fn trees_look_like_this() {
     let tree = Some(HostData::of([1, 1, 4, 4], |[.., i, j]| sees(i, j)));
     let rules = Rules { tree, ..Default::default() };
     assert_eq!(picture(&rules, 4, 6, 0), "xxx... xxxx.. xxx.x. xxxx.x");
-    // No past: what lies in the tree only. Past keys alone: nothing of the tree is there to be
-    // asked.
+    // Without past keys, only the tree decides. With past keys alone, the tree has no key to decide
+    // on.
     assert_eq!(picture(&rules, 4, 4, 0), "x... xx.. x.x. xx.x");
     let top = Rules { alignment: Alignment::TopLeft, ..rules.clone() };
     assert_eq!(picture(&top, 4, 6, 0), "x...xx xx..xx x.x.xx xx.xxx");
@@ -99,11 +98,11 @@ fn trees_look_like_this() {
 }
 
 #[test]
-fn documents_and_packed_sequences_look_like_this() {
+fn documents_and_packed_match_pictures() {
     let part = |data: &[u32], shape| HostData::new(data.to_vec(), shape);
     let documents = Some([part(&[7, 3, 7], [1, 1, 3, 1]), part(&[7, 7, 3, 9], [1, 1, 1, 4])]);
     assert_eq!(picture(&Rules { documents, ..Default::default() }, 3, 4, 0), "xx.. ..x. xx..");
-    // Two queries of three keys, none of one, one of two; one more belongs to nobody.
+    // Two queries of three keys, none of one, one of two. One more query and key have no sequence.
     let packed = Some([part(&[0, 2, 2, 3], [1, 1, 1, 4]), part(&[0, 3, 4, 6], [1, 1, 1, 4])]);
     let rules = Rules { packed, ..Default::default() };
     assert_eq!(picture(&rules, 4, 6, 0), "xxx... xxx... ....xx ......");
@@ -111,7 +110,7 @@ fn documents_and_packed_sequences_look_like_this() {
     assert_eq!(picture(&bottom, 4, 6, 0), "xx.... xxx... ....xx ......");
     let top = Rules { alignment: Alignment::TopLeft, ..bottom.clone() };
     assert_eq!(picture(&top, 4, 6, 0), "x..... xx.... ....x. ......");
-    // Counted from the sequence's first key.
+    // Lengths count from the sequence's first key.
     let one = Some(part(&[1], [1; 4]));
     let lengths = Rules { lengths: one.clone(), ..rules };
     assert_eq!(picture(&lengths, 4, 6, 0), "x..... x..... ....x. ......");
@@ -120,7 +119,7 @@ fn documents_and_packed_sequences_look_like_this() {
 }
 
 #[test]
-fn blocks_look_like_this() {
+fn blocks_match_pictures() {
     let map = HostData::new(vec![state::FULL, state::HIDDEN, state::MIXED, state::FULL], [1, 1, 2, 2]);
     let blocks = Some((map, [2, 3]));
     let keep = Some(HostData::of([1, 1, 4, 5], |[.., i, j]| (i + j) % 2 == 0));
@@ -131,10 +130,10 @@ fn blocks_look_like_this() {
 }
 
 #[test]
-fn what_is_added_is_this() {
+fn added_terms_match_examples() {
     let shape = Shape { q_len: 2, kv_len: 4, ..Shape::new(1, 1, 1, 1) };
     let row = |rules: &Rules, i| (0..4).map(|j| adds(rules, &shape, [0, 0, i, j])).collect::<Vec<_>>();
-    // The last query stands at the last key.
+    // The last query is at the last key's position.
     let mut rules = Rules { slopes: Some(HostData::new(vec![0.5], [1; 4])), ..Default::default() };
     assert_eq!(row(&rules, 0), [-1.0, -0.5, 0.0, 0.5]);
     rules.symmetric = true;

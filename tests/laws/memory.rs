@@ -1,8 +1,8 @@
-//! Memory that runs out: an error for what asked for it, and everything serves as before.
+//! Memory that runs out causes an error, and every object works as before.
 //!
-//! Software drivers grant whatever is asked for. wgpu can refuse in their place, from a share of
-//! the machine's memory on; here that share lies a little above what is in use, and the test takes
-//! and gives back the rest. A process of its own.
+//! Software drivers grant every allocation. In their place wgpu can refuse, from a share of the
+//! machine's memory on. Here that share is a little above the memory in use. The test allocates and
+//! releases the rest. It runs in a separate process.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use wgpu_attention::{
 
 const SHAPE: Shape = Shape::new(1, 2, 5, 4);
 
-/// A device that gets no more than `share` percent of the machine's memory.
+/// Makes a device that gets at most `share` percent of the machine's memory.
 fn within(share: u8) -> Option<Gpu> {
     let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle_from_env();
     descriptor.memory_budget_thresholds.for_resource_creation = Some(share);
@@ -49,9 +49,9 @@ fn refused<T>(what: &str, result: Result<T, Error>) {
 const MIB: usize = 1 << 20;
 
 #[test]
-fn memory_that_runs_out() {
-    // Far enough from both ends that what other processes take meanwhile does not matter; nearer to
-    // the far end, because systems count what was given back late.
+fn exhausted_memory_is_an_error() {
+    // The room must be far from both ends, because other processes allocate meanwhile. It is nearer
+    // to the far end, because systems count released memory late.
     let fits = |gpu: &Gpu, mib: usize| gpu.buffer(mib * MIB).is_ok();
     let devices = (1..100).filter_map(within).skip_while(|gpu| !fits(gpu, 800));
     let Some(gpu) = devices.take_while(|gpu| !fits(gpu, 2000)).last() else {
@@ -97,7 +97,7 @@ fn memory_that_runs_out() {
     refused("rewind", cache.rewind(&mut encoder, Tokens::All(1)));
     assert_eq!(cache.len(0), Some(2), "a refusal moves nothing");
     drop(ballast);
-    // Systems count what was given back a little later.
+    // Systems count released memory a little later.
     let room = || gpu.buffer(800 * MIB).is_ok();
     let since = Instant::now();
     while !room() && since.elapsed() < Duration::from_secs(120) {

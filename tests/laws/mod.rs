@@ -1,5 +1,5 @@
-//! What holds for all operators: errors, recording, numbers, memory, texts of kernels, the suite
-//! itself.
+//! Tests that concern all operators: errors, recording, numbers, memory, kernel texts, and the test
+//! suite itself.
 
 pub mod checks;
 pub mod contract;

@@ -1,4 +1,4 @@
-//! Hand-made cases where arithmetic is at its edges: the answers are exact and written down here.
+//! Hand-made cases at the edges of arithmetic. The exact answers are written down here.
 
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
 use wgpu_attention::reference::{Options, attention, widen};
@@ -11,7 +11,8 @@ use crate::harness::{
     Case, DropoutData, FORMS, HostData, Layout, Report, Setup, Weights, defaults, full, run,
 };
 
-/// Runs `case` in every setup and lets `check` look at what came, besides the truth.
+/// Runs `case` in every setup and compares it with the reference. `check` checks the result
+/// further.
 pub fn everywhere(case: &Case, check: impl Fn(&Got, &Setup) -> Result<(), String>) {
     let mut report = Report::new("numbers");
     report.check(case);
@@ -19,7 +20,7 @@ pub fn everywhere(case: &Case, check: impl Fn(&Got, &Setup) -> Result<(), String
     report.finish();
 }
 
-/// Only `check`: for cases that no tolerance fits.
+/// Runs only `check`, for cases that no tolerance fits.
 fn exactly(case: &Case, report: &mut Report, check: impl Fn(&Got, &Setup) -> Result<(), String>) {
     for setup in setups(case) {
         let stored = case.stored(setup.dtype, setup.bias);
@@ -32,7 +33,7 @@ pub fn expect(holds: bool, what: impl std::fmt::Display) -> Result<(), String> {
     if holds { Ok(()) } else { Err(what.to_string()) }
 }
 
-/// Rows of `[.., q_len, width]` that `dead` names are exactly `value`, the others are not.
+/// Checks that exactly the `dead` rows of `[.., q_len, width]` are exactly `value`.
 fn rows_are(x: &[f64], width: usize, value: f64, dead: impl Fn(usize) -> bool) -> Result<(), String> {
     for (row, values) in x.chunks_exact(width).enumerate() {
         let all = values.iter().all(|x| x.to_bits() == value.to_bits());
@@ -41,7 +42,7 @@ fn rows_are(x: &[f64], width: usize, value: f64, dead: impl Fn(usize) -> bool) -
     Ok(())
 }
 
-/// Dead rows have output 0, lse −∞ and weights 0, all exactly; no other row has.
+/// Checks that exactly the dead rows have output 0, lse −∞ and weights 0.
 fn dead_rows(got: &Got, case: &Case, dead: impl Fn(usize) -> bool + Copy) -> Result<(), String> {
     rows_are(&got.out, case.shape.value_dim, 0.0, dead)?;
     got.lse.as_ref().map_or(Ok(()), |lse| rows_are(lse, 1, f64::NEG_INFINITY, dead))?;
@@ -67,7 +68,7 @@ fn rows_hidden_by_lengths_are_exactly_zero() {
 }
 
 #[test]
-fn rows_hidden_by_a_bias_of_minus_infinity_are_exactly_zero() {
+fn rows_hidden_by_bias_are_zero() {
     let bias =
         HostData::of(
             [1, 3, 9, 9],
@@ -80,8 +81,8 @@ fn rows_hidden_by_a_bias_of_minus_infinity_are_exactly_zero() {
 }
 
 #[test]
-fn more_queries_than_keys_leave_rows_without_a_key() {
-    // Bottom-right: query i sees keys up to i − 6.
+fn extra_queries_have_no_key() {
+    // Bottom-right alignment: query i sees keys up to i − 6.
     let shape = Shape { q_len: 9, kv_len: 3, ..SHAPE };
     let case = Case::random("causal, fewer keys", shape).with(|c| c.rules.causal = true);
     everywhere(&case, |got, _| dead_rows(got, &case, |row| row % 9 < 6));
@@ -118,7 +119,7 @@ fn lengths_beyond_the_keys_are_all_keys() {
 }
 
 #[test]
-fn one_key_is_its_value() {
+fn single_key_gives_its_value() {
     let case = Case::random("one key", Shape { kv_len: 1, q_len: 5, ..SHAPE });
     everywhere(&case, |got, setup| {
         let v = case.stored(setup.dtype, setup.bias).v;
@@ -134,7 +135,8 @@ fn one_key_is_its_value() {
 
 #[test]
 fn scores_of_ten_thousand_are_exact() {
-    // q·k is ±10⁴ or 0 exactly, and the gaps are so large that every row picks its largest scores.
+    // The score q·k is ±10⁴ or 0 exactly. The gaps are so large that every row picks its largest
+    // scores.
     let shape = Shape { q_len: 3, kv_len: 8, head_dim: 4, value_dim: 4, ..SHAPE };
     let mut case = Case::random("large scores", shape);
     case.scale = Some(1.0);
@@ -166,14 +168,14 @@ fn a_score_far_below_the_others_has_weight_zero() {
     });
 }
 
-/// `finfo.min`, as masks of PyTorch have it: beside other keys it hides, alone it is a score as any
-/// other.
+/// Masks of PyTorch use `finfo.min`. It hides a key if other keys are visible. Alone it acts like
+/// any other score.
 #[test]
-fn the_lowest_bias_hides_beside_others_and_not_alone() {
+fn lowest_bias_hides_unless_alone() {
     crate::harness::in_turn!();
     let shape = Shape { kv_len: 70, ..Shape::new(2, 3, 40, 8) };
-    // Every third query sees scores of about 100, behind the lowest ones or, in the second head,
-    // before them: kernels that compute queries together must not let it touch the others.
+    // Every third query has scores of about 100, after the lowest ones or, in the second head,
+    // before them. Kernels that compute queries together must not let it change the others.
     let lowest = |[_, h, i, j]: [usize; 4]| i % 3 != 1 || (j < 37) != (h == 1);
     let case = Case::random("lowest bias", shape).with(|c| {
         c.rules.bias = Some(HostData::of([1, 3, 40, 70], |at| if lowest(at) { f32::MIN } else { 100.0 }));
@@ -192,12 +194,12 @@ fn the_lowest_bias_hides_beside_others_and_not_alone() {
     });
 }
 
-/// Two masks of `f32::MIN` hide as one of −∞ does, in the reference too; one is a finite score.
+/// Two masks of `f32::MIN` hide like one of −∞, in the reference too. One alone is a finite score.
 #[test]
 fn sums_below_the_lowest_float_hide() {
     let shape = Shape { kv_len: 41, ..Shape::new(2, 3, 41, 8) };
     // Queries 0, 4, … have the bias at every key, the others at the first 20. The table hides the
-    // distances that are not behind.
+    // distances that are not behind the query.
     let hidden = |[i, j]: [usize; 2]| (i % 4 == 0 || j < 20) && j >= i;
     let low = |[_, _, i, j]: [usize; 4]| if i % 4 == 0 || j < 20 { f32::MIN } else { 0.0 };
     let table = HostData::of([1, 3, 1, 81], |[.., n]| if n < 40 { 0.0 } else { f32::MIN });
@@ -206,8 +208,8 @@ fn sums_below_the_lowest_float_hide() {
         c.rules.relative = Some(table.clone());
         c.rules.alignment = Alignment::TopLeft;
     });
-    // Query 0 sees nothing: both masks are at all of its keys. The reference says so itself, as
-    // tolerances would not.
+    // Query 0 sees nothing, because both masks cover all its keys. The test compares with the
+    // reference directly, because tolerances would not show it.
     let dead = |row: usize| row.is_multiple_of(41);
     let options = Options::new().weights(true).mask(
         Mask::none()
@@ -233,7 +235,7 @@ fn sums_below_the_lowest_float_hide() {
         c.rules.slopes = Some(HostData::new(vec![2e38; 3], [1, 3, 1, 1]));
         c.rules.bias = Some(HostData::of([1, 1, 41, 41], |[.., i, j]| if i == j { f32::MIN } else { -2e38 }));
     });
-    // A query has its own key, of f32::MIN, the key before it has −4e38, those further away less.
+    // A query's own key has f32::MIN, the key before it −4e38, earlier keys less.
     everywhere(&causal, |got, _| {
         let per_head = got.weights.as_ref().filter(|w| w.len() == 2 * 3 * 41 * 41);
         for (n, weight) in per_head.into_iter().flatten().enumerate() {
@@ -245,7 +247,7 @@ fn sums_below_the_lowest_float_hide() {
 }
 
 #[test]
-fn one_key_of_the_lowest_bias_is_its_value() {
+fn single_lowest_bias_gives_its_value() {
     let shape = Shape { kv_len: 1, ..Shape::new(2, 3, 9, 8) };
     let case = Case::random("lowest bias, one key", shape)
         .with(|c| c.rules.bias = Some(HostData::new(vec![f32::MIN], [1; 4])));
@@ -266,7 +268,7 @@ fn softcap_bounds_huge_scores() {
         case.q.iter_mut().for_each(|q| *q *= 1000.0);
         case.softcap = Some(cap);
         everywhere(&case, |got, _| expect(got.out.iter().all(|x| x.is_finite()), "not finite"));
-        // Where tanh is almost the identity, its error would show magnified by the cap.
+        // In the range where tanh is almost the identity, the cap would multiply its error.
         let mut case = Case::random(format!("softcap {cap} of small scores"), SHAPE);
         case.q.iter_mut().for_each(|q| *q *= 0.01);
         case.softcap = Some(cap);
@@ -274,7 +276,7 @@ fn softcap_bounds_huge_scores() {
     }
 }
 
-/// Rows that show a NaN are the rows that see one.
+/// Checks that the rows that show a NaN are exactly the rows that see one.
 fn nan_rows(name: &str, change: impl FnOnce(&mut Case), dead: impl Fn([usize; 3]) -> bool) {
     let case = Case::random(name, SHAPE).with(change);
     let mut report = Report::new("numbers");
@@ -288,7 +290,7 @@ fn nan_rows(name: &str, change: impl FnOnce(&mut Case), dead: impl Fn([usize; 3]
         for (row, lse) in got.lse.iter().flatten().enumerate() {
             expect(lse.is_nan() == dead(row_of(row)), format!("lse of row {:?}: {lse}", row_of(row)))?;
         }
-        // What a row with NaN has at keys it does not see is not promised.
+        // In a row with NaN, the weights of hidden keys are unspecified.
         let weights = got.weights.iter().filter(|w| w.len() == 2 * 3 * 9 * 9);
         for (row, weights) in weights.flat_map(|w| w.chunks_exact(9)).enumerate() {
             let shows = weights.iter().any(|w| w.is_nan());
@@ -311,7 +313,7 @@ fn nan_in_a_query_stays_in_its_row() {
 }
 
 #[test]
-fn nan_in_a_key_shows_in_the_rows_that_see_it() {
+fn nan_in_key_reaches_visible_rows() {
     let poison = |case: &mut Case| case.k[(2 * 9 + 5) * 8] = f32::NAN;
     nan_rows("nan in a key", poison, |[b, h, _]| [b, h] == [0, 2]);
     let causal = |case: &mut Case| {
@@ -349,8 +351,8 @@ fn nan_in_a_slope_shows_in_its_head() {
 }
 
 #[test]
-fn nan_in_a_relative_bias_shows_in_the_rows_that_have_the_distance() {
-    // Three keys after the query.
+fn relative_bias_nan_reaches_its_rows() {
+    // The distance of three keys after the query.
     let nan_at = |[.., n]: [usize; 4]| if n == 4 + 3 { f32::NAN } else { 0.25 };
     let table = |case: &mut Case| case.rules.relative = Some(HostData::of([1, 1, 1, 9], nan_at));
     nan_rows("nan in a table", table, |[_, _, i]| i + 3 < 9);
@@ -375,7 +377,7 @@ fn nan_in_a_sink_shows_in_its_head() {
 }
 
 #[test]
-fn what_lies_past_a_sequences_length_is_never_seen() {
+fn rows_past_length_are_never_seen() {
     crate::harness::in_turn!();
     let case = |nan: bool| {
         let lens = [4, 9];
@@ -411,7 +413,7 @@ fn nan_in_a_value_shows_in_its_channel() {
 }
 
 #[test]
-fn a_hidden_keys_value_contributes_nothing_whatever_it_holds() {
+fn hidden_values_contribute_nothing() {
     type Hide = fn(&mut Case);
     let hidden: [(&str, Hide); 5] = [
         ("nothing", |_| ()),
@@ -432,7 +434,7 @@ fn a_hidden_keys_value_contributes_nothing_whatever_it_holds() {
                 c.v.iter_mut().skip(5 * 8 + 3).step_by(9 * 8).for_each(|v| *v = value);
                 hide(c);
             });
-            // The reference has NaN and infinity where they are seen; the harness lets them pass
+            // The reference has NaN and infinity where queries see them. The harness permits them
             // only there.
             report.check(&case);
         }
@@ -483,8 +485,8 @@ fn dropout_keeps_the_expected_share_and_scales_it() {
     });
 }
 
-/// A mean of values is no larger than the largest of them: on every path, in every form, however
-/// the keys are split.
+/// A mean of values is at most the largest of them. This is true on every path, on both targets,
+/// with any key splits.
 #[test]
 fn values_near_range_ends_match() {
     crate::harness::in_turn!();
@@ -506,7 +508,7 @@ fn values_near_range_ends_match() {
             let case = Case::random(format!("values of {size:e}, {q_len} by {kv_len}"), shape).with(|c| {
                 c.rules.causal = q_len == 1;
                 c.v.iter_mut().enumerate().for_each(|(n, v)| *v = size * (1.0 - (n % 5) as f32 * 0.2));
-                // Scores that rise slowly: weights are relative to a score that is 8 below.
+                // Scores that rise slowly. Weights are relative to a score that is 8 below.
                 c.q.fill(0.5);
                 let row = |n: usize| (n / shape.head_dim % kv_len) as f32 * 0.02;
                 c.k.iter_mut().enumerate().for_each(|(n, k)| *k = row(n) + *k * 0.1);
@@ -540,7 +542,7 @@ fn values_near_range_ends_match() {
     report.finish();
 }
 
-/// A split sums 2¹³ keys at most, as the reference's blocks do: the mean of 2²⁰ equal values is
+/// A split sums at most 2¹³ keys, like the reference's blocks. So the mean of 2²⁰ equal values is
 /// exact to a few roundings.
 #[test]
 fn means_of_many_equal_values_are_exact() {

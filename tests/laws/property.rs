@@ -1,5 +1,5 @@
-//! Random problems against the reference. The draws are the same in every run;
-//! `WGPU_ATTENTION_TEST_SEED` draws others, `WGPU_ATTENTION_TEST_DRAWS` more or fewer.
+//! Random problems, compared with the reference. The draws are the same in every run.
+//! `WGPU_ATTENTION_TEST_SEED` changes them, `WGPU_ATTENTION_TEST_DRAWS` changes their number.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ use crate::harness::{
     full, planned_by_name, rest, run,
 };
 
-/// Which axes of a tensor of the mask are 1 and repeat; `None` is no such tensor.
+/// The broadcast axes of a tensor of the mask. `None`: the mask does not have the tensor.
 pub type Repeats = Option<[bool; 4]>;
 
 /// Everything random about a mask.
@@ -26,11 +26,11 @@ pub struct MaskDraw {
     pub exclude_self: bool,
     pub lengths: Repeats,
     pub prefix: Repeats,
-    /// Only of the batch.
+    /// Only the batch axis counts.
     pub query_offsets: Repeats,
-    /// The same of all batch entries, if those are not.
+    /// The offset of all batch entries, if `query_offsets` is `None`.
     pub offset: Option<i64>,
-    /// Only of the batch.
+    /// Only the batch axis counts.
     pub packed: Repeats,
     pub documents: Option<[[bool; 4]; 2]>,
     pub blocks: Option<([bool; 4], [usize; 2])>,
@@ -41,12 +41,12 @@ pub struct MaskDraw {
     pub bias: Repeats,
     pub slopes: Repeats,
     pub symmetric: bool,
-    /// And the furthest distance in the table.
+    /// The broadcast axes, and the largest distance in the table.
     pub relative: Option<([bool; 4], usize)>,
     pub sinks: Repeats,
 }
 
-/// A pattern of any kind, fine and coarse.
+/// Draws a pattern of any kind, fine or coarse.
 fn pattern(rng: &mut Rng, kv_len: usize) -> Pattern {
     let stride = if rng.chance(0.6) { rng.between(1, 9) } else { rng.between(1, kv_len + 3) };
     let part = rng.pick(&[PatternPart::Near, PatternPart::Far, PatternPart::Both, PatternPart::ByHead]);
@@ -58,7 +58,8 @@ fn pattern(rng: &mut Rng, kv_len: usize) -> Pattern {
     }
 }
 
-/// Starts of sequences among `len` rows, after and before some that belong to none.
+/// Draws starts of sequences among `len` rows, with rows before and after that belong to no
+/// sequence.
 fn starts(rng: &mut Rng, sequences: usize, len: usize) -> Vec<u32> {
     let mut starts: Vec<_> = (0..=sequences).map(|_| rng.between(0, len) as u32).collect();
     starts.sort_unstable();
@@ -85,7 +86,7 @@ impl MaskDraw {
                 6 => draw.bias = Some(repeats),
                 7 => draw.pattern = Some(pattern(rng, kv_len)),
                 8 => {
-                    // Without anything to lift it says nothing.
+                    // A prefix has an effect only together with a rule that hides keys.
                     (draw.prefix, draw.causal) = (Some(repeats), draw.causal || rng.chance(0.8));
                 }
                 9 => draw.packed = Some(repeats),
@@ -107,8 +108,8 @@ impl MaskDraw {
                 _ => draw.sinks = Some(repeats),
             }
         }
-        // Where queries stand is drawn beside what depends on it; packed sequences say it
-        // themselves, as trees do.
+        // Query positions are drawn if a rule depends on them. Packed sequences and trees define
+        // positions themselves.
         let speaks = draw.causal || draw.window.is_some() || draw.pattern.is_some() || draw.exclude_self;
         if speaks || draw.slopes.is_some() || draw.relative.is_some() || draw.tree.is_some() {
             match rng.below(6) {
@@ -123,8 +124,8 @@ impl MaskDraw {
         draw
     }
 
-    /// The rules for problems of `shape`; the last `appended` keys stand outside of them. Sums of
-    /// what is added are exact in f32.
+    /// Returns the rules for problems of `shape`. The last `appended` keys are outside the rules.
+    /// Sums of the added terms are exact in f32.
     pub fn rules(&self, rng: &mut Rng, shape: &Shape, appended: usize) -> Rules {
         let [batch, heads, q_len, kv_len] = shape.weights();
         let len = kv_len - appended;
@@ -191,7 +192,7 @@ impl MaskDraw {
             query_offsets: self.query_offsets.map(|repeats| {
                 part(of(repeats, [batch, 1, 1, 1]), || match rng.below(10) {
                     0 => 0,
-                    // Past every key; what it adds stays exact in f32.
+                    // A distance past every key. The added term stays exact in f32.
                     1 => len as u32 + 500,
                     _ => rng.between(0, len) as u32,
                 })
@@ -206,8 +207,8 @@ impl MaskDraw {
             bias: self.bias.map(|repeats| {
                 part(of(repeats, pairs), || match rng.below(20) {
                     0..3 => f32::NEG_INFINITY,
-                    // What PyTorch calls finfo.min: weighs nothing beside others, as much as others
-                    // alone.
+                    // PyTorch's finfo.min: weight zero if other keys are visible, otherwise a score
+                    // like any other.
                     3 => f32::MIN,
                     _ => normal(rng),
                 })
@@ -228,7 +229,7 @@ impl MaskDraw {
         }
     }
 
-    /// The same mask with one part less, or a plainer one.
+    /// Returns the same mask with one part less, or a simpler part.
     pub fn simpler(&self) -> Vec<Self> {
         let without: [fn(&mut Self); 28] = [
             |m| m.causal = false,
@@ -269,7 +270,7 @@ impl MaskDraw {
     }
 }
 
-/// Dropout, by what decides.
+/// The source of dropout decisions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum DropDraw {
     None,
@@ -298,7 +299,7 @@ impl DropDraw {
     }
 }
 
-/// Another length that lies between the same powers of two and is a multiple of 4 if this one is.
+/// Returns another length between the same powers of two, a multiple of 4 if this one is.
 pub fn same_tile(length: usize, rng: &mut Rng) -> usize {
     let most = length.next_power_of_two();
     let step = if length.is_multiple_of(4) { 4 } else { 1 };
@@ -307,15 +308,15 @@ pub fn same_tile(length: usize, rng: &mut Rng) -> usize {
     if same { shorter } else { length }
 }
 
-/// As [`same_tile`], for channels: as many vectors of four, whole ones if they are whole here.
+/// Like [`same_tile`], for channels: the same number of vec4, full ones if they are full here.
 fn same_vectors(dim: usize, rng: &mut Rng) -> usize {
     if dim.is_multiple_of(4) { dim } else { dim / 4 * 4 + rng.between(1, 3) }
 }
 
-/// Other sizes for the kernels of `shape`.
+/// Returns other sizes for the kernels of `shape`.
 pub fn other_sizes(shape: Shape, rng: &mut Rng) -> Shape {
     let mut other = shape;
-    // Fused kernels are made for few rows, counted in eights, or for many.
+    // Fused kernels exist for few rows, counted in eights, and for many.
     let tiles = |shape: &Shape| (shape.q_len * shape.group()).div_ceil(8).min(5);
     for _ in 0..8 {
         (other.q_len, other.heads) = (same_tile(shape.q_len, rng), shape.kv_heads * rng.pick(&[1, 2, 3]));
@@ -330,7 +331,7 @@ pub fn other_sizes(shape: Shape, rng: &mut Rng) -> Shape {
     other
 }
 
-/// Other strides for the same kernels.
+/// Returns another layout for the same kernels.
 pub fn other_strides(layout: Layout, rng: &mut Rng) -> Layout {
     match layout {
         // An even seed decides which tensors are aligned.
@@ -351,7 +352,7 @@ pub fn profile(rng: &mut Rng) -> &'static Profile {
     if rng.chance(0.3) { defaults() } else { full() }
 }
 
-/// F32, or one of the shorter types.
+/// Draws F32 or a narrower type.
 pub fn float(rng: &mut Rng) -> DType {
     rng.pick(&[DType::F32, DType::F32, DType::F16, DType::BF16])
 }
@@ -361,13 +362,13 @@ pub fn float(rng: &mut Rng) -> DType {
 pub struct Draw {
     seed: u64,
     shape: Shape,
-    /// Whether scores are additive, and of a vector for each head.
+    /// Additive scores: true for a vector per head.
     additive: Option<bool>,
     mask: MaskDraw,
     drop: DropDraw,
     scale: Option<f64>,
     softcap: Option<f64>,
-    /// Standard deviation of queries.
+    /// The standard deviation of queries.
     spread: f32,
     profile: &'static str,
     form: Target,
@@ -399,7 +400,7 @@ impl Draw {
             (shape.batch, shape.heads, shape.kv_heads) = (1, 1, 1);
         }
         let mut profile = profile(rng);
-        // Its own draws, beside which the others stay what they are.
+        // A separate generator, so that the other draws stay the same.
         let few = &mut Rng::new(seed ^ 0x4e6);
         if profile.name == "full" && few.chance(0.3) {
             profile = planned_by_name(few.pick(&["64 registers", "128 registers"])).expect("there is one");
@@ -437,12 +438,13 @@ impl Draw {
         }
     }
 
-    /// The same problem with additive scores.
+    /// Returns the same problem with additive scores.
     pub fn with_additive_scores(self) -> Self {
         Draw { additive: Some(self.seed.is_multiple_of(2)), scale: None, softcap: None, ..self }
     }
 
-    /// Other sizes, data and strides for the same shaders: compiling them is what takes the time.
+    /// Returns other sizes, data and strides for the same shaders, because compilation dominates
+    /// the time.
     pub fn again(mut self) -> Self {
         let rng = &mut Rng::new(self.seed ^ 0xa6a12);
         self.seed = rng.word();
@@ -480,7 +482,7 @@ impl Draw {
         run(&stored, &setup).and_then(|got| judge_outputs(&case.expected, case.shape, &truth, &got, false))
     }
 
-    /// Draws like this one with something less.
+    /// Returns simpler variants of this draw.
     pub fn simpler(&self) -> Vec<Self> {
         let mut all: Vec<Self> = self.mask.simpler().into_iter().map(|mask| Draw { mask, ..*self }).collect();
         let smaller = |n: usize| [1, n / 2, n - 1].into_iter().filter(move |m| (1..n).contains(m));
@@ -515,7 +517,7 @@ impl Draw {
     }
 }
 
-/// The simplest failing relative of a failing draw, and how it fails.
+/// Returns the simplest failing variant of a failing draw, and its error.
 fn shrunk<D: Copy + std::fmt::Debug>(
     draw: D,
     simpler: impl Fn(&D) -> Vec<D>,
@@ -539,7 +541,7 @@ fn shrunk<D: Copy + std::fmt::Debug>(
     format!("simplest that fails: {draw:?}: {what}")
 }
 
-/// The outcome of a draw; of the first that fail, with the simplest relative that does.
+/// Returns the outcome of a draw. The first failing draws are also simplified.
 pub fn judged<D: Copy + std::fmt::Debug>(
     report: &Report,
     draw: D,
@@ -552,8 +554,8 @@ pub fn judged<D: Copy + std::fmt::Debug>(
     })
 }
 
-/// The draws of a test: those before `always`, and of the rest before `most` groups of `group`,
-/// which share kernels.
+/// The draws of a test. The first `always` are usual runs. The others, up to `most`, run by share
+/// in groups of `group`, which share kernels.
 pub struct Draws {
     pub name: &'static str,
     pub always: usize,
@@ -562,7 +564,7 @@ pub struct Draws {
 }
 
 impl Draws {
-    /// The numbers of those that run.
+    /// Returns the numbers of the draws that run.
     pub fn numbers(&self) -> Vec<usize> {
         let Draws { name, always, most, group } = *self;
         let numbers: Vec<usize> = match variable("WGPU_ATTENTION_TEST_DRAWS") {
@@ -580,7 +582,7 @@ impl Draws {
     }
 }
 
-/// What draws start from.
+/// Returns the base of all seeds.
 pub fn seed() -> u64 {
     variable("WGPU_ATTENTION_TEST_SEED").unwrap_or(1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
@@ -602,8 +604,8 @@ fn random_problems_match_the_reference() {
         report.record(&format!("draw {n}"), &draw.setup(&draw.case()), outcome);
     }
     report.finish();
-    // Of all draws every combination of device, form and type has had its share; of one in ten
-    // other seeds not every one has.
+    // The default draws contain every combination of device, target and type. One tenth of them
+    // with another seed may not.
     let others = std::env::var_os("WGPU_ATTENTION_TEST_SEED").is_some();
     assert!(others || draws.len() < 400 || seen.len() >= 20, "{seen:?}");
 }

@@ -1,4 +1,4 @@
-//! Random layers against the reference; see `property.rs`.
+//! Random layers, compared with the reference; see `property.rs`.
 
 use wgpu_attention::DType;
 use wgpu_attention::layers::OutputGate;
@@ -36,9 +36,9 @@ pub struct Draw {
     storage: Storage,
     lse: bool,
     weights: Weights,
-    /// Of the norms of queries and keys, which a third of the draws has.
+    /// The seed of the norms of queries and keys, which a third of the draws has.
     norms: Option<u64>,
-    /// Of the gate of the heads' outputs, which a third of the draws has.
+    /// The seed of the gate of the heads' outputs, which a third of the draws has.
     gate: Option<u64>,
 }
 
@@ -118,7 +118,7 @@ impl Draw {
         }
     }
 
-    /// Other lengths and data for the same shaders.
+    /// Returns other lengths and data for the same shaders.
     pub fn again(mut self) -> Self {
         let rng = &mut Rng::new(self.seed ^ 0xa6a12);
         self.seed = rng.word();
@@ -130,7 +130,7 @@ impl Draw {
         self
     }
 
-    /// With norms of queries and keys, if they are drawn. A larger eps keeps norms of few channels
+    /// Adds norms of queries and keys, if they are drawn. A larger eps keeps norms of few channels
     /// smooth.
     fn normed(&self, case: LayerCase) -> LayerCase {
         let Some(seed) = self.norms else { return case };
@@ -143,7 +143,7 @@ impl Draw {
         LayerCase { norms, ..case }
     }
 
-    /// With a gate of the heads' outputs, if it is drawn.
+    /// Adds a gate of the heads' outputs, if it is drawn.
     fn gated(&self, case: LayerCase) -> LayerCase {
         let Some(seed) = self.gate else { return case };
         let rng = &mut Rng::new(seed);

@@ -1,5 +1,5 @@
-//! Values near the largest number of f32, where sums and products of an operator are beyond its
-//! range and results are not.
+//! Values near the largest number of f32. Sums and products inside an operator exceed the range,
+//! but its results do not.
 
 use wgpu_attention::attention::{Merge, MergeBackward, MergeForward, PartGradients, Partial};
 use wgpu_attention::linear_attention::{FeatureMap, LinearAttention, LinearConfig, LinearForward};
@@ -28,7 +28,7 @@ impl Placed {
         Placed { buffer: gpu.upload(values).expect("a tensor"), shape }
     }
 
-    /// Holds NaN.
+    /// Makes an output that holds NaN.
     fn output(gpu: &Gpu, shape: [usize; 4]) -> Self {
         Self::input(gpu, &vec![f32::NAN; shape.iter().product()], shape)
     }
@@ -46,7 +46,7 @@ fn scratch(gpu: &Gpu, size: Result<ScratchSize, Error>) -> Scratch {
     Scratch::new(gpu.device(), size.expect("a size")).expect("scratch")
 }
 
-/// Numbers between −1 and 1.
+/// Returns numbers between −1 and 1.
 fn waves(n: usize, step: f32) -> Vec<f32> {
     (0..n).map(|i| (i as f32 * step + 0.3).sin()).collect()
 }
@@ -55,8 +55,8 @@ fn times(values: Vec<f32>, factor: f32) -> Vec<f32> {
     values.into_iter().map(|x| x * factor).collect()
 }
 
-/// Each element is off by at most the roundings of `terms` operations with numbers as large as the
-/// largest one that is wanted. Elements that no f32 holds are not compared.
+/// Checks each element within the roundings of `terms` operations on numbers as large as the
+/// largest wanted one. Elements outside f32's range are not compared.
 fn expect(what: &str, got: &[f32], want: &[f64], terms: usize) {
     assert_eq!(got.len(), want.len(), "{what}");
     let within = |x: f64| (x as f32).is_finite();
@@ -68,7 +68,7 @@ fn expect(what: &str, got: &[f32], want: &[f64], terms: usize) {
     }
 }
 
-/// Paths, forms and numbers of splits.
+/// Returns paths, targets and numbers of splits.
 fn tunings() -> impl Iterator<Item = (String, KernelOptions)> {
     let paths = [(Algorithm::Fused, 1), (Algorithm::Fused, 3), (Algorithm::Staged, 1)];
     paths.into_iter().flat_map(|(path, splits)| {
@@ -79,7 +79,7 @@ fn tunings() -> impl Iterator<Item = (String, KernelOptions)> {
     })
 }
 
-/// Output and lse of attention.
+/// Returns the output and the lse of attention.
 fn attend(
     gpu: &Gpu,
     [q, k, v]: [&[f32]; 3],
@@ -123,13 +123,13 @@ fn means_of_largest_number_are_finite() {
     }
 }
 
-/// Loops hold scores in units of log2 e, and queries times the scale: both may be beyond f32's
-/// range where scores are not.
+/// Loops have scores in units of log2 e, and queries times the scale. Both may exceed f32's range
+/// although scores do not.
 #[test]
 fn scores_near_largest_number_match() {
     crate::harness::in_turn!();
     let gpu = &full().gpu;
-    // Queries, keys and scale. Each row picks its largest score, but for the last two.
+    // Queries, keys and scale. Each row picks its largest score, except in the last two cases.
     let cases: [(f32, &[f32], f64); 7] = [
         (1.8e19, &[1.8e19, -1.8e19, 1e19], 1.0),
         (1.8e19, &[-1.8e19], 1.0),
@@ -177,7 +177,7 @@ fn merged_means_of_largest_number_are_finite() {
                 placed.iter().map(|[out, lse]| Partial { out: out.view(), lse: lse.view() }).collect();
             let (out, lse) = (Placed::output(gpu, shape), Placed::output(gpu, rows));
             let merged = Partial { out: out.view(), lse: lse.view() };
-            // Products of differences of values with it are within range.
+            // Its products with differences of values are within range.
             let d_out = times(waves(40, 0.8), 1e-3);
             let placed_d_out = Placed::input(gpu, &d_out, shape);
             let gradients: Vec<[Placed; 2]> =
@@ -258,7 +258,7 @@ fn norms_of_large_rows_match() {
             let norm = Norm::with_pipelines(gpu.pipelines(), config)
                 .expect("an operator")
                 .kernel_options(KernelOptions::new().target(form));
-            // Of x and of d_out.
+            // The sizes of x and of d_out.
             for (size, gradient) in [(1e20, 1.0), (1e30, 1.0), (3e38, 1e8), (1.0, 1e37), (1.0, 1.0)] {
                 for features in [3, 300] {
                     let shape = [1, 1, 4, features];
@@ -326,8 +326,7 @@ fn logit_gradients_whose_sum_overflows_match() {
     }
 }
 
-/// A result is divided by the weights of its values: sums of products with them are beyond f32's
-/// range.
+/// A result is divided by the weights of its values. Sums of products with them exceed f32's range.
 #[test]
 fn linear_means_near_range_ends_match() {
     let gpu = &full().gpu;
@@ -338,7 +337,7 @@ fn linear_means_near_range_ends_match() {
                 let above =
                     |n: usize, step: f32| waves(n, step).iter().map(|x| x.abs() + 0.1).collect::<Vec<_>>();
                 let (q, k) = (above(2 * length * 8, 0.7), above(kv_heads * length * 8, 1.3));
-                // Of the largest number alone: weights add up to 1 only up to rounding.
+                // Only the largest number, because weights add up to 1 only up to rounding.
                 let step = if size == f32::MAX { 0.0 } else { 0.2 };
                 let v: Vec<f32> =
                     (0..kv_heads * length * 8).map(|n| size * (1.0 - (n % 5) as f32 * step)).collect();
@@ -362,7 +361,7 @@ fn linear_means_near_range_ends_match() {
     }
 }
 
-/// Keys are divided by their lengths, whose squares are beyond f32's range.
+/// Keys are divided by their lengths, whose squares exceed f32's range.
 #[test]
 fn hashed_attention_of_long_keys_matches() {
     let gpu = &full().gpu;

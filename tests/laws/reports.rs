@@ -1,9 +1,10 @@
-//! Programs of public reports, through the public face alone. What others of their kinds must give:
+//! Programs from public bug reports, through the public API alone. Tests of similar cases:
 //!
 //! - rings that go back: `caches::rings`
 //! - values near the largest of their type: `numbers::values_near_range_ends_match`, `range_ends`
 //! - buffers of past calls: the unit tests of `bindings`
-//! - many short sequences of linear attention: `linear::many_short_sequences_run_in_bounded_scratch`
+//! - many short sequences of linear attention:
+//!   `linear::many_short_sequences_run_in_bounded_scratch`
 //! - time of documents: `hidden_tiles::skipped_tiles_take_no_time`
 //! - layers that differ: `stacks::by_layer`
 
@@ -18,8 +19,8 @@ use wgpu_attention::{
 use crate::harness::device::device;
 use crate::harness::{full, say};
 
-/// As pytorch/pytorch #121558, with values further up: a mean of finite values is finite, and none
-/// is beyond the largest of them.
+/// Like pytorch/pytorch #121558, with larger values. A mean of finite values is finite, and at most
+/// the largest of them.
 #[test]
 fn means_of_values_near_the_largest_are_finite() {
     let gpu = &full().gpu;
@@ -28,7 +29,7 @@ fn means_of_values_near_the_largest_are_finite() {
         let (k, v) = (vec![0.0; keys], vec![value; keys]);
         for options in [Options::new(), Options::new().weights(true)] {
             let out = gpu.attention(&[0.0], &k, &v, shape, &options).expect("an output").out[0];
-            // Half an ulp for each addition and for what is done to the sum.
+            // Half an ulp for each addition and for later operations on the sum.
             let allowed = (keys + 8) as f32 * f32::EPSILON / 2.0;
             assert!(((out - value) / value).abs() <= allowed, "{keys} values of {value:e} give {out:e}");
         }
@@ -46,11 +47,11 @@ fn step(gpu: &Gpu, cache: &mut Cache, tokens: &wgpu::Buffer, n: usize) -> Result
     })
 }
 
-/// As ml-explore/mlx-swift-lm #424 and ggml-org/llama.cpp #13833: a ring of 16 with two sinks holds
-/// tokens 0, 1 and 16 to 29 of 30. With 24 it would have to hold 10 to 23, of which it has lost
-/// six: it says so, and stays as it is.
+/// Like ml-explore/mlx-swift-lm #424 and ggml-org/llama.cpp #13833. A ring of 16 with two sinks
+/// holds tokens 0, 1 and 16 to 29 of 30. After a truncation to 24 it would need 10 to 23, but it
+/// has lost six of them. It returns an error and stays unchanged.
 #[test]
-fn a_ring_says_what_it_has_lost() {
+fn ring_reports_lost_tokens() {
     let gpu = &full().gpu;
     let tokens: Vec<f32> = (0..TOKENS * DIM).map(|i| (i as f32 * 0.7).sin()).collect();
     let x = gpu.upload(&tokens).expect("tokens");
@@ -77,10 +78,10 @@ fn a_ring_says_what_it_has_lost() {
     assert!(max_error(&got, &want) < 1e-6, "{got:?}, wanted {want:?}");
 }
 
-/// As tracel-ai/burn #2042: calls with tensors of their own, which are dropped after them. What is
-/// alive is 2 MiB.
+/// Like tracel-ai/burn #2042: calls with new tensors, which are dropped after them. The live
+/// tensors have 2 MiB.
 #[test]
-fn tensors_of_past_calls_are_let_go() {
+fn bindings_of_dropped_tensors_are_released() {
     let gpu = device(|_| {});
     let attention = Attention::with_pipelines(gpu.pipelines(), Config::new(8, 64)).expect("an operator");
     let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");

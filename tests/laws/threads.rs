@@ -10,8 +10,8 @@ use crate::harness::device::defaults;
 use crate::harness::random::noise;
 use crate::harness::say;
 
-/// Attention of another length and head dimension than the other threads, so that each compiles
-/// kernels of its own.
+/// Runs attention of a length and head dimension that no other thread has. So each thread compiles
+/// separate kernels.
 fn attends(gpu: &Gpu, head_dim: usize) {
     let shape = Shape::new(1, 2, 30 + head_dim, head_dim);
     let x = noise(shape.q().iter().product(), 0.1 * head_dim as f32);
@@ -25,9 +25,9 @@ fn attends(gpu: &Gpu, head_dim: usize) {
     }
 }
 
-/// Threads compile, upload, submit and read back at once. On OpenGL wgpu panics in a thread that
-/// waits for another one for more than six seconds. The long call takes about 15 seconds there on a
-/// software driver.
+/// Threads compile, upload, submit and read back at the same time. On OpenGL wgpu panics in a
+/// thread that waits for another one for more than six seconds. The long call takes about 15
+/// seconds there on a software driver.
 #[test]
 fn threads_share_a_device() {
     let gpu = &defaults().gpu;

@@ -1,7 +1,6 @@
-//! A form of WGSL that naga accepts, and Tint, the compiler of Chromium and of Node's WebGPU,
-//! refuses.
+//! WGSL that naga accepts and Tint refuses. Tint is the compiler of Chromium and of Node's WebGPU.
 //!
-//! Tint itself judges all kernels in `scripts/shaders`. This check needs no tools.
+//! The program `scripts/shaders` compiles all kernels with Tint. This check needs no tools.
 
 const BITWISE: [&str; 3] = ["&", "|", "^"];
 const LOGICAL: [&str; 2] = ["&&", "||"];
@@ -10,8 +9,8 @@ const SHIFTS: [&str; 2] = ["<<", ">>"];
 const ARITHMETIC: [&str; 5] = ["+", "-", "*", "/", "%"];
 const ASSIGNMENTS: [&str; 11] = ["=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>="];
 
-/// Every expression of a text whose operators need parentheses, because WGSL gives them no order.
-/// An operator is a word between blanks: `a >> b`, but not `array<vec2<u32>>` or `-a`.
+/// Returns every expression of a text whose operators need parentheses, because WGSL defines no
+/// precedence. An operator is a word between blanks: `a >> b`, but not `array<vec2<u32>>` or `-a`.
 pub fn refused(text: &str) -> Vec<String> {
     let mut refused = Vec::new();
     let mut finish = |operators: Vec<&str>| {
@@ -19,7 +18,7 @@ pub fn refused(text: &str) -> Vec<String> {
             refused.push(format!("`{}` need parentheses", operators.join("`, `")));
         }
     };
-    // An expression's operators, and those of the expressions around it.
+    // The operators of an expression, and of the expressions around it.
     let (mut operators, mut around) = (Vec::new(), Vec::new());
     for line in text.lines() {
         let code = line.split_once("//").map_or(line, |(code, _)| code);
@@ -45,7 +44,7 @@ pub fn refused(text: &str) -> Vec<String> {
     refused
 }
 
-/// True if WGSL's grammar has an expression with these operators and no parentheses.
+/// True if WGSL's grammar has an expression with these operators and without parentheses.
 fn have_order(operators: &[&str]) -> bool {
     let any = |of: &[&str]| operators.iter().any(|operator| of.contains(operator));
     let is_relational = |operator: &&str| RELATIONAL.contains(operator);

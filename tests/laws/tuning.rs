@@ -1,5 +1,4 @@
-//! Measured plans: the fastest of the right ones is followed, kept, and given up where it does not
-//! fit.
+//! Tuned plans. The fastest right candidate is used and stored, and not used where it does not fit.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +20,7 @@ const FUSED: [Family; 2] = [Family::FusedGpu, Family::FusedCpu];
 const STAGED: [Family; 2] = [Family::StagedGpu, Family::StagedCpu];
 const SHAPE: Shape = Shape::new(1, 2, 96, 32);
 
-/// Pipelines of a driver with such faults.
+/// Makes pipelines of a driver with these faults.
 fn driver(faults: &'static [([Family; 2], Fault)]) -> Pipelines {
     inspect::rewritten(&Pipelines::new(full().gpu.device()), move |families, text| {
         let hit = faults.iter().find(|(wrong, _)| families.iter().any(|family| wrong.contains(family)));
@@ -39,7 +38,7 @@ fn one(pipelines: &Pipelines, workload: Workload) -> Measured {
     all.remove(0)
 }
 
-/// q, k, v and a place for out on the device.
+/// The tensors q, k, v and a place for out on the device.
 struct Call {
     buffers: [wgpu::Buffer; 3],
     out: wgpu::Buffer,
@@ -60,7 +59,7 @@ impl Call {
         Forward::new(view(q), view(k), view(v), view(&self.out))
     }
 
-    /// The result with temporary memory as `attention` asks for, or as `other` does.
+    /// Returns the result, with a scratch of the size for `attention` or for `other`.
     fn run(&self, attention: &Attention, other: Option<&Attention>) -> Vec<f32> {
         let gpu = &full().gpu;
         let size = other.unwrap_or(attention).scratch_size(&self.forward()).expect("a size");
@@ -89,8 +88,8 @@ fn operator(pipelines: &Pipelines, kernel_options: KernelOptions) -> Attention {
         .expect("an operator")
 }
 
-/// The only line of `tuned` with other words: the device, nine of the class, five of the plan, the
-/// last of which is how often splits are doubled, plus 8.
+/// Returns the only line of `tuned` with other words. The words are the device, nine of the class
+/// and five of the plan. The last is the number of doublings of the splits, plus 8.
 fn edited(tuned: &TuningCache, edit: impl FnOnce(&mut Vec<String>)) -> TuningCache {
     let text = String::from_utf8(tuned.to_bytes()).expect("text");
     let (head, line) = text.trim_end().split_once('\n').expect("two lines");
@@ -98,13 +97,13 @@ fn edited(tuned: &TuningCache, edit: impl FnOnce(&mut Vec<String>)) -> TuningCac
     let mut words: Vec<String> = line.split(' ').map(str::to_string).collect();
     edit(&mut words);
     let line = words.join(" ");
-    // FNV-1a, of the length first.
+    // FNV-1a, starting with the length.
     let bytes = (line.len() as u64).to_le_bytes().into_iter().chain(line.bytes());
     let hash = bytes.fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
     TuningCache::from_bytes(format!("{head}\n{line} {hash:016x}\n").as_bytes())
 }
 
-/// Recording a call by a plan that was measured costs what it costs by the same plan, named.
+/// Recording a call by a tuned plan costs as much as by the same plan named explicitly.
 fn records_as_cheaply(call: &Call, tuned: &Attention, named: &Attention) {
     let gpu = &full().gpu;
     let cost = |attention: &Attention| {
@@ -128,13 +127,13 @@ fn records_as_cheaply(call: &Call, tuned: &Attention, named: &Attention) {
         tuned.0, tuned.1, named.0, named.1
     ));
     assert!(tuned.0 <= named.0 + 2, "{tuned:?}, named {named:?}");
-    // A look into a table: what measured, planned anew or compiled would take many times as long.
+    // A table look-up. Timing, planning or compiling would take many times as long.
     assert!(tuned.1 < 3 * named.1, "{tuned:?}, named {named:?}");
 }
 
-/// Where the fused kernels are slow, calls are staged, as their temporary memory shows.
+/// If the fused kernels are slow, calls use the staged path. Their temporary memory shows it.
 #[test]
-fn the_fastest_is_followed_and_kept() {
+fn fastest_plan_is_used_and_stored() {
     crate::harness::in_turn!();
     let slow = || driver(&[(FUSED, Fault::Slow)]);
     let pipelines = slow();
@@ -154,7 +153,7 @@ fn the_fastest_is_followed_and_kept() {
     assert_eq!([bytes(&open), bytes(&fixed)], [matrix, 0]);
     call.judge(&call.run(&open, None));
     assert_eq!(call.run(&fixed, None), before);
-    // Memory that was made before has no room for it: the rules' plan, bit by bit.
+    // An earlier scratch has no room for it. Then the call uses the built-in plan, bit by bit.
     assert_eq!(call.run(&open, Some(&fixed)), before);
 
     records_as_cheaply(
@@ -163,7 +162,7 @@ fn the_fastest_is_followed_and_kept() {
         &operator(&pipelines, KernelOptions::new().algorithm(Algorithm::Staged)),
     );
 
-    // Known, here and where the file is read.
+    // A second tuning has nothing to do, here and where the file is read.
     assert_eq!(tune(&pipelines, &[workload, workload]).expect("nothing"), []);
     let kept = TuningCache::from_bytes(&pipelines.tuned().to_bytes());
     assert_eq!((&kept, kept.len()), (&pipelines.tuned(), 1));
@@ -171,7 +170,7 @@ fn the_fastest_is_followed_and_kept() {
     assert_eq!(other.use_tuned(&kept), 1);
     assert_eq!(bytes(&operator(&other, KernelOptions::new())), matrix);
     assert_eq!(tune(&other, &[workload]).expect("nothing"), []);
-    // What is another device's is kept and not used; until it is taken back.
+    // Entries of another device are stored and not used. An empty cache removes the entries.
     let foreign = edited(&kept, |words| words[0] = "0123456789abcdef".into());
     assert_eq!((foreign.len(), slow().use_tuned(&foreign)), (1, 0));
     assert_eq!(other.use_tuned(&TuningCache::new()), 0);
@@ -179,10 +178,9 @@ fn the_fastest_is_followed_and_kept() {
     assert!(other.tuned().is_empty());
 }
 
-/// A layer follows what was measured for its attention, and its own scratch may be the older one
-/// too.
+/// A layer uses the tuned plan of its attention, and may use an older scratch.
 #[test]
-fn layers_follow() {
+fn layers_use_tuned_plans() {
     crate::harness::in_turn!();
     use wgpu_attention::layers::{MultiHeadForward, MultiHeadWeights};
     use wgpu_attention::{Linear, MultiHeadAttention};
@@ -220,7 +218,7 @@ fn layers_follow() {
     assert_eq!(tuned.total() - ruled.total(), 4 * 2 * 96 * 96);
     let mut large = Scratch::new(gpu.device(), tuned).expect("memory");
     let [after, again] = [run(&mut large), run(&mut small)];
-    // The projections may be tuned, which changes nothing but the order of sums.
+    // Tuned projections change only the order of sums.
     for got in [after, again] {
         let worst = got.iter().zip(&before).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         let largest = before.iter().fold(1.0f32, |m, x| m.max(x.abs()));
@@ -229,8 +227,8 @@ fn layers_follow() {
     }
 }
 
-/// Memory for a long call whose keys are split less often is too small for what the rules want for
-/// a shorter one: that goes without.
+/// The plan of a long call has fewer splits. Its scratch is too small for the built-in plan of a
+/// shorter call, which then runs without splits.
 #[test]
 fn scratch_of_longer_calls_serves_shorter_ones() {
     let gpu = &full().gpu;
@@ -265,14 +263,13 @@ fn scratch_of_longer_calls_serves_shorter_ones() {
         reference::attention::<f32>(&x[..32], &x[..4096 * 32], &x[..4096 * 32], shape(4096), &options);
     let naive = widen::<f64>(&naive.expect("the same").out);
     compare(&got, &want.out, Tolerance::from_naive(&naive, &want.out, 1.0, EPSILON_F32)).expect("the truth");
-    // Without tuning it is the caller's to make it large enough.
+    // Without tuning, the caller must make the scratch large enough.
     assert_eq!(pipelines.use_tuned(&TuningCache::new()), 0);
     let refused = gpu.submit(|encoder| attention.forward(encoder, &call(4096), &mut scratch));
     assert!(matches!(refused, Err(Error::ScratchTooSmall { slot: "partials", .. })), "{refused:?}");
 }
 
-/// Tiles of 128 rows with slices of 64 and of 128 channels. Only measurements choose them, no rule
-/// does.
+/// Tiles of 128 rows with slices of 64 and of 128 channels. Only tuning chooses them.
 #[test]
 fn tiles_of_128_rows_match_reference() {
     crate::harness::in_turn!();
@@ -309,7 +306,7 @@ fn tiles_of_128_rows_match_reference() {
 }
 
 #[test]
-fn what_is_wrong_is_not_followed() {
+fn wrong_candidates_are_not_used() {
     crate::harness::in_turn!();
     for fault in [Fault::Scaled, Fault::NaN, Fault::DoesNotCompile] {
         let pipelines = match fault {
@@ -328,7 +325,7 @@ fn what_is_wrong_is_not_followed() {
 }
 
 #[test]
-fn a_wrong_plan_of_the_rules_is_replaced() {
+fn wrong_built_in_plan_is_replaced() {
     crate::harness::in_turn!();
     let pipelines = driver(&[(FUSED, Fault::Scaled)]);
     let measured = one(&pipelines, Workload::attention(SHAPE, DType::F32));
@@ -343,9 +340,9 @@ fn a_wrong_plan_of_the_rules_is_replaced() {
     assert!(nothing.tuned().is_empty());
 }
 
-/// Every kind of workload runs, and its class is that of no other.
+/// Every kind of workload runs, and all classes differ.
 #[test]
-fn every_kind_of_workload() {
+fn every_workload_kind_is_tuned() {
     crate::harness::in_turn!();
     let gpu: &Gpu = &full().gpu;
     let pipelines = Pipelines::new(gpu.device());
@@ -381,7 +378,7 @@ fn every_kind_of_workload() {
 }
 
 #[test]
-fn what_no_call_may_be_is_refused() {
+fn invalid_calls_are_errors() {
     let pipelines = Pipelines::new(full().gpu.device());
     let queue = full().gpu.queue();
     let small = TuningBudget::new().memory(1 << 16);

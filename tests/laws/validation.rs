@@ -1,4 +1,4 @@
-//! The validation layer, where it is on, is really there and its messages reach the harness.
+//! An active validation layer is really present, and its messages reach the harness.
 
 #![cfg(any(windows, target_os = "linux"))]
 
@@ -6,7 +6,7 @@ use wgpu::hal::api::Vulkan;
 
 use crate::harness::{full, say, validation};
 
-/// Whether the layer is on, which is said where it is not.
+/// True if the layer is on. Otherwise it prints a note.
 fn is_on(test: &str) -> bool {
     let backend = full().gpu.device().adapter_info().backend;
     let why = match () {
@@ -18,7 +18,7 @@ fn is_on(test: &str) -> bool {
     false
 }
 
-/// That `what` provokes a message with `word`.
+/// Checks that `what` provokes a message with `word`.
 fn assert_provokes(word: &str, what: impl FnOnce()) {
     let messages = validation::provoked(what);
     assert!(messages.iter().any(|m| m.contains(word)), "no {word} in {messages:?}: is the layer loaded?");
@@ -29,8 +29,8 @@ fn assert_provokes(word: &str, what: impl FnOnce()) {
 fn a_buffer_without_bytes_is_noticed() {
     if is_on("a buffer without bytes") {
         assert_provokes("VUID-VkBufferCreateInfo-size-00912", || {
-            // SAFETY: the layer objects; software drivers then make an empty buffer, which is
-            // destroyed.
+            // SAFETY: the layer reports an error. Software drivers then make an empty buffer, which
+            // is destroyed.
             unsafe {
                 let device = full().gpu.device().as_hal::<Vulkan>().expect("a Vulkan device");
                 let raw = device.raw_device();

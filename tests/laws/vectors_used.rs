@@ -1,4 +1,4 @@
-//! No vector is forgotten: every file of `tests/vectors` belongs to a test, and the reverse.
+//! Every file of `tests/vectors` belongs to a test, and each name in a test has a file.
 
 use std::collections::BTreeSet;
 

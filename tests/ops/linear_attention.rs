@@ -1,4 +1,4 @@
-//! Linear attention: vectors, shapes, masks, states, gradients, limits and refusals.
+//! Linear attention: vectors, shapes, masks, states, gradients, limits and errors.
 
 use wgpu_attention::linear_attention::{
     FeatureMap, LinearAttention, LinearBackward, LinearConfig, LinearForward, LinearState, RandomFeatures,
@@ -41,8 +41,8 @@ fn plain(form: Target) -> LinearSetup {
     }
 }
 
-/// Types and layouts in both forms, gradients in the type of tensors or in f32, written or added:
-/// with one causality, some of these always.
+/// Returns types and layouts on both targets, with gradients in the tensors' type or in f32,
+/// written or added. With one causality, some of these always run.
 fn setups(name: &str, causal: bool) -> Vec<LinearSetup> {
     let [f32, f16, bf16] = [DType::F32, DType::F16, DType::BF16];
     let mut all = Vec::new();
@@ -122,7 +122,7 @@ fn from_vector(vector: &Vector) -> LinearCase {
 }
 
 #[test]
-fn vectors_of_others() {
+fn results_match_vectors() {
     crate::harness::in_turn!();
     let mut report = Report::new("linear attention, vectors");
     for name in NAMES {
@@ -158,9 +158,9 @@ fn vectors_of_others() {
     report.finish();
 }
 
-/// The operator `LinearAttention` of ONNX opset 27, with the update rule that adds.
+/// The operator `LinearAttention` of ONNX opset 27, with the additive update rule.
 #[test]
-fn the_vector_of_onnx() {
+fn results_match_onnx_vector() {
     let mut report = Report::new("linear attention, ONNX");
     for name in ONNX {
         let vector = Vector::load(crate::peers::onnx::FAMILY, name);
@@ -208,7 +208,7 @@ fn every_size_matches_the_reference() {
     for causal in [true, false] {
         for mut sizes in SIZES {
             if !causal {
-                // Queries are not keys.
+                // Queries and keys have different lengths.
                 sizes[3] = sizes[3] * 2 + 3;
             }
             let name = format!("causal {causal}, {sizes:?}");
@@ -243,7 +243,8 @@ fn gradients_match_the_reference() {
     report.finish();
 }
 
-/// Masks of keys, lengths, packed sequences, φ and what is not normalised.
+/// Returns cases with masks of keys, lengths, packed sequences, feature maps, and without
+/// normalisation.
 fn variations(causal: bool) -> Vec<LinearCase> {
     let of = |name: &str, sizes: [usize; 7], map| {
         let mut sizes = sizes;
@@ -257,7 +258,7 @@ fn variations(causal: bool) -> Vec<LinearCase> {
     let mask = bools([2, 1, 1, 150]);
     let heads_mask = bools([1, 2, 1, 70]);
     let poisoned = |case: LinearCase| {
-        // What a hidden key holds does not matter.
+        // Hidden keys may hold anything.
         case.with(|c| {
             let kv = c.shape.kv_heads;
             for row in 0..c.shape.batch * kv * c.shape.kv_len {
@@ -304,7 +305,7 @@ fn masks_and_maps_match_the_reference() {
         for case in variations(causal) {
             for form in FORMS {
                 let setup = plain(form);
-                // The other form of each with the other causality.
+                // The usual runs alternate the target with the causality.
                 let usual =
                     Rng::named(&case.name[..6]).word().is_multiple_of(2) == (causal == (form == Target::Gpu));
                 if !usual && !rest(&format!("{}, {setup}", case.name)) {
@@ -318,7 +319,7 @@ fn masks_and_maps_match_the_reference() {
     report.finish();
 }
 
-/// Bytes of scratch of a case's calls, forward and backward.
+/// Returns the bytes of scratch of a case's calls, forward and backward.
 fn scratch_bytes(case: &LinearCase, setup: &LinearSetup) -> [u64; 2] {
     let gpu = &setup.profile.gpu;
     let shape = case.shape;
@@ -339,14 +340,14 @@ fn many_short_sequences_run_in_bounded_scratch() {
     crate::harness::in_turn!();
     let mut report = Report::new("linear attention, many short sequences");
     for (sizes, causal) in [
-        // The state of a head is small, its products within a chunk of 64 rows are 16 KiB.
+        // The state of a head is small. Its products within a chunk of 64 rows are 16 KiB.
         ([1025, 8, 8, 16, 16, 16, 16], true),
         ([512, 8, 4, 33, 33, 4, 8], true),
-        // More heads than a dispatch has workgroups along an axis, and more batch entries.
+        // More heads than the workgroups of a dispatch along an axis, and more batch entries.
         ([70_000, 1, 1, 2, 2, 4, 4], true),
         ([1, 66_000, 66_000, 2, 2, 4, 4], false),
         ([70_000, 2, 1, 1, 3, 4, 4], false),
-        // The states are what is large.
+        // Large states.
         ([40, 32, 32, 3, 3, 96, 64], true),
     ] {
         let case = LinearCase::random(format!("{sizes:?}"), shape(sizes), FeatureMap::Elu, causal);
@@ -364,8 +365,7 @@ fn many_short_sequences_run_in_bounded_scratch() {
     report.finish();
 }
 
-/// With all that a call can have, on a device that counts to few workgroups: 12 at a time of up to
-/// 48 heads.
+/// All options on a device with few workgroups per axis: 12 of up to 48 heads at a time.
 #[test]
 fn head_groups_match_the_reference() {
     let gpu = device(|limits| limits.max_compute_workgroups_per_dimension = 12);
@@ -411,7 +411,7 @@ fn head_groups_match_the_reference() {
             report.record(&format!("{}, backward", case.name), &setup, case.backward(&setup));
         }
     }
-    // States of the caller's, and token by token.
+    // With the caller's states, and token by token.
     let case = of("steps", [5, 8, 4, 37, 37, 8, 8], true);
     for steps in [&[20, 17][..], &[30, 3, 1, 3]] {
         let setup = LinearSetup { profile, ..plain(Target::Software) };
@@ -446,7 +446,7 @@ fn random_features_match_the_reference() {
             let mut case =
                 LinearCase::random(format!("{kind:?}, causal {causal}"), shape(sizes), map, causal);
             if n % 2 == 0 {
-                // Directions of each head's own.
+                // Each head has different directions.
                 let more = random_features(8, 24 * (sizes[2] - 1), sizes[5]).expect("sizes");
                 case.directions.extend(more);
             }
@@ -458,7 +458,7 @@ fn random_features_match_the_reference() {
                 accumulates: true,
                 ..plain(form)
             };
-            // The rows' own type is that of few kernels.
+            // Few kernels run in a type other than F32.
             let setup = match (n, causal) {
                 (0, true) => other(Target::Software, f16),
                 (1, false) => other(Target::Gpu, bf16),
@@ -473,7 +473,7 @@ fn random_features_match_the_reference() {
     report.finish();
 }
 
-/// Exponents of hundreds, of which the largest comes late: everything relative to the largest so
+/// Exponents of hundreds, with the largest near the end. All terms are relative to the largest so
 /// far.
 #[test]
 fn exponentials_do_not_overflow() {
@@ -500,13 +500,13 @@ fn exponentials_do_not_overflow() {
     report.finish();
 }
 
-/// Softmax attention is what FAVOR+ estimates: the mean error falls as one over the root of the
-/// number of directions.
+/// FAVOR+ estimates softmax attention. The mean error falls with the root of the number of
+/// directions.
 #[test]
 fn favor_approaches_softmax_attention() {
     let mut of = LinearCase::random("favor", shape([1, 2, 2, 48, 48, 8, 8]), FeatureMap::Elu, false);
-    // Of larger norms the variance is that of rare, large features, which so few directions do not
-    // meet.
+    // With larger norms, rare and large features dominate the variance. So few directions would
+    // miss them.
     of.q.iter_mut().chain(&mut of.k).for_each(|x| *x *= 0.35);
     let mut soft = Case::random("favor", of.shape);
     (soft.q, soft.k, soft.v) = (of.q.clone(), of.k.clone(), of.v.clone());
@@ -525,13 +525,13 @@ fn favor_approaches_softmax_attention() {
         (sum / draws as f64).sqrt()
     };
     let (few, many) = (error(32), error(512));
-    // A quarter, within a factor of 1.5; draws vary.
+    // A quarter, within a factor of 1.5, because draws vary.
     println!("root mean square error {few:.4} of 32 directions, {many:.4} of 512");
     assert!(many < 0.375 * few && many > 0.167 * few, "{few} of 32 directions, {many} of 512");
 }
 
 #[test]
-fn steps_with_a_state_give_what_one_call_gives() {
+fn steps_with_state_equal_one_call() {
     let mut report = Report::new("linear attention, steps");
     let case = LinearCase::random("steps", shape([2, 4, 2, 70, 70, 12, 20]), FeatureMap::Elu, true);
     for form in FORMS {
@@ -542,7 +542,7 @@ fn steps_with_a_state_give_what_one_call_gives() {
     report.finish();
 }
 
-/// Rules whose state is no sum: token by token, in one call and in steps.
+/// Rules whose state is not a sum: token by token, in one call and in steps.
 #[test]
 fn update_rules_match_the_reference() {
     let mut report = Report::new("linear attention, update rules");
@@ -557,7 +557,7 @@ fn update_rules_match_the_reference() {
             c.rule = rule;
             c.normalised = !delta;
             c.scale = 0.4;
-            // Keys of length 1, as the delta rule takes them.
+            // The delta rule needs keys of length 1.
             if delta {
                 for k in c.k.chunks_exact_mut(8) {
                     let length = k.iter().map(|x| x * x).sum::<f32>().sqrt();
@@ -585,9 +585,9 @@ fn update_rules_match_the_reference() {
     report.finish();
 }
 
-/// softplus, of its author's own.
+/// Softplus, as a custom function.
 #[test]
-fn a_feature_map_of_ones_own() {
+fn custom_feature_map_matches_reference() {
     crate::harness::in_turn!();
     let mut report = Report::new("linear attention, a feature map of one's own");
     let text = "fn softplus(x: f32) -> f32 { return max(x, 0.0) + log(1.0 + exp(-abs(x))); }
@@ -619,7 +619,7 @@ fn a_feature_map_of_ones_own() {
     }
 }
 
-/// What elu + 1 loses in half precision: its value at −8 is 3e-4, not 0, and so is its slope.
+/// In half precision, a naive elu + 1 cancels at −8. Its value is 3e-4, not 0, and so is its slope.
 #[test]
 fn elu_does_not_cancel() {
     for x in [-8.0f32, -12.0] {
@@ -637,7 +637,7 @@ fn elu_does_not_cancel() {
 }
 
 #[test]
-fn bad_calls_are_refused_before_anything_is_recorded() {
+fn bad_calls_are_errors() {
     let gpu = &full().gpu;
     let buffers: Vec<_> = (0..14).map(|_| gpu.buffer(8192).expect("a buffer")).collect();
     let typed = |n: usize, dtype, shape| TensorView::new(&buffers[n], dtype, shape);
@@ -754,7 +754,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     refused(config, of(good.state(state)), &["a call that goes on from a `state`", ".begins(true)"]);
     refused(config, of(good.state(state).begins(true)), &["scratch"]);
     refused(gated, new.d_q(d_q), &["backward pass of an update rule"]);
-    // A number's bits have no derivative.
+    // The bits of a number have no derivative.
     let bits = FeatureMod::new("fn feature_map(x: f32) -> f32 { return f32(bitcast<u32>(x) & 7u); }");
     let own = FeatureMap::Custom(bits.expect("a feature map"));
     refused(config.feature_map(own), new.d_q(d_q), &["feature_map"]);

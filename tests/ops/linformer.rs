@@ -25,7 +25,7 @@ fn case(name: &str) -> (Case, Vector) {
 }
 
 #[test]
-fn the_reference_gives_the_vectors() {
+fn reference_matches_vectors() {
     for name in NAMES {
         let (case, vector) = case(name);
         let got = case.forward::<f64>(widen);
@@ -37,7 +37,7 @@ fn the_reference_gives_the_vectors() {
 }
 
 #[test]
-fn vectors_forward_and_backward_on_every_form() {
+fn every_target_matches_vectors() {
     crate::harness::in_turn!();
     let mut report = Report::new("linformer vectors");
     for name in NAMES {
@@ -110,7 +110,7 @@ fn every_shape_matches_the_reference() {
     report.finish();
 }
 
-/// What insists on matrix units has them for the attention.
+/// With `Always`, the attention uses matrix units.
 #[test]
 fn matrix_units_attend_to_projected_keys() {
     let listed = |profile: &&Profile| profile.compiles_fast() && rest("linformer on matrix units");
@@ -120,15 +120,15 @@ fn matrix_units_attend_to_projected_keys() {
         let case = case.stored(&setup);
         let got = case.run(&setup, MatrixUnits::Always).expect("a run");
         let Judged { want, tolerance } = case.truth(&setup).out;
-        // They round weights to f16.
+        // Matrix units round weights to f16.
         let absolute = tolerance.absolute + 2f64.powi(-11) * 4.0;
         Judged { want, tolerance: Tolerance { absolute } }.judge(&got.out).expect("near");
     }
 }
 
-/// With the identity as its projections it is attention.
+/// With the identity as its projections, it equals attention.
 #[test]
-fn the_identity_projects_to_attention() {
+fn identity_projection_equals_attention() {
     crate::harness::in_turn!();
     let profile = full();
     let shape = Shape { q_len: 20, ..Shape::new(2, 2, 33, 16) };
@@ -142,7 +142,7 @@ fn the_identity_projects_to_attention() {
     for form in FORMS {
         let setup = Setup::plain(profile, form, Layout::Dense);
         let got = case.run(&setup, MatrixUnits::Auto).expect("a run");
-        // The products add zeros to each key: what the attention itself gives, to the bit.
+        // The products add zeros to each key, so the result has the bits of plain attention.
         let gpu = &profile.gpu;
         let [q, k, v] = [&case.q, &case.k, &case.v].map(|x| gpu.upload(x).expect("an upload"));
         let out = gpu.buffer(4 * case.d_out.len()).expect("a buffer");
@@ -160,7 +160,7 @@ fn the_identity_projects_to_attention() {
 }
 
 #[test]
-fn the_references_gradients_are_those_of_differences() {
+fn reference_gradients_match_finite_differences() {
     let mut compared = Compared::new();
     let shape = Shape { batch: 2, heads: 2, kv_heads: 1, q_len: 3, kv_len: 5, head_dim: 2, value_dim: 3 };
     for (per_head, masked) in [(false, false), (true, true), (false, true)] {
@@ -190,7 +190,7 @@ fn the_references_gradients_are_those_of_differences() {
 }
 
 #[test]
-fn bad_calls_are_refused_before_anything_is_recorded() {
+fn bad_calls_are_errors() {
     let gpu = &full().gpu;
     let buffers: Vec<_> = (0..14).map(|_| gpu.buffer(4096).expect("a buffer")).collect();
     let typed = |n: usize, dtype, shape| TensorView::new(&buffers[n], dtype, shape);

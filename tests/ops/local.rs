@@ -1,5 +1,5 @@
-//! Attention to windows around positions, and what predicts these: vectors, limits, gradients, bad
-//! input.
+//! Attention to windows around positions, and prediction of the positions: vectors, limits,
+//! gradients, bad input.
 
 use wgpu_attention::layers::{AttentionalForward, AttentionalVector};
 use wgpu_attention::local::{
@@ -23,7 +23,7 @@ pub const NAMES: &[&str] = &["luong_local_p"];
 
 /// Positions from hidden states, attention around them, and the attentional vector.
 #[test]
-fn every_form_gives_the_vector() {
+fn every_target_matches_vector() {
     let gpu = &full().gpu;
     let vector = Vector::load(FAMILY, NAMES[0]);
     let on = OnDevice { vector: &vector };
@@ -42,7 +42,7 @@ fn every_form_gives_the_vector() {
         let linear = Linear { weight: TensorView::matrix(&w_p, DType::F32, [units, dim]), bias: None };
         let v_p = TensorView::vector(&v_p, DType::F32, units);
         let predict = PredictorForward::new(row(&q, dim), linear, v_p, kv_len, row(&p, 1));
-        // D = 2 alone gives the vector's σ of 1 and its scale.
+        // Only D = 2 gives the vector's σ of 1 and its scale.
         let config = LocalConfig::new(1, dim, half_window);
         assert_eq!((vector.number("sigma"), vector.number("scale")), (Some(1.0), Some(1.0)));
         let attention = LocalAttention::with_pipelines(gpu.pipelines(), config).expect("it is made");
@@ -72,7 +72,7 @@ fn every_form_gives_the_vector() {
 }
 
 #[test]
-fn the_reference_gives_the_vector() {
+fn reference_matches_vector() {
     let vector = Vector::load(FAMILY, NAMES[0]);
     let [q, k, w_p, v_p] = ["q", "k", "w_p", "v_p"].map(|t| widen::<f64>(&vector.f32(t)));
     let [_, batch, q_len, dim] = vector.shape4("q");
@@ -96,7 +96,7 @@ fn cases() -> Vec<(&'static str, Case)> {
     vec![
         ("positions of heads", Case::random("positions of heads", shape, 3, true)),
         ("positions for all heads", Case::random("positions for all heads", fours, 2, false)),
-        // More keys than a workgroup has invocations.
+        // More keys than the invocations of a workgroup.
         ("wide windows", Case::random("wide windows", long, 90, true).with(|c| c.sigma = Some(20.0))),
         ("lengths", Case::random("lengths", shape, 4, false).with(|c| c.lengths = Some(vec![21, 5]))),
         ("nothing there", Case::random("nothing", shape, 2, true).with(|c| c.lengths = Some(vec![0, 99]))),
@@ -167,8 +167,8 @@ fn random_problems_match_the_reference() {
     report.finish();
 }
 
-/// Half way between two keys it is the second; what is no place, or far from all keys, sees
-/// nothing.
+/// Half way between two keys, the position belongs to the second one. A position of NaN, or far
+/// from all keys, sees nothing.
 #[test]
 fn positions_at_the_edges() {
     let below_half = f32::from_bits(0.5f32.to_bits() - 1);
@@ -219,7 +219,7 @@ fn positions_at_the_edges() {
     }
 }
 
-/// Scores of which all but one vanish, and of one key alone.
+/// Scores of which all except one vanish, and a single key.
 #[test]
 fn large_scores_are_exact() {
     let shape = Shape { q_len: 3, ..Shape::new(1, 1, 9, 2) };
@@ -239,10 +239,10 @@ fn large_scores_are_exact() {
     }
 }
 
-/// Local-m is a window of attention's masks; without a Gaussian, and around 0, 1, 2, …, this is the
-/// same. A Gaussian that is wide enough is none.
+/// Local-m equals a window of attention's masks, without a Gaussian and around 0, 1, 2, …. A wide
+/// Gaussian has no effect.
 #[test]
-fn local_m_is_a_window() {
+fn local_m_equals_window() {
     let gpu = &full().gpu;
     let shape = Shape { q_len: 9, kv_len: 14, ..Shape::new(2, 2, 9, 8) };
     let case = Case::random("local-m", shape, 3, false).with(|c| {
@@ -279,7 +279,7 @@ fn local_m_is_a_window() {
     }
 }
 
-/// The same bits again, and by a scratch that held something else.
+/// The same call gives the same bits, also with a scratch that held other data.
 #[test]
 fn the_same_call_gives_the_same_bits() {
     let (_, case) = cases().swap_remove(0);
@@ -294,12 +294,12 @@ fn the_same_call_gives_the_same_bits() {
 }
 
 #[test]
-fn the_references_gradients_are_those_of_differences() {
+fn reference_gradients_match_finite_differences() {
     let mut compared = Compared::new();
     let shape = Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 3, kv_len: 6, head_dim: 2, value_dim: 3 };
     for (n, per_head) in [false, true, true].into_iter().enumerate() {
         let case = Case::random(&format!("differences {n}"), shape, 2, per_head).with(|c| {
-            // Where a window does not change.
+            // Between the points where a window changes.
             c.positions.iter_mut().for_each(|p| *p = p.floor() + 0.25);
             c.sigma = (n < 2).then_some(1.2);
             c.lengths = (n == 1).then(|| vec![6, 3]);
@@ -323,7 +323,7 @@ fn the_references_gradients_are_those_of_differences() {
 }
 
 #[test]
-fn predicted_positions_have_the_gradients_of_differences() {
+fn predicted_position_gradients_match_differences() {
     let mut compared = Compared::new();
     let of = Predictor::random(4, 3, 5, DType::F32, vec![7, 7, 30, 30]);
     let all = of.inputs().map(|x| widen::<f64>(x));
@@ -366,7 +366,7 @@ fn predicted_positions_match_the_reference() {
     report.finish();
 }
 
-/// Sigmoids of large arguments are 0 and 1, and flat.
+/// Sigmoids of large arguments are 0 and 1, with slope zero.
 #[test]
 fn predicted_positions_do_not_overflow() {
     let gpu = &full().gpu;
@@ -392,7 +392,7 @@ fn predicted_positions_do_not_overflow() {
 }
 
 #[test]
-fn bad_calls_are_refused_before_anything_is_recorded() {
+fn bad_calls_are_errors() {
     let gpu = &full().gpu;
     let buffers: Vec<_> = (0..12).map(|_| gpu.buffer(4096).expect("a buffer")).collect();
     let typed = |n: usize, dtype, shape| TensorView::new(&buffers[n], dtype, shape);
@@ -473,7 +473,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
 }
 
 #[test]
-fn bad_predictions_are_refused_before_anything_is_recorded() {
+fn bad_predictions_are_errors() {
     let gpu = &full().gpu;
     let buffers: Vec<_> = (0..12).map(|_| gpu.buffer(4096).expect("a buffer")).collect();
     let typed = |n: usize, dtype, shape| TensorView::new(&buffers[n], dtype, shape);

@@ -17,7 +17,7 @@ use crate::harness::{FORMS, Judged, Profile, Report, Rng, Vector, defaults, due,
 pub const FAMILY: &str = "linear";
 pub const NAMES: &[&str] = &["reformer_chunked", "reformer_union", "reformer_union_causal"];
 
-/// The vector's case; a chunk of all tokens where there are none.
+/// Returns the vector's case. Without chunks, one chunk has all tokens.
 fn case(name: &str) -> (Case, Vector) {
     let vector = Vector::load(FAMILY, name);
     let [batch, heads, length, head_dim] = vector.shape4("qk");
@@ -29,7 +29,7 @@ fn case(name: &str) -> (Case, Vector) {
     (Case { qk, v, rotations, causal, ..case }, vector)
 }
 
-/// From `[rounds, batch, heads, n]`, as the vectors have it.
+/// Reorders from the vectors' order `[rounds, batch, heads, n]`.
 fn by_head<T: Copy>(case: &Case, x: &[T]) -> Vec<T> {
     let LshShape { batch, heads, .. } = case.shape;
     let n = x.len() / case.rounds / batch / heads;
@@ -45,7 +45,7 @@ fn vector_buckets(case: &Case, vector: &Vector) -> Vec<u32> {
 }
 
 #[test]
-fn the_reference_gives_the_vectors() {
+fn reference_matches_vectors() {
     for name in NAMES {
         let (case, vector) = case(name);
         let [qk, v, rotations] = [&case.qk, &case.v, &case.rotations].map(|x| widen::<f64>(x));
@@ -56,7 +56,7 @@ fn the_reference_gives_the_vectors() {
             a.len() == b.len()
                 && a.iter().zip(b).all(|(a, b)| a == b || (a - b).abs() < 1e-7 * (1.0 + b.abs()))
         };
-        // Without chunks, and with one of all tokens.
+        // Without chunks, and with one chunk of all tokens.
         for chunk in [Some(case.chunk), None].into_iter().take(if vector.has("lse") { 2 } else { 1 }) {
             let hashed = LshHashed { chunk, ..case.hashed(&buckets, None) };
             let got = lsh_attention(&qk, &v, &hashed, case.shape).expect("it fits");
@@ -79,14 +79,14 @@ fn the_reference_gives_the_vectors() {
     }
 }
 
-/// `pairs_rounds` has five axes.
+/// Reads `pairs_rounds`, which has five axes.
 fn vector_pairs(case: &Case, vector: &Vector) -> Vec<bool> {
     let flat = vector.flat_bools("pairs_rounds");
     by_head(case, &flat)
 }
 
 #[test]
-fn vectors_forward_and_backward_on_every_form() {
+fn every_target_matches_vectors() {
     crate::harness::in_turn!();
     let mut report = Report::new("lsh vectors");
     for name in NAMES {
@@ -110,7 +110,7 @@ fn vectors_forward_and_backward_on_every_form() {
                             Judged { want, tolerance }.judge(got).map_err(|e| format!("{name}: {e}"))?;
                         }
                     }
-                    // With the buckets given, the same bits.
+                    // With these buckets as input, the same bits.
                     let given = case.run(&setup, Some(&buckets))?;
                     if given.out != got.out || given.gradients != got.gradients {
                         return Err("given buckets give something else".into());
@@ -128,23 +128,23 @@ fn vectors_forward_and_backward_on_every_form() {
 fn every_shape_matches_the_reference() {
     crate::harness::in_turn!();
     let mut report = Report::new("lsh");
-    // The form for software drivers is compiled for its channels: these are the vectors'.
+    // The software target compiles a kernel per channel count: these are the vectors'.
     let shape = LshShape { batch: 2, heads: 2, length: 67, head_dim: 8, value_dim: 8 };
     let even = LshShape { length: 64, ..shape };
     let odd = LshShape { head_dim: 13, value_dim: 21, ..shape };
     let one = LshShape { batch: 1, heads: 1, length: 1, head_dim: 1, value_dim: 1 };
     let cases = [
-        // Not divisible by the chunk; one round, several.
+        // Lengths that the chunk does not divide; one round and several.
         ("one round", Case::random("lsh 1", odd, [1, 4, 8])),
         ("two rounds", Case::random("lsh 2", shape, [2, 6, 16])),
         ("two rounds, causal", Case::random("lsh 3", even, [2, 4, 16]).causal()),
         ("three rounds", Case::random("lsh 4", even, [3, 18, 8]).causal()),
-        // Two chunks, each before the other; one; more buckets than tokens.
+        // Two chunks, each of which looks back to the other; one chunk; more buckets than tokens.
         ("two chunks", Case::random("lsh 5", shape, [2, 2, 34])),
         ("one chunk", Case::random("lsh 6", shape, [2, 4, 100])),
         ("many buckets", Case::random("lsh 7", LshShape { length: 9, ..shape }, [2, 300, 4])),
         ("one token", Case::random("lsh 8", one, [2, 2, 1])),
-        // Padding: of one sequence all, of another less than a chunk is left.
+        // Padding: one sequence is all padding, another one has less than a chunk of tokens.
         (
             "lengths",
             Case::random("lsh 9", LshShape { batch: 4, ..shape }, [2, 4, 16]).lengths(&[67, 0, 9, 41]),
@@ -162,11 +162,12 @@ fn every_shape_matches_the_reference() {
                     Setup { dtype: bf16, rotations: bf16, layout: Layout::Dense, ..plain },
                 ];
                 for (s, setup) in setups.into_iter().enumerate() {
-                    // Two rounds in each form, in f16 and bf16 in one; the others in one.
+                    // Two rounds run on each target, in f16 and bf16 on one. The others run on one
+                    // target.
                     let usual = match *name {
                         "two rounds" => s == 0 || s == 1 + m,
                         "two chunks" | "one chunk" | "lengths" => s == 0,
-                        // In the form for GPUs, which is compiled for no channels.
+                        // On the GPU target, whose kernel does not depend on the channels.
                         "one round" | "many buckets" | "one token" => s == 0 && m == 0,
                         _ => s == 0 && m == n % 2,
                     };
@@ -198,7 +199,7 @@ fn random_problems_match_the_reference() {
             head_dim: 8,
             value_dim: 8,
         };
-        // Others are other kernels; so is what is not causal, of which there is enough.
+        // Other sizes need other kernels. So do non-causal cases, of which there are enough.
         let sizes = [2, 2 * rng.between(1, 6), rng.between(1, 40)];
         let mut case = Case::random(&format!("lsh random {n}"), shape, sizes);
         case.causal = n < 4 || rng.chance(0.5);
@@ -229,21 +230,21 @@ fn matrix_units_attend_within_buckets() {
         let (naive, _) = case.naive(&got.buckets, DType::F16);
         let Judged { want, tolerance } =
             Judged::new(&widened(&naive.out, DType::F16), exact.out, largest(v.clone()));
-        // They round weights to f16.
+        // Matrix units round weights to f16.
         let absolute = tolerance.absolute + 2f64.powi(-11) * largest(v);
         Judged { want, tolerance: Tolerance { absolute } }.judge(&got.out).expect("near");
     }
 }
 
-/// With one bucket and one chunk, or two that look back to each other, it is attention to every
-/// other token.
+/// With one bucket and one chunk, it is attention to every other token. Two chunks that look back
+/// to each other give the same.
 #[test]
 fn one_bucket_gives_attention() {
     crate::harness::in_turn!();
     let shape = LshShape { batch: 2, heads: 2, length: 40, head_dim: 8, value_dim: 8 };
     for (causal, chunk) in [(false, 40), (true, 40), (false, 20), (true, 64)] {
         let mut case = Case::random("lsh one bucket", shape, [2, 2, chunk]);
-        // All alike, and the lowest of equals.
+        // All buckets have equal scores, so the lowest one wins.
         case.rotations.fill(0.0);
         case.causal = causal;
         let [qk, v] = [&case.qk, &case.v].map(|x| widen::<f64>(x));
@@ -257,7 +258,7 @@ fn one_bucket_gives_attention() {
         let mut want =
             reference::attention(&qk, &keys, &v, Shape::new(2, 2, 40, 8), &options).expect("it fits").out;
         if causal {
-            // The first sees nothing but itself.
+            // The first token sees only itself.
             for head in 0..4 {
                 let row = head * 40 * 8..head * 40 * 8 + 8;
                 want[row.clone()].copy_from_slice(&v[row]);
@@ -274,7 +275,7 @@ fn one_bucket_gives_attention() {
     }
 }
 
-/// A sequence gives in a batch of longer ones what it gives alone.
+/// A sequence in a batch of longer ones gives the same result as alone.
 #[test]
 fn padding_changes_nothing() {
     crate::harness::in_turn!();
@@ -297,14 +298,13 @@ fn padding_changes_nothing() {
     assert!(near(&got.out[400..400 + 168], &alone.out), "out");
     assert!(near(&got.gradients[0][400..400 + 168], &alone.gradients[0]), "d_qk");
     assert!(near(&got.gradients[1][400..400 + 168], &alone.gradients[1]), "d_v");
-    // And what is no token has nothing.
+    // Rows that are not tokens have results of zero.
     assert!(got.out[568..].iter().all(|x| *x == 0.0));
     assert!(got.gradients.iter().all(|x| x[568..].iter().all(|x| *x == 0.0)));
     assert!(got.lse[71..].iter().all(|x| *x == f64::NEG_INFINITY));
 }
 
-/// Scores so large that their exponentials need the maximum, tokens of length 0, and NaN where it
-/// belongs.
+/// Scores whose exponentials need the maximum, tokens of length 0, and NaN where it belongs.
 #[test]
 fn extreme_numbers() {
     crate::harness::in_turn!();
@@ -332,7 +332,7 @@ fn rotations_are_the_same_for_the_same_seed() {
 }
 
 #[test]
-fn the_references_gradients_are_those_of_differences() {
+fn reference_gradients_match_finite_differences() {
     let mut compared = Compared::new();
     let shape = LshShape { batch: 1, heads: 2, length: 9, head_dim: 3, value_dim: 2 };
     for (causal, lengths) in [(false, None), (true, None), (false, Some([7]))] {
@@ -341,7 +341,7 @@ fn the_references_gradients_are_those_of_differences() {
         case.lengths = lengths.map(|lengths: [u32; 1]| lengths.to_vec());
         let [qk, v, rotations, d_out, d_lse] =
             [&case.qk, &case.v, &case.rotations, &case.d_out, &case.d_lse].map(|x| widen::<f64>(x));
-        // Hashed once: buckets have no gradient.
+        // Buckets are computed once, because they have no gradient.
         let buckets = lsh_buckets(&qk, &rotations, shape, 2, 4, case.lengths.as_deref()).expect("it fits");
         let hashed = case.hashed(&buckets, None);
         let got = lsh_attention_backward(&qk, &v, &d_out, Some(&d_lse), &hashed, shape).expect("it fits");
@@ -359,7 +359,7 @@ fn the_references_gradients_are_those_of_differences() {
 }
 
 #[test]
-fn bad_calls_are_refused_before_anything_is_recorded() {
+fn bad_calls_are_errors() {
     let gpu = &full().gpu;
     let buffers: Vec<_> = (0..12).map(|_| gpu.buffer(4096).expect("a buffer")).collect();
     let typed = |n: usize, dtype, shape| TensorView::new(&buffers[n], dtype, shape);

@@ -1,4 +1,4 @@
-//! The operators, in the folders of `src`.
+//! The operators, in the same folders as in `src`.
 
 pub mod additive;
 pub mod attention;

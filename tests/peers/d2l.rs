@@ -1,8 +1,8 @@
 //! `d2l`: scaled dot-product and multi-head attention of Dive into Deep Learning.
 //!
 //! Their mask sets the scores of keys past `valid_lens` to −10⁶, so a length of 0 gives uniform
-//! weights. Here that is a bias of −10⁶ on scores of 0: queries without a key are zeros. The
-//! crate's own lengths must give the same where the length is not 0, and zeros where it is.
+//! weights. Here a bias of −10⁶ on scores of 0 does that, as queries without a key give zeros. The
+//! crate's lengths must give the same result if the length is not 0, and zeros if it is.
 
 use wgpu_attention::Shape;
 use wgpu_attention::reference::MultiHeadShape;
@@ -18,14 +18,14 @@ pub const DOT: &[&str] = &["d2l_dot_book", "d2l_dot_len_zero", "d2l_dot_lens_2d"
 pub const MULTIHEAD: &[&str] =
     &["d2l_multihead_book", "d2l_multihead_lens_2d", "d2l_multihead_ones", "d2l_multihead_random"];
 
-/// Which way the lengths are expressed.
+/// The way in which a case states the lengths.
 #[derive(Clone, Copy, PartialEq)]
 enum By {
     Bias,
     Lengths,
 }
 
-/// Length of every query, `[batch, q_len or 1]`.
+/// Returns the length of every query, `[batch, q_len or 1]`.
 fn lengths(vector: &Vector, batch: usize) -> HostData<u32> {
     let lens = vector.integers("valid_lens");
     let per_query = lens.len() / batch;
@@ -44,7 +44,7 @@ fn rules(by: By, lens: &HostData<u32>, mask_value: f32, q_len: usize, kv_len: us
     }
 }
 
-/// Sets what belongs to queries of length 0 to zero: `x` is `[batch, heads, q_len, ..]`.
+/// Sets the rows of queries of length 0 to zero. `x` is `[batch, heads, q_len, ..]`.
 fn without_empty<T: Copy + Default>(x: &mut [T], lens: &HostData<u32>, heads: usize, q_len: usize) {
     let rows = lens.shape[0] * heads * q_len;
     let width = x.len() / rows;
@@ -90,7 +90,7 @@ fn multihead(name: &str, by: By) -> LayerCase {
     let [_, batch, q_len, _] = vector.shape4("q");
     let kv_len = vector.shape4("k")[2];
     let lens = lengths(&vector, batch);
-    assert!(lens.data.iter().all(|n| *n > 0), "{name}: an empty query needs a case of its own");
+    assert!(lens.data.iter().all(|n| *n > 0), "{name}: an empty query needs a separate case");
     let mask_value = vector.number("mask_value").expect("mask_value") as f32;
     let inputs = ["q", "k", "v"].map(|t| vector.f32(t));
     LayerCase {
@@ -118,7 +118,7 @@ fn multihead(name: &str, by: By) -> LayerCase {
 const WAYS: [By; 2] = [By::Bias, By::Lengths];
 
 #[test]
-fn the_reference_gives_the_vectors() {
+fn reference_matches_vectors() {
     for by in WAYS {
         DOT.iter().for_each(|name| check_reference(&dot(name, by)));
         for case in MULTIHEAD.iter().map(|name| multihead(name, by)) {
@@ -134,7 +134,7 @@ fn the_reference_gives_the_vectors() {
 }
 
 #[test]
-fn every_device_gives_the_vectors() {
+fn every_device_matches_vectors() {
     crate::harness::in_turn!();
     let mut report = Report::new("d2l");
     for by in WAYS {

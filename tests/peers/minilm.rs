@@ -22,7 +22,7 @@ fn case(name: &str) -> Case {
     case.v = split(&vector.f32("l0.v"));
     let real = vector.bools("key_mask").data;
     case.rules.key_padding_mask = Some(HostData::new(real.clone(), [batch, 1, 1, length]));
-    // The vector has zeros where a query is padding: such a query sees no key.
+    // The vector has zeros for padding queries: such a query sees no key.
     case.rules.attn_mask = Some(HostData::new(real, [batch, 1, length, 1]));
     let heads_of = |(want, tolerance): (Vec<f64>, Tolerance)| {
         let want = split_heads(&want, length, heads, dim).expect("it fits");
@@ -37,12 +37,12 @@ fn case(name: &str) -> Case {
 }
 
 #[test]
-fn the_reference_gives_the_vector() {
+fn reference_matches_vector() {
     NAMES.iter().for_each(|name| check_reference(&case(name)));
 }
 
 #[test]
-fn every_device_gives_the_vector() {
+fn every_device_matches_vector() {
     let mut report = Report::new("minilm");
     NAMES.iter().for_each(|name| report.check(&case(name)));
     report.finish();

@@ -1,4 +1,4 @@
-//! Truth from others: ONNX, PyTorch, d2l, models.
+//! Expected results of other libraries and models: ONNX, PyTorch, d2l, real models.
 
 pub mod d2l;
 pub mod minilm;

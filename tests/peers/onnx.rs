@@ -23,7 +23,7 @@ pub const NAMES: &[&str] = &[
     "onnx_attention_4d_with_past_and_present",
 ];
 
-/// `[batch, length, heads · dim]` as heads; the layout `Blhd` lays it out as the vector has it.
+/// `[batch, length, heads · dim]` as heads. The layout `Blhd` places it as in the vector.
 fn from_3d(vector: &Vector) -> Case {
     let [_, batch, q_len, width] = vector.shape4("q");
     let kv_len = vector.shape4("k")[2];
@@ -41,7 +41,7 @@ fn from_3d(vector: &Vector) -> Case {
     case
 }
 
-/// The past's rows before the new ones: what the operator calls `present`.
+/// The past rows, then the new rows: the operator's `present`.
 fn joined(vector: &Vector, past: &str, new: &str) -> Vec<f32> {
     let ([.., rows, dim], [.., more, _]) = (vector.shape4(past), vector.shape4(new));
     let (past, new) = (vector.f32(past), vector.f32(new));
@@ -67,20 +67,20 @@ fn case(name: &str) -> Case {
 }
 
 #[test]
-fn the_reference_gives_the_vectors() {
+fn reference_matches_vectors() {
     NAMES.iter().for_each(|name| check_reference(&case(name)));
 }
 
 #[test]
-fn every_device_gives_the_vectors() {
+fn every_device_matches_vectors() {
     let mut report = Report::new("onnx");
     NAMES.iter().for_each(|name| report.check(&case(name)));
     report.finish();
 }
 
-/// Past and new keys and values appended to a cache, which then is what the operator calls present.
+/// The cache appends past and new keys and values. It then holds the operator's `present`.
 #[test]
-fn a_cache_takes_past_and_new_and_gives_the_vector() {
+fn cache_with_past_matches_vector() {
     crate::harness::in_turn!();
     let name = "onnx_attention_4d_with_past_and_present";
     let (vector, case) = (Vector::load(FAMILY, name), case(name));
@@ -112,7 +112,7 @@ fn a_cache_takes_past_and_new_and_gives_the_vector() {
                         cache.advance(e, Tokens::All(k.view().shape()[2]))?;
                         cache.append(e, 0, &Append::new(k.view(), v.view()))?;
                     }
-                    // Fewer queries than new keys.
+                    // There are fewer queries than new keys.
                     let call = Forward::with_cache(q.view(), &cache, out.view()).at_end().mask(rules.mask());
                     attention.forward(e, &call, &mut scratch)
                 })

@@ -1,4 +1,4 @@
-//! `sdpa`: PyTorch's scaled dot-product attention, the reference and the GPU against it.
+//! `sdpa`: PyTorch's scaled dot-product attention, compared with the reference and the GPU.
 
 use wgpu_attention::Alignment;
 use wgpu_attention::reference::compare::compare;
@@ -37,7 +37,7 @@ pub const NAMES: &[&str] = &[
     "sdpa_tiny",
 ];
 
-/// The part of a `bhld` vector that all families share: q, k, v, scale and what must come out.
+/// The part of a `bhld` vector that all families share: q, k, v, scale and expected results.
 pub fn plain(vector: &Vector) -> Case {
     let [batch, heads, q_len, head_dim] = vector.shape4("q");
     let [_, kv_heads, kv_len, _] = vector.shape4("k");
@@ -45,7 +45,7 @@ pub fn plain(vector: &Vector) -> Case {
     let shape = wgpu_attention::Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim };
     let mut case = Case::random(&vector.name, shape);
     (case.q, case.k, case.v) = (vector.f32("q"), vector.f32("k"), vector.f32("v"));
-    // The default is exact in f64, its f32 neighbour is not.
+    // The default is exact in f64, but the vector's scale is rounded to f32.
     let default = 1.0 / (head_dim as f64).sqrt();
     case.scale = vector.number("scale").filter(|s| (s - default).abs() > 1e-9);
     case.expected = Expected {
@@ -57,7 +57,7 @@ pub fn plain(vector: &Vector) -> Case {
     case
 }
 
-/// The reference in f64 must give what the vector says, by the vectors' own rule.
+/// Checks that the reference in f64 gives the vector's results, by the vectors' pass rule.
 pub fn check_reference(case: &Case) {
     let got = case.reference::<f64>();
     let weights = got.weights.as_ref().expect("asked for");
@@ -75,7 +75,7 @@ pub fn check_reference(case: &Case) {
     }
 }
 
-/// `rules` with the vector's own dense mask and bias.
+/// `rules` with the vector's dense mask and bias.
 pub fn masked(vector: &Vector, rules: Rules) -> Rules {
     Rules {
         attn_mask: vector.has("mask").then(|| vector.bools("mask")),
@@ -102,12 +102,12 @@ pub fn case(name: &str) -> Case {
 }
 
 #[test]
-fn the_reference_gives_the_vectors() {
+fn reference_matches_vectors() {
     NAMES.iter().for_each(|name| check_reference(&case(name)));
 }
 
 #[test]
-fn every_device_gives_the_vectors() {
+fn every_device_matches_vectors() {
     crate::harness::in_turn!();
     let mut report = Report::new("sdpa");
     NAMES.iter().for_each(|name| report.check(&case(name)));

@@ -1,5 +1,6 @@
-//! `smollm2`: the first layer's attention of a decoder, three queries to a key, from its stored
-//! rotated queries and keys. The rest of these vectors is for `examples/chat`, which has the model.
+//! `smollm2`: the first layer's attention of a decoder with three query heads to a key head. It
+//! starts from stored rotated queries and keys. The example `examples/chat`, which has the model,
+//! uses the other vectors.
 
 use wgpu_attention::Shape;
 use wgpu_attention::reference::compare::Tolerance;
@@ -31,18 +32,18 @@ fn case() -> Case {
 }
 
 #[test]
-fn the_reference_gives_the_vector() {
+fn reference_matches_vector() {
     check_reference(&case());
 }
 
 #[test]
-fn every_device_gives_the_vector() {
+fn every_device_matches_vector() {
     let mut report = Report::new("smollm2");
     report.check(&case());
     report.finish();
 }
 
-/// What the example's tests compare with is what this family has.
+/// The example's tests compare with every vector of this family.
 #[test]
 fn the_example_names_every_vector() {
     let tests = crate::harness::root().join("examples/chat/src/tests.rs");

@@ -1,4 +1,4 @@
-//! Every path in every form and type, splits of keys, and what scores can be changed by.
+//! Attention on every path, target and type, with key splits and every change of scores.
 
 use wgpu_attention::tuning::{Algorithm, Target};
 use wgpu_attention::{DType, Shape};
@@ -6,7 +6,7 @@ use wgpu_attention::{DType, Shape};
 use super::Work;
 use crate::harness::{Case, DropoutData, FORMS, HostData, Layout, Profile, Rng, Setup, Weights};
 
-/// More than one tile of queries and keys, none of them full; groups of two heads.
+/// More than one tile of queries and keys, with partial tiles, in groups of two heads.
 pub const SHAPE: Shape =
     Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 37, kv_len: 70, head_dim: 8, value_dim: 12 };
 
@@ -23,7 +23,7 @@ pub fn setup(profile: &'static Profile, path: Algorithm, form: Target, dtype: DT
     }
 }
 
-/// Of additive scores, one for each head.
+/// The score vector of additive scores, one for each head.
 pub fn score_vector(case: &Case) -> Vec<f32> {
     Rng::named(&format!("{} vector", case.name)).normals(case.shape.heads * case.shape.head_dim)
 }
@@ -71,7 +71,7 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
         add("additive, few queries", few, fused(f32), Some(3), &additive);
         add("additive", SHAPE, Setup { weights: Weights::PerHead(f32), ..staged(f32) }, None, &additive);
 
-        // These need one form or the other.
+        // These cases run on one target only.
         if n == 0 {
             add("softcap and scale", SHAPE, fused(f32), None, &|c| {
                 (c.scale, c.softcap) = (Some(1.5), Some(2.0))

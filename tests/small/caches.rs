@@ -1,4 +1,4 @@
-//! Caches of every storage and layout: appended to, asked, rewound and forked.
+//! Caches of every storage and layout are appended to, read by attention, rewound and forked.
 
 use wgpu_attention::cache::{CacheLayout, CacheStorage, ScaleGroup};
 use wgpu_attention::tuning::Target;
@@ -7,7 +7,7 @@ use wgpu_attention::{DType, Error};
 use super::Work;
 use crate::harness::{Ask, Bed, Count, Data, HostData, Kind, Profile, Rules};
 
-/// A cache and what is done to it; after each step every layer is asked.
+/// A cache and the steps that run on it. After each step attention reads every layer.
 pub struct CacheCase {
     kind: Kind,
     data: Data,
@@ -21,12 +21,12 @@ pub struct CacheCase {
 enum Step {
     Grow(Count),
     Rewind(Count),
-    /// The first sequence becomes the second, too.
+    /// Copies the first sequence over the second, too.
     Fork,
 }
 
 impl CacheCase {
-    /// The largest error over tolerance.
+    /// Returns the largest error over tolerance.
     pub async fn run(&self, profile: &'static Profile) -> Result<f64, String> {
         let mut bed = Bed::new(profile, self.kind, self.data, 5);
         bed.dtype = self.dtype;

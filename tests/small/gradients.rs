@@ -1,4 +1,4 @@
-//! Gradients in every form and type, and of some parts of a mask.
+//! Gradients on every target and in every type, with some parts of a mask.
 
 use wgpu_attention::layers::OutputGate;
 use wgpu_attention::reference::MultiHeadShape;
@@ -40,7 +40,7 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
         });
         let values = BackwardSetup { wanted: [false, false, true], ..plain };
         add("of values alone, causal", SHAPE, values, &|c| c.rules.causal = true);
-        // lse cannot say these weights.
+        // The lse cannot represent these weights.
         let large = Shape { q_len: 9, ..SHAPE };
         add("large scores", large, plain, &|c| c.q.iter_mut().for_each(|x| *x *= 3000.0));
     }
@@ -52,7 +52,7 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
             c.rules.causal = true;
         });
     }
-    // Forward and backward.
+    // Score functions, forward and backward.
     let plain = BackwardSetup::plain(profile, Target::Gpu);
     add("mods", SHAPE, plain, &|c| {
         let table = HostData::new(vec![0.5, -1.0, 0.25], [1, 1, 1, 3]);
@@ -77,7 +77,7 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
             c.rules.score_mod = Some(t5.clone().into());
         });
     }
-    // `backward::masks` has all.
+    // `backward::masks` runs every part.
     for (n, (what, rules)) in single().into_iter().step_by(4).enumerate() {
         let form = [Target::Gpu, Target::Software][n % 2];
         add(what, SHAPE, BackwardSetup::plain(profile, form), &|c| c.rules = rules.clone());
@@ -86,7 +86,7 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
     all
 }
 
-/// All that a layer has, in f32 and in halves, kept and not.
+/// Layers with every option, in f32 and f16, with and without saved activations.
 fn layers(profile: &'static Profile) -> Vec<(String, Work)> {
     let shape = MultiHeadShape { batch: 2, q_len: 9, kv_len: 14 };
     let cross = LayerOptions {

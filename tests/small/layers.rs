@@ -1,4 +1,4 @@
-//! Whole layers: projections, attention, projection.
+//! Whole layers: projection, attention, projection.
 
 use wgpu_attention::DType;
 use wgpu_attention::layers::OutputGate;

@@ -1,4 +1,4 @@
-//! Every part of a mask on the fused path, and several together on the staged one.
+//! Every part of a mask on the fused path, and combinations of parts on the staged path.
 
 use wgpu_attention::mask::block_map::state;
 use wgpu_attention::mask::{Pattern, PatternPart};
@@ -9,7 +9,7 @@ use super::Work;
 use super::attention::{SHAPE, setup};
 use crate::harness::{Case, DropoutData, FORMS, HostData, Layout, Profile, Rules, Setup, Weights};
 
-/// Every part by itself; with queries that see nothing, where a part can hide all.
+/// Every part alone. If a part can hide all keys, some queries see none.
 pub fn single() -> Vec<(&'static str, Rules)> {
     let [b, h, i, j] = SHAPE.weights();
     let none = Rules::default;
@@ -23,7 +23,7 @@ pub fn single() -> Vec<(&'static str, Rules)> {
         0 => f32::NEG_INFINITY,
         n => 0.25 * n as f32 - 0.5 * h as f32,
     };
-    // Hidden, mixed and full blocks, beside a mask that full ones do not ask.
+    // Hidden, mixed and full blocks, with a mask that full blocks do not evaluate.
     let map = HostData::of([1, h, i.div_ceil(16), j.div_ceil(16)], |[_, h, m, n]| match (m + n + h) % 3 {
         0 => state::HIDDEN,
         1 => state::MIXED,
@@ -107,8 +107,8 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
         all.push((name, Work::Attention(Box::new(case), setup, None)));
     };
     for (n, (name, rules)) in single.iter().enumerate() {
-        // In f16 some of those that are below in f32; what is added to scores is of the tensors'
-        // type.
+        // Some of the parts that run in f32 below also run in f16. Tensors added to scores have the
+        // dtype of the inputs.
         let half = ["strided", "lengths", "keep", "bias", "relative", "blocks"].contains(name);
         let dtype = if half { DType::F16 } else { DType::F32 };
         let fused = setup(profile, Algorithm::Fused, FORMS[n % 2], dtype);

@@ -1,4 +1,4 @@
-//! Small cases of every path, mask, storage and layer, for browsers (`scripts/browser`); natively
+//! Small cases of every path, mask, storage and layer, for browsers (`scripts/browser`). Natively
 //! they are tests too.
 
 mod attention;
@@ -22,7 +22,7 @@ use crate::harness::gradients::{LayerProblem, Problem};
 use crate::harness::layer_backward::LayerBackwardSetup;
 use crate::harness::{Case, Profile, Report, Setup};
 
-/// A case with a name of its own.
+/// A case with a unique name.
 pub struct Small {
     pub name: String,
     profile: &'static Profile,
@@ -30,7 +30,7 @@ pub struct Small {
 }
 
 enum Work {
-    /// In one setup, with a number of splits if not the plan's own.
+    /// Attention in one setup. A number of key splits replaces the plan's.
     Attention(Box<Case>, Setup, Option<usize>),
     Layer(Box<SmallLayer>),
     Cache(Box<CacheCase>),
@@ -41,7 +41,7 @@ enum Work {
 
 type Cases = fn(&'static Profile) -> Vec<(String, Work)>;
 
-/// All of them, on the device of `profile`.
+/// All small cases, on the device of `profile`.
 pub fn table(profile: &'static Profile) -> Vec<Small> {
     let kinds: [Cases; 6] =
         [attention::cases, masks::cases, caches::cases, layers::cases, others::cases, gradients::cases];
@@ -50,7 +50,7 @@ pub fn table(profile: &'static Profile) -> Vec<Small> {
 }
 
 impl Small {
-    /// Runs and judges the case; `report` gets one run of it, or what was skipped and why.
+    /// Runs and judges the case. `report` records one run of it, or the reason for a skip.
     pub async fn run(&self, report: &mut Report) {
         let Small { name, profile, work } = self;
         match work {

@@ -1,4 +1,4 @@
-//! Positions, keys rotated into caches, merges, block maps made by a device, stages around
+//! Positions, keys rotated into caches, merges, block maps from the device, stages around
 //! attention, stacks of layers.
 
 use std::time::Duration;
@@ -29,17 +29,17 @@ use crate::harness::{
 };
 
 pub enum Other {
-    /// Rows rotated in place or not, of one type.
+    /// Rows rotated in place or into another tensor, of one type.
     Rotate(RopeOrder, DType, bool),
-    /// By cosines and sines of a dtype.
+    /// Rotation by tables of cosines and sines of a dtype.
     RotateBy(RopeOrder, DType),
-    /// Sinusoids added.
+    /// A sum with sinusoids.
     Sinusoid,
-    /// A table of a type added.
+    /// A sum with a learned table of a type.
     Learned(DType),
     /// Steps of a cache whose keys are rotated.
     RotatedCache(RopeConfig, CacheLayout),
-    /// Attention to pieces of the keys of one type, merged into another.
+    /// Attention to parts of the keys, with outputs of one type, merged into another type.
     Merge([DType; 2], Algorithm),
     /// Keys and values projected along the length, and gradients, of one type.
     Linformer(DType),
@@ -47,7 +47,7 @@ pub enum Other {
     Lsh(DType),
     /// Linear attention and its gradients, causal or not.
     Linear(Box<LinearCase>, DType, Target),
-    /// The same by steps, with a state.
+    /// Linear attention in steps, with a state.
     LinearSteps(Box<LinearCase>),
     /// An attentional vector and its gradients, of one type.
     Attentional(DType),
@@ -57,35 +57,35 @@ pub enum Other {
     Predicted(DType),
     /// Rows of a table by their ids, and the table's gradient, of one type.
     Embedding(DType),
-    /// Means of masked rows, of length 1, and their gradient, of one type.
+    /// Means of masked rows, scaled to length 1, and their gradient, of one type.
     MeanPool(DType),
-    /// Log-softmax, its gradient and the largest of rows, of one type.
+    /// Log-softmax, its gradient and the top k of rows, of one type.
     Logits(DType),
-    /// A norm of a sum, and its gradients, of one type.
+    /// The norm of a sum, and its gradients, of one type.
     Norm(NormConfig, DType),
     /// An activation times another tensor, gradients, and a sum.
     Elementwise(Activation, DType),
-    /// So many rows of a product with quantised weights, and a table's rows.
+    /// A number of rows of a product with quantised weights, and rows of a table.
     Quantized(QuantizedFormat, usize, DType),
-    /// Numbers sorted by some of their bits.
+    /// Rows sorted by some bits of their keys.
     RadixSort,
-    /// Vectors by direction and length, and gradients, of one type.
+    /// Vectors as direction and length, and gradients, of one type.
     WeightNorm(DType),
     /// A stack of encoder layers, and gradients.
     Encoder(stacks::Kind),
     /// A stack of decoder layers, at once or in steps.
     Decoder(stacks::Kind, Option<&'static [usize]>),
-    /// A device's block map.
+    /// A block map that the device makes.
     Classify(Box<Rules>),
-    /// The device's check, of its own kernels and of faulty ones.
+    /// The check of the device, with its real kernels and with faulty ones.
     Check,
-    /// A measurement of small calls, which the rules' plan wins because there is no time for
-    /// others.
+    /// A tuning of small calls. The built-in plan wins, because the budget leaves no time for
+    /// candidates.
     Tune,
 }
 
 impl Other {
-    /// Whether it is what models have around attention, or a stack of their layers.
+    /// True for stages around attention in models, and for stacks of their layers.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn is_of_models(&self) -> bool {
         matches!(
@@ -103,7 +103,7 @@ impl Other {
         )
     }
 
-    /// The largest error over tolerance.
+    /// Returns the largest error over tolerance.
     pub async fn run(&self, profile: &'static Profile, name: &str) -> Result<f64, String> {
         let setup = |layout, x, out| Setup { profile, layout, x, out, back: false };
         let x = normals(name, [2, 3, 5, 14]);
@@ -240,7 +240,7 @@ fn linear_cases() -> Vec<(&'static str, Other)> {
     ]
 }
 
-/// Stacks with norms after and before their parts, gated and not, of every type.
+/// Stacks with pre- and post-norm, gated and not, of every type.
 fn stacked() -> Vec<(&'static str, Other)> {
     let [f32, f16, bf16] = [DType::F32, DType::F16, DType::BF16];
     let [gpu, cpu] = [Target::Gpu, Target::Software];
@@ -267,7 +267,8 @@ fn stacked() -> Vec<(&'static str, Other)> {
     ]
 }
 
-/// The driver's own kernels are right; one that scales a result, or that refuses one, is found out.
+/// The check passes the driver's real kernels, and finds kernels that scale a result or do not
+/// compile.
 async fn checked(gpu: &Gpu) -> Result<f64, String> {
     let own = Pipelines::new(gpu.device());
     let check = async |pipelines: &Pipelines| {
@@ -297,7 +298,7 @@ async fn checked(gpu: &Gpu) -> Result<f64, String> {
     Ok(report.findings().filter_map(|(family, _)| share(family)).fold(0.0, f64::max))
 }
 
-/// Calls are timed, found right and remembered.
+/// Tuning times the calls, finds them right and stores them.
 async fn tuned(gpu: &Gpu) -> Result<f64, String> {
     let pipelines = Pipelines::new(gpu.device());
     let workloads = [
@@ -392,7 +393,7 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
     ]);
     cases.extend(stacked());
     cases.extend(linear_cases());
-    // Its kernels take a slow compiler half a minute: once per driver.
+    // A slow compiler takes half a minute for its kernels, so the check runs once per driver.
     if profile.name != "defaults" {
         cases.push(("check of the kernels", Other::Check));
         cases.push(("measured plans", Other::Tune));

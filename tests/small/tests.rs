@@ -1,4 +1,4 @@
-//! The table on the machine's own adapter.
+//! The table of small cases on the machine's adapter.
 
 use std::collections::HashSet;
 
@@ -56,8 +56,8 @@ fn others_by_defaults() {
     all("small, others by defaults", defaults(), |work| !matches!(work, Work::Attention(..)));
 }
 
-/// On a device that takes a single workgroup at a time along each axis: every grid is cut into all
-/// of its parts. Attention is in `errors::calls`.
+/// A device with a limit of one workgroup per axis splits every grid into all its parts.
+/// `errors::calls` tests attention.
 #[test]
 fn grids_in_parts() {
     let gpu = device(|limits| limits.max_compute_workgroups_per_dimension = 1);
@@ -66,7 +66,7 @@ fn grids_in_parts() {
 }
 
 #[test]
-fn names_are_their_own() {
+fn case_names_are_unique() {
     let names: Vec<_> = table(full()).into_iter().map(|case| case.name).collect();
     assert_eq!(names.len(), names.iter().collect::<HashSet<_>>().len(), "{names:?}");
 }

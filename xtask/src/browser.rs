@@ -1,4 +1,5 @@
-//! `scripts/browser`: the small cases, or the doctor, as a program for browsers, in four runtimes.
+//! `scripts/browser`: runs the small cases, or the doctor, as a WebAssembly program in four
+//! runtimes.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -13,36 +14,37 @@ use crate::repo::{Repo, executables};
 use crate::{dawn, files, npm, process};
 
 const USAGE: &str = "\
-scripts/browser [RUNTIME...] [WORD...]: the small cases of the tests (tests/small) as a WebAssembly program, all or
-those with one of the words in their names, in four runtimes or in those that are named:
+scripts/browser [RUNTIME...] [WORD...]: runs the small cases of the tests (tests/small) as a WebAssembly program.
+
+Runs all cases, or the cases with one of the WORDs in their names, in four runtimes or in the given ones:
 
   chromium   headless, on SwiftShader (no f16)
   node       on Dawn, Chromium's WebGPU, over the Vulkan driver of scripts/gpu (f16)
   firefox    headless: its WebGPU is wgpu, over lavapipe 26 (f16)
-  deno       its WebGPU is wgpu, too, over the Vulkan driver of scripts/gpu (f16)
+  deno       its WebGPU is wgpu, over the Vulkan driver of scripts/gpu (f16)
 
-With a word as 1/2 every second case: the first runtime gets this share, each other one the share after it. Two
-runtimes run at a time.
+The word 1/2 selects every second case. The first runtime runs this share, and each other runtime the share after it.
+Two runtimes run at a time.
 
-scripts/browser --doctor [RUNTIME...] [--quick] [> PAGE.md]: the page that `cargo run --example doctor` prints about a
-device, of the devices that these runtimes give; --quick leaves out times and rates.
+scripts/browser --doctor [RUNTIME...] [--quick] [> PAGE.md]: prints the page of `cargo run --example doctor` about the
+devices of these runtimes. --quick leaves out times and rates.
 
-Prints what was skipped and what failed by name, then a table. Fails if the program does not build, or a case
-fails, panics or does not end. What is needed and cannot be had is skipped, in a line that begins with \"skipped:\".
+Prints the names of skipped and failed cases, then a table. Fails if the program does not build, or if a case fails,
+panics or does not end. A runtime that is not available is skipped, with a line that begins with \"skipped:\".
 
-Everything is fetched into target, nothing is installed: the standard library for wasm32 with rustup, unless
-the toolchain has it; wasm-bindgen from crates.io; Chromium with apt-get, unless there is one; Dawn and Deno with
-npm; Firefox with apt-get, from Debian, into a folder in which it runs as in a root of its own (unshare).
+Everything is fetched into target; nothing is installed. rustup fetches the standard library for wasm32, unless the
+toolchain has it. wasm-bindgen comes from crates.io, Dawn and Deno from npm. apt-get fetches Chromium, unless it is
+installed, and Debian's Firefox. Firefox runs in a separate root folder (unshare).
 ";
 
 pub const TRIPLE: &str = "wasm32-unknown-unknown";
 
-/// Installed ones that will do.
+/// Installed browsers that suffice.
 const CHROMIUMS: [&str; 3] = ["chromium", "chromium-headless-shell", "google-chrome"];
 
 const DENO: &str = "2.9.6";
 
-/// Compiled faster.
+/// Settings that compile faster.
 const CHEAP: [&str; 4] = ["--config", "profile.dev.debug=false", "--config", "profile.dev.incremental=false"];
 
 /// A program that runs WebAssembly and has WebGPU.
@@ -82,7 +84,7 @@ impl Runtime {
         got.inspect_err(|error| log.note(&error.text))
     }
 
-    /// True if it uses the Vulkan driver of scripts/gpu, and is started through its wrapper.
+    /// True if the runtime uses the Vulkan driver of scripts/gpu, and starts through its wrapper.
     fn needs_driver(self) -> bool {
         matches!(self, Runtime::Node | Runtime::Deno)
     }
@@ -100,7 +102,7 @@ impl Runtime {
     }
 }
 
-/// Fetches `runtimes`. A printed line names each that cannot be had.
+/// Fetches `runtimes`. A printed line names each runtime that is not available.
 pub fn get(repo: &Repo, folder: &Path, log: &Log, runtimes: &[Runtime]) -> Vec<(Runtime, PathBuf)> {
     let got = |&runtime: &Runtime| match runtime.get(repo, folder, log) {
         Ok(path) => Some((runtime, path)),
@@ -126,7 +128,7 @@ pub fn main(repo: &Repo, words: Vec<OsString>) -> Result {
     }
     let Some(toolchain) = Toolchain::get(repo, TRIPLE, &log)? else { return Ok(()) };
 
-    // The runtimes, while the program compiles.
+    // The runtimes are fetched while the program compiles.
     let of_runtime = |runtime: &Runtime| Log::new(folder.join(format!("log.{}", runtime.name())));
     let logs = job.runtimes.iter().map(of_runtime).collect::<Result<Vec<Log>>>()?;
     let (program, got, setup) = thread::scope(|scope| {
@@ -167,18 +169,18 @@ pub fn main(repo: &Repo, words: Vec<OsString>) -> Result {
     if runtimes == 0 { Ok(()) } else { process::run(node.args(job.words)) }
 }
 
-/// The result of a thread, or an error if it panicked.
+/// Returns the result of a thread, or an error if it panicked.
 fn result<T>(thread: ScopedJoinHandle<Result<T>>) -> Result<T> {
     thread.join().unwrap_or_else(|_| Err(failed("a thread panicked")))
 }
 
-/// What is to be run, and where.
+/// The programs to run, and their runtimes.
 #[derive(Debug, PartialEq)]
 struct Job {
-    /// The doctor, not the cases.
+    /// True for the doctor, false for the cases.
     doctor: bool,
     runtimes: Vec<Runtime>,
-    /// For run.mjs.
+    /// Arguments for run.mjs.
     words: Vec<OsString>,
 }
 
@@ -209,7 +211,7 @@ impl Job {
 fn use_driver(setup: &Setup, node: &mut Command, timed: bool) {
     setup.apply(node);
     if !timed && env::var_os("GALLIVM_PERF").is_none() {
-        // lavapipe: compile in half the time
+        // lavapipe then compiles in half the time.
         node.env("GALLIVM_PERF", "nopt");
     }
 }
@@ -220,7 +222,7 @@ pub fn joined(start: &str, path: &Path) -> OsString {
     text
 }
 
-/// A file for what programs say.
+/// A file for the output of programs.
 pub struct Log(PathBuf);
 
 impl Log {
@@ -242,7 +244,7 @@ impl Log {
         println!("skipped: {why} (log: {})", self.0.display());
     }
 
-    /// Whether `command`, which says into the log what it says, succeeds.
+    /// Runs `command` with its output in the log. Returns true if it succeeds.
     fn run(&self, command: &mut Command) -> bool {
         let status = command.stdin(Stdio::null()).stdout(self.stream()).stderr(self.stream()).status();
         status
@@ -255,12 +257,12 @@ impl Log {
     }
 }
 
-/// One that has the standard library of a target.
+/// A toolchain with the standard library of a target.
 pub struct Toolchain(Vec<(&'static str, OsString)>);
 
 impl Toolchain {
-    /// This one, or one of the same version with the target, fetched; None if that cannot be, which
-    /// is said.
+    /// Returns the current toolchain, or fetches the same version with the target. Returns `None`,
+    /// with a message, if that is impossible.
     pub fn get(repo: &Repo, target: &str, log: &Log) -> Result<Option<Self>> {
         let rustc = |arguments: &[&str]| {
             process::output(Command::new("rustc").current_dir(&repo.root).args(arguments))
@@ -292,7 +294,7 @@ impl Toolchain {
         Ok(Some(Toolchain(vec![("RUSTUP_HOME", home.into()), ("RUSTUP_TOOLCHAIN", version.into())])))
     }
 
-    /// What cargo needs in the environment to use it.
+    /// Returns the environment variables that make cargo use the toolchain.
     pub fn variables(&self) -> impl Iterator<Item = (&'static str, OsString)> {
         self.0.iter().cloned()
     }
@@ -304,7 +306,7 @@ impl Toolchain {
     }
 }
 
-/// What cargo builds, and the folder that it goes to.
+/// cargo's arguments, and the folder of the built program.
 pub struct Program {
     pub cargo: &'static [&'static str],
     pub place: &'static str,
@@ -313,7 +315,7 @@ pub struct Program {
 const CASES: Program = Program { cargo: &["--test", "browser"], place: "program" };
 const DOCTOR: Program = Program { cargo: &["--example", "doctor"], place: "doctor" };
 
-/// The program, and wasm-bindgen's part of it by a tool of the same version.
+/// Builds the program, and runs wasm-bindgen's tool of the same version on it.
 pub fn build(repo: &Repo, folder: &Path, toolchain: &Toolchain, program: Program) -> Result {
     let Program { cargo: arguments, place } = program;
     let tool = folder.join("bindgen");
@@ -362,7 +364,7 @@ wasm-bindgen-cli-support = "={version}"
     )
 }
 
-/// Of a package in a `Cargo.lock`.
+/// Returns the version of a package in a `Cargo.lock`.
 fn version_of(name: &str, lock: &str) -> Option<String> {
     let (_, rest) = lock.split_once(&format!("\nname = \"{name}\"\nversion = \""))?;
     Some(rest.split_once('"')?.0.into())
@@ -372,7 +374,7 @@ fn get_dawn(repo: &Repo, folder: &Path, log: &Log) -> Result {
     link(&dawn::fetch(repo, || log.stream())?, &folder.join("dawn"))
 }
 
-/// Deno's program, as `deno` in `folder`.
+/// Fetches Deno's program, as `deno` in `folder`.
 fn get_deno(repo: &Repo, folder: &Path, log: &Log) -> Result {
     let package = match (env::consts::OS, env::consts::ARCH) {
         ("linux", "x86_64") => "@deno/linux-x64-glibc",
@@ -383,13 +385,13 @@ fn get_deno(repo: &Repo, folder: &Path, log: &Log) -> Result {
     link(&at.join("node_modules").join(package).join("deno"), &folder.join("deno"))
 }
 
-/// The script that starts programs of Firefox's packages.
+/// Returns the script that starts programs of Firefox's packages.
 fn get_firefox(repo: &Repo) -> Result<PathBuf> {
     let setup = gpu::setup_named(repo, "firefox")?;
     setup.runner().map(Path::to_owned).ok_or_else(|| failed("no packages of Debian's for this system"))
 }
 
-/// An installed one, or Debian's, unpacked, as `chromium` in `folder`.
+/// Links an installed Chromium, or unpacks Debian's, as `chromium` in `folder`.
 fn get_chromium(folder: &Path, log: &Log) -> Result {
     let program = folder.join("chromium");
     if program.exists() {
@@ -420,7 +422,7 @@ fn get_chromium(folder: &Path, log: &Log) -> Result {
         apt.args(arguments);
         apt
     };
-    // One bad source must not matter.
+    // A single bad source does not matter.
     log.run(&mut apt(&["update"]));
     log.must(&mut apt(&[
         "install",
@@ -447,7 +449,7 @@ fn get_chromium(folder: &Path, log: &Log) -> Result {
     files::remove_all(&lists)
 }
 
-/// Folders with shared libraries, but Chromium's own.
+/// Returns the folders with shared libraries, except Chromium's.
 fn library_folders(folder: &Path, found: &mut Vec<String>) {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();

@@ -12,8 +12,8 @@ use crate::repo::Repo;
 const PACKAGE: &str = "webgpu@0.6.2";
 
 const USAGE: &str = "\
-scripts/dawn: Dawn, Chromium's WebGPU, for Node; fetched once by npm into target/dawn, whose path is printed.
-Exit status 1 where that cannot be: no node, no npm, or not the package.
+scripts/dawn: fetches Dawn, Chromium's WebGPU for Node, once with npm into target/dawn, and prints its path.
+Exit status 1 if that fails: without node, npm or the package.
 ";
 
 pub fn main(repo: &Repo, arguments: Vec<OsString>) -> Result {
@@ -25,7 +25,7 @@ pub fn main(repo: &Repo, arguments: Vec<OsString>) -> Result {
     Ok(())
 }
 
-/// Fetches it, and returns its folder. The log gets npm's output.
+/// Fetches Dawn, and returns its folder. npm's output goes into the log.
 pub fn fetch(repo: &Repo, log: impl Fn() -> Stdio) -> Result<PathBuf> {
     npm::fetch(repo, "dawn", PACKAGE, log)
 }

@@ -1,4 +1,4 @@
-//! `scripts/drivers`: the small cases of the test suite on other drivers.
+//! `scripts/drivers`: runs the small cases of the test suite on other drivers.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -13,46 +13,45 @@ use crate::windows::Windows;
 use crate::{gpu, process};
 
 const USAGE: &str = "\
-scripts/drivers [DRIVER ...]: the small cases of the test suite on each software driver in turn, then a table.
+scripts/drivers [DRIVER ...]: runs the small cases of the test suite on each software driver, then prints a table.
 
   lavapipe-25   Mesa 25.0, an older compiler of shaders
   swiftshader   subgroups of 4, no f16, 256 invocations
   mesa-gl       wgpu's GL backend: no f16, no subgroups
   validation    lavapipe 26 under the Khronos validation layer: core checks and synchronization
 
-All of them by default. Only if they are named:
+Without arguments, these drivers run. The following run only if they are named:
 
-  lavapipe      26 without the layer
-  dx12-fxc      wgpu's DX12 backend: the tests built for Windows, under Wine, whose Direct3D 12 uses lavapipe, with
-                Microsoft's FXC from Dawn's package; only what tests/small has. Needs rustup, npm, user namespaces
+  lavapipe      lavapipe 26 without the layer
+  dx12-fxc      wgpu's DX12 backend: the tests of tests/small, built for Windows, under Wine. Wine's Direct3D 12 uses
+                lavapipe, with Microsoft's FXC from Dawn's package. Needs rustup, npm and user namespaces
 
-Fails if a test fails, and if the layer says
-what tests/harness/validation.rs does not explain or is not there; a driver that cannot be fetched is skipped. Below
-the table stands what was skipped, and why. All output is in target/drivers/. WGPU_ATTENTION_TEST_FILTERS: other
-tests than the small cases.
+Fails if a test fails, if the layer is missing, or if the layer prints messages that tests/harness/validation.rs does
+not explain. Drivers that cannot be fetched are skipped. Skipped cases and their reasons follow the table. All output
+is in target/drivers/. WGPU_ATTENTION_TEST_FILTERS selects other tests than the small cases.
 ";
 
-/// Which drivers.
+/// A driver, with its tests.
 struct Run {
     name: &'static str,
-    /// For `WGPU_ATTENTION_DRIVER`.
+    /// The value of `WGPU_ATTENTION_DRIVER`.
     driver: &'static str,
     validation: bool,
     by_default: bool,
     tests: Tests,
 }
 
-/// Which of the small cases.
+/// The small cases that a driver runs.
 #[derive(Clone, Copy, PartialEq)]
 enum Tests {
     All,
-    /// Those that are [`Case::cheap`].
+    /// The cases with [`Case::cheap`].
     Cheap,
-    /// Those of tests/small, in programs for Windows.
+    /// The cases of tests/small, in programs for Windows.
     OnWindows,
 }
 
-/// For `WGPU_ATTENTION_TEST_FILTERS`.
+/// The value of `WGPU_ATTENTION_TEST_FILTERS`.
 const ON_WINDOWS: [&str; 1] = ["small::"];
 
 const RUNS: [Run; 6] = [
@@ -76,12 +75,12 @@ const RUNS: [Run; 6] = [
     Run { name: "dx12-fxc", driver: "wine", validation: false, by_default: false, tests: Tests::OnWindows },
 ];
 
-/// The small cases, by parts of their tests' names: every kernel, masks, caches, decode, layers,
-/// positions, f16, refusals. Others of the suite take these drivers minutes: every further shape or
-/// mask is a shader more to compile.
+/// The small cases, by parts of their tests' names. They cover every kernel, masks, caches, decode,
+/// layers, positions, f16 and refusals. Other tests of the suite take minutes on these drivers,
+/// because every further shape or mask compiles another shader.
 struct Case {
     test: &'static str,
-    /// For lavapipe-25, which takes ten times as long to compile a shader.
+    /// True if lavapipe-25 runs the case. It takes ten times as long to compile a shader.
     cheap: bool,
 }
 
@@ -102,12 +101,12 @@ const SMALL: [Case; 24] = [
     cheap("gpu::attention_with_every_option"),
     dear("gpu::attention_with_every_part"),
     cheap("gpu::a_layer"),
-    dear("biases::what_is_added_may_be_shorter"),
-    cheap("block_maps::devices"),
+    dear("biases::added_terms_may_be_narrow"),
+    cheap("block_maps::device_maps"),
     dear("key_splits::bad_numbers"),
-    dear("merge::splitting"),
+    dear("merge::merged_parts"),
     dear("cache::full::copies_on_write"),
-    cheap("cache::full::the_device"),
+    cheap("cache::full::device_refuses"),
     cheap("cache::full::truncating"),
     dear("cache::steps::ragged"),
     cheap("cache::rotation"),
@@ -120,11 +119,11 @@ const SMALL: [Case; 24] = [
     cheap("threads::threads_share_a_device"),
 ];
 
-/// With the validation layer; the second on matrix units, too.
-const WITH_VALIDATION: [&str; 2] = ["validation::", "biases::a_sink_takes"];
+/// Tests with the validation layer. The second one also runs on matrix units.
+const WITH_VALIDATION: [&str; 2] = ["validation::", "biases::sink_takes"];
 
 impl Run {
-    /// The tests to run, by parts of their names, and the small cases that are left out.
+    /// Returns the tests to run, by parts of their names, and the small cases that are left out.
     fn filters(&self) -> (Vec<&'static str>, Vec<&'static str>) {
         if self.tests == Tests::OnWindows {
             return (ON_WINDOWS.to_vec(), Vec::new());
@@ -181,20 +180,20 @@ pub fn main(repo: &Repo, arguments: Vec<OsString>) -> Result {
     }
 }
 
-/// Names of the tables above that no test of a list has.
+/// Returns the names of the tables above that no test of a list has.
 fn unknown(tests: &str) -> Vec<&'static str> {
     let names = SMALL.iter().map(|case| case.test).chain(WITH_VALIDATION).chain(ON_WINDOWS);
     names.filter(|name| !tests.lines().any(|line| line.ends_with(": test") && line.contains(name))).collect()
 }
 
-/// Runs the suite, which is compiled for speed.
+/// Returns the command that runs the suite, compiled for speed.
 fn test(repo: &Repo) -> std::process::Command {
     let mut cargo = repo.cargo();
     cargo.args(["test", "--release", "--test", "tests"]).env("CARGO_TERM_COLOR", "never");
     cargo
 }
 
-/// What came of a driver: a row of the table, and more.
+/// The result of a driver: a row of the table, and further lines.
 #[derive(Debug, Default)]
 struct Ran {
     device: String,
@@ -202,7 +201,7 @@ struct Ran {
     seconds: Option<f64>,
     processor_seconds: Option<f64>,
     failed: bool,
-    /// Lines about what was skipped.
+    /// Lines about skipped cases.
     skipped: Vec<String>,
 }
 
@@ -241,11 +240,12 @@ fn run_on(repo: &Repo, run: &Run) -> Result<Ran> {
         cargo.env("WGPU_VALIDATION", "1");
     }
     if env::var_os("WGPU_ATTENTION_TEST_ALL").is_none() {
-        // Few tests, but all of each.
+        // Few tests, but every case of each.
         cargo.env("WGPU_ATTENTION_TEST_ALL", "1");
     }
     if env::var_os("GALLIVM_PERF").is_none() {
-        // Less optimized shaders: they are compiled more than they are run.
+        // Shaders are compiled with fewer optimisations, because compiling takes longer than
+        // running.
         cargo.env("GALLIVM_PERF", "nopt");
     }
     let (start, processor) = (Instant::now(), processor_seconds());
@@ -269,22 +269,22 @@ fn run_on(repo: &Repo, run: &Run) -> Result<Ran> {
     })
 }
 
-/// Of all programs that this one has started and that have ended, where Linux tells.
+/// Returns the processor time of all ended child programs, if Linux reports it.
 fn processor_seconds() -> Option<f64> {
     let stat = fs::read_to_string("/proc/self/stat").ok()?;
-    // After the name of the program, which may hold spaces; in hundredths.
+    // The fields after the program's name, which may contain spaces; in hundredths of a second.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let hundredths = |n: usize| fields.get(n)?.parse::<f64>().ok();
     Some((hundredths(13)? + hundredths(14)?) / 100.0)
 }
 
-/// What a log says.
+/// The contents of a log.
 #[derive(Debug, Default, PartialEq)]
 struct Said {
     device: Option<String>,
     passed: u64,
     failed: Option<u64>,
-    /// Of the validation layer, unexplained.
+    /// Unexplained messages of the validation layer.
     messages: usize,
     cases_skipped: u64,
 }
@@ -314,12 +314,12 @@ impl Said {
     }
 }
 
-/// The number before a word.
+/// Returns the number before a word.
 fn before(text: &str, word: &str) -> Option<u64> {
     text.split_once(word)?.0.rsplit(' ').next()?.parse().ok()
 }
 
-/// Cases by reason, then what stays out.
+/// Returns the skipped cases by reason, then the tests that are left out.
 fn skipped(text: &str) -> Vec<String> {
     let (mut cases, mut tests) = (BTreeMap::<&str, u64>::new(), Vec::new());
     for line in text.lines() {
@@ -341,7 +341,7 @@ fn skipped(text: &str) -> Vec<String> {
     lines
 }
 
-/// What is wrong, from a log.
+/// Returns the reason of a failure, from a log.
 fn why(text: &str) -> String {
     let lines: Vec<&str> = text.lines().collect();
     let tells = |line: &str| line.starts_with("unexplained") || line.contains("panicked at");
@@ -428,8 +428,8 @@ unexplained validation message in x: y
     fn names_of_no_test() {
         let mut tests: String = SMALL.iter().map(|case| format!("{}_and_more: test\n", case.test)).collect();
         assert_eq!(unknown(&tests), WITH_VALIDATION);
-        tests += "validation::a: test\nbiases::a_sink_takes: benchmark\n";
-        assert_eq!(unknown(&tests), ["biases::a_sink_takes"]);
+        tests += "validation::a: test\nbiases::sink_takes: benchmark\n";
+        assert_eq!(unknown(&tests), ["biases::sink_takes"]);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What ends a command: an exit status, and what is still to be said.
+//! The end of a command: an exit status, and a message to print.
 
 use std::fmt::{self, Display};
 use std::process::ExitStatus;
@@ -8,21 +8,21 @@ pub type Result<T = ()> = std::result::Result<T, Error>;
 #[derive(Debug)]
 pub struct Error {
     pub status: u8,
-    /// Empty if it has been said.
+    /// Empty if the message was already printed.
     pub text: String,
 }
 
-/// Something that was done failed.
+/// An operation failed.
 pub fn failed(text: impl Display) -> Error {
     Error { status: 1, text: text.to_string() }
 }
 
-/// What was asked for cannot be done.
+/// The request is impossible.
 pub fn refused(text: impl Display) -> Error {
     Error { status: 2, text: text.to_string() }
 }
 
-/// A program that has said itself why it failed.
+/// A program failed and has printed the reason itself.
 pub fn ended(status: ExitStatus) -> Error {
     Error { status: status.code().and_then(|code| code.try_into().ok()).unwrap_or(1), text: String::new() }
 }
@@ -45,7 +45,7 @@ impl From<lexopt::Error> for Error {
     }
 }
 
-/// Says what an operation on a file was about: `fs::read(&path).at(&path)?`.
+/// Adds the file to an error: `fs::read(&path).at(&path)?`.
 pub trait At<T> {
     fn at(self, what: impl AsRef<std::path::Path>) -> Result<T>;
 }

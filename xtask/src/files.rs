@@ -5,8 +5,8 @@ use std::{fs, io, process};
 
 use crate::error::{At, Result, failed};
 
-/// Writes `text` unless it is there; whoever reads the file meanwhile reads all of the one or of
-/// the other.
+/// Writes `text` unless the file already has it. A concurrent reader sees the whole old or the
+/// whole new text.
 pub fn replace(path: &Path, text: &str, executable: bool) -> Result {
     if fs::read(path).is_ok_and(|old| old == text.as_bytes()) {
         return Ok(());
@@ -28,7 +28,7 @@ pub fn make_executable(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes a folder with all that is in it, if it is there.
+/// Removes a folder with its contents, if it exists.
 pub fn remove_all(folder: &Path) -> Result {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error).at(folder),
@@ -36,7 +36,7 @@ pub fn remove_all(folder: &Path) -> Result {
     }
 }
 
-/// In bytes, of all that is in a folder.
+/// Returns the bytes of all files in a folder.
 pub fn size(folder: &Path) -> Result<u64> {
     let mut bytes = 0;
     for entry in fs::read_dir(folder).at(folder)? {
@@ -47,7 +47,7 @@ pub fn size(folder: &Path) -> Result<u64> {
     Ok(bytes)
 }
 
-/// The files of a folder whose names end so, sorted; none if there is no such folder.
+/// Returns the files of a folder whose names end with `end`, sorted; none if there is no folder.
 pub fn ending(folder: &Path, end: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut files: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
@@ -56,7 +56,7 @@ pub fn ending(folder: &Path, end: &str) -> Vec<PathBuf> {
     files
 }
 
-/// A folder for one run, gone with the value.
+/// A folder for one run. It is removed when the value is dropped.
 pub struct Temporary(pub PathBuf);
 
 impl Temporary {

@@ -1,4 +1,4 @@
-//! The programs behind `scripts/`, each with a thin script in front: `scripts/drivers` is `xtask
+//! The programs behind `scripts/`. Each has a thin script in front: `scripts/drivers` runs `xtask
 //! drivers`.
 
 mod browser;
@@ -41,8 +41,8 @@ const COMMANDS: [(&str, Main); 10] = [
     ("web", web::main),
 ];
 
-/// `--repo FOLDER COMMAND [ARGUMENTS...]`, as the scripts say it; `run-packed FOLDER [OPTIONS]`
-/// where there is no repository.
+/// Runs a command. The scripts pass `--repo FOLDER COMMAND [ARGUMENTS...]`. Without a repository it
+/// is `run-packed FOLDER [OPTIONS]`.
 fn run(arguments: &[OsString]) -> (&str, Result) {
     match arguments {
         [option, repo, command, rest @ ..] if option == "--repo" => {

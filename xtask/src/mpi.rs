@@ -1,4 +1,4 @@
-//! `scripts/mpi`: a program with an MPI, and with what Rust's bindings of it are built with.
+//! `scripts/mpi`: runs a program with an MPI, and with the tools that build Rust's bindings of MPI.
 
 use std::env;
 use std::ffi::OsString;
@@ -15,15 +15,16 @@ use crate::process;
 use crate::repo::Repo;
 
 const USAGE: &str = "\
-usage: scripts/mpi COMMAND [ARGS...]   run COMMAND with an MPI
-       scripts/mpi --have              say whether there is one, without fetching
+usage: scripts/mpi COMMAND [ARGS...]   runs COMMAND with an MPI
+       scripts/mpi --have              prints whether there is one, without fetching
 
-Where mpirun and mpicc are to be found, COMMAND runs as it is; building needs libclang then. Elsewhere, on Linux with apt and Debian's
-keyring, Open MPI 4.1 and libclang 14 come from Debian bookworm's packages, once, under target/mpi: no root, nothing installed.
-With a device, too: scripts/mpi scripts/gpu COMMAND.
+If mpirun and mpicc are installed, COMMAND runs with them, and building needs libclang. Otherwise, on Linux with apt
+and Debian's keyring, Open MPI 4.1 and libclang 14 are fetched once from Debian bookworm into target/mpi. This needs no
+root and installs nothing. With a device: scripts/mpi scripts/gpu COMMAND.
 ";
 
-/// What `mpicc`, `mpirun` and `libclang` load, beside libc and the compiler's own.
+/// The libraries that `mpicc`, `mpirun` and `libclang` load, except libc and the compiler's
+/// libraries.
 const OPEN_MPI: Bundle = Bundle {
     name: "openmpi",
     title: "Open MPI 4.1 and libclang 14",
@@ -66,7 +67,7 @@ const OPEN_MPI: Bundle = Bundle {
     part: None,
 };
 
-/// The machine's own.
+/// True if the machine has an MPI.
 fn is_here() -> bool {
     process::have(&["mpirun", "mpicc"])
 }
@@ -95,7 +96,7 @@ pub fn main(repo: &Repo, arguments: Vec<OsString>) -> Result {
     }
     let mut command = Command::new(program);
     command.args(rest);
-    // Open MPI refuses to start as root unless it is told twice.
+    // Open MPI refuses to start as root without both variables.
     command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
     if !is_here() {
         command.envs(variables(&unpacked(repo)?)?);
@@ -103,7 +104,7 @@ pub fn main(repo: &Repo, arguments: Vec<OsString>) -> Result {
     process::exec(&mut command).map(|never| match never {})
 }
 
-/// The folder of the packages, fetched if it is not there.
+/// Returns the folder of the packages. It fetches them if needed.
 fn unpacked(repo: &Repo) -> Result<PathBuf> {
     if !can_fetch() {
         return Err(refused(
@@ -119,7 +120,8 @@ fn unpacked(repo: &Repo) -> Result<PathBuf> {
     Ok(place.root())
 }
 
-/// What makes Open MPI find itself in `root`, and builds find both.
+/// Returns the variables with which Open MPI finds its files in `root`, and builds find Open MPI
+/// and libclang.
 fn variables(root: &Path) -> Result<Vec<(&'static str, OsString)>> {
     let bin = root.join("usr/bin");
     let shims = root.join("shims");
@@ -137,7 +139,7 @@ fn variables(root: &Path) -> Result<Vec<(&'static str, OsString)>> {
     let mut path = vec![shims.clone()];
     path.extend(env::split_paths(&env::var_os("PATH").unwrap_or_default()));
     let join = |paths: Vec<PathBuf>| env::join_paths(paths).map_err(|error| refused(error.to_string()));
-    // The headers that belong to the compiler, which libclang looks for beside itself.
+    // The compiler's headers. libclang searches them relative to its place.
     let of_clang = files::ending(&root.join("usr/lib/llvm-14/lib/clang"), "");
     let headers = of_clang.first().map(|folder| format!("-I{}", folder.join("include").display()));
     Ok(vec![
@@ -147,7 +149,8 @@ fn variables(root: &Path) -> Result<Vec<(&'static str, OsString)>> {
         ("MPICC", shims.join("mpicc").into()),
         ("LIBCLANG_PATH", libraries.into()),
         ("BINDGEN_EXTRA_CLANG_ARGS", headers.unwrap_or_default().into()),
-        // What a single machine has; and no word about compression that is not there.
+        // Transports of a single machine. The last variables silence messages about missing
+        // compression.
         ("OMPI_MCA_btl", "self,vader,tcp".into()),
         ("OMPI_MCA_pml", "ob1".into()),
         ("OMPI_MCA_mca_base_component_show_load_errors", "0".into()),

@@ -8,8 +8,8 @@ use crate::error::{At, Result, failed};
 use crate::process;
 use crate::repo::Repo;
 
-/// Fetches `package`, as `name@version`, once into the folder `target/NAME`, which it returns. The
-/// log gets npm's output.
+/// Fetches `package`, as `name@version`, once into the folder `target/NAME`, and returns the
+/// folder. npm's output goes into the log.
 pub fn fetch(repo: &Repo, name: &str, package: &str, log: impl Fn() -> Stdio) -> Result<PathBuf> {
     let folder = repo.folder(name)?;
     let done = folder.join(package.replace('/', "+"));

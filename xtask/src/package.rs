@@ -1,4 +1,4 @@
-//! `scripts/package`: is the crate fit to be published?
+//! `scripts/package`: checks that the crate is fit to be published.
 
 use std::env;
 use std::ffi::OsString;
@@ -14,16 +14,16 @@ use crate::process;
 use crate::repo::Repo;
 
 const USAGE: &str = "\
-scripts/package [STEP...]: is the crate fit to be published?
+scripts/package [STEP...]: checks that the crate is fit to be published.
 
-  package    `cargo package` without a warning, under 10 MB, and the library that it packs compiles
-  msrv       Cargo.toml's rust-version is the toolchain that runs the tests, or an older one that is here
-  deny       licences, sources and version requirements of the dependencies by deny.toml (cargo-deny, built
-             under target/tools where it is not installed)
-  audit      the same tool, with RustSec's advisories, where these can be fetched
-  semver     cargo-semver-checks against the published version, once there is one and the tool is here
+  package    `cargo package` gives no warning and less than 10 MB, and the packed library compiles
+  msrv       Cargo.toml's rust-version is the toolchain that runs the tests, or an older installed one
+  deny       the dependencies' licences, sources and version requirements satisfy deny.toml (cargo-deny, which is built
+             under target/tools if it is not installed)
+  audit      cargo-deny with RustSec's advisories, if they can be fetched
+  semver     cargo-semver-checks against the published version, if both are available
 
-What cannot be had is skipped with a line that says so. All steps by default.
+A step whose tool or data is not available is skipped, with a message. Without arguments, all steps run.
 ";
 
 const MOST_BYTES: u64 = 10_000_000;
@@ -68,7 +68,7 @@ pub fn main(repo: &Repo, arguments: Vec<OsString>) -> Result {
 struct Crate {
     repo: Repo,
     metadata: Value,
-    /// Where tools are that are not installed.
+    /// The folder of tools that are not installed.
     tools: PathBuf,
 }
 
@@ -77,7 +77,7 @@ impl Crate {
         Ok(Crate { repo: repo.clone(), metadata: repo.own_package()?, tools: repo.folder("tools")? })
     }
 
-    /// Of `[package]`.
+    /// Returns a field of `[package]`.
     fn field(&self, name: &str) -> Result<&str> {
         self.metadata[name].as_str().ok_or_else(|| failed(format!("Cargo.toml has no {name}")))
     }
@@ -96,7 +96,7 @@ impl Crate {
         if bytes >= MOST_BYTES {
             return Err(failed(format!("{bytes} bytes, more than {MOST_BYTES}")));
         }
-        // Not by cargo's own verification, which would compile the dependencies again.
+        // cargo's verification is not used, because it would compile the dependencies again.
         let unpacked = target.join("unpacked");
         files::remove_all(&unpacked)?;
         fs::create_dir(&unpacked).at(&unpacked)?;
@@ -129,8 +129,8 @@ impl Crate {
         Ok(format!("{stated} compiles"))
     }
 
-    /// cargo-deny, built where there is none, without optimizations: it takes longer to build than
-    /// to run.
+    /// Returns cargo-deny. If it is not installed, it is built without optimisations: it takes
+    /// longer to build than to run.
     fn cargo_deny(&self) -> Option<Command> {
         let built = self.tools.join("bin/cargo-deny");
         let program = match process::find("cargo-deny") {
@@ -155,7 +155,7 @@ impl Crate {
         let [Some(mut of_crate), Some(mut of_all)] = [(); 2].map(|()| self.cargo_deny()) else {
             return Ok("skipped: cargo-deny cannot be built here".into());
         };
-        // What ships is the crate alone; what compiles here is all of the workspace.
+        // Only the crate is shipped, but the whole workspace is compiled here.
         let licences = checked(of_crate.args(["--log-level", "error", "check", "licenses"]))?;
         let others = ["--workspace", "--log-level", "error", "check", "bans", "sources"];
         Ok(format!("{licences}, {}", checked(of_all.args(others))?))
@@ -175,7 +175,7 @@ impl Crate {
     fn semver(&self) -> Result<String> {
         let name = self.field("name")?;
         let mut info = Command::new("cargo");
-        // Elsewhere: here it would tell of the crate itself.
+        // Another folder is used: here the command would describe the local crate.
         info.current_dir(env::temp_dir()).args(["info", "--quiet", "--registry", "crates-io", name]);
         if process::quiet_output(&mut info).is_none() {
             return Ok("skipped: crates.io shows no version to compare with".into());
@@ -188,7 +188,7 @@ impl Crate {
     }
 }
 
-/// What a program says; if it fails, that is printed.
+/// Returns the output of a program. If the program fails, the output is printed.
 fn said(command: &mut Command, what: &str) -> Result<String> {
     let Output { status, stdout, stderr } = command.output()?;
     let text = String::from_utf8_lossy(&[stdout, stderr].concat()).into_owned();
@@ -199,13 +199,13 @@ fn said(command: &mut Command, what: &str) -> Result<String> {
     Err(failed(what))
 }
 
-/// What cargo-deny says last.
+/// Returns cargo-deny's last line.
 fn checked(deny: &mut Command) -> Result<String> {
     let text = said(deny, "see above")?;
     Ok(text.lines().last().unwrap_or_default().into())
 }
 
-/// Whether `have` is `stated` or a patch of it.
+/// True if `have` is `stated` or a patch release of it.
 fn is_version(have: &str, stated: &str) -> bool {
     have.strip_prefix(stated).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }

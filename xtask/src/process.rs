@@ -1,4 +1,4 @@
-//! Programs: found, run, given so much time and no more.
+//! Finds and runs programs, with time limits.
 
 use std::ffi::OsStr;
 use std::fmt::{self, Display};
@@ -9,12 +9,12 @@ use std::{env, io, thread};
 
 use crate::error::{Result, ended, refused};
 
-/// How a program ended.
+/// The end of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Ok,
     Failed(i32),
-    /// By a signal.
+    /// Ended by a signal.
     Crashed(i32),
     TimedOut,
 }
@@ -27,9 +27,9 @@ impl From<ExitStatus> for Outcome {
         }
         match status.code() {
             Some(0) => Outcome::Ok,
-            // As `timeout` says it.
+            // The exit status of `timeout`.
             Some(124) => Outcome::TimedOut,
-            // As shells say it.
+            // The exit status of shells.
             Some(code @ 129..=199) => Outcome::Crashed(code - 128),
             code => Outcome::Failed(code.unwrap_or(-1)),
         }
@@ -55,7 +55,7 @@ pub fn within(limit: Duration, command: &mut Command) -> io::Result<Outcome> {
         return Ok(status.into());
     }
     child.kill()?;
-    // What hangs in a GPU's driver does not even end now, and is left behind.
+    // A program that hangs in a GPU's driver does not end even now. It is left behind.
     wait_until(Instant::now() + Duration::from_secs(5), &mut child)?;
     Ok(Outcome::TimedOut)
 }
@@ -73,13 +73,13 @@ fn wait_until(end: Instant, child: &mut Child) -> io::Result<Option<ExitStatus>>
     }
 }
 
-/// Runs `command`, which says itself what goes wrong.
+/// Runs `command`, which prints its errors itself.
 pub fn run(command: &mut Command) -> Result {
     let status = command.status().map_err(|error| cannot_start(command, &error))?;
     if status.success() { Ok(()) } else { Err(ended(status)) }
 }
 
-/// What `command` prints on success.
+/// Returns the output of `command`, which must succeed.
 pub fn output(command: &mut Command) -> Result<String> {
     let output = command.stderr(Stdio::inherit()).output().map_err(|error| cannot_start(command, &error))?;
     if !output.status.success() {
@@ -88,7 +88,7 @@ pub fn output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// What `command` prints, if it can be started and succeeds; its errors are not shown.
+/// Returns the output of `command` if it can be started and succeeds. Its errors are not shown.
 pub fn quiet_output(command: &mut Command) -> Option<String> {
     let output = command.stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
@@ -98,7 +98,7 @@ fn cannot_start(command: &Command, error: &io::Error) -> crate::error::Error {
     refused(format!("{}: {error}", command.get_program().display()))
 }
 
-/// Becomes `command`.
+/// Replaces this process by `command`.
 pub fn exec(command: &mut Command) -> Result<std::convert::Infallible> {
     #[cfg(unix)]
     let error = std::os::unix::process::CommandExt::exec(command);
@@ -107,13 +107,13 @@ pub fn exec(command: &mut Command) -> Result<std::convert::Infallible> {
         Ok(status) => std::process::exit(status.code().unwrap_or(1)),
         Err(error) => error,
     };
-    // As shells say it.
+    // The exit statuses of shells.
     let status = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
     let text = format!("{}: {error}", command.get_program().display());
     Err(crate::error::Error { status, text })
 }
 
-/// The program that `name` starts.
+/// Returns the program that `name` starts.
 pub fn find(name: impl AsRef<OsStr>) -> Option<PathBuf> {
     let name = Path::new(name.as_ref());
     if name.components().count() > 1 {
@@ -122,7 +122,7 @@ pub fn find(name: impl AsRef<OsStr>) -> Option<PathBuf> {
     env::split_paths(&env::var_os("PATH")?).map(|folder| folder.join(name)).find(|path| is_executable(path))
 }
 
-/// Whether all of `names` can be started.
+/// True if all of `names` can be started.
 pub fn have(names: &[&str]) -> bool {
     names.iter().all(|name| find(name).is_some())
 }

@@ -213,9 +213,14 @@ fn blocks<'t>(path: &str, text: &'t str) -> Vec<Block<'t>> {
 fn check(path: &str, text: &str) -> Vec<Fault> {
     let mut faults = Vec::new();
     if !path.ends_with(".md") {
+        let mut in_code = false;
         for (n, line) in text.lines().enumerate() {
+            let Some((_, said)) = comment(line) else { continue };
+            if said.trim_start().starts_with("```") {
+                in_code = !in_code;
+            }
             let columns = line.chars().count();
-            if comment(line).is_some() && columns > MOST_COLUMNS && !line.contains("http") {
+            if columns > MOST_COLUMNS && !in_code && !line.contains("http") {
                 faults.push(Fault { line: n + 1, rule: Rule::Width, text: format!("{columns} columns") });
             }
         }
@@ -261,7 +266,7 @@ fn is_letter(c: char) -> bool {
 /// The paragraphs of a block with the line of each: without code, tables and headings.
 fn paragraphs(block: &Block) -> Vec<(usize, String)> {
     let mut paragraphs: Vec<(usize, String)> = Vec::new();
-    let (mut in_code, mut goes_on) = (false, false);
+    let (mut in_code, mut in_names, mut goes_on) = (false, false, false);
     for (n, line) in block.lines.iter().enumerate() {
         let text = line.trim();
         if text.starts_with("```") {
@@ -271,7 +276,10 @@ fn paragraphs(block: &Block) -> Vec<(usize, String)> {
         }
         // A line that is indented by four is code as well, and columns that are aligned are a
         // table.
-        let is_table = text.starts_with(['|', '<', '#']) || text.contains("   ");
+        // Programs read the names that a shader needs and gives, up to an empty line.
+        in_names |= ["Needs:", "Gives:"].iter().any(|label| text.starts_with(label));
+        in_names &= !text.is_empty();
+        let is_table = text.starts_with(['|', '<', '#']) || text.contains("   ") || in_names;
         if in_code || is_table || text.is_empty() {
             goes_on = false;
             continue;

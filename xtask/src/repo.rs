@@ -1,4 +1,4 @@
-//! The repository that the scripts are of.
+//! The repository of the scripts.
 
 use std::path::{Path, PathBuf, absolute};
 use std::process::Command;
@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::error::{At, Result, failed};
 use crate::process;
 
-/// What is published.
+/// The crate that is published.
 const CRATE: &str = "wgpu-attention";
 
 #[derive(Clone)]
@@ -25,8 +25,7 @@ impl Repo {
         let chosen = env::var_os("CARGO_TARGET_DIR").filter(|folder| !folder.is_empty());
         let target = absolute(chosen.map_or_else(|| root.join("target"), PathBuf::from)).at(&root)?;
         fs::create_dir_all(&target).at(&target)?;
-        // Cargo's own mark, so that backups skip it; cargo writes it only into a folder that it
-        // makes.
+        // Backups skip a folder with this mark. Cargo writes it only into folders that it creates.
         let mark = target.join("CACHEDIR.TAG");
         if !mark.exists() {
             let _ = fs::write(mark, "Signature: 8a477f597d28d172789f06886806bc55\n");
@@ -34,7 +33,7 @@ impl Repo {
         Ok(Repo { root, target })
     }
 
-    /// Cargo at the root, where a relative `CARGO_TARGET_DIR` would mean something else.
+    /// Returns cargo at the root, so that a relative `CARGO_TARGET_DIR` has one meaning.
     pub fn cargo(&self) -> Command {
         let mut cargo = Command::new("cargo");
         cargo.current_dir(&self.root);
@@ -44,14 +43,14 @@ impl Repo {
         cargo
     }
 
-    /// A folder of one's own under `target`.
+    /// Returns a folder under `target`, which it creates.
     pub fn folder(&self, name: &str) -> Result<PathBuf> {
         let folder = self.target.join(name);
         fs::create_dir_all(&folder).at(&folder)?;
         Ok(folder)
     }
 
-    /// What cargo knows of the workspace's packages.
+    /// Returns cargo's metadata of the workspace's packages.
     fn packages(&self) -> Result<Vec<Value>> {
         let text =
             process::output(self.cargo().args(["metadata", "--no-deps", "--format-version=1", "--locked"]))?;
@@ -59,13 +58,13 @@ impl Repo {
         Ok(all["packages"].as_array_mut().map(std::mem::take).unwrap_or_default())
     }
 
-    /// What it knows of the crate itself.
+    /// Returns cargo's metadata of the crate.
     pub fn own_package(&self) -> Result<Value> {
         let own = self.packages()?.into_iter().find(|package| package["name"] == CRATE);
         own.ok_or_else(|| failed(format!("cargo knows no {CRATE}")))
     }
 
-    /// Names of all targets of a kind: `bench`, `test` ...
+    /// Returns the names of all targets of a kind: `bench`, `test` ...
     pub fn targets(&self, kind: &str) -> Result<Vec<String>> {
         let of_kind =
             |target: &&Value| target["kind"].as_array().is_some_and(|kinds| kinds.iter().any(|k| k == kind));
@@ -78,7 +77,7 @@ impl Repo {
     }
 }
 
-/// Programs that `--message-format=json` names.
+/// Returns the programs that `--message-format=json` names.
 pub fn executables(messages: &str) -> Vec<(String, PathBuf)> {
     let programs = messages.lines().filter_map(|line| {
         let message: Value = serde_json::from_str(line).ok()?;

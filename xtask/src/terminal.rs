@@ -1,4 +1,4 @@
-//! `scripts/terminal`: a picture of what a command prints.
+//! `scripts/terminal`: draws a picture of the output of a command.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
@@ -11,13 +11,14 @@ use crate::error::{At, Result, ended, refused};
 use crate::repo::Repo;
 
 const USAGE: &str = "\
-scripts/terminal OUT.svg COMMAND [ARGUMENTS...]: runs COMMAND at the repository's root and draws a terminal with the command
-and all that it printed, to standard output and to standard error, in the order in which it came. What fails is not drawn.
+scripts/terminal OUT.svg COMMAND [ARGUMENTS...]: runs COMMAND at the repository's root and draws a terminal.
+The picture shows the command and its output, standard output and standard error in the order in which they came. A
+command that fails is not drawn.
 ";
 
-/// Letters of a line; longer ones go on in the next.
+/// Letters of a line; longer lines continue in the next one.
 const COLUMNS: usize = 100;
-/// Of a letter, of a line, around all, in pixels.
+/// The width of a letter, the height of a line, and the margin, in pixels.
 const LETTER: f64 = 8.4;
 const LINE: usize = 20;
 const MARGIN: usize = 20;
@@ -40,13 +41,13 @@ pub fn main(repo: &Repo, words: Vec<OsString>) -> Result {
     fs::write(out, svg(&shown.join(" "), &lines(&printed))).at(out)
 }
 
-/// What the command prints, which is shown here as well.
+/// Runs the command, shows its output here too, and returns it.
 fn run(repo: &Repo, command: &[OsString]) -> Result<String> {
     let (mut reader, writer) = io::pipe()?;
     let mut child = {
         let mut child = Command::new(&command[0]);
         child.args(&command[1..]).current_dir(&repo.root).stdin(Stdio::null());
-        // The writers end with this block: the reader waits for the last.
+        // The writers are dropped at the end of this block: the reader waits for the last one.
         child.stdout(writer.try_clone()?).stderr(writer).spawn().at(&command[0])?
     };
     let (mut printed, mut part) = (Vec::new(), [0; 4096]);
@@ -62,7 +63,7 @@ fn run(repo: &Repo, command: &[OsString]) -> Result<String> {
     if status.success() { Ok(String::from_utf8_lossy(&printed).into_owned()) } else { Err(ended(status)) }
 }
 
-/// As one would type it.
+/// Returns a word as a user would type it.
 fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_alphanumeric() || "-_./=:,@%+".contains(c);
     if !word.is_empty() && word.chars().all(plain) {
@@ -74,12 +75,12 @@ fn quoted(word: &str) -> String {
     format!("\"{word}\"")
 }
 
-/// The lines that a terminal is left with, none longer than [`COLUMNS`]; without blank ones at both
-/// ends.
+/// Returns the lines that remain on a terminal, none longer than [`COLUMNS`]. It removes blank
+/// lines at both ends.
 fn lines(printed: &str) -> Vec<String> {
     let mut all = Vec::new();
     for line in without_codes(printed).lines() {
-        // What was written over is gone.
+        // Overwritten text is gone.
         let last = line.trim_end_matches('\r').rsplit('\r').next().unwrap_or("");
         all.extend(wrapped(last.replace('\t', "    ").trim_end()));
     }
@@ -89,7 +90,7 @@ fn lines(printed: &str) -> Vec<String> {
     all[start..end].to_vec()
 }
 
-/// Without colours and movements of the cursor: ECMA-48, "control sequences".
+/// Removes colours and movements of the cursor: ECMA-48, "control sequences".
 fn without_codes(text: &str) -> String {
     let (mut plain, mut rest) = (String::new(), text.chars().peekable());
     while let Some(c) = rest.next() {
@@ -102,7 +103,7 @@ fn without_codes(text: &str) -> String {
     plain
 }
 
-/// Broken between words, where there are any.
+/// Breaks a line between words, if possible.
 fn wrapped(line: &str) -> Vec<String> {
     let mut parts = Vec::new();
     let mut rest: Vec<char> = line.chars().collect();
@@ -116,7 +117,7 @@ fn wrapped(line: &str) -> Vec<String> {
     parts
 }
 
-/// Light on dark wherever it is shown.
+/// Draws light text on dark, on any page.
 fn svg(command: &str, lines: &[String]) -> String {
     let prompt = wrapped(&format!("$ {command}"));
     let rows = prompt.len() + 1 + lines.len();
@@ -135,7 +136,7 @@ fn svg(command: &str, lines: &[String]) -> String {
     for (row, (colour, line)) in shown.enumerate().filter(|(_, (_, line))| !line.trim().is_empty()) {
         let indent = line.chars().take_while(|c| *c == ' ').count();
         let text = line.trim();
-        // Of the same width in every font.
+        // The text has the same width in every font.
         let length = text.chars().count() as f64 * LETTER;
         let _ = writeln!(
             svg,
@@ -192,7 +193,7 @@ mod tests {
         assert!(
             texts[0].ends_with(">$ sh</text>") && texts[2].ends_with(">&lt;second&gt; &amp; third</text>")
         );
-        // The prompt, a line free, four of which one is blank.
+        // The prompt, an empty line, and four lines; one of the four is blank.
         assert!(picture.contains("height=\"160\"") && texts[3].contains("y=\"135\""), "{picture}");
     }
 

@@ -1,4 +1,4 @@
-//! `scripts/web`: the page of examples/web, built and served, or driven in browsers.
+//! `scripts/web`: builds the page of examples/web, and serves it or drives it in browsers.
 
 use std::ffi::OsString;
 use std::process::Command;
@@ -9,24 +9,24 @@ use crate::process;
 use crate::repo::Repo;
 
 const USAGE: &str = "\
-scripts/web [--port N]: builds the page of examples/web and serves it on 127.0.0.1 [default: 8080; 0: any that is free].
+scripts/web [--port N]: builds the page of examples/web and serves it on 127.0.0.1 [default: 8080; 0: any free port].
 
-It serves the weights too, if `cargo run --release -p embed` has fetched them (WGPU_ATTENTION_CACHE, as there); else the
-page asks for files.
+It also serves the weights, if `cargo run --release -p embed` has fetched them (with the same WGPU_ATTENTION_CACHE).
+Otherwise the page asks for files.
 
-scripts/web --test [chromium] [firefox] [--out FOLDER]: drives the page in headless Chromium, on SwiftShader, and in
-headless Firefox, on lavapipe, or in the one that is named: numbers against stored ones, keyboard, names for screen
-readers, messages, pictures. FOLDER gets the pictures [default: target/web]. Without weights, a browser or node a line
-that begins with \"skipped:\" says so.
+scripts/web --test [chromium] [firefox] [--out FOLDER]: tests the page in headless Chromium, on SwiftShader, and in
+headless Firefox, on lavapipe, or in the given one. It checks numbers against stored ones, the keyboard, names for
+screen readers, and messages, and it takes pictures. FOLDER gets the pictures [default: target/web]. Without weights, a
+browser or node it prints a line that begins with \"skipped:\".
 
-Everything is fetched into target, nothing is installed: what `scripts/browser --help` lists.
+Everything is fetched into target; nothing is installed. `scripts/browser --help` lists the downloads.
 ";
 
 const PAGE: Program = Program { cargo: &["-p", "web", "--bin", "web"], place: "web" };
 
 const BROWSERS: [Runtime; 2] = [Runtime::Chromium, Runtime::Firefox];
 
-/// What is to be done.
+/// The requested action.
 #[derive(Debug, PartialEq)]
 enum Job {
     Help,
@@ -71,7 +71,7 @@ pub fn main(repo: &Repo, words: Vec<OsString>) -> Result {
         print!("{USAGE}");
         return Ok(());
     }
-    // The toolchain, wasm-bindgen's tool and Chromium are those of scripts/browser.
+    // The toolchain, wasm-bindgen's tool and Chromium are the same as for scripts/browser.
     let folder = repo.folder("browser")?;
     let log = Log::new(folder.join("log.web"))?;
     if !process::have(&["node"]) {

@@ -1,5 +1,5 @@
-//! Programs for Windows on Linux: built with mingw's linker, run by Wine, whose Direct3D 12 uses
-//! lavapipe, with Microsoft's own compiler of shaders.
+//! Builds programs for Windows on Linux with mingw's linker, and runs them under Wine. Wine's
+//! Direct3D 12 uses lavapipe, and Microsoft's compiler compiles the shaders.
 
 use std::env;
 use std::ffi::OsString;
@@ -16,13 +16,13 @@ use crate::{dawn, files, process};
 const TARGET: &str = "x86_64-pc-windows-gnu";
 const WINE: &str = "/usr/lib/wine/wine64";
 
-/// What rustc starts, and what it is called in the packages.
+/// The programs that rustc starts, and their names in the packages.
 const MINGW: [(&str, &str); 2] = [
     ("x86_64-w64-mingw32-gcc", "x86_64-w64-mingw32-gcc-win32"),
     ("x86_64-w64-mingw32-dlltool", "x86_64-w64-mingw32-dlltool"),
 ];
 
-/// A display and what cargo needs. The display is there until it is dropped.
+/// A display and cargo's settings. The display runs until the value is dropped.
 pub struct Windows {
     wrapper: PathBuf,
     variables: Vec<(&'static str, OsString)>,
@@ -30,7 +30,8 @@ pub struct Windows {
 }
 
 impl Windows {
-    /// Fetches Rust's standard library for Windows and FXC. `setup`: of the driver `wine`.
+    /// Fetches Rust's standard library for Windows and FXC. `setup`: the set-up of the driver
+    /// `wine`.
     pub fn prepare(repo: &Repo, setup: &Setup) -> Result<Self> {
         let wrapper = setup.runner().ok_or_else(|| failed("Wine is run on Linux on x86_64 only"))?;
         let folder = repo.folder("windows")?;
@@ -47,13 +48,13 @@ impl Windows {
         }
         let dawn = dawn::fetch(repo, || log.stream())?;
         let fxc = dawn.join("node_modules/webgpu/dist/win32-x64/d3dcompiler_47.dll");
-        // Where cargo puts tests; a program takes the DLL beside it.
+        // The folder of cargo's tests. A program loads the DLL from its folder.
         let deps = repo.target.join(TARGET).join("release/deps");
         std::fs::create_dir_all(&deps).at(&deps)?;
         std::fs::copy(&fxc, deps.join("d3dcompiler_47.dll")).at(&fxc)?;
 
         let display = Display::start(wrapper)?;
-        // Wine's Direct3D may draw with OpenGL, too; this adapter must be Vulkan's.
+        // Wine's Direct3D could also draw with OpenGL, but this adapter must use Vulkan.
         let mut registry = Command::new(wrapper);
         registry.args([WINE, "reg", "add", r"HKCU\Software\Wine\Direct3D", "/v", "renderer"]);
         registry.args(["/t", "REG_SZ", "/d", "vulkan", "/f"]).env("DISPLAY", &display.name);
@@ -64,15 +65,15 @@ impl Windows {
         let path = env::join_paths(std::iter::once(bin).chain(env::split_paths(&path))).map_err(failed)?;
         let mut variables: Vec<(&'static str, OsString)> = toolchain.variables().collect();
         variables.push(("PATH", path));
-        // Where programs of the packages see what rustc writes for them.
+        // A folder where programs of the packages see the files that rustc writes for them.
         variables.push(("TMPDIR", temporary.into()));
         Ok(Windows { wrapper: wrapper.into(), variables, display })
     }
 
-    /// For `cargo test --release`, whose arguments so far are for cargo.
+    /// Prepares `cargo test --release`. The command so far may only have arguments for cargo.
     pub fn apply(&self, cargo: &mut Command) {
         cargo.args(["--target", TARGET, "--config", "profile.release.opt-level=1"]);
-        // Their own code takes longer to compile than to run.
+        // The tests take longer to compile than to run.
         cargo.args(["--config", "profile.release.package.tests.opt-level=0"]);
         cargo.envs(self.variables.iter().cloned());
         cargo.env("CARGO_TARGET_X86_64_PC_WINDOWS_GNU_RUNNER", format!("{} {WINE}", self.wrapper.display()));
@@ -83,14 +84,14 @@ impl Windows {
 
 impl Drop for Windows {
     fn drop(&mut self) {
-        // Wine's server ends with its last program, but for those that stay.
+        // Wine's server waits until its last program ends, but some programs stay.
         let mut end = Command::new(&self.wrapper);
         end.args(["/usr/lib/wine/wineserver64", "-k"]).stdin(Stdio::null());
         let _ = end.stdout(Stdio::null()).stderr(Stdio::null()).status();
     }
 }
 
-/// Of X, in memory: Wine finds no Vulkan without one.
+/// An X server in memory: Wine finds no Vulkan without one.
 struct Display {
     server: Child,
     name: String,

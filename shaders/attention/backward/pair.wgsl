@@ -1,10 +1,10 @@
-// What a pair of query and key gives to gradients.
+// The contributions of a pair of query and key to gradients.
 //
 //   weight  = total · exp(score − lse)
-//   d_added = weight · (dropout(d_out · v) − dot)     the gradient of the score as softcap and bias have left it
-//   d_score = d_added times the derivative of the softcap, the gradient of scale · q · k
+//   d_added = weight · (dropout(d_out · v) − dot)           after softcap and bias
+//   d_score = d_added times the derivative of the softcap   gradient of scale · q · k
 //
-// A pair that is not seen gives zeros, whatever its tensors hold.
+// A pair that is not seen contributes zeros, whatever its tensors hold.
 //
 // Constants: HAS_DROPOUT, PER_PAIR_MASK
 //
@@ -26,7 +26,7 @@ fn pair_of(q: Query, j: u32, dot: f32, d_weight: f32, stats: vec3<f32>) -> Pair 
     let scaled = dot * p.scale;
     var score = scaled;
     if PER_PAIR_MASK {
-        // Past the range, any key: rules read tensors at it.
+        // Past the range, use any key, because rules read tensors at its index.
         let key = min(j, p.mask.kv_len - 1u);
         seen = select(false, mask_mod(q, key), seen);
         score = score_mod(scaled, q, key);

@@ -1,16 +1,17 @@
-// The rows that a pair of query and key is made of, and the pair from memory.
+// The rows of a pair of query and key, and the pair computed from memory.
 //
-// Constants: IN_FOURS
-//            WIDE   whether element indices reach 2^28
-//            IN_CHAINS   whether products are summed as fused_backward/cpu.wgsl does, else as fused_backward/gpu.wgsl: bit by bit
+// Constants: IN_FOURS    true if the tensors load as vec4
+//            WIDE        true if element indices reach 2^28
+//            IN_CHAINS   true if products are summed in the order of fused_backward/cpu.wgsl, bit
+//                        by bit, else of fused_backward/gpu.wgsl
 //
 // Needs: p.d_out, p.group, p.head_dim, p.k, p.q, p.v, p.value_dim; IN_CHAINS, IN_FOURS, WIDE; Pair,
 // Query; d_out_at4, k_at4, pair_of, q_at4, v_at4, view_at.
 // Gives: d_out_row, d_out_vector, d_weight_at, dot_at, k_row, k_vector, pair_at, q_row, q_vector,
 // v_row, v_vector.
 
-// Says to the compiler that an index is not negative as an i32 (and, in fours, aligned), which
-// saves a check per load.
+// Tells the compiler that an index is not negative as an i32, which saves a check per load. With
+// vec4 loads, it also tells that the index is aligned.
 const INDEX: u32 = select(0xffffffffu, select(0x0fffffffu, 0x0ffffffcu, IN_FOURS), !WIDE);
 
 // Rows of the tensors, from their first channel on.
@@ -31,7 +32,7 @@ fn v_row(b: u32, kv_head: u32, j: u32) -> u32 {
     return view_at(p.v, b, kv_head, j, 0u) & INDEX;
 }
 
-// Channels d .. d + 4 of a row, zeros past the last.
+// Channels d .. d + 4 of a row, with zeros past the last channel.
 
 fn q_vector(row: u32, d: u32) -> vec4<f32> {
     let unit = select(p.q.strides.w, 1u, IN_FOURS);
@@ -86,7 +87,7 @@ fn d_weight_at(q: Query, j: u32) -> f32 {
     return d_weight;
 }
 
-// The same from memory, of a key of q's interval.
+// The pair, computed from memory, for a key of q's interval.
 fn pair_at(q: Query, j: u32, stats: vec3<f32>) -> Pair {
     return pair_of(q, j, dot_at(q, j), d_weight_at(q, j), stats);
 }

@@ -1,5 +1,5 @@
-// What the backward pass keeps of a query: lse, dot, total, and the sink's weight (row_stats.wgsl,
-// row_totals.wgsl, fused_backward.wgsl).
+// The statistics of a query for the backward pass: lse, dot, total, and the sink's weight
+// (row_stats.wgsl, row_totals.wgsl, fused_backward.wgsl).
 //
 // Needs: p.heads, p.mask; row_stats_at.
 // Gives: stats_of, stats_offset.

@@ -1,26 +1,26 @@
 // The loop of fused.wgsl for drivers that run on a CPU, for few rows and packed keys and values, as
-// caches have.
+// in caches.
 //
-// Every load has an index uniform over the workgroup: a scalar load. (Where lanes differ in it,
-// each lane costs a branch.) LANES such words are put together to a vector, one in each lane, and
-// unpacked as one. For scores a lane has the word of its own key, for sums its own word of the key.
-// Weights go from the one to the other through workgroup memory, a chunk at a time. Where rows fill
-// the lanes, fused/cpu.wgsl is faster.
+// Every load has an index that is uniform over the workgroup: a scalar load. (With an index that
+// differs between lanes, each lane costs a branch.) The kernel combines LANES words to a vector,
+// one in each lane, and unpacks them as one. For scores, a lane has the word of a different key.
+// For sums, it has a different word of the same key. Weights move between the two through workgroup
+// memory, a chunk at a time. If rows fill the lanes, fused/cpu.wgsl is faster.
 //
-// GATHER: for drivers that load for each lane whether or not the index is uniform, a dozen blocks
-// of code a lane. There each lane loads its own word, to the same result.
+// GATHER is for drivers that load for each lane even with a uniform index. Such a load takes a
+// dozen blocks of code per lane. Each lane then loads its word directly. The result is the same.
 //
 // Constants: ROWS     packed rows of a workgroup
 //            LANES    invocations of a workgroup, as many as the driver computes at once
 //            K_BLOCKS, V_BLOCKS   vectors of words of a row
 //            KEYS     keys of a block, a multiple of LANES and of STEP (powers of two)
-//            CHUNK    keys between barriers, a multiple of KEYS; each chunk costs as much as some ten keys
+//            CHUNK    keys between barriers, a multiple of KEYS; a chunk costs as much as ten keys
 //            STEP     keys that are added to the sums at a time
-//            GATHER   whether lanes load their own words
-// The loops must stay in the first-level cache of instructions.
+//            GATHER   true if each lane loads its words separately
+// The loops must fit in the first-level instruction cache.
 //
-// Floor, per query, key and channel of each kind: a multiplication and an addition (software
-// drivers have no fused one). Loads: five instructions for each u32, once per ROWS packed rows.
+// Lower bound, per query, key and channel of each kind: a multiplication and an addition. (Software
+// drivers have no fused one.) Loads: five instructions for each u32, once per ROWS packed rows.
 //
 // Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim;
 // CHUNK, GATHER, KEYS, K_BLOCKS, LANES, LOWEST, PER_PAIR_MASK, RESCALE_THRESHOLD, ROWS, SCALED,
@@ -31,23 +31,23 @@
 // Gives: main.
 
 const LANE_KEYS: u32 = KEYS / LANES;
-// Keys side by side in the lanes, for rows of few words, and words of a lane. A power of two, so
-// that steps end where weights do.
+// Neighbouring keys in the lanes, for rows of few words, and words of a lane. A power of two, so
+// that steps end where weights end.
 const SPREAD: u32 = 1u << firstLeadingBit(clamp(LANES / V_BLOCKS, 1u, KEYS / STEP));
 const LANE_WORDS: u32 = (V_BLOCKS + LANES - 1u) / LANES;
 const_assert LANE_WORDS * VECTORS <= 32u;
-// Says to the compiler that an index is not negative as an i32, which saves a check per load.
+// Tells the compiler that an index is not negative as an i32, which saves a check per load.
 const SMALL: u32 = 0xffffu;
 
 var<workgroup> queries: array<vec4<f32>, K_BLOCKS * VECTORS * ROWS>;
 var<workgroup> weights: array<f32, CHUNK * ROWS>;
 var<workgroup> lane_values: array<f32, 2u * ROWS * LANES>;
 var<workgroup> spread: array<vec4<f32>, select(1u, LANES * VECTORS, SPREAD > 1u)>;
-// The turn in which a score was too far above the maximum.
+// The number of the chunk in which a score was too far above the maximum.
 var<workgroup> rescale_chunk: u32;
 
-// x. After a barrier LLVM computes again what was computed before it, at each use, inside loops too
-// (llvmpipe's workgroups are coroutines); what came out of a loop it keeps.
+// Returns x. After a barrier, LLVM computes earlier values again at each use, inside loops too.
+// (llvmpipe's workgroups are coroutines.) It does not recompute the result of a loop.
 fn opaque(x: u32) -> u32 {
     var y = x;
     for (var i = 0u; i < p.kv_heads; i++) {
@@ -56,8 +56,8 @@ fn opaque(x: u32) -> u32 {
     return y;
 }
 
-// Never true. The loop in it makes the loop around it not an innermost one: LLVM turns the bounds
-// checks of an innermost loop's loads from conditional moves into branches, which is slower.
+// Never true. Its loop makes the surrounding loop not innermost. In an innermost loop, LLVM turns
+// the bounds checks of loads from conditional moves into branches, which is slower.
 fn opaque_false() -> bool {
     if p.group == 0u {
         return opaque(1u) == 1u;
@@ -66,8 +66,8 @@ fn opaque_false() -> bool {
     }
 }
 
-// n, as the bound of a loop over values of other lanes. Where each load is much code, the loop is
-// not to be unrolled: the bound is not constant.
+// Returns n as the bound of a loop over values of all lanes. With GATHER each load is much code, so
+// the bound is not constant, and the loop is not unrolled.
 fn bound(n: u32) -> u32 {
     if GATHER {
         return select(n, 0u, p.kv_heads == 0u);
@@ -76,7 +76,7 @@ fn bound(n: u32) -> u32 {
     }
 }
 
-// All ones for lane l, else zero. From bits, not from a comparison: that would become masked loads,
+// All ones for lane l, else zero. Made from bits, because a comparison would become masked loads,
 // which are slow.
 fn mask_of(bit: u32, l: u32) -> u32 {
     return u32(i32(bit << (31u - l)) >> 31u);
@@ -134,7 +134,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     var tries = 0u;
     var j = opaque(keys.x);
     while j < stop {
-        // The first chunk is one block, whose scores are the first maximum.
+        // The first chunk is one block. Its scores give the first maximum.
         let end = min(j + select(CHUNK, KEYS, chunk == 1u), stop);
         let my_lane = opaque(lane);
         let bit = opaque(1u << lane);
@@ -155,7 +155,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
             chunk_nan[r] = 0.0;
         }
 
-        // Scores and weights.
+        // Computes scores and weights.
         for (var t0 = j; t0 < end; t0 += KEYS) {
             var rows: array<array<u32, LANES>, LANE_KEYS>;
             var s: array<array<f32, LANE_KEYS>, ROWS>;
@@ -164,7 +164,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                     s[r][c] = 0.0;
                 }
             }
-            // Of the lane's own keys.
+            // The rows of the lane's keys.
             var own: array<u32, LANE_KEYS>;
             let most = min(t0 + KEYS, stop) - 1u;
             if GATHER {
@@ -185,7 +185,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                     }
                 }
             }
-            // Not unrolled: the bound is not constant.
+            // The bound is not constant, so the loop is not unrolled.
             let blocks = min(K_BLOCKS, p.head_dim);
             for (var i = 0u; i < blocks; i++) {
                 if opaque_false() {
@@ -281,7 +281,8 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         }
         let must_rescale = workgroupUniformLoad(&rescale_chunk) == chunk;
         chunk += 1u;
-        // The same chunk once more, from its own maximum. Twice for the first, which was one block.
+        // Repeats the chunk from its maximum. For the first chunk, which was one block, at most
+        // twice.
         if must_rescale && tries < 2u {
             tries += 1u;
             for (var r = 0u; r < ROWS; r++) {
@@ -303,7 +304,8 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         }
         tries = 0u;
 
-        // Values. A chunk has sums of its own: what lives across barriers lies in memory.
+        // Adds values. A chunk has separate sums, because values that live across barriers are in
+        // memory.
         let own_lane = opaque(lane);
         let key_slot = own_lane / V_BLOCKS;
         let bit_here = opaque(1u << lane);
@@ -334,7 +336,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                 first = key_row(v, t0);
             }
             for (var u = 0u; u < STEP && GATHER; u++) {
-                // Lanes past the last word load what another does, and nothing takes it from them.
+                // Lanes past the last word load another lane's word, which is not used.
                 let t = t0 + u * SPREAD + min(key_slot, SPREAD - 1u);
                 own[u] = key_row(v, min(t, most));
                 for (var r = 0u; r < ROWS; r++) {
@@ -454,7 +456,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                     }
                 }
             }
-            // Apart: one copy of its text for all channels.
+            // A separate loop, so that all channels share one copy of its code.
             while broken != 0u {
                 let at = firstTrailingBit(broken);
                 broken &= broken - 1u;

@@ -1,49 +1,59 @@
 // The loop of fused.wgsl for GPUs, for few packed rows: each key and value is loaded once for all
-// of them. A workgroup has ROWS packed rows and one part of the keys that they see, and walks it a
-// tile at a time.
+// rows. A workgroup has ROWS packed rows and one split of their keys, which it visits tile by tile.
 //
 // Constants: ROWS        packed rows of a workgroup
-//            LANE_ROWS   of these, rows of an invocation: ROWS, or ROWS / n (each n-th of the workgroup then
-//                        takes an n-th of the rows, and loads for itself what the others have in their cache)
+//            LANE_ROWS   rows of an invocation: ROWS, or ROWS / n; then each n-th of the workgroup
+//                        takes an n-th of the rows, and loads keys that the other parts have cached
 //            WORKGROUP   invocations
-//            KEY_LANES   invocations that share a key: consecutive 16-byte words of its row are loaded side
-//                        by side
-//            KEY_FOURS   keys of an invocation, in fours
-//            V_SPLIT     invocations that share a word of v, each with VECTORS / V_SPLIT vectors of it
+//            KEY_LANES   invocations that share a key: they load consecutive 16-byte words of a row
+//            KEY_FOURS   keys of an invocation, in groups of four
+//            V_SPLIT     invocations that share a word of v; each has VECTORS / V_SPLIT vectors
 //            ROUND       vectors of an invocation that the reduction over KEY_LANES takes at once
-//            AHEAD       whether keys and values are loaded ahead, into registers
-//            SHARED      weights and reduction use the same workgroup memory: a barrier or two more per tile
-// K_BLOCKS, V_BLOCKS, VECTORS are compiled in: what is loaded, and where it is used, has constant bounds.
-// All but V_BLOCKS, K_BLOCKS are powers of two.
+//            AHEAD       true if keys and values are loaded into registers in advance
+//            SHARED      weights and reduction use the same workgroup memory, which takes a barrier
+//                        or two more per tile
+// K_BLOCKS, V_BLOCKS and VECTORS are compiled in, so that all loads have constant bounds. All
+// constants except V_BLOCKS and K_BLOCKS are powers of two.
 //
-// Rows of k and v are 16-byte words: k_word(row, n), v_word(row, n) load one as it is, and stay in
-// registers so. unpacked(word, i) are its i-th four numbers; they stand in order, 128 / VECTORS
-// bits a four. A number means (number - BIAS) · k_scale(row, n) if SCALED (BIAS is taken once from
-// each sum, not from each number), else itself. finish_row and store_row take what comes out: of a
-// split of several, or the end.
+// Rows of k and v are 16-byte words. The kernel loads a word by k_word(row, n) or v_word(row, n),
+// without unpacking, and it stays so in registers. Its i-th vec4 is unpacked(word, i), in order,
+// with 128 / VECTORS bits. If SCALED, a number means (number - BIAS) · k_scale(row, n). The kernel
+// subtracts BIAS once from each sum, not from each number. The functions finish_row and store_row
+// take the results of a split, or the final results.
 //
-// Floors per key, for all rows of the workgroup, C = 4 · KEY_FOURS:
-//   global memory     16 · (K_BLOCKS + V_BLOCKS) bytes and the scales, once; each part of the workgroup, and for a word
-//                     of v V_SPLIT invocations, load them again, from a cache or as the same address
+// Lower bounds per key, for all rows of the workgroup, C = 4 · KEY_FOURS:
+//   global memory     16 · (K_BLOCKS + V_BLOCKS) bytes and the scales, once; each part of the
+//                     workgroup, and for a word of v V_SPLIT invocations, load them again, from a
+//                     cache or as the same address
 //   multiply-adds     ROWS · (head_dim + value_dim)
-//   workgroup memory  bytes: q 4 · ROWS · head_dim / C; weights ROWS · value_dim · V_SPLIT / VECTORS;
-//                     reduction 8 · ROWS · KEY_LANES, with subgroups 0
-// C = 4 and V_SPLIT = VECTORS, the most rows: a vector of workgroup memory per 16 multiply-adds,
-// which is what GPUs have of both (128 bytes and 128 multiply-adds a cycle). 8 rows of f16, 128
-// channels each: 512 bytes of global memory, 2048 multiply-adds, 2048 + 512 bytes of workgroup
-// memory.
+//   workgroup memory  bytes: q 4 · ROWS · head_dim / C,
+//                     weights ROWS · value_dim · V_SPLIT / VECTORS,
+//                     reduction 8 · ROWS · KEY_LANES (0 with subgroups)
 //
-// A tile: words of k in registers, each against q in workgroup memory (the same for all keys: few
-// addresses) → sums of KEY_LANES lanes added → scores with their owners → weights in workgroup
-// memory → p · v, each lane some channels and some fours of keys. A vector of scores or weights is
-// always four consecutive keys of one row.
+// For example, let C = 4, V_SPLIT = VECTORS and ROWS be the largest. Then 16 multiply-adds take a
+// vector of workgroup memory. GPUs have both in this ratio (128 bytes and 128 multiply-adds a
+// cycle). For 8 rows of f16 with 128 channels each, that is 512 bytes of global memory and 2048
+// multiply-adds. Workgroup memory: 2048 + 512 bytes.
 //
-// Registers are short: 128 for as many waves as hide memory's latency. Sums take up to 64. So what
-// is loaded AHEAD is
-// little: the next words of k while some are multiplied, or, if a lane has one word of a key, while
-// weights are computed and used; the first four words of v while weights are computed, the next
-// while a four of keys is added. The last load in p · v is of the next tile's first: into a cache.
-// Where an invocation has no more than 128 (Apple, Qualcomm), nothing is.
+// The steps of a tile:
+//
+// - Each word of k in registers is multiplied by q in workgroup memory. All keys use the same
+//   addresses.
+// - The sums of KEY_LANES lanes are added. An owner invocation holds each score.
+// - Weights are stored in workgroup memory.
+// - p · v: each lane computes some channels for some groups of four keys.
+//
+// A vector of scores or weights always holds four consecutive keys of one row.
+//
+// Registers are scarce: 128, with as many waves as hide the latency of memory. Sums take up to 64.
+// The kernel therefore loads little AHEAD:
+//
+// - the next words of k, while it multiplies some. If a lane has one word of a key, it loads the
+//   next while it computes and uses weights.
+// - the first four words of v while it computes weights, and the next while it adds four keys.
+//
+// The last load in p · v is of the next tile's first words, into a cache. If an invocation has no
+// more than 128 registers (Apple, Qualcomm), it loads nothing ahead.
 //
 // Needs: p.head_dim, p.mask, p.q, p.scale, p.value_dim; AHEAD, BIAS, KEY_FOURS, KEY_LANES,
 // K_BLOCKS, LANE_ROWS, LOWEST, PER_PAIR_MASK, REDUCE_SIZE, RESCALE_THRESHOLD, ROWS, SCALED, SHARED,
@@ -55,43 +65,45 @@
 
 const ROW_GROUPS: u32 = ROWS / LANE_ROWS;
 const GROUP_LANES: u32 = WORKGROUP / ROW_GROUPS;
-// Words of a key that a lane has.
+// Words of a key per lane.
 const K_WORDS: u32 = (K_BLOCKS + KEY_LANES - 1u) / KEY_LANES;
 const K_RAGGED: bool = K_BLOCKS % KEY_LANES != 0u;
 const LANE_KEYS: u32 = KEY_FOURS * 4u;
-// A word of 8 vectors is taken a number at a time, which then stands in front: written out at once,
-// drivers would unpack ahead, into 50 registers more.
+// The loop takes a word of 8 vectors one number at a time, and rotates it to the front. If the loop
+// were unrolled, drivers would unpack early, into 50 more registers.
 const WORD_STEPS: u32 = select(1u, 4u, VECTORS == 8u);
 const STEP_VECTORS: u32 = VECTORS / WORD_STEPS;
-// Groups of lanes that share a key, in a half and in all; units of four keys, keys of a tile.
+// Groups of lanes that share a key, in a row group and in all. Units of four keys, and keys of a
+// tile.
 const GROUPS: u32 = GROUP_LANES / KEY_LANES;
 const ALL_GROUPS: u32 = WORKGROUP / KEY_LANES;
 const UNITS: u32 = GROUPS * KEY_FOURS;
 const KEYS: u32 = UNITS * 4u;
-// Vectors of sums of a lane, number f * LANE_ROWS + r, and those it owns after the reduction.
+// Vectors of sums of a lane (index f * LANE_ROWS + r), and the vectors that it owns after the
+// reduction.
 const SCORES: u32 = LANE_ROWS * KEY_FOURS;
 const OWN: u32 = max(1u, SCORES / KEY_LANES);
-// Turns of the loop over words that are written out: all, if these are at most 512 multiply-adds,
-// or half as many where registers are few.
+// Unrolled iterations of the loop over words. It is all of them, if these have at most 512
+// multiply-adds, or half as many without AHEAD.
 const K_WRITTEN: u32 = select(0u, K_WORDS, K_WORDS * VECTORS * SCORES <= select(16u, 32u, AHEAD));
 
-// Columns are pieces of words of v.
+// Columns are parts of words of v.
 const PIECE: u32 = VECTORS / V_SPLIT;
 const COLUMNS: u32 = min(V_BLOCKS * V_SPLIT, GROUP_LANES);
 const SUBSETS: u32 = min(GROUP_LANES / COLUMNS, UNITS);
 const V_STEPS: u32 = (UNITS + SUBSETS - 1u) / SUBSETS;
 
-// Scales multiply what is fewer, the values or the weights.
+// Scales multiply the smaller set: the values or the weights.
 const SCALES_VALUES: bool = SCALED && LANE_ROWS > 4u * PIECE;
 
-// Workgroup memory, in vectors. An odd step spreads what owners store over the banks.
+// Workgroup memory, in vectors. An odd step spreads the stores of owners over the banks.
 const Q_SIZE: u32 = ROWS * K_WORDS * KEY_LANES * VECTORS;
 const P_STEP: u32 = ROWS | 1u;
 const P_AT: u32 = select(REDUCE_SIZE, 0u, SHARED);
-// The weights of a unit past the tile.
+// Zero weights for a unit past the tile.
 const ZEROS_AT: u32 = max(P_AT + UNITS * P_STEP, REDUCE_SIZE);
 const TILE_SIZE: u32 = max(ZEROS_AT + select(ROWS, 0u, UNITS % SUBSETS == 0u), WORKGROUP);
-// Numbers of a row that its owners have, folded by FOLDERS lanes.
+// Numbers of a row that its owners have. FOLDERS lanes fold them.
 const OWN_ROWS: u32 = max(1u, LANE_ROWS / KEY_LANES);
 const FOLD: u32 = min(KEY_LANES, SCORES) * OWN_ROWS * ALL_GROUPS / ROWS;
 const FOLDERS: u32 = max(1u, FOLD / 16u);
@@ -105,27 +117,27 @@ var<workgroup> tile: array<vec4<f32>, TILE_SIZE>;
 // −BIAS · Σ q of the channels of a word [row, word].
 var<workgroup> q_bias: array<f32, select(1u, ROWS * K_WORDS * KEY_LANES, SCALED)>;
 var<workgroup> fold: array<f32, ROWS * FOLD>;
-// Of the rows: what scores are relative to; what older sums are to be multiplied by; the sum of the
-// weights, in the end; the interval of keys.
+// Per row: the reference point of scores, the factor of older sums, the sum of weights, and its
+// keys.
 var<workgroup> row_max: array<f32, ROWS>;
 var<workgroup> row_rescale: array<f32, ROWS>;
 var<workgroup> row_sum: array<f32, ROWS>;
 var<workgroup> row_keys: array<vec2<u32>, ROWS>;
-// Whether a score of the tile is further above its row's top than RESCALE_THRESHOLD, or is NaN.
+// 1 if a score of the tile exceeds its row's maximum by more than RESCALE_THRESHOLD, or is NaN.
 var<workgroup> any_above: atomic<u32>;
 
-// The registers of an invocation, in arrays that only constants index (src/kernel/unroll.rs): its
-// sums of q · kᵀ; of these, added up over KEY_LANES, the ones that it owns, their weights, the sums
-// of the weights.
+// The registers of an invocation, in arrays that only constants index (src/kernel/unroll.rs).
+// scores are its sums of q · kᵀ. After the reduction over KEY_LANES it owns some of the results.
+// The other arrays have their weights and the sums of the weights.
 var<private> scores: array<vec4<f32>, SCORES>;
 var<private> own_scores: array<vec4<f32>, OWN>;
 var<private> weights: array<vec4<f32>, OWN>;
 var<private> own_sums: array<f32, OWN>;
-// Its sums of p · v, and of what it has multiplied numbers of v by: so often is BIAS to be taken
-// from them.
+// An invocation's sums of p · v, and the sums of the factors of v. At the end, BIAS times these
+// factors is subtracted.
 var<private> acc: array<vec4<f32>, LANE_ROWS * PIECE>;
 var<private> biases: array<f32, LANE_ROWS>;
-// Where the rows of its keys are; words that are multiplied, and those on their way.
+// The starts of its keys' rows; words in use, and words that are being loaded.
 var<private> k_rows: array<u32, LANE_KEYS>;
 var<private> k_words: array<vec4<u32>, LANE_KEYS>;
 var<private> k_scales: array<f32, LANE_KEYS>;
@@ -134,9 +146,9 @@ var<private> next_k_scales: array<f32, LANE_KEYS>;
 var<private> next_v_words: array<vec4<u32>, 4>;
 var<private> next_v_scales: vec4<f32>;
 
-// What an invocation computes. Of q · kᵀ: a word of KEY_LANES neighbouring ones, of units group, +
-// GROUPS, ... Then it owns vectors own_first, + KEY_LANES, ... of sums, which come from all over
-// the workgroup. Of p · v: a column, units subset, + SUBSETS, ...
+// The work of an invocation. In q · kᵀ: a word of KEY_LANES neighbouring words, of units group, +
+// GROUPS, ... Then it owns vectors own_first, + KEY_LANES, ... of the sums of the workgroup. In p ·
+// v: a column, units subset, + SUBSETS, ...
 struct Lane {
     n: u32,
     word: u32,
@@ -165,7 +177,7 @@ fn owns(lane: Lane) -> bool {
     return lane.own_first < SCORES;
 }
 
-// Which sums of a group the n-th vector that it owns are; of which row; of which unit of keys.
+// The index of the n-th owned vector among the sums of a group. Then its row, and its unit of keys.
 fn own_vector(n: u32, lane: Lane) -> u32 {
     return (n * KEY_LANES + lane.own_first) % SCORES;
 }
@@ -182,7 +194,7 @@ fn own_place(n: u32, lane: Lane) -> u32 {
     return P_AT + own_unit(n, lane) * P_STEP + own_row(n, lane);
 }
 
-// Where it folds a number of the n-th: vectors of the same row go to the same place.
+// The place where a lane folds a number of its n-th vector. Vectors of one row have the same place.
 fn fold_at(n: u32, lane: Lane) -> u32 {
     let each = FOLD / GROUPS;
     return own_row(n, lane) * FOLD + lane.own_group * each + lane.own_first / LANE_ROWS % each;
@@ -195,7 +207,7 @@ fn piece_of(word: vec4<u32>, piece: u32) -> vec4<u32> {
     } else if V_SPLIT == 2u {
         return select(word, word.zwzw, piece == 1u);
     } else {
-        // All of a 32-bit number, or every other nibble.
+        // Part of a 32-bit number: all of it, or every other nibble.
         let shares = max(V_SPLIT / 4u, 1u);
         let number = piece / shares;
         let pair = select(word.xy, word.zw, number >= 2u);
@@ -204,7 +216,8 @@ fn piece_of(word: vec4<u32>, piece: u32) -> vec4<u32> {
     }
 }
 
-// Numbers in `fold`, FOLD a row → one, for lane n < ROWS of row n; called in uniform control flow.
+// Folds FOLD numbers of a row in `fold`, for lane n < ROWS of row n. Must be called in uniform
+// control flow.
 fn folded(lane: u32, adds: bool) -> f32 {
     workgroupBarrier();
     if FOLDERS > 1u {
@@ -269,14 +282,14 @@ fn sum_queries(lane: u32) {
     }
 }
 
-// Where the rows of a tile's keys are.
+// Finds the rows of a tile's keys.
 fn find_keys(k: Source, t0: u32, last: u32, lane: Lane) {
     /* unrolled */ for (var c = 0u; c < LANE_KEYS; c++) {
         k_rows[c] = key_row(k, min(t0 + (c / 4u * GROUPS + lane.group) * 4u + c % 4u, last));
     }
 }
 
-// The n-th words of its keys, on their way.
+// Starts loading the n-th words of a lane's keys.
 fn load_keys(k: Source, n: u32, lane: Lane) {
     let word = min(n * KEY_LANES + lane.word, K_BLOCKS - 1u);
     /* unrolled */ for (var c = 0u; c < LANE_KEYS; c++) {
@@ -287,12 +300,12 @@ fn load_keys(k: Source, n: u32, lane: Lane) {
     }
 }
 
-// They have come.
+// Moves loaded words into use.
 fn use_loaded_keys(n: u32, lane: Lane) {
     /* unrolled */ for (var c = 0u; c < LANE_KEYS; c++) {
         k_words[c] = next_k_words[c];
         if K_RAGGED {
-            // Nothing, even of what is NaN there.
+            // Zero, even if the word has NaN.
             k_words[c] = select(vec4<u32>(), k_words[c], n * KEY_LANES + lane.word < K_BLOCKS);
         }
         if SCALED {
@@ -301,7 +314,7 @@ fn use_loaded_keys(n: u32, lane: Lane) {
     }
 }
 
-// Of the four keys from t on.
+// Loads the words of the four keys from t on.
 fn load_values(v: Source, t: u32, last: u32, lane: Lane) {
     let word = min(lane.column / V_SPLIT, V_BLOCKS - 1u);
     /* unrolled */ for (var c = 0u; c < 4u; c++) {
@@ -363,8 +376,8 @@ fn multiply_keys(n: u32, lane: Lane) {
     }
 }
 
-// The same, of words that have come; the next are loaded, after the last ones the first of the tile
-// from next_t on.
+// As multiply_keys, for loaded words. It also loads the next words; after the last, the first of
+// the tile from next_t on.
 fn add_words(n: u32, k: Source, next_t: u32, last: u32, lane: Lane) {
     if !AHEAD {
         load_keys(k, n, lane);
@@ -373,8 +386,8 @@ fn add_words(n: u32, k: Source, next_t: u32, last: u32, lane: Lane) {
         return;
     }
     use_loaded_keys(n, lane);
-    // A lane's only words of a tile are not worth registers for two: the next come while weights
-    // are computed.
+    // If a lane has one word per tile, registers for two are not worth it. The next word is loaded
+    // while weights are computed.
     if K_WORDS == 1u {
         multiply_keys(n, lane);
     }
@@ -388,11 +401,11 @@ fn add_words(n: u32, k: Source, next_t: u32, last: u32, lane: Lane) {
     }
 }
 
-// −∞ where a query does not see a key; what bias and softcap make of the other scores, where they
-// are asked pair by pair.
+// Sets scores to −∞ where a query does not see a key. Applies bias and softcap to the other scores,
+// pair by pair.
 fn mask_scores(work: WorkTile, t0: u32, end: u32, lane: Lane) {
     let neg_inf = p.mask.neg_inf;
-    // The vectors take turns in own_scores[0].
+    // The loop rotates the vectors through own_scores[0].
     for (var n = 0u; n < OWN; n++) {
         let row = own_row(n, lane);
         let t = t0 + own_unit(n, lane) * 4u + vec4<u32>(0u, 1u, 2u, 3u);
@@ -420,12 +433,12 @@ fn mask_scores(work: WorkTile, t0: u32, end: u32, lane: Lane) {
     }
 }
 
-// Weights, as if no top had to move; any_above says whether one has to.
+// Computes weights, assuming that no maximum moves. Sets any_above if one has to.
 fn weigh(lane: Lane) {
     var in_reach = true;
     /* unrolled */ for (var n = 0u; n < OWN; n++) {
         let top = row_max[own_row(n, lane)];
-        // A NaN is not.
+        // False for a NaN.
         in_reach = in_reach && all(own_scores[n] <= vec4<f32>(top + RESCALE_THRESHOLD));
         weights[n] = weights_of(own_scores[n], top, p.mask.neg_inf);
         if owns(lane) {
@@ -437,7 +450,7 @@ fn weigh(lane: Lane) {
     }
 }
 
-// row_max and row_rescale of the tile.
+// Updates row_max and row_rescale for the tile.
 fn move_row_max(lane: Lane) {
     /* unrolled */ for (var n = 0u; n < OWN; n++) {
         let most = max(max(own_scores[n].x, own_scores[n].y), max(own_scores[n].z, own_scores[n].w));
@@ -463,7 +476,7 @@ fn move_row_max(lane: Lane) {
     workgroupBarrier();
 }
 
-// What was summed so far is made relative to new maxima, and so are the tile's weights.
+// Rescales the sums and the tile's weights to the new maxima.
 fn weigh_anew(lane: Lane) {
     /* unrolled */ for (var n = 0u; n < OWN; n++) {
         let row = own_row(n, lane);
@@ -484,12 +497,12 @@ fn weigh_anew(lane: Lane) {
     workgroupBarrier();
 }
 
-// acc += p · v of the n-th fours of keys, from t on; those after them are loaded meanwhile.
+// acc += p · v of the n-th groups of four keys, from t on. Loads the next groups meanwhile.
 fn add_values(n: u32, v: Source, t: u32, last: u32, lane: Lane) {
     if !AHEAD {
         load_values(v, t + lane.subset * 4u, last, lane);
     }
-    // Taken before more is loaded, which may then take their place.
+    // Read before the next load, which may overwrite the registers.
     let piece = lane.column % V_SPLIT;
     let w0 = piece_of(next_v_words[0], piece);
     let w1 = piece_of(next_v_words[1], piece);
@@ -534,7 +547,7 @@ fn add_values(n: u32, v: Source, t: u32, last: u32, lane: Lane) {
     }
 }
 
-// The sums of the weights, and the ends of the rows: in row_rescale, row_max, row_sum.
+// Sums the weights and finishes the rows. The results are in row_rescale, row_max and row_sum.
 fn finish_rows(work: WorkTile, keys: vec2<u32>, lane: Lane) {
     /* unrolled */ for (var n = 0u; n < OWN; n++) {
         let at = fold_at(n, lane);
@@ -558,7 +571,7 @@ fn finish_rows(work: WorkTile, keys: vec2<u32>, lane: Lane) {
     }
 }
 
-// The sums of the columns' subsets.
+// Adds the sums of the columns' subsets and stores them.
 fn store_columns(work: WorkTile, keys: vec2<u32>, lane: Lane) {
     if SCALED && !SCALES_VALUES {
         /* unrolled */ for (var n = 0u; n < LANE_ROWS * PIECE; n++) {
@@ -568,7 +581,7 @@ fn store_columns(work: WorkTile, keys: vec2<u32>, lane: Lane) {
     for (var n = 0u; n < LANE_ROWS * PIECE; n++) {
         workgroupBarrier();
         tile[lane.n] = acc[0];
-        // They take turns in acc[0]: one copy of the text.
+        // The loop rotates them through acc[0]: one copy of the code.
         /* unrolled */ for (var m = 0u; m < LANE_ROWS * PIECE - 1u; m++) {
             acc[m] = acc[m + 1u];
         }
@@ -603,8 +616,8 @@ fn decode(id: vec3<u32>, index: u32) {
     let k = k_source(work.b, work.kv_head);
     let v = v_source(work.b, work.kv_head, 0u);
 
-    // q_tile is named before tile: naga declares variables in the order of their first use, some
-    // drivers lay them out in that order, and load vectors whole only where they are aligned.
+    // The code names q_tile before tile. naga declares variables in the order of their first use.
+    // Some drivers lay them out in that order, and load whole vectors only at aligned addresses.
     stage_queries(work, index);
     prepare_rows(work, index);
     if SCALED {
@@ -635,7 +648,7 @@ fn decode(id: vec3<u32>, index: u32) {
         if AHEAD {
             load_values(v, t0 + lane.subset * 4u, last, lane);
         }
-        // Last tile's weights are done with.
+        // The last tile's weights are no longer used.
         if SHARED || REDUCE_SIZE == 0u {
             workgroupBarrier();
         }
@@ -655,8 +668,8 @@ fn decode(id: vec3<u32>, index: u32) {
             own_sums[n] += total_of(weights[n]);
         }
 
-        // Not a minimum, by which some drivers would unroll the loop, and move its loads down to
-        // where they are used.
+        // Not a minimum: some drivers would then unroll the loop, and move its loads down to their
+        // uses.
         let whole = end - t0 >= KEYS;
         let steps = select((end - t0 + SUBSETS * 4u - 1u) / (SUBSETS * 4u), V_STEPS, whole);
         for (var n = 0u; n < steps; n++) {

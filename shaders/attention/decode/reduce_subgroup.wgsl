@@ -1,6 +1,7 @@
-// The sums of KEY_LANES lanes, by shuffles: subgroups have at least KEY_LANES invocations. In every
-// step a lane keeps half of its vectors and gives the other half away; who has one left adds it up
-// with the others who have it. Vector j of group g becomes lane g * KEY_LANES + j % KEY_LANES's.
+// Adds the sums of KEY_LANES lanes by shuffles. Subgroups have at least KEY_LANES invocations. In
+// each step a lane retains half of its vectors and passes on the other half. A lane with one vector
+// left adds it to the same vector of the other lanes. Lane g * KEY_LANES + j % KEY_LANES owns
+// vector j of group g.
 //
 // Needs: KEY_LANES, OWN, SCORES, WORKGROUP; decode, own_scores, scores.
 // Gives: REDUCE_SIZE; main, owned_first, owned_group, reduce.

@@ -1,11 +1,12 @@
-// The sums of KEY_LANES lanes, through workgroup memory. Vector j of group g becomes lane j %
-// KEY_LANES * ALL_GROUPS + g's.
+// Adds the sums of KEY_LANES lanes through workgroup memory. Lane j % KEY_LANES * ALL_GROUPS + g
+// owns vector j of group g.
 //
 // Needs: ALL_GROUPS, KEY_LANES, OWN, ROUND, SCORES, WORKGROUP; decode, own_scores, scores, tile.
 // Gives: REDUCE_SIZE; main, owned_first, owned_group, reduce.
 
 const ROUNDS: u32 = (SCORES + ROUND - 1u) / ROUND;
-// Eight neighbours store in different banks, and load so: they differ in the group.
+// Eight neighbours store to different banks, and load from different banks: they differ in the
+// group.
 const REDUCE_LANE: u32 = ALL_GROUPS + max(1u, 8u / KEY_LANES);
 const REDUCE_STEP: u32 = KEY_LANES * REDUCE_LANE;
 const REDUCE_SIZE: u32 = select(ROUND * REDUCE_STEP, 0u, KEY_LANES == 1u);
@@ -29,7 +30,7 @@ fn reduce(lane: u32) {
     }
     let to = lane % KEY_LANES * REDUCE_LANE + lane / KEY_LANES;
     let first = owned_first(lane);
-    // Or the last tile's would be kept till here, for lanes that own none.
+    // Otherwise the last tile's scores would stay alive until here, for lanes that own none.
     /* unrolled */ for (var n = 0u; n < OWN; n++) {
         own_scores[n] = vec4<f32>();
     }

@@ -1,24 +1,24 @@
 // The loop of fused.wgsl for drivers that run on a CPU.
 //
-// An invocation has ROWS / LANES queries of its own, with all of their q and of their sums in
-// variables: every loop over them has constant bounds, so that the driver unrolls it. Keys and
-// values come from workgroup_id and the loop's counter alone: uniform loads, which the compiler
-// broadcasts, with no workgroup memory. A block of KEYS keys is scored, weighed and added before
-// the next, so that each sum is read and written once per block.
+// An invocation computes ROWS / LANES queries, with all of their q and sums in variables. All loops
+// over them have constant bounds, so the driver unrolls them. The addresses of keys and values
+// depend only on workgroup_id and the loop's counter. They are uniform loads, which the compiler
+// broadcasts without workgroup memory. The kernel scores a block of KEYS keys, computes weights and
+// adds them, then goes on to the next block. Each sum is thus read and written once per block.
 //
 // Constants: ROWS     packed rows of a workgroup, a multiple of LANES
 //            LANES    invocations of a workgroup, as many as the driver computes at once
 //            KEYS     keys of a block
 //            HEAD_VECTORS    vectors of four that hold head_dim
-//            VALUE_VECTORS   vectors of four of value_dim that a workgroup computes (workgroup_id.y is the slice);
-//                            not more than hold value_dim
-// The loop must stay in the first-level cache of instructions; plan/fused_cpu.rs counts its code.
+//            VALUE_VECTORS   vectors of four of value_dim that a workgroup computes; not more than
+//                            hold value_dim; workgroup_id.y is the slice
+// The loop must fit in the first-level instruction cache; plan/fused_cpu.rs counts its code.
 //
-// Floor, per query, key and channel of each kind: a multiplication and an addition (software
-// drivers have no fused one). Bytes: k and v once per ROWS packed rows. lavapipe takes some 5.5
-// instructions instead of two (docs/kernels.md): five for each element of k and v that it loads,
-// once per query of an invocation, to check and broadcast it; and per block, query and channel of v
-// three, because a sum that a loop changes is read, chosen by the mask of lanes and written.
+// Lower bound, per query, key and channel of each kind: a multiplication and an addition. (Software
+// drivers have no fused one.) Bytes: k and v once per ROWS packed rows. lavapipe needs about 5.5
+// instructions instead of two (docs/kernels.md). Each loaded element of k and v takes five, once
+// per query of an invocation, to check and broadcast it. Each block, query and channel of v takes
+// three more. A sum that a loop changes is read, selected by the lane mask and written.
 //
 // Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim;
 // FULL, FULL_IS_PLAIN, HAS_BLOCKS, HAS_DROPOUT, HEAD_VECTORS, HIDDEN, HIDES_TILES, KEYS, LANES,
@@ -31,18 +31,18 @@
 
 const LANE_ROWS: u32 = ROWS / LANES;
 const_assert RUN % KEYS == 0u;
-// Sums per score, added at the end: a chain of additions that depend on each other waits for each.
+// Independent sums per score, added at the end. Additions in one chain would wait for each other.
 const CHAINS: u32 = select(1u, 4u, LANE_ROWS * KEYS <= 4u);
 
-// Arrays of vectors are nested: Mesa unrolls a loop of up to 32 turns, and any that has as many
-// turns as the array that it walks has elements.
+// Arrays of vectors are nested. Mesa unrolls loops of up to 32 iterations. It also unrolls a loop
+// with as many iterations as the array that it indexes has elements.
 const HEAD_INNER: u32 = min(HEAD_VECTORS, 16u);
 const HEAD_OUTER: u32 = (HEAD_VECTORS + HEAD_INNER - 1u) / HEAD_INNER;
 const VALUE_INNER: u32 = min(VALUE_VECTORS, 16u);
 const VALUE_OUTER: u32 = (VALUE_VECTORS + VALUE_INNER - 1u) / VALUE_INNER;
 
-// Always true. The loop in it makes the loop around it not an innermost one: LLVM turns the bounds
-// checks of an innermost loop's loads from conditional moves into branches, which is slower.
+// Always true. Its loop makes the surrounding loop not innermost. In an innermost loop, LLVM turns
+// the bounds checks of loads from conditional moves into branches, which is slower.
 fn opaque_true() -> bool {
     var limit = 0u;
     for (var i = 0u; i < p.kv_heads; i++) {
@@ -53,8 +53,8 @@ fn opaque_true() -> bool {
 
 @compute @workgroup_size(LANES)
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-    // Shares nothing. With a barrier llvmpipe makes a coroutine of the function, where a bounds
-    // check is a choice of pointers and not a branch around the load.
+    // No data is shared. With a barrier, llvmpipe makes a coroutine of the function. Bounds checks
+    // then select a pointer instead of branching around the load.
     workgroupBarrier();
     let z = workgroup.z + p.first.z;
     let b = z / p.kv_heads;
@@ -65,13 +65,13 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     let split = select(0u, x % p.splits, SPLITS);
     let neg_inf = p.mask.neg_inf;
 
-    // The last slice lies back as far as it must, so that no load needs a bound.
+    // The last slice starts early enough that no load needs a bounds check.
     let slice_col = (workgroup.y + p.first.y) * VALUE_VECTORS * 4u;
     let col0 = min(slice_col, (p.value_dim + 3u) / 4u * 4u - VALUE_VECTORS * 4u);
 
     let k = k_source(b, kv_head);
     let v = v_source(b, kv_head, col0);
-    // Channels in the last vector of k and of v.
+    // Valid channels in the last vector of k and of v.
     let k_rest = p.head_dim - (HEAD_VECTORS - 1u) * 4u;
     let v_rest = p.value_dim - col0 - (VALUE_VECTORS - 1u) * 4u;
 
@@ -107,7 +107,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         nan_carry[r] = 0.0;
     }
 
-    // Which of them exist, said of each lane: LLVM makes a branch of a scalar choice of a load, and
+    // The valid channels, as a value per lane. For a scalar condition, LLVM makes a branch and
     // moves code into it.
     let zero = queries[0].i >> 31u;
     let k_exist = vec4<u32>(0u, 1u, 2u, 3u) + zero < vec4<u32>(k_rest);
@@ -117,7 +117,8 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     range.any_row = split_keys(range.any_row, split);
     var stop = range.any_row.y;
     var asks = PER_PAIR_MASK;
-    // Rows and column of the map, once: drivers without vectors of them do divisions lane by lane.
+    // Rows and column of the map, computed once. Drivers without vector division divide lane by
+    // lane.
     var map_rows: array<u32, LANE_ROWS>;
     var rows = vec2<u32>();
     var col = 0u;
@@ -130,7 +131,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         }
     }
     var documents = vec2<u32>();
-    // A run is whole blocks: the sums of the blocks that are left stay as they are.
+    // A run is a whole number of blocks, so the sums of the remaining blocks do not change.
     var looked = 0u;
     if HIDES_TILES {
         documents = documents_of_rows(b, kv_head, row0, 1u, min(row0 + ROWS, packed));
@@ -148,9 +149,10 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
             }
         }
         if HAS_BLOCKS {
-            // A loop of its own: drivers that mask lanes do the rest of a loop they `continue`.
+            // A separate loop, because drivers that mask lanes execute the rest of a loop after
+            // `continue`.
             while j == stop && j < range.any_row.y {
-                // As far as the map has one column.
+                // The end of the map's column.
                 stop = min((col + 1u) * p.mask.block.y, range.any_row.y);
                 let state = tile_column_state(b, kv_head, rows, col, stop - 1u);
                 asks = !(FULL_IS_PLAIN && state == FULL);
@@ -167,7 +169,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                 break;
             }
         }
-        // Keys past the range may hold anything, NaN too.
+        // Keys past the range can hold any value, even NaN.
         let last = stop - 1u;
         var s: array<array<f32, KEYS>, LANE_ROWS>;
         var chains: array<array<array<f32, CHAINS>, KEYS>, LANE_ROWS>;
@@ -209,15 +211,16 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                 }
             }
         }
-        // Without branches: the compiler would move each score into the one that uses it, and keep
-        // all of k for them.
+        // Without branches. Otherwise the compiler would move each score into the branch that uses
+        // it, and hold all of k in registers.
         if asks || j < range.every_row.x || j + KEYS > min(range.every_row.y, stop) {
             for (var r = 0u; r < LANE_ROWS; r++) {
                 for (var c = 0u; c < KEYS; c++) {
                     var seen = (j + c >= queries[r].first) & (j + c < min(queries[r].end, stop));
                     var x = s[r][c];
                     if PER_PAIR_MASK {
-                        // Past the range, any other key: rules read tensors at it.
+                        // Past the range, use any other key, because rules read tensors at its
+                        // index.
                         let key = select(j, j + c, seen);
                         seen = select(false, mask_mod(queries[r], key), seen);
                         x = score_mod(x, queries[r], key);
@@ -226,7 +229,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                 }
             }
         }
-        // A NaN is not below. Counted, because compilers turn "not at most" into "above".
+        // A NaN is not below. The code counts because compilers turn "not at most" into "above".
         var below_limit = 0u;
         for (var r = 0u; r < LANE_ROWS; r++) {
             let limit = row_max[r] + RESCALE_THRESHOLD;
@@ -309,7 +312,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                         }
                     }
                 }
-                // Apart: one copy of its text for all channels of the part.
+                // A separate loop, so that all channels share one copy of its code.
                 while broken != 0u {
                     let col = outer_col + firstTrailingBit(broken) * 4u;
                     broken &= broken - 1u;

@@ -4,11 +4,11 @@
 // view_at.
 // Gives: folds_scale, pair_score.
 
-// Where a scale is smaller, its products with queries may be too small for f32 while scores are
-// not.
+// The smallest scale that is multiplied into queries. With a smaller scale, the products can be too
+// small for f32 although the scores are not.
 const SMALLEST_FOLDED: f32 = 0x1p-64f;
-// Such a query is divided by 2 to this power instead. The rest of the scale is multiplied with the
-// sum.
+// With such a scale, queries are divided by 2 to this power instead. The sum is multiplied by the
+// rest of the scale.
 const SMALL_EXPONENT: u32 = 62u;
 
 // True if loops may hold queries times the scale.

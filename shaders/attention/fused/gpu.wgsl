@@ -1,32 +1,45 @@
 // The loop of fused.wgsl for GPUs: a workgroup takes ROWS packed rows and walks the keys KEYS at a
-// time. Its invocations form 16 × LANES_Y; each holds LANE_ROWS × LANE_KEYS scores and LANE_ROWS ×
-// SLICE / 16 sums of the output, always of the same rows.
+// time. Its invocations form a grid of 16 × LANES_Y. Each holds LANE_ROWS × LANE_KEYS scores and
+// LANE_ROWS × SLICE / 16 sums of the output, always of the same rows.
 //
-// Constants: ROWS, KEYS, CHUNK (channels of q and k per staging), WORKGROUP, SLICE (channels of v
-// held), V_KEYS (rows of v per staging), P_KEYS (weights in workgroup memory at once), AHEAD
-// (whether what is staged next is loaded before it is needed, into registers). Head and value
-// dimension are not compiled in.
+// Constants: ROWS, KEYS, WORKGROUP
+//            CHUNK    channels of q and k per staging
+//            SLICE    channels of v held
+//            V_KEYS   rows of v per staging
+//            P_KEYS   weights in workgroup memory at once
+//            AHEAD    true if the next staged data is loaded into registers in advance
+// Head and value dimension are not compiled in.
 //
-// Floor of the arithmetic, per row and key: head_dim (in every slice) + value_dim multiply-adds,
-// one exp2, and difference, maximum, two additions, store: about 6 other instructions. The scale is
-// multiplied into q as it is staged. Floor in workgroup memory, per invocation and channel or key:
-// in q · kᵀ LANE_ROWS · LANE_KEYS multiply-adds against (LANE_ROWS + LANE_KEYS) / 4 vector loads,
-// 32 against 3 for 8 × 4; in p · v LANE_ROWS · SLICE / 16 against (LANE_ROWS + SLICE / 16) / 4, for
-// 8 rows 32 against 3 of a slice of 64, 64 against 4 of one of 128. Floor in global memory,
-// elements per multiply-add: 1 / ROWS + 1 / KEYS in q · kᵀ (q is staged again for every tile of
-// keys: only the first time from beyond a cache), 1 / ROWS in p · v.
-// Of the instructions of a tile that no mask cuts, scalar ones and waits among them, 65 to 73 % are
-// multiply-adds on NVIDIA's and AMD's GPUs (NVK, RADV; 128 rows), 61 to 66 % on Qualcomm's
-// (Turnip): benches/SHADERS.md says what the rest is. No spills.
+// Lower bound of the arithmetic, per row and key: head_dim (in every slice) + value_dim
+// multiply-adds and one exp2. Difference, maximum, two additions and store take about 6 other
+// instructions. The scale is multiplied into q during staging.
 //
-// A tile of keys: q and k are staged by chunks → scores in registers → maxima of the rows, through
-// workgroup memory → weights in registers → P_KEYS of them at a time in workgroup memory, with
-// V_KEYS rows of v. If AHEAD, what is staged next travels in registers while the invocations
-// compute.
+// Lower bound in workgroup memory, per invocation and channel or key:
 //
-// Arrays of an invocation are in registers if only constants index them: loops over them are marked
-// to be written out (src/kernel/unroll.rs), and where one copy of a loop's text is enough, vectors
-// take turns in the array's first place.
+//   q · kᵀ   LANE_ROWS · LANE_KEYS multiply-adds against (LANE_ROWS + LANE_KEYS) / 4 vector loads:
+//            32 against 3 for 8 × 4
+//   p · v    LANE_ROWS · SLICE / 16 against (LANE_ROWS + SLICE / 16) / 4: for 8 rows 32 against 3
+//            with a slice of 64, 64 against 4 with a slice of 128
+//
+// Lower bound in global memory, elements per multiply-add: 1 / ROWS + 1 / KEYS in q · kᵀ, 1 / ROWS
+// in p · v. The kernel stages q again for every tile of keys, but only the first time from outside
+// a cache.
+//
+// If no mask cuts a tile, 65 to 73 % of its instructions are multiply-adds on NVIDIA's and AMD's
+// GPUs. (NVK, RADV; 128 rows.) On Qualcomm's (Turnip) it is 61 to 66 %. The count includes scalar
+// instructions and waits; benches/SHADERS.md lists the rest. No spills.
+//
+// The steps of a tile of keys:
+//
+// - q and k are staged by chunks → scores in registers.
+// - The maxima of the rows pass through workgroup memory → weights in registers.
+// - P_KEYS weights at a time are in workgroup memory, with V_KEYS rows of v.
+//
+// If AHEAD, the next staged data is loaded into registers while the invocations compute.
+//
+// Arrays of an invocation are in registers only if constants index them. Loops over them are marked
+// to be unrolled (src/kernel/unroll.rs). Where one copy of a loop's code is enough, the loop
+// rotates the vectors through the array's first element.
 //
 // Needs: p.head_dim, p.mask, p.q, p.scale, p.value_dim; AHEAD, CHUNK, HAS_BLOCKS, HAS_DROPOUT,
 // KEYS, LOG2_E, LOWEST, PER_PAIR_MASK, P_KEYS, RESCALE_THRESHOLD, ROWS, SLICE, UNIT, V_KEYS,
@@ -40,7 +53,7 @@ const LANES_X: u32 = 16u;
 const LANES_Y: u32 = WORKGROUP / LANES_X;
 const LANE_ROWS: u32 = ROWS / LANES_Y;
 const LANE_KEYS: u32 = KEYS / LANES_X;
-// Of these, keys that stand side by side.
+// The number of neighbouring keys among them.
 const KEY_RUN: u32 = min(LANE_KEYS, 4u);
 const ROW_VECTORS: u32 = LANE_ROWS / 4u;
 const OUT_VECTORS: u32 = SLICE / LANES_X / 4u;
@@ -62,8 +75,8 @@ const_assert V_KEYS * V_VECTORS % WORKGROUP == 0u && V_KEYS % 4u == 0u;
 const_assert KEYS % P_KEYS == 0u && P_KEYS % V_KEYS == 0u && P_KEYS % 4u == 0u;
 const_assert LANE_ROWS * OUT_VECTORS <= 32u;
 
-// One piece of workgroup memory, in vectors, used three ways in turn: q and k; the maxima of the
-// rows as each lane sees them; p and v. Every vector is stored whole by one invocation.
+// A block of workgroup memory, in vectors. Three uses alternate: q and k, the maxima of the rows
+// per lane, p and v. One invocation stores each vector as a whole.
 const Q_SIZE: u32 = ROWS * CHUNK_VECTORS + ROWS / 4u;
 const K_SIZE: u32 = KEYS * CHUNK_VECTORS + KEYS / 4u;
 const P_SIZE: u32 = P_KEYS * (ROWS / 4u) + P_VECTORS;
@@ -73,37 +86,38 @@ const STATS_SIZE: u32 = LANES_X * STATS_STEP;
 const TILE_SIZE: u32 = max(max(Q_SIZE + K_SIZE, P_SIZE + V_SIZE), STATS_SIZE);
 
 var<workgroup> tile: array<vec4<f32>, TILE_SIZE>;
-// Of the rows, four a vector: what scores are relative to; the sum of the weights, in the end; what
-// older sums are to be multiplied by.
+// Per row, in vectors of four: the reference point of scores, the rescale factor, and the sum of
+// weights.
 var<workgroup> row_max: array<vec4<f32>, ROWS / 4u>;
 var<workgroup> row_sum: array<vec4<f32>, ROWS / 4u>;
 var<workgroup> row_rescale: array<vec4<f32>, ROWS / 4u>;
-// Head and query of each row.
+// The head and the query of each row.
 var<workgroup> row_head_query: array<vec2<u32>, ROWS>;
 
-// A lane's c-th key, from its first on.
+// The offset of a lane's c-th key from its first key.
 fn key_of(c: u32) -> u32 {
     return c / KEY_RUN * (LANES_X * KEY_RUN) + c % KEY_RUN;
 }
 
-// Where row n of staged q or k begins: every fourth row is shifted by a vector, which spreads what
-// neighbours read (rows 2, 4 or 8 apart) over all banks.
+// The start of row n of staged q or k. Every fourth row is shifted by a vector. This spreads the
+// reads of neighbours (rows 2, 4 or 8 apart) over all banks.
 fn tile_row(n: u32) -> u32 {
     return n * CHUNK_VECTORS + n / 4u;
 }
 
-// Where key n of staged p begins: all rows' weights of a key.
+// The start of key n of staged p: the weights of all rows for a key.
 fn p_row(n: u32) -> u32 {
     return n * (ROWS / 4u) + n / 4u;
 }
 
-// What an invocation holds: its scores of a tile, then their weights, rows 4m .. 4m + 4 of key c in
-// scores[m * LANE_KEYS + c]; its sums of the output; those of the weights of its own keys.
+// Registers of an invocation: its scores of a tile, which become weights, and its sums of the
+// output. The last array has the sums of the weights of its keys. Rows 4m .. 4m + 4 of key c are in
+// scores[m * LANE_KEYS + c].
 var<private> scores: array<vec4<f32>, SCORES>;
 var<private> acc: array<vec4<f32>, LANE_ROWS * OUT_VECTORS>;
 var<private> lane_sums: array<vec4<f32>, ROW_VECTORS>;
-// What it stages: where its rows of q begin, and its keys of this tile and of the next; what is on
-// its way.
+// Data that an invocation stages: the starts of its rows of q and of its keys, and the loaded data.
+// The keys belong to this tile and to the next tile.
 var<private> q_from: array<u32, Q_LOADS>;
 var<private> k_from: array<u32, K_LOADS>;
 var<private> next_k_from: array<u32, K_LOADS>;
@@ -111,24 +125,24 @@ var<private> next_q: array<vec4<f32>, Q_LOADS>;
 var<private> next_k: array<vec4<f32>, K_LOADS>;
 var<private> next_v: array<vec4<f32>, V_LOADS>;
 
-// An invocation: its number, and which block of LANE_ROWS × LANE_KEYS it computes.
+// An invocation: its index n, and the block (x, y) of LANE_ROWS × LANE_KEYS that it computes.
 struct Lane {
     n: u32,
     x: u32,
     y: u32,
 }
 
-// 32 neighbours have 4 × 8 blocks, so that what they load differs least.
+// 32 neighbours compute 4 × 8 blocks, so that they load as few different data as possible.
 fn lane_of(n: u32) -> Lane {
     return Lane(n, n % 8u + n / 32u % 2u * 8u, n / 8u % 4u + n / 64u * 4u);
 }
 
-// Its first vector of rows.
+// The first vector of an invocation's rows.
 fn my_rows(lane: Lane) -> u32 {
     return lane.y * ROW_VECTORS;
 }
 
-// Which row or key of q and k it stages, and which channel of a chunk.
+// The row or key of q and k that an invocation stages, and the channel of a chunk.
 fn stage_row(lane: Lane) -> u32 {
     return lane.n / CHUNK_VECTORS;
 }
@@ -137,7 +151,7 @@ fn stage_d(lane: Lane) -> u32 {
     return lane.n % CHUNK_VECTORS * 4u;
 }
 
-// Which key and channel of v.
+// The key and the channel of v that an invocation stages.
 fn stage_key(lane: Lane) -> u32 {
     return lane.n / V_VECTORS;
 }
@@ -146,7 +160,7 @@ fn stage_col(lane: Lane, col0: u32) -> u32 {
     return min(col0 + lane.n % V_VECTORS * 4u, (p.value_dim - 1u) & ~3u);
 }
 
-// Where the rows of keys from j0 on begin.
+// Finds the starts of the key rows from j0 on.
 fn find_keys(k: Source, j0: u32, last_key: u32, lane: Lane) {
     /* unrolled */ for (var n = 0u; n < K_LOADS; n++) {
         next_k_from[n] = key_row(k, min(j0 + stage_row(lane) + n * STAGE_ROWS, last_key));
@@ -159,7 +173,7 @@ fn use_found_keys() {
     }
 }
 
-// Channels d0 .. d0 + CHUNK of q and of the keys, on their way.
+// Loads channels d0 .. d0 + CHUNK of q and of the keys into registers.
 fn load_chunk(k: Source, d0: u32, of_next_tile: bool, lane: Lane) {
     let d = d0 + stage_d(lane);
     /* unrolled */ for (var n = 0u; n < Q_LOADS; n++) {
@@ -176,7 +190,7 @@ fn load_values(v: Source, j0: u32, col: u32, last_key: u32, lane: Lane) {
     }
 }
 
-// What was on its way, channels from d0 on, into workgroup memory.
+// Stores the loaded chunk, channels from d0 on, in workgroup memory.
 fn store_chunk(d0: u32, lane: Lane) {
     if d0 + CHUNK > p.head_dim {
         /* unrolled */ for (var n = 0u; n < Q_LOADS; n++) {
@@ -188,7 +202,7 @@ fn store_chunk(d0: u32, lane: Lane) {
     }
     let to = tile_row(stage_row(lane)) + lane.n % CHUNK_VECTORS;
     /* unrolled */ for (var n = 0u; n < Q_LOADS; n++) {
-        // The scale in q, not in the exponent's fma: a row of one key is then exactly its value.
+        // The scale is in q, not in the exponent's fma. A row of one key is then exactly its value.
         tile[to + n * tile_row(STAGE_ROWS)] = next_q[n] * (p.scale * UNIT);
     }
     /* unrolled */ for (var n = 0u; n < K_LOADS; n++) {
@@ -199,7 +213,7 @@ fn store_chunk(d0: u32, lane: Lane) {
 fn store_values(j0: u32, end: u32, lane: Lane) {
     let j = j0 + stage_key(lane);
     /* unrolled */ for (var n = 0u; n < V_LOADS; n++) {
-        // What is not of a key may be anything, which a weight of zero would not hide.
+        // Elements past the last key can be NaN, which a weight of zero would not hide.
         tile[P_SIZE + lane.n + n * WORKGROUP] = select(vec4<f32>(), next_v[n], j + n * STAGE_KEYS < end);
     }
 }
@@ -208,8 +222,8 @@ fn store_values(j0: u32, end: u32, lane: Lane) {
 fn multiply_keys(lane: Lane) {
     let from_q = tile_row(lane.y * LANE_ROWS);
     let from_k = Q_SIZE + tile_row(lane.x * KEY_RUN);
-    // Not written out, and values below only four times: FXC takes seconds for each further copy of
-    // the text.
+    // Not unrolled, and the value loop below only four times. FXC takes seconds for each further
+    // copy of the code.
     for (var d = 0u; d < CHUNK_VECTORS; d++) {
         /* unrolled */ for (var m = 0u; m < ROW_VECTORS; m++) {
             let o = from_q + d + tile_row(m * 4u);
@@ -230,8 +244,8 @@ fn multiply_keys(lane: Lane) {
     }
 }
 
-// −∞ where a query does not see a key; what bias and softcap make of the other scores, where they
-// are asked pair by pair.
+// Sets scores to −∞ where a query does not see a key. Applies bias and softcap to the other scores,
+// pair by pair.
 fn mask_pairs(work: WorkTile, j0: u32, keys: vec4<u32>, lane: Lane) {
     for (var m = 0u; m < ROW_VECTORS; m++) {
         var queries: array<Query, 4>;
@@ -239,7 +253,7 @@ fn mask_pairs(work: WorkTile, j0: u32, keys: vec4<u32>, lane: Lane) {
             let place = row_head_query[(my_rows(lane) + m) * 4u + r];
             queries[r] = query_of(work.b, place.x, place.y);
         }
-        // The vectors take turns in scores[0].
+        // The loop rotates the vectors through scores[0].
         for (var c = 0u; c < LANE_KEYS; c++) {
             let j = j0 + lane.x * KEY_RUN + key_of(c);
             var t = vec4<f32>(p.mask.neg_inf);
@@ -273,8 +287,8 @@ fn mask_edges(j0: u32, keys: vec4<u32>, lane: Lane) {
     }
 }
 
-// row_max and row_rescale of the tile: maxima of this lane's keys, then over the lanes, four rows
-// by one invocation.
+// Updates row_max and row_rescale for the tile: maxima of this lane's keys, then over the lanes.
+// One invocation handles four rows.
 fn move_row_max(keys_left: u32, lane: Lane) {
     /* unrolled */ for (var m = 0u; m < ROW_VECTORS; m++) {
         var most = scores[m * LANE_KEYS];
@@ -286,14 +300,14 @@ fn move_row_max(keys_left: u32, lane: Lane) {
     workgroupBarrier();
     if lane.n < ROWS / 4u {
         var most = vec4<f32>(p.mask.neg_inf);
-        // Four at a time: all at once would be what the kernel needs most registers for.
+        // Four at a time: all at once would set the kernel's register maximum.
         for (var n = 0u; n < min((keys_left + KEY_RUN - 1u) / KEY_RUN, LANES_X); n += 4u) {
             let o = n * STATS_STEP + lane.n;
             most = max(most, max(max(tile[o], tile[o + STATS_STEP]),
                 max(tile[o + 2u * STATS_STEP], tile[o + 3u * STATS_STEP])));
         }
         let old = row_max[lane.n];
-        // The difference is exact where the sum, of large numbers, would be rounded up.
+        // The difference is exact. The sum of large numbers would be rounded up.
         let moves = most - old > vec4<f32>(RESCALE_THRESHOLD);
         let rescale = vec4<f32>(rescale_of(old.x, most.x), rescale_of(old.y, most.y), rescale_of(old.z, most.z),
             rescale_of(old.w, most.w));
@@ -303,7 +317,7 @@ fn move_row_max(keys_left: u32, lane: Lane) {
     workgroupBarrier();
 }
 
-// What was summed so far is made relative to new maxima.
+// Rescales the sums to the new maxima.
 fn rescale_sums(lane: Lane) {
     var rescales = false;
     for (var m = 0u; m < ROW_VECTORS; m++) {
@@ -323,14 +337,14 @@ fn rescale_sums(lane: Lane) {
     }
 }
 
-// Scores become weights.
+// Turns scores into weights.
 fn weigh(lane: Lane) {
-    // The sum of all scores of a lane shows at once whether any is −∞ or NaN.
+    // The sum of all scores of a lane shows if any score is −∞ or NaN.
     var check = vec4<f32>();
     /* unrolled */ for (var n = 0u; n < SCORES; n++) {
         check += scores[n];
     }
-    // One branch for all: with one for each vector, drivers move what both of its sides have
+    // One branch for all vectors. With one per vector, drivers move the values of both sides
     // between registers.
     if is_finite(check.x + check.y + check.z + check.w) {
         /* unrolled */ for (var m = 0u; m < ROW_VECTORS; m++) {
@@ -366,10 +380,10 @@ fn drop_weights(b: u32, j0: u32, lane: Lane) {
     }
 }
 
-// The weights of keys from the first-th run of the tile on, P_KEYS of them, into workgroup memory.
+// Stores P_KEYS weights in workgroup memory, from the first-th run of the tile on.
 fn store_weights(first: u32, lane: Lane) {
     /* unrolled */ for (var c = 0u; c < LANE_KEYS; c += KEY_RUN) {
-        // Whose keys are not of this part wraps around to a large number.
+        // The index of keys outside this part wraps around to a large number.
         let run = c / KEY_RUN * LANES_X + lane.x - first;
         if run < P_KEYS / KEY_RUN {
             let to = p_row(run * KEY_RUN) + my_rows(lane);
@@ -382,7 +396,7 @@ fn store_weights(first: u32, lane: Lane) {
     }
 }
 
-// acc += p · v of the V_KEYS staged values, whose weights begin with the first-th staged.
+// acc += p · v of the V_KEYS staged values. Their weights start at the first-th staged weight.
 fn add_values(first: u32, lane: Lane) {
     for (var j0 = 0u; j0 < V_KEYS; j0 += 4u) {
         let from_p = p_row(first + j0) + my_rows(lane);
@@ -402,8 +416,8 @@ fn add_values(first: u32, lane: Lane) {
     }
 }
 
-// The sums of the weights over the lanes of a row, and the ends of the rows: in row_rescale,
-// row_max, row_sum.
+// Sums the weights over the lanes of a row and finishes the rows. The results are in row_rescale,
+// row_max and row_sum.
 fn finish_rows(work: WorkTile, keys: vec2<u32>, lane: Lane) {
     /* unrolled */ for (var m = 0u; m < ROW_VECTORS; m++) {
         tile[lane.x * STATS_STEP + my_rows(lane) + m] = lane_sums[m];
@@ -417,7 +431,7 @@ fn finish_rows(work: WorkTile, keys: vec2<u32>, lane: Lane) {
         let top = row_max[lane.n];
         let row = work.row0 + lane.n * 4u;
         var ends = mat3x4<f32>();
-        // Not written out: FXC takes seconds for each further copy of the text.
+        // Not unrolled: FXC takes seconds for each further copy of the code.
         for (var r = 0u; r < 4u; r++) {
             let end = end_of(work, row + r, keys, component(top, r), component(total, r));
             let is_r = vec4<u32>(0u, 1u, 2u, 3u) == vec4<u32>(r);
@@ -514,7 +528,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) i
             store_chunk(d0, lane);
             workgroupBarrier();
             if AHEAD {
-                // After the last chunk the next tile's first.
+                // After the last chunk, loads the next tile's first chunk.
                 let is_last = d0 + CHUNK >= p.head_dim;
                 load_chunk(k, select(d0 + CHUNK, 0u, is_last), is_last, lane);
             }

@@ -1,8 +1,9 @@
-// Keys that tensors of the mask hide from every row of a tile: they are neither loaded nor scored.
+// Keys that the mask's tensors hide from every row of a tile. The kernel neither loads nor scores
+// them.
 //
-// A row's document is the number of its query, and 0 without the rule. A key is hidden if it has
-// another number than every row, which the least and the largest number of the rows decide, or if a
-// tensor hides the pair. Answers err towards seen.
+// A row's document is the number of its query, or 0 without the rule. A key is hidden if its number
+// differs from every row's number, or if a tensor hides the pair. The first test uses only the
+// least and the largest number of the rows. It may treat hidden keys as seen.
 //
 // Needs: p.group; RUN; document_of_query, documents_of_key, head_query_of, hides_by_head,
 // hides_by_query, may_share, no_documents, pair_hidden, with_documents.
@@ -18,8 +19,8 @@ fn documents_of_rows(b: u32, kv_head: u32, first: u32, step: u32, end: u32) -> v
     return documents;
 }
 
-// Keys of a run that rows may see: any of them (x = 1), and each by every row (y = 1), by tensors
-// that are the same for all queries.
+// Checks a run of keys with tensors that are the same for all queries. Result x is 1 if a row may
+// see any key, y is 1 if every row sees every key.
 fn run_seen(b: u32, kv_head: u32, documents: vec2<u32>, first: u32, end: u32) -> vec2<u32> {
     let heads = select(1u, p.group, hides_by_head());
     var any_key = 0u;
@@ -34,8 +35,8 @@ fn run_seen(b: u32, kv_head: u32, documents: vec2<u32>, first: u32, end: u32) ->
     return vec2<u32>(any_key, every_key);
 }
 
-// x: the first key of the first run of from .. end that has a key which a row may see, or end. y: 1
-// if every row sees all its keys.
+// Result x is the first key of the first run in from_key .. end that has a visible key, or end.
+// Result y is 1 if every row sees all keys of the run.
 fn first_seen_run(b: u32, kv_head: u32, documents: vec2<u32>, from_key: u32, end: u32) -> vec2<u32> {
     var j = from_key;
     var seen = vec2<u32>();

@@ -1,35 +1,36 @@
 // The loop of fused.wgsl for matrix units: a workgroup takes SUBGROUPS · SUB_ROWS packed rows and
-// walks the keys KEYS at a time. A subgroup has the same SUB_ROWS rows throughout, and their sums
-// of the output in its fragments; their queries, too, unless Q_IN_MEMORY: then these stay in
-// workgroup memory (as in FlashAttention-2).
+// tiles of KEYS keys. A subgroup has the same SUB_ROWS rows throughout, and holds their sums of the
+// output in fragments. Their queries are in fragments too. With Q_IN_MEMORY they stay in workgroup
+// memory (as in FlashAttention-2).
 //
 // Constants: FRAGMENT, SUB_ROWS, SUBGROUPS, KEYS, WORKGROUP, HEAD and VALUE (channels, in whole
-// fragments), EXACT (head_dim is HEAD), Q_IN_MEMORY. The text of the accesses to workgroup memory
-// is in matrix/memory_*.wgsl.
+// fragments), EXACT (head_dim is HEAD), Q_IN_MEMORY. The code of accesses to workgroup memory is in
+// matrix/memory_*.wgsl.
 //
-// Fragments cannot be looked into, so scores leave through workgroup memory, where invocations turn
-// rows of them into weights, and weights come back as f16. The sums of the output cannot be scaled
-// by rows either. So a row's weights are relative to an origin that is not its maximum but HEADROOM
-// below an earlier one, and moves only when a score is RESCALE_THRESHOLD above that: weights are at
-// most e^10 ≈ 2^14.4, which f16 holds, and small ones keep their bits for longer. When an origin
-// moves, the tile's weights are computed once more, and the sums go through workgroup memory. On
-// scores of normal size that happens in the first tile alone, where there is nothing to scale.
+// Elements of fragments cannot be accessed. Scores therefore leave through workgroup memory, where
+// invocations turn rows into weights. The weights return as f16. The sums of the output cannot be
+// scaled by rows either. A row's weights are therefore relative to an origin, not to its maximum.
+// The origin is HEADROOM below an earlier maximum, and moves only if a score exceeds that maximum
+// by RESCALE_THRESHOLD. Weights are at most e^10 ≈ 2^14.4, which f16 can hold, and small weights
+// lose fewer bits. If an origin moves, the kernel computes the tile's weights again, and rescales
+// the sums through workgroup memory. With scores of normal size this happens only in the first
+// tile, where there is nothing to scale.
 //
-// A turn of the loop, between two barriers each:
+// An iteration of the loop has two steps, with a barrier after each:
 //   output += weights · values of the last tile; scores = queries · keys   (matrix units)
-//   scores → weights; the tile's values and the next one's keys are staged      (the rest)
+//   scores → weights; the tile's values and the next tile's keys are staged   (other units)
 // Workgroups that share a core fill each other's gaps.
 //
-// Neither subgroup operations nor built-in values of subgroups: with these in one module with
-// cooperative matrices a driver crashes. Invocations are in subgroups in order of their index.
-// WIDTH of them are taken as one; if subgroups are narrower, several do the same work, and store
-// the same; they must not be wider.
+// The kernel uses neither subgroup operations nor built-in values of subgroups. In one module with
+// cooperative matrices, they crash a driver. Invocations are in subgroups in order of their index.
+// The kernel treats WIDTH invocations as a subgroup. If real subgroups are narrower, several do the
+// same work and store the same values. They must not be wider.
 //
-// Counted per score, for head_dim = value_dim = D and R = SUB_ROWS: 4 · D operations of the matrix
-// units; in workgroup memory 2 · D / R bytes of keys and as many of values, 8 of scores, 4 of
-// weights, and 4 · D / ROWS to stage; if Q_IN_MEMORY 2 · D / KEYS of queries; one exp2; 2 barriers
-// per ROWS · KEYS scores. With D = 64 and R = 16 that is 28 bytes, and 4 to stage (ROWS = 64); with
-// D = 128 and R = 16 it is 44, and 4 (ROWS = 128).
+// Cost per score, for head_dim = value_dim = D and R = SUB_ROWS: 4 · D operations of the matrix
+// units, and one exp2. ROWS · KEYS scores need 2 barriers. Bytes in workgroup memory: 2 · D / R of
+// keys and as many of values, 8 of scores, 4 of weights. Staging takes 4 · D / ROWS. Q_IN_MEMORY
+// adds 2 · D / KEYS of queries. With D = 64 and R = 16 that is 28 bytes, and 4 to stage (ROWS =
+// 64). With D = 128 and R = 16 it is 44, and 4 (ROWS = 128).
 //
 // Needs: p.dropout_scale, p.head_dim, p.mask, p.q, p.scale, p.value_dim; EXACT, FRAGMENT,
 // HAS_BLOCKS, HAS_DROPOUT, HEAD, KEYS, NEXT, PER_PAIR_MASK, Q_IN_MEMORY, RESCALE_THRESHOLD,
@@ -47,9 +48,9 @@ const HEAD_FRAGMENTS: u32 = HEAD / FRAGMENT;
 const VALUE_FRAGMENTS: u32 = VALUE / FRAGMENT;
 const KEY_FRAGMENTS: u32 = KEYS / FRAGMENT;
 
-// Rows in workgroup memory are 16 bytes longer than what they hold, so that those eight apart
-// differ in all banks. What is behind a row's scores holds one number of each invocation that
-// shares it, and in the end what finish_row gives.
+// Rows in workgroup memory have 16 bytes of padding, so that rows eight apart differ in all banks.
+// The padding of a row's scores holds one number of each invocation that shares the row. In the end
+// it holds the results of finish_row.
 const K_STEP: u32 = HEAD + 8u;
 const V_STEP: u32 = VALUE + 8u;
 const S_STEP: u32 = KEYS + 4u;
@@ -59,26 +60,26 @@ const P_FROM: u32 = V_FROM + KEYS * V_STEP;
 const Q_FROM: u32 = select(0u, P_FROM + ROWS * P_STEP, Q_IN_MEMORY);
 const F16_LEN: u32 = P_FROM + ROWS * P_STEP + select(0u, ROWS * K_STEP, Q_IN_MEMORY);
 const F32_LEN: u32 = ROWS * S_STEP;
-// Queries that go into fragments pass through the same room as the rest, a quarter of their
-// channels at least at a time. (By rows it would be subgroups in turn, and fragments that are
-// loaded under a condition take twice the registers with some drivers.)
+// Queries for fragments pass through the memory of the other data. A pass has at least a quarter of
+// their channels. (By rows, subgroups would alternate, and some drivers use twice the registers for
+// fragments that are loaded under a condition.)
 const Q_PASSING: u32 = select(min((F16_LEN / ROWS - 8u) / FRAGMENT, HEAD_FRAGMENTS), HEAD_FRAGMENTS, Q_IN_MEMORY);
 const Q_CHANNELS: u32 = Q_PASSING * FRAGMENT;
 const Q_STEP: u32 = Q_CHANNELS + 8u;
 const HELD_FRAGMENTS: u32 = select(HEAD_FRAGMENTS, 0u, Q_IN_MEMORY);
 
 const Q_LOADS: u32 = (ROWS * (Q_CHANNELS / 4u) + WORKGROUP - 1u) / WORKGROUP;
-// Sums pass through the room for scores, so many channels as a row has keys at a time.
+// Sums pass through the memory for scores, KEYS channels at a time.
 const VALUE_PASSES: u32 = (VALUE_FRAGMENTS + KEY_FRAGMENTS - 1u) / KEY_FRAGMENTS;
 
 const K_LOADS: u32 = (KEYS * (HEAD / 4u) + WORKGROUP - 1u) / WORKGROUP;
 const V_LOADS: u32 = (KEYS * (VALUE / 4u) + WORKGROUP - 1u) / WORKGROUP;
-// Of these, at once.
+// The most loads at once.
 const MOST_LOADS: u32 = 8u;
 const K_AT_ONCE: u32 = min(K_LOADS, MOST_LOADS);
 const V_AT_ONCE: u32 = min(V_LOADS, MOST_LOADS);
 
-// An invocation turns KEYS / ROW_LANES scores of each of LANE_ROWS rows into weights; ROW_LANES
+// An invocation turns KEYS / ROW_LANES scores of each of LANE_ROWS rows into weights. ROW_LANES
 // neighbours share a row.
 const ROW_LANES: u32 = max(WORKGROUP / ROWS, 1u);
 const LANE_ROWS: u32 = max(ROWS / WORKGROUP, 1u);
@@ -93,29 +94,30 @@ const_assert KEYS % (4u * ROW_LANES) == 0u;
 // In units of scores (see UNIT).
 const HEADROOM: f32 = select(6.0, 2.0, PER_PAIR_MASK);
 
-// Beside these sums and queries registers hold the scores of a row, and keys and values that come
-// next only if few.
+// True if registers have space for the next keys or values, besides sums, queries and the scores of
+// a row.
 const K_EARLY: bool = HEAD + VALUE <= 128u && K_LOADS + V_LOADS <= MOST_LOADS;
 const V_EARLY: bool = HEAD + VALUE <= 256u && V_LOADS <= MOST_LOADS;
 
-// Of this tile and the last: whether a score is too far above its origin; whether an origin moved
-// that sums are relative to. All four in one variable: what fragments are loaded from must begin at
-// 16 bytes, wherever a compiler puts it after this.
+// Flags of this tile and of the last tile. ABOVE means that a score is too far above its origin.
+// RESCALED means that the origin of existing sums moved. Memory that fragments are loaded from must
+// start at a multiple of 16 bytes. A compiler can place it after the flags, so all four are one
+// variable.
 var<workgroup> flags: array<u32, 4>;
 const ABOVE: u32 = 0u;
 const RESCALED: u32 = 2u;
 
-// What a subgroup holds: queries (if Q_IN_MEMORY, of one step), and sums of the output.
+// The registers of a subgroup: queries (with Q_IN_MEMORY, of one step), and sums of the output.
 var<private> queries: array<Left, ROW_FRAGMENTS * max(HELD_FRAGMENTS, 1u)>;
 var<private> acc: array<Sums, ROW_FRAGMENTS * VALUE_FRAGMENTS>;
-// What an invocation holds of its rows: what weights are relative to, their sum, what older sums
-// are multiplied by; scores.
+// The registers of an invocation, per row: the origin of weights, their sum, the factor of older
+// sums. Then its scores.
 var<private> origin: array<f32, LANE_ROWS>;
 var<private> row_sum: array<f32, LANE_ROWS>;
 var<private> tile_sum: array<f32, LANE_ROWS>;
 var<private> factor: array<f32, LANE_ROWS>;
 var<private> scores: array<vec4<f32>, LANE_ROWS * LANE_VECTORS>;
-// What it stages next.
+// The data that an invocation stages next.
 var<private> next_k: array<vec4<f16>, K_AT_ONCE>;
 var<private> next_v: array<vec4<f16>, V_AT_ONCE>;
 
@@ -128,7 +130,7 @@ fn of_head(x: vec4<f16>, d: u32) -> vec4<f16> {
     }
 }
 
-// Row and first channel of the n-th four that an invocation stages of rows of so many channels.
+// The row and first channel of the n-th vec4 that an invocation stages, for rows of `channels`.
 fn staged_four(lane: u32, n: u32, channels: u32) -> vec2<u32> {
     let fours = channels / 4u;
     if WORKGROUP % fours == 0u {
@@ -148,7 +150,7 @@ fn my_key(lane: u32, n: u32) -> u32 {
     return (n * ROW_LANES + lane % ROW_LANES) * 4u;
 }
 
-// Channels of all rows' queries from fragment h0 on, where fragments can be loaded from.
+// Stages channels of all rows' queries, from fragment h0 on, for loads into fragments.
 fn stage_queries(work: WorkTile, h0: u32, lane: u32) {
     for (var n = 0u; n < Q_LOADS; n++) {
         let e = staged_four(lane, n, Q_CHANNELS);
@@ -161,7 +163,7 @@ fn stage_queries(work: WorkTile, h0: u32, lane: u32) {
     }
 }
 
-// Of what is staged of a subgroup's queries.
+// A fragment of a subgroup's staged queries.
 fn staged_query(sub_row: u32, m: u32, h: u32) -> Left {
     return left_at(Q_FROM + (sub_row + m * FRAGMENT) * Q_STEP + h * FRAGMENT, Q_STEP);
 }
@@ -184,7 +186,7 @@ fn load_queries(work: WorkTile, sub_row: u32, lane: u32) {
     workgroupBarrier();
 }
 
-// The first-th load of an invocation and those after it.
+// Loads K_AT_ONCE keys of an invocation, from load `first` on.
 fn load_keys(k: Source, j0: u32, last_key: u32, first: u32, lane: u32) {
     /* unrolled */ for (var n = 0u; n < K_AT_ONCE; n++) {
         let e = staged_four(lane, first + n, HEAD);
@@ -219,7 +221,7 @@ fn store_values(j0: u32, end: u32, first: u32, lane: u32) {
     /* unrolled */ for (var n = 0u; n < V_AT_ONCE; n++) {
         let e = staged_four(lane, first + n, VALUE);
         if e.x < KEYS {
-            // What is not of a key may be anything, which a weight of zero would not hide.
+            // Elements past the last key can be NaN, which a weight of zero would not hide.
             f16_store4(V_FROM + e.x * V_STEP + e.y, select(vec4<f16>(), next_v[n], j0 + e.x < end));
         }
     }
@@ -232,7 +234,7 @@ fn stage_values(v: Source, j0: u32, end: u32, last_key: u32, lane: u32) {
     }
 }
 
-// Scores of the staged keys, into workgroup memory.
+// Stores the scores of the staged keys in workgroup memory.
 fn multiply_keys(sub_row: u32) {
     if Q_IN_MEMORY {
         multiply_keys_by_channels(sub_row);
@@ -255,7 +257,7 @@ fn multiply_keys(sub_row: u32) {
     }
 }
 
-// The same where queries are loaded again: once for all keys.
+// As multiply_keys, but loads queries again: once for all keys.
 fn multiply_keys_by_channels(sub_row: u32) {
     var s: array<Sums, ROW_FRAGMENTS * KEY_FRAGMENTS>;
     /* unrolled */ for (var n = 0u; n < ROW_FRAGMENTS * KEY_FRAGMENTS; n++) {
@@ -295,7 +297,7 @@ fn add_values(sub_row: u32) {
     }
 }
 
-// An invocation's scores, masked, in registers.
+// Reads an invocation's masked scores into registers.
 fn read_scores(work: WorkTile, keys: vec4<u32>, j0: u32, asks_pairs: bool, lane: u32) {
     /* unrolled */ for (var r = 0u; r < LANE_ROWS; r++) {
         let row = my_row(lane, r);
@@ -314,7 +316,8 @@ fn mask_pairs(work: WorkTile, keys: vec4<u32>, j0: u32, lane: u32) {
     for (var r = 0u; r < LANE_ROWS; r++) {
         let query = query_of_row(work.b, work.kv_head, min(work.row0 + my_row(lane, r), work.last_row));
         let seen = vec2<u32>(max(query.first, keys.x), min(query.end, keys.y));
-        // The vectors take turns in scores[0]: one copy of the text, and no indices into registers.
+        // The loop rotates the vectors through scores[0]: one copy of the code, no indices into
+        // registers.
         for (var n = 0u; n < LANE_VECTORS; n++) {
             let j = j0 + my_key(lane, n);
             var t = vec4<f32>(p.mask.neg_inf);
@@ -346,7 +349,7 @@ fn mask_edges(keys: vec4<u32>, j0: u32, lane: u32) {
     }
 }
 
-// Origins follow the rows' maxima, which the invocations that share a row find out from each other.
+// Moves origins to the rows' maxima. The invocations that share a row exchange their maxima.
 fn move_origins(parity: u32, lane: u32) {
     /* unrolled */ for (var r = 0u; r < LANE_ROWS; r++) {
         var most = vec4<f32>(p.mask.neg_inf);
@@ -362,10 +365,10 @@ fn move_origins(parity: u32, lane: u32) {
         /* unrolled */ for (var n = 1u; n < ROW_LANES; n++) {
             most = max(most, all[n]);
         }
-        // The difference is exact where the sum, of large numbers, would be rounded up.
+        // The difference is exact. The sum of large numbers would be rounded up.
         if most - origin[r] > HEADROOM + RESCALE_THRESHOLD {
             let to = most - HEADROOM;
-            // As long as no key was seen there is nothing to scale.
+            // Before a key was seen, there is nothing to scale.
             if origin[r] != p.mask.neg_inf {
                 factor[r] = weight_of(origin[r] - to);
                 flags[RESCALED + parity] = 1u;
@@ -381,8 +384,8 @@ fn weights_from(t: vec4<f32>, relative: f32) -> vec4<f32> {
         weight_of(t.w - relative));
 }
 
-// Weights of an invocation's scores, into workgroup memory; their sums. Whether a score is too far
-// above its origin.
+// Stores the weights of an invocation's scores in workgroup memory, and computes their sums.
+// Returns true if a score is too far above its origin.
 fn weigh(work: WorkTile, j0: u32, lane: u32) -> bool {
     var is_above = false;
     /* unrolled */ for (var r = 0u; r < LANE_ROWS; r++) {
@@ -394,10 +397,11 @@ fn weigh(work: WorkTile, j0: u32, lane: u32) -> bool {
         }
         is_above = is_above
             || max(max(most.x, most.y), max(most.z, most.w)) - origin[r] > HEADROOM + RESCALE_THRESHOLD;
-        // The sum of all scores shows at once whether any is −∞ or NaN.
+        // The sum of all scores shows if any score is −∞ or NaN.
         let all_finite = is_finite(check.x + check.y + check.z + check.w);
         let relative = select(origin[r], 0.0, origin[r] == p.mask.neg_inf);
-        // One branch for all, as in fused/gpu.wgsl. Weights take their scores' registers.
+        // One branch for all vectors, as in fused/gpu.wgsl. Weights use the registers of their
+        // scores.
         var sum = vec4<f32>();
         if all_finite {
             /* unrolled */ for (var n = 0u; n < LANE_VECTORS; n++) {
@@ -425,7 +429,8 @@ fn weigh(work: WorkTile, j0: u32, lane: u32) -> bool {
     return is_above;
 }
 
-// Weights without those that dropout takes. Its factor, which f16 might not hold, comes in the end.
+// The weights without the dropped ones. Dropout's factor, which f16 might not hold, is applied at
+// the end.
 fn with_dropout(work: WorkTile, w: vec4<f32>, row: u32, j: u32) -> vec4<f32> {
     let place = head_query_of(work.kv_head, min(work.row0 + row, work.last_row));
     var x = w;
@@ -435,7 +440,7 @@ fn with_dropout(work: WorkTile, w: vec4<f32>, row: u32, j: u32) -> vec4<f32> {
     return x;
 }
 
-// Sums of channels that pass number `pass_index` takes, to and from the room for scores.
+// Moves the sums of the channels of pass `pass_index` to and from the memory for scores.
 fn store_sums(sub_row: u32, pass_index: u32) {
     /* unrolled */ for (var c = 0u; c < VALUE_FRAGMENTS; c++) {
         if c / KEY_FRAGMENTS == pass_index {
@@ -472,7 +477,7 @@ fn rescale_sums(sub_row: u32, lane: u32) {
     }
 }
 
-// The ends of the rows, where their scores leave room.
+// Finishes the rows. The results are in the padding of their scores.
 fn finish_rows(work: WorkTile, lane: u32) {
     /* unrolled */ for (var r = 0u; r < LANE_ROWS; r++) {
         f32_store(my_row(lane, r) * S_STEP + KEYS + lane % ROW_LANES, row_sum[r]);
@@ -558,7 +563,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
         at = next_tile(work, j0 + KEYS, at.zw, end, lane);
         workgroupBarrier();
 
-        // What is staged travels while weights are computed, as far as registers hold it.
+        // Staged data is loaded while weights are computed, if registers have space.
         if V_EARLY {
             load_values(v, j0, last_key, 0u, lane);
         }
@@ -566,14 +571,14 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) l
             load_keys(k, at.x, last_key, 0u, lane);
         }
         if lane == 0u {
-            // Of the tile before, which nobody reads any more.
+            // The flags of the tile before, which no invocation reads any more.
             flags[ABOVE + (parity ^ 1u)] = 0u;
             flags[RESCALED + (parity ^ 1u)] = 0u;
         }
         /* unrolled */ for (var r = 0u; r < LANE_ROWS; r++) {
             factor[r] = 1.0;
         }
-        // As if no origin had to move; then, if one had to, once more.
+        // First assumes that no origin has to move. If one has to, repeats.
         var moves = is_first;
         var staged = false;
         loop {

@@ -1,10 +1,10 @@
-// Which tiles of the fused kernel the block map lets it skip.
+// The tiles that a block map lets the fused kernel skip.
 //
 // Needs: p.group, p.mask; DIFFER; Query; blocks_at, blocks_state, column_state, view_at.
 // Gives: block_of_row, map_row, tile_column_state, tile_state.
 
-// What the block map says of packed rows first ..= last and keys from_key ..= to_key: the state of
-// all, or DIFFER.
+// The state of the blocks of packed rows first ..= last and keys from_key ..= to_key. It is DIFFER
+// if the blocks do not share one state.
 fn tile_state(b: u32, kv_head: u32, first: u32, last: u32, from_key: u32, to_key: u32) -> u32 {
     // Appended keys are not in the map.
     if to_key >= p.mask.masked_len {
@@ -20,17 +20,17 @@ fn tile_state(b: u32, kv_head: u32, first: u32, last: u32, from_key: u32, to_key
     }
 }
 
-// The row of the map that query i is in.
+// The map row of query i.
 fn map_row(i: u32) -> u32 {
     return i / p.mask.block.x;
 }
 
-// The state of a query's block in a column of the map.
+// The state of the block of a query in a column of the map.
 fn block_of_row(q: Query, row: u32, col: u32) -> u32 {
     return blocks_at(view_at(p.mask.blocks, q.b, q.h, row, col));
 }
 
-// What tile_state says of keys of one column of the map, the last of which is to_key.
+// The tile_state of keys in one column of the map, where to_key is the last key.
 fn tile_column_state(b: u32, kv_head: u32, rows: vec2<u32>, col: u32, to_key: u32) -> u32 {
     if to_key >= p.mask.masked_len {
         return DIFFER;

@@ -1,5 +1,5 @@
-// What the forms of fused.wgsl that stage tiles of keys have in common: which keys, and loads that
-// never leave a tensor.
+// The key tiles of fused.wgsl, for variants that stage them: the range of keys, and loads within
+// the tensor.
 //
 // Constants: ROWS, KEYS, WORKGROUP.
 //
@@ -8,7 +8,7 @@
 // query_of_row, split_keys, tile_state, with_documents.
 // Gives: NEXT; is_finite, keys_of_rows, load_k, load_q, next_tile, row_keys, zero_past.
 
-// Of each row, the interval of keys that it may see.
+// The interval of keys that each row may see.
 var<workgroup> row_keys: array<vec2<u32>, ROWS>;
 var<workgroup> eighth_bounds: array<vec4<u32>, 8>;
 var<workgroup> tile_bounds: vec4<u32>;
@@ -20,13 +20,13 @@ fn is_finite(x: f32) -> bool {
     return (bitcast<u32>(x) & 0x7fffffffu) < 0x7f800000u;
 }
 
-// x = [d..d+4] with zeros from head_dim on.
+// x = [d..d+4], with zeros from head_dim on.
 fn zero_past(x: vec4<f32>, d: u32, head_dim: u32) -> vec4<f32> {
     return select(vec4<f32>(), x, vec4<u32>(d) + NEXT < vec4<u32>(head_dim));
 }
 
-// Loads have no branches and nothing after them that would wait for them: indices are clamped into
-// the tensor, and staging removes what lies outside.
+// Loads have no branches, and no instruction after them waits for them. They clamp indices into the
+// tensor, and staging zeroes the elements outside.
 
 fn load_q(o: u32, d: u32, head_dim: u32) -> vec4<f32> {
     let c = min(d, (head_dim - 1u) & ~3u);
@@ -41,14 +41,14 @@ fn load_k(s: Source, row: u32, d: u32, head_dim: u32) -> vec4<f32> {
     return k_four(s, row, min(d, (head_dim - 1u) & ~3u));
 }
 
-// x and y: first key of any row and end of all; z and w: the keys that every row sees.
+// Bounds: x is the first key of any row, y the end of all rows. Every row sees the keys in z .. w.
 fn merge_bounds(a: vec4<u32>, b: vec4<u32>) -> vec4<u32> {
     return vec4<u32>(min(a.x, b.x), max(a.y, b.y), max(a.z, b.z), min(a.w, b.w));
 }
 
-// The first tile from j on that has permitted pairs; in y 1, or FULL if they need not be asked, or
-// 0 if there is none. The caller gives z and w back as `looked` in its next call; the first call
-// gets zeros.
+// The first tile from j on that has permitted pairs. Result y is 1, FULL if pairs need no mask
+// checks, or 0 if no tile is left. The caller passes z and w as `looked` to its next call, zeros to
+// the first.
 fn next_tile(work: WorkTile, j: u32, looked: vec2<u32>, end: u32, lane: u32) -> vec4<u32> {
     if HIDES_TILES {
         return next_tile_by_tensors(work, j, looked, end, lane);
@@ -66,8 +66,8 @@ fn next_tile(work: WorkTile, j: u32, looked: vec2<u32>, end: u32, lane: u32) -> 
     }
 }
 
-// As next_tile, with HIDES_TILES. Each bit of looked.x is 1 if a row may see a key of its tile; bit
-// 0 is the tile from j on. looked.y is the first key behind these tiles.
+// As next_tile, with HIDES_TILES. Each bit of looked.x is 1 if a row may see a key of its tile. Bit
+// 0 is the tile that starts at j. looked.y is the first key after these tiles.
 fn next_tile_by_tensors(work: WorkTile, j: u32, looked: vec2<u32>, end: u32, lane: u32) -> vec4<u32> {
     var bits = looked.x;
     var past = looked.y;
@@ -85,11 +85,12 @@ fn next_tile_by_tensors(work: WorkTile, j: u32, looked: vec2<u32>, end: u32, lan
     }
 }
 
-// Tiles that the invocations look at together: as many as eighth_bounds, which holds their flags,
-// has elements.
+// Tiles that the invocations check together. eighth_bounds holds their flags, so LOOK is its
+// length.
 const LOOK: u32 = 8u;
 
-// Which of LOOK tiles from key `first` on a row may see by the mask's tensors, a bit each.
+// The tiles that a row may see by the mask's tensors, among LOOK tiles from key `first` on. Each
+// tile is a bit.
 fn tiles_by_tensors(work: WorkTile, first: u32, end: u32, lane: u32) -> u32 {
     if lane < LOOK {
         let mine = documents_of_rows(work.b, work.kv_head, work.row0 + lane, LOOK, work.last_row + 1u);
@@ -107,7 +108,7 @@ fn tiles_by_tensors(work: WorkTile, first: u32, end: u32, lane: u32) -> u32 {
     workgroupBarrier();
     for (var n = lane; n < LOOK * KEYS; n += WORKGROUP) {
         if first + n < end && key_may_be_seen(work.b, work.kv_head, work.row0, work.last_row, documents, first + n) {
-            // Every invocation that stores here stores the same.
+            // All invocations that store here store the same value.
             eighth_bounds[n / KEYS] = vec4<u32>(1u);
         }
     }
@@ -122,8 +123,8 @@ fn tiles_by_tensors(work: WorkTile, first: u32, end: u32, lane: u32) -> u32 {
     return workgroupUniformLoad(&tile_bounds).x;
 }
 
-// Of the split: the keys that any row sees, and those that every row sees. One invocation a row,
-// then an eighth of the rows, then all. Also sets row_keys.
+// The keys of the split that any row sees, and the keys that every row sees. First an invocation
+// handles a row, then an eighth of the rows, then all rows. It also sets row_keys.
 fn keys_of_rows(b: u32, kv_head: u32, row0: u32, last_row: u32, split: u32, lane: u32) -> vec4<u32> {
     for (var n = lane; n < ROWS; n += WORKGROUP) {
         let query = query_of_row(b, kv_head, min(row0 + n, last_row));

@@ -1,18 +1,18 @@
 // The loop of fused_backward.wgsl for drivers that run on a CPU.
 //
-// An invocation has OWNS / LANES own rows, with all of their channels and of their sums in
-// variables: every loop over them has constant bounds, so that the driver unrolls it. What it loads
-// of the others comes from workgroup_id and the loop's counter alone: uniform loads, which the
-// compiler broadcasts, with no workgroup memory. OTHERS of them are scored, weighed and added
-// before the next.
+// An invocation computes OWNS / LANES output rows, with all of their channels and sums in
+// variables. All loops over them have constant bounds, so the driver unrolls them. The addresses of
+// opposite rows depend only on workgroup_id and the loop's counter. They are uniform loads, which
+// the compiler broadcasts without workgroup memory. A step computes the scores and weights of
+// OTHERS opposite rows and adds them.
 //
 // Constants: LANES    invocations of a workgroup, as many as the driver computes at once
-//            OTHERS   others of a step
+//            OTHERS   opposite rows of a step
 //            HEAD_VECTORS, VALUE_VECTORS   vectors of four that hold head_dim, value_dim
 //
-// Floor, per pair and channel, a multiplication and an addition each: two of head_dim and one of
-// value_dim for d_q, two and two for d_k and d_v. Bytes: the others once per OWNS. As in
-// fused/cpu.wgsl, each element that it loads costs five instructions for all own rows of the
+// Lower bound, per pair and channel, in multiplications and additions. For d_q: two of head_dim and
+// one of value_dim. For d_k and d_v: two of each. Bytes: the opposite rows once per OWNS. As in
+// fused/cpu.wgsl, each loaded element costs five instructions, for all output rows of the
 // invocation.
 //
 // Needs: p.kv_heads, p.mask, p.scale; HAS_BLOCKS, HEAD_VECTORS, HIDDEN, HIDES_TILES, LANES,
@@ -24,21 +24,21 @@
 // Gives: main.
 
 const LANE_OWNS: u32 = OWNS / LANES;
-// Sums per score, added at the end: a chain of additions that depend on each other waits for each.
-// As many in every kernel: weights are divided by what another one sums.
+// Independent sums per score, added at the end. Additions in one chain would wait for each other.
+// All kernels use the same number, because they divide weights by another kernel's sums.
 const CHAINS: u32 = 4u;
 
 const_assert LANE_OWNS * OTHERS <= 4u && RUN % OTHERS == 0u;
 
-// Arrays of vectors are nested: Mesa unrolls a loop of up to 32 turns, and any that has as many
-// turns as the array that it walks has elements.
+// Arrays of vectors are nested. Mesa unrolls loops of up to 32 iterations. It also unrolls a loop
+// with as many iterations as the array that it indexes has elements.
 const HEAD_INNER: u32 = min(HEAD_VECTORS, 16u);
 const HEAD_OUTER: u32 = (HEAD_VECTORS + HEAD_INNER - 1u) / HEAD_INNER;
 const VALUE_INNER: u32 = min(VALUE_VECTORS, 16u);
 const VALUE_OUTER: u32 = (VALUE_VECTORS + VALUE_INNER - 1u) / VALUE_INNER;
 
-// Always true. The loop in it makes the loop around it not an innermost one: LLVM turns the bounds
-// checks of an innermost loop's loads from conditional moves into branches, which is slower.
+// Always true. Its loop makes the surrounding loop not innermost. In an innermost loop, LLVM turns
+// the bounds checks of loads from conditional moves into branches, which is slower.
 fn opaque_true() -> bool {
     var limit = 0u;
     for (var i = 0u; i < p.kv_heads; i++) {
@@ -47,7 +47,7 @@ fn opaque_true() -> bool {
     return limit < p.kv_heads;
 }
 
-// The others of a query head that may be seen with an own row.
+// The opposite rows of a query head that an output row may be paired with.
 fn others_of(work: WorkTile, h: u32) -> vec2<u32> {
     if !OF_KEYS {
         return key_range(work.b, h, work.own0, work.last_own);
@@ -64,8 +64,8 @@ fn others_of(work: WorkTile, h: u32) -> vec2<u32> {
 
 @compute @workgroup_size(LANES)
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-    // Shares nothing. With a barrier llvmpipe makes a coroutine of the function, where a bounds
-    // check is a choice of pointers and not a branch around the load.
+    // No data is shared. With a barrier, llvmpipe makes a coroutine of the function. Bounds checks
+    // then select a pointer instead of branching around the load.
     workgroupBarrier();
     let work = work_tile(workgroup);
 
@@ -112,7 +112,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         let h = query_head(work, head);
         let range = others_of(work, h);
         var documents = vec2<u32>();
-        // A run is whole steps: the sums of the steps that are left stay as they are.
+        // A run is a whole number of steps, so the sums of the remaining steps do not change.
         var looked = 0u;
         if HIDES_TILES {
             documents = own_documents(work, h, 0u, 1u);
@@ -276,7 +276,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         }
     }
 
-    // One copy of the repair's text for all that the invocation has.
+    // One copy of the repair's code for all results of the invocation.
     var check = vec4<f32>();
     for (var r = 0u; r < LANE_OWNS; r++) {
         for (var outer = 0u; outer < HEAD_OUTER; outer++) {

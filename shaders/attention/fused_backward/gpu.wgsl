@@ -1,23 +1,31 @@
 // The loop of fused_backward.wgsl for GPUs: a workgroup takes OWNS own rows and walks the others as
-// many at a time. Its invocations form LANES_X × OWNS / 4; each holds 4 own rows by LANE_OTHERS
-// others of scores and of gradients of weights, and 4 own rows by SLICE / LANES_X channels of each
-// gradient.
+// tiles. Own rows are output rows, the others are opposite rows (see fused_backward.wgsl). The
+// invocations form a grid of LANES_X × OWNS / 4. Each holds scores and gradients of weights of 4
+// output rows by LANE_OTHERS opposite rows. It also holds 4 output rows by SLICE / LANES_X channels
+// of each gradient.
 //
-// Constants: WORKGROUP, CHUNK (channels of both sides per staging), SLICE (channels of the
-// gradients held), V_OTHERS (others per staging of a slice), AHEAD (whether what is staged next is
-// loaded before it is needed, into registers). Head and value dimension are not compiled in; what
-// has more channels than SLICE is a grid of slices, each of which scores all pairs again.
+// Constants: WORKGROUP
+//            CHUNK      channels of both sides per staging
+//            SLICE      channels of the gradients held
+//            V_OTHERS   opposite rows per staging of a slice
+//            AHEAD      true if the next staged data is loaded into registers in advance
+// Head and value dimension are not compiled in. If a gradient has more channels than SLICE, the
+// grid has several slices, and each scores all pairs again.
 //
-// Floor of the arithmetic, per pair: head_dim + value_dim multiply-adds for score and gradient of
-// weight in every slice, and one or two for each channel of it. In workgroup memory, per
-// invocation: in the scores 16 · LANE_OTHERS / 4 multiply-adds of vectors against 4 + LANE_OTHERS
-// vector loads; in the sums 4 · SLICE / LANES_X / 4 against 1 + SLICE / LANES_X / 4. Without one of
-// its parts, 64 rows of 64 channels on an NVIDIA H100 (benches/PREDICTIONS.md): of the 4.6 ms of
-// d_q, products of scores take 1.9, sums 1.0, loads 0.7, weights 0.2. They hardly overlap.
+// Lower bound of the arithmetic, per pair: head_dim + value_dim multiply-adds for score and
+// gradient of weight in every slice. Each channel of a slice adds one or two. Workgroup memory, per
+// invocation: 16 · LANE_OTHERS / 4 multiply-adds of vectors against 4 + LANE_OTHERS vector loads in
+// the scores. In the sums: 4 · SLICE / LANES_X / 4 against 1 + SLICE / LANES_X / 4.
 //
-// A tile of others: both sides are staged by chunks → scores and gradients of weights in registers
-// → what pairs give, in registers, then in workgroup memory, with V_OTHERS rows of the others at a
-// time → sums.
+// Measured without one part at a time, for 64 rows of 64 channels on an NVIDIA H100
+// (benches/PREDICTIONS.md). Products of scores take 1.9 of the 4.6 ms of d_q, sums 1.0, loads 0.7,
+// weights 0.2. They hardly overlap.
+//
+// The steps of a tile of opposite rows:
+//
+// - Both sides are staged by chunks → scores and gradients of weights in registers.
+// - The factors of the pairs are computed in registers, then stored in workgroup memory.
+// - V_OTHERS opposite rows at a time are staged → sums.
 //
 // Needs: p.head_dim, p.scale, p.value_dim; AHEAD, CHUNK, NORMALISES, OF_KEYS, OF_SCORES, OF_VALUES,
 // OWNS, SLICE, V_OTHERS, WORKGROUP; Query, WorkTile; all_finite, head_count, loop_stats,
@@ -33,12 +41,12 @@ const LANE_OTHERS: u32 = OTHERS / LANES_X;
 const LANE_VECTORS: u32 = SLICE / LANES_X / 4u;
 const GRADIENTS: u32 = 4u * LANE_VECTORS;
 const CHUNK_VECTORS: u32 = CHUNK / 4u;
-// Rows of staged chunks are apart by one vector more, which spreads what neighbours read over all
+// A staged row of a chunk has one vector of padding. This spreads the reads of neighbours over all
 // banks.
 const CHUNK_STEP: u32 = CHUNK_VECTORS + 1u;
 const SLICE_VECTORS: u32 = SLICE / 4u;
 const STAGED_SIZE: u32 = max((OWNS + OTHERS) * CHUNK_STEP, V_OTHERS * SLICE_VECTORS);
-// For the same reason.
+// Padded for the same reason.
 const GIVEN_STEP: u32 = LANES_Y + 1u;
 
 const STAGE_ROWS: u32 = WORKGROUP / CHUNK_VECTORS;
@@ -46,43 +54,43 @@ const STAGE_OTHERS: u32 = WORKGROUP / SLICE_VECTORS;
 // Vectors of one side's chunk that an invocation loads.
 const SIDE_LOADS: u32 = OWNS * CHUNK_VECTORS / WORKGROUP;
 const SLICE_LOADS: u32 = V_OTHERS * SLICE_VECTORS / WORKGROUP;
-// How many of these it loads before it stages them: unless AHEAD, registers for more may be
+// Vectors that an invocation loads before it stages them. Without AHEAD, registers for more may be
 // missing.
 const SIDE_AT_ONCE: u32 = select(1u, SIDE_LOADS, AHEAD);
 const SLICE_AT_ONCE: u32 = select(1u, SLICE_LOADS, AHEAD);
 const LOADS: u32 = max(2u * SIDE_AT_ONCE, SLICE_AT_ONCE);
 
 const_assert OTHERS % LANES_X == 0u && SLICE % (LANES_X * 4u) == 0u && CHUNK % 4u == 0u && OTHERS % V_OTHERS == 0u;
-// Every invocation makes the same number of turns: FXC refuses a barrier behind another loop that
-// holds a branch.
+// Every invocation makes the same number of iterations. FXC refuses a barrier after another loop
+// that contains a branch.
 const_assert OWNS * CHUNK_VECTORS % WORKGROUP == 0u && V_OTHERS * SLICE_VECTORS % WORKGROUP == 0u;
 
-// Both sides' chunks, or a slice of some others.
+// Chunks of both sides, or a slice of some opposite rows.
 var<workgroup> staged: array<vec4<f32>, STAGED_SIZE>;
-// What pairs give: of each other, four own rows a vector.
+// The factors of pairs: for each opposite row, vectors of four output rows.
 var<workgroup> given: array<vec4<f32>, OTHERS * GIVEN_STEP>;
-// Where rows begin, in tensors of scores and of values.
+// The starts of rows, in tensors of scores and of values.
 var<workgroup> own_from: array<vec2<u32>, OWNS>;
 var<workgroup> other_from: array<vec2<u32>, OTHERS>;
-// lse, dot and total of the tile's queries, which are own rows or others (loop_stats).
+// lse, dot and total (loop_stats) of the tile's queries, which are output or opposite rows.
 var<workgroup> query_stats: array<vec4<f32>, OWNS>;
 
-// An invocation's pairs, a vector for each c: own rows y + r · LANES_Y (r = 0 .. 4) and other x + c
-// · LANES_X. First the running sums; then scores, which become weights; then gradients of weights,
-// which become those of scores.
+// An invocation's pairs, a vector for each c. Its output rows are y + r · LANES_Y (r = 0 .. 4), its
+// opposite row is x + c · LANES_X. First the running sums. Then scores, which become weights. Then
+// gradients of weights, which become gradients of scores.
 var<private> sums: array<vec4<f32>, LANE_OTHERS>;
 var<private> scores: array<vec4<f32>, LANE_OTHERS>;
 var<private> d_scores: array<vec4<f32>, LANE_OTHERS>;
-// Sums of the weights of these pairs, for each own row.
+// Sums of the weights of these pairs, for each output row.
 var<private> row_sums: vec4<f32>;
-// Channels 4 (x + n · LANES_X) .. of the slice, of each own row.
+// Channels 4 (x + n · LANES_X) .. of the slice, of each output row.
 var<private> scored: array<vec4<f32>, GRADIENTS>;
 var<private> valued: array<vec4<f32>, GRADIENTS>;
 // Vectors that are loaded and not staged yet.
 var<private> next: array<vec4<f32>, LOADS>;
 
 // Loads a part of a chunk of both sides into `next`. Chunks of scores, `chunks` of them, come
-// before those of values.
+// before chunks of values.
 fn load_chunk(chunk: u32, chunks: u32, part: u32, lane: u32) {
     let of_values = chunk >= chunks;
     let d = select(chunk, chunk - chunks, of_values) * CHUNK + lane % CHUNK_VECTORS * 4u;
@@ -107,7 +115,7 @@ fn load_chunk(chunk: u32, chunks: u32, part: u32, lane: u32) {
     }
 }
 
-// Stages a chunk. If AHEAD it has one part, which is loaded.
+// Stages a chunk. With AHEAD the chunk has one part, which is already loaded.
 fn stage_chunk(chunk: u32, chunks: u32, lane: u32) {
     for (var part = 0u; part < SIDE_LOADS / SIDE_AT_ONCE; part++) {
         if !AHEAD {
@@ -149,8 +157,8 @@ fn clear_sums() {
     }
 }
 
-// Computes scores and gradients of weights. If AHEAD, it loads the next chunk, or the slice that
-// add_tile stages first, before it multiplies.
+// Computes scores and gradients of weights. With AHEAD, it first loads the next chunk, or the slice
+// that add_tile stages first, then multiplies.
 fn multiply(work: WorkTile, lane: u32) {
     let chunks = (p.head_dim + CHUNK - 1u) / CHUNK;
     var all = chunks;
@@ -189,12 +197,12 @@ fn multiply(work: WorkTile, lane: u32) {
     }
 }
 
-// The index of an invocation's n-th own row.
+// The index of an invocation's n-th output row.
 fn own_of(y: u32, n: u32) -> u32 {
     return y + n * LANES_Y;
 }
 
-// Scores become weights as dropout leaves them, gradients of weights those of scores.
+// Turns scores into weights after dropout, and gradients of weights into gradients of scores.
 fn weigh(work: WorkTile, h: u32, other0: u32, end: u32, x: u32, y: u32) {
     var queries: array<Query, 4>;
     if !OF_KEYS {
@@ -202,7 +210,7 @@ fn weigh(work: WorkTile, h: u32, other0: u32, end: u32, x: u32, y: u32) {
             queries[r] = query_of(work.b, h, min(work.own0 + own_of(y, r), work.last_own));
         }
     }
-    // The vectors take turns in scores[0] and d_scores[0].
+    // The loop rotates the vectors through scores[0] and d_scores[0].
     for (var c = 0u; c < LANE_OTHERS; c++) {
         let other = other0 + x + c * LANES_X;
         let dots = scores[0];
@@ -236,7 +244,7 @@ fn weigh(work: WorkTile, h: u32, other0: u32, end: u32, x: u32, y: u32) {
     }
 }
 
-// Loads a part of the slice of V_OTHERS others, from the first-th on, into `next`.
+// Loads a part of the slice of V_OTHERS opposite rows, from row `first` on, into `next`.
 fn load_slice(first: u32, col0: u32, of_values: bool, part: u32, lane: u32) {
     let row = first + lane / SLICE_VECTORS + part * SLICE_AT_ONCE * STAGE_OTHERS;
     let d = col0 + lane % SLICE_VECTORS * 4u;
@@ -258,7 +266,7 @@ fn load_slice(first: u32, col0: u32, of_values: bool, part: u32, lane: u32) {
     }
 }
 
-// Stages a slice. If AHEAD it has one part, which is loaded.
+// Stages a slice. With AHEAD the slice has one part, which is already loaded.
 fn stage_slice(first: u32, col0: u32, of_values: bool, lane: u32) {
     for (var part = 0u; part < SLICE_LOADS / SLICE_AT_ONCE; part++) {
         if !AHEAD {
@@ -294,7 +302,7 @@ fn add_valued(first: u32, x: u32, y: u32) {
     }
 }
 
-// Adds what the pairs of a tile give.
+// Adds the contributions of a tile's pairs.
 fn add_tile(work: WorkTile, lane: u32) {
     let x = lane % LANES_X;
     let y = lane / LANES_X;
@@ -334,7 +342,7 @@ fn add_tile(work: WorkTile, lane: u32) {
     }
 }
 
-// Divides the sums of own rows by those of their weights, and stores what those are divided by.
+// Divides the sums of output rows by the sums of their weights, and stores the totals.
 fn normalise(work: WorkTile, lane: u32) {
     staged[lane] = row_sums;
     workgroupBarrier();
@@ -412,7 +420,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         }
         return;
     }
-    // The vectors take turns in the first places.
+    // The loop rotates the vectors through the arrays' first elements.
     for (var n = 0u; n < GRADIENTS; n++) {
         let own = work.own0 + own_of(y, n / LANE_VECTORS);
         let col = col0 + n % LANE_VECTORS * LANES_X * 4u;

@@ -1,5 +1,5 @@
-// Others that tensors of the mask hide from every own row: they are neither loaded nor scored. As
-// fused/hidden_keys.wgsl says of keys, answers err towards seen.
+// Opposite rows that the mask's tensors hide from every output row. The kernel neither loads nor
+// scores them. As in fused/hidden_keys.wgsl, the test may treat hidden rows as seen.
 //
 // Needs: OF_KEYS, RUN; WorkTile; document_of_query, documents_of_key, hides_by_query, may_share,
 // no_documents, pair_hidden, with_documents.
@@ -14,7 +14,7 @@ fn documents_of(work: WorkTile, h: u32, n: u32, is_key: bool) -> vec2<u32> {
     }
 }
 
-// The least and the largest document of own rows first, first + step ..
+// The least and the largest document of output rows first, first + step ..
 fn own_documents(work: WorkTile, h: u32, first: u32, step: u32) -> vec2<u32> {
     var documents = no_documents();
     for (var own = work.own0 + first; own <= work.last_own; own += step) {
@@ -23,8 +23,8 @@ fn own_documents(work: WorkTile, h: u32, first: u32, step: u32) -> vec2<u32> {
     return documents;
 }
 
-// True if an own row may be seen with another of the run from `first` on, by tensors that are the
-// same for all queries.
+// True if an output row may be paired with a row of the run from `first` on. The test uses only
+// tensors that are the same for all queries.
 fn run_may_be_seen(work: WorkTile, h: u32, documents: vec2<u32>, first: u32, end: u32) -> bool {
     var seen = 0u;
     for (var n = 0u; n < RUN; n++) {
@@ -33,7 +33,7 @@ fn run_may_be_seen(work: WorkTile, h: u32, documents: vec2<u32>, first: u32, end
     return seen != 0u;
 }
 
-// The first of the first run of from .. end that has another which an own row may be seen with, or
+// The first row of the first run in from_other .. end that may be paired with an output row, or
 // end.
 fn first_seen_run(work: WorkTile, h: u32, documents: vec2<u32>, from_other: u32, end: u32) -> u32 {
     var other = from_other;
@@ -43,7 +43,7 @@ fn first_seen_run(work: WorkTile, h: u32, documents: vec2<u32>, from_other: u32,
     return min(other, end);
 }
 
-// True if an own row may be seen with another.
+// True if an output row may be paired with opposite row `other`.
 fn other_may_be_seen(work: WorkTile, h: u32, documents: vec2<u32>, other: u32) -> bool {
     var seen = may_share(documents_of(work, h, other, !OF_KEYS), documents);
     if seen && hides_by_query() {

@@ -1,31 +1,32 @@
-// The loop of fused_backward.wgsl for matrix units: a workgroup takes SUBGROUPS · SUB_ROWS own rows
-// and walks the others OTHERS at a time. A subgroup has the same SUB_ROWS own rows throughout, and
-// the sums of their gradients in its fragments; their channels, too, if HELD: else these stay in
-// workgroup memory.
+// The loop of fused_backward.wgsl for matrix units: a workgroup takes SUBGROUPS · SUB_ROWS output
+// rows and tiles of OTHERS opposite rows. A subgroup has the same SUB_ROWS output rows throughout,
+// and holds the sums of their gradients in fragments. Their channels are in fragments with HELD,
+// and in workgroup memory without it.
 //
 // Constants: FRAGMENT, SUB_ROWS, SUBGROUPS, OTHERS, WORKGROUP, HEAD and VALUE (channels, in whole
-// fragments), HELD. The text of the accesses to workgroup memory is in matrix/memory_*.wgsl.
+// fragments), HELD. The code of accesses to workgroup memory is in matrix/memory_*.wgsl.
 //
-// A staged row has what scores are made of, then what gradients of weights are made of. A tile of
-// others, with barriers between: the others are staged
-//   scores = own · others, gradients of weights = own · others        (matrix units, one after the other, through the same room)
-//   what pairs give, in f16: a row of that is a query's, an invocation has a run of its keys
-//   sums += what pairs give · others                                  (matrix units)
+// A staged row has the inputs of scores, then the inputs of gradients of weights. The steps of a
+// tile, with barriers between them, after the opposite rows are staged:
+//   scores = own · others, gradients of weights = own · others   (matrix units, one after the
+//                                                                other, through the same memory)
+//   factors of pairs, in f16   a row is a query's; an invocation has a run of its keys
+//   sums += factors · others   (matrix units)
 //
-// Weights are at most one, so they are multiplied by WEIGHT_SCALE, and keep f16's eleven bits down
-// to 2⁻²⁸. Gradients of scores may have any size: they are multiplied by a power of two that is the
-// workgroup's, which moves when a gradient would be too large; eleven bits reach to 2⁻²⁶ of the
-// largest so far, and the last one to 2⁻³⁶. The first tile that has a gradient sets it, others
-// rarely move it. Gradients that are not finite do not count: they, and sums they spoil, are found
-// in the end and computed once more.
+// Weights are at most one. They are multiplied by WEIGHT_SCALE, and so retain f16's eleven bits
+// down to 2⁻²⁸. Gradients of scores may have any size. They are multiplied by a power of two, which
+// is the same for the workgroup. It moves if a gradient would be too large. Eleven bits reach to
+// 2⁻²⁶ of the largest gradient so far, and the last bit to 2⁻³⁶. The first tile with a gradient
+// sets the scale; later tiles rarely move it. Gradients that are not finite do not count. The
+// kernel finds the sums that they spoil at the end, and computes them again.
 //
-// Subgroups are as in fused/matrix.wgsl: their invocations by index, WIDTH of them taken as one.
+// Subgroups are as in fused/matrix.wgsl: invocations by index, WIDTH of them as one subgroup.
 //
-// Counted per pair, for head_dim = value_dim = D, R = SUB_ROWS, B = OTHERS: 6 · D operations of the
-// matrix units for d_q or d_k, 4 · D for d_v, 8 · D for d_k and d_v; in workgroup memory as many
-// bytes of others over R (and unless HELD 4 · D / B of own rows), 4 · D / OWNS to stage, 8 of each
-// of scores and gradients of weights, 4 of each that is given; one exp2; 6 barriers per OWNS · B
-// pairs.
+// Cost per pair, for head_dim = value_dim = D, R = SUB_ROWS, B = OTHERS. Operations of the matrix
+// units: 6 · D for d_q or d_k, 4 · D for d_v. For d_k and d_v together: 8 · D. Bytes in workgroup
+// memory: the same number over R for opposite rows, and 4 · D / OWNS to stage. Scores and gradients
+// of weights take 8 each, and each stored factor takes 4. Without HELD, output rows take 4 · D / B.
+// One exp2; 6 barriers per OWNS · B pairs.
 //
 // Needs: p.dropout_scale, p.head_dim, p.scale, p.value_dim; FRAGMENT, HAS_DROPOUT, HEAD, HELD,
 // OF_KEYS, OF_SCORES, OF_VALUES, OTHERS, OWNS, SUBGROUPS, SUB_ROWS, VALUE, WORKGROUP; Left, Sums,
@@ -41,17 +42,17 @@ const ROW_FRAGMENTS: u32 = SUB_ROWS / FRAGMENT;
 const OTHER_FRAGMENTS: u32 = OTHERS / FRAGMENT;
 const HEAD_FRAGMENTS: u32 = HEAD / FRAGMENT;
 const VALUE_FRAGMENTS: u32 = VALUE / FRAGMENT;
-// Of an own row: d_v alone needs no gradients of weights.
+// For an output row. d_v alone needs no gradients of weights.
 const OWN_FRAGMENTS: u32 = HEAD_FRAGMENTS + select(0u, VALUE_FRAGMENTS, OF_SCORES);
 const OWN_CHANNELS: u32 = OWN_FRAGMENTS * FRAGMENT;
-// Of the gradients that are wanted, of what scores are made of and then of values.
+// For the requested gradients: of the inputs of scores, then of values.
 const SCORED_FRAGMENTS: u32 = select(0u, HEAD_FRAGMENTS, OF_SCORES);
 const SUM_FRAGMENTS: u32 = SCORED_FRAGMENTS + select(0u, VALUE_FRAGMENTS, OF_VALUES);
 // Queries and keys of a tile.
 const QUERIES: u32 = select(OWNS, OTHERS, OF_KEYS);
 const KEYS: u32 = select(OTHERS, OWNS, OF_KEYS);
 
-// Rows in workgroup memory are 16 bytes longer than what they hold: see fused/matrix.wgsl.
+// Rows in workgroup memory have 16 bytes of padding: see fused/matrix.wgsl.
 const OTHER_STEP: u32 = HEAD + VALUE + 8u;
 const GIVEN_STEP: u32 = KEYS + 8u;
 const PAIR_STEP: u32 = KEYS + 4u;
@@ -61,22 +62,22 @@ const WEIGHTS_FROM: u32 = D_SCORES_FROM + select(0u, QUERIES * GIVEN_STEP, OF_SC
 const OWN_FROM: u32 = WEIGHTS_FROM + select(0u, QUERIES * GIVEN_STEP, OF_VALUES);
 const F16_LEN: u32 = OWN_FROM + select(OWNS * (OWN_CHANNELS + 8u), 0u, HELD);
 const F32_LEN: u32 = max(QUERIES * PAIR_STEP, OWNS * SUM_STEP);
-// Own rows that go into fragments pass through the same room as the rest, some of their channels at
-// a time.
+// Output rows for fragments pass through the memory of the other data, some of their channels at a
+// time.
 const PASSING: u32 = select(OWN_FRAGMENTS, min((F16_LEN / OWNS - 8u) / FRAGMENT, OWN_FRAGMENTS), HELD);
 const PASS_CHANNELS: u32 = PASSING * FRAGMENT;
 const PASS_STEP: u32 = PASS_CHANNELS + 8u;
 const PASS_FROM: u32 = select(OWN_FROM, 0u, HELD);
 const HELD_FRAGMENTS: u32 = select(0u, OWN_FRAGMENTS, HELD);
 
-// An invocation has KEYS / QUERY_LANES pairs of each of LANE_QUERIES queries; QUERY_LANES
+// An invocation has KEYS / QUERY_LANES pairs of each of LANE_QUERIES queries. QUERY_LANES
 // neighbours share a query.
 const QUERY_LANES: u32 = max(WORKGROUP / QUERIES, 1u);
 const LANE_QUERIES: u32 = max(QUERIES / WORKGROUP, 1u);
 const LANE_VECTORS: u32 = KEYS / 4u / QUERY_LANES;
 const LANE_PAIRS: u32 = LANE_QUERIES * LANE_VECTORS;
 
-// Sums pass through the room of pairs, so many channels as there are others at a time.
+// Sums pass through the memory of pairs, OTHERS channels at a time.
 const SCORED_PASSES: u32 = (SCORED_FRAGMENTS + OTHER_FRAGMENTS - 1u) / OTHER_FRAGMENTS;
 const PASSES: u32 = SCORED_PASSES + (SUM_FRAGMENTS - SCORED_FRAGMENTS + OTHER_FRAGMENTS - 1u) / OTHER_FRAGMENTS;
 
@@ -87,20 +88,20 @@ const_assert WORKGROUP % QUERIES == 0u || QUERIES % WORKGROUP == 0u;
 const_assert KEYS % (4u * QUERY_LANES) == 0u;
 
 const WEIGHT_SCALE: f32 = 16384.0;
-// Gradients of scores below this fit in f16; where their scale moves the largest comes to lie in
-// 2¹² .. 2¹³.
+// Gradients of scores below this value fit in f16. After the scale moves, the largest is in 2¹² ..
+// 2¹³.
 const LARGEST: f32 = 60000.0;
 
-// Of this tile and the last, whether a gradient of a score would be too large. (Four: see
-// fused/matrix.wgsl.)
+// Flags of this tile and of the last tile: 1 if a gradient of a score would be too large. (For the
+// size of four see fused/matrix.wgsl.)
 var<workgroup> is_above: array<u32, 4>;
 
-// What a subgroup holds: own rows (unless HELD, of one step), and sums of their gradients; for a
-// moment, scores or gradients of weights.
+// The registers of a subgroup: output rows (without HELD, of one step) and the sums of their
+// gradients. Then, for a short time, scores or gradients of weights.
 var<private> own: array<Left, ROW_FRAGMENTS * max(HELD_FRAGMENTS, 1u)>;
 var<private> sums: array<Sums, ROW_FRAGMENTS * SUM_FRAGMENTS>;
 var<private> pair_sums: array<Sums, ROW_FRAGMENTS * OTHER_FRAGMENTS>;
-// What an invocation holds of its pairs: scores, then weights; gradients of those, then of scores.
+// An invocation's pairs: scores, then weights; gradients of weights, then of scores.
 var<private> scores: array<vec4<f32>, LANE_PAIRS>;
 var<private> d_scores: array<vec4<f32>, LANE_PAIRS>;
 
@@ -134,7 +135,7 @@ fn stage_others(work: WorkTile, h: u32, other0: u32, last: u32, lane: u32) {
     }
 }
 
-// Channels first .. first + PASS_CHANNELS of all own rows, where fragments can be loaded from.
+// Stages channels first .. first + PASS_CHANNELS of all output rows, for loads into fragments.
 fn stage_own(work: WorkTile, first: u32, lane: u32) {
     for (var n = lane; n < OWNS * (PASS_CHANNELS / 4u); n += WORKGROUP) {
         let row = n / (PASS_CHANNELS / 4u);
@@ -171,7 +172,7 @@ fn load_own(work: WorkTile, sub_row: u32, lane: u32) {
     workgroupBarrier();
 }
 
-// pair_sums += own · others, of a fragment of channels: of own rows that are in workgroup memory.
+// pair_sums += own · others for a fragment of channels, with output rows in workgroup memory.
 fn multiply_staged(sub_row: u32, c: u32) {
     /* unrolled */ for (var m = 0u; m < ROW_FRAGMENTS; m++) {
         own[m] = left_at(PASS_FROM + (sub_row + m * FRAGMENT) * PASS_STEP + c * FRAGMENT, PASS_STEP);
@@ -190,7 +191,7 @@ fn clear_pairs() {
     }
 }
 
-// Into workgroup memory, a query a row.
+// Stores the pairs in workgroup memory, one row per query.
 fn store_pairs(sub_row: u32) {
     /* unrolled */ for (var j = 0u; j < OTHER_FRAGMENTS; j++) {
         /* unrolled */ for (var m = 0u; m < ROW_FRAGMENTS; m++) {
@@ -223,7 +224,7 @@ fn multiply_scores(sub_row: u32) {
     store_pairs(sub_row);
 }
 
-// Gradients of weights.
+// Computes gradients of weights.
 fn multiply_values(sub_row: u32) {
     clear_pairs();
     if HELD {
@@ -244,8 +245,8 @@ fn multiply_values(sub_row: u32) {
     store_pairs(sub_row);
 }
 
-// Scores become weights as dropout leaves them, gradients of weights those of scores. Gives the
-// bits of the largest of those, by size, that is finite.
+// Turns scores into weights after dropout, and gradients of weights into gradients of scores.
+// Returns the bits of the largest finite gradient of a score, by size.
 fn weigh(work: WorkTile, h: u32, other0: u32, end: u32, lane: u32) -> u32 {
     var most = vec4<u32>();
     for (var r = 0u; r < LANE_QUERIES; r++) {
@@ -256,7 +257,7 @@ fn weigh(work: WorkTile, h: u32, other0: u32, end: u32, lane: u32) -> u32 {
             query.end = 0u;
         }
         let stats = stats_of(work.b, h, i);
-        // The vectors take turns in scores[0] and d_scores[0].
+        // The loop rotates the vectors through scores[0] and d_scores[0].
         for (var n = 0u; n < LANE_VECTORS; n++) {
             let j = select(other0, work.own0, OF_KEYS) + my_key(lane, n);
             let dots = scores[0];
@@ -299,7 +300,7 @@ fn store_d_scores(scale: f32, lane: u32) {
     }
 }
 
-// The scale that the largest gradient of a score of all invocations asks for; before the first,
+// The scale for the largest gradient of a score over all invocations. Before the first gradient,
 // scale is zero.
 fn moved(scale: f32, most: u32, lane: u32) -> f32 {
     found[lane].x = most;
@@ -312,7 +313,7 @@ fn moved(scale: f32, most: u32, lane: u32) -> f32 {
         found_all.x = all;
     }
     let exponent = workgroupUniformLoad(&found_all).x >> 23u;
-    // 2¹² over the power of two that is not above the largest.
+    // 2¹² over the largest power of two that is not above the largest gradient.
     let to = bitcast<f32>(clamp(266u - exponent, 2u, 252u) << 23u);
     return select(min(scale, to), to, scale == 0.0);
 }
@@ -331,7 +332,7 @@ fn rescale(factor: f32, sub_row: u32, lane: u32) {
     }
 }
 
-// What pairs give, with own rows as rows.
+// The factors of pairs, with output rows as rows.
 fn given_at(place: u32, row: u32, other: u32) -> Left {
     if OF_KEYS {
         return left_transposed_at(place + other * GIVEN_STEP + row, GIVEN_STEP);
@@ -370,7 +371,7 @@ fn add_to_valued(sub_row: u32) {
     }
 }
 
-// Sums of channels that pass number `pass_index` takes, to and from the room of pairs.
+// Moves the sums of the channels of pass `pass_index` to and from the memory of pairs.
 fn store_sums(sub_row: u32, pass_index: u32) {
     /* unrolled */ for (var c = 0u; c < SCORED_FRAGMENTS; c++) {
         if c / OTHER_FRAGMENTS == pass_index {
@@ -402,7 +403,7 @@ fn load_scored(sub_row: u32, pass_index: u32) {
 fn store_gradients(work: WorkTile, scale: f32, sub_row: u32, lane: u32) {
     let of_scores = 1.0 / select(scale, 1.0, scale == 0.0);
     let of_values = select(1.0, p.dropout_scale, HAS_DROPOUT) / WEIGHT_SCALE;
-    // One copy of the text for both, with the repair in it.
+    // One copy of the code for both, with the repair in it.
     for (var pass_index = 0u; pass_index < PASSES; pass_index++) {
         let values = pass_index >= SCORED_PASSES;
         let first = select(pass_index, pass_index - SCORED_PASSES, values) * OTHERS;
@@ -479,14 +480,14 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                 store_weights(lane);
             }
             if OF_SCORES {
-                // As if the scale had not to move; then, if it had to, once more.
+                // First assumes that the scale does not have to move. If it has to, repeats.
                 store_d_scores(scale, lane);
                 let size = bitcast<f32>(most);
                 if size * scale > LARGEST || (scale == 0.0 && size > 0.0) {
                     is_above[parity] = 1u;
                 }
                 if lane == 0u {
-                    // Of the tile before, which nobody reads any more.
+                    // The flag of the tile before, which no invocation reads any more.
                     is_above[parity ^ 1u] = 0u;
                 }
             }

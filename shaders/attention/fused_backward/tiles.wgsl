@@ -1,5 +1,4 @@
-// What the forms of fused_backward.wgsl for GPUs have in common: which of the others a workgroup
-// walks.
+// The opposite rows that a workgroup of fused_backward.wgsl visits, for the variants for GPUs.
 //
 // Constants: WORKGROUP.
 //
@@ -8,12 +7,12 @@
 // with_documents.
 // Gives: found, found_all, others_of, tile_seen, tiles_by_tensors.
 
-// A number or two of each invocation, and what they come to. (Whole sixteens of bytes: see
-// fused/matrix.wgsl.)
+// One or two numbers of each invocation, and their total. The size is a multiple of 16 bytes (see
+// fused/matrix.wgsl).
 var<workgroup> found: array<vec2<u32>, WORKGROUP>;
 var<workgroup> found_all: vec4<u32>;
 
-// The others of a query head that may be seen with an own row.
+// The opposite rows of a query head that an output row may be paired with.
 fn others_of(work: WorkTile, h: u32, lane: u32) -> vec2<u32> {
     if !OF_KEYS {
         return key_range(work.b, h, work.own0, work.last_own);
@@ -37,11 +36,11 @@ fn others_of(work: WorkTile, h: u32, lane: u32) -> vec2<u32> {
     }
 }
 
-// Tiles that the invocations look at together.
+// Tiles that the invocations check together.
 const LOOK: u32 = 8u;
 
-// Bit 0 is 1 if the mask's tensors may show a pair of the tile from other0 on. The caller gives the
-// answer back as `looked` when it calls for the next tile: further bits stand for further tiles.
+// Bit 0 is 1 if the mask's tensors may show a pair of the tile from other0 on. Further bits are for
+// further tiles. The caller passes the result as `looked` for the next tile.
 fn tiles_by_tensors(work: WorkTile, h: u32, range: vec2<u32>, other0: u32, looked: u32, lane: u32) -> u32 {
     if !HIDES_TILES {
         return 1u;
@@ -63,7 +62,7 @@ fn tiles_by_tensors(work: WorkTile, h: u32, range: vec2<u32>, other0: u32, looke
         workgroupBarrier();
         for (var n = lane; n < LOOK * OTHERS; n += WORKGROUP) {
             if other0 + n < range.y && other_may_be_seen(work, h, documents, other0 + n) {
-                // Every invocation that stores here stores the same.
+                // All invocations that store here store the same value.
                 found[n / OTHERS] = vec2<u32>(1u);
             }
         }
@@ -79,7 +78,7 @@ fn tiles_by_tensors(work: WorkTile, h: u32, range: vec2<u32>, other0: u32, looke
     }
 }
 
-// Whether a pair of the tile may be seen.
+// True if a pair of the tile may be visible.
 fn tile_seen(work: WorkTile, h: u32, first: u32, last: u32) -> bool {
     var seen = true;
     if OF_KEYS {

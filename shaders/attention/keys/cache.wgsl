@@ -1,13 +1,13 @@
-// Keys and values in a cache: which row a key is in, and its words (keys/packed_words.wgsl).
-// K_GROUP, V_GROUP: channels that share a scale. Past the last channel rows hold zeros, as far as
-// their vectors go.
+// Keys and values in a cache: the row of a key, and its words (keys/packed_words.wgsl). K_GROUP and
+// V_GROUP are the channels that share a scale. Past the last channel, rows hold zeros to the end of
+// the vector.
 //
 // Needs: p.cache; CHANNELS, K_GROUP, SCALED, V_GROUP, WIDE; Rows; are_neighbours, cache_k, cache_v,
 // row_of_token, rows_of.
 // Gives: Source; is_run, k_scale, k_source, k_word, key_row, run_step, v_scale, v_source, v_word.
 
-// The keys or the values of one sequence and head. vectors, groups: of a row; col: the first
-// channel.
+// The keys or the values of one sequence and head. The fields vectors and groups are per row, and
+// col is the first channel.
 struct Source {
     rows: Rows,
     vectors: u32,
@@ -28,7 +28,7 @@ fn key_row(s: Source, t: u32) -> u32 {
     return row_of_token(s.rows, t);
 }
 
-// Whether the rows of tokens a ..= b follow each other, and by how much.
+// True if the rows of tokens a ..= b are neighbours. run_step is their distance.
 fn is_run(s: Source, a: u32, b: u32) -> bool {
     return are_neighbours(s.rows, a, b);
 }
@@ -37,7 +37,7 @@ fn run_step(s: Source) -> u32 {
     return 1u;
 }
 
-// The first vector of a row. Not negative in bytes, as an i32: that saves a check per load.
+// The first vector of a row. Not negative in bytes, as an i32, which saves a check per load.
 fn first_of(s: Source, row: u32) -> u32 {
     return (row * s.vectors) & select(0x03ffffffu, 0x0fffffffu, WIDE);
 }
@@ -52,7 +52,7 @@ fn v_word(s: Source, row: u32, n: u32) -> vec4<u32> {
 
 const SCALE_INDEX: u32 = select(0x0fffffffu, 0x3fffffffu, WIDE);
 
-// What the channels of a row's n-th vector are to be multiplied by.
+// The factor of the channels of a row's n-th vector.
 fn k_scale(s: Source, row: u32, n: u32) -> f32 {
     if !SCALED {
         return 1.0;

@@ -1,10 +1,10 @@
-// Keys and values in tensors of F16 or BF16 that load in eights: where a row of them begins, and
-// its words (keys/packed_words.wgsl).
+// Keys and values in tensors of F16 or BF16 that load eight channels at once. The file defines
+// the start of a row, and its words (keys/packed_words.wgsl).
 //
 // Needs: p.k, p.v; WIDE; View; k, view_at.
 // Gives: Source; is_run, k_scale, k_source, k_word, key_row, run_step, v_scale, v_source, v_word.
 
-// The rows of one sequence and head, in vectors. col: the first channel.
+// The rows of one sequence and head, in vectors. col is the first channel.
 struct Source {
     base: u32,
     step: u32,
@@ -27,12 +27,12 @@ fn key_row(s: Source, j: u32) -> u32 {
     return s.base + j * s.step;
 }
 
-// Not negative in bytes, as an i32: that saves a check per load.
+// Not negative in bytes, as an i32, which saves a check per load.
 fn first_of(row: u32) -> u32 {
     return row & select(0x03ffffffu, 0x1fffffffu, WIDE);
 }
 
-// Whether the rows of keys a ..= b follow each other as those of a tensor do, and by how much.
+// True if the rows of keys a ..= b are evenly spaced, as in a tensor. run_step is their distance.
 fn is_run(s: Source, a: u32, b: u32) -> bool {
     return true;
 }

@@ -1,14 +1,14 @@
-// Keys and values in tensors: where a row of them begins, and four of its channels.
+// Keys and values in tensors: the start of a row, and four of its channels.
 //
 // Needs: p.head_dim, p.k, p.v, p.value_dim; IN_FOURS, WIDE; View; k_at4, v_at4, view_at.
 // Gives: BIAS, SCALED; Source; k_four, k_scale, k_source, k_word, key_row, unpacked, v_four,
 // v_scale, v_source, v_word.
 
-// Says to the compiler that an index is not negative as an i32 (and, in fours, aligned), which
-// saves a check per load. WIDE: indices reach 2^28.
+// Tells the compiler that an index is not negative as an i32, which saves a check per load. With
+// vec4 loads, it also tells that the index is aligned. WIDE: indices reach 2^28.
 const INDEX: u32 = select(0xffffffffu, select(0x0fffffffu, 0x0ffffffcu, IN_FOURS), !WIDE);
 
-// The rows of one sequence and head. unit: from one channel to the next; col: the first channel.
+// The rows of one sequence and head. unit is the stride of channels, col the first channel.
 struct Source {
     base: u32,
     step: u32,
@@ -33,7 +33,7 @@ fn key_row(s: Source, j: u32) -> u32 {
     return (s.base + j * s.step) & INDEX;
 }
 
-// From channel d on, zeros past the last one.
+// Four channels from d on, with zeros past the last channel.
 fn k_four(s: Source, row: u32, d: u32) -> vec4<f32> {
     return k_at4(row + d * s.unit, s.unit, p.head_dim - d);
 }
@@ -42,7 +42,7 @@ fn v_four(s: Source, row: u32, d: u32) -> vec4<f32> {
     return v_at4(row + d * s.unit, s.unit, p.value_dim - s.col - d);
 }
 
-// As a vector of words, for kernels that take those; without scales.
+// The channels as a vector of words, for kernels that load words. There are no scales.
 const SCALED: bool = false;
 const BIAS: f32 = 0.0;
 

@@ -1,10 +1,15 @@
-// Attention over the union of disjoint sets of keys, from the output and the log-sum-exp over each:
-// out = Σ exp(lseₙ − lse) outₙ, lse = ln Σ exp(lseₙ).
+// Attention over the union of disjoint sets of keys, from the output and the log-sum-exp of each
+// set:
+//
+//   out = Σ exp(lseₙ − lse) outₙ
+//   lse = ln Σ exp(lseₙ)
 //
 // outₙ, out [batch, heads, q_len, value_dim]   lseₙ, lse [batch, heads, q_len, 1]
 //
-// Bindings (declared by the host): out, lse, part_out0.., part_lse0... ACCUMULATES: out and lse
-// hold a part too. Reads and writes everything once; ROW_LANES invocations share a row.
+// Bindings (declared by the host): out, lse, part_out0.., part_lse0...
+//
+// With ACCUMULATES, out and lse already hold a part. The kernel reads and writes everything once;
+// ROW_LANES invocations share a row.
 
 struct MergePart {
     out: View,
@@ -14,13 +19,14 @@ struct MergePart {
 const ROW_LANES: u32 = 16u;
 const ROWS: u32 = 4u;
 
-// A part that has seen no key has no share, whatever its output holds. By the bits: a NaN must
-// show.
+// A part that has seen no key has no share, whatever its output holds. By the bits, so that a NaN
+// propagates.
 fn has_seen(lse: f32) -> bool {
     return bitcast<u32>(lse) != bitcast<u32>(p.neg_inf);
 }
 
-// Adds a part's log-sum-exp to the running one. A NaN shows in the sum: max and exp may lose it.
+// Adds a part's log-sum-exp to the running one. NaN goes to the sum, because max and exp may lose
+// it.
 fn with_part(total: vec2<f32>, lse: f32) -> vec2<f32> {
     if any_nan(vec4<f32>(lse)) {
         return vec2<f32>(total.x, lse);

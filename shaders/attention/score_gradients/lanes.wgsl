@@ -1,11 +1,11 @@
-// What the lanes of a workgroup have of one sum, added as a tree.
+// The sum over the lanes of a workgroup, added as a tree.
 //
 // Needs: WORKGROUP.
 // Gives: sum_of_lanes.
 
 var<workgroup> sums: array<f32, WORKGROUP>;
 
-// Of lane 0 the sum. Every lane of the workgroup calls it.
+// Returns the sum in lane 0. All lanes of the workgroup must call it.
 fn sum_of_lanes(x: f32, lane: u32) -> f32 {
     sums[lane] = x;
     workgroupBarrier();

@@ -1,19 +1,19 @@
-// Gradients of what is added to the scores of pairs: of biases, slopes, tables.
+// Gradients of the terms that are added to the scores of pairs: biases, slopes, tables.
 //
-// Constants: OF_PLACES   whether the elements of the last axis are distances, and not keys
+// Constants: OF_PLACES   true if the elements of the last axis are distances, false if keys
 //
 // Needs: p.key_lanes, p.mask, p.shape; OF_PLACES, PER_PAIR_MASK; Query; factor_of, mask_mod,
 // pair_at, query_of, stands_for, stats_of.
 // Gives: row_sum.
 
-// The keys of q's interval that the n-th element of the last axis is of; nothing is added to the
-// scores of appended ones.
+// The keys of q's interval that the n-th element of the last axis covers. Appended keys have no
+// added terms.
 fn keys_of(q: Query, n: u32) -> vec2<u32> {
     if !OF_PLACES {
         let keys = stands_for(n, p.shape.w, p.mask.kv_len);
         return vec2<u32>(max(keys.x, q.first), min(keys.y, q.stop));
     } else {
-        // The outermost places are of all keys that are further.
+        // The outermost elements cover all keys at larger distances.
         let key = q.position + i32(n) - p.mask.reach;
         let first = select(max(key, i32(q.first)), i32(q.first), n == 0u);
         let end = select(min(key + 1, i32(q.stop)), i32(q.stop), n + 1u == p.shape.w);
@@ -21,7 +21,7 @@ fn keys_of(q: Query, n: u32) -> vec2<u32> {
     }
 }
 
-// What a query gives to the n-th element, in the keys of a lane.
+// The contribution of a query to the n-th element, over the keys of a lane.
 fn row_sum(b: u32, h: u32, i: u32, n: u32, key_lane: u32) -> f32 {
     let q = query_of(b, h, i);
     let keys = keys_of(q, n);

@@ -3,7 +3,7 @@
 // Needs: p.mask; LOG2_E; sink_logits_at, stats_of, view_at.
 // Gives: row_sum.
 
-// A query that sees nothing, not even the sink, gives nothing.
+// A query that sees nothing, not even the sink, contributes nothing.
 fn row_sum(b: u32, h: u32, i: u32, n: u32, key_lane: u32) -> f32 {
     let stats = stats_of(b, h, i);
     let sink = sink_logits_at(view_at(p.mask.sink_logits, b, h, 0u, 0u));

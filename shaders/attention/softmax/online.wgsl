@@ -1,20 +1,25 @@
-// The online softmax (Milakov and Gimelshein 2018), one contract for all kernels.
+// The online softmax (Milakov and Gimelshein 2018), shared by all kernels.
 //
-// A weight is exp(score − row_max), as one exp2. row_max is not always the maximum: it follows when
-// a score is more than RESCALE_THRESHOLD above it, and only then are older sums rescaled (as in
-// FlashAttention-4). Weights are at most 2^8, or e^8 where scores are natural. It begins at LOWEST,
-// so that no difference is ∞ − ∞.
-// Sums of weights times values are beyond f32's range where values are larger than its 2^8-th part:
-// rows that are not finite in the end are computed once more, of normalised weights. A split's sums
-// are divided by its own total before they are stored. A score of −∞ weighs 0: exp2(−∞) is 0 on
-// every GPU, but WGSL does not promise it.
-// NaN is carried by addition, to where the weights are added up: max, exp and log lose it on some
-// drivers. Loops over keys hold scores in units of UNIT: LOG2_E, folded into the scale of q · k, so
-// that exp2 takes differences as they are; 1 where score_mod must see the score (1e4 and a bias are
-// exact in it), and differences are multiplied. In units of LOG2_E a score may be beyond f32's
-// range: a row that is not finite for it gets its state once more, in natural units. What leaves a
-// loop is a state (row_max, row_sum) in natural units, (−∞, 0) if it has seen no key: what splits,
-// sinks, merged parts and lse share. A row without keys has output 0 and lse −∞.
+// A weight is exp(score − row_max), as one exp2. The value of row_max is not always the maximum. It
+// follows only if a score exceeds it by more than RESCALE_THRESHOLD. The kernel then rescales older
+// sums (as in FlashAttention-4). Weights are at most 2^8, or e^8 with natural scores. The first
+// value of row_max is LOWEST, so that no difference is ∞ − ∞.
+//
+// Sums of weights times values can exceed f32's range if a value exceeds f32's maximum over 2^8. If
+// a row's result is not finite, the kernel computes the row again with normalised weights. It
+// divides a split's sums by the split's total before it stores them. A score of −∞ has weight 0:
+// exp2(−∞) is 0 on every GPU, but WGSL does not promise it.
+//
+// Addition carries NaN to the sum of the weights. On some drivers max, exp and log lose NaN.
+//
+// Loops over keys hold scores in units of UNIT. UNIT is LOG2_E, folded into the scale of q · k, so
+// that exp2 takes differences directly. UNIT is 1 if score_mod must see the score, because 1e4 and
+// a bias are exact in it. Differences are then multiplied. In units of LOG2_E a score may exceed
+// f32's range. If a row is then not finite, the kernel computes its state again in natural units.
+//
+// The result of a loop is a state (row_max, row_sum) in natural units. It is (−∞, 0) if the loop
+// has seen no key. Splits, sinks, merged parts and lse share this format. A row without keys has
+// output 0 and lse −∞.
 //
 // Needs: NATURAL_SCORES; any_nan.
 // Gives: LOWEST, RESCALE_THRESHOLD, UNIT; is_seen, lse_of, merged, rescale_of, row_state, share_of,
@@ -23,7 +28,7 @@
 const LOG2_E: f32 = 1.4426950408889634;
 const LN_2: f32 = 0.6931471805599453;
 const RESCALE_THRESHOLD: f32 = 8.0;
-// The lowest finite number: below it is only −∞.
+// The lowest finite number. Only −∞ is lower.
 const LOWEST: f32 = -0x1.fffffep+127f;
 
 // LOG2_E is part of the scale unless scores are natural.
@@ -34,22 +39,22 @@ fn weight_of(x: f32) -> f32 {
     return exp2(x * (LOG2_E / UNIT));
 }
 
-// The same of four scores.
+// The weights of four scores.
 fn weights_of(s: vec4<f32>, row_max: f32, neg_inf: f32) -> vec4<f32> {
     return select(exp2((s - row_max) * (LOG2_E / UNIT)), vec4<f32>(), s == vec4<f32>(neg_inf));
 }
 
-// What older sums are multiplied by when row_max becomes new_max. Up to LOWEST nothing was summed.
+// The factor of older sums when row_max becomes new_max. At LOWEST, nothing was summed yet.
 fn rescale_of(row_max: f32, new_max: f32) -> f32 {
     return select(weight_of(row_max - new_max), 0.0, row_max == LOWEST && new_max != LOWEST);
 }
 
-// The state that a loop leaves.
+// The state that a loop returns.
 fn row_state(row_max: f32, row_sum: f32, neg_inf: f32) -> vec2<f32> {
     return vec2<f32>(select(row_max * select(LN_2, 1.0, NATURAL_SCORES), neg_inf, row_sum == 0.0), row_sum);
 }
 
-// Of two disjoint sets of keys. A sum that is NaN stays so.
+// The state of two disjoint sets of keys. A sum that is NaN stays NaN.
 fn merged(a: vec2<f32>, b: vec2<f32>, neg_inf: f32) -> vec2<f32> {
     if b.x == neg_inf {
         return vec2<f32>(a.x, a.y + b.y);
@@ -61,18 +66,18 @@ fn merged(a: vec2<f32>, b: vec2<f32>, neg_inf: f32) -> vec2<f32> {
     }
 }
 
-// Whether any key was seen.
+// True if any key was seen.
 fn is_seen(total: vec2<f32>, neg_inf: f32) -> bool {
     return !(total.x == neg_inf && total.y == 0.0);
 }
 
-// What sums relative to row_max, of a part of the keys, are multiplied by to be relative to all of
-// them, and normalised.
+// The factor of sums relative to row_max, over a part of the keys. It makes them relative to all
+// keys, and normalises them.
 fn share_of(row_max: f32, total: vec2<f32>, neg_inf: f32) -> f32 {
     return select(exp2((row_max - total.x) * LOG2_E), 0.0, row_max == neg_inf) / total.y;
 }
 
-// ln Σ exp(score). By the bits: some drivers' log loses NaN.
+// ln Σ exp(score). The test is by the bits, because some drivers' log loses NaN.
 fn lse_of(total: vec2<f32>, neg_inf: f32) -> f32 {
     if !is_seen(total, neg_inf) {
         return neg_inf;

@@ -1,9 +1,9 @@
-// The gradient of what a tanh was taken of: d_sum = d_out · (1 − out²).
+// The gradient of a tanh's argument: d_sum = d_out · (1 − out²).
 //
 // out, d_out [batch, 1, length, channels]   d_sum [batch, 1, length, channels], f32
 //
-// Bindings (declared by the host): out, d_out, d_sum. An invocation has an element: two reads and a
-// write.
+// Bindings (declared by the host): out, d_out, d_sum. An invocation computes one element: two reads
+// and a write.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {

@@ -1,9 +1,9 @@
-// out = tanh(a + b): the end of the attentional vector. (Luong et al. 2015, equation 5.)
+// The last step of the attentional vector: out = tanh(a + b). (Luong et al. 2015, equation 5.)
 //
 // a, b [batch, 1, length, channels], f32   out [batch, 1, length, channels]
 //
-// Bindings (declared by the host): a, b, out. An invocation has four channels: two reads, a tanh
-// and a write each.
+// Bindings (declared by the host): a, b, out. An invocation computes four channels: two reads, a
+// tanh and a write each.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {

@@ -1,9 +1,9 @@
-// Philox 4x32-10 (Salmon et al. 2011): the same words as reference/dropout.rs.
+// Philox 4x32-10 (Salmon et al. 2011): the same words as mask/reference.rs.
 //
 // Needs: p.dropout_scale, p.dropout_threshold, p.heads, p.seed.
 // Gives: apply_dropout.
 
-// High and low word of a · b.
+// Returns the high and the low word of a · b.
 fn multiply_wide(a: u32, b: u32) -> vec2<u32> {
     let low = (a & 0xffffu) * (b & 0xffffu);
     let mid1 = (a >> 16u) * (b & 0xffffu) + (low >> 16u);

@@ -1,10 +1,10 @@
 // x (1 + tanh u) / 2 with u = √(2/π) (x + 0.044715 x³), and its slope (Hendrycks and Gimpel 2016).
-// It is x / (1 + exp(−2u)): no tanh, which overflows on some drivers.
+// It is x / (1 + exp(−2u)), without tanh, which overflows on some drivers.
 //
 // Needs: sigmoid, within4.
 // Gives: activate4, slope4.
 
-// From here on the share is 0 or 1.
+// From here on the sigmoid is 0 or 1.
 const FAR: f32 = 30.0;
 
 // 2u

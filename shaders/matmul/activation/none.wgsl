@@ -1,4 +1,4 @@
-// What is not changed.
+// The identity, for products without an activation.
 //
 // Needs: nothing.
 // Gives: activate4, slope4.

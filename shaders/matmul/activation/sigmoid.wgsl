@@ -7,7 +7,7 @@ fn activate4(x: vec4<f32>) -> vec4<f32> {
     return sigmoid(x);
 }
 
-// The second factor is 1 - sigmoid(x) without the rounding of that difference.
+// The second factor is 1 − sigmoid(x), without the rounding error of this difference.
 fn slope4(x: vec4<f32>) -> vec4<f32> {
     return sigmoid(x) * sigmoid(-x);
 }

@@ -8,8 +8,8 @@ fn activate4(x: vec4<f32>) -> vec4<f32> {
 }
 
 fn slope4(x: vec4<f32>) -> vec4<f32> {
-    // Beyond 150 the share is 0 or 1, and its product with what it lacks would not be 0 of an
-    // infinite x.
+    // Beyond 150 sigmoid is 0 or 1. For infinite x, the term x · sigmoid(x) · sigmoid(−x) would
+    // then be NaN, not 0.
     let near = within4(x, 150.0);
     let share = sigmoid(near);
     return fma(near * share, sigmoid(-near), share);

@@ -3,10 +3,10 @@
 //
 // d_y [batch, heads, length, dim]   sums [heads · dim]
 //
-// A workgroup has COLUMNS columns; STRIPS invocations share a column's rows, one by turns, and the
-// first of them adds what they found, in their order: the same bits on every run.
+// A workgroup has COLUMNS columns. STRIPS invocations share the rows of a column, in alternation.
+// The first of them adds the sums in order, so the bits are the same on every run.
 //
-// Bindings (declared by the host): d_y, sums. ACCUMULATES: sums holds what is added to.
+// Bindings (declared by the host): d_y, sums. ACCUMULATES: the result is added to sums.
 // Reads everything once, COLUMNS neighbours at a time.
 
 var<workgroup> strips: array<f32, COLUMNS * STRIPS>;
@@ -17,7 +17,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let within = min(column, p.columns - 1u);
     let h = within / p.dim;
     let d = within - h * p.dim;
-    // Four sums that do not wait for each other.
+    // Four independent sums, to shorten the dependency chain.
     var sums4 = vec4<f32>();
     for (var r = lane / COLUMNS; r < p.rows; r += 4u * STRIPS) {
         /* unrolled */ for (var c = 0u; c < 4u; c++) {

@@ -1,13 +1,14 @@
-// The sums of a tensor's elements, from their parts.
+// The sums of a tensor's elements, from their partial sums.
 //
 // parts [shape, count]   sums [shape]
 //
-// An invocation has an element, whose parts it adds in their order: the same bits on every run.
+// An invocation adds the partial sums of an element in order, so the bits are the same on every
+// run.
 //
 // Constants: WORKGROUP
 //
-// Bindings (declared by the host): parts, sums. ACCUMULATES: sums holds what is added to.
-// Reads each part once, count apart within a workgroup: there are few.
+// Bindings (declared by the host): parts, sums. ACCUMULATES: the result is added to sums.
+// Reads each part once. Neighbours read elements that are count apart, but there are few.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {

@@ -1,13 +1,13 @@
 // y = f(x Wᵀ + b) for up to three projections in one dispatch: queries, keys and values.
 //
 // x   [batch, heads or 1, rows, features]   W [heads, dim, features]   y [batch, heads, rows, dim]
-// Wide: one product of heads · dim columns per batch. Narrow: one of dim columns per batch and head,
-// reading that head's slice of x.
+// Wide: one product of heads · dim columns per batch. Narrow: one product of dim columns per batch
+// and head, which reads the head's slice of x.
 //
-// f is what activation/*.wgsl say, the same for all.
+// f is the activation of activation/*.wgsl, the same for all projections.
 //
-// Bindings (declared by the host): x0.., w0.., bias0.., y. `*_slot` says which of them a side uses.
-// A_ELEMENT, B_ELEMENT: what x and W are loaded as.
+// Bindings (declared by the host): x0.., w0.., bias0.., y. `*_slot` is the index of a side's
+// buffer. A_ELEMENT, B_ELEMENT: the types that x and W are loaded as.
 // Work: 2 · rows · features · columns per side; bytes: x + W + y once each at best.
 
 struct ProjectPart {
@@ -32,7 +32,7 @@ struct ProjectPart {
     pad2: u32,
 }
 
-// Everything the loops need, read once: drivers do not hoist loads of uniforms.
+// All parameters of the loops, read once: drivers do not hoist loads of uniforms.
 struct Tile {
     rows: u32,
     cols: u32,

@@ -1,22 +1,23 @@
 // Gradients of y = x Wᵀ + b, each a product C = A · B of views:
 //   d_x = d_y W       rows of x, features of x, summed over output columns
 //   d_W = d_yᵀ x      output columns, features of x, summed over the rows of x
-// Rows of C and the inner axis may be axes within axes: sequence and row, head and channel. Narrow: a product per head.
+// Rows of C and the inner axis may consist of several axes: sequence and row, head and channel.
+// Narrow: a product per head.
 //
-// Bindings (declared by the host): d_y is A, other (W or x) is B, result is C. ACCUMULATES: result
-// holds what the product is added to.
+// Bindings (declared by the host): d_y is A, other (W or x) is B, result is C. ACCUMULATES: the
+// product is added to result.
 // Work: 2 · rows · columns · inner; bytes: A + B + C once each at best.
 //
-// What matmul/*.wgsl need of a stage. Levels are how many axes an axis is made of, 1 to 3.
+// The functions that matmul/*.wgsl need. Levels count the axes that form an axis, 1 to 3.
 
-// An axis of the product and what it is in the two tensors that have it.
+// An axis of the product, and its strides in the two tensors that have it.
 struct ProductAxis {
     lengths: vec4<u32>,   // of the whole; of the innermost axis that it is made of, of the middle one
     left: vec4<u32>,      // strides from the innermost on: of A, or of B for columns
     right: vec4<u32>,     // of B, or of C for rows and columns
 }
 
-// Everything the loops need, read once: drivers do not hoist loads of uniforms.
+// All parameters of the loops, read once: drivers do not hoist loads of uniforms.
 struct Tile {
     rows: u32,
     cols: u32,
@@ -49,7 +50,7 @@ fn tile_inner(t: Tile, row: u32, rows: u32) -> vec2<u32> {
     return vec2<u32>(0u, t.inner);
 }
 
-// Elements from the first to index i of an axis.
+// The distance in elements from the first index of an axis to index i.
 fn along_axis(i: u32, levels: u32, lengths: vec4<u32>, strides: vec4<u32>) -> u32 {
     if levels == 1u {
         return i * strides.x;

@@ -1,12 +1,12 @@
 // Few rows on a software driver: an invocation has COLUMNS columns, LANES apart, of all rows, so
-// that weights of LANES columns are unpacked in the lanes of a vector. Loads of x are the same in
-// all of them, and nothing passes between invocations.
+// unpacking is vectorised. Each lane of a vector unpacks the weights of a column. All lanes load
+// the same x, and invocations do not communicate.
 //
-// A load of W goes to as many rows as there are lanes, which no processor foresees. So while a
-// group of columns is computed, a word of each cache line of the next group is loaded, in order,
-// only to have it near.
+// A load of W addresses as many rows as there are lanes, and processors cannot prefetch such loads.
+// Therefore the kernel loads a word of each cache line of the next group of columns, in order.
+// These loads only fill the cache.
 //
-// TOGETHER blocks of a row at a time.
+// TOGETHER blocks of a row are processed at a time.
 //
 // Needs: BLOCK_BYTES, COLUMNS, IN_FOURS, LANES, PART_HIGH, PART_LOW, PART_STEP, ROWS, TOGETHER; p;
 // block_part, block_place, block_scales, part_start, part_weights, view_at, w_at, x_at4, y_of,
@@ -86,8 +86,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             if col < cols {
                 /* unrolled */ for (var r = 0u; r < ROWS; r++) {
                     if row0 + r <= last_row {
-                        // Nothing is added, which the driver does not know: what is not used it
-                        // does not load.
+                        // `touched & p.none` is 0, but the driver cannot know that. Without this
+                        // use it would remove the loads that fill the cache.
                         let value = bitcast<f32>(bitcast<u32>(sums[c * ROWS + r]) | (touched & p.none));
                         y_store(y_of(group.z, row0 + r, col), value);
                     }

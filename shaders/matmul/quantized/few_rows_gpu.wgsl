@@ -1,5 +1,5 @@
 // Few rows on a GPU: LANES neighbours share a column and COLUMNS columns a workgroup, so that what
-// is read of W lies together; the sums of the lanes are added in a fixed order.
+// is read coalesces. The kernel adds the sums of the lanes in a fixed order.
 //
 // Needs: BLOCK_BYTES, COLUMNS, IN_FOURS, LANES, ROWS; p; block_fours, view_at, x_at4, y_of,
 // y_store.
@@ -19,7 +19,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let x_row = p.x.strides.z;
     let x_k = select(p.x.strides.w, 1u, IN_FOURS);
     let features = p.features;
-    // Eight weights at a time.
+    // Each step processes eight weights.
     let items = features / 8u;
     for (var col0 = group.y * COLUMNS; col0 < p.cols; col0 += p.step) {
         let col = col0 + index / LANES;
@@ -54,7 +54,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
                 y_store(y_of(group.z, row0 + r, col), lane_sums[r * LANES * COLUMNS + index]);
             }
         }
-        // All have been read before the next column's sums.
+        // A barrier, because every invocation must read its sum before the next column's sums are
+        // stored.
         workgroupBarrier();
     }
 }

@@ -1,13 +1,13 @@
-// 32 weights in 20 bytes, ggml's Q4_1: d and m in f16, then 16 bytes; the lower half of byte j is
-// weight j, the upper half weight j + 16. A weight is d · q + m, q from 0 to 15; the product is
-// exact in f32.
+// 32 weights in 20 bytes, ggml's Q4_1: d and m in f16, then 16 bytes. The lower four bits of byte j
+// are weight j, the upper four bits weight j + 16. A weight is d · q + m, with q from 0 to 15. The
+// product is exact in f32.
 //
 // Needs: half_at, w_at.
 // Gives: BLOCK_BYTES; block_four, block_fours.
 
 const BLOCK_BYTES: u32 = 20u;
 
-// Weights k..k+4 of the block that begins at a byte; k is a multiple of four.
+// Weights k..k+4 of the block that starts at `byte`; k is a multiple of four.
 fn block_four(byte: u32, k: u32) -> vec4<f32> {
     let o = byte / 4u;
     let scales = w_at(o);

@@ -1,14 +1,14 @@
-// 32 weights in 34 bytes, ggml's Q8_0: d in f16, then 32 signed bytes. A weight is d · q; the
-// product is exact in f32. Every other block begins in the middle of a word.
+// 32 weights in 34 bytes, ggml's Q8_0: d in f16, then 32 signed bytes. A weight is d · q, which is
+// exact in f32. Every second block starts in the middle of a word.
 //
 // Needs: half_at, w_at.
 // Gives: BLOCK_BYTES; block_four, block_fours.
 
 const BLOCK_BYTES: u32 = 34u;
 
-// The four bytes from a byte on, which is a multiple of two.
+// The four bytes from `byte` on, which is a multiple of two.
 fn bytes_at(byte: u32) -> u32 {
-    // Without a branch, and without a word past the last.
+    // There is no branch, and no load past the last word.
     let o = byte / 4u;
     let half = byte % 4u / 2u;
     let first = w_at(o);
@@ -23,7 +23,7 @@ fn signed_bytes(word: u32) -> vec4<f32> {
     return vec4<f32>(unpack4xU8(word ^ 0x80808080u)) - 128.0;
 }
 
-// Weights k..k+4 of the block that begins at a byte; k is a multiple of four.
+// Weights k..k+4 of the block that starts at `byte`; k is a multiple of four.
 fn block_four(byte: u32, k: u32) -> vec4<f32> {
     return scale_at(byte) * signed_bytes(bytes_at(byte + 2u + k));
 }

@@ -1,11 +1,11 @@
-// out = rows of a table in blocks as they lie in a GGUF file: the embeddings of tokens.
+// out = rows of a table with the blocks of a GGUF file: the embeddings of tokens.
 //
 // ids [batch, 1, length, 1]   table [rows, features]   out [batch, 1, length, features]
 //
-// An invocation has four channels at a time. An id that is no row's gives NaN.
+// An invocation computes four channels at a time. An id outside the table gives NaN.
 //
-// Bindings (declared by the host): ids, w, out. OUT_IN_FOURS: out moves in fours. Bytes: of the
-// rows that are asked for, and out.
+// Bindings (declared by the host): ids, w, out. `OUT_IN_FOURS`: out is stored as vec4. Bytes: the
+// rows of the ids, and out.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {

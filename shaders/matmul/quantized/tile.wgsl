@@ -1,10 +1,10 @@
-// The product as matmul/*.wgsl ask for it, for many rows.
+// The functions that matmul/*.wgsl need, for many rows.
 //
 // Needs: BLOCK_BYTES, IN_FOURS, Y_IN_FOURS; p; block_four, component, view_at, x_at4, y_of,
 // y_store, y_store4.
 // Gives: Tile; tile_a4, tile_b4, tile_inner, tile_needed, tile_of, tile_repair, tile_store4.
 
-// Everything the loops need, read once: drivers do not hoist loads of uniforms.
+// All parameters of the loops, read once: drivers do not hoist loads of uniforms.
 struct Tile {
     rows: u32,
     cols: u32,

@@ -1,12 +1,12 @@
-// out = f(x), f(x) · other or f(x) + other: activations, gated ones, residual sums.
+// out = f(x), f(x) · other or f(x) + other: activations, gated activations, residual sums.
 //
 // x, other, out [batch, heads, length, dim]
 //
-// An invocation has four channels of a row at a time.
+// An invocation computes four channels of a row at a time.
 //
-// Bindings (declared by the host): x, other if TIMES or PLUS, out. IN_FOURS: all of them move in
-// fours, except an x with one channel, whose stride is 0.
-// Reads and writes everything once: bytes.
+// Bindings (declared by the host): x, other if TIMES or PLUS, out. `IN_FOURS`: all of them are
+// accessed as vec4, except an x with one channel, whose stride is 0.
+// Bytes: reads and writes everything once.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {

@@ -2,14 +2,15 @@
 //
 // x, other, d_out, d_x, d_other [batch, heads, length, dim]
 //
-// An invocation has four channels of a row at a time. X_REPEATS: x and d_x have one channel, which
-// is that of all channels of a row. Then an invocation has a row, and d_x is a sum over it.
+// An invocation computes four channels of a row at a time. X_REPEATS: x and d_x have one channel,
+// which is repeated over all channels of a row. Then an invocation computes a row, and d_x is a sum
+// over it.
 //
 // Bindings (declared by the host): x, other if HAS_OTHER, d_out, d_x if HAS_D_X, d_other if
 // HAS_D_OTHER.
-// IN_FOURS: all of them move in fours, except x and d_x if X_REPEATS.
-// ACCUMULATES: the gradients hold what is added to.
-// Reads and writes everything once: bytes.
+// `IN_FOURS`: all of them are accessed as vec4, except x and d_x if X_REPEATS.
+// ACCUMULATES: the gradients are added to the outputs.
+// Bytes: reads and writes everything once.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
@@ -35,7 +36,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
 }
 
-// Stores the gradient of other, and gives that of x, of four channels.
+// Stores the gradient of other and returns the gradient of x, for four channels.
 fn gradients(b: u32, h: u32, i: u32, d: u32) -> vec4<f32> {
     let within = p.dim - d;
     let x = x_at4(view_at(p.x, b, h, i, d), p.x.strides.w, within);

@@ -1,12 +1,12 @@
-// out = scale · table[id] of every id, zero where the table has no such row.
+// out = scale · table[id] for every id, zero if the table has no such row.
 //
 // ids [batch, 1, length, 1]   table [1, 1, rows, dim]   out [batch, 1, length, dim]
 //
-// An invocation has four channels of a row at a time.
+// An invocation computes four channels of a row at a time.
 //
-// Bindings (declared by the host): ids, table, out. IN_FOURS: table and out move in fours.
-// ACCUMULATES: out holds what is added to.
-// Reads a row of the table for each id and writes everything once: bytes.
+// Bindings (declared by the host): ids, table, out. `IN_FOURS`: table and out are accessed as vec4.
+// ACCUMULATES: the rows are added to out.
+// Bytes: reads a row of the table for each id, and writes everything once.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {

@@ -1,16 +1,17 @@
-// The gradient of a table of embeddings: of each of its rows scale · the sum of d_out of all rows
-// that have its id, batch entry by batch entry, row by row.
+// The gradient of a table of embeddings. The gradient of a table row is scale · the sum of d_out
+// over all rows with its id. The order of the sum is batch entry by batch entry, row by row.
 //
-// d_out [batch, 1, length, dim]   ids [batch, 1, length, 1]   order [batch, 1, 1, length]   d_table [1, 1, rows, dim]
+// d_out [batch, 1, length, dim]   ids [batch, 1, length, 1]   order [batch, 1, 1, length]
+// d_table [1, 1, rows, dim]
 //
-// `order` is that of a stable sort of each batch entry's ids by the bits of ID_MASK; ids beyond the
-// table have others too, and are passed over. A workgroup has a row of the table and LANES · 4
-// channels: it looks up where its ids begin, and adds from there on.
+// `order` is the result of a stable sort of each batch entry's ids by the bits of ID_MASK. Ids
+// outside the table also have other bits, and are skipped. A workgroup computes LANES · 4 channels
+// of a table row. It searches for the first place of its id, and adds from this place on.
 //
-// Bindings (declared by the host): d_out, ids, order, d_table. IN_FOURS: d_out and d_table move in
-// fours. ACCUMULATES: d_table holds what is added to.
-// Reads d_out once and writes d_table once: bytes; and log2 of the length ids for each row of the
-// table and batch entry.
+// Bindings (declared by the host): d_out, ids, order, d_table. `IN_FOURS`: d_out and d_table are
+// accessed as vec4. ACCUMULATES: the gradient is added to d_table.
+// Bytes: reads d_out once and writes d_table once. In addition, it reads log2(length) ids for each
+// row of the table and batch entry.
 
 fn row_at(b: u32, place: u32) -> u32 {
     return order_at(b * p.length + place);
@@ -20,7 +21,7 @@ fn id_at(b: u32, i: u32) -> u32 {
     return ids_at(view_at(p.ids, b, 0u, i, 0u));
 }
 
-// The first place whose id is not below `id` by its bits.
+// The first place whose id, masked by id_mask, is not below `id`.
 fn place_of(b: u32, id: u32) -> u32 {
     var low = 0u;
     var high = p.length;

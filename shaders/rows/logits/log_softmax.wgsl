@@ -1,11 +1,11 @@
-// out = x − ln Σ exp(x) of every row, from the row's maximum on; −∞ where x is, and NaN in rows
-// with NaN or ∞ or of −∞ alone.
+// out = x − ln Σ exp(x) of every row, with the row's maximum subtracted first. If x is −∞, out is
+// −∞. Rows with NaN or ∞, or with only −∞, are NaN.
 //
 // x, out [batch, heads, length, columns]
 //
 // ROW_LANES invocations share a row, as in norm.wgsl.
 //
-// Bindings (declared by the host): x, out. IN_FOURS: both move in fours.
+// Bindings (declared by the host): x, out. `IN_FOURS`: both are accessed as vec4.
 // Bytes: x once from memory and twice from caches; out once.
 
 fn within(d: u32) -> vec4<bool> {
@@ -36,7 +36,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         var tops = none;
         for (var d = lane * 4u; d < p.columns; d += ROW_LANES * 4u) {
             let x = x_at4(at + d * step, step, p.columns - d);
-            // NaN and ∞ make the same of a row; max loses NaN on some drivers.
+            // NaN and ∞ have the same effect on a row. ∞ is used, because max loses NaN on some
+            // drivers.
             tops = max(tops, select(none, select(x, -none, are_nan(x)), within(d)));
         }
         let top = row_max(tops, lane);

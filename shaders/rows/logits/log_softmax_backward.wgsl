@@ -1,11 +1,11 @@
-// The gradient of what log_softmax.wgsl takes, from what it gave: d_x = d_out − exp(out) · Σ d_out.
+// The gradient of log_softmax.wgsl, from its output: d_x = d_out − exp(out) · Σ d_out.
 //
 // out, d_out, d_x [batch, heads, length, columns]
 //
 // ROW_LANES invocations share a row, as in norm.wgsl.
 //
-// Bindings (declared by the host): out, d_out, d_x. IN_FOURS: all of them move in fours.
-// ACCUMULATES: d_x holds what is added to.
+// Bindings (declared by the host): out, d_out, d_x. `IN_FOURS`: all of them are accessed as vec4.
+// ACCUMULATES: the gradient is added to d_x.
 // Bytes: out once, d_out once from memory and once from caches; d_x once.
 
 fn store4(o: u32, d: u32, gradient: vec4<f32>) {
@@ -44,8 +44,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             let d_out = d_out_at4(view_at(p.d_out, b, h, i, d), p.d_out.strides.w, p.columns - d);
             let y = out_at4(view_at(p.out, b, h, i, d), p.out.strides.w, p.columns - d);
             let share = select(exp(y), vec4<f32>(), y == vec4<f32>(-p.inf));
-            // The share of a sum beyond f32's range may be within it. Halves: the difference may be
-            // within it where the share is not.
+            // If the sum is beyond f32's range, the share of it may still be in range. The kernel
+            // computes half the difference, because the difference may be in range even if the
+            // share is not.
             let far = mean_of_half(lowered(d_out, 1u) - share * totals.y * 0x1p99f);
             store4(view_at(p.d_x, b, h, i, d), d, select(d_out - share * totals.x, far, is_far));
         }

@@ -1,19 +1,20 @@
-// The k largest elements of every row, the largest first, and where they are: of equal ones that
-// further left, NaN above all numbers.
+// The k largest elements of every row, the largest first, and their columns. Among equal elements,
+// the lower column comes first. NaN comes before all numbers.
 //
 // x [batch, heads, length, columns]   values, indices [batch, heads, length, k]
 //
-// A workgroup has a row. Each invocation knows the best of its columns, which are fours by turns;
-// when that is taken, all of them look together for the next best of the same columns.
+// A workgroup processes a row. Each invocation knows the best element of its columns, which are
+// alternating groups of four. When this element is taken, all invocations search the same columns
+// for the next best element.
 //
 // Bindings (declared by the host): x, values if HAS_VALUES, indices.
 // Bytes: x once from memory, and k times 1 / LANES of it from caches.
 
-// What sorts as an element does, and its column.
+// A sortable key of an element, and its column.
 var<workgroup> best: array<vec2<u32>, LANES>;
 
-// Larger numbers have larger keys; NaN has the largest but for BEFORE_ALL's, and none has 0. Both
-// zeros are equal.
+// Larger numbers have larger keys. NaN has the largest key except for BEFORE_ALL's key, and no
+// element has key 0. Both zeros are equal.
 fn key_of(x: f32) -> u32 {
     let bits = bitcast<u32>(x);
     let magnitude = bits & 0x7fffffffu;
@@ -33,7 +34,7 @@ fn is_before(a: vec2<u32>, b: vec2<u32>) -> bool {
     return a.x > b.x || (a.x == b.x && a.y < b.y);
 }
 
-// The best after `after` in the fours from `first` on.
+// The best element after `after` in the groups of four from `first` on.
 fn best_of(at: u32, first: u32, step: u32, after: vec2<u32>) -> vec2<u32> {
     var found = AFTER_ALL;
     for (var four = first; four * 4u < p.columns; four += step) {
@@ -62,7 +63,7 @@ fn best_of_all(mine: vec2<u32>, lane: u32) -> vec2<u32> {
         workgroupBarrier();
     }
     let found = best[0];
-    // All have read it before the next begins.
+    // All invocations must read it before the next search starts.
     workgroupBarrier();
     return found;
 }

@@ -1,14 +1,14 @@
 // out = the mean of a sequence's rows, with L2 divided by its length (sentence embeddings: Reimers
-// and Gurevych 2019); zero of no rows.
+// and Gurevych 2019). The mean of no rows is zero.
 //
-// x [batch, 1, length, features]   numbers: lengths [batch, 1, 1, 1] or cu_seqlens [1, 1, 1, sequences + 1]
-// keep [batch, 1, 1, length]   out [sequences, 1, 1, features]
+// x [batch, 1, length, features]   keep [batch, 1, 1, length]   out [sequences, 1, 1, features]
+// numbers: lengths [batch, 1, 1, 1] or cu_seqlens [1, 1, 1, sequences + 1]
 //
 // ROW_LANES invocations share a sequence, as they share a row in norm.wgsl.
 //
-// Bindings (declared by the host): x, numbers if LENGTHS or PACKED, keep if KEEP, out. IN_FOURS: x
-// and out move in fours.
-// Bytes: x once from memory, with L2 once more from caches; out once.
+// Bindings (declared by the host): x, numbers if LENGTHS or PACKED, keep if KEEP, out. `IN_FOURS`:
+// x and out are accessed as vec4.
+// Bytes: x once from memory, with L2 a second time from caches; out once.
 
 fn store4(s: u32, d: u32, value: vec4<f32>) {
     let o = view_at(p.out, s, 0u, 0u, d);

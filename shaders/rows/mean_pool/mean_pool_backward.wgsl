@@ -1,13 +1,14 @@
-// The gradient of the rows whose mean is taken: d_x = g / count, zero of rows that are in no mean;
-// g is d_out or, with L2 and m the mean, (d_out − m (m · d_out) / |m|²) / |m|.
+// The gradient of rows whose mean is computed: d_x = g / count, zero for rows without a mean.
+// Without L2, g is d_out. With L2 and the mean m, g is (d_out − m (m · d_out) / |m|²) / |m|.
 //
-// x, d_x [batch, 1, length, features]   numbers, keep as in mean_pool.wgsl   d_out [sequences, 1, 1, features]
+// x, d_x [batch, 1, length, features]   d_out [sequences, 1, 1, features]
+// numbers, keep as in mean_pool.wgsl
 //
 // ROW_LANES invocations share a sequence.
 //
 // Bindings (declared by the host): x if L2, numbers if LENGTHS or PACKED, keep if KEEP, d_out, d_x.
-// IN_FOURS: x, d_out and d_x move in fours. ACCUMULATES: d_x holds what is added to.
-// Bytes: with L2 x once from memory and once more from caches; d_x once.
+// `IN_FOURS`: x, d_out and d_x are accessed as vec4. ACCUMULATES: the gradient is added to d_x.
+// Bytes: with L2 x once from memory and a second time from caches; d_x once.
 
 fn d_out4(s: u32, d: u32) -> vec4<f32> {
     return d_out_at4(view_at(p.d_out, s, 0u, 0u, d), p.d_out.strides.w, p.features - d);
@@ -58,11 +59,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             scale = 1.0 / max(norm, eps);
             let near_product = row_sum(products, lane);
             let product = select(row_sum(far_products, lane), near_product, exponent == 0u);
-            // Where eps is divided by, the length has no part.
+            // If the divisor is eps, the gradient does not depend on the length.
             along = select(0.0, product * scale * scale, norm > eps);
         }
-        // What is in no sequence of a packed row has a gradient too: the first has what is before
-        // it, the last what is after it.
+        // Rows outside all sequences of a packed entry also need a gradient, which is zero. The
+        // first sequence writes the rows before it, and the last sequence writes the rows after it.
         var first = 0u;
         var end = p.length;
         if PACKED {

@@ -1,11 +1,11 @@
-// The rows of a sequence whose mean is taken: all, the first of a batch entry, those that a mask
-// keeps, or a part of a packed one.
+// The rows of a sequence whose mean is computed. They are all rows, the first rows of a batch
+// entry, unmasked rows, or a part of a packed entry.
 //
 // Needs: p.x, p.numbers, p.keep, p.length, p.features; PACKED, LENGTHS, KEEP, FAR_EXPONENT;
 // all_finite, lowered, mean_of_half, view_at, numbers_at, keep_at, x_at4.
 // Gives: Sequence; far_exponent, is_kept, mean4, sequence_of.
 
-// Means are divided by 2 to this power before their length is taken.
+// Means are divided by 2 to this power before their length is computed.
 fn far_exponent(squares: f32) -> u32 {
     return select(FAR_EXPONENT, 0u, all_finite(vec4<f32>(squares)));
 }
@@ -44,9 +44,9 @@ fn sequence_of(s: u32) -> Sequence {
     }
 }
 
-// The mean's four channels from d on; zero past the last, and of no rows. The sum of more rows than
-// one may not be finite: then its half is computed of rows that are divided before, by a power of 2
-// above their number.
+// Four channels of the mean, from d on; zero past the last channel, and for no rows. The sum of
+// several rows may be infinite although the mean is finite. Then the kernel first divides rows by a
+// power of 2 above their number. It computes half the mean from the sum of these rows.
 fn mean4(sequence: Sequence, d: u32) -> vec4<f32> {
     let count = max(sequence.count, 1u);
     let mean = sum4(sequence, d, 0u) / f32(count);

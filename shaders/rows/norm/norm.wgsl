@@ -1,14 +1,16 @@
-// out = (s − mean) / √(variance + eps) · weight + bias with s = x + residual (LayerNorm: Ba et al.
-// 2016), or s / √(mean of s² + eps) · weight (RMSNorm: Zhang and Sennrich 2019), of every row.
+// A norm of every row of s = x + residual.
+// LayerNorm (Ba et al. 2016): out = (s − mean) / √(variance + eps) · weight + bias.
+// RMSNorm (Zhang and Sennrich 2019): out = s / √(mean of s² + eps) · weight.
 //
 // x, residual, out, sum [batch, heads, length, features]   weight, bias [features]
 //
-// ROW_LANES invocations share a row: one (row_per_invocation.wgsl) or a workgroup
+// ROW_LANES invocations share a row: one invocation (row_per_invocation.wgsl) or a workgroup
 // (row_per_workgroup.wgsl).
 //
-// Bindings (declared by the host): x, residual, weight and bias where used, out, sum where s is
-// wanted. IN_FOURS: all of them move in fours.
-// In place, x is out: an invocation writes elements that it alone reads, after the sums of the row.
+// Bindings (declared by the host): x, residual, weight and bias if present, out, sum if s is
+// stored. `IN_FOURS`: all of them are accessed as vec4.
+// If the norm is in place, x is out. An invocation then only writes elements that no other
+// invocation reads, after the sums of the row.
 // Bytes: x, residual once from memory and twice from caches; out and sum once.
 
 fn store_sum4(at: Place, d: u32, value: vec4<f32>) {

@@ -1,20 +1,23 @@
-// The gradient of a norm's input, and the statistics of its rows. With g = d_out · weight, n the
-// normalised row and r its scale: d_x = r · (g − mean of g − n · mean of g n) + d_sum, without the
-// mean of g for RMSNorm.
+// The gradient of a norm's input, and the statistics of its rows. Let g = d_out · weight, n the
+// normalised row, and r its scale. Then d_x = r · (g − mean of g − n · mean of g n) + d_sum.
+// RMSNorm omits the mean of g.
 //
-// x, residual, d_out, d_sum, d_x [batch, heads, length, features]   weight [features]   statistics [rows, 3]: mean, rest, scale, negative with FAR_EXPONENT
+// x, residual, d_out, d_sum, d_x [batch, heads, length, features]   weight [features]
+// statistics [rows, 3]: mean, rest, scale (negative with FAR_EXPONENT)
 //
 // ROW_LANES invocations share a row, as in norm.wgsl.
 //
-// Bindings (declared by the host): x, residual, weight where used, d_out, d_sum where there is one,
-// d_x, statistics where wanted. IN_FOURS: all but statistics move in fours. ACCUMULATES: d_x holds
-// what is added to.
-// Bytes: x, residual and d_out once from memory, and again from caches; d_sum once, d_x once.
+// Bindings (declared by the host): x, residual, weight if present, d_out, d_sum if present, d_x and
+// statistics if requested. `IN_FOURS`: all except statistics are accessed as vec4. ACCUMULATES: the
+// gradient is added to d_x.
+// Bytes: x, residual and d_out once from memory, and a second time from caches; d_sum once, d_x
+// once.
 
-// d_out · weight from channel d on; zero past the last. Both passes must round the product alike: a
-// compiler that contracts the product and `− mean` to a fused multiply-add leaves the product's
-// rounding where the difference is 0, and 1 / √eps multiplies it. `p.rows >> 31u` is 0, which no
-// compiler knows: a product whose bits it joins cannot be contracted.
+// d_out · weight from channel d on; zero past the last channel. Both passes must round the product
+// in the same way. A compiler may contract the product and `− mean` to a fused multiply-add. If the
+// difference is 0, this leaves the rounding error of the product, and 1 / √eps multiplies it.
+// `p.rows >> 31u` is 0, but no compiler knows this. A product whose bits are joined with it cannot
+// be contracted.
 fn weighted4(at: Place, d: u32) -> vec4<f32> {
     var g = d_out_at4(view_at(p.d_out, at.b, at.h, at.i, d), p.d_out.strides.w, p.features - d);
     if HAS_WEIGHT {
@@ -23,8 +26,8 @@ fn weighted4(at: Place, d: u32) -> vec4<f32> {
     return bitcast<vec4<f32>>(bitcast<vec4<u32>>(g) | vec4<u32>(p.rows >> 31u));
 }
 
-// The mean over a row, from a sum and that of its terms / 2 to the power of FAR_EXPONENT, for a sum
-// beyond f32's range.
+// The mean over a row. For a sum beyond f32's range, sums.y is the sum of the terms / 2 to the
+// power of FAR_EXPONENT.
 fn mean_of(sums: vec2<f32>) -> f32 {
     let means = sums / f32(p.features);
     return select(means.y * 0x1p100f, means.x, all_finite(vec4<f32>(means.x)));
@@ -55,7 +58,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             if lane == 0u {
                 statistics_store(3u * row, s.mean);
                 statistics_store(3u * row + 1u, s.rest);
-                // The sign says the exponent.
+                // The sign encodes the exponent.
                 statistics_store(3u * row + 2u, select(-s.scale, s.scale, s.exponent == 0u));
             }
         }

@@ -1,12 +1,13 @@
-// Parts of the gradients of a norm's weight and bias: sums of d_out · n and of d_out over some of
-// the rows, n the normalised row.
+// Partial sums for the gradients of a norm's weight and bias. They are sums of d_out · n and of
+// d_out over some of the rows, where n is the normalised row.
 //
-// x, residual, d_out [batch, heads, length, features]   statistics [rows, 3]: mean, rest, scale   parts [2, count, features]
+// x, residual, d_out [batch, heads, length, features]   parts [2, count, features]
+// statistics [rows, 3]: mean, rest, scale
 //
-// A workgroup has COLUMNS channels and a part of the rows, which STRIPS invocations share by turns;
-// the first of them adds what they found, in their order. column_sums.wgsl adds the parts.
+// A workgroup has COLUMNS channels and a part of the rows. STRIPS invocations share these rows in
+// alternation. The first of them adds the sums in order. Then column_sums.wgsl adds the parts.
 //
-// Bindings (declared by the host): x, residual if there is one, d_out, statistics, parts.
+// Bindings (declared by the host): x, residual if present, d_out, statistics, parts.
 // Reads x, residual and d_out once, COLUMNS neighbours at a time.
 
 var<workgroup> strips: array<vec2<f32>, COLUMNS * STRIPS>;
@@ -27,7 +28,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         if HAS_RESIDUAL {
             x += residual_at(view_at(p.residual, b, h, i, d));
         }
-        // Negative where the row is divided by 2 to the power of FAR_EXPONENT.
+        // The scale is negative if the row is divided by 2 to the power of FAR_EXPONENT.
         let scale = statistics_at(3u * row + 2u);
         let low = lowered(vec4<f32>(x), select(0u, FAR_EXPONENT, scale < 0.0)).x;
         let n = ((low - statistics_at(3u * row)) - statistics_at(3u * row + 1u)) * abs(scale);

@@ -1,4 +1,4 @@
-// One invocation owns a row: nothing to combine.
+// One invocation owns a row, so nothing is combined.
 //
 // Needs: WORKGROUP.
 // Gives: first_row, lane_of, row_max, row_sum, row_sums.

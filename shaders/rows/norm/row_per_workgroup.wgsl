@@ -1,4 +1,4 @@
-// A workgroup owns a row: what its invocations found is combined in a fixed order.
+// A workgroup owns a row. The results of its invocations are combined in a fixed order.
 //
 // Needs: ROW_LANES.
 // Gives: first_row, lane_of, row_max, row_sum, row_sums.
@@ -17,7 +17,7 @@ fn row_sum(mine: vec4<f32>, lane: u32) -> f32 {
     return row_sums(mine, vec4<f32>(), lane).x;
 }
 
-// Two sums at once.
+// Computes two sums at once.
 fn row_sums(a: vec4<f32>, b: vec4<f32>, lane: u32) -> vec2<f32> {
     lane_parts[lane] = vec2<f32>((a.x + a.y) + (a.z + a.w), (b.x + b.y) + (b.z + b.w));
     workgroupBarrier();
@@ -28,7 +28,7 @@ fn row_sums(a: vec4<f32>, b: vec4<f32>, lane: u32) -> vec2<f32> {
         workgroupBarrier();
     }
     let sum = lane_parts[0];
-    // All have read it before the next begins.
+    // All invocations must read it before the next sum starts.
     workgroupBarrier();
     return sum;
 }
@@ -43,7 +43,7 @@ fn row_max(mine: vec4<f32>, lane: u32) -> f32 {
         workgroupBarrier();
     }
     let largest = lane_parts[0].x;
-    // All have read it before the next begins.
+    // All invocations must read it before the next maximum starts.
     workgroupBarrier();
     return largest;
 }

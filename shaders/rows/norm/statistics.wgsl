@@ -1,14 +1,14 @@
-// The mean and the scale 1 / √(variance + eps) of a row, in f32, by two passes: never E[x²] −
-// E[x]², which cancels. The mean of RMSNorm is 0. The second pass also sums x − mean: the mean of
-// that is the rounding of the first mean, `rest`. A large mean would otherwise shift each
-// normalised value by its rounding (Chan, Golub and LeVeque 1983, the corrected two-pass
-// algorithm).
+// The mean and the scale 1 / √(variance + eps) of a row, in f32, in two passes. E[x²] − E[x]² is
+// not used, because it cancels. The mean of RMSNorm is 0. The second pass also computes the mean of
+// x − mean. This is `rest`, the rounding error of the first mean. Without it, the rounding of a
+// large mean would shift each normalised value. (Chan, Golub and LeVeque 1983, the corrected
+// two-pass algorithm.)
 //
 // Needs: p.x, p.residual, p.features, p.eps; CENTRED, FAR_EXPONENT, HAS_RESIDUAL, ROW_LANES;
 // all_finite, lowered, view_at, x_at4, residual_at4, row_sums.
 // Gives: Place, Statistics; input4, normalised4, place_of, statistics_of.
 
-// Where a row is.
+// The place of a row.
 struct Place {
     b: u32,
     h: u32,
@@ -32,7 +32,7 @@ fn place_of(row: u32) -> Place {
     return Place(b, h, i, view_at(p.x, b, h, i, 0u), view_at(p.residual, b, h, i, 0u));
 }
 
-// The four from channel d on of what is normalised; zero past the last.
+// Four channels of the norm's input, from d on; zero past the last channel.
 fn input4(at: Place, d: u32) -> vec4<f32> {
     let step = p.x.strides.w;
     var x = x_at4(at.x + d * step, step, p.features - d);
@@ -45,7 +45,7 @@ fn input4(at: Place, d: u32) -> vec4<f32> {
 
 fn statistics_of(at: Place, lane: u32) -> Statistics {
     let count = f32(p.features);
-    // Of the row, and of the row / 2 to the power of FAR_EXPONENT.
+    // The means of the row, and of the row / 2 to the power of FAR_EXPONENT.
     var means = vec2<f32>();
     if CENTRED {
         var sums = vec4<f32>();
@@ -79,7 +79,7 @@ fn statistics_of(at: Place, lane: u32) -> Statistics {
         variances = max(variances - rest * rest, vec2<f32>());
     }
     let near = Statistics(means.x, rest.x, 1.0 / sqrt(variances.x + p.eps), 0u);
-    // eps is nothing beside such squares.
+    // eps is negligible compared with such squares.
     let far = Statistics(means.y, rest.y, 1.0 / sqrt(variances.y), FAR_EXPONENT);
     return Statistics(
         select(near.mean, far.mean, is_far),

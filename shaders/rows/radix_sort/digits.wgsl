@@ -1,18 +1,18 @@
-// Digits of keys, and how often each invocation of a workgroup has each. A workgroup has a block of
-// WORKGROUP · KEYS places of the order before, an invocation KEYS that follow each other: what it
-// counts is its own, so that no result depends on who comes first.
+// Digits of keys, and the count of each digit for each invocation of a workgroup. A workgroup has a
+// block of WORKGROUP · KEYS places of the previous order. An invocation has KEYS consecutive
+// places. Each invocation counts separately, so no result depends on the order of execution.
 //
-// Constants: WORKGROUP, KEYS, DIGITS; HAS_BEFORE; the order before the first pass is that of the
-// keys
+// Constants: WORKGROUP, KEYS, DIGITS; HAS_BEFORE. Before the first pass, the order is the order of
+// the keys.
 //
 // Needs: p.before, p.digit_mask, p.keys, p.length, p.shift; HAS_BEFORE, KEYS, WORKGROUP, DIGITS;
 // before_at, keys_at, view_at.
 // Gives: digit_counts; count_digits, digit_of, position_before.
 
-// Of digit d and invocation n: element d · WORKGROUP + n.
+// The count of digit d for invocation n is element d · WORKGROUP + n.
 var<workgroup> digit_counts: array<u32, DIGITS * WORKGROUP>;
 
-// Which key stands at place s of the order before.
+// The index of the key at place s of the previous order.
 fn position_before(b: u32, h: u32, row: u32, s: u32) -> u32 {
     if !HAS_BEFORE {
         return s;

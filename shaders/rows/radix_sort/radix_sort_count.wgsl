@@ -1,9 +1,9 @@
-// The first step of a pass of the radix sort: how often each block of a row has each digit.
+// The first step of a radix sort pass: the count of each digit in each block of a row.
 //
 // keys, before [batch, heads, rows, length]   counts [batch, heads, rows, DIGITS, blocks], dense
 //
 // Bindings (declared by the host): keys; before if HAS_BEFORE; counts.
-// Reads keys and the order before once; adds once for each.
+// Reads keys and the previous order once; one addition per key.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {

@@ -1,13 +1,13 @@
-// The second step of a pass of the radix sort: of each count of a row the sum of those before it,
-// digit by digit and block by block, which is where the first key of that digit and block goes. A
-// workgroup has a row.
+// The second step of a pass of the radix sort: an exclusive scan of the counts of a row. The order
+// of the scan is digit by digit, then block by block. Each result is the place of the first key of
+// that digit and block. A workgroup processes a row.
 //
-// counts [rows of all, length], dense; replaced
+// counts [rows of all batch entries, length], dense; overwritten by the result
 //
 // Bindings (declared by the host): counts.
-// Reads twice and writes once; adds twice for each.
+// Reads twice and writes once; two additions per count.
 
-// What each invocation's part of the row adds up to.
+// The sum of each invocation's part of the row.
 var<workgroup> sums: array<u32, WORKGROUP>;
 
 @compute @workgroup_size(WORKGROUP)

@@ -1,12 +1,15 @@
-// The last step of a pass of the radix sort: each key to its place among those of its digit, in the
-// order in which they stood. Where a block's first key of a digit goes is in counts
-// (radix_sort_scan.wgsl); within the block invocations follow each other.
+// The last step of a pass of the radix sort. It stores each key's index at its place, after the
+// earlier keys with the same digit. The tensor `counts` holds the place of a block's first key of
+// each digit (radix_sort_scan.wgsl). Within the block, invocations have consecutive places.
 //
-// keys, before, order, ranks [batch, heads, rows, length]   counts [batch, heads, rows, DIGITS, blocks], dense
-// order: at each place which key stands there; ranks: of each key its place
+// keys, before, order, ranks [batch, heads, rows, length]
+//
+// counts [batch, heads, rows, DIGITS, blocks], dense
+//
+// order: the index of the key at each place; ranks: the place of each key
 //
 // Bindings (declared by the host): keys; before if HAS_BEFORE; counts, order; ranks if HAS_RANKS.
-// Reads keys twice, the order before twice and counts once; writes order and ranks once.
+// Reads keys twice, the previous order twice and counts once; writes order and ranks once.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {

@@ -1,5 +1,5 @@
-// The length of a vector, in units of its largest element, so that its square is neither too large
-// nor too small.
+// The length of a vector in units of its largest element, so that its square neither overflows nor
+// underflows.
 //
 // Needs: WORKGROUP, p, x_at, view_at, largest, total.
 // Gives: VectorLength, length_of_vector, unit_of.
@@ -23,7 +23,7 @@ fn length_of_vector(h: u32, lane: u32) -> VectorLength {
     return VectorLength(most, sqrt(total(lane, sum)));
 }
 
-// An element over the length.
+// An element divided by the length.
 fn unit_of(x: f32, length: VectorLength) -> f32 {
     if length.most == 0.0 {
         return 0.0;

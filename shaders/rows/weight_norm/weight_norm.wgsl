@@ -1,9 +1,9 @@
-// Vectors of a given length: out = gain · x / |x|. (Salimans and Kingma 2016, "Weight
-// normalization".)
+// Scales vectors to a length: out = gain · x / |x| (Salimans and Kingma 2016, "Weight
+// normalization").
 //
 // x, out [1, heads, 1, dim]   gain [1, heads or 1, 1, 1]
 //
-// A workgroup has a vector. What is 0 stays 0.
+// A workgroup computes a vector. A vector of zeros stays zero.
 //
 // Bindings (declared by the host): x, gain, out. Reads x three times.
 

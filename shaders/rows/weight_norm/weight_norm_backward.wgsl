@@ -1,12 +1,12 @@
-// The gradients of vectors of a given length. With u = x / |x|:
+// The gradients of out = gain · x / |x|. With u = x / |x|:
 //   d_x = gain / |x| (d_out − u (u · d_out))   d_gain = u · d_out
 //
 // x, d_out, d_x [1, heads, 1, dim]   gain, d_gain [1, heads or 1, 1, 1]
 //
-// A workgroup has a gain and the vectors that share it. What is 0 has no gradient.
+// A workgroup processes a gain and the vectors that share it. A vector of zeros has no gradient.
 //
-// Bindings (declared by the host): x, gain, d_out, d_x, d_gain. ACCUMULATES: both hold what is
-// added to. Reads x four times and d_out twice.
+// Bindings (declared by the host): x, gain, d_out, d_x, d_gain. ACCUMULATES: the gradients are
+// added to d_x and d_gain. Reads x four times and d_out twice.
 
 // u · d_out
 fn differentiate(h: u32, lane: u32, gain: f32) -> f32 {

@@ -8,32 +8,32 @@ use crate::mask::kernels::{MaskVariant, Masked};
 use crate::tensor::DType;
 
 kernel! {
-    /// The gradients of additive scores: of queries, of keys or of values.
+    /// The gradients of queries and the score vector, of keys, or of values.
     AdditiveBackward, AdditiveBackwardCall
     tensors {
-        // Of queries and keys.
+        // The rows whose gradient is computed; for queries and keys only.
         own: Opt Read F32 one view,
         others: One Read F32 width view,
         pairs: Placed Read F32 one view,
-        // Of queries and keys.
+        // For queries and keys only.
         score_vector: Opt Read F32 one repeating,
-        // Of the own rows.
+        // The gradient of the rows in `own`, or of values.
         gradient: Opt Write F32 store view,
-        // Of the gradient of the vector.
+        // Parts of the gradient of the vector.
         parts: Opt Write F32 one,
     }
-    // Only the parts that bound the range of keys, of the gradients of queries.
+    // The rules that bound the range of keys, for the gradients of queries only.
     groups { mask: Masked MaskVariant, }
     numbers {
         /// Batch entry, query and key of the first pair of the rectangle.
         first: [u32; 4],
-        /// The same past its last pair.
+        /// Batch entry, query and key past the last pair of the rectangle.
         end: [u32; 4],
         heads: u32,
         kv_heads: u32,
         group: u32,
         channels: u32,
-        /// 1 if the gradients are added to what is there.
+        /// 1 if the gradients are added to the contents of their tensors.
         accumulates: u32,
         /// Parts of an element of the gradient of the vector.
         part_count: u32,
@@ -43,7 +43,7 @@ kernel! {
     variant {
         /// True if the kernel runs for a software driver.
         cpu: bool,
-        /// Never of keys and values at once.
+        /// Queries, keys or values.
         of: GradientsOf,
         /// Invocations of a workgroup with neighbouring rows.
         row_lanes: u32,
@@ -52,7 +52,7 @@ kernel! {
     }
 }
 
-/// Vectors of four channels that an invocation has.
+/// Vec4s of channels that an invocation computes.
 pub(crate) const VECTORS: u32 = 2;
 
 impl Variant for AdditiveBackward {
@@ -117,18 +117,19 @@ impl Variant for AdditiveBackward {
 }
 
 impl AdditiveBackward {
-    /// Invocations of a workgroup: of a software driver as many as it may compute at once.
+    /// Returns the invocations of a workgroup. A software driver gets as many as it can compute at
+    /// once.
     pub const fn workgroup(cpu: bool) -> u32 {
         if cpu { 16 } else { 64 }
     }
 
-    /// Invocations with rows beside each other: all of the workgroup, unless there are fewer
+    /// Returns the invocations with neighbouring rows: the whole workgroup, unless there are fewer
     /// `rows`.
     pub fn row_lanes(rows: usize, cpu: bool) -> u32 {
         rows.next_power_of_two().min(Self::workgroup(cpu) as usize) as u32
     }
 
-    /// Channels of a workgroup.
+    /// Returns the channels of a workgroup.
     pub fn channels(cpu: bool, row_lanes: u32) -> usize {
         (Self::workgroup(cpu) / row_lanes * VECTORS * 4) as usize
     }

@@ -24,7 +24,7 @@ kernel! {
     numbers {
         /// Batch entry, query and key of the first pair of the rectangle.
         first: [u32; 4],
-        /// The same past its last pair.
+        /// Batch entry, query and key past the last pair of the rectangle.
         end: [u32; 4],
         heads: u32,
         scale: f32,

@@ -1,4 +1,4 @@
-//! The kernels: tensors, numbers, variant and text of each.
+//! The kernels: the tensors, numbers, variants and WGSL of each.
 
 pub(crate) mod additive_backward;
 pub(crate) mod additive_pairs;

@@ -1,5 +1,5 @@
-//! The gradients: what queries keep of the forward pass, then those of q, then those of k and v,
-//! then those of the mask's tensors.
+//! The backward pass: statistics of queries, then gradients of q, of k and v, and of the mask's
+//! tensors.
 
 use super::BackwardProblem;
 use super::backward_problem::in_fours;
@@ -17,17 +17,17 @@ use crate::mask::kernels::dropout::Dropped;
 use crate::mask::{Dropout, Id};
 use crate::tensor::{DType, Error, Shape, TensorView, Window, count};
 
-/// Bytes that are kept of a query: four numbers.
+/// Bytes of statistics for each query: four numbers.
 pub(crate) const STATS_BYTES: u64 = 16;
 
-/// What of a scratch a backward call takes.
+/// The parts of a scratch that a backward call uses.
 #[derive(Clone, Copy)]
 pub(crate) struct BackwardMemory<'a> {
     stats: &'a wgpu::Buffer,
     parts: Option<&'a wgpu::Buffer>,
 }
 
-/// The dispatches of a backward call, before they are cut.
+/// The plans of a backward call. Each plan is cut into dispatches later.
 pub(crate) struct BackwardPlans {
     plans: Vec<BackwardPlan>,
     added: Vec<ScoreGradientsPlan>,
@@ -35,9 +35,15 @@ pub(crate) struct BackwardPlans {
     rows: usize,
 }
 
+/// Plans a backward call.
+///
 /// # Errors
-/// More mask tensors than the device binds beside the others; more dispatches than there may be; scratch that is larger
-/// than the device binds; kernels that are put aside and that nothing replaces.
+/// Returns an error if:
+///
+/// - the device cannot bind so many mask tensors together with the other tensors,
+/// - the call needs too many dispatches,
+/// - the scratch is larger than the device can bind,
+/// - a kernel is disabled and no other kernel replaces it.
 pub(crate) fn plan(problem: &BackwardProblem, device: &DeviceFacts) -> Result<BackwardPlans, Error> {
     let Shape { batch, heads, q_len, .. } = problem.shape;
     let rows = batch.saturating_mul(heads).saturating_mul(q_len);
@@ -52,8 +58,8 @@ pub(crate) fn plan(problem: &BackwardProblem, device: &DeviceFacts) -> Result<Ba
     let only_sinks = [problem.d_q, problem.d_k, problem.d_v].iter().all(Option::is_none)
         && problem.d_added.wanted().all(|(of, _)| of == Added::Sinks)
         && problem.d_added.captured().next().is_none();
-    // q, k, v, d_out, what queries keep, and a gradient. Of sinks alone q, k and what queries keep
-    // of all rules.
+    // q, k, v, d_out, the statistics and a gradient. For sinks alone: q, k, the statistics and all
+    // tensors of the mask.
     let needed = if only_sinks { 3 + problem.mask.buffers() } else { 6 + of_rules };
     let (needed, limit) = (needed as u64, u64::from(device.max_storage_buffers));
     if needed > limit {
@@ -85,13 +91,13 @@ pub(crate) fn plan(problem: &BackwardProblem, device: &DeviceFacts) -> Result<Ba
     let added = problem.d_added.wanted().map(|(of, gradient)| {
         ScoreGradientsPlan::new(of, gradient.shape(), &problem.shape, &problem.kernel_options, device)
     });
-    // Appended keys stand outside of the mask.
+    // The mask does not cover appended keys.
     let masked = Shape { kv_len: problem.shape.kv_len - problem.appended, ..problem.shape };
     let captured = problem.d_added.captured().map(|(n, gradient)| {
         CapturedGradientsPlan::new(n, count(gradient.shape()), &masked, &problem.kernel_options, device)
     });
     let (added, captured) = (added.collect::<Result<_, _>>()?, captured.collect::<Result<_, _>>()?);
-    // Matrix units round weights to f16, which is more than lse is off by.
+    // Matrix units round weights to f16. This rounding error is larger than the rounding of lse.
     let exact = plans.iter().any(|plan| !matches!(plan.tiles, BackwardTiles::Matrix(_)));
     let gives = plans.first().is_some_and(|plan| plan.tiles.normalise(plan.of));
     if !problem.partial && !gives && (exact || !problem.d_added.is_empty()) {
@@ -101,23 +107,23 @@ pub(crate) fn plan(problem: &BackwardProblem, device: &DeviceFacts) -> Result<Ba
 }
 
 impl BackwardPlans {
-    /// The temporary memory they take.
+    /// The temporary memory that the plans need.
     pub fn scratch_size(&self) -> ScratchSize {
         ScratchSize::default()
             .with(Slot::RowStats, STATS_BYTES * self.rows as u64)
             .with(Slot::Partials, self.part_bytes())
     }
 
-    /// What the parts of a gradient take: those of one after the other.
+    /// The bytes of the gradients' parts. The gradients use the same memory one after the other.
     fn part_bytes(&self) -> u64 {
         let of_rules = self.added.iter().map(ScoreGradientsPlan::part_bytes);
         of_rules.chain(self.captured.iter().map(CapturedGradientsPlan::part_bytes)).max().unwrap_or(0)
     }
 
-    /// The parts of the scratch that they take.
+    /// The parts of the scratch that the plans use.
     ///
     /// # Errors
-    /// A scratch that is too small.
+    /// Returns an error if the scratch is too small.
     pub fn memory<'a>(&self, scratch: &'a Scratch) -> Result<BackwardMemory<'a>, Error> {
         scratch.check(self.scratch_size())?;
         let parts = (self.part_bytes() > 0).then(|| scratch.buffer(Slot::Partials)).transpose()?;
@@ -125,7 +131,7 @@ impl BackwardPlans {
     }
 }
 
-/// The dispatches of `problem`, whose scratch is `memory`.
+/// Returns the dispatches of `problem`, with `memory` as scratch.
 pub(crate) fn dispatches<'a>(
     problem: &BackwardProblem<'a>,
     plans: &BackwardPlans,

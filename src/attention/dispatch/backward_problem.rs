@@ -1,4 +1,4 @@
-//! What the kernels of the backward pass are given.
+//! Problems of the backward pass: tensors and options that are checked.
 
 use crate::attention::plan::Added;
 use crate::device::DeviceFacts;
@@ -8,7 +8,7 @@ use crate::mask::mods::CapturedGradients;
 use crate::mask::{DeviceMask, Dropout};
 use crate::tensor::{CallTensors, Error, Shape, TensorView};
 
-/// Where the gradients of a mask's tensors go, if anywhere.
+/// The tensors for the gradients of a mask's tensors. Each is optional.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct AddedGradients<'a> {
     added: [Option<TensorView<'a>>; Added::ALL.len()],
@@ -32,17 +32,17 @@ impl<'a> AddedGradients<'a> {
         self.wanted().next().is_none() && self.captured().next().is_none()
     }
 
-    /// Those of rules that are wanted.
+    /// The requested gradients of the rules' tensors.
     pub fn wanted(&self) -> impl Iterator<Item = (Added, TensorView<'a>)> + use<'a> {
         Added::ALL.into_iter().zip(self.added).filter_map(|(of, view)| Some((of, view?)))
     }
 
-    /// Those of what a score function captures that are wanted, by their place.
+    /// The requested gradients of the tensors that a score function captures, with their indices.
     pub fn captured(&self) -> impl Iterator<Item = (usize, TensorView<'a>)> + use<'a> {
         self.captured.wanted()
     }
 
-    /// Checks them against the tensors of a checked mask.
+    /// Checks the gradients against the tensors of a checked mask.
     pub fn check(&self, mask: &DeviceMask, tensors: &mut CallTensors<'a, '_>) -> Result<(), Error> {
         for (of, view) in self.wanted() {
             let own = mask.floats(of.id()).ok_or_else(|| missing(of))?;
@@ -59,7 +59,7 @@ impl<'a> AddedGradients<'a> {
     }
 }
 
-/// The gradient of a tensor that the mask has not.
+/// The error for a gradient of a tensor that the mask does not have.
 fn missing(of: Added) -> Error {
     let why = match of {
         Added::Bias => "the mask has no bias; leave it out, or give the forward call's mask",
@@ -76,7 +76,7 @@ fn missing(of: Added) -> Error {
 #[derive(Clone, Copy)]
 pub(crate) struct BackwardProblem<'a> {
     pub shape: Shape,
-    /// How many of the last keys stand outside of the mask.
+    /// The number of keys at the end that the mask does not cover.
     pub appended: usize,
     pub q: TensorView<'a>,
     pub k: TensorView<'a>,
@@ -89,13 +89,14 @@ pub(crate) struct BackwardProblem<'a> {
     pub d_k: Option<TensorView<'a>>,
     pub d_v: Option<TensorView<'a>>,
     pub d_added: AddedGradients<'a>,
-    /// Whether d_q, d_k and d_v are added to what is there.
+    /// True if d_q, d_k and d_v are added to the tensors' previous values.
     pub accumulates: bool,
-    /// Whether `d_added` are.
+    /// True if `d_added` are added to the tensors' previous values.
     pub adds_to_added: bool,
     pub mask: DeviceMask<'a>,
     pub dropout: Option<Dropout<TensorView<'a>>>,
-    /// Whether `out` and `lse` are of more keys than these: then `lse` is taken as it is.
+    /// True if `out` and `lse` cover more keys than this call. Weights are then not normalised
+    /// again.
     pub partial: bool,
     pub scale: f32,
     pub softcap: Option<f32>,
@@ -103,12 +104,12 @@ pub(crate) struct BackwardProblem<'a> {
 }
 
 impl<'a> BackwardProblem<'a> {
-    /// All rules of the call's mask.
+    /// Returns all rules of the call's mask.
     pub(super) fn mask_variant(&self) -> MaskVariant {
         MaskVariant::of(&self.mask, self.softcap.is_some(), self.appended > 0)
     }
 
-    /// These rules of the call's mask.
+    /// Returns the given rules of the call's mask, with their tensors.
     pub(super) fn masked(&self, variant: MaskVariant, device: &DeviceFacts) -> Masked<'a> {
         let params = MaskParams::new(&self.mask, &self.shape, self.appended, self.softcap, device);
         Masked::new(variant, &self.mask, params, device)

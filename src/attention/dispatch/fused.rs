@@ -1,5 +1,5 @@
-//! Everything in one kernel, cut into dispatches of bounded work; where keys are split, a second
-//! one that merges.
+//! The fused path: one kernel, cut into dispatches of bounded work. If the plan splits the keys, a
+//! second kernel merges the partial results.
 
 use super::{Extras, Keys, Problem};
 use crate::attention::kernels::fused::{Fused, FusedCall};
@@ -13,7 +13,7 @@ use crate::mask::kernels::dropout::Dropped;
 use crate::mask::kernels::{MaskParams, MaskVariant, Masked};
 use crate::tensor::{Layout, TensorView, Window};
 
-/// The dispatches of `problem`. `partials` is the scratch's memory for splits, if there are any.
+/// Returns the dispatches of `problem`. `partials` is the scratch's memory for splits, if any.
 pub(crate) fn dispatches<'a>(
     problem: &Problem<'a>,
     plan: &FusedPlan,
@@ -29,7 +29,7 @@ pub(crate) fn dispatches<'a>(
     let extras = &problem.extras;
     let mask = MaskParams::new(&extras.mask, &problem.shape, extras.appended, problem.softcap, device);
     let call = call(problem, plan, mask, partial, device);
-    // In the plan's pieces.
+    // One dispatch for each rectangle of the plan.
     let mut dispatches: Dispatches = plan
         .pieces()
         .map(|piece| {
@@ -41,7 +41,8 @@ pub(crate) fn dispatches<'a>(
     dispatches
 }
 
-/// The attention itself. It writes `partial` if there is one, else out and lse.
+/// Returns the call of the attention kernel. It writes `partial` if that is present, else out and
+/// lse.
 fn call<'a>(
     problem: &Problem<'a>,
     plan: &FusedPlan,
@@ -91,7 +92,7 @@ fn call<'a>(
         cached: layer.map(|layer| layer.cached),
         halves,
         width,
-        // Merging writes out, and lse.
+        // The merge kernel writes out and lse.
         store: Width::of(!whole || fours(extras.out)),
         wide: plan.tiles.is_cpu()
             && match problem.keys {
@@ -102,7 +103,7 @@ fn call<'a>(
     }
 }
 
-/// Merges the splits' sums into the results.
+/// Returns the dispatches that merge the splits' sums into the results.
 fn merge<'a>(
     problem: &Problem<'a>,
     plan: &FusedPlan,

@@ -15,7 +15,7 @@ use crate::device::DeviceFacts;
 use crate::kernel::{Dispatches, Scratch, ScratchSize, Slot};
 use crate::tensor::Error;
 
-/// The path that computes a problem, and what it needs.
+/// The chosen path of a problem.
 #[derive(Clone, Copy)]
 pub(crate) struct Chosen(Choice);
 
@@ -24,11 +24,10 @@ pub(crate) fn choose(outline: &Outline, device: &DeviceFacts) -> Result<Chosen, 
     plan::choose(outline, device).map(Chosen)
 }
 
-/// Chooses the path of a problem: as it was measured where `scratch` has room for that, else by the
-/// rules.
+/// Chooses the path of a problem: the measured one if `scratch` has room for it, else the rules'.
 ///
 /// # Errors
-/// A scratch that is too small.
+/// Returns an error if the scratch is too small.
 pub(crate) fn choose_within(
     outline: &Outline,
     device: &DeviceFacts,
@@ -41,11 +40,11 @@ pub(crate) fn choose_within(
     within(device, chosen)
 }
 
-/// What `plan` makes of the device, or of the device without tuning where the scratch is too small
-/// for that.
+/// Returns the result of `plan` for the device. If the scratch is too small, it plans for the
+/// device without tuning instead.
 ///
 /// # Errors
-/// Those of `plan`, by the rules.
+/// The errors of `plan` without tuning.
 pub(crate) fn within<T>(
     device: &DeviceFacts,
     plan: impl Fn(&DeviceFacts) -> Result<T, Error>,
@@ -60,14 +59,14 @@ pub(crate) fn within<T>(
 }
 
 impl Chosen {
-    /// The part of the scratch that it takes, of those that hold scores or partial sums.
+    /// The part of the scratch that this path uses for scores or partial sums.
     pub fn memory<'a>(&self, scratch: &'a Scratch) -> Result<Option<&'a wgpu::Buffer>, Error> {
         let needed = self.scratch_size();
         let used = [Slot::Scores, Slot::Partials].into_iter().find(|slot| needed.has(*slot));
         used.map(|slot| scratch.buffer(slot)).transpose()
     }
 
-    /// The temporary memory it takes.
+    /// The temporary memory that this path needs.
     pub fn scratch_size(&self) -> ScratchSize {
         let (slot, bytes) = match self.0 {
             Choice::Fused(plan) => (Slot::Partials, plan.partial_bytes()),
@@ -77,8 +76,8 @@ impl Chosen {
     }
 }
 
-/// The dispatches of `problem`. `memory` is the scratch's part for scores or partial sums, if it
-/// has one.
+/// Returns the dispatches of `problem`. `memory` is the scratch's part for scores or partial sums,
+/// if it has one.
 pub(crate) fn dispatches<'a>(
     problem: &Problem<'a>,
     chosen: Chosen,

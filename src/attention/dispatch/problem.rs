@@ -1,4 +1,4 @@
-//! What is to be computed, with its tensors.
+//! Attention problems: tensors and options that are checked.
 
 use crate::attention::ScoreStage;
 use crate::attention::plan::{KeyLayout, Outline, Reach, WeightsOutput};
@@ -8,8 +8,8 @@ use crate::kernel::KernelOptions;
 use crate::mask::{DeviceMask, Dropout, Id};
 use crate::tensor::{DType, Shape, TensorView};
 
-/// Where keys and values are.
-// One lives for as long as a call is recorded: a box would be an allocation for nothing.
+/// The keys and values: tensors or a layer of a cache.
+// A value lives only while a call is recorded, so a box would be a useless allocation.
 #[allow(clippy::large_enum_variant)]
 #[derive(Clone, Copy)]
 pub(crate) enum Keys<'a> {
@@ -18,7 +18,7 @@ pub(crate) enum Keys<'a> {
 }
 
 impl Keys<'_> {
-    /// How they lie.
+    /// The layout of the keys and values.
     pub fn layout(&self) -> KeyLayout {
         match self {
             Keys::Tensors { k, v } => KeyLayout::Tensors { dtype: k.dtype, k: k.layout, v: v.layout },
@@ -29,12 +29,12 @@ impl Keys<'_> {
     }
 }
 
-/// What a call has besides queries, keys and values.
+/// The tensors and options of a call besides queries, keys and values.
 #[derive(Clone, Copy)]
 pub(crate) struct Extras<'a> {
     pub out: TensorView<'a>,
     pub mask: DeviceMask<'a>,
-    /// How many of the last keys stand outside of the mask.
+    /// The number of keys at the end that the mask does not cover.
     pub appended: usize,
     pub lse: Option<TensorView<'a>>,
     pub weights: Option<TensorView<'a>>,
@@ -43,7 +43,7 @@ pub(crate) struct Extras<'a> {
 }
 
 impl Extras<'_> {
-    /// What a plan must know of the call, whose queries are of `dtype`.
+    /// The facts that a plan needs, for queries of type `dtype`.
     pub fn outline(
         &self,
         shape: Shape,
@@ -57,7 +57,7 @@ impl Extras<'_> {
             KeyLayout::Cache { kind, kept, .. } => (kept, kind == LayoutKind::Ring),
         };
         let reach = if self.appended > 0 {
-            // Which lie past all others.
+            // Appended keys follow all other keys.
             Reach { most, window: None }
         } else {
             Reach::of(&self.mask, shape.q_len, most, ring)
@@ -72,7 +72,7 @@ impl Extras<'_> {
             weights: self.weights.map(|w| WeightsOutput::of(w.dtype, w.shape(), &shape)),
             scores: self.scores.is_some(),
             additive: false,
-            // q, k, v and out. With splits there are no more.
+            // q, k, v and out. Splits do not add bindings.
             bindings: 4 + self.lse.iter().count() + self.mask.buffers() + given.iter().count(),
             kernel_options,
         }
@@ -88,13 +88,14 @@ pub(crate) struct Problem<'a> {
     pub extras: Extras<'a>,
     pub scale: f32,
     pub softcap: Option<f32>,
-    /// Of additive scores, `[1, heads or 1, 1, hidden]`; others are scaled products.
+    /// The vector of additive scores, `[1, heads or 1, 1, hidden]`. Without it, scores are scaled
+    /// products.
     pub score_vector: Option<TensorView<'a>>,
     pub kernel_options: KernelOptions,
 }
 
 impl Problem<'_> {
-    /// What a plan must know of it.
+    /// The facts that a plan needs.
     pub fn outline(&self) -> Outline {
         let outline = self.extras.outline(self.shape, self.q.dtype, self.keys.layout(), self.kernel_options);
         let additive = self.score_vector.is_some();

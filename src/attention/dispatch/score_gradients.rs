@@ -1,5 +1,5 @@
-//! The gradients of what scores are changed by, each dispatches of its own, and those that add its
-//! parts.
+//! Gradients of bias, ALiBi slopes, relative table, sinks and captured tensors: partial sums, then
+//! a reduction.
 
 use super::BackwardProblem;
 use super::backward_problem::in_fours;
@@ -13,24 +13,25 @@ use crate::mask::kernels::dropout::Dropped;
 use crate::matmul::projection::kernels::part_sums::{PartSumsCall, WORKGROUP};
 use crate::tensor::{DType, TensorView, Window, count};
 
-/// The numbers that are kept of queries.
+/// The statistics of queries.
 #[derive(Clone, Copy)]
 pub(super) struct QueryStats<'a> {
     pub window: Window<'a>,
-    /// True if the software form has summed the weights, whose order of additions the other kernels
-    /// follow.
+    /// True if the CPU variant has summed the weights. The other kernels then add in the same
+    /// order.
     pub chains: bool,
 }
 
-/// Where a kernel writes sums, or their parts.
+/// The destination of a kernel's sums or partial sums.
 #[derive(Clone, Copy)]
 struct Sums<'a> {
     placed: Placed<'a>,
-    /// Whether they are added to what is there.
+    /// True if the sums are added to the tensor's previous values.
     accumulates: bool,
 }
 
-/// The dispatches of `plan`, which write `gradient`; with `parts` for those of its elements.
+/// Returns the dispatches of `plan`, which write `gradient`. `parts` is the memory for partial
+/// sums.
 pub(super) fn of_rule<'a>(
     problem: &BackwardProblem<'a>,
     plan: &ScoreGradientsPlan,
@@ -43,7 +44,7 @@ pub(super) fn of_rule<'a>(
     in_parts(problem, gradient, parts, device, |sums| rule_sums(problem, plan, sums, stats, device))
 }
 
-/// The same, of a tensor that a score function captures.
+/// Returns the dispatches of `plan` for a tensor that a score function captures.
 pub(super) fn of_captured<'a>(
     problem: &BackwardProblem<'a>,
     plan: &CapturedGradientsPlan,
@@ -56,8 +57,8 @@ pub(super) fn of_captured<'a>(
     in_parts(problem, gradient, parts, device, |sums| captured_sums(problem, plan, sums, stats, device))
 }
 
-/// The dispatches that `write` gives for the gradient, or for its parts in scratch, as many as it
-/// says, and those that add them.
+/// Returns the dispatches of `write` for the gradient. With `parts`, they write that many partial
+/// sums to scratch, and further dispatches add these up.
 fn in_parts<'a>(
     problem: &BackwardProblem<'a>,
     gradient: TensorView<'a>,
@@ -80,8 +81,8 @@ fn in_parts<'a>(
     dispatches
 }
 
-/// The dispatches that add `parts`, `[1, 1, elements, parts of an element]`, to the elements of
-/// `sums`.
+/// Returns the dispatches that add `parts`, `[1, 1, elements, parts of an element]`, to the
+/// elements of `sums`.
 pub(crate) fn part_sums<'a>(
     parts: TensorView<'a>,
     sums: TensorView<'a>,
@@ -102,7 +103,7 @@ pub(crate) fn part_sums<'a>(
         .map(move |(first, grid)| PartSumsCall { first, ..call }.dispatch(grid, device))
 }
 
-/// The dispatches of the kernel of pairs or of sinks.
+/// Returns the dispatches of `score_gradients.wgsl`, for pairs or for sinks.
 fn rule_sums<'a>(
     problem: &BackwardProblem<'a>,
     plan: &ScoreGradientsPlan,
@@ -152,7 +153,7 @@ fn rule_sums<'a>(
     dispatches.collect()
 }
 
-/// The dispatches of the kernel of readings.
+/// Returns the dispatches of `captured_gradients.wgsl`.
 fn captured_sums<'a>(
     problem: &BackwardProblem<'a>,
     plan: &CapturedGradientsPlan,

@@ -1,4 +1,4 @@
-//! scores → softmax → weighted sum, with the score matrix in memory.
+//! The staged path: scores → softmax → weighted sum, with the score matrix in memory.
 
 use super::{Extras, Keys, Problem};
 use crate::attention::kernels::additive_scores::{self, AdditiveScores, AdditiveScoresCall};
@@ -18,7 +18,8 @@ use crate::matmul::plan::{MatmulShape, Tiles};
 use crate::tensor::{DType, Shape, TensorView};
 use crate::{matmul, rows};
 
-/// The dispatches of `problem`. `matrix` is the scratch's score buffer, unless the weights serve.
+/// Returns the dispatches of `problem`. `matrix` is the scratch's score buffer. It is absent if the
+/// weights tensor holds the scores.
 pub(crate) fn dispatches<'a>(
     problem: &Problem<'a>,
     matrix: Option<&'a wgpu::Buffer>,
@@ -30,7 +31,7 @@ pub(crate) fn dispatches<'a>(
     let direct = extras.weights.filter(is_matrix);
     let scratch = matrix
         .map(|buffer| TensorView::with_layout(buffer, DType::F32, attention::plan::score_matrix(shape)));
-    // A cache never comes here.
+    // The plan never chooses this path for a cache.
     let (Some(matrix), Keys::Tensors { k, v }) = (direct.or(scratch), problem.keys) else {
         return Vec::new();
     };
@@ -57,7 +58,7 @@ pub(crate) fn dispatches<'a>(
     dispatches
 }
 
-/// What the stages of one problem share.
+/// The values that the stages of one problem share.
 struct Staged<'p, 'a> {
     problem: &'p Problem<'a>,
     k: TensorView<'a>,
@@ -74,7 +75,7 @@ fn in_fours(t: TensorView) -> bool {
 }
 
 impl<'a> Staged<'_, 'a> {
-    /// These rules of the call's mask.
+    /// Returns the given rules of the call's mask, with their tensors.
     fn masked(&self, variant: MaskVariant) -> Masked<'a> {
         Masked::new(variant, &self.problem.extras.mask, self.mask_params, self.device)
     }
@@ -83,17 +84,17 @@ impl<'a> Staged<'_, 'a> {
         self.problem.kernel_options.target.choose(STAGED, self.device)
     }
 
-    /// One product per batch and head, and its tiles.
+    /// Returns one product per batch and head, and its tiles.
     fn product(&self, cols: usize) -> (Tiles, MatmulShape) {
         let Shape { batch, heads, q_len, .. } = self.problem.shape;
         let product = MatmulShape { batch: batch * heads, rows: q_len, cols };
         (matmul::plan::tiles(product, self.is_cpu(), self.device), product)
     }
 
-    /// What bounds the keys that are scored.
+    /// Returns the rules that bound the range of scored keys.
     fn scored_range(&self) -> MaskVariant {
         match self.problem.extras.scores {
-            // Those of pairs that nobody sees are wanted too.
+            // These outputs include the scores of pairs that the mask hides.
             Some((_, ScoreStage::Scaled | ScoreStage::Softcapped)) => MaskVariant::default(),
             _ => self.mask.range_only(),
         }
@@ -143,7 +144,7 @@ impl<'a> Staged<'_, 'a> {
         call.dispatch(grid, self.device)
     }
 
-    /// The scores as the caller wants them, before the softmax overwrites them.
+    /// Writes the scores of the caller's stage before the softmax overwrites the matrix.
     fn score_stage(&self, out: TensorView<'a>, stage: ScoreStage) -> Dispatch<'a> {
         let Shape { batch, heads, q_len, kv_len, .. } = self.problem.shape;
         let mask = match stage {
@@ -190,7 +191,7 @@ impl<'a> Staged<'_, 'a> {
         call.dispatch(matmul::plan::grid(tiles, product), self.device)
     }
 
-    /// The weights as the caller wants them, where the matrix itself is in scratch.
+    /// Writes the caller's weights if the matrix is in scratch.
     fn average_weights(&self, out: TensorView<'a>) -> Dispatch<'a> {
         let Shape { batch, heads, q_len, kv_len, .. } = self.problem.shape;
         let out_heads = out.shape()[1];

@@ -10,16 +10,16 @@ kernel! {
     /// The kernel of additive scores.
     AdditiveScores, AdditiveScoresCall
     tensors {
-        // In fours along their channels.
+        // The kernel loads q and k as vec4 along their channels.
         q: One Read F32 width view,
         k: One Read F32 width view,
         score_vector: One Read F32 one repeating,
         scores: Placed Write F32 one view,
     }
-    // Only the parts that bound the range of keys.
+    // Only the rules that bound the range of keys.
     groups { mask: Masked MaskVariant, }
     numbers {
-        /// Batch entry, query and key of the first score, and past the last.
+        /// Batch entry, query and key of the first score. `end` is past the last score.
         first: [u32; 4],
         end: [u32; 4],
         heads: u32,
@@ -27,18 +27,19 @@ kernel! {
         hidden: u32,
     }
     variant {
-        /// Whether it runs for a software driver.
+        /// True if the kernel runs on a software driver.
         cpu: bool,
-        /// Invocations that share a query.
+        /// The number of invocations that share a query.
         key_lanes: u32,
         width: Width,
     }
 }
 
-/// Keys of an invocation.
+/// The number of keys of an invocation.
 pub(crate) const KEYS: u32 = 8;
 
-/// `range`, if the device binds its tensors beside so many others; without it more is computed.
+/// Returns `range` if the device can bind its tensors together with the other tensors. Otherwise
+/// returns no rules, and the kernel computes more scores.
 pub(crate) fn fitting(range: MaskVariant, others: usize, device: &DeviceFacts) -> MaskVariant {
     let fits = others + range.bindings().len() <= device.max_storage_buffers as usize;
     if fits { range } else { MaskVariant::default() }
@@ -91,18 +92,18 @@ impl Variant for AdditiveScores {
 }
 
 impl AdditiveScores {
-    /// Invocations of a workgroup: of a software driver as many as it may compute at once.
+    /// The invocations of a workgroup. A software driver can compute 16 at once.
     pub const fn workgroup(cpu: bool) -> u32 {
         if cpu { 16 } else { 64 }
     }
 
-    /// Invocations that share a query: all of the workgroup if there is one of `queries`.
+    /// The invocations that share a query. A single query uses the whole workgroup.
     pub fn key_lanes(queries: usize, cpu: bool) -> u32 {
         let most = Self::workgroup(cpu);
         most / queries.next_power_of_two().min(most as usize) as u32
     }
 
-    /// Queries and keys of a workgroup.
+    /// The queries and keys of a workgroup.
     pub fn tile(cpu: bool, key_lanes: u32) -> [usize; 2] {
         [Self::workgroup(cpu) / key_lanes, key_lanes * KEYS].map(|n| n as usize)
     }

@@ -4,10 +4,10 @@ use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, FLOATS_OR_NONE, Kernel, Variant, View, kernel, shader};
 
 kernel! {
-    /// The appended keys.
+    /// The kernel that writes the appended keys and values.
     AppendKeys, AppendKeysCall
     tensors {
-        // Keys and values in one buffer, or one of them.
+        // Keys and values in one buffer, or only one of the two.
         kv: One Write F32 one,
         bias_k: Opt Read F32 one,
         bias_v: Opt Read F32 one,
@@ -21,14 +21,14 @@ kernel! {
         /// 0 if there are no values in `kv`.
         value_dim: u32,
         start: u32,
-        /// First element and stride.
+        /// The first element and the stride.
         bias_k_at: [u32; 2],
         bias_v_at: [u32; 2],
     }
     variant {}
 }
 
-/// Invocations of a workgroup, as in the shader.
+/// Invocations of a workgroup. The shader has the same number.
 pub(crate) const WORKGROUP: usize = 64;
 
 impl Variant for AppendKeys {

@@ -5,7 +5,7 @@ use crate::kernel::{FLOATS, Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
 kernel! {
-    /// The mean of the attention weights over groups of heads.
+    /// The kernel of the mean of attention weights over groups of heads.
     AverageWeights, AverageWeightsCall
     tensors {
         weights: One Read F32 one view,
@@ -20,7 +20,7 @@ kernel! {
     variant {}
 }
 
-/// Invocations of a workgroup, as in the shader.
+/// Invocations of a workgroup. The shader has the same number.
 pub(crate) const WORKGROUP: usize = 64;
 
 impl Variant for AverageWeights {

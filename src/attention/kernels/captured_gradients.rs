@@ -11,7 +11,7 @@ const WORKGROUP: u32 = CapturedGradientsPlan::WORKGROUP;
 const TILE: u32 = CapturedGradientsPlan::TILE;
 
 kernel! {
-    /// The gradient of a tensor that a score function reads.
+    /// The kernel of the gradient of a tensor that a score function reads.
     CapturedGradients, CapturedGradientsCall
     tensors {
         q: One Read F32 width view,
@@ -21,7 +21,7 @@ kernel! {
         row_stats: Raw Read F32 one,
         gradient: Placed Write F32 one view,
     }
-    // Without sinks, which lse has.
+    // Without sinks, because lse includes them.
     groups {
         mask: Masked MaskVariant,
         drop: Dropped DropoutKind,
@@ -33,7 +33,7 @@ kernel! {
         group: u32,
         head_dim: u32,
         value_dim: u32,
-        /// 1 if the gradient is added to what is there.
+        /// 1 if the gradient is added to the tensor's previous values.
         accumulates: u32,
         scale: f32,
         /// Workgroups before those of this dispatch.
@@ -47,10 +47,10 @@ kernel! {
         part_rows: u32,
     }
     variant {
-        /// The number of the tensor among those that the score function reads.
+        /// The index of the tensor among the tensors that the score function reads.
         captured: usize,
         width: Width,
-        /// True if scores are summed as the software form of `fused_backward.wgsl` sums them.
+        /// True if scores are summed in the order of the CPU variant of `fused_backward.wgsl`.
         chains: bool,
     }
 }
@@ -68,7 +68,7 @@ impl Variant for CapturedGradients {
             shader!("attention/captured_gradients"),
             &mask,
         ];
-        // Variables are counted in sixteens.
+        // Each variable takes a multiple of 16 bytes.
         let workgroup_memory = 4 * (TILE + 3 * WORKGROUP) + 16;
         self.declare()
             .u32("WORKGROUP", WORKGROUP)
@@ -84,7 +84,7 @@ impl Variant for CapturedGradients {
         families(&[Some(Family::ScoreGradients)], &[self.q, self.gradient])
     }
 
-    /// Each value of each axis, not their whole product.
+    /// Each value of each axis, not all combinations.
     fn all() -> impl IntoIterator<Item = Self> {
         let typed = |dtype, width| CapturedGradients {
             q: dtype,
@@ -109,7 +109,7 @@ impl Variant for CapturedGradients {
         let masks = MaskVariant::all().into_iter().map(MaskVariant::scores_only);
         all.extend(masks.map(|mask| CapturedGradients { mask, ..plain }));
         all.extend(MaskVariant::listed_score_mod().map(|mask| CapturedGradients { mask, ..plain }));
-        // With more tensors than every device binds.
+        // Drops kernels with more tensors than every device can bind.
         all.retain(|kernel| kernel.declare().bindings.len() <= 8);
         all
     }

@@ -12,40 +12,41 @@ use crate::mask::kernels::{MaskVariant, Masked};
 use crate::tensor::{Access, DType};
 
 kernel! {
-    /// The gradients of attention: of queries, of keys, of values, or the sums of weights alone.
+    /// The kernel of the gradients of queries, keys or values, or of only the sums of weights.
     FusedBackward, FusedBackwardCall
     tensors {
         q: One Read F32 width view,
         k: One Read F32 width view,
-        // Not of sums of weights alone.
+        // Absent if the kernel computes only the sums of weights.
         v: Opt Read F32 width view,
         d_out: Opt Read F32 width view,
         row_stats: Raw Read F32 one,
-        // Of d_q or d_k.
+        // The tensor of d_q or of d_k.
         d_scored: Opt Write F32 store,
         d_v: Opt Write F32 store view,
     }
-    // Without sinks: lse has them.
+    // Without sinks, because lse includes them.
     groups {
         mask: Masked MaskVariant,
         drop: Dropped DropoutKind,
     }
     numbers {
-        /// The view of `d_scored` if it is of queries.
+        /// The view of `d_scored` if it is d_q.
         d_q: View,
-        /// The view of `d_scored` if it is of keys.
+        /// The view of `d_scored` if it is d_k.
         d_k: View,
-        /// Workgroups before those of this dispatch: long work is cut into several dispatches.
+        /// Workgroups before those of this dispatch. The host cuts long work into several
+        /// dispatches.
         first: [u32; 4],
         heads: u32,
         kv_heads: u32,
         group: u32,
         head_dim: u32,
         value_dim: u32,
-        /// 1 if gradients are added to what is there.
+        /// 1 if gradients are added to the tensors' previous values.
         accumulates: u32,
         scale: f32,
-        /// 1 if out and lse are of more keys than these.
+        /// 1 if out and lse cover more keys than this call.
         partial: u32,
     }
     variant {
@@ -53,13 +54,12 @@ kernel! {
         of: GradientsOf,
         width: Width,
         store: Width,
-        /// True if element indices of inputs reach 2^28, which the form for software drivers must
-        /// know.
+        /// True if element indices of inputs reach 2^28. Only the CPU variant uses it.
         wide: bool,
     }
 }
 
-/// What `mask/blocks.wgsl` declares, where there is no map to ask.
+/// The replacement of `mask/blocks.wgsl` if the mask has no block map.
 const NO_BLOCKS: &str = "const HIDDEN: u32 = 0u;
 fn blocks_state(b: u32, h: u32, first: u32, last: u32, from_key: u32, to_key: u32) -> u32 {
     return 1u;
@@ -80,7 +80,7 @@ impl Variant for FusedBackward {
             .bool("OF_VALUES", self.of.values())
             .bool("IN_FOURS", self.width == Width::Four)
             .bool("STORE_IN_FOURS", self.store == Width::Four)
-            // GPUs check no indices that narrow ones would save.
+            // GPUs have no bounds checks that narrow indices would avoid.
             .bool("WIDE", self.wide || !self.tiles.is_cpu())
             .bool("PER_PAIR_MASK", self.mask.is_per_pair())
             .bool("HAS_BLOCKS", self.mask.has(Id::Blocks))
@@ -153,7 +153,7 @@ impl Variant for FusedBackward {
         families(&found, &tensors)
     }
 
-    /// Each value of each axis, not their whole product.
+    /// Each value of each axis, not all combinations.
     fn all() -> impl IntoIterator<Item = Self> {
         let mut all = Vec::new();
         for of in GradientsOf::ALL {
@@ -173,7 +173,7 @@ impl Variant for FusedBackward {
                 all.extend(tiles.iter().map(|tiles| Self::halves(of, *tiles)));
                 let first = Self::halves(of, tiles[0]);
                 all.push(FusedBackward { width: Width::One, store: Width::One, ..first });
-                // Rounded, as a configuration may permit.
+                // Inputs that are rounded to f16, if the configuration permits it.
                 all.push(first.with_inputs(DType::F32));
                 let masks = MaskVariant::all().into_iter().map(MaskVariant::scores_only);
                 all.extend(masks.map(|mask| FusedBackward { mask, ..first }));
@@ -198,7 +198,7 @@ impl Variant for FusedBackward {
                 }
             }
         }
-        // With more tensors than every device binds.
+        // Drops kernels with more tensors than every device can bind.
         all.retain(|kernel| kernel.declare().bindings.len() <= 8);
         all
     }
@@ -213,13 +213,13 @@ impl FusedBackward {
         Self::plain(of, BackwardTiles::Matrix(tiles)).with_inputs(DType::F16)
     }
 
-    /// The same with inputs of another type.
+    /// Returns the same kernel with inputs of another type.
     fn with_inputs(self, dtype: DType) -> Self {
         let other = |input: Option<DType>| input.map(|_| dtype);
         FusedBackward { q: dtype, k: dtype, v: other(self.v), d_out: other(self.d_out), ..self }
     }
 
-    /// Tensors of f32 in fours, and nothing else.
+    /// Returns the kernel for f32 tensors loaded as vec4, without options.
     fn plain(of: GradientsOf, tiles: BackwardTiles) -> Self {
         let only = |used: bool| used.then_some(DType::F32);
         FusedBackward {

@@ -7,7 +7,7 @@ use crate::mask::kernels::{MaskParams, MaskVariant};
 use crate::tensor::DType;
 
 kernel! {
-    /// The merge of splits.
+    /// The kernel that merges splits.
     MergeSplits, MergeSplitsCall
     tensors {
         partial: Raw Read F32 four,
@@ -21,7 +21,7 @@ kernel! {
         kv_heads: u32,
         group: u32,
         value_dim: u32,
-        /// Packed rows, of all sequences and heads.
+        /// Packed rows of all sequences and heads.
         rows: u32,
         splits: u32,
         stats: u32,
@@ -29,12 +29,12 @@ kernel! {
         first: u32,
     }
     variant {
-        /// Width of out.
+        /// The store width of out.
         store: Width,
     }
 }
 
-/// Rows of a workgroup, and invocations of a row, as in the shader.
+/// Rows of a workgroup, and invocations of a row. The shader has the same numbers.
 pub(crate) const ROWS: usize = 2;
 const ROW_LANES: usize = 32;
 
@@ -51,7 +51,7 @@ impl Variant for MergeSplits {
             shader!("tensor/out"),
             &mask,
         ];
-        // A total of each invocation, a share of each split.
+        // A total of each invocation, and a share of each split.
         let workgroup_memory = ROWS * (8 * ROW_LANES + 4 * MOST_SPLITS);
         self.declare().bool("OUT_IN_FOURS", self.store == Width::Four).bool("NATURAL_SCORES", true).kernel(
             &parts,

@@ -7,7 +7,7 @@ use crate::tensor::DType;
 pub(crate) const WORKGROUP: usize = 64;
 
 kernel! {
-    /// The numbers of queries that the gradients of attention need.
+    /// The kernel of the query statistics that the backward pass needs.
     RowStats, RowStatsCall
     tensors {
         out: One Read F32 width view,

@@ -8,12 +8,12 @@ use crate::tensor::DType;
 pub(crate) const WORKGROUP: usize = 64;
 
 kernel! {
-    /// The reference points of weights, and the sinks relative to them.
+    /// The kernel of the reference points of weights, and of the sinks relative to them.
     RowTotals, RowTotalsCall
     tensors {
         q: One Read F32 width view,
         k: One Read F32 width view,
-        // Of additive scores.
+        // The vector of additive scores.
         score_vector: Opt Read F32 one repeating,
         row_stats: Raw Write F32 one,
     }

@@ -11,7 +11,7 @@ use crate::tensor::DType;
 const WORKGROUP: u32 = ScoreGradientsPlan::WORKGROUP;
 
 kernel! {
-    /// The gradient of a tensor that a rule of the mask adds to scores.
+    /// The kernel of the gradient of a tensor that a mask rule adds to scores.
     ScoreGradients, ScoreGradientsCall
     tensors {
         // Sinks need no pairs.
@@ -22,7 +22,7 @@ kernel! {
         row_stats: Raw Read F32 one,
         gradient: Placed Write F32 one view,
     }
-    // Without sinks, which lse has; of sinks, they alone.
+    // For pairs: all rules except sinks, because lse includes sinks. For sinks: only sinks.
     groups {
         mask: Masked MaskVariant,
         drop: Dropped DropoutKind,
@@ -30,17 +30,18 @@ kernel! {
     numbers {
         /// The shape of the gradient.
         shape: [u32; 4],
-        /// Workgroups before those of this dispatch: long work is cut into several dispatches.
+        /// Workgroups before those of this dispatch. The host cuts long work into several
+        /// dispatches.
         first: [u32; 4],
         batch: u32,
         heads: u32,
         group: u32,
         head_dim: u32,
         value_dim: u32,
-        /// 1 if the gradient is added to what is there.
+        /// 1 if the gradient is added to the tensor's previous values.
         accumulates: u32,
         scale: f32,
-        /// Lanes that share the keys of a query.
+        /// The lanes that share the keys of a query.
         key_lanes: u32,
         /// Parts of an element.
         parts: u32,
@@ -49,15 +50,15 @@ kernel! {
     }
     variant {
         of: Added,
-        /// True if a workgroup computes an element or a part of one, false if an invocation does.
+        /// True if a workgroup computes an element or a part of one. False if an invocation does.
         shared: bool,
         width: Width,
-        /// True if scores are summed as the software form of `fused_backward.wgsl` sums them.
+        /// True if scores are summed in the order of the CPU variant of `fused_backward.wgsl`.
         chains: bool,
     }
 }
 
-/// `score_gradients/lanes.wgsl` where an invocation has all of a sum.
+/// The replacement of `score_gradients/lanes.wgsl` if one invocation computes a whole sum.
 const ALONE: &str = "fn sum_of_lanes(x: f32, lane: u32) -> f32 {\n    return x;\n}\n";
 
 impl Variant for ScoreGradients {
@@ -103,7 +104,7 @@ impl Variant for ScoreGradients {
         families(&[Some(Family::ScoreGradients)], &[self.q.unwrap_or(DType::F32), self.gradient])
     }
 
-    /// Each value of each axis, not their whole product.
+    /// Each value of each axis, not all combinations.
     fn all() -> impl IntoIterator<Item = Self> {
         let mut all = Vec::new();
         for of in Added::ALL {
@@ -135,7 +136,7 @@ impl Variant for ScoreGradients {
             }
             all.extend(DropoutKind::ALL.map(|drop| ScoreGradients { drop, ..plain }));
             all.push(ScoreGradients { chains: true, ..plain });
-            // Of slopes, the distance is their rule's.
+            // Gradients of slopes use the distance function of the ALiBi rule.
             let masks = MaskVariant::all().into_iter().map(MaskVariant::scores_only);
             let masks = masks.filter(|mask| of != Added::Slopes || mask.has(of.id()));
             all.extend(masks.map(|mask| ScoreGradients { mask, ..plain }));
@@ -147,14 +148,14 @@ impl Variant for ScoreGradients {
                 all.extend(FLOATS.map(|gradient| ScoreGradients { shared: false, gradient, ..plain }));
             }
         }
-        // With more tensors than every device binds.
+        // Drops kernels with more tensors than every device can bind.
         all.retain(|kernel| kernel.declare().bindings.len() <= 8);
         all
     }
 }
 
 impl ScoreGradients {
-    /// By what the tensor's element is multiplied in the score of a pair.
+    /// Returns the WGSL of the factor of the tensor's element in the score of a pair.
     fn factor(&self) -> String {
         let factor = match self.of {
             Added::Slopes => "alibi_distance(q, j)",

@@ -6,13 +6,13 @@ use crate::mask::kernels::{MaskVariant, Masked, floats_beside};
 use crate::tensor::DType;
 
 kernel! {
-    /// The way of scores to the caller.
+    /// The kernel that copies scores to the caller's tensor.
     ScoreStage, ScoreStageCall
     tensors {
         scores: One Read F32 one view,
         out: One Write F32 one view,
     }
-    // The parts that the scores have been through.
+    // The rules that are already applied to the scores.
     groups { mask: Masked MaskVariant, }
     numbers {
         heads: u32,
@@ -20,7 +20,7 @@ kernel! {
     variant {}
 }
 
-/// Invocations of a workgroup, as in the shader.
+/// Invocations of a workgroup. The shader has the same number.
 pub(crate) const WORKGROUP: usize = 64;
 
 impl Variant for ScoreStage {

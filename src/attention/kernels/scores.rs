@@ -9,16 +9,16 @@ use crate::matmul::product;
 use crate::tensor::DType;
 
 kernel! {
-    /// The scores kernel.
+    /// The kernel of the scores.
     Scores, ScoresCall
     tensors {
-        // In fours along their channels.
+        // The kernel loads q and k as vec4 along their channels.
         q: One Read F32 width view,
         k: One Read F32 width view,
-        // In fours: padding may be written.
+        // Stores as vec4 can write padding.
         scores: Placed Write F32 store view,
     }
-    // Only the parts that bound the range of keys.
+    // Only the rules that bound the range of keys.
     groups { mask: Masked MaskVariant, }
     numbers {
         heads: u32,

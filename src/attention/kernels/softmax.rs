@@ -9,10 +9,10 @@ use crate::rows::plan::Rows;
 use crate::tensor::DType;
 
 kernel! {
-    /// The softmax.
+    /// The kernel of the softmax.
     Softmax, SoftmaxCall
     tensors {
-        // In fours: padding may be written.
+        // Stores as vec4 can write padding.
         scores: One Write F32 width view,
         lse: Opt Write F32 one view,
     }

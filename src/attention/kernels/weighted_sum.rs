@@ -9,15 +9,15 @@ use crate::matmul::product;
 use crate::tensor::DType;
 
 kernel! {
-    /// The weighted sum.
+    /// The kernel of the weighted sum.
     WeightedSum, WeightedSumCall
     tensors {
-        // The weights and v in fours, v along its channels.
+        // The kernel loads weights and v as vec4, v along its channels.
         weights: One Read F32 width view,
         v: One Read F32 width view,
         out: One Write F32 store view,
     }
-    // Only the parts that bound the range of keys.
+    // Only the rules that bound the range of keys.
     groups { mask: Masked MaskVariant, }
     numbers {
         heads: u32,

@@ -1,4 +1,4 @@
-//! The gradients of what is merged.
+//! The gradients of a merge.
 
 use super::kernels::merge_backward::{self, MergeBackwardCall};
 use super::{Merge, MergeForward, Partial};
@@ -6,7 +6,7 @@ use crate::device::DeviceFacts;
 use crate::kernel::{Dispatches, Prepared, Recorder};
 use crate::tensor::{CallTensors, DType, Element, Error, TensorView, check_apart};
 
-/// Where the gradients of a part go.
+/// The tensors that receive the gradients of a part.
 #[derive(Clone, Copy, Debug)]
 pub struct PartGradients<'a> {
     /// `[batch, heads, q_len, value_dim]`, F32, F16 or BF16.
@@ -26,16 +26,16 @@ pub struct MergeBackward<'a> {
 }
 
 impl<'a> MergeBackward<'a> {
-    /// `forward` as it was made, whose parts and results are read: an output of F16 or BF16 has
-    /// rounded what `d_lse` of the parts is computed from, one of F32 has not. `d_out` `[batch,
-    /// heads, q_len, value_dim]`, F32, F16 or BF16, is the gradient with respect to its output;
-    /// `gradients` has those of each part.
+    /// Takes the merge, whose parts and results are read, and the gradient of its output. `d_out`
+    /// is `[batch, heads, q_len, value_dim]`, F32, F16 or BF16. `gradients` has the tensors for the
+    /// gradients of each part. The `d_lse` of parts is computed from the merged output, which F16
+    /// or BF16 rounds; use F32 to avoid that.
     pub fn new(forward: MergeForward<'a>, d_out: TensorView<'a>, gradients: &'a [PartGradients<'a>]) -> Self {
         MergeBackward { forward, d_out, d_lse: None, gradients }
     }
 
-    /// The gradient with respect to the merged log-sum-exp, `[batch, heads, q_len, 1]`, F32; zero
-    /// unless set.
+    /// The gradient with respect to the merged log-sum-exp, `[batch, heads, q_len, 1]`, F32. The
+    /// default is zero.
     pub fn d_lse(mut self, d_lse: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_lse = d_lse.into();
         self
@@ -93,11 +93,10 @@ impl<'a> MergeBackward<'a> {
 }
 
 impl Merge {
-    /// Records the gradients of a merge with respect to the output and the log-sum-exp of each part
-    /// into an encoder or a
-    /// pass: with `share = exp(lseₙ − lse)`, `d_outₙ = share · d_out` and
-    /// `d_lseₙ = share · (d_out · (outₙ − out) + d_lse)`. A row that saw no key in a part has
-    /// gradients of 0 there.
+    /// Records the gradients of a merge into an encoder or a pass. They are the gradients with
+    /// respect to the output and the log-sum-exp of each part. With `share = exp(lseₙ − lse)`:
+    /// `d_outₙ = share · d_out` and `d_lseₙ = share · (d_out · (outₙ − out) + d_lse)`. A row that
+    /// saw no key in a part has gradients of 0 in that part.
     ///
     /// ```no_run
     /// # use wgpu_attention::{Error, TensorView, wgpu};
@@ -111,21 +110,28 @@ impl Merge {
     /// # }
     /// ```
     ///
-    /// Each part is a dispatch of its own: there may be any number.
+    /// Each part is a separate dispatch, so the number of parts has no limit.
     ///
     /// # Errors
-    /// No parts, not as many gradients, shapes that differ, gradients that share a buffer with an input, and everything else
-    /// that [`Error`] lists for tensors; then nothing has been recorded.
+    /// Returns an error if:
+    ///
+    /// - there are no parts,
+    /// - the number of gradients is not the number of parts,
+    /// - shapes differ,
+    /// - gradients share a buffer with an input.
+    ///
+    /// It also returns the other errors that [`Error`] lists for tensors. After an error, nothing
+    /// has been recorded.
     pub fn backward(&self, into: &mut impl Recorder, call: &MergeBackward) -> Result<(), Error> {
         self.prepare_backward(call)?.record(into);
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks `call`, and compiles and binds its kernels. [`Prepared::record`] then records it any
+    /// number of times.
     ///
     /// # Errors
-    /// As [`backward`](Self::backward).
+    /// The errors of [`backward`](Self::backward).
     pub fn prepare_backward(&self, call: &MergeBackward) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
         call.check(device)?;

@@ -13,16 +13,16 @@ use crate::device::DeviceFacts;
 use crate::kernel::{BindingCache, Dispatches, Pipelines, Prepared, Recorder, Several, View};
 use crate::tensor::{Access, CallTensors, DType, Error, TensorView, check_float};
 
-/// Attention over some of the keys: an output, and the log-sum-exp that says what it weighs.
+/// Attention over some of the keys: an output, and the log-sum-exp that gives its weight.
 #[derive(Clone, Copy, Debug)]
 pub struct Partial<'a> {
     /// `[batch, heads, q_len, value_dim]`, F32, F16 or BF16.
     pub out: TensorView<'a>,
-    /// `[batch, heads, q_len, 1]`, F32: what [`Forward::lse`](crate::Forward::lse) gives.
+    /// `[batch, heads, q_len, 1]`, F32, written by [`Forward::lse`](crate::Forward::lse).
     pub lse: TensorView<'a>,
 }
 
-/// One merge: attention over disjoint sets of keys, and where attention over their union goes.
+/// One merge: attention over disjoint sets of keys, and the tensors for attention over their union.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct MergeForward<'a> {
@@ -31,25 +31,24 @@ pub struct MergeForward<'a> {
 }
 
 impl<'a> MergeForward<'a> {
-    /// Merges `parts` into `into`, whose buffers may hold none of them. More than three parts are
-    /// merged one after the other in `into`, in its type: choose F32 for many.
+    /// Merges `parts` into `into`. The buffers of `into` may hold none of the parts. With more than
+    /// three parts, several dispatches accumulate in `into`, in its type: choose F32 for many
+    /// parts.
     pub fn new(parts: &'a [Partial<'a>], into: Partial<'a>) -> Self {
         MergeForward { parts, into }
     }
 }
 
-/// Combines attention over disjoint sets of keys into attention over their union, exactly:
-/// `lse = ln Σ exp(lseₙ)`, `out = Σ exp(lseₙ − lse) · outₙ`.
+/// Combines attention over disjoint sets of keys into attention over their union. The result is
+/// exact: `lse = ln Σ exp(lseₙ)`, `out = Σ exp(lseₙ − lse) · outₙ`.
+/// Use it to compute long key ranges in chunks. A shared prefix can be computed once for many
+/// sequences (Juravsky et al. 2024, "Hydragen"). Several devices can compute a range each (Liu et
+/// al. 2023, "Ring attention"). Every part has the same queries. A part in which a row saw no key
+/// (lse −∞) adds nothing to that row. Attention sinks must be in the mask of one part only. Dropout
+/// and masks that depend on positions apply to each part separately.
 ///
-/// With it long key ranges can be computed in chunks, a shared prefix once for many sequences, or a
-/// range on each of several devices (Liu et al. 2023, "Ring attention"; Juravsky et al. 2024,
-/// "Hydragen"). Every part has the same queries. A row that saw no key in a part (lse −∞) takes
-/// nothing from it. Attention sinks must be in the mask of one part only; dropout and masks that
-/// speak of positions are each part's own matter.
-///
-/// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep
-/// some buffers alive: see
-/// [`forget`](Self::forget).
+/// It caches the bindings of recent calls, so that repeating a call creates nothing. The bindings
+/// keep some buffers alive: see [`forget`](Self::forget).
 #[derive(Clone, Debug)]
 pub struct Merge {
     pipelines: Pipelines,
@@ -57,12 +56,12 @@ pub struct Merge {
 }
 
 impl Merge {
-    /// Merging with pipelines of its own.
+    /// A merge operator that has separate pipelines.
     pub fn new(device: &wgpu::Device) -> Self {
         Self::with_pipelines(&Pipelines::new(device))
     }
 
-    /// Merging that shares pipelines with other operators on the device.
+    /// A merge operator that shares pipelines with other operators on the device.
     pub fn with_pipelines(pipelines: &Pipelines) -> Self {
         Merge { pipelines: pipelines.clone(), bindings: Arc::default() }
     }
@@ -72,12 +71,12 @@ impl Merge {
         &self.pipelines
     }
 
-    /// Drops the bindings of its calls, and with them the references to their buffers. Clones share
-    /// them.
+    /// Drops the bindings of this operator's calls and their references to buffers. Clones share
+    /// the bindings.
     ///
-    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until
-    /// then, the buffers that only they keep alive have at most twice the bytes of the last call's,
-    /// or 8 MiB if that is more.
+    /// Without this call, bindings that are no longer used are dropped after a few calls; at most
+    /// 64 remain. Until then they can keep buffers alive. These buffers have at most twice the
+    /// bytes of the last call's buffers, or 8 MiB if that is more.
     pub fn forget(&self) {
         self.bindings.clear();
     }
@@ -85,18 +84,19 @@ impl Merge {
     /// Records a merge into an encoder or a pass.
     ///
     /// # Errors
-    /// No parts, shapes or types that differ, parts that share a buffer with the result, and everything else that
-    /// [`Error`] lists for tensors; then nothing has been recorded.
+    /// Returns an error if there are no parts, or if shapes or types differ. A part may not share a
+    /// buffer with the result. It also returns the other errors that [`Error`] lists for tensors.
+    /// After an error, nothing has been recorded.
     pub fn forward(&self, into: &mut impl Recorder, call: &MergeForward) -> Result<(), Error> {
         self.prepare(call)?.record(into);
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks `call`, and compiles and binds its kernels. [`Prepared::record`] then records it any
+    /// number of times.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward).
+    /// The errors of [`forward`](Self::forward).
     pub fn prepare(&self, call: &MergeForward) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
         call.check(device)?;

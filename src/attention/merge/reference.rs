@@ -1,8 +1,8 @@
-//! Attention over disjoint sets of keys → attention over their union.
+//! The reference of the merge: attention over disjoint sets of keys → attention over their union.
 
 use crate::tensor::{Error, Real, expect_length};
 
-/// Combines outputs `[rows, value_dim]` and log-sum-exps `[rows]` of disjoint sets of keys: `lse =
+/// Combines outputs `[rows, value_dim]` and log-sum-exps `[rows]` of disjoint sets of keys. `lse =
 /// ln Σ exp(lseₙ)`, `out = Σ exp(lseₙ − lse) · outₙ`. A part with lse −∞ contributes nothing to its
 /// row.
 ///
@@ -30,7 +30,7 @@ pub fn merge<R: Real>(parts: &[(&[R], &[R])], value_dim: usize) -> Result<(Vec<R
     Ok((out, lse))
 }
 
-/// Rows of the parts.
+/// Checks the lengths of the parts and returns their number of rows.
 fn check<R>(parts: &[(&[R], &[R])], value_dim: usize) -> Result<usize, Error> {
     let rows = parts.first().map_or(0, |(_, lse)| lse.len());
     for (out, lse) in parts {
@@ -40,7 +40,7 @@ fn check<R>(parts: &[(&[R], &[R])], value_dim: usize) -> Result<usize, Error> {
     Ok(rows)
 }
 
-/// What [`merge_backward`] gives for a part.
+/// The gradients of a part, from [`merge_backward`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct PartGradients<R> {
@@ -50,17 +50,18 @@ pub struct PartGradients<R> {
     pub d_lse: Vec<R>,
 }
 
-/// The gradients of `Σ out · d_out + Σ lse · d_lse` with respect to the parts of [`merge`], for
-/// `d_out` `[rows, value_dim]` and `d_lse` `[rows]`, or zero. With `share = exp(lseₙ − lse)`:
+/// The gradients of `Σ out · d_out + Σ lse · d_lse` with respect to the parts of [`merge`]. `d_out`
+/// is `[rows, value_dim]`. `d_lse` is `[rows]`; `None` stands for zeros. With `share = exp(lseₙ −
+/// lse)`:
 ///
 /// ```text
 /// d_outₙ = share · d_out                d_lseₙ = share · (d_out · (outₙ − out) + d_lse)
 /// ```
 ///
-/// A part with lse −∞ gives and receives nothing in its row.
+/// In a row where a part has lse −∞, the part contributes nothing and has zero gradients.
 ///
 /// # Errors
-/// As [`merge`].
+/// The errors of [`merge`].
 pub fn merge_backward<R: Real>(
     parts: &[(&[R], &[R])],
     value_dim: usize,

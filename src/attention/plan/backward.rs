@@ -1,4 +1,4 @@
-//! How the kernel of the gradients is shared out: tiles, workgroups, dispatches of bounded work.
+//! Plans of the backward kernel: tiles, workgroups, dispatches of bounded work.
 
 use super::{BackwardMatrix, GradientsOf};
 use crate::device::family::GRADIENTS;
@@ -8,23 +8,24 @@ use crate::kernel::pieces::{Piece, pieces, steps};
 use crate::kernel::{KernelOptions, Target};
 use crate::tensor::{DType, Error, Shape};
 
-/// Tiles of the form for GPUs: as many queries as keys, of which an invocation has four of one
-/// side.
+/// Tiles of the GPU variant. A tile has as many queries as keys, and an invocation computes four of
+/// one side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct BackwardGpu {
     side: u32,
-    /// Channels of the gradients.
+    /// The channels of the gradients.
     slice: u32,
-    /// Channels of both sides per staging.
+    /// The channels of both sides per staging.
     pub chunk: u32,
 }
 
 impl BackwardGpu {
-    /// For every device.
+    /// The side of tiles for every device.
     const SMALL: u32 = 32;
-    /// On an NVIDIA H100 these take 0.83 to 0.91 of the time of small tiles, at 64 and 128
-    /// channels. With 128 invocations, each with twice as many channels, d_k and d_v take 1.08
-    /// times as long (benches/PREDICTIONS.md).
+    /// The side of tiles for devices with more registers and memory. On an NVIDIA H100 they take
+    /// 0.83 to 0.91 of the time of small tiles, at 64 and 128 channels. With 128 invocations that
+    /// have twice as many channels each, d_k and d_v take 1.08 times as long
+    /// (benches/PREDICTIONS.md).
     const LARGE: u32 = 64;
 
     const fn small(slice: u32) -> Self {
@@ -35,7 +36,7 @@ impl BackwardGpu {
         BackwardGpu { side: Self::LARGE, slice, chunk }
     }
 
-    /// Whether what is staged next is loaded into registers before it is needed.
+    /// True if the kernel loads the next staged data into registers ahead of its use.
     pub fn ahead(self) -> bool {
         self.side == Self::LARGE
     }
@@ -44,12 +45,12 @@ impl BackwardGpu {
         if self.side == Self::LARGE { 256 } else { self.slice }
     }
 
-    /// Rows per staging of a slice.
+    /// The rows per staging of a slice.
     pub fn slice_rows(self) -> u32 {
         if self.side == Self::LARGE { self.chunk } else { 16 }
     }
 
-    /// For so many rows of the own side.
+    /// Returns the tiles for `len` output rows.
     fn of(len: usize, slice: u32, device: &DeviceFacts) -> Self {
         let large = [Self::large(slice, 32), Self::large(slice, 16)];
         let fits = |tiles: &Self| {
@@ -64,35 +65,36 @@ impl BackwardGpu {
     fn memory(self) -> u32 {
         let staged = (2 * self.side * (self.chunk / 4 + 1)).max(self.slice_rows() * self.slice / 4);
         let given = self.side * (self.side / 4 + 1);
-        // Where rows begin and a query's numbers; a range of each invocation and of all.
+        // The start of rows and a query's numbers, then a range of each invocation and of all.
         16 * (staged + given) + (2 * 8 + 16) * self.side + 8 * self.workgroup() + 16
     }
 }
 
-/// A tile of the kernel.
+/// The tiles of the backward kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum BackwardTiles {
     /// For GPUs.
     Gpu(BackwardGpu),
-    /// `owns` queries or keys, `others` of the other side at a time, all channels.
+    /// For software drivers: `owns` output rows against `others` opposite rows at a time, all
+    /// channels.
     Cpu { lanes: u32, owns: u32, others: u32, head_vectors: u32, value_vectors: u32 },
-    /// On matrix units.
+    /// For matrix units.
     Matrix(BackwardMatrix),
 }
 
-/// Bytes of code of the software form's loop, counted in what a driver made of it for AVX2: per
-/// vector of four of the others 48 to load it and 15 per own row to use it.
+/// Bytes of code of the CPU variant's loop, counted in a driver's AVX2 code. Each vec4 of an
+/// opposite row takes 48 bytes to load, and 15 per output row to use.
 fn cpu_code_bytes(of: GradientsOf, owns: u32, others: u32, head: u32, value: u32) -> u32 {
     let scores = if of.scores() { 2 * head + value } else { head };
     let vectors = scores + if of.values() { value } else { 0 };
     4 * others * vectors * (48 + 15 * owns)
 }
 
-/// Bytes of code up to which others are taken two at a time.
+/// The largest bytes of code for two opposite rows at a time.
 const TWO_AT_A_TIME: u32 = 16_000;
 
-/// Vectors of both sides beyond which the software form has no place for what an invocation holds,
-/// and compiles for seconds.
+/// The most vectors of both sides for the CPU variant. With more, an invocation's variables do not
+/// fit, and the kernel compiles for seconds.
 const MOST_CPU_VECTORS: u32 = 96;
 
 impl BackwardTiles {
@@ -100,12 +102,12 @@ impl BackwardTiles {
         matches!(self, BackwardTiles::Cpu { .. })
     }
 
-    /// True if a kernel of queries sums their weights, and divides by the sums.
+    /// True if this kernel of queries sums their weights, and divides by the sums.
     pub fn normalise(self, of: GradientsOf) -> bool {
         of.of_queries() && !matches!(self, BackwardTiles::Matrix(_))
     }
 
-    /// Queries or keys of a workgroup.
+    /// The output rows of a workgroup: queries or keys.
     pub fn owns(self) -> u32 {
         match self {
             BackwardTiles::Gpu(tiles) => tiles.side,
@@ -114,7 +116,7 @@ impl BackwardTiles {
         }
     }
 
-    /// Channels of the gradients that a workgroup has.
+    /// The channels of the gradients that a workgroup computes.
     pub fn slice(self) -> u32 {
         match self {
             BackwardTiles::Gpu(tiles) => tiles.slice,
@@ -139,8 +141,10 @@ impl BackwardTiles {
         }
     }
 
+    /// Chooses the tiles.
+    ///
     /// # Errors
-    /// Matrix units that must be used and cannot be.
+    /// Returns an error if matrix units must be used and cannot be.
     fn of(
         of: GradientsOf,
         shape: &Shape,
@@ -150,7 +154,7 @@ impl BackwardTiles {
     ) -> Result<Self, Error> {
         let cpu = kernel_options.target.choose(GRADIENTS, device);
         if of == GradientsOf::Totals {
-            // The kernel of matrix units sums no weights.
+            // The kernel for matrix units does not sum weights.
             return Ok(Self::without_matrix_units(of, shape, cpu, device));
         }
         let matrix = kernel_options.settle(BackwardMatrix::of(of, shape, dtype, kernel_options, device))?;
@@ -159,7 +163,7 @@ impl BackwardTiles {
 
     fn without_matrix_units(of: GradientsOf, shape: &Shape, cpu: bool, device: &DeviceFacts) -> Self {
         let [head, value] = [shape.head_dim, shape.value_dim].map(|dim| dim.div_ceil(4) as u32);
-        // Unrolled, loads of every lane compile for minutes.
+        // On drivers that load for each lane, the unrolled loads compile for minutes.
         if cpu && !device.gathers && head + value <= MOST_CPU_VECTORS {
             return Self::cpu(of, shape, device.lanes, [head, value]);
         }
@@ -170,15 +174,15 @@ impl BackwardTiles {
 
     fn cpu(of: GradientsOf, shape: &Shape, lanes: u32, [head_vectors, value_vectors]: [u32; 2]) -> Self {
         let len = if of.of_queries() { shape.q_len } else { shape.kv_len };
-        // Measured for 64 and 128 channels, with 8 lanes and with 16: three own rows are slower,
-        // two others at a time no faster, and one own row is slower for k and v.
+        // Measured for 64 and 128 channels, with 8 lanes and with 16. Three output rows are slower,
+        // and two opposite rows at a time are no faster. One output row is slower for k and v.
         let owns = if len > lanes as usize { 2 } else { 1 };
         let two = cpu_code_bytes(of, owns, 2, head_vectors, value_vectors) <= TWO_AT_A_TIME;
         let others = if two { 2 } else { 1 };
         BackwardTiles::Cpu { lanes, owns, others, head_vectors, value_vectors }
     }
 
-    /// What kernels are listed with for tools and tests.
+    /// Returns the tiles that tools and tests list.
     pub fn listed(of: GradientsOf) -> impl Iterator<Item = Self> {
         let cpu = [(8, 32), (8, 64), (8, 128), (16, 64)].map(|(lanes, dim)| Self::cpu_listed(of, lanes, dim));
         let gpu = [64, 128].into_iter().flat_map(|slice| {
@@ -187,7 +191,7 @@ impl BackwardTiles {
         gpu.map(BackwardTiles::Gpu).chain(cpu)
     }
 
-    /// What every mask is listed with.
+    /// Returns the tiles with which every mask is listed.
     pub fn masked(of: GradientsOf) -> [Self; 2] {
         [BackwardTiles::Gpu(BackwardGpu::small(64)), Self::cpu_listed(of, 8, 32)]
     }
@@ -197,7 +201,7 @@ impl BackwardTiles {
     }
 }
 
-/// One dispatch of the kernel, before it is cut.
+/// The plan of one backward kernel. It is cut into dispatches later.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct BackwardPlan {
     pub of: GradientsOf,
@@ -208,9 +212,14 @@ pub(crate) struct BackwardPlan {
 }
 
 impl BackwardPlan {
+    /// Plans one backward kernel.
+    ///
     /// # Errors
-    /// More dispatches than there may be; kernels that are put aside and that nothing replaces; matrix units that must be used and
-    /// cannot be.
+    /// Returns an error if:
+    ///
+    /// - there would be too many dispatches,
+    /// - a kernel is disabled and no other kernel replaces it,
+    /// - matrix units must be used and cannot be.
     pub fn new(
         of: GradientsOf,
         shape: &Shape,
@@ -219,7 +228,7 @@ impl BackwardPlan {
         device: &DeviceFacts,
     ) -> Result<Self, Error> {
         let tiles = BackwardTiles::of(of, shape, dtype, kernel_options, device)?;
-        // Not every shape and device has the form for software drivers.
+        // The CPU variant does not support every shape and device.
         if let BackwardTiles::Gpu(_) | BackwardTiles::Cpu { .. } = tiles {
             let family = GRADIENTS.of(tiles.is_cpu());
             if device.lacks_both(GRADIENTS) || kernel_options.target == Target::Auto && device.lacks(family) {
@@ -236,13 +245,13 @@ impl BackwardPlan {
         };
         let slices = channels.div_ceil(tiles.slice() as usize);
         let grid = [len.div_ceil(tiles.owns() as usize), slices, shape.batch * heads];
-        // What masks hide counts.
+        // The work includes masked pairs.
         let work = 2.0 * f64::from(tiles.owns()) * others as f64 * of.operations(shape) as f64;
         Ok(BackwardPlan { of, tiles, grid, steps: steps(grid, work, kernel_options.most_work(), device)? })
     }
 
-    /// Whether an invocation can hold the gradients of keys and of values together. Where it has
-    /// some 128 registers it spills.
+    /// True if an invocation can hold the gradients of keys and of values together. With about 128
+    /// registers it spills.
     pub fn has_room_for_both(
         shape: &Shape,
         dtype: DType,
@@ -253,13 +262,13 @@ impl BackwardPlan {
             Ok(BackwardTiles::Gpu(_)) => device.registers == Registers::Wide,
             Ok(BackwardTiles::Cpu { .. }) => true,
             Ok(BackwardTiles::Matrix(tiles)) => tiles.has_room_for_both(),
-            // Each alone may fit.
+            // The two kernels can fit separately.
             Err(_) => false,
         };
         room && !device.lacks(Family::JointGradients)
     }
 
-    /// The dispatches: the grid, cut.
+    /// Returns the dispatches that the grid is cut into.
     pub fn pieces(&self) -> impl Iterator<Item = Piece> + use<> {
         pieces(self.grid, self.steps)
     }
@@ -326,7 +335,7 @@ mod tests {
         assert_eq!(plan(GradientsOf::Queries, few, &software).tiles.owns(), 8);
     }
 
-    /// Pieces are the grid, whatever the limit.
+    /// The dispatches cover the grid with any limit.
     #[test]
     fn pieces_cover_the_grid() {
         let shape = Shape::new(2, 3, 500, 32);

@@ -1,4 +1,4 @@
-//! Tiles of the gradients' kernel on matrix units.
+//! Tiles of the backward kernel on matrix units.
 
 use super::GradientsOf;
 use super::matrix::{ROOM, check_channels, most_rows, tiles_for, usual};
@@ -6,31 +6,32 @@ use crate::device::{DeviceFacts, Family, Fragment};
 use crate::kernel::KernelOptions;
 use crate::tensor::{DType, Shape};
 
-/// Tiles of `fused_backward/matrix.wgsl`, which says what they are.
+/// Tiles of `fused_backward/matrix.wgsl`. Output rows are the queries or keys whose gradients a
+/// workgroup computes. Opposite rows are the keys or queries of the other side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct BackwardMatrix {
     pub fragment: Fragment,
-    /// Own rows of a subgroup, subgroups of a workgroup, invocations of a subgroup.
+    /// Output rows of a subgroup, subgroups of a workgroup, invocations of a subgroup.
     pub sub_rows: u32,
     pub subgroups: u32,
     pub width: u32,
-    /// Others of a tile.
+    /// Opposite rows of a tile.
     pub others: u32,
     /// Channels of queries and keys, and of values, in whole fragments.
     pub head: u32,
     pub value: u32,
-    /// Whether own rows stay in fragments, not in workgroup memory.
+    /// True if the output rows stay in fragments, not in workgroup memory.
     pub held: bool,
 }
 
-/// Channels that the own rows have, and those of the gradients that are wanted.
+/// Returns the channels of an output row's inputs and of its gradients.
 fn channels(of: GradientsOf, head: u32, value: u32) -> (u32, u32) {
     let part = |wanted, channels| if wanted { channels } else { 0 };
     (head + part(of.scores(), value), part(of.scores(), head) + part(of.values(), value))
 }
 
-/// As many own rows of a subgroup as registers hold, and whether the rows themselves are held
-/// beside their sums.
+/// Returns the largest number of output rows of a subgroup that registers can hold. The second
+/// result is true if registers hold the rows themselves too, not only their sums.
 fn sub_rows(of: GradientsOf, head: u32, value: u32, least: u32) -> (u32, bool) {
     let (own, sums) = channels(of, head, value);
     let fitting = |of_row: u32| most_rows(least, |rows| rows * of_row / 32);
@@ -39,7 +40,7 @@ fn sub_rows(of: GradientsOf, head: u32, value: u32, least: u32) -> (u32, bool) {
 }
 
 impl BackwardMatrix {
-    /// Own rows of a workgroup.
+    /// The output rows of a workgroup.
     pub fn owns(&self) -> u32 {
         self.sub_rows * self.subgroups
     }
@@ -48,14 +49,14 @@ impl BackwardMatrix {
         self.subgroups * self.width
     }
 
-    /// Queries and keys of a tile.
+    /// The queries and keys of a tile.
     fn sides(&self, of: GradientsOf) -> (u32, u32) {
         let (own, others) = (self.owns(), self.others);
         if of == GradientsOf::Queries { (own, others) } else { (others, own) }
     }
 
-    /// Numbers of f16 in workgroup memory: staged others, what pairs give, own rows that are not
-    /// held.
+    /// The f16 numbers in workgroup memory: staged opposite rows, results of pairs, and output rows
+    /// that are not in registers.
     fn halves(&self, of: GradientsOf) -> u32 {
         let BackwardMatrix { others, head, value, .. } = *self;
         let (queries, keys) = self.sides(of);
@@ -68,20 +69,20 @@ impl BackwardMatrix {
     pub fn memory(&self, of: GradientsOf) -> u32 {
         let (queries, keys) = self.sides(of);
         let singles = (queries * (keys + 4)).max(self.owns() * (self.others + 4));
-        // Flags; a number or two of each invocation, and of all.
+        // Flags, one or two numbers of each invocation, and the totals.
         2 * self.halves(of) + 4 * singles + 16 + 8 * self.workgroup() + 16
     }
 
     fn fits(&self, of: GradientsOf, device: &DeviceFacts) -> bool {
         let (workgroup, side) = (self.workgroup(), self.fragment.side());
         let (queries, keys) = self.sides(of);
-        // Invocations that share a query have as many of its keys each.
+        // Invocations that share a query each have the same number of its keys.
         let shares = if workgroup >= queries {
             workgroup.is_multiple_of(queries) && keys.is_multiple_of(4 * workgroup / queries)
         } else {
             queries.is_multiple_of(workgroup)
         };
-        // At least a fragment of each own row at a time, which is all the same if they stay.
+        // Without `held`, a pass stages at least a fragment of each output row.
         let passes = !self.held || self.halves(of) / self.owns() >= side + 8;
         shares
             && passes
@@ -90,12 +91,13 @@ impl BackwardMatrix {
             && self.memory(of) <= device.workgroup_memory
     }
 
-    /// Whether an invocation has registers for the gradients of keys and of values together.
+    /// True if an invocation has enough registers for the gradients of keys and of values together.
     pub fn has_room_for_both(self) -> bool {
         self.sub_rows * (self.head + self.value) / 32 <= ROOM
     }
 
-    /// The tiles to try, best first: more own rows share what is staged, more others the barriers.
+    /// Returns the tiles to try, best first. More output rows share the staged rows, and more
+    /// opposite rows share the barriers.
     fn candidates(
         of: GradientsOf,
         fragment: Fragment,
@@ -106,10 +108,10 @@ impl BackwardMatrix {
         let whole = |n: usize| (n as u32).next_multiple_of(16);
         let (head, value) = (whole(shape.head_dim), whole(shape.value_dim));
         let (rows, held) = sub_rows(of, head, value, fragment.side());
-        // Software drivers, which have fragments to test with, take a while to compile large tiles.
+        // Software drivers have fragments for testing, but they compile large tiles slowly.
         let tiles = if kernel_options.target.is_cpu(device) {
             let side = fragment.side();
-            // Those held in registers take less workgroup memory.
+            // Output rows in registers use less workgroup memory.
             vec![(side, 2, 16, held), (side, 1, 16, held), (side, 1, 16, true)]
         } else {
             [(4, 32), (2, 32), (4, 16), (2, 16), (1, 32), (1, 16)]
@@ -129,7 +131,7 @@ impl BackwardMatrix {
         })
     }
 
-    /// The tiles for `shape`, or why there are none.
+    /// Returns the tiles for `shape`, or the reason why no tiles fit.
     pub fn of(
         of: GradientsOf,
         shape: &Shape,
@@ -146,8 +148,7 @@ impl BackwardMatrix {
         tiles_for(&fitting, len, shape.batch * heads, |t| (t.owns(), t.subgroups))
     }
 
-    /// What kernels are listed with for tools and tests: what plans choose for many rows of the
-    /// usual channels.
+    /// Returns the tiles that tools and tests list: the plans for many rows of the usual channels.
     pub fn listed(of: GradientsOf, fragment: Fragment) -> Vec<Self> {
         let mut all: Vec<Self> = Vec::new();
         for (device, channels) in usual(fragment) {
@@ -198,7 +199,7 @@ mod tests {
         assert_eq!(of(GradientsOf::Keys, 128, &apple), (8, 4, 32, true));
     }
 
-    /// What the shader asserts, and what the host promises, wherever there is a plan.
+    /// Checks the shader's assertions and the host's promises for every plan.
     #[test]
     fn every_plan_is_one_the_shader_takes() {
         let mut found = 0;
@@ -245,7 +246,7 @@ mod tests {
         assert!(found > 1500, "{found}");
     }
 
-    /// On the device that tests run on, whatever the channels.
+    /// Small tiles fit the device that runs the tests, with any number of channels.
     #[test]
     fn small_tiles_take_every_width() {
         let kernel_options = KernelOptions::new().target(Target::Software).matrix_units(MatrixUnits::Always);

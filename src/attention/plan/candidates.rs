@@ -1,4 +1,4 @@
-//! Plans worth measuring beside those of the rules.
+//! Plans to measure in addition to the rules' plans.
 
 use super::Outline;
 use super::choice::choose_as;
@@ -8,21 +8,20 @@ use crate::device::tuned::Pick;
 use crate::matmul::plan::{ProductOutline, choose_product_as};
 use crate::tensor::Error;
 
-/// Picks for a call, the rules' own first, no two of which lead to the same plan. How often keys
-/// are split is a second question:
-/// see [`with_other_splits`].
+/// Returns picks for a call, the rules' own pick first. Each pick leads to a different plan.
+/// [`with_other_splits`] then tries other splits of the keys.
 ///
 /// # Errors
-/// A call that the rules have no plan for.
+/// Returns an error if the rules have no plan for the call.
 pub(crate) fn candidates(outline: &Outline, device: &DeviceFacts) -> Result<Vec<Pick>, Error> {
     let asked = if outline.kernel_options.target.is_cpu(device) { for_software(device) } else { for_gpus() };
     apart(Pick::default(), asked, |pick| choose_as(outline, pick, &device.overridden(pick)))
 }
 
-/// As `winner`, with the keys split otherwise; `winner` itself first.
+/// Returns `winner`, then `winner` with other splits of the keys.
 ///
 /// # Errors
-/// As [`candidates`].
+/// The errors of [`candidates`].
 pub(crate) fn with_other_splits(
     outline: &Outline,
     winner: Pick,
@@ -32,10 +31,10 @@ pub(crate) fn with_other_splits(
     apart(winner, asked, |pick| choose_as(outline, pick, &device.overridden(pick)))
 }
 
-/// Picks for projections, the rules' own first, no two of which lead to the same tiles.
+/// Returns picks for projections, the rules' own pick first. Each pick leads to different tiles.
 ///
 /// # Errors
-/// Projections that the rules have no plan for.
+/// Returns an error if the rules have no plan for the projections.
 pub(crate) fn product_candidates(outline: &ProductOutline, device: &DeviceFacts) -> Result<Vec<Pick>, Error> {
     let asked: Vec<Pick> = if outline.kernel_options.target.is_cpu(device) {
         let most = outline.shape.rows.next_power_of_two().min(32) as u32;
@@ -49,7 +48,7 @@ pub(crate) fn product_candidates(outline: &ProductOutline, device: &DeviceFacts)
     apart(Pick::default(), asked, |pick| choose_product_as(outline, pick, &device.overridden(pick)))
 }
 
-/// `first`, and those of `asked` that lead to another plan than each before.
+/// Returns `first`, and each of `asked` whose plan differs from all plans before it.
 fn apart<P: PartialEq>(
     first: Pick,
     asked: impl IntoIterator<Item = Pick>,
@@ -66,7 +65,7 @@ fn apart<P: PartialEq>(
     Ok(found.into_iter().map(|(pick, _)| pick).collect())
 }
 
-/// Blocks of other sizes, near ones first, and other kernels.
+/// Returns other kernels, then blocks of other sizes, the nearest sizes first.
 fn for_software(device: &DeviceFacts) -> Vec<Pick> {
     let blocks = [(3, 2), (4, 2), (2, 2), (4, 4), (3, 1), (2, 1), (2, 4), (1, 2), (1, 1), (1, 4)];
     let blocks = blocks.map(|(queries, keys)| Pick { rows: queries * device.lanes, keys, ..Pick::default() });
@@ -74,14 +73,15 @@ fn for_software(device: &DeviceFacts) -> Vec<Pick> {
     others.into_iter().chain(blocks).collect()
 }
 
-/// Other kernels, then tiles of every size for GPUs of every kind.
+/// Returns other kernels, then tiles of every size for GPUs of every kind.
 fn for_gpus() -> Vec<Pick> {
     let mut all = vec![
         Pick { no_matrix: true, ..Pick::default() },
         Pick { no_decode: true, ..Pick::default() },
         Pick { no_subgroups: true, ..Pick::default() },
     ];
-    // Decode kernels have tiles by registers alone, matrix units by rows and keys.
+    // Tiles of decode kernels depend only on registers. Tiles of matrix units depend on rows and
+    // keys.
     all.extend(Registers::ALL.map(|r| Pick { registers: Some(r), ..Pick::default() }));
     for rows in [128, 64, 32, 16] {
         all.extend([32, 16].map(|keys| Pick { rows, keys, ..Pick::default() }));
@@ -158,8 +158,8 @@ mod tests {
         all
     }
 
-    /// The rules' plan is the first, each pick leads to another, and a device that has been told of
-    /// one plans it.
+    /// The rules' plan is the first, and each pick leads to a different plan. A device with a
+    /// stored pick uses its plan.
     #[test]
     fn every_candidate_is_another_plan_and_is_followed() {
         let mut most = 0;
@@ -201,7 +201,7 @@ mod tests {
         }
     }
 
-    /// Nothing that was measured comes before what a caller says, or is put aside.
+    /// Measurements never override the caller's options or disabled kernels.
     #[test]
     fn what_callers_say_comes_first() {
         use crate::kernel::{Algorithm, MatrixUnits, Target};
@@ -220,7 +220,7 @@ mod tests {
             let said = Outline { kernel_options, ..open };
             assert!(matches!(choose(&said, &staged), Ok(Choice::Fused(_))), "{kernel_options:?}");
         }
-        // Another class of calls, and one that only the fused path takes.
+        // Another class of calls, and a call that only the fused path can compute.
         for other in [
             outline(Shape::new(1, 8, 1024, 64), DType::F32, None),
             outline(Shape::new(1, 8, 512, 80), DType::F32, None),

@@ -1,4 +1,4 @@
-//! How the gradient of a tensor that a score function captures is shared out.
+//! Plans of the gradient of a tensor that a score function captures.
 
 use crate::device::DeviceFacts;
 use crate::kernel::KernelOptions;
@@ -6,26 +6,26 @@ use crate::kernel::pieces::{Piece, pieces, steps};
 use crate::matmul::plan::ENOUGH_WORKGROUPS;
 use crate::tensor::{Error, Shape, count};
 
-/// Workgroups that keep a large GPU busy.
+/// The number of workgroups that keep a large GPU busy.
 const ENOUGH: usize = 2 * ENOUGH_WORKGROUPS;
 
-/// Pairs that are worth a workgroup.
+/// The least pairs of a workgroup.
 const LEAST_PAIRS: usize = 1024;
 
-/// Pairs of a workgroup, which it counts in u32.
+/// The most pairs of a workgroup, which counts them in u32.
 const MOST_PAIRS: usize = 1 << 31;
 
-/// Parts of all elements, which are in scratch: 1 MiB, but where pairs are too many.
+/// The most parts of all elements in scratch: 1 MiB, or more if there are too many pairs.
 const MOST_SUMS: usize = 1 << 18;
 
-/// One dispatch of the kernel, before it is cut.
+/// The plan of one kernel of captured gradients. It is cut into dispatches later.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct CapturedGradientsPlan {
-    /// Which captured tensor.
+    /// The index of the captured tensor.
     pub captured: usize,
-    /// Parts of an element, which scratch holds where there are several.
+    /// Parts of an element. If there are several, scratch holds them.
     pub parts: usize,
-    /// Queries of each.
+    /// Queries of each part.
     pub part_rows: usize,
     elements: usize,
     grid: [usize; 3],
@@ -37,10 +37,11 @@ impl CapturedGradientsPlan {
     /// Elements of a workgroup: 8 KiB.
     pub const TILE: u32 = 2048;
 
-    /// `shape`: of the problem, with keys that the score function is asked for.
+    /// Plans the kernel. `shape` is the problem's shape, with only the keys that the score function
+    /// covers.
     ///
     /// # Errors
-    /// More dispatches than there may be.
+    /// Returns an error if there would be too many dispatches.
     pub fn new(
         captured: usize,
         elements: usize,
@@ -62,12 +63,12 @@ impl CapturedGradientsPlan {
         Ok(CapturedGradientsPlan { captured, parts, part_rows, elements, grid, steps })
     }
 
-    /// What the parts take of the scratch.
+    /// The bytes of the parts in scratch.
     pub fn part_bytes(&self) -> u64 {
         if self.parts == 1 { 0 } else { 4 * self.parts as u64 * self.elements as u64 }
     }
 
-    /// The dispatches: the grid, cut.
+    /// Returns the dispatches that the grid is cut into.
     pub fn pieces(&self) -> impl Iterator<Item = Piece> + use<> {
         pieces(self.grid, self.steps)
     }
@@ -92,7 +93,7 @@ mod tests {
                     &DeviceFacts::LEAST,
                 );
                 let Ok(CapturedGradientsPlan { parts, part_rows, .. }) = plan else {
-                    // More work than there may be dispatches.
+                    // Too much work for the number of dispatches.
                     assert!(
                         (elements * batch * heads) as f64 * (q_len * kv_len) as f64 > 1e15,
                         "{shape:?} {elements}"

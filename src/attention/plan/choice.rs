@@ -1,4 +1,4 @@
-//! Which path computes a call.
+//! The choice of the path that computes a call.
 
 use super::fused::fused;
 use super::{FusedPlan, Outline, WeightsOutput};
@@ -8,32 +8,33 @@ use crate::device::tuned::Pick;
 use crate::kernel::{Algorithm, MatrixUnits};
 use crate::tensor::{Error, Layout, Shape};
 
-/// The path that computes a call, and what it takes.
+/// The path that computes a call, and its plan.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Choice {
     Fused(FusedPlan),
     Staged {
-        /// Memory for the score matrix: none if the caller's weights tensor serves.
+        /// Bytes of memory for the score matrix. It is 0 if the caller's weights tensor holds the
+        /// scores.
         score_bytes: u64,
     },
 }
 
-/// The score matrix: rows padded to whole vectors.
+/// Returns the layout of the score matrix, with rows padded to whole vectors.
 pub(crate) fn score_matrix(shape: &Shape) -> Layout {
     let [b, h, i, j] = shape.weights();
     Layout::dense([b, h, i, j.next_multiple_of(4)])
 }
 
-/// Chooses the path of a call: what was measured for such calls, else what the rules say.
+/// Chooses the path of a call: the measured one for such calls, else the rules' choice.
 pub(crate) fn choose(outline: &Outline, device: &DeviceFacts) -> Result<Choice, Error> {
     let measured = device.tuned.is_some().then(|| outline.class()).flatten();
     let pick = measured.and_then(|class| device.pick(class));
-    // A call of its class may be too large for it.
+    // A call of the class may be too large for the measured plan.
     let picked = pick.and_then(|pick| choose_as(outline, &pick, &device.overridden(&pick)).ok());
     picked.map_or_else(|| choose_as(outline, &Pick::default(), device), Ok)
 }
 
-/// Chooses the path of a call as `pick` says, for a device as it has been told of.
+/// Chooses the path of a call as `pick` says, for the given device.
 pub(super) fn choose_as(outline: &Outline, pick: &Pick, device: &DeviceFacts) -> Result<Choice, Error> {
     let fused_path = match outline.kernel_options.algorithm {
         Algorithm::Fused if outline.weights.is_some() => {
@@ -118,7 +119,7 @@ mod tests {
         }
     }
 
-    /// One query and a long past: splits are for the keys that it sees.
+    /// One query and a long past: the number of splits depends on the keys that the query sees.
     #[test]
     fn splits_are_for_the_keys_in_reach() {
         let gpu = DeviceFacts::LEAST;
@@ -130,13 +131,13 @@ mod tests {
         assert_eq!(splits(shape, &DeviceMask::none().window(1023, 0), &gpu), 8);
         assert_eq!(splits(shape, &DeviceMask::causal().window(1023, usize::MAX), &gpu), 8);
         assert_eq!(splits(shape, &DeviceMask::none().window(usize::MAX, 0), &gpu), 128);
-        // Top-left, a single query sees a single key.
+        // With a top-left mask, a single query sees a single key.
         assert_eq!(splits(shape, &DeviceMask::causal_top_left(), &gpu), 1);
-        // By an offset it may stand at any key; keys on both sides count.
+        // With an offset, the query may have any position. Keys on both sides count.
         let offset = |mask: DeviceMask<'static>| mask.aligned(Alignment::Offset(9));
         assert_eq!(splits(shape, &offset(DeviceMask::causal()), &gpu), 128);
         assert_eq!(splits(shape, &offset(DeviceMask::none().window(255, 256)), &gpu), 4);
-        // A pattern of near keys is a window; one that has far keys too is none.
+        // A pattern of near keys is a window. A pattern with far keys is not.
         let pattern = |pattern| DeviceMask::none().pattern(pattern);
         let strided = |part| pattern(Pattern::Strided { stride: 255, part });
         assert_eq!(splits(shape, &pattern(Pattern::Local { block: 256 }), &gpu), 2);
@@ -152,7 +153,8 @@ mod tests {
         assert_eq!(outline(four, &window()).reach.of_queries(4), 259);
     }
 
-    /// More keys never take less memory: scratch for the longest call serves shorter ones.
+    /// More keys never need less memory, so scratch for the longest call is enough for shorter
+    /// calls.
     #[test]
     fn splits_grow_with_the_keys() {
         for window in [None, Some(300), Some(5000)] {

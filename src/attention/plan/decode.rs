@@ -1,4 +1,4 @@
-//! Tiles of the kernels for few rows: one query or a few, in generation.
+//! Tiles of the decode kernels: one or a few rows, in generation.
 
 use std::fmt;
 
@@ -7,19 +7,19 @@ use crate::device::registers::Registers;
 use crate::device::{DeviceFacts, Family};
 use crate::tensor::{DType, Shape};
 
-/// How keys and values are loaded: vectors of four words.
+/// The loads of keys and values, in vectors of four words.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Loads {
-    /// Vectors of four channels in one.
+    /// Vectors of four channels in one load.
     pub vectors: u32,
-    /// Of a key, of a value.
+    /// Loads of a key, and of a value.
     pub k: u32,
     pub v: u32,
-    /// Whether channels share scales.
+    /// True if channels share scales.
     pub scaled: bool,
 }
 
-/// Tiles of `decode/gpu.wgsl`, which says what they are.
+/// Tiles of `decode/gpu.wgsl`, which describes them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct DecodeGpu {
     pub loads: Loads,
@@ -40,7 +40,7 @@ impl DecodeGpu {
         self.workgroup / (self.rows / self.lane_rows)
     }
 
-    /// Fours of keys of a tile.
+    /// Groups of four keys in a tile.
     fn units(&self) -> u32 {
         self.lanes() / self.key_lanes * self.key_fours
     }
@@ -49,7 +49,7 @@ impl DecodeGpu {
         4 * self.units()
     }
 
-    /// Pieces of a value's words that a workgroup computes.
+    /// Columns of a value's words that a workgroup computes.
     fn columns(&self) -> u32 {
         (self.loads.v * self.v_split).min(self.lanes())
     }
@@ -78,7 +78,7 @@ impl DecodeGpu {
     }
 }
 
-// In names of kernels, which must not be long.
+// Kernel names contain these, so they must be short.
 
 impl fmt::Debug for Loads {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
@@ -112,12 +112,12 @@ impl fmt::Debug for DecodeCpu {
     }
 }
 
-/// Bytes of a variable of so many words, which begins where a vector can.
+/// Bytes of a variable of `words` words, aligned to a vector.
 fn words_in_vectors(words: u32) -> u32 {
     (4 * words).next_multiple_of(16)
 }
 
-/// Tiles of `decode/cpu.wgsl`, which says what they are.
+/// Tiles of `decode/cpu.wgsl`, which describes them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct DecodeCpu {
     pub loads: Loads,
@@ -127,7 +127,7 @@ pub(crate) struct DecodeCpu {
     pub keys: u32,
     pub step: u32,
     pub chunk: u32,
-    /// Whether lanes load their own words.
+    /// True if each lane loads its words separately.
     pub gather: bool,
 }
 
@@ -141,24 +141,23 @@ impl DecodeCpu {
     }
 }
 
-/// What tiles depend on besides dimensions.
+/// The facts that tiles depend on besides dimensions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KeySource {
     pub storage: StorageKind,
-    /// Whether they load as vectors of words, several channels each: in a cache, or in aligned
-    /// tensors of F16 or BF16.
+    /// True if they load as vectors of words that hold several channels each. This is so in a
+    /// cache, and in aligned tensors of F16 or BF16.
     pub words: bool,
-    /// Whether the kernels for few rows can take the call: they neither skip tiles by a block map
-    /// nor drop weights.
+    /// True if the decode kernels can compute the call. They do not support block maps or dropout.
     pub simple: bool,
-    /// F16 if queries, keys and values all are; BF16 if queries are.
+    /// F16 if queries, keys and values are all F16. BF16 if queries are BF16.
     pub operands: DType,
 }
 
 impl KeySource {
-    /// The words of rows as wide as `shape` says.
+    /// Returns the loads of rows with the dimensions of `shape`.
     fn loads(&self, shape: &Shape) -> Loads {
-        // Tensors are loaded four channels at a time.
+        // Tensors are loaded as vectors of four channels.
         let vectors = if self.words { self.storage.per_word() } else { 1 };
         let of = |dim: usize| dim.div_ceil(4 * vectors) as u32;
         let scaled = self.words && self.storage.is_scaled();
@@ -166,9 +165,9 @@ impl KeySource {
     }
 }
 
-/// Few rows on GPUs, where q, weights and sums of lanes fit in workgroup memory, and 32 invocations
-/// have each row of an invocation (not so more than 8 rows of packed numbers on
-/// [`Registers::Narrow`]).
+/// Returns tiles for few rows on GPUs. q, weights and sums of lanes must fit in workgroup memory.
+/// Each row of an invocation must have 32 invocations. This excludes more than 8 rows of packed
+/// numbers on [`Registers::Narrow`].
 pub(super) fn decode_gpu(
     rows: usize,
     shape: &Shape,
@@ -180,8 +179,7 @@ pub(super) fn decode_gpu(
     }
     let loads = keys.loads(shape);
     let rows = rows.next_power_of_two() as u32;
-    // Sums of more rows, or more of a word's channels, take more registers than GPUs give without
-    // loss.
+    // More rows' sums, or more channels of a word, need more registers than GPUs give without loss.
     let [most_rows, most_sums] = match (device.registers, loads.scaled) {
         (Registers::Wide, false) => [8, 8],
         (Registers::Wide, true) => [4, 8],
@@ -191,7 +189,7 @@ pub(super) fn decode_gpu(
         (Registers::Narrow, true) => [1, 2],
     };
     let lane_rows = rows.min(most_rows);
-    // Lanes of a key: as few idle as can be, then as many as can be.
+    // Lanes of a key: as few idle lanes as possible, then as many lanes as possible.
     let waste = |lanes: u32| loads.k.div_ceil(lanes) * lanes;
     let [narrowest, widest] = device.reducing_subgroups();
     let allowed = |lanes: u32| narrowest == 0 || lanes <= narrowest;
@@ -210,7 +208,7 @@ pub(super) fn decode_gpu(
     let fours: &[u32] = if device.registers == Registers::Wide && lane_rows <= 2 { &[2, 1] } else { &[1] };
     let limit = device.workgroup_memory.min(16384);
     for workgroup in [128 * halves, 64 * halves, 32 * halves].into_iter().filter(|n| *n <= 256) {
-        // Subgroups that are not full may number their invocations otherwise.
+        // Subgroups that are not full may number their invocations differently.
         let full = widest > 0 && workgroup.is_multiple_of(widest);
         let subgroups = full && narrowest >= key_lanes;
         for key_fours in fours {
@@ -239,10 +237,10 @@ pub(super) fn decode_gpu(
     None
 }
 
-/// Few rows of packed keys on software drivers. Keys of a block, keys added at a time and keys
-/// between barriers as measured with lavapipe 26 and 8 lanes; where others are not faster than
-/// `fused_cpu`, none. Where lanes load their own words, smaller blocks: half the code to compile,
-/// as fast (lavapipe 25).
+/// Returns tiles for few rows of packed keys on software drivers. The keys of a block, of a step
+/// and between barriers are measured with lavapipe 26 and 8 lanes. Returns `None` where no tiles
+/// are faster than `fused_cpu`. If each lane loads its words separately, blocks are smaller. They
+/// need half the code, at the same speed (lavapipe 25).
 pub(super) fn decode_cpu(
     lanes: u32,
     gather: bool,
@@ -282,7 +280,7 @@ pub(super) fn decode_cpu(
 mod tests {
     use super::*;
 
-    /// What the shaders assert of their constants, for everything that is planned.
+    /// Checks the shaders' assertions about their constants, for every plan.
     #[test]
     fn tiles_are_what_their_shaders_take() {
         let dims =
@@ -335,7 +333,7 @@ mod tests {
         assert!(planned > 10_000);
     }
 
-    /// Blocks of a driver that loads once for all lanes, and of one that loads for each.
+    /// Compares a driver that loads once for all lanes with one that loads for each lane.
     #[test]
     fn blocks_are_smaller_where_lanes_load_their_own() {
         let shape = Shape::new(1, 1, 1, 128);

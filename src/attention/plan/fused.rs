@@ -1,4 +1,4 @@
-//! How the fused kernel is shared out: tiles, workgroups, splits of the keys.
+//! Plans of the fused kernel: tiles, workgroups, splits of the keys.
 
 use super::decode::{KeySource, decode_cpu, decode_gpu};
 use super::fused_cpu::{cpu_block, picked_cpu_block};
@@ -17,32 +17,34 @@ use crate::tensor::{DType, Error, Shape};
 /// The tiles of the fused kernel, fixed when its shader is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum FusedTiles {
-    /// `rows` packed rows per workgroup of `workgroup`; `slice` channels of out; `keys` of a tile,
-    /// of which `v_keys` rows of v are staged at a time; for GPUs with `registers`.
+    /// For GPUs with `registers`. A workgroup of `workgroup` invocations computes `rows` packed
+    /// rows and `slice` channels of out. A tile has `keys` keys; `v_keys` rows of v are staged at a
+    /// time.
     Gpu { rows: u32, workgroup: u32, slice: u32, keys: u32, v_keys: u32, registers: Registers },
-    /// `rows` packed rows per workgroup of `lanes`, blocks of `keys` keys, all of a row in
-    /// variables.
+    /// For software drivers. A workgroup of `lanes` computes `rows` packed rows in blocks of `keys`
+    /// keys. All data of a row is in variables.
     Cpu { lanes: u32, rows: u32, keys: u32, head_vectors: u32, value_vectors: u32 },
-    /// Few packed rows, on GPUs.
+    /// For few packed rows, on GPUs.
     DecodeGpu(DecodeGpu),
-    /// Few packed rows and packed keys, on software drivers.
+    /// For few packed rows and packed keys, on software drivers.
     DecodeCpu(DecodeCpu),
-    /// On matrix units.
+    /// For matrix units.
     Matrix(FusedMatrix),
-    /// Of additive scores, on GPUs: `rows` packed rows per workgroup of `rows · keys / 4`, tiles of
-    /// `keys` keys, `slice` channels of out.
+    /// For additive scores, on GPUs. A workgroup of `rows · keys / 4` computes `rows` packed rows
+    /// and `slice` channels of out, in tiles of `keys` keys.
     AdditiveGpu { rows: u32, keys: u32, slice: u32 },
-    /// Of additive scores, on software drivers: `key_lanes` of `lanes` invocations share a row,
-    /// each has blocks of `keys` keys.
+    /// For additive scores, on software drivers. `key_lanes` of `lanes` invocations share a row,
+    /// and each computes blocks of `keys` keys.
     AdditiveCpu { lanes: u32, key_lanes: u32, keys: u32, value_vectors: u32 },
 }
 
 impl FusedTiles {
-    /// Of the form for GPUs: channels of q and k staged at a time, keys whose weights are.
+    /// For the GPU variant: channels of q and k that are staged at a time, and keys whose weights
+    /// are.
     pub const CHUNK: u32 = 16;
     pub const P_KEYS: u32 = 32;
 
-    /// The tiles of additive scores; every mask is worth checking with the second and the third.
+    /// The tiles of additive scores. Tests check every mask with the second and the third.
     pub const ADDITIVE: [FusedTiles; 8] = [
         ADDITIVE_FEW[0],
         ADDITIVE_MANY,
@@ -54,10 +56,10 @@ impl FusedTiles {
         ADDITIVE_FEW[2],
     ];
 
-    /// The tiles worth checking every mask with.
+    /// The tiles with which tests check every mask.
     pub const MASKED: [FusedTiles; 4] = [SMALL_64, SHORT_16[0], CPU, DECODE_CPU];
 
-    /// Every kind of tiles there is.
+    /// Returns every kind of tiles.
     pub fn all() -> Vec<FusedTiles> {
         let named = [SMALL_64, SMALL_128, SMALL_256, LARGE_64, LARGE_128, CPU, CPU_16, DECODE_CPU];
         let middle = MIDDLE_16.into_iter().chain(MIDDLE_32).chain(MIDDLE_64);
@@ -65,7 +67,7 @@ impl FusedTiles {
         SHORT_16.into_iter().chain(SHORT_32).chain(named).chain(middle).chain(narrow).collect()
     }
 
-    /// Tiles for few rows of every kind, worth checking with keys of `storage` in a cache, or with
+    /// Returns decode tiles of every kind to check, with keys of `storage` in a cache or with
     /// tensors.
     pub fn decode(storage: Option<StorageKind>) -> Vec<FusedTiles> {
         let keys = KeySource {
@@ -106,7 +108,7 @@ impl FusedTiles {
         all
     }
 
-    /// Packed rows of a workgroup.
+    /// The packed rows of a workgroup.
     fn rows(self) -> usize {
         match self {
             FusedTiles::Gpu { rows, .. } | FusedTiles::Cpu { rows, .. } => rows as usize,
@@ -118,7 +120,7 @@ impl FusedTiles {
         }
     }
 
-    /// Channels of out that a workgroup computes.
+    /// The channels of out that a workgroup computes.
     fn slice(self) -> usize {
         match self {
             FusedTiles::Gpu { slice, .. } => slice as usize,
@@ -134,7 +136,7 @@ impl FusedTiles {
         }
     }
 
-    /// Workgroups side by side that compute all channels of out.
+    /// The number of neighbouring workgroups that compute all channels of out.
     fn slices(self, value_dim: usize) -> usize {
         match self {
             FusedTiles::DecodeGpu(decode) => decode.slices() as usize,
@@ -142,7 +144,7 @@ impl FusedTiles {
         }
     }
 
-    /// Keys of a split are a multiple of this: whole tiles.
+    /// The keys of a split are a multiple of this number: whole tiles.
     pub fn split_step(self) -> u32 {
         match self {
             FusedTiles::DecodeGpu(decode) => decode.keys().max(64),
@@ -151,39 +153,39 @@ impl FusedTiles {
         }
     }
 
-    /// Whether this is a form for software drivers.
+    /// True if this variant is for software drivers.
     pub fn is_cpu(self) -> bool {
         matches!(self, FusedTiles::Cpu { .. } | FusedTiles::DecodeCpu(_) | FusedTiles::AdditiveCpu { .. })
     }
 
-    /// Whether it is one of those of additive scores.
+    /// True if this variant is for additive scores.
     pub fn is_additive(self) -> bool {
         matches!(self, FusedTiles::AdditiveGpu { .. } | FusedTiles::AdditiveCpu { .. })
     }
 
-    /// Whether keys and values are loaded as vectors of words where they can be.
+    /// True if the kernel can load keys and values as vectors of words.
     pub fn takes_words(self) -> bool {
         matches!(self, FusedTiles::DecodeGpu(_) | FusedTiles::DecodeCpu(_))
     }
 
-    /// Least keys of a split: fewer are not worth a workgroup's beginning and end.
+    /// The least keys of a split. Fewer keys do not justify a workgroup's start and end.
     pub fn split_least(self) -> u32 {
         match self {
             FusedTiles::Gpu { .. } | FusedTiles::DecodeGpu(_) | FusedTiles::Matrix(_) => 128,
             FusedTiles::Cpu { .. } | FusedTiles::DecodeCpu(_) => 256,
-            // A pair is more work.
+            // A pair of additive scores takes more work.
             FusedTiles::AdditiveGpu { keys, .. } => keys.max(64),
             FusedTiles::AdditiveCpu { .. } => 64,
         }
     }
 
-    /// Workgroups that are enough: on CPUs some for every core, of which there may be more than
-    /// here.
+    /// The number of workgroups that is enough. On CPUs it is some for every core; the machine can
+    /// have more cores than the one that plans.
     fn enough(self) -> usize {
         match self {
             FusedTiles::Gpu { .. } => 2 * ENOUGH_WORKGROUPS,
             FusedTiles::Matrix(_) | FusedTiles::AdditiveGpu { .. } => ENOUGH_WORKGROUPS,
-            // Small ones, of which each core takes several.
+            // Small workgroups: each core runs several.
             FusedTiles::DecodeGpu(_) => 2 * ENOUGH_WORKGROUPS,
             FusedTiles::Cpu { .. } | FusedTiles::DecodeCpu(_) | FusedTiles::AdditiveCpu { .. } => 16,
         }
@@ -197,53 +199,53 @@ impl FusedTiles {
             FusedTiles::DecodeGpu(decode) => return decode.memory(),
             FusedTiles::DecodeCpu(decode) => return decode.memory(),
             FusedTiles::Matrix(tiles) => return tiles.memory(),
-            // Chunks of four vectors and one of padding, of rows twice; weights; a number of each
-            // invocation.
+            // Chunks of four vectors and one of padding, for rows twice and for keys. Then weights,
+            // and a number of each invocation.
             FusedTiles::AdditiveGpu { rows, keys, .. } => {
                 return 80 * (2 * rows + keys) + 4 * rows * keys + rows * keys;
             }
-            // A state and a vector of each.
+            // A state and a vector of each invocation.
             FusedTiles::AdditiveCpu { lanes, .. } => return 24 * lanes,
         };
         let (chunk, p_keys) = (Self::CHUNK, Self::P_KEYS);
-        // In vectors: q and k, each fourth row shifted by one; or weights and v; or maxima by lane.
+        // In vectors: q and k, each fourth row shifted by one, or weights and v, or maxima by lane.
         let qk = (rows + keys) * chunk / 4 + (rows + keys) / 4;
         let pv = p_keys * rows / 4 + p_keys / 4 + v_keys * slice / 4;
         let parts = 16 * (rows / 4 + 1);
         let tile = qk.max(pv).max(parts);
-        // Three vectors per four rows, two pairs per row, eight partial intervals and the whole.
+        // Three vectors per four rows, two pairs per row, eight partial intervals and the total.
         16 * (tile + 3 * rows / 4 + rows + 9)
     }
 }
 
-/// Each invocation has 8 × 4 scores and as many rows of sums, and loads ahead: for
-/// [`Registers::Wide`].
+/// For [`Registers::Wide`]: each invocation has 8 × 4 scores and as many rows of sums, and loads
+/// ahead.
 const fn wide(rows: u32, workgroup: u32, slice: u32, v_keys: u32) -> FusedTiles {
     FusedTiles::Gpu { rows, workgroup, slice, keys: 64, v_keys, registers: Registers::Wide }
 }
 
-/// Half as many scores and sums, and nothing ahead: for [`Registers::Middle`].
+/// For [`Registers::Middle`]: half as many scores and sums, without loading ahead.
 const fn middle(rows: u32, workgroup: u32, slice: u32, v_keys: u32) -> FusedTiles {
     FusedTiles::Gpu { rows, workgroup, slice, keys: 64, v_keys, registers: Registers::Middle }
 }
 
-/// A quarter of the scores, of half as many keys, and nothing ahead: for [`Registers::Narrow`].
+/// For [`Registers::Narrow`]: a quarter of the scores, half as many keys, without loading ahead.
 const fn narrow(rows: u32, workgroup: u32) -> FusedTiles {
     FusedTiles::Gpu { rows, workgroup, slice: 64, keys: 32, v_keys: 8, registers: Registers::Narrow }
 }
 
-/// 64 packed rows: within the WebGPU default limits.
+/// 64 packed rows, within the WebGPU default limits.
 const SMALL_64: FusedTiles = wide(64, 128, 64, 16);
 const SMALL_128: FusedTiles = wide(64, 128, 128, 8);
 /// Twice the invocations, so that the sums of 256 channels fit in registers.
 const SMALL_256: FusedTiles = wide(64, 256, 256, 4);
-/// 128 packed rows in 24 KiB: half as many loads of keys and values from global memory per
-/// multiply-add. No rule chooses them: on an H200 (580.159) they take 1.12 and 1.03 times as long
-/// as 64 rows. `Pipelines::tune` may.
+/// 128 packed rows in 24 KiB. They need half as many loads of keys and values from global memory
+/// per multiply-add. No rule chooses them: on an H200 (580.159) they take 1.12 and 1.03 times as
+/// long as 64 rows. `Pipelines::tune` can choose them.
 const LARGE_64: FusedTiles = wide(128, 256, 64, 16);
 const LARGE_128: FusedTiles = wide(128, 256, 128, 8);
-/// Few queries: more workgroups, and less computed beyond them. By slices, as wide as registers
-/// allow: every slice scores all keys again.
+/// For few queries: more workgroups, and less computation past the last row. Slices are as wide as
+/// registers allow, because every slice scores all keys again.
 const SHORT_32: [FusedTiles; 2] = [wide(32, 64, 64, 8), wide(32, 64, 128, 8)];
 const SHORT_16: [FusedTiles; 3] = [wide(16, 64, 64, 8), wide(16, 64, 128, 8), wide(16, 64, 256, 4)];
 
@@ -252,19 +254,19 @@ const MIDDLE_16: [FusedTiles; 2] = [middle(16, 64, 64, 8), middle(16, 64, 128, 8
 const MIDDLE_32: [FusedTiles; 2] = [middle(32, 128, 64, 8), middle(32, 128, 128, 8)];
 const MIDDLE_64: [FusedTiles; 2] = [middle(64, 256, 64, 16), middle(64, 256, 128, 8)];
 
-/// For the fewest: every slice of 64 channels scores all keys again.
+/// For the fewest registers. Every slice of 64 channels scores all keys again.
 const NARROW_16: FusedTiles = narrow(16, 64);
 const NARROW_32: FusedTiles = narrow(32, 128);
 
-/// Of vectors as wide as any.
+/// For 16 lanes, the widest vectors.
 const CPU_16: FusedTiles =
     FusedTiles::Cpu { lanes: 16, rows: 32, keys: 2, head_vectors: 8, value_vectors: 8 };
 const CPU: FusedTiles = FusedTiles::Cpu { lanes: 8, rows: 24, keys: 2, head_vectors: 4, value_vectors: 4 };
 const DECODE_CPU: FusedTiles =
     FusedTiles::Cpu { lanes: 8, rows: 8, keys: 1, head_vectors: 5, value_vectors: 3 };
 
-/// Of additive scores: a few rows, or many channels of values, which every slice would score all
-/// keys for again.
+/// For additive scores with few rows, or with many channels of values. Narrower slices would score
+/// all keys again.
 const ADDITIVE_FEW: [FusedTiles; 3] = [
     FusedTiles::AdditiveGpu { rows: 4, keys: 128, slice: 256 },
     FusedTiles::AdditiveGpu { rows: 4, keys: 128, slice: 512 },
@@ -272,10 +274,10 @@ const ADDITIVE_FEW: [FusedTiles; 3] = [
 ];
 const ADDITIVE_MANY: FusedTiles = FusedTiles::AdditiveGpu { rows: 16, keys: 32, slice: 256 };
 
-/// What a tanh weighs, in multiply-adds.
+/// The cost of a tanh, in multiply-adds.
 pub(crate) const TANH: f64 = 16.0;
 
-/// How a problem is computed by the fused kernel.
+/// The plan of a call of the fused kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct FusedPlan {
     pub tiles: FusedTiles,
@@ -283,29 +285,29 @@ pub(crate) struct FusedPlan {
     pub splits: usize,
     /// Workgroups: row tiles times splits, slices of out, batch · kv_heads.
     grid: [usize; 3],
-    /// Most of them along each axis in one dispatch.
+    /// The most workgroups along each axis in one dispatch.
     steps: [usize; 3],
-    /// Packed rows of all sequences and heads; value_dim in whole vectors.
+    /// Packed rows of all sequences and heads. `width` is value_dim in whole vectors.
     rows: usize,
     width: usize,
 }
 
-/// More splits than this are no plan: their partial sums would be what the time goes to.
+/// The most splits of a plan. With more, merging the partial sums would dominate the time.
 pub(crate) const MOST_SPLITS: usize = 128;
 
-/// Most keys of a split, where the partial sums fit [`EXACT_BYTES`]. f32 loses digits in longer
-/// sums: the mean of 2²⁰ equal values in splits of 2¹⁶ keys has a relative error of 6e-4. The
+/// The most keys of a split, if the partial sums fit [`EXACT_BYTES`]. f32 loses digits in longer
+/// sums. The mean of 2²⁰ equal values in splits of 2¹⁶ keys has a relative error of 6e-4. The
 /// reference sums blocks of as many keys.
 const LONGEST_SUM: usize = 1 << 13;
 
-/// Most bytes of partial sums that [`LONGEST_SUM`] adds.
+/// The most bytes of partial sums that [`LONGEST_SUM`] can add.
 const EXACT_BYTES: u64 = 32 << 20;
 
-/// The scratch of a call with a cache does not depend on the cache's capacity up to this many
-/// tokens.
+/// Up to this many tokens, the scratch of a call with a cache does not depend on the cache's
+/// capacity.
 const LONG_CACHE: usize = 1 << 17;
 
-/// Tiles, workgroups and dispatches of the fused kernel.
+/// Plans the tiles, workgroups and dispatches of the fused kernel.
 pub(super) fn fused(outline: &Outline, pick: &Pick, device: &DeviceFacts) -> Result<FusedPlan, Error> {
     let Outline { shape, kernel_options, reach, .. } = outline;
     let rows = shape.q_len * shape.group();
@@ -313,7 +315,7 @@ pub(super) fn fused(outline: &Outline, pick: &Pick, device: &DeviceFacts) -> Res
     let tiles = fused_tiles(rows, heads, outline, pick, device)?;
     let row_tiles = rows.div_ceil(tiles.rows());
     let slices = tiles.slices(shape.value_dim);
-    // Rows of a tile are of so many queries at most.
+    // The largest number of queries among the rows of a tile.
     let queries = ((tiles.rows() + shape.group() - 2) / shape.group() + 1).min(shape.q_len);
     let workgroups = row_tiles.saturating_mul(slices).saturating_mul(heads);
     let split_bytes = partial_bytes(rows.saturating_mul(heads), shape.value_dim.next_multiple_of(4));
@@ -322,7 +324,7 @@ pub(super) fn fused(outline: &Outline, pick: &Pick, device: &DeviceFacts) -> Res
     let least = if reach > short { least_splits(reach, split_bytes) } else { 1 };
     let splits = splits(tiles, workgroups, reach, least, kernel_options, pick, device)?;
     let grid = [row_tiles.saturating_mul(splits), slices, heads];
-    // What masks hide counts.
+    // The work includes masked pairs.
     let pairs = tiles.rows() as f64 * outline.most_keys().div_ceil(splits) as f64;
     let score = shape.head_dim as f64 * if outline.additive { TANH } else { 1.0 };
     let work = 2.0 * pairs * (score + tiles.slice() as f64);
@@ -342,7 +344,7 @@ pub(super) fn fused(outline: &Outline, pick: &Pick, device: &DeviceFacts) -> Res
     Ok(plan)
 }
 
-/// Tiles for `rows` packed rows of each of `heads`.
+/// Returns the tiles for `rows` packed rows of each of `heads` heads.
 fn fused_tiles(
     rows: usize,
     heads: usize,
@@ -383,7 +385,7 @@ fn fused_tiles(
     Ok(decode.unwrap_or_else(|| fused_gpu(rows, shape.value_dim, pick, device)))
 }
 
-/// The form of additive scores for GPUs.
+/// Returns the tiles of additive scores for GPUs.
 fn additive_gpu(rows: usize, value_dim: usize) -> FusedTiles {
     match value_dim {
         0..=256 if rows > 4 => ADDITIVE_MANY,
@@ -393,16 +395,16 @@ fn additive_gpu(rows: usize, value_dim: usize) -> FusedTiles {
     }
 }
 
-/// The form of additive scores for software drivers: rows to fill the lanes, or lanes that share
+/// Returns the tiles of additive scores for software drivers. Rows fill the lanes, or lanes share
 /// rows.
 fn additive_cpu(rows: usize, shape: &Shape, lanes: u32) -> FusedTiles {
-    // More channels of out, or the code of more keys, would not stay in the first-level cache.
+    // With more channels of out, or more keys, the code would not stay in the first-level cache.
     let value_vectors = (shape.value_dim.div_ceil(4) as u32).min(64);
     let key_lanes = (lanes / rows.next_power_of_two().min(lanes as usize) as u32).max(1);
     FusedTiles::AdditiveCpu { lanes, key_lanes, keys: 8, value_vectors }
 }
 
-/// The form for software drivers, all channels of q in variables.
+/// Returns the tiles for software drivers, with all channels of q in variables.
 fn fused_cpu(rows: usize, shape: &Shape, pick: &Pick, lanes: u32) -> FusedTiles {
     let head_vectors = shape.head_dim.div_ceil(4);
     let value_vectors = shape.value_dim.div_ceil(4);
@@ -417,11 +419,12 @@ fn fused_cpu(rows: usize, shape: &Shape, pick: &Pick, lanes: u32) -> FusedTiles 
     }
 }
 
-/// Splits of the keys of `workgroups` tiles, at least `least`, so that the device is busy and none
-/// has too few. By the most keys that a tile may have in its `reach`: how many there are, only the
-/// device may know. Workgroups that find none of theirs end at once (0.05 µs each with lavapipe);
-/// an indirect dispatch of just enough costs more, because wgpu checks it with a dispatch of its
-/// own (60 µs there).
+/// Returns the number of splits of the keys of `workgroups` tiles, at least `least`. The device
+/// should be busy, but no split should have too few keys.
+///
+/// The number depends on the largest `reach` of a tile. Only the device may know the actual number
+/// of keys. Workgroups without keys end at once (0.05 µs each with lavapipe). An indirect dispatch
+/// of the exact number costs more: wgpu checks it with a separate dispatch (60 µs with lavapipe).
 fn splits(
     tiles: FusedTiles,
     workgroups: usize,
@@ -440,7 +443,8 @@ fn splits(
         None if device.lacks(Family::SplitKeys) => Ok(1),
         None => {
             let wanted = tiles.enough() / workgroups.max(1);
-            // Kernels give each split whole steps: more splits than steps would find none.
+            // Kernels give each split whole steps. Splits beyond the number of steps would have no
+            // keys.
             let worth = reach / tiles.split_least() as usize;
             let steps = reach.div_ceil(tiles.split_step() as usize);
             let ruled = wanted.min(worth).clamp(1, MOST_SPLITS);
@@ -453,7 +457,7 @@ fn splits(
     }
 }
 
-/// The form for GPUs, of 64 rows if there are so many.
+/// Returns the tiles for GPUs, of 64 rows if there are enough rows.
 fn fused_gpu(rows: usize, value_dim: usize, pick: &Pick, device: &DeviceFacts) -> FusedTiles {
     if let Some(picked) = picked_gpu(pick.rows, value_dim, device) {
         return picked;
@@ -482,7 +486,7 @@ fn fused_gpu(rows: usize, value_dim: usize, pick: &Pick, device: &DeviceFacts) -
     }
 }
 
-/// Every tile of the form for GPUs, narrow slices first.
+/// Every tile of the GPU variant, narrow slices first.
 const GPU: [FusedTiles; 18] = [
     NARROW_16,
     NARROW_32,
@@ -504,7 +508,7 @@ const GPU: [FusedTiles; 18] = [
     SHORT_16[2],
 ];
 
-/// Those of exactly so many rows, if there are any and they fit.
+/// Returns the tiles of exactly `picked` rows, if they exist and fit.
 fn picked_gpu(picked: u32, value_dim: usize, device: &DeviceFacts) -> Option<FusedTiles> {
     let fits = |tiles: &&FusedTiles| match tiles {
         FusedTiles::Gpu { rows, registers, .. } => {
@@ -519,18 +523,19 @@ fn picked_gpu(picked: u32, value_dim: usize, device: &DeviceFacts) -> Option<Fus
     enough.or_else(|| fitting.next_back()).copied()
 }
 
-/// Splits that sum at most [`LONGEST_SUM`] keys, as far as their partial sums fit [`EXACT_BYTES`].
+/// Returns the number of splits that sum at most [`LONGEST_SUM`] keys, if their partial sums fit
+/// [`EXACT_BYTES`].
 fn least_splits(reach: usize, split_bytes: u64) -> usize {
     reach.div_ceil(LONGEST_SUM).min((EXACT_BYTES / split_bytes.max(1)) as usize)
 }
 
-/// Bytes of the sums, maxima and totals of one split.
+/// Returns the bytes of the sums, maxima and totals of one split.
 fn partial_bytes(rows: usize, width: usize) -> u64 {
     (rows as u64).saturating_mul(4 * (width as u64 + 4))
 }
 
 impl FusedPlan {
-    /// Where the maxima and totals of the splits begin in their memory, in elements.
+    /// The start of the splits' maxima and totals in their memory, in elements.
     pub fn stats(&self) -> usize {
         if self.splits == 1 {
             return 0;
@@ -538,7 +543,7 @@ impl FusedPlan {
         self.rows * self.splits * self.width
     }
 
-    /// Memory for the sums, maxima and totals of splits.
+    /// Bytes of memory for the sums, maxima and totals of splits.
     pub fn partial_bytes(&self) -> u64 {
         if self.splits == 1 {
             return 0;
@@ -546,12 +551,12 @@ impl FusedPlan {
         (self.splits as u64).saturating_mul(partial_bytes(self.rows, self.width))
     }
 
-    /// Packed rows of all sequences and heads.
+    /// The packed rows of all sequences and heads.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// The dispatches: the grid, cut.
+    /// Returns the dispatches that the grid is cut into.
     pub fn pieces(&self) -> impl Iterator<Item = Piece> + use<> {
         pieces(self.grid, self.steps)
     }

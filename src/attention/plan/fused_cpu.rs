@@ -1,17 +1,16 @@
-//! Tiles of the fused kernel's form for software drivers.
+//! Tiles of the CPU variant of the fused kernel.
 
 use crate::device::tuned::Pick;
 
-/// Bytes of code of the uniform form's loop, counted in what a driver made of it for AVX2: per
-/// vector of four of k and v 27 to load it and 12 per query to use it, per query and vector of out
-/// 84 to scale it.
+/// Bytes of code of the kernel's loop, counted in a driver's AVX2 code. Each vec4 of k and v takes
+/// 27 bytes to load, and 12 per query to use. Each vector of out takes 84 bytes per query to scale.
 fn cpu_code_bytes(queries: u32, keys: u32, head_vectors: usize, value_vectors: usize) -> usize {
     let (queries, keys) = (queries as usize, keys as usize);
     4 * keys * (head_vectors + value_vectors) * (27 + 12 * queries) + 84 * queries * value_vectors
 }
 
-/// What an invocation of the uniform form computes at a time: `queries` against `keys`, and
-/// `value_vectors` of out.
+/// The block that an invocation computes at a time: `queries` against `keys`, and `value_vectors`
+/// of out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CpuBlock {
     pub queries: u32,
@@ -19,22 +18,22 @@ pub(super) struct CpuBlock {
     pub value_vectors: u32,
 }
 
-/// Queries and keys of a block, and how many bytes of code they may take.
+/// Queries and keys of a block, and the largest number of bytes of code.
 type Choice = (u32, u32, usize);
 
-/// Blocks of the uniform form for vectors of so many lanes, the best first: by how often they use
-/// what they load, as long as their code leaves room in a cache of instructions of 32 KiB. Then
-/// those of one query, for which rows fill no more than the lanes.
+/// Returns the blocks for vectors of `lanes` lanes, the best first. The best blocks reuse loaded
+/// data most often, while their code leaves room in an instruction cache of 32 KiB. The second list
+/// is for calls whose rows do not exceed the lanes: blocks of one query.
 fn choices(lanes: u32) -> (&'static [Choice], &'static [Choice]) {
     match lanes {
-        // Twice the work for as much code, on twice as many registers: two keys of a block are
-        // worth the room.
+        // The same code does twice the work, with twice as many registers. Two keys of a block are
+        // worth the space.
         16 => (
             &[(4, 2, 22_000), (3, 2, 34_000), (2, 2, 50_000), (2, 1, 40_000)],
             &[(1, 2, 25_000), (1, 1, 34_000)],
         ),
-        // Measured for 8 lanes. Beyond about 25 KB it runs at half the speed; the first two now and
-        // then run slow at a size that others run well at.
+        // Measured for 8 lanes. Beyond about 25 KB the code runs at half the speed. The first two
+        // blocks sometimes run slowly at a size at which other blocks run well.
         _ => (
             &[(4, 4, 22_000), (4, 2, 22_000), (3, 2, 25_000), (2, 2, 25_000), (3, 1, 25_000), (2, 1, 25_000)],
             &[(1, 2, 20_000), (1, 1, 25_000)],
@@ -42,18 +41,19 @@ fn choices(lanes: u32) -> (&'static [Choice], &'static [Choice]) {
     }
 }
 
-/// The block of the uniform form with as many queries per invocation as its code leaves room for.
+/// Returns the block with the most queries per invocation for which the code fits.
 pub(super) fn cpu_block(lanes: u32, rows: usize, head_vectors: usize, value_vectors: usize) -> CpuBlock {
     let (many, one) = choices(lanes);
     let full = lanes as usize;
     let fitting = |slice: usize| {
         let fits =
             |(queries, keys, room): &Choice| cpu_code_bytes(*queries, *keys, head_vectors, slice) <= *room;
-        // No query of an invocation is past the last row of the call.
+        // No query of an invocation may be past the last row of the call.
         let mut wanted = many.iter().filter(|(queries, ..)| rows > full * (*queries as usize - 1));
         if rows > full { wanted.find(|choice| fits(choice)) } else { one.iter().find(|choice| fits(choice)) }
     };
-    // Every slice scores all keys again: two at most, else all at once at whatever speed.
+    // Every slice scores all keys again, so there are at most two slices. If two do not fit, one
+    // slice computes all channels at any speed.
     let halves = value_vectors.div_ceil(2);
     let (slice, &(queries, keys, _)) = fitting(value_vectors)
         .map(|choice| (value_vectors, choice))
@@ -62,13 +62,13 @@ pub(super) fn cpu_block(lanes: u32, rows: usize, head_vectors: usize, value_vect
     CpuBlock { queries, keys, value_vectors: slice as u32 }
 }
 
-/// Bytes of code beyond which no block is worth measuring: it would run at half the speed, and
-/// compile for seconds.
+/// The bytes of code beyond which no block is worth measuring. Such a block would run at half the
+/// speed, and compile for seconds.
 fn most_code(lanes: u32) -> usize {
     if lanes == 16 { 60_000 } else { 30_000 }
 }
 
-/// The block that `pick` asks for, if it names one that a call of so many rows can have.
+/// Returns the block of `pick`, if `pick` names one that a call with so many rows can have.
 pub(super) fn picked_cpu_block(
     pick: &Pick,
     lanes: u32,
@@ -79,7 +79,7 @@ pub(super) fn picked_cpu_block(
     let Pick { rows: picked, keys, .. } = *pick;
     let queries = picked / lanes;
     let named = picked.is_multiple_of(lanes) && (1..=4).contains(&queries) && [1, 2, 4].contains(&keys);
-    // No query of an invocation is past the last row of the call.
+    // No query of an invocation may be past the last row of the call.
     if !named || (queries - 1) as usize * lanes as usize >= rows {
         return None;
     }
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn blocks_leave_room_for_their_code() {
-        // Lanes, rows, channels; queries, keys, vectors of out.
+        // Lanes, rows, channels; then queries, keys, vectors of out.
         let expected = [
             ([4, 512, 64], [3, 2, 16]),
             ([8, 512, 32], [4, 4, 8]),
@@ -107,7 +107,7 @@ mod tests {
             ([16, 512, 128], [2, 2, 32]),
             ([16, 512, 192], [2, 2, 48]),
             ([16, 512, 256], [2, 1, 64]),
-            // Few rows: no lane idles that need not.
+            // Few rows: as few idle lanes as possible.
             ([8, 1, 1], [1, 2, 1]),
             ([8, 1, 64], [1, 2, 16]),
             ([4, 4, 128], [1, 1, 32]),

@@ -1,30 +1,30 @@
-//! What the kernel of the gradients computes.
+//! The results of the backward kernel.
 
 use crate::tensor::Shape;
 
-/// What a dispatch of the kernel computes.
+/// The results of one dispatch of the backward kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum GradientsOf {
     Queries,
     Keys,
     Values,
     KeysAndValues,
-    /// No gradients: the sums of queries' weights, which the others divide by, where those of
-    /// queries are not wanted.
+    /// No gradients: only the sums of queries' weights, by which the other kernels divide. Used if
+    /// the gradients of queries are not wanted.
     Totals,
 }
 
 impl GradientsOf {
-    /// Of gradients.
+    /// The variants that compute gradients.
     pub const ALL: [Self; 4] =
         [GradientsOf::Queries, GradientsOf::Keys, GradientsOf::Values, GradientsOf::KeysAndValues];
 
-    /// True if a workgroup has rows of queries.
+    /// True if the rows of a workgroup are queries.
     pub fn of_queries(self) -> bool {
         matches!(self, GradientsOf::Queries | GradientsOf::Totals)
     }
 
-    /// Whether it has those of what scores are made of.
+    /// True if the results include gradients of queries or keys.
     pub fn scores(self) -> bool {
         !matches!(self, GradientsOf::Values | GradientsOf::Totals)
     }
@@ -33,12 +33,12 @@ impl GradientsOf {
         matches!(self, GradientsOf::Values | GradientsOf::KeysAndValues)
     }
 
-    /// Rows whose gradients these are, of a head, and such heads.
+    /// The number of rows of a head whose gradients are computed, and the number of heads.
     pub fn own_side(self, shape: &Shape) -> (usize, usize) {
         if self.of_queries() { (shape.q_len, shape.heads) } else { (shape.kv_len, shape.kv_heads) }
     }
 
-    /// Multiply-adds for a pair.
+    /// The multiply-adds for a pair.
     pub fn operations(self, shape: &Shape) -> usize {
         let (head, value) = (shape.head_dim, shape.value_dim);
         match self {

@@ -6,7 +6,7 @@ use crate::kernel::KernelOptions;
 use crate::matmul::plan::ENOUGH_WORKGROUPS;
 use crate::tensor::{DType, Shape};
 
-/// Tiles of `fused/matrix.wgsl`, which says what they are.
+/// Tiles of `fused/matrix.wgsl`, which describes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct FusedMatrix {
     pub fragment: Fragment,
@@ -19,27 +19,30 @@ pub(crate) struct FusedMatrix {
     /// Channels of queries and keys, and of values, in whole fragments.
     pub head: u32,
     pub value: u32,
-    /// Whether queries and keys have `head` channels, not fewer.
+    /// True if queries and keys have exactly `head` channels.
     pub exact: bool,
-    /// Whether queries stay in workgroup memory, not in fragments.
+    /// True if queries stay in workgroup memory, not in fragments.
     pub q_in_memory: bool,
 }
 
-/// With more channels than this, 16 rows no longer fit in registers.
+/// With more channels, 16 rows no longer fit in registers.
 const MOST_CHANNELS: usize = 256;
 
-/// Registers of each of 32 invocations that the rows of a subgroup and their sums may take. GPUs
-/// with fragments of 8 × 8 (Apple's) have about 128, others 255: scores, addresses and what is
-/// staged next take the rest.
+/// The registers of an invocation for the rows of a subgroup of 32 and their sums. GPUs with
+/// fragments of 8 × 8 (Apple's) have about 128 registers, others 255. Scores, addresses and data
+/// for the next stage use the rest.
 pub(super) const ROOM: u32 = 96;
 
-/// The most rows of a subgroup, at least `least`, of which `registers` says that they have room.
+/// Returns the largest number of rows of a subgroup, at least `least`, whose `registers` fit
+/// [`ROOM`].
 pub(super) fn most_rows(least: u32, registers: impl Fn(u32) -> u32) -> Option<u32> {
     [32, 16, 8].into_iter().filter(|rows| *rows >= least).find(|rows| registers(*rows) <= ROOM)
 }
 
+/// Checks the number of channels.
+///
 /// # Errors
-/// Why there are no tiles for so many channels.
+/// Returns the reason if there are too many channels.
 pub(super) fn check_channels(shape: &Shape) -> Result<(), &'static str> {
     if shape.head_dim.max(shape.value_dim) > MOST_CHANNELS {
         return Err("head_dim and value_dim may be at most 256");
@@ -47,9 +50,9 @@ pub(super) fn check_channels(shape: &Shape) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Of tiles that fit, best first: large ones as long as every core of a large GPU gets one (a
-/// second one each is for splits of the keys to find), then those that `rows` of a head do not
-/// leave half empty. `size`: a tile's rows and subgroups.
+/// Returns the first tiles, best first, that give every core of a large GPU a workgroup. (Splits of
+/// the keys can give each core a second one.) Otherwise returns tiles that `rows` of a head fill at
+/// least half. `size` returns a tile's rows and subgroups.
 pub(super) fn tiles_for<T: Copy>(
     fitting: &[T],
     rows: usize,
@@ -67,8 +70,8 @@ pub(super) fn tiles_for<T: Copy>(
         .ok_or("their tiles take more workgroup memory, invocations or registers than the device allows")
 }
 
-/// Devices with `fragment` and channels that lists of kernels ask plans for: subgroups of 32 and of
-/// 64, 32 and 48 KiB.
+/// Returns devices with `fragment`, and channels, for lists of kernels: subgroups of 32 and of 64,
+/// 32 and 48 KiB.
 pub(super) fn usual(fragment: Fragment) -> impl Iterator<Item = (DeviceFacts, usize)> {
     let devices =
         [(32, 32768), (32, 49152), (64, 32768), (64, 49152)].map(|(width, workgroup_memory)| DeviceFacts {
@@ -84,9 +87,9 @@ pub(super) fn usual(fragment: Fragment) -> impl Iterator<Item = (DeviceFacts, us
     devices.into_iter().flat_map(move |device| channels.map(|channels| (device.clone(), channels)))
 }
 
-/// As many rows of a subgroup as registers hold: keys and values are loaded once for all of them.
-/// And whether their queries stay in workgroup memory, because even the fewest rows do not fit
-/// otherwise. FlashAttention-2 takes 16 rows.
+/// Returns the largest number of rows of a subgroup that registers can hold. All of these rows
+/// share one load of keys and values. The second result is true if queries must stay in workgroup
+/// memory. This is so if even the fewest rows do not fit otherwise. FlashAttention-2 uses 16 rows.
 fn sub_rows(head: u32, value: u32, device: &DeviceFacts) -> (u32, bool) {
     let least = device.matrix.map_or(8, Fragment::side);
     let rows = most_rows(least, |rows| rows * (head / 2 + value) / 32);
@@ -108,13 +111,13 @@ impl FusedMatrix {
         let halves = keys * (head + value + 16);
         let queries = if self.q_in_memory { 2 * (head + 8) } else { 0 };
         let of_rows = 2 * (keys + 8) + queries + 4 * (keys + 4) + 8;
-        // Eight partial intervals and the whole, flags of 16 bytes.
+        // Eight partial intervals and the total, and flags of 16 bytes.
         2 * halves + self.rows() * of_rows + 16 * 10
     }
 
     fn fits(&self, device: &DeviceFacts) -> bool {
         let (rows, workgroup, side) = (self.rows(), self.workgroup(), self.fragment.side());
-        // Neighbours that share a row are of one subgroup, and at most four.
+        // Invocations that share a row are neighbours in one subgroup, at most four.
         let shares = if workgroup >= rows {
             workgroup.is_multiple_of(rows)
                 && workgroup / rows <= 4
@@ -122,7 +125,7 @@ impl FusedMatrix {
         } else {
             rows.is_multiple_of(workgroup)
         };
-        // Queries pass in four parts at most.
+        // The kernel loads queries in at most four passes.
         let halves = self.keys * (self.head + self.value + 16) + rows * (self.keys + 8);
         let passes = self.q_in_memory || 4 * ((halves / rows - 8) / side) >= self.head / side;
         shares
@@ -132,7 +135,8 @@ impl FusedMatrix {
             && self.memory() <= device.workgroup_memory
     }
 
-    /// The tiles to try, best first: more rows share what is staged, more keys the barriers.
+    /// Returns the tiles to try, best first. More rows share the staged keys, and more keys share
+    /// the barriers.
     fn candidates(
         fragment: Fragment,
         shape: &Shape,
@@ -143,21 +147,21 @@ impl FusedMatrix {
         let (head, value) = (whole(shape.head_dim), whole(shape.value_dim));
         let exact = head as usize == shape.head_dim;
         let (rows, q_in_memory) = sub_rows(head, value, device);
-        // Software drivers, which have fragments to test with, take a while to compile large tiles.
+        // Software drivers have fragments for testing, but they compile large tiles slowly.
         let side = fragment.side();
         let small = if q_in_memory { vec![(side, 2, 16), (side, 1, 16)] } else { vec![(2 * side, 2, 16)] };
-        // What is staged of more keys would take the registers that wide heads have left.
+        // More staged keys would use the registers that wide heads need.
         let most_keys = if head + value > 256 { 16 } else { 32 };
         let width = device.planned_subgroup();
         let mut large = Vec::new();
         if fragment == Fragment::Sixteen {
-            // On an H200 (580.159) eight subgroups of 128 channels are 1.47 times as fast as four,
-            // which stage all keys for half as many rows.
+            // On an H200 (580.159), eight subgroups of 128 channels are 1.47 times as fast as four.
+            // Four stage all keys for half as many rows.
             if width <= 32 && (129..=256).contains(&(head + value)) {
                 large.push((rows, 8, 32));
             }
-            // There 16 rows of 64 channels are 1.13 times as fast as 32: more subgroups share a
-            // core.
+            // On the same GPU, 16 rows of 64 channels are 1.13 times as fast as 32. More subgroups
+            // then share a core.
             if rows > 16 {
                 large.push((16, 4, 32));
             }
@@ -165,7 +169,7 @@ impl FusedMatrix {
         let usual = [(4, 32), (2, 32), (4, 16), (2, 16), (1, 32), (1, 16)];
         large.extend(usual.map(|(subgroups, keys)| (rows, subgroups, keys)));
         let tiles = if kernel_options.target.is_cpu(device) { small } else { large };
-        // With the sums of wide heads a subgroup of 32 that stages all alone takes more than 255
+        // For wide heads, a subgroup of 32 that stages all data alone needs more than 255
         // registers.
         let most_alone = if fragment == Fragment::Sixteen && width == 32 { 384 } else { u32::MAX };
         let tiles = tiles.into_iter().filter(move |(_, subgroups, keys)| {
@@ -184,8 +188,8 @@ impl FusedMatrix {
         })
     }
 
-    /// What plans choose for many rows of the usual channels, on subgroups of 32 and of 64 and with
-    /// 32 and 48 KiB.
+    /// Returns the plans for many rows of the usual channels. The devices have subgroups of 32 and
+    /// of 64, and 32 and 48 KiB.
     pub fn planned(fragment: Fragment) -> Vec<FusedMatrix> {
         let mut all: Vec<FusedMatrix> = Vec::new();
         for (device, channels) in usual(fragment) {
@@ -198,7 +202,7 @@ impl FusedMatrix {
         all
     }
 
-    /// Every kind of tiles there is, for `fragment`.
+    /// Returns every kind of tiles for `fragment`.
     pub fn all(fragment: Fragment) -> Vec<FusedMatrix> {
         let of = |head, value, sub_rows, subgroups, width, keys| FusedMatrix {
             fragment,
@@ -226,7 +230,7 @@ impl FusedMatrix {
     }
 }
 
-/// The tiles for `shape`, or why there are none.
+/// Returns the tiles for `shape`, or the reason why no tiles fit.
 pub(super) fn fused_matrix(
     rows: usize,
     heads: usize,
@@ -244,8 +248,8 @@ pub(super) fn fused_matrix(
         return Ok(*picked);
     }
     // Fewer subgroups stage all keys for fewer rows. On an H200, 512 rows of 8 heads take 1.4 times
-    // as long with one subgroup as with four, whose keys are split among more workgroups. Eight
-    // subgroups need two workgroups for each core.
+    // as long with one subgroup as with four. With four, the keys are split among more workgroups.
+    // Eight subgroups need two workgroups for each core.
     let is_shared = |t: &&FusedMatrix| {
         let workgroups = rows.div_ceil(t.rows() as usize).saturating_mul(heads);
         let subgroups = if workgroups >= ENOUGH_WORKGROUPS { 4..=8 } else { 4..=4 };
@@ -309,17 +313,17 @@ mod tests {
         };
         assert_eq!(of(16, 16384, 128, &DEVICE), (16, 8, 32));
         assert_eq!(of(32, 16384, 64, &DEVICE), (16, 4, 32));
-        // Eight subgroups only where two workgroups are there for each core of a large GPU.
+        // Eight subgroups only if each core of a large GPU gets two workgroups.
         assert_eq!(of(8, 2048, 128, &DEVICE), (16, 4, 32));
         let varying = DeviceFacts { subgroup_max: 64, ..DEVICE };
         assert_eq!(of(32, 16384, 64, &varying), (16, 4, 32));
         assert_eq!(of(16, 16384, 128, &varying), (16, 4, 32));
-        // Queries of wider heads take workgroup memory.
+        // Queries of wider heads are in workgroup memory.
         assert_eq!(of(8, 16384, 256, &DEVICE), (16, 2, 16));
         let small = DeviceFacts { workgroup_memory: 32768, ..DEVICE };
         assert_eq!(of(8, 16384, 192, &small), (16, 2, 16));
         assert!(plan(shape(8, 16384, 256), &small).is_err());
-        // Too few for the device.
+        // Too few rows for the device.
         assert_eq!(of(8, 512, 64, &varying), (16, 4, 32));
         assert_eq!(of(8, 24, 64, &varying), (32, 1, 32));
         let apple = DeviceFacts { workgroup_memory: 32768, matrix: Some(Fragment::Eight), ..DEVICE };
@@ -359,7 +363,7 @@ mod tests {
                                 let FusedMatrix { sub_rows, keys, head, value, .. } = tiles;
                                 let (side, rows, workgroup) =
                                     (fragment.side(), tiles.rows(), tiles.workgroup());
-                                // The shader's assertions, and what the host promises.
+                                // The shader's assertions and the host's promises.
                                 assert!(
                                     [sub_rows, keys, head, value].iter().all(|n| n % side == 0),
                                     "{tiles:?}"

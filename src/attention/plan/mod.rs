@@ -1,4 +1,4 @@
-//! How work is shared out: tiles, workgroups, splits. Pure functions of sizes and the device.
+//! Plans: tiles, workgroups and splits. They are pure functions of sizes and the device.
 
 mod backward;
 mod backward_matrix;

@@ -1,4 +1,4 @@
-//! A call of attention as its plan sees it: sizes, types and layouts as far as they decide, no
+//! The facts of an attention call that its plan depends on: sizes, types and layouts, but no
 //! tensors.
 
 use super::decode::KeySource;
@@ -8,7 +8,7 @@ use crate::kernel::KernelOptions;
 use crate::mask::{Alignment, Id, Mask, Pattern};
 use crate::tensor::{DType, Layout, Shape};
 
-/// Where keys and values lie.
+/// The layout of keys and values.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum KeyLayout {
     Tensors {
@@ -19,13 +19,13 @@ pub(crate) enum KeyLayout {
     Cache {
         storage: StorageKind,
         kind: LayoutKind,
-        /// Most tokens of a sequence that are left.
+        /// The largest number of tokens that a sequence retains.
         kept: usize,
     },
 }
 
 impl KeyLayout {
-    /// How they are stored.
+    /// Returns the storage of the keys and values.
     pub fn storage(&self) -> StorageKind {
         match self {
             KeyLayout::Tensors { dtype, .. } => StorageKind::of(*dtype),
@@ -33,7 +33,7 @@ impl KeyLayout {
         }
     }
 
-    /// Whether kernels can load them as vectors of words that hold several channels each.
+    /// True if kernels can load them as vectors of words that hold several channels each.
     pub fn in_words(&self) -> bool {
         match self {
             KeyLayout::Tensors { dtype, k, v } => {
@@ -48,31 +48,32 @@ impl KeyLayout {
     }
 }
 
-/// How many keys queries may see, as far as it is known without lengths and tensors.
+/// An upper bound for the number of visible keys, without lengths and tensors.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reach {
-    /// Most of all queries together.
+    /// The largest number of keys that all queries see together.
     pub most: usize,
-    /// Where a window bounds them: most keys of one query besides its own position. Each neighbour
-    /// sees one further.
+    /// With a window: the largest number of keys that one query sees, not counting its own
+    /// position. The window of the next query starts one key later.
     pub window: Option<usize>,
 }
 
 impl Reach {
-    /// Of the intervals that kernels go through for `mask`, whose masked keys are `kv_len` at most.
+    /// Returns the reach of the key intervals that kernels visit for `mask`. `kv_len` is the
+    /// largest number of masked keys.
     pub fn of<L, K, B, M>(mask: &Mask<L, K, B, M>, q_len: usize, kv_len: usize, ring: bool) -> Self {
         let lifted = ring || mask.rules().any(|rule| rule.lifts);
-        // Neighbours in different sequences stand far apart. A block map (BigBird's too) and global
-        // columns show keys anywhere; which, is on the device.
+        // Neighbouring queries in different sequences have distant positions. Block maps (BigBird's
+        // too) and global columns can show any key, and only the device knows which keys.
         if lifted || mask.has(Id::Packed) {
             return Reach { most: kv_len, window: None };
         }
         let settings = mask.settings();
-        // Of a pattern with far keys, kernels go through all that the other rules leave.
+        // With far keys in a pattern, kernels visit all keys that the other rules permit.
         let near = settings.pattern.and_then(Pattern::reach).unwrap_or(usize::MAX);
         let alignment = (!mask.has(Id::QueryOffsets)).then_some(settings.alignment);
         let last = match alignment {
-            // The first query has the others' own keys after it.
+            // The keys of all later queries follow the first query.
             Some(Alignment::BottomRight) => q_len.saturating_sub(1),
             _ => usize::MAX,
         };
@@ -86,18 +87,18 @@ impl Reach {
         Reach { most, window: (left < usize::MAX).then(|| left.saturating_add(right)) }
     }
 
-    /// Most keys that `queries` beside each other see.
+    /// Returns the largest number of keys that `queries` neighbouring queries see.
     pub fn of_queries(&self, queries: usize) -> usize {
         self.window.map_or(self.most, |window| self.most.min(window.saturating_add(queries)))
     }
 }
 
-/// A tensor for the attention weights.
+/// The kind of tensor for the attention weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WeightsOutput {
-    /// Can be the score matrix itself.
+    /// The tensor can be the score matrix.
     Matrix,
-    /// Of another type, or the mean over heads.
+    /// The tensor has another type, or is the mean over heads.
     Other,
 }
 
@@ -108,31 +109,30 @@ impl WeightsOutput {
     }
 }
 
-/// All that a plan must know of a call.
+/// The facts of a call that a plan needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outline {
     pub shape: Shape,
-    /// Of the queries.
+    /// The type of the queries.
     pub dtype: DType,
     pub keys: KeyLayout,
     pub reach: Reach,
-    /// Whether a mask hides keys, biases scores or replaces them.
+    /// True if a mask hides keys, adds to scores or replaces them.
     pub masked: bool,
-    /// Whether the kernels for few rows can take the call: they neither skip tiles by a block map
-    /// nor drop weights.
+    /// True if the decode kernels can compute the call. They do not support block maps or dropout.
     pub simple: bool,
     pub weights: Option<WeightsOutput>,
-    /// Whether scores are wanted.
+    /// True if the caller requests scores.
     pub scores: bool,
-    /// Whether they are additive.
+    /// True if the scores are additive.
     pub additive: bool,
-    /// Storage buffers that the fused kernel binds.
+    /// The number of storage buffers that the fused kernel binds.
     pub bindings: usize,
     pub kernel_options: KernelOptions,
 }
 
 impl Outline {
-    /// What tiles depend on.
+    /// Returns the facts that tiles depend on.
     pub fn source(&self) -> KeySource {
         let storage = self.keys.storage();
         let halves = self.dtype == DType::F16 && storage == StorageKind::F16;
@@ -148,7 +148,8 @@ impl Outline {
         }
     }
 
-    /// Calls that a measurement of this one stands for, if any is followed.
+    /// Returns the class of calls that share a measurement with this call. Returns `None` if the
+    /// call ignores measurements.
     pub fn class(&self) -> Option<Class> {
         let Outline { shape, dtype, keys, masked, simple, weights, scores, kernel_options, .. } = *self;
         if !simple || scores || self.additive || weights.is_some() || !kernel_options.is_open() {
@@ -166,7 +167,7 @@ impl Outline {
         Some(Class::new(0, exact, [rows, shape.batch.saturating_mul(shape.kv_heads), shape.kv_len, 1]))
     }
 
-    /// Most keys of a sequence.
+    /// Returns the largest number of keys of a sequence.
     pub fn most_keys(&self) -> usize {
         match self.keys {
             KeyLayout::Tensors { .. } => self.shape.kv_len,

@@ -1,4 +1,4 @@
-//! Which pairs of queries and keys are in memory at a time, where they must be.
+//! Rectangles of query–key pairs that must be in memory together.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use super::fused::TANH;
 use crate::device::DeviceFacts;
 use crate::tensor::Shape;
 
-/// Pairs of some batch entries' queries and keys, of all heads.
+/// Pairs of queries and keys of some batch entries, for all heads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Rectangle {
     pub batch: Range<usize>,
@@ -20,19 +20,20 @@ impl Rectangle {
     }
 }
 
-/// Which gradients are summed over a rectangle: those of queries over all of their keys, those of
-/// keys over all of their queries.
+/// The gradients that are summed over a rectangle. A gradient of queries sums over all their keys,
+/// a gradient of keys over all their queries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sides {
     pub queries: bool,
     pub keys: bool,
 }
 
-/// Most pairs in memory, if a row of them is not more.
+/// The most pairs in memory, unless a single row has more.
 const MOST_PAIRS: usize = 1 << 23;
 
-/// Rectangles that together are all pairs: one if it is not too large; else each has all keys of
-/// some queries, and each of others all queries of some keys, as sums over either are `wanted`.
+/// Returns rectangles that together cover all pairs: one if it is not too large. Otherwise, for
+/// gradients of queries, each rectangle has all keys of some queries. For gradients of keys, each
+/// has all queries of some keys. `wanted` chooses the sides.
 pub(crate) fn rectangles(
     shape: &Shape,
     wanted: Sides,
@@ -49,17 +50,17 @@ pub(crate) fn rectangles(
         return vec![(Rectangle { batch: 0..batch, queries: 0..q_len, keys: 0..kv_len }, wanted)];
     }
     let mut all = Vec::new();
-    // Of queries, and of keys.
+    // Rectangles for queries, then for keys.
     for (side, of_queries) in [(wanted.queries, true), (wanted.keys, false)] {
         if !side {
             continue;
         }
         let (len, others) = if of_queries { (q_len, kv_len) } else { (kv_len, q_len) };
-        // The grid counts queries, and sequences by heads.
+        // The grid has an axis for queries, and one for batch entries times heads.
         let longest = if of_queries { len.min(grid) } else { len };
         let rows = (most / heads.saturating_mul(others).max(1)).max(1);
         let entries = if longest == len { (rows / len).min(grid / heads.max(1)).max(1) } else { 1 };
-        // Whole workgroups' rows, so that each gives one part of a sum.
+        // Whole workgroups of rows, so that each workgroup computes one part of a sum.
         let step = if rows >= len && longest == len {
             len
         } else if rows.min(longest) >= 64 {

@@ -1,5 +1,4 @@
-//! How the gradients of what scores are changed by are shared out: elements, lanes, dispatches of
-//! bounded work.
+//! Plans of the gradients of a mask's tensors: elements, lanes, dispatches of bounded work.
 
 use crate::device::DeviceFacts;
 use crate::kernel::KernelOptions;
@@ -20,7 +19,7 @@ pub(crate) enum Added {
 impl Added {
     pub const ALL: [Self; 4] = [Added::Bias, Added::Slopes, Added::Relative, Added::Sinks];
 
-    /// The rule that has it.
+    /// Returns the rule that has the tensor.
     pub fn id(self) -> Id {
         match self {
             Added::Bias => Id::Bias,
@@ -30,7 +29,7 @@ impl Added {
         }
     }
 
-    /// The gradient's name in errors.
+    /// Returns the gradient's name in errors.
     pub fn name(self) -> &'static str {
         match self {
             Added::Bias => "d_bias",
@@ -41,20 +40,20 @@ impl Added {
     }
 }
 
-/// Elements from which on an invocation each keeps a device busy.
+/// The number of elements from which one invocation each keeps a device busy.
 const MANY: usize = 1 << 14;
 
-/// Workgroups that keep a large GPU busy, whose sums are of pairs.
+/// The number of workgroups, each summing over pairs, that keep a large GPU busy.
 const ENOUGH: usize = 2 * ENOUGH_WORKGROUPS;
 
-/// The most parts of an element: one invocation adds them.
+/// The most parts of an element. One invocation adds them.
 const MOST_PARTS: usize = 64;
 
-/// Parts of all elements, which are in scratch: 1 MiB.
+/// The most parts of all elements in scratch: 1 MiB.
 const MOST_SUMS: usize = 1 << 18;
 
-/// How many parts the elements are added up in, each of queries of its own, and how many queries
-/// each has.
+/// Returns the number of parts that each element is split into, and the number of queries of a
+/// part. Each part sums over different queries.
 fn parts(of: Added, gradient: [usize; 4], shape: &Shape, key_lanes: usize) -> [usize; 2] {
     let axes = [shape.batch, shape.heads, shape.q_len];
     let rows: usize =
@@ -66,7 +65,7 @@ fn parts(of: Added, gradient: [usize; 4], shape: &Shape, key_lanes: usize) -> [u
         Added::Bias | Added::Slopes => 4,
     };
     let least = each * ScoreGradientsPlan::WORKGROUP as usize / key_lanes;
-    // Of a table, only the outermost places have many.
+    // In a relative table, only the outermost elements have many terms.
     let long = match of {
         Added::Relative => gradient[0] * gradient[1] * gradient[3].min(2),
         _ => count(gradient),
@@ -76,17 +75,17 @@ fn parts(of: Added, gradient: [usize; 4], shape: &Shape, key_lanes: usize) -> [u
     [rows.div_ceil(part_rows), part_rows]
 }
 
-/// One dispatch of the kernel, before it is cut.
+/// The plan of one kernel of score gradients. It is cut into dispatches later.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ScoreGradientsPlan {
     pub of: Added,
-    /// Whether a workgroup has an element or a part of one, and not an invocation.
+    /// True if a workgroup computes an element or a part of one. False if an invocation does.
     pub shared: bool,
-    /// Lanes that share a query's keys; the others have other queries.
+    /// Lanes that share a query's keys. Other lanes have other queries.
     pub key_lanes: u32,
-    /// Parts of an element, which scratch holds where there are several.
+    /// Parts of an element. If there are several, scratch holds them.
     pub parts: usize,
-    /// Queries of each.
+    /// Queries of each part.
     pub part_rows: usize,
     elements: usize,
     /// Workgroups: the last axis times the parts, the queries, batch times heads.
@@ -97,10 +96,10 @@ pub(crate) struct ScoreGradientsPlan {
 impl ScoreGradientsPlan {
     pub const WORKGROUP: u32 = 64;
 
-    /// `gradient`: its shape.
+    /// Plans the kernel. `gradient` is the shape of the gradient.
     ///
     /// # Errors
-    /// More dispatches than there may be.
+    /// Returns an error if there would be too many dispatches.
     pub fn new(
         of: Added,
         gradient: [usize; 4],
@@ -109,14 +108,15 @@ impl ScoreGradientsPlan {
         device: &DeviceFacts,
     ) -> Result<Self, Error> {
         let lanes = Self::WORKGROUP as usize;
-        // Of one element. Of a table, on average: the outermost places have more.
+        // The terms of one element. For a table it is the average: the outermost elements have
+        // more.
         let terms = match of {
             Added::Sinks => count(shape.lse()),
             _ => count(shape.weights()),
         };
         let terms = terms.div_ceil(count(gradient));
         let shared = of != Added::Bias || terms >= lanes && count(gradient) < MANY;
-        // A place has a key of a query, or a few.
+        // An element of a table has at most a few keys of each query.
         let keys = match of {
             Added::Sinks => 1,
             _ if gradient[3] == 1 => shape.kv_len,
@@ -126,7 +126,7 @@ impl ScoreGradientsPlan {
         let operations = if of == Added::Sinks { 1 } else { shape.head_dim + shape.value_dim };
         let [parts, part_rows] = if shared { parts(of, gradient, shape, key_lanes) } else { [1, usize::MAX] };
         let elements = if shared { 1 } else { lanes };
-        // What masks hide counts.
+        // The work includes masked pairs.
         let work = 2.0 * elements as f64 * terms.div_ceil(parts) as f64 * operations as f64;
         let grid = [gradient[3].div_ceil(elements) * parts, gradient[2], gradient[0] * gradient[1]];
         let steps = steps(grid, work, kernel_options.most_work(), device)?;
@@ -142,12 +142,12 @@ impl ScoreGradientsPlan {
         })
     }
 
-    /// What the parts take of the scratch.
+    /// The bytes of the parts in scratch.
     pub fn part_bytes(&self) -> u64 {
         if self.parts == 1 { 0 } else { 4 * self.parts as u64 * self.elements as u64 }
     }
 
-    /// The dispatches: the grid, cut.
+    /// Returns the dispatches that the grid is cut into.
     pub fn pieces(&self) -> impl Iterator<Item = Piece> + use<> {
         pieces(self.grid, self.steps)
     }
@@ -172,7 +172,7 @@ mod tests {
         assert_eq!(plan(Added::Bias, [1, 4, 1, 500]), (true, 1, [1, 600], [500, 1, 4]));
         assert_eq!(plan(Added::Bias, [1, 1, 300, 1]), (true, 64, [1, 8], [1, 300, 1]));
         assert_eq!(plan(Added::Bias, [1, 1, 1, 500]), (true, 1, [1, 2400], [500, 1, 1]));
-        // Of 600 queries, then of 300, each in at most 64 parts.
+        // Sums over 600 queries, then over 300, in at most 64 parts.
         assert_eq!(plan(Added::Slopes, [1, 4, 1, 1]), (true, 64, [60, 10], [60, 1, 4]));
         assert_eq!(plan(Added::Slopes, [2, 4, 1, 1]), (true, 64, [60, 5], [60, 1, 8]));
         assert_eq!(plan(Added::Relative, [2, 4, 1, 33]), (true, 1, [4, 75], [132, 1, 8]));

@@ -1,16 +1,16 @@
-//! `v · tanh(q + k)`, and attention by such scores.
+//! `v · tanh(q + k)`, and attention with such scores.
 
 use super::attention::{Attended, attend};
 use super::options::Options;
 use crate::attention::ScoreStage;
 use crate::tensor::{Error, Real, Shape, count, expect_length};
 
-/// The vector of a head: `score_vector` is `[heads, hidden]`, or `[hidden]` for all.
+/// Returns the vector of a head. `score_vector` is `[heads, hidden]`, or `[hidden]` for all heads.
 pub(super) fn vector_of<R>(score_vector: &[R], h: usize, hidden: usize) -> &[R] {
     if score_vector.len() == hidden { score_vector } else { &score_vector[h * hidden..][..hidden] }
 }
 
-/// Refuses a vector that is neither one head's nor all heads'.
+/// Refuses a vector whose length is neither `[hidden]` nor `[heads, hidden]`.
 pub(super) fn check_vector<R>(score_vector: &[R], shape: Shape) -> Result<(), Error> {
     let Shape { heads, head_dim, .. } = shape;
     if score_vector.len() == head_dim {
@@ -19,13 +19,14 @@ pub(super) fn check_vector<R>(score_vector: &[R], shape: Shape) -> Result<(), Er
     expect_length("score_vector", score_vector, heads.saturating_mul(head_dim))
 }
 
-/// Additive scores (Bahdanau et al. 2014) of every query against every key of its head:
-/// `s[b, h, i, j] = Σ_d score_vector[h, d] · tanh(q[b, h, i, d] + k[b, h / group, j, d])`, shape
-/// `[batch, heads, q_len, kv_len]`. Queries and keys are projected already; `shape.head_dim` is
-/// their hidden size. `score_vector` is `[heads, hidden]`, or `[hidden]` for all heads.
+/// Returns additive scores (Bahdanau et al. 2014) of every query against every key of its head:
+/// `s[b, h, i, j] = Σ_d score_vector[h, d] · tanh(q[b, h, i, d] + k[b, h / group, j, d])`. The
+/// shape is `[batch, heads, q_len, kv_len]`. Queries and keys are already projected;
+/// `shape.head_dim` is their hidden size. `score_vector` is `[heads, hidden]`, or `[hidden]` for
+/// all heads.
 ///
 /// # Errors
-/// Dimensions that are zero or do not divide, slices of another length.
+/// Returns an error if a dimension is zero or does not divide, or if a slice has another length.
 pub fn additive_scores<R: Real>(q: &[R], k: &[R], score_vector: &[R], shape: Shape) -> Result<Vec<R>, Error> {
     shape.check()?;
     expect_length("q", q, count(shape.q()))?;
@@ -43,10 +44,9 @@ pub fn additive_scores<R: Real>(q: &[R], k: &[R], score_vector: &[R], shape: Sha
     Ok((0..count(shape.weights())).map(score).collect())
 }
 
-/// Attention by additive scores: `softmax(score_vector · tanh(q + k), masked) · v`, over dense
-/// row-major slices shaped as
-/// [`Shape`] says, whose `head_dim` is the hidden size. Softcap, masks and dropout are [`attention`](crate::reference::attention)'s; its
-/// scale is not used.
+/// Attention with additive scores: `softmax(score_vector · tanh(q + k), masked) · v`. The slices
+/// are dense and row-major, shaped as [`Shape`] says; `head_dim` is the hidden size. Softcap, masks
+/// and dropout work as in [`attention`](crate::reference::attention). The scale is not used.
 ///
 /// ```
 /// use wgpu_attention::Shape;
@@ -60,7 +60,7 @@ pub fn additive_scores<R: Real>(q: &[R], k: &[R], score_vector: &[R], shape: Sha
 /// ```
 ///
 /// # Errors
-/// As [`attention`](crate::reference::attention).
+/// The errors of [`attention`](crate::reference::attention).
 pub fn additive_attention<R: Real>(
     q: &[R],
     k: &[R],
@@ -73,10 +73,10 @@ pub fn additive_attention<R: Real>(
     attend(&scores, v, shape, options)
 }
 
-/// Additive scores at a stage on their way to the softmax, `[batch, heads, q_len, kv_len]`.
+/// Returns the additive scores of a stage, `[batch, heads, q_len, kv_len]`.
 ///
 /// # Errors
-/// As [`additive_attention`].
+/// The errors of [`additive_attention`].
 pub fn additive_scores_at<R: Real>(
     q: &[R],
     k: &[R],

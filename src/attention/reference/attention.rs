@@ -1,4 +1,4 @@
-//! The three stages in a row.
+//! The reference of attention: scores, softmax, weighted sum.
 
 use super::options::Options;
 use super::scores::scores;
@@ -8,24 +8,24 @@ use crate::attention::ScoreStage;
 use crate::mask::reference::dropout;
 use crate::tensor::{Error, Real, Shape, count, expect_length};
 
-/// The results of attention, or of a layer.
+/// The results of attention or of a layer.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Attended<R> {
-    /// `[batch, heads, q_len, value_dim]`; of a layer `[batch, q_len, out_features]`.
+    /// `[batch, heads, q_len, value_dim]`, or `[batch, q_len, out_features]` for a layer.
     pub out: Vec<R>,
     /// `[batch, heads, q_len]`, before dropout.
     pub lse: Vec<R>,
-    /// `[batch, heads, q_len, kv_len]`, after dropout, where [`Options::weights`] asks for them; of
-    /// a layer with the keys it appends. [`average_heads`](crate::reference::average_heads) makes
-    /// `[batch, q_len, ..]` of them.
+    /// `[batch, heads, q_len, kv_len]`, after dropout, if [`Options::weights`] requests them. For a
+    /// layer, `kv_len` includes the appended keys.
+    /// [`average_heads`](crate::reference::average_heads) reduces them to `[batch, q_len, ..]`.
     pub weights: Option<Vec<R>>,
 }
 
-/// The scores at a stage on their way to the softmax, `[batch, heads, q_len, kv_len]`.
+/// Returns the scores of a stage, `[batch, heads, q_len, kv_len]`.
 ///
 /// # Errors
-/// As [`attention`].
+/// The errors of [`attention`].
 pub fn scores_at<R: Real>(
     q: &[R],
     k: &[R],
@@ -39,10 +39,12 @@ pub fn scores_at<R: Real>(
     Ok(options.at_stage(scores, shape, stage))
 }
 
-/// `softmax(scale · q kᵀ, masked) · v` over dense row-major slices shaped as [`Shape`] says.
+/// Computes `softmax(scale · q kᵀ, masked) · v`. The slices are dense and row-major, shaped as
+/// [`Shape`] says.
 ///
 /// # Errors
-/// Dimensions that are zero or do not divide, slices of another length, masks that do not broadcast.
+/// Returns an error if a dimension is zero or does not divide. A slice of another length or a mask
+/// that does not broadcast is an error too.
 pub fn attention<R: Real>(
     q: &[R],
     k: &[R],
@@ -58,7 +60,7 @@ pub fn attention<R: Real>(
     attend(&scores, v, shape, options)
 }
 
-/// From scores to the output.
+/// Computes the output from scores.
 pub(super) fn attend<R: Real>(
     scores: &[R],
     v: &[R],
@@ -81,7 +83,8 @@ mod tests {
     use crate::position::reference::add_positions;
     use crate::position::{PositionTable, RowPositions};
 
-    /// A difference is then of the arithmetic, never of the number.
+    /// The reference rounds options to f32, so a difference from a device comes from the
+    /// arithmetic.
     #[test]
     fn options_are_the_numbers_that_a_device_has() {
         let shape = Shape::new(1, 1, 1, 3);

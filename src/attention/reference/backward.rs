@@ -1,4 +1,4 @@
-//! The gradients of attention, stage by stage from the output back to the inputs.
+//! The reference gradients of attention, stage by stage from the output back to the inputs.
 
 use super::additive::{additive_scores, vector_of};
 use super::block_sums::{BLOCK, BlockSums};
@@ -9,7 +9,7 @@ use crate::mask::Id;
 use crate::mask::reference::dropout;
 use crate::tensor::{Error, HostTensor, Real, Shape, count, expect_length};
 
-/// What [`attention_backward`] gives: the gradient of every input, shaped as the input.
+/// The results of [`attention_backward`]: the gradient of every input, shaped as the input.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Gradients<R> {
@@ -17,30 +17,32 @@ pub struct Gradients<R> {
     pub d_q: Vec<R>,
     /// `[batch, kv_heads, kv_len, head_dim]`, summed over the query heads of a key head.
     pub d_k: Vec<R>,
-    /// `[batch, kv_heads, kv_len, value_dim]`, summed likewise.
+    /// `[batch, kv_heads, kv_len, value_dim]`, summed over the query heads of a value head.
     pub d_v: Vec<R>,
-    /// Of [`Mask::bias`](crate::Mask::bias), if there is one. Where an axis of 1 repeats, its
-    /// gradients are summed; so too below.
+    /// The gradient of [`Mask::bias`](crate::Mask::bias), if there is one. Where an axis of 1
+    /// repeats, its gradients are summed. The same is true for the next three fields.
     pub d_bias: Option<Vec<R>>,
-    /// Of the slopes of [`Mask::alibi`](crate::Mask::alibi), or of the symmetric ones.
+    /// The gradient of the slopes of [`Mask::alibi`](crate::Mask::alibi), or of the symmetric
+    /// slopes.
     pub d_slopes: Option<Vec<R>>,
-    /// Of the table of [`Mask::relative`](crate::Mask::relative).
+    /// The gradient of the table of [`Mask::relative`](crate::Mask::relative).
     pub d_relative: Option<Vec<R>>,
-    /// Of [`Mask::sink_logits`](crate::Mask::sink_logits).
+    /// The gradient of [`Mask::sink_logits`](crate::Mask::sink_logits).
     pub d_sinks: Option<Vec<R>>,
-    /// Of what [`Mask::score_fn`](crate::Mask::score_fn) gives, if there is one: `[batch, heads,
-    /// q_len, kv_len]`. The gradient of something that it reads is `Σ d_score_fn · ∂score_fn`, by
-    /// the caller's own derivative.
+    /// The gradient of the result of [`Mask::score_fn`](crate::Mask::score_fn), if there is one:
+    /// `[batch, heads, q_len, kv_len]`. The gradient of a tensor that the function reads is `Σ
+    /// d_score_fn · ∂score_fn`, with the caller's derivative.
     pub d_score_fn: Option<Vec<R>>,
-    /// Of additive scores' vector, shaped as it was given: `[heads, hidden]` or `[hidden]`.
+    /// The gradient of the vector of additive scores, in its shape: `[heads, hidden]` or
+    /// `[hidden]`.
     pub d_score_vector: Option<Vec<R>>,
 }
 
-/// The gradients of `Σ out · d_out + Σ lse · d_lse` with respect to the inputs of
-/// [`attention`](crate::reference::attention); `d_out` is `[batch, heads, q_len, value_dim]`,
-/// `d_lse` `[batch, heads, q_len]`, or zero.
+/// Returns the gradients of `Σ out · d_out + Σ lse · d_lse` with respect to the inputs of
+/// [`attention`](crate::reference::attention). `d_out` is `[batch, heads, q_len, value_dim]`.
+/// `d_lse` is `[batch, heads, q_len]`; `None` stands for zeros.
 ///
-/// With `P` the weights before dropout and `W` those after it:
+/// `P` are the weights before dropout, `W` the weights after dropout:
 ///
 /// ```text
 /// d_v[j] = Σᵢ W[i, j] · d_out[i]                     dP[i, j] = dropout(d_out[i] · v[j])
@@ -49,12 +51,12 @@ pub struct Gradients<R> {
 /// d_q[i] = scale · Σⱼ dS[i, j] · k[j]                d_k[j]   = scale · Σᵢ dS[i, j] · q[i]
 /// ```
 ///
-/// `dA` is the gradient of a score to which bias, ALiBi and relative bias have been added, so
-/// theirs too.
+/// `dA` is the gradient of a score after bias, ALiBi and relative bias are added. It is therefore
+/// the gradient of these terms too.
 ///
 /// A weight of zero gives and receives nothing, whatever its query, key, value, `d_out` and `d_lse`
-/// hold. So a query that sees no key has zero gradients; its `d_lse` is the sink's, if its head has
-/// one.
+/// hold. A query that sees no key therefore has zero gradients. If its head has a sink, its `d_lse`
+/// goes to the sink.
 ///
 /// ```
 /// use wgpu_attention::Shape;
@@ -68,7 +70,7 @@ pub struct Gradients<R> {
 /// ```
 ///
 /// # Errors
-/// As [`attention`](crate::reference::attention).
+/// The errors of [`attention`](crate::reference::attention).
 pub fn attention_backward<R: Real>(
     q: &[R],
     k: &[R],
@@ -81,12 +83,12 @@ pub fn attention_backward<R: Real>(
     gradients(&Results { q, k, v, d_out, d_lse, score_vector: None }, shape, options, false)
 }
 
-/// Sums of the absolute values of the terms that [`attention_backward`] sums, in the same shapes.
-/// The largest of a gradient is its `magnitude` for
+/// Returns the sums of the absolute values of the terms that [`attention_backward`] sums, in the
+/// same shapes. The largest value for a gradient is its `magnitude` for
 /// [`Tolerance::gradient`](crate::reference::compare::Tolerance::gradient).
 ///
 /// # Errors
-/// As [`attention`](crate::reference::attention).
+/// The errors of [`attention`](crate::reference::attention).
 pub fn attention_backward_magnitudes<R: Real>(
     q: &[R],
     k: &[R],
@@ -99,8 +101,9 @@ pub fn attention_backward_magnitudes<R: Real>(
     gradients(&Results { q, k, v, d_out, d_lse, score_vector: None }, shape, options, true)
 }
 
-/// The gradients of `Σ out · d_out + Σ lse · d_lse` with respect to the inputs of
-/// [`additive_attention`](crate::reference::additive_attention): as [`attention_backward`]'s, but for
+/// Returns the gradients of `Σ out · d_out + Σ lse · d_lse` with respect to the inputs of
+/// [`additive_attention`](crate::reference::additive_attention). They are the same as in
+/// [`attention_backward`], except:
 ///
 /// ```text
 /// d_q[i]         = v ∘ Σⱼ dS[i, j] · (1 − tanh²(q[i] + k[j]))      d_k[j]: likewise over i
@@ -108,7 +111,7 @@ pub fn attention_backward_magnitudes<R: Real>(
 /// ```
 ///
 /// # Errors
-/// As [`attention`](crate::reference::attention).
+/// The errors of [`attention`](crate::reference::attention).
 #[allow(clippy::too_many_arguments)]
 pub fn additive_attention_backward<R: Real>(
     q: &[R],
@@ -124,11 +127,11 @@ pub fn additive_attention_backward<R: Real>(
     gradients(&Results { q, k, v, d_out, d_lse, score_vector }, shape, options, false)
 }
 
-/// Sums of the absolute values of the terms that [`additive_attention_backward`] sums, in the same
-/// shapes.
+/// Returns the sums of the absolute values of the terms that [`additive_attention_backward`] sums,
+/// in the same shapes.
 ///
 /// # Errors
-/// As [`attention`](crate::reference::attention).
+/// The errors of [`attention`](crate::reference::attention).
 #[cfg(feature = "inspect")]
 #[allow(clippy::too_many_arguments)]
 pub fn additive_attention_backward_magnitudes<R: Real>(
@@ -152,11 +155,12 @@ struct Results<'a, R> {
     v: &'a [R],
     d_out: &'a [R],
     d_lse: Option<&'a [R]>,
-    /// Of additive scores.
+    /// The vector of additive scores.
     score_vector: Option<&'a [R]>,
 }
 
-/// The gradients, or the `magnitudes` of their terms: then no sum has a difference.
+/// Returns the gradients, or the `magnitudes` of their terms. With `magnitudes`, differences become
+/// sums.
 fn gradients<R: Real>(
     given: &Results<R>,
     shape: Shape,
@@ -234,7 +238,7 @@ fn gradients<R: Real>(
                 d_score_fn[n] = d_added * options.cap_slope(scores[n], &shape, index);
             }
         }
-        // A row of nothing has no share to give, not even to the sink.
+        // A row without permitted keys gives nothing, not even to the sink.
         let share = options.sink::<R>(b, h).filter(|_| *lse != R::neg_infinity()).map(|s| (s - *lse).exp());
         if let Some(share) = share.filter(|share| *share != R::zero()) {
             add(&mut d_sinks, tensor(Id::SinkLogits), [b, h, 0, 0], minus * share * mean);
@@ -258,7 +262,7 @@ fn gradients<R: Real>(
     Ok(Gradients { d_score_vector, d_q, d_k, d_v, d_bias, d_slopes, d_relative, d_sinks, d_score_fn })
 }
 
-/// Adds `x` to the gradient of the element at `index`, repeating axes of 1.
+/// Adds `x` to the gradient of the element at `index`. Axes of 1 repeat.
 fn add<R: Real>(sums: &mut Option<BlockSums<R>>, of: Option<&HostTensor<f32>>, index: [usize; 4], x: R) {
     if let (Some(sums), Some(of)) = (sums, of) {
         let place = |a: usize| if of.shape[a] == 1 { 0 } else { index[a] };
@@ -267,13 +271,13 @@ fn add<R: Real>(sums: &mut Option<BlockSums<R>>, of: Option<&HostTensor<f32>>, i
     }
 }
 
-/// First row of the keys of a query head, by the row of `[batch, heads, q_len]`.
+/// Returns the first key row of a query head. `row` is a row of `[batch, heads, q_len]`.
 fn keys_of(row: usize, shape: &Shape) -> usize {
     let [b, h] = [row / shape.q_len / shape.heads, row / shape.q_len % shape.heads];
     (b * shape.kv_heads + h / shape.group()) * shape.kv_len
 }
 
-/// `d_out[i] · v[j]`, of hidden pairs too, where it may be anything.
+/// Returns `d_out[i] · v[j]` for all pairs. For hidden pairs the value is arbitrary.
 fn weights_gradient<R: Real>(v: &[R], d_out: &[R], shape: Shape) -> Vec<R> {
     let Shape { kv_len, value_dim, .. } = shape;
     let dot = |n: usize| {
@@ -285,7 +289,7 @@ fn weights_gradient<R: Real>(v: &[R], d_out: &[R], shape: Shape) -> Vec<R> {
     (0..count(shape.weights())).map(dot).collect()
 }
 
-/// `Σᵢ weights[i, j] · d_out[i]`.
+/// Returns `Σᵢ weights[i, j] · d_out[i]`.
 fn values_gradient<R: Real>(weights: &[R], d_out: &[R], shape: Shape) -> Vec<R> {
     let Shape { kv_len, value_dim, .. } = shape;
     let mut d_v = BlockSums::new(count(shape.v()));
@@ -302,8 +306,8 @@ fn values_gradient<R: Real>(weights: &[R], d_out: &[R], shape: Shape) -> Vec<R> 
     d_v.totals()
 }
 
-/// `scale · Σⱼ d_scores[i, j] · k[j]` and `scale · Σᵢ d_scores[i, j] · q[i]` over the pairs whose
-/// weight is not zero.
+/// Returns `scale · Σⱼ d_scores[i, j] · k[j]` and `scale · Σᵢ d_scores[i, j] · q[i]` over the pairs
+/// whose weight is not zero.
 fn scores_gradient<R: Real>(
     d_scores: &[R],
     weights: &[R],
@@ -336,8 +340,8 @@ fn scores_gradient<R: Real>(
     [d_q, d_k].map(BlockSums::totals)
 }
 
-/// The gradients of queries, keys and the vector of additive scores, over the pairs whose weight is
-/// not zero.
+/// Returns the gradients of queries, keys and the vector of additive scores, over the pairs whose
+/// weight is not zero.
 fn additive_gradient<R: Real>(
     d_scores: &[R],
     weights: &[R],

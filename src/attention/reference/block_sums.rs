@@ -1,22 +1,21 @@
-//! Sums of many terms, in blocks.
+//! Sums of many terms, added in blocks.
 
 use std::ops::Range;
 
 use crate::tensor::Real;
 
-/// Terms of a sum that are added one by one. Sums of blocks are added afterwards, as kernels add
-/// the sums of splits. In f32, 2²⁰ equal terms that are added one by one have a relative error of
-/// 1e-2.
+/// Terms that are added one by one. The sums of blocks are added afterwards, as kernels add the
+/// sums of splits. In f32, 2²⁰ equal terms that are added one by one have a relative error of 1e-2.
 pub(super) const BLOCK: usize = 1 << 13;
 
-/// Sums that are made in blocks. Who adds the terms ends each block.
+/// Sums in blocks. The caller ends each block.
 pub(super) struct BlockSums<R> {
     totals: Vec<R>,
     block: Vec<R>,
 }
 
 impl<R: Real> BlockSums<R> {
-    /// `len` sums of nothing.
+    /// Returns `len` sums, all zero.
     pub fn new(len: usize) -> Self {
         BlockSums { totals: vec![R::zero(); len], block: vec![R::zero(); len] }
     }
@@ -30,7 +29,7 @@ impl<R: Real> BlockSums<R> {
         self.block[at] = self.block[at] + term;
     }
 
-    /// Adds `factor · x` to the sums from `first` on.
+    /// Adds `factor · x` to the sums that start at `first`.
     pub fn add_scaled(&mut self, first: usize, factor: R, x: &[R]) {
         let sums = &mut self.block[first..][..x.len()];
         sums.iter_mut().zip(x).for_each(|(sum, x)| *sum = *sum + factor * *x);
@@ -44,7 +43,7 @@ impl<R: Real> BlockSums<R> {
         }
     }
 
-    /// Ends the last block of each sum.
+    /// Ends the last block of each sum and returns the sums.
     pub fn totals(mut self) -> Vec<R> {
         self.end_block(0..self.totals.len());
         self.totals

@@ -1,11 +1,11 @@
-//! Heads in one tensor, and their mean.
+//! Splitting, joining and averaging heads.
 
 use crate::tensor::{Error, Real, check_sizes, expect_length};
 
 /// `[batch, length, heads · dim]` → `[batch, heads, length, dim]`.
 ///
 /// # Errors
-/// Sizes of 0, a slice that is not whole sequences.
+/// Returns an error if a size is 0, or if the slice does not hold whole sequences.
 pub fn split_heads<R: Real>(x: &[R], length: usize, heads: usize, dim: usize) -> Result<Vec<R>, Error> {
     let sequence = check_heads(x, length, heads, dim)?;
     let mut split = Vec::with_capacity(x.len());
@@ -20,7 +20,7 @@ pub fn split_heads<R: Real>(x: &[R], length: usize, heads: usize, dim: usize) ->
 /// `[batch, heads, length, dim]` → `[batch, length, heads · dim]`.
 ///
 /// # Errors
-/// As [`split_heads`].
+/// The errors of [`split_heads`].
 pub fn join_heads<R: Real>(x: &[R], length: usize, heads: usize, dim: usize) -> Result<Vec<R>, Error> {
     let sequence = check_heads(x, length, heads, dim)?;
     let mut joined = Vec::with_capacity(x.len());
@@ -43,7 +43,7 @@ fn check_heads<R: Real>(x: &[R], length: usize, heads: usize, dim: usize) -> Res
 /// The mean over heads: `[batch, heads, rows]` → `[batch, rows]`.
 ///
 /// # Errors
-/// Sizes of 0, a slice that they do not divide.
+/// Returns an error if a size is 0, or if the sizes do not divide the slice's length.
 pub fn average_heads<R: Real>(weights: &[R], batch: usize, heads: usize) -> Result<Vec<R>, Error> {
     check_sizes("weights", &[("batch", batch), ("heads", heads)])?;
     let all = batch.saturating_mul(heads);

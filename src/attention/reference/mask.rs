@@ -1,4 +1,4 @@
-//! Which pairs a mask permits, and what it adds to their scores.
+//! The reference of masks: permitted pairs, and the terms that a mask adds to scores.
 
 use super::options::Options;
 use crate::mask::block_map::state;
@@ -6,27 +6,27 @@ use crate::mask::mods::At;
 use crate::mask::{HostMask, Id, check_map};
 use crate::tensor::{Error, HostTensor, LONGEST_AXIS, Real, Shape, count};
 
-/// Where a query stands among the keys.
+/// The position of a query among the keys.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     /// First and past-the-last key of the query's sequence.
     keys: [usize; 2],
-    /// The key at which the query stands; may lie outside of the keys.
+    /// The key at the query's position. It may be outside the keys.
     position: i64,
 }
 
-/// An element of a tensor of the mask, times a factor: a part of what is added to a score. The
-/// factor is the score's derivative by the element.
+/// A term of a score: an element of a mask's tensor, times a factor. The factor is the score's
+/// derivative by the element.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Term {
     pub id: Id,
-    /// Where in the tensor; axes of 1 repeat.
+    /// The index in the tensor. Axes of 1 repeat.
     pub at: [usize; 4],
     pub factor: i64,
 }
 
 impl HostMask<'_> {
-    /// `aligned`, `query_offsets`, `packed`.
+    /// Returns the position of a query, from `aligned`, `query_offsets` and `packed`.
     fn place(&self, shape: &Shape, [b, h, i, _]: [usize; 4]) -> Option<Place> {
         let alignment = self.settings().alignment;
         let (Some(queries), Some(keys)) = (self.numbers(Id::Packed, 0), self.numbers(Id::Packed, 1)) else {
@@ -49,7 +49,7 @@ impl HostMask<'_> {
         (i < q1).then_some(Place { keys: [k0, k1], position })
     }
 
-    /// Whether the rules permit the pair, which `shape` must hold.
+    /// True if the rules permit the pair. `index` must lie inside `shape`.
     pub(super) fn permits(&self, shape: &Shape, index: [usize; 4]) -> bool {
         let [b, h, i, j] = index;
         let Some(place) = self.place(shape, index) else { return false };
@@ -71,14 +71,14 @@ impl HostMask<'_> {
             _ => {}
         }
 
-        // A bound past every key bounds nothing, however large it is.
+        // A bound larger than every distance has no effect.
         let reach = |bound: usize| i64::try_from(bound).unwrap_or(i64::MAX);
         let window = settings.left.is_none_or(|left| -distance <= reach(left))
             && settings.right.is_none_or(|right| distance <= reach(right));
         let pattern =
             settings.pattern.is_none_or(|p| p.mask_mod(place.position - first as i64, (j - first) as i64, h));
         let globals = self.bools(Id::Globals).is_some_and(|t| {
-            // Only a query that stands at a key of its own sequence can be a global token.
+            // A query can be a global token only if its position is a key of its sequence.
             let standing = usize::try_from(place.position).ok().filter(|p| (first..end).contains(p));
             [Some(j), standing].into_iter().flatten().any(|j| t.at([b, h, 0, j]) == Some(true))
         });
@@ -102,7 +102,7 @@ impl HostMask<'_> {
             && holds(Id::KeyPaddingMask)
     }
 
-    /// The pair, as the caller's own functions are asked for it.
+    /// Returns the pair as an argument of the caller's functions.
     fn at(&self, shape: &Shape, [b, h, i, j]: [usize; 4]) -> At {
         let place = self.place(shape, [b, h, i, j]);
         let documents = |n: usize, at| self.numbers(Id::Documents, n).and_then(|t| t.at(at)).unwrap_or(0);
@@ -126,7 +126,7 @@ impl HostMask<'_> {
         self.numbers(Id::Blocks, 0).and_then(|map| map.at([b, h, i / rows, j / cols]))
     }
 
-    /// `bias` of the pair, which full blocks do not have.
+    /// Returns the `bias` of the pair. Pairs in full blocks have none.
     fn pair_bias(&self, index: [usize; 4]) -> f32 {
         self.floats(Id::Bias).filter(|_| self.has_bias(index)).and_then(|t| t.at(index)).unwrap_or(0.0)
     }
@@ -135,7 +135,7 @@ impl HostMask<'_> {
         self.has(Id::Bias) && self.block(index) != Some(state::FULL)
     }
 
-    /// What is added to the pair's score: bias, ALiBi and relative bias.
+    /// Returns the terms that are added to the pair's score: bias, ALiBi and relative bias.
     fn terms(&self, shape: &Shape, index: [usize; 4]) -> [Option<Term>; 3] {
         let [b, h, ..] = index;
         let bias = self.has_bias(index).then_some(Term { id: Id::Bias, at: index, factor: 1 });
@@ -153,8 +153,8 @@ impl HostMask<'_> {
         [bias, alibi, relative]
     }
 
-    /// The score plus the sum of the pair's terms. A kernel adds them one after the other in f32:
-    /// where that gives an infinity, so does this. A bias of −∞ gives −∞ whatever the score is.
+    /// Returns the score plus the sum of the pair's terms. A kernel adds them one after the other
+    /// in f32. If its sum is infinite, so is this sum. A bias of −∞ gives −∞ for any score.
     fn added<R: Real>(&self, score: R, shape: &Shape, index: [usize; 4]) -> R {
         let value = |term: Term| {
             let element = self.floats(term.id).and_then(|t| t.at(term.at)).unwrap_or(0.0);
@@ -172,19 +172,20 @@ impl HostMask<'_> {
     }
 }
 
-/// `x`, and infinity where f32 has no number as large. The digits stay.
+/// Returns `x`, or infinity if `x` exceeds the range of f32. It does not round `x`.
 fn in_f32<R: Real>(x: R) -> R {
     let rounded = x.f64() as f32;
     if rounded.is_infinite() { R::of(f64::from(rounded)) } else { x }
 }
 
-/// The block map of a mask over `shape`, `[map_heads[0], map_heads[1], ⌈q_len / size[0]⌉, ⌈kv_len /
-/// size[1]⌉]`:
-/// what [`Attention::classify`](crate::Attention::classify) computes. Batch and heads of the map,
-/// `map_heads`, are those of `shape`, or 1 for what all have in common.
+/// Returns the block map of a mask over `shape`, as
+/// [`Attention::classify`](crate::Attention::classify) computes it. The map is `[map_heads[0],
+/// map_heads[1], ⌈q_len / size[0]⌉, ⌈kv_len / size[1]⌉]`. The entries of `map_heads`, batch and
+/// heads, are those of `shape`, or 1 if one map holds for all.
 ///
 /// # Errors
-/// Masks that do not broadcast, maps of other shapes, and more pairs or blocks than tensors can have.
+/// Returns an error if a mask does not broadcast or a map has another shape. It also returns an
+/// error if there are more pairs or blocks than tensors can have.
 pub fn classify(
     mask: &HostMask,
     shape: Shape,
@@ -236,7 +237,7 @@ pub fn classify(
     Ok(map)
 }
 
-/// The pair, and its score and the derivative of that if the mask permits it.
+/// Returns the pair. If the mask permits it, also returns its score and the score's derivative.
 pub(crate) fn pair_answers(
     mask: &HostMask,
     shape: &Shape,
@@ -250,25 +251,25 @@ pub(crate) fn pair_answers(
 }
 
 impl Options<'_> {
-    /// The softcap in the arithmetic of the reference.
+    /// Returns the softcap in the arithmetic of the reference.
     fn cap<R: Real>(&self) -> Option<R> {
         self.softcap.map(|cap| R::of(f64::from(cap as f32)))
     }
 
-    /// The score after the caller's own function and the softcap.
+    /// Returns the score after the caller's function and the softcap.
     pub(super) fn capped<R: Real>(&self, score: R, shape: &Shape, index: [usize; 4]) -> R {
         let score = self.modified(score, shape, index);
         self.cap().map_or(score, |cap| cap * (score / cap).tanh())
     }
 
-    /// The score after the caller's own function, which appended keys do not have.
+    /// Returns the score after the caller's function. The function does not apply to appended keys.
     fn modified<R: Real>(&self, score: R, shape: &Shape, index: [usize; 4]) -> R {
         let masked = self.masked(shape);
         let of_pair = self.mask.mods().score.filter(|_| index[3] < masked.kv_len);
         of_pair.map_or(score, |score_mod| R::of(score_mod(score.f64(), &self.mask.at(&masked, index))))
     }
 
-    /// The derivative of the softcap at what the caller's own function makes of `score`.
+    /// Returns the derivative of the softcap, at the result of the caller's function for `score`.
     pub(super) fn cap_slope<R: Real>(&self, score: R, shape: &Shape, index: [usize; 4]) -> R {
         self.cap().map_or(R::one(), |cap| {
             let tanh = (self.modified(score, shape, index) / cap).tanh();
@@ -276,25 +277,25 @@ impl Options<'_> {
         })
     }
 
-    /// The derivative of [`capped`](Self::capped) at `score`.
+    /// Returns the derivative of [`capped`](Self::capped) at `score`.
     pub(super) fn capped_slope<R: Real>(&self, score: R, shape: &Shape, index: [usize; 4]) -> R {
         let of_cap = self.cap_slope(score, shape, index);
         let masked = self.masked(shape);
         let mods = self.mask.mods();
         let Some(score_mod) = mods.score.filter(|_| index[3] < masked.kv_len) else { return of_cap };
         let (x, at) = (score.f64(), self.mask.at(&masked, index));
-        // A central difference, where there is no derivative: good to eight digits.
+        // If the caller has no derivative, a central difference is exact to eight digits.
         let step = 1e-5 * x.abs().max(1.0);
         let difference = || (score_mod(x + step, &at) - score_mod(x - step, &at)) / (2.0 * step);
         of_cap * R::of(mods.slope.map_or_else(difference, |slope| slope(x, &at)))
     }
 
-    /// The part of `shape` that the mask covers: appended keys stand outside of every mask.
+    /// Returns the part of `shape` that the mask covers. A mask does not cover appended keys.
     pub(super) fn masked(&self, shape: &Shape) -> Shape {
         Shape { kv_len: shape.kv_len - self.appended.min(shape.kv_len), ..*shape }
     }
 
-    /// The score after softcap and bias, or `None` where the mask forbids the pair.
+    /// Returns the score after softcap and bias, or `None` if the mask forbids the pair.
     pub(super) fn changed<R: Real>(&self, score: R, shape: &Shape, index: [usize; 4]) -> Option<R> {
         let capped = self.capped(score, shape, index);
         let masked = self.masked(shape);
@@ -304,14 +305,14 @@ impl Options<'_> {
         self.mask.permits(&masked, index).then(|| self.mask.added(capped, &masked, index))
     }
 
-    /// What [`changed`](Self::changed) adds to the score of a pair.
+    /// Returns the terms that [`changed`](Self::changed) adds to the score of a pair.
     pub(super) fn terms(&self, shape: &Shape, index: [usize; 4]) -> impl Iterator<Item = Term> {
         let masked = self.masked(shape);
         let terms = if index[3] < masked.kv_len { self.mask.terms(&masked, index) } else { [None; 3] };
         terms.into_iter().flatten()
     }
 
-    /// The logit that a head's attention sink adds to the sum.
+    /// Returns the logit that a head's attention sink adds to the sum.
     pub(super) fn sink<R: Real>(&self, b: usize, h: usize) -> Option<R> {
         self.mask.floats(Id::SinkLogits).and_then(|t| t.at([b, h, 0, 0])).map(|s| R::of(f64::from(s)))
     }

@@ -1,4 +1,4 @@
-//! How the reference computes it.
+//! The reference implementation of attention.
 
 pub(crate) mod additive;
 pub(crate) mod attention;

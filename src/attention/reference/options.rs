@@ -1,4 +1,4 @@
-//! Options of a call of the reference.
+//! Options of a reference call.
 
 use crate::attention::{ScoreStage, check_options, scale_in_f32};
 use crate::mask::reference::check_dropout;
@@ -6,8 +6,8 @@ use crate::mask::{Dropout, HostMask};
 use crate::position::{RopeConfig, RowPositions};
 use crate::tensor::{Error, HostTensor, Real, Shape};
 
-/// Everything about one attention call that is not a dimension or a tensor. Numbers are rounded to
-/// f32, as for a device, whatever the arithmetic.
+/// The options of one attention call, besides dimensions and tensors. All numbers are rounded to
+/// f32, as on a device, in any arithmetic.
 ///
 /// ```
 /// use wgpu_attention::Mask;
@@ -27,12 +27,12 @@ pub struct Options<'a> {
 }
 
 impl<'a> Options<'a> {
-    /// Scale `1 / √head_dim`; no softcap, mask, dropout or weights.
+    /// The default options: scale `1 / √head_dim`; no softcap, mask, dropout or weights.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Factor of `q·k` instead of `1 / √head_dim`, rounded to f32.
+    /// Sets the factor of `q·k`, rounded to f32. The default is `1 / √head_dim`.
     pub fn scale(mut self, scale: impl Into<Option<f64>>) -> Self {
         self.scale = scale.into();
         self
@@ -44,22 +44,22 @@ impl<'a> Options<'a> {
         self
     }
 
-    /// Which keys a query may see, and the bias.
+    /// Sets the mask: the keys that each query may see, and the bias.
     pub fn mask(mut self, mask: HostMask<'a>) -> Self {
         self.mask = mask;
         self
     }
 
-    /// Dropout on the weights.
+    /// Applies dropout to the weights.
     #[doc(alias = "dropout_p")]
     pub fn dropout(mut self, dropout: impl Into<Option<Dropout<HostTensor<'a, bool>>>>) -> Self {
         self.dropout = dropout.into();
         self
     }
 
-    /// Of a layer: rotates projected queries and keys, of which there are as many, by their
-    /// positions before they attend. Appended keys are not rotated. Attention alone takes what
-    /// [`rotate`](crate::reference::rotate) has rotated.
+    /// For layers: rotates projected queries and keys by their positions before they attend.
+    /// Queries and keys must have the same number of rows. Appended keys are not rotated. For
+    /// attention alone, call [`rotate`](crate::reference::rotate) first.
     #[doc(alias = "rope")]
     pub fn rotary(
         mut self,
@@ -70,16 +70,16 @@ impl<'a> Options<'a> {
         self
     }
 
-    /// Gives the attention weights too (`need_weights` of `nn.MultiheadAttention`). A device then
-    /// takes the staged path, which has them in memory.
+    /// Returns the attention weights too (`need_weights` of `nn.MultiheadAttention`). A device then
+    /// uses the staged path, which has the weights in memory.
     #[doc(alias = "need_weights")]
     pub fn weights(mut self, wanted: bool) -> Self {
         self.weights = wanted;
         self
     }
 
-    /// How many of the last keys every query sees, whatever the mask says; the mask covers, and is
-    /// shaped for, the keys before them. A layer sets this itself.
+    /// Sets the number of keys at the end that every query sees, whatever the mask says. The mask
+    /// covers only the keys before them. A layer sets this option itself.
     pub fn appended(mut self, keys: usize) -> Self {
         self.appended = keys;
         self
@@ -92,7 +92,7 @@ impl Options<'_> {
         f64::from(scale_in_f32(self.scale, head_dim))
     }
 
-    /// Refuses masks and dropout that do not fit `shape`, and numbers out of their range.
+    /// Refuses masks and dropout that do not fit `shape`, and numbers outside their range.
     pub(crate) fn check(&self, shape: Shape) -> Result<(), Error> {
         check_options(self.scale, self.softcap)?;
         if self.rotary.is_some() {
@@ -107,7 +107,7 @@ impl Options<'_> {
         self.dropout.as_ref().map_or(Ok(()), |dropout| check_dropout(dropout, &shape))
     }
 
-    /// Scores of a checked shape at a stage.
+    /// Returns the scores of a stage, for a checked shape.
     pub(super) fn at_stage<R: Real>(&self, mut scores: Vec<R>, shape: Shape, stage: ScoreStage) -> Vec<R> {
         let [_, heads, q_len, kv_len] = shape.weights();
         for (n, score) in scores.iter_mut().enumerate() {

@@ -2,12 +2,12 @@
 
 use crate::tensor::{Error, Real, Shape, count, expect_length};
 
-/// Scores of every query against every key of its head:
-/// `s[b, h, i, j] = scale · Σ_d q[b, h, i, d] · k[b, h / group, j, d]`, shape `[batch, heads,
-/// q_len, kv_len]`. The scale is rounded to f32, as for a device.
+/// Returns the scores of every query against every key of its head: `s[b, h, i, j] = scale · Σ_d
+/// q[b, h, i, d] · k[b, h / group, j, d]`. The shape is `[batch, heads, q_len, kv_len]`. The scale
+/// is rounded to f32, as on a device.
 ///
 /// # Errors
-/// Dimensions that are zero or do not divide, slices of another length.
+/// Returns an error if a dimension is zero or does not divide, or if a slice has another length.
 pub fn scores<R: Real>(q: &[R], k: &[R], shape: Shape, scale: f64) -> Result<Vec<R>, Error> {
     shape.check()?;
     expect_length("q", q, count(shape.q()))?;

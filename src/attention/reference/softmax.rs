@@ -1,28 +1,29 @@
-//! Scores → masked, normalised weights and their log-sum-exp.
+//! The reference softmax: scores → masked, normalised weights and their log-sum-exp.
 
 use super::block_sums::BLOCK;
 use super::options::Options;
 use crate::tensor::{Error, Real, Shape, count, expect_length};
 
-/// What [`softmax`] gives.
+/// The results of [`softmax`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Normalised<R> {
-    /// `[batch, heads, q_len, kv_len]`; every row sums to 1, to less beside a sink, or is all zero
-    /// when no key is permitted.
+    /// `[batch, heads, q_len, kv_len]`. Every row sums to 1, or to less with a sink. A row without
+    /// a permitted key is zero.
     pub weights: Vec<R>,
-    /// `[batch, heads, q_len]`: `ln Σⱼ exp(score)` over permitted keys, −∞ when there is none.
+    /// `[batch, heads, q_len]`: `ln Σⱼ exp(score)` over permitted keys, −∞ if there is none.
     pub lse: Vec<R>,
 }
 
-/// Row softmax over the permitted keys, and the head's sink if it has one. In this order: softcap
-/// `c · tanh(s / c)`, bias, mask.
+/// Row softmax over the permitted keys, and over the head's sink if it has one. The order is:
+/// softcap `c · tanh(s / c)`, bias, mask.
 ///
 /// The row's maximum is subtracted before `exp`, so scores of any finite size are exact. A row that
 /// sees no key, or only scores of −∞, has weights 0 and lse −∞.
 ///
 /// # Errors
-/// Dimensions that are zero or do not divide, a slice of another length, masks that do not broadcast.
+/// Returns an error if a dimension is zero or does not divide. A slice of another length or a mask
+/// that does not broadcast is an error too.
 pub fn softmax<R: Real>(scores: &[R], shape: Shape, options: &Options) -> Result<Normalised<R>, Error> {
     shape.check()?;
     expect_length("scores", scores, count(shape.weights()))?;
@@ -48,9 +49,9 @@ pub fn softmax<R: Real>(scores: &[R], shape: Shape, options: &Options) -> Result
     Ok(Normalised { weights, lse })
 }
 
-/// One row: `None` is a key the query may not see. Returns the log-sum-exp.
+/// Normalises one row and returns its log-sum-exp. `None` is a key that the query may not see.
 fn normalise<R: Real>(scores: &[Option<R>], sink: Option<R>, weights: &mut [R]) -> R {
-    // `max` would lose a NaN; the row must show it.
+    // `max` would drop a NaN, but the row must propagate it.
     let max = scores
         .iter()
         .flatten()
@@ -68,8 +69,7 @@ fn normalise<R: Real>(scores: &[Option<R>], sink: Option<R>, weights: &mut [R]) 
         }
         sum = sum + block;
     }
-    // A NaN among the scores shows in the weights of the keys that are seen, not of the hidden
-    // ones.
+    // A NaN among the scores propagates to the weights of seen keys, not to those of hidden keys.
     for (weight, _) in weights.iter_mut().zip(scores).filter(|(_, score)| score.is_some()) {
         *weight = *weight / sum;
     }

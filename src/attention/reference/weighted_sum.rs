@@ -9,7 +9,7 @@ use crate::tensor::{Error, Real, Shape, count, expect_length};
 /// A weight of zero contributes nothing, whatever the value holds.
 ///
 /// # Errors
-/// Dimensions that are zero or do not divide, slices of another length.
+/// Returns an error if a dimension is zero or does not divide, or if a slice has another length.
 pub fn weighted_sum<R: Real>(weights: &[R], v: &[R], shape: Shape) -> Result<Vec<R>, Error> {
     shape.check()?;
     expect_length("weights", weights, count(shape.weights()))?;

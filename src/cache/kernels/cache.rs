@@ -1,19 +1,19 @@
-//! What kernels that look into a cache have in common: twin of `cache/sequence_table.wgsl` and
+//! The common part of kernels that read a cache: twin of `cache/sequence_table.wgsl` and
 //! `keys/cache.wgsl`.
 
 use crate::cache::storage::{LayoutKind, StorageKind};
 use crate::kernel::{Constant, params, shared};
 
-/// What of a cache changes the text of a kernel.
+/// The properties of a cache that change the text of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct CacheVariant {
     pub storage: StorageKind,
     pub layout_kind: LayoutKind,
-    /// Channels of a key, of a value, that share a scale.
+    /// Channels of a key, and of a value, that share a scale.
     pub groups: [u32; 2],
 }
 
-/// Words of the sequence table that a sequence has, as in the shader.
+/// Words of the sequence table for each sequence, as in the shader.
 pub(crate) const WORDS: usize = 8;
 pub(crate) const START: usize = 0;
 pub(crate) const LENGTH: usize = 1;
@@ -23,7 +23,7 @@ pub(crate) const REFUSED: usize = 4;
 pub(crate) const COUNT: usize = 5;
 pub(crate) const MOVE_TO: usize = 6;
 pub(crate) const MOVE_FROM: usize = 7;
-/// In `MOVE_FROM`: rows go both ways.
+/// In `MOVE_FROM`: both sequences exchange their rows.
 pub(crate) const EXCHANGE: u32 = 1 << 31;
 
 params! {
@@ -67,7 +67,7 @@ impl CacheVariant {
         [self.placed(), format, Constant::U32("K_GROUP", k), Constant::U32("V_GROUP", v)]
     }
 
-    /// Every format and every layout_kind.
+    /// Every storage, and every layout.
     pub fn all() -> impl Iterator<Item = Self> {
         let groups = |storage: StorageKind| if storage.is_scaled() { [32, 64] } else { [1; 2] };
         let of = move |storage, layout_kind| CacheVariant { storage, layout_kind, groups: groups(storage) };

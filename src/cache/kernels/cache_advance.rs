@@ -6,7 +6,7 @@ use crate::device::{Families, Family};
 use crate::kernel::{Kernel, Untyped, Variant, kernel, shader};
 use crate::tensor::DType;
 
-/// Where it stands how far a sequence moves.
+/// The source of the counts by which sequences move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Counts {
     All,
@@ -23,7 +23,7 @@ kernel! {
     }
     numbers {
         cache: CacheParams,
-        /// The most that a sequence moves by.
+        /// The largest count.
         rows: u32,
         back: u32,
     }

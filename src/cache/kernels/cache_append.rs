@@ -8,16 +8,16 @@ use crate::position::kernels::row_positions::{self, PositionParams};
 use crate::tensor::{Access, DType};
 
 kernel! {
-    /// The append.
+    /// The kernel that appends or overwrites rows.
     CacheAppend, CacheAppendCall
     tensors {
         k: One Read F32 one view,
         v: One Read F32 one view,
         cache_k: Raw Write U32 one,
         cache_v: Raw Write U32 one,
-        // Written where rows may be refused, which are counted there.
+        // The kernel writes the table if rows may be refused, to count refusals.
         sequence_table: Raw Read U32 one,
-        // Keys are rotated by their positions.
+        // The table that rotates keys by their positions.
         rotation_table: Opt Read F32 one,
         positions: Opt Read U32 one,
     }
@@ -27,19 +27,20 @@ kernel! {
         at: PositionParams,
         head_dim: u32,
         value_dim: u32,
-        /// Units of a row.
+        /// Units of a row of keys.
         k_units: u32,
         v_units: u32,
         rows: u32,
     }
     variant {
         cached: CacheVariant,
-        /// Rows go to positions that are there already, not to those of the last advance.
+        /// True if rows overwrite existing positions, false if they are the tokens of the last
+        /// advance.
         overwrites: bool,
     }
 }
 
-/// In place of the sequence table's store where nothing is refused.
+/// Replaces the store to the sequence table if no row can be refused.
 const NO_COUNT: &str = "fn sequence_table_store(o: u32, x: u32) {}\n";
 
 /// Invocations of a workgroup, as in the shader.

@@ -4,7 +4,7 @@ use crate::device::{Families, Family};
 use crate::kernel::{Kernel, Untyped, Variant, kernel, shader};
 
 kernel! {
-    /// The copy of a page; it has one text.
+    /// The copy of a page. The kernel has one text.
     CacheCopy, CacheCopyCall
     tensors {
         rows: Raw Write U32 one,
@@ -20,7 +20,7 @@ kernel! {
         /// Words of a row.
         words: u32,
         groups: u32,
-        /// Where scales begin.
+        /// The word at which scales begin.
         scales: u32,
     }
     variant {}

@@ -7,7 +7,7 @@ use crate::position::kernels::row_positions::{self, PositionParams};
 use crate::tensor::DType;
 
 kernel! {
-    /// The way back out of a cache.
+    /// The kernel that reads rows from a cache.
     CacheRead, CacheReadCall
     tensors {
         k: One Write F32 one view,
@@ -22,7 +22,7 @@ kernel! {
         at: PositionParams,
         head_dim: u32,
         value_dim: u32,
-        /// Groups of four channels of a row.
+        /// Vectors of four channels in a row of keys.
         k_units: u32,
         v_units: u32,
     }
@@ -33,7 +33,7 @@ kernel! {
 
 /// Invocations of a workgroup, as in the shader.
 pub(crate) const WORKGROUP: usize = 64;
-/// Channels that one invocation has.
+/// Channels that one invocation reads.
 pub(crate) const UNIT: usize = 4;
 
 impl Variant for CacheRead {

@@ -6,8 +6,8 @@ use crate::device::{Families, Family};
 use crate::kernel::{Kernel, Untyped, Variant, kernel, shader};
 
 kernel! {
-    /// The moves of whole sequences: one text, since rows of a ring lie as those of a contiguous
-    /// cache.
+    /// The moves of whole sequences. The kernel has one text: a ring and a contiguous cache have
+    /// the same rows.
     CacheReorder, CacheReorderCall
     tensors {
         rows: Raw Write U32 one,
@@ -18,7 +18,7 @@ kernel! {
         /// Words of a row.
         words: u32,
         groups: u32,
-        /// Where scales begin.
+        /// The word at which scales begin.
         scales: u32,
     }
     variant {}

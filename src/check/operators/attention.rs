@@ -1,4 +1,4 @@
-//! Attention's masks and scores, and merges.
+//! Problems of attention: masks, scores and merges.
 
 use crate::attention::{
     Attention, Config, Forward, Merge, MergeBackward, MergeForward, PartGradients, Partial, ScoreStage,
@@ -11,7 +11,7 @@ use crate::reference::compare::{Tolerance, compare};
 use crate::reference::{self, Options};
 use crate::tensor::{Error, Shape};
 
-/// A block map, and the pairs of a mask one by one.
+/// Checks a block map, and the pairs of a mask one by one.
 pub(super) async fn masks(gpu: &Gpu) -> Result<Outcome, Error> {
     let bench = Bench::new(gpu);
     let (shape, size) = (PREFILL, [16, 16]);
@@ -23,12 +23,12 @@ pub(super) async fn masks(gpu: &Gpu) -> Result<Outcome, Error> {
     bench.run("a block map", |encoder| attention.classify(encoder, &mask, lengths, &blocks)).await?;
     let host = HostMask::causal();
     let of_map = equal(&map.read(gpu).await?, &reference::classify(&host, shape, size, [1, 1])?);
-    // Such a mask leaves scores as they are.
+    // This mask does not change scores.
     let off = gpu.compare_masks_async(&mask, &host, shape, f64::INFINITY).await?;
     Ok(worse(of_map, compare(&[off], &[0.0], Tolerance { absolute: 0.0 }).map(|_| 0.0)))
 }
 
-/// Scores on their way to the softmax, and the mean of the heads' weights.
+/// Checks the scores before the softmax, and the mean of the heads' weights.
 pub(super) async fn scores(gpu: &Gpu) -> Result<Outcome, Error> {
     let bench = Bench::new(gpu);
     let shape = Shape { q_len: FEW, ..PREFILL };
@@ -49,11 +49,11 @@ pub(super) async fn scores(gpu: &Gpu) -> Result<Outcome, Error> {
     judged(gpu, [&scores, &weights], both).await
 }
 
-/// Rows of a merge, and their channels.
+/// Rows of a merge with their channels.
 const PARTS: [usize; 4] = [1, 2, 5, 12];
 const SUMS: [usize; 4] = [1, 2, 5, 1];
 
-/// Outputs of two parts, and their sums.
+/// Returns the outputs of two parts, and their sums.
 fn parts(bench: &Bench) -> Result<[Tensor; 4], Error> {
     Ok([bench.noise(PARTS, 1)?, bench.noise(SUMS, 2)?, bench.noise(PARTS, 3)?, bench.noise(SUMS, 4)?])
 }

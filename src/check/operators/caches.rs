@@ -27,7 +27,7 @@ pub(super) async fn lengths(gpu: &Gpu) -> Result<Outcome, Error> {
     Ok(equal(&got, &[6, 8, 5, 5]))
 }
 
-/// A sequence that writes into a page that it shares, then sequences that change places in another
+/// Checks a sequence that writes into a shared page, then sequences that are exchanged in another
 /// layout.
 pub(super) async fn copies(gpu: &Gpu) -> Result<Outcome, Error> {
     const ROWS: usize = 5;
@@ -62,7 +62,7 @@ pub(super) async fn copies(gpu: &Gpu) -> Result<Outcome, Error> {
         .await?;
     let both = both!(|k, v, next| {
         let of = |x: &[_], length: usize, n: usize| x[n * length * DIM..][..length * DIM].to_vec();
-        // Both sequences have the first one's rows, then their own.
+        // Both sequences have the first one's rows, then one different row each.
         let forked = |x| {
             let head = |n: usize| [of(x, ROWS, n % KV_HEADS), of(next, 1, n)].concat();
             (0..2 * KV_HEADS).flat_map(head).collect()

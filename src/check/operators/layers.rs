@@ -8,10 +8,10 @@ use crate::matmul::Linear;
 use crate::reference::{self, HostLinear, HostWeights, MultiHeadShape, Options};
 use crate::tensor::{DType, Error};
 
-/// Features of an attentional vector's context and hidden state, together.
+/// Features of an attentional vector's context plus hidden state.
 const WIDTH: usize = 36;
 
-/// A layer with a learned key and value, all of whose projections have one weight.
+/// Checks a layer with a learned key and value. All its projections share one weight.
 pub(super) async fn appended_keys(gpu: &Gpu) -> Result<Outcome, Error> {
     fn weights<'a, R>(weight: &'a [R], key: &'a [R], value: &'a [R]) -> HostWeights<'a, R> {
         let [query, of_key, of_value, out] = [(); 4].map(|()| HostLinear { weight, bias: None });
@@ -33,7 +33,7 @@ pub(super) async fn appended_keys(gpu: &Gpu) -> Result<Outcome, Error> {
     Ok(judge(&got.out, &want, &naive, DType::F32))
 }
 
-/// Channels of the context, and of the hidden state.
+/// Channels of the context and of the hidden state.
 const CHANNELS: [usize; 2] = [20, 16];
 
 pub(super) async fn attentional(gpu: &Gpu) -> Result<Outcome, Error> {
@@ -52,7 +52,7 @@ pub(super) async fn attentional(gpu: &Gpu) -> Result<Outcome, Error> {
     judged(gpu, [&out], both).await
 }
 
-/// The gradient of the bias takes the kernel that all gradients begin with, and a sum of rows.
+/// The gradient of the bias runs the first kernel of all gradients, and a sum over rows.
 pub(super) async fn attentional_gradients(gpu: &Gpu) -> Result<Outcome, Error> {
     let bench = Bench::new(gpu);
     let [context, hidden] = [CHANNELS[0], CHANNELS[1]].map(|n| bench.noise([1, 1, FEW, n], n as u32));

@@ -1,5 +1,5 @@
-//! Linear attention: chunks with random features, which have all kernels, tokens one by one,
-//! gradients.
+//! Problems of linear attention: chunks with random features (which use all kernels), tokens one by
+//! one, and gradients.
 
 use crate::check::bench::{Bench, Tensor, both, judged, judged_gradients};
 use crate::check::data::{FEW, Outcome};
@@ -12,7 +12,7 @@ use crate::linear_attention::{
 use crate::reference::{self, LinearOptions};
 use crate::tensor::{Error, Shape};
 
-/// Tokens of two chunks.
+/// Tokens for two chunks.
 const SHAPE: Shape =
     Shape { batch: 1, heads: 2, kv_heads: 1, q_len: 70, kv_len: 70, head_dim: 12, value_dim: 20 };
 const DIRECTIONS: usize = 8;

@@ -8,7 +8,7 @@ use crate::linformer::{Linformer, LinformerForward};
 use crate::reference::{self, LengthProjections, Options};
 use crate::tensor::{DType, Error, Shape, TensorView};
 
-/// Linformer over keys of which every fifth is absent.
+/// Checks Linformer with every fifth key absent.
 pub(super) async fn forward(gpu: &Gpu) -> Result<Outcome, Error> {
     let bench = Bench::new(gpu);
     let shape = Shape { q_len: FEW, kv_len: 23, ..PREFILL };

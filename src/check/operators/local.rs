@@ -21,7 +21,7 @@ fn config() -> LocalConfig {
     LocalConfig::new(heads, head_dim, OPTIONS.half_window).kv_heads(kv_heads).value_dim(value_dim)
 }
 
-/// Positions of the queries, some of them beyond the keys.
+/// Returns positions of the queries. Some are beyond the keys.
 fn positions(bench: &Bench) -> Result<Tensor, Error> {
     let numbers = noise(SHAPE.heads * SHAPE.q_len, 4).into_iter().map(|x| 12.0 + 14.0 * x);
     bench.tensor(SHAPE.lse(), numbers.collect())
@@ -53,7 +53,7 @@ pub(super) async fn gradients(gpu: &Gpu) -> Result<Outcome, Error> {
     ];
     let attention = LocalAttention::with_pipelines(gpu.pipelines(), config())?;
     let [d_q, d_k, d_v, d_positions] = written.each_ref().map(Tensor::view);
-    // The forward call's output is not read.
+    // The output of the forward call is not read.
     let call = LocalForward::new([q.view(), k.view(), v.view()], positions.view(), d_out.view());
     let call = LocalBackward::new(call, d_out.view());
     let call = call.d_q(d_q).d_k(d_k).d_v(d_v).d_positions(d_positions);
@@ -74,7 +74,7 @@ const FEATURES: usize = 36;
 const UNITS: usize = 12;
 const SOURCES: [u32; FEW] = [SHAPE.kv_len as u32; FEW];
 
-/// Hidden states, a weight, a bias and a vector.
+/// Returns hidden states, a weight, a bias and a vector.
 fn predictor(bench: &Bench) -> Result<[Tensor; 4], Error> {
     let small = noise(UNITS * FEATURES, 2).into_iter().map(|x| x / 4.0).collect();
     Ok([
@@ -100,15 +100,14 @@ async fn predicted(gpu: &Gpu) -> Result<Outcome, Error> {
     judged(gpu, [&positions], both).await
 }
 
-/// The gradients of bias and vector take the kernel that all gradients begin with, and sums of
-/// rows.
+/// The gradients of bias and vector run the first kernel of all gradients, and sums over rows.
 async fn predictor_gradients(gpu: &Gpu) -> Result<Outcome, Error> {
     let bench = Bench::new(gpu);
     let [hidden, weight, bias, vector] = predictor(&bench)?;
     let d_positions = bench.noise([1, 1, FEW, 1], 5)?;
     let (d_bias, d_vector) = (bench.zeros([1, 1, 1, UNITS])?, bench.zeros([1, 1, 1, UNITS])?);
     let linear = Linear { weight: weight.view(), bias: Some(bias.view()) };
-    // The forward call's positions are not read.
+    // The positions of the forward call are not read.
     let call = PredictorForward::new(hidden.view(), linear, vector.view(), SHAPE.kv_len, d_positions.view());
     let call = PredictorBackward::new(call, d_positions.view());
     let call = call.d_bias(d_bias.view()).d_vector(d_vector.view());

@@ -18,7 +18,7 @@ fn lsh_config() -> LshConfig {
     LshConfig::new(LSH.heads, LSH.head_dim, ROUNDS, BUCKETS, CHUNK).value_dim(LSH.value_dim)
 }
 
-/// Rotations, and the buckets that they put `qk` into.
+/// Returns rotations, and the buckets that they assign to `qk`.
 fn hashed(qk: &[f32]) -> Result<(Vec<f32>, Vec<u32>), Error> {
     let rotations = lsh_config().rotations(7);
     let buckets = reference::lsh_buckets(qk, &rotations, LSH, ROUNDS, BUCKETS, None)?;

@@ -1,5 +1,5 @@
-//! The problems of a check that are of one operator each: a small call, compared with the
-//! operator's reference. Gradients are computed from forward results of the reference.
+//! The problems of a check that concern one operator each: a small call, compared with the
+//! operator's reference. Gradients use the reference's forward results.
 
 mod attention;
 mod caches;
@@ -23,8 +23,8 @@ use crate::tensor::Error;
 /// Each family with the call that checks it, and the cargo feature that the call needs.
 macro_rules! operators {
     ($($family:ident => $check:path $(, $feature:literal)?;)*) => {
-        /// Families that a call of their operator checks. A family stands behind the families that
-        /// it uses.
+        /// Families that a call of their operator checks. A family comes after the families that it
+        /// uses.
         pub(super) const OPERATORS: &[Family] = &[$($(#[cfg(feature = $feature)])? Family::$family),*];
 
         /// Computes a call that needs `family`.
@@ -34,9 +34,10 @@ macro_rules! operators {
         pub(super) async fn run(family: Family, gpu: &Gpu) -> Result<Outcome, Error> {
             match family {
                 $($(#[cfg(feature = $feature)])? Family::$family => $check(gpu).await,)*
-                // Not in the table: `Problem::FIRST` asks for it before the problems of caches.
+                // The table omits this family: `Problem::FIRST` needs it before the problems of
+                // caches.
                 Family::CacheLengths => caches::lengths(gpu).await,
-                // The problems of attention, of projections and of caches use the others.
+                // The problems of attention, projections and caches use the other families.
                 _ => Err(Error::PutAside { family }),
             }
         }

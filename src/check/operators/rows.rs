@@ -1,5 +1,5 @@
-//! Operators that take rows: norms, activations, embeddings, means, logits, sorting, positions,
-//! quantized products.
+//! Problems of operators on rows: norms, activations, embeddings, means, logits, sorting,
+//! positions, quantized products.
 
 use crate::check::bench::{Bench, both, equal, judged, worse};
 use crate::check::data::{FEW, Outcome, noise};
@@ -17,7 +17,7 @@ use crate::rows::{
 };
 use crate::tensor::{Error, HostTensor};
 
-/// Features that fill no workgroup, in vectors of four.
+/// Features in vectors of four that do not fill a workgroup.
 const WIDTH: usize = 36;
 const LENGTH: usize = 5;
 /// Two sequences of rows.
@@ -27,7 +27,7 @@ const ROW: [usize; 4] = [1, 1, 1, WIDTH];
 pub(super) async fn radix_sort(gpu: &Gpu) -> Result<Outcome, Error> {
     let bench = Bench::new(gpu);
     let shape = [1, 1, 1, 300];
-    // Several of a number, and both ends of the words.
+    // Repeated keys, and both ends of the value range.
     let keys: Vec<u32> = (0..300u32).map(|n| (n * n % 97) << (n % 5 * 5)).collect();
     let (keys, order, ranks) = (bench.tensor(shape, keys)?, bench.zeros(shape)?, bench.zeros(shape)?);
     let sort = RadixSort::with_pipelines(gpu.pipelines());
@@ -71,7 +71,7 @@ pub(super) async fn log_softmax_gradients(gpu: &Gpu) -> Result<Outcome, Error> {
     let bench = Bench::new(gpu);
     let out = bench.tensor(ROWS, reference::log_softmax(&noise(2 * LENGTH * WIDTH, 1), WIDTH)?)?;
     let (d_out, d_x) = (bench.noise(ROWS, 2)?, bench.zeros(ROWS)?);
-    // The forward call's `x` is not read.
+    // The `x` of the forward call is not read.
     let forward = LogSoftmaxForward::new(d_out.view(), out.view());
     let call = LogSoftmaxBackward::new(forward, d_out.view(), d_x.view());
     let operator = LogSoftmax::with_pipelines(gpu.pipelines());
@@ -141,7 +141,7 @@ pub(super) async fn elementwise_gradients(gpu: &Gpu) -> Result<Outcome, Error> {
     judged(gpu, [&d_x, &d_gate], both).await
 }
 
-/// Rows of a table, some of them twice.
+/// Rows of a table. One row occurs twice.
 const IDS: [u32; LENGTH] = [3, 0, 6, 3, 1];
 const TABLE: [usize; 4] = [1, 1, 7, WIDTH];
 const LOOKED_UP: [usize; 4] = [1, 1, LENGTH, WIDTH];
@@ -160,7 +160,7 @@ pub(super) async fn embedding_gradients(gpu: &Gpu) -> Result<Outcome, Error> {
     let bench = Bench::new(gpu);
     let ids = bench.tensor([1, 1, LENGTH, 1], IDS.to_vec())?;
     let (d_out, d_table) = (bench.noise(LOOKED_UP, 1)?, bench.zeros(TABLE)?);
-    // The forward call's table and output are not read.
+    // The table and the output of the forward call are not read.
     let forward = EmbeddingForward::new(ids.view(), d_table.view(), d_out.view());
     let call = EmbeddingBackward::new(forward, d_out.view(), d_table.view());
     let operator = Embedding::with_pipelines(gpu.pipelines());
@@ -217,7 +217,7 @@ pub(super) async fn weight_norm_gradients(gpu: &Gpu) -> Result<Outcome, Error> {
     let (x, gain, d_out) = (bench.noise(VECTORS, 1)?, bench.noise(GAINS, 2)?, bench.noise(VECTORS, 3)?);
     let (d_x, d_gain) = (bench.zeros(VECTORS)?, bench.zeros(GAINS)?);
     let written = [d_x.view(), d_gain.view()];
-    // The forward call's output is not read.
+    // The output of the forward call is not read.
     let forward = WeightNormForward::new(x.view(), gain.view(), d_out.view());
     let call = WeightNormBackward::new(forward, d_out.view(), written);
     let operator = WeightNorm::with_pipelines(gpu.pipelines());
@@ -226,7 +226,7 @@ pub(super) async fn weight_norm_gradients(gpu: &Gpu) -> Result<Outcome, Error> {
     judged(gpu, [&d_x, &d_gain], both).await
 }
 
-/// Both ways, which one kernel has.
+/// Checks both directions, which share one kernel.
 pub(super) async fn rotate(gpu: &Gpu) -> Result<Outcome, Error> {
     let bench = Bench::new(gpu);
     let shape = [2, 2, LENGTH, 16];
@@ -262,7 +262,7 @@ pub(super) async fn add_positions(gpu: &Gpu) -> Result<Outcome, Error> {
     judged(gpu, [&out], both).await
 }
 
-/// A product and a look-up in each format.
+/// Checks a product and a look-up in each format.
 pub(super) async fn quantized(gpu: &Gpu) -> Result<Outcome, Error> {
     let [features, dim] = [2 * QuantizedFormat::BLOCK, 20];
     let mut worst = Ok(0.0);

@@ -9,7 +9,7 @@ use crate::matmul::projection::check_summed_rows;
 use crate::matmul::projection::dispatch_backward::{self, Gradient, LinearBackward};
 use crate::tensor::{CallTensors, DType, Element, Error, TensorView, count};
 
-/// The gradients of one attentional vector, each written where it is asked for.
+/// One backward call of the attentional vector, and places for its gradients.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct AttentionalBackward<'a> {
@@ -23,39 +23,41 @@ pub struct AttentionalBackward<'a> {
 }
 
 impl<'a> AttentionalBackward<'a> {
-    /// `forward` as it was made, whose inputs and `out` are read, and the gradient of its `out`. No
-    /// gradient is written until it is asked for.
+    /// `forward` is the unchanged forward call, whose inputs and `out` are read. `d_out` is the
+    /// gradient of its `out`. Only the gradients that you set are written.
     pub fn new(forward: AttentionalForward<'a>, d_out: TensorView<'a>) -> Self {
         let [d_context, d_hidden, d_weight, d_bias] = [None; 4];
         AttentionalBackward { forward, d_out, d_context, d_hidden, d_weight, d_bias, accumulates: false }
     }
 
-    /// Writes the gradient of the context there, shaped as it; F32, F16 or BF16, as all of these.
+    /// Writes the gradient of the context to `d_context`, with the shape of the context. All
+    /// gradients are F32, F16 or BF16.
     pub fn d_context(mut self, d_context: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_context = d_context.into();
         self
     }
 
-    /// Writes the gradient of the hidden state there, shaped as it: what it has of the attentional
-    /// vector alone, beside what attention gives to its queries.
+    /// Writes the gradient of the hidden state to `d_hidden`, with the shape of the hidden state.
+    /// It contains the part of the attentional vector only, not the part of the queries of
+    /// attention.
     pub fn d_hidden(mut self, d_hidden: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_hidden = d_hidden.into();
         self
     }
 
-    /// Writes the gradient of the weight there, shaped as it.
+    /// Writes the gradient of the weight to `d_weight`, with the shape of the weight.
     pub fn d_weight(mut self, d_weight: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_weight = d_weight.into();
         self
     }
 
-    /// Writes the gradient of the bias there, `[1, 1, 1, out]`.
+    /// Writes the gradient of the bias to `d_bias`, `[1, 1, 1, out]`.
     pub fn d_bias(mut self, d_bias: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_bias = d_bias.into();
         self
     }
 
-    /// Adds the gradients to what is there instead, rounding once to their type.
+    /// Adds the gradients to the values of their tensors, and rounds once to their type.
     pub fn accumulate(mut self, accumulates: bool) -> Self {
         self.accumulates = accumulates;
         self
@@ -81,7 +83,8 @@ impl<'a> AttentionalBackward<'a> {
 }
 
 impl AttentionalVector {
-    /// The temporary memory that `call` needs: 4 bytes for each element of the output.
+    /// Returns the size of the temporary memory that `call` needs: 4 bytes for each element of the
+    /// output.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
@@ -94,8 +97,8 @@ impl AttentionalVector {
     /// same bits on every run.
     ///
     /// # Errors
-    /// Everything that [`Error`] lists for tensors and scratch; [`Error::Unsupported`] if no gradient is asked for. Then nothing
-    /// has been recorded.
+    /// Everything that [`Error`] lists for tensors and scratch, and [`Error::Unsupported`] if the
+    /// call sets no gradient. On an error the call records nothing.
     pub fn backward(
         &self,
         into: &mut impl Recorder,
@@ -106,8 +109,8 @@ impl AttentionalVector {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks `call`, compiles its pipelines and binds its tensors. [`Prepared::record`] can then
+    /// record it many times.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).

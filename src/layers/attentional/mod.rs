@@ -1,4 +1,4 @@
-//! The operator: a context and a hidden state → `tanh(W_c [context; hidden] + b)`.
+//! The attentional vector: a context and a hidden state → `tanh(W_c [context; hidden] + b)`.
 
 mod backward;
 pub(crate) mod kernels;
@@ -26,11 +26,15 @@ pub struct AttentionalForward<'a> {
 }
 
 impl<'a> AttentionalForward<'a> {
-    /// `context` `[batch, 1, q_len, c]`, what attention gave, and `hidden` `[batch, 1, q_len, h]`,
-    /// the states that asked, each F32, F16 or BF16; `linear` with a weight `[out, c + h]`, the
-    /// context's columns first; to `out` `[batch, 1, q_len, out]`, F32, F16 or BF16. Heads side by
-    /// side are channels: a context of several is a view of its memory `[batch, q_len, heads ·
-    /// dim]`.
+    /// Makes a call for these tensors:
+    ///
+    /// - `context` `[batch, 1, q_len, c]`, the output of attention,
+    /// - `hidden` `[batch, 1, q_len, h]`, the states that the queries came from,
+    /// - `linear` with a weight `[out, c + h]`, the context's columns first,
+    /// - `out` `[batch, 1, q_len, out]`.
+    ///
+    /// `context`, `hidden` and `out` are F32, F16 or BF16. Heads next to each other are channels:
+    /// view a context of several heads as `[batch, q_len, heads · dim]`.
     pub fn new(
         context: TensorView<'a>,
         hidden: TensorView<'a>,
@@ -41,21 +45,30 @@ impl<'a> AttentionalForward<'a> {
     }
 }
 
-/// The attentional vector of Luong et al. 2015 ("Effective approaches to attention-based neural
-/// machine translation", equation 5): `tanh(W_c [context; hidden] + b)`, with the gradient of each.
-/// The two are never put side by side: each is multiplied by its columns of the weight.
+/// The attentional vector `tanh(W_c [context; hidden] + b)`, and its gradients. Source: Luong et
+/// al. 2015, "Effective approaches to attention-based neural machine translation", equation 5. The
+/// kernels never concatenate the two inputs: each input is multiplied by its columns of the weight.
 ///
 /// | Luong's score | here |
 /// |---|---|
-/// | dot: `q · k` | [`Attention`](crate::Attention) with [`scale`](crate::Config::scale) 1, keys as values |
-/// | general: `q · W k` | the same, of queries that a [`Projection`](crate::Projection) has multiplied by `Wᵀ` |
-/// | concat: `v · tanh(W [q; k])` | [`AdditiveAttention`](crate::additive::AdditiveAttention), of queries and keys that two projections have multiplied by their columns of `W` |
+/// | dot: `q · k` | [`Attention`] with [`scale`] 1, keys as values |
+/// | general: `q · W k` | the same, with queries that a [`Projection`] has multiplied by `Wᵀ` |
+/// | concat: `v · tanh(W [q; k])` | [`AdditiveAttention`], with projected queries and keys |
+///
+/// For concat two projections multiply queries and keys by their columns of `W`.
 ///
 /// | Luong's reach | here |
 /// |---|---|
 /// | global | no window |
-/// | local-m: `D` keys on both sides of the query's own position | [`Mask::local_m(D)`](crate::Mask::local_m) |
-/// | local-p: around a predicted position, with a Gaussian | [`LocalAttention`](crate::local::LocalAttention) |
+/// | local-m: `D` keys on both sides of the query's position | [`Mask::local_m(D)`] |
+/// | local-p: around a predicted position, with a Gaussian | [`LocalAttention`] |
+///
+/// [`Attention`]: crate::Attention
+/// [`scale`]: crate::Config::scale
+/// [`Projection`]: crate::Projection
+/// [`AdditiveAttention`]: crate::additive::AdditiveAttention
+/// [`Mask::local_m(D)`]: crate::Mask::local_m
+/// [`LocalAttention`]: crate::local::LocalAttention
 #[derive(Clone, Debug)]
 pub struct AttentionalVector {
     pipelines: Pipelines,
@@ -63,28 +76,30 @@ pub struct AttentionalVector {
 }
 
 impl AttentionalVector {
-    /// Attentional vectors with pipelines of their own.
+    /// Makes attentional vectors with their own pipelines.
     pub fn new(device: &wgpu::Device) -> Self {
         Self::with_pipelines(&Pipelines::new(device))
     }
 
-    /// Attentional vectors that share pipelines with other operators on the device.
+    /// Makes attentional vectors that share pipelines with other operators on the device.
     pub fn with_pipelines(pipelines: &Pipelines) -> Self {
         AttentionalVector { pipelines: pipelines.clone(), kernel_options: KernelOptions::new() }
     }
 
-    /// The pipelines, to share.
+    /// Returns the pipelines, to share them.
     pub fn pipelines(&self) -> &Pipelines {
         &self.pipelines
     }
 
-    /// How the products are computed, not what, as of a [`Projection`](crate::Projection).
+    /// Sets the options of the products' kernels, as for a [`Projection`](crate::Projection). They
+    /// do not change the result.
     pub fn kernel_options(mut self, kernel_options: KernelOptions) -> Self {
         self.kernel_options = kernel_options;
         self
     }
 
-    /// The temporary memory that `call` needs: 8 bytes for each element of its output.
+    /// Returns the size of the temporary memory that `call` needs: 8 bytes for each element of its
+    /// output.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -96,7 +111,8 @@ impl AttentionalVector {
     /// Records `call` into an encoder or a pass.
     ///
     /// # Errors
-    /// Everything that [`Error`] lists for tensors and scratch; then nothing has been recorded.
+    /// Everything that [`Error`] lists for tensors and scratch. On an error the call records
+    /// nothing.
     pub fn forward(
         &self,
         into: &mut impl Recorder,
@@ -107,8 +123,8 @@ impl AttentionalVector {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks `call`, compiles its pipelines and binds its tensors. [`Prepared::record`] can then
+    /// record it many times.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -121,14 +137,13 @@ impl AttentionalVector {
     }
 }
 
-/// The columns of a weight that are the context's, and the hidden state's.
+/// The columns of a weight for the context, and for the hidden state.
 fn columns<'a>(weight: TensorView<'a>, context: &TensorView, hidden: &TensorView) -> [TensorView<'a>; 2] {
     let [c, h] = [context, hidden].map(|t| t.shape()[3]);
     [weight.slice(3, 0, c), weight.slice(3, c, h)]
 }
 
-/// Checks a context, a hidden state and a weight, each by its name, and gives the shape of what
-/// they make.
+/// Checks a context, a hidden state and a weight. Returns the shape of the output.
 fn check_inputs<'a>(
     context: TensorView<'a>,
     hidden: TensorView<'a>,
@@ -164,7 +179,7 @@ impl<'a> AttentionalForward<'a> {
         let parts = [0, count(shape)].map(|at| in_scratch(products, DType::F32, shape, at));
         let [of_context, of_hidden] = columns(linear.weight, &context, &hidden);
         let op = |x, w, bias, y| LinearOp { x, w, bias, y, narrow: false, activation: None };
-        // Apart: they may be of different types.
+        // The products are separate, because the inputs may be of different types.
         let mut dispatches =
             dispatch::dispatches(&[op(context, of_context, linear.bias, parts[0])], kernel_options, device)?;
         dispatches.extend(dispatch::dispatches(

@@ -1,10 +1,10 @@
-//! `tanh(W_c [context; hidden] + b)`
+//! The attentional vector `tanh(W_c [context; hidden] + b)` on the host.
 
 use crate::matmul::projection::reference::HostLinear;
 use crate::tensor::{Error, Real, expect_length};
 
-/// The attentional vector (Luong et al. 2015, equation 5) of `rows` contexts `[rows, c]` and hidden
-/// states `[rows, h]`, by a weight `[out, c + h]`: `[rows, out]`.
+/// Computes the attentional vector (Luong et al. 2015, equation 5): `[rows, out]`. The inputs are
+/// contexts `[rows, c]`, hidden states `[rows, h]` and a weight `[out, c + h]`.
 ///
 /// # Errors
 /// Slices that are not whole rows, or a weight or bias of another length.
@@ -29,7 +29,7 @@ pub fn attentional<R: Real>(
     Ok((0..rows * out).map(element).collect())
 }
 
-/// What [`attentional_backward`] gives.
+/// The gradients that [`attentional_backward`] returns.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct AttentionalGradients<R> {
@@ -43,8 +43,8 @@ pub struct AttentionalGradients<R> {
     pub d_bias: Vec<R>,
 }
 
-/// The gradients of `Σ out · d_out` with respect to the inputs of [`attentional`], `d_out` being
-/// `[rows, out]`.
+/// Computes the gradients of `Σ out · d_out` with respect to the inputs of [`attentional`]. `d_out`
+/// is `[rows, out]`.
 ///
 /// # Errors
 /// As [`attentional`].

@@ -1,5 +1,5 @@
-//! A stack of decoder layers: attention to what came before and to a memory, feed-forward, norms
-//! before or after.
+//! A stack of decoder layers. A layer has self-attention, attention to a memory and a feed-forward
+//! part, with norms before or after.
 
 mod backward;
 pub(crate) mod reference;
@@ -21,14 +21,14 @@ use crate::tensor::{Error, TensorView};
 /// The weights of one layer of a decoder, on the device.
 #[derive(Clone, Copy, Debug)]
 pub struct DecoderLayerWeights<'a> {
-    /// Of its self-attention: `self_attn` of PyTorch.
+    /// The weights of its self-attention: `self_attn` of PyTorch.
     pub self_attention: MultiHeadWeights<'a>,
-    /// Of its attention to the memory: `multihead_attn` of PyTorch.
+    /// The weights of its attention to the memory: `multihead_attn` of PyTorch.
     pub cross_attention: MultiHeadWeights<'a>,
-    /// Of its feed-forward layer.
+    /// The weights of its feed-forward layer.
     pub feed_forward: FeedForwardWeights<'a>,
-    /// Of the norms of self-attention, of cross-attention and of the feed-forward layer: `norm1`,
-    /// `norm2`, `norm3` of PyTorch.
+    /// The weights of the norms of self-attention, of cross-attention and of the feed-forward
+    /// layer: `norm1`, `norm2`, `norm3` of PyTorch.
     pub norms: [NormWeights<'a>; 3],
 }
 
@@ -39,7 +39,7 @@ impl<'a> From<&'a DecoderLayerWeights<'a>> for LayerWeights<'a> {
     }
 }
 
-/// One forward call of a decoder: `[batch, 1, length, features]` in and out, see
+/// One forward call of a decoder. Input and output are `[batch, 1, length, features]`, see
 /// [`TensorView::sequence`].
 #[derive(Clone, Copy, Debug)]
 #[must_use]
@@ -48,16 +48,16 @@ pub struct DecoderForward<'a> {
 }
 
 impl<'a> DecoderForward<'a> {
-    /// `x` and `out` are `[batch, 1, length, features]`, of the layers' dtype; `memory` is what
-    /// [`TransformerDecoder::project_memory`] has written.
+    /// `x` and `out` are `[batch, 1, length, features]`, in the layers' dtype. `memory` is the
+    /// output of [`TransformerDecoder::project_memory`].
     pub fn new(x: TensorView<'a>, memory: DecoderMemory<'a>, out: TensorView<'a>) -> Self {
         let memory = MemoryCall { projected: memory, mask: DeviceMask::none(), rows: None };
         DecoderForward { call: StackForward::new(x, out, Some(memory)) }
     }
 
-    /// Which rows a row attends to, in every layer: `tgt_mask` and `tgt_key_padding_mask` of
-    /// PyTorch. No row is hidden from another unless this says so: give
-    /// [`Mask::causal`](crate::Mask::causal).
+    /// Sets the mask of self-attention, for every layer: `tgt_mask` and `tgt_key_padding_mask` of
+    /// PyTorch. By default every row sees every row: set [`Mask::causal`](crate::Mask::causal) for
+    /// a causal decoder.
     #[doc(alias = "tgt_mask")]
     #[doc(alias = "tgt_key_padding_mask")]
     pub fn mask(mut self, mask: DeviceMask<'a>) -> Self {
@@ -65,7 +65,7 @@ impl<'a> DecoderForward<'a> {
         self
     }
 
-    /// Which rows of the memory a row attends to, in every layer: `memory_mask` and
+    /// Sets the mask of attention to the memory, for every layer: `memory_mask` and
     /// `memory_key_padding_mask` of PyTorch.
     #[doc(alias = "memory_key_padding_mask")]
     pub fn memory_mask(mut self, mask: DeviceMask<'a>) -> Self {
@@ -73,23 +73,24 @@ impl<'a> DecoderForward<'a> {
         self
     }
 
-    /// Rows are the tokens of the cache's last [`advance`](Cache::advance), as many of each
-    /// sequence as the most that one advanced by: their keys and values are appended to it, in
-    /// layer n of the cache by layer n of the stack, and they attend to all that it has. With a
-    /// causal mask, rows given in steps of any lengths come out as they do all at once.
+    /// Appends the keys and values of `x` to a cache, and attends to all tokens in it.
     ///
-    /// Several rows need a mask that orders them, the call is made again for each step, and prompts
-    /// may differ in length: see
-    /// [`EncoderForward::cache`](crate::layers::EncoderForward::cache).
+    /// The rows of `x` are the tokens of the cache's last [`advance`](Cache::advance). Each
+    /// sequence has as many rows as the longest advance of a sequence. Layer n of the stack appends
+    /// to layer n of the cache. With a causal mask, steps of any lengths give the same output as
+    /// one call for all rows.
+    ///
+    /// Several rows need a mask that orders them. Make the call again for each step. Prompts may
+    /// differ in length: see [`EncoderForward::cache`](crate::layers::EncoderForward::cache).
     pub fn cache(mut self, cache: impl Into<Option<&'a Cache>>) -> Self {
         self.call.cache = cache.into();
         self
     }
 
     /// Rotates queries and keys of self-attention by their positions in every layer: see
-    /// [`MultiHeadForward::rotary`](super::MultiHeadForward::rotary). With a cache the rows stand
-    /// at [`RowPositions::Tensor`]`(`[`cache.starts()`](Cache::starts)`)`, or wherever another
-    /// tensor says, and it keeps rotated keys.
+    /// [`MultiHeadForward::rotary`](super::MultiHeadForward::rotary). With a cache, positions come
+    /// from a tensor, usually [`RowPositions::Tensor`]`(`[`cache.starts()`](Cache::starts)`)`. The
+    /// cache stores rotated keys.
     #[doc(alias = "rope")]
     #[doc(alias = "position_ids")]
     pub fn rotary(mut self, rotation: impl Into<Rotation<'a>>, at: RowPositions<TensorView<'a>>) -> Self {
@@ -97,34 +98,33 @@ impl<'a> DecoderForward<'a> {
         self
     }
 
-    /// The mask and the rotation of self-attention of each layer, one entry for each, in place of
-    /// [`mask`](Self::mask) and
-    /// [`rotary`](Self::rotary): see [`EncoderForward::layer_calls`](crate::layers::EncoderForward::layer_calls). The memory's mask holds in every
-    /// layer.
+    /// Sets the mask and the rotation of each layer's self-attention, in place of
+    /// [`mask`](Self::mask) and [`rotary`](Self::rotary). There is one entry per layer: see
+    /// [`EncoderForward::layer_calls`](crate::layers::EncoderForward::layer_calls). The memory's
+    /// mask holds in every layer.
     pub fn layer_calls(mut self, calls: impl Into<Option<&'a [LayerCall<'a>]>>) -> Self {
         self.call.layers.each = calls.into();
         self
     }
 
-    /// Writes what the layers give there, one after the other, before the final norm: `[layers ·
-    /// batch, 1, length, features]`, layer n from batch entry `n · batch` on. Without a final norm
-    /// the last layer's is `out` and has no place here, so it is `layers − 1` of them. A [backward
-    /// call](DecoderBackward) that finds them does not compute them again.
+    /// Writes the outputs of the layers before the final norm to `hidden`: `[layers · batch, 1,
+    /// length, features]`. Layer n begins at batch entry `n · batch`. Without a final norm the last
+    /// layer's output is `out`, so `hidden` has `layers − 1` entries. A [backward
+    /// call](DecoderBackward) that has `hidden` does not compute these outputs again.
     pub fn hidden(mut self, hidden: impl Into<Option<TensorView<'a>>>) -> Self {
         self.call.hidden = hidden.into();
         self
     }
 }
 
-/// A stack of decoder layers on one device: everything `nn.TransformerDecoder` has in evaluation,
-/// its gradients ([`backward`](Self::backward)), and a cache for generation. Vaswani et al. 2017,
-/// section 3.1; with norms before each part, Xiong et al. 2020.
+/// A stack of decoder layers on one device. It covers all of `nn.TransformerDecoder` in evaluation
+/// mode, its gradients ([`backward`](Self::backward)), and a cache for generation. Sources: Vaswani
+/// et al. 2017, section 3.1. For norms before each part: Xiong et al. 2020.
 ///
-/// All stages of all layers are recorded in one pass, with one scratch whose size does not grow
-/// with the number of layers. The keys and values of the memory are projected once, and read by
-/// every step. It keeps its weights' buffers alive, and reads them where they are. What has no
-/// memory to attend to is a [`TransformerEncoder`](crate::TransformerEncoder) with a causal mask,
-/// and with a cache.
+/// Models without a memory use [`TransformerEncoder`](crate::TransformerEncoder) with a causal mask
+/// and a cache. One pass records all stages of all layers. The size of the scratch does not grow
+/// with the number of layers. The keys and values of the memory are projected once, and every step
+/// reads them. The stack keeps its weights' buffers alive, and reads the weights without a copy.
 ///
 /// ```no_run
 /// # use wgpu_attention::{Error, TensorView, wgpu};
@@ -154,12 +154,13 @@ pub struct TransformerDecoder {
 }
 
 impl TransformerDecoder {
-    /// A stack with pipelines of its own. `final_norm` is what stands after the last layer, as
-    /// stacks with norms before each part have it.
+    /// Makes a stack with its own pipelines. `final_norm` is the norm after the last layer, which
+    /// stacks with norms before each part have.
     ///
     /// # Errors
-    /// No layers, weights that do not have the shapes of `config`, `bias_kv` in some layers only, and everything [`Error`] lists for
-    /// tensors.
+    /// - No layers, or weights that do not have the shapes of `config`.
+    /// - `bias_kv` in some layers only.
+    /// - Everything that [`Error`] lists for tensors.
     pub fn new(
         device: &wgpu::Device,
         config: TransformerLayerConfig,
@@ -169,7 +170,7 @@ impl TransformerDecoder {
         Self::with_pipelines(&Pipelines::new(device), config, layers, final_norm)
     }
 
-    /// A stack that shares pipelines with other operators on the device.
+    /// Makes a stack that shares pipelines with other operators on the device.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -182,14 +183,18 @@ impl TransformerDecoder {
         Self::with_configs(pipelines, &config.repeated("decoder", layers.len())?, layers, final_norm)
     }
 
-    /// A stack whose layers differ: `configs` has the configuration of each layer. They may differ
-    /// in
-    /// [`MultiHeadConfig::scale`](crate::layers::MultiHeadConfig::scale), in [`MultiHeadConfig::softcap`](crate::layers::MultiHeadConfig::softcap), and in whose keys
-    /// their self-attention reads, [`TransformerLayerConfig::keys_of`].
+    /// Makes a stack whose layers differ: `configs` has the configuration of each layer.
+    /// Configurations may differ in three options:
+    ///
+    /// - [`MultiHeadConfig::scale`](crate::layers::MultiHeadConfig::scale),
+    /// - [`MultiHeadConfig::softcap`](crate::layers::MultiHeadConfig::softcap),
+    /// - [`TransformerLayerConfig::keys_of`], the layer whose keys its self-attention reads.
+    ///
     /// Masks and rotations by layer are part of a call: [`DecoderForward::layer_calls`].
     ///
     /// # Errors
-    /// As [`new`](Self::new); [`Error::Length`] of `configs`; [`Error::Unsupported`] if they differ in other options.
+    /// The errors of [`new`](Self::new), [`Error::Length`] of `configs`, and [`Error::Unsupported`]
+    /// if configurations differ in other options.
     pub fn with_configs(
         pipelines: &Pipelines,
         configs: &[TransformerLayerConfig],
@@ -199,22 +204,26 @@ impl TransformerDecoder {
         Ok(TransformerDecoder { stack: Stack::new(pipelines, configs, layers, final_norm)? })
     }
 
-    /// How the layers are computed, not what; see [`KernelOptions`].
+    /// Sets the options of the kernels, which do not change the result; see [`KernelOptions`].
     pub fn kernel_options(mut self, kernel_options: KernelOptions) -> Self {
         self.stack = self.stack.kernel_options(kernel_options);
         self
     }
 
-    /// The pipelines, to share.
+    /// Returns the pipelines, to share them.
     pub fn pipelines(&self) -> &Pipelines {
         &self.stack.pipelines
     }
 
-    /// The temporary memory that `call` needs: that of one layer's attention
-    /// ([`MultiHeadAttention::scratch_size`](super::MultiHeadAttention::scratch_size)), five
-    /// tensors as `x`, and one or, gated, three of `hidden_features`; without a cache the keys and
-    /// values of each layer whose keys others read, too. With a cache it may be asked for before
-    /// the first advance.
+    /// Returns the size of the temporary memory that `call` needs. It holds:
+    ///
+    /// - the memory of one layer's attention
+    ///   ([`MultiHeadAttention::scratch_size`](super::MultiHeadAttention::scratch_size)),
+    /// - five tensors of the size of `x`,
+    /// - one tensor of `hidden_features`, or three if the layer is gated,
+    /// - without a cache, the keys and values of each layer that other layers read.
+    ///
+    /// With a cache you can call this before the first advance.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -222,11 +231,15 @@ impl TransformerDecoder {
         self.stack.scratch_size(&call.call)
     }
 
-    /// Records `call` into an encoder or a pass. Nothing is submitted or copied.
+    /// Records `call` into an encoder or a pass. It submits and copies nothing.
     ///
     /// # Errors
-    /// Everything that [`Error`] lists for tensors, masks, options and scratch; a cache of other dimensions, fewer layers or another
-    /// device, with changes that are not recorded yet, or that was not advanced by as many rows. Then nothing has been recorded.
+    /// - Everything that [`Error`] lists for tensors, masks, options and scratch.
+    /// - A cache of other dimensions, with fewer layers or on another device.
+    /// - A cache with changes that are not recorded yet, or that was advanced by another number of
+    ///   rows.
+    ///
+    /// On an error the call records nothing.
     pub fn forward(
         &self,
         into: &mut impl Recorder,
@@ -238,8 +251,8 @@ impl TransformerDecoder {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks `call`, compiles its pipelines and binds its tensors. [`Prepared::record`] can then
+    /// record it many times.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -247,12 +260,15 @@ impl TransformerDecoder {
         self.stack.prepare("transformer decoder", &call.call, scratch)
     }
 
-    /// Records the keys and values that all layers have of `memory`, `[batch, 1, memory_len,
-    /// features]`, into `projected`. `scratch` keeps what it binds; it may be of any size.
+    /// Records the projections of `memory`, `[batch, 1, memory_len, features]`, to the keys and
+    /// values of all layers, `projected`. `scratch` may have any size: it only stores the bindings.
     ///
     /// # Errors
-    /// Shapes that differ, tensors that are written and share a buffer with others, and everything else that [`Error`] lists for
-    /// tensors; then nothing has been recorded.
+    /// - Shapes that differ.
+    /// - Written tensors that share a buffer with other tensors.
+    /// - Everything else that [`Error`] lists for tensors.
+    ///
+    /// On an error the call records nothing.
     pub fn project_memory(
         &self,
         into: &mut impl Recorder,
@@ -264,8 +280,8 @@ impl TransformerDecoder {
         Ok(())
     }
 
-    /// Checks the projections of a memory, compiles and binds what they need. [`Prepared::record`]
-    /// then records them as often as you like.
+    /// Checks the projections of a memory, compiles their pipelines and binds their tensors.
+    /// [`Prepared::record`] can then record them many times.
     ///
     /// # Errors
     /// As [`project_memory`](Self::project_memory).

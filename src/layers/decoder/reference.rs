@@ -14,22 +14,22 @@ use crate::tensor::{Error, Real, check_sizes, expect_length};
 /// The weights of one layer of a decoder.
 #[derive(Clone, Copy, Debug)]
 pub struct HostDecoderLayer<'a, R> {
-    /// Of its self-attention.
+    /// The weights of its self-attention.
     pub self_attention: HostWeights<'a, R>,
-    /// Of its attention to the memory.
+    /// The weights of its attention to the memory.
     pub cross_attention: HostWeights<'a, R>,
-    /// Of its feed-forward layer.
+    /// The weights of its feed-forward layer.
     pub feed_forward: HostFeedForward<'a, R>,
-    /// Of the norms of self-attention, of cross-attention and of the feed-forward layer.
+    /// The norms of self-attention, of cross-attention and of the feed-forward layer.
     pub norms: [HostNorm<'a, R>; 3],
 }
 
-/// A stack of decoder layers over `x` `[batch, q_len, features]` and `memory` `[batch, kv_len,
-/// features]`, with a norm after the last where `final_norm` is given. `options` are those of
-/// self-attention, and of cross-attention.
+/// Computes a stack of decoder layers over `x` `[batch, q_len, features]` and `memory` `[batch,
+/// kv_len, features]`. `final_norm`, if any, follows the last layer. `options` are the options of
+/// self-attention and of cross-attention.
 ///
 /// # Errors
-/// Those of the stages: sizes of 0, slices of another length, a mask that does not fit.
+/// The errors of the stages: sizes of 0, slices of another length, a mask that does not fit.
 pub fn decoder<R: Real>(
     [x, memory]: [&[R]; 2],
     shape: MultiHeadShape,
@@ -42,12 +42,12 @@ pub fn decoder<R: Real>(
     decoder_by_layer([x, memory], shape, &calls, layers, final_norm)
 }
 
-/// A [`decoder`] whose layers differ: `calls` has the configuration of each layer and the options
-/// of its two attentions. Configurations may differ in scale, softcap and
-/// [`TransformerLayerConfig::keys_of`], which says whose keys self-attention reads.
+/// Computes a [`decoder`] whose layers differ: `calls` has the configuration of each layer and the
+/// options of its two attentions. Configurations may differ in scale, softcap and
+/// [`TransformerLayerConfig::keys_of`], the layer whose keys self-attention reads.
 ///
 /// # Errors
-/// As [`decoder`], and other numbers of calls than layers.
+/// As [`decoder`], and another number of calls than layers.
 pub fn decoder_by_layer<R: Real>(
     [x, memory]: [&[R]; 2],
     shape: MultiHeadShape,
@@ -80,9 +80,9 @@ pub fn decoder_by_layer<R: Real>(
 }
 
 impl<R: Real> HostDecoderLayer<'_, R> {
-    /// Its attentions and its feed-forward layer, and what they give; attention weights go to
-    /// `weights`. Where it reads the keys of another layer, `keys` are the input and the weights of
-    /// that layer's self-attention.
+    /// Returns the attentions and the feed-forward layer, and the layer's output. Attention weights
+    /// go to `weights`. If the layer reads the keys of another layer, `keys` are the input and the
+    /// weights of that layer's self-attention.
     fn steps(
         &self,
         ([x, memory], keys): ([&[R]; 2], KeysOf<R>),
@@ -116,19 +116,20 @@ impl<R: Real> HostDecoderLayer<'_, R> {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct DecoderLayerGradients<R> {
-    /// Of its self-attention; those of its inputs have gone into `d_x` of the stack. Those of the
-    /// weights of keys and values are empty in a layer that reads the keys of another, whose
-    /// gradients have them.
+    /// The gradients of its self-attention. The gradients of the attention's inputs are part of the
+    /// stack's `d_x`. If the layer reads the keys of another layer, the gradients of the weights of
+    /// keys and values are empty. The other layer's gradients contain them.
     pub self_attention: MultiHeadGradients<R>,
-    /// Of its attention to the memory; those of its inputs have gone into `d_x` and `d_memory`.
+    /// The gradients of its attention to the memory. The gradients of the attention's inputs are
+    /// part of `d_x` and `d_memory`.
     pub cross_attention: MultiHeadGradients<R>,
-    /// Of its feed-forward layer.
+    /// The gradients of its feed-forward layer.
     pub feed_forward: FeedForwardGradients<R>,
-    /// Of its norms.
+    /// The gradients of its norms.
     pub norms: [HostNormGradients<R>; 3],
 }
 
-/// What [`decoder_backward`] gives.
+/// The gradients that [`decoder_backward`] returns.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct DecoderGradients<R> {
@@ -136,14 +137,14 @@ pub struct DecoderGradients<R> {
     pub d_x: Vec<R>,
     /// `[batch, kv_len, features]`, the sum over the layers.
     pub d_memory: Vec<R>,
-    /// Of each layer.
+    /// The gradients of each layer.
     pub layers: Vec<DecoderLayerGradients<R>>,
-    /// Of the final norm, if there is one.
+    /// The gradients of the final norm, if there is one.
     pub final_norm: Option<HostNormGradients<R>>,
 }
 
-/// The gradients of `Σ out · d_out` with respect to the inputs of [`decoder`]; `d_out` is shaped as
-/// `x`.
+/// Computes the gradients of `Σ out · d_out` with respect to the inputs of [`decoder`]. `d_out` has
+/// the shape of `x`.
 ///
 /// # Errors
 /// As [`decoder`].
@@ -160,8 +161,8 @@ pub fn decoder_backward<R: Real>(
     decoder_by_layer_backward([x, memory], shape, &calls, layers, final_norm, d_out)
 }
 
-/// The gradients of `Σ out · d_out` with respect to the inputs of [`decoder_by_layer`]; `d_out` is
-/// shaped as `x`.
+/// Computes the gradients of `Σ out · d_out` with respect to the inputs of [`decoder_by_layer`].
+/// `d_out` has the shape of `x`.
 ///
 /// # Errors
 /// As [`decoder_by_layer`].

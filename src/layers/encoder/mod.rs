@@ -18,11 +18,12 @@ use crate::tensor::{Error, TensorView};
 /// The weights of one layer of an encoder, on the device.
 #[derive(Clone, Copy, Debug)]
 pub struct EncoderLayerWeights<'a> {
-    /// Of its self-attention.
+    /// The weights of its self-attention.
     pub attention: MultiHeadWeights<'a>,
-    /// Of its feed-forward layer.
+    /// The weights of its feed-forward layer.
     pub feed_forward: FeedForwardWeights<'a>,
-    /// Of the norms of its attention and of its feed-forward layer: `norm1` and `norm2` of PyTorch.
+    /// The weights of the norms of its attention and of its feed-forward layer: `norm1` and `norm2`
+    /// of PyTorch.
     pub norms: [NormWeights<'a>; 2],
 }
 
@@ -33,7 +34,7 @@ impl<'a> From<&'a EncoderLayerWeights<'a>> for LayerWeights<'a> {
     }
 }
 
-/// One forward call of an encoder: `[batch, 1, length, features]` in and out, see
+/// One forward call of an encoder. Input and output are `[batch, 1, length, features]`, see
 /// [`TensorView::sequence`].
 #[derive(Clone, Copy, Debug)]
 #[must_use]
@@ -42,14 +43,14 @@ pub struct EncoderForward<'a> {
 }
 
 impl<'a> EncoderForward<'a> {
-    /// `x` and `out` are `[batch, 1, length, features]`, of the layers' dtype.
+    /// `x` and `out` are `[batch, 1, length, features]`, in the layers' dtype.
     pub fn new(x: TensorView<'a>, out: TensorView<'a>) -> Self {
         EncoderForward { call: StackForward::new(x, out, None) }
     }
 
-    /// Which rows a row attends to, in every layer: `mask` and `src_key_padding_mask` of PyTorch,
-    /// packed sequences, and all else that
-    /// [`Mask`](crate::Mask) says.
+    /// Sets the mask of self-attention, for every layer: which rows a row attends to. It covers
+    /// `mask` and `src_key_padding_mask` of PyTorch, packed sequences, and every other rule of a
+    /// [`Mask`](crate::Mask).
     #[doc(alias = "src_mask")]
     #[doc(alias = "src_key_padding_mask")]
     #[doc(alias = "is_causal")]
@@ -58,37 +59,42 @@ impl<'a> EncoderForward<'a> {
         self
     }
 
-    /// Rows are the tokens of the cache's last [`advance`](Cache::advance), as many of each
-    /// sequence as the most that one advanced by: their keys and values are appended to it, in
-    /// layer n of the cache by layer n of the stack, and they attend to all that it has. With a
-    /// causal mask, as the stacks of GPT-2 and Llama have it, rows given in steps of any lengths
-    /// come out as they do all at once.
+    /// Appends the keys and values of `x` to a cache, and attends to all tokens in it.
     ///
-    /// Several rows need a mask that orders them. Without one each row would see the later rows of
-    /// its own call, and none of a later call, so that the result would depend on the steps:
-    /// [`forward`](TransformerEncoder::forward) returns
-    /// [`Error::Unsupported`]. The causal rule, a window, a pattern, a tree, a bias and functions of your own are orders, and so are a
-    /// boolean mask and lengths that differ from row to row. Where all rows of a call are to see each other, as in the prompt of a
-    /// prefix-LM or in block diffusion, give `Mask::none().window(usize::MAX, usize::MAX)`.
+    /// The rows of `x` are the tokens of the cache's last [`advance`](Cache::advance). Each
+    /// sequence has as many rows as the longest advance of a sequence. Layer n of the stack appends
+    /// to layer n of the cache. GPT-2 and Llama have a causal mask: then steps of any lengths give
+    /// the same output as one call.
     ///
-    /// A call borrows the cache, which the next [`advance`](Cache::advance) changes: make the call
-    /// again for each step. Calls with the same tensors create nothing on the device.
+    /// Several rows need a mask that orders them. Without an order each row would see the later
+    /// rows of its call, but no rows of a later call. The result would depend on the steps, so
+    /// [`forward`](TransformerEncoder::forward) returns [`Error::Unsupported`]. These masks are
+    /// orders: the causal rule, a window, a pattern, a tree, a bias and user functions. Boolean
+    /// masks and lengths that differ from row to row are orders too. If all rows of a call shall
+    /// see each other, set `Mask::none().window(usize::MAX, usize::MAX)`. Examples are the prompt
+    /// of a prefix-LM and block diffusion.
+    ///
+    /// A call borrows the cache, and the next [`advance`](Cache::advance) changes the cache, so
+    /// make the call again for each step. Calls with the same tensors create nothing on the device.
     ///
     /// # Prompts of different lengths
     ///
-    /// Without padding on the left, rows begin at row 0 and
-    /// [`Tokens::Each`](crate::cache::Tokens::Each) gives the length of each prompt: the cache
-    /// keeps nothing of the rows past it. The causal mask is enough, and rows stand at
-    /// [`starts`](Cache::starts). The last row of a prompt is at another index in each sequence.
+    /// Without padding on the left, rows begin at row 0, and
+    /// [`Tokens::Each`](crate::cache::Tokens::Each) contains the length of each prompt. The cache
+    /// stores no rows past that length. The causal mask is enough, and the positions of the rows
+    /// begin at [`starts`](Cache::starts). The last row of a prompt has another index in each
+    /// sequence.
     ///
     /// Left-padded prompts end at the same row. [`Tokens::All`](crate::cache::Tokens::All) appends
-    /// the padding too, so the mask of every step hides it:
+    /// the padding too, so the mask of every step must hide it. Use
     /// `Mask::causal().key_padding_mask(seen)`, where `seen` is `[batch, 1, 1, capacity]` and false
-    /// for the padding of each sequence. Positions count from the first token: position `i −
-    /// padding` for row `i` of the sequence, as a tensor `[batch, 1, length, 1]`
-    /// ([`RowPositions::Tensor`]) for [`rotary`](Self::rotary), or as ids of a learned table.
-    /// Distances, as for ALiBi and windows, need no change. Rows of padding see no key; ignore
-    /// their output. `examples/gpt.rs` is such a model.
+    /// for the padding of each sequence.
+    ///
+    /// Positions count from the first token: row `i` of a sequence has position `i − padding`. Pass
+    /// them to [`rotary`](Self::rotary) as a tensor `[batch, 1, length, 1]`
+    /// ([`RowPositions::Tensor`]), or to a learned table as ids. Distances, as for ALiBi and
+    /// windows, need no change. Rows of padding see no key: ignore their output. `examples/gpt.rs`
+    /// is such a model.
     #[doc(alias = "past_key_values")]
     #[doc(alias = "use_cache")]
     pub fn cache(mut self, cache: impl Into<Option<&'a Cache>>) -> Self {
@@ -96,10 +102,10 @@ impl<'a> EncoderForward<'a> {
         self
     }
 
-    /// Rotates queries and keys by their positions in every layer, as Llama and its kin do: see
-    /// [`MultiHeadForward::rotary`](super::MultiHeadForward::rotary). With a cache the rows stand
-    /// at [`RowPositions::Tensor`]`(`[`cache.starts()`](Cache::starts)`)`, or wherever another
-    /// tensor says, and it keeps rotated keys.
+    /// Rotates queries and keys by their positions in every layer, as Llama does: see
+    /// [`MultiHeadForward::rotary`](super::MultiHeadForward::rotary). With a cache, positions come
+    /// from a tensor, usually [`RowPositions::Tensor`]`(`[`cache.starts()`](Cache::starts)`)`. The
+    /// cache stores rotated keys.
     #[doc(alias = "rope")]
     #[doc(alias = "position_ids")]
     pub fn rotary(mut self, rotation: impl Into<Rotation<'a>>, at: RowPositions<TensorView<'a>>) -> Self {
@@ -107,15 +113,15 @@ impl<'a> EncoderForward<'a> {
         self
     }
 
-    /// The mask and the rotation of each layer, one entry for each, in place of
+    /// Sets the mask and the rotation of each layer, one entry per layer, in place of
     /// [`mask`](Self::mask) and [`rotary`](Self::rotary). Use it for models whose layers differ,
-    /// such as Gemma, gpt-oss and ModernBERT: a sliding window and all tokens in turn, another
-    /// rotary base in each kind, sinks by layer.
+    /// such as Gemma, gpt-oss and ModernBERT. Their layers alternate between a sliding window and
+    /// all tokens, with another rotary base or other sinks.
     ///
     /// All layers share one cache and one scratch. With a cache each mask must order the rows. The
-    /// cache keeps the tokens of all layers, those outside of a window too. An error of one entry
-    /// is [`Error::Layer`], which has its index. The scale and the softcap of a layer are part of
-    /// the stack: [`TransformerEncoder::with_configs`].
+    /// cache stores the tokens for all layers, also the tokens outside a layer's window. An error
+    /// of one entry is [`Error::Layer`], which contains the index. The scale and the softcap of a
+    /// layer are part of the stack: [`TransformerEncoder::with_configs`].
     ///
     /// ```
     /// use wgpu_attention::{Mask, TensorView};
@@ -136,33 +142,34 @@ impl<'a> EncoderForward<'a> {
         self
     }
 
-    /// Writes what the layers give there, one after the other, before the final norm: `[layers ·
-    /// batch, 1, length, features]`, layer n from batch entry `n · batch` on. Without a final norm
-    /// the last layer's is `out` and has no place here, so it is `layers − 1` of them. A [backward
-    /// call](EncoderBackward) that finds them does not compute them again.
+    /// Writes the outputs of the layers before the final norm to `hidden`: `[layers · batch, 1,
+    /// length, features]`. Layer n begins at batch entry `n · batch`. Without a final norm the last
+    /// layer's output is `out`, so `hidden` has `layers − 1` entries. A [backward
+    /// call](EncoderBackward) that has `hidden` does not compute these outputs again.
     pub fn hidden(mut self, hidden: impl Into<Option<TensorView<'a>>>) -> Self {
         self.call.hidden = hidden.into();
         self
     }
 
-    /// Writes every layer's attention weights there, one after the other: `[layers · batch, heads
-    /// or 1, length, length + appended]`, F32, F16 or BF16, layer n from batch entry `n · batch`
-    /// on; of every head, or their mean if the tensor has one. A score matrix for each layer, which
-    /// attention does not make otherwise.
+    /// Writes every layer's attention weights to `weights`: `[layers · batch, heads or 1, length,
+    /// length + appended]`, F32, F16 or BF16. Layer n begins at batch entry `n · batch`. If the
+    /// tensor has one head, it receives the mean over all heads. The score matrix of each layer
+    /// costs memory that attention does not need otherwise.
     pub fn weights(mut self, weights: impl Into<Option<TensorView<'a>>>) -> Self {
         self.call.weights = weights.into();
         self
     }
 }
 
-/// A stack of encoder layers on one device: everything `nn.TransformerEncoder` has in evaluation,
-/// and its gradients ([`backward`](Self::backward)). Vaswani et al. 2017, section 3.1; with norms
-/// before each part, Xiong et al. 2020, "On layer normalization in the transformer architecture".
+/// A stack of encoder layers on one device. It covers all of `nn.TransformerEncoder` in evaluation
+/// mode, and its gradients ([`backward`](Self::backward)). Sources: Vaswani et al. 2017, section
+/// 3.1. For norms before each part: Xiong et al. 2020, "On layer normalization in the transformer
+/// architecture".
 ///
-/// All stages of all layers are recorded in one pass, with one scratch whose size does not grow
-/// with the number of layers. It keeps its weights' buffers alive, and reads them where they are.
-/// With a causal mask it is a decoder without a memory, as GPT-2 and Llama are, and generates by a
-/// [`Cache`].
+/// With a causal mask it is a decoder without a memory, as in GPT-2 and Llama. It then generates
+/// with a [`Cache`]. One pass records all stages of all layers. The size of the scratch does not
+/// grow with the number of layers. The stack keeps its weights' buffers alive, and reads the
+/// weights without a copy.
 ///
 /// ```no_run
 /// # use wgpu_attention::{Error, TensorView, wgpu};
@@ -196,11 +203,12 @@ pub struct TransformerEncoder {
 }
 
 impl TransformerEncoder {
-    /// A stack with pipelines of its own. `final_norm` is what stands after the last layer, as
-    /// stacks with norms before each part have it.
+    /// Makes a stack with its own pipelines. `final_norm` is the norm after the last layer, which
+    /// stacks with norms before each part have.
     ///
     /// # Errors
-    /// No layers, weights that do not have the shapes of `config`, and everything [`Error`] lists for tensors.
+    /// No layers, weights that do not have the shapes of `config`, and everything that [`Error`]
+    /// lists for tensors.
     pub fn new(
         device: &wgpu::Device,
         config: TransformerLayerConfig,
@@ -210,7 +218,7 @@ impl TransformerEncoder {
         Self::with_pipelines(&Pipelines::new(device), config, layers, final_norm)
     }
 
-    /// A stack that shares pipelines with other operators on the device.
+    /// Makes a stack that shares pipelines with other operators on the device.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -223,14 +231,18 @@ impl TransformerEncoder {
         Self::with_configs(pipelines, &config.repeated("encoder", layers.len())?, layers, final_norm)
     }
 
-    /// A stack whose layers differ: `configs` has the configuration of each layer. They may differ
-    /// in
-    /// [`MultiHeadConfig::scale`](crate::layers::MultiHeadConfig::scale), in [`MultiHeadConfig::softcap`](crate::layers::MultiHeadConfig::softcap), and in whose keys
-    /// they read, [`TransformerLayerConfig::keys_of`].
+    /// Makes a stack whose layers differ: `configs` has the configuration of each layer.
+    /// Configurations may differ in three options:
+    ///
+    /// - [`MultiHeadConfig::scale`](crate::layers::MultiHeadConfig::scale),
+    /// - [`MultiHeadConfig::softcap`](crate::layers::MultiHeadConfig::softcap),
+    /// - [`TransformerLayerConfig::keys_of`], the layer whose keys it reads.
+    ///
     /// Masks and rotations by layer are part of a call: [`EncoderForward::layer_calls`].
     ///
     /// # Errors
-    /// As [`new`](Self::new); [`Error::Length`] of `configs`; [`Error::Unsupported`] if they differ in other options.
+    /// The errors of [`new`](Self::new), [`Error::Length`] of `configs`, and [`Error::Unsupported`]
+    /// if configurations differ in other options.
     pub fn with_configs(
         pipelines: &Pipelines,
         configs: &[TransformerLayerConfig],
@@ -240,22 +252,26 @@ impl TransformerEncoder {
         Ok(TransformerEncoder { stack: Stack::new(pipelines, configs, layers, final_norm)? })
     }
 
-    /// How the layers are computed, not what; see [`KernelOptions`].
+    /// Sets the options of the kernels, which do not change the result; see [`KernelOptions`].
     pub fn kernel_options(mut self, kernel_options: KernelOptions) -> Self {
         self.stack = self.stack.kernel_options(kernel_options);
         self
     }
 
-    /// The pipelines, to share.
+    /// Returns the pipelines, to share them.
     pub fn pipelines(&self) -> &Pipelines {
         &self.stack.pipelines
     }
 
-    /// The temporary memory that `call` needs: that of one layer's attention
-    /// ([`MultiHeadAttention::scratch_size`](super::MultiHeadAttention::scratch_size)), four
-    /// tensors as `x`, and one or, gated, three of `hidden_features`; without a cache the keys and
-    /// values of each layer whose keys others read, too. With a cache it may be asked for before
-    /// the first advance.
+    /// Returns the size of the temporary memory that `call` needs. It holds:
+    ///
+    /// - the memory of one layer's attention
+    ///   ([`MultiHeadAttention::scratch_size`](super::MultiHeadAttention::scratch_size)),
+    /// - four tensors of the size of `x`,
+    /// - one tensor of `hidden_features`, or three if the layer is gated,
+    /// - without a cache, the keys and values of each layer that other layers read.
+    ///
+    /// With a cache you can call this before the first advance.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -263,11 +279,15 @@ impl TransformerEncoder {
         self.stack.scratch_size(&call.call)
     }
 
-    /// Records `call` into an encoder or a pass. Nothing is submitted or copied.
+    /// Records `call` into an encoder or a pass. It submits and copies nothing.
     ///
     /// # Errors
-    /// Everything that [`Error`] lists for tensors, masks, options and scratch; a cache of other dimensions, fewer layers or another
-    /// device, with changes that are not recorded yet, or that was not advanced by as many rows. Then nothing has been recorded.
+    /// - Everything that [`Error`] lists for tensors, masks, options and scratch.
+    /// - A cache of other dimensions, with fewer layers or on another device.
+    /// - A cache with changes that are not recorded yet, or that was advanced by another number of
+    ///   rows.
+    ///
+    /// On an error the call records nothing.
     pub fn forward(
         &self,
         into: &mut impl Recorder,
@@ -279,8 +299,8 @@ impl TransformerEncoder {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks `call`, compiles its pipelines and binds its tensors. [`Prepared::record`] can then
+    /// record it many times.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).

@@ -14,19 +14,19 @@ use crate::tensor::{Error, Real, check_sizes, expect_length};
 /// The weights of one layer of an encoder.
 #[derive(Clone, Copy, Debug)]
 pub struct HostEncoderLayer<'a, R> {
-    /// Of its self-attention.
+    /// The weights of its self-attention.
     pub attention: HostWeights<'a, R>,
-    /// Of its feed-forward layer.
+    /// The weights of its feed-forward layer.
     pub feed_forward: HostFeedForward<'a, R>,
-    /// Of attention's norm and of the feed-forward layer's.
+    /// The norms of attention and of the feed-forward layer.
     pub norms: [HostNorm<'a, R>; 2],
 }
 
-/// A stack of encoder layers over `x` `[batch, length, features]`, with a norm after the last where
-/// `final_norm` is given.
+/// Computes a stack of encoder layers over `x` `[batch, length, features]`. `final_norm`, if any,
+/// follows the last layer.
 ///
 /// # Errors
-/// Those of the stages: sizes of 0, slices of another length, a mask that does not fit.
+/// The errors of the stages: sizes of 0, slices of another length, a mask that does not fit.
 pub fn encoder<R: Real>(
     x: &[R],
     [batch, length]: [usize; 2],
@@ -38,12 +38,12 @@ pub fn encoder<R: Real>(
     encoder_by_layer(x, [batch, length], &vec![(*config, *options); layers.len()], layers, final_norm)
 }
 
-/// An [`encoder`] whose layers differ: `calls` has the configuration and the options of each layer.
-/// Configurations may differ in scale, softcap and [`TransformerLayerConfig::keys_of`]. A layer
-/// that reads the keys of another takes their weights from that layer too.
+/// Computes an [`encoder`] whose layers differ: `calls` has the configuration and the options of
+/// each layer. Configurations may differ in scale, softcap and [`TransformerLayerConfig::keys_of`].
+/// A layer that reads the keys of another layer uses that layer's weights of keys and values too.
 ///
 /// # Errors
-/// As [`encoder`], and other numbers of calls than layers.
+/// As [`encoder`], and another number of calls than layers.
 pub fn encoder_by_layer<R: Real>(
     x: &[R],
     [batch, length]: [usize; 2],
@@ -72,9 +72,9 @@ pub fn encoder_by_layer<R: Real>(
 }
 
 impl<R: Real> HostEncoderLayer<'_, R> {
-    /// Its attention and its feed-forward layer, and what they give; attention weights go to
-    /// `weights`. Where it reads the keys of another layer, `keys` are the input and the weights of
-    /// that layer's attention.
+    /// Returns the attention and the feed-forward layer, and the layer's output. Attention weights
+    /// go to `weights`. If the layer reads the keys of another layer, `keys` are the input and the
+    /// weights of that layer's attention.
     fn steps(
         &self,
         (x, keys): (&[R], KeysOf<R>),
@@ -102,30 +102,30 @@ impl<R: Real> HostEncoderLayer<'_, R> {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct EncoderLayerGradients<R> {
-    /// Of its attention; those of its inputs have gone into `d_x` of the stack. Those of the
-    /// weights of keys and values are empty in a layer that reads the keys of another, whose
-    /// gradients have them.
+    /// The gradients of its attention. The gradients of the attention's inputs are part of the
+    /// stack's `d_x`. If the layer reads the keys of another layer, the gradients of the weights of
+    /// keys and values are empty. The other layer's gradients contain them.
     pub attention: MultiHeadGradients<R>,
-    /// Of its feed-forward layer.
+    /// The gradients of its feed-forward layer.
     pub feed_forward: FeedForwardGradients<R>,
-    /// Of its norms.
+    /// The gradients of its norms.
     pub norms: [HostNormGradients<R>; 2],
 }
 
-/// What [`encoder_backward`] gives.
+/// The gradients that [`encoder_backward`] returns.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct EncoderGradients<R> {
     /// `[batch, length, features]`.
     pub d_x: Vec<R>,
-    /// Of each layer.
+    /// The gradients of each layer.
     pub layers: Vec<EncoderLayerGradients<R>>,
-    /// Of the final norm, if there is one.
+    /// The gradients of the final norm, if there is one.
     pub final_norm: Option<HostNormGradients<R>>,
 }
 
-/// The gradients of `Σ out · d_out` with respect to the inputs of [`encoder`]; `d_out` is shaped as
-/// `x`.
+/// Computes the gradients of `Σ out · d_out` with respect to the inputs of [`encoder`]. `d_out` has
+/// the shape of `x`.
 ///
 /// # Errors
 /// As [`encoder`].
@@ -142,8 +142,8 @@ pub fn encoder_backward<R: Real>(
     encoder_by_layer_backward(x, [batch, length], &calls, layers, final_norm, d_out)
 }
 
-/// The gradients of `Σ out · d_out` with respect to the inputs of [`encoder_by_layer`]; `d_out` is
-/// shaped as `x`.
+/// Computes the gradients of `Σ out · d_out` with respect to the inputs of [`encoder_by_layer`].
+/// `d_out` has the shape of `x`.
 ///
 /// # Errors
 /// As [`encoder_by_layer`].

@@ -1,5 +1,5 @@
-//! The gradients of a layer: its projections once more, its attention too where it was not kept,
-//! then backwards through each.
+//! The gradients of a layer. The projections are computed again, and the attention too if it was
+//! not stored. Then the gradients go backwards through each stage.
 
 use super::config::Side;
 use super::gate::Gate;
@@ -16,42 +16,43 @@ use crate::rows::norm::NormGradients;
 use crate::rows::norm::dispatch::{NormGradients as NormTargets, NormOp};
 use crate::tensor::{Access, CallTensors, DType, Element, Error, Shape, TensorView, count};
 
-/// Where the gradients of a [`Linear`](crate::Linear) go, each shaped as what it is the gradient
-/// of: F32, F16 or BF16.
+/// Places for the gradients of a [`Linear`](crate::Linear). Each has the shape of its tensor, and
+/// is F32, F16 or BF16.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LinearGradients<'a> {
-    /// Of the weight, as [`TensorView::matrix`]; of a narrow one `[1, heads, dim, in / heads]`, or
-    /// one head, which has the sum over them, where one matrix serves all.
+    /// The gradient of the weight, as [`TensorView::matrix`]. For a narrow weight it is `[1, heads,
+    /// dim, in / heads]`. If one matrix serves all heads, it has one head, with the sum over all
+    /// heads.
     pub weight: Option<TensorView<'a>>,
-    /// Of the bias, as [`TensorView::vector`].
+    /// The gradient of the bias, as [`TensorView::vector`].
     pub bias: Option<TensorView<'a>>,
 }
 
-/// Where the gradients of [`MultiHeadWeights`](crate::layers::MultiHeadWeights) go: nowhere by
-/// default.
+/// Places for the gradients of [`MultiHeadWeights`](crate::layers::MultiHeadWeights). By default no
+/// gradient is written.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MultiHeadGradients<'a> {
-    /// Of the queries' projection.
+    /// The gradients of the queries' projection.
     pub query: LinearGradients<'a>,
-    /// Of the keys' projection.
+    /// The gradients of the keys' projection.
     pub key: LinearGradients<'a>,
-    /// Of the values' projection.
+    /// The gradients of the values' projection.
     pub value: LinearGradients<'a>,
-    /// Of the output projection.
+    /// The gradients of the output projection.
     pub out: LinearGradients<'a>,
-    /// Of the appended key `[kv_heads · head_dim]` and value `[kv_heads · value_dim]`, summed over
-    /// the batch: F32, F16 or BF16.
+    /// The gradients of the appended key `[kv_heads · head_dim]` and value `[kv_heads ·
+    /// value_dim]`. They are sums over the batch: F32, F16 or BF16.
     pub bias_kv: Option<[TensorView<'a>; 2]>,
-    /// The gradients of the weights and biases of the norms of queries and of keys, `[head_dim]`
-    /// each, summed over all rows and heads.
+    /// The gradients of the weights and biases of the norms of queries and of keys. They are
+    /// `[head_dim]` each, and sums over all rows and heads.
     pub qk_norm: [NormGradients<'a>; 2],
-    /// Gradients of [`MultiHeadWeights::gate`](super::MultiHeadWeights::gate): of its weight, and
-    /// of its bias `[heads · value_dim]` or `[heads]`.
+    /// The gradients of [`MultiHeadWeights::gate`](super::MultiHeadWeights::gate): of its weight,
+    /// and of its bias `[heads · value_dim]` or `[heads]`.
     pub gate: LinearGradients<'a>,
 }
 
-/// One backward call of a layer: the forward call as it was made, the gradient of its output, and
-/// where gradients go. Inputs and their gradients are `[batch, 1, length, features]`, see
+/// One backward call of a layer: the unchanged forward call, the gradient of its output, and places
+/// for gradients. Inputs and their gradients are `[batch, 1, length, features]`, see
 /// [`TensorView::sequence`].
 ///
 /// | tensor | shape | dtype |
@@ -61,63 +62,66 @@ pub struct MultiHeadGradients<'a> {
 /// | `d_query` | `[batch, 1, q_len, query_features]` | F32, F16 or BF16 |
 /// | `d_key` | `[batch, 1, kv_len, key_features]` | F32, F16 or BF16 |
 /// | `d_value` | `[batch, 1, kv_len, value_features]` | F32, F16 or BF16 |
-/// | those of weights and biases | as the layer's own tensor | F32, F16 or BF16 |
-/// | `d_bias`, `d_slopes`, `d_relative`, `d_sinks` | as the mask's own tensor, whose axes of 1 are summed over | the mask's tensor's, or F32 |
+/// | gradients of weights and biases | as the layer's tensor | F32, F16 or BF16 |
+/// | `d_bias`, `d_slopes`, `d_relative`, `d_sinks` | as the mask's tensor | the tensor's, or F32 |
 ///
-/// # What is kept
+/// Gradients of the mask's tensors are summed over the axes of 1 of these tensors.
 ///
-/// Of the forward call its inputs, and as much more as the application likes. With `s` the bytes of
-/// an element of the layer's dtype:
+/// # Memory
 ///
-/// | | bytes | without it, the backward call |
-/// |---|---|---|
-/// | [`MultiHeadForward::context`] and [`MultiHeadForward::lse`], both | `batch · q_len · heads · (value_dim · s + 4)` | attends once more, with so much more scratch |
-/// | projected queries, keys and values, the gate | nothing is kept | projects once more, as the forward call does |
-/// | attention weights | nothing is kept | takes them from scores and lse, pair by pair |
+/// The backward call reads the inputs of the forward call. It computes the projections and the gate
+/// again, as the forward call does. It computes the attention weights from scores and lse, for each
+/// pair of query and key.
 ///
-/// One of `context` and `lse` alone is not read, nor are `out` and `weights` of the forward call:
-/// what uses those weights gives no gradient here. Whatever is kept is read by the backward call
-/// and must hold what the forward call wrote.
+/// If the forward call has both [`MultiHeadForward::context`] and [`MultiHeadForward::lse`], the
+/// backward call reads them. They take `batch · q_len · heads · (value_dim · s + 4)` bytes, where
+/// `s` is the bytes of an element of the layer's dtype. Without them the backward call computes
+/// attention again, with as much more scratch.
 ///
-/// # How it is rounded
+/// The call does not read `context` or `lse` if only one of them is set. It never reads `out` and
+/// `weights` of the forward call: a loss that depends on `weights` has no gradient here. Stored
+/// tensors must still hold the values that the forward call wrote.
 ///
-/// Sums are f32, and so are the gradients of projected queries, keys and values on their way to the
-/// projections: of f16, many would be below its smallest number. The gradient of the heads' outputs
-/// is of the layer's dtype, as these are; that of gated outputs is f32.
+/// # Rounding
+///
+/// Sums are f32. The gradients of projected queries, keys and values are f32 too: many would be
+/// below f16's smallest number. The gradient of the heads' outputs is in the layer's dtype, as the
+/// outputs are. The gradient of gated outputs is f32.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct MultiHeadBackward<'a> {
     forward: MultiHeadForward<'a>,
     d_out: TensorView<'a>,
     d_lse: Option<TensorView<'a>>,
-    /// Of queries, keys, values.
+    /// The gradients of the inputs of queries, keys and values.
     d_inputs: [Option<TensorView<'a>>; 3],
     d_weights: MultiHeadGradients<'a>,
     d_added: AddedGradients<'a>,
     accumulates: bool,
-    /// Of the gradient of queries' input, and of keys' and values', where it is not the same.
+    /// True if the gradient of queries' input, and of keys' and values', is added; `None` if
+    /// `accumulates` decides.
     inputs_accumulate: Option<[bool; 2]>,
-    /// Whether the gradients of the weights of keys and values are added to what is there, whatever
-    /// the others are.
+    /// True if the gradients of the weights of keys and values are added to their tensors, whatever
+    /// `accumulates` is.
     keys_accumulate: bool,
 }
 
-/// The names of the inputs' gradients, of queries, keys, values.
+/// The names of the gradients of the inputs of queries, keys and values.
 const INPUTS: [&str; 3] = ["d_query", "d_key", "d_value"];
-/// Those of the gradients of weights and biases, of queries, keys, values, out.
+/// The names of the gradients of the weights and biases of queries, keys, values and output.
 const WEIGHTS: [&str; 4] = ["d_weights.query", "d_weights.key", "d_weights.value", "d_weights.out"];
 const BIASES: [&str; 4] = ["d_bias.query", "d_bias.key", "d_bias.value", "d_bias.out"];
 const APPENDED: [&str; 2] = ["d_bias_k", "d_bias_v"];
-/// Names of the gradients of the gate's weight and bias.
+/// The names of the gradients of the gate's weight and bias.
 const GATE: [&str; 2] = ["d_weights.gate", "d_bias.gate"];
-/// Names of the gradients of the weights of keys and values.
+/// The names of the gradients of the weights of keys and values.
 const OF_KEYS: [&str; 8] =
     [WEIGHTS[1], WEIGHTS[2], BIASES[1], BIASES[2], APPENDED[0], APPENDED[1], OF_NORMS[1][0], OF_NORMS[1][1]];
 const OF_NORMS: [[&str; 2]; 2] = [["d_q_norm.weight", "d_q_norm.bias"], ["d_k_norm.weight", "d_k_norm.bias"]];
 
 impl<'a> MultiHeadBackward<'a> {
-    /// `forward` as it was made, and the gradient of its `out`, `[batch, 1, q_len, out_features]`.
-    /// No gradient is written until it is asked for.
+    /// `forward` is the unchanged forward call. `d_out` is the gradient of its `out`, `[batch, 1,
+    /// q_len, out_features]`. Only the gradients that you set are written.
     pub fn new(forward: MultiHeadForward<'a>, d_out: TensorView<'a>) -> Self {
         MultiHeadBackward {
             forward,
@@ -132,67 +136,69 @@ impl<'a> MultiHeadBackward<'a> {
         }
     }
 
-    /// The gradient of `lse`, where the loss depends on that too.
+    /// Sets the gradient of `lse`, if the loss depends on `lse` too.
     pub fn d_lse(mut self, d_lse: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_lse = d_lse.into();
         self
     }
 
-    /// Writes the gradient of the queries' input there. The same view given for several inputs, as
-    /// for the one of self-attention, has their sum: queries, then keys, then values, rounded to
-    /// the view's type after each.
+    /// Writes the gradient of the queries' input to `d_query`. Several inputs may have the same
+    /// view, as in self-attention. The view then receives their sum: queries, keys, values in this
+    /// order, rounded to its type after each.
     pub fn d_query(mut self, d_query: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_inputs[0] = d_query.into();
         self
     }
 
-    /// Writes the gradient of the keys' input there; see [`d_query`](Self::d_query).
+    /// Writes the gradient of the keys' input to `d_key`; see [`d_query`](Self::d_query).
     pub fn d_key(mut self, d_key: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_inputs[1] = d_key.into();
         self
     }
 
-    /// Writes the gradient of the values' input there; see [`d_query`](Self::d_query).
+    /// Writes the gradient of the values' input to `d_value`; see [`d_query`](Self::d_query).
     pub fn d_value(mut self, d_value: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_inputs[2] = d_value.into();
         self
     }
 
-    /// Writes the gradients of the layer's weights there, of those
-    /// [`MultiHeadWeights`](crate::layers::MultiHeadWeights) that the layer has. The same view
-    /// given for several weights, or for several biases, has their sum.
+    /// Writes the gradients of the layer's weights to `d_weights`. Only the
+    /// [`MultiHeadWeights`](crate::layers::MultiHeadWeights) of the layer have gradients. Several
+    /// weights, or several biases, may have the same view: it receives their sum.
     pub fn d_weights(mut self, d_weights: MultiHeadGradients<'a>) -> Self {
         self.d_weights = d_weights;
         self
     }
 
-    /// Writes the gradient of [`Mask::bias`](crate::Mask::bias) there, as
-    /// [`Backward::d_bias`](crate::Backward::d_bias) says; so too the next three. Appended keys
-    /// have no part in it.
+    /// Writes the gradient of [`Mask::bias`](crate::Mask::bias) to `d_bias`, as
+    /// [`Backward::d_bias`](crate::Backward::d_bias) describes. The next three methods work alike.
+    /// Appended keys add nothing to this gradient.
     pub fn d_bias(self, d_bias: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_added(Added::Bias, d_bias.into())
     }
 
     /// Writes the gradient of the slopes of [`Mask::alibi`](crate::Mask::alibi) or of
-    /// [`Mask::alibi_symmetric`](crate::Mask::alibi_symmetric) there.
+    /// [`Mask::alibi_symmetric`](crate::Mask::alibi_symmetric) to `d_slopes`.
     pub fn d_slopes(self, d_slopes: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_added(Added::Slopes, d_slopes.into())
     }
 
-    /// Writes the gradient of the table of [`Mask::relative`](crate::Mask::relative) there.
+    /// Writes the gradient of the table of [`Mask::relative`](crate::Mask::relative) to
+    /// `d_relative`.
     pub fn d_relative(self, d_relative: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_added(Added::Relative, d_relative.into())
     }
 
-    /// Writes the gradient of [`Mask::sink_logits`](crate::Mask::sink_logits) there.
+    /// Writes the gradient of [`Mask::sink_logits`](crate::Mask::sink_logits) to `d_sinks`.
     pub fn d_sinks(self, d_sinks: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_added(Added::Sinks, d_sinks.into())
     }
 
     /// Writes the gradients of the tensors that the mask's [`ScoreMod`](crate::mask::ScoreMod)
-    /// captures there, in their order, each shaped as its tensor: where an axis of 1 repeats, its
-    /// gradients are summed. `None` for those that are not wanted. They come from the text, as the
-    /// derivative by the score does; each 2048 elements of a tensor cost a pass over all pairs.
+    /// captures, in their order. Each gradient has the shape of its tensor: if an axis of 1
+    /// repeats, its gradients are summed. An entry of `None` is not written. The derivatives come
+    /// from the text of the `ScoreMod`, as the derivative with respect to the score does. Each 2048
+    /// elements of a tensor cost a pass over all pairs of query and key.
     pub fn d_captured(mut self, d_captured: &[Option<TensorView<'a>>]) -> Self {
         self.d_added.set_captured(d_captured);
         self
@@ -203,35 +209,35 @@ impl<'a> MultiHeadBackward<'a> {
         self
     }
 
-    /// Adds the gradients to what is there instead of writing over it, each rounded to its type:
-    /// choose F32 for many.
+    /// Adds the gradients to the values of their tensors instead of overwriting them. Each sum is
+    /// rounded to the tensor's type: choose F32 for many sums.
     pub fn accumulate(mut self, accumulate: bool) -> Self {
         self.accumulates = accumulate;
         self
     }
 
-    /// Whether the gradients of queries' input, and of keys' and values', are added to what is
-    /// there, whatever the others are.
+    /// Sets whether the gradients of queries' input, and of keys' and values', are added to their
+    /// tensors. It overrides [`accumulate`](Self::accumulate) for them.
     pub(crate) fn inputs_accumulate(mut self, accumulate: [bool; 2]) -> Self {
         self.inputs_accumulate = Some(accumulate);
         self
     }
 
-    /// Adds the gradients of the weights of keys and values to what is there, whatever the others
-    /// are.
+    /// Adds the gradients of the weights of keys and values to their tensors. It overrides
+    /// [`accumulate`](Self::accumulate) for them.
     pub(crate) fn keys_accumulate(mut self, accumulate: bool) -> Self {
         self.keys_accumulate = accumulate;
         self
     }
 
-    /// Of queries, keys, values, out.
+    /// The gradients of the projections of queries, keys, values and output.
     fn linears(&self) -> [LinearGradients<'a>; 4] {
         let MultiHeadGradients { query, key, value, out, .. } = self.d_weights;
         [query, key, value, out]
     }
 
-    /// True for queries, keys and values if a gradient of their projection is wanted: of its input,
-    /// weight or bias.
+    /// True for queries, keys and values if the call writes a gradient of their projection. These
+    /// are gradients of its input, weight or bias.
     fn through_projections(&self) -> [bool; 3] {
         let linears = self.linears();
         std::array::from_fn(|n| {
@@ -240,13 +246,13 @@ impl<'a> MultiHeadBackward<'a> {
         })
     }
 
-    /// True if a gradient of the gate's projection would be wanted: of its input, weight or bias.
+    /// True if the call writes a gradient of the gate's projection: of its input, weight or bias.
     fn through_gate(&self) -> bool {
         let LinearGradients { weight, bias } = self.d_weights.gate;
         self.d_inputs[0].is_some() || weight.is_some() || bias.is_some()
     }
 
-    /// True for queries and keys if a gradient of their norm would be wanted: of its input, weight
+    /// True for queries and keys if the call writes a gradient of their norm: of its input, weight
     /// or bias.
     fn through_norms(&self) -> [bool; 2] {
         let through = self.through_projections();
@@ -256,7 +262,7 @@ impl<'a> MultiHeadBackward<'a> {
         })
     }
 
-    /// True for queries, keys and values if the gradient of what is attended to is needed.
+    /// True for queries, keys and values if the call needs the attention's gradient of them.
     fn through_sides(&self) -> [bool; 3] {
         let appended = self.d_weights.bias_kv.is_some();
         let ([q, k], [_, _, v]) = (self.through_norms(), self.through_projections());
@@ -271,12 +277,12 @@ impl<'a> MultiHeadBackward<'a> {
         all.into_iter().map(move |[norm, n]| (OF_NORMS[norm][n], of[norm][n], [norm, n]))
     }
 
-    /// Whether gradients go through the attention.
+    /// True if gradients go through the attention.
     fn through_attention(&self) -> bool {
         self.through_sides().contains(&true) || !self.d_added.is_empty()
     }
 
-    /// True if the gradient of what the output projection reads is needed.
+    /// True if the gradient of the output projection's input is needed.
     fn through_out(&self) -> bool {
         self.through_attention() || self.through_gate()
     }
@@ -285,7 +291,7 @@ impl<'a> MultiHeadBackward<'a> {
         self.through_out() || self.d_weights.out.weight.is_some()
     }
 
-    /// What the forward call has kept of its attention, if it is enough: the context and the lse.
+    /// The context and the lse of the forward call, if it has stored both.
     fn kept(&self) -> Option<(TensorView<'a>, TensorView<'a>)> {
         self.forward.context.zip(self.forward.lse)
     }
@@ -299,9 +305,9 @@ impl<'a> MultiHeadBackward<'a> {
 pub(crate) struct Plan {
     shape: Shape,
     appended: usize,
-    /// What computes the attention once more, if it must be.
+    /// The kernels that compute the attention again, if that is needed.
     again: Option<Chosen>,
-    /// What computes its gradients, if any go through it.
+    /// The kernels of the attention's gradients, if any are needed.
     gradients: Option<BackwardPlans>,
     pub size: ScratchSize,
 }
@@ -314,10 +320,10 @@ struct Between<'a> {
     /// `[batch, 1, q_len, heads · value_dim]`.
     context: TensorView<'a>,
     lse: TensorView<'a>,
-    /// As `context`.
+    /// The shape of `context`.
     d_context: TensorView<'a>,
     gate: Option<BetweenGate<'a>>,
-    /// As `projected`, in F32; those that are not needed have no place of their own.
+    /// The gradients of `projected`, in F32. Gradients that are not needed have no separate place.
     d_projected: [TensorView<'a>; 3],
     /// Queries and keys before their norm, with room for appended keys, if gradients go through
     /// that norm.
@@ -334,42 +340,45 @@ struct BetweenGate<'a> {
     logits: TensorView<'a>,
     /// The heads' outputs times the gate.
     gated: TensorView<'a>,
-    /// The gradients of both, in F32.
+    /// The gradients of `logits` and `gated`, in F32.
     d_logits: TensorView<'a>,
     d_gated: TensorView<'a>,
 }
 
-/// The gradients of the projections, in the order in which they are computed.
+/// The gradients of the projections, in the order of their computation.
 struct Products<'a> {
     out: LinearBackward<'a>,
-    /// Gradients of the projections of queries, keys and values, and of the gate if the layer has
-    /// one.
+    /// The gradients of the projections of queries, keys and values, and of the gate if the layer
+    /// has one.
     sides: Vec<LinearBackward<'a>>,
-    /// Of the appended key and value: rows to sum, and where to.
+    /// For the appended key and value: the rows to sum, and the place of the sum.
     appended_rows: Vec<(TensorView<'a>, Gradient<'a>)>,
-    /// Of the norms of queries and keys that have a gradient which is wanted.
+    /// For the norms of queries and keys: their gradients, if any is wanted.
     norms: [Option<NormTargets<'a>>; 2],
     written: Written<'a>,
 }
 
-/// Gradients of everything that `nn.MultiheadAttention` has, without a score matrix and without
-/// atomics: the same inputs on the same device by the same plan give the same bits.
+/// Gradients of all of `nn.MultiheadAttention`, without a score matrix and without atomics. The
+/// same inputs on the same device with the same plan give the same bits.
 impl MultiHeadAttention {
-    /// The temporary memory that `call` needs, which grows with the lengths and not with their
-    /// product. With `s` the bytes of an element of the layer's dtype, for every sequence of the
-    /// batch:
+    /// Returns the size of the temporary memory that `call` needs. It grows with the lengths, not
+    /// with their product. `s` is the bytes of an element of the layer's dtype, `q` is `q_len ·
+    /// heads`, and `k` is `(kv_len + appended) · kv_heads`. For every sequence of the batch:
     ///
-    /// | | bytes |
+    /// | tensors | bytes |
     /// |---|---|
-    /// | projected queries, keys, values | `(q_len · heads · head_dim + (kv_len + appended) · kv_heads · (head_dim + value_dim)) · s` |
-    /// | their gradients, in F32: of those that are needed | as many elements, 4 bytes each |
-    /// | queries and keys before their norm, if the layer has `qk_norm` | as much as queries and keys |
+    /// | projected queries, keys, values | `(q · head_dim + k · (head_dim + value_dim)) · s` |
+    /// | their gradients, in F32: only the needed ones | as many elements, 4 bytes each |
+    /// | with `qk_norm`: queries and keys before their norm | as much as queries and keys |
     /// | their gradients, in F32 | as many elements, 4 bytes each |
-    /// | the gradient of the heads' outputs | `q_len · heads · value_dim · s` |
-    /// | the gate's logits and the gated heads' outputs, if the layer has `output_gate` | `q_len · heads · (gates of a head + value_dim) · s` |
+    /// | the gradient of the heads' outputs | `q · value_dim · s` |
+    /// | with `output_gate`: logits, gated outputs | `q · (gates of a head + value_dim) · s` |
     /// | their gradients, in F32 | as many elements, 4 bytes each |
-    /// | what the backward pass keeps of each query | `16 · q_len · heads` |
-    /// | the heads' outputs and lse, if the forward call has not kept both | `q_len · heads · (value_dim · s + 4)`, and what [`Attention::scratch_size`](crate::Attention::scratch_size) says |
+    /// | numbers of each query in the backward pass | `16 · q` |
+    /// | without stored `context` and `lse`: both | `q · (value_dim · s + 4)` |
+    ///
+    /// Without stored `context` and `lse` the memory of
+    /// [`Attention::scratch_size`](crate::Attention::scratch_size) is added.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
@@ -379,7 +388,7 @@ impl MultiHeadAttention {
 
     /// Records the gradients of a forward call into an encoder or a pass.
     ///
-    /// A step of training by self-attention, whose three inputs are one `x`:
+    /// The example is a training step of self-attention, whose three inputs are one `x`:
     ///
     /// ```no_run
     /// # use wgpu_attention::{Error, MultiHeadAttention, TensorView, wgpu};
@@ -407,10 +416,14 @@ impl MultiHeadAttention {
     /// ```
     ///
     /// # Errors
-    /// Everything that [`Error`] lists for tensors, masks, options and scratch; gradients that share a buffer with an input, or
-    /// overlap and are not the same view; [`Error::Unsupported`] if no gradient is asked for, or that of a tensor which the layer or
-    /// the mask has not; [`Error::Limit`] if the device cannot bind so many tensors of a mask beside the others. Then
-    /// nothing has been recorded.
+    /// - Everything that [`Error`] lists for tensors, masks, options and scratch.
+    /// - Gradients that share a buffer with an input, or that overlap and are not the same view.
+    /// - [`Error::Unsupported`] if the call sets no gradient.
+    /// - [`Error::Unsupported`] if a gradient's tensor is missing in the layer or the mask.
+    /// - [`Error::Limit`] if the device cannot bind so many tensors of a mask with the other
+    ///   tensors.
+    ///
+    /// On an error the call records nothing.
     pub fn backward(
         &self,
         into: &mut impl Recorder,
@@ -421,8 +434,8 @@ impl MultiHeadAttention {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks `call`, compiles its pipelines and binds its tensors. [`Prepared::record`] can then
+    /// record it many times.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
@@ -443,7 +456,7 @@ impl MultiHeadAttention {
         })
     }
 
-    /// The dispatches of a call that was checked.
+    /// Returns the dispatches of a checked call.
     pub(crate) fn backward_dispatches<'a>(
         &'a self,
         call: &MultiHeadBackward<'a>,
@@ -453,7 +466,7 @@ impl MultiHeadAttention {
     ) -> Result<Dispatches<'a>, Error> {
         let Plan { shape, appended, again, gradients, .. } = plan;
         let (shape, appended, again) = (*shape, *appended, *again);
-        // A part that is missing is not used.
+        // A part that the scratch lacks is never used.
         let between = self.between(call, &shape, |slot| scratch.buffer(slot).unwrap_or(call.d_out.buffer));
         let mut dispatches = Dispatches::new();
         if again.is_some() || gradients.is_some() {
@@ -498,8 +511,8 @@ impl MultiHeadAttention {
         Ok(dispatches)
     }
 
-    /// The tensors between the stages, each in a `part` of the scratch or where the forward call
-    /// has kept it.
+    /// The tensors between the stages. Each is in a `part` of the scratch, or is a stored tensor of
+    /// the forward call.
     fn between<'a>(
         &'a self,
         call: &MultiHeadBackward<'a>,
@@ -543,18 +556,18 @@ impl MultiHeadAttention {
         }
     }
 
-    /// True for queries and keys whose norm the gradients go through.
+    /// True for queries and keys if gradients go through their norm.
     fn through_norms(&self, call: &MultiHeadBackward) -> [bool; 2] {
         call.through_norms().map(|through| through && self.config.qk_norm.is_some())
     }
 
-    /// The norm of queries or of keys, of what it was given, if gradients go through it.
+    /// The norm of queries or of keys, without appended keys, if gradients go through it.
     fn norm_before<'a>(&'a self, side: usize, between: &Between<'a>, given: usize) -> Option<NormOp<'a>> {
         let x = between.unnormed[side]?;
         self.norm_of(side, if side == 0 { x } else { x.slice(2, 0, given) })
     }
 
-    /// The attention's own backward call.
+    /// The attention's backward call.
     fn attention_backward<'a>(
         &self,
         call: &MultiHeadBackward<'a>,
@@ -590,8 +603,8 @@ impl MultiHeadAttention {
         }
     }
 
-    /// The gradients of the projections: of the output's from `d_out`, of the inputs' from
-    /// `between.d_sides`.
+    /// The gradients of the projections. The gradient of the output projection comes from `d_out`,
+    /// the others from `between.d_sides`.
     fn products<'a>(
         &'a self,
         call: &MultiHeadBackward<'a>,
@@ -658,7 +671,7 @@ impl MultiHeadAttention {
             d_b: add(GradientOf::Bias, GATE[1], call.d_weights.gate.bias),
             narrow: self.config.narrow,
         }));
-        // The first of the appended; one of zeros has no gradient.
+        // Only the first of the appended keys is a weight: a key of zeros has no gradient.
         let mut appended_rows = Vec::new();
         for (n, view) in call.d_weights.bias_kv.into_iter().flatten().enumerate() {
             let rows = between.d_projected[n + 1].slice(2, given, 1);
@@ -668,7 +681,7 @@ impl MultiHeadAttention {
         Products { out, sides, appended_rows, norms, written }
     }
 
-    /// Everything that can be said of a call before its pipelines.
+    /// Checks a call as far as that is possible without its pipelines.
     fn check_backward(&self, call: &MultiHeadBackward, device: &DeviceFacts) -> Result<Plan, Error> {
         let MultiHeadBackward { forward, d_out, d_lse, .. } = *call;
         let mut tensors = CallTensors::new(device);
@@ -682,9 +695,9 @@ impl MultiHeadAttention {
         tensors.read("d_lse", d_lse, DType::F32, shape.lse())?;
         self.check_gradients(call, &mut tensors)?;
 
-        // First of all that layouts are made of: it refuses lengths that are too large for them.
+        // This check comes before all layouts: it refuses lengths that are too large for them.
         self.projected_size(&shape, [true; 3], self.config.dtype, Slot::Projected)?;
-        // Where there is no scratch yet, any buffer stands for it: plans look at layouts.
+        // There is no scratch yet, so any buffer replaces it: plans read layouts only.
         let between = self.between(call, &shape, |_| d_out.buffer);
         tensors.write_checked(self.products(call, &between, &shape, appended).written.views());
         let why = "nothing is asked for: give `d_query`, `d_key`, `d_value`, `d_weights` or a gradient of the mask's";
@@ -693,8 +706,8 @@ impl MultiHeadAttention {
         self.plan_backward(call, shape, device)
     }
 
-    /// The plan of a call whose inputs and outputs are in the scratch of a stack: its mask is
-    /// checked, and the gradients of its weights.
+    /// Makes the plan of a call whose inputs and outputs are in the scratch of a stack. It checks
+    /// the mask and the gradients of the weights.
     pub(crate) fn backward_plan_of(
         &self,
         call: &MultiHeadBackward,
@@ -705,12 +718,12 @@ impl MultiHeadAttention {
         let extras = call.forward.extras(call.d_out, self.appended_keys());
         let tensors = &mut CallTensors::new(device);
         check_extras(&Extras { lse: None, weights: None, ..extras }, &shape, tensors)?;
-        // Those of inputs are in scratch, for which a smaller buffer may stand.
+        // The gradients of inputs are in scratch, and the buffer here may be smaller.
         self.check_gradients(&MultiHeadBackward { d_inputs: [None; 3], ..*call }, tensors)?;
         self.plan_backward(call, shape, device)
     }
 
-    /// The gradients of weights that a call writes.
+    /// Returns the gradients of weights that a call writes.
     pub(crate) fn written_weights<'a>(
         &'a self,
         call: &MultiHeadBackward<'a>,
@@ -726,7 +739,7 @@ impl MultiHeadAttention {
             .collect()
     }
 
-    /// The plan of a checked call.
+    /// Makes the plan of a checked call.
     fn plan_backward(
         &self,
         call: &MultiHeadBackward,
@@ -775,8 +788,8 @@ impl MultiHeadAttention {
         Ok(plan)
     }
 
-    /// Checks all gradients. Those of the mask become tensors of the call; [`Written`] collects the
-    /// others.
+    /// Checks all gradients. The gradients of the mask become tensors of the call; [`Written`]
+    /// collects the others.
     fn check_gradients<'a>(
         &self,
         call: &MultiHeadBackward<'a>,
@@ -817,8 +830,8 @@ impl MultiHeadAttention {
 }
 
 impl<'a> BetweenGate<'a> {
-    /// From the gradient of gated outputs to those of the gate's logits and of the outputs, as far
-    /// as `call` needs them.
+    /// Computes, from the gradient of gated outputs, the gradients of the gate's logits and of the
+    /// outputs that `call` needs.
     fn backward(
         &self,
         call: &MultiHeadBackward<'a>,
@@ -835,7 +848,7 @@ impl<'a> BetweenGate<'a> {
     }
 }
 
-/// What the attention of the forward call has; its results go to `between`.
+/// The options of the forward call's attention, which writes its results to `between`.
 fn attended<'a>(
     call: &MultiHeadBackward<'a>,
     between: &Between<'a>,
@@ -846,7 +859,7 @@ fn attended<'a>(
     Extras { lse: Some(between.lse), weights: None, ..extras }
 }
 
-/// The gradient of a tensor that the layer has not.
+/// The error for the gradient of a tensor that the layer does not have.
 fn without(what: &'static str) -> Error {
     Error::Unsupported { what, why: "the layer was made without it: leave its gradient out" }
 }

@@ -1,5 +1,4 @@
-//! Calls of a stack whose keys and values were projected before: those in a cache, those of a
-//! memory.
+//! Calls of a stack whose keys and values are already projected, in a cache or a memory.
 
 use super::{MultiHeadAttention, MultiHeadForward, heads_of, joined_heads};
 use crate::attention::dispatch::{Chosen, Keys, Problem};
@@ -16,15 +15,16 @@ use crate::tensor::{CallTensors, Error, Shape, TensorView};
 pub(crate) struct CachedPlan {
     shape: Shape,
     chosen: Chosen,
-    /// Whether the call appends keys and values.
+    /// True if the call appends keys and values.
     appends: bool,
     pub size: ScratchSize,
 }
 
 impl MultiHeadAttention {
-    /// The plan of a call whose keys and values are in a layer of a cache. It `appends` those of
-    /// its rows, or another layer of the stack has appended its own. Inputs and outputs are in the
-    /// scratch of a stack: only mask and positions are checked.
+    /// Makes the plan of a call whose keys and values are in a layer of a cache. If `appends` is
+    /// true, the call appends the keys and values of its rows. Otherwise another layer of the stack
+    /// has appended them. Inputs and outputs are in the scratch of a stack, so only mask and
+    /// positions are checked.
     pub(crate) fn cached_plan(
         &self,
         call: &MultiHeadForward,
@@ -54,7 +54,7 @@ impl MultiHeadAttention {
         Ok(CachedPlan { shape, chosen, appends, size: size.max(chosen.scratch_size()) })
     }
 
-    /// The dispatches of such a call.
+    /// Returns the dispatches of a call with a [`CachedPlan`].
     pub(crate) fn cached_dispatches<'a>(
         &'a self,
         call: &MultiHeadForward<'a>,
@@ -66,7 +66,7 @@ impl MultiHeadAttention {
         let CachedPlan { shape, chosen, appends, .. } = *plan;
         let dtype = self.config.dtype;
         let rows = Shape { kv_len: shape.q_len, ..shape };
-        // Keys that the cache has are not read from any tensor.
+        // A call that does not append reads its keys from the cache, not from a tensor.
         let call = &if appends { *call } else { call.projected_keys([call.key, call.value]) };
         let [q, k, v] = self.projected(call, &rows, scratch.buffer(Slot::Projected)?);
         let mut dispatches = self.project(call, &rows, 0, ([q, k, v], [None; 2]), device)?;
@@ -81,7 +81,7 @@ impl MultiHeadAttention {
         Ok(dispatches)
     }
 
-    /// The keys and values of `x` and the appended ones, for calls that find them there.
+    /// Computes the keys and values of `x`, and the appended ones, for later calls.
     pub(crate) fn key_products<'a>(
         &'a self,
         x: TensorView<'a>,

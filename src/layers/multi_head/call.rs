@@ -1,4 +1,4 @@
-//! What a call says: weights, inputs, outputs, the mask.
+//! The parts of a call: weights, inputs, outputs, the mask.
 
 use crate::attention::dispatch::Extras;
 use crate::mask::{DeviceMask, Dropout};
@@ -20,8 +20,8 @@ pub struct MultiHeadWeights<'a> {
     pub value: Linear<'a>,
     /// `[out_features, heads · value_dim]`.
     pub out: Linear<'a>,
-    /// One more key `[kv_heads · head_dim]` and value `[kv_heads · value_dim]`, appended after
-    /// projection and seen by every query (`bias_k`, `bias_v`).
+    /// One more key `[kv_heads · head_dim]` and value `[kv_heads · value_dim]` (`bias_k`,
+    /// `bias_v`). The layer appends them after projection, and every query sees them.
     #[doc(alias = "bias_k")]
     #[doc(alias = "bias_v")]
     #[doc(alias = "add_bias_kv")]
@@ -32,12 +32,15 @@ pub struct MultiHeadWeights<'a> {
     #[doc(alias = "q_norm")]
     #[doc(alias = "k_norm")]
     pub qk_norm: Option<[NormWeights<'a>; 2]>,
-    /// Projection of the queries' input to the logits of the gate. It is given if and only if the
-    /// layer has a
-    /// [`MultiHeadConfig::output_gate`](crate::layers::MultiHeadConfig::output_gate). The weight is `[heads · value_dim, query_features]`
-    /// for [`OutputGate::Elementwise`](crate::layers::OutputGate::Elementwise), `[heads, query_features]` for
-    /// [`OutputGate::Headwise`](crate::layers::OutputGate::Headwise). A narrow layer's weight is
-    /// `[1, heads or 1, value_dim or 1, query_features / heads]`.
+    /// Projection of the queries' input to the logits of the gate. It is set if and only if the
+    /// layer has a [`MultiHeadConfig::output_gate`](crate::layers::MultiHeadConfig::output_gate).
+    /// The shape of its weight is:
+    ///
+    /// - `[heads · value_dim, query_features]` for
+    ///   [`OutputGate::Elementwise`](crate::layers::OutputGate::Elementwise),
+    /// - `[heads, query_features]` for
+    ///   [`OutputGate::Headwise`](crate::layers::OutputGate::Headwise),
+    /// - `[1, heads or 1, value_dim or 1, query_features / heads]` in a narrow layer.
     #[doc(alias = "gate_proj")]
     pub gate: Option<Linear<'a>>,
 }
@@ -60,19 +63,19 @@ pub struct MultiHeadForward<'a> {
     pub(super) keys: KeyPlace<'a>,
 }
 
-/// Where projected keys and values are.
+/// The place of projected keys and values.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum KeyPlace<'a> {
     /// In the scratch of the layer.
     Own,
-    /// There, for later layers too.
+    /// The call writes them here, for later layers too.
     Kept([TensorView<'a>; 2]),
-    /// There, where they were projected before.
+    /// An earlier call or layer has written them here.
     Given([TensorView<'a>; 2]),
 }
 
 impl<'a> KeyPlace<'a> {
-    /// The place, if it is not in the scratch of the layer.
+    /// Returns the place, if it is not in the scratch of the layer.
     pub fn outside(&self) -> Option<[TensorView<'a>; 2]> {
         match *self {
             KeyPlace::Own => None,
@@ -80,21 +83,25 @@ impl<'a> KeyPlace<'a> {
         }
     }
 
-    /// Whether they were projected before.
+    /// True if keys and values are already projected.
     pub fn are_given(&self) -> bool {
         matches!(self, KeyPlace::Given(_))
     }
 }
 
 impl<'a> MultiHeadForward<'a> {
-    /// Queries, keys and values from one input.
+    /// Makes a call with queries, keys and values from one input.
     pub fn self_attention(x: TensorView<'a>, out: TensorView<'a>) -> Self {
         Self::new(x, x, x, out)
     }
 
-    /// Queries, keys and values each from an input of their own (`forward(query, key, value)` of
-    /// `nn.MultiheadAttention`): `[batch, 1, q_len, query_features]`, `[batch, 1, kv_len,
-    /// key_features]`, `[batch, 1, kv_len, value_features]`, to `[batch, 1, q_len, out_features]`.
+    /// Makes a call with separate inputs for queries, keys and values, as `forward(query, key,
+    /// value)` of `nn.MultiheadAttention`. The shapes are:
+    ///
+    /// - `query`: `[batch, 1, q_len, query_features]`,
+    /// - `key`: `[batch, 1, kv_len, key_features]`,
+    /// - `value`: `[batch, 1, kv_len, value_features]`,
+    /// - `out`: `[batch, 1, q_len, out_features]`.
     pub fn new(
         query: TensorView<'a>,
         key: TensorView<'a>,
@@ -116,66 +123,66 @@ impl<'a> MultiHeadForward<'a> {
         }
     }
 
-    /// With keys and values that
-    /// [`MultiHeadAttention::key_products`](super::MultiHeadAttention::key_products) has made of
-    /// `key` and `value`.
+    /// Uses keys and values that
+    /// [`MultiHeadAttention::key_products`](super::MultiHeadAttention::key_products) has computed
+    /// from `key` and `value`.
     pub(crate) fn projected_keys(mut self, keys: [TensorView<'a>; 2]) -> Self {
         self.keys = KeyPlace::Given(keys);
         self
     }
 
-    /// Puts projected keys and values there, `[batch, kv_heads, kv_len + appended, dim]` in one
-    /// buffer.
+    /// Writes projected keys and values to `keys`, `[batch, kv_heads, kv_len + appended, dim]` in
+    /// one buffer.
     pub(crate) fn keeps_keys(mut self, keys: [TensorView<'a>; 2]) -> Self {
         self.keys = KeyPlace::Kept(keys);
         self
     }
 
-    /// With keys and values from this input.
+    /// Takes keys and values from `x`.
     pub(crate) fn keys_from(mut self, x: TensorView<'a>) -> Self {
         (self.key, self.value) = (x, x);
         self
     }
 
-    /// Which of queries, keys and values are projected into the scratch of the layer.
+    /// True for queries, keys and values if the call projects them into the layer's scratch.
     pub(super) fn projects(&self) -> [bool; 3] {
         let keys = self.keys.outside().is_none();
         [true, keys, keys]
     }
 
-    /// What the attention inside the layer has besides queries, keys and values; its result goes to
-    /// `out`.
+    /// The options and outputs of the attention inside the layer. It writes its result to `out`.
     pub(super) fn extras(&self, out: TensorView<'a>, appended: usize) -> Extras<'a> {
         let MultiHeadForward { mask, lse, weights, dropout, .. } = *self;
         Extras { out, mask, appended, lse, weights, scores: None, dropout }
     }
 
-    /// Which keys a query may see, and the bias; shaped for the keys given, not for appended ones.
+    /// Sets the mask and the bias. They have the shape for the keys of the input, without appended
+    /// keys.
     pub fn mask(mut self, mask: DeviceMask<'a>) -> Self {
         self.mask = mask;
         self
     }
 
-    /// Keeps the heads' outputs there, one after the other and before their gate: `[batch, 1,
-    /// q_len, heads · value_dim]`, of the layer's dtype. Without a gate that is what the output
-    /// projection reads. With [`lse`](Self::lse) beside it a [backward
-    /// call](super::MultiHeadBackward) does not attend again.
+    /// Writes the heads' outputs before their gate to `context`, `[batch, 1, q_len, heads ·
+    /// value_dim]`, in the layer's dtype. The heads lie one after the other in a row. Without a
+    /// gate the output projection reads the same values. With `context` and [`lse`](Self::lse) a
+    /// [backward call](super::MultiHeadBackward) does not compute attention again.
     pub fn context(mut self, context: impl Into<Option<TensorView<'a>>>) -> Self {
         self.context = context.into();
         self
     }
 
-    /// Writes the log-sum-exp of every query's masked scores there: `[batch, heads, q_len, 1]`,
+    /// Writes the log-sum-exp of every query's masked scores to `lse`, `[batch, heads, q_len, 1]`,
     /// F32.
     pub fn lse(mut self, lse: impl Into<Option<TensorView<'a>>>) -> Self {
         self.lse = lse.into();
         self
     }
 
-    /// Writes the attention weights there, `[batch, heads or 1, q_len, kv_len + appended]`: of
-    /// every head, or their mean if the tensor has one (`need_weights` and `average_attn_weights`
-    /// of `nn.MultiheadAttention`, where the mean is the default). None are written unless they are
-    /// asked for.
+    /// Writes the attention weights to `weights`, `[batch, heads or 1, q_len, kv_len + appended]`.
+    /// A tensor with one head receives the mean over all heads. PyTorch calls this `need_weights`
+    /// and `average_attn_weights`; in `nn.MultiheadAttention` the mean is the default. By default
+    /// no weights are written.
     #[doc(alias = "need_weights")]
     #[doc(alias = "average_attn_weights")]
     pub fn weights(mut self, weights: impl Into<Option<TensorView<'a>>>) -> Self {
@@ -183,9 +190,9 @@ impl<'a> MultiHeadForward<'a> {
         self
     }
 
-    /// Rotates projected queries and keys by their positions before they attend, keys in all
-    /// key/value heads; of self-attention, or of as many keys as queries, which stand where these
-    /// do. `rotation` may be a [`&Rope`](crate::position::Rope). Appended keys are not rotated.
+    /// Rotates projected queries and keys by their positions before attention. It needs as many
+    /// keys as queries, at the same positions, as in self-attention. `rotation` may be a
+    /// [`&Rope`](crate::position::Rope). Appended keys are not rotated.
     #[doc(alias = "rope")]
     #[doc(alias = "position_ids")]
     pub fn rotary(mut self, rotation: impl Into<Rotation<'a>>, at: RowPositions<TensorView<'a>>) -> Self {
@@ -193,13 +200,13 @@ impl<'a> MultiHeadForward<'a> {
         self
     }
 
-    /// As another call has it.
+    /// Sets the rotation of another call, if any.
     pub(crate) fn rotary_of(mut self, rotary: Option<Rotary<'a>>) -> Self {
         self.rotary = rotary;
         self
     }
 
-    /// With dropout on the weights, which `nn.MultiheadAttention` has in training only.
+    /// Applies dropout to the weights. `nn.MultiheadAttention` does that in training only.
     #[doc(alias = "dropout_p")]
     pub fn dropout(mut self, dropout: impl Into<Option<Dropout<TensorView<'a>>>>) -> Self {
         self.dropout = dropout.into();

@@ -6,7 +6,7 @@ use crate::tensor::{DType, Error, Shape, check_sizes};
 
 /// The dimensions and fixed options of a multi-head attention layer.
 ///
-/// `nn.MultiheadAttention(embed_dim, heads)` is `MultiHeadConfig::new(embed_dim, heads)`; its
+/// `nn.MultiheadAttention(embed_dim, heads)` is `MultiHeadConfig::new(embed_dim, heads)`. Its
 /// `kdim` and `vdim` are `key_features` and `value_features`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[must_use]
@@ -41,9 +41,9 @@ pub enum OutputGate {
 }
 
 impl MultiHeadConfig {
-    /// A layer whose inputs and output are `embed_dim` wide, split evenly into `heads`; f32, scale
-    /// `1 / √head_dim`, as many key/value heads. Where it cannot be split evenly, `head_dim` and
-    /// `value_dim` must be set.
+    /// Makes a layer whose inputs and output are `embed_dim` wide, split evenly into `heads`.
+    /// Defaults: f32, scale `1 / √head_dim`, as many key/value heads as heads. If `heads` does not
+    /// divide `embed_dim`, set `head_dim` and `value_dim`.
     #[doc(alias = "num_heads")]
     pub fn new(embed_dim: usize, heads: usize) -> Self {
         let divides = heads > 0 && embed_dim.is_multiple_of(heads);
@@ -68,14 +68,14 @@ impl MultiHeadConfig {
     }
 
     /// Key/value heads, a divisor of `heads`: query head `h` uses `h / (heads / kv_heads)`.
-    /// `nn.MultiheadAttention` has as many as query heads.
+    /// `nn.MultiheadAttention` has as many key/value heads as query heads.
     #[doc(alias = "enable_gqa")]
     pub fn kv_heads(mut self, kv_heads: usize) -> Self {
         self.kv_heads = kv_heads;
         self
     }
 
-    /// Channels of one head's queries and keys. `value_dim` stays.
+    /// Channels of one head's queries and keys. It does not change `value_dim`.
     pub fn head_dim(mut self, head_dim: usize) -> Self {
         self.head_dim = head_dim;
         self
@@ -113,15 +113,15 @@ impl MultiHeadConfig {
         self
     }
 
-    /// Whether each head sees only its own slice of the inputs instead of all of them (the narrow
-    /// form of Bloem, "Transformers from scratch", 2019): head `h` of `n` reads features `h · width
-    /// / n ..`, and its weights are `[head_dim, width / n]`.
+    /// True if each head reads only its slice of the inputs, instead of all features. This is the
+    /// narrow variant of Bloem, "Transformers from scratch", 2019. Head `h` of `n` reads features
+    /// `h · width / n ..`, and its weights are `[head_dim, width / n]`.
     pub fn narrow(mut self, narrow: bool) -> Self {
         self.narrow = narrow;
         self
     }
 
-    /// Whether one key and one value of zeros, seen by every query, are appended.
+    /// True if the layer appends one key and one value of zeros, which every query sees.
     pub fn add_zero_attn(mut self, add_zero_attn: bool) -> Self {
         self.add_zero_attn = add_zero_attn;
         self
@@ -129,21 +129,21 @@ impl MultiHeadConfig {
 
     /// Norm of each head's projected query and key, before rotation, as in Qwen3 and Gemma 3. The
     /// weights are [`MultiHeadWeights::qk_norm`](crate::layers::MultiHeadWeights::qk_norm). The
-    /// norm leaves appended keys as they are.
+    /// norm does not change appended keys.
     pub fn qk_norm(mut self, qk_norm: impl Into<Option<NormConfig>>) -> Self {
         self.qk_norm = qk_norm.into();
         self
     }
 
-    /// Gate of the heads' outputs, `None` by default: the output projection reads `attention ·
-    /// sigmoid(x W_gᵀ + b_g)`, where `x` is the queries' input (Qiu et al. 2025,
-    /// <https://arxiv.org/abs/2505.06708>). `W_g` and `b_g` are
-    /// [`MultiHeadWeights::gate`](crate::layers::MultiHeadWeights::gate). The logits and the product are stored in the layer's dtype.
-    /// In a [narrow](Self::narrow) layer a head's gate reads that head's slice of `x`.
+    /// Gate of the heads' outputs, `None` by default. The output projection reads `attention ·
+    /// sigmoid(x W_gᵀ + b_g)`, where `x` is the queries' input. Source: Qiu et al. 2025,
+    /// <https://arxiv.org/abs/2505.06708>. `W_g` and `b_g` are
+    /// [`MultiHeadWeights::gate`](crate::layers::MultiHeadWeights::gate). The logits and the
+    /// product are stored in the layer's dtype. In a [narrow](Self::narrow) layer a head's gate
+    /// reads that head's slice of `x`.
     ///
-    /// A layer with a gate and without its weights is an
-    /// [`Error::Unsupported`](crate::Error::Unsupported), and so are weights of a gate that the
-    /// layer does not have.
+    /// A gate without weights is an [`Error::Unsupported`](crate::Error::Unsupported), and so are
+    /// weights of a gate that the layer does not have.
     #[doc(alias = "attn_output_gate")]
     #[doc(alias = "gated attention")]
     pub fn output_gate(mut self, output_gate: impl Into<Option<OutputGate>>) -> Self {
@@ -170,7 +170,8 @@ impl MultiHeadConfig {
         self
     }
 
-    /// The attention problem inside the layer; `appended` keys come after the `kv_len` given.
+    /// The shape of the attention inside the layer. The `appended` keys follow the `kv_len` keys of
+    /// the input.
     pub(crate) fn shape(&self, batch: usize, q_len: usize, kv_len: usize, appended: usize) -> Shape {
         Shape {
             batch,
@@ -183,7 +184,7 @@ impl MultiHeadConfig {
         }
     }
 
-    /// How the queries, keys or values of this layer are projected.
+    /// The shape of the projection of queries, keys or values.
     pub(crate) fn side(&self, side: Side) -> SideShape {
         let (heads, dim, features) = match side {
             Side::Query => (self.heads, self.head_dim, self.query_features),
@@ -217,7 +218,8 @@ impl MultiHeadConfig {
         Err(Error::Unsupported { what, why })
     }
 
-    /// Refuses zero dimensions, widths that heads do not divide, and widths that no index reaches.
+    /// Refuses zero dimensions, widths that heads do not divide, and widths that exceed 32-bit
+    /// indices.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let sizes = [
             ("heads", self.heads),

@@ -8,7 +8,7 @@ use crate::matmul::{Activation, SideShape};
 use crate::rows::elementwise::dispatch::ElementwiseOp;
 use crate::tensor::{DType, Error, Layout, Shape, TensorView, count};
 
-/// The gate of a layer that has one, in a call.
+/// The gate of a layer, in a call.
 #[derive(Clone, Copy)]
 pub(super) struct Gate<'a> {
     pub linear: &'a OwnedLinear,
@@ -33,8 +33,7 @@ impl<'a> Gate<'a> {
         (count(self.joined()) as u64 * dtype.bytes() as u64).next_multiple_of(4)
     }
 
-    /// Each head's part of the logits, or of their gradient: `[batch, heads, q_len, value_dim or
-    /// 1]`.
+    /// The logits, or their gradient, as `[batch, heads, q_len, value_dim or 1]`.
     fn of_heads(&self, joined: TensorView<'a>) -> TensorView<'a> {
         let [batch, _, length, unit] = joined.strides();
         let SideShape { heads, dim, .. } = self.side;
@@ -53,9 +52,9 @@ impl<'a> Gate<'a> {
         self.side.dim != self.shape.value_dim
     }
 
-    /// Views of the logits and of the heads' outputs, or of their gradients, whose rows match. A
-    /// row holds the channels of all heads if each channel has its own gate, else the channels of
-    /// one head.
+    /// Views of the logits and of the heads' outputs, or of their gradients, whose rows match. If
+    /// each channel has a gate, a row holds the channels of all heads. Otherwise it holds the
+    /// channels of one head.
     pub fn aligned(&self, logits: TensorView<'a>, heads: TensorView<'a>) -> [TensorView<'a>; 2] {
         if self.is_headwise() {
             [self.of_heads(logits), heads_of(heads, &self.shape)]
@@ -64,8 +63,8 @@ impl<'a> Gate<'a> {
         }
     }
 
-    /// `sigmoid(logits) · context`. Its output and its gradients are views that
-    /// [`aligned`](Self::aligned) gives.
+    /// `sigmoid(logits) · context`. Its output and its gradients are views from
+    /// [`aligned`](Self::aligned).
     pub fn op(&self, logits: TensorView<'a>, context: TensorView<'a>) -> ElementwiseOp<'a> {
         let [x, times] = self.aligned(logits, context);
         ElementwiseOp { activation: Some(Activation::Sigmoid), x, multiply: Some(times), residual: None }
@@ -103,8 +102,8 @@ impl MultiHeadAttention {
         dispatch::dispatches(&[product], &self.kernel_options, device)
     }
 
-    /// From the heads' outputs `context` to the layer's output: the gate, if there is one, and the
-    /// output projection.
+    /// Computes the layer's output from the heads' outputs `context`: the gate, if there is one,
+    /// and the output projection.
     pub(super) fn finish<'a>(
         &'a self,
         call: &MultiHeadForward<'a>,

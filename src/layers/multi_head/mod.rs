@@ -30,14 +30,14 @@ use crate::tensor::{
     same_dtype,
 };
 
-/// A multi-head attention layer on one device: everything `nn.MultiheadAttention` has, and its
+/// A multi-head attention layer on one device. It covers all of `nn.MultiheadAttention`, and its
 /// gradients ([`backward`](Self::backward)).
 ///
-/// It keeps its weights' buffers alive, and reads them where they are. Vaswani et al. 2017,
-/// "Attention is all you need", section 3.2.2.
+/// The layer keeps its weights' buffers alive, and reads the weights without a copy. Source:
+/// Vaswani et al. 2017, "Attention is all you need", section 3.2.2.
 ///
-/// With the parameters of `nn.MultiheadAttention(e, heads)`, its packed `in_proj_weight` as three
-/// windows:
+/// The example uses the parameters of `nn.MultiheadAttention(e, heads)`, with its packed
+/// `in_proj_weight` as three windows:
 ///
 /// ```no_run
 /// # fn f(device: &wgpu::Device, queue: &wgpu::Queue, in_proj_weight: &wgpu::Buffer, in_proj_bias: &wgpu::Buffer,
@@ -76,16 +76,16 @@ pub struct MultiHeadAttention {
     value: OwnedLinear,
     out: OwnedLinear,
     appended: Option<[Tensor; 2]>,
-    /// Of queries and of keys.
+    /// The norms of queries and of keys.
     norms: [OwnedNorm; 2],
     /// The projection of the gate of the heads' outputs.
     gate: Option<OwnedLinear>,
 }
 
-/// How errors name the weights and biases of the norms of queries and of keys.
+/// The names, in errors, of the weights and biases of the norms of queries and of keys.
 pub(crate) const NORMS: [[&str; 2]; 2] = [["q_norm.weight", "q_norm.bias"], ["k_norm.weight", "k_norm.bias"]];
 
-/// A checked call: the attention inside the layer without its tensors in scratch.
+/// The plan of a checked call: the attention inside the layer, without its tensors in scratch.
 #[derive(Clone, Copy)]
 pub(crate) struct Plan {
     pub shape: Shape,
@@ -95,10 +95,11 @@ pub(crate) struct Plan {
 }
 
 impl MultiHeadAttention {
-    /// A layer with pipelines of its own.
+    /// Makes a layer with its own pipelines.
     ///
     /// # Errors
-    /// Weights that do not have the shapes of `config`, and everything [`Error`] lists for tensors.
+    /// Weights that do not have the shapes of `config`, and everything that [`Error`] lists for
+    /// tensors.
     pub fn new(
         device: &wgpu::Device,
         config: MultiHeadConfig,
@@ -107,7 +108,7 @@ impl MultiHeadAttention {
         Self::with_pipelines(&Pipelines::new(device), config, weights)
     }
 
-    /// A layer that shares pipelines with other operators on the device.
+    /// Makes a layer that shares pipelines with other operators on the device.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -173,31 +174,33 @@ impl MultiHeadAttention {
         })
     }
 
-    /// How the layer is computed, not what; see [`KernelOptions`].
+    /// Sets the options of the kernels, which do not change the result; see [`KernelOptions`].
     pub fn kernel_options(mut self, kernel_options: KernelOptions) -> Self {
         self.kernel_options = kernel_options;
         self
     }
 
-    /// The pipelines, to share.
+    /// Returns the pipelines, to share them.
     pub fn pipelines(&self) -> &Pipelines {
         &self.pipelines
     }
 
-    /// The type of its inputs, outputs and what is between.
+    /// The type of inputs, outputs and intermediate tensors.
     pub(crate) fn dtype(&self) -> DType {
         self.config.dtype
     }
 
-    /// Keys that the layer appends to every sequence.
+    /// The number of keys that the layer appends to every sequence.
     pub(crate) fn appended_keys(&self) -> usize {
         usize::from(self.appended.is_some()) + usize::from(self.config.add_zero_attn)
     }
 
-    /// The temporary memory that `call` needs: as
-    /// [`Attention::scratch_size`](crate::Attention::scratch_size), and the projected queries,
-    /// keys, values and, unless `call` keeps them, the heads' outputs. A gate takes room for its
-    /// logits, and for the heads' outputs times the gate.
+    /// Returns the size of the temporary memory that `call` needs. It holds:
+    ///
+    /// - the memory of [`Attention::scratch_size`](crate::Attention::scratch_size),
+    /// - the projected queries, keys and values,
+    /// - the heads' outputs, unless [`context`](MultiHeadForward::context) is set,
+    /// - with a gate, its logits and the gated heads' outputs.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -205,10 +208,11 @@ impl MultiHeadAttention {
         Ok(self.check(call, &self.pipelines.facts())?.size)
     }
 
-    /// Records `call` into an encoder or a pass. Nothing is submitted or copied.
+    /// Records `call` into an encoder or a pass. It submits and copies nothing.
     ///
     /// # Errors
-    /// Everything that [`Error`] lists for tensors, masks, options and scratch; then nothing has been recorded.
+    /// Everything that [`Error`] lists for tensors, masks, options and scratch. On an error the
+    /// call records nothing.
     pub fn forward(
         &self,
         into: &mut impl Recorder,
@@ -219,8 +223,8 @@ impl MultiHeadAttention {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks `call`, compiles its pipelines and binds its tensors. [`Prepared::record`] can then
+    /// record it many times.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -240,7 +244,7 @@ impl MultiHeadAttention {
         })
     }
 
-    /// The dispatches of a call that was checked.
+    /// Returns the dispatches of a checked call.
     pub(crate) fn dispatches<'a>(
         &'a self,
         call: &MultiHeadForward<'a>,
@@ -268,8 +272,8 @@ impl MultiHeadAttention {
         Ok(dispatches)
     }
 
-    /// Where queries, keys and values are: in `buffer`, but for keys and values whose place the
-    /// call says.
+    /// The tensors of queries, keys and values in `buffer`. If the call has other places for keys
+    /// and values, these replace them.
     fn projected<'a>(
         &self,
         call: &MultiHeadForward<'a>,
@@ -283,9 +287,9 @@ impl MultiHeadAttention {
         [q, k, v]
     }
 
-    /// Projects queries, and keys and values unless they were before. Then it normalises and
-    /// rotates queries and keys, and appends keys and values. A backward pass gives places for
-    /// queries and keys before their norm, `unnormed`.
+    /// Projects queries, and keys and values if they are not projected yet. Then it normalises and
+    /// rotates queries and keys, and appends keys and values. `unnormed` are the places of a
+    /// backward pass for queries and keys before their norm.
     fn project<'a>(
         &'a self,
         call: &MultiHeadForward<'a>,
@@ -316,7 +320,7 @@ impl MultiHeadAttention {
             }
         }
         if appended > 0 && !before {
-            // Both lie in one buffer, bound whole.
+            // Both tensors lie in one buffer, which is bound as a whole.
             let end = v.offset() + count(v.shape());
             let whole = in_scratch(v.buffer, self.config.dtype, [1, 1, 1, end], 0);
             let views = [k, v].map(|t| Some(View::from(t.layout)));
@@ -341,7 +345,7 @@ impl MultiHeadAttention {
         Some(self.norm_of(side, x)?.forward(out, None, &self.kernel_options, device))
     }
 
-    /// The attention inside.
+    /// The attention inside the layer.
     fn problem<'a>(&self, shape: Shape, [q, k, v]: [TensorView<'a>; 3], extras: Extras<'a>) -> Problem<'a> {
         Problem {
             shape,
@@ -355,7 +359,8 @@ impl MultiHeadAttention {
         }
     }
 
-    /// Writes the appended keys and values into a buffer that has both, or one of them.
+    /// Writes the appended keys and values into a buffer. The buffer has both tensors, or one of
+    /// them.
     fn append<'a>(
         &'a self,
         (kv, [k, v]): (TensorView<'a>, [Option<View>; 2]),
@@ -393,8 +398,8 @@ impl MultiHeadAttention {
         check_extras(&extras, &shape, &mut tensors)?;
         if let Some(context) = call.context {
             tensors.write("context", context, self.config.dtype, joined_heads(&shape))?;
-            // It is read beside `out`, after it was written beside `lse` and while `weights` are
-            // read.
+            // The output projection reads `context` while it writes `out`. Attention writes
+            // `context` next to `lse`, and may read `weights` in the same dispatch.
             let others = [Some(("out", call.out)), call.weights.map(|weights| ("weights", weights))];
             let others: Vec<_> = others.into_iter().flatten().collect();
             check_aliasing(&[("context", context)], &others, device)?;
@@ -405,7 +410,7 @@ impl MultiHeadAttention {
         self.plan(call, shape, &extras, device)
     }
 
-    /// The plan of a checked call.
+    /// Makes the plan of a checked call.
     fn plan(
         &self,
         call: &MultiHeadForward,
@@ -422,13 +427,13 @@ impl MultiHeadAttention {
         Ok(Plan { shape, appended: extras.appended, chosen, size: size.max(chosen.scratch_size()) })
     }
 
-    /// The attention inside the layer, of so many sequences, queries and keys given.
+    /// The shape of the attention inside the layer, without appended keys in `kv_len`.
     pub(crate) fn shape_of(&self, [batch, q_len, kv_len]: [usize; 3]) -> Shape {
         self.config.shape(batch, q_len, kv_len, self.appended_keys())
     }
 
-    /// The plan of a call whose inputs are in the scratch of a stack: only its mask and its weights
-    /// are checked.
+    /// Makes the plan of a call whose inputs are in the scratch of a stack. It checks the mask and
+    /// the weights only.
     pub(crate) fn plan_of(
         &self,
         call: &MultiHeadForward,
@@ -443,8 +448,8 @@ impl MultiHeadAttention {
         self.plan(call, shape, &extras, device)
     }
 
-    /// What a plan must know of the attention inside. How keys and values will lie decides how they
-    /// load.
+    /// Returns the outline of the attention inside, from which a plan is chosen. The layout of keys
+    /// and values decides how kernels load them.
     fn outline(&self, call: &MultiHeadForward, shape: &Shape, extras: &Extras) -> Outline {
         let dtype = self.config.dtype;
         let [_, k, v] = projected_layouts(shape, [true; 3], dtype);
@@ -452,8 +457,8 @@ impl MultiHeadAttention {
         extras.outline(*shape, dtype, KeyLayout::Tensors { dtype, k, v }, self.kernel_options)
     }
 
-    /// Checks the inputs, and a tensor shaped as the output. Gives the shape of the attention
-    /// inside.
+    /// Checks the inputs, and a tensor with the shape of the output. Returns the shape of the
+    /// attention inside.
     fn check_tensors<'a>(
         &'a self,
         call: &MultiHeadForward<'a>,
@@ -492,7 +497,7 @@ impl MultiHeadAttention {
         rotary.check(shape.q(), tensors)
     }
 
-    /// The tensors that the layer was made of.
+    /// Returns the tensors of the layer's weights.
     pub(crate) fn weights(&self) -> Vec<(&'static str, TensorView<'_>)> {
         let mut linears = vec![
             ("weights.query", "bias.query", &self.query),
@@ -515,7 +520,7 @@ impl MultiHeadAttention {
             .collect()
     }
 
-    /// The temporary memory for those of projected queries, keys and values that are wanted.
+    /// The temporary memory for the `wanted` ones of projected queries, keys and values.
     fn projected_size(
         &self,
         shape: &Shape,
@@ -537,13 +542,13 @@ impl MultiHeadAttention {
         Ok(ScratchSize::default().with(slot, (end as u64 * dtype.bytes() as u64).next_multiple_of(4)))
     }
 
-    /// Bytes of the heads' outputs, or of their gradient, of a shape that fits.
+    /// Bytes of the heads' outputs, or of their gradient. The shape was checked.
     pub(crate) fn context_bytes(&self, shape: &Shape) -> u64 {
         (count(shape.out()) as u64 * self.config.dtype.bytes() as u64).next_multiple_of(4)
     }
 }
 
-/// The attention inside a layer.
+/// The configuration of the attention inside a layer.
 fn inner(config: &MultiHeadConfig) -> Config {
     Config::new(config.heads, config.head_dim)
         .kv_heads(config.kv_heads)
@@ -553,10 +558,10 @@ fn inner(config: &MultiHeadConfig) -> Config {
         .softcap(config.softcap)
 }
 
-/// Where those of q, k and v that are wanted lie in the scratch: `[batch, heads, length, dim]`
-/// each, one after the other.
+/// The layouts of q, k and v in the scratch, `[batch, heads, length, dim]` each. The wanted tensors
+/// lie one after the other.
 fn projected_layouts(shape: &Shape, wanted: [bool; 3], dtype: DType) -> [Layout; 3] {
-    // Starts that every device can bind at, so that windows begin where tensors do.
+    // Every device can bind at these offsets, so a window begins where its tensor does.
     let align = 256 / dtype.bytes();
     let mut offset = 0usize;
     let mut wanted = wanted.into_iter();
@@ -569,19 +574,19 @@ fn projected_layouts(shape: &Shape, wanted: [bool; 3], dtype: DType) -> [Layout;
     })
 }
 
-/// Where keys and values lie in a buffer of their own, and the elements up to where the next could
+/// The layouts of keys and values in a separate buffer, and the element at which the next pair may
 /// begin.
 pub(crate) fn key_layouts(shape: &Shape, dtype: DType) -> ([Layout; 2], usize) {
     let [_, k, v] = projected_layouts(shape, [false, true, true], dtype);
     ([k, v], (v.offset + count(v.shape)).next_multiple_of(256 / dtype.bytes()))
 }
 
-/// The heads' outputs side by side, as the output projection reads them.
+/// The shape of the heads' outputs next to each other, as the output projection reads them.
 pub(crate) fn joined_heads(shape: &Shape) -> [usize; 4] {
     [shape.batch, 1, shape.q_len, shape.heads.saturating_mul(shape.value_dim)]
 }
 
-/// Each head's part of them: `[batch, heads, q_len, value_dim]`.
+/// The heads' outputs as `[batch, heads, q_len, value_dim]`, from `joined`.
 fn heads_of<'a>(joined: TensorView<'a>, shape: &Shape) -> TensorView<'a> {
     let [batch, _, length, unit] = joined.strides();
     let strides = [batch, shape.value_dim.saturating_mul(unit), length, unit];

@@ -24,8 +24,8 @@ pub struct HostWeights<'a, R> {
     pub value: HostLinear<'a, R>,
     /// `[out_features, heads · value_dim]`.
     pub out: HostLinear<'a, R>,
-    /// One more key `[kv_heads · head_dim]` and value `[kv_heads · value_dim]`, appended after
-    /// projection (`bias_k`, `bias_v` of `nn.MultiheadAttention`).
+    /// One more key `[kv_heads · head_dim]` and value `[kv_heads · value_dim]`, which the layer
+    /// appends after projection (`bias_k`, `bias_v` of `nn.MultiheadAttention`).
     #[doc(alias = "bias_k")]
     #[doc(alias = "bias_v")]
     #[doc(alias = "add_bias_kv")]
@@ -33,9 +33,9 @@ pub struct HostWeights<'a, R> {
     /// Weights and biases of the norms of queries and of keys, `[head_dim]` each, of
     /// [`MultiHeadConfig::qk_norm`](crate::layers::MultiHeadConfig::qk_norm).
     pub qk_norm: Option<[HostNorm<'a, R>; 2]>,
-    /// The gate of the heads' outputs, of
-    /// [`MultiHeadConfig::output_gate`](crate::layers::MultiHeadConfig::output_gate): `[heads · value_dim, query_features]`
-    /// or `[heads, query_features]`.
+    /// The gate of the heads' outputs, `[heads · value_dim, query_features]` or `[heads,
+    /// query_features]`. It belongs to
+    /// [`MultiHeadConfig::output_gate`](crate::layers::MultiHeadConfig::output_gate).
     pub gate: Option<HostLinear<'a, R>>,
 }
 
@@ -59,15 +59,15 @@ pub struct MultiHeadShape {
     pub batch: usize,
     /// Queries per sequence.
     pub q_len: usize,
-    /// Keys per sequence, without appended ones.
+    /// Keys per sequence, without appended keys.
     pub kv_len: usize,
 }
 
-/// A multi-head attention layer over dense `[batch, length, features]` inputs. `options.appended`
-/// is set here, its scale and softcap come from `config`.
+/// Computes a multi-head attention layer over dense `[batch, length, features]` inputs. The layer
+/// sets `options.appended`; scale and softcap come from `config`.
 ///
 /// # Errors
-/// As [`attention`], and slices that do not have the length their shape says.
+/// As [`attention`], and slices whose length is not the length of their shape.
 pub fn multi_head<R: Real>(
     inputs: [&[R]; 3],
     shape: MultiHeadShape,
@@ -89,21 +89,21 @@ pub fn multi_head<R: Real>(
 
 /// The attention inside of a layer.
 pub(super) struct Projected<'a, R> {
-    /// Shaped as `shape` says, with appended keys.
+    /// Queries, keys and values have the shape `shape`, with appended keys.
     pub q: Vec<R>,
     pub k: Vec<R>,
     pub v: Vec<R>,
-    /// Rows of queries and keys before their norm, heads side by side, without appended keys; empty
-    /// if the layer has no norms.
+    /// Rows of queries and keys before their norm, heads next to each other, without appended keys.
+    /// Both are empty if the layer has no norms.
     pub unnormed: [Vec<R>; 2],
-    /// Logits of the gate, `[batch · q_len, heads · value_dim or heads]`; empty if the layer has
-    /// none.
+    /// Logits of the gate, `[batch · q_len, heads · value_dim or heads]`; empty if the layer has no
+    /// gate.
     pub gate: Vec<R>,
     pub shape: Shape,
     pub options: Options<'a>,
 }
 
-/// What a layer does before it attends.
+/// Computes the stages of a layer before attention.
 pub(super) fn project_inputs<'a, R: Real>(
     [query, key, value]: [&[R]; 3],
     shape: MultiHeadShape,
@@ -153,8 +153,8 @@ pub(super) fn project_inputs<'a, R: Real>(
     })
 }
 
-/// The heads' outputs times the sigmoids of `gate`, if there is one. Logits of heads are those of
-/// all channels of a head.
+/// The heads' outputs times the sigmoids of `gate`, if there is one. A logit of a head applies to
+/// all channels of the head.
 pub(super) fn gated<R: Real>(mut context: Vec<R>, gate: &[R]) -> Vec<R> {
     if !gate.is_empty() {
         let shared = context.len() / gate.len();
@@ -190,8 +190,8 @@ fn normed<R: Real>(
     Ok((x, normed))
 }
 
-/// Rows of heads side by side, of which `turn` rotates each head, if the layer has rotary
-/// positions.
+/// Rotates each head of rows with `turn`, if the layer has rotary positions. The heads of a row lie
+/// next to each other.
 pub(super) fn rotated<R: Real>(
     x: Vec<R>,
     shape: [usize; 4],
@@ -204,7 +204,7 @@ pub(super) fn rotated<R: Real>(
     join_heads(&turned, length, heads, dim)
 }
 
-/// One side's projection, wide or narrow: `[rows, features]` → `[rows, heads · dim]`.
+/// Computes the projection of one side, wide or narrow: `[rows, features]` → `[rows, heads · dim]`.
 fn side<R: Real>(x: &[R], rows: usize, shape: SideShape, linear: &HostLinear<R>) -> Result<Vec<R>, Error> {
     let SideShape { heads, dim, features, narrow } = shape;
     expect_length("input", x, rows.saturating_mul(features))?;
@@ -225,7 +225,7 @@ fn side<R: Real>(x: &[R], rows: usize, shape: SideShape, linear: &HostLinear<R>)
     Ok(y)
 }
 
-/// `count` columns from `first` on of rows of `width`.
+/// Returns `count` columns of rows of `width`, from column `first` on.
 pub(super) fn columns<R: Real>(x: &[R], width: usize, first: usize, count: usize) -> Vec<R> {
     x.chunks_exact(width).flat_map(|row| &row[first..][..count]).copied().collect()
 }

@@ -16,43 +16,44 @@ use crate::rows::norm::reference::HostNormGradients;
 use crate::rows::norm::reference::norm_backward;
 use crate::tensor::{Error, Real, Shape, expect_length};
 
-/// The gradients of a [`HostLinear`], shaped as it.
+/// The gradients of a [`HostLinear`], with the same shapes.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LinearGradients<R> {
-    /// `[out, in]`, or `[heads, dim, in / heads]` of a narrow one.
+    /// `[out, in]`, or `[heads, dim, in / heads]` in a narrow layer.
     pub d_weight: Vec<R>,
     /// `[out]`, if there is a bias.
     pub d_bias: Option<Vec<R>>,
 }
 
-/// What [`multi_head_backward`] gives: the gradient of every input, shaped as the input.
+/// The gradients that [`multi_head_backward`] returns. The gradient of each input has the shape of
+/// the input.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct MultiHeadGradients<R> {
-    /// `[batch, q_len, query_features]`. Of a layer whose three inputs are one tensor, that
-    /// tensor's gradient is the sum of this and the two below.
+    /// `[batch, q_len, query_features]`. If the three inputs are one tensor, its gradient is the
+    /// sum of this and the two below.
     pub d_query: Vec<R>,
     /// `[batch, kv_len, key_features]`.
     pub d_key: Vec<R>,
     /// `[batch, kv_len, value_features]`.
     pub d_value: Vec<R>,
-    /// Of [`HostWeights::query`].
+    /// The gradients of [`HostWeights::query`].
     pub query: LinearGradients<R>,
-    /// Of [`HostWeights::key`].
+    /// The gradients of [`HostWeights::key`].
     pub key: LinearGradients<R>,
-    /// Of [`HostWeights::value`].
+    /// The gradients of [`HostWeights::value`].
     pub value: LinearGradients<R>,
-    /// Of [`HostWeights::out`].
+    /// The gradients of [`HostWeights::out`].
     pub out: LinearGradients<R>,
-    /// Of [`HostWeights::bias_kv`], if it is given.
+    /// The gradients of [`HostWeights::bias_kv`], if it is set.
     pub d_bias_kv: Option<[Vec<R>; 2]>,
-    /// Of the norms of queries and of keys, if
+    /// The gradients of the norms of queries and of keys, if
     /// [`MultiHeadConfig::qk_norm`](crate::layers::MultiHeadConfig::qk_norm) is set.
     pub qk_norm: Option<[HostNormGradients<R>; 2]>,
-    /// Of [`HostWeights::gate`], if it is given.
+    /// The gradients of [`HostWeights::gate`], if it is set.
     pub gate: Option<LinearGradients<R>>,
-    /// Of the mask's bias, as in [`Gradients::d_bias`]; the next three likewise.
+    /// The gradient of the mask's bias, as in [`Gradients::d_bias`]; the next three likewise.
     pub d_bias: Option<Vec<R>>,
     /// [`Gradients::d_slopes`].
     pub d_slopes: Option<Vec<R>>,
@@ -64,11 +65,12 @@ pub struct MultiHeadGradients<R> {
     pub d_score_fn: Option<Vec<R>>,
 }
 
-/// The gradients of `Σ out · d_out + Σ lse · d_lse` with respect to the inputs of
-/// [`multi_head`](crate::reference::multi_head); `d_out` is `[batch, q_len, out_features]`, `d_lse` `[batch, heads, q_len]`, or zero.
+/// Computes the gradients of `Σ out · d_out + Σ lse · d_lse` with respect to the inputs of
+/// [`multi_head`](crate::reference::multi_head). `d_out` is `[batch, q_len, out_features]`; `d_lse`
+/// is `[batch, heads, q_len]`, or zero if it is `None`.
 ///
-/// What [`project_backward`] says of NaN holds for the layer's inputs: a hidden key's shows in the
-/// gradient of a weight, and there only.
+/// For NaN in the layer's inputs the rule of [`project_backward`] holds. NaN of a hidden key
+/// appears in the gradient of a weight only.
 ///
 /// # Errors
 /// As [`multi_head`](crate::reference::multi_head).
@@ -131,7 +133,7 @@ pub fn multi_head_backward<R: Real>(
     }
     let (d_key, key) = side_backward(key, &d_k, config.side(Side::Key), &weights.key)?;
     let (d_value, value) = side_backward(value, &d_v, config.side(Side::Value), &weights.value)?;
-    // The first of the appended; a zero key and value have no gradient.
+    // Only the first of the appended keys is a weight: a zero key and value have no gradient.
     let d_bias_kv = weights.bias_kv.map(|[bias_k, bias_v]| {
         more_keys.truncate(bias_k.len());
         more_values.truncate(bias_v.len());
@@ -156,8 +158,8 @@ pub fn multi_head_backward<R: Real>(
     })
 }
 
-/// From `d` of gated heads' outputs to the gradients of these outputs, `context`, and of the gate's
-/// logits.
+/// Computes, from the gradient `d` of gated heads' outputs, the gradients of the outputs `context`
+/// and of the gate's logits.
 fn gate_backward<R: Real>(d: Vec<R>, context: &[R], gate: &[R]) -> (Vec<R>, Vec<R>) {
     if gate.is_empty() {
         return (d, Vec::new());
@@ -173,7 +175,8 @@ fn gate_backward<R: Real>(d: Vec<R>, context: &[R], gate: &[R]) -> (Vec<R>, Vec<
     (d.iter().enumerate().map(of).collect(), d_gate)
 }
 
-/// The rows of every sequence but for the appended ones, and these, summed over the batch.
+/// Returns the rows of every sequence without the appended rows, and the appended rows, summed over
+/// the batch.
 fn without_appended<R: Real>(x: &[R], batch: usize, options: &Options, shape: &Shape) -> (Vec<R>, Vec<R>) {
     let sequence = x.len() / batch;
     let more = sequence / shape.kv_len * options.appended;
@@ -186,7 +189,7 @@ fn without_appended<R: Real>(x: &[R], batch: usize, options: &Options, shape: &S
     (given, appended)
 }
 
-/// The gradients of one side's projection: of its input, and of weight and bias.
+/// Computes the gradients of one side's projection: of its input, and of weight and bias.
 fn side_backward<R: Real>(
     x: &[R],
     d_y: &[R],
@@ -196,7 +199,7 @@ fn side_backward<R: Real>(
     let SideShape { heads, dim, features, narrow } = shape;
     let read = shape.read();
     let (mut d_x, mut d_weight, mut d_bias) = (vec![R::zero(); x.len()], Vec::new(), Vec::new());
-    // A wide projection is one part, a narrow one a part for each head.
+    // A wide projection is one part. A narrow projection has a part for each head.
     let (parts, dim) = if narrow { (heads, dim) } else { (1, heads * dim) };
     for part in 0..parts {
         let weight = &linear.weight[part * dim * read..][..dim * read];

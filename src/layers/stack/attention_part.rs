@@ -1,4 +1,5 @@
-//! An attention of a layer in a backward pass: computed once more, then backwards.
+//! An attention of a layer in a backward pass: it is computed again, then its gradients are
+//! computed.
 
 use super::gradients::WrittenGradients;
 use super::workspace::Workspace;
@@ -12,22 +13,22 @@ use crate::layers::multi_head::{
 use crate::matmul::projection::dispatch_backward::Gradient;
 use crate::tensor::{DType, Error, Shape, TensorView, count};
 
-/// An attention of a layer, whose results are kept from when it is computed again until its
+/// An attention of a layer. Its results stay in scratch from its second computation until its
 /// gradients are done.
 #[derive(Clone, Copy)]
 pub(crate) struct AttentionPart<'a> {
     pub layer: &'a MultiHeadAttention,
     /// Places for the gradients of its weights.
     pub to: MultiHeadGradients<'a>,
-    /// The places that this layer asks for: its keys' weights may be those of an earlier layer.
+    /// The places that the caller set for this layer. An earlier layer may own its keys' weights.
     pub own: MultiHeadGradients<'a>,
-    /// True if gradients of keys' weights are added to those of later layers.
+    /// True if gradients of keys' weights are added to the gradients of later layers.
     pub adds_keys: bool,
-    /// Slots that keep the heads' outputs and their log-sum-exp.
+    /// Slots of the heads' outputs and their log-sum-exp.
     pub slots: [Slot; 2],
 }
 
-/// The plans of an attention that is computed once more, and of its gradients.
+/// The plans of an attention that is computed again, and of its gradients.
 pub(crate) struct AttentionPlans {
     again: AttentionPlan,
     backward: BackwardPlan,
@@ -43,12 +44,12 @@ pub(crate) struct InputGradients<'a> {
 }
 
 impl<'a> AttentionPart<'a> {
-    /// An attention that shares nothing with other layers.
+    /// Makes an attention that shares nothing with other layers.
     pub fn new(layer: &'a MultiHeadAttention, to: MultiHeadGradients<'a>, slots: [Slot; 2]) -> Self {
         AttentionPart { layer, to, own: to, adds_keys: false, slots }
     }
 
-    /// The call with places for what is kept, each in a `part` of the scratch.
+    /// Returns the call with places for its context and lse, each in a `part` of the scratch.
     fn keeping(
         &self,
         call: MultiHeadForward<'a>,
@@ -77,8 +78,8 @@ impl<'a> AttentionPart<'a> {
             .keys_accumulate(self.adds_keys)
     }
 
-    /// The plans of `call`, whose mask and gradients of weights are checked, and the latter put
-    /// among what is `written`. `stand_in` is laid out as the gradients of rows are.
+    /// Makes the plans of `call`. It checks the mask and the gradients of weights, and adds the
+    /// latter to `written`. `stand_in` has the layout of the gradients of rows.
     pub fn plan(
         &self,
         call: MultiHeadForward<'a>,
@@ -88,7 +89,7 @@ impl<'a> AttentionPart<'a> {
         device: &DeviceFacts,
     ) -> Result<AttentionPlans, Error> {
         let shape = self.layer.shape_of(dims);
-        // Where there is no scratch yet, any buffer stands for it: plans look at layouts.
+        // There is no scratch yet, so any buffer replaces it: plans read layouts only.
         let call = self.keeping(call, &shape, |_| Ok(stand_in.buffer))?;
         let again = self.layer.plan_of(&call, dims, device)?;
         let queries = Gradient { view: stand_in, accumulates: false };
@@ -104,7 +105,7 @@ impl<'a> AttentionPart<'a> {
         Ok(AttentionPlans { again, backward, size })
     }
 
-    /// Computes `call` once more. Gives it with what is kept.
+    /// Computes `call` again. Returns it with its stored tensors.
     pub fn again(
         &self,
         call: MultiHeadForward<'a>,
@@ -117,8 +118,8 @@ impl<'a> AttentionPart<'a> {
         Ok(call)
     }
 
-    /// From `d_out` to the gradients of the inputs of `forward`, which has kept its results, and of
-    /// the weights.
+    /// Computes, from `d_out`, the gradients of the weights and of the inputs of `forward`, whose
+    /// results are stored.
     pub fn backward(
         &self,
         forward: MultiHeadForward<'a>,

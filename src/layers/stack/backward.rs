@@ -1,5 +1,5 @@
-//! The gradients of a stack, from its last layer to its first.
-//! Each layer is computed once more from its input, then its parts are gone through backwards.
+//! The gradients of a stack, from its last layer to its first. Each layer is computed again from
+//! its input. Then the gradients go backwards through its parts.
 
 use super::attention_part::{AttentionPart, AttentionPlans, InputGradients};
 use super::call::StackForward;
@@ -23,11 +23,11 @@ use crate::matmul::projection::dispatch_backward::Gradient;
 use crate::rows::norm::NormGradients;
 use crate::tensor::{Access, DType, Error, TensorView, check_aliasing, count, expect, expect_shape};
 
-/// Inputs of the parts of a layer. With norms after each sum the first part's is the input of the
-/// layer instead.
+/// Inputs of the parts of a layer. With norms after each sum, the first part's input is the layer's
+/// input instead.
 const INPUTS: [Slot; 3] = [Slot::Normed, Slot::Stream, Slot::Fed];
-/// Results of the parts with norms after each sum. With norms before each part all use the first
-/// slot in turn.
+/// Results of the parts with norms after each sum. With norms before each part, all parts use the
+/// first slot in turn.
 const RESULTS: [Slot; 3] = [Slot::Branch, Slot::Normed, Slot::Middle];
 /// Gradients of the inputs of the parts with norms after each sum.
 const GRADIENTS: [Slot; 3] = [Slot::StreamGradient, Slot::MiddleGradient, Slot::BranchGradient];
@@ -98,9 +98,9 @@ impl<'a> StackBackward<'a> {
 
 /// A checked backward call.
 struct Plan<'a> {
-    /// The forward call, which is computed once more if it has not kept the layers' outputs.
+    /// The forward call, which is computed again if it has not stored the layers' outputs.
     forward: ForwardPlan<'a>,
-    /// The attentions of each layer, to itself and to a memory.
+    /// The self-attention of each layer, and its attention to a memory.
     attention: Vec<(AttentionPlans, Option<AttentionPlans>)>,
     size: ScratchSize,
 }
@@ -111,7 +111,7 @@ impl Stack {
         Ok(self.check_backward(call, &self.pipelines.facts())?.size)
     }
 
-    /// Checks `call`, compiles and binds what it needs.
+    /// Checks `call`, compiles its pipelines and binds its tensors.
     pub fn prepare_backward(
         &self,
         label: &'static str,
@@ -138,14 +138,15 @@ impl Stack {
         let mut forward = call.forward;
         let hidden = Hidden::of(self, &work.rows);
         if forward.hidden.is_none() && hidden.layers > 0 {
-            // Nothing else of it is needed; that part of the scratch is not the forward pass's.
+            // Only `hidden` is needed from this pass. Its scratch is separate from the forward
+            // pass's scratch.
             let (out, hidden) = (work.features(self.last_input())?, Some(hidden.in_scratch(work)?));
             forward = StackForward { out, hidden, ..forward };
             dispatches.extend(self.dispatches(&forward, work, &plan.forward)?);
         }
         let input = |n: usize| match forward.hidden {
             Some(hidden) if n > 0 => work.given(hidden, n - 1),
-            // Of one layer without a final norm nothing is asked for.
+            // Without `hidden` there is one layer and no final norm: no later input is read.
             _ => forward.x,
         };
         let stream = work.gradient(Slot::StreamGradient, self.config.features())?;
@@ -280,7 +281,7 @@ impl Stack {
         Ok(Plan { forward: plan, attention, size })
     }
 
-    /// The attention of layer `n` to itself, whose weights' gradients go where they are wanted.
+    /// The self-attention of layer `n`, with the places of its weights' gradients.
     fn attention_part<'a>(
         &'a self,
         n: usize,
@@ -290,7 +291,7 @@ impl Stack {
         self.shared.part(n, of, |n| d_layers.layer(n).attention)
     }
 
-    /// Its attention to a memory.
+    /// The attention of layer `n` to a memory.
     fn cross_part<'a>(&'a self, n: usize, d_layers: &LayersGradients<'a>) -> Option<AttentionPart<'a>> {
         let layer = self.layers[n].cross.as_ref()?;
         Some(AttentionPart::new(layer, d_layers.layer(n).cross, [Slot::MemoryContext, Slot::MemoryLse]))
@@ -310,17 +311,16 @@ struct Turn<'t, 'a> {
     dispatches: &'t mut Dispatches<'a>,
 }
 
-/// Its attention to a memory.
+/// The attention of a layer to a memory.
 struct CrossTurn<'t, 'a> {
     part: AttentionPart<'a>,
     plans: &'t AttentionPlans,
     memory: &'t MemoryCall<'a>,
-    /// The gradient of the memory, if it is wanted, to which the layers that are done have added
-    /// theirs.
+    /// The gradient of the memory, if it is wanted. Later layers have already added their parts.
     d_memory: Option<Gradient<'a>>,
 }
 
-/// A part of a layer that was computed once more.
+/// A part of a layer that was computed again.
 enum Again<'t, 'a> {
     Attention(MultiHeadForward<'a>),
     Cross(&'t CrossTurn<'t, 'a>, MultiHeadForward<'a>),
@@ -328,8 +328,8 @@ enum Again<'t, 'a> {
 }
 
 impl<'t, 'a> Turn<'t, 'a> {
-    /// Computes `x = norm(x + f(x))` from part `i` on once more, then goes back through these
-    /// parts. Makes the gradient of `x` from `d`, the gradient of the layer's output.
+    /// Computes `x = norm(x + f(x))` again from part `i` on, then goes backwards through these
+    /// parts. Returns the gradient of `x`, from the gradient `d` of the layer's output.
     fn post(&mut self, i: usize, x: TensorView<'a>, d: TensorView<'a>) -> Result<TensorView<'a>, Error> {
         let (work, norms) = (self.work, &self.layer.norms);
         let result = work.features(RESULTS[i])?;
@@ -347,7 +347,8 @@ impl<'t, 'a> Turn<'t, 'a> {
         Ok(d_x)
     }
 
-    /// The same of `x = x + f(norm(x))`. The input of part `i` is the sum of `x` and `more`.
+    /// As [`post`](Self::post), for `x = x + f(norm(x))`. The input of part `i` is the sum of `x`
+    /// and `more`.
     fn pre(
         &mut self,
         i: usize,
@@ -357,7 +358,7 @@ impl<'t, 'a> Turn<'t, 'a> {
         let (work, norms) = (self.work, &self.layer.norms);
         let [input, result] = [work.features(INPUTS[i])?, work.features(RESULTS[0])?];
         let last = i + 1 == norms.len();
-        // The next result takes the place of this sum's second part.
+        // The next result overwrites the second part of this sum.
         let sum = more.filter(|_| !last).map(|_| work.features(Slot::Middle)).transpose()?;
         self.dispatches.push(work.norm(&norms[i], x, more, input, sum));
         let (x, more) = sum.map_or((x, more), |sum| (sum, None));
@@ -372,7 +373,7 @@ impl<'t, 'a> Turn<'t, 'a> {
         Ok(d_x)
     }
 
-    /// Computes part `i` of `x` once more, into `out`.
+    /// Computes part `i` of `x` again, into `out`.
     fn again(&mut self, i: usize, [x, out]: [TensorView<'a>; 2]) -> Result<Again<'t, 'a>, Error> {
         let (work, dispatches) = (self.work, &mut *self.dispatches);
         Ok(match (i, self.cross) {
@@ -395,8 +396,7 @@ impl<'t, 'a> Turn<'t, 'a> {
         })
     }
 
-    /// From `d`, the gradient of what a part of `x` gives, to that of x, and to those of its
-    /// weights.
+    /// Computes the gradient of `x` and of the weights, from the gradient `d` of a part's output.
     fn backward(
         &mut self,
         again: Again<'t, 'a>,

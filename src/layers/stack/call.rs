@@ -15,9 +15,9 @@ pub(crate) struct StackForward<'a> {
     /// The memory of a decoder.
     pub memory: Option<MemoryCall<'a>>,
     pub cache: Option<&'a Cache>,
-    /// A place for the outputs of the layers.
+    /// The tensor for the outputs of the layers.
     pub hidden: Option<TensorView<'a>>,
-    /// A place for the weights of attention to itself.
+    /// The tensor for the weights of self-attention.
     pub weights: Option<TensorView<'a>>,
 }
 
@@ -27,7 +27,7 @@ impl<'a> StackForward<'a> {
         StackForward { x, out, layers, memory, cache: None, hidden: None, weights: None }
     }
 
-    /// Refuses a cache that does not know the rows of `x`.
+    /// Refuses a cache whose last advance does not match the rows of `x`.
     pub fn check_advanced(&self) -> Result<(), Error> {
         let Some(cache) = self.cache else { return Ok(()) };
         cache.check_recorded()?;
@@ -39,7 +39,7 @@ impl<'a> StackForward<'a> {
         Ok(())
     }
 
-    /// The attention of `x` to itself in layer `n`, into `out`.
+    /// The self-attention of `x` in layer `n`, into `out`.
     pub fn attention(&self, n: usize, [x, out]: [TensorView<'a>; 2]) -> MultiHeadForward<'a> {
         let batch = self.x.shape()[0];
         let weights = self.weights.map(|weights| weights.slice(0, n.saturating_mul(batch), batch));

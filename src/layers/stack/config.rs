@@ -6,7 +6,7 @@ use crate::matmul::Activation;
 use crate::rows::norm::config::NormConfig;
 use crate::tensor::{Error, check_sizes};
 
-/// Where a block's norms stand.
+/// The position of a layer's norms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormOrder {
     /// After each sum: `x = norm(x + f(x))` (Vaswani et al. 2017; `norm_first=False` of PyTorch).
@@ -15,7 +15,7 @@ pub enum NormOrder {
     Pre,
 }
 
-/// The dimensions and fixed options of the blocks of an encoder or a decoder.
+/// The dimensions and fixed options of the layers of an encoder or a decoder.
 ///
 /// `nn.TransformerEncoderLayer(d, heads, dim_feedforward)` is
 /// `TransformerLayerConfig::new(MultiHeadConfig::new(d, heads), dim_feedforward)`.
@@ -32,9 +32,9 @@ pub struct TransformerLayerConfig {
 }
 
 impl TransformerLayerConfig {
-    /// Attention of `attention`, as wide outside as inside, and a feed-forward layer with
-    /// `hidden_features` between its
-    /// products: ReLU, LayerNorm after each sum.
+    /// Makes a layer of `attention` and a feed-forward part with `hidden_features` between its
+    /// products. The attention's inputs and output must have one width. Defaults: ReLU, LayerNorm
+    /// after each sum.
     #[doc(alias = "dim_feedforward")]
     pub fn new(attention: MultiHeadConfig, hidden_features: usize) -> Self {
         TransformerLayerConfig {
@@ -48,43 +48,45 @@ impl TransformerLayerConfig {
         }
     }
 
-    /// What stands between the products of the feed-forward layer.
+    /// Activation between the products of the feed-forward part.
     pub fn activation(mut self, activation: Activation) -> Self {
         self.activation = activation;
         self
     }
 
-    /// Whether what is activated is multiplied by a second product of the same input (Shazeer 2020,
-    /// "GLU variants improve transformer"): SwiGLU with [`Activation::Silu`].
+    /// True if the activation's output is multiplied by a second product of the same input: SwiGLU
+    /// with [`Activation::Silu`]. Source: Shazeer 2020, "GLU variants improve transformer".
     pub fn gated(mut self, gated: bool) -> Self {
         self.gated = gated;
         self
     }
 
-    /// Where the norms stand.
+    /// Position of the norms.
     #[doc(alias = "norm_first")]
     pub fn order(mut self, order: NormOrder) -> Self {
         self.order = order;
         self
     }
 
-    /// How rows are normalised.
+    /// The kind of norm of rows.
     #[doc(alias = "layer_norm_eps")]
     pub fn norm(mut self, norm: NormConfig) -> Self {
         self.norm = norm;
         self
     }
 
-    /// The self-attention of this layer reads the keys and values of layer `source` of the same
-    /// stack, which is an earlier layer with keys of its own: cross-layer attention (Brandon et al.
-    /// 2024, arXiv 2405.12981), the last `num_kv_shared_layers` layers of Gemma 3n and Gemma 4. The
-    /// layer has a projection of queries only; its mask, scale and softcap are its own, its
-    /// rotation is that of `source`.
+    /// Reads the keys and values of layer `source` of the same stack in this layer's
+    /// self-attention. `source` must be an earlier layer with its own keys. This is cross-layer
+    /// attention (Brandon et al. 2024, arXiv 2405.12981). The last `num_kv_shared_layers` layers of
+    /// Gemma 3n and Gemma 4 use it.
     ///
-    /// Give the layer the `key`, `value` and `bias_kv` of the weights of `source`, and the norm of
-    /// its keys: the same tensors. A
-    /// [`Cache`](crate::Cache) has a layer for each layer of the stack that has keys of its own, in their order. Gradients of the
-    /// weights of keys and values are those of `source`, summed over all layers that read them.
+    /// The layer projects queries only. Its mask, scale and softcap are independent of `source`.
+    /// Its rotation must be the rotation of `source`.
+    ///
+    /// Pass the `key`, `value` and `bias_kv` of the weights of `source` for this layer, and the
+    /// norm of its keys. They must be the same tensors. A [`Cache`](crate::Cache) has one layer for
+    /// each layer of the stack with its own keys, in their order. Gradients of the weights of keys
+    /// and values belong to `source`. They are sums over all layers that read its keys.
     #[doc(alias = "num_kv_shared_layers")]
     #[doc(alias = "kv_sharing")]
     pub fn keys_of(mut self, source: impl Into<Option<usize>>) -> Self {
@@ -92,15 +94,16 @@ impl TransformerLayerConfig {
         self
     }
 
-    /// The configurations of as many equal `layers` of an `operator`.
+    /// Returns `layers` equal configurations for an `operator`.
     pub(crate) fn repeated(self, operator: &'static str, layers: usize) -> Result<Vec<Self>, Error> {
         self.check()?;
         check_sizes(operator, &[("layers", layers)])?;
         Ok(vec![self; layers])
     }
 
-    /// Refuses configurations that are not one for each of `layers`, that differ in more than
-    /// scale, softcap and `keys_of`, or that read keys of no earlier layer. Returns the first one.
+    /// Returns the first configuration. It refuses another number of configurations than `layers`.
+    /// It also refuses differences in other options than scale, softcap and `keys_of`. `keys_of`
+    /// must name an earlier layer with its own keys.
     pub(crate) fn of_layers(
         configs: &[TransformerLayerConfig],
         layers: usize,
@@ -129,7 +132,7 @@ impl TransformerLayerConfig {
         Ok(*first)
     }
 
-    /// Features of a block's input and output.
+    /// Features of a layer's input and output.
     pub(crate) fn features(&self) -> usize {
         self.attention.out_features
     }

@@ -13,7 +13,7 @@ use crate::matmul::projection::{OwnedLinear, check_vector, check_weight};
 use crate::rows::elementwise::dispatch::ElementwiseOp;
 use crate::tensor::{Access, Error, Tensor, TensorView, count, same_dtype};
 
-/// The weights of a feed-forward layer: `down(f(up(x)))`, or `down(f(gate(x)) · up(x))` where it is
+/// The weights of a feed-forward layer: `down(f(up(x)))`, or `down(f(gate(x)) · up(x))` if it is
 /// gated.
 #[doc(alias = "linear1")]
 #[doc(alias = "linear2")]
@@ -21,21 +21,21 @@ use crate::tensor::{Access, Error, Tensor, TensorView, count, same_dtype};
 pub struct FeedForwardWeights<'a> {
     /// `[hidden_features, features]`: `linear1` of PyTorch, `up_proj` of Llama.
     pub up: Linear<'a>,
-    /// `[hidden_features, features]`, of a gated layer: `gate_proj` of Llama.
+    /// `[hidden_features, features]`, in a gated layer: `gate_proj` of Llama.
     pub gate: Option<Linear<'a>>,
     /// `[features, hidden_features]`: `linear2` of PyTorch, `down_proj` of Llama.
     pub down: Linear<'a>,
 }
 
-/// Where the gradients of [`FeedForwardWeights`](crate::layers::FeedForwardWeights) go: nowhere by
-/// default.
+/// Places for the gradients of [`FeedForwardWeights`](crate::layers::FeedForwardWeights). By
+/// default no gradient is written.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FeedForwardGradients<'a> {
-    /// Of [`FeedForwardWeights::up`](crate::layers::FeedForwardWeights::up).
+    /// The gradients of [`FeedForwardWeights::up`](crate::layers::FeedForwardWeights::up).
     pub up: LinearGradients<'a>,
-    /// Of [`FeedForwardWeights::gate`](crate::layers::FeedForwardWeights::gate).
+    /// The gradients of [`FeedForwardWeights::gate`](crate::layers::FeedForwardWeights::gate).
     pub gate: LinearGradients<'a>,
-    /// Of [`FeedForwardWeights::down`](crate::layers::FeedForwardWeights::down).
+    /// The gradients of [`FeedForwardWeights::down`](crate::layers::FeedForwardWeights::down).
     pub down: LinearGradients<'a>,
 }
 
@@ -82,7 +82,7 @@ impl FeedForward {
         })
     }
 
-    /// All that it reads besides its input.
+    /// Returns all tensors that it reads, without its input.
     pub fn tensors(&self) -> impl Iterator<Item = (&'static str, TensorView<'_>)> {
         let all = [
             ("feed_forward.up", Some(&self.up)),
@@ -133,13 +133,14 @@ impl<'a> Workspace<'a> {
         self.tensor(Slot::Hidden, self.config.hidden_features)
     }
 
-    /// The first products of a feed-forward layer: of up, then of the gate.
+    /// The first products of a feed-forward layer: of `up`, then of the gate.
     pub fn products(&self) -> Result<[TensorView<'a>; 2], Error> {
         let first = self.tensor(Slot::Products, self.config.hidden_features)?;
         Ok([first, first.with_offset(gate_offset(self.config, &self.rows))])
     }
 
-    /// The feed-forward layer of `x`, into `out`; see [`feed_hidden`](Self::feed_hidden).
+    /// Returns the dispatches of the feed-forward layer of `x`, into `out`; see
+    /// [`feed_hidden`](Self::feed_hidden).
     pub fn feed_forward(
         &self,
         layer: &'a FeedForward,
@@ -153,8 +154,9 @@ impl<'a> Workspace<'a> {
         Ok(dispatches)
     }
 
-    /// The input of the last product of the feed-forward layer of `x`. The activation is done at
-    /// the end of the first product unless `keeps` asks for what comes before it, or it is gated.
+    /// Computes the input of the feed-forward layer's last product. The first product's kernel
+    /// applies the activation, unless the layer is gated or `keeps` is true. `keeps` requests the
+    /// values before the activation.
     pub fn feed_hidden(
         &self,
         layer: &'a FeedForward,
@@ -187,7 +189,7 @@ impl<'a> Workspace<'a> {
         })
     }
 
-    /// The gradients of a product `x → y`: those of `linear`, and that of x.
+    /// The gradients of a product `x → y`: of `linear`, and of `x`.
     fn linear_backward(
         &self,
         (linear, to): (&'a OwnedLinear, LinearGradients<'a>),
@@ -204,8 +206,8 @@ impl<'a> Workspace<'a> {
         }
     }
 
-    /// From `d_out` of the feed-forward layer to the gradient of its input `x`, `d_x`, after
-    /// [`feed_hidden`](Self::feed_hidden) of x.
+    /// Computes the gradient `d_x` of the input `x` from the gradient `d_out` of the output.
+    /// [`feed_hidden`](Self::feed_hidden) of `x` must come first.
     pub fn feed_backward(
         &self,
         (layer, to): (&'a FeedForward, FeedForwardGradients<'a>),

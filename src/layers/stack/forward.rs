@@ -17,7 +17,7 @@ use crate::tensor::{Access, Error, TensorView, check_aliasing, check_apart, expe
 pub(super) struct Plan<'a> {
     pub rows: Rows,
     attention: SelfAttention<'a>,
-    /// The attention of each layer to a memory, of a decoder.
+    /// The attention of each layer to a memory, in a decoder.
     cross: Vec<AttentionPlan>,
     pub size: ScratchSize,
 }
@@ -28,7 +28,7 @@ impl Stack {
         Ok(self.check(call, &self.pipelines.facts())?.size)
     }
 
-    /// Checks `call`, compiles and binds what it needs.
+    /// Checks `call`, compiles its pipelines and binds its tensors.
     pub fn prepare(
         &self,
         label: &'static str,
@@ -65,7 +65,7 @@ impl Stack {
         let mut written = vec![("out", call.out)];
         if let Some(hidden) = call.hidden {
             Hidden::of(self, &plan.rows).check(&hidden, &self.config, Access::Write, device)?;
-            // The next layer reads what one has written, and one dispatch writes both.
+            // The next layer reads `hidden`, and one dispatch may write `hidden` and `out`.
             check_aliasing(&[("out", call.out)], &[("hidden", hidden)], device)?;
             written.push(("hidden", hidden));
         }
@@ -83,7 +83,7 @@ impl Stack {
         Ok(plan)
     }
 
-    /// Checks what is read; the size is that of attention.
+    /// Checks the inputs of a call. The plan's size is the size of attention only.
     pub(super) fn check_inputs<'a>(
         &self,
         call: &StackForward<'a>,
@@ -119,7 +119,7 @@ impl Stack {
         Ok(Plan { rows, attention, cross, size })
     }
 
-    /// All that a call reads.
+    /// Returns all tensors that a call reads.
     pub(super) fn inputs<'a>(&'a self, call: &StackForward<'a>) -> Vec<(&'static str, TensorView<'a>)> {
         let mut read = vec![("x", call.x)];
         read.extend(call.memory.iter().flat_map(|memory| memory.projected.tensors()));
@@ -145,7 +145,7 @@ struct Pass<'t, 'a> {
 }
 
 impl<'a> Pass<'_, 'a> {
-    /// `x = norm(x + f(x))` of each part f.
+    /// Records `x = norm(x + f(x))` for each part f.
     fn post(&self) -> Result<Dispatches<'a>, Error> {
         let Pass { stack: Stack { layers, final_norm, .. }, call, work, .. } = *self;
         let branch = work.features(Slot::Branch)?;
@@ -169,7 +169,8 @@ impl<'a> Pass<'_, 'a> {
         Ok(dispatches)
     }
 
-    /// `x = x + f(norm(x))` of each part f: each sum is made where it is normalised next.
+    /// Records `x = x + f(norm(x))` for each part f. The dispatch of the next norm also computes
+    /// the sum.
     fn pre(&self) -> Result<Dispatches<'a>, Error> {
         let Pass { stack: Stack { layers, final_norm, .. }, call, work, .. } = *self;
         let [branch, normed] = [work.features(Slot::Branch)?, work.features(Slot::Normed)?];
@@ -183,7 +184,7 @@ impl<'a> Pass<'_, 'a> {
                 } else {
                     let sum = match call.hidden {
                         Some(hidden) if part == 0 => work.given(hidden, n - 1),
-                        // Not where the sum before is.
+                        // The sum before this one lies in `middle`, which the dispatch still reads.
                         _ if x.buffer == middle.buffer => work.features(Slot::Stream)?,
                         _ => middle,
                     };
@@ -203,7 +204,7 @@ impl<'a> Pass<'_, 'a> {
         Ok(dispatches)
     }
 
-    /// A part of layer `n`, of `x`, into `out`.
+    /// Returns the dispatches of a part of layer `n`, from `x` into `out`.
     fn part(&self, n: usize, part: usize, [x, out]: [TensorView<'a>; 2]) -> Result<Dispatches<'a>, Error> {
         let Pass { stack, call, work, plan } = *self;
         let layer = &stack.layers[n];

@@ -8,7 +8,7 @@ use crate::tensor::{Access, Error, TensorView, check_float, expect_shape};
 /// Gradients that are written, each with its name.
 pub(crate) type WrittenGradients<'a> = Vec<(&'static str, TensorView<'a>)>;
 
-/// The gradient of a tensor that the stack has not.
+/// The error for the gradient of a tensor that the stack does not have.
 pub(super) fn without(what: &'static str) -> Error {
     Error::Unsupported { what, why: "the stack was made without it: leave its gradient out" }
 }
@@ -35,7 +35,7 @@ impl OwnedNorm {
     }
 }
 
-/// Checks the gradients of a norm that stands after the last layer, or does not.
+/// Checks the gradients of the norm after the last layer. Without that norm it refuses gradients.
 pub(crate) fn check_final_gradients<'a>(
     norm: Option<&OwnedNorm>,
     gradients: &NormGradients<'a>,
@@ -50,7 +50,7 @@ pub(crate) fn check_final_gradients<'a>(
     }
 }
 
-/// Checks the gradient of an input, which is shaped as that.
+/// Checks the gradient of an input, which has the input's shape.
 pub(crate) fn check_input_gradient<'a>(
     name: &'static str,
     gradient: Option<TensorView<'a>>,

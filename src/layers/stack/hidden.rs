@@ -1,4 +1,4 @@
-//! The outputs of the layers of a stack, in calls that keep them.
+//! The outputs of the layers of a stack, in calls that store them.
 
 use super::Stack;
 use super::config::TransformerLayerConfig;
@@ -7,11 +7,12 @@ use crate::device::DeviceFacts;
 use crate::kernel::{Slot, in_scratch};
 use crate::tensor::{Access, Error, TensorView, count, expect_shape};
 
-/// The tensor of the layers' outputs before the final norm: layer n's begins at batch entry `n ·
-/// batch`.
+/// The tensor of the layers' outputs before the final norm. The output of layer n begins at batch
+/// entry `n · batch`.
 #[derive(Clone, Copy)]
 pub(crate) struct Hidden {
-    /// Layers that it has; without a final norm the last layer's output is the stack's.
+    /// The number of its layers. Without a final norm the last layer's output is the stack's output
+    /// instead.
     pub layers: usize,
     shape: [usize; 4],
 }
@@ -38,13 +39,13 @@ impl Hidden {
         expect_shape("hidden", hidden.shape(), self.shape)
     }
 
-    /// The tensor in the scratch of a backward pass whose forward pass has not kept it.
+    /// The tensor in the scratch of a backward pass whose forward pass has not stored it.
     pub fn in_scratch<'a>(&self, work: &Workspace<'a>) -> Result<TensorView<'a>, Error> {
         let buffer = work.scratch.buffer(Slot::BlockOutputs)?;
         Ok(in_scratch(buffer, work.config.attention.dtype, self.shape, 0))
     }
 
-    /// Bytes of that.
+    /// The bytes of that tensor.
     pub fn bytes(&self, config: &TransformerLayerConfig) -> u64 {
         let bytes = (count(self.shape) as u64).saturating_mul(config.attention.dtype.bytes() as u64);
         bytes.next_multiple_of(4)
@@ -52,7 +53,7 @@ impl Hidden {
 }
 
 impl<'a> Workspace<'a> {
-    /// The output of layer `n` in the tensor of all.
+    /// The output of layer `n` in the tensor of all layers.
     pub fn given(&self, hidden: TensorView<'a>, n: usize) -> TensorView<'a> {
         hidden.slice(0, n.saturating_mul(self.rows.batch), self.rows.batch)
     }

@@ -5,10 +5,8 @@ use crate::mask::DeviceMask;
 use crate::position::{Rotary, Rotation, RowPositions};
 use crate::tensor::{Error, TensorView};
 
-/// The mask and the rotation of the self-attention of one layer, in a call of a stack whose layers
-/// differ.
-///
-/// See [`EncoderForward::layer_calls`](crate::layers::EncoderForward::layer_calls).
+/// The mask and the rotation of the self-attention of one layer. Use it in a call of a stack whose
+/// layers differ: see [`EncoderForward::layer_calls`](crate::layers::EncoderForward::layer_calls).
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct LayerCall<'a> {
@@ -17,8 +15,8 @@ pub struct LayerCall<'a> {
 }
 
 impl<'a> LayerCall<'a> {
-    /// A layer with this mask and without a rotation. Sinks of the layer are part of the mask:
-    /// [`Mask::sink_logits`](crate::Mask::sink_logits).
+    /// Makes the call of a layer with this mask and without a rotation. Sinks of the layer are part
+    /// of the mask: [`Mask::sink_logits`](crate::Mask::sink_logits).
     pub fn new(mask: DeviceMask<'a>) -> Self {
         LayerCall { mask, rotary: None }
     }
@@ -32,7 +30,7 @@ impl<'a> LayerCall<'a> {
         self
     }
 
-    /// The attention of `x` to itself, into `out`.
+    /// The self-attention of `x`, into `out`.
     fn attention(&self, x: TensorView<'a>, out: TensorView<'a>) -> MultiHeadForward<'a> {
         MultiHeadForward::self_attention(x, out).mask(self.mask).rotary_of(self.rotary)
     }
@@ -53,8 +51,8 @@ pub(crate) struct LayerCalls<'a> {
 }
 
 impl<'a> LayerCalls<'a> {
-    /// Refuses entries that are not one for each of `layers`, and entries with a mask or a rotation
-    /// for all layers.
+    /// Refuses another number of entries than `layers`. It also refuses entries together with a
+    /// mask or a rotation for all layers.
     pub fn check(&self, layers: usize) -> Result<(), Error> {
         let Some(each) = self.each else { return Ok(()) };
         if each.len() != layers {
@@ -72,7 +70,7 @@ impl<'a> LayerCalls<'a> {
         self.each.map_or(1, <[_]>::len)
     }
 
-    /// The error of layer `n`, which names the layer if layers differ.
+    /// Adds the layer `n` to an error, if layers differ.
     pub fn at(&self, n: usize, error: Error) -> Error {
         match self.each {
             Some(_) => Error::Layer { layer: n, error: Box::new(error) },
@@ -95,7 +93,7 @@ impl<'a> LayerCalls<'a> {
         self.of(n).rotary
     }
 
-    /// The attention of `x` to itself in layer `n`, into `out`.
+    /// The self-attention of `x` in layer `n`, into `out`.
     pub fn attention(&self, n: usize, x: TensorView<'a>, out: TensorView<'a>) -> MultiHeadForward<'a> {
         self.of(n).attention(x, out)
     }

@@ -8,9 +8,9 @@ use crate::layers::multi_head::{MultiHeadAttention, MultiHeadForward};
 use crate::mask::DeviceMask;
 use crate::tensor::{Access, Error, TensorView, check_aliasing, check_apart, expect_shape};
 
-/// Keys and values that the layers of a decoder have projected of a memory, of the stack's dtype:
-/// layer n's from batch entry `n · batch` on. `length` is `memory_len` and the keys that the layers
-/// append (`bias_kv`, `add_zero_attn`), which come last.
+/// Projected keys and values of a decoder's memory, for all its layers, in the stack's dtype. Layer
+/// n begins at batch entry `n · batch`. `length` is `memory_len` and the appended keys (`bias_kv`,
+/// `add_zero_attn`), which come last.
 #[derive(Clone, Copy, Debug)]
 pub struct DecoderMemory<'a> {
     /// `[layers · batch, kv_heads, length, head_dim]`.
@@ -34,7 +34,7 @@ impl<'a> DecoderMemory<'a> {
 pub(crate) struct MemoryCall<'a> {
     pub projected: DecoderMemory<'a>,
     pub mask: DeviceMask<'a>,
-    /// The rows that were projected, of a backward call: a forward call does not read them.
+    /// The memory's rows before projection, in a backward call. A forward call does not read them.
     pub rows: Option<TensorView<'a>>,
 }
 
@@ -48,7 +48,7 @@ impl<'a> MemoryCall<'a> {
 }
 
 impl Stack {
-    /// Checks the projections of a memory, compiles and binds what they need.
+    /// Checks the projections of a memory, compiles their pipelines and binds their tensors.
     pub fn prepare_memory(
         &self,
         memory: TensorView,
@@ -70,7 +70,7 @@ impl Stack {
         self.pipelines.bind("decoder memory", &dispatches, scratch.bindings())
     }
 
-    /// Rows of a memory, of which those are that layers have projected and appended to.
+    /// The number of rows of a memory, without the keys that layers append.
     pub(super) fn memory_len(&self, projected: &DecoderMemory) -> Result<usize, Error> {
         let (shape, [_, appended]) = (projected.keys.shape(), self.layers[0].appended());
         match shape[2].checked_sub(appended) {

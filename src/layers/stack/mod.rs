@@ -1,4 +1,4 @@
-//! A stack of layers, of an encoder or a decoder. A decoder's layer has one part more: attention to
+//! A stack of layers of an encoder or a decoder. A decoder's layer has one more part: attention to
 //! a memory.
 
 mod attention_part;
@@ -37,26 +37,26 @@ use workspace::{Rows, check_rows_of};
 #[derive(Clone, Copy)]
 pub(crate) struct LayerWeights<'a> {
     pub attention: &'a MultiHeadWeights<'a>,
-    /// The attention to a memory, of a decoder's layer.
+    /// The attention to a memory, in a decoder's layer.
     pub cross: Option<&'a MultiHeadWeights<'a>>,
     pub feed_forward: &'a FeedForwardWeights<'a>,
-    /// One for each part of the layer, in their order.
+    /// The norm of each part of the layer, in their order.
     pub norms: &'a [NormWeights<'a>],
 }
 
-/// A layer. Its parts are attention to itself, attention to a memory if it has one, and the
-/// feed-forward part.
+/// A layer. Its parts are self-attention, attention to a memory if it has one, and the feed-forward
+/// part.
 #[derive(Clone, Debug)]
 struct Layer {
     attention: MultiHeadAttention,
     cross: Option<MultiHeadAttention>,
     feed_forward: FeedForward,
-    /// One for each part, in their order.
+    /// The norm of each part, in their order.
     norms: Vec<OwnedNorm>,
 }
 
 impl Layer {
-    /// Keys that attention to itself and attention to a memory append.
+    /// The numbers of keys that self-attention and attention to a memory append.
     fn appended(&self) -> [usize; 2] {
         [self.attention.appended_keys(), self.cross.as_ref().map_or(0, MultiHeadAttention::appended_keys)]
     }
@@ -74,7 +74,7 @@ pub(crate) struct Stack {
 }
 
 impl Stack {
-    /// `configs` has the configuration of each layer.
+    /// Makes a stack. `configs` has the configuration of each layer.
     ///
     /// # Errors
     /// As [`TransformerEncoder::with_configs`](crate::TransformerEncoder::with_configs).
@@ -129,8 +129,8 @@ impl Stack {
         self
     }
 
-    /// Checks rows that are read, `[batch, 1, length, features]`.
-    /// Rows whose tensors no kernel could address are an error.
+    /// Checks rows that are read, `[batch, 1, length, features]`. It refuses rows whose tensors
+    /// exceed the kernels' indices.
     fn check_rows(&self, name: &'static str, view: &TensorView, device: &DeviceFacts) -> Result<Rows, Error> {
         let config = &self.config;
         check_rows_of(name, view, &config.attention, Access::Read, device)?;

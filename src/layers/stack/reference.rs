@@ -1,5 +1,5 @@
-//! What layers of encoders and decoders are made of: parts with a residual sum and a norm each, one
-//! of them a feed-forward layer.
+//! The parts of the layers of encoders and decoders, on the host. Each part has a residual sum and
+//! a norm; one is a feed-forward layer.
 
 use super::config::{NormOrder, TransformerLayerConfig};
 use crate::attention::reference::options::Options;
@@ -22,17 +22,17 @@ pub struct HostFeedForward<'a, R> {
     pub down: HostLinear<'a, R>,
 }
 
-/// What [`encoder`](crate::reference::encoder) gives, or [`decoder`](crate::reference::decoder).
+/// The output of [`encoder`](crate::reference::encoder) or [`decoder`](crate::reference::decoder).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Encoded<R> {
     /// `[batch, length, features]`.
     pub out: Vec<R>,
-    /// What each layer gives, before the final norm.
+    /// The output of each layer, before the final norm.
     pub hidden: Vec<Vec<R>>,
     /// Each layer's attention weights, `[batch, heads, length, length + appended]`, if the options
-    /// ask for them. Of a decoder those of self-attention, then those of cross-attention, `[batch,
-    /// heads, q_len, kv_len + appended]`.
+    /// request them. In a decoder, a layer's self-attention is followed by its cross-attention,
+    /// `[batch, heads, q_len, kv_len + appended]`.
     pub weights: Vec<Vec<R>>,
 }
 
@@ -40,11 +40,11 @@ pub struct Encoded<R> {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct FeedForwardGradients<R> {
-    /// Of [`HostFeedForward::up`].
+    /// The gradients of [`HostFeedForward::up`].
     pub up: LinearGradients<R>,
-    /// Of [`HostFeedForward::gate`].
+    /// The gradients of [`HostFeedForward::gate`].
     pub gate: Option<LinearGradients<R>>,
-    /// Of [`HostFeedForward::down`].
+    /// The gradients of [`HostFeedForward::down`].
     pub down: LinearGradients<R>,
 }
 
@@ -52,10 +52,11 @@ pub(crate) fn added<R: Real>(a: &[R], b: &[R]) -> Vec<R> {
     a.iter().zip(b).map(|(a, b)| *a + *b).collect()
 }
 
-/// The input and the weights of the attention whose keys a layer reads, if they are not its own.
+/// The input and the weights of the attention whose keys a layer reads; `None` if it reads its own
+/// keys.
 pub(crate) type KeysOf<'a, R> = Option<(&'a Vec<R>, &'a HostWeights<'a, R>)>;
 
-/// Refuses a layer that rotates otherwise than the layer whose keys it reads.
+/// Refuses a layer whose rotation differs from the rotation of the layer whose keys it reads.
 pub(crate) fn check_shared_keys<'a>(
     calls: impl Iterator<Item = (&'a TransformerLayerConfig, &'a Options<'a>)>,
 ) -> Result<(), Error> {
@@ -87,16 +88,16 @@ pub(crate) fn check_shared_keys<'a>(
     Ok(())
 }
 
-/// Gradients that layers which read the keys of another leave to it.
+/// The gradients that layers with another layer's keys leave to that layer.
 pub(crate) struct KeyGradients<R> {
-    /// Of the input of the keys' projection.
+    /// The gradient of the input of the keys' projection.
     d_input: Vec<R>,
-    /// Of the weights of keys and values, in the order of [`of_keys`].
+    /// The gradients of the weights of keys and values, in the order of [`of_keys`].
     d_weights: Vec<Vec<R>>,
 }
 
 impl<R: Real> KeyGradients<R> {
-    /// Moves those of a layer to the sum of others.
+    /// Moves the key gradients of a layer into the sum over layers.
     pub fn add(sum: &mut Option<Self>, own: &mut MultiHeadGradients<R>) {
         let d_input = added(&own.d_key, &own.d_value);
         let d_weights: Vec<_> = of_keys(own).into_iter().map(std::mem::take).collect();
@@ -109,7 +110,8 @@ impl<R: Real> KeyGradients<R> {
         });
     }
 
-    /// Adds them to those of the layer whose keys they are of, and to the gradient of its input.
+    /// Adds the sum to the gradients of the layer that projects the keys, and to the gradient of
+    /// its input.
     pub fn give(self, own: &mut MultiHeadGradients<R>, d_input: Vec<R>) -> Vec<R> {
         for (own, more) in of_keys(own).into_iter().zip(self.d_weights) {
             *own = added(own, &more);
@@ -118,8 +120,9 @@ impl<R: Real> KeyGradients<R> {
     }
 }
 
-/// The gradient of the input of the self-attention of layer `n`, and its own. Those of keys go to
-/// the layer whose keys they are, or come from the layers that read them.
+/// Returns the gradient of the input of layer `n`'s self-attention, and the gradients of its
+/// weights. Key gradients move to the layer that projects the keys, or come from the layers that
+/// read them.
 pub(crate) fn of_inputs<R: Real>(
     mut own: MultiHeadGradients<R>,
     n: usize,
@@ -149,19 +152,19 @@ fn of_keys<R>(of: &mut MultiHeadGradients<R>) -> Vec<&mut Vec<R>> {
     all
 }
 
-/// A part of a layer, as it was computed.
+/// The stored tensors of a computed part of a layer.
 pub(crate) struct Step<R> {
-    /// What went into it.
+    /// The input of the part.
     pub input: Vec<R>,
-    /// What its norm is of.
+    /// The input of its norm.
     normed: Vec<R>,
 }
 
 impl<R: Real> Step<R> {
-    /// A part of `x` with its norm, and what they give.
+    /// Computes a part of `x` with its norm. Returns the step and its output.
     ///
     /// # Errors
-    /// Those of the part.
+    /// The errors of the part.
     pub fn of(
         x: Vec<R>,
         config: &TransformerLayerConfig,
@@ -182,12 +185,12 @@ impl<R: Real> Step<R> {
         })
     }
 
-    /// From the gradient of what they give to that of x, the part's own and the norm's. `part`
-    /// makes of its input and of the gradient of what it gave the gradient of that input, and its
-    /// own.
+    /// Computes, from the gradient of the output, the gradients of `x`, of the part's weights and
+    /// of the norm's weights. `part` maps its input and the gradient of its output to the gradients
+    /// of its input and of its weights.
     ///
     /// # Errors
-    /// Those of the part.
+    /// The errors of the part.
     pub fn backward<G>(
         &self,
         d_out: &[R],
@@ -210,7 +213,7 @@ impl<R: Real> Step<R> {
     }
 }
 
-/// A norm of rows of the width of the stack.
+/// Normalises rows of the stack's width.
 pub(crate) fn normed<R: Real>(
     x: &[R],
     config: &TransformerLayerConfig,
@@ -219,7 +222,7 @@ pub(crate) fn normed<R: Real>(
     norm(x, config.features(), of.weight, of.bias, &config.norm)
 }
 
-/// Its gradients: of x, and its own.
+/// Computes the gradients of that norm: of `x`, and of its weights.
 pub(crate) fn through_norm<R: Real>(
     x: &[R],
     config: &TransformerLayerConfig,
@@ -230,7 +233,7 @@ pub(crate) fn through_norm<R: Real>(
     Ok((got.d_x, HostNormGradients { d_weight: got.d_weight, d_bias: got.d_bias }))
 }
 
-/// What a feed-forward layer computes.
+/// The tensors of a feed-forward layer.
 struct Feed<R> {
     up: Vec<R>,
     gate: Option<Vec<R>>,
@@ -253,7 +256,7 @@ impl<R: Real> Feed<R> {
     }
 }
 
-/// `down(f(up(x)))`, or `down(f(gate(x)) · up(x))`, of rows of `x` `[rows, features]`.
+/// Computes `down(f(up(x)))`, or `down(f(gate(x)) · up(x))`, for rows of `x` `[rows, features]`.
 ///
 /// # Errors
 /// Slices of another length.
@@ -265,7 +268,7 @@ pub fn feed_forward<R: Real>(
     Ok(Feed::of(x, config, weights)?.out)
 }
 
-/// The gradients of [`feed_forward`] of `x`, and of the weights.
+/// Computes the gradients of [`feed_forward`]: of `x`, and of the weights.
 pub(crate) fn feed_backward<R: Real>(
     x: &[R],
     config: &TransformerLayerConfig,
@@ -276,7 +279,7 @@ pub(crate) fn feed_backward<R: Real>(
 }
 
 impl<R: Real> Feed<R> {
-    /// The gradients of what goes into the feed-forward layer, `x`, and of its weights.
+    /// Computes the gradients of the input `x`, and of the weights.
     fn backward(
         &self,
         x: &[R],

@@ -1,4 +1,4 @@
-//! The attention of a stack's rows to themselves: all at once, or with a cache.
+//! The self-attention of a stack's layers: all rows in one call, or with a cache.
 
 use super::call::StackForward;
 use super::layer_call::LayerCalls;
@@ -16,19 +16,19 @@ pub(crate) struct SelfAttention<'a> {
     size: ScratchSize,
 }
 
-// One lives for as long as a call is recorded: a box would be an allocation for nothing.
+// One value lives for as long as a call is recorded, so a box would only cost an allocation.
 #[allow(clippy::large_enum_variant)]
 enum Plans<'a> {
-    /// All rows at once, in every layer.
+    /// All rows in one call, with one plan for every layer.
     Whole(Plan),
-    /// All rows at once, by a plan for each layer.
+    /// All rows in one call, with a plan for each layer.
     Each(Vec<Plan>),
-    /// And what a cache has, layer by layer.
+    /// The cache, and a plan for each layer.
     Cached(&'a Cache, Vec<CachedPlan>),
 }
 
 impl<'a> SelfAttention<'a> {
-    /// Plans the attention of all layers in a call; layers that are alike share a plan.
+    /// Plans the attention of all layers in a call. Layers without differences share a plan.
     pub fn of(
         stack: &Stack,
         call: &StackForward<'a>,
@@ -48,7 +48,7 @@ impl<'a> SelfAttention<'a> {
             }
             let of = |n: usize| {
                 let (layer, call) = (&layers[n].attention, own(n));
-                // Where there is no scratch yet, any buffer stands for it: plans look at layouts.
+                // There may be no scratch yet, so any buffer replaces it: plans read layouts only.
                 let call =
                     shared.placed(n, call, (&layer.shape_of(dims), layer.dtype()), call.query.buffer());
                 layer.plan_of(&call, dims, device).map_err(|e| calls.at(n, e))
@@ -71,12 +71,12 @@ impl<'a> SelfAttention<'a> {
         Ok(SelfAttention { size, plans: Plans::Cached(cache, plans) })
     }
 
-    /// The scratch of one layer's after the other's.
+    /// The scratch that serves each layer in turn.
     pub fn size(&self) -> ScratchSize {
         self.size
     }
 
-    /// The dispatches of layer `n`.
+    /// Returns the dispatches of layer `n`.
     pub fn dispatches(
         &self,
         stack: &'a Stack,
@@ -100,8 +100,8 @@ impl<'a> SelfAttention<'a> {
     }
 }
 
-/// Refuses a cache that is not for the layers of `stack` and such rows, and a mask without an order
-/// for several rows.
+/// Refuses a cache that does not fit the layers of `stack` and `rows`. For several rows it also
+/// refuses a mask without an order.
 pub(crate) fn check_cache(cache: &Cache, stack: &Stack, rows: Rows, calls: &LayerCalls) -> Result<(), Error> {
     let (layer, config) = (&stack.layers[0].attention, &stack.config.attention);
     if cache.device() != layer.pipelines().device() {

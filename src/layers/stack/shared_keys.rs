@@ -17,17 +17,17 @@ use crate::tensor::{DType, Error, Shape, TensorView, count, same_view};
 /// The layers of a stack that read the keys and values of other layers.
 #[derive(Clone, Debug)]
 pub(crate) struct SharedKeys {
-    /// For each layer, the layer whose keys it reads, if they are not its own.
+    /// For each layer, the layer whose keys it reads, if these are another layer's keys.
     sources: Vec<Option<usize>>,
-    /// The layers whose keys others read.
+    /// The layers whose keys other layers read.
     read: Vec<usize>,
 }
 
 impl SharedKeys {
-    /// `weights` gives those of a layer's self-attention.
+    /// `weights` returns the weights of a layer's self-attention.
     ///
     /// # Errors
-    /// A layer that reads keys of another, and does not have the weights of these.
+    /// A layer that reads the keys of another layer, and has other weights of keys.
     pub fn new<'a>(
         configs: &[TransformerLayerConfig],
         weights: impl Fn(usize) -> &'a MultiHeadWeights<'a>,
@@ -54,25 +54,25 @@ impl SharedKeys {
         self.read.is_empty()
     }
 
-    /// The layer whose keys layer `n` reads, if they are not its own.
+    /// The layer whose keys layer `n` reads, if these are another layer's keys.
     pub fn source(&self, n: usize) -> Option<usize> {
         self.sources[n]
     }
 
-    /// The place of the keys of layer `n` among those that several layers read, if it is one of
+    /// The index of layer `n`'s keys among the keys that several layers read, if they are among
     /// these.
     fn place(&self, n: usize) -> Option<usize> {
         self.read.binary_search(&self.sources[n].unwrap_or(n)).ok()
     }
 
-    /// True if a later layer reads the keys that layer `n` reads. In a backward pass its turn was
-    /// before.
+    /// True if a later layer reads the same keys as layer `n`. A backward pass visits that layer
+    /// earlier.
     fn is_read_later(&self, n: usize) -> bool {
         let source = self.sources[n].unwrap_or(n);
         self.sources[n + 1..].contains(&Some(source))
     }
 
-    /// Layers of a cache.
+    /// The number of layers of a cache.
     pub fn cache_layers(&self) -> usize {
         self.sources.iter().filter(|source| source.is_none()).count()
     }
@@ -83,7 +83,7 @@ impl SharedKeys {
         self.sources[..own].iter().filter(|source| source.is_none()).count()
     }
 
-    /// Refuses a layer that rotates otherwise than the layer whose keys it reads.
+    /// Refuses a layer whose rotation differs from the rotation of the layer whose keys it reads.
     pub fn check(&self, calls: &LayerCalls) -> Result<(), Error> {
         for (n, source) in self.sources.iter().enumerate() {
             let Some(source) = source else { continue };
@@ -113,16 +113,16 @@ impl SharedKeys {
         let (_, elements) = key_layouts(&shape, dtype);
         let elements = (elements as u64).saturating_mul(self.read.len() as u64);
         let bytes = elements.saturating_mul(dtype.bytes() as u64);
-        // Kernels count elements in 32 bits, and appended keys are written through a binding of all
-        // of it.
+        // Kernels count elements in 32 bits, and the dispatch of appended keys binds the whole
+        // buffer.
         if elements > u64::from(u32::MAX / 2) || bytes > limit {
             return Err(Error::BindingLimit { tensor: "scratch", bytes, limit });
         }
         Ok(ScratchSize::default().with(Slot::SharedKeys, bytes))
     }
 
-    /// `call` of layer `n` with the place of its keys and values in a `buffer`, if several layers
-    /// read them.
+    /// Returns `call` of layer `n`, with a place for its keys and values in `buffer` if several
+    /// layers read them.
     pub fn placed<'a>(
         &self,
         n: usize,
@@ -142,7 +142,7 @@ impl SharedKeys {
         }
     }
 
-    /// [`placed`](Self::placed) in a scratch.
+    /// As [`placed`](Self::placed), in a scratch.
     pub fn placed_in<'a>(
         &self,
         n: usize,
@@ -153,11 +153,12 @@ impl SharedKeys {
         Ok(if self.is_empty() { call } else { self.placed(n, call, of, scratch.buffer(Slot::SharedKeys)?) })
     }
 
-    /// The gradients that the backward pass of layer `n` writes, and of a layer that reads the keys
-    /// of another only its own; `of` gives those that are asked for.
+    /// Returns layer `n`'s attention with the places of its gradients. `of` returns the places that
+    /// the caller set for a layer. If layer `n` reads the keys of another layer, gradients of keys'
+    /// weights go to the places of that layer.
     ///
     /// # Errors
-    /// Gradients of keys' weights that are asked for in a layer which reads the keys of another.
+    /// Gradients of keys' weights in a layer that reads the keys of another layer.
     pub fn part<'a>(
         &self,
         n: usize,
@@ -195,7 +196,7 @@ impl SharedKeys {
         }
     }
 
-    /// The keys of layer `n` in its backward turn. `of` gives the input and the first norm of a
+    /// The keys of layer `n` in a backward pass. `of` returns the input and the first norm of a
     /// layer.
     pub fn turn<'a>(
         &self,
@@ -223,19 +224,21 @@ impl SharedKeys {
     }
 }
 
-/// The keys of a layer in its backward turn.
+/// The keys of a layer in a backward pass.
 #[derive(Clone, Copy)]
 pub(crate) enum KeysTurn<'a> {
-    /// They are the layer's own.
+    /// The layer projects the keys, and is their only reader.
     Own,
-    /// And others read them too, which have left this gradient of the input of their projection.
+    /// The layer projects the keys, and other layers read them too. They have left this gradient of
+    /// the projection's input.
     Read(TensorView<'a>),
-    /// They are those of an earlier layer, from this input, whose gradient goes there.
+    /// An earlier layer has projected the keys from `input`. The gradient of that input goes to
+    /// `d`.
     Reads { input: TensorView<'a>, d: Gradient<'a> },
 }
 
 impl<'a> KeysTurn<'a> {
-    /// The call of the layer with the input that its keys are from.
+    /// Returns the call of the layer with the input of its keys.
     pub fn call(&self, call: MultiHeadForward<'a>) -> MultiHeadForward<'a> {
         match *self {
             KeysTurn::Reads { input, .. } => call.keys_from(input),
@@ -243,8 +246,8 @@ impl<'a> KeysTurn<'a> {
         }
     }
 
-    /// The place for the gradient of the input of keys and values; `own` is that of a layer with
-    /// its own keys.
+    /// The place for the gradient of the input of keys and values. `own` is the place of a layer
+    /// that projects its keys.
     pub fn gradient(&self, own: Gradient<'a>) -> Gradient<'a> {
         match *self {
             KeysTurn::Reads { d, .. } => d,
@@ -252,7 +255,7 @@ impl<'a> KeysTurn<'a> {
         }
     }
 
-    /// Adds what the layers that read the keys have left to the gradient of their input.
+    /// Adds the gradient from other readers of the keys to the gradient of their input.
     pub fn add_to(&self, d_input: TensorView<'a>, work: &Workspace<'a>) -> Dispatches<'a> {
         let KeysTurn::Read(more) = *self else { return Dispatches::new() };
         let copy = ElementwiseOp { activation: None, x: more, multiply: None, residual: None };
@@ -260,8 +263,8 @@ impl<'a> KeysTurn<'a> {
     }
 }
 
-/// Elements from the gradient of one input of keys to the next, which begins where every device can
-/// bind.
+/// Elements from the gradient of one input of keys to the next gradient. Every device can bind at
+/// its beginning.
 fn input_gradient_elements(config: &TransformerLayerConfig, rows: &Rows) -> usize {
     count(rows.shape(config.features())).next_multiple_of(64)
 }

@@ -1,4 +1,4 @@
-//! The tensors between the parts of layers, norms and sums of them, and the scratch that they take.
+//! The tensors between the parts of layers, their norms and sums, and their scratch.
 
 use super::config::TransformerLayerConfig;
 use crate::attention::check_dtype;
@@ -11,7 +11,7 @@ use crate::rows::norm::dispatch::NormGradients as NormTargets;
 use crate::rows::norm::{NormGradients, OwnedNorm};
 use crate::tensor::{Access, DType, Error, TensorView, check_float, count};
 
-/// The rows that a stack works on: `[batch, 1, length, features]`.
+/// The rows of a stack: `[batch, 1, length, features]`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rows {
     pub batch: usize,
@@ -33,7 +33,7 @@ pub(crate) struct Workspace<'a> {
     pub scratch: &'a Scratch,
     pub kernel_options: &'a KernelOptions,
     pub device: &'a DeviceFacts,
-    /// True if gradients that go out of the stack are added to their places' values.
+    /// True if gradients that leave the stack are added to the values of their tensors.
     pub accumulates: bool,
 }
 
@@ -69,13 +69,13 @@ impl<'a> Workspace<'a> {
         op.forward(out, self.device)
     }
 
-    /// A gradient of weights.
+    /// The place of a gradient of weights.
     pub fn gradient_of(&self, view: Option<TensorView<'a>>) -> Option<Gradient<'a>> {
         view.map(|view| Gradient { view, accumulates: self.accumulates })
     }
 
-    /// From `d_out` of `norm(x + residual)` to the gradient of that sum, which `d_sum` is added to,
-    /// in `d_x`; they may be one.
+    /// Computes, from the gradient `d_out` of `norm(x + residual)`, the gradient of the sum in
+    /// `d_x`. It adds `d_sum`, which may be the same tensor as `d_x`.
     pub fn norm_backward(
         &self,
         (norm, to): (&'a OwnedNorm, NormGradients<'a>),
@@ -99,32 +99,34 @@ impl<'a> Workspace<'a> {
         )
     }
 
-    /// Brings a gradient out of the scratch.
+    /// Copies a gradient `d` out of the scratch, or adds it.
     pub fn hand_over(&self, d: TensorView<'a>, to: TensorView<'a>) -> Dispatch<'a> {
         let copy = ElementwiseOp { activation: None, x: d, multiply: None, residual: None };
         copy.backward(d, Some(to), None, self.accumulates, self.device)
     }
 }
 
-/// The element at which the gate's product begins, after up's: every device can bind there.
+/// The element at which the product of the gate begins, after the product of `up`. Every device can
+/// bind there.
 pub(super) fn gate_offset(config: &TransformerLayerConfig, rows: &Rows) -> usize {
     let align = 256 / config.attention.dtype.bytes();
     count(rows.shape(config.hidden_features)).next_multiple_of(align)
 }
 
-/// The byte at which the gradient of the gate's product begins, after that of up's.
+/// The byte at which the gradient of the gate's product begins, after the gradient of `up`'s
+/// product.
 pub(super) fn gate_gradient_offset(bytes: u64) -> u64 {
     bytes.next_multiple_of(256)
 }
 
-/// Elements of a row of each kind of tensor, with room for the beginnings of parts.
+/// The bytes of a tensor of `rows` with `features`, rounded up to 4.
 pub(crate) fn bytes(config: &TransformerLayerConfig, rows: &Rows, features: usize) -> u64 {
     (count(rows.shape(features)) as u64)
         .saturating_mul(config.attention.dtype.bytes() as u64)
         .next_multiple_of(4)
 }
 
-/// The scratch of the forward pass of layers, besides that of attention.
+/// The scratch of the forward pass of layers, without the scratch of attention.
 pub(crate) fn forward_size(
     config: &TransformerLayerConfig,
     rows: &Rows,
@@ -144,7 +146,7 @@ pub(crate) fn forward_size(
     size
 }
 
-/// Checks what a stack takes or gives: `[batch, 1, length, features]` of the layer's dtype.
+/// Checks an input or output of a stack: `[batch, 1, length, features]` of the layer's dtype.
 pub(crate) fn check_rows_of(
     name: &'static str,
     view: &TensorView,
@@ -157,7 +159,7 @@ pub(crate) fn check_rows_of(
     view.check_as(name, config.dtype, access, device)
 }
 
-/// The scratch of the gradients between the parts of layers, and of those of norms.
+/// The scratch of the gradients between the parts of layers, and of the norms' gradients.
 pub(crate) fn backward_size(
     config: &TransformerLayerConfig,
     rows: &Rows,
@@ -173,6 +175,6 @@ pub(crate) fn backward_size(
         .with(Slot::BranchGradient, wide)
         .with(Slot::HiddenGradient, hidden)
         .with(Slot::ProductsGradient, products);
-    // Any norm's: they differ in nothing that matters here.
+    // Any norm serves: the size does not depend on the norm.
     size.max(norm.op(config.norm, x, None).sums_size())
 }

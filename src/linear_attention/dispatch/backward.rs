@@ -1,5 +1,4 @@
-//! Gradients: of queries from the first chunk to the last, of keys and values from the last to the
-//! first.
+//! Gradients of queries from the first chunk to the last, and of keys and values in reverse.
 
 use super::builder::Builder;
 use super::{LinearGradientViews, LinearProblem};
@@ -93,12 +92,12 @@ impl<'a> Builder<'a, '_> {
         of_features: bool,
         span: (usize, usize),
     ) -> LinearNumbers {
-        // Gradients of random features are in scratch.
+        // The gradients of random features are in scratch.
         let in_scratch = self.problem.random.is_some() && of_features;
         LinearNumbers { accumulates: (gradients.accumulates && !in_scratch).into(), ..self.span(span) }
     }
 
-    /// The gradients of the states of chunks, from the last to the first.
+    /// Records the gradients of the states of chunks, from the last chunk to the first.
     pub fn query_states(&mut self, gradients: &LinearGradientViews<'a>, span: (usize, usize)) {
         let problem = self.problem;
         self.push_states(LinearStateCall {
@@ -180,7 +179,7 @@ impl<'a> Builder<'a, '_> {
         self.all.push(call.dispatch(counts, self.device));
     }
 
-    /// The gradients of keys and values, from the last span to the first.
+    /// Records the gradients of keys and values, from the last span to the first.
     pub fn key_side(&mut self, gradients: &LinearGradientViews<'a>, spans: &[(usize, usize)]) {
         let (problem, plan) = (self.problem, self.plan);
         let builder = self;

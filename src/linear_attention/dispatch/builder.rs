@@ -1,4 +1,4 @@
-//! The dispatches of a call that are being put together.
+//! The builder of the dispatches of a call.
 
 use super::LinearProblem;
 use crate::device::DeviceFacts;
@@ -7,7 +7,7 @@ use crate::linear_attention::kernels::linear::LinearNumbers;
 use crate::linear_attention::plan::{LinearOutline, LinearPlan};
 use crate::tensor::{DType, Error, Shape, TensorView};
 
-/// Buffers of the scratch, as far as the call has them.
+/// The buffers of the scratch, absent if the call does not need them.
 pub(super) struct Memory<'a> {
     pub states: Option<&'a wgpu::Buffer>,
     pub carry: Option<&'a wgpu::Buffer>,
@@ -33,7 +33,7 @@ impl<'a> Memory<'a> {
     }
 }
 
-/// Dispatches of a call that are being put together.
+/// The builder of the dispatches of a call.
 pub(super) struct Builder<'a, 'p> {
     pub problem: &'p LinearProblem<'a>,
     pub plan: LinearPlan,
@@ -95,7 +95,7 @@ impl<'a, 'p> Builder<'a, 'p> {
         Some(self.floats(self.memory.carry?, self.plan.carry_bytes(&self.outline)))
     }
 
-    /// States as results read them: before chunks if causal, else of sequences.
+    /// Returns the states that the results read: of chunks if causal, else of sequences.
     pub fn read_states(&self) -> Option<TensorView<'a>> {
         if self.problem.causal { self.states() } else { self.carry() }
     }

@@ -11,7 +11,7 @@ use crate::linear_attention::kernels::linear_map::{self, LinearMapCall};
 use crate::linear_attention::kernels::linear_map_backward::{self, LinearMapBackwardCall};
 use crate::tensor::{Error, TensorView};
 
-/// Rows that random features are made of, and their features.
+/// Rows and their random features.
 pub(super) struct FeatureRows<'a> {
     rows: TensorView<'a>,
     features: TensorView<'a>,
@@ -19,11 +19,11 @@ pub(super) struct FeatureRows<'a> {
 }
 
 impl<'a> Builder<'a, '_> {
-    /// Numbers for rows that random features are made of.
+    /// Returns the numbers for a kernel on rows and their random features.
     fn row_numbers(&self, random: &Random<'a>, rows: &FeatureRows<'a>) -> LinearNumbers {
         let [_, heads, len, head_dim] = rows.rows.shape();
         let directions = self.direction_view(random);
-        // Their own normalisation, where the norm's eps is otherwise.
+        // The divisor or summand of the features. Other kernels read the eps of the norm here.
         let root = |n: usize| 1.0 / (n as f64).sqrt();
         let eps = match random.kind {
             RandomFeatures::Relu { epsilon } => epsilon,
@@ -41,7 +41,7 @@ impl<'a> Builder<'a, '_> {
         }
     }
 
-    /// The directions, with those of one head repeated.
+    /// Returns the directions, broadcast over heads if there is one head.
     pub fn direction_view(&self, random: &Random<'a>) -> TensorView<'a> {
         let mut directions = random.directions;
         if directions.layout.shape[1] == 1 {
@@ -55,7 +55,7 @@ impl<'a> Builder<'a, '_> {
         [self.problem.tiles.groups(ROWS_EACH.min(len), columns), len.div_ceil(ROWS_EACH), batch * heads]
     }
 
-    /// Random features of rows.
+    /// Records the random features of rows.
     pub fn make_features(&mut self, random: &Random<'a>, rows: &FeatureRows<'a>) {
         let numbers = self.row_numbers(random, rows);
         let directions = self.direction_view(random);
@@ -83,7 +83,7 @@ impl<'a> Builder<'a, '_> {
         self.all.push(call.dispatch(counts, self.device));
     }
 
-    /// The gradient of rows from that of their random features.
+    /// Records the gradient of rows from the gradient of their random features.
     pub fn d_rows(
         &mut self,
         random: &Random<'a>,
@@ -120,7 +120,8 @@ impl<'a> Builder<'a, '_> {
     }
 }
 
-/// The problem with random features in memory in place of queries and keys, which are told too.
+/// Replaces queries and keys by their random features in scratch, and returns both rows and
+/// features.
 pub(super) fn with_features<'a>(
     problem: &LinearProblem<'a>,
     scratch: &'a Scratch,

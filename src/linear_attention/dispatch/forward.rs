@@ -1,4 +1,4 @@
-//! States of chunks, their running sums, products within chunks, results.
+//! The forward pass: states of chunks, their running sums, products within chunks, results.
 
 use super::LinearProblem;
 use super::builder::Builder;
@@ -13,7 +13,7 @@ use crate::linear_attention::kernels::linear_state::LinearStateCall;
 use crate::tensor::{Shape, TensorView};
 
 impl<'a> Builder<'a, '_> {
-    /// The table of chunks and the weights of keys, where the call has any.
+    /// Records the table of chunks and the weights of keys, if the call needs them.
     pub fn prepare(&mut self) {
         let problem = self.problem;
         let Some(chunks) = self.chunks() else { return };
@@ -36,7 +36,7 @@ impl<'a> Builder<'a, '_> {
         }
     }
 
-    /// States of sequences from or to memory of the caller's, or none.
+    /// Copies the states of sequences from or to the caller's memory, or sets them to zero.
     pub fn carry_over(&mut self, way: Way) {
         let of_caller = self.problem.state.filter(|_| way != Way::Zero);
         let size = self.problem.features * self.plan.state_stride;
@@ -59,7 +59,7 @@ impl<'a> Builder<'a, '_> {
         LinearNumbers { first_slot: first as u32, slots: count as u32, ..self.numbers }
     }
 
-    /// What chunks of keys add to the state, and the running sums.
+    /// Records the states of chunks of keys, and their running sums.
     pub fn key_states(&mut self, span: (usize, usize)) {
         let problem = self.problem;
         self.push_states(LinearStateCall {
@@ -101,7 +101,7 @@ impl<'a> Builder<'a, '_> {
         self.all.push(call.dispatch(counts, self.device));
     }
 
-    /// Products of features within chunks.
+    /// Records the products of features within chunks.
     pub fn products(&mut self, span: (usize, usize)) {
         let problem = self.problem;
         self.push_scores(LinearScoresCall {
@@ -127,8 +127,8 @@ impl<'a> Builder<'a, '_> {
         self.all.push(call.dispatch(counts, self.device));
     }
 
-    /// The form of what reads rows of queries: where order does not matter and nothing is packed
-    /// there is no table.
+    /// Returns the variant of the kernels that read rows of queries. Without causality and packing
+    /// they need no table.
     pub fn query_form(&self) -> LinearForm {
         let form = self.problem.form();
         LinearForm { scaled: form.scaled && form.causal, ..form }

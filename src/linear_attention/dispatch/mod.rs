@@ -1,4 +1,4 @@
-//! Linear attention: states of chunks, running sums of them, results.
+//! Linear attention: states of chunks, their running sums, results.
 
 mod backward;
 mod builder;
@@ -17,12 +17,12 @@ use crate::device::DeviceFacts;
 use crate::kernel::{Dispatches, Scratch, Slot};
 use crate::tensor::Error;
 
-/// Values of normalised results are divided by 2 to this power before they are summed; no bit of a
-/// sum changes. A mean is then within f32's range where the weights of its values add up to as
-/// much, and keeps values from 10⁻³² on.
+/// The exponent of the power of 2 that divides the values of normalised results before they are
+/// summed. The division changes no bit of a sum. A sum then stays within f32's range if its weights
+/// add up to at most this power. Values from 10⁻³² on are not lost.
 const VALUE_EXPONENT: u32 = 20;
 
-/// The dispatches of a forward call.
+/// Returns the dispatches of a forward call.
 pub(crate) fn dispatches<'a>(
     problem: &LinearProblem<'a>,
     scratch: &'a Scratch,
@@ -36,7 +36,7 @@ pub(crate) fn dispatches<'a>(
     Ok(all)
 }
 
-/// The dispatches of a forward call of one group of heads.
+/// Returns the dispatches of a forward call for one group of heads.
 fn part_dispatches<'a>(
     problem: &LinearProblem<'a>,
     scratch: &'a Scratch,
@@ -76,7 +76,7 @@ fn part_dispatches<'a>(
     Ok(builder.all)
 }
 
-/// The dispatches of a backward call.
+/// Returns the dispatches of a backward call.
 pub(crate) fn backward_dispatches<'a>(
     problem: &LinearProblem<'a>,
     gradients: &LinearGradientViews<'a>,
@@ -92,7 +92,7 @@ pub(crate) fn backward_dispatches<'a>(
     Ok(all)
 }
 
-/// The dispatches of a backward call of one group of heads.
+/// Returns the dispatches of a backward call for one group of heads.
 fn part_backward_dispatches<'a>(
     problem: &LinearProblem<'a>,
     gradients: &LinearGradientViews<'a>,
@@ -108,7 +108,7 @@ fn part_backward_dispatches<'a>(
     if let (Some(random), Some(rows)) = (problem.random, &rows) {
         rows.iter().for_each(|rows| builder.make_features(&random, rows));
         let [d_q, d_k] = problem.feature_views(scratch.buffer(Slot::FeatureGradients)?, 4);
-        // Those of features are written, whatever is added to.
+        // The gradients of features are overwritten, even if the call accumulates.
         inner.d_q = wanted.d_q.map(|_| d_q);
         inner.d_k = wanted.d_k.map(|_| d_k);
     }

@@ -7,7 +7,7 @@ use crate::linear_attention::kernels::linear_recurrent;
 use crate::linear_attention::plan::{HeadBytes, HeadGroup, LinearOutline, LinearPlan, LinearTiles};
 use crate::tensor::{DType, Shape, TensorView};
 
-/// Tokens that are taken one by one where there is a state.
+/// The most tokens that a call with a state processes one by one.
 const FEW: usize = 8;
 
 /// A checked call, forward or backward.
@@ -25,7 +25,7 @@ pub(crate) struct LinearProblem<'a> {
     pub q: TensorView<'a>,
     pub k: TensorView<'a>,
     pub v: TensorView<'a>,
-    /// What is written, or was.
+    /// The output of the forward call: written, or read by a backward call.
     pub out: TensorView<'a>,
     pub key_mask: Option<TensorView<'a>>,
     pub lengths: Option<TensorView<'a>>,
@@ -35,7 +35,7 @@ pub(crate) struct LinearProblem<'a> {
     pub decay: Option<TensorView<'a>>,
     pub beta: Option<TensorView<'a>>,
     pub tiles: LinearTiles,
-    /// The most query heads of all batch entries that dispatches count.
+    /// The most query heads of all batch entries in a dispatch.
     pub most_heads: usize,
 }
 
@@ -47,23 +47,23 @@ pub(crate) struct Random<'a> {
     pub directions: TensorView<'a>,
 }
 
-/// A state of the caller's.
+/// A state in the caller's memory.
 #[derive(Clone, Copy)]
 pub(crate) struct LinearStateViews<'a> {
     pub state: TensorView<'a>,
     pub norm: TensorView<'a>,
     pub log: Option<TensorView<'a>>,
-    /// Whether sequences begin with it.
+    /// True if sequences begin with this state.
     pub given: bool,
 }
 
 impl HeadGroup {
-    /// The part of a tensor with key/value heads. An axis that a tensor repeats stays.
+    /// Returns the group's part of a tensor with key/value heads. A broadcast axis stays whole.
     pub fn cut<'a>(self, shape: Shape, t: TensorView<'a>) -> TensorView<'a> {
         cut(cut(t, 0, shape.batch, self.batch), 1, shape.kv_heads, self.kv_heads)
     }
 
-    /// The part of a tensor with query heads.
+    /// Returns the group's part of a tensor with query heads.
     pub fn cut_queries<'a>(self, shape: Shape, t: TensorView<'a>) -> TensorView<'a> {
         let (group, (first, count)) = (shape.group(), self.kv_heads);
         cut(cut(t, 0, shape.batch, self.batch), 1, shape.heads, (first * group, count * group))
@@ -85,7 +85,7 @@ pub(crate) struct LinearGradientViews<'a> {
 }
 
 impl LinearGradientViews<'_> {
-    /// The gradients of these heads.
+    /// Returns the gradients of the heads in `of`.
     pub fn part(&self, shape: Shape, of: HeadGroup) -> Self {
         let cut = |t: Option<_>| t.map(|t| of.cut(shape, t));
         LinearGradientViews {
@@ -114,7 +114,7 @@ impl<'a> LinearProblem<'a> {
         }
     }
 
-    /// Whether keys have logarithmic weights.
+    /// True if keys have logarithmic weights.
     pub fn is_scaled(&self) -> bool {
         self.key_mask.is_some()
             || self.lengths.is_some()
@@ -130,12 +130,13 @@ impl<'a> LinearProblem<'a> {
         }
     }
 
-    /// The width of a kernel with these tensors of the caller's.
+    /// Returns the width of a kernel that reads these tensors of the caller.
     pub fn width(tensors: &[&TensorView]) -> Width {
         Width::of(tensors.iter().all(|t| t.layout.in_fours(3)))
     }
 
-    /// Whether it goes token by token: by a rule that is no sum, or because there are few.
+    /// True if the call processes one token at a time. Either its rule is not a sum, or it has few
+    /// tokens.
     pub fn is_recurrent(&self) -> bool {
         let plain = !self.is_scaled() && self.starts.is_none();
         let fits = !self.normalised || self.features <= linear_recurrent::MOST_FEATURES;
@@ -143,7 +144,7 @@ impl<'a> LinearProblem<'a> {
         self.rule != UpdateRule::Linear || few
     }
 
-    /// Floats of states, then the first of their norms, where the caller has none.
+    /// Returns two offsets in the scratch of states, in floats: of the norms, and of the end.
     pub fn own_state(&self) -> [usize; 2] {
         let Shape { batch, kv_heads, value_dim, .. } = self.shape;
         let norms = [kv_heads, self.features].into_iter().fold(batch, usize::saturating_mul);
@@ -152,7 +153,7 @@ impl<'a> LinearProblem<'a> {
         [first, first.saturating_add(norms)]
     }
 
-    /// Bytes of a key/value head of a batch entry, in a backward pass with more.
+    /// Returns the bytes that a key/value head of a batch entry needs. A backward pass needs more.
     fn head_bytes(&self, backward: bool) -> HeadBytes {
         let Shape { q_len, kv_len, value_dim, .. } = self.shape;
         let (plan, group) = (LinearPlan::new(&self.outline()), self.shape.group() as u64);
@@ -180,12 +181,12 @@ impl<'a> LinearProblem<'a> {
         }
     }
 
-    /// Heads that are computed together.
+    /// Returns the groups of heads that are computed together.
     pub fn groups(&self, backward: bool) -> Vec<HeadGroup> {
         HeadGroup::all(&self.outline(), self.head_bytes(backward), self.most_heads)
     }
 
-    /// The call of these heads.
+    /// Returns the part of the call for the heads in `of`.
     pub fn part(&self, of: HeadGroup) -> Self {
         let (cut, cut_each) = (|t| of.cut(self.shape, t), |t: Option<_>| t.map(|t| of.cut(self.shape, t)));
         let (batch, kv_heads) = (of.batch.1, of.kv_heads.1);
@@ -210,7 +211,8 @@ impl<'a> LinearProblem<'a> {
         }
     }
 
-    /// The largest of these sizes: groups have as many heads as the first, but those at the ends.
+    /// Returns the largest scratch size of all groups. Groups are as large as the first one, except
+    /// at the ends.
     fn largest(&self, backward: bool, size: impl Fn(&Self) -> ScratchSize) -> ScratchSize {
         let groups = self.groups(backward);
         let Some(each) = groups.first() else { return ScratchSize::default() };
@@ -219,17 +221,17 @@ impl<'a> LinearProblem<'a> {
         others.fold(size(&self.part(*each)), |all, group| all.max(size(&self.part(*group))))
     }
 
-    /// The temporary memory of a forward call.
+    /// Returns the temporary memory of a forward call.
     pub fn scratch_size(&self) -> ScratchSize {
         self.largest(false, Self::part_scratch_size)
     }
 
-    /// The temporary memory of a backward call.
+    /// Returns the temporary memory of a backward call.
     pub fn backward_scratch_size(&self) -> ScratchSize {
         self.largest(true, Self::part_backward_scratch_size)
     }
 
-    /// The temporary memory of a forward call of one group.
+    /// Returns the temporary memory of a forward call for one group.
     pub fn part_scratch_size(&self) -> ScratchSize {
         if self.is_recurrent() {
             let state = if self.state.is_some() { 0 } else { (self.own_state()[1] as u64).saturating_mul(4) };
@@ -254,7 +256,7 @@ impl<'a> LinearProblem<'a> {
             .with(Slot::Features, self.feature_bytes(self.features))
     }
 
-    /// Bytes of random features, or of their gradients, with rows of so many floats.
+    /// Returns the bytes of random features, or of their gradients, with `row` floats in a row.
     fn feature_bytes(&self, row: usize) -> u64 {
         if self.random.is_none() {
             return 0;
@@ -265,14 +267,15 @@ impl<'a> LinearProblem<'a> {
         rows.saturating_mul(row as u64).saturating_add(keys as u64).saturating_mul(4)
     }
 
-    /// The first floats of features of queries and of keys: where every device can bind.
+    /// Returns the first floats of the features of queries and of keys, at offsets that every
+    /// device can bind.
     fn feature_places(&self, row: usize) -> [usize; 2] {
         let Shape { batch, heads, q_len, .. } = self.shape;
         let floats = [heads, q_len, row].into_iter().fold(batch, usize::saturating_mul);
         [0, floats.checked_next_multiple_of(64).unwrap_or(usize::MAX)]
     }
 
-    /// Features, or their gradients, of queries and of keys.
+    /// Returns the views of the features, or of their gradients, of queries and of keys.
     pub fn feature_views(&self, buffer: &'a wgpu::Buffer, more: usize) -> [TensorView<'a>; 2] {
         let Shape { batch, heads, kv_heads, q_len, kv_len, .. } = self.shape;
         let row = self.features + more;
@@ -284,7 +287,7 @@ impl<'a> LinearProblem<'a> {
         })
     }
 
-    /// The temporary memory of a backward call of one group.
+    /// Returns the temporary memory of a backward call for one group.
     pub fn part_backward_scratch_size(&self) -> ScratchSize {
         let outline = self.outline();
         let scores = if self.causal { LinearPlan::new(&outline).scores_bytes(&outline) } else { 0 };

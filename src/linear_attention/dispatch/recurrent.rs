@@ -1,4 +1,4 @@
-//! Token by token.
+//! Attention one token at a time.
 
 use super::builder::Builder;
 use crate::kernel::in_scratch;
@@ -6,7 +6,7 @@ use crate::linear_attention::kernels::linear_recurrent::LinearRecurrentCall;
 use crate::tensor::{DType, Shape};
 
 impl<'a> Builder<'a, '_> {
-    /// Token by token.
+    /// Records attention one token at a time.
     pub fn recurrent(&mut self) {
         let problem = self.problem;
         let Shape { batch, heads, kv_heads, q_len, value_dim, .. } = problem.shape;

@@ -1,5 +1,5 @@
-//! What the kernels of linear attention share: parameters, and the pieces that read and write their
-//! tensors.
+//! The parts that the kernels of linear attention share: parameters, and WGSL that reads and writes
+//! their tensors.
 
 use std::borrow::Cow;
 
@@ -10,7 +10,7 @@ use crate::mask::mods::{FeatureMod, Interned};
 use crate::tensor::DType;
 
 params! {
-    /// Numbers of all kernels of linear attention, flat in the `Params` of each.
+    /// The numbers of all kernels of linear attention, flat in the `Params` of each kernel.
     pub(crate) struct LinearNumbers {
         heads: u32,
         kv_heads: u32,
@@ -21,18 +21,19 @@ params! {
         kv_len: u32,
         value_dim: u32,
         chunk_len: u32,
-        /// Of the span.
+        /// The first chunk of the span.
         first_slot: u32,
         slots: u32,
-        /// Of the keys of the whole call.
+        /// The number of chunks of all keys of the call.
         all_slots: u32,
-        /// Packed ones, and those before and after them; 0: the batch.
+        /// The number of packed sequences, plus two for the rows before and after them. 0 without
+        /// packing.
         sequences: u32,
-        /// Floats of a row of a state: values, then four whose first is the norm.
+        /// Floats of a row of a state: the values, then a vec4 whose first element is the norm.
         state_stride: u32,
-        /// 1 if gradients are added to what is there.
+        /// 1 if gradients are added to the contents of their tensors.
         accumulates: u32,
-        /// 1 if sequences begin with a state of the caller's.
+        /// 1 if sequences begin with a state of the caller.
         has_state: u32,
         eps: f32,
         /// Factor of results that are not divided by the norm.
@@ -42,8 +43,8 @@ params! {
         head_dim: u32,
         /// Directions of random features.
         direction_count: u32,
-        /// Values are divided by 2 to this power before they are summed: sums may be beyond f32's
-        /// range where means are not.
+        /// The exponent of the power of 2 that divides values before they are summed. Sums can
+        /// exceed f32's range even if means do not.
         value_exponent: u32,
         /// 2 to the power of value_exponent.
         value_scale: f32,
@@ -55,27 +56,27 @@ impl Shared for LinearNumbers {
     const MEMBERS: &'static [Field] = Self::FIELDS;
 }
 
-/// What makes a feature of an element as it is loaded.
+/// The function that makes a feature of an element when a kernel loads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Phi {
     Identity,
     Elu,
     Relu,
-    /// The caller's own.
+    /// A function of the caller.
     Custom(Interned),
 }
 
-/// As `FeatureMod` has them, for the list of kernels.
+/// A feature map, as `FeatureMod` stores it, for the list of kernels.
 const LISTED: &str = "fn feature_map(x: f32) -> f32 { return log(1.0 + exp(x)); }";
 
 impl Phi {
-    /// One of each kind.
+    /// Returns one map of each kind.
     pub fn all() -> Vec<Self> {
         let own = FeatureMod::new(LISTED).ok().map(|own| Phi::Custom(own.0));
         [Some(Phi::Identity), Some(Phi::Elu), Some(Phi::Relu), own].into_iter().flatten().collect()
     }
 
-    /// The feature and its slope, of four elements. NaN stays.
+    /// Returns the WGSL of the feature and its slope, for four elements. NaN stays NaN.
     pub(super) fn text(self) -> Cow<'static, str> {
         let text = match self {
             Phi::Custom(own) => return custom(own).into(),
@@ -96,10 +97,10 @@ impl Phi {
     }
 }
 
-/// The text of a feature map of the caller's own, and its slope if it has one. It is written as a
-/// score function, which is asked for a pair.
+/// Returns the WGSL of a feature map of the caller, and of its slope if it has one. The caller
+/// writes it as a score function, so the generated code passes a pair.
 fn custom(own: Interned) -> String {
-    // Bits of a variable: WGSL refuses a constant that is infinite.
+    // The bits of a variable: WGSL rejects an infinite constant.
     let (prefix, source) = (own.prefix(), own.source());
     let members: String = own.members().map(|(name, ty, _)| format!("    {name}: {ty},\n")).collect();
     let pair: Vec<String> = own.members().map(|(_, ty, _)| format!("{ty}()")).collect();
@@ -123,29 +124,29 @@ fn custom(own: Interned) -> String {
     )
 }
 
-/// What most of the kernels have in common.
+/// The properties that most of the kernels have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct LinearForm {
     pub tiles: LinearTiles,
     pub causal: bool,
-    /// Whether keys have logarithmic weights.
+    /// True if keys have logarithmic weights.
     pub scaled: bool,
-    /// Whether several sequences are packed.
+    /// True if the call packs several sequences.
     pub packed: bool,
 }
 
 impl LinearForm {
-    /// The type of chunks, if they are in a table.
+    /// Returns the type of chunks, if they are in a table.
     pub fn chunks(&self) -> Option<DType> {
         (self.scaled || self.packed).then_some(DType::U32)
     }
 
-    /// The type of keys' logarithmic weights, if there are any.
+    /// Returns the type of the logarithmic weights of keys, if there are any.
     pub fn logs(&self) -> Option<DType> {
         self.scaled.then_some(DType::F32)
     }
 
-    /// Each value of each axis, and a width.
+    /// Returns every combination of properties, each with a width.
     pub fn all() -> impl Iterator<Item = (Self, Width)> {
         LinearTiles::ALL.into_iter().flat_map(|tiles| {
             [false, true].into_iter().flat_map(move |causal| {
@@ -158,7 +159,7 @@ impl LinearForm {
         })
     }
 
-    /// One of them.
+    /// Returns the variant that the list of kernels varies.
     pub fn plain() -> Self {
         LinearForm { tiles: LinearTiles::ALL[0], causal: true, scaled: false, packed: false }
     }
@@ -172,7 +173,7 @@ const LOG_AT: &str =
     "fn log_at(b: u32, kv: u32, j: u32) -> f32 { return logs_at((b * p.kv_heads + kv) * p.kv_len + j); }\n";
 const NO_LOG_AT: &str = "fn log_at(b: u32, kv: u32, j: u32) -> f32 { return 0.0; }\n";
 
-/// A kernel that is being put together.
+/// The builder of a kernel: its declarations and its WGSL.
 pub(super) struct Pieces {
     form: LinearForm,
     declared: Declared,
@@ -180,7 +181,7 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
-    /// Of tensors of that width.
+    /// Begins a kernel that reads tensors of the given width.
     pub fn new(form: LinearForm, width: Width, declared: Declared) -> Self {
         let LinearTiles { workgroup, lanes, rows } = form.tiles;
         let declared = declared
@@ -204,8 +205,8 @@ impl Pieces {
         self
     }
 
-    /// `function(b, h, i, c)`, which gives four channels of a tensor of the caller's, zeros past
-    /// the last.
+    /// Adds `function(b, h, i, c)`, which returns four channels of a tensor of the caller, zeros
+    /// past the last channel.
     pub fn tensor(self, name: &str, function: &str, end: &str, wraps: [&str; 2]) -> Self {
         let [open, close] = wraps;
         self.text(format!(
@@ -237,7 +238,7 @@ impl Pieces {
         self.tensor("d_out", "d_out4", "p.value_dim", ["", ""])
     }
 
-    /// The slope of φ at an element of `q` or `k`, which is absent where φ is the identity.
+    /// Adds the slope of φ at an element of `q` or `k`. If φ is the identity, the tensor is absent.
     pub fn slope(self, of: &str, phi: Phi) -> Self {
         if phi == Phi::Identity {
             return self
@@ -246,7 +247,7 @@ impl Pieces {
         self.tensor(of, "slope4", "p.features", ["phi_slope4(", ")"])
     }
 
-    /// States to read: those before chunks or those of sequences.
+    /// Adds the loads of states: of chunks if causal, else of sequences.
     pub fn states(self) -> Self {
         let at = if self.form.causal { STATE_BEFORE } else { STATE_TOTAL };
         self.text(at).text("fn state4(o: u32) -> vec4<f32> { return states_at4(o, 1u, 4u); }\n")
@@ -259,8 +260,8 @@ impl Pieces {
         )
     }
 
-    /// The chunks, and the logarithmic weights of keys if there are any and the kernel reads them,
-    /// whose rows are counted by `rows_len` where there is no table.
+    /// Adds the chunks, and the logarithmic weights of keys if the kernel reads them. Without a
+    /// table, `rows_len` is the number of rows.
     pub fn chunks(self, logs: Option<DType>, rows_len: &str) -> Self {
         match self.form.chunks() {
             Some(_) => self
@@ -272,17 +273,17 @@ impl Pieces {
         }
     }
 
-    /// Products: the tile of an invocation.
+    /// Adds the tile of an invocation.
     pub fn product(self) -> Self {
         self.text(shader!("linear_attention/tile"))
     }
 
-    /// The logarithms of a tile's rows.
+    /// Adds the logarithms of the rows of a tile.
     pub fn row_logs(self) -> Self {
         self.text(shader!("linear_attention/row_logs"))
     }
 
-    /// Stores to `written`, by rows of so many columns.
+    /// Adds the stores to `written`, whose rows have `columns` columns.
     pub fn store(self, columns: &str) -> Self {
         self.text(shader!("linear_attention/store"))
             .text(format!("fn row_end() -> u32 {{ return {columns}; }}\n"))
@@ -294,7 +295,8 @@ impl Pieces {
     }
 }
 
-/// A variant for each form, then for each type and φ of one.
+/// Returns a variant for each combination of properties, then for each type and each φ of one
+/// combination.
 pub(super) fn listed<T>(of: impl Fn(LinearForm, Width, DType, Phi) -> T) -> Vec<T> {
     let plain = LinearForm::plain();
     let forms = LinearForm::all().map(|(form, width)| of(form, width, DType::F32, Phi::Elu));
@@ -303,15 +305,15 @@ pub(super) fn listed<T>(of: impl Fn(LinearForm, Width, DType, Phi) -> T) -> Vec<
     forms.chain(typed).chain(mapped).collect()
 }
 
-/// The tiles, the type of rows and the width of products of rows with random directions: each value
-/// of each.
+/// Returns the tiles, types of rows and widths of the products with random directions: every
+/// combination.
 pub(super) fn listed_of_rows() -> impl Iterator<Item = (LinearTiles, DType, Width)> {
     LinearTiles::ALL.into_iter().flat_map(|tiles| {
         FLOATS.into_iter().flat_map(move |dtype| WIDTHS.map(move |width| (tiles, dtype, width)))
     })
 }
 
-/// Rows of a head that a dispatch counts in x, before it counts in y.
+/// The most rows of a head along x of a dispatch; further rows are along y.
 pub(crate) const ROWS_EACH: usize = 1024;
 
 impl Pieces {
@@ -320,7 +322,7 @@ impl Pieces {
     }
 }
 
-/// Kinds of random features, as far as kernels differ.
+/// The kinds of random features that kernels distinguish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Randoms {
     Positive,
@@ -344,7 +346,7 @@ impl Randoms {
         }
     }
 
-    /// By what the square of a row's length is multiplied in the logarithm of its features.
+    /// Returns the factor of the squared length of a row in the logarithm of its features.
     pub(super) fn half_square(self) -> &'static str {
         match self {
             Randoms::Positive | Randoms::Hyperbolic => "-0.5",
@@ -353,7 +355,7 @@ impl Randoms {
         }
     }
 
-    /// The largest logarithm of a row's features.
+    /// Returns the WGSL of the largest logarithm of a row's features.
     pub(super) fn largest(self) -> &'static str {
         match self {
             Randoms::Positive => {
@@ -372,8 +374,8 @@ impl Randoms {
         }
     }
 
-    /// Features of the n-th product, in its place; `p.eps` is what their sum is divided by, or what
-    /// is added to each.
+    /// Returns the WGSL that replaces the n-th product by its features. `p.eps` is the factor of
+    /// the features; for ReLU it is added to each.
     pub(super) fn features(self) -> &'static str {
         match self {
             Randoms::Positive => {
@@ -398,7 +400,7 @@ impl Randoms {
         }
     }
 
-    /// The gradient of the n-th product.
+    /// Returns the WGSL of the gradient of the n-th product.
     pub(super) fn gradient(self) -> &'static str {
         match self {
             Randoms::Positive => {

@@ -5,10 +5,10 @@ use crate::device::{Families, Family};
 use crate::kernel::{Kernel, Variant, kernel, shader};
 use crate::tensor::{Access, DType};
 
-/// Which way states are moved.
+/// The direction in which states are copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Way {
-    /// There are none yet: zeros.
+    /// No copy: the states are set to zero.
     Zero,
     /// From the caller's memory.
     Fetch,
@@ -17,13 +17,13 @@ pub(crate) enum Way {
 }
 
 kernel! {
-    /// Moving states.
+    /// A copy of the states of sequences.
     LinearCarry, LinearCarryCall
     tensors {
-        // The caller's, read to fetch states and written to keep them.
+        // The caller's tensors: read to fetch states, written to store them.
         state: Opt Read F32 one view,
         norm: Opt Read F32 one view,
-        // Read to keep states.
+        // Read to store states in the caller's tensors.
         carry: Opt Write F32 four,
     }
     numbers {

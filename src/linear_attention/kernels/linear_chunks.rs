@@ -11,9 +11,9 @@ kernel! {
     tensors {
         key_mask: Opt Read Bool one repeating,
         lengths: Opt Read U32 one repeating,
-        // Of packed sequences.
+        // The starts of packed sequences.
         starts: Opt Read U32 one view,
-        // Keys get logarithmic weights.
+        // The logarithmic weights of keys.
         logs: Opt Write F32 one,
         chunks: One Write U32 one,
     }
@@ -21,7 +21,7 @@ kernel! {
         numbers: LinearNumbers,
     }
     variant {
-        /// There are logarithmic weights already, of their features.
+        /// True if `logs` already holds the logarithms of the features.
         has_logs: bool,
     }
 }

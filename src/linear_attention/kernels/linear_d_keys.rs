@@ -9,11 +9,11 @@ kernel! {
     /// The gradient of keys.
     LinearDKeys, LinearDKeysCall
     tensors {
-        // Absent where φ is the identity.
+        // Absent if φ is the identity.
         k: Opt Read F32 width view,
         v: One Read F32 width view,
         states: Opt Read F32 four,
-        // These only if causal.
+        // These tensors only if causal.
         q: Opt Read F32 width view,
         scores: Opt Read F32 four,
         logs: Opt Read F32 one,

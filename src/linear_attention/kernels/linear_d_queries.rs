@@ -10,12 +10,12 @@ kernel! {
     /// The gradient of queries.
     LinearDQueries, LinearDQueriesCall
     tensors {
-        // Absent where φ is the identity.
+        // Absent if φ is the identity.
         q: Opt Read F32 width view,
         d_out: One Read F32 width view,
         states: Opt Read F32 four,
         stats: Opt Read F32 four,
-        // These only if causal.
+        // These tensors only if causal.
         k: Opt Read F32 width view,
         scores: Opt Read F32 four,
         chunks: Opt Read U32 one,

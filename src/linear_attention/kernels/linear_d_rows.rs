@@ -7,7 +7,7 @@ use crate::linear_attention::plan::LinearTiles;
 use crate::tensor::DType;
 
 kernel! {
-    /// The gradients of rows that random features were made of.
+    /// The gradients of the rows from which random features were computed.
     LinearDRows, LinearDRowsCall
     tensors {
         rows: One Read F32 width view,

@@ -12,7 +12,7 @@ kernel! {
     tensors {
         k: One Read F32 width view,
         states: Opt Read F32 four,
-        // These only if causal.
+        // These tensors only if causal.
         d_out: Opt Read F32 width view,
         stats: Opt Read F32 four,
         scores: Opt Read F32 four,

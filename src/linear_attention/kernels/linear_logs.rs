@@ -10,7 +10,7 @@ kernel! {
     LinearLogs, LinearLogsCall
     tensors {
         chunks: One Write U32 one,
-        // The caller's logarithms of states' scales.
+        // The logarithms of the scales of the caller's states.
         state_log: Opt Write F32 one view,
     }
     numbers {

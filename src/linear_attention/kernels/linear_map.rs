@@ -11,7 +11,7 @@ kernel! {
     tensors {
         rows: One Read F32 one view,
         row_features: One Write F32 one view,
-        // The logarithms of their scales.
+        // The logarithms of the scales of the features.
         logs: Opt Write F32 one,
     }
     numbers {

@@ -11,7 +11,7 @@ kernel! {
     tensors {
         rows: One Read F32 one view,
         row_features: One Read F32 one view,
-        // Of rows of length 1.
+        // Present if rows are divided by their length.
         directions: Opt Read F32 one view,
         d_features: One Write F32 one view,
     }

@@ -6,12 +6,12 @@ use crate::kernel::{Kernel, Variant, Width, kernel, shader};
 use crate::tensor::DType;
 
 kernel! {
-    /// Linear attention's results.
+    /// The results of linear attention.
     LinearOut, LinearOutCall
     tensors {
         q: One Read F32 width view,
         states: Opt Read F32 four,
-        // These only if causal.
+        // These tensors only if causal.
         v: Opt Read F32 width view,
         scores: Opt Read F32 four,
         logs: Opt Read F32 one,
@@ -24,7 +24,7 @@ kernel! {
     variant {
         form: LinearForm,
         phi: Phi,
-        /// Results are divided by the norm.
+        /// True if results are divided by the norm.
         normalised: bool,
         width: Width,
     }

@@ -18,8 +18,8 @@ kernel! {
     }
     variant {
         form: LinearForm,
-        /// From the last chunk of rows of queries to the first, of gradients; else from the first
-        /// chunk of keys to the last.
+        /// True if the sums go from the last chunk of query rows to the first, for gradients.
+        /// Otherwise they go from the first chunk of keys to the last.
         reverse: bool,
     }
 }

@@ -13,11 +13,12 @@ kernel! {
         q: One Read F32 one view,
         k: One Read F32 one view,
         v: One Read F32 one view,
-        // As far as the rule has them; one decay stands for all features of a head.
+        // Present if the rule uses them. A decay with one channel is broadcast over the features of
+        // a head.
         decay: Opt Read F32 one repeating,
         beta: Opt Read F32 one view,
         state: One Write F32 one view,
-        // Results are divided by it.
+        // Results are divided by the norm if it is present.
         norm: Opt Write F32 one view,
         written: One Write F32 one view,
     }
@@ -28,7 +29,7 @@ kernel! {
         features: u32,
         value_dim: u32,
         q_len: u32,
-        /// 1 if sequences begin with the state that is there.
+        /// 1 if sequences begin with the contents of `state`.
         has_state: u32,
         eps: f32,
         /// Factor of results that are not divided by the norm.
@@ -42,7 +43,7 @@ kernel! {
 
 /// Invocations of a workgroup.
 pub(crate) const WORKGROUP: usize = 64;
-/// Features that a norm in workgroup memory has room for.
+/// The most features of a norm in workgroup memory.
 pub(crate) const MOST_FEATURES: usize = 2048;
 
 const NO_NORM: &str = "fn begin_norm(b: u32, kv: u32, index: u32) {}

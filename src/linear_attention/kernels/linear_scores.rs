@@ -6,7 +6,7 @@ use crate::kernel::{Kernel, Variant, Width, kernel, shader};
 use crate::tensor::DType;
 
 kernel! {
-    /// The products within chunks: of queries and keys, or, for the backward pass, of d_out and v.
+    /// The products within chunks: of queries and keys, or of d_out and v for the backward pass.
     LinearScores, LinearScoresCall
     tensors {
         q: Opt Read F32 width view,

@@ -6,7 +6,7 @@ use crate::kernel::{Kernel, Variant, Width, kernel, shader};
 use crate::tensor::DType;
 
 kernel! {
-    /// The states of chunks: of keys and values, or, for the backward pass, of queries and
+    /// The states of chunks: of keys and values, or, for the backward pass, of queries and the
     /// gradients of results.
     LinearState, LinearStateCall
     tensors {

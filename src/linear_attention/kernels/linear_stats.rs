@@ -6,10 +6,10 @@ use crate::kernel::{Kernel, Variant, Width, kernel, shader};
 use crate::tensor::DType;
 
 kernel! {
-    /// What the backward pass takes of each query.
+    /// The statistics of each query that the backward pass reads.
     LinearStats, LinearStatsCall
     tensors {
-        // These only if results are divided by the norm.
+        // These tensors only if results are divided by the norm.
         q: Opt Read F32 width view,
         d_out: Opt Read F32 width view,
         out: Opt Read F32 width view,

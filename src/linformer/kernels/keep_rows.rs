@@ -5,7 +5,7 @@ use crate::kernel::{FLOATS, Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
 kernel! {
-    /// A copy of rows, with zeros for those that are not kept.
+    /// A copy of rows, with zeros for masked rows.
     KeepRows, KeepRowsCall
     tensors {
         x: One Read F32 one view,
@@ -17,7 +17,7 @@ kernel! {
         dim: u32,
     }
     variant {
-        /// True if rows are added to what is there.
+        /// True if rows are added to the contents of `y`.
         accumulates: bool,
     }
 }

@@ -1,3 +1,3 @@
-//! The kernels: tensors, numbers, variant and text of each.
+//! The kernels: the tensors, numbers, variants and WGSL of each.
 
 pub(crate) mod keep_rows;

@@ -1,9 +1,10 @@
-//! What the kernels of local attention share.
+//! Functions that the kernels of local attention share.
 
 use crate::kernel::{FLOATS, WIDTHS, Width};
 use crate::tensor::DType;
 
-/// The function `length_of`: keys of a sequence. Without `lengths` all keys are there.
+/// Returns the WGSL function `length_of`: the number of keys of a sequence. Without `lengths` it is
+/// the number of all keys.
 pub(super) fn length_of(lengths: Option<DType>) -> &'static str {
     if lengths.is_some() {
         "fn length_of(b: u32) -> u32 { return lengths_at(view_at(p.lengths, b, 0u, 0u, 0u)); }\n"
@@ -12,9 +13,9 @@ pub(super) fn length_of(lengths: Option<DType>) -> &'static str {
     }
 }
 
-/// The variants of sums over a window, of which there are two kernels: the types of `x` and `y`,
-/// lengths, whether sums are added to what is there, the width of `x` and `y`. Sums have the type
-/// of what is summed, or F32.
+/// Returns the variants of the two kernels that sum over windows. They differ in the types of `x`
+/// and `y`, lengths, accumulation, and the width of `x` and `y`. Sums have the type of their terms,
+/// or F32.
 pub(super) fn window_sums() -> impl Iterator<Item = ([DType; 2], Option<DType>, bool, Width)> {
     let kinds = FLOATS.into_iter().flat_map(|x| {
         let widened = (x != DType::F32).then_some(DType::F32);

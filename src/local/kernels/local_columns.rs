@@ -7,7 +7,7 @@ use crate::rows::totals::WORKGROUP;
 use crate::tensor::DType;
 
 kernel! {
-    /// Sums over the queries in whose window each key is.
+    /// Sums over the queries whose window contains a key.
     LocalColumns, LocalColumnsCall
     tensors {
         band: One Read F32 one repeating,
@@ -30,7 +30,7 @@ kernel! {
         step: u32,
     }
     variant {
-        /// True if sums are added to what is there.
+        /// True if sums are added to the contents of `y`.
         accumulates: bool,
         width: Width,
     }

@@ -7,7 +7,7 @@ use crate::rows::totals::{TOTALS_BYTES, WORKGROUP};
 use crate::tensor::DType;
 
 kernel! {
-    /// The terms whose sums are the gradients of local attention.
+    /// The terms of the gradients of local attention.
     LocalGradients, LocalGradientsCall
     tensors {
         q: One Read F32 width repeating,
@@ -38,7 +38,7 @@ kernel! {
         steepness: f32,
     }
     variant {
-        /// True if the gradient of positions is added to what is there.
+        /// True if the gradient of positions is added to the contents of `d_positions`.
         accumulates: bool,
         width: Width,
     }

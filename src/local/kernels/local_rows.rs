@@ -29,7 +29,7 @@ kernel! {
         step: u32,
     }
     variant {
-        /// True if sums are added to what is there.
+        /// True if sums are added to the contents of `y`.
         accumulates: bool,
         width: Width,
     }

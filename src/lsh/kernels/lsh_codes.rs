@@ -5,8 +5,8 @@ use crate::device::{Families, Family};
 use crate::kernel::{Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
-/// Chunks of a sequence: bucket and chunk are one number, and the number after the last is for what
-/// looks back.
+/// The most chunks of a sequence. A code holds bucket and chunk in one number. The chunk number
+/// after the last marks the pairs of the first chunk with the last.
 pub(crate) const MOST_CHUNKS: usize = 0xffff;
 
 kernel! {

@@ -27,12 +27,12 @@ kernel! {
     }
 }
 
-/// Rows of a workgroup, and invocations of each; so too in the other two kernels that have rows.
+/// Rows of a workgroup, and invocations of each row, in all kernels that compute rows.
 pub(crate) const ROWS: usize = 4;
 const ROW_LANES: usize = 16;
 pub(super) const WORKGROUP: usize = ROWS * ROW_LANES;
 
-/// Adds the constants of kernels that have rows.
+/// Adds the constants of the kernels that compute rows.
 pub(super) fn with_rows(declared: Declared) -> Declared {
     declared.u32("ROWS", ROWS as u32).u32("ROW_LANES", ROW_LANES as u32)
 }

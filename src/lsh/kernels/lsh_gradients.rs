@@ -7,11 +7,11 @@ use crate::kernel::{FLOATS, FLOATS_OR_NONE, Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
 kernel! {
-    /// The gradients of rows, from those in the order of buckets.
+    /// The gradients of rows, from the gradients in bucket order.
     LshGradients, LshGradientsCall
     tensors {
         d_keys: One Read F32 one view,
-        // Both of queries, which divided by their length are keys too; values have neither.
+        // Present for queries, which are keys too after normalisation. Values have neither tensor.
         d_queries: Opt Read F32 one view,
         x: Opt Read F32 one view,
         ranks: One Read U32 one view,
@@ -26,7 +26,7 @@ kernel! {
         dim: u32,
     }
     variant {
-        /// True if gradients are added to what is there.
+        /// True if gradients are added to the contents of `d_x`.
         accumulates: bool,
     }
 }

@@ -26,7 +26,7 @@ kernel! {
 /// Invocations of a workgroup, here and in `lsh_codes.wgsl`.
 pub(crate) const WORKGROUP: usize = 64;
 
-/// The function `length_of`: tokens of a sequence.
+/// Returns the WGSL function `length_of`: the number of tokens of a sequence.
 pub(super) fn length_of(lengths: Option<DType>) -> &'static str {
     if lengths.is_some() {
         "fn length_of(b: u32) -> u32 { return lengths_at(view_at(p.lengths, b, 0u, 0u, 0u)); }\n"

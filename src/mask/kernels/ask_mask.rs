@@ -1,4 +1,4 @@
-//! Twin of `ask_mask.wgsl`.
+//! The host side of `ask_mask.wgsl`.
 
 use super::{MaskVariant, Masked};
 use crate::device::{Families, Family};
@@ -6,7 +6,7 @@ use crate::kernel::{Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
 kernel! {
-    /// The questions to a mask, for single pairs.
+    /// The evaluation of a mask for single pairs.
     AskMask, AskMaskCall
     tensors {
         pairs: One Read U32 one,
@@ -16,12 +16,12 @@ kernel! {
     groups { mask: Masked MaskVariant, }
     numbers { count: u32, }
     variant {
-        /// True if the derivative of the score is wanted.
+        /// True if the kernel computes the derivative of the score.
         derivative: bool,
     }
 }
 
-/// Pairs of a workgroup.
+/// The number of pairs of a workgroup.
 pub(crate) const WORKGROUP: usize = 64;
 
 impl Variant for AskMask {

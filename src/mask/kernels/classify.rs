@@ -1,4 +1,4 @@
-//! Twin of `classify.wgsl`.
+//! The host side of `classify.wgsl`.
 
 use super::{MaskVariant, Masked};
 use crate::device::{Families, Family};
@@ -9,15 +9,15 @@ kernel! {
     /// The classification of blocks of pairs.
     Classify, ClassifyCall
     tensors { map: One Write U32 one view, }
-    // Only the parts that a block map stands for.
+    // Only the rules that a block map represents.
     groups { mask: Masked MaskVariant, }
     numbers {
         /// Queries and keys of a block.
         size: [u32; 2],
         map_heads: u32,
-        /// Batch entries of the problem that one entry of the map stands for.
+        /// The number of batch entries of the problem per entry of the map.
         batches: u32,
-        /// Heads of the problem that one head of the map stands for.
+        /// The number of heads of the problem per head of the map.
         heads: u32,
     }
     variant {}
@@ -30,8 +30,8 @@ impl Variant for Classify {
     fn describe(&self) -> Kernel {
         let mask = self.mask.wgsl();
         let parts = [shader!("tensor/view"), shader!("mask/classify"), shader!("mask/document_range"), &mask];
-        // A word of each of 64 invocations, and a summary of 40 bytes of each and of eight
-        // together.
+        // Each of 64 invocations has a word and a summary of 40 bytes. Eight more summaries combine
+        // those of the invocations.
         self.declare().bool("PER_PAIR_MASK", self.mask.is_per_pair()).kernel(&parts, 64, 64 * 4 + 72 * 40)
     }
 

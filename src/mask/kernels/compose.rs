@@ -1,4 +1,4 @@
-//! The functions of `mask/query.wgsl`, composed of the rules that a call has.
+//! Composes the functions of `mask/query.wgsl` from the rules of a call.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use super::{MaskParams, MaskVariant};
 use crate::kernel::{declaration, shader};
 use crate::mask::{Adds, Ask, Id, RULES, Turn};
 
-/// What a score function's derivative is by.
+/// The variable of a score function's derivative.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum SlopeBy {
     Score,
@@ -14,7 +14,7 @@ pub(super) enum SlopeBy {
     Captured(usize),
 }
 
-/// The members of the WGSL `Query` that every mask has; those of rules follow.
+/// The members of the WGSL `Query` that every mask has. Members of rules follow.
 const QUERY: &str = "
 struct Query {
     b: u32,
@@ -29,19 +29,19 @@ struct Query {
 ";
 
 impl MaskVariant {
-    /// The WGSL of these rules and of the functions composed of them.
+    /// Returns the WGSL of these rules and of the functions composed of them.
     pub fn wgsl(&self) -> String {
         self.text(None)
     }
 
-    /// The same, with `score_slope(score, q, j)`: by what a score changes as `scale · q·k` does,
-    /// which bias and mask leave as it is.
+    /// Returns the same text with `score_slope(score, q, j)`, the derivative of the score by
+    /// `scale · q·k`. Bias and mask do not change it.
     pub fn wgsl_with_slope(&self) -> String {
         self.text(Some(SlopeBy::Score)) + &self.score_slope(true)
     }
 
-    /// The same, with a `score_slope` by what the score function gives, and the function's own
-    /// derivatives by readings of the n-th tensor that it captures: `captured_slope`.
+    /// Returns the same text with two derivatives. `score_slope` is by the score function's result.
+    /// `captured_slope` is the function's derivative by readings of the n-th captured tensor.
     pub fn wgsl_with_captured_slope(&self, n: usize) -> String {
         self.text(Some(SlopeBy::Captured(n))) + &self.score_slope(false) + &self.captured_slope(n)
     }
@@ -60,7 +60,7 @@ impl MaskVariant {
         format!("\n{}", f.end("slope"))
     }
 
-    /// The same, with a `score_slope` of 0.
+    /// Returns the same text, with a `score_slope` of 0.
     pub fn wgsl_without_slope(&self) -> String {
         self.text(None) + "\nfn score_slope(score: f32, q: Query, j: u32) -> f32 {\n    return 0.0;\n}\n"
     }
@@ -113,7 +113,7 @@ impl MaskVariant {
             self.cached,
             "position = i32(i) + select(0, keys.y - i32(queries), p.mask.bottom_right != 0u);",
         );
-        // Beyond the queries of a sequence that has fewer.
+        // A sequence may have fewer queries. Later queries see no keys.
         f.line(self.cached, "if alone && i >= queries {\n        keys.y = 0;\n    }");
         for id in self.rules.iter() {
             f.line(!id.rule().place.is_empty(), id.rule().place);
@@ -122,7 +122,8 @@ impl MaskVariant {
         for bounds in self.rules.iter().map(|id| id.rule().bounds) {
             f.line(!(bounds.wgsl.is_empty() || bounds.lifted && lifts), bounds.wgsl);
         }
-        // Within the sequence, so that bounds do not fall from one sequence to the next.
+        // The bounds stay within the sequence, so that they do not fall from one sequence to the
+        // next.
         f.line(true, "let stop = u32(clamp(r.y, keys.x, keys.y));");
         f.line(true, "let first = min(u32(clamp(r.x, keys.x, keys.y)), stop);");
         let mut query = "Query(b, h, i, first, stop, stop, u32(keys.x), position, 0u".to_string();
@@ -141,13 +142,13 @@ impl MaskVariant {
         f.end("q")
     }
 
-    /// A function of a query and a key. Of a cache it is given which of the keys left; rules speak
-    /// of positions.
+    /// Starts a function of a query and a key. With a cache its argument is `t`, an index among the
+    /// keys left. Rules use the position `j`.
     fn by_key(&self, signature: &str) -> Function {
         self.by_shifted_key(signature, "q.shift")
     }
 
-    /// The same, where the text `shift` is the difference of positions and keys left.
+    /// Starts the same function. The text `shift` is the difference between position and index.
     fn by_shifted_key(&self, signature: &str, shift: &str) -> Function {
         if !self.cached {
             return Function::new(signature);
@@ -157,13 +158,13 @@ impl MaskVariant {
         f
     }
 
-    /// What a rule asks at `turn`, if it is asked.
+    /// Returns the conditions of a rule at `turn` that kernels must evaluate.
     fn asks(&self, id: Id, turn: Turn) -> impl Iterator<Item = &'static Ask> {
         let bounds = id.rule().bounds;
         let lifts = self.lifts_band();
         let asked = match turn {
             Turn::Block | Turn::Pair => true,
-            // The interval reaches as far as the prefix does.
+            // The interval extends to the end of the prefix.
             Turn::Causal => self.asks_band() && self.rules.any(|rule| rule.asks_at(Turn::Prefix)),
             Turn::Prefix | Turn::Global => self.asks_band(),
             Turn::Band => lifts || !bounds.exact,
@@ -171,7 +172,7 @@ impl MaskVariant {
         id.rule().asks.iter().filter(move |ask| asked && ask.turn == turn)
     }
 
-    /// Whether window or pattern is asked pair by pair.
+    /// True if kernels evaluate window or pattern pair by pair.
     fn asks_band(&self) -> bool {
         let lifts = self.lifts_band();
         self.rules.any(|rule| rule.bounds.lifted && (lifts || !rule.bounds.exact))
@@ -179,11 +180,11 @@ impl MaskVariant {
 
     fn mask_mod(&self) -> String {
         let mut f = self.by_key("mask_mod(q: Query, j: u32) -> bool");
-        // The interval of a query goes on to the keys that were appended.
+        // The interval of a query extends over the appended keys.
         f.return_if(self.appended, "j >= p.mask.masked_len", "true");
         f.return_if(self.appended, "j >= q.stop", "false");
         for turn in [Turn::Block, Turn::Pair, Turn::Prefix, Turn::Causal, Turn::Global, Turn::Band] {
-            // In a ring, the first tokens are seen like global ones.
+            // In a ring, every query sees the first tokens, like global ones.
             f.return_if(turn == Turn::Band && self.ring && self.asks_band(), "j < p.cache.sinks", "true");
             for id in self.rules.iter() {
                 for (n, ask) in self.asks(id, turn).enumerate() {
@@ -197,21 +198,19 @@ impl MaskVariant {
         f.end("true")
     }
 
-    /// What the rules add to scores, in full blocks or outside of them.
+    /// Returns the terms that rules add to scores, in full blocks or outside of them.
     fn adds(&self, in_full_blocks: bool) -> impl Iterator<Item = Adds> {
         let adds = self.rules.iter().filter_map(|id| id.rule().adds);
         adds.filter(move |adds| adds.in_full_blocks == in_full_blocks)
     }
 
     /// True if kernels skip tiles that tensors of these rules hide. With a map of blocks they do
-    /// not: the map says which blocks are skipped, and full blocks are seen whatever these tensors
-    /// hold.
+    /// not: the map selects the blocks to skip. In full blocks these tensors have no effect.
     fn hides_tiles(&self) -> bool {
         !self.has(Id::Blocks) && self.rules.any(|rule| !rule.hides.is_empty() || rule.numbers.is_some())
     }
 
-    /// True if a pair is seen exactly where the query's interval has the key and no tensor that
-    /// `tile_functions` reads hides it.
+    /// True if the query's interval and the tensors that `tile_functions` reads decide every pair.
     fn answered_by_key(&self) -> bool {
         let by_key = |id: Id| !id.rule().hides.is_empty() || id.rule().numbers.is_some();
         let asks = |id: Id, turn: Turn| self.asks(id, turn).next().is_some();
@@ -220,13 +219,13 @@ impl MaskVariant {
         self.pairs.is_none() && !self.rules.iter().any(open)
     }
 
-    /// The tensors that hide pairs: their names and the rules' `hides`.
+    /// Returns the names of the tensors that hide pairs, and the rules' `hides`.
     fn hiding(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
         let used = self.rules.iter().filter(|_| self.hides_tiles()).map(Id::rule);
         used.filter(|rule| !rule.hides.is_empty()).map(|rule| (rule.tensors[0].name, rule.hides))
     }
 
-    /// The functions by which kernels find tiles that tensors hide (`mask/query.wgsl`).
+    /// Returns the functions with which kernels find hidden tiles (`mask/query.wgsl`).
     fn tile_functions(&self) -> [String; 5] {
         let numbers = self.rules.iter().filter(|_| self.hides_tiles()).find_map(|id| id.rule().numbers);
         let [of_query, of_key] = numbers.unwrap_or(["0u"; 2]);
@@ -235,7 +234,7 @@ impl MaskVariant {
         let mut key = by_key("documents_of_key(b: u32, h: u32, j: u32) -> vec2<u32>");
         key.line(self.hiding().next().is_some(), "let i = 0u;");
         key.return_if(self.appended, "j >= p.mask.masked_len", "vec2<u32>(0u, 0xffffffffu)");
-        // Without branches, for whoever looks at many keys.
+        // The text has no branches, because kernels call it for many keys.
         let mut hidden = Vec::new();
         for (name, hides) in self.hiding() {
             hidden.push(format!("((p.mask.{name}.strides.z == 0u) & ({hides}))"));
@@ -284,7 +283,7 @@ impl MaskVariant {
         f.return_if(self.appended && adds, "j >= p.mask.masked_len", "x");
         let has_bias = self.adds(false).next().is_some();
         f.line(has_bias, if self.cached { "let bias = bias_of(q, t);" } else { "let bias = bias_of(q, j);" });
-        // Whatever the score is: NaN + −∞ would be NaN.
+        // −∞ hides the pair for every score: NaN + −∞ would be NaN.
         f.line(has_bias, "x = select(x + bias, p.mask.neg_inf, bias == p.mask.neg_inf);");
         for adds in self.adds(true) {
             f.line(true, &format!("x += {};", adds.wgsl));
@@ -293,7 +292,7 @@ impl MaskVariant {
     }
 }
 
-/// What a member of `Query` is without its rule.
+/// Returns the value of a member of `Query` if its rule is absent.
 fn zero(ty: &str) -> &'static str {
     match ty {
         "bool" => "false",
@@ -302,11 +301,11 @@ fn zero(ty: &str) -> &'static str {
     }
 }
 
-/// A WGSL function, line by line. What follows a return stands in its `else`: FXC takes the result
-/// of a function for uninitialised if another statement follows a branch that returns.
+/// A WGSL function, line by line. Lines after a conditional return are in its `else`. FXC takes a
+/// result as uninitialised if a statement follows a branch that returns.
 struct Function {
     text: String,
-    /// Blocks that are open.
+    /// The number of open blocks.
     depth: usize,
 }
 

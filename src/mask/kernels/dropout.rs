@@ -1,4 +1,4 @@
-//! Dropout as WGSL: the part a call uses, and its numbers.
+//! Dropout as WGSL: the text that a call uses, and its numbers.
 
 use crate::device::DeviceFacts;
 use crate::kernel::{
@@ -7,7 +7,7 @@ use crate::kernel::{
 use crate::mask::Dropout;
 use crate::tensor::{DType, TensorView, Window, broadcast};
 
-/// Where the decision to drop a weight comes from.
+/// The source of the decision to drop a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum DropoutKind {
     None,
@@ -48,7 +48,7 @@ impl GroupKey for DropoutKind {
 }
 
 params! {
-    /// What kernels with dropout have in their parameters.
+    /// The parameters of kernels with dropout.
     pub(crate) struct DropoutParams {
         dropout: View,
         seed: [u32; 2],

@@ -1,4 +1,4 @@
-//! Masks as WGSL: which rules a call has, and what its kernels bind for them.
+//! Masks as WGSL: the rules of a call, and the tensors that its kernels bind for them.
 
 pub(crate) mod ask_mask;
 pub(crate) mod classify;
@@ -24,28 +24,28 @@ use crate::tensor::{DType, Window};
 #[cfg(test)]
 pub(crate) use params::pattern;
 
-/// Which rules a call's mask has. Those that are absent leave no trace in the shader.
+/// The rules of a call's mask. Absent rules leave no trace in the shader.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(crate) struct MaskVariant {
     rules: RuleSet,
     /// Rules of floats whose tensor is F16.
     halves: RuleSet,
-    /// Those whose tensor is BF16.
+    /// Rules of floats whose tensor is BF16.
     bfloats: RuleSet,
     /// Rules whose two tensors are the same bytes, bound once: documents and packed sequences of
     /// self-attention.
     shared: RuleSet,
     softcap: bool,
     pub appended: bool,
-    /// Keys are in a cache, whose lengths count.
+    /// True if keys are in a cache, whose lengths count.
     cached: bool,
-    /// That cache is a ring, whose first tokens stay.
+    /// True if that cache is a ring, whose first tokens stay.
     ring: bool,
-    /// The kernel keeps the block of a query and the keys it is at in `Query::block`.
+    /// True if the kernel stores the block of a query and its current keys in `Query::block`.
     knows_blocks: bool,
-    /// A score function of the caller's, and the dtypes of what it captures.
+    /// A custom score function, and the dtypes of its captured tensors.
     score: Option<(Interned, Dtypes)>,
-    /// The same of a mask.
+    /// A custom mask function, and the dtypes of its captured tensors.
     pairs: Option<(Interned, Dtypes)>,
 }
 
@@ -63,12 +63,12 @@ impl MaskVariant {
         MaskVariant { rules, halves, bfloats, shared, softcap, appended, score, pairs, ..Self::default() }
     }
 
-    /// These rules alone; their floats are F32.
+    /// Returns these rules alone; their floats are F32.
     pub fn with_rules(rules: impl IntoIterator<Item = Id>) -> Self {
         MaskVariant { rules: rules.into_iter().collect(), ..Self::default() }
     }
 
-    /// A head's sink logit alone, if it has one.
+    /// Returns a head's sink logit alone, if it has one.
     pub fn with_sink_logits(dtype: Option<DType>) -> Self {
         let only = |used: bool| used.then_some(Id::SinkLogits).into_iter().collect();
         let of = |wanted| only(dtype == Some(wanted));
@@ -80,17 +80,17 @@ impl MaskVariant {
         MaskVariant { softcap: true, ..self }
     }
 
-    /// The same rules for keys in a cache.
+    /// Returns the same rules for keys in a cache.
     pub fn in_cache(self, cache: &CacheVariant) -> Self {
         MaskVariant { cached: true, ring: cache.layout_kind == LayoutKind::Ring, ..self }
     }
 
-    /// The same rules in a kernel that goes through the map column by column.
+    /// Returns the same rules for a kernel that traverses the map column by column.
     pub fn knowing_blocks(self) -> Self {
         MaskVariant { knows_blocks: true, ..self }
     }
 
-    /// Only what bounds the range of keys: all that the tiled products look at.
+    /// Returns only rules that bound the range of keys. The tiled products use no others.
     pub fn range_only(self) -> Self {
         let lifts = self.lifts_band();
         let bounds = |id: &Id| {
@@ -101,14 +101,14 @@ impl MaskVariant {
         MaskVariant { rules, shared: self.shared.and(rules), appended: self.appended, ..Self::default() }
     }
 
-    /// Only what a block map stands for: which pairs are seen, and whether they have a bias.
+    /// Returns only rules that a block map represents: those that hide pairs, and the bias.
     pub fn blocks_only(self) -> Self {
         let rules =
             self.rules.only(|rule| !rule.joins_sum && rule.adds.is_none_or(|adds| !adds.in_full_blocks));
         MaskVariant { softcap: false, appended: false, score: None, ..self.with_only(rules) }
     }
 
-    /// Only the caller's score function and the softcap, if there are any.
+    /// Returns only the custom score function and the softcap, if there are any.
     pub fn softcap_only(self) -> Self {
         let Self { softcap, score, .. } = self;
         let places = self.rules.only(|rule| !rule.place.is_empty() && rule.bounds.wgsl.is_empty());
@@ -117,13 +117,13 @@ impl MaskVariant {
         MaskVariant { softcap, score, appended, rules, shared, ..Self::default() }
     }
 
-    /// Only what hides keys and changes their scores.
+    /// Returns only rules that hide keys or change their scores.
     pub fn scores_only(self) -> Self {
         let rules = self.rules.only(|rule| !rule.joins_sum);
         self.with_only(rules)
     }
 
-    /// Of its rules, these.
+    /// Returns the mask with only these of its rules.
     fn with_only(self, rules: RuleSet) -> Self {
         let [halves, bfloats, shared] = [self.halves, self.bfloats, self.shared].map(|set| set.and(rules));
         MaskVariant { rules, halves, bfloats, shared, ..self }
@@ -133,19 +133,19 @@ impl MaskVariant {
         self.rules.has(id)
     }
 
-    /// Whether a cache can have these rules.
+    /// True if a cache can have these rules.
     pub fn fits_caches(&self) -> bool {
         !self.appended && !self.rules.any(|rule| rule.not_cached.is_some())
     }
 
-    /// Whether something lifts window and pattern for some keys: what a query sees is then no
-    /// interval, and they are asked pair by pair.
+    /// True if some keys are exempt from window and pattern. The keys that a query sees are then no
+    /// interval, and kernels evaluate these rules pair by pair.
     fn lifts_band(&self) -> bool {
         self.ring || self.rules.any(|rule| rule.lifts)
     }
 
-    /// Whether anything depends on single pairs: what only bounds the range of a query's keys does
-    /// not. Appended keys lie outside of that range, so with them every pair is asked for.
+    /// True if a rule depends on single pairs. Rules that only bound the range of a query's keys do
+    /// not. Appended keys lie outside of that range, so with them kernels evaluate every pair.
     pub fn is_per_pair(&self) -> bool {
         let lifts = self.lifts_band();
         let asks = |id: Id| {
@@ -156,7 +156,7 @@ impl MaskVariant {
         self.softcap || self.appended || self.mods().next().is_some() || self.rules.iter().any(asks)
     }
 
-    /// Whether the score of a pair that is seen may change.
+    /// True if the score of a pair that is seen may change.
     pub fn changes_scores(&self) -> bool {
         self.softcap
             || self.appended
@@ -164,7 +164,7 @@ impl MaskVariant {
             || self.rules.any(|rule| rule.adds.is_some())
     }
 
-    /// Whether scores change in a block that is full too.
+    /// True if scores also change in full blocks.
     pub fn mods_full_blocks(&self) -> bool {
         let adds = || self.rules.any(|rule| rule.adds.is_some_and(|adds| adds.in_full_blocks));
         self.softcap || self.score.is_some() || adds()
@@ -180,8 +180,8 @@ impl MaskVariant {
         }
     }
 
-    /// None, each alone, and sets that work together; with q, k, v and out no more than eight
-    /// buffers.
+    /// Returns no rule, each rule alone, and sets of rules that interact. With q, k, v and out, no
+    /// set takes more than eight buffers.
     pub fn all() -> Vec<Self> {
         use Id::*;
         let mut all = vec![Self::default()];
@@ -212,7 +212,7 @@ impl MaskVariant {
         all
     }
 
-    /// The storage buffers of these rules.
+    /// Returns the storage buffers of these rules.
     pub fn bindings(&self) -> Vec<Binding> {
         let of_rule = |id: Id| {
             let tensors = id.rule().tensors[..self.bound_tensors(id)].iter();
@@ -226,12 +226,12 @@ impl MaskVariant {
         self.rules.iter().flat_map(of_rule).chain(captured).chain(block).collect()
     }
 
-    /// The number of bound tensors of a rule.
+    /// Returns the number of bound tensors of a rule.
     fn bound_tensors(&self, id: Id) -> usize {
         if self.shared.has(id) { 1 } else { id.rule().tensors.len() }
     }
 
-    /// The accessors of tensors that are bound as the first tensor of their rule.
+    /// Returns the accessors of tensors that are bound as the first tensor of their rule.
     fn shared_wgsl(&self) -> String {
         let accessor = |id: Id| match id.rule().tensors {
             [first, second] => {
@@ -242,12 +242,12 @@ impl MaskVariant {
         self.shared.iter().map(accessor).collect()
     }
 
-    /// The caller's own functions.
+    /// Returns the custom functions.
     fn mods(&self) -> impl Iterator<Item = (Interned, Dtypes)> + use<> {
         [self.score, self.pairs].into_iter().flatten()
     }
 
-    /// The windows of `mask` that [`bindings`](Self::bindings) names.
+    /// Returns the windows of `mask` for the [`bindings`](Self::bindings).
     pub fn windows<'a>(&self, mask: &DeviceMask<'a>, device: &DeviceFacts) -> Vec<Window<'a>> {
         let slots = self.rules.iter().flat_map(|id| (0..self.bound_tensors(id)).map(move |n| slot(id, n)));
         let of_rules = slots.filter_map(|slot| Some(mask.tensor(slot)?.window(device)));
@@ -273,7 +273,7 @@ pub(crate) struct Masked<'a> {
 }
 
 impl<'a> Masked<'a> {
-    /// The tensors of `mask` that `variant` names, and the numbers of the whole call.
+    /// Takes the tensors of `mask` that `variant` names, and the numbers of the whole call.
     pub fn new(
         variant: MaskVariant,
         mask: &DeviceMask<'a>,
@@ -306,7 +306,7 @@ impl<'a> Group<'a> for Masked<'a> {
     }
 }
 
-/// By name, as if every rule were a field: names of kernels are made of it.
+/// Prints each rule by name, as if it were a field. Names of kernels use this text.
 impl fmt::Debug for MaskVariant {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let mut fields = f.debug_struct("MaskVariant");
@@ -330,8 +330,8 @@ impl fmt::Debug for MaskVariant {
     }
 }
 
-/// The float types that a kernel is listed with beside `mask`: not every one beside BF16, whose
-/// loads and stores no mask changes.
+/// Returns the float types of listed kernels with `mask`. With a mask BF16 is absent, because no
+/// mask changes its loads and stores.
 pub(crate) fn floats_beside(mask: &MaskVariant) -> &'static [DType] {
     if *mask == MaskVariant::default() { &FLOATS } else { &FLOATS[..2] }
 }

@@ -1,5 +1,4 @@
-//! What kernels have of the caller's own functions: their texts, and a uniform of what those
-//! capture.
+//! The custom functions in kernels: their texts, and a uniform of their captured values.
 
 use std::fmt::Write as _;
 
@@ -11,7 +10,7 @@ use crate::mask::mods::{Bound, Captured, Interned, ScoreMod};
 use crate::mask::{DeviceMask, Id};
 use crate::tensor::DType;
 
-/// The binding of a mod's n-th tensor.
+/// Returns the binding of a mod's n-th tensor.
 pub(super) fn captured(interned: Interned, n: usize) -> String {
     format!("{}_tensor{n}", interned.prefix())
 }
@@ -25,9 +24,9 @@ struct Captured {
 }
 ";
 
-/// The derivative's text. `PREFIX_reading` gives the seed of a reading: 1 for the one that is
-/// wanted, whose element it notes. FXC refuses a barrier behind a mod's loop whose number of turns
-/// differs between pairs, if a branch in it stores that element.
+/// Returns the derivative's text. `PREFIX_reading` returns the seed of a reading: 1 for the wanted
+/// reading, whose element it records. It has no branch. FXC rejects a barrier after a loop of
+/// varying length, if a branch in the loop stores the element.
 fn derivative(interned: Interned, by: SlopeBy) -> String {
     let n = match by {
         SlopeBy::Score => return interned.source().slope.clone().unwrap_or_default(),
@@ -58,15 +57,15 @@ struct Reading {
 }
 ";
 
-/// Where a kernel is described without a mod.
+/// The text for a kernel without a mod.
 const NO_READINGS: &str = "
 fn captured_slope(score: f32, q: Query, j: u32, wanted: u32) -> Reading {
     return Reading(0u, 0.0, 0u);
 }
 ";
 
-/// A score function for the list of kernels. Its loop has a branch, and as many turns as its query
-/// says: FXC refuses some kernels with a barrier behind such a loop.
+/// A score function for the list of kernels. Its loop has a branch, and the query sets the number
+/// of iterations. FXC rejects some kernels with a barrier after such a loop.
 const LISTED: &str = "
 fn entry(at: At, n: u32) -> f32 { return table_at(at.head, 0u, n % 7u, 0u); }
 fn score_mod(score: f32, at: At) -> f32 {
@@ -78,23 +77,23 @@ fn score_mod(score: f32, at: At) -> f32 {
     return sum;
 }";
 
-/// Bytes are counted in these.
+/// The alignment of a mod's words, in bytes.
 const VECTOR: usize = 16;
 
 impl MaskVariant {
-    /// A score function that captures a tensor of floats, for the list of kernels.
+    /// Returns a score function that captures a tensor of floats, for the list of kernels.
     pub fn listed_score_mod() -> Option<Self> {
         let listed = ScoreMod::capturing(LISTED, &[Captured::float("table")]).ok()?;
         let dtypes = std::array::from_fn(|n| (n == 0).then_some(DType::F32));
         Some(MaskVariant { score: Some((listed.0, dtypes)), ..Self::default() })
     }
 
-    /// Whether there is a uniform of what mods capture.
+    /// True if mods have captured values, which are in a uniform.
     pub(super) fn has_mods_block(&self) -> bool {
         self.mods().any(|(interned, dtypes)| interned.uniform_words() > 0 || dtypes[0].is_some())
     }
 
-    /// The mods of `mask` that these kernels have.
+    /// Returns the mods of `mask` that these kernels have.
     pub(super) fn bound<'a>(&self, mask: &DeviceMask<'a>) -> impl Iterator<Item = Bound<'a>> + use<'a> {
         let mods = mask.mods();
         let [score, pairs] =
@@ -102,7 +101,7 @@ impl MaskVariant {
         [score, pairs].into_iter().flatten()
     }
 
-    /// The bytes of what mods capture.
+    /// Returns the bytes of the mods' captured values.
     pub(super) fn mods_bytes(&self, mask: &DeviceMask, device: &DeviceFacts) -> Vec<u8> {
         let mut bytes = Vec::new();
         for bound in self.bound(mask) {
@@ -118,7 +117,7 @@ impl MaskVariant {
         bytes
     }
 
-    /// The mods' texts, `at_of` for each, and the accessors of what they capture.
+    /// Returns the mods' texts, `at_of` for each, and the accessors of captured tensors.
     pub(super) fn mods_wgsl(&self, slope: Option<SlopeBy>) -> String {
         let mut text = String::new();
         if self.mods().any(|(_, dtypes)| dtypes[0].is_some()) {
@@ -142,8 +141,8 @@ impl MaskVariant {
                     _ => "u32",
                 };
                 let tensor = captured(interned, n);
-                // An index past the end reads the last element of its axis, and of one that is 1
-                // its only one.
+                // An index past the end reads the last element of its axis. On an axis of 1 every
+                // index reads the one element.
                 let _ = writeln!(
                     text,
                     "fn {prefix}_captured{n}(a: u32, b: u32, c: u32, d: u32) -> {ty} {{\n    \
@@ -163,8 +162,8 @@ impl MaskVariant {
         text
     }
 
-    /// `captured_slope`: the derivative by a reading of the n-th tensor, which element that reads,
-    /// and how many readings there are.
+    /// Returns the text of `captured_slope`. The function returns the derivative by a reading of
+    /// the n-th tensor, the element read, and the number of readings.
     pub(super) fn captured_slope(&self, n: usize) -> String {
         let Some((interned, _)) = self.score.filter(|(score, _)| score.derivative_by_captured(n).is_some())
         else {
@@ -180,7 +179,7 @@ impl MaskVariant {
         )
     }
 
-    /// The pair that a mod is asked for: those members of `At` that its text has.
+    /// Returns the argument of a mod: the members of `At` that its text uses.
     fn at_of(&self, interned: Interned) -> String {
         let prefix = interned.prefix();
         let (mut members, mut values) = (String::new(), Vec::new());
@@ -210,8 +209,8 @@ mod tests {
     use crate::kernel::texts::TEXTS;
     use crate::mask::RULES;
 
-    /// What the text of a mod calls by its name must not be another's: kernels' functions are
-    /// declared beside it.
+    /// Kernels must not declare the name of a builtin or of a mod. The text of a mod in a kernel
+    /// calls builtins by name.
     #[test]
     fn kernels_declare_no_builtin() {
         let builtins = "abs min max clamp saturate cos cosh sin sinh tan tanh acos asin atan atan2 asinh acosh atanh radians degrees \

@@ -1,4 +1,4 @@
-//! What kernels know of a mask beside its rules' texts: where tensors lie, and numbers.
+//! The parameters of a mask in kernels: the views of tensors, and numbers.
 
 use crate::device::DeviceFacts;
 use crate::kernel::{Field, Shared as _, Table, View, params, shared};
@@ -21,25 +21,25 @@ params! {
         pattern: [u32; 4],
         // Queries and keys of a block of the map.
         block: [u32; 2],
-        // Key position of query 0.
+        // The key position of query 0.
         diagonal: i32,
         left: i32,
         right: i32,
-        // Furthest distance in the table of relative biases.
+        // The largest distance in the table of relative biases.
         reach: i32,
-        // Keys from here on were appended: every query sees them.
+        // The first appended key. Every query sees the keys from here on.
         masked_len: u32,
         q_len: u32,
         kv_len: u32,
-        // Packed side by side, and how they are aligned.
+        // The number of packed sequences, and their alignment.
         sequences: u32,
         bottom_right: u32,
-        // ALiBi's distance.
+        // 1 if ALiBi's distance is absolute.
         symmetric: u32,
         softcap: f32,
         // −∞; WGSL has no literal for it.
         neg_inf: f32,
-        // Heads of queries of a head of keys and values.
+        // The number of query heads per head of keys and values.
         group: u32,
         pad: u32,
     }
@@ -66,7 +66,7 @@ impl Table for MaskParams {
 }
 
 impl MaskParams {
-    /// `appended` of the `kv_len` keys stand outside of the mask.
+    /// Makes the parameters. `appended` of the `kv_len` keys lie outside of the mask.
     pub fn new(
         mask: &DeviceMask,
         shape: &Shape,
@@ -76,8 +76,8 @@ impl MaskParams {
     ) -> Self {
         let view = |t: &TensorView| View::repeating(*t, device);
         let masked_len = shape.kv_len - appended;
-        // No key is further from a query: both are four times nearer to 0 than i32 reaches, and an
-        // offset too.
+        // No key is further from a query. Positions of both are at most a quarter of i32's range,
+        // and so is an offset.
         let reach = |bound: Option<usize>| bound.unwrap_or(usize::MAX).min(2 * LONGEST_AXIS + 1) as i32;
         let last = |t: Option<&TensorView>| t.map_or(1, |t| t.shape()[3]);
         let settings = mask.settings();
@@ -109,7 +109,7 @@ impl MaskParams {
     }
 }
 
-/// `Numbers::pattern`.
+/// Returns `Numbers::pattern`.
 pub(crate) fn pattern(p: PatternParams) -> [u32; 4] {
     let part = match p.part {
         PatternPart::Near => 0,

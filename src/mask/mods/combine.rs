@@ -1,4 +1,4 @@
-//! Mods made of mods: their texts, under names that differ, and a function that calls them.
+//! Combined mods: the texts of the parts with distinct names, and a function that calls them.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -9,31 +9,31 @@ use super::write::{Given, Writer};
 use super::{Bound, Captured, Interned, Kind, Source, intern};
 use crate::tensor::{Error, TensorView};
 
-/// How mods are combined.
+/// The kind of a combination of mods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Combination {
     And,
     Or,
     Not,
-    /// The n-th for the n-th sequence, the last for those that follow.
+    /// Batch entry n uses the n-th mod. Further entries use the last.
     PerBatch,
-    /// With places counted from the start of the query's sequence.
+    /// Positions count from the start of the query's sequence.
     PerSequence,
-    /// Each of what the one before gives.
+    /// Each function applies to the result of the one before.
     Then,
 }
 
-/// The combination of `mods`, with what they capture in their order.
+/// Combines `mods`. The result captures their tensors in order.
 ///
 /// # Errors
-/// More captures than a mod has, or longer than its text may be; derivatives of one's own.
+/// More captures or a longer text than a mod may have, or a part that declares its derivative.
 pub(super) fn combined<'a>(how: Combination, mods: &[Bound<'a>]) -> Result<Bound<'a>, Error> {
     let parts: Vec<_> = mods.iter().map(|bound| bound.interned).collect();
     let interned = known(how, &parts)?;
     let tensors: Vec<TensorView> =
         mods.iter().flat_map(|bound| bound.tensors()).map(|(_, view)| view).collect();
     let mut bound = Bound::new(interned, &tensors);
-    // What a part lacks, its check would have said.
+    // With this number, the check finds a part that lacks tensors.
     bound.given = mods.iter().map(|bound| bound.given).sum();
     let mut words = mods.iter().flat_map(|bound| bound.words().to_vec());
     bound.words.iter_mut().zip(&mut words).for_each(|(to, word)| *to = word);
@@ -74,7 +74,7 @@ fn known(how: Combination, parts: &[Interned]) -> Result<Interned, Error> {
     Ok(interned)
 }
 
-/// The text of a combination, and what it captures.
+/// Returns the text of a combination, and its captured tensors.
 fn text_of(how: Combination, parts: &[&Source]) -> Result<(String, Vec<Captured>), String> {
     let (mut text, mut captured) = (String::new(), Vec::new());
     let (mut roots, mut words) = (Vec::new(), 0);
@@ -125,7 +125,7 @@ fn text_of(how: Combination, parts: &[&Source]) -> Result<(String, Vec<Captured>
     Ok((text, captured))
 }
 
-/// The name, or a longer one where it is taken.
+/// Returns the name, or a longer one if it is taken.
 fn unlike(taken: &[Captured], name: &str) -> String {
     let mut name = name.to_string();
     while taken.iter().any(|other| other.name == name) {
@@ -134,8 +134,8 @@ fn unlike(taken: &[Captured], name: &str) -> String {
     name
 }
 
-/// A mod's text with `prefix` before its names, which reads its uniforms from word `first` on; and
-/// its function's name.
+/// Returns a mod's text with `prefix` before its names, and the name of its function. The text
+/// reads its uniforms from word `first` on.
 fn renamed(
     part: &Source,
     prefix: &str,

@@ -1,19 +1,20 @@
-//! Derivatives of a mod's functions, as text beside their values.
+//! Derivatives of a mod's functions, as text next to their values.
 
 use naga::common::wgsl::TryToWgsl as _;
 use naga::{BinaryOperator, Block, Expression, Function, Handle, MathFunction, Statement, TypeInner};
 
 use super::write::{Body, By, Refusal, refuse, swizzle};
 
-/// Derivatives, forward: each expression that depends on what they are by has one beside it
-/// (Wengert 1964; Griewank and Walther 2008, "Evaluating derivatives", chapter 3).
+/// Derivatives in forward mode: each expression that depends on the variable has a derivative next
+/// to it. Sources: Wengert 1964, and Griewank and Walther 2008, "Evaluating derivatives",
+/// chapter 3.
 impl Body<'_> {
-    /// Which variables and calls are active: those that are ever given something that is.
+    /// Finds the active variables and calls, which may receive an active value.
     pub(super) fn find_active(&mut self) {
         let function = self.function;
         loop {
             let before = self.active.locals.len() + self.active.calls.len();
-            // What an expression is made of comes before it.
+            // The operands of an expression come before it.
             for (h, _) in function.expressions.iter() {
                 if self.depends(h) {
                     self.active.all.insert(h);
@@ -55,7 +56,7 @@ impl Body<'_> {
         }
     }
 
-    /// Whether the function, or what it calls, reads the tensor that derivatives are by.
+    /// True if the function reads the tensor of the derivative, directly or through calls.
     fn reads(&self, function: Handle<Function>) -> bool {
         match self.dual {
             Some((_, By::Captured(n))) => self.writer.reads(function, n),
@@ -63,7 +64,7 @@ impl Body<'_> {
         }
     }
 
-    /// What reads the bits of something active, whose derivative would be lost.
+    /// Returns the operation that reads the bits of an active value. It would lose the derivative.
     pub(super) fn bits_of_active(&self, h: Handle<Expression>) -> Option<&'static str> {
         match &self.function.expressions[h] {
             Expression::As { expr, convert: None, .. } if self.is_active(*expr) => Some("`bitcast`"),
@@ -78,7 +79,7 @@ impl Body<'_> {
         self.active.all.contains(&h)
     }
 
-    /// Whether an expression is active, by what it is made of.
+    /// True if an operand makes the expression active.
     fn depends(&self, h: Handle<Expression>) -> bool {
         if !self.writer.has_floats(self.inner(h)) {
             return false;
@@ -103,7 +104,7 @@ impl Body<'_> {
         }
     }
 
-    /// The derivative of what is active, by its name.
+    /// Returns the name of an active expression's derivative.
     pub(super) fn derivative(&self, h: Handle<Expression>) -> Option<String> {
         self.is_active(h).then(|| match &self.function.expressions[h] {
             Expression::FunctionArgument(n) => format!("b{n}"),
@@ -150,7 +151,7 @@ impl Body<'_> {
                     }
                     _ => [None, None],
                 };
-                // A vector, where one of both is a number.
+                // The result is a vector if one operand is a scalar.
                 format!("{}({})", self.ty(h), sum(terms))
             }
             Expression::Select { condition, accept, reject } => {
@@ -204,7 +205,7 @@ impl Body<'_> {
                     ]),
                     MathFunction::Dot => format!("(dot({da}, {b}) + dot({a}, {db}))"),
                     MathFunction::Cross => format!("(cross({da}, {b}) + cross({a}, {db}))"),
-                    // At 0, where there is none, 0.
+                    // At 0 there is no derivative, and the result is 0.
                     MathFunction::Length if is_vector => format!("dot({a}, {da}) / max({e}, 1.2e-38)"),
                     MathFunction::Length => format!("{da} * sign({a})"),
                     MathFunction::Distance if is_vector => {
@@ -235,7 +236,7 @@ impl Body<'_> {
         })
     }
 
-    /// The number by which vectors are mixed, as a vector.
+    /// Returns the factor of a mix of vectors as a vector.
     fn widened(&self, h: Handle<Expression>, by: Option<Handle<Expression>>, text: &str) -> String {
         let is_scalar = by.is_some_and(|by| matches!(self.inner(by), TypeInner::Scalar(_)));
         if is_scalar { format!("{}({text})", self.ty(h)) } else { text.to_string() }
@@ -250,13 +251,13 @@ impl Body<'_> {
     }
 }
 
-/// Whether its derivative is 0 wherever it has one.
+/// True if the derivative of the function is 0 wherever it exists.
 fn is_flat(fun: MathFunction) -> bool {
     use MathFunction::*;
     matches!(fun, Ceil | Floor | Round | Trunc | Sign | Step)
 }
 
-/// What is 0 where a factor is, and not 0 · ∞.
+/// Returns the product, or 0 if the factor is 0, so that 0 · ∞ is 0.
 fn guarded(ty: &str, factor: &str, product: &str) -> String {
     format!("select({product}, {ty}(), {factor} == {ty}())")
 }

@@ -1,19 +1,20 @@
-//! Feature maps of linear attention of the caller's own.
+//! Custom feature maps of linear attention.
 
 use super::lexical::without_comments;
 use super::{Interned, Kind, intern};
 use crate::tensor::Error;
 
-/// A feature map of the caller's own for linear attention: WGSL that declares
+/// A custom feature map of linear attention. It is WGSL that declares
 ///
 /// ```wgsl
 /// fn feature_map(x: f32) -> f32
 /// ```
 ///
-/// which every channel of queries and keys is put through. What it may say is what a
-/// [`ScoreMod`](super::ScoreMod) may, without `Uniforms` and captured tensors. Results are
-/// attention only as far as it is not negative. The backward pass takes its derivative from the
-/// text.
+/// and is applied to every channel of queries and keys. The text has the same rules as that of a
+/// [`ScoreMod`](super::ScoreMod), without `Uniforms` and captured tensors.
+///
+/// The result is an attention only if the map is not negative. The backward pass derives the
+/// derivative from the text.
 ///
 /// ```
 /// use wgpu_attention::linear_attention::{FeatureMap, LinearConfig};
@@ -29,14 +30,14 @@ use crate::tensor::Error;
 pub struct FeatureMod(pub(crate) Interned);
 
 const SIGNATURE: &str = "fn feature_map(x: f32) -> f32";
-/// What makes a score function of it.
+/// Makes a score function of the feature map.
 const AS_SCORE: &str = "\nfn score_mod(score: f32, at: At) -> f32 { return feature_map(score); }\n";
 
 impl FeatureMod {
-    /// Reads and checks `text`, which is kept as long as the process runs.
+    /// Reads and checks `text`, which stays in memory until the process ends.
     ///
     /// # Errors
-    /// [`Error::Mod`], with line and column of what is wrong.
+    /// [`Error::Mod`], with the line and column of the fault.
     pub fn new(text: &str) -> Result<Self, Error> {
         let refused = |message: String| Error::Mod { function: "feature_map", message };
         let words = without_comments(text);
@@ -58,7 +59,7 @@ impl FeatureMod {
         }
     }
 
-    /// Refuses a backward pass where the text has no derivative.
+    /// Returns an error if the text has no derivative for the backward pass.
     pub(crate) fn check_slope(self) -> Result<(), Error> {
         match &self.0.source().slope {
             Ok(_) => Ok(()),

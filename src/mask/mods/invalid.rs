@@ -1,5 +1,4 @@
-//! What naga's validator says of a mod, in the words of the text: names and types of WGSL, not
-//! naga's handles.
+//! Messages of naga's validator for a mod, with names and types of WGSL instead of naga's handles.
 
 use naga::front::Typifier;
 use naga::proc::ResolveContext;
@@ -9,8 +8,8 @@ use naga::{
     VectorSize, WithSpan,
 };
 
-/// The smallest of the error's spans in the first `length` bytes. An argument's span is its
-/// declaration, which is not at fault.
+/// Returns the smallest of the error's spans in the first `length` bytes. The span of an argument
+/// is its declaration, which is not at fault.
 pub(super) fn innermost(error: &WithSpan<ValidationError>, module: &Module, length: usize) -> Span {
     let function = match error.as_inner() {
         ValidationError::Function { handle, .. } => Some(&module.functions[*handle]),
@@ -32,7 +31,7 @@ pub(super) fn innermost(error: &WithSpan<ValidationError>, module: &Module, leng
     sized.min_by_key(|(size, _)| *size).map(|(_, span)| span).unwrap_or_default()
 }
 
-/// What is wrong.
+/// Returns the message of an error.
 pub(super) fn explained(error: &ValidationError, module: &Module, text: &str) -> String {
     let known = match error {
         ValidationError::Function { handle, name, source } => {
@@ -43,7 +42,7 @@ pub(super) fn explained(error: &ValidationError, module: &Module, text: &str) ->
     known.unwrap_or_else(|| without_handles(&causes(error)))
 }
 
-/// The last cause, which is the most exact.
+/// Returns the last cause, which is the most exact.
 fn causes(error: &dyn std::error::Error) -> String {
     let mut last = error;
     while let Some(inner) = last.source() {
@@ -52,7 +51,7 @@ fn causes(error: &dyn std::error::Error) -> String {
     last.to_string()
 }
 
-/// `text` without numbers in brackets.
+/// Returns `text` without numbers in brackets.
 fn without_handles(text: &str) -> String {
     let mut out = String::new();
     let mut rest = text;
@@ -154,7 +153,7 @@ impl Words<'_> {
         Some(said)
     }
 
-    /// How to make a `wanted` of `expression`, where that is a scalar of another type.
+    /// Returns the conversion of `expression` to `wanted`, if both are scalars of different types.
     fn advice(&self, wanted: &str, expression: Handle<Expression>) -> String {
         let scalars = ["f32", "i32", "u32"];
         let got = self.type_of(expression).unwrap_or_default();
@@ -244,7 +243,7 @@ fn unary(op: UnaryOperator) -> &'static str {
 mod tests {
     use crate::mask::ScoreMod;
 
-    /// What is said of a mod with this body.
+    /// Returns the error message of a mod with this body.
     fn said(body: &str) -> String {
         let text = format!(
             "fn own(x: f32, n: u32) -> f32 {{ return x; }}\nfn score_mod(score: f32, at: At) -> f32 {{\n    {body}\n}}"
@@ -287,7 +286,7 @@ mod tests {
             assert!(said.contains(words), "{body}: no {words:?} in {said}");
             let handle = said.split('[').skip(1).any(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
             assert!(!handle, "{said}");
-            // Not the whole function, which begins in line 2.
+            // The span is not the whole function, which begins in line 2.
             assert!(said.contains("--> line 3,") || words.contains("every way"), "{said}");
         }
     }

@@ -1,20 +1,20 @@
-//! A text as characters, before naga has seen it.
+//! Checks of a text as characters, before naga reads it.
 
 use naga::Span;
 
 use super::write::{Refusal, refuse};
 
-/// How deep brackets may be nested: naga goes down the stack with each.
+/// The deepest nesting of brackets: naga recurses for each bracket.
 const DEEPEST: usize = 48;
-/// How many words and signs a statement may have, likewise.
+/// The most words and signs of a statement, for the same reason.
 const LONGEST_STATEMENT: usize = 400;
-/// How often a text may say `else`, likewise.
+/// The most occurrences of `else` in a text, for the same reason.
 const MOST_ELSES: usize = 100;
 
-/// Where lines end, for WGSL.
+/// The line ends of WGSL.
 const LINE_ENDS: [char; 7] = ['\n', '\u{b}', '\u{c}', '\r', '\u{85}', '\u{2028}', '\u{2029}'];
 
-/// The text with spaces for its comments, byte for byte.
+/// Returns the text with spaces in place of its comments, byte for byte.
 pub(super) fn without_comments(text: &str) -> String {
     let mut kept = String::with_capacity(text.len());
     let mut rest = text.chars().peekable();
@@ -40,7 +40,7 @@ pub(super) fn without_comments(text: &str) -> String {
     kept
 }
 
-/// Refuses what naga might find no stack for.
+/// Checks that naga's recursion fits its stack.
 pub(super) fn check_depth(text: &str) -> Result<(), Refusal> {
     let (mut depth, mut angles, mut words, mut elses) = (0usize, 0usize, 0usize, 0usize);
     let mut rest = text.char_indices().peekable();
@@ -53,7 +53,7 @@ pub(super) fn check_depth(text: &str) -> Result<(), Refusal> {
             }
             '(' | '[' => (depth, words) = (depth + 1, words + 1),
             ')' | ']' => (depth, words) = (depth.saturating_sub(1), words + 1),
-            // Of types, or less and greater.
+            // A type argument or a comparison.
             '<' => (angles, words) = (angles + 1, words + 1),
             '>' => (angles, words) = (angles.saturating_sub(1), words + 1),
             c if c.is_whitespace() => {}
@@ -79,7 +79,7 @@ pub(super) fn check_depth(text: &str) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Whether the text declares `Uniforms`.
+/// True if the text declares `Uniforms`.
 pub(super) fn has_uniforms(text: &str) -> bool {
     let text = without_comments(text);
     let words = text.split(|c: char| !(c.is_alphanumeric() || c == '_')).filter(|word| !word.is_empty());

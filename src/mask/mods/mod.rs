@@ -1,4 +1,4 @@
-//! Score functions and masks of the caller's own, in WGSL.
+//! Mods: custom score and mask functions, in WGSL.
 
 mod combine;
 mod derive;
@@ -23,49 +23,51 @@ use crate::device::DeviceFacts;
 use crate::tensor::dtype::Element;
 use crate::tensor::{Access, CallTensors, DType, Error, TensorView};
 
-/// Tensors that a mod captures.
+/// The most tensors that a mod captures.
 pub(crate) const MOST_CAPTURED: usize = 4;
 
-/// A pair of query and key, as mods are asked for it: what their WGSL calls `At`.
+/// A pair of query and key: the argument `At` of a mod's WGSL.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct At {
-    /// The sequence.
+    /// The batch entry.
     pub batch: u32,
     /// The head of queries.
     pub head: u32,
-    /// The head of keys and values that it reads.
+    /// The head of keys and values for this head of queries.
     pub kv_head: u32,
     /// The query's row in q.
     pub query: u32,
-    /// The key's row in k; in a cache, its place in the sequence.
+    /// The key's row in k; in a cache, its position in the sequence.
     pub key: u32,
-    /// The key at which the query stands, as the mask's alignment, query offsets or packed
-    /// sequences say: keys after it are its future. FlexAttention's `q_idx` is this one with
-    /// [`Alignment::TopLeft`](crate::Alignment::TopLeft).
+    /// The key at which the query is; later keys are its future.
+    ///
+    /// The mask's alignment, query offsets or packed sequences define it. With
+    /// [`Alignment::TopLeft`](crate::Alignment::TopLeft) it is FlexAttention's `q_idx`.
     pub position: i32,
-    /// The first key of the query's sequence, of packed ones.
+    /// The first key of the query's sequence, with packed sequences.
     pub sequence_start: u32,
-    /// Queries of a head in the call, also where a sequence of a cache has fewer.
+    /// The number of query rows in the call, even if a sequence of a cache has fewer.
     pub q_len: u32,
-    /// Keys of a head, without those that a layer appends; in a cache, those of the sequence.
+    /// The number of keys without keys that a layer appends; in a cache, the sequence's length.
     pub kv_len: u32,
-    /// The query's document, of a mask that has documents, else 0.
+    /// The query's document, or 0 if the mask has no documents.
     pub query_document: u32,
-    /// The key's.
+    /// The key's document, or 0 if the mask has no documents.
     pub key_document: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
     Score,
-    /// Which pairs are seen.
+    /// A mask of pairs that are seen.
     Pairs,
 }
 
-/// A tensor that a mod reads: with the name `table`, by `table_at(a, b, c, d)` with an index for
-/// each of its four axes. Where an axis is 1 every index reads its one element, and an index past
-/// the end reads the last.
+/// A tensor that a mod reads. For a tensor named `table`, the text calls `table_at(a, b, c, d)`
+/// with an index for each of the four axes.
+///
+/// On an axis of 1 every index reads the one element. An index past the end reads the last element.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Captured {
     name: String,
@@ -73,22 +75,22 @@ pub struct Captured {
 }
 
 impl Captured {
-    /// Read as f32, from F32, F16 or BF16.
+    /// Makes a tensor that reads as f32, from F32, F16 or BF16.
     pub fn float(name: impl Into<String>) -> Self {
         Captured { name: name.into(), of: Element::Float }
     }
 
-    /// Read as u32, from U32.
+    /// Makes a tensor that reads as u32, from U32.
     pub fn number(name: impl Into<String>) -> Self {
         Captured { name: name.into(), of: Element::Number }
     }
 
-    /// Read as bool, from Bool.
+    /// Makes a tensor that reads as bool, from Bool.
     pub fn bool(name: impl Into<String>) -> Self {
         Captured { name: name.into(), of: Element::Bool }
     }
 
-    /// A name that text can be made of, and that is not taken.
+    /// Checks that the name is an identifier, and that no other captured tensor has it.
     fn check(&self, others: &[Captured]) -> Result<(), String> {
         let name = &self.name;
         let starts = name.starts_with(|c: char| c.is_ascii_alphabetic());
@@ -102,7 +104,7 @@ impl Captured {
     }
 }
 
-/// A text that was read, once in a process: kept as long as that runs.
+/// A text that was read. The process reads each text once and never frees it.
 #[derive(Clone, Copy)]
 pub(crate) struct Interned(&'static Source);
 
@@ -143,12 +145,12 @@ fn intern(kind: Kind, text: &str, captured: &[Captured]) -> Result<Interned, Err
         one.check(&captured[..n]).map_err(refused)?;
     }
     let source = source::read(kind, text, captured).map_err(refused)?;
-    // Another thread may have read it meanwhile.
+    // Another thread may have read the text meanwhile.
     Ok(Interned(known().entry(key).or_insert_with(|| Box::leak(Box::new(source)))))
 }
 
 impl Interned {
-    /// In front of the names of its text.
+    /// The prefix of the names in its text.
     pub fn prefix(self) -> &'static str {
         self.0.kind.prefix()
     }
@@ -157,7 +159,7 @@ impl Interned {
         self.0
     }
 
-    /// The members of `At` that its text has: name, type, and what they are.
+    /// The members of `At` that the text uses: name, type, and WGSL expression.
     pub fn members(self) -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
         text::AT.into_iter().zip(&self.0.members).filter(|(_, used)| **used).map(|(member, _)| member)
     }
@@ -166,12 +168,12 @@ impl Interned {
         self.0.uniform_words
     }
 
-    /// What the gradient of the n-th captured tensor is called.
+    /// The name of the n-th captured tensor's gradient.
     pub fn gradient_name(self, n: usize) -> Option<&'static str> {
         self.0.gradients.get(n).map(String::as_str)
     }
 
-    /// Its derivative by readings of the n-th captured tensor, if there is one.
+    /// The text of the derivative by readings of the n-th captured tensor, if there is one.
     pub fn derivative_by_captured(self, n: usize) -> Option<&'static str> {
         self.0.captured_slopes.get(n)?.as_deref().ok()
     }
@@ -184,7 +186,7 @@ impl Interned {
 /// The dtypes of a call's captured tensors.
 pub(crate) type Dtypes = [Option<DType>; MOST_CAPTURED];
 
-/// A mod with what it captures.
+/// A mod with its captured tensors and uniforms.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bound<'a> {
     pub interned: Interned,
@@ -213,7 +215,7 @@ impl<'a> Bound<'a> {
         self
     }
 
-    /// Its tensors, with their names.
+    /// The captured tensors, with their names.
     pub fn tensors(&self) -> impl Iterator<Item = (&'static str, TensorView<'a>)> + use<'a> {
         let names = self.interned.0.captured.iter().map(|captured| captured.name.as_str());
         names.zip(self.tensors).filter_map(|(name, view)| Some((name, view?)))
@@ -227,7 +229,7 @@ impl<'a> Bound<'a> {
         &self.words[..self.interned.uniform_words()]
     }
 
-    /// Checks the gradients of its tensors, and that the text gives them.
+    /// Checks the gradients of its tensors, and that the text has derivatives for them.
     pub fn check_gradients<'g>(
         &self,
         gradients: &CapturedGradients<'g>,
@@ -252,7 +254,7 @@ impl<'a> Bound<'a> {
         Ok(())
     }
 
-    /// Checks what it is given against what its text captures.
+    /// Checks the tensors and uniforms against the declarations in the text.
     fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
         let Source { captured, uniform_words, .. } = self.interned.0;
         if self.given != captured.len() {
@@ -277,7 +279,7 @@ impl<'a> Bound<'a> {
     }
 }
 
-/// Where the gradients of what a score function captures go, if anywhere.
+/// The output tensors for the gradients of captured tensors.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CapturedGradients<'a> {
     tensors: [Option<TensorView<'a>>; MOST_CAPTURED],
@@ -292,7 +294,7 @@ impl<'a> CapturedGradients<'a> {
         }
     }
 
-    /// Those that are wanted, by the place of what is captured.
+    /// The gradients that the caller requests, each with the index of its captured tensor.
     pub fn wanted(&self) -> impl Iterator<Item = (usize, TensorView<'a>)> + use<'a> {
         self.tensors.into_iter().enumerate().filter_map(|(n, view)| Some((n, view?)))
     }
@@ -308,29 +310,29 @@ macro_rules! mods {
             /// Reads and checks `text`, which captures no tensors.
             ///
             /// # Errors
-            /// [`Error::Mod`], with line and column of what is wrong.
+            /// [`Error::Mod`], with the line and column of the fault.
             pub fn new(text: &str) -> Result<Self, Error> {
                 Self::capturing(text, &[])
             }
 
-            /// Reads and checks `text`, which captures up to four tensors. A text is kept as long
-            /// as the process runs: what changes from call to call is for tensors and uniforms to
-            /// say.
+            /// Reads and checks `text`, which captures up to four tensors. A text stays in memory
+            /// until the process ends. Put values that change from call to call into tensors and
+            /// uniforms.
             ///
             /// # Errors
-            /// [`Error::Mod`], with line and column of what is wrong.
+            /// [`Error::Mod`], with the line and column of the fault.
             pub fn capturing(text: &str, captured: &[Captured]) -> Result<Self, Error> {
                 Ok(Self(intern($kind, text, captured)?))
             }
 
-            /// The mod for a call that captures `tensors`, in the order of
+            /// Returns the mod for a call that captures `tensors`, in the order of
             /// [`capturing`](Self::capturing).
             pub fn with<'a>(&self, tensors: &[TensorView<'a>]) -> $bound<'a> {
                 $bound(Bound::new(self.0, tensors))
             }
 
-            /// The mod for a call, with the bytes of the text's struct `Uniforms`, laid out as WGSL
-            /// lays it out.
+            /// Returns the mod for a call, with the bytes of the text's struct `Uniforms` in WGSL's
+            /// layout.
             pub fn uniforms<'a>(&self, bytes: &[u8]) -> $bound<'a> {
                 self.with(&[]).uniforms(bytes)
             }
@@ -341,7 +343,7 @@ macro_rules! mods {
         pub struct $bound<'a>(Bound<'a>);
 
         impl<'a> $bound<'a> {
-            /// The bytes of the text's struct `Uniforms`, laid out as WGSL lays it out.
+            /// Sets the bytes of the text's struct `Uniforms`, in WGSL's layout.
             #[must_use]
             pub fn uniforms(self, bytes: &[u8]) -> Self {
                 Self(self.0.uniforms(bytes))
@@ -357,23 +359,24 @@ macro_rules! mods {
 }
 
 mods! {
-    /// A score function of the caller's own, as FlexAttention takes one (Dong et al. 2024,
-    /// "FlexAttention"): WGSL that declares
+    /// A custom score function, as in FlexAttention (Dong et al. 2024, "FlexAttention"). It is WGSL
+    /// that declares
     ///
     /// ```wgsl
     /// fn score_mod(score: f32, at: At) -> f32
     /// ```
     ///
-    /// where `score` is scale · q·k and [`At`] says which pair it is of. Softcap, bias and the like
-    /// follow. It may declare functions, constants, structs, and a struct `Uniforms` of up to 64
-    /// bytes, which `uniforms()` reads. A score of −∞, which `neg_inf()` gives, hides the pair.
+    /// `score` is scale · q·k, and [`At`] is its pair. Softcap, bias and further terms follow.
     ///
-    /// A mod computes from its arguments: variables of a module, bindings, pointers as arguments,
-    /// barriers, entry points and recursion are refused. Loops end after 4096 rounds of all of them
-    /// together.
+    /// The text may declare functions, constants, structs, and a struct `Uniforms` of up to 64
+    /// bytes, which `uniforms()` reads. A score of −∞ (`neg_inf()`) hides the pair.
     ///
-    /// The backward pass takes its derivative by the score from the text (forward mode), or from a
-    /// second function of yours: `fn score_mod_slope(score: f32, at: At) -> f32`.
+    /// A mod computes from its arguments. The text must not have module variables, bindings,
+    /// pointer arguments, barriers, entry points or recursion. All loops together end after 4096
+    /// rounds.
+    ///
+    /// The backward pass derives the derivative by the score from the text, in forward mode. A text
+    /// may instead declare a second function, `fn score_mod_slope(score: f32, at: At) -> f32`.
     ///
     /// ```
     /// use wgpu_attention::{Mask, TensorView};
@@ -392,28 +395,31 @@ mods! {
     /// }
     /// ```
     ScoreMod,
-    /// A [`ScoreMod`] and what it captures, for a call.
+    /// A [`ScoreMod`] with its captured tensors and uniforms, for a call.
     BoundScoreMod, Kind::Score
 }
 
 mods! {
-    /// A mask of the caller's own: WGSL that declares
+    /// A custom mask. It is WGSL that declares
     ///
     /// ```wgsl
     /// fn mask_mod(at: At) -> bool
     /// ```
     ///
-    /// which is `true` for pairs that are seen. It hides pairs beside the mask's other rules, and
-    /// is asked for every pair that those leave, but not in blocks that a map calls full.
-    /// [`Attention::classify`](crate::Attention::classify) makes a block map of it once, by which later calls skip blocks.
-    /// What it may say is what a [`ScoreMod`] may.
+    /// and returns `true` for pairs that are seen. The text has the same rules as that of a
+    /// [`ScoreMod`].
+    ///
+    /// The function hides pairs in addition to the mask's other rules. Kernels evaluate it for
+    /// pairs that these rules permit, except in full blocks of a map.
+    /// [`Attention::classify`](crate::Attention::classify) makes a block map of it, with which
+    /// later calls skip blocks.
     MaskMod,
-    /// A [`MaskMod`] and what it captures, for a call.
+    /// A [`MaskMod`] with its captured tensors and uniforms, for a call.
     BoundMaskMod, Kind::Pairs
 }
 
 impl<'a> BoundMaskMod<'a> {
-    /// Of pairs that both see.
+    /// Returns the mask of pairs that both masks see.
     ///
     /// ```
     /// use wgpu_attention::Error;
@@ -430,13 +436,16 @@ impl<'a> BoundMaskMod<'a> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Mod`], here and below, if they capture more together than one mod may. What they capture follows each other; a
-    /// combination is compiled once, whatever they capture.
+    /// [`Error::Mod`], here and in the methods below, if the two together capture more than one mod
+    /// may.
+    ///
+    /// The combined mod captures the tensors of the first, then of the second. It compiles once,
+    /// for any captured tensors.
     pub fn and(self, other: impl Into<BoundMaskMod<'a>>) -> Result<Self, Error> {
         combined(Combination::And, &[self.0, other.into().0]).map(Self)
     }
 
-    /// Of pairs that either sees.
+    /// Returns the mask of pairs that either mask sees.
     ///
     /// # Errors
     /// As [`and`](Self::and).
@@ -444,7 +453,7 @@ impl<'a> BoundMaskMod<'a> {
         combined(Combination::Or, &[self.0, other.into().0]).map(Self)
     }
 
-    /// Of pairs that it does not see.
+    /// Returns the mask of pairs that this mask does not see.
     ///
     /// # Errors
     /// As [`and`](Self::and).
@@ -452,17 +461,18 @@ impl<'a> BoundMaskMod<'a> {
         combined(Combination::Not, &[self.0]).map(Self)
     }
 
-    /// The n-th of `mods` for the n-th sequence, the last for those that follow.
+    /// Returns a mask that uses the n-th of `mods` for the n-th batch entry. Further entries use
+    /// the last mod.
     ///
     /// # Errors
-    /// As [`and`](Self::and); none at all.
+    /// As [`and`](Self::and), and for no mods.
     pub fn per_batch(mods: &[BoundMaskMod<'a>]) -> Result<Self, Error> {
         let mods: Vec<_> = mods.iter().map(|one| one.0).collect();
         combined(Combination::PerBatch, &mods).map(Self)
     }
 
-    /// Of packed sequences ([`Mask::packed`](crate::Mask::packed)): `key` and `position` count from
-    /// the first key of the query's own, and `query` is as `position`.
+    /// Returns the mask for packed sequences ([`Mask::packed`](crate::Mask::packed)). `key` and
+    /// `position` count from the first key of the query's sequence. `query` equals `position`.
     ///
     /// # Errors
     /// As [`and`](Self::and).
@@ -472,10 +482,11 @@ impl<'a> BoundMaskMod<'a> {
 }
 
 impl<'a> BoundScoreMod<'a> {
-    /// The score function `other` of what this one gives; it has their derivatives.
+    /// Returns the score function `other` of this function's result, with their derivatives.
     ///
     /// # Errors
-    /// [`Error::Mod`] if they capture more together than one mod may, or if one has a `score_mod_slope` of its own.
+    /// [`Error::Mod`] if both together capture more than one mod may, or if one declares a
+    /// `score_mod_slope`.
     pub fn then(self, other: impl Into<BoundScoreMod<'a>>) -> Result<Self, Error> {
         combined(Combination::Then, &[self.0, other.into().0]).map(Self)
     }
@@ -505,7 +516,7 @@ impl<'a> DeviceMods<'a> {
         self.all().try_for_each(|bound| bound.check(device))
     }
 
-    /// Why there is no backward pass, if there is none.
+    /// Returns an error with the reason if the score function has no derivative.
     pub(crate) fn check_slope(&self) -> Result<(), Error> {
         match self.score.map(|bound| (bound.interned, &bound.interned.0.slope)) {
             Some((interned, Err(why))) => interned.refuse(why.clone()),
@@ -517,8 +528,8 @@ impl<'a> DeviceMods<'a> {
 /// A function of a score and its pair.
 type ScoreFn<'a> = dyn Fn(f64, &At) -> f64 + Sync + 'a;
 
-/// The mods of a mask on the host: what the reference computes. They are `Sync`, so that futures
-/// which hold a mask are `Send`.
+/// The mods of a mask on the host, for the reference. They are `Sync`, so that futures which hold a
+/// mask are `Send`.
 #[derive(Clone, Copy, Default)]
 pub struct HostMods<'a> {
     pub(crate) score: Option<&'a ScoreFn<'a>>,

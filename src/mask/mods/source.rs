@@ -1,4 +1,4 @@
-//! What kernels have of a mod.
+//! The WGSL that is generated from a score or mask function.
 
 use naga::valid::ModuleInfo;
 use naga::{Block, Expression, Function, Handle, Module, ScalarKind, Span, Statement, Type, TypeInner};
@@ -10,28 +10,28 @@ use super::write::{By, Given, ROUNDS, Refusal, Writer, refuse};
 use super::{Captured, Kind};
 use crate::tensor::dtype::Element;
 
-/// What kernels have of a mod's text.
+/// The WGSL of a mod, and facts about its text.
 #[derive(Debug)]
 pub(crate) struct Source {
     pub(super) kind: Kind,
-    /// As its author wrote it.
+    /// The author's text.
     pub(super) text: String,
     pub(super) captured: Vec<Captured>,
-    /// `PREFIX_value`, and what it calls.
+    /// `PREFIX_value`, and the functions that it calls.
     pub value: String,
-    /// `PREFIX_slope`, the derivative by the score, or why there is none.
+    /// `PREFIX_slope`, the derivative by the score, or the reason why there is none.
     pub slope: Result<String, String>,
-    /// Of each captured tensor `PREFIX_slope`, the derivative by a reading of it
-    /// (`PREFIX_reading`), or why there is none.
+    /// For each captured tensor `PREFIX_slope`, the derivative by a reading of it
+    /// (`PREFIX_reading`), or the reason why there is none.
     pub captured_slopes: Vec<Result<String, String>>,
-    /// Names of their gradients.
+    /// The names of the captured tensors' gradients.
     pub(super) gradients: Vec<String>,
-    /// Which members of `At` there are.
+    /// The members of `At` that the text uses.
     pub(super) members: Vec<bool>,
     pub(super) uniform_words: usize,
 }
 
-/// What kernels have of a mod, or what is wrong with its text.
+/// Reads and checks a text, and generates its WGSL. An error says what is wrong with the text.
 pub(super) fn read(kind: Kind, text: &str, captured: &[Captured]) -> Result<Source, String> {
     with_stack(|| {
         let (module, info) = module(text, captured)?;
@@ -39,10 +39,10 @@ pub(super) fn read(kind: Kind, text: &str, captured: &[Captured]) -> Result<Sour
     })
 }
 
-/// What is made of a checked module.
+/// Generates the WGSL of a checked module.
 ///
 /// # Errors
-/// What is missing, or is not as a mod's.
+/// A part that is missing, or that a mod may not have.
 fn written(
     kind: Kind,
     module: &Module,
@@ -145,10 +145,10 @@ fn written(
     })
 }
 
-/// What each function reads of what is captured, itself or by what it calls.
+/// Returns the captured tensors that each function reads, directly or through calls.
 fn readings(module: &Module, given: &HashMap<Handle<Function>, Given>) -> HashMap<Handle<Function>, u32> {
     let mut readings: HashMap<Handle<Function>, u32> = HashMap::new();
-    // What is called comes before.
+    // Called functions come before their callers.
     for (handle, function) in module.functions.iter() {
         let own = given.get(&handle).and_then(|given| given.captured).map_or(0, |n| 1 << n);
         let mut bits = own;
@@ -158,7 +158,7 @@ fn readings(module: &Module, given: &HashMap<Handle<Function>, Given>) -> HashMa
     readings
 }
 
-/// The members of `At` that anything reads or writes.
+/// Returns each member of `At`, with true if the module reads or writes it.
 fn members_used(module: &Module, info: &ModuleInfo, at: Handle<Type>) -> Vec<(&'static str, bool)> {
     let mut used = AT.map(|(name, ..)| (name, false));
     for (handle, function) in module.functions.iter() {
@@ -174,14 +174,14 @@ fn members_used(module: &Module, info: &ModuleInfo, at: Handle<Type>) -> Vec<(&'
             }
         }
     }
-    // A struct has a member.
+    // A struct needs a member.
     if used.iter().all(|(_, used)| !used) {
         used[0].1 = true;
     }
     used.to_vec()
 }
 
-/// Whether anything of the block loops.
+/// True if the block contains a loop.
 fn loops(block: &Block) -> bool {
     block.iter().any(|statement| match statement {
         Statement::Loop { .. } => true,
@@ -217,8 +217,8 @@ fn check_signature(
     refuse(format!("it must be `{signature}`"), module.functions.get_span(handle))
 }
 
-/// `PREFIX_uniforms()`, which begins as it says and reads the struct from its words, and how many
-/// they are.
+/// Returns the text of `PREFIX_uniforms()`, and the number of its words. The function begins with
+/// `begin` and reads the struct from the words.
 pub(super) fn uniform_reader(
     writer: &Writer,
     ty: Handle<Type>,
@@ -270,7 +270,7 @@ mod tests {
     use super::*;
     use crate::mask::mods::text::LONGEST;
 
-    /// A mod's text in a module of its own, read again.
+    /// Reads a mod's WGSL again, as a separate module.
     fn reread(source: &Source, slope: bool) -> Result<(), String> {
         let prefix = source.kind.prefix();
         let members: String = AT
@@ -348,7 +348,7 @@ mod tests {
         }
         let long = format!("{score}{}", " ".repeat(LONGEST));
         assert!(refusal(Kind::Score, &long).contains("at most 65536"));
-        // Each calls the last twice.
+        // Each function calls the previous one twice.
         let calls: String = (1..30)
             .map(|n| format!("fn f{n}(x: f32) -> f32 {{ return f{}(x) + f{}(x); }}\n", n - 1, n - 1))
             .collect();
@@ -356,7 +356,7 @@ mod tests {
         assert!(refusal(Kind::Score, &calls).contains("at most 1000 calls"));
     }
 
-    /// Doubled again and again, which is not written out again and again.
+    /// A chain of doublings. The derivative must not write an expression twice.
     #[test]
     fn derivatives_of_long_chains_are_as_long() {
         let steps: String = (1..200).map(|n| format!("let x{n} = x{} * x{};\n", n - 1, n - 1)).collect();
@@ -367,8 +367,7 @@ mod tests {
         assert_eq!(reread(&source, true), Ok(()));
     }
 
-    /// An index that is made of itself again and again, and named literals that would be no
-    /// constants.
+    /// A chain of doublings as an index, and named literals that would be invalid as constants.
     #[test]
     fn what_is_named_is_written_once() {
         let steps: String = (1..40).map(|n| format!("let x{n} = x{} + x{};\n", n - 1, n - 1)).collect();
@@ -390,7 +389,7 @@ mod tests {
             assert!(source.slope.is_ok(), "{:?}", source.slope);
             assert_eq!(reread(&source, true), Ok(()));
         }
-        // A line ends where WGSL says.
+        // WGSL has further line ends.
         let long = format!(
             "fn score_mod(score: f32, at: At) -> f32 {{ return //\r{}score; }}",
             "score+".repeat(8000)
@@ -411,7 +410,7 @@ mod tests {
         assert_eq!(reread(&source, false), Ok(()));
     }
 
-    /// Nested as deep as a text is long: naga and what is here go down with it.
+    /// Texts with nesting in proportion to their length: naga and this module recurse for it.
     #[test]
     fn depth_is_bounded() {
         for n in [20, 47, 190, 8000] {
@@ -447,8 +446,8 @@ mod tests {
         }
     }
 
-    /// Texts that are right, cut up and put together otherwise: read without a panic, and what is
-    /// taken is WGSL.
+    /// Valid texts, cut up and recombined. Reading them must not panic, and accepted texts must be
+    /// valid WGSL.
     #[test]
     fn hostile_texts() {
         let seeds = [

@@ -1,4 +1,4 @@
-//! A mod's text, read and checked alone: what it may say, in errors that quote it.
+//! Reads and checks a mod's text alone. Errors quote the text.
 
 use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
 use naga::{
@@ -11,16 +11,16 @@ use super::lexical::{check_depth, has_uniforms, without_comments};
 use super::write::{Refusal, refuse};
 use super::{Captured, Kind, invalid};
 
-/// Bytes of a text.
+/// The most bytes of a text.
 pub(super) const LONGEST: usize = 1 << 16;
-/// Words of a mod's uniforms.
+/// The most words of a mod's uniforms.
 pub(super) const UNIFORM_WORDS: usize = 16;
-/// Words of a value, and of the variables of a function.
+/// The most words of a value, and of the variables of a function.
 const MOST_WORDS: usize = 1024;
-/// Calls of functions, as if each were written out.
+/// The most calls of functions, counted as if each call were inlined.
 const MOST_CALLS: usize = 1000;
 
-/// The members of `At`: name, type, and what it is of query `q` and key `j`.
+/// The members of `At`: name, type, and the WGSL expression for query `q` and key `j`.
 pub(super) const AT: [(&str, &str, &str); 11] = [
     ("batch", "u32", "q.b"),
     ("head", "u32", "q.h"),
@@ -43,7 +43,7 @@ impl Kind {
         }
     }
 
-    /// In front of the names of its text.
+    /// The prefix of the names in its text.
     pub fn prefix(self) -> &'static str {
         match self {
             Kind::Score => "sm",
@@ -59,7 +59,8 @@ impl Kind {
     }
 }
 
-/// What the text may call, behind it: lines are its own.
+/// Returns the declarations that the text may use. They follow the text, so that its line numbers
+/// stay.
 fn prelude(text: &str, captured: &[Captured]) -> String {
     let members: String = AT.iter().map(|(name, ty, _)| format!("    {name}: {ty},\n")).collect();
     let mut prelude = format!("\nstruct At {{\n{members}}}\n");
@@ -80,7 +81,7 @@ impl Refusal {
     }
 }
 
-/// The line and column of `span` in `text`, and the line with carets under it.
+/// Returns the message, the line and column of `span` in `text`, and the line with carets under it.
 fn quoted(message: &str, span: Span, text: &str) -> String {
     let Some(range) = span.to_range().filter(|range| range.start <= text.len()) else {
         return message.to_string();
@@ -100,12 +101,12 @@ fn quoted(message: &str, span: Span, text: &str) -> String {
     )
 }
 
-/// The stack that [`read`] has, whoever calls: 2 MiB are too few for 60 nested blocks where naga is
-/// not optimised.
+/// The stack of the thread in [`with_stack`]. In 2 MiB, naga without optimisation overflows at 60
+/// nested blocks.
 #[cfg(not(target_arch = "wasm32"))]
 const STACK: usize = 1 << 26;
 
-/// What `f` gives, where naga has stack enough.
+/// Runs `f` on a thread with enough stack for naga.
 pub(super) fn with_stack<T: Send>(f: impl FnOnce() -> Result<T, String> + Send) -> Result<T, String> {
     #[cfg(not(target_arch = "wasm32"))]
     {
@@ -113,7 +114,7 @@ pub(super) fn with_stack<T: Send>(f: impl FnOnce() -> Result<T, String> + Send) 
         std::thread::scope(|scope| {
             let reader = thread.spawn_scoped(scope, f);
             let read = reader.map_err(|e| format!("there is no thread to read it: {e}"))?;
-            // Where naga fails on a text, that is refused.
+            // If naga panics on a text, the text is invalid.
             read.join().unwrap_or_else(|_| Err("naga cannot read it".to_string()))
         })
     }
@@ -121,7 +122,7 @@ pub(super) fn with_stack<T: Send>(f: impl FnOnce() -> Result<T, String> + Send) 
     f()
 }
 
-/// A checked text, as naga reads it.
+/// Parses and checks a text with naga.
 pub(super) fn module(text: &str, captured: &[Captured]) -> Result<(Module, ModuleInfo), String> {
     if text.len() > LONGEST {
         return Err(format!("a text of {} bytes; at most {LONGEST} are taken", text.len()));
@@ -136,7 +137,7 @@ pub(super) fn module(text: &str, captured: &[Captured]) -> Result<(Module, Modul
         if of_ours && error.message().contains("redefinition") {
             return format!("`{name}` is given to a mod: declare something of another name");
         }
-        // What it found may reach into what is behind the text.
+        // The error may reach into the declarations after the text.
         let message = error.message().lines().next().unwrap_or_default();
         if of_ours {
             return format!("the text ends early: {message}");
@@ -156,7 +157,7 @@ pub(super) fn module(text: &str, captured: &[Captured]) -> Result<(Module, Modul
     Ok((module, info))
 }
 
-/// What naga takes and a mod may not have.
+/// Checks for constructs that naga accepts and a mod may not have.
 fn check(module: &Module, length: usize) -> Result<(), Refusal> {
     if let Some((handle, variable)) = module.global_variables.iter().next() {
         let what = match variable.space {
@@ -205,7 +206,7 @@ fn check(module: &Module, length: usize) -> Result<(), Refusal> {
                 span,
             );
         }
-        // What is called comes before; recursion is refused by naga.
+        // Called functions come before their callers. Naga reports recursion.
         let mut all = 1usize;
         each_call(&function.body, &mut |callee| {
             all = all.saturating_add(calls.get(&callee).copied().unwrap_or(1))
@@ -233,7 +234,7 @@ fn is_plain(scalar: Scalar) -> bool {
     }
 }
 
-/// How many numbers a value of the type has.
+/// Returns the number of words of a value of the type.
 fn words(module: &Module, ty: Handle<Type>) -> usize {
     match &module.types[ty].inner {
         TypeInner::Vector { size, .. } => *size as usize,
@@ -247,7 +248,7 @@ fn words(module: &Module, ty: Handle<Type>) -> usize {
     }
 }
 
-/// What a block calls, each time that it does.
+/// Calls `called` for each call in a block.
 pub(super) fn each_call(block: &Block, called: &mut impl FnMut(Handle<Function>)) {
     for statement in block.iter() {
         match statement {

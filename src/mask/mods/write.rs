@@ -1,5 +1,5 @@
-//! A mod's functions as text of ours, from what naga has read of its author's: under names that
-//! clash with nothing, with indices that stay inside of arrays and loops that end.
+//! Writes a mod's functions as new WGSL, from naga's module of the author's text. Names clash with
+//! nothing, indices stay inside arrays, and loops end.
 
 use naga::common::wgsl::TryToWgsl as _;
 use naga::proc::TypeResolution;
@@ -12,7 +12,7 @@ use naga::{
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
 
-/// What a mod may not say, and where it says it.
+/// A construct that a mod may not have, and its place in the text.
 #[derive(Debug)]
 pub(super) struct Refusal {
     pub message: String,
@@ -23,31 +23,32 @@ pub(super) fn refuse<T>(message: impl Into<String>, span: Span) -> Result<T, Ref
     Err(Refusal { message: message.into(), span })
 }
 
-/// Rounds that all loops of a mod make together for a pair of query and key; then they end.
+/// The most rounds of all loops of a mod together for a pair of query and key. Then the loops end.
 pub(super) const ROUNDS: u32 = 4096;
 
-/// What is common to the functions of a mod.
+/// The state that the functions of a mod share.
 pub(super) struct Writer<'a> {
     pub module: &'a Module,
     pub info: &'a ModuleInfo,
-    /// In front of every name.
+    /// The prefix of every name.
     pub prefix: &'a str,
-    /// The struct `At`, its name, and which of its members the mod uses.
+    /// The struct `At`, its name, and the members that the mod uses.
     pub at: Handle<Type>,
     pub at_name: String,
     pub members: &'a [(&'static str, bool)],
-    /// Whether loops count their rounds.
+    /// True if loops count their rounds.
     pub counts_rounds: bool,
-    /// Functions that the kernel has.
+    /// The functions that the kernel declares.
     pub given: HashMap<Handle<Function>, Given>,
-    /// What functions read, and what those do that they call: a bit for each captured tensor.
+    /// The captured tensors that each function reads, directly or through calls: a bit for each
+    /// tensor.
     pub readings: HashMap<Handle<Function>, u32>,
 }
 
-/// A function that the kernel has.
+/// A function that the kernel declares.
 pub(super) struct Given {
     pub name: String,
-    /// Of which captured tensor it is the accessor.
+    /// The index of the captured tensor, if the function is an accessor.
     pub captured: Option<usize>,
 }
 
@@ -71,12 +72,12 @@ impl Writer<'_> {
             TypeInner::Array { base, size: ArraySize::Constant(n), .. } => {
                 format!("array<{}, {n}>", self.ty(*base))
             }
-            // What is checked before has no others.
+            // The checks admit no other types.
             _ => String::new(),
         }
     }
 
-    /// Whether values of the type have numbers that a derivative may have.
+    /// True if values of the type contain floats, which may have a derivative.
     pub fn has_floats(&self, inner: &TypeInner) -> bool {
         match inner {
             TypeInner::Scalar(scalar) | TypeInner::Vector { scalar, .. } => scalar.kind == ScalarKind::Float,
@@ -88,7 +89,7 @@ impl Writer<'_> {
         }
     }
 
-    /// The structs of a mod.
+    /// Returns the structs of a mod.
     pub fn structs(&self) -> String {
         let mut text = String::new();
         for (handle, ty) in self.module.types.iter().filter(|(handle, _)| *handle != self.at) {
@@ -107,12 +108,13 @@ impl Writer<'_> {
         given.unwrap_or_else(|| format!("{}_f{}", self.prefix, handle.index()))
     }
 
-    /// Whether the function, or what it calls, reads the n-th captured tensor.
+    /// True if the function reads the n-th captured tensor, directly or through calls.
     pub fn reads(&self, handle: Handle<Function>, n: usize) -> bool {
         self.readings.get(&handle).is_some_and(|bits| bits & 1 << n != 0)
     }
 
-    /// A function that gives the derivative beside the value, and the struct of both.
+    /// Returns the name of the function that computes value and derivative. `pair` names their
+    /// struct.
     pub fn dual(&self, handle: Handle<Function>) -> String {
         format!("{}_g{}", self.prefix, handle.index())
     }
@@ -121,12 +123,12 @@ impl Writer<'_> {
         format!("{}_G{}", self.prefix, handle.index())
     }
 
-    /// The text of a function.
+    /// Returns the text of a function.
     pub fn value(&self, handle: Handle<Function>) -> Result<String, Refusal> {
         Ok(self.write(handle, None)?.0)
     }
 
-    /// The text of a function that gives derivatives too, and of those that it calls.
+    /// Returns the text of a function with derivatives, and of the functions that it calls.
     pub fn derivative(&self, handle: Handle<Function>, by: By) -> Result<String, Refusal> {
         let (mut text, mut called) = self.write(handle, Some(by))?;
         let mut next = 0;
@@ -143,7 +145,7 @@ impl Writer<'_> {
         Ok(text)
     }
 
-    /// The text, and the functions whose derivatives it calls, each once.
+    /// Returns the text, and the functions whose derivatives it calls, each once.
     fn write(
         &self,
         handle: Handle<Function>,
@@ -189,15 +191,15 @@ impl Writer<'_> {
     }
 }
 
-/// What derivatives are by.
+/// The variable of a derivative.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum By {
     Score,
-    /// A reading of the n-th captured tensor: which of them, the kernel says.
+    /// A reading of the n-th captured tensor. The kernel selects the reading.
     Captured(usize),
 }
 
-/// Which of a function's values depend on what its derivative is by.
+/// The values of a function that depend on the variable of its derivative.
 #[derive(Default)]
 pub(super) struct Active {
     pub locals: HashSet<Handle<LocalVariable>>,
@@ -209,14 +211,14 @@ pub(super) struct Body<'a> {
     pub writer: &'a Writer<'a>,
     pub function: &'a Function,
     info: &'a FunctionInfo,
-    /// What it is of and by, where it is a derivative.
+    /// The function and the variable, if this is a derivative.
     pub dual: Option<(Handle<Function>, By)>,
     pub active: Active,
-    /// Expressions that have a name.
+    /// The expressions that have a name.
     written: HashSet<Handle<Expression>>,
     text: String,
     depth: usize,
-    /// Functions whose derivatives it calls.
+    /// The functions whose derivatives it calls.
     called: Vec<Handle<Function>>,
 }
 
@@ -246,8 +248,8 @@ impl<'a> Body<'a> {
 
     fn locals(&mut self) -> Result<(), Refusal> {
         let function = self.function;
-        // By names, as the author's `let` had them: what is made of them is then no constant, which
-        // must not overflow.
+        // Literals have names, as the author's `let` had. So expressions of them are no constants,
+        // in which overflow is an error.
         for (h, expression) in function.expressions.iter() {
             use Expression::{Constant, Literal, ZeroValue};
             if matches!(expression, Literal(_) | Constant(_) | ZeroValue(_)) {
@@ -378,7 +380,8 @@ impl<'a> Body<'a> {
             Statement::Store { pointer, value } => {
                 let (place, root) = self.place(*pointer, "l")?;
                 let stored = self.value(*value)?;
-                // Before the value is, on which the derivative's place may depend.
+                // The derivative is stored before the value, because its place may depend on the
+                // value.
                 if self.active.locals.contains(&root) {
                     let (place, _) = self.place(*pointer, "d")?;
                     let derivative =
@@ -435,8 +438,8 @@ impl<'a> Body<'a> {
         Ok(())
     }
 
-    /// Where a pointer points, and the variable it begins at; `kind` is l for values, d for
-    /// derivatives.
+    /// Returns the place of a pointer, and the variable at which it begins. `kind` is l for values,
+    /// d for derivatives.
     pub(super) fn place(
         &self,
         h: Handle<Expression>,
@@ -456,7 +459,7 @@ impl<'a> Body<'a> {
         }
     }
 
-    /// The variable that a pointer begins at.
+    /// Returns the variable at which a pointer begins.
     pub(super) fn root(&self, mut h: Handle<Expression>) -> Option<Handle<LocalVariable>> {
         loop {
             match &self.function.expressions[h] {
@@ -467,7 +470,7 @@ impl<'a> Body<'a> {
         }
     }
 
-    /// The type behind a pointer, or the type itself.
+    /// Returns the type behind a pointer, or the type itself.
     fn pointee(&self, h: Handle<Expression>) -> (&'a TypeInner, Option<Handle<Type>>) {
         match (&self.info[h].ty, self.inner(h)) {
             (_, TypeInner::Pointer { base, .. }) => (&self.writer.module.types[*base].inner, Some(*base)),
@@ -484,7 +487,7 @@ impl<'a> Body<'a> {
         }
     }
 
-    /// An index, within what it is of.
+    /// Returns an index, clamped to the length of `base`.
     pub(super) fn index(
         &self,
         base: Handle<Expression>,
@@ -500,7 +503,7 @@ impl<'a> Body<'a> {
         Ok(format!("min(u32({}), {}u)", self.value(index)?, length - 1))
     }
 
-    /// An expression by its name, or written out where it has none.
+    /// Returns the name of an expression, or its text if it has no name.
     pub(super) fn value(&self, h: Handle<Expression>) -> Result<String, Refusal> {
         if self.written.contains(&h) { Ok(format!("e{}", h.index())) } else { self.compute(h) }
     }
@@ -560,13 +563,13 @@ impl<'a> Body<'a> {
         })
     }
 
-    /// Of a struct's members, those that are written: all, but of `At` those that are used.
+    /// Returns the members of a struct that the text has. `At` has only the used members.
     pub(super) fn kept<T: Copy>(&self, ty: Handle<Type>, components: &[T]) -> Vec<T> {
         let is_kept = |n: usize| ty != self.writer.at || self.writer.members[n].1;
         components.iter().enumerate().filter(|(n, _)| is_kept(*n)).map(|(_, h)| *h).collect()
     }
 
-    /// A constant of the mod's, which naga has evaluated.
+    /// Returns a constant of the mod, which naga has evaluated.
     fn constant(&self, h: Handle<Expression>) -> Result<String, Refusal> {
         let module = self.writer.module;
         Ok(match &module.global_expressions[h] {
@@ -589,7 +592,7 @@ impl<'a> Body<'a> {
     }
 }
 
-/// Whether the function gives a struct that only naga can name.
+/// True if the function returns a struct that only naga can name.
 fn gives_structs(fun: MathFunction) -> bool {
     matches!(fun, MathFunction::Modf | MathFunction::Frexp)
 }
@@ -603,7 +606,7 @@ fn literal(value: Literal) -> String {
         Literal::Bool(b) => b.to_string(),
         Literal::AbstractInt(n) => format!("({n})"),
         Literal::AbstractFloat(x) => format!("({x:?})"),
-        // What is checked before has no others.
+        // The checks admit no other literals.
         _ => String::new(),
     }
 }

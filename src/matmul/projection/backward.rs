@@ -9,8 +9,8 @@ use crate::tensor::{
     Access, CallTensors, Element, Error, LONGEST_AXIS, TensorView, check_aliasing, count, same_view,
 };
 
-/// The gradients of one product of a projection, `y = x Wᵀ + b`, each written where it is asked
-/// for.
+/// The gradients of one product of a projection, `y = x Wᵀ + b`. Only the requested gradients are
+/// computed.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct ProjectionBackward<'a> {
@@ -23,42 +23,44 @@ pub struct ProjectionBackward<'a> {
 }
 
 impl<'a> ProjectionBackward<'a> {
-    /// `forward` as it was made, without an [`activation`](ProjectionForward::activation), whose
-    /// `x` and weight are read, and the gradient with respect to its `out`, `[batch, heads, length,
-    /// dim]`, in any strides; F32, F16 or BF16.
+    /// The backward pass of `forward`, which must not have an
+    /// [`activation`](ProjectionForward::activation). It reads `x` and the weight of `forward`.
+    /// `d_y` is the gradient of its `out`, `[batch, heads, length, dim]`, with any strides; F32,
+    /// F16 or BF16.
     pub fn new(forward: ProjectionForward<'a>, d_y: TensorView<'a>) -> Self {
         let [d_x, d_weight, d_bias] = [None; 3];
         ProjectionBackward { forward, d_y, d_x, d_weight, d_bias, accumulate: false }
     }
 
-    /// Writes `d_x = d_y W` there, shaped as `x`; F32, F16 or BF16.
+    /// Sets the output for `d_x = d_y W`, with the shape of `x`; F32, F16 or BF16.
     pub fn d_x(mut self, d_x: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_x = d_x.into();
         self
     }
 
-    /// Writes `d_W = d_yᵀ x`, summed over all rows of all sequences, there, shaped as the weight;
-    /// F32, F16 or BF16. Of one narrow head that all share, it is the sum over them.
+    /// Sets the output for `d_W = d_yᵀ x`, summed over all rows of all sequences. It has the shape
+    /// of the weight; F32, F16 or BF16. If all heads share one narrow head, it is the sum over the
+    /// heads.
     pub fn d_weight(mut self, d_weight: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_weight = d_weight.into();
         self
     }
 
-    /// Writes `d_b = Σ d_y`, over all rows of all sequences, there: `[heads · dim]`, see
-    /// [`TensorView::vector`]; F32, F16 or BF16.
+    /// Sets the output for `d_b = Σ d_y`, summed over all rows of all sequences: `[heads · dim]`,
+    /// see [`TensorView::vector`]; F32, F16 or BF16.
     pub fn d_bias(mut self, d_bias: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_bias = d_bias.into();
         self
     }
 
-    /// Adds the gradients to what is there instead of writing over it. The sum is rounded to the
-    /// gradient's type: choose F32 for many.
+    /// Adds the gradients to the outputs instead of overwriting them. The sum is rounded to the
+    /// gradient's type: choose F32 to add many gradients.
     pub fn accumulate(mut self, accumulate: bool) -> Self {
         self.accumulate = accumulate;
         self
     }
 
-    /// What is to be computed.
+    /// The gradients to compute. Adds them to `written`.
     fn op(&self, written: &mut Written<'a>) -> LinearBackward<'a> {
         let mut gradient = |of, name: &'static str, view: Option<TensorView<'a>>| {
             Some(written.add(of, name, view?, self.accumulate))
@@ -96,13 +98,13 @@ impl<'a> ProjectionBackward<'a> {
         tensors.write("d_weight", d_weight, Element::Float, weight.shape())?;
         tensors.write("d_bias", d_bias, Element::Float, [1, 1, 1, heads.saturating_mul(dim)])?;
         check_summed_rows("x", &x, if narrow { heads } else { 1 })?;
-        // Only gradients of several products are summed in one view.
+        // Only gradients of several products may be summed in one view.
         tensors.check_aliasing()
     }
 }
 
 /// Refuses more rows of `x`, `[batch, 1, length, features]`, or of its parts for `heads`, than
-/// indices count: repeated ones take no memory.
+/// indices can count. Repeated rows take no memory, so no buffer limits their number.
 pub(crate) fn check_summed_rows(tensor: &'static str, x: &TensorView, heads: usize) -> Result<(), Error> {
     let [batch, _, length, _] = x.shape();
     if count([batch, heads, length, 1]) <= LONGEST_AXIS {
@@ -112,7 +114,7 @@ pub(crate) fn check_summed_rows(tensor: &'static str, x: &TensorView, heads: usi
     Err(Error::Overflow { tensor, shape, strides, offset })
 }
 
-/// Of what a gradient is.
+/// The tensor to which a gradient belongs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GradientOf {
     Input,
@@ -123,12 +125,12 @@ pub(crate) enum GradientOf {
     NormBias,
 }
 
-/// The gradients that a call writes. The same view, named again for as much, has the sum.
+/// The gradients that a call writes. A view that several gradients share receives their sum.
 #[derive(Default)]
 pub(crate) struct Written<'a>(Vec<(GradientOf, &'static str, TensorView<'a>)>);
 
 impl<'a> Written<'a> {
-    /// A gradient, in the order in which they are computed.
+    /// Adds a gradient. Call it in the order in which the gradients are computed.
     pub fn add(
         &mut self,
         of: GradientOf,
@@ -143,7 +145,7 @@ impl<'a> Written<'a> {
         Gradient { view, accumulates: accumulates || again }
     }
 
-    /// Each view once, with the name it had first.
+    /// Each view once, with its first name.
     pub fn views(&self) -> Vec<(&'static str, TensorView<'a>)> {
         self.0.iter().map(|(_, name, view)| (*name, *view)).collect()
     }
@@ -152,10 +154,12 @@ impl<'a> Written<'a> {
 impl Projection {
     /// Records the gradients of `products` into an encoder or a pass, one after the other.
     ///
-    /// Products that name the same view for a gradient, as queries, keys and values projected from
-    /// one `x` do, give their sum there, added up in the order of the list and rounded to the
-    /// view's type after each. Sums are f32. The same call gives the same bits on every run:
-    /// nothing is added up atomically. Matrix units are not used.
+    /// Products may share one view for a gradient, for example queries, keys and values projected
+    /// from one `x`. The view then receives the sum, in the order of the list. The sum is rounded
+    /// to the view's type after each product.
+    ///
+    /// Sums are f32. The same call gives the same bits on every run, because no sum is atomic.
+    /// Matrix units are not used.
     ///
     /// ```no_run
     /// # use wgpu_attention::{Error, Projection, TensorView, wgpu};
@@ -171,18 +175,19 @@ impl Projection {
     /// ```
     ///
     /// # Errors
-    /// Everything that [`Error`] lists for tensors, gradients that share a buffer with an input, views of gradients that
-    /// overlap and are not the same; then nothing has been recorded.
+    /// Every [`Error`] of tensors, for example gradients that share a buffer with an input. Views
+    /// of gradients that overlap without being equal are also errors. After an error nothing has
+    /// been recorded.
     pub fn backward(&self, into: &mut impl Recorder, products: &[ProjectionBackward]) -> Result<(), Error> {
         self.prepare_backward(products)?.record(into);
         Ok(())
     }
 
-    /// Checks the gradients, compiles and binds what they need. [`Prepared::record`] then records
-    /// them as often as you like.
+    /// Checks the gradients, then compiles and binds their kernels. [`Prepared::record`] can then
+    /// record them any number of times.
     ///
     /// # Errors
-    /// As [`backward`](Self::backward).
+    /// See [`backward`](Self::backward).
     pub fn prepare_backward<'a>(&self, products: &[ProjectionBackward<'a>]) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
         products.iter().try_for_each(|product| product.check(device))?;

@@ -1,4 +1,5 @@
-//! Up to three products in one dispatch, or in as few as the device's bindings allow.
+//! Dispatches of projections: up to three products in one dispatch, if the device's bindings allow
+//! it.
 
 use super::kernels::project::{PARTS, ProjectCall, ProjectPart};
 use crate::device::DeviceFacts;
@@ -19,12 +20,12 @@ pub(crate) struct LinearOp<'a> {
     /// `[batch, heads, length, dim]`.
     pub y: TensorView<'a>,
     pub narrow: bool,
-    /// What becomes of `x Wᵀ + b`; the same in all products of a dispatch.
+    /// The activation that is applied to `x Wᵀ + b`. All products of a dispatch have the same one.
     pub activation: Option<Activation>,
 }
 
 impl LinearOp<'_> {
-    /// x as each product sees it: `[batch, heads or 1, length, features of one product]`.
+    /// The view of x for each product: `[batch, heads or 1, length, features of one product]`.
     fn x_layout(&self) -> Layout {
         let mut layout = self.x.layout;
         if self.narrow {
@@ -35,14 +36,14 @@ impl LinearOp<'_> {
         layout
     }
 
-    /// Whether the rows of all sequences lie at one stride, so that they are one matrix.
+    /// True if the rows of all sequences have one common stride, so that they form one matrix.
     fn is_one_matrix(&self) -> bool {
         let Layout { shape, strides, .. } = self.x.layout;
         shape[0] == 1 || strides[0] == shape[2] * strides[2]
     }
 }
 
-/// Buffers bound for one kind of tensor, and where each part finds its own.
+/// The buffers that are bound for one kind of tensor, and the place of each part in them.
 struct SharedWindows<'a> {
     windows: Vec<Window<'a>>,
     dtype: DType,
@@ -87,10 +88,11 @@ fn bind<'a>(views: &[TensorView<'a>], others: &[Window<'a>], device: &DeviceFact
     SharedWindows { places: places.collect(), dtype, windows }
 }
 
-/// The dispatches of `products`: one where their outputs share a buffer and the bindings suffice.
+/// The dispatches of `products`. It is one dispatch if their outputs share a buffer and the device
+/// has enough bindings.
 ///
 /// # Errors
-/// A `kernel_options` that insists on what these products cannot have.
+/// `kernel_options` demands kernels that these products do not support.
 pub(crate) fn dispatches<'a>(
     products: &[LinearOp<'a>],
     kernel_options: &KernelOptions,
@@ -103,7 +105,8 @@ pub(crate) fn dispatches<'a>(
     Ok(dispatches)
 }
 
-/// Up to [`PARTS`] products in one dispatch if it can be had, else the first apart.
+/// Puts up to [`PARTS`] products into one dispatch if possible. Otherwise the first product gets a
+/// separate dispatch.
 fn together<'a>(
     products: &[LinearOp<'a>],
     kernel_options: &KernelOptions,
@@ -111,7 +114,7 @@ fn together<'a>(
 ) -> Result<Dispatches<'a>, Error> {
     let Some((first, rest)) = products.split_first() else { return Ok(Vec::new()) };
     let bound = Bound::new(products, device);
-    // One dispatch has one batch count.
+    // All products of a dispatch have the same batch size.
     let one_batch = rest.iter().all(|p| p.x.shape()[0] == first.x.shape()[0]);
     let one_dispatch = rest.is_empty() || one_batch && bound.fits(device);
     if !one_dispatch {
@@ -134,7 +137,7 @@ impl<'a> Bound<'a> {
     fn new(products: &[LinearOp<'a>], device: &DeviceFacts) -> Self {
         let of =
             |view: &dyn Fn(&LinearOp<'a>) -> TensorView<'a>| products.iter().map(view).collect::<Vec<_>>();
-        // Parts without a bias point at another's and do not read it.
+        // Parts without a bias refer to the bias of another part, but do not read it.
         let biases = products.iter().find_map(|p| p.bias);
         let biases = biases.map_or(Vec::new(), |some| of(&|p| p.bias.unwrap_or(some)));
         let kinds = [of(&|p| p.x), of(&|p| p.w), biases, of(&|p| p.y)];
@@ -152,7 +155,7 @@ impl<'a> Bound<'a> {
         Bound { xs: bound(0), ws: bound(1), biases, ys: bound(3) }
     }
 
-    /// Whether one kernel can bind them; its output is one buffer.
+    /// True if one kernel can bind the buffers. Its output is one buffer.
     fn fits(&self, device: &DeviceFacts) -> bool {
         let count = |b: &SharedWindows| b.windows.len();
         let biases = self.biases.as_ref().map_or(0, count);
@@ -160,11 +163,11 @@ impl<'a> Bound<'a> {
         bindings <= device.max_storage_buffers as usize && count(&self.ys) == 1
     }
 
-    /// What the kernel is told of the `n`-th product.
+    /// The kernel's parameters for the `n`-th product.
     fn part(&self, n: usize, product: &LinearOp, rows: usize) -> ProjectPart {
         let [_, heads, length, dim] = product.y.shape();
         let (x, w, y) = (product.x_layout(), product.w.layout, product.y.layout);
-        // A narrow weight of one head serves all.
+        // All heads share a narrow weight of one head.
         let w_head = if w.shape[1] == 1 { 0 } else { w.strides[1] };
         let (x_slot, x_offset) = self.xs.places[n];
         let (w_slot, w_offset) = self.ws.places[n];
@@ -193,9 +196,9 @@ impl<'a> Bound<'a> {
     }
 }
 
-/// How the products of a dispatch share it.
+/// The common shape of the products of a dispatch.
 struct Together {
-    /// The rows of all sequences are one matrix.
+    /// True if the rows of all sequences form one matrix.
     one_matrix: bool,
     batches: usize,
     z_heads: usize,
@@ -224,7 +227,7 @@ impl Together {
     }
 }
 
-/// `products` as one dispatch.
+/// Puts `products` into one dispatch.
 fn dispatch<'a>(
     products: &[LinearOp<'a>],
     bound: Bound<'a>,
@@ -253,19 +256,19 @@ fn dispatch<'a>(
         tiles,
         width: Width::of(outline.in_fours),
         w_along_columns: outline.w_along_columns,
-        // Four output columns at once lie in one head.
+        // Four output columns that are stored as a vec4 belong to one head.
         store: Width::of(products.iter().all(|p| p.y.layout.in_fours(3))),
         activation: first.activation,
     };
     Ok(call.dispatch(plan::grid(tiles, product), device))
 }
 
-/// What a plan must know of `products`, in one dispatch.
+/// The properties of `products` in one dispatch, for the plan.
 pub(crate) fn outline_of(products: &[LinearOp], kernel_options: &KernelOptions) -> ProductOutline {
     outline(products, Together::of(products).shape(products), kernel_options)
 }
 
-/// What a plan must know of `products`, together of shape `product`.
+/// The properties of `products`, for the plan. `product` is their common shape.
 fn outline(
     products: &[LinearOp],
     product: plan::MatmulShape,

@@ -1,5 +1,5 @@
-//! Gradients of projections: a product each for the input and the weight, sums of columns for the
-//! bias.
+//! Gradients of projections: products for the gradients of input and weight, column sums for the
+//! gradient of the bias.
 
 use super::kernels::column_sums::{COLUMNS, ColumnSumsCall};
 use super::kernels::project_backward::{LEVELS, ProductAxis, ProjectBackwardCall};
@@ -8,14 +8,14 @@ use crate::kernel::{Dispatch, Dispatches, KernelOptions, Width};
 use crate::matmul::plan::{self, MatmulShape, Tiles};
 use crate::tensor::{Error, Layout, TensorView};
 
-/// A gradient: where it goes, and whether it is added to what is there.
+/// A gradient: its output, and whether the kernel adds to the output.
 #[derive(Clone, Copy)]
 pub(crate) struct Gradient<'a> {
     pub view: TensorView<'a>,
     pub accumulates: bool,
 }
 
-/// The gradients of one projection that are wanted, of checked tensors.
+/// The requested gradients of one projection, of checked tensors.
 #[derive(Clone, Copy)]
 pub(crate) struct LinearBackward<'a> {
     /// `[1, 1, heads · dim, features]`, or `[1, heads or 1, dim, features / heads]` if narrow.
@@ -24,14 +24,14 @@ pub(crate) struct LinearBackward<'a> {
     pub d_y: TensorView<'a>,
     /// `[batch, 1, length, features]`.
     pub d_x: Option<Gradient<'a>>,
-    /// x, which is as `d_x`; and where its gradient goes, as `w`.
+    /// x, with the shape of `d_x`, and the gradient of the weight, with the shape of `w`.
     pub d_w: Option<(TensorView<'a>, Gradient<'a>)>,
     /// `[1, 1, 1, heads · dim]`.
     pub d_b: Option<Gradient<'a>>,
     pub narrow: bool,
 }
 
-/// An axis in the two tensors that have it: elements, strides.
+/// An axis that two tensors have: its elements, and its stride in each tensor.
 #[derive(Clone, Copy)]
 pub(crate) struct Axis {
     pub n: usize,
@@ -39,7 +39,8 @@ pub(crate) struct Axis {
     pub right: usize,
 }
 
-/// `axes`, the outermost first, as one axis of a product, and of how many it is made.
+/// Merges `axes`, the outermost first, into one axis of a product. Also returns the number of
+/// levels that are left.
 fn nested(axes: &[Axis]) -> (ProductAxis, u32) {
     let mut levels: Vec<Axis> = Vec::new();
     for axis in axes.iter().rev().filter(|axis| axis.n > 1) {
@@ -62,7 +63,7 @@ fn nested(axes: &[Axis]) -> (ProductAxis, u32) {
     (product, levels.len().max(1) as u32)
 }
 
-/// How B is loaded: width, and whether along its columns.
+/// The loads of B: their width, and whether they go along B's columns.
 pub(crate) fn b_loads(layout: &Layout, inner_fours: bool) -> (Width, bool) {
     let along_n = layout.in_fours(3);
     if along_n || inner_fours {
@@ -71,7 +72,7 @@ pub(crate) fn b_loads(layout: &Layout, inner_fours: bool) -> (Width, bool) {
     (Width::One, layout.strides[2] != 1 || layout.strides[3] == 1)
 }
 
-/// C = A · B, `count` times.
+/// The product C = A · B, `count` times.
 pub(crate) struct Product<'a> {
     pub a: TensorView<'a>,
     pub b: TensorView<'a>,
@@ -79,17 +80,17 @@ pub(crate) struct Product<'a> {
     pub rows: Vec<Axis>,
     pub cols: Axis,
     pub inner: Vec<Axis>,
-    /// Whether the inner axis is that of A's channels, along which it is loaded.
+    /// True if the inner axis is A's channels. A is then loaded along it.
     pub inner_is_channels: bool,
     pub b_loads: (Width, bool),
     pub c_width: Width,
     pub count: usize,
-    /// From one product to the next in A, B and C.
+    /// The steps from one product to the next in A, B and C.
     pub step: [usize; 3],
 }
 
 impl<'a> LinearBackward<'a> {
-    /// x or its gradient as each product sees it: `[batch, heads or 1, length, features of one
+    /// The view of x or its gradient for each product: `[batch, heads or 1, length, features of one
     /// product]`.
     fn split(&self, mut layout: Layout) -> Layout {
         if self.narrow {
@@ -100,13 +101,14 @@ impl<'a> LinearBackward<'a> {
         layout
     }
 
-    /// Batch entries and rows in d_y and in x or its gradient.
+    /// The axes of batch entries and rows, in d_y and in x or its gradient.
     fn row_axes(&self, x: &Layout) -> [Axis; 2] {
         let d_y = &self.d_y.layout;
         [0, 2].map(|axis| Axis { n: d_y.shape[axis], left: d_y.strides[axis], right: x.strides[axis] })
     }
 
-    /// Heads, if one product has all, and channels, in d_y and in the weight or its gradient.
+    /// The axes of heads and channels, in d_y and in the weight or its gradient. Narrow products
+    /// have no axis of heads.
     fn channel_axes(&self, w: &Layout) -> Vec<Axis> {
         let Layout { shape: [_, heads, _, dim], strides, .. } = self.d_y.layout;
         let channels = Axis { n: dim, left: strides[3], right: w.strides[2] };
@@ -129,7 +131,7 @@ impl<'a> LinearBackward<'a> {
             b_loads: b_loads(&w, w.in_fours(2)),
             c_width: Width::of(d_x.in_fours(3)),
             count,
-            // A narrow weight of one head serves all.
+            // All heads share a narrow weight of one head.
             step: [self.d_y.strides()[1], if w.shape[1] == 1 { 0 } else { w.strides[1] }, d_x.strides[1]],
         }
     }
@@ -142,7 +144,7 @@ impl<'a> LinearBackward<'a> {
         if self.narrow && d_w.shape[1] > 1 {
             count = d_w.shape[1];
         } else if self.narrow {
-            // What all heads share is a sum over them.
+            // The gradient of a weight that all heads share is a sum over the heads.
             inner.push(Axis { n: self.d_y.shape()[1], left: self.d_y.strides()[1], right: x.strides[1] });
         }
         Product {
@@ -161,8 +163,8 @@ impl<'a> LinearBackward<'a> {
     }
 }
 
-/// What sums `d_y`, `[batch, heads, length, dim]`, over all rows of all sequences into `c`, `[1, 1,
-/// 1, heads · dim]`.
+/// Sums `d_y`, `[batch, heads, length, dim]`, over all rows of all sequences into `c`, `[1, 1, 1,
+/// heads · dim]`.
 pub(crate) fn column_sums<'a>(d_y: TensorView<'a>, c: Gradient<'a>, device: &DeviceFacts) -> Dispatch<'a> {
     let [batch, heads, length, dim] = d_y.shape();
     let sums = c.view.window(device).layout;
@@ -194,8 +196,8 @@ impl<'a> Product<'a> {
             MatmulShape { batch: self.count, rows: rows.lengths[0] as usize, cols: cols.lengths[0] as usize };
         let tiles = plan::choose_gradient(shape, kernel_options, device)?;
         let d_y = &self.a.layout;
-        // The form for software drivers broadcasts A, by single elements where they do not lie
-        // along the inner axis.
+        // The variant for software drivers broadcasts A. It loads single elements if A is not
+        // contiguous along the inner axis.
         let gpu = matches!(tiles, Tiles::Gpu { .. });
         let along_rows = d_y.strides[2] == 1 && d_y.strides[3] != 1;
         let a_along_m = gpu && !self.inner_is_channels && !along_rows;
@@ -224,11 +226,12 @@ impl<'a> Product<'a> {
     }
 }
 
-/// The dispatches of all gradients that `calls` want, in order: what adds to a gradient comes after
-/// it.
+/// The dispatches of all requested gradients, in order. A dispatch that adds to a gradient follows
+/// the dispatch that writes it.
 ///
 /// # Errors
-/// A `kernel_options` that insists on what these products cannot have; kernels that are put aside and that nothing replaces.
+/// `kernel_options` demands kernels that these products do not support, or the kernels are disabled
+/// and no other kernel replaces them.
 pub(crate) fn dispatches<'a>(
     calls: &[LinearBackward<'a>],
     kernel_options: &KernelOptions,
@@ -269,7 +272,7 @@ mod tests {
             (axis.lengths, axis.left, axis.right, count),
             ([6, 6, 0, 0], [4, 0, 0, 0], [8, 0, 0, 0], 1)
         );
-        // An axis of one element has no stride that matters.
+        // The stride of an axis of one element does not matter.
         let (axis, count) = levels(&[[5, 7, 1], [1, usize::MAX, usize::MAX]]);
         assert_eq!(
             (axis.lengths, axis.left, axis.right, count),

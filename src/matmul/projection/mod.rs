@@ -1,4 +1,4 @@
-//! The operator: `y = x Wᵀ + b`, for queries, keys and values at once.
+//! The projection operator: `y = x Wᵀ + b`, for queries, keys and values in one call.
 
 mod backward;
 pub(crate) mod dispatch;
@@ -23,15 +23,15 @@ use crate::tensor::{
 /// Weight and bias of one projection, on the device.
 #[derive(Clone, Copy, Debug)]
 pub struct Linear<'a> {
-    /// `[out, in]` as [`TensorView::matrix`]; any strides, so `[in, out]` storage is a transposed
-    /// view. Of a narrow layer: `[1, heads, dim, in / heads]`, or one head for a matrix that all
-    /// share.
+    /// `[out, in]` as [`TensorView::matrix`], with any strides: `[in, out]` storage is a transposed
+    /// view. The weight of a narrow layer is `[1, heads, dim, in / heads]`, or `[1, 1, dim, in /
+    /// heads]` if all heads share it.
     pub weight: TensorView<'a>,
     /// `[out]` as [`TensorView::vector`].
     pub bias: Option<TensorView<'a>>,
 }
 
-/// A [`Linear`] whose buffers are kept.
+/// A [`Linear`] that keeps its buffers alive.
 #[derive(Clone, Debug)]
 pub(crate) struct OwnedLinear {
     pub weight: Tensor,
@@ -49,31 +49,31 @@ impl OwnedLinear {
     }
 }
 
-/// One product of a projection: from `[batch, 1, length, features]` straight into heads.
+/// One product of a projection. It maps `[batch, 1, length, features]` directly to heads.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct ProjectionForward<'a> {
     /// `[batch, 1, length, features]`, see [`TensorView::sequence`].
     pub(crate) x: TensorView<'a>,
-    /// `[heads · dim, features]`; of a narrow projection `[1, heads or 1, dim, features / heads]`.
+    /// `[heads · dim, features]`, or `[1, heads or 1, dim, features / heads]` if narrow.
     pub(crate) linear: Linear<'a>,
-    /// `[batch, heads, length, dim]` in any strides; one head is a plain linear layer.
+    /// `[batch, heads, length, dim]` with any strides. With one head it is a plain linear layer.
     pub(crate) out: TensorView<'a>,
-    /// Each head reads only its own slice of `x`.
+    /// True if each head reads only a separate slice of `x`.
     pub(crate) narrow: bool,
-    /// What becomes of `x Wᵀ + b`.
+    /// The activation that is applied to `x Wᵀ + b`.
     pub(crate) activation: Option<Activation>,
 }
 
-/// Linear layers whose outputs are attention heads: up to three products in one dispatch where
-/// their outputs share a buffer and the device binds enough buffers, in several otherwise.
+/// Linear layers whose outputs are attention heads. Use it if the application computes something
+/// between projection and attention, for example a rotation of queries and keys.
+/// [`MultiHeadAttention`](crate::MultiHeadAttention) computes the whole layer.
 ///
-/// For applications that do something between projection and attention, such as rotating queries
-/// and keys; [`MultiHeadAttention`](crate::MultiHeadAttention) does the whole layer.
+/// Up to three products form one dispatch, if their outputs share a buffer and the device can bind
+/// enough buffers.
 ///
-/// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep
-/// some buffers alive: see
-/// [`forget`](Self::forget).
+/// The operator stores the bindings of recent calls, so that a repeated call creates nothing. The
+/// bindings keep some buffers alive: see [`forget`](Self::forget).
 #[derive(Clone, Debug)]
 pub struct Projection {
     pipelines: Pipelines,
@@ -82,12 +82,12 @@ pub struct Projection {
 }
 
 impl Projection {
-    /// Projections with pipelines of their own.
+    /// Creates the operator with separate pipelines.
     pub fn new(device: &wgpu::Device) -> Self {
         Self::with_pipelines(&Pipelines::new(device))
     }
 
-    /// Projections that share pipelines with other operators on the device.
+    /// Creates the operator with pipelines that other operators of the device share.
     pub fn with_pipelines(pipelines: &Pipelines) -> Self {
         Projection {
             pipelines: pipelines.clone(),
@@ -96,23 +96,23 @@ impl Projection {
         }
     }
 
-    /// The pipelines, to share.
+    /// The pipelines of the operator, to share with other operators.
     pub fn pipelines(&self) -> &Pipelines {
         &self.pipelines
     }
 
-    /// Drops the bindings of its calls, and with them the references to their buffers. Clones share
-    /// them.
+    /// Drops the bindings of past calls, and with them the references to their buffers. Clones
+    /// share the bindings.
     ///
-    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until
-    /// then, the buffers that only they keep alive have at most twice the bytes of the last call's,
-    /// or 8 MiB if that is more.
+    /// Without this call, unused bindings are dropped after a few calls, at most 64. Until then,
+    /// the buffers that only these bindings keep alive are limited. They have at most twice the
+    /// bytes of the last call's buffers, or 8 MiB if that is more.
     pub fn forget(&self) {
         self.bindings.clear();
     }
 
-    /// How products are computed, not what: the form of kernels and the use of matrix units, which
-    /// multiply in f16 and sum in f32. The rest of [`KernelOptions`] does not concern them.
+    /// Sets the class of kernels and the use of matrix units. Matrix units multiply f16 and
+    /// accumulate in f32. The other [`KernelOptions`] do not apply to projections.
     pub fn kernel_options(mut self, kernel_options: KernelOptions) -> Self {
         self.kernel_options = kernel_options;
         self
@@ -121,24 +121,24 @@ impl Projection {
     /// Records the products into an encoder or a pass.
     ///
     /// # Errors
-    /// Everything that [`Error`] lists for tensors; then nothing has been recorded. The inputs must be of
-    /// one dtype, and so must the weights, the biases and the outputs.
+    /// Every [`Error`] of tensors. The inputs must have one dtype, and so must the weights, the
+    /// biases and the outputs. After an error nothing has been recorded.
     pub fn forward(&self, into: &mut impl Recorder, products: &[ProjectionForward]) -> Result<(), Error> {
         self.prepare(products)?.record(into);
         Ok(())
     }
 
-    /// What plans know of products that are computed together, unchecked.
+    /// The properties of products that are computed together, for the plan. They are not checked.
     pub(crate) fn outline(&self, products: &[ProjectionForward]) -> ProductOutline {
         let products: Vec<_> = products.iter().map(ProjectionForward::op).collect();
         dispatch::outline_of(&products, &self.kernel_options)
     }
 
-    /// Checks the products, compiles and binds what they need. [`Prepared::record`] then records
-    /// them as often as you like.
+    /// Checks the products, then compiles and binds their kernels. [`Prepared::record`] can then
+    /// record them any number of times.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward).
+    /// See [`forward`](Self::forward).
     pub fn prepare(&self, products: &[ProjectionForward]) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
         let Some(first) = products.first() else {
@@ -173,22 +173,22 @@ impl Projection {
 }
 
 impl<'a> ProjectionForward<'a> {
-    /// `x` is `[batch, 1, length, features]` (see [`TensorView::sequence`]), `out` `[batch, heads,
-    /// length, dim]` in any strides; one head is a plain linear layer. The weight is `[heads · dim,
-    /// features]`.
+    /// A product of `x`, `[batch, 1, length, features]` (see [`TensorView::sequence`]), and a
+    /// weight, `[heads · dim, features]`. `out` is `[batch, heads, length, dim]` with any strides.
+    /// With one head it is a plain linear layer.
     pub fn new(x: TensorView<'a>, linear: Linear<'a>, out: TensorView<'a>) -> Self {
         ProjectionForward { x, linear, out, narrow: false, activation: None }
     }
 
-    /// Each head reads only its own slice of `x`: the weight is `[1, heads or 1, dim, features /
-    /// heads]`.
+    /// Lets each head read only a separate slice of `x`. The weight is then `[1, heads or 1, dim,
+    /// features / heads]`.
     pub fn narrow(mut self, narrow: bool) -> Self {
         self.narrow = narrow;
         self
     }
 
-    /// What `x Wᵀ + b` becomes before it is written, in f32: `linear1` and the activation of a
-    /// feed-forward layer in one dispatch.
+    /// Applies an activation to `x Wᵀ + b` in f32, before the result is written. Use it to compute
+    /// `linear1` and the activation of a feed-forward layer in one dispatch.
     pub fn activation(mut self, activation: impl Into<Option<Activation>>) -> Self {
         self.activation = activation.into();
         self
@@ -223,7 +223,7 @@ pub(crate) fn check_weight(
     check_float(tensor, view)?;
     view.check(tensor, access, device)?;
     [0, 2, 3].into_iter().try_for_each(|axis| expect(tensor, view.shape(), axis, shape[axis]))?;
-    // One narrow matrix may serve all heads.
+    // All heads may share one narrow matrix.
     let heads = if view.shape()[1] == 1 { 1 } else { shape[1] };
     expect(tensor, view.shape(), 1, heads)
 }

@@ -2,8 +2,8 @@
 
 use crate::tensor::{Error, Real, check_sizes, expect_length};
 
-/// Weight `[out, in]` and bias `[out]` of one projection. Narrow projections have one `[dim, in /
-/// heads]` matrix per head, one after the other.
+/// Weight `[out, in]` and bias `[out]` of one projection. The weight of a narrow projection is one
+/// `[dim, in / heads]` matrix per head, one after the other.
 #[derive(Clone, Copy, Debug)]
 pub struct HostLinear<'a, R> {
     /// `[out, in]`, dense.
@@ -16,7 +16,7 @@ pub struct HostLinear<'a, R> {
 /// `y[r, o] = Σᵢ x[r, i] · weight[o, i] + bias[o]`, shape `[rows, d_out]`.
 ///
 /// # Errors
-/// A width of 0, slices of another length.
+/// A width is 0, or a slice has the wrong length.
 pub fn project<R: Real>(
     x: &[R],
     weight: &[R],
@@ -36,7 +36,7 @@ pub fn project<R: Real>(
     Ok(y)
 }
 
-/// Rows of `x`.
+/// Returns the number of rows of `x`.
 fn check_rows<R>(x: &[R], weight: &[R], d_in: usize, d_out: usize) -> Result<usize, Error> {
     check_sizes("weight", &[("d_in", d_in), ("d_out", d_out)])?;
     let rows = x.len() / d_in;
@@ -45,7 +45,7 @@ fn check_rows<R>(x: &[R], weight: &[R], d_in: usize, d_out: usize) -> Result<usi
     Ok(rows)
 }
 
-/// What [`project_backward`] gives.
+/// The gradients that [`project_backward`] returns.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ProjectGradients<R> {
@@ -53,12 +53,12 @@ pub struct ProjectGradients<R> {
     pub d_x: Vec<R>,
     /// `[d_out, d_in]`.
     pub d_weight: Vec<R>,
-    /// `[d_out]`, whether there is a bias or not.
+    /// `[d_out]`. Computed even if there is no bias.
     pub d_bias: Vec<R>,
 }
 
-/// The gradients of `Σ y · d_y` with respect to the inputs of [`project`], for `d_y` `[rows,
-/// d_out]`:
+/// Returns the gradients of `Σ y · d_y` with respect to the inputs of [`project`], for `d_y`
+/// `[rows, d_out]`:
 ///
 /// ```text
 /// d_x[r, i]      = Σₒ d_y[r, o] · weight[o, i]
@@ -66,11 +66,11 @@ pub struct ProjectGradients<R> {
 /// d_bias[o]      = Σᵣ d_y[r, o]
 /// ```
 ///
-/// Unlike a key that nobody sees, a row of `x` whose `d_y` is zero still shows a NaN of its own in
-/// `d_weight`.
+/// A NaN in a row of `x` appears in `d_weight` even if the row's `d_y` is zero. In attention,
+/// masked keys do not have this effect.
 ///
 /// # Errors
-/// As [`project`].
+/// See [`project`].
 pub fn project_backward<R: Real>(
     x: &[R],
     weight: &[R],

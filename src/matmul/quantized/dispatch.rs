@@ -1,5 +1,5 @@
-//! Products with quantised weights and rows of quantised tables: from checked tensors to
-//! dispatches.
+//! Dispatches for products with quantised weights and for rows of quantised tables, from checked
+//! tensors.
 
 use super::format::QuantizedFormat;
 use super::kernels::{quantized_project, quantized_rows};
@@ -10,18 +10,18 @@ use crate::matmul::plan::MatmulShape;
 use crate::matmul::{self, quantized};
 use crate::tensor::{Layout, TensorView};
 
-/// A checked matrix in blocks.
+/// A checked quantised matrix.
 #[derive(Clone, Copy)]
 pub(crate) struct QuantizedOp<'a> {
     pub format: QuantizedFormat,
     pub rows: usize,
     pub columns: usize,
     pub row_bytes: usize,
-    /// All of it, as words.
+    /// The whole matrix, as words.
     pub words: TensorView<'a>,
 }
 
-/// Workgroups along an axis, at most; each takes more where there are more.
+/// The largest number of workgroups along an axis. If there is more work, each workgroup repeats.
 const MOST_GROUPS: usize = 65535;
 
 impl<'a> QuantizedOp<'a> {
@@ -29,8 +29,8 @@ impl<'a> QuantizedOp<'a> {
         4 * self.words.window(device).layout.offset as u32
     }
 
-    /// `y = x Wᵀ`, `x` `[batch, 1, length, columns]`, `y` `[batch, heads, length, dim]` with `heads
-    /// · dim` rows of the matrix.
+    /// The product `y = x Wᵀ`. `x` is `[batch, 1, length, columns]`, and `y` is `[batch, heads,
+    /// length, dim]` with `heads · dim` rows of the matrix.
     pub fn product(
         &self,
         x: TensorView<'a>,
@@ -40,7 +40,7 @@ impl<'a> QuantizedOp<'a> {
     ) -> Dispatch<'a> {
         let [batch, _, length, dim] = y.shape();
         let Layout { shape, strides, .. } = x.layout;
-        // The rows of all sequences are one matrix where they lie at one stride.
+        // The rows of all sequences form one matrix if they have one common stride.
         let one_matrix = batch == 1 || strides[0] == shape[2] * strides[2];
         let (batches, rows) = if one_matrix { (1, batch * length) } else { (batch, length) };
         let product = MatmulShape { batch: batches, rows, cols: self.rows };
@@ -50,7 +50,7 @@ impl<'a> QuantizedOp<'a> {
             let most = MOST_GROUPS.min(device.max_workgroups as usize);
             let groups = self.rows.div_ceil(columns as usize).min(most);
             let down = product.rows.div_ceil(rows as usize);
-            // Neighbours store neighbouring elements, each for itself.
+            // Neighbouring invocations store neighbouring elements, one element each.
             ([down, groups, batches], groups * columns as usize, Width::One)
         };
         let (counts, step, store) = match tiles {
@@ -82,7 +82,8 @@ impl<'a> QuantizedOp<'a> {
         call.dispatch(counts, device)
     }
 
-    /// The rows that `ids` `[batch, 1, length, 1]` name, to `out` `[batch, 1, length, columns]`.
+    /// Looks up the rows of `ids`, `[batch, 1, length, 1]`, and writes them to `out`, `[batch, 1,
+    /// length, columns]`.
     pub fn rows(&self, ids: TensorView<'a>, out: TensorView<'a>, device: &DeviceFacts) -> Dispatch<'a> {
         let [batch, _, length, _] = out.shape();
         let fours = self.columns / 4;

@@ -1,21 +1,21 @@
-//! How quantised matrices are stored.
+//! Storage formats of quantised matrices.
 
 use crate::tensor::Error;
 
-/// How the weights of a matrix are stored, in blocks of 32 along a row, as ggml has them and GGUF
-/// files hold them.
+/// The storage format of a matrix's weights: blocks of 32 weights along a row, as in ggml and GGUF
+/// files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum QuantizedFormat {
-    /// 20 bytes: `d` and `m` in f16, 16 bytes; the lower half of byte `j` is weight `j`, the upper
-    /// half weight `j + 16`. A weight is `d · q + m`, q from 0 to 15.
+    /// 20 bytes: `d` and `m` in f16, then 16 bytes. The lower four bits of byte `j` are weight `j`,
+    /// the upper four bits weight `j + 16`. A weight is `d · q + m`, with q from 0 to 15.
     Q4_1,
-    /// 34 bytes: `d` in f16, 32 signed bytes. A weight is `d · q`.
+    /// 34 bytes: `d` in f16, then 32 signed bytes. A weight is `d · q`.
     Q8_0,
 }
 
 impl QuantizedFormat {
-    /// Every format.
+    /// All formats.
     pub const ALL: [QuantizedFormat; 2] = [QuantizedFormat::Q4_1, QuantizedFormat::Q8_0];
 
     /// Weights of a block.
@@ -29,10 +29,10 @@ impl QuantizedFormat {
         }
     }
 
-    /// Bytes of a row of so many weights.
+    /// Returns the bytes of a row of `weights` weights.
     ///
     /// # Errors
-    /// No weights, or not whole blocks of them.
+    /// `weights` is 0, or not a multiple of a block.
     pub fn row_bytes(self, weights: usize) -> Result<usize, Error> {
         if weights == 0 {
             return Err(Error::ZeroSize { tensor: "weight", axis: "in (columns)" });

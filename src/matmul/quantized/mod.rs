@@ -1,4 +1,5 @@
-//! The operator: `y = x Wᵀ` with quantised weights, and rows of quantised tables.
+//! The quantised projection operator: `y = x Wᵀ` with quantised weights, and rows of quantised
+//! tables.
 
 pub(crate) mod dispatch;
 pub(crate) mod format;
@@ -15,8 +16,8 @@ use crate::device::DeviceFacts;
 use crate::kernel::{BindingCache, Dispatch, KernelOptions, Pipelines, Prepared, Recorder};
 use crate::tensor::{Access, CallTensors, DType, Element, Error, Layout, TensorView, expect_shape};
 
-/// A matrix `[rows, columns]` in blocks, row after row, as it lies in a GGUF file: weights `[out,
-/// in]`, or a table of embeddings.
+/// A quantised matrix `[rows, columns]`, stored row after row as in a GGUF file. It holds weights
+/// `[out, in]` or a table of embeddings.
 #[derive(Clone, Copy, Debug)]
 pub struct QuantizedMatrix<'a> {
     buffer: &'a wgpu::Buffer,
@@ -27,13 +28,13 @@ pub struct QuantizedMatrix<'a> {
 }
 
 impl<'a> QuantizedMatrix<'a> {
-    /// The matrix at the start of `buffer`, of usage `STORAGE` and a multiple of 4 bytes long. It
-    /// is checked when a call uses it.
+    /// The matrix at the start of `buffer`. The buffer needs usage `STORAGE` and a length that is a
+    /// multiple of 4 bytes. The call that uses the matrix checks it.
     pub fn new(buffer: &'a wgpu::Buffer, format: QuantizedFormat, [rows, columns]: [usize; 2]) -> Self {
         QuantizedMatrix { buffer, format, rows, columns, offset: 0 }
     }
 
-    /// The same matrix from byte `offset` of the buffer on, a multiple of 4: one buffer may hold a
+    /// Sets the first byte of the matrix in the buffer, a multiple of 4. One buffer may then hold a
     /// whole file.
     pub fn with_offset(mut self, offset: usize) -> Self {
         self.offset = offset;
@@ -45,12 +46,12 @@ impl<'a> QuantizedMatrix<'a> {
         [self.rows, self.columns]
     }
 
-    /// How it is stored.
+    /// The storage format.
     pub fn format(&self) -> QuantizedFormat {
         self.format
     }
 
-    /// Everything about it that does not depend on the call.
+    /// Checks everything about the matrix that does not depend on the call.
     fn op(&self, device: &DeviceFacts) -> Result<QuantizedOp<'a>, Error> {
         let QuantizedMatrix { buffer, format, rows, columns, offset } = *self;
         let row_bytes = format.row_bytes(columns)?;
@@ -69,7 +70,7 @@ impl<'a> QuantizedMatrix<'a> {
     }
 }
 
-/// One product: from `[batch, 1, length, features]` straight into heads.
+/// One product. It maps `[batch, 1, length, features]` directly to heads.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct QuantizedForward<'a> {
@@ -79,9 +80,9 @@ pub struct QuantizedForward<'a> {
 }
 
 impl<'a> QuantizedForward<'a> {
-    /// `x` is `[batch, 1, length, features]` (see [`TensorView::sequence`]), `out` `[batch, heads,
-    /// length, dim]` in any strides, each F32, F16 or BF16; one head is a plain linear layer. The
-    /// weight is `[heads · dim, features]`.
+    /// A product of `x`, `[batch, 1, length, features]` (see [`TensorView::sequence`]), and a
+    /// weight, `[heads · dim, features]`. `out` is `[batch, heads, length, dim]` with any strides.
+    /// `x` and `out` are F32, F16 or BF16. With one head it is a plain linear layer.
     pub fn new(x: TensorView<'a>, weight: QuantizedMatrix<'a>, out: TensorView<'a>) -> Self {
         QuantizedForward { x, weight, out }
     }
@@ -102,7 +103,7 @@ impl<'a> QuantizedForward<'a> {
     }
 }
 
-/// A look-up: the rows of a table that ids name.
+/// A look-up of rows of a table by their ids.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct QuantizedRows<'a> {
@@ -112,8 +113,9 @@ pub struct QuantizedRows<'a> {
 }
 
 impl<'a> QuantizedRows<'a> {
-    /// `ids` is `[batch, 1, length, 1]`, U32, `out` `[batch, 1, length, columns]` (see
-    /// [`TensorView::sequence`]), F32, F16 or BF16. An id that is no row's gives a row of NaN.
+    /// A look-up of the rows `ids`, `[batch, 1, length, 1]`, U32. `out` is `[batch, 1, length,
+    /// columns]` (see [`TensorView::sequence`]), F32, F16 or BF16. An id outside the table gives a
+    /// row of NaN.
     pub fn new(table: QuantizedMatrix<'a>, ids: TensorView<'a>, out: TensorView<'a>) -> Self {
         QuantizedRows { table, ids, out }
     }
@@ -131,12 +133,12 @@ impl<'a> QuantizedRows<'a> {
     }
 }
 
-/// Linear layers whose weights stay in the blocks of a GGUF file, and look-ups in such tables: what
-/// a decoder reads for each token is the file's bytes. Weights are exact in f32, and so are
-/// products' sums taken; activations are not quantised.
+/// Linear layers with the quantised weights of a GGUF file, and look-ups in quantised tables. Use
+/// it to run a decoder that reads only the file's bytes for each token.
 ///
-/// Up to eight rows, as generation has, each weight is read and unpacked once for all of them; more
-/// are tiles of a product. There is no bias and no gradient.
+/// The kernels unpack weights exactly to f32 and accumulate in f32. Activations are not quantised.
+/// For up to eight rows, as in generation, each weight is read and unpacked once for all rows. With
+/// more rows the kernels compute tiles of a product. There is no bias and no gradient.
 ///
 /// ```no_run
 /// # use wgpu_attention::{DType, Error, TensorView, wgpu};
@@ -149,9 +151,8 @@ impl<'a> QuantizedRows<'a> {
 /// # }
 /// ```
 ///
-/// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep
-/// some buffers alive: see
-/// [`forget`](Self::forget).
+/// The operator stores the bindings of recent calls, so that a repeated call creates nothing. The
+/// bindings keep some buffers alive: see [`forget`](Self::forget).
 #[derive(Clone, Debug)]
 pub struct QuantizedProjection {
     pipelines: Pipelines,
@@ -160,12 +161,12 @@ pub struct QuantizedProjection {
 }
 
 impl QuantizedProjection {
-    /// The operator with pipelines of its own.
+    /// Creates the operator with separate pipelines.
     pub fn new(device: &wgpu::Device) -> Self {
         Self::with_pipelines(&Pipelines::new(device))
     }
 
-    /// The operator with pipelines that it shares with others on the device.
+    /// Creates the operator with pipelines that other operators of the device share.
     pub fn with_pipelines(pipelines: &Pipelines) -> Self {
         QuantizedProjection {
             pipelines: pipelines.clone(),
@@ -174,22 +175,23 @@ impl QuantizedProjection {
         }
     }
 
-    /// The pipelines, to share.
+    /// The pipelines of the operator, to share with other operators.
     pub fn pipelines(&self) -> &Pipelines {
         &self.pipelines
     }
 
-    /// Drops the bindings of its calls, and with them the references to their buffers. Clones share
-    /// them.
+    /// Drops the bindings of past calls, and with them the references to their buffers. Clones
+    /// share the bindings.
     ///
-    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until
-    /// then, the buffers that only they keep alive have at most twice the bytes of the last call's,
-    /// or 8 MiB if that is more.
+    /// Without this call, unused bindings are dropped after a few calls, at most 64. Until then,
+    /// the buffers that only these bindings keep alive are limited. They have at most twice the
+    /// bytes of the last call's buffers, or 8 MiB if that is more.
     pub fn forget(&self) {
         self.bindings.clear();
     }
 
-    /// The form of kernels; the rest of [`KernelOptions`] does not concern them.
+    /// Sets the class of kernels. The other [`KernelOptions`] do not apply to quantised
+    /// projections.
     pub fn kernel_options(mut self, kernel_options: KernelOptions) -> Self {
         self.kernel_options = kernel_options;
         self
@@ -198,18 +200,19 @@ impl QuantizedProjection {
     /// Records the products into an encoder or a pass.
     ///
     /// # Errors
-    /// A weight whose rows are no whole blocks or that begins within a word, shapes that differ, an `out` that shares its buffer
-    /// with what is read, and everything else that [`Error`] lists for tensors; then nothing has been recorded.
+    /// Every [`Error`] of tensors, and weights whose rows are not whole blocks or that do not start
+    /// at a word. Shapes that do not match, and an `out` that shares its buffer with an input.
+    /// After an error nothing has been recorded.
     pub fn forward(&self, into: &mut impl Recorder, products: &[QuantizedForward]) -> Result<(), Error> {
         self.prepare(products)?.record(into);
         Ok(())
     }
 
-    /// Checks the products, compiles and binds what they need. [`Prepared::record`] then records
-    /// them as often as you like.
+    /// Checks the products, then compiles and binds their kernels. [`Prepared::record`] can then
+    /// record them any number of times.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward).
+    /// See [`forward`](Self::forward).
     pub fn prepare(&self, products: &[QuantizedForward]) -> Result<Prepared, Error> {
         self.pipelines.bind("quantized projection", &self.products(products)?, &self.bindings)
     }
@@ -217,18 +220,18 @@ impl QuantizedProjection {
     /// Records a look-up into an encoder or a pass.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward).
+    /// See [`forward`](Self::forward).
     #[doc(alias = "embedding")]
     pub fn rows(&self, into: &mut impl Recorder, rows: &QuantizedRows) -> Result<(), Error> {
         self.prepare_rows(rows)?.record(into);
         Ok(())
     }
 
-    /// Checks a look-up, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks a look-up, then compiles and binds its kernel. [`Prepared::record`] can then record
+    /// it any number of times.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward).
+    /// See [`forward`](Self::forward).
     pub fn prepare_rows(&self, rows: &QuantizedRows) -> Result<Prepared, Error> {
         let rows = rows.dispatch(&self.pipelines.facts())?;
         self.pipelines.bind("quantized rows", &[rows], &self.bindings)

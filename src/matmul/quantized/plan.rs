@@ -5,28 +5,28 @@ use crate::device::DeviceFacts;
 use crate::kernel::KernelOptions;
 use crate::matmul::plan::{MatmulShape, Tiles, tiles};
 
-/// How a product with quantised weights is shared out.
+/// The tiles of a product with quantised weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum QuantizedTiles {
-    /// `rows` × `columns` per workgroup of a GPU, each column by `lanes` invocations.
+    /// `rows` × `columns` per workgroup of a GPU. `lanes` invocations share a column.
     FewGpu {
         rows: u32,
         columns: u32,
         lanes: u32,
     },
-    /// `rows` of each invocation of a software driver's workgroup, and `columns`, `lanes` of them
+    /// For software drivers: each invocation computes `rows` rows and `columns` columns, `lanes`
     /// apart.
     FewCpu {
         rows: u32,
         columns: u32,
         lanes: u32,
-        /// Whether rows of the weight are whole words.
+        /// True if rows of the weight are whole words.
         whole_words: bool,
     },
     Many(Tiles),
 }
 
-/// As many rows as are computed together with one unpacking of the weights.
+/// The largest number of rows for which the weights are unpacked once.
 pub(crate) const FEW_ROWS: usize = 8;
 
 /// The tiles of a product with a weight in rows of `row_bytes`.
@@ -43,9 +43,9 @@ pub(crate) fn quantized_tiles(
     }
     let rows = product.rows.next_power_of_two();
     if cpu {
-        // What is loaded of x is loaded for all columns of an invocation. More are slower where
-        // they do not fit in registers or, as rows of eight bits, in the first-level cache
-        // (lavapipe 26, 8 lanes).
+        // An invocation loads elements of x once for all its columns. More columns are slower if
+        // they do not fit in registers. Q8_0 rows also exceed the first-level cache (lavapipe 26, 8
+        // lanes).
         let columns = match format {
             QuantizedFormat::Q8_0 => 2,
             QuantizedFormat::Q4_1 => 8,
@@ -58,7 +58,7 @@ pub(crate) fn quantized_tiles(
             whole_words,
         };
     }
-    // Sixteen lanes take 128 weights at a time: rows of 576 or 1536 leave few idle.
+    // Sixteen lanes process 128 weights at a time, so rows of 576 or 1536 leave few lanes idle.
     QuantizedTiles::FewGpu { rows: rows as u32, columns: 4, lanes: 16 }
 }
 

@@ -1,14 +1,14 @@
-//! Quantised weights, there and back.
+//! Quantisation and dequantisation of weights.
 
 use half::f16;
 
 use super::format::QuantizedFormat;
 use crate::tensor::{Error, Real, expect_length};
 
-/// The weights of whole blocks, each exact in f32.
+/// Returns the weights of whole blocks. Each weight is exact in f32.
 ///
 /// # Errors
-/// Bytes that are no whole blocks.
+/// The bytes are not whole blocks.
 pub fn dequantize<R: Real>(format: QuantizedFormat, bytes: &[u8]) -> Result<Vec<R>, Error> {
     let size = format.block_bytes();
     expect_length("blocks", bytes, bytes.len().next_multiple_of(size))?;
@@ -31,16 +31,16 @@ pub fn dequantize<R: Real>(format: QuantizedFormat, bytes: &[u8]) -> Result<Vec<
     Ok(weights)
 }
 
-/// The blocks nearest to weights: Q4_1 spans the least and the largest of a block by 15 steps, Q8_0
-/// the largest by 127 either way.
+/// Returns the blocks that are nearest to the weights. Q4_1 divides the range of a block's weights
+/// into 15 steps. Q8_0 divides the largest absolute value of a block by 127.
 ///
 /// # Errors
-/// Weights that are no whole blocks.
+/// The weights are not whole blocks.
 pub fn quantize(format: QuantizedFormat, weights: &[f32]) -> Result<Vec<u8>, Error> {
     expect_length("weights", weights, weights.len().next_multiple_of(QuantizedFormat::BLOCK))?;
     let mut bytes = Vec::with_capacity(weights.len() / QuantizedFormat::BLOCK * format.block_bytes());
     let half = |x: f32| f16::from_f32(x);
-    // As far as they are from zero, in steps; a step of zero has none.
+    // The number of steps from zero. A step of zero gives zero steps.
     let steps = |x: f32, step: f16| if step == f16::ZERO { 0.0 } else { (x / step.to_f32()).round() };
     for block in weights.chunks_exact(QuantizedFormat::BLOCK) {
         match format {

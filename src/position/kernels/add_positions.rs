@@ -1,4 +1,4 @@
-//! Twin of `add_positions.wgsl`.
+//! The host side of `add_positions.wgsl`.
 
 use super::rotation_table::{self, RotationParams};
 use super::row_positions::{self, PositionParams, X_IS_OUT};
@@ -12,7 +12,7 @@ kernel! {
     tensors {
         x: Source Read F32 one view,
         out: One Write F32 one view,
-        // Either the learned table, or the table of a sinusoidal encoding.
+        // The learned table, or the table of a sinusoidal encoding.
         table: Opt Read F32 one view,
         rotation_table: Opt Read F32 one,
         positions: Opt Read U32 one,
@@ -21,16 +21,16 @@ kernel! {
         at: PositionParams,
         rotation: RotationParams,
         dim: u32,
-        /// Channels of a head's rows.
+        /// The number of channels in a head's rows.
         work: u32,
-        /// Invocations that share these channels.
+        /// The number of invocations that share these channels.
         step: u32,
         scale: f32,
     }
     variant {}
 }
 
-/// Invocations of a workgroup, as in the shader.
+/// The number of invocations of a workgroup, as in the shader.
 pub(crate) const WORKGROUP: usize = 64;
 
 impl Variant for AddPositions {

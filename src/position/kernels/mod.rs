@@ -1,4 +1,4 @@
-//! The kernels: tensors, numbers, variant and text of each.
+//! The kernels: the tensors, numbers, variant and text of each.
 
 pub(crate) mod add_positions;
 pub(crate) mod rotate;

@@ -1,4 +1,4 @@
-//! Twin of `rotate.wgsl`.
+//! The host side of `rotate.wgsl`.
 
 use super::rotation_table::{self, RotationParams};
 use super::row_positions::{self, PositionParams, X_IS_OUT};
@@ -12,7 +12,7 @@ kernel! {
     tensors {
         x: Source Read F32 one view,
         out: One Write F32 one view,
-        // Either this or the next two.
+        // Either this table or the next two.
         rotation_table: Opt Read F32 one,
         cos_table: Opt Read F32 one repeating,
         sin_table: Opt Read F32 one repeating,
@@ -21,11 +21,11 @@ kernel! {
     numbers {
         at: PositionParams,
         rotation: RotationParams,
-        /// Items of a row: pairs, then copied channels.
+        /// The number of items in a row: pairs, then copied channels.
         items: u32,
-        /// Items of a head's rows.
+        /// The number of items in a head's rows.
         work: u32,
-        /// Invocations that share these items.
+        /// The number of invocations that share these items.
         step: u32,
         /// 1, or −1 for the opposite rotation.
         turn: f32,
@@ -33,10 +33,10 @@ kernel! {
     variant {}
 }
 
-/// Invocations of a workgroup, as in the shader.
+/// The number of invocations of a workgroup, as in the shader.
 pub(crate) const WORKGROUP: usize = 64;
 
-/// Cosine and sine from the table of a rope.
+/// The cosine and sine from the table of a rope.
 const ROTATION_OF_TABLE: &str = "fn rotation_of(b: u32, pair: u32, position: u32) -> vec2<f32> { return rotation(p.rotation, pair, position); }\n";
 
 impl Variant for Rotate {

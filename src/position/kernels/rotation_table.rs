@@ -1,4 +1,4 @@
-//! Twin of `position/rotation_table.wgsl`: for every kernel that rotates.
+//! The host side of `position/rotation_table.wgsl`, for every kernel that rotates.
 
 use crate::kernel::{params, shader, shared};
 
@@ -12,11 +12,12 @@ params! {
 }
 shared! { RotationParams = "RotationParams" }
 
-/// Digits of a position, and values of a digit.
+/// The number of digits of a position, and the number of values of a digit.
 pub(crate) const LEVELS: usize = 3;
 pub(crate) const DIGITS: usize = 256;
 
-/// `RotationParams::order` where the channels of a pair lie half the rotated ones apart, else one.
+/// `RotationParams::order` for pairs whose channels are half the rotated channels apart. With the
+/// other order they are adjacent.
 pub(crate) const ORDER_HALF: u32 = 0;
 
 pub(crate) const SHADER: &str = shader!("position/rotation_table");

@@ -1,4 +1,4 @@
-//! Twin of `position/row_positions.wgsl`.
+//! The host side of `position/row_positions.wgsl`.
 
 use crate::kernel::{View, params, shader, shared};
 
@@ -15,5 +15,5 @@ shared! { PositionParams = "PositionParams" }
 
 pub(crate) const SHADER: &str = shader!("position/row_positions");
 
-/// Stands for x where x is written.
+/// Replaces the accessor of x if the kernel writes x in place.
 pub(super) const X_IS_OUT: &str = "fn x_at(o: u32) -> f32 { return out_at(o); }\n";

@@ -1,4 +1,4 @@
-//! Twin of `table_backward.wgsl`.
+//! The host side of `table_backward.wgsl`.
 
 use super::row_positions::{self, PositionParams};
 use crate::device::{Families, Family};
@@ -19,22 +19,22 @@ kernel! {
         heads: u32,
         length: u32,
         dim: u32,
-        /// Blocks of `LANES` channels in a row.
+        /// The number of blocks of `LANES` channels in a row.
         blocks: u32,
-        /// Blocks of all rows of the table.
+        /// The number of blocks in all rows of the table.
         work: u32,
-        /// Workgroups that share these blocks.
+        /// The number of workgroups that share these blocks.
         step: u32,
     }
     variant {
-        /// True if the gradient is added to what is there.
+        /// True if the kernel adds the gradient to `d_table`.
         accumulates: bool,
     }
 }
 
-/// Channels of a workgroup.
+/// The number of channels of a workgroup.
 pub(crate) const LANES: usize = 64;
-/// Of positions that a workgroup looks at together, a bit each.
+/// The words of a bit set of the positions that a workgroup examines together.
 const WORDS: usize = 8;
 
 impl Variant for TableBackward {

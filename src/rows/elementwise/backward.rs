@@ -1,12 +1,12 @@
-//! The gradients of activations and of gated ones.
+//! The gradients of activations and gated activations.
 
 use super::{Elementwise, ElementwiseForward};
 use crate::device::DeviceFacts;
 use crate::kernel::{Dispatch, Prepared, Recorder};
 use crate::tensor::{Element, Error, TensorView};
 
-/// The gradients of one call, each written where it is asked for. That of
-/// [`ElementwiseForward::residual`] is `d_out` itself.
+/// The gradients of one call. Only the requested gradients are computed. The gradient of
+/// [`ElementwiseForward::residual`] is `d_out`.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct ElementwiseBackward<'a> {
@@ -18,26 +18,27 @@ pub struct ElementwiseBackward<'a> {
 }
 
 impl<'a> ElementwiseBackward<'a> {
-    /// `forward` as it was made, whose inputs are read again, and the gradient of its `out`, shaped
-    /// as that, F32, F16 or BF16.
+    /// The backward pass of `forward`. It reads the inputs of `forward` again. `d_out` is the
+    /// gradient of its `out`, with the same shape; F32, F16 or BF16.
     pub fn new(forward: ElementwiseForward<'a>, d_out: TensorView<'a>) -> Self {
         ElementwiseBackward { forward, d_out, d_x: None, d_multiply: None, accumulate: false }
     }
 
-    /// Writes the gradient of `x` there, shaped as that, F32, F16 or BF16.
+    /// Sets the output for the gradient of `x`, with the shape of `x`; F32, F16 or BF16.
     pub fn d_x(mut self, d_x: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_x = d_x.into();
         self
     }
 
-    /// Writes the gradient of `multiply` there, shaped as that, F32, F16 or BF16.
+    /// Sets the output for the gradient of `multiply`, with the shape of `multiply`; F32, F16 or
+    /// BF16.
     pub fn d_multiply(mut self, d_multiply: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_multiply = d_multiply.into();
         self
     }
 
-    /// Adds the gradients to what is there instead of writing over it, each rounded to its type:
-    /// choose F32 for many.
+    /// Adds the gradients to the outputs instead of overwriting them. Each sum is rounded to the
+    /// gradient's type: choose F32 to add many gradients.
     pub fn accumulate(mut self, accumulate: bool) -> Self {
         self.accumulate = accumulate;
         self
@@ -64,18 +65,20 @@ impl Elementwise {
     /// Records the gradients of a call into an encoder or a pass.
     ///
     /// # Errors
-    /// Shapes that differ, gradients that share a buffer with an input, [`Error::Unsupported`] if none is asked for or that of a
-    /// tensor which there is not, and everything else that [`Error`] lists for tensors; then nothing has been recorded.
+    /// Shapes that do not match, and gradients that share a buffer with an input.
+    /// [`Error::Unsupported`] if no gradient is requested, or the gradient of a tensor that the
+    /// call does not have. Every other [`Error`] of tensors. After an error nothing has been
+    /// recorded.
     pub fn backward(&self, into: &mut impl Recorder, call: &ElementwiseBackward) -> Result<(), Error> {
         self.prepare_backward(call)?.record(into);
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks `call`, then compiles and binds its kernels. [`Prepared::record`] can then record it
+    /// any number of times.
     ///
     /// # Errors
-    /// As [`backward`](Self::backward).
+    /// See [`backward`](Self::backward).
     pub fn prepare_backward(&self, call: &ElementwiseBackward) -> Result<Prepared, Error> {
         let call = call.dispatch(&self.pipelines.facts())?;
         self.pipelines.bind("elementwise backward", &[call], &self.bindings)

@@ -1,4 +1,5 @@
-//! Activations, gated ones, residual sums and their gradients: from checked tensors to dispatches.
+//! Dispatches for activations, gated activations, residual sums and their gradients, from checked
+//! tensors.
 
 use super::kernels::elementwise::{ElementwiseCall, Join, WORKGROUP, x_width};
 use super::kernels::elementwise_backward::ElementwiseBackwardCall;
@@ -11,16 +12,19 @@ use crate::tensor::TensorView;
 #[derive(Clone, Copy)]
 pub(crate) struct ElementwiseOp<'a> {
     pub activation: Option<Activation>,
-    /// Shaped as the others, or of one channel, which then is that of all channels of a row.
+    /// It has the shape of the other tensors, or one channel. One channel is repeated over all
+    /// channels of a row.
     pub x: TensorView<'a>,
     pub multiply: Option<TensorView<'a>>,
     pub residual: Option<TensorView<'a>>,
 }
 
-/// Workgroups of a head's rows, at most; each takes more where there are more.
+/// The largest number of workgroups for a head's rows. If there is more work, each workgroup
+/// repeats.
 const MOST_GROUPS: usize = 65535;
 
-/// Fours of a row, fours of a head's rows, workgroups for them, invocations in those.
+/// Vectors of four channels in a row and in all rows of a head, workgroups, and invocations in all
+/// workgroups.
 fn share([_, _, length, dim]: [usize; 4], device: &DeviceFacts) -> (usize, usize, usize, u32) {
     let fours = dim.div_ceil(4);
     let work = length.saturating_mul(fours);
@@ -28,7 +32,7 @@ fn share([_, _, length, dim]: [usize; 4], device: &DeviceFacts) -> (usize, usize
     (fours, work, groups, (groups * WORKGROUP) as u32)
 }
 
-/// The width of loads and stores: an `x` that repeats and its gradient do not limit it.
+/// The width of loads and stores. A repeated `x` and its gradient do not limit it.
 fn in_fours(x: &[Option<TensorView>], others: &[Option<TensorView>], x_repeats: bool) -> Width {
     let x = if x_repeats { &[] } else { x };
     Width::of(x.iter().chain(others).flatten().all(|t| t.layout.in_fours(3)))
@@ -39,12 +43,12 @@ impl<'a> ElementwiseOp<'a> {
         self.multiply.or(self.residual)
     }
 
-    /// True if `x` has one channel for all of those of `out`.
+    /// True if `x` has one channel that is repeated over the channels of `out`.
     fn x_repeats(&self, out: &TensorView) -> bool {
         self.x.shape()[3] == 1 && out.shape()[3] > 1
     }
 
-    /// `x`; one channel that repeats has a stride of 0.
+    /// The view of `x`. A repeated channel has a stride of 0.
     fn x(&self, x_repeats: bool) -> TensorView<'a> {
         let mut x = self.x;
         if x_repeats {
@@ -53,7 +57,7 @@ impl<'a> ElementwiseOp<'a> {
         x
     }
 
-    /// Writes it to `out`.
+    /// Writes the result to `out`.
     pub fn forward(&self, out: TensorView<'a>, device: &DeviceFacts) -> Dispatch<'a> {
         let x_repeats = self.x_repeats(&out);
         let [batch, heads, _, dim] = out.shape();
@@ -81,8 +85,8 @@ impl<'a> ElementwiseOp<'a> {
         call.dispatch([groups, heads, batch], device)
     }
 
-    /// Writes the gradients of x and of the tensor that f(x) is multiplied by. The gradient of an x
-    /// that repeats is a sum over the channels of a row.
+    /// Writes the gradients of x and of `multiply`. The gradient of a repeated x is a sum over the
+    /// channels of a row.
     pub fn backward(
         &self,
         d_out: TensorView<'a>,

@@ -1,4 +1,4 @@
-//! The operator: activations, gated ones, residual sums.
+//! The elementwise operator: activations, gated activations and residual sums.
 
 mod backward;
 pub(crate) mod dispatch;
@@ -15,8 +15,8 @@ use crate::kernel::{BindingCache, Dispatch, Pipelines, Prepared, Recorder};
 use crate::matmul::Activation;
 use crate::tensor::{CallTensors, Element, Error, TensorView};
 
-/// One call: `f(x)`, `f(x) · multiply` or `f(x) + residual`, element by element, of tensors of one
-/// shape.
+/// One call: `f(x)`, `f(x) · multiply` or `f(x) + residual`, element by element. All tensors have
+/// the same shape.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct ElementwiseForward<'a> {
@@ -28,33 +28,34 @@ pub struct ElementwiseForward<'a> {
 }
 
 impl<'a> ElementwiseForward<'a> {
-    /// Copies `x` to `out`, both `[batch, heads, length, dim]`, each F32, F16 or BF16, unless more
-    /// is said.
+    /// Copies `x` to `out`, both `[batch, heads, length, dim]`, each F32, F16 or BF16. The other
+    /// methods add operations.
     pub fn new(x: TensorView<'a>, out: TensorView<'a>) -> Self {
         ElementwiseForward { x, out, activation: None, multiply: None, residual: None }
     }
 
-    /// What `x` becomes.
+    /// Applies an activation to `x`.
     pub fn activation(mut self, activation: impl Into<Option<Activation>>) -> Self {
         self.activation = activation.into();
         self
     }
 
-    /// Multiplies by `multiply`, shaped as `x`: a gated activation, SwiGLU with
-    /// [`Activation::Silu`].
+    /// Multiplies by `multiply`, which has the shape of `x`. This is a gated activation: SwiGLU
+    /// with [`Activation::Silu`].
     #[doc(alias = "glu")]
     pub fn multiply(mut self, multiply: impl Into<Option<TensorView<'a>>>) -> Self {
         self.multiply = multiply.into();
         self
     }
 
-    /// Adds `residual`, shaped as `x`: a residual sum. Not beside [`multiply`](Self::multiply).
+    /// Adds `residual`, which has the shape of `x`. It cannot be combined with
+    /// [`multiply`](Self::multiply).
     pub fn residual(mut self, residual: impl Into<Option<TensorView<'a>>>) -> Self {
         self.residual = residual.into();
         self
     }
 
-    /// Checks the tensors that are read.
+    /// Checks the input tensors.
     fn check_inputs<'d>(&self, device: &'d DeviceFacts) -> Result<CallTensors<'a, 'd>, Error> {
         let mut tensors = CallTensors::new(device);
         for (name, t) in [("x", Some(self.x)), ("multiply", self.multiply), ("residual", self.residual)] {
@@ -73,8 +74,8 @@ impl<'a> ElementwiseForward<'a> {
     }
 }
 
-/// What stands between the products of a block: activations, gated ones, residual sums, one
-/// dispatch each.
+/// Elementwise operations between the products of a block: activations, gated activations and
+/// residual sums. Each call is one dispatch.
 ///
 /// ```no_run
 /// # use wgpu_attention::{Error, TensorView, wgpu};
@@ -88,11 +89,10 @@ impl<'a> ElementwiseForward<'a> {
 /// # }
 /// ```
 ///
-/// A NaN in gives a NaN out.
+/// A NaN in an input gives a NaN in the output.
 ///
-/// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep
-/// some buffers alive: see
-/// [`forget`](Self::forget).
+/// The operator stores the bindings of recent calls, so that a repeated call creates nothing. The
+/// bindings keep some buffers alive: see [`forget`](Self::forget).
 #[derive(Clone, Debug)]
 pub struct Elementwise {
     pipelines: Pipelines,
@@ -100,27 +100,27 @@ pub struct Elementwise {
 }
 
 impl Elementwise {
-    /// The operator with pipelines of its own.
+    /// Creates the operator with separate pipelines.
     pub fn new(device: &wgpu::Device) -> Self {
         Self::with_pipelines(&Pipelines::new(device))
     }
 
-    /// The operator with pipelines that it shares with others on the device.
+    /// Creates the operator with pipelines that other operators of the device share.
     pub fn with_pipelines(pipelines: &Pipelines) -> Self {
         Elementwise { pipelines: pipelines.clone(), bindings: Arc::default() }
     }
 
-    /// The pipelines, to share.
+    /// The pipelines of the operator, to share with other operators.
     pub fn pipelines(&self) -> &Pipelines {
         &self.pipelines
     }
 
-    /// Drops the bindings of its calls, and with them the references to their buffers. Clones share
-    /// them.
+    /// Drops the bindings of past calls, and with them the references to their buffers. Clones
+    /// share the bindings.
     ///
-    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until
-    /// then, the buffers that only they keep alive have at most twice the bytes of the last call's,
-    /// or 8 MiB if that is more.
+    /// Without this call, unused bindings are dropped after a few calls, at most 64. Until then,
+    /// the buffers that only these bindings keep alive are limited. They have at most twice the
+    /// bytes of the last call's buffers, or 8 MiB if that is more.
     pub fn forget(&self) {
         self.bindings.clear();
     }
@@ -128,18 +128,18 @@ impl Elementwise {
     /// Records `call` into an encoder or a pass.
     ///
     /// # Errors
-    /// Shapes that differ, an `out` that shares a buffer with an input, and everything else that [`Error`] lists for tensors; then
-    /// nothing has been recorded.
+    /// Shapes that do not match, an `out` that shares a buffer with an input, and every other
+    /// [`Error`] of tensors. After an error nothing has been recorded.
     pub fn forward(&self, into: &mut impl Recorder, call: &ElementwiseForward) -> Result<(), Error> {
         self.prepare(call)?.record(into);
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks `call`, then compiles and binds its kernels. [`Prepared::record`] can then record it
+    /// any number of times.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward).
+    /// See [`forward`](Self::forward).
     pub fn prepare(&self, call: &ElementwiseForward) -> Result<Prepared, Error> {
         let call = dispatch_of(call, &self.pipelines.facts())?;
         self.pipelines.bind("elementwise", &[call], &self.bindings)

@@ -1,9 +1,9 @@
-//! Activations.
+//! The reference of activations.
 
 use crate::matmul::Activation;
 use crate::tensor::Real;
 
-/// `f(x)`, rounded once from f64.
+/// Returns `f(x)`, rounded once from f64.
 pub fn activate<R: Real>(x: R, activation: Activation) -> R {
     let x = x.f64();
     R::of(match activation {
@@ -16,7 +16,7 @@ pub fn activate<R: Real>(x: R, activation: Activation) -> R {
     })
 }
 
-/// `f'(x)`, rounded once from f64; that of ReLU is 0 at 0.
+/// Returns `f'(x)`, rounded once from f64. The slope of ReLU at 0 is 0.
 pub fn activation_slope<R: Real>(x: R, activation: Activation) -> R {
     let x = x.f64();
     R::of(match activation {
@@ -31,7 +31,7 @@ pub fn activation_slope<R: Real>(x: R, activation: Activation) -> R {
     })
 }
 
-/// √(2/π) and the factor of x³ of the approximation by tanh.
+/// √(2/π), and the factor of x³ in the tanh approximation.
 const FACTOR: f64 = 0.797_884_560_802_865_4;
 const CUBE: f64 = 0.044_715;
 
@@ -39,7 +39,7 @@ fn doubled(x: f64) -> f64 {
     2.0 * FACTOR * (x + CUBE * x * x * x)
 }
 
-/// The normal distribution's function.
+/// The cumulative distribution function of the normal distribution.
 fn below(x: f64) -> f64 {
     0.5 * libm::erfc(-x * std::f64::consts::FRAC_1_SQRT_2)
 }
@@ -49,10 +49,10 @@ fn sigmoid(x: f64) -> f64 {
     (if x < 0.0 { e } else { 1.0 }) / (1.0 + e)
 }
 
-/// The slope of x · sigmoid(u), where u rises by `rise`.
+/// The slope of x · sigmoid(u), where `rise` is the slope of u.
 fn slope_of_share(x: f64, u: f64, rise: f64) -> f64 {
     let (share, lacks) = (sigmoid(u), sigmoid(-u));
-    // Infinities have a share of 0 or 1, and no slope in it.
+    // For infinite x, sigmoid is 0 or 1, and its slope is 0.
     let bend = if share == 0.0 || lacks == 0.0 { 0.0 } else { x * rise * share * lacks };
     share + bend
 }

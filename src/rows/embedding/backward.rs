@@ -6,7 +6,7 @@ use crate::device::DeviceFacts;
 use crate::kernel::{Prepared, Recorder, Scratch, ScratchSize};
 use crate::tensor::{Access, Error, TensorView, expect_shape};
 
-/// The gradient of a table, of one forward call.
+/// The gradient of the table of one forward call.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct EmbeddingBackward<'a> {
@@ -17,15 +17,16 @@ pub struct EmbeddingBackward<'a> {
 }
 
 impl<'a> EmbeddingBackward<'a> {
-    /// `forward` as it was made, whose `ids` and `scale` are read, the gradient of its `out`,
-    /// `[batch, 1, length, width]`, and where the gradient of its `table` goes, shaped as that and
-    /// written in every row; F32, F16 or BF16 each.
+    /// The backward pass of `forward`. It reads the `ids` and `scale` of `forward`. `d_out` is the
+    /// gradient of its `out`, `[batch, 1, length, width]`. `d_table` is the output for the gradient
+    /// of its `table`, with the same shape. Every row of `d_table` is written. Both are F32, F16 or
+    /// BF16.
     pub fn new(forward: EmbeddingForward<'a>, d_out: TensorView<'a>, d_table: TensorView<'a>) -> Self {
         EmbeddingBackward { forward, d_out, d_table, accumulate: false }
     }
 
-    /// Adds the gradient to what is there instead of writing over it: rows without ids are not
-    /// touched. The sum is rounded to the table's type: choose F32 for many.
+    /// Adds the gradient to `d_table` instead of overwriting it. Rows without ids are then
+    /// unchanged. The sum is rounded to the type of `d_table`: choose F32 to add many gradients.
     pub fn accumulate(mut self, accumulate: bool) -> Self {
         self.accumulate = accumulate;
         self
@@ -46,23 +47,23 @@ impl<'a> EmbeddingBackward<'a> {
 }
 
 impl Embedding {
-    /// The temporary memory that `call` needs: 8 bytes for each id, and at most 64 for every 1024
-    /// of a batch entry, to sort them.
+    /// The temporary memory that `call` needs to sort the ids. It is 8 bytes for each id, and at
+    /// most 64 bytes for every 1024 ids of a batch entry.
     ///
     /// # Errors
-    /// As [`backward`](Self::backward).
+    /// See [`backward`](Self::backward).
     pub fn backward_scratch_size(&self, call: &EmbeddingBackward) -> Result<ScratchSize, Error> {
         let device = &self.pipelines.facts();
         call.op(device)?.backward_size(device)
     }
 
-    /// Records the gradient of a table into an encoder or a pass. Ids are sorted, and the gradients
-    /// of each summed in their order, without atomics: the same bits every time. Ids that occur
-    /// often are summed by few invocations.
+    /// Records the gradient of a table into an encoder or a pass. The kernels sort the ids, and add
+    /// the gradients of each id in order. There are no atomics, so the bits are the same on every
+    /// run. Few invocations add the gradients of ids that occur often.
     ///
     /// # Errors
-    /// Shapes that differ, a `d_table` that shares a buffer with an input, a scratch that is too small, and everything else that
-    /// [`Error`] lists for tensors; then nothing has been recorded.
+    /// Shapes that do not match, a `d_table` that shares a buffer with an input, or a too small
+    /// scratch. Every other [`Error`] of tensors. After an error nothing has been recorded.
     pub fn backward(
         &self,
         into: &mut impl Recorder,
@@ -73,11 +74,11 @@ impl Embedding {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks `call`, then compiles and binds its kernels. [`Prepared::record`] can then record it
+    /// any number of times.
     ///
     /// # Errors
-    /// As [`backward`](Self::backward).
+    /// See [`backward`](Self::backward).
     pub fn prepare_backward(
         &self,
         call: &EmbeddingBackward,

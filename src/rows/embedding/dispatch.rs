@@ -1,4 +1,4 @@
-//! Embeddings and their gradient: from checked tensors to dispatches.
+//! Dispatches for embeddings and their gradient, from checked tensors.
 
 use super::kernels::embedding::{EmbeddingCall, WORKGROUP};
 use super::kernels::embedding_backward::{EmbeddingBackwardCall, LANES};
@@ -7,20 +7,20 @@ use crate::kernel::{Dispatch, Dispatches, Scratch, ScratchSize, Slot, Width, fit
 use crate::rows::radix_sort::dispatch::SortProblem;
 use crate::tensor::{DType, Error, TensorView, count};
 
-/// Checked tensors of an embedding.
+/// The checked tensors of an embedding.
 #[derive(Clone, Copy)]
 pub(crate) struct EmbeddingOp<'a> {
     /// `[batch, 1, length, 1]`, U32.
     pub ids: TensorView<'a>,
     /// `[1, 1, rows, width]`: the table, or its gradient.
     pub table: TensorView<'a>,
-    /// `[batch, 1, length, width]`: what it gives, or the gradient of that.
+    /// `[batch, 1, length, width]`: the output, or its gradient.
     pub out: TensorView<'a>,
     pub scale: f32,
     pub accumulates: bool,
 }
 
-/// Workgroups of a dispatch, at most; each takes more where there are more.
+/// The largest number of workgroups of a dispatch. If there is more work, each workgroup repeats.
 const MOST_GROUPS: usize = 65535;
 
 impl<'a> EmbeddingOp<'a> {
@@ -28,7 +28,7 @@ impl<'a> EmbeddingOp<'a> {
         Width::of(self.table.layout.in_fours(3) && self.out.layout.in_fours(3))
     }
 
-    /// Writes the rows of the ids.
+    /// Writes the table rows of the ids.
     pub fn forward(&self, device: &DeviceFacts) -> Dispatch<'a> {
         let EmbeddingOp { ids, table, out, scale, accumulates } = *self;
         let [batch, _, length, dim] = out.shape();
@@ -52,12 +52,12 @@ impl<'a> EmbeddingOp<'a> {
         call.dispatch([groups, 1, 1], device)
     }
 
-    /// The lowest bits of ids that tell the table's rows from each other.
+    /// The number of low bits that distinguish the table's rows.
     fn bits(&self) -> u32 {
         (u32::BITS - (self.table.shape()[2] as u32 - 1).leading_zeros()).max(1)
     }
 
-    /// The sort of each batch entry's ids.
+    /// The sort of the ids in each batch entry.
     fn sort(&self, order: TensorView<'a>) -> SortProblem<'a> {
         SortProblem { keys: self.ids.transposed(2, 3), order, ranks: None, bits: self.bits() }
     }
@@ -70,10 +70,10 @@ impl<'a> EmbeddingOp<'a> {
     /// The temporary memory of the gradient.
     ///
     /// # Errors
-    /// More than the device binds.
+    /// The device cannot bind this much memory.
     pub fn backward_size(&self, device: &DeviceFacts) -> Result<ScratchSize, Error> {
         let order = fits(count(self.order_shape()) as u64, 4, device)?;
-        // What is sorted does not depend on where it goes.
+        // The size of a sort does not depend on its output.
         let size = self.sort(self.ids.transposed(2, 3)).scratch_size(device)?;
         Ok(size.with(Slot::Order, order))
     }
@@ -81,7 +81,7 @@ impl<'a> EmbeddingOp<'a> {
     /// Writes the gradient of the table.
     ///
     /// # Errors
-    /// A scratch that is too small.
+    /// The scratch is too small.
     pub fn backward(&self, scratch: &'a Scratch, device: &DeviceFacts) -> Result<Dispatches<'a>, Error> {
         let EmbeddingOp { ids, table, out, scale, accumulates } = *self;
         let [batch, _, length, dim] = out.shape();

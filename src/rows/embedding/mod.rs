@@ -1,4 +1,4 @@
-//! The operator: rows of a table by their ids, and the gradient of the table.
+//! The embedding operator: rows of a table by their ids, and the gradient of the table.
 
 mod backward;
 pub(crate) mod dispatch;
@@ -26,7 +26,7 @@ pub struct EmbeddingForward<'a> {
     pub(crate) accumulate: bool,
 }
 
-/// Refuses what is no finite f32.
+/// Refuses a scale that is not finite in f32.
 fn check_scale(scale: f64) -> Result<f32, Error> {
     let in_f32 = scale as f32;
     if in_f32.is_finite() {
@@ -35,7 +35,7 @@ fn check_scale(scale: f64) -> Result<f32, Error> {
     Err(Error::Option { option: "scale", value: scale, expected: "finite in f32" })
 }
 
-/// Checks ids, and the table `[1, 1, rows, width]` beside rows `[batch, 1, length, width]`.
+/// Checks the ids, the table `[1, 1, rows, width]` and the rows `[batch, 1, length, width]`.
 fn check(
     ids: TensorView,
     (table_name, table, table_access): (&'static str, TensorView, Access),
@@ -53,21 +53,22 @@ fn check(
 }
 
 impl<'a> EmbeddingForward<'a> {
-    /// The rows of `table`, `[1, 1, rows, width]` as [`TensorView::matrix`], that `ids`, `[batch,
-    /// 1, length, 1]` of U32 as
-    /// [`TensorView::sequence`], name, into `out`, `[batch, 1, length, width]`; table and out F32, F16 or BF16 each.
+    /// Looks up the rows `ids` of `table` and writes them to `out`. `ids` is `[batch, 1, length,
+    /// 1]`, U32 (see [`TensorView::sequence`]). `table` is `[1, 1, rows, width]` (see
+    /// [`TensorView::matrix`]). `out` is `[batch, 1, length, width]`. `table` and `out` are F32,
+    /// F16 or BF16.
     pub fn new(ids: TensorView<'a>, table: TensorView<'a>, out: TensorView<'a>) -> Self {
         EmbeddingForward { ids, table, out, scale: 1.0, accumulate: false }
     }
 
-    /// What the rows are multiplied by, 1 by default; √width of Vaswani et al. 2017.
+    /// Sets the factor of the rows, 1 by default. Vaswani et al. 2017 use √width.
     pub fn scale(mut self, scale: f64) -> Self {
         self.scale = scale;
         self
     }
 
-    /// Adds the rows to what is there instead of writing over it: embeddings of tokens, positions
-    /// and types are three calls. The sum is rounded to the type of `out` after each.
+    /// Adds the rows to `out` instead of overwriting it. Use it to add embeddings of tokens,
+    /// positions and types in three calls. The sum is rounded to the type of `out` after each call.
     pub fn accumulate(mut self, accumulate: bool) -> Self {
         self.accumulate = accumulate;
         self
@@ -80,7 +81,8 @@ impl<'a> EmbeddingForward<'a> {
     }
 }
 
-/// Rows of a table by their ids, as `nn.Embedding`, and the gradient of the table.
+/// Looks up rows of a table by their ids, as `nn.Embedding` does, and computes the gradient of the
+/// table.
 ///
 /// ```no_run
 /// # use wgpu_attention::{Error, TensorView, wgpu};
@@ -95,12 +97,12 @@ impl<'a> EmbeddingForward<'a> {
 /// # Ok(()) }
 /// ```
 ///
-/// An id that the table has no row for gives zeros, and no gradient: only the device sees ids,
-/// which can return no error.
+/// An id without a row in the table gives zeros and has no gradient. It is not an error, because
+/// the host does not read the ids.
 ///
-/// It keeps the bindings of recent forward calls, so that the same call again creates nothing. They
-/// keep some buffers alive: see
-/// [`forget`](Self::forget). Bindings of backward calls are in their scratch.
+/// The operator stores the bindings of recent forward calls, so that a repeated call creates
+/// nothing. The bindings keep some buffers alive: see [`forget`](Self::forget). The scratch stores
+/// the bindings of backward calls.
 #[derive(Clone, Debug)]
 pub struct Embedding {
     pipelines: Pipelines,
@@ -108,27 +110,27 @@ pub struct Embedding {
 }
 
 impl Embedding {
-    /// The operator with pipelines of its own.
+    /// Creates the operator with separate pipelines.
     pub fn new(device: &wgpu::Device) -> Self {
         Self::with_pipelines(&Pipelines::new(device))
     }
 
-    /// The operator with pipelines that it shares with others on the device.
+    /// Creates the operator with pipelines that other operators of the device share.
     pub fn with_pipelines(pipelines: &Pipelines) -> Self {
         Embedding { pipelines: pipelines.clone(), bindings: Arc::default() }
     }
 
-    /// The pipelines, to share.
+    /// The pipelines of the operator, to share with other operators.
     pub fn pipelines(&self) -> &Pipelines {
         &self.pipelines
     }
 
-    /// Drops the bindings of its forward calls, and with them the references to their buffers.
-    /// Clones share them.
+    /// Drops the bindings of past forward calls, and with them the references to their buffers.
+    /// Clones share the bindings.
     ///
-    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until
-    /// then, the buffers that only they keep alive have at most twice the bytes of the last call's,
-    /// or 8 MiB if that is more.
+    /// Without this call, unused bindings are dropped after a few calls, at most 64. Until then,
+    /// the buffers that only these bindings keep alive are limited. They have at most twice the
+    /// bytes of the last call's buffers, or 8 MiB if that is more.
     pub fn forget(&self) {
         self.bindings.clear();
     }
@@ -136,18 +138,18 @@ impl Embedding {
     /// Records `call` into an encoder or a pass.
     ///
     /// # Errors
-    /// Shapes that differ, an `out` that shares a buffer with an input, a scale that is not finite, and everything else that
-    /// [`Error`] lists for tensors; then nothing has been recorded.
+    /// Shapes that do not match, or an `out` that shares a buffer with an input. A scale that is
+    /// not finite, and every other [`Error`] of tensors. After an error nothing has been recorded.
     pub fn forward(&self, into: &mut impl Recorder, call: &EmbeddingForward) -> Result<(), Error> {
         self.prepare(call)?.record(into);
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks `call`, then compiles and binds its kernels. [`Prepared::record`] can then record it
+    /// any number of times.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward).
+    /// See [`forward`](Self::forward).
     pub fn prepare(&self, call: &EmbeddingForward) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
         let dispatch = call.op(device)?.forward(device);

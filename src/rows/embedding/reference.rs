@@ -1,12 +1,12 @@
-//! Rows of a table by their ids.
+//! The reference of embeddings.
 
 use crate::tensor::{Error, Real, check_sizes, expect_length};
 
-/// `scale · table[id]` of every id, from a table `[rows, width]`: `[ids, width]`. An id that the
-/// table has no row for gives zeros.
+/// Returns `scale · table[id]` of every id, from a table `[rows, width]`: `[ids, width]`. An id
+/// without a row in the table gives zeros.
 ///
 /// # Errors
-/// A width of 0, a table that is not whole rows.
+/// A width of 0, or a table that is not whole rows.
 pub fn embedding<R: Real>(ids: &[u32], table: &[R], width: usize, scale: f64) -> Result<Vec<R>, Error> {
     check_sizes("table", &[("width", width)])?;
     expect_length("table", table, table.len() / width * width)?;
@@ -16,11 +16,11 @@ pub fn embedding<R: Real>(ids: &[u32], table: &[R], width: usize, scale: f64) ->
     Ok(ids.iter().flat_map(|id| row(id).iter().map(|x| scale * *x)).collect())
 }
 
-/// The gradient of `Σ out · d_out` with respect to the table of [`embedding`], which has `rows`;
-/// `d_out` is `[ids, width]`.
+/// Returns the gradient of `Σ out · d_out` with respect to the table of [`embedding`], `[rows,
+/// width]`. `d_out` is `[ids, width]`.
 ///
 /// # Errors
-/// Sizes of 0, a slice of another length.
+/// A size of 0, or a slice of the wrong length.
 pub fn embedding_backward<R: Real>(
     ids: &[u32],
     d_out: &[R],

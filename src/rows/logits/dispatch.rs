@@ -1,4 +1,4 @@
-//! What is asked of logits: from checked tensors to dispatches.
+//! Dispatches for log-softmax and top-k, from checked tensors.
 
 use super::kernels::{log_softmax, log_softmax_backward, top_k};
 use crate::device::DeviceFacts;
@@ -6,7 +6,8 @@ use crate::kernel::{Dispatch, KernelOptions, Width};
 use crate::rows::plan::{self, Rows};
 use crate::tensor::{TensorView, count};
 
-/// Workgroups of a dispatch, at most; each takes several rows where there are more.
+/// The largest number of workgroups of a dispatch. If there are more rows, each workgroup processes
+/// several.
 const MOST_GROUPS: usize = 65535;
 
 fn row_count(x: &TensorView) -> usize {
@@ -14,8 +15,8 @@ fn row_count(x: &TensorView) -> usize {
     count([batch, heads, length, 1])
 }
 
-/// How rows are shared out: the kernel's form, the workgroups, and how far apart an invocation's
-/// rows are.
+/// Distributes the rows. Returns the kernel's variant, the number of workgroups, and the distance
+/// between an invocation's rows.
 fn share(x: &TensorView, kernel_options: &KernelOptions, device: &DeviceFacts) -> (Rows, usize, u32) {
     let rows = plan::rows(x.shape()[3], kernel_options.target.is_cpu(device));
     let each = (rows.workgroup / rows.lanes) as usize;
@@ -23,7 +24,7 @@ fn share(x: &TensorView, kernel_options: &KernelOptions, device: &DeviceFacts) -
     (rows, groups, (groups * each) as u32)
 }
 
-/// `out = log_softmax(x)`, of one shape.
+/// Computes `out = log_softmax(x)`. Both have the same shape.
 pub(crate) fn log_softmax<'a>(
     x: TensorView<'a>,
     out: TensorView<'a>,
@@ -48,7 +49,7 @@ pub(crate) fn log_softmax<'a>(
     call.dispatch([groups, 1, 1], device)
 }
 
-/// From what it gave and the gradient of that to the gradient of what it took.
+/// Computes the gradient of the input from the output and the gradient of the output.
 pub(crate) fn log_softmax_backward<'a>(
     [out, d_out, d_x]: [TensorView<'a>; 3],
     accumulates: bool,
@@ -74,7 +75,8 @@ pub(crate) fn log_softmax_backward<'a>(
     call.dispatch([groups, 1, 1], device)
 }
 
-/// The largest of every row: `indices` and, if wanted, `values`, `[batch, heads, length, k]`.
+/// Writes the largest elements of every row to `values`, if requested, and their columns to
+/// `indices`. Both are `[batch, heads, length, k]`.
 pub(crate) fn top_k<'a>(
     x: TensorView<'a>,
     values: Option<TensorView<'a>>,

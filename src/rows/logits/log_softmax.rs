@@ -1,4 +1,4 @@
-//! Logarithms of the softmax of rows, and their gradients.
+//! Log-softmax of rows, and its gradient.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::kernel::{BindingCache, Dispatch, KernelOptions, Pipelines, Prepared, 
 use crate::matmul::projection::check_summed_rows;
 use crate::tensor::{Access, CallTensors, Element, Error, TensorView};
 
-/// One call: every row of `[batch, heads, length, columns]` for itself.
+/// One call. It processes every row of `[batch, heads, length, columns]` separately.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct LogSoftmaxForward<'a> {
@@ -17,8 +17,8 @@ pub struct LogSoftmaxForward<'a> {
 }
 
 impl<'a> LogSoftmaxForward<'a> {
-    /// The logarithms of the softmax of the rows of `x`, into `out`, shaped as it; F32, F16 or BF16
-    /// each. F16 and BF16 have few digits for a gradient to be taken from.
+    /// Writes the log-softmax of the rows of `x` to `out`. Both have the same shape, and are F32,
+    /// F16 or BF16. For training, F16 and BF16 outputs have few digits for the gradient.
     pub fn new(x: TensorView<'a>, out: TensorView<'a>) -> Self {
         LogSoftmaxForward { x, out }
     }
@@ -35,28 +35,29 @@ pub struct LogSoftmaxBackward<'a> {
 }
 
 impl<'a> LogSoftmaxBackward<'a> {
-    /// `forward` as it was made, whose `out` is read and whose `x` is not, the gradient of `out`,
-    /// and where the gradient of `x` goes; all of one shape, F32, F16 or BF16 each.
+    /// The backward pass of `forward`. It reads the `out` of `forward`, but not its `x`. `d_out` is
+    /// the gradient of `out`, and `d_x` is the output for the gradient of `x`. All have the same
+    /// shape, and are F32, F16 or BF16.
     pub fn new(forward: LogSoftmaxForward<'a>, d_out: TensorView<'a>, d_x: TensorView<'a>) -> Self {
         LogSoftmaxBackward { forward, d_out, d_x, accumulate: false }
     }
 
-    /// Adds the gradient to what is there instead of writing over it, rounded to its type.
+    /// Adds the gradient to `d_x` instead of overwriting it. The sum is rounded to the type of
+    /// `d_x`.
     pub fn accumulate(mut self, accumulate: bool) -> Self {
         self.accumulate = accumulate;
         self
     }
 }
 
-/// `x − ln Σ exp(x)` of rows of any length, from the row's maximum on, and its gradient.
+/// `x − ln Σ exp(x)` of rows of any length, and its gradient. The row's maximum is subtracted
+/// first.
 ///
-/// Where `x` is −∞ so is what comes out, and its gradient has no part of the others'. A row with a
-/// NaN or ∞ in it, or of −∞ alone, is
-/// NaN: as PyTorch has it.
+/// If an element of `x` is −∞, its output is −∞, and its gradient does not depend on the other
+/// elements. As in PyTorch, a row is NaN if it contains NaN or ∞, or if all its elements are −∞.
 ///
-/// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep
-/// some buffers alive: see
-/// [`forget`](Self::forget).
+/// The operator stores the bindings of recent calls, so that a repeated call creates nothing. The
+/// bindings keep some buffers alive: see [`forget`](Self::forget).
 #[derive(Clone, Debug)]
 pub struct LogSoftmax {
     pipelines: Pipelines,
@@ -65,12 +66,12 @@ pub struct LogSoftmax {
 }
 
 impl LogSoftmax {
-    /// The operator with pipelines of its own.
+    /// Creates the operator with separate pipelines.
     pub fn new(device: &wgpu::Device) -> Self {
         Self::with_pipelines(&Pipelines::new(device))
     }
 
-    /// The operator with pipelines that it shares with others on the device.
+    /// Creates the operator with pipelines that other operators of the device share.
     pub fn with_pipelines(pipelines: &Pipelines) -> Self {
         LogSoftmax {
             pipelines: pipelines.clone(),
@@ -79,22 +80,22 @@ impl LogSoftmax {
         }
     }
 
-    /// The pipelines, to share.
+    /// The pipelines of the operator, to share with other operators.
     pub fn pipelines(&self) -> &Pipelines {
         &self.pipelines
     }
 
-    /// Drops the bindings of its calls, and with them the references to their buffers. Clones share
-    /// them.
+    /// Drops the bindings of past calls, and with them the references to their buffers. Clones
+    /// share the bindings.
     ///
-    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until
-    /// then, the buffers that only they keep alive have at most twice the bytes of the last call's,
-    /// or 8 MiB if that is more.
+    /// Without this call, unused bindings are dropped after a few calls, at most 64. Until then,
+    /// the buffers that only these bindings keep alive are limited. They have at most twice the
+    /// bytes of the last call's buffers, or 8 MiB if that is more.
     pub fn forget(&self) {
         self.bindings.clear();
     }
 
-    /// The form of kernels; the rest of [`KernelOptions`] does not concern it.
+    /// Sets the class of kernels. The other [`KernelOptions`] do not apply to this operator.
     pub fn kernel_options(mut self, kernel_options: KernelOptions) -> Self {
         self.kernel_options = kernel_options;
         self
@@ -103,18 +104,18 @@ impl LogSoftmax {
     /// Records `call` into an encoder or a pass.
     ///
     /// # Errors
-    /// Shapes that differ, an `out` that shares a buffer with `x`, and everything else that [`Error`] lists for tensors; then nothing
-    /// has been recorded.
+    /// Shapes that do not match, an `out` that shares a buffer with `x`, and every other [`Error`]
+    /// of tensors. After an error nothing has been recorded.
     pub fn forward(&self, into: &mut impl Recorder, call: &LogSoftmaxForward) -> Result<(), Error> {
         self.prepare(call)?.record(into);
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks `call`, then compiles and binds its kernels. [`Prepared::record`] can then record it
+    /// any number of times.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward).
+    /// See [`forward`](Self::forward).
     pub fn prepare(&self, call: &LogSoftmaxForward) -> Result<Prepared, Error> {
         let call = self.forward_dispatch(call)?;
         self.pipelines.bind("log softmax", &[call], &self.bindings)
@@ -123,17 +124,17 @@ impl LogSoftmax {
     /// Records the gradient of a call into an encoder or a pass.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward), of `d_x`.
+    /// See [`forward`](Self::forward), with `d_x` as the output.
     pub fn backward(&self, into: &mut impl Recorder, call: &LogSoftmaxBackward) -> Result<(), Error> {
         self.prepare_backward(call)?.record(into);
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks `call`, then compiles and binds its kernels. [`Prepared::record`] can then record it
+    /// any number of times.
     ///
     /// # Errors
-    /// As [`backward`](Self::backward).
+    /// See [`backward`](Self::backward).
     pub fn prepare_backward(&self, call: &LogSoftmaxBackward) -> Result<Prepared, Error> {
         let call = self.backward_dispatch(call)?;
         self.pipelines.bind("log softmax backward", &[call], &self.bindings)
@@ -156,7 +157,7 @@ impl LogSoftmax {
     }
 }
 
-/// Checks the tensors of a call, which have one shape.
+/// Checks the tensors of a call. All have the same shape.
 fn check_rows(all: &[(&'static str, TensorView, Access)], device: &DeviceFacts) -> Result<(), Error> {
     let mut tensors = CallTensors::new(device);
     for (name, view, access) in all {

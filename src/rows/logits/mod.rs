@@ -1,4 +1,4 @@
-//! Operators: what is asked of logits, row by row.
+//! Operators on rows of logits: log-softmax and top-k.
 
 pub(crate) mod dispatch;
 pub(crate) mod kernels;

@@ -1,4 +1,4 @@
-//! What is asked of logits.
+//! The reference of log-softmax and top-k.
 
 use crate::tensor::{Error, Real, check_sizes, expect_length};
 
@@ -7,11 +7,11 @@ fn check<R: Real>(x: &[R], columns: usize) -> Result<(), Error> {
     expect_length("x", x, x.len() / columns * columns)
 }
 
-/// `x − ln Σ exp(x)` of rows of `x` `[rows, columns]`, from their maximum on. A row with a NaN or
-/// ∞, or of −∞ alone, is NaN.
+/// Returns `x − ln Σ exp(x)` of the rows of `x` `[rows, columns]`. The row's maximum is subtracted
+/// first. A row is NaN if it contains NaN or ∞, or if all its elements are −∞.
 ///
 /// # Errors
-/// No columns, a slice that is not whole rows.
+/// `columns` is 0, or the slice is not whole rows.
 pub fn log_softmax<R: Real>(x: &[R], columns: usize) -> Result<Vec<R>, Error> {
     check(x, columns)?;
     let mut out = Vec::with_capacity(x.len());
@@ -23,11 +23,11 @@ pub fn log_softmax<R: Real>(x: &[R], columns: usize) -> Result<Vec<R>, Error> {
     Ok(out)
 }
 
-/// The gradient of `Σ out · d_out` with respect to `x` of [`log_softmax`], from `out`: `d_out −
-/// exp(out) Σ d_out`.
+/// Returns the gradient of `Σ out · d_out` with respect to `x` of [`log_softmax`], from `out`:
+/// `d_out − exp(out) Σ d_out`.
 ///
 /// # Errors
-/// As [`log_softmax`].
+/// See [`log_softmax`].
 pub fn log_softmax_backward<R: Real>(out: &[R], columns: usize, d_out: &[R]) -> Result<Vec<R>, Error> {
     check(out, columns)?;
     expect_length("d_out", d_out, out.len())?;
@@ -39,11 +39,12 @@ pub fn log_softmax_backward<R: Real>(out: &[R], columns: usize, d_out: &[R]) -> 
     Ok(d_x)
 }
 
-/// Where the k largest elements of rows of `x` `[rows, columns]` are, the largest first: `[rows,
-/// k]`. Of equal ones that with the lower index comes first, and NaN before all numbers.
+/// Returns the columns of the k largest elements of the rows of `x` `[rows, columns]`, the largest
+/// first: `[rows, k]`. Among equal elements, the lower index comes first. NaN comes before all
+/// numbers.
 ///
 /// # Errors
-/// No columns, a slice that is not whole rows, fewer columns than `k`.
+/// `columns` is 0, the slice is not whole rows, or there are fewer columns than `k`.
 pub fn top_k<R: Real>(x: &[R], columns: usize, k: usize) -> Result<Vec<u32>, Error> {
     check(x, columns)?;
     if k > columns {
@@ -53,7 +54,7 @@ pub fn top_k<R: Real>(x: &[R], columns: usize, k: usize) -> Result<Vec<u32>, Err
     let mut indices = Vec::new();
     for row in x.chunks_exact(columns) {
         let mut order: Vec<u32> = (0..columns as u32).collect();
-        // Stable: equal ones stay in order.
+        // The sort is stable: equal elements stay in order.
         order.sort_by(|a, b| {
             let [a, b] = [a, b].map(|n| row[*n as usize]);
             b.is_nan().cmp(&a.is_nan()).then(b.partial_cmp(&a).unwrap_or(std::cmp::Ordering::Equal))

@@ -8,10 +8,10 @@ use crate::kernel::{BindingCache, Dispatch, KernelOptions, Pipelines, Prepared, 
 use crate::matmul::projection::check_summed_rows;
 use crate::tensor::{CallTensors, DType, Element, Error, TensorView};
 
-/// How many of the largest a call may ask for.
+/// The largest `k` of a call.
 pub const MAX_TOP_K: usize = 64;
 
-/// One call: every row of `[batch, heads, length, columns]` for itself.
+/// One call. It processes every row of `[batch, heads, length, columns]` separately.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct TopKForward<'a> {
@@ -21,14 +21,15 @@ pub struct TopKForward<'a> {
 }
 
 impl<'a> TopKForward<'a> {
-    /// Where the k largest elements of the rows of `x`, F32, F16 or BF16, are: into `indices`,
-    /// `[batch, heads, length, k]` of U32, the largest first. Of one (k = 1) it is the argmax.
+    /// Writes the columns of the k largest elements of each row of `x` to `indices`, the largest
+    /// first. `x` is F32, F16 or BF16, and `indices` is `[batch, heads, length, k]`, U32. With k =
+    /// 1 it is the argmax.
     #[doc(alias = "argmax")]
     pub fn new(x: TensorView<'a>, indices: TensorView<'a>) -> Self {
         TopKForward { x, indices, values: None }
     }
 
-    /// Writes them there, shaped as `indices`, F32, F16 or BF16.
+    /// Sets the output for the largest elements, with the shape of `indices`; F32, F16 or BF16.
     pub fn values(mut self, values: impl Into<Option<TensorView<'a>>>) -> Self {
         self.values = values.into();
         self
@@ -52,8 +53,8 @@ impl<'a> TopKForward<'a> {
     }
 }
 
-/// The k largest elements of rows, sorted, and where they are: up to [`MAX_TOP_K`], of rows of any
-/// length. The argmax is k = 1.
+/// The k largest elements of rows of any length, sorted, and their columns, with k up to
+/// [`MAX_TOP_K`]. With k = 1 it is the argmax.
 ///
 /// ```no_run
 /// # use wgpu_attention::{DType, Error, TensorView, wgpu};
@@ -66,12 +67,11 @@ impl<'a> TopKForward<'a> {
 /// # }
 /// ```
 ///
-/// Of equal elements that with the lower index comes first; −0 and 0 are equal. NaN counts as
-/// larger than every number, as in PyTorch: a row with one says so.
+/// Among equal elements, the lower index comes first; −0 and 0 are equal. NaN is larger than every
+/// number, as in PyTorch, so NaN in a row is visible in the result.
 ///
-/// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep
-/// some buffers alive: see
-/// [`forget`](Self::forget).
+/// The operator stores the bindings of recent calls, so that a repeated call creates nothing. The
+/// bindings keep some buffers alive: see [`forget`](Self::forget).
 #[doc(alias = "argmax")]
 #[derive(Clone, Debug)]
 pub struct TopK {
@@ -81,32 +81,32 @@ pub struct TopK {
 }
 
 impl TopK {
-    /// The operator with pipelines of its own.
+    /// Creates the operator with separate pipelines.
     pub fn new(device: &wgpu::Device) -> Self {
         Self::with_pipelines(&Pipelines::new(device))
     }
 
-    /// The operator with pipelines that it shares with others on the device.
+    /// Creates the operator with pipelines that other operators of the device share.
     pub fn with_pipelines(pipelines: &Pipelines) -> Self {
         TopK { pipelines: pipelines.clone(), bindings: Arc::default(), kernel_options: KernelOptions::new() }
     }
 
-    /// The pipelines, to share.
+    /// The pipelines of the operator, to share with other operators.
     pub fn pipelines(&self) -> &Pipelines {
         &self.pipelines
     }
 
-    /// Drops the bindings of its calls, and with them the references to their buffers. Clones share
-    /// them.
+    /// Drops the bindings of past calls, and with them the references to their buffers. Clones
+    /// share the bindings.
     ///
-    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until
-    /// then, the buffers that only they keep alive have at most twice the bytes of the last call's,
-    /// or 8 MiB if that is more.
+    /// Without this call, unused bindings are dropped after a few calls, at most 64. Until then,
+    /// the buffers that only these bindings keep alive are limited. They have at most twice the
+    /// bytes of the last call's buffers, or 8 MiB if that is more.
     pub fn forget(&self) {
         self.bindings.clear();
     }
 
-    /// The form of kernels; the rest of [`KernelOptions`] does not concern it.
+    /// Sets the class of kernels. The other [`KernelOptions`] do not apply to this operator.
     pub fn kernel_options(mut self, kernel_options: KernelOptions) -> Self {
         self.kernel_options = kernel_options;
         self
@@ -115,18 +115,19 @@ impl TopK {
     /// Records `call` into an encoder or a pass.
     ///
     /// # Errors
-    /// More elements asked for than a row has, or than [`MAX_TOP_K`]; shapes that differ, tensors that are written and share a
-    /// buffer with others, and everything else that [`Error`] lists for tensors; then nothing has been recorded.
+    /// [`Error::Option`] if `k` is larger than the number of columns or than [`MAX_TOP_K`]. Shapes
+    /// that do not match, and written tensors that share a buffer with other tensors. Every other
+    /// [`Error`] of tensors. After an error nothing has been recorded.
     pub fn forward(&self, into: &mut impl Recorder, call: &TopKForward) -> Result<(), Error> {
         self.prepare(call)?.record(into);
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks `call`, then compiles and binds its kernels. [`Prepared::record`] can then record it
+    /// any number of times.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward).
+    /// See [`forward`](Self::forward).
     pub fn prepare(&self, call: &TopKForward) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
         let dispatch = call.dispatch(&self.kernel_options, device)?;

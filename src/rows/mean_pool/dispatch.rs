@@ -1,4 +1,4 @@
-//! Means of rows and their gradient: from checked tensors to dispatches.
+//! Dispatches for means of rows and their gradient, from checked tensors.
 
 use super::kernels::mean_pool::{self, Pooled};
 use super::kernels::mean_pool_backward;
@@ -13,15 +13,16 @@ pub(crate) struct MeanPoolOp<'a> {
     /// `[batch, 1, length, features]`.
     pub x: TensorView<'a>,
     pub pooled: Pooled,
-    /// What says which rows.
+    /// The tensor that selects the rows.
     pub which: Option<TensorView<'a>>,
-    /// Means, of how many sequences.
+    /// The number of sequences, each with one mean.
     pub sequences: usize,
-    /// The least length that is divided by, if any is.
+    /// The lower bound of the divisor, if means are divided by their length.
     pub l2: Option<f32>,
 }
 
-/// Workgroups of a dispatch, at most; each takes several sequences where there are more.
+/// The largest number of workgroups of a dispatch. If there are more sequences, each workgroup
+/// processes several.
 const MOST_GROUPS: usize = 65535;
 
 fn in_fours(tensors: &[Option<TensorView>]) -> Width {
@@ -29,13 +30,13 @@ fn in_fours(tensors: &[Option<TensorView>]) -> Width {
 }
 
 impl<'a> MeanPoolOp<'a> {
-    /// Lengths or cu_seqlens, and what is kept.
+    /// The tensors of numbers (lengths or cu_seqlens) and of the mask of rows.
     fn which(&self) -> [Option<TensorView<'a>>; 2] {
         if self.pooled == Pooled::Keep { [None, self.which] } else { [self.which, None] }
     }
 
-    /// How sequences are shared out: the kernel's form, the workgroups, and how far apart an
-    /// invocation's sequences are.
+    /// Distributes the sequences. Returns the kernel's variant, the number of workgroups, and the
+    /// distance between an invocation's sequences.
     fn share(&self, kernel_options: &KernelOptions, device: &DeviceFacts) -> (Rows, usize, u32) {
         let rows = plan::rows(self.x.shape()[3], kernel_options.target.is_cpu(device));
         let each = (rows.workgroup / rows.lanes) as usize;

@@ -1,4 +1,4 @@
-//! The operator: means of rows, as sentence embeddings are, and their gradients.
+//! The mean-pooling operator: means of rows, such as sentence embeddings, and their gradients.
 
 pub(crate) mod dispatch;
 pub(crate) mod kernels;
@@ -13,25 +13,27 @@ use crate::kernel::{BindingCache, Dispatch, KernelOptions, Pipelines, Prepared, 
 use crate::matmul::projection::check_summed_rows;
 use crate::tensor::{Access, CallTensors, DType, Element, Error, TensorView, expect};
 
-/// Which rows of `[batch, 1, length, features]` a mean is of.
+/// Selects the rows of `[batch, 1, length, features]` that belong to a mean.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum PoolMask<'a> {
-    /// All of each batch entry.
+    /// All rows of each batch entry.
     All,
-    /// The first of each batch entry: `[batch, 1, 1, 1]`, U32. More than there are mean all.
+    /// The first rows of each batch entry. The tensor of lengths is `[batch, 1, 1, 1]`, U32. A
+    /// length above the number of rows means all rows.
     Lengths(TensorView<'a>),
-    /// Those that are true: `[batch, 1, 1, length]`, Bool, as a key mask is.
+    /// The rows that are true in a tensor `[batch, 1, 1, length]`, Bool, such as a key mask.
     Keep(TensorView<'a>),
-    /// Those of each sequence of one packed batch entry, sequence n from `cu_seqlens[n]` to
-    /// `cu_seqlens[n + 1]`: `[1, 1, 1, sequences + 1]`, U32, not falling.
+    /// The rows of each sequence of one packed batch entry. Sequence n has the rows from
+    /// `cu_seqlens[n]` to `cu_seqlens[n + 1]`. `cu_seqlens` is `[1, 1, 1, sequences + 1]`, U32, and
+    /// must not decrease.
     Packed(TensorView<'a>),
 }
 
-/// The least length of a mean that is divided by: that of `torch.nn.functional.normalize`.
+/// The lower bound of the divisor of a mean, as in `torch.nn.functional.normalize`.
 const EPS: f32 = 1e-12;
 
-/// One call: `out` takes the mean of each sequence.
+/// One call, which writes the mean of each sequence to `out`.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct MeanPoolForward<'a> {
@@ -42,21 +44,21 @@ pub struct MeanPoolForward<'a> {
 }
 
 impl<'a> MeanPoolForward<'a> {
-    /// The means of `rows` of `x`, `[batch, 1, length, features]`, into `out`, `[sequences, 1, 1,
-    /// features]`, each F32, F16 or BF16; as many sequences as batch entries unless they are
-    /// packed.
+    /// Writes the means of the selected `rows` of `x` to `out`. `x` is `[batch, 1, length,
+    /// features]`, and `out` is `[sequences, 1, 1, features]`. Both are F32, F16 or BF16. Each
+    /// batch entry is a sequence, unless the rows are packed.
     pub fn new(x: TensorView<'a>, rows: PoolMask<'a>, out: TensorView<'a>) -> Self {
         MeanPoolForward { x, rows, out, normalize: false }
     }
 
-    /// Divides each mean by its length, or by 10⁻¹² where it is shorter: scalar products are then
-    /// cosines.
+    /// Divides each mean by its length, or by 10⁻¹² if the length is smaller. Scalar products are
+    /// then cosines.
     pub fn normalize(mut self, wanted: bool) -> Self {
         self.normalize = wanted;
         self
     }
 
-    /// Checks the tensors that are read, and `means`, a tensor shaped as `out`.
+    /// Checks the input tensors, and `means`, a tensor with the shape of `out`.
     fn op(
         &self,
         tensors: &mut CallTensors<'a, '_>,
@@ -99,22 +101,23 @@ pub struct MeanPoolBackward<'a> {
 }
 
 impl<'a> MeanPoolBackward<'a> {
-    /// `forward` as it was made, the gradient of its `out`, shaped as that, and where the gradient
-    /// of its `x` goes, shaped as that: all of it, with zeros for rows that are in no mean. F32,
-    /// F16 or BF16 each.
+    /// The backward pass of `forward`. `d_out` is the gradient of its `out`, with the same shape.
+    /// `d_x` is the output for the gradient of its `x`, with the same shape. Rows without a mean
+    /// get zeros. All are F32, F16 or BF16.
     pub fn new(forward: MeanPoolForward<'a>, d_out: TensorView<'a>, d_x: TensorView<'a>) -> Self {
         MeanPoolBackward { forward, d_out, d_x, accumulate: false }
     }
 
-    /// Adds the gradient to what is there instead of writing over it, rounded to its type.
+    /// Adds the gradient to `d_x` instead of overwriting it. The sum is rounded to the type of
+    /// `d_x`.
     pub fn accumulate(mut self, accumulate: bool) -> Self {
         self.accumulate = accumulate;
         self
     }
 }
 
-/// The mean of each sequence's rows, divided by its length if asked for: what sentence embeddings
-/// are (Reimers and Gurevych 2019, "Sentence-BERT"), and its gradient.
+/// The mean of each sequence's rows, optionally divided by its length, and the gradient. Use it to
+/// compute sentence embeddings (Reimers and Gurevych 2019, "Sentence-BERT").
 ///
 /// ```no_run
 /// # use wgpu_attention::{Error, TensorView, wgpu};
@@ -126,13 +129,12 @@ impl<'a> MeanPoolBackward<'a> {
 /// # }
 /// ```
 ///
-/// A sequence without rows has a mean of zero. Lengths and `cu_seqlens` past the last row end
-/// there; where `cu_seqlens` fall, which mean a row has a part in is not defined, but nothing else
-/// is read or written.
+/// A sequence without rows has a mean of zero. Lengths and `cu_seqlens` are clamped to the last
+/// row. If `cu_seqlens` decreases, the result is undefined: a row may belong to any mean. Nothing
+/// outside the tensors is read or written.
 ///
-/// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep
-/// some buffers alive: see
-/// [`forget`](Self::forget).
+/// The operator stores the bindings of recent calls, so that a repeated call creates nothing. The
+/// bindings keep some buffers alive: see [`forget`](Self::forget).
 #[derive(Clone, Debug)]
 pub struct MeanPool {
     pipelines: Pipelines,
@@ -141,12 +143,12 @@ pub struct MeanPool {
 }
 
 impl MeanPool {
-    /// The operator with pipelines of its own.
+    /// Creates the operator with separate pipelines.
     pub fn new(device: &wgpu::Device) -> Self {
         Self::with_pipelines(&Pipelines::new(device))
     }
 
-    /// The operator with pipelines that it shares with others on the device.
+    /// Creates the operator with pipelines that other operators of the device share.
     pub fn with_pipelines(pipelines: &Pipelines) -> Self {
         MeanPool {
             pipelines: pipelines.clone(),
@@ -155,22 +157,22 @@ impl MeanPool {
         }
     }
 
-    /// The pipelines, to share.
+    /// The pipelines of the operator, to share with other operators.
     pub fn pipelines(&self) -> &Pipelines {
         &self.pipelines
     }
 
-    /// Drops the bindings of its calls, and with them the references to their buffers. Clones share
-    /// them.
+    /// Drops the bindings of past calls, and with them the references to their buffers. Clones
+    /// share the bindings.
     ///
-    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until
-    /// then, the buffers that only they keep alive have at most twice the bytes of the last call's,
-    /// or 8 MiB if that is more.
+    /// Without this call, unused bindings are dropped after a few calls, at most 64. Until then,
+    /// the buffers that only these bindings keep alive are limited. They have at most twice the
+    /// bytes of the last call's buffers, or 8 MiB if that is more.
     pub fn forget(&self) {
         self.bindings.clear();
     }
 
-    /// The form of kernels; the rest of [`KernelOptions`] does not concern means.
+    /// Sets the class of kernels. The other [`KernelOptions`] do not apply to this operator.
     pub fn kernel_options(mut self, kernel_options: KernelOptions) -> Self {
         self.kernel_options = kernel_options;
         self
@@ -179,18 +181,18 @@ impl MeanPool {
     /// Records `call` into an encoder or a pass.
     ///
     /// # Errors
-    /// Shapes that differ, an `out` that shares a buffer with an input, and everything else that [`Error`] lists for tensors; then
-    /// nothing has been recorded.
+    /// Shapes that do not match, an `out` that shares a buffer with an input, and every other
+    /// [`Error`] of tensors. After an error nothing has been recorded.
     pub fn forward(&self, into: &mut impl Recorder, call: &MeanPoolForward) -> Result<(), Error> {
         self.prepare(call)?.record(into);
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks `call`, then compiles and binds its kernels. [`Prepared::record`] can then record it
+    /// any number of times.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward).
+    /// See [`forward`](Self::forward).
     pub fn prepare(&self, call: &MeanPoolForward) -> Result<Prepared, Error> {
         let call = self.forward_dispatch(call)?;
         self.pipelines.bind("mean pool", &[call], &self.bindings)
@@ -199,17 +201,17 @@ impl MeanPool {
     /// Records the gradient of a call into an encoder or a pass.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward), of `d_out` and `d_x`.
+    /// See [`forward`](Self::forward), with `d_out` and `d_x` as tensors.
     pub fn backward(&self, into: &mut impl Recorder, call: &MeanPoolBackward) -> Result<(), Error> {
         self.prepare_backward(call)?.record(into);
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks `call`, then compiles and binds its kernels. [`Prepared::record`] can then record it
+    /// any number of times.
     ///
     /// # Errors
-    /// As [`backward`](Self::backward).
+    /// See [`backward`](Self::backward).
     pub fn prepare_backward(&self, call: &MeanPoolBackward) -> Result<Prepared, Error> {
         let call = self.backward_dispatch(call)?;
         self.pipelines.bind("mean pool backward", &[call], &self.bindings)

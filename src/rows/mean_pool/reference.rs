@@ -1,13 +1,13 @@
-//! Means of rows.
+//! The reference of means of rows.
 
 use crate::tensor::{Error, Real, check_sizes, expect_length};
 
-/// The mean of each sequence's rows of `x` `[rows, features]`, zero without any: `[sequences,
-/// features]`; `sequences` names the rows of each, and those past the last are none. With `l2` each
-/// is divided by its length, or by 10⁻¹² where it is shorter.
+/// Returns the mean of each sequence's rows of `x` `[rows, features]`, or zero for no rows:
+/// `[sequences, features]`. `sequences` lists the rows of each sequence. Rows past the last row are
+/// ignored. With `l2` each mean is divided by its length, or by 10⁻¹² if the length is smaller.
 ///
 /// # Errors
-/// A width of 0, a slice that is not whole rows.
+/// A width of 0, or a slice that is not whole rows.
 pub fn mean_pool<R: Real>(
     x: &[R],
     features: usize,
@@ -40,8 +40,8 @@ fn length<R: Real>(x: &[R]) -> R {
     x.iter().fold(R::zero(), |sum, x| sum + *x * *x).sqrt()
 }
 
-/// The gradient of `Σ out · d_out` with respect to `x` of [`mean_pool`]; `d_out` is `[sequences,
-/// features]`. With `m` a mean:
+/// Returns the gradient of `Σ out · d_out` with respect to `x` of [`mean_pool`]. `d_out` is
+/// `[sequences, features]`. With `m` a mean:
 ///
 /// ```text
 /// d_m = d_out      or, with l2, (d_out − m (m · d_out) / |m|²) / |m|      or d_out / 10⁻¹² where |m| is shorter
@@ -49,7 +49,7 @@ fn length<R: Real>(x: &[R]) -> R {
 /// ```
 ///
 /// # Errors
-/// As [`mean_pool`].
+/// See [`mean_pool`].
 pub fn mean_pool_backward<R: Real>(
     x: &[R],
     features: usize,

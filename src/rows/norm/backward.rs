@@ -7,7 +7,7 @@ use crate::kernel::{Prepared, Recorder, Scratch, ScratchSize};
 use crate::matmul::projection::dispatch_backward::Gradient;
 use crate::tensor::{Element, Error, TensorView};
 
-/// The gradients of one norm, each written where it is asked for.
+/// The gradients of one norm. Only the requested gradients are computed.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct NormBackward<'a> {
@@ -21,42 +21,43 @@ pub struct NormBackward<'a> {
 }
 
 impl<'a> NormBackward<'a> {
-    /// `forward` as it was made, whose `x`, `residual` and `weight` are read again, and the
-    /// gradient of its `out`, shaped as that, F32, F16 or BF16.
+    /// The backward pass of `forward`. It reads `x`, `residual` and `weight` of `forward` again.
+    /// `d_out` is the gradient of its `out`, with the same shape; F32, F16 or BF16.
     pub fn new(forward: NormForward<'a>, d_out: TensorView<'a>) -> Self {
         let [d_sum, d_x, d_weight, d_bias] = [None; 4];
         NormBackward { forward, d_out, d_sum, d_x, d_weight, d_bias, accumulate: false }
     }
 
-    /// The gradient of `x + residual` from elsewhere, where [`NormForward::sum`] goes on to: it is
-    /// added to `d_x`. Shaped as `x`, F32, F16 or BF16.
+    /// Sets another gradient of `x + residual`, from the operators that read [`NormForward::sum`].
+    /// The kernel adds it to `d_x`. It has the shape of `x`; F32, F16 or BF16.
     pub fn d_sum(mut self, d_sum: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_sum = d_sum.into();
         self
     }
 
-    /// Writes the gradient of `x` there, shaped as that, F32, F16 or BF16. It is that of `residual`
-    /// too.
+    /// Sets the output for the gradient of `x`, with the shape of `x`; F32, F16 or BF16. The
+    /// gradient of `residual` is the same.
     pub fn d_x(mut self, d_x: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_x = d_x.into();
         self
     }
 
-    /// Writes the gradient of the weight there, summed over all rows: `[features]`, F32, F16 or
-    /// BF16.
+    /// Sets the output for the gradient of the weight, summed over all rows: `[features]`, F32, F16
+    /// or BF16.
     pub fn d_weight(mut self, d_weight: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_weight = d_weight.into();
         self
     }
 
-    /// Writes the gradient of the bias there, summed over all rows: `[features]`, F32, F16 or BF16.
+    /// Sets the output for the gradient of the bias, summed over all rows: `[features]`, F32, F16
+    /// or BF16.
     pub fn d_bias(mut self, d_bias: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_bias = d_bias.into();
         self
     }
 
-    /// Adds the gradients to what is there instead of writing over it, each rounded to its type:
-    /// choose F32 for many.
+    /// Adds the gradients to the outputs instead of overwriting them. Each sum is rounded to the
+    /// gradient's type: choose F32 to add many gradients.
     pub fn accumulate(mut self, accumulate: bool) -> Self {
         self.accumulate = accumulate;
         self
@@ -100,23 +101,25 @@ impl<'a> NormBackward<'a> {
 }
 
 impl Norm {
-    /// The temporary memory that `call` needs: none for `d_x` alone; for `d_weight` and `d_bias` 8
-    /// bytes for each row, and at most 32 KiB, or 8 bytes for each feature if that is more.
+    /// The temporary memory that `call` needs. `d_x` alone needs none. `d_weight` and `d_bias` need
+    /// 8 bytes for each row, and at most 32 KiB more. With many features they need 8 bytes for each
+    /// feature instead of 32 KiB.
     ///
     /// # Errors
-    /// As [`backward`](Self::backward).
+    /// See [`backward`](Self::backward).
     pub fn backward_scratch_size(&self, call: &NormBackward) -> Result<ScratchSize, Error> {
         call.check(&self.pipelines.facts())?;
         Ok(call.scratch_size(self))
     }
 
-    /// Records the gradients of a norm into an encoder or a pass. Sums over rows are made of parts,
-    /// in order: the same bits every time.
+    /// Records the gradients of a norm into an encoder or a pass. Sums over rows are added from
+    /// partial sums, in order, so the bits are the same on every run.
     ///
     /// # Errors
-    /// Shapes that differ, gradients that share a buffer with an input, [`Error::Unsupported`] if none is asked for or that of a
-    /// tensor which there is not, a scratch that is too small, and everything else that [`Error`] lists for tensors; then nothing
-    /// has been recorded.
+    /// Shapes that do not match, gradients that share a buffer with an input, and a scratch that is
+    /// too small. [`Error::Unsupported`] if no gradient is requested, or the gradient of a tensor
+    /// that the call does not have. Every other [`Error`] of tensors. After an error nothing has
+    /// been recorded.
     pub fn backward(
         &self,
         into: &mut impl Recorder,
@@ -127,11 +130,11 @@ impl Norm {
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks `call`, then compiles and binds its kernels. [`Prepared::record`] can then record it
+    /// any number of times.
     ///
     /// # Errors
-    /// As [`backward`](Self::backward).
+    /// See [`backward`](Self::backward).
     pub fn prepare_backward(&self, call: &NormBackward, scratch: &mut Scratch) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
         call.check(device)?;

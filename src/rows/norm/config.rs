@@ -1,8 +1,8 @@
-//! How rows are normalised: LayerNorm or RMSNorm.
+//! The configuration of a norm: LayerNorm or RMSNorm.
 
 use crate::tensor::Error;
 
-/// How rows are normalised.
+/// The configuration of a norm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[must_use]
 pub struct NormConfig {
@@ -11,7 +11,7 @@ pub struct NormConfig {
 }
 
 impl NormConfig {
-    /// LayerNorm (Ba, Kiros and Hinton 2016): `(x − mean) / √(variance + eps)`, the variance
+    /// LayerNorm (Ba, Kiros and Hinton 2016): `(x − mean) / √(variance + eps)`. The variance is
     /// divided by the number of features; `eps` is 10⁻⁵.
     pub fn layer() -> Self {
         NormConfig { centred: true, eps: 1e-5 }
@@ -22,7 +22,7 @@ impl NormConfig {
         NormConfig { centred: false, eps: 1e-6 }
     }
 
-    /// What is added to the variance, of zero or above; rounded to f32.
+    /// Sets the number that is added to the variance, 0 or above. It is rounded to f32.
     pub fn eps(mut self, eps: f64) -> Self {
         self.eps = eps;
         self

@@ -1,4 +1,4 @@
-//! Norms and their gradients: from checked tensors to dispatches.
+//! Dispatches for norms and their gradients, from checked tensors.
 
 use super::config::NormConfig;
 use super::kernels::norm_sums::{self, COLUMNS, STATISTICS, STRIPS};
@@ -16,7 +16,7 @@ use crate::tensor::{DType, Error, Layout, TensorView, count};
 pub(crate) struct NormInputs<'a> {
     /// `[batch, heads, length, features]`.
     pub x: TensorView<'a>,
-    /// Added to x before the norm; the shape of x.
+    /// Added to x before the norm; it has the shape of x.
     pub residual: Option<TensorView<'a>>,
     /// `[1, 1, 1, features]`.
     pub weight: Option<TensorView<'a>>,
@@ -40,14 +40,15 @@ pub(crate) struct NormOp<'a> {
 #[derive(Clone, Copy)]
 pub(crate) struct NormGradients<'a> {
     pub d_out: TensorView<'a>,
-    /// What is added to d_x: the gradient of the sum.
+    /// The gradient of the sum, which is added to d_x.
     pub d_sum: Option<TensorView<'a>>,
     pub d_x: Option<Gradient<'a>>,
     pub d_weight: Option<Gradient<'a>>,
     pub d_bias: Option<Gradient<'a>>,
 }
 
-/// Workgroups of a dispatch, at most; each takes several rows where there are more.
+/// The largest number of workgroups of a dispatch. If there are more rows, each workgroup processes
+/// several.
 const MOST_GROUPS: usize = 65535;
 /// Workgroups that fill a device.
 const FULL: usize = 256;
@@ -64,8 +65,8 @@ fn in_fours(tensors: &[Option<TensorView>]) -> Width {
     Width::of(tensors.iter().flatten().all(|t| t.layout.in_fours(3)))
 }
 
-/// How rows are shared out: the kernel's form, the workgroups, and how far apart an invocation's
-/// rows are.
+/// Distributes the rows. Returns the kernel's variant, the number of workgroups, and the distance
+/// between an invocation's rows.
 fn share(x: &TensorView, kernel_options: &KernelOptions, device: &DeviceFacts) -> (Rows, usize, u32) {
     let [batch, heads, length, features] = x.shape();
     let count = count([batch, heads, length, 1]);
@@ -77,7 +78,7 @@ fn share(x: &TensorView, kernel_options: &KernelOptions, device: &DeviceFacts) -
 }
 
 impl<'a> NormOp<'a> {
-    /// Writes the normalised rows to `out`, and `x + residual` to `sum`. `out` may be `x` itself.
+    /// Writes the normalised rows to `out`, and `x + residual` to `sum`. `out` may be `x`.
     pub fn forward(
         &self,
         out: TensorView<'a>,
@@ -111,7 +112,8 @@ impl<'a> NormOp<'a> {
         call.dispatch([groups, 1, 1], device)
     }
 
-    /// Parts that the gradients of weight and bias are summed in, and rows of each.
+    /// The number of partial sums for the gradients of weight and bias, and the rows of each
+    /// partial sum.
     fn parts(&self) -> (usize, usize) {
         let [batch, heads, length, features] = self.inputs.x.shape();
         let rows = count([batch, heads, length, 1]);
@@ -128,10 +130,10 @@ impl<'a> NormOp<'a> {
         ScratchSize::default().with(Slot::RowStats, statistics).with(Slot::Partials, parts)
     }
 
-    /// All gradients that are wanted.
+    /// All requested gradients.
     ///
     /// # Errors
-    /// A scratch that is too small.
+    /// The scratch is too small.
     pub fn backward(
         &self,
         gradients: &NormGradients<'a>,
@@ -192,7 +194,7 @@ impl<'a> NormOp<'a> {
         let [batch, heads, length, features] = x.shape();
         let (shares, groups, step) = share(&x, kernel_options, device);
         let target = d_x.map(|d_x| d_x.view);
-        // Without d_x nothing but the statistics is wanted.
+        // Without d_x the kernel only computes the statistics.
         let read = |t: Option<TensorView<'a>>| t.filter(|_| target.is_some());
         let [weight, d_out, d_sum] = [read(weight), read(Some(d_out)), read(d_sum)];
         let call = norm_backward::NormBackwardCall {

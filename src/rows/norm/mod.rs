@@ -1,4 +1,4 @@
-//! The operator: LayerNorm and RMSNorm, with the sum before them.
+//! The norm operator: LayerNorm and RMSNorm, with an optional residual sum before them.
 
 mod backward;
 pub(crate) mod config;
@@ -20,9 +20,9 @@ use crate::kernel::{BindingCache, KernelOptions, Pipelines, Prepared, Recorder};
 use crate::matmul::projection::check_summed_rows;
 use crate::tensor::{CallTensors, Element, Error, TensorView};
 
-/// One call of a norm: every row of `[batch, heads, length, features]` for itself. Activations are
-/// `[batch, 1, length, features]`, see [`TensorView::sequence`]; queries and keys may be normalised
-/// head by head.
+/// One call of a norm. It processes every row of `[batch, heads, length, features]` separately.
+/// Activations are `[batch, 1, length, features]`, see [`TensorView::sequence`]. Queries and keys
+/// can be normalised per head.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct NormForward<'a> {
@@ -32,40 +32,40 @@ pub struct NormForward<'a> {
 }
 
 impl<'a> NormForward<'a> {
-    /// Normalises the rows of `x` into `out`, both `[batch, heads, length, features]`, each F32,
-    /// F16 or BF16.
+    /// Normalises the rows of `x` and writes them to `out`. Both are `[batch, heads, length,
+    /// features]`, each F32, F16 or BF16.
     pub fn new(x: TensorView<'a>, out: TensorView<'a>) -> Self {
         NormForward { inputs: NormInputs::new(x), out, sum: None }
     }
 
-    /// Adds `residual`, shaped as `x`, F32, F16 or BF16, before the norm: `norm(x + residual)`, in
-    /// f32.
+    /// Adds `residual` before the norm: `norm(x + residual)`, in f32. It has the shape of `x`; F32,
+    /// F16 or BF16.
     pub fn residual(mut self, residual: impl Into<Option<TensorView<'a>>>) -> Self {
         self.inputs.residual = residual.into();
         self
     }
 
-    /// Multiplies what is normalised by `weight`, `[features]` as [`TensorView::vector`], F32, F16
+    /// Multiplies the normalised rows by `weight`, `[features]` as [`TensorView::vector`]; F32, F16
     /// or BF16.
     pub fn weight(mut self, weight: impl Into<Option<TensorView<'a>>>) -> Self {
         self.inputs.weight = weight.into();
         self
     }
 
-    /// Adds `bias`, `[features]`, in the end.
+    /// Adds `bias`, `[features]`, after the weight.
     pub fn bias(mut self, bias: impl Into<Option<TensorView<'a>>>) -> Self {
         self.inputs.bias = bias.into();
         self
     }
 
-    /// Writes what is normalised there as well, `x + residual`, shaped as `x`: the stream of a
-    /// stack with norms before its parts. What is normalised is not rounded to its type.
+    /// Also writes `x + residual` to `sum`, which has the shape of `x`. This is the residual stream
+    /// of a stack with pre-norm. The norm uses the sum before it is rounded to its type.
     pub fn sum(mut self, sum: impl Into<Option<TensorView<'a>>>) -> Self {
         self.sum = sum.into();
         self
     }
 
-    /// Checks the tensors that are read.
+    /// Checks the input tensors.
     fn check_inputs<'d>(&self, device: &'d DeviceFacts) -> Result<CallTensors<'a, 'd>, Error> {
         let mut tensors = CallTensors::new(device);
         let NormInputs { x, residual, weight, bias } = self.inputs;
@@ -92,7 +92,7 @@ impl<'a> NormForward<'a> {
     }
 }
 
-/// LayerNorm and RMSNorm, of `x` or of `x + residual`, in one dispatch.
+/// LayerNorm and RMSNorm of `x` or `x + residual`, in one dispatch.
 ///
 /// ```no_run
 /// # use wgpu_attention::{Error, TensorView, wgpu};
@@ -105,12 +105,12 @@ impl<'a> NormForward<'a> {
 /// # }
 /// ```
 ///
-/// Statistics are f32, of two passes over a row: a mean far from zero costs no more digits than its
-/// own rounding.
+/// Statistics are computed in f32, in two passes over a row. A mean far from zero loses no more
+/// digits than by its own rounding.
 ///
-/// It keeps the bindings of recent forward calls, so that the same call again creates nothing. They
-/// keep some buffers alive: see
-/// [`forget`](Self::forget). Bindings of backward calls are in their scratch.
+/// The operator stores the bindings of recent forward calls, so that a repeated call creates
+/// nothing. The bindings keep some buffers alive: see [`forget`](Self::forget). The scratch stores
+/// the bindings of backward calls.
 #[derive(Clone, Debug)]
 pub struct Norm {
     pipelines: Pipelines,
@@ -120,18 +120,18 @@ pub struct Norm {
 }
 
 impl Norm {
-    /// A norm with pipelines of its own.
+    /// Creates a norm with separate pipelines.
     ///
     /// # Errors
-    /// An `eps` below 0 or not finite.
+    /// An `eps` that is below 0 or not finite.
     pub fn new(device: &wgpu::Device, config: NormConfig) -> Result<Self, Error> {
         Self::with_pipelines(&Pipelines::new(device), config)
     }
 
-    /// A norm that shares pipelines with other operators on the device.
+    /// Creates a norm with pipelines that other operators of the device share.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// See [`new`](Self::new).
     pub fn with_pipelines(pipelines: &Pipelines, config: NormConfig) -> Result<Self, Error> {
         config.check()?;
         Ok(Norm {
@@ -142,22 +142,22 @@ impl Norm {
         })
     }
 
-    /// The pipelines, to share.
+    /// The pipelines of the operator, to share with other operators.
     pub fn pipelines(&self) -> &Pipelines {
         &self.pipelines
     }
 
-    /// Drops the bindings of its forward calls, and with them the references to their buffers.
-    /// Clones share them.
+    /// Drops the bindings of past forward calls, and with them the references to their buffers.
+    /// Clones share the bindings.
     ///
-    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until
-    /// then, the buffers that only they keep alive have at most twice the bytes of the last call's,
-    /// or 8 MiB if that is more.
+    /// Without this call, unused bindings are dropped after a few calls, at most 64. Until then,
+    /// the buffers that only these bindings keep alive are limited. They have at most twice the
+    /// bytes of the last call's buffers, or 8 MiB if that is more.
     pub fn forget(&self) {
         self.bindings.clear();
     }
 
-    /// The form of kernels; the rest of [`KernelOptions`] does not concern a norm.
+    /// Sets the class of kernels. The other [`KernelOptions`] do not apply to this operator.
     pub fn kernel_options(mut self, kernel_options: KernelOptions) -> Self {
         self.kernel_options = kernel_options;
         self
@@ -166,18 +166,18 @@ impl Norm {
     /// Records `call` into an encoder or a pass.
     ///
     /// # Errors
-    /// Shapes that differ, tensors that are written and share a buffer with others, and everything else that [`Error`] lists
-    /// for tensors; then nothing has been recorded.
+    /// Shapes that do not match, written tensors that share a buffer with other tensors, and every
+    /// other [`Error`] of tensors. After an error nothing has been recorded.
     pub fn forward(&self, into: &mut impl Recorder, call: &NormForward) -> Result<(), Error> {
         self.prepare(call)?.record(into);
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks `call`, then compiles and binds its kernels. [`Prepared::record`] can then record it
+    /// any number of times.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward).
+    /// See [`forward`](Self::forward).
     pub fn prepare(&self, call: &NormForward) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
         call.check(device)?;

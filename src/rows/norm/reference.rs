@@ -1,18 +1,18 @@
-//! LayerNorm and RMSNorm of rows.
+//! The reference of LayerNorm and RMSNorm.
 
 use super::config::NormConfig;
 use crate::tensor::{Error, Real, check_sizes, expect_length};
 
-/// Weight and bias of a norm, `[features]` each.
+/// Weight and bias of a norm, each `[features]`.
 #[derive(Clone, Copy, Debug)]
 pub struct HostNorm<'a, R> {
-    /// 1 without.
+    /// If absent, the weight is 1.
     pub weight: Option<&'a [R]>,
-    /// 0 without.
+    /// If absent, the bias is 0.
     pub bias: Option<&'a [R]>,
 }
 
-/// The gradients of a [`HostNorm`], whether it has them or not.
+/// The gradients of a [`HostNorm`], also for an absent weight or bias.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct HostNormGradients<R> {
@@ -22,12 +22,12 @@ pub struct HostNormGradients<R> {
     pub d_bias: Vec<R>,
 }
 
-/// Normalises rows of `x` `[rows, features]`, with mean, variance and sums by two passes; then
-/// multiplies by `weight` and adds `bias`, both `[features]`, where given. Of the sum of two
-/// tensors, give the sum.
+/// Normalises rows of `x` `[rows, features]`, with two passes for mean and variance. Then
+/// multiplies by `weight` and adds `bias`, both `[features]`, if present. For a residual sum, pass
+/// the sum as `x`.
 ///
 /// # Errors
-/// A width of 0, slices of another length, an `eps` below 0.
+/// A width of 0, a slice of the wrong length, or an `eps` below 0.
 pub fn norm<R: Real>(
     x: &[R],
     features: usize,
@@ -62,25 +62,25 @@ fn statistics<R: Real>(row: &[R], config: &NormConfig) -> (R, R) {
     let sum = |f: &dyn Fn(R) -> R| row.iter().fold(R::zero(), |sum, x| sum + f(*x));
     let mean = if config.centred { sum(&|x| x) / count } else { R::zero() };
     let variance = sum(&|x| (x - mean) * (x - mean)) / count;
-    // As kernels take it.
+    // Kernels also round eps to f32.
     let eps = R::of(f64::from(config.eps as f32));
     (mean, R::one() / (variance + eps).sqrt())
 }
 
-/// What [`norm_backward`] gives.
+/// The gradients that [`norm_backward`] returns.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct NormGradients<R> {
     /// `[rows, features]`.
     pub d_x: Vec<R>,
-    /// `[features]`, whether there is a weight or not.
+    /// `[features]`. Computed even if there is no weight.
     pub d_weight: Vec<R>,
-    /// `[features]`, whether there is a bias or not.
+    /// `[features]`. Computed even if there is no bias.
     pub d_bias: Vec<R>,
 }
 
-/// The gradients of `Σ out · d_out` with respect to the inputs of [`norm`], for `d_out` `[rows,
-/// features]`. With `g = d_out · weight` and `n` the normalised row:
+/// Returns the gradients of `Σ out · d_out` with respect to the inputs of [`norm`], for `d_out`
+/// `[rows, features]`. With `g = d_out · weight` and `n` the normalised row:
 ///
 /// ```text
 /// d_x      = (g − mean(g) − n · mean(g · n)) / √(variance + eps)      without mean(g) for RMSNorm
@@ -88,7 +88,7 @@ pub struct NormGradients<R> {
 /// ```
 ///
 /// # Errors
-/// As [`norm`].
+/// See [`norm`].
 pub fn norm_backward<R: Real>(
     x: &[R],
     features: usize,

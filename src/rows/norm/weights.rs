@@ -1,4 +1,4 @@
-//! Weights of norms that operators own, and where their gradients go.
+//! Weights of norms that operators own, and the outputs for their gradients.
 
 use super::config::NormConfig;
 use super::dispatch::{NormInputs, NormOp};
@@ -6,36 +6,36 @@ use crate::device::DeviceFacts;
 use crate::matmul::projection::check_vector;
 use crate::tensor::{Access, Error, Tensor, TensorView};
 
-/// The weight and the bias of a norm, `[features]` each, see [`TensorView::vector`]; F32, F16 or
+/// The weight and the bias of a norm, each `[features]` (see [`TensorView::vector`]); F32, F16 or
 /// BF16.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NormWeights<'a> {
-    /// What is normalised is multiplied by it; 1 without.
+    /// The factor of the normalised rows; 1 if absent.
     pub weight: Option<TensorView<'a>>,
-    /// What is added in the end; 0 without.
+    /// The term that is added last; 0 if absent.
     pub bias: Option<TensorView<'a>>,
 }
 
-/// Where the gradients of [`NormWeights`](crate::rows::NormWeights) go, `[features]` each: nowhere
-/// by default.
+/// The outputs for the gradients of [`NormWeights`](crate::rows::NormWeights), each `[features]`.
+/// By default there are none.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NormGradients<'a> {
-    /// Of the weight; F32, F16 or BF16.
+    /// The output for the gradient of the weight; F32, F16 or BF16.
     pub weight: Option<TensorView<'a>>,
-    /// Of the bias; F32, F16 or BF16.
+    /// The output for the gradient of the bias; F32, F16 or BF16.
     pub bias: Option<TensorView<'a>>,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct OwnedNorm {
-    /// How errors name the weight and the bias.
+    /// The names of weight and bias in error messages.
     names: [&'static str; 2],
     pub weight: Option<Tensor>,
     pub bias: Option<Tensor>,
 }
 
 impl OwnedNorm {
-    /// Of weights that errors call `names`.
+    /// Creates a norm that owns `weights`. `names` are their names in error messages.
     pub fn new(
         names: [&'static str; 2],
         weights: &NormWeights,
@@ -60,7 +60,7 @@ impl OwnedNorm {
         NormOp { config, inputs: NormInputs { residual, weight, bias, ..NormInputs::new(x) } }
     }
 
-    /// The weight, or the bias, if it is there.
+    /// The weight (0) or the bias (1), if present.
     pub fn tensor(&self, n: usize) -> Option<&Tensor> {
         [&self.weight, &self.bias][n].as_ref()
     }

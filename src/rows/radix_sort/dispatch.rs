@@ -1,4 +1,4 @@
-//! A stable sort of rows of numbers, four bits a pass.
+//! Dispatches of a stable sort of rows of numbers, with four bits per pass.
 
 use super::kernels::radix_sort_count::{BITS, BLOCK, DIGITS, RadixSortCountCall};
 use super::kernels::radix_sort_scan::RadixSortScanCall;
@@ -7,13 +7,13 @@ use crate::device::DeviceFacts;
 use crate::kernel::{Dispatches, ScratchSize, Slot, fits, in_scratch};
 use crate::tensor::{DType, Error, TensorView, count};
 
-/// Checked tensors `[batch, heads, rows, length]` of U32; each row is sorted for itself.
+/// Checked tensors `[batch, heads, rows, length]` of U32. Each row is sorted separately.
 #[derive(Clone, Copy)]
 pub(crate) struct SortProblem<'a> {
     pub keys: TensorView<'a>,
     pub order: TensorView<'a>,
     pub ranks: Option<TensorView<'a>>,
-    /// The lowest bits, which are all that is sorted by, 1 to 32.
+    /// The number of low bits of the sort key, 1 to 32.
     pub bits: u32,
 }
 
@@ -26,10 +26,10 @@ impl<'a> SortProblem<'a> {
         self.keys.shape()[3].div_ceil(BLOCK)
     }
 
-    /// The temporary memory that it takes.
+    /// The temporary memory that the sort needs.
     ///
     /// # Errors
-    /// More than the device binds.
+    /// The device cannot bind this much memory.
     pub fn scratch_size(&self, device: &DeviceFacts) -> Result<ScratchSize, Error> {
         let [batch, heads, rows, _] = self.keys.shape();
         let counts = fits(count([batch, heads, rows, DIGITS * self.blocks()]) as u64, 4, device)?;
@@ -38,10 +38,10 @@ impl<'a> SortProblem<'a> {
         Ok(ScratchSize::default().with(Slot::DigitCounts, counts).with(Slot::OrderBefore, before))
     }
 
-    /// Its dispatches, with these parts of the scratch.
+    /// The dispatches of the sort. `part` returns the parts of the scratch.
     ///
     /// # Errors
-    /// A scratch without them.
+    /// A part of the scratch is missing.
     pub fn dispatches(
         &self,
         part: impl Fn(Slot) -> Result<&'a wgpu::Buffer, Error>,
@@ -58,7 +58,7 @@ impl<'a> SortProblem<'a> {
             1 => None,
             _ => Some(in_scratch(part(Slot::OrderBefore)?, DType::U32, shape, 0)),
         };
-        // The last pass writes `order`, and those before it by turns.
+        // The last pass writes `order`. The passes before it alternate between the two buffers.
         let after =
             |pass: u32| if (passes - 1 - pass).is_multiple_of(2) { order } else { other.unwrap_or(order) };
         let grid = [blocks, heads * rows, batch];

@@ -1,4 +1,4 @@
-//! The operator: rows of numbers → the order in which they are sorted.
+//! The sort operator: computes the sorted order of rows of numbers.
 
 pub(crate) mod dispatch;
 pub(crate) mod kernels;
@@ -9,16 +9,16 @@ use crate::device::DeviceFacts;
 use crate::kernel::{Pipelines, Prepared, Recorder, Scratch, ScratchSize};
 use crate::tensor::{CallTensors, DType, Error, TensorView};
 
-/// A stable sort of numbers, row by row: four bits a pass, each key after those of its digit that
-/// stood before it. No atomics, the same bits on every run.
-/// [`LshAttention`](crate::lsh::LshAttention) sorts tokens by their buckets with it.
+/// A stable sort of numbers, row by row, with four bits per pass. Use it to sort keys of any kind,
+/// as [`LshAttention`](crate::lsh::LshAttention) sorts tokens by their buckets. There are no
+/// atomics, so the bits are the same on every run.
 #[derive(Clone, Debug)]
 pub struct RadixSort {
     pipelines: Pipelines,
 }
 
-/// One sort: `keys` `[batch, heads, rows, length]`, U32, each row for itself; `order`, alike, takes
-/// at each place which key stands there.
+/// One sort. `keys` is `[batch, heads, rows, length]`, U32, and each row is sorted separately.
+/// `order` has the same shape. It receives the index of the key at each sorted position.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct Sort<'a> {
@@ -34,14 +34,15 @@ impl<'a> Sort<'a> {
         Sort { keys, order, ranks: None, bits: u32::BITS }
     }
 
-    /// Writes the place of each key there, shaped as `order`, which it inverts.
+    /// Sets the output for the sorted position of each key. It has the shape of `order` and is its
+    /// inverse permutation.
     pub fn ranks(mut self, ranks: impl Into<Option<TensorView<'a>>>) -> Self {
         self.ranks = ranks.into();
         self
     }
 
-    /// Sorts by the lowest bits alone, 1 to 32, in `⌈bits / 4⌉` passes of four: where no key has
-    /// higher ones, it is a sort by all.
+    /// Sorts by the lowest bits only, 1 to 32, in `⌈bits / 4⌉` passes. If no key has higher bits,
+    /// this is a sort by the whole key.
     pub fn bits(mut self, bits: u32) -> Self {
         self.bits = bits;
         self
@@ -62,26 +63,26 @@ impl<'a> Sort<'a> {
 }
 
 impl RadixSort {
-    /// Sorts with pipelines of their own.
+    /// Creates the operator with separate pipelines.
     pub fn new(device: &wgpu::Device) -> Self {
         Self::with_pipelines(&Pipelines::new(device))
     }
 
-    /// Sorts that share pipelines with other operators on the device.
+    /// Creates the operator with pipelines that other operators of the device share.
     pub fn with_pipelines(pipelines: &Pipelines) -> Self {
         RadixSort { pipelines: pipelines.clone() }
     }
 
-    /// The pipelines, to share.
+    /// The pipelines of the operator, to share with other operators.
     pub fn pipelines(&self) -> &Pipelines {
         &self.pipelines
     }
 
-    /// The temporary memory that `call` needs: 64 bytes for every 1024 keys of a row, or fewer, and
-    /// 4 for each key where there is more than one pass.
+    /// The temporary memory that `call` needs: 64 bytes for every 1024 keys of a row, rounded up.
+    /// With more than one pass it needs 4 more bytes for each key.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward).
+    /// See [`forward`](Self::forward).
     pub fn scratch_size(&self, call: &Sort) -> Result<ScratchSize, Error> {
         let device = &self.pipelines.facts();
         call.check(device)?.scratch_size(device)
@@ -90,17 +91,17 @@ impl RadixSort {
     /// Records `call` into an encoder or a pass.
     ///
     /// # Errors
-    /// Everything that [`Error`] lists for tensors and scratch; then nothing has been recorded.
+    /// Every [`Error`] of tensors and scratch. After an error nothing has been recorded.
     pub fn forward(&self, into: &mut impl Recorder, call: &Sort, scratch: &mut Scratch) -> Result<(), Error> {
         self.prepare(call, scratch)?.record(into);
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks `call`, then compiles and binds its kernels. [`Prepared::record`] can then record it
+    /// any number of times.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward).
+    /// See [`forward`](Self::forward).
     pub fn prepare(&self, call: &Sort, scratch: &mut Scratch) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
         let problem = call.check(device)?;

@@ -1,4 +1,4 @@
-//! The operator: `gain · x / |x|`.
+//! The weight-normalisation operator: `gain · x / |x|`.
 
 pub(crate) mod kernels;
 pub(crate) mod reference;
@@ -12,7 +12,7 @@ use crate::device::DeviceFacts;
 use crate::kernel::{BindingCache, Dispatch, Pipelines, Prepared, Recorder};
 use crate::tensor::{CallTensors, DType, Element, Error, TensorView};
 
-/// One forward call: `out = gain · vector / |vector|`, of each head.
+/// One forward call: `out = gain · vector / |vector|` for each head.
 ///
 /// | tensor | shape | dtype |
 /// |---|---|---|
@@ -28,14 +28,15 @@ pub struct WeightNormForward<'a> {
 }
 
 impl<'a> WeightNormForward<'a> {
-    /// Vectors and their lengths, to `out`, whose buffer may hold neither.
+    /// Scales each `vector` to the length `gain`, and writes it to `out`. The buffer of `out` must
+    /// not hold either input.
     pub fn new(vector: TensorView<'a>, gain: TensorView<'a>, out: TensorView<'a>) -> Self {
         WeightNormForward { vector, gain, out }
     }
 }
 
-/// One backward call: a forward call, the gradient of its result, and where the gradients go, all
-/// of these F32: `d_vector` as `vector`, `d_gain` as `gain`, summed over the heads that share it.
+/// One backward call. Its gradients are F32. `d_vector` has the shape of `vector`, and `d_gain` has
+/// the shape of `gain`. `d_gain` is summed over the heads that share a gain.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct WeightNormBackward<'a> {
@@ -47,8 +48,8 @@ pub struct WeightNormBackward<'a> {
 }
 
 impl<'a> WeightNormBackward<'a> {
-    /// `forward` as it was made, whose inputs are read, the gradient of its `out`, and where the
-    /// gradients of both inputs go.
+    /// The backward pass of `forward`. It reads the inputs of `forward`. `d_out` is the gradient of
+    /// its `out`. `d_vector` and `d_gain` are the outputs for the gradients of the inputs.
     pub fn new(
         forward: WeightNormForward<'a>,
         d_out: TensorView<'a>,
@@ -57,7 +58,7 @@ impl<'a> WeightNormBackward<'a> {
         WeightNormBackward { forward, d_out, d_vector, d_gain, accumulates: false }
     }
 
-    /// Adds the gradients to what is there instead.
+    /// Adds the gradients to the outputs instead of overwriting them.
     pub fn accumulate(mut self, accumulates: bool) -> Self {
         self.accumulates = accumulates;
         self
@@ -65,15 +66,17 @@ impl<'a> WeightNormBackward<'a> {
 }
 
 /// Weight normalisation (Salimans and Kingma 2016, "Weight normalization: a simple
-/// reparameterization to accelerate training of deep neural networks"): vectors of given lengths.
-/// With it, [`AdditiveAttention`](crate::additive::AdditiveAttention) is normalised Bahdanau
-/// attention, `g · v / |v| · tanh(W_q q + W_k k + b)` (`normalize=True` in TensorFlow's
-/// `BahdanauAttention`): its output is the `score_vector`, and the
-/// [`d_score_vector`](crate::additive::AdditiveBackward::d_score_vector) is its gradient. A vector of zeros stays zero and has no gradient.
+/// reparameterization to accelerate training of deep neural networks"). It scales vectors to a
+/// length. A vector of zeros stays zero and has no gradient.
 ///
-/// It keeps the bindings of recent calls, so that the same call again creates nothing. They keep
-/// some buffers alive: see
-/// [`forget`](Self::forget).
+/// Use it for normalised Bahdanau attention, `g · v / |v| · tanh(W_q q + W_k k + b)`
+/// (`normalize=True` in TensorFlow's `BahdanauAttention`). The output is then the `score_vector` of
+/// [`AdditiveAttention`](crate::additive::AdditiveAttention).
+/// [`d_score_vector`](crate::additive::AdditiveBackward::d_score_vector) is the gradient of the
+/// output.
+///
+/// The operator stores the bindings of recent calls, so that a repeated call creates nothing. The
+/// bindings keep some buffers alive: see [`forget`](Self::forget).
 #[derive(Clone, Debug)]
 pub struct WeightNorm {
     pipelines: Pipelines,
@@ -81,27 +84,27 @@ pub struct WeightNorm {
 }
 
 impl WeightNorm {
-    /// The operator with pipelines of its own.
+    /// Creates the operator with separate pipelines.
     pub fn new(device: &wgpu::Device) -> Self {
         Self::with_pipelines(&Pipelines::new(device))
     }
 
-    /// The operator with pipelines that it shares with others on the device.
+    /// Creates the operator with pipelines that other operators of the device share.
     pub fn with_pipelines(pipelines: &Pipelines) -> Self {
         WeightNorm { pipelines: pipelines.clone(), bindings: Arc::default() }
     }
 
-    /// The pipelines, to share.
+    /// The pipelines of the operator, to share with other operators.
     pub fn pipelines(&self) -> &Pipelines {
         &self.pipelines
     }
 
-    /// Drops the bindings of its calls, and with them the references to their buffers. Clones share
-    /// them.
+    /// Drops the bindings of past calls, and with them the references to their buffers. Clones
+    /// share the bindings.
     ///
-    /// Without this, bindings that are not used any more go after a few calls, at most 64. Until
-    /// then, the buffers that only they keep alive have at most twice the bytes of the last call's,
-    /// or 8 MiB if that is more.
+    /// Without this call, unused bindings are dropped after a few calls, at most 64. Until then,
+    /// the buffers that only these bindings keep alive are limited. They have at most twice the
+    /// bytes of the last call's buffers, or 8 MiB if that is more.
     pub fn forget(&self) {
         self.bindings.clear();
     }
@@ -109,37 +112,37 @@ impl WeightNorm {
     /// Records `call` into an encoder or a pass.
     ///
     /// # Errors
-    /// Everything that [`Error`] lists for tensors; then nothing has been recorded.
+    /// Every [`Error`] of tensors. After an error nothing has been recorded.
     pub fn forward(&self, into: &mut impl Recorder, call: &WeightNormForward) -> Result<(), Error> {
         self.prepare(call)?.record(into);
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks `call`, then compiles and binds its kernels. [`Prepared::record`] can then record it
+    /// any number of times.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward).
+    /// See [`forward`](Self::forward).
     pub fn prepare(&self, call: &WeightNormForward) -> Result<Prepared, Error> {
         let call = call.dispatch(&self.pipelines.facts())?;
         self.pipelines.bind("weight norm", &[call], &self.bindings)
     }
 
     /// Records the gradients of a forward call into an encoder or a pass. The same call gives the
-    /// same bits.
+    /// same bits on every run.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward).
+    /// See [`forward`](Self::forward).
     pub fn backward(&self, into: &mut impl Recorder, call: &WeightNormBackward) -> Result<(), Error> {
         self.prepare_backward(call)?.record(into);
         Ok(())
     }
 
-    /// Checks `call`, compiles and binds what it needs. [`Prepared::record`] then records it as
-    /// often as you like.
+    /// Checks `call`, then compiles and binds its kernels. [`Prepared::record`] can then record it
+    /// any number of times.
     ///
     /// # Errors
-    /// As [`backward`](Self::backward).
+    /// See [`backward`](Self::backward).
     pub fn prepare_backward(&self, call: &WeightNormBackward) -> Result<Prepared, Error> {
         let call = call.dispatch(&self.pipelines.facts())?;
         self.pipelines.bind("weight norm backward", &[call], &self.bindings)

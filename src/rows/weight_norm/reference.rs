@@ -2,11 +2,12 @@
 
 use crate::tensor::{Error, Real, expect_length};
 
-/// Vectors of given lengths (Salimans and Kingma 2016, "Weight normalization"): `gain[h] · x[h] /
-/// |x[h]|`, of `[heads, dim]`, with a gain for each or one for all. What is 0 stays 0.
+/// Scales vectors to a length (Salimans and Kingma 2016, "Weight normalization"): `gain[h] · x[h] /
+/// |x[h]|`, for `[heads, dim]`. There is one gain for each vector, or one for all. Vectors of zeros
+/// stay zero.
 ///
 /// # Errors
-/// Slices that are not whole vectors, neither one gain nor one for each.
+/// Slices that are not whole vectors, or a wrong number of gains.
 pub fn weight_norm<R: Real>(x: &[R], gain: &[R], dim: usize) -> Result<Vec<R>, Error> {
     let heads = x.len() / dim.max(1);
     expect_length("vector", x, heads * dim)?;
@@ -25,11 +26,11 @@ fn length<R: Real>(x: &[R]) -> R {
     x.iter().fold(R::zero(), |sum, x| sum + *x * *x).sqrt()
 }
 
-/// The gradients of `Σ out · d_out` with respect to the inputs of [`weight_norm`]: of x, then of
-/// the gains.
+/// Returns the gradients of `Σ out · d_out` with respect to the inputs of [`weight_norm`]: of x,
+/// then of the gains.
 ///
 /// # Errors
-/// As [`weight_norm`].
+/// See [`weight_norm`].
 pub fn weight_norm_backward<R: Real>(
     x: &[R],
     gain: &[R],

@@ -30,7 +30,7 @@ struct DecoderSpec {
 }
 
 impl DecoderSpec {
-    /// With masks of any parts, or with a causal one if it goes in steps.
+    /// Draws masks of any parts, or a causal mask for steps.
     fn new(f: &mut Choices, c: &mut Choices, in_steps: bool) -> Self {
         let stack = Stack::new(f, c, 2);
         let (batch, length, memory_len) = (c.between(1, 2), c.between(1, 6), c.between(1, 7));
@@ -45,7 +45,7 @@ impl DecoderSpec {
             (false, true) => MaskSpec::new(f, c, &shapes[0]),
             (false, false) => MaskSpec::default(),
         };
-        // Rows of a step would have to be cut out of a mask that has rows.
+        // A mask with rows would have to be cut for each step.
         let memory_mask = match memory_masked && !in_steps {
             true => MaskSpec::new(f, c, &shapes[1]),
             false => MaskSpec::default(),
@@ -91,7 +91,7 @@ impl DecoderSpec {
         stack.into_iter().chain(own).chain(masks).collect()
     }
 
-    /// Whether results can be judged, after the memory has been projected.
+    /// True if results can be judged, after the projection of the memory.
     fn is_tame(&mut self, bytes: &[Vec<u8>]) -> bool {
         self.stack.is_tame()
             && [self.x, self.memory].iter().all(Window::is_tame)
@@ -99,7 +99,7 @@ impl DecoderSpec {
             && self.masks.iter().all(|mask| mask.is_tame(bytes))
     }
 
-    /// The output, and what all layers give.
+    /// Returns the output, and all layers' outputs.
     fn reference<R: Real>(&self, data: &mut Data) -> Result<Vec<Vec<R>>, String> {
         let rules = self.masks.each_ref().map(|mask| mask.rules(data.bytes));
         let [own, cross] = rules.each_ref().map(|rules| Options::new().mask(rules.host()));
@@ -126,7 +126,7 @@ impl DecoderSpec {
         judge_moved("out", world, &self.out, (&want[0], own), moved[0])
     }
 
-    /// The keys or the values of all layers' attention to the memory.
+    /// Returns the keys or the values of all layers' attention to the memory.
     fn projected<R: Real>(&self, bytes: &[Vec<u8>], values: bool) -> Result<Vec<R>, String> {
         let LayerOptions { kv_heads, head_dim, value_dim, out_features, .. } = self.stack.attention;
         let (n, dim) = if values { (2, value_dim) } else { (1, head_dim) };
@@ -184,7 +184,7 @@ pub fn decoder(
         }
         return Ok(outcome);
     }
-    // It may be refused where the call that reads is not.
+    // The projection may be refused although the call that reads it is not.
     let projects = !c.one_in(6)
         && operator.project_memory(&mut world.encoder(), memory, &projected, &mut world.scratch()).is_ok();
     let call = spec.call(&buffers);
@@ -198,7 +198,7 @@ pub fn decoder(
     let record = record!(operator, forward, &call);
     let outcome = recorded(world, c, size, (&all, &writes, tame && projects), |encoder, scratch, pass| {
         record(encoder, scratch, pass)?;
-        // What is read is there before.
+        // The call reads the projected memory, so it is written first.
         if runs {
             let mut scratch = Scratch::new(gpu.device(), Default::default())?;
             gpu.submit(|e| operator.project_memory(e, memory, &projected, &mut scratch))?;
@@ -211,7 +211,7 @@ pub fn decoder(
     Ok(outcome)
 }
 
-/// A cache for the rows of a call, or nearly.
+/// Draws a cache for the rows of a call, or one that almost fits.
 fn cache_config(f: &mut Choices, c: &mut Choices, spec: &DecoderSpec) -> (CacheConfig, CacheStorage) {
     let LayerOptions { kv_heads, head_dim, value_dim, dtype, .. } = spec.stack.attention;
     let storage = match dtype {
@@ -234,7 +234,7 @@ fn cache_config(f: &mut Choices, c: &mut Choices, spec: &DecoderSpec) -> (CacheC
     (config.layers(layers).storage(storage).layout(layout), storage)
 }
 
-/// Rows in steps of any lengths, whose keys and values a cache keeps.
+/// Rows in steps of any lengths, with a cache of their keys and values.
 pub fn decoder_steps(
     world: &mut World,
     f: &mut Choices,
@@ -253,11 +253,11 @@ pub fn decoder_steps(
     for _ in 0..faults(c) {
         spec.spoil(c);
     }
-    // Of rows that come in steps, another mask says something else.
+    // In steps, another mask has another meaning.
     let as_planned = planned == format!("{:?}", spec.masks);
     let misled = c.one_in(8);
     *said = format!("{spec:?}, {config:?}, {steps:?}, misled {misled}");
-    // Axes of windows that were spoiled may have fewer rows than steps take.
+    // A spoiled window may have fewer rows than the steps use.
     let rows = [&spec.x, &spec.out].map(|w| w.shape[2]);
     if rows.iter().any(|n| *n < length) || spec.x.count() > 4000 || batch > 4 {
         return Ok(Outcome::Accepted);
@@ -291,7 +291,7 @@ pub fn decoder_steps(
     let mut encoder = world.encoder();
     let (mut first, mut result) = (0, Ok(()));
     for (n, rows) in steps.iter().enumerate() {
-        // A cache that does not know of the rows, or knows of others.
+        // The cache was not advanced, or by another number of rows.
         let told = if misled { rows + n % 2 + 1 } else { *rows };
         if !(misled && c.one_in(2)) {
             let mut own = world.encoder();
@@ -325,7 +325,7 @@ pub fn decoder_steps(
         return Ok(Outcome::Accepted);
     }
     if let (Err(e), true) = (&result, first > 0) {
-        // Steps before it are in the encoder.
+        // The encoder holds earlier steps.
         let outcome = refused(e);
         drop(encoder);
         return world.works(&mut world.scratch()).map(|()| outcome);

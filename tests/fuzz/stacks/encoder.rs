@@ -69,7 +69,7 @@ impl EncoderSpec {
             .weights(self.maps.map(|w| view(buffers, &w)))
     }
 
-    /// All that a call has.
+    /// Returns all tensors of a call.
     fn windows(&mut self) -> Vec<Window> {
         let stack = self.stack.windows().into_iter().map(|w| *w);
         let own = [Some(self.x), Some(self.out), self.kept, self.maps].into_iter().flatten();
@@ -80,7 +80,7 @@ impl EncoderSpec {
         self.stack.is_tame() && self.x.is_tame() && self.mask.is_tame(bytes)
     }
 
-    /// The output, what is kept, and the weights as the call asks for them.
+    /// Returns the output, the saved outputs of layers, and the weights that the call wants.
     fn reference<R: Real>(&self, data: &mut Data) -> Result<Vec<Vec<R>>, String> {
         let rules = self.mask.rules(data.bytes);
         let options = Options::new().mask(rules.host()).weights(true);
@@ -145,14 +145,14 @@ pub fn encoder(
     Ok(outcome)
 }
 
-/// Where gradients go, one after the other.
+/// Places of gradients, one after the other.
 struct Room {
     buffers: Vec<Buf>,
     bytes: usize,
 }
 
 impl Room {
-    /// A place for one like `window`, of F32, if it is wanted and there is any left.
+    /// Returns a place for an F32 tensor like `window`, if it is wanted and there is room.
     fn place(&mut self, c: &mut Choices, window: Option<Window>) -> Option<Window> {
         let window = window.filter(|_| c.one_in(2))?;
         let mut place = Window::new(c, Buf::OutB, DType::F32, window.shape, false);
@@ -194,7 +194,7 @@ impl Room {
     }
 }
 
-/// The gradients of x and of a stack, whose parts are in the order of [`Layer::parts`].
+/// Returns the gradients of x and of a stack, with parts in the order of [`Layer::parts`].
 fn flat<R: Real>(got: reference::EncoderGradients<R>) -> Vec<[Option<Vec<R>>; 2]> {
     let mut all = vec![[Some(got.d_x), None]];
     for layer in got.layers {
@@ -210,10 +210,10 @@ fn flat<R: Real>(got: reference::EncoderGradients<R>) -> Vec<[Option<Vec<R>>; 2]
 }
 
 impl Layer {
-    /// The gradients that are judged, in the order of [`flat`]; `appends` says whether the layer
-    /// has an appended key. Those of queries' and keys' weights are sums of differences that may be
-    /// all rounding: where a row has one key they are 0. `stacks::backward` and `layer_backward`
-    /// judge them where terms are of ordinary size.
+    /// Returns the gradients that are judged, in the order of [`flat`]. `appends` tells if the
+    /// layer has an appended key. The gradients of queries' and keys' weights are left out. They
+    /// are sums of differences that may be rounding alone, and 0 for rows with one key.
+    /// `stacks::backward` and `layer_backward` judge them with terms of ordinary size.
     fn judged(&self, appends: bool) -> Vec<[Option<Window>; 2]> {
         let parts =
             self.attentions.iter().flat_map(|[_, _, value, out]| [None, None, Some(value), Some(out)]);
@@ -272,7 +272,7 @@ pub fn encoder_backward(
         Ok(operator) => operator,
         Err(e) => return world.works(&mut world.scratch()).map(|()| refused(&e)),
     };
-    // What layers give is in no input: it is computed again unless nothing is judged.
+    // No input holds the layers' outputs. So the call recomputes them if results are judged.
     let computed = spec.kept.is_none();
     let d_layers: Vec<_> = gradients.iter().map(|layer| layer.gradients(&buffers)).collect();
     let call = EncoderBackward::new(spec.call(&buffers), view(&buffers, &d_out))
@@ -294,7 +294,7 @@ pub fn encoder_backward(
     let record = record!(operator, backward, &call);
     let outcome = recorded(world, c, size, (&all, &writes, tame), record)?;
     if matches!(outcome, Outcome::Judged) {
-        /// Of all weights and of x, with the windows that they go to.
+        /// Returns the gradients of all weights and of x, with their windows.
         fn truth<R: Real>(
             spec: &EncoderSpec,
             d_out: &Window,
@@ -316,8 +316,8 @@ pub fn encoder_backward(
         parts.extend(gradients.iter().flat_map(|layer| layer.judged(appends)));
         parts.extend(d_final.map(|part| [part.weight, part.bias]));
         let windows: Vec<_> = parts.iter().flatten().collect();
-        // Also those that are not asked for: of all terms the largest counts, as a gradient may be
-        // 0 but for rounding.
+        // Unwanted gradients count too. The largest of all terms counts, because a gradient may be
+        // 0 except for rounding.
         let all = |gradients: Vec<[Option<Vec<f64>>; 2]>| -> Vec<Vec<f64>> {
             gradients.into_iter().flatten().map(Option::unwrap_or_default).collect()
         };
@@ -329,7 +329,7 @@ pub fn encoder_backward(
         let moved = moves(bytes, &want, |data| Ok(all(truth(&spec, &d_out, data)?)))?;
         let sizes: Vec<_> = want.iter().map(|want| largest(want)).collect();
         let most = largest(&sizes);
-        // What moves one gradient moves those before it too, some of them by luck less: as in
+        // An error in one gradient moves those before it, too, some of them by luck less. See
         // `stacks::backward`.
         let shares = moved.iter().zip(&sizes).filter(|(_, size)| **size > 1e-3 * most);
         let share = shares.map(|(moved, size)| moved / size).fold(0.0, f64::max);

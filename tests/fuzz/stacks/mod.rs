@@ -1,4 +1,5 @@
-//! Stacks of encoder and decoder layers: their weights, on both sides, and what is said of results.
+//! Stacks of encoder and decoder layers: their weights on the host and on the device, and the
+//! comparison of results.
 
 mod decoder;
 mod encoder;
@@ -29,7 +30,7 @@ use crate::layer_options::LayerOptions;
 use crate::random::Rng;
 use crate::world::World;
 
-/// A weight and its bias, or where their gradients go.
+/// A weight and its bias, or the places of their gradients.
 #[derive(Clone, Copy, Debug, Default)]
 struct Part {
     weight: Option<Window>,
@@ -71,7 +72,8 @@ impl Part {
     }
 }
 
-/// What windows hold: as it is, or each element off by up to four units in the last place of f32.
+/// The contents of windows, exact, or with each element off by up to four f32 units in the last
+/// place.
 struct Data<'a> {
     bytes: &'a [Vec<u8>],
     nudged: Option<Rng>,
@@ -87,9 +89,8 @@ impl Data<'_> {
     }
 }
 
-/// How far each of several results moves where all that they are computed from is off by a few
-/// units in the last place: what a norm of nearly equal features, or a difference of large numbers,
-/// makes of any rounding.
+/// Returns how far several results move if each input is off by a few units in the last place. A
+/// norm of nearly equal features, or a difference of large numbers, amplifies such rounding.
 fn moves(
     bytes: &[Vec<u8>],
     want: &[Vec<f64>],
@@ -105,7 +106,7 @@ fn moves(
     Ok(most)
 }
 
-/// Compares a result with the truth; `moved` says by what any rounding before it moves it.
+/// Compares a result with the exact one. `moved` is the effect of earlier roundings.
 fn judge_moved(
     what: &str,
     world: &World,
@@ -135,11 +136,10 @@ impl<R: Real> HostPart<R> {
     }
 }
 
-/// A layer of an encoder, which has one attention and two norms, or of a decoder, which has two and
-/// three.
+/// A layer of an encoder, with one attention and two norms, or of a decoder, with two and three.
 #[derive(Clone, Debug)]
 struct Layer {
-    /// Query, key, value, out of each.
+    /// Query, key, value, out of each attention.
     attentions: Vec<[Part; 4]>,
     appended: Option<[Window; 2]>,
     up: Part,
@@ -264,7 +264,7 @@ impl<R: Real> HostLayer<R> {
     }
 }
 
-/// What a stack is made of.
+/// The data of a stack.
 #[derive(Clone, Debug)]
 struct Stack {
     attention: LayerOptions,
@@ -280,10 +280,10 @@ struct Stack {
 }
 
 impl Stack {
-    /// One of so many attentions to a layer.
+    /// Draws a stack with this number of attentions per layer.
     fn new(f: &mut Choices, c: &mut Choices, attentions: usize) -> Self {
         let [mut own, of_weights, of_biases] = [(); 3].map(|()| float(f));
-        // Of other types nothing is judged.
+        // Only f32 results are judged.
         if f.one_in(2) {
             own = DType::F32;
         }
@@ -293,7 +293,7 @@ impl Stack {
         options.head_dim = f.pick(&[4, 3]);
         options.value_dim = f.pick(&[4, 5]);
         options.dtype = own;
-        // Scores of a size that a softmax is not all but the largest of.
+        // The scale keeps scores small, so that the softmax is more than its largest term.
         options.scale = Some(0.125);
         options.add_zero_attn = attentions == 1 && f.one_in(6);
         let features = f.pick(&[8, 4, 5]);
@@ -384,7 +384,7 @@ impl Stack {
             6 => self.eps = c.float().into(),
             7 => options.dtype = c.pick(&[DType::F32, DType::F16, DType::BF16, DType::U32]),
             8 => {
-                // One layer like no other, or none.
+                // One layer that differs from all others, or none.
                 let first = self.layers.iter_mut().take(1);
                 match c.below(3) {
                     0 => self.layers.clear(),
@@ -403,7 +403,7 @@ impl Stack {
     }
 
     /// # Errors
-    /// As [`TransformerEncoder::with_pipelines`].
+    /// Like [`TransformerEncoder::with_pipelines`].
     fn encoder(&self, world: &World, buffers: &[wgpu::Buffer]) -> Result<TransformerEncoder, Error> {
         let layers: Vec<_> = self.layers.iter().map(|layer| layer.encoder(buffers)).collect();
         let last = self.final_norm.map(|part| part.norm(buffers));
@@ -412,7 +412,7 @@ impl Stack {
     }
 
     /// # Errors
-    /// As [`TransformerDecoder::with_pipelines`].
+    /// Like [`TransformerDecoder::with_pipelines`].
     fn decoder(&self, world: &World, buffers: &[wgpu::Buffer]) -> Result<TransformerDecoder, Error> {
         let layers: Vec<_> = self.layers.iter().map(|layer| layer.decoder(buffers)).collect();
         let last = self.final_norm.map(|part| part.norm(buffers));
@@ -420,10 +420,10 @@ impl Stack {
         Ok(stack.kernel_options(KernelOptions::new().target(self.form)))
     }
 
-    /// Whether results can be judged, as far as it is the stack's weights that say so.
+    /// True if the stack's weights permit results to be judged.
     fn is_tame(&mut self) -> bool {
-        // Between kernels, tensors of other types are rounded as no naive computation here rounds
-        // them.
+        // Other types round tensors between kernels, and no naive computation here rounds them in
+        // the same way.
         self.attention.dtype == DType::F32
             && (1e-6..1.0).contains(&self.eps)
             && self.windows().iter().all(|w| w.is_tame())

@@ -1,4 +1,4 @@
-//! A cache on a device, moved together with its model and judged by it.
+//! A cache on a device and its model: both move together, and the model judges the cache.
 
 use wgpu_attention::cache::{Append, CacheStorage, Tokens};
 use wgpu_attention::tuning::Target;
@@ -15,7 +15,7 @@ use crate::harness::random::Rng;
 use crate::harness::run::{Got, Layout, Placed, PlacedRules};
 
 impl Count {
-    /// Calls `f` with the rows, the device's numbers in memory.
+    /// Calls `f` with the rows. Device counts are in a buffer.
     pub fn with<T>(&self, profile: &Profile, f: impl FnOnce(Tokens) -> T) -> T {
         match self {
             Count::All(n) => f(Tokens::All(*n)),
@@ -29,16 +29,16 @@ impl Count {
     }
 }
 
-/// A question to the cache.
+/// An attention call on the cache.
 #[derive(Clone, Copy, Debug)]
 pub struct Ask<'a> {
     pub layer: usize,
     pub form: Target,
     pub dtype: DType,
-    /// Of what is added to scores.
+    /// The type of tensors that are added to scores.
     pub bias: DType,
     pub splits: Option<usize>,
-    /// Queries of every sequence; `None`: those of the last advance.
+    /// Queries of every sequence. `None`: as many as the last advance added.
     pub rows: Option<usize>,
     pub rules: &'a Rules,
     pub softcap: Option<f64>,
@@ -70,12 +70,12 @@ pub struct Bed {
     pub data: Data,
     pub cache: Cache,
     pub sequences: Vec<Sequence>,
-    /// Most rows of the last advance.
+    /// The most rows of the last advance.
     pub advanced: usize,
-    /// What keys and values come as, and how they lie.
+    /// The type of keys and values, and their layout.
     pub dtype: DType,
     pub layout: Layout,
-    /// Whether new tokens are NaN; they must be gone before anything is asked.
+    /// True if new tokens are NaN. A rewind must remove them before any attention call.
     pub bad: bool,
     pub rng: Rng,
 }
@@ -110,7 +110,7 @@ impl Bed {
         self.profile.gpu.queue().submit([encoder.finish()]);
     }
 
-    /// Tokens with data for every layer.
+    /// Draws tokens with data for every layer.
     fn draw(&mut self) -> Vec<Token> {
         let Kind { kv_heads, head_dim, value_dim, layers, storage, .. } = self.kind;
         let (data, dtype) = (self.data, self.dtype);
@@ -147,7 +147,7 @@ impl Bed {
         Ok(())
     }
 
-    /// Keys and values of the last advance; rows that a sequence has not are NaN.
+    /// Places keys and values of the last advance. Rows past a sequence's count are NaN.
     fn place_new(&self, layer: usize) -> [Placed; 2] {
         let Kind { batch, kv_heads, head_dim, value_dim, .. } = self.kind;
         let rows = self.advanced;
@@ -199,7 +199,7 @@ impl Bed {
         Ok(())
     }
 
-    /// Lets each sequence go on from its parent, in the cache and in the model.
+    /// Copies each sequence from its parent, in the cache and in the model.
     pub fn reorder(&mut self, parents: &[usize]) -> Result<(), Error> {
         let mut encoder = self.encoder();
         self.cache.reorder(&mut encoder, parents)?;
@@ -219,7 +219,7 @@ impl Bed {
         self.submit(encoder);
     }
 
-    /// What a view of the cache's sequence table holds, one number per sequence.
+    /// Reads a view of the cache's sequence table, one number per sequence.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn numbers(&self, view: TensorView) -> Vec<u32> {
         pollster::block_on(self.numbers_async(view))
@@ -233,14 +233,14 @@ impl Bed {
         (0..self.kind.batch).map(|s| table[view.offset() + s * stride]).collect()
     }
 
-    /// Lengths and refusals on the device are the model's, and the host's idea of the lengths holds
-    /// them.
+    /// Checks that lengths and refusals on the device are the model's, and that the host's bounds
+    /// contain the lengths.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn check_sequence_table(&self) -> Result<(), String> {
         pollster::block_on(self.check_book_async())
     }
 
-    /// As [`check_sequence_table`](Self::check_sequence_table), not blocking.
+    /// Like [`check_sequence_table`](Self::check_sequence_table), not blocking.
     pub async fn check_book_async(&self) -> Result<(), String> {
         let want = |f: fn(&Sequence) -> u32| self.sequences.iter().map(f).collect::<Vec<_>>();
         let lengths = self.numbers_async(self.cache.lengths()).await;
@@ -262,8 +262,8 @@ impl Bed {
         Ok(())
     }
 
-    /// Attention by the model's data of one sequence: the case, its queries given, without its
-    /// data's rounding.
+    /// Returns the attention case of one sequence from the model's data, with queries `q`. The data
+    /// is not rounded to the storage.
     fn case(&self, s: usize, q: Vec<f32>, ask: &Ask) -> Case {
         let Kind { heads, kv_heads, head_dim, value_dim, .. } = self.kind;
         let ring = self.kind.ring().map_or(0, |[sinks, _]| sinks);
@@ -278,7 +278,7 @@ impl Bed {
             (0..kv_heads).flat_map(row).collect()
         };
         let rules = ask.rules.stored(ask.bias);
-        // A ring's first tokens are seen however far away they are.
+        // Queries see a ring's first tokens at any distance.
         let far = Rules { window: None, pattern: None, ..rules.clone() };
         let pairs = shape.weights();
         let keep = HostData::of(pairs, |[_, h, i, j]| {
@@ -312,13 +312,13 @@ impl Bed {
         }
     }
 
-    /// Runs `ask` and judges every sequence by the model: the largest error over tolerance.
+    /// Runs `ask` and judges every sequence by the model. Returns the largest error over tolerance.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn ask(&mut self, ask: &Ask) -> Result<f64, String> {
         pollster::block_on(self.ask_async(ask))
     }
 
-    /// As [`ask`](Self::ask), not blocking.
+    /// Like [`ask`](Self::ask), not blocking.
     pub async fn ask_async(&mut self, ask: &Ask<'_>) -> Result<f64, String> {
         let Kind { batch, heads, kv_heads, head_dim, value_dim, .. } = self.kind;
         let profile = self.profile;
@@ -327,7 +327,7 @@ impl Bed {
             self.sequences.iter().map(|s| if ask.rows.is_some() { rows } else { s.fresh }).collect();
         let shape = |heads, dim| [batch, heads, rows, dim];
         let drawn: Vec<f32> = stored(&self.rng.normals(batch * heads * rows * head_dim), ask.dtype);
-        // Queries that a sequence has not are NaN.
+        // Queries past a sequence's count are NaN.
         let mut q = HostData::new(drawn, shape(heads, head_dim));
         for (n, x) in q.data.iter_mut().enumerate() {
             let (s, i) = (n / (heads * rows * head_dim), n / head_dim % rows);
@@ -366,14 +366,14 @@ impl Bed {
         let mut worst = 0f64;
         for (s, own) in queries.iter().enumerate() {
             let row = |h: usize, i: usize| (s * heads + h) * rows + i;
-            // What no query stands for, and what has no key.
+            // Rows that are not queries, and rows without a key.
             let seen = if self.sequences[s].len() == 0 { 0 } else { *own };
             for (h, i) in (0..heads).flat_map(|h| (seen..rows).map(move |i| (h, i))) {
                 let nothing = ask.rules.sinks.as_ref().map_or(f64::NEG_INFINITY, |part| {
                     f64::from(stored(&[meaning::at(part, [s, h, 0, 0])], ask.bias)[0])
                 });
                 let zeros = out[row(h, i) * value_dim..][..value_dim].iter().all(|x| *x == 0.0);
-                // The sink's logarithm of one may be off by a rounding.
+                // The sink's logarithm of one may be off by one rounding.
                 let near = |got: f64| got == nothing || (got - nothing).abs() <= 1e-6 * nothing.abs();
                 if !zeros || lse.as_ref().is_some_and(|lse| !near(lse[row(h, i)])) {
                     return Err(format!("sequence {s}, head {h}: row {i} is not a query and not nothing"));
@@ -395,7 +395,8 @@ impl Bed {
         Ok(worst)
     }
 
-    /// Row by row: twice the naive error and the floor, and what the storage's rounding explains.
+    /// Judges row by row, with twice the naive error, the floor and the effect of the storage's
+    /// rounding.
     fn judge(&self, case: &Case, ask: &Ask, out: &[f64], lse: Option<&[f64]>) -> Result<f64, String> {
         let truth = case.truth(ask.dtype, Weights::None);
         let value_dim = case.shape.value_dim;
@@ -420,11 +421,11 @@ impl Bed {
         Ok(worst)
     }
 
-    /// How far the storage's rounding may move each row of out, and of lse; `None` where it rounds
-    /// nothing.
+    /// Returns how far the storage's rounding may move each row of out and lse, or `None` if it is
+    /// exact.
     ///
-    /// No score moves by more than Δ = |scale| Σ |q_d| off(k_d), so lse does not, and weights stay
-    /// within e^{±2Δ}.
+    /// No score moves by more than Δ = |scale| Σ |q_d| off(k_d). So lse moves by at most Δ, and
+    /// weights stay within e^{±2Δ}.
     fn rounding(&self, case: &Case) -> Option<Vec<[f64; 2]>> {
         let exact = matches!(self.kind.storage, CacheStorage::F32)
             || (matches!(self.kind.storage, CacheStorage::F16 | CacheStorage::BF16)
@@ -448,8 +449,8 @@ impl Bed {
                 let weight = weights[n * kv_len + j];
                 let key = h / (heads / kv_heads) * kv_len + j;
                 let rounding = &off_k[key * head_dim..][..head_dim];
-                // A weight of 0 is of a key that is not seen, or of one that no rounding brings
-                // back.
+                // A weight of 0 belongs to a hidden key, or to a key that no rounding makes
+                // visible.
                 if weight > 0.0 {
                     let sum: f64 = q.iter().zip(rounding).map(|(q, off)| f64::from(q.abs()) * off).sum();
                     delta = delta.max(scale * sum);

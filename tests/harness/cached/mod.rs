@@ -1,5 +1,4 @@
-//! A cache on a device beside a plain model of it: every token that each sequence was given, in a
-//! `Vec`.
+//! A cache on a device, compared with a plain model of it: a `Vec` of every token of each sequence.
 
 mod bed;
 mod model;

@@ -1,5 +1,5 @@
-//! What a cache should hold: the tokens of every sequence, in a `Vec`, and how far a storage may be
-//! off.
+//! A model of a cache's contents, and the error that a storage may add. It has the tokens of every
+//! sequence in a `Vec`.
 
 use wgpu_attention::CacheConfig;
 use wgpu_attention::cache::{CacheLayout, CacheStorage, ScaleGroup};
@@ -7,7 +7,7 @@ use wgpu_attention::reference::cache::scales;
 
 use crate::harness::random::Rng;
 
-/// What a cache is made of.
+/// The configuration of a cache.
 #[derive(Clone, Copy, Debug)]
 pub struct Kind {
     pub batch: usize,
@@ -19,12 +19,12 @@ pub struct Kind {
     pub layers: usize,
     pub storage: CacheStorage,
     pub layout: CacheLayout,
-    /// Tokens that a full ring can go back by.
+    /// Tokens by which a full ring can go back.
     pub spare: usize,
 }
 
 impl Kind {
-    /// Two sequences, two heads for each of keys, one layer.
+    /// Two sequences, two query heads for each key head, one layer.
     pub fn new(storage: CacheStorage, layout: CacheLayout, capacity: usize) -> Self {
         Kind {
             batch: 2,
@@ -50,12 +50,12 @@ impl Kind {
             .spare_tokens(self.spare)
     }
 
-    /// Tokens that a sequence may have.
+    /// Returns the most tokens that a sequence may have.
     pub fn longest(&self) -> usize {
         if self.ring().is_some() { usize::MAX } else { self.capacity }
     }
 
-    /// The first tokens that a ring keeps, and how many of the last.
+    /// Returns the number of first tokens that a ring retains, and of last ones.
     pub fn ring(&self) -> Option<[usize; 2]> {
         match self.layout {
             CacheLayout::Ring { sink_tokens: sinks } => Some([sinks, self.capacity - sinks]),
@@ -64,18 +64,18 @@ impl Kind {
     }
 }
 
-/// What keys and values are drawn from.
+/// The distribution of keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Data {
-    /// What every storage keeps exactly: whole levels of a power of two, the largest of a group at
-    /// its maximum.
+    /// Numbers that every storage holds exactly. They are whole levels of a power of two, the
+    /// largest of a group at its maximum.
     Lossless,
-    /// Anything: a result is off by no more than the storage's own rounding explains.
+    /// Normal numbers. A result is off by no more than the effect of the storage's rounding.
     Random,
 }
 
 impl Data {
-    /// A key or a value of one head.
+    /// Returns a key or a value of one head.
     pub(super) fn row(self, rng: &mut Rng, storage: CacheStorage, dim: usize) -> Vec<f32> {
         if self == Data::Random {
             return rng.normals(dim);
@@ -93,7 +93,7 @@ impl Data {
         let mut row = Vec::new();
         while row.len() < dim {
             let count = size.min(dim - row.len());
-            // Keys of all storages are of about one size.
+            // Keys of all storages have about the same size.
             let level = rng.pick(&[1.0, 2.0, 4.0]) / if most == 7 { 4.0 } else { 64.0 };
             let most_at = rng.below(count);
             row.extend((0..count).map(|n| match n == most_at {
@@ -104,21 +104,21 @@ impl Data {
         row
     }
 
-    /// How far the storage may keep each value of a row from what it was.
+    /// Returns how far the storage may move each value of a row.
     pub(super) fn off(self, storage: CacheStorage, row: &[f32]) -> Vec<f64> {
-        // WGSL's division, which gives the scale, may be off by 2.5 ULP; the product with it by
-        // half.
+        // WGSL's division, which computes the scale, may be off by 2.5 ULP, and the product with it
+        // by 0.5 ULP.
         let divided = 3.0 * f64::from(f32::EPSILON);
         let size = |x: &f32| f64::from(x.abs());
         match storage {
             CacheStorage::F32 => vec![0.0; row.len()],
-            // Either neighbour, and what f16 has no normal number for may become 0. What f16 has is
-            // kept.
+            // Either neighbour. Numbers below f16's normal numbers may become 0. Exact f16 numbers
+            // stay.
             CacheStorage::F16 if self == Data::Random => {
                 row.iter().map(|x| (size(x) / 1024.0).max(1.0 / 16384.0)).collect()
             }
             CacheStorage::F16 => vec![0.0; row.len()],
-            // The nearest, half a spacing off at most.
+            // The nearest number, off by half a spacing at most.
             CacheStorage::BF16 if self == Data::Random => row.iter().map(|x| size(x) / 256.0).collect(),
             CacheStorage::BF16 => vec![0.0; row.len()],
             CacheStorage::Q8(group) | CacheStorage::Q4(group) => {
@@ -146,17 +146,17 @@ pub struct Token {
     pub v: Vec<f32>,
 }
 
-/// A sequence as it should be.
+/// The expected state of a sequence.
 #[derive(Clone, Debug, Default)]
 pub struct Sequence {
-    /// By position, then layer.
+    /// Tokens by position, then layer.
     pub tokens: Vec<Vec<Token>>,
-    /// How long it has been, where that matters: a ring has overwritten what a sequence of that
-    /// length leaves out.
+    /// The longest length so far, where it matters. A ring has overwritten the tokens that a
+    /// sequence of that length leaves out.
     pub high: usize,
-    /// How many of its tokens the last advance gave it.
+    /// Tokens from the last advance.
     pub fresh: usize,
-    /// How often the device has refused to move it.
+    /// Moves that the device has refused.
     pub refused: u32,
 }
 
@@ -165,26 +165,26 @@ impl Sequence {
         self.tokens.len()
     }
 
-    /// Positions after the sinks that a ring has overwritten.
+    /// Returns the number of positions after the sinks that a ring has overwritten.
     pub fn shift(&self, kind: &Kind) -> usize {
         if kind.ring().is_some() { self.high.saturating_sub(kind.capacity) } else { 0 }
     }
 
-    /// Whether the cache still has the token at `position`.
+    /// True if the cache still has the token at `position`.
     pub fn keeps(&self, kind: &Kind, position: usize) -> bool {
         let Some([sinks, _]) = kind.ring() else { return true };
         position < sinks || position >= sinks + self.shift(kind)
     }
 
-    /// True if every token is still there that a ring must keep of the first `len`: the sinks, and
-    /// of the last tokens all but the spare ones.
+    /// True if the ring still has every needed token of the first `len`. It needs the sinks, and
+    /// the last tokens except the spare ones.
     pub fn can_return_to(&self, kind: &Kind, len: usize) -> bool {
         let Some([sinks, last]) = kind.ring() else { return true };
         let must = |position: usize| position < sinks || position + last - kind.spare >= len;
         (0..len).all(|position| !must(position) || self.keeps(kind, position))
     }
 
-    /// Gives up tokens; they must be there to be given up.
+    /// Removes tokens. The cache must still hold them.
     pub fn return_to(&mut self, kind: &Kind, len: usize) {
         assert!(len <= self.len() && self.can_return_to(kind, len));
         if self.shift(kind) == 0 || kind.ring().is_none_or(|[sinks, _]| len <= sinks) {
@@ -195,7 +195,7 @@ impl Sequence {
     }
 }
 
-/// As [`Tokens`], with its own data.
+/// Like [`Tokens`], with owned data.
 #[derive(Clone, Debug)]
 pub enum Count {
     All(usize),
@@ -211,7 +211,7 @@ impl Count {
         }
     }
 
-    /// What a sequence is asked to move by.
+    /// Returns the requested count of a sequence.
     pub fn of(&self, sequence: usize) -> usize {
         match self {
             Count::All(n) => *n,
@@ -220,7 +220,7 @@ impl Count {
         }
     }
 
-    /// What the host knows of that: least and most.
+    /// Returns the host's bounds of that count: least and most.
     pub fn known(&self, sequence: usize) -> [usize; 2] {
         match self {
             Count::Device { most, .. } => [0, *most],

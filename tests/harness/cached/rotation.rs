@@ -1,5 +1,5 @@
-//! Steps of a cache whose keys are rotated on their way in, each sequence at positions of its own,
-//! beside queries rotated there.
+//! Steps of a cache that rotates keys as it appends them, each sequence at different positions. The
+//! queries are rotated at the same positions.
 
 use wgpu_attention::cache::{Append, CacheLayout, Tokens};
 use wgpu_attention::position::{Positions, Rope, RopeConfig, Rotate, Rotation, RowPositions};
@@ -17,7 +17,7 @@ const KV_HEADS: usize = 2;
 pub const DIM: usize = 20;
 const STEPS: [[usize; 2]; 5] = [[7, 3], [1, 1], [1, 0], [5, 9], [1, 1]];
 
-/// Queries and keys of a sequence rotated at their positions, then attention over all of it.
+/// Rotates queries and keys of a sequence at their positions, then attends to all keys.
 fn truth<R: Real>(q: &[f32], k: &[f32], v: &[f32], len: usize, config: &RopeConfig) -> Vec<f64> {
     let rotated = |x: &[f32], heads| {
         reference::rotate::<R>(&widen::<R>(x), [1, heads, len, DIM], config, RowPositions::Start(0))
@@ -30,7 +30,7 @@ fn truth<R: Real>(q: &[f32], k: &[f32], v: &[f32], len: usize, config: &RopeConf
     out.into_iter().map(Real::f64).collect()
 }
 
-/// Steps of two sequences of different lengths; the largest error over tolerance.
+/// Runs steps of two sequences of different lengths. Returns the largest error over tolerance.
 pub async fn rotated_steps(
     profile: &Profile,
     config: RopeConfig,
@@ -45,7 +45,7 @@ pub async fn rotated_steps(
     let of_cache = CacheConfig::new(KV_HEADS, DIM, 64).batch(2).layout(layout);
     let mut cache = Cache::with_pipelines(gpu.pipelines(), of_cache).expect("a cache");
     let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
-    // Of every sequence and head all rows so far; outputs by sequence, head and row.
+    // `all`: every row so far by sequence and head. `outs`: outputs by sequence, head and row.
     let mut all = [HEADS, KV_HEADS, KV_HEADS].map(|heads| vec![Vec::new(); 2 * heads]);
     let mut outs = vec![Vec::<f64>::new(); 2 * HEADS];
     for counts in STEPS {

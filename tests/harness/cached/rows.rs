@@ -1,4 +1,4 @@
-//! Rows of a cache that are read back, or written over.
+//! Rows of a cache that are read back or overwritten.
 
 use wgpu_attention::cache::{Append, CacheRead};
 use wgpu_attention::position::RowPositions;
@@ -11,20 +11,20 @@ use crate::harness::memory::{Values, stored};
 use crate::harness::positions::{place_positions, placed_positions, position_of, rounding};
 use crate::harness::run::{Layout, Placed};
 
-/// Positions of rows of a cache.
+/// Positions of rows in a cache.
 pub type Places = RowPositions<HostData<u32>>;
 
 impl Bed {
-    /// What a call of `rows` at `at` finds of sequence `s` at row `i`: the position, if the cache
-    /// has it.
+    /// Returns the position of row `i` of sequence `s`, if the cache has it. The call has `rows`
+    /// rows at `at`.
     fn found(&self, at: &Places, s: usize, i: usize, rows: usize) -> Option<usize> {
         let position = position_of(at, s, i, rows);
         let position = usize::try_from(position).ok().filter(|p| *p < self.sequences[s].len())?;
         self.sequences[s].keeps(&self.kind, position).then_some(position)
     }
 
-    /// Reads rows of a layer and compares them with the model: no value is further off than the
-    /// storage's own rounding explains, what is not there is zero.
+    /// Reads rows of a layer and compares them with the model. Each value is within the storage's
+    /// rounding, and missing rows are zero.
     pub fn read(
         &self,
         layer: usize,
@@ -64,7 +64,7 @@ impl Bed {
                     let [relative, least] = rounding(dtype);
                     let allowed = off + (want.abs() + off) * relative + least;
                     let apart = (got - want).abs();
-                    // NaN is further than anything.
+                    // NaN fails every comparison.
                     if apart > allowed || apart.is_nan() {
                         return Err(format!(
                             "{name}, sequence {s}, head {h}, position {position}, channel {d} is {got}, not {want}"
@@ -77,7 +77,7 @@ impl Bed {
         Ok(worst)
     }
 
-    /// Writes new rows over those of a layer, in the cache and in the model.
+    /// Writes new rows over rows of a layer, in the cache and in the model.
     pub fn overwrite(&mut self, layer: usize, at: &Places, rows: usize) -> Result<(), Error> {
         let Kind { batch, kv_heads, head_dim, value_dim, .. } = self.kind;
         let new: Vec<Vec<Token>> = (0..batch)
@@ -99,7 +99,7 @@ impl Bed {
             let dim = shapes[side][3];
             let part = HostData::of(shapes[side], |[s, h, i, d]| {
                 let Token { k, v } = &new[s][i];
-                // What is dropped must not be read.
+                // NaN in dropped rows must not reach a result.
                 if self.found(at, s, i, rows).is_some() { [k, v][side][h * dim + d] } else { f32::NAN }
             });
             Placed::input(self.profile, Values::Floats(&part.data), self.dtype, places[side])

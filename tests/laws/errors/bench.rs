@@ -1,4 +1,4 @@
-//! A call that works, to be spoilt one thing at a time.
+//! A correct call, for tests that spoil one part of it.
 
 use super::*;
 
@@ -36,13 +36,13 @@ impl Bench {
         Bench { gpu, attention, tensors, out, scratch, want, seen: BTreeSet::new() }
     }
 
-    /// Handles of their own, so that a call can live beside a mutable bench.
+    /// Returns clones of the handles, so that a call can live next to a mutable bench.
     pub(super) fn buffers(&self) -> [wgpu::Buffer; 4] {
         let [q, k, v] = self.tensors.clone();
         [q, k, v, self.out.clone()]
     }
 
-    /// Spoils the correct call with `change`; its error must hold `words`.
+    /// Spoils the correct call with `change`. Its error must contain `words`.
     pub(super) fn refuses(
         &mut self,
         context: &str,
@@ -59,7 +59,7 @@ impl Bench {
         self.refuses_with(context, words, |encoder| attention.forward(encoder, &call, &mut scratch));
     }
 
-    /// As [`refuses`](Self::refuses), of anything that records.
+    /// Like [`refuses`](Self::refuses), for any function that records.
     pub(super) fn refuses_with(
         &mut self,
         context: &str,
@@ -71,7 +71,7 @@ impl Bench {
         let error = record(&mut encoder).expect_err(context);
         self.seen.insert(read(context, &error, words));
 
-        // The encoder still takes commands, and holds nothing but these.
+        // The encoder still takes commands, and contains only this clear.
         let marker = self.gpu.upload(&[1u32; 4]).expect("an upload");
         encoder.clear_buffer(&marker, 0, None);
         self.gpu.queue().submit([encoder.finish()]);
@@ -84,7 +84,7 @@ impl Bench {
         self.works(context);
     }
 
-    /// The correct call gives the right result. Leaves the output poisoned again.
+    /// Checks that the correct call gives the right result, then poisons the output again.
     pub(super) fn works(&mut self, context: &str) {
         let buffers = self.buffers();
         let mut encoder = self.gpu.device().create_command_encoder(&Default::default());
@@ -99,7 +99,7 @@ impl Bench {
     }
 }
 
-/// What a call is made of, to be spoilt part by part.
+/// The parts of a call, to be spoiled one by one.
 #[derive(Clone, Copy)]
 pub(super) struct Parts<'a> {
     pub(super) q: TensorView<'a>,

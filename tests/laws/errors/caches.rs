@@ -1,4 +1,4 @@
-//! What caches are refused for, and attention to them.
+//! Errors of caches, and of attention to them.
 
 use wgpu_attention::cache::{Append, CacheLayout, CacheRead, CacheStorage, ScaleGroup, Tokens};
 use wgpu_attention::mask::Blocks;
@@ -17,7 +17,7 @@ fn config() -> CacheConfig {
         .layers(2)
 }
 
-/// A cache that was advanced by [`ROWS`], and what a step of it needs.
+/// A cache that was advanced by [`ROWS`], and the tensors of a step.
 struct Step {
     cache: Cache,
     k: wgpu::Buffer,
@@ -99,7 +99,7 @@ pub(super) fn caches_made() -> Seen {
         let layout = CacheLayout::Paged { page: 16, pages };
         refused(&["pages", "at least 1", "2^29"], config().layout(layout));
     }
-    // One token more than a binding holds, of keys or of values, and of a sequence table.
+    // One token more than a binding holds, for keys, values and a sequence table.
     let most = gpu.device().limits().max_storage_buffer_binding_size.min((1 << 32) - 4) as usize;
     let tokens = most / (4 * 1024) + 1;
     let words = |side| [side, "max_storage_buffer_binding_size", "split_by_heads"];
@@ -110,7 +110,7 @@ pub(super) fn caches_made() -> Seen {
         CacheConfig::new(1 << 28, 1 << 28, 1 << 28).batch(1 << 28).layers(1 << 28),
     );
     let small = device(|limits| limits.max_storage_buffer_binding_size = 4096);
-    // Two heads of 64 tokens of 8 channels; a page more is too much.
+    // Two heads of 64 tokens of 8 channels. One page more is too much.
     let paged = |pages| {
         let layout = CacheLayout::Paged { page: 16, pages };
         CacheConfig::new(2, 8, 1024).layout(layout)
@@ -124,8 +124,7 @@ pub(super) fn caches_made() -> Seen {
     seen
 }
 
-/// What is refused before anything is recorded, by what only the host changes and by what is
-/// recorded.
+/// Errors before anything is recorded: of changes that only the host makes, and of recorded calls.
 pub(super) fn moves_of_caches() -> Seen {
     let mut bench = Bench::new();
     let gpu = bench.gpu.clone();
@@ -181,7 +180,7 @@ pub(super) fn moves_of_caches() -> Seen {
     }
     assert_eq!(step.cache.len(1), Some(3), "nothing has moved");
 
-    // What is only said.
+    // Changes that only the host makes.
     let cache = &mut step.cache;
     let mut said = |words: &[&str], result: Result<(), Error>| {
         bench.seen.insert(read(words[0], &result.expect_err(words[0]), words));
@@ -212,8 +211,8 @@ pub(super) fn moves_of_caches() -> Seen {
     let mut said = |words: &[&str], result: Result<(), Error>| {
         bench.seen.insert(read(words[0], &result.expect_err(words[0]), words));
     };
-    // Of 23 tokens the first and the last 19 are left: any shorter length but one would keep an
-    // older token.
+    // The ring has the first and the last 19 of 23 tokens. Any shorter length except one would need
+    // an older token.
     for len in [2, 3, 4, 21, 22] {
         said(&[&format!("len is {len}"), "overwritten", "spare_tokens"], ring.cache.truncate(0, len));
     }
@@ -279,13 +278,13 @@ pub(super) fn appends() -> Seen {
         let of_sequence_table = TensorView::new(&table, DType::F32, good.shape()).with_strides([0, 0, 0, 1]);
         refuses(&step, &["`cache`", &quoted, "a buffer of its own"], 0, of(of_sequence_table));
     }
-    // What was said is recorded first.
+    // An append must record the host's earlier change first.
     step.cache.truncate(0, 1).expect("shorter");
     let (k, v) = (step.k(), step.v());
     refuses(&step, &["not recorded", "flush"], 0, Append::new(k, v));
     gpu.submit(|e| step.cache.flush(e)).expect("a recording");
     gpu.submit(|e| step.cache.append(e, 1, &Append::new(step.k(), step.v()))).expect("a step");
-    // Before anything was advanced.
+    // An append before any advance.
     let new = Cache::with_pipelines(gpu.pipelines(), config()).expect("a cache");
     let words = ["an append of no tokens", "`Cache::advance` first"];
     let append = Append::new(step.k(), step.v());
@@ -293,7 +292,7 @@ pub(super) fn appends() -> Seen {
     bench.seen
 }
 
-/// Rows read back and written over.
+/// Errors of calls that read rows back or overwrite them.
 pub(super) fn rows_of_caches() -> Seen {
     let mut bench = Bench::on(&full().gpu, Config::new(SHAPE.heads, SHAPE.head_dim));
     let gpu = bench.gpu.clone();
@@ -327,7 +326,7 @@ pub(super) fn rows_of_caches() -> Seen {
         let good = [k, v][n];
         let of = |view| if n == 0 { [view, v] } else { [k, view] };
         for (axis, axis_name) in AXES.into_iter().enumerate() {
-            // Rows are as many as k has.
+            // The number of rows comes from k.
             if n == 0 && axis == 2 {
                 continue;
             }
@@ -358,8 +357,7 @@ pub(super) fn rows_of_caches() -> Seen {
     let floats = RowPositions::Tensor(TensorView::new(&positions, DType::F32, [2, 1, ROWS, 1]));
     refuses(&["`positions`", "U32", "F32"], 0, [k, v], floats);
 
-    // What is read is written to buffers of its own, what is written over is not read from the
-    // cache's.
+    // Reads write to separate buffers. Writes do not read from the cache's buffers.
     let shape = |dim| [SHAPE.batch, SHAPE.kv_heads, ROWS, dim];
     refuses_read(&mut bench, &step, &["`k`", "share memory"], [k.with_strides([0, 0, 0, 1]), v], start);
     let over_k = TensorView::new(&k_buffer, DType::F32, shape(SHAPE.value_dim));
@@ -374,7 +372,7 @@ pub(super) fn rows_of_caches() -> Seen {
     let lengths = RowPositions::Tensor(TensorView::new(&table, DType::U32, [1, 1, 1, 1]));
     refuses_overwrite(&mut bench, &mut step, &["`cache`", "`positions`"], [k, v], lengths);
 
-    // What was said is recorded with rows that are written, and before others are read.
+    // Calls that write rows record the host's changes. Calls that read rows need a flush first.
     step.cache.truncate(0, 2).expect("shorter");
     refuses_read(&mut bench, &step, &["not recorded", "flush"], [k, v], start);
     let two = [k, v].map(|t| t.slice(2, 0, 2));
@@ -430,7 +428,7 @@ pub(super) fn attention_to_caches() -> Seen {
     };
     {
         let good = Forward::with_cache(step.q(), &step.cache, out);
-        // The cache's dimensions are the operator's.
+        // The cache's dimensions must be the operator's.
         let of = |config: Config| Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
         let same = || plain.kv_heads(SHAPE.kv_heads).value_dim(SHAPE.value_dim);
         let expected = "as the attention is configured";
@@ -453,7 +451,7 @@ pub(super) fn attention_to_caches() -> Seen {
             &of(same().kernel_options(KernelOptions::new().splits(129))),
             &good,
         );
-        // Splits need memory that nobody gave.
+        // Splits need temporary memory, and the scratch is empty.
         refuses(
             &["scratch", "partial", "scratch_size"],
             &of(same().kernel_options(KernelOptions::new().splits(2))),
@@ -516,10 +514,10 @@ pub(super) fn attention_to_caches() -> Seen {
     let into = TensorView::new(&table, DType::F32, SHAPE.lse()).with_strides([4, 1, 1, 1]);
     let call = Forward::with_cache(step.q(), &step.cache, out).lse(into);
     refuses(&["`lse`"], &attention, &call);
-    // Masks.
+    // Tensors of masks.
     let numbers = |shape| TensorView::new(&extra, DType::U32, shape);
     let bools = |shape| TensorView::new(&extra, DType::Bool, shape);
-    // What one kind of keys has and the other not.
+    // Options that one kind of keys has and the other does not.
     let good = Forward::with_cache(step.q(), &step.cache, out);
     let words = ["weights and dropout with a cache", "as tensors"];
     let weights = TensorView::new(&extra, DType::F32, [2, 4, SHAPE.q_len, CAPACITY]);
@@ -554,7 +552,7 @@ pub(super) fn attention_to_caches() -> Seen {
     let onto = TensorView::new(&buffers[3], DType::Bool, [1, 1, 3, 3]);
     refuses(&["`out`", "`tree`"], &attention, &with(Mask::none().tree(onto)));
 
-    // A ring has no last key that a tensor could reach.
+    // A ring has no last key, so no tensor of keys can fit.
     let ring = Step::new(&gpu, config().layout(CacheLayout::Ring { sink_tokens: 1 }));
     let call = Forward::with_cache(ring.q(), &ring.cache, out);
     refuses(
@@ -563,7 +561,7 @@ pub(super) fn attention_to_caches() -> Seen {
         &call.mask(Mask::none().attn_mask(bools([b, h, i, CAPACITY]))),
     );
 
-    // Queries of a step that there was none of.
+    // Queries of a step without an advance.
     step.cache.truncate(0, 1).expect("shorter");
     refuses(&["not recorded", "flush"], &attention, &Forward::with_cache(step.q(), &step.cache, out));
     gpu.submit(|e| step.cache.rewind(e, Tokens::All(1))).expect("one token each");

@@ -1,4 +1,4 @@
-//! What `Attention` refuses.
+//! Errors of `Attention`.
 
 use super::*;
 
@@ -41,9 +41,9 @@ pub(super) fn zero_sizes() -> Seen {
     bench.seen
 }
 
-pub(super) fn shapes_that_disagree() -> Seen {
+pub(super) fn mismatched_shapes() -> Seen {
     let mut bench = Bench::new();
-    // One more on an axis, and who is blamed: the first tensor that differs from those before it.
+    // One more on an axis. The error names the first tensor that differs from those before it.
     let blamed = [
         [
             "`k`: batch must be 3, got 2",
@@ -85,7 +85,7 @@ pub(super) fn shapes_that_disagree() -> Seen {
 
 pub(super) fn strides_and_offsets() -> Seen {
     let mut bench = Bench::new();
-    // out [2, 4, 3, 6]: repeated, meeting, interleaved.
+    // The output [2, 4, 3, 6] with repeated, touching and interleaved elements.
     for strides in [[0, 18, 6, 1], [72, 18, 6, 0], [72, 18, 5, 1], [72, 6, 6, 1], [1, 1, 1, 1]] {
         let words = ["`out`", "share memory", &format!("{strides:?}"), "[2, 4, 3, 6]"];
         bench.refuses("meeting strides", &words, |call, _| call.out = call.out.with_strides(strides));
@@ -113,7 +113,7 @@ pub(super) fn strides_and_offsets() -> Seen {
             },
         );
     }
-    // An axis of repeated elements may be long, but not longer than an index.
+    // A broadcast axis may be long, but not longer than an index.
     for n in [1, 2] {
         bench.refuses("a long repeated axis", &["2^32"], |call, _| {
             for view in [&mut call.k, &mut call.v] {
@@ -123,7 +123,7 @@ pub(super) fn strides_and_offsets() -> Seen {
             }
         });
     }
-    // Past the end of the buffer, by much and by one element.
+    // Past the end of the buffer, by many elements and by one.
     let ends = [SHAPE.q(), SHAPE.k(), SHAPE.v(), SHAPE.out()].map(|s| count(s) + RESCALE_THRESHOLD);
     for n in 0..4 {
         for past in [1, 1000] {
@@ -170,7 +170,7 @@ pub(super) fn memory_shared_with_an_output() -> Seen {
     refuses("lse and k", &["`lse`", "`k`"], lse);
     let weights = Parts { weights: Some(pair(SHAPE.weights(), 4096)), v: pair(SHAPE.v(), 0), ..good };
     refuses("weights and v", &["`weights`", "`v`"], weights);
-    // Two outputs.
+    // Two outputs in one place.
     let both = Parts { out: pair(SHAPE.out(), 0), lse: Some(pair(SHAPE.lse(), 100)), ..good };
     refuses("out over lse", &["`out`", "`lse`"], both);
     let beside = Parts { out: pair(SHAPE.out(), 0), weights: Some(pair(SHAPE.weights(), 4096)), ..good };
@@ -178,8 +178,8 @@ pub(super) fn memory_shared_with_an_output() -> Seen {
     [bench.seen, outputs_near_each_other()].into_iter().flatten().collect()
 }
 
-/// Bindings start at multiples of 256 bytes on a plain device: outputs of one buffer must be as far
-/// apart.
+/// On a plain device, bindings start at multiples of 256 bytes. Outputs in one buffer must be at
+/// least that far apart.
 fn outputs_near_each_other() -> Seen {
     let mut bench = Bench::on(&defaults().gpu, Config::new(SHAPE.heads, SHAPE.head_dim));
     let (attention, gpu) = (bench.attention.clone(), bench.gpu.clone());
@@ -206,7 +206,7 @@ fn outputs_near_each_other() -> Seen {
     bench.seen
 }
 
-pub(super) fn buffers_that_do_not_serve() -> Seen {
+pub(super) fn unusable_buffers() -> Seen {
     let [own, other] = devices(|_| ());
     let mut bench = Bench::on(&own, Config::new(SHAPE.heads, SHAPE.head_dim));
     let usage = wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST | wgpu::BufferUsages::UNIFORM;
@@ -226,7 +226,7 @@ pub(super) fn buffers_that_do_not_serve() -> Seen {
             *view = TensorView::new(buffer, DType::F32, view.shape());
             let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");
             bench.refuses_with(&name, words, |e| attention.forward(e, &call.forward(), &mut scratch));
-            // Nor as part of a mask.
+            // The same dtype is refused in a mask.
             if n == 0 {
                 let mask = Mask::none().bias(TensorView::new(buffer, DType::F32, SHAPE.weights()));
                 let call = Parts { mask, ..parts(buffers.each_ref()) };
@@ -287,7 +287,7 @@ pub(super) fn dtypes() -> Seen {
     bench.seen
 }
 
-pub(super) fn shapes_of_masks_and_further_outputs() -> Seen {
+pub(super) fn shapes_of_masks_and_outputs() -> Seen {
     let mut bench = Bench::new();
     let other = bench.gpu.buffer(1 << 16).expect("a buffer");
     let view = |dtype, shape| TensorView::new(&other, dtype, shape);
@@ -324,7 +324,7 @@ pub(super) fn shapes_of_masks_and_further_outputs() -> Seen {
         ];
         for (name, shape, or, call) in cases {
             let last = if shape == rows { "dim" } else { "kv_len" };
-            // Where the axis may be repeated, 1 is said once.
+            // If the axis may be broadcast, a size of 1 is named once.
             let or = if shape[axis] == 1 { "," } else { or };
             let expected = format!("{} must be {}{or}", ["batch", "heads", "q_len", last][axis], shape[axis]);
             let words = [name, &expected, &format!("got {}", shape[axis] + 1)];
@@ -332,7 +332,7 @@ pub(super) fn shapes_of_masks_and_further_outputs() -> Seen {
             bench.refuses_with(name, &words, |e| attention.forward(e, &call.forward(), &mut scratch));
         }
     }
-    // Some of the heads are neither all nor their mean.
+    // A number of heads that is neither all nor one.
     let [b, _, i, j] = pairs;
     let some = Parts { weights: Some(view(DType::F32, [b, 2, i, j])), ..good };
     let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");
@@ -351,8 +351,8 @@ pub(super) fn dropout_probabilities() -> Seen {
     bench.seen
 }
 
-/// Kernels that plans are told to do without.
-pub(super) fn kernels_put_aside() -> Seen {
+/// Errors of calls whose kernels are disabled.
+pub(super) fn disabled_kernels() -> Seen {
     use Family::{
         BF16Tensors, CacheQ4, F16Tensors, FusedCpu, FusedGpu, ProductsCpu, ProductsGpu, StagedCpu, StagedGpu,
     };
@@ -369,15 +369,15 @@ pub(super) fn kernels_put_aside() -> Seen {
         |context: &str, family: &str, error: Error| read(context, &error, &[family, "Pipelines::report"]);
     let gpu = without(&[F16Tensors, CacheQ4]);
     let half = Config::new(4, 8).dtype(DType::F16);
-    seen.insert(says("F16", "F16", Attention::with_pipelines(gpu.pipelines(), half).expect_err("put aside")));
+    seen.insert(says("F16", "F16", Attention::with_pipelines(gpu.pipelines(), half).expect_err("disabled")));
     let bf16 = Config::new(4, 8).dtype(DType::BF16);
     Attention::with_pipelines(gpu.pipelines(), bf16).expect("another type");
     let without_bf16 = without(&[BF16Tensors]);
-    let error = Attention::with_pipelines(without_bf16.pipelines(), bf16).expect_err("put aside");
+    let error = Attention::with_pipelines(without_bf16.pipelines(), bf16).expect_err("disabled");
     seen.insert(says("BF16", "tensors of BF16", error));
     let config = CacheConfig::new(2, 8, 16);
     let of_four_bits = config.storage(CacheStorage::Q4(ScaleGroup::Row));
-    let error = Cache::with_pipelines(gpu.pipelines(), of_four_bits).expect_err("put aside");
+    let error = Cache::with_pipelines(gpu.pipelines(), of_four_bits).expect_err("disabled");
     seen.insert(says("a cache", "caches of Q4", error));
     Cache::with_pipelines(gpu.pipelines(), config).expect("another storage");
 
@@ -414,13 +414,13 @@ pub(super) fn kernels_put_aside() -> Seen {
     seen
 }
 
-/// On devices made with less than the defaults.
+/// Errors on devices with lower limits than the defaults.
 pub(super) fn limits() -> Seen {
     let mut seen = Seen::new();
     let plain = Config::new(SHAPE.heads, SHAPE.head_dim);
     let heads = plain.kernel_options(KernelOptions::new().algorithm(Algorithm::Staged));
 
-    // q is 768 bytes, k 640, v 480, out 576, the scores 768.
+    // In bytes: q 768, k 640, v 480, out 576, scores 768.
     let small = device(|limits| limits.max_storage_buffer_binding_size = 768);
     let mut bench = Bench::on(&small, heads);
     bench.works("tensors of just the limit");
@@ -449,11 +449,11 @@ pub(super) fn limits() -> Seen {
     );
     let error = bench.attention.scratch_size(&long).expect_err("a limit");
     seen.insert(read("scratch_size", &error, &["`scores (scratch)`", "1152 bytes", "allows 768"]));
-    // The fused path has no scores to store.
+    // The fused path stores no scores.
     let fused = plain.kv_heads(SHAPE.kv_heads).value_dim(SHAPE.value_dim);
     let fused = Attention::with_pipelines(small.pipelines(), fused).expect("an operator");
     assert_eq!(fused.scratch_size(&long).expect("a size"), ScratchSize::default());
-    // A size that a larger device gave.
+    // A size from a larger device.
     let large = Attention::with_pipelines(
         full().gpu.pipelines(),
         heads.kv_heads(SHAPE.kv_heads).value_dim(SHAPE.value_dim),
@@ -503,7 +503,7 @@ pub(super) fn limits() -> Seen {
         |limits| limits.max_storage_buffers_per_shader_stage = 3,
         &["storage buffers", "is 4", "allows 3", "max_storage_buffers_per_shader_stage"],
         |call| {
-            // Any bytes do for a mask.
+            // A mask accepts any bytes.
             let at = |dtype| TensorView::new(call.q.buffer(), dtype, [1, 1, 3, 5]);
             call.mask = Mask::none()
                 .attn_mask(at(DType::Bool))
@@ -520,7 +520,7 @@ pub(super) fn limits() -> Seen {
             call.mask = Mask::none().attn_mask(TensorView::new(call.q.buffer(), DType::Bool, [1, 1, 3, 5]))
         },
     ));
-    // So little work per dispatch that there are more than can be meant: one per batch entry.
+    // The work limit is so small that there are too many dispatches: one per batch entry.
     let gpu = &full().gpu;
     let many = Shape { batch: (1 << 16) + 1, ..Shape::new(1, 1, 1, 1) };
     let buffers = [(); 4].map(|()| gpu.buffer(many.batch * 4).expect("a buffer"));
@@ -532,7 +532,8 @@ pub(super) fn limits() -> Seen {
     let error = attention.prepare(&call, &mut scratch).expect_err("a limit");
     seen.insert(read("a work limit", &error, &["work_limit is 1,", "65536 dispatches"]));
 
-    // What is too wide for one dispatch is cut, into as many as can be meant.
+    // A grid that is too wide for one dispatch is cut into parts, as long as their number is
+    // allowed.
     let narrow = device(|limits| limits.max_compute_workgroups_per_dimension = 1);
     for path in [Algorithm::Fused, Algorithm::Staged] {
         let mut bench = Bench::on(&narrow, plain.kernel_options(KernelOptions::new().algorithm(path)));

@@ -1,13 +1,13 @@
-//! What `Attention::backward` refuses.
+//! Errors of `Attention::backward`.
 
 use wgpu_attention::Backward;
 
 use super::*;
 
-/// A backward call's tensors, to be spoilt one by one.
+/// The tensors of a backward call, to be spoiled one by one.
 #[derive(Clone, Copy)]
 struct Call<'a> {
-    /// q, k, v, out, lse, d_out.
+    /// The tensors q, k, v, out, lse, d_out.
     inputs: [TensorView<'a>; 6],
     d_lse: TensorView<'a>,
     gradients: [Option<TensorView<'a>>; 3],
@@ -71,7 +71,7 @@ pub(super) fn gradients() -> Seen {
         empty[0] = 0;
         refused_with(&mut refused, "batch is 0", reshaped(&t, empty));
         refused_with(&mut refused, "byte", t.with_offset(1 << 20));
-        // An output among the inputs.
+        // An output in an input's buffer.
         let own = TensorView::new(&buffers[8], DType::F32, t.shape());
         refused_with(&mut refused, "`d_k`", own);
     }
@@ -104,7 +104,7 @@ pub(super) fn gradients() -> Seen {
         let bf16 = TensorView::new(t.buffer(), DType::BF16, t.shape());
         refused(name, &[&format!("`{name}`"), "F32", "BF16"], with(bf16));
         refused(name, &[&format!("`{name}`"), "share memory"], with(t.with_strides([0, 8, 8, 1])));
-        // Two of them in one place.
+        // Two outputs in one place.
         let other = good.gradients[(n + 1) % 3].expect("a view");
         let same = TensorView::new(other.buffer(), DType::F32, t.shape());
         refused(name, &[&format!("`{name}`"), GRADIENTS[(n + 1) % 3]], with(same));
@@ -133,13 +133,13 @@ pub(super) fn gradients() -> Seen {
         bench.refuses_with(words[0], &words, |e| attention.backward(e, &call, &mut scratch));
     }
 
-    // A scratch without room, or of a forward call.
+    // A scratch without room.
     let small = ScratchSize::default();
     let mut scratch = Scratch::new(gpu.device(), small).expect("scratch");
     let call = good.backward();
     bench.refuses_with("scratch", &["row_stats"], |e| attention.backward(e, &call, &mut scratch));
 
-    // More tensors of a mask than are bound beside the others.
+    // A mask with more tensors than the remaining bindings.
     let gpu = &defaults().gpu;
     let on = |n: usize, dtype, shape| TensorView::new(&buffers[n], dtype, shape);
     let mask = Mask::none()

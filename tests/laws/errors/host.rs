@@ -1,4 +1,4 @@
-//! What scratch, slices and read-backs are refused for.
+//! Errors of scratch, slices and read-backs.
 
 use super::*;
 
@@ -19,7 +19,7 @@ pub(super) fn scratch() -> Seen {
     let mut none = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
     let words = ["scratch", "0 bytes", "scores", &needed, "scratch_size"];
     bench.refuses_with("no scratch", &words, |e| attention.forward(e, &call, &mut none));
-    // For a call with fewer keys.
+    // A scratch for a call with fewer keys.
     let short = Parts { k: good.k.slice(2, 0, 2), v: good.v.slice(2, 0, 2), ..good }.forward();
     let less = attention.scratch_size(&short).expect("a size");
     assert!(less.total() < size.total());
@@ -32,7 +32,7 @@ pub(super) fn scratch() -> Seen {
     bench.refuses_with("another's scratch, larger", &words, |_| {
         foreign.ensure(gpu.device(), size).map(|_| ())
     });
-    // A call that needs no scratch is refused too.
+    // Calls that need no scratch check its device, too.
     let (buffers, one_pass) = (fused.buffers(), fused.attention.clone());
     let plain = parts(buffers.each_ref()).forward();
     let mut empty = Scratch::new(other.device(), ScratchSize::default()).expect("scratch");
@@ -41,7 +41,7 @@ pub(super) fn scratch() -> Seen {
     assert_eq!(little.ensure(gpu.device(), size).map_err(|e| e.to_string()), Ok(true));
     assert_eq!((little.size(), little.ensure(gpu.device(), less).expect("no need")), (size, false));
     gpu.submit(|encoder| attention.forward(encoder, &call, &mut little)).expect("scratch that has grown");
-    // A size prints the parts that it has.
+    // The text of a size lists only its non-zero parts.
     assert!(format!("{size:?}").starts_with("ScratchSize {\"scores\": "), "{size:?}");
     assert!(!format!("{size:?}").contains(": 0"), "{size:?}");
     assert_eq!(format!("{:?}", ScratchSize::default()), "ScratchSize {}");
@@ -66,7 +66,7 @@ pub(super) fn slices() -> Seen {
     both(&["`q`", "192 elements expected", "got 191"], [1, 0, 0], SHAPE, plain);
     both(&["`k`", "160 elements expected", "got 158"], [0, 2, 0], SHAPE, plain);
     both(&["`v`", "120 elements expected", "got 0"], [0, 0, 120], SHAPE, plain);
-    // Dimensions whose product no slice can have.
+    // Dimensions whose product exceeds every slice.
     let far = Shape { batch: usize::MAX, ..SHAPE };
     both(&["`q`", "got 192"], [0; 3], far, plain);
     both(&["`shape`", "q_len is 0"], [0; 3], Shape { q_len: 0, ..SHAPE }, plain);
@@ -136,8 +136,7 @@ pub(super) fn reading_back() -> Seen {
     assert_eq!(gpu.download::<u8>(&open, 3).expect("a read-back"), [0, 0, 128]);
     assert_eq!(gpu.download::<()>(&open, 3).expect("three nothings").len(), 3);
 
-    // A device that its owner has destroyed stays silent: the error is not a panic and not a wrong
-    // result.
+    // A device that its owner has destroyed must cause neither a panic nor a wrong result.
     let gone = device(|_| ());
     let kept = gone.upload(&[1.0f32; 4]).expect("an upload");
     gone.device().destroy();
@@ -149,17 +148,16 @@ pub(super) fn reading_back() -> Seen {
     seen
 }
 
-/// A mask of one layer that does not fit the rows of the stack.
+/// Errors of one layer's mask that does not fit the stack's rows.
 pub(super) fn layers_of_stacks() -> Seen {
     let error = crate::ops::layers::stacks::by_layer::mask_of_other_keys();
     Seen::from([read("a mask of layer 1", &error, &["layer_calls[1]: `attn_mask`", "must be"])])
 }
 
-/// What cannot be provoked here: an adapter that is missing (its absence is decided by the
-/// environment of the whole process, and tests cannot start themselves again under a loader), and
-/// memory that runs out (which drivers grant lazily, and other tests need). Only their messages are
-/// read.
-pub(super) fn what_cannot_be_provoked() -> Seen {
+/// Errors that tests cannot provoke, so only their messages are checked. A missing adapter depends
+/// on the environment of the process, and tests cannot restart themselves under another loader.
+/// Memory does not run out on demand: drivers grant it lazily, and other tests need it.
+pub(super) fn unprovoked_errors() -> Seen {
     let missing = Error::NoAdapter("none".into());
     let full = Error::OutOfMemory { what: "scratch", description: "no room".into() };
     Seen::from([

@@ -1,11 +1,11 @@
-//! What `MultiHeadAttention::backward` refuses, and of a forward call what it would keep for it.
+//! Errors of `MultiHeadAttention::backward`, and of forward calls that save activations for it.
 
 use wgpu_attention::layers::{LinearGradients, MultiHeadBackward, MultiHeadGradients, OutputGate};
 use wgpu_attention::rows::{NormConfig, NormGradients, NormWeights};
 
 use super::*;
 
-/// batch, q_len, kv_len; features of queries, keys, values, out.
+/// The sizes batch, q_len, kv_len; then the features of queries, keys, values, out.
 const LENGTHS: [usize; 3] = [2, 5, 7];
 const FEATURES: [usize; 4] = [12, 10, 9, 11];
 
@@ -23,13 +23,13 @@ fn options() -> LayerOptions {
 /// The shapes of the four weights.
 const WEIGHTS: [[usize; 2]; 4] = [[12, 12], [6, 10], [12, 9], [11, 24]];
 
-/// The gradients of one of the linear layers.
+/// Selects the gradients of one linear layer.
 type Linears = for<'g, 'a> fn(&'g mut MultiHeadGradients<'a>) -> &'g mut LinearGradients<'a>;
 
-/// A backward call's tensors, to be spoilt one by one.
+/// The tensors of a backward call, to be spoiled one by one.
 #[derive(Clone, Copy)]
 struct Call<'a> {
-    /// query, key, value.
+    /// The inputs query, key, value.
     inputs: [TensorView<'a>; 3],
     out: TensorView<'a>,
     kept: [Option<TensorView<'a>>; 2],
@@ -44,7 +44,7 @@ struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// With other gradients of a linear layer, where they are given.
+    /// Returns the call with other gradients of a linear layer, where given.
     fn with(mut self, of: Linears, weight: Option<TensorView<'a>>, bias: Option<TensorView<'a>>) -> Self {
         let of = of(&mut self.d_weights);
         (of.weight, of.bias) = (weight.or(of.weight), bias.or(of.bias));
@@ -83,7 +83,7 @@ pub(super) fn gradients_of_layers() -> Seen {
         Some(sequence(n, [batch, length, features]))
     });
     let lse = [batch, 4, q_len, 1];
-    // Of weights 6 to 9, biases 10 to 13, appended 14 and 15.
+    // Buffers 6 to 9: weights; 10 to 13: biases; 14 and 15: appended key and value.
     let linear =
         |n: usize| Linear { weight: matrix(6 + n, WEIGHTS[n]), bias: Some(vector(10 + n, WEIGHTS[n][0])) };
     let biased = MultiHeadWeights {
@@ -158,7 +158,7 @@ pub(super) fn gradients_of_layers() -> Seen {
         shape
     }
 
-    // What is read.
+    // Inputs of the call.
     for (n, name) in ["query", "key", "value"].into_iter().enumerate() {
         let with = |t| {
             let mut call = good;
@@ -200,12 +200,12 @@ pub(super) fn gradients_of_layers() -> Seen {
     refused("dropout", &["dropout p is 1"], Call { dropout: p, ..good });
     let keep = of_type(23, DType::Bool, [1, 1, q_len, kv_len]);
     let given = Some(Dropout::Given { p: 0.5, keep });
-    // There is one more key.
+    // The layer has one more key, the appended one.
     refused("dropout", &["`dropout`", "kv_len must be 8 or 1"], Call { dropout: given, ..good });
     let bias = |n: usize, kv_len| Mask::none().bias(view(n, [1, 1, q_len, kv_len]));
     refused("mask", &["`bias`", "kv_len must be 7 or 1"], Call { mask: bias(23, 8), ..good });
 
-    // What is written.
+    // Outputs of the call.
     let none = MultiHeadGradients::default();
     let nothing = Call { d_inputs: [None; 3], d_weights: none, ..good };
     refused("no gradient", &["without gradients", "`d_query`", "`d_weights`"], nothing);
@@ -232,7 +232,7 @@ pub(super) fn gradients_of_layers() -> Seen {
         let there = TensorView::new(&buffers[other], DType::F32, t.shape());
         refused(name, &[&quoted, &format!("`d_weights.{weights}`"), "overlap"], with(there));
     }
-    // Another view of the same memory is no sum.
+    // Another view of the same memory cannot receive a sum.
     let other = good.d_inputs[1].map(|t| reshaped(&t, good.inputs[2].shape()));
     let d_inputs = [good.d_inputs[0], good.d_inputs[1], other];
     refused("d_value", &["`d_key`", "`d_value`", "overlap"], Call { d_inputs, ..good });
@@ -276,7 +276,7 @@ pub(super) fn gradients_of_layers() -> Seen {
     refused("d_bias", &["`d_bias`", "must be 7", "got 8"], Call { d_bias: appended, ..masked });
     refused("d_bias", &["`d_bias`", "`bias`"], Call { d_bias, mask: bias(23, kv_len), ..masked });
 
-    // What this layer has not.
+    // Gradients of tensors that this layer does not have.
     let none_of = |d_weights| Call { d_weights, ..good };
     let bias_of = |n: usize| LinearGradients { weight: None, bias: of(n).bias };
     let missing = [
@@ -357,7 +357,7 @@ pub(super) fn gradients_of_layers() -> Seen {
     let call = good.backward();
     let mut empty = Scratch::new(gpu.device(), ScratchSize::default()).expect("no memory");
     bench.refuses_with("scratch", &["scratch_size"], |e| layer.backward(e, &call, &mut empty));
-    // What a forward call is refused for that is to keep its context.
+    // Errors of a forward call that shall save its context.
     let mut forward = |words: &[&str], call: Call| {
         let call = call.forward();
         let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");

@@ -1,4 +1,4 @@
-//! What layers and projections refuse.
+//! Errors of layers and projections.
 
 use wgpu_attention::layers::OutputGate;
 use wgpu_attention::rows::{NormConfig, NormWeights};
@@ -186,7 +186,7 @@ pub(super) fn projections() -> Seen {
     bench.seen
 }
 
-/// What a product is made of, to be spoilt part by part.
+/// The tensors of a product, to be spoiled one by one.
 #[derive(Clone, Copy)]
 struct Product<'a> {
     x: TensorView<'a>,
@@ -201,7 +201,7 @@ impl<'a> Product<'a> {
     }
 }
 
-/// What a layer's call is made of, to be spoilt part by part.
+/// The parts of a layer's call, to be spoiled one by one.
 #[derive(Clone, Copy)]
 struct LayerParts<'a> {
     query: TensorView<'a>,
@@ -251,7 +251,7 @@ impl Layer {
         }
     }
 
-    /// Spoiled calls, each followed by a correct one.
+    /// Runs spoiled calls, each followed by a correct one.
     fn calls(&self) -> Seen {
         let gpu = &self.gpu;
         let mut seen = Seen::new();

@@ -1,5 +1,5 @@
-//! A device that is lost while there are operators, caches and scratch on it: every call that needs
-//! something of it says so, none panics, none waits for ever.
+//! A device is lost while operators, caches and scratch live on it. Every call that needs the
+//! device returns an error, none panics, and none waits forever.
 
 use wgpu_attention::attention::{Merge, MergeForward, Partial};
 use wgpu_attention::cache::{Append, CacheRead, Tokens};
@@ -14,7 +14,7 @@ use super::*;
 
 const CACHED: Shape = Shape { kv_len: 8, ..SHAPE };
 
-/// Everything there is on a device, made while it was there.
+/// Every kind of object on a device, made before the loss.
 struct Bed {
     gpu: Gpu,
     attention: Attention,
@@ -87,7 +87,7 @@ fn layer_call(buffers: &[wgpu::Buffer; 4]) -> MultiHeadForward<'_> {
     MultiHeadForward::self_attention(view(0), view(3))
 }
 
-/// Requires a call to say that the device is lost.
+/// Requires an error that reports the lost device.
 fn says<T>(context: &str, result: Result<T, Error>) {
     match result {
         Err(error) => {
@@ -163,7 +163,7 @@ fn every_call_on_a_lost_device_is_refused() {
     says("advance", cache.advance(&mut encoder, Tokens::Each(&[1, 2])));
     says("rewind", cache.rewind(&mut encoder, Tokens::All(1)));
     assert_eq!(cache.len_bounds(0), before, "a refusal moves nothing");
-    // What the host alone keeps still serves, and is not recorded.
+    // Changes that only the host makes still work. They are not recorded.
     paged.fork(0, 1).expect("pages are the host's");
     paged.truncate(0, 1).expect("lengths are the host's");
     says("flush", paged.flush(&mut encoder));
@@ -191,15 +191,15 @@ fn every_call_on_a_lost_device_is_refused() {
     let inputs = [&x[..24]; 3];
     says("multi_head", gpu.multi_head(inputs, shape, &layer_config(), &host, &Options::default()));
     says("submit", gpu.submit(|_| Ok(())));
-    // What is left can be ended.
+    // The encoder can still be finished.
     gpu.queue().submit([encoder.finish()]);
     drop((cache, paged, layer));
 }
 
-/// What was recorded before goes on to be recorded, as wgpu's own commands do; what is new is
+/// An encoder that began before the loss can still be finished, like wgpu's own. New calls are
 /// refused.
 #[test]
-fn a_device_lost_in_the_middle_of_a_recording() {
+fn recording_survives_device_loss() {
     let Bed { gpu, attention, mut cache, buffers, mut scratch, .. } = Bed::new();
     let good = parts(buffers.each_ref());
     let call = good.forward();
@@ -221,6 +221,6 @@ fn a_device_lost_in_the_middle_of_a_recording() {
     says("a read-back", gpu.download::<f32>(&buffers[3], 4));
     says("scratch", Scratch::new(gpu.device(), scratch.size()));
 
-    // Another device beside it is not concerned.
-    Bench::on(&device(|_| ()), Config::new(SHAPE.heads, SHAPE.head_dim)).works("a device of its own");
+    // The loss does not affect another device.
+    Bench::on(&device(|_| ()), Config::new(SHAPE.heads, SHAPE.head_dim)).works("a separate device");
 }

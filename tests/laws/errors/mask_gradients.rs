@@ -1,11 +1,11 @@
-//! What gradients of a mask's tensors are refused for.
+//! Errors of gradients of a mask's tensors.
 
 use wgpu_attention::Backward;
 use wgpu_attention::mask::{Captured, ScoreMod};
 
 use super::*;
 
-/// The mask that has the tensor, and the call that asks for its gradient.
+/// A mask with the tensor, and a call that requests its gradient.
 struct Gradient {
     name: &'static str,
     missing: &'static str,
@@ -90,10 +90,10 @@ pub(super) fn gradients_of_masks() -> Seen {
         let call = masked(mask(TensorView::new(&own, DType::F32, shape)));
         attention.backward_scratch_size(&ask(call, of(DType::F32, shape))).expect("a correct call");
         refuses(&[name, missing], ask(plain, of(DType::F32, shape)));
-        // Beside another gradient too.
+        // The same error occurs together with another gradient.
         refuses(&[name, missing], ask(plain, of(DType::F32, shape)).d_q(d_q));
         for (axis, axis_name) in axes.into_iter().enumerate() {
-            // One more, and repeated or not where the mask's own is not.
+            // One more on the axis, and another broadcast than the mask's tensor.
             for other in [shape[axis] + 1, if shape[axis] == 1 { 2 } else { 1 }] {
                 let mut wrong = shape;
                 wrong[axis] = other;
@@ -117,7 +117,7 @@ pub(super) fn gradients_of_masks() -> Seen {
         );
         let end = of(DType::F32, shape).with_offset(1 << 10);
         refuses(&[&quoted, "ends at byte"], ask(call, end));
-        // The mask's own type will do.
+        // The dtype of the mask's tensor is allowed.
         let halves = masked(mask(TensorView::new(&own, DType::BF16, shape)));
         attention.backward_scratch_size(&ask(halves, of(DType::BF16, shape))).expect("a correct call");
         refuses(&[&quoted, "dtype must be BF16", "U32"], ask(halves, of(DType::U32, shape)));

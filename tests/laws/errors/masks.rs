@@ -1,4 +1,4 @@
-//! What the parts of a mask are refused for.
+//! Errors of the parts of a mask.
 
 use wgpu_attention::Alignment;
 use wgpu_attention::mask::{Blocks, DeviceMask, Pattern, PatternPart};
@@ -8,8 +8,8 @@ use super::*;
 const SIZE: [usize; 2] = [2, 2];
 const FLOAT: &str = "F32, F16 or BF16";
 
-/// A tensor of a mask: name, dtype, right shape, the names of its axes, and a mask with it; a
-/// partner that it may need has the last shape.
+/// A tensor of a mask: name, dtype, right shape, axis names, and a mask with it. A partner tensor,
+/// if needed, has the last shape.
 struct Tensor {
     name: &'static str,
     dtype: &'static str,
@@ -85,7 +85,7 @@ pub(super) fn tensors_of_masks() -> Seen {
             more[axis] += 1;
             let got = format!("got {}", more[axis]);
             let expected = match (name, axis) {
-                // The keys are held to the queries.
+                // The number of key starts must match the number of query starts.
                 ("query_starts", 3) => ["`key_starts`: sequences + 1 must be 4", "got 3"].map(String::from),
                 ("key_starts", 3) => ["`key_starts`: sequences + 1 must be 3".into(), got],
                 ("relative", 3) => ["`relative`: distances must be 2·r + 1, odd".into(), got],
@@ -97,7 +97,7 @@ pub(super) fn tensors_of_masks() -> Seen {
                 mask(TensorView::new(&other, right, more), partner),
             );
         }
-        // Memory as for every input.
+        // The same memory rules as for every input.
         let out = TensorView::new(&buffers[3], right, shape);
         refuses(&["`out`", &quoted, "a buffer of its own"], mask(out, partner));
         let past = TensorView::new(&other, right, shape).with_offset(1 << 12);
@@ -143,7 +143,7 @@ fn patterns() -> Vec<([&'static str; 3], Pattern)> {
     ]
 }
 
-/// What a map that is to be written is refused for.
+/// Errors of a block map that shall be written.
 pub(super) fn block_maps() -> Seen {
     let mut bench = Bench::new();
     let (attention, gpu) = (bench.attention.clone(), bench.gpu.clone());
@@ -190,7 +190,7 @@ pub(super) fn block_maps() -> Seen {
     bench.seen.into_iter().collect()
 }
 
-/// What slices are refused for, by `Gpu` and by the reference.
+/// Errors of slices, from `Gpu` and from the reference.
 pub(super) fn slices_of_masks() -> Seen {
     let gpu = &full().gpu;
     let mut seen = Seen::new();
@@ -257,7 +257,7 @@ pub(super) fn slices_of_masks() -> Seen {
     seen
 }
 
-/// Scores, which only the staged path has in memory.
+/// Errors of scores as an output, which only the staged path has in memory.
 pub(super) fn scores_as_an_output() -> Seen {
     let gpu = &full().gpu;
     let scores = gpu.buffer(8192).expect("a buffer");
@@ -306,7 +306,7 @@ pub(super) fn scores_as_an_output() -> Seen {
     bench.seen
 }
 
-/// Weights are in memory on the staged path only.
+/// Errors of weights on the fused path. Only the staged path has weights in memory.
 pub(super) fn weights_on_the_fused_path() -> Seen {
     let gpu = &full().gpu;
     let mut bench = Bench::on(

@@ -1,5 +1,5 @@
-//! Every error, provoked through the public face: what its message says, that nothing was recorded,
-//! and that the next correct call works.
+//! Every error, provoked through the public API. Tests check its message, that nothing was
+//! recorded, and that the next correct call works.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -50,18 +50,18 @@ use self::masks::*;
 use self::mods::*;
 use self::views::*;
 
-/// Every dimension is another number, so that no axis can be mistaken for the next.
+/// Every dimension is a different number, so that no axis passes for another one.
 const SHAPE: Shape =
     Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 3, kv_len: 5, head_dim: 8, value_dim: 6 };
 const POISON: f32 = -12345.0;
-/// Elements behind every tensor, for shapes that are one too long.
+/// Elements after every tensor, for shapes that are one too long.
 const RESCALE_THRESHOLD: usize = 256;
 
 fn count(shape: [usize; 4]) -> usize {
     shape.iter().product()
 }
 
-/// What a message must hold.
+/// Checks that a message contains `words`, and returns the name of the error's variant.
 fn read(context: &str, error: &Error, words: &[&str]) -> &'static str {
     let message = error.to_string();
     if let Some(file) = std::env::var_os("WGPU_ATTENTION_ERRORS_SNAPSHOT") {
@@ -75,7 +75,7 @@ fn read(context: &str, error: &Error, words: &[&str]) -> &'static str {
     variant(error)
 }
 
-/// Declares `variant`, which gives the name of an error's variant.
+/// Declares `variant`, which returns the name of an error's variant.
 macro_rules! names {
     ($($name:ident)*) => {
         fn variant(error: &Error) -> &'static str {
@@ -92,8 +92,8 @@ names! {
     Limit Option Unsupported Layer Mod PutAside ScratchTooSmall CacheFull OutOfPages Length Refused OutOfMemory NoAdapter DeviceLost
 }
 
-/// The variants' names, from the enum's own text: one added without a case here fails the last
-/// test.
+/// Returns the names of the variants from the enum's source. A new variant without a case here
+/// fails the last test.
 fn variants() -> Vec<&'static str> {
     let text = include_str!("../../../src/tensor/error.rs");
     let body = text.split_once("pub enum Error {").expect("the enum").1;
@@ -106,7 +106,8 @@ fn variants() -> Vec<&'static str> {
 
 type Seen = BTreeSet<&'static str>;
 
-/// A test for each subject, which gives the variants it has provoked, and one over all of them.
+/// Declares a test for each subject, which returns the variants that it provoked, and one test over
+/// all of them.
 macro_rules! subjects {
     ($($name:ident,)*) => {
         mod refused {
@@ -125,12 +126,12 @@ macro_rules! subjects {
 }
 
 subjects! {
-    configurations, zero_sizes, shapes_that_disagree, strides_and_offsets, wrong_views, memory_shared_with_an_output, buffers_that_do_not_serve, dtypes, shapes_of_masks_and_further_outputs, tensors_of_masks, block_maps, slices_of_masks, mods, weights_on_the_fused_path, scores_as_an_output, dropout_probabilities, gradients, gradients_of_masks, gradients_of_layers, kernels_put_aside, limits, scratch, slices, layers, layers_of_stacks, projections, caches_made, moves_of_caches, appends, rows_of_caches, attention_to_caches, reading_back, what_cannot_be_provoked,
+    configurations, zero_sizes, mismatched_shapes, strides_and_offsets, wrong_views, memory_shared_with_an_output, unusable_buffers, dtypes, shapes_of_masks_and_outputs, tensors_of_masks, block_maps, slices_of_masks, mods, weights_on_the_fused_path, scores_as_an_output, dropout_probabilities, gradients, gradients_of_masks, gradients_of_layers, disabled_kernels, limits, scratch, slices, layers, layers_of_stacks, projections, caches_made, moves_of_caches, appends, rows_of_caches, attention_to_caches, reading_back, unprovoked_errors,
 }
 
-/// The reference refuses what does not fit it, too.
+/// The reference refuses wrong lengths, too.
 #[test]
-fn the_reference_of_a_layer_refuses_wrong_lengths() {
+fn layer_reference_refuses_wrong_lengths() {
     let config = MultiHeadConfig::new(4, 2);
     let (x, w) = (vec![0.5f64; 12], vec![0.25f64; 16]);
     let shape = MultiHeadShape { batch: 1, q_len: 3, kv_len: 3 };
@@ -164,9 +165,9 @@ fn the_reference_of_a_layer_refuses_wrong_lengths() {
     assert_eq!(project(&x, &w, None, 4, 4).expect("a correct call").len(), 12);
 }
 
-/// So does each of its stages, whatever it is given.
+/// Each stage of the reference refuses inputs that do not fit.
 #[test]
-fn the_stages_of_the_reference_refuse_what_does_not_fit() {
+fn reference_stages_refuse_bad_shapes() {
     let x = [0.5f64; 240];
     let far = Shape { batch: usize::MAX, ..SHAPE };
     let none = Shape { kv_heads: 0, ..SHAPE };
@@ -217,9 +218,9 @@ fn the_stages_of_the_reference_refuse_what_does_not_fit() {
     assert_eq!(sparse.at([0, 0, usize::MAX - 1, usize::MAX - 1]), None);
 }
 
-/// NaN and infinity among the inputs are computed with, not hidden and not refused.
+/// NaN and infinity in inputs take part in the computation. They are neither hidden nor refused.
 #[test]
-fn bad_numbers_show() {
+fn nan_and_infinity_reach_results() {
     let gpu = &full().gpu;
     for (path, form) in [
         (Algorithm::Staged, Target::Software),

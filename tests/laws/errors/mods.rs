@@ -1,4 +1,4 @@
-//! Functions of the caller's own, and what they are given.
+//! Errors of custom functions and their captures.
 
 use wgpu_attention::Backward;
 use wgpu_attention::mask::{BoundScoreMod, Captured, MaskMod, ScoreMod};
@@ -40,7 +40,7 @@ pub(super) fn mods() -> Seen {
         bench.refuses_with(words, &[words], |encoder| attention.forward(encoder, &call, &mut scratch));
     }
 
-    // Gradients of what it captures.
+    // Gradients of captured tensors.
     let shape = [1, 4, 1, 9];
     let [lse, d_out, d_table] = [0; 3].map(|_| gpu.buffer(1 << 12).expect("a buffer"));
     let [lse, d_out] =

@@ -1,5 +1,5 @@
-//! Views that were made wrongly: every operator refuses them, by the tensor's name, the axis, the
-//! range and the size.
+//! Invalid views: every operator refuses them. The error names the tensor, the axis, the range and
+//! the size.
 
 use wgpu_attention::additive::{AdditiveAttention, AdditiveBackward, AdditiveConfig, AdditiveForward};
 use wgpu_attention::attention::{Merge, MergeForward, Partial};
@@ -33,8 +33,7 @@ use wgpu_attention::{Backward, TransformerDecoder, TransformerEncoder};
 
 use super::*;
 
-/// What makes the views of a call, each with a buffer of its own: the one at a place is made
-/// wrongly.
+/// Makes the views of a call, each in a separate buffer. The view with index `at` is spoiled.
 struct Views<'a> {
     buffers: &'a [wgpu::Buffer],
     spoil: &'a dyn for<'b> Fn(TensorView<'b>) -> TensorView<'b>,
@@ -70,12 +69,12 @@ impl<'a> Views<'a> {
 
 type Call = fn(&Pipelines, &Views, &mut wgpu::CommandEncoder) -> Result<(), Error>;
 
-/// `[batch, heads, length, dim]`, and rows of a layer.
+/// `[batch, heads, length, dim]`; below, rows of a layer.
 const HEADS: [usize; 4] = [1, 2, 6, 8];
 const LSE: [usize; 4] = [1, 2, 6, 1];
 const ROWS: [usize; 4] = [2, 1, 6, 8];
 
-/// One call of each operator, with all of its tensors.
+/// One call of each operator, with all its tensors.
 const CALLS: [(&str, Call); 28] = [
     ("attention", |p, v, _| {
         let mask = Mask::causal().lengths(v.u32([1, 1, 1, 1])).bias(v.f32([1, 2, 6, 6]));
@@ -112,7 +111,7 @@ const CALLS: [(&str, Call); 28] = [
     }),
     ("layer backward", |p, v, _| {
         let layer = MultiHeadAttention::with_pipelines(p, MultiHeadConfig::new(8, 2), &v.layer())?;
-        // What the forward call wrote is not read.
+        // Saved activations of the forward call are not read.
         let out = TensorView::new(&v.buffers[39], DType::F32, ROWS);
         let call = MultiHeadForward::new(v.f32(ROWS), v.f32(ROWS), v.f32(ROWS), out);
         let back = MultiHeadBackward::new(call, v.f32(ROWS)).d_query(v.f32(ROWS)).d_key(v.f32(ROWS));
@@ -285,9 +284,9 @@ pub(super) fn wrong_views() -> Seen {
                 let error = run(n, spoil).0.expect_err(&context);
                 seen.insert(read(&context, &error, &[words, &["`"]].concat()));
             };
-            // The shape is as it was: nothing but the range is wrong.
+            // The shape is unchanged: only the range is wrong.
             refused(&["slice(2, 1, ", "axis 2 (", "from 1 on"], &|view| view.slice(2, 1, view.shape()[2]));
-            // What is done to the view afterwards mends nothing.
+            // Later changes of the view do not repair it.
             refused(&["slice(3, 2, ", "axis 3 ("], &|view| {
                 let [.., d] = view.shape();
                 view.slice(3, 2, d).with_offset(0).slice(3, 0, d)

@@ -1,4 +1,4 @@
-//! Sizes of 0: every operator says the same of them.
+//! Sizes of 0: every operator returns the same error.
 
 use wgpu_attention::additive::{AdditiveAttention, AdditiveBackward, AdditiveConfig, AdditiveForward};
 use wgpu_attention::attention::{Merge, MergeBackward, MergeForward, PartGradients, Partial};
@@ -32,7 +32,7 @@ use wgpu_attention::{
 
 use crate::harness::full;
 
-/// What a call with these sizes comes to, by its name.
+/// The results of calls with these sizes, by name.
 type Outcomes = Vec<(&'static str, Result<(), Error>)>;
 
 struct Calls<'a> {
@@ -62,7 +62,7 @@ impl Calls<'_> {
     }
 }
 
-/// Calls of every operator with one batch and one length, which are all that is wrong with them.
+/// Calls every operator with one batch and one length. All other arguments are right.
 fn outcomes(gpu: &Gpu, batch: usize, length: usize) -> Outcomes {
     let (device, pipelines) = (gpu.device(), gpu.pipelines());
     let buffers: Vec<_> = (0..12).map(|_| gpu.upload(&[0u32; 4096]).expect("a buffer")).collect();
@@ -177,7 +177,7 @@ fn outcomes(gpu: &Gpu, batch: usize, length: usize) -> Outcomes {
     let cache = CacheConfig::new(2, 8, 16).batch(batch);
     let made = Cache::with_pipelines(pipelines, cache).map(|mut cache| {
         calls.plain("a cache's advance", |e| cache.advance(e, Tokens::All(length)));
-        // Something must have been advanced for an append.
+        // An append needs an advance.
         calls.plain("a cache's append", |e| {
             cache.advance(e, Tokens::All(length.max(1)))?;
             cache.append(e, 0, &Append::new(k, v))
@@ -231,7 +231,7 @@ fn outcomes(gpu: &Gpu, batch: usize, length: usize) -> Outcomes {
 }
 
 #[test]
-fn every_operator_says_the_same_of_a_size_of_0() {
+fn every_operator_refuses_zero_sizes() {
     let gpu = &full().gpu;
     for (name, outcome) in outcomes(gpu, 2, 5) {
         outcome.unwrap_or_else(|e| panic!("{name}: {e}"));
@@ -239,7 +239,7 @@ fn every_operator_says_the_same_of_a_size_of_0() {
     let mut wrong = Vec::new();
     for (batch, length) in [(0, 5), (2, 0), (0, 0)] {
         for (name, outcome) in outcomes(gpu, batch, length) {
-            // Of an empty cache there is nothing to call.
+            // An empty cache has no call to make.
             let error = match outcome {
                 Ok(()) if name == "a cache" && batch > 0 => continue,
                 Ok(()) => {

@@ -1,5 +1,4 @@
-//! Attention's gradients against differences, of every option alone, of any two, and of random
-//! ones.
+//! Attention's gradients, compared with differences: every option alone, any two, and random ones.
 
 use wgpu_attention::Shape;
 use wgpu_attention::mask::{Pattern, PatternPart};
@@ -8,14 +7,14 @@ use crate::harness::gradients::{Compared, Problem};
 use crate::harness::{Case, DropoutData, HostData, Rng, Rules};
 use crate::laws::property::MaskDraw;
 
-/// Everything about a problem but its data.
+/// Everything about a problem except its data.
 #[derive(Clone, Debug)]
 pub struct Draw {
     pub shape: Shape,
     pub mask: MaskDraw,
     pub scale: Option<f64>,
     pub softcap: Option<f64>,
-    /// Whether by a seed.
+    /// Seeded dropout, or dropout by a tensor.
     pub dropout: Option<bool>,
     pub appended: usize,
     pub d_lse: bool,
@@ -67,13 +66,13 @@ impl Draw {
         Problem::new(case, self.appended, self.d_lse)
     }
 
-    /// One of which differences can be taken.
+    /// Returns a problem that suits finite differences.
     fn smooth(&self, name: &str) -> Problem {
         self.problem_of(name, smooth)
     }
 }
 
-/// A step must not be rounded away, nor a score beside what is added to it.
+/// Limits values, so that neither a step nor a score is rounded away.
 pub fn smooth(rules: &mut Rules) {
     let sinks = rules.sinks.iter_mut().flat_map(|part| &mut part.data);
     sinks.for_each(|x| *x = (*x * 64.0).round() / 64.0);
@@ -90,7 +89,7 @@ pub fn dropout(rng: &mut Rng, seeded: bool, [batch, _, q_len, kv_len]: [usize; 4
     DropoutData::Given { p, keep }
 }
 
-/// One option, set.
+/// An option, and a function that sets it.
 type Set = (&'static str, fn(&mut Draw));
 
 const OPTIONS: &[Set] = &[
@@ -137,13 +136,13 @@ const OPTIONS: &[Set] = &[
     ("globals", |d| (d.mask.globals, d.mask.window) = (Some([false; 4]), Some([1, 0]))),
 ];
 
-/// Whether the builder takes them together.
+/// True if the mask builder accepts the combination.
 fn fit(draw: &Draw) -> bool {
     let MaskDraw { packed, tree, query_offsets, offset, .. } = &draw.mask;
     packed.is_none() || tree.is_none() && query_offsets.is_none() && offset.is_none()
 }
 
-/// Every input must have been compared where its gradient is not zero.
+/// Every input must have been compared at enough non-zero gradients.
 fn enough(compared: &Compared, each: usize) {
     for name in ["q", "k", "v", "bias", "slopes", "relative", "sinks"] {
         assert!(compared.get(name).is_some_and(|n| *n >= each), "{name}: {compared:?}");
@@ -151,7 +150,7 @@ fn enough(compared: &Compared, each: usize) {
 }
 
 #[test]
-fn every_option_alone_has_the_gradients_of_differences() {
+fn single_option_gradients_match_differences() {
     let mut compared = Compared::new();
     Draw::plain().smooth("gradients, plain").check(usize::MAX, &mut compared);
     for (name, set) in OPTIONS {
@@ -165,7 +164,7 @@ fn every_option_alone_has_the_gradients_of_differences() {
 }
 
 #[test]
-fn any_two_options_have_the_gradients_of_differences() {
+fn option_pair_gradients_match_differences() {
     let mut compared = Compared::new();
     for (n, (first, set)) in OPTIONS.iter().enumerate() {
         for (second, and_set) in &OPTIONS[n + 1..] {
@@ -181,7 +180,7 @@ fn any_two_options_have_the_gradients_of_differences() {
 }
 
 #[test]
-fn random_problems_have_the_gradients_of_differences() {
+fn random_problem_gradients_match_differences() {
     let mut compared = Compared::new();
     for seed in 0..1500 {
         let draw = Draw::random(&mut Rng::new(seed ^ 0x6ad));

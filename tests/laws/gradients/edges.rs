@@ -1,4 +1,4 @@
-//! What gives and receives no gradient, what must show, and results that can be said exactly.
+//! Elements that get and give no gradient, NaN that must show, and exact results.
 
 use wgpu_attention::reference::{Gradients, Options, Real, attention_backward};
 use wgpu_attention::{Mask, Shape};
@@ -8,7 +8,7 @@ use crate::harness::gradients::Problem;
 use crate::harness::meaning::sees;
 use crate::harness::{Case, HostData, Rng};
 
-/// All gradients, by name.
+/// Returns all gradients, by name.
 fn all(got: &Gradients<f64>) -> Vec<(&'static str, &[f64])> {
     let given = [("q", &got.d_q), ("k", &got.d_k), ("v", &got.d_v)].into_iter();
     let mask = [
@@ -21,9 +21,9 @@ fn all(got: &Gradients<f64>) -> Vec<(&'static str, &[f64])> {
     given.chain(mask).map(|(name, x)| (name, &x[..])).collect()
 }
 
-/// NaN and infinities at what no query sees, or what sees no key, change no gradient and have none.
+/// NaN and infinity in hidden keys, or in queries without a key, change no gradient and have none.
 #[test]
-fn what_is_hidden_gives_and_receives_nothing() {
+fn hidden_elements_have_no_gradient() {
     let (mut keys, mut values, mut queries) = (0, 0, 0);
     for seed in 0..3000 {
         let rng = &mut Rng::new(seed ^ 0x81dde);
@@ -81,14 +81,14 @@ fn causal() -> Problem {
     Problem::new(case, 0, true)
 }
 
-/// Rows that have a NaN, of rows of `dim` elements.
+/// Returns the rows of `dim` elements that contain a NaN.
 fn nan_rows(x: &[f64], dim: usize) -> Vec<usize> {
     let rows = x.chunks_exact(dim).enumerate();
     rows.filter(|(_, row)| row.iter().any(|x| x.is_nan())).map(|(n, _)| n).collect()
 }
 
 #[test]
-fn nan_in_what_is_seen_shows() {
+fn visible_nan_reaches_gradients() {
     let rows = |problem: &Problem| {
         let got = problem.gradients();
         [got.d_q, got.d_k, got.d_v].map(|x| nan_rows(&x, 2))
@@ -107,7 +107,7 @@ fn nan_in_what_is_seen_shows() {
     assert_eq!(rows(&keys), [vec![3], vec![0, 1, 2, 3], vec![0, 1, 2, 3]]);
 }
 
-/// Two equal scores of 10⁴, and one of −10⁴ that has nothing: exact in f32 too.
+/// Two equal scores of 10⁴ and one of −10⁴ with weight zero: exact in f32, too.
 fn large<R: Real>() {
     let of = |x: &[f64]| x.iter().map(|x| R::of(*x)).collect::<Vec<_>>();
     let shape = Shape { kv_len: 3, ..Shape::new(1, 1, 1, 1) };
@@ -151,16 +151,16 @@ fn one_key_has_the_whole_weight() {
     }
 }
 
-/// The log-sum-exp of a query that sees no key is its head's sink.
+/// The log-sum-exp of a query without a visible key is its head's sink.
 #[test]
-fn a_sink_alone_has_the_gradient_of_the_lse() {
+fn lone_sink_gets_lse_gradient() {
     let shape = Shape::new(1, 2, 2, 1);
     let case = Case::random("gradients, sink alone", shape).with(|c| {
         c.rules.sinks = Some(HostData::new(vec![0.5, f32::NEG_INFINITY], [1, 2, 1, 1]));
         c.rules.lengths = Some(HostData::new(vec![0, 2, 0, 2], [1, 2, 2, 1]));
     });
     let mut problem = Problem::new(case, 0, true);
-    // What sees a key weighs in too; here it is left out.
+    // Rows with a key would contribute, too. They are disabled here.
     problem.d_out.fill(f64::NAN);
     problem.d_out[1] = 0.0;
     problem.d_out[3] = 0.0;
@@ -171,7 +171,7 @@ fn a_sink_alone_has_the_gradient_of_the_lse() {
 }
 
 #[test]
-fn other_lengths_are_refused() {
+fn wrong_lengths_are_errors() {
     let shape = Shape { value_dim: 3, ..Shape::new(1, 1, 2, 2) };
     let (x, v) = ([0.0; 4], [0.0; 6]);
     let refused = |d_out: &[f64], d_lse: Option<&[f64]>, words: [&str; 2]| {

@@ -1,4 +1,4 @@
-//! A layer's gradients against differences.
+//! A layer's gradients, compared with differences.
 
 use wgpu_attention::layers::OutputGate;
 use wgpu_attention::reference::MultiHeadShape;
@@ -57,7 +57,7 @@ fn random(seed: u64) -> LayerProblem {
 }
 
 #[test]
-fn random_layers_have_the_gradients_of_differences() {
+fn random_layer_gradients_match_differences() {
     let mut compared = Compared::new();
     (0..600).for_each(|seed| random(seed).check(3, &mut compared));
     let inputs = ["query", "key", "value", "w_q", "w_k", "w_v", "w_o", "b_q", "b_k", "b_v", "b_o"];

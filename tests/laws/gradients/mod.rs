@@ -1,5 +1,5 @@
-//! The reference's gradients: against other people's numbers, against differences, and at the
-//! edges.
+//! The reference's gradients, compared with other libraries' results and with differences, and at
+//! the edges.
 
 mod attention;
 mod edges;

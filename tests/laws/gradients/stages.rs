@@ -1,4 +1,4 @@
-//! The gradients of what stands around attention: projections, positions, merging.
+//! The gradients of the stages around attention: projections, positions, merging.
 
 use wgpu_attention::HostTensor;
 use wgpu_attention::position::{PositionTable, RopeConfig, RopeOrder, RowPositions};
@@ -66,7 +66,7 @@ fn rotations() {
             });
         }
     }
-    // Of any cosines and sines, a table that is no rotation among them.
+    // Any cosines and sines, including tables that are not rotations.
     let (cos, sin) = (normals(rng, 18), normals(rng, 18));
     for order in [RopeOrder::Half, RopeOrder::Interleaved] {
         let got = rotate_by_backward(&d_out, shape, order, &cos, &sin).expect("it fits");
@@ -81,7 +81,7 @@ fn learned_positions() {
     let rng = &mut Rng::new(3);
     let (shape, rows) = ([2, 2, 3, 4], 5);
     let (x, table, d_out) = (normals(rng, 48), normals(rng, rows * 4), normals(rng, 48));
-    // The same position twice, and past the last.
+    // One position twice, and one past the last.
     let positions = [1, 1, 4, 9, 0, 1];
     for start in [true, false] {
         let at = || match start {
@@ -109,7 +109,7 @@ fn merging() {
         let mut outs: Vec<_> = (0..parts).map(|_| normals(rng, rows * value_dim)).collect();
         let mut lses: Vec<_> = (0..parts).map(|_| normals(rng, rows)).collect();
         let (mut d_out, mut d_lse) = (normals(rng, rows * value_dim), normals(rng, rows));
-        // A row of which the first part has nothing, and one of which none has.
+        // In one row the first part has no key, in another row no part has one.
         (lses[0][1], outs[0][3]) = (none, f64::NAN);
         lses.iter_mut().for_each(|lse| lse[2] = none);
         if parts == 1 {

@@ -1,5 +1,4 @@
-//! What a gradient in f32 may be off by: enough for sums in another order, too little for what is
-//! wrong.
+//! The tolerance of gradients in f32 permits sums in another order, and finds wrong terms.
 
 use wgpu_attention::Shape;
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance, compare};
@@ -10,18 +9,18 @@ use wgpu_attention::reference::{
 use crate::harness::Rng;
 use crate::harness::case::largest;
 
-/// Gradients of q, k and v in f64.
+/// Returns the gradients of q, k and v in f64.
 fn wide<R: Real>(got: &Gradients<R>) -> [Vec<f64>; 3] {
     [&got.d_q, &got.d_k, &got.d_v].map(|x| x.iter().map(|x| x.f64()).collect())
 }
 
-/// Rows of `dim` in every head of `length`, last first.
+/// Returns the rows of `dim` in every head of `length` in reverse order.
 fn backwards<R: Real>(x: &[R], length: usize, dim: usize) -> Vec<R> {
     x.chunks_exact(length * dim).flat_map(|head| head.chunks_exact(dim).rev().flatten()).copied().collect()
 }
 
 #[test]
-fn another_order_passes_and_a_wrong_term_does_not() {
+fn reordered_sums_pass_wrong_terms_fail() {
     let mut wrong = [0; 3];
     for seed in 0..200 {
         let rng = &mut Rng::new(seed ^ 0x701);
@@ -73,6 +72,6 @@ fn another_order_passes_and_a_wrong_term_does_not() {
             wrong[n] += usize::from(compare(&without[n], &exact[n], tolerance).is_err());
         }
     }
-    // The log-sum-exp knows nothing of the values.
+    // The log-sum-exp does not depend on the values.
     assert_eq!(wrong, [200, 200, 0]);
 }

@@ -1,4 +1,4 @@
-//! Gradients that PyTorch has computed.
+//! Gradients from PyTorch.
 
 use wgpu_attention::reference;
 use wgpu_attention::reference::compare::compare;
@@ -11,7 +11,7 @@ use crate::ops::mask::flex;
 use crate::ops::mask::patterns;
 use crate::peers::sdpa;
 
-/// The reference in f64 must give what the vector says, by the vectors' own rule.
+/// Checks that the reference in f64 gives the vector's results, by the vectors' pass rule.
 fn check(vector: &Vector, case: &Case) {
     let [q, k, v] = [&case.q, &case.k, &case.v].map(|x| widen::<f64>(x));
     let got =
@@ -34,7 +34,7 @@ fn with_gradients<'a>(family: &str, names: &[&'a str]) -> Vec<(&'a str, Vector)>
 }
 
 #[test]
-fn the_reference_gives_the_gradients_of_sdpa() {
+fn reference_gradients_match_sdpa_vectors() {
     let vectors = with_gradients(sdpa::FAMILY, sdpa::NAMES);
     assert_eq!(vectors.len(), 8);
     assert!(vectors.iter().any(|(_, vector)| vector.has("dbias")));
@@ -42,14 +42,14 @@ fn the_reference_gives_the_gradients_of_sdpa() {
 }
 
 #[test]
-fn the_reference_gives_the_gradients_of_a_softcap() {
+fn reference_gradients_match_softcap_vector() {
     let vectors = with_gradients(flex::FAMILY, flex::NAMES);
     assert_eq!(vectors.len(), 1);
     vectors.iter().for_each(|(name, vector)| check(vector, &flex::case(name)));
 }
 
 #[test]
-fn the_reference_gives_the_gradients_of_a_pattern() {
+fn reference_gradients_match_pattern_vector() {
     let vectors = with_gradients(patterns::FAMILY, patterns::NAMES);
     assert_eq!(vectors.len(), 1);
     for (_, vector) in &vectors {
@@ -59,7 +59,7 @@ fn the_reference_gives_the_gradients_of_a_pattern() {
 }
 
 #[test]
-fn the_reference_gives_the_gradients_of_layers() {
+fn reference_gradients_match_layer_vectors() {
     let vectors = with_gradients(mha::FAMILY, mha::NAMES);
     assert_eq!(vectors.len(), 2);
     for (name, vector) in &vectors {

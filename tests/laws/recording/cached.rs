@@ -1,5 +1,5 @@
-//! Generation recorded far ahead: every step is the same recording, and costs the same, whatever
-//! came before it.
+//! Generation that is recorded far ahead. Every step is the same recording, at the same cost, after
+//! any earlier steps.
 
 use wgpu_attention::cache::{Append, CacheLayout, CacheStorage, ScaleGroup, Tokens};
 use wgpu_attention::tuning::Target;
@@ -14,7 +14,7 @@ const HEADS: usize = 2;
 const DIM: usize = 8;
 const STEPS: usize = 1000;
 
-/// Buffers of a step: the queries, keys and values of all steps, and one step's own.
+/// The buffers of a generation: queries, keys and values of all steps, and the buffers of one step.
 struct Generation {
     own: Own,
     cache: Cache,
@@ -33,7 +33,8 @@ impl Generation {
         let config =
             Config::new(HEADS, DIM).kv_heads(1).kernel_options(KernelOptions::new().target(form).splits(3));
         let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
-        // Whole levels of 1/16, the largest of each row among them: what every storage keeps.
+        // Whole levels of 1/16, with the largest level in each row: every storage holds them
+        // exactly.
         let level =
             |n: usize| if n.is_multiple_of(DIM) { 127.0 } else { (n * 37 % 255) as f32 - 127.0 } / 16.0;
         let keys = |seed: usize| (0..STEPS * DIM).map(|n| level(n + seed * DIM * 7)).collect::<Vec<_>>();
@@ -54,7 +55,8 @@ impl Generation {
         Scratch::new(self.own.gpu.device(), size).expect("scratch")
     }
 
-    /// Inputs of step `n` to where a step has them, the step, its output to where all are.
+    /// Copies the inputs of step `n` to the step's buffers, records the step, and copies its
+    /// output.
     fn record(&mut self, encoder: &mut wgpu::CommandEncoder, n: usize, scratch: &mut Scratch) {
         let bytes = |heads: usize| 4 * (heads * DIM) as u64;
         for (side, heads) in [HEADS, 1, 1].into_iter().enumerate() {
@@ -66,7 +68,7 @@ impl Generation {
         encoder.copy_buffer_to_buffer(&self.step[3], 0, &self.all[3], to, bytes(HEADS));
     }
 
-    /// The step alone.
+    /// Records the step alone.
     fn generate(&mut self, encoder: &mut wgpu::CommandEncoder, scratch: &mut Scratch) {
         self.cache.advance(encoder, Tokens::All(1)).expect("room");
         let append = Append::new(self.view(1, 1), self.view(2, 1));
@@ -75,10 +77,10 @@ impl Generation {
         self.attention.forward(encoder, &call.mask(Mask::causal()), scratch).expect("a recording");
     }
 
-    /// One causal call over all tokens; of a ring over those that it keeps.
+    /// Computes one causal call over all tokens, or over the tokens that the ring retains.
     fn truth<R: Real>(&self, ring: Option<[usize; 2]>) -> Vec<f64> {
         let shape = Shape { kv_heads: 1, ..Shape::new(1, HEADS, STEPS, DIM) };
-        // Queries lie step after step, the reference wants them head after head.
+        // Queries are stored step after step, the reference needs them head after head.
         let q: Vec<R> = (0..HEADS * STEPS * DIM)
             .map(|n| {
                 let (h, i, d) = (n / (STEPS * DIM), n / DIM % STEPS, n % DIM);
@@ -104,7 +106,8 @@ impl Generation {
     }
 }
 
-/// A thousand tokens in four encoders, nothing read back, nothing created after the first of them.
+/// A thousand tokens are recorded in four encoders without a read-back. After the first step
+/// nothing is created.
 #[test]
 fn a_thousand_steps_are_recorded_ahead() {
     crate::harness::in_turn!();
@@ -118,8 +121,7 @@ fn a_thousand_steps_are_recorded_ahead() {
         let gpu = generation.own.gpu.clone();
         let mut scratch = generation.scratch();
         if let CacheLayout::Paged { .. } = layout {
-            // Pages that come with the steps are uploaded; those that are there already cost
-            // nothing.
+            // Steps upload new pages. Pages that exist already cost nothing.
             generation.cache.reserve(0, STEPS).expect("all pages");
         }
         let mut created = None;
@@ -129,7 +131,7 @@ fn a_thousand_steps_are_recorded_ahead() {
             while n < (encoder_n + 1) * STEPS / 4 {
                 generation.record(&mut encoder, n, &mut scratch);
                 n += 1;
-                // After the first step, which compiles and binds.
+                // Counts begin after the first step, which compiles and binds.
                 let alive = generation.own.alive().expect("wgpu counts resources on this backend");
                 let now = (gpu.pipelines().compiled(), alive);
                 if n > 1 {
@@ -150,7 +152,7 @@ fn a_thousand_steps_are_recorded_ahead() {
             None
         };
         let want = generation.truth::<f64>(ring);
-        // No value is beyond 127 / 16.
+        // No value exceeds 127 / 16.
         let tolerance = Tolerance::from_naive(&generation.truth::<f32>(ring), &want, 8.0, EPSILON_F32);
         let difference = compare(&got, &want, tolerance).unwrap_or_else(|e| panic!("{layout:?}: {e}"));
         say(&format!(
@@ -160,7 +162,7 @@ fn a_thousand_steps_are_recorded_ahead() {
     }
 }
 
-/// Buffers that live after so many steps: no step leaves one behind.
+/// Counts the live buffers after many steps: no step leaves one behind.
 #[test]
 fn steps_leave_no_buffers() {
     let mut generation = Generation::new(CacheLayout::Contiguous, CacheStorage::F32, STEPS, Target::Software);
@@ -187,13 +189,13 @@ fn a_step_costs_the_same_at_any_length() {
         let mut generation = Generation::new(CacheLayout::Contiguous, storage, capacity, Target::Software);
         let mut scratch = generation.scratch();
         let mut encoder = encoder(&generation.own.gpu);
-        // As far as recording goes, the tokens are there.
+        // For the recording, the tokens exist.
         generation.cache.advance(&mut encoder, Tokens::All(len)).expect("room");
         generation.generate(&mut encoder, &mut scratch);
         (generation, encoder, scratch)
     });
-    // Of each the least, as lists grow now and then and other threads take their time; in turns, so
-    // that what slows the machine down slows both.
+    // The test takes the minimum of each, because lists grow now and then and other threads take
+    // time. It alternates, so that a slow machine slows both.
     let mut counts = [usize::MAX; 2];
     let mut times = [Duration::MAX; 2];
     for _ in 0..200 {
@@ -207,13 +209,12 @@ fn a_step_costs_the_same_at_any_length() {
     say(&format!("recording a step: {counts:?} allocations, {times:?}, at the beginning and at a million"));
     assert_eq!(counts[0], counts[1], "allocations");
     assert!(counts[0] < 500, "{} allocations", counts[0]);
-    // A host that looked at every token would take thousands of times as long.
+    // A host that visited every token would take thousands of times as long.
     assert!(times[1] < 10 * times[0], "{times:?}");
     assert!(times[1] < Duration::from_millis(3), "{times:?}");
 }
 
-/// Temporary memory is bounded by the splits, whatever the capacity, and is the same at every
-/// length.
+/// The splits bound the temporary memory, at any capacity. It is the same at every length.
 #[test]
 fn scratch_does_not_grow_with_capacity() {
     let own = Own::new();

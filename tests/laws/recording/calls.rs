@@ -1,6 +1,6 @@
-//! Each operator's calls: what is prepared is all that they create, the second of the same creates
-//! nothing, a caller's pass and a prepared call give the same, a refused one records nothing, as
-//! does one whose kernels are put aside.
+//! Each operator's calls. Calls create nothing that `prepare` did not create, and a second call
+//! creates nothing. A caller's pass and a prepared call give the same bits. A refused call records
+//! nothing, and neither does a call whose kernels are disabled.
 
 use wgpu_attention::attention::{Merge, MergeBackward, MergeForward, PartGradients, Partial, ScoreStage};
 use wgpu_attention::layers::{
@@ -33,24 +33,24 @@ use wgpu_attention::{Error, Prepared, Recorder, TransformerDecoder, TransformerE
 use super::*;
 use crate::harness::faults::OPERATORS;
 
-/// How a call is made.
+/// The way in which a call is made.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum How {
     /// Into an encoder.
     Own,
-    /// Into a pass of the caller's.
+    /// Into the caller's pass.
     Pass,
-    /// With an output that is an input.
+    /// With an output that is also an input.
     Refused,
     RefusedInPass,
-    /// Prepared, and not recorded.
+    /// Prepared, but not recorded.
     Prepared,
     /// Prepared, then recorded into an encoder or a pass.
     PreparedOwn,
     PreparedPass,
 }
 
-/// Makes a call, or one like it that is refused. Without scratch, and with it.
+/// Makes a call, or a similar one that is refused, with or without scratch.
 macro_rules! call {
     ($operator:expr, [$forward:ident, $prepare:ident], $call:expr, $wrong:expr $(, $scratch:expr)?) => {
         &mut |encoder: &mut wgpu::CommandEncoder, how: How| -> Result<(), Error> {
@@ -73,12 +73,12 @@ macro_rules! call {
     };
 }
 
-/// A device, tensors that are read, and those that are written.
+/// A device with input and output tensors.
 struct Bench {
     own: Own,
-    /// Numbers of a sine.
+    /// Values of a sine.
     floats: [wgpu::Buffer; 5],
-    /// 0 to 11, again and again.
+    /// The numbers 0 to 11, repeated.
     ids: wgpu::Buffer,
     outs: [wgpu::Buffer; 5],
 }
@@ -124,7 +124,8 @@ impl Bench {
         self.outs.iter().map(|out| self.gpu().download::<u32>(out, 2048).expect("a read-back")).collect()
     }
 
-    /// What the outputs hold after `record` into an encoder, and how often it allocated.
+    /// Returns the contents of the outputs after `record` into an encoder, and the number of
+    /// allocations.
     fn ran(&self, name: &str, record: &mut Record, how: How) -> (Vec<Vec<u32>>, usize) {
         self.outs.iter().for_each(|out| poison(self.gpu(), out));
         let mut encoder = encoder(self.gpu());
@@ -136,8 +137,8 @@ impl Bench {
         (self.bits(), allocated)
     }
 
-    /// All that this file says, of one operator's call that writes outputs. `needs`: its families
-    /// that nothing replaces.
+    /// Checks every claim of this file for one call of an operator that writes outputs. `needs`:
+    /// its families without a replacement.
     fn check(&self, name: &str, needs: &[Family], record: &mut Record) {
         let poisoned = vec![vec![POISON.to_bits(); 2048]; 5];
         let before = self.alive();
@@ -153,7 +154,7 @@ impl Bench {
         for how in [How::Own, How::Pass, How::PreparedOwn, How::PreparedPass] {
             let (again, now) = self.ran(name, record, how);
             assert!(again == bits, "{name}, {how:?}: other bits");
-            // A pass of the caller's has no label that is copied.
+            // The caller's pass has no label to copy.
             assert!(now <= allocated + 8, "{name}, {how:?}: {now} allocations, {allocated} before");
             assert_eq!(self.alive(), first, "{name}, {how:?} creates something");
         }
@@ -161,7 +162,7 @@ impl Bench {
             assert!(self.ran(name, record, how).0 == poisoned, "{name}, {how:?}: something was recorded");
             assert_eq!(self.alive(), first, "{name}, {how:?} creates something");
         }
-        // A refusal leaves nothing behind.
+        // A refusal has no later effect.
         assert!(self.ran(name, record, How::Own).0 == bits, "{name}: other bits after a refusal");
         let families = OPERATORS.into_iter().map(|(family, _)| family);
         let of_gradients = [Family::ScoreGradients, Family::RowStats, Family::RowSums];
@@ -538,7 +539,7 @@ fn stacks_of_layers() {
     let wrong = DecoderMemory { keys: b.read(4, [4, 2, 7, 6]), ..to };
     let encoded = b.read(4, [2, 1, 7, 12]);
     let mut scratch = b.scratch(Ok(ScratchSize::default()));
-    // `forward` and `prepare` of one call, as the other operators have them.
+    // Provides `forward` and `prepare` of one call, like the other operators.
     let project = Project { decoder: &decoder, memory: encoded };
     b.check("decoder memory", &[], call!(project, [forward, prepare], &to, &wrong, &mut scratch));
 }

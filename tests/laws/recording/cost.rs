@@ -1,10 +1,10 @@
-//! What a recording creates, keeps and costs.
+//! The resources, allocations and time of a recording.
 
 use super::*;
 
 #[test]
 fn the_second_recording_creates_nothing() {
-    // Kernels of attention, which the layer has with another mask, and dispatches of both.
+    // Kernels of attention, which the layer has with another mask, and the dispatches of both.
     second_recording(Algorithm::Staged, 3, 8);
     second_recording(Algorithm::Fused, 1, 4);
 }
@@ -40,7 +40,8 @@ fn second_recording(path: Algorithm, kernels: usize, dispatches: usize) {
     assert!(alive.bind_groups >= dispatches && alive.pipelines == first.0, "{path:?}: {alive:?}");
 }
 
-/// A layer's gradients: all kernels of the forward pass but one projection, and their own.
+/// A layer's gradients: all kernels of the forward pass except one projection, and the backward
+/// kernels.
 #[test]
 fn the_second_backward_creates_nothing() {
     let own = Own::new();
@@ -86,7 +87,7 @@ fn preparing_compiles_and_records_nothing() {
     }
 }
 
-/// A call that names no path: no temporary memory, one kernel, one dispatch.
+/// A call that names no path has no temporary memory, one kernel and one dispatch.
 #[test]
 fn a_plain_call_is_one_dispatch_without_scratch() {
     let own = Own::new();
@@ -103,13 +104,13 @@ fn a_plain_call_is_one_dispatch_without_scratch() {
     gpu.queue().submit([encoder.finish()]);
     problem.judge(gpu, "without scratch");
 
-    // The weights are what it would have no memory for.
+    // The fused path would have no memory for the weights.
     let weights = gpu.buffer(2 * 4 * 65 * 65 * 4).expect("a buffer");
     let mean = problem.call().weights(TensorView::new(&weights, DType::F32, [2, 1, 65, 65]));
     assert!(attention.scratch_size(&mean).expect("a size").total() >= 2 * 4 * 65 * 65 * 4);
 }
 
-/// Attention and a layer, cut by their limit of work: one kernel, as many dispatches as it takes.
+/// Attention and a layer with a work limit: one kernel, and several dispatches.
 #[test]
 fn long_work_is_cut_into_dispatches() {
     let own = Own::new();
@@ -120,7 +121,7 @@ fn long_work_is_cut_into_dispatches() {
     let alive = || own.alive().expect("wgpu counts resources on this backend");
     let size = layer.layer.scratch_size(&layer.call()).expect("a size");
     let mut bits = Vec::new();
-    // Bind groups of a call: one per dispatch.
+    // Counts bind groups of a call: one per dispatch.
     let mut record = |limit: Option<u64>| {
         let kernel_options = limit.into_iter().fold(KernelOptions::new(), KernelOptions::work_limit);
         let config = problem.config().kernel_options(kernel_options.algorithm(Algorithm::Auto));
@@ -152,9 +153,9 @@ fn long_work_is_cut_into_dispatches() {
     assert!(bits.iter().all(|b| *b == bits[0]), "a layer in pieces gives other bits");
 }
 
-/// A call of more dispatches than bindings are kept for otherwise.
+/// A call with more dispatches than the usual number of retained bindings.
 #[test]
-fn the_second_recording_of_a_very_long_call_creates_nothing() {
+fn long_second_recording_creates_nothing() {
     let own = Own::new();
     let gpu = &own.gpu;
     let problem = Problem::new(gpu, Algorithm::Fused, Shape::new(1, 1500, 1, 4), 0.4);
@@ -179,7 +180,7 @@ fn the_second_recording_of_a_very_long_call_creates_nothing() {
     for _ in 0..2 {
         let (again, still_alive) = record();
         say(&format!("recording 1500 dispatches: {first} allocations, then {again}"));
-        // Bindings that were dropped and made again would be as many as before.
+        // Bindings that were dropped and remade would allocate as often as before.
         assert!(again < first / 2, "{first} allocations, then {again}");
         assert_eq!(still_alive, alive);
     }
@@ -216,7 +217,7 @@ fn forgetting(path: Algorithm, dispatches: usize) {
     assert_eq!(after.bind_groups, before.bind_groups);
     assert_eq!(after.buffers, before.buffers - 4, "q, k, v and out");
 
-    // The scratch works on.
+    // The scratch still works.
     let problem = Problem::new(gpu, path, Shape::new(1, 2, 9, 8), 0.6);
     let mut encoder = self::encoder(gpu);
     attention.forward(&mut encoder, &problem.call(), &mut scratch).expect("a recording");
@@ -238,13 +239,13 @@ fn shares_pipelines(path: Algorithm) {
         attention.prepare(&problem.call(), &mut problem.scratch(gpu)).expect("a preparation");
         pipelines.compiled()
     };
-    // Other sizes and another scale, the same kernels.
+    // Other sizes and another scale use the same kernels.
     let [a, b] = [12, 16].map(|n| Problem::new(gpu, path, Shape::new(1, 2, n, 8), 0.4));
     let b = Problem { scale: 0.9, ..b };
     let first = prepare(&a, &shared);
     assert_eq!(prepare(&b, &shared), first);
     assert_eq!(prepare(&a, &shared.clone()), first);
-    assert_eq!(prepare(&a, &Pipelines::new(gpu.device())), first, "pipelines of its own");
+    assert_eq!(prepare(&a, &Pipelines::new(gpu.device())), first, "separate pipelines");
     assert_eq!(shared.compiled(), first);
 
     let layers = [Layer::new(gpu, path, 16), Layer::new(gpu, path, 16)];
@@ -255,7 +256,7 @@ fn shares_pipelines(path: Algorithm) {
     assert_eq!(compiled[0], compiled[1]);
 }
 
-/// Host time and allocations of recording a call that was recorded before: 8 heads of 64,
+/// The host's time and allocations for the second recording of a call, with 8 heads of 64 and
 /// length 512.
 #[test]
 fn recording_again_is_cheap() {
@@ -294,8 +295,7 @@ fn records_cheaply(path: Algorithm) {
         say(&format!(
             "recording {name}, {path:?}: {time:?}, {count} allocations; finishing the encoder {finish:?}"
         ));
-        // 200 times what the slowest of them takes: what compiled, waited or read back would take
-        // more.
+        // 200 times the slowest of them. A compilation, a wait or a read-back would take longer.
         assert!(time < Duration::from_millis(1), "{name} takes {time:?}");
         assert!(count < 500, "{name} allocates {count} times");
     };

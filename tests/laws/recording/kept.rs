@@ -1,4 +1,4 @@
-//! Bindings of past calls: those of tensors that are gone are let go, those of loops stay.
+//! Bindings of past calls. The cache drops those of released tensors and retains those of loops.
 
 use wgpu_attention::attention::{Merge, MergeForward, Partial};
 use wgpu_attention::cache::{Append, Tokens};
@@ -30,8 +30,7 @@ fn numbers(buffer: &wgpu::Buffer) -> TensorView<'_> {
     TensorView::new(buffer, DType::U32, [1, 1, 8, 1])
 }
 
-/// Each operator that keeps bindings of its own: its call from one buffer to another, and how it
-/// forgets.
+/// Each operator that caches bindings: its call from one buffer to another, and its `forget`.
 fn operators(gpu: &Gpu) -> Vec<(&'static str, Record, Forget)> {
     fn of<T: Clone + 'static>(
         name: &'static str,
@@ -114,7 +113,8 @@ fn operators(gpu: &Gpu) -> Vec<(&'static str, Record, Forget)> {
     ]
 }
 
-/// Calls with tensors of their own, which are dropped: buffers that are alive, over what was there.
+/// Makes calls with new tensors and drops them. Returns the largest number of additional live
+/// buffers.
 fn fresh(own: &Own, calls: usize, bytes: usize, record: &mut Record) -> usize {
     let gpu = &own.gpu;
     let alive = || {
@@ -133,17 +133,16 @@ fn fresh(own: &Own, calls: usize, bytes: usize, record: &mut Record) -> usize {
 }
 
 #[test]
-fn tensors_of_past_calls_are_let_go() {
+fn bindings_of_dropped_tensors_are_released() {
     let own = Own::new();
     for (name, mut record, forget) in operators(&own.gpu) {
-        // 2 MiB a call: 8 MiB of calls before, and the last. A call has one or two buffers of its
-        // own.
+        // 2 MiB a call: 8 MiB of earlier calls, and the last. A call has one or two buffers.
         let most = fresh(&own, 24, 1 << 20, &mut record);
         assert!((2..=5 * 4).contains(&most), "{name}: {most} buffers of 1 MiB");
-        // Larger ones: two calls before.
+        // Large tensors: two earlier calls.
         let most = fresh(&own, 8, 16 << 20, &mut record);
         assert!(most <= 3 * 4, "{name}: {most} buffers of 16 MiB");
-        // Small ones go by age.
+        // Bindings of small tensors are dropped by age.
         let most = fresh(&own, 150, 4096, &mut record);
         assert!(most <= 66 * 4, "{name}: {most} small buffers");
         let alive = || {
@@ -155,13 +154,13 @@ fn tensors_of_past_calls_are_let_go() {
         let after = alive();
         assert!(after.bind_groups + 60 <= before.bind_groups, "{name}: {before:?}, then {after:?}");
         assert!(after.buffers + 60 <= before.buffers, "{name}: {before:?}, then {after:?}");
-        // It works on.
+        // The operator still works.
         fresh(&own, 1, 4096, &mut record);
     }
 }
 
 #[test]
-fn tensors_of_past_calls_leave_scratch_and_caches() {
+fn scratch_and_caches_release_dropped_tensors() {
     let own = Own::new();
     let gpu = own.gpu.clone();
     let attention = Attention::with_pipelines(gpu.pipelines(), Config::new(2, 8)).expect("an operator");
@@ -179,11 +178,11 @@ fn tensors_of_past_calls_leave_scratch_and_caches() {
         cache.rewind(encoder, Tokens::All(4))
     });
     let most = fresh(&own, 40, 1 << 20, &mut record);
-    assert!(most <= 8 * 4, "{most} buffers of 1 MiB beside a cache");
+    assert!(most <= 8 * 4, "{most} buffers of 1 MiB next to a cache");
 }
 
-/// A step of so many layers, with an operator that they share: after `rounds` of them nothing is
-/// bound again.
+/// Runs steps of several layers with a shared operator. After `rounds` steps nothing is bound
+/// again.
 fn step(gpu: &Gpu, layers: usize, calls: usize, bytes: usize, rounds: usize) {
     let buffers: Vec<_> = (0..layers).map(|_| gpu.buffer(bytes).expect("a buffer")).collect();
     let activations = [(); 2].map(|()| gpu.buffer(4096).expect("a buffer"));
@@ -222,8 +221,8 @@ fn loops_over_layers_bind_once() {
     for layers in [1, 2, 30, 64] {
         step(gpu, layers, 1, 4096, 1);
     }
-    // Weights that are too large to be held for nothing, and long rounds: the second round shows
-    // that they come again.
+    // The weights are too large to retain without need, and the rounds are long. The second round
+    // shows that the bindings recur.
     step(gpu, 32, 1, 1 << 20, 2);
     step(gpu, 64, 7, 8192, 2);
 }

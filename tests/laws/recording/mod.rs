@@ -1,5 +1,4 @@
-//! What recording a call does, and what it does not: no submission, nothing created the second
-//! time, no parameters overwritten.
+//! Recording a call submits nothing, creates nothing the second time, and overwrites no parameters.
 
 mod cached;
 mod calls;
@@ -30,13 +29,13 @@ static ALLOCATOR: Counting = Counting;
 
 const POISON: f32 = -12345.0;
 
-/// A device whose instance reports what lives on it: nobody else's resources are counted.
+/// A device whose instance reports live resources, without resources of other tests.
 struct Own {
     instance: wgpu::Instance,
     gpu: Gpu,
 }
 
-/// What lives: buffers, bind groups, pipelines, shader modules.
+/// The number of live buffers, bind groups, pipelines and shader modules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Alive {
     buffers: usize,
@@ -54,7 +53,7 @@ impl Own {
         Own { instance, gpu: Gpu::with_device(device, queue) }
     }
 
-    /// `None` where wgpu does not count, as on the web.
+    /// Returns `None` where wgpu does not count, as on the web.
     fn alive(&self) -> Option<Alive> {
         let hub = self.instance.generate_report()?.hub;
         Some(Alive {
@@ -75,15 +74,15 @@ fn poison(gpu: &Gpu, buffer: &wgpu::Buffer) {
     gpu.queue().write_buffer(buffer, 0, bytemuck::cast_slice(&poison));
 }
 
-/// The shortest time, of which no other thread took a part.
+/// Returns the shortest time, which other threads disturbed least.
 fn fastest(n: usize, mut f: impl FnMut() -> Duration) -> Duration {
     (0..n).map(|_| f()).min().unwrap_or_default()
 }
 
-/// What a call may be computed by; plain ones take the last.
+/// The paths of a call. Plain calls use the last one.
 const PATHS: [Algorithm; 2] = [Algorithm::Staged, Algorithm::Fused];
 
-/// An attention problem with buffers of its own.
+/// An attention problem with separate buffers.
 struct Problem {
     shape: Shape,
     path: Algorithm,
@@ -129,7 +128,7 @@ impl Problem {
         Scratch::new(gpu.device(), size).expect("scratch")
     }
 
-    /// As nothing was written: what an earlier call left must not be taken for a later one's.
+    /// Poisons the output, so that an earlier result cannot pass for a later one.
     fn poison(&self, gpu: &Gpu) {
         poison(gpu, &self.buffers[3]);
     }
@@ -156,7 +155,8 @@ impl Problem {
     }
 }
 
-/// Sizes that differ in every dimension, so that no call's parameters do for another.
+/// Returns sizes that differ in every dimension, so that no call works with another call's
+/// parameters.
 fn various(gpu: &Gpu, path: Algorithm) -> Vec<Problem> {
     let shape = |batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim| Shape {
         batch,
@@ -186,7 +186,7 @@ fn various(gpu: &Gpu, path: Algorithm) -> Vec<Problem> {
     problems.collect()
 }
 
-/// A layer with buffers of its own: 512 wide, 8 heads.
+/// A layer with separate buffers: 512 wide, 8 heads.
 struct Layer {
     layer: MultiHeadAttention,
     x: wgpu::Buffer,
@@ -226,7 +226,7 @@ impl Layer {
         MultiHeadForward::self_attention(x, out).mask(Mask::causal())
     }
 
-    /// The gradient of x, as that of the output were x.
+    /// Returns the call for the gradient of x, with x as the gradient of the output.
     fn backward(&self) -> MultiHeadBackward<'_> {
         let [x, d_x] = [&self.x, &self.out].map(|b| TensorView::sequence(b, DType::F32, self.shape));
         MultiHeadBackward::new(self.call(), x).d_query(d_x).d_key(d_x).d_value(d_x)
@@ -236,7 +236,7 @@ impl Layer {
         poison(gpu, &self.out);
     }
 
-    /// The output's bits, all of which were written and not the same in every row.
+    /// Returns the output's bits. All of them were written, and rows differ.
     fn bits(&self, gpu: &Gpu) -> Vec<u32> {
         let [_, length, e] = self.shape;
         let bits = gpu.download::<u32>(&self.out, length * e).expect("a read-back");

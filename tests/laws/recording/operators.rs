@@ -1,5 +1,4 @@
-//! Operators without scratch keep the bindings of their calls themselves, and threads share
-//! pipelines.
+//! Operators without scratch cache the bindings of their calls, and threads share pipelines.
 
 use std::sync::Barrier;
 
@@ -28,7 +27,7 @@ use super::*;
 
 const ROWS: [usize; 4] = [1, 2, 3, 8];
 
-/// Operators without scratch, and what they are called with.
+/// Operators without scratch, and the tensors of their calls.
 struct Operators {
     attention: Attention,
     projection: Projection,
@@ -57,7 +56,7 @@ impl Operators {
         }
     }
 
-    /// One call of each.
+    /// Records one call of each.
     fn record(&mut self, encoder: &mut wgpu::CommandEncoder) -> Result<(), wgpu_attention::Error> {
         let heads = |n: usize| TensorView::new(&self.buffers[n], DType::F32, ROWS);
         let map = TensorView::new(&self.buffers[3], DType::U32, [1; 4]);
@@ -89,7 +88,7 @@ impl Operators {
 }
 
 #[test]
-fn operators_without_scratch_create_nothing_the_second_time() {
+fn second_calls_create_nothing() {
     let own = Own::new();
     let gpu = &own.gpu;
     let mut operators = Operators::new(gpu);
@@ -105,7 +104,7 @@ fn operators_without_scratch_create_nothing_the_second_time() {
         gpu.submit(|encoder| operators.record(encoder)).expect("a recording");
         assert_eq!(alive(), first, "recording {n} after the first");
     }
-    // A clone has what the first kept; with the last of them their bindings go.
+    // A clone shares the bindings. The last clone releases them.
     let clone = operators.positions.clone();
     drop(operators);
     let left = alive();
@@ -114,7 +113,7 @@ fn operators_without_scratch_create_nothing_the_second_time() {
     assert_eq!(alive().bind_groups, before.bind_groups);
 }
 
-/// Threads that need the same new pipelines at once compile each of them once.
+/// Threads that need the same new pipelines at the same time compile each of them once.
 #[test]
 fn threads_compile_a_pipeline_once() {
     let own = Own::new();
@@ -134,16 +133,16 @@ fn threads_compile_a_pipeline_once() {
             });
         }
     });
-    problems.iter().for_each(|problem| problem.judge(gpu, "recorded beside others"));
+    problems.iter().for_each(|problem| problem.judge(gpu, "recorded with others"));
     assert_eq!(gpu.pipelines().compiled(), 3);
     let alive = own.alive().expect("wgpu counts resources on this backend");
     assert_eq!(alive.pipelines, 3, "{alive:?}");
 }
 
-/// What `prepare` compiles and binds is all that projected keys, buckets and their sort, positions,
-/// additive scores and states take.
+/// For operators that use other operators, `prepare` compiles and binds everything. Examples are
+/// projected keys, buckets and their sort, positions, additive scores and states.
 #[test]
-fn operators_made_of_operators_create_nothing_after_they_are_prepared() {
+fn prepared_composite_operators_create_nothing() {
     let own = Own::new();
     let gpu = &own.gpu;
     let wide = [1, 2, 24, 8];
@@ -162,7 +161,7 @@ fn operators_made_of_operators_create_nothing_after_they_are_prepared() {
     let sort = RadixSort::with_pipelines(gpu.pipelines());
     let sorted = Sort::new(numbers(1), numbers(2)).ranks(numbers(3)).bits(9);
 
-    // Of one head, and of rows.
+    // Shapes of one head, and of rows.
     let (few, rows) = ([1, 1, 24, 8], [1, 1, 24, 1]);
     let local = LocalAttention::with_pipelines(gpu.pipelines(), LocalConfig::new(1, 8, 3));
     let local = local.expect("an operator");

@@ -1,4 +1,4 @@
-//! Several recordings, in one encoder or several: each computes its own.
+//! Several recordings, in one encoder or several: each computes its own result.
 
 use super::*;
 
@@ -25,8 +25,8 @@ fn calls_of_different_sizes_share_one_scratch() {
     let size = problems.iter().map(|p| p.scratch(gpu).size()).reduce(|a, b| a.max(b)).expect("sizes");
     let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");
     let mut encoder = encoder(gpu);
-    // Each call twice, so that every result was overwritten in scratch by another's before the
-    // last.
+    // Each call runs twice. Before the last run of a call, another call has overwritten its results
+    // in scratch.
     for problem in problems.iter().chain(problems.iter().rev()) {
         let attention = problem.attention(gpu.pipelines());
         attention.forward(&mut encoder, &problem.call(), &mut scratch).expect("a recording");
@@ -35,7 +35,7 @@ fn calls_of_different_sizes_share_one_scratch() {
     problems.iter().for_each(|p| p.judge(gpu, "one scratch"));
 }
 
-/// The same tensors bound again, with another scale and another mask.
+/// The same tensors are bound again, with another scale and another mask.
 #[test]
 fn calls_of_the_same_tensors_keep_their_parameters() {
     let own = Own::new();
@@ -62,7 +62,7 @@ fn same_tensors(gpu: &Gpu, path: Algorithm) {
 }
 
 #[test]
-fn a_callers_pass_holds_our_dispatches_among_its_own() {
+fn caller_pass_interleaves_dispatches() {
     PATHS.into_iter().for_each(in_a_callers_pass);
 }
 
@@ -72,7 +72,7 @@ fn in_a_callers_pass(path: Algorithm) {
     let problem = Problem::new(gpu, path, Shape::new(1, 2, 33, 8), 0.4);
     let attention = problem.attention(gpu.pipelines());
     let mut scratch = problem.scratch(gpu);
-    // Doubles q, k and v before, adds one to out after.
+    // Doubles q, k and v before the call, adds one to out after it.
     let module = gpu.device().create_shader_module(wgpu::ShaderModuleDescriptor {
         label: None,
         source: wgpu::ShaderSource::Wgsl(
@@ -133,7 +133,7 @@ fn runs_when_submitted(path: Algorithm) {
     let problem = Problem::new(gpu, path, Shape::new(1, 2, 9, 8), 0.4);
     let attention = problem.attention(gpu.pipelines());
     let mut scratch = problem.scratch(gpu);
-    // Submissions are numbered.
+    // Returns the number of a submission.
     let number = || -> u64 {
         let debug = format!("{:?}", gpu.queue().submit([]));
         let digits: String = debug.chars().filter(char::is_ascii_digit).collect();
@@ -150,7 +150,7 @@ fn runs_when_submitted(path: Algorithm) {
     assert_eq!(number() - before, step, "something was submitted");
     gpu.device().poll(wgpu::PollType::wait_indefinitely()).expect("an answer");
     assert!(problem.is_poison(gpu));
-    // An encoder that is dropped instead has no effect.
+    // An encoder that is dropped has no effect.
     let mut dropped = encoder(gpu);
     attention.forward(&mut dropped, &problem.call(), &mut scratch).expect("a recording");
     drop(dropped);

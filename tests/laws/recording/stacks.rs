@@ -1,4 +1,4 @@
-//! Stacks of layers: what is prepared is all that their calls create.
+//! Stacks of layers: their calls create nothing after `prepare`.
 
 use wgpu_attention::layers::{
     DecoderBackward, DecoderForward, DecoderLayerGradients, DecoderLayerWeights, DecoderMemory,
@@ -15,7 +15,7 @@ const FEATURES: usize = 16;
 const LAYERS: usize = 2;
 
 #[test]
-fn stacks_create_nothing_after_they_are_prepared() {
+fn prepared_stacks_create_nothing() {
     let own = Own::new();
     let gpu = &own.gpu;
     let e = FEATURES;
@@ -52,12 +52,12 @@ fn stacks_create_nothing_after_they_are_prepared() {
     let [out, d_x, d_memory] = [sequence(&outs[0], 3), sequence(&outs[1], 3), sequence(&outs[2], 5)];
     let heads = |n: usize| TensorView::new(&outs[n], DType::F32, [LAYERS, 2, 5, e / 2]);
     let projected = DecoderMemory { keys: heads(3), values: heads(4) };
-    // Of one weight in each layer.
+    // The gradient of one weight in each layer.
     let places = TensorView::matrix(&outs[5], DType::F32, [LAYERS * e, e]);
     let gradient = |n| LinearGradients { weight: Some(places.slice(2, n * e, e)), bias: None };
 
     for order in [NormOrder::Post, NormOrder::Pre] {
-        // One of the orders with norms of queries and keys, and with gates of the heads' outputs.
+        // One of the orders has norms of queries and keys, and gates of the heads' outputs.
         let pre = order == NormOrder::Pre;
         let inner = MultiHeadConfig::new(e, 2).qk_norm(pre.then(NormConfig::rms));
         let inner = inner.output_gate(pre.then_some(OutputGate::Elementwise));

@@ -1,5 +1,5 @@
-//! Gradients of additive attention: the reference's against differences, the device's against the
-//! reference's.
+//! Gradients of additive attention. Differences check the reference, and the reference checks the
+//! device.
 
 use wgpu_attention::additive::{AdditiveAttention, AdditiveBackward, AdditiveConfig, AdditiveForward};
 use wgpu_attention::tuning::{MatrixUnits, Target};
@@ -14,7 +14,7 @@ use crate::ops::attention::backward::{Draw, bits, check_draws, run};
 use crate::small::single_masks;
 
 #[test]
-fn the_reference_is_what_differences_say() {
+fn reference_gradients_match_finite_differences() {
     let mut compared = Compared::new();
     let shape = Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 3, kv_len: 5, head_dim: 3, value_dim: 2 };
     for (name, rules) in single_masks() {
@@ -68,7 +68,7 @@ fn shapes() {
     report.finish();
 }
 
-/// Every sixth part of a mask, and of the rest the others; in which form does not matter to it.
+/// Every sixth part of a mask always runs, the others by share, on alternating targets.
 #[test]
 fn masks() {
     let mut report = Report::new("additive, gradients of masks");
@@ -90,10 +90,10 @@ fn random_problems() {
     check_draws(&draws, |rng| Draw::random(rng).with_additive_scores());
 }
 
-/// What nobody sees may hold anything, and queries that see nothing too.
+/// Hidden elements, and queries without a key, may hold anything.
 #[test]
-fn hidden_numbers_do_no_harm() {
-    let mut report = Report::new("additive, gradients beside NaN");
+fn hidden_numbers_have_no_effect() {
+    let mut report = Report::new("additive, gradients next to NaN");
     for poison in [f32::NAN, f32::INFINITY] {
         let case = case(format!("hidden {poison}"), SHAPE, true).with(|c| {
             c.rules.lengths =
@@ -114,8 +114,8 @@ fn hidden_numbers_do_no_harm() {
     report.finish();
 }
 
-/// Saturated and huge: where tanh is 1 there is no gradient, and an lse that f32 cannot say exactly
-/// does no harm.
+/// Saturated and huge scores: where tanh is 1 there is no gradient. An lse that f32 rounds does no
+/// harm.
 #[test]
 fn large_numbers() {
     crate::harness::in_turn!();
@@ -134,7 +134,7 @@ fn large_numbers() {
     report.finish();
 }
 
-/// Run after run; and the gradients of rows however the pairs are cut.
+/// Every run gives the same bits. The gradients of rows do so with any split of the work.
 #[test]
 fn bits_are_the_same() {
     crate::harness::in_turn!();
@@ -159,7 +159,7 @@ fn bits_are_the_same() {
 }
 
 #[test]
-fn bad_calls_are_refused_before_anything_is_recorded() {
+fn bad_calls_are_errors() {
     let gpu = &full().gpu;
     let buffers: Vec<_> = (0..13).map(|_| gpu.buffer(4096).expect("a buffer")).collect();
     let typed = |n: usize, dtype, shape| TensorView::new(&buffers[n], dtype, shape);

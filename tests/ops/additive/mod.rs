@@ -1,5 +1,5 @@
-//! Additive attention on every form and path, in every type and layout, against the reference;
-//! gradients in `backward`, what others computed in `vectors`.
+//! Additive attention on every target and path, in every type and layout, compared with the
+//! reference. `backward` has gradients, `vectors` other libraries' results.
 
 mod backward;
 mod normalised;
@@ -21,7 +21,7 @@ use crate::laws::property::{Draw, Draws, judged, seed};
 use crate::small::single_masks;
 pub use vectors::{D2L, FAMILY, NAMES};
 
-/// Random data; a vector for each head, or one for all.
+/// Returns random data with a vector for each head, or one for all.
 pub fn case(name: impl Into<String>, shape: Shape, each: bool) -> Case {
     let mut case = Case::random(name, shape);
     let heads = if each { shape.heads } else { 1 };
@@ -78,8 +78,8 @@ fn shapes() {
 const SHAPE: Shape =
     Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 37, kv_len: 70, head_dim: 8, value_dim: 12 };
 
-/// Every second part of a mask in one of the forms, and of the rest the others in both; dropout in
-/// both.
+/// Every second part of a mask always runs on one target. Shares run the others on both. Dropout
+/// runs on both.
 #[test]
 fn masks() {
     let mut report = Report::new("additive, masks");
@@ -113,7 +113,7 @@ fn fused(form: Target) -> Setup {
     }
 }
 
-/// Keys shared out among workgroups, by the plan and as asked.
+/// Keys split among workgroups, by the plan and by option.
 #[test]
 fn splits() {
     let mut report = Report::new("additive, splits");
@@ -148,7 +148,7 @@ fn random_problems() {
     report.finish();
 }
 
-/// What a call with one head of one query gives: out, lse and scores at a stage.
+/// Returns the results of a call with one head and one query: out, lse and scores at a stage.
 fn one_query(form: Target, [q, k, v, vector]: [&[f32]; 4], staged: bool) -> Result<[Vec<f32>; 3], Error> {
     let gpu = &full().gpu;
     let hidden = q.len();
@@ -178,7 +178,7 @@ fn one_query(form: Target, [q, k, v, vector]: [&[f32]; 4], staged: bool) -> Resu
     Ok([read(&out, value_dim)?, read(&lse, 1)?, read(&scores, keys)?])
 }
 
-/// One hidden unit, two keys, worked out by hand: scores are ±2 tanh 1.
+/// One hidden unit and two keys, computed by hand: scores are ±2 tanh 1.
 #[test]
 fn one_hidden_unit_by_hand() {
     let score = 2.0 * 1f64.tanh();
@@ -197,8 +197,9 @@ fn one_hidden_unit_by_hand() {
     }
 }
 
-/// What `shaders/additive/tanh.wgsl` says of itself, by the scores of a query against many keys,
-/// and, without a score matrix, by the lse of single keys: units in the last place, signs, limits.
+/// The accuracy that `shaders/additive/tanh.wgsl` states: units in the last place, signs, limits.
+/// The test uses scores of a query against many keys and, without a score matrix, the lse of single
+/// keys.
 #[test]
 fn tanh() {
     let mut x: Vec<f32> = vec![0.0, -0.0, 1e-30, -1e-30, 1e-8, 3e-5, 0.5, 1.0, 8.9, 9.02, 9.03, 20.0, 88.0];
@@ -218,7 +219,7 @@ fn tanh() {
     };
     for form in FORMS {
         let [.., scores] = one_query(form, [&[0.0], &x, &v, &[1.0]], true).expect("it runs");
-        // Twice what rounding does on this machine: others divide less exactly.
+        // The limit is twice the error on this machine, because other devices divide less exactly.
         for (x, got) in x.iter().zip(&scores) {
             assert!(off(*x, *got) <= 14.0, "tanh {x:e} is {got:e}, off by {} ulp", off(*x, *got));
             assert!(got.is_nan() || got.abs() <= 1.0, "tanh {x:e} is {got:e}");
@@ -233,9 +234,10 @@ fn tanh() {
     }
 }
 
-/// No score matrix and no hidden units of pairs: no temporary memory at all, however long.
+/// There is no score matrix and no tensor of pairs' hidden units, so no temporary memory at any
+/// length.
 #[test]
-fn there_is_no_matrix() {
+fn fused_calls_need_no_scratch() {
     let gpu = &full().gpu;
     let buffer = gpu.buffer(4096 * 64 * 4).expect("a buffer");
     let out = gpu.buffer(4096 * 64 * 4).expect("a buffer");
@@ -256,10 +258,10 @@ fn there_is_no_matrix() {
     }
 }
 
-/// What is hidden may hold anything, in both forms; what is seen shows.
+/// Hidden keys may hold anything, on both targets. A visible NaN shows.
 #[test]
-fn hidden_numbers_do_no_harm() {
-    let mut report = Report::new("additive beside NaN");
+fn hidden_numbers_have_no_effect() {
+    let mut report = Report::new("additive next to NaN");
     for poison in [f32::NAN, f32::INFINITY] {
         let case = case(format!("hidden {poison}"), SHAPE, true).with(|c| {
             c.rules.lengths = Some(HostData::new(vec![40, 33], [2, 1, 1, 1]));
@@ -272,19 +274,19 @@ fn hidden_numbers_do_no_harm() {
             report.check_in(&case, &fused(form), &mut Default::default());
         }
     }
-    // A key of NaN that is seen.
+    // A visible key with NaN.
     let case = case("seen NaN", SHAPE, true).with(|c| c.k[5] = f32::NAN);
     for form in FORMS {
         let got = crate::harness::run(&case, &fused(form)).expect("it runs");
         let rows = got.out.chunks_exact(12).enumerate();
-        // Of the first batch entry, the heads that have the first key head.
+        // In the first batch entry, the heads that use the first key head.
         let shows = rows.clone().all(|(row, out)| (row / 37 < 2) == out.iter().all(|x| x.is_nan()));
         report.record("seen NaN", &fused(form), if shows { Ok(0.0) } else { Err("it does not show".into()) });
     }
     report.finish();
 }
 
-/// The same inputs, the same bits.
+/// The same inputs give the same bits.
 #[test]
 fn bits_are_the_same() {
     let case = case("bits", Shape { q_len: 9, kv_len: 300, ..SHAPE }, true);
@@ -294,10 +296,9 @@ fn bits_are_the_same() {
     }
 }
 
-/// With queries that are all the same and a huge vector, the weights are those of the largest score
-/// alone.
+/// With equal queries and a huge vector, only the largest score has a weight.
 #[test]
-fn the_reference_is_what_its_definition_says() {
+fn reference_matches_definition() {
     let shape = Shape { batch: 1, heads: 2, kv_heads: 1, q_len: 3, kv_len: 4, head_dim: 5, value_dim: 2 };
     let case = case("definition", shape, true);
     let vector = case.score_vector.clone().expect("it has one");
@@ -316,14 +317,14 @@ fn the_reference_is_what_its_definition_says() {
             }
         }
     }
-    // A vector of zeros: the mean.
+    // A vector of zeros gives the mean.
     let got = reference::additive_attention(&q, &k, &v, &[0.0; 5], shape, &Options::new()).expect("it fits");
     assert!((got.out[0] - (v[0] + v[2] + v[4] + v[6]) / 4.0).abs() < 1e-15);
     assert!(reference::additive_attention(&q, &k, &v, &[0.0; 4], shape, &Options::new()).is_err());
 }
 
 #[test]
-fn bad_calls_are_refused_before_anything_is_recorded() {
+fn bad_calls_are_errors() {
     let gpu = &full().gpu;
     let buffers: Vec<_> = (0..7).map(|_| gpu.buffer(4096).expect("a buffer")).collect();
     let typed = |n: usize, dtype, shape| TensorView::new(&buffers[n], dtype, shape);

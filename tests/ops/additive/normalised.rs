@@ -1,5 +1,5 @@
-//! Score vectors of a given length: the reference against differences, the device against the
-//! reference, refusals.
+//! Score vectors of a given length. Differences check the reference, the reference checks the
+//! device, and bad calls are refused.
 
 use wgpu_attention::additive::{AdditiveAttention, AdditiveConfig, AdditiveForward};
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
@@ -13,7 +13,7 @@ use crate::harness::run::Placed;
 use crate::harness::{FORMS, Judged, Layout, Report, Rng, Values, full, stored};
 
 #[test]
-fn the_reference_is_what_differences_say() {
+fn reference_gradients_match_finite_differences() {
     let mut compared = Compared::new();
     for gains in [1, 3] {
         let rng = &mut Rng::new(gains as u64);
@@ -78,8 +78,8 @@ fn every_size_matches_the_reference() {
                 let mut worst = Judged::new(&naive, want, most).judge(&read(&out)?)?;
                 let exact = weight_norm_backward(&wide_x, &wide_gain, &wide_d, dim).expect("it fits");
                 let close = weight_norm_backward(&x, &gain, &d_out, dim).expect("it fits");
-                // Terms of u · d_out, of which there are dim and for a shared gain as many for each
-                // head; over the shortest |x|.
+                // The result sums terms u · d_out over dim, and for a shared gain over the heads
+                // too. The shortest |x| divides them.
                 let shortest = wide_x.chunks(dim).map(|x| x.iter().map(|x| x * x).sum::<f64>().sqrt());
                 let shortest = shortest.fold(f64::INFINITY, f64::min);
                 let along = 4.0 * (dim as f64).sqrt();
@@ -101,7 +101,7 @@ fn every_size_matches_the_reference() {
     report.finish();
 }
 
-/// Neither the square of a large number nor that of a small one is in the way, and zeros stay.
+/// The squares of large and small numbers do no harm, and zeros stay zeros.
 #[test]
 fn lengths_do_not_overflow() {
     let gpu = &full().gpu;
@@ -124,7 +124,7 @@ fn lengths_do_not_overflow() {
         for (got, want) in read(&out, 4).into_iter().zip([6.0, 8.0, 0.0, 0.0]) {
             assert!((got - want).abs() < 1e-5, "{got} {want}");
         }
-        // Across the vector: d_out itself, times 10 / 5.
+        // Orthogonal to the vector: d_out itself, times 10 / 5.
         for (got, want) in read(&d_x, 4).into_iter().zip([8.0, -6.0, 0.0, 0.0]) {
             assert!((got * scale - want).abs() < 1e-5, "{got} {want}");
         }
@@ -132,7 +132,7 @@ fn lengths_do_not_overflow() {
     }
 }
 
-/// Normalised Bahdanau attention is additive attention by g · v / |v|.
+/// Normalised Bahdanau attention is additive attention with the vector g · v / |v|.
 #[test]
 fn normalised_attention() {
     let gpu = &full().gpu;
@@ -168,7 +168,7 @@ fn normalised_attention() {
 }
 
 #[test]
-fn bad_calls_are_refused_before_anything_is_recorded() {
+fn bad_calls_are_errors() {
     let gpu = &full().gpu;
     let buffers: Vec<_> = (0..8).map(|_| gpu.buffer(1024).expect("a buffer")).collect();
     let typed = |n: usize, dtype, shape| TensorView::new(&buffers[n], dtype, shape);

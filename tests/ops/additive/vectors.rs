@@ -1,5 +1,5 @@
-//! `recurrent_scores` and `d2l`: what Bahdanau's and Luong's attention gives, and d2l's additive
-//! class.
+//! `recurrent_scores` and `d2l`: the results of Bahdanau's and Luong's attention, and of d2l's
+//! additive class.
 
 use wgpu_attention::additive::{AdditiveAttention, AdditiveBackward, AdditiveConfig, AdditiveForward};
 use wgpu_attention::attention::ScoreStage;
@@ -19,20 +19,20 @@ pub const FAMILY: &str = "recurrent_scores";
 pub const NAMES: &[&str] = &["bahdanau", "bahdanau_bwd", "luong_concat", "luong_dot", "luong_general"];
 pub const D2L: &[&str] = &["d2l_additive_book", "d2l_additive_random"];
 
-/// Those whose scores are additive.
+/// Returns the vectors with additive scores.
 fn additive() -> impl Iterator<Item = Vector> {
     let of_scores = NAMES[..3].iter().map(|name| Vector::load(FAMILY, name));
     of_scores.chain(D2L.iter().map(|name| Vector::load(d2l::FAMILY, name)))
 }
 
-/// Compares what came of an output with the vector, if that has it.
+/// Compares an output with the vector, if the vector has it.
 pub fn expect(vector: &Vector, tensor: &str, got: &[f32]) {
     if let Some((want, tolerance)) = vector.expected(tensor) {
         compare(got, &want, tolerance).unwrap_or_else(|e| panic!("{}: {tensor}: {e}", vector.name));
     }
 }
 
-/// A vector's tensors on the device.
+/// The tensors of a vector on the device.
 pub struct OnDevice<'a> {
     pub vector: &'a Vector,
 }
@@ -42,7 +42,7 @@ impl OnDevice<'_> {
         full().gpu.upload(&self.vector.f32(tensor)[..]).expect("an upload")
     }
 
-    /// `valid_lens`, as lengths of a mask.
+    /// Returns `valid_lens` as lengths of a mask.
     pub fn lengths(&self) -> Option<wgpu::Buffer> {
         let lens = || self.vector.integers("valid_lens").into_iter().map(|n| n as u32).collect::<Vec<_>>();
         self.vector.has("valid_lens").then(|| full().gpu.upload(&lens()[..]).expect("an upload"))
@@ -61,7 +61,7 @@ fn forward(vector: &Vector, form: Target, staged: bool) {
     let [_, _, kv_len, k_dim] = vector.shape4("k");
     let hidden = vector.shape("v_a")[0];
     let [x_q, x_k, w_q, w_k, v_a] = ["q", "k", "w_q", "w_k", "v_a"].map(|t| on.upload(t));
-    // Without values of their own, keys are the values.
+    // If the vector has no values, the keys are the values.
     let (values, value_dim) =
         if vector.has("v") { (on.upload("v"), vector.shape4("v")[3]) } else { (on.upload("k"), k_dim) };
     let bias = vector.has("b_a").then(|| on.upload("b_a"));
@@ -116,7 +116,7 @@ fn forward(vector: &Vector, form: Target, staged: bool) {
 }
 
 #[test]
-fn every_form_gives_the_vectors() {
+fn every_target_matches_vectors() {
     crate::harness::in_turn!();
     for vector in additive() {
         for form in FORMS {
@@ -126,7 +126,7 @@ fn every_form_gives_the_vectors() {
     }
 }
 
-/// The attentional vector of a context, if the vector has one.
+/// Compares the attentional vector of a context, if the vector has one.
 fn attentional(vector: &Vector, form: Target, context: &wgpu::Buffer, q: &wgpu::Buffer) {
     if !vector.has("h_tilde") {
         return;
@@ -147,9 +147,9 @@ fn attentional(vector: &Vector, form: Target, context: &wgpu::Buffer, q: &wgpu::
     expect(vector, "h_tilde", &gpu.download::<f32>(&h_tilde, batch * length * out).expect("a read-back"));
 }
 
-/// Luong's dot and general: scaled by 1, of queries as they are, or multiplied by `W`.
+/// Luong's dot and general scores, with scale 1. Queries are used directly, or multiplied by `W`.
 #[test]
-fn dot_and_general_give_the_vectors() {
+fn dot_and_general_match_vectors() {
     let gpu = &full().gpu;
     for name in ["luong_dot", "luong_general"] {
         let vector = Vector::load(FAMILY, name);
@@ -164,7 +164,7 @@ fn dot_and_general_give_the_vectors() {
             let weight;
             if vector.has("w_a") {
                 weight = on.upload("w_a");
-                // q · W k = (Wᵀ q) · k
+                // This uses q · W k = (Wᵀ q) · k.
                 let weight = TensorView::matrix(&weight, DType::F32, [q_dim, k_dim]).transposed(2, 3);
                 let into = floats(&projected, [batch, 1, q_len, k_dim]);
                 let product = ProjectionForward::new(q, Linear { weight, bias: None }, into);
@@ -193,10 +193,10 @@ fn dot_and_general_give_the_vectors() {
     }
 }
 
-/// The gradients of everything that Bahdanau's attention has: of what is projected through the
-/// projections, and of the keys, which are the values too, as the sum of both.
+/// The gradients of all inputs of Bahdanau's attention. Projected inputs get theirs through the
+/// projections. The keys are the values too, and get the sum of both.
 #[test]
-fn every_form_gives_the_gradients() {
+fn every_target_matches_gradient_vectors() {
     crate::harness::in_turn!();
     let gpu = &full().gpu;
     let vector = Vector::load(FAMILY, "bahdanau_bwd");

@@ -1,5 +1,5 @@
-//! Gradients on a device against the reference: shapes, masks, types, layouts, random problems,
-//! bits.
+//! Gradients on a device, compared with the reference: shapes, masks, types, layouts, random
+//! problems, bits.
 
 use wgpu_attention::reference::compare::compare;
 use wgpu_attention::tuning::Target;
@@ -57,10 +57,10 @@ fn shapes() {
     report.finish();
 }
 
-/// Where an invocation has registers for both, d_k and d_v are one dispatch in the form for GPUs
+/// If an invocation has registers for both, the GPU kernels compute d_k and d_v in one dispatch,
 /// too.
 #[test]
-fn keys_and_values_at_once() {
+fn key_value_gradients_share_dispatch() {
     crate::harness::in_turn!();
     let mut report = Report::new("gradients of keys and values at once");
     let wide = with_registers(full(), 255);
@@ -76,7 +76,7 @@ fn keys_and_values_at_once() {
     report.finish();
 }
 
-/// The gradients that others have computed.
+/// Returns the problems whose gradients other libraries have computed.
 fn vectors() -> Vec<(Vector, Case)> {
     let load = |family: &'static str, names: &[&str]| {
         let all = names.iter().map(move |name| Vector::load(family, name));
@@ -90,7 +90,7 @@ fn vectors() -> Vec<(Vector, Case)> {
 }
 
 #[test]
-fn vectors_of_others() {
+fn gradients_match_vectors() {
     let mut report = Report::new("gradients of vectors");
     let all = vectors();
     assert_eq!(all.len(), 10);
@@ -113,7 +113,7 @@ fn vectors_of_others() {
 const SHAPE: Shape =
     Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 37, kv_len: 70, head_dim: 8, value_dim: 12 };
 
-/// Every third part of a mask in one of the forms, and of the rest the others in both.
+/// Every third part of a mask always runs on one target. Shares run the others on both.
 #[test]
 fn masks() {
     let mut report = Report::new("gradients of masks");
@@ -129,16 +129,16 @@ fn masks() {
     report.finish();
 }
 
-/// What nobody sees may hold anything, and queries that see nothing too; a NaN that is seen shows.
+/// Hidden elements, and queries without a key, may hold anything. A visible NaN shows.
 #[test]
-fn hidden_numbers_do_no_harm() {
+fn hidden_numbers_have_no_effect() {
     crate::harness::in_turn!();
-    let mut report = Report::new("gradients beside NaN");
+    let mut report = Report::new("gradients next to NaN");
     for (n, poison) in [f32::NAN, f32::INFINITY].into_iter().enumerate() {
         let case = Case::random(format!("hidden {poison}"), SHAPE).with(|c| {
             c.rules.causal = true;
             c.rules.window = Some([9, 0]);
-            // The first queries stand before all keys, the last keys after all queries.
+            // The first queries are before all keys, the last keys after all queries.
             c.rules.alignment = wgpu_attention::Alignment::Offset(-3);
             let [heads, q_len, kv_len] = [SHAPE.heads, SHAPE.q_len, SHAPE.kv_len];
             for row in (0..SHAPE.batch * heads).flat_map(|h| (0..3).map(move |i| h * q_len + i)) {
@@ -153,7 +153,7 @@ fn hidden_numbers_do_no_harm() {
         for form in FORMS {
             report.check_backward(&problem, &BackwardSetup::plain(full(), form));
         }
-        // A hidden one in the midst of those that others see.
+        // A hidden key between keys that queries see.
         let case = Case::random(format!("between {poison}"), SHAPE).with(|c| {
             c.rules.exclude_self = true;
             c.rules.causal = true;
@@ -165,7 +165,7 @@ fn hidden_numbers_do_no_harm() {
             let setup = BackwardSetup::plain(full(), form);
             let got = run(&problem, &setup, |kernel_options| kernel_options).expect("it runs");
             let d_q = got[0].as_ref().expect("it was wanted");
-            // Queries before key 41 of its heads, which stand at 33 later, do not see it.
+            // Queries before key 41 of their heads do not see it; key 41 has position 33 or later.
             let row = |h: usize, i: usize| &d_q[(h * SHAPE.q_len + i) * SHAPE.head_dim..][..SHAPE.head_dim];
             for h in 0..2 {
                 assert!((0..8).all(|i| row(h, i).iter().all(|x| x.is_finite())), "{form:?} {poison}");
@@ -208,7 +208,8 @@ fn large_scores_match_reference() {
     report.finish();
 }
 
-/// Where a query sees one key, the gradient of the value is that of the output, whatever the score.
+/// If a query sees one key, the gradient of the value is the gradient of the output, with any
+/// score.
 #[test]
 fn single_key_gradient_is_exact() {
     crate::harness::in_turn!();
@@ -256,7 +257,7 @@ fn single_key_gradient_is_exact() {
     report.finish();
 }
 
-/// Terms are multiplied by the scale before they are summed where the sum would not be finite.
+/// Terms are multiplied by the scale before the sum, where the sum would not be finite.
 #[test]
 fn keys_near_largest_match_reference() {
     crate::harness::in_turn!();
@@ -264,7 +265,7 @@ fn keys_near_largest_match_reference() {
     let shape = Shape { kv_heads: 4, q_len: 37, kv_len: 70, head_dim: 16, value_dim: 12, ..SHAPE };
     let case = Case::random("keys near the largest number", shape).with(|c| {
         c.scale = Some(1.0 / 64.0);
-        // Where keys are large queries are zero, and the other way round.
+        // In channels with large keys, queries are zero, and the reverse.
         c.q.iter_mut().zip(&mut c.k).for_each(|(q, k)| (*q, *k) = (*q * 8.0, *k * 8.0));
         c.q.iter_mut().step_by(16).for_each(|q| *q = 0.0);
         c.k.iter_mut().step_by(16).for_each(|k| *k = 1e38 * k.signum());
@@ -283,7 +284,7 @@ pub fn bits(got: &[Option<Vec<f64>>; COUNT]) -> Vec<u64> {
     got.iter().flatten().flatten().map(|x| x.to_bits()).collect()
 }
 
-/// Run after run, and however the work is cut.
+/// Every run gives the same bits, with any split of the work.
 #[test]
 fn bits_are_the_same() {
     crate::harness::in_turn!();
@@ -309,7 +310,7 @@ fn bits_are_the_same() {
     }
 }
 
-/// Everything random about a problem and its run but the data.
+/// Everything random about a problem and its run, except the data.
 #[derive(Clone, Copy, Debug)]
 pub struct Draw {
     pub shape: Shape,
@@ -318,7 +319,7 @@ pub struct Draw {
     scale: Option<f64>,
     softcap: Option<f64>,
     d_lse: bool,
-    /// Whether scores are additive, and of a vector for each head.
+    /// Additive scores: true for a vector per head.
     additive: Option<bool>,
     pub setup: BackwardSetup,
 }
@@ -352,12 +353,13 @@ impl Draw {
         }
     }
 
-    /// The same problem with additive scores.
+    /// Returns the same problem with additive scores.
     pub fn with_additive_scores(self) -> Self {
         Draw { additive: Some(self.shape.q_len.is_multiple_of(2)), scale: None, softcap: None, ..self }
     }
 
-    /// Other sizes and strides for the same kernels: compiling them is what takes the time.
+    /// Returns other sizes and strides for the same kernels, because compilation dominates the
+    /// time.
     fn again(mut self, rng: &mut Rng) -> Self {
         self.shape = other_sizes(self.shape, rng);
         if self.shape.weights().iter().product::<usize>() > 30_000 {
@@ -380,7 +382,7 @@ impl Draw {
     }
 }
 
-/// Checks `draws`, of which each group has the kernels of its first, which `of` draws.
+/// Checks `draws`. `of` draws the first of each group, and the others use its kernels.
 pub fn check_draws(draws: &Draws, of: impl Fn(&mut Rng) -> Draw) {
     let mut report = Report::new(draws.name);
     for n in draws.numbers() {
@@ -389,7 +391,8 @@ pub fn check_draws(draws: &Draws, of: impl Fn(&mut Rng) -> Draw) {
         let again = &mut Rng::new(seed ^ 0xa6a1_2000 ^ n as u64);
         let mut draw = if n % draws.group == 0 { first } else { first.again(again) };
         let problem = draw.problem(format!("{}, draw {n}", draws.name));
-        // With q, k, v, d_out, what queries keep and a gradient, more than every device binds.
+        // The mask's tensors would exceed the bindings of the default limits. The kernel also binds
+        // q, k, v, d_out, the rows' stats and a gradient.
         let given = matches!(problem.case.dropout, Some(DropoutData::Given { .. }));
         let Rules { sinks, .. } = &problem.case.rules;
         if problem.case.rules.tensors() + usize::from(given) > 2 + usize::from(sinks.is_some()) {
@@ -407,9 +410,9 @@ fn random_problems() {
     check_draws(&draws, Draw::random);
 }
 
-/// Both forms are what runs: a plan that took one for both would make half of these tests vain.
+/// Both targets really run: if a plan used one for both, half of these tests would prove nothing.
 #[test]
-fn forms_differ() {
+fn targets_compile_different_kernels() {
     crate::harness::in_turn!();
     let problem = Problem::new(Case::random("forms", SHAPE), 0, false);
     let of = |form| bits(&run(&problem, &BackwardSetup::plain(full(), form), |t| t).expect("it runs"));

@@ -1,6 +1,6 @@
-//! Gradients on matrix units: edges of tiles, every rule of a mask, gradients of scores whose size
-//! grows and shrinks, numbers that are not finite, what is refused. In fragments of 16 × 16 kernels
-//! take three times as long to compile, so fewer run.
+//! Gradients on matrix units: edges of tiles, every rule of a mask, non-finite numbers, errors.
+//! Some gradients of scores grow and shrink over the tiles. Kernels with fragments of 16 × 16 take
+//! three times as long to compile, so fewer of them run.
 
 use wgpu_attention::tuning::{MatrixUnits, Target};
 use wgpu_attention::{Alignment, DType, Shape};
@@ -16,7 +16,7 @@ use crate::small::{self, single_masks};
 const SHAPE: Shape =
     Shape { batch: 1, heads: 4, kv_heads: 2, q_len: 37, kv_len: 41, head_dim: 16, value_dim: 16 };
 
-/// Profiles for cases that have the same kernels, those of a causal mask.
+/// Returns the profiles for cases that share the kernels of a causal mask.
 fn profiles() -> impl Iterator<Item = &'static Profile> {
     matrices().filter(|p| p.compiles_fast() || due("gradients on matrix units of 16 by 16"))
 }
@@ -25,7 +25,7 @@ fn causal(name: impl Into<String>, shape: Shape) -> Case {
     Case::random(name, shape).with(|c| c.rules.causal = true)
 }
 
-/// About those of tiles.
+/// Lengths around those of tiles.
 #[test]
 fn lengths() {
     crate::harness::in_turn!();
@@ -52,7 +52,7 @@ fn channels() {
             let shape = Shape { head_dim, value_dim, ..SHAPE };
             let case = causal(format!("{head_dim} and {value_dim} channels"), shape);
             let key = format!("gradients, {}, {}", case.name, profile.name);
-            // The first two have the kernels that `lengths` has.
+            // The first two use the kernels of `lengths`.
             if n < 2 && profile.compiles_fast() || n < few.len() && runs(profile, &key) || rest(&key) {
                 let layout = if n % 2 == 0 { Layout::Dense } else { Layout::Window(n as u64) };
                 let setup = BackwardSetup { layout, ..BackwardSetup::matrix(profile) };
@@ -63,7 +63,7 @@ fn channels() {
     finish(report);
 }
 
-/// The tiles that GPUs get, each a kernel that takes long to compile.
+/// The tiles for GPUs. Each is a kernel that takes long to compile.
 #[test]
 fn tiles_of_gpus() {
     let mut report = Report::new("gradients on matrix units, tiles of GPUs");
@@ -82,7 +82,7 @@ fn tiles_of_gpus() {
     finish(report);
 }
 
-/// What is stored where, of which type, and what of it.
+/// Combinations of stored outputs, their types and layouts.
 #[test]
 fn outputs() {
     crate::harness::in_turn!();
@@ -99,7 +99,7 @@ fn outputs() {
         for (n, setup) in setups.into_iter().enumerate() {
             let name = format!("matrix outputs {n}");
             if n == 0 && profile.compiles_fast() || runs(profile, &name) {
-                // Of numbers that f16 holds, whatever they are stored as.
+                // Numbers are exact in f16, in any storage type.
                 let halves = BackwardSetup { dtype: DType::F16, ..setup };
                 let problem = stored_problem(&Problem::new(causal(name, SHAPE), 0, n % 2 == 0), &halves);
                 report.check_backward(&problem, &setup);
@@ -142,10 +142,10 @@ fn masks() {
     finish(report);
 }
 
-/// Gradients of scores that grow over the tiles by more than f16 holds, and that shrink; with none
-/// in the first tiles.
+/// Gradients of scores that grow over the tiles by more than f16's range, and that shrink. Some
+/// have no gradient in the first tiles.
 #[test]
-fn scales_move() {
+fn moving_scales_match_reference() {
     crate::harness::in_turn!();
     let mut report = Report::new("gradients on matrix units, scales");
     let shape = Shape { q_len: 90, kv_len: 100, ..SHAPE };
@@ -153,7 +153,7 @@ fn scales_move() {
         for (n, by) in [0.25, -0.25, 0.03].into_iter().enumerate() {
             let case = causal(format!("values grow by {by}"), shape).with(|c| {
                 for (row, v) in c.v.chunks_exact_mut(16).enumerate() {
-                    // By key, from 2⁻¹² to 2¹³ at most.
+                    // The exponent depends on the key, from 2⁻¹² to 2¹³ at most.
                     let exponent = (row % shape.kv_len) as f32 * by;
                     let factor = if n == 2 && row % shape.kv_len < 40 {
                         0.0
@@ -174,24 +174,25 @@ fn scales_move() {
     finish(report);
 }
 
-/// What nobody sees may hold anything; a NaN that is seen shows, and nowhere else.
+/// Hidden elements may hold anything. A visible NaN shows, and nowhere else.
 #[test]
-fn numbers_that_are_not_finite() {
+fn non_finite_numbers_show() {
     crate::harness::in_turn!();
-    let mut report = Report::new("gradients on matrix units, beside NaN");
+    let mut report = Report::new("gradients on matrix units, next to NaN");
     for profile in profiles() {
         for (n, poison) in [f32::NAN, f32::INFINITY].into_iter().enumerate() {
             let setup = BackwardSetup::matrix(profile);
             let case = Case::random(format!("matrix hidden {poison}"), SHAPE).with(|c| {
                 (c.rules.causal, c.rules.alignment) = (true, Alignment::Offset(0));
-                // The last keys stand after all queries.
+                // The last keys are after all queries.
                 for row in (0..2).flat_map(|h| (37..41).map(move |j| h * 41 + j)) {
                     c.k[row * 16..][..16].fill(poison);
                     c.v[row * 16..][..16].fill(poison);
                 }
             });
             report.check_backward(&Problem::new(case, 0, n == 0), &setup);
-            // One that the later half sees: theirs alone, although a tile has all.
+            // The later half of the queries sees one NaN. Only they show it, although a tile has
+            // all queries.
             let case = Case::random(format!("matrix seen {poison}"), SHAPE).with(|c| {
                 (c.rules.causal, c.rules.alignment) = (true, Alignment::Offset(0));
                 c.v[20 * 16] = poison;
@@ -217,7 +218,7 @@ fn numbers_that_are_not_finite() {
                         "{} {poison}: head {head}, query {i}: {got}",
                         profile.name
                     );
-                    // Those beside are not spoilt by its scale.
+                    // Its scale does not spoil the neighbours.
                     assert!(
                         sees || (got - want).abs() < 0.05,
                         "{}: head {head}, query {i}: {got} {want}",
@@ -230,8 +231,8 @@ fn numbers_that_are_not_finite() {
     finish(report);
 }
 
-/// Run after run, and however the work is cut; and these are other kernels than those without
-/// matrix units.
+/// Every run gives the same bits, with any split of the work. These kernels differ from those
+/// without matrix units.
 #[test]
 fn bits_are_the_same() {
     crate::harness::in_turn!();
@@ -261,7 +262,7 @@ fn random_problems() {
         let most = if profile.compiles_fast() { 12 } else { 0 };
         for n in 0..48u64 {
             let name = format!("matrix gradients, draw {n}, {}", profile.name);
-            // Six of a set of kernels.
+            // Six draws share a set of kernels.
             let due = n < most && due(&format!("matrix gradients, draws {}, {}", n / 6, profile.name));
             if !due && !rest(&format!("matrix gradients, draws {}, {}", n / 6, profile.name)) {
                 continue;
@@ -281,7 +282,7 @@ fn random_problems() {
                 value_dim: dims[1],
             };
             let case = Case::random(name, shape).with(|c| c.rules = mask.rules(rng, &shape, 0));
-            // One with more tensors than the device binds is skipped, and said to be.
+            // A problem with more tensors than the device binds is skipped and reported.
             report.check_backward(&Problem::new(case, 0, rng.chance(0.5)), &BackwardSetup::matrix(profile));
         }
     }

@@ -1,4 +1,4 @@
-//! Gradients of biases, slopes, relative tables and sinks on a device against the reference.
+//! Gradients of biases, slopes, relative tables and sinks on a device, compared with the reference.
 
 use wgpu_attention::reference::compare::compare;
 use wgpu_attention::{Alignment, DType, Shape};
@@ -15,7 +15,7 @@ use crate::peers::sdpa;
 const SHAPE: Shape =
     Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 19, kv_len: 37, head_dim: 12, value_dim: 8 };
 
-/// What scores are changed by, and the axes of it that are as long as the problem.
+/// The tensors that change scores, and their axes that may be as long as the problem's.
 const ADDED: [(&str, [bool; 4]); 5] = [
     ("bias", [true, true, true, true]),
     ("slopes", [true, true, false, false]),
@@ -28,7 +28,7 @@ fn normals(rng: &mut Rng, shape: [usize; 4]) -> Option<HostData<f32>> {
     Some(HostData::new(rng.normals(shape.iter().product()), shape))
 }
 
-/// Rules with one tensor, of which the axes in `repeats` are 1.
+/// Returns rules with one tensor, whose axes in `repeats` have length 1.
 fn rules(of: &str, repeats: [bool; 4], rng: &mut Rng) -> Rules {
     rules_of(of, SHAPE, repeats, rng)
 }
@@ -43,7 +43,7 @@ fn rules_of(of: &str, shape: Shape, repeats: [bool; 4], rng: &mut Rng) -> Rules 
     let mut rules = Rules::default();
     match of {
         "bias" => rules.bias = normals(rng, to([batch, heads, q_len, kv_len])),
-        // The places in between have a key of a query, the outermost many.
+        // Inner distances have one key per query, the outermost distances many.
         "relative" => rules.relative = normals(rng, [per_head[0], per_head[1], 1, 11]),
         "sinks" => rules.sinks = normals(rng, per_head),
         _ => {
@@ -54,7 +54,7 @@ fn rules_of(of: &str, shape: Shape, repeats: [bool; 4], rng: &mut Rng) -> Rules 
     rules
 }
 
-/// That gradient alone.
+/// Returns the setup for that gradient alone.
 fn alone(of: &str, setup: BackwardSetup) -> BackwardSetup {
     let n = ["bias", "slopes", "relative", "sinks"]
         .iter()
@@ -63,7 +63,7 @@ fn alone(of: &str, setup: BackwardSetup) -> BackwardSetup {
     BackwardSetup { wanted: [false; 3], added: std::array::from_fn(|m| m == n), ..setup }
 }
 
-/// Each alone, in every shape that repeats to the problem's; what else there may be takes turns.
+/// Each tensor alone, in every shape that broadcasts to the problem's. The other options alternate.
 #[test]
 fn every_shape_of_every_tensor() {
     crate::harness::in_turn!();
@@ -76,7 +76,7 @@ fn every_shape_of_every_tensor() {
             }
             let name = format!("{of}, repeats {repeats:?}");
             let rng = &mut Rng::named(&name);
-            // Every axis of every tensor repeats and does not.
+            // Every axis of every tensor is broadcast in one case and full in another.
             let few = bits == 0 || bits.count_ones() == 1 || repeats == long;
             if !(few && due(&name) || rest(&name)) {
                 continue;
@@ -103,8 +103,8 @@ fn every_shape_of_every_tensor() {
     report.finish();
 }
 
-/// With queries enough for an element to have several parts, more and fewer than a workgroup has
-/// lanes.
+/// Enough queries that an element has several partial sums, more and fewer than the lanes of a
+/// workgroup.
 #[test]
 fn parts_of_an_element() {
     crate::harness::in_turn!();
@@ -128,7 +128,7 @@ fn parts_of_an_element() {
     report.finish();
 }
 
-/// A pair in a full block has no bias, but the rest.
+/// A pair in a full block has no bias, but has the other terms.
 #[test]
 fn full_blocks() {
     crate::harness::in_turn!();
@@ -153,8 +153,8 @@ fn full_blocks() {
     report.finish();
 }
 
-/// A query that sees no key but has a sink gives it its `d_lse`, whatever its `d_out` holds; hidden
-/// keys hold NaN.
+/// A query without a key but with a sink passes its `d_lse` to the sink, with anything in its
+/// `d_out`. Hidden keys hold NaN.
 #[test]
 fn queries_without_keys_and_keys_without_queries() {
     crate::harness::in_turn!();
@@ -167,11 +167,11 @@ fn queries_without_keys_and_keys_without_queries() {
             }
             let rng = &mut Rng::named(&name);
             let mut rules = rules(of, [false; 4], rng);
-            // The last queries of a head see nothing, and no query the last keys.
+            // The last queries of a head see no key, and no query sees the last keys.
             let lengths = |[_, h, i, _]: [usize; 4]| if i > 12 + h { 0 } else { 30 };
             rules.lengths = Some(HostData::of([1, SHAPE.heads, SHAPE.q_len, 1], lengths));
             if of != "sinks" {
-                // One without sinks, to which no row has anything to give.
+                // One head has no sink, so its rows have no gradient for a sink.
                 rules.sinks = Some(HostData::new(vec![0.5, f32::NEG_INFINITY, -1.0, 60.0], [1, 4, 1, 1]));
             }
             let case = Case::random(name, SHAPE).with(|c| {
@@ -192,9 +192,9 @@ fn queries_without_keys_and_keys_without_queries() {
     report.finish();
 }
 
-/// Where queries stand decides about distances.
+/// Query positions determine the distances.
 #[test]
-fn queries_elsewhere() {
+fn query_offsets_match_reference() {
     crate::harness::in_turn!();
     let mut report = Report::new("gradients of distances");
     for (n, of) in ["slopes", "symmetric slopes", "relative"].into_iter().enumerate() {
@@ -223,7 +223,7 @@ fn queries_elsewhere() {
     report.finish();
 }
 
-/// A random problem with something that changes scores.
+/// Draws a random problem with a tensor that changes scores.
 fn draw(rng: &mut Rng) -> Draw {
     let mut draw = Draw::random(rng);
     let changes = |mask: &MaskDraw| {
@@ -232,7 +232,7 @@ fn draw(rng: &mut Rng) -> Draw {
     while !changes(&draw.mask) {
         draw.mask = MaskDraw::random(rng, draw.shape.kv_len);
     }
-    // Those of q, k and v are `backward`'s matter.
+    // The tests in `backward` check the gradients of q, k and v.
     let wanted = [rng.chance(0.2), false, false];
     draw.setup = BackwardSetup { added: [true; 5], wanted, ..draw.setup };
     draw
@@ -245,9 +245,9 @@ fn random_problems() {
     check_draws(&draws, draw);
 }
 
-/// What PyTorch says of a bias.
+/// PyTorch's gradient of a bias.
 #[test]
-fn the_vector_of_a_bias() {
+fn bias_gradient_matches_vector() {
     crate::harness::in_turn!();
     let name = "sdpa_bwd_bias";
     let vector = Vector::load(sdpa::FAMILY, name);
@@ -260,9 +260,9 @@ fn the_vector_of_a_bias() {
     compare(got, &want, tolerance).unwrap_or_else(|e| panic!("dbias: {e}"));
 }
 
-/// Cut into dispatches of less work, and again: the same bits.
+/// Work that is split into smaller dispatches, and runs again, gives the same bits.
 #[test]
-fn pieces_give_the_bits_of_the_whole() {
+fn split_work_gives_same_bits() {
     crate::harness::in_turn!();
     for (of, _) in ADDED {
         let name = format!("pieces, {of}");

@@ -1,6 +1,6 @@
-//! bf16 bit by bit: what is loaded, stored and rounded is what `half` says, on both widths of loads
-//! and stores. And attention to the vectors of another library, and by the kernels of its own:
-//! elsewhere it is drawn beside f16.
+//! Tests of bf16 bit by bit: loads, stores and rounding agree with `half`, for scalar and vec4
+//! accesses. Further tests run attention to PyTorch's vectors, and kernels that only bf16 has.
+//! Other tests draw bf16 as often as f16.
 
 use half::{bf16, f16};
 use wgpu_attention::cache::{Append, CacheRead, CacheStorage, Tokens};
@@ -15,15 +15,15 @@ use crate::harness::report::judge_outputs;
 use crate::harness::{Case, FORMS, Layout, Profile, Report, Setup, Weights, defaults, profiles, run};
 use crate::peers::sdpa;
 
-/// Every upper half beside lower halves around the middle: exact numbers, ties, and their
-/// neighbours; of every exponent, subnormal numbers, infinities, NaNs and what rounds to them among
-/// them.
+/// Returns every upper 16 bits with lower 16 bits around the middle: exact numbers, ties, and their
+/// neighbours. They have every exponent, with subnormal numbers, infinities, NaNs and numbers that
+/// round to them.
 fn every_rounding() -> Vec<f32> {
     let lower = [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff];
     (0..=0xffffu32).flat_map(|upper| lower.map(|lower| f32::from_bits(upper << 16 | lower))).collect()
 }
 
-/// Rows and channels of [`every_rounding`].
+/// The rows and channels of [`every_rounding`].
 const ROWS: usize = 768;
 const DIM: usize = 512;
 
@@ -36,8 +36,8 @@ fn upload(gpu: &Gpu, x: &[f32], dtype: DType) -> wgpu::Buffer {
     uploaded.expect("an upload")
 }
 
-/// Through a cache: `given` as `from` into `storage`, and out of it as `to`, at an element that is
-/// none of a word's first.
+/// Appends `given` as `from` to a cache of `storage`, and reads it back as `to`. The read starts at
+/// an element in the middle of a word.
 fn through_cache(
     profile: &Profile,
     given: &[f32],
@@ -63,7 +63,7 @@ fn through_cache(
     k
 }
 
-/// The bits of `n` elements from `start` on.
+/// Returns the bits of `n` elements from `start` on.
 fn bits(gpu: &Gpu, buffer: &wgpu::Buffer, start: usize, n: usize, dtype: DType) -> Vec<u32> {
     let all = match dtype {
         DType::BF16 | DType::F16 => {
@@ -75,7 +75,7 @@ fn bits(gpu: &Gpu, buffer: &wgpu::Buffer, start: usize, n: usize, dtype: DType) 
     all[start..].to_vec()
 }
 
-/// A NaN may have other bits.
+/// Compares numbers. The bits of a NaN may differ.
 fn same(got: f32, want: f32) -> bool {
     got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan()
 }
@@ -93,17 +93,17 @@ fn check(what: &str, given: &[f32], got: &[u32], dtype: DType, want: impl Fn(f32
     }
 }
 
-/// Of every f16 number six that round to it or to the next: exact, ties and their neighbours;
-/// subnormal numbers, what overflows, infinities and NaNs among them.
+/// Returns six numbers for every f16 number, which round to it or to the next. They are exact
+/// numbers, ties and their neighbours, with subnormal numbers, overflow, infinities and NaNs.
 fn every_f16_rounding() -> Vec<f32> {
     let near = [0, 1, 0xfff, 0x1000, 0x1001, 0x1fff];
     let of = |half| near.map(|n| f32::from_bits(f16::from_bits(half).to_f32().to_bits() + n));
     (0..=u16::MAX).flat_map(of).collect()
 }
 
-/// Where the device lacks `SHADER_F16`, kernels round f16 by bits.
+/// Without `SHADER_F16`, kernels round f16 by bit operations.
 #[test]
-fn every_f16_is_rounded_to_the_nearest_even_without_the_feature() {
+fn f16_rounds_to_even_without_feature() {
     let given = every_f16_rounding();
     let profile = defaults();
     assert!(!profile.gpu.device().features().contains(wgpu::Features::SHADER_F16));
@@ -119,7 +119,7 @@ fn rounded(x: f32) -> f32 {
 }
 
 #[test]
-fn every_number_is_rounded_to_the_nearest_even() {
+fn bf16_rounds_to_nearest_even() {
     let given = every_rounding();
     assert_eq!(given.len(), ROWS * DIM);
     for profile in profiles() {
@@ -136,10 +136,10 @@ fn every_number_is_rounded_to_the_nearest_even() {
     }
 }
 
-/// Fours of normal numbers and of what overflows, times the unit matrix: into a tensor that stores
-/// in fours, and one that begins at an odd element.
+/// Vec4 of normal numbers and of overflow, multiplied by the unit matrix. The outputs are a tensor
+/// with vec4 stores, and one at an odd element.
 #[test]
-fn products_are_rounded_to_the_nearest_even() {
+fn products_round_to_nearest_even() {
     let given: Vec<f32> = every_rounding().into_iter().filter(|x| x.is_normal()).collect();
     let given = &given[..given.len() / 4 * 4];
     let rows = given.len() / 4;
@@ -169,10 +169,10 @@ fn project(gpu: &Gpu, call: ProjectionForward) {
     gpu.submit(|e| projection.forward(e, &[call])).expect("a product");
 }
 
-/// Every second element is a tensor's: its stores leave the other halves of their words as they
-/// were.
+/// A tensor with every second element of a buffer. Its stores leave the other half of each word
+/// unchanged.
 #[test]
-fn other_halves_stay() {
+fn stores_leave_neighbours_unchanged() {
     let n = 4099;
     let given: Vec<f32> = (0..n).map(|n| n as f32).collect();
     for profile in profiles() {
@@ -202,9 +202,9 @@ fn setup(path: Algorithm, form: Target, layout: Layout) -> Setup {
     Setup { profile: defaults(), form, path, dtype, bias, layout, lse: true, weights }
 }
 
-/// On a device without features; which path and form, by the vector.
+/// A device without features runs every vector. The vector's number chooses path and target.
 #[test]
-fn every_vector_of_sdpa() {
+fn sdpa_vectors_match_in_bf16() {
     crate::harness::in_turn!();
     let mut report = Report::new("bf16, sdpa");
     for (n, name) in sdpa::NAMES.iter().enumerate() {
@@ -216,8 +216,8 @@ fn every_vector_of_sdpa() {
     report.finish();
 }
 
-/// Few queries of aligned keys, by the kernels that load words of both halves; of others, by those
-/// that do not.
+/// For few queries of aligned keys, kernels load words of two bf16. For other keys, kernels load
+/// single elements.
 #[test]
 fn decoding_loads_words() {
     let mut report = Report::new("bf16, decode");
@@ -234,14 +234,14 @@ fn decoding_loads_words() {
     report.finish();
 }
 
-/// The device without features, with pipelines that no other test compiles.
+/// Returns the device without features, with pipelines that no other test compiles.
 fn alone() -> &'static Profile {
     let Profile { gpu, matrix, .. } = defaults();
     let gpu = Gpu::with_pipelines(gpu.queue().clone(), Pipelines::new(gpu.device()));
     Box::leak(Box::new(Profile { name: "alone", gpu, matrix: *matrix }))
 }
 
-/// The error over tolerance, by a kernel that takes words or not.
+/// Returns the error over tolerance, and checks that a kernel with or without word loads ran.
 fn attended(case: &Case, setup: &Setup, words: bool) -> Result<f64, String> {
     let (stored, pipelines) = (case.stored(setup.dtype, setup.bias), setup.profile.gpu.pipelines());
     let got = run(&stored, setup)?;

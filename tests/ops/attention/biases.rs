@@ -1,5 +1,5 @@
-//! What is added to scores by distance, and attention sinks: the reference against their meaning,
-//! every path and form against the reference.
+//! Distance biases and attention sinks. Their definition checks the reference, which checks every
+//! path and target.
 
 use wgpu_attention::reference::compare::{Tolerance, compare};
 use wgpu_attention::tuning::Algorithm;
@@ -10,13 +10,13 @@ use crate::harness::{Case, FORMS, HostData, Layout, Report, Rules, Setup, Weight
 use crate::laws::numbers::{everywhere, expect};
 use crate::ops::mask::masks::{LENGTHS, check, shape};
 
-/// Multiples of an eighth, of both signs: sums of them are exact.
+/// Multiples of an eighth, of both signs, so that sums of them are exact.
 fn eighths([b, h, _, n]: [usize; 4]) -> f32 {
     ((b * 7 + h * 5 + n * 3) % 17) as f32 / 8.0 - 1.0
 }
 
 #[test]
-fn distances_add_what_they_mean() {
+fn distance_terms_match_meaning() {
     let mut report = Report::new("biases");
     for lengths in LENGTHS {
         let shape = shape(lengths);
@@ -29,7 +29,7 @@ fn distances_add_what_they_mean() {
                 let name = format!("alibi {heads:?}, symmetric {symmetric}");
                 all.push((name, Rules { slopes, symmetric, ..Default::default() }));
             }
-            // None but its own, few, more than there are.
+            // Tables for the query's own position, for few distances, and for more than there are.
             for distances in [1, 7, 301] {
                 let relative = Some(HostData::of([b, h, 1, distances], eighths));
                 let name = format!("{distances} distances {heads:?}");
@@ -59,9 +59,9 @@ fn distances_add_what_they_mean() {
     report.finish();
 }
 
-/// Added in f16 or bf16 to problems of any type; elsewhere what is added is f32.
+/// Terms in f16 or bf16, added to problems of any type. Other tests use f32 terms.
 #[test]
-fn what_is_added_may_be_shorter() {
+fn added_terms_may_be_narrow() {
     crate::harness::in_turn!();
     let mut report = Report::new("biases in f16 and bf16");
     let shape = shape((21, 35));
@@ -92,7 +92,7 @@ fn what_is_added_may_be_shorter() {
     report.finish();
 }
 
-/// `case` with one key more, of value 0, that every query sees with the sink as its score.
+/// Returns `case` with one more key of value 0, which every query sees with the sink as its score.
 fn sink_as_a_key(case: &Case) -> Case {
     let Shape { kv_len, head_dim, value_dim, .. } = case.shape;
     let shape = Shape { kv_len: kv_len + 1, ..case.shape };
@@ -119,7 +119,7 @@ fn sinks(value: impl Fn([usize; 4]) -> f32) -> Rules {
     Rules { sinks: Some(HostData::of([1, 4, 1, 1], value)), ..Default::default() }
 }
 
-/// Sinks beside, above and far above the scores, far below, and none at all in some heads.
+/// Sinks near, above, far above and far below the scores, and none in some heads.
 fn with_sinks() -> Vec<(&'static str, Rules)> {
     let beside = sinks(eighths);
     let keep = |[_, h, i, j]: [usize; 4]| i % 3 != h % 3 && (i + j) % 4 != 0;
@@ -152,7 +152,7 @@ fn a_sink_is_a_key_without_a_value() {
             let case = Case::random(name, shape).with(|c| (c.rules, c.softcap) = (rules.clone(), softcap));
             follows(&case);
             let (own, key) = (case.reference::<f64>(), sink_as_a_key(&case).reference::<f64>());
-            // The same numbers, added in another order.
+            // Both sums have the same terms in another order.
             let same = |what: &str, a: &[f64], b: &[f64]| {
                 compare(a, b, Tolerance { absolute: 1e-11 })
                     .unwrap_or_else(|e| panic!("{}, {what}: {e}", case.name));
@@ -169,7 +169,7 @@ fn a_sink_is_a_key_without_a_value() {
 }
 
 #[test]
-fn a_row_of_a_sink_alone_is_zero_and_its_lse_the_sink() {
+fn row_without_keys_has_sink_lse() {
     let case = Case::random("sink alone", shape((21, 6))).with(|c| {
         c.rules = sinks(|[_, h, ..]| h as f32 - 1.5);
         c.rules.attn_mask = Some(HostData::of([1, 1, 21, 1], |[_, _, i, _]| i % 3 != 1));
@@ -197,9 +197,9 @@ fn a_sink_of_minus_infinity_changes_nothing() {
     });
 }
 
-/// All scores 0 and the sink 0: it counts as one of seven keys.
+/// All scores are 0 and the sink is 0, so it has the weight of one of seven keys.
 #[test]
-fn a_sink_takes_its_share() {
+fn sink_takes_equal_share() {
     let case = Case::random("equal shares", shape((21, 6))).with(|c| {
         c.q.fill(0.0);
         c.v.fill(7.0);

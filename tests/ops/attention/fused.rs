@@ -1,5 +1,5 @@
-//! The fused kernel at the edges of its tiles: lengths, channels, groups; long key ranges; nothing
-//! but q, k, v, out.
+//! The fused kernel at the edges of its tiles: lengths, channels, groups, long key ranges. The
+//! calls have only q, k, v and out.
 
 use wgpu_attention::tuning::{Algorithm, Target};
 use wgpu_attention::{Alignment, DType, Shape};
@@ -22,7 +22,7 @@ fn setup(form: Target) -> Setup {
     }
 }
 
-/// In `form` dense, in f16, and through a window where nothing is aligned, in f32 or bf16 by the
+/// Returns setups for `form`: dense, in f16, and an unaligned window in f32 or bf16, chosen by the
 /// rules.
 fn ways(case: &Case, form: Target) -> [Setup; 3] {
     let dense = setup(form);
@@ -31,7 +31,7 @@ fn ways(case: &Case, form: Target) -> [Setup; 3] {
     [dense, Setup { dtype: DType::F16, ..dense }, Setup { profile: defaults(), layout, dtype, ..dense }]
 }
 
-/// Runs `case` in both forms in every way, each of which is another kernel.
+/// Runs `case` on both targets in every setup. Each setup is a different kernel.
 fn check(report: &mut Report, case: &Case) {
     let rules = case.rules.names().join(" ");
     for setup in FORMS.into_iter().flat_map(|form| ways(case, form)) {
@@ -41,7 +41,7 @@ fn check(report: &mut Report, case: &Case) {
     }
 }
 
-/// Runs `case` in both forms, each in one way, by its rules.
+/// Runs `case` on both targets, each in one setup that the rules choose.
 fn check_once(report: &mut Report, case: &Case) {
     let rules = case.rules.names().join(" ");
     let first = Rng::named(&rules).below(3);
@@ -93,13 +93,13 @@ fn channels() {
         let shape = Shape { batch: 1, heads: 2, kv_heads: 1, q_len: 37, kv_len: 41, head_dim, value_dim };
         let case = Case::random(format!("fused channels {head_dim} {value_dim}"), shape);
         for form in FORMS {
-            // The form for software drivers is another kernel for each, those of many channels long
-            // ones.
+            // On the software target each size is a different kernel, and kernels of many channels
+            // are long.
             let own = form == Target::Gpu || head_dim + value_dim < 150;
             if !(own && due(&format!("{}, {form:?}", case.name)) || rest(&case.name)) {
                 continue;
             }
-            // f16, unaligned windows and bf16 in turn.
+            // The other run is in f16, in unaligned windows or in bf16, in rotation.
             let dense = setup(form);
             let plain = Setup { profile: defaults(), ..dense };
             let other = match n % 3 {
@@ -124,7 +124,7 @@ fn groups_share_their_keys() {
         let shape = Shape { batch: 2, heads, kv_heads, q_len, kv_len: 45, head_dim: 8, value_dim: 12 };
         let case = Case::random(format!("fused groups {heads} {kv_heads}"), shape).with(|c| {
             c.rules.causal = true;
-            // A length per query head: the heads of a group see different keys.
+            // Each query head has a length, so that the heads of a group see different keys.
             let lengths = |[b, h, ..]: [usize; 4]| (11 * b + 5 * h) as u32 % 50;
             c.rules.lengths = Some(HostData::of([2, heads, 1, 1], lengths));
             c.rules.sinks = Some(HostData::of([1, heads, 1, 1], |[_, h, ..]| h as f32 - 3.0));
@@ -144,7 +144,7 @@ fn long_key_ranges() {
         check_once(&mut report, &case);
         let window = case.clone().with(|c| (c.rules.causal, c.rules.window) = (true, Some([256, 0])));
         check_once(&mut report, &window);
-        // Maxima that rise from key to key: the running softmax must start anew all the time.
+        // Maxima that rise from key to key, so that the running softmax rescales each time.
         check_once(
             &mut report,
             &case.with(|c| {
@@ -158,7 +158,8 @@ fn long_key_ranges() {
     report.finish();
 }
 
-/// Tiles of few rows have slices of 64, 128 and 256 channels, those of many one shader each.
+/// Tiles of few rows have slices of 64, 128 and 256 channels. Tiles of many rows have one shader
+/// each.
 #[test]
 fn slices_of_channels() {
     let mut report = Report::new("fused, slices");
@@ -189,10 +190,9 @@ fn slices_of_channels() {
     report.finish();
 }
 
-/// The keep mask of a dropout is asked for whole blocks of keys; the last ones here end in the
-/// middle.
+/// Kernels read the keep mask of dropout for whole blocks of keys. The last block here is partial.
 #[test]
-fn dropout_far_from_key_to_key() {
+fn dropout_with_large_key_stride() {
     crate::harness::in_turn!();
     let mut report = Report::new("fused, dropout");
     for (q_len, kv_len) in [(40, 33), (3, 33), (70, 65)] {
@@ -216,7 +216,7 @@ fn large_scores_of_either_sign() {
     for size in [1e2, 1e3, 1e4] {
         for sign in [1.0, -1.0] {
             let case = Case::random(format!("fused scores {size} {sign}"), shape).with(|c| {
-                // q·k is about ±size for every pair.
+                // The score q·k is about ±size for every pair.
                 c.scale = Some(1.0);
                 c.q.iter_mut().enumerate().for_each(|(n, x)| *x = if n % 4 == 0 { size } else { *x });
                 c.k.iter_mut().enumerate().for_each(|(n, x)| *x = if n % 4 == 0 { sign } else { *x });
@@ -231,8 +231,8 @@ fn large_scores_of_either_sign() {
 
 #[test]
 fn tiles_without_a_key_are_zero() {
-    // Whole tiles of queries see nothing: bottom-right with more queries than keys, and lengths
-    // of 0.
+    // Whole tiles of queries see nothing: bottom-right alignment with more queries than keys, and
+    // lengths of 0.
     for profile in profiles() {
         for form in FORMS {
             let shape = Shape { kv_len: 5, ..Shape::new(2, 2, 200, 8) };
@@ -252,8 +252,8 @@ fn tiles_without_a_key_are_zero() {
     }
 }
 
-/// Tiles for 128 and for 64 registers, which load nothing ahead: every number of rows and every
-/// slice, with every step of the kernel.
+/// Tiles for 128 and for 64 registers, which prefetch nothing. The cases have every number of rows
+/// and every slice, with every step of the kernel.
 #[test]
 fn few_registers() {
     crate::harness::in_turn!();
@@ -289,8 +289,8 @@ fn few_registers() {
     report.finish();
 }
 
-/// Vectors of 4 and of 16 lanes: rows that fill them and that do not, blocks of every number of
-/// queries and keys.
+/// Vectors of 4 and of 16 lanes: full and partial rows, and blocks of every number of queries and
+/// keys.
 #[test]
 fn lanes() {
     crate::harness::in_turn!();

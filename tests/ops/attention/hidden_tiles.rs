@@ -1,5 +1,5 @@
-//! Tiles that tensors of a mask hide: results equal the reference where tiles are skipped, and
-//! skipping saves their time.
+//! Tiles that a mask's tensors hide. Results with skipped tiles equal the reference, and skipping
+//! saves their time.
 
 use std::time::{Duration, Instant};
 
@@ -20,12 +20,12 @@ use crate::harness::{
 };
 use crate::ops::attention::matrix::finish;
 
-/// Several looks of eight tiles of 64 keys, and tails of rows and keys.
+/// Several scans of eight tiles of 64 keys, and partial tiles of rows and keys.
 const LONG: Shape =
     Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 45, kv_len: 1210, head_dim: 8, value_dim: 12 };
 /// Several tiles of queries and of keys.
 const SQUARE: Shape = Shape { q_len: 203, kv_len: 203, ..LONG };
-/// Several looks of queries.
+/// Several scans of query tiles.
 const TALL: Shape = Shape { q_len: 1210, kv_len: 45, heads: 2, kv_heads: 1, ..LONG };
 
 fn documents(
@@ -39,8 +39,8 @@ fn documents(
     Rules { documents: Some(documents), ..Default::default() }
 }
 
-/// Numbers in order, out of order, far apart, that only queries or only keys have, and that differ
-/// by head.
+/// Document numbers in order, out of order and far apart. Some numbers only queries or only keys
+/// have, and some differ by head.
 fn of_documents(shape: &Shape) -> Vec<(&'static str, Rules)> {
     let [_, h, q_len, kv_len] = shape.weights();
     let part = move |n: usize, len: usize| (n * 9 / len) as u32;
@@ -82,7 +82,7 @@ fn of_documents(shape: &Shape) -> Vec<(&'static str, Rules)> {
     ]
 }
 
-/// Padding on the left, on the right, of everything, by head.
+/// Padding on the left, on the right, of all keys, and by head.
 fn of_keys(shape: &Shape) -> Vec<(&'static str, HostData<bool>)> {
     let [b, h, _, j] = shape.weights();
     let len = |b: usize| j / (2 + 3 * b);
@@ -106,7 +106,7 @@ fn of_pairs(shape: &Shape) -> Vec<(&'static str, HostData<bool>)> {
     ]
 }
 
-/// The rules that `seen` stands for.
+/// Returns rules that hide the keys outside `seen`.
 fn ruled(seen: &HostData<bool>, rule: usize) -> Rules {
     let seen = seen.clone();
     match rule {
@@ -121,7 +121,7 @@ fn ruled(seen: &HostData<bool>, rule: usize) -> Rules {
     }
 }
 
-/// All of these, by the kernels that they need.
+/// Returns all these rules, sorted by the kernels that they need.
 fn all_rules(shape: &Shape) -> Vec<(String, Rules)> {
     let mut all: Vec<_> =
         of_documents(shape).into_iter().map(|(name, rules)| (format!("documents {name}"), rules)).collect();
@@ -231,7 +231,7 @@ fn backward_equals_reference() {
             let (rules, drops) = (case.rules.names().join(" "), case.dropout.is_some());
             let problem = Problem::new(case, 0, m / 2 % 2 == 0);
             for form in FORMS {
-                // What shares kernels runs together; documents always.
+                // Cases that share kernels run together. Documents always run.
                 let key = format!("hidden tiles, gradients, {form:?}, {rules}, dropout {drops}");
                 if (rules != "documents" || drops) && !due(&key) && !rest(&key) {
                     continue;
@@ -279,10 +279,10 @@ fn block_maps_equal_reference() {
 }
 
 const TOKENS: usize = 2048;
-/// Documents of as many tokens, and keys that are no padding.
+/// Documents of this many tokens, and keys that are not padding.
 const SEEN: usize = TOKENS / 16;
 
-/// The least times of three calls each, the calls taking turns.
+/// Returns the least times of three runs of each call. The calls alternate.
 fn least_times<const N: usize>(mut calls: [Box<dyn FnMut() + '_>; N]) -> [Duration; N] {
     let mut least = [Duration::MAX; N];
     for round in 0..4 {
@@ -296,8 +296,8 @@ fn least_times<const N: usize>(mut calls: [Box<dyn FnMut() + '_>; N]) -> [Durati
     least
 }
 
-/// A sixteenth of the pairs is seen: less than half the time of all of them, forward and backward.
-/// Measured: a sixth and less.
+/// A sixteenth of the pairs is visible. The call takes less than half the time of all pairs,
+/// forward and backward. Measured: a sixth and less.
 #[test]
 fn skipped_tiles_take_no_time() {
     crate::harness::in_turn!();
@@ -349,7 +349,7 @@ fn skipped_tiles_take_no_time() {
                 gpu.device().poll(wgpu::PollType::wait_indefinitely()).expect("an idle device");
             }) as Box<dyn FnMut() + '_>
         }));
-        // Beside packed sequences documents have numbers to compare; measured: 1.3 forward, 1.0
+        // Documents compare numbers, which packed sequences need not. Measured: 1.3 forward, 1.0
         // backward.
         let of_packed = times[2].as_secs_f64() / times[1].as_secs_f64();
         assert!(of_packed < 2.0, "documents, backward {backward}: {:?} of {:?}", times[2], times[1]);

@@ -1,5 +1,5 @@
-//! Keys of plain tensors split among workgroups: the truth is that of the unsplit call, at every
-//! number of splits.
+//! Keys of plain tensors, split among workgroups. At every number of splits the result equals that
+//! of the unsplit call.
 
 use wgpu_attention::tuning::Algorithm;
 use wgpu_attention::{DType, Shape};
@@ -10,7 +10,7 @@ use crate::harness::{
     Case, DropoutData, FORMS, HostData, Layout, Report, Setup, Weights, defaults, due, full, rest,
 };
 
-/// More than there are keys, too.
+/// The last number exceeds the number of keys.
 const SPLITS: [usize; 5] = [1, 2, 3, 7, 128];
 
 fn setup(n: usize, form: wgpu_attention::tuning::Target, dtype: DType) -> Setup {
@@ -26,13 +26,13 @@ fn setup(n: usize, form: wgpu_attention::tuning::Target, dtype: DType) -> Setup 
     }
 }
 
-/// `case` in both forms at every number of splits.
+/// Checks `case` on both targets at every number of splits.
 fn holds(report: &mut Report, case: &Case, dtype: DType, splits: &[usize]) {
     holds_where(report, case, dtype, splits, |_, _| true);
 }
 
-/// The same, where `always` says so of a form and a number of splits by their place; elsewhere as
-/// part of the rest.
+/// Like `holds`, where `always` selects usual runs by the indices of target and splits. Shares run
+/// the others.
 fn holds_where(
     report: &mut Report,
     case: &Case,
@@ -77,8 +77,8 @@ fn lengths() {
     report.finish();
 }
 
-/// Masks that cut the range of keys, whose split it is, and masks that ask every pair; rows that
-/// see nothing.
+/// Masks that limit the range of keys, which is then split. Also masks that test every pair, and
+/// rows without a key.
 #[test]
 fn masks() {
     crate::harness::in_turn!();
@@ -115,7 +115,7 @@ fn masks() {
                 (c.rules.bias, c.softcap) = (Some(HostData::of([1, 1, 1, j], bias)), Some(3.0));
             }),
             named("steep", &|c| {
-                // The largest score now in one split, now in another.
+                // The largest score alternates between splits.
                 let steep = |[.., i, j]: [usize; 4]| 60.0 * ((i + 2 * j) as f32 / kv_len as f32).sin();
                 c.rules.bias = Some(HostData::of([1, 1, i, j], steep));
             }),
@@ -136,7 +136,7 @@ fn masks() {
                 (0, 1) => DType::BF16,
                 _ => DType::F32,
             };
-            // An odd number of splits is another device and layout than an even one.
+            // An odd number of splits uses another device and layout than an even one.
             let splits = [[2, 7], [3, 128]][(n + m) % 2];
             holds_where(&mut report, case, dtype, &splits, |f, s| (m + f + s) % 2 == 0);
         }
@@ -144,8 +144,8 @@ fn masks() {
     report.finish();
 }
 
-/// A window far shorter than the keys before it, split as the plan sees fit: for the keys in the
-/// window, not for all.
+/// A window far shorter than the keys before it, with the plan's splits. The plan counts only the
+/// keys in the window.
 #[test]
 fn a_short_window_over_a_long_past() {
     crate::harness::in_turn!();
@@ -166,9 +166,10 @@ fn a_short_window_over_a_long_past() {
     report.finish();
 }
 
-/// More channels than a workgroup computes; one head of many; work cut into dispatches besides.
+/// More channels than a workgroup computes, one key head for many heads, and work split into
+/// dispatches.
 #[test]
-fn slices_groups_and_pieces() {
+fn slices_groups_and_dispatches() {
     crate::harness::in_turn!();
     let mut report = Report::new("splits, slices");
     for (heads, kv_heads, q_len, head_dim, value_dim) in
@@ -197,14 +198,14 @@ fn slices_groups_and_pieces() {
     report.finish();
 }
 
-/// What hidden keys hold does not leak into any split's sums; what seen ones hold shows.
+/// NaN in hidden keys does not leak into any split's sums. NaN in visible keys shows.
 #[test]
 fn bad_numbers() {
     crate::harness::in_turn!();
     let mut report = Report::new("splits, bad numbers");
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         for hides in ["window", "keep", "lengths"] {
-            // Keys 130 to 140 are hidden, at the edge of splits of 64 and inside of others.
+            // Keys 130 to 140 are hidden, at the edge of splits of 64 and inside others.
             let shape = Shape { kv_heads: 2, ..shape(3, 330) };
             let case = Case::random(format!("splits, {bad} behind {hides}"), shape).with(|c| {
                 let (first, end) = match hides {
@@ -226,7 +227,7 @@ fn bad_numbers() {
                 c.k.iter_mut().enumerate().filter(|(n, _)| hidden(*n, 12)).for_each(|(_, x)| *x = bad);
                 c.v.iter_mut().enumerate().filter(|(n, _)| hidden(*n, 21)).for_each(|(_, x)| *x = bad);
             });
-            // The truth without them: 0 weighs what is hidden.
+            // The expected result has no bad numbers, because hidden keys have weight 0.
             let clean = case.clone().with(|c| {
                 for x in c.k.iter_mut().chain(&mut c.v) {
                     *x = if x.is_finite() { *x } else { 0.0 };
@@ -247,7 +248,7 @@ fn bad_numbers() {
                 }
             }
         }
-        // Seen ones: one key of one head, in the middle of a split.
+        // Visible ones: one key of one head, in the middle of a split.
         for (side, what) in ["k", "v"].into_iter().enumerate() {
             let shape = shape(3, 330);
             let case = Case::random(format!("splits, {bad} in {what}"), shape).with(|c| {

@@ -1,7 +1,8 @@
-//! The fused kernel on matrix units, in fragments of 8 × 8 and of 16 × 16: edges, scores that move
-//! a row's origin, what each setting takes and refuses; every rule of a mask. All other cases of
-//! the fused path are of the rest that may run on them (see `run::setups`), as are most in
-//! fragments of 16 × 16, which take three times as long to compile.
+//! The fused kernel on matrix units, in fragments of 8 × 8 and of 16 × 16. The tests cover edges,
+//! scores that move a row's origin, and every rule of a mask. They also check the effects and
+//! errors of each setting. Shares run all other cases of the fused path on matrix units (see
+//! `run::setups`). They also run most cases in fragments of 16 × 16, which take three times as long
+//! to compile.
 
 use wgpu_attention::cache::{Append, CacheLayout, CacheStorage, ScaleGroup, Tokens};
 use wgpu_attention::tuning::{Algorithm, MatrixUnits, Target};
@@ -24,7 +25,7 @@ fn check(report: &mut Report, case: &Case, setup: &Setup) {
     assert_eq!(report.skips(), skips, "{} is for matrix units", case.name);
 }
 
-/// Whether what takes a kernel of its own runs on `profile`.
+/// True if cases that need a separate kernel run on `profile`.
 pub fn runs(profile: &Profile, name: &str) -> bool {
     let key = format!("matrix, {name}, {}", profile.name);
     profile.compiles_fast() && due(&key) || rest(&key)
@@ -72,7 +73,7 @@ fn channels() {
                 shape(21, 37, head_dim, value_dim),
             );
             let layout = if n % 2 == 0 { Layout::Dense } else { Layout::Window(n as u64) };
-            // The first three are one kernel, the fourth is one more.
+            // The first three share a kernel, the fourth has another one.
             if n < 3
                 || n == 3 && runs(profile, &case.name)
                 || rest(&format!("{}, {}", case.name, profile.name))
@@ -84,14 +85,14 @@ fn channels() {
     finish(report);
 }
 
-/// The tiles that GPUs get, each a kernel that takes long to compile.
+/// The tiles for GPUs. Each is a kernel that takes long to compile.
 #[test]
 fn tiles_of_gpus() {
     let mut report = Report::new("matrix, tiles of GPUs");
     for profile in matrices() {
         let large = Setup { form: Target::Gpu, ..Setup::matrix(profile, Layout::Dense) };
         for (q_len, dim) in [(40, 16), (20, 32), (130, 64), (300, 128)] {
-            // The kernel of the first compiles another test too.
+            // Another test compiles the first kernel, too.
             let case = Case::random(format!("matrix large {q_len} {dim}"), shape(q_len, 150, dim, dim))
                 .with(|c| c.rules.causal = dim > 16);
             let key = format!("{}, {}", case.name, profile.name);
@@ -103,8 +104,7 @@ fn tiles_of_gpus() {
     finish(report);
 }
 
-/// Every rule of a mask, alone, in a tile of each fragment's or, where they take long to compile,
-/// in some.
+/// Every rule of a mask alone. If the kernels take long to compile, only some rules run.
 #[test]
 fn masks() {
     let mut report = Report::new("matrix, masks");
@@ -121,8 +121,8 @@ fn masks() {
     finish(report);
 }
 
-/// Scores whose maxima rise from key to key, slowly and in leaps, at the sizes where an origin just
-/// moves or just does not.
+/// Scores whose maxima rise from key to key, slowly and in steps. The sizes are just below and just
+/// above the limit at which the origin moves.
 #[test]
 fn rising_scores() {
     let mut report = Report::new("matrix, rising scores");
@@ -130,8 +130,8 @@ fn rising_scores() {
         for (n, rise) in [0.05, 0.4, 0.5, 0.6, 3.0, 20.0, -0.5].into_iter().enumerate() {
             let case = Case::random(format!("matrix rising {rise}"), shape(33, 90, 16, 16)).with(|c| {
                 c.scale = Some(1.0);
-                // q · k is `rise` times the key's number, on top of a little noise; every third row
-                // sees it fall.
+                // The score q · k is `rise` times the key's index, plus a little noise. In every
+                // third row it falls.
                 for (row, q) in c.q.chunks_exact_mut(16).enumerate() {
                     q.iter_mut().for_each(|x| *x *= 0.25);
                     q[0] = if row % 3 == 0 { -1.0 } else { 1.0 };
@@ -139,7 +139,7 @@ fn rising_scores() {
                 for (j, k) in c.k.chunks_exact_mut(16).enumerate() {
                     k[0] = rise * j as f32;
                 }
-                // Half of them also by a bias, which takes the other unit of scores.
+                // Half of the cases also have a bias, which uses the other unit of scores.
                 if n % 2 == 1 {
                     c.rules.bias = Some(HostData::of([1, 1, 1, 90], |[.., j]| 0.1 * j as f32));
                 }
@@ -150,8 +150,8 @@ fn rising_scores() {
     finish(report);
 }
 
-/// One key with most of the weight and no value, hundreds with little: sums of what f16 holds only
-/// just.
+/// One key has most of the weight and a value of zero. Hundreds have little weight, near the
+/// smallest numbers of f16.
 #[test]
 fn small_weights_count() {
     crate::harness::in_turn!();
@@ -183,7 +183,7 @@ fn large_scores_and_hidden_rows() {
         let setup = Setup::matrix(profile, Layout::Blhd);
         for size in [1e2, 1e3, -1e3] {
             let case = Case::random(format!("matrix scores {size}"), shape(40, 50, 16, 16)).with(|c| {
-                // q · k is about ±size for every pair.
+                // The score q · k is about ±size for every pair.
                 c.scale = Some(1.0);
                 c.q.iter_mut().enumerate().for_each(|(n, x)| *x = if n % 16 == 0 { size } else { *x });
                 c.k.iter_mut().enumerate().for_each(|(n, x)| *x = if n % 16 == 0 { 1.0 } else { *x });
@@ -191,7 +191,7 @@ fn large_scores_and_hidden_rows() {
             check(&mut report, &case, &setup);
         }
         let hidden = Case::random("matrix, −∞ in the bias", shape(40, 50, 16, 16)).with(|c| {
-            // Whole rows, whole tiles of some rows, and keys here and there.
+            // Whole rows, whole tiles of some rows, and single keys.
             c.rules.bias = Some(HostData::of([1, 2, 40, 50], |[_, h, i, j]| {
                 let out =
                     i % 5 == 0 || (i % 5 == 1 && j < 33) || (i % 5 == 2 && j > 16) || (h + i + j) % 7 == 0;
@@ -199,7 +199,7 @@ fn large_scores_and_hidden_rows() {
             }));
         });
         check(&mut report, &hidden, &setup);
-        // So large that the next number is further than an origin may lag.
+        // So large that the next number is further away than the origin may lag.
         let offset = Case::random("matrix, offset", shape(20, 60, 16, 16)).with(|c| {
             c.rules.bias = Some(HostData::of([1, 1, 1, 60], |[.., j]| -1.5e8 + 12.0 * j as f32));
         });
@@ -212,7 +212,7 @@ fn large_scores_and_hidden_rows() {
     finish(report);
 }
 
-/// Values that no weight reaches, or only one that f16 rounds to nothing, may be anything.
+/// Values with weight zero, or with a weight that f16 rounds to zero, may be anything.
 #[test]
 fn infinite_values() {
     let mut report = Report::new("matrix, infinite values");
@@ -221,7 +221,7 @@ fn infinite_values() {
             c.rules.causal = true;
             c.v[39 * 16 + 3] = f32::INFINITY;
             c.v[38 * 16 + 5] = f32::NAN;
-            // The last row sees this one with a weight that f16 does not hold.
+            // The last row sees this value with a weight below f16's range.
             c.scale = Some(1.0);
             c.v[30 * 16 + 7] = f32::INFINITY;
             for h in 0..2 {
@@ -257,8 +257,8 @@ fn splits_and_dropout() {
                 .and_then(|got| judge_outputs(&case.expected, case.shape, &truth, &got, false));
             report.record(&format!("{n} splits"), &setup, judged);
         }
-        // Nine weights of ten are dropped: the factor of the rest would take some of them past what
-        // f16 holds.
+        // Dropout removes nine weights of ten. The factor of the others would lift some of them
+        // above f16's range.
         let dropped = Case::random("matrix dropout", shape(20, 50, 16, 16))
             .with(|c| c.dropout = Some(DropoutData::Seeded { p: 0.9, seed: 7 }));
         if runs(profile, "dropout") {
@@ -268,7 +268,7 @@ fn splits_and_dropout() {
     finish(report);
 }
 
-/// Drivers that choose the size of subgroups may choose a smaller one than was planned for.
+/// Drivers that choose the subgroup size may choose a smaller one than the plan's.
 #[test]
 fn subgroups_of_other_sizes() {
     let mut report = Report::new("matrix, subgroups of other sizes");
@@ -288,8 +288,8 @@ fn subgroups_of_other_sizes() {
     finish(report);
 }
 
-/// Keys and values from caches of every kind of storage: what the other kernels give, but for the
-/// rounding of weights.
+/// Keys and values from caches of every kind of storage. Results equal those of the other kernels,
+/// except for the rounding of weights.
 #[test]
 fn caches() {
     crate::harness::in_turn!();
@@ -309,7 +309,7 @@ fn caches() {
         (CacheStorage::F32, CacheLayout::Ring { sink_tokens: 2 }),
     ];
     for (profile, (storage, layout)) in matrices().flat_map(|p| storages.map(|s| (p, s))) {
-        // Pages and groups of 8 bits in both sizes of fragments.
+        // Pages and groups of 8 bits run in both sizes of fragments.
         let paged = matches!(layout, CacheLayout::Paged { .. });
         if !paged && !runs(profile, &format!("{storage:?}")) {
             continue;
@@ -345,8 +345,9 @@ fn caches() {
         };
         let plain = run(MatrixUnits::Never, true);
         let got = run(MatrixUnits::Always, false);
-        // Rounded by at most 2⁻¹²: weights and both results; where keys are no f16, these and
-        // values, and so scores of 9 at most by 9 · 2⁻¹², which weights follow and their sum too.
+        // Weights and both results are rounded by at most 2⁻¹². If keys are not f16, keys and
+        // values are rounded, too. Then scores of at most 9 are off by 9 · 2⁻¹², and so are weights
+        // and their sum.
         let largest = wide(&v).into_iter().fold(0.0, |m: f64, x| m.max(x.abs()));
         let most = if storage == CacheStorage::F16 { 4.0 } else { 24.0 } * largest / 4096.0;
         let error = got.iter().zip(&plain).fold(0.0, |m: f64, (a, b)| m.max((a - b).abs()));
@@ -354,7 +355,7 @@ fn caches() {
     }
 }
 
-/// F32 tensors, on request.
+/// F32 tensors, by option.
 #[test]
 fn f32_tensors_rounded() {
     crate::harness::in_turn!();
@@ -372,9 +373,9 @@ fn f32_tensors_rounded() {
     finish(report);
 }
 
-/// What is computed without matrix units is so to the bit, whatever the device has.
+/// Without matrix units the result has the same bits, whatever the device has.
 #[test]
-fn nobody_gets_other_numbers_unasked() {
+fn unrequested_matrix_units_are_unused() {
     if matrices().next().is_none() {
         return finish(Report::new("matrix, unasked"));
     }
@@ -386,18 +387,18 @@ fn nobody_gets_other_numbers_unasked() {
         (run(&case, &plain).expect("a run").bits(), got.bits())
     };
     for profile in matrices().filter(|profile| runs(profile, "unasked")) {
-        // F32 stays F32 unless it may be rounded, and BF16 in any case, on a device that is no
-        // software driver as far as its tiles go.
+        // F32 stays exact unless the option permits rounding, and BF16 always does. The plan treats
+        // the device as a GPU.
         for (dtype, rounded) in [(DType::F32, false), (DType::BF16, false), (DType::BF16, true)] {
             let (plain, got) = bits(profile, dtype, Target::Gpu, MatrixUnits::Auto, rounded);
             assert_eq!(plain, got);
         }
         let (plain, got) = bits(profile, DType::F16, Target::Gpu, MatrixUnits::Never, false);
         assert_eq!(plain, got);
-        // Software drivers do without.
+        // Software drivers do not use matrix units.
         let (plain, got) = bits(profile, DType::F16, Target::Software, MatrixUnits::Auto, true);
         assert_eq!(plain, got);
-        // And these do take them.
+        // These calls use them.
         let (plain, got) = bits(profile, DType::F32, Target::Software, MatrixUnits::Always, true);
         assert_ne!(plain, got);
         let (plain, got) = bits(profile, DType::F16, Target::Gpu, MatrixUnits::Auto, false);

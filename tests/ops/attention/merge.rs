@@ -1,4 +1,4 @@
-//! Attention over pieces of the keys, merged, is attention over all of them.
+//! Attention over parts of the keys, merged, equals attention over all keys.
 
 use wgpu_attention::attention::{Merge, MergeForward, Partial};
 use wgpu_attention::reference;
@@ -10,18 +10,18 @@ use crate::harness::merge::{Cut, merged};
 use crate::harness::{Case, HostData, Report, full, profiles};
 
 #[test]
-fn splitting_anywhere_and_merging_equals_not_splitting() {
+fn merged_parts_equal_whole_attention() {
     crate::harness::in_turn!();
     let mut report = Report::new("merge");
     let shape = Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 7, kv_len: 67, head_dim: 12, value_dim: 21 };
     let plain = Case::random("merge", shape);
-    // Some rows see no key of the first piece, some of none.
+    // Some rows see no key of the first part, some see no key at all.
     let dead = plain.clone().with(|c| {
         c.name += ", dead rows";
         let keep = |[_, h, i, j]: [usize; 4]| i != 3 && (j >= 20 || (i + h) % 2 == 0) && (i + j) % 3 != 0;
         c.rules.attn_mask = Some(HostData::of([1, 4, 7, 67], keep));
     });
-    // The largest scores in one piece or the other.
+    // The largest scores are in one part or the other.
     let steep = plain.clone().with(|c| {
         c.name += ", steep";
         c.k.iter_mut().enumerate().for_each(|(n, k)| *k *= 0.3 * (n / 12 % 67) as f32);
@@ -42,8 +42,8 @@ fn splitting_anywhere_and_merging_equals_not_splitting() {
                     {
                         let cut = Cut { profile, path, dtypes, at };
                         let setup = format!("{}, {path:?}, {dtypes:?}, cut at {at:?}", profile.name);
-                        // Shorter floats round every part: only f32 chains are held to the naive
-                        // error. Of bf16, three parts' roundings are as much as is permitted.
+                        // Narrow floats round every part, so only f32 chains meet the naive error.
+                        // For bf16, the tolerance is the rounding of three parts.
                         let most = match dtypes[1] {
                             DType::F16 => 2,
                             DType::BF16 => 1,
@@ -84,11 +84,11 @@ fn the_reference_merges_exactly() {
 }
 
 #[test]
-fn nothing_weighs_nothing_and_nan_shows() {
+fn empty_parts_have_no_weight() {
     let gpu = &full().gpu;
     let upload = |x: &[f32]| gpu.upload(x).expect("upload");
     let none = f32::NEG_INFINITY;
-    // Rows: both parts; only the second, the first holding garbage; neither; a NaN in the sum.
+    // Rows: both parts; only the second, with garbage in the first; neither; a NaN in the sum.
     let outs = [upload(&[1.0, f32::NAN, f32::NAN, 5.0]), upload(&[3.0, 4.0, 7.0, 6.0])];
     let lses = [upload(&[0.0, none, none, f32::NAN]), upload(&[0.0, 2.0, none, 1.0])];
     let (out, lse) = (gpu.buffer(16).expect("out"), gpu.buffer(16).expect("lse"));
@@ -107,7 +107,7 @@ fn nothing_weighs_nothing_and_nan_shows() {
 }
 
 #[test]
-fn bad_parts_are_refused_before_anything_is_recorded() {
+fn bad_parts_are_errors() {
     let gpu = &full().gpu;
     let buffers: Vec<_> = (0..4).map(|_| gpu.buffer(64).expect("a buffer")).collect();
     let view = |n: usize, shape| wgpu_attention::TensorView::new(&buffers[n], DType::F32, shape);

@@ -1,4 +1,4 @@
-//! The gradients of merged attention against the reference.
+//! The gradients of merged attention, compared with the reference.
 
 use wgpu_attention::attention::{Merge, MergeBackward, MergeForward, PartGradients, Partial};
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
@@ -9,19 +9,19 @@ use crate::harness::case::widened;
 use crate::harness::run::{Layout, Placed};
 use crate::harness::{Judged, Profile, Report, Rng, Values, full, profiles, stored};
 
-/// Merged parts, and how they are stored.
+/// Merged parts, and their storage.
 struct Case {
     profile: &'static Profile,
     layout: Layout,
     shape: [usize; 4],
     parts: usize,
-    /// Of the parts' outputs, the merged one, its gradient, the parts' gradients.
+    /// The types of the parts' outputs, the merged output, its gradient, and the parts' gradients.
     dtypes: [DType; 4],
     with_lse: bool,
 }
 
 impl Case {
-    /// Largest error over tolerance; `times` runs must agree.
+    /// Returns the largest error over tolerance. All `times` runs must agree.
     fn outcome(&self, seed: u64, times: usize) -> Result<f64, String> {
         let Case { profile, layout, shape, parts, dtypes, with_lse } = *self;
         let [batch, heads, q_len, value_dim] = shape;
@@ -32,7 +32,8 @@ impl Case {
             (0..parts).map(|_| stored(&rng.normals(rows * value_dim), dtypes[0])).collect();
         let mut lses: Vec<Vec<f32>> =
             (0..parts).map(|_| rng.normals(rows).iter().map(|x| 3.0 * x).collect()).collect();
-        // Rows of which a part has nothing, whatever its output holds, and rows of which none has.
+        // In some rows one part has no key, and anything in its output. In other rows no part has a
+        // key.
         for (n, lse) in lses.iter_mut().enumerate() {
             for row in (0..rows).filter(|row| row % 5 == 4 || parts > 1 && (row + n) % 7 == 3) {
                 lse[row] = none;
@@ -94,7 +95,7 @@ impl Case {
 
         let mut worst: f64 = 0.0;
         for (n, got) in first.ok_or("never run")?.into_iter().enumerate() {
-            // The same in f32, from the output as it is stored.
+            // The same in f32, from the output as stored.
             let (mut naive, mut naive_lse) = (vec![0f32; rows * value_dim], vec![0f32; rows]);
             let (mut most, mut most_lse) = (0f64, 0f64);
             for row in (0..rows).filter(|row| lses[n][*row] != none) {
@@ -131,7 +132,7 @@ fn gradients_of_parts_equal_the_reference() {
     for profile in profiles() {
         for dtypes in [[f32; 4], [f16; 4], [f16, f32, f32, f16], [bf16; 4], [bf16, f32, f32, f32]] {
             for layout in [Layout::Dense, Layout::Blhd, Layout::Window(7)] {
-                // The last are more sequences than a device takes workgroups along an axis.
+                // The last has more sequences than the workgroups of a device along an axis.
                 let many = (dtypes == [f32; 4] && layout == Layout::Dense).then_some((2, [70_000, 1, 1, 4]));
                 for (parts, shape) in
                     [(1, [1, 1, 1, 1]), (2, [2, 3, 7, 21]), (5, [1, 2, 9, 64]), (3, [3, 1, 4, 130])]
@@ -157,11 +158,11 @@ fn rows(buffer: &wgpu::Buffer) -> TensorView<'_> {
 }
 
 #[test]
-fn nothing_gives_nothing_and_nan_shows() {
+fn empty_parts_have_no_gradient() {
     let gpu = &full().gpu;
     let upload = |x: &[f32; 4]| gpu.upload(&x[..]).expect("upload");
     let none = f32::NEG_INFINITY;
-    // Rows: seen; not seen, holding garbage; a NaN in the log-sum-exp; a NaN in the gradient.
+    // Rows: visible; hidden, with garbage; a NaN in the log-sum-exp; a NaN in the gradient.
     let part = [upload(&[1.0, f32::NAN, 2.0, 3.0]), upload(&[0.0, none, f32::NAN, 0.0])];
     let merged = [upload(&[0.5, 4.0, f32::NAN, 1.0]), upload(&[1.0, 2.0, f32::NAN, 0.0])];
     let d_out = upload(&[2.0, f32::NAN, 1.0, f32::NAN]);
@@ -180,7 +181,7 @@ fn nothing_gives_nothing_and_nan_shows() {
 }
 
 #[test]
-fn bad_calls_are_refused_before_anything_is_recorded() {
+fn bad_calls_are_errors() {
     let gpu = &full().gpu;
     let buffers: Vec<_> = (0..8).map(|_| gpu.buffer(256).expect("a buffer")).collect();
     let typed = |n: usize, dtype, shape| TensorView::new(&buffers[n], dtype, shape);

@@ -1,5 +1,5 @@
-//! Packed sequences: the reference against their meaning and against every sequence run alone,
-//! every path and form against the reference.
+//! Packed sequences. Their definition and separate runs of every sequence check the reference,
+//! which checks every path and target.
 
 use wgpu_attention::mask::Pattern;
 use wgpu_attention::{Alignment, Shape};
@@ -13,7 +13,8 @@ use crate::ops::mask::masks::check;
 const SEQUENCES: &[(usize, usize)] =
     &[(5, 5), (0, 0), (3, 7), (4, 0), (0, 6), (7, 2), (0, 0), (67, 90), (1, 1), (0, 3), (2, 0)];
 
-/// As `SEQUENCES`, after and before queries and keys that belong to nobody.
+/// Sequences like `SEQUENCES`, with queries and keys before and after them that belong to no
+/// sequence.
 struct Ragged {
     sequences: &'static [(usize, usize)],
     before: usize,
@@ -39,7 +40,7 @@ impl Ragged {
         [starts(|s| s.0), starts(|s| s.1)]
     }
 
-    /// The rule, for all of the batch.
+    /// Returns the rule, the same for the whole batch.
     fn packed(&self) -> Option<[HostData<u32>; 2]> {
         Some(self.starts().map(|starts| HostData::new(starts.clone(), [1, 1, 1, starts.len()])))
     }
@@ -51,7 +52,8 @@ const RAGGED: [Ragged; 3] = [
     Ragged { sequences: &[(9, 13)], before: 0, after: 4 },
 ];
 
-/// What works with packed sequences: parts that need no tensor, or one that all sequences share.
+/// Returns rules that combine with packed sequences: parts without a tensor, or with one that all
+/// sequences share.
 fn partners() -> Vec<(&'static str, Rules)> {
     let plain = Rules::default();
     let some = |n| Some(HostData::new(vec![n], [1; 4]));
@@ -76,7 +78,7 @@ fn partners() -> Vec<(&'static str, Rules)> {
     ]
 }
 
-/// Every ragged problem with every partner.
+/// Returns every ragged problem with every partner.
 fn cases() -> impl Iterator<Item = (&'static Ragged, Case)> {
     RAGGED.iter().enumerate().flat_map(|(n, ragged)| {
         let both = [Alignment::TopLeft, Alignment::BottomRight];
@@ -91,7 +93,7 @@ fn cases() -> impl Iterator<Item = (&'static Ragged, Case)> {
 }
 
 #[test]
-fn packed_sequences_mean_this() {
+fn packed_sequences_match_meaning() {
     crate::harness::in_turn!();
     let mut report = Report::new("packed");
     for (_, case) in cases() {
@@ -101,13 +103,14 @@ fn packed_sequences_mean_this() {
     report.finish();
 }
 
-/// Rows `from .. from + len` of every head.
+/// Returns the rows `from .. from + len` of every head.
 fn rows<T: Copy>(data: &[T], [b, h, l, d]: [usize; 4], from: usize, len: usize) -> Vec<T> {
     assert_eq!(data.len(), b * h * l * d);
     data.chunks_exact(l * d).flat_map(|head| head[from * d..(from + len) * d].to_vec()).collect()
 }
 
-/// Every sequence of `case` gives what it gives alone, what belongs to none gives nothing.
+/// Checks that every sequence of `case` gives the same result as alone. Rows outside sequences give
+/// zero.
 fn like_alone(ragged: &Ragged, case: &Case) {
     let all = case.reference::<f64>();
     let shape = case.shape;
@@ -145,13 +148,13 @@ fn like_alone(ragged: &Ragged, case: &Case) {
 }
 
 #[test]
-fn every_sequence_is_as_if_alone() {
+fn packed_sequences_equal_separate_runs() {
     cases().for_each(|(ragged, case)| like_alone(ragged, &case));
 }
 
-/// A query that stands behind the keys of its own sequence stands at no key of the next.
+/// A query past the keys of its sequence is at no key of the next sequence.
 #[test]
-fn global_tokens_are_those_of_the_own_sequence() {
+fn global_tokens_stay_in_sequence() {
     crate::harness::in_turn!();
     let mut report = Report::new("packed, globals");
     for ragged in &RAGGED {
@@ -170,8 +173,8 @@ fn global_tokens_are_those_of_the_own_sequence() {
     report.finish();
 }
 
-/// Other sequences in every batch entry, beside parts that count queries and keys through the whole
-/// tensor.
+/// Each batch entry has other sequences. The other parts of the mask count queries and keys through
+/// the whole tensor.
 #[test]
 fn sequences_differ_by_batch() {
     crate::harness::in_turn!();

@@ -1,5 +1,5 @@
-//! Scores as an output: at every stage, on every device, in every form, beside what the call
-//! computes anyway.
+//! Scores as an output: at every stage, on every device and target, together with the usual
+//! outputs.
 
 use wgpu_attention::attention::ScoreStage;
 use wgpu_attention::mask::Pattern;
@@ -15,15 +15,15 @@ use crate::harness::{
 
 const STAGES: [ScoreStage; 3] = [ScoreStage::Scaled, ScoreStage::Softcapped, ScoreStage::Biased];
 
-/// How scores are asked for.
+/// The options of a call that returns scores.
 #[derive(Clone, Copy, Debug)]
 struct Asked {
     form: Target,
-    /// Of q, k and v, and of the scores.
+    /// The types of q, k and v, and of the scores.
     dtypes: [DType; 2],
     layout: Layout,
     stage: ScoreStage,
-    /// Whether the weights are wanted too: then the caller has the score matrix.
+    /// True if the call returns weights too. Then the caller provides the score matrix.
     weights: bool,
 }
 
@@ -32,7 +32,7 @@ fn scores<R: Real>(case: &Case, stage: ScoreStage) -> Vec<R> {
     reference::scores_at(&q, &k, case.shape, &case.options(), stage).expect("the case fits")
 }
 
-/// The largest error over tolerance, of the scores and of the output.
+/// Returns the largest error over tolerance of the scores and of the output.
 fn run(profile: &Profile, case: &Case, asked: &Asked) -> Result<f64, String> {
     profile.tidy();
     let Asked { form, dtypes: [dtype, of_scores], layout, stage, weights } = *asked;
@@ -92,7 +92,7 @@ fn cases() -> Vec<Case> {
     let keep = HostData::of([1, h, i, j], |[_, h, i, j]| (i * j + h) % 3 != 0 && i != 5);
     vec![
         case("plain", Rules::default()),
-        // The tiles that no query may see are asked for as well.
+        // The scores of tiles that no query may see are wanted as well.
         case("causal", Rules { causal: true, alignment: Alignment::TopLeft, ..Default::default() }),
         case("a window", Rules { causal: true, window: Some([9, 0]), ..Default::default() }),
         case(
@@ -125,7 +125,7 @@ fn cases() -> Vec<Case> {
 }
 
 #[test]
-fn scores_are_those_of_the_reference() {
+fn scores_match_reference() {
     crate::harness::in_turn!();
     let mut report = Report::new("scores");
     for (n, case) in cases().iter().enumerate() {
@@ -145,9 +145,9 @@ fn scores_are_those_of_the_reference() {
     report.finish();
 }
 
-/// What the reference gives, spelled out.
+/// The results of the reference, written out.
 #[test]
-fn the_reference_has_the_stages() {
+fn reference_has_every_score_stage() {
     let shape = Shape::new(1, 1, 2, 1);
     let mask =
         wgpu_attention::Mask::causal().bias(wgpu_attention::HostTensor::new(&[0.5, 1.0], [1, 1, 1, 2]));
@@ -165,9 +165,9 @@ fn the_reference_has_the_stages() {
     assert!(short.expect_err("refused").to_string().contains("`q`: 2 elements expected, got 1"));
 }
 
-/// The judgement must be able to fail: one stage is not the other.
+/// The comparison must be able to fail: two stages differ.
 #[test]
-fn a_stage_is_not_the_next() {
+fn score_stages_differ() {
     let case = &cases()[4];
     let profile = profiles()[0];
     let asked = |stage| Asked {
@@ -187,7 +187,7 @@ fn a_stage_is_not_the_next() {
 }
 
 #[test]
-fn the_staged_path_computes_them() {
+fn staged_path_computes_scores() {
     let case = Case::random("scores, path", Shape::new(1, 2, 8, 4));
     let profile = profiles()[0];
     let x = stored(&case.q, DType::F32);

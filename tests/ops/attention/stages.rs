@@ -1,8 +1,8 @@
-//! Sizes at which the stages' tiles end: one below, at and above, primes, and the large tiles of
+//! Sizes at the edges of the stages' tiles: one below, at and above, primes, and the large tiles of
 //! GPUs.
 //!
-//! The stages are private; each is seen through the output that it decides: scores through lse,
-//! softmax through the weights, weighted_sum through out, project and append_keys through layers.
+//! The stages are private. Each shows in the output that it decides: scores in lse, softmax in the
+//! weights, weighted_sum in out. Layers show project and append_keys.
 
 use wgpu_attention::reference::MultiHeadShape;
 use wgpu_attention::tuning::{Algorithm, Target};
@@ -12,7 +12,7 @@ use crate::harness::layer::{LayerCase, LayerLayout, LayerSetup, Storage};
 use crate::harness::layer_options::LayerOptions;
 use crate::harness::{Case, FORMS, Layout, Report, Setup, Weights, defaults, due, full, profiles, rest};
 
-/// Runs `case` on every device, form and type, in a dense layout and a window.
+/// Runs `case` on every device, target and type, in a dense layout and a window.
 fn check(report: &mut Report, case: &Case, weights: Weights) {
     for (n, profile) in profiles().into_iter().enumerate() {
         for form in FORMS {
@@ -30,7 +30,7 @@ fn check(report: &mut Report, case: &Case, weights: Weights) {
 #[test]
 fn scores() {
     crate::harness::in_turn!();
-    // rows × columns × inner: the tiles of q kᵀ.
+    // The sizes are rows × columns × inner: the tiles of q kᵀ.
     let mut report = Report::new("stages, scores");
     let per_head = Weights::PerHead(DType::F32);
     for (q_len, kv_len, head_dim) in [
@@ -61,7 +61,7 @@ fn softmax() {
         let case = Case::random(format!("softmax {kv_len}"), shape);
         check(&mut report, &case.with(|c| c.scale = Some(2.0)), Weights::PerHead(DType::F32));
     }
-    // Rows at the edge of the 16 of a workgroup.
+    // Rows at the edge of the 16 rows of a workgroup.
     for q_len in [15, 16, 17, 33] {
         let shape = Shape { batch: 2, heads: 3, kv_heads: 3, q_len, kv_len: 5, head_dim: 2, value_dim: 1 };
         check(&mut report, &Case::random(format!("softmax rows {q_len}"), shape), Weights::None);
@@ -127,8 +127,8 @@ fn large_tiles() {
     report.finish();
 }
 
-/// On the staged path, whose shaders are the same for all channels; the `n`th also in f16, or on
-/// the plain device in f32 or bf16.
+/// Checks a layer on the staged path, whose shaders are the same for all channels. The `n`th case
+/// also runs in f16, or on the plain device in f32 or bf16.
 fn check_layer(report: &mut Report, case: &LayerCase, n: usize) {
     let other = [
         (full(), DType::F16, Storage::Separate),

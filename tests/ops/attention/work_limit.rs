@@ -1,4 +1,4 @@
-//! Work cut into several dispatches gives the bits of one.
+//! Work that is split into several dispatches gives the bits of one dispatch.
 
 use wgpu_attention::tuning::Algorithm;
 use wgpu_attention::{DType, Shape};
@@ -6,7 +6,7 @@ use wgpu_attention::{DType, Shape};
 use crate::harness::run::run_with;
 use crate::harness::{Case, DropoutData, FORMS, HostData, Layout, Report, Setup, Weights, profiles};
 
-/// One workgroup per dispatch, a few, many; the default does each of these cases in one.
+/// One workgroup per dispatch, few, many. The default runs each case in one dispatch.
 const LIMITS: [u64; 5] = [0, 1, 10_000, 200_000, 3_000_000];
 
 fn cases() -> Vec<Case> {
@@ -35,7 +35,7 @@ fn cases() -> Vec<Case> {
 }
 
 #[test]
-fn pieces_give_the_bits_of_the_whole() {
+fn split_work_gives_same_bits() {
     crate::harness::in_turn!();
     let mut report = Report::new("splitting");
     for (n, case) in cases().iter().enumerate() {

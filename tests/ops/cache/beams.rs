@@ -1,4 +1,4 @@
-//! Sequences that go on from others, all at once: beams.
+//! Beams: all sequences continue from other sequences in one call.
 
 use wgpu_attention::DType;
 use wgpu_attention::cache::{CacheLayout, CacheStorage, ScaleGroup};
@@ -7,7 +7,7 @@ use wgpu_attention::position::RowPositions;
 use super::{DIMS, LAYOUTS, STORAGES, usual};
 use crate::harness::{Ask, Bed, Count, Data, Kind, Layout, Report, Rng, Rules, due, full, profiles};
 
-/// Every sequence holds its tokens in every layer, and attention sees them.
+/// Checks that every sequence holds its tokens in every layer, and that attention sees them.
 fn check(bed: &mut Bed, ask: &Ask) -> Result<f64, String> {
     let mut worst = 0f64;
     for layer in 0..bed.kind.layers {
@@ -18,8 +18,8 @@ fn check(bed: &mut Bed, ask: &Ask) -> Result<f64, String> {
     Ok(worst.max(bed.ask(ask)?))
 }
 
-/// Identity, exchanges, circles, one parent of all, and random parents, in every storage and
-/// layout; then new tokens.
+/// Identity, exchanges, cycles, one parent for all, and random parents, in every storage and
+/// layout. Then new tokens follow.
 #[test]
 fn reordered_sequences_hold_their_parents_tokens() {
     crate::harness::in_turn!();
@@ -41,7 +41,8 @@ fn reordered_sequences_hold_their_parents_tokens() {
             let rules = Rules { causal: true, ..Default::default() };
             let (form, splits) = usual(s, l);
             let ask = Ask { layer: 1, rows: Some(2), splits, ..Ask::new(form, &rules) };
-            // The ring has overwritten tokens of the second and of the last, the third is empty.
+            // The ring has overwritten tokens of the second and of the last sequence, and the third
+            // is empty.
             bed.grow(&Count::Each(vec![3, 30, 0, 17, 25])).expect("room");
             let mut lists = vec![
                 vec![0, 1, 2, 3, 4],
@@ -72,7 +73,7 @@ fn reordered_sequences_hold_their_parents_tokens() {
     report.finish();
 }
 
-/// Lengths that only the device knows move with their sequences; refusals stay.
+/// Lengths that only the device knows move with their sequences. Refusals stay.
 #[test]
 fn reorder_moves_lengths_of_the_device() {
     crate::harness::in_turn!();
@@ -95,7 +96,7 @@ fn reorder_moves_lengths_of_the_device() {
     }
 }
 
-/// Four beams as a caller reorders them; forks in order would lose the sequences that earlier forks
+/// Four beams, reordered in one call. Forks in sequence would lose sequences that earlier forks
 /// replaced.
 #[test]
 fn reordered_beams_have_their_parents_lengths() {
@@ -108,7 +109,7 @@ fn reordered_beams_have_their_parents_lengths() {
         assert_eq!(lengths(&bed), [9, 5, 5, 2].map(Some), "{layout:?}");
         assert_eq!(bed.numbers(bed.cache.lengths()), [9, 5, 5, 2], "{layout:?}");
         assert_eq!(bed.numbers(bed.cache.starts()), [9, 5, 5, 2], "{layout:?}");
-        // Changes that were not recorded come first.
+        // The call records pending changes first.
         bed.cache.truncate(0, 4).expect("shorter");
         bed.sequences[0].return_to(&kind, 4);
         bed.reorder(&[3, 0, 0, 1]).expect("parents");
@@ -119,7 +120,7 @@ fn reordered_beams_have_their_parents_lengths() {
     }
 }
 
-/// Pages are shared, not copied; those that no sequence has any more are free.
+/// Pages are shared, not copied. Pages that no sequence uses are free.
 #[test]
 fn reordered_pages_are_shared() {
     let layout = CacheLayout::Paged { page: 16, pages: 9 };

@@ -1,4 +1,4 @@
-//! Caches at the end of their room, and pages that are shared, given back and used again.
+//! Full caches, and pages that are shared, released and reused.
 
 use wgpu_attention::cache::{Append, CacheLayout, CacheStorage, ScaleGroup, Tokens};
 use wgpu_attention::tuning::Target;
@@ -18,10 +18,10 @@ fn ask(bed: &mut Bed, context: &str) {
     bed.check_sequence_table().unwrap_or_else(|e| panic!("{context}: {e}"));
 }
 
-/// Exactly as many tokens as there is room for; the next is refused, and the cache goes on as it
-/// was.
+/// The cache takes exactly as many tokens as its capacity. It refuses the next one and stays
+/// unchanged.
 #[test]
-fn a_full_cache_refuses_the_next_token_and_goes_on() {
+fn full_cache_refuses_next_token() {
     crate::harness::in_turn!();
     for (layout, capacity) in
         LAYOUTS.into_iter().filter(|(layout, _)| !matches!(layout, CacheLayout::Ring { .. }))
@@ -54,7 +54,7 @@ fn a_full_cache_refuses_the_next_token_and_goes_on() {
         }
         bed.grow(&Count::Each(vec![0, 2])).expect("room in the other");
         ask(&mut bed, "after the next step");
-        // Only the device knows: it refuses, and says so.
+        // Only the device knows the count. It refuses the advance and records the refusal.
         bed.grow(&Count::Device { counts: vec![1, 1], most: 2 }).expect("the host cannot know");
         assert_eq!(bed.sequences[0].refused, 1);
         ask(&mut bed, "refused on the device");
@@ -64,9 +64,9 @@ fn a_full_cache_refuses_the_next_token_and_goes_on() {
     }
 }
 
-/// Moves by a number that is the host's, of lengths that only the device knows.
+/// The host knows the count, but only the device knows the lengths.
 #[test]
-fn the_device_refuses_what_the_host_cannot() {
+fn device_refuses_impossible_moves() {
     let kind = Kind { batch: 3, ..Kind::new(CacheStorage::F32, CacheLayout::Contiguous, 10) };
     let mut bed = Bed::new(full(), kind, Data::Lossless, 63);
     bed.grow(&Count::Device { counts: vec![3, 8, 0], most: 8 }).expect("the host cannot know");
@@ -84,7 +84,7 @@ fn the_device_refuses_what_the_host_cannot() {
     bed.grow(&Count::All(2)).expect("room");
     ask(&mut bed, "known again");
 
-    // A ring cannot go back to what it has overwritten.
+    // A ring cannot go back to tokens that it has overwritten.
     let kind = Kind { batch: 2, ..Kind::new(CacheStorage::F32, CacheLayout::Ring { sink_tokens: 2 }, 8) };
     let mut bed = Bed::new(full(), kind, Data::Lossless, 64);
     bed.grow(&Count::Each(vec![7, 7])).expect("room");
@@ -98,16 +98,16 @@ fn the_device_refuses_what_the_host_cannot() {
     }
     bed.grow(&Count::All(3)).expect("room");
     ask(&mut bed, "both go on");
-    // What never was overwritten is still there, whatever the host feared.
+    // Tokens that were never overwritten are still there, although the host's bound permitted it.
     bed.cache.truncate(1, 2).expect("the sinks");
     bed.flush();
     bed.sequences[1].return_to(&kind, 2);
     ask(&mut bed, "truncated");
 }
 
-/// A ring whose length only the device knew: the host's bound on its history hides nothing.
+/// Only the device knew the ring's length. The host's bound on its history hides nothing.
 #[test]
-fn truncating_a_ring_hides_no_more_than_it_must() {
+fn truncating_ring_hides_only_lost_tokens() {
     let kind = Kind { batch: 1, ..Kind::new(CacheStorage::F32, CacheLayout::Ring { sink_tokens: 1 }, 12) };
     let mut bed = Bed::new(full(), kind, Data::Lossless, 65);
     bed.grow(&Count::All(9)).expect("room");
@@ -139,7 +139,7 @@ fn pages_run_out_and_come_back() {
         assert!(error.to_string().contains("3"), "{error}");
         assert_eq!((0..3).map(|s| bed.cache.len(s)).collect::<Vec<_>>(), [Some(16), Some(16), Some(48)]);
         bed.ask(&ask).expect("as it was");
-        // One sequence's pages serve the others.
+        // The pages of one sequence serve the others.
         bed.cache.clear(2).expect("a sequence");
         bed.sequences[2] = Default::default();
         assert_eq!(bed.cache.free_pages(), 3);
@@ -160,7 +160,7 @@ fn pages_run_out_and_come_back() {
     }
 }
 
-/// A page of which both write from every slot on; who wrote first had it copied.
+/// Both sequences write into a shared page, from every slot on. The first writer copies the page.
 #[test]
 fn copies_on_write_at_every_alignment() {
     crate::harness::in_turn!();
@@ -174,8 +174,8 @@ fn copies_on_write_at_every_alignment() {
             bed.fork(0, 2).expect("a fork");
             let pages = len.div_ceil(16);
             assert_eq!(bed.cache.free_pages(), 12 - pages, "three share {pages} pages");
-            // Where the last page is not full, the first takes one of its own, then the third; the
-            // second has what is left.
+            // If the last page is partial, the first sequence copies it, then the third. The second
+            // uses the remaining one.
             let own = |len: usize| usize::from(!len.is_multiple_of(16));
             bed.grow(&Count::Each(vec![1, 0, 0])).expect("room");
             assert_eq!(bed.cache.free_pages(), 11 - pages);
@@ -191,7 +191,7 @@ fn copies_on_write_at_every_alignment() {
             ask(&mut bed);
             let free = bed.cache.free_pages();
             bed.grow(&Count::Each(vec![0, 1, 0])).expect("room");
-            // Alone with its last page by now.
+            // The sequence is now alone with its last page.
             assert_eq!(bed.cache.free_pages(), free - (1 - own(len)), "{len}");
             ask(&mut bed);
             bed.check_sequence_table().expect("the sequence table");
@@ -199,10 +199,10 @@ fn copies_on_write_at_every_alignment() {
     }
 }
 
-/// Tokens of NaN that are given up leave nothing behind: not past the end, not in pages that others
-/// take, not where a ring has been overwritten.
+/// Discarded tokens of NaN leave no trace. None stays past the end, in reused pages, or where a
+/// ring was overwritten.
 #[test]
-fn given_up_tokens_leave_nothing() {
+fn discarded_tokens_leave_no_trace() {
     crate::harness::in_turn!();
     for (s, storage) in STORAGES.into_iter().enumerate() {
         for (l, (layout, capacity)) in LAYOUTS.into_iter().enumerate() {
@@ -235,7 +235,7 @@ fn given_up_tokens_leave_nothing() {
             bed.grow(&Count::Each(vec![15, 2])).expect("room");
             bed.ask(&ask).unwrap_or_else(|e| panic!("{context}, cleared: {e}"));
             if kind.ring().is_some() {
-                // Past the sinks, lapped by others.
+                // Past the sinks, overwritten by later tokens.
                 bed.bad = true;
                 bed.grow(&Count::Each(vec![2, 0])).expect("a ring");
                 bed.bad = false;
@@ -246,7 +246,7 @@ fn given_up_tokens_leave_nothing() {
     }
 }
 
-/// A cache with pipelines of its own, before anything was done to it.
+/// A cache with separate pipelines, before any call.
 #[test]
 fn a_new_cache_is_empty() {
     let gpu = &full().gpu;
@@ -254,7 +254,7 @@ fn a_new_cache_is_empty() {
     let cache = Cache::new(gpu.device(), config).expect("a cache");
     assert!(cache.is_empty() && cache.len(0) == Some(0) && cache.len(1) == Some(0));
     assert_eq!((cache.free_pages(), cache.len_bounds(1)), (7, Some([0, 0])));
-    // What a token costs: two heads of 8 and 8 channels.
+    // The bytes of a token: two heads of 8 and 8 channels.
     for (storage, bytes) in [
         (CacheStorage::F32, 2 * (32 + 32)),
         (CacheStorage::F16, 2 * (16 + 16)),
@@ -269,13 +269,13 @@ fn a_new_cache_is_empty() {
     assert_eq!(CacheStorage::Q4(ScaleGroup::Row).row_bytes(128), 64 + 4);
 }
 
-/// A cache whose keys one binding cannot hold, as caches of groups of its heads: bit by bit what
-/// one cache gives.
+/// One binding cannot hold the cache's keys, so groups of heads get separate caches. They give the
+/// bits of one cache.
 #[test]
-fn caches_of_groups_of_heads_equal_one_cache() {
+fn split_head_caches_equal_one_cache() {
     let (heads, kv_heads, dim, rows, capacity) = (8, 4, 8, 5, 64);
     let config = CacheConfig::new(kv_heads, dim, capacity);
-    // One head takes 2 KiB of keys: two heads fit.
+    // One head has 2 KiB of keys: two heads fit.
     let small = device(|limits| limits.max_storage_buffer_binding_size = 4096);
     let error = Cache::with_pipelines(small.pipelines(), config).expect_err("8 KiB of keys");
     assert!(error.to_string().contains("split_by_heads"), "{error}");
@@ -308,7 +308,7 @@ fn caches_of_groups_of_heads_equal_one_cache() {
     });
     assert_eq!([results[0].0, results[1].0], [1, 2]);
     assert_eq!(results[0].1, results[1].1);
-    // No group has less than a head.
+    // No group has less than one head.
     let smaller = device(|limits| limits.max_storage_buffer_binding_size = 1024);
     let error = config.split_by_heads(smaller.device()).expect_err("one head takes 2 KiB");
     assert!(matches!(error, Error::CacheBindingLimit { bytes: 2048, limit: 1024, .. }), "{error}");

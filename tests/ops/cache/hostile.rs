@@ -1,5 +1,5 @@
-//! Whatever the order of calls and whatever the sequence table holds: a sequence's results come
-//! from its own rows.
+//! With any order of calls and any contents of the sequence table, a sequence's results come from
+//! its own rows.
 
 use wgpu_attention::cache::{Append, CacheLayout, CacheStorage, ScaleGroup, Tokens};
 use wgpu_attention::tuning::Target;
@@ -14,8 +14,8 @@ const BATCH: usize = 2;
 const LEN: usize = 16;
 const DIM: usize = 4;
 
-/// A cache full of sequence 0's values of 1 and sequence 1's of 1000, and a query that weighs all
-/// keys alike.
+/// A full cache, with values of 1 in sequence 0 and of 1000 in sequence 1. The query weighs all
+/// keys equally.
 struct Full {
     gpu: &'static Gpu,
     cache: Cache,
@@ -47,7 +47,7 @@ impl Full {
         Full { gpu, cache, q, out, scratch }
     }
 
-    /// What sequence 0 gives.
+    /// Returns the result of sequence 0.
     fn ask(&mut self, form: Target) -> f32 {
         let config = Config::new(1, DIM).kernel_options(KernelOptions::new().splits(1).target(form));
         let attention = Attention::with_pipelines(self.gpu.pipelines(), config).expect("a config");
@@ -64,7 +64,7 @@ impl Full {
 }
 
 #[test]
-fn a_dropped_advance_and_a_truncation_read_nothing_else() {
+fn dropped_advance_stays_in_bounds() {
     for form in FORMS {
         let mut ring = Full::with_spare(CacheLayout::Ring { sink_tokens: 0 }, 1);
         let mut dropped = ring.gpu.device().create_command_encoder(&Default::default());
@@ -76,7 +76,7 @@ fn a_dropped_advance_and_a_truncation_read_nothing_else() {
 }
 
 #[test]
-fn a_wrong_length_learnt_reads_nothing_else() {
+fn wrong_known_length_stays_in_bounds() {
     for form in FORMS {
         let mut ring = Full::new(CacheLayout::Ring { sink_tokens: 0 });
         let none = ring.gpu.upload(&[0u32; BATCH]).expect("upload");
@@ -90,7 +90,7 @@ fn a_wrong_length_learnt_reads_nothing_else() {
 }
 
 #[test]
-fn a_book_that_was_written_reads_nothing_else() {
+fn overwritten_block_table_stays_in_bounds() {
     let layouts = [
         CacheLayout::Contiguous,
         CacheLayout::Ring { sink_tokens: 3 },
@@ -105,13 +105,13 @@ fn a_book_that_was_written_reads_nothing_else() {
             bytemuck::bytes_of(&u32::MAX),
         );
         let got = other.ask(form);
-        // A ring of 2²⁹ tokens keeps as many as ever.
+        // A ring of 2²⁹ tokens still retains the same number of tokens.
         assert_eq!(got, 1.0, "{form:?}, {layout:?}");
     }
 }
 
 #[test]
-fn more_rows_than_a_dispatch_has_workgroups() {
+fn rows_exceed_workgroup_limit() {
     let gpu = &full().gpu;
     let rows = 70_000;
     let mut cache = Cache::with_pipelines(gpu.pipelines(), CacheConfig::new(1, DIM, rows)).expect("a cache");
@@ -133,13 +133,13 @@ fn more_rows_than_a_dispatch_has_workgroups() {
         attention.forward(encoder, &call, &mut scratch)
     })
     .expect("a step");
-    // The last of them has all of the sum.
+    // The last of them has the whole sum.
     let got = gpu.download::<f32>(&out, 1).expect("out")[0];
     assert!((got - 1.0).abs() < 1e-3, "{got}");
 }
 
 #[test]
-fn sizes_of_nonsense_are_numbers_or_errors() {
+fn absurd_sizes_do_not_panic() {
     for storage in [
         CacheStorage::Q8(ScaleGroup::Of(0)),
         CacheStorage::Q4(ScaleGroup::Of(0)),

@@ -1,4 +1,4 @@
-//! Every part of a mask over the keys of a cache, sequences of different lengths.
+//! Every part of a mask over the keys of a cache, with sequences of different lengths.
 
 use wgpu_attention::cache::{CacheLayout, CacheStorage, ScaleGroup};
 use wgpu_attention::mask::{Pattern, PatternPart};
@@ -8,8 +8,7 @@ use crate::harness::{
     Ask, Bed, Count, Data, FORMS, HostData, Kind, Layout, Report, Rng, Rules, due, full, profiles, rest,
 };
 
-/// Name, rules and softcap, for so many queries; `keys` is the capacity, or 1 where the cache is a
-/// ring.
+/// Returns name, rules and softcap for `rows` queries. `keys` is the capacity, or 1 for a ring.
 fn masks(kind: &Kind, rows: usize, keys: usize) -> Vec<(&'static str, Rules, Option<f64>)> {
     let (batch, heads) = (kind.batch, kind.heads);
     let none = Rules::default;
@@ -78,7 +77,7 @@ fn masks(kind: &Kind, rows: usize, keys: usize) -> Vec<(&'static str, Rules, Opt
     ]
 }
 
-/// Few rows, so that every mask is one shader per form.
+/// Few rows, so that every mask is one shader per target.
 #[test]
 fn every_mask_over_every_layout() {
     crate::harness::in_turn!();
@@ -101,7 +100,8 @@ fn every_mask_over_every_layout() {
             let mut bed = Bed::new(profiles()[n], kind, Data::Lossless, 51);
             let mut ask = |bed: &mut Bed, rows: Option<usize>| {
                 for mask in 0..names.len() {
-                    // In each form over one layout, in the two forms over two.
+                    // The usual runs use one layout per target, and different layouts for the two
+                    // targets.
                     let name = names[mask];
                     let (usual, key) = ((mask + n) % 3 == l, format!("caches, {name}, {layout:?}, {form:?}"));
                     if !(usual && due(&key) || rest(&key)) {
@@ -112,8 +112,8 @@ fn every_mask_over_every_layout() {
                     bed.profile.tidy();
                     let splits = [None, Some(3)][mask % 2];
                     let layout = [Layout::Dense, Layout::Window(2 * mask as u64 + 1)][n];
-                    // Queries, the cache's three, out, lse and three tensors would be more than the
-                    // plain device binds.
+                    // Queries, the cache's three buffers, out, lse and three tensors would exceed
+                    // the bindings of the plain device.
                     let lse = name != "everything";
                     let ask = Ask { rows, softcap, splits, layout, lse, ..Ask::new(form, &rules) };
                     let outcome = bed.ask(&ask);
@@ -137,9 +137,9 @@ fn every_mask_over_every_layout() {
     report.finish();
 }
 
-/// What is added to scores, in f16.
+/// Tensors that are added to scores, in f16.
 #[test]
-fn half_floats_of_masks() {
+fn mask_tensors_in_f16() {
     crate::harness::in_turn!();
     let mut report = Report::new("caches, masks in f16");
     let profile = full();

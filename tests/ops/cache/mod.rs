@@ -1,5 +1,4 @@
-//! Caches of keys and values: whatever was done to them, attention is that of a plain model's
-//! tokens.
+//! Caches of keys and values. After any calls, attention equals that of a plain model's tokens.
 
 mod beams;
 mod full;
@@ -26,16 +25,16 @@ pub const STORAGES: [CacheStorage; 7] = [
     CacheStorage::BF16,
 ];
 
-/// How a storage in a layout is asked by tests that share kernels so: form and splits; the other
-/// form is of the rest.
+/// Returns the usual target and splits of a storage in a layout, so that tests share kernels.
+/// Shares run the other target.
 pub fn usual(storage: usize, layout: usize) -> (Target, Option<usize>) {
     (FORMS[(storage + layout) % 2], [None, Some(3)][(storage / 2 + layout) % 2])
 }
 
-/// Channels of these: neither is a group of 32, nor a whole number of them.
+/// Channel counts that are neither 32 nor a multiple of it.
 pub const DIMS: [usize; 2] = [40, 24];
 
-/// Layouts with a capacity: the ring's is soon too little.
+/// Layouts with a capacity. The ring's capacity is soon exceeded.
 pub const LAYOUTS: [(CacheLayout, usize); 3] = [
     (CacheLayout::Contiguous, 80),
     (CacheLayout::Ring { sink_tokens: 3 }, 24),

@@ -1,5 +1,5 @@
-//! Random lives of caches beside their model. The draws are the same in every run;
-//! `WGPU_ATTENTION_TEST_SEED` draws others, `WGPU_ATTENTION_TEST_DRAWS` more or fewer lives.
+//! Random sequences of cache calls, compared with a model. The draws are the same in every run.
+//! `WGPU_ATTENTION_TEST_SEED` changes them, `WGPU_ATTENTION_TEST_DRAWS` changes their number.
 
 use std::collections::HashSet;
 
@@ -11,7 +11,7 @@ use crate::harness::cached::Sequence;
 use crate::harness::{Ask, Bed, Count, Data, Kind, Profile, Report, Rng, Rules, defaults, full};
 use crate::laws::property::{Draws, seed};
 
-/// The pages of a cache: which each sequence has, by names that are never used again.
+/// The pages of a cache: those of each sequence, by names that are never reused.
 struct Pages {
     size: usize,
     count: usize,
@@ -29,8 +29,8 @@ impl Pages {
         self.named
     }
 
-    /// The tables after sequences have grown from `least` to `end`: who writes into a page that
-    /// another has too gets one of its own. And how many pages that takes.
+    /// Returns the tables after sequences have grown from `least` to `end`, and the number of new
+    /// pages. A sequence that writes into a shared page gets a new page.
     fn grown(&mut self, spans: &[[usize; 2]]) -> (usize, Vec<Vec<usize>>) {
         let mut tables = self.tables.clone();
         let mut needed = 0;
@@ -53,15 +53,15 @@ impl Pages {
     }
 }
 
-/// A life.
+/// One random sequence of calls.
 struct Play {
     bed: Bed,
     pages: Option<Pages>,
-    /// Whether the host must know the length.
+    /// True for sequences whose length the host must know.
     known: Vec<bool>,
-    /// The longest that the host must think the sequence has been.
+    /// The longest length that the host must assume for the sequence's history.
     high: Vec<usize>,
-    /// Whether something was said that is not recorded.
+    /// True if a change is not recorded yet.
     pending: bool,
     form: Target,
     splits: Option<usize>,
@@ -106,19 +106,19 @@ impl Play {
             2 => Count::Each(
                 (0..batch).map(|_| if rng.chance(0.4) { 0 } else { rng.between(0, most) }).collect(),
             ),
-            // More than the most counts as the most.
+            // A count above the maximum acts as the maximum.
             _ => {
                 Count::Device { counts: (0..batch).map(|_| rng.between(0, most + 2) as u32).collect(), most }
             }
         }
     }
 
-    /// True if the bound on the device's numbers is more than any sequence may have.
+    /// True if the bound on the device's numbers exceeds every sequence's limit.
     fn exceeds(&self, count: &Count) -> bool {
         matches!(count, Count::Device { most, .. } if *most > self.bed.kind.longest())
     }
 
-    /// Refused where it must be, and only there.
+    /// Advances. The cache must refuse the call exactly when the model refuses it.
     fn grow(&mut self, count: &Count) -> Result<(), String> {
         let bounds = self.bounds();
         let longest = self.bed.kind.longest();
@@ -167,12 +167,12 @@ impl Play {
         Ok(())
     }
 
-    /// Positions that a ring of this history has overwritten.
+    /// Returns the number of positions that a ring of this history has overwritten.
     fn shift(&self, high: usize) -> usize {
         if self.bed.kind.ring().is_some() { high.saturating_sub(self.bed.kind.capacity) } else { 0 }
     }
 
-    /// True if the host must think that a sequence can go back to `len`.
+    /// True if the host must assume that a sequence can go back to `len`.
     fn reaches(&self, s: usize, len: usize) -> bool {
         let thought = Sequence { high: self.high[s], ..Default::default() };
         thought.can_return_to(&self.bed.kind, len)
@@ -298,7 +298,7 @@ impl Play {
         }
     }
 
-    /// Reads lengths back and tells the cache.
+    /// Reads lengths back and sets them in the cache.
     fn set_known_len(&mut self) -> Result<(), String> {
         let lengths = self.bed.numbers(self.bed.cache.lengths());
         for (s, len) in lengths.into_iter().enumerate() {
@@ -310,7 +310,7 @@ impl Play {
                 }
                 self.bed.cache.set_known_len(s, len as usize).map_err(|e| e.to_string())?;
                 self.known[s] = true;
-                // A full ring went back by its spare tokens at most.
+                // A full ring went back by at most its spare tokens.
                 let kind = self.bed.kind;
                 self.high[s] = self.high[s].min(kind.capacity.max(len as usize + kind.spare));
             }
@@ -408,7 +408,7 @@ impl Play {
 }
 
 #[test]
-fn random_lives_follow_the_model() {
+fn random_calls_match_model() {
     crate::harness::in_turn!();
     let seed = seed();
     let mut report = Report::new("caches, random");
@@ -460,7 +460,7 @@ fn random_lives_follow_the_model() {
         reordered += play.reordered;
     }
     report.finish();
-    // Lives that meet no end of their room, or share nothing, are none.
+    // Calls that are never refused and share nothing would prove nothing.
     assert!(
         draws.len() < 36 || (refused > 20 && shared > 20 && reordered > 20),
         "{refused} refusals, {shared} forks, {reordered} reorders"

@@ -1,4 +1,4 @@
-//! Rings that go back, compared with a plain list of slots: refused where an overwritten token
+//! Rings that go back, compared with a plain list of slots. A ring refuses if an overwritten token
 //! would be missing.
 
 use wgpu_attention::cache::{Append, CacheLayout, Tokens};
@@ -8,12 +8,12 @@ use wgpu_attention::{
 
 use crate::harness::full;
 
-/// Most tokens of a sequence, and channels of a value: a token is a one in a channel of its own.
+/// The most tokens of a sequence, and channels of a value. Token n has a one in channel n.
 const TOKENS: usize = 14;
-/// The token that comes after a sequence went back.
+/// The token that follows after a sequence went back.
 const NEW: usize = TOKENS - 1;
 
-/// One sequence of a ring, slot by slot.
+/// One sequence of a ring as a list of slots.
 #[derive(Clone)]
 struct Plain {
     sinks: usize,
@@ -28,7 +28,7 @@ impl Plain {
         Plain { sinks, spare, slots: vec![None; capacity], tokens: Vec::new() }
     }
 
-    /// Slots besides the sinks.
+    /// Returns the number of slots without the sinks.
     fn last(&self) -> usize {
         self.slots.len() - self.sinks
     }
@@ -47,13 +47,13 @@ impl Plain {
         self.slots[self.slot(position)] == Some(position)
     }
 
-    /// True if each token is there that the ring must keep of `len` tokens.
+    /// True if the ring still has each of `len` tokens that it must retain.
     fn can_go_back(&self, len: usize) -> bool {
         let must = |position: usize| position < self.sinks || position + self.last() - self.spare >= len;
         (0..len).all(|position| !must(position) || self.holds(position))
     }
 
-    /// True for each token that attention sees.
+    /// Returns true for each token that attention sees.
     fn seen(&self, sees: impl Fn(usize) -> bool) -> Vec<bool> {
         let mut seen = vec![false; TOKENS];
         let positions = (0..self.tokens.len()).filter(|position| sees(*position));
@@ -62,13 +62,13 @@ impl Plain {
     }
 }
 
-/// A ring of sequences that have one length each and go back to another, and their model.
+/// A ring whose sequences each have a length and go back to another one, and their model.
 struct Rings {
     gpu: &'static Gpu,
     attention: Attention,
     cache: Cache,
     plain: Vec<Plain>,
-    /// Lengths before and after.
+    /// The lengths before and after.
     moves: Vec<[usize; 2]>,
     name: String,
 }
@@ -117,9 +117,9 @@ impl Rings {
             .expect("room");
     }
 
-    /// One more token of each sequence; attention must see what the slots hold, and what a ring
-    /// sees that never went
-    /// back: of all it keeps, and in a window that reaches no further than the spare tokens allow.
+    /// Appends one more token to each sequence. Attention must see exactly the contents of the
+    /// slots. Inside a window that the spare tokens allow, a ring that never went back must see the
+    /// same.
     fn go_on(mut self) {
         self.append(Tokens::All(1), 1, NEW);
         self.plain.iter_mut().for_each(|plain| plain.push(NEW));
@@ -161,7 +161,7 @@ impl Rings {
     }
 }
 
-/// Every small ring: capacity, sinks, spare tokens.
+/// Returns every small ring: capacity, sinks, spare tokens.
 fn rings() -> impl Iterator<Item = [usize; 3]> {
     let sinks = |capacity| (0..capacity).map(move |sinks| [capacity, sinks]);
     let spare = |[capacity, sinks]: [usize; 2]| (0..capacity - sinks).map(move |n| [capacity, sinks, n]);
@@ -221,7 +221,7 @@ fn rewound_rings_hold_their_tokens() {
     }
 }
 
-/// The device refuses and counts; the host knows as much once the lengths were read back.
+/// The device refuses and counts. The host knows it after it has read the lengths back.
 #[test]
 fn device_rewound_rings_hold_their_tokens() {
     for [capacity, sinks, spare] in rings() {
@@ -252,7 +252,7 @@ fn device_rewound_rings_hold_their_tokens() {
                     assert!(plain.can_go_back(wanted), "{context}, then {wanted} is accepted");
                     plain.tokens.truncate(wanted);
                 }
-                // With spare tokens the host may take the ring for longer than it was.
+                // With spare tokens the host may assume a longer history than the ring had.
                 Err(_) => {
                     assert!(spare > 0 || !plain.can_go_back(wanted), "{context}, then {wanted} is refused")
                 }

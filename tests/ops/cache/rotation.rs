@@ -1,5 +1,5 @@
-//! Keys rotated on their way into the cache, each sequence at positions of its own, beside queries
-//! rotated there.
+//! A cache that rotates keys as it appends them, each sequence at different positions. The queries
+//! are rotated at the same positions.
 
 use wgpu_attention::cache::CacheLayout;
 use wgpu_attention::position::{RopeConfig, RopeOrder, RopeScaling};
@@ -8,7 +8,7 @@ use crate::harness::cached::rotation::{DIM, rotated_steps};
 use crate::harness::{Report, full};
 
 #[test]
-fn keys_are_rotated_on_the_way() {
+fn appended_keys_are_rotated() {
     let mut report = Report::new("caches, rotation");
     let half = RopeConfig::new(DIM);
     let cases = [

@@ -1,4 +1,4 @@
-//! Rows of caches, read back and written over.
+//! Rows of caches that are read back and overwritten.
 
 use wgpu_attention::cache::{Append, CacheLayout, CacheRead, CacheStorage, ScaleGroup, Tokens};
 use wgpu_attention::position::{Rope, RopeConfig, RowPositions};
@@ -11,7 +11,8 @@ use crate::harness::{
     Ask, Bed, Count, Data, FORMS, HostData, Kind, Layout, Places, Report, Rules, due, full, profiles,
 };
 
-/// Where rows are, of two sequences of 33 and 29 tokens, and how many; some are not there.
+/// Returns row positions of two sequences of 33 and 29 tokens, and the number of rows. Some rows do
+/// not exist.
 fn places() -> Vec<(Places, usize)> {
     let of = |shape, f: fn([usize; 4]) -> u32| RowPositions::Tensor(HostData::of(shape, f));
     vec![
@@ -32,9 +33,9 @@ fn grown(bed: &mut Bed) {
     bed.grow(&Count::Each(vec![4, 0])).expect("room");
 }
 
-/// Every storage and layout; by random data no value is further off than its rounding.
+/// Every storage and layout. With random data no value is off by more than its rounding.
 #[test]
-fn what_was_appended_is_read_back() {
+fn appended_rows_are_read_back() {
     crate::harness::in_turn!();
     let mut report = Report::new("caches, read back");
     for (s, storage) in STORAGES.into_iter().enumerate() {
@@ -60,7 +61,7 @@ fn what_was_appended_is_read_back() {
     report.finish();
 }
 
-/// The same of rows that were overwritten, and attention to them; what is not there is dropped and
+/// Rows are read back after an overwrite, and attended to. Rows that do not exist are dropped and
 /// counted.
 #[test]
 fn rows_are_overwritten() {
@@ -93,7 +94,7 @@ fn rows_are_overwritten() {
                 };
                 report.record(&format!("{kind:?} at {n}"), &profile.name, outcome);
             }
-            // Nothing moved: the next step goes on.
+            // Lengths are unchanged: the next step continues.
             bed.grow(&Count::All(2)).expect("room");
             report.record(
                 &format!("{kind:?}, then"),
@@ -105,10 +106,10 @@ fn rows_are_overwritten() {
     report.finish();
 }
 
-/// Shared pages are copied before they are overwritten; where only the device knows which, nothing
-/// is.
+/// Shared pages are copied before an overwrite. If only the device knows which pages, the call is
+/// refused.
 #[test]
-fn a_fork_keeps_what_is_overwritten_in_the_other() {
+fn fork_keeps_overwritten_rows() {
     let layout = CacheLayout::Paged { page: 16, pages: 7 };
     let kind = Kind { layers: 2, ..Kind::new(CacheStorage::Q8(ScaleGroup::Of(32)), layout, 64) };
     let mut bed = Bed::new(full(), kind, Data::Lossless, 91);
@@ -126,7 +127,7 @@ fn a_fork_keeps_what_is_overwritten_in_the_other() {
     let error = bed.overwrite(0, &tensor(0), 1).expect_err("pages are shared");
     assert!(matches!(error, Error::Unsupported { .. }), "{error}");
     assert!(error.to_string().contains("only the device knows"), "{error}");
-    // Recorded with the fork, in one call: the second page of three is copied, of both layers.
+    // One call records the fork and the write. It copies the second page of three, in both layers.
     bed.overwrite(0, &RowPositions::Start(20), 3).expect("four pages");
     assert_eq!(bed.cache.free_pages(), 3);
     read(&bed, "a page apart");
@@ -139,7 +140,7 @@ fn a_fork_keeps_what_is_overwritten_in_the_other() {
     bed.overwrite(0, &tensor(39), 2).expect("no page is shared");
     assert_eq!(bed.sequences.iter().map(|s| s.refused).collect::<Vec<_>>(), [1, 1]);
     read(&bed, "the device knows where");
-    // Of three pages shared again one is to be had.
+    // Three pages are shared again, and one is free.
     bed.fork(1, 0).expect("a fork");
     bed.grow(&Count::Each(vec![24, 0])).expect("two pages");
     let free = bed.cache.free_pages();
@@ -153,7 +154,7 @@ fn a_fork_keeps_what_is_overwritten_in_the_other() {
     read(&bed, "after the next");
 }
 
-/// Keys overwritten at their positions are those appended there, rotation and all.
+/// Keys that are overwritten at their positions equal appended ones, with their rotation.
 #[test]
 fn overwritten_keys_are_rotated_by_their_positions() {
     let gpu = &full().gpu;
@@ -201,7 +202,7 @@ fn overwritten_keys_are_rotated_by_their_positions() {
 }
 
 #[test]
-fn more_rows_are_read_than_a_dispatch_has_workgroups() {
+fn reads_exceed_workgroup_limit() {
     let gpu = &full().gpu;
     let (rows, dim) = (70_000, 2);
     let config = CacheConfig::new(1, dim, rows);

@@ -1,5 +1,5 @@
-//! Generation token by token, and in chunks: every layout, storage and form gives what one causal
-//! call over the same tokens gives.
+//! Generation token by token and in chunks. Every layout, storage and target gives the result of
+//! one causal call over the same tokens.
 
 use wgpu_attention::DType;
 use wgpu_attention::cache::{CacheLayout, CacheStorage, ScaleGroup};
@@ -15,7 +15,7 @@ fn causal() -> Rules {
     Rules { causal: true, ..Default::default() }
 }
 
-/// Chunks of these lengths one after the other, each asked right after it came.
+/// Appends chunks of these lengths. Attention reads each chunk right after its append.
 fn runs(report: &mut Report, bed: &mut Bed, ask: &Ask, chunks: &[usize]) {
     for n in chunks {
         let name = format!("{:?}, {n} rows", bed.kind);
@@ -29,11 +29,11 @@ fn runs(report: &mut Report, bed: &mut Bed, ask: &Ask, chunks: &[usize]) {
     }
 }
 
-/// Of a ring of 24: filled, overwritten by single tokens, and by chunks.
+/// Chunks for a ring of 24: they fill it, then overwrite it by single tokens and by larger chunks.
 const CHUNKS: [usize; 10] = [5, 1, 1, 1, 20, 1, 1, 7, 1, 18];
 
 #[test]
-fn every_layout_keeps_every_storage() {
+fn layouts_and_storages_match_model() {
     let mut report = Report::new("caches, steps");
     let [head_dim, value_dim] = DIMS;
     for (s, storage) in STORAGES.into_iter().enumerate() {
@@ -44,7 +44,7 @@ fn every_layout_keeps_every_storage() {
                 if !(form == usual && due(&key) || rest(&key)) {
                     continue;
                 }
-                // Most on the device whose subgroups kernels use.
+                // Most cases run on the device whose subgroups the kernels use.
                 let profile = profiles()[usize::from((s + 2 * l) % 4 == 3)];
                 let kind = Kind { head_dim, value_dim, ..Kind::new(storage, layout, capacity) };
                 let mut bed = Bed::new(profile, kind, Data::Lossless, 7 + s as u64);
@@ -56,7 +56,7 @@ fn every_layout_keeps_every_storage() {
     report.finish();
 }
 
-/// Every chunk length, on the ring that they lap and on pages that they cross.
+/// Every chunk length, on a ring that the chunks overwrite and on pages that they cross.
 #[test]
 fn chunks_of_every_length() {
     crate::harness::in_turn!();
@@ -75,9 +75,10 @@ fn chunks_of_every_length() {
     report.finish();
 }
 
-/// Values that no storage but F32 keeps exactly: off by what its rounding explains, no more.
+/// Only F32 storage holds these values exactly. The error is at most the effect of the storage's
+/// rounding.
 #[test]
-fn rounding_is_the_storages_own() {
+fn error_stays_within_storage_rounding() {
     crate::harness::in_turn!();
     let mut report = Report::new("caches, rounding");
     for (s, storage) in STORAGES.into_iter().enumerate() {
@@ -98,7 +99,7 @@ fn rounding_is_the_storages_own() {
     report.finish();
 }
 
-/// Tiles of fewer rows and channels an invocation, which load nothing ahead: 2 to 16 packed rows.
+/// Tiles with fewer rows and channels per invocation, which prefetch nothing: 2 to 16 packed rows.
 #[test]
 fn few_registers() {
     planned_otherwise("caches, few registers", Target::Gpu, 43, &[30, 1, 2, 4, 8], |n| {
@@ -115,7 +116,7 @@ fn lanes() {
     });
 }
 
-/// Every storage in pages, with plans that are not for this device.
+/// Every storage in pages, with plans for other devices.
 fn planned_otherwise(
     name: &'static str,
     form: Target,
@@ -142,7 +143,7 @@ fn planned_otherwise(
     report.finish();
 }
 
-/// Channels that no vector, word or group divides, and groups of heads.
+/// Channel counts that no vector, word or group divides, and groups of heads.
 #[test]
 fn channels() {
     crate::harness::in_turn!();
@@ -151,7 +152,7 @@ fn channels() {
     let groups = [(1, 1), (3, 1), (4, 4), (6, 2)];
     for (n, (head_dim, value_dim)) in dims.into_iter().enumerate() {
         for (s, storage) in STORAGES.into_iter().chain([CacheStorage::Q8(ScaleGroup::Of(96))]).enumerate() {
-            // Twice with each storage.
+            // Two runs with each storage are usual.
             let always = s == n % 7 || s == (n + 2) % 7;
             let key = format!("channels, {head_dim}, {value_dim}, {storage:?}");
             if !(always && due(&key) || rest(&key)) {
@@ -164,7 +165,7 @@ fn channels() {
                 Kind { batch, heads, kv_heads, head_dim, value_dim, ..Kind::new(storage, layout, capacity) };
             let profile = profiles()[n % 2];
             let mut bed = Bed::new(profile, kind, Data::Lossless, 31 + n as u64);
-            // Strides and offsets of their own, of which none is aligned.
+            // Other strides and offsets, all unaligned.
             bed.layout = if s % 2 == 0 { Layout::Window(2 * n as u64 + 1) } else { Layout::Blhd };
             let rules = causal();
             let form = FORMS[(n + s / 2) % 2];
@@ -178,7 +179,7 @@ fn channels() {
 
 /// Queries, outputs and new keys and values in f16 and in bf16.
 #[test]
-fn half_floats() {
+fn steps_in_f16_and_bf16() {
     crate::harness::in_turn!();
     let mut report = Report::new("caches, half floats");
     let types: [(&Profile, DType); 2] = [(full(), DType::F16), (defaults(), DType::BF16)];
@@ -204,7 +205,7 @@ fn half_floats() {
     report.finish();
 }
 
-/// Sequences of different lengths: rows past a sequence's own are not read, and give nothing.
+/// Sequences of different lengths: rows past a sequence's count are not read, and give zero.
 #[test]
 fn ragged_batches() {
     crate::harness::in_turn!();
@@ -223,7 +224,7 @@ fn ragged_batches() {
                     let ask = Ask { splits, ..Ask::new(form, &rules) };
                     let outcome = match bed.grow(&Count::Each(step.to_vec())) {
                         Ok(()) => bed.ask(&ask).and_then(|own| {
-                            // And as many queries of each, whatever came last.
+                            // Then as many queries of each sequence, whatever the last append was.
                             let worst = bed.ask(&Ask { rows: Some(2), ..ask })?;
                             bed.check_sequence_table().map(|()| own.max(worst))
                         }),
@@ -241,8 +242,8 @@ fn ragged_batches() {
     report.finish();
 }
 
-/// What is not finite shows where it is seen, in its group and nowhere else; huge values do not
-/// overflow f16.
+/// Non-finite numbers show where queries see them, in their group and nowhere else. Huge values do
+/// not overflow f16.
 #[test]
 fn bad_numbers_show_in_their_rows() {
     crate::harness::in_turn!();
@@ -256,8 +257,8 @@ fn bad_numbers_show_in_their_rows() {
             }
             let config = CacheConfig::new(1, 64, 8).storage(storage);
             let mut cache = Cache::with_pipelines(gpu.pipelines(), config).expect("a cache");
-            // Key i is 1 in channel i, value i is i in all channels; NaN, ∞ and 1e30 in later
-            // values.
+            // Key i is 1 in channel i, value i is i in all channels. Later values hold NaN, ∞ and
+            // 1e30.
             let mut v: Vec<f32> = (0..4 * 64).map(|n| (n / 64) as f32).collect();
             (v[64 + 40], v[2 * 64 + 3], v[3 * 64 + 50]) = (f32::NAN, f32::INFINITY, 1e30);
             let k: Vec<f32> = (0..4 * 64).map(|n| if n % 64 == n / 64 { 7.0 } else { 0.0 }).collect();
@@ -282,7 +283,7 @@ fn bad_numbers_show_in_their_rows() {
             let grouped = matches!(storage, CacheStorage::Q8(_) | CacheStorage::Q4(_));
             let whole =
                 matches!(storage, CacheStorage::Q8(ScaleGroup::Row) | CacheStorage::Q4(ScaleGroup::Row));
-            // Row 1 sees the NaN of channel 40, in a group with 32 to 63 or all.
+            // Row 1 sees the NaN of channel 40, in a group with channels 32 to 63 or all.
             assert!(at(1, 40).is_nan(), "{name}: {}", at(1, 40));
             assert_eq!(at(1, 39).is_nan(), grouped, "{name}");
             assert_eq!(at(1, 3).is_nan(), whole, "{name}");
@@ -292,7 +293,7 @@ fn bad_numbers_show_in_their_rows() {
             // Row 2 sees ∞ in channel 3.
             assert!(!at(2, 3).is_finite(), "{name}");
             assert_eq!(at(2, 20).is_finite(), !grouped, "{name}");
-            // Row 3: channel 50 holds what f16 has no number for.
+            // In row 3, channel 50 has a value above f16's range.
             if storage == CacheStorage::F16 {
                 assert!((at(3, 50) - (65504.0 + 3.0) / 4.0).abs() < 1.0, "{name}: {}", at(3, 50));
             }
@@ -306,9 +307,9 @@ fn bad_numbers_show_in_their_rows() {
     }
 }
 
-/// A cache so long that the plan splits its keys, filled little and more.
+/// A cache so long that the plan splits its keys, with few and with many tokens.
 #[test]
-fn long_caches_split_by_themselves() {
+fn long_caches_split_automatically() {
     crate::harness::in_turn!();
     let mut report = Report::new("caches, long");
     for (layout, storage) in [
@@ -321,7 +322,7 @@ fn long_caches_split_by_themselves() {
             let kind = Kind { batch: 1, kv_heads: 1, ..Kind::new(storage, layout, 2100) };
             let mut bed = Bed::new(full(), kind, Data::Lossless, 71);
             let rules = causal();
-            // The last laps the ring.
+            // The last one overwrites the start of the ring.
             let chunks = [3, 290, 700, 1105, 90];
             for chunk in &chunks[..if kind.ring().is_some() { 5 } else { 4 }] {
                 bed.grow(&Count::All(*chunk)).expect("room");
@@ -336,8 +337,7 @@ fn long_caches_split_by_themselves() {
     report.finish();
 }
 
-/// One step as a caller records it, in one pass of its own, in one encoder with the steps before
-/// and after.
+/// One step in the caller's pass, in one encoder with the steps before and after it.
 #[test]
 fn steps_in_a_callers_pass() {
     use wgpu_attention::cache::{Append, Tokens};
@@ -355,8 +355,8 @@ fn steps_in_a_callers_pass() {
         let out = gpu.upload(&[f32::NAN; 48]).expect("an upload");
         let mut encoder = gpu.device().create_command_encoder(&Default::default());
         for n in 0..6 {
-            // Token n of each, and its place in out: a buffer is read or written, so out is
-            // another.
+            // Token n of each tensor, and its place in out. A buffer is read or written, so out is
+            // a separate buffer.
             let row = |b| TensorView::new(b, DType::F32, [1, 1, 1, 8]).with_offset(8 * n);
             cache.advance(&mut encoder, Tokens::All(1)).expect("room");
             let append = Append::new(row(&k), row(&v));
@@ -375,15 +375,15 @@ fn steps_in_a_callers_pass() {
     });
     assert!(outs[0].iter().all(|x| x.is_finite()), "{:?}", outs[0]);
     assert_eq!(outs[0], outs[1]);
-    // The first token sees itself, the last all six.
+    // The first token sees itself, the last one all six.
     let v: Vec<f32> = gpu.download(&v, 48).expect("a read-back");
     assert!(outs[0][..8].iter().zip(&v).all(|(a, b)| (a - b).abs() < 1e-6));
     assert!(outs[0][40..].iter().zip(&v[40..]).any(|(a, b)| (a - b).abs() > 1e-2));
 }
 
-/// A ring that has come very far gives the bits of one that has come as far as its own length.
+/// A ring that has advanced very far gives the bits of a ring that has advanced by its length.
 #[test]
-fn rings_go_on_for_long() {
+fn far_advanced_rings_keep_bits() {
     use wgpu_attention::cache::{Append, Tokens};
     use wgpu_attention::{Attention, Cache, CacheConfig, Config, Forward, Mask, Scratch, TensorView};
     let gpu = &full().gpu;
@@ -393,7 +393,7 @@ fn rings_go_on_for_long() {
     for form in FORMS {
         let config = Config::new(1, 8).kernel_options(wgpu_attention::KernelOptions::new().target(form));
         let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
-        // The second has gone through most of the positions there are, not a multiple of its
+        // The second ring has passed most of the possible positions, but not a multiple of its
         // window.
         let outs = [0, (1 << 29) - 1000].map(|before| {
             let config = CacheConfig::new(1, 8, 7).layout(CacheLayout::Ring { sink_tokens: 0 });

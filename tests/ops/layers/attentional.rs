@@ -1,5 +1,5 @@
-//! Attentional vectors: the reference against differences, the device against the reference,
-//! refusals.
+//! Attentional vectors. Differences check the reference, the reference checks the device, and bad
+//! calls are refused.
 
 use wgpu_attention::layers::{AttentionalBackward, AttentionalForward, AttentionalVector};
 use wgpu_attention::reference::{HostLinear, attentional, attentional_backward, widen};
@@ -9,7 +9,7 @@ use crate::harness::attentional::outcome_async;
 use crate::harness::{FORMS, Layout, Report, Rng, full};
 
 #[test]
-fn the_reference_is_what_differences_say() {
+fn reference_gradients_match_finite_differences() {
     let (rows, out, c, h) = (3, 4, 2, 5);
     let rng = &mut Rng::new(5);
     let mut normals = |n| widen::<f64>(&rng.normals(n));
@@ -63,7 +63,7 @@ fn every_size_matches_the_reference() {
 }
 
 #[test]
-fn bad_calls_are_refused_before_anything_is_recorded() {
+fn bad_calls_are_errors() {
     let gpu = &full().gpu;
     let buffers: Vec<_> = (0..8).map(|_| gpu.buffer(1024).expect("a buffer")).collect();
     let view = |n: usize, shape| TensorView::new(&buffers[n], DType::F32, shape);

@@ -1,5 +1,5 @@
-//! A layer's gradients on a device: of PyTorch's `nn.MultiheadAttention`, of random layers, in both
-//! forms; bits, cut work, memory.
+//! A layer's gradients on a device: of PyTorch's `nn.MultiheadAttention` and of random layers, on
+//! both targets. Also bits, split work and memory.
 
 use wgpu_attention::layers::{
     LinearGradients, MultiHeadBackward, MultiHeadConfig, MultiHeadForward, MultiHeadGradients,
@@ -29,8 +29,7 @@ fn run(
     pollster::block_on(run_layer_backward_async(problem, setup, change))
 }
 
-/// Both forms, with what a forward call keeps and without; one of the four always, which says
-/// `nth`.
+/// Returns both targets, with and without saved activations. The `nth` of the four always runs.
 fn setups(name: &str, nth: usize) -> Vec<LayerBackwardSetup> {
     let all = FORMS.into_iter().flat_map(|form| [true, false].map(|keeps| (form, keeps))).enumerate();
     let runs = all.filter(|(n, (form, keeps))| {
@@ -41,9 +40,9 @@ fn setups(name: &str, nth: usize) -> Vec<LayerBackwardSetup> {
         .collect()
 }
 
-/// The gradients that PyTorch has computed.
+/// The gradients from PyTorch.
 #[test]
-fn vectors_of_others() {
+fn gradients_match_vectors() {
     crate::harness::in_turn!();
     let mut report = Report::new("layer gradients of vectors");
     let names: Vec<_> = mha::NAMES.iter().filter(|name| name.contains("_bwd_")).collect();
@@ -67,9 +66,9 @@ fn vectors_of_others() {
     report.finish();
 }
 
-/// Every layer of PyTorch's whose output is known: masks, appended keys, other widths, no biases.
+/// Every PyTorch layer with a known output: masks, appended keys, other widths, no biases.
 #[test]
-fn layers_of_others() {
+fn gradients_of_pytorch_layers_match() {
     crate::harness::in_turn!();
     let mut report = Report::new("layer gradients of others' layers");
     for (n, name) in mha::NAMES.iter().enumerate() {
@@ -92,16 +91,15 @@ fn options() -> LayerOptions {
     }
 }
 
-/// What is added to scores is not added to those of appended keys, whose own gradients are sums
-/// over the batch.
+/// Score terms of the mask are not added to the scores of appended keys. The gradients of appended
+/// keys are sums over the batch.
 #[test]
 fn appended_keys() {
     crate::harness::in_turn!();
     let mut report = Report::new("layer gradients with appended keys");
     let MultiHeadShape { batch, q_len, kv_len } = SHAPE;
     let heads = options().heads;
-    // Of the bias and of the table: one element for each key or distance, and one for all that are
-    // given.
+    // The bias and the table have one element for each key or distance, or one for all of them.
     let kinds = [
         ("each", [batch, heads, q_len, kv_len], [1, heads, 1, 7]),
         ("all", [1, heads, q_len, 1], [batch, heads, 1, 1]),
@@ -115,17 +113,17 @@ fn appended_keys() {
         (case.rules.bias, case.rules.relative) = (of(bias), of(relative));
         (case.rules.slopes, case.rules.symmetric) = (of([1, heads, 1, 1]), true);
         case.rules.sinks = of([1, heads, 1, 1]);
-        // Some queries see no other.
+        // Some queries see only the appended key.
         case.rules.causal = true;
         case.rules.alignment = Alignment::Offset(-4);
         let problem = LayerProblem::new(case, true);
-        // One in each form, one kept and one not.
+        // One setup on each target, one with saved activations and one without.
         setups(&name, [0, 3][n]).iter().for_each(|setup| report.check_layer_backward(&problem, setup));
     }
     report.finish();
 }
 
-/// A random layer and its run. Four in a row have the same kernels.
+/// Draws a random layer and its run. The draws of a group share kernels.
 fn draw(n: usize) -> (LayerProblem, LayerBackwardSetup) {
     let group = (n / GROUP) as u64;
     let first = property_layers::Draw::random(0x6ad1 ^ group);
@@ -134,9 +132,9 @@ fn draw(n: usize) -> (LayerProblem, LayerBackwardSetup) {
     (LayerProblem::new(drawn.case(), rng.chance(0.5)), LayerBackwardSetup::random(rng, drawn.setup()))
 }
 
-/// Random layers that always run, and all there are.
+/// The random layers that always run, and all of them.
 const DRAWS: [usize; 2] = [16, 200];
-/// Of so many each has the kernels of the first.
+/// The draws in a group. All use the kernels of the first one.
 const GROUP: usize = 8;
 
 #[test]
@@ -156,7 +154,8 @@ fn bits(got: &Each<Vec<f64>>) -> Vec<Vec<u64>> {
     got.iter().flatten().map(|x| x.iter().map(|x| x.to_bits()).collect()).collect()
 }
 
-/// Run after run, whatever is kept, and however the work is cut.
+/// Every run gives the same bits, with and without saved activations, and with any split of the
+/// work.
 #[test]
 fn bits_are_the_same() {
     crate::harness::in_turn!();
@@ -190,11 +189,11 @@ fn bits_are_the_same() {
     assert!(of_forms[0] != of_forms[1], "one form stands for both");
 }
 
-/// A layer with one buffer for all of its weights, and for their gradients one as `in_proj_weight`
-/// is and one for the output projection.
+/// A layer with one buffer for all its weights. The gradients use one buffer like `in_proj_weight`,
+/// and one for the output projection.
 struct Packed {
     layer: MultiHeadAttention,
-    /// x, y, context, lse, d_y, d_x, the gradients of in_proj_weight, in_proj_bias,
+    /// Holds x, y, context, lse, d_y, d_x, and the gradients of in_proj_weight, in_proj_bias,
     /// out_proj.weight, out_proj.bias.
     buffers: [wgpu::Buffer; 10],
     length: usize,
@@ -224,7 +223,7 @@ impl Packed {
         };
         let config = MultiHeadConfig::new(EMBED, HEADS);
         let layer = MultiHeadAttention::with_pipelines(gpu.pipelines(), config, &weights).expect("a layer");
-        // On GPUs splits of the keys take memory of their own.
+        // On GPUs splits of the keys need additional memory.
         let layer = layer.kernel_options(KernelOptions::new().splits(1));
         let rows = BATCH * length;
         let sizes = [
@@ -294,7 +293,7 @@ impl Packed {
         Scratch::new(full().gpu.device(), size).expect("scratch")
     }
 
-    /// x, d_y and the gradients.
+    /// Returns x, d_y and the gradients.
     fn contents(&self) -> Vec<Vec<f32>> {
         let of = |n: &usize| {
             let buffer = &self.buffers[*n];
@@ -304,7 +303,7 @@ impl Packed {
     }
 }
 
-/// As a user writes it, against the same layer with tensors apart.
+/// A layer in a user's layout, compared with the same layer with separate tensors.
 #[test]
 fn packed_gradients_of_self_attention() {
     crate::harness::in_turn!();
@@ -351,7 +350,7 @@ fn packed_gradients_of_self_attention() {
     }
 }
 
-/// A pass of the caller's, and what was prepared before.
+/// The caller's pass, and a prepared call.
 #[test]
 fn recorded_in_a_callers_pass() {
     let packed = Packed::new(9);
@@ -380,7 +379,7 @@ fn recorded_in_a_callers_pass() {
     assert!(packed.contents() == want);
 }
 
-/// The scratch is what its documentation says, and twice that for twice the lengths.
+/// The scratch has its documented size, and twice that for twice the lengths.
 #[test]
 fn scratch_is_linear() {
     let of = |length: usize, keeps: bool| {
@@ -389,8 +388,8 @@ fn scratch_is_linear() {
     };
     for length in [32, 64, 2048] {
         let tokens = BATCH * length;
-        // Queries, keys and values, their gradients, that of the heads' outputs, what is kept of
-        // queries.
+        // Queries, keys and values, their gradients, the gradient of the heads' outputs, and the
+        // queries' stats.
         let kept = 4 * tokens * EMBED * (3 + 3 + 1) + 16 * tokens * HEADS;
         assert_eq!(of(length, true), kept, "length {length}");
         assert_eq!(
@@ -400,7 +399,7 @@ fn scratch_is_linear() {
         );
     }
     let packed = Packed::new(32);
-    // Of less, less.
+    // Fewer gradients need less.
     let bias = |call: MultiHeadBackward<'_>| packed.layer.backward_scratch_size(&call).expect("a size");
     let plain = MultiHeadBackward::new(packed.forward(true), packed.sequence(4));
     let out = LinearGradients {

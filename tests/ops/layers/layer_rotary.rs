@@ -1,5 +1,5 @@
-//! Rotary positions of `MultiHeadAttention`: what they are in the reference, on devices, in
-//! gradients, and what is refused.
+//! Rotary positions of `MultiHeadAttention`: in the reference, on devices, in gradients, and
+//! errors.
 
 use wgpu_attention::layers::{MultiHeadBackward, MultiHeadForward, MultiHeadWeights};
 use wgpu_attention::position::{Rope, RopeConfig, RopeOrder, RopeScaling, RowPositions};
@@ -16,7 +16,7 @@ use crate::harness::{HostData, Report, Rules, full};
 const SHAPE: MultiHeadShape = MultiHeadShape { batch: 2, q_len: 19, kv_len: 19 };
 
 /// Layers of each kind of rotation and of positions, with grouped heads, other widths of values,
-/// appended keys.
+/// and appended keys.
 fn cases() -> Vec<LayerCase> {
     let options = LayerOptions { kv_heads: 2, head_dim: 8, value_dim: 5, ..LayerOptions::new(24, 4) };
     let rows = HostData::new((0..38).map(|n| (n * 7 + n / 19) % 100).collect(), [2, 1, 19, 1]);
@@ -56,9 +56,9 @@ fn cases() -> Vec<LayerCase> {
     kinds.into_iter().enumerate().map(case).collect()
 }
 
-/// Each stage by itself, in f64.
+/// Computes each stage separately, in f64.
 #[test]
-fn the_reference_is_its_stages() {
+fn reference_equals_its_stages() {
     for case in cases() {
         let rotary = case.rotary.as_ref().expect("they have one");
         let want = case.staged(|_, y, rows| rotary.turned(&y, rows, false));
@@ -69,7 +69,7 @@ fn the_reference_is_its_stages() {
 }
 
 #[test]
-fn every_device_gives_what_the_reference_gives() {
+fn devices_match_the_reference() {
     crate::harness::in_turn!();
     let mut report = Report::new("rotary layers");
     cases().iter().for_each(|case| report.check_layer(case));
@@ -84,7 +84,7 @@ fn gradients_equal_the_reference() {
     report.finish();
 }
 
-/// Slices in, a `Vec` out; options of attention alone have no positions.
+/// Slices in, a `Vec` out. Options of attention alone have no positions.
 #[test]
 fn slices_are_rotated_too() {
     crate::harness::in_turn!();
@@ -112,7 +112,7 @@ fn slices_are_rotated_too() {
 }
 
 #[test]
-fn bad_calls_are_refused_before_anything_is_recorded() {
+fn bad_calls_are_errors() {
     let gpu = &full().gpu;
     let buffers: Vec<_> = (0..6).map(|_| gpu.buffer(4096).expect("a buffer")).collect();
     let linear = Linear { weight: TensorView::matrix(&buffers[5], DType::F32, [8, 8]), bias: None };

@@ -1,4 +1,4 @@
-//! `mha`: PyTorch's `nn.MultiheadAttention`, the reference and the GPU against it.
+//! `mha`: PyTorch's `nn.MultiheadAttention`, compared with the reference and the GPU.
 
 use wgpu_attention::DType;
 use wgpu_attention::reference::MultiHeadShape;
@@ -31,11 +31,11 @@ pub const NAMES: &[&str] = &[
     "mha_zero_attn",
 ];
 
-/// One row of this vector sees no key. PyTorch gives NaN there when asked for weights; here such a
+/// One row of this vector sees no key. PyTorch gives NaN there if it returns weights. Here such a
 /// query has weights and context of zero, so its output is the bias.
 const DEAD_ROW: &str = "mha_mask_and_key_mask";
 
-/// Two axes of `[a, b, features]` exchanged.
+/// Exchanges two axes of `[a, b, features]`.
 fn swapped<T: Copy>(x: &[T], [a, b, features]: [usize; 3]) -> Vec<T> {
     (0..b)
         .flat_map(|n| (0..a).flat_map(move |m| (0..features).map(move |f| x[(m * b + n) * features + f])))
@@ -50,7 +50,7 @@ pub fn case(name: &str) -> LayerCase {
     config.value_features = vector.size("vdim");
     config.add_zero_attn = vector.attrs["add_zero_attn"] == true;
     let length_first = vector.attrs["layout"] == "lbe";
-    // Cases are [batch, length, features]; the layout `SeqFirst` lays them out length first.
+    // Cases are [batch, length, features]. The layout `SeqFirst` places them with the length first.
     let sequence = |tensor: &str| {
         let [_, a, b, features] = vector.shape4(tensor);
         let x = vector.f32(tensor);
@@ -105,7 +105,7 @@ pub fn case(name: &str) -> LayerCase {
 }
 
 #[test]
-fn the_reference_gives_the_vectors() {
+fn reference_matches_vectors() {
     for case in NAMES.iter().map(|name| case(name)) {
         let got = case.exact();
         let weights = got.weights.expect("asked for");
@@ -127,16 +127,16 @@ fn the_reference_gives_the_vectors() {
 }
 
 #[test]
-fn every_device_gives_the_vectors() {
+fn every_device_matches_vectors() {
     crate::harness::in_turn!();
     let mut report = Report::new("mha");
     NAMES.iter().for_each(|name| report.check_layer(&case(name)));
     report.finish();
 }
 
-/// The layer hands its choice on to its projections.
+/// The layer passes its choice on to its projections.
 #[test]
-fn matrix_units_give_the_vectors() {
+fn matrix_units_match_vectors() {
     crate::harness::in_turn!();
     let case = case("mha_self");
     let on = |profile| LayerSetup {
@@ -162,7 +162,7 @@ fn matrix_units_give_the_vectors() {
         });
         report.record(&case.name, &setup, got.and_then(|got| stored.truth(&setup).out.judge(&got.out)));
     });
-    // On a device without any, insisting is refused.
+    // On a device without matrix units, `Always` is refused.
     let setup = on(full());
     let refused =
         run_layer_with(&case, &setup, |kernel_options| kernel_options.matrix_units(MatrixUnits::Always));

@@ -1,4 +1,4 @@
-//! Gates of the heads' outputs inside of `MultiHeadAttention`: reference, devices, gradients.
+//! Gates of the heads' outputs inside `MultiHeadAttention`: reference, devices, gradients.
 
 use wgpu_attention::layers::OutputGate;
 use wgpu_attention::position::{RopeConfig, RowPositions};
@@ -20,19 +20,20 @@ use crate::harness::{Expected, FORMS, Report, Rules, Vector, full};
 pub const FAMILY: &str = "gates";
 pub const NAMES: &[&str] = &["gated_element", "gated_head", "gated_cross_dv"];
 
-/// Rows of `unit_len` channels out of rows of `from`, from the channel `first` on.
+/// Returns a weight that selects rows of `unit_len` channels from rows of `from`, from the channel
+/// `first` on.
 fn selection(unit_len: usize, from: usize, first: usize) -> LinearData {
     let row = |c: usize| (0..from).map(move |n| f32::from(u8::from(n == first + c)));
     LinearData { weight: (0..unit_len).flat_map(row).collect(), bias: None }
 }
 
-/// Numbers of a vector's tensor `[batch, heads, length, dim]` as rows of heads side by side.
+/// Returns the tensor `[batch, heads, length, dim]` of a vector as joined rows of heads.
 fn joined<R: wgpu_attention::reference::Real>(x: &[R], [_, heads, length, dim]: [usize; 4]) -> Vec<R> {
     join_heads(x, length, heads, dim).expect("it fits")
 }
 
-/// The attention of a vector as a layer whose projections select channels: the queries' input has
-/// queries and the logits of gates side by side.
+/// Returns a vector's attention as a layer whose projections select channels. The queries' input
+/// has the queries and the logits of the gates.
 fn vector(name: &str) -> (LayerCase, Vector) {
     let vector = Vector::load(FAMILY, name);
     let [q, k, v, gate] = ["q", "k", "v", "gate"].map(|tensor| vector.shape4(tensor));
@@ -83,8 +84,8 @@ fn vector(name: &str) -> (LayerCase, Vector) {
     (case, vector)
 }
 
-/// Compares the gradients of a run with those of the vector: by name ours, and where the channels
-/// of a vector's tensor lie in it.
+/// Compares the gradients of a run with the vector's. The list gives each of our names, and the
+/// channels of the vector's tensor in it.
 fn compare_gradients(name: &str, vector: &Vector, got: &Each<Vec<f64>>) {
     let [_, heads, _, head_dim] = vector.shape4("q");
     let of = |own: &str| {
@@ -159,8 +160,9 @@ fn gradients_match_the_vectors() {
 const SELF: MultiHeadShape = MultiHeadShape { batch: 2, q_len: 19, kv_len: 19 };
 const CROSS: MultiHeadShape = MultiHeadShape { batch: 2, q_len: 7, kv_len: 22 };
 
-/// Both kinds of gates: with grouped heads, values of another size, norms and rotation; of
-/// attention to other rows; narrow, with and without a bias; with appended keys.
+/// Both kinds of gates, with grouped heads, other value widths, norms and rotation. Also with
+/// attention to other rows, with narrow projections with and without a bias, and with appended
+/// keys.
 fn cases() -> Vec<LayerCase> {
     let options = LayerOptions { kv_heads: 2, head_dim: 8, value_dim: 5, ..LayerOptions::new(24, 4) };
     let narrow = LayerOptions { narrow: true, out_features: 10, ..options };
@@ -194,9 +196,9 @@ fn cases() -> Vec<LayerCase> {
     kinds.into_iter().enumerate().map(case).collect()
 }
 
-/// The gate multiplies what the output projection reads; its logits come from the queries' input.
+/// The gate multiplies the input of the output projection. Its logits come from the queries' input.
 #[test]
-fn reference_is_its_stages() {
+fn reference_equals_its_stages() {
     for case in cases() {
         let plain = LayerCase { config: LayerOptions { output_gate: None, ..case.config }, ..case.clone() };
         let plain = LayerCase { gate: None, ..plain };
@@ -249,7 +251,7 @@ fn devices_match_the_reference() {
 fn gradients_match_the_reference() {
     crate::harness::in_turn!();
     let mut report = Report::new("gradients of gates of outputs");
-    // All, those of the gate alone, all but those, that of the output projection alone.
+    // All gradients; the gate's alone; all except the gate's; the output projection's alone.
     let of_gate = GRADIENTS.map(|name| name.contains("gate"));
     let of_out = GRADIENTS.map(|name| name == "d_w_o");
     report.check_layer_gradients(cases(), &[[true; COUNT], of_gate, of_gate.map(|is| !is), of_out]);

@@ -1,4 +1,4 @@
-//! Norms of queries and keys inside of `MultiHeadAttention`: reference, devices, gradients.
+//! Norms of queries and keys inside `MultiHeadAttention`: reference, devices, gradients.
 
 use wgpu_attention::layers::OutputGate;
 use wgpu_attention::position::{RopeConfig, RowPositions};
@@ -18,8 +18,8 @@ use crate::harness::{Expected, FORMS, Report, Rules, Vector, full};
 pub const FAMILY: &str = "gates";
 pub const NAMES: &[&str] = &["qk_norm_plain", "qk_norm_rope", "qk_norm_gate_rope_offset"];
 
-/// The layer of a vector, one of which has a gate of its heads' outputs. `norm_offset` is added to
-/// the stored weights of its norms.
+/// Returns the layer of a vector. One vector also has a gate of the heads' outputs. `norm_offset`
+/// is added to the stored weights of the norms.
 fn vector(name: &str) -> (LayerCase, Vector) {
     let vector = Vector::load(FAMILY, name);
     let [_, batch, length, features] = vector.shape4("x");
@@ -147,9 +147,9 @@ fn cases() -> Vec<LayerCase> {
     kinds.into_iter().enumerate().map(case).collect()
 }
 
-/// Each stage by itself: the norm comes before the rotation.
+/// Computes each stage separately: the norm comes before the rotation.
 #[test]
-fn reference_is_its_stages() {
+fn reference_equals_its_stages() {
     for case in cases() {
         let staged = |norm_first: bool| {
             case.staged(|n, y, [heads, length, dim]| {
@@ -182,7 +182,7 @@ fn devices_match_the_reference() {
 fn gradients_match_the_reference() {
     crate::harness::in_turn!();
     let mut report = Report::new("gradients of norms of q and k");
-    // All, those of the norms alone, all but those of the norms.
+    // All gradients; the norms' alone; all except the norms'.
     let of_norms = GRADIENTS.map(|name| name.contains("norm"));
     report.check_layer_gradients(cases(), &[[true; COUNT], of_norms, of_norms.map(|is| !is)]);
     report.finish();

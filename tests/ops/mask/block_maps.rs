@@ -1,4 +1,4 @@
-//! Block maps: made of masks, on the host and on devices, and used in their place.
+//! Block maps: made from masks on the host and on devices, and used instead of them.
 
 use wgpu_attention::mask::Pattern;
 use wgpu_attention::mask::block_map::{big_bird, state};
@@ -71,7 +71,7 @@ fn masks() -> Vec<(&'static str, Rules)> {
 }
 
 #[test]
-fn devices_make_the_map_that_the_reference_makes() {
+fn device_maps_equal_reference() {
     crate::harness::in_turn!();
     let mut states = [0; 3];
     for (name, rules) in masks() {
@@ -91,7 +91,7 @@ fn devices_make_the_map_that_the_reference_makes() {
 }
 
 #[test]
-fn a_map_beside_its_mask_changes_nothing() {
+fn map_with_its_mask_changes_nothing() {
     crate::harness::in_turn!();
     let mut report = Report::new("block maps");
     for (mask, (name, rules)) in masks().into_iter().enumerate() {
@@ -126,9 +126,9 @@ fn a_map_beside_its_mask_changes_nothing() {
     report.finish();
 }
 
-/// Appended keys stand outside of every block: a tile past the last full block has them too.
+/// Appended keys are outside every block. A tile past the last full block has them, too.
 #[test]
-fn appended_keys_lie_beside_full_blocks() {
+fn appended_keys_stay_outside_blocks() {
     crate::harness::in_turn!();
     let mut report = Report::new("block maps, appended keys");
     let shape = MultiHeadShape { batch: 2, q_len: 200, kv_len: 200 };
@@ -141,7 +141,8 @@ fn appended_keys_lie_beside_full_blocks() {
         let mut config = LayerOptions::new(8, 2);
         config.add_zero_attn = true;
         let mut case = LayerCase::random(format!("appended beside blocks, {name}"), config, shape, true);
-        // Full blocks keep what causal and lengths say, so the map may say it of all.
+        // Full blocks do not lift the causal rule or the lengths, so the map may mark all blocks as
+        // full.
         let full = HostData::new(vec![state::FULL; 16], [1, 1, 4, 4]);
         case.rules = Rules { blocks: Some((full, [64, 64])), ..rules.clone() };
         let without = LayerCase { rules, ..case.clone() };
@@ -168,8 +169,8 @@ fn appended_keys_lie_beside_full_blocks() {
 }
 
 #[test]
-fn a_map_alone_is_its_mask() {
-    // BigBird: what is not hidden is full, so the map needs nothing beside it.
+fn map_alone_equals_mask() {
+    // In BigBird every visible block is full, so the map needs no further mask.
     let random = [vec![4], vec![5], vec![2], vec![4], vec![2], vec![5]];
     let map = big_bird(6, 1, &[0], &random).expect("it fits");
     assert!(map.contains(&state::HIDDEN) && map.contains(&state::FULL));

@@ -1,4 +1,5 @@
-//! `flex`: PyTorch's flex attention; score changes and block masks by the builder, or as tensors.
+//! `flex`: PyTorch's flex attention, with score changes and block masks by the builder, or as
+//! tensors.
 
 use wgpu_attention::mask::Pattern;
 use wgpu_attention::{Alignment, Shape};
@@ -73,7 +74,7 @@ pub fn case(name: &str) -> Case {
     case
 }
 
-/// The same by the builder's own rules, where `case` needs dense tensors.
+/// Returns the same case by the builder's rules, where `case` needs dense tensors.
 fn ruled(name: &str) -> Option<Case> {
     let vector = Vector::load(FAMILY, name);
     let mut case = plain(&vector);
@@ -111,7 +112,7 @@ fn ruled(name: &str) -> Option<Case> {
     Some(case)
 }
 
-/// Documents that lie side by side are packed sequences too.
+/// Adjacent documents are packed sequences too.
 fn packed(name: &str) -> Option<Case> {
     let vector = Vector::load(FAMILY, name);
     let mut case = ruled(name).filter(|case| case.rules.documents.is_some())?;
@@ -120,7 +121,7 @@ fn packed(name: &str) -> Option<Case> {
     let lengths = |list: &serde_json::Value| list.as_array().expect("lengths").clone();
     let most = documents.iter().map(|list| lengths(list).len()).max().expect("documents");
     let starts = documents.iter().flat_map(|list| {
-        // Where there are fewer documents, the last are empty.
+        // A batch entry with fewer documents has empty ones at the end.
         let lengths = lengths(list).into_iter().map(|n| n.as_u64().expect("a length") as u32);
         let ends = lengths.chain(std::iter::repeat(0)).take(most);
         std::iter::once(0)
@@ -143,12 +144,12 @@ fn cases() -> impl Iterator<Item = Case> {
 }
 
 #[test]
-fn the_reference_gives_the_vectors() {
+fn reference_matches_vectors() {
     cases().for_each(|case| check_reference(&case));
 }
 
 #[test]
-fn every_device_gives_the_vectors() {
+fn every_device_matches_vectors() {
     crate::harness::in_turn!();
     let mut report = Report::new("flex");
     cases().for_each(|case| report.check(&case));

@@ -1,5 +1,5 @@
-//! docs/masks.md and its pictures, made of the presets themselves: `WGPU_ATTENTION_WRITE=1` writes
-//! them.
+//! The page docs/masks.md and its pictures, generated from the presets. `WGPU_ATTENTION_WRITE=1`
+//! writes them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -11,17 +11,17 @@ use wgpu_attention::presets::{self, MaskPreset, ScorePreset};
 
 use crate::harness::root;
 
-/// What a picture shows.
+/// The content of a picture.
 enum Drawn {
-    /// Which pairs are seen, of so many queries and keys; queries stand at the last keys.
+    /// The visible pairs of this many queries and keys. Queries are aligned to the last keys.
     Pairs(MaskPreset, [usize; 2]),
-    /// What is added to scores.
+    /// The terms that are added to scores.
     Added(ScorePreset, [usize; 2]),
-    /// What becomes of scores.
+    /// The function of the score.
     Curve(ScorePreset),
 }
 
-/// A preset as a reader writes it.
+/// A preset in a reader's code.
 struct Entry {
     code: &'static str,
     drawn: Drawn,
@@ -43,10 +43,10 @@ macro_rules! entry {
 }
 
 const TOKENS: usize = 48;
-/// Of pictures in shades of grey.
+/// The tokens in pictures in shades of grey.
 const SMALL: usize = 20;
 
-/// In the order of the page.
+/// Returns the entries in the order of the page.
 fn entries() -> Vec<Entry> {
     let all = [TOKENS; 2];
     let small = [SMALL; 2];
@@ -75,7 +75,7 @@ fn entries() -> Vec<Entry> {
     let grid = HostTensor::new(&grid, [1, 1, 7, 9]);
     let buckets: Vec<f32> = (0..32).map(|n| (n % 16) as f32 * if n < 16 { -1.0 } else { -0.5 }).collect();
     let buckets = HostTensor::new(&buckets, [1, 1, 1, 32]);
-    // A ring of nodes, and some that cross it.
+    // A ring of nodes, and some chords.
     let graph: Vec<bool> = (0..SMALL * SMALL)
         .map(|n| {
             let apart = (n / SMALL).abs_diff(n % SMALL);
@@ -138,10 +138,10 @@ fn at(i: usize, j: usize, [q_len, kv_len]: [usize; 2]) -> At {
     at
 }
 
-/// Rectangles that cover the cells for which `filled` is true, as one path.
+/// Returns rectangles that cover the cells for which `filled` is true, as one path.
 fn path([rows, columns]: [usize; 2], filled: impl Fn(usize, usize) -> bool) -> String {
     let mut path = String::new();
-    // Of a run of cells: the row in which it begins, while rows below go on with it.
+    // Maps a run of cells to the row in which it begins, while the rows below continue it.
     let mut open: BTreeMap<(usize, usize), usize> = BTreeMap::new();
     for row in 0..=rows {
         let mut runs = Vec::new();
@@ -168,7 +168,7 @@ fn path([rows, columns]: [usize; 2], filled: impl Fn(usize, usize) -> bool) -> S
     path
 }
 
-/// A picture with a title, `width` by `height` units, `scale` pixels each.
+/// Returns a picture with a title, of `width` by `height` units of `scale` pixels.
 fn svg(title: &str, [width, height]: [usize; 2], scale: usize, inside: &str) -> String {
     let [w, h] = [width, height].map(|n| n * scale);
     format!(
@@ -177,7 +177,7 @@ fn svg(title: &str, [width, height]: [usize; 2], scale: usize, inside: &str) -> 
     )
 }
 
-/// From light to dark.
+/// Shades from light to dark.
 const SHADES: [&str; 8] =
     ["#dfe6ee", "#c3cfdd", "#a6b7ca", "#899fb6", "#6c86a1", "#506d8b", "#355373", "#1b3a5a"];
 
@@ -194,7 +194,7 @@ fn picture(entry: &Entry) -> String {
             let pairs = || (0..size[0]).flat_map(|i| (0..size[1]).map(move |j| (i, j)));
             let least = pairs().map(|(i, j)| added(i, j)).fold(f64::INFINITY, f64::min);
             let most = pairs().map(|(i, j)| added(i, j)).fold(f64::NEG_INFINITY, f64::max);
-            // A hair more than rounded, that no value is at the edge between two shades.
+            // Slightly more than rounded, so that no value is at the edge between two shades.
             let shade = |i, j| (((added(i, j) - least) / (most - least) * 7.0 + 0.501) as usize).min(7);
             let mut inside = String::new();
             for (n, colour) in SHADES.iter().enumerate() {
@@ -225,7 +225,7 @@ fn picture(entry: &Entry) -> String {
     }
 }
 
-/// The paragraphs of documentation of every function that makes a preset, by its name.
+/// Returns the documentation of every preset function as paragraphs, by its name.
 fn documented() -> BTreeMap<String, Vec<String>> {
     let mut found = BTreeMap::new();
     for file in ["masks", "grids", "scores"] {
@@ -254,7 +254,7 @@ fn documented() -> BTreeMap<String, Vec<String>> {
     found
 }
 
-/// Without links to items, which a page has not.
+/// Returns the text without links to items, which a page does not have.
 fn unlinked(text: &str) -> String {
     let mut out = String::new();
     let mut rest = text;
@@ -271,7 +271,7 @@ fn unlinked(text: &str) -> String {
     out + rest
 }
 
-/// What stands between the marks of the page.
+/// Returns the text between the marks of the page.
 fn sections(entries: &[Entry]) -> String {
     let documented = documented();
     let names: Vec<&String> = documented.keys().collect();
@@ -296,7 +296,7 @@ fn sections(entries: &[Entry]) -> String {
 const MARKS: [&str; 2] =
     ["<!-- presets, written by tests/ops/mask/mask_pages.rs -->\n", "<!-- end of presets -->\n"];
 
-/// Each file and what it must hold.
+/// Returns each file and its expected contents.
 fn files() -> Vec<(PathBuf, String)> {
     let page = root().join("docs/masks.md");
     let text = std::fs::read_to_string(&page).expect("docs/masks.md");
@@ -308,7 +308,7 @@ fn files() -> Vec<(PathBuf, String)> {
 }
 
 #[test]
-fn page_and_pictures_are_those_of_the_presets() {
+fn mask_page_matches_presets() {
     let files = files();
     if std::env::var_os("WGPU_ATTENTION_WRITE").is_some() {
         for (path, text) in &files {

@@ -1,5 +1,5 @@
-//! Every part of a mask, alone and in combination, against definitions written down here a second
-//! time.
+//! Every part of a mask, alone and in combination, compared with definitions that are written here
+//! a second time.
 
 use wgpu_attention::mask::{Pattern, PatternPart};
 use wgpu_attention::tuning::Algorithm;
@@ -11,17 +11,17 @@ use crate::harness::{
     Case, FORMS, HostData, Layout, Place, Report, Rng, Rules, Setup, Weights, defaults, due, profiles, rest,
 };
 
-/// More keys than queries, as many, fewer; lengths no tile divides.
+/// More keys than queries, equally many, fewer. No tile divides the lengths.
 pub const LENGTHS: [(usize, usize); 4] = [(7, 19), (17, 17), (21, 6), (66, 70)];
 
 pub fn shape((q_len, kv_len): (usize, usize)) -> Shape {
     Shape { batch: 2, heads: 4, kv_heads: 2, q_len, kv_len, head_dim: 5, value_dim: 6 }
 }
 
-/// Whether query `i` sees key `j`: the definition of a rule.
+/// Returns true if query `i` sees key `j`: the definition of a rule.
 type Sees = Box<dyn Fn(i64, i64) -> bool>;
 
-/// Rules that need no tensor, and what they mean. `d` is the key at which query 0 stands.
+/// Returns rules without tensors, and their meaning. `d` is the key at the position of query 0.
 fn band_rules(shape: &Shape) -> Vec<(String, Rules, Sees)> {
     let mut all: Vec<(String, Rules, Sees)> = Vec::new();
     for alignment in [Alignment::TopLeft, Alignment::BottomRight, Alignment::Offset(4)] {
@@ -90,16 +90,16 @@ fn the_reference_follows_lengths_and_keys() {
     assert_eq!(by_keys.weights, by_bias.weights);
 }
 
-/// One device, layout and type each: what a mask means does not depend on them, `property` crosses
-/// them.
+/// Checks one device, layout and type each, because a mask's meaning does not depend on them.
+/// `property` crosses them.
 pub fn check(report: &mut Report, case: &Case) {
     check_paths(report, case, true);
 }
 
-/// As [`check`], on the fused path alone where the staged one would show nothing new.
+/// Like [`check`], but only on the fused path if the staged path would prove nothing new.
 pub fn check_paths(report: &mut Report, case: &Case, staged_too: bool) {
-    // What has the same rules shares its kernels: those for many rows in one form, those for few in
-    // the other.
+    // Cases with the same rules share kernels: for many rows on one target, for few rows on the
+    // other.
     let few = case.shape.q_len * case.shape.group() <= 16;
     let own = Rng::named(&case.rules.names().join(" ")).below(2) ^ usize::from(few);
     for (n, form) in FORMS.into_iter().enumerate() {
@@ -118,7 +118,7 @@ pub fn check_paths(report: &mut Report, case: &Case, staged_too: bool) {
         };
         let fused = Setup { path: Algorithm::Fused, weights: Weights::None, ..staged };
         let mut truths = Default::default();
-        // The mask is the same text in both forms of the softmax.
+        // Both softmax kernels contain the same text for the mask.
         if staged_too && n == own {
             report.check_in(case, &staged, &mut truths);
         }
@@ -142,7 +142,7 @@ fn rules_without_tensors() {
 }
 
 #[test]
-fn tensors_repeat_along_any_axes() {
+fn tensors_broadcast_along_any_axes() {
     let mut report = Report::new("masks, tensors");
     let shape = shape((7, 19));
     let [b, h, i, j] = shape.weights();
@@ -174,7 +174,7 @@ fn tensors_repeat_along_any_axes() {
     report.finish();
 }
 
-/// Every rule that speaks of positions, with queries that stand elsewhere in every batch entry; and
+/// Returns every rule that depends on positions. Query offsets differ by batch entry, and some are
 /// past every key.
 fn offset_rules(shape: &Shape) -> Vec<(String, Rules)> {
     let [b, h, i, j] = shape.weights();
@@ -206,7 +206,7 @@ fn offset_rules(shape: &Shape) -> Vec<(String, Rules)> {
     let mut rules = Vec::new();
     for (n, (name, of)) in all.into_iter().enumerate() {
         for offsets in [&offsets[n % 3], &offsets[3]] {
-            // Far from every key, what slopes add is not exact in f32.
+            // Far from every key, the slopes' terms are not exact in f32.
             let exact = of.slopes.is_none() || !offsets.contains(&u32::MAX);
             let offsets: Vec<_> = offsets.iter().map(|n| if exact { *n } else { (*n).min(1000) }).collect();
             let name = format!("{name}, offsets {offsets:?}");
@@ -220,7 +220,7 @@ fn offset_rules(shape: &Shape) -> Vec<(String, Rules)> {
 }
 
 #[test]
-fn queries_stand_at_their_offsets() {
+fn query_offsets_match_reference() {
     crate::harness::in_turn!();
     let mut report = Report::new("masks, query offsets");
     for lengths in LENGTHS {
@@ -228,7 +228,7 @@ fn queries_stand_at_their_offsets() {
         for (name, rules) in offset_rules(&shape) {
             let case = Case::random(format!("{name}, {lengths:?}"), shape).with(|c| c.rules = rules);
             follows(&case);
-            // Few queries and many; kernels take what else differs as parameters.
+            // Few queries and many. Kernels take the other differences as parameters.
             if [LENGTHS[0], LENGTHS[3]].contains(&lengths) {
                 check(&mut report, &case);
             }
@@ -237,9 +237,9 @@ fn queries_stand_at_their_offsets() {
     report.finish();
 }
 
-/// Offsets that say what an alignment says are that alignment, to the bit; they replace it.
+/// Offsets that are equivalent to an alignment give the same bits. They replace the alignment.
 #[test]
-fn an_offset_can_say_what_an_alignment_says() {
+fn offset_equals_alignment() {
     for (q_len, kv_len) in [(7, 19), (17, 17)] {
         let shape = shape((q_len, kv_len));
         for (alignment, offset) in [(Alignment::BottomRight, kv_len - q_len), (Alignment::TopLeft, 0)] {
@@ -284,13 +284,13 @@ fn everything_together() {
     report.finish();
 }
 
-/// A device that binds fewer buffers than the fused path needs: named as skipped, then the staged
-/// path's turn.
+/// A device binds fewer buffers than the fused path needs. The report lists a skip, and the staged
+/// path runs.
 #[test]
-fn more_tensors_than_the_device_binds_take_the_staged_path() {
+fn many_tensors_take_staged_path() {
     let shape = shape((7, 19));
     let [b, h, i, j] = shape.weights();
-    // q, k, v, out and lse leave three.
+    // The tensors q, k, v, out and lse leave three bindings.
     let mut case = Case::random("many tensors", shape).with(|c| {
         c.rules.lengths = Some(HostData::new(vec![17, 12], [b, 1, 1, 1]));
         c.rules.attn_mask = Some(HostData::of([1, 1, i, j], |[_, _, i, j]| (i + 2 * j) % 5 != 0));
@@ -324,7 +324,7 @@ fn more_tensors_than_the_device_binds_take_the_staged_path() {
     report.finish();
 }
 
-/// Bytes of temporary memory for `case`.
+/// Returns the bytes of temporary memory for `case`.
 fn scratch_bytes(case: &Case, setup: &Setup) -> u64 {
     let shape = case.shape;
     let [q, k, v, out, lse] = [shape.q(), shape.k(), shape.v(), shape.out(), shape.lse()]
@@ -342,8 +342,8 @@ fn scratch_bytes(case: &Case, setup: &Setup) -> u64 {
 }
 
 #[test]
-fn a_window_narrows_causal_and_causal_narrows_a_window() {
-    // The builder's order does not matter.
+fn window_and_causal_intersect() {
+    // The order of the builder's calls does not matter.
     let shape = shape((9, 9));
     let case = Case::random("order", shape);
     let masks: [wgpu_attention::mask::HostMask; 2] =

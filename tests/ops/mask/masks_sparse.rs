@@ -1,5 +1,5 @@
-//! Patterns, prefixes, global tokens, documents and block maps, alone and with what they work with:
-//! the reference against their meaning, every path and form against the reference.
+//! Patterns, prefixes, global tokens, documents and block maps, alone and in combinations. Their
+//! meaning checks the reference, which checks every path and target.
 
 use wgpu_attention::mask::block_map::{big_bird, state};
 use wgpu_attention::mask::{Pattern, PatternPart};
@@ -19,7 +19,7 @@ fn holds(report: &mut Report, name: &str, lengths: (usize, usize), rules: Rules)
     check(report, &case);
 }
 
-/// `rules` in both alignments, causal and not.
+/// Returns `rules` in both alignments, causal and not.
 fn in_all_bands(rules: &Rules) -> Vec<Rules> {
     let all = ALIGNMENTS
         .into_iter()
@@ -135,7 +135,7 @@ fn documents_hold() {
     report.finish();
 }
 
-/// A map of all three states in equal shares.
+/// Returns a map of all three states in equal shares.
 fn map(shape: &Shape, size: [usize; 2], repeat: bool) -> HostData<u32> {
     let [b, h, i, j] = shape.weights();
     let [b, h] = if repeat { [1; 2] } else { [b, h] };
@@ -191,7 +191,7 @@ fn block_maps_hold() {
     report.finish();
 }
 
-/// What a full block lifts, and what it does not.
+/// The rules that a full block lifts, and the others.
 #[test]
 fn block_maps_hold_with_everything() {
     let mut report = Report::new("masks, blocks and all");
@@ -225,8 +225,8 @@ fn block_maps_hold_with_everything() {
     report.finish();
 }
 
-/// Tiles of keys that no query of a tile sees, and tiles that every query sees: kernels skip the
-/// ones and ask no questions in the others.
+/// Tiles of keys that no query of a tile sees, and tiles that every query sees. Kernels skip the
+/// former, and do not test pairs in the latter.
 #[test]
 fn whole_tiles_hidden_and_full() {
     crate::harness::in_turn!();
@@ -281,16 +281,16 @@ fn whole_tiles_hidden_and_full() {
             let name = format!("{name}, {:?}, causal {}, whole tiles", rules.alignment, rules.causal);
             let case = Case::random(name, shape).with(|c| c.rules = rules);
             follows(&case);
-            // The staged path bounds keys by the same rules: half of them are shaders enough.
+            // The staged path limits keys by the same rules, so half of the shaders are enough.
             check_paths(&mut report, &case, case.rules.causal);
         }
     }
     report.finish();
 }
 
-/// Values of keys that are hidden by the newer rules, from some queries or from all.
+/// Values of keys that these rules hide, from some queries or from all.
 #[test]
-fn hidden_values_contribute_nothing_whatever_they_hold() {
+fn hidden_values_contribute_nothing() {
     crate::harness::in_turn!();
     let mut report = Report::new("masks, hidden values");
     let shape = shape((7, 19));
@@ -347,10 +347,10 @@ fn hidden_values_contribute_nothing_whatever_they_hold() {
     report.finish();
 }
 
-/// Zaheer et al. 2020: the blocks of a row are its neighbours, the global ones and the random ones;
-/// global blocks attend to all.
+/// Zaheer et al. 2020: the blocks of a row are its neighbours, the global ones and the random ones.
+/// Global blocks attend to all.
 #[test]
-fn big_birds_map_has_its_blocks() {
+fn big_bird_map_has_its_blocks() {
     let random = vec![vec![4], vec![5], vec![], vec![0, 1], vec![2], vec![1]];
     let [f, o] = [state::FULL, state::HIDDEN];
     let want = [
@@ -374,7 +374,7 @@ fn big_birds_map_has_its_blocks() {
     report.finish();
 }
 
-/// Trees of drafts: chains, stars, random ones; with what works beside them.
+/// Trees of drafts: chains, stars, random ones, and combinations.
 #[test]
 fn trees_hold() {
     crate::harness::in_turn!();

@@ -1,4 +1,4 @@
-//! Masks, block maps, functions of the caller.
+//! Masks, block maps and custom functions.
 
 pub mod block_maps;
 pub mod flex;

@@ -1,4 +1,4 @@
-//! Functions of the caller's own against the reference, which has them as closures.
+//! Custom functions, compared with the reference, which has them as closures.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -24,11 +24,11 @@ use crate::harness::{
 const SHAPE: Shape =
     Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 37, kv_len: 53, head_dim: 16, value_dim: 12 };
 
-/// A table by head and distance, clamped.
+/// A table by head and distance, with clamped distances.
 fn table(rng: &mut Rng, dtype: DType) -> OwnScore {
     let table = HostData::new(stored(&rng.normals(4 * 9), dtype), [1, 4, 1, 9]);
     let text = "
-        // By distance, the outermost for all that are further.
+        // By distance. The outermost entries are for all that are further.
         fn place(at: At) -> u32 { return u32(clamp(i32(at.key) - at.position, -4, 4) + 4); }
         fn score_mod(score: f32, at: At) -> f32 { return score + table_at(9u, at.head, 7u, place(at)); }";
     let capture = Capture::Float(table.clone(), dtype);
@@ -38,7 +38,7 @@ fn table(rng: &mut Rng, dtype: DType) -> OwnScore {
         .reads(move |_, at, read| read(element(at), 1.0))
 }
 
-/// Neighbours in rows of eight, and what a tensor of booleans shows.
+/// Neighbours in rows of eight, and keys that a tensor of Booleans shows.
 fn neighbours(rng: &mut Rng) -> OwnMask {
     let shown = HostData::new((0..2 * 53).map(|_| rng.chance(0.3)).collect(), [2, 1, 1, 53]);
     let text = "
@@ -55,7 +55,7 @@ fn neighbours(rng: &mut Rng) -> OwnMask {
     })
 }
 
-/// Each alone and together, with what masks have beside them, on every path and form.
+/// Each alone and together, with other parts of masks, on every path and target.
 #[test]
 fn every_path() {
     let mut report = Report::new("mods");
@@ -102,10 +102,10 @@ fn every_path() {
     report.finish();
 }
 
-/// In WGSL, of `x`, and what it is.
+/// A WGSL expression of `x`, and the same function on the host.
 type Function = (&'static str, fn(f64) -> f64);
 
-/// Every function that has a derivative.
+/// Returns every function that has a derivative.
 fn functions() -> Vec<Function> {
     vec![
         ("abs(x - 0.3)", |x| (x - 0.3).abs()),
@@ -175,9 +175,9 @@ fn derivatives() -> OwnScore {
     score(Text::new(text), move |x, at| functions[((at.key + at.query) % count) as usize].1(x))
 }
 
-/// Derivatives from the text, against differences of the closure.
+/// Derivatives from the text, compared with differences of the closure.
 #[test]
-fn derivatives_come_from_the_text() {
+fn derivatives_match_finite_differences() {
     crate::harness::in_turn!();
     let mut report = Report::new("derivatives of mods");
     let rng = &mut Rng::named("derivatives of mods");
@@ -217,8 +217,8 @@ fn derivatives_come_from_the_text() {
     report.finish();
 }
 
-/// Gradients of what is captured: of more elements than a workgroup has, of few that all pairs
-/// read, added to what is there.
+/// Gradients of captured tensors. One has more elements than a workgroup, in one all pairs read few
+/// elements, and one adds to earlier values.
 #[test]
 fn captured_gradients() {
     let mut report = Report::new("gradients of what mods capture");
@@ -268,7 +268,7 @@ fn captured_gradients() {
     report.finish();
 }
 
-/// A map made of a mask_mod, which skips what it hides and asks where it must.
+/// A block map from a mask function. Kernels skip hidden blocks and test pairs only in mixed ones.
 #[test]
 fn block_maps() {
     crate::harness::in_turn!();
@@ -304,7 +304,7 @@ fn block_maps() {
     report.finish();
 }
 
-/// Keys of a cache, at their places in the sequence.
+/// Keys of a cache, at their positions in the sequence.
 #[test]
 fn caches() {
     crate::harness::in_turn!();
@@ -331,7 +331,7 @@ fn caches() {
     }
 }
 
-/// A layer and its gradients; appended keys stand outside of mods.
+/// A layer and its gradients. Appended keys are outside the functions.
 #[test]
 fn layers() {
     let mut report = Report::new("mods of layers");
@@ -359,7 +359,7 @@ fn layers() {
     report.finish();
 }
 
-/// On matrix units, forward and backward.
+/// Functions on matrix units, forward and backward.
 #[test]
 fn matrix_units() {
     crate::harness::in_turn!();
@@ -378,7 +378,7 @@ fn matrix_units() {
     report.finish();
 }
 
-/// A function of the score and the pair: in WGSL and as what it computes.
+/// A function of the score and the pair, as WGSL and as an evaluation on the host.
 #[derive(Clone, Debug)]
 enum Tree {
     Score,
@@ -388,9 +388,9 @@ enum Tree {
     Table(Box<Tree>),
     Unary(&'static str, Box<Tree>),
     Binary(char, Box<Tree>, Box<Tree>),
-    /// Where the first is less than the second, the third, else the fourth.
+    /// If the first is less than the second, the third, else the fourth.
     Where(Box<[Tree; 4]>),
-    /// So often the second of the sum before, from the first on.
+    /// A sum that starts with the first and adds the second this many times.
     Repeat(u32, Box<[Tree; 2]>),
 }
 
@@ -410,7 +410,7 @@ impl Tree {
         }
     }
 
-    /// Statements that leave the value in a variable, and its name.
+    /// Writes statements that leave the value in a variable, and returns the variable's name.
     fn wgsl(&self, text: &mut String, names: &mut usize) -> String {
         let own = match self {
             Tree::Score => "score".to_string(),
@@ -457,8 +457,8 @@ impl Tree {
         name
     }
 
-    /// The value, and the derivative by the score. `edge` becomes true where it jumps or bends
-    /// within rounding of f32.
+    /// Returns the value, and the derivative by the score. `edge` becomes true at a jump or a bend
+    /// within f32's rounding.
     fn of(&self, score: f64, at: &At, table: &[f32], edge: &AtomicBool) -> [f64; 2] {
         let of = |tree: &Tree| tree.of(score, at, table, edge);
         let near =
@@ -517,7 +517,8 @@ impl Tree {
     }
 }
 
-/// Functions of a grammar: value and derivative by the text, and by the tree that it was made of.
+/// Functions of a grammar. The text gives value and derivative, and so does the tree that it was
+/// made from.
 #[test]
 fn random_functions() {
     crate::harness::in_turn!();
@@ -538,7 +539,7 @@ fn random_functions() {
         let own =
             ScoreMod::capturing(&text, &[Captured::float("table")]).unwrap_or_else(|e| panic!("{e}\n{text}"));
         let device = Mask::causal().score_mod(own.with(&[view]));
-        // Pairs are compared in order, up to the first that differs.
+        // Pairs are compared in order, up to the first difference.
         let edge = AtomicBool::new(false);
         let value = |x: f64, at: &At| {
             edge.store(false, Ordering::Relaxed);
@@ -555,7 +556,7 @@ fn random_functions() {
     assert!(compared > 120, "{compared}");
 }
 
-/// Mods made of mods, whose names, uniforms and tensors are called the same.
+/// Functions made of functions whose names, uniforms and tensors have the same names.
 #[test]
 fn combinations() {
     let gpu = &full().gpu;
@@ -603,7 +604,7 @@ fn combinations() {
     let too_many = BoundMaskMod::per_batch(&[bound(0); 5]).expect_err("80 bytes").to_string();
     assert!(too_many.contains("together have 80 bytes, at most 64"), "{too_many}");
     assert!(BoundMaskMod::per_batch(&[]).is_err());
-    // What is not given is missed as in the part alone.
+    // A missing capture gives the same error as in the part alone.
     let without = own.uniforms(&[0; 16]).and(bound(0)).expect("a text");
     let said = gpu.compare_masks(&Mask::none().mask_mod(without), &Mask::none(), shape, 0.0);
     assert!(said.expect_err("a tensor lacks").to_string().contains("1 tensors were given"));
@@ -622,7 +623,7 @@ fn combinations() {
     assert!(said.expect_err("a derivative of one's own").to_string().contains("cannot be combined"));
 }
 
-/// A mask of one sequence, in each of several that are packed.
+/// A mask of one sequence, in each of several packed ones.
 #[test]
 fn per_sequence() {
     let text = "fn mask_mod(at: At) -> bool { return at.key <= at.query && (at.key / 4u == at.query / 4u || at.key < 2u); }";
@@ -643,9 +644,9 @@ fn per_sequence() {
     gpu.compare_masks(&device, &host, shape, 0.0).unwrap_or_else(|e| panic!("{e}"));
 }
 
-/// A pair of text and closure that do not mean the same shows at once.
+/// A text and a closure with different meanings are found at once.
 #[test]
-fn a_wrong_pair_shows() {
+fn wrong_closure_is_found() {
     let gpu = &full().gpu;
     let shape = Shape::new(2, 4, 37, 16);
     let text = "fn score_mod(score: f32, at: At) -> f32 { return score * (1.0 + 0.1 * f32(at.head)); }";
@@ -666,12 +667,12 @@ fn a_wrong_pair_shows() {
     assert!(said.to_string().starts_with("mask_mod"), "{said}");
 }
 
-/// An endless loop ends, and an index far outside reads what it may.
+/// An endless loop ends, and an index far outside reads only the permitted elements.
 #[test]
 fn hostile_mods_end_and_stay_inside() {
     let gpu = &full().gpu;
     let shape = Shape::new(1, 2, 9, 8);
-    // Of a buffer of ones, the view has the zeros in the middle.
+    // The view has the zeros in the middle of a buffer of ones.
     let buffer = gpu.upload(&[[1f32; 8], [0.0; 8], [1.0; 8]].concat()).expect("memory");
     let view = TensorView::new(&buffer, DType::F32, [1, 1, 1, 8]).with_offset(8);
     let text = "fn score_mod(score: f32, at: At) -> f32 {

@@ -1,4 +1,4 @@
-//! `patterns`: attention patterns as dense masks, and by the builder's own rules where it has them.
+//! `patterns`: attention patterns as dense masks, and by the builder's rules where it has them.
 
 use wgpu_attention::Alignment;
 use wgpu_attention::mask::block_map::big_bird;
@@ -21,18 +21,18 @@ pub const NAMES: &[&str] = &[
     "pattern_strided_heads",
 ];
 
-/// The pattern as the dense mask that the vector holds.
+/// Returns the pattern as the dense mask in the vector.
 pub fn dense(vector: &Vector) -> Case {
     plain(vector).with(|case| case.rules.attn_mask = Some(vector.bools("mask")))
 }
 
-/// The numbers of an attribute.
+/// Returns the numbers of an attribute.
 fn list(value: &serde_json::Value) -> Vec<usize> {
     let numbers = value.as_array().expect("a list").iter();
     numbers.map(|n| n.as_u64().expect("a number") as usize).collect()
 }
 
-/// The pattern as the builder's rules.
+/// Returns the pattern as the builder's rules.
 pub fn ruled(vector: &Vector) -> Case {
     let mut case = plain(vector);
     case.name += ", by rules";
@@ -78,12 +78,12 @@ fn cases() -> impl Iterator<Item = Case> {
 }
 
 #[test]
-fn the_reference_gives_the_vectors() {
+fn reference_matches_vectors() {
     cases().for_each(|case| check_reference(&case));
 }
 
 #[test]
-fn every_device_gives_the_vectors() {
+fn every_device_matches_vectors() {
     crate::harness::in_turn!();
     let mut report = Report::new("patterns");
     cases().for_each(|case| report.check(&case));

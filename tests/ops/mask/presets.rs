@@ -1,5 +1,5 @@
-//! Attentions that have names: on the device, on the host, against rules of the builder, and
-//! against what they mean written down a second time.
+//! Attention masks and score functions with names: on the device and on the host. They are compared
+//! with rules of the builder, and with their meaning, written here a second time.
 
 use std::sync::Arc;
 
@@ -19,15 +19,15 @@ use crate::harness::{
 use crate::ops::mask::flex;
 use crate::peers::sdpa;
 
-/// Fewer queries than keys: they stand at the last ones.
+/// Fewer queries than keys, aligned to the last keys.
 const SHAPE: Shape =
     Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 37, kv_len: 53, head_dim: 16, value_dim: 12 };
-/// As many.
+/// Equally many.
 const SQUARE: Shape = Shape { q_len: 53, ..SHAPE };
-/// Past the last point of a canvas of 64.
+/// Longer than a canvas of 64 points.
 const LONG: Shape = Shape { q_len: 70, kv_len: 70, ..SHAPE };
 
-/// A mask, and a rule of the builder that means the same.
+/// A mask, and a builder rule with the same meaning.
 struct Named {
     name: String,
     shape: Shape,
@@ -64,18 +64,18 @@ impl Named {
     }
 }
 
-/// Parents of random trees.
+/// Returns parents of random trees.
 fn trees(rng: &mut Rng, batch: usize, nodes: usize) -> Vec<Option<u32>> {
     let parent = |n: usize, rng: &mut Rng| (n > 0 && !rng.chance(0.1)).then(|| rng.below(n) as u32);
     (0..batch).flat_map(|_| (0..nodes).map(|n| parent(n, rng)).collect::<Vec<_>>()).collect()
 }
 
-/// Whether `above` is `node` or above it, by walking.
+/// True if `above` is `node` or one of its ancestors.
 fn is_above(parents: &[Option<u32>], node: usize, above: usize) -> bool {
     node == above || parents[node].is_some_and(|parent| is_above(parents, parent as usize, above))
 }
 
-/// Every mask, some with other numbers.
+/// Returns every mask, some with other numbers.
 fn masks() -> Vec<Named> {
     let rng = &mut Rng::named("presets");
     let named = Named::new;
@@ -84,7 +84,7 @@ fn masks() -> Vec<Named> {
     let globals = HostData::new(rng.bools(2 * 4 * 53, 0.08), [2, 4, 1, 53]);
     let prefix = HostData::new(vec![20, 41], [2, 1, 1, 1]);
     let each = HostData::of([2, 4, 37, 1], |[b, h, i, _]| (7 * b + 3 * h + 2 * i) as u32 % 60);
-    // Not side by side.
+    // Documents whose tokens are not adjacent.
     let ids = HostData::of([2, 1, 1, 53], |[b, _, _, j]| (j as u32 * (3 + b as u32) / 16) % 5);
     let prompts = HostData::of([2, 1, 1, 53], |[b, _, _, j]| ids.data[b * 53 + j] / 2 * 2);
     let of_queries = HostData::of([2, 1, 37, 1], |[b, _, i, _]| ids.data[b * 53 + i + 16]);
@@ -139,7 +139,7 @@ fn masks() -> Vec<Named> {
         named(LONG, presets::morton_natten(8, [3, 5])),
         named(SQUARE, presets::shifted_windows([6, 8], [3, 4], [1, 2])),
         named(SQUARE, presets::shifted_windows([2, 4, 6], [1, 2, 6], [0, 1, 5])),
-        // Without a seam it is a pattern, of the points of the canvas.
+        // Without a shift it is a pattern, of the points of the canvas.
         named(Shape { q_len: 48, kv_len: 48, ..SHAPE }, presets::shifted_windows([6, 8], [3, 4], [0, 0]))
             .is(Rules { pattern: Some(Pattern::Local { block: 12 }), ..Default::default() }),
         named(SQUARE, presets::sliding_tiles([6, 8], [4, 6], [2, 2], 4)),
@@ -156,10 +156,10 @@ fn masks() -> Vec<Named> {
 
 type Change = Box<dyn Fn(&mut Case)>;
 
-/// A score function, and what means the same without.
+/// A score function, and an equivalent change without one.
 struct NamedScore {
     name: String,
-    /// Of its text.
+    /// True for the first preset with its text.
     first: bool,
     preset: ScorePreset,
     same: Option<Change>,
@@ -181,7 +181,7 @@ fn scores() -> Vec<NamedScore> {
     let lengths = HostData::new(rng.normals(4 * 6), [1, 4, 1, 6]);
     let graph: Vec<bool> = (0..53 * 53).map(|n| n % 53 != n / 53 && rng.chance(0.04)).collect();
     let paths = presets::shortest_paths(&graph, 53, 4).expect("a graph");
-    // Of the nodes the queries are the first.
+    // The queries are the first nodes.
     let distances = HostData::of([1, 1, 37, 53], |[_, _, i, j]| paths[53 * i + j]);
     let types = HostData::new(rng.normals(4 * 3 * 5), [1, 4, 3, 5]);
     let edges = HostData::of([2, 37, 53, 3], |[b, i, j, n]| {
@@ -193,7 +193,7 @@ fn scores() -> Vec<NamedScore> {
     let encoder = relative(&|h, far| buckets.data[16 * h + bucket(far, 16, 20, true)]);
     let decoder = relative(&|h, far| buckets.data[16 * h + bucket(far, 16, 24, false)]);
     let sandwich = relative(&|h, far| {
-        // Of two positions, the product of their sinusoids.
+        // The product of the sinusoids of two positions.
         let wave = |p: f64| {
             (0..16).flat_map(move |i| {
                 let x = p / 10000f64.powf(f64::from(i) / 16.0);
@@ -206,7 +206,7 @@ fn scores() -> Vec<NamedScore> {
     let of_paths = HostData::of([1, 4, 37, 53], |[_, h, i, j]| {
         lengths.data[6 * h + distances.data[53 * i + j] as usize]
     });
-    // Queries stand at the last keys of windows of 5 × 6.
+    // Queries are aligned to the last keys of windows of 5 × 6.
     let of_grid = HostData::of([1, 4, 37, 53], |[_, h, i, j]| {
         let [q, k] = [i + 16, j].map(|n| [n % 30 / 6, n % 6]);
         let [row, column] = [4 + k[0] - q[0], 5 + k[1] - q[1]];
@@ -249,7 +249,7 @@ impl NamedScore {
     }
 }
 
-/// As T5's own code has it, in f32.
+/// Returns the bucket as in T5's code, in f32.
 fn bucket(distance: i64, buckets: usize, longest: usize, bidirectional: bool) -> usize {
     let mut buckets = buckets;
     let (mut first, mut far) = (0, (-distance).max(0));
@@ -280,7 +280,8 @@ fn setup(form: Target, path: Algorithm) -> Setup {
     }
 }
 
-/// Fused in one form and by stages in the other, of a text's first numbers; and the rest.
+/// Runs the first preset of a text: the fused path on one target, the staged path on the other.
+/// Shares run the others.
 fn on_paths(report: &mut Report, n: usize, first: bool, case: &Case) {
     let mut truths = Default::default();
     for (form, path) in
@@ -313,7 +314,7 @@ fn scores_on_every_path() {
     report.finish();
 }
 
-/// Gradients of q, k and v, by the text's derivative and by the preset's own.
+/// Gradients of q, k and v, by the derivative of the text and by the preset's closure.
 #[test]
 fn scores_backward() {
     let mut report = Report::new("gradients of presets");
@@ -329,9 +330,9 @@ fn scores_backward() {
     report.finish();
 }
 
-/// On a device, a preset against the builder's rule: the same bits where both are planned alike,
-/// else as exact. The causal rule has kernels of its own, which count on it; the softcap of the
-/// builder multiplies where this one divides.
+/// Compares a preset with the builder's rule on a device. The bits are the same if both have the
+/// same plan. Otherwise the results are equally exact. The causal rule has separate kernels. The
+/// builder's softcap multiplies where the preset divides.
 fn against_rules(case: &Case, ruled: &Case, n: usize) {
     for (form, path) in
         FORMS.into_iter().flat_map(|form| [(form, Algorithm::Fused), (form, Algorithm::Staged)])
@@ -355,9 +356,9 @@ fn against_rules(case: &Case, ruled: &Case, n: usize) {
     }
 }
 
-/// On the host the pairs are those of the builder's rule.
+/// On the host the visible pairs equal those of the builder's rule.
 #[test]
-fn masks_are_the_rules_of_the_builder() {
+fn masks_equal_builder_rules() {
     let mut compared = 0;
     for named in masks() {
         let Some(ruled) = named.ruled() else { continue };
@@ -370,9 +371,9 @@ fn masks_are_the_rules_of_the_builder() {
     assert_eq!(compared, 13);
 }
 
-/// Scores that something without a mod gives too.
+/// Score functions that equal a rule without a function.
 #[test]
-fn scores_are_the_rules_of_the_builder() {
+fn scores_equal_builder_rules() {
     let mut compared = 0;
     for named in scores() {
         let Some(same) = named.same() else { continue };
@@ -388,7 +389,7 @@ fn scores_are_the_rules_of_the_builder() {
     assert_eq!(compared, 8);
 }
 
-/// By the public way: tables uploaded, bound, asked at random pairs.
+/// By the public API: tables uploaded, bound, compared at random pairs.
 #[test]
 fn device_and_host_agree_at_random_pairs() {
     let gpu = &full().gpu;
@@ -409,9 +410,9 @@ fn device_and_host_agree_at_random_pairs() {
     }
 }
 
-/// Sequences side by side: grids and prompts begin again with each.
+/// Packed sequences: grids and prompts begin again in each sequence.
 #[test]
-fn places_count_from_the_query_s_own_sequence() {
+fn positions_restart_in_each_sequence() {
     let gpu = &full().gpu;
     let starts = [0u32, 9, 35, 53];
     let buffer = gpu.upload(&starts).expect("memory");
@@ -448,7 +449,7 @@ fn places_count_from_the_query_s_own_sequence() {
     }
 }
 
-/// A pair of self-attention.
+/// Returns a pair of self-attention.
 fn pair(q: usize, k: usize, len: usize) -> At {
     let mut at = At::default();
     (at.query, at.position, at.key) = (q as u32, q as i32, k as u32);
@@ -468,13 +469,13 @@ fn means(preset: Result<MaskPreset, Error>, len: usize, sees: impl Fn(usize, usi
     assert!(seen > 0 && seen < len * len, "{preset:?} shows {seen} of {len}²");
 }
 
-/// The `kernel` points nearest to `q` among those of its residue: a window that slides until it has
-/// no room.
+/// Returns the `kernel` points nearest to `q` among those with its residue. The window slides until
+/// it meets an edge.
 fn neighbours(q: usize, len: usize, kernel: usize, dilation: usize) -> Vec<usize> {
     let group: Vec<usize> = (0..len).filter(|n| n % dilation == q % dilation).collect();
     let own = group.iter().position(|n| *n == q).expect("its own");
     let windows = group.windows(kernel);
-    // Of all windows the one whose middle is nearest.
+    // The window whose middle is nearest.
     let middle = |first: usize| (first + kernel / 2).abs_diff(own);
     let best = (0..windows.len()).min_by_key(|first| middle(*first)).expect("the kernel fits");
     group[best..best + kernel].to_vec()
@@ -492,7 +493,7 @@ fn neighbourhoods_mean_the_nearest_points() {
             inside && (0..3).all(near)
         });
     }
-    // NATTEN's own start of a window, of dilation 1 and odd kernels.
+    // NATTEN's start of a window, with dilation 1 and odd kernels.
     means(presets::natten([23], [7], [1]), 23, |q, k| {
         let first = q.saturating_sub(3).min(23 - 7);
         (first..first + 7).contains(&k)
@@ -503,7 +504,7 @@ fn neighbourhoods_mean_the_nearest_points() {
 #[test]
 fn orders_of_tokens_permute_neighbourhoods() {
     let rows = presets::natten([8, 8], [3, 5], [1, 1]).expect("a preset");
-    // From bits of column and row in turn.
+    // The code alternates bits of column and row.
     let morton = |n: usize| {
         let code = |of: usize| (0..3).map(|bit| (of >> bit & 1) << (2 * bit)).sum::<usize>();
         code(n % 8) + 2 * code(n / 8)
@@ -527,7 +528,7 @@ fn orders_of_tokens_permute_neighbourhoods() {
 
 #[test]
 fn sliding_tiles_are_neighbourhoods_of_tiles() {
-    // 3 × 4 tiles of 2 × 3 tokens.
+    // There are 3 × 4 tiles of 2 × 3 tokens.
     let (canvas, tile, kernel) = ([6, 12], [2, 3], [4, 9]);
     means(presets::sliding_tiles(canvas, kernel, tile, 5), 80, |q, k| {
         if q.max(k) >= 77 {
@@ -539,17 +540,17 @@ fn sliding_tiles_are_neighbourhoods_of_tiles() {
     });
 }
 
-/// The mask of Swin's own code: regions of the rolled canvas are numbered, and cut into windows;
-/// equal numbers see each other.
+/// The mask of Swin's code. It numbers regions of the rolled canvas and cuts them into windows.
+/// Tokens with equal numbers see each other.
 #[test]
-fn shifted_windows_are_swin_s_regions() {
+fn shifted_windows_match_swin() {
     let (canvas, window, shift) = ([6, 12], [3, 4], [1, 3]);
     let region = |at: usize, n: usize| match at {
         at if at < canvas[n] - window[n] => 0,
         at if at < canvas[n] - shift[n] => 1,
         _ => 2,
     };
-    // Window, and region, of each token, window by window.
+    // Window and region of each token, window by window.
     let mut tokens = Vec::new();
     for (top, left) in [0, 3].into_iter().flat_map(|top| [0, 4, 8].map(|left| (top, left))) {
         for (y, x) in (0..3).flat_map(|y| (0..4).map(move |x| (top + y, left + x))) {
@@ -561,10 +562,10 @@ fn shifted_windows_are_swin_s_regions() {
     });
 }
 
-/// The index of Swin's own code, `relative_position_index`, into a table by query − key with the
-/// heads last.
+/// The index `relative_position_index` of Swin's code, into a table by query − key with the heads
+/// last.
 #[test]
-fn relative_2d_is_swin_s_table() {
+fn relative_2d_matches_swin() {
     let ([height, width], heads) = ([3, 4], 2);
     let rows = (2 * height - 1) * (2 * width - 1);
     let swin: Vec<f32> = (0..rows * heads).map(|n| n as f32).collect();
@@ -641,7 +642,7 @@ fn text_sees_the_pictures_of_the_last_marker() {
     }
 }
 
-/// A prompt and its responses are to each response as if the others were not there.
+/// Each response sees the prompt, and no other response.
 #[test]
 fn responses_share_a_prompt() {
     let lengths = [3, 2, 4, 5, 1, 2];
@@ -658,9 +659,9 @@ fn responses_share_a_prompt() {
     });
 }
 
-/// T5's buckets as its own code has them, at T5's own numbers.
+/// T5's buckets as in its code, with T5's numbers.
 #[test]
-fn buckets_are_t5_s() {
+fn buckets_match_t5() {
     for (buckets, longest, bidirectional) in [(32, 128, true), (32, 128, false), (8, 20, true), (2, 9, false)]
     {
         let table: Vec<f32> = (0..buckets).map(|n| n as f32).collect();
@@ -676,7 +677,7 @@ fn buckets_are_t5_s() {
 }
 
 #[test]
-fn shortest_paths_are_those_of_floyd_and_warshall() {
+fn shortest_paths_match_floyd_warshall() {
     let rng = &mut Rng::named("graphs");
     for nodes in [0, 1, 7, 20] {
         let graph = rng.bools(nodes * nodes, 0.12);
@@ -728,7 +729,7 @@ fn activations_undo_the_softmax() {
     }
 }
 
-/// PyTorch's flex attention, with nothing but presets.
+/// PyTorch's flex attention, with presets alone.
 #[test]
 fn flex_vectors() {
     let mut report = Report::new("flex by presets");
@@ -758,7 +759,7 @@ fn flex_vectors() {
             "document" => {
                 let ids = numbers("doc_id");
                 let ids = HostTensor::new(&ids, of_tokens);
-                // Each is its own prompt: causal within it.
+                // Each document is a separate prompt: causal within it.
                 mask = Some(match mask {
                     Some(_) => presets::shared_prefix(ids, ids),
                     None => presets::documents(ids),
@@ -805,7 +806,7 @@ fn texts_are_constant() {
     assert_eq!(of(&[1.0]).expect("a preset").score_mod(), of(&[1.0, 2.0]).expect("a preset").score_mod());
 }
 
-/// What does not fit is an error that says so.
+/// Inputs that do not fit are clear errors.
 #[test]
 fn refusals() {
     let tensor = |data: &'static [u32], shape| HostTensor::new(data, shape);
@@ -881,7 +882,7 @@ fn refusals() {
     assert!(said.contains("marker is 9"), "{said}");
     let said = presets::shortest_paths(&[true; 3], 2, 1).expect_err("another length").to_string();
     assert!(said.contains("`adjacency`: 4 elements expected, got 3"), "{said}");
-    // One that has tables and is given none says so when it is used.
+    // A preset with tables that are not bound gives an error at its use.
     let documents = presets::documents(tensor(&[1, 2], [1, 1, 1, 2])).expect("a preset");
     let shape = Shape::new(1, 1, 2, 8);
     let device = DeviceMask::none().mask_mod(&documents);
@@ -890,7 +891,7 @@ fn refusals() {
     assert!(said.contains("it captures ids; 0 tensors were given"), "{said}");
 }
 
-/// Presets go between threads.
+/// Presets can move between threads.
 #[test]
 fn presets_are_sent_and_shared() {
     fn shared<T: Send + Sync + Clone + 'static>(_: Arc<T>) {}

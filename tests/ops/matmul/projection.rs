@@ -1,5 +1,5 @@
 //! The projection operator: up to three products at once into heads of any layout, and more than
-//! three; the same on matrix units.
+//! three. Matrix units run the same.
 
 use wgpu_attention::matmul::ProjectionForward;
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
@@ -30,7 +30,7 @@ struct Side {
     bias: Option<Vec<f32>>,
 }
 
-/// How the tensors of a product lie.
+/// The layout of a product's tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Lie {
     Random,
@@ -41,7 +41,7 @@ enum Lie {
     Window,
 }
 
-/// Products that are recorded together.
+/// Products in one recording.
 #[derive(Clone, Debug)]
 struct Case {
     profile: &'static Profile,
@@ -49,7 +49,7 @@ struct Case {
     units: MatrixUnits,
     narrow: bool,
     one_buffer: bool,
-    /// Of x, weights, biases, outputs.
+    /// The types of x, weights, biases, outputs.
     dtypes: [DType; 4],
     sides: Vec<Side>,
     lie: Lie,
@@ -80,7 +80,7 @@ impl Case {
         let narrow = rng.chance(0.4);
         let mut dtypes = [0; 4].map(|_| float(rng));
         if units == MatrixUnits::Always {
-            // They do not multiply BF16; biases may be.
+            // Matrix units do not multiply BF16. Biases may be BF16.
             for n in [0, 1, 3].into_iter().filter(|n| dtypes[*n] == DType::BF16).collect::<Vec<_>>() {
                 dtypes[n] = DType::F32;
             }
@@ -127,12 +127,12 @@ impl Case {
         }
     }
 
-    /// Whether x and weights are multiplied in f16 though they are F32.
+    /// True if x and weights are multiplied in f16 although they are F32.
     fn rounds(&self) -> bool {
         self.units == MatrixUnits::Always && self.dtypes[..2] != [DType::F16; 2]
     }
 
-    /// Largest error over tolerance.
+    /// Returns the largest error over tolerance.
     fn outcome(&self) -> Result<f64, String> {
         let Case { profile, dtypes, narrow, .. } = *self;
         let rng = &mut Rng::new(self.seed ^ 0x9_1ace);
@@ -199,8 +199,7 @@ impl Case {
         for (n, side) in self.sides.iter().enumerate() {
             let bytes = image(&outs[n]).bytes;
             let after = profile.gpu.download::<u8>(&buffers[n], bytes.len()).map_err(|e| e.to_string())?;
-            // What lies outside of this output may be another's: the others' elements count as
-            // inside.
+            // Elements of the other outputs in the same buffer count as written.
             let mut expected = image(&outs[n]);
             for (_, other) in outs.iter().enumerate().filter(|(m, _)| self.one_buffer && *m != n) {
                 let size = dtypes[3].bytes();
@@ -217,7 +216,7 @@ impl Case {
 }
 
 impl Side {
-    /// `[batch, heads, length, dim]` in plain loops over one head at a time.
+    /// Returns `[batch, heads, length, dim]`, computed in plain loops over one head at a time.
     fn heads<R: wgpu_attention::reference::Real>(&self, narrow: bool) -> Vec<R> {
         let Side { heads, dim, features, .. } = *self;
         let read = if narrow { features / heads } else { features };
@@ -238,8 +237,8 @@ impl Side {
         out
     }
 
-    /// The exact result, and what a naive computation is off by; of operands rounded to f16 if it
-    /// `rounds`.
+    /// Returns the exact result, with the tolerance of a naive computation. With `rounds`, its
+    /// operands are rounded to f16.
     fn truth(&self, narrow: bool, dtype: DType, rounds: bool) -> Judged {
         let kind = if rounds { DType::F16 } else { DType::F32 };
         let operands = Side { x: stored(&self.x, kind), weight: stored(&self.weight, kind), ..self.clone() };
@@ -263,11 +262,11 @@ fn random_products_match_the_reference() {
     report.finish();
 }
 
-/// Around every tile and fragment.
+/// Sizes around every tile and fragment.
 const SIZES: [usize; 13] = [1, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129];
 
-/// One product of `rows × features` by `features × columns`, in sequences and heads that divide
-/// them.
+/// Returns one product of `rows × features` by `features × columns`, in sequences and heads that
+/// divide them.
 fn product(
     profile: &'static Profile,
     dtype: DType,
@@ -304,8 +303,8 @@ fn product(
     }
 }
 
-/// All pairs of rows, columns and features. Every kernel takes seconds to compile: few kinds of
-/// layout.
+/// All pairs of rows, columns and features. Every kernel takes seconds to compile, so there are few
+/// kinds of layout.
 #[test]
 fn matrix_units_take_every_size() {
     crate::harness::in_turn!();
@@ -328,7 +327,7 @@ fn matrix_units_take_every_size() {
 }
 
 #[test]
-fn matrix_units_round_what_they_may() {
+fn matrix_units_round_permitted_operands() {
     crate::harness::in_turn!();
     let seed = seed();
     Report::on_matrix_units("rounded projection on matrix units", |report, profile| {
@@ -342,12 +341,12 @@ fn matrix_units_round_what_they_may() {
         }
         for lie in [Lie::Dense, Lie::Transposed] {
             let case = product(profile, DType::F32, [70, 72, 44], lie, seed);
-            report.record("in fours", &case, case.outcome());
+            report.record("as vec4", &case, case.outcome());
         }
     });
 }
 
-/// Drivers that choose the size of subgroups may choose another than was planned for.
+/// Drivers that choose the subgroup size may choose another one than the plan's.
 #[test]
 fn matrix_units_in_subgroups_of_other_sizes() {
     Report::on_matrix_units("projection in subgroups of other sizes", |report, profile| {
@@ -371,7 +370,7 @@ fn matrix_units_take_every_product() {
     let draws = Draws { name: "products on matrix units", always: 4, most: 4, group: 1 }.numbers();
     Report::on_matrix_units("products on matrix units", |report, profile| {
         for (place, n) in draws.iter().copied().enumerate() {
-            // In fragments that compile fast two of four.
+            // With fragments that compile fast, two of four are usual.
             let few = profile.compiles_fast() && place % 2 == 0;
             let key = format!("product {n}, {}", profile.name);
             if !(few && due(&key) || rest(&key)) {
@@ -399,7 +398,7 @@ fn matrix_units_take_large_tiles() {
     });
 }
 
-/// NaN and infinities come out where they go in, and nowhere else.
+/// NaN and infinities reach exactly the results that depend on them.
 #[test]
 fn matrix_units_let_nan_and_infinity_through() {
     crate::harness::in_turn!();
@@ -419,7 +418,7 @@ fn matrix_units_let_nan_and_infinity_through() {
                 report.record(&format!("{value}"), &case, case.outcome());
             }
         }
-        // What f16 does not hold is infinite.
+        // A number above f16's range becomes infinite.
         let mut case = product(profile, DType::F32, [40, 40, 40], Lie::Dense, 1);
         case.sides[0].x[5 * 40 + 5] = 1e6;
         let got = case.outcome();

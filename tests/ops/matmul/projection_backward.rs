@@ -12,7 +12,7 @@ use crate::harness::run::{Layout, Placed, window};
 use crate::harness::{FORMS, Judged, Place, Profile, Report, Rng, Values, defaults, due, full, stored};
 use crate::laws::property::{Draws, float, seed};
 
-/// A forward call of which `d_y` is the output too: gradients read none.
+/// Returns a forward call with `d_y` as its output too, because gradients do not read the output.
 fn forward<'a>(x: TensorView<'a>, weight: TensorView<'a>, d_y: TensorView<'a>) -> ProjectionForward<'a> {
     ProjectionForward::new(x, Linear { weight, bias: None }, d_y)
 }
@@ -21,7 +21,7 @@ fn gradients<'a>(x: TensorView<'a>, weight: TensorView<'a>, d_y: TensorView<'a>)
     ProjectionBackward::new(forward(x, weight, d_y), d_y)
 }
 
-/// One product with its data and what its gradients hold before.
+/// One product with its data, and the earlier contents of its gradients.
 #[derive(Clone, Debug)]
 struct Case {
     profile: &'static Profile,
@@ -35,11 +35,11 @@ struct Case {
     dim: usize,
     features: usize,
     narrow: bool,
-    /// One narrow matrix for all heads.
+    /// True if one narrow matrix serves all heads.
     shared: bool,
-    /// Of x, weight, d_y.
+    /// The types of x, weight, d_y.
     dtypes: [DType; 3],
-    /// Of d_x, d_weight, d_bias; those that are wanted.
+    /// The types of d_x, d_weight, d_bias, if wanted.
     wanted: [Option<DType>; 3],
     accumulates: bool,
     seed: u64,
@@ -68,8 +68,8 @@ struct Data {
 }
 
 impl Case {
-    /// A product of `rows × features` by `features × columns`, in sequences and heads that divide
-    /// them.
+    /// Returns a product of `rows × features` by `features × columns`, in sequences and heads that
+    /// divide them.
     fn of([rows, columns, features]: [usize; 3], form: Target, layout: Layout, seed: u64) -> Self {
         let rng = &mut Rng::new(seed ^ 0xbac_0a4d);
         let part = |n: usize, rng: &mut Rng| {
@@ -127,12 +127,12 @@ impl Case {
         }
     }
 
-    /// Features that a product reads.
+    /// Returns the number of features that a product reads.
     fn read(&self) -> usize {
         if self.narrow { self.features / self.heads } else { self.features }
     }
 
-    /// Shapes of x, the weight, d_y and the bias.
+    /// Returns the shapes of x, the weight, d_y and the bias.
     fn shapes(&self) -> [[usize; 4]; 4] {
         let Case { batch, length, heads, dim, features, .. } = *self;
         let matrix = match (self.narrow, self.shared) {
@@ -157,8 +157,8 @@ impl Case {
         }
     }
 
-    /// d_x, d_weight and d_bias, head by head where each reads its own, and added to what was
-    /// there.
+    /// Returns d_x, d_weight and d_bias, head by head if each head reads other features. They are
+    /// added to the earlier contents.
     fn gradients<R: Real>(&self, data: &Data, of: impl Fn(&[f32]) -> Vec<R>) -> [Vec<R>; 3] {
         let Case { batch, length, heads, dim, features, .. } = *self;
         let (x, weight, d_y) = (of(&data.x), of(&data.weight), of(&data.d_y));
@@ -214,7 +214,7 @@ impl Case {
         })
     }
 
-    /// Places of x, the weight, d_y and the bias.
+    /// Returns places of x, the weight, d_y and the bias.
     fn places(&self, rng: &mut Rng) -> [Place; 4] {
         let shapes = self.shapes();
         let mut places = match self.layout {
@@ -227,7 +227,7 @@ impl Case {
         places
     }
 
-    /// What the device gives, `times` times; all must be the same.
+    /// Returns the results of `times` runs, which must all be the same.
     fn run(&self, data: &Data, times: usize) -> Result<[Option<Vec<f64>>; 3], String> {
         let Case { profile, dtypes, .. } = *self;
         let rng = &mut Rng::new(self.seed ^ 0xf1ace);
@@ -279,7 +279,7 @@ impl Case {
         first.ok_or_else(|| "never run".into())
     }
 
-    /// Largest error over tolerance.
+    /// Returns the largest error over tolerance.
     fn outcome(&self, times: usize) -> Result<f64, String> {
         let data = self.data();
         let got = self.run(&data, times)?;
@@ -294,7 +294,7 @@ impl Case {
     }
 }
 
-/// The error over tolerance of a small product with plans of the device's own.
+/// Returns the error over tolerance of a small product with the device's default plans.
 pub fn plain(profile: &'static Profile) -> Result<f64, String> {
     let case = Case::of([33, 20, 12], Target::Auto, Layout::Dense, 1);
     Case { profile, ..case }.outcome(1)
@@ -310,7 +310,7 @@ fn every_size_matches_the_reference() {
     for n in 0..SIZES.len() * SIZES.len() {
         let (i, j) = (n / SIZES.len(), n % SIZES.len());
         let size = [SIZES[i], SIZES[j], SIZES[(i + 2 * j + n / 7) % SIZES.len()]];
-        // Of an odd seed: the dense layouts are the aligned ones.
+        // The seed is odd: the dense layouts are the aligned ones.
         let layout = [Layout::Dense, Layout::Window(2 * n as u64 + 1), Layout::Blhd][(i + j) % 3];
         let case = Case::of(size, FORMS[(n + i) % 2], layout, seed.wrapping_add(n as u64));
         report.record(&format!("{size:?}"), &case, case.outcome(1));
@@ -318,7 +318,7 @@ fn every_size_matches_the_reference() {
     report.finish();
 }
 
-/// Tiles of 128, vectors along every axis that has them, several heads and sequences.
+/// Tiles of 128, vec4 along every possible axis, several heads and sequences.
 #[test]
 fn large_products_match_the_reference() {
     let seed = seed();
@@ -349,9 +349,9 @@ fn random_products_match_the_reference() {
     report.finish();
 }
 
-/// Sums over batch entries, rows and heads, of which none continues another in memory.
+/// Sums over batch entries, rows and heads that are not adjacent in memory.
 #[test]
-fn a_matrix_that_heads_share_gets_the_sum_over_them() {
+fn shared_matrix_gets_summed_gradient() {
     crate::harness::in_turn!();
     let mut report = Report::new("projection backward, shared");
     for form in FORMS {
@@ -374,7 +374,7 @@ fn a_matrix_that_heads_share_gets_the_sum_over_them() {
     report.finish();
 }
 
-/// Every gradient adds to what is there where it is told to, in every type and in vectors too.
+/// With `accumulate`, every gradient adds to the earlier contents, in every type, and in vec4 too.
 #[test]
 fn gradients_accumulate() {
     let seed = seed();
@@ -406,10 +406,10 @@ fn the_same_call_gives_the_same_bits() {
     report.finish();
 }
 
-/// Queries, keys and values of one x, in one call: d_x is the sum over the three, and so is that of
-/// a tied weight.
+/// Queries, keys and values of one x in one call: d_x is the sum over the three. The gradient of a
+/// tied weight is a sum, too.
 #[test]
-fn products_that_name_one_gradient_give_their_sum() {
+fn shared_gradient_gets_the_sum() {
     let profile = full();
     let gpu = &profile.gpu;
     let (rows, d_in) = (37, 20);
@@ -464,7 +464,7 @@ fn products_that_name_one_gradient_give_their_sum() {
     }
 }
 
-/// A NaN shows where it takes part, and nowhere else.
+/// A NaN reaches exactly the results that depend on it.
 #[test]
 fn nan_shows() {
     let gpu = &full().gpu;
@@ -495,7 +495,7 @@ fn nan_shows() {
 }
 
 #[test]
-fn bad_calls_are_refused_before_anything_is_recorded() {
+fn bad_calls_are_errors() {
     let gpu = &full().gpu;
     let buffers: Vec<_> = (0..7).map(|_| gpu.buffer(1 << 12).expect("a buffer")).collect();
     let view = |n: usize, shape| TensorView::new(&buffers[n], DType::F32, shape);
@@ -541,13 +541,13 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     refused(&[good().d_weight(view(2, [1, 1, 8, 6]).with_offset(512))], &["`d_weight`", "`d_y`"]);
     refused(&[good().d_bias(view(1, [1, 1, 1, 8]).with_offset(512))], &["`d_bias`", "`linear.weight`"]);
     refused(&[good().d_bias(view(4, [1, 1, 1, 8]))], &["`d_weight`", "`d_bias`", "overlap"]);
-    // The same memory in another way.
+    // The same memory in another view.
     refused(&[good(), good().d_x(d_x.with_offset(1))], &["`d_x`", "overlap"]);
     refused(
         &[good(), good().d_weight(d_w.transposed(0, 1).with_strides([48, 48, 1, 8]))],
         &["`d_weight`", "overlap"],
     );
-    // Another's input.
+    // An output that is the input of another product.
     refused(&[good(), gradients(x, d_w, d_y).d_x(d_x)], &["`d_weight`", "`linear.weight`"]);
     let no_storage = gpu.device().create_buffer(&wgpu_attention::wgpu::BufferDescriptor {
         label: None,
@@ -557,7 +557,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     });
     let unusable = TensorView::new(&no_storage, DType::F32, [1, 1, 1, 8]);
     refused(&[good().d_bias(unusable)], &["`d_bias`", "STORAGE"]);
-    // 6 features are not of four heads.
+    // Four heads do not divide 6 features.
     refused(&[ProjectionBackward::new(forward(x, w, d_y).narrow(true), d_y)], &["features 6", "heads 4"]);
     let active = forward(x, w, d_y).activation(Activation::Silu);
     refused(&[ProjectionBackward::new(active, d_y).d_x(d_x)], &["`activation`", "leave it out"]);

@@ -1,5 +1,5 @@
-//! Products with quantised weights, and rows of quantised tables, against the reference: every
-//! format, form, number of rows, layout and type.
+//! Products with quantised weights, and rows of quantised tables, compared with the reference. They
+//! cover every format, target, number of rows, layout and type.
 
 use half::f16;
 use wgpu_attention::matmul::{
@@ -14,8 +14,8 @@ use crate::harness::case::{largest, widened};
 use crate::harness::run::{Layout, Placed};
 use crate::harness::{FLOATS, FORMS, Judged, Profile, Report, Rng, Values, defaults, full, rest, stored};
 
-/// Blocks of any bits, of scales that weights have and of those that f16 hardly holds; offsets of
-/// the sign they have in files.
+/// Returns blocks of random bits. Their scales are typical of weights, or near the smallest of f16.
+/// Offsets have the same sign as in files.
 fn blocks(format: QuantizedFormat, n: usize, rng: &mut Rng) -> Vec<u8> {
     let mut bytes = Vec::new();
     for _ in 0..n {
@@ -32,7 +32,8 @@ fn blocks(format: QuantizedFormat, n: usize, rng: &mut Rng) -> Vec<u8> {
     bytes
 }
 
-/// `bytes` in a buffer after `offset` bytes that no result may depend on, and before others.
+/// Uploads `bytes` after `offset` bytes that must not affect a result, and with more bytes after
+/// them.
 fn upload(profile: &Profile, bytes: &[u8], offset: usize) -> wgpu::Buffer {
     let mut all = vec![0xff; offset];
     all.extend(bytes);
@@ -45,9 +46,9 @@ struct Case {
     form: Target,
     layout: Layout,
     format: QuantizedFormat,
-    /// Batch, length, heads, dim, features.
+    /// The sizes batch, length, heads, dim, features.
     sizes: [usize; 5],
-    /// Of x and out.
+    /// The types of x and out.
     dtypes: [DType; 2],
     offset: usize,
     seed: u64,
@@ -148,9 +149,9 @@ fn products_match_the_reference() {
     report.finish();
 }
 
-/// Columns beyond what workgroups along an axis take: each takes several.
+/// More columns than the workgroups along an axis: each workgroup computes several.
 #[test]
-fn tables_longer_than_a_grid_are_whole() {
+fn tables_past_grid_are_complete() {
     let mut report = Report::new("quantized, many columns");
     for form in FORMS {
         let case = Case {
@@ -168,7 +169,7 @@ fn tables_longer_than_a_grid_are_whole() {
     report.finish();
 }
 
-/// The same product has the same bits on every run.
+/// The same product has the same bits in every run.
 #[test]
 fn bits_are_the_same_every_time() {
     let gpu = &full().gpu;
@@ -194,7 +195,7 @@ fn bits_are_the_same_every_time() {
     }
 }
 
-/// Each weight is exactly what the blocks say, on the device too; an id that is no row's gives NaN.
+/// Each weight is exactly that of its block, on the device too. An invalid row id gives NaN.
 #[test]
 fn rows_of_tables_are_exact() {
     let mut report = Report::new("quantized rows");
@@ -242,9 +243,9 @@ fn rows_of_tables_are_exact() {
     report.finish();
 }
 
-/// What is quantised and back is off by half a step at most; what a step says is what a block says.
+/// A quantised weight is off by half a step at most. A single step agrees with its block.
 #[test]
-fn the_reference_goes_there_and_back() {
+fn reference_quantises_and_dequantises() {
     let rng = &mut Rng::new(5);
     let x = rng.normals(32 * 50);
     for (format, steps) in [(QuantizedFormat::Q4_1, 15.0), (QuantizedFormat::Q8_0, 254.0)] {
@@ -258,7 +259,7 @@ fn the_reference_goes_there_and_back() {
                 }
                 _ => 2.0 * largest(block.iter().map(|x| f64::from(*x))),
             };
-            // Half a step, and what the scales lose in f16.
+            // Half a step, and the rounding of the scales to f16.
             let most = span / steps * 0.5 + span / 1024.0;
             for (x, back) in block.iter().zip(back) {
                 assert!((f64::from(*x) - back).abs() <= most, "{format:?}: {x} became {back}, step {most}");
@@ -281,7 +282,7 @@ fn the_reference_goes_there_and_back() {
 }
 
 #[test]
-fn bad_calls_are_refused_before_anything_is_recorded() {
+fn bad_calls_are_errors() {
     let gpu = &full().gpu;
     let buffers: Vec<_> = (0..4).map(|_| gpu.buffer(8192).expect("a buffer")).collect();
     let [q4, q8] = QuantizedFormat::ALL;

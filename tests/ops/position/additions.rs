@@ -1,4 +1,4 @@
-//! Sums with sinusoids and with learned tables against the reference.
+//! Sums with sinusoids and with learned tables, compared with the reference.
 
 use wgpu_attention::DType;
 use wgpu_attention::position::MAX_POSITION;

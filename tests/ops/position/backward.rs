@@ -1,4 +1,4 @@
-//! The gradients of rotations and of learned tables against the reference.
+//! The gradients of rotations and of learned tables, compared with the reference.
 
 use wgpu_attention::position::{
     AddPositions, MAX_POSITION, PositionTable, Positions, RopeConfig, RopeOrder, RowPositions, Sinusoid,
@@ -15,7 +15,7 @@ use crate::harness::run::{Layout, Placed};
 use crate::harness::{Judged, Profile, Report, Rng, Values, defaults, full, stored};
 
 #[test]
-fn rotations_go_back() {
+fn rotation_gradients_rotate_back() {
     let mut report = Report::new("positions, rotate backward");
     let x = normals("rotate backward", [2, 3, 5, 14]);
     for setup in Setup::all() {
@@ -36,11 +36,11 @@ fn rotations_go_back() {
     report.finish();
 }
 
-/// A gradient of a table: what it is of, and how it is stored.
+/// The gradient of a table: its inputs and its storage.
 struct Table<'a> {
     profile: &'static Profile,
     layout: Layout,
-    /// Of d_out and of the table's gradient.
+    /// The types of d_out and of the table's gradient.
     dtypes: [DType; 2],
     accumulates: bool,
     rows: usize,
@@ -54,7 +54,7 @@ impl Table<'_> {
         sums.map(|(sum, before)| if self.accumulates { sum + *before } else { sum }).collect()
     }
 
-    /// The largest error over tolerance; `times` runs must agree.
+    /// Returns the largest error over tolerance. All `times` runs must agree.
     fn outcome(&self, d_out: &HostData<f32>, times: usize) -> Result<f64, String> {
         let Table { profile, layout, dtypes, accumulates, rows, at } = *self;
         let shape = [1, 1, rows, d_out.shape[3]];
@@ -117,8 +117,8 @@ fn gradients_of_tables_equal_the_reference() {
     report.finish();
 }
 
-/// More rows than are looked at together, channels than a workgroup has, and positions that many
-/// share; and a table of which a device's workgroups each have several rows.
+/// More rows than a kernel handles together, more channels than a workgroup has, and positions that
+/// many rows share. Also a table with several rows per workgroup.
 #[test]
 fn long_sequences_and_tables_equal_the_reference() {
     crate::harness::in_turn!();
@@ -150,7 +150,7 @@ fn long_sequences_and_tables_equal_the_reference() {
 }
 
 #[test]
-fn bad_gradients_of_tables_are_refused() {
+fn bad_table_gradients_are_errors() {
     let gpu = &full().gpu;
     let buffers: Vec<_> = (0..3).map(|_| gpu.buffer(1 << 12).expect("a buffer")).collect();
     let view = |n: usize, dtype, shape| TensorView::new(&buffers[n], dtype, shape);

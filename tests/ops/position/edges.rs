@@ -12,7 +12,7 @@ use crate::harness::device::devices;
 use crate::harness::positions::{Setup, normals};
 use crate::harness::{HostData, Report, Rng, full};
 
-/// Every digit of a position, and every pair of a width in use.
+/// Every digit of a position, and every pair of a common width.
 #[test]
 fn far_positions_are_as_exact_as_near_ones() {
     let mut report = Report::new("positions, far");
@@ -29,9 +29,9 @@ fn far_positions_are_as_exact_as_near_ones() {
     report.finish();
 }
 
-/// More rows than there may be workgroups: each does the work of several.
+/// More rows than workgroups: each workgroup handles several rows.
 #[test]
-fn few_workgroups_do_the_work_of_many() {
+fn few_workgroups_compute_all_rows() {
     let limit = |limits: &mut wgpu::Limits| limits.max_compute_workgroups_per_dimension = 3;
     let [gpu, _] = devices(limit);
     let shape = [2, 2, 97, 10];
@@ -51,7 +51,7 @@ fn few_workgroups_do_the_work_of_many() {
         (rotated, gpu.download::<f32>(&buffers[1], x.data.len()).expect("out"))
     };
     let (rotated, sum) = got();
-    // A recording of the same calls compiles nothing and says the same.
+    // A recording of the same calls compiles nothing and gives the same result.
     assert_eq!(gpu.pipelines().compiled(), 2);
     assert!(got() == (rotated.clone(), sum.clone()) && gpu.pipelines().compiled() == 2);
     let wide = widen::<f64>(&x.data);

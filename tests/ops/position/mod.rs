@@ -1,5 +1,5 @@
-//! Rotary, sinusoidal and learned positions: against other people's numbers, and the GPU against
-//! the reference.
+//! Rotary, sinusoidal and learned positions. Other libraries' numbers check the reference, which
+//! checks the GPU.
 
 mod additions;
 mod backward;

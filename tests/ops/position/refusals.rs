@@ -1,4 +1,4 @@
-//! What rotations and sums are refused for, on devices and by the reference.
+//! Errors of rotations and sums, on devices and in the reference.
 
 use wgpu_attention::position::{
     AddPositions, MAX_POSITION, PositionTable, Positions, Rope, RopeConfig, RopeOrder, RopeScaling, Rotate,
@@ -70,7 +70,7 @@ fn bad_configurations_are_refused() {
     says(Sinusoid::new(small, 65_536, 1e4).expect_err("refused"), &["`sinusoid`", "201326592"]);
 }
 
-/// What a rotation is made of, to be spoilt part by part.
+/// The parts of a rotation, to be spoiled one by one.
 struct Turn<'a> {
     x: TensorView<'a>,
     out: Option<TensorView<'a>>,
@@ -84,7 +84,7 @@ impl<'a> Turn<'a> {
     }
 }
 
-/// What a sum is made of.
+/// The parts of a sum.
 struct Sum<'a> {
     x: TensorView<'a>,
     out: Option<TensorView<'a>>,
@@ -148,7 +148,7 @@ impl Bench {
         TensorView::new(&self.positions, DType::U32, shape)
     }
 
-    /// Refused in an encoder and in a pass, after which nothing has been written.
+    /// Checks that a call is refused in an encoder and in a pass, and that nothing was written.
     fn refuses(
         &self,
         words: &[&str],
@@ -190,7 +190,7 @@ impl Bench {
 }
 
 #[test]
-fn bad_calls_are_refused_before_anything_is_recorded() {
+fn bad_calls_are_errors() {
     let bench = Bench::new(&full().gpu);
     let view = |buffer, dtype, shape| TensorView::new(buffer, dtype, shape);
     let Bench { x, out, table, .. } = &bench;
@@ -249,7 +249,7 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     bench.refuses_sum(&["`table`", "length must be at least 10", "got 9"], |c| c.at = RowPositions::Start(5));
     bench.refuses_sum(&["`table`", "at least 4294967300", "got 9"], |c| c.at = RowPositions::Start(u32::MAX));
 
-    // What is added, and by how much x is scaled.
+    // The added tensor, and the scale of x.
     let wide = Rope::new(bench.gpu.device(), RopeConfig::new(10)).expect("a rope");
     let mut call = bench.rotate();
     call.rotation = Rotation::Rope(&wide);
@@ -334,14 +334,14 @@ fn bad_calls_are_refused_before_anything_is_recorded() {
     call.x = view(&big, f32, SHAPE).with_strides([300_000, 8, 24, 1]);
     bench.refuses(&["`x`", "allows 1048576"], |p, e| p.rotate(e, &call.call()));
 
-    // What all of them spoiled is right.
+    // The unspoiled calls are right.
     let positions = Positions::with_pipelines(one.pipelines());
     one.submit(|e| positions.rotate(e, &bench.rotate().call())).expect("a rotation");
     one.submit(|e| positions.add(e, &bench.add().call())).expect("a sum");
 }
 
 #[test]
-fn the_reference_refuses_what_does_not_fit() {
+fn reference_refuses_bad_shapes() {
     let (x, config, shape) = ([0.5f64; 24], RopeConfig::new(4), [1, 2, 3, 4]);
     let rotate = |x: &[f64], shape, at| reference::rotate(x, shape, &config, at);
     says(

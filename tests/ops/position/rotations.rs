@@ -1,4 +1,4 @@
-//! Rotations: every order, width and place against the reference.
+//! Rotations: every order, width and position, compared with the reference.
 
 use wgpu_attention::position::{
     MAX_POSITION, Positions, Rope, RopeConfig, RopeOrder, RopeScaling, Rotate, Rotation, RowPositions,
@@ -27,7 +27,7 @@ fn rotations_equal_the_reference() {
             for rotary_dim in [14, 6, 2] {
                 let config = RopeConfig::new(rotary_dim).order(order).scaling(yarn);
                 for (n, at) in places(MAX_POSITION).iter().enumerate() {
-                    // Windows and wide rotations meet every place, the rest some.
+                    // Windows and wide rotations use every position, the others some.
                     if setup.layout == Layout::Window(7) || rotary_dim == 14 || n % 3 == rotary_dim % 3 {
                         let name = format!("{order:?} {rotary_dim} at {n}");
                         report.record(&name, &setup.named(), setup.rotate(&x, config, at));
@@ -39,7 +39,8 @@ fn rotations_equal_the_reference() {
     report.finish();
 }
 
-/// Tables with a row for each row of x, and with rows that positions choose; by batch and for all.
+/// Tables with a row for each row of x, and tables whose rows positions choose, per batch and for
+/// all.
 #[test]
 fn given_cosines_and_sines_equal_the_reference() {
     crate::harness::in_turn!();
@@ -52,7 +53,7 @@ fn given_cosines_and_sines_equal_the_reference() {
                     let [cos, sin] = ["cos", "sin"].map(|name| normals(name, shape));
                     let rows = shape[2] as u32;
                     for (n, at) in places(rows - 1).iter().enumerate() {
-                        // Windows meet every place, the rest some.
+                        // Windows use every position, the others some.
                         if setup.layout == Layout::Window(7) || n % 3 == shape[3] % 3 {
                             let judged = setup.rotate_by(&x, order, ([&cos, &sin], dtype), at);
                             let name = format!("{dtype:?} {shape:?} {order:?} at {n}");
@@ -66,7 +67,7 @@ fn given_cosines_and_sines_equal_the_reference() {
     report.finish();
 }
 
-/// A rope's own cosines and sines turn as it does; an exchange of the two does not.
+/// The cosines and sines of a rope give its rotation. Exchanged ones do not.
 #[test]
 fn given_cosines_and_sines_are_not_exchanged() {
     let setup = Setup::plain(full());
@@ -96,7 +97,7 @@ fn given_cosines_and_sines_are_not_exchanged() {
 }
 
 #[test]
-fn the_first_position_leaves_every_bit() {
+fn first_position_changes_no_bit() {
     let gpu = &full().gpu;
     let x: Vec<f32> = normals("bits", [1, 1, 1, 64]).data;
     let buffer = gpu.upload(&x).expect("an upload");
@@ -111,15 +112,15 @@ fn the_first_position_leaves_every_bit() {
     let in_place = call.out(None);
     gpu.submit(|e| positions.rotate(e, &in_place)).expect("a rotation");
     assert_eq!(gpu.download::<f32>(&buffer, 64).expect("x"), x);
-    // The second position does not.
+    // The second position changes them.
     let second = Rotate::new(x_view, &rope, RowPositions::Start(1));
     gpu.submit(|e| positions.rotate(e, &second)).expect("a rotation");
     assert_ne!(gpu.download::<f32>(&buffer, 64).expect("x"), x);
 }
 
-/// The judgement must be able to fail.
+/// The comparison must be able to fail.
 #[test]
-fn the_other_order_is_not_this_one() {
+fn rotation_orders_differ() {
     let setup = Setup::plain(full());
     let x = normals("the other order", [1, 1, 5, 8]);
     let wide = widen::<f64>(&x.data);

@@ -1,5 +1,4 @@
-//! Other people's numbers: PyTorch's, those of Dive into Deep Learning, ONNX's and the formulas of
-//! `transformers`.
+//! Numbers from PyTorch, Dive into Deep Learning, ONNX and the formulas of `transformers`.
 
 use wgpu_attention::mask::DeviceMask;
 use wgpu_attention::position::{
@@ -21,7 +20,7 @@ pub const D2L: &[&str] = &["d2l_position"];
 pub const ONNX: &[&str] = &["onnx_rotary_embedding"];
 
 #[test]
-fn the_rotations_of_others() {
+fn rotations_match_vectors() {
     let mut report = Report::new("positions, rope vectors");
     for name in ROPE {
         let vector = Vector::load(FAMILY, name);
@@ -49,7 +48,7 @@ fn the_rotations_of_others() {
     report.finish();
 }
 
-/// Queries and keys rotated in place and attended to, in one encoder.
+/// Rotates queries and keys in place and attends to them, in one encoder.
 fn attended(
     vector: &Vector,
     profile: &'static Profile,
@@ -86,7 +85,7 @@ fn attended(
 }
 
 #[test]
-fn the_encodings_of_others() {
+fn encodings_match_vectors() {
     let mut report = Report::new("positions, sinusoid vectors");
     for name in SINUSOID {
         let vector = Vector::load(FAMILY, name);
@@ -125,9 +124,9 @@ fn the_encodings_of_others() {
     report.finish();
 }
 
-/// Its caches are random numbers, not cosines, with a row for each position that there may be.
+/// Its caches are random numbers, not cosines, with a row for each possible position.
 #[test]
-fn the_pairs_of_onnx() {
+fn rotations_match_onnx() {
     let mut report = Report::new("positions, ONNX's rotary embedding");
     for name in ONNX {
         let vector = Vector::load("onnx", name);
@@ -158,9 +157,10 @@ fn the_pairs_of_onnx() {
     report.finish();
 }
 
-/// The numbers are the formulas' of `transformers`, `modeling_rope_utils.py`, computed in Python.
+/// The numbers come from the formulas of `transformers`, `modeling_rope_utils.py`, computed in
+/// Python.
 #[test]
-fn scaled_frequencies_are_those_of_other_programs() {
+fn scaled_frequencies_match_transformers() {
     let near = |config: RopeConfig, want: &[f64], amplitude: f64| {
         let got = config.frequencies();
         assert_eq!(got.len(), want.len());
@@ -194,7 +194,7 @@ fn scaled_frequencies_are_those_of_other_programs() {
     ];
     near(sixteen.scaling(yarn(4096, None)), &want, 1.138629436111989);
     near(sixteen.scaling(yarn(4096, Some(0.75))), &want, 0.75);
-    // Every pair but the first turns too rarely; every pair turns often enough.
+    // Either every pair except the first turns too rarely, or every pair turns often enough.
     near(eight.scaling(yarn(1, Some(1.0))), &[1.0, 0.025, 0.0025, 0.00025], 1.0);
     near(eight.scaling(yarn(1 << 50, Some(1.0))), &[1.0, 0.1, 0.01, 0.001], 1.0);
     let llama =

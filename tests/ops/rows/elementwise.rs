@@ -1,4 +1,4 @@
-//! Activations, gated ones and residual sums against the reference, forward and backward.
+//! Activations, gated ones and residual sums, compared with the reference, forward and backward.
 
 use wgpu_attention::matmul::Activation;
 use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
@@ -10,7 +10,7 @@ use crate::harness::case::{largest, widened};
 use crate::harness::run::{Layout, Placed};
 use crate::harness::{FLOATS, Judged, Profile, Report, Rng, Values, defaults, full, rest, stored};
 
-/// What is joined with f(x).
+/// The operand that is combined with f(x).
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Join {
     Alone,
@@ -24,7 +24,7 @@ struct Case {
     shape: [usize; 4],
     activation: Option<Activation>,
     join: Join,
-    /// Of what is read; of what is written and gradients.
+    /// The type of inputs; the type of outputs and gradients.
     dtypes: [DType; 2],
     accumulates: bool,
     seed: u64,
@@ -53,7 +53,7 @@ impl Case {
         }
     }
 
-    /// x, what it is joined with, the gradient of the output, what gradients are added to.
+    /// Returns x, its partner, the gradient of the output, and the earlier contents of gradients.
     fn data(&self) -> [Vec<f32>; 4] {
         let rng = &mut Rng::new(self.seed ^ 0x0da7_a0da);
         let n = self.shape.iter().product();
@@ -146,7 +146,7 @@ fn values_and_gradients_equal_the_reference() {
     report.finish();
 }
 
-/// Each value is right to a few units in its own last place, also where it is almost zero.
+/// Each value is right to a few units in its last place, also near zero.
 #[test]
 fn small_values_are_as_exact_as_large_ones() {
     let gpu = &full().gpu;
@@ -163,9 +163,9 @@ fn small_values_are_as_exact_as_large_ones() {
         let mut worst = (0f64, 0f32);
         for (x, got) in x.iter().zip(got) {
             let want = activate(f64::from(*x), activation);
-            // What is below the smallest normal number may be zero.
+            // Numbers below the smallest normal number may be flushed to zero.
             let off = (f64::from(got) - want).abs() - 16.0 * f64::from(f32::MIN_POSITIVE);
-            // Of the tanh form, the rounding of an exponent as large as 90 goes into the result.
+            // In the tanh variant, the rounding of an exponent as large as 90 reaches the result.
             let exponent = 1.6 * f64::from(x.abs()) * (1.0 + 0.0448 * f64::from(x * x));
             let more = if activation == Activation::GeluTanh { 1.0 + 0.25 * exponent } else { 1.0 };
             let units = off / (want.abs() * more * f64::from(f32::EPSILON)).max(f64::MIN_POSITIVE);
@@ -213,9 +213,9 @@ fn large_numbers_and_nan_go_through() {
     }
 }
 
-/// The reference's slopes, by central differences.
+/// Central differences check the reference's slopes.
 #[test]
-fn slopes_are_slopes() {
+fn slopes_match_finite_differences() {
     for activation in Activation::ALL {
         for n in -60..60 {
             let (x, h) = (0.13 * f64::from(n) + 0.01, 1e-6);
@@ -227,7 +227,7 @@ fn slopes_are_slopes() {
 }
 
 #[test]
-fn bad_calls_are_refused_before_anything_is_recorded() {
+fn bad_calls_are_errors() {
     let gpu = &full().gpu;
     let buffers: Vec<_> = (0..5).map(|_| gpu.buffer(256).expect("a buffer")).collect();
     let typed = |n: usize, dtype, shape| TensorView::new(&buffers[n], dtype, shape);

@@ -1,4 +1,4 @@
-//! Rows of tables by their ids against the reference, forward and backward.
+//! Rows of tables by their ids, compared with the reference, forward and backward.
 
 use std::fmt;
 
@@ -16,11 +16,11 @@ struct Case {
     layout: Layout,
     batch: usize,
     length: usize,
-    /// Of the table.
+    /// The number of rows in the table.
     rows: usize,
     width: usize,
     scale: f64,
-    /// Of the table or its gradient, and of the rows or theirs.
+    /// The type of the table or its gradient; the type of the rows or their gradient.
     dtypes: [DType; 2],
     accumulates: bool,
     seed: u64,
@@ -56,7 +56,7 @@ impl Case {
         }
     }
 
-    /// Some of them beyond the table, by little and by much.
+    /// Returns ids, some of them slightly or far beyond the table.
     fn ids(&self) -> Vec<u32> {
         let rng = &mut Rng::new(self.seed ^ 0x1d5);
         let rows = self.rows as u32;
@@ -74,7 +74,7 @@ impl Case {
         [[batch, 1, length, 1], [1, 1, rows, width], [batch, 1, length, width]]
     }
 
-    /// Runs twice, from the same data, and judges against `want` and the naive computation of it.
+    /// Runs twice with the same data, and judges against `want` and its naive computation.
     fn outcome(
         &self,
         run: impl Fn(&Embedding, &Placed, &Placed, &Placed) -> Result<(), String>,
@@ -138,7 +138,7 @@ impl Case {
         let sums = reference::embedding_backward(&ids, &absolute, shape, self.scale.abs());
         let magnitude = largest(sums.expect("it fits"));
         let run = |operator: &Embedding, ids: &Placed, d_out: &Placed, d_table: &Placed| {
-            // The forward call's table and output are not read.
+            // The call does not read the forward call's table and output.
             let forward = EmbeddingForward::new(ids.view(), d_table.view(), d_out.view()).scale(self.scale);
             let call = EmbeddingBackward::new(forward, d_out.view(), d_table.view());
             let call = call.accumulate(self.accumulates);
@@ -173,10 +173,10 @@ fn gradients_equal_the_reference() {
     cases("embedding backward", Case::backward);
 }
 
-/// The gradient is that of a sum of products with the rows: of a linear function, exactly its
-/// differences.
+/// The function is a sum of products with the rows. It is linear, so differences give its gradient
+/// exactly.
 #[test]
-fn the_references_gradient_is_that_of_differences() {
+fn reference_gradient_matches_finite_differences() {
     let case = Case { rows: 5, width: 3, batch: 1, length: 20, scale: 0.5, ..Case::random(1) };
     let rng = &mut Rng::new(9);
     let (ids, table, d_out) = (case.ids(), widen::<f64>(&rng.normals(15)), widen::<f64>(&rng.normals(60)));
@@ -194,7 +194,7 @@ fn the_references_gradient_is_that_of_differences() {
 }
 
 #[test]
-fn bad_calls_are_refused_before_anything_is_recorded() {
+fn bad_calls_are_errors() {
     let gpu = &full().gpu;
     let buffers: Vec<_> = (0..4).map(|_| gpu.buffer(256).expect("a buffer")).collect();
     let typed = |n: usize, dtype, shape| TensorView::new(&buffers[n], dtype, shape);

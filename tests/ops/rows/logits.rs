@@ -1,4 +1,4 @@
-//! Log-softmax and the largest of rows against the reference.
+//! Log-softmax and top-k of rows, compared with the reference.
 
 use std::fmt;
 
@@ -17,9 +17,9 @@ struct Case {
     form: Target,
     layout: Layout,
     shape: [usize; 4],
-    /// Of what is read; of what is written.
+    /// The type of inputs; the type of outputs.
     dtypes: [DType; 2],
-    /// How far apart the logits are.
+    /// The spread of the logits.
     spread: f32,
     k: usize,
     accumulates: bool,
@@ -66,7 +66,7 @@ impl Case {
         let rng = &mut self.rng();
         let mut x = rng.normals(self.shape.iter().product());
         x.iter_mut().for_each(|x| *x *= self.spread);
-        // Some are masked, but no row is −∞ alone.
+        // Some logits are masked, but no row is all −∞.
         for row in x.chunks_exact_mut(self.shape[3]) {
             for x in &mut row[1..] {
                 if rng.chance(0.05) {
@@ -114,7 +114,7 @@ impl Case {
             let d_x = Placed::gradient(profile, &before, (other, d_x_at), self.accumulates);
             let operator =
                 LogSoftmax::with_pipelines(profile.gpu.pipelines()).kernel_options(self.kernel_options());
-            // The forward call's `x` is not read.
+            // The call does not read the forward call's `x`.
             let forward = LogSoftmaxForward::new(d_out.view(), out.view());
             let call = LogSoftmaxBackward::new(forward, d_out.view(), d_x.view());
             let call = call.accumulate(self.accumulates);
@@ -136,7 +136,8 @@ impl Case {
         Judged::gradient([exact, widen(&naive)], before, other, magnitude).judge(&got)
     }
 
-    /// Of few values, so that many are equal, with zeros of both signs, and with NaN in some rows.
+    /// Returns few distinct values, so that many are equal, with zeros of both signs, and with NaN
+    /// in some rows.
     fn few_values(&self) -> Vec<f32> {
         let rng = &mut self.rng();
         let values = [0.0, -0.0, 1.0, -3.0, 7.5, f32::INFINITY, f32::NEG_INFINITY];
@@ -197,12 +198,12 @@ fn gradients_equal_the_reference() {
 }
 
 #[test]
-fn the_largest_are_those_of_the_reference() {
+fn top_k_equals_reference() {
     crate::harness::in_turn!();
     Report::draws("top-k", 12, Case::random, Case::top_k);
 }
 
-/// As many columns as vocabularies have.
+/// As many columns as a vocabulary.
 #[test]
 fn long_rows() {
     let mut report = Report::new("long rows of logits");
@@ -225,9 +226,9 @@ fn long_rows() {
     report.finish();
 }
 
-/// The reference's own gradients, by central differences.
+/// Central differences check the reference's gradients.
 #[test]
-fn gradients_are_slopes() {
+fn reference_gradients_match_finite_differences() {
     let rng = &mut Rng::new(5);
     let (x, d_out) = (widen::<f64>(&rng.normals(14)), widen::<f64>(&rng.normals(14)));
     let loss = |x: &[f64]| -> f64 {
@@ -247,9 +248,9 @@ fn gradients_are_slopes() {
     }
 }
 
-/// Rows with NaN or ∞, or of −∞ alone, are NaN; others beside them are not.
+/// Rows with NaN or ∞, or with −∞ alone, are NaN. The rows next to them are not.
 #[test]
-fn rows_that_have_no_softmax_are_nan() {
+fn rows_without_softmax_are_nan() {
     let gpu = &full().gpu;
     let (rows, columns) = (5, 9);
     let mut x = vec![1.5f32; rows * columns];
@@ -273,7 +274,7 @@ fn rows_that_have_no_softmax_are_nan() {
 }
 
 #[test]
-fn bad_calls_are_refused_before_anything_is_recorded() {
+fn bad_calls_are_errors() {
     let gpu = &full().gpu;
     let buffers: Vec<_> = (0..4).map(|_| gpu.buffer(1024).expect("a buffer")).collect();
     let typed = |n: usize, dtype, shape| TensorView::new(&buffers[n], dtype, shape);

@@ -1,5 +1,5 @@
-//! Means of rows against the reference, forward and backward, and against the sentence embeddings
-//! of a library.
+//! Means of rows, compared with the reference, forward and backward, and with the sentence
+//! embeddings of a library.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use crate::harness::case::{largest, widened};
 use crate::harness::run::{Layout, Placed};
 use crate::harness::{FLOATS, Judged, Profile, Report, Rng, Values, defaults, full, stored};
 
-/// Which rows, on the host.
+/// The selection of rows, on the host.
 #[derive(Clone, Debug)]
 enum Which {
     All,
@@ -30,7 +30,7 @@ struct Case {
     features: usize,
     which: Which,
     l2: bool,
-    /// Of x, of what is written or a gradient.
+    /// The type of x; the type of the output or gradient.
     dtypes: [DType; 2],
     accumulates: bool,
     seed: u64,
@@ -58,14 +58,15 @@ impl Case {
         let batch = if seed % 4 == 3 { 1 } else { rng.pick(&[1, 2, 11]) };
         let which = match seed % 4 {
             0 => Which::All,
-            // Some of none, some of more than there are.
+            // Some lengths are 0, some exceed the number of rows.
             1 => Which::Lengths((0..batch).map(|_| rng.below(length + 3) as u32).collect()),
             2 => {
                 let share = rng.pick(&[0.0, 0.5, 0.9]);
                 Which::Keep(rng.bools(batch * length, share))
             }
             _ => {
-                // From the first row or not, to the last or past it, some of them empty.
+                // The first sequence may start after row 0. The last may end past the last row, and
+                // some are empty.
                 let mut ends: Vec<u32> =
                     (0..rng.between(2, 9)).map(|_| rng.below(length + 4) as u32).collect();
                 ends.sort_unstable();
@@ -88,7 +89,7 @@ impl Case {
         }
     }
 
-    /// The rows of each sequence.
+    /// Returns the rows of each sequence.
     fn sequences(&self) -> Vec<Vec<usize>> {
         let length = self.length;
         let of = |b: usize, kept: &dyn Fn(usize) -> bool| {
@@ -118,7 +119,7 @@ impl Case {
         MeanPool::with_pipelines(self.profile.gpu.pipelines()).kernel_options(kernel_options)
     }
 
-    /// Puts x on the device, and what says which rows.
+    /// Places x and the selection of rows on the device.
     fn placed<T>(&self, x: &[f32], run: impl FnOnce(TensorView, PoolMask) -> T) -> T {
         let profile = self.profile;
         profile.tidy();
@@ -162,7 +163,7 @@ impl Case {
         let exact = reference::mean_pool(&widen::<f64>(&x), self.features, &sequences, self.l2);
         let naive = reference::mean_pool(&x, self.features, &sequences, self.l2);
         let (exact, naive) = (exact.expect("it fits"), naive.expect("it fits"));
-        // Of the terms of a mean, or of its direction.
+        // The magnitude of the mean's terms, or of its direction.
         let magnitude = if self.l2 { 1.0 } else { largest(widen::<f64>(&x)) };
         Judged::new(&widened(&naive, dtype), exact, magnitude).judge(&got)
     }
@@ -201,7 +202,7 @@ impl Case {
         }
         let exact = truth::<f64>(self, &x, &d_out, &sequences);
         let naive = truth::<f32>(self, &x, &d_out, &sequences);
-        // With l2 two terms are taken from each other, the larger at most |d_out| / |m| each.
+        // With l2, two terms are subtracted, the larger at most |d_out| / |m| each.
         let mut magnitude = largest(widen::<f64>(&d_out));
         if self.l2 {
             let means = reference::mean_pool(&widen::<f64>(&x), self.features, &sequences, false);
@@ -212,7 +213,7 @@ impl Case {
                 let sum: f64 = d.iter().map(|d| f64::from(d * d)).sum();
                 length(sum) / length(m.iter().map(|m| m * m).sum())
             });
-            // Of no rows it is divided by 10⁻¹², and goes nowhere.
+            // Without rows, the divisor is 10⁻¹², and the gradient has no row to go to.
             magnitude = 2.0 * terms.fold(0.0, f64::max);
         }
         let before = self.accumulates.then_some(&before[..]);
@@ -231,9 +232,9 @@ fn gradients_equal_the_reference() {
     Report::draws("mean pool backward", 12, Case::random, Case::backward);
 }
 
-/// The reference's own gradients, by central differences.
+/// Central differences check the reference's gradients.
 #[test]
-fn gradients_are_slopes() {
+fn reference_gradients_match_finite_differences() {
     let features = 5;
     let rng = &mut Rng::new(5);
     let (x, d_out) = (widen::<f64>(&rng.normals(7 * features)), widen::<f64>(&rng.normals(3 * features)));
@@ -257,7 +258,7 @@ fn gradients_are_slopes() {
 }
 
 #[test]
-fn bad_calls_are_refused_before_anything_is_recorded() {
+fn bad_calls_are_errors() {
     let gpu = &full().gpu;
     let buffers: Vec<_> = (0..5).map(|_| gpu.buffer(256).expect("a buffer")).collect();
     let typed = |n: usize, dtype, shape| TensorView::new(&buffers[n], dtype, shape);

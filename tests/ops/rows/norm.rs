@@ -1,4 +1,4 @@
-//! LayerNorm and RMSNorm against the reference, forward and backward.
+//! LayerNorm and RMSNorm, compared with the reference, forward and backward.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use crate::harness::case::{largest, widened};
 use crate::harness::run::{Layout, Placed};
 use crate::harness::{FLOATS, FORMS, Judged, Profile, Report, Rng, Values, defaults, full, stored};
 
-/// A norm, its data's shape and types, and what it has.
+/// A norm with its options, and its data's shape and types.
 struct Case {
     profile: &'static Profile,
     form: Target,
@@ -22,9 +22,9 @@ struct Case {
     residual: bool,
     weight: bool,
     bias: bool,
-    /// Of x, residual and the vectors; of what is written or a gradient.
+    /// The type of x, residual and vectors; the type of the output or gradient.
     dtypes: [DType; 2],
-    /// Of the rows' mean.
+    /// The mean of the rows.
     offset: f32,
     accumulates: bool,
     seed: u64,
@@ -111,7 +111,7 @@ impl Case {
         norm.kernel_options(KernelOptions::new().target(self.form))
     }
 
-    /// Puts the inputs on the device and calls `run` with the forward call.
+    /// Places the inputs on the device and calls `run` with the forward call.
     fn placed<T>(&self, data: &Data, run: impl FnOnce(NormForward<'_>, &[Placed]) -> T) -> T {
         let Case { profile, layout, dtypes: [own, other], .. } = *self;
         profile.tidy();
@@ -222,7 +222,7 @@ fn summed<R: reference::Real>(data: &Data) -> Vec<R> {
     }
 }
 
-/// Of x, weight and bias.
+/// Returns the gradients of x, weight and bias.
 fn gradients<R: reference::Real>(data: &Data, features: usize, config: &NormConfig) -> [Vec<R>; 3] {
     let weight = data.weight.as_ref().map(|w| widen::<R>(w));
     let d_out = widen::<R>(&data.d_out);
@@ -234,7 +234,7 @@ fn gradients<R: reference::Real>(data: &Data, features: usize, config: &NormConf
     [got.d_x, got.d_weight, got.d_bias]
 }
 
-/// The largest sums of absolute values that the gradients are made of.
+/// Returns the largest sums of absolute terms in the gradients.
 fn magnitudes(data: &Data, features: usize, config: &NormConfig) -> [f64; 3] {
     let x = summed::<f64>(data);
     let n = reference::norm(&x, features, None, None, config).expect("it fits");
@@ -247,7 +247,7 @@ fn magnitudes(data: &Data, features: usize, config: &NormConfig) -> [f64; 3] {
         let centre = if config_centred(config) { mean(&|d| x[d]) } else { 0.0 };
         let spread = mean(&|d| (x[d] - centre) * (x[d] - centre));
         for d in 0..features {
-            // The scale is what n is of x; where x is its mean, that of the spread alone.
+            // The scale is n over x. If x equals its mean, the spread alone gives the scale.
             let scale = if spread > 0.0 { (n[d] / (x[d] - centre)).abs() } else { 0.0 };
             if scale.is_finite() {
                 of_x = of_x.max(scale * (g(d) + mean_g + n[d].abs() * along));
@@ -259,7 +259,7 @@ fn magnitudes(data: &Data, features: usize, config: &NormConfig) -> [f64; 3] {
     [of_x, largest(of_weight), largest(of_bias)]
 }
 
-/// Whether a row of equal elements becomes zeros.
+/// True if a row of equal elements becomes zeros.
 fn config_centred(config: &NormConfig) -> bool {
     reference::norm(&[1.0f64, 1.0], 2, None, None, config).expect("it fits")[0] == 0.0
 }
@@ -275,9 +275,9 @@ fn gradients_equal_the_reference() {
     Report::draws("norm backward", 8, Case::random, Case::backward);
 }
 
-/// The reference's own gradients, by central differences.
+/// Central differences check the reference's gradients.
 #[test]
-fn gradients_are_slopes() {
+fn reference_gradients_match_finite_differences() {
     let (rows, features) = (3, 7);
     let rng = &mut Rng::new(5);
     let mut draw = |n| widen::<f64>(&rng.normals(n));
@@ -305,7 +305,7 @@ fn gradients_are_slopes() {
     }
 }
 
-/// The mean of 10⁶ and a few, which f32 rounds by up to 0.03, shifts no normalised value.
+/// A mean of about 10⁶, which f32 rounds by up to 0.03, shifts no normalised value.
 #[test]
 fn large_means_are_exact() {
     let gpu = &full().gpu;
@@ -327,7 +327,7 @@ fn large_means_are_exact() {
     }
 }
 
-/// Equal elements are zeros before the bias, also where their mean is rounded; a NaN stays in its
+/// Equal elements become zeros before the bias, even if their mean is rounded. A NaN stays in its
 /// row.
 #[test]
 fn rows_of_equals_and_rows_with_nan() {
@@ -353,7 +353,7 @@ fn rows_of_equals_and_rows_with_nan() {
 }
 
 #[test]
-fn bad_calls_are_refused_before_anything_is_recorded() {
+fn bad_calls_are_errors() {
     let gpu = &full().gpu;
     let buffers: Vec<_> = (0..8).map(|_| gpu.buffer(256).expect("a buffer")).collect();
     let typed = |n: usize, dtype, shape| TensorView::new(&buffers[n], dtype, shape);

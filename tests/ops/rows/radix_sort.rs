@@ -1,5 +1,5 @@
-//! The sort, alone: against a stable sort on the host, of every length and width, and the places
-//! that invert it.
+//! The sort alone, at every length and width, compared with a stable sort on the host. The ranks
+//! invert the sort.
 
 use wgpu_attention::rows::{RadixSort, Sort};
 use wgpu_attention::{DType, Scratch, TensorView};
@@ -11,14 +11,14 @@ struct Case {
     profile: &'static Profile,
     layout: Layout,
     shape: [usize; 4],
-    /// Of the keys; those that are sorted by.
+    /// The bits of the keys; below, the bits that are sorted by.
     key_bits: u32,
     bits: u32,
     ranks: bool,
 }
 
 impl Case {
-    /// Compares with the host, twice over.
+    /// Compares with the host, twice.
     fn outcome(&self, seed: u64) -> Result<f64, String> {
         let Case { profile, layout, shape, key_bits, bits, ranks } = *self;
         let rng = &mut Rng::new(seed);
@@ -81,7 +81,7 @@ fn rows_are_sorted_as_on_the_host() {
     report.finish();
 }
 
-/// Keys that are all equal stay where they are, and so do those of two values among themselves.
+/// Equal keys keep their order, alone and among keys of two values.
 #[test]
 fn the_sort_is_stable() {
     let gpu = &full().gpu;
@@ -101,7 +101,7 @@ fn the_sort_is_stable() {
 }
 
 #[test]
-fn bad_sorts_are_refused_before_anything_is_recorded() {
+fn bad_sorts_are_errors() {
     let gpu = &full().gpu;
     let buffers: Vec<_> = (0..3).map(|_| gpu.buffer(256).expect("a buffer")).collect();
     let typed = |n: usize, dtype, shape| TensorView::new(&buffers[n], dtype, shape);

@@ -21,14 +21,14 @@ pub const LABEL: Font = Font { size: RasterHeight::Size20, weight: FontWeight::R
 pub const REMARK: Font = Font { size: RasterHeight::Size20, weight: FontWeight::Regular, colour: GREY };
 pub const SMALL: Font = Font { size: RasterHeight::Size16, weight: FontWeight::Regular, colour: BLACK };
 
-/// From light yellow to dark blue for 0 to 1. By the square root: in long sequences most weights
-/// are small.
+/// Returns a colour for a value from 0 to 1, from light yellow to dark blue. It uses the square
+/// root, because most weights of long sequences are small.
 pub fn heat(value: f32) -> Colour {
     let colorous::Color { r, g, b } = colorous::YELLOW_GREEN_BLUE.eval_continuous(value.sqrt().into());
     [r, g, b]
 }
 
-/// `text`, or its beginning and two dots if it is longer than `most`.
+/// Returns `text`, or its beginning and two dots if it is longer than `most`.
 pub fn shortened(text: &str, most: usize) -> String {
     if text.chars().count() <= most {
         return text.to_owned();
@@ -36,7 +36,7 @@ pub fn shortened(text: &str, most: usize) -> String {
     text.chars().take(most.saturating_sub(2)).chain("..".chars()).collect()
 }
 
-/// Pixels, counted from the upper left corner. What lies outside is not drawn.
+/// Pixels, counted from the upper left corner. Points outside are not drawn.
 pub struct Canvas {
     width: usize,
     height: usize,
@@ -56,7 +56,7 @@ impl Canvas {
         }
     }
 
-    /// A line from point to point, `thick` pixels wide.
+    /// Draws a line from point to point, `thick` pixels wide.
     pub fn line(&mut self, points: &[[f32; 2]], thick: f32, colour: Colour) {
         let reach = thick / 2.0 + 0.5;
         for pair in points.windows(2) {
@@ -67,7 +67,7 @@ impl Canvas {
             for y in span(ay, by) {
                 for x in span(ax, bx) {
                     let (px, py) = (x as f32 - ax, y as f32 - ay);
-                    // How far along the segment its nearest point is.
+                    // The position of the nearest point along the segment.
                     let t = ((px * dx + py * dy) / length).clamp(0.0, 1.0);
                     let distance = (px - t * dx).hypot(py - t * dy);
                     let opacity = (reach - distance).clamp(0.0, 1.0);
@@ -77,12 +77,12 @@ impl Canvas {
         }
     }
 
-    /// Text whose upper left corner is `at`.
+    /// Draws text whose upper left corner is `at`.
     pub fn text(&mut self, [left, top]: [usize; 2], text: &str, font: Font) {
         font.glyphs(text, |x, y, opacity| self.blend([left + x, top + y], font.colour, opacity));
     }
 
-    /// Text that runs upwards from `bottom`.
+    /// Draws text that runs upwards from `bottom`.
     pub fn text_upwards(&mut self, [left, bottom]: [usize; 2], text: &str, font: Font) {
         font.glyphs(text, |x, y, opacity| {
             self.blend([left + y, bottom.saturating_sub(x)], font.colour, opacity);
@@ -99,7 +99,7 @@ impl Canvas {
         }
     }
 
-    /// The bytes of a PNG.
+    /// Returns the bytes of a PNG.
     pub fn png(&self) -> Result<Vec<u8>, Box<dyn Error>> {
         let mut bytes = Vec::new();
         let mut encoder = png::Encoder::new(&mut bytes, self.width as u32, self.height as u32);
@@ -127,7 +127,7 @@ impl Font {
         self.size.val()
     }
 
-    /// Of every letter.
+    /// Returns the width of a letter; all have the same.
     pub fn width(self) -> usize {
         get_raster_width(self.weight, self.size)
     }
@@ -136,8 +136,8 @@ impl Font {
         Font { colour, ..self }
     }
 
-    /// Calls `draw(x, y, opacity)` for every pixel of the text. What the font lacks is a letter
-    /// like it, or a question mark.
+    /// Calls `draw(x, y, opacity)` for every pixel of the text. A letter that the font lacks is
+    /// replaced by a similar letter or a question mark.
     fn glyphs(self, text: &str, mut draw: impl FnMut(usize, usize, u8)) {
         let raster = |letter| get_raster(letter, self.weight, self.size);
         for (n, letter) in text.chars().enumerate() {
@@ -149,7 +149,7 @@ impl Font {
     }
 }
 
-/// What typewriters have for it.
+/// Returns the typewriter letter for a typographic one.
 fn plain(letter: char) -> char {
     match letter {
         '“' | '”' | '„' | '«' | '»' => '"',

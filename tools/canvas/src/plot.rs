@@ -5,7 +5,7 @@ use crate::{Canvas, Colour, GREY, SMALL, SUBHEADING};
 const GRID: Colour = [225; 3];
 const GAP: usize = 12;
 
-/// A plot's place and what its axes span.
+/// A plot's place and the ranges of its axes.
 pub struct Plot {
     pub left: usize,
     pub top: usize,
@@ -16,7 +16,8 @@ pub struct Plot {
 }
 
 impl Plot {
-    /// Where a point is, in pixels. What is above or below is on the edge.
+    /// Returns the pixel position of a point. Points above or below the frame are moved to its
+    /// edge.
     pub fn at(&self, [x, y]: [f64; 2]) -> [f32; 2] {
         let along = |[from, to]: [f64; 2], value: f64| ((value - from) / (to - from)) as f32;
         let (right, up) = (along(self.x, x), along(self.y, y).clamp(0.0, 1.0));
@@ -24,7 +25,7 @@ impl Plot {
         [self.left as f32 + right * width, self.top as f32 + (1.0 - up) * height]
     }
 
-    /// Title, ticks with lines across, and what the horizontal axis is.
+    /// Draws the title, ticks with lines across, and the label of the horizontal axis.
     pub fn frame(
         &self,
         canvas: &mut Canvas,

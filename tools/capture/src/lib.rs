@@ -1,8 +1,9 @@
-//! A Vulkan layer: of every compute pipeline that a program makes, what the driver says of it goes
-//! into a file of JSON in the folder that `CAPTURE_OUT` names, and its module beside it. So a
-//! program's kernels are seen as they are on its own device, with its features, specialisation
-//! constants and subgroups. With `CAPTURE_UNCHECKED` the device gets no robust access to buffers.
-//! `scripts/compiled` uses it.
+//! A Vulkan layer that records the compute pipelines of a program. `scripts/compiled` uses it.
+//!
+//! For each pipeline it writes a JSON file with the driver's statistics and texts. The module goes
+//! into a file with the same stem. `CAPTURE_OUT` names the folder. The records show a program's
+//! kernels as they are on its device, with its features, specialisation constants and subgroups.
+//! With `CAPTURE_UNCHECKED` the device gets no robust access to buffers.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -14,7 +15,7 @@ use ash::khr::pipeline_executable_properties::Device as Statistics;
 use ash::vk::{self, Handle};
 use serde_json::{Map, Value, json};
 
-/// What the loader puts into the chain of a `CreateInfo`, by `vk_layer.h`.
+/// The structure that the loader puts into the chain of a `CreateInfo`, by `vk_layer.h`.
 #[repr(C)]
 struct LayerInfo<Link> {
     ty: vk::StructureType,
@@ -47,7 +48,7 @@ pub struct NegotiateLayerInterface {
     get_physical_device_proc_addr: *const c_void,
 }
 
-/// A `function` that says that there is a link.
+/// The value of `function` for a structure with a link.
 const LINK_INFO: i32 = 0;
 const INSTANCE_INFO: vk::StructureType = vk::StructureType::from_raw(47);
 const DEVICE_INFO: vk::StructureType = vk::StructureType::from_raw(48);
@@ -55,10 +56,10 @@ const DEVICE_INFO: vk::StructureType = vk::StructureType::from_raw(48);
 #[derive(Clone)]
 struct Device {
     device: ash::Device,
-    /// What the driver says it is, if it says.
+    /// The driver's description of itself, or an empty string.
     driver: String,
     next: vk::PFN_vkGetDeviceProcAddr,
-    /// Not there if the driver has none.
+    /// `None` if the driver has no statistics.
     statistics: Option<Statistics>,
 }
 
@@ -76,30 +77,30 @@ fn state() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What the loader keeps at the beginning of every object that has functions of an instance or a
+/// Returns the loader's key: the first word of every object with functions of an instance or a
 /// device.
 ///
 /// # Safety
-/// `handle` is such an object, or null.
+/// `handle` is null or such an object.
 unsafe fn key(handle: impl Handle) -> usize {
     let object = handle.as_raw() as *const usize;
-    // SAFETY: as promised.
+    // SAFETY: the caller guarantees it.
     if object.is_null() { 0 } else { unsafe { *object } }
 }
 
-/// The first of type `ty` in a chain.
+/// Returns the first structure of type `ty` in a chain.
 ///
 /// # Safety
-/// `next` begins a chain, in which those of type `ty` are `T`.
+/// `next` begins a chain. Its structures of type `ty` are `T`.
 unsafe fn chained<T>(
     mut next: *const c_void,
     ty: vk::StructureType,
     is_it: fn(&T) -> bool,
 ) -> Option<*mut T> {
     while !next.is_null() {
-        // SAFETY: every member of a chain begins so.
+        // SAFETY: every structure of a chain begins with these members.
         let base = unsafe { &*next.cast::<vk::BaseInStructure>() };
-        // SAFETY: as promised.
+        // SAFETY: the caller guarantees it.
         if base.s_type == ty && is_it(unsafe { &*next.cast::<T>() }) {
             return Some(next.cast_mut().cast());
         }
@@ -114,7 +115,7 @@ unsafe fn chained<T>(
 pub unsafe extern "system" fn vkNegotiateLoaderLayerInterfaceVersion(
     interface: *mut NegotiateLayerInterface,
 ) -> vk::Result {
-    // SAFETY: the loader's own.
+    // SAFETY: the loader passes its structure.
     let interface = unsafe { &mut *interface };
     interface.version = interface.version.min(2);
     interface.get_instance_proc_addr = Some(get_instance_proc_addr);
@@ -126,12 +127,12 @@ pub unsafe extern "system" fn vkNegotiateLoaderLayerInterfaceVersion(
 macro_rules! function {
     ($function:expr, $ty:ty) => {{
         let function: $ty = $function;
-        // SAFETY: the caller asks by name, and knows its type.
+        // SAFETY: the caller requests the function by name, and knows its type.
         Some(unsafe { std::mem::transmute::<$ty, unsafe extern "system" fn()>(function) })
     }};
 }
 
-/// This layer's own functions, by name.
+/// Returns the functions of this layer, by name.
 fn own(name: &[u8]) -> vk::PFN_vkVoidFunction {
     match name {
         b"vkGetInstanceProcAddr" => function!(get_instance_proc_addr, vk::PFN_vkGetInstanceProcAddr),
@@ -152,9 +153,9 @@ unsafe extern "system" fn get_instance_proc_addr(
     if let Some(function) = own(unsafe { CStr::from_ptr(name) }.to_bytes()) {
         return Some(function);
     }
-    // SAFETY: instances are the loader's.
+    // SAFETY: the loader created the instance.
     let next = state().instances.get(&unsafe { key(instance) }).map(|(_, next)| *next)?;
-    // SAFETY: the same call, of the next layer.
+    // SAFETY: the same call, to the next layer.
     unsafe { next(instance, name) }
 }
 
@@ -166,9 +167,9 @@ unsafe extern "system" fn get_device_proc_addr(
     if let Some(function) = own(unsafe { CStr::from_ptr(name) }.to_bytes()) {
         return Some(function);
     }
-    // SAFETY: devices are the loader's.
+    // SAFETY: the loader created the device.
     let next = state().devices.get(&unsafe { key(device) }).map(|device| device.next)?;
-    // SAFETY: the same call, of the next layer.
+    // SAFETY: the same call, to the next layer.
     unsafe { next(device, name) }
 }
 
@@ -177,8 +178,8 @@ unsafe extern "system" fn create_instance(
     allocator: *const vk::AllocationCallbacks,
     instance: *mut vk::Instance,
 ) -> vk::Result {
-    // SAFETY: the loader gives its layers a link each, to be taken out of the chain, and where to
-    // write the instance.
+    // SAFETY: the loader passes a link for each layer, which the layer removes from the chain. It
+    // also passes the place for the instance.
     unsafe {
         let is_it = |info: &LayerInfo<InstanceLink>| info.function == LINK_INFO;
         let Some(info) = chained((*about).p_next, INSTANCE_INFO, is_it) else {
@@ -206,7 +207,8 @@ unsafe extern "system" fn create_device(
     device: *mut vk::Device,
 ) -> vk::Result {
     const STATISTICS: &CStr = ash::khr::pipeline_executable_properties::NAME;
-    // SAFETY: as for an instance. What is put into the chain lives as long as the call.
+    // SAFETY: as for an instance. The structures that are added to the chain live as long as the
+    // call.
     unsafe {
         let is_it = |info: &LayerInfo<DeviceLink>| info.function == LINK_INFO;
         let Some(info) = chained((*about).p_next, DEVICE_INFO, is_it) else {
@@ -270,11 +272,11 @@ unsafe extern "system" fn create_device(
 }
 
 /// # Safety
-/// `physical` is one of `instance`.
+/// `physical` belongs to `instance`.
 unsafe fn driver(instance: &ash::Instance, physical: vk::PhysicalDevice) -> String {
     let mut driver = vk::PhysicalDeviceDriverProperties::default();
     let mut properties = vk::PhysicalDeviceProperties2::default().push_next(&mut driver);
-    // SAFETY: as promised, and every driver here is of Vulkan 1.2 or later.
+    // SAFETY: the caller guarantees it, and every driver here supports Vulkan 1.2 or later.
     unsafe { instance.get_physical_device_properties2(physical, &mut properties) };
     driver.driver_info_as_c_str().map_or_else(|_| String::new(), |name| name.to_string_lossy().into())
 }
@@ -285,7 +287,7 @@ unsafe extern "system" fn create_shader_module(
     allocator: *const vk::AllocationCallbacks,
     module: *mut vk::ShaderModule,
 ) -> vk::Result {
-    // SAFETY: the caller's own device and arguments, passed on.
+    // SAFETY: the layer passes the caller's device and arguments on.
     unsafe {
         let Some(next) = state().devices.get(&key(device)).cloned() else {
             return vk::Result::ERROR_DEVICE_LOST;
@@ -307,8 +309,8 @@ unsafe extern "system" fn create_compute_pipelines(
     allocator: *const vk::AllocationCallbacks,
     pipelines: *mut vk::Pipeline,
 ) -> vk::Result {
-    // SAFETY: the caller's own device and arguments, passed on; pipelines are there if the result
-    // says so.
+    // SAFETY: the layer passes the caller's device and arguments on. The pipelines exist if the
+    // result is success.
     unsafe {
         let Some(next) = state().devices.get(&key(device)).cloned() else {
             return vk::Result::ERROR_DEVICE_LOST;
@@ -321,7 +323,8 @@ unsafe extern "system" fn create_compute_pipelines(
             }
         }
         let create = next.device.fp_v1_0().create_compute_pipelines;
-        // What comes out of a cache has no texts, and what has them no driver can write into one.
+        // Pipelines from a cache have no texts, and the driver cannot write pipelines with texts
+        // into a cache.
         let cache = vk::PipelineCache::null();
         let result = create(device, cache, count, infos.as_ptr(), allocator, pipelines);
         if let (vk::Result::SUCCESS, Some(statistics), Some(folder)) =
@@ -340,7 +343,7 @@ unsafe extern "system" fn create_compute_pipelines(
 }
 
 /// # Safety
-/// `pipeline` was made as `info` says, on the device of `statistics`.
+/// `pipeline` was created from `info`, on the device of `statistics`.
 unsafe fn write(
     folder: &Path,
     driver: &str,
@@ -355,10 +358,10 @@ unsafe fn write(
     };
     // Browsers' engines and scripts may have more than one process.
     let stem = folder.join(format!("{}-{number:03}", std::process::id()));
-    // SAFETY: as promised.
+    // SAFETY: the caller guarantees it.
     let (numbers, texts) = unsafe { (numbers(statistics, pipeline)?, texts(statistics, pipeline)?) };
     let about = vk::PipelineInfoKHR::default().pipeline(pipeline);
-    // SAFETY: as promised.
+    // SAFETY: the caller guarantees it.
     let executables = unsafe { statistics.get_pipeline_executable_properties(&about)? };
     let all = json!({
         "driver": driver,
@@ -373,20 +376,20 @@ unsafe fn write(
     Ok(())
 }
 
-/// The statistics of a pipeline's first executable, as far as they are counts.
+/// Returns the statistics of a pipeline's first executable that are counts.
 ///
 /// # Safety
-/// `pipeline` is one of the device of `statistics`, made with them.
+/// `pipeline` belongs to the device of `statistics`, and was created with statistics.
 unsafe fn numbers(
     statistics: &Statistics,
     pipeline: vk::Pipeline,
 ) -> Result<Map<String, Value>, Box<dyn Error>> {
     let about = vk::PipelineExecutableInfoKHR::default().pipeline(pipeline);
     let mut numbers = Map::new();
-    // SAFETY: as promised.
+    // SAFETY: the caller guarantees it.
     for one in unsafe { statistics.get_pipeline_executable_statistics(&about)? } {
         if one.format == vk::PipelineExecutableStatisticFormatKHR::UINT64 {
-            // SAFETY: the format says which member it is.
+            // SAFETY: the format tells which member is valid.
             let number = unsafe { one.value.u64 };
             numbers.insert(one.name_as_c_str()?.to_string_lossy().into(), number.into());
         }
@@ -394,18 +397,18 @@ unsafe fn numbers(
     Ok(numbers)
 }
 
-/// Its internal representations.
+/// Returns the internal representations of a pipeline's first executable.
 ///
 /// # Safety
-/// `pipeline` is one of the device of `statistics`, made with them.
+/// `pipeline` belongs to the device of `statistics`, and was created with statistics.
 unsafe fn texts(
     statistics: &Statistics,
     pipeline: vk::Pipeline,
 ) -> Result<Map<String, Value>, Box<dyn Error>> {
     let about = vk::PipelineExecutableInfoKHR::default().pipeline(pipeline);
-    // SAFETY: as promised.
+    // SAFETY: the caller guarantees it.
     let mut all = unsafe { statistics.get_pipeline_executable_internal_representations(&about)? };
-    // ash asks how long they are; with memory of that length a second call writes them.
+    // ash queries the lengths. A second call writes texts of these lengths.
     let mut texts: Vec<Vec<u8>> = all.iter().map(|one| vec![0; one.data_size]).collect();
     for (one, text) in all.iter_mut().zip(&mut texts) {
         one.p_data = text.as_mut_ptr().cast();
@@ -413,7 +416,7 @@ unsafe fn texts(
     let mut count = all.len() as u32;
     let read = statistics.fp().get_pipeline_executable_internal_representations_khr;
     if count > 0 {
-        // SAFETY: `count` elements, each with memory as long as it says.
+        // SAFETY: `count` elements, each with as many bytes as its `data_size`.
         unsafe { read(statistics.device(), &about, &mut count, all.as_mut_ptr()).result()? };
     }
     let mut named = Map::new();

@@ -1,4 +1,4 @@
-//! What comes before the first layer, on the GPU: rows of tables, LayerNorm.
+//! The work before the first layer, on the GPU: rows of tables, and LayerNorm.
 
 use std::error::Error;
 
@@ -15,7 +15,7 @@ pub struct NormBuffers {
 }
 
 impl NormBuffers {
-    /// `NAME.weight` and `NAME.bias`.
+    /// Reads `NAME.weight` and `NAME.bias`.
     pub fn new(gpu: &Gpu, weights: &Safetensors, name: &str) -> Result<Self, wgpu_attention_models::Error> {
         let vector = |part: &str| {
             let vector = weights.tensor(&format!("{name}.{part}"))?.expect_shape(&[WIDTH])?;
@@ -43,7 +43,7 @@ pub struct Embeddings {
 }
 
 impl Embeddings {
-    /// The file's tables in the device's memory.
+    /// Uploads the file's tables.
     pub fn new(gpu: &Gpu, weights: &Safetensors) -> Result<Self, Box<dyn Error>> {
         let table = |kind: &str, rows: Option<usize>| {
             let table = weights.tensor(&format!("embeddings.{kind}_embeddings.weight"))?;
@@ -63,8 +63,8 @@ impl Embeddings {
         })
     }
 
-    /// Refuses sentences of more than [`POSITIONS`], and tokens without an embedding: the device
-    /// cannot say so.
+    /// Refuses sentences of more than [`POSITIONS`] tokens, and tokens without an embedding. The
+    /// device cannot report these errors.
     pub fn check(&self, tokens: &[Tokens]) -> Result<(), Box<dyn Error>> {
         let vocabulary = self.vocabulary;
         for Tokens { ids, .. } in tokens {
@@ -82,9 +82,9 @@ impl Embeddings {
         Ok(())
     }
 
-    /// Records the first layer's input, `x` `[batch, 1, length, WIDTH]`, of words and their
-    /// positions in their sentences, each `[batch, 1, length, 1]`. `sum`, shaped as `x`, is written
-    /// on the way.
+    /// Records the first layer's input `x` `[batch, 1, length, WIDTH]`. It reads words and their
+    /// positions in their sentences, each `[batch, 1, length, 1]`. It also writes `sum`, which has
+    /// the shape of `x`.
     pub fn forward(
         &self,
         encoder: &mut wgpu::CommandEncoder,
@@ -95,7 +95,7 @@ impl Embeddings {
         let [word, position] = [table(&self.words, self.vocabulary), table(&self.positions, POSITIONS)];
         self.embedding.forward(encoder, &EmbeddingForward::new(words, word, sum))?;
         self.embedding.forward(encoder, &EmbeddingForward::new(positions, position, sum).accumulate(true))?;
-        // Every token is of type 0: its row beside every sum.
+        // Every token is of type 0. Its row is added to every sum.
         let kind = TensorView::new(&self.types, DType::F32, x.shape()).with_strides([0, 0, 0, 1]);
         let NormWeights { weight, bias } = self.weights.view();
         let call = NormForward::new(sum, x).residual(kind).weight(weight).bias(bias);

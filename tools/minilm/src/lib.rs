@@ -1,4 +1,5 @@
-//! all-MiniLM-L6-v2 for the examples: its files, its tokens, and all of the model on the GPU.
+//! The model all-MiniLM-L6-v2 for the examples: its files, its tokens, and all of its layers on the
+//! GPU.
 
 mod embeddings;
 #[cfg(not(target_arch = "wasm32"))]
@@ -17,12 +18,12 @@ pub const HEADS: usize = 12;
 pub const WIDTH: usize = 384;
 /// Width of the feed-forward layers.
 pub const HIDDEN: usize = 1536;
-/// Positions that have an embedding.
+/// The number of positions with an embedding.
 pub const POSITIONS: usize = 512;
-/// What its LayerNorms add to the variance.
+/// The number that its LayerNorms add to the variance.
 pub const EPSILON: f64 = 1e-12;
 
-/// The sentences of the stored numbers.
+/// The sentences of the stored test vectors.
 pub const SENTENCES: [&str; 6] = [
     "A cat sits on the mat.",
     "The kitten is resting on a rug.",

@@ -1,4 +1,4 @@
-//! The whole model on the GPU: embeddings, six layers over sentences side by side, means of unit
+//! The whole model on the GPU: embeddings, six layers over packed sentences, and means of unit
 //! length.
 
 use std::error::Error;
@@ -14,13 +14,13 @@ use wgpu_attention_models::{AttentionTensors, LinearTensors, Naming, Safetensors
 
 use crate::{EPSILON, Embeddings, HEADS, HIDDEN, LAYERS, NormBuffers, Tokens, WIDTH};
 
-/// Tokens of a sentence that the model is made for, `[CLS]` and `[SEP]` included.
+/// The longest sentence that the model supports, in tokens, with `[CLS]` and `[SEP]`.
 pub const LONGEST: usize = 256;
-/// Tokens that are computed at once, if no sentence alone has more.
+/// Tokens of a batch, if no single sentence has more.
 const TOGETHER: usize = 4096;
 
-/// The model's weights in the device's memory, and room for what is computed at once. The functions
-/// that end in `_async` work in browsers too; the others block.
+/// The model's weights on the device, and memory for one batch. The functions that end in `_async`
+/// also work in browsers; the others block.
 pub struct Model {
     gpu: Gpu,
     embeddings: Embeddings,
@@ -36,8 +36,8 @@ pub struct Model {
     full: BatchSize,
 }
 
-/// What is computed at once. All full batches have one size, so that the second and later ones
-/// create no binding.
+/// The size of a batch. All full batches have one size, so that the second and later ones create no
+/// binding.
 #[derive(Clone, Copy, Debug)]
 struct BatchSize {
     /// Tokens.
@@ -46,22 +46,22 @@ struct BatchSize {
 }
 
 impl BatchSize {
-    /// Without room for more.
+    /// Returns the size of a batch that holds exactly `tokens`.
     fn of(tokens: &[Tokens]) -> Self {
         BatchSize { rows: tokens.iter().map(|t| t.ids.len()).sum(), sentences: tokens.len() }
     }
 }
 
-/// What every layer's heads of one sentence attend to.
+/// The attention weights of every layer's heads, for one sentence.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Maps {
-    /// `[LAYERS, HEADS, n, n]` of n tokens: of a query, the rows, to the keys.
+    /// `[LAYERS, HEADS, n, n]` for n tokens: rows are queries, columns are keys.
     pub weights: Vec<f32>,
-    /// The sentence's unit vector, of `WIDTH` numbers.
+    /// The sentence's unit vector, with `WIDTH` numbers.
     pub vector: Vec<f32>,
 }
 
-/// Where the layers write besides the last one's output.
+/// Buffers for the outputs of layers before the last one.
 #[derive(Clone, Copy, Default)]
 struct Between<'a> {
     /// `[LAYERS − 1, size.rows, WIDTH]`.
@@ -71,16 +71,16 @@ struct Between<'a> {
 }
 
 impl Model {
-    /// The file's weights in the device's memory, and room for what is computed at once of
-    /// `tokens`.
+    /// Uploads the file's weights, and allocates memory for the batches of `tokens`.
     pub fn new(gpu: &Gpu, weights: &Safetensors, tokens: &[Tokens]) -> Result<Self, Box<dyn Error>> {
         let longest = tokens.iter().map(|t| t.ids.len()).max().unwrap_or(0);
         Self::with_room(gpu, weights, longest.max(TOGETHER.min(BatchSize::of(tokens).rows)))
     }
 
-    /// The file's weights in the device's memory, and room for `rows` tokens at once.
+    /// Uploads the file's weights, and allocates memory for batches of `rows` tokens.
     pub fn with_room(gpu: &Gpu, weights: &Safetensors, rows: usize) -> Result<Self, Box<dyn Error>> {
-        // This model's sentences have two tokens at least; more that have one take more batches.
+        // Sentences of this model have at least two tokens. More sentences of one token take more
+        // batches.
         let full = BatchSize { rows, sentences: (rows / 2).max(1) };
         // The views below borrow the buffers of all layers.
         let mut attentions = Vec::new();
@@ -129,14 +129,14 @@ impl Model {
         })
     }
 
-    /// The unit vectors of sentences, `WIDTH` numbers each. `done` hears of how many there are
-    /// after every batch.
+    /// Returns the unit vectors of sentences, with `WIDTH` numbers each. After every batch it calls
+    /// `done` with the number of finished sentences.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn embed(&mut self, tokens: &[Tokens], done: impl FnMut(usize)) -> Result<Vec<f32>, Box<dyn Error>> {
         pollster::block_on(self.embed_async(tokens, done))
     }
 
-    /// [`embed`](Self::embed), not blocking.
+    /// The async variant of [`embed`](Self::embed).
     pub async fn embed_async(
         &mut self,
         tokens: &[Tokens],
@@ -155,13 +155,13 @@ impl Model {
         Ok(vectors)
     }
 
-    /// What the heads attend to in one sentence, and its vector.
+    /// Returns the attention weights and the vector of one sentence.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn maps(&mut self, tokens: &Tokens) -> Result<Maps, Box<dyn Error>> {
         pollster::block_on(self.maps_async(tokens))
     }
 
-    /// [`maps`](Self::maps), not blocking.
+    /// The async variant of [`maps`](Self::maps).
     pub async fn maps_async(&mut self, tokens: &Tokens) -> Result<Maps, Box<dyn Error>> {
         let sentence = std::slice::from_ref(tokens);
         self.batch(sentence)?;
@@ -172,8 +172,8 @@ impl Model {
         Ok(Maps { weights, vector: self.gpu.download_async(&self.vectors, WIDTH).await? })
     }
 
-    /// The first layer's input and what every layer gives, `[LAYERS + 1, rows, WIDTH]` of sentences
-    /// one after the other that are computed at once.
+    /// Returns the first layer's input and every layer's output, `[LAYERS + 1, rows, WIDTH]`. The
+    /// sentences form one batch, one after the other.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn hidden(&mut self, tokens: &[Tokens]) -> Result<Vec<f32>, Box<dyn Error>> {
         let size = BatchSize::of(tokens);
@@ -189,7 +189,7 @@ impl Model {
         Ok(all)
     }
 
-    /// How many of the first sentences are computed at once.
+    /// Returns the number of sentences, from the first on, that fit in a batch.
     fn batch(&self, tokens: &[Tokens]) -> Result<usize, Box<dyn Error>> {
         let ends = tokens.iter().scan(0, |end, sentence| {
             *end += sentence.ids.len();
@@ -204,7 +204,7 @@ impl Model {
         }
     }
 
-    /// Submits everything from tokens to unit vectors.
+    /// Submits all work from tokens to unit vectors.
     fn run(
         &mut self,
         tokens: &[Tokens],
@@ -212,7 +212,7 @@ impl Model {
         between: Between<'_>,
     ) -> Result<(), Box<dyn Error>> {
         self.embeddings.check(tokens)?;
-        // Rows past the last sentence, which sees none of them, and sentences without rows.
+        // Fills the batch with rows that no sentence sees, and with sentences without rows.
         let mut words: Vec<u32> = tokens.iter().flat_map(|t| &t.ids).copied().collect();
         words.resize(size.rows, 0);
         let mut positions: Vec<u32> = tokens.iter().flat_map(|t| 0..t.ids.len() as u32).collect();
@@ -248,7 +248,7 @@ impl Model {
             self.scratch = Scratch::new(self.gpu.device(), needed)?;
         }
         self.gpu.submit(|encoder| {
-            // The sum before the norm lies where the last layer's output comes later.
+            // The sum before the norm shares memory with the last layer's output.
             self.embeddings.forward(encoder, ids, [out, x])?;
             self.encoder.forward(encoder, &layers, &mut self.scratch)?;
             self.pool.forward(encoder, &pool)

@@ -4,10 +4,10 @@ use std::error::Error;
 
 use tokenizers::TruncationParams;
 
-/// What `tokenizer.json` says, without the padding and the length that it asks for.
+/// The tokenizer of `tokenizer.json`, without its padding and length.
 pub struct Tokenizer(tokenizers::Tokenizer);
 
-/// One sentence, `[CLS]` and `[SEP]` included, without padding.
+/// One sentence with `[CLS]` and `[SEP]`, without padding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tokens {
     pub ids: Vec<u32>,
@@ -23,7 +23,7 @@ impl Tokenizer {
         Ok(Tokenizer(tokenizer))
     }
 
-    /// Cuts sentences to `longest` tokens, `[CLS]` and `[SEP]` included.
+    /// Truncates sentences to `longest` tokens, with `[CLS]` and `[SEP]`.
     pub fn truncated(mut self, longest: usize) -> Result<Self, Box<dyn Error>> {
         let truncation = TruncationParams { max_length: longest, ..Default::default() };
         self.0.with_truncation(Some(truncation)).map_err(|e| e.to_string())?;

@@ -1,12 +1,12 @@
-//! Figures as text.
+//! Numbers as text.
 
-/// Three significant digits, all of the integer part.
+/// Formats three significant digits, and all digits of the integer part.
 pub fn digits(x: f64) -> String {
     let whole = if x.abs() > 0.0 && x.is_finite() { x.abs().log10().floor() as i32 } else { 0 };
     format!("{x:.*}", (2 - whole).clamp(0, 6) as usize)
 }
 
-/// With the unit that suits.
+/// Formats bytes with a suitable unit.
 pub fn memory(bytes: f64) -> String {
     if bytes == 0.0 {
         return "none".into();

@@ -9,14 +9,14 @@ use super::visit::Visit;
 
 type Points = Vec<(f64, f64)>;
 
-/// What one kind of call takes.
+/// The time or memory of one kind of call.
 #[derive(Default)]
 struct Series {
     points: Points,
     exponent: Option<f64>,
 }
 
-/// `None` where nothing was measured at two lengths.
+/// Returns `None` if nothing was measured at two lengths.
 pub fn plot(visit: &Visit) -> Plot {
     let mut names = Vec::new();
     let (mut times, mut memories): (Vec<Series>, Vec<Series>) = (Vec::new(), Vec::new());
@@ -31,7 +31,7 @@ pub fn plot(visit: &Visit) -> Plot {
         match (row.kv_len, row.ms, row.value, row.unit.as_deref()) {
             (Some(length), Some(ms), ..) => {
                 times[n].points.push((length as f64, ms));
-                // Nothing has no place on a logarithmic axis.
+                // Zero has no place on a logarithmic axis.
                 let bytes = row.bytes.filter(|bytes| *bytes > 0.0);
                 memories[n].points.extend(bytes.map(|bytes| (length as f64, bytes)));
             }

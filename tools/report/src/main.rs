@@ -1,11 +1,11 @@
 //! `cargo run -p report [-- ROWS... [--results FILE] [--plots DIR] [--software] [--brief]]`
 //!
-//! Makes tables and plots of the rows that benches write (files of JSON lines, one a visit to a
-//! machine). Without files: of `benches/rows/*.jsonl` into `benches/RESULTS.md` and
-//! `benches/plots`, which a test compares with what the repository holds. What a software driver
-//! gave says nothing about GPUs and has no place in the tables but with `--software`; plots of it
-//! say so. `--brief` prints a line for each ceiling and each kernel but staged ones, and writes
-//! nothing.
+//! Makes tables and plots from the rows that benches write. The rows are files of JSON lines, one
+//! for each visit to a machine. Without files, it reads `benches/rows/*.jsonl` and writes
+//! `benches/RESULTS.md` and `benches/plots`. A test compares them with the committed files. The
+//! results of software drivers say nothing about GPUs: the tables omit them without `--software`,
+//! and plots name the driver. `--brief` prints a line for each ceiling and each kernel except
+//! staged ones, and writes nothing.
 
 mod figure;
 mod growth;
@@ -30,7 +30,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// And whether to print lines for a screen instead.
+/// Reads the command line. The boolean is `--brief`.
 fn wanted() -> Result<(Wanted, bool), Box<dyn Error>> {
     use lexopt::prelude::*;
     let (mut wanted, mut brief) = (Wanted::default(), false);

@@ -1,4 +1,4 @@
-//! The files that a report consists of.
+//! The files of a report.
 
 use std::error::Error;
 use std::fs;
@@ -12,12 +12,12 @@ pub struct Wanted {
     pub rows: Vec<PathBuf>,
     pub results: Option<PathBuf>,
     pub plots: Option<PathBuf>,
-    /// Whether software drivers have a place in the tables.
+    /// True if the tables include software drivers.
     pub software: bool,
 }
 
 impl Wanted {
-    /// What the repository holds.
+    /// Returns the files that the repository contains.
     pub fn committed(root: &Path) -> Result<Self, Box<dyn Error>> {
         let benches = root.join("benches");
         let mut rows: Vec<PathBuf> = fs::read_dir(benches.join("rows"))?

@@ -1,4 +1,4 @@
-//! This crate beside others.
+//! This crate compared with other libraries.
 
 use std::collections::HashMap;
 
@@ -6,7 +6,7 @@ use super::figure::digits;
 use super::picture::{Bars, Frame, Plot};
 use super::visit::Visit;
 
-/// A shape's first row is what its others are measured by.
+/// The other rows of a shape are measured relative to its first row.
 pub fn plot(visit: &Visit) -> Plot {
     let mut first = HashMap::new();
     let mut longest = 1.0_f64;

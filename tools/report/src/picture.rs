@@ -1,4 +1,4 @@
-//! What all plots have in common.
+//! The parts that all plots share.
 
 use std::error::Error;
 
@@ -11,7 +11,7 @@ pub type Drawn = Result<(), Box<dyn Error>>;
 /// The text of an SVG, if there is something to draw.
 pub type Plot = Result<Option<String>, Box<dyn Error>>;
 
-/// Told apart by who sees colours otherwise, too (Okabe and Ito's).
+/// Colours that colour-blind readers can tell apart (Okabe and Ito).
 const COLOURS: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
     RGBColor(230, 159, 0),
@@ -25,7 +25,7 @@ const COLOURS: [RGBColor; 7] = [
 pub const GRID: RGBColor = RGBColor(222, 222, 222);
 pub const TEXT: u32 = 13;
 
-/// A colour for each name: the same for this crate's two paths in every plot.
+/// Returns a colour for each name. The crate's two paths have the same colours in every plot.
 pub fn colours(names: &[String]) -> Vec<RGBColor> {
     let mut others = 2..;
     let mut of = |name: &String| match name.as_str() {
@@ -36,7 +36,7 @@ pub fn colours(names: &[String]) -> Vec<RGBColor> {
     names.iter().map(|name| COLOURS[of(name) % COLOURS.len()]).collect()
 }
 
-/// A picture on white, whatever the page's own background.
+/// Draws a picture on white, independent of the page's background.
 pub fn svg(width: u32, height: u32, draw: impl FnOnce(&Area) -> Drawn) -> Result<String, Box<dyn Error>> {
     let mut text = String::new();
     {
@@ -56,7 +56,7 @@ pub fn write(area: &Area, text: &str, at: (i32, i32), size: u32, side: HPos, bol
     Ok(())
 }
 
-/// Title and notes.
+/// Draws title and notes.
 pub fn head(area: &Area, title: &str, notes: &[String]) -> Drawn {
     write(area, title, (MARGIN, 22), 18, HPos::Left, true)?;
     for (n, note) in notes.iter().enumerate() {
@@ -65,7 +65,7 @@ pub fn head(area: &Area, title: &str, notes: &[String]) -> Drawn {
     Ok(())
 }
 
-/// Names beside their colours, in lines of what fits `width`. Returns the height that they take.
+/// Draws names with their colours, in lines of at most `width`. Returns their height.
 pub fn legend(area: Option<&Area>, names: &[String], top: i32, width: i32) -> Result<i32, Box<dyn Error>> {
     let (mut x, mut y) = (MARGIN, top);
     for (name, colour) in names.iter().zip(colours(names)) {
@@ -87,9 +87,9 @@ const WIDTH: i32 = 900;
 const BAR: i32 = 15;
 const GAP: i32 = 12;
 
-/// Horizontal bars in groups of one name each.
+/// Groups of horizontal bars. Each group has one name.
 pub struct Bars {
-    /// Names of the bars' colours.
+    /// The names of the series, one per colour.
     series: Vec<String>,
     groups: Vec<(String, Vec<Bar>)>,
 }
@@ -100,17 +100,17 @@ struct Bar {
     label: String,
 }
 
-/// What stands around bars.
+/// The frame around bars.
 pub struct Frame {
     pub title: String,
     pub notes: Vec<String>,
-    /// Where the axis has lines, and what they are called.
+    /// The positions of the axis lines, with their labels.
     pub ticks: Vec<(f64, String)>,
     pub end: f64,
 }
 
 impl Bars {
-    /// Of group, series, length and label.
+    /// Groups bars from tuples of group, series, length and label.
     pub fn new<'a>(bars: impl Iterator<Item = (String, &'a str, f64, String)>) -> Self {
         let (mut names, mut all) = (Vec::new(), Bars { series: Vec::new(), groups: Vec::new() });
         for (group, series, length, label) in bars {
@@ -123,7 +123,7 @@ impl Bars {
         all
     }
 
-    /// `None` of no bars.
+    /// Returns `None` if there are no bars.
     pub fn plot(&self, frame: &Frame) -> Plot {
         if self.groups.is_empty() {
             return Ok(None);
@@ -164,7 +164,7 @@ impl Bars {
     }
 }
 
-/// The place of `name` in `names`, at the end if it is new.
+/// Returns the place of `name` in `names`. A new name is added at the end.
 pub fn place(names: &mut Vec<String>, name: &str) -> usize {
     names.iter().position(|known| known == name).unwrap_or_else(|| {
         names.push(name.to_string());

@@ -1,4 +1,4 @@
-//! The tables of `benches/RESULTS.md`: a section a visit.
+//! The tables of `benches/RESULTS.md`: one section for each visit.
 
 use std::fmt::Write;
 
@@ -15,10 +15,10 @@ least, as a share of the time taken; \"of PyTorch\" is how fast a kernel is besi
 same problem on the same device: above 1.00 it is faster.
 ";
 
-/// All visits; those to software drivers only if asked for.
+/// Returns the tables of all visits. `software` includes visits to software drivers.
 pub fn results(visits: &[Visit], software: bool) -> String {
     let mut text = HEAD.to_string();
-    // Peers are figures of another kind; they have no device facts and no ceilings.
+    // Rows of peers have no device facts and no ceilings.
     let measured = |visit: &&Visit| visit.kernels().next().is_some() || visit.of("tests").next().is_some();
     let mut visits: Vec<&Visit> =
         visits.iter().filter(measured).filter(|visit| software || !visit.is_software()).collect();
@@ -81,7 +81,7 @@ fn tests(visit: &Visit, text: &mut String) {
     }
 }
 
-/// A table, if it has rows.
+/// Writes a table, if it has rows.
 fn table(text: &mut String, title: &str, columns: &[&str], rows: &[Vec<String>]) {
     if rows.is_empty() {
         return;
@@ -92,14 +92,14 @@ fn table(text: &mut String, title: &str, columns: &[&str], rows: &[Vec<String>])
     }
 }
 
-/// What the check said of families that plans use.
+/// Writes the check's verdicts on the families that plans use.
 fn checked(visit: &Visit, text: &mut String) {
     let line = |row: &Row| vec![row.what.clone(), row.detail.clone().unwrap_or_default()];
     let rows: Vec<_> = visit.of("check").map(line).collect();
     table(text, "Families of kernels", &["", "check"], &rows);
 }
 
-/// What tuning found.
+/// Writes the results of tuning.
 fn tuned(visit: &Visit, text: &mut String) {
     let line = |row: &Row| {
         let gain = row.value.map(digits);
@@ -164,7 +164,7 @@ fn recording(visit: &Visit, text: &mut String) {
     table(text, "Recording a call, time on the host", &["", "shape", "µs", "allocations"], &rows);
 }
 
-/// For a screen: ceilings and kernels but staged ones, in a line each.
+/// Returns lines for a screen: one for each ceiling, and for each kernel except staged ones.
 pub fn brief(visit: &Visit) -> String {
     let torch = visit.torch();
     let mut text = String::new();

@@ -1,4 +1,4 @@
-//! The tables and plots that are made of rows.
+//! Tests of the tables and plots from rows.
 
 use super::visit::Visit;
 use super::{growth, output, root, tables};
@@ -58,7 +58,7 @@ fn software_drivers_have_no_place_among_results() {
     assert!(!tables::results(&visits, false).contains("A GPU"));
     let asked = tables::results(&visits, true);
     assert!(asked.contains("**Software, says nothing about GPUs.**"), "{asked}");
-    // Nor is a processor's PyTorch what a GPU is measured by, or the other way round.
+    // A processor's PyTorch is no yardstick for a GPU, and a GPU's is none for a processor.
     assert!(asked.contains("0.0100 (math)"), "{asked}");
 }
 

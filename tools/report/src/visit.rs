@@ -32,13 +32,13 @@ impl Visit {
         self.rows.iter().filter(move |row| row.bench == bench)
     }
 
-    /// Rows that say how long a kernel took on the device.
+    /// Returns the rows with a kernel's time on the device.
     pub fn kernels(&self) -> impl Iterator<Item = &Row> {
         let benches = ["kernels", "matrix", "decode", "scaling"];
         self.rows.iter().filter(move |row| benches.contains(&row.bench.as_str()) && row.ms.is_some())
     }
 
-    /// The first value that a row of this crate's has.
+    /// Returns the first value of a field among this crate's rows.
     pub fn first<'a, T>(&'a self, field: impl Fn(&'a Row) -> Option<T>) -> Option<T> {
         self.rows.iter().filter(|row| row.bench != "torch").find_map(field)
     }
@@ -47,14 +47,14 @@ impl Visit {
         self.first(|row| row.device.as_deref()).unwrap_or("unknown device")
     }
 
-    /// A driver that computes on the processor.
+    /// True if the driver computes on the processor.
     pub fn is_software(&self) -> bool {
         let named = ["llvmpipe", "SwiftShader", "lavapipe", "softpipe"];
         self.first(|row| row.device_type.as_deref()) == Some("Cpu")
             || named.iter().any(|name| self.device().contains(name))
     }
 
-    /// What a plot must say of where its figures are from.
+    /// Returns the warning that a plot must show about the origin of its figures.
     pub fn warning(&self) -> Option<String> {
         if self.first(|row| row.quick) == Some(true) {
             return Some("A quick run: the times say nothing.".into());
@@ -62,7 +62,8 @@ impl Visit {
         self.is_software().then(|| "A software driver: this says nothing about GPUs.".into())
     }
 
-    /// PyTorch's fastest way for each problem; on a GPU where this crate's figures are of one.
+    /// Returns PyTorch's fastest kernel for each problem: on a GPU if this crate's figures are from
+    /// a GPU.
     pub fn torch(&self) -> HashMap<Problem<'_>, (f64, &str)> {
         let wanted = if self.is_software() { "cpu" } else { "cuda" };
         let mut fastest = HashMap::new();
@@ -78,7 +79,8 @@ impl Visit {
     }
 }
 
-/// The problem of a row that the forward pass of PyTorch also solves: gradients are another.
+/// Returns the problem of a row that PyTorch's forward pass also solves. Rows of gradients have
+/// none.
 pub fn forward_problem(row: &Row) -> Option<Problem<'_>> {
     row.problem().filter(|_| !row.what.starts_with("backward"))
 }

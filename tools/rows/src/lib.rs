@@ -1,5 +1,5 @@
-//! Figures in files of JSON lines: one object a line, without the fields that do not apply.
-//! Benches, `benches/sdpa.py` and visits to machines write them, reports are made of them.
+//! Figures in files of JSON lines: one object a line, without absent fields. Benches,
+//! `benches/sdpa.py` and visits to machines write them. Reports are made from them.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -7,14 +7,14 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-/// A figure, and what it is the figure of.
+/// A figure with its description.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Row {
     /// The bench: `check`, `tune`, `ceilings`, `kernels`, `record`, `scaling`, `decode`, `matrix`,
-    /// `torch`, `peer`; of a visit `visit`, `facts`, `part`, `tests`.
+    /// `torch`, `peer`. Rows of a visit have `visit`, `facts`, `part`, `tests`.
     pub bench: String,
-    /// What was measured: `fused`, `copy`, `sdpa flash`.
+    /// The measured operation: `fused`, `copy`, `sdpa flash`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub what: String,
     /// `batch × heads × length × head_dim`, for readers.
@@ -23,10 +23,10 @@ pub struct Row {
     /// Sequences of the call.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch: Option<usize>,
-    /// Of queries.
+    /// Heads of queries.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub heads: Option<usize>,
-    /// Of keys and values.
+    /// Heads of keys and values.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_heads: Option<usize>,
     /// Queries.
@@ -50,10 +50,10 @@ pub struct Row {
     /// Median time on the device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ms: Option<f64>,
-    /// The larger of the least times that arithmetic and memory take.
+    /// The larger of the two least times: of arithmetic and of memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub floor_ms: Option<f64>,
-    /// What sets that: `arithmetic` or `memory`.
+    /// The limit that sets the floor: `arithmetic` or `memory`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bound: Option<String>,
     /// The floor over the time.
@@ -62,7 +62,7 @@ pub struct Row {
     /// Time of a recording on the host.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_us: Option<f64>,
-    /// Of a recording on the host.
+    /// Allocations of a recording on the host.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allocations: Option<f64>,
     /// Memory.
@@ -71,37 +71,37 @@ pub struct Row {
     /// A ceiling, an exponent, a count.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub value: Option<f64>,
-    /// Of `value`.
+    /// The unit of `value`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unit: Option<String>,
     /// The adapter's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// Its name and version.
+    /// The driver's name and version.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub driver: Option<String>,
-    /// wgpu's, or `cuda` or `cpu` of PyTorch.
+    /// wgpu's backend, or PyTorch's `cuda` or `cpu`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backend: Option<String>,
-    /// Of `facts`, as wgpu names it: `Cpu` is a software driver.
+    /// For `facts`: the device type as wgpu names it. `Cpu` is a software driver.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_type: Option<String>,
-    /// Of `facts`: `32 to 32` invocations.
+    /// For `facts`: the subgroup sizes, as in `32 to 32` invocations.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub subgroups: Option<String>,
-    /// Of `facts`: the products of cooperative matrices that the adapter lists.
+    /// For `facts`: the products of cooperative matrices that the adapter lists.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub matrices: Option<Vec<String>>,
-    /// Of `visit`.
+    /// For `visit`: the date.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub date: Option<String>,
-    /// Of `visit`.
+    /// For `visit`: the commit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub commit: Option<String>,
-    /// Of `visit`: the tree held changes that are in no commit.
+    /// For `visit`: true if the tree had uncommitted changes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dirty: Option<bool>,
-    /// Of `visit`: benches did as little as shows that they work.
+    /// For `visit`: true if the benches ran only to show that they work.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub quick: Option<bool>,
     /// A name or a reason.
@@ -109,11 +109,11 @@ pub struct Row {
     pub detail: Option<String>,
 }
 
-/// The problem of a row: rows with the same one can be compared.
+/// The problem of a row. Rows with the same problem can be compared.
 pub type Problem<'a> = ([Option<usize>; 7], &'a str, &'a str);
 
 impl Row {
-    /// `None` of a row that is not of attention alone.
+    /// Returns `None` if the row is not about attention alone.
     pub fn problem(&self) -> Option<Problem<'_>> {
         if self.what == "layer" {
             return None;
@@ -131,22 +131,22 @@ impl Row {
         Some((sizes, self.mask(), self.dtype()))
     }
 
-    /// `none` where none is named.
+    /// Returns the mask, or `none`.
     pub fn mask(&self) -> &str {
         self.mask.as_deref().unwrap_or("none")
     }
 
-    /// `f32` where none is named.
+    /// Returns the dtype, or `f32`.
     pub fn dtype(&self) -> &str {
         self.dtype.as_deref().unwrap_or("f32")
     }
 
-    /// The floor over the time.
+    /// Returns the floor over the time.
     pub fn share(&self) -> Option<f64> {
         self.share.or_else(|| Some(self.floor_ms? / self.ms?))
     }
 
-    /// The shape with what its text does not say of the mask and of a type other than f32.
+    /// Returns the shape, with the mask and a dtype other than f32 if its text lacks them.
     pub fn title(&self) -> String {
         let mut title = self.shape.clone();
         for word in [self.mask(), self.dtype()] {
@@ -157,8 +157,8 @@ impl Row {
         title
     }
 
-    /// Adds a line to `file`, which need not be there yet. An error too if a number is none: JSON
-    /// has no word for it.
+    /// Appends a line to `file`, which it creates if needed. A NaN or infinite number is an error,
+    /// because JSON cannot represent it.
     pub fn append(&self, file: &Path) -> io::Result<()> {
         let row = serde_json::to_value(self)?;
         if let Some((field, _)) =

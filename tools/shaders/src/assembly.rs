@@ -1,11 +1,11 @@
-//! The drivers' text of what the GPU runs, as basic blocks with counts of what their instructions
-//! do.
+//! Reads a driver's text of the GPU code into basic blocks, with counts of their instructions by
+//! kind.
 
 use std::collections::{BTreeSet, HashMap};
 
 use crate::gpus::Driver;
 
-/// What an instruction does.
+/// The kind of an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     MultiplyAdd,
@@ -13,19 +13,20 @@ pub enum Kind {
     Exp2,
     WorkgroupLoad,
     WorkgroupStore,
-    /// Arithmetic on floats that is neither of the above.
+    /// Other arithmetic on floats.
     Float,
     /// Maxima and minima of floats.
     Max,
     Compare,
     Select,
     Convert,
-    /// Addresses and other whole numbers, by invocation.
+    /// Addresses and other integer arithmetic, by invocation.
     Integer,
     Move,
     /// Loads and stores of buffers.
     Buffer,
-    /// What a subgroup does once on a unit of its own, addresses of the uniform among it.
+    /// Instructions that a subgroup executes once in a separate unit, such as addresses of the
+    /// uniform.
     Scalar,
     /// Branches, barriers, waits.
     Control,
@@ -51,15 +52,15 @@ impl Kind {
     ];
 }
 
-/// How many instructions of each kind.
+/// The number of instructions of each kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Deserialize, serde::Serialize)]
 pub struct Counts {
     kinds: [u64; Kind::ALL.len()],
-    /// Multiply-adds of matrix instructions, of a subgroup.
+    /// Multiply-adds of matrix instructions, for a subgroup.
     pub matrix_multiply_adds: u64,
     /// Bytes of workgroup memory that an invocation loads and stores.
     pub workgroup_bytes: u64,
-    /// Multiply-adds that the instructions do: two each if they take pairs of f16.
+    /// Multiply-adds that the instructions compute: two each for pairs of f16.
     pub products: u64,
     /// Bytes that an invocation loads from workgroup memory and buffers.
     pub loaded: u64,
@@ -85,7 +86,7 @@ impl Counts {
         self.kinds.iter().sum()
     }
 
-    /// The same `times` over.
+    /// Returns the counts multiplied by `times`.
     pub fn times(&self, times: u64) -> Self {
         Counts {
             kinds: self.kinds.map(|n| n * times),
@@ -109,22 +110,22 @@ impl Counts {
     }
 }
 
-/// A basic block, and the numbers of those that may follow it.
+/// A basic block, and the numbers of the blocks that may follow it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Block {
     pub counts: Counts,
     pub next: Vec<usize>,
 }
 
-/// Where an instruction may go.
+/// The target of a branch.
 #[derive(Clone, Debug, PartialEq)]
 struct Jump {
-    /// None: it ends the kernel.
+    /// `None` if it ends the kernel.
     to: Option<String>,
     always: bool,
 }
 
-/// What a line of the text is.
+/// The content of a line of the text.
 #[derive(Clone, Debug, PartialEq)]
 enum Line {
     /// Begins the basic block of this name.
@@ -136,7 +137,7 @@ enum Line {
     Other,
 }
 
-/// The basic blocks in the order of the text; none of a driver without a text.
+/// Returns the basic blocks in the order of the text; none for a driver without a text.
 pub fn blocks(driver: Driver, text: &str) -> Vec<Block> {
     let parse = match driver {
         Driver::Nvk => nak,
@@ -147,7 +148,8 @@ pub fn blocks(driver: Driver, text: &str) -> Vec<Block> {
     let mut blocks = vec![Block::default()];
     let mut labels = HashMap::new();
     let mut jumps: Vec<(usize, Jump)> = Vec::new();
-    // Whether the block being read is followed by the next one, and whether another begins.
+    // `falls`: true if the current block continues in the next one. `ended`: true if a new block
+    // begins.
     let (mut falls, mut ended) = (true, false);
     for line in text.lines() {
         let parsed = parse(line);
@@ -184,14 +186,13 @@ pub fn blocks(driver: Driver, text: &str) -> Vec<Block> {
     blocks
 }
 
-/// A loop: the block that it begins with, and all of its blocks.
+/// A loop: its header block, and all of its blocks.
 pub struct Loop {
     pub header: usize,
     pub body: BTreeSet<usize>,
 }
 
-/// The natural loops: a back edge goes to a block without which where it comes from cannot be
-/// reached.
+/// Returns the natural loops. A back edge goes to a block that dominates the edge's source.
 pub fn loops(blocks: &[Block]) -> Vec<Loop> {
     let mut before = vec![Vec::new(); blocks.len()];
     for (n, block) in blocks.iter().enumerate() {
@@ -234,8 +235,8 @@ fn starts(name: &str, with: &[&str]) -> bool {
     with.iter().any(|start| name.starts_with(start))
 }
 
-/// `      r38      = ffma.ftz r94 r99 r38     // delay=1`, after `block.u 38 L56 [36, 37] -> {`, with `@!p1` before the name
-/// of what is done under a condition.
+/// Parses a line of NVK. `r38 = ffma.ftz r94 r99 r38 // delay=1` follows `block.u 38 L56 [36, 37]
+/// -> {`. A conditional instruction has `@!p1` before its name.
 fn nak(line: &str) -> Line {
     if let Some(block) = line.strip_prefix("block") {
         let label = block.split_whitespace().find(|word| word.starts_with('L'));
@@ -281,7 +282,7 @@ fn nak(line: &str) -> Line {
         counts.matrix_multiply_adds = sides.iter().product();
     }
     if matches!(kind, Kind::WorkgroupLoad | Kind::WorkgroupStore) {
-        // `ldsm.16.m8n8.x4` loads four fragments of 8 × 8 halves, four bytes of each for an
+        // `ldsm.16.m8n8.x4` loads four fragments of 8 × 8 f16, with four bytes of each for an
         // invocation.
         let last = name.rsplit('.').next().unwrap_or_default();
         let number = |start: char| last.strip_prefix(start).and_then(|n| n.parse::<u64>().ok());
@@ -297,7 +298,8 @@ fn nak(line: &str) -> Line {
     Line::Instruction { counts, jump: None }
 }
 
-/// `v_dual_fmac_f32 v1, v2, v3 :: v_dual_mov_b32 v4, v5   ; c8…`, after `BB12:`, indented. Dual instructions are two.
+/// Parses a line of RADV: `v_dual_fmac_f32 v1, v2, v3 :: v_dual_mov_b32 v4, v5 ; c8…`, indented,
+/// after `BB12:`. Dual instructions count as two.
 fn aco(line: &str) -> Line {
     if line.starts_with("BB") {
         return Line::Label(line.trim_end().trim_end_matches(':').into());
@@ -368,15 +370,15 @@ fn aco_counts(name: &str) -> Counts {
     counts
 }
 
-/// Bytes that AMD's load of this name, from a buffer, gives an invocation.
+/// Returns the bytes that AMD's buffer load of this name loads for an invocation.
 fn loaded_width(name: &str) -> u64 {
     let widths = [("dwordx4", 16), ("dwordx3", 12), ("dwordx2", 8), ("dword", 4)];
     let later = [("b128", 16), ("b96", 12), ("b64", 8), ("b32", 4)];
     widths.into_iter().chain(later).find(|(end, _)| name.ends_with(end)).map_or(2, |(_, bytes)| bytes)
 }
 
-/// `(ss)(rpt1)mad.f32 r1.x, …`, after `l12:`: done once more, for the next registers. `(nop3)`:
-/// three that do nothing.
+/// Parses a line of Turnip: `(ss)(rpt1)mad.f32 r1.x, …`, after `l12:`. `rpt1` repeats the
+/// instruction for the next registers. `(nop3)`: three empty instructions.
 fn ir3(line: &str) -> Line {
     let mut rest = line.trim();
     if let Some(label) = rest.strip_suffix(':').filter(|label| label.starts_with('l') && !label.contains(' '))
@@ -391,7 +393,7 @@ fn ir3(line: &str) -> Line {
         rest = after;
     }
     let name = rest.split_whitespace().next().unwrap_or_default();
-    // The lines before and after it are comments and sentences.
+    // The lines before and after the code are comments and sentences.
     if !name.starts_with(|c: char| c.is_ascii_lowercase()) {
         return Line::Other;
     }
@@ -399,7 +401,7 @@ fn ir3(line: &str) -> Line {
     let jump = match name {
         "end" => Some(Jump { to: None, always: true }),
         "jump" => Some(Jump { to: target(), always: true }),
-        // `predt` and `predf` begin what is passed by instructions, not around them.
+        // `predt` and `predf` begin predicated code, without a branch.
         _ if starts(name, &["br", "bany", "ball", "shps", "getone", "getlast"]) => {
             Some(Jump { to: target(), always: false })
         }
@@ -456,7 +458,7 @@ mod tests {
         Line::Instruction { counts: Counts::one(kind, times), jump: None }
     }
 
-    /// Kinds, multiply-adds of matrices, bytes, and where it goes.
+    /// Kinds, multiply-adds of matrices, bytes, and the branch target.
     type Counted = (Vec<(Kind, u64)>, u64, u64, Option<(Option<String>, bool)>);
 
     fn counted(line: Line) -> Counted {
@@ -470,7 +472,7 @@ mod tests {
         line == instruction(kind, 1)
     }
 
-    /// Multiply-adds done, and bytes loaded.
+    /// Multiply-adds computed, and bytes loaded.
     fn done(line: Line) -> (u64, u64) {
         let Line::Instruction { counts, .. } = line else { return Default::default() };
         (counts.products, counts.loaded)
@@ -561,7 +563,7 @@ mod tests {
         let text = "BB0:\n\tv_mov_b32 v0, 0\nBB1:\n\ts_cbranch_scc0 BB3\n\tv_mov_b32 v0, 0\n\ts_branch BB1\n\
                     BB3:\n\tv_exp_f32 v0, v0\n\ts_endpgm\n";
         let found = blocks(Driver::Radv, text);
-        // The first is what stands before any label.
+        // The first block is the text before any label.
         let next: Vec<_> = found.iter().map(|block| block.next.clone()).collect();
         assert_eq!(next, [vec![1], vec![2], vec![3, 4], vec![2], vec![]]);
         assert_eq!(found[4].counts.of(Kind::Exp2), 1);

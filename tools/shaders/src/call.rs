@@ -1,12 +1,12 @@
-//! One call of the crate's attention on whatever device there is, for what the device's driver is
-//! to compile.
+//! Makes one call of the crate's attention on the default device, so that the device's driver
+//! compiles the kernels.
 
 use std::error::Error;
 
 use wgpu_attention::{Attention, Config, DType, Forward, Gpu, Pipelines, Scratch, TensorView, inspect, wgpu};
 
-/// `arguments`: `f32` or `f16` without matrix units, or `matrix` (f16 with them), QUERIES, KEYS,
-/// HEAD_DIM. 8 heads.
+/// `arguments`: `f32` or `f16` without matrix units, or `matrix` (f16 with matrix units), then
+/// QUERIES, KEYS, HEAD_DIM. The call has 8 heads.
 pub fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
     let [kind, queries, keys, head_dim] = arguments else {
         return Err("f32|f16|matrix QUERIES KEYS HEAD_DIM".into());
@@ -30,7 +30,7 @@ pub fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// As an application opens a device that wants all that kernels can use.
+/// Opens a device as an application does that enables every useful feature.
 async fn open(matrix_units: bool) -> Result<Gpu, Box<dyn Error>> {
     let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env());
     let adapter = instance.request_adapter(&wgpu::RequestAdapterOptions::default()).await?;
@@ -39,8 +39,7 @@ async fn open(matrix_units: bool) -> Result<Gpu, Box<dyn Error>> {
         return Err("no matrix units".into());
     }
     let mut useful = wgpu::Features::SHADER_F16 | wgpu::Features::SUBGROUP;
-    // SAFETY: a tool, for drivers of GPUs that are not there; nobody reads what a GPU would
-    // compute.
+    // SAFETY: this tool runs drivers of GPUs that are not present. Nothing reads the results.
     let experimental = unsafe { wgpu::ExperimentalFeatures::enabled() };
     let experimental = if matrix_units { experimental } else { wgpu::ExperimentalFeatures::disabled() };
     useful.set(matrix, matrix_units);

@@ -1,5 +1,6 @@
-//! What drivers make of this crate's kernels beside what they make of other programs': from files
-//! of the layer `capture`, which `scripts/compiled` has gathered, to `benches/COMPILED.md`.
+//! Compares this crate's kernels with other programs' kernels, as drivers compile them. It reads
+//! files of the layer `capture`, which `scripts/compiled` gathers, and writes
+//! `benches/COMPILED.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
@@ -10,18 +11,18 @@ use crate::assembly::{self, Counts, Kind};
 use crate::gpus::{self, Driver, Gpu};
 use crate::mad_share;
 
-/// What was compiled for: folders of a GPU's folder, and what the page calls them.
+/// The workloads: folders in a GPU's folder, and their titles on the page.
 const WORKLOADS: [(&str, &str); 3] = [
     ("f32", "f32, without matrix units: 8 heads, 1024 queries, 1024 keys"),
     ("matrix", "f16, on matrix units: 8 heads, 1024 queries, 1024 keys"),
     ("decode", "f32, decode: 8 heads, 1 query, 4096 keys"),
 ];
 
-/// GPUs of the page, the others being much like one of them.
+/// The GPUs of the page. The other GPUs resemble one of them.
 const ON_THE_PAGE: [&str; 7] =
     ["nvk-turing", "nvk-ampere", "radv-navi21", "radv-navi31", "radv-gfx1201", "honeykrisp-m1", "turnip-750"];
 
-/// A program's kernel, as the page has it.
+/// A program's kernel, as the page lists it.
 struct Kernel {
     driver: String,
     registers: u64,
@@ -30,7 +31,7 @@ struct Kernel {
     occupancy: u64,
     subgroup: u64,
     instructions: u64,
-    /// Of blocks that multiply, and of the loops around them.
+    /// Counts of the blocks that multiply, and of the loops around them.
     inner: Option<(Counts, Counts)>,
 }
 
@@ -44,7 +45,7 @@ struct Captured {
 }
 
 impl Kernel {
-    /// Of a pipeline. None: it does not say what every one does.
+    /// Reads a pipeline. Returns `None` if it lacks statistics that all pipelines have.
     fn new(gpu: Gpu, captured: &Captured) -> Option<Self> {
         let names = gpu.driver.names();
         let value = |name: &str| captured.statistics.get(name).copied();
@@ -61,8 +62,8 @@ impl Kernel {
         })
     }
 
-    /// That of a folder with most instructions, of those that compute exponentials: the others
-    /// copy, convert or merge.
+    /// Returns the kernel with the most instructions among a folder's kernels with exponentials.
+    /// The others copy, convert or merge.
     fn of_folder(gpu: Gpu, folder: &Path) -> Result<Option<Self>, Box<dyn Error>> {
         let mut best: Option<Kernel> = None;
         let Ok(files) = std::fs::read_dir(folder) else { return Ok(None) };
@@ -80,13 +81,13 @@ impl Kernel {
         Ok(best)
     }
 
-    /// Invocations that the GPU's unit holds.
+    /// Returns the invocations that the GPU's unit holds.
     fn held(&self, driver: Driver) -> u64 {
         driver.held(self.occupancy, self.subgroup)
     }
 }
 
-/// Whether a module has an exponential, to e or 2.
+/// True if a module has an exponential, to base e or 2.
 fn exponentials(module: &Path) -> Result<bool, Box<dyn Error>> {
     const EXT_INST: u32 = 12;
     let words = ash::util::read_spv(&mut std::fs::File::open(module)?)?;
@@ -103,7 +104,7 @@ fn exponentials(module: &Path) -> Result<bool, Box<dyn Error>> {
 /// A row of the table.
 struct Quantity {
     name: &'static str,
-    /// Whether the most is best.
+    /// True if the largest number is the best.
     most: bool,
     value: fn(&Kernel, Gpu) -> Option<f64>,
     digits: usize,
@@ -117,12 +118,13 @@ const fn most(name: &'static str, value: fn(&Kernel, Gpu) -> Option<f64>, digits
     Quantity { name, most: true, value, digits }
 }
 
-/// `what` for each, where it is counted.
+/// Returns `what` divided by `each`, if `each` is not 0.
 fn per(what: u64, each: u64) -> Option<f64> {
     (each > 0).then(|| what as f64 / each as f64)
 }
 
-/// In the blocks that multiply `what` for each multiply-add, unless matrix units multiply.
+/// Returns `what` for each multiply-add, in the blocks that multiply. Returns `None` if matrix
+/// units multiply.
 fn each(kernel: &Kernel, what: fn(&Counts) -> u64) -> Option<f64> {
     let (blocks, _) = kernel.inner.filter(|(blocks, _)| blocks.of(Kind::Matrix) == 0)?;
     per(what(&blocks), blocks.products)
@@ -154,7 +156,8 @@ fn loops_each(kernel: &Kernel, _: Gpu) -> Option<f64> {
     per(loops.all(), loops.products)
 }
 
-/// The programs, by their folders: ours first, then what is compared with nothing.
+/// The programs, by their folders: this crate first, then its unchecked variant, which is not
+/// compared.
 const COLUMNS: [(&str, &str); 9] = [
     ("ours", "ours"),
     ("ours-unchecked", "(unchecked)"),
@@ -167,17 +170,17 @@ const COLUMNS: [(&str, &str); 9] = [
     ("ggml", "ggml"),
 ];
 
-/// Ours on a device without robust access to buffers, which wgpu always asks for.
+/// This crate on a device without robust access to buffers. wgpu always enables robust access.
 const UNCHECKED: usize = 1;
 
-/// What programs compiled for a GPU and a workload, in a table's columns.
+/// The programs' kernels for a GPU and a workload, in the table's columns.
 struct Case {
     gpu: Gpu,
     head_dim: &'static str,
     kernels: Vec<Option<Kernel>>,
 }
 
-/// A line of a table: what is shown, and where the best is.
+/// A line of a table: its cells, and the columns of the best.
 struct Line<'a> {
     quantity: &'a Quantity,
     cells: Vec<Option<String>>,
@@ -185,7 +188,7 @@ struct Line<'a> {
 }
 
 impl Line<'_> {
-    /// Whether there is something beside ours.
+    /// True if there is a program to compare with.
     fn is_comparison(&self) -> bool {
         let others = self.cells.iter().enumerate().filter(|(column, _)| *column > UNCHECKED);
         self.cells[0].is_some() && others.flat_map(|(_, cell)| cell).next().is_some()
@@ -208,13 +211,13 @@ impl Case {
         Ok(cases)
     }
 
-    /// None: nobody's driver says it, or all are 0.
+    /// Returns `None` if no driver reports the number, or if all numbers are 0.
     fn line<'a>(&self, quantity: &'a Quantity) -> Option<Line<'a>> {
         let digits = quantity.digits;
         let cell =
             |kernel: &Kernel| (quantity.value)(kernel, self.gpu).map(|value| format!("{value:.digits$}"));
         let cells: Vec<Option<String>> = self.kernels.iter().map(|k| k.as_ref().and_then(cell)).collect();
-        // What the page shows decides.
+        // The rounded numbers of the page decide.
         let number = |cell: &String| cell.parse::<f64>().unwrap_or_default();
         let all = || {
             let compared = cells.iter().enumerate().filter(|(column, _)| *column != UNCHECKED);
@@ -230,7 +233,8 @@ impl Case {
     }
 }
 
-/// The table of a workload, and before it in how many of its rows ours is the best.
+/// Returns the table of a workload. A line before it counts the rows in which this crate is the
+/// best.
 fn table(title: &str, cases: &[Case]) -> String {
     let has = |column: &usize| cases.iter().any(|case| case.kernels[*column].is_some());
     let columns: Vec<usize> = (0..COLUMNS.len()).filter(has).collect();
@@ -277,8 +281,8 @@ fn table(title: &str, cases: &[Case]) -> String {
     format!("## {title}\n\n{best}\n\n{}\n\n{table}", worse.join("\n"))
 }
 
-/// `folder`: what `scripts/compiled` has gathered. `page`: what to write, which begins with
-/// `notes`.
+/// `folder`: the files that `scripts/compiled` gathered. `page`: the file to write, which begins
+/// with `notes`.
 pub fn run(folder: &str, notes: &str, date: &str, page: &str) -> Result<(), Box<dyn Error>> {
     let mut text = std::fs::read_to_string(notes)?;
     let mut drivers = BTreeSet::new();

@@ -1,17 +1,18 @@
-//! A part of many kernels that has every one, two or three values of their axes that occur
-//! together.
+//! Selects a part of many kernels that covers every combination of one, two or three values of
+//! their axes.
 
 use std::collections::{BinaryHeap, HashMap, HashSet};
 
-/// Which of `kernels`, each given by the values of its axes, are in that part: greedily, those
-/// first that have most which none before has. `values`: 1 to 3.
+/// Marks the `kernels` of that part; each kernel is a list of the values of its axes. It is greedy:
+/// next comes the kernel with the most new combinations. `values`: 1 to 3.
 pub fn cover(kernels: &[Vec<&str>], values: usize) -> Vec<bool> {
     let mut numbers = HashMap::new();
     let triples: Vec<HashSet<[u16; 3]>> =
         kernels.iter().map(|axes| triples(axes, values, &mut numbers)).collect();
     let mut taken = vec![false; kernels.len()];
     let mut seen = HashSet::new();
-    // What a kernel adds only shrinks: the first whose number is still true is the best.
+    // The number of new combinations only shrinks. The first kernel whose number is still true is
+    // the best.
     let mut heap: BinaryHeap<_> =
         triples.iter().enumerate().map(|(n, t)| (t.len(), std::cmp::Reverse(n))).collect();
     while let Some((claimed, std::cmp::Reverse(n))) = heap.pop() {
@@ -26,8 +27,8 @@ pub fn cover(kernels: &[Vec<&str>], values: usize) -> Vec<bool> {
     taken
 }
 
-/// With blanks, so that fewer values are three as well: if two are asked for all have the first
-/// blank, if one both.
+/// Returns the combinations as triples. With two values every triple has one blank, with one value
+/// two blanks.
 fn triples<'a>(axes: &[&'a str], values: usize, numbers: &mut HashMap<&'a str, u16>) -> HashSet<[u16; 3]> {
     let mut number = |axis| {
         let next = numbers.len() as u16;

@@ -1,7 +1,7 @@
-//! A C++ compiler that checks the syntax, names and types of naga's MSL against the declarations in
+//! Checks naga's MSL with a C++ compiler: syntax, names and types, against the declarations in
 //! `metal/metal_stdlib`. MSL is C++ with address spaces, which this check ignores, and with a
-//! library, of which the declarations are a part. Only Metal's own compiler can show that a kernel
-//! compiles.
+//! library. The declarations are a part of the library. Only Metal's compiler can show that a
+//! kernel compiles.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ pub fn check(compiler: &str, paths: &[PathBuf], scratch: &Path) -> Vec<Verdict> 
 }
 
 fn messages(compiler: &str, paths: &[PathBuf], scratch: &Path) -> io::Result<String> {
-    // The names of a kernel are in a namespace, which the next kernel cannot see.
+    // A namespace holds the names of a kernel, so that the next kernel cannot see them.
     let include = |(n, path): (usize, &PathBuf)| {
         format!("namespace kernel{n} {{\n#include \"{}\"\n}}\n", path.display())
     };

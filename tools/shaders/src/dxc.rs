@@ -1,15 +1,15 @@
-//! Microsoft's compiler on naga's HLSL, with the arguments that wgpu gives it. It validates what it
-//! has made, and cannot sign it here.
+//! Checks naga's HLSL with Microsoft's DXC, with wgpu's arguments. DXC validates its output, and
+//! cannot sign it here.
 
 use std::path::Path;
 
 use crate::verdict::Verdict;
 
-/// A thread's compiler.
+/// The compiler of one thread.
 pub struct Dxc {
     compiler: hassle_rs::DxcCompiler,
     library: hassle_rs::DxcLibrary,
-    // Unloaded last.
+    // This field comes last, so that the library is unloaded last.
     _dxc: hassle_rs::Dxc,
 }
 
@@ -27,7 +27,7 @@ impl Dxc {
         }
     }
 
-    /// What it says, which is nothing where it has no objection.
+    /// Returns DXC's messages; empty if it accepts the text.
     fn messages(&self, hlsl: &str, halves: bool) -> hassle_rs::Result<String> {
         let mut arguments = vec!["-HV", "2018", "-no-warnings", "-Ges"];
         if halves {

@@ -1,5 +1,5 @@
-//! Microsoft's older compiler on naga's HLSL, which wgpu's DX12 backend uses unless an application
-//! ships DXC. It is a Windows library: `fxc.c` calls it, and Wine runs `fxc.c`.
+//! Checks naga's HLSL with Microsoft's older compiler. wgpu's DX12 backend uses it unless an
+//! application ships DXC. It is a Windows library: `fxc.c` calls it, and Wine runs `fxc.c`.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use crate::verdict::{Listing, Verdict};
 
-/// A thread's compiler: a process that compiles one file after the other.
+/// The compiler of one thread: a process that compiles files one after the other.
 pub struct Fxc {
     child: Child,
     files: ChildStdin,

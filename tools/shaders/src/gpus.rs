@@ -1,7 +1,7 @@
-//! The GPUs that Mesa's drivers compile for, none of which is there: drm-shim answers for the
+//! The GPUs that Mesa's drivers compile for. None of them is present: drm-shim simulates the
 //! kernel's driver.
 
-/// Oldest first of each driver's.
+/// Each driver's GPUs, the oldest first.
 pub const GPUS: [Gpu; 11] = [
     Gpu {
         name: "nvk-turing",
@@ -38,7 +38,7 @@ pub const GPUS: [Gpu; 11] = [
     turnip("turnip-830", "830", EACH),
 ];
 
-/// Of each driver one GPU gets more.
+/// One GPU of each driver compiles more variants.
 pub const EACH: Covering = Covering { values: 1, matrix: 1 };
 pub const PAIRS: Covering = Covering { values: 2, matrix: 2 };
 
@@ -54,37 +54,37 @@ const fn turnip(name: &'static str, id: &'static str, covering: Covering) -> Gpu
 
 #[derive(Clone, Copy, Debug)]
 pub struct Gpu {
-    /// As tables and `permitted.txt` have it; the driver's name is its beginning.
+    /// The name in tables and in `permitted.txt`. It begins with the driver's name.
     pub name: &'static str,
     pub driver: Driver,
-    /// What chooses it, where the driver has a choice.
+    /// The variable that chooses the GPU, if the driver has a choice.
     pub variable: Option<(&'static str, &'static str)>,
-    /// That the device is it.
+    /// The sign that the device is this GPU.
     pub sign: Sign,
-    /// If its matrix units multiply fragments of 16 × 16: how many invocations plans count on in a
-    /// subgroup.
+    /// For matrix units that multiply fragments of 16 × 16: the invocations of a subgroup, as plans
+    /// assume them.
     pub matrix_subgroup: Option<u32>,
     pub covering: Covering,
 }
 
-/// How large a part of the variants it compiles: one that has every so many values of axes that
-/// occur together.
+/// The part of the variants that the GPU compiles. The part covers every combination of this number
+/// of values of axes.
 #[derive(Clone, Copy, Debug)]
 pub struct Covering {
     pub values: usize,
-    /// The same of those for matrix units.
+    /// The same number, for variants with matrix units.
     pub matrix: usize,
 }
 
-/// Every variant: no kernel has so many axes.
+/// Every variant: no kernel has more axes.
 pub const ALL: usize = usize::MAX;
 
-/// What is the case of the device of a GPU and of no other of its driver.
+/// A property of a GPU's device that no other GPU of its driver has.
 #[derive(Clone, Copy, Debug)]
 pub enum Sign {
-    /// Its name has this, in whatever case.
+    /// The name contains this text, in any case.
     Name(&'static str),
-    /// Its UUID begins with this: NVK knows no name of a GPU that drm-shim makes up.
+    /// The UUID begins with this byte: NVK has no names for the GPUs of drm-shim.
     Uuid(u8),
 }
 
@@ -97,19 +97,19 @@ pub enum Driver {
 }
 
 impl Driver {
-    /// Invocations that the GPU's unit holds, of subgroups of `subgroup`, by the driver's number of
-    /// them.
+    /// Returns the invocations that the GPU's unit holds, from the driver's `occupancy` and the
+    /// size of a subgroup.
     pub fn held(self, occupancy: u64, subgroup: u64) -> u64 {
         match self {
             Driver::Honeykrisp => occupancy,
-            // RADV counts subgroups of 32 on RDNA, whatever their size.
+            // RADV counts subgroups of 32 on RDNA, whatever their actual size.
             Driver::Radv => 32 * occupancy,
             Driver::Nvk | Driver::Turnip => occupancy * subgroup,
         }
     }
 
-    /// The word of tiles that plans choose for its registers (`src/device/mod.rs`). Those for 64,
-    /// which none of these GPUs is held to, Honeykrisp compiles as well.
+    /// Returns the words of tiles that plans choose for the GPU's registers (`src/device/mod.rs`).
+    /// No GPU of the list has 64 registers, so Honeykrisp also compiles those tiles.
     pub fn registers(self) -> &'static [&'static str] {
         match self {
             Driver::Nvk | Driver::Radv => &["registers=Wide"],
@@ -119,7 +119,7 @@ impl Driver {
     }
 }
 
-/// What a driver calls the numbers of [`crate::mesa::Statistics`].
+/// A driver's names for the numbers of [`crate::mesa::Statistics`].
 pub struct Names {
     pub registers: &'static str,
     pub spills: &'static str,
@@ -130,14 +130,14 @@ pub struct Names {
     pub scalar_spills: Option<&'static str>,
     pub lds: Option<&'static str>,
     pub code: Option<&'static str>,
-    /// The text that is nearest to what the GPU runs.
+    /// The text that is closest to the GPU code.
     pub text: Option<&'static str>,
 }
 
 impl Driver {
     pub const ALL: [Driver; 4] = [Driver::Nvk, Driver::Radv, Driver::Honeykrisp, Driver::Turnip];
 
-    /// As `scripts/gpu` and the beginning of its GPUs' names have it.
+    /// The name in `scripts/gpu`, and the beginning of its GPUs' names.
     pub fn name(self) -> &'static str {
         match self {
             Driver::Nvk => "nvk",
@@ -149,7 +149,7 @@ impl Driver {
 
     pub fn names(self) -> Names {
         match self {
-            // Its `Fills from memory` repeats another number.
+            // NVK's `Fills from memory` repeats another number.
             Driver::Nvk => Names {
                 registers: "Number of GPRs",
                 spills: "Spills to memory",

@@ -1,18 +1,18 @@
-//! How much of a kernel's inner loops multiplies and adds.
+//! The share of multiply-adds in a kernel's inner loops.
 
 use crate::assembly::{Block, Counts, Kind, loops};
 
-/// A basic block is an inner loop if it has so many multiply-adds, or matrix instructions.
+/// A basic block with at least this many multiply-adds, or matrix instructions, is an inner loop.
 const MULTIPLY_ADDS: u64 = 32;
 const MATRIX: u64 = 8;
 
-/// Whether most of what a block is for are multiply-adds, or matrix instructions.
+/// True if a block has enough multiply-adds or matrix instructions for an inner loop.
 pub fn is_inner(block: &Block) -> bool {
     block.counts.of(Kind::MultiplyAdd) >= MULTIPLY_ADDS || block.counts.of(Kind::Matrix) >= MATRIX
 }
 
-/// Multiply-adds, or matrix instructions, of a hundred instructions of the basic blocks that have
-/// many; none: there is no such block.
+/// Returns the multiply-adds, or matrix instructions, per hundred instructions of the inner-loop
+/// blocks. Returns `None` if there is no such block.
 pub fn of(blocks: &[Block]) -> Option<f64> {
     let loops = blocks.iter().filter(|block| is_inner(block));
     let (these, all) = loops.fold((0, 0), |(these, all), block| {
@@ -22,9 +22,9 @@ pub fn of(blocks: &[Block]) -> Option<f64> {
     (all > 0).then(|| 100.0 * these as f64 / all as f64)
 }
 
-/// The basic blocks with a fourth or more of the multiply-adds, or matrix instructions, of the
-/// block that has most of them; and all of the innermost loops around them, or the blocks
-/// themselves where they are in none.
+/// Returns two counts. First, the basic blocks with at least a fourth of the multiply-adds, or
+/// matrix instructions, of the largest block. Second, the innermost loops around them, or the
+/// blocks themselves if they are in no loop.
 pub fn inner_loops(blocks: &[Block]) -> Option<(Counts, Counts)> {
     let loops = loops(blocks);
     let matrix = |block: &Block| block.counts.of(Kind::Matrix);
@@ -65,14 +65,14 @@ mod tests {
         let inner_loops = |text: &str| inner_loops(&blocks(Driver::Radv, text));
         let (add, other) = ("\tv_fma_f32 v0, v1, v2, v3\n", "\ts_nop 0\n");
         let products = add.repeat(8);
-        // Around the loop BB2 … BB3 is another; in BB1 are few.
+        // Another loop is around the loop BB2 … BB3. BB1 has few multiply-adds.
         let text = format!(
             "BB0:\n{other}BB1:\n{add}BB2:\n{products}BB3:\n{other}\ts_cbranch_scc0 BB2 ; 0\n{other}\ts_branch BB1 ; 0\n"
         );
         let (blocks, loops) = inner_loops(&text).expect("a loop");
         assert_eq!((blocks.products, blocks.all()), (8, 8));
         assert_eq!((loops.products, loops.all()), (8, 10));
-        // Without a loop the block.
+        // Without a loop, the block counts.
         let text = format!("BB0:\n{other}BB1:\n{products}{other}");
         let (_, loops) = inner_loops(&text).expect("a block");
         assert_eq!((loops.products, loops.all()), (8, 9));

@@ -1,5 +1,5 @@
-//! Every kernel variant, put through every compiler that can be had without a GPU.
-//! `scripts/shaders` runs it, and says what the tables are.
+//! Runs every kernel variant through every compiler that needs no GPU. `scripts/shaders` runs this
+//! program, and its header explains the tables.
 
 mod assembly;
 mod call;
@@ -39,7 +39,8 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Bytes of workgroup memory that a D3D12 device has; the host gives it no kernel with more.
+/// The bytes of workgroup memory of a D3D12 device. The host gives such devices no kernel that
+/// needs more.
 const MOST_D3D12_MEMORY: u32 = 32 << 10;
 
 /// Folder, name and text of each shader.
@@ -49,7 +50,7 @@ macro_rules! shaders {
     };
 }
 
-/// The shaders that hold a kernel's loop, by name: a kernel has at most one of them.
+/// The shaders that contain a kernel's loop, by name. A kernel has at most one of them.
 const FORMS: [(&str, &str); 16] = shaders![
     "." "additive/cpu",
     "." "additive/gpu",
@@ -69,7 +70,7 @@ const FORMS: [(&str, &str); 16] = shaders![
     "attention" "softmax/row_per_workgroup",
 ];
 
-/// Those of them that plans give to software drivers alone.
+/// The shaders that plans choose only for software drivers.
 const OF_SOFTWARE: [&str; 7] = [
     "additive_cpu",
     "fused_cpu",
@@ -80,10 +81,10 @@ const OF_SOFTWARE: [&str; 7] = [
     "softmax_row_per_invocation",
 ];
 
-/// A kernel and what was said of it.
+/// A kernel and the compilers' verdicts.
 struct Row {
     kernel: KernelText,
-    /// The shader that its loop is in, of [`FORMS`], with `_` for `/`.
+    /// The shader of [`FORMS`] that contains its loop, with `_` for `/`.
     form: String,
     verdicts: BTreeMap<Compiler, Verdict>,
 }
@@ -101,17 +102,17 @@ impl Row {
         wgsl::matrix_units(&self.kernel.wgsl)
     }
 
-    /// What a kernel is chosen by: the words of its name, and its form.
+    /// Returns the axes that select kernels: the words of the name, and the form.
     fn axes(&self) -> Vec<&str> {
         let mut axes: Vec<&str> = self.name().split(' ').collect();
         axes.extend((!self.form.is_empty()).then_some(self.form.as_str()));
         axes
     }
 
-    /// Whether plans for the GPU may choose it: tiles of its registers; its matrix units have
-    /// fragments of 16 × 16 alone.
+    /// True if plans for the GPU may choose the kernel. Tiles must suit its registers. Its matrix
+    /// units must have fragments of 16 × 16.
     fn is_for(&self, gpu: Gpu) -> bool {
-        // Tiles of linear attention are no forms.
+        // Tiles of linear attention are not listed as forms.
         let narrow = self.axes().contains(&"tiles=LinearTiles") && !self.axes().contains(&"workgroup=64");
         if narrow || OF_SOFTWARE.contains(&self.form.as_str()) {
             return false;
@@ -135,14 +136,14 @@ impl Row {
         }
         let Some(subgroup) = gpu.matrix_subgroup else { return false };
         let axes = self.axes();
-        // Projections say how many invocations four subgroups have.
+        // Names of projections contain the number of invocations of four subgroups.
         let [width, lanes] = [format!("width={subgroup}"), format!("lanes={}", 4 * subgroup)];
         axes.contains(&"fragment=Sixteen")
             && (axes.contains(&width.as_str()) || axes.contains(&lanes.as_str()))
     }
 
-    /// What variants of the same tile share: the stage, the form and the words that are numbers.
-    /// Kernels without a loop have none.
+    /// Returns the properties that variants of one tile share: the stage, the form and the words
+    /// with numbers. Kernels without a loop have none.
     fn tile(&self) -> Option<String> {
         let numbers = |word: &&str| {
             word.split_once('=').is_some_and(|(_, value)| value.starts_with(|c: char| c.is_ascii_digit()))
@@ -151,8 +152,8 @@ impl Row {
         (!self.form.is_empty()).then(|| format!("{} {} {}", self.stage(), self.form, words.join(" ")))
     }
 
-    /// How far it is from the plainest variant of its tile: f32 (f16 on matrix units), in vectors
-    /// of four, without a mask.
+    /// Returns the distance from the plainest variant of the tile. The plainest variant is f32 (f16
+    /// on matrix units), in vectors of four, without a mask.
     fn frills(&self) -> (bool, usize, usize) {
         let words = || self.name().split(' ');
         let slow =
@@ -160,18 +161,18 @@ impl Row {
         (self.facts().is_none(), slow, words().count())
     }
 
-    /// The number that a word of its name gives.
+    /// Returns the number of the word `name=number` in the kernel's name.
     fn number(&self, name: &str) -> Option<u64> {
         self.name().split(' ').find_map(|word| word.strip_prefix(name)?.strip_prefix('=')?.parse().ok())
     }
 
-    /// Channels of out that a workgroup of a fused form computes.
+    /// Returns the output channels that a workgroup of a fused form computes.
     fn channels(&self) -> Option<u64> {
         self.number("slice").or(self.number("value"))
     }
 
-    /// Of the fused forms' plainest variants those that plans choose for many rows, by their rows
-    /// and channels.
+    /// Returns the rows and channels of a fused form's plainest variant, if plans choose it for
+    /// many rows.
     fn large_tile(&self) -> Option<String> {
         self.facts()?;
         let subgroups =
@@ -181,8 +182,8 @@ impl Row {
         is_exact.then_some(format!("{large} × {}", self.channels()?))
     }
 
-    /// What a tile of keys takes of the plainest variants of the forms that have such, for as many
-    /// channels of queries and keys as of values.
+    /// Returns the work of a tile of keys, for the plainest variants of the fused forms. Queries
+    /// and keys have as many channels as values.
     fn facts(&self) -> Option<tile::Facts> {
         let words: Vec<&str> = self.name().split(' ').collect();
         let matrix = self.form == "fused_matrix";
@@ -208,8 +209,8 @@ impl Row {
         if self.form != "fused_gpu" {
             return None;
         }
-        // As the shader has it: 16 invocations side by side have the keys, of which 32 are stored
-        // at a time; 8 store them.
+        // As in the shader: 16 neighbouring invocations share the keys. They store 32 keys at a
+        // time, with 8 invocations.
         let (rows, slice) = (self.number("rows")? * 16 / self.number("workgroup")?, self.number("slice")?);
         let keys = self.number("keys")?;
         let (scores, sums) = (rows * (keys / 16) * slice, rows * (slice / 16) * keys);
@@ -217,19 +218,19 @@ impl Row {
     }
 }
 
-/// What the command line and `scripts/shaders` say.
+/// The options of the command line and of `scripts/shaders`.
 struct Options {
-    /// Every variant through every compiler.
+    /// Runs every variant through every compiler.
     all: bool,
-    /// Where the committed tables go, if they are to be written.
+    /// The folder of the committed tables, if they are to be written.
     write: Option<PathBuf>,
-    /// Of what compilers that see a part of the variants would see, only a share.
+    /// The share of the variants, for compilers that check only a part of them.
     share: Option<Share>,
-    /// Only kernels that have these words in their names.
+    /// Words that a kernel's name must have.
     words: Vec<String>,
 }
 
-/// This one, counted from 1, of so many.
+/// A share: `number`, counted from 1, of `of`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Share {
     number: u64,
@@ -243,7 +244,7 @@ impl Share {
         (1..=of).contains(&number).then_some(Share { number, of })
     }
 
-    /// FNV-1a of the name decides.
+    /// True if the share contains the kernel; FNV-1a of the name decides.
     fn holds(self, name: &str) -> bool {
         (translate::fnv(name.bytes()) >> 32) % self.of == self.number - 1
     }
@@ -280,7 +281,7 @@ impl Options {
     }
 }
 
-/// Where the compilers are: `scripts/shaders` says so, and nothing of those it could not get.
+/// The places of the compilers, from `scripts/shaders`. Compilers that it could not get are absent.
 struct Tools {
     spirv_val: Option<Vec<String>>,
     dawn: Option<PathBuf>,
@@ -289,7 +290,7 @@ struct Tools {
     dxc: Option<PathBuf>,
     /// The command that starts `fxc.c`.
     fxc: Option<String>,
-    /// What starts programs with the driver.
+    /// The programs that run a command with a driver.
     mesa: Vec<(Driver, PathBuf)>,
 }
 
@@ -315,10 +316,10 @@ impl Tools {
 type Said = Vec<(usize, Compiler, Verdict)>;
 /// Part of the work of a compiler.
 type Job<'a> = (Compiler, Box<dyn FnOnce() -> Said + Send + 'a>);
-/// How long a compiler took, all cores together.
+/// The time of each compiler, summed over all cores.
 type Times = BTreeMap<Compiler, Duration>;
 
-/// Runs `jobs` on all cores, the first ones first.
+/// Runs `jobs` on all cores, in order.
 fn run(jobs: VecDeque<Job>) -> (Said, Times) {
     let jobs = Mutex::new(jobs);
     let done = Mutex::new((Vec::new(), Times::new()));
@@ -339,7 +340,7 @@ fn run(jobs: VecDeque<Job>) -> (Said, Times) {
     done.into_inner().expect("nobody panicked with it")
 }
 
-/// Prints each variant's name, the hash of its SPIR-V and that of its meaning, for
+/// Prints each variant's name, the hash of its SPIR-V and the hash of its meaning, for
 /// `scripts/snapshot`.
 fn kernel_hashes() -> Result<(), Box<dyn Error>> {
     let kernels = Mutex::new(kernels().into_iter());
@@ -369,14 +370,14 @@ fn kernel_hashes() -> Result<(), Box<dyn Error>> {
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        // As an answer: nobody listens to standard error.
+        // The error is printed as an answer, because nothing reads standard error.
         ["mesa", gpu] => return mesa::serve(gpu).inspect_err(|error| println!("{error}")),
         ["kernel-hashes"] => return kernel_hashes(),
         ["call", ..] => return call::run(&arguments[1..]),
         ["compiled", folder, notes, date, page] => return compiled::run(folder, notes, date, page),
         _ => {}
     }
-    // What naga panics at is told with the kernel it panicked at.
+    // naga's panics are reported with the kernel that caused them.
     std::panic::set_hook(Box::new(|_| {}));
     let options = Options::read()?;
     let tools = Tools::of_environment();
@@ -439,7 +440,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 fn rows(options: &Options) -> Result<Vec<Row>, Box<dyn Error>> {
-    // The host rewrites what follows the first line.
+    // The host rewrites everything after the first line.
     let forms = FORMS.map(|(name, text)| (name.replace('/', "_"), text.lines().next().unwrap_or_default()));
     let form = |kernel: &KernelText| {
         let found = forms.iter().find(|(_, start)| kernel.wgsl.contains(start));
@@ -458,7 +459,7 @@ fn rows(options: &Options) -> Result<Vec<Row>, Box<dyn Error>> {
     }
 }
 
-/// naga's part, with a file for each module.
+/// Runs naga's part, with a file for each module.
 fn translate_all(rows: &mut [Row], modules: &Path) -> Vec<Translated> {
     let all = Mutex::new((0..rows.len()).map(|_| Translated::default()).collect::<Vec<_>>());
     let jobs = chunks(0..rows.len(), 64).map(|chunk| {
@@ -498,23 +499,23 @@ fn chunks(all: impl IntoIterator<Item = usize>, size: usize) -> impl Iterator<It
     all.chunks(size).map(<[usize]>::to_vec).collect::<Vec<_>>().into_iter()
 }
 
-/// What a compiler is asked of.
+/// A compiler with the rows that it compiles.
 struct Task {
     compiler: Compiler,
     tool: Tool,
-    /// By row.
+    /// True for the rows that suit the compiler, by row.
     suits: Vec<bool>,
     taken: Vec<bool>,
 }
 
 enum Tool {
-    /// In the folder where Dawn is.
+    /// The folder that contains Dawn.
     Tint(PathBuf),
-    /// The program, after the loader it runs through, if any.
+    /// The program; before it the loader that runs it, if any.
     SpirvVal(Vec<String>),
-    /// Its library.
+    /// The library.
     Dxc(PathBuf),
-    /// The command that starts it.
+    /// The command that starts FXC.
     Fxc(String),
     /// The command.
     Cpp(String),
@@ -524,7 +525,7 @@ enum Tool {
 struct Mesa {
     gpu: Gpu,
     runner: PathBuf,
-    /// Whose text is read: one variant of a tile.
+    /// The rows whose text is read: one variant of each tile.
     texts: HashSet<usize>,
 }
 
@@ -534,7 +535,8 @@ impl Tool {
     }
 }
 
-/// Which of the rows that suit a compiler have every so many values of axes between them.
+/// Marks rows that suit the compiler. Together they have every combination of values of axes that
+/// `covering` requires.
 fn covered(rows: &[Row], suits: &[bool], with_tiles: bool, covering: Covering) -> Vec<bool> {
     let mut taken = suits.to_vec();
     for (matrix_units, values) in [(false, covering.values), (true, covering.matrix)] {
@@ -543,7 +545,7 @@ fn covered(rows: &[Row], suits: &[bool], with_tiles: bool, covering: Covering) -
         }
         let these: Vec<usize> =
             (0..rows.len()).filter(|n| suits[*n] && rows[*n].matrix_units() == matrix_units).collect();
-        // Tiles are what registers have to hold: each with each value of an axis.
+        // Tiles determine the registers. Each tile must occur with each value of an axis.
         let tiles: Vec<Option<String>> =
             these.iter().map(|n| rows[*n].tile().filter(|_| with_tiles)).collect();
         let axes: Vec<Vec<&str>> = these
@@ -558,8 +560,8 @@ fn covered(rows: &[Row], suits: &[bool], with_tiles: bool, covering: Covering) -
     taken
 }
 
-/// Of the rows that are `taken` a share, and, unless that is all that is taken, every value of an
-/// axis.
+/// Marks a share of the `taken` rows. It also marks rows with every value of an axis, unless the
+/// `taken` rows cover only single values.
 fn thinned(
     rows: &[Row],
     suits: &[bool],
@@ -574,7 +576,7 @@ fn thinned(
     (0..rows.len()).map(kept).collect()
 }
 
-/// Those of the compilers that can be had, the slowest first.
+/// Returns the tasks of the available compilers, the slowest first.
 fn tasks(rows: &[Row], tools: &Tools, options: &Options) -> Vec<Task> {
     let mut tasks = Vec::new();
     let every = Covering { values: gpus::ALL, matrix: gpus::ALL };
@@ -637,7 +639,7 @@ fn tasks(rows: &[Row], tools: &Tools, options: &Options) -> Vec<Task> {
     tasks
 }
 
-/// Of each tile the plainest variant that is taken.
+/// Returns the plainest marked variant of each tile.
 fn plainest(rows: &[Row], taken: &[bool]) -> HashSet<usize> {
     let mut best: HashMap<String, usize> = HashMap::new();
     for (n, row) in rows.iter().enumerate().filter(|(n, _)| taken[*n]) {
@@ -650,7 +652,7 @@ fn plainest(rows: &[Row], taken: &[bool]) -> HashSet<usize> {
     best.into_values().collect()
 }
 
-/// Everything that is not naga, the slowest first.
+/// Returns the jobs of all compilers except naga, the slowest first.
 fn jobs<'a>(
     rows: &'a [Row],
     translated: &'a [Translated],
@@ -666,7 +668,7 @@ fn jobs<'a>(
             Tool::Dxc(_) => translated[*n].hlsl.is_some(),
             Tool::SpirvVal(_) | Tool::Mesa(_) => translated[*n].module,
         };
-        // A program that starts once for a chunk takes long to start.
+        // A program that starts once for a chunk is slow to start.
         let size = if let Tool::Tint(_) = task.tool { 600 } else { 100 };
         let asked: Vec<usize> = (0..rows.len()).filter(|n| task.taken[*n]).filter(has_input).collect();
         for chunk in chunks(asked, size) {
@@ -687,7 +689,8 @@ fn jobs<'a>(
     jobs
 }
 
-/// What a compiler is not asked of: what does not suit it, and what is not taken.
+/// Returns the verdicts on rows that the compiler skips: unsuited rows, and rows that were not
+/// marked.
 fn passed_over(task: &Task) -> Said {
     let verdict = |(n, (suits, taken)): (usize, (&bool, &bool))| match (suits, taken) {
         (false, _) => Some((n, task.compiler, Verdict::Unsuited)),
@@ -777,7 +780,7 @@ fn cpp_job(command: &str, chunk: &[usize], rows: &[Row], modules: &Path) -> Said
     said
 }
 
-/// A line for everything that fails: what no line permits, and lines that nothing needs.
+/// Returns a line for every failure: faults that no line permits, and lines that no fault needs.
 fn judge(rows: &[Row], permitted: &mut [permitted::Permitted], complete: bool) -> Vec<String> {
     let mut bad = Vec::new();
     let mut ran = Vec::new();
@@ -795,7 +798,7 @@ fn judge(rows: &[Row], permitted: &mut [permitted::Permitted], complete: bool) -
                 };
                 bad.push(format!("{compiler}: {}: {kind}{why}", row.name()));
             }
-            // Its text was read.
+            // The driver's text was read.
             let read = verdict.statistics().filter(|s| s.mad_share.is_some() && row.facts().is_some());
             if read.is_some_and(|s| s.tile.is_none()) {
                 bad.push(format!("{compiler}: {}: no full tile found in its text", row.name()));

@@ -1,10 +1,10 @@
-//! The meaning of a kernel as a text: the same before and after a change of names, of members that
-//! are only padding, and of branches that no invocation takes.
+//! The meaning of a kernel as a text. It does not change if names, padding members or branches that
+//! are never taken change.
 //!
-//! naga writes the module as WGSL again. Constants are replaced by their values, branches that are
-//! never taken go, with them the functions that nobody calls; the declaration of `Params` goes
-//! (`tests/laws/contract.rs` compares its layout with the host's), and the other declarations are
-//! sorted; names are numbered anew.
+//! naga writes the module as WGSL again. Values replace constants. Branches that are never taken
+//! are removed, and then functions that nothing calls. The declaration of `Params` is removed
+//! (`tests/laws/contract.rs` compares its layout with the host's). The other declarations are
+//! sorted, and names are renumbered.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use naga::back::wgsl::{WriterFlags, write_string};
 use naga::compact::{KeepUnused, compact};
 use support::wgsl::{parse, validate};
 
-/// The text of a kernel's meaning.
+/// Returns the text of a kernel's meaning.
 ///
 /// # Errors
 /// naga refuses the kernel.
@@ -41,8 +41,8 @@ fn reduced(written: &str) -> String {
     kept.join("\n")
 }
 
-/// naga numbers names that more than one thing has, in the order of the module: here it is the
-/// order of the declaration.
+/// naga numbers the names that several things share in the order of the module. This function
+/// numbers them in the order of the declaration.
 fn renumbered(item: &str) -> String {
     let mut seen: HashMap<&str, Vec<&str>> = HashMap::new();
     let mut text = String::new();
@@ -64,12 +64,12 @@ fn renumbered(item: &str) -> String {
     text
 }
 
-/// The declarations: each begins in the first column, and so does the brace that ends it.
+/// Returns the declarations. Each begins in the first column, as does the brace that ends it.
 fn items(text: &str) -> Vec<String> {
     let mut items: Vec<String> = Vec::new();
     let mut goes_on = false;
     for line in text.lines().filter(|line| !line.trim().is_empty()) {
-        // The attributes of an entry point have lines of their own.
+        // The attributes of an entry point are on separate lines.
         let begins = !line.starts_with([' ', '}']) && !goes_on;
         match items.last_mut() {
             Some(last) if !begins => *last += &format!("\n{line}"),
@@ -90,7 +90,7 @@ fn is_of_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// The words of a text and what is between them.
+/// Returns the words of a text and the texts between them.
 fn pieces(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -106,13 +106,13 @@ fn with_values(item: &str, constants: &HashMap<&str, &str>) -> String {
     pieces(item).map(|piece| constants.get(piece).copied().unwrap_or(piece)).collect()
 }
 
-/// Without the branches of `if true` and `if false` that are not taken. What is taken keeps its
-/// braces.
+/// Removes the branches of `if true` and `if false` that are not taken. The other branches keep
+/// their braces.
 fn reached(item: &str) -> String {
     let mut kept: Vec<&str> = Vec::new();
-    // The indentation of a branch that is left out, and whether what its `else` begins is kept.
+    // The indentation of a branch that is removed, and true if its `else` branch stays.
     let mut out: Option<(usize, bool)> = None;
-    // The indentations of the branches of `if true` that the line is in.
+    // The indentations of the `if true` branches around the line.
     let mut taken: Vec<usize> = Vec::new();
     for line in item.lines() {
         let code = line.trim_start();
@@ -148,7 +148,7 @@ fn reached(item: &str) -> String {
     kept.join("\n")
 }
 
-/// Without functions that no other item names.
+/// Removes functions that no other item names.
 fn called(items: &[String]) -> Vec<String> {
     let name = |item: &str| {
         let rest = item.strip_prefix("fn ")?;

@@ -1,4 +1,4 @@
-//! Mesa's drivers, each for a GPU that is not there: they compile, and report what they made.
+//! Compiles with Mesa's drivers, each for a GPU that is not present, and reads their statistics.
 
 use std::ffi::CStr;
 use std::io::{BufRead, BufReader, Write};
@@ -13,55 +13,55 @@ use crate::{assembly, mad_share};
 
 type Error = Box<dyn std::error::Error>;
 
-/// What a driver says of a compiled kernel; absent is what it does not say.
+/// A driver's statistics of a compiled kernel. A number that the driver does not report is absent.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Deserialize, serde::Serialize)]
 pub struct Statistics {
     /// Invocations of a subgroup.
     pub subgroup: u64,
     /// Vector registers.
     pub registers: u64,
-    /// Those of them in memory.
+    /// Vector registers that are spilled to memory.
     pub spills: u64,
-    /// Bytes of memory of an invocation's (RADV: a subgroup's) own: spills, and arrays that are
+    /// Bytes of private memory of an invocation (RADV: of a subgroup): spills, and arrays that are
     /// indexed.
     pub memory: Option<u64>,
-    /// Subgroups (Honeykrisp: invocations) that a core, or what the driver divides it into, holds
-    /// at once.
+    /// Subgroups (Honeykrisp: invocations) that a core, or the driver's part of a core, holds at
+    /// once.
     pub occupancy: u64,
     pub instructions: u64,
-    /// By the compiler's own estimate; loops count once or as often as it guesses.
+    /// The compiler's estimate. It counts a loop once, or as often as it guesses.
     pub cycles: Option<u64>,
-    /// Scalar registers in lanes of vector registers.
+    /// Scalar registers that are spilled to lanes of vector registers.
     pub scalar_spills: Option<u64>,
     pub lds: Option<u64>,
     pub code: Option<u64>,
-    /// Of a hundred instructions of inner loops, where it was asked for.
+    /// Multiply-adds per hundred instructions of inner loops, if the text was read.
     pub mad_share: Option<f64>,
-    /// What a full tile of keys takes, where it was asked for and found.
+    /// The work of a full tile of keys, if it was requested and found.
     pub tile: Option<Tile>,
 }
 
-/// A module to compile, and the storage buffers it has beside the uniform.
+/// A module to compile, and the number of its storage buffers without the uniform.
 #[derive(Clone, Debug)]
 pub struct Job {
     pub module: PathBuf,
     pub buffers: usize,
-    /// True if a second uniform is bound behind them.
+    /// True if a second uniform is bound behind the storage buffers.
     pub mods: bool,
-    /// Whether to read what it was compiled to, which takes longer.
+    /// True to read the driver's text, which takes longer.
     pub text: bool,
-    /// What a tile is to compute, if that is to be found in the text.
+    /// The work of a tile, if it is to be found in the text.
     pub tile: Option<Facts>,
 }
 
-/// The program that compiles for a GPU, to be fed with jobs.
+/// The program that compiles for a GPU. It reads jobs from standard input.
 struct Child {
     child: std::process::Child,
     list: std::process::ChildStdin,
     answers: std::io::Lines<BufReader<std::process::ChildStdout>>,
 }
 
-/// What it says once it has a device.
+/// The program's line once it has a device.
 const READY: &str = "ready";
 
 impl Child {
@@ -74,7 +74,7 @@ impl Child {
             .env("MESA_SHADER_CACHE_DISABLE", "true")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // Where drm-shim says what it does not answer.
+            // drm-shim prints requests that it does not answer.
             .stderr(Stdio::null())
             .spawn()?;
         let list = child.stdin.take().ok_or("no standard input")?;
@@ -82,19 +82,19 @@ impl Child {
         let mut child = Child { child, list, answers };
         match child.answers.next() {
             Some(line) if line.as_ref().is_ok_and(|line| line == READY) => Ok(child),
-            // Why it ends.
+            // The reason why the program ends.
             Some(line) => Err(line?.into()),
             None => Err(child.child.wait()?.to_string().into()),
         }
     }
 
-    /// None: it has ended.
+    /// Returns `None` if the program has ended.
     fn ask(&mut self, job: &Job) -> Option<Result<Statistics, String>> {
         let tile = serde_json::to_string(&job.tile).ok()?;
         let Job { buffers, mods, text, .. } = job;
         writeln!(self.list, "{buffers} {mods} {text} {tile} {}", job.module.display()).ok()?;
         let answer = self.answers.next()?.ok()?;
-        // What is no JSON is why it ends.
+        // A line that is not JSON is the reason why the program ends.
         Some(serde_json::from_str(&answer).unwrap_or(Err(answer)))
     }
 
@@ -104,14 +104,14 @@ impl Child {
     }
 }
 
-/// Whether the driver opens a device of `gpu`, or why not.
+/// Checks that the driver opens a device of `gpu`. The error gives the reason.
 pub fn opens(runner: &Path, gpu: Gpu) -> Result<(), String> {
     let child = Child::start(runner, gpu).map_err(|error| error.to_string())?;
     child.end().map(drop).map_err(|error| error.to_string())
 }
 
-/// Compiles every job for `gpu` in a process of its own, and in a further one what is left if the
-/// compiler ends the first.
+/// Compiles every job for `gpu` in a separate process. If the compiler ends the process, a further
+/// process compiles the remaining jobs.
 pub fn check(runner: &Path, gpu: Gpu, jobs: &[Job]) -> Vec<Result<Statistics, String>> {
     let mut results = Vec::new();
     while results.len() < jobs.len() {
@@ -129,7 +129,7 @@ pub fn check(runner: &Path, gpu: Gpu, jobs: &[Job]) -> Vec<Result<Statistics, St
     results
 }
 
-/// The other side of [`check`]: answers each line of standard input with a result, in a line of
+/// The other side of [`check`]: it answers each line of standard input with a result, in a line of
 /// JSON.
 pub fn serve(gpu: &str) -> Result<(), Error> {
     let compiler = Compiler::new(gpus::find(gpu).ok_or("no such GPU")?)?;
@@ -160,8 +160,7 @@ struct Compiler {
 
 impl Compiler {
     fn new(gpu: Gpu) -> Result<Self, Error> {
-        // SAFETY: a loader of Vulkan's, which does what it is specified to; this process does
-        // nothing else with it.
+        // SAFETY: Vulkan's loader works as specified, and this process does nothing else with it.
         unsafe {
             let entry = ash::Entry::load()?;
             let application = vk::ApplicationInfo::default().api_version(vk::API_VERSION_1_3);
@@ -194,7 +193,7 @@ impl Compiler {
             let mut of_1_3 = vk::PhysicalDeviceVulkan13Features::default();
             let mut executable = vk::PhysicalDevicePipelineExecutablePropertiesFeaturesKHR::default();
             let mut matrix = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default();
-            // wgpu enables robustness wherever there is any, modules without checks or not.
+            // wgpu enables robustness wherever it is available, even for modules without checks.
             let mut robust = vk::PhysicalDeviceRobustness2FeaturesEXT::default();
             let mut features = vk::PhysicalDeviceFeatures2::default()
                 .push_next(&mut of_1_1)
@@ -236,9 +235,9 @@ impl Compiler {
                 .stage_flags(vk::ShaderStageFlags::COMPUTE)
         };
         let bindings: Vec<_> = (0..=buffers + usize::from(mods)).map(binding).collect();
-        // SAFETY: every object is used with the device it was made of, and destroyed once, after
-        // its last use. The module is valid: it has passed the validator or its fault is what this
-        // is to find.
+        // SAFETY: every object is used with the device that created it, and is destroyed once,
+        // after its last use. The module is valid: it has passed the validator, or this test is to
+        // find its fault.
         unsafe {
             let about = vk::DescriptorSetLayoutCreateInfo::default().bindings(&bindings);
             let sets = [device.create_descriptor_set_layout(&about, None)?];
@@ -272,14 +271,15 @@ impl Compiler {
     }
 
     /// # Safety
-    /// `pipeline` is one of this device, made with its internal representations if `text`.
+    /// `pipeline` belongs to this device. If `text` is set, it was created with its internal
+    /// representations.
     unsafe fn read(
         &self,
         pipeline: vk::Pipeline,
         text: bool,
         tile: Option<Facts>,
     ) -> Result<Statistics, Error> {
-        // SAFETY: as promised.
+        // SAFETY: the caller guarantees it.
         let (executables, read) = unsafe {
             let about = vk::PipelineInfoKHR::default().pipeline(pipeline);
             let executables = self.statistics.get_pipeline_executable_properties(&about)?;
@@ -293,7 +293,7 @@ impl Compiler {
             let found =
                 read.iter().find(is_it).ok_or_else(|| format!("the driver does not tell {name:?}"))?;
             match found.format {
-                // SAFETY: the format says which member it is.
+                // SAFETY: the format tells which member is valid.
                 vk::PipelineExecutableStatisticFormatKHR::UINT64 => Ok(unsafe { found.value.u64 }),
                 _ => Err(format!("{name:?} is no unsigned number")),
             }
@@ -302,7 +302,7 @@ impl Compiler {
         let [executable] = executables.as_slice() else { return Err("one executable expected".into()) };
         let names: Names = self.gpu.driver.names();
         let blocks = match names.text {
-            // SAFETY: as promised.
+            // SAFETY: the caller guarantees it.
             Some(name) if text => assembly::blocks(self.gpu.driver, &unsafe { self.text(pipeline, name) }?),
             _ => Vec::new(),
         };
@@ -323,22 +323,22 @@ impl Compiler {
         })
     }
 
-    /// An internal representation.
+    /// Returns an internal representation.
     ///
     /// # Safety
-    /// `pipeline` is one of this device, made with its internal representations.
+    /// `pipeline` belongs to this device, and was created with its internal representations.
     unsafe fn text(&self, pipeline: vk::Pipeline, name: &str) -> Result<String, Error> {
         let about = vk::PipelineExecutableInfoKHR::default().pipeline(pipeline);
-        // SAFETY: as promised.
+        // SAFETY: the caller guarantees it.
         let mut all = unsafe { self.statistics.get_pipeline_executable_internal_representations(&about)? };
-        // ash asks how long they are; with memory of that length a second call writes them.
+        // ash queries the lengths. A second call writes texts of these lengths.
         let mut texts: Vec<Vec<u8>> = all.iter().map(|one| vec![0; one.data_size]).collect();
         for (one, text) in all.iter_mut().zip(&mut texts) {
             one.p_data = text.as_mut_ptr().cast();
         }
         let mut count = all.len() as u32;
         let read = self.statistics.fp().get_pipeline_executable_internal_representations_khr;
-        // SAFETY: `count` elements, each with memory as long as it says.
+        // SAFETY: `count` elements, each with as many bytes as its `data_size`.
         unsafe { read(self.device.handle(), &about, &mut count, all.as_mut_ptr()).result()? };
         let is_it = |one: &vk::PipelineExecutableInternalRepresentationKHR| {
             one.name_as_c_str().is_ok_and(|n| n.to_bytes() == name.as_bytes())

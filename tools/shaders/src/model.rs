@@ -1,6 +1,6 @@
-//! How much of a core's arithmetic the fused kernel should reach, from what a full tile takes
-//! (`tile.rs`), what fits on a core, and what vendors publish of their GPUs' rates. What is not
-//! published is not in it.
+//! Predicts the share of a core's arithmetic that the fused kernel should reach. The inputs are the
+//! work of a full tile (`tile.rs`), the workgroups of a core, and published rates. The model omits
+//! rates that vendors do not publish.
 
 use std::fmt::Write as _;
 
@@ -11,11 +11,11 @@ use crate::mesa::Statistics;
 use crate::tile::Tile;
 use crate::verdict::{Compiler, Verdict};
 
-/// What a core does per clock: a multiprocessor of NVIDIA's, a work-group processor of AMD's. Rates
-/// are of invocations.
+/// The rates of a core per clock. A core is a multiprocessor (NVIDIA) or a work-group processor
+/// (AMD). Rates count invocations.
 struct Rates {
     name: &'static str,
-    /// Whose counts are taken, of [`GPUS`].
+    /// The GPU of [`GPUS`] whose counts are used.
     counts: &'static str,
     /// Multiply-adds, additions and products of f32.
     floats: f64,
@@ -23,25 +23,24 @@ struct Rates {
     others: f64,
     units: Units,
     exp2: Option<f64>,
-    /// Bytes of workgroup memory, as invocations get them: what neighbours share counts for each.
+    /// Bytes of workgroup memory that invocations load. Bytes that neighbours share count for each.
     workgroup_bytes: f64,
     /// Multiply-adds of matrix instructions, f16 with sums in f32.
     matrix: Option<f64>,
     /// KiB of workgroup memory.
     memory: u64,
-    /// How many a core has of what the driver's occupancy is of.
+    /// The number of units in a core, as the driver's occupancy counts them.
     parts: u64,
     source: &'static str,
 }
 
-/// What instructions share.
+/// The way in which instructions share units.
 #[derive(Clone, Copy, PartialEq)]
 enum Units {
-    /// Floats and others have units of their own; all instructions whatever share being issued, for
-    /// so many invocations a clock; matrix units work beside them.
+    /// Floats and other instructions have separate units. All instructions share the issue rate, in
+    /// invocations a clock. Matrix units work in parallel.
     Apart { issue: f64 },
-    /// Vector instructions follow each other, those of matrices among them; what is not for vectors
-    /// is issued beside them.
+    /// Vector and matrix instructions follow each other. Other instructions are issued in parallel.
     One,
 }
 
@@ -76,7 +75,7 @@ const RATES: [Rates; 6] = [
                  (GeForce RTX 2080 Ti: tensor rate with f32 sums); NVIDIA Ampere GA102 GPU Architecture (bytes)",
     },
     AMPERE,
-    // Of the same instructions.
+    // The same instructions as Ampere's.
     Rates {
         name: "NVIDIA Hopper (GH100, sm_90)",
         matrix: None,
@@ -128,7 +127,7 @@ const RATES: [Rates; 6] = [
     },
 ];
 
-/// Clocks of a core for a subgroup's part of a tile, by what does it.
+/// Clocks of a core for a subgroup's part of a tile, by unit.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Clocks {
     /// Multiply-adds of the products: the floor.
@@ -164,20 +163,20 @@ impl Clocks {
         }
     }
 
-    /// If nothing waits for anything else.
+    /// Returns the clocks if no unit waits for another.
     fn least(&self) -> f64 {
         self.vector.max(self.exp2).max(self.workgroup)
     }
 }
 
-/// What is predicted of a kernel on a GPU.
+/// The prediction for a kernel on a GPU.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Prediction {
     /// Workgroups that a core holds.
     workgroups: u64,
     whole: Clocks,
-    /// Shares of the floor: if all overlaps; if the products and the rest follow each other; what
-    /// is between, by how many workgroups share a core.
+    /// Shares of the floor. `most`: everything overlaps. `least`: the products and the rest follow
+    /// each other. `share` is between, by the number of workgroups on a core.
     most: f64,
     least: f64,
     share: f64,
@@ -210,7 +209,7 @@ impl Prediction {
     }
 }
 
-/// The table of rates.
+/// Returns the table of rates.
 fn rates() -> String {
     let mut text = "| GPU | counts of | multiply-adds | other vector instructions | issued | exp2 | bytes of workgroup memory | \
                     multiply-adds of matrix instructions, f16 with f32 sums | from |\n|---|---|--:|--:|--:|--:|--:|--:|---|\n"
@@ -232,7 +231,7 @@ fn rates() -> String {
     text
 }
 
-/// The table of predictions: of the tiles that plans choose for many rows.
+/// Returns the table of predictions, for the tiles that plans choose for many rows.
 fn predictions(rows: &[Row]) -> String {
     let mut text = "| form | tile | GPU | workgroups a core | floor | vectors | exp2 | workgroup memory | share if all \
                     overlaps | if products and the rest do not | predicted |\n|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|\n"
@@ -266,7 +265,7 @@ fn predictions(rows: &[Row]) -> String {
     text
 }
 
-/// What stands between the marks in `benches/PREDICTIONS.md`.
+/// Returns the section between the marks in `benches/PREDICTIONS.md`.
 pub fn section(rows: &[Row], date: &str) -> String {
     format!(
         "Of {date}. Counts are of a full tile of keys, as [SHADERS.md](SHADERS.md) has them; f32 for fused_gpu, f16 for \
@@ -295,11 +294,11 @@ pub fn section(rows: &[Row], date: &str) -> String {
     )
 }
 
-/// The marks around what is written into the page.
+/// The marks around the section that is written into the page.
 const BEGIN: &str = "<!-- Written by `scripts/shaders --write`: -->\n";
 const END: &str = "<!-- By hand again. -->\n";
 
-/// `page` with `section` between the marks.
+/// Returns `page` with `section` between the marks.
 pub fn written(page: &str, section: &str) -> Option<String> {
     let (before, rest) = page.split_once(BEGIN)?;
     let (_, after) = rest.split_once(END)?;
@@ -330,7 +329,7 @@ mod tests {
         // 8 multiply-adds take 4 clocks, all 18 instructions 4.5; a load of 8 bytes 4.
         let turing = of("nvk-turing", 32.0);
         assert_eq!((turing.floor, turing.vector, turing.exp2, turing.workgroup), (4.0, 4.5, 2.0, 4.0));
-        // 13 vector instructions of twice as many invocations, one after the other.
+        // 13 vector instructions, one after the other, for twice as many invocations.
         let rdna2 = of("radv-navi21", 64.0);
         assert_eq!((rdna2.floor, rdna2.vector, rdna2.exp2, rdna2.workgroup), (4.0, 6.5, 2.0, 2.0));
         assert_eq!(turing.least(), 4.5);

@@ -11,17 +11,17 @@ use naga::{
 
 use crate::verdict::Verdict;
 
-/// Bytes of threadgroup memory, of which no Apple GPU has more.
+/// The most threadgroup memory of Apple's GPUs, in bytes.
 const MOST_MEMORY: u32 = 32 << 10;
 
 /// Threadgroup arguments of a kernel: naga writes one for each workgroup variable (wgpu 9465).
 const MOST_VARIABLES: usize = 31;
 
 /// Checks the entry point of `module` and every function that it calls. `planned` is the host's
-/// number of bytes of workgroup memory, which the host compares with the device's limit before it
+/// number of bytes of workgroup memory. The host compares it with the device's limit before it
 /// compiles a kernel.
 pub fn check(module: &Module, info: &ModuleInfo, planned: u32) -> Verdict {
-    // No Metal device gets such a kernel from the host.
+    // The host never gives this kernel to a Metal device.
     if planned > MOST_MEMORY || has_large_fragments(module) {
         return Verdict::Unsuited;
     }
@@ -41,7 +41,7 @@ pub fn check(module: &Module, info: &ModuleInfo, planned: u32) -> Verdict {
     }
 }
 
-/// Metal has matrix units for fragments of 8 × 8 alone.
+/// Metal's matrix units have only fragments of 8 × 8.
 fn has_large_fragments(module: &Module) -> bool {
     let entries = module.entry_points.iter().map(|entry| &entry.function);
     let mut functions = module.functions.iter().map(|(_, function)| function).chain(entries);
@@ -55,7 +55,7 @@ fn has_large_fragments(module: &Module) -> bool {
 struct Walk<'a> {
     module: &'a Module,
     info: &'a ModuleInfo,
-    /// Functions that were visited, and whether a `switch` calls them.
+    /// Functions that were visited; true if a `switch` calls them.
     called: HashSet<(Handle<Function>, bool)>,
     faults: Vec<String>,
     /// Results of `workgroupUniformLoad`, with their functions.
@@ -74,7 +74,7 @@ struct Scope<'a> {
 }
 
 impl<'a> Walk<'a> {
-    /// Sums the workgroup variables as wgpu's Metal backend does: whole 16 bytes for each.
+    /// Sums the workgroup variables as wgpu's Metal backend does: each is rounded up to 16 bytes.
     fn workgroup_memory(&mut self, planned: u32) {
         let entry = self.info.get_entry_point(0);
         let is_used = |handle| entry[handle] != GlobalUse::empty();
@@ -164,8 +164,8 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Metal's `simd_sum` refuses a struct of floats (cubecl 909). MSL's own vectors are compiled
-    /// by others, as operands of shuffles too, but no kernel needs a reduction of a vector.
+    /// Metal's `simd_sum` refuses a struct of floats (cubecl 909). Other projects compile MSL's
+    /// vectors, also as operands of shuffles. No kernel needs a reduction of a vector.
     fn reduction(&mut self, argument: Handle<Expression>, scope: Scope<'a>) {
         if !matches!(self.type_of(argument, scope), TypeInner::Scalar(_)) {
             self.fault(scope, "a subgroup reduction of a vector");
@@ -234,7 +234,7 @@ mod tests {
         let called = "fn f() -> f32 { return g(); } fn g() -> f32 { return subgroupBroadcastFirst(1.0); }";
         rejected(called, &format!("out[n].x = f(); {}", cases("out[n].y = f();")), &format!("g: {why}"));
         accepted(called, "if n == 1u { out[n].x = f(); }");
-        // No function that the entry point does not call.
+        // A function that the entry point does not call is accepted.
         accepted(&format!("fn f(n: u32) {{ {} }}", cases("out[n].x = subgroupAdd(1.0);")), "out[n].x = 1.0;");
     }
 

@@ -1,21 +1,22 @@
-//! The list of what is known and permitted: `permitted.txt`.
+//! The list of known and permitted faults: `permitted.txt`.
 
 use crate::verdict::{Compiler, Verdict};
 
-/// A line of it.
+/// A line of the list.
 #[derive(Debug)]
 pub struct Permitted {
     pub line: &'static str,
     compiler: &'static str,
-    /// Values of axes, or forms, all of which a kernel has.
+    /// Values of axes, or forms. A kernel must have all of them.
     kernel: Vec<&'static str>,
     kind: &'static str,
     most: u64,
-    /// Whether anything was as it says.
+    /// True if a fault matched the line.
     pub used: bool,
 }
 
-/// `COMPILER: AXES: KIND<=MOST: REASON`. A compiler's name may be the beginning of several.
+/// Reads lines `COMPILER: AXES: KIND<=MOST: REASON`. A compiler's name may be the beginning of
+/// several names.
 pub fn read() -> Result<Vec<Permitted>, String> {
     let lines =
         include_str!("../permitted.txt").lines().filter(|line| !line.starts_with('#') && !line.is_empty());
@@ -37,13 +38,13 @@ impl Permitted {
         compiler.to_string().starts_with(self.compiler) && self.kernel.iter().all(|axis| axes.contains(axis))
     }
 
-    /// Whether it can have been used: whether a compiler that it is about was there.
+    /// True if a compiler that the line names has run.
     pub fn is_judged(&self, ran: &[Compiler]) -> bool {
         ran.iter().any(|compiler| compiler.to_string().starts_with(self.compiler))
     }
 }
 
-/// What no line permits of a verdict.
+/// Returns the faults of a verdict that no line permits.
 pub fn unexplained(
     permitted: &mut [Permitted],
     compiler: Compiler,

@@ -1,11 +1,11 @@
-//! Khronos' validator: a process per module, since it takes no more.
+//! Khronos' validator, with one process per module: it accepts one file.
 
 use std::path::Path;
 use std::process::Command;
 
 use crate::verdict::Verdict;
 
-/// `command`: the program, after the loader it runs through, if any.
+/// `command`: the program; before it the loader that runs it, if any.
 pub fn check(command: &[String], module: &Path) -> Verdict {
     let (program, arguments) = command.split_first().expect("a command");
     let run = Command::new(program).args(arguments).args(["--target-env", "vulkan1.3"]).arg(module).output();

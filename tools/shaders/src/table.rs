@@ -1,4 +1,4 @@
-//! What was found, as tables.
+//! The results as tables.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -9,10 +9,10 @@ use crate::gpus::{Driver, GPUS};
 use crate::mesa::Statistics;
 use crate::verdict::{Compiler, Listing, Verdict};
 
-/// A number's name, and where it is.
+/// A number's name, and its accessor.
 type Column = (&'static str, fn(&Statistics) -> Option<u64>);
 
-/// The drivers' numbers, as `variants` names them, beside the share of multiply-adds.
+/// The drivers' numbers, as `variants` names them. It adds the share of multiply-adds.
 const COLUMNS: [Column; 9] = [
     ("registers", |s| Some(s.registers)),
     ("spills", |s| Some(s.spills)),
@@ -25,7 +25,7 @@ const COLUMNS: [Column; 9] = [
     ("code", |s| s.code),
 ];
 
-/// Every variant a line: what each compiler said, and the drivers' numbers by GPU.
+/// Returns a line for every variant: each compiler's verdict, and the drivers' numbers by GPU.
 pub fn variants(rows: &[Row]) -> String {
     let compilers = Compiler::all();
     let mut text = "variant,form".to_string();
@@ -71,7 +71,7 @@ pub fn variants(rows: &[Row]) -> String {
     text
 }
 
-/// The worst of FXC's numbers, by stage and form.
+/// Returns the worst of FXC's numbers, by stage and form.
 pub fn fxc(rows: &[Row]) -> String {
     let mut worst: BTreeMap<(&str, &str), (usize, Listing)> = BTreeMap::new();
     for row in rows {
@@ -99,7 +99,7 @@ pub fn fxc(rows: &[Row]) -> String {
     text
 }
 
-/// By compiler: how many it was asked of, and how many it took.
+/// Returns by compiler how many variants it compiled, and how many it accepted.
 pub fn compilers(rows: &[Row]) -> String {
     let mut text =
         "| compiler | accepted | rejected | not for it | covered by others |\n|---|--:|--:|--:|--:|\n"
@@ -120,7 +120,7 @@ pub fn compilers(rows: &[Row]) -> String {
     text
 }
 
-/// The worst of each number of several variants.
+/// The worst numbers of several variants.
 struct Worst<'a>(Vec<&'a Statistics>);
 
 impl Worst<'_> {
@@ -133,7 +133,7 @@ impl Worst<'_> {
         self.0.iter().map(|s| s.occupancy).min().unwrap_or_default()
     }
 
-    /// Of those whose text was read, the least and the most.
+    /// Returns the least and the most share, among variants whose text was read.
     fn mad_share(&self) -> String {
         let shares = || self.0.iter().filter_map(|s| s.mad_share.map(|share| share.round() as u64));
         match (shares().min(), shares().max()) {
@@ -150,7 +150,7 @@ impl Worst<'_> {
     }
 }
 
-/// What was compiled, by stage, form and what `by` makes of the number of a GPU.
+/// Groups the compiled variants by stage, form and `by` of the GPU's number.
 fn grouped<K: Ord>(
     rows: &[Row],
     takes: impl Fn(&Row) -> bool,
@@ -168,7 +168,7 @@ fn grouped<K: Ord>(
     worst
 }
 
-/// Kernels with loops, by stage, form and GPU.
+/// Returns the table of kernels with loops, by stage, form and GPU.
 pub fn loops(rows: &[Row]) -> String {
     let mut text = "| stage | form | GPU | variants | registers | spills | memory | occupancy | instructions | mad share |\n\
                     |---|---|---|--:|--:|--:|--:|--:|--:|--:|\n"
@@ -180,7 +180,7 @@ pub fn loops(rows: &[Row]) -> String {
     text
 }
 
-/// The others, by stage and driver.
+/// Returns the table of the other kernels, by stage and driver.
 pub fn small(rows: &[Row]) -> String {
     let number = |gpu: usize| Driver::ALL.iter().position(|driver| *driver == GPUS[gpu].driver);
     let mut text =
@@ -194,7 +194,7 @@ pub fn small(rows: &[Row]) -> String {
     text
 }
 
-/// What a full tile of the fused kernel takes, by its size and GPU.
+/// Returns the table of a full tile's work in the fused kernel, by its size and GPU.
 pub fn tiles(rows: &[Row]) -> String {
     use Kind::*;
     let parts: [(&str, &[Kind]); 9] = [
@@ -247,7 +247,7 @@ pub fn tiles(rows: &[Row]) -> String {
     text
 }
 
-/// What the columns are, by driver.
+/// The meaning of the columns, by driver.
 const LEGEND: &str = "\
 | | NVK | RADV | Honeykrisp | Turnip |
 |---|---|---|---|---|
@@ -258,7 +258,7 @@ const LEGEND: &str = "\
 | mad share | by `NAK assembly` | by `Assembly` | no text | by `IR3 Assembly` |
 ";
 
-/// The committed page.
+/// Returns the committed page.
 pub fn page(loops: &str, tiles: &str, small: &str, fxc: &str, compilers: &str) -> String {
     let covering = |values: usize| {
         let these = GPUS.iter().filter(|gpu| gpu.covering.values == values);

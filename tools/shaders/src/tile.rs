@@ -1,22 +1,22 @@
-//! What a subgroup does for a tile of keys that every row sees whole: no edge of a mask, no maximum
-//! that moves, no NaN.
+//! Counts the instructions of a subgroup for a tile of keys that every row sees whole. Such a tile
+//! has no mask edge, no new maximum and no NaN.
 //!
-//! The blocks on that path are found without running anything. Blocks that have many multiply-adds,
-//! or matrix instructions, are the products. The smallest loop that holds all of them is that over
-//! tiles; loops in it that hold some are those over channels (q · kᵀ, the first) and over keys (p ·
-//! v, the last), and they turn as often as the tile's multiply-adds need. Through everything else
-//! goes the shortest way that meets all products: compilers put what is for some tiles alone
-//! (edges, moved maxima, −∞ and NaN) beside it, and loops without products are passed once, or not
-//! at all where they can be.
+//! The blocks on that path are found without running anything. Blocks with many multiply-adds, or
+//! matrix instructions, are the products. The smallest loop that contains all products is the loop
+//! over tiles. Two inner loops have products: first the loop over channels (q · kᵀ), last the loop
+//! over keys (p · v). Each runs as many turns as the tile's multiply-adds need. The path takes the
+//! shortest way through all other blocks that meets all products. Compilers place the work of rare
+//! tiles (edges, new maxima, −∞ and NaN) off this way. Loops without products are passed once, or
+//! not at all if possible.
 //!
-//! What is staged for every tile may be under a condition, too, of the invocation. It is told by
-//! what it does, which what is rare does not: it stores vectors to workgroup memory, and loads
-//! none. The shortest way meets these blocks, but for the stores of weights in the loop over keys:
-//! an invocation makes them in the part that its keys are of, and not in every turn. What one
-//! subgroup does for the others, between two barriers (the maxima of the rows), is not counted.
+//! The staging of every tile may also depend on a condition of the invocation. Such a block stores
+//! vectors to workgroup memory and loads none; blocks for rare tiles do not. The shortest way meets
+//! these blocks, except the stores of weights in the loop over keys. An invocation makes those
+//! stores only in the part that contains its keys, not in every turn. Work that one subgroup does
+//! for the others between two barriers (the maxima of the rows) is not counted.
 //!
-//! Ways have as many multiply-adds and `exp2` as a tile needs; where none has, these rules are
-//! wrong, and nothing is reported.
+//! Ways have as many multiply-adds and `exp2` as a tile needs. If no way has, these rules do not
+//! hold, and nothing is reported.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -24,19 +24,19 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use crate::assembly::{Block, Counts, Kind, Loop, loops};
 use crate::mad_share;
 
-/// What a tile is to compute.
+/// The work of a tile.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Deserialize, serde::Serialize)]
 pub struct Facts {
-    /// Multiply-adds of q · kᵀ and of p · v: of an invocation, or with matrix instructions of a
+    /// Multiply-adds of q · kᵀ and of p · v: for an invocation, or with matrix instructions for a
     /// subgroup.
     pub scores: u64,
     pub sums: u64,
-    /// Whether by matrix instructions.
+    /// True if matrix instructions multiply.
     pub matrix: bool,
     /// Scores of an invocation.
     pub each: u64,
-    /// How often the tile's weights are stored in parts; invocations of a subgroup that have the
-    /// same part.
+    /// `parts`: the number of parts in which the tile's weights are stored. `same_part`: the
+    /// invocations of a subgroup with the same part.
     pub parts: u64,
     pub same_part: u64,
 }
@@ -44,9 +44,9 @@ pub struct Facts {
 /// Instructions of an invocation for a tile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Deserialize, serde::Serialize)]
 pub struct Tile {
-    /// In the loops of the products, or their blocks.
+    /// Instructions in the loops of the products, or in their blocks.
     pub products: Counts,
-    /// Elsewhere: the softmax, and what comes next.
+    /// All other instructions: the softmax, and the staging of the next tile.
     pub outside: Counts,
     /// Scores of an invocation.
     pub each: u64,
@@ -58,12 +58,12 @@ impl Tile {
     }
 }
 
-/// A way through some blocks. The shortest of those that do the most is the best.
+/// A way through some blocks. The best way does the most work; among those it is the shortest.
 #[derive(Clone, Debug, Default)]
 struct Way {
     products: Counts,
     outside: Counts,
-    /// What multiplies and adds on it; bytes that it only stages.
+    /// Multiply-adds of the products on the way, and the bytes that it only stages.
     work: u64,
     staged: u64,
 }
@@ -91,11 +91,11 @@ struct Graph<'a> {
     blocks: &'a [Block],
     facts: Facts,
     loops: Vec<Loop>,
-    /// Of each loop that has products how often it turns.
+    /// The number of turns of each loop with products.
     turns: HashMap<usize, u64>,
 }
 
-/// None: the text is not of the form that the module's words say.
+/// Returns `None` if the text does not have the structure that the module describes.
 pub fn count(blocks: &[Block], facts: &Facts, subgroup: u64) -> Option<Tile> {
     if blocks.is_empty() {
         return None;
@@ -106,7 +106,7 @@ pub fn count(blocks: &[Block], facts: &Facts, subgroup: u64) -> Option<Tile> {
     let smallest = |l: &&usize| graph.loops[**l].body.len();
     let all: Vec<usize> = (0..graph.loops.len()).filter(|l| holds(&graph.loops[*l])).collect();
     let outer = *all.iter().min_by_key(smallest)?;
-    // Its loops with products, in the order of what is done.
+    // The loops with products in the outer loop, in execution order.
     let mut found: Vec<usize> = (0..graph.loops.len())
         .filter(|l| *l != outer && graph.is_in(*l, outer))
         .filter(|l| inner.iter().any(|n| graph.loops[*l].body.contains(n)))
@@ -130,7 +130,7 @@ pub fn count(blocks: &[Block], facts: &Facts, subgroup: u64) -> Option<Tile> {
         graph.turns.insert(*l, whole / lap);
     }
     let mut way = graph.lap(outer, Some(facts.each)).filter(|way| way.work == facts.scores + facts.sums)?;
-    // The stores of weights, once a part by a subgroup that has invocations of all parts.
+    // The stores of weights: once, or once a part for a subgroup with invocations of all parts.
     if let Some(last) = found.last() {
         let times = if subgroup > facts.same_part { facts.parts } else { 1 };
         let beside = graph.loops[*last].body.iter().filter(|n| graph.is_beside(**n, *last));
@@ -141,7 +141,7 @@ pub fn count(blocks: &[Block], facts: &Facts, subgroup: u64) -> Option<Tile> {
 }
 
 impl Graph<'_> {
-    /// What multiplies and adds for the products in a block.
+    /// Returns the multiply-adds of the products in a block.
     fn work_of(&self, n: usize) -> u64 {
         let block = &self.blocks[n];
         match self.facts.matrix {
@@ -156,13 +156,13 @@ impl Graph<'_> {
         inner.header != outer.header && inner.body.is_subset(&outer.body)
     }
 
-    /// The largest loops in a loop.
+    /// Returns the largest loops in a loop.
     fn children(&self, l: usize) -> Vec<usize> {
         let within: Vec<usize> = (0..self.loops.len()).filter(|c| self.is_in(*c, l)).collect();
         within.iter().copied().filter(|c| within.iter().all(|d| !self.is_in(*c, *d))).collect()
     }
 
-    /// Whether what follows a loop leads to another, in the same turn of one around both.
+    /// True if a path leads from one loop to another, in the same turn of the loop around both.
     fn leads(&self, from: usize, to: usize, outer: usize) -> bool {
         let (around, to) = (&self.loops[outer], self.loops[to].header);
         let mut seen = BTreeSet::from([around.header]);
@@ -175,7 +175,7 @@ impl Graph<'_> {
         seen.contains(&to)
     }
 
-    /// The best turn of a loop, of those with so many `exp2`.
+    /// Returns the best turn of a loop, among turns with `exp2` exponentials.
     fn lap(&self, l: usize, exp2: Option<u64>) -> Option<Way> {
         let header = self.loops[l].header;
         let is_end = |n: usize| self.blocks[n].next.contains(&header);
@@ -184,8 +184,8 @@ impl Graph<'_> {
         turns.map(|(_, way)| way).min_by_key(Way::cost)
     }
 
-    /// The best ways from a loop's first block through each of its blocks, by that and how many
-    /// `exp2` they have.
+    /// Returns the best ways from a loop's first block through each of its blocks. The key is the
+    /// block and the number of `exp2`.
     fn reach(&self, l: usize) -> HashMap<(usize, u64), Way> {
         let Loop { header, body } = &self.loops[l];
         let children = self.children(l);
@@ -193,7 +193,7 @@ impl Graph<'_> {
         let passes: HashMap<usize, Vec<(usize, Way)>> =
             children.iter().map(|child| (*child, self.passes(*child))).collect();
         let mut best: HashMap<(usize, u64), Way> = HashMap::new();
-        // A way that is found again is followed again only if it is better now.
+        // A way that is found again is followed again only if it is better.
         let mut open = VecDeque::from([(*header, Way::default())]);
         while let Some((n, before)) = open.pop_front() {
             let child = child_of(n);
@@ -224,20 +224,20 @@ impl Graph<'_> {
         Way { products, outside, work, staged: if in_products { 0 } else { staged(&self.blocks[n]) } }
     }
 
-    /// All turns of a loop, up to each block that it may be left after.
+    /// Returns all turns of a loop, up to each block that may leave it.
     fn passes(&self, l: usize) -> Vec<(usize, Way)> {
         let lap = self.lap(l, None).unwrap_or_default();
         let turns = self.turns.get(&l).copied();
         let pass = |((end, _), last): ((usize, u64), Way)| {
             let Some(turns) = turns else { return (end, last) };
-            // Where the test is at the end of a turn, the last turn is the way out.
+            // If the test is at the end of a turn, the last turn is the way out.
             let way = last.plus(&lap, turns - u64::from(last.work > 0));
             (end, Way { products: way.products.plus(&way.outside), outside: Counts::default(), ..way })
         };
         self.reach(l).into_iter().map(pass).collect()
     }
 
-    /// Whether a turn of a loop can go around a block.
+    /// True if a turn of a loop can avoid a block.
     fn is_beside(&self, block: usize, l: usize) -> bool {
         let Loop { header, body } = &self.loops[l];
         let mut seen = BTreeSet::from([*header]);
@@ -256,8 +256,8 @@ impl Graph<'_> {
     }
 }
 
-/// Bytes that a block stores to workgroup memory, if in vectors, and if it loads nothing from
-/// there.
+/// Returns the bytes that a block stores to workgroup memory. Returns 0 unless it stores vectors
+/// and loads nothing from there.
 fn staged(block: &Block) -> u64 {
     let [stores, loads] = [Kind::WorkgroupStore, Kind::WorkgroupLoad].map(|kind| block.counts.of(kind));
     let bytes = block.counts.workgroup_bytes;
@@ -272,7 +272,7 @@ mod tests {
 
     const FACTS: Facts = Facts { scores: 64, sums: 128, matrix: false, each: 1, parts: 2, same_part: 32 };
 
-    /// A loop over tiles with an edge, two products and stores of weights, in RADV's words.
+    /// A loop over tiles with an edge, two products and stores of weights, as RADV's text.
     fn text(edge: usize) -> String {
         let mads = "\tv_fma_f32 v0, v1, v2, v3\n".repeat(32);
         let edge = "\tv_cndmask_b32 v0, v1, v2\n".repeat(edge);
@@ -297,15 +297,15 @@ mod tests {
         let of = |subgroup| count(&blocks(Driver::Radv, &text(5)), &FACTS, subgroup).expect("a tile");
         let tile = of(32);
         let product = |kind| tile.products.of(kind);
-        // Two turns of the first loop, whose test is at the end, four of the second, and its test
-        // once more.
+        // Two turns of the first loop, with its test at the end. Four turns of the second loop, and
+        // one more test.
         assert_eq!((product(Kind::MultiplyAdd), product(Kind::WorkgroupLoad)), (64 + 128, 2));
         assert_eq!(product(Kind::Control), 2 + 4 * 3 + 1);
         let outside = |kind| tile.outside.of(kind);
-        // Not the edge.
+        // The edge does not count.
         assert_eq!((outside(Kind::Select), outside(Kind::Exp2)), (0, 1));
         assert_eq!(outside(Kind::Control), 3);
-        // A subgroup of one part stores once, one of both twice.
+        // A subgroup with one part stores once; a subgroup with both parts stores twice.
         assert_eq!((outside(Kind::WorkgroupStore), of(64).outside.of(Kind::WorkgroupStore)), (1, 2));
         assert_eq!((tile.outside.workgroup_bytes, tile.products.workgroup_bytes), (16, 16));
     }

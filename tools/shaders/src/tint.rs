@@ -6,12 +6,12 @@ use std::process::Command;
 
 use crate::verdict::Verdict;
 
-/// What Tint must be told that naga must not.
+/// Adds the directive that Tint needs and naga does not.
 fn text(wgsl: &str) -> String {
     if wgsl.contains("subgroup") { format!("enable subgroups;\n{wgsl}") } else { wgsl.to_string() }
 }
 
-/// What it says of each of `texts`. `scratch`: a file to write.
+/// Returns Tint's verdicts on `texts`. `scratch`: a file to write.
 pub fn check(dawn: &Path, texts: &[&str], scratch: &Path) -> Vec<Verdict> {
     let mut verdicts = Vec::new();
     let ended = compile(dawn, texts, scratch, &mut verdicts);

@@ -1,5 +1,4 @@
-//! What naga makes of a kernel, with the options that wgpu's backends give it for the crate's
-//! modules.
+//! Translates a kernel with naga, with the options of wgpu's backends for the crate's modules.
 
 use naga::back::{hlsl, msl, spv};
 use naga::proc::{BoundsCheckPolicies, BoundsCheckPolicy};
@@ -15,13 +14,13 @@ use wgpu_attention::inspect::KernelText;
 pub struct Translated {
     pub verdicts: Vec<(Compiler, Verdict)>,
     pub spirv: Option<Vec<u32>>,
-    /// Whether that is in a file.
+    /// True if the SPIR-V is in a file.
     pub module: bool,
     pub hlsl: Option<String>,
 }
 
-/// `pipelines.rs` asks for modules without runtime checks and for workgroup memory that is not
-/// zeroed.
+/// As `pipelines.rs` requests: modules without runtime checks, and workgroup memory without
+/// zeroing.
 const UNCHECKED: BoundsCheckPolicies = BoundsCheckPolicies {
     index: BoundsCheckPolicy::Unchecked,
     buffer: BoundsCheckPolicy::Unchecked,
@@ -31,8 +30,7 @@ const UNCHECKED: BoundsCheckPolicies = BoundsCheckPolicies {
 
 const STAGE: ShaderStage = ShaderStage::Compute;
 
-/// The kernel in every language it can be written in: HLSL has no matrix units, so far as naga
-/// knows.
+/// Translates the kernel to every possible language. naga's HLSL has no matrix units.
 pub fn translate(kernel: &KernelText) -> Translated {
     let text = &kernel.wgsl;
     let mut all = Translated::default();
@@ -61,7 +59,7 @@ pub fn translate(kernel: &KernelText) -> Translated {
     all
 }
 
-/// naga panics at some of what it cannot write.
+/// naga panics on some modules that it cannot write.
 fn guarded<T>(make: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(make)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
@@ -106,7 +104,8 @@ fn spirv_with(module: &Module, info: &ModuleInfo, flags: spv::WriterFlags) -> Re
     spv::write_vec(module, info, &options, Some(&pipeline)).map_err(|e| e.to_string())
 }
 
-/// FNV-1a of a kernel's SPIR-V without names, for comparing two versions of the crate.
+/// Returns the FNV-1a hash of a kernel's SPIR-V without names, to compare two versions of the
+/// crate.
 pub fn spirv_hash(text: &str) -> Result<u64, String> {
     guarded(|| {
         let module = parse(text)?;
@@ -121,7 +120,7 @@ pub fn fnv(bytes: impl Iterator<Item = u8>) -> u64 {
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, b| (hash ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
 }
 
-/// The kernel in MSL, for `cpp.rs`.
+/// Returns the kernel in MSL, for `cpp.rs`.
 pub fn msl_text(text: &str) -> Result<String, String> {
     guarded(|| {
         let module = parse(text)?;
@@ -133,7 +132,7 @@ pub fn msl_text(text: &str) -> Result<String, String> {
 /// `msl.rs` and `cpp.rs` check it; nothing here compiles it.
 fn metal(module: &Module, info: &ModuleInfo) -> Result<String, String> {
     let options = msl::Options {
-        // The first with simdgroup matrices.
+        // The first version with simdgroup matrices.
         lang_version: (2, 3),
         bounds_check_policies: UNCHECKED,
         zero_initialize_workgroup_memory: false,
@@ -152,7 +151,7 @@ fn direct3d(module: &Module, info: &ModuleInfo, text: &str) -> Result<String, St
     hlsl(module, info, if halves(text) { hlsl::ShaderModel::V6_2 } else { hlsl::ShaderModel::V6_0 })
 }
 
-/// HLSL of the newest shader model that FXC compiles.
+/// Returns HLSL for the newest shader model that FXC compiles.
 pub fn shader_model_5_1(text: &str) -> Result<String, String> {
     guarded(|| {
         let module = parse(text)?;
@@ -164,7 +163,7 @@ pub fn shader_model_5_1(text: &str) -> Result<String, String> {
 fn hlsl(module: &Module, info: &ModuleInfo, shader_model: hlsl::ShaderModel) -> Result<String, String> {
     let options = hlsl::Options {
         shader_model,
-        // As if a kernel asked for the number of workgroups, which wgpu passes in constants.
+        // As for a kernel that uses the number of workgroups. wgpu passes it in constants.
         special_constants_binding: Some(hlsl::BindTarget { register: 63, ..Default::default() }),
         zero_initialize_workgroup_memory: false,
         restrict_indexing: false,

@@ -1,11 +1,11 @@
-//! What compilers say of kernels.
+//! The compilers' verdicts on kernels.
 
 use std::fmt;
 
 use crate::gpus::GPUS;
 use crate::mesa::Statistics;
 
-/// What a kernel is put through.
+/// The compilers and validators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Compiler {
     /// naga's validator; then its writers.
@@ -51,7 +51,7 @@ impl fmt::Display for Compiler {
     }
 }
 
-/// The numbers that FXC's listing of a kernel has.
+/// The numbers of FXC's listing of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Listing {
     /// Processor time of the compiler.
@@ -63,20 +63,20 @@ pub struct Listing {
     pub arrays: u64,
 }
 
-/// What one said of one.
+/// A compiler's verdict on a kernel.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
     Accepted,
     Compiled(Box<Statistics>),
     /// Compiled by FXC.
     Listed(Listing),
-    /// Accepted by `msl.rs`, with so many calls of `workgroupUniformLoad`: Metal's compiler on an
-    /// M1 moved such a load in front of its barrier (wgpu 4500).
+    /// Accepted by `msl.rs`, with this number of calls of `workgroupUniformLoad`. Metal's compiler
+    /// on an M1 moved such a load in front of its barrier (wgpu 4500).
     UniformLoads(u64),
-    /// Not asked: the kernel is not for what it compiles for.
+    /// Not compiled: the kernel does not suit the compiler.
     Unsuited,
-    /// Not asked: others that were have the same values of any two or three axes between them, or
-    /// it is of another share.
+    /// Not compiled. Other kernels cover its combinations of two or three values of axes, or it is
+    /// in another share.
     Covered,
     Rejected(String),
 }
@@ -94,7 +94,7 @@ impl Verdict {
         !matches!(self, Verdict::Unsuited | Verdict::Covered)
     }
 
-    /// What needs an explanation: its kind and how much of it.
+    /// Returns the faults that need an explanation: the kind and the amount.
     pub fn faults(&self) -> Vec<(&'static str, u64)> {
         match self {
             Verdict::Rejected(_) => vec![("rejected", 1)],

@@ -1,5 +1,5 @@
-//! Counts allocations. A program that asks says `#[global_allocator] static ALLOCATOR: Counting =
-//! Counting;`.
+//! Counts allocations. A program that counts declares `#[global_allocator] static ALLOCATOR:
+//! Counting = Counting;`.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -12,15 +12,15 @@ thread_local! {
 }
 
 fn count() {
-    // A thread that is ending has no counter any more.
+    // A thread that ends no longer has a counter.
     let _ = ALLOCATIONS.try_with(|n| n.set(n.get() + 1));
 }
 
-// SAFETY: everything is passed on to the system's allocator as it came.
+// SAFETY: every call is passed to the system's allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: the caller's promises are System's conditions.
+        // SAFETY: the caller guarantees the conditions of `System`.
         unsafe { System.alloc(layout) }
     }
 
@@ -36,7 +36,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// How often `f` allocates, on this thread.
+/// Returns the number of allocations of `f`, on this thread.
 pub fn allocations(f: impl FnOnce()) -> usize {
     let before = ALLOCATIONS.get();
     f();

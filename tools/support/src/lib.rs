@@ -1,4 +1,4 @@
-//! What tests, benches and tools share.
+//! Code that tests, benches and tools share.
 
 pub mod allocations;
 pub mod wgsl;

@@ -1,14 +1,14 @@
-//! WGSL, read and validated by naga with no more capabilities than its text asks for.
+//! WGSL that naga reads and validates, with only the capabilities that its text enables.
 
 use naga::Module;
 use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
 
-/// Whether a kernel is for matrix units.
+/// True if a kernel uses matrix units.
 pub fn matrix_units(wgsl: &str) -> bool {
     wgsl.lines().any(|line| line == "enable wgpu_cooperative_matrix;")
 }
 
-/// Whether a kernel has halves in more than packed words.
+/// True if a kernel uses f16 outside of packed words.
 pub fn halves(wgsl: &str) -> bool {
     wgsl.lines().any(|line| line == "enable f16;")
 }
@@ -19,14 +19,14 @@ pub fn subgroups(wgsl: &str) -> bool {
     wgsl.contains("builtin(subgroup_") || wgsl.split("subgroup").skip(1).any(is_operation)
 }
 
-/// The module, or what naga says of the text.
+/// Returns the module, or naga's message about the text.
 pub fn parse(wgsl: &str) -> Result<Module, String> {
     naga::front::wgsl::parse_str(wgsl).map_err(|e| e.emit_to_string(wgsl))
 }
 
-/// What naga knows of a module that it accepts, or why it does not.
+/// Returns naga's facts about a valid module, or its message.
 pub fn validate(module: &Module, wgsl: &str) -> Result<ModuleInfo, String> {
-    // WebGPU itself packs and unpacks halves.
+    // WebGPU itself can pack and unpack f16.
     let mut capabilities = Capabilities::SHADER_FLOAT16_IN_FLOAT32;
     capabilities.set(Capabilities::SHADER_FLOAT16, halves(wgsl));
     capabilities.set(Capabilities::SUBGROUP, subgroups(wgsl) || matrix_units(wgsl));

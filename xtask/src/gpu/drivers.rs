@@ -1,37 +1,37 @@
-//! The drivers, and the packages that they come in. Another driver is an entry of [`DRIVERS`], with
-//! a [`Bundle`] of its own only if no other driver's packages have it.
+//! The drivers, and the packages that contain them. To add a driver, add an entry to [`DRIVERS`].
+//! It needs a separate [`Bundle`] only if no other driver's packages contain it.
 
 /// Packages that are fetched together and unpacked into `target/gpu/NAME`.
 #[derive(Debug)]
 pub struct Bundle {
     pub name: &'static str,
     pub title: &'static str,
-    /// Of the download.
+    /// The size of the download.
     pub size: &'static str,
-    /// Of Debian, the last one first in choice; none: whatever this machine's apt knows.
+    /// Debian suites, the preferred one last. Without suites: the sources of this machine's apt.
     pub suites: &'static [&'static str],
     pub packages: &'static [&'static str],
-    /// Whether the packages come without those that they depend on.
+    /// True if the packages are fetched without their dependencies.
     pub alone: bool,
-    /// A large package that is not installed, and the files of it that are wanted.
+    /// A large package that is not installed, and the patterns of the files to extract.
     pub part: Option<(&'static str, &'static [&'static str])>,
 }
 
-/// What programs need in the environment to find a driver.
+/// The environment that programs need to find a driver.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Interface {
-    /// An ICD file, which is made.
+    /// An ICD file, which is generated.
     Vulkan,
     Egl,
-    /// Nothing: it is no driver.
+    /// Nothing: the bundle is no driver.
     Tools,
-    /// Nothing either: programs of the packages, which run in a root of their own.
+    /// Nothing: the programs of the packages run in a separate root.
     Root,
 }
 
 #[derive(Debug)]
 pub struct Driver {
-    /// As `WGPU_ATTENTION_DRIVER` names it.
+    /// The name for `WGPU_ATTENTION_DRIVER`.
     pub name: &'static str,
     /// Lines of the usage text.
     pub about: &'static str,
@@ -40,12 +40,12 @@ pub struct Driver {
     /// The library that programs load, or one of the programs.
     pub file: &'static str,
     pub interface: Interface,
-    /// A library that is loaded first: one that answers as the kernel's driver of a GPU that is not
-    /// there.
+    /// A library that is loaded first. It simulates the kernel driver of a GPU that is not present.
     pub preload: Option<&'static str>,
-    /// More variables; `{root}` is where the packages are unpacked.
+    /// Further variables; `{root}` is the folder of the unpacked packages.
     pub variables: &'static [(&'static str, &'static str)],
-    /// Whether LLVM compiles its shaders, which takes longer than tests run them.
+    /// True if LLVM compiles the driver's shaders. Compiling them takes longer than the tests run
+    /// them.
     pub llvm: bool,
 }
 
@@ -157,7 +157,7 @@ const FIREFOX: Bundle = Bundle {
     part: None,
 };
 
-/// The first of a bundle is its main one.
+/// The first driver of a bundle is its main one.
 pub const DRIVERS: &[Driver] = &[
     Driver {
         name: "lavapipe",
@@ -219,8 +219,8 @@ pub const DRIVERS: &[Driver] = &[
     },
     Driver {
         name: "nvk",
-        about: "Mesa 26 for NVIDIA GPUs, from lavapipe's packages, like the next three: it compiles for the GPU that
-NOUVEAU_CHIPSET names (162: Turing, 172: Ampere), which need not be there, and runs nothing",
+        about: "Mesa 26 for NVIDIA GPUs, from lavapipe's packages, like the next three. It compiles for the GPU that
+NOUVEAU_CHIPSET names (162: Turing, 172: Ampere), which need not be present, and runs nothing",
         title: "NVK 26",
         bundle: &LAVAPIPE_26,
         file: "libvulkan_nouveau.so",
@@ -264,7 +264,7 @@ NOUVEAU_CHIPSET names (162: Turing, 172: Ampere), which need not be there, and r
     },
     Driver {
         name: "spirv-tools",
-        about: "no driver but Khronos' tools, from Debian trixie: for a wrapper to run them through",
+        about: "no driver: Khronos' tools, from Debian trixie, with a wrapper that runs them",
         title: "SPIRV-Tools",
         bundle: &SPIRV_TOOLS,
         file: "spirv-val",
@@ -275,7 +275,7 @@ NOUVEAU_CHIPSET names (162: Turing, 172: Ampere), which need not be there, and r
     },
     Driver {
         name: "glslc",
-        about: "no driver either: the compiler of GLSL and Vulkan's headers, from Debian trixie",
+        about: "no driver: the compiler of GLSL and Vulkan's headers, from Debian trixie",
         title: "glslc",
         bundle: &GLSLC,
         file: "glslc",
@@ -286,8 +286,8 @@ NOUVEAU_CHIPSET names (162: Turing, 172: Ampere), which need not be there, and r
     },
     Driver {
         name: "wine",
-        about: "no driver either: Wine, lavapipe 26 and mingw's gcc, from Debian, in a root of their own (chroot); they
-see this repository, its target folder and cargo's home",
+        about: "no driver: Wine, lavapipe 26 and mingw's gcc, from Debian, in a separate root (chroot), where they see
+this repository, its target folder and cargo's home",
         title: "Wine",
         bundle: &WINE,
         file: "wine64",
@@ -305,8 +305,8 @@ see this repository, its target folder and cargo's home",
     },
     Driver {
         name: "firefox",
-        about: "no driver either: Firefox, which scripts/browser and scripts/web start, and lavapipe 26, from Debian, in
-a root like Wine's",
+        about: "no driver: Firefox, which scripts/browser and scripts/web start, and lavapipe 26, from Debian, in a
+separate root as for Wine",
         title: "Firefox",
         bundle: &FIREFOX,
         file: "firefox-esr",
@@ -322,25 +322,25 @@ pub fn find(name: &str) -> Option<&'static Driver> {
 }
 
 impl Bundle {
-    /// Those that come in it.
+    /// Returns the drivers of the bundle.
     pub fn drivers(&self) -> impl Iterator<Item = &'static Driver> {
         DRIVERS.iter().filter(|driver| driver.bundle.name == self.name)
     }
 }
 
 impl Driver {
-    /// A file of it, under `target/gpu/BUNDLE`.
+    /// Returns a file of the driver, under `target/gpu/BUNDLE`.
     fn own(&self, main: &str, stem: &str, end: &str) -> String {
         let is_main = self.bundle.drivers().next().is_some_and(|first| first.name == self.name);
         if is_main { main.into() } else { format!("{stem}{}{end}", self.name) }
     }
 
-    /// What starts programs with it.
+    /// Returns the script that starts programs with the driver.
     pub fn wrapper(&self) -> String {
         self.own("run", "run-", "")
     }
 
-    /// What Vulkan's loader reads.
+    /// Returns the file that Vulkan's loader reads.
     pub fn icd(&self) -> String {
         self.own("icd.json", "", ".json")
     }

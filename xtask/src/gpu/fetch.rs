@@ -1,5 +1,5 @@
-//! A bundle of packages, fetched with apt-get and unpacked: no root, nothing installed, nothing
-//! written elsewhere. apt checks the archive's signatures.
+//! Fetches a bundle of packages with apt-get and unpacks it. It needs no root, installs nothing and
+//! writes nowhere else. apt checks the archive's signatures.
 
 use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -15,7 +15,7 @@ use crate::error::{At, Error, Result};
 use crate::files::{self, Temporary};
 use crate::process;
 
-/// Of Debian's archive.
+/// Keyrings of Debian's archive.
 const KEYRINGS: [&str; 3] = [
     "/usr/share/keyrings/debian-archive-keyring.gpg",
     "/usr/share/keyrings/debian-archive-keyring.pgp",
@@ -28,13 +28,14 @@ fn keyring() -> Option<&'static str> {
     KEYRINGS.into_iter().find(|path| File::open(path).is_ok())
 }
 
-/// Whether there is a Debian archive that this machine can verify.
+/// True if there is a Debian archive that this machine can verify.
 pub fn knows_debian() -> bool {
     keyring().is_some() && !mirrors().is_empty()
 }
 
-/// Mirrors apt knows: first those whose Release file says Debian; on Debian, where the lists were
-/// not fetched yet, any. A wrong one cannot do harm: the signatures decide.
+/// Returns the mirrors that apt knows: first those whose Release file names Debian. On Debian
+/// without fetched lists, any mirror counts. A wrong mirror does no harm, because signatures are
+/// checked.
 fn mirrors() -> Vec<String> {
     if let Some(mirror) = env::var(MIRROR).ok().filter(|mirror| !mirror.is_empty()) {
         return vec![mirror];
@@ -51,7 +52,7 @@ fn mirrors() -> Vec<String> {
     mirrors_of(&ask(&[]), &unread)
 }
 
-/// Of targets whose Release file has been read, and of any.
+/// Returns mirrors from `read` (targets with a known Release file) and from `unread` (any target).
 fn mirrors_of(read: &str, unread: &str) -> Vec<String> {
     let mut mirrors: Vec<String> = Vec::new();
     for line in read.lines().filter(|line| line.starts_with("Debian|")).chain(unread.lines()) {
@@ -64,14 +65,15 @@ fn mirrors_of(read: &str, unread: &str) -> Vec<String> {
     mirrors
 }
 
-/// apt's own lists, cache and package status in a folder, with the machine's proxies and passwords.
+/// apt's lists, cache and package status in a separate folder, with the machine's proxies and
+/// passwords.
 struct Apt<'a> {
     folder: &'a Path,
     log: &'a Path,
 }
 
 impl Apt<'_> {
-    /// With `sources` of one line each, or with those of the machine.
+    /// Writes the configuration with `sources`, one a line, or with the machine's sources.
     fn configure(&self, sources: Option<&str>, release: &str) -> io::Result<()> {
         let apt = self.folder.join("apt");
         let _ = fs::remove_dir_all(&apt);
@@ -95,7 +97,7 @@ impl Apt<'_> {
             ("Acquire::AllowWeakRepositories", "false".into()),
             ("Acquire::AllowDowngradeToInsecureRepositories", "false".into()),
             ("APT::Install-Recommends", "false".into()),
-            // root's apt would drop to a user who may not reach this folder
+            // root's apt would change to a user who may not access this folder.
             ("APT::Sandbox::User", "root".into()),
             ("APT::Update::Error-Mode", "any".into()),
             ("Acquire::Languages", "none".into()),
@@ -118,7 +120,7 @@ impl Apt<'_> {
         fs::write(self.folder.join("apt.conf"), text)
     }
 
-    /// Whether it succeeds; all it says goes into the log.
+    /// Runs apt-get with its output in the log. Returns true if it succeeds.
     fn run(&self, arguments: &[&str]) -> bool {
         let mut apt = Command::new("apt-get");
         apt.current_dir(self.folder)
@@ -147,14 +149,14 @@ fn note(log: &Path, text: &str) {
     }
 }
 
-/// Fetches and unpacks `bundle` into `base/NAME`, once: in a temporary folder, renamed when
-/// complete. What apt says is in `log`. An error says what went wrong with it.
+/// Fetches and unpacks `bundle` into `base/NAME`, once. It uses a temporary folder, and renames it
+/// when it is complete. apt's output goes into `log`. An error names the fault in it.
 pub fn fetch(base: &Path, bundle: &Bundle, cpu: &'static Cpu, log: &Path) -> Result<Unpacked> {
     fs::create_dir_all(base).at(base)?;
     let ready = Unpacked::new(base.join(bundle.name), cpu);
     let path = base.join("lock");
     let lock = File::create(&path).at(&path)?;
-    // Where a file system has no locks, as if alone.
+    // A file system without locks behaves as if this program ran alone.
     if let Err(TryLockError::WouldBlock) = lock.try_lock() {
         say("waiting for another set-up ...");
         lock.lock().at(&path)?;
@@ -201,7 +203,7 @@ fn download(apt: &Apt, bundle: &Bundle, cpu: &Cpu) -> Result {
     if bundle.suites.is_empty() {
         say_download(bundle);
         apt.configure(None, release)?;
-        // One bad source among the machine's must not matter.
+        // A single bad source of the machine does not matter.
         apt.run(&["update"]);
     } else {
         let keyring = keyring()
@@ -247,7 +249,7 @@ fn say_download(bundle: &Bundle) {
     say(format!("downloading {} (about {}) ...", bundle.title, bundle.size));
 }
 
-/// The downloaded packages, into a folder like the one that programs use.
+/// Unpacks the downloaded packages into a folder like the one that programs use.
 fn unpack(apt: &Apt, bundle: &Bundle, cpu: &'static Cpu) -> Result<Unpacked> {
     let new = Unpacked::new(apt.folder.join("out"), cpu);
     let root = new.root();
@@ -256,7 +258,8 @@ fn unpack(apt: &Apt, bundle: &Bundle, cpu: &'static Cpu) -> Result<Unpacked> {
     let alone = if bundle.alone { files::ending(apt.folder, ".deb") } else { Vec::new() };
     for deb in apt.archives().into_iter().chain(alone) {
         let is_libc = deb.file_name().is_some_and(|name| name.to_string_lossy().starts_with("libc6_"));
-        // A program linked against a newer libc than the packages' needs the machine's.
+        // A program that is linked against a newer libc than the packages' needs the machine's
+        // libc.
         if is_libc && machine_has_newer_libc(&deb) {
             continue;
         }
@@ -297,7 +300,7 @@ fn machine_has_newer_libc(deb: &Path) -> bool {
         .is_some()
 }
 
-/// The lines of a log that say what was wrong, at most four.
+/// Returns the lines of a log that describe errors, at most four.
 pub fn errors_of(log: &Path) -> Vec<String> {
     let text = fs::read(log).unwrap_or_default();
     let is_error = |line: &&str| {

@@ -1,4 +1,4 @@
-//! What drivers of its own a machine has.
+//! The drivers that a machine has installed.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,9 +8,9 @@ use serde_json::Value;
 
 use crate::process;
 
-/// Where the dynamic linker looks.
+/// The folders of the dynamic linker.
 pub struct Libraries {
-    /// What `ldconfig -p` prints.
+    /// The output of `ldconfig -p`.
     known: String,
     folders: Vec<PathBuf>,
 }
@@ -35,18 +35,18 @@ impl Libraries {
     }
 }
 
-/// Which of the machine's drivers will do.
+/// The machine's drivers that suffice.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Wanted {
-    /// One that suits a device node.
+    /// A driver for a device node.
     Hardware,
-    /// Software, too.
+    /// Any driver, also in software.
     Any,
 }
 
 pub struct Machine {
     libraries: Libraries,
-    /// Folders that may hold `vulkan/icd.d`.
+    /// Folders that may contain `vulkan/icd.d`.
     data: Vec<PathBuf>,
     nodes: Nodes,
 }
@@ -92,7 +92,7 @@ impl Machine {
         self.nodes.render || self.nodes.nvidia || self.nodes.dxg
     }
 
-    /// Whether there is `libvulkan.so.1`, and a driver file (ICD) whose library exists.
+    /// True if there is `libvulkan.so.1`, and a driver file (ICD) whose library exists.
     pub fn has_vulkan(&self, wanted: Wanted) -> bool {
         let files = || {
             self.data.iter().flat_map(|folder| crate::files::ending(&folder.join("vulkan/icd.d"), ".json"))
@@ -118,7 +118,7 @@ impl Machine {
     }
 }
 
-/// The library that an ICD file names.
+/// Returns the library that an ICD file names.
 fn library_of(icd: &Path) -> Option<String> {
     let file: Value = serde_json::from_str(&fs::read_to_string(icd).ok()?).ok()?;
     Some(file["ICD"]["library_path"].as_str()?.to_owned())
@@ -132,7 +132,7 @@ fn any_file(folder: &str, wanted: impl Fn(&str) -> bool) -> bool {
         .any(|entry| entry.file_name().to_str().is_some_and(&wanted))
 }
 
-/// The folders that a variable names.
+/// Returns the folders that a variable names.
 fn list(variable: &str) -> Vec<PathBuf> {
     let value = env::var_os(variable).unwrap_or_default();
     env::split_paths(&value).filter(|folder| !folder.as_os_str().is_empty()).collect()

@@ -1,9 +1,9 @@
-//! `scripts/gpu`: a program with a usable Vulkan device, on any machine.
+//! `scripts/gpu`: runs a program with a usable Vulkan device, on any machine.
 //!
-//! The packages bring their own libc, so only the programs under test run through their dynamic
-//! loader (a wrapper script, `target/gpu/NAME/run`). The tools run natively; cargo starts tests,
-//! examples, benches and doc tests through the wrapper. Inside a wrapped program `/proc/self/exe`,
-//! hence `std::env::current_exe()`, names the loader.
+//! The packages have a separate libc, so only the programs under test run through the packages'
+//! dynamic loader. A wrapper script, `target/gpu/NAME/run`, starts them. Tools run natively; cargo
+//! starts tests, examples, benches and doc tests through the wrapper. Inside a wrapped program
+//! `/proc/self/exe`, and so `std::env::current_exe()`, names the loader.
 
 pub mod drivers;
 pub mod fetch;
@@ -30,7 +30,8 @@ const DRIVER: &str = "WGPU_ATTENTION_DRIVER";
 const RUNNER: &str = "WGPU_ATTENTION_RUNNER";
 const PERF: &str = "GALLIVM_PERF";
 
-/// Programs that run natively beside scripts: they start the programs under test themselves.
+/// Programs that run natively, in addition to scripts. They start the programs under test
+/// themselves.
 const NATIVE: [&str; 11] =
     ["cargo", "rustup", "rustc", "rustdoc", "sh", "bash", "dash", "zsh", "fish", "make", "just"];
 const NATIVE_STARTS: [&str; 2] = ["cargo-", "python"];
@@ -48,8 +49,8 @@ fn usage() -> String {
     }
     format!(
         "\
-usage: scripts/gpu COMMAND [ARGS...]   run COMMAND with a usable Vulkan device
-       scripts/gpu --print-env         print the exports it would use, for eval
+usage: scripts/gpu COMMAND [ARGS...]   runs COMMAND with a usable Vulkan device
+       scripts/gpu --print-env         prints the variables it would export, for eval
 
 macOS, Windows                    COMMAND runs as it is (Metal, Direct3D 12).
 Linux with a GPU driver           COMMAND runs as it is. Such a machine has a device node, a driver
@@ -61,17 +62,17 @@ other Linux (x86_64, aarch64)     A software driver, unpacked once under target/
 
 WGPU_ATTENTION_DRIVER chooses the driver:
   auto         the machine's GPU driver, else lavapipe, else distro (default)
-  system       whatever the machine has
-{drivers}WGPU_ATTENTION_DEBIAN_MIRROR names a Debian mirror where apt's configuration has none.
+  system       any driver of the machine
+{drivers}WGPU_ATTENTION_DEBIAN_MIRROR names a Debian mirror, if apt's configuration has none.
 
-cargo, rustup, rustc, shells, make, python ... and scripts run natively; cargo starts tests, examples, benches
-and doc tests with the driver (CARGO_TARGET_<TRIPLE>_RUNNER). Any other ELF program runs with it, also behind env,
+cargo, rustup, rustc, shells, make, python ... and scripts run natively. cargo starts tests, examples, benches and
+doc tests with the driver (CARGO_TARGET_<TRIPLE>_RUNNER). Other ELF programs run with the driver, also behind env,
 gdb, ionice, ltrace, nice, nohup, perf, setsid, stdbuf, strace, taskset, time and timeout.
-Exported are: WGPU_BACKEND and VK_DRIVER_FILES (mesa-gl: what EGL needs instead), CARGO_TARGET_<TRIPLE>_RUNNER,
-WGPU_ATTENTION_RUNNER (what starts a program with the driver, for scripts), and where unset XDG_RUNTIME_DIR and
-MESA_SHADER_CACHE_DIR (both under target/gpu). For `cargo test` on lavapipe, distro and mesa-gl, where unset, too:
-GALLIVM_PERF=nopt, since tests compile shaders more than they run them; benches and programs are left alone.
-With lavapipe comes the Khronos validation layer: WGPU_VALIDATION=1 WGPU_DEBUG=1 turn it on.
+Exported variables: WGPU_BACKEND, VK_DRIVER_FILES (for mesa-gl the variables of EGL), CARGO_TARGET_<TRIPLE>_RUNNER and
+WGPU_ATTENTION_RUNNER (the script that starts a program with the driver). XDG_RUNTIME_DIR and MESA_SHADER_CACHE_DIR
+(both under target/gpu) are exported if they are not set. GALLIVM_PERF=nopt is set, if it is not set, for `cargo test`
+on lavapipe, distro and mesa-gl, because tests compile shaders more than they run them. Benches and programs are not
+affected. lavapipe's packages contain the Khronos validation layer: WGPU_VALIDATION=1 WGPU_DEBUG=1 enable it.
 "
     )
 }
@@ -80,9 +81,9 @@ fn say(text: impl std::fmt::Display) {
     eprintln!("scripts/gpu: {text}");
 }
 
-/// What runs programs with a device.
+/// The way in which programs get a device.
 pub enum Setup {
-    /// The machine's own driver.
+    /// The machine's installed driver.
     Own(Inherited),
     Fetched(Fetched),
 }
@@ -90,12 +91,12 @@ pub enum Setup {
 /// A driver under `target/gpu`.
 pub struct Fetched {
     driver: &'static Driver,
-    /// What starts programs with it.
+    /// The script that starts programs with the driver.
     wrapper: PathBuf,
     variables: Vec<(String, OsString)>,
 }
 
-/// Whether this runs inside another `scripts/gpu`, whose settings are not the user's.
+/// True if this runs inside another `scripts/gpu`. Then the settings are not the user's.
 #[derive(Clone, Copy)]
 pub struct Inherited(bool);
 
@@ -114,24 +115,24 @@ impl Inherited {
         if self.0 { names().collect() } else { Vec::new() }
     }
 
-    /// Whether the user has named a driver.
+    /// True if the user has named a driver.
     fn names_a_driver(self) -> bool {
         is_set("VK_ICD_FILENAMES") || !self.0 && is_set("VK_DRIVER_FILES")
     }
 }
 
-/// To something.
+/// True if the variable is set and not empty.
 fn is_set(variable: &str) -> bool {
     env::var_os(variable).is_some_and(|value| !value.is_empty())
 }
 
-/// Not asked of rustc: only programs of this target can run through the packages' loader.
+/// This does not ask rustc: only programs of this target can run through the packages' loader.
 fn runner_variable() -> String {
     format!("CARGO_TARGET_{}_UNKNOWN_LINUX_GNU_RUNNER", env::consts::ARCH.to_uppercase())
 }
 
 impl Setup {
-    /// Gives `command` the driver's environment.
+    /// Sets the driver's environment for `command`.
     pub fn apply(&self, command: &mut Command) {
         match self {
             Setup::Own(inherited) => {
@@ -145,7 +146,7 @@ impl Setup {
         }
     }
 
-    /// What starts programs with the driver, if something must.
+    /// Returns the script that starts programs with the driver, if one is needed.
     pub fn runner(&self) -> Option<&Path> {
         match self {
             Setup::Own(_) => None,
@@ -154,7 +155,7 @@ impl Setup {
     }
 }
 
-/// By `WGPU_ATTENTION_DRIVER`.
+/// Returns the set-up that `WGPU_ATTENTION_DRIVER` names.
 pub fn setup(repo: &Repo) -> Result<Setup> {
     let name = env::var(DRIVER).ok().filter(|name| !name.is_empty());
     setup_named(repo, name.as_deref().unwrap_or("auto"))
@@ -180,7 +181,7 @@ pub fn setup_named(repo: &Repo, name: &str) -> Result<Setup> {
             Err(refused(format!("no software driver for {system}")))
         };
     };
-    // Of no interest where the driver is named.
+    // The machine does not matter if the user names a driver.
     let machine = known.is_none().then(Machine::look);
     let has_gpu = machine.as_ref().is_some_and(Machine::has_gpu);
     let has_vulkan = |wanted| machine.as_ref().is_some_and(|machine| machine.has_vulkan(wanted));
@@ -193,7 +194,7 @@ pub fn setup_named(repo: &Repo, name: &str) -> Result<Setup> {
     let driver = known.unwrap_or_else(|| {
         let [lavapipe, distro] =
             ["lavapipe", "distro"].map(|name| drivers::find(name).expect("an entry of the table"));
-        // Without a Debian keyring or mirror (Ubuntu): the distribution's own packages.
+        // Without a Debian keyring or mirror (Ubuntu), the distribution's packages are used.
         let cannot_fetch = || process::have(&["apt-get"]) && !fetch::knows_debian();
         if !unpacked(lavapipe).is(lavapipe.bundle) && cannot_fetch() { distro } else { lavapipe }
     });
@@ -224,10 +225,10 @@ pub fn setup_named(repo: &Repo, name: &str) -> Result<Setup> {
     Ok(Setup::Fetched(Fetched { driver, wrapper, variables }))
 }
 
-/// Where drivers are unpacked.
+/// Returns the folder for unpacked drivers.
 fn base(repo: &Repo) -> Result<PathBuf> {
     let base = repo.target.join("gpu");
-    // Cargo splits a runner at spaces, Vulkan and the loader split lists at colons.
+    // Cargo splits a runner at spaces. Vulkan and the loader split lists at colons.
     let odd = |c: char| c.is_whitespace() || ":\"'\\$`".contains(c);
     match base.to_str() {
         Some(path) if !path.contains(odd) => Ok(base),
@@ -255,7 +256,7 @@ fn advice(log: &Path) -> String {
   - set WGPU_ATTENTION_DRIVER=distro for this distribution's own lavapipe, by apt-get"
 }
 
-/// All that is exported.
+/// Returns all exported variables.
 fn variables(
     base: &Path,
     place: &Unpacked,
@@ -324,13 +325,14 @@ fn exports(setup: &Setup) -> String {
     }
 }
 
-/// `arguments` with `runner` in front of the program that runs with the driver, if one does.
+/// Returns `arguments` with `runner` in front of the program that runs with the driver, if there is
+/// one.
 fn with_runner(arguments: &[OsString], runner: &Path) -> Vec<OsString> {
     let name = |n: usize| stem(&arguments[n]);
     let starts = |n: usize| STARTERS.contains(&name(n).as_str());
     let mut at = 0;
     while at < arguments.len() && (starts(at) || starts(0) && elf(&arguments[at]).is_none()) {
-        // `perf stat PROGRAM`: not the program `stat`.
+        // `perf stat PROGRAM` does not start a program `stat`.
         at += if name(at) == "perf" { 2 } else { 1 };
     }
     let mut words = arguments.to_vec();
@@ -340,7 +342,7 @@ fn with_runner(arguments: &[OsString], runner: &Path) -> Vec<OsString> {
     words[at] = program.into();
     words.insert(at, runner.into());
     if (0..at).any(|n| name(n) == "gdb") {
-        // A debugger starts no script, but follows `sh` to what the script starts.
+        // A debugger starts no script, but follows `sh` to the program that the script starts.
         words.insert(at, "sh".into());
         if !words[..at].iter().any(|word| word == "--args") {
             words.insert(at, "--args".into());
@@ -358,7 +360,7 @@ fn is_native(program: &OsStr) -> bool {
     NATIVE.contains(&name.as_str()) || NATIVE_STARTS.iter().any(|start| name.starts_with(start))
 }
 
-/// The file that `program` starts, if it is no script.
+/// Returns the file that `program` starts, if it is no script.
 fn elf(program: &OsStr) -> Option<PathBuf> {
     let path = process::find(program)?;
     let mut magic = [0; 4];
@@ -366,7 +368,7 @@ fn elf(program: &OsStr) -> Option<PathBuf> {
     (magic == *b"\x7fELF").then_some(path)
 }
 
-/// `cargo test`, with a toolchain or options before it, too.
+/// True for `cargo test`, also with a toolchain or options before `test`.
 fn is_cargo_test(arguments: &[OsString]) -> bool {
     let Some((program, rest)) = arguments.split_first() else { return false };
     let words = rest.iter().map(|word| word.to_string_lossy());

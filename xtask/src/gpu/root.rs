@@ -1,5 +1,6 @@
-//! Packages as a root of their own: what their scripts would have made, and what starts a program
-//! there (chroot in a user namespace, so without root).
+//! Makes a separate root from packages. It makes the files that the packages' scripts would make,
+//! and a script that starts programs there. The script uses chroot in a user namespace, and so
+//! needs no root.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -11,8 +12,8 @@ use super::drivers::Driver;
 use super::shell;
 use crate::error::{At, Result, failed};
 
-/// Makes links and folders that a whole system has, and what the script of the package libwine
-/// makes.
+/// Makes the links and folders of a whole system, and the files of the script of the package
+/// libwine.
 pub fn complete(root: &Path) -> Result {
     for folder in ["proc", "dev", "sys", "etc", "home", "tmp/.X11-unix", "var/tmp"] {
         let path = root.join(folder);
@@ -31,7 +32,7 @@ pub fn complete(root: &Path) -> Result {
     Ok(())
 }
 
-/// A DLL, marked as one of Wine's own.
+/// Marks a DLL as one of Wine's.
 fn builtin(dll: &Path) -> Result<Vec<u8>> {
     const MARK: &[u8; 16] = b"Wine builtin DLL";
     let mut bytes = Vec::new();
@@ -42,7 +43,7 @@ fn builtin(dll: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// If there is nothing yet.
+/// Makes a link, unless something is at its place.
 #[cfg(unix)]
 fn link(to: &str, at: &Path) -> Result {
     if at.symlink_metadata().is_ok() { Ok(()) } else { std::os::unix::fs::symlink(to, at).at(at) }
@@ -53,7 +54,8 @@ fn link(_: &str, at: &Path) -> Result {
     Err(failed(format!("{}: no links here", at.display())))
 }
 
-/// A script that starts a program in `root`, where `folders` are, too, at their own paths.
+/// Returns a script that starts a program in `root`. It also makes `folders` visible there, at the
+/// same paths.
 pub fn wrapper(root: &Path, driver: &Driver, folders: &[PathBuf]) -> String {
     let mut text = format!(
         "#!/bin/sh\n# PROGRAM [ARGS...] of the packages of {}, in a root of their own (made by scripts/gpu)\n\
@@ -81,7 +83,7 @@ pub fn wrapper(root: &Path, driver: &Driver, folders: &[PathBuf]) -> String {
     )
 }
 
-/// That a program starts there.
+/// Checks that a program starts there.
 pub fn check(wrapper: &Path, program: &str) -> Result {
     let output = Command::new(wrapper).args([program, "--version"]).output().at(wrapper)?;
     if output.status.success() {

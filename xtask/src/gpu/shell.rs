@@ -1,6 +1,6 @@
 //! Words for `sh`.
 
-/// `text` as one word.
+/// Returns `text` as one word.
 pub fn quote(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-+=./:,@%".contains(c);
     if !text.is_empty() && text.chars().all(plain) {

@@ -1,4 +1,4 @@
-//! Packages that are unpacked, and what starts programs with a driver of theirs.
+//! Unpacked packages, and the scripts that start programs with their drivers.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -12,10 +12,10 @@ use super::{root, shell};
 use crate::error::{At, Result, failed};
 use crate::files;
 
-/// Raise it when unpacking changes: what is unpacked is then fetched again.
+/// The version of the unpacking. Raise it when unpacking changes: packages are then fetched again.
 const RECIPE: u32 = 5;
 
-/// What processors are called, and where the dynamic loader is.
+/// A processor's names, and the path of its dynamic loader.
 #[derive(Debug)]
 pub struct Cpu {
     pub name: &'static str,
@@ -60,7 +60,7 @@ impl Unpacked {
         self.folder.join("root")
     }
 
-    /// Whether it is complete and as `bundle` is now.
+    /// True if it is complete and matches the current `bundle`.
     pub fn is(&self, bundle: &Bundle) -> bool {
         fs::read_to_string(self.folder.join("stamp")).is_ok_and(|text| text == stamp(bundle, &self.folder))
     }
@@ -71,14 +71,14 @@ impl Unpacked {
         fs::write(&path, stamp(bundle, folder)).at(&path)
     }
 
-    /// Folders of libraries.
+    /// Returns the folders of libraries.
     fn libraries(&self) -> Vec<PathBuf> {
         let folders =
             ["usr/lib", "lib"].map(|lib| self.root().join(format!("{lib}/{}-linux-gnu", self.cpu.name)));
         folders.into_iter().filter(|folder| folder.is_dir()).collect()
     }
 
-    /// The packages' own dynamic loader, or the machine's where its libc is used.
+    /// Returns the packages' dynamic loader, or the machine's if its libc is used.
     fn loader(&self) -> PathBuf {
         let own = self
             .libraries()
@@ -94,19 +94,19 @@ impl Unpacked {
         folders.join(":")
     }
 
-    /// A library or program of the packages.
+    /// Returns the path of a library or program of the packages.
     fn find(&self, name: &str) -> Result<PathBuf> {
         let folders = ["usr/lib/chromium", "usr/lib/wine", "usr/bin"].map(|folder| self.root().join(folder));
         let mut paths = self.libraries().into_iter().chain(folders).map(|folder| folder.join(name));
         paths.find(|path| path.exists()).ok_or_else(|| failed(format!("no {name} in the packages")))
     }
 
-    /// Whether the packages, which are not the same for every processor, have the driver.
+    /// True if the packages have the driver. They are not the same for every processor.
     pub fn has(&self, driver: &Driver) -> bool {
         self.find(driver.file).is_ok()
     }
 
-    /// That the driver is here and finds all its libraries.
+    /// Checks that the driver is here and finds all its libraries.
     pub fn check(&self, driver: &Driver) -> Result {
         if let Some(library) = driver.preload {
             self.find(library)?;
@@ -125,14 +125,14 @@ impl Unpacked {
         }
     }
 
-    /// What programs need in the environment to find `driver`.
+    /// Returns the variables that programs need to find `driver`.
     pub fn variables(&self, driver: &Driver) -> Vec<(&'static str, String)> {
         let icd = self.folder.join(driver.icd()).display().to_string();
         let mut variables = match driver.interface {
             Interface::Vulkan => vec![("WGPU_BACKEND", "vulkan".into()), ("VK_DRIVER_FILES", icd)],
             Interface::Egl => vec![("WGPU_BACKEND", "gl".into())],
             Interface::Tools => Vec::new(),
-            // Theirs mean nothing outside of the root.
+            // The root's variables mean nothing outside of the root.
             Interface::Root => return Vec::new(),
         };
         let root = self.root().display().to_string();
@@ -141,8 +141,8 @@ impl Unpacked {
         variables
     }
 
-    /// Writes what `driver` needs beside its packages. Programs in a root of their own see
-    /// `folders`.
+    /// Writes the files that `driver` needs in addition to its packages. Programs in a separate
+    /// root see `folders`.
     pub fn install(&self, driver: &Driver, folders: &[PathBuf]) -> Result<PathBuf> {
         if driver.interface == Interface::Vulkan {
             let (version, library) =
@@ -163,7 +163,7 @@ impl Unpacked {
         Ok(wrapper)
     }
 
-    /// By the packages' own ICD file.
+    /// Returns the version in the packages' ICD file.
     fn api_version(&self, driver: &Driver) -> String {
         let folders = ["usr/share/vulkan/icd.d", "usr/lib/chromium"].map(|folder| self.root().join(folder));
         let version = folders.iter().flat_map(|folder| files::ending(folder, ".json")).find_map(|path| {
@@ -194,7 +194,7 @@ impl Unpacked {
     }
 }
 
-/// What makes a folder of packages another one.
+/// Returns the text that changes whenever the folder must be fetched again.
 fn stamp(bundle: &Bundle, folder: &Path) -> String {
     let Bundle { suites, packages, part, .. } = bundle;
     let part = part.map(|(package, _)| package).unwrap_or_default();
@@ -208,7 +208,7 @@ mod tests {
     use super::*;
     use crate::files::Temporary;
 
-    /// A folder with the files that are named.
+    /// Returns a folder with the named files.
     fn unpacked(names: &[&str]) -> (Temporary, Unpacked) {
         let temporary = Temporary::new(&std::env::temp_dir(), "xtask-test-unpacked").unwrap();
         let unpacked = Unpacked::new(temporary.0.join("bundle"), Cpu::named("x86_64").unwrap());

@@ -1,4 +1,4 @@
-//! What visits wrote, into `benches/rows`, from which the tables and plots are made.
+//! Adds the results of visits to `benches/rows`, from which the tables and plots are made.
 
 use std::ffi::OsString;
 use std::fs;
@@ -55,7 +55,7 @@ pub fn add(repo: &Repo, name: Option<String>, folders: &[PathBuf]) -> Result {
     process::run(repo.cargo().args(["run", "-q", "--release", "--locked", "-p", "report"]))
 }
 
-/// Its date and its device.
+/// Returns the date and the device of a visit.
 fn name_of(rows: &[Value]) -> Option<String> {
     let device = rows::text(rows, "facts", "device")?.to_lowercase();
     let words: Vec<&str> =

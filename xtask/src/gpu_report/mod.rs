@@ -1,4 +1,4 @@
-//! `scripts/gpu-report`: a whole visit to a machine with a GPU, in one command.
+//! `scripts/gpu-report`: makes a whole visit to a machine with a GPU, in one command.
 
 mod add;
 mod pack;
@@ -15,50 +15,50 @@ use crate::gpu;
 use crate::repo::Repo;
 
 const USAGE: &str = "\
-scripts/gpu-report: a whole visit to a machine with a GPU, in one command.
+scripts/gpu-report: makes a whole visit to a machine with a GPU, in one command.
 
   scripts/gpu-report [OPTIONS]
-      pack into target/gpu-report, run it here (see scripts/gpu), add what a GPU gave
+      packs into target/gpu-report, runs it here (see scripts/gpu), and adds the results of a GPU
   scripts/gpu-report pack FOLDER [--vulkan-loader]
-      build everything in release and put it into FOLDER, which then needs no toolchain: x86-64 or whatever this machine
-      is, its glibc or a newer one, sh, tar and gzip.
-      --vulkan-loader: with Debian's libvulkan.so.1, for machines that have none
+      builds everything in release mode into FOLDER. It then runs without a toolchain: it needs this machine's
+      architecture (such as x86-64), its glibc or a newer one, sh, tar and gzip
+      --vulkan-loader: adds Debian's libvulkan.so.1, for machines that have none
   FOLDER/run [OPTIONS]
-      run it
+      runs it
   scripts/gpu-report add [--name NAME] DIR...
-      what `run --out DIR` wrote, in one visit or in parts -> benches/rows/NAME.jsonl, tables and plots made anew; a
-      software driver's only under a NAME
+      adds what `run --out DIR` wrote, in one visit or in parts, to benches/rows/NAME.jsonl, and makes tables and plots
+      again; results of a software driver need a NAME
 
-  --out DIR        where results go (FOLDER/out): visit.jsonl (every figure), RESULTS.md, plots, log.txt, summary.txt
-  --minutes N      how long all of it may take (9)
-  --parts LIST     of facts,ceilings,benches,tests,torch, comma between (all)
-  --benches LIST   only these benches, comma between
-  --tests FILTER   only tests whose names hold FILTER; may be repeated
-  --no-tests       all parts but tests
-  --threads N      tests at once (the number of processors, 8 at most)
-  --quick, --full  benches that only show that they work (default on software drivers), or that time (on GPUs)
+  --out DIR        folder for results (FOLDER/out): visit.jsonl (every figure), RESULTS.md, plots, log.txt, summary.txt
+  --minutes N      time limit for the whole visit (9)
+  --parts LIST     a list of facts,ceilings,benches,tests,torch, separated by commas (all)
+  --benches LIST   only these benches, separated by commas
+  --tests FILTER   only tests with FILTER in their names; may be repeated
+  --no-tests       all parts except tests
+  --threads N      tests at once (the number of processors, at most 8)
+  --quick, --full  benches only show that they work (default on software drivers), or measure (default on GPUs)
 
-Each part has a time limit and a row of its outcome, so that one that hangs does not take the others' time. Tests that
-fail, crash or hang are run again alone, which tells who is to blame. Exit status: 0 if nothing failed and everything
-ran, else 1. VK_DRIVER_FILES, WGPU_BACKEND and other variables of Vulkan and wgpu are honoured. A part `torch` needs
-python3 with torch.
+Each part has a time limit and a row with its outcome, so that a part that hangs does not use the others' time. Tests
+that fail, crash or hang run again alone, which shows the guilty test. Exit status: 0 if everything ran and nothing
+failed, else 1. VK_DRIVER_FILES, WGPU_BACKEND and other variables of Vulkan and wgpu are honoured. The part `torch`
+needs python3 with torch.
 ";
 
 fn say(text: impl std::fmt::Display) {
     println!("gpu-report: {text}");
 }
 
-/// What a visit is to do.
+/// The options of a visit.
 #[derive(Clone, Debug, PartialEq)]
 struct Options {
     out: Option<PathBuf>,
     minutes: u64,
     parts: Vec<Part>,
-    /// Names of benches; all if there are none.
+    /// Names of benches; empty for all.
     benches: Vec<String>,
     filters: Vec<String>,
     threads: usize,
-    /// `--quick` or `--full`; else by the device.
+    /// `--quick` or `--full`; `None`: the device decides.
     quick: Option<bool>,
 }
 
@@ -80,7 +80,7 @@ const PARTS: [(&str, Part); 5] = [
 ];
 
 impl Options {
-    /// None if they ask for help.
+    /// Returns `None` for `--help`.
     fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Option<Self>> {
         use lexopt::prelude::*;
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(8));
@@ -130,7 +130,7 @@ pub fn main(repo: &Repo, arguments: Vec<OsString>) -> Result {
     }
 }
 
-/// `FOLDER/run`.
+/// The program behind `FOLDER/run`.
 pub fn run_packed(folder: &Path, arguments: Vec<OsString>) -> Result {
     match Options::parse(arguments)? {
         Some(options) => visit::run(folder, &options, suite::run),
@@ -143,7 +143,7 @@ fn help() -> Result {
     Ok(())
 }
 
-/// Packs, visits this machine, adds what a GPU gave.
+/// Packs, visits this machine, and adds the results of a GPU.
 fn here(repo: &Repo, arguments: &[OsString]) -> Result {
     if Options::parse(arguments.iter().cloned())?.is_none() {
         return help();

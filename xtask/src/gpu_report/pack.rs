@@ -1,4 +1,4 @@
-//! Everything that a visit runs, in one folder.
+//! Packs everything that a visit runs into one folder.
 
 use std::ffi::OsString;
 use std::fs;
@@ -13,10 +13,10 @@ use crate::repo::{Repo, executables};
 
 const MOST_MIB: u64 = 60;
 
-/// Not packed: the bench of other libraries' workloads, which needs files of theirs.
+/// The bench that is not packed: it needs the workload files of other libraries.
 const LEFT_OUT: &str = "peer";
 
-/// What tests and PyTorch's part read.
+/// The files that tests and PyTorch's part read.
 const FILES: [&str; 7] = [
     "tests/vectors",
     "shaders",
@@ -70,7 +70,7 @@ pub fn pack(repo: &Repo, folder: &Path, loader: bool) -> Result {
     fs::create_dir_all(folder).at(folder)?;
     let version = Version::of(repo);
     fs::write(folder.join("version"), version.to_lines()).at(folder)?;
-    // A third of the size.
+    // Compressed to a third of the size.
     let payload = folder.join("payload.tar.gz");
     process::run(Command::new("tar").arg("-C").arg(at).arg("-czf").arg(&payload).arg("."))?;
     let xtask = folder.join("xtask");
@@ -88,13 +88,13 @@ pub fn pack(repo: &Repo, folder: &Path, loader: bool) -> Result {
     Ok(())
 }
 
-/// Neither empty nor a packed folder.
+/// True if the folder is neither empty nor a packed folder.
 fn holds_something_else(folder: &Path) -> bool {
     let empty = || fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_none());
     folder.exists() && !folder.join("version").exists() && !empty()
 }
 
-/// The suite, every bench and the tool that makes tables, by name.
+/// Returns the suite, every bench and the tool that makes tables, by name.
 fn programs(repo: &Repo) -> Result<Vec<(String, PathBuf)>> {
     let mut benches = repo.targets("bench")?;
     benches.retain(|name| name != LEFT_OUT);
@@ -114,7 +114,7 @@ fn programs(repo: &Repo) -> Result<Vec<(String, PathBuf)>> {
     Ok(made)
 }
 
-/// What cargo makes of these arguments.
+/// Returns the programs that cargo builds from these arguments.
 fn built(repo: &Repo, arguments: &[String]) -> Result<Vec<(String, PathBuf)>> {
     let mut cargo = repo.cargo();
     let messages = process::output(
@@ -123,7 +123,7 @@ fn built(repo: &Repo, arguments: &[String]) -> Result<Vec<(String, PathBuf)>> {
     Ok(executables(&messages))
 }
 
-/// Debian's libvulkan.so.1.
+/// Adds Debian's libvulkan.so.1.
 fn add_loader(at: &Path) -> Result {
     let (lib, deb) = (at.join("lib"), at.join("deb"));
     fs::create_dir(&lib).at(&lib)?;
@@ -135,11 +135,11 @@ fn add_loader(at: &Path) -> Result {
     fs::remove_dir_all(&deb).at(&deb)
 }
 
-/// What a folder was packed from.
+/// The state from which a folder was packed.
 #[derive(Debug, PartialEq)]
 pub struct Version {
     pub commit: String,
-    /// With uncommitted changes.
+    /// True if there were uncommitted changes.
     pub dirty: bool,
 }
 

@@ -22,12 +22,12 @@ pub fn append(path: &Path, row: &Value) -> Result {
     file.write_all(format!("{row}\n").as_bytes()).at(path)
 }
 
-/// Whether they are of a software driver.
+/// True if the rows are from a software driver.
 pub fn of_software(rows: &[Value]) -> bool {
     rows.iter().any(|row| row["device_type"] == "Cpu")
 }
 
-/// What the first of them that has it says of `field`.
+/// Returns `field` of the first row that has it.
 pub fn text<'a>(rows: &'a [Value], bench: &str, field: &str) -> Option<&'a str> {
     rows.iter().filter(|row| row["bench"] == bench).find_map(|row| row[field].as_str())
 }

@@ -1,4 +1,4 @@
-//! The tests of the crate, all in one process; then those that did not pass, each alone.
+//! Runs the crate's tests in one process, then each test that did not pass alone.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::{self, File};
@@ -14,7 +14,7 @@ use super::visit::Visit;
 use crate::error::{At, Result};
 use crate::process::{self, Outcome};
 
-/// What the harness says of a test that has ended.
+/// The harness's outcome of a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Said {
     Passed,
@@ -22,10 +22,10 @@ enum Said {
     Ignored,
 }
 
-/// The harness ends so if tests failed.
+/// The harness's exit status if tests failed.
 const TESTS_FAILED: Outcome = Outcome::Failed(101);
 
-/// What a test has alone, and what it needs to be tried.
+/// The time limit of a test that runs alone, and the least time to try one.
 const ALONE: Duration = Duration::from_secs(60);
 const LEAST: Duration = Duration::from_secs(2);
 
@@ -51,8 +51,8 @@ pub fn run(visit: &mut Visit) -> Result {
     let mut tests = visit.program("tests");
     tests.args(["--test-threads", &visit.options.threads.to_string()]).args(filters);
     tests.stdout(File::create(&path).at(&path)?).stderr(visit.open_log()?);
-    // On an H100, 54 of 645 passed in one process in 216 s, and 163 in processes of their own in 73
-    // s: half for either.
+    // One process gets half of the time, separate processes the other half. On an H100, 54 of 645
+    // tests passed in one process in 216 s. In separate processes 163 passed in 73 s.
     let outcome = process::within(limit.mul_f64(0.5), &mut tests)?;
     let text = fs::read(&path).at(&path)?;
     let text = String::from_utf8_lossy(&text);
@@ -114,7 +114,7 @@ fn listed(text: &str) -> Vec<String> {
     text.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect()
 }
 
-/// What the harness has said, by name.
+/// Returns the outcomes that the harness printed, by name.
 fn said(text: &str) -> HashMap<&str, Said> {
     let outcomes = text.lines().filter_map(|line| {
         let (name, outcome) = line.strip_prefix("test ")?.split_once(" ... ")?;
@@ -126,8 +126,8 @@ fn said(text: &str) -> HashMap<&str, Said> {
     outcomes.collect()
 }
 
-/// How each ends in a process of its own; None: there was no time for it, or less than [`ALONE`]
-/// and it did not end.
+/// Returns the outcome of each test in a separate process. `None`: there was no time, or the test
+/// did not end within a limit below [`ALONE`].
 fn alone(visit: &Visit, names: &[&str]) -> Result<Vec<Option<Outcome>>> {
     let folder = visit.work.join("alone");
     fs::create_dir_all(&folder).at(&folder)?;
@@ -166,8 +166,8 @@ fn output_of(work: &Path, name: &str) -> PathBuf {
     work.join("alone").join(name.replace(':', "_"))
 }
 
-/// The verdict on a test that did not pass among all, by how it ended alone. None: it was not
-/// reached.
+/// Returns the verdict on a test that did not pass in one process, from its outcome alone. `None`:
+/// it was not reached.
 fn judged(failed: bool, alone: Option<Outcome>) -> Option<String> {
     let words = match alone {
         None if !failed => return None,
@@ -180,7 +180,7 @@ fn judged(failed: bool, alone: Option<Outcome>) -> Option<String> {
     Some(words)
 }
 
-/// Where it panicked, and two lines of why.
+/// Returns the place of the panic, and two lines of its message.
 fn panic_of(output: &str) -> Vec<String> {
     let lines = output.lines().skip_while(|line| !line.contains("panicked at"));
     lines.take(3).map(|line| line.chars().take(200).collect()).collect()

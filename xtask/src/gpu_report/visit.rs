@@ -1,4 +1,5 @@
-//! `FOLDER/run`: facts, ceilings, benches, tests and PyTorch on this machine, each in its time.
+//! `FOLDER/run`: runs facts, ceilings, benches, tests and PyTorch on this machine, each with a time
+//! limit.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -19,19 +20,19 @@ use crate::files::Temporary;
 use crate::gpu::machine;
 use crate::process::{self, Outcome};
 
-/// Benches that come first; the others follow by name.
+/// Benches that run first; the others follow by name.
 const FIRST: [&str; 7] = ["doctor", "tune", "kernels", "matrix", "scaling", "record", "decode"];
 
-/// Programs that are parts of their own.
+/// Programs that are separate parts.
 const NO_BENCHES: [&str; 4] = ["facts", "ceilings", "report", "tests"];
 
-/// Where containers have NVIDIA's driver, which loaders do not look into.
+/// The place of NVIDIA's driver file in containers. Loaders do not look there.
 const NVIDIA: &str = "/usr/local/nvidia/share/vulkan/icd.d/nvidia_icd.json";
 
-/// What a part needs to be tried at all.
+/// The least time to try a part.
 const LEAST: Duration = seconds(3);
 
-/// `sdpa.py` ends so if there is nothing to run it on.
+/// The exit status of `sdpa.py` if there is no device for it.
 const SKIPPED: Outcome = Outcome::Failed(3);
 
 const fn seconds(n: u64) -> Duration {
@@ -43,11 +44,11 @@ pub struct Visit<'a> {
     out: PathBuf,
     rows: PathBuf,
     log: PathBuf,
-    /// Where the packed files are, and what is only for now.
+    /// The folder of the packed files, and a folder for temporary ones.
     root: PathBuf,
     pub work: PathBuf,
     end: Instant,
-    /// What parts after tests must have.
+    /// The time that is reserved for parts after the tests.
     pub reserve: Duration,
     runner: Option<OsString>,
     variables: Vec<(&'static str, OsString)>,
@@ -58,19 +59,19 @@ pub struct Visit<'a> {
 
 struct Problem {
     text: String,
-    /// Lines of output that say why.
+    /// Lines of output with the reason.
     why: Vec<String>,
 }
 
 /// Runs the test suite.
 pub type Suite = fn(&mut Visit) -> Result;
 
-/// What is packed in `folder`.
+/// Runs the visit that is packed in `folder`.
 pub fn run(folder: &Path, options: &Options, suite: Suite) -> Result {
     run_by(env::var_os("WGPU_ATTENTION_RUNNER").filter(|runner| !runner.is_empty()), folder, options, suite)
 }
 
-/// With programs started through `runner`.
+/// Runs the visit, with programs started through `runner`.
 fn run_by(runner: Option<OsString>, folder: &Path, options: &Options, suite: Suite) -> Result {
     let end = Instant::now() + seconds((60 * options.minutes).saturating_sub(10));
     let version = Version::read(folder)?;
@@ -89,7 +90,7 @@ fn run_by(runner: Option<OsString>, folder: &Path, options: &Options, suite: Sui
     process::run(Command::new("tar").arg("-C").arg(&root).arg("-xzf").arg(&payload))?;
 
     let (rows, log) = (out.join("visit.jsonl"), out.join("log.txt"));
-    // Programs' own variables: where their data, their figures and criterion's records are.
+    // Variables of the programs: the places of their data, their figures and criterion's records.
     let variables = vec![
         ("CARGO_MANIFEST_DIR", root.join("tests").into()),
         ("WGPU_ATTENTION_ROWS", rows.clone().into()),
@@ -125,7 +126,7 @@ impl Visit<'_> {
         self.options.parts.contains(&part)
     }
 
-    /// The packed loader of Vulkan and NVIDIA's driver, where this machine needs them named.
+    /// Finds the packed Vulkan loader and NVIDIA's driver, on machines where they must be named.
     fn find_drivers(&mut self) {
         let lib = self.root.join("lib");
         if self.runner.is_none() && lib.is_dir() && !machine::Libraries::installed().has("libvulkan.so.1") {
@@ -146,7 +147,7 @@ impl Visit<'_> {
         }
     }
 
-    /// What is known before anything has run.
+    /// Writes the facts that are known before anything runs.
     fn start(&mut self, version: &Version) -> Result {
         let date =
             |format| process::quiet_output(Command::new("date").args(["-u", format])).unwrap_or_default();
@@ -176,7 +177,7 @@ impl Visit<'_> {
         if self.wants(Part::Facts) {
             let facts = self.program("facts");
             if !self.part("facts", self.limit(seconds(60), seconds(5)), facts)? {
-                // Without a device nothing can run.
+                // Nothing can run without a device.
                 self.problem("no device: nothing else was tried".into(), Vec::new());
                 return self.report();
             }
@@ -206,7 +207,7 @@ impl Visit<'_> {
     }
 
     fn benches(&mut self) -> Result {
-        // Half of the time is for tests.
+        // Tests get half of the time.
         let rest = if self.wants(Part::Tests) { self.left() / 2 } else { Duration::ZERO };
         let bin = self.root.join("bin");
         let mut here = BTreeSet::new();
@@ -225,8 +226,8 @@ impl Visit<'_> {
             let mut bench = self.program(&name);
             bench.arg("--bench");
             if name == "kernels" && !self.quick {
-                // Medians of some tens of runs: less than half a second each for more than a
-                // hundred kernels.
+                // Medians of some tens of runs: there are more than a hundred kernels, with less
+                // than half a second each.
                 bench.args(["--warm-up-time", "0.1", "--measurement-time", "0.3", "--nresamples", "1000"]);
             }
             self.part(&name, self.limit(seconds(150), rest + self.reserve), bench)?;
@@ -249,7 +250,7 @@ impl Visit<'_> {
         Ok(())
     }
 
-    /// Tables and plots of the rows so far.
+    /// Makes tables and plots of the rows so far.
     fn report(&mut self) -> Result {
         let mut report = self.program("report");
         report.arg(&self.rows).arg("--results").arg(self.out.join("RESULTS.md"));
@@ -294,7 +295,7 @@ impl Visit<'_> {
 
     // ---- for all parts
 
-    /// One of the packed programs.
+    /// Returns the command for a packed program.
     pub fn program(&self, name: &str) -> Command {
         let program = self.root.join("bin").join(name);
         let mut command = match &self.runner {
@@ -313,7 +314,7 @@ impl Visit<'_> {
         self.end.saturating_duration_since(Instant::now())
     }
 
-    /// What is left of the time if something else is to have `rest`, and at most `wanted`.
+    /// Returns the remaining time, at most `wanted`, if other parts get `rest`.
     pub fn limit(&self, wanted: Duration, rest: Duration) -> Duration {
         self.left().saturating_sub(rest).min(wanted)
     }
@@ -334,14 +335,14 @@ impl Visit<'_> {
         self.open_log()?.write_all(text.as_bytes()).at(&self.log)
     }
 
-    /// Runs `command` into the log.
+    /// Runs `command` with its output in the log.
     fn logged(&self, limit: Duration, command: &mut Command) -> Result<Outcome> {
         let log = self.open_log()?;
         Ok(process::within(limit, command.stdout(log.try_clone()?).stderr(log))?)
     }
 
-    /// Runs `command` into the log, with a row of what came of it. Whether it succeeded or had
-    /// nothing to do.
+    /// Runs `command` with its output in the log, and adds a row with the outcome. Returns true if
+    /// it succeeded or had nothing to do.
     fn part(&mut self, name: &str, limit: Duration, mut command: Command) -> Result<bool> {
         if limit < LEAST {
             self.row(json!({"bench": "part", "what": name, "detail": "no time was left"}))?;
@@ -376,7 +377,7 @@ fn why_skipped(said: &str) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// What a program said last is mostly why it failed: three lines of that.
+/// Returns three lines that explain a failure, mostly the program's last ones.
 fn telling(said: &str) -> Vec<String> {
     let tells = |line: &str| {
         ["panicked", "computes something else"].iter().any(|word| line.contains(word))
@@ -389,14 +390,14 @@ fn telling(said: &str) -> Vec<String> {
     told[told.len().saturating_sub(3)..].to_vec()
 }
 
-/// How the parts ended, in a line.
+/// Returns a line with the outcomes of the parts.
 fn parts_of(rows: &[Value]) -> String {
     let part = |row: &Value| Some(format!("{}: {}", row["what"].as_str()?, row["detail"].as_str()?));
     let parts: Vec<String> = rows.iter().filter(|row| row["bench"] == "part").filter_map(part).collect();
     parts.join("; ")
 }
 
-/// Whether NVIDIA's driver is where loaders look.
+/// True if NVIDIA's driver is at a place that loaders read.
 fn loaders_see_nvidia() -> bool {
     let tops = fs::read_dir("/").into_iter().flatten().flatten().map(|entry| entry.path());
     tops.chain(["/usr/share".into()]).any(|top| {
@@ -428,7 +429,7 @@ mod tests {
         assert_eq!(why_skipped("sdpa: done\n"), None);
     }
 
-    /// A packed folder of scripts.
+    /// Returns a packed folder of scripts.
     fn packed(programs: &[(&str, &str)]) -> Temporary {
         let folder = Temporary::new(&env::temp_dir(), "xtask-test-visit").unwrap();
         let bin = folder.0.join("bin");

@@ -1,5 +1,5 @@
-//! Every variant of the fused kernel that is compiled ahead: each value of each axis, not their
-//! whole product.
+//! Every variant of the fused kernel that is compiled ahead: each value of each axis, not all
+//! combinations.
 
 use super::Fused;
 use crate::attention::plan::{FusedMatrix, FusedTiles};
@@ -18,8 +18,8 @@ pub(super) fn all() -> Vec<Fused> {
     for fragment in [Fragment::Eight, Fragment::Sixteen] {
         let tiles = || FusedMatrix::all(fragment).into_iter().map(FusedTiles::Matrix);
         all.extend(tiles().flat_map(matrix_typed));
-        // Tiles for subgroups of 32 and of 64: masks and caches take registers from what the
-        // fragments are to fit in.
+        // Tiles for subgroups of 32 and of 64. Masks and caches use registers that the fragments
+        // need.
         all.extend(tiles().take(4).flat_map(matrix_masked));
         let planned = FusedMatrix::planned(fragment).into_iter().map(FusedTiles::Matrix);
         all.extend(planned.map(|tiles| plain(tiles).with_tensors(DType::F16)));
@@ -33,7 +33,7 @@ pub(super) fn all() -> Vec<Fused> {
     all
 }
 
-/// Tensors of f32 in fours, and nothing else.
+/// Returns the kernel for f32 tensors loaded as vec4, without options.
 fn plain(tiles: FusedTiles) -> Fused {
     Fused {
         q: DType::F32,
@@ -58,19 +58,20 @@ fn plain(tiles: FusedTiles) -> Fused {
     }
 }
 
-/// Every tile of additive scores: types and widths; masks and splits with one of each form.
+/// Every tile of additive scores with all types and widths. Masks and splits use one tile per
+/// variant.
 fn additive() -> Vec<Fused> {
     let [few, many, cpu, shared, ..] = FusedTiles::ADDITIVE;
     let vectors = FLOATS.map(|dtype| Fused { score_vector: Some(dtype), ..plain(many).with_tensors(dtype) });
     let splits = [few, shared].map(|tiles| plain(tiles).split());
     let mut all: Vec<_> = FusedTiles::ADDITIVE.into_iter().flat_map(typed).collect();
-    // The score vector takes a buffer from those of masks.
+    // The score vector uses one of the buffers for masks.
     all.extend([many, cpu].into_iter().flat_map(masked).filter(|fused| fused.mask.bindings().len() <= 3));
     all.extend(vectors.into_iter().chain(splits));
     all
 }
 
-/// `base` with every mask, with a score function, and with every kind of dropout beside an lse.
+/// `base` with every mask, with a score function, and with every kind of dropout and an lse.
 fn with_masks(base: Fused) -> impl Iterator<Item = Fused> {
     let masks = MaskVariant::all().into_iter().chain(MaskVariant::listed_score_mod());
     let masked = masks.map(move |mask| Fused { mask, ..base });
@@ -81,7 +82,7 @@ fn masked(tiles: FusedTiles) -> impl Iterator<Item = Fused> {
     with_masks(plain(tiles))
 }
 
-/// Every dtype and width, loaded and stored.
+/// Every dtype and every width of loads and stores.
 fn typed(tiles: FusedTiles) -> Vec<Fused> {
     let mut all = Vec::new();
     for dtype in FLOATS {
@@ -97,7 +98,7 @@ fn typed(tiles: FusedTiles) -> Vec<Fused> {
 fn matrix_typed(tiles: FusedTiles) -> impl Iterator<Item = Fused> {
     let of =
         move |dtype| WIDTHS.map(|width| Fused { width, store: width, ..plain(tiles).with_tensors(dtype) });
-    // BF16 is not multiplied by them.
+    // Matrix units do not multiply BF16.
     [DType::F32, DType::F16].into_iter().flat_map(of)
 }
 
@@ -109,7 +110,7 @@ fn matrix_masked(tiles: FusedTiles) -> Vec<Fused> {
     all
 }
 
-/// Tensors whose far elements change the text.
+/// The kernels whose text changes for far elements.
 fn far(dtype: DType) -> impl Iterator<Item = Fused> {
     let of = move |tiles| WIDTHS.map(|width| Fused { width, ..plain(tiles).with_tensors(dtype) });
     FusedTiles::MASKED.into_iter().flat_map(of).filter_map(|narrow| narrow.widened())
@@ -119,7 +120,7 @@ fn causal_in(cache: CacheVariant, base: Fused) -> Fused {
     Fused { mask: MaskVariant::with_rules([Id::Causal]), ..base }.in_cache(cache)
 }
 
-/// Keys split, every cache, and in one cache every mask.
+/// Split keys, every cache, and every mask in one cache.
 fn cached(tiles: FusedTiles) -> Vec<Fused> {
     let splits = plain(tiles).split();
     let mut all = vec![splits];

@@ -1,9 +1,9 @@
-//! What each form of the fused kernel adds: its text and the constants of its tiles.
+//! The parts of the fused kernel that depend on its variant: text and constants of the tiles.
 
 use crate::attention::plan::{DecodeCpu, DecodeGpu, FusedMatrix, FusedTiles};
 use crate::kernel::{Constant, memory_of, shader};
 
-/// One form's part of a kernel.
+/// The text, the constants and the workgroup size of one variant.
 pub(super) struct Form {
     pub constants: Vec<Constant>,
     pub text: Vec<&'static str>,

@@ -16,20 +16,20 @@ use crate::mask::kernels::{MaskVariant, Masked};
 use crate::tensor::DType;
 
 kernel! {
-    /// Attention in one pass.
+    /// The kernel of attention in one pass.
     Fused, FusedCall
     tensors {
         q: One Read F32 width view,
-        // Where keys and values are in tensors.
+        // Present if keys and values are tensors.
         k: Opt Read F32 width view,
         v: Opt Read F32 width view,
-        // Where they are in a cache.
+        // Present if keys and values are in a cache.
         cache_k: OptRaw Read U32 four,
         cache_v: OptRaw Read U32 four,
         sequence_table: OptRaw Read U32 one,
-        // Of additive scores.
+        // The vector of additive scores.
         score_vector: Opt Read F32 one repeating,
-        // The results of splits; where keys are not split, out and lse.
+        // The partial results of splits. Without splits, the kernel writes out and lse.
         partial: OptRaw Write F32 four,
         out: Opt Write F32 store view,
         lse: Opt Write F32 one view,
@@ -40,7 +40,8 @@ kernel! {
     }
     numbers {
         cache: CacheParams,
-        /// Workgroups before those of this dispatch: long work is cut into several dispatches.
+        /// Workgroups before those of this dispatch. The host cuts long work into several
+        /// dispatches.
         first: [u32; 4],
         heads: u32,
         kv_heads: u32,
@@ -49,7 +50,7 @@ kernel! {
         value_dim: u32,
         scale: f32,
         splits: u32,
-        /// Where the maxima and totals of `partial` begin.
+        /// The start of the maxima and totals in `partial`.
         stats: u32,
     }
     variant {
@@ -59,16 +60,16 @@ kernel! {
         halves: bool,
         width: Width,
         store: Width,
-        /// True if element indices of k or v reach 2^28, or a side of the cache 2^30 bytes, which
-        /// the forms for software drivers must know.
+        /// True if element indices of k or v reach 2^28, or a side of the cache 2^30 bytes. Only
+        /// the CPU variants use it.
         wide: bool,
-        /// True if k and v are contiguous along their channels, which the form for software drivers
-        /// must know where they do not load in fours.
+        /// True if k and v are contiguous along their channels. Only the CPU variant uses it, when
+        /// it does not load vec4.
         contiguous: bool,
     }
 }
 
-/// What `fused/tile_state.wgsl` declares, where there is no map to ask.
+/// The replacement of `fused/tile_state.wgsl` if the mask has no block map.
 pub(crate) const NO_BLOCKS: &str = "const HIDDEN: u32 = 0u;
 const FULL: u32 = 2u;
 fn tile_state(b: u32, kv_head: u32, first: u32, last: u32, from_key: u32, to_key: u32) -> u32 {
@@ -85,7 +86,7 @@ fn tile_column_state(b: u32, kv_head: u32, rows: vec2<u32>, col: u32, to_key: u3
 }
 ";
 
-/// What `keys/by_channel.wgsl` declares, where keys and values load in vectors.
+/// The replacement of `keys/by_channel.wgsl` if keys and values load as vectors.
 const IN_VECTORS: &str = "fn k_whole(s: Source, row: u32, d: u32) -> vec4<f32> {
     return k_four(s, row, d);
 }
@@ -157,22 +158,22 @@ impl Variant for Fused {
 }
 
 impl Fused {
-    /// How words hold channels, where they hold several.
+    /// Returns how words hold channels, if a word holds several.
     fn storage_kind(&self) -> Option<StorageKind> {
         self.cached.map(|cache| cache.storage).or(self.halves.then_some(StorageKind::of(self.q)))
     }
 
-    /// True if the form for software drivers loads keys and values one channel at a time.
+    /// True if the CPU variant loads keys and values one channel at a time.
     fn loads_by_channel(&self) -> bool {
         Self::by_channel(self.tiles, self.width) && self.cached.is_none() && !self.halves
     }
 
-    /// The same of keys and values in tensors.
+    /// True if these tiles load tensors of this width one channel at a time.
     pub fn by_channel(tiles: FusedTiles, width: Width) -> bool {
         matches!(tiles, FusedTiles::Cpu { .. }) && width == Width::One
     }
 
-    /// What every form has.
+    /// Returns the declarations that all variants share.
     fn declared(&self) -> Declared {
         let declared = self.declare();
         let declared = if self.halves { declared.words("k").words("v") } else { declared };
@@ -186,13 +187,13 @@ impl Fused {
             .bool("PER_PAIR_MASK", self.mask.is_per_pair())
             .bool("NATURAL_SCORES", self.mask.is_per_pair())
             .bool("HAS_BLOCKS", self.mask.has(Id::Blocks))
-            // Appended keys lie past the interval that a full block keeps.
+            // Appended keys lie past the interval in which a full block is valid.
             .bool("FULL_IS_PLAIN", !self.mask.mods_full_blocks() && !self.mask.appended)
-            // GPUs check no indices that narrow ones would save.
+            // GPUs have no bounds checks that narrow indices would avoid.
             .bool("WIDE", self.wide || !self.tiles.is_cpu())
     }
 
-    /// The constants of where keys and values are.
+    /// Returns the constants of the storage of keys and values.
     fn keys_constants(&self) -> Vec<Constant> {
         match self.cached {
             Some(cache) => cache.constants().into(),
@@ -201,7 +202,7 @@ impl Fused {
         }
     }
 
-    /// How keys and values load from where they are.
+    /// Returns the WGSL that loads keys and values.
     fn keys_text(&self) -> Vec<&'static str> {
         match self.cached {
             Some(_) => vec![
@@ -221,25 +222,25 @@ impl Fused {
         }
     }
 
-    /// The same with tensors of another type.
+    /// Returns the same kernel with tensors of another type.
     fn with_tensors(self, dtype: DType) -> Self {
         let other = |tensor: Option<DType>| tensor.map(|_| dtype);
         Fused { q: dtype, k: other(self.k), v: other(self.v), out: other(self.out), ..self }
     }
 
-    /// The same with keys and values in a cache.
+    /// Returns the same kernel with keys and values in a cache.
     fn in_cache(self, cache: CacheVariant) -> Self {
         let raw = Some(Untyped);
         let bound = Fused { k: None, v: None, cache_k: raw, cache_v: raw, sequence_table: raw, ..self };
         Fused { cached: Some(cache), mask: self.mask.in_cache(&cache), ..bound }
     }
 
-    /// The same with keys that are split among workgroups.
+    /// Returns the same kernel with keys that are split among workgroups.
     fn split(self) -> Self {
         Fused { partial: Some(Untyped), out: None, lse: None, ..self }
     }
 
-    /// The same for far elements, where those change the text.
+    /// Returns the same kernel for far elements, if they change its text.
     fn widened(&self) -> Option<Self> {
         self.tiles.is_cpu().then_some(Fused { wide: true, ..*self })
     }

@@ -4,9 +4,9 @@ use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Several, Slots, Variant, View, kernel, params, shader, shared};
 use crate::tensor::DType;
 
-/// Parts that one dispatch takes: with out and lse, all the buffers every device binds.
+/// The parts of one dispatch. With out and lse, they use as many buffers as every device can bind.
 pub(crate) const PARTS: usize = Several::MOST;
-/// Rows of a workgroup, as in the shader.
+/// Rows of a workgroup. The shader has the same number.
 pub(crate) const ROWS: usize = 4;
 
 params! {
@@ -34,7 +34,7 @@ kernel! {
         neg_inf: f32,
     }
     variant {
-        /// Out and lse hold a part too.
+        /// True if out and lse already hold a merged part.
         accumulates: bool,
     }
 }

@@ -26,7 +26,7 @@ kernel! {
     variant {}
 }
 
-/// Rows of a workgroup, and invocations that share one.
+/// Rows of a workgroup.
 pub(crate) const ROWS: usize = 4;
 const ROW_LANES: usize = 16;
 

@@ -5,7 +5,7 @@ use crate::kernel::{FLOATS, Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
 kernel! {
-    /// The gradient of the argument of a tanh, from its output and the gradient of that.
+    /// The gradient of a tanh's argument, from the tanh's output and the gradient of that output.
     TanhBackward, TanhBackwardCall
     tensors {
         out: One Read F32 one view,
@@ -18,7 +18,7 @@ kernel! {
     variant {}
 }
 
-/// Invocations of a workgroup, an element each.
+/// Invocations of a workgroup. Each computes one element.
 pub(crate) const WORKGROUP: usize = 64;
 
 impl Variant for TanhBackward {

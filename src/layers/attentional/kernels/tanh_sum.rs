@@ -5,7 +5,7 @@ use crate::kernel::{FLOATS, Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
 kernel! {
-    /// The end of the attentional vector: `tanh(a + b)`.
+    /// The last step of the attentional vector: `tanh(a + b)`.
     TanhSum, TanhSumCall
     tensors {
         a: One Read F32 one view,
@@ -18,7 +18,7 @@ kernel! {
     variant {}
 }
 
-/// Invocations of a workgroup, and channels of each.
+/// Invocations of a workgroup, and channels of each invocation.
 pub(crate) const WORKGROUP: usize = 64;
 pub(crate) const CHANNELS: usize = 4;
 

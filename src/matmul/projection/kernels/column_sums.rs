@@ -1,4 +1,4 @@
-//! Twin of `column_sums.wgsl`.
+//! The host side of `column_sums.wgsl`.
 
 use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, families, kernel, shader};
@@ -11,7 +11,7 @@ kernel! {
         sums: One Write F32 one,
     }
     numbers {
-        /// The first element of `sums`, and elements from one sum to the next.
+        /// The first element of `sums`, and the stride from one sum to the next.
         first: u32,
         stride: u32,
         columns: u32,
@@ -22,12 +22,12 @@ kernel! {
         length: u32,
     }
     variant {
-        /// True if the sums are added to what is there.
+        /// True if the sums are added to the values in `sums`.
         accumulates: bool,
     }
 }
 
-/// Columns of a workgroup, and invocations that share a column's rows.
+/// Columns of a workgroup, and the number of invocations that share the rows of a column.
 pub(crate) const COLUMNS: usize = 16;
 const STRIPS: usize = 16;
 

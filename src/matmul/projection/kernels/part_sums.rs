@@ -1,11 +1,11 @@
-//! Twin of `part_sums.wgsl`.
+//! The host side of `part_sums.wgsl`.
 
 use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, families, kernel, shader};
 use crate::tensor::DType;
 
 kernel! {
-    /// The sums of a tensor's elements, from their parts.
+    /// Adds the partial sums of each element of a tensor.
     PartSums, PartSumsCall
     tensors {
         parts: One Read F32 one,
@@ -14,18 +14,18 @@ kernel! {
     numbers {
         shape: [u32; 4],
         elements: u32,
-        /// Parts of an element.
+        /// Partial sums per element.
         count: u32,
-        /// Workgroups before those of this dispatch.
+        /// Workgroups of earlier dispatches.
         first: u32,
     }
     variant {
-        /// True if the sums are added to what is there.
+        /// True if the sums are added to the values in `sums`.
         accumulates: bool,
     }
 }
 
-/// Elements of a workgroup.
+/// Elements per workgroup.
 pub(crate) const WORKGROUP: usize = 64;
 
 impl Variant for PartSums {

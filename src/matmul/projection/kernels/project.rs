@@ -1,4 +1,4 @@
-//! Twin of `project.wgsl`.
+//! The host side of `project.wgsl`.
 
 use crate::device::family::PRODUCTS;
 use crate::device::{Families, Family};
@@ -51,19 +51,20 @@ kernel! {
     numbers {
         parts: [ProjectPart; PARTS],
         batches: u32,
-        /// 1 if heads are products of their own.
+        /// 1 if each head is a separate product.
         narrow: u32,
         /// Products per batch entry: the largest number of heads if narrow, else 1.
         z_heads: u32,
     }
     variant {
         tiles: Tiles,
-        // Of x along its features, of W along features, or along columns if `w_along_columns`.
+        // The width of x along its features, and of W along features, or along columns if
+        // `w_along_columns`.
         width: Width,
         /// True if W is contiguous along its output columns: `[in, out]` in memory.
         w_along_columns: bool,
         store: Width,
-        /// The function of the product and its bias.
+        /// The activation after the product and its bias.
         activation: Option<Activation>,
     }
 }
@@ -84,7 +85,7 @@ impl Variant for Project {
             .bool("IN_FOURS", self.width == Width::Four)
             .bool("Y_IN_FOURS", self.store == Width::Four);
         let mut elements = ["f32"; 2];
-        // Matrix units take f16 as it is.
+        // Matrix units load f16 elements without conversion.
         if matches!(self.tiles, Tiles::Matrix { .. }) {
             declared = declared.native("x").native("w");
             elements = [self.x, self.w].map(|slots| slots.dtype.operand());

@@ -1,4 +1,4 @@
-//! Twin of `project_backward.wgsl`.
+//! The host side of `project_backward.wgsl`.
 
 use crate::device::Families;
 use crate::device::family::PRODUCT_GRADIENTS;
@@ -7,7 +7,7 @@ use crate::matmul::plan::Tiles;
 use crate::matmul::product;
 use crate::tensor::DType;
 
-/// Axes that an axis of a product can be made of.
+/// The largest number of tensor axes that form one axis of a product.
 pub(crate) const LEVELS: usize = 3;
 
 params! {
@@ -23,7 +23,7 @@ params! {
 shared! { ProductAxis = "ProductAxis" }
 
 kernel! {
-    /// The product of a gradient, C = A · B.
+    /// A product C = A · B that computes a gradient.
     ProjectBackward, ProjectBackwardCall
     tensors {
         d_y: One Read F32 a_width,
@@ -31,15 +31,15 @@ kernel! {
         result: One Write F32 c_width,
     }
     numbers {
-        /// In A and C.
+        /// The rows, in A and C.
         rows: ProductAxis,
-        /// In B and C.
+        /// The columns, in B and C.
         cols: ProductAxis,
-        /// In A and B.
+        /// The inner axis, in A and B.
         inner: ProductAxis,
         /// The first elements of A, B and C.
         first: [u32; 4],
-        /// From one product to the next.
+        /// The steps from one product to the next in A, B and C.
         step: [u32; 4],
     }
     variant {
@@ -51,11 +51,11 @@ kernel! {
         a_width: Width,
         b_width: Width,
         c_width: Width,
-        /// Axes that the rows are made of.
+        /// Tensor axes that form the rows.
         row_levels: u32,
-        /// Axes that the inner axis is made of.
+        /// Tensor axes that form the inner axis.
         inner_levels: u32,
-        /// True if the product is added to what is there.
+        /// True if the product is added to the values in `result`.
         accumulates: bool,
     }
 }
@@ -103,7 +103,7 @@ impl Variant for ProjectBackward {
                 inner_levels: 1,
                 accumulates: false,
             };
-            // Software drivers load A along the inner axis.
+            // Software drivers always load A along the inner axis.
             let along = [false, true].into_iter().filter(move |m| !m || matches!(tiles, Tiles::Gpu { .. }));
             let along = along.flat_map(|a| [[a, false], [a, true]]);
             let layouts = along.flat_map(move |[a_along_m, b_along_n]| {

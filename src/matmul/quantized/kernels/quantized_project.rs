@@ -1,4 +1,4 @@
-//! Twin of `quantized_project.wgsl`.
+//! The host side of `quantized_project.wgsl`.
 
 use crate::device::{Families, Family};
 use crate::kernel::{Declared, FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
@@ -16,23 +16,23 @@ kernel! {
         y: One Write F32 store view,
     }
     numbers {
-        /// Of W.
+        /// The first byte of W.
         first_byte: u32,
-        /// Of W.
+        /// Bytes of a row of W.
         row_bytes: u32,
         features: u32,
         /// `heads · dim`.
         cols: u32,
         dim: u32,
-        /// Rows of one product: all sequences at once where x allows it.
+        /// Rows of one product. All sequences form one product if the strides of x allow it.
         rows: u32,
         /// Rows of one sequence.
         length: u32,
-        /// Columns from one that a workgroup has to its next, of few rows.
+        /// With few rows: the distance from one column of a workgroup to its next column.
         step: u32,
-        /// Of W.
+        /// The last word of W.
         last_word: u32,
-        /// 0.
+        /// Always 0.
         none: u32,
     }
     variant {
@@ -45,7 +45,7 @@ kernel! {
     }
 }
 
-/// What unpacks blocks.
+/// The shader texts that unpack blocks.
 pub(crate) fn format_parts(format: QuantizedFormat) -> [&'static str; 2] {
     let blocks = match format {
         QuantizedFormat::Q4_1 => shader!("matmul/quantized/q4_1"),
@@ -122,7 +122,7 @@ impl Variant for QuantizedProject {
 }
 
 impl QuantizedProject {
-    /// The kernel of few rows, with so many sums of a row in workgroup memory.
+    /// Builds the kernel for few rows, with `sums` sums per row in workgroup memory.
     fn few(
         &self,
         declared: Declared,

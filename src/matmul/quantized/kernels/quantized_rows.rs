@@ -1,4 +1,4 @@
-//! Twin of `quantized_rows.wgsl`.
+//! The host side of `quantized_rows.wgsl`.
 
 use super::quantized_project::format_parts;
 use crate::device::{Families, Family};
@@ -7,7 +7,7 @@ use crate::matmul::quantized::format::QuantizedFormat;
 use crate::tensor::DType;
 
 kernel! {
-    /// A look-up.
+    /// Looks up rows of a quantised table.
     QuantizedRows, QuantizedRowsCall
     tensors {
         ids: One Read U32 one view,
@@ -15,16 +15,16 @@ kernel! {
         out: One Write F32 width view,
     }
     numbers {
-        /// Of W.
+        /// The first byte of W.
         first_byte: u32,
         row_bytes: u32,
-        /// Of the table.
+        /// Rows of the table.
         rows: u32,
-        /// Groups of four channels of a row.
+        /// Groups of four channels in a row.
         fours: u32,
-        /// Groups of four of all rows of a sequence.
+        /// Groups of four channels in all rows of a sequence.
         work: u32,
-        /// Invocations that share them.
+        /// The number of invocations that share this work.
         step: u32,
         /// The bits of NaN.
         missing: u32,

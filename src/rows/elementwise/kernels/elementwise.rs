@@ -1,13 +1,13 @@
-//! Twin of `elementwise.wgsl`.
+//! The host side of `elementwise.wgsl`.
 
 use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
 use crate::matmul::{Activation, activation_parts};
 
-/// What is done with the second tensor.
+/// The use of the second tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Join {
-    /// There is none.
+    /// There is no second tensor.
     Alone,
     Times,
     Plus,
@@ -34,12 +34,12 @@ kernel! {
         activation: Option<Activation>,
         join: Join,
         width: Width,
-        /// `One` if `x` has one channel, which is that of all channels of a row.
+        /// `One` if `x` has one channel, which is repeated over all channels of a row.
         x_width: Width,
     }
 }
 
-/// How `x` is loaded: one channel that repeats is not loaded as a vector.
+/// The width of loads of `x`. A repeated channel is not loaded as a vector.
 pub(crate) fn x_width(width: Width, x_repeats: bool) -> Width {
     if x_repeats { Width::One } else { width }
 }

@@ -1,4 +1,4 @@
-//! Twin of `elementwise_backward.wgsl`.
+//! The host side of `elementwise_backward.wgsl`.
 
 use super::elementwise::{WORKGROUP, x_width};
 use crate::device::{Families, Family};
@@ -11,7 +11,7 @@ kernel! {
     ElementwiseBackward, ElementwiseBackwardCall
     tensors {
         x: One Read F32 x_width view,
-        // The gradient of x needs it.
+        // The gradient of x depends on it.
         other: Opt Read F32 width view,
         d_out: One Read F32 width view,
         d_x: Opt Write F32 x_width view,
@@ -23,7 +23,7 @@ kernel! {
         fours: u32,
         /// Groups of four channels in all rows of a head; rows if `x` repeats.
         work: u32,
-        /// Invocations that share these.
+        /// Invocations that share this work.
         step: u32,
     }
     variant {
@@ -32,8 +32,8 @@ kernel! {
         width: Width,
         /// `One` if `x` repeats.
         x_width: Width,
-        /// True if `x` has one channel, which is that of all channels of a row: an invocation has a
-        /// row.
+        /// True if `x` has one channel, which is repeated over all channels of a row. Then each
+        /// invocation processes a row.
         x_repeats: bool,
     }
 }
@@ -92,7 +92,7 @@ impl Variant for ElementwiseBackward {
                 })
             })
         });
-        // Gates: the gradient of the gate, of the gated tensor, of both.
+        // Gates: the gradient of the gate, of the gated tensor, and of both.
         let gates = FLOATS.into_iter().flat_map(move |dtype| {
             [(Some(f32), None), (None, Some(dtype)), (Some(f32), Some(dtype))].into_iter().flat_map(
                 move |(d_x, d_other)| {

@@ -1,11 +1,11 @@
-//! Twin of `embedding.wgsl`.
+//! The host side of `embedding.wgsl`.
 
 use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
 use crate::tensor::DType;
 
 kernel! {
-    /// Rows of a table by ids, scaled.
+    /// Looks up rows of a table by ids, and scales them.
     Embedding, EmbeddingCall
     tensors {
         ids: One Read U32 one view,

@@ -1,4 +1,4 @@
-//! Twin of `embedding_backward.wgsl`.
+//! The host side of `embedding_backward.wgsl`.
 
 use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
@@ -30,7 +30,7 @@ kernel! {
     }
 }
 
-/// Invocations of a workgroup, each with four channels.
+/// Invocations of a workgroup. Each invocation computes four channels.
 pub(crate) const LANES: usize = 64;
 
 impl Variant for EmbeddingBackward {

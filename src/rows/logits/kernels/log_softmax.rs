@@ -1,4 +1,4 @@
-//! Twin of `log_softmax.wgsl`.
+//! The host side of `log_softmax.wgsl`.
 
 use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
@@ -17,7 +17,7 @@ kernel! {
         heads: u32,
         length: u32,
         rows: u32,
-        /// Rows from one row of a workgroup or an invocation to its next.
+        /// The distance from one row of a workgroup or an invocation to its next row.
         step: u32,
         inf: f32,
         nan: f32,

@@ -1,4 +1,4 @@
-//! Twin of `log_softmax_backward.wgsl`.
+//! The host side of `log_softmax_backward.wgsl`.
 
 use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
@@ -6,7 +6,7 @@ use crate::rows::norm::kernels::norm::{ROWS, combine};
 use crate::rows::plan::Rows;
 
 kernel! {
-    /// The gradient of log-softmax, from its output and the gradient of that.
+    /// The gradient of log-softmax, from its output and the gradient of the output.
     LogSoftmaxBackward, LogSoftmaxBackwardCall
     tensors {
         out: One Read F32 width view,
@@ -18,7 +18,7 @@ kernel! {
         heads: u32,
         length: u32,
         rows: u32,
-        /// Rows from one row of a workgroup or an invocation to its next.
+        /// The distance from one row of a workgroup or an invocation to its next row.
         step: u32,
         inf: f32,
     }

@@ -1,4 +1,4 @@
-//! The kernels: tensors, numbers, variant and text of each.
+//! The kernels: tensors, numbers, variant and text of each kernel.
 
 pub(crate) mod log_softmax;
 pub(crate) mod log_softmax_backward;

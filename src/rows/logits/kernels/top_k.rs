@@ -1,4 +1,4 @@
-//! Twin of `top_k.wgsl`.
+//! The host side of `top_k.wgsl`.
 
 use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, FLOATS_OR_NONE, Kernel, Variant, WIDTHS, Width, kernel, shader};
@@ -28,7 +28,7 @@ kernel! {
     }
 }
 
-/// Invocations for rows of so many columns; few are enough for software drivers.
+/// The number of invocations that share a row of `columns` columns. Software drivers need few.
 pub(crate) fn lanes(columns: usize, cpu: bool) -> u32 {
     if cpu { 8 } else { columns.div_ceil(4).next_power_of_two().clamp(32, 256) as u32 }
 }

@@ -1,4 +1,4 @@
-//! Twin of `mean_pool.wgsl`, and what it shares with its gradient.
+//! The host side of `mean_pool.wgsl`, and the parts that it shares with its gradient.
 
 use crate::device::{Families, Family};
 use crate::kernel::{Declared, FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
@@ -6,7 +6,7 @@ use crate::rows::norm::kernels::norm::{ROWS, combine};
 use crate::rows::plan::Rows;
 use crate::tensor::DType;
 
-/// Which rows a mean is of.
+/// The rows that belong to a mean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Pooled {
     All,
@@ -27,7 +27,7 @@ impl Pooled {
         }
     }
 
-    /// The part of a kernel that says which they are.
+    /// Adds the constants that select the rows.
     pub(super) fn constants(self, declared: Declared) -> Declared {
         declared
             .bool("LENGTHS", self == Pooled::Lengths)
@@ -37,7 +37,7 @@ impl Pooled {
 }
 
 kernel! {
-    /// A mean.
+    /// The mean of the rows of each sequence.
     MeanPool, MeanPoolCall
     tensors {
         x: One Read F32 width view,
@@ -49,7 +49,7 @@ kernel! {
         features: u32,
         length: u32,
         sequences: u32,
-        /// Sequences from one that a workgroup or an invocation has to its next.
+        /// The distance from one sequence of a workgroup or an invocation to its next sequence.
         step: u32,
         eps: f32,
     }
@@ -91,7 +91,8 @@ impl Variant for MeanPool {
     }
 }
 
-/// What kernels of means are listed with: not every type beside every other.
+/// The variants of the kernels of means, for tests. Not every type is combined with every other
+/// type.
 pub(super) fn each() -> impl Iterator<Item = (Rows, Pooled, bool, [DType; 2], Width)> {
     let [f32, f16, bf16] = FLOATS;
     let dtypes = [[f32; 2], [f16; 2], [bf16; 2], [f32, f16], [bf16, f32]];

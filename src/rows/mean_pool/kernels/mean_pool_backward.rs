@@ -1,4 +1,4 @@
-//! Twin of `mean_pool_backward.wgsl`.
+//! The host side of `mean_pool_backward.wgsl`.
 
 use super::mean_pool::{Pooled, each};
 use crate::device::{Families, Family};
@@ -7,10 +7,10 @@ use crate::rows::norm::kernels::norm::combine;
 use crate::rows::plan::Rows;
 
 kernel! {
-    /// The gradient.
+    /// The gradient of the rows of each sequence.
     MeanPoolBackward, MeanPoolBackwardCall
     tensors {
-        // The gradient needs it if what was given has a length of 1.
+        // The gradient needs x if the means were divided by their length.
         x: Opt Read F32 width view,
         numbers: Opt Read U32 one view,
         keep: Opt Read Bool one view,
@@ -21,7 +21,7 @@ kernel! {
         features: u32,
         length: u32,
         sequences: u32,
-        /// Sequences from one that a workgroup or an invocation has to its next.
+        /// The distance from one sequence of a workgroup or an invocation to its next sequence.
         step: u32,
         eps: f32,
     }

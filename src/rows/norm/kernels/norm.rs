@@ -1,4 +1,4 @@
-//! Twin of `norm.wgsl`.
+//! The host side of `norm.wgsl`.
 
 use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
@@ -6,7 +6,7 @@ use crate::rows::plan::Rows;
 use crate::tensor::DType;
 
 kernel! {
-    /// A norm.
+    /// LayerNorm or RMSNorm of each row.
     Norm, NormCall
     tensors {
         x: Source Read F32 width view,
@@ -23,19 +23,19 @@ kernel! {
         heads: u32,
         length: u32,
         rows: u32,
-        /// Rows from one that a workgroup or an invocation has to its next.
+        /// The distance from one row of a workgroup or an invocation to its next row.
         step: u32,
         eps: f32,
     }
     variant {
         shares: Rows,
-        /// LayerNorm, or RMSNorm.
+        /// True for LayerNorm, false for RMSNorm.
         centred: bool,
         width: Width,
     }
 }
 
-/// How the rows of a norm are shared out: the text, and its workgroup memory.
+/// The text that adds the sums of a row, and its workgroup memory.
 pub(crate) fn combine(rows: Rows) -> (&'static str, u32) {
     match rows.lanes {
         1 => (shader!("rows/norm/row_per_invocation"), 0),
@@ -43,7 +43,7 @@ pub(crate) fn combine(rows: Rows) -> (&'static str, u32) {
     }
 }
 
-/// The rows that are worth checking every kernel with.
+/// The distributions of rows with which tests check every kernel.
 pub(crate) const ROWS: [Rows; 4] = [
     Rows { workgroup: 8, lanes: 1 },
     Rows { workgroup: 8, lanes: 8 },
@@ -51,7 +51,7 @@ pub(crate) const ROWS: [Rows; 4] = [
     Rows { workgroup: 256, lanes: 256 },
 ];
 
-/// Stands for x where the norm is in place.
+/// Replaces the loads of x if the norm is in place.
 const X_IS_OUT: &str =
     "fn x_at4(o: u32, stride: u32, n: u32) -> vec4<f32> { return out_at4(o, stride, n); }\n";
 

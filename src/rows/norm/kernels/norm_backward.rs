@@ -1,4 +1,4 @@
-//! Twin of `norm_backward.wgsl`.
+//! The host side of `norm_backward.wgsl`.
 
 use super::norm::{ROWS, combine};
 use crate::device::{Families, Family};
@@ -12,7 +12,8 @@ kernel! {
     tensors {
         x: One Read F32 width view,
         residual: Opt Read F32 width view,
-        // Without d_x nothing but the statistics is wanted: weight, d_out and d_sum are absent too.
+        // Without d_x the kernel only computes the statistics. Then weight, d_out and d_sum are
+        // absent too.
         weight: Opt Read F32 width,
         d_out: Opt Read F32 width view,
         d_sum: Opt Read F32 width view,
@@ -20,19 +21,19 @@ kernel! {
         statistics: Opt Write F32 one,
     }
     numbers {
-        /// First element and stride.
+        /// First element and stride of the weight.
         weight_at: [u32; 2],
         features: u32,
         heads: u32,
         length: u32,
         rows: u32,
-        /// Rows from one that a workgroup or an invocation has to its next.
+        /// The distance from one row of a workgroup or an invocation to its next row.
         step: u32,
         eps: f32,
     }
     variant {
         shares: Rows,
-        /// LayerNorm, or RMSNorm.
+        /// True for LayerNorm, false for RMSNorm.
         centred: bool,
         accumulates: bool,
         width: Width,

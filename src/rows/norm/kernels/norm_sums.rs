@@ -1,11 +1,11 @@
-//! Twin of `norm_sums.wgsl`.
+//! The host side of `norm_sums.wgsl`.
 
 use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
 kernel! {
-    /// The parts of a norm's weight's gradient.
+    /// The partial sums for the gradients of a norm's weight and bias.
     NormSums, NormSumsCall
     tensors {
         x: One Read F32 one view,
@@ -19,18 +19,18 @@ kernel! {
         heads: u32,
         length: u32,
         rows: u32,
-        /// Rows of a part, and how many there are.
+        /// Rows of a partial sum, and the number of partial sums.
         part: u32,
         count: u32,
     }
     variant {}
 }
 
-/// Columns of a workgroup, and invocations that share a column's rows.
+/// Columns of a workgroup, and the number of invocations that share the rows of a column.
 pub(crate) const COLUMNS: usize = 16;
 pub(crate) const STRIPS: usize = 16;
 
-/// Numbers of each row's statistics: the rounded mean, the rest of the mean, the scale.
+/// Numbers in each row's statistics: the rounded mean, the rest of the mean, the scale.
 pub(crate) const STATISTICS: usize = 3;
 
 impl Variant for NormSums {

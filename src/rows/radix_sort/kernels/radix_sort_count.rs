@@ -1,4 +1,5 @@
-//! Twin of `radix_sort_count.wgsl`, and what the three steps of a pass share.
+//! The host side of `radix_sort_count.wgsl`, and the constants that the three steps of a pass
+//! share.
 
 use crate::device::{Families, Family};
 use crate::kernel::{Declared, Kernel, Variant, kernel, shader};
@@ -9,7 +10,7 @@ kernel! {
     RadixSortCount, RadixSortCountCall
     tensors {
         keys: One Read U32 one view,
-        // The order before this pass; the first pass has none.
+        // The order before this pass. The first pass has none.
         before: Opt Read U32 one view,
         counts: One Write U32 one,
     }
@@ -27,9 +28,9 @@ kernel! {
 
 /// Bits of a digit.
 pub(crate) const BITS: u32 = 4;
-/// Digits there are.
+/// The number of digits.
 pub(crate) const DIGITS: usize = 1 << BITS;
-/// Invocations of a workgroup, and keys of each.
+/// Invocations of a workgroup, and keys per invocation.
 pub(super) const WORKGROUP: usize = 64;
 const KEYS: usize = 16;
 /// Keys of a workgroup.

@@ -1,4 +1,4 @@
-//! Twin of `radix_sort_scan.wgsl`.
+//! The host side of `radix_sort_scan.wgsl`.
 
 use crate::device::{Families, Family};
 use crate::kernel::{Kernel, Variant, kernel, shader};

@@ -1,4 +1,4 @@
-//! Twin of `radix_sort_scatter.wgsl`.
+//! The host side of `radix_sort_scatter.wgsl`.
 
 use super::radix_sort_count::{COUNTS_BYTES, WORKGROUP, with_digits};
 use crate::device::{Families, Family};
@@ -6,11 +6,11 @@ use crate::kernel::{Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
 
 kernel! {
-    /// The last step of a pass of the radix sort: each key to its place.
+    /// The last step of a pass of the radix sort: stores each key at its new position.
     RadixSortScatter, RadixSortScatterCall
     tensors {
         keys: One Read U32 one view,
-        // The order before this pass; the first pass has none.
+        // The order before this pass. The first pass has none.
         before: Opt Read U32 one view,
         counts: One Read U32 one,
         order: One Write U32 one view,

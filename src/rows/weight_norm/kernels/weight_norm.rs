@@ -1,4 +1,4 @@
-//! Twin of `weight_norm.wgsl`.
+//! The host side of `weight_norm.wgsl`.
 
 use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, kernel, shader};
@@ -6,7 +6,7 @@ use crate::rows::totals::{TOTALS_BYTES, WORKGROUP};
 use crate::tensor::DType;
 
 kernel! {
-    /// Vectors of a given length: `gain · x / |x|`.
+    /// Scales vectors to a length: `gain · x / |x|`.
     WeightNorm, WeightNormCall
     tensors {
         x: One Read F32 one repeating,

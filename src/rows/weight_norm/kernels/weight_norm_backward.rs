@@ -1,4 +1,4 @@
-//! Twin of `weight_norm_backward.wgsl`.
+//! The host side of `weight_norm_backward.wgsl`.
 
 use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, kernel, shader};
@@ -6,7 +6,7 @@ use crate::rows::totals::{TOTALS_BYTES, WORKGROUP};
 use crate::tensor::DType;
 
 kernel! {
-    /// The gradients of vectors of a given length.
+    /// The gradients of `gain · x / |x|`.
     WeightNormBackward, WeightNormBackwardCall
     tensors {
         x: One Read F32 one repeating,
@@ -21,7 +21,7 @@ kernel! {
         heads: u32,
     }
     variant {
-        /// True if gradients are added to what is there.
+        /// True if gradients are added to the values in the outputs.
         accumulates: bool,
     }
 }

@@ -29,7 +29,7 @@ const PARTS: [(&str, [&str; 2]); 8] = [
     ("first norm", ["ln1_w", "ln1_b"]),
     ("second norm", ["ln2_w", "ln2_b"]),
 ];
-/// And of those that come after, by how many there are.
+/// Names of the further parts, by their number.
 const MORE: [&[&str]; 5] = [
     &[],
     &["gate"],
@@ -38,7 +38,8 @@ const MORE: [&[&str]; 5] = [
     &["q norm", "k norm", "output gate", "gate"],
 ];
 
-/// d_x, then the gradients of all weights, in the order of [`super::data::PlacedStack::tensors`].
+/// Returns d_x, then the gradients of all weights, in the order of
+/// [`super::data::PlacedStack::tensors`].
 fn flat<R: Real>(stack: &Stack, got: reference::EncoderGradients<R>) -> Vec<Vec<R>> {
     let mut all = vec![got.d_x];
     for (n, (layer, parts)) in got.layers.into_iter().zip(&stack.layers).enumerate() {
@@ -68,7 +69,7 @@ fn flat<R: Real>(stack: &Stack, got: reference::EncoderGradients<R>) -> Vec<Vec<
     all
 }
 
-/// The weights in the same order, with names.
+/// Returns the weights in the same order, with names.
 fn weights(stack: &Stack) -> Vec<(String, Vec<f32>)> {
     let mut all = Vec::new();
     let layers = stack.layers.iter().enumerate().flat_map(|(n, parts)| {
@@ -84,7 +85,7 @@ fn weights(stack: &Stack) -> Vec<(String, Vec<f32>)> {
     all
 }
 
-/// The reference's gradients.
+/// Returns the reference's gradients.
 pub fn reference_of<R: Real>(stack: &Stack, d_out: &[f32]) -> Vec<Vec<R>> {
     let got = stack.on_host::<R, _>(|x, layers, last| {
         let rows = [stack.batch, stack.length];
@@ -99,10 +100,10 @@ pub fn reference_of<R: Real>(stack: &Stack, d_out: &[f32]) -> Vec<Vec<R>> {
     flat(stack, got.expect("the stack fits the reference"))
 }
 
-/// How a backward call is made.
+/// The options of a backward call.
 #[derive(Clone, Copy, Debug)]
 pub struct Ask {
-    /// Whether what layers give is kept by the forward call.
+    /// True if the forward call saves the layers' outputs.
     pub keeps: bool,
     pub accumulates: bool,
     pub gradient: DType,
@@ -157,7 +158,7 @@ pub fn run(stack: &Stack, d_out: &[f32], setup: &Setup, ask: Ask) -> Result<Vec<
 }
 
 #[test]
-fn the_reference_gives_the_vectors_gradients() {
+fn reference_matches_gradient_vectors() {
     let (stack, vector) = vector(VECTOR);
     let got = reference_of::<f64>(&stack, &vector.f32("dout"));
     let mut got = got.into_iter();
@@ -173,7 +174,7 @@ fn the_reference_gives_the_vectors_gradients() {
 }
 
 #[test]
-fn every_form_gives_the_vectors_gradients() {
+fn every_target_matches_gradient_vectors() {
     crate::harness::in_turn!();
     let mut report = Report::new("encoder backward, vector");
     let (stack, vector) = vector(VECTOR);
@@ -201,7 +202,8 @@ fn every_form_gives_the_vectors_gradients() {
     report.finish();
 }
 
-/// Of the largest error over tolerance, against the reference; twice, with the same bits.
+/// Returns the largest error over tolerance, against the reference. Two runs must have the same
+/// bits.
 pub fn outcome(stack: &Stack, setup: &Setup, ask: Ask, seed: u64) -> Result<f64, String> {
     let [dtype, weight] = setup.dtypes;
     let own = stack.stored(dtype, weight);
@@ -230,7 +232,7 @@ fn gradients_of_random_stacks_equal_the_reference() {
     crate::harness::in_turn!();
     let mut report = Report::new("random encoders backward");
     for n in 0..40 {
-        // 38: activations of half the gradients' size, and nothing around them.
+        // Case 38 has activations of half the gradients' size, without surrounding elements.
         if n >= 6 && n != 38 && !rest(&format!("random encoders backward {n}")) {
             continue;
         }
@@ -242,7 +244,7 @@ fn gradients_of_random_stacks_equal_the_reference() {
             3 => DType::BF16,
             _ => DType::F32,
         };
-        // Where rounding moves what goes into a ReLU over its kink, gradients jump.
+        // If rounding moves the input of a ReLU over its kink, gradients jump.
         if dtype != DType::F32 && stack.activation == Activation::Relu {
             stack.activation = Activation::Gelu;
         }
@@ -255,13 +257,13 @@ fn gradients_of_random_stacks_equal_the_reference() {
     report.finish();
 }
 
-/// The reference's own, by central differences, of each kind of stack.
+/// Central differences check the reference's gradients of each kind of stack.
 #[test]
-fn the_references_gradients_are_those_of_differences() {
+fn reference_gradients_match_finite_differences() {
     for n in 0..12 {
         let (stack, _) = drawn(n);
         let rng = &mut Rng::new(n ^ 0xd1ff);
-        // ReLU has a kink; elsewhere slopes are smooth.
+        // ReLU has a kink. The other activations are smooth.
         let rotary = RotaryData::random(rng, [1, 3, stack.features / stack.heads]);
         let stack = Stack { batch: 1, length: 3, rules: Rules::default(), rotary, ..stack };
         let stack = Stack::random(rng, stack.layers.len(), stack.final_norm.is_some(), stack);
@@ -282,7 +284,7 @@ fn the_references_gradients_are_those_of_differences() {
 }
 
 #[test]
-fn bad_backward_calls_are_refused_before_anything_is_recorded() {
+fn bad_backward_calls_are_errors() {
     let gpu = &full().gpu;
     let (mut stack, _) = drawn(0);
     (stack.batch, stack.length, stack.rules, stack.rotary) = (1, 3, Rules::default(), None);

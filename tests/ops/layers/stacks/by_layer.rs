@@ -1,4 +1,4 @@
-//! Layers that differ in one stack: each with its own mask, rotation, scale and softcap.
+//! Stacks whose layers differ in mask, rotation, scale and softcap.
 
 use wgpu_attention::cache::Tokens;
 use wgpu_attention::layers::{EncoderBackward, EncoderForward, LayerCall, MultiHeadConfig, NormOrder};
@@ -27,12 +27,12 @@ pub struct LayerData {
     pub rotary: Option<RotaryData>,
     pub scale: Option<f64>,
     pub softcap: Option<f64>,
-    /// The layer whose keys it reads.
+    /// The layer whose keys this layer reads.
     pub keys_of: Option<usize>,
 }
 
 impl LayerData {
-    /// Windows, all earlier tokens and sinks in turn, with other rotary bases; every fifth layer
+    /// Alternates windows, causal masks and sinks, with different rotary bases. Every fifth layer
     /// does not rotate.
     pub fn random(rng: &mut Rng, n: usize, [heads, head_dim]: [usize; 2]) -> Self {
         let sinks = HostData::new(rng.normals(heads), [1, heads, 1, 1]);
@@ -54,8 +54,8 @@ impl LayerData {
         LayerData { rules, rotary, scale: n.is_multiple_of(3).then_some(0.2), softcap, keys_of: None }
     }
 
-    /// Makes the second half of the layers read keys of the first: the last of its own kind, as in
-    /// Gemma.
+    /// Makes the second half of the layers read keys of the first half. Each reads those of the
+    /// last layer of the same kind, like Gemma.
     pub fn share_keys(each: &mut [LayerData]) {
         let first = (each.len() / 2).max(1);
         for n in first..each.len() {
@@ -89,7 +89,7 @@ pub struct PlacedLayer {
 }
 
 impl PlacedLayer {
-    /// With a cache, rows stand at its `starts`.
+    /// Returns the call of the layer. With a cache, the rows' positions begin at `starts`.
     pub fn call<'a>(&'a self, starts: Option<TensorView<'a>>) -> LayerCall<'a> {
         let call = LayerCall::new(self.rules.mask());
         match &self.rotary {
@@ -99,8 +99,8 @@ impl PlacedLayer {
     }
 }
 
-/// A stack of [`drawn`](super::encoder::drawn) whose layers differ, and whether a call keeps what
-/// layers give.
+/// Returns a stack of [`drawn`](super::encoder::drawn) whose layers differ, and true if a call
+/// saves the layers' outputs.
 fn differing(n: u64) -> (Stack, bool) {
     let (stack, keeps) = drawn(n);
     let rng = &mut Rng::new(n ^ 0xa17e);
@@ -126,7 +126,8 @@ fn setup_of(rng: &mut Rng, n: u64) -> Setup {
     Setup { profile, form: FORMS[(n / 2) as usize % 2], dtypes: [dtype; 2], layout }
 }
 
-/// A window of three rows with base 10 000, then all earlier rows with base 1 000 000.
+/// Returns a stack of two layers. One has a window of three rows and base 10 000. The other is
+/// causal with base 1 000 000.
 fn smallest() -> Stack {
     let layer = |window, base| LayerData {
         rules: Rules { causal: true, window, ..Default::default() },
@@ -188,8 +189,8 @@ fn window_and_full_layers_share_cache() {
     report.finish();
 }
 
-/// A mask with more tensors than a kernel of attention can bind by WebGPU's default limits: its
-/// layer keeps scores in the scratch.
+/// A mask has more tensors than an attention kernel can bind by WebGPU's default limits. Its layer
+/// has scores in the scratch.
 #[test]
 fn staged_and_fused_layers_share_scratch() {
     crate::harness::in_turn!();
@@ -207,7 +208,7 @@ fn staged_and_fused_layers_share_scratch() {
     };
     for profile in [full(), defaults()] {
         let setup = Setup { profile, form: FORMS[0], dtypes: [DType::F32; 2], layout: Layout::Dense };
-        // Without the weights of attention, which only the staged path has.
+        // Without attention weights, which only the staged path has.
         report.record("few tensors first", &setup, stack.outcome(&setup, None, false));
     }
     stack.each.reverse();
@@ -246,7 +247,7 @@ fn differing_layers_gradients_equal_reference() {
         let (mut stack, keeps) = differing(n);
         let rng = &mut Rng::new(n ^ 0xbacd);
         let setup = setup_of(rng, n);
-        // Where rounding moves a ReLU's input over its kink, gradients jump.
+        // If rounding moves the input of a ReLU over its kink, gradients jump.
         if setup.dtypes[0] != DType::F32 && stack.activation == Activation::Relu {
             stack.activation = Activation::Gelu;
         }
@@ -282,7 +283,7 @@ fn reference_by_layer_gradients_match_differences() {
     }
 }
 
-/// Self-attention of decoders; the memory's mask is common to all layers.
+/// Self-attention of decoders. All layers share the memory's mask.
 #[test]
 fn decoders_with_differing_layers_equal_reference() {
     crate::harness::in_turn!();
@@ -300,7 +301,7 @@ fn decoders_with_differing_layers_equal_reference() {
         if !n.is_multiple_of(3) {
             LayerData::share_keys(&mut each);
         }
-        // A ReLU's kink is where rounding makes gradients jump.
+        // At a ReLU's kink, rounding makes gradients jump.
         let activation = Activation::Gelu;
         let stack = decoder_data::Stack { each, rotary: None, activation, ..stack };
         let stack = decoder_data::Stack::random(rng, layers, n.is_multiple_of(2), stack);
@@ -316,7 +317,7 @@ fn decoders_with_differing_layers_equal_reference() {
     report.finish();
 }
 
-/// The error of a call whose second layer has a mask of four keys instead of five.
+/// Returns the error of a call whose second layer has a mask of four keys instead of five.
 pub fn mask_of_other_keys() -> Error {
     let gpu = &full().gpu;
     let stack = smallest();
@@ -405,8 +406,8 @@ fn bad_layer_calls_are_errors() {
     assert!(error.to_string().contains("softcap is -1"), "{error}");
 }
 
-/// `smallest` with three more layers, which read the keys of the second, of the first and of the
-/// second.
+/// Returns `smallest` with three more layers, which read the keys of the second, first and second
+/// layer.
 fn sharing() -> Stack {
     let stack = smallest();
     let layer = |source: usize| LayerData { keys_of: Some(source), ..stack.each[source].clone() };
@@ -414,8 +415,8 @@ fn sharing() -> Stack {
     Stack::random(&mut Rng::new(35), 5, true, Stack { each, ..stack })
 }
 
-/// Keys of the first two layers in five layers of a stack: all at once, by a cache of two layers,
-/// and their gradients.
+/// Five layers use the keys of the first two. The test runs all rows at once, then a cache of two
+/// layers, then gradients.
 #[test]
 fn layers_share_keys_of_earlier_layers() {
     crate::harness::in_turn!();

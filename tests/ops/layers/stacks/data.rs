@@ -19,7 +19,7 @@ use crate::harness::rotary::RotaryData;
 use crate::harness::run::{Layout, Placed};
 use crate::harness::{Profile, Rng, Rules, Values, stored};
 
-/// What a stack is made of.
+/// The data of a stack.
 #[derive(Clone, Debug)]
 pub struct Stack {
     pub batch: usize,
@@ -30,20 +30,21 @@ pub struct Stack {
     pub hidden: usize,
     pub activation: Activation,
     pub gated: bool,
-    /// Whether its linear layers and norms have biases.
+    /// True if its linear layers and norms have biases.
     pub biased: bool,
     pub order: NormOrder,
-    /// Of queries and keys.
+    /// The norm of queries and keys.
     pub qk_norm: Option<NormConfig>,
-    /// Of the heads' outputs, in stacks that are gated and have norms of queries and keys.
+    /// The gate of the heads' outputs, in gated stacks with norms of queries and keys.
     pub output_gate: Option<OutputGate>,
     pub norm: NormConfig,
     pub rules: Rules,
     pub rotary: Option<RotaryData>,
-    /// The options of each layer, in place of `rules` and `rotary`; none if all layers are alike.
+    /// The options of each layer instead of `rules` and `rotary`. Empty if all layers are alike.
     pub each: Vec<LayerData>,
-    /// Of each layer: query, key, value, out, up, down, both norms, the norms of queries and keys
-    /// and the gate of the heads' outputs if it has them, and gate if it is gated.
+    /// The parts of each layer: query, key, value, out, up, down, both norms. Optional parts
+    /// follow: the norms of queries and keys, the gate of the heads' outputs, the feed-forward
+    /// gate.
     pub layers: Vec<Vec<LinearData>>,
     pub final_norm: Option<LinearData>,
     pub x: Vec<f32>,
@@ -120,7 +121,7 @@ impl Stack {
         stack
     }
 
-    /// What the types can hold.
+    /// Returns the stack rounded to the types.
     pub fn stored(&self, dtype: DType, weight: DType) -> Self {
         let part = |l: &LinearData| LinearData {
             weight: stored(&l.weight, weight),
@@ -152,7 +153,7 @@ impl Stack {
             .keys_of(layer.keys_of)
     }
 
-    /// The configuration of each layer.
+    /// Returns the configuration of each layer.
     pub fn configs(&self, dtype: DType) -> Vec<TransformerLayerConfig> {
         match &self.each[..] {
             [] => vec![self.config(dtype); self.layers.len()],
@@ -165,7 +166,7 @@ impl Stack {
         self.rotary.as_ref().map_or(options, |rotary| rotary.options(options))
     }
 
-    /// The configuration and the options of each layer, for the reference.
+    /// Returns the configuration and the options of each layer, for the reference.
     pub fn calls(&self) -> Vec<(TransformerLayerConfig, Options<'_>)> {
         let options: Vec<_> = match &self.each[..] {
             [] => vec![self.options(); self.layers.len()],
@@ -174,39 +175,39 @@ impl Stack {
         self.configs(DType::F32).into_iter().zip(options).collect()
     }
 
-    /// The layer that a part of layer `n` is of, where the layer reads its keys: key, value and the
-    /// norm of keys.
+    /// Returns the layer whose part layer `n` uses, if it reads that layer's keys. The parts are
+    /// key, value and the norm of keys.
     pub fn lender(&self, n: usize, part: usize) -> Option<usize> {
         let source = self.each.get(n)?.keys_of?;
         Self::is_of_keys(part, self.layers[n].len()).then_some(source)
     }
 
-    /// Whether a part belongs to the keys, in a layer of so many.
+    /// True if a part belongs to the keys, in a layer of `parts` parts.
     fn is_of_keys(part: usize, parts: usize) -> bool {
         matches!(part, 1 | 2) || part == 9 && parts >= 10
     }
 
-    /// Layers with keys of their own.
+    /// Returns the number of layers that project keys.
     pub fn layers_with_keys(&self) -> usize {
         self.layers.len() - self.each.iter().filter(|layer| layer.keys_of.is_some()).count()
     }
 
-    /// Of a layer's parts, the norms of queries and of keys.
+    /// Returns the norms of queries and of keys among a layer's parts.
     pub fn qk_norms<T>(parts: &[T]) -> Option<[&T; 2]> {
         (parts.len() >= 10).then(|| [&parts[8], &parts[9]])
     }
 
-    /// The gate of the heads' outputs.
+    /// Returns the gate of the heads' outputs.
     pub fn output_gate<T>(parts: &[T]) -> Option<&T> {
         (parts.len() == 12).then(|| &parts[10])
     }
 
-    /// And the gate.
+    /// Returns the gate of the feed-forward part.
     pub fn gate<T>(parts: &[T]) -> Option<&T> {
         parts.last().filter(|_| matches!(parts.len(), 9 | 11 | 12))
     }
 
-    /// Shapes of the parts of a layer, as the device has them.
+    /// Returns the shapes of a layer's parts on the device.
     pub fn part_shapes(&self) -> Vec<[usize; 2]> {
         let (e, f) = (self.features, self.hidden);
         let narrow = e / self.heads * self.kv_heads;
@@ -251,7 +252,7 @@ impl Stack {
         with(&widen(&self.x), &layers, last.as_ref().map(Part::norm).as_ref())
     }
 
-    /// The truth.
+    /// Returns the exact result.
     pub fn exact(&self) -> reference::Encoded<f64> {
         self.on_host(|x, layers, last| {
             let rows = [self.batch, self.length];
@@ -267,7 +268,7 @@ impl Stack {
         })
     }
 
-    /// The same in f32, each tensor between kernels stored as `dtype`.
+    /// Returns the same in f32, with each tensor between kernels stored as `dtype`.
     pub fn naive(&self, dtype: DType) -> Naive {
         let keep = |x: Vec<f32>| stored(&x, dtype);
         let (e, f, heads) = (self.features, self.hidden, self.heads);
@@ -354,7 +355,8 @@ impl Stack {
         })
     }
 
-    /// Puts the gradients of the weights on the device, which hold the weights before if `hold`.
+    /// Places the gradients of the weights on the device. With `hold`, their buffers hold the
+    /// weights first.
     pub fn place_gradients(
         &self,
         profile: &'static Profile,
@@ -386,12 +388,12 @@ impl Stack {
     }
 }
 
-/// What a stack gives in f32.
+/// The result of a stack in f32.
 pub struct Naive {
     pub out: Vec<f32>,
-    /// Of each layer.
+    /// The output of each layer.
     pub hidden: Vec<Vec<f32>>,
-    /// Of each layer's heads.
+    /// The weights of each layer's heads.
     pub weights: Vec<Vec<f32>>,
 }
 
@@ -422,7 +424,7 @@ impl PlacedPart {
 pub struct PlacedStack {
     layers: Vec<Vec<PlacedPart>>,
     final_norm: Option<PlacedPart>,
-    /// Of each layer the layer whose keys it reads.
+    /// For each layer, the layer whose keys it reads.
     sources: Vec<Option<usize>>,
 }
 
@@ -432,7 +434,7 @@ impl PlacedStack {
         (0..self.layers.len()).map(of).collect()
     }
 
-    /// The same tensors as places of gradients; those of keys of another layer have none.
+    /// Returns the same tensors as places of gradients, except those of another layer's keys.
     pub fn gradients(&self) -> Vec<EncoderLayerGradients<'_>> {
         let of = |n: usize| {
             let mut gradients = gradients_of(&self.layers[n]);
@@ -450,7 +452,7 @@ impl PlacedStack {
         self.final_norm.as_ref().map(PlacedPart::norm_gradients).unwrap_or_default()
     }
 
-    /// All tensors in order, each weight before its bias, but for those of another layer.
+    /// Returns all tensors in order, each weight before its bias, except those of another layer.
     pub fn tensors(&self) -> impl Iterator<Item = &Placed> {
         let layers = self.layers.iter().zip(&self.sources).flat_map(|(parts, source)| {
             let own = |part: &usize| source.is_none() || !Stack::is_of_keys(*part, parts.len());
@@ -469,7 +471,7 @@ impl PlacedStack {
         TransformerEncoder::with_pipelines(profile.gpu.pipelines(), config, &self.weights(), last)
     }
 
-    /// A stack of layers with these configurations.
+    /// Returns a stack of layers with these configurations.
     pub fn encoder_of(
         &self,
         profile: &Profile,

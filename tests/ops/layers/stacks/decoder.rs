@@ -1,4 +1,4 @@
-//! `TransformerDecoder`, all rows at once and step by step.
+//! `TransformerDecoder`, with all rows at once and step by step.
 
 use wgpu_attention::cache::Tokens;
 use wgpu_attention::layers::{DecoderForward, DecoderMemory, MultiHeadConfig, TransformerLayerConfig};
@@ -16,8 +16,8 @@ use crate::harness::run::{Layout, Placed, PlacedRules};
 use crate::harness::{FORMS, Judged, Report, Rng, Values, defaults, full, rest};
 
 impl Stack {
-    /// Runs it with rows in steps of these lengths by a cache, or all at once. Gives the output,
-    /// and what layers give if it `keeps` that.
+    /// Runs it all at once, or in steps of these lengths with a cache. Returns the output, and with
+    /// `keeps` the layers' outputs.
     fn run(&self, setup: &Setup, steps: Option<&[usize]>, keeps: bool) -> Result<[Vec<f64>; 2], String> {
         let Setup { profile, form, dtypes: [dtype, weight], layout } = *setup;
         profile.tidy();
@@ -81,7 +81,7 @@ impl Stack {
         let [got, hidden] = own.run(setup, steps, keeps)?;
         let exact = own.reference::<f64>();
         let naive = own.reference::<f32>();
-        // Intermediates are rounded too: a stack may be off by some of their spacings.
+        // Intermediates are rounded too, so a stack may be off by several spacings of their type.
         let magnitude = largest(exact.out.iter().chain(exact.hidden.iter().flatten()).copied());
         let judge = |what: &str, got: &[f64], naive: &[f32], want: Vec<f64>| {
             let naive = widened(naive, dtype);
@@ -103,7 +103,7 @@ impl Stack {
 }
 
 #[test]
-fn the_reference_gives_the_vectors() {
+fn reference_matches_vectors() {
     for name in NAMES {
         let (stack, vector) = vector(name);
         let got = stack.reference::<f64>();
@@ -115,7 +115,7 @@ fn the_reference_gives_the_vectors() {
 }
 
 #[test]
-fn every_form_gives_the_vectors() {
+fn every_target_matches_vectors() {
     let mut report = Report::new("decoder");
     for name in NAMES {
         let (stack, vector) = vector(name);
@@ -161,7 +161,8 @@ fn random_stacks_equal_the_reference_at_once_and_in_steps() {
     report.finish();
 }
 
-/// Learned keys and zeros, in self-attention and after the memory's; and what else no cache takes.
+/// Learned keys and zeros, in self-attention and after the memory's keys. Other options that no
+/// cache supports run here, too.
 #[test]
 fn stacks_that_append_keys_equal_the_reference() {
     crate::harness::in_turn!();
@@ -179,9 +180,9 @@ fn stacks_that_append_keys_equal_the_reference() {
     report.finish();
 }
 
-/// In steps the numbers are those of all rows at once, but for the order of sums.
+/// Steps give the same numbers as all rows at once, except for the order of sums.
 #[test]
-fn steps_give_what_all_rows_at_once_give() {
+fn steps_equal_all_rows_at_once() {
     crate::harness::in_turn!();
     let stack = Stack { length: 7, ..drawn(5, false) };
     let stack = Stack::random(&mut Rng::new(8), 2, true, stack);
@@ -195,7 +196,7 @@ fn steps_give_what_all_rows_at_once_give() {
 }
 
 #[test]
-fn bad_calls_are_refused_before_anything_is_recorded() {
+fn bad_calls_are_errors() {
     let gpu = &full().gpu;
     let mut stack = drawn(0, false);
     (stack.batch, stack.length, stack.memory_len) = (1, 3, 4);

@@ -33,7 +33,7 @@ const PARTS: [&str; 13] = [
     "second norm",
     "third norm",
 ];
-/// And of those that come after, by how many there are.
+/// Names of the further parts, by their number.
 const MORE: [&[&str]; 8] = [
     &[],
     &["gate"],
@@ -45,7 +45,8 @@ const MORE: [&[&str]; 8] = [
     &["q norm", "k norm", "memory q norm", "memory k norm", "output gate", "memory output gate", "gate"],
 ];
 
-/// d_x and d_memory, then the gradients of all weights, in the order of [`Weights::tensors`].
+/// Returns d_x and d_memory, then the gradients of all weights, in the order of
+/// [`Weights::tensors`].
 fn flat<R: Real>(stack: &Stack, got: reference::DecoderGradients<R>) -> Vec<Vec<R>> {
     let mut all = vec![got.d_x, got.d_memory];
     for (n, (layer, parts)) in got.layers.into_iter().zip(&stack.layers).enumerate() {
@@ -82,7 +83,7 @@ fn flat<R: Real>(stack: &Stack, got: reference::DecoderGradients<R>) -> Vec<Vec<
     all
 }
 
-/// What the gradients are of in the same order, with names.
+/// Returns the inputs that have gradients in the same order, with names.
 fn inputs(stack: &Stack) -> Vec<(String, Vec<f32>)> {
     let mut all = vec![("d_x".to_string(), stack.x.clone()), ("d_memory".to_string(), stack.memory.clone())];
     let layers = stack.layers.iter().enumerate().flat_map(|(n, parts)| {
@@ -98,7 +99,7 @@ fn inputs(stack: &Stack) -> Vec<(String, Vec<f32>)> {
     all
 }
 
-/// The reference's gradients.
+/// Returns the reference's gradients.
 fn reference_of<R: Real>(stack: &Stack, d_out: &[f32]) -> Vec<Vec<R>> {
     let got = stack.on_host::<R, _>(|inputs, layers, last| {
         let (config, [own, cross]) = (stack.config(DType::F32), &stack.options());
@@ -111,20 +112,20 @@ fn reference_of<R: Real>(stack: &Stack, d_out: &[f32]) -> Vec<Vec<R>> {
     flat(stack, got.expect("the stack fits the reference"))
 }
 
-/// How a backward call is made.
+/// The options of a backward call.
 #[derive(Clone, Copy, Debug)]
 pub struct Ask {
-    /// Whether what layers give is kept by the forward call.
+    /// True if the forward call saves the layers' outputs.
     pub keeps: bool,
     pub accumulates: bool,
     pub gradient: DType,
-    /// The gradients of x, of the memory, of weights.
+    /// The wanted gradients: of x, of the memory, of weights.
     pub wanted: [bool; 3],
 }
 
 pub const ALL: Ask = Ask { keeps: false, accumulates: false, gradient: DType::F32, wanted: [true; 3] };
 
-/// What a call that asks for them gives: d_x, d_memory, those of weights.
+/// Returns the wanted gradients of a call: d_x, d_memory, those of weights.
 fn run(stack: &Stack, d_out: &[f32], setup: &Setup, ask: Ask) -> Result<Vec<Vec<f64>>, String> {
     let Setup { profile, form, dtypes: [dtype, weight], layout } = *setup;
     profile.tidy();
@@ -194,7 +195,8 @@ fn run(stack: &Stack, d_out: &[f32], setup: &Setup, ask: Ask) -> Result<Vec<Vec<
     d_x.iter().chain(&d_memory).chain(gradients.iter().flat_map(Weights::tensors)).map(read).collect()
 }
 
-/// Of the largest error over tolerance, against the reference; twice, with the same bits.
+/// Returns the largest error over tolerance, against the reference. Two runs must have the same
+/// bits.
 pub fn outcome(stack: &Stack, setup: &Setup, ask: Ask, seed: u64) -> Result<f64, String> {
     let [dtype, weight] = setup.dtypes;
     let own = stack.stored(dtype, weight);
@@ -225,7 +227,7 @@ fn gradients_of_random_stacks_equal_the_reference() {
             3 => DType::BF16,
             _ => DType::F32,
         };
-        // Where rounding moves what goes into a ReLU over its kink, gradients jump.
+        // If rounding moves the input of a ReLU over its kink, gradients jump.
         if dtype != DType::F32 && stack.activation == Activation::Relu {
             stack.activation = Activation::Gelu;
         }
@@ -238,10 +240,9 @@ fn gradients_of_random_stacks_equal_the_reference() {
     report.finish();
 }
 
-/// A gradient does not depend on which others are asked for, nor on whether the layers' outputs
-/// were kept.
+/// A gradient depends neither on the other wanted gradients, nor on saved outputs of layers.
 #[test]
-fn what_is_asked_for_alone_is_what_all_at_once_gives() {
+fn single_gradients_equal_joint_ones() {
     crate::harness::in_turn!();
     for (n, order) in [(4, NormOrder::Pre), (5, NormOrder::Post)] {
         let stack = Stack { order, ..drawn(n, true) };
@@ -272,13 +273,13 @@ fn smooth(n: u64) -> Option<(Stack, Rng)> {
     let stack = Stack { rules: [causal, Rules::default()], rotary, ..stack };
     let (layers, last) = (stack.layers.len(), stack.final_norm.is_some());
     let stack = Stack::random(rng_of_data, layers, last, stack);
-    // ReLU has a kink; elsewhere slopes are smooth.
+    // ReLU has a kink. The other activations are smooth.
     (stack.activation != Activation::Relu).then_some((stack, rng))
 }
 
-/// The reference's own, by central differences, of each kind of stack.
+/// Central differences check the reference's gradients of each kind of stack.
 #[test]
-fn the_references_gradients_are_those_of_differences() {
+fn reference_gradients_match_finite_differences() {
     for n in 0..12 {
         let Some((stack, mut rng)) = smooth(n) else { continue };
         let d_out = rng.normals(stack.x.len());
@@ -296,10 +297,10 @@ fn the_references_gradients_are_those_of_differences() {
     }
 }
 
-/// With norms before each part, attention to a memory that gives nothing leaves an encoder:
-/// forward, and in its gradients.
+/// With pre-norm and a memory whose attention gives zero, a decoder equals an encoder, forward and
+/// in its gradients.
 #[test]
-fn the_reference_without_a_memory_is_the_encoder() {
+fn reference_without_memory_equals_encoder() {
     for n in [2, 6, 10] {
         let Some((mut stack, mut rng)) = smooth(n) else { continue };
         assert_eq!(stack.order, NormOrder::Pre);
@@ -332,7 +333,7 @@ fn the_reference_without_a_memory_is_the_encoder() {
 }
 
 #[test]
-fn bad_backward_calls_are_refused_before_anything_is_recorded() {
+fn bad_backward_calls_are_errors() {
     let gpu = &full().gpu;
     let mut stack = drawn(0, true);
     (stack.batch, stack.length, stack.memory_len) = (1, 3, 4);

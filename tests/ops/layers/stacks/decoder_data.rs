@@ -33,28 +33,28 @@ pub struct Stack {
     pub hidden: usize,
     pub activation: Activation,
     pub gated: bool,
-    /// Whether its linear layers and norms have biases.
+    /// True if its linear layers and norms have biases.
     pub biased: bool,
-    /// Whether its attentions append a learned key and value; a key and value of zeros.
+    /// True if its attentions append a learned key and value, and a key and value of zeros.
     pub appends: [bool; 2],
     pub order: NormOrder,
     pub norm: NormConfig,
-    /// Of queries and keys, of both attentions.
+    /// The norm of queries and keys in both attentions.
     pub qk_norm: Option<NormConfig>,
-    /// Of the heads' outputs of both attentions, in stacks that are gated and have norms of queries
-    /// and keys.
+    /// The gate of the heads' outputs in both attentions, in gated stacks with norms of queries and
+    /// keys.
     pub output_gate: Option<OutputGate>,
-    /// Of self-attention, and of attention to the memory.
+    /// The rules of self-attention, and of attention to the memory.
     pub rules: [Rules; 2],
-    /// Of self-attention.
+    /// The rotation of self-attention.
     pub rotary: Option<RotaryData>,
-    /// The options of each layer's self-attention, in place of `rules[0]` and `rotary`; none if all
+    /// The options of each layer's self-attention instead of `rules[0]` and `rotary`. Empty if all
     /// layers are alike.
     pub each: Vec<LayerData>,
-    /// Of each layer: query, key, value, out of both attentions, up, down, three norms, the key
-    /// (and, as its bias, the value) that each attention appends if it does, or the norms of
-    /// queries and keys of both attentions and the gates of their heads' outputs, and gate if it is
-    /// gated.
+    /// The parts of each layer: query, key, value, out of both attentions, up, down, three norms.
+    /// Then the key that each attention appends, with the value as its bias. Otherwise the norms of
+    /// queries and keys of both attentions, and the gates of their heads' outputs. The gate of the
+    /// feed-forward part is last.
     pub layers: Vec<Vec<LinearData>>,
     pub final_norm: Option<LinearData>,
     pub x: Vec<f32>,
@@ -66,7 +66,7 @@ impl Stack {
         self.config_of(&LayerData::default(), dtype)
     }
 
-    /// The configuration of each layer.
+    /// Returns the configuration of each layer.
     pub fn configs(&self, dtype: DType) -> Vec<TransformerLayerConfig> {
         match &self.each[..] {
             [] => vec![self.config(dtype); self.layers.len()],
@@ -89,14 +89,14 @@ impl Stack {
             .keys_of(layer.keys_of)
     }
 
-    /// The layer that a part of layer `n` is of, where its self-attention reads that layer's keys:
-    /// key, value, the appended ones and the norm of keys.
+    /// Returns the layer whose part layer `n` uses, if its self-attention reads that layer's keys.
+    /// The parts are key, value, the appended ones and the norm of keys.
     pub fn lender(&self, n: usize, part: usize) -> Option<usize> {
         let source = self.each.get(n)?.keys_of?;
         Self::is_of_keys(part, self.layers[n].len()).then_some(source)
     }
 
-    /// Whether a part belongs to the keys of self-attention, in a layer of so many.
+    /// True if a part belongs to the keys of self-attention, in a layer of `parts` parts.
     fn is_of_keys(part: usize, parts: usize) -> bool {
         match part {
             1 | 2 => true,
@@ -106,43 +106,43 @@ impl Stack {
         }
     }
 
-    /// Layers with keys of their own.
+    /// Returns the number of layers that project keys.
     pub fn layers_with_keys(&self) -> usize {
         self.layers.len() - self.each.iter().filter(|layer| layer.keys_of.is_some()).count()
     }
 
-    /// How many layers' outputs a call can keep.
+    /// Returns the number of layers' outputs that a call can save.
     pub fn kept(&self) -> usize {
         self.layers.len() - usize::from(self.final_norm.is_none())
     }
 
-    /// Keys that an attention appends.
+    /// Returns the number of keys that an attention appends.
     pub fn appended(&self) -> usize {
         self.appends.iter().filter(|appends| **appends).count()
     }
 
-    /// Of a layer of so many parts, which are the appended ones.
+    /// Returns the appended parts of a layer.
     pub fn appended_parts<T>(parts: &[T]) -> Option<[&T; 2]> {
         matches!(parts.len(), 15 | 16).then(|| [&parts[13], &parts[14]])
     }
 
-    /// The norms of queries and of keys of the attention whose parts begin at `n`. Such a layer
-    /// appends nothing.
+    /// Returns the norms of queries and of keys of the attention whose parts begin at `n`. Such a
+    /// layer appends nothing.
     pub fn qk_norms<T>(parts: &[T], n: usize) -> Option<[&T; 2]> {
         (parts.len() >= 17).then(|| [&parts[13 + n / 2], &parts[14 + n / 2]])
     }
 
-    /// The gate of the heads' outputs of the attention whose parts begin at `n`.
+    /// Returns the gate of the heads' outputs of the attention whose parts begin at `n`.
     pub fn output_gate<T>(parts: &[T], n: usize) -> Option<&T> {
         (parts.len() == 20).then(|| &parts[17 + n / 4])
     }
 
-    /// And which is the gate.
+    /// Returns the gate of the feed-forward part.
     pub fn gate<T>(parts: &[T]) -> Option<&T> {
         parts.last().filter(|_| parts.len().is_multiple_of(2))
     }
 
-    /// Whether a part is a norm, or as one: its weight and its bias are as long.
+    /// True if a part is a norm, or has a weight and a bias of equal length like a norm.
     fn is_norm(shape: [usize; 2]) -> bool {
         shape[0] == 1
     }
@@ -193,7 +193,7 @@ impl Stack {
         stack
     }
 
-    /// What the types can hold.
+    /// Returns the stack rounded to the types.
     pub fn stored(&self, dtype: DType, weight: DType) -> Self {
         let part = |l: &LinearData| LinearData {
             weight: stored(&l.weight, weight),
@@ -250,13 +250,13 @@ impl Stack {
         MultiHeadShape { batch: self.batch, q_len: self.length, kv_len: self.memory_len }
     }
 
-    /// Of self-attention, and of attention to the memory.
+    /// Returns the options of self-attention, and of attention to the memory.
     pub fn options(&self) -> [Options<'_>; 2] {
         let [own, cross] = self.rules.each_ref().map(|rules| Options::new().mask(rules.host()));
         [self.rotary.as_ref().map_or(own, |rotary| rotary.options(own)), cross]
     }
 
-    /// The configuration and the options of each layer, for the reference, where layers differ.
+    /// Returns the configuration and the options of each layer for the reference, if layers differ.
     pub fn calls(&self) -> Vec<(TransformerLayerConfig, [Options<'_>; 2])> {
         let options = self.each.iter().map(|layer| [layer.options(), self.options()[1]]);
         self.configs(DType::F32).into_iter().zip(options).collect()
@@ -279,7 +279,7 @@ impl Stack {
 pub struct Weights {
     layers: Vec<Vec<PlacedPart>>,
     final_norm: Option<PlacedPart>,
-    /// Of each layer the layer whose keys its self-attention reads.
+    /// For each layer, the layer whose keys its self-attention reads.
     sources: Vec<Option<usize>>,
 }
 
@@ -291,7 +291,7 @@ impl Weights {
         })
     }
 
-    /// Places of gradients, which hold the weights before if `hold`.
+    /// Makes places of gradients. With `hold`, they hold the weights first.
     pub fn gradients(
         stack: &Stack,
         profile: &'static Profile,
@@ -336,7 +336,7 @@ impl Weights {
         TransformerDecoder::with_pipelines(profile.gpu.pipelines(), config, &layers, last)
     }
 
-    /// A stack of layers with these configurations.
+    /// Returns a stack of layers with these configurations.
     pub fn decoder_of(
         &self,
         profile: &Profile,
@@ -347,7 +347,7 @@ impl Weights {
         TransformerDecoder::with_configs(profile.gpu.pipelines(), configs, &layers, last)
     }
 
-    /// The same tensors as places of gradients.
+    /// Returns the same tensors as places of gradients.
     pub fn layer_gradients(&self) -> Vec<DecoderLayerGradients<'_>> {
         let of = |n: usize| {
             let mut gradients = gradients_of(&self.layers[n]);
@@ -365,7 +365,7 @@ impl Weights {
         self.final_norm.as_ref().map(PlacedPart::norm_gradients).unwrap_or_default()
     }
 
-    /// All tensors in order, each weight before its bias, but for those of another layer.
+    /// Returns all tensors in order, each weight before its bias, except those of another layer.
     pub fn tensors(&self) -> impl Iterator<Item = &Placed> {
         let layers = self.layers.iter().zip(&self.sources).flat_map(|(parts, source)| {
             let own = |part: &usize| source.is_none() || !Stack::is_of_keys(*part, parts.len());
@@ -376,7 +376,7 @@ impl Weights {
     }
 }
 
-/// The key and value that the attention whose parts begin at `n` appends.
+/// Returns the key and value that the attention whose parts begin at `n` appends.
 fn appended_of(p: &[PlacedPart], n: usize) -> Option<[TensorView<'_>; 2]> {
     let part = Stack::appended_parts(p)?[n / 4];
     Some([part.weight.view(), part.bias.as_ref()?.view()])
@@ -404,7 +404,7 @@ fn gradients_of(p: &[PlacedPart]) -> DecoderLayerGradients<'_> {
     }
 }
 
-/// `keys` are the parts of the layer whose keys self-attention reads.
+/// Returns a layer's weights. `keys` are the parts of the layer whose keys self-attention reads.
 fn weights_of<'a>(p: &'a [PlacedPart], keys: &'a [PlacedPart]) -> DecoderLayerWeights<'a> {
     let attention = |n: usize, keys: &'a [PlacedPart]| MultiHeadWeights {
         query: p[n].linear(),
@@ -429,7 +429,7 @@ fn weights_of<'a>(p: &'a [PlacedPart], keys: &'a [PlacedPart]) -> DecoderLayerWe
     }
 }
 
-/// A stack of a vector.
+/// Returns the stack of a vector.
 pub fn vector(name: &str) -> (Stack, Vector) {
     let vector = Vector::load(FAMILY, name);
     let linear = |layer: usize, weight: &str, bias: &str| LinearData {
@@ -487,8 +487,8 @@ pub fn vector(name: &str) -> (Stack, Vector) {
     (stack, vector)
 }
 
-/// A stack that has something of everything, by its number; `of_gradients` with masks that no cache
-/// takes.
+/// Returns a stack with a mixture of options, by its number. With `of_gradients`, its masks include
+/// those that no cache supports.
 pub fn drawn(n: u64, of_gradients: bool) -> Stack {
     let rng = &mut Rng::new(n ^ 0xdec0_de0c);
     let heads = rng.pick(&[1, 2, 4]);
@@ -501,7 +501,7 @@ pub fn drawn(n: u64, of_gradients: bool) -> Stack {
     let starts = |len: usize| HostData::new(vec![0, len as u32 / 3, len as u32], [1, 1, 1, 3]);
     let packed = |keys: usize| Rules { packed: Some([starts(length), starts(keys)]), ..Default::default() };
     let causal = Rules { causal: true, ..Default::default() };
-    // A cache takes causal ones.
+    // Caches support causal ones.
     let rules = match n % 5 {
         0 | 1 => [causal, padding(memory_len)],
         2 if of_gradients => [padding(length), Rules::default()],
@@ -514,7 +514,7 @@ pub fn drawn(n: u64, of_gradients: bool) -> Stack {
         _ if of_gradients => RotaryData::random(rng, [batch, length, head_dim]),
         _ => Some(RotaryData { tables: n.is_multiple_of(2), ..RotaryData::in_order(head_dim) }),
     };
-    // No cache takes them.
+    // No cache supports them.
     let appends = [of_gradients && n % 4 == 1, of_gradients && n % 3 == 1];
     let qk_norm = (!appends[0] && !n.is_multiple_of(3))
         .then(|| [NormConfig::rms(), NormConfig::layer()][n as usize / 3 % 2]);

@@ -32,12 +32,12 @@ pub const NAMES: &[&str] = &[
 ];
 pub const D2L: &[&str] = &["d2l_encoder_1block"];
 
-/// Where and how a stack runs.
+/// The device, target, types and layout of a run.
 #[derive(Clone, Copy)]
 pub struct Setup {
     pub profile: &'static Profile,
     pub form: Target,
-    /// Of activations; of weights.
+    /// The types of activations and of weights.
     pub dtypes: [DType; 2],
     pub layout: Layout,
 }
@@ -49,7 +49,7 @@ impl fmt::Display for Setup {
     }
 }
 
-/// A stack of a vector; what it must give.
+/// Returns the stack of a vector, and the expected results.
 pub fn vector(name: &str) -> (Stack, Vector) {
     let vector = Vector::load(if D2L.contains(&name) { "d2l" } else { FAMILY }, name);
     let d2l = D2L.contains(&name);
@@ -114,7 +114,7 @@ pub fn vector(name: &str) -> (Stack, Vector) {
     (stack, vector)
 }
 
-/// The embeddings of the vector's tokens, scaled, with sinusoidal positions, rounded once.
+/// Returns the scaled embeddings of the vector's tokens with sinusoidal positions, rounded once.
 fn embedded(vector: &Vector) -> (Vec<f32>, [usize; 2]) {
     let [_, _, batch, length] = vector.shape4("tokens");
     let table = vector.f64("embedding");
@@ -132,8 +132,8 @@ fn embedded(vector: &Vector) -> (Vec<f32>, [usize; 2]) {
     (x, [batch, length])
 }
 
-/// What a run gives: the output, and what the layers give and what their heads attend to where
-/// there is a place for that.
+/// The results of a run: the output, and if saved, the layers' outputs and the attention weights of
+/// their heads.
 pub struct Got {
     pub out: Vec<f64>,
     hidden: Option<Vec<f64>>,
@@ -145,13 +145,13 @@ impl Stack {
         [self.batch, 1, self.length, self.features]
     }
 
-    /// How many layers' outputs a call can keep.
+    /// Returns the number of layers' outputs that a call can save.
     pub fn kept(&self) -> usize {
         self.layers.len() - usize::from(self.final_norm.is_none())
     }
 
-    /// Runs it with rows in steps of these lengths by a cache, or all at once; if it `keeps` that,
-    /// with what layers give and, all at once, what their heads attend to.
+    /// Runs it all at once, or in steps of these lengths with a cache. With `keeps`, it also
+    /// returns the layers' outputs and, all at once, the attention weights.
     pub fn run(&self, setup: &Setup, steps: Option<&[usize]>, keeps: bool) -> Result<Got, String> {
         let Setup { profile, form, dtypes: [dtype, weight], layout } = *setup;
         profile.tidy();
@@ -199,14 +199,14 @@ impl Stack {
         Ok(Got { out: read(&out)?, hidden: read_if(&hidden)?, weights: read_if(&maps)? })
     }
 
-    /// The largest error over tolerance, against the reference.
+    /// Returns the largest error over tolerance, against the reference.
     pub fn outcome(&self, setup: &Setup, steps: Option<&[usize]>, keeps: bool) -> Result<f64, String> {
         let [dtype, weight] = setup.dtypes;
         let own = self.stored(dtype, weight);
         let got = own.run(setup, steps, keeps)?;
         let exact = own.exact();
         let naive = own.naive(dtype);
-        // Intermediates are rounded too: a stack may be off by some of their spacings.
+        // Intermediates are rounded too, so a stack may be off by several spacings of their type.
         let epsilon = match dtype {
             DType::F16 => EPSILON_F16,
             DType::BF16 => EPSILON_BF16,
@@ -234,7 +234,7 @@ impl Stack {
 }
 
 #[test]
-fn the_reference_gives_the_vectors() {
+fn reference_matches_vectors() {
     for name in NAMES.iter().chain(D2L) {
         let (stack, vector) = vector(name);
         let got = stack.exact();
@@ -251,7 +251,7 @@ fn the_reference_gives_the_vectors() {
 }
 
 #[test]
-fn every_form_gives_the_vectors() {
+fn every_target_matches_vectors() {
     let mut report = Report::new("encoder");
     for name in NAMES.iter().chain(D2L) {
         let (stack, vector) = vector(name);
@@ -279,7 +279,7 @@ fn every_form_gives_the_vectors() {
     report.finish();
 }
 
-/// A stack that has something of everything, by its number.
+/// Returns a stack with a mixture of options, by its number.
 pub fn drawn(n: u64) -> (Stack, bool) {
     let rng = &mut Rng::new(n ^ 0x57ac_0e0c);
     let heads = rng.pick(&[1, 2, 4]);
@@ -308,7 +308,8 @@ pub fn drawn(n: u64) -> (Stack, bool) {
         batch,
         length,
         heads,
-        // Gated ones as Llama is: some of them with grouped heads, without biases, and rotary.
+        // Gated stacks are like Llama: some have grouped heads and rotary positions, and none has
+        // biases.
         kv_heads: if gated { heads.div_ceil(2) } else { heads },
         biased: !gated,
         rotary: if n.is_multiple_of(3) { None } else { RotaryData::random(rng, [batch, length, head_dim]) },
@@ -353,7 +354,7 @@ fn random_stacks_equal_the_reference() {
     report.finish();
 }
 
-/// Causal ones, some with rotary positions and grouped heads as Llama is.
+/// Causal stacks, some with rotary positions and grouped heads like Llama.
 #[test]
 fn random_stacks_in_steps_equal_the_reference() {
     crate::harness::in_turn!();
@@ -414,7 +415,7 @@ fn caches_that_do_not_fit_are_refused() {
     for mask in [DeviceMask::none(), DeviceMask::none().exclude_self().lengths(words).prefix(words)] {
         refused(plain.mask(mask).cache(&fits), "no causal rule: rows would see later rows");
     }
-    // What says which of the rows see each other, and rows that are alone.
+    // Tensors that depend on pairs or on single rows of queries.
     let of_pairs = TensorView::new(&buffers[2], DType::Bool, [1, 1, 3, 9]);
     let each = TensorView::new(&buffers[2], DType::U32, [1, 1, 3, 1]);
     for mask in [

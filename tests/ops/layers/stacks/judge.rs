@@ -1,4 +1,4 @@
-//! What gradients of stacks are held against.
+//! Tolerances for gradients of stacks.
 
 use wgpu_attention::DType;
 use wgpu_attention::reference::compare::{EPSILON_BF16, EPSILON_F16, EPSILON_F32, Tolerance, max_error};
@@ -6,7 +6,7 @@ use wgpu_attention::reference::compare::{EPSILON_BF16, EPSILON_F16, EPSILON_F32,
 use crate::harness::case::{largest, widened};
 use crate::harness::{Judged, Rng, stored};
 
-/// The smallest relative step of a type.
+/// Returns the smallest relative step of a type.
 pub fn epsilon(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => EPSILON_F16,
@@ -15,32 +15,31 @@ pub fn epsilon(dtype: DType) -> f64 {
     }
 }
 
-/// The gradients of a stack, of all its tensors in the same order.
+/// The gradients of a stack, with all tensors in the same order.
 pub struct Gradients<'a> {
-    /// Each tensor's name, and what the place of its gradient held before.
+    /// The name of each tensor, and the earlier contents of its gradient's place.
     pub before: Vec<(String, Vec<f32>)>,
     pub exact: &'a [Vec<f64>],
     pub naive: &'a [Vec<f32>],
-    /// Of activations; of gradients.
+    /// The type of activations; below, of gradients.
     pub dtype: DType,
     pub gradient: DType,
-    /// Whether they are added to what was there.
+    /// True if the call adds to the earlier contents.
     pub accumulates: bool,
 }
 
 impl Gradients<'_> {
-    /// The largest error over tolerance.
+    /// Returns the largest error over tolerance.
     pub fn judge(self, got: &[Vec<f64>]) -> Result<f64, String> {
         let Gradients { before, exact, naive, dtype, gradient, accumulates } = self;
         if [before.len(), naive.len(), got.len()] != [exact.len(); 3] {
             return Err(format!("{} gradients, not {}", got.len(), exact.len()));
         }
-        // Gradients of keys' biases are 0 but for rounding: of all terms the largest counts.
+        // Gradients of keys' biases are 0 except for rounding, so the largest of all terms counts.
         let magnitude = largest(exact.iter().flatten().copied());
-        // What a norm of nearly equal features makes of rounding reaches all gradients before it,
-        // some of them by luck less in the naive
-        // computation: the worst of them, as a share of its largest element, is what each may be
-        // off by.
+        // A norm of nearly equal features amplifies rounding. The amplified error reaches all
+        // gradients before the norm, and some of them by luck less in the naive computation. So
+        // each gradient may be off by the worst relative error of all.
         let share =
             exact.iter().zip(naive).filter(|(exact, _)| largest(exact.iter().copied()) > 1e-3 * magnitude);
         let share = share
@@ -67,7 +66,7 @@ impl Gradients<'_> {
 }
 
 /// Compares the gradient of an element of each tensor with central differences of the loss.
-/// `tensors` shows all of a stack's.
+/// `tensors` returns all tensors of a stack.
 pub fn expect_slopes<S: Clone>(
     name: &str,
     stack: &S,
@@ -77,7 +76,7 @@ pub fn expect_slopes<S: Clone>(
     tensors: impl Fn(&mut S, &mut dyn FnMut(&mut Vec<f32>)),
 ) {
     let got = gradients(stack);
-    // Steps that f32 holds exactly.
+    // A step that f32 represents exactly.
     let h = 1.0 / 4096.0;
     let scale = largest(got.iter().flatten().copied());
     for (t, gradient) in got.iter().enumerate() {

@@ -1,5 +1,5 @@
-//! Stacks of encoder and decoder layers, and their gradients, against PyTorch's numbers and the
-//! reference.
+//! Stacks of encoder and decoder layers, and their gradients, compared with PyTorch's numbers and
+//! the reference.
 
 mod backward;
 pub mod by_layer;

@@ -1,4 +1,5 @@
-//! Norms of queries and keys with a quantised cache: it stores keys after their norm and rotation.
+//! Norms of queries and keys with a quantised cache. The cache stores keys after their norm and
+//! rotation.
 
 use wgpu_attention::cache::{CacheRead, CacheStorage, ScaleGroup, Tokens};
 use wgpu_attention::layers::{EncoderForward, NormOrder, OutputGate};
@@ -21,7 +22,7 @@ use crate::harness::{FORMS, Rng, Rules, full};
 
 const HEAD_DIM: usize = 64;
 
-/// One layer with norms of queries and keys, a gate and grouped heads.
+/// Returns one layer with norms of queries and keys, a gate and grouped heads.
 fn stack() -> Stack {
     let (stack, _) = drawn(2);
     let stack = Stack {
@@ -42,8 +43,8 @@ fn stack() -> Stack {
     Stack::random(&mut Rng::new(0x9a4), 1, false, stack)
 }
 
-/// The output of the stack's rows in steps, and the keys and values that a cache of `storage`
-/// returns.
+/// Returns the output of the stack's rows in steps, and the keys and values that a cache of
+/// `storage` returns.
 fn run(stack: &Stack, storage: CacheStorage, form: Target) -> [Vec<f32>; 3] {
     let gpu = &full().gpu;
     let placed = stack.place(full(), DType::F32);
@@ -123,7 +124,7 @@ fn quantised_caches_store_normalised_keys() {
                 }
             }
         }
-        // From what the cache returns on, sums are all that differs.
+        // After the cache, only the order of sums differs.
         let shape = Shape { kv_heads, ..Shape::new(stack.batch, heads, stack.length, HEAD_DIM) };
         let (k, v) = (widened(&k), widened(&v));
         let got = attention(&q, &k, &v, shape, &stack.options().rotary(None, RowPositions::Start(0)));

@@ -1,11 +1,11 @@
-//! Rows in steps, whose keys and values a cache keeps.
+//! Rows in steps, with a cache of their keys and values.
 
 use wgpu_attention::cache::CacheStorage;
 use wgpu_attention::{Cache, CacheConfig, DType, Error};
 
 use crate::harness::{Profile, Rng};
 
-/// Steps that make up `length`.
+/// Returns steps that add up to `length`.
 pub fn steps_of(length: usize, rng: &mut Rng) -> Vec<usize> {
     let mut steps = Vec::new();
     let mut left = length;
@@ -17,7 +17,8 @@ pub fn steps_of(length: usize, rng: &mut Rng) -> Vec<usize> {
     steps
 }
 
-/// A cache for `[batch, kv_heads, head_dim, length]` of each of `layers`, and a few rows more.
+/// Makes a cache for `[batch, kv_heads, head_dim, length]` of each of `layers`, with room for a few
+/// more rows.
 pub fn cache_of(
     profile: &Profile,
     layers: usize,

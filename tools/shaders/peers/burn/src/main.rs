@@ -1,7 +1,8 @@
-//! peer-burn f32|f16 unit|coop2|coop4|coop8 QUERIES KEYS HEAD_DIM: one call of Burn's fused
-//! attention, 8 heads, of zeros.
+//! `peer-burn f32|f16 unit|coop2|coop4|coop8 QUERIES KEYS HEAD_DIM`: makes one call of Burn's fused
+//! attention, with 8 heads of zeros.
 //!
-//! Strategies are named, since autotuning would run what only compiles here.
+//! The arguments name a strategy, because autotuning would execute kernels that this program only
+//! compiles.
 
 use burn_backend::ops::{AttentionModuleOptions, FloatTensorOps};
 use burn_backend::{Backend, FloatDType, Shape, TensorData};
