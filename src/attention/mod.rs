@@ -148,7 +148,7 @@ impl Attention {
     ///
     /// # Errors
     /// Returns an error if the mask does not fit, or if the map has another shape or type. The map
-    /// may not share a buffer with the mask. After an error, nothing has been recorded.
+    /// may not overlap the mask. After an error, nothing has been recorded.
     pub fn classify(
         &self,
         into: &mut impl Recorder,

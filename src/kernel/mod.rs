@@ -31,6 +31,7 @@ pub(crate) use pipelines::{PipelineKey, lock};
 pub use recording::{Prepared, Recorder};
 pub(crate) use scratch::Slot;
 pub use scratch::{Scratch, ScratchSize};
+use sharing::overlap;
 pub(crate) use sharing::{Shares, Sharing};
 pub(crate) use slots::Slots;
 use unroll::unrolled;
@@ -305,7 +306,7 @@ impl Kernel {
                     let same = &self.bindings[first];
                     let rest = self.wgsl.replacen(&own, "", 1);
                     if same.element() != shared.element() || indexed(&rest, &shared.name, "") != rest {
-                        return Err(Sharing::refused());
+                        return Err(overlap(same, &shared));
                     }
                     shared.same_as = Some(same.name.clone());
                 }

@@ -5,7 +5,7 @@
 //! read-write, and their ranges must be apart. Two tensors that are read from the same range share
 //! one binding.
 
-use super::KernelVariant;
+use super::{Binding, KernelVariant};
 use crate::tensor::{Access, Error, Window};
 
 /// The binding of a tensor that is read from a buffer that the dispatch writes as well.
@@ -31,8 +31,8 @@ impl Sharing {
         if !windows.iter().enumerate().any(repeats) {
             return Ok(Sharing::default());
         }
-        let access: Vec<Access> = variant.describe().bindings.iter().map(|b| b.access).collect();
-        let is_read = |n: usize| access.get(n) != Some(&Access::Write);
+        let bindings = variant.describe().bindings;
+        let is_read = |n: usize| bindings[n].access == Access::Read;
         let is_shared = |n: usize| {
             let with = |read: bool| {
                 (0..windows.len()).any(|m| windows[m].buffer == windows[n].buffer && is_read(m) == read)
@@ -52,8 +52,8 @@ impl Sharing {
                 None => Some(Shares::Buffer),
             });
             let meets = |m: usize| windows[m].meets(&windows[n]) && !(is_read(m) && is_read(n) && same(n, m));
-            if is_shared(n) && (0..n).any(meets) {
-                return Err(Self::refused());
+            if let Some(m) = (0..n).filter(|_| is_shared(n)).find(|m| meets(*m)) {
+                return Err(overlap(&bindings[m], &bindings[n]));
             }
         }
         if sharing.iter().all(Option::is_none) {
@@ -71,10 +71,9 @@ impl Sharing {
     pub fn is_bound(&self, tensor: usize) -> bool {
         !matches!(self.0.get(tensor), Some(Some(Shares::Binding(_))))
     }
+}
 
-    /// The error of ranges that meet.
-    pub fn refused() -> Error {
-        let what = "tensors whose bindings meet in a buffer that the call reads and writes";
-        Error::Unsupported { what, why: "WebGPU forbids it; give what is written a buffer of its own" }
-    }
+/// The error of two tensors whose ranges meet.
+pub(crate) fn overlap(a: &Binding, b: &Binding) -> Error {
+    Error::SharedOverlap { tensor: a.name.clone(), other: b.name.clone() }
 }

@@ -131,9 +131,8 @@ pub enum Error {
     },
     /// A tensor that is written shares memory with a tensor that the same call reads.
     #[error(
-        "`{tensor}` is written and its binding meets that of `{other}` in one buffer; WebGPU forbids reading and writing \
-         a range in one dispatch: give `{tensor}` another buffer, or a range of the buffer that begins at a multiple of \
-         {alignment} bytes, with `{other}` outside of it"
+        "`{tensor}` is written and shares its buffer with `{other}`, where their bindings overlap, which WebGPU forbids; \
+         give `{tensor}` another buffer, or begin it at a multiple of {alignment} bytes apart from `{other}`"
     )]
     Alias {
         /// The tensor that is written.
@@ -143,19 +142,17 @@ pub enum Error {
         /// The bytes to which the device aligns a binding (`min_storage_buffer_offset_alignment`).
         alignment: u64,
     },
-    /// Two inputs overlap in a buffer that the same call writes to. Their bindings are then
-    /// writable and must be apart, unless the inputs are the same.
+    /// Two tensors overlap in a buffer that one dispatch reads and writes. All bindings of that
+    /// buffer are then writable and must be apart, unless two inputs are the same.
     #[error(
-        "`{tensor}` and `{other}` overlap in the buffer that `{written}` is written to; WebGPU forbids it: \
-         give `{written}` another buffer"
+        "`{tensor}` and `{other}` overlap in a buffer that the call reads and writes, which WebGPU forbids; write to \
+         another buffer"
     )]
-    InputsOverlap {
-        /// One of the inputs.
-        tensor: &'static str,
-        /// The other input.
-        other: &'static str,
-        /// The tensor that is written.
-        written: &'static str,
+    SharedOverlap {
+        /// One of the tensors, by its name in the kernel.
+        tensor: String,
+        /// The other tensor.
+        other: String,
     },
     /// Two written tensors overlap in memory.
     #[error(

@@ -175,7 +175,7 @@ impl Projection {
     /// ```
     ///
     /// # Errors
-    /// Every [`Error`] of tensors, for example gradients that share a buffer with an input. Views
+    /// Every [`Error`] of tensors, for example gradients that overlap an input. Views
     /// of gradients that overlap without being equal are also errors. After an error nothing has
     /// been recorded.
     pub fn backward(&self, into: &mut impl Recorder, products: &[ProjectionBackward]) -> Result<(), Error> {

@@ -143,7 +143,7 @@ pub(super) fn strides_and_offsets() -> Seen {
 pub(super) fn memory_shared_with_an_output() -> Seen {
     let mut bench = Bench::new();
     for (n, name) in ["q", "k", "v"].iter().enumerate() {
-        let words = ["`out`", &format!("`{name}`"), "a buffer of its own"];
+        let words = ["`out`", &format!("`{name}`"), "another buffer"];
         bench.refuses("out is an input", &words, |call, buffers| {
             let view = tensor(call, n);
             *view = TensorView::new(&buffers[3], DType::F32, view.shape());
