@@ -160,15 +160,22 @@ pub(super) fn memory_shared_with_an_output() -> Seen {
         bench.refuses_with(context, words, |e| attention.forward(e, &call.forward(), &mut scratch));
     };
 
-    // Far apart, but in one buffer.
-    let disjoint = Parts { q: pair(SHAPE.q(), 0), out: pair(SHAPE.out(), 4096), ..good };
-    refuses("disjoint windows", &["`out`", "`q`"], disjoint);
-    let bias =
-        Parts { out: pair(SHAPE.out(), 0), mask: Mask::none().bias(pair(SHAPE.weights(), 4096)), ..good };
+    // Two inputs overlap in the buffer of the output.
+    let (q, k, out) = (pair(SHAPE.q(), 0), pair(SHAPE.k(), 8), pair(SHAPE.out(), 4096));
+    refuses("inputs in one buffer with out", &["`q`", "`k`", "overlap"], Parts { q, k, out, ..good });
+    // Apart, but nearer to each other than bindings may be.
+    let alignment = gpu.device().limits().min_storage_buffer_offset_alignment;
+    let multiple = format!("a multiple of {alignment} bytes");
+    let behind = |shape: [usize; 4]| count(shape) + 1;
+    let out = pair(SHAPE.out(), behind(SHAPE.q()));
+    refuses("out near q", &["`out`", "`q`", &multiple], Parts { q: pair(SHAPE.q(), 1), out, ..good });
+    let bias = pair(SHAPE.weights(), behind(SHAPE.out()));
+    let bias = Parts { out: pair(SHAPE.out(), 1), mask: Mask::none().bias(bias), ..good };
     refuses("out and bias", &["`out`", "`bias`"], bias);
-    let lse = Parts { lse: Some(pair(SHAPE.lse(), 4096)), k: pair(SHAPE.k(), 0), ..good };
+    let lse = Parts { lse: Some(pair(SHAPE.lse(), behind(SHAPE.k()))), k: pair(SHAPE.k(), 1), ..good };
     refuses("lse and k", &["`lse`", "`k`"], lse);
-    let weights = Parts { weights: Some(pair(SHAPE.weights(), 4096)), v: pair(SHAPE.v(), 0), ..good };
+    let weights = Some(pair(SHAPE.weights(), behind(SHAPE.v())));
+    let weights = Parts { weights, v: pair(SHAPE.v(), 1), ..good };
     refuses("weights and v", &["`weights`", "`v`"], weights);
     // Two outputs in one place.
     let both = Parts { out: pair(SHAPE.out(), 0), lse: Some(pair(SHAPE.lse(), 100)), ..good };

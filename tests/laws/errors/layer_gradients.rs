@@ -224,7 +224,8 @@ pub(super) fn gradients_of_layers() -> Seen {
         refused(name, &[&quoted, "`weights.out`"], with(TensorView::new(&buffers[9], DType::F32, t.shape())));
         refused(name, &[&quoted, "`bias.key`"], with(TensorView::new(&buffers[11], DType::F32, t.shape())));
         refused(name, &[&quoted, "`bias_k`"], with(TensorView::new(&buffers[14], DType::F32, t.shape())));
-        refused(name, &[&quoted, "`d_out`"], with(TensorView::new(&buffers[20], DType::F32, t.shape())));
+        let over_d_out = TensorView::new(&buffers[20], DType::F32, t.shape()).with_offset(512);
+        refused(name, &[&quoted, "`d_out`"], with(over_d_out));
         refused(name, &[&quoted, "`context`"], with(TensorView::new(&buffers[21], DType::F32, t.shape())));
         refused(name, &[&quoted, "`lse`"], with(TensorView::new(&buffers[22], DType::F32, t.shape())));
         let weights = ["query", "key"][usize::from(n == 0)];
@@ -313,7 +314,7 @@ pub(super) fn gradients_of_layers() -> Seen {
             refused_by(&normed, name, &[name, "dim must be 3", "got 4"], to(vector(23, 4)));
             refused_by(&normed, name, &[name, "F32, F16 or BF16"], to(of_type(23, DType::U32, [1, 1, 1, 3])));
             let read = &format!("`{side}_norm.weight`");
-            refused_by(&normed, name, &[name, read], to(vector(14 + n, 3).with_offset(128)));
+            refused_by(&normed, name, &[name, read], to(vector(14 + n, 3)));
         }
     }
     let mut both = none;

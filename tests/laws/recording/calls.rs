@@ -2,7 +2,7 @@
 //! creates nothing. A caller's pass and a prepared call give the same bits. A refused call records
 //! nothing, and neither does a call whose kernels are disabled.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 
 use wgpu_attention::attention::{Merge, MergeBackward, MergeForward, PartGradients, Partial, ScoreStage};
 use wgpu_attention::layers::{
@@ -92,7 +92,8 @@ struct Bench {
 /// tensor that is read.
 struct Arena {
     buffer: wgpu::Buffer,
-    next: Cell<usize>,
+    /// The buffer that each input's region was copied from.
+    inputs: RefCell<Vec<wgpu::Buffer>>,
 }
 
 /// Elements of a tensor's buffer or region.
@@ -105,6 +106,7 @@ fn with_separate_buffers_and_one(test: impl Fn(&Bench)) {
     let [separate, one] = [false, true].map(|is_one| {
         let bench = Bench::new(is_one);
         test(&bench);
+        bench.assert_inputs_unchanged();
         bench.results.take()
     });
     assert_eq!(separate.len(), one.len());
@@ -123,15 +125,16 @@ impl Bench {
         let outs = [(); 5].map(|()| own.gpu.buffer(4 * REGION).expect("a buffer"));
         let arena = is_one.then(|| Arena {
             buffer: own.gpu.buffer(4 * REGION * REGIONS).expect("a buffer"),
-            next: Cell::new(outs.len()),
+            inputs: RefCell::default(),
         });
         Bench { own, floats, ids, outs, arena, results: RefCell::default() }
     }
 
     /// Returns the buffer of an input and its first element. An arena gets a copy of `buffer`.
     fn input<'a>(&'a self, buffer: &'a wgpu::Buffer) -> (&'a wgpu::Buffer, usize) {
-        let Some(Arena { buffer: arena, next }) = &self.arena else { return (buffer, 0) };
-        let first = next.replace(next.get() + 1) * REGION;
+        let Some(Arena { buffer: arena, inputs }) = &self.arena else { return (buffer, 0) };
+        inputs.borrow_mut().push(buffer.clone());
+        let first = (self.outs.len() + inputs.borrow().len() - 1) * REGION;
         let mut encoder = encoder(self.gpu());
         encoder.copy_buffer_to_buffer(buffer, 0, arena, 4 * first as u64, 4 * REGION as u64);
         self.gpu().queue().submit([encoder.finish()]);
@@ -186,6 +189,16 @@ impl Bench {
         };
         let all = self.gpu().download::<u32>(buffer, REGION * self.outs.len()).expect("a read-back");
         all.chunks(REGION).map(<[u32]>::to_vec).collect()
+    }
+
+    /// Checks that no call wrote to the region of an input.
+    fn assert_inputs_unchanged(&self) {
+        let Some(Arena { buffer, inputs }) = &self.arena else { return };
+        let all = self.gpu().download::<u32>(buffer, REGION * REGIONS).expect("a read-back");
+        for (n, input) in inputs.borrow().iter().enumerate() {
+            let data = self.gpu().download::<u32>(input, REGION).expect("a read-back");
+            assert!(all[(self.outs.len() + n) * REGION..][..REGION] == data, "input {n} was written");
+        }
     }
 
     /// Fills the outputs with a number that no call computes.
