@@ -180,8 +180,9 @@ pub(super) fn memory_shared_with_an_output() -> Seen {
     // Two outputs in one place.
     let both = Parts { out: pair(SHAPE.out(), 0), lse: Some(pair(SHAPE.lse(), 100)), ..good };
     refuses("out over lse", &["`out`", "`lse`"], both);
-    let beside = Parts { out: pair(SHAPE.out(), 0), weights: Some(pair(SHAPE.weights(), 4096)), ..good };
-    refuses("out beside weights", &["`out`", "`weights`"], beside);
+    let weights = Some(pair(SHAPE.weights(), behind(SHAPE.out())));
+    let near = Parts { out: pair(SHAPE.out(), 1), weights, ..good };
+    refuses("weights near out", &["`out`", "`weights`"], near);
     [bench.seen, outputs_near_each_other()].into_iter().flatten().collect()
 }
 

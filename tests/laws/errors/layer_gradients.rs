@@ -371,12 +371,12 @@ pub(super) fn gradients_of_layers() -> Seen {
     }
     forward(&["`context`", "F32", "BF16"], kept(0, of_type(21, DType::BF16, context.shape())));
     forward(&["`context`", "share memory"], kept(0, context.with_strides([0, 0, 24, 1])));
-    let at = |n: usize| kept(0, TensorView::new(&buffers[n], DType::F32, context.shape()).with_offset(1024));
+    let at = |n: usize| kept(0, TensorView::new(&buffers[n], DType::F32, context.shape()));
     forward(&["`context`", "`query`"], at(0));
     forward(&["`context`", "`weights.out`"], at(9));
     forward(&["`context`", "`out`"], at(20));
     forward(&["`context`", "`lse`"], kept(0, TensorView::new(&buffers[22], DType::F32, context.shape())));
-    let weights = Some(view(21, [batch, 4, q_len, kv_len + 1]).with_offset(1024));
+    let weights = Some(view(21, [batch, 4, q_len, kv_len + 1]));
     forward(&["`context`", "`weights`"], Call { weights, ..good });
     bench.seen
 }
