@@ -1,4 +1,4 @@
-//! The shortest use: slices in, `Vec` out, checked against the CPU reference.
+//! The shortest use of this crate: slices in, `Vec` out, compared with the CPU reference.
 //!
 //! `cargo run --release --example attend`
 

@@ -1,7 +1,8 @@
-//! Generation token by token, as an application would write it: four prompts of different lengths,
-//! a paged 8-bit cache with room for what they need, rotary positions, and nothing read back but
-//! the token that each sequence chose. The model is one attention layer with random weights between
-//! an embedding and itself transposed; what it says means nothing.
+//! Generates text token by token with a cache, as an application would.
+//!
+//! Four prompts of different lengths share a paged 8-bit cache, with rotary positions. Each step
+//! reads the logits back and chooses the next tokens. The model is one attention layer between an
+//! embedding and its transpose. Its weights are random, so the text has no meaning.
 //!
 //! `scripts/gpu cargo run --release --example decode_loop`
 
@@ -40,7 +41,7 @@ fn noise(n: usize, seed: usize, size: f32) -> Vec<f32> {
     (0..n).map(|_| size * next()).collect()
 }
 
-/// The weights, and what computes with them.
+/// The weights and the operators.
 struct Model {
     gpu: Gpu,
     embedding: Vec<f32>,
@@ -51,7 +52,7 @@ struct Model {
     attention: Attention,
 }
 
-/// The tensors of a step of up to `rows` tokens of every sequence.
+/// The tensors of a step with up to `rows` tokens of every sequence.
 struct Step {
     rows: usize,
     x: wgpu::Buffer,
@@ -86,8 +87,7 @@ impl Model {
         })
     }
 
-    /// Records one step: the tokens whose embeddings are in `step.x`, up to the logits of what
-    /// follows each.
+    /// Records one step: from the embeddings in `step.x` to the logits after each token.
     fn step(
         &self,
         encoder: &mut wgpu::CommandEncoder,
@@ -121,7 +121,7 @@ impl Model {
         let at = RowPositions::Tensor(cache.starts());
         self.positions.rotate(encoder, &Rotate::new(q, Rotation::Rope(&self.rope), at))?;
         cache.append(encoder, 0, &Append::new(k, v).rope(&self.rope))?;
-        // The heads of a token side by side, as the next product reads them.
+        // The heads of a token are contiguous, as the next product reads them.
         let joined = TensorView::blhd(&step.attended, DType::F32, [BATCH, HEADS, step.rows, DIM]);
         let call = Forward::with_cache(q, cache, joined).mask(Mask::causal());
         self.attention.forward(encoder, &call, scratch)?;
@@ -137,8 +137,8 @@ impl Model {
         self.projection.forward(encoder, &[logits])
     }
 
-    /// Writes the embeddings of the next tokens; sequences with fewer than the step's rows have
-    /// zeros after them.
+    /// Writes the embeddings of the next tokens. Sequences with fewer tokens than the step's rows
+    /// are filled with zeros.
     fn embed(&self, step: &Step, tokens: [&[usize]; BATCH]) {
         let mut x = vec![0.0; BATCH * step.rows * WIDTH];
         for (sequence, tokens) in x.chunks_mut(step.rows * WIDTH).zip(tokens) {
@@ -149,7 +149,7 @@ impl Model {
         self.gpu.queue().write_buffer(&step.x, 0, bytemuck::cast_slice(&x));
     }
 
-    /// The likeliest token after row `rows[s] − 1` of every sequence.
+    /// Returns the likeliest token after row `rows[s] − 1` of every sequence.
     fn choose(&self, step: &Step, rows: [usize; BATCH]) -> Result<[usize; BATCH], Error> {
         let logits: Vec<f32> = self.gpu.download(&step.logits, BATCH * step.rows * VOCABULARY)?;
         Ok(std::array::from_fn(|s| {
@@ -180,7 +180,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("{}", gpu.device().adapter_info().name);
     let model = Model::new(&gpu)?;
 
-    // Pages for all, taken up front: then no step changes anything on the host.
+    // Reserve all pages before the loop, so that no step allocates pages on the host.
     let capacity = PROMPTS.into_iter().max().unwrap_or(0) + TOKENS;
     let lengths = PROMPTS.map(|prompt| prompt + TOKENS);
     let pages = lengths.iter().map(|n| n.div_ceil(PAGE)).sum();
@@ -193,7 +193,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         cache.reserve(sequence, tokens)?;
     }
 
-    // The prompts in one step, each as long as it is.
+    // Process all prompts in one step, each with its length.
     let mut texts: [Vec<usize>; BATCH] =
         std::array::from_fn(|s| (0..PROMPTS[s]).map(|i| (i * 31 + s * 57) % VOCABULARY).collect());
     let prefill = Step::new(&gpu, PROMPTS.into_iter().max().unwrap_or(1))?;
@@ -213,13 +213,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     gpu.submit(|encoder| model.step(encoder, &prefill, &mut cache, Tokens::Each(&PROMPTS), &mut scratch))?;
     let mut next = model.choose(&prefill, PROMPTS)?;
 
-    // The loop. Outputs are kept to be checked; an application would not.
+    // The loop. It saves outputs for the check below; an application would not.
     let mut outputs = Vec::new();
     let mut started = Instant::now();
     let mut steps = 0;
     for step in 0..TOKENS {
         if step == 8 {
-            // What was compiled on the way does not count.
+            // Restart the clock: the first steps may include compilation.
             (started, steps) = (Instant::now(), 0);
         }
         (0..BATCH).for_each(|s| texts[s].push(next[s]));
@@ -255,8 +255,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     check(&model, &texts, &outputs)
 }
 
-/// Each sequence again, all of its tokens at once: causal attention of the CPU reference over what
-/// the cache stores of the device's own keys and values.
+/// Checks each sequence with the CPU reference: causal attention of all its tokens at once. The
+/// keys and values are the device's, rounded to the cache's 8-bit storage.
 fn check(
     model: &Model,
     texts: &[Vec<usize>; BATCH],
@@ -307,7 +307,7 @@ fn check(
         println!(
             "sequence {s}, {rows} tokens: off by {error:.1e} from prefill over 8-bit keys and values, {cost:.1e} from exact ones"
         );
-        // A value halfway between two levels may be rounded to either.
+        // A value halfway between two levels may be rounded to either, which the limit allows.
         if error.is_nan() || error > 2e-3 {
             return Err(format!("sequence {s} is off by {error:e}").into());
         }

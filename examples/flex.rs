@@ -1,6 +1,7 @@
-//! Attention among the pixels of an image by functions of one's own: a mask that has a name, a
-//! learned table, and a mask written here; each compared with the CPU reference. `scripts/gpu cargo
-//! run --release --example flex -- [flex.svg]`
+//! Attention among the pixels of an image, with custom score and mask functions. They are a preset
+//! mask, a learned table, and a custom mask. Each is compared with the CPU reference and drawn.
+//!
+//! `scripts/gpu cargo run --release --example flex -- [flex.svg]`
 
 #[path = "flex/picture.rs"]
 mod picture;
@@ -13,13 +14,13 @@ use wgpu_attention::*;
 
 const SIDE: usize = 24;
 
-/// A learned bias for each head and each step down and right.
+/// A learned bias for each head and each offset in rows and columns.
 const STEPS: &str = "fn score_mod(score: f32, at: At) -> f32 {
     let step = vec2<u32>(24u + at.key / 24u - at.query / 24u, 24u + at.key % 24u - at.query % 24u);
     return score + table_at(0u, at.head, step.x, step.y);
 }";
 
-/// Axial attention: even heads see the query's row, odd ones its column.
+/// Axial attention: even heads see the query's row, odd heads its column.
 const AXES: &str = "fn mask_mod(at: At) -> bool {
     return select(at.query % 24u == at.key % 24u, at.query / 24u == at.key / 24u, at.head % 2u == 0u);
 }";

@@ -1,6 +1,6 @@
-//! A decoder-only model as GPT-2 is: learned positions, layer norms before each part, causal
-//! self-attention, logits by the embedding table. Its weights are random and small. Two prompts of
-//! different lengths, padded on the left, are one batch.
+//! A decoder-only model like GPT-2: learned positions, pre-norm layers, causal self-attention, and
+//! logits from the embedding table. It is small, and its weights are random. Two prompts of
+//! different lengths, padded on the left, form one batch.
 //!
 //! `scripts/gpu cargo run --release --example gpt`
 
@@ -18,7 +18,7 @@ use wgpu_attention::{
 };
 
 const VOCABULARY: usize = 96;
-/// Positions that the model has, and tokens that the cache holds.
+/// The number of learned positions, and the capacity of the cache in tokens.
 const ROOM: usize = 32;
 const WIDTH: usize = 64;
 const HEADS: usize = 4;
@@ -28,7 +28,7 @@ const NEW: usize = 12;
 
 struct Model {
     gpu: Gpu,
-    /// Tokens, then positions.
+    /// The embeddings of tokens, then of positions.
     tables: [wgpu::Buffer; 2],
     stack: TransformerEncoder,
 }
@@ -44,7 +44,7 @@ impl Model {
             gpu.upload(&(0..n).map(next).collect::<Vec<f32>>())
         };
         let tables = [random(VOCABULARY * WIDTH, 0.0, 0.5)?, random(ROOM * WIDTH, 0.0, 1.5)?];
-        // Rows and columns of the matrices: queries, keys, values, output, and two of the
+        // Rows and columns of the matrices: query, key, value, output, and the two of the
         // feed-forward layer.
         let shapes = [[WIDTH; 2], [WIDTH; 2], [WIDTH; 2], [WIDTH; 2], [4 * WIDTH, WIDTH], [WIDTH, 4 * WIDTH]];
         let mut matrix =
@@ -76,8 +76,8 @@ impl Model {
         Ok(Model { gpu, tables, stack })
     }
 
-    /// The likeliest tokens after each prompt, `NEW` of them. With a cache each step computes the
-    /// new tokens alone, else all.
+    /// Generates the `NEW` likeliest tokens after each prompt. With a cache, each step computes
+    /// only the new tokens; without one, all tokens.
     fn generate(&self, prompts: &[&[u32]], cached: bool) -> Result<Vec<Vec<u32>>, Error> {
         let Model { gpu, tables, stack } = self;
         let (pipelines, batch) = (gpu.pipelines(), prompts.len());
@@ -90,7 +90,7 @@ impl Model {
         let [token_table, position_table] = [(0, VOCABULARY), (1, ROOM)]
             .map(|(n, rows)| TensorView::matrix(&tables[n], DType::F32, [rows, WIDTH]));
 
-        // Padding on the left: all prompts end at the same row.
+        // Pad on the left, so that all prompts end at the same row.
         let longest = prompts.iter().map(|prompt| prompt.len()).max().unwrap_or(0);
         let padding: Vec<usize> = prompts.iter().map(|prompt| longest - prompt.len()).collect();
         let padded = |(prompt, padding): (&&[u32], &usize)| [&vec![0; *padding], *prompt].concat();
@@ -100,7 +100,7 @@ impl Model {
             let length = longest + step;
             let first = if cached && step > 0 { length - 1 } else { 0 };
             let rows = length - first;
-            // The mask has an element for each place of the cache, or for each row without one.
+            // The mask has an element for each slot of the cache, or for each row without a cache.
             let keys = if cached { ROOM } else { length };
             let seen: Vec<bool> =
                 padding.iter().flat_map(|padding| (0..keys).map(move |key| key >= *padding)).collect();

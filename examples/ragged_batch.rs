@@ -1,5 +1,5 @@
-//! Sequences of different lengths in one call, without padding: packed side by side, causal,
-//! grouped heads.
+//! Attention over sequences of different lengths in one call, without padding. The sequences are
+//! packed one after the other, with a causal mask and grouped heads.
 //!
 //! `scripts/gpu cargo run --release --example ragged_batch`
 
@@ -29,7 +29,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let k = noise(size(shape.k()), 2);
     let v = noise(size(shape.v()), 3);
 
-    // Where each begins, and where the last ends.
+    // The first token of each sequence, and the end of the last.
     let mut starts = vec![0u32];
     for length in LENGTHS {
         starts.push(starts[starts.len() - 1] + length as u32);
@@ -57,7 +57,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     gpu.device().poll(wgpu_attention::wgpu::PollType::wait_indefinitely())?;
     println!("{} sequences, {tokens} tokens: {:.2?} in one dispatch", LENGTHS.len(), start.elapsed());
 
-    // Each sequence is what it would be alone.
+    // Check that each sequence has the same result as alone.
     for (length, start) in LENGTHS.into_iter().zip(&starts) {
         let tokens_of = |x: &[f32]| -> Vec<f64> {
             x.chunks_exact(tokens * DIM)

@@ -162,24 +162,38 @@ pub mod tuning {
 mod pages {
     #[doc = include_str!("../README.md")]
     struct Readme;
-    #[doc = include_str!("../docs/architecture.md")]
-    struct Architecture;
-    #[doc = include_str!("../docs/attentions.md")]
+    #[doc = include_str!("../docs/README.md")]
+    struct Index;
+    #[doc = include_str!("../docs/guide/attentions.md")]
     struct Attentions;
-    #[doc = include_str!("../docs/benchmarks.md")]
-    struct Benchmarks;
-    #[doc = include_str!("../docs/coming-from.md")]
+    #[doc = include_str!("../docs/guide/caches.md")]
+    struct Caches;
+    #[doc = include_str!("../docs/guide/coming-from.md")]
     struct ComingFrom;
-    #[doc = include_str!("../docs/devices.md")]
+    #[doc = include_str!("../docs/guide/devices.md")]
     struct Devices;
-    #[doc = include_str!("../docs/kernels.md")]
-    struct Kernels;
-    #[doc = include_str!("../docs/masks.md")]
+    #[doc = include_str!("../docs/guide/embedding.md")]
+    struct Embedding;
+    #[doc = include_str!("../docs/guide/masks.md")]
     struct Masks;
-    #[doc = include_str!("../docs/rings.md")]
+    #[doc = include_str!("../docs/guide/own-functions.md")]
+    struct OwnFunctions;
+    #[doc = include_str!("../docs/guide/start.md")]
+    struct Start;
+    #[doc = include_str!("../docs/guide/training.md")]
+    struct Training;
+    #[doc = include_str!("../docs/internals/architecture.md")]
+    struct Architecture;
+    #[doc = include_str!("../docs/internals/kernels.md")]
+    struct Kernels;
+    #[doc = include_str!("../docs/internals/rings.md")]
     struct Rings;
-    #[doc = include_str!("../docs/testing.md")]
+    #[doc = include_str!("../docs/internals/testing.md")]
     struct Testing;
+    #[doc = include_str!("../docs/notebook/benchmarks.md")]
+    struct Benchmarks;
+    #[doc = include_str!("../docs/notebook/devices.md")]
+    struct DeviceRecords;
     #[doc = include_str!("../CONTRIBUTING.md")]
     struct Contributing;
 }

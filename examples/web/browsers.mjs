@@ -1,4 +1,4 @@
-// Browsers that the page's test drives: Chromium over its protocol for developers, Firefox over WebDriver BiDi.
+// Controls browsers for the page's test: Chromium over the DevTools protocol, Firefox over WebDriver BiDi.
 import { copyFileSync, mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { basename, join } from 'node:path';
@@ -7,14 +7,14 @@ import { end, start } from '../../tests/browser/children.mjs';
 import { startFirefox } from '../../tests/browser/firefox.mjs';
 import { connect } from './socket.mjs';
 
-/** Of every picture. */
+/** The size of every picture. */
 export const [WIDTH, HEIGHT] = [1200, 1400];
-const SECONDS = 240; // for a computation
+const SECONDS = 240; // the time limit of a computation
 const FLAGS = ['--headless', '--no-sandbox', '--enable-unsafe-webgpu', '--use-webgpu-adapter=swiftshader', '--disable-gpu-watchdog',
   '--disable-background-networking', '--disable-component-update', '--disable-sync', '--no-first-run', '--disable-dev-shm-usage',
   '--remote-debugging-pipe', `--window-size=${WIDTH},${HEIGHT}`];
 
-/** The common part: a program, messages to it and answers, and a page. `data` is a folder whose files it can read. */
+/** The common part: the browser's process, messages and answers, and a page. The browser can read files in the folder `data`. */
 class Browser {
   constructor(name, child, data) {
     Object.assign(this, { name, child, data, log: '', last: 0, waiting: new Map(), console: [] });
@@ -22,7 +22,7 @@ class Browser {
     child.gone.then(() => this.waiting.forEach(({ bad }) => bad(new Error(`${name} ended\n${this.log}`))));
   }
 
-  /** The answer to a message with this method. */
+  /** Sends a message and returns its answer. */
   ask(method, params, more = {}) {
     const id = ++this.last;
     this.write(JSON.stringify({ id, method, params, ...more }));
@@ -41,7 +41,7 @@ class Browser {
     return this.evaluate(`document.getElementById('${id}')?.textContent ?? ''`);
   }
 
-  /** Until the text of an element matches. */
+  /** Waits until the text of an element matches. */
   async until(id, pattern, seconds = SECONDS) {
     const limit = Date.now() + seconds * 1000;
     for (;;) {
@@ -62,7 +62,7 @@ class Browser {
 class Chromium extends Browser {
   constructor(program) {
     const data = mkdtempSync(join(tmpdir(), 'browser-'));
-    // Another driver's settings are not for its SwiftShader.
+    // Remove settings of other drivers, so that it uses its SwiftShader.
     const { VK_DRIVER_FILES, VK_ICD_FILENAMES, ...env } = process.env;
     super('chromium', start(program, [...FLAGS, `--user-data-dir=${data}`, 'about:blank'],
       { stdio: ['ignore', 'ignore', 'pipe', 'pipe', 'pipe'], env }), data);
@@ -88,7 +88,7 @@ class Chromium extends Browser {
     return this.ask(method, params, { sessionId: this.session });
   }
 
-  /** A new page, with a script before all others. */
+  /** Opens a new page. The script `first` runs before all others. */
   async open(url, first = '') {
     this.session = undefined;
     const { targetId } = await this.send('Target.createTarget', { url: 'about:blank' });
@@ -122,33 +122,33 @@ class Chromium extends Browser {
     return this.send('Input.dispatchMouseEvent', { type: 'mouseMoved', x, y });
   }
 
-  /** Picks a file for the input `id`. */
+  /** Chooses a file for the input `id`. */
   async pick(id, file) {
     const { root } = await this.send('DOM.getDocument');
     const { nodeId } = await this.send('DOM.querySelector', { nodeId: root.nodeId, selector: `#${id}` });
     await this.send('DOM.setFileInputFiles', { nodeId, files: [file] });
   }
 
-  /** The page's picture, as bytes of a PNG. */
+  /** Returns a screenshot as bytes of a PNG. */
   async picture() {
     const { data } = await this.send('Page.captureScreenshot', { format: 'png' });
     return Buffer.from(data, 'base64');
   }
 
-  /** Role and name of all that takes the focus, as screen readers get them. */
+  /** Returns role and name of all focusable elements, as screen readers get them. */
   async focusable() {
     const { nodes } = await this.send('Accessibility.getFullAXTree');
     return nodes.filter(({ ignored, properties }) => !ignored && properties?.some(({ name, value }) => name === 'focusable' && value.value))
       .filter(({ role }) => role.value !== 'RootWebArea').map(({ role, name }) => ({ role: role.value, name: name?.value }));
   }
 
-  /** Takes the GPU away. */
+  /** Makes the page lose the GPU. */
   lose() {
     this.send('Browser.crashGpuProcess').catch(() => {});
   }
 }
 
-/** A value of WebDriver BiDi. */
+/** Converts a value of WebDriver BiDi to a plain one. */
 function plain({ type, value }) {
   if (type === 'number') return Number(value);
   if (type === 'array') return value.map(plain);
@@ -163,7 +163,7 @@ class Firefox extends Browser {
     super('firefox', child, profile);
   }
 
-  /** Before all other methods. */
+  /** Starts the session. Call it before all other methods. */
   async begin() {
     const said = new Promise((good) => {
       this.child.stderr.on('data', () => {
@@ -224,7 +224,7 @@ class Firefox extends Browser {
   }
 
   async pick(id, file) {
-    // In its root it sees no others.
+    // The browser's sandbox can only read files in its folder.
     const copy = join(this.data, basename(file));
     if (copy !== file) copyFileSync(file, copy);
     const { sharedId } = await this.evaluateIn(this.page, `document.getElementById('${id}')`);
@@ -247,7 +247,7 @@ class Firefox extends Browser {
         for (let part = it.firstChild; part; part = part.nextSibling) parts.push(...walk(part));
         return [own, ...parts];
       };
-      // The tree comes from the page's process, after the service has been started.
+      // The page's process sends the tree after the service has started.
       let before = -1;
       for (let n = 0; n < 50; n++) {
         const top = service.getAccessibleFor(gBrowser.selectedBrowser);
@@ -262,7 +262,7 @@ class Firefox extends Browser {
   }
 }
 
-/** Starts the browser `name`. Files in `parent` are where it can read them. */
+/** Starts the browser `name`. It can read files in `parent`. */
 export async function started(name, path, parent) {
   if (name === 'chromium') return new Chromium(path);
   const browser = new Firefox(path, parent);

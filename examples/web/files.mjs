@@ -1,10 +1,10 @@
-// Bytes of files, from the server or the user, with progress.
+// Reads files from the server or the user, with progress.
 
-/** The bytes of a stream of `size` bytes, or of unknown size if that is 0. `progress` hears of how many there are. */
+/** Reads a stream of `size` bytes; 0 means an unknown size. Calls `progress` with the number of bytes so far. */
 async function bytesOf(stream, size, progress) {
   const parts = [];
   let at = 0;
-  // Into place at once where the size is known: a model twice in memory is too much for some devices.
+  // With a known size, write to the final array: two copies of a model are too much for some devices.
   const whole = size > 0 ? new Uint8Array(size) : null;
   const reader = stream.getReader();
   for (;;) {
@@ -32,7 +32,7 @@ async function bytesOf(stream, size, progress) {
   return all;
 }
 
-/** How many bytes the server has at `url`; null if there is nothing. */
+/** Returns the size of the file at `url` in bytes; null if there is none. */
 export async function sizeAt(url) {
   const response = await fetch(url, { method: 'HEAD' }).catch(() => null);
   return response?.ok ? Number(response.headers.get('content-length')) : null;
@@ -41,7 +41,7 @@ export async function sizeAt(url) {
 export async function download(url, progress) {
   const response = await fetch(url).catch((e) => { throw new Error(`the server does not answer for ${url}: ${e.message}`); });
   if (!response.ok) throw new Error(`the server answers ${response.status} for ${url}`);
-  // What is packed on the way has another length when it arrives.
+  // The length of an encoded response differs from the file's.
   const size = response.headers.has('content-encoding') ? 0 : Number(response.headers.get('content-length'));
   return bytesOf(response.body, size, progress);
 }

@@ -1,6 +1,6 @@
-// A head's weights as a picture, and what points at a pair of tokens in it.
+// Draws a head's weights, and selects a pair of tokens with the pointer or the keyboard.
 
-const SIDE = 240; // pixels of CSS at most
+const SIDE = 240; // the largest side in CSS pixels
 
 /** The rows of `weights`, [n, n], of `layer` and `head`. */
 export const mapOf = ({ weights, n }, heads, layer, head) => {
@@ -13,7 +13,7 @@ function color(name) {
   return [r, g, b].map((part) => parseInt(part, 16));
 }
 
-/** Draws a map of `n` tokens; the pair [query, key] has a frame. Shades go with the square root of the weight. */
+/** Draws a map of `n` tokens, with a frame around the pair [query, key]. The shade is the square root of the weight. */
 export function draw(canvas, map, n, pair) {
   const scale = devicePixelRatio || 1;
   canvas.width = canvas.height = Math.round(SIDE * scale);
@@ -36,7 +36,7 @@ export function draw(canvas, map, n, pair) {
   context.strokeRect(pair[1] * cell, pair[0] * cell, cell, cell);
 }
 
-/** Calls `point` with [query, key] for the pointer and for arrows, Home and End. `of` gives the number of tokens and the pair. */
+/** Calls `point` with [query, key] on movements of the pointer and on arrow keys, Home, End, Page Up and Page Down. `of` returns the number of tokens and the pair. */
 export function pointing(canvas, of, point) {
   canvas.addEventListener('pointermove', (event) => {
     const { n } = of();

@@ -1,4 +1,4 @@
-// The page: what the user does, and what is shown.
+// The page: handles the user's input and shows results.
 import initialise, * as program from './program/browser.js';
 import { download, read, sizeAt } from './files.mjs';
 import { draw, mapOf, pointing } from './maps.mjs';
@@ -13,12 +13,12 @@ const SENTENCES = [
 ];
 const WEIGHTS = 'model/model.safetensors';
 const TOKENIZER = 'model/tokenizer.json';
-/** The longest sentence of which the table shows every row. */
+/** The longest sentence, in tokens, for which the table shows every row. */
 const TABLE = 48;
 
 const ui = Object.fromEntries([...document.querySelectorAll('[id]')].map((element) => [element.id, element]));
 
-/** What is shown. `results`: for each sentence its text, tokens, weights [layers, heads, n, n] and vector. */
+/** The page's state. `results` has each sentence's text, tokens, weights [layers, heads, n, n] and vector. */
 export const state = { loaded: null, busy: false, usable: false, lost: false, results: [], similarity: [], pair: [0, 0], head: 0 };
 let layers = 0;
 let heads = 0;
@@ -34,7 +34,7 @@ function enable() {
   ui.run.disabled = !idle || !state.loaded || ui.sentences.value.trim() === '';
 }
 
-/** Nothing goes on after this. */
+/** Stops the page for good, with a message. */
 function end(text) {
   state.usable = false;
   trouble(text);
@@ -45,15 +45,15 @@ function end(text) {
 globalThis.panicked = (message) => end(`The program failed: ${message}. Reload the page.`);
 globalThis.deviceLost = (message) => {
   state.lost = true;
-  end(`The browser has taken the GPU away${message ? `: ${message.replace(/\.$/, '')}` : ''}. Reload the page to go on.`);
+  end(`The browser has taken the GPU away${message ? `: ${message.replace(/\.$/, '')}` : ''}. Reload the page to continue.`);
 };
 
-/** One thing after the other; what fails is said. */
+/** Runs one task at a time, and shows its error. */
 async function busy(work) {
   if (state.busy) return;
   state.busy = true;
   trouble('');
-  // A disabled button loses the keyboard's focus, which comes back after the work.
+  // A disabled button loses the keyboard's focus: restore it after the work.
   const focused = document.activeElement;
   enable();
   try {
@@ -73,7 +73,7 @@ async function busy(work) {
 
 const megabytes = (bytes) => `${(bytes / 1e6).toFixed(1)} MB`;
 
-/** The model of two sources of `size` bytes each, which `bytes(progress)` gives. */
+/** Loads the model from two sources, each with a `size` and `bytes(progress)`. */
 async function load(name, weights, tokenizer) {
   const size = weights.size + tokenizer.size;
   let before = 0;
@@ -83,7 +83,7 @@ async function load(name, weights, tokenizer) {
   const progress = (at) => {
     const share = size > 0 ? Math.min((before + at) / size, 1) : 0;
     ui.progress.value = share;
-    // A screen reader need not hear of every part.
+    // Announce only every tenth to screen readers.
     const tenth = Math.floor(10 * share);
     if (tenth > told) {
       told = tenth;
@@ -94,7 +94,7 @@ async function load(name, weights, tokenizer) {
   before = tokens.length;
   const model = await weights.bytes(progress);
   ui.progress.value = 1;
-  say('Putting the weights into the GPU’s memory …');
+  say('Copying the weights to the GPU …');
   const loaded = await program.load(name, model, tokens);
   state.loaded?.unload();
   state.loaded = loaded;
@@ -118,7 +118,7 @@ async function run() {
   const vectors = new Float32Array(results.flatMap(({ vector }) => [...vector]));
   Object.assign(state, { results, similarity: program.similarity(vectors), pair: [0, 0], head: 0 });
   show();
-  say(`${texts.length} ${texts.length === 1 ? 'sentence' : 'sentences'} computed; attention and similarity follow.`);
+  say(`${texts.length} ${texts.length === 1 ? 'sentence' : 'sentences'} computed; attention and similarity are below.`);
 }
 
 function element(name, text, attributes = {}) {
@@ -138,14 +138,14 @@ function show() {
   maps();
 }
 
-/** Makes the places of the heads, once. */
+/** Creates the heads' maps, once. */
 function places() {
   options(ui.layer, Array.from({ length: layers }, (_, n) => `${n + 1} of ${layers}`));
   ui.layer.value = layers - 1;
   options(ui.head, Array.from({ length: heads }, (_, n) => `${n + 1}`));
   ui.heads.replaceChildren(...Array.from({ length: heads }, (_, head) => {
     const figure = element('figure');
-    // Arrow keys are the map's own, also where a screen reader would take them.
+    // The map handles arrow keys, also if a screen reader would use them.
     const canvas = element('canvas', undefined, {
       tabindex: 0, role: 'application', 'aria-roledescription': 'attention map', 'aria-label': `Head ${head + 1}`,
       'aria-describedby': 'how pair',
@@ -177,7 +177,7 @@ function maps() {
   if (ui.details.open) table();
 }
 
-/** Says the weight of the pair. */
+/** Shows the weight of the selected pair. */
 function told() {
   const sentence = chosen();
   const [query, key] = state.pair;
@@ -192,12 +192,12 @@ function table() {
   const { tokens, n } = sentence;
   const weights = mapOf(sentence, heads, Number(ui.layer.value), state.head);
   const rows = n <= TABLE ? tokens.map((_, row) => row) : [state.pair[0]];
-  const caption = `Layer ${Number(ui.layer.value) + 1}, head ${state.head + 1}: a row for each token that looks, a column for each it `
-    + `looks at${n <= TABLE ? '' : '; of a sentence this long, the row that the map points at'}`;
+  const caption = `Layer ${Number(ui.layer.value) + 1}, head ${state.head + 1}: queries as rows, keys as columns`
+    + `${n <= TABLE ? '' : '; for a sentence this long, only the row that the map points at'}`;
   fill(ui.table, caption, tokens, rows.map((row) => [tokens[row], weights.subarray(row * n, (row + 1) * n)]));
 }
 
-/** `rows`: a name and numbers each. */
+/** Fills a table. Each of `rows` is a name and its numbers. */
 function fill(table, caption, columns, rows, strong = () => false) {
   const head = element('tr');
   head.append(element('td'), ...columns.map((name) => element('th', name, { scope: 'col' })));
@@ -212,20 +212,20 @@ function fill(table, caption, columns, rows, strong = () => false) {
 function similarity() {
   const n = state.results.length;
   const rows = state.results.map(({ text }, row) => [`${row + 1}. ${text}`, state.similarity.subarray(row * n, (row + 1) * n)]);
-  const caption = 'The cosine between sentences: 1 is the same direction; from 0.5 on it is marked';
+  const caption = 'The cosine between sentences: 1 is the same direction; values from 0.5 are marked';
   fill(ui.similarity, caption, rows.map((_, n) => n + 1), rows, (x) => x >= 0.5);
 }
 
-/** What is missing for WebGPU; empty if nothing is. */
+/** The reason why WebGPU is not usable; empty if it is. */
 async function missing() {
-  if (!isSecureContext) return 'Browsers give WebGPU to pages over https or from this computer only: open it as http://127.0.0.1 or http://localhost.';
+  if (!isSecureContext) return 'Browsers allow WebGPU only over https or from this computer: open the page as http://127.0.0.1 or http://localhost.';
   if (!navigator.gpu) {
-    return 'This browser has no WebGPU, which the page computes with. Chrome and Edge have it since version 113, Safari since 26, Firefox since 141 '
-      + 'on Windows; on Linux it may have to be turned on.';
+    return 'This browser has no WebGPU, which the page needs. Chrome and Edge have it since version 113, Safari since 26, Firefox since 141 '
+      + 'on Windows; on Linux you may have to turn it on.';
   }
   const adapter = await navigator.gpu.requestAdapter().catch(() => null);
-  return adapter ? '' : 'This browser has WebGPU but finds no GPU that it may use: its settings may have graphics acceleration turned off, or the '
-    + 'driver may be on its list of those that it avoids (chrome://gpu tells).';
+  return adapter ? '' : 'This browser has WebGPU but finds no GPU that it may use. Graphics acceleration may be off in its settings, or it may '
+    + 'block this driver (see chrome://gpu).';
 }
 
 const source = (url, size) => ({ size, bytes: (progress) => download(url, progress) });
@@ -263,7 +263,7 @@ async function start() {
   ui.details.addEventListener('toggle', () => { if (ui.details.open) table(); });
   matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => { if (state.results.length) maps(); });
   state.usable = true;
-  say(`Load the model first. Sentences of up to ${longest} tokens.`);
+  say(`Load the model first. Sentences can have up to ${longest} tokens.`);
   enable();
 }
 

@@ -1,5 +1,5 @@
-// node serve.mjs PROGRAM [PORT]: serves the page, the program in the folder PROGRAM, and the weights that
-// `cargo run --release -p embed` has fetched, if they are there, on 127.0.0.1.
+// node serve.mjs PROGRAM [PORT]: serves the page and the program in the folder PROGRAM on 127.0.0.1.
+// Also serves the weights, if `cargo run --release -p embed` has downloaded them.
 import { createReadStream, existsSync, statSync } from 'node:fs';
 import { createServer } from 'node:http';
 import { homedir } from 'node:os';
@@ -10,7 +10,7 @@ const TYPES = { html: 'text/html; charset=utf-8', css: 'text/css', mjs: 'text/ja
   wasm: 'application/wasm', json: 'application/json', safetensors: 'application/octet-stream' };
 const here = (file) => fileURLToPath(new URL(file, import.meta.url));
 
-/** Where tools/minilm keeps the model. */
+/** Returns the folder in which tools/minilm stores the model. */
 export function modelFolder() {
   const { WGPU_ATTENTION_CACHE, XDG_CACHE_HOME, LOCALAPPDATA } = process.env;
   const caches = { darwin: join(homedir(), 'Library/Caches'), win32: LOCALAPPDATA }[process.platform]
@@ -18,7 +18,7 @@ export function modelFolder() {
   return join(WGPU_ATTENTION_CACHE ? resolve(WGPU_ATTENTION_CACHE) : join(caches, 'wgpu-attention'), 'all-MiniLM-L6-v2');
 }
 
-/** Serves on `port`, or a free one if it is 0. */
+/** Serves on `port`; 0 means any free port. */
 export async function serve(program, port) {
   const model = modelFolder();
   const files = new Map([

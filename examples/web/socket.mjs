@@ -1,8 +1,8 @@
-// A WebSocket's client (RFC 6455), for text: Node 20 has none.
+// A WebSocket client (RFC 6455) for text, because Node 20 has none.
 import { randomBytes } from 'node:crypto';
 import { request } from 'node:http';
 
-/** Connects to a `ws:` address. `hear` gets each text that the server sends. */
+/** Connects to a `ws:` address. Calls `hear` with each text that the server sends. */
 export async function connect(url, hear) {
   const headers = { connection: 'Upgrade', upgrade: 'websocket', 'sec-websocket-version': 13,
     'sec-websocket-key': randomBytes(16).toString('base64') };
@@ -19,7 +19,7 @@ export async function connect(url, hear) {
     rest = Buffer.concat([rest, chunk]);
     for (let frame = first(rest); frame; frame = first(rest)) {
       rest = rest.subarray(frame.end);
-      // 0: goes on; 1: text; others are for the connection itself.
+      // 0: continuation; 1: text; others control the connection.
       if (frame.kind > 1) continue;
       parts.push(frame.data);
       if (!frame.last) continue;
@@ -30,7 +30,7 @@ export async function connect(url, hear) {
   return (text) => socket.write(framed(Buffer.from(text)));
 }
 
-/** The first frame of bytes from a server, if it is complete. */
+/** Returns the first frame of a server's bytes, if it is complete. */
 function first(bytes) {
   if (bytes.length < 2) return undefined;
   const short = bytes[1] & 127;
@@ -41,7 +41,7 @@ function first(bytes) {
   return bytes.length < end ? undefined : { kind: bytes[0] & 15, last: bytes[0] >= 128, data: bytes.subarray(start, end), end };
 }
 
-/** A text's frame. A client masks its bytes. */
+/** Returns the frame of a text. A client must mask the bytes. */
 function framed(data) {
   const head = Buffer.alloc(data.length < 126 ? 2 : data.length < 65536 ? 4 : 10);
   head[0] = 0x81;

@@ -1,8 +1,8 @@
-// node test.mjs PROGRAM FOLDER BROWSER=COMMAND...: drives the page in each browser and compares what it shows with what transformers
-// computes, as stored. Pictures go to FOLDER. Exit status 1 if anything is not as it should be.
+// node test.mjs PROGRAM FOLDER BROWSER=COMMAND...: tests the page in each browser, and compares its numbers with stored results of
+// transformers. Writes pictures to FOLDER. The exit status is 1 if any check fails.
 //
 //   chromium=PROGRAM   Chromium, headless, on SwiftShader
-//   firefox=RUNNER     Firefox, headless, started through RUNNER (which brings its packages' root)
+//   firefox=RUNNER     Firefox, headless, started through RUNNER (which provides the root of its packages)
 import { existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
@@ -12,13 +12,13 @@ import { modelFolder, serve } from './serve.mjs';
 
 const [folder, out, ...browsers] = process.argv.slice(2);
 const STORED = fileURLToPath(new URL('../embed/data/encoder_minilm_default.safetensors', import.meta.url));
-/** As in examples/embed. */
+/** The same as in examples/embed. */
 const TOLERANCE = 1e-5;
-/** What a number shown with three digits may be off. */
+/** The tolerance of a number shown with three digits. */
 const THREE = 5e-4 + TOLERANCE;
 const [LAYERS, HEADS] = [6, 12];
 
-/** The tensors of a safetensors file, of f32 and f64. */
+/** Reads the f32 and f64 tensors of a safetensors file. */
 function tensors(path) {
   const file = readFileSync(path);
   const start = 8 + Number(file.readBigUInt64LE(0));
@@ -32,7 +32,7 @@ function tensors(path) {
   };
 }
 
-/** A PNG of 8 bits, without interlacing, as browsers make them: W3C, "Portable Network Graphics", sections 5 and 9. */
+/** Decodes a PNG of 8 bits without interlacing, as browsers write it. Source: W3C, "Portable Network Graphics", sections 5 and 9. */
 function decoded(png) {
   const [width, height] = [png.readUInt32BE(16), png.readUInt32BE(20)];
   const channels = { 2: 3, 6: 4 }[png[25]];
@@ -67,7 +67,7 @@ const check = (what, good, seen = '') => {
   console.log(`${good ? 'ok    ' : 'FAILED'}  ${what}${seen === '' ? '' : `: ${seen}`}`);
 };
 
-/** The largest difference; infinite where there is no number, or not as many. */
+/** Returns the largest difference; infinite if a value is no number or the lengths differ. */
 const difference = (got, want) => got.length !== want.length ? Infinity
   : got.reduce((worst, x, n) => Number.isNaN(x - want[n]) || x === null ? Infinity : Math.max(worst, Math.abs(x - want[n])), 0);
 const close = (what, got, want, tolerance) => {
@@ -75,7 +75,7 @@ const close = (what, got, want, tolerance) => {
   check(what, worst <= tolerance, `${worst.toExponential(1)} at most of ${want.length}, allowed ${tolerance.toExponential(0)}`);
 };
 
-/** The page's colour around, and maps that are no plain areas. */
+/** Checks a screenshot: the page's background colour, and maps with several shades. */
 async function look(browser, name, scheme) {
   await browser.scheme(scheme);
   await browser.evaluate(`document.getElementById('heads').scrollIntoView({ block: 'center' });
@@ -109,7 +109,7 @@ async function look(browser, name, scheme) {
 }
 
 async function test(browser, url) {
-  // What is missing is said.
+  // The page explains why it cannot run.
   for (const [what, script, pattern] of [
     ['without WebGPU', 'delete Navigator.prototype.gpu', /^This browser has no WebGPU/],
     ['without an adapter', 'if (globalThis.GPU) GPU.prototype.requestAdapter = async () => null', /finds no GPU/],
@@ -122,7 +122,7 @@ async function test(browser, url) {
 
   await browser.open(url);
   await browser.until('status', /^Load the model first/, 60);
-  // By keyboard alone.
+  // Use the keyboard alone.
   const stops = [];
   const tab = async () => {
     await browser.key('Tab');
@@ -144,7 +144,7 @@ async function test(browser, url) {
   await browser.key('Enter');
   await browser.until('status', /^6 sentences computed/);
 
-  // Numbers.
+  // Compare numbers.
   const stored = tensors(STORED);
   const state = await browser.evaluate(`import('./page.mjs').then(({ state }) => ({ similarity: [...state.similarity],
     results: state.results.map(({ text, tokens, n, vector, weights }) => ({ text, tokens, n, vector: [...vector], weights: [...weights] })) }))`);
@@ -158,7 +158,7 @@ async function test(browser, url) {
     weights.slice(row * size, (row + 1) * size).reduce((a, b) => a + b)));
   close('rows of all maps sum to 1', sums, sums.map(() => 1), TOLERANCE);
 
-  // What is shown, to three digits.
+  // Compare the shown numbers, to three digits.
   const cells = (id) => browser.evaluate(`[...document.querySelectorAll('#${id} td')].map((cell) => cell.textContent).filter(Boolean).map(Number)`);
   close('similarity as shown', await cells('similarity'), stored('similarity').data, THREE);
   const choose = (id, value) => browser.evaluate(`{ const it = document.getElementById('${id}'); it.value = '${value}';
@@ -179,14 +179,14 @@ async function test(browser, url) {
   const weight = Number(pair.match(/with (\S+)$/)?.[1]);
   check('arrow keys reach a pair', /^Layer 6, head 8: .* \(3\) looks at .* \(4\) with/.test(pair), pair);
   close('the weight of the pair as shown', [weight], [truth[7 * n * n + 2 * n + 3]], 5e-5 + TOLERANCE);
-  // The pointer.
+  // Use the pointer.
   const [x, y] = await browser.evaluate(`(() => { const { left, top, width, height } = document.querySelectorAll('#heads canvas')[1]
     .getBoundingClientRect(); return [left + width * 5.5 / ${n}, top + height * 1.5 / ${n}]; })()`);
   await browser.point(x, y);
   const pointed = await browser.until('pair', /head 2:/, 10);
   check('the pointer reaches a pair', /\(2\) looks at .* \(6\) with/.test(pointed), pointed);
 
-  // Names for screen readers.
+  // Check names for screen readers.
   const named = await browser.focusable();
   const without = named.filter(({ name }) => !name);
   check('what takes the focus has a name', named.length > HEADS && without.length === 0,
@@ -195,7 +195,7 @@ async function test(browser, url) {
   await look(browser, `${browser.name}-light.png`, 'light');
   await look(browser, `${browser.name}-dark.png`, 'dark');
 
-  // Files that the user picks: first what is none.
+  // Choose files: first invalid ones.
   const pick = (id, file) => browser.pick(id, file);
   const model = modelFolder();
   const press = () => browser.evaluate(`document.getElementById('from-files').click()`);
@@ -221,7 +221,7 @@ async function test(browser, url) {
     await browser.until('status', /^That did not work/, 10);
     check(`${what} is refused, and nothing is lost`, await usable(), refusal);
   }
-  // A server that fails after it has said how much there is.
+  // Simulate a server that fails after it has announced the size.
   for (const [what, response, pattern] of [
     ['a connection that breaks', `new Response('12345', { headers: { 'content-length': '9' } })`, /^5 of 9 bytes came: the connection broke/],
     ['a server that has the file no more', `new Response('', { status: 404 })`, /^the server answers 404 for model\/tokenizer\.json/],
@@ -238,7 +238,7 @@ async function test(browser, url) {
   await pick('weights', join(model, 'model.safetensors'));
   await press();
   await browser.until('status', /^The model is ready/);
-  // The same twice, and one that is cut.
+  // Run the same sentence twice, and one that is too long.
   await browser.evaluate(`{ const it = document.getElementById('sentences'); it.value = '\\nYes\\n\\n Yes \\n' + 'word '.repeat(300);
     it.dispatchEvent(new Event('input')); } document.getElementById('run').click()`);
   await browser.until('status', /^3 sentences computed/);
@@ -251,7 +251,7 @@ async function test(browser, url) {
   const sum = row.reduce((a, b) => a + b, 0);
   check('of 300 words 256 tokens, of which the table shows a row', row.length === 256 && Math.abs(sum - 1) < 256 * THREE, `${row.length}, ${sum.toFixed(3)} in all`);
 
-  // A device that is lost.
+  // Lose the device.
   if (browser.lose) {
     browser.lose();
     const lost = await browser.until('trouble', /has taken the GPU away/, 60);

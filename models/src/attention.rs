@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::tensor::TensorData;
 use crate::upload::{DeviceTensor, upload, upload_f32};
 
-/// Whose names.
+/// The naming scheme of a file's tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Naming {
@@ -24,14 +24,15 @@ pub enum Naming {
     /// Attention of Whisper's decoder to its encoder's output:
     /// `model.decoder.layers.N.encoder_attn.q_proj`.
     WhisperCross,
-    /// Any decoder in a GGUF file: `blk.N.attn_q`. For `general.architecture` = `llama`, rows of
-    /// queries and keys are in the order that rotates neighbours, not that of `transformers`, which
-    /// rotates halves.
+    /// Any decoder in a GGUF file: `blk.N.attn_q`. For `general.architecture` = `llama`, query and
+    /// key rows are in the order for rotating adjacent channels. `transformers` instead rotates
+    /// the first half of the channels against the second.
     Gguf,
 }
 
 impl Naming {
-    /// What may stand before the names: a model saved as part of a larger one has its name there.
+    /// Prefixes that the names may have: a model saved as part of a larger one has its name as
+    /// prefix.
     const fn prefixes(self) -> &'static [&'static str] {
         match self {
             Naming::Bert => &["", "bert.", "roberta.", "xlm-roberta.", "model."],
@@ -40,7 +41,8 @@ impl Naming {
         }
     }
 
-    /// The layer's own part, then query, key, value, out.
+    /// The text before the layer's number, the text after it, then the names of query, key, value
+    /// and out.
     const fn parts(self) -> (&'static str, &'static str, [&'static str; 4]) {
         const PROJ: [&str; 4] = ["q_proj", "k_proj", "v_proj", "out_proj"];
         match self {
@@ -66,10 +68,11 @@ pub struct LinearTensors<'a> {
 }
 
 impl<'a> LinearTensors<'a> {
-    /// `NAME.weight` and, where it is there, `NAME.bias`.
+    /// Finds `NAME.weight` and, if the file has it, `NAME.bias`.
     ///
     /// # Errors
-    /// [`Error::Missing`], [`Error::Type`]; [`Error::Shape`] where the weight is no matrix or the bias not as long as it has rows.
+    /// [`Error::Missing`], [`Error::Type`]; [`Error::Shape`] if the weight is no matrix or the bias
+    /// does not have one element for each row.
     pub fn new(tensors: &'a impl Tensors, name: &str) -> Result<Self, Error> {
         let weight = tensors.tensor(&format!("{name}.weight"))?;
         let &[rows, _] = weight.shape() else {
@@ -82,11 +85,11 @@ impl<'a> LinearTensors<'a> {
     }
 
     fn size(&self) -> [usize; 2] {
-        // `new` has seen that there are two.
+        // `new` has checked that the shape has two dimensions.
         [self.weight.shape()[0], self.weight.shape()[1]]
     }
 
-    /// Refuses another size than `[out_features, in_features]`.
+    /// Returns an error if the size is not `[out_features, in_features]`.
     ///
     /// # Errors
     /// [`Error::Shape`].
@@ -95,10 +98,10 @@ impl<'a> LinearTensors<'a> {
         Ok(self)
     }
 
-    /// Into buffers, as stored.
+    /// Copies the weights into buffers, as stored.
     ///
     /// # Errors
-    /// As [`upload`].
+    /// The same as [`upload`].
     pub fn upload(&self, gpu: &Gpu) -> Result<LinearBuffers, Error> {
         Ok(LinearBuffers {
             weight: upload(gpu, &self.weight)?,
@@ -106,10 +109,10 @@ impl<'a> LinearTensors<'a> {
         })
     }
 
-    /// Into buffers, as f32.
+    /// Copies the weights into buffers, as f32.
     ///
     /// # Errors
-    /// As [`upload_f32`].
+    /// The same as [`upload_f32`].
     pub fn upload_f32(&self, gpu: &Gpu) -> Result<LinearBuffers, Error> {
         Ok(LinearBuffers {
             weight: upload_f32(gpu, &self.weight)?,
@@ -128,10 +131,10 @@ pub struct LinearBuffers {
 }
 
 impl LinearBuffers {
-    /// What operators take.
+    /// The view that operators take as an argument.
     ///
     /// # Errors
-    /// As [`DeviceTensor::view`].
+    /// The same as [`DeviceTensor::view`].
     pub fn view(&self) -> Result<Linear<'_>, Error> {
         Ok(Linear {
             weight: self.weight.view()?,
@@ -154,14 +157,14 @@ pub struct AttentionTensors<'a> {
 }
 
 impl<'a> AttentionTensors<'a> {
-    /// The weights of layer `layer`, counted from 0.
+    /// Finds the weights of layer `layer`, counted from 0.
     ///
     /// # Errors
-    /// [`Error::Missing`] and [`Error::Type`]; [`Error::Shape`] where the four do not fit each other.
+    /// [`Error::Missing`] and [`Error::Type`]; [`Error::Shape`] if the four shapes do not match.
     pub fn new(tensors: &'a impl Tensors, naming: Naming, layer: usize) -> Result<Self, Error> {
         let (before, after, parts) = naming.parts();
         let name = |prefix: &str, part: &str| format!("{prefix}{before}{layer}{after}{part}");
-        // Where none is there, the message gives the first.
+        // If no prefix matches, the error names the first.
         let prefixes = naming.prefixes();
         let found = prefixes.iter().find(|p| tensors.contains(&format!("{}.weight", name(p, parts[0]))));
         let prefix = found.unwrap_or(&prefixes[0]);
@@ -176,11 +179,12 @@ impl<'a> AttentionTensors<'a> {
         })
     }
 
-    /// The layer as operators want it described, with scale 1/√head_dim, of elements as `query`
-    /// stores them, or f32 for what is uploaded by [`upload_f32`](Self::upload_f32).
+    /// The layer's configuration for an operator: sizes from the shapes, and scale 1/√head_dim.
+    /// The element type is f32, as [`upload_f32`](Self::upload_f32) uploads; set another with
+    /// `dtype`.
     ///
     /// # Errors
-    /// [`Error::Shape`] where the widths are not made of `heads` equal heads; [`Error::Type`] for types that operators do not read.
+    /// [`Error::Shape`] if the widths do not split into `heads` equal heads.
     pub fn config(&self, heads: usize) -> Result<MultiHeadConfig, Error> {
         let ([width, features], [key_width, key_features]) = (self.query.size(), self.key.size());
         let not = || self.query.weight.wrong_shape(format!("its rows to be those of {heads} heads"));
@@ -199,18 +203,18 @@ impl<'a> AttentionTensors<'a> {
             .value_features(key_features))
     }
 
-    /// Into buffers, as stored.
+    /// Copies the weights into buffers, as stored.
     ///
     /// # Errors
-    /// As [`upload`].
+    /// The same as [`upload`].
     pub fn upload(&self, gpu: &Gpu) -> Result<AttentionBuffers, Error> {
         self.each(|linear| linear.upload(gpu))
     }
 
-    /// Into buffers, as f32.
+    /// Copies the weights into buffers, as f32.
     ///
     /// # Errors
-    /// As [`upload_f32`].
+    /// The same as [`upload_f32`].
     pub fn upload_f32(&self, gpu: &Gpu) -> Result<AttentionBuffers, Error> {
         self.each(|linear| linear.upload_f32(gpu))
     }
@@ -242,10 +246,10 @@ pub struct AttentionBuffers {
 }
 
 impl AttentionBuffers {
-    /// What operators take.
+    /// The view that operators take as an argument.
     ///
     /// # Errors
-    /// As [`DeviceTensor::view`].
+    /// The same as [`DeviceTensor::view`].
     pub fn view(&self) -> Result<MultiHeadWeights<'_>, Error> {
         Ok(MultiHeadWeights {
             query: self.query.view()?,

@@ -1,10 +1,10 @@
-//! Everything that can be wrong with a model's files, each with what to do about it.
+//! Errors about a model's files, each with a remedy.
 
 use std::path::PathBuf;
 
 use crate::storage::Storage;
 
-/// Why a model's weights could not be had.
+/// The reason why a model's weights could not be read or uploaded.
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -13,49 +13,49 @@ pub enum Error {
     File {
         /// The file.
         path: PathBuf,
-        /// What the operating system said.
+        /// The operating system's error.
         source: std::io::Error,
     },
-    /// A file is not what its format says: cut off, damaged or another format.
+    /// A file does not follow its format: it is cut off, damaged or in another format.
     #[error("{} is no usable {format} file: {what}; is it downloaded whole and of this format?", path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
         /// `GGUF`, `safetensors` or `index`.
         format: &'static str,
-        /// What is wrong, and where.
+        /// The fault and its place.
         what: String,
     },
-    /// There is no tensor of this name.
+    /// The file has no tensor of this name.
     #[error("no tensor `{name}` in {}{}", path.display(), also(near))]
     Missing {
         /// The tensor.
         name: String,
         /// The file, or the index of several.
         path: PathBuf,
-        /// A name that is there and looks alike.
+        /// A similar name that the file has.
         near: Option<String>,
     },
-    /// A tensor has another shape than the model's.
+    /// A tensor's shape differs from the shape that the model needs.
     #[error("`{name}` has shape {got:?}, the model needs {expected}: is this the right model's file?")]
     Shape {
         /// The tensor.
         name: String,
-        /// Its shape.
+        /// The shape in the file.
         got: Vec<usize>,
-        /// What the model needs.
+        /// The shape that the model needs.
         expected: String,
     },
-    /// A tensor's elements are stored in a type that is not taken here.
+    /// A tensor's elements are stored in an unsupported type.
     #[error("`{name}` is stored as {got}, {needed_for} takes {expected}: convert the file")]
     Type {
         /// The tensor.
         name: String,
-        /// How it is stored.
+        /// The type in the file.
         got: Storage,
-        /// For what it was wanted.
+        /// The purpose that the tensor was requested for.
         needed_for: &'static str,
-        /// What would do.
+        /// The supported types.
         expected: &'static str,
     },
     /// A metadata key is missing or has a value of another type.
@@ -65,26 +65,26 @@ pub enum Error {
         path: PathBuf,
         /// The key.
         key: String,
-        /// The type that was wanted.
+        /// The requested type.
         expected: &'static str,
-        /// The type that is there, if any.
+        /// The type in the file, if the key exists.
         found: Option<&'static str>,
     },
-    /// A tensor does not fit into a buffer of this device.
+    /// A tensor exceeds the size limits of this device's buffers.
     #[error(
         "`{name}` needs {bytes} bytes, the device allows {limit} ({limit_name}); request a higher limit or use a smaller model"
     )]
     TooLarge {
         /// The tensor.
         name: String,
-        /// Bytes it needs.
+        /// Bytes that the tensor needs.
         bytes: u64,
-        /// What the device allows.
+        /// Bytes that the device allows.
         limit: u64,
         /// The limit's name in `wgpu::Limits`.
         limit_name: &'static str,
     },
-    /// The device made no buffer.
+    /// The device could not create a buffer.
     #[error(transparent)]
     Device(#[from] wgpu_attention::Error),
 }

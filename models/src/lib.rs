@@ -1,9 +1,13 @@
-//! Weights of published models, from their files into the buffers that [`wgpu_attention`] reads.
+//! Loads weights of published models from files into the buffers that [`wgpu_attention`] reads.
 //!
-//! [`Safetensors`] reads safetensors files, alone or with an index; [`Gguf`] reads GGUF. Both are [`Tensors`]: tensors by name. Files are
-//! mapped into memory, not read: a tensor's bytes are paged in where they are looked at. [`upload`] and [`upload_f32`] copy a tensor to the
-//! device, as stored or as f32; [`AttentionTensors`] finds an attention layer's weights by the names that `transformers` or llama.cpp
-//! give them. Whatever is in a file, the answer is an [`Error`] or a value, never a panic.
+//! - [`Safetensors`] reads safetensors files, alone or with an index. [`Gguf`] reads GGUF files.
+//!   Both implement [`Tensors`], which finds tensors by name.
+//! - [`upload`] copies a tensor to the device as stored, [`upload_f32`] as f32.
+//! - [`AttentionTensors`] finds an attention layer's weights by their names in `transformers` or
+//!   llama.cpp.
+//!
+//! Files are mapped into memory: the operating system loads a tensor's bytes at their first use.
+//! A damaged file gives an [`Error`], never a panic.
 //!
 //! ```no_run
 //! use wgpu_attention::{Gpu, MultiHeadAttention};
@@ -38,20 +42,20 @@ pub use self::storage::Storage;
 pub use self::tensor::{TensorData, TensorInfo};
 pub use self::upload::{DeviceTensor, upload, upload_f32};
 
-/// Tensors by name, whatever file they are in.
+/// Access to tensors by name, in a file of any format.
 pub trait Tensors {
     /// The file, or the index of several.
     fn path(&self) -> &Path;
 
-    /// What the file says of its tensors, in its order.
+    /// Names, shapes and types of all tensors, in the file's order.
     fn tensors(&self) -> &[TensorInfo];
 
-    /// Whether there is a tensor of this name.
+    /// True if there is a tensor of this name.
     fn contains(&self, name: &str) -> bool;
 
     /// A tensor's bytes.
     ///
     /// # Errors
-    /// [`Error::Missing`]; [`Error::Type`] for a type that is only listed.
+    /// [`Error::Missing`]; [`Error::Type`] for an unsupported type.
     fn tensor(&self, name: &str) -> Result<TensorData<'_>, Error>;
 }

@@ -9,7 +9,7 @@ use memmap2::Mmap;
 
 use crate::error::Error;
 
-/// Mapped, or in memory already.
+/// Bytes of a mapped file, or bytes that are already in memory.
 #[derive(Debug)]
 pub(crate) enum Bytes {
     #[cfg(not(target_arch = "wasm32"))]
@@ -20,8 +20,8 @@ pub(crate) enum Bytes {
 impl Bytes {
     #[cfg(not(target_arch = "wasm32"))]
     fn of(file: File) -> std::io::Result<Self> {
-        // SAFETY: the public functions that map say that the file must not change while it is
-        // mapped. What is read is only ever bytes, of which every value is valid.
+        // SAFETY: the documentation of the public functions that map a file forbids changing the
+        // file while it is mapped. The memory is only read as bytes, and every byte value is valid.
         unsafe { Mmap::map(&file) }.map(Bytes::Mapped)
     }
 
@@ -33,7 +33,7 @@ impl Bytes {
     }
 }
 
-/// Bytes, and the name of the file that messages give.
+/// Bytes, and the file's name for error messages.
 #[derive(Debug)]
 pub(crate) struct Mapped {
     pub path: PathBuf,
@@ -44,7 +44,7 @@ impl Mapped {
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
         let failed = |source| Error::File { path: path.to_path_buf(), source };
         let file = File::open(path).map_err(failed)?;
-        // A folder opens on some systems and fails to map with a message that says nothing.
+        // Some systems open a folder, and mapping it then fails with an unhelpful message.
         if file.metadata().map_err(failed)?.is_dir() {
             return Err(failed(std::io::ErrorKind::IsADirectory.into()));
         }

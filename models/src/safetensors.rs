@@ -1,4 +1,4 @@
-//! safetensors files, alone or several with an index, as Hugging Face's hub has them.
+//! Reads safetensors files, alone or several with an index, as Hugging Face's hub stores them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Component, Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::mapped::Mapped;
 use crate::storage::Storage;
 use crate::tensor::{TensorData, TensorInfo, nearest};
 
-/// What a folder's files are called.
+/// The names of the files in a folder.
 const ALONE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
@@ -36,9 +36,9 @@ pub struct Safetensors {
 }
 
 impl Safetensors {
-    /// Maps what is at `path`: a safetensors file, an index of several (`*.index.json`), or a
-    /// folder with `model.safetensors` or `model.safetensors.index.json`. The files must not change
-    /// while they are open.
+    /// Maps the files at `path` into memory. `path` is a safetensors file, an index of several
+    /// (`*.index.json`), or a folder with `model.safetensors` or `model.safetensors.index.json`.
+    /// The files must not change while they are open.
     ///
     /// # Errors
     /// [`Error::File`], [`Error::Malformed`].
@@ -58,7 +58,7 @@ impl Safetensors {
         }
     }
 
-    /// Of a file's bytes that are in memory; messages call it `name`.
+    /// Parses a file's bytes in memory; errors use `name` as its path.
     ///
     /// # Errors
     /// [`Error::Malformed`].
@@ -89,7 +89,7 @@ impl Safetensors {
         let mut files: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
         for (name, file) in names {
             let file = file.as_str().ok_or_else(|| failed(format!("the file of `{name}` is no string")))?;
-            // An index comes from elsewhere: it names files beside it, and no others.
+            // An index is untrusted: it may only name files in its folder.
             let mut parts = Path::new(file).components();
             if !matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) {
                 return Err(failed(format!("`{name}` is in `{file}`, which is no file beside the index")));
@@ -99,7 +99,7 @@ impl Safetensors {
         let mut this = Self::empty(path.to_path_buf());
         let folder = path.parent().unwrap_or(Path::new(""));
         for (file, tensors) in &files {
-            // What the index does not list, or lists elsewhere, is not this file's to give.
+            // Skip tensors that the index does not list, or lists in another file.
             let listed = |name: &str| names.get(name).and_then(Value::as_str) == Some(file);
             this.add(Mapped::open(&folder.join(file))?, &listed)?;
             if let Some(name) = tensors.iter().find(|name| !this.by_name.contains_key(**name)) {
@@ -110,7 +110,7 @@ impl Safetensors {
     }
 
     fn add(&mut self, file: Mapped, listed: &dyn Fn(&str) -> bool) -> Result<(), Error> {
-        // The crate compares every length with the file's.
+        // The `safetensors` crate compares every length with the file's.
         let (header, metadata) = File::read_metadata(&file).map_err(|e| Error::Malformed {
             path: file.path.clone(),
             format: "safetensors",
@@ -135,12 +135,12 @@ impl Safetensors {
         &self.path
     }
 
-    /// What the files say of their tensors, in their order.
+    /// Names, shapes and types of all tensors, in the files' order.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.tensors
     }
 
-    /// Whether there is a tensor of this name.
+    /// True if the files have a tensor of this name.
     pub fn contains(&self, name: &str) -> bool {
         self.by_name.contains_key(name)
     }
@@ -148,7 +148,7 @@ impl Safetensors {
     /// A tensor's bytes.
     ///
     /// # Errors
-    /// [`Error::Missing`]; [`Error::Type`] for a type that is only listed.
+    /// [`Error::Missing`]; [`Error::Type`] for an unsupported type.
     pub fn tensor(&self, name: &str) -> Result<TensorData<'_>, Error> {
         let n = *self.by_name.get(name).ok_or_else(|| {
             let near = nearest(name, self.tensors.iter().map(|tensor| tensor.name.as_str()));

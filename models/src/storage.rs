@@ -1,8 +1,8 @@
-//! How files store numbers.
+//! The number formats of files.
 
 use std::fmt;
 
-/// How a file stores a tensor's elements.
+/// The number format of a tensor's elements in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Storage {
@@ -14,19 +14,19 @@ pub enum Storage {
     BF16,
     /// GGML's blocks of 32: a 16-bit float d, then 32 signed bytes q. An element is d · q.
     Q8_0,
-    /// GGML's blocks of 32: a 16-bit float d, then 16 bytes, whose lower halves are elements 0 to
-    /// 15 and whose upper halves are 16 to 31. An element is d · (q − 8).
+    /// GGML's blocks of 32: a 16-bit float d, then 16 bytes. The lower four bits of the bytes are
+    /// elements 0 to 15, the upper four bits are 16 to 31. An element is d · (q − 8).
     Q4_0,
     /// GGML's blocks of 32: 16-bit floats d and m, then 16 bytes as in [`Q4_0`](Self::Q4_0). An
     /// element is d · q + m.
     Q4_1,
-    /// A type that is listed and not read, by the name that the format gives it.
+    /// An unsupported type, with its name in the format. Its tensors are listed but not read.
     Other(&'static str),
 }
 
 impl Storage {
-    /// Elements of a block and its bytes: 1 and its size for plain types, `None` for those that are
-    /// not read.
+    /// Elements and bytes of a block. For a plain type, a block is one element. `None` for
+    /// unsupported types.
     pub const fn block(self) -> Option<(usize, usize)> {
         match self {
             Storage::F32 => Some((1, 4)),
@@ -38,9 +38,10 @@ impl Storage {
         }
     }
 
-    /// Bytes of dense rows of this `shape`, outermost first. `None` where the type is not read,
-    /// where the innermost dimension is no multiple of a block, or where the product exceeds what
-    /// can be addressed.
+    /// Bytes of dense rows of this `shape`, outermost dimension first.
+    ///
+    /// `None` if the type is unsupported or the innermost dimension is no multiple of a block.
+    /// `None` also if the product overflows.
     pub(crate) fn bytes(self, shape: &[usize]) -> Option<usize> {
         let (elements, bytes) = self.block()?;
         let inner = shape.last().copied().unwrap_or(1);

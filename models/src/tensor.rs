@@ -1,22 +1,22 @@
-//! A tensor as a file holds it, and its numbers.
+//! A tensor as a file stores it, and its numbers.
 
 use half::{bf16, f16};
 
 use crate::error::Error;
 use crate::storage::Storage;
 
-/// What a file says of a tensor.
+/// A tensor's entry in a file's table: name, shape and type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {
-    /// Its name in the file.
+    /// The tensor's name in the file.
     pub name: String,
-    /// Its dimensions, the outermost first: `[out_features, in_features]` for a linear layer.
+    /// The dimensions, the outermost first: `[out_features, in_features]` for a linear layer.
     pub shape: Vec<usize>,
-    /// How its elements are stored.
+    /// The number format of the elements.
     pub storage: Storage,
 }
 
-/// A tensor's bytes as stored, dense, the last dimension contiguous, with no promise of alignment.
+/// A tensor's bytes as stored: dense, the last dimension contiguous, without any alignment.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorData<'a> {
     pub(crate) name: &'a str,
@@ -26,7 +26,7 @@ pub struct TensorData<'a> {
 }
 
 impl<'a> TensorData<'a> {
-    /// `bytes` are as many as `info` says.
+    /// The caller guarantees that the length of `bytes` matches `info`.
     pub(crate) fn new(info: &'a TensorInfo, bytes: &'a [u8]) -> Result<Self, Error> {
         let TensorInfo { name, shape, storage } = info;
         if storage.block().is_none() {
@@ -40,38 +40,38 @@ impl<'a> TensorData<'a> {
         Ok(TensorData { name, shape, storage: *storage, bytes })
     }
 
-    /// Its name in the file.
+    /// The tensor's name in the file.
     pub fn name(&self) -> &'a str {
         self.name
     }
 
-    /// Its dimensions, the outermost first.
+    /// The dimensions, the outermost first.
     pub fn shape(&self) -> &'a [usize] {
         self.shape
     }
 
-    /// How its elements are stored.
+    /// The number format of the elements.
     pub fn storage(&self) -> Storage {
         self.storage
     }
 
-    /// Its bytes, little-endian.
+    /// The elements' bytes, little-endian.
     pub fn bytes(&self) -> &'a [u8] {
         self.bytes
     }
 
-    /// How many elements it has.
+    /// The number of elements in the tensor's shape.
     pub fn count(&self) -> usize {
-        // The file's reader has seen that the product fits.
+        // The file's reader has checked that the product does not overflow.
         self.shape.iter().product()
     }
 
-    /// How many are in its bytes: of a piece fewer than its shape says.
+    /// The number of elements in `bytes`. A chunk has fewer than the shape.
     fn elements(&self) -> usize {
         self.storage.block().map_or(0, |(elements, bytes)| self.bytes.len() / bytes * elements)
     }
 
-    /// Refuses another shape than `expected`.
+    /// Returns an error if the shape is not `expected`.
     ///
     /// # Errors
     /// [`Error::Shape`].
@@ -86,18 +86,19 @@ impl<'a> TensorData<'a> {
         Error::Shape { name: self.name.to_owned(), got: self.shape.to_vec(), expected }
     }
 
-    /// All of it, `elements` at a time, a multiple of a block's.
+    /// Splits the tensor into chunks of `elements`, which must be a multiple of the block size.
     pub(crate) fn pieces(self, elements: usize) -> impl Iterator<Item = TensorData<'a>> {
-        // A type that is not read has no bytes either.
+        // A tensor of an unsupported type has no bytes.
         let (block, bytes) = self.storage.block().unwrap_or((1, 1));
         self.bytes.chunks(elements / block * bytes).map(move |bytes| TensorData { bytes, ..self })
     }
 
-    /// The part at `index` of the outermost dimension: a row of a matrix, a token of an embedding
+    /// The slice at `index` of the outermost dimension: a row of a matrix, a token of an embedding
     /// table.
     ///
     /// # Errors
-    /// [`Error::Shape`] where there is no such part, or where it is within a block.
+    /// [`Error::Shape`] if there is no such slice, or if the slice does not consist of whole
+    /// blocks.
     pub fn at(self, index: usize) -> Result<Self, Error> {
         let none = || {
             self.wrong_shape(format!(
@@ -114,8 +115,8 @@ impl<'a> TensorData<'a> {
         Ok(TensorData { shape, bytes, ..self })
     }
 
-    /// Its elements as f32. Exact for all but the products of Q8_0, Q4_0 and Q4_1, which are
-    /// rounded once, the sum of Q4_1 once more.
+    /// The elements as f32. F32, F16 and BF16 convert exactly. Q8_0, Q4_0 and Q4_1 round the
+    /// product, and Q4_1 also rounds the sum.
     #[doc(alias = "dequantize")]
     pub fn to_f32(&self) -> Vec<f32> {
         let mut values = Vec::with_capacity(self.elements());
@@ -142,7 +143,7 @@ impl<'a> TensorData<'a> {
                     values.extend(halves(quants).map(|q| d * f32::from(q) + m));
                 }
             }
-            // Readers hand no bytes of these out.
+            // Readers return no bytes of unsupported types.
             Storage::Other(_) => {}
         }
         values
@@ -153,20 +154,20 @@ fn chunks<const N: usize>(bytes: &[u8]) -> impl Iterator<Item = [u8; N]> {
     bytes.as_chunks().0.iter().copied()
 }
 
-/// The lower four bits of all bytes, then the upper.
+/// The lower four bits of all bytes, then the upper four bits.
 fn halves(bytes: [u8; 16]) -> impl Iterator<Item = u8> {
     bytes.into_iter().map(|b| b & 15).chain(bytes.into_iter().map(|b| b >> 4))
 }
 
-/// The name among `names` that shares most with `wanted` at both ends, if that is more than half of
-/// it.
+/// Returns the name that shares most bytes with `wanted` at both ends, if these are more than
+/// half of `wanted`.
 pub(crate) fn nearest<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Option<String> {
     let shared = |name: &str| {
         let head = wanted.bytes().zip(name.bytes()).take_while(|(a, b)| a == b).count();
         let tail = wanted.bytes().rev().zip(name.bytes().rev()).take_while(|(a, b)| a == b).count();
         head + tail
     };
-    // Of equals the first by name, so that the message does not depend on a map's order.
+    // On a tie, take the first by name, so that the message does not depend on a map's order.
     let best = names.max_by(|a, b| shared(a).cmp(&shared(b)).then(b.cmp(a)))?;
     (2 * shared(best) > wanted.len()).then(|| best.to_owned())
 }

@@ -1,4 +1,4 @@
-//! Tensors of a file into buffers of a device, a piece at a time.
+//! Copies tensors of a file into buffers of a device, a chunk at a time.
 
 use wgpu_attention::{DType, Gpu, TensorView};
 
@@ -6,28 +6,29 @@ use crate::error::Error;
 use crate::storage::Storage;
 use crate::tensor::TensorData;
 
-/// Elements of a piece: a multiple of every block, and 32 MiB of f32. While a piece is copied,
-/// nothing larger lies in memory.
+/// Elements of a chunk: a multiple of every block size, and 32 MiB of f32. Host memory holds no
+/// more than one chunk at a time.
 const PIECE: usize = 8 << 20;
 
-/// A dense tensor in a buffer of its own, little-endian as in the file.
+/// A dense tensor in a separate buffer, little-endian as in the file.
 #[derive(Clone, Debug)]
 pub struct DeviceTensor {
-    /// The buffer, a storage buffer of a multiple of 4 bytes that can be copied from and to.
+    /// A storage buffer of a multiple of 4 bytes that can be copied from and to.
     pub buffer: wgpu::Buffer,
-    /// How its elements are stored.
+    /// The number format of the elements.
     pub storage: Storage,
-    /// Its dimensions, the outermost first.
+    /// The dimensions, the outermost first.
     pub shape: Vec<usize>,
     name: String,
 }
 
 impl DeviceTensor {
-    /// What operators take: dimensions that a tensor of four lacks are 1 and come first.
+    /// The four-dimensional view that operators take as an argument. Missing outer dimensions
+    /// are 1.
     ///
     /// # Errors
-    /// [`Error::Type`] for types that operators do not read (blocks of Q8_0, Q4_0 and Q4_1), [`Error::Shape`] for more than four
-    /// dimensions.
+    /// [`Error::Type`] for types that operators do not read (blocks of Q8_0, Q4_0 and Q4_1),
+    /// [`Error::Shape`] for more than four dimensions.
     pub fn view(&self) -> Result<TensorView<'_>, Error> {
         let dtype = match self.storage {
             Storage::F32 => DType::F32,
@@ -54,10 +55,11 @@ impl DeviceTensor {
     }
 }
 
-/// Copies a tensor into a buffer as it is stored.
+/// Copies a tensor into a buffer as stored.
 ///
 /// # Errors
-/// [`Error::TooLarge`] before anything is made; [`Error::Shape`] for a tensor without elements; [`Error::Device`].
+/// [`Error::TooLarge`], before a buffer is created; [`Error::Shape`] for a tensor without
+/// elements; [`Error::Device`].
 pub fn upload(gpu: &Gpu, tensor: &TensorData) -> Result<DeviceTensor, Error> {
     write(gpu, tensor, tensor.storage(), |piece, padded| {
         padded.clear();
@@ -65,10 +67,10 @@ pub fn upload(gpu: &Gpu, tensor: &TensorData) -> Result<DeviceTensor, Error> {
     })
 }
 
-/// Copies a tensor into a buffer as f32, dequantised where it is quantised.
+/// Copies a tensor into a buffer as f32, and dequantises quantised types.
 ///
 /// # Errors
-/// As [`upload`].
+/// The same as [`upload`].
 pub fn upload_f32(gpu: &Gpu, tensor: &TensorData) -> Result<DeviceTensor, Error> {
     if tensor.storage() == Storage::F32 {
         return upload(gpu, tensor);
@@ -105,12 +107,12 @@ fn write(
     let mut at = 0;
     for part in tensor.pieces(PIECE) {
         bytes_of(&part, &mut piece);
-        // Only the last can need it: pieces are multiples of 4 bytes.
+        // Only the last chunk can need padding: all others are multiples of 4 bytes.
         piece.resize(piece.len().next_multiple_of(4), 0);
         gpu.queue().write_buffer(&buffer, at, &piece);
         at += piece.len() as u64;
         if at < bytes as u64 {
-            // What is written waits in memory of its own until the device has copied it.
+            // Wait for the device: written data occupies staging memory until the device copies it.
             let sent = gpu.queue().submit([]);
             let _ = gpu.device().poll(wgpu::PollType::Wait { submission_index: Some(sent), timeout: None });
         }

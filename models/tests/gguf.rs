@@ -1,4 +1,4 @@
-//! GGUF: a file written by llama.cpp's package, and bytes that are no such file.
+//! GGUF: a file written by llama.cpp's package, and bytes that are not valid GGUF.
 
 use wgpu_attention_models::{Array, Error, Gguf, Storage, Value};
 
@@ -12,17 +12,17 @@ const TYPES: [(&str, Storage); 6] = [
 ];
 /// See `data/make.py`.
 const FILE: &[u8] = include_bytes!("data/every_type.gguf");
-/// Where its tensors' bytes begin, of which every one is valid.
+/// The first byte of the tensors' data, in which every byte value is valid.
 const HEAD: usize = 1344;
 
 fn parse(bytes: Vec<u8>) -> Result<Gguf, Error> {
     Gguf::from_bytes("test", bytes)
 }
 
-/// Reads all that a file has.
+/// Reads all metadata and tensors of a file.
 fn visit(file: &Gguf) {
     for (key, value) in file.all_metadata() {
-        // Numbers that are not are not equal either.
+        // Compare as text: NaN is not equal to itself.
         assert_eq!(format!("{:?}", file.metadata(key)), format!("{:?}", Some(value)));
     }
     for info in file.tensors() {
@@ -53,7 +53,7 @@ fn tensors_are_what_their_writer_dequantises_them_to() {
         assert_eq!(bits(&got), bits(&want), "{name}");
         assert!(got[4] < -59000.0, "{name} has its outlier: {}", got[4]);
 
-        // Parts are slices of the whole.
+        // Slices have the same values as the whole tensor.
         let part = tensor.at(1).and_then(|part| part.at(2)).expect(name);
         assert_eq!((part.shape(), bits(&part.to_f32())), (&[64][..], bits(&want[5 * 64..])), "{name}");
         assert!(tensor.at(2).is_err(), "{name}");
@@ -141,7 +141,7 @@ fn what_is_not_there_or_not_read_is_named() {
 
 #[test]
 fn every_truncation_is_an_error() {
-    // Tensors are padded to the alignment, so only what follows the last one's end may be missing.
+    // Tensors are padded to the alignment, so only the padding after the last may be missing.
     let end = FILE.len() - 64 + 7 * 4;
     assert!(parse(FILE[..end].to_vec()).is_ok());
     for len in 0..end {
@@ -182,7 +182,7 @@ fn no_overwritten_length_panics() {
     }
 }
 
-/// The start of a file of `tensors` tensors and `entries` of metadata.
+/// The start of a file with `tensors` tensors and `entries` metadata entries.
 fn start(version: u32, tensors: u64, entries: u64) -> Vec<u8> {
     [&b"GGUF"[..], &version.to_le_bytes(), &tensors.to_le_bytes(), &entries.to_le_bytes()].concat()
 }
@@ -255,8 +255,8 @@ fn faults_are_named() {
         let want = format!("test is no usable GGUF file: {want}; is it downloaded whole and of this format?");
         assert_eq!(error, want);
     }
-    // Arrays in arrays that are not too deep, a tensor without dimensions, and one of a type of
-    // tomorrow.
+    // Valid: nested arrays that are not too deep, a tensor without dimensions, and a tensor of an
+    // unknown type.
     let nested =
         [&9u32.to_le_bytes()[..], &1u64.to_le_bytes(), &0u32.to_le_bytes(), &1u64.to_le_bytes(), &[7]]
             .concat();

@@ -1,4 +1,4 @@
-//! safetensors: one file, several with an index, and what is neither.
+//! safetensors: one file, several files with an index, and invalid files.
 
 use std::fs;
 use std::path::Path;
@@ -60,7 +60,7 @@ fn sharded(index: &str) -> TempDir {
     let twos = 2f32.to_le_bytes();
     let write = |name: &str, bytes: &[u8]| fs::write(folder.path().join(name), bytes).expect("written");
     write("a.safetensors", &file(&[("x", Dtype::F32, &[1], &ones), ("stale", Dtype::F32, &[1], &ones)]));
-    // `x` is here, too; the index says which is meant.
+    // This file has an `x`, too; the index names the right one.
     write("b.safetensors", &file(&[("x", Dtype::F32, &[1], &twos), ("y", Dtype::F32, &[1], &twos)]));
     write("broken.safetensors", b"broken");
     write("model.safetensors.index.json", index.as_bytes());

@@ -1,4 +1,5 @@
-//! Tensors into buffers, and attention layers by the names of several models. Runs on a device.
+//! Uploads of tensors, and attention layers by the names of several models. These tests need a
+//! device.
 
 use safetensors::tensor::{Dtype, TensorView, serialize};
 use wgpu_attention::{DType, Gpu, MultiHeadAttention, Pipelines, wgpu};
@@ -15,7 +16,7 @@ fn file(tensors: &[(String, Vec<usize>, Vec<u8>)], dtype: Dtype) -> Safetensors 
     Safetensors::from_bytes("test", serialize(views, None).expect("a file")).expect("a file")
 }
 
-/// Bytes without a pattern of the length of a piece.
+/// Bytes whose pattern does not repeat with the length of a chunk.
 fn noise(len: usize) -> Vec<u8> {
     let mut state = 1u32;
     let mut next = || {
@@ -52,7 +53,7 @@ fn buffers_hold_what_the_file_does() {
 #[test]
 fn several_pieces_and_odd_lengths() {
     let gpu = gpu();
-    // More than two pieces of 8 Mi elements, the last with an odd number of 16-bit elements.
+    // More than two chunks of 8 Mi elements, the last with an odd number of 16-bit elements.
     let odd = (16 << 20) + 7;
     let file =
         file(&[("long".into(), vec![odd], noise(2 * odd)), ("short".into(), vec![1], noise(2))], Dtype::BF16);
@@ -101,8 +102,7 @@ fn what_the_device_cannot_hold_is_refused() {
     assert!(matches!(upload(&gpu, &tensor("empty")), Err(Error::Shape { .. })));
 }
 
-/// The names of a layer's projections by whose they are, of a layer in the middle; those with a
-/// bias are marked.
+/// The names of layer 3's projections in each naming scheme, and whether each has a bias.
 const NAMES: [(Naming, [(&str, bool); 4]); 7] = [
     (
         Naming::Bert,
@@ -169,7 +169,7 @@ const NAMES: [(Naming, [(&str, bool); 4]); 7] = [
     ),
 ];
 
-/// 4 heads and 2 key/value heads of 8, of inputs 24 and 20 wide.
+/// 4 heads and 2 key/value heads of 8 channels, for inputs 24 and 20 wide.
 const SIZES: [[usize; 2]; 4] = [[32, 24], [16, 20], [16, 20], [24, 32]];
 
 fn layer(names: &[(&str, bool); 4], sizes: [[usize; 2]; 4]) -> Safetensors {

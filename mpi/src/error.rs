@@ -1,85 +1,86 @@
-//! Everything that can go wrong, on this rank or on another.
+//! The errors of this crate, on this rank or on another.
 
-/// Why a call has failed. Whatever concerns all ranks reaches all of them, with the rank at fault.
+/// The reason why a call failed. An error that concerns all ranks reaches all of them, with the
+/// number of the rank at fault.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Error {
-    /// Fewer tokens than pieces.
+    /// The sequence has fewer tokens than the schedule has chunks.
     #[error("a sequence of {length} tokens cannot be cut into {pieces} pieces; take fewer ranks")]
     TooShort {
         /// Tokens of the sequence.
         length: usize,
-        /// Pieces that the schedule needs.
+        /// Chunks that the schedule needs.
         pieces: usize,
     },
-    /// Documents that do not cover the sequence.
+    /// The documents do not cover the sequence.
     #[error("the starts of documents must ascend from 0 to the length of the sequence, {length}")]
     Documents {
         /// Tokens of the sequence.
         length: usize,
     },
-    /// A rank was called with something else than rank 0.
+    /// A rank's call differs from rank 0's.
     #[error("rank {rank}: {what} is {got}, on rank 0 it is {expected}; all ranks must make the same call")]
     Mismatch {
         /// The rank that differs.
         rank: usize,
-        /// In what.
+        /// The argument that differs.
         what: &'static str,
-        /// Rank 0's.
+        /// Rank 0's value.
         expected: String,
-        /// The rank's.
+        /// The rank's value.
         got: String,
     },
-    /// A rank refused its own arguments, and so nobody has begun.
+    /// A rank's arguments are invalid, so no rank began the call.
     #[error("rank {rank}: {reason}")]
     Refused {
-        /// Which rank.
+        /// The rank with the error.
         rank: usize,
-        /// Why.
+        /// The error's message.
         reason: String,
     },
-    /// A rank is not heard of any more.
+    /// A rank no longer sends signs of life.
     #[error("rank {rank}: nothing heard of it for {seconds:.1} s; it has died or its machine is gone")]
     Lost {
-        /// Which rank.
+        /// The silent rank.
         rank: usize,
-        /// How long.
+        /// Seconds since its last message.
         seconds: f32,
     },
-    /// A rank has gone in order, while it was still needed.
+    /// A rank ended normally while another rank still needed it.
     #[error("rank {rank}: it has ended while this rank still waits for it")]
     Left {
-        /// Which rank.
+        /// The rank that ended.
         rank: usize,
     },
-    /// A rank had an error in the middle of a call and told the others.
+    /// A rank had an error during a call and reported it to the other ranks.
     #[error("rank {rank} has given up: {reason}")]
     GaveUp {
-        /// Which rank.
+        /// The rank with the error.
         rank: usize,
-        /// Why.
+        /// The error's message.
         reason: String,
     },
-    /// The MPI was initialised without what is needed.
+    /// The application initialised MPI with too little thread support.
     #[error(
         "rank {rank}: MPI was initialised with thread support {got}, MPI_THREAD_MULTIPLE is needed; \
          call `mpi::initialize_with_threading(Threading::Multiple)`"
     )]
     Threads {
-        /// The rank that has less.
+        /// The rank with too little support.
         rank: usize,
-        /// What it has.
+        /// The rank's level of thread support.
         got: String,
     },
     /// The transport failed.
     #[error("rank {rank}: the transport failed: {reason}")]
     Transport {
-        /// At which rank, or towards which.
+        /// This rank, or the rank at the other end.
         rank: usize,
-        /// Why.
+        /// The transport's message.
         reason: String,
     },
-    /// What the device, or the library, has refused.
+    /// The device or the library returned an error.
     #[error("{0}")]
     Device(String),
 }

@@ -1,29 +1,29 @@
-//! What every rank tells every other before a call: that it makes the same one, or why it makes
-//! none.
+//! The message that every rank sends to every other before a call. It has the call's parameters,
+//! or the reason why the rank cannot make the call.
 
 use crate::error::Error;
 use crate::transport::{Courier, Tag};
 
-/// Raise it when messages change.
+/// The version of the protocol. Raise it when messages change.
 const PROTOCOL: u64 = 1;
 const TEXT: usize = 240;
 const FIELDS: usize = 20;
 pub(crate) const BYTES: usize = 8 * (FIELDS + 1) + TEXT;
 
-/// A call, in numbers that must be equal on all ranks.
+/// A call's parameters as numbers, which must be equal on all ranks.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Header {
     fields: Vec<(&'static str, u64)>,
 }
 
-/// The version, as a number that reads as it is written.
+/// This crate's version as a decimal number: 1.2.3 is 1002003.
 fn version() -> u64 {
     let number = |text: &str| text.parse::<u64>().unwrap_or(0);
     (number(env!("CARGO_PKG_VERSION_MAJOR")) * 1000 + number(env!("CARGO_PKG_VERSION_MINOR"))) * 1000
         + number(env!("CARGO_PKG_VERSION_PATCH"))
 }
 
-/// FNV-1a.
+/// The FNV-1a hash of the bytes.
 pub(crate) fn digest(bytes: impl IntoIterator<Item = u8>) -> u64 {
     bytes
         .into_iter()
@@ -51,13 +51,13 @@ impl Header {
     }
 }
 
-/// Reads numbers of a message.
+/// Reads a message's numbers.
 fn numbers(bytes: &[u8]) -> impl Iterator<Item = u64> {
     bytes.chunks_exact(8).map(|place| u64::from_le_bytes(place.try_into().unwrap_or_default()))
 }
 
-/// Every rank tells every other what it is about to do, or why it will not. All come to the same
-/// verdict.
+/// Sends this rank's header to every other rank, and compares all headers. All ranks come to the
+/// same result.
 pub(crate) fn agree(
     courier: &mut Courier,
     header: &Header,

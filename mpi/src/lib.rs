@@ -1,9 +1,10 @@
-//! Attention over sequences longer than one device, on [`wgpu_attention`]: every rank holds a share
-//! of queries, keys and values in the buffers of its own device, and messages carry the rest. See
+//! Attention over sequences that do not fit one device, built on [`wgpu_attention`]. Start with
 //! [`RingAttention`].
 //!
-//! Messages go over a [`Wire`]: an MPI (with the feature `mpi`), or channels between threads of one
-//! process ([`ThreadWire`]), on which the tests of everything else run too.
+//! Every rank holds a share of queries, keys and values in its device's buffers. The ranks
+//! exchange keys and values, or heads, as messages over a [`Wire`]. A wire is an MPI (with the
+//! feature `mpi`), or channels between threads of one process ([`ThreadWire`]). Most tests run on
+//! threads.
 
 #![warn(missing_docs)]
 

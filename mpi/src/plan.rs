@@ -1,22 +1,24 @@
-//! Pure: how long a call would take on machines that are not here, from the blocks that travel and
-//! from rates that are given. A forecast is a bound: it knows no launches, no merges and no tiles
-//! that are half full.
+//! Predicts the time of a call on other machines. Use it to choose a schedule before you have the
+//! machines. It is pure: no device, no messages.
+//!
+//! The prediction follows the blocks between ranks, at given rates. It is a lower bound: it
+//! ignores launches, merges and partly filled tiles.
 
 use std::ops::Range;
 
 use crate::schedule::{Schedule, SequenceMask, Shares, Visit, visits};
 
-/// What a rank's machine does in a second.
+/// The rates of a rank's machine, per second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Machine {
     /// Floating-point operations of attention.
     pub flops: f64,
-    /// Bytes that leave a rank over its link; as many may come.
+    /// Bytes that a rank sends over its link; it can receive as many at the same time.
     pub link: f64,
-    /// Bytes between host and device, on the device's one queue and so never beside its kernels;
-    /// infinite where the link reaches the device's memory itself.
+    /// Bytes between host and device. The copies run on the device's only queue, so they never
+    /// overlap with kernels. Infinite if the link reaches the device's memory directly.
     pub staging: f64,
-    /// Seconds until the first byte of a message is there.
+    /// Seconds until the first byte of a message arrives.
     pub latency: f64,
 }
 
@@ -27,43 +29,44 @@ pub struct Workload {
     pub length: usize,
     /// Ranks, one device each.
     pub ranks: usize,
-    /// Query heads, all batch entries counted.
+    /// Query heads, summed over the batch.
     pub heads: usize,
-    /// Key heads, likewise.
+    /// Key heads, summed over the batch.
     pub kv_heads: usize,
-    /// Channels of keys, and of values.
+    /// Channels of a key, and of a value.
     pub head_dim: usize,
-    /// Bytes of an element on its way.
+    /// Bytes of an element in a message.
     pub element: usize,
-    /// How the sequence lies on the ranks; not Ulysses.
+    /// The distribution of the sequence over the ranks; Ulysses is not supported.
     pub schedule: Schedule,
-    /// Which keys are seen.
+    /// The mask over the whole sequence.
     pub mask: SequenceMask,
 }
 
-/// What a call would take.
+/// The predicted cost of a call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Forecast {
-    /// Until the last rank has ended.
+    /// Seconds until the last rank finishes.
     pub seconds: f64,
-    /// The permitted pairs' operations, shared evenly.
+    /// Seconds if the ranks shared the permitted pairs' operations evenly and never waited.
     pub ideal: f64,
     /// Bytes that all ranks send.
     pub bytes: u64,
-    /// The longest that a rank's device waits for blocks.
+    /// The longest time that a rank's device waits for blocks.
     pub idle: f64,
 }
 
 impl Forecast {
-    /// What part of the time the ideal would take.
+    /// The ideal time as a fraction of the predicted time.
     pub fn share(&self) -> f64 {
         self.ideal / self.seconds
     }
 }
 
-/// Fewest tokens of a rank's block for which a full block's transfer takes no longer than attention
-/// to it: `flops · element · kv_heads / (2 · link · heads)`. With two bytes and as many key heads
-/// that is `flops / link`, as Liu et al. 2023 have it (table 2).
+/// The smallest block, in tokens, whose transfer takes no longer than full attention to it.
+///
+/// The formula is `flops · element · kv_heads / (2 · link · heads)`. With two bytes an element and
+/// `kv_heads = heads` it is `flops / link`, as in Liu et al. 2023 (table 2).
 pub fn smallest_block(machine: &Machine, heads: usize, kv_heads: usize, element: usize) -> f64 {
     machine.flops / machine.link * element as f64 / 2.0 * kv_heads as f64 / heads as f64
 }
@@ -72,7 +75,7 @@ fn pairs(mask: &SequenceMask, visit: &Visit) -> u64 {
     let range = |at: usize, rows: &Range<usize>| at..at + rows.len();
     let of_part = |part: &crate::schedule::Part| {
         if part.all {
-            // A block of two chunks is not one range of positions.
+            // A block of two chunks is not one contiguous range of positions.
             part.q.len() as u64 * part.k.len() as u64
         } else {
             mask.pairs(&range(part.q_at, &part.q), &range(part.k_at, &part.k))
@@ -81,7 +84,8 @@ fn pairs(mask: &SequenceMask, visit: &Visit) -> u64 {
     visit.parts.iter().map(of_part).sum()
 }
 
-/// Follows every block from rank to rank. `None` for what cannot be cut, and for Ulysses.
+/// Predicts a call by following every block from rank to rank. `None` for a sequence that is too
+/// short, and for Ulysses.
 pub fn forecast(workload: &Workload, machine: &Machine) -> Option<Forecast> {
     let Workload { length, ranks, heads, kv_heads, head_dim, element, schedule, mask } = workload;
     if *schedule == Schedule::Ulysses {
@@ -91,11 +95,11 @@ pub fn forecast(workload: &Workload, machine: &Machine) -> Option<Forecast> {
     let all: Vec<Vec<Visit>> = (0..*ranks).map(|rank| visits(&shares, mask, rank)).collect();
     let block = |owner: usize| (2 * shares.tokens(owner) * kv_heads * head_dim * element) as f64;
     let (mut device, mut link, mut idle) = (vec![0.0f64; *ranks], vec![0.0f64; *ranks], vec![0.0f64; *ranks]);
-    // When the block of an owner is at the host of the rank that is to have it next.
+    // The time when an owner's block reaches the host of the next rank.
     let mut sent = vec![0.0f64; *ranks];
     let (mut operations, mut bytes) = (0.0, 0u64);
     for step in 0..*ranks {
-        // Blocks that arrive in a step were sent in steps before.
+        // Blocks that arrive in a step were sent in earlier steps.
         let arrived = sent.clone();
         for rank in 0..*ranks {
             let Some(visit) = all[rank].iter().find(|visit| visit.step == step) else { continue };
@@ -105,7 +109,7 @@ pub fn forecast(workload: &Workload, machine: &Machine) -> Option<Forecast> {
                 if visit.from.is_some() || visit.to.is_some() { size / machine.staging } else { 0.0 };
             let start = device[rank].max(here);
             idle[rank] += start - device[rank];
-            // The rank's own block goes to the host before it is computed with.
+            // The rank's own block goes to the host before the device computes with it.
             let at_host = if visit.from.is_some() { here } else { start + staged };
             let work = 4.0 * pairs(mask, visit) as f64 * (*heads * *head_dim) as f64;
             operations += work;
@@ -137,8 +141,8 @@ mod tests {
 
     const FREE: Machine = Machine { flops: 1e12, link: f64::INFINITY, staging: f64::INFINITY, latency: 0.0 };
 
-    /// ring-flash-attention's table, causal on 8 × H800, forward / forward and backward: ring 52 /
-    /// 54 % of the ideal, zigzag 85 / 90 %.
+    /// ring-flash-attention's table, causal on 8 × H800, as a share of the ideal. The first value
+    /// is forward, the second forward and backward: ring 52 / 54 %, zigzag 85 / 90 %.
     #[test]
     fn shares_bound_the_published_ones() {
         let share = |schedule| forecast(&workload(schedule, 8), &FREE).unwrap().share();
@@ -165,8 +169,8 @@ mod tests {
         }
     }
 
-    /// Where blocks are longer than the smallest one transfers are hidden, where they are shorter
-    /// they are not.
+    /// Computation hides the transfers of blocks longer than the smallest one, but not of shorter
+    /// blocks.
     #[test]
     fn overlap_begins_at_the_smallest_block() {
         let machine = Machine { link: 1e9, ..FREE };

@@ -1,28 +1,29 @@
-//! Pure: which tokens a rank holds, which blocks of keys it sees, and in what order they reach it.
+//! The distribution of tokens over ranks, and the order in which blocks of keys reach a rank. It
+//! is pure: no device, no messages.
 
 use std::ops::Range;
 
 use crate::error::Error;
 
-/// How the sequence lies on the ranks, and what travels.
+/// The distribution of the sequence over the ranks, and the data that travels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Schedule {
-    /// Rank `r` of `n` holds the `r`-th of `n` pieces; keys and values travel round the ring (Liu
-    /// et al. 2023, "Ring attention with blockwise transformers"). Under a causal mask the last
-    /// rank works `2n − 1` times as long as the first.
+    /// Rank `r` of `n` holds the `r`-th of `n` chunks, and keys and values travel round the ring.
+    /// Use it without a causal mask: with one, the last rank works `2n − 1` times as long as the
+    /// first. Source: Liu et al. 2023, "Ring attention with blockwise transformers".
     Contiguous,
-    /// The sequence in `2n` pieces, of which rank `r` holds the pieces `r` and `2n − 1 − r`, one
-    /// after the other: under a causal mask every rank has as much to do as any other (Zhu 2024,
-    /// "ring-flash-attention").
+    /// Rank `r` holds the chunks `r` and `2n − 1 − r` of `2n`, and keys and values travel round the
+    /// ring. Use it with a causal mask: all ranks then have the same work. Source: Zhu 2024,
+    /// "ring-flash-attention".
     Zigzag,
-    /// Pieces as [`Contiguous`](Self::Contiguous); an exchange of all with all gives every rank all
-    /// tokens of its share of the heads (Jacobs et al. 2023, "DeepSpeed Ulysses"). The ranks must
-    /// divide the heads of the keys.
+    /// Chunks as in [`Contiguous`](Self::Contiguous), but an all-to-all exchange gives every rank
+    /// all tokens of its share of the heads. The number of ranks must divide the number of key
+    /// heads. Source: Jacobs et al. 2023, "DeepSpeed Ulysses".
     Ulysses,
 }
 
-/// Which tokens lie where.
+/// The tokens of each rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shares {
     schedule: Schedule,
@@ -31,11 +32,11 @@ pub struct Shares {
 }
 
 impl Shares {
-    /// `length` tokens on `ranks` ranks. The pieces differ by at most one token where the ranks do
-    /// not divide the length.
+    /// Distributes `length` tokens over `ranks` ranks. The lengths of chunks differ by at most one
+    /// token.
     ///
     /// # Errors
-    /// No rank, or fewer tokens than pieces.
+    /// There is no rank, or there are fewer tokens than chunks.
     pub fn new(schedule: Schedule, length: usize, ranks: usize) -> Result<Self, Error> {
         let shares = Shares { schedule, length, ranks };
         if ranks == 0 || length < shares.pieces() {
@@ -53,7 +54,7 @@ impl Shares {
         start(n)..start(n + 1)
     }
 
-    /// The ranks.
+    /// The number of ranks.
     pub fn ranks(&self) -> usize {
         self.ranks
     }
@@ -76,12 +77,12 @@ impl Shares {
         }
     }
 
-    /// Tokens of `rank`.
+    /// The number of tokens of `rank`.
     pub fn tokens(&self, rank: usize) -> usize {
         self.chunks(rank).iter().map(Range::len).sum()
     }
 
-    /// Tokens of the rank that has most.
+    /// The largest number of tokens of a rank.
     pub fn most_tokens(&self) -> usize {
         (0..self.ranks).map(|rank| self.tokens(rank)).max().unwrap_or(0)
     }
@@ -92,7 +93,7 @@ impl Shares {
     }
 }
 
-/// Which keys a query may see, by positions in the whole sequence.
+/// A mask by positions in the whole sequence.
 ///
 /// ```
 /// use wgpu_attention_mpi::SequenceMask;
@@ -106,45 +107,45 @@ pub struct SequenceMask {
     pub(crate) documents: Vec<usize>,
 }
 
-/// What queries see of a range of keys.
+/// The part of a range of keys that a range of queries sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sight {
     /// No pair is permitted.
     Nothing,
-    /// Some are.
+    /// Some pairs are permitted.
     Some,
-    /// Every pair is.
+    /// Every pair is permitted.
     All,
 }
 
 impl SequenceMask {
-    /// Every query sees every key.
+    /// No mask: every query sees every key.
     pub fn none() -> Self {
         Self::default()
     }
 
-    /// Query `i` sees keys `j ≤ i`.
+    /// A causal mask: query `i` sees keys `j ≤ i`.
     pub fn causal() -> Self {
         SequenceMask { causal: true, ..Self::default() }
     }
 
-    /// At most `left` keys before the query's own and `right` after it are seen; `usize::MAX` is no
-    /// bound.
+    /// A window: a query sees at most `left` keys before its position and `right` after it.
+    /// `usize::MAX` means no limit.
     pub fn window(mut self, left: usize, right: usize) -> Self {
         self.window = Some([left, right]);
         self
     }
 
-    /// Packed documents: document `d` has the tokens `starts[d] .. starts[d + 1]`, and its queries
-    /// see its keys only (`cu_seqlens` elsewhere). The first start must be 0, the last the length
-    /// of the sequence.
+    /// Packed documents, elsewhere known as `cu_seqlens`. Document `d` has the tokens
+    /// `starts[d] .. starts[d + 1]`, and its queries only see its keys. The first start must be 0,
+    /// the last the length of the sequence.
     pub fn documents(mut self, starts: Vec<usize>) -> Self {
         self.documents = starts;
         self
     }
 
     /// # Errors
-    /// Documents that are empty, do not ascend or do not cover the sequence.
+    /// Documents are empty, do not ascend or do not cover the sequence.
     pub(crate) fn check(&self, length: usize) -> Result<(), Error> {
         let starts = &self.documents;
         let ascends = starts.windows(2).all(|pair| pair[0] < pair[1]);
@@ -156,18 +157,18 @@ impl SequenceMask {
         Ok(())
     }
 
-    /// How far before and after itself a query sees.
+    /// The number of positions that a query sees before and after its own.
     fn reach(&self) -> [i128; 2] {
         let [left, right] = self.window.unwrap_or([usize::MAX; 2]);
         [left as i128, if self.causal { 0 } else { right as i128 }]
     }
 
-    /// Whether it says nothing but causal and window.
+    /// True if the mask has more than one document.
     pub(crate) fn has_documents(&self) -> bool {
         self.documents.len() > 2
     }
 
-    /// The documents that meet `range`, each cut to it; the whole range where there are none.
+    /// The documents that overlap `range`, each clipped to it. Without documents, the whole range.
     fn cut(&self, range: &Range<usize>) -> Vec<(usize, Range<usize>)> {
         if self.documents.len() < 2 {
             return vec![(0, range.clone())];
@@ -181,7 +182,8 @@ impl SequenceMask {
             .collect()
     }
 
-    /// What queries at the positions `q` see of keys at the positions `k`. Exact.
+    /// Returns whether queries at the positions `q` see none, some or all of the keys at the
+    /// positions `k`. The result is exact.
     pub fn sight(&self, q: &Range<usize>, k: &Range<usize>) -> Sight {
         if q.is_empty() || k.is_empty() {
             return Sight::Nothing;
@@ -191,10 +193,10 @@ impl SequenceMask {
         let one = of_q.len() == 1 && of_k.len() == 1;
         let mut seen = false;
         for (d, q) in &of_q {
-            // Keys of the same document, of which there is at most one piece.
+            // The keys of the same document, which are at most one range.
             let Ok(at) = of_k.binary_search_by_key(d, |(d, _)| *d) else { continue };
             let k = &of_k[at].1;
-            // Distances key − query between the two ranges are all of these.
+            // The distances key − query of all pairs are `nearest..=furthest`.
             let nearest = k.start as i128 - (q.end as i128 - 1);
             let furthest = k.end as i128 - 1 - q.start as i128;
             seen |= nearest <= right && furthest >= -left;
@@ -205,7 +207,7 @@ impl SequenceMask {
         if seen { Sight::Some } else { Sight::Nothing }
     }
 
-    /// The document of every position.
+    /// The document number of every position.
     pub(crate) fn numbers(&self, length: usize) -> Vec<u32> {
         let mut numbers = vec![0; length];
         for (n, pair) in self.documents.windows(2).enumerate() {
@@ -214,7 +216,7 @@ impl SequenceMask {
         numbers
     }
 
-    /// Permitted pairs of queries at `q` and keys at `k`.
+    /// The number of permitted pairs of queries at `q` and keys at `k`.
     pub fn pairs(&self, q: &Range<usize>, k: &Range<usize>) -> u64 {
         let [left, right] = self.reach();
         let of_k = self.cut(k);
@@ -232,7 +234,7 @@ impl SequenceMask {
 /// Attention of some of a rank's queries to some keys of a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Which chunk of the rank's queries.
+    /// The index of the chunk of the rank's queries.
     pub chunk: usize,
     /// Rows of the rank's queries.
     pub q: Range<usize>,
@@ -242,26 +244,26 @@ pub struct Part {
     pub q_at: usize,
     /// Position of the first key.
     pub k_at: usize,
-    /// Whether every pair is permitted, so that no mask is asked.
+    /// True if every pair is permitted, so that the part needs no mask.
     pub all: bool,
 }
 
-/// A block of keys and values at a rank.
+/// A block of keys and values that a rank computes with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Visit {
-    /// How many ranks further in the ring than the block's owner.
+    /// The number of ranks from the block's owner to this rank, in the order of the ring.
     pub step: usize,
-    /// Whose keys they are.
+    /// The rank that owns the keys.
     pub owner: usize,
-    /// The rank that sends it; none if it is the rank's own.
+    /// The rank that sends the block; `None` for the rank's own block.
     pub from: Option<usize>,
-    /// The rank that is to have it next.
+    /// The rank that gets the block next, if any.
     pub to: Option<usize>,
-    /// What is computed.
+    /// The attention to compute with the block.
     pub parts: Vec<Part>,
 }
 
-/// The rows of chunks that lie one after the other.
+/// The row ranges of consecutive chunks.
 fn rows(chunks: &[Range<usize>]) -> Vec<Range<usize>> {
     let mut start = 0;
     let next = |chunk: &Range<usize>| {
@@ -280,7 +282,7 @@ fn parts(shares: &Shares, mask: &SequenceMask, rank: usize, owner: usize) -> Vec
         let sights: Vec<Sight> = of_k.iter().map(|k| mask.sight(q, k)).collect();
         let part = |k: Range<usize>, k_at, all| Part { chunk, q: q_row.clone(), k, q_at: q.start, k_at, all };
         if sights.iter().all(|sight| *sight == Sight::All) {
-            // One call for the whole block, wherever its chunks lie.
+            // One call covers the whole block, at any positions of its chunks.
             found.push(part(0..shares.tokens(owner), of_k[0].start, true));
             continue;
         }
@@ -293,15 +295,15 @@ fn parts(shares: &Shares, mask: &SequenceMask, rank: usize, owner: usize) -> Vec
     found
 }
 
-/// The ranks that a block goes to, its owner first, then in the order of the ring; ranks that see
-/// none of it are passed over.
+/// The ranks that a block visits: its owner first, then others in the order of the ring. Ranks
+/// that see none of its keys are left out.
 pub fn visitors(shares: &Shares, mask: &SequenceMask, owner: usize) -> Vec<usize> {
     let ranks = shares.ranks();
     let sees = |rank: &usize| *rank == owner || !parts(shares, mask, *rank, owner).is_empty();
     (0..ranks).map(|step| (owner + step) % ranks).filter(sees).collect()
 }
 
-/// What `rank` does, step by step: its own block first, then those of the ranks before it.
+/// The visits of `rank`, step by step: its own block first, then the blocks of the ranks before it.
 pub fn visits(shares: &Shares, mask: &SequenceMask, rank: usize) -> Vec<Visit> {
     let ranks = shares.ranks();
     let visit = |step: usize| {
@@ -343,7 +345,7 @@ mod tests {
             .collect()
     }
 
-    /// By every pair.
+    /// Compares with a loop over all pairs.
     #[test]
     fn sight_and_pairs_are_those_of_every_pair() {
         for mask in masks(17) {
@@ -368,7 +370,7 @@ mod tests {
         }
     }
 
-    /// Every permitted pair is computed on exactly one rank, by one part, and only there.
+    /// Exactly one part on one rank computes each permitted pair.
     #[test]
     fn parts_cover_every_permitted_pair_once() {
         for schedule in [Schedule::Contiguous, Schedule::Zigzag] {
@@ -402,8 +404,8 @@ mod tests {
         }
     }
 
-    /// Who sends a block and who takes it agree, and messages between two ranks are taken in the
-    /// order in which they are sent.
+    /// The sender and the receiver of every block agree. Ranks receive messages in the order in
+    /// which they are sent.
     #[test]
     fn senders_and_receivers_agree() {
         for schedule in [Schedule::Contiguous, Schedule::Zigzag] {
@@ -430,7 +432,7 @@ mod tests {
         assert_eq!(visitors(&shares, &mask, 0), [0, 1]);
         assert_eq!(visitors(&shares, &mask, 3), [3]);
         assert_eq!(visitors(&shares, &SequenceMask::causal(), 1), [1, 2, 3]);
-        // Two documents that ranks do not share: nothing travels.
+        // Documents that do not span ranks: nothing travels.
         let apart = SequenceMask::none().documents(vec![0, 16, 32, 48, 64]);
         assert!((0..4).all(|owner| visitors(&shares, &apart, owner) == [owner]));
     }

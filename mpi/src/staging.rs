@@ -1,4 +1,4 @@
-//! Memory that host and device share by turns: wgpu hands nothing to MPI directly.
+//! Staging buffers that host and device use alternately: MPI cannot read wgpu's buffers directly.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -13,7 +13,7 @@ const UNDER_WAY: u8 = 1;
 const MAPPED: u8 = 2;
 const FAILED: u8 = 3;
 
-/// A buffer that is mapped for the host, unmapped for the device.
+/// A buffer that the host uses while it is mapped, and the device while it is unmapped.
 pub(crate) struct Staging {
     pub buffer: wgpu::Buffer,
     mode: wgpu::MapMode,
@@ -25,12 +25,12 @@ pub(crate) fn lost(error: &dyn std::fmt::Display) -> Error {
 }
 
 impl Staging {
-    /// From the host to the device; mapped.
+    /// A buffer for copies from the host to the device, mapped at creation.
     pub fn upload(device: &wgpu::Device, bytes: usize) -> Self {
         Self::new(device, bytes, wgpu::MapMode::Write)
     }
 
-    /// From the device to the host.
+    /// A buffer for copies from the device to the host.
     pub fn download(device: &wgpu::Device, bytes: usize) -> Self {
         Self::new(device, bytes, wgpu::MapMode::Read)
     }
@@ -52,7 +52,7 @@ impl Staging {
         Staging { buffer, mode, state }
     }
 
-    /// Asks for it, once all that has been submitted has ended.
+    /// Requests that the buffer is mapped when all submitted work has ended.
     pub fn ask(&self) {
         let state = self.state.clone();
         state.store(UNDER_WAY, Ordering::Release);
@@ -74,7 +74,7 @@ impl Staging {
         }
     }
 
-    /// Fills it, and hands it to the device.
+    /// Waits for the mapping, fills the buffer and unmaps it for the device.
     pub fn write(&self, device: &wgpu::Device, bytes: &[u8]) -> Result<(), Error> {
         self.wait(device)?;
         let len = bytes.len() as u64;
@@ -85,7 +85,7 @@ impl Staging {
         Ok(())
     }
 
-    /// Shows what came, and hands it to the device again.
+    /// Waits for the mapping, passes the data to `show` and unmaps the buffer for the device.
     pub fn read(&self, device: &wgpu::Device, len: usize, show: impl FnOnce(&[u8])) -> Result<(), Error> {
         self.wait(device)?;
         let mapped = self.buffer.slice(..len as u64).get_mapped_range().map_err(|e| lost(&e))?;

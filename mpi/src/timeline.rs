@@ -1,4 +1,4 @@
-//! What a call took, step by step, as the host of a rank saw it.
+//! The times of a call, step by step, as measured by the host of each rank.
 
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex};
@@ -8,22 +8,23 @@ use wgpu_attention::wgpu;
 
 use crate::schedule::Visit;
 
-/// A block at a rank. Times are seconds since the call began on that rank.
+/// The times of one block at a rank. `submitted` and `done` are seconds since the call began on
+/// that rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Step {
-    /// How many ranks further in the ring than the block's owner; of Ulysses always 0.
+    /// The number of ranks from the block's owner to this rank; 0 for Ulysses.
     pub step: usize,
-    /// Whose keys.
+    /// The rank that owns the keys.
     pub owner: usize,
-    /// Calls of attention.
+    /// The number of attention calls.
     pub parts: usize,
-    /// How long the host waited for the block.
+    /// Seconds that the host waited for the block.
     pub waited: f64,
-    /// How long it took to copy it into a staging buffer and to record the step.
+    /// Seconds that the host took to copy the block to a staging buffer and to record the step.
     pub staged: f64,
-    /// When the device was given the step.
+    /// The time when the host submitted the step.
     pub submitted: f64,
-    /// When the host saw that the device was done with it.
+    /// The time when the host saw that the device had finished the step.
     pub done: f64,
     /// Bytes that the rank sent during the step.
     pub bytes: u64,
@@ -31,10 +32,10 @@ pub struct Step {
     pub messages: u64,
 }
 
-/// A call on a rank.
+/// The times of a call on one rank.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timeline {
-    /// In the order in which they were computed.
+    /// The steps, in the order of computation.
     pub steps: Vec<Step>,
     /// Seconds from the ranks' agreement to the end.
     pub total: f64,
@@ -43,8 +44,8 @@ pub struct Timeline {
 const NUMBERS: usize = 9;
 
 impl Timeline {
-    /// How long the device had nothing to do before step `n`, the first of which has waited for
-    /// nobody.
+    /// Seconds that the device was idle before step `n`. The first step waits for no other rank, so
+    /// its idle time is 0.
     pub fn idle(&self, n: usize) -> f64 {
         match n.checked_sub(1).map(|before| [before, n].map(|n| &self.steps[n])) {
             Some([before, step]) => (step.submitted - before.done).max(0.0),
@@ -52,7 +53,7 @@ impl Timeline {
         }
     }
 
-    /// How long the device worked at step `n`.
+    /// Seconds that the device worked at step `n`.
     pub fn worked(&self, n: usize) -> f64 {
         let before = n.checked_sub(1).map_or(0.0, |before| self.steps[before].done);
         self.steps[n].done - self.steps[n].submitted.max(before)
@@ -65,7 +66,7 @@ impl Timeline {
             .fold([0, 0], |[bytes, messages], step| [bytes + step.bytes, messages + step.messages])
     }
 
-    /// Of any timeline in a ring of `ranks`, for a message.
+    /// Bytes of a message that can hold any timeline in a ring of `ranks`.
     pub(crate) fn bytes(ranks: usize) -> usize {
         8 * (2 + NUMBERS * ranks)
     }
@@ -113,7 +114,7 @@ impl Timeline {
     }
 }
 
-/// A table of a call on all ranks.
+/// Returns a table of a call on all ranks, as text.
 pub fn table(timelines: &[Timeline]) -> String {
     let mut text = String::from(
         "rank  step  keys of  parts   wait ms  stage ms   work ms   idle ms    MB sent  messages\n",
@@ -156,7 +157,7 @@ pub fn table(timelines: &[Timeline]) -> String {
     text
 }
 
-/// Writes a timeline down while it happens.
+/// Records a timeline during a call.
 pub(crate) struct Recorder {
     start: Instant,
     sent: [u64; 2],
@@ -169,7 +170,7 @@ impl Recorder {
         Recorder { start: Instant::now(), sent, steps: Vec::new(), done: Arc::default() }
     }
 
-    /// The device has been given a step.
+    /// Records that the host has just submitted a step.
     pub fn submitted(&mut self, queue: &wgpu::Queue, visit: &Visit, waited: f64, staged: f64) {
         let submitted = self.start.elapsed().as_secs_f64();
         let Visit { step, owner, ref parts, .. } = *visit;
@@ -183,7 +184,7 @@ impl Recorder {
         });
     }
 
-    /// The step's messages have been sent; `sent` counts from the beginning.
+    /// Records the messages of the step. `sent` counts all bytes and messages of the rank so far.
     pub fn sent(&mut self, sent: [u64; 2]) {
         if let Some(step) = self.steps.last_mut() {
             step.bytes += sent[0] - self.sent[0];
@@ -192,7 +193,7 @@ impl Recorder {
         }
     }
 
-    /// After the device has finished.
+    /// Ends the recording, after the device has finished.
     pub fn end(mut self, sent: [u64; 2]) -> Timeline {
         self.sent(sent);
         let total = self.start.elapsed().as_secs_f64();

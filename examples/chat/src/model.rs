@@ -1,5 +1,5 @@
-//! A decoder of the llama architecture as its GGUF file has it: weights stay in their blocks,
-//! everything else is this crate's operators, one after the other in one compute pass.
+//! A decoder of the llama architecture from a GGUF file. The weights stay in the file's quantised
+//! blocks. A step records this crate's operators, one after the other, in one compute pass.
 
 use std::error::Error;
 
@@ -17,26 +17,26 @@ use wgpu_attention_models::{Gguf, Storage, TensorData};
 
 type Fallible<T> = Result<T, Box<dyn Error>>;
 
-/// Tokens of a page of the cache.
+/// Tokens of a page in the cache.
 const PAGE: usize = 64;
 
 /// The sizes of a model.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
     pub layers: usize,
-    /// Of the residual stream.
+    /// Channels of the residual stream.
     pub width: usize,
-    /// Of the feed-forward layers.
+    /// Channels of the feed-forward layers.
     pub inner: usize,
     pub heads: usize,
     pub kv_heads: usize,
     pub dim: usize,
     pub vocabulary: usize,
-    /// Positions that it was trained with.
+    /// Positions that the model was trained with.
     pub context: usize,
 }
 
-/// A matrix in its blocks.
+/// A quantised matrix in a buffer.
 struct Matrix {
     buffer: wgpu::Buffer,
     format: QuantizedFormat,
@@ -44,7 +44,8 @@ struct Matrix {
 }
 
 impl Matrix {
-    /// Tensors `[rows, columns]` of a file below each other: one product computes them together.
+    /// Concatenates tensors `[rows, columns]` of a file along the rows, so that one product
+    /// computes all.
     fn new(gpu: &Gpu, file: &Gguf, parts: &[(String, usize)], columns: usize) -> Fallible<Self> {
         let mut bytes = Vec::new();
         let mut format = None;
@@ -82,13 +83,13 @@ struct Layer {
     down: Matrix,
 }
 
-/// The weights, and what computes with them.
+/// The weights and the operators.
 pub struct Model {
     pub sizes: Sizes,
     /// Bytes of all weights.
     pub weight_bytes: u64,
     gpu: Gpu,
-    /// `[vocabulary, width]`: embeddings, and what logits are products with.
+    /// `[vocabulary, width]`: the embeddings, which are also the output matrix for logits.
     table: Matrix,
     layers: Vec<Layer>,
     last_norm: wgpu::Buffer,
@@ -97,11 +98,12 @@ pub struct Model {
     positions: Positions,
     norm: Norm,
     elementwise: Elementwise,
-    /// Of any number of keys, and of few, for which splitting them would be a dispatch more.
+    /// Attention for any number of keys, and for few keys. The second never splits the keys, which
+    /// saves a dispatch.
     attention: [Attention; 2],
 }
 
-/// So many keys are few.
+/// The largest number of keys for attention without splits.
 const FEW_KEYS: usize = 256;
 
 impl Model {
@@ -128,7 +130,7 @@ impl Model {
         if file.tensor("output.weight").is_ok() {
             return Err("the file has an output matrix besides its embeddings, which is not read".into());
         }
-        // Scaled frequencies would need more than a base.
+        // Only a base is read, so scaled frequencies are an error.
         if file.metadata("llama.rope.scaling.type").is_some_and(|kind| kind.as_str() != Some("none")) {
             return Err("the file scales its rotary positions, which is not done".into());
         }
@@ -155,7 +157,7 @@ impl Model {
                 down: matrix(&[("ffn_down", width)], inner)?,
             })
         };
-        // The rows of queries and keys lie so that neighbours are pairs.
+        // GGUF orders query and key rows so that adjacent channels are pairs.
         let base = file.f64("llama.rope.freq_base")?;
         let rotary = size("rope.dimension_count")?;
         if rotary > dim {
@@ -189,26 +191,26 @@ impl Model {
     }
 }
 
-/// What is wanted of a step's logits.
+/// The logits that a step computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Logits {
     None,
-    /// After the last new token of each sequence.
+    /// Logits after the last new token of each sequence.
     Last,
-    /// After every new token.
+    /// Logits after every new token.
     #[cfg_attr(not(test), expect(dead_code, reason = "tests compare every position"))]
     All,
 }
 
-/// Activations of a step of up to `rows` tokens of each sequence.
+/// Activations of a step with up to `rows` tokens of each sequence.
 struct Activations {
     ids: wgpu::Buffer,
-    /// The residual stream; each sum is written to the other.
+    /// The residual stream; each sum reads one buffer and writes the other.
     streams: [wgpu::Buffer; 2],
     normed: wgpu::Buffer,
     qkv: wgpu::Buffer,
     attended: wgpu::Buffer,
-    /// What a part of a layer adds to the stream.
+    /// The output of attention or of the feed-forward layer, to add to the stream.
     added: wgpu::Buffer,
     gate_up: wgpu::Buffer,
     inner: wgpu::Buffer,
@@ -217,16 +219,16 @@ struct Activations {
     logits: wgpu::Buffer,
 }
 
-/// How a session is laid out.
+/// The sizes of a session.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
-    /// Sequences at once.
+    /// The number of sequences.
     pub batch: usize,
-    /// Tokens that each may have.
+    /// The largest number of tokens of a sequence.
     pub capacity: usize,
-    /// Of them, those that all have in common.
+    /// The length of the prefix that all sequences share.
     pub shared: usize,
-    /// Tokens of a sequence in a step, at most.
+    /// The largest number of a sequence's tokens in one step.
     pub rows: usize,
     pub storage: CacheStorage,
 }
@@ -246,7 +248,8 @@ impl<'m> Session<'m> {
         let Layout { batch, capacity, shared, rows, storage } = layout;
         let Sizes { layers, width, inner, heads, kv_heads, dim, vocabulary, .. } = model.sizes;
         let gpu = &model.gpu;
-        // Whole pages of what is common are there once; the page that it ends in is copied by each.
+        // The whole pages of the shared prefix exist once. Each sequence copies the partial page at
+        // its end.
         let own = capacity.div_ceil(PAGE) - shared / PAGE;
         let pages = shared.div_ceil(PAGE) + batch * own;
         let config = CacheConfig::new(kv_heads, dim, capacity)
@@ -269,8 +272,7 @@ impl<'m> Session<'m> {
             logits: gpu.buffer(4 * batch * vocabulary)?,
         };
         let mut size = ScratchSize::default();
-        // Of a few rows the keys are split among workgroups, which takes memory that many rows do
-        // not.
+        // Calls with few rows may need more memory, because they split the keys among workgroups.
         for rows in 1..=rows {
             let heads = |buffer| TensorView::blhd(buffer, DType::F32, [batch, heads, rows, dim]);
             let call = Forward::with_cache(heads(&activations.qkv), &cache, heads(&activations.attended));
@@ -281,7 +283,7 @@ impl<'m> Session<'m> {
         Ok(Session { model, layout, cache, cache_bytes, activations, scratch })
     }
 
-    /// Bytes of keys and values, and of what is computed on the way.
+    /// Bytes of keys and values, and of activations with scratch memory.
     pub fn memory(&self) -> [u64; 2] {
         let a = &self.activations;
         let buffers = [
@@ -301,12 +303,12 @@ impl<'m> Session<'m> {
         [self.cache_bytes, activations + self.scratch.size().total()]
     }
 
-    /// Tokens that a sequence has.
+    /// The number of tokens in a sequence.
     pub fn len(&self, sequence: usize) -> usize {
         self.cache.len(sequence).unwrap_or(0)
     }
 
-    /// Gives every other sequence what the first has, without a copy.
+    /// Makes every other sequence share the first one's tokens, without a copy.
     pub fn share_first(&mut self) -> Fallible<()> {
         (1..self.layout.batch).try_for_each(|to| self.cache.fork(0, to))?;
         Ok(())
@@ -318,7 +320,7 @@ impl<'m> Session<'m> {
         Ok(())
     }
 
-    /// Compiles what prompts and generation need.
+    /// Compiles the kernels that prompts and generation need.
     pub fn warm_up(&mut self) -> Fallible<()> {
         let rows = self.layout.rows.min(self.layout.capacity.saturating_sub(1)).min(64);
         let prompt = vec![0; rows.max(1)];
@@ -331,8 +333,8 @@ impl<'m> Session<'m> {
         Ok(())
     }
 
-    /// Appends tokens to each sequence, as many steps as that takes, and gives the logits after the
-    /// last of each that got some.
+    /// Appends tokens to each sequence, in as many steps as necessary. Returns the logits after
+    /// each sequence's last token, empty for sequences without new tokens.
     pub fn feed(&mut self, tokens: &[&[u32]]) -> Fallible<Vec<Vec<f32>>> {
         let (rows, vocabulary) = (self.layout.rows, self.model.sizes.vocabulary);
         let mut found = vec![Vec::new(); tokens.len()];
@@ -340,7 +342,7 @@ impl<'m> Session<'m> {
         for start in (0..longest).step_by(rows) {
             let part = |tokens: &&[u32]| start.min(tokens.len())..(start + rows).min(tokens.len());
             let parts: Vec<_> = tokens.iter().map(|tokens| &tokens[part(tokens)]).collect();
-            // Whose last token is among them.
+            // True if this part has the sequence's last token.
             let ends = |s: usize| !parts[s].is_empty() && start + rows >= tokens[s].len();
             let wanted = if (0..parts.len()).any(ends) { Logits::Last } else { Logits::None };
             let (logits, lanes) = self.step(&parts, wanted)?;
@@ -354,9 +356,11 @@ impl<'m> Session<'m> {
         Ok(found)
     }
 
-    /// One step: up to `rows` new tokens of each sequence. Where only one has any, all but
-    /// attention is computed for it alone, and it is named. Logits are `[sequences, vocabulary]`,
-    /// or `[sequences, rows, vocabulary]` of all.
+    /// Runs one step with up to `rows` new tokens of each sequence.
+    ///
+    /// If only one sequence has new tokens, the step computes everything except attention for it
+    /// alone, and returns its index. Logits are `[sequences, vocabulary]`, or
+    /// `[sequences, rows, vocabulary]` for [`Logits::All`].
     pub fn step(&mut self, tokens: &[&[u32]], wanted: Logits) -> Fallible<(Vec<f32>, Option<usize>)> {
         let Sizes { width, heads, kv_heads, dim, inner, vocabulary, .. } = self.model.sizes;
         let Session { model, layout, cache, activations: a, scratch, .. } = self;
@@ -376,10 +380,10 @@ impl<'m> Session<'m> {
         }
         let busy: Vec<usize> = (0..batch).filter(|s| counts[*s] > 0).collect();
         let alone = if let [one] = busy[..] { Some(one) } else { None };
-        // Sequences that products are computed of.
+        // The number of sequences in the products.
         let lanes = if alone.is_some() { 1 } else { batch };
 
-        // Rows after a sequence's own are those of token 0, and nobody sees them.
+        // Rows after a sequence's new tokens hold token 0, and no query attends to them.
         let mut ids = vec![0u32; lanes * rows];
         let of_lanes = tokens.iter().enumerate().filter(|(s, _)| alone.is_none_or(|one| one == *s));
         for (row, (_, tokens)) in ids.chunks_mut(rows).zip(of_lanes) {
@@ -396,8 +400,8 @@ impl<'m> Session<'m> {
         let vector = |buffer| TensorView::vector(buffer, DType::F32, width);
         let together = TensorView::blhd(&a.qkv, DType::F32, [lanes, heads + 2 * kv_heads, rows, dim]);
         let part = |first, count| together.slice(1, first, count);
-        // To attention every sequence is there; where one is alone, the others show its rows and
-        // have none.
+        // Attention takes all sequences. If only one has new tokens, the others alias its rows and
+        // have length 0.
         let times = alone.map(|_| batch);
         let (q, k, v) = (part(0, heads), part(heads, kv_heads), part(heads + kv_heads, kv_heads));
         let attended = TensorView::blhd(&a.attended, DType::F32, [batch, heads, rows, dim]);
@@ -420,7 +424,7 @@ impl<'m> Session<'m> {
         let ids = TensorView::new(&a.ids, DType::U32, [lanes, 1, rows, 1]);
         model.projection.rows(pass_of, &QuantizedRows::new(model.table.view(), ids, streams[0]))?;
         for (n, layer) in model.layers.iter().enumerate() {
-            // What the layer before has added comes into the stream with the norm that reads it.
+            // This norm also adds the previous layer's output to the stream.
             let norm =
                 NormForward::new(streams[usize::from(n > 0)], normed).weight(vector(&layer.attention_norm));
             let norm = if n > 0 { norm.residual(added).sum(streams[0]) } else { norm };
@@ -469,8 +473,8 @@ impl<'m> Session<'m> {
         Ok((logits, alone))
     }
 
-    /// The residual stream after the last layer, and what its norm makes of it, of the last step's
-    /// first `rows` rows.
+    /// Returns the residual stream after the last layer, and its norm's output. Reads the first
+    /// `rows` rows of the last step.
     #[cfg(test)]
     pub fn last_rows(&self, rows: usize) -> Fallible<[Vec<f32>; 2]> {
         let read = |buffer| self.model.gpu.download(buffer, rows * self.model.sizes.width);
@@ -478,7 +482,7 @@ impl<'m> Session<'m> {
     }
 }
 
-/// One sequence's rows, shown so many times.
+/// Repeats one sequence's rows `times` times, with stride 0.
 fn shown(t: TensorView<'_>, times: Option<usize>) -> TensorView<'_> {
     let Some(times) = times else { return t };
     let ([_, heads, length, dim], [_, stride, row, column]) = (t.shape(), t.strides());

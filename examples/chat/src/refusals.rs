@@ -1,5 +1,5 @@
-//! Files that are no such model's, prompts that do not fit, devices that are lost: on a model of
-//! one layer that is made up here.
+//! Tests with a made-up model of one layer: files of other models, prompts that do not fit, and
+//! lost devices.
 
 use std::io::BufReader;
 use std::time::{Duration, Instant};
@@ -14,17 +14,17 @@ use crate::{line_of, room};
 const WIDTH: u64 = 64;
 const VOCABULARY: u64 = 40;
 
-// How a GGUF file names its types.
+// The numbers of types in a GGUF file.
 const F32: u32 = 0;
 const Q4_1: u32 = 3;
 const Q8_0: u32 = 8;
 
-/// A GGUF file in the making.
+/// The contents of a GGUF file to write.
 #[derive(Clone)]
 struct File {
-    /// Type and value.
+    /// Key, type and value.
     metadata: Vec<(String, u32, Vec<u8>)>,
-    /// Name, columns and rows, type.
+    /// Name, shape (columns, then rows) and type.
     tensors: Vec<(String, Vec<u64>, u32)>,
 }
 
@@ -80,7 +80,7 @@ impl File {
         self.put(&format!("llama.{key}"), 6, value.to_le_bytes().into());
     }
 
-    /// The tensor of that name with another shape or type.
+    /// Replaces a tensor, to change its shape or type.
     fn tensor(&mut self, name: &str, shape: &[u64], kind: u32) {
         self.tensors.retain(|(own, ..)| own != name);
         self.tensors.push((name.into(), shape.into(), kind));
@@ -180,7 +180,7 @@ fn foreign_files_are_refused() {
         }
     }
 
-    // Cut off anywhere, it is no file.
+    // A file that is cut off anywhere is an error.
     let bytes = tiny.bytes();
     for len in (0..bytes.len()).step_by(61) {
         let error =
@@ -228,13 +228,13 @@ fn a_device_lost_while_generating_is_an_error() {
     session.feed(&[&[1, 2, 3]]).expect("a prompt");
     session.feed(&[&[4]]).expect("a token");
     gpu.device().destroy();
-    // At once, and when it is known.
+    // Both the first call and later calls return the error.
     for wanted in [Logits::Last, Logits::Last, Logits::All] {
         let Err(error) = session.step(&[&[5]], wanted) else { panic!("{wanted:?}: no error") };
         let error = error.to_string();
         assert!(error.contains("device") && error.contains("lost"), "{wanted:?}: {error}");
     }
-    // A step that nothing is wanted of may learn of it no sooner than the next.
+    // A step without logits may succeed; the next one must return the error.
     let _ = session.step(&[&[5]], Logits::None);
     let error = session.feed(&[&[5; 20]]).map(|_| ()).expect_err("no device").to_string();
     assert!(error.contains("lost"), "{error}");
@@ -244,7 +244,7 @@ fn a_device_lost_while_generating_is_an_error() {
     assert!(error.contains("lost"), "{error}");
 }
 
-/// While steps are under way, whichever they are.
+/// The other thread destroys the device during any of the steps.
 #[test]
 fn a_device_destroyed_by_another_thread_is_an_error() {
     let gpu = gpu();

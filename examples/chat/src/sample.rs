@@ -1,9 +1,9 @@
-//! Which token follows.
+//! Chooses the next token.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
-/// Chooses tokens by their logits: the likeliest, or at random by probability.
+/// Chooses tokens by their logits: the likeliest, or a random one by probability.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     temperature: f64,
@@ -12,14 +12,14 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// At `temperature` 0 the likeliest token. Else one by its probability, softmax of logits /
-    /// temperature, among the fewest likeliest that have `top_p` of it together; the same `seed`
-    /// chooses the same.
+    /// At `temperature` 0, the sampler chooses the likeliest token. Otherwise, it draws a token by
+    /// its probability, softmax(logits / temperature). It draws among the fewest likeliest tokens
+    /// whose probabilities sum to at least `top_p`. The same `seed` gives the same tokens.
     pub fn new(temperature: f64, top_p: f64, seed: u64) -> Self {
         Sampler { temperature, top_p, random: ChaCha8Rng::seed_from_u64(seed) }
     }
 
-    /// A token; none if logits are not finite.
+    /// Returns a token; `None` if a logit is not finite.
     pub fn choose(&mut self, logits: &[f32]) -> Option<u32> {
         let best = likeliest(logits)?;
         if self.temperature == 0.0 {
@@ -27,7 +27,7 @@ impl Sampler {
         }
         let most = logits[best as usize];
         let weight = |logit: f32| (f64::from(logit - most) / self.temperature).exp();
-        // The likeliest first; of equals that with the smaller number.
+        // Sort the likeliest first, and on a tie the smaller number first.
         let mut order: Vec<(u32, f64)> = (0..).zip(logits.iter().map(|logit| weight(*logit))).collect();
         order.sort_by(|a, b| b.1.total_cmp(&a.1));
         let all: f64 = order.iter().map(|(_, weight)| weight).sum();
@@ -37,7 +37,7 @@ impl Sampler {
             kept >= self.top_p * all
         });
         order.truncate(enough.map_or(order.len(), |last| last + 1));
-        // 53 bits, as many as a number from 0 to 1 holds.
+        // Use 53 bits, the precision of f64.
         let draw = (self.random.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
         let mut left = draw * order.iter().map(|(_, weight)| weight).sum::<f64>();
         let chosen = order.iter().find(|(_, weight)| {
@@ -48,7 +48,7 @@ impl Sampler {
     }
 }
 
-/// The likeliest token, of equals the first; none if a logit is not finite.
+/// Returns the likeliest token, on a tie the first; `None` if a logit is not finite.
 pub fn likeliest(logits: &[f32]) -> Option<u32> {
     let mut best = None;
     for (token, logit) in (0..).zip(logits) {
@@ -68,7 +68,7 @@ mod tests {
 
     use super::*;
 
-    /// 0.25, 0.5, 0.125, 0.125
+    /// Logits with the probabilities 0.25, 0.5, 0.125, 0.125.
     const LOGITS: [f32; 4] = [-LN_2, 0.0, -2.0 * LN_2, -2.0 * LN_2];
 
     fn counts(temperature: f64, top_p: f64) -> [usize; 4] {
@@ -83,13 +83,13 @@ mod tests {
     #[test]
     fn tokens_come_as_often_as_they_are_likely() {
         let near = |counts: [usize; 4], wanted: [f64; 4]| {
-            // Five standard deviations.
+            // Allow five standard deviations.
             let off =
                 |(n, p): (usize, f64)| (n as f64 - 8000.0 * p).abs() <= 5.0 * (8000.0 * p * (1.0 - p)).sqrt();
             assert!(counts.into_iter().zip(wanted).all(off), "{counts:?}, not {wanted:?}");
         };
         near(counts(1.0, 1.0), [0.25, 0.5, 0.125, 0.125]);
-        // Squared, and again a distribution.
+        // The squared probabilities, normalised.
         near(counts(0.5, 1.0), [4.0 / 22.0, 16.0 / 22.0, 1.0 / 22.0, 1.0 / 22.0]);
         near(counts(1.0, 0.7), [1.0 / 3.0, 2.0 / 3.0, 0.0, 0.0]);
         near(counts(1.0, 0.4), [0.0, 1.0, 0.0, 0.0]);

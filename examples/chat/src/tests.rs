@@ -1,6 +1,6 @@
-//! The model against what others compute of the same file (tests/vectors/smollm2). Without the file
-//! each test says that it was
-//! skipped: `cargo run --release -p chat -- hello` fetches it.
+//! Compares the model with other programs' results for the same file (tests/vectors/smollm2).
+//! Without the model's file, each test prints that it was skipped. `cargo run --release -p chat --
+//! hello` downloads the file.
 
 use std::path::Path;
 
@@ -15,10 +15,10 @@ use crate::sample::likeliest;
 use crate::{Arguments, Chat, Ended, Times, common, tokens, weights};
 
 const CASES: [&str; 3] = ["smollm2_plain_short", "smollm2_chat", "smollm2_plain_long"];
-/// What logits may be off by with f32 code, as the vectors' README has it: ten times what f32 code
-/// is off by.
+/// The tolerance of logits with f32 keys and values. It is ten times the error of f32 code (see the
+/// vectors' README).
 const F32: f64 = 5e-4;
-/// With keys and values in f16.
+/// The tolerance of logits with f16 keys and values.
 const F16: f64 = 0.05;
 
 struct Bed {
@@ -26,7 +26,7 @@ struct Bed {
     model: Model,
 }
 
-/// The model, or a line that says that it is not there.
+/// Loads the model. Without the file, prints a line and returns `None`.
 fn bed(test: &str) -> Option<Bed> {
     let Some(path) = weights::kept().expect("the right file") else {
         eprintln!(
@@ -47,7 +47,7 @@ impl Bed {
     }
 }
 
-/// A stored case.
+/// The stored results of a case.
 struct Truth {
     bytes: Vec<u8>,
     attrs: serde_json::Value,
@@ -82,13 +82,13 @@ impl Truth {
     }
 }
 
-/// Log-sum-exp of all logits.
+/// The log-sum-exp of all logits.
 fn lse(logits: &[f32]) -> f64 {
     let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     f64::from(most) + logits.iter().map(|x| f64::from(x - most).exp()).sum::<f64>().ln()
 }
 
-/// What is off by the most; NaN is.
+/// The largest difference so far; infinite after a NaN.
 #[derive(Default)]
 struct Worst(f64);
 
@@ -98,22 +98,21 @@ impl Worst {
         self.0 = if off.is_nan() { f64::INFINITY } else { self.0.max(off) };
     }
 
-    /// Logits at stored ids.
+    /// Compares the logits at stored ids.
     fn see_at(&mut self, logits: &[f32], ids: &[u32], want: &[f64]) {
         assert_eq!(ids.len(), want.len());
         ids.iter().zip(want).for_each(|(id, want)| self.see(logits[*id as usize].into(), *want));
     }
 }
 
-/// Feeds the stored tokens, and compares the logits of every step; gives what they are off by at
-/// most.
+/// Feeds the stored tokens and compares the logits of every step. Returns the largest difference.
 fn off(bed: &Bed, truth: &Truth, storage: CacheStorage) -> f64 {
     let vocabulary = bed.model.sizes.vocabulary;
     let (prompt, greedy) = (truth.ids("input_ids"), truth.ids("greedy_ids"));
     let mut session = bed.session(1, prompt.len() + greedy.len(), storage);
     let mut worst = Worst::default();
 
-    // The prompt at once: the probability of each of its tokens, and the logits after the last.
+    // Feed the prompt in one step. Compare each token's probability, and the last logits.
     let (all, _) = session.step(&[&prompt], Logits::All).expect("a step");
     let rows: Vec<&[f32]> = all.chunks(vocabulary).collect();
     assert_eq!(rows.len(), prompt.len());
@@ -123,7 +122,7 @@ fn off(bed: &Bed, truth: &Truth, storage: CacheStorage) -> f64 {
     let mut logits = rows[prompt.len() - 1].to_vec();
     worst.see_at(&logits, &truth.ids("top_ids"), &truth.numbers("top_logits"));
 
-    // Token by token.
+    // Feed the stored answer token by token.
     let (ids, top, sums) =
         (truth.ids("greedy_top_ids"), truth.numbers("greedy_top_logits"), truth.numbers("greedy_lse"));
     for (step, token) in greedy.iter().enumerate() {
@@ -131,8 +130,8 @@ fn off(bed: &Bed, truth: &Truth, storage: CacheStorage) -> f64 {
         worst.see_at(&logits, &ids[five.clone()], &top[five.clone()]);
         worst.see(lse(&logits), sums[step]);
         let [best, second] = [top[five.start], top[five.start + 1]];
-        // Each of the two is off by that at most: the right one is ahead if the gap is more than
-        // twice as much.
+        // Each logit has at most this error. So the right token wins if the gap is more than twice
+        // the error.
         if best - second > 2.0 * worst.0 {
             assert_eq!(likeliest(&logits), Some(*token), "step {step}");
         }
@@ -149,7 +148,7 @@ fn logits_equal_the_truth() {
         let kinds = [
             ("f32", CacheStorage::F32, F32),
             ("f16", CacheStorage::F16, F16),
-            // No limit is known: llama.cpp with 8-bit activations is off by 1.04.
+            // No stored limit exists; llama.cpp with 8-bit activations has an error of 1.04.
             ("q8, groups of 32", CacheStorage::Q8(ScaleGroup::Of(32)), 1.04),
         ];
         for (kind, storage, limit) in kinds {
@@ -160,7 +159,7 @@ fn logits_equal_the_truth() {
     }
 }
 
-/// The residual stream and every logit of the vocabulary.
+/// Compares the residual stream and every logit of the vocabulary.
 #[test]
 fn every_logit_and_the_last_layer_equal_the_truth() {
     let Some(bed) = bed("every_logit_and_the_last_layer_equal_the_truth") else { return };
@@ -185,8 +184,8 @@ fn every_logit_and_the_last_layer_equal_the_truth() {
     }
 }
 
-/// What the model says by itself: the stored tokens, as far as the best two logits are further
-/// apart than they may be off.
+/// Generates freely and compares with the stored tokens. A different token is allowed only if the
+/// gap between the two best logits is within the tolerance.
 #[test]
 fn greedy_tokens_equal_the_truth() {
     let Some(bed) = bed("greedy_tokens_equal_the_truth") else { return };
@@ -219,8 +218,8 @@ fn greedy_tokens_equal_the_truth() {
     }
 }
 
-/// Several conversations at once, what they have in common computed once, in steps shorter than a
-/// prompt: as each alone.
+/// Runs several conversations at once with a shared prefix, in steps shorter than a prompt. The
+/// results must equal those of each conversation alone.
 #[test]
 fn conversations_that_share_a_prefix_are_as_alone() {
     let Some(bed) = bed("conversations_that_share_a_prefix_are_as_alone") else { return };
@@ -254,7 +253,7 @@ fn conversations_that_share_a_prefix_are_as_alone() {
     session.share_first().expect("a fork");
     let rest: Vec<&[u32]> = prompts.iter().map(|prompt| &prompt[shared..]).collect();
     let first = session.feed(&rest).expect("steps");
-    // One of them has ended.
+    // One of the conversations has ended.
     let next = session.feed(&[&[500], &[500], &[]]).expect("a step");
     assert!(next[2].is_empty());
     let last = session.feed(&[&[], &[], &[500]]).expect("a step");
@@ -282,12 +281,12 @@ fn texts_become_the_stored_tokens() {
         let truth = Truth::load(name);
         assert_eq!(encode(truth.text("prompt")), truth.ids("input_ids"), "{name}");
     }
-    // Blanks before a digit are one piece, and every numeric character is its own.
+    // Blanks before a digit are one token, and every numeric character is a separate token.
     assert_eq!(encode("a  2"), [81, 256, 34]);
     assert_eq!(encode("½ x² １２ ٣"), [16738, 1792, 19133, 216, 8083, 235, 8083, 236, 216, 164, 113]);
     assert_eq!(encode("<|im_end|>"), [2]);
     assert!(encode("").is_empty());
-    // There and back, characters of several bytes among them, token by token.
+    // Encode and decode token by token, with characters of several bytes.
     let text = "Grüße, 東京 — 🦀 42!\n";
     let mut stream = bed.tokenizer.decode_stream(true);
     let parts: Vec<_> = encode(text).into_iter().map(|id| stream.step(id).expect("text")).collect();
@@ -327,8 +326,7 @@ fn bad_steps_are_refused() {
     assert_eq!((session.len(0), session.len(1)), (0, 0));
 }
 
-/// An answer that the context has no room for ends with what it has, whole characters; there is no
-/// other after it.
+/// An answer that fills the context ends with whole characters. A further question is an error.
 #[test]
 fn answers_end_where_the_context_does() {
     let Some(Bed { tokenizer, model }) = bed("answers_end_where_the_context_does") else { return };

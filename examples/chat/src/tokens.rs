@@ -1,4 +1,5 @@
-//! Text to tokens and back, by the vocabulary in the model's file; the form of a conversation.
+//! Converts text to tokens and back with the vocabulary in the model's file, and writes
+//! conversations in the model's format.
 
 use std::error::Error;
 
@@ -11,10 +12,10 @@ use tokenizers::{AddedToken, Tokenizer};
 use wgpu_attention_models::{Array, Gguf};
 
 const SYSTEM: &str = "You are a helpful AI assistant named SmolLM, trained by Hugging Face";
-/// `tokenizer.ggml.token_type` of tokens that stand for no text.
+/// The `tokenizer.ggml.token_type` of control tokens, which represent no text.
 const CONTROL: i32 = 3;
 
-/// The tokenizer of a GGUF file: byte-level pairs, every numeric character on its own.
+/// Builds the tokenizer of a GGUF file: byte-level BPE, with every numeric character separate.
 pub fn tokenizer(file: &Gguf) -> Result<Tokenizer, Box<dyn Error>> {
     let kind = [file.str("tokenizer.ggml.model")?, file.str("tokenizer.ggml.pre")?];
     if kind != ["gpt2", "smollm"] {
@@ -48,23 +49,23 @@ pub fn tokenizer(file: &Gguf) -> Result<Tokenizer, Box<dyn Error>> {
     Ok(tokenizer)
 }
 
-/// The tokens of a text, those that stand for no text among them.
+/// Returns the tokens of a text, including control tokens.
 pub fn encode(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, Box<dyn Error>> {
     let encoding = tokenizer.encode_fast(text, false).map_err(|e| format!("tokenizer: {e}"))?;
     Ok(encoding.get_ids().to_vec())
 }
 
-/// A message in the form that the model was trained with.
+/// Returns a message in the format that the model was trained with.
 fn message(role: &str, content: &str) -> String {
     format!("<|im_start|>{role}\n{content}<|im_end|>\n")
 }
 
-/// What comes before a conversation; the model's own unless it is given.
+/// Returns the system message before a conversation; the default is the model's.
 pub fn system(content: Option<&str>) -> String {
     message("system", content.unwrap_or(SYSTEM))
 }
 
-/// A question, and the beginning of its answer.
+/// Returns a question, and the beginning of its answer.
 pub fn question(content: &str) -> String {
     message("user", content) + "<|im_start|>assistant\n"
 }

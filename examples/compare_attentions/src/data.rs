@@ -1,24 +1,24 @@
-//! The sequence that every kind attends to.
+//! The input sequence for all kinds of attention.
 
 use std::f32::consts::TAU;
 
 /// Channels of a token.
 pub const DIM: usize = 64;
-/// What a sequence is about, by turns.
+/// The number of topics in a sequence.
 const TOPICS: usize = 16;
 /// Tokens before the topic changes, on average.
 const RUN: f32 = 24.0;
-/// How long a topic's vector is, and how far tokens are from it: those of a topic score about 5
-/// higher than others.
+/// The norm of a topic's vector, and the deviation of its tokens. Two tokens of one topic have a
+/// score about 5 higher than two of different topics.
 const LENGTH: f32 = 6.5;
 const SPREAD: f32 = 0.35;
-/// How long tokens are.
+/// The norm of a token's vector.
 pub const LENGTH_OF_KEYS: f64 = 7.1;
 
-/// Tokens that stay with a topic for a while and come back to it later: attention goes to all
-/// tokens of a query's topic, near and far.
+/// Tokens in runs of one topic, and topics come back later. A query attends to all tokens of its
+/// topic, near and far.
 pub struct Sequence {
-    /// Queries and keys in one, `[length, DIM]`.
+    /// Queries, which are also the keys, `[length, DIM]`.
     pub qk: Vec<f32>,
     pub v: Vec<f32>,
 }
@@ -54,12 +54,12 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// In (0, 1].
+    /// A random number in (0, 1].
     fn unit(&mut self) -> f32 {
         ((self.word() >> 40) + 1) as f32 / (1u64 << 24) as f32
     }
 
-    /// Box and Muller's.
+    /// A normally distributed random number, by Box and Muller's method.
     pub fn normal(&mut self) -> f32 {
         let (a, b) = (self.unit(), self.unit());
         (-2.0 * a.ln()).sqrt() * (TAU * b).cos()

@@ -1,4 +1,4 @@
-//! The kinds of attention, each as an application would call it.
+//! The kinds of attention, each called as in an application.
 
 use wgpu_attention::additive::{AdditiveAttention, AdditiveConfig, AdditiveForward};
 use wgpu_attention::linear_attention::{
@@ -13,11 +13,11 @@ use wgpu_attention::{
 
 use crate::data::{DIM, Rng, Sequence};
 
-/// Keys to either side of a query.
+/// Keys on each side of a query.
 const WINDOW: usize = 128;
-/// Keys that Linformer leaves.
+/// The number of keys after Linformer's projection.
 const RANK: usize = 256;
-/// Performer's directions.
+/// Random directions of Performer.
 const DIRECTIONS: usize = 256;
 const ROUNDS: usize = 4;
 const CHUNK: usize = 64;
@@ -62,13 +62,13 @@ impl Kind {
         }
     }
 
-    /// Whether it is to give what attention to all keys gives, so that it has an error.
+    /// True if the kind approximates attention to all keys, so that it has an error.
     pub fn approximates(self) -> bool {
         matches!(self, Kind::Window | Kind::Lsh | Kind::Linformer | Kind::Performer)
     }
 }
 
-/// A sequence on the device, and a place for results.
+/// A sequence on the device, and a buffer for results.
 pub struct Tensors {
     pub length: usize,
     qk: wgpu::Buffer,
@@ -91,7 +91,7 @@ impl Tensors {
     }
 }
 
-/// A kind of attention that has compiled, with what it needs beside the sequence.
+/// A compiled kind of attention, with its scratch memory.
 pub struct Ready {
     operator: Operator,
     scratch: Scratch,
@@ -147,12 +147,12 @@ impl Ready {
         Self::with(gpu, operator, tensors)
     }
 
-    /// What `kind` approximates.
+    /// The exact attention that `kind` approximates.
     pub fn exact(gpu: &Gpu, kind: Kind, tensors: &Tensors, seed: u64) -> Result<Self, Error> {
         if kind != Kind::Lsh {
             return Self::new(gpu, Kind::Full, tensors, seed);
         }
-        // All tokens in one bucket, all of it in one chunk.
+        // Put all tokens in one bucket and one chunk.
         let length = tensors.length;
         let operator = Operator::lsh(gpu, lsh(length, 1, length), None, length)?;
         Self::with(gpu, operator, tensors)
@@ -255,18 +255,18 @@ fn hashed<'a>(
     }
 }
 
-/// Two chunks of tokens in a bucket.
+/// The number of buckets, for about two chunks of tokens in each.
 fn n_buckets(length: usize) -> usize {
     (length / (4 * CHUNK)).max(1) * 2
 }
 
 fn lsh(length: usize, rounds: usize, chunk: usize) -> LshConfig {
-    // Keys of unit length: as far apart as the sequence's own.
+    // LSH normalises keys: this scale gives scores like those of the other kinds.
     LshConfig::new(1, DIM, rounds, n_buckets(length), chunk)
         .scale(crate::data::LENGTH_OF_KEYS / (DIM as f64).sqrt())
 }
 
-/// E and F: each row the mean of as many neighbours.
+/// The matrices E and F: each row takes the mean of neighbouring tokens.
 fn means(rank: usize, length: usize) -> Vec<f32> {
     let mut matrix = vec![0.0; rank * length];
     for j in 0..length {

@@ -1,5 +1,5 @@
-//! Every kind of attention on the same sequence, ever longer: error, time and memory against
-//! length, as a table and a picture.
+//! Compares every kind of attention on sequences of growing length. Prints tables of error, time
+//! and memory, and draws them.
 //!
 //! `cargo run --release -p compare_attentions`
 
@@ -17,24 +17,24 @@ use kinds::{Kind, Ready, Tensors};
 use wgpu_attention::{Gpu, wgpu};
 
 const SHORTEST: usize = 256;
-/// No length is tried that would take longer on this device.
+/// A kind stops before a length that would take longer than this.
 const PATIENCE: Duration = Duration::from_secs(2);
 const SEED: u64 = 1;
 
 const HELP: &str = "\
-Runs every kind of attention on the same sequence, ever longer, and draws error, time and memory against length.
+Compares every kind of attention on sequences of growing length, and draws error, time and memory against length.
 
 usage: compare_attentions [OPTIONS]
 
-One head of 64 channels, f32. The error is the distance from what the kind approximates, as a share of its length,
-where that can be computed as fast. A kind ends
-where a call would take more than 2 s, or a tensor more than the device binds.
+There is one head of 64 channels in f32. The error is the distance from exact attention, relative to its norm.
+It is omitted at lengths where exact attention takes too long. A kind ends before a call would take more than 2 s,
+or if a tensor exceeds the device's binding limit.
 
 options:
-  --longest N  tokens, a power of two from 256 on [default: 1048576]
-  --seed N     of the sequence and of what is random [default: 1]
+  --longest N  the longest sequence in tokens, a power of two from 256 [default: 1048576]
+  --seed N     the seed of the sequence and of random parameters [default: 1]
   --out PATH   the picture to write [default: compare_attentions.png]
-  -h, --help   this text
+  -h, --help   print this text
 
 environment:
   WGPU_BACKEND  vulkan, metal, dx12 or gl, as for every wgpu program";
@@ -49,11 +49,11 @@ fn main() -> ExitCode {
     }
 }
 
-/// What one kind took at one length.
+/// The measurements of one kind at one length.
 pub struct Point {
     pub length: usize,
     pub ms: f64,
-    /// Of temporary memory.
+    /// Bytes of temporary memory.
     pub bytes: u64,
     pub error: Option<f64>,
 }
@@ -64,7 +64,8 @@ pub struct Curve {
 }
 
 impl Curve {
-    /// The slope of the logarithm of time over the longest eighth of lengths, three octaves.
+    /// The exponent with which time grows with length: the slope of log(time) against log(length)
+    /// over the three longest octaves.
     pub fn exponent(&self) -> Option<f64> {
         let last = self.points.last()?;
         let of = |p: &Point| [(p.length as f64).ln(), p.ms.ln()];
@@ -76,7 +77,7 @@ impl Curve {
         (upper.len() > 1).then_some(over / under)
     }
 
-    /// Whether the next length, twice the last, would take too long.
+    /// True if the next length, twice the last, would take too long.
     fn ends(&self) -> bool {
         let grows = self.exponent().unwrap_or(2.0).max(1.0);
         self.points.last().is_some_and(|last| last.ms * 2f64.powf(grows) > PATIENCE.as_secs_f64() * 1e3)
@@ -94,7 +95,7 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let shows = std::io::stderr().is_terminal();
     for length in &lengths {
         let tensors = Tensors::new(&gpu, *length, arguments.seed)?;
-        // Of all pairs, which the first kind has.
+        // True while full attention, the first kind, still runs at this length.
         let mut exact = true;
         for curve in &mut curves {
             if curve.ends() || curve.points.last().is_some_and(|last| 2 * last.length < *length) {
@@ -131,7 +132,7 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Of results compared and calls timed.
+/// Runs one kind at one length: times calls, and compares the result if an exact one is feasible.
 fn measure(
     gpu: &Gpu,
     kind: Kind,
@@ -146,7 +147,7 @@ fn measure(
         Ok(start.elapsed())
     };
     let mut ready = Ready::new(gpu, kind, tensors, seed)?;
-    // The first compiles.
+    // The first call compiles the kernels.
     once(&mut ready)?;
     let got = tensors.result(gpu)?;
     let mut times = Vec::new();
@@ -164,7 +165,7 @@ fn measure(
     Ok(Point { length: tensors.length, ms: times[times.len() / 2], bytes: ready.bytes(), error })
 }
 
-/// From `want`, as a share of its length.
+/// The distance between `got` and `want`, relative to the norm of `want`.
 fn distance(got: &[f32], want: &[f32]) -> f64 {
     let squares = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>();
     let off = squares(&mut got.iter().zip(want).map(|(a, b)| f64::from(*a) - f64::from(*b)));
@@ -195,7 +196,7 @@ struct Arguments {
 }
 
 impl Arguments {
-    /// `None` if help was asked for and given.
+    /// Reads the arguments. Returns `None` after it printed the help.
     fn read() -> Result<Option<Self>, Box<dyn Error>> {
         use lexopt::prelude::{Long, Short, ValueExt};
         let mut arguments =

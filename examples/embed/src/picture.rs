@@ -1,4 +1,4 @@
-//! The table of cosines as a PNG: a row and a column for each sentence.
+//! Draws the table of cosines as a PNG, with a row and a column for each sentence.
 
 use std::error::Error;
 
@@ -8,12 +8,12 @@ const TITLE: &str = "Cosines between sentences";
 const NOTE: &str = "all-MiniLM-L6-v2 on the GPU; 1 is the same direction";
 const MARGIN: usize = 32;
 const GAP: usize = 12;
-/// Letters of a sentence beside its row.
+/// The largest length of a row's label.
 const LETTERS: usize = 48;
-/// The sentences that a picture has room for.
+/// The largest number of sentences in a picture.
 pub const MOST: usize = 500;
 
-/// The file's bytes, of `cosines` `[n, n]` of the n texts.
+/// Returns the file's bytes. `cosines` is `[n, n]` for the n texts.
 pub fn png(texts: &[String], cosines: &[f64]) -> Result<Vec<u8>, Box<dyn Error>> {
     let n = texts.len();
     let number = |n: usize| format!("{n:>width$}", width = texts.len().to_string().len());
@@ -22,7 +22,7 @@ pub fn png(texts: &[String], cosines: &[f64]) -> Result<Vec<u8>, Box<dyn Error>>
         .enumerate()
         .map(|(at, text)| format!("{}  {}", number(at + 1), shortened(text, LETTERS)))
         .collect();
-    // Many sentences get small cells, without numbers, and a label for every few of them.
+    // Many sentences have small cells without numbers, and a label only for every few rows.
     let cell = (1100 / n).clamp(2, 64);
     let step = (LABEL.height() + 2).div_ceil(cell);
     let filled = if cell > 12 { cell - 1 } else { cell };
@@ -32,7 +32,7 @@ pub fn png(texts: &[String], cosines: &[f64]) -> Result<Vec<u8>, Box<dyn Error>>
     let left = MARGIN + letters * LABEL.width() + GAP;
     let top = MARGIN + HEADING.height() + REMARK.height() + LABEL.height() + 4 * GAP;
     let bar = left + n * cell + 2 * GAP;
-    // What a small table leaves free on the right is the heading's.
+    // The heading may be wider than a small table and its scale.
     let scale = bar + 24 + GAP + 4 * LABEL.width();
     let heading = MARGIN + NOTE.len() * REMARK.width();
     let high = (n * cell).max(3 * LABEL.height());
@@ -57,10 +57,10 @@ pub fn png(texts: &[String], cosines: &[f64]) -> Result<Vec<u8>, Box<dyn Error>>
         let colour = shade(*cosine);
         canvas.fill([x, y], [filled, filled], colour);
         if with_numbers {
-            // Green weighs most in what the eye takes for bright.
+            // Green contributes most to perceived brightness.
             let dark = colour[1] < 140;
             let font = SMALL.coloured(if dark { WHITE } else { BLACK });
-            // No −0.00.
+            // Adding 0.0 turns −0.00 into 0.00.
             let rounded = (cosine * 100.0).round() / 100.0 + 0.0;
             centred(&mut canvas, [x + filled / 2, y + filled / 2], &format!("{rounded:.2}"), font);
         }
@@ -77,7 +77,8 @@ pub fn png(texts: &[String], cosines: &[f64]) -> Result<Vec<u8>, Box<dyn Error>>
     canvas.png()
 }
 
-/// Even from 0 to 1. What is below 0 is as 0: sentences hardly ever point away from each other.
+/// Returns a cosine's colour, linear from 0 to 1. Negative cosines are rare and have the colour
+/// of 0.
 fn shade(cosine: f64) -> canvas::Colour {
     heat(cosine.clamp(0.0, 1.0).powi(2) as f32)
 }
@@ -86,7 +87,7 @@ fn shade(cosine: f64) -> canvas::Colour {
 mod tests {
     use super::*;
 
-    /// Width, height, pixels.
+    /// Draws a table of `n` sentences, and returns width, height and pixels.
     fn drawn(n: usize, cosine: impl Fn(usize, usize) -> f64) -> (usize, usize, Vec<[u8; 3]>) {
         let texts: Vec<String> = (0..n).map(|at| format!("sentence {at}")).collect();
         let cosines: Vec<f64> = (0..n * n).map(|at| cosine(at / n, at % n)).collect();
@@ -99,13 +100,13 @@ mod tests {
 
     #[test]
     fn cells_have_the_colours_of_their_cosines() {
-        // 1 and 0 are the ends of the scale, what is negative is as 0.
+        // 1 and 0 are the ends of the scale; negative cosines have the colour of 0.
         let cosine = |a: usize, b: usize| [[1.0, 0.6, -0.3], [0.2, 1.0, 0.4], [0.0, 0.8, 1.0]][a][b];
         let (width, _, pixels) = drawn(3, cosine);
         let left = MARGIN + "1  sentence 0".len() * LABEL.width() + GAP;
         let top = MARGIN + HEADING.height() + REMARK.height() + LABEL.height() + 4 * GAP;
         for (a, b) in (0..9).map(|at| (at / 3, at % 3)) {
-            // A corner: the number is in the middle.
+            // Look at a corner, because the number is in the middle.
             let at = (top + 64 * a + 4) * width + left + 64 * b + 4;
             assert_eq!(pixels[at], shade(cosine(a, b)), "{a}, {b}");
         }
@@ -119,7 +120,7 @@ mod tests {
         for n in [1, 2, 99, MOST] {
             let (width, height, pixels) = drawn(n, |a, b| if a == b { 1.0 } else { 0.1 });
             assert!(width < 2200 && height < 1500, "{n}: {width} x {height}");
-            // The margins are free all around.
+            // All margins are white.
             let white = |x: usize, y: usize| pixels[y * width + x] == WHITE;
             assert!((0..width).all(|x| white(x, MARGIN / 2) && white(x, height - MARGIN / 4)), "{n}");
             assert!((0..height).all(|y| white(MARGIN / 2, y) && white(width - MARGIN / 4, y)), "{n}");

@@ -1,5 +1,5 @@
-//! The model against what transformers computes in f64, as stored. Where the weights cannot be had,
-//! a line says so.
+//! Compares the model with stored results of transformers in f64. Without the weights, the tests
+//! print a line and pass.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use wgpu_attention_models::Safetensors;
 
 use crate::{STORED, TOLERANCE, difference, print_found, print_table, save, stored, write_whole};
 
-/// Hidden states are as large as 10.
+/// The tolerance of hidden states, whose values reach 10.
 const HIDDEN_TOLERANCE: f64 = 2e-5;
 
 fn path() -> PathBuf {
@@ -20,10 +20,10 @@ fn path() -> PathBuf {
 }
 
 fn files() -> Option<Files> {
-    // One download, not one for every test.
+    // Download once, not once for every test.
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    // Not `eprintln`, which a test that passes keeps to itself.
+    // `eprintln` would be hidden in passing tests.
     Files::cached().map_err(|e| writeln!(std::io::stderr(), "skipped, the weights cannot be had: {e}")).ok()
 }
 
@@ -78,7 +78,7 @@ fn maps_are_the_stored_ones_and_vectors_those_without_them() {
     let Some(files) = files() else { return };
     let (gpu, tokens) = (gpu(), tokens(&files, &SENTENCES));
     let mut model = Model::with_room(&gpu, &files.weights, LONGEST).expect("a model");
-    // The sentence of the stored weights.
+    // The stored weights are of this sentence.
     let sentence = &tokens[2];
     let n = sentence.ids.len();
     let maps = model.maps(sentence).expect("maps");
@@ -89,7 +89,7 @@ fn maps_are_the_stored_ones_and_vectors_those_without_them() {
     let worst = difference(&maps.weights[(LAYERS - 1) * HEADS * n * n..], &want);
     println!("l5.weights: {worst:.1e}");
     assert!(worst <= TOLERANCE, "{worst:e}");
-    // Other layers' rows are probabilities, and not the last layer's.
+    // The other layers' rows are probabilities that differ from the last layer's.
     for row in maps.weights.chunks_exact(n) {
         let sum: f64 = row.iter().map(|x| f64::from(*x)).sum();
         assert!((sum - 1.0).abs() < 1e-5 && row.iter().all(|x| *x >= 0.0), "{row:?}");
@@ -108,7 +108,7 @@ fn maps_are_the_stored_ones_and_vectors_those_without_them() {
 #[test]
 fn batches_do_not_change_vectors() {
     let Some(files) = files() else { return };
-    // Several full batches and a part of one, of sentences of 3 to 256 tokens, 1 of them cut.
+    // Several full batches and a partial one. Sentences have 3 to 256 tokens, and one is cut off.
     let sentences: Vec<String> = (0..120)
         .map(|n| if n == 60 { "word ".repeat(400) } else { format!("{} {n}", "some words ".repeat(n % 60)) })
         .collect();
@@ -119,7 +119,7 @@ fn batches_do_not_change_vectors() {
     let mut model = Model::new(&gpu, &files.weights, &tokens).expect("a model");
     let together = model.embed(&tokens, |n| done.push(n)).expect("vectors");
     assert!(done.len() > 1 && done.last() == Some(&sentences.len()), "{done:?}");
-    // Of a long sentence the first 254 words are read, between [CLS] and [SEP], and no more.
+    // The model reads only the first 254 words of a long sentence, between [CLS] and [SEP].
     let read = self::tokens(&files, &["word ".repeat(LONGEST - 2), "word ".repeat(LONGEST - 3)]);
     assert_eq!(read[0], tokens[60]);
     assert_ne!(read[1], tokens[60]);
@@ -139,7 +139,7 @@ fn weights_of_another_model_are_refused() {
     let error = Model::new(&gpu(), &other, &tokens).map(|_| ()).expect_err("no weights").to_string();
     assert!(error.starts_with("no tensor `encoder.layer.0.attention.self.query.weight` in "), "{error}");
 
-    // The names of this model, another size.
+    // A file with this model's names, but another size.
     let zeros = [0; 8 * 8 * 4];
     let parts = ["self.query", "self.key", "self.value", "output.dense"];
     let small = parts.map(|part| {
@@ -172,7 +172,7 @@ fn tokens_that_the_model_does_not_have_are_refused() {
     );
     assert_eq!(refused(vec![101; 513]), "a sentence has 513 tokens, the model reads 512");
     assert_eq!(refused(vec![101; 515]), "a sentence of 515 tokens: room for 514");
-    // Nothing is wrong with it afterwards.
+    // The model still works after the errors.
     assert_eq!(model.embed(&sentence(vec![101, 30_521, 102]), |_| ()).expect("a vector").len(), WIDTH);
     assert!(model.embed(&[], |_| ()).expect("of nothing").is_empty());
 }
@@ -231,7 +231,7 @@ fn what_is_written_is_whole_or_as_before() {
         assert_eq!(tensor.to_f32(), vectors);
     }
     assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 1);
-    // A name that is taken by a folder.
+    // A folder has the name of the temporary file.
     std::fs::create_dir(folder.path().join("taken.part")).expect("made");
     let taken = folder.path().join("taken");
     std::fs::write(&taken, "before").expect("written");

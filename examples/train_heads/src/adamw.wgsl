@@ -13,7 +13,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
     let g = gradients[n];
     means[n] = mix(g, means[n], KEEP_MEAN);
     squares[n] = mix(g * g, squares[n], KEEP_SQUARE);
-    // Both began at 0, which the factors make up for.
+    // The means start at 0; the factors correct that bias.
     let change = step.unbias_mean * means[n] / (sqrt(step.unbias_square * squares[n]) + EPSILON);
     let rate = step.rate * select(1.0, BIAS_RATE, n >= BIASES);
     parameters[n] -= rate * (change + DECAY * parameters[n]);

@@ -1,4 +1,4 @@
-// sum = a + b: the stream and what a layer adds to it, and their gradients.
+// sum = a + b: adds a layer's output to the residual stream, or the gradients of both.
 
 @group(0) @binding(0) var<storage, read> a: array<f32>;
 @group(0) @binding(1) var<storage, read> b: array<f32>;

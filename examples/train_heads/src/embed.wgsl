@@ -1,4 +1,4 @@
-// x[row] = table[token]: what the letters put into the stream.
+// x[row] = table[token]: the embeddings of the letters, which start the residual stream.
 
 @group(0) @binding(0) var<storage, read> tokens: array<u32>;
 @group(0) @binding(1) var<storage, read> parameters: array<f32>;

@@ -1,4 +1,4 @@
-// d_table[token] = Σ d_x[row] over the rows that hold the token, in their order.
+// d_table[token] = Σ d_x[row] over the rows with the token, in ascending order.
 
 @group(0) @binding(0) var<storage, read> tokens: array<u32>;
 @group(0) @binding(1) var<storage, read> d_x: array<f32>;

@@ -1,5 +1,5 @@
-//! What the heads are for: what they attend to, what the loss says of each, and how many the task
-//! needs.
+//! Analyses the heads: their attention targets, their importance for the loss, and the number of
+//! heads that the task needs.
 
 use wgpu_attention::Error;
 
@@ -8,31 +8,31 @@ use crate::parameters::{HEAD_DIM, HEADS, LAYERS, Places, WIDTH};
 use crate::task::{BATCH, Batch, LENGTH, is_known};
 use crate::train;
 
-/// A head: its layer, and its number there.
+/// A head: its layer, and its number in the layer.
 pub type Head = [usize; 2];
 
-/// By layer and head.
+/// The importance of each head, by layer and head.
 pub type Importance = [[f64; HEADS]; LAYERS];
 
-/// That importance is the mean of.
+/// The number of sequences whose mean is the importance.
 const SEQUENCES: usize = 16;
 
 pub fn all() -> impl Iterator<Item = Head> {
     (0..LAYERS).flat_map(|layer| (0..HEADS).map(move |head| [layer, head]))
 }
 
-/// Of a head's attention, the mean share that goes to one place.
+/// The mean share of a head's attention that goes to certain positions.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Role {
-    /// To the letter itself.
+    /// The share for the letter itself.
     pub own: f64,
-    /// To the letter before.
+    /// The share for the previous letter.
     pub previous: f64,
-    /// To what followed the same letter earlier, where it was there before.
+    /// The share for letters that followed earlier occurrences of the same letter, if any.
     pub followed: f64,
 }
 
-/// From a layer's maps of a batch, `[BATCH, HEADS, LENGTH, LENGTH]`.
+/// Computes a head's role from a layer's maps of a batch, `[BATCH, HEADS, LENGTH, LENGTH]`.
 pub fn role(maps: &[f32], batch: &Batch, head: usize) -> Role {
     let mut role = Role::default();
     for (sequence, period) in batch.periods.iter().enumerate() {
@@ -43,7 +43,7 @@ pub fn role(maps: &[f32], batch: &Batch, head: usize) -> Role {
             role.own += each * to(i);
             role.previous += each * to(i - 1);
             if is_known(i, *period) {
-                // The letters repeat more than once in short periods.
+                // With a short period, the letters repeat more than once.
                 let earlier = (1..=i / period).map(|n| to(i + 1 - n * period));
                 role.followed += earlier.sum::<f64>() / batch.known() as f64;
             }
@@ -52,13 +52,13 @@ pub fn role(maps: &[f32], batch: &Batch, head: usize) -> Role {
     role
 }
 
-/// How much the loss depends on each head (Michel et al. 2019, "Are sixteen heads really better
-/// than one?"): the mean over sequences of |∂ loss / ∂ ξ|, where ξ = 1 multiplies the head's
-/// result.
+/// Computes the importance of each head: the mean over sequences of |∂ loss / ∂ ξ|, where ξ = 1
+/// multiplies the head's result. Source: Michel et al. 2019, "Are sixteen heads really better than
+/// one?"
 ///
-/// No mask is needed for it. A head's result c goes through columns W of the output projection, and
-/// W (ξ c) is (ξ W) c: so the gradient of ξ is the sum over these columns of W times d_W, which
-/// training computes anyway.
+/// The computation needs no mask. Columns W of the output projection multiply a head's result c,
+/// and W (ξ c) = (ξ W) c. So the gradient of ξ is the sum of W · d_W over these columns, and
+/// training computes d_W anyway.
 pub fn importance(model: &mut Model, batch: &Batch) -> Result<Importance, Error> {
     let weights = model.parameters()?;
     let mut importance = [[0.0; HEADS]; LAYERS];
@@ -73,18 +73,19 @@ pub fn importance(model: &mut Model, batch: &Batch) -> Result<Importance, Error>
     Ok(importance)
 }
 
-/// The parameters of the output projection that read a head's result.
+/// The indices of the output projection's parameters that multiply a head's result.
 pub fn columns(places: &Places, [layer, head]: Head) -> impl Iterator<Item = usize> {
     let first = places.layers[layer].out.first + head * HEAD_DIM;
     (0..WIDTH).flat_map(move |row| (0..HEAD_DIM).map(move |column| first + row * WIDTH + column))
 }
 
-/// A head that was pruned, and the accuracy without it and those before.
+/// A pruned head, and the accuracy without it and all heads pruned before.
 pub type Pruned = (Head, f64);
 
-/// Prunes all heads, one by one: each time the one that `choose` says by the importance of those
-/// that are left. A head is pruned by zeros in the columns that read it; what it attends to then
-/// changes nothing. Leaves the parameters as they were.
+/// Prunes all heads one by one, and restores the parameters at the end.
+///
+/// `choose` picks the next head by the importance of the remaining heads. To prune a head, the
+/// function sets the columns that multiply its result to zero.
 pub fn prune(
     model: &mut Model,
     held_out: &[Batch],

@@ -1,5 +1,5 @@
-//! What the crate does not do: embedding, loss, AdamW. Short kernels, whose sums have a fixed
-//! order.
+//! Kernels that this example adds to the crate: embedding, loss and AdamW. They are short, and add
+//! in a fixed order.
 
 use wgpu_attention::wgpu;
 
@@ -7,27 +7,27 @@ use crate::parameters::{Places, WIDTH};
 use crate::task::{BATCH, LENGTH, VOCABULARY};
 
 pub const ROWS: usize = BATCH * LENGTH;
-/// Of AdamW: what the running means of gradients and of their squares keep in a step.
+/// The decay rates of AdamW's running means of gradients and of their squares.
 pub const KEEP_MEAN: f32 = 0.9;
 pub const KEEP_SQUARE: f32 = 0.98;
 pub const EPSILON: f32 = 1e-8;
 pub const DECAY: f32 = 0.01;
-/// Biases by distance move so many times as fast: a score changes by one of them, but by all of two
-/// rows of matrices.
+/// The factor of the learning rate for the biases by distance. They need a higher rate, because a
+/// score depends on one bias, but on two whole rows of matrices.
 pub const BIAS_RATE: f32 = 16.0;
 
-/// What changes from step to step.
+/// The uniform values that change from step to step.
 #[derive(Clone, Copy, bytemuck::NoUninit)]
 #[repr(C)]
 pub struct Step {
-    /// 1 / the targets of the batch.
+    /// 1 / (number of targets in the batch).
     pub per_target: f32,
-    /// How far parameters move.
+    /// The learning rate.
     pub rate: f32,
-    /// 1 / (1 − KEEP_MEANⁿ) in step n, and of squares.
+    /// 1 / (1 − KEEP_MEANⁿ) in step n, and the same for squares.
     pub unbias_mean: f32,
     pub unbias_square: f32,
-    /// Where the totals go.
+    /// The slot for the step's totals.
     pub slot: u32,
 }
 
@@ -71,7 +71,7 @@ impl Kernel {
         Kernel { pipeline }
     }
 
-    /// With `buffers` as bindings 0, 1, ...
+    /// Binds `buffers` as bindings 0, 1, ...
     pub fn bind(&self, device: &wgpu::Device, buffers: &[&wgpu::Buffer], workgroups: usize) -> Bound {
         let entries: Vec<_> = buffers
             .iter()

@@ -11,22 +11,22 @@ use crate::task::{BATCH, LENGTH};
 
 pub struct Layer {
     attention: MultiHeadAttention,
-    /// What the forward pass leaves to the backward pass.
+    /// The forward pass writes these two for the backward pass.
     context: wgpu::Buffer,
     lse: wgpu::Buffer,
     scratch: Scratch,
 }
 
-/// What both passes are given.
+/// The tensors of both passes.
 #[derive(Clone, Copy)]
 pub struct Tensors<'a> {
     pub weights: LayerOf<TensorView<'a>>,
-    /// What the layer reads, and what it makes of it.
+    /// The layer's input and output.
     pub x: TensorView<'a>,
     pub out: TensorView<'a>,
 }
 
-/// What only the backward pass is given.
+/// The additional tensors of the backward pass.
 #[derive(Clone, Copy)]
 pub struct Gradients<'a> {
     pub weights: LayerOf<TensorView<'a>>,
@@ -46,7 +46,7 @@ fn backward<'a>(forward: MultiHeadForward<'a>, gradients: &Gradients<'a>) -> Mul
     let [query, key, value, out] =
         [query, key, value, out].map(|weight| LinearGradients { weight: Some(weight), bias: None });
     MultiHeadBackward::new(forward, gradients.d_out)
-        // The same view for all three: their sum.
+        // One view for all three gradients: the layer writes their sum.
         .d_query(gradients.d_x)
         .d_key(gradients.d_x)
         .d_value(gradients.d_x)
@@ -63,7 +63,7 @@ fn backward<'a>(forward: MultiHeadForward<'a>, gradients: &Gradients<'a>) -> Mul
 }
 
 impl Layer {
-    /// A layer for calls with such tensors.
+    /// Creates a layer for calls with tensors of these shapes.
     pub fn new(gpu: &Gpu, tensors: &Tensors, maps: TensorView, gradients: &Gradients) -> Result<Self, Error> {
         let linear = |weight| Linear { weight, bias: None };
         let LayerOf { query, key, value, out, .. } = tensors.weights;
@@ -82,7 +82,7 @@ impl Layer {
         Ok(Layer { attention, context, lse, scratch })
     }
 
-    /// Writes `out`, and to `maps` what every head attends to.
+    /// Records the forward pass: writes `out`, and every head's attention weights to `maps`.
     pub fn forward(
         &mut self,
         pass: &mut wgpu::ComputePass,
@@ -93,7 +93,8 @@ impl Layer {
         self.attention.forward(pass, &call, &mut self.scratch)
     }
 
-    /// The gradients of the last [`forward`](Self::forward): of `x` and of the weights.
+    /// Records the backward pass of the last [`forward`](Self::forward): writes the gradients of
+    /// `x` and of the weights.
     pub fn backward(
         &mut self,
         pass: &mut wgpu::ComputePass,

@@ -1,6 +1,6 @@
-// Of each row: the cross-entropy of softmax(logits) and the target, whether the largest logit is
-// the target's, and the gradient of the mean loss: d_logits = (softmax(logits) − onehot(target)) /
-// targets. A row without a target has none of these.
+// Computes the loss of each row, the cross-entropy of softmax(logits) and the target. Also counts a
+// hit if the target's logit is the largest. The gradient of the mean loss is
+// d_logits = (softmax(logits) − onehot(target)) / targets. All are 0 for a row without a target.
 
 @group(0) @binding(0) var<storage, read> step: Step;
 @group(0) @binding(1) var<storage, read> targets: array<u32>;

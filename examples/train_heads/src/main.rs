@@ -1,6 +1,6 @@
-//! Two layers of attention, and nothing else, learn to repeat what followed the last time: from
-//! random weights, with this crate's forward and backward passes and AdamW. Their heads become
-//! different on the way, and the picture shows it.
+//! Trains an attention-only model with this crate's gradients and AdamW, from random weights. The
+//! task is induction: repeat the letter that followed the same letter before. The heads become
+//! different during training, and the picture shows it.
 //!
 //! `cargo run --release -p train_heads`
 
@@ -27,23 +27,23 @@ use wgpu_attention::Gpu;
 
 const STEPS: usize = 240;
 const SEED: u64 = 1;
-/// What training must reach, of the held-out letters that can be known.
+/// The accuracy that training must reach on the predictable held-out letters.
 const ACCURACY: f64 = 0.95;
 const HELD_OUT: usize = 4;
 
 const HELP: &str = "\
-Trains two layers of attention to repeat what followed the last time, shows how their heads become different,
-and prunes them.
+Trains two attention layers on induction: repeat the letter that followed the same letter before.
+Shows how the heads become different, then prunes them one by one.
 
 usage: train_heads [OPTIONS]
 
-Fails if it ends below 95 % of the held-out letters.
+It fails if fewer than 95 % of the held-out letters are right.
 
 options:
-  --steps N   of training [default: 240]
-  --seed N    of the weights and the sequences [default: 1]
+  --steps N   the number of training steps [default: 240]
+  --seed N    the seed of the weights and the sequences [default: 1]
   --out PATH  the picture to write [default: train_heads.png]
-  -h, --help  this text
+  -h, --help  print this text
 
 environment:
   WGPU_BACKEND  vulkan, metal, dx12 or gl, as for every wgpu program";
@@ -58,21 +58,20 @@ fn main() -> ExitCode {
     }
 }
 
-/// What the picture shows.
+/// The results that the picture shows.
 pub struct Findings {
     pub learned: usize,
     pub scores: Vec<model::Score>,
-    /// Of one held-out sequence: its letters, and each layer's maps, `[HEADS, LENGTH, LENGTH]`,
-    /// before and after training.
+    /// The letters of one held-out sequence. `before` and `after` have each layer's maps of it,
+    /// `[HEADS, LENGTH, LENGTH]`, before and after training.
     pub text: String,
     pub before: Vec<Vec<f32>>,
     pub after: Vec<Vec<f32>>,
     pub roles: [[Role; HEADS]; LAYERS],
     pub importance: Importance,
-    /// On held-out sequences, with all heads.
+    /// The accuracy on held-out sequences, with all heads.
     pub accuracy: f64,
-    /// Without some: always the least important of those that were left, and always the most
-    /// important.
+    /// The accuracies with heads pruned, the least important first, and the most important first.
     pub least_first: Vec<Pruned>,
     pub most_first: Vec<Pruned>,
 }
@@ -149,7 +148,7 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
         .into())
 }
 
-/// FNV-1a, of all bits.
+/// The FNV-1a hash of all bits.
 fn hash(values: &[f32]) -> u64 {
     let bytes = bytemuck::cast_slice::<f32, u8>(values);
     bytes.iter().fold(0xCBF2_9CE4_8422_2325, |h, byte| (h ^ u64::from(*byte)).wrapping_mul(0x100_0000_01B3))
@@ -162,7 +161,7 @@ struct Arguments {
 }
 
 impl Arguments {
-    /// `None` if help was asked for and given.
+    /// Reads the arguments. Returns `None` after it printed the help.
     fn read() -> Result<Option<Self>, Box<dyn Error>> {
         use lexopt::prelude::{Long, Short, ValueExt};
         let mut arguments = Arguments { steps: STEPS, seed: SEED, out: PathBuf::from("train_heads.png") };

@@ -1,6 +1,6 @@
-//! The model: letters into a stream of `WIDTH` numbers each, two layers of attention that add to
-//! it, and out of it the next letter. Nothing else, as in Elhage et al. 2021, "A mathematical
-//! framework for transformer circuits".
+//! The model: an embedding, two attention layers, and an unembedding for the next letter. Each
+//! letter has `WIDTH` channels in the residual stream, and the layers add to it. There are no
+//! other layers, as in Elhage et al. 2021, "A mathematical framework for transformer circuits".
 
 use wgpu_attention::matmul::{ProjectionBackward, ProjectionForward};
 use wgpu_attention::{DType, Error, Gpu, Linear, Projection, TensorView, wgpu};
@@ -10,10 +10,10 @@ use crate::layer::{Gradients, Layer, Tensors};
 use crate::parameters::{HEADS, LAYERS, Places, WIDTH};
 use crate::task::{BATCH, Batch, LENGTH, VOCABULARY};
 
-/// Steps whose totals are kept until they are read.
+/// The number of steps whose totals the device stores before the host reads them.
 pub const SLOTS: usize = 16;
 
-/// What batches are taken through.
+/// The model's buffers and operators.
 pub struct Model {
     gpu: Gpu,
     pub places: Places,
@@ -22,15 +22,15 @@ pub struct Model {
     tokens: wgpu::Buffer,
     targets: wgpu::Buffer,
     step: wgpu::Buffer,
-    /// Before, between and after the layers.
+    /// The residual stream before, between and after the layers.
     stream: Vec<wgpu::Buffer>,
     d_stream: Vec<wgpu::Buffer>,
-    /// What a layer adds, and the gradient of what it read.
+    /// A layer's output, and the gradient of its input.
     added: wgpu::Buffer,
     d_read: wgpu::Buffer,
     logits: wgpu::Buffer,
     d_logits: wgpu::Buffer,
-    /// `[SLOTS, 2]`: sums of losses, and how many were right.
+    /// `[SLOTS, 2]`: sums of losses, and numbers of correct predictions.
     totals: wgpu::Buffer,
     /// `[BATCH, HEADS, LENGTH, LENGTH]`
     maps: wgpu::Buffer,
@@ -40,11 +40,11 @@ pub struct Model {
     steps: usize,
 }
 
-/// The example's own, bound.
+/// The example's kernels, with their buffers bound.
 struct Kernels {
     embed: Bound,
     embed_backward: Bound,
-    /// By layer.
+    /// One for each layer.
     add: Vec<Bound>,
     add_backward: Vec<Bound>,
     loss: Bound,
@@ -52,7 +52,7 @@ struct Kernels {
     adamw: Bound,
 }
 
-/// Loss per target, and the share of targets that were the likeliest letter.
+/// The loss per target, and the share of targets that the model predicted as the likeliest letter.
 #[derive(Clone, Copy, Debug)]
 pub struct Score {
     pub loss: f64,
@@ -132,7 +132,7 @@ impl Model {
         })
     }
 
-    /// A step of training; its totals go to a slot.
+    /// Runs a step of training, and writes its totals to `slot`.
     pub fn train(&mut self, batch: &Batch, rate: f64, slot: usize) -> Result<(), Error> {
         self.steps += 1;
         let unbias = |keep: f32| (1.0 / (1.0 - f64::from(keep).powi(self.steps as i32))) as f32;
@@ -154,14 +154,14 @@ impl Model {
         })
     }
 
-    /// How well the model does.
+    /// Returns the model's score on a batch.
     pub fn score(&mut self, batch: &Batch) -> Result<Score, Error> {
         self.write(batch, Step::still(batch));
         self.submit(Self::forward)?;
         Ok(self.totals(&[batch.known()])?[0])
     }
 
-    /// The gradients of the mean loss, laid out as the parameters.
+    /// Returns the gradients of the mean loss, with the layout of the parameters.
     pub fn gradients(&mut self, batch: &Batch) -> Result<Vec<f32>, Error> {
         self.write(batch, Step::still(batch));
         self.submit(|model, pass| {
@@ -171,7 +171,7 @@ impl Model {
         self.gpu.download(&self.gradients, self.places.len)
     }
 
-    /// What every head attends to: of each layer `[BATCH, HEADS, LENGTH, LENGTH]`.
+    /// Returns each layer's attention weights, `[BATCH, HEADS, LENGTH, LENGTH]`.
     pub fn maps(&mut self, batch: &Batch) -> Result<Vec<Vec<f32>>, Error> {
         self.write(batch, Step::still(batch));
         self.submit(Self::forward)?;
@@ -183,7 +183,8 @@ impl Model {
         Ok(all)
     }
 
-    /// The scores of the steps in the first slots, whose batches had so many targets.
+    /// Returns the scores of the steps in the first slots. `known` has the number of targets of
+    /// each step.
     pub fn totals(&self, known: &[usize]) -> Result<Vec<Score>, Error> {
         let totals: Vec<[f32; 2]> = self.gpu.download(&self.totals, known.len())?;
         let per = |sum: f32, known: usize| f64::from(sum) / known as f64;
@@ -262,7 +263,7 @@ impl Model {
 }
 
 impl Step {
-    /// For what is not trained on.
+    /// The values for a batch that the model is not trained on.
     fn still(batch: &Batch) -> Self {
         let per_target = 1.0 / batch.known() as f32;
         Step { per_target, rate: 0.0, unbias_mean: 1.0, unbias_square: 1.0, slot: 0 }

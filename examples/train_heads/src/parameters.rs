@@ -1,5 +1,5 @@
-//! Everything that is learned, in one buffer: so gradients have the same places in another, and
-//! AdamW is one dispatch.
+//! All parameters in one buffer. Gradients have the same layout in a second buffer, so AdamW is one
+//! dispatch.
 
 use wgpu_attention::{DType, TensorView, wgpu};
 
@@ -9,10 +9,10 @@ pub const LAYERS: usize = 2;
 pub const HEADS: usize = 4;
 pub const HEAD_DIM: usize = 16;
 pub const WIDTH: usize = HEADS * HEAD_DIM;
-/// Distances that have a bias of their own; all that are further share one.
+/// The largest distance with a separate bias; all larger distances share one.
 pub const REACH: usize = 8;
 
-/// Tensors begin where every device can bind.
+/// The alignment of tensors in elements, so that every device can bind them.
 const ALIGNMENT: usize = 64;
 
 /// A dense tensor within the buffer.
@@ -33,15 +33,15 @@ impl Place {
     }
 }
 
-/// What a layer learns, as places or as views.
+/// A layer's parameters, as places or as views.
 #[derive(Clone, Copy)]
 pub struct LayerOf<T> {
-    /// `[WIDTH, WIDTH]`, as are the next three: `[out, in]`.
+    /// `[WIDTH, WIDTH]` as `[out, in]`, and the same for the next three.
     pub query: T,
     pub key: T,
     pub value: T,
     pub out: T,
-    /// `[1, HEADS, 1, 2 · REACH + 1]`: added to scores, by distance.
+    /// `[1, HEADS, 1, 2 · REACH + 1]`: the biases that are added to scores, by distance.
     pub relative: T,
 }
 
@@ -61,15 +61,15 @@ impl LayerOf<Place> {
     }
 }
 
-/// Where each tensor lies.
+/// The place of each tensor in the buffer.
 pub struct Places {
-    /// `[VOCABULARY, WIDTH]`: what a letter puts into the stream.
+    /// `[VOCABULARY, WIDTH]`: each letter's embedding.
     pub embed: Place,
-    /// `[VOCABULARY, WIDTH]`: what of the stream speaks for a letter.
+    /// `[VOCABULARY, WIDTH]`: the weights of each letter's logit.
     pub unembed: Place,
     /// The biases of all layers come last.
     pub layers: [LayerOf<Place>; LAYERS],
-    /// Of the buffer, with the gaps.
+    /// The length of the buffer, with gaps.
     pub len: usize,
 }
 
@@ -97,17 +97,17 @@ impl Places {
         [self.embed, self.unembed].into_iter().chain(layers).collect()
     }
 
-    /// How many numbers are learned.
+    /// The number of parameters, without gaps.
     pub fn learned(&self) -> usize {
         self.all().iter().map(Place::len).sum()
     }
 
-    /// Where the biases begin.
+    /// The first element of the biases.
     pub fn biases(&self) -> usize {
         self.layers[0].relative.first
     }
 
-    /// Random, but for the biases by distance: these are 0.
+    /// The initial parameters: random, except for the biases by distance, which are 0.
     pub fn initial(&self, seed: u64) -> Vec<f32> {
         let mut random = Random::new(seed, Series::Weights);
         let mut values = vec![0.0; self.len];
@@ -115,7 +115,7 @@ impl Places {
             let deviation = match place.name {
                 "embed" => 1.0,
                 "relative" => 0.0,
-                // Attention begins nearly even.
+                // Small weights, so that attention starts almost uniform.
                 "query" | "key" => 0.5 / (WIDTH as f32).sqrt(),
                 _ => 1.0 / (WIDTH as f32).sqrt(),
             };

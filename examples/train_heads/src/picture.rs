@@ -1,4 +1,4 @@
-//! All findings as one PNG: plots on top, under them every head's map before and after training.
+//! Draws all findings as one PNG: plots, then every head's map before and after training.
 
 use std::error::Error;
 use std::path::Path;
@@ -14,10 +14,10 @@ use crate::{ACCURACY, Findings};
 const WHY: &str = "One way: layer 0 tells each letter which one it follows; layer 1 looks for a letter that follows the one read.";
 const MARGIN: usize = 32;
 const GAP: usize = 12;
-/// Of a map: a letter attending to another.
+/// Pixels of a map's cell: one letter that attends to another.
 const CELL: usize = 13;
 const MAP: usize = LENGTH * CELL;
-/// Left of a map, for its letters, and of a row of maps, for what they are.
+/// Space on the left of a map for its letters, and of a row of maps for its label.
 const LETTER: usize = 18;
 const ROW_LABEL: usize = 104;
 const COLUMN: usize = LETTER + MAP + 24;
@@ -99,7 +99,7 @@ fn spaced(text: &str) -> String {
     text.chars().flat_map(|letter| [letter, ' ']).collect()
 }
 
-/// What most of a head's attention goes to, if it has a name.
+/// Describes the main target of a head's attention; empty if there is none.
 fn described(role: Role) -> String {
     let Role { own, previous, followed } = role;
     let shares = [(own, "itself"), (previous, "the one before"), (followed, "what followed")];
@@ -111,7 +111,7 @@ fn draw_map(canvas: &mut Canvas, [left, top]: [usize; 2], text: &str, map: &[f32
     for (i, letter) in text.chars().enumerate() {
         let y = top + i * CELL;
         canvas.text([left - LETTER + 4, y + CELL / 2 - SMALL.height() / 2], &letter.to_string(), SMALL);
-        // Later letters are not for it.
+        // A letter does not see later letters.
         for j in 0..=i {
             let colour = heat(map[i * LENGTH + j]);
             canvas.fill([left + j * CELL, y], [CELL - 1, CELL - 1], colour);
@@ -163,7 +163,7 @@ fn draw_plots(canvas: &mut Canvas, top: usize, findings: &Findings) {
         canvas.fill([left as usize, y as usize], size, BLUE);
     }
 
-    // From all heads to none.
+    // The horizontal axis goes from all heads to none.
     let pruned = plot(3, [heads, 0.0], [0.0, 1.0]);
     let ticks: Vec<_> = (0..=all.len()).map(|n| (n as f64, n.to_string())).collect();
     pruned.frame(canvas, "Accuracy, heads pruned", "heads left", &ticks, &percent);

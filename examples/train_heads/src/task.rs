@@ -1,21 +1,21 @@
-//! Induction: letters in random order, then the same again and again. What follows a letter that
-//! has been there is what followed it the last time.
+//! The task is induction. A sequence repeats a random series of letters. So a repeated letter has
+//! the same successor as the last time.
 
 pub const VOCABULARY: usize = 26;
 pub const LENGTH: usize = 20;
 /// Sequences of a batch.
 pub const BATCH: usize = 64;
-/// Letters before the first repetition, all different. How many, each sequence chooses: no fixed
-/// distance tells the answer.
+/// The number of different letters before the first repetition. Each sequence has a random one, so
+/// no fixed distance gives the answer.
 const PERIODS: std::ops::RangeInclusive<usize> = 5..=12;
-/// The target of a letter whose successor cannot be known.
+/// The target of a letter whose successor is not predictable.
 pub const NONE: u32 = u32::MAX;
 
-/// Numbers from a seed: Steele et al. 2014, "Fast splittable pseudorandom number generators".
+/// A random number generator: Steele et al. 2014, "Fast splittable pseudorandom number generators".
 pub struct Random(u64);
 
 impl Random {
-    /// One of the series of a seed.
+    /// The generator of one series of a seed.
     pub fn new(seed: u64, series: Series) -> Self {
         let mut seeds = Random(seed);
         let start = (0..=series as usize).fold(0, |_, _| seeds.next());
@@ -30,18 +30,18 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Less than `n`.
+    /// Returns a number less than `n`.
     fn below(&mut self, n: usize) -> usize {
         (self.next() % n as u64) as usize
     }
 
-    /// Between −1 and 1.
+    /// Returns a number between −1 and 1.
     pub fn signed(&mut self) -> f32 {
         (self.next() >> 40) as f32 / (1 << 23) as f32 - 1.0
     }
 }
 
-/// What numbers are for.
+/// The purpose of a series of random numbers.
 #[derive(Clone, Copy)]
 pub enum Series {
     Weights,
@@ -49,14 +49,14 @@ pub enum Series {
     HeldOut,
 }
 
-/// Sequences, and what is to be said after each of their letters.
+/// Sequences, and the target after each letter.
 #[derive(Clone)]
 pub struct Batch {
     /// `[BATCH, LENGTH]`, from 0 to `VOCABULARY` − 1.
     pub tokens: Vec<u32>,
     /// `[BATCH, LENGTH]`: the next token, or [`NONE`].
     pub targets: Vec<u32>,
-    /// Of each sequence, the letters before the first repetition.
+    /// The number of letters before the first repetition, for each sequence.
     pub periods: Vec<usize>,
 }
 
@@ -78,12 +78,12 @@ impl Batch {
         batch
     }
 
-    /// How many targets there are.
+    /// The number of targets.
     pub fn known(&self) -> usize {
         self.targets.iter().filter(|target| **target != NONE).count()
     }
 
-    /// The batch with the targets of one sequence only.
+    /// Returns the batch with only the targets of one sequence.
     pub fn only(&self, sequence: usize) -> Self {
         let mut batch = self.clone();
         for (n, target) in batch.targets.iter_mut().enumerate() {
@@ -101,7 +101,7 @@ impl Batch {
     }
 }
 
-/// Whether what follows token `i` was seen: the token was there before, and another comes.
+/// True if the letter after token `i` is predictable: token `i` is a repetition, and not the last.
 pub fn is_known(i: usize, period: usize) -> bool {
     i >= period && i + 1 < LENGTH
 }

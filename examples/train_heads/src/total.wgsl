@@ -1,5 +1,5 @@
-// Sums of all rows' losses and hits, into the step's slot: each invocation every STRIPS-th row,
-// then the first adds theirs up.
+// Writes the sums of all rows' losses and hits to the step's slot. Each invocation adds every
+// STRIPS-th row, then the first invocation adds the partial sums.
 
 @group(0) @binding(0) var<storage, read> step: Step;
 @group(0) @binding(1) var<storage, read> losses: array<vec2<f32>>;

@@ -1,4 +1,4 @@
-//! From random parameters to trained ones.
+//! The training loop.
 
 use std::io::{IsTerminal, Write};
 use std::time::Instant;
@@ -9,16 +9,16 @@ use crate::model::{Model, SLOTS, Score};
 use crate::task::{Batch, Random, Series};
 
 const RATE: f64 = 0.005;
-/// Steps in which the rate rises; over the last third it falls again.
+/// Steps in which the rate rises. Over the last third of the steps it falls.
 const WARMUP: usize = 20;
 
-/// Batches that no model is trained on.
+/// Returns batches that the model is not trained on.
 pub fn held_out(batches: usize, seed: u64) -> Vec<Batch> {
     let mut random = Random::new(seed, Series::HeldOut);
     (0..batches).map(|_| Batch::new(&mut random)).collect()
 }
 
-/// Trains for so many steps, each on a new batch; returns what each step's score was before it.
+/// Trains for `steps` steps, each on a new batch. Returns the score of each batch before its step.
 pub fn train(
     model: &mut Model,
     steps: usize,
@@ -60,7 +60,7 @@ pub fn score(model: &mut Model, batches: &[Batch]) -> Result<Score, Error> {
     Ok(Score { loss: loss / known, accuracy: hits / known })
 }
 
-/// A bar on a terminal; ten lines elsewhere.
+/// Shows progress: a bar on a terminal, otherwise ten lines.
 pub struct Progress {
     started: Instant,
     terminal: bool,
@@ -83,7 +83,7 @@ impl Progress {
             100.0 * accuracy,
             self.started.elapsed().as_secs_f64()
         );
-        // Nowhere to write to is no reason to stop.
+        // Training continues if the output fails.
         let _ = if self.terminal {
             let end = if done == steps { "\n" } else { "" };
             write!(std::io::stderr(), "\r{text}{end}")

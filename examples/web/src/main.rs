@@ -1,4 +1,4 @@
-//! The program behind the page: all-MiniLM-L6-v2 in a browser. `scripts/web` builds it and serves
+//! The web page's program: runs all-MiniLM-L6-v2 in a browser. `scripts/web` builds it and serves
 //! the page.
 
 #[cfg(target_arch = "wasm32")]

@@ -1,4 +1,4 @@
-//! What the page calls.
+//! The functions that the page calls.
 
 use std::error::Error;
 
@@ -10,10 +10,10 @@ use wgpu_attention_models::Safetensors;
 
 #[wasm_bindgen]
 extern "C" {
-    /// Nothing of the program can be used after it.
+    /// Tells the page that the program panicked and cannot be used any more.
     #[wasm_bindgen(js_name = panicked)]
     fn panicked(message: &str);
-    /// The browser has taken the device away.
+    /// Tells the page that the device is lost.
     #[wasm_bindgen(js_name = deviceLost)]
     fn device_lost(message: &str);
 }
@@ -26,7 +26,7 @@ pub struct Loaded {
     tokenizer: Tokenizer,
 }
 
-/// What the model makes of a sentence.
+/// The model's results for a sentence.
 #[wasm_bindgen]
 pub struct Sentence {
     tokens: Vec<String>,
@@ -37,11 +37,11 @@ fn error(e: Box<dyn Error>) -> JsError {
     JsError::new(&e.to_string())
 }
 
-/// The model of two files' bytes. `name` is what messages call the first.
+/// Loads the model from two files' bytes. Errors use `name` for the weights' file.
 #[wasm_bindgen]
 pub async fn load(name: String, weights: Vec<u8>, tokenizer: Vec<u8>) -> Result<Loaded, JsError> {
     std::panic::set_hook(Box::new(|info| panicked(&info.to_string())));
-    // Before a device is asked for: files can be wrong.
+    // Check the files before requesting a device.
     let tokenizer = Tokenizer::new(&tokenizer).and_then(|t| t.truncated(LONGEST)).map_err(error)?;
     let weights = Safetensors::from_bytes(name, weights)?;
     let gpu = Gpu::new_async().await?;
@@ -56,7 +56,7 @@ pub async fn load(name: String, weights: Vec<u8>, tokenizer: Vec<u8>) -> Result<
 
 #[wasm_bindgen]
 impl Loaded {
-    /// Runs the model on one sentence, of which it reads 256 tokens.
+    /// Runs the model on the first 256 tokens of one sentence.
     pub async fn run(&mut self, sentence: String) -> Result<Sentence, JsError> {
         let tokens = self.tokenizer.tokens(&[sentence]).map_err(error)?.remove(0);
         let maps = self.model.maps_async(&tokens).await.map_err(error)?;
@@ -64,7 +64,7 @@ impl Loaded {
         Ok(Sentence { tokens: texts, maps })
     }
 
-    /// Gives the device's memory back.
+    /// Frees the device's memory.
     pub fn unload(self) {
         self.gpu.device().destroy();
     }
@@ -77,7 +77,8 @@ impl Sentence {
         self.tokens.clone()
     }
 
-    /// `[layers, heads, n, n]` of n tokens: of a query, the rows, to the keys.
+    /// The attention weights of n tokens, `[layers, heads, n, n]`: queries as rows, keys as
+    /// columns.
     #[wasm_bindgen(getter)]
     pub fn weights(&self) -> Vec<f32> {
         self.maps.weights.clone()
@@ -90,13 +91,13 @@ impl Sentence {
     }
 }
 
-/// Layers, heads and the longest sentence in tokens.
+/// The numbers of layers and heads, and the longest sentence in tokens.
 #[wasm_bindgen]
 pub fn sizes() -> Vec<usize> {
     vec![LAYERS, HEADS, LONGEST]
 }
 
-/// The cosines between unit vectors that lie one after the other, `[n, n]` of n.
+/// The cosines between n contiguous unit vectors, `[n, n]`.
 #[wasm_bindgen]
 pub fn similarity(vectors: Vec<f32>) -> Vec<f64> {
     let rows = || vectors.chunks_exact(WIDTH);

@@ -1,7 +1,7 @@
-//! GGUF, llama.cpp's file format: metadata, a table of tensors, their bytes.
+//! GGUF, llama.cpp's file format: metadata, a table of tensors, the tensors' bytes.
 //!
-//! Layout: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>. The crates that read it do
-//! not check every length against the file or do not map it, hence this one.
+//! Layout: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>. Existing crates do not
+//! compare every length with the file's, or do not map the file; this reader does both.
 
 mod reader;
 mod value;
@@ -19,10 +19,10 @@ use crate::tensor::{TensorData, TensorInfo, nearest};
 
 const MAGIC: &[u8; 4] = b"GGUF";
 const DEFAULT_ALIGNMENT: u64 = 32;
-/// As many as GGML has.
+/// GGML's maximum.
 const MOST_DIMENSIONS: u32 = 4;
-/// Bytes of the smallest entry of the metadata and of the table of tensors, so that a count is
-/// refused before anything is made of its size.
+/// Bytes of the smallest entry of the metadata, and of the table of tensors. With them, the
+/// reader rejects a count that is too large before it allocates memory.
 const SMALLEST_ENTRY: u64 = 8 + 4 + 1;
 const SMALLEST_TENSOR: u64 = 8 + 4 + 8 + 4 + 8;
 
@@ -41,7 +41,7 @@ pub struct Gguf {
     file: Mapped,
     metadata: BTreeMap<String, Value>,
     tensors: Vec<TensorInfo>,
-    /// First byte and length in the file; nothing for types that are not read.
+    /// First byte and length in the file; `None` for unsupported types.
     ranges: Vec<Option<(usize, usize)>>,
     by_name: HashMap<String, usize>,
 }
@@ -56,7 +56,7 @@ impl Gguf {
         Self::parse(Mapped::open(path.as_ref())?)
     }
 
-    /// Of a file's bytes that are in memory; messages call it `name`.
+    /// Parses a file's bytes in memory; errors use `name` as its path.
     ///
     /// # Errors
     /// [`Error::Malformed`].
@@ -72,7 +72,7 @@ impl Gguf {
         Ok(Gguf { file, metadata, tensors, ranges, by_name })
     }
 
-    /// The value of a metadata key, if it is there.
+    /// The value of a metadata key, if the file has the key.
     pub fn metadata(&self, key: &str) -> Option<&Value> {
         self.metadata.get(key)
     }
@@ -150,12 +150,12 @@ impl Gguf {
         &self.file.path
     }
 
-    /// What the file says of its tensors, in its order.
+    /// Names, shapes and types of all tensors, in the file's order.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.tensors
     }
 
-    /// Whether there is a tensor of this name.
+    /// True if the file has a tensor of this name.
     pub fn contains(&self, name: &str) -> bool {
         self.by_name.contains_key(name)
     }
@@ -163,13 +163,13 @@ impl Gguf {
     /// A tensor's bytes.
     ///
     /// # Errors
-    /// [`Error::Missing`]; [`Error::Type`] for a type that is only listed.
+    /// [`Error::Missing`]; [`Error::Type`] for an unsupported type.
     pub fn tensor(&self, name: &str) -> Result<TensorData<'_>, Error> {
         let n = *self.by_name.get(name).ok_or_else(|| {
             let near = nearest(name, self.tensors.iter().map(|tensor| tensor.name.as_str()));
             Error::Missing { name: name.to_owned(), path: self.file.path.clone(), near }
         })?;
-        // Types that are not read have no range.
+        // Unsupported types have no range.
         let (start, len) = self.ranges[n].unwrap_or_default();
         TensorData::new(&self.tensors[n], &self.file[start..start + len])
     }
@@ -195,7 +195,7 @@ impl Tensors for Gguf {
 
 type Read = (BTreeMap<String, Value>, Vec<TensorInfo>, Vec<Option<(usize, usize)>>);
 
-/// All but the tensors' bytes; the error says what is wrong.
+/// Reads everything except the tensors' bytes; the error describes the fault.
 fn read(bytes: &[u8]) -> Result<Read, String> {
     if bytes.get(..4) != Some(MAGIC) {
         return Err("it does not begin with `GGUF`".into());
@@ -242,7 +242,7 @@ fn read(bytes: &[u8]) -> Result<Read, String> {
                 "`{name}` has {dimensions} dimensions, at most {MOST_DIMENSIONS} are possible"
             ));
         }
-        // The file has the innermost first.
+        // The file stores the innermost dimension first.
         let mut shape = Vec::new();
         for _ in 0..dimensions {
             let size = reader.u64(&name)?;
@@ -254,7 +254,7 @@ fn read(bytes: &[u8]) -> Result<Read, String> {
         tensors.push(TensorInfo { name, shape, storage });
     }
 
-    // Where there are no tensors a file may end without the padding.
+    // A file without tensors may end without the padding.
     let data = (reader.at() as u64).next_multiple_of(alignment);
     let ranges = tensors.iter().zip(offsets).map(|(tensor, offset)| {
         let TensorInfo { name, shape, storage } = tensor;
@@ -280,7 +280,7 @@ fn read(bytes: &[u8]) -> Result<Read, String> {
     Ok((metadata, tensors, ranges))
 }
 
-/// GGML's types by their numbers; gaps are types that it no longer has.
+/// GGML's types by their numbers, including types that GGML has removed.
 fn storage(id: u32) -> Storage {
     const NAMES: [&str; 40] = [
         "F32",

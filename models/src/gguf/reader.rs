@@ -1,13 +1,13 @@
-//! Little-endian values out of bytes, none of which are believed.
+//! Reads little-endian values from untrusted bytes.
 
-/// Where reading is.
+/// A position in bytes that are being read.
 pub(super) struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
 impl<'a> Reader<'a> {
-    /// `at` is within `bytes`.
+    /// Starts at byte `at`, which must lie within `bytes`.
     pub(super) fn new(bytes: &'a [u8], at: usize) -> Self {
         Reader { bytes, at }
     }
@@ -45,7 +45,8 @@ impl<'a> Reader<'a> {
         self.array(what).map(u64::from_le_bytes)
     }
 
-    /// A count of things of at least `smallest` bytes each, all of which must still be in the file.
+    /// Reads a count of items. Each item takes at least `smallest` bytes, and all must fit in the
+    /// rest of the file.
     pub(super) fn count(&mut self, what: &str, smallest: u64) -> Result<usize, String> {
         let count = self.u64(what)?;
         if count.checked_mul(smallest).is_none_or(|bytes| bytes > self.left() as u64) {
@@ -54,7 +55,7 @@ impl<'a> Reader<'a> {
         Ok(count as usize)
     }
 
-    /// `count` values of `N` bytes.
+    /// Reads `count` values of `N` bytes.
     pub(super) fn values<const N: usize, T>(
         &mut self,
         count: usize,

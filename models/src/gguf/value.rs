@@ -2,7 +2,7 @@
 
 use super::reader::Reader;
 
-/// How deep arrays may lie in arrays.
+/// The greatest depth of nested arrays.
 const DEEPEST: usize = 8;
 
 /// A value of a file's metadata.
@@ -46,7 +46,7 @@ pub enum Array {
 }
 
 impl Array {
-    /// How many values it has.
+    /// The number of values.
     pub fn len(&self) -> usize {
         match self {
             Array::U8(v) => v.len(),
@@ -65,7 +65,7 @@ impl Array {
         }
     }
 
-    /// Whether it has none.
+    /// True if the array has no values.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -75,7 +75,8 @@ impl Array {
             return Err(format!("`{key}` has arrays within arrays, more than {DEEPEST} deep"));
         }
         let kind = reader.u32(key)?;
-        // The least bytes a value takes: a string's length, an array's type and length.
+        // The smallest size of a value. A string has at least its length, an array its type and
+        // length.
         let smallest = match kind {
             0 | 1 | 7 => 1,
             2 | 3 => 2,
@@ -170,7 +171,7 @@ impl Value {
         if let Value::Array(Array::String(v)) = self { Some(v) } else { None }
     }
 
-    /// What it is, in words.
+    /// The type's name in error messages.
     pub(super) fn type_name(&self) -> &'static str {
         match self {
             Value::U8(_) | Value::U16(_) | Value::U32(_) | Value::U64(_) => "an unsigned number",

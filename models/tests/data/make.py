@@ -1,6 +1,6 @@
 """Writes every_type.gguf with llama.cpp's own package: pip install gguf==0.19.0
 
-Tensors of every type that is read, and beside each, as F32, what that package dequantises it to.
+The file has a tensor of every supported type, and after each its dequantised values as F32.
 """
 
 import numpy

@@ -1,10 +1,11 @@
-//! Attention over a sequence that lies on several ranks, compared with one device, timed and drawn:
+//! Computes attention over a sequence that several ranks share. Compares the result with one
+//! device, prints times and draws a timeline:
 //!
 //! ```sh
 //! scripts/mpi scripts/gpu cargo run --release -p wgpu-attention-mpi --features mpi --example ring -- --ranks 4
 //! ```
 //!
-//! With `--threads 4` ranks are threads of one process, and no MPI is needed.
+//! With `--threads 4`, the ranks are threads of one process, and no MPI is needed.
 
 mod picture;
 
@@ -41,8 +42,18 @@ struct Wanted {
 }
 
 const USAGE: &str = "\
-usage: ring --ranks N | --threads N [--length 65536] [--schedule contiguous|zigzag|ulysses] [--window N] [--backward]
-            [--out ring.png]
+Computes causal attention on several ranks, compares it with one device, and draws a timeline.
+
+usage: ring --ranks N | --threads N [OPTIONS]
+
+  --ranks N        start N processes with mpirun
+  --threads N      run N ranks as threads of this process, without MPI
+  --length N       the tokens of the sequence [default: 65536]
+  --schedule KIND  contiguous, zigzag or ulysses [default: zigzag]
+  --window N       the number of keys that a query sees [default: all]
+  --backward       also compute gradients
+  --out PATH       the picture to write [default: ring.png]
+  --help           print this text
 ";
 
 fn wanted() -> Result<Wanted> {
@@ -82,7 +93,7 @@ fn wanted() -> Result<Wanted> {
     Ok(wanted)
 }
 
-/// Whether `mpirun` has started this process.
+/// True if `mpirun` started this process.
 fn is_rank() -> bool {
     ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"].iter().any(|name| env::var_os(name).is_some())
 }
@@ -109,11 +120,11 @@ fn run() -> Result {
     }
 }
 
-/// This program again, as often as there are ranks.
+/// Starts this program under `mpirun`, once for each rank.
 fn under_mpirun(ranks: usize) -> Result {
     let mut command = Command::new("mpirun");
     command.args(["--oversubscribe", "-n", &ranks.to_string()]);
-    // What starts programs with a software driver, if something must.
+    // A program that starts others with a software driver, if the variable is set.
     command.args(env::var_os("WGPU_ATTENTION_RUNNER")).args(env::args_os());
     let status = command.status().map_err(|e| format!("mpirun: {e}; scripts/mpi brings one"))?;
     if status.success() { Ok(()) } else { Err(format!("mpirun: {status}").into()) }
@@ -149,7 +160,8 @@ fn on_threads(wanted: &Wanted, threads: usize) -> Result {
     })
 }
 
-/// An element of a tensor, by where it is: every rank can make any of them.
+/// Computes an element of a tensor from its position, so that every rank can compute any
+/// element.
 fn element(tensor: u64, head: usize, position: usize, channel: usize) -> f32 {
     let mut x = ((tensor * 64 + head as u64) << 48) ^ ((position as u64) << 8) ^ channel as u64;
     let mut sum = 0.0;
@@ -193,7 +205,7 @@ fn on_rank(wanted: &Wanted, wire: impl Wire) -> Result {
         mask = mask.window(window.saturating_sub(1), 0);
     }
     let call = RingForward::new(q, k, v, out_view, length).lse(lse_view).mask(&mask);
-    // The first call compiles.
+    // The first call compiles the kernels.
     ring.forward(&call)?;
     ring.forward(&call)?;
     report(&mut ring, wanted, "forward", &wanted.out)?;
@@ -226,7 +238,7 @@ fn report(ring: &mut RingAttention, wanted: &Wanted, what: &str, to: &std::path:
     Ok(())
 }
 
-/// Some of the rank's rows, by one device that has all keys, and by the reference.
+/// Compares some of the rank's rows with one device that has all keys, and with the reference.
 fn compare_sample(
     gpu: &Gpu,
     wanted: &Wanted,

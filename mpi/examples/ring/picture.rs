@@ -1,4 +1,4 @@
-//! When each rank's device worked, when its host staged and waited.
+//! Draws a timeline: when each rank's device worked, and when its host staged and waited.
 
 use std::error::Error;
 use std::path::Path;
@@ -42,7 +42,7 @@ pub fn draw(title: &str, timelines: &[Timeline], to: &Path) -> Result<(), Box<dy
             if to.saturating_sub(from) > text.len() * SMALL.width() + 6 {
                 canvas.text([from + 4, y + 6], &text, SMALL.coloured([255; 3]));
             }
-            // Before it was submitted it was staged, and before that waited for.
+            // The host waits for a block, stages it, then submits the step.
             let staged = step.submitted - step.staged;
             let waited = staged - step.waited;
             for (from, to, colour) in [(waited, staged, WAIT), (staged, step.submitted, STAGE)] {

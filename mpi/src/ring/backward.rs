@@ -1,6 +1,6 @@
-//! Keys and values travel again, and their gradients after them: each rank adds, on the host and in
-//! the order of the ring, what its queries give, and the last one sends the sum home. The device
-//! never waits for a sum.
+//! The backward pass of a ring. Keys and values travel round the ring again, and their gradients
+//! follow. Each rank's host adds its queries' contribution, in the order of the ring. The last rank
+//! sends the sum to the block's owner. The device never waits for a sum.
 
 use std::time::Instant;
 
@@ -19,11 +19,11 @@ pub(super) struct Memory {
     visits: Vec<Visit>,
     numbers: Option<wgpu::Buffer>,
     scratch: Option<Scratch>,
-    /// q, k, v, out and d_out in f32, where the call's are not.
+    /// q, k, v, out and d_out in f32, for calls in another type.
     wide: Vec<wgpu::Buffer>,
     keys: KeysMemory,
     d_q: wgpu::Buffer,
-    /// What one visit gives to keys and values, and on its way to the host.
+    /// A visit's gradients of keys and values.
     d_keys: wgpu::Buffer,
     downloads: [Staging; 2],
     upload: Staging,
@@ -74,8 +74,8 @@ impl Memory {
         Ok(memory)
     }
 
-    /// With the log-sum-exp over all keys, a part's weights are those of the whole: no merge is
-    /// needed, only sums.
+    /// The attention calls of a visit. With the log-sum-exp over all keys, a part's weights are
+    /// already final, so the gradients only need sums, no merge.
     fn calls<'a>(
         &'a self,
         key: &'a Key,
@@ -102,8 +102,7 @@ impl Memory {
         })
     }
 
-    /// Records a visit, and that what it gives to keys and values is copied for the host, if it is
-    /// to travel.
+    /// Records a visit. Also records the copy of its gradients for the host, if they travel.
     fn record(
         &mut self,
         kernels: &Kernels,
@@ -136,7 +135,7 @@ impl Memory {
         at > 0 || self.visits[0].to.is_some()
     }
 
-    /// Adds what visit `at` gave to what ranks before gave, and sends the sum on.
+    /// Adds the gradients of visit `at` to the sum of earlier ranks, and sends the new sum on.
     fn pass_on(&self, kernels: &Kernels, courier: &mut Courier, key: &Key, at: usize) -> Result<(), Error> {
         let Visit { owner, from, to, .. } = self.visits[at];
         let len = key.sizes.block(self.shares.tokens(owner), DType::F32).bytes;
@@ -156,7 +155,7 @@ impl Memory {
     }
 }
 
-/// Sums of f32, element by element.
+/// Adds f32 values, element by element.
 fn add(sum: &mut [u8], mine: &[u8]) {
     for (sum, mine) in sum.chunks_exact_mut(4).zip(mine.chunks_exact(4)) {
         let number = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().unwrap_or_default());
@@ -197,7 +196,7 @@ impl RingAttention {
         let [to_q, to_k, to_v] = call.gradients;
         let total = sizes.block(tokens, DType::F32);
         if goes_on.is_none() {
-            // Nobody else sees them.
+            // No other rank sees these keys, so the gradients are complete.
             for (n, to) in [to_k, to_v].into_iter().enumerate() {
                 kernels.copy(&mut encoder, total.view(n, &memory.d_keys), to)?;
             }
@@ -238,7 +237,7 @@ impl RingAttention {
             memory.keys.submitted();
             memory.downloads[at % 2].ask();
             recorder.submitted(&kernels.queue, &visit, waited, staged);
-            // While the device has this block, what the one before gave.
+            // While the device computes this block, send on the gradients of the block before.
             if memory.travels(at - 1) {
                 memory.pass_on(kernels, courier, key, at - 1)?;
             }

@@ -1,4 +1,4 @@
-//! Keys and values of one rank as one message, and what a call's dimensions are.
+//! The layout of one rank's keys and values as one message, and the dimensions of a call.
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ pub(crate) struct Sizes {
     pub kv_heads: usize,
     pub head_dim: usize,
     pub value_dim: usize,
-    /// Of the tensors, and of keys and values on their way.
+    /// The type of the input tensors, and of keys and values in messages.
     pub dtype: DType,
 }
 
@@ -24,7 +24,8 @@ pub(crate) fn count(shape: [usize; 4]) -> usize {
     shape.into_iter().product()
 }
 
-/// Where tensors start, one after the other, each where any device can bind.
+/// The layout of consecutive tensors in a buffer. Each start is aligned so that any device can
+/// bind the tensor.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     pub dtype: DType,
@@ -76,13 +77,13 @@ impl Sizes {
         [self.batch, self.heads, tokens, 1]
     }
 
-    /// Keys and values of so many tokens.
+    /// The layout of keys and values of `tokens` tokens.
     pub fn block(&self, tokens: usize, dtype: DType) -> Layout {
         Layout::new(dtype, &[self.k(tokens), self.v(tokens)])
     }
 }
 
-/// The mask of a part: its queries and keys stand where they stand in the whole sequence.
+/// The mask of a part, with the positions of its queries and keys in the whole sequence.
 pub(crate) fn mask_of<'a>(
     mask: &SequenceMask,
     part: &Part,
@@ -108,7 +109,7 @@ pub(crate) fn mask_of<'a>(
     }
 }
 
-/// The rows of a part.
+/// A view of the given rows.
 pub(crate) fn rows<'a>(view: TensorView<'a>, rows: &Range<usize>) -> TensorView<'a> {
     view.slice(2, rows.start, rows.len())
 }

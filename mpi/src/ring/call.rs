@@ -1,4 +1,4 @@
-//! The calls, as every rank makes them.
+//! The arguments of forward and backward calls, which every rank passes for its share.
 
 use wgpu_attention::{DType, TensorView};
 
@@ -6,7 +6,7 @@ use super::block::Sizes;
 use crate::error::Error;
 use crate::schedule::{Schedule, SequenceMask, Shares};
 
-/// One forward call, of this rank's share of the tokens.
+/// One forward call, for this rank's share of the tokens.
 ///
 /// | tensor | shape | dtype |
 /// |---|---|---|
@@ -28,8 +28,8 @@ pub struct RingForward<'a> {
 }
 
 impl<'a> RingForward<'a> {
-    /// The rank's queries, keys and values, and where its output goes; `length` tokens on all
-    /// ranks.
+    /// A call with this rank's queries, keys, values and output. `length` is the number of tokens
+    /// on all ranks together.
     pub fn new(
         q: TensorView<'a>,
         k: TensorView<'a>,
@@ -40,19 +40,19 @@ impl<'a> RingForward<'a> {
         RingForward { q, k, v, out, lse: None, mask: None, length }
     }
 
-    /// Writes the log-sum-exp of every query's scores there, over all keys of all ranks.
+    /// Writes the log-sum-exp of every query's scores to `lse`, over all keys of all ranks.
     pub fn lse(mut self, lse: impl Into<Option<TensorView<'a>>>) -> Self {
         self.lse = lse.into();
         self
     }
 
-    /// Which keys a query may see.
+    /// Sets the mask. Without one, every query sees every key.
     pub fn mask(mut self, mask: &'a SequenceMask) -> Self {
         self.mask = Some(mask);
         self
     }
 
-    /// What the call is about, if this rank's tensors fit together and hold its share.
+    /// Returns the call's dimensions, if this rank's tensors match each other and its share.
     pub(crate) fn check(&self, schedule: Schedule, rank: usize, ranks: usize) -> Result<Sizes, Error> {
         let RingForward { q, k, v, out, .. } = self;
         let (sizes, tokens) = sizes([q, k, v], self.length, schedule, rank, ranks)?;
@@ -66,8 +66,8 @@ impl<'a> RingForward<'a> {
     }
 }
 
-/// One backward call, of this rank's share of the tokens: what [`RingForward`] was given and wrote,
-/// and where gradients go.
+/// One backward call, for this rank's share of the tokens. It takes the inputs and outputs of
+/// [`RingForward`], and the tensors for the gradients.
 ///
 /// | tensor | shape | dtype |
 /// |---|---|---|
@@ -87,8 +87,8 @@ pub struct RingBackward<'a> {
 }
 
 impl<'a> RingBackward<'a> {
-    /// `[q, k, v]` of a forward call with what it wrote, the gradient of `out`, and `[d_q, d_k,
-    /// d_v]`; `length` tokens on all ranks.
+    /// A call with the `[q, k, v]`, `out` and `lse` of a forward call, the gradient of `out`, and
+    /// outputs `[d_q, d_k, d_v]`. `length` is the number of tokens on all ranks together.
     pub fn new(
         inputs: [TensorView<'a>; 3],
         out: TensorView<'a>,
@@ -100,7 +100,7 @@ impl<'a> RingBackward<'a> {
         RingBackward { inputs, out, lse, d_out, gradients, mask: None, length }
     }
 
-    /// The forward call's mask.
+    /// Sets the mask, which must be the forward call's.
     pub fn mask(mut self, mask: &'a SequenceMask) -> Self {
         self.mask = Some(mask);
         self
@@ -145,7 +145,7 @@ fn expect(name: &str, view: &TensorView, shape: [usize; 4], dtypes: &[DType]) ->
     Ok(())
 }
 
-/// Outputs have buffers of their own, and so does each of them.
+/// Checks that no output shares a buffer with an input or with another output.
 fn apart(written: &[TensorView], read: &[TensorView]) -> Result<(), Error> {
     for (n, view) in written.iter().enumerate() {
         let others = read.iter().chain(&written[n + 1..]);

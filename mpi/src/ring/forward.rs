@@ -1,4 +1,5 @@
-//! Keys and values travel; what a rank finds in each block is merged in f32.
+//! The forward pass of a ring. Keys and values travel round the ring, and each rank merges the
+//! results of all blocks in f32.
 
 use std::time::Instant;
 
@@ -12,26 +13,26 @@ use crate::schedule::{Shares, Visit, visits};
 use crate::staging::Staging;
 use crate::transport::Tag;
 
-/// What a call of one kind needs, kept for the next of its kind.
+/// Buffers and the plan of a call, reused by later calls with the same key.
 pub(super) struct Memory {
     pub shares: Shares,
     pub visits: Vec<Visit>,
     numbers: Option<wgpu::Buffer>,
     scratch: Option<Scratch>,
     lse: wgpu::Buffer,
-    /// Queries in f32, and the rank's own keys and values, where the call's are not.
+    /// The rank's queries, keys and values in f32, for calls in another type.
     wide: Option<[wgpu::Buffer; 3]>,
     keys: KeysMemory,
-    /// What the parts of a step give, by chunk of queries.
+    /// The results of a step's parts, for each chunk of queries.
     parts: Vec<[Slot; 2]>,
-    /// What is merged so far, by turns.
+    /// The results merged so far; the steps alternate between the two.
     merged: [Slot; 2],
 }
 
-/// What a visit reads and writes.
+/// The tensors that a visit reads and writes.
 struct Tensors<'a> {
     q: TensorView<'a>,
-    /// Those that have arrived, unless they are the rank's own.
+    /// The rank's own keys and values. `None` for a block that arrived from another rank.
     kv: Option<[TensorView<'a>; 2]>,
     into: Partial<'a>,
 }
@@ -53,13 +54,13 @@ impl Slot {
     }
 }
 
-/// Keys and values on their way.
+/// Buffers for keys and values that travel.
 pub(super) struct KeysMemory {
-    /// The rank's own, side by side.
+    /// The rank's own keys and values, one after the other.
     packed: wgpu::Buffer,
     download: Staging,
     uploads: [Staging; 2],
-    /// As they come, and in f32.
+    /// The keys and values of the arrived block, as received. `widened` has them in f32.
     arrived: wgpu::Buffer,
     widened: Option<wgpu::Buffer>,
     turn: usize,
@@ -80,7 +81,7 @@ impl KeysMemory {
         }
     }
 
-    /// Begins to bring the rank's own to the host.
+    /// Starts to copy the rank's own keys and values to the host.
     pub fn pack(&self, kernels: &Kernels, layout: &Layout, [k, v]: [TensorView; 2]) -> Result<(), Error> {
         let mut encoder = kernels.encoder();
         kernels.copy(&mut encoder, k, layout.view(0, &self.packed))?;
@@ -91,13 +92,13 @@ impl KeysMemory {
         Ok(())
     }
 
-    /// The rank's own, on the host.
+    /// Copies the rank's own keys and values to `bytes`, when they have reached the host.
     pub fn packed(&self, kernels: &Kernels, bytes: &mut [u8]) -> Result<(), Error> {
         self.download.read(&kernels.device, bytes.len(), |from| bytes.copy_from_slice(from))
     }
 
-    /// Records what brings a block to the device; the staging buffer is asked for again after the
-    /// submission.
+    /// Records the copies that bring a block to the device. Call [`submitted`](Self::submitted)
+    /// after the submission, which maps the staging buffer again.
     pub fn arrive(
         &mut self,
         kernels: &Kernels,
@@ -122,7 +123,7 @@ impl KeysMemory {
         self.uploads[self.turn].ask();
     }
 
-    /// Where a block is that has arrived.
+    /// Views of the arrived block's keys and values.
     pub fn views(&self, layout: &Layout) -> [TensorView<'_>; 2] {
         let wide = Layout::new(DType::F32, &layout.shapes);
         match &self.widened {
@@ -132,7 +133,7 @@ impl KeysMemory {
     }
 }
 
-/// The tensors in f32: copies where they are not.
+/// Returns the tensors in f32. Tensors in another type are copied to `wide`.
 pub(super) fn widen<'a, const N: usize>(
     kernels: &Kernels,
     encoder: &mut wgpu::CommandEncoder,
@@ -184,7 +185,7 @@ impl Memory {
         Ok(memory)
     }
 
-    /// Where the parts of a visit go, and by which calls.
+    /// The attention calls of a visit's parts.
     fn calls<'a>(
         &'a self,
         key: &'a Key,
@@ -200,7 +201,7 @@ impl Memory {
         })
     }
 
-    /// Where part `n` of a visit goes.
+    /// The output slot of a visit's part `n`.
     fn slot(&self, key: &Key, visit: &Visit, n: usize) -> Partial<'_> {
         let part = &visit.parts[n];
         let before = visit.parts[..n].iter().filter(|other| other.chunk == part.chunk).count();
@@ -208,7 +209,8 @@ impl Memory {
         slot.view(key.sizes.out(part.q.len()), key.sizes.lse(part.q.len()))
     }
 
-    /// Records a visit: attention to the block, and merges; the last one of a chunk into `into`.
+    /// Records a visit: attention to the block, then merges. The last merge of a chunk writes to
+    /// `into`.
     fn record(
         &mut self,
         kernels: &Kernels,
@@ -221,7 +223,7 @@ impl Memory {
         let visit = &self.visits[at];
         let layout = key.sizes.block(self.shares.tokens(visit.owner), key.sizes.dtype);
         let kv = kv.unwrap_or_else(|| self.keys.views(&layout));
-        // The calls borrow what is not the scratch.
+        // Take the scratch out, because the calls borrow the other fields.
         let Some(mut scratch) = self.scratch.take() else { return Ok(()) };
         let mut outcome = Ok(());
         for call in self.calls(key, visit, q, kv) {
@@ -274,7 +276,7 @@ impl RingAttention {
             memory.keys.pack(kernels, &own, [call.k, call.v])?;
         }
         begin_keys(courier, &sizes, &memory.shares, memory.visits.get(1));
-        // Buffers are handles: a copy of them leaves the memory free to be changed.
+        // Buffers are handles: clone the handle, so that `memory` can still be borrowed mutably.
         let unwanted = memory.lse.clone();
         let lse = call.lse.unwrap_or(TensorView::new(&unwanted, DType::F32, sizes.lse(tokens)));
         let into = Partial { out: call.out, lse };

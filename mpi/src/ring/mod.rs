@@ -1,4 +1,4 @@
-//! The operator: attention whose keys lie on several devices.
+//! The operator: attention with keys on several devices.
 
 mod backward;
 mod block;
@@ -22,11 +22,11 @@ use crate::timeline::{Recorder, Timeline};
 use crate::transport::{Courier, Tag, Wire};
 use block::Sizes;
 
-/// How long a rank may be silent before the others call it dead.
+/// The time after which the other ranks report a silent rank as lost.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Attention over a sequence of which every rank holds a share, in the buffers of its own device.
-/// Every rank makes the same calls.
+/// Attention over a sequence that the ranks share, each on its own device. Use it for sequences
+/// that do not fit one device. Every rank makes the same calls, with the tensors of its share.
 ///
 /// ```no_run
 /// # use wgpu_attention::{Config, TensorView, wgpu};
@@ -40,11 +40,12 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// # Ok(()) }
 /// ```
 ///
-/// Unlike the operators of the library it submits and waits: what a device has computed must reach
-/// the host before it can travel. Attention and merges are computed in f32, whatever the tensors'
-/// type; keys and values travel in theirs. An error that concerns all ranks reaches all of them;
-/// after one in the middle of a call the ring is of no further use, and every later call repeats
-/// it.
+/// Unlike the library's operators, it submits and waits, because results must reach the host
+/// before messages can carry them. Attention and merges compute in f32. Keys and values travel in
+/// the tensors' type.
+///
+/// An error that concerns all ranks reaches all of them. After an error during a call, the ring
+/// cannot be used any more: every later call returns the same error.
 pub struct RingAttention {
     kernels: Kernels,
     config: Config,
@@ -53,12 +54,12 @@ pub struct RingAttention {
     forward: Option<(Key, forward::Memory)>,
     backward: Option<(Key, backward::Memory)>,
     ulysses: [Option<(Key, ulysses::Memory)>; 2],
-    /// What the library has looked at.
+    /// The sizes that the library has accepted in a dry run.
     looked_at: Option<Sizes>,
     timeline: Timeline,
 }
 
-/// What is computed with.
+/// The device and the operators.
 pub(crate) struct Kernels {
     pub device: wgpu::Device,
     pub queue: wgpu::Queue,
@@ -67,7 +68,7 @@ pub(crate) struct Kernels {
     pub elementwise: Elementwise,
 }
 
-/// What memory is made for.
+/// The properties of a call that its memory depends on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Key {
     sizes: Sizes,
@@ -82,14 +83,14 @@ impl Kernels {
     }
 
     pub fn submit(&self, encoder: wgpu::CommandEncoder) {
-        // Before and after: a submission may wait for the one before it, whose end is to be seen
-        // when it comes.
+        // Poll before and after: a submission may block on the previous one, whose end must be
+        // recorded in time.
         self.poll();
         self.queue.submit([encoder.finish()]);
         self.poll();
     }
 
-    /// Memory of kernels, of at least 4 bytes.
+    /// A storage buffer of at least 4 bytes.
     pub fn buffer(&self, bytes: usize) -> wgpu::Buffer {
         self.device.create_buffer(&wgpu::BufferDescriptor {
             label: Some("ring"),
@@ -99,7 +100,7 @@ impl Kernels {
         })
     }
 
-    /// Copies a tensor, of any strides and float type, into another.
+    /// Copies a tensor of any strides and float type into another.
     pub fn copy(
         &self,
         encoder: &mut wgpu::CommandEncoder,
@@ -109,9 +110,9 @@ impl Kernels {
         Ok(self.elementwise.forward(encoder, &ElementwiseForward::new(from, to))?)
     }
 
-    /// Keeps the device's callbacks going.
+    /// Runs the device's callbacks that are due.
     pub fn poll(&self) {
-        // A device that is lost is noticed where its results are waited for.
+        // A wait for results reports a lost device.
         let _ = self.device.poll(wgpu::PollType::Poll);
     }
 
@@ -120,7 +121,7 @@ impl Kernels {
         Ok(())
     }
 
-    /// The document of every position, where there are several.
+    /// The document number of every position, if the mask has several documents.
     pub fn numbers(&self, mask: &SequenceMask, length: usize) -> Option<wgpu::Buffer> {
         mask.has_documents().then(|| {
             let buffer = self.buffer(4 * length);
@@ -131,11 +132,11 @@ impl Kernels {
 }
 
 impl RingAttention {
-    /// A ring over `wire`, of a device of this rank. The dtype of `config` is left aside: that of
-    /// the tensors of a call counts.
+    /// A ring over `wire` with this rank's device. The dtype of `config` is ignored: a call uses
+    /// the dtype of its tensors.
     ///
     /// # Errors
-    /// A configuration that no call could satisfy.
+    /// The configuration is invalid.
     pub fn new(
         device: &wgpu::Device,
         queue: &wgpu::Queue,
@@ -149,7 +150,7 @@ impl RingAttention {
     /// A ring that shares pipelines with other operators on the device.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// The same as [`new`](Self::new).
     pub fn with_pipelines(
         pipelines: &Pipelines,
         queue: &wgpu::Queue,
@@ -179,33 +180,34 @@ impl RingAttention {
         })
     }
 
-    /// This rank.
+    /// This rank's number.
     pub fn rank(&self) -> usize {
         self.courier.rank()
     }
 
-    /// How many there are.
+    /// The number of ranks.
     pub fn ranks(&self) -> usize {
         self.courier.ranks()
     }
 
-    /// Which tokens of a sequence lie where.
+    /// The tokens of each rank, for a sequence of `length` tokens.
     ///
     /// # Errors
-    /// A sequence with fewer tokens than pieces.
+    /// The sequence has fewer tokens than chunks.
     pub fn shares(&self, length: usize) -> Result<Shares, Error> {
         Shares::new(self.schedule, length, self.ranks())
     }
 
-    /// What the last call took on this rank.
+    /// The timeline of the last call on this rank.
     pub fn timeline(&self) -> &Timeline {
         &self.timeline
     }
 
-    /// What the last call took on every rank; given to rank 0. All ranks must call it.
+    /// Collects the timelines of the last call on rank 0. All ranks must call it, and all except
+    /// rank 0 get `None`.
     ///
     /// # Errors
-    /// A rank that has gone.
+    /// A rank has ended or is lost.
     pub fn gather_timelines(&mut self) -> Result<Option<Vec<Timeline>>, Error> {
         let (own, ranks) = (self.rank(), self.ranks());
         let len = Timeline::bytes(ranks);
@@ -225,11 +227,11 @@ impl RingAttention {
         Ok(Some(all))
     }
 
-    /// The whole of attention, of this rank's queries to the keys of all ranks.
+    /// Computes attention of this rank's queries to the keys of all ranks.
     ///
     /// # Errors
-    /// On all ranks: arguments that one of them refuses, or that are not the same on all, before anything has begun; a rank that dies, goes or
-    /// gives up in the middle.
+    /// On all ranks, before any work: the arguments are invalid on one rank or differ between
+    /// ranks. During the call: a rank dies, ends or gives up.
     pub fn forward(&mut self, call: &RingForward) -> Result<(), Error> {
         let checked = call.check(self.schedule, self.rank(), self.ranks());
         let (sizes, mask) = self.agree(checked, call.mask, call.length, false)?;
@@ -241,11 +243,13 @@ impl RingAttention {
         self.told(result)
     }
 
-    /// The gradients of this rank's queries, keys and values. Those of keys and values are sums
-    /// over the ranks that see them, in the order of the ring: the same inputs give the same bits.
+    /// Computes the gradients of this rank's queries, keys and values.
+    ///
+    /// The gradients of keys and values are sums over the ranks that see them. The ranks add in
+    /// the order of the ring, so the same inputs give the same bits.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward).
+    /// The same as [`forward`](Self::forward).
     pub fn backward(&mut self, call: &RingBackward) -> Result<(), Error> {
         let checked = call.check(self.schedule, self.rank(), self.ranks());
         let (sizes, mask) = self.agree(checked, call.mask, call.length, true)?;
@@ -257,7 +261,7 @@ impl RingAttention {
         self.told(result)
     }
 
-    /// Tells the others of an error of this rank's own.
+    /// Reports this rank's error to the other ranks.
     fn told(&mut self, result: Result<(), Error>) -> Result<(), Error> {
         if let Err(error) = &result {
             self.courier.give_up(error);
@@ -273,7 +277,7 @@ impl RingAttention {
         backward: bool,
     ) -> Result<(Sizes, SequenceMask), Error> {
         let mask = mask.cloned().unwrap_or_default();
-        // What the library would refuse in the middle it refuses here.
+        // Check here for all errors that the library would otherwise return during the call.
         let checked = checked.and_then(|sizes| {
             mask.check(length)?;
             self.dry_run(&sizes)?;
@@ -305,11 +309,11 @@ impl RingAttention {
         ]);
         let kernels = &self.kernels;
         header::agree(&mut self.courier, &header, checked.as_ref().err(), || kernels.poll())?;
-        // The others have refused what this rank refuses.
+        // `agree` has reported this rank's error to the other ranks.
         checked.map(|sizes| (sizes, mask))
     }
 
-    /// Has the library look at a call of one token of such dimensions.
+    /// Checks a call of one token with these dimensions in the library.
     fn dry_run(&mut self, sizes: &Sizes) -> Result<(), Error> {
         if self.looked_at == Some(*sizes) {
             return Ok(());
@@ -328,7 +332,7 @@ impl RingAttention {
     }
 }
 
-/// The next step of `visits` after `n` that another rank sends.
+/// Prepares to receive the keys of `visit`, if another rank sends them.
 fn begin_keys(courier: &mut Courier, sizes: &Sizes, shares: &Shares, visit: Option<&Visit>) {
     if let Some(Visit { from: Some(from), owner, .. }) = visit {
         let bytes = sizes.block(shares.tokens(*owner), sizes.dtype).bytes;

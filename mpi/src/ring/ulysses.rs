@@ -1,5 +1,5 @@
-//! An exchange of all with all: shares of the tokens for shares of the heads, and back (Jacobs et
-//! al. 2023).
+//! Ulysses: an all-to-all exchange (Jacobs et al. 2023). The ranks exchange shares of the tokens
+//! for shares of the heads, compute attention, and exchange back.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -16,23 +16,23 @@ use crate::timeline::Recorder;
 use crate::transport::{Courier, Tag};
 
 pub(super) struct Memory {
-    /// Of the rank's share of the heads.
+    /// Attention over the rank's share of the heads.
     attention: Attention,
     shares: Shares,
     numbers: Option<wgpu::Buffer>,
     scratch: Option<Scratch>,
-    /// All heads of the rank's tokens, then its heads of all tokens: what goes in, and what comes
-    /// out.
+    /// The inputs: all heads of the rank's tokens, then the rank's heads of all tokens. The outputs
+    /// have the same two sides.
     inputs: [Side; 2],
     outputs: [Side; 2],
-    /// Inputs in f32, where they are not.
+    /// Inputs in f32, for calls in another type.
     wide: Vec<wgpu::Buffer>,
 }
 
-/// Tensors of one side of the exchange, on the device and in staging buffers.
+/// The tensors of one side of the exchange, on the device and in staging buffers.
 struct Side {
     layouts: Vec<Layout>,
-    /// Where each tensor starts.
+    /// The first byte of each tensor in a staging buffer.
     starts: Vec<usize>,
     bytes: usize,
     buffers: Vec<wgpu::Buffer>,
@@ -79,8 +79,8 @@ impl Side {
         }
     }
 
-    /// Calls `copy` with the bytes of every run of rows: those of the heads `share(heads)` and of
-    /// the tokens `tokens`.
+    /// Calls `copy` with the bytes of every run of rows, for the heads `share(heads)` and the
+    /// tokens `tokens`.
     fn runs(
         &self,
         share: impl Fn(usize) -> Range<usize>,
@@ -98,24 +98,24 @@ impl Side {
     }
 }
 
-/// One of the exchanges: `from`, whose tensors' heads or tokens are shared out, to `to`.
+/// One exchange, from the side `from` to the side `to`.
 struct Exchange<'a> {
     kernels: &'a Kernels,
     shares: &'a Shares,
     from: &'a Side,
     to: &'a Side,
-    /// From tokens to heads; or back.
+    /// True from shares of tokens to shares of heads; false for the way back.
     gathers: bool,
 }
 
 impl Exchange<'_> {
-    /// After `from` has been asked for. Leaves what came in the staging buffer of `to`.
+    /// Runs the exchange. The download of `from` must be requested before. Afterwards, the upload
+    /// buffer of `to` holds the result.
     fn run(&self, courier: &mut Courier) -> Result<(), Error> {
         let Exchange { kernels, shares, from, to, gathers } = self;
         let (rank, ranks) = (courier.rank(), courier.ranks());
         let tokens = |rank: usize| shares.chunks(rank)[0].clone();
-        // On the one side a rank has its tokens and all heads, on the other all tokens and its
-        // heads.
+        // On one side, a rank has its tokens and all heads; on the other, all tokens and its heads.
         let of_rank = |peer: usize| move |heads: usize| heads / ranks * peer..heads / ranks * (peer + 1);
         let all = |heads: usize| 0..heads;
         let own_tokens = 0..tokens(rank).len();
@@ -180,7 +180,7 @@ impl Memory {
         let (sizes, length, ranks) = (key.sizes, key.length, shares.ranks());
         let tokens = shares.tokens(rank);
         let f32 = DType::F32;
-        // Of all heads and the rank's tokens; of its heads and all tokens.
+        // Shapes and types of inputs and outputs with all heads, for a number of tokens.
         let of_tokens = |tokens| {
             let sets: [Vec<([usize; 4], DType)>; 2] = if key.backward {
                 [
@@ -219,7 +219,7 @@ impl Memory {
         Ok(Memory { attention, shares, numbers, scratch: None, inputs, outputs, wide })
     }
 
-    /// All queries and all keys of the rank's heads.
+    /// A visit of all queries and all keys of the rank's heads.
     fn whole(&self, key: &Key) -> Visit {
         let all = 0..key.length;
         let sight = key.mask.sight(&all, &all);
@@ -321,8 +321,8 @@ impl RingAttention {
     }
 }
 
-/// The rank's heads of all tokens, in the staging buffer that goes to the device. Gives how long it
-/// took.
+/// Collects the rank's heads of all tokens in the staging buffer for the device. Returns the time
+/// in seconds.
 fn gather(
     kernels: &Kernels,
     courier: &mut Courier,
@@ -342,7 +342,7 @@ fn gather(
     Ok(since(start))
 }
 
-/// All heads of the rank's tokens, in the call's tensors.
+/// Writes all heads of the rank's tokens to the call's tensors.
 fn scatter(
     kernels: &Kernels,
     courier: &mut Courier,

@@ -1,5 +1,5 @@
-//! A thread that serves the wire while the device computes: it moves messages on, tells the others
-//! that this rank lives, and finds out who does not.
+//! A thread that serves the wire while the device computes. It moves messages, sends signs of life
+//! to the other ranks, and detects ranks that are lost.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use super::{Done, Tag, Wire};
 use crate::error::Error;
 
-/// How often a rank says that it lives, at least.
+/// The longest time between two signs of life.
 const BEAT: Duration = Duration::from_millis(200);
-/// Between two looks at messages that are under way.
+/// The time between two checks of messages in flight.
 const PAUSE: Duration = Duration::from_micros(100);
-/// How long what was sent before may take to follow a farewell.
+/// The time that earlier messages may still take after a rank's farewell.
 const GRACE: Duration = Duration::from_secs(1);
 const CONTROL_BYTES: usize = 256;
 
@@ -34,7 +34,7 @@ enum Command {
         tag: Tag,
         bytes: Vec<u8>,
     },
-    /// The others are told why.
+    /// Tells the other ranks the reason.
     GiveUp(String),
     End,
 }
@@ -46,28 +46,28 @@ enum Event {
         tag: Tag,
         bytes: Vec<u8>,
     },
-    /// The memory of what was sent.
+    /// The memory of a sent message, free for reuse.
     Free(Vec<u8>),
     Failed(Error),
 }
 
-/// Bytes and messages that a rank has sent, signs of life apart.
+/// Bytes and messages that a rank has sent, without signs of life.
 #[derive(Debug, Default)]
 struct Counters {
     bytes: AtomicU64,
     messages: AtomicU64,
 }
 
-/// The number of a message, and what has come.
+/// The number of an expected message, and its bytes when it has arrived.
 type Expected = (u64, Option<Vec<u8>>);
 
-/// The near end: what the thread of the caller talks to.
+/// The caller's handle to the courier's thread.
 pub(crate) struct Courier {
     rank: usize,
     ranks: usize,
     commands: Sender<Command>,
     events: Receiver<Event>,
-    /// What was expected, in this order; messages may end in another.
+    /// Expected messages, in order. They may arrive in a different order.
     expected: HashMap<(usize, Tag), VecDeque<Expected>>,
     numbers: u64,
     pool: Vec<Vec<u8>>,
@@ -104,17 +104,18 @@ impl Courier {
         self.ranks
     }
 
-    /// Bytes and messages so far.
+    /// The number of bytes and messages sent so far.
     pub fn sent(&self) -> [u64; 2] {
         [&self.counters.bytes, &self.counters.messages].map(|count| count.load(Ordering::Relaxed))
     }
 
-    /// Memory for a message, of one that has ended where there is one.
+    /// Returns memory for a message of `len` bytes, and reuses the memory of an earlier message if
+    /// possible.
     pub fn memory(&mut self, len: usize) -> Vec<u8> {
         while let Ok(event) = self.events.try_recv() {
             self.take(event);
         }
-        // The one that needs to grow least.
+        // Take the memory whose capacity is closest to `len`.
         let best = self.pool.iter().enumerate().min_by_key(|(_, bytes)| bytes.capacity().abs_diff(len));
         let mut bytes = match best.map(|(at, _)| at) {
             Some(at) => self.pool.swap_remove(at),
@@ -124,7 +125,7 @@ impl Courier {
         bytes
     }
 
-    /// Gives memory back.
+    /// Returns memory to the pool.
     pub fn recycle(&mut self, bytes: Vec<u8>) {
         self.pool.push(bytes);
     }
@@ -132,11 +133,11 @@ impl Courier {
     pub fn send(&self, to: usize, tag: Tag, bytes: Vec<u8>) {
         self.counters.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         self.counters.messages.fetch_add(1, Ordering::Relaxed);
-        // A thread that has ended has said why.
+        // If the thread has ended, it has already reported its error.
         let _ = self.commands.send(Command::Send { to, tag, bytes });
     }
 
-    /// Makes ready for a message of `len` bytes.
+    /// Prepares to receive a message of `len` bytes.
     pub fn expect(&mut self, from: usize, tag: Tag, len: usize) {
         let bytes = self.memory(len);
         self.numbers += 1;
@@ -145,7 +146,7 @@ impl Courier {
         let _ = self.commands.send(Command::Receive { number, from, tag, bytes });
     }
 
-    /// The next message that was expected, meanwhile calling `idle` again and again.
+    /// Waits for the next expected message, and calls `idle` repeatedly while it waits.
     pub fn wait(&mut self, from: usize, tag: Tag, mut idle: impl FnMut()) -> Result<Vec<u8>, Error> {
         loop {
             if let Some(expected) = self.expected.get_mut(&(from, tag))
@@ -168,7 +169,7 @@ impl Courier {
         }
     }
 
-    /// Tells the others that this rank cannot go on.
+    /// Tells the other ranks that this rank cannot continue.
     pub fn give_up(&mut self, error: &Error) {
         if self.failure.is_none() {
             self.failure = Some(error.clone());
@@ -201,7 +202,7 @@ impl Drop for Courier {
     }
 }
 
-/// What a message that is under way is for.
+/// The purpose of a message in flight.
 enum Purpose {
     Sent,
     Received { number: u64, from: usize, tag: Tag },
@@ -209,15 +210,15 @@ enum Purpose {
     Control { from: usize },
 }
 
-/// What is known of another rank.
+/// The last known state of another rank.
 struct Peer {
     heard: Instant,
     farewell: Option<Instant>,
-    /// Messages that are waited for.
+    /// The number of messages that this rank still expects from it.
     waited: usize,
 }
 
-/// The far end.
+/// The state of the courier's thread.
 struct Rounds<W> {
     wire: W,
     patience: Duration,
@@ -225,7 +226,7 @@ struct Rounds<W> {
     peers: Vec<Peer>,
     purposes: HashMap<u64, Purpose>,
     next: u64,
-    /// Sends that have not ended.
+    /// The number of sends that have not ended.
     sending: usize,
     beaten: Instant,
     control: Vec<Vec<u8>>,
@@ -288,7 +289,7 @@ impl<W: Wire> Rounds<W> {
         self.end(&mut done);
     }
 
-    /// What was sent must arrive before the farewell does.
+    /// Ends the thread: waits until earlier messages are sent, then sends the farewell.
     fn end(&mut self, done: &mut Vec<Done>) {
         let end = Instant::now() + if self.failed { GRACE } else { self.patience };
         while self.sending > 0 && !self.failed && Instant::now() < end {
@@ -341,7 +342,7 @@ impl<W: Wire> Rounds<W> {
         }
     }
 
-    /// Says something to every other rank that is still there.
+    /// Sends a control message to every rank that has not said farewell.
     fn tell(&mut self, what: u8, text: &str) {
         for to in self.others() {
             if self.peers[to].farewell.is_some() {
@@ -359,7 +360,7 @@ impl<W: Wire> Rounds<W> {
     fn fail(&mut self, error: Error) {
         if !self.failed {
             self.failed = true;
-            // What another rank has said is not news.
+            // Do not repeat a message that came from another rank.
             if !matches!(error, Error::GaveUp { .. }) {
                 self.tell(GAVE_UP, &error.to_string());
             }
@@ -391,7 +392,7 @@ impl<W: Wire> Rounds<W> {
             }
         }
         if now.duration_since(self.beaten) >= BEAT {
-            // Not heard of because this thread itself had no turn: then nobody has had one.
+            // If this thread did not run for long, it received no signs of life: restart the wait.
             if now.duration_since(self.beaten) > self.patience / 2 {
                 self.peers.iter_mut().for_each(|peer| peer.heard = now);
             }
@@ -497,7 +498,7 @@ mod tests {
         let mut wires = ThreadWire::all(2).into_iter();
         let a = Courier::new(wires.next().unwrap(), Duration::from_secs(20));
         (0..5u8).for_each(|n| a.send(1, Tag::Keys, vec![n; 8]));
-        // They have all come before anybody looks.
+        // All messages arrive before the receiver starts.
         thread::sleep(Duration::from_millis(300));
         let mut b = Courier::new(Reversed(wires.next().unwrap()), Duration::from_secs(20));
         (0..5).for_each(|_| b.expect(0, Tag::Keys, 8));
@@ -526,7 +527,7 @@ mod tests {
         b.give_up(&Error::Device("the device is lost".into()));
         let failed = Error::GaveUp { rank: 1, reason: "the device is lost".into() };
         assert_eq!(a.wait(1, Tag::Keys, || ()), Err(failed.clone()));
-        // And it stays so.
+        // Later calls return the same error.
         assert_eq!(a.wait(1, Tag::Header, || ()), Err(failed));
     }
 

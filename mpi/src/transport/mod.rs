@@ -1,5 +1,5 @@
-//! What moves bytes between ranks: a [`Wire`], of which there are two, and the courier that serves
-//! it in a thread of its own.
+//! The transport of bytes between ranks. The trait [`Wire`] has two implementations, and the
+//! courier is a separate thread that serves a wire.
 
 mod courier;
 #[cfg(feature = "mpi")]
@@ -11,62 +11,64 @@ pub(crate) use courier::Courier;
 pub use over_mpi::{MpiWire, give_up};
 pub use threads::ThreadWire;
 
-/// A message that has ended, with the memory that it was in.
+/// A message that is sent or received completely, with its memory.
 #[derive(Debug)]
 pub struct Done {
-    /// As it was begun with.
+    /// The id that the message was started with.
     pub id: u64,
-    /// What came, or what was sent.
+    /// The bytes that were received or sent.
     pub bytes: Vec<u8>,
 }
 
-/// Moves bytes between ranks. Messages of one tag from one rank to another arrive in the order in
-/// which they were sent. One thread uses it, not the one that made it.
+/// Moves bytes between ranks. Implement it to use a transport other than MPI or threads.
+///
+/// Messages of one tag from one rank to another must arrive in the order in which they were sent.
+/// A single thread uses a wire: the courier's, not the thread that creates the wire.
 pub trait Wire: Send + 'static {
-    /// This rank.
+    /// This rank's number.
     fn rank(&self) -> usize;
 
-    /// How many there are.
+    /// The number of ranks.
     fn ranks(&self) -> usize;
 
-    /// Begins to send.
+    /// Starts to send a message.
     ///
     /// # Errors
-    /// In words.
+    /// The transport failed; the text is the reason.
     fn send(&mut self, id: u64, to: usize, tag: u8, bytes: Vec<u8>) -> Result<(), String>;
 
-    /// Begins to receive a message that is as long as `bytes`.
+    /// Starts to receive a message of the length of `bytes`.
     ///
     /// # Errors
-    /// In words.
+    /// The transport failed; the text is the reason.
     fn receive(&mut self, id: u64, from: usize, tag: u8, bytes: Vec<u8>) -> Result<(), String>;
 
-    /// Moves messages on, without waiting, and adds to `done` what has ended.
+    /// Makes progress on all messages without waiting, and adds completed messages to `done`.
     ///
     /// # Errors
-    /// In words.
+    /// The transport failed; the text is the reason.
     fn progress(&mut self, done: &mut Vec<Done>) -> Result<(), String>;
 
-    /// Nothing follows: drops what was begun.
+    /// Drops all messages in flight. No other call follows.
     fn close(&mut self);
 }
 
-/// What messages are about.
+/// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub(crate) enum Tag {
     /// Signs of life.
     Control,
-    /// What a call is.
+    /// The parameters of a call.
     Header,
-    /// Keys and values on their way.
+    /// Keys and values that travel round the ring.
     Keys,
-    /// Gradients of keys and values on their way.
+    /// Partial gradients of keys and values that travel round the ring.
     Gradients,
-    /// The same, complete.
+    /// Complete gradients of keys and values, sent to their owner.
     Home,
-    /// Shares of heads for shares of tokens.
+    /// Shares of heads or tokens, for Ulysses.
     Exchange,
-    /// What was measured.
+    /// A timeline.
     Report,
 }

@@ -1,4 +1,4 @@
-//! Ranks that are processes of an MPI.
+//! A wire between ranks that are MPI processes.
 
 use std::io::Write as _;
 use std::mem::ManuallyDrop;
@@ -13,25 +13,24 @@ use mpi::traits::{Communicator, CommunicatorCollectives};
 use super::{Done, Wire};
 use crate::error::Error;
 
-/// What a message is sent in: MPI counts in 32 bits with a sign.
+/// The largest segment of a message: MPI counts bytes as signed 32-bit integers.
 const PIECE: usize = 1 << 30;
 
-/// Messages of an MPI communicator, which is a duplicate: nothing that the application sends meets
-/// them.
+/// A wire over MPI. It uses a duplicate of the communicator, so its messages never mix with the
+/// application's.
 pub struct MpiWire {
-    /// Never freed: ranks end at different times, and a message that comes too late must not meet a
-    /// new communicator of the same number.
+    /// Never freed, because ranks end at different times. A late message must not reach a new
+    /// communicator with the same number.
     comm: ManuallyDrop<SimpleCommunicator>,
     rank: usize,
     ranks: usize,
     under_way: Vec<Message>,
 }
 
-// SAFETY: `new` has seen that every thread may call MPI, at any time.
+// SAFETY: `new` checks that any thread may call MPI at any time.
 unsafe impl Send for MpiWire {}
 
-/// A message in pieces, and the memory that they are in. The memory of a `Vec` stays where it is
-/// when the `Vec` is moved.
+/// A message in segments, and the segments' memory. Moving a `Vec` does not move its memory.
 struct Message {
     id: u64,
     bytes: Vec<u8>,
@@ -39,7 +38,7 @@ struct Message {
     receives: bool,
 }
 
-/// In the order of what MPI's four levels allow.
+/// MPI's four levels of thread support, in ascending order.
 const LEVELS: [&str; 4] =
     ["MPI_THREAD_SINGLE", "MPI_THREAD_FUNNELED", "MPI_THREAD_SERIALIZED", "MPI_THREAD_MULTIPLE"];
 
@@ -53,12 +52,12 @@ fn level(threading: Threading) -> u8 {
 }
 
 impl MpiWire {
-    /// For the ranks of `world`. All of them must call it. Each takes a communicator for as long as
-    /// the process lives.
+    /// Creates a wire between the ranks of `world`. All ranks must call it. Each call uses up a
+    /// communicator until the process ends.
     ///
     /// # Errors
-    /// [`Error::Threads`], on all ranks, if one of them has less than `MPI_THREAD_MULTIPLE`: a thread of each serves the messages while the
-    /// application goes on.
+    /// [`Error::Threads`], on all ranks, if a rank has less than `MPI_THREAD_MULTIPLE`. A separate
+    /// thread serves the messages while the application continues.
     pub fn new(world: &impl Communicator) -> Result<Self, Error> {
         let ranks = world.size() as usize;
         let mut levels = vec![0u8; ranks];
@@ -68,8 +67,8 @@ impl MpiWire {
             return Err(Error::Threads { rank, got: got.into() });
         }
         let comm = ManuallyDrop::new(world.duplicate());
-        // SAFETY: the communicator is this one's own, and so is what it does on errors; the handler
-        // is MPI's constant.
+        // SAFETY: only this wire uses the communicator and its error handler. The handler is MPI's
+        // constant.
         let code = unsafe { ffi::MPI_Comm_set_errhandler(comm.as_raw(), ffi::RSMPI_ERRORS_RETURN) };
         let rank = world.rank() as usize;
         checked(code).map_err(|reason| Error::Transport { rank, reason })?;
@@ -83,7 +82,7 @@ fn checked(code: c_int) -> Result<(), String> {
     }
     let mut text = vec![0u8; ffi::MPI_MAX_ERROR_STRING as usize];
     let mut len = 0;
-    // SAFETY: the buffer has the length that MPI asks for.
+    // SAFETY: the buffer has the length that MPI requires.
     unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr().cast(), &mut len) };
     text.truncate(usize::try_from(len).unwrap_or(0));
     Err(String::from_utf8_lossy(&text).into_owned())
@@ -93,7 +92,7 @@ impl MpiWire {
     fn begin(&mut self, mut message: Message, peer: usize, tag: u8) -> Result<(), String> {
         let (peer, tag, comm) = (peer as c_int, c_int::from(tag), self.comm.as_raw());
         let Message { bytes, requests, receives, .. } = &mut message;
-        // One piece at least: an empty message is one too.
+        // Send at least one segment, also for an empty message.
         let pieces = bytes.len().div_ceil(PIECE).max(1);
         let len = bytes.len();
         let mut outcome = Ok(());
@@ -101,9 +100,9 @@ impl MpiWire {
             let at = piece * PIECE;
             let count = (len - at).min(PIECE) as c_int;
             let mut request = std::mem::MaybeUninit::uninit();
-            // SAFETY: `at + count` is at most the length of the `Vec`, which is neither read,
-            // written nor freed before the request has
-            // ended: it lies in `under_way` until then, and `close` ends or leaks what is left.
+            // SAFETY: `at + count` is at most the length of the `Vec`. Nothing reads, writes or
+            // frees the `Vec` before the request has ended: `under_way` holds it until then.
+            // `close` ends the remaining requests or leaks their memory.
             let code = unsafe {
                 let start = bytes.as_mut_ptr().add(at);
                 if *receives {
@@ -132,7 +131,7 @@ impl MpiWire {
             if outcome.is_err() {
                 break;
             }
-            // SAFETY: a call that succeeds has written it.
+            // SAFETY: a successful call has written the request.
             requests.push(unsafe { request.assume_init() });
         }
         self.under_way.push(message);
@@ -162,8 +161,8 @@ impl Wire for MpiWire {
         while let Some(message) = self.under_way.get_mut(at) {
             while let Some(request) = message.requests.last_mut() {
                 let (mut flag, mut status) = (0, std::mem::MaybeUninit::uninit());
-                // SAFETY: the request is one of MPI's that has not ended, and MPI writes the status
-                // where it has.
+                // SAFETY: the request is an MPI request that has not ended. MPI writes the status
+                // when the request ends.
                 checked(unsafe { ffi::MPI_Test(request, &mut flag, status.as_mut_ptr()) })?;
                 if flag == 0 {
                     break;
@@ -198,14 +197,14 @@ impl Wire for MpiWire {
             let mut ended = true;
             for mut request in message.requests.drain(..) {
                 if message.receives {
-                    // SAFETY: a receive that nobody will answer; once cancelled it ends, so waiting
-                    // does not hang.
+                    // SAFETY: the request is a receive without a sender. A cancelled receive ends,
+                    // so the wait does not hang.
                     unsafe {
                         ffi::MPI_Cancel(&mut request);
                         ffi::MPI_Wait(&mut request, ffi::RSMPI_STATUS_IGNORE);
                     }
                 } else {
-                    // The other rank may be dead: MPI may read it for ever.
+                    // The other rank may be dead, so MPI may read the memory for ever.
                     ended = false;
                 }
             }
@@ -216,10 +215,11 @@ impl Wire for MpiWire {
     }
 }
 
-/// Ends the process and all others of the MPI with an error, in a second, in which the others find
-/// out themselves. For an error after which `MPI_Finalize` would wait for a rank that is no more.
+/// Prints an error and aborts all MPI processes after one second. In that second, the other ranks
+/// can report the error themselves. Use it after an error with which `MPI_Finalize` would wait for
+/// a dead rank.
 pub fn give_up(world: &impl Communicator, error: &dyn std::fmt::Display) -> ! {
-    // In one piece: other ranks write to the same place.
+    // Write the whole line at once, because other ranks write to the same stream.
     let line = format!("rank {} of {}: {error}\n", world.rank(), world.size());
     let _ = std::io::stderr().write_all(line.as_bytes());
     std::thread::sleep(std::time::Duration::from_secs(1));

@@ -1,4 +1,4 @@
-//! Ranks that are threads of one process: for tests, and for several devices of one process.
+//! A wire between ranks that are threads of one process.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -11,7 +11,8 @@ struct Message {
     bytes: Vec<u8>,
 }
 
-/// One end of channels between threads. A message is a copy.
+/// A wire over channels between threads. Use it for tests, and for several devices in one process.
+/// Each message is copied.
 pub struct ThreadWire {
     rank: usize,
     to: Vec<Sender<Message>>,
@@ -22,7 +23,7 @@ pub struct ThreadWire {
 }
 
 impl ThreadWire {
-    /// The ends for `ranks` ranks.
+    /// Creates connected wires for `ranks` ranks.
     pub fn all(ranks: usize) -> Vec<Self> {
         let (to, inboxes): (Vec<_>, Vec<_>) = (0..ranks).map(|_| channel()).unzip();
         let end = |(rank, inbox)| ThreadWire {
@@ -47,7 +48,7 @@ impl Wire for ThreadWire {
     }
 
     fn send(&mut self, id: u64, to: usize, tag: u8, bytes: Vec<u8>) -> Result<(), String> {
-        // To one who has gone it is lost, as it would be over MPI.
+        // A message to a rank that has ended is lost, as with MPI.
         let _ = self.to[to].send(Message { from: self.rank, tag, bytes: bytes.clone() });
         self.sent.push(Done { id, bytes });
         Ok(())

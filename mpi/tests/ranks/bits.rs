@@ -1,4 +1,4 @@
-//! The same inputs give the same bits, whatever the timing.
+//! Checks that the same inputs give the same bits with any timing.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use wgpu_attention_mpi::{Done, ThreadWire, Wire};
 
 use super::problem::{Problem, Rules};
 
-/// A wire that dawdles, differently every time.
+/// A wire with a different delay before each message.
 struct Slow(ThreadWire, u64);
 
 impl Wire for Slow {

@@ -1,5 +1,5 @@
-//! Ranks that die, differ or refuse: every rank ends with an error that names the rank and the
-//! reason, in seconds.
+//! Tests of ranks that die, differ or have invalid arguments. Every rank must return an error
+//! within seconds, with the rank at fault and the reason.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,10 +14,10 @@ use super::problem::GPU;
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// A wire that dies with its first messages of keys, or tells another version.
+/// A wire that dies after some messages of keys, or sends a wrong version.
 struct Faulty {
     wire: ThreadWire,
-    /// The rank that dies with so many messages sent.
+    /// The number of messages of keys that the wire sends before it dies.
     dies_after: Option<usize>,
     lies: bool,
     sent: Arc<AtomicUsize>,
@@ -59,7 +59,7 @@ impl Wire for Faulty {
     }
 }
 
-/// What a rank brings to a call.
+/// A rank's arguments and faults.
 #[derive(Clone, Copy)]
 struct Given {
     heads: usize,
@@ -103,7 +103,7 @@ fn errors(schedule: Schedule, given: [Given; 3]) -> [Result<(), Error>; 3] {
             let call = RingForward::new(view(0), view(1), view(2), out, length).mask(&mask);
             let result = ring.forward(&call);
             if let Err(error) = &result {
-                // Whatever happened, the next call ends too.
+                // The next call must end as well, with the same error.
                 if !matches!(error, Error::Mismatch { .. } | Error::Refused { .. } | Error::Device(_)) {
                     assert_eq!(ring.forward(&call).as_ref(), Err(error));
                 }
@@ -117,7 +117,7 @@ fn errors(schedule: Schedule, given: [Given; 3]) -> [Result<(), Error>; 3] {
     results.try_into().expect("three ranks")
 }
 
-/// With the last rank's arguments changed, the errors in words.
+/// Returns the error messages of all ranks after a change of the last rank's arguments.
 fn last(change: impl FnOnce(&mut Given)) -> [String; 3] {
     let mut given = [GIVEN; 3];
     change(&mut given[2]);
@@ -146,7 +146,8 @@ fn ranks_that_differ_are_named_on_all() {
         for error in &errors[..2] {
             assert!(error.contains(words), "{error}");
         }
-        // Rank 2 may have refused its own arguments, or lied to the others alone, who then left it.
+        // Rank 2 may report its invalid arguments. If it sent a wrong version, the other ranks end
+        // the call, and rank 2 reports that they left.
         let words = [words, "`q`: shape", "it has ended while this rank still waits for it"];
         assert!(words.iter().any(|words| errors[2].contains(words)), "{}", errors[2]);
     }
@@ -158,7 +159,7 @@ fn what_a_rank_refuses_all_refuse() {
     for error in &errors[..2] {
         assert!(error.contains("rank 2: `q`: shape must be [1, 2, 8, 8], got [1, 2, 7, 8]"), "{error}");
     }
-    // Heads of keys that the ranks do not divide.
+    // A number of key heads that is not a multiple of the number of ranks.
     for (rank, result) in self::errors(Ulysses, [GIVEN; 3]).into_iter().enumerate() {
         let error = result.expect_err("an error").to_string();
         assert!(error.contains("kv_heads 2 is not divisible by 3 ranks"), "{rank}: {error}");
@@ -168,13 +169,13 @@ fn what_a_rank_refuses_all_refuse() {
 #[test]
 fn a_rank_that_dies_is_named_in_seconds() {
     let mut given = [Given { causal: false, ..GIVEN }; 3];
-    // Its own block never leaves it.
+    // The block of rank 1 is never sent.
     given[1].dies_after = Some(0);
     let errors = errors(Contiguous, given);
     for rank in [0, 2] {
         let error = errors[rank].as_ref().expect_err("an error").to_string();
         assert!(error.contains("rank 1: nothing heard of it for"), "{error}");
     }
-    // It hears nothing itself.
+    // Rank 1 receives no messages from the other ranks.
     assert!(matches!(errors[1], Err(Error::Lost { .. })), "{:?}", errors[1]);
 }

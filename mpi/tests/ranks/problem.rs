@@ -1,4 +1,4 @@
-//! A problem, its truth, and how ranks compute it.
+//! A problem, its reference results, and its computation on ranks.
 
 use std::sync::LazyLock;
 use std::thread;
@@ -13,7 +13,7 @@ use wgpu_attention_mpi::{
     Error, RingAttention, RingBackward, RingForward, Schedule, SequenceMask, Shares, ThreadWire, Wire,
 };
 
-/// One device for all: what is compiled is compiled once.
+/// One device for all tests, so that each kernel is compiled once.
 pub static GPU: LazyLock<Gpu> = LazyLock::new(|| Gpu::new().expect("a device"));
 
 #[derive(Clone, Debug)]
@@ -32,7 +32,7 @@ impl Rules {
         mask.documents(self.documents.clone())
     }
 
-    /// Written down a second time, in the library's own words.
+    /// The same mask for the reference, as the library's type.
     fn host<'a>(&self, numbers: &'a [u32]) -> HostMask<'a> {
         let mut mask: HostMask = if self.causal { Mask::causal() } else { Mask::none() };
         if let Some([left, right]) = self.window {
@@ -58,7 +58,7 @@ pub struct Problem {
     pub d_out: Vec<f32>,
 }
 
-/// Of every kind, for a sequence of `length` tokens.
+/// Masks of every kind, for a sequence of `length` tokens.
 pub fn rules(length: usize) -> Vec<Rules> {
     let rule = |causal, window, documents: &[usize]| Rules { causal, window, documents: documents.into() };
     let documents = [0, 3, length / 2 + 1, length - 2, length];
@@ -80,7 +80,7 @@ pub fn random(seed: u64, n: usize) -> Vec<f32> {
         state ^= state << 17;
         (state >> 40) as f32 / (1u64 << 24) as f32
     };
-    // Sums of four: nearer to a normal distribution than one.
+    // A sum of four is closer to a normal distribution than one value.
     (0..n).map(|_| ((0..4).map(|_| next()).sum::<f32>() - 2.0) * 1.7).collect()
 }
 
@@ -90,7 +90,7 @@ fn count(shape: [usize; 4]) -> usize {
 
 const NAMES: [&str; 5] = ["out", "lse", "d_q", "d_k", "d_v"];
 
-/// What all ranks together computed, in the order of the sequence.
+/// The results of all ranks together, in the order of the sequence.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Results {
     pub out: Vec<f32>,
@@ -98,7 +98,7 @@ pub struct Results {
     pub gradients: [Vec<f32>; 3],
     pub bytes: u64,
     pub messages: u64,
-    /// Of the forward pass alone.
+    /// Bytes sent in the forward pass.
     pub forward_bytes: u64,
 }
 
@@ -139,7 +139,7 @@ impl Problem {
         [got.d_q, got.d_k, got.d_v].map(|x| x.into_iter().map(Real::f64).collect())
     }
 
-    /// What `[out, lse, d_q, d_k, d_v]` must be, and within what.
+    /// The expected `[out, lse, d_q, d_k, d_v]`, each with its tolerance.
     fn truth(&self) -> [(Vec<f64>, Tolerance); 5] {
         let most = |x: &[f64]| x.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
         let (want, naive) = (self.attended::<f64>(), self.attended::<f32>());
@@ -157,7 +157,7 @@ impl Problem {
         [out, lse, d_q, d_k, d_v].map(|want| (want, tolerances.next().expect("five")))
     }
 
-    /// Holds results to the tolerance of one device.
+    /// Compares the results of all ranks with the reference, within the tolerance of one device.
     pub fn judge(&self, got: &Results) {
         let whole = Shares::new(Schedule::Contiguous, self.shape.q_len, 1).expect("one piece");
         let [d_q, d_k, d_v] = got.gradients.clone();
@@ -165,7 +165,7 @@ impl Problem {
         self.judge_rank(&all, &whole, 0).unwrap_or_else(|e| panic!("{e}"));
     }
 
-    /// Holds the results of one rank to the same.
+    /// Compares the results of one rank with the reference.
     pub fn judge_rank(&self, got: &[Vec<f32>; 5], shares: &Shares, rank: usize) -> Result<(), String> {
         let shape = self.shape;
         let shapes = [shape.out(), shape.lse(), shape.q(), shape.k(), shape.v()];
@@ -176,12 +176,12 @@ impl Problem {
         Ok(())
     }
 
-    /// On ranks that are threads.
+    /// Computes the problem on ranks that are threads.
     pub fn on_threads(&self, schedule: Schedule, ranks: usize) -> Results {
         self.on(schedule, ThreadWire::all(ranks)).expect("no rank fails")
     }
 
-    /// On ranks with these wires; the first error of any.
+    /// Computes the problem on ranks with these wires. Returns the first error.
     pub fn on<W: Wire>(&self, schedule: Schedule, wires: Vec<W>) -> Result<Results, Error> {
         let shares = Shares::new(schedule, self.shape.q_len, wires.len())?;
         let of_rank = |(rank, wire): (usize, W)| {
@@ -206,7 +206,7 @@ impl Problem {
         Ok(Results { out, lse, gradients: [d_q, d_k, d_v], ..results })
     }
 
-    /// What one rank computes, and what it sends.
+    /// Computes one rank's share. Returns its results, and the bytes and messages that it sent.
     pub fn on_rank(
         &self,
         schedule: Schedule,
@@ -219,7 +219,7 @@ impl Problem {
         let shares = ring.shares(length)?;
         let upload = |x: &[f32], shape| {
             let own = take(x, shape, &shares, rank);
-            // What lies behind must not be read.
+            // NaN after the last element shows reads out of bounds.
             let halves = |bits: fn(f32) -> u16| {
                 let own: Vec<u16> = own.iter().copied().chain([f32::NAN; 2]).map(bits).collect();
                 GPU.upload(&own)
@@ -264,7 +264,7 @@ impl std::fmt::Display for Problem {
     }
 }
 
-/// A rank's rows of a tensor.
+/// Returns a rank's rows of a tensor.
 pub fn take<T: Copy>(x: &[T], [b, h, l, d]: [usize; 4], shares: &Shares, rank: usize) -> Vec<T> {
     let mut own = Vec::new();
     for bh in 0..b * h {

@@ -1,5 +1,5 @@
-//! Forward and backward, every schedule and mask, equal to the reference within the tolerance of
-//! one device.
+//! Compares every schedule and mask, forward and backward, with the reference. The tolerance is
+//! the same as for one device.
 
 use wgpu_attention::{DType, Shape};
 use wgpu_attention_mpi::Schedule::{self, Contiguous, Ulysses, Zigzag};
@@ -7,8 +7,7 @@ use wgpu_attention_mpi::plan::{Machine, Workload, forecast};
 
 use super::problem::{Problem, Rules, rules};
 
-/// Two query heads to a key head, another width of values, a length that no number of ranks
-/// divides.
+/// Two query heads for each key head, and values of another width.
 fn grouped(length: usize) -> Shape {
     Shape { batch: 2, heads: 4, kv_heads: 2, q_len: length, kv_len: length, head_dim: 8, value_dim: 12 }
 }
@@ -48,7 +47,7 @@ fn ulysses() {
     check(Ulysses, 3, shape, DType::F32);
 }
 
-/// Keys and values travel in their own type; all else is f32.
+/// Keys and values travel in f16 or bf16; everything else is f32.
 #[test]
 fn half_precision() {
     for schedule in [Contiguous, Zigzag, Ulysses] {
@@ -61,7 +60,7 @@ fn half_precision() {
     }
 }
 
-/// A block is neither sent to ranks that see none of it, nor are its gradients.
+/// Ranks that see no key of a block receive neither the block nor its gradients.
 #[test]
 fn what_nobody_sees_does_not_travel() {
     let shape = Shape::new(1, 1, 64, 8);
@@ -71,19 +70,19 @@ fn what_nobody_sees_does_not_travel() {
         [results.bytes, results.messages]
     };
     let rule = |causal, window, documents: &[usize]| Rules { causal, window, documents: documents.into() };
-    // Sixteen tokens of keys and values, f32: forth in the forward pass, forth again and gradients
-    // in the backward pass.
+    // A block is sixteen tokens of keys and values in f32. Blocks travel once in the forward pass
+    // and once in the backward pass, where gradients follow.
     let block = 2 * 16 * 8 * 4;
-    // To three others each, twice; gradients as often, and home.
+    // Each block goes to three others, twice. Gradients take three steps, then one to the owner.
     assert_eq!(sent(rule(false, None, &[])), [4 * block * (3 + 3 + 4), 4 * 10]);
-    // Rank r's to the 3 − r after it.
+    // The block of rank r goes to the 3 − r ranks after it.
     assert_eq!(sent(rule(true, None, &[])), [block * (6 + 6 + 6 + 3), 21]);
-    // To the next only.
+    // Each block goes to the next rank only.
     assert_eq!(sent(rule(true, Some([15, 0]), &[])), [block * (3 + 3 + 6), 12]);
     assert_eq!(sent(rule(true, None, &[0, 16, 32, 48, 64])), [0, 0]);
 }
 
-/// What the forecast for other machines counts is what ranks here send.
+/// The forecast counts exactly the bytes that the ranks send.
 #[test]
 fn forecasts_count_the_bytes_that_are_sent() {
     let (length, element, mut some) = (96, 4, false);

@@ -16,9 +16,9 @@
 //
 // Lower bound, per query, key and channel of each kind: a multiplication and an addition. (Software
 // drivers have no fused one.) Bytes: k and v once per ROWS packed rows. lavapipe needs about 5.5
-// instructions instead of two (docs/kernels.md). Each loaded element of k and v takes five, once
-// per query of an invocation, to check and broadcast it. Each block, query and channel of v takes
-// three more. A sum that a loop changes is read, selected by the lane mask and written.
+// instructions instead of two (docs/internals/kernels.md). Each loaded element of k and v takes
+// five, once per query of an invocation, to check and broadcast it. Each block, query and channel
+// of v takes three more. A sum that a loop changes is read, selected by the lane mask and written.
 //
 // Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim;
 // FULL, FULL_IS_PLAIN, HAS_BLOCKS, HAS_DROPOUT, HEAD_VECTORS, HIDDEN, HIDES_TILES, KEYS, LANES,

@@ -1,5 +1,5 @@
-//! The page docs/masks.md and its pictures, generated from the presets. `WGPU_ATTENTION_WRITE=1`
-//! writes them.
+//! The page docs/guide/masks.md and its pictures, generated from the presets.
+//! `WGPU_ATTENTION_WRITE=1` writes them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -283,7 +283,7 @@ fn sections(entries: &[Entry]) -> String {
         let (name, code) = (entry.name(), entry.code);
         let paragraphs = &documented[name];
         let meaning = &paragraphs[0];
-        let _ = write!(page, "### {name}\n\n![{name}](masks/{name}.svg)\n\n{meaning}\n\n`{code}?`");
+        let _ = write!(page, "### {name}\n\n![{name}](../masks/{name}.svg)\n\n{meaning}\n\n`{code}?`");
         match paragraphs.iter().find(|p| p.starts_with("Built in: ")) {
             Some(built_in) => writeln!(page, " · {built_in}\n"),
             None => writeln!(page, "\n"),
@@ -298,8 +298,8 @@ const MARKS: [&str; 2] =
 
 /// Returns each file and its expected contents.
 fn files() -> Vec<(PathBuf, String)> {
-    let page = root().join("docs/masks.md");
-    let text = std::fs::read_to_string(&page).expect("docs/masks.md");
+    let page = root().join("docs/guide/masks.md");
+    let text = std::fs::read_to_string(&page).expect("docs/guide/masks.md");
     let [(start, _), (end, _)] = MARKS.map(|mark| text.match_indices(mark).next().expect(mark));
     let entries = entries();
     let text = format!("{}\n{}{}", &text[..start + MARKS[0].len()], sections(&entries), &text[end..]);

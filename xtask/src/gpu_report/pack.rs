@@ -20,7 +20,7 @@ const LEFT_OUT: &str = "peer";
 const FILES: [&str; 7] = [
     "tests/vectors",
     "shaders",
-    "docs/masks.md",
+    "docs/guide",
     "docs/masks",
     "src/presets",
     "examples/chat/src/tests.rs",

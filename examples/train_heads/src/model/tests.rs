@@ -27,7 +27,7 @@ fn close(got: f64, want: f64, tolerance: f64) {
     assert!((got - want).abs() <= tolerance, "{got} is not {want}, by more than {tolerance}");
 }
 
-/// The example's own kernels, against the same on the CPU in f64.
+/// Compares the example's kernels with a computation on the CPU in f64.
 #[test]
 fn kernels() {
     let (mut model, batch) = (model(), batch());
@@ -43,7 +43,7 @@ fn kernels() {
     let far = next.filter(|(before, after)| *before != after).count();
     assert!(far > ROWS * WIDTH / 2, "the first layer adds nothing");
 
-    // WGSL's exp is exact to 3 + 2 |x| units; logits here are less than 20 apart.
+    // WGSL's exp is accurate to 3 + 2 |x| units; these logits differ by less than 20.
     let unit = 43.0 * f64::from(f32::EPSILON);
     let (logits, d_logits) = (download(&model, &model.logits), download(&model, &model.d_logits));
     let (mut loss, mut hits) = (0.0, 0.0);
@@ -80,7 +80,7 @@ fn kernels() {
     }
 }
 
-/// Two steps of AdamW, against the same on the CPU in f64.
+/// Compares two steps of AdamW with a computation on the CPU in f64.
 #[test]
 fn adamw() {
     let mut model = model();
@@ -101,18 +101,18 @@ fn adamw() {
             want[n] -= rate * (mean / (square.sqrt() + f64::from(EPSILON)) + f64::from(DECAY) * want[n]);
         }
     }
-    // A few roundings of the change, which is about the rate, and of the parameter.
+    // Allow a few roundings of the change, which is about the rate, and of the parameter.
     for (got, want) in model.parameters().unwrap().into_iter().zip(want) {
         close(f64::from(got), want, EPSILON_F32 * (32.0 * rate * f64::from(BIAS_RATE) + 4.0 * want.abs()));
     }
 }
 
-/// The whole model's gradients, against differences of its loss along them, one tensor at a time;
-/// and those of a head's mask.
+/// Compares the model's gradients with finite differences of the loss along them, one tensor at a
+/// time. Does the same for the gradients of each head's ξ.
 #[test]
 fn gradients() {
     let (mut model, batch) = (model(), batch());
-    // Away from the beginning, where the biases by distance are all 0.
+    // Train a little first: at the start, all biases by distance are 0.
     train::train(&mut model, 30, SEED, None).unwrap();
     let weights = model.parameters().unwrap();
     let gradients = model.gradients(&batch).unwrap();
@@ -130,8 +130,8 @@ fn gradients() {
         direction.iter_mut().enumerate().filter(|(n, _)| !own(n)).for_each(|(_, x)| *x = 0.0);
         let square: f64 = direction.iter().map(|x| f64::from(*x).powi(2)).sum();
         assert!(square > 0.0, "{} has no gradient", place.name);
-        // So far that the loss moves by a hundredth, or the parameters by a tenth: above the
-        // rounding of a loss, some 1e-6, and near enough for what differences leave out.
+        // The step changes the loss by 0.01 or the parameters by 0.1. Such a change is above the
+        // loss's rounding, about 1e-6, and small enough for the error of finite differences.
         let by = (0.005 / square).min(0.1 / square.sqrt());
         close(slope(&direction, by) / square, 1.0, 0.005);
     }
@@ -139,12 +139,12 @@ fn gradients() {
         let mut direction = vec![0.0; weights.len()];
         heads::columns(&Places::new(), head).for_each(|n| direction[n] = weights[n]);
         let want: f64 = direction.iter().zip(&gradients).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
-        // Two losses, each rounded by some 1e-6, over the distance of 0.04.
+        // Allow for two losses, each rounded by about 1e-6, over the distance of 0.04.
         close(slope(&direction, 0.02), want, 0.005 * want.abs() + 5e-5);
     }
 }
 
-/// Without the columns that read a head, the model does as without the values that the head has.
+/// Zero columns of a head in the output projection have the same effect as zero values of the head.
 #[test]
 fn columns_are_those_of_the_head() {
     let (mut model, batch) = (model(), batch());
@@ -160,7 +160,7 @@ fn columns_are_those_of_the_head() {
         let without = loss(&mut heads::columns(&places, [layer, head]));
         let first = places.layers[layer].value.first + head * HEAD_DIM * WIDTH;
         let want = loss(&mut (first..first + HEAD_DIM * WIDTH));
-        // The same numbers go through the output projection, but for the sign of zeros.
+        // The output projection computes the same numbers, except for the sign of zeros.
         close(without, want, 4.0 * EPSILON_F32 * want);
         assert!((without - all).abs() > 1e-3, "head {layer}.{head} does nothing");
     }

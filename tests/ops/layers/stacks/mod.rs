@@ -3,7 +3,7 @@
 
 mod backward;
 pub mod by_layer;
-mod data;
+pub mod data;
 mod decoder;
 mod decoder_backward;
 mod decoder_data;
