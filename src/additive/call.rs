@@ -32,7 +32,7 @@ pub struct AdditiveForward<'a> {
 
 impl<'a> AdditiveForward<'a> {
     /// Reads projected queries and keys `q` and `k`, values `v` and the vector that weighs the
-    /// hidden units. Writes `out`, whose buffer may hold no input of the call. The call begins
+    /// hidden units. Writes `out`, which may not overlap an input of the call. The call begins
     /// without mask, dropout and further outputs.
     pub fn new(
         q: TensorView<'a>,

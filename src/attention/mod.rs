@@ -150,7 +150,7 @@ impl Attention {
     ///
     /// # Errors
     /// Returns an error if the mask does not fit, or if the map has another shape or type. The map
-    /// may not share a buffer with the mask. After an error, nothing has been recorded.
+    /// may not overlap the mask. After an error, nothing has been recorded.
     pub fn classify(
         &self,
         into: &mut impl Recorder,
@@ -184,7 +184,7 @@ impl Attention {
         mapped.check(&shape, device)?;
         check_whole_map(blocks.map.shape(), &shape, blocks.size)?;
         blocks.map.check("blocks", Access::Write, device)?;
-        check_aliasing(&[("blocks", blocks.map)], &mask.tensors())?;
+        check_aliasing(&[("blocks", blocks.map)], &mask.tensors(), device)?;
         let call = classify::call(mask, &shape, blocks, device);
         self.pipelines.bind("block map", &[call], &self.bindings)
     }
@@ -321,11 +321,9 @@ pub(crate) fn check_extras<'a>(
         tensors.write("weights", weights, Element::Float, Shape { heads, ..*shape }.weights())?;
         // The weights are the score matrix of the call. One dispatch writes the matrix and lse; the
         // next reads the matrix and writes out.
-        for (other, view) in [("out", Some(extras.out)), ("lse", extras.lse)] {
-            if view.is_some_and(|view| view.buffer() == weights.buffer()) {
-                return Err(Error::Alias { tensor: "weights", other });
-            }
-        }
+        let others = [Some(("out", extras.out)), extras.lse.map(|lse| ("lse", lse))];
+        let others: Vec<_> = others.into_iter().flatten().collect();
+        check_aliasing(&[("weights", weights)], &others, tensors.device)?;
     }
     if let Some((scores, stage)) = extras.scores {
         let moved = extras.mask.has(Id::Packed) || extras.mask.has(Id::Documents);
@@ -338,8 +336,8 @@ pub(crate) fn check_extras<'a>(
         }
         tensors.write("scores", scores, Element::Float, shape.weights())?;
         // One dispatch reads the score matrix, which can be the weights, and writes the scores.
-        if extras.weights.is_some_and(|weights| weights.buffer() == scores.buffer()) {
-            return Err(Error::Alias { tensor: "scores", other: "weights" });
+        if let Some(weights) = extras.weights {
+            check_aliasing(&[("scores", scores)], &[("weights", weights)], tensors.device)?;
         }
     }
     match &extras.dropout {

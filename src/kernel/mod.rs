@@ -11,6 +11,7 @@ pub(crate) mod pieces;
 pub(crate) mod pipelines;
 pub(crate) mod recording;
 pub(crate) mod scratch;
+mod sharing;
 mod slots;
 pub(crate) mod texts;
 pub(crate) mod unroll;
@@ -30,6 +31,8 @@ pub(crate) use pipelines::{PipelineKey, lock};
 pub use recording::{Prepared, Recorder};
 pub(crate) use scratch::Slot;
 pub use scratch::{Scratch, ScratchSize};
+use sharing::overlap;
+pub(crate) use sharing::{Shares, Sharing};
 pub(crate) use slots::Slots;
 use unroll::unrolled;
 pub(crate) use variant::{KernelVariant, Variant, families};
@@ -37,7 +40,7 @@ pub(crate) use variant::{KernelVariant, Variant, families};
 use std::fmt::Write as _;
 
 use crate::device::{DeviceFacts, Fragment};
-use crate::tensor::{Access, DType, Layout, TensorView, Window, broadcast};
+use crate::tensor::{Access, DType, Error, Layout, TensorView, Window, broadcast};
 
 /// The number of elements that a binding's accessors load or store at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -68,6 +71,10 @@ pub(crate) struct Binding {
     pub uniform: Option<&'static str>,
     /// True if f16 is packed, two elements in a word: for devices without `SHADER_F16`.
     pub packed: bool,
+    /// True if a tensor that is read is bound writable, because its buffer is written as well.
+    pub shared: bool,
+    /// The binding of the same bytes, in place of a binding of this tensor.
+    pub same_as: Option<String>,
 }
 
 impl Binding {
@@ -80,6 +87,8 @@ impl Binding {
             native: false,
             uniform: None,
             packed: false,
+            shared: false,
+            same_as: None,
         }
     }
 
@@ -127,11 +136,19 @@ impl Binding {
     ///
     /// With width four, only the invocation that owns a vec4 may store its elements.
     fn declaration(&self, binding: usize) -> String {
+        let declared = self.own_declaration(binding);
+        match (&self.same_as, declared.split_once('\n')) {
+            (Some(same), Some((_, accessors))) => indexed(accessors, &self.name, same),
+            _ => declared,
+        }
+    }
+
+    fn own_declaration(&self, binding: usize) -> String {
         let Binding { name, dtype, width, access, .. } = self;
         if let Some(ty) = self.uniform {
             return format!("@group(0) @binding({binding}) var<uniform> {name}: {ty};\n");
         }
-        let mode = if *access == Access::Write { "read_write" } else { "read" };
+        let mode = if *access == Access::Write || self.shared { "read_write" } else { "read" };
         let (scalar, load) = (self.scalar(), if dtype.is_float() { "f32" } else { "u32" });
         let (element, four) = (self.element(), self.loaded());
         let mut text =
@@ -274,6 +291,32 @@ impl Kernel {
         Some(kernel)
     }
 
+    /// The kernel for tensors of which some are read and share their buffer with one that is
+    /// written.
+    ///
+    /// # Errors
+    /// Two tensors of the same bytes that the kernel reads as different types or without accessors.
+    pub fn with_sharing(mut self, sharing: &Sharing) -> Result<Self, Error> {
+        for (n, shares) in sharing.bindings() {
+            let mut shared = self.bindings[n].clone();
+            let own = shared.declaration(n + 1);
+            match shares {
+                Shares::Buffer => shared.shared = true,
+                Shares::Binding(first) => {
+                    let same = &self.bindings[first];
+                    let rest = self.wgsl.replacen(&own, "", 1);
+                    if same.element() != shared.element() || indexed(&rest, &shared.name, "") != rest {
+                        return Err(overlap(same, &shared));
+                    }
+                    shared.same_as = Some(same.name.clone());
+                }
+            }
+            self.wgsl = self.wgsl.replacen(&own, &shared.declaration(n + 1), 1);
+            self.bindings[n] = shared;
+        }
+        Ok(self)
+    }
+
     /// Returns the kernel for a part of a grid that has more workgroups than one dispatch allows.
     /// This kernel counts workgroups from the uniform `first_workgroup` on, its last binding.
     pub fn of_part(mut self) -> Self {
@@ -296,8 +339,24 @@ impl Kernel {
 
     /// The number of storage buffers that the kernel binds.
     pub fn storage_buffers(&self) -> u32 {
-        self.bindings.iter().filter(|binding| binding.uniform.is_none()).count() as u32
+        self.bindings.iter().filter(|binding| binding.uniform.is_none() && binding.same_as.is_none()).count()
+            as u32
     }
+}
+
+/// The text with elements of the array `to` in place of those of `name`.
+fn indexed(text: &str, name: &str, to: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find(name) {
+        let (before, found) = rest.split_at(at);
+        let after = &found[name.len()..];
+        out.push_str(before);
+        let is_part = out.ends_with(|c: char| c.is_alphanumeric() || c == '_');
+        out.push_str(if after.starts_with('[') && !is_part { to } else { name });
+        rest = after;
+    }
+    out + rest
 }
 
 /// A constant that precedes a shader's text.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::guard::guarded;
 use super::texts::TEXTS;
-use super::{Dispatch, Kernel, KernelVariant};
+use super::{Dispatch, Kernel, KernelVariant, Sharing};
 use crate::device::bars::bars;
 use crate::device::tuned::{Class, Pick, hash};
 use crate::device::{DeviceFacts, Families, Family, Report, TuningCache, Verdict};
@@ -40,6 +40,8 @@ pub(crate) struct PipelineKey {
     /// True if the pipeline counts workgroups from the first one of a part
     /// ([`Kernel::of_part`](super::Kernel::of_part)).
     pub is_part: bool,
+    /// The tensors that are read from buffers that are written as well.
+    pub sharing: Sharing,
 }
 
 /// A function that changes the text of kernels of these families. Tests use it to simulate a driver
@@ -402,11 +404,12 @@ impl Pipelines {
 impl Compiler {
     fn compile(
         &self,
-        PipelineKey { variant, is_part }: &PipelineKey,
+        PipelineKey { variant, is_part, sharing }: &PipelineKey,
         facts: &DeviceFacts,
     ) -> Result<Compiled, Error> {
         let (label, kernel) = (variant.label(), variant.describe());
         let kernel = if facts.f16 { kernel } else { kernel.without_f16().unwrap_or(kernel) };
+        let kernel = kernel.with_sharing(sharing)?;
         let kernel = &if *is_part { kernel.of_part() } else { kernel };
         // wgpu does not check any of these against the limits.
         let limits = [
@@ -481,10 +484,11 @@ impl Compiler {
             count: None,
         };
         let mut entries = vec![entry(0, wgpu::BufferBindingType::Uniform)];
-        for (n, binding) in kernel.bindings.iter().enumerate() {
+        for (n, binding) in kernel.bindings.iter().enumerate().filter(|(_, b)| b.same_as.is_none()) {
+            let read_only = binding.access == Access::Read && !binding.shared;
             let ty = match binding.uniform {
                 Some(_) => wgpu::BufferBindingType::Uniform,
-                None => wgpu::BufferBindingType::Storage { read_only: binding.access == Access::Read },
+                None => wgpu::BufferBindingType::Storage { read_only },
             };
             entries.push(entry(n + 1, ty));
         }

@@ -2,7 +2,7 @@
 //! dispatch is recorded.
 
 use super::guard::guarded;
-use super::{BindingCache, BindingKey, BoundDispatch, Dispatch, PipelineKey, Pipelines};
+use super::{BindingCache, BindingKey, BoundDispatch, Dispatch, PipelineKey, Pipelines, Sharing};
 use crate::tensor::Error;
 
 #[cfg(feature = "inspect")]
@@ -117,7 +117,10 @@ impl Pipelines {
         if let Some(bound) = bindings.get(&key, number) {
             return Ok(bound);
         }
-        let compiled = self.get(PipelineKey { variant: call.variant.clone(), is_part: first.is_some() })?;
+        let sharing = Sharing::of(&call.tensors, &call.variant)?;
+        let is_bound: Vec<bool> = (0..call.tensors.len()).map(|n| sharing.is_bound(n)).collect();
+        let (variant, is_part) = (call.variant.clone(), first.is_some());
+        let compiled = self.get(PipelineKey { variant, is_part, sharing })?;
         let device = self.device();
         let bind_group = guarded(device, "a tensor's buffer", || {
             let (params, rest) = key.params.split_at(compiled.params_bytes.min(key.params.len()));
@@ -125,7 +128,7 @@ impl Pipelines {
             let rest = (!rest.is_empty()).then(|| uniform(device, rest));
             let first = first.map(|[x, y, z]| uniform(device, bytemuck::cast_slice(&[x, y, z, 0])));
             let mut entries = vec![wgpu::BindGroupEntry { binding: 0, resource: params.as_entire_binding() }];
-            for (n, window) in call.tensors.iter().enumerate() {
+            for (n, window) in call.tensors.iter().enumerate().filter(|(n, _)| is_bound[*n]) {
                 let resource = wgpu::BindingResource::Buffer(wgpu::BufferBinding {
                     buffer: window.buffer,
                     offset: window.start,
@@ -133,8 +136,8 @@ impl Pipelines {
                 });
                 entries.push(wgpu::BindGroupEntry { binding: n as u32 + 1, resource });
             }
-            for rest in [&rest, &first].into_iter().flatten() {
-                let binding = entries.len() as u32;
+            for (n, rest) in [&rest, &first].into_iter().flatten().enumerate() {
+                let binding = (call.tensors.len() + 1 + n) as u32;
                 entries.push(wgpu::BindGroupEntry { binding, resource: rest.as_entire_binding() });
             }
             device.create_bind_group(&wgpu::BindGroupDescriptor {

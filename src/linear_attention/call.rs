@@ -56,7 +56,7 @@ pub(crate) struct LinearKeys<'a> {
 }
 
 impl<'a> LinearForward<'a> {
-    /// Reads queries, keys and values and writes `out`, whose buffer may hold no input of the call.
+    /// Reads queries, keys and values and writes `out`, which may not overlap an input of the call.
     pub fn new(q: TensorView<'a>, k: TensorView<'a>, v: TensorView<'a>, out: TensorView<'a>) -> Self {
         LinearForward {
             q,

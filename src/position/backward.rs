@@ -123,7 +123,7 @@ impl Positions {
     ///
     /// - shapes that differ
     /// - a start from which the rows reach past the table
-    /// - a gradient that shares a buffer with an input
+    /// - a gradient that overlaps an input
     pub fn table_backward(&self, into: &mut impl Recorder, call: &TableBackward) -> Result<(), Error> {
         self.prepare_table_backward(call)?.record(into);
         Ok(())

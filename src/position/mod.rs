@@ -219,7 +219,7 @@ impl Positions {
     /// - shapes that differ
     /// - more rotated channels than `x` has
     /// - a start from which the rows reach past [`MAX_POSITION`] or past the rows of `cos`
-    /// - a written tensor that shares a buffer
+    /// - a written tensor that overlaps another tensor
     pub fn rotate(&self, into: &mut impl Recorder, call: &Rotate) -> Result<(), Error> {
         self.prepare_rotate(call)?.record(into);
         Ok(())
@@ -243,7 +243,7 @@ impl Positions {
     /// - shapes that differ
     /// - a scale that is not finite
     /// - a start from which the rows reach past the table or past [`MAX_POSITION`]
-    /// - a written tensor that shares a buffer
+    /// - a written tensor that overlaps another tensor
     pub fn add(&self, into: &mut impl Recorder, call: &AddPositions) -> Result<(), Error> {
         self.prepare_add(call)?.record(into);
         Ok(())

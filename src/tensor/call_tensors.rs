@@ -131,7 +131,7 @@ impl<'a, 'd> CallTensors<'a, 'd> {
 
     /// Refuses a written tensor that shares memory with another one.
     pub fn check_aliasing(&self) -> Result<(), Error> {
-        check_aliasing(&self.written, &self.read)
+        check_aliasing(&self.written, &self.read, self.device)
     }
 
     /// Refuses memory that a written tensor shares, and bindings of written tensors that overlap.

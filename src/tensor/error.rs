@@ -129,16 +129,30 @@ pub enum Error {
         /// Bytes in the buffer.
         size: u64,
     },
-    /// A written tensor shares memory with another tensor of the same call.
+    /// A tensor that is written shares memory with a tensor that the same call reads.
     #[error(
-        "`{tensor}` is written and shares its buffer with `{other}`; WebGPU forbids reading and \
-         writing one buffer in one dispatch: give `{tensor}` a buffer of its own"
+        "`{tensor}` is written and shares its buffer with `{other}`, where their bindings overlap, which WebGPU forbids; \
+         give `{tensor}` another buffer, or begin it at a multiple of {alignment} bytes apart from `{other}`"
     )]
     Alias {
         /// The tensor that is written.
         tensor: &'static str,
-        /// The tensor with which it shares memory.
+        /// The tensor that it meets.
         other: &'static str,
+        /// The bytes to which the device aligns a binding (`min_storage_buffer_offset_alignment`).
+        alignment: u64,
+    },
+    /// Two tensors overlap in a buffer that one dispatch reads and writes. All bindings of that
+    /// buffer are then writable and must be apart, unless two inputs are the same.
+    #[error(
+        "`{tensor}` and `{other}` overlap in a buffer that the call reads and writes, which WebGPU forbids; write to \
+         another buffer"
+    )]
+    SharedOverlap {
+        /// One of the tensors, by its name in the kernel.
+        tensor: String,
+        /// The other tensor.
+        other: String,
     },
     /// Two written tensors overlap in memory.
     #[error(

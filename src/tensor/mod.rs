@@ -137,6 +137,11 @@ impl ViewFault {
 /// packed `[B, L, 3, H, D]` buffer or part of a cache are all views, never copies. Inputs may
 /// repeat elements (stride 0). Written tensors may not.
 ///
+/// The tensors of one call may lie in one buffer, as arena allocators place them. The binding of a
+/// tensor begins at a multiple of `min_storage_buffer_offset_alignment` bytes, at or before its
+/// first element. In a buffer that a call reads and writes, bindings may not overlap: WebGPU
+/// forbids it. Inputs that are the same view are the exception.
+///
 /// Buffers need usage `STORAGE`. Views of [`DType::F16`], [`DType::BF16`] and [`DType::Bool`] are
 /// bound in whole words: make their buffers a multiple of 4 bytes long. The call that uses the view
 /// checks it; the constructors do not. A view remembers the first method that was called wrongly.
@@ -380,6 +385,14 @@ pub(crate) struct Window<'a> {
     pub layout: Layout,
 }
 
+impl Window<'_> {
+    /// True if both windows have a byte in common.
+    pub fn meets(&self, other: &Window) -> bool {
+        let meet = self.start < other.start + other.size && other.start < self.start + self.size;
+        meet && self.buffer == other.buffer
+    }
+}
+
 /// A tensor that keeps its buffer alive, for example the weights of a layer.
 #[derive(Clone, Debug)]
 pub(crate) struct Tensor {
@@ -418,14 +431,19 @@ pub(crate) fn check_float(tensor: &'static str, view: &TensorView) -> Result<(),
 }
 
 /// Refuses a written tensor that shares memory with another tensor of the call.
+///
+/// A written tensor and inputs may lie in one buffer. Their bindings are then all writable and must
+/// be apart ([`Sharing`](crate::kernel::Sharing)).
 pub(crate) fn check_aliasing<'a>(
     written: &[(&'static str, TensorView<'a>)],
     read: &[(&'static str, TensorView<'a>)],
+    device: &DeviceFacts,
 ) -> Result<(), Error> {
+    let alignment = device.offset_alignment;
     for (n, (tensor, view)) in written.iter().enumerate() {
         for (other, input) in read {
-            if view.buffer == input.buffer {
-                return Err(Error::Alias { tensor, other });
+            if view.window(device).meets(&input.window(device)) {
+                return Err(Error::Alias { tensor, other, alignment });
             }
         }
         for (other, output) in &written[n + 1..] {
@@ -446,9 +464,7 @@ pub(crate) fn check_apart<'a>(
 ) -> Result<(), Error> {
     for (n, (tensor, view)) in written.iter().enumerate() {
         for (other, output) in &written[n + 1..] {
-            let (a, b) = (view.window(device), output.window(device));
-            let meet = a.start < b.start + b.size && b.start < a.start + a.size;
-            if view.buffer == output.buffer && meet {
+            if view.window(device).meets(&output.window(device)) {
                 return Err(Error::OutputsOverlap { tensor, other });
             }
         }

@@ -6,6 +6,7 @@ mod caches;
 mod gradients;
 mod layers;
 mod masks;
+mod one_buffer;
 mod others;
 #[cfg(not(target_arch = "wasm32"))]
 mod tests;

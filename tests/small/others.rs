@@ -16,8 +16,8 @@ use wgpu_attention::tuning::{
 };
 use wgpu_attention::{DType, Gpu, Pipelines, Shape};
 
-use super::Work;
 use super::attention::SHAPE;
+use super::{Work, one_buffer};
 use crate::harness::cached::rotation::{DIM, rotated_steps};
 use crate::harness::classify::classified;
 use crate::harness::faults::{Fault, faulty};
@@ -71,6 +71,8 @@ pub enum Other {
     RadixSort,
     /// Vectors as direction and length, and gradients, of one type.
     WeightNorm(DType),
+    /// Attention and its gradients with all tensors in one buffer.
+    OneBuffer(Algorithm, DType),
     /// A stack of encoder layers, and gradients.
     Encoder(stacks::Kind),
     /// A stack of decoder layers, at once or in steps.
@@ -187,6 +189,7 @@ impl Other {
             Other::Quantized(format, rows, dtype) => {
                 row_stages::quantized(profile, *format, *rows, *dtype).await
             }
+            Other::OneBuffer(path, dtype) => one_buffer::same_bits(profile, *path, *dtype).await,
             Other::RadixSort => row_stages::radix_sort(profile).await,
             Other::WeightNorm(dtype) => row_stages::weight_norm(profile, *dtype).await,
             Other::Encoder(kind) => stacks::encoder(name, *kind, profile).await,
@@ -387,6 +390,9 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
         ("quantised products, many rows", Other::Quantized(q8, 33, f32)),
         ("quantised products, few rows, f16", Other::Quantized(q8, 5, f16)),
         ("quantised products, many rows, bf16", Other::Quantized(q4, 19, bf16)),
+        ("one buffer", Other::OneBuffer(Algorithm::Fused, f32)),
+        ("one buffer, staged", Other::OneBuffer(Algorithm::Staged, f32)),
+        ("one buffer, bf16", Other::OneBuffer(Algorithm::Fused, bf16)),
         ("radix sort", Other::RadixSort),
         ("weight norm", Other::WeightNorm(f32)),
         ("weight norm, f16", Other::WeightNorm(f16)),

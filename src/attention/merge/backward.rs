@@ -118,7 +118,7 @@ impl Merge {
     /// - there are no parts,
     /// - the number of gradients is not the number of parts,
     /// - shapes differ,
-    /// - gradients share a buffer with an input.
+    /// - gradients overlap an input.
     ///
     /// It also returns the other errors that [`Error`] lists for tensors. After an error, nothing
     /// has been recorded.

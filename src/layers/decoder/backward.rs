@@ -105,7 +105,7 @@ impl TransformerDecoder {
     ///
     /// # Errors
     /// - Everything that [`Error`] lists for tensors, masks, options and scratch.
-    /// - Gradients that overlap or share a buffer with an input.
+    /// - Gradients that overlap each other or an input.
     /// - [`Error::Unsupported`] if the call sets no gradient, or the gradient of a tensor that the
     ///   stack does not have.
     /// - [`Error::Unsupported`] for a forward call with a cache.

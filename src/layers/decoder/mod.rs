@@ -265,7 +265,7 @@ impl TransformerDecoder {
     ///
     /// # Errors
     /// - Shapes that differ.
-    /// - Written tensors that share a buffer with other tensors.
+    /// - Written tensors that overlap other tensors.
     /// - Everything else that [`Error`] lists for tensors.
     ///
     /// On an error the call records nothing.

@@ -417,7 +417,7 @@ impl MultiHeadAttention {
     ///
     /// # Errors
     /// - Everything that [`Error`] lists for tensors, masks, options and scratch.
-    /// - Gradients that share a buffer with an input, or that overlap and are not the same view.
+    /// - Gradients that overlap an input, or that overlap and are not the same view.
     /// - [`Error::Unsupported`] if the call sets no gradient.
     /// - [`Error::Unsupported`] if a gradient's tensor is missing in the layer or the mask.
     /// - [`Error::Limit`] if the device cannot bind so many tensors of a mask with the other

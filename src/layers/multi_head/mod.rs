@@ -26,7 +26,8 @@ use crate::matmul::projection::{self, OwnedLinear, check_vector, check_weight};
 use crate::rows::norm::OwnedNorm;
 use crate::rows::norm::dispatch::NormOp;
 use crate::tensor::{
-    Access, CallTensors, DType, Error, Layout, Shape, Tensor, TensorView, check_apart, count, same_dtype,
+    Access, CallTensors, DType, Error, Layout, Shape, Tensor, TensorView, check_aliasing, check_apart, count,
+    same_dtype,
 };
 
 /// A multi-head attention layer on one device. It covers all of `nn.MultiheadAttention`, and its
@@ -400,11 +401,9 @@ impl MultiHeadAttention {
             tensors.write("context", context, self.config.dtype, joined_heads(&shape))?;
             // The output projection reads `context` while it writes `out`. Attention writes
             // `context` next to `lse`, and may read `weights` in the same dispatch.
-            for (other, view) in [("out", Some(call.out)), ("weights", call.weights)] {
-                if view.is_some_and(|view| view.buffer == context.buffer) {
-                    return Err(Error::Alias { tensor: "context", other });
-                }
-            }
+            let others = [Some(("out", call.out)), call.weights.map(|weights| ("weights", weights))];
+            let others: Vec<_> = others.into_iter().flatten().collect();
+            check_aliasing(&[("context", context)], &others, device)?;
             let together = [Some(("context", context)), call.lse.map(|lse| ("lse", lse))];
             check_apart(&together.into_iter().flatten().collect::<Vec<_>>(), device)?;
         }

@@ -270,7 +270,7 @@ impl Stack {
             };
             return Err(Error::Unsupported { what: "a backward pass without gradients", why });
         }
-        check_aliasing(&written, &read)?;
+        check_aliasing(&written, &read, device)?;
         let streams = [Slot::Middle, Slot::Branch, Slot::Normed, Slot::Stream, self.last_input()];
         size = size.max(forward_size(&self.config, &rows, true, streams));
         size = size.max(backward_size(&self.config, &rows, &self.layers[0].norms[0], forward.x));

@@ -66,16 +66,14 @@ impl Stack {
         if let Some(hidden) = call.hidden {
             Hidden::of(self, &plan.rows).check(&hidden, &self.config, Access::Write, device)?;
             // The next layer reads `hidden`, and one dispatch may write `hidden` and `out`.
-            if hidden.buffer == call.out.buffer {
-                return Err(Error::Alias { tensor: "out", other: "hidden" });
-            }
+            check_aliasing(&[("out", call.out)], &[("hidden", hidden)], device)?;
             written.push(("hidden", hidden));
         }
         if let Some(weights) = call.weights {
             weights.check("weights", Access::Write, device)?;
             written.push(("weights", weights));
         }
-        check_aliasing(&written, &self.inputs(call))?;
+        check_aliasing(&written, &self.inputs(call), device)?;
         check_apart(&written, device)?;
         let (pre, cross) = (self.config.order == NormOrder::Pre, call.memory.is_some());
         let normed = (pre || cross).then_some(Slot::Normed);

@@ -61,7 +61,7 @@ impl Stack {
         let attentions = || self.layers.iter().filter_map(|layer| layer.cross.as_ref());
         let mut read = vec![("memory", memory)];
         read.extend(attentions().flat_map(MultiHeadAttention::weights));
-        check_aliasing(&projected.tensors(), &read)?;
+        check_aliasing(&projected.tensors(), &read, device)?;
         check_apart(&projected.tensors(), device)?;
         let mut dispatches = Dispatches::new();
         for (n, attention) in attentions().enumerate() {

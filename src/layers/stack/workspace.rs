@@ -83,7 +83,7 @@ impl<'a> Workspace<'a> {
         [d_out, d_x]: [TensorView<'a>; 2],
         d_sum: Option<TensorView<'a>>,
     ) -> Result<Dispatches<'a>, Error> {
-        let in_place = d_sum.is_some_and(|d_sum| d_sum.buffer == d_x.buffer);
+        let in_place = d_sum.is_some_and(|d_sum| d_sum.window(self.device).meets(&d_x.window(self.device)));
         let targets = NormTargets {
             d_out,
             d_sum: d_sum.filter(|_| !in_place),

@@ -175,7 +175,7 @@ impl Projection {
     /// ```
     ///
     /// # Errors
-    /// Every [`Error`] of tensors, for example gradients that share a buffer with an input. Views
+    /// Every [`Error`] of tensors, for example gradients that overlap an input. Views
     /// of gradients that overlap without being equal are also errors. After an error nothing has
     /// been recorded.
     pub fn backward(&self, into: &mut impl Recorder, products: &[ProjectionBackward]) -> Result<(), Error> {
@@ -198,7 +198,7 @@ impl Projection {
         let mut written = Written::default();
         let mut calls = Vec::with_capacity(products.len());
         calls.extend(products.iter().map(|product| product.op(&mut written)));
-        check_aliasing(&written.views(), &read)?;
+        check_aliasing(&written.views(), &read, device)?;
         self.pipelines.with_fallbacks(|| {
             let dispatches =
                 dispatch_backward::dispatches(&calls, &self.kernel_options, &self.pipelines.facts())?;

@@ -57,8 +57,9 @@ impl<'a> SharedWindows<'a> {
     }
 }
 
-/// Binds views. Views of one buffer share a binding, if the device allows a binding of that size.
-fn bind<'a>(views: &[TensorView<'a>], device: &DeviceFacts) -> SharedWindows<'a> {
+/// Binds views of one buffer together if the binding is not larger than the device allows and has
+/// no byte of `others`.
+fn bind<'a>(views: &[TensorView<'a>], others: &[Window<'a>], device: &DeviceFacts) -> SharedWindows<'a> {
     let mut windows: Vec<Window<'a>> = Vec::new();
     let mut slots = Vec::new();
     for view in views {
@@ -66,7 +67,9 @@ fn bind<'a>(views: &[TensorView<'a>], device: &DeviceFacts) -> SharedWindows<'a>
         let joined = windows.iter_mut().enumerate().find_map(|(slot, shared)| {
             let start = shared.start.min(window.start);
             let size = (shared.start + shared.size).max(window.start + window.size) - start;
-            (shared.buffer == window.buffer && size <= device.max_binding_bytes).then(|| {
+            let joined = Window { start, size, ..window };
+            let is_apart = others.iter().all(|other| !other.meets(&joined));
+            (shared.buffer == window.buffer && size <= device.max_binding_bytes && is_apart).then(|| {
                 shared.start = start;
                 shared.size = size;
                 slot
@@ -132,17 +135,24 @@ struct Bound<'a> {
 
 impl<'a> Bound<'a> {
     fn new(products: &[LinearOp<'a>], device: &DeviceFacts) -> Self {
-        let all = |view: &dyn Fn(&LinearOp<'a>) -> TensorView<'a>| {
-            bind(&products.iter().map(view).collect::<Vec<_>>(), device)
-        };
+        let of =
+            |view: &dyn Fn(&LinearOp<'a>) -> TensorView<'a>| products.iter().map(view).collect::<Vec<_>>();
         // Parts without a bias refer to the bias of another part, but do not read it.
-        let some_bias = products.iter().find_map(|p| p.bias);
-        Bound {
-            xs: all(&|p| p.x),
-            ws: all(&|p| p.w),
-            biases: some_bias.map(|some| all(&|p| p.bias.unwrap_or(some))),
-            ys: all(&|p| p.y),
-        }
+        let biases = products.iter().find_map(|p| p.bias);
+        let biases = biases.map_or(Vec::new(), |some| of(&|p| p.bias.unwrap_or(some)));
+        let kinds = [of(&|p| p.x), of(&|p| p.w), biases, of(&|p| p.y)];
+        let [.., ys] = &kinds;
+        // Bindings of a buffer that is read and written must be apart.
+        let is_written = |view: &&TensorView| ys.iter().any(|y| y.buffer == view.buffer);
+        let is_read = |y: &&TensorView| kinds[..3].iter().flatten().any(|view| y.buffer == view.buffer);
+        let bound = |n: usize| {
+            let read =
+                kinds[..3].iter().enumerate().filter(|(kind, _)| *kind != n).flat_map(|(_, views)| views);
+            let others = read.filter(is_written).chain(ys.iter().filter(|_| n != 3).filter(is_read));
+            bind(&kinds[n], &others.map(|view| view.window(device)).collect::<Vec<_>>(), device)
+        };
+        let biases = (!kinds[2].is_empty()).then(|| bound(2));
+        Bound { xs: bound(0), ws: bound(1), biases, ys: bound(3) }
     }
 
     /// True if one kernel can bind the buffers. Its output is one buffer.

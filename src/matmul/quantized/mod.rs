@@ -203,7 +203,7 @@ impl QuantizedProjection {
     ///
     /// # Errors
     /// Every [`Error`] of tensors, and weights whose rows are not whole blocks or that do not start
-    /// at a word. Shapes that do not match, and an `out` that shares its buffer with an input.
+    /// at a word. Shapes that do not match, and an `out` that overlaps an input.
     /// After an error nothing has been recorded.
     pub fn forward(&self, into: &mut impl Recorder, products: &[QuantizedForward]) -> Result<(), Error> {
         self.prepare(products)?.record(into);

@@ -65,7 +65,7 @@ impl Elementwise {
     /// Records the gradients of a call into an encoder or a pass.
     ///
     /// # Errors
-    /// Shapes that do not match, and gradients that share a buffer with an input.
+    /// Shapes that do not match, and gradients that overlap an input.
     /// [`Error::Unsupported`] if no gradient is requested, or the gradient of a tensor that the
     /// call does not have. Every other [`Error`] of tensors. After an error nothing has been
     /// recorded.

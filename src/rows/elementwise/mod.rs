@@ -132,7 +132,7 @@ impl Elementwise {
     /// Records `call` into an encoder or a pass.
     ///
     /// # Errors
-    /// Shapes that do not match, an `out` that shares a buffer with an input, and every other
+    /// Shapes that do not match, an `out` that overlaps an input, and every other
     /// [`Error`] of tensors. After an error nothing has been recorded.
     pub fn forward(&self, into: &mut impl Recorder, call: &ElementwiseForward) -> Result<(), Error> {
         self.prepare(call)?.record(into);

@@ -62,7 +62,7 @@ impl Embedding {
     /// run. Few invocations add the gradients of ids that occur often.
     ///
     /// # Errors
-    /// Shapes that do not match, a `d_table` that shares a buffer with an input, or a too small
+    /// Shapes that do not match, a `d_table` that overlaps an input, or a too small
     /// scratch. Every other [`Error`] of tensors. After an error nothing has been recorded.
     pub fn backward(
         &self,

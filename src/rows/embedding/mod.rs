@@ -138,7 +138,7 @@ impl Embedding {
     /// Records `call` into an encoder or a pass.
     ///
     /// # Errors
-    /// Shapes that do not match, or an `out` that shares a buffer with an input. A scale that is
+    /// Shapes that do not match, or an `out` that overlaps an input. A scale that is
     /// not finite, and every other [`Error`] of tensors. After an error nothing has been recorded.
     pub fn forward(&self, into: &mut impl Recorder, call: &EmbeddingForward) -> Result<(), Error> {
         self.prepare(call)?.record(into);

@@ -105,7 +105,7 @@ impl LogSoftmax {
     /// Records `call` into an encoder or a pass.
     ///
     /// # Errors
-    /// Shapes that do not match, an `out` that shares a buffer with `x`, and every other [`Error`]
+    /// Shapes that do not match, an `out` that overlaps `x`, and every other [`Error`]
     /// of tensors. After an error nothing has been recorded.
     pub fn forward(&self, into: &mut impl Recorder, call: &LogSoftmaxForward) -> Result<(), Error> {
         self.prepare(call)?.record(into);

@@ -117,7 +117,7 @@ impl TopK {
     ///
     /// # Errors
     /// [`Error::Option`] if `k` is larger than the number of columns or than [`MAX_TOP_K`]. Shapes
-    /// that do not match, and written tensors that share a buffer with other tensors. Every other
+    /// that do not match, and written tensors that overlap other tensors. Every other
     /// [`Error`] of tensors. After an error nothing has been recorded.
     pub fn forward(&self, into: &mut impl Recorder, call: &TopKForward) -> Result<(), Error> {
         self.prepare(call)?.record(into);

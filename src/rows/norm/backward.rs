@@ -116,7 +116,7 @@ impl Norm {
     /// partial sums, in order, so the bits are the same on every run.
     ///
     /// # Errors
-    /// Shapes that do not match, gradients that share a buffer with an input, and a scratch that is
+    /// Shapes that do not match, gradients that overlap an input, and a scratch that is
     /// too small. [`Error::Unsupported`] if no gradient is requested, or the gradient of a tensor
     /// that the call does not have. Every other [`Error`] of tensors. After an error nothing has
     /// been recorded.

@@ -89,7 +89,7 @@ impl<'a> NormOp<'a> {
         let NormOp { config, inputs: NormInputs { x, residual, weight, bias } } = *self;
         let [batch, heads, length, features] = x.shape();
         let (shares, groups, step) = share(&x, kernel_options, device);
-        let in_place = out.buffer == x.buffer;
+        let in_place = out.window(device).meets(&x.window(device));
         let ([w, w_step], [b, b_step]) = (vector(weight, device), vector(bias, device));
         let call = norm::NormCall {
             x: Source { tensor: x, in_place },

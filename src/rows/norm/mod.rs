@@ -170,7 +170,7 @@ impl Norm {
     /// Records `call` into an encoder or a pass.
     ///
     /// # Errors
-    /// Shapes that do not match, written tensors that share a buffer with other tensors, and every
+    /// Shapes that do not match, written tensors that overlap other tensors, and every
     /// other [`Error`] of tensors. After an error nothing has been recorded.
     pub fn forward(&self, into: &mut impl Recorder, call: &NormForward) -> Result<(), Error> {
         self.prepare(call)?.record(into);

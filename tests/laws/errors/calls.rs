@@ -143,7 +143,7 @@ pub(super) fn strides_and_offsets() -> Seen {
 pub(super) fn memory_shared_with_an_output() -> Seen {
     let mut bench = Bench::new();
     for (n, name) in ["q", "k", "v"].iter().enumerate() {
-        let words = ["`out`", &format!("`{name}`"), "a buffer of its own"];
+        let words = ["`out`", &format!("`{name}`"), "another buffer"];
         bench.refuses("out is an input", &words, |call, buffers| {
             let view = tensor(call, n);
             *view = TensorView::new(&buffers[3], DType::F32, view.shape());
@@ -160,21 +160,29 @@ pub(super) fn memory_shared_with_an_output() -> Seen {
         bench.refuses_with(context, words, |e| attention.forward(e, &call.forward(), &mut scratch));
     };
 
-    // Far apart, but in one buffer.
-    let disjoint = Parts { q: pair(SHAPE.q(), 0), out: pair(SHAPE.out(), 4096), ..good };
-    refuses("disjoint windows", &["`out`", "`q`"], disjoint);
-    let bias =
-        Parts { out: pair(SHAPE.out(), 0), mask: Mask::none().bias(pair(SHAPE.weights(), 4096)), ..good };
+    // Two inputs overlap in the buffer of the output.
+    let (q, k, out) = (pair(SHAPE.q(), 0), pair(SHAPE.k(), 8), pair(SHAPE.out(), 4096));
+    refuses("inputs in one buffer with out", &["`q`", "`k`", "overlap"], Parts { q, k, out, ..good });
+    // Apart, but nearer to each other than bindings may be.
+    let alignment = gpu.device().limits().min_storage_buffer_offset_alignment;
+    let multiple = format!("a multiple of {alignment} bytes");
+    let behind = |shape: [usize; 4]| count(shape) + 1;
+    let out = pair(SHAPE.out(), behind(SHAPE.q()));
+    refuses("out near q", &["`out`", "`q`", &multiple], Parts { q: pair(SHAPE.q(), 1), out, ..good });
+    let bias = pair(SHAPE.weights(), behind(SHAPE.out()));
+    let bias = Parts { out: pair(SHAPE.out(), 1), mask: Mask::none().bias(bias), ..good };
     refuses("out and bias", &["`out`", "`bias`"], bias);
-    let lse = Parts { lse: Some(pair(SHAPE.lse(), 4096)), k: pair(SHAPE.k(), 0), ..good };
+    let lse = Parts { lse: Some(pair(SHAPE.lse(), behind(SHAPE.k()))), k: pair(SHAPE.k(), 1), ..good };
     refuses("lse and k", &["`lse`", "`k`"], lse);
-    let weights = Parts { weights: Some(pair(SHAPE.weights(), 4096)), v: pair(SHAPE.v(), 0), ..good };
+    let weights = Some(pair(SHAPE.weights(), behind(SHAPE.v())));
+    let weights = Parts { weights, v: pair(SHAPE.v(), 1), ..good };
     refuses("weights and v", &["`weights`", "`v`"], weights);
     // Two outputs in one place.
     let both = Parts { out: pair(SHAPE.out(), 0), lse: Some(pair(SHAPE.lse(), 100)), ..good };
     refuses("out over lse", &["`out`", "`lse`"], both);
-    let beside = Parts { out: pair(SHAPE.out(), 0), weights: Some(pair(SHAPE.weights(), 4096)), ..good };
-    refuses("out beside weights", &["`out`", "`weights`"], beside);
+    let weights = Some(pair(SHAPE.weights(), behind(SHAPE.out())));
+    let near = Parts { out: pair(SHAPE.out(), 1), weights, ..good };
+    refuses("weights near out", &["`out`", "`weights`"], near);
     [bench.seen, outputs_near_each_other()].into_iter().flatten().collect()
 }
 

@@ -224,7 +224,8 @@ pub(super) fn gradients_of_layers() -> Seen {
         refused(name, &[&quoted, "`weights.out`"], with(TensorView::new(&buffers[9], DType::F32, t.shape())));
         refused(name, &[&quoted, "`bias.key`"], with(TensorView::new(&buffers[11], DType::F32, t.shape())));
         refused(name, &[&quoted, "`bias_k`"], with(TensorView::new(&buffers[14], DType::F32, t.shape())));
-        refused(name, &[&quoted, "`d_out`"], with(TensorView::new(&buffers[20], DType::F32, t.shape())));
+        let over_d_out = TensorView::new(&buffers[20], DType::F32, t.shape()).with_offset(512);
+        refused(name, &[&quoted, "`d_out`"], with(over_d_out));
         refused(name, &[&quoted, "`context`"], with(TensorView::new(&buffers[21], DType::F32, t.shape())));
         refused(name, &[&quoted, "`lse`"], with(TensorView::new(&buffers[22], DType::F32, t.shape())));
         let weights = ["query", "key"][usize::from(n == 0)];
@@ -313,7 +314,7 @@ pub(super) fn gradients_of_layers() -> Seen {
             refused_by(&normed, name, &[name, "dim must be 3", "got 4"], to(vector(23, 4)));
             refused_by(&normed, name, &[name, "F32, F16 or BF16"], to(of_type(23, DType::U32, [1, 1, 1, 3])));
             let read = &format!("`{side}_norm.weight`");
-            refused_by(&normed, name, &[name, read], to(vector(14 + n, 3).with_offset(128)));
+            refused_by(&normed, name, &[name, read], to(vector(14 + n, 3)));
         }
     }
     let mut both = none;
@@ -370,12 +371,12 @@ pub(super) fn gradients_of_layers() -> Seen {
     }
     forward(&["`context`", "F32", "BF16"], kept(0, of_type(21, DType::BF16, context.shape())));
     forward(&["`context`", "share memory"], kept(0, context.with_strides([0, 0, 24, 1])));
-    let at = |n: usize| kept(0, TensorView::new(&buffers[n], DType::F32, context.shape()).with_offset(1024));
+    let at = |n: usize| kept(0, TensorView::new(&buffers[n], DType::F32, context.shape()));
     forward(&["`context`", "`query`"], at(0));
     forward(&["`context`", "`weights.out`"], at(9));
     forward(&["`context`", "`out`"], at(20));
     forward(&["`context`", "`lse`"], kept(0, TensorView::new(&buffers[22], DType::F32, context.shape())));
-    let weights = Some(view(21, [batch, 4, q_len, kv_len + 1]).with_offset(1024));
+    let weights = Some(view(21, [batch, 4, q_len, kv_len + 1]));
     forward(&["`context`", "`weights`"], Call { weights, ..good });
     bench.seen
 }

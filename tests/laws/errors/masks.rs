@@ -99,7 +99,7 @@ pub(super) fn tensors_of_masks() -> Seen {
         }
         // The same memory rules as for every input.
         let out = TensorView::new(&buffers[3], right, shape);
-        refuses(&["`out`", &quoted, "a buffer of its own"], mask(out, partner));
+        refuses(&["`out`", &quoted, "another buffer"], mask(out, partner));
         let past = TensorView::new(&other, right, shape).with_offset(1 << 12);
         refuses(&[&quoted, "ends at byte", "4096"], mask(past, partner));
     }
@@ -173,9 +173,9 @@ pub(super) fn block_maps() -> Seen {
         (["`blocks`", "size is 0", "at least 1"], lengths, good, [0, 2]),
         (["`blocks`", "must be U32", "F32"], lengths, TensorView::new(own, DType::F32, [2, 4, 2, 3]), SIZE),
         (
-            ["`blocks`", "`attn_mask`", "a buffer of its own"],
+            ["`blocks`", "`attn_mask`", "another buffer"],
             lengths,
-            TensorView::new(of_mask, DType::U32, [2, 4, 2, 3]).with_offset(512),
+            TensorView::new(of_mask, DType::U32, [2, 4, 2, 3]),
             SIZE,
         ),
         (["`blocks`", "ends at byte", "4096"], lengths, good.with_offset(1 << 10), SIZE),
@@ -301,7 +301,7 @@ pub(super) fn scores_as_an_output() -> Seen {
     }
     let of_q = TensorView::new(&buffers[0], DType::F32, SHAPE.weights());
     refuses(&["`scores`", "shares its buffer with `q`"], &with(of_q, ScoreStage::Scaled));
-    let both = with(good, ScoreStage::Biased).weights(good.with_offset(1000));
+    let both = with(good, ScoreStage::Biased).weights(good);
     refuses(&["`scores`", "shares its buffer with `weights`"], &both);
     bench.seen
 }

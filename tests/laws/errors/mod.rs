@@ -88,7 +88,7 @@ macro_rules! names {
 }
 
 names! {
-    ZeroSize Slice Axis Shape NotDivisible Overlap Overflow OutOfBounds Alias OutputsOverlap Usage Type BindingLimit CacheBindingLimit
+    ZeroSize Slice Axis Shape NotDivisible Overlap Overflow OutOfBounds Alias SharedOverlap OutputsOverlap Usage Type BindingLimit CacheBindingLimit
     Limit Option Unsupported Layer Mod PutAside ScratchTooSmall CacheFull OutOfPages Length Refused OutOfMemory NoAdapter DeviceLost
 }
 

@@ -2,6 +2,8 @@
 //! creates nothing. A caller's pass and a prepared call give the same bits. A refused call records
 //! nothing, and neither does a call whose kernels are disabled.
 
+use std::cell::RefCell;
+
 use wgpu_attention::attention::{Merge, MergeBackward, MergeForward, PartGradients, Partial, ScoreStage};
 use wgpu_attention::layers::{
     AttentionalBackward, AttentionalForward, AttentionalVector, DecoderForward, DecoderLayerWeights,
@@ -73,25 +75,75 @@ macro_rules! call {
     };
 }
 
-/// A device with input and output tensors.
+/// A device, tensors that are read, and tensors that are written.
 struct Bench {
     own: Own,
-    /// Values of a sine.
+    /// Numbers of a sine.
     floats: [wgpu::Buffer; 5],
     /// The numbers 0 to 11, repeated.
     ids: wgpu::Buffer,
     outs: [wgpu::Buffer; 5],
+    arena: Option<Arena>,
+    /// The outputs of each call, by its name.
+    results: RefCell<Vec<(String, Vec<Vec<u32>>)>>,
+}
+
+/// One buffer for all tensors: the written ones in its first regions, then one region for each
+/// tensor that is read.
+struct Arena {
+    buffer: wgpu::Buffer,
+    /// The buffer that each input's region was copied from.
+    inputs: RefCell<Vec<wgpu::Buffer>>,
+}
+
+/// Elements of a tensor's buffer or region.
+const REGION: usize = 2048;
+const REGIONS: usize = 64;
+
+/// Runs a test with a buffer for each tensor, then with one buffer for all tensors. The outputs
+/// have the same bits.
+fn with_separate_buffers_and_one(test: impl Fn(&Bench)) {
+    let [separate, one] = [false, true].map(|is_one| {
+        let bench = Bench::new(is_one);
+        test(&bench);
+        bench.assert_inputs_unchanged();
+        bench.results.take()
+    });
+    assert_eq!(separate.len(), one.len());
+    for ((name, separate), (_, one)) in separate.iter().zip(&one) {
+        assert!(separate == one, "{name}: other bits with all tensors in one buffer");
+    }
 }
 
 impl Bench {
-    fn new() -> Self {
+    fn new(is_one: bool) -> Self {
         let own = Own::new();
         let floats =
-            [0.3, 0.5, 0.7, 0.9, 1.1].map(|seed| own.gpu.upload(&noise(2048, seed)).expect("an upload"));
-        let ids: Vec<u32> = (0..2048).map(|n| n * 7 % 12).collect();
+            [0.3, 0.5, 0.7, 0.9, 1.1].map(|seed| own.gpu.upload(&noise(REGION, seed)).expect("an upload"));
+        let ids: Vec<u32> = (0..REGION as u32).map(|n| n * 7 % 12).collect();
         let ids = own.gpu.upload(&ids).expect("an upload");
-        let outs = [(); 5].map(|()| own.gpu.buffer(4 * 2048).expect("a buffer"));
-        Bench { own, floats, ids, outs }
+        let outs = [(); 5].map(|()| own.gpu.buffer(4 * REGION).expect("a buffer"));
+        let arena = is_one.then(|| Arena {
+            buffer: own.gpu.buffer(4 * REGION * REGIONS).expect("a buffer"),
+            inputs: RefCell::default(),
+        });
+        Bench { own, floats, ids, outs, arena, results: RefCell::default() }
+    }
+
+    /// Returns the buffer of an input and its first element. An arena gets a copy of `buffer`.
+    fn input<'a>(&'a self, buffer: &'a wgpu::Buffer) -> (&'a wgpu::Buffer, usize) {
+        let Some(Arena { buffer: arena, inputs }) = &self.arena else { return (buffer, 0) };
+        inputs.borrow_mut().push(buffer.clone());
+        let first = (self.outs.len() + inputs.borrow().len() - 1) * REGION;
+        let mut encoder = encoder(self.gpu());
+        encoder.copy_buffer_to_buffer(buffer, 0, arena, 4 * first as u64, 4 * REGION as u64);
+        self.gpu().queue().submit([encoder.finish()]);
+        (arena, first)
+    }
+
+    /// Returns the buffer of an output and its first element.
+    fn output(&self, n: usize) -> (&wgpu::Buffer, usize) {
+        self.arena.as_ref().map_or((&self.outs[n], 0), |arena| (&arena.buffer, n * REGION))
     }
 
     fn gpu(&self) -> &Gpu {
@@ -99,15 +151,22 @@ impl Bench {
     }
 
     fn read(&self, n: usize, shape: [usize; 4]) -> TensorView<'_> {
-        TensorView::new(&self.floats[n], DType::F32, shape)
+        let (buffer, first) = self.input(&self.floats[n]);
+        TensorView::new(buffer, DType::F32, shape).with_offset(first)
     }
 
     fn numbers(&self, shape: [usize; 4]) -> TensorView<'_> {
-        TensorView::new(&self.ids, DType::U32, shape)
+        let (buffer, first) = self.input(&self.ids);
+        TensorView::new(buffer, DType::U32, shape).with_offset(first)
     }
 
     fn written(&self, n: usize, shape: [usize; 4]) -> TensorView<'_> {
-        TensorView::new(&self.outs[n], DType::F32, shape)
+        self.written_as(DType::F32, n, shape)
+    }
+
+    fn written_as(&self, dtype: DType, n: usize, shape: [usize; 4]) -> TensorView<'_> {
+        let (buffer, first) = self.output(n);
+        TensorView::new(buffer, dtype, shape).with_offset(first)
     }
 
     fn scratch(&self, size: Result<ScratchSize, Error>) -> Scratch {
@@ -121,13 +180,40 @@ impl Bench {
     }
 
     fn bits(&self) -> Vec<Vec<u32>> {
-        self.outs.iter().map(|out| self.gpu().download::<u32>(out, 2048).expect("a read-back")).collect()
+        let Some(Arena { buffer, .. }) = &self.arena else {
+            return self
+                .outs
+                .iter()
+                .map(|out| self.gpu().download(out, REGION).expect("a read-back"))
+                .collect();
+        };
+        let all = self.gpu().download::<u32>(buffer, REGION * self.outs.len()).expect("a read-back");
+        all.chunks(REGION).map(<[u32]>::to_vec).collect()
+    }
+
+    /// Checks that no call wrote to the region of an input.
+    fn assert_inputs_unchanged(&self) {
+        let Some(Arena { buffer, inputs }) = &self.arena else { return };
+        let all = self.gpu().download::<u32>(buffer, REGION * REGIONS).expect("a read-back");
+        for (n, input) in inputs.borrow().iter().enumerate() {
+            let data = self.gpu().download::<u32>(input, REGION).expect("a read-back");
+            assert!(all[(self.outs.len() + n) * REGION..][..REGION] == data, "input {n} was written");
+        }
+    }
+
+    /// Fills the outputs with a number that no call computes.
+    fn poison(&self) {
+        let poison = vec![POISON; REGION];
+        for n in 0..self.outs.len() {
+            let (buffer, first) = self.output(n);
+            self.gpu().queue().write_buffer(buffer, 4 * first as u64, bytemuck::cast_slice(&poison));
+        }
     }
 
     /// Returns the contents of the outputs after `record` into an encoder, and the number of
     /// allocations.
     fn ran(&self, name: &str, record: &mut Record, how: How) -> (Vec<Vec<u32>>, usize) {
-        self.outs.iter().for_each(|out| poison(self.gpu(), out));
+        self.poison();
         let mut encoder = encoder(self.gpu());
         let mut result = Ok(());
         let allocated = allocations(|| result = record(&mut encoder, how));
@@ -146,6 +232,7 @@ impl Bench {
         let prepared = self.alive();
         let (bits, _) = self.ran(name, record, How::Own);
         let first = self.alive();
+        self.results.borrow_mut().push((name.to_string(), bits.clone()));
         assert!(bits != poisoned, "{name} writes nothing");
         assert!(first.1.bind_groups > before.1.bind_groups, "{name} binds nothing");
         assert_eq!(first, prepared, "{name} was prepared");
@@ -172,7 +259,7 @@ impl Bench {
 
     /// True if the call is refused without `family`. Then nothing is recorded.
     fn is_refused(&self, name: &str, record: &mut Record, family: Family) -> bool {
-        self.outs.iter().for_each(|out| poison(self.gpu(), out));
+        self.poison();
         let mut encoder = encoder(self.gpu());
         self.gpu().pipelines().avoid(family);
         let result = record(&mut encoder, How::Own);
@@ -191,357 +278,393 @@ impl Bench {
 
 type Record<'a> = dyn FnMut(&mut wgpu::CommandEncoder, How) -> Result<(), Error> + 'a;
 
+/// Another view of the memory of `t`.
+fn reshaped(t: TensorView, shape: [usize; 4]) -> TensorView {
+    TensorView::new(t.buffer(), t.dtype(), shape).with_offset(t.offset())
+}
+
 const ROWS: [usize; 4] = [2, 1, 5, 12];
 const VECTOR: [usize; 4] = [1, 1, 1, 12];
 
 #[test]
 fn norms_and_activations() {
-    let b = Bench::new();
-    let [x, residual, d_out] = [0, 1, 2].map(|n| b.read(n, ROWS));
-    let (weight, out) = (b.read(3, VECTOR), b.written(0, ROWS));
-    let norm = Norm::with_pipelines(b.gpu().pipelines(), NormConfig::layer()).expect("a norm");
-    let call = NormForward::new(x, out).residual(residual).weight(weight).sum(b.written(1, ROWS));
-    let wrong = NormForward::new(x, x).residual(residual);
-    b.check("norm", &[Norms], call!(norm, [forward, prepare], &call, &wrong));
-    let back = NormBackward::new(call, d_out).d_x(out).d_weight(b.written(2, VECTOR));
-    let wrong = back.d_x(d_out);
-    let mut scratch = b.scratch(norm.backward_scratch_size(&back));
-    b.check(
-        "norm backward",
-        &[NormGradients, RowSums],
-        call!(norm, [backward, prepare_backward], &back, &wrong, &mut scratch),
-    );
-    let elementwise = Elementwise::with_pipelines(b.gpu().pipelines());
-    let call = ElementwiseForward::new(x, out).activation(Activation::Silu).multiply(residual);
-    let wrong = ElementwiseForward::new(x, x);
-    b.check("elementwise", &[Elementwise], call!(elementwise, [forward, prepare], &call, &wrong));
-    let back = ElementwiseBackward::new(call, d_out).d_x(out).d_multiply(b.written(1, ROWS));
-    let wrong = back.d_x(d_out);
-    b.check(
-        "elementwise backward",
-        &[ElementwiseGradients],
-        call!(elementwise, [backward, prepare_backward], &back, &wrong),
-    );
-    let unit = WeightNorm::with_pipelines(b.gpu().pipelines());
-    let (vectors, gain) = ([1, 3, 1, 12], [1, 3, 1, 1]);
-    let inputs = [b.read(0, vectors), b.read(1, gain)];
-    let call = WeightNormForward::new(inputs[0], inputs[1], b.written(0, vectors));
-    let wrong = WeightNormForward::new(inputs[0], inputs[1], inputs[0]);
-    b.check("weight norm", &[WeightNorms], call!(unit, [forward, prepare], &call, &wrong));
-    let d_out = b.read(2, vectors);
-    let back = WeightNormBackward::new(call, d_out, [b.written(0, vectors), b.written(1, gain)]);
-    let wrong = WeightNormBackward::new(call, d_out, [d_out, b.written(1, gain)]);
-    b.check(
-        "weight norm backward",
-        &[WeightNormGradients],
-        call!(unit, [backward, prepare_backward], &back, &wrong),
-    );
+    with_separate_buffers_and_one(|b| {
+        let [x, residual, d_out] = [0, 1, 2].map(|n| b.read(n, ROWS));
+        let (weight, out) = (b.read(3, VECTOR), b.written(0, ROWS));
+        let norm = Norm::with_pipelines(b.gpu().pipelines(), NormConfig::layer()).expect("a norm");
+        let call = NormForward::new(x, out).residual(residual).weight(weight).sum(b.written(1, ROWS));
+        let wrong = NormForward::new(x, x).residual(residual);
+        b.check("norm", &[Norms], call!(norm, [forward, prepare], &call, &wrong));
+        let back = NormBackward::new(call, d_out).d_x(out).d_weight(b.written(2, VECTOR));
+        let wrong = back.d_x(d_out);
+        let mut scratch = b.scratch(norm.backward_scratch_size(&back));
+        b.check(
+            "norm backward",
+            &[NormGradients, RowSums],
+            call!(norm, [backward, prepare_backward], &back, &wrong, &mut scratch),
+        );
+        let elementwise = Elementwise::with_pipelines(b.gpu().pipelines());
+        let call = ElementwiseForward::new(x, out).activation(Activation::Silu).multiply(residual);
+        let wrong = ElementwiseForward::new(x, x);
+        b.check("elementwise", &[Elementwise], call!(elementwise, [forward, prepare], &call, &wrong));
+        let back = ElementwiseBackward::new(call, d_out).d_x(out).d_multiply(b.written(1, ROWS));
+        let wrong = back.d_x(d_out);
+        b.check(
+            "elementwise backward",
+            &[ElementwiseGradients],
+            call!(elementwise, [backward, prepare_backward], &back, &wrong),
+        );
+        let unit = WeightNorm::with_pipelines(b.gpu().pipelines());
+        let (vectors, gain) = ([1, 3, 1, 12], [1, 3, 1, 1]);
+        let inputs = [b.read(0, vectors), b.read(1, gain)];
+        let call = WeightNormForward::new(inputs[0], inputs[1], b.written(0, vectors));
+        let wrong = WeightNormForward::new(inputs[0], inputs[1], inputs[0]);
+        b.check("weight norm", &[WeightNorms], call!(unit, [forward, prepare], &call, &wrong));
+        let d_out = b.read(2, vectors);
+        let back = WeightNormBackward::new(call, d_out, [b.written(0, vectors), b.written(1, gain)]);
+        let wrong = WeightNormBackward::new(call, d_out, [d_out, b.written(1, gain)]);
+        b.check(
+            "weight norm backward",
+            &[WeightNormGradients],
+            call!(unit, [backward, prepare_backward], &back, &wrong),
+        );
+    });
 }
 
 #[test]
 fn embeddings_and_means() {
-    let b = Bench::new();
-    let (table, ids) = ([1, 1, 9, 12], b.numbers([2, 1, 5, 1]));
-    let embedding = Embedding::with_pipelines(b.gpu().pipelines());
-    let call = EmbeddingForward::new(ids, b.read(0, table), b.written(0, ROWS));
-    let wrong = EmbeddingForward::new(ids, b.read(0, table), b.read(0, ROWS));
-    b.check("embedding", &[Embeddings], call!(embedding, [forward, prepare], &call, &wrong));
-    let back = EmbeddingBackward::new(call, b.read(0, ROWS), b.written(0, table));
-    let wrong = EmbeddingBackward::new(call, b.read(0, ROWS), b.read(0, table));
-    let mut scratch = b.scratch(embedding.backward_scratch_size(&back));
-    b.check(
-        "embedding backward",
-        &[RadixSort, EmbeddingGradients],
-        call!(embedding, [backward, prepare_backward], &back, &wrong, &mut scratch),
-    );
-    let pool = MeanPool::with_pipelines(b.gpu().pipelines());
-    let (x, means) = (b.read(0, ROWS), [2, 1, 1, 12]);
-    let rows = PoolMask::Lengths(b.numbers([2, 1, 1, 1]));
-    let call = MeanPoolForward::new(x, rows, b.written(0, means)).normalize(true);
-    let wrong = MeanPoolForward::new(x, rows, b.read(0, means));
-    b.check("mean pool", &[MeanPools], call!(pool, [forward, prepare], &call, &wrong));
-    let back = MeanPoolBackward::new(call, b.read(1, means), b.written(0, ROWS));
-    let wrong = MeanPoolBackward::new(call, b.read(1, means), x);
-    b.check(
-        "mean pool backward",
-        &[MeanPoolGradients],
-        call!(pool, [backward, prepare_backward], &back, &wrong),
-    );
+    with_separate_buffers_and_one(|b| {
+        let (table, ids) = ([1, 1, 9, 12], b.numbers([2, 1, 5, 1]));
+        let embedding = Embedding::with_pipelines(b.gpu().pipelines());
+        let rows = b.read(0, table);
+        let call = EmbeddingForward::new(ids, rows, b.written(0, ROWS));
+        let wrong = EmbeddingForward::new(ids, rows, reshaped(rows, ROWS));
+        b.check("embedding", &[Embeddings], call!(embedding, [forward, prepare], &call, &wrong));
+        let back = EmbeddingBackward::new(call, b.read(0, ROWS), b.written(0, table));
+        let d_out = b.read(0, ROWS);
+        let wrong = EmbeddingBackward::new(call, d_out, reshaped(d_out, table));
+        let mut scratch = b.scratch(embedding.backward_scratch_size(&back));
+        b.check(
+            "embedding backward",
+            &[RadixSort, EmbeddingGradients],
+            call!(embedding, [backward, prepare_backward], &back, &wrong, &mut scratch),
+        );
+        let pool = MeanPool::with_pipelines(b.gpu().pipelines());
+        let (x, means) = (b.read(0, ROWS), [2, 1, 1, 12]);
+        let rows = PoolMask::Lengths(b.numbers([2, 1, 1, 1]));
+        let call = MeanPoolForward::new(x, rows, b.written(0, means)).normalize(true);
+        let wrong = MeanPoolForward::new(x, rows, reshaped(x, means));
+        b.check("mean pool", &[MeanPools], call!(pool, [forward, prepare], &call, &wrong));
+        let back = MeanPoolBackward::new(call, b.read(1, means), b.written(0, ROWS));
+        let wrong = MeanPoolBackward::new(call, b.read(1, means), x);
+        b.check(
+            "mean pool backward",
+            &[MeanPoolGradients],
+            call!(pool, [backward, prepare_backward], &back, &wrong),
+        );
+    });
 }
 
 #[test]
 fn logits_and_sorts() {
-    let b = Bench::new();
-    let (x, out) = (b.read(0, ROWS), b.written(0, ROWS));
-    let soft = LogSoftmax::with_pipelines(b.gpu().pipelines());
-    let (call, wrong) = (LogSoftmaxForward::new(x, out), LogSoftmaxForward::new(x, x));
-    b.check("log-softmax", &[LogSoftmax], call!(soft, [forward, prepare], &call, &wrong));
-    // The output of the wrong forward call is `x`.
-    let back = LogSoftmaxBackward::new(wrong, b.read(1, ROWS), out);
-    let wrong = LogSoftmaxBackward::new(wrong, b.read(1, ROWS), x);
-    b.check(
-        "log-softmax backward",
-        &[LogSoftmaxGradients],
-        call!(soft, [backward, prepare_backward], &back, &wrong),
-    );
-    let top = TopK::with_pipelines(b.gpu().pipelines());
-    let found = [2, 1, 5, 3];
-    let indices = |buffer| TensorView::new(buffer, DType::U32, found);
-    let call = TopKForward::new(x, indices(&b.outs[0])).values(b.written(1, found));
-    let wrong = TopKForward::new(x, indices(&b.floats[0]));
-    b.check("top-k", &[TopK], call!(top, [forward, prepare], &call, &wrong));
-    let sort = RadixSort::with_pipelines(b.gpu().pipelines());
-    let keys = b.numbers([1, 2, 2, 200]);
-    let order = |n: usize| TensorView::new(&b.outs[n], DType::U32, [1, 2, 2, 200]);
-    let call = Sort::new(keys, order(0)).ranks(order(1)).bits(4);
-    let wrong = Sort::new(keys, keys);
-    let mut scratch = b.scratch(sort.scratch_size(&call));
-    b.check("radix sort", &[RadixSort], call!(sort, [forward, prepare], &call, &wrong, &mut scratch));
+    with_separate_buffers_and_one(|b| {
+        let (x, out) = (b.read(0, ROWS), b.written(0, ROWS));
+        let soft = LogSoftmax::with_pipelines(b.gpu().pipelines());
+        let (call, wrong) = (LogSoftmaxForward::new(x, out), LogSoftmaxForward::new(x, x));
+        b.check("log-softmax", &[LogSoftmax], call!(soft, [forward, prepare], &call, &wrong));
+        // The output of the wrong forward call is `x`.
+        let back = LogSoftmaxBackward::new(wrong, b.read(1, ROWS), out);
+        let wrong = LogSoftmaxBackward::new(wrong, b.read(1, ROWS), x);
+        b.check(
+            "log-softmax backward",
+            &[LogSoftmaxGradients],
+            call!(soft, [backward, prepare_backward], &back, &wrong),
+        );
+        let top = TopK::with_pipelines(b.gpu().pipelines());
+        let found = [2, 1, 5, 3];
+        let call = TopKForward::new(x, b.written_as(DType::U32, 0, found)).values(b.written(1, found));
+        let indices = TensorView::new(x.buffer(), DType::U32, found).with_offset(x.offset());
+        let wrong = TopKForward::new(x, indices);
+        b.check("top-k", &[TopK], call!(top, [forward, prepare], &call, &wrong));
+        let sort = RadixSort::with_pipelines(b.gpu().pipelines());
+        let keys = b.numbers([1, 2, 2, 200]);
+        let order = |n: usize| b.written_as(DType::U32, n, [1, 2, 2, 200]);
+        let call = Sort::new(keys, order(0)).ranks(order(1)).bits(4);
+        let wrong = Sort::new(keys, keys);
+        let mut scratch = b.scratch(sort.scratch_size(&call));
+        b.check("radix sort", &[RadixSort], call!(sort, [forward, prepare], &call, &wrong, &mut scratch));
+    });
 }
 
 #[test]
 fn quantized_products() {
-    let b = Bench::new();
-    for (format, rows) in QuantizedFormat::ALL.into_iter().zip([3, 17]) {
-        let weight = QuantizedMatrix::new(&b.floats[1], format, [16, 32]);
-        let sequence = |n: usize, width| TensorView::sequence(&b.floats[n], DType::F32, [1, rows, width]);
-        let out = |width| b.written(0, [1, 1, rows, width]);
-        let operator = QuantizedProjection::with_pipelines(b.gpu().pipelines());
-        let call = [QuantizedForward::new(sequence(0, 32), weight, out(16))];
-        let wrong = [QuantizedForward::new(sequence(0, 32), weight, sequence(0, 16))];
-        b.check(
-            "quantized products",
-            &[QuantizedProducts],
-            call!(operator, [forward, prepare], &call, &wrong),
-        );
-        let ids = b.numbers([1, 1, rows, 1]);
-        let call = QuantizedRows::new(weight, ids, out(32));
-        let wrong = QuantizedRows::new(weight, ids, sequence(1, 32));
-        b.check("quantized rows", &[QuantizedProducts], call!(operator, [rows, prepare_rows], &call, &wrong));
-    }
+    with_separate_buffers_and_one(|b| {
+        for (format, rows) in QuantizedFormat::ALL.into_iter().zip([3, 17]) {
+            let (blocks, first) = b.input(&b.floats[1]);
+            let weight = QuantizedMatrix::new(blocks, format, [16, 32]).with_offset(4 * first);
+            let x = b.read(0, [1, 1, rows, 32]);
+            let out = |width| b.written(0, [1, 1, rows, width]);
+            let operator = QuantizedProjection::with_pipelines(b.gpu().pipelines());
+            let call = [QuantizedForward::new(x, weight, out(16))];
+            let wrong = [QuantizedForward::new(x, weight, x.slice(3, 0, 16))];
+            b.check(
+                "quantized products",
+                &[QuantizedProducts],
+                call!(operator, [forward, prepare], &call, &wrong),
+            );
+            let ids = b.numbers([1, 1, rows, 1]);
+            let call = QuantizedRows::new(weight, ids, out(32));
+            let in_blocks = TensorView::new(blocks, DType::F32, [1, 1, rows, 32]).with_offset(first);
+            let wrong = QuantizedRows::new(weight, ids, in_blocks);
+            b.check(
+                "quantized rows",
+                &[QuantizedProducts],
+                call!(operator, [rows, prepare_rows], &call, &wrong),
+            );
+        }
+    });
 }
 
 #[test]
 fn attention_around_positions_and_attentional_vectors() {
-    let b = Bench::new();
-    let (wide, places) = ([1, 2, 6, 8], [1, 2, 6, 1]);
-    let [q, k, v, d_out] = [0, 1, 2, 3].map(|n| b.read(n, wide));
-    let positions = b.read(4, places);
-    let local = LocalAttention::with_pipelines(b.gpu().pipelines(), LocalConfig::new(2, 8, 2));
-    let local = local.expect("an operator");
-    let call = LocalForward::new([q, k, v], positions, b.written(0, wide));
-    let wrong = LocalForward::new([q, k, v], positions, q);
-    let mut scratch = b.scratch(local.scratch_size(&call));
-    b.check("local", &[LocalAttention], call!(local, [forward, prepare], &call, &wrong, &mut scratch));
-    let back = LocalBackward::new(call, d_out).d_q(b.written(0, wide));
-    let back = back.d_k(b.written(1, wide)).d_v(b.written(2, wide)).d_positions(b.written(3, places));
-    let wrong = back.d_q(q);
-    let mut scratch = b.scratch(local.backward_scratch_size(&back));
-    b.check(
-        "local backward",
-        &[Family::LocalAttention, LocalGradients],
-        call!(local, [backward, prepare_backward], &back, &wrong, &mut scratch),
-    );
-    let join = AttentionalVector::with_pipelines(b.gpu().pipelines());
-    let (context, hidden, weight) = (b.read(0, ROWS), b.read(1, ROWS), b.read(2, [1, 1, 8, 24]));
-    let linear = Linear { weight, bias: None };
-    let joined = [2, 1, 5, 8];
-    let call = AttentionalForward::new(context, hidden, linear, b.written(0, joined));
-    let wrong = AttentionalForward::new(context, hidden, linear, b.read(0, joined));
-    let mut scratch = b.scratch(join.scratch_size(&call));
-    b.check(
-        "attentional vector",
-        &[Attentional],
-        call!(join, [forward, prepare], &call, &wrong, &mut scratch),
-    );
-    let back = AttentionalBackward::new(
-        AttentionalForward::new(context, hidden, linear, b.read(3, joined)),
-        b.read(4, joined),
-    )
-    .d_context(b.written(0, ROWS))
-    .d_weight(b.written(1, [1, 1, 8, 24]));
-    let wrong = back.d_context(context);
-    let mut scratch = b.scratch(join.backward_scratch_size(&back));
-    b.check(
-        "attentional vector backward",
-        &[AttentionalGradients],
-        call!(join, [backward, prepare_backward], &back, &wrong, &mut scratch),
-    );
+    with_separate_buffers_and_one(|b| {
+        let (wide, places) = ([1, 2, 6, 8], [1, 2, 6, 1]);
+        let [q, k, v, d_out] = [0, 1, 2, 3].map(|n| b.read(n, wide));
+        let positions = b.read(4, places);
+        let local = LocalAttention::with_pipelines(b.gpu().pipelines(), LocalConfig::new(2, 8, 2));
+        let local = local.expect("an operator");
+        let call = LocalForward::new([q, k, v], positions, b.written(0, wide));
+        let wrong = LocalForward::new([q, k, v], positions, q);
+        let mut scratch = b.scratch(local.scratch_size(&call));
+        b.check("local", &[LocalAttention], call!(local, [forward, prepare], &call, &wrong, &mut scratch));
+        let back = LocalBackward::new(call, d_out).d_q(b.written(0, wide));
+        let back = back.d_k(b.written(1, wide)).d_v(b.written(2, wide)).d_positions(b.written(3, places));
+        let wrong = back.d_q(q);
+        let mut scratch = b.scratch(local.backward_scratch_size(&back));
+        b.check(
+            "local backward",
+            &[Family::LocalAttention, LocalGradients],
+            call!(local, [backward, prepare_backward], &back, &wrong, &mut scratch),
+        );
+        let join = AttentionalVector::with_pipelines(b.gpu().pipelines());
+        let (context, hidden, weight) = (b.read(0, ROWS), b.read(1, ROWS), b.read(2, [1, 1, 8, 24]));
+        let linear = Linear { weight, bias: None };
+        let joined = [2, 1, 5, 8];
+        let call = AttentionalForward::new(context, hidden, linear, b.written(0, joined));
+        let wrong = AttentionalForward::new(context, hidden, linear, reshaped(context, joined));
+        let mut scratch = b.scratch(join.scratch_size(&call));
+        b.check(
+            "attentional vector",
+            &[Attentional],
+            call!(join, [forward, prepare], &call, &wrong, &mut scratch),
+        );
+        let back = AttentionalBackward::new(
+            AttentionalForward::new(context, hidden, linear, b.read(3, joined)),
+            b.read(4, joined),
+        )
+        .d_context(b.written(0, ROWS))
+        .d_weight(b.written(1, [1, 1, 8, 24]));
+        let wrong = back.d_context(context);
+        let mut scratch = b.scratch(join.backward_scratch_size(&back));
+        b.check(
+            "attentional vector backward",
+            &[AttentionalGradients],
+            call!(join, [backward, prepare_backward], &back, &wrong, &mut scratch),
+        );
+    });
 }
 
 #[test]
 fn positions_and_merges() {
-    let b = Bench::new();
-    let (wide, sums) = ([1, 2, 6, 8], [1, 2, 6, 1]);
-    let (x, out) = (b.read(0, wide), b.written(0, wide));
-    let positions = Positions::with_pipelines(b.gpu().pipelines());
-    let rope = Rope::new(b.gpu().device(), RopeConfig::new(8)).expect("a rope");
-    let at = RowPositions::Start(0);
-    let (call, wrong) = (Rotate::new(x, &rope, at).out(out), Rotate::new(x, &rope, at).out(b.read(0, ROWS)));
-    b.check("rotation", &[Rotations], call!(positions, [rotate, prepare_rotate], &call, &wrong));
-    let back = call!(positions, [rotate_backward, prepare_rotate_backward], &call, &wrong);
-    b.check("rotation backward", &[Rotations], back);
-    let table = |n: usize| PositionTable::Learned(b.read(n, [1, 1, 9, 8]));
-    let call = AddPositions::new(x, table(1), at).out(out);
-    let wrong = AddPositions::new(x, table(0), at).out(x);
-    b.check("positions", &[Family::Positions], call!(positions, [add, prepare_add], &call, &wrong));
-    let merge = Merge::with_pipelines(b.gpu().pipelines());
-    let part = |n: usize| Partial { out: b.read(n, wide), lse: b.read(n + 1, sums) };
-    let (parts, others) = ([part(0), part(2)], [part(0), Partial { out, ..part(2) }]);
-    let into = Partial { out, lse: b.written(1, sums) };
-    let (call, wrong) = (MergeForward::new(&parts, into), MergeForward::new(&others, into));
-    b.check("merge", &[Merges], call!(merge, [forward, prepare], &call, &wrong));
-    let gradients =
-        [0, 2].map(|n| PartGradients { d_out: b.written(n, wide), d_lse: b.written(n + 1, sums) });
-    let of = |parts| MergeBackward::new(MergeForward::new(parts, part(2)), b.read(4, wide), &gradients);
-    let (back, wrong) = (of(&parts), of(&others));
-    b.check("merge backward", &[MergeGradients], call!(merge, [backward, prepare_backward], &back, &wrong));
+    with_separate_buffers_and_one(|b| {
+        let (wide, sums) = ([1, 2, 6, 8], [1, 2, 6, 1]);
+        let (x, out) = (b.read(0, wide), b.written(0, wide));
+        let positions = Positions::with_pipelines(b.gpu().pipelines());
+        let rope = Rope::new(b.gpu().device(), RopeConfig::new(8)).expect("a rope");
+        let at = RowPositions::Start(0);
+        let (call, wrong) =
+            (Rotate::new(x, &rope, at).out(out), Rotate::new(x, &rope, at).out(b.read(0, ROWS)));
+        b.check("rotation", &[Rotations], call!(positions, [rotate, prepare_rotate], &call, &wrong));
+        let back = call!(positions, [rotate_backward, prepare_rotate_backward], &call, &wrong);
+        b.check("rotation backward", &[Rotations], back);
+        let table = |n: usize| PositionTable::Learned(b.read(n, [1, 1, 9, 8]));
+        let call = AddPositions::new(x, table(1), at).out(out);
+        let wrong = AddPositions::new(x, table(0), at).out(x);
+        b.check("positions", &[Family::Positions], call!(positions, [add, prepare_add], &call, &wrong));
+        let merge = Merge::with_pipelines(b.gpu().pipelines());
+        let part = |n: usize| Partial { out: b.read(n, wide), lse: b.read(n + 1, sums) };
+        let (parts, others) = ([part(0), part(2)], [part(0), Partial { out, ..part(2) }]);
+        let into = Partial { out, lse: b.written(1, sums) };
+        let (call, wrong) = (MergeForward::new(&parts, into), MergeForward::new(&others, into));
+        b.check("merge", &[Merges], call!(merge, [forward, prepare], &call, &wrong));
+        let gradients =
+            [0, 2].map(|n| PartGradients { d_out: b.written(n, wide), d_lse: b.written(n + 1, sums) });
+        let of = |parts| MergeBackward::new(MergeForward::new(parts, part(2)), b.read(4, wide), &gradients);
+        let (back, wrong) = (of(&parts), of(&others));
+        b.check(
+            "merge backward",
+            &[MergeGradients],
+            call!(merge, [backward, prepare_backward], &back, &wrong),
+        );
+    });
 }
 
 #[test]
 fn attention_of_other_kinds() {
-    let b = Bench::new();
-    let wide = [1, 2, 6, 8];
-    let [q, k, v, d_out] = [0, 1, 2, 3].map(|n| b.read(n, wide));
-    let (lse, out) = (b.read(4, [1, 2, 6, 1]), b.written(0, wide));
-    let written = [1, 2, 3].map(|n| b.written(n, wide));
-    let pipelines = b.gpu().pipelines();
+    with_separate_buffers_and_one(|b| {
+        let wide = [1, 2, 6, 8];
+        let [q, k, v, d_out] = [0, 1, 2, 3].map(|n| b.read(n, wide));
+        let (lse, out) = (b.read(4, [1, 2, 6, 1]), b.written(0, wide));
+        let written = [1, 2, 3].map(|n| b.written(n, wide));
+        let pipelines = b.gpu().pipelines();
 
-    let scored = Attention::with_pipelines(pipelines, Config::new(2, 8)).expect("an operator");
-    let scores = b.written(1, [1, 2, 6, 6]);
-    let call =
-        Forward::new(q, k, v, out).scores(scores, ScoreStage::Scaled).weights(b.written(2, [1, 1, 6, 6]));
-    let wrong = Forward::new(q, k, v, q);
-    let mut scratch = b.scratch(scored.scratch_size(&call));
-    b.check("scores", &[ScoreOutputs], call!(scored, [forward, prepare], &call, &wrong, &mut scratch));
+        let scored = Attention::with_pipelines(pipelines, Config::new(2, 8)).expect("an operator");
+        let scores = b.written(1, [1, 2, 6, 6]);
+        let call =
+            Forward::new(q, k, v, out).scores(scores, ScoreStage::Scaled).weights(b.written(2, [1, 1, 6, 6]));
+        let wrong = Forward::new(q, k, v, q);
+        let mut scratch = b.scratch(scored.scratch_size(&call));
+        b.check("scores", &[ScoreOutputs], call!(scored, [forward, prepare], &call, &wrong, &mut scratch));
 
-    let linear = LinearAttention::with_pipelines(pipelines, LinearConfig::new(2, 8).causal(true));
-    let linear = linear.expect("an operator");
-    let (call, wrong) = (LinearForward::new(q, k, v, out), LinearForward::new(q, k, v, q));
-    let mut scratch = b.scratch(linear.scratch_size(&call));
-    let needs = [Family::LinearAttention];
-    b.check("linear", &needs, call!(linear, [forward, prepare], &call, &wrong, &mut scratch));
-    let back =
-        LinearBackward::new(LinearForward::new(q, k, v, b.read(4, wide)), d_out).d_q(out).d_v(written[0]);
-    let wrong = back.d_q(q);
-    let mut scratch = b.scratch(linear.backward_scratch_size(&back));
-    let needs = [Family::LinearAttention, LinearGradients];
-    let call = call!(linear, [backward, prepare_backward], &back, &wrong, &mut scratch);
-    b.check("linear backward", &needs, call);
-    let config = LinearConfig::new(2, 8).causal(true).update_rule(UpdateRule::Delta).normalised(false);
-    let recurrent = LinearAttention::with_pipelines(pipelines, config).expect("an operator");
-    let beta = b.read(3, [1, 2, 6, 1]);
-    let call = LinearForward::new(q, k, v, out).beta(beta);
-    let wrong = LinearForward::new(q, k, v, q).beta(beta);
-    let mut scratch = b.scratch(recurrent.scratch_size(&call));
-    let needs = [LinearRecurrence];
-    b.check("linear recurrence", &needs, call!(recurrent, [forward, prepare], &call, &wrong, &mut scratch));
+        let linear = LinearAttention::with_pipelines(pipelines, LinearConfig::new(2, 8).causal(true));
+        let linear = linear.expect("an operator");
+        let (call, wrong) = (LinearForward::new(q, k, v, out), LinearForward::new(q, k, v, q));
+        let mut scratch = b.scratch(linear.scratch_size(&call));
+        let needs = [Family::LinearAttention];
+        b.check("linear", &needs, call!(linear, [forward, prepare], &call, &wrong, &mut scratch));
+        let back =
+            LinearBackward::new(LinearForward::new(q, k, v, b.read(4, wide)), d_out).d_q(out).d_v(written[0]);
+        let wrong = back.d_q(q);
+        let mut scratch = b.scratch(linear.backward_scratch_size(&back));
+        let needs = [Family::LinearAttention, LinearGradients];
+        let call = call!(linear, [backward, prepare_backward], &back, &wrong, &mut scratch);
+        b.check("linear backward", &needs, call);
+        let config = LinearConfig::new(2, 8).causal(true).update_rule(UpdateRule::Delta).normalised(false);
+        let recurrent = LinearAttention::with_pipelines(pipelines, config).expect("an operator");
+        let beta = b.read(3, [1, 2, 6, 1]);
+        let call = LinearForward::new(q, k, v, out).beta(beta);
+        let wrong = LinearForward::new(q, k, v, q).beta(beta);
+        let mut scratch = b.scratch(recurrent.scratch_size(&call));
+        let needs = [LinearRecurrence];
+        b.check(
+            "linear recurrence",
+            &needs,
+            call!(recurrent, [forward, prepare], &call, &wrong, &mut scratch),
+        );
 
-    let lsh = LshAttention::with_pipelines(pipelines, LshConfig::new(2, 8, 2, 4, 8)).expect("an operator");
-    let rotations = b.read(3, [1, 2, 8, 2]);
-    let buckets = TensorView::new(&b.outs[4], DType::U32, [1, 2, 2, 6]);
-    let call = LshForward::new(q, v, rotations, buckets, out);
-    let wrong = LshForward::new(q, v, rotations, buckets, q);
-    let mut scratch = b.scratch(lsh.scratch_size(&call));
-    b.check("LSH", &[RadixSort, Lsh], call!(lsh, [forward, prepare], &call, &wrong, &mut scratch));
-    let call = LshForward::with_buckets(q, v, b.numbers([1, 2, 2, 6]), k).lse(lse);
-    let back = LshBackward::new(call, d_out).d_qk(out).d_v(written[0]);
-    let wrong = back.d_v(v);
-    let mut scratch = b.scratch(lsh.backward_scratch_size(&back));
-    let needs = [RadixSort, Lsh, LshGradients, RowStats];
-    b.check("LSH backward", &needs, call!(lsh, [backward, prepare_backward], &back, &wrong, &mut scratch));
+        let lsh =
+            LshAttention::with_pipelines(pipelines, LshConfig::new(2, 8, 2, 4, 8)).expect("an operator");
+        let rotations = b.read(3, [1, 2, 8, 2]);
+        let buckets = b.written_as(DType::U32, 4, [1, 2, 2, 6]);
+        let call = LshForward::new(q, v, rotations, buckets, out);
+        let wrong = LshForward::new(q, v, rotations, buckets, q);
+        let mut scratch = b.scratch(lsh.scratch_size(&call));
+        b.check("LSH", &[RadixSort, Lsh], call!(lsh, [forward, prepare], &call, &wrong, &mut scratch));
+        let call = LshForward::with_buckets(q, v, b.numbers([1, 2, 2, 6]), k).lse(lse);
+        let back = LshBackward::new(call, d_out).d_qk(out).d_v(written[0]);
+        let wrong = back.d_v(v);
+        let mut scratch = b.scratch(lsh.backward_scratch_size(&back));
+        let needs = [RadixSort, Lsh, LshGradients, RowStats];
+        b.check(
+            "LSH backward",
+            &needs,
+            call!(lsh, [backward, prepare_backward], &back, &wrong, &mut scratch),
+        );
 
-    let low = Linformer::with_pipelines(pipelines, Config::new(2, 8), 4).expect("an operator");
-    let e = b.read(3, [1, 1, 4, 6]);
-    let there = b.gpu().upload_bools(&[true, false, true, true, false, true]).expect("an upload");
-    let there = TensorView::new(&there, DType::Bool, [1, 1, 1, 6]);
-    let call = LinformerForward::new(q, k, v, e, out).key_mask(there);
-    let wrong = LinformerForward::new(q, k, v, e, q).key_mask(there);
-    let mut scratch = b.scratch(low.scratch_size(&call));
-    b.check("Linformer", &[AbsentRows], call!(low, [forward, prepare], &call, &wrong, &mut scratch));
+        let low = Linformer::with_pipelines(pipelines, Config::new(2, 8), 4).expect("an operator");
+        let e = b.read(3, [1, 1, 4, 6]);
+        let there = b.gpu().upload_bools(&[true, false, true, true, false, true]).expect("an upload");
+        let there = TensorView::new(&there, DType::Bool, [1, 1, 1, 6]);
+        let call = LinformerForward::new(q, k, v, e, out).key_mask(there);
+        let wrong = LinformerForward::new(q, k, v, e, q).key_mask(there);
+        let mut scratch = b.scratch(low.scratch_size(&call));
+        b.check("Linformer", &[AbsentRows], call!(low, [forward, prepare], &call, &wrong, &mut scratch));
+    });
 }
 
 #[test]
 fn layers_with_appended_keys() {
-    let b = Bench::new();
-    let linear = |n: usize| Linear { weight: b.read(n, [1, 1, 12, 12]), bias: None };
-    let weights = MultiHeadWeights {
-        query: linear(0),
-        key: linear(1),
-        value: linear(2),
-        out: linear(3),
-        bias_kv: Some([b.read(0, VECTOR), b.read(1, VECTOR)]),
-        qk_norm: None,
-        gate: None,
-    };
-    let layer =
-        MultiHeadAttention::with_pipelines(b.gpu().pipelines(), MultiHeadConfig::new(12, 2), &weights);
-    let layer = layer.expect("a layer");
-    let x = b.read(4, ROWS);
-    let call = MultiHeadForward::self_attention(x, b.written(0, ROWS));
-    let wrong = MultiHeadForward::self_attention(x, x);
-    let mut scratch = b.scratch(layer.scratch_size(&call));
-    b.check("a layer", &[AppendedKeys], call!(layer, [forward, prepare], &call, &wrong, &mut scratch));
+    with_separate_buffers_and_one(|b| {
+        let linear = |n: usize| Linear { weight: b.read(n, [1, 1, 12, 12]), bias: None };
+        let weights = MultiHeadWeights {
+            query: linear(0),
+            key: linear(1),
+            value: linear(2),
+            out: linear(3),
+            bias_kv: Some([b.read(0, VECTOR), b.read(1, VECTOR)]),
+            qk_norm: None,
+            gate: None,
+        };
+        let layer =
+            MultiHeadAttention::with_pipelines(b.gpu().pipelines(), MultiHeadConfig::new(12, 2), &weights);
+        let layer = layer.expect("a layer");
+        let x = b.read(4, ROWS);
+        let call = MultiHeadForward::self_attention(x, b.written(0, ROWS));
+        let wrong = MultiHeadForward::self_attention(x, x);
+        let mut scratch = b.scratch(layer.scratch_size(&call));
+        b.check("a layer", &[AppendedKeys], call!(layer, [forward, prepare], &call, &wrong, &mut scratch));
+    });
 }
 
 #[test]
 fn stacks_of_layers() {
-    let b = Bench::new();
-    let weight = |n: usize, shape| TensorView::matrix(&b.floats[n], DType::F32, shape);
-    let linear = |n: usize, shape: [usize; 2]| Linear {
-        weight: weight(n, shape),
-        bias: Some(TensorView::vector(&b.floats[2], DType::F32, shape[0])),
-    };
-    let attention = MultiHeadWeights {
-        query: linear(0, [12, 12]),
-        key: linear(1, [12, 12]),
-        value: linear(2, [12, 12]),
-        out: linear(3, [12, 12]),
-        bias_kv: None,
-        qk_norm: None,
-        gate: None,
-    };
-    let feed_forward = FeedForwardWeights { up: linear(0, [20, 12]), gate: None, down: linear(1, [12, 20]) };
-    let norm = NormWeights { weight: Some(b.read(3, VECTOR)), bias: None };
-    let config = TransformerLayerConfig::new(MultiHeadConfig::new(12, 2), 20).order(NormOrder::Pre);
-    let (x, out) = (b.read(4, ROWS), b.written(0, ROWS));
-    let pipelines = b.gpu().pipelines();
-    let layer = EncoderLayerWeights { attention, feed_forward, norms: [norm; 2] };
-    let encoder = TransformerEncoder::with_pipelines(pipelines, config, &[layer; 2], Some(norm));
-    let encoder = encoder.expect("a stack");
-    let call = EncoderForward::new(x, out).mask(Mask::causal());
-    let wrong = EncoderForward::new(x, x);
-    let mut scratch = b.scratch(encoder.scratch_size(&call));
-    b.check("encoder", &[Norms], call!(encoder, [forward, prepare], &call, &wrong, &mut scratch));
-    let back = EncoderBackward::new(call, b.read(3, ROWS)).d_x(out);
-    let wrong = back.d_x(x);
-    let mut scratch = b.scratch(encoder.backward_scratch_size(&back));
-    b.check(
-        "encoder backward",
-        &[Norms, NormGradients, Family::Elementwise, ElementwiseGradients, RowStats],
-        call!(encoder, [backward, prepare_backward], &back, &wrong, &mut scratch),
-    );
-    let layer = DecoderLayerWeights {
-        self_attention: attention,
-        cross_attention: attention,
-        feed_forward,
-        norms: [norm; 3],
-    };
-    let decoder = TransformerDecoder::with_pipelines(pipelines, config, &[layer; 2], Some(norm));
-    let decoder = decoder.expect("a stack");
-    let heads = |n: usize| b.read(n, [4, 2, 7, 6]);
-    let memory = DecoderMemory { keys: heads(0), values: heads(1) };
-    let call = DecoderForward::new(x, memory, out).mask(Mask::causal());
-    let wrong = DecoderForward::new(x, memory, x);
-    let mut scratch = b.scratch(decoder.scratch_size(&call));
-    b.check("decoder", &[Norms], call!(decoder, [forward, prepare], &call, &wrong, &mut scratch));
-    let to = DecoderMemory { keys: b.written(0, [4, 2, 7, 6]), values: b.written(1, [4, 2, 7, 6]) };
-    let wrong = DecoderMemory { keys: b.read(4, [4, 2, 7, 6]), ..to };
-    let encoded = b.read(4, [2, 1, 7, 12]);
-    let mut scratch = b.scratch(Ok(ScratchSize::default()));
-    // Provides `forward` and `prepare` of one call, like the other operators.
-    let project = Project { decoder: &decoder, memory: encoded };
-    b.check("decoder memory", &[], call!(project, [forward, prepare], &to, &wrong, &mut scratch));
+    with_separate_buffers_and_one(|b| {
+        let linear = |n: usize, [to, from]: [usize; 2]| Linear {
+            weight: b.read(n, [1, 1, to, from]),
+            bias: Some(b.read(2, [1, 1, 1, to])),
+        };
+        let attention = MultiHeadWeights {
+            query: linear(0, [12, 12]),
+            key: linear(1, [12, 12]),
+            value: linear(2, [12, 12]),
+            out: linear(3, [12, 12]),
+            bias_kv: None,
+            qk_norm: None,
+            gate: None,
+        };
+        let feed_forward =
+            FeedForwardWeights { up: linear(0, [20, 12]), gate: None, down: linear(1, [12, 20]) };
+        let norm = NormWeights { weight: Some(b.read(3, VECTOR)), bias: None };
+        let config = TransformerLayerConfig::new(MultiHeadConfig::new(12, 2), 20).order(NormOrder::Pre);
+        let (x, out) = (b.read(4, ROWS), b.written(0, ROWS));
+        let pipelines = b.gpu().pipelines();
+        let layer = EncoderLayerWeights { attention, feed_forward, norms: [norm; 2] };
+        let encoder = TransformerEncoder::with_pipelines(pipelines, config, &[layer; 2], Some(norm));
+        let encoder = encoder.expect("a stack");
+        let call = EncoderForward::new(x, out).mask(Mask::causal());
+        let wrong = EncoderForward::new(x, x);
+        let mut scratch = b.scratch(encoder.scratch_size(&call));
+        b.check("encoder", &[Norms], call!(encoder, [forward, prepare], &call, &wrong, &mut scratch));
+        let back = EncoderBackward::new(call, b.read(3, ROWS)).d_x(out);
+        let wrong = back.d_x(x);
+        let mut scratch = b.scratch(encoder.backward_scratch_size(&back));
+        b.check(
+            "encoder backward",
+            &[Norms, NormGradients, Family::Elementwise, ElementwiseGradients, RowStats],
+            call!(encoder, [backward, prepare_backward], &back, &wrong, &mut scratch),
+        );
+        let layer = DecoderLayerWeights {
+            self_attention: attention,
+            cross_attention: attention,
+            feed_forward,
+            norms: [norm; 3],
+        };
+        let decoder = TransformerDecoder::with_pipelines(pipelines, config, &[layer; 2], Some(norm));
+        let decoder = decoder.expect("a stack");
+        let heads = |n: usize| b.read(n, [4, 2, 7, 6]);
+        let memory = DecoderMemory { keys: heads(0), values: heads(1) };
+        let call = DecoderForward::new(x, memory, out).mask(Mask::causal());
+        let wrong = DecoderForward::new(x, memory, x);
+        let mut scratch = b.scratch(decoder.scratch_size(&call));
+        b.check("decoder", &[Norms], call!(decoder, [forward, prepare], &call, &wrong, &mut scratch));
+        let to = DecoderMemory { keys: b.written(0, [4, 2, 7, 6]), values: b.written(1, [4, 2, 7, 6]) };
+        let encoded = b.read(4, [2, 1, 7, 12]);
+        let wrong = DecoderMemory { keys: reshaped(encoded, [4, 2, 7, 6]), ..to };
+        let mut scratch = b.scratch(Ok(ScratchSize::default()));
+        // Provides `forward` and `prepare` of one call, like the other operators.
+        let project = Project { decoder: &decoder, memory: encoded };
+        b.check("decoder memory", &[], call!(project, [forward, prepare], &to, &wrong, &mut scratch));
+    });
 }
 
 /// The projections of a memory.

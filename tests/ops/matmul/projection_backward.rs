@@ -537,9 +537,9 @@ fn bad_calls_are_errors() {
     refused(&[good().d_bias(view(5, [1, 1, 1, 9]))], &["`d_bias`", "dim must be 8", "got 9"]);
     refused(&[good().d_bias(d_b.with_strides([0, 0, 0, 0]))], &["`d_bias`", "share memory"]);
     refused(&[good().d_bias(d_b.with_offset(1 << 11))], &["`d_bias`", "byte"]);
-    refused(&[good().d_x(view(0, [2, 1, 5, 6]).with_offset(512))], &["`d_x`", "`x`"]);
-    refused(&[good().d_weight(view(2, [1, 1, 8, 6]).with_offset(512))], &["`d_weight`", "`d_y`"]);
-    refused(&[good().d_bias(view(1, [1, 1, 1, 8]).with_offset(512))], &["`d_bias`", "`linear.weight`"]);
+    refused(&[good().d_x(view(0, [2, 1, 5, 6]))], &["`d_x`", "`x`"]);
+    refused(&[good().d_weight(view(2, [1, 1, 8, 6]))], &["`d_weight`", "`d_y`"]);
+    refused(&[good().d_bias(view(1, [1, 1, 1, 8]))], &["`d_bias`", "`linear.weight`"]);
     refused(&[good().d_bias(view(4, [1, 1, 1, 8]))], &["`d_weight`", "`d_bias`", "overlap"]);
     // The same memory in another view.
     refused(&[good(), good().d_x(d_x.with_offset(1))], &["`d_x`", "overlap"]);

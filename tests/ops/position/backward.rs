@@ -176,11 +176,11 @@ fn bad_table_gradients_are_errors() {
     refused(d_out, start, view(1, f32, [1, 3, 9, 8]), &["`d_table`", "heads must be 1", "got 3"]);
     refused(d_out, start, view(1, DType::Bool, [1, 1, 9, 8]), &["`d_table`", "F32, F16 or BF16"]);
     refused(d_out, start, d_table.with_strides([0, 0, 0, 1]), &["`d_table`", "share memory"]);
-    refused(d_out, start, view(0, f32, [1, 1, 9, 8]).with_offset(500), &["`d_table`", "`d_out`"]);
+    refused(d_out, start, view(0, f32, [1, 1, 9, 8]), &["`d_table`", "`d_out`"]);
     refused(d_out, RowPositions::Start(5), d_table, &["`d_table`", "at least 10", "got 9"]);
     refused(d_out, at([2, 1, 4, 1]), d_table, &["`positions`", "length must be 5 or 1", "got 4"]);
     refused(d_out, RowPositions::Tensor(d_table), d_table, &["`positions`", "U32", "F32"]);
-    let aliased = RowPositions::Tensor(view(1, u32, [2, 1, 5, 1]).with_offset(500));
+    let aliased = RowPositions::Tensor(view(1, u32, [2, 1, 5, 1]));
     refused(d_out, aliased, d_table, &["`d_table`", "`positions`"]);
     let sinusoid = Sinusoid::new(gpu.device(), 8, 10000.0).expect("a table");
     let computed = AddPositions::new(d_out, PositionTable::Sinusoid(&sinusoid), start);

@@ -216,10 +216,10 @@ fn bad_calls_are_errors() {
     });
     bench.refuses_rotation(&["`out`", "shares its buffer with `x`"], |c| c.out = Some(c.x));
     bench.refuses_rotation(&["`out`", "shares its buffer with `positions`"], |c| {
-        c.at = RowPositions::Tensor(view(out, u32, [1, 1, 5, 1]).with_offset(500));
+        c.at = RowPositions::Tensor(view(out, u32, [1, 1, 5, 1]));
     });
     bench.refuses_rotation(&["`x`", "shares its buffer with `positions`"], |c| {
-        (c.out, c.at) = (None, RowPositions::Tensor(view(x, u32, [1, 1, 5, 1]).with_offset(500)));
+        (c.out, c.at) = (None, RowPositions::Tensor(view(x, u32, [1, 1, 5, 1])));
     });
     bench.refuses_sum(&["`out`", "dim must be 8", "got 7"], |c| c.out = Some(view(out, f32, [2, 3, 5, 7])));
     bench.refuses_sum(&["`out`", "shares its buffer with `table`"], |c| {
@@ -307,11 +307,11 @@ fn bad_calls_are_errors() {
         c.rotation = tables(shaped([2, 1, 5, 3]).with_offset(1000), shaped([2, 1, 5, 3]));
     });
     bench.refuses_rotation(&["`out`", "shares its buffer with `sin`"], |c| {
-        c.rotation = tables(shaped([2, 1, 5, 3]), view(out, f32, [2, 1, 5, 3]).with_offset(500));
+        c.rotation = tables(shaped([2, 1, 5, 3]), view(out, f32, [2, 1, 5, 3]));
     });
     bench.refuses_rotation(&["`x`", "shares its buffer with `cos`"], |c| {
         c.out = None;
-        c.rotation = tables(view(x, f32, [2, 1, 5, 3]).with_offset(500), shaped([2, 1, 5, 3]));
+        c.rotation = tables(view(x, f32, [2, 1, 5, 3]), shaped([2, 1, 5, 3]));
     });
 
     // Buffers and devices.
