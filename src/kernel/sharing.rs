@@ -1,9 +1,8 @@
 //! Buffers that a dispatch reads and writes.
 //!
-//! WebGPU forbids a buffer that one dispatch binds as read-only and as read-write. Where a tensor
-//! that is written lies in a buffer with tensors that are read, all of them are bound as
-//! read-write, and their ranges must be apart. Two tensors that are read from the same range share
-//! one binding.
+//! WebGPU forbids a buffer that one dispatch binds as read-only and as read-write. If a dispatch
+//! writes to a buffer, all its bindings of that buffer are read-write, and their ranges are apart.
+//! Two inputs with the same range share one binding.
 
 use super::{Binding, KernelVariant};
 use crate::tensor::{Access, Error, Window};
@@ -67,7 +66,7 @@ impl Sharing {
         self.0.iter().enumerate().filter_map(|(n, shares)| Some((n, (*shares)?)))
     }
 
-    /// True if the tensor has a binding of its own.
+    /// True if the tensor has a separate binding.
     pub fn is_bound(&self, tensor: usize) -> bool {
         !matches!(self.0.get(tensor), Some(Some(Shares::Binding(_))))
     }

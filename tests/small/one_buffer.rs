@@ -1,5 +1,5 @@
-//! Attention and its gradients with all tensors in one buffer: implementations of WebGPU forbid
-//! writable bindings that overlap, and a buffer that one dispatch binds as read-only and writable.
+//! Attention and its gradients with all tensors in one buffer. WebGPU forbids writable bindings
+//! that overlap, and a buffer that one dispatch binds as read-only and as writable.
 
 use wgpu_attention::tuning::Algorithm;
 use wgpu_attention::{

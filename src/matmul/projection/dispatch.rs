@@ -57,8 +57,8 @@ impl<'a> SharedWindows<'a> {
     }
 }
 
-/// Binds views of one buffer together if the binding is not larger than the device allows and has
-/// no byte of `others`.
+/// Binds views. Views of one buffer share a binding if the device allows a binding of that size. A
+/// binding has no byte of `others`.
 fn bind<'a>(views: &[TensorView<'a>], others: &[Window<'a>], device: &DeviceFacts) -> SharedWindows<'a> {
     let mut windows: Vec<Window<'a>> = Vec::new();
     let mut slots = Vec::new();

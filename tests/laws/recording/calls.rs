@@ -88,8 +88,7 @@ struct Bench {
     results: RefCell<Vec<(String, Vec<Vec<u32>>)>>,
 }
 
-/// One buffer for all tensors: the written ones in its first regions, then one region for each
-/// tensor that is read.
+/// One buffer for all tensors. Outputs have its first regions; then each input has one region.
 struct Arena {
     buffer: wgpu::Buffer,
     /// The buffer that each input's region was copied from.
