@@ -12,7 +12,7 @@ use crate::kernel::Pipelines;
 use crate::tensor::Error;
 
 #[cfg(not(target_arch = "wasm32"))]
-use crate::kernel::lock;
+use crate::kernel::pipelines::lock;
 
 /// The result of an attempt.
 pub(super) enum Attempt {

@@ -71,6 +71,7 @@ pub fn say(line: &str) {
 
 /// Ends a test that takes long on a software driver, unless its turn is in this run: see
 /// [`rest`](mod@rest).
+#[cfg(not(target_arch = "wasm32"))]
 macro_rules! in_turn {
     () => {
         fn here() {}
@@ -80,6 +81,7 @@ macro_rules! in_turn {
         }
     };
 }
+#[cfg(not(target_arch = "wasm32"))]
 pub(crate) use in_turn;
 
 /// Returns the repository's folder. Cargo sets its path, at run time too. If you run this binary
