@@ -62,7 +62,7 @@ pub(crate) fn plan(call: &AdditiveProblem, device: &DeviceFacts) -> Result<Addit
     let shape = problem.shape;
     for forms in [STAGED, GRADIENTS] {
         if device.lacks_both(forms) {
-            return Err(Error::PutAside { family: forms.of(device.software) });
+            return Err(Error::Disabled { family: forms.of(device.software) });
         }
     }
     let keep = problem.dropout.as_ref().and_then(Dropout::given);

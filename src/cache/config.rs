@@ -330,7 +330,7 @@ impl CacheConfig {
     pub(crate) fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
         let family = self.storage.storage_kind().family();
         if device.lacks(family) {
-            return Err(Error::PutAside { family });
+            return Err(Error::Disabled { family });
         }
         let sizes = [
             ("batch", self.batch),

@@ -39,7 +39,7 @@ pub enum Verdict {
 
 impl Verdict {
     /// True if plans avoid the family.
-    pub fn is_aside(&self) -> bool {
+    pub fn is_disabled(&self) -> bool {
         matches!(self, Verdict::Wrong { .. } | Verdict::Avoided | Verdict::Barred { .. })
     }
 }

@@ -74,7 +74,7 @@ impl Pipelines {
         bindings: &BindingCache,
     ) -> Result<Prepared, Error> {
         bindings.check_device(self.device())?;
-        self.refuse_put_aside(dispatches)?;
+        self.refuse_disabled(dispatches)?;
         let call = bindings.begin();
         let bound = self.bind_all(dispatches, bindings, call);
         bindings.end(call, self.device());

@@ -111,7 +111,7 @@ pub(crate) fn choose_product_as(
         return Ok(Tiles::Matrix(tiles));
     }
     if device.lacks_both(PRODUCTS) {
-        return Err(Error::PutAside { family: PRODUCTS.of(device.software) });
+        return Err(Error::Disabled { family: PRODUCTS.of(device.software) });
     }
     let cpu = kernel_options.target.choose(PRODUCTS, device);
     Ok(picked_tiles(shape, cpu, pick).unwrap_or_else(|| tiles(shape, cpu, device)))
@@ -128,7 +128,7 @@ pub(crate) fn choose_gradient(
 ) -> Result<Tiles, Error> {
     kernel_options.settle::<()>(Err("gradients of projections do not use them"))?;
     if device.lacks_both(PRODUCT_GRADIENTS) {
-        return Err(Error::PutAside { family: PRODUCT_GRADIENTS.of(device.software) });
+        return Err(Error::Disabled { family: PRODUCT_GRADIENTS.of(device.software) });
     }
     Ok(tiles(shape, kernel_options.target.choose(PRODUCT_GRADIENTS, device), device))
 }

@@ -237,7 +237,7 @@ pub enum Error {
     /// The kernels that this call needs are disabled on this device, and no other kernel replaces
     /// them.
     #[error("{family}: put aside on this device; `Pipelines::report` says why")]
-    PutAside {
+    Disabled {
         /// The family of the disabled kernels.
         family: Family,
     },

@@ -60,7 +60,7 @@ pub(super) fn choose_as(outline: &Outline, pick: &Pick, device: &DeviceFacts) ->
     };
     let forms = if fused_path { FUSED } else { STAGED };
     if device.lacks_both(forms) {
-        return Err(Error::PutAside { family: forms.of(device.software) });
+        return Err(Error::Disabled { family: forms.of(device.software) });
     }
     if fused_path {
         return Ok(Choice::Fused(fused(outline, pick, device)?));
