@@ -99,11 +99,7 @@ impl<'a> TensorData<'a> {
     /// # Errors
     /// [`Error::Shape`] where there is no such part, or where it is within a block.
     pub fn at(self, index: usize) -> Result<Self, Error> {
-        let none = || {
-            self.wrong_shape(format!(
-                "one with a part {index} along its first dimension, in blocks of its own"
-            ))
-        };
+        let none = || self.wrong_shape(format!("a part {index} along the first dimension, in whole blocks"));
         let (outer, shape) = self.shape.split_first().ok_or_else(none)?;
         let bytes = self.storage.bytes(shape).ok_or_else(none)?;
         if index >= *outer {

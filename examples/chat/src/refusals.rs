@@ -140,7 +140,7 @@ fn foreign_files_are_refused() {
         (|f| f.metadata.clear(), "the metadata of tiny has no string `general.architecture`"),
         (
             |f| f.text("llama.block_count", "1"),
-            "the metadata of tiny has no whole number `llama.block_count`; it is a string",
+            "the metadata of tiny has no whole number `llama.block_count`; `llama.block_count` is a string",
         ),
         (|f| f.number("block_count", 2), "no tensor `blk.1.attn_norm.weight` in tiny"),
         (|f| f.number("block_count", 0), "the file's model has no layers"),
@@ -185,7 +185,7 @@ fn foreign_files_are_refused() {
     for len in (0..bytes.len()).step_by(61) {
         let error =
             Gguf::from_bytes("tiny", bytes[..len].into()).map(|_| len).expect_err("cut off").to_string();
-        assert!(error.starts_with("tiny is no usable GGUF file: "), "{error}");
+        assert!(error.starts_with("tiny is not a valid GGUF file: "), "{error}");
     }
 }
 
