@@ -5,7 +5,7 @@
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Error {
     /// Fewer tokens than pieces.
-    #[error("a sequence of {length} tokens cannot be cut into {pieces} pieces; take fewer ranks")]
+    #[error("a sequence of {length} tokens cannot be split into {pieces} parts; use fewer ranks")]
     TooShort {
         /// Tokens of the sequence.
         length: usize,
@@ -13,13 +13,15 @@ pub enum Error {
         pieces: usize,
     },
     /// Documents that do not cover the sequence.
-    #[error("the starts of documents must ascend from 0 to the length of the sequence, {length}")]
+    #[error("the starts of documents must ascend from 0 to {length}, the length of the sequence")]
     Documents {
         /// Tokens of the sequence.
         length: usize,
     },
     /// A rank was called with something else than rank 0.
-    #[error("rank {rank}: {what} is {got}, on rank 0 it is {expected}; all ranks must make the same call")]
+    #[error(
+        "rank {rank}: {what} is {got}, but on rank 0 it is {expected}; all ranks must make the same call"
+    )]
     Mismatch {
         /// The rank that differs.
         rank: usize,
@@ -39,7 +41,7 @@ pub enum Error {
         reason: String,
     },
     /// A rank is not heard of any more.
-    #[error("rank {rank}: nothing heard of it for {seconds:.1} s; it has died or its machine is gone")]
+    #[error("rank {rank}: no message for {seconds:.1} s; the process or its machine has failed")]
     Lost {
         /// Which rank.
         rank: usize,
@@ -47,13 +49,13 @@ pub enum Error {
         seconds: f32,
     },
     /// A rank has gone in order, while it was still needed.
-    #[error("rank {rank}: it has ended while this rank still waits for it")]
+    #[error("rank {rank}: it has ended, but this rank waits for it")]
     Left {
         /// Which rank.
         rank: usize,
     },
     /// A rank had an error in the middle of a call and told the others.
-    #[error("rank {rank} has given up: {reason}")]
+    #[error("rank {rank} has stopped: {reason}")]
     GaveUp {
         /// Which rank.
         rank: usize,
@@ -62,7 +64,7 @@ pub enum Error {
     },
     /// The MPI was initialised without what is needed.
     #[error(
-        "rank {rank}: MPI was initialised with thread support {got}, MPI_THREAD_MULTIPLE is needed; \
+        "rank {rank}: MPI was initialised with thread support {got}, but `MPI_THREAD_MULTIPLE` is needed; \
          call `mpi::initialize_with_threading(Threading::Multiple)`"
     )]
     Threads {

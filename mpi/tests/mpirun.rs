@@ -66,7 +66,7 @@ const TESTS: [(&str, Test); 6] = [
         let (_, text) = run(3, "killed", &["--enable-recovery", "--tag-output"])?;
         let says = |rank: usize| {
             let start = format!("rank {rank} of 3: ");
-            text.lines().any(|line| line.contains(&start) && line.contains("rank 1: nothing heard of it for"))
+            text.lines().any(|line| line.contains(&start) && line.contains("rank 1: no message for"))
         };
         if says(0) && says(2) { Ok(()) } else { Err(format!("not both of ranks 0 and 2 in:\n{text}")) }
     }),
