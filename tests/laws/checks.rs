@@ -135,7 +135,10 @@ fn is_found(gpu: &Gpu, pipelines: &Pipelines, family: Family, fault: Fault) {
         for (got, refused) in gradients(&gpu).into_iter().zip(refused) {
             match got {
                 Ok(_) => assert!(!refused, "{family}"),
-                Err(e) => assert!(*refused && e.contains(&format!("refused: {family}: put aside")), "{e}"),
+                Err(e) => assert!(
+                    *refused && e.contains(&format!("refused: {family}: these kernels are disabled")),
+                    "{e}"
+                ),
             }
         }
     }
@@ -331,7 +334,7 @@ fn gradients_without_kernels_are_errors() {
     let refused = |of: [bool; 3], family: &str| {
         for (got, refused) in gradients(&gpu).into_iter().zip(of) {
             let form = if is_software() { "CPU" } else { "GPU" };
-            let says = format!("refused: {family}, {form} form: put aside");
+            let says = format!("refused: {family}, {form} variant: these kernels are disabled");
             assert_eq!(got.is_err_and(|e| e.contains(&says)), refused, "{family}");
         }
     };
