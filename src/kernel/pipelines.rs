@@ -265,7 +265,8 @@ impl Pipelines {
 
     /// Replaces the results of earlier checks. Plans do not use the families that failed.
     pub(crate) fn settle(&self, verdicts: BTreeMap<Family, Verdict>) {
-        let disabled = verdicts.iter().filter(|(_, verdict)| verdict.is_disabled()).map(|(family, _)| *family);
+        let disabled =
+            verdicts.iter().filter(|(_, verdict)| verdict.is_disabled()).map(|(family, _)| *family);
         let mut known = lock(&self.0.verdicts);
         lock(&self.0.facts).disabled = disabled.collect();
         *known = verdicts;
@@ -278,7 +279,8 @@ impl Pipelines {
         let disabled = self.facts().disabled;
         let found = lock(&self.0.verdicts);
         let verdict = |family: &Family| {
-            let barred = || bars(&info).find(|bar| disabled.contains(*family) && bar.families.contains(family));
+            let barred =
+                || bars(&info).find(|bar| disabled.contains(*family) && bar.families.contains(family));
             let known = || barred().map(|bar| Verdict::Barred { what: bar.what, source: bar.source });
             found.get(family).cloned().or_else(known).unwrap_or(Verdict::Unchecked)
         };
@@ -300,7 +302,8 @@ impl Pipelines {
     fn say(&self, family: Family, verdict: Verdict) {
         let mut verdicts = lock(&self.0.verdicts);
         let mut facts = lock(&self.0.facts);
-        facts.disabled = if verdict.is_disabled() { facts.disabled.with(family) } else { facts.disabled.without(family) };
+        facts.disabled =
+            if verdict.is_disabled() { facts.disabled.with(family) } else { facts.disabled.without(family) };
         verdicts.insert(family, verdict);
     }
 
@@ -417,13 +420,13 @@ impl Compiler {
                 "max_compute_invocations_per_workgroup",
             ),
             (
-                "workgroup memory",
+                "bytes of workgroup memory",
                 kernel.workgroup_memory,
                 facts.workgroup_memory,
                 "max_compute_workgroup_storage_size",
             ),
             (
-                "storage buffers of a kernel",
+                "storage buffers",
                 kernel.storage_buffers(),
                 facts.max_storage_buffers,
                 "max_storage_buffers_per_shader_stage",
