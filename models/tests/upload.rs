@@ -95,7 +95,7 @@ fn what_the_device_cannot_hold_is_refused() {
     let error = upload(&gpu, &tensor("large")).expect_err("too large").to_string();
     assert_eq!(
         error,
-        "`large` needs 1048580 bytes, the device allows 1048576 (max_storage_buffer_binding_size); request a higher limit or \
+        "`large` needs 1048580 bytes, but the device allows 1048576 (`max_storage_buffer_binding_size`); request a higher limit or \
          use a smaller model"
     );
     assert!(matches!(upload(&gpu, &tensor("empty")), Err(Error::Shape { .. })));

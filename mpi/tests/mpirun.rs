@@ -72,7 +72,7 @@ const TESTS: [(&str, Test); 6] = [
     }),
     ("ranks_that_differ", || {
         let (_, text) = run(3, "differ", &[])?;
-        let words = "rank 2: heads is 4, on rank 0 it is 2";
+        let words = "rank 2: heads is 4, but on rank 0 it is 2";
         expect(&text, &[0, 1, 2].map(|rank| format!("rank {rank} of 3: {words}")))
     }),
     ("an_mpi_without_threads", || {

@@ -134,9 +134,9 @@ fn equal_calls_have_no_error() {
 #[test]
 fn ranks_that_differ_are_named_on_all() {
     let cases: [(Change, &str); 6] = [
-        (|given| given.heads = 4, "rank 2: heads is 4, on rank 0 it is 2"),
+        (|given| given.heads = 4, "rank 2: heads is 4, but on rank 0 it is 2"),
         (|given| given.dtype = DType::F16, "rank 2: the dtype"),
-        (|given| given.causal = false, "rank 2: causal is 0, on rank 0 it is 1"),
+        (|given| given.causal = false, "rank 2: causal is 0, but on rank 0 it is 1"),
         (|given| given.length = 25, "rank 2: "),
         (|given| given.scale = 0.25, "rank 2: the configuration"),
         (|given| given.lies = true, "rank 2: the version of wgpu-attention-mpi"),
