@@ -207,9 +207,9 @@ async function test(browser, url) {
   };
   const whole = readFileSync(join(model, 'model.safetensors'));
   for (const [what, weights, tokenizer, pattern] of [
-    ['a file that is no model', join(model, 'tokenizer.json'), '', /^tokenizer\.json is no usable safetensors file: /],
-    ['an empty file', part('empty.safetensors', ''), '', /^empty\.safetensors is no usable safetensors file: /],
-    ['a file that is cut off', part('cut.safetensors', whole.subarray(0, whole.length - 1)), '', /^cut\.safetensors is no usable safetensors file: .*downloaded whole/],
+    ['a file that is no model', join(model, 'tokenizer.json'), '', /^tokenizer\.json is not a valid safetensors file: /],
+    ['an empty file', part('empty.safetensors', ''), '', /^empty\.safetensors is not a valid safetensors file: /],
+    ['a file that is cut off', part('cut.safetensors', whole.subarray(0, whole.length - 1)), '', /^cut\.safetensors is not a valid safetensors file: .*the download is complete/],
     ['another model', STORED, '', /^no tensor `encoder\.layer\.0\.attention\.self\.query\.weight` in encoder_minilm_default\.safetensors/],
     ['a tokenizer that is none', STORED, part('none.json', '{}'), /^tokenizer\.json is unusable: /],
     ['a tokenizer that is cut off', STORED, part('cut.json', readFileSync(join(model, 'tokenizer.json')).subarray(0, 1000)), /^tokenizer\.json is unusable: /],

@@ -187,13 +187,16 @@ impl<'a> AttentionTensors<'a> {
     /// [`Error::Shape`] if the widths do not split into `heads` equal heads.
     pub fn config(&self, heads: usize) -> Result<MultiHeadConfig, Error> {
         let ([width, features], [key_width, key_features]) = (self.query.size(), self.key.size());
-        let not = || self.query.weight.wrong_shape(format!("its rows to be those of {heads} heads"));
+        let not = || {
+            self.query.weight.wrong_shape(format!("a first dimension that is a multiple of {heads} (heads)"))
+        };
         let head_dim = width.checked_div(heads).filter(|d| *d > 0 && d * heads == width).ok_or_else(not)?;
         let kv_heads = key_width / head_dim;
         if kv_heads == 0 || kv_heads * head_dim != key_width || !heads.is_multiple_of(kv_heads) {
-            return Err(self.key.weight.wrong_shape(format!(
-                "its rows to be heads of {head_dim}, of which {heads} are a multiple"
-            )));
+            return Err(self
+                .key
+                .weight
+                .wrong_shape(format!("a first dimension of {head_dim} times a divisor of {heads} (heads)")));
         }
         Ok(MultiHeadConfig::new(features, heads)
             .kv_heads(kv_heads)

@@ -17,7 +17,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// A file does not follow its format: it is cut off, damaged or in another format.
-    #[error("{} is no usable {format} file: {what}; is it downloaded whole and of this format?", path.display())]
+    #[error("{} is not a valid {format} file: {what}; check that the download is complete and of this format", path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
@@ -37,7 +37,9 @@ pub enum Error {
         near: Option<String>,
     },
     /// A tensor's shape differs from the shape that the model needs.
-    #[error("`{name}` has shape {got:?}, the model needs {expected}: is this the right model's file?")]
+    #[error(
+        "`{name}` has shape {got:?}, but the model needs {expected}; check that the file belongs to this model"
+    )]
     Shape {
         /// The tensor.
         name: String,
@@ -47,7 +49,7 @@ pub enum Error {
         expected: String,
     },
     /// A tensor's elements are stored in an unsupported type.
-    #[error("`{name}` is stored as {got}, {needed_for} takes {expected}: convert the file")]
+    #[error("`{name}` is stored as {got}, but {needed_for} takes {expected}; convert the file")]
     Type {
         /// The tensor.
         name: String,
@@ -59,7 +61,7 @@ pub enum Error {
         expected: &'static str,
     },
     /// A metadata key is missing or has a value of another type.
-    #[error("the metadata of {} has no {expected} `{key}`{}", path.display(), has(found))]
+    #[error("the metadata of {} has no {expected} `{key}`{}", path.display(), has(key, found))]
     Metadata {
         /// The file.
         path: PathBuf,
@@ -72,7 +74,7 @@ pub enum Error {
     },
     /// A tensor exceeds the size limits of this device's buffers.
     #[error(
-        "`{name}` needs {bytes} bytes, the device allows {limit} ({limit_name}); request a higher limit or use a smaller model"
+        "`{name}` needs {bytes} bytes, but the device allows {limit} (`{limit_name}`); request a higher limit or use a smaller model"
     )]
     TooLarge {
         /// The tensor.
@@ -90,9 +92,9 @@ pub enum Error {
 }
 
 fn also(near: &Option<String>) -> String {
-    near.as_ref().map_or(String::new(), |near| format!("; there is `{near}`"))
+    near.as_ref().map_or(String::new(), |near| format!("; the closest name is `{near}`"))
 }
 
-fn has(found: &Option<&'static str>) -> String {
-    found.map_or(String::new(), |found| format!("; it is {found}"))
+fn has(key: &str, found: &Option<&'static str>) -> String {
+    found.map_or(String::new(), |found| format!("; `{key}` is {found}"))
 }

@@ -85,14 +85,17 @@ impl Safetensors {
         let failed = |what| Error::Malformed { path: path.to_path_buf(), format: "index", what };
         let index: Value = serde_json::from_slice(&text).map_err(|e| failed(e.to_string()))?;
         let names = index.get("weight_map").and_then(Value::as_object);
-        let names = names.ok_or_else(|| failed("it has no object `weight_map`".into()))?;
+        let names = names.ok_or_else(|| failed("the object `weight_map` is missing".into()))?;
         let mut files: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
         for (name, file) in names {
-            let file = file.as_str().ok_or_else(|| failed(format!("the file of `{name}` is no string")))?;
+            let file =
+                file.as_str().ok_or_else(|| failed(format!("the file of `{name}` is not a string")))?;
             // An index is untrusted: it may only name files in its folder.
             let mut parts = Path::new(file).components();
             if !matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) {
-                return Err(failed(format!("`{name}` is in `{file}`, which is no file beside the index")));
+                return Err(failed(format!(
+                    "`{name}` is in `{file}`, which is not a file in the folder of the index"
+                )));
             }
             files.entry(file).or_default().push(name);
         }
@@ -103,7 +106,9 @@ impl Safetensors {
             let listed = |name: &str| names.get(name).and_then(Value::as_str) == Some(file);
             this.add(Mapped::open(&folder.join(file))?, &listed)?;
             if let Some(name) = tensors.iter().find(|name| !this.by_name.contains_key(**name)) {
-                return Err(failed(format!("`{name}` is not in `{file}`, where it should be")));
+                return Err(failed(format!(
+                    "`{name}` is missing in `{file}`, although the index names this file"
+                )));
             }
         }
         Ok(this)

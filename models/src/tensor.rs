@@ -100,11 +100,7 @@ impl<'a> TensorData<'a> {
     /// [`Error::Shape`] if there is no such slice, or if the slice does not consist of whole
     /// blocks.
     pub fn at(self, index: usize) -> Result<Self, Error> {
-        let none = || {
-            self.wrong_shape(format!(
-                "one with a part {index} along its first dimension, in blocks of its own"
-            ))
-        };
+        let none = || self.wrong_shape(format!("a part {index} along the first dimension, in whole blocks"));
         let (outer, shape) = self.shape.split_first().ok_or_else(none)?;
         let bytes = self.storage.bytes(shape).ok_or_else(none)?;
         if index >= *outer {

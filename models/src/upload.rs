@@ -39,7 +39,7 @@ impl DeviceTensor {
                     name: self.name.clone(),
                     got,
                     needed_for: "an operator",
-                    expected: "F32, F16 or BF16; `upload_f32` makes F32 of it",
+                    expected: "F32, F16 or BF16 (`upload_f32` converts to F32)",
                 });
             }
         };

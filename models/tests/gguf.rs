@@ -98,16 +98,16 @@ fn metadata_of_every_type() {
     let messages = [
         (
             file.u64("of.i8").unwrap_err(),
-            "the metadata of test has no whole number `of.i8`; it is a signed number",
+            "the metadata of test has no whole number `of.i8`; `of.i8` is a signed number",
         ),
         (
             file.str("of.u8").unwrap_err(),
-            "the metadata of test has no string `of.u8`; it is an unsigned number",
+            "the metadata of test has no string `of.u8`; `of.u8` is an unsigned number",
         ),
         (file.f64("nothing").unwrap_err(), "the metadata of test has no float `nothing`"),
         (
             file.strings("of.floats").unwrap_err(),
-            "the metadata of test has no array of strings `of.floats`; it is an array",
+            "the metadata of test has no array of strings `of.floats`; `of.floats` is an array",
         ),
     ];
     for (error, want) in messages {
@@ -121,17 +121,17 @@ fn what_is_not_there_or_not_read_is_named() {
     let message = |name: &str| file.tensor(name).unwrap_err().to_string();
     assert_eq!(
         message("BF16.dequantized"),
-        "no tensor `BF16.dequantized` in test; there is `BF16.dequantised`"
+        "no tensor `BF16.dequantized` in test; the closest name is `BF16.dequantised`"
     );
     assert_eq!(message("zzz"), "no tensor `zzz` in test");
     assert_eq!(
         message("Q5_0"),
-        "`Q5_0` is stored as Q5_0, reading it takes F32, F16, BF16, Q8_0, Q4_0 or Q4_1: convert the file"
+        "`Q5_0` is stored as Q5_0, but reading it takes F32, F16, BF16, Q8_0, Q4_0 or Q4_1; convert the file"
     );
     let error = file.tensor("vector").expect("there").expect_shape(&[8]).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "`vector` has shape [7], the model needs [8]: is this the right model's file?"
+        "`vector` has shape [7], but the model needs [8]; check that the file belongs to this model"
     );
     let error = Gguf::open("no/such/file.gguf").unwrap_err().to_string();
     assert!(error.starts_with("cannot read no/such/file.gguf: "), "{error}");
@@ -208,34 +208,34 @@ fn faults_are_named() {
     let twice = entry("a", 0, &[1]);
     let cases = [
         (b"PK\x03\x04".to_vec(), "it does not begin with `GGUF`"),
-        (start(1, 0, 0), "it is of version 1; 2 and 3 are read"),
-        (start(4, 0, 0), "it is of version 4; 2 and 3 are read"),
-        (start(3 << 24, 0, 0), "it is big-endian, which is not read"),
-        (start(3, 1 << 60, 0), "the number of tensors is 1152921504606846976, 8 bytes are left"),
-        (start(3, 0, 1), "the number of metadata entries is 1, 0 bytes are left"),
+        (start(1, 0, 0), "it has version 1, but only 2 and 3 are supported"),
+        (start(4, 0, 0), "it has version 4, but only 2 and 3 are supported"),
+        (start(3 << 24, 0, 0), "it is big-endian, but only little-endian files are supported"),
+        (start(3, 1 << 60, 0), "the number of tensors is 1152921504606846976, but only 8 bytes are left"),
+        (start(3, 0, 1), "the number of metadata entries is 1, but only 0 bytes are left"),
+        ([start(3, 0, 1), entry("a", 13, &[0; 8])].concat(), "`a` has the unknown type 13"),
         (
-            [start(3, 0, 1), entry("a", 13, &[0; 8])].concat(),
-            "`a` is of type 13, which metadata does not have",
+            [start(3, 0, 1), entry("flag", 7, &[2])].concat(),
+            "`flag` has the boolean 2, which is neither 0 nor 1",
         ),
-        ([start(3, 0, 1), entry("flag", 7, &[2])].concat(), "`flag` has 2 for a boolean"),
         ([start(3, 0, 1), entry("s", 8, &[1, 0, 0, 0, 0, 0, 0, 0, 255])].concat(), "s is not UTF-8"),
         ([start(3, 0, 2), twice.clone(), twice].concat(), "the metadata has `a` twice"),
-        ([start(3, 0, 1), nested].concat(), "`deep` has arrays within arrays, more than 8 deep"),
+        ([start(3, 0, 1), nested].concat(), "`deep` has arrays nested more than 8 deep"),
         (
             [start(3, 0, 1), entry("general.alignment", 4, &48u32.to_le_bytes())].concat(),
-            "`general.alignment` is no power of two up to 2^20",
+            "`general.alignment` must be a power of two up to 2^20",
         ),
         (
             [start(3, 2, 0), tensor("w", &[1], 0, 0), tensor("w", &[1], 0, 0), vec![0; 99]].concat(),
-            "there are two tensors `w`",
+            "two tensors have the name `w`",
         ),
         (
             [start(3, 1, 0), tensor("w", &[1, 1, 1, 1, 1], 0, 0)].concat(),
-            "`w` has 5 dimensions, at most 4 are possible",
+            "`w` has 5 dimensions, but at most 4 are supported",
         ),
         (
             [start(3, 1, 0), tensor("w", &[1], 0, 33), vec![0; 99]].concat(),
-            "`w` begins at byte 33, no multiple of 32",
+            "`w` begins at byte 33, which is not a multiple of 32",
         ),
         (
             [start(3, 1, 0), tensor("w", &[33], 8, 0), vec![0; 99]].concat(),
@@ -252,7 +252,9 @@ fn faults_are_named() {
     ];
     for (bytes, want) in cases {
         let error = parse(bytes).expect_err(want).to_string();
-        let want = format!("test is no usable GGUF file: {want}; is it downloaded whole and of this format?");
+        let want = format!(
+            "test is not a valid GGUF file: {want}; check that the download is complete and of this format"
+        );
         assert_eq!(error, want);
     }
     // Valid: nested arrays that are not too deep, a tensor without dimensions, and a tensor of an

@@ -47,9 +47,9 @@ fn tensors_of_every_type() {
         assert_eq!(open.tensors().len(), 6);
         assert!(open.tensors().iter().any(|t| t.name == "numbers" && t.storage == Storage::Other("I64")));
         let error = open.tensor("numbers").unwrap_err().to_string();
-        assert!(error.starts_with("`numbers` is stored as I64, reading it takes F32, "), "{error}");
+        assert!(error.starts_with("`numbers` is stored as I64, but reading it takes F32, "), "{error}");
         let error = open.tensor("float").unwrap_err().to_string();
-        assert!(error.ends_with("; there is `floats`"), "{error}");
+        assert!(error.ends_with("; the closest name is `floats`"), "{error}");
     }
 }
 
@@ -85,21 +85,24 @@ fn several_files_with_an_index() {
 fn faults_of_an_index_are_named() {
     let cases = [
         ("{", "index file: EOF"),
-        ("[]", "it has no object `weight_map`"),
-        (r#"{"weight_map": ["x"]}"#, "it has no object `weight_map`"),
-        (r#"{"weight_map": {"x": 1}}"#, "the file of `x` is no string"),
+        ("[]", "the object `weight_map` is missing"),
+        (r#"{"weight_map": ["x"]}"#, "the object `weight_map` is missing"),
+        (r#"{"weight_map": {"x": 1}}"#, "the file of `x` is not a string"),
         (
             r#"{"weight_map": {"x": "../a.safetensors"}}"#,
-            "`x` is in `../a.safetensors`, which is no file beside the index",
+            "`x` is in `../a.safetensors`, which is not a file in the folder of the index",
         ),
-        (r#"{"weight_map": {"x": "/etc/passwd"}}"#, "which is no file beside the index"),
-        (r#"{"weight_map": {"x": ".."}}"#, "which is no file beside the index"),
-        (r#"{"weight_map": {"x": ""}}"#, "which is no file beside the index"),
-        (r#"{"weight_map": {"y": "a.safetensors"}}"#, "`y` is not in `a.safetensors`, where it should be"),
+        (r#"{"weight_map": {"x": "/etc/passwd"}}"#, "which is not a file in the folder of the index"),
+        (r#"{"weight_map": {"x": ".."}}"#, "which is not a file in the folder of the index"),
+        (r#"{"weight_map": {"x": ""}}"#, "which is not a file in the folder of the index"),
+        (
+            r#"{"weight_map": {"y": "a.safetensors"}}"#,
+            "`y` is missing in `a.safetensors`, although the index names this file",
+        ),
         (r#"{"weight_map": {"x": "c.safetensors"}}"#, "c.safetensors: "),
         (
             r#"{"weight_map": {"x": "broken.safetensors"}}"#,
-            "broken.safetensors is no usable safetensors file: ",
+            "broken.safetensors is not a valid safetensors file: ",
         ),
     ];
     for (index, want) in cases {

@@ -96,7 +96,7 @@ fn what_the_device_cannot_hold_is_refused() {
     let error = upload(&gpu, &tensor("large")).expect_err("too large").to_string();
     assert_eq!(
         error,
-        "`large` needs 1048580 bytes, the device allows 1048576 (max_storage_buffer_binding_size); request a higher limit or \
+        "`large` needs 1048580 bytes, but the device allows 1048576 (`max_storage_buffer_binding_size`); request a higher limit or \
          use a smaller model"
     );
     assert!(matches!(upload(&gpu, &tensor("empty")), Err(Error::Shape { .. })));
@@ -228,7 +228,7 @@ fn layers_that_do_not_fit_together() {
     let mut short = vec![("encoder.layer.3.attention.self.query.weight".into(), vec![32, 24], noise(1536))];
     short.push(("encoder.layer.3.attention.self.query.bias".into(), vec![31], noise(62)));
     let error = AttentionTensors::new(&file(&short, Dtype::BF16), naming, 3).map(|_| ()).expect_err("no fit");
-    assert!(error.to_string().contains("has shape [31], the model needs [32]"), "{error}");
+    assert!(error.to_string().contains("has shape [31], but the model needs [32]"), "{error}");
 }
 
 #[test]
@@ -242,7 +242,7 @@ fn what_a_lost_device_or_an_operator_does_not_take() {
     let error = deep.view().expect_err("five dimensions").to_string();
     assert_eq!(
         error,
-        "`deep` has shape [1, 1, 1, 2, 2], the model needs at most four dimensions: is this the right model's file?"
+        "`deep` has shape [1, 1, 1, 2, 2], but the model needs at most four dimensions; check that the file belongs to this model"
     );
     gpu.device().destroy();
     let x = file.tensor("x").expect("there");

@@ -6,7 +6,7 @@
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Error {
     /// The sequence has fewer tokens than the schedule has chunks.
-    #[error("a sequence of {length} tokens cannot be cut into {pieces} pieces; take fewer ranks")]
+    #[error("a sequence of {length} tokens cannot be split into {pieces} parts; use fewer ranks")]
     TooShort {
         /// Tokens of the sequence.
         length: usize,
@@ -14,13 +14,15 @@ pub enum Error {
         pieces: usize,
     },
     /// The documents do not cover the sequence.
-    #[error("the starts of documents must ascend from 0 to the length of the sequence, {length}")]
+    #[error("the starts of documents must ascend from 0 to {length}, the length of the sequence")]
     Documents {
         /// Tokens of the sequence.
         length: usize,
     },
     /// A rank's call differs from rank 0's.
-    #[error("rank {rank}: {what} is {got}, on rank 0 it is {expected}; all ranks must make the same call")]
+    #[error(
+        "rank {rank}: {what} is {got}, but on rank 0 it is {expected}; all ranks must make the same call"
+    )]
     Mismatch {
         /// The rank that differs.
         rank: usize,
@@ -40,7 +42,7 @@ pub enum Error {
         reason: String,
     },
     /// A rank no longer sends signs of life.
-    #[error("rank {rank}: nothing heard of it for {seconds:.1} s; it has died or its machine is gone")]
+    #[error("rank {rank}: no message for {seconds:.1} s; the process or its machine has failed")]
     Lost {
         /// The silent rank.
         rank: usize,
@@ -48,13 +50,13 @@ pub enum Error {
         seconds: f32,
     },
     /// A rank ended normally while another rank still needed it.
-    #[error("rank {rank}: it has ended while this rank still waits for it")]
+    #[error("rank {rank}: it has ended, but this rank waits for it")]
     Left {
         /// The rank that ended.
         rank: usize,
     },
     /// A rank had an error during a call and reported it to the other ranks.
-    #[error("rank {rank} has given up: {reason}")]
+    #[error("rank {rank} has stopped: {reason}")]
     GaveUp {
         /// The rank with the error.
         rank: usize,
@@ -63,7 +65,7 @@ pub enum Error {
     },
     /// The application initialised MPI with too little thread support.
     #[error(
-        "rank {rank}: MPI was initialised with thread support {got}, MPI_THREAD_MULTIPLE is needed; \
+        "rank {rank}: MPI was initialised with thread support {got}, but `MPI_THREAD_MULTIPLE` is needed; \
          call `mpi::initialize_with_threading(Threading::Multiple)`"
     )]
     Threads {

@@ -124,7 +124,7 @@ mod tests {
         let same = bytes(&a, None);
         assert_eq!(judge(&a, &[same.clone(), same.clone()]), Ok(()));
         let error = judge(&a, &[same.clone(), same.clone(), bytes(&b, None)]).unwrap_err().to_string();
-        assert_eq!(error, "rank 2: heads is 8, on rank 0 it is 7; all ranks must make the same call");
+        assert_eq!(error, "rank 2: heads is 8, but on rank 0 it is 7; all ranks must make the same call");
         let refused = judge(&a, &[same, bytes(&a, Some("`k` is short"))]).unwrap_err();
         assert_eq!(refused, Error::Refused { rank: 1, reason: "`k` is short".into() });
     }

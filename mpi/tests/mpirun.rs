@@ -67,13 +67,13 @@ const TESTS: [(&str, Test); 6] = [
         let (_, text) = run(3, "killed", &["--enable-recovery", "--tag-output"])?;
         let says = |rank: usize| {
             let start = format!("rank {rank} of 3: ");
-            text.lines().any(|line| line.contains(&start) && line.contains("rank 1: nothing heard of it for"))
+            text.lines().any(|line| line.contains(&start) && line.contains("rank 1: no message for"))
         };
         if says(0) && says(2) { Ok(()) } else { Err(format!("not both of ranks 0 and 2 in:\n{text}")) }
     }),
     ("ranks_that_differ", || {
         let (_, text) = run(3, "differ", &[])?;
-        let words = "rank 2: heads is 4, on rank 0 it is 2";
+        let words = "rank 2: heads is 4, but on rank 0 it is 2";
         expect(&text, &[0, 1, 2].map(|rank| format!("rank {rank} of 3: {words}")))
     }),
     ("an_mpi_without_threads", || {

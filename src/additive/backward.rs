@@ -152,9 +152,9 @@ impl AdditiveAttention {
         tensors.gradient("d_k", d_k, config.dtype, shape.k())?;
         tensors.gradient("d_v", d_v, config.dtype, shape.v())?;
         tensors.gradient("d_score_vector", d_score_vector, score_vector.dtype(), score_vector.shape())?;
-        tensors.require_gradients("nothing is asked for: give `d_q`, `d_k`, `d_v` or `d_score_vector`")?;
+        tensors.require_gradients("no gradient is requested; set `d_q`, `d_k`, `d_v` or `d_score_vector`")?;
         if config.kernel_options.matrix_units == MatrixUnits::Always {
-            let why = "they multiply, and an additive score is a sum of tanh; leave the matrix units to Auto";
+            let why = "additive scores are sums of `tanh`, not products; set `MatrixUnits::Auto`";
             return Err(Error::Unsupported { what: "matrix units for this call", why });
         }
         mask.check(&shape, device)?;

@@ -62,7 +62,7 @@ pub(crate) fn plan(call: &AdditiveProblem, device: &DeviceFacts) -> Result<Addit
     let shape = problem.shape;
     for forms in [STAGED, GRADIENTS] {
         if device.lacks_both(forms) {
-            return Err(Error::PutAside { family: forms.of(device.software) });
+            return Err(Error::Disabled { family: forms.of(device.software) });
         }
     }
     let keep = problem.dropout.as_ref().and_then(Dropout::given);
@@ -73,7 +73,7 @@ pub(crate) fn plan(call: &AdditiveProblem, device: &DeviceFacts) -> Result<Addit
     let needed = of_pairs.max(4 + of_mask) as u64;
     let limit = u64::from(device.max_storage_buffers);
     if needed > limit {
-        let what = "storage buffers of a backward pass with such a mask";
+        let what = "storage buffers for the backward pass with this mask";
         return Err(Error::Limit { what, needed, limit, name: "max_storage_buffers_per_shader_stage" });
     }
     let of_queries = problem.d_q.is_some() || call.d_score_vector.is_some();

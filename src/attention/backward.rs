@@ -209,7 +209,7 @@ impl Attention {
         let Backward { forward, d_out, d_lse, d_q, d_k, d_v, d_added, accumulates, partial } = *call;
         let Forward { q, keys, out, mask, lse, dropout, .. } = forward;
         let KeyInput::Tensors { k, v } = keys else {
-            let why = "a cache's keys and values have no gradient: give the forward call keys and values as tensors";
+            let why = "cached keys and values have no gradient; pass keys and values as tensors";
             return Err(Error::Unsupported { what: "the backward pass of attention to a cache", why });
         };
         let lse = required_lse(lse)?;
@@ -228,7 +228,7 @@ impl Attention {
         tensors.read_checked(mask.tensors());
         d_added.check(&mask, &mut tensors)?;
         tensors.require_gradients(
-            "nothing is asked for: give `d_q`, `d_k`, `d_v` or a gradient of the mask's",
+            "no gradient is requested; set `d_q`, `d_k`, `d_v` or a gradient of the mask",
         )?;
         if let Some(dropout) = &dropout {
             dropout.check_for(shape.weights(), &mut tensors)?;

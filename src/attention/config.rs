@@ -131,10 +131,10 @@ pub(crate) fn check_dtype(dtype: DType, device: &DeviceFacts) -> Result<(), Erro
     match dtype {
         DType::F32 => Ok(()),
         DType::BF16 if device.lacks(Family::BF16Tensors) => {
-            Err(Error::PutAside { family: Family::BF16Tensors })
+            Err(Error::Disabled { family: Family::BF16Tensors })
         }
         DType::BF16 => Ok(()),
-        DType::F16 if device.lacks(Family::F16Tensors) => Err(Error::PutAside { family: Family::F16Tensors }),
+        DType::F16 if device.lacks(Family::F16Tensors) => Err(Error::Disabled { family: Family::F16Tensors }),
         DType::F16 => Ok(()),
         got => Err(Error::Type { tensor: "config", expected: FLOAT.into(), got }),
     }

@@ -215,7 +215,7 @@ impl Attention {
         let (shape, keys) = match keys {
             KeyInput::Tensors { k, v } => {
                 if layer.is_some() || at_end {
-                    let why = "keys and values are tensors; `Forward::with_cache` takes a cache";
+                    let why = "keys and values are tensors; use `Forward::with_cache`";
                     return Err(Error::Unsupported { what: "`layer` and `at_end` without a cache", why });
                 }
                 let Config { dtype, .. } = self.config;
@@ -255,7 +255,7 @@ impl Attention {
         let Forward { q, out, mask, weights, scores, dropout, at_end, .. } = *call;
         let config = &self.config;
         if cache.device() != self.pipelines.device() {
-            let why = "make it with `Cache::with_pipelines(attention.pipelines(), ..)`";
+            let why = "create it with `Cache::with_pipelines` and the pipelines of the attention";
             return Err(Error::Unsupported { what: "a cache on another device", why });
         }
         let of_cache = cache.config();
@@ -266,13 +266,13 @@ impl Attention {
         ];
         for (option, wanted, got) in sizes {
             if wanted != got {
-                let expected = "as the attention is configured";
+                let expected = "the same as in the attention's `Config`";
                 return Err(Error::Option { option, value: got as f64, expected });
             }
         }
         if !at_end && cache.advanced() == 0 {
-            let why = "nothing was advanced since it was made, rewound or reordered: advance first, or say `at_end`";
-            return Err(Error::Unsupported { what: "queries of a cache's last advance", why });
+            let why = "no tokens were advanced since the cache was made, rewound or reordered; call `Cache::advance` or `at_end`";
+            return Err(Error::Unsupported { what: "the queries of a cache's last advance", why });
         }
         let shape = Shape {
             batch: of_cache.batch,
@@ -287,12 +287,11 @@ impl Attention {
         tensors.write("out", out, config.dtype, shape.out())?;
         mask.check_for_cache()?;
         if weights.is_some() || dropout.is_some() {
-            let why = "generation needs neither; give keys and values as tensors";
+            let why = "generation needs neither; pass keys and values as tensors";
             return Err(Error::Unsupported { what: "attention weights and dropout with a cache", why });
         }
         if scores.is_some() {
-            let why =
-                "only the staged path has them in memory, and only the fused one reads a cache; give tensors";
+            let why = "only the staged path stores scores, and only the fused path reads a cache; pass keys and values as tensors";
             return Err(Error::Unsupported { what: "scores with a cache", why });
         }
         Ok(shape)
@@ -301,7 +300,7 @@ impl Attention {
 
 /// Returns the log-sum-exp that a forward call has written. The backward pass reads it.
 pub(crate) fn required_lse(lse: Option<TensorView>) -> Result<TensorView, Error> {
-    let why = "give the forward call `.lse(…)`: the backward pass reads it";
+    let why = "the backward pass reads it; call `.lse(…)` on the forward call";
     lse.ok_or(Error::Unsupported { what: "the backward pass of a call without `lse`", why })
 }
 
@@ -328,7 +327,7 @@ pub(crate) fn check_extras<'a>(
     if let Some((scores, stage)) = extras.scores {
         let moved = extras.mask.has(Id::Packed) || extras.mask.has(Id::Documents);
         if stage == ScoreStage::Softcapped && extras.mask.mods().score.is_some() && moved {
-            let why = "a score_mod may ask which; take the scores after bias and mask";
+            let why = "a `score_mod` may depend on the sequence index; request `ScoreStage::Biased`";
             return Err(Error::Unsupported {
                 what: "softcapped scores of packed sequences or documents",
                 why,

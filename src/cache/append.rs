@@ -122,15 +122,14 @@ impl Cache {
         let CacheConfig { batch, kv_heads, head_dim, value_dim, capacity, layout, .. } = self.config;
         let Append { k, v, rope } = *append;
         if self.advanced == 0 {
-            let why =
-                "nothing was advanced since it was made, rewound or reordered: record `Cache::advance` first";
-            return Err(Error::Unsupported { what: "an append of no tokens", why });
+            let why = "no tokens were advanced since the cache was made, rewound or reordered; record `Cache::advance` first";
+            return Err(Error::Unsupported { what: "an append without an advance", why });
         }
         let device = &self.pipelines.facts();
         let mut tensors = CallTensors::new(device);
         tensors.read("k", k, Element::Float, [batch, kv_heads, rows, head_dim])?;
         if v.dtype() != k.dtype() {
-            let expected = format!("{:?}, as k", k.dtype());
+            let expected = format!("{:?}, as in `k`", k.dtype());
             return Err(Error::Type { tensor: "v", expected, got: v.dtype() });
         }
         tensors.read("v", v, k.dtype(), [batch, kv_heads, rows, value_dim])?;
@@ -140,7 +139,7 @@ impl Cache {
         rope.check_width("k", k.shape())?;
         let last = self.config.longest() - 1;
         if !matches!(layout, CacheLayout::Ring { .. }) && last > MAX_POSITION as usize {
-            let expected = "at most 2^24 where keys are rotated: further positions have no rotation";
+            let expected = "at most 2^24 if keys are rotated, because later positions have no rotation";
             return Err(Error::Option { option: "capacity", value: capacity as f64, expected });
         }
         Ok(())

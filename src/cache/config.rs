@@ -330,7 +330,7 @@ impl CacheConfig {
     pub(crate) fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
         let family = self.storage.storage_kind().family();
         if device.lacks(family) {
-            return Err(Error::PutAside { family });
+            return Err(Error::Disabled { family });
         }
         let sizes = [
             ("batch", self.batch),
@@ -358,11 +358,11 @@ impl CacheConfig {
                 return Err(Error::Option {
                     option: "sink_tokens",
                     value: sink_tokens as f64,
-                    expected: "below the capacity",
+                    expected: "below `capacity`",
                 });
             }
             CacheLayout::Ring { sink_tokens } if self.spare_tokens >= self.capacity - sink_tokens => {
-                let expected = "below the capacity less the sink tokens";
+                let expected = "below `capacity` minus `sink_tokens`";
                 return Err(Error::Option {
                     option: "spare_tokens",
                     value: self.spare_tokens as f64,
@@ -370,7 +370,7 @@ impl CacheConfig {
                 });
             }
             CacheLayout::Contiguous | CacheLayout::Paged { .. } if self.spare_tokens > 0 => {
-                let expected = "0, unless the layout is a ring: other layouts can always go back";
+                let expected = "0 unless the layout is `CacheLayout::Ring`; other layouts can always go back";
                 return Err(Error::Option {
                     option: "spare_tokens",
                     value: self.spare_tokens as f64,

@@ -376,7 +376,7 @@ impl Cache {
     /// Returns a layer as kernels read it. `ragged` is true if queries are the tokens of the last
     /// advance.
     pub(crate) fn source(&self, layer: usize, ragged: bool) -> Result<CacheLayer<'_>, Error> {
-        let expected = "one of the cache's";
+        let expected = "the index of a layer of the cache";
         let buffers = self.layers.get(layer);
         let buffers = buffers.ok_or(Error::Option { option: "layer", value: layer as f64, expected })?;
         Ok(self.layer(buffers, ragged))
@@ -414,7 +414,7 @@ impl Cache {
         if self.sequences.edits().is_empty() {
             return Ok(());
         }
-        let why = "truncate, clear, fork and reserve take effect with the next advance, rewind, reorder or flush: record one first";
+        let why = "`truncate`, `clear`, `fork` and `reserve` must be recorded; call `advance`, `rewind`, `reorder` or `flush` first";
         Err(Error::Unsupported { what: "a cache with changes that are not recorded", why })
     }
 

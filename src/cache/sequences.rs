@@ -198,7 +198,7 @@ impl Sequences {
     }
 
     fn index(&self, sequence: usize) -> Result<usize, Error> {
-        let expected = "one of the cache's";
+        let expected = "the index of a sequence of the cache";
         if sequence < self.all.len() {
             return Ok(sequence);
         }
@@ -236,7 +236,7 @@ impl Sequences {
         let n = self.index(sequence)?;
         let of = &mut self.all[n];
         if !(of.least..=of.most).contains(&len) {
-            let expected = "within the bounds that the cache knows (len_bounds)";
+            let expected = "within the bounds of `Cache::len_bounds`";
             return Err(Error::Option { option: "len", value: len as f64, expected });
         }
         (of.least, of.most) = (len, len);
@@ -259,11 +259,11 @@ impl Sequences {
     pub fn truncate(&mut self, sequence: usize, len: usize) -> Result<(), Error> {
         let n = self.index(sequence)?;
         if len > self.all[n].least {
-            let expected = "at most the sequence's length, as far as the host knows it";
+            let expected = "at most the smallest possible length of the sequence (`Cache::len_bounds`)";
             return Err(Error::Option { option: "len", value: len as f64, expected });
         }
         let Some(high) = self.high_after(self.all[n].high, len) else {
-            let expected = "at most the sinks, or shorter by no more than `spare_tokens`: the ring has overwritten older tokens that it would have to keep";
+            let expected = "at most `sink_tokens`, or shorter by at most `spare_tokens`; the ring has overwritten older tokens";
             return Err(Error::Option { option: "len", value: len as f64, expected });
         };
         let of = &mut self.all[n];
@@ -297,12 +297,12 @@ impl Sequences {
     pub fn fork(&mut self, from: usize, to: usize) -> Result<(), Error> {
         let (from, to) = (self.index(from)?, self.index(to)?);
         if self.page.is_none() {
-            let why = "only the pages of a paged cache can be shared; append the tokens again";
+            let why = "only `CacheLayout::Paged` can share tokens; append the tokens again";
             return Err(Error::Unsupported { what: "a fork of a sequence", why });
         }
         let Sequence { least, most, .. } = self.all[from];
         if least != most {
-            let why = "read its length back and tell the cache with `set_known_len` first";
+            let why = "read the length back and call `Cache::set_known_len` first";
             return Err(Error::Unsupported {
                 what: "a fork of a sequence whose length only the device knows",
                 why,
@@ -331,7 +331,7 @@ impl Sequences {
             return Err(Error::Length { tensor: "parents", expected: self.all.len(), got: parents.len() });
         }
         if let Some(parent) = parents.iter().find(|parent| **parent >= self.all.len()) {
-            let expected = "below the number of the cache's sequences";
+            let expected = "below the number of sequences of the cache";
             return Err(Error::Option { option: "parents", value: *parent as f64, expected });
         }
         let of_parents = || parents.iter().map(|parent| &self.all[*parent]);
@@ -449,7 +449,7 @@ impl Sequences {
     pub fn overwrite(&self, start: usize, rows: usize) -> Result<Change, Error> {
         let end = start.saturating_add(rows);
         if self.all.iter().any(|of| end > of.most) {
-            let expected = "small enough that start + rows is at most the length of every sequence";
+            let expected = "small enough that `start + rows` is at most the length of every sequence";
             return Err(Error::Option { option: "start", value: start as f64, expected });
         }
         let mut change = self.no_move();
@@ -469,7 +469,7 @@ impl Sequences {
     /// As [`overwrite`](Self::overwrite), for rows whose positions only the device knows.
     pub fn overwrite_anywhere(&self) -> Result<Change, Error> {
         if self.all.iter().flat_map(|of| &of.pages).any(|page| self.pages.is_shared(*page)) {
-            let why = "sequences share pages, and the host cannot tell which to copy: give a start, or overwrite before the fork";
+            let why = "the host cannot tell which shared pages to copy; pass `RowPositions::Start`, or overwrite before the fork";
             return Err(Error::Unsupported {
                 what: "an overwrite at positions that only the device knows",
                 why,
@@ -536,14 +536,14 @@ impl Sequences {
         for (s, of) in self.all.iter().enumerate() {
             let Move { least, most } = rows(s);
             if least > of.least {
-                let expected = "at most the sequence's length, as far as the host knows it";
+                let expected = "at most the smallest possible length of the sequence (`Cache::len_bounds`)";
                 return Err(Error::Option { option: "rows", value: least as f64, expected });
             }
             let known = least == most && of.least == of.most;
             let high = match self.high_after(of.high, of.least.saturating_sub(most)) {
                 Some(high) if known => high,
                 None if known => {
-                    let expected = "no more than the ring can go back: by `spare_tokens`, since it has overwritten older tokens, or to its sinks";
+                    let expected = "at most `spare_tokens`, or enough to reach `sink_tokens`; the ring has overwritten older tokens";
                     return Err(Error::Option { option: "rows", value: least as f64, expected });
                 }
                 _ => of.high,

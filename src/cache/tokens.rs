@@ -62,7 +62,7 @@ impl<'a> Tokens<'a> {
         if let Tokens::Device { most, .. } = self
             && *most > config.longest()
         {
-            let expected = "at most what a sequence may have";
+            let expected = "at most the largest length of a sequence";
             return Err(Error::Option { option: "most", value: *most as f64, expected });
         }
         match self {

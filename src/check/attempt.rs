@@ -22,14 +22,14 @@ pub(super) enum Attempt {
     Refused,
 }
 
-/// Solves `problem` with plans that avoid `aside`, and returns the families that they used.
+/// Solves `problem` with plans that avoid `disabled`, and returns the families that they used.
 pub(super) async fn attempt(
     pipelines: &Pipelines,
     queue: &wgpu::Queue,
     problem: Problem,
-    aside: Families,
+    disabled: Families,
 ) -> Result<(Families, Attempt), Error> {
-    let gpu = Gpu::with_pipelines(queue.clone(), pipelines.without(aside));
+    let gpu = Gpu::with_pipelines(queue.clone(), pipelines.without(disabled));
     let attempt = match problem.run(&gpu).await {
         Ok(Ok(share)) => Attempt::Right(share),
         Ok(Err(mismatch)) => Attempt::Wrong(mismatch.to_string()),
@@ -47,7 +47,7 @@ pub(super) async fn attempt(
 pub(super) fn first_attempts(
     pipelines: &Pipelines,
     queue: &wgpu::Queue,
-    aside: Families,
+    disabled: Families,
 ) -> BTreeMap<usize, (Families, Attempt)> {
     let facts = pipelines.facts();
     let concerns = Problem::all().enumerate().filter(|(_, problem)| problem.concerns(&facts));
@@ -56,7 +56,7 @@ pub(super) fn first_attempts(
     let work = || {
         loop {
             let Some((n, problem)) = lock(&waiting).next() else { return };
-            if let Ok(tried) = pollster::block_on(attempt(pipelines, queue, problem, aside)) {
+            if let Ok(tried) = pollster::block_on(attempt(pipelines, queue, problem, disabled)) {
                 lock(&found).insert(n, tried);
             }
         }

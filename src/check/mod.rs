@@ -21,7 +21,7 @@ impl Pipelines {
     /// compares the results with the [`mod@reference`](crate::reference). A family that is wrong or
     /// does not compile is disabled. Later plans of these pipelines avoid it, as [`Family`]
     /// describes, and [`report`](Self::report) gives the reason. Calls that no remaining kernel can
-    /// compute are refused with [`Error::PutAside`].
+    /// compute are refused with [`Error::Disabled`].
     ///
     /// `queue` is the device's. The check blocks, mostly while it compiles kernels, on as many
     /// threads as the machine has cores. On Mesa 26's software driver it takes four to fifteen
@@ -37,7 +37,7 @@ impl Pipelines {
     #[cfg(not(target_arch = "wasm32"))]
     pub fn check(&self, queue: &wgpu::Queue) -> Result<Report, Error> {
         let mut check = Check::new(self, queue);
-        check.first = attempt::first_attempts(self, queue, check.aside());
+        check.first = attempt::first_attempts(self, queue, check.disabled());
         pollster::block_on(check.run())
     }
 
@@ -62,8 +62,8 @@ struct Check<'a> {
 impl<'a> Check<'a> {
     fn new(pipelines: &'a Pipelines, queue: &'a wgpu::Queue) -> Self {
         let said = |verdict: &Verdict| matches!(verdict, Verdict::Barred { .. } | Verdict::Avoided);
-        let aside = pipelines.report().findings.into_iter().filter(|(_, verdict)| said(verdict));
-        Check { pipelines, queue, verdicts: aside.collect(), first: BTreeMap::new() }
+        let disabled = pipelines.report().findings.into_iter().filter(|(_, verdict)| said(verdict));
+        Check { pipelines, queue, verdicts: disabled.collect(), first: BTreeMap::new() }
     }
 
     async fn run(mut self) -> Result<Report, Error> {
@@ -71,7 +71,7 @@ impl<'a> Check<'a> {
             if problem.concerns(&self.pipelines.facts()) {
                 // A plan does not change if only families that it did not use are disabled.
                 let first =
-                    self.first.remove(&n).filter(|(used, _)| used.and(self.aside()) == Families::NONE);
+                    self.first.remove(&n).filter(|(used, _)| used.and(self.disabled()) == Families::NONE);
                 self.judge(problem, first).await?;
             }
         }
@@ -82,12 +82,12 @@ impl<'a> Check<'a> {
         Ok(self.pipelines.report())
     }
 
-    fn aside(&self) -> Families {
-        self.verdicts.iter().filter(|(_, verdict)| verdict.is_aside()).map(|(family, _)| *family).collect()
+    fn disabled(&self) -> Families {
+        self.verdicts.iter().filter(|(_, verdict)| verdict.is_disabled()).map(|(family, _)| *family).collect()
     }
 
-    async fn attempt(&self, problem: Problem, aside: Families) -> Result<(Families, Attempt), Error> {
-        attempt(self.pipelines, self.queue, problem, aside).await
+    async fn attempt(&self, problem: Problem, disabled: Families) -> Result<(Families, Attempt), Error> {
+        attempt(self.pipelines, self.queue, problem, disabled).await
     }
 
     /// Disables the families that make `problem` wrong, until it is right or refused. `first` is
@@ -96,7 +96,7 @@ impl<'a> Check<'a> {
         loop {
             let (used, attempt) = match first.take() {
                 Some(tried) => tried,
-                None => self.attempt(problem, self.aside()).await?,
+                None => self.attempt(problem, self.disabled()).await?,
             };
             let why = match attempt {
                 Attempt::Right(share) => {
@@ -107,8 +107,8 @@ impl<'a> Check<'a> {
                 Attempt::Wrong(why) => why,
             };
             let guilty = self.guilty(problem, used).await?;
-            let aside = self.aside();
-            if guilty.iter().all(|family| aside.contains(family)) {
+            let disabled = self.disabled();
+            if guilty.iter().all(|family| disabled.contains(family)) {
                 return Ok(());
             }
             self.verdicts.extend(guilty.iter().map(|family| (family, Verdict::Wrong { why: why.clone() })));
@@ -128,7 +128,7 @@ impl<'a> Check<'a> {
     /// without which the problem is right. Else it returns the families without which the call is
     /// refused. Else it returns all of them.
     async fn guilty(&self, problem: Problem, used: Families) -> Result<Families, Error> {
-        let aside = self.aside();
+        let disabled = self.disabled();
         let trusted = |family: &Family| matches!(self.verdicts.get(family), Some(Verdict::Right { .. }));
         let mut suspects: Families = used.iter().filter(|family| !trusted(family)).collect();
         if suspects == Families::NONE {
@@ -136,7 +136,7 @@ impl<'a> Check<'a> {
         }
         let mut irreplaceable = Families::NONE;
         for family in suspects.iter() {
-            match self.attempt(problem, aside.with(family)).await?.1 {
+            match self.attempt(problem, disabled.with(family)).await?.1 {
                 Attempt::Right(_) => return Ok(Families::NONE.with(family)),
                 Attempt::Refused => irreplaceable = irreplaceable.with(family),
                 Attempt::Wrong(_) => {}

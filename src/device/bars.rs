@@ -30,7 +30,7 @@ const BARS: &[Bar] = &[
                 && info.backend == wgpu::Backend::Vulkan
                 && info.subgroup_max_size != 8
         },
-        what: "lavapipe's compiler crashes on cooperative matrices where subgroups are not 8 wide",
+        what: "lavapipe's compiler crashes on cooperative matrices unless subgroups have 8 invocations",
         source: "seen with Mesa 25 and 26",
     },
     Bar {
@@ -44,7 +44,7 @@ const BARS: &[Bar] = &[
     Bar {
         families: MATRIX,
         applies: |info| info.driver == "AMD proprietary driver",
-        what: "lists matrix units for GPUs that have none",
+        what: "the driver lists matrix units for GPUs without them",
         source: "llama.cpp 18763, AMDVLK 422",
     },
     Bar {
@@ -57,7 +57,7 @@ const BARS: &[Bar] = &[
         applies: |info| {
             info.vendor == 0x5143 && info.backend == wgpu::Backend::Vulkan && !info.driver.contains("Mesa")
         },
-        what: "Adreno's own driver: shuffles give garbage, subgroup built-ins break cooperative shaders",
+        what: "in Qualcomm's driver shuffles return wrong values, and subgroup built-ins break cooperative shaders",
         source: "ncnn 6778, 6972",
     },
     Bar {
@@ -69,7 +69,7 @@ const BARS: &[Bar] = &[
     Bar {
         families: SUBGROUPS,
         applies: |info| info.vendor == 0x1002 && info.driver == "MoltenVK",
-        what: "subgroups are said to be 64 wide and are 32",
+        what: "the driver reports subgroups of 64 invocations, but they have 32",
         source: "MoltenVK 2750",
     },
 ];

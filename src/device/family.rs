@@ -51,56 +51,56 @@ families! {
     /// all keys of a tile.
     SplitKeys: "split keys", true;
     /// Attention of few queries, GPU variant. Without it: the fused kernels.
-    DecodeGpu: "decode, GPU form", true;
+    DecodeGpu: "decode, GPU variant", true;
     /// Attention of few queries over packed keys, the variant for software drivers. Without it: the
     /// fused kernels.
-    DecodeCpu: "decode, CPU form", true;
+    DecodeCpu: "decode, CPU variant", true;
     /// Caches of F32. Without it: refused, as for the other four storages.
-    CacheF32: "caches of F32", false;
+    CacheF32: "F32 caches", false;
     /// Caches of F16.
-    CacheF16: "caches of F16", false;
+    CacheF16: "F16 caches", false;
     /// Caches of BF16.
-    CacheBF16: "caches of BF16", false;
+    CacheBF16: "BF16 caches", false;
     /// Caches of 8 bits.
-    CacheQ8: "caches of Q8", false;
+    CacheQ8: "Q8 caches", false;
     /// Caches of 4 bits.
-    CacheQ4: "caches of Q4", false;
+    CacheQ4: "Q4 caches", false;
     /// Tensors of F16. Without it: refused.
-    F16Tensors: "tensors of F16", false;
+    F16Tensors: "F16 tensors", false;
     /// Tensors of BF16. Without it: refused.
-    BF16Tensors: "tensors of BF16", false;
+    BF16Tensors: "BF16 tensors", false;
     /// Attention in one pass, GPU variant. Without it: the other variant, then the staged kernels.
-    FusedGpu: "fused, GPU form", true;
+    FusedGpu: "fused attention, GPU variant", true;
     /// Attention in one pass, the variant for software drivers. Without it: the other variant, then
     /// the staged kernels.
-    FusedCpu: "fused, CPU form", true;
+    FusedCpu: "fused attention, CPU variant", true;
     /// Scores, softmax and weighted sum, GPU variant. Without it: the other variant, then the fused
     /// kernels.
-    StagedGpu: "staged, GPU form", true;
+    StagedGpu: "staged attention, GPU variant", true;
     /// Scores, softmax and weighted sum, the variant for software drivers. Without it: the other
     /// variant, then the fused kernels.
-    StagedCpu: "staged, CPU form", true;
+    StagedCpu: "staged attention, CPU variant", true;
     /// Projections, GPU variant. Without it: the other variant.
-    ProductsGpu: "projections, GPU form", true;
+    ProductsGpu: "projections, GPU variant", true;
     /// Projections, the variant for software drivers. Without it: the other variant.
-    ProductsCpu: "projections, CPU form", true;
+    ProductsCpu: "projections, CPU variant", true;
     /// Gradients of keys and values in one dispatch. Without it: one dispatch each.
-    JointGradients: "gradients of keys and values at once", true;
+    JointGradients: "joint gradients of keys and values", true;
     /// Gradients of queries, keys and values, GPU variant. Without it: the other variant.
-    GradientsGpu: "gradients, GPU form", true;
+    GradientsGpu: "gradients, GPU variant", true;
     /// Gradients of queries, keys and values, the variant for software drivers. Without it: the
     /// other variant.
-    GradientsCpu: "gradients, CPU form", true;
+    GradientsCpu: "gradients, CPU variant", true;
     /// Gradients of biases, slopes, relative tables and sinks. Without it: refused.
     ScoreGradients: "gradients of masks", false;
     /// The per-query totals that all gradients of attention read. Without it: refused, as are all
     /// gradients that use it.
-    RowStats: "gradients, totals of queries", false;
+    RowStats: "gradients, totals per query", false;
     /// Gradients of projections' inputs and weights, GPU variant. Without it: the other variant.
-    ProductGradientsGpu: "gradients of projections, GPU form", true;
+    ProductGradientsGpu: "gradients of projections, GPU variant", true;
     /// Gradients of projections' inputs and weights, the variant for software drivers. Without it:
     /// the other variant.
-    ProductGradientsCpu: "gradients of projections, CPU form", true;
+    ProductGradientsCpu: "gradients of projections, CPU variant", true;
     /// Gradients that are sums over rows: projections' biases and learned positions. Without it:
     /// refused.
     RowSums: "gradients, sums over rows", false;
@@ -141,11 +141,11 @@ families! {
     /// Block maps, and the comparison of a device mask with a host mask.
     Masks: "masks", false;
     /// Lengths of a cache's sequences, for any storage.
-    CacheLengths: "caches, lengths", false;
+    CacheLengths: "cache lengths", false;
     /// Copies of a cache's pages, and exchanges of sequences.
-    CacheCopies: "caches, copies", false;
+    CacheCopies: "cache copies", false;
     /// Scores and mean weights as outputs.
-    ScoreOutputs: "outputs of scores", false;
+    ScoreOutputs: "score outputs", false;
     /// Keys and values that a layer appends.
     AppendedKeys: "appended keys", false;
     /// Merges of attention over disjoint keys.
@@ -155,7 +155,7 @@ families! {
     /// Linear attention in chunks of tokens.
     LinearAttention: "linear attention", false;
     /// Linear attention token by token.
-    LinearRecurrence: "linear attention by tokens", false;
+    LinearRecurrence: "linear attention, token by token", false;
     /// Gradients of linear attention.
     LinearGradients: "gradients of linear attention", false;
     /// Local attention, and predicted positions.
@@ -163,7 +163,7 @@ families! {
     /// Gradients of local attention, and of predicted positions.
     LocalGradients: "gradients of local attention", false;
     /// Linformer with a key mask.
-    AbsentRows: "Linformer, absent keys", false;
+    AbsentRows: "Linformer with a key mask", false;
     /// Attention to tokens with equal hashes.
     Lsh: "LSH attention", false;
     /// Gradients of LSH attention.

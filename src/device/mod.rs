@@ -93,7 +93,7 @@ pub(crate) struct DeviceFacts {
     /// The fragment of the matrix units, if kernels may use them.
     pub matrix: Option<Fragment>,
     /// Families that are disabled.
-    pub aside: Families,
+    pub disabled: Families,
     /// Measured plans that are faster than the plans by the rules.
     pub tuned: Option<Arc<Picks>>,
 }
@@ -115,7 +115,7 @@ impl DeviceFacts {
         subgroup_min: 0,
         subgroup_max: 0,
         matrix: None,
-        aside: Families::NONE,
+        disabled: Families::NONE,
         tuned: None,
     };
 
@@ -140,14 +140,14 @@ impl DeviceFacts {
             subgroup_min: if subgroups { info.subgroup_min_size } else { 0 },
             subgroup_max: if subgroups { info.subgroup_max_size } else { 0 },
             matrix: None,
-            aside: bars(&info).flat_map(|bar| bar.families.iter().copied()).collect(),
+            disabled: bars(&info).flat_map(|bar| bar.families.iter().copied()).collect(),
             tuned: None,
         }
     }
 
     /// True if the family is disabled.
     pub fn lacks(&self, family: Family) -> bool {
-        self.aside.contains(family)
+        self.disabled.contains(family)
     }
 
     /// Returns the measured plan for calls of `class`, if it is faster than the plan by the rules.
@@ -164,7 +164,7 @@ impl DeviceFacts {
         ];
         let families = forbidden.into_iter().filter(|(forbidden, _)| *forbidden).flat_map(|(_, f)| f);
         DeviceFacts {
-            aside: families.fold(self.aside, |aside, family| aside.with(*family)),
+            disabled: families.fold(self.disabled, |disabled, family| disabled.with(*family)),
             registers: pick.registers.unwrap_or(self.registers),
             ..self.clone()
         }
@@ -175,7 +175,7 @@ impl DeviceFacts {
     /// of a longer call may need less.
     pub fn without_tuning(&self) -> [Self; 2] {
         let ruled = DeviceFacts { tuned: None, ..self.clone() };
-        let whole = DeviceFacts { aside: ruled.aside.with(Family::SplitKeys), ..ruled.clone() };
+        let whole = DeviceFacts { disabled: ruled.disabled.with(Family::SplitKeys), ..ruled.clone() };
         [ruled, whole]
     }
 

@@ -39,7 +39,7 @@ pub enum Verdict {
 
 impl Verdict {
     /// True if plans avoid the family.
-    pub fn is_aside(&self) -> bool {
+    pub fn is_disabled(&self) -> bool {
         matches!(self, Verdict::Wrong { .. } | Verdict::Avoided | Verdict::Barred { .. })
     }
 }
@@ -49,10 +49,10 @@ impl fmt::Display for Verdict {
         match self {
             Verdict::Unchecked => write!(f, "not checked"),
             Verdict::Unused => write!(f, "not used on this device"),
-            Verdict::Right { share } => write!(f, "right, error {share:.2} of what is permitted"),
-            Verdict::Wrong { why } => write!(f, "put aside: {why}"),
-            Verdict::Avoided => write!(f, "put aside by the application"),
-            Verdict::Barred { what, source } => write!(f, "barred: {what} ({source})"),
+            Verdict::Right { share } => write!(f, "right, error {share:.2} of the tolerance"),
+            Verdict::Wrong { why } => write!(f, "disabled: {why}"),
+            Verdict::Avoided => write!(f, "disabled by the application"),
+            Verdict::Barred { what, source } => write!(f, "disabled on this driver: {what} ({source})"),
         }
     }
 }

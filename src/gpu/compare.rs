@@ -109,12 +109,13 @@ impl Gpu {
         for ((index, score), got) in indices.iter().zip(&scores).zip(got.chunks_exact(ANSWERS)) {
             let (at, want) = pair_answers(host, &shape, *index, f64::from(*score));
             let differs = |function, of: &str, got: f64, want: f64| {
-                let message = format!("{of} at {at:?}, score {score}: the device has {got}, the host {want}");
+                let message =
+                    format!("{of} at {at:?}, score {score}, is {got} on the device and {want} on the host");
                 Err(Error::Mod { function, message })
             };
             if (got[0] != 0.0) != want.is_some() {
                 let want = f64::from(u8::from(want.is_some()));
-                return differs("mask_mod", "whether the pair is seen", f64::from(got[0]), want);
+                return differs("mask_mod", "the visibility of the pair", f64::from(got[0]), want);
             }
             let Some(want) = want else { continue };
             let names = ["the score", "its derivative"];

@@ -218,7 +218,7 @@ impl Gpu {
     ) -> Result<Attended<f32>, Error> {
         shape.check()?;
         if options.appended > 0 {
-            let why = "only MultiHeadAttention appends keys; give the keys as part of `k` instead";
+            let why = "only `MultiHeadAttention` appends keys; pass the keys as part of `k`";
             return Err(Error::Unsupported { what: "options.appended", why });
         }
         options.check(shape)?;

@@ -150,10 +150,10 @@ impl UploadedMask {
             if got == expected { Ok(()) } else { Err(Error::Length { tensor, expected, got }) }
         }
         if mask.mods().is_any() {
-            let what = "a function of the host's on a device";
+            let what = "a host function on a device";
             return Err(Error::Unsupported {
                 what,
-                why: "give `ScoreMod` and `MaskMod` to the mask of the device",
+                why: "set a `ScoreMod` or `MaskMod` in the `DeviceMask`",
             });
         }
         let upload = |bytes: &[u8], dtype, shape| {

@@ -80,7 +80,7 @@ impl BindingCache {
         if self.device.as_ref().is_none_or(|own| own == device) {
             return Ok(());
         }
-        let why = "make it with `Scratch::new` and the device of the operator's pipelines";
+        let why = "create it with `Scratch::new` and the device of the operator's pipelines";
         Err(Error::Unsupported { what: "a scratch on another device", why })
     }
 

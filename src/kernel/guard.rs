@@ -24,7 +24,7 @@ pub(crate) fn guarded<T>(
         return Err(Error::OutOfMemory { what, description: error.to_string() });
     }
     if is_lost(device) {
-        return Err(Error::DeviceLost(format!("wgpu made nothing of {what}")));
+        return Err(Error::DeviceLost(format!("wgpu failed to create {what}")));
     }
     if let Some(error) = validation.or(internal) {
         return Err(Error::Refused { what, description: error.to_string() });

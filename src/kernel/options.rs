@@ -196,14 +196,18 @@ impl KernelOptions {
         device: &DeviceFacts,
     ) -> Result<Fragment, &'static str> {
         let fragment = device.matrix.ok_or(
-            "the device's features or its adapter's list lack them, or Pipelines::with_adapter was not used",
+            "the device's features or its adapter lack them, or the pipelines were made without `Pipelines::with_adapter`",
         )?;
         match self.matrix_units {
-            _ if device.lacks(family) => Err("put aside on this device; Pipelines::report says why"),
-            MatrixUnits::Never => Err("the configuration forbids them"),
-            _ if dtype == DType::BF16 => Err("they do not multiply BF16, and it is not rounded to f16"),
+            _ if device.lacks(family) => {
+                Err("they are disabled on this device; `Pipelines::report` gives the reason")
+            }
+            MatrixUnits::Never => Err("`MatrixUnits::Never` is set"),
+            _ if dtype == DType::BF16 => {
+                Err("they do not multiply BF16, and BF16 is not rounded to f16; use F16 tensors")
+            }
             _ if dtype != DType::F16 && !self.f16_operands => {
-                Err("F32 operands are not rounded unless f16_operands is set")
+                Err("F32 operands must be rounded to f16; set `KernelOptions::f16_operands`")
             }
             MatrixUnits::Auto if self.target.is_cpu(device) => Err("software drivers have none"),
             _ => Ok(fragment),

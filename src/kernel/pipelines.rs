@@ -200,9 +200,9 @@ impl Pipelines {
         Self::with_compiler(self.0.compiler.clone(), Arc::default(), self.facts(), false)
     }
 
-    /// Shares the pipelines, for plans that do not use the families of `aside`.
-    pub(crate) fn without(&self, aside: Families) -> Self {
-        let facts = DeviceFacts { aside, ..self.facts() };
+    /// Shares the pipelines, for plans that do not use the families of `disabled`.
+    pub(crate) fn without(&self, disabled: Families) -> Self {
+        let facts = DeviceFacts { disabled, ..self.facts() };
         Self::with_compiler(self.0.compiler.clone(), self.0.places.clone(), facts, false)
     }
 
@@ -267,9 +267,10 @@ impl Pipelines {
 
     /// Replaces the results of earlier checks. Plans do not use the families that failed.
     pub(crate) fn settle(&self, verdicts: BTreeMap<Family, Verdict>) {
-        let aside = verdicts.iter().filter(|(_, verdict)| verdict.is_aside()).map(|(family, _)| *family);
+        let disabled =
+            verdicts.iter().filter(|(_, verdict)| verdict.is_disabled()).map(|(family, _)| *family);
         let mut known = lock(&self.0.verdicts);
-        lock(&self.0.facts).aside = aside.collect();
+        lock(&self.0.facts).disabled = disabled.collect();
         *known = verdicts;
     }
 
@@ -277,10 +278,11 @@ impl Pipelines {
     /// drivers that it would crash, checked by [`check`](Self::check), or unchecked.
     pub fn report(&self) -> Report {
         let info = self.device().adapter_info();
-        let aside = self.facts().aside;
+        let disabled = self.facts().disabled;
         let found = lock(&self.0.verdicts);
         let verdict = |family: &Family| {
-            let barred = || bars(&info).find(|bar| aside.contains(*family) && bar.families.contains(family));
+            let barred =
+                || bars(&info).find(|bar| disabled.contains(*family) && bar.families.contains(family));
             let known = || barred().map(|bar| Verdict::Barred { what: bar.what, source: bar.source });
             found.get(family).cloned().or_else(known).unwrap_or(Verdict::Unchecked)
         };
@@ -302,7 +304,8 @@ impl Pipelines {
     fn say(&self, family: Family, verdict: Verdict) {
         let mut verdicts = lock(&self.0.verdicts);
         let mut facts = lock(&self.0.facts);
-        facts.aside = if verdict.is_aside() { facts.aside.with(family) } else { facts.aside.without(family) };
+        facts.disabled =
+            if verdict.is_disabled() { facts.disabled.with(family) } else { facts.disabled.without(family) };
         verdicts.insert(family, verdict);
     }
 
@@ -335,8 +338,8 @@ impl Pipelines {
 
     /// Disables the first family of `variant` that other families can replace.
     fn disable_family_of(&self, variant: &KernelVariant, why: &str) {
-        let aside = self.facts().aside;
-        let replaced = |family: &Family| family.is_replaced() && !aside.contains(*family);
+        let disabled = self.facts().disabled;
+        let replaced = |family: &Family| family.is_replaced() && !disabled.contains(*family);
         if let Some(family) = variant.families().iter().find(replaced) {
             self.say(family, Verdict::Wrong { why: format!("{}: {why}", variant.label()) });
         }
@@ -350,25 +353,25 @@ impl Pipelines {
     pub(crate) fn with_fallbacks<T>(&self, mut record: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
         let mut refused = None;
         loop {
-            let before = self.facts().aside;
+            let before = self.facts().disabled;
             match (record(), refused.take()) {
-                (Err(error), earlier) if self.facts().aside != before => {
+                (Err(error), earlier) if self.facts().disabled != before => {
                     refused = if matches!(error, Error::Refused { .. }) { Some(error) } else { earlier };
                 }
-                (Err(Error::PutAside { .. }), Some(earlier)) => return Err(earlier),
+                (Err(Error::Disabled { .. }), Some(earlier)) => return Err(earlier),
                 (result, _) => return result,
             }
         }
     }
 
     /// Refuses kernels of a disabled family that no other family replaces.
-    pub(super) fn refuse_put_aside(&self, dispatches: &[Dispatch]) -> Result<(), Error> {
-        let aside = lock(&self.0.facts).aside.and(Families::IRREPLACEABLE);
-        if aside == Families::NONE {
+    pub(super) fn refuse_disabled(&self, dispatches: &[Dispatch]) -> Result<(), Error> {
+        let disabled = lock(&self.0.facts).disabled.and(Families::IRREPLACEABLE);
+        if disabled == Families::NONE {
             return Ok(());
         }
-        match dispatches.iter().find_map(|call| call.variant.families().and(aside).iter().next()) {
-            Some(family) => Err(Error::PutAside { family }),
+        match dispatches.iter().find_map(|call| call.variant.families().and(disabled).iter().next()) {
+            Some(family) => Err(Error::Disabled { family }),
             None => Ok(()),
         }
     }
@@ -420,13 +423,13 @@ impl Compiler {
                 "max_compute_invocations_per_workgroup",
             ),
             (
-                "workgroup memory",
+                "bytes of workgroup memory",
                 kernel.workgroup_memory,
                 facts.workgroup_memory,
                 "max_compute_workgroup_storage_size",
             ),
             (
-                "storage buffers of a kernel",
+                "storage buffers",
                 kernel.storage_buffers(),
                 facts.max_storage_buffers,
                 "max_storage_buffers_per_shader_stage",

@@ -43,7 +43,7 @@ fn parts(grid: [u32; 3], most: u32) -> Result<Vec<Part>, Error> {
     let count = grid.map(|n| u64::from(n.div_ceil(most)));
     if count.into_iter().fold(1, u64::saturating_mul) > MOST_PARTS {
         return Err(Error::Limit {
-            what: "workgroups of a dispatch",
+            what: "workgroups along an axis",
             needed: grid.into_iter().max().unwrap_or(0).into(),
             limit: most.into(),
             name: "max_compute_workgroups_per_dimension",
@@ -74,7 +74,7 @@ impl Pipelines {
         bindings: &BindingCache,
     ) -> Result<Prepared, Error> {
         bindings.check_device(self.device())?;
-        self.refuse_put_aside(dispatches)?;
+        self.refuse_disabled(dispatches)?;
         let call = bindings.begin();
         let bound = self.bind_all(dispatches, bindings, call);
         bindings.end(call, self.device());

@@ -127,20 +127,20 @@ impl LinearConfig {
             return Err(Error::Option { option: "scale", value: self.scale, expected: "finite" });
         }
         if self.rule != UpdateRule::Linear && !self.causal {
-            let why = "an update rule goes from token to token; set `causal(true)`";
+            let why = "an update rule processes tokens in order; set `causal(true)`";
             return Err(Error::Unsupported { what: "an update rule without causality", why });
         }
         if self.rule.has_beta() && self.normalised {
-            let why = "a state that values are taken from again has no norm; set `normalised(false)`";
+            let why =
+                "the delta rule subtracts from the state, so there is no normaliser; set `normalised(false)`";
             return Err(Error::Unsupported { what: "a delta rule with normalisation", why });
         }
         if self.rule != UpdateRule::Linear && self.map.is_scaled() {
-            let why = "their scale would have to be that of the state; take others";
+            let why = "the state would need the scale of the features; use another feature map";
             return Err(Error::Unsupported { what: "exponential features with an update rule", why });
         }
         if self.rule != UpdateRule::Linear && self.normalised && self.features() > MOST_FEATURES {
-            let (what, name) =
-                ("features of a norm", "features that a norm in workgroup memory has room for");
+            let (what, name) = ("features", "the limit of normalised update rules");
             return Err(Error::Limit {
                 what,
                 needed: self.features() as u64,
@@ -157,11 +157,11 @@ impl LinearConfig {
                 return Err(Error::Option { option: "epsilon", value: epsilon, expected });
             }
             if kind.is_scaled() && self.eps.is_some_and(|eps| eps != 0.0) {
-                let why = "their scale is arbitrary, so that eps would mean something else for each query; leave it at 0";
-                return Err(Error::Unsupported { what: "eps with exponential features", why });
+                let why = "their scale is arbitrary, so `eps` would differ between queries; set `eps(0.0)`";
+                return Err(Error::Unsupported { what: "`eps` with exponential features", why });
             }
             if kind.is_scaled() && !self.normalised {
-                let why = "only the norm takes back the scale that they are computed relative to";
+                let why = "only the normaliser removes their scale; set `normalised(true)`";
                 return Err(Error::Unsupported { what: "exponential features without normalisation", why });
             }
         }

@@ -177,8 +177,8 @@ impl LinearAttention {
             tensors.read("packed", starts, DType::U32, [1, 1, 1, starts.shape()[3].max(2)])?;
             expect("q", q.shape(), 0, 1)?;
             if keys.lengths.is_some() {
-                let why = "the starts say how long each sequence is";
-                return Err(Error::Unsupported { what: "lengths of packed sequences", why });
+                let why = "the starts define the length of each sequence; omit `lengths`";
+                return Err(Error::Unsupported { what: "`lengths` with packed sequences", why });
             }
         }
         let random = self.random(keys, kv_heads, tensors)?;
@@ -234,11 +234,11 @@ impl LinearAttention {
                 Ok(Some(Random { kind, directions }))
             }
             (FeatureMap::Random { .. }, None) => {
-                let why = "give the call its `directions`";
+                let why = "set `directions` of the call";
                 Err(Error::Unsupported { what: "random features without directions", why })
             }
             (_, Some(_)) => {
-                let why = "only random features have directions";
+                let why = "only `FeatureMap::Random` has directions; omit them";
                 Err(Error::Unsupported { what: "`directions` for this feature map", why })
             }
             (_, None) => Ok(None),
@@ -258,12 +258,12 @@ impl LinearAttention {
             tensors.write("state.norm", norm, DType::F32, [sequences, heads, features, 1])?;
             tensors.write("state.log_scale", log_scale, DType::F32, [sequences, heads, 1, 1])?;
             if log_scale.is_some() != self.config.map.is_scaled() {
-                let why = "exponential random features have one, others have none";
+                let why = "set it for exponential random features, and only for them";
                 return Err(Error::Unsupported { what: "`log_scale` of the state", why });
             }
             check_apart(&tensors.written()[1..], device)?;
         } else if begins {
-            let why = "there is no `state` to begin with; without one every call begins";
+            let why = "without a `state`, every call begins; omit `begins` or set a `state`";
             return Err(Error::Unsupported { what: "`begins`", why });
         }
         let rule = self.config.rule;
@@ -271,13 +271,13 @@ impl LinearAttention {
         for (tensor, view, has) in [("decay", decay, rule.has_decay()), ("beta", beta, rule.has_beta())] {
             let Some(view) = view else {
                 if has {
-                    let why = "give it to the call";
+                    let why = "set it in the call";
                     return Err(Error::Unsupported { what: missing(tensor), why });
                 }
                 continue;
             };
             if !has {
-                let why = "the update rule has none; see `LinearConfig::update_rule`";
+                let why = "this update rule does not use it; see `LinearConfig::update_rule`";
                 return Err(Error::Unsupported { what: tensor, why });
             }
             let channels = match (tensor, rule) {
@@ -291,8 +291,7 @@ impl LinearAttention {
         if rule != UpdateRule::Linear
             && (keys.key_mask.is_some() || keys.lengths.is_some() || keys.packed.is_some())
         {
-            let why =
-                "update rules go through every token of a batch; set decay and beta of tokens to be left out";
+            let why = "update rules process every token; exclude tokens through their `decay` and `beta`";
             return Err(Error::Unsupported { what: "masks and packed sequences with an update rule", why });
         }
         tensors.check_aliasing()?;
@@ -318,15 +317,15 @@ impl LinearAttention {
         tensors.gradient("d_q", d_q, dtype, problem.shape.q())?;
         tensors.gradient("d_k", d_k, dtype, problem.shape.k())?;
         tensors.gradient("d_v", d_v, dtype, problem.shape.v())?;
-        tensors.require_gradients("nothing is asked for: give `d_q`, `d_k` or `d_v`")?;
+        tensors.require_gradients("no gradient is requested; set `d_q`, `d_k` or `d_v`")?;
         if self.config.rule != UpdateRule::Linear {
-            let why = "its gradients are not computed yet";
+            let why = "its gradients are not implemented; use `UpdateRule::Linear`";
             return Err(Error::Unsupported { what: "the backward pass of an update rule", why });
         }
         if state.is_some() && !begins {
-            let why = "it has no gradient: give one call all tokens, whose sequences begin with it (`.begins(true)`)";
+            let why = "the state has no gradient; pass all tokens in one call and set `begins(true)`";
             return Err(Error::Unsupported {
-                what: "the backward pass of a call that goes on from a `state`",
+                what: "the backward pass of a call that continues from a `state`",
                 why,
             });
         }
@@ -339,5 +338,5 @@ impl LinearAttention {
 }
 
 fn missing(tensor: &str) -> &'static str {
-    if tensor == "decay" { "an update rule without its decay" } else { "an update rule without its beta" }
+    if tensor == "decay" { "an update rule without `decay`" } else { "an update rule without `beta`" }
 }

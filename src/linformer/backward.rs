@@ -272,7 +272,7 @@ impl Linformer {
         tensors.read("d_lse", d_lse, DType::F32, shape.lse())?;
         let [d_k, d_v, d_e, d_f] = call.gradients;
         if d_f.is_some() && f.is_none() {
-            let why = "there is no `f`: `e` projects values too, and `d_e` has both gradients";
+            let why = "there is no `f`; `e` also projects values, and `d_e` contains both gradients";
             return Err(Error::Unsupported { what: "d_f", why });
         }
         tensors.write("d_q", d_q, Element::Float, shape.q())?;
@@ -280,7 +280,7 @@ impl Linformer {
         tensors.write("d_v", d_v, Element::Float, shape.v())?;
         tensors.write("d_e", d_e, Element::Float, e.shape())?;
         tensors.write("d_f", d_f, Element::Float, f.unwrap_or(e).shape())?;
-        tensors.require_gradients("nothing is asked for: give `d_q`, `d_k`, `d_v`, `d_e` or `d_f`")?;
+        tensors.require_gradients("no gradient is requested; set `d_q`, `d_k`, `d_v`, `d_e` or `d_f`")?;
         if let Some(d_q) = d_q.filter(|d_q| ![DType::F32, dtype].contains(&d_q.dtype)) {
             let expected = if dtype == DType::F32 { "F32".into() } else { format!("F32 or {dtype:?}") };
             return Err(Error::Type { tensor: "d_q", expected, got: d_q.dtype });

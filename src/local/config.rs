@@ -84,7 +84,7 @@ impl LocalConfig {
             }
         };
         if let Some(value) = self.sigma.filter(|sigma| !usable(*sigma)) {
-            let expected = "above 0, and 1 / sigma² a normal f32; None for no Gaussian";
+            let expected = "above 0 with `1 / sigma²` a normal f32; use `None` for no Gaussian";
             return Err(Error::Option { option: "sigma", value, expected });
         }
         check_options(Some(self.scale), None)

@@ -203,7 +203,7 @@ impl LocalAttention {
         tensors.gradient("d_k", d_k, k.dtype(), k.shape())?;
         tensors.gradient("d_v", d_v, v.dtype(), v.shape())?;
         tensors.gradient("d_positions", d_positions, positions.dtype(), positions.shape())?;
-        tensors.require_gradients("nothing is asked for: give `d_q`, `d_k`, `d_v` or `d_positions`")?;
+        tensors.require_gradients("no gradient is requested; set `d_q`, `d_k`, `d_v` or `d_positions`")?;
         tensors.check_aliasing()?;
         Ok(problem)
     }

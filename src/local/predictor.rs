@@ -158,8 +158,9 @@ impl<'a> PredictorBackward<'a> {
         tensors.write("d_weight", d_weight, Element::Float, linear.weight.shape())?;
         tensors.write("d_bias", d_bias, Element::Float, vector.shape())?;
         tensors.write("d_vector", d_vector, Element::Float, vector.shape())?;
-        tensors
-            .require_gradients("nothing is asked for: give `d_hidden`, `d_weight`, `d_bias` or `d_vector`")?;
+        tensors.require_gradients(
+            "no gradient is requested; set `d_hidden`, `d_weight`, `d_bias` or `d_vector`",
+        )?;
         tensors.check_aliasing()
     }
 }

@@ -236,7 +236,7 @@ impl LshAttention {
         tensors.read("d_lse", d_lse, DType::F32, [batch, heads, length, 1])?;
         tensors.write("d_qk", d_qk, Element::Float, qk.shape())?;
         tensors.write("d_v", d_v, Element::Float, v.shape())?;
-        tensors.require_gradients("nothing is asked for: give `d_qk` or `d_v`")?;
+        tensors.require_gradients("no gradient is requested; set `d_qk` or `d_v`")?;
         tensors.check_aliasing()?;
         // There is no scratch yet. Plans read only layouts, so any buffer can stand in.
         let part = |_| Ok(qk.buffer);

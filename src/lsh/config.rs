@@ -113,7 +113,7 @@ impl LshConfig {
             return Err(Error::Option { option, value: n as f64, expected });
         }
         if !n_buckets.is_multiple_of(2) {
-            let (what, by) = ("n_buckets", "a rotation and its negative,");
+            let (what, by) = ("n_buckets", "a rotation and its negative");
             return Err(Error::NotDivisible { what, value: n_buckets, by, divisor: 2 });
         }
         check_dtype(self.dtype, device)?;

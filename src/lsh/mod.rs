@@ -373,7 +373,7 @@ impl LshAttention {
             return Err(Error::Option {
                 option: "chunk",
                 value: chunk as f64,
-                expected: "at least a 65535th of the length",
+                expected: "at least the length divided by 65535",
             });
         }
         self.shape(&sizes).check_lengths()?;

@@ -124,7 +124,7 @@ pub fn lsh_buckets<R: Real>(
     expect_length("qk", qk, count(shape.qk()))?;
     check_sizes("shape", &[("rounds", rounds), ("n_buckets", n_buckets)])?;
     if !n_buckets.is_multiple_of(2) {
-        let (what, by) = ("n_buckets", "a rotation and its negative,");
+        let (what, by) = ("n_buckets", "a rotation and its negative");
         return Err(Error::NotDivisible { what, value: n_buckets, by, divisor: 2 });
     }
     let LshShape { batch, heads, length, head_dim, .. } = shape;

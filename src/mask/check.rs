@@ -70,7 +70,7 @@ impl<L, K, B, M> Mask<L, K, B, M> {
     /// Checks that caches can have the rules.
     pub(crate) fn check_for_cache(&self) -> Result<(), Error> {
         let of_alignment = match self.settings.alignment {
-            Alignment::Offset(_) => Some(["an alignment by offset with a cache", NO_POSITIONS_IN_CACHES]),
+            Alignment::Offset(_) => Some(["`Alignment::Offset` with a cache", NO_POSITIONS_IN_CACHES]),
             _ => None,
         };
         match self.rules.iter().find_map(|id| id.rule().not_cached).or(of_alignment) {

@@ -66,7 +66,7 @@ impl<Keep> Dropout<Keep> {
         if (0.0..1.0).contains(&p) {
             return Ok(());
         }
-        Err(Error::Option { option: "dropout p", value: p, expected: "at least 0 and below 1" })
+        Err(Error::Option { option: "dropout.p", value: p, expected: "at least 0 and below 1" })
     }
 }
 

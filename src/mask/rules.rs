@@ -207,14 +207,16 @@ const STARTS: [Axis; 4] = [Axis::Batch, Axis::One("heads"), Axis::One("length"),
 
 const NO_SEQUENCES_IN_CACHES: [&str; 2] = [
     "block maps and packed sequences with a cache",
-    "a cache has sequences of its own and grows; use other rules, or tensors",
+    "a cache has separate sequences, which grow; use other rules or pass tensors",
 ];
 
-pub(super) const NO_POSITIONS_IN_CACHES: &str = "its queries stand at the positions of their tokens";
+pub(super) const NO_POSITIONS_IN_CACHES: &str =
+    "the cache sets the positions of the queries; omit the offset";
 
 fn packed(given: &Given) -> Result<(), Error> {
     if given.rules.has(Id::QueryOffsets) || matches!(given.settings.alignment, Alignment::Offset(_)) {
-        let why = "every sequence begins at a position of its own; align them bottom-right or top-left";
+        let why =
+            "each sequence has separate positions; use `Alignment::BottomRight` or `Alignment::TopLeft`";
         return Err(Error::Unsupported { what: "query offsets in packed sequences", why });
     }
     let [queries, keys] = [0, 1].map(|n| given.shape(Id::Packed, n));
@@ -229,7 +231,8 @@ fn packed(given: &Given) -> Result<(), Error> {
 
 fn tree(given: &Given) -> Result<(), Error> {
     if given.rules.has(Id::Packed) {
-        let why = "older keys of a packed sequence are not told from its drafts; use lengths, or a cache";
+        let why =
+            "older keys and drafts of a packed sequence cannot be distinguished; use `lengths` or a cache";
         return Err(Error::Unsupported { what: "a tree in packed sequences", why });
     }
     Ok(())

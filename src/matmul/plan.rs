@@ -111,7 +111,7 @@ pub(crate) fn choose_product_as(
         return Ok(Tiles::Matrix(tiles));
     }
     if device.lacks_both(PRODUCTS) {
-        return Err(Error::PutAside { family: PRODUCTS.of(device.software) });
+        return Err(Error::Disabled { family: PRODUCTS.of(device.software) });
     }
     let cpu = kernel_options.target.choose(PRODUCTS, device);
     Ok(picked_tiles(shape, cpu, pick).unwrap_or_else(|| tiles(shape, cpu, device)))
@@ -126,9 +126,9 @@ pub(crate) fn choose_gradient(
     kernel_options: &KernelOptions,
     device: &DeviceFacts,
 ) -> Result<Tiles, Error> {
-    kernel_options.settle::<()>(Err("gradients of projections do not use them"))?;
+    kernel_options.settle::<()>(Err("gradients of projections do not use them; set `MatrixUnits::Auto`"))?;
     if device.lacks_both(PRODUCT_GRADIENTS) {
-        return Err(Error::PutAside { family: PRODUCT_GRADIENTS.of(device.software) });
+        return Err(Error::Disabled { family: PRODUCT_GRADIENTS.of(device.software) });
     }
     Ok(tiles(shape, kernel_options.target.choose(PRODUCT_GRADIENTS, device), device))
 }
@@ -214,7 +214,7 @@ fn matrix_tiles(
     let large =
         if pick.rows == 0 { fills && room && fragment == Fragment::Sixteen } else { pick.rows == 128 };
     let wanted = if large { [128, 64] } else { [64, 64] };
-    wanted.map(tiles).into_iter().find(fits).ok_or("the device's limits allow too small workgroups")
+    wanted.map(tiles).into_iter().find(fits).ok_or("the device's limits are too low for their workgroups")
 }
 
 /// The workgroups of a product, `[rows, columns, batch]`. Neighbours share their part of B.

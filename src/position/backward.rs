@@ -37,7 +37,7 @@ impl<'a> TableBackward<'a> {
     fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
         let TableBackward { forward: AddPositions { x, table, at, .. }, d_out, d_table, .. } = self;
         let PositionTable::Learned(table) = table else {
-            let why = "a sinusoid is computed and has no gradient: leave the call out, or give the sum a learned table";
+            let why = "a sinusoid has no parameters; omit the call or use `PositionTable::Learned`";
             return Err(Error::Unsupported { what: "the gradient of a sinusoid", why });
         };
         let mut tensors = CallTensors::new(device);

@@ -300,7 +300,7 @@ fn past(start: u32, length: usize) -> u64 {
 pub(crate) fn check_start<T>(at: &RowPositions<T>, length: usize) -> Result<(), Error> {
     match at {
         RowPositions::Start(start) if past(*start, length) > u64::from(MAX_POSITION) + 1 => {
-            let expected = "small enough that start + length is at most 2^24";
+            let expected = "small enough that `start + length` is at most 2^24";
             Err(Error::Option { option: "start", value: f64::from(*start), expected })
         }
         _ => Ok(()),
@@ -318,7 +318,7 @@ pub(crate) fn check_rows<T>(
         RowPositions::Start(start) if past(*start, length) > shape[2] as u64 => Err(Error::Shape {
             tensor,
             axis: axes(tensor)[2],
-            expected: format!("at least {}, start + length", past(*start, length)),
+            expected: format!("at least {} (`start + length`)", past(*start, length)),
             got: shape[2],
             shape,
             wanted: None,
@@ -370,7 +370,7 @@ fn check_rotation<'a>(
     tensors.read_broadcast("cos", *cos, Element::Float, [batch, 1, rows, pairs])?;
     check_rows(at, length, "cos", shape)?;
     if pairs > dim / 2 {
-        let expected = format!("at most {}, half of x's {dim} channels", dim / 2);
+        let expected = format!("at most {} (half of the {dim} channels of `x`)", dim / 2);
         return Err(Error::Shape {
             tensor: "cos",
             axis: axes("cos")[3],

@@ -120,7 +120,7 @@ pub fn rotate_by<R: Real>(
     expect_length("cos", cos, rows * pairs)?;
     expect_length("sin", sin, rows * pairs)?;
     if 2 * pairs > dim {
-        let expected = format!("at least {}, the rope's rotary_dim", 2 * pairs);
+        let expected = format!("at least {} (`rotary_dim` of the rope)", 2 * pairs);
         return Err(Error::Shape {
             tensor: "x",
             axis: axes("x")[3],

@@ -190,7 +190,7 @@ impl RopeConfig {
     pub fn check(&self) -> Result<(), Error> {
         check_channels("rotary_dim", self.rotary_dim)?;
         if !self.rotary_dim.is_multiple_of(2) {
-            let (what, by) = ("rotary_dim", "the channels of a pair,");
+            let (what, by) = ("rotary_dim", "the channels of a pair");
             return Err(Error::NotDivisible { what, value: self.rotary_dim, by, divisor: 2 });
         }
         check_base("rope base", self.base)?;
@@ -226,7 +226,7 @@ fn check_factor(factor: f64) -> Result<(), Error> {
 fn check_range(names: [&'static str; 2], [low, high]: [f64; 2], original_len: usize) -> Result<(), Error> {
     require("original_len", original_len as f64, original_len > 0, "at least 1")?;
     require(names[0], low, low > 0.0, "finite and above 0")?;
-    require(names[1], high, high > low, "finite and above the lower of the two")
+    require(names[1], high, high > low, "finite and above the lower bound")
 }
 
 /// Checks that a table of this width is possible.

@@ -89,7 +89,7 @@ impl Rope {
     pub(crate) fn check_width(&self, tensor: &'static str, shape: [usize; 4]) -> Result<(), Error> {
         let rotary_dim = self.config.rotary_dim;
         if rotary_dim > shape[3] {
-            let expected = format!("at least {rotary_dim}, the rope's rotary_dim");
+            let expected = format!("at least {rotary_dim} (`rotary_dim` of the rope)");
             return Err(Error::Shape {
                 tensor,
                 axis: axes(tensor)[3],

@@ -108,7 +108,7 @@ fn neighbours(
     check_points(canvas)?;
     for (len, (kernel, dilation)) in canvas.iter().zip(kernel.iter().zip(dilation)) {
         if f64::from(*kernel) * f64::from(dilation) > f64::from(*len) {
-            let expected = "at most the canvas along each axis, times the dilation";
+            let expected = "small enough that `kernel * dilation` is at most `canvas` along each axis";
             return Err(Error::Option { option: "kernel", value: f64::from(*kernel), expected });
         }
     }
@@ -264,7 +264,7 @@ fn mask_mod(at: At) -> bool {
     if let Some((value, _)) =
         shift.into_iter().zip(window).find(|(shift, window)| *shift > 0 && shift >= window)
     {
-        let expected = "below the window along each axis";
+        let expected = "below `window` along each axis";
         return Err(Error::Option { option: "shift", value: value as f64, expected });
     }
     let (canvas, window) = (axes("canvas", canvas)?, axes("window", window)?);
@@ -334,7 +334,7 @@ fn mask_mod(at: At) -> bool {
         return Err(Error::Option {
             option: "tiles of the kernel",
             value,
-            expected: "at most those of the canvas",
+            expected: "at most the number of tiles of the canvas",
         });
     }
     let text = size("text", text)?;

@@ -273,7 +273,7 @@ fn mask_mod(at: At) -> bool {
     }
     if !parents.len().is_multiple_of(batch) {
         return Err(Error::NotDivisible {
-            what: "parents",
+            what: "the length of `parents`",
             value: parents.len(),
             by: "batch",
             divisor: batch,
@@ -302,7 +302,7 @@ fn tree_intervals(parents: &[Option<u32>]) -> Result<Vec<u32>, Error> {
     for (n, parent) in parents.iter().enumerate().rev() {
         let Some(parent) = parent.map(|parent| parent as usize) else { continue };
         if parent >= n {
-            let expected = "before its child: sort nodes so that parents come first";
+            let expected = "before its child; sort nodes so that parents come first";
             return Err(Error::Option { option: "the parent of a node", value: parent as f64, expected });
         }
         sizes[parent] += sizes[n];
@@ -386,7 +386,7 @@ pub fn picture_intervals(markers: &[u32], text_len: u32) -> Result<Vec<u32>, Err
     for (n, marker) in markers.iter().enumerate().rev() {
         let next = markers.get(n + 1);
         if *marker >= *next.unwrap_or(&text_len) {
-            let expected = "before the next one, and in the text";
+            let expected = "before the next marker and inside the text";
             return Err(Error::Option { option: "a picture's marker", value: f64::from(*marker), expected });
         }
         // If the next marker is adjacent, both intervals have the same end.

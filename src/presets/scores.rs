@@ -86,7 +86,7 @@ fn score_mod(score: f32, at: At) -> f32 {
     let (values, table) = floats("table", table, [ANY, ANY, ONE, ANY])?;
     let distances = size("distances", table.shape()[3])?;
     if distances % 2 == 0 {
-        let expected = "odd: as many on either side, and 0";
+        let expected = "odd, for distance 0 and equally many on both sides";
         return Err(Error::Option { option: "distances", value: distances.into(), expected });
     }
     let most = distances / 2;
@@ -210,7 +210,12 @@ fn score_mod(score: f32, at: At) -> f32 {
         divisor(option, value)?;
     }
     if !width.is_multiple_of(2) {
-        return Err(Error::NotDivisible { what: "width", value: width, by: "a pair", divisor: 2 });
+        return Err(Error::NotDivisible {
+            what: "width",
+            value: width,
+            by: "the channels of a pair",
+            divisor: 2,
+        });
     }
     size("distances of all heads", heads.saturating_mul(longest))?;
     let frequencies: Vec<f64> =

@@ -124,7 +124,7 @@ impl<'a, 'd> CallTensors<'a, 'd> {
     /// Refuses a backward call that writes nothing.
     pub fn require_gradients(&self, why: &'static str) -> Result<(), Error> {
         match self.written.is_empty() {
-            true => Err(Error::Unsupported { what: "a backward pass without gradients", why }),
+            true => Err(Error::Unsupported { what: "the backward pass", why }),
             false => Ok(()),
         }
     }

@@ -17,7 +17,7 @@ pub enum Error {
     /// tensors, such as weights, are 0 for an empty batch. To get the same result, clear the
     /// buffers of these gradients, unless the call accumulates into them.
     #[error(
-        "`{tensor}`: {axis} is 0; every dimension must be at least 1; skip a call of an empty batch or length"
+        "`{tensor}`: {axis} is 0, but every dimension must be at least 1; skip calls with an empty batch or length"
     )]
     ZeroSize {
         /// The tensor or option at fault.
@@ -27,8 +27,8 @@ pub enum Error {
     },
     /// A slice of a tensor takes elements past the end of its axis.
     #[error(
-        "`{tensor}`: slice({axis}, {start}, {length}) takes {length} elements from {start} on, axis {axis} ({name}) has \
-         {size}; start and length together may be at most {size}"
+        "`{tensor}`: `slice({axis}, {start}, {length})` ends past axis {axis} ({name}), which has {size} elements; \
+         `start + length` may be at most {size}"
     )]
     Slice {
         /// The tensor at fault.
@@ -45,7 +45,7 @@ pub enum Error {
         size: usize,
     },
     /// A view was made with an axis that no tensor has.
-    #[error("`{tensor}`: {method} of axis {axis}; a tensor has the axes 0 to 3")]
+    #[error("`{tensor}`: `{method}` got axis {axis}, but a tensor has only the axes 0 to 3")]
     Axis {
         /// The tensor at fault.
         tensor: &'static str,
@@ -77,7 +77,7 @@ pub enum Error {
     },
     /// `heads` must be a multiple of `kv_heads`, and a width a multiple of the heads it is split
     /// into.
-    #[error("{what} {value} is not divisible by {by} {divisor}")]
+    #[error("{} is {value}; it must be a multiple of {divisor} ({})", code(what), code(by))]
     NotDivisible {
         /// The name of the dividend.
         what: &'static str,
@@ -91,7 +91,7 @@ pub enum Error {
     /// Two indices of a written tensor address the same element.
     #[error(
         "`{tensor}`: strides {strides:?} with shape {shape:?} let two elements share memory; \
-         a tensor that is written needs distinct elements"
+         a written tensor needs a separate address for each element"
     )]
     Overlap {
         /// The tensor at fault.
@@ -104,7 +104,7 @@ pub enum Error {
     /// An element index does not fit in 32 bits, the size of an index in a kernel.
     #[error(
         "`{tensor}`: offset {offset} with strides {strides:?} and shape {shape:?} reaches past \
-         2^32 elements, which kernels cannot address; use a smaller window or an offset nearer to it"
+         2^32 elements, but kernel indices have 32 bits; use a smaller view or a smaller offset"
     )]
     Overflow {
         /// The tensor at fault.
@@ -118,7 +118,7 @@ pub enum Error {
     },
     /// A view reaches past the end of its buffer.
     #[error(
-        "`{tensor}`: the view ends at byte {end} (rounded up to 4), its buffer has {size}; \
+        "`{tensor}`: the view ends at byte {end} (rounded up to 4), but its buffer has {size} bytes; \
          lower the offset or use a larger buffer"
     )]
     OutOfBounds {
@@ -131,8 +131,8 @@ pub enum Error {
     },
     /// A tensor that is written shares memory with a tensor that the same call reads.
     #[error(
-        "`{tensor}` is written and shares its buffer with `{other}`, where their bindings overlap, which WebGPU forbids; \
-         give `{tensor}` another buffer, or begin it at a multiple of {alignment} bytes apart from `{other}`"
+        "`{tensor}` is written and shares its buffer with `{other}`, but their bindings overlap, which WebGPU \
+         forbids; use a separate buffer for `{tensor}`, or begin it at a multiple of {alignment} bytes apart from `{other}`"
     )]
     Alias {
         /// The tensor that is written.
@@ -145,8 +145,8 @@ pub enum Error {
     /// Two tensors overlap in a buffer that one dispatch reads and writes. All bindings of that
     /// buffer are then writable and must be apart, unless two inputs are the same.
     #[error(
-        "`{tensor}` and `{other}` overlap in a buffer that the call reads and writes, which WebGPU forbids; write to \
-         another buffer"
+        "`{tensor}` and `{other}` overlap in a buffer that the call reads and writes, which WebGPU forbids; \
+         use a separate buffer for the output"
     )]
     SharedOverlap {
         /// One of the tensors, by its name in the kernel.
@@ -156,8 +156,8 @@ pub enum Error {
     },
     /// Two written tensors overlap in memory.
     #[error(
-        "`{tensor}` and `{other}` are both written and their windows overlap, element by element, interleaved or \
-         in the bytes before the device's binding alignment; give each a range of its own"
+        "`{tensor}` and `{other}` are both written, but their memory ranges overlap (interleaved elements and \
+         binding alignment count); use a separate range for each"
     )]
     OutputsOverlap {
         /// The first tensor.
@@ -166,7 +166,7 @@ pub enum Error {
         other: &'static str,
     },
     /// A buffer was created without a usage that the call needs.
-    #[error("`{tensor}`: its buffer lacks usage {missing:?}; add it in `create_buffer`")]
+    #[error("`{tensor}`: its buffer lacks the usage `{missing:?}`; add it in `create_buffer`")]
     Usage {
         /// The tensor at fault.
         tensor: &'static str,
@@ -185,8 +185,8 @@ pub enum Error {
     },
     /// A tensor is larger than the device can bind.
     #[error(
-        "`{tensor}` needs a binding of {bytes} bytes, the device allows {limit} \
-         (max_storage_buffer_binding_size); request a higher limit or split the call"
+        "`{tensor}` needs a binding of {bytes} bytes, but the device allows {limit} \
+         (`max_storage_buffer_binding_size`); request a higher limit or split the call"
     )]
     BindingLimit {
         /// The tensor at fault.
@@ -198,9 +198,9 @@ pub enum Error {
     },
     /// The keys or the values of one layer of a cache are larger than the device can bind.
     #[error(
-        "the {side} of a layer of the cache need a binding of {bytes} bytes, the device allows {limit} \
-         (max_storage_buffer_binding_size); request a higher limit, choose a smaller storage, or make one cache for each group of \
-         heads (`CacheConfig::split_by_heads`)"
+        "the {side} of a cache layer need a binding of {bytes} bytes, but the device allows {limit} \
+         (`max_storage_buffer_binding_size`); request a higher limit, use a smaller storage, or create one cache \
+         per group of heads (`CacheConfig::split_by_heads`)"
     )]
     CacheBindingLimit {
         /// `keys` or `values`.
@@ -211,7 +211,10 @@ pub enum Error {
         limit: u64,
     },
     /// The call needs more of something than the device's limits allow.
-    #[error("{what} is {needed}, the device allows {limit} ({name})")]
+    #[error(
+        "the call needs {needed} {what}, but {} is {limit}; raise the limit or make the call smaller",
+        code(name)
+    )]
     Limit {
         /// The name of the quantity.
         what: &'static str,
@@ -223,7 +226,7 @@ pub enum Error {
         name: &'static str,
     },
     /// A number among the options is out of its range.
-    #[error("{option} is {value}, it must be {expected}")]
+    #[error("{} is {value}; it must be {expected}", code(option))]
     Option {
         /// The name of the option.
         option: &'static str,
@@ -233,7 +236,7 @@ pub enum Error {
         expected: &'static str,
     },
     /// An option that this call cannot honour.
-    #[error("{what}: {why}")]
+    #[error("{}: {why}", code(what))]
     Unsupported {
         /// The name of the option or of the call.
         what: &'static str,
@@ -241,7 +244,7 @@ pub enum Error {
         why: &'static str,
     },
     /// A user-defined score function or mask function is invalid.
-    #[error("{function}: {message}")]
+    #[error("`{function}`: {message}")]
     Mod {
         /// `score_mod` or `mask_mod`.
         function: &'static str,
@@ -250,14 +253,14 @@ pub enum Error {
     },
     /// The kernels that this call needs are disabled on this device, and no other kernel replaces
     /// them.
-    #[error("{family}: put aside on this device; `Pipelines::report` says why")]
-    PutAside {
+    #[error("{family}: these kernels are disabled on this device; `Pipelines::report` gives the reason")]
+    Disabled {
         /// The family of the disabled kernels.
         family: Family,
     },
     /// The scratch memory is smaller than the call needs.
     #[error(
-        "scratch has {got} bytes in its {slot} part, the call needs {needed}; make it with \
+        "the `{slot}` part of the scratch has {got} bytes, but the call needs {needed}; create it with \
          `Scratch::new(device, operator.scratch_size(&call)?)`"
     )]
     ScratchTooSmall {
@@ -270,8 +273,8 @@ pub enum Error {
     },
     /// A sequence of a cache has no room for the rows.
     #[error(
-        "sequence {sequence} of the cache has {len} tokens of at most {capacity}, no room for {rows} more; truncate it, \
-         use a ring or a cache of larger capacity"
+        "sequence {sequence} of the cache has {len} of at most {capacity} tokens, so {rows} more do not fit; \
+         truncate it, or use a ring or a larger capacity"
     )]
     CacheFull {
         /// The index of the sequence.
@@ -285,7 +288,7 @@ pub enum Error {
     },
     /// A paged cache has too few free pages.
     #[error(
-        "the cache needs {needed} pages and has {free} free; clear or truncate sequences, or give it more pages"
+        "the call needs {needed} pages, but the cache has {free} free; clear or truncate sequences, or use more pages"
     )]
     OutOfPages {
         /// Pages needed.
@@ -295,7 +298,7 @@ pub enum Error {
     },
     /// A mask or a rotation of one layer of a stack is invalid. Only returned if each layer has a
     /// separate one.
-    #[error("layer_calls[{layer}]: {error}")]
+    #[error("`layer_calls[{layer}]`: {error}")]
     Layer {
         /// The index of the layer, counted from 0.
         layer: usize,
@@ -332,7 +335,7 @@ pub enum Error {
     /// No adapter is usable.
     #[error(
         "no usable GPU adapter: {0}; install a Vulkan driver (Mesa's lavapipe runs on any CPU) or \
-         pass your own device"
+         pass your own device to `Gpu::with_device`"
     )]
     NoAdapter(String),
     /// The device is lost, or a result could not be read back from it. A call that creates no
@@ -350,10 +353,16 @@ impl std::fmt::Debug for Error {
 /// Returns advice if the axes of heads and length are swapped.
 fn swapped_axes(axis: &str, expected: &str, shape: &[usize; 4]) -> &'static str {
     if axis == "heads" && shape[2].to_string() == expected {
-        "; of a tensor [batch, length, heads, dim] make the view with `TensorView::blhd`"
+        "; for a tensor `[batch, length, heads, dim]` make the view with `TensorView::blhd`"
     } else {
         ""
     }
+}
+
+/// Returns `name` in backquotes if it is the name of a parameter, option or limit.
+fn code(name: &str) -> std::borrow::Cow<'_, str> {
+    let is_name = name.chars().all(|c| c.is_ascii_alphanumeric() || "_.:".contains(c));
+    if is_name { format!("`{name}`").into() } else { name.into() }
 }
 
 fn wanted_shape(wanted: &Option<String>) -> String {

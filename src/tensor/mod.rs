@@ -318,10 +318,10 @@ impl<'a> TensorView<'a> {
             return Err(Error::Usage { tensor, missing: wgpu::BufferUsages::STORAGE });
         }
         if self.dtype == DType::F16 && device.lacks(Family::F16Tensors) {
-            return Err(Error::PutAside { family: Family::F16Tensors });
+            return Err(Error::Disabled { family: Family::F16Tensors });
         }
         if self.dtype == DType::BF16 && device.lacks(Family::BF16Tensors) {
-            return Err(Error::PutAside { family: Family::BF16Tensors });
+            return Err(Error::Disabled { family: Family::BF16Tensors });
         }
         let window = self.window(device);
         if window.size > device.max_binding_bytes {

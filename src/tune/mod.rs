@@ -48,7 +48,7 @@ impl TuningBudget {
         self
     }
 
-    /// Sets the bytes for a workload's tensors. The temporary memory may take as many.
+    /// Sets the bytes for workload tensors. The temporary memory may take as many.
     pub const fn memory(mut self, bytes: u64) -> Self {
         self.bytes = bytes;
         self
@@ -153,12 +153,12 @@ async fn tune_one(gpu: &Gpu, workload: Workload, limits: TuningBudget) -> Result
     let bytes = workload.bytes();
     let needed = bytes.iter().fold(0u64, |sum, n| sum.saturating_add(*n));
     if needed > limits.bytes {
-        let (what, limit) = ("bytes of a workload", limits.bytes);
+        let (what, limit) = ("bytes for a workload", limits.bytes);
         return Err(Error::Limit { what, needed, limit, name: "TuningBudget::memory" });
     }
     let (largest, limit) = (bytes.into_iter().max().unwrap_or(0), device.max_binding_bytes);
     if largest > limit {
-        return Err(Error::BindingLimit { tensor: "a workload's", bytes: largest, limit });
+        return Err(Error::BindingLimit { tensor: "workload", bytes: largest, limit });
     }
     let mut trial = Trial::new(gpu, workload)?;
     let planned = trial.planned(gpu.pipelines())?;

@@ -195,7 +195,7 @@ impl<'a> Trial<'a> {
         if let Operator::Attention(attention, call) = &operator {
             let size = attention.scratch_size(call)?;
             if size.total() > bytes {
-                let description = "more than kernel_options may take".into();
+                let description = "the plan needs more bytes than `TuningBudget::memory`".into();
                 return Err(Error::OutOfMemory { what: "scratch", description });
             }
             scratch = Scratch::new(self.gpu.device(), size)?;

@@ -135,11 +135,14 @@ fn is_found(gpu: &Gpu, pipelines: &Pipelines, family: Family, fault: Fault) {
         for (got, refused) in gradients(&gpu).into_iter().zip(refused) {
             match got {
                 Ok(_) => assert!(!refused, "{family}"),
-                Err(e) => assert!(*refused && e.contains(&format!("refused: {family}: put aside")), "{e}"),
+                Err(e) => assert!(
+                    *refused && e.contains(&format!("refused: {family}: these kernels are disabled")),
+                    "{e}"
+                ),
             }
         }
     }
-    let refused = |e: Option<Error>| matches!(e, Some(Error::PutAside { family: f }) if f == family);
+    let refused = |e: Option<Error>| matches!(e, Some(Error::Disabled { family: f }) if f == family);
     match family {
         Family::CacheF32 => assert!(refused(cache(&gpu, CacheStorage::F32).err())),
         Family::CacheF16 => assert!(refused(cache(&gpu, CacheStorage::F16).err())),
@@ -168,7 +171,7 @@ fn cache(gpu: &Gpu, storage: CacheStorage) -> Result<Cache, Error> {
 fn check_passes_on_this_device() {
     for profile in [full(), defaults()] {
         let gpu = Gpu::with_pipelines(profile.gpu.queue().clone(), Pipelines::new(profile.gpu.device()));
-        assert!(gpu.pipelines().report().findings().all(|(_, verdict)| !verdict.is_aside()));
+        assert!(gpu.pipelines().report().findings().all(|(_, verdict)| !verdict.is_disabled()));
         let report = gpu.check().expect("a device that works");
         assert_eq!(report.wrong().count(), 0, "{report}");
         let right = |family| matches!(report.verdict(family), Verdict::Right { share } if *share <= 1.0);
@@ -291,7 +294,7 @@ fn caches_and_masks_without_kernels_are_refused() {
         gpu.pipelines().avoid(family);
         let refused = call();
         assert!(
-            matches!(refused, Err(Error::PutAside { family: f }) if f == family),
+            matches!(refused, Err(Error::Disabled { family: f }) if f == family),
             "{family}: {refused:?}"
         );
         gpu.pipelines().allow(family);
@@ -331,7 +334,7 @@ fn gradients_without_kernels_are_errors() {
     let refused = |of: [bool; 3], family: &str| {
         for (got, refused) in gradients(&gpu).into_iter().zip(of) {
             let form = if is_software() { "CPU" } else { "GPU" };
-            let says = format!("refused: {family}, {form} form: put aside");
+            let says = format!("refused: {family}, {form} variant: these kernels are disabled");
             assert_eq!(got.is_err_and(|e| e.contains(&says)), refused, "{family}");
         }
     };
@@ -348,7 +351,7 @@ fn gradients_without_kernels_are_errors() {
 
 /// The faulty kernels multiply the smallest fragments that the device runs. A software driver
 /// compiles them for minutes.
-fn wrong_matrix_units_are_put_aside(family: Family) {
+fn wrong_matrix_units_are_disabled(family: Family) {
     let mut profiles = fragments().iter().zip(matrices());
     let Some((side, profile)) = profiles.find(|(_, profile)| profile.compiles_fast()) else { return };
     if rest(&format!("checks, {family}")) {
@@ -358,17 +361,17 @@ fn wrong_matrix_units_are_put_aside(family: Family) {
 
 #[test]
 fn wrong_matrix_unit_attention_is_disabled() {
-    wrong_matrix_units_are_put_aside(Family::MatrixAttention);
+    wrong_matrix_units_are_disabled(Family::MatrixAttention);
 }
 
 #[test]
 fn wrong_matrix_unit_products_are_disabled() {
-    wrong_matrix_units_are_put_aside(Family::MatrixProducts);
+    wrong_matrix_units_are_disabled(Family::MatrixProducts);
 }
 
 #[test]
 fn wrong_matrix_unit_gradients_are_disabled() {
-    wrong_matrix_units_are_put_aside(Family::MatrixGradients);
+    wrong_matrix_units_are_disabled(Family::MatrixGradients);
 }
 
 /// First both fused kernels are wrong, then the staged kernels too.
@@ -395,7 +398,7 @@ fn calls_without_kernels_are_errors() {
         if wrong.len() == 2 {
             got.expect("the stages are right");
         } else {
-            assert!(matches!(got, Err(Error::PutAside { .. })), "{got:?}");
+            assert!(matches!(got, Err(Error::Disabled { .. })), "{got:?}");
             // The application can allow the kernel again.
             gpu.pipelines().allow(Family::FusedCpu);
             gpu.attend(&x, &x, &x, shape, Mask::causal()).expect("what it asked for");

@@ -615,7 +615,7 @@ fn custom_feature_map_matches_reference() {
         ("struct Uniforms { a: f32 }\nfn feature_map(x: f32) -> f32 { return uniforms().a; }", "Uniforms"),
     ] {
         let error = FeatureMod::new(text).expect_err("refused").to_string();
-        assert!(error.starts_with("feature_map") && error.contains(words), "{error}");
+        assert!(error.starts_with("`feature_map`") && error.contains(words), "{error}");
     }
 }
 
@@ -703,7 +703,7 @@ fn bad_calls_are_errors() {
     refused(config, good.packed(typed(4, DType::U32, [1, 1, 1, 1])), &["`packed`", "must be 2", "got 1"]);
     let one = of(view(0, [1, 4, 5, 8]), view(1, [1, 2, 5, 8]), view(2, [1, 2, 5, 6]), view(3, [1, 4, 5, 6]));
     let both = one.packed(typed(4, DType::U32, [1, 1, 1, 3])).lengths(typed(5, DType::U32, [1; 4]));
-    refused(config, both, &["lengths of packed sequences"]);
+    refused(config, both, &["`lengths` with packed sequences"]);
     refused(config, good.directions(view(4, [1, 1, 4, 8])), &["`directions` for this feature map"]);
     let favor = config.feature_map(random(RandomFeatures::Positive, 4));
     refused(favor, good, &["without directions"]);
@@ -723,14 +723,14 @@ fn bad_calls_are_errors() {
     let wrong = LinearState { norm: view(2, [2, 2, 8, 1]), ..state };
     refused(config, good.state(wrong), &["`state.norm`", "`v`"]);
     let gated = config.causal(true).update_rule(UpdateRule::Gated);
-    refused(gated, good, &["without its decay"]);
+    refused(gated, good, &["without `decay`"]);
     refused(config, good.decay(view(4, [2, 2, 5, 1])), &["decay"]);
     refused(gated, good.decay(view(4, [2, 2, 5, 3])), &["`decay`", "must be 8", "got 3"]);
     refused(gated, good.decay(view(4, [2, 2, 5, 1])).beta(view(5, [2, 2, 5, 1])), &["beta"]);
     let masked = good.decay(view(4, [2, 2, 5, 1])).lengths(typed(5, DType::U32, [2, 1, 1, 1]));
     refused(gated, masked, &["with an update rule"]);
     let delta = gated.update_rule(UpdateRule::GatedDelta).normalised(false);
-    refused(delta, good.decay(view(4, [2, 2, 5, 1])), &["without its beta"]);
+    refused(delta, good.decay(view(4, [2, 2, 5, 1])), &["without `beta`"]);
     refused(config, good, &["scratch"]);
 
     let (d_out, d_q) = (view(9, outs), view(10, wide));
@@ -744,14 +744,14 @@ fn bad_calls_are_errors() {
         assert!(operator.backward(&mut pass, &call, &mut none).is_err());
     };
     let of = |forward| LinearBackward::new(forward, d_out).d_q(d_q);
-    refused(config, new, &["nothing is asked for"]);
+    refused(config, new, &["no gradient is requested"]);
     refused(config, new.d_q(view(10, keys)), &["`d_q`", "heads must be 4"]);
     refused(config, new.d_k(typed(10, DType::F16, keys)), &["`d_k`", "F32", "F16"]);
     refused(config, new.d_v(view(2, values)), &["`d_v`", "`v`"]);
     refused(config, new.d_q(d_q).d_k(view(10, keys)), &["overlap"]);
     refused(config, of(good.key_mask(typed(4, DType::Bool, [2, 1, 1, 4]))), &["`key_mask`"]);
     refused(config, LinearBackward::new(good, view(9, wide)).d_q(d_q), &["`d_out`", "dim must be 6"]);
-    refused(config, of(good.state(state)), &["a call that goes on from a `state`", ".begins(true)"]);
+    refused(config, of(good.state(state)), &["a call that continues from a `state`", "begins(true)"]);
     refused(config, of(good.state(state).begins(true)), &["scratch"]);
     refused(gated, new.d_q(d_q), &["backward pass of an update rule"]);
     // The bits of a number have no derivative.

@@ -240,7 +240,7 @@ fn bad_calls_are_errors() {
         assert!(operator.backward(&mut pass, &call, &mut scratch).is_err());
         assert!(operator.prepare_backward(&call, &mut scratch).is_err());
     };
-    refused(back, &["nothing is asked for"]);
+    refused(back, &["no gradient is requested"]);
     refused(back.d_f(view(9, low)), &["`f`", "d_e"]);
     refused(back.d_q(view(9, keys)), &["`d_q`", "length must be 4", "got 6"]);
     refused(back.d_q(typed(9, DType::BF16, wide)), &["`d_q`", "F32", "BF16"]);

@@ -458,7 +458,7 @@ fn bad_calls_are_errors() {
         assert!(operator.backward(&mut pass, &call, &mut none).is_err());
         assert!(operator.prepare_backward(&call, &mut none).is_err());
     };
-    refused(new, &["nothing is asked for"]);
+    refused(new, &["no gradient is requested"]);
     refused(new.d_q(view(7, keys)), &["`d_q`", "heads must be 2"]);
     refused(new.d_k(typed(7, DType::BF16, keys)), &["`d_k`", "F32", "BF16"]);
     refused(new.d_v(view(2, keys)), &["`d_v`", "`v`"]);
@@ -516,7 +516,7 @@ fn bad_predictions_are_errors() {
         assert!(operator.backward(&mut pass, &call, &mut none).is_err());
         assert!(operator.prepare_backward(&call, &mut none).is_err());
     };
-    refused(new, &["nothing is asked for"]);
+    refused(new, &["no gradient is requested"]);
     refused(new.d_hidden(view(7, row)), &["`d_hidden`", "must be 3"]);
     refused(new.d_weight(view(1, of_weight)), &["`d_weight`", "`linear.weight`"]);
     refused(new.d_bias(view(7, of_weight)), &["`d_bias`"]);

@@ -376,7 +376,7 @@ fn bad_calls_are_errors() {
     not(LshConfig::new(0, 8, 3, 4, 4), &["heads is 0"]);
     not(LshConfig::new(2, 8, 0, 4, 4), &["rounds is 0"]);
     not(LshConfig::new(2, 8, 65, 4, 4), &["rounds", "at most 64"]);
-    not(LshConfig::new(2, 8, 3, 5, 4), &["n_buckets 5", "2"]);
+    not(LshConfig::new(2, 8, 3, 5, 4), &["`n_buckets` is 5", "multiple of 2"]);
     not(LshConfig::new(2, 8, 3, 65536, 4), &["n_buckets", "65534"]);
     not(LshConfig::new(2, 8, 3, 4, 0), &["chunk is 0"]);
     not(config.scale(f64::NAN), &["scale"]);
@@ -422,7 +422,7 @@ fn bad_calls_are_errors() {
         assert!(operator.backward(&mut pass, &call, &mut scratch).is_err());
         assert!(operator.prepare_backward(&call, &mut scratch).is_err());
     };
-    refused(back, &["nothing is asked for"]);
+    refused(back, &["no gradient is requested"]);
     refused(LshBackward::new(good, d_out).d_qk(view(7, wide)), &["without `lse`", ".lse("]);
     refused(back.d_qk(view(7, [1, 2, 9, 8])), &["`d_qk`", "length must be 10", "got 9"]);
     refused(back.d_qk(typed(7, DType::Bool, wide)), &["`d_qk`", "F32, F16 or BF16"]);

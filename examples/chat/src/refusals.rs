@@ -140,17 +140,17 @@ fn foreign_files_are_refused() {
         (|f| f.metadata.clear(), "the metadata of tiny has no string `general.architecture`"),
         (
             |f| f.text("llama.block_count", "1"),
-            "the metadata of tiny has no whole number `llama.block_count`; it is a string",
+            "the metadata of tiny has no whole number `llama.block_count`; `llama.block_count` is a string",
         ),
         (|f| f.number("block_count", 2), "no tensor `blk.1.attn_norm.weight` in tiny"),
         (|f| f.number("block_count", 0), "the file's model has no layers"),
         (|f| f.number("attention.head_count", 3), "3 heads do not share 64 channels"),
         (|f| f.number("attention.head_count", 0), "0 heads do not share 64 channels"),
-        (|f| f.number("attention.head_count_kv", 0), "has shape [32, 64], the model needs [0, 64]"),
-        (|f| f.number("attention.head_count_kv", u32::MAX), "has shape [32, 64], the model needs ["),
+        (|f| f.number("attention.head_count_kv", 0), "has shape [32, 64], but the model needs [0, 64]"),
+        (|f| f.number("attention.head_count_kv", u32::MAX), "has shape [32, 64], but the model needs ["),
         (
             |f| f.number("embedding_length", 128),
-            "`token_embd.weight` has shape [40, 64], the model needs [40, 128]",
+            "`token_embd.weight` has shape [40, 64], but the model needs [40, 128]",
         ),
         (|f| f.number("rope.dimension_count", 31), "31"),
         (|f| f.number("rope.dimension_count", 64), "64 rotary channels for heads of 32"),
@@ -160,7 +160,7 @@ fn foreign_files_are_refused() {
         (|f| f.tensor("output.weight", &[64, 40], Q8_0), "an output matrix besides its embeddings"),
         (
             |f| f.tensor("blk.0.attn_k.weight", &[64, 64], Q4_1),
-            "`blk.0.attn_k.weight` has shape [64, 64], the model needs [32, 64]",
+            "`blk.0.attn_k.weight` has shape [64, 64], but the model needs [32, 64]",
         ),
         (
             |f| f.tensor("blk.0.ffn_down.weight", &[96, 64], F32),
@@ -185,7 +185,7 @@ fn foreign_files_are_refused() {
     for len in (0..bytes.len()).step_by(61) {
         let error =
             Gguf::from_bytes("tiny", bytes[..len].into()).map(|_| len).expect_err("cut off").to_string();
-        assert!(error.starts_with("tiny is no usable GGUF file: "), "{error}");
+        assert!(error.starts_with("tiny is not a valid GGUF file: "), "{error}");
     }
 }
 

@@ -151,8 +151,8 @@ fn weights_of_another_model_are_refused() {
     let error = Model::new(&gpu(), &small, &tokens).map(|_| ()).expect_err("another size").to_string();
     assert_eq!(
         error,
-        "`encoder.layer.0.attention.self.query.weight` has shape [8, 8], the model needs [384, 384]: is this the right \
-         model's file?"
+        "`encoder.layer.0.attention.self.query.weight` has shape [8, 8], but the model needs [384, 384]; check that \
+         the file belongs to this model"
     );
     assert_eq!(difference(&[f32::NAN], &[0.0]), f64::INFINITY);
     assert_eq!(difference(&[], &[0.0]), f64::INFINITY);

@@ -81,10 +81,10 @@ fn weights_that_are_none() {
     let whole = serialize([("x", TensorView::new(Dtype::F32, vec![2], &zeros).expect("a tensor"))], None)
         .expect("a file");
     let error = with("model.safetensors", &whole[..whole.len() - 1]);
-    assert!(error.contains("model.safetensors is no usable safetensors file: "), "{error}");
-    assert!(error.ends_with("is it downloaded whole and of this format?"), "{error}");
+    assert!(error.contains("model.safetensors is not a valid safetensors file: "), "{error}");
+    assert!(error.ends_with("check that the download is complete and of this format"), "{error}");
     let error = with("model.safetensors", b"<html>not found</html>");
-    assert!(error.contains("model.safetensors is no usable safetensors file: "), "{error}");
+    assert!(error.contains("model.safetensors is not a valid safetensors file: "), "{error}");
     let error = with("model.safetensors", &whole);
     assert!(error.contains("tokenizer.json"), "{error}");
     let error = with("tokenizer.json", b"{}");

@@ -203,10 +203,10 @@ fn read(bytes: &[u8]) -> Result<Read, String> {
     let mut reader = Reader::new(bytes, 4);
     let version = reader.u32("the version")?;
     if version.swap_bytes() < 16 {
-        return Err("it is big-endian, which is not read".into());
+        return Err("it is big-endian, but only little-endian files are supported".into());
     }
     if !(2..=3).contains(&version) {
-        return Err(format!("it is of version {version}; 2 and 3 are read"));
+        return Err(format!("it has version {version}, but only 2 and 3 are supported"));
     }
     let tensor_count = reader.count("the number of tensors", SMALLEST_TENSOR)?;
     let entries = reader.count("the number of metadata entries", SMALLEST_ENTRY)?;
@@ -225,7 +225,7 @@ fn read(bytes: &[u8]) -> Result<Read, String> {
         Some(value) => value
             .as_u64()
             .filter(|a| a.is_power_of_two() && *a <= 1 << 20)
-            .ok_or("`general.alignment` is no power of two up to 2^20")?,
+            .ok_or("`general.alignment` must be a power of two up to 2^20")?,
     };
 
     let mut tensors = Vec::new();
@@ -234,12 +234,12 @@ fn read(bytes: &[u8]) -> Result<Read, String> {
     for n in 0..tensor_count {
         let name = reader.string(&format!("the name of tensor {n}"))?;
         if !names.insert(name.clone()) {
-            return Err(format!("there are two tensors `{name}`"));
+            return Err(format!("two tensors have the name `{name}`"));
         }
         let dimensions = reader.u32(&name)?;
         if dimensions > MOST_DIMENSIONS {
             return Err(format!(
-                "`{name}` has {dimensions} dimensions, at most {MOST_DIMENSIONS} are possible"
+                "`{name}` has {dimensions} dimensions, but at most {MOST_DIMENSIONS} are supported"
             ));
         }
         // The file stores the innermost dimension first.
@@ -259,7 +259,7 @@ fn read(bytes: &[u8]) -> Result<Read, String> {
     let ranges = tensors.iter().zip(offsets).map(|(tensor, offset)| {
         let TensorInfo { name, shape, storage } = tensor;
         if !offset.is_multiple_of(alignment) {
-            return Err(format!("`{name}` begins at byte {offset}, no multiple of {alignment}"));
+            return Err(format!("`{name}` begins at byte {offset}, which is not a multiple of {alignment}"));
         }
         if storage.block().is_none() {
             return Ok(None);
@@ -331,8 +331,6 @@ fn storage(id: u32) -> Storage {
         3 => Storage::Q4_1,
         8 => Storage::Q8_0,
         30 => Storage::BF16,
-        other => {
-            Storage::Other(NAMES.get(other as usize).copied().unwrap_or("a type that is not known here"))
-        }
+        other => Storage::Other(NAMES.get(other as usize).copied().unwrap_or("an unknown type")),
     }
 }

@@ -24,7 +24,7 @@ impl<'a> Reader<'a> {
     fn take(&mut self, len: u64, what: &str) -> Result<&'a [u8], String> {
         if len > self.left() as u64 {
             let (at, left) = (self.at, self.left());
-            return Err(format!("{what} needs {len} bytes at byte {at}, {left} are left"));
+            return Err(format!("{what} needs {len} bytes at byte {at}, but {left} are left"));
         }
         let taken = &self.bytes[self.at..][..len as usize];
         self.at += len as usize;
@@ -50,7 +50,7 @@ impl<'a> Reader<'a> {
     pub(super) fn count(&mut self, what: &str, smallest: u64) -> Result<usize, String> {
         let count = self.u64(what)?;
         if count.checked_mul(smallest).is_none_or(|bytes| bytes > self.left() as u64) {
-            return Err(format!("{what} is {count}, {} bytes are left", self.left()));
+            return Err(format!("{what} is {count}, but only {} bytes are left", self.left()));
         }
         Ok(count as usize)
     }

@@ -72,7 +72,7 @@ impl Array {
 
     fn read(reader: &mut Reader, key: &str, depth: usize) -> Result<Self, String> {
         if depth == DEEPEST {
-            return Err(format!("`{key}` has arrays within arrays, more than {DEEPEST} deep"));
+            return Err(format!("`{key}` has arrays nested more than {DEEPEST} deep"));
         }
         let kind = reader.u32(key)?;
         // The smallest size of a value. A string has at least its length, an array its type and
@@ -188,10 +188,10 @@ fn boolean(byte: u8, key: &str) -> Result<bool, String> {
     match byte {
         0 => Ok(false),
         1 => Ok(true),
-        other => Err(format!("`{key}` has {other} for a boolean")),
+        other => Err(format!("`{key}` has the boolean {other}, which is neither 0 nor 1")),
     }
 }
 
 fn unknown(key: &str, kind: u32) -> String {
-    format!("`{key}` is of type {kind}, which metadata does not have")
+    format!("`{key}` has the unknown type {kind}")
 }

@@ -137,10 +137,10 @@ fn expect(name: &str, view: &TensorView, shape: [usize; 4], dtypes: &[DType]) ->
     let reach = view.offset() as u128 + (0..4).map(of_axis).sum::<u128>();
     let width = super::block::width(view.dtype()) as u128;
     if (reach + 1) * width > u128::from(view.buffer().size()) {
-        return Err(refused(format!("`{name}`: it reaches past the end of its buffer")));
+        return Err(refused(format!("`{name}`: the view reaches past the end of its buffer")));
     }
     if !view.buffer().usage().contains(wgpu_attention::wgpu::BufferUsages::STORAGE) {
-        return Err(refused(format!("`{name}`: its buffer lacks usage STORAGE")));
+        return Err(refused(format!("`{name}`: its buffer lacks the usage `STORAGE`")));
     }
     Ok(())
 }
@@ -150,7 +150,7 @@ fn apart(written: &[TensorView], read: &[TensorView]) -> Result<(), Error> {
     for (n, view) in written.iter().enumerate() {
         let others = read.iter().chain(&written[n + 1..]);
         if others.into_iter().any(|other| other.buffer() == view.buffer()) {
-            return Err(refused("a tensor that is written shares its buffer with another".into()));
+            return Err(refused("a written tensor shares its buffer with another tensor".into()));
         }
     }
     Ok(())
@@ -165,7 +165,7 @@ fn sizes(
     ranks: usize,
 ) -> Result<(Sizes, usize), Error> {
     if length >= 1 << 29 {
-        return Err(refused(format!("the sequence has {length} tokens, it must have less than 2^29")));
+        return Err(refused(format!("the sequence has {length} tokens, but fewer than 2^29 are supported")));
     }
     let tokens = Shares::new(schedule, length, ranks)?.tokens(rank);
     let [batch, heads, _, head_dim] = q.shape();
@@ -182,7 +182,7 @@ fn sizes(
     if schedule == Schedule::Ulysses && !sizes.kv_heads.is_multiple_of(ranks) {
         let kv_heads = sizes.kv_heads;
         return Err(refused(format!(
-            "kv_heads {kv_heads} is not divisible by {ranks} ranks, which Ulysses needs; take a ring"
+            "`kv_heads` is {kv_heads}; for Ulysses it must be a multiple of {ranks} ranks: use a ring"
         )));
     }
     Ok((sizes, tokens))

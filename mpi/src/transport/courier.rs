@@ -162,7 +162,7 @@ impl Courier {
                 Ok(event) => self.take(event),
                 Err(RecvTimeoutError::Timeout) => idle(),
                 Err(RecvTimeoutError::Disconnected) => {
-                    let reason = "its courier has ended".into();
+                    let reason = "its message thread has ended".into();
                     self.failure.get_or_insert(Error::Transport { rank: self.rank, reason });
                 }
             }
@@ -537,6 +537,6 @@ mod tests {
         b.send(0, Tag::Keys, vec![7; 4]);
         a.expect(1, Tag::Keys, 3);
         let error = a.wait(1, Tag::Keys, || ()).unwrap_err().to_string();
-        assert!(error.contains("4 bytes came, 3 were expected"), "{error}");
+        assert!(error.contains("4 bytes, expected 3"), "{error}");
     }
 }

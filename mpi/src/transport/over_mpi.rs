@@ -177,7 +177,7 @@ impl Wire for MpiWire {
                     checked(code)?;
                     let expected = (message.bytes.len() - (pieces - 1) * PIECE).min(PIECE);
                     if count as usize != expected {
-                        return Err(format!("a message of {count} bytes came, {expected} were expected"));
+                        return Err(format!("got a message of {count} bytes, expected {expected}"));
                     }
                 }
                 message.requests.pop();

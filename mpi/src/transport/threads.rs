@@ -69,7 +69,7 @@ impl Wire for ThreadWire {
             while let (Some(Done { bytes, .. }), Some(came)) = (wanted.front_mut(), arrived.front()) {
                 if bytes.len() != came.len() {
                     let (got, expected) = (came.len(), bytes.len());
-                    return Err(format!("a message of {got} bytes came, {expected} were expected"));
+                    return Err(format!("got a message of {got} bytes, expected {expected}"));
                 }
                 bytes.copy_from_slice(came);
                 arrived.pop_front();

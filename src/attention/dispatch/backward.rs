@@ -63,7 +63,7 @@ pub(crate) fn plan(problem: &BackwardProblem, device: &DeviceFacts) -> Result<Ba
     let needed = if only_sinks { 3 + problem.mask.buffers() } else { 6 + of_rules };
     let (needed, limit) = (needed as u64, u64::from(device.max_storage_buffers));
     if needed > limit {
-        let what = "storage buffers of a backward pass with such a mask";
+        let what = "storage buffers for the backward pass with this mask";
         return Err(Error::Limit { what, needed, limit, name: "max_storage_buffers_per_shader_stage" });
     }
     let mut wanted = Vec::new();

@@ -51,7 +51,7 @@ impl<'a> AddedGradients<'a> {
         match mask.mods().score {
             Some(bound) => bound.check_gradients(&self.captured, tensors),
             None if self.captured().next().is_some() => {
-                let why = "the mask has no score_mod; leave it out, or give the forward call's mask";
+                let why = "the mask has no `score_mod`; omit this gradient or pass the forward call's mask";
                 Err(Error::Unsupported { what: "d_captured", why })
             }
             None => Ok(()),
@@ -62,12 +62,12 @@ impl<'a> AddedGradients<'a> {
 /// The error for a gradient of a tensor that the mask does not have.
 fn missing(of: Added) -> Error {
     let why = match of {
-        Added::Bias => "the mask has no bias; leave it out, or give the forward call's mask",
-        Added::Slopes => "the mask has no slopes of ALiBi; leave it out, or give the forward call's mask",
+        Added::Bias => "the mask has no bias; omit this gradient or pass the forward call's mask",
+        Added::Slopes => "the mask has no ALiBi slopes; omit this gradient or pass the forward call's mask",
         Added::Relative => {
-            "the mask has no table of relative biases; leave it out, or give the forward call's mask"
+            "the mask has no table of relative biases; omit this gradient or pass the forward call's mask"
         }
-        Added::Sinks => "the mask has no sink logits; leave it out, or give the forward call's mask",
+        Added::Sinks => "the mask has no sink logits; omit this gradient or pass the forward call's mask",
     };
     Error::Unsupported { what: of.name(), why }
 }

@@ -232,7 +232,7 @@ impl BackwardPlan {
         if let BackwardTiles::Gpu(_) | BackwardTiles::Cpu { .. } = tiles {
             let family = GRADIENTS.of(tiles.is_cpu());
             if device.lacks_both(GRADIENTS) || kernel_options.target == Target::Auto && device.lacks(family) {
-                return Err(Error::PutAside { family });
+                return Err(Error::Disabled { family });
             }
         }
         let (len, heads) = of.own_side(shape);

@@ -231,8 +231,8 @@ mod tests {
         }
         let near = outline(Shape::new(1, 8, 300, 64), DType::F32, None);
         assert!(matches!(choose(&near, &staged), Ok(Choice::Staged { .. })));
-        let aside = [crate::device::Family::StagedCpu, crate::device::Family::StagedGpu];
-        let without = DeviceFacts { aside: aside.into_iter().collect(), ..staged };
+        let disabled = [crate::device::Family::StagedCpu, crate::device::Family::StagedGpu];
+        let without = DeviceFacts { disabled: disabled.into_iter().collect(), ..staged };
         assert!(matches!(choose(&open, &without), Ok(Choice::Fused(_))));
     }
 

@@ -38,15 +38,15 @@ pub(crate) fn choose(outline: &Outline, device: &DeviceFacts) -> Result<Choice, 
 pub(super) fn choose_as(outline: &Outline, pick: &Pick, device: &DeviceFacts) -> Result<Choice, Error> {
     let fused_path = match outline.kernel_options.algorithm {
         Algorithm::Fused if outline.weights.is_some() => {
-            let why = "only the staged path has them in memory; leave the path to Auto";
+            let why = "only the staged path stores them; set `Algorithm::Auto`";
             return Err(Error::Unsupported { what: "attention weights on the fused path", why });
         }
         Algorithm::Fused if outline.scores => {
-            let why = "only the staged path has them in memory; leave the path to Auto";
+            let why = "only the staged path stores them; set `Algorithm::Auto`";
             return Err(Error::Unsupported { what: "scores on the fused path", why });
         }
         Algorithm::Staged if outline.keys.is_cache() => {
-            let why = "only the fused path reads a cache; leave the path to Auto";
+            let why = "only the fused path reads a cache; set `Algorithm::Auto`";
             return Err(Error::Unsupported { what: "a cache on the staged path", why });
         }
         Algorithm::Fused => true,
@@ -60,13 +60,13 @@ pub(super) fn choose_as(outline: &Outline, pick: &Pick, device: &DeviceFacts) ->
     };
     let forms = if fused_path { FUSED } else { STAGED };
     if device.lacks_both(forms) {
-        return Err(Error::PutAside { family: forms.of(device.software) });
+        return Err(Error::Disabled { family: forms.of(device.software) });
     }
     if fused_path {
         return Ok(Choice::Fused(fused(outline, pick, device)?));
     }
     if outline.kernel_options.matrix_units == MatrixUnits::Always {
-        let why = "only the fused path uses them, which writes no weights or scores and has room for fewer mask tensors";
+        let why = "weights, scores and many mask tensors need the staged path, which has none; set `MatrixUnits::Auto`";
         return Err(Error::Unsupported { what: "matrix units for this call", why });
     }
     Ok(Choice::Staged { score_bytes: score_bytes(outline, device)? })

@@ -355,7 +355,7 @@ fn fused_tiles(
     let Outline { shape, kernel_options, .. } = outline;
     if outline.additive {
         if kernel_options.matrix_units == MatrixUnits::Always {
-            let why = "they multiply, and an additive score is a sum of tanh; leave the matrix units to Auto";
+            let why = "additive scores are sums of `tanh`, not products; set `MatrixUnits::Auto`";
             return Err(Error::Unsupported { what: "matrix units for this call", why });
         }
         let cpu = kernel_options.target.choose(FUSED, device);
@@ -369,7 +369,7 @@ fn fused_tiles(
     let matrix = if rows > 16 || kernel_options.matrix_units == MatrixUnits::Always {
         fused_matrix(rows, heads, shape, keys.operands, kernel_options, pick, device)
     } else {
-        Err("few rows wait for memory, not for arithmetic")
+        Err("few rows are limited by memory, not by arithmetic")
     };
     if let Some(tiles) = kernel_options.settle(matrix)? {
         return Ok(FusedTiles::Matrix(tiles));

@@ -45,7 +45,7 @@ pub(super) fn most_rows(least: u32, registers: impl Fn(u32) -> u32) -> Option<u3
 /// Returns the reason if there are too many channels.
 pub(super) fn check_channels(shape: &Shape) -> Result<(), &'static str> {
     if shape.head_dim.max(shape.value_dim) > MOST_CHANNELS {
-        return Err("head_dim and value_dim may be at most 256");
+        return Err("`head_dim` and `value_dim` may be at most 256; set `MatrixUnits::Auto`");
     }
     Ok(())
 }
@@ -67,7 +67,7 @@ pub(super) fn tiles_for<T: Copy>(
     let found = fitting.iter().find(fills).or_else(|| fitting.iter().find(is_small)).or(fitting.last());
     found
         .copied()
-        .ok_or("their tiles take more workgroup memory, invocations or registers than the device allows")
+        .ok_or("their tiles need more workgroup memory, invocations or registers than the device allows")
 }
 
 /// Returns devices with `fragment`, and channels, for lists of kernels: subgroups of 32 and of 64,

@@ -96,12 +96,12 @@ impl Options<'_> {
     pub(crate) fn check(&self, shape: Shape) -> Result<(), Error> {
         check_options(self.scale, self.softcap)?;
         if self.rotary.is_some() {
-            let why = "they are a layer's; rotate queries and keys first";
-            return Err(Error::Unsupported { what: "rotary positions of attention alone", why });
+            let why = "only layers rotate; rotate queries and keys before the call";
+            return Err(Error::Unsupported { what: "rotary positions outside a layer", why });
         }
         let Some(kv_len) = shape.kv_len.checked_sub(self.appended) else {
             let value = self.appended as f64;
-            return Err(Error::Option { option: "appended", value, expected: "at most kv_len" });
+            return Err(Error::Option { option: "appended", value, expected: "at most `kv_len`" });
         };
         self.mask.check(Shape { kv_len, ..shape })?;
         self.dropout.as_ref().map_or(Ok(()), |dropout| check_dropout(dropout, &shape))

@@ -38,7 +38,7 @@ macro_rules! operators {
                 // caches.
                 Family::CacheLengths => caches::lengths(gpu).await,
                 // The problems of attention, projections and caches use the other families.
-                _ => Err(Error::PutAside { family }),
+                _ => Err(Error::Disabled { family }),
             }
         }
     };

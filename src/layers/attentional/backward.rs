@@ -76,7 +76,7 @@ impl<'a> AttentionalBackward<'a> {
         tensors.write("d_weight", d_weight, Element::Float, weight.shape())?;
         tensors.write("d_bias", d_bias, Element::Float, [1, 1, 1, shape[3]])?;
         tensors.require_gradients(
-            "nothing is asked for: give `d_context`, `d_hidden`, `d_weight` or `d_bias`",
+            "no gradient is requested; set `d_context`, `d_hidden`, `d_weight` or `d_bias`",
         )?;
         tensors.check_aliasing()
     }

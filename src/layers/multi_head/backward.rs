@@ -700,7 +700,7 @@ impl MultiHeadAttention {
         // There is no scratch yet, so any buffer replaces it: plans read layouts only.
         let between = self.between(call, &shape, |_| d_out.buffer);
         tensors.write_checked(self.products(call, &between, &shape, appended).written.views());
-        let why = "nothing is asked for: give `d_query`, `d_key`, `d_value`, `d_weights` or a gradient of the mask's";
+        let why = "no gradient is requested; set `d_query`, `d_key`, `d_value`, `d_weights` or a gradient of the mask";
         tensors.require_gradients(why)?;
         tensors.check_aliasing()?;
         self.plan_backward(call, shape, device)
@@ -861,5 +861,5 @@ fn attended<'a>(
 
 /// The error for the gradient of a tensor that the layer does not have.
 fn without(what: &'static str) -> Error {
-    Error::Unsupported { what, why: "the layer was made without it: leave its gradient out" }
+    Error::Unsupported { what, why: "the layer was made without it; omit this gradient" }
 }

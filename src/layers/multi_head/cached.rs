@@ -39,7 +39,8 @@ impl MultiHeadAttention {
         call.mask.check_for_cache()?;
         if let Some(rotary) = call.rotary {
             if rotary.at.tensor().is_none() {
-                let why = "its rows stand where the cache says: give `RowPositions::Tensor(cache.starts())`";
+                let why =
+                    "the cache sets the positions of the rows; pass `RowPositions::Tensor(cache.starts())`";
                 return Err(Error::Unsupported { what: "rotary positions from a start, with a cache", why });
             }
             rotary.check(shape.q(), tensors)?;

@@ -208,11 +208,12 @@ impl MultiHeadConfig {
         let (what, why) = match (self.output_gate.is_some(), weights) {
             (true, false) => (
                 "`MultiHeadConfig::output_gate` without weights",
-                "the layer has a gate: set `gate` of the weights",
+                "the layer has a gate; set `gate` of the weights",
             ),
-            (false, true) => {
-                ("`gate` of the weights alone", "the layer has no gate: set `MultiHeadConfig::output_gate`")
-            }
+            (false, true) => (
+                "`gate` of the weights without `output_gate`",
+                "the layer has no gate; set `MultiHeadConfig::output_gate`",
+            ),
             _ => return Ok(()),
         };
         Err(Error::Unsupported { what, why })

@@ -146,8 +146,8 @@ impl MultiHeadAttention {
             same_dtype("bias_v", v, k.dtype())?;
         }
         if weights.qk_norm.is_some() && config.qk_norm.is_none() {
-            let why = "the layer has no norm of queries and keys: set `MultiHeadConfig::qk_norm`";
-            return Err(Error::Unsupported { what: "`qk_norm` of the weights alone", why });
+            let why = "the layer does not normalise queries and keys; set `MultiHeadConfig::qk_norm`";
+            return Err(Error::Unsupported { what: "`qk_norm` of the weights without the option", why });
         }
         let [q_norm, k_norm] = weights.qk_norm.unwrap_or_default();
         let norm = |n: usize, norm| OwnedNorm::new(NORMS[n], &norm, config.head_dim, device);
@@ -488,10 +488,9 @@ impl MultiHeadAttention {
     ) -> Result<(), Error> {
         let Some(rotary) = call.rotary else { return Ok(()) };
         if shape.kv_len - self.appended_keys() != shape.q_len {
-            let why =
-                "they are those of self-attention; else rotate with `Positions` what `Projection` gives";
+            let why = "a layer rotates only self-attention; rotate the outputs of `Projection` with `Positions` instead";
             return Err(Error::Unsupported {
-                what: "rotary positions of fewer or more keys than queries",
+                what: "rotary positions with unequal numbers of queries and keys",
                 why,
             });
         }

@@ -115,8 +115,11 @@ pub(super) fn project_inputs<'a, R: Real>(
     let MultiHeadShape { batch, q_len, kv_len } = shape;
     config.shape(batch, q_len, kv_len, 0).check()?;
     if options.rotary.is_some() && q_len != kv_len {
-        let why = "they are those of self-attention; else rotate what is projected";
-        return Err(Error::Unsupported { what: "rotary positions of fewer or more keys than queries", why });
+        let why = "a layer rotates only self-attention; rotate the projected tensors instead";
+        return Err(Error::Unsupported {
+            what: "rotary positions with unequal numbers of queries and keys",
+            why,
+        });
     }
     let q = side(query, batch.saturating_mul(q_len), config.side(Side::Query), &weights.query)?;
     let k = side(key, batch.saturating_mul(kv_len), config.side(Side::Key), &weights.key)?;
@@ -180,8 +183,8 @@ fn normed<R: Real>(
 ) -> Result<(Vec<R>, Vec<R>), Error> {
     let Some(of) = &config.qk_norm else {
         if weights.qk_norm.is_some() {
-            let why = "the layer has no norm of queries and keys: set `MultiHeadConfig::qk_norm`";
-            return Err(Error::Unsupported { what: "`qk_norm` of the weights alone", why });
+            let why = "the layer does not normalise queries and keys; set `MultiHeadConfig::qk_norm`";
+            return Err(Error::Unsupported { what: "`qk_norm` of the weights without the option", why });
         }
         return Ok((Vec::new(), x));
     };

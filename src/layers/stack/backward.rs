@@ -265,10 +265,10 @@ impl Stack {
         }
         if written.is_empty() {
             let why = match memory {
-                Some(_) => "nothing is asked for: give `d_x`, `d_memory`, `d_layers` or `d_final_norm`",
-                None => "nothing is asked for: give `d_x`, `d_layers` or `d_final_norm`",
+                Some(_) => "no gradient is requested; set `d_x`, `d_memory`, `d_layers` or `d_final_norm`",
+                None => "no gradient is requested; set `d_x`, `d_layers` or `d_final_norm`",
             };
-            return Err(Error::Unsupported { what: "a backward pass without gradients", why });
+            return Err(Error::Unsupported { what: "the backward pass", why });
         }
         check_aliasing(&written, &read, device)?;
         let streams = [Slot::Middle, Slot::Branch, Slot::Normed, Slot::Stream, self.last_input()];

@@ -32,8 +32,8 @@ impl<'a> StackForward<'a> {
         let Some(cache) = self.cache else { return Ok(()) };
         cache.check_recorded()?;
         if cache.advanced() != self.x.shape()[2] {
-            let why = "advance it by as many tokens as x has rows, then record the call";
-            let what = "rows that are not those of the cache's last advance";
+            let why = "advance the cache by the number of rows of `x`, then record the call";
+            let what = "rows of `x` that differ from the cache's last advance";
             return Err(Error::Unsupported { what, why });
         }
         Ok(())

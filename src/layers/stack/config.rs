@@ -119,13 +119,13 @@ impl TransformerLayerConfig {
             TransformerLayerConfig { attention, keys_of: None, ..*config }
         };
         if configs.iter().any(|config| common(config) != common(first)) {
-            let why = "layers of a stack may differ in `MultiHeadConfig::scale`, `MultiHeadConfig::softcap` and `TransformerLayerConfig::keys_of` only";
+            let why = "layers may differ only in `MultiHeadConfig::scale`, `MultiHeadConfig::softcap` and `TransformerLayerConfig::keys_of`";
             return Err(Error::Unsupported { what: "`configs` of layers that differ in other options", why });
         }
         for (n, config) in configs.iter().enumerate() {
             let own = |source: &usize| *source < n && configs[*source].keys_of.is_none();
             if let Some(source) = config.keys_of.filter(|source| !own(source)) {
-                let expected = "an earlier layer that has keys of its own";
+                let expected = "the index of an earlier layer without `keys_of`";
                 return Err(Error::Option { option: "keys_of", value: source as f64, expected });
             }
         }
@@ -144,8 +144,12 @@ impl TransformerLayerConfig {
         let MultiHeadConfig { query_features, key_features, value_features, out_features, .. } =
             self.attention;
         if [query_features, key_features, value_features].iter().any(|n| *n != out_features) {
-            let why = "a block adds its attention's output to its input: all four widths must be the same";
-            return Err(Error::Unsupported { what: "attention with inputs of other widths", why });
+            let why =
+                "a block adds the output to the input; make queries, keys, values and output equally wide";
+            return Err(Error::Unsupported {
+                what: "attention with inputs and output of different widths",
+                why,
+            });
         }
         Ok(())
     }

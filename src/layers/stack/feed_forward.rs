@@ -53,7 +53,7 @@ impl FeedForward {
         device: &DeviceFacts,
     ) -> Result<Self, Error> {
         if weights.gate.is_some() != config.gated {
-            let why = "a gated layer has the weights of a gate, another has none";
+            let why = "set it if `TransformerLayerConfig::gated` is set, and only then";
             return Err(Error::Unsupported { what: "feed_forward.gate", why });
         }
         let (features, hidden) = (config.features(), config.hidden_features);

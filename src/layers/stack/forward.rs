@@ -104,7 +104,7 @@ impl Stack {
         if let Some(cache) = cache {
             check_cache(cache, self, rows, &call.layers)?;
             if weights.is_some() {
-                let why = "a cache has no fixed number of keys; give all rows at once, without it";
+                let why = "a cache has no fixed number of keys; record all rows at once without a cache";
                 return Err(Error::Unsupported { what: "attention weights with a cache", why });
             }
         }

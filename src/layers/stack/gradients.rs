@@ -10,7 +10,7 @@ pub(crate) type WrittenGradients<'a> = Vec<(&'static str, TensorView<'a>)>;
 
 /// The error for the gradient of a tensor that the stack does not have.
 pub(super) fn without(what: &'static str) -> Error {
-    Error::Unsupported { what, why: "the stack was made without it: leave its gradient out" }
+    Error::Unsupported { what, why: "the stack was made without it; omit this gradient" }
 }
 
 impl OwnedNorm {

@@ -32,7 +32,7 @@ impl Hidden {
         device: &DeviceFacts,
     ) -> Result<(), Error> {
         if self.layers == 0 {
-            let why = "the only layer gives `out`: leave it out";
+            let why = "the only layer writes `out`, so there are no other hidden states; omit `hidden`";
             return Err(Error::Unsupported { what: "hidden", why });
         }
         check_rows_of("hidden", hidden, &config.attention, access, device)?;

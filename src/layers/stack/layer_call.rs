@@ -59,7 +59,7 @@ impl<'a> LayerCalls<'a> {
             return Err(Error::Length { tensor: "layer_calls", expected: layers, got: each.len() });
         }
         if self.mask.is_some() || self.rotary.is_some() {
-            let why = "each entry of `layer_calls` has the mask and the rotation of its layer: leave out those for all layers";
+            let why = "each entry of `layer_calls` sets the mask and rotation of its layer; omit `mask` and `rotary`";
             return Err(Error::Unsupported { what: "`mask` or `rotary` with `layer_calls`", why });
         }
         Ok(())

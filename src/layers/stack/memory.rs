@@ -78,7 +78,7 @@ impl Stack {
             _ => Err(Error::Shape {
                 tensor: "memory.keys",
                 axis: "length",
-                expected: format!("more than {appended}, which layers append"),
+                expected: format!("more than {appended}, the number of appended keys"),
                 got: shape[2],
                 shape,
                 wanted: None,

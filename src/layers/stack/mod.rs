@@ -105,7 +105,7 @@ impl Stack {
         };
         let layers: Vec<Layer> = weights.iter().zip(configs).map(layer).collect::<Result<_, Error>>()?;
         if layers.iter().any(|layer| layer.appended() != layers[0].appended()) {
-            let why = "all layers of a stack append as many keys, or none";
+            let why = "all layers of a stack must append the same number of keys";
             return Err(Error::Unsupported { what: "`bias_kv` in some layers", why });
         }
         Ok(Stack {

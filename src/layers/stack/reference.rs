@@ -78,9 +78,10 @@ pub(crate) fn check_shared_keys<'a>(
             _ => false,
         };
         if !same {
-            let why = "give it the rotation and the positions of the layer whose keys it reads, or neither of them any";
+            let why =
+                "use the rotation and positions of the layer whose keys it reads, or no rotation in both";
             return Err(Error::Unsupported {
-                what: "another rotation in a layer with `TransformerLayerConfig::keys_of`",
+                what: "a different rotation in a layer with `TransformerLayerConfig::keys_of`",
                 why,
             });
         }

@@ -105,11 +105,11 @@ impl<'a> SelfAttention<'a> {
 pub(crate) fn check_cache(cache: &Cache, stack: &Stack, rows: Rows, calls: &LayerCalls) -> Result<(), Error> {
     let (layer, config) = (&stack.layers[0].attention, &stack.config.attention);
     if cache.device() != layer.pipelines().device() {
-        let why = "make it with `Cache::with_pipelines` and the pipelines of the stack";
+        let why = "create it with `Cache::with_pipelines` and the pipelines of the stack";
         return Err(Error::Unsupported { what: "a cache on another device", why });
     }
     if layer.appended_keys() > 0 {
-        let why = "there each step would append them again; give all rows at once, without it";
+        let why = "with a cache, every step would append them again; record all rows at once without a cache";
         return Err(Error::Unsupported { what: "`bias_kv` and `add_zero_attn` with a cache", why });
     }
     let of_cache = cache.config();
@@ -122,14 +122,14 @@ pub(crate) fn check_cache(cache: &Cache, stack: &Stack, rows: Rows, calls: &Laye
     ];
     for (option, wanted, got) in sizes {
         if wanted != got {
-            let expected = "as the stack and x have it";
+            let expected = "the same as in the stack and `x`";
             return Err(Error::Option { option, value: got as f64, expected });
         }
     }
     let unordered = (0..calls.distinct()).find(|n| !calls.mask_of(*n).orders_rows());
     if let Some(n) = unordered.filter(|_| rows.length > 1) {
-        let why = "rows would see later rows of their own call, but none of a later call: add `and_causal()` to the \
-                   mask, or `window(usize::MAX, usize::MAX)` if every row of a call is to see all others";
+        let why = "rows would see later rows of the same call, but no rows of later calls; add `and_causal()` to the \
+                   mask, or `window(usize::MAX, usize::MAX)` to allow this";
         let error = Error::Unsupported { what: "several rows with a cache and no causal rule", why };
         return Err(calls.at(n, error));
     }
@@ -141,8 +141,7 @@ pub(crate) fn check_no_cache(cache: Option<&Cache>) -> Result<(), Error> {
     match cache {
         None => Ok(()),
         Some(_) => {
-            let why =
-                "a cache keeps no more than it must for the next token; give all rows at once, without it";
+            let why = "a cache does not store what gradients need; record all rows at once without a cache";
             Err(Error::Unsupported { what: "a backward pass of a forward call with a cache", why })
         }
     }

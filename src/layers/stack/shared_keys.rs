@@ -37,9 +37,9 @@ impl SharedKeys {
             source.is_some_and(|source| !have_same_keys(weights(n), weights(source)))
         };
         if sources.iter().enumerate().any(others) {
-            let why = "its `key`, `value`, `bias_kv` and the norm of its keys must be the tensors of the layer whose keys it reads";
+            let why = "`key`, `value`, `bias_kv` and the key norm must be the tensors of the layer whose keys it reads";
             return Err(Error::Unsupported {
-                what: "other weights in a layer with `TransformerLayerConfig::keys_of`",
+                what: "different key weights in a layer with `TransformerLayerConfig::keys_of`",
                 why,
             });
         }
@@ -93,8 +93,9 @@ impl SharedKeys {
                 _ => false,
             };
             if !same {
-                let why = "give it the rotation and the positions of the layer whose keys it reads, or neither of them any";
-                let what = "another rotation in a layer with `TransformerLayerConfig::keys_of`";
+                let why =
+                    "use the rotation and positions of the layer whose keys it reads, or no rotation in both";
+                let what = "a different rotation in a layer with `TransformerLayerConfig::keys_of`";
                 return Err(calls.at(n, Error::Unsupported { what, why }));
             }
         }
@@ -172,7 +173,7 @@ impl SharedKeys {
             let unwanted =
                 [own.key.weight, own.key.bias, own.value.weight, own.value.bias, k_norm.weight, k_norm.bias];
             if own.bias_kv.is_some() || unwanted.iter().any(Option::is_some) {
-                let why = "ask for them in the layer whose keys it reads, where they are summed over all layers that do";
+                let why = "request them in the layer whose keys it reads; they are summed over all layers that read these keys";
                 let what = "gradients of keys and values in a layer with `TransformerLayerConfig::keys_of`";
                 return Err(Error::Unsupported { what, why });
             }

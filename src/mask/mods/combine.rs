@@ -58,13 +58,13 @@ fn known(how: Combination, parts: &[Interned]) -> Result<Interned, Error> {
     let kind = if how == Combination::Then { Kind::Score } else { Kind::Pairs };
     let refused = |message| Error::Mod { function: kind.function(), message };
     if parts.is_empty() {
-        return Err(refused("a combination of no mods".to_string()));
+        return Err(refused("the combination is empty; pass at least one function".to_string()));
     }
     let words: usize = parts.iter().map(|part| part.uniform_words()).sum();
     if words > UNIFORM_WORDS {
         let (got, most) = (4 * words, 4 * UNIFORM_WORDS);
         return Err(refused(format!(
-            "the mods' Uniforms together have {got} bytes, at most {most} are taken"
+            "the combined `Uniforms` have {got} bytes, but at most {most} are supported; capture a tensor"
         )));
     }
     let sources: Vec<&Source> = parts.iter().map(|part| part.source()).collect();
@@ -148,14 +148,12 @@ fn renamed(
         module.functions.iter().find(|(_, f)| f.name.as_deref() == Some(name)).map(|(handle, _)| handle)
     };
     if part.kind == Kind::Score && find("score_mod_slope").is_some() {
-        return Err(
-            "a mod with a `score_mod_slope` of its own cannot be combined: write one text".to_string()
-        );
+        return Err("a function with `score_mod_slope` cannot be combined; write one function".to_string());
     }
     let named =
         |name: &str| module.types.iter().find(|(_, ty)| ty.name.as_deref() == Some(name)).map(|(h, _)| h);
     let (Some(at), Some(root)) = (named("At"), find(part.kind.function())) else {
-        return Err("a part is missing".to_string());
+        return Err("`At` or the function is missing".to_string());
     };
     let mut given = HashMap::new();
     let mut give = |function: &str, name: String| {

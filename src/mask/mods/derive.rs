@@ -245,7 +245,7 @@ impl Body<'_> {
     pub(super) fn refuse_derivative<T>(&self, what: &str, h: Handle<Expression>) -> Result<T, Refusal> {
         let hook = match self.dual {
             Some((_, By::Captured(_))) => "",
-            _ => "; write `fn score_mod_slope(score: f32, at: At) -> f32` for the derivative by score",
+            _ => "; declare its derivative as `fn score_mod_slope(score: f32, at: At) -> f32`",
         };
         refuse(format!("{what} is not differentiable here{hook}"), self.span(h))
     }

@@ -44,15 +44,15 @@ impl FeatureMod {
         let mut words =
             words.split(|c: char| !(c.is_alphanumeric() || c == '_')).filter(|word| !word.is_empty());
         if !words.clone().zip(words.clone().skip(1)).any(|pair| pair == ("fn", "feature_map")) {
-            return Err(refused(format!("the function is missing: `{SIGNATURE}`")));
+            return Err(refused(format!("the function is missing; declare `{SIGNATURE}`")));
         }
         if words.any(|word| word == "Uniforms") {
-            return Err(refused("a feature map has no `Uniforms`; write constants".into()));
+            return Err(refused("a feature map cannot have `Uniforms`; use constants".into()));
         }
         match intern(Kind::Score, &format!("{text}{AS_SCORE}"), &[]) {
             Ok(interned) => Ok(FeatureMod(interned)),
             Err(Error::Mod { message, .. }) if message.contains(AS_SCORE.trim()) => {
-                Err(refused(format!("it must be `{SIGNATURE}`")))
+                Err(refused(format!("the signature must be `{SIGNATURE}`")))
             }
             Err(Error::Mod { message, .. }) => Err(refused(message)),
             Err(other) => Err(other),

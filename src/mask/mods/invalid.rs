@@ -86,21 +86,19 @@ impl Words<'_> {
                 return self.of_expression(source);
             }
             FunctionError::InvalidReturnType { expression: None, expected_ty: Some(wanted) } => {
-                format!(
-                    "`{}` must return a value of type {} on every way to its end",
-                    self.name,
-                    self.of_type(*wanted)
-                )
+                format!("`{}` must return a value of type {} on every path", self.name, self.of_type(*wanted))
             }
             FunctionError::InvalidReturnType { expression: Some(got), expected_ty } => {
                 let got = self.type_of(*got)?;
                 match expected_ty {
-                    Some(wanted) => format!("`{}` returns {}, not {got}", self.name, self.of_type(*wanted)),
-                    None => format!("`{}` has no result, this returns {got}", self.name),
+                    Some(wanted) => {
+                        format!("`{}` must return {}, not {got}", self.name, self.of_type(*wanted))
+                    }
+                    None => format!("`{}` has no return type, but this returns {got}", self.name),
                 }
             }
             FunctionError::InvalidIfType(condition) => {
-                format!("a condition is a bool, not {}", self.type_of(*condition)?)
+                format!("a condition must be bool, not {}", self.type_of(*condition)?)
             }
             FunctionError::InvalidSwitchType(value) => {
                 format!("`switch` takes i32 or u32, not {}", self.type_of(*value)?)
@@ -110,12 +108,12 @@ impl Words<'_> {
                 let name = called.name.as_deref().unwrap_or_default();
                 match error {
                     CallError::ArgumentCount { required, seen } => {
-                        format!("`{name}` takes {required} arguments, {seen} are given")
+                        format!("`{name}` takes {required} arguments, got {seen}")
                     }
                     CallError::ArgumentType { index, required, seen_expression } => {
                         let (wanted, got) = (self.of_type(*required), self.type_of(*seen_expression)?);
                         format!(
-                            "`{name}`: argument {} is {wanted}, not {got}{}",
+                            "`{name}`: argument {} must be {wanted}, not {got}{}",
                             index + 1,
                             self.advice(&wanted, *seen_expression)
                         )
@@ -132,22 +130,26 @@ impl Words<'_> {
         let said = match error {
             ExpressionError::InvalidBinaryOperandTypes { op, lhs_type, rhs_type, rhs_expr, .. } => {
                 let [left, right] = [lhs_type, rhs_type].map(|ty| self.of_inner(ty));
-                format!("`{}` of {left} and {right}{}", binary(*op), self.advice(&left, *rhs_expr))
+                format!(
+                    "`{}` is not defined for {left} and {right}{}",
+                    binary(*op),
+                    self.advice(&left, *rhs_expr)
+                )
             }
             ExpressionError::InvalidUnaryOperandType(op, operand) => {
-                format!("`{}` of {}", unary(*op), self.type_of(*operand)?)
+                format!("`{}` is not defined for {}", unary(*op), self.type_of(*operand)?)
             }
             ExpressionError::SelectConditionNotABool { actual } => {
-                format!("the condition of `select` is a bool, not {}", self.of_inner(actual))
+                format!("the condition of `select` must be bool, not {}", self.of_inner(actual))
             }
             ExpressionError::InvalidArgumentType(function, index, argument) => {
                 let name = format!("{function:?}").to_lowercase();
                 format!("`{name}`: argument {} cannot be {}", index + 1, self.type_of(*argument)?)
             }
             ExpressionError::WrongArgumentCount(function) => {
-                format!("`{}` takes another number of arguments", format!("{function:?}").to_lowercase())
+                format!("`{}` has the wrong number of arguments", format!("{function:?}").to_lowercase())
             }
-            ExpressionError::InvalidIndexType(_) => "an index is i32 or u32".into(),
+            ExpressionError::InvalidIndexType(_) => "an index must be i32 or u32".into(),
             _ => return None,
         };
         Some(said)
@@ -163,7 +165,7 @@ impl Words<'_> {
         let written =
             self.function.expressions.get_span(expression).to_range().and_then(|range| self.text.get(range));
         let written = written.filter(|text| text.len() <= 40 && !text.contains('\n')).unwrap_or("…");
-        format!(": convert one, for instance `{wanted}({written})`")
+        format!("; convert one, for example `{wanted}({written})`")
     }
 
     fn type_of(&self, expression: Handle<Expression>) -> Option<String> {
@@ -256,29 +258,26 @@ mod tests {
         let cases = [
             (
                 "return score + f32(at.query - i32(at.key));",
-                "`-` of u32 and i32: convert one, for instance `u32(i32(at.key))`",
+                "`-` is not defined for u32 and i32; convert one, for example `u32(i32(at.key))`",
             ),
             (
                 "let d = score * at.key; return d;",
-                "`*` of f32 and u32: convert one, for instance `f32(at.key)`",
+                "`*` is not defined for f32 and u32; convert one, for example `f32(at.key)`",
             ),
-            ("return own(score);", "`own` takes 2 arguments, 1 are given"),
+            ("return own(score);", "`own` takes 2 arguments, got 1"),
             (
                 "return own(score, score);",
-                "`own`: argument 2 is u32, not f32: convert one, for instance `u32(score)`",
+                "`own`: argument 2 must be u32, not f32; convert one, for example `u32(score)`",
             ),
-            ("return at.key;", "`score_mod` returns f32, not u32"),
-            (
-                "if at.key > 3u { return score; }",
-                "`score_mod` must return a value of type f32 on every way to its end",
-            ),
-            ("if at.key { return score; } return 0.0;", "a condition is a bool, not u32"),
+            ("return at.key;", "`score_mod` must return f32, not u32"),
+            ("if at.key > 3u { return score; }", "`score_mod` must return a value of type f32 on every path"),
+            ("if at.key { return score; } return 0.0;", "a condition must be bool, not u32"),
             ("var x = 1u; x = score; return f32(x);", "cannot convert elements of `f32` to `u32`"),
             (
                 "return select(1u, score, at.key > 3u);",
                 "reject value of type `u32`; accept value of type `f32`",
             ),
-            ("return -at.key;", "`-` of u32"),
+            ("return -at.key;", "`-` is not defined for u32"),
         ];
         for (body, words) in cases {
             let said = said(body);
@@ -287,7 +286,7 @@ mod tests {
             let handle = said.split('[').skip(1).any(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
             assert!(!handle, "{said}");
             // The span is not the whole function, which begins in line 2.
-            assert!(said.contains("--> line 3,") || words.contains("every way"), "{said}");
+            assert!(said.contains("--> line 3,") || words.contains("every path"), "{said}");
         }
     }
 }

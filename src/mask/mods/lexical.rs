@@ -68,9 +68,9 @@ pub(super) fn check_depth(text: &str) -> Result<(), Refusal> {
             _ => words += 1,
         }
         let refused = [
-            (depth + angles > DEEPEST, "nested too deep; name parts of it"),
-            (words > LONGEST_STATEMENT, "too long a statement; name parts of it, or take a tensor"),
-            (elses > MOST_ELSES, "too many branches; take a switch, an array or a tensor"),
+            (depth + angles > DEEPEST, "nested too deep; assign parts to variables"),
+            (words > LONGEST_STATEMENT, "the statement is too long; split it or capture a tensor"),
+            (elses > MOST_ELSES, "too many `else` branches; use `switch`, an array or a captured tensor"),
         ];
         if let Some((_, why)) = refused.into_iter().find(|(holds, _)| *holds) {
             return refuse(why, span);

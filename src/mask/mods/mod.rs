@@ -95,10 +95,10 @@ impl Captured {
         let name = &self.name;
         let starts = name.starts_with(|c: char| c.is_ascii_alphabetic());
         if !starts || !name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
-            return Err(format!("a captured tensor cannot be called `{name}`: take letters, digits and _"));
+            return Err(format!("`{name}` cannot name a captured tensor; use letters, digits and `_`"));
         }
         if others.iter().any(|other| other.name == *name) {
-            return Err(format!("two captured tensors are called `{name}`"));
+            return Err(format!("two captured tensors have the name `{name}`"));
         }
         Ok(())
     }
@@ -139,7 +139,10 @@ fn intern(kind: Kind, text: &str, captured: &[Captured]) -> Result<Interned, Err
     }
     let refused = |message| Error::Mod { function: kind.function(), message };
     if captured.len() > MOST_CAPTURED {
-        return Err(refused(format!("{} tensors are captured, at most {MOST_CAPTURED}", captured.len())));
+        return Err(refused(format!(
+            "{} tensors are captured, but at most {MOST_CAPTURED} are supported",
+            captured.len()
+        )));
     }
     for (n, one) in captured.iter().enumerate() {
         one.check(&captured[..n]).map_err(refused)?;
@@ -238,7 +241,7 @@ impl<'a> Bound<'a> {
         let Source { captured, captured_slopes, .. } = self.interned.0;
         if gradients.given > captured.len() {
             let message = format!(
-                "it captures {} tensors; {} gradients are asked for",
+                "the function captures {} tensors, but {} gradients are requested",
                 captured.len(),
                 gradients.given
             );
@@ -260,13 +263,15 @@ impl<'a> Bound<'a> {
         if self.given != captured.len() {
             let names: Vec<_> = captured.iter().map(|captured| captured.name.as_str()).collect();
             let wanted = if names.is_empty() { "none".to_string() } else { names.join(", ") };
-            return self.interned.refuse(format!("it captures {wanted}; {} tensors were given", self.given));
+            return self
+                .interned
+                .refuse(format!("the function captures {wanted}, but {} tensors were passed", self.given));
         }
         if self.bytes != 4 * uniform_words {
             let wanted = 4 * uniform_words;
             return self
                 .interned
-                .refuse(format!("its Uniforms have {wanted} bytes, {} were given", self.bytes));
+                .refuse(format!("`Uniforms` has {wanted} bytes, but {} were passed", self.bytes));
         }
         for (captured, (name, view)) in captured.iter().zip(self.tensors()) {
             view.check_element(name, captured.of)?;

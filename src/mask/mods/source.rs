@@ -59,7 +59,7 @@ fn written(
         module.functions.iter().find(|(_, f)| f.name.as_deref() == Some(name)).map(|(handle, _)| handle)
     };
     let Some(root) = find(kind.function()) else {
-        return refuse(format!("the function is missing: `{}`", kind.signature()), Span::default());
+        return refuse(format!("the function is missing; declare `{}`", kind.signature()), Span::default());
     };
     check_signature(module, root, kind, kind.signature(), at)?;
     let uniforms = named("Uniforms").filter(|_| has_uniforms(source));
@@ -128,7 +128,7 @@ fn written(
     };
     let of_captured = |(n, one): (usize, &Captured)| match one.of {
         Element::Float => derivative(By::Captured(n)),
-        _ => Err(format!("`{}` is not of floats: it has no gradient", one.name)),
+        _ => Err(format!("`{}` does not hold floats, so it has no gradient", one.name)),
     };
     let captured_slopes = captured.iter().enumerate().filter(|_| kind == Kind::Score).map(of_captured);
     let captured_slopes = captured_slopes.collect();
@@ -214,7 +214,7 @@ fn check_signature(
     if takes && function.result.as_ref().and_then(|result| scalar(result.ty)) == Some(wanted) {
         return Ok(());
     }
-    refuse(format!("it must be `{signature}`"), module.functions.get_span(handle))
+    refuse(format!("the signature must be `{signature}`"), module.functions.get_span(handle))
 }
 
 /// Returns the text of `PREFIX_uniforms()`, and the number of its words. The function begins with
@@ -226,14 +226,16 @@ pub(super) fn uniform_reader(
     word: impl Fn(u32) -> String,
 ) -> Result<(String, usize), Refusal> {
     let module = writer.module;
-    let refusal = "the members of Uniforms are f32, i32, u32 and vectors of them";
+    let refusal = "members of `Uniforms` must be f32, i32, u32 or vectors of them";
     let TypeInner::Struct { members, span } = &module.types[ty].inner else {
-        return refuse("Uniforms is a struct", module.types.get_span(ty));
+        return refuse("`Uniforms` must be a struct", module.types.get_span(ty));
     };
     let words = *span as usize / 4;
     if words > UNIFORM_WORDS {
-        let message =
-            format!("Uniforms has {span} bytes, at most {} are taken; capture a tensor", 4 * UNIFORM_WORDS);
+        let message = format!(
+            "`Uniforms` has {span} bytes, but at most {} are supported; capture a tensor",
+            4 * UNIFORM_WORDS
+        );
         return refuse(message, module.types.get_span(ty));
     }
     let prefix = writer.prefix;
@@ -312,32 +314,35 @@ mod tests {
         let score = "fn score_mod(score: f32, at: At) -> f32 { return score; }";
         let body = |body: &str| format!("fn score_mod(score: f32, at: At) -> f32 {{ {body} return score; }}");
         let cases = [
-            ("", "the function is missing: `fn score_mod(score: f32, at: At) -> f32`"),
-            ("fn score_mod(score: f32) -> f32 { return score; }", "it must be `fn score_mod"),
-            ("fn score_mod(score: f32, at: At) -> bool { return true; }", "it must be `fn score_mod"),
+            ("", "the function is missing; declare `fn score_mod(score: f32, at: At) -> f32`"),
+            ("fn score_mod(score: f32) -> f32 { return score; }", "the signature must be `fn score_mod"),
+            (
+                "fn score_mod(score: f32, at: At) -> bool { return true; }",
+                "the signature must be `fn score_mod",
+            ),
             (
                 "struct At { a: u32 } fn score_mod(score: f32, at: At) -> f32 { return score; }",
-                "`At` is given to a mod",
+                "`At` is predefined",
             ),
-            (&format!("var<private> x: f32; {score}"), "no private variables"),
-            (&format!("var<workgroup> x: f32; {score}"), "no workgroup memory"),
+            (&format!("var<private> x: f32; {score}"), "private variables are not"),
+            (&format!("var<workgroup> x: f32; {score}"), "workgroup memory is not"),
             (
                 &format!("@group(0) @binding(1) var<storage, read_write> x: array<f32>; {score}"),
-                "no bindings",
+                "bindings are not",
             ),
-            (&format!("@group(0) @binding(0) var t: texture_2d<f32>; {score}"), "no bindings"),
-            (&format!("override x: f32 = 1.0; {score}"), "no overrides"),
-            (&format!("@compute @workgroup_size(1) fn main() {{}} {score}"), "no entry points"),
+            (&format!("@group(0) @binding(0) var t: texture_2d<f32>; {score}"), "bindings are not"),
+            (&format!("override x: f32 = 1.0; {score}"), "overrides are not"),
+            (&format!("@compute @workgroup_size(1) fn main() {{}} {score}"), "entry points such as"),
             (&body("workgroupBarrier();"), "barriers"),
-            (&body("let x = mat2x2<f32>();"), "no matrices"),
+            (&body("let x = mat2x2<f32>();"), "matrices are not"),
             (&body("var x: array<f32, 100000>;"), "at most 1024 numbers"),
-            (&format!("fn f(x: ptr<function, f32>) {{ *x = 1.0; }} {score}"), "no pointers"),
+            (&format!("fn f(x: ptr<function, f32>) {{ *x = 1.0; }} {score}"), "pointer parameters"),
             (&format!("fn f(x: f32) -> f32 {{ return f(x); }} {score}"), "f"),
-            (&format!("enable f16; fn f(x: f16) -> f16 {{ return x; }} {score}"), "numbers of 32 bits"),
-            (&body("let x = modf(score).fract;"), "a mod cannot call Modf"),
-            (&body("let x = dpdx(score);"), "a mod cannot do this"),
+            (&format!("enable f16; fn f(x: f16) -> f16 {{ return x; }} {score}"), "only 32-bit numbers"),
+            (&body("let x = modf(score).fract;"), "`modf` is not supported"),
+            (&body("let x = dpdx(score);"), "this is not supported"),
             ("fn score_mod(score: f32, at: At) -> f32 { return score; /*", "expected statement"),
-            ("fn score_mod(score: f32, at: At) -> f32 { return score;", "the text ends early"),
+            ("fn score_mod(score: f32, at: At) -> f32 { return score;", "the text ends too early"),
             (&format!("struct Uniforms {{ x: bool }} {score}"), "Uniforms"),
             (&format!("struct Uniforms {{ x: array<vec4<f32>, 20> }} {score}"), "Uniforms"),
             (&format!("fn uniforms() -> f32 {{ return 1.0; }} {score}"), "uniforms"),
@@ -394,7 +399,7 @@ mod tests {
             "fn score_mod(score: f32, at: At) -> f32 {{ return //\r{}score; }}",
             "score+".repeat(8000)
         );
-        assert!(refusal(Kind::Score, &long).contains("too long a statement"));
+        assert!(refusal(Kind::Score, &long).contains("the statement is too long"));
     }
 
     #[test]

@@ -113,9 +113,9 @@ pub(super) fn with_stack<T: Send>(f: impl FnOnce() -> Result<T, String> + Send) 
         let thread = std::thread::Builder::new().stack_size(STACK);
         std::thread::scope(|scope| {
             let reader = thread.spawn_scoped(scope, f);
-            let read = reader.map_err(|e| format!("there is no thread to read it: {e}"))?;
+            let read = reader.map_err(|e| format!("cannot start a thread to parse the function: {e}"))?;
             // If naga panics on a text, the text is invalid.
-            read.join().unwrap_or_else(|_| Err("naga cannot read it".to_string()))
+            read.join().unwrap_or_else(|_| Err("naga cannot parse the function".to_string()))
         })
     }
     #[cfg(target_arch = "wasm32")]
@@ -125,7 +125,7 @@ pub(super) fn with_stack<T: Send>(f: impl FnOnce() -> Result<T, String> + Send) 
 /// Parses and checks a text with naga.
 pub(super) fn module(text: &str, captured: &[Captured]) -> Result<(Module, ModuleInfo), String> {
     if text.len() > LONGEST {
-        return Err(format!("a text of {} bytes; at most {LONGEST} are taken", text.len()));
+        return Err(format!("the text has {} bytes, but at most {LONGEST} are supported", text.len()));
     }
     let said = |refusal: Refusal| refusal.quoted(text);
     check_depth(&without_comments(text)).map_err(said)?;
@@ -135,12 +135,12 @@ pub(super) fn module(text: &str, captured: &[Captured]) -> Result<(Module, Modul
         let of_ours = span.to_range().is_some_and(|range| range.start >= text.len());
         let name = span.to_range().and_then(|range| whole.get(range)).unwrap_or_default();
         if of_ours && error.message().contains("redefinition") {
-            return format!("`{name}` is given to a mod: declare something of another name");
+            return format!("`{name}` is predefined; use another name");
         }
         // The error may reach into the declarations after the text.
         let message = error.message().lines().next().unwrap_or_default();
         if of_ours {
-            return format!("the text ends early: {message}");
+            return format!("the text ends too early: {message}");
         }
         let notes = error.labels().map(|(_, label)| label).chain(error.notes());
         let notes: Vec<_> = notes.filter(|note| !note.is_empty() && !message.contains(note)).collect();
@@ -161,20 +161,20 @@ pub(super) fn module(text: &str, captured: &[Captured]) -> Result<(Module, Modul
 fn check(module: &Module, length: usize) -> Result<(), Refusal> {
     if let Some((handle, variable)) = module.global_variables.iter().next() {
         let what = match variable.space {
-            AddressSpace::WorkGroup => "workgroup memory",
-            AddressSpace::Private => "private variables; a function may have variables of its own",
-            _ => "bindings; what it captures is given with `Captured`",
+            AddressSpace::WorkGroup => "workgroup memory is not supported",
+            AddressSpace::Private => "private variables are not supported; use variables inside functions",
+            _ => "bindings are not supported; capture tensors with `Captured`",
         };
-        return refuse(format!("a mod has no {what}"), module.global_variables.get_span(handle));
+        return refuse(what, module.global_variables.get_span(handle));
     }
     if let Some((handle, _)) = module.overrides.iter().next() {
         return refuse(
-            "a mod has no overrides; write a const, or a member of Uniforms",
+            "overrides are not supported; use `const` or a member of `Uniforms`",
             module.overrides.get_span(handle),
         );
     }
     if let Some(entry) = module.entry_points.first() {
-        return refuse(format!("a mod has no entry points, such as `{}`", entry.name), Span::default());
+        return refuse(format!("entry points such as `{}` are not supported", entry.name), Span::default());
     }
     for (handle, ty) in module.types.iter() {
         let span = module.types.get_span(handle);
@@ -182,18 +182,18 @@ fn check(module: &Module, length: usize) -> Result<(), Refusal> {
             TypeInner::Scalar(scalar) | TypeInner::Vector { scalar, .. } if is_plain(*scalar) => {}
             TypeInner::Struct { .. } => {}
             TypeInner::Array { size: ArraySize::Constant(_), .. } => {}
-            TypeInner::Pointer { .. } => return refuse("a mod's functions take no pointers", span),
-            TypeInner::Matrix { .. } => return refuse("a mod has no matrices; take vectors", span),
-            TypeInner::Array { .. } => return refuse("a mod's arrays have a fixed length", span),
+            TypeInner::Pointer { .. } => return refuse("pointer parameters are not supported", span),
+            TypeInner::Matrix { .. } => return refuse("matrices are not supported; use vectors", span),
+            TypeInner::Array { .. } => return refuse("arrays must have a fixed length", span),
             _ => {
                 return refuse(
-                    "a mod has numbers of 32 bits, bools, vectors, arrays and structs of them",
+                    "only 32-bit numbers, bools, and vectors, arrays and structs of them are supported",
                     span,
                 );
             }
         }
         if words(module, handle) > MOST_WORDS {
-            return refuse(format!("a value of a mod has at most {MOST_WORDS} numbers"), span);
+            return refuse(format!("a value may have at most {MOST_WORDS} numbers"), span);
         }
     }
     let mut calls: HashMap<Handle<Function>, usize> = HashMap::new();
@@ -202,7 +202,7 @@ fn check(module: &Module, length: usize) -> Result<(), Refusal> {
         let sum: usize = function.local_variables.iter().map(|(_, local)| words(module, local.ty)).sum();
         if sum > MOST_WORDS {
             return refuse(
-                format!("the variables of a mod's function have at most {MOST_WORDS} numbers"),
+                format!("the variables of a function may have at most {MOST_WORDS} numbers"),
                 span,
             );
         }
@@ -213,14 +213,16 @@ fn check(module: &Module, length: usize) -> Result<(), Refusal> {
         });
         if all > MOST_CALLS {
             return refuse(
-                format!("a mod makes at most {MOST_CALLS} calls, those of what it calls with them"),
+                format!(
+                    "a function may make at most {MOST_CALLS} calls, including those of called functions"
+                ),
                 span,
             );
         }
         calls.insert(handle, all);
         let taken = function.name.as_deref() == Some("uniforms");
         if taken && span.to_range().is_some_and(|range| range.start < length) {
-            return refuse("`uniforms` is given to a mod: name the function otherwise", span);
+            return refuse("`uniforms` is predefined; rename the function", span);
         }
     }
     Ok(())

@@ -391,11 +391,13 @@ impl<'a> Body<'a> {
                 self.line(&format!("{place} = {stored};"));
             }
             Statement::Call { function, arguments, result } => self.call(*function, arguments, *result)?,
-            Statement::Kill => return refuse("a mod cannot discard", span),
+            Statement::Kill => return refuse("`discard` is not supported", span),
             Statement::ControlBarrier(_) | Statement::MemoryBarrier(_) => {
-                return refuse("a mod cannot have barriers: each pair is on its own", span);
+                return refuse("barriers are not supported, because pairs are computed independently", span);
             }
-            _ => return refuse("a mod cannot do this: it may only compute from its arguments", span),
+            _ => {
+                return refuse("this is not supported; a function may only compute from its arguments", span);
+            }
         }
         Ok(())
     }
@@ -455,7 +457,7 @@ impl<'a> Body<'a> {
                 let (place, root) = self.place(*base, kind)?;
                 Ok((format!("{place}[{}]", self.index(*base, *index)?), root))
             }
-            _ => refuse("a mod has no pointers but to its own variables", self.span(h)),
+            _ => refuse("pointers may only point to local variables", self.span(h)),
         }
     }
 
@@ -498,7 +500,7 @@ impl<'a> Body<'a> {
                 u32::from(*size as u8)
             }
             TypeInner::Array { size: ArraySize::Constant(n), .. } => n.get(),
-            _ => return refuse("a mod's arrays have a fixed length", self.span(base)),
+            _ => return refuse("arrays must have a fixed length", self.span(base)),
         };
         Ok(format!("min(u32({}), {}u)", self.value(index)?, length - 1))
     }
@@ -548,7 +550,10 @@ impl<'a> Body<'a> {
             }
             Expression::Math { fun, arg, arg1, arg2, arg3 } => {
                 let Some(name) = fun.try_to_wgsl().filter(|_| !gives_structs(*fun)) else {
-                    return refuse(format!("a mod cannot call {fun:?}"), self.span(h));
+                    return refuse(
+                        format!("`{}` is not supported", format!("{fun:?}").to_lowercase()),
+                        self.span(h),
+                    );
                 };
                 let arguments: Vec<_> = [Some(*arg), *arg1, *arg2, *arg3].into_iter().flatten().collect();
                 format!("{name}({})", self.values(&arguments)?)
@@ -559,7 +564,12 @@ impl<'a> Body<'a> {
             Expression::As { expr, convert: None, .. } => {
                 format!("bitcast<{}>({})", self.ty(h), self.value(*expr)?)
             }
-            _ => return refuse("a mod cannot do this: it may only compute from its arguments", self.span(h)),
+            _ => {
+                return refuse(
+                    "this is not supported; a function may only compute from its arguments",
+                    self.span(h),
+                );
+            }
         })
     }
 
@@ -584,7 +594,7 @@ impl<'a> Body<'a> {
             Expression::Splat { size, value } => format!("vec{}({})", *size as u8, self.constant(*value)?),
             _ => {
                 return refuse(
-                    "a mod's constants are numbers, vectors, arrays, structs",
+                    "constants must be numbers, vectors, arrays or structs",
                     module.global_expressions.get_span(h),
                 );
             }

@@ -80,7 +80,7 @@ impl<'a> ProjectionBackward<'a> {
         let ProjectionBackward { forward, d_y, d_x, d_weight, d_bias, .. } = *self;
         let ProjectionForward { x, linear: Linear { weight, .. }, out, narrow, activation } = forward;
         if activation.is_some() {
-            let why = "leave it out of the call, and record it and its gradient as `Elementwise`";
+            let why = "record the activation and its gradient with `Elementwise` instead";
             return Err(Error::Unsupported {
                 what: "the backward pass of a projection with an `activation`",
                 why,

@@ -155,11 +155,12 @@ impl Projection {
                 same_dtype("linear.bias", bias, *bias_dtype.get_or_insert(bias.dtype()))?;
             }
             if product.narrow != first.narrow {
-                let why = "products recorded together are all narrow or all wide; record them apart";
+                let why = "the products of a call must be all narrow or all wide; record separate calls";
                 return Err(Error::Unsupported { what: "narrow", why });
             }
             if product.activation != first.activation {
-                let why = "products recorded together all have the same one or none; record them apart";
+                let why =
+                    "the products of a call must have the same activation or none; record separate calls";
                 return Err(Error::Unsupported { what: "activation", why });
             }
         }

@@ -38,7 +38,7 @@ impl QuantizedFormat {
             return Err(Error::ZeroSize { tensor: "weight", axis: "in (columns)" });
         }
         if !weights.is_multiple_of(Self::BLOCK) {
-            let (what, by) = ("a quantised row of", "the weights of a block,");
+            let (what, by) = ("the row length of a quantised matrix", "the weights of a block");
             return Err(Error::NotDivisible { what, value: weights, by, divisor: Self::BLOCK });
         }
         Ok((weights / Self::BLOCK).saturating_mul(self.block_bytes()))

@@ -56,7 +56,7 @@ impl<'a> QuantizedMatrix<'a> {
         let QuantizedMatrix { buffer, format, rows, columns, offset } = *self;
         let row_bytes = format.row_bytes(columns)?;
         if !offset.is_multiple_of(4) {
-            let (what, by) = ("the offset of a quantised matrix", "the bytes of a word,");
+            let (what, by) = ("the offset of a quantised matrix", "the bytes of a word");
             return Err(Error::NotDivisible { what, value: offset, by, divisor: 4 });
         }
         if rows == 0 {

@@ -48,14 +48,14 @@ impl<'a> ElementwiseBackward<'a> {
         let ElementwiseBackward { forward, d_out, d_x, d_multiply, accumulate } = *self;
         let mut tensors = forward.check_inputs(device)?;
         if d_multiply.is_some() && forward.multiply.is_none() {
-            let why = "the forward call has no such tensor: leave its gradient out";
+            let why = "the forward call has no such tensor; omit this gradient";
             return Err(Error::Unsupported { what: "d_multiply", why });
         }
         let shape = forward.x.shape();
         tensors.read("d_out", d_out, Element::Float, shape)?;
         tensors.write("d_x", d_x, Element::Float, shape)?;
         tensors.write("d_multiply", d_multiply, Element::Float, shape)?;
-        tensors.require_gradients("nothing is asked for: give `d_x` or `d_multiply`")?;
+        tensors.require_gradients("no gradient is requested; set `d_x` or `d_multiply`")?;
         tensors.finish()?;
         Ok(forward.op().backward(d_out, d_x, d_multiply, accumulate, device))
     }

@@ -62,8 +62,8 @@ impl<'a> ElementwiseForward<'a> {
             tensors.read(name, t, Element::Float, self.x.shape())?;
         }
         if self.multiply.is_some() && self.residual.is_some() {
-            let why = "one call has one second tensor: record two";
-            return Err(Error::Unsupported { what: "`multiply` beside `residual`", why });
+            let why = "they cannot be combined; record two calls";
+            return Err(Error::Unsupported { what: "`multiply` with `residual`", why });
         }
         Ok(tensors)
     }

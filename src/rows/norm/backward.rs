@@ -73,12 +73,12 @@ impl<'a> NormBackward<'a> {
         tensors.write("d_x", d_x, Element::Float, shape)?;
         for (name, gradient, of) in [("d_weight", d_weight, weight), ("d_bias", d_bias, bias)] {
             if gradient.is_some() && of.is_none() {
-                let why = "the forward call has no such tensor: leave its gradient out";
+                let why = "the forward call has no such tensor; omit this gradient";
                 return Err(Error::Unsupported { what: name, why });
             }
             tensors.write(name, gradient, Element::Float, [1, 1, 1, shape[3]])?;
         }
-        tensors.require_gradients("nothing is asked for: give `d_x`, `d_weight` or `d_bias`")?;
+        tensors.require_gradients("no gradient is requested; set `d_x`, `d_weight` or `d_bias`")?;
         tensors.finish()
     }
 

@@ -74,21 +74,21 @@ pub(super) fn caches_made() -> Seen {
     }
     for n in [0, 1, 16, 31, 33, 100] {
         for storage in [CacheStorage::Q8(ScaleGroup::Of(n)), CacheStorage::Q4(ScaleGroup::Of(n))] {
-            refused(&["group", &format!("is {n},"), "a multiple of 32"], config().storage(storage));
+            refused(&["group", &format!("is {n};"), "a multiple of 32"], config().storage(storage));
         }
     }
     for sinks in [CAPACITY, CAPACITY + 1, usize::MAX] {
         refused(
-            &["sink_tokens", "below the capacity"],
+            &["sink_tokens", "below `capacity`"],
             config().layout(CacheLayout::Ring { sink_tokens: sinks }),
         );
     }
     for spare in [CAPACITY - 1, CAPACITY, usize::MAX] {
         let ring = config().layout(CacheLayout::Ring { sink_tokens: 1 });
-        refused(&["spare_tokens", "below the capacity less the sink tokens"], ring.spare_tokens(spare));
+        refused(&["spare_tokens", "below `capacity` minus `sink_tokens`"], ring.spare_tokens(spare));
     }
     for layout in [CacheLayout::Contiguous, CacheLayout::Paged { page: 16, pages: 4 }] {
-        let words = ["spare_tokens is 1", "a ring"];
+        let words = ["`spare_tokens` is 1", "`CacheLayout::Ring`"];
         refused(&words, config().layout(layout).spare_tokens(1));
     }
     for page in [0, 1, 8, 15, 17, 48, 257, 512, usize::MAX] {
@@ -117,7 +117,7 @@ pub(super) fn caches_made() -> Seen {
     };
     Cache::with_pipelines(small.pipelines(), paged(4)).expect("just the limit");
     let error = Cache::with_pipelines(small.pipelines(), paged(5)).expect_err("a page too many");
-    seen.insert(read("a cache", &error, &["the keys of a layer", "5120 bytes", "allows 4096"]));
+    seen.insert(read("a cache", &error, &["the keys of a cache layer", "5120 bytes", "allows 4096"]));
     let long = CacheConfig::new(1, 1, 16 * 2000).layout(CacheLayout::Paged { page: 16, pages: 1 });
     let error = Cache::with_pipelines(small.pipelines(), long).expect_err("a long page table");
     seen.insert(read("a cache", &error, &["`cache (sequence table)`", "8032 bytes", "allows 4096"]));
@@ -150,7 +150,7 @@ pub(super) fn moves_of_caches() -> Seen {
         (&["`counts`", "must be 1", "got 2"], device(view(DType::U32, [2, 2, 1, 1]))),
         (&["`counts`", "ends at byte"], device(good.with_offset(7))),
         (&["`counts`", "usage", "STORAGE"], device(unusable)),
-        (&["`cache`", "`counts`", "another buffer"], device(own)),
+        (&["`cache`", "`counts`", "a separate buffer"], device(own)),
     ];
     for (words, rows) in &cases {
         bench.refuses_with(words[0], words, |e| step.cache.advance(e, *rows));
@@ -160,22 +160,22 @@ pub(super) fn moves_of_caches() -> Seen {
         (&["`parents`", "2 elements expected, got 0"], &[]),
         (&["`parents`", "2 elements expected, got 1"], &[0]),
         (&["`parents`", "2 elements expected, got 3"], &[0, 1, 0]),
-        (&["parents is 2", "below the number"], &[0, 2]),
-        (&["parents is", "below the number"], &[usize::MAX, 0]),
+        (&["`parents` is 2", "below the number"], &[0, 2]),
+        (&["`parents` is", "below the number"], &[usize::MAX, 0]),
     ];
     for (words, parents) in lists {
         bench.refuses_with(words[0], words, |e| step.cache.reorder(e, parents));
     }
     let full: [(&[&str], Tokens); 3] = [
-        (&["sequence 0 of the cache has 3 tokens of at most 20, no room for 18 more"], Tokens::All(18)),
-        (&["sequence 1", "3 tokens", "18"], Tokens::Each(&[17, 18])),
+        (&["sequence 0 of the cache has 3 of at most 20 tokens, so 18 more do not fit"], Tokens::All(18)),
+        (&["sequence 1", "3 of at most 20 tokens", "18"], Tokens::Each(&[17, 18])),
         (&["sequence 1", "truncate", "ring", "larger"], Tokens::Each(&[0, usize::MAX])),
     ];
     for (words, rows) in full {
         bench.refuses_with(words[0], words, |e| step.cache.advance(e, rows));
     }
     for rows in [Tokens::All(4), Tokens::Each(&[1, 4])] {
-        let words = ["rows is 4", "at most the sequence's length"];
+        let words = ["`rows` is 4", "at most the smallest possible length"];
         bench.refuses_with("rewind", &words, |e| step.cache.rewind(e, rows));
     }
     assert_eq!(step.cache.len(1), Some(3), "nothing has moved");
@@ -185,7 +185,7 @@ pub(super) fn moves_of_caches() -> Seen {
     let mut said = |words: &[&str], result: Result<(), Error>| {
         bench.seen.insert(read(words[0], &result.expect_err(words[0]), words));
     };
-    let none = ["sequence is 2", "one of the cache's"];
+    let none = ["`sequence` is 2", "a sequence of the cache"];
     said(&none, cache.truncate(2, 0));
     said(&none, cache.clear(2));
     said(&none, cache.set_known_len(2, 0));
@@ -193,18 +193,18 @@ pub(super) fn moves_of_caches() -> Seen {
     said(&none, cache.fork(0, 2));
     said(&none, cache.reserve(2, 0));
     assert_eq!((cache.len(2), cache.len_bounds(2)), (None, None));
-    said(&["len is 4", "at most the sequence's length"], cache.truncate(0, 4));
-    said(&["len is 2", "len_bounds"], cache.set_known_len(0, 2));
-    said(&["len is 4", "len_bounds"], cache.set_known_len(0, 4));
-    said(&["a fork of a sequence", "paged", "append the tokens again"], cache.fork(0, 1));
-    said(&["sequence 0 of the cache", "no room for 18"], cache.reserve(0, 21));
+    said(&["`len` is 4", "at most the smallest possible length"], cache.truncate(0, 4));
+    said(&["`len` is 2", "len_bounds"], cache.set_known_len(0, 2));
+    said(&["`len` is 4", "len_bounds"], cache.set_known_len(0, 4));
+    said(&["a fork of a sequence", "Paged", "append the tokens again"], cache.fork(0, 1));
+    said(&["sequence 0 of the cache", "18 more do not fit"], cache.reserve(0, 21));
     assert_eq!(cache.len(0), Some(3));
     gpu.submit(|e| cache.advance(e, device(good))).expect("room");
     let layout = CacheLayout::Paged { page: 16, pages: 2 };
     let mut paged = Step::new(&gpu, config().layout(layout));
     gpu.submit(|e| paged.cache.advance(e, device(good))).expect("room");
     said(&["only the device knows", "set_known_len"], paged.cache.fork(0, 1));
-    said(&["needs 1", "0"], paged.cache.reserve(0, 17));
+    said(&["needs 1", "0 free"], paged.cache.reserve(0, 17));
     bench.refuses_with("pages", &["1", "0", "page"], |e| paged.cache.advance(e, Tokens::Each(&[14, 0])));
     let mut ring = Step::new(&gpu, config().layout(CacheLayout::Ring { sink_tokens: 1 }));
     gpu.submit(|e| ring.cache.advance(e, Tokens::All(20))).expect("a ring");
@@ -214,10 +214,10 @@ pub(super) fn moves_of_caches() -> Seen {
     // The ring has the first and the last 19 of 23 tokens. Any shorter length except one would need
     // an older token.
     for len in [2, 3, 4, 21, 22] {
-        said(&[&format!("len is {len}"), "overwritten", "spare_tokens"], ring.cache.truncate(0, len));
+        said(&[&format!("`len` is {len}"), "overwritten", "spare_tokens"], ring.cache.truncate(0, len));
     }
     for rows in [1, 20] {
-        let words = [&format!("rows is {rows}"), "the ring can go back", "spare_tokens"];
+        let words = [&format!("`rows` is {rows}"), "overwritten", "spare_tokens"];
         bench.refuses_with("rewind", &words, |e| ring.cache.rewind(e, Tokens::All(rows)));
     }
     ring.cache.truncate(0, 23).expect("as long as it is");
@@ -243,14 +243,14 @@ pub(super) fn appends() -> Seen {
     };
     let (k, v) = (step.k(), step.v());
     for layer in [2, usize::MAX] {
-        refuses(&step, &["layer", "one of the cache's"], layer, Append::new(k, v));
+        refuses(&step, &["layer", "a layer of the cache"], layer, Append::new(k, v));
     }
     for dtype in [DType::U32, DType::Bool] {
         let wrong = TensorView::new(k.buffer(), dtype, k.shape());
         refuses(&step, &["`k`", "F32, F16 or BF16", &format!("{dtype:?}")], 0, Append::new(wrong, v));
     }
     let half = TensorView::new(v.buffer(), DType::F16, v.shape());
-    refuses(&step, &["`v`", "F32, as k", "F16"], 0, Append::new(k, half));
+    refuses(&step, &["`v`", "F32, as in `k`", "F16"], 0, Append::new(k, half));
     for (n, name) in ["k", "v"].into_iter().enumerate() {
         let of = |view| if n == 0 { Append::new(view, v) } else { Append::new(k, view) };
         let good = [k, v][n];
@@ -276,7 +276,7 @@ pub(super) fn appends() -> Seen {
         );
         refuses(&step, &["wgpu refused"], 0, of(TensorView::new(&foreign, DType::F32, good.shape())));
         let of_sequence_table = TensorView::new(&table, DType::F32, good.shape()).with_strides([0, 0, 0, 1]);
-        refuses(&step, &["`cache`", &quoted, "another buffer"], 0, of(of_sequence_table));
+        refuses(&step, &["`cache`", &quoted, "a separate buffer"], 0, of(of_sequence_table));
     }
     // An append must record the host's earlier change first.
     step.cache.truncate(0, 1).expect("shorter");
@@ -286,7 +286,7 @@ pub(super) fn appends() -> Seen {
     gpu.submit(|e| step.cache.append(e, 1, &Append::new(step.k(), step.v()))).expect("a step");
     // An append before any advance.
     let new = Cache::with_pipelines(gpu.pipelines(), config()).expect("a cache");
-    let words = ["an append of no tokens", "`Cache::advance` first"];
+    let words = ["an append without an advance", "`Cache::advance` first"];
     let append = Append::new(step.k(), step.v());
     bench.refuses_with("no advance", &words, |e| new.append(e, 0, &append));
     bench.seen
@@ -318,7 +318,7 @@ pub(super) fn rows_of_caches() -> Seen {
         };
     let start = RowPositions::Start(0);
     for layer in [2, usize::MAX] {
-        refuses(&["layer", "one of the cache's"], layer, [k, v], start);
+        refuses(&["layer", "a layer of the cache"], layer, [k, v], start);
     }
     refuses(&["`k`", "F32, F16 or BF16", "U32"], 0, [view(&k_buffer, DType::U32, SHAPE.head_dim), v], start);
     refuses(&["`v`", "F32", "F16"], 0, [k, view(&v_buffer, DType::F16, SHAPE.value_dim)], start);
@@ -365,7 +365,7 @@ pub(super) fn rows_of_caches() -> Seen {
     let at = RowPositions::Tensor(TensorView::new(&k_buffer, DType::U32, [1, 1, 1, 1]));
     refuses_read(&mut bench, &step, &["`k`", "shares its buffer with `positions`"], [k, v], at);
     for first in [1, ROWS as u32, u32::MAX] {
-        let said = format!("start is {first},");
+        let said = format!("`start` is {first};");
         let words = [said.as_str(), "at most the length of every sequence"];
         refuses_overwrite(&mut bench, &mut step, &words, [k, v], RowPositions::Start(first));
     }
@@ -431,23 +431,23 @@ pub(super) fn attention_to_caches() -> Seen {
         // The cache's dimensions must be the operator's.
         let of = |config: Config| Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
         let same = || plain.kv_heads(SHAPE.kv_heads).value_dim(SHAPE.value_dim);
-        let expected = "as the attention is configured";
-        refuses(&["cache.kv_heads is 2", expected], &of(same().kv_heads(4)), &good);
-        refuses(&["cache.value_dim is 6", expected], &of(same().value_dim(5)), &good);
+        let expected = "the same as in the attention's `Config`";
+        refuses(&["`cache.kv_heads` is 2", expected], &of(same().kv_heads(4)), &good);
+        refuses(&["`cache.value_dim` is 6", expected], &of(same().value_dim(5)), &good);
         let wide = Config::new(SHAPE.heads, 9).kv_heads(2).value_dim(6);
-        refuses(&["cache.head_dim is 8", expected], &of(wide), &good);
+        refuses(&["`cache.head_dim` is 8", expected], &of(wide), &good);
         refuses(
             &["a cache on the staged path", "Auto"],
             &of(same().kernel_options(KernelOptions::new().algorithm(Algorithm::Staged))),
             &good,
         );
         refuses(
-            &["splits is 0", "at least 1"],
+            &["`splits` is 0", "at least 1"],
             &of(same().kernel_options(KernelOptions::new().splits(0))),
             &good,
         );
         refuses(
-            &["splits is 129", "at most 128"],
+            &["`splits` is 129", "at most 128"],
             &of(same().kernel_options(KernelOptions::new().splits(129))),
             &good,
         );
@@ -466,7 +466,7 @@ pub(super) fn attention_to_caches() -> Seen {
     }
     for layer in [2, usize::MAX] {
         let call = Forward::with_cache(step.q(), &step.cache, out).layer(layer);
-        refuses(&["layer", "one of the cache's"], &attention, &call);
+        refuses(&["layer", "a layer of the cache"], &attention, &call);
     }
     for (axis, axis_name) in AXES.into_iter().enumerate() {
         for more in [1isize, -1] {
@@ -506,7 +506,7 @@ pub(super) fn attention_to_caches() -> Seen {
     let far = step.q().with_offset(1 << 10);
     refuses(&["`q`", "ends at byte"], &attention, &Forward::with_cache(far, &step.cache, out));
     let onto = TensorView::new(&buffers[3], DType::F32, SHAPE.q());
-    refuses(&["`out`", "`q`", "another buffer"], &attention, &Forward::with_cache(onto, &step.cache, out));
+    refuses(&["`out`", "`q`", "a separate buffer"], &attention, &Forward::with_cache(onto, &step.cache, out));
     let into = TensorView::new(&table, DType::F32, SHAPE.lse()).with_strides([4, 1, 1, 1]);
     let call = Forward::with_cache(step.q(), &step.cache, out).lse(into);
     refuses(&["`lse`"], &attention, &call);
@@ -519,7 +519,7 @@ pub(super) fn attention_to_caches() -> Seen {
     let weights = TensorView::new(&extra, DType::F32, [2, 4, SHAPE.q_len, CAPACITY]);
     refuses(&words, &attention, &good.weights(weights));
     refuses(&words, &attention, &good.dropout(Dropout::Seeded { p: 0.5, seed: 0 }));
-    let words = ["scores with a cache", "give tensors"];
+    let words = ["scores with a cache", "as tensors"];
     refuses(&words, &attention, &good.scores(weights, ScoreStage::Scaled));
     let tensors = Forward::new(step.q(), step.q(), step.q(), out);
     for call in [tensors.layer(0), tensors.at_end()] {
@@ -530,8 +530,8 @@ pub(super) fn attention_to_caches() -> Seen {
     refuses(&words, &attention, &with(Mask::none().blocks(Blocks::new(numbers([1; 4]), [8, 8]))));
     refuses(&words, &attention, &with(Mask::none().packed(numbers([2, 1, 1, 2]), numbers([2, 1, 1, 2]))));
     let offsets = with(Mask::causal().query_offsets(numbers([2, 1, 1, 1])));
-    refuses(&["query offsets with a cache", "positions of their tokens"], &attention, &offsets);
-    let words = ["an alignment by offset with a cache", "positions of their tokens"];
+    refuses(&["query offsets with a cache", "omit the offset"], &attention, &offsets);
+    let words = ["`Alignment::Offset` with a cache", "omit the offset"];
     refuses(&words, &attention, &with(Mask::causal().aligned(Alignment::Offset(0))));
     let [b, h, i, _] = SHAPE.weights();
     for n in [CAPACITY - 1, CAPACITY + 1, 3] {

@@ -13,14 +13,14 @@ pub(super) fn configurations() -> Seen {
     refused(&["`shape`", "kv_heads is 0"], Config::new(4, 8).kv_heads(0));
     refused(&["`shape`", "head_dim is 0"], Config::new(4, 0));
     refused(&["`shape`", "value_dim is 0"], Config::new(4, 8).value_dim(0));
-    refused(&["heads 6", "divisible", "kv_heads 4"], Config::new(6, 8).kv_heads(4));
+    refused(&["`heads` is 6", "multiple of 4", "`kv_heads`"], Config::new(6, 8).kv_heads(4));
     refused(&["`config`", "F32, F16 or BF16", "U32"], Config::new(4, 8).dtype(DType::U32));
     refused(&["`config`", "F32, F16 or BF16", "Bool"], Config::new(4, 8).dtype(DType::Bool));
     for scale in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 1e39] {
-        refused(&["scale is", &scale.to_string(), "finite"], Config::new(4, 8).scale(scale));
+        refused(&["`scale` is", &scale.to_string(), "finite"], Config::new(4, 8).scale(scale));
     }
     for cap in [0.0, -0.0, -1.0, f64::NAN, f64::INFINITY, 1e39, 1e-39] {
-        refused(&["softcap is", &cap.to_string(), "above 0"], Config::new(4, 8).softcap(cap));
+        refused(&["`softcap` is", &cap.to_string(), "above 0"], Config::new(4, 8).softcap(cap));
     }
     seen
 }
@@ -143,7 +143,7 @@ pub(super) fn strides_and_offsets() -> Seen {
 pub(super) fn memory_shared_with_an_output() -> Seen {
     let mut bench = Bench::new();
     for (n, name) in ["q", "k", "v"].iter().enumerate() {
-        let words = ["`out`", &format!("`{name}`"), "another buffer"];
+        let words = ["`out`", &format!("`{name}`"), "a separate buffer"];
         bench.refuses("out is an input", &words, |call, buffers| {
             let view = tensor(call, n);
             *view = TensorView::new(&buffers[3], DType::F32, view.shape());
@@ -353,7 +353,7 @@ pub(super) fn shapes_of_masks_and_outputs() -> Seen {
 pub(super) fn dropout_probabilities() -> Seen {
     let mut bench = Bench::new();
     for p in [1.0, 1.5, -0.1, f64::NAN, f64::INFINITY] {
-        let words = ["dropout p", &p.to_string(), "at least 0 and below 1"];
+        let words = ["`dropout.p`", &p.to_string(), "at least 0 and below 1"];
         bench.refuses("dropout", &words, |call, _| call.dropout = Some(Dropout::Seeded { p, seed: 1 }));
     }
     bench.seen
@@ -382,11 +382,11 @@ pub(super) fn disabled_kernels() -> Seen {
     Attention::with_pipelines(gpu.pipelines(), bf16).expect("another type");
     let without_bf16 = without(&[BF16Tensors]);
     let error = Attention::with_pipelines(without_bf16.pipelines(), bf16).expect_err("disabled");
-    seen.insert(says("BF16", "tensors of BF16", error));
+    seen.insert(says("BF16", "BF16 tensors", error));
     let config = CacheConfig::new(2, 8, 16);
     let of_four_bits = config.storage(CacheStorage::Q4(ScaleGroup::Row));
     let error = Cache::with_pipelines(gpu.pipelines(), of_four_bits).expect_err("disabled");
-    seen.insert(says("a cache", "caches of Q4", error));
+    seen.insert(says("a cache", "Q4 caches", error));
     Cache::with_pipelines(gpu.pipelines(), config).expect("another storage");
 
     let x = noise(4 * 5 * 8, 0.7);
@@ -495,21 +495,21 @@ pub(super) fn limits() -> Seen {
         Algorithm::Staged,
         Target::Gpu,
         |limits| limits.max_compute_invocations_per_workgroup = 128,
-        &["invocations", "is 256", "allows 128", "max_compute_invocations_per_workgroup"],
+        &["256 invocations", "is 128", "max_compute_invocations_per_workgroup"],
         rest,
     ));
     seen.insert(limited(
         Algorithm::Staged,
         Target::Gpu,
         |limits| limits.max_compute_workgroup_storage_size = 1024,
-        &["workgroup memory", "allows 1024", "max_compute_workgroup_storage_size"],
+        &["bytes of workgroup memory", "is 1024", "max_compute_workgroup_storage_size"],
         rest,
     ));
     seen.insert(limited(
         Algorithm::Staged,
         Target::Software,
         |limits| limits.max_storage_buffers_per_shader_stage = 3,
-        &["storage buffers", "is 4", "allows 3", "max_storage_buffers_per_shader_stage"],
+        &["4 storage buffers", "is 3", "max_storage_buffers_per_shader_stage"],
         |call| {
             // A mask accepts any bytes.
             let at = |dtype| TensorView::new(call.q.buffer(), dtype, [1, 1, 3, 5]);
@@ -523,7 +523,7 @@ pub(super) fn limits() -> Seen {
         Algorithm::Fused,
         Target::Software,
         |limits| limits.max_storage_buffers_per_shader_stage = 4,
-        &["storage buffers", "is 5", "allows 4", "max_storage_buffers_per_shader_stage"],
+        &["5 storage buffers", "is 4", "max_storage_buffers_per_shader_stage"],
         |call| {
             call.mask = Mask::none().attn_mask(TensorView::new(call.q.buffer(), DType::Bool, [1, 1, 3, 5]))
         },
@@ -538,7 +538,7 @@ pub(super) fn limits() -> Seen {
     let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
     let mut scratch = Scratch::new(gpu.device(), ScratchSize::default()).expect("scratch");
     let error = attention.prepare(&call, &mut scratch).expect_err("a limit");
-    seen.insert(read("a work limit", &error, &["work_limit is 1,", "65536 dispatches"]));
+    seen.insert(read("a work limit", &error, &["`work_limit` is 1;", "65536 dispatches"]));
 
     // A grid that is too wide for one dispatch is cut into parts, as long as their number is
     // allowed.
@@ -555,7 +555,7 @@ pub(super) fn limits() -> Seen {
     let size = attention.scratch_size(&call).expect("a size");
     let mut scratch = Scratch::new(narrow.device(), size).expect("scratch");
     let error = attention.prepare(&call, &mut scratch).expect_err("a limit");
-    let words = ["workgroups", "is 65537", "allows 1 ", "max_compute_workgroups_per_dimension"];
+    let words = ["65537 workgroups", "is 1;", "max_compute_workgroups_per_dimension"];
     seen.insert(read("too many dispatches", &error, &words));
     seen
 }

@@ -125,7 +125,7 @@ pub(super) fn gradients() -> Seen {
     let config = CacheConfig::new(SHAPE.kv_heads, SHAPE.head_dim, 16).batch(SHAPE.batch);
     let cache = Cache::with_pipelines(gpu.pipelines(), config.value_dim(SHAPE.value_dim)).expect("a cache");
     for (forward, words) in [
-        (Forward::new(q, k, v, out), ["a call without `lse`", "give the forward call `.lse("]),
+        (Forward::new(q, k, v, out), ["a call without `lse`", "call `.lse("]),
         (Forward::with_cache(q, &cache, out).lse(lse), ["attention to a cache", "as tensors"]),
     ] {
         let call = Backward::new(forward, d_out).d_q(good.gradients[0]);

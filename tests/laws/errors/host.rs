@@ -70,7 +70,7 @@ pub(super) fn slices() -> Seen {
     let far = Shape { batch: usize::MAX, ..SHAPE };
     both(&["`q`", "got 192"], [0; 3], far, plain);
     both(&["`shape`", "q_len is 0"], [0; 3], Shape { q_len: 0, ..SHAPE }, plain);
-    both(&["heads 4", "kv_heads 3"], [0; 3], Shape { kv_heads: 3, ..SHAPE }, plain);
+    both(&["`heads` is 4", "3 (`kv_heads`)"], [0; 3], Shape { kv_heads: 3, ..SHAPE }, plain);
 
     let (lengths, bools, floats) = ([1; 24], [true; 120], [0.5; 120]);
     let mut masked = |words: &[&str], mask: HostMask| both(words, [0; 3], SHAPE, plain.mask(mask));
@@ -101,7 +101,7 @@ pub(super) fn slices() -> Seen {
     dropped(&["`dropout`", "kv_len must be 5 or 1", "got 4"], &bools[..4], [1, 1, 1, 4]);
     dropped(&["`dropout`", "15 elements", "got 14"], &bools[..14], [1, 1, 3, 5]);
     dropped(&["`dropout`", "15 elements", "got 120"], &bools, [1, 1, 3, 5]);
-    both(&["dropout p", "1.5"], [0; 3], SHAPE, plain.dropout(Dropout::Seeded { p: 1.5, seed: 0 }));
+    both(&["`dropout.p`", "1.5"], [0; 3], SHAPE, plain.dropout(Dropout::Seeded { p: 1.5, seed: 0 }));
     both(&["scale", "NaN", "finite"], [0; 3], SHAPE, plain.scale(f64::NAN));
     both(&["softcap", "is 0", "above 0"], [0; 3], SHAPE, plain.softcap(0.0));
 
@@ -151,7 +151,7 @@ pub(super) fn reading_back() -> Seen {
 /// Errors of one layer's mask that does not fit the stack's rows.
 pub(super) fn layers_of_stacks() -> Seen {
     let error = crate::ops::layers::stacks::by_layer::mask_of_other_keys();
-    Seen::from([read("a mask of layer 1", &error, &["layer_calls[1]: `attn_mask`", "must be"])])
+    Seen::from([read("a mask of layer 1", &error, &["`layer_calls[1]`: `attn_mask`", "must be"])])
 }
 
 /// Errors that tests cannot provoke, so only their messages are checked. A missing adapter depends

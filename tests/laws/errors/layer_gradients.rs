@@ -197,7 +197,7 @@ pub(super) fn gradients_of_layers() -> Seen {
     refused("lse", &["`lse`", "F32", "BF16"], kept(1, of_type(22, DType::BF16, lse)));
     refused("d_lse", &["`d_lse`", "F32"], Call { d_lse: Some(of_type(22, DType::F16, lse)), ..good });
     let p = Some(Dropout::Seeded { p: 1.0, seed: 0 });
-    refused("dropout", &["dropout p is 1"], Call { dropout: p, ..good });
+    refused("dropout", &["`dropout.p` is 1"], Call { dropout: p, ..good });
     let keep = of_type(23, DType::Bool, [1, 1, q_len, kv_len]);
     let given = Some(Dropout::Given { p: 0.5, keep });
     // The layer has one more key, the appended one.
@@ -208,7 +208,7 @@ pub(super) fn gradients_of_layers() -> Seen {
     // Outputs of the call.
     let none = MultiHeadGradients::default();
     let nothing = Call { d_inputs: [None; 3], d_weights: none, ..good };
-    refused("no gradient", &["without gradients", "`d_query`", "`d_weights`"], nothing);
+    refused("no gradient", &["no gradient is requested", "`d_query`", "`d_weights`"], nothing);
     for (n, name) in ["d_query", "d_key", "d_value"].into_iter().enumerate() {
         let with = |t| {
             let mut call = good;

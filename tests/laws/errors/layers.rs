@@ -89,7 +89,7 @@ pub(super) fn layers() -> Seen {
     let whole_norm = vectors(TensorView::vector(&other, DType::U32, 3), vector(3));
     refused(&["`k_norm.weight`", "F32, F16 or BF16", "U32"], normed, norms(fits, whole_norm));
     let eps = LayerOptions { qk_norm: Some(NormConfig::layer().eps(-1.0)), ..c };
-    refused(&["eps is -1", "not below 0"], eps, good);
+    refused(&["`eps` is -1", "not below 0"], eps, good);
     let gated = |kind| LayerOptions { output_gate: Some(kind), ..c };
     let (element, head) = (gated(OutputGate::Elementwise), gated(OutputGate::Headwise));
     let gate = |rows, columns, bias| MultiHeadWeights {
@@ -124,11 +124,11 @@ pub(super) fn layers() -> Seen {
     refused(&["`weights.out`", "byte 576", "has 16"], c, MultiHeadWeights { out: weight(short), ..good });
     refused(&["`layer`", "heads is 0"], LayerOptions { heads: 0, ..c }, good);
     refused(&["`layer`", "out_features is 0"], LayerOptions { out_features: 0, ..c }, good);
-    refused(&["heads 4", "kv_heads 3"], LayerOptions { kv_heads: 3, ..c }, good);
+    refused(&["`heads` is 4", "3 (`kv_heads`)"], LayerOptions { kv_heads: 3, ..c }, good);
     let narrow = LayerOptions { narrow: true, kv_heads: 4, value_features: 10, ..c };
-    refused(&["value_features 10", "divisible", "heads 4"], narrow, good);
-    refused(&["softcap is -1", "above 0"], LayerOptions { softcap: Some(-1.0), ..c }, good);
-    refused(&["scale is 1000000", "finite"], LayerOptions { scale: Some(1e300), ..c }, good);
+    refused(&["`value_features` is 10", "multiple of 4 (`heads`)"], narrow, good);
+    refused(&["`softcap` is -1", "above 0"], LayerOptions { softcap: Some(-1.0), ..c }, good);
+    refused(&["`scale` is 1000000", "finite"], LayerOptions { scale: Some(1e300), ..c }, good);
     for far in [usize::MAX, 1 << 63] {
         refused(&["heads · head_dim", "below 2^32"], LayerOptions { head_dim: far, ..c }, good);
         refused(&["heads · head_dim", "below 2^32"], LayerOptions { heads: far, kv_heads: 1, ..c }, good);
@@ -161,7 +161,7 @@ pub(super) fn projections() -> Seen {
             &[Product { linear: Linear { bias: aside(9), ..linear }, ..good }],
         ),
         (
-            &["narrow", "apart"],
+            &["narrow", "separate calls"],
             &[
                 good,
                 Product {
@@ -339,7 +339,7 @@ impl Layer {
                 LayerParts { lse: Some(TensorView::new(&keys, DType::F32, [2, 4, 4, 1])), ..good },
             ),
             (
-                &["dropout p", "-1"],
+                &["`dropout.p`", "-1"],
                 LayerParts { dropout: Some(Dropout::Seeded { p: -1.0, seed: 0 }), ..good },
             ),
             (

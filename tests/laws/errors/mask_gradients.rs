@@ -29,7 +29,7 @@ fn all() -> [Gradient; 5] {
         },
         Gradient {
             name: "d_slopes",
-            missing: "the mask has no slopes",
+            missing: "the mask has no ALiBi slopes",
             shape: [1, h, 1, 1],
             axes: per_head,
             mask: |t| Mask::none().alibi_symmetric(t),
@@ -53,7 +53,7 @@ fn all() -> [Gradient; 5] {
         },
         Gradient {
             name: "d_captured",
-            missing: "the mask has no score_mod",
+            missing: "the mask has no `score_mod`",
             shape: [b, h, 3, 2],
             axes: per_head,
             mask: |t| {
@@ -83,7 +83,7 @@ pub(super) fn gradients_of_masks() -> Seen {
     let mut refuses = |words: &[&str], call: Backward| {
         bench.refuses_with(words[0], words, |e| attention.backward(e, &call, &mut scratch));
     };
-    refuses(&["a backward pass without gradients", "nothing is asked for"], plain);
+    refuses(&["the backward pass", "no gradient is requested"], plain);
     for Gradient { name, missing, shape, axes, mask, ask } in all() {
         let quoted = format!("`{name}`");
         let of = |dtype, shape| TensorView::new(&gradient, dtype, shape);

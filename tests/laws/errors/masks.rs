@@ -99,7 +99,7 @@ pub(super) fn tensors_of_masks() -> Seen {
         }
         // The same memory rules as for every input.
         let out = TensorView::new(&buffers[3], right, shape);
-        refuses(&["`out`", &quoted, "another buffer"], mask(out, partner));
+        refuses(&["`out`", &quoted, "a separate buffer"], mask(out, partner));
         let past = TensorView::new(&other, right, shape).with_offset(1 << 12);
         refuses(&[&quoted, "ends at byte", "4096"], mask(past, partner));
     }
@@ -173,7 +173,7 @@ pub(super) fn block_maps() -> Seen {
         (["`blocks`", "size is 0", "at least 1"], lengths, good, [0, 2]),
         (["`blocks`", "must be U32", "F32"], lengths, TensorView::new(own, DType::F32, [2, 4, 2, 3]), SIZE),
         (
-            ["`blocks`", "`attn_mask`", "another buffer"],
+            ["`blocks`", "`attn_mask`", "a separate buffer"],
             lengths,
             TensorView::new(of_mask, DType::U32, [2, 4, 2, 3]),
             SIZE,

@@ -20,17 +20,17 @@ pub(super) fn mods() -> Seen {
     let right = [of(DType::F32), of(DType::U32)];
     let beyond = TensorView::new(&held, DType::U32, [1, 4, 1, 99]);
     let none = TensorView::new(&held, DType::U32, [1, 4, 0, 1]);
-    let numbers = "score_mod: its Uniforms have 16 bytes, ";
+    let numbers = "`score_mod`: `Uniforms` has 16 bytes, ";
     let cases: [(&str, BoundScoreMod); 9] = [
-        ("score_mod: it captures table, ids; 0 tensors were given", own.into()),
-        ("score_mod: it captures table, ids; 1 tensors were given", own.with(&right[..1])),
+        ("`score_mod`: the function captures table, ids, but 0 tensors were passed", own.into()),
+        ("`score_mod`: the function captures table, ids, but 1 tensors were passed", own.with(&right[..1])),
         (numbers, own.with(&right)),
         (numbers, own.with(&right).uniforms(&[0; 20])),
         ("`table`: dtype must be", own.with(&[of(DType::U32), of(DType::U32)]).uniforms(&[0; 16])),
         ("`ids`: dtype must be U32", own.with(&[of(DType::F32), of(DType::F32)]).uniforms(&[0; 16])),
         ("`ids`: the view ends at byte", own.with(&[of(DType::F32), beyond]).uniforms(&[0; 16])),
         ("`ids`: an axis is 0", own.with(&[of(DType::F32), none]).uniforms(&[0; 16])),
-        ("score_mod: it captures table, ids; 3 tensors", own.with(&[right[0]; 3])),
+        ("`score_mod`: the function captures table, ids, but 3 tensors", own.with(&[right[0]; 3])),
     ];
     let (attention, buffers) = (bench.attention.clone(), bench.buffers());
     let size = attention.scratch_size(&parts(buffers.each_ref()).forward()).expect("a size");
@@ -53,9 +53,13 @@ pub(super) fn mods() -> Seen {
         }";
     let bits = ScoreMod::capturing(bits, &captured[..1]).expect("a mod");
     let cases: [(&str, BoundScoreMod, &[_]); 3] = [
-        ("score_mod: it captures 2 tensors; 3 gradients are asked for", bound, &[d_table, None, None]),
-        ("score_mod: `ids` is not of floats: it has no gradient", bound, &[None, d_table]),
-        ("score_mod: `bitcast` is not differentiable here\n", bits.with(&right[..1]), &[d_table]),
+        (
+            "`score_mod`: the function captures 2 tensors, but 3 gradients are requested",
+            bound,
+            &[d_table, None, None],
+        ),
+        ("`score_mod`: `ids` does not hold floats, so it has no gradient", bound, &[None, d_table]),
+        ("`score_mod`: `bitcast` is not differentiable here\n", bits.with(&right[..1]), &[d_table]),
     ];
     for (words, bound, gradients) in cases {
         let mask = Mask::none().score_mod(bound);
@@ -67,7 +71,7 @@ pub(super) fn mods() -> Seen {
     let plain = "fn score_mod(score: f32, at: At) -> f32 { return score; }";
     let many: Vec<_> = (0..5).map(|n| Captured::float(format!("t{n}"))).collect();
     let refused = ScoreMod::capturing(plain, &many).expect_err("too many");
-    bench.seen.insert(read("many", &refused, &["score_mod: 5 tensors are captured, at most 4"]));
+    bench.seen.insert(read("many", &refused, &["`score_mod`: 5 tensors are captured, but at most 4"]));
     for names in
         [vec!["a", "a"], vec!["1a"], vec![""], vec!["a b"], vec!["a_at() -> f32 { } fn x"], vec!["\u{e4}"]]
     {
@@ -78,7 +82,7 @@ pub(super) fn mods() -> Seen {
     bench.seen.insert(read(
         "no mask",
         &refused,
-        &["mask_mod: the function is missing: `fn mask_mod(at: At) -> bool`"],
+        &["`mask_mod`: the function is missing; declare `fn mask_mod(at: At) -> bool`"],
     ));
     bench.seen
 }

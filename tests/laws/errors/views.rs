@@ -285,14 +285,14 @@ pub(super) fn wrong_views() -> Seen {
                 seen.insert(read(&context, &error, &[words, &["`"]].concat()));
             };
             // The shape is unchanged: only the range is wrong.
-            refused(&["slice(2, 1, ", "axis 2 (", "from 1 on"], &|view| view.slice(2, 1, view.shape()[2]));
+            refused(&["`slice(2, 1, ", "ends past axis 2 ("], &|view| view.slice(2, 1, view.shape()[2]));
             // Later changes of the view do not repair it.
             refused(&["slice(3, 2, ", "axis 3 ("], &|view| {
                 let [.., d] = view.shape();
                 view.slice(3, 2, d).with_offset(0).slice(3, 0, d)
             });
-            refused(&["slice of axis 4", "axes 0 to 3"], &|view| view.slice(4, 0, 1));
-            refused(&["transposed of axis 5", "axes 0 to 3"], &|view| view.transposed(1, 5));
+            refused(&["`slice` got axis 4", "axes 0 to 3"], &|view| view.slice(4, 0, 1));
+            refused(&["`transposed` got axis 5", "axes 0 to 3"], &|view| view.transposed(1, 5));
         }
     }
     // Ranges, with their sizes.
@@ -305,9 +305,11 @@ pub(super) fn wrong_views() -> Seen {
     };
     run(view.slice(2, 54, 10)).expect("the last ten");
     run(view.slice(2, 4, 60).slice(2, 50, 10)).expect("a slice of a slice");
-    for (start, words) in [(55, "from 55 on"), (60, "from 60 on"), (usize::MAX, "axis 2 (length) has 64")] {
+    for (start, words) in
+        [(55, "slice(2, 55, 10)"), (60, "slice(2, 60, 10)"), (usize::MAX, "axis 2 (length)")]
+    {
         let error = run(view.slice(2, start, 10)).expect_err("a slice past the end");
-        read("a slice past the end", &error, &["`x`", words, "10 elements", "has 64", "at most 64"]);
+        read("a slice past the end", &error, &["`x`", words, "10)", "has 64", "at most 64"]);
     }
     let error = run(view.slice(2, 4, 60).slice(2, 51, 10)).expect_err("past the end of a slice");
     read("past the end of a slice", &error, &["`x`", "slice(2, 51, 10)", "has 60"]);

@@ -250,7 +250,7 @@ fn every_operator_refuses_zero_sizes() {
             };
             let text = error.to_string();
             let said =
-                [" is 0; every dimension must be at least 1", "skip a call of an empty batch or length"];
+                [" is 0, but every dimension must be at least 1", "skip calls with an empty batch or length"];
             if !matches!(error, Error::ZeroSize { .. }) || !said.iter().all(|words| text.contains(words)) {
                 wrong.push(format!("{name}, {batch} × {length}: {text}"));
             }

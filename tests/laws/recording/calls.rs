@@ -265,7 +265,7 @@ impl Bench {
         self.gpu().pipelines().allow(family);
         match result {
             Ok(()) => return false,
-            Err(Error::PutAside { family: refused }) => assert_eq!(refused, family, "{name}"),
+            Err(Error::Disabled { family: refused }) => assert_eq!(refused, family, "{name}"),
             Err(e) => panic!("{name} without {family}: {e}"),
         }
         self.gpu().queue().submit([encoder.finish()]);

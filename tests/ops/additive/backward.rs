@@ -181,7 +181,7 @@ fn bad_calls_are_errors() {
         let mut pass = encoder.begin_compute_pass(&Default::default());
         assert!(attention.backward(&mut pass, call, &mut scratch).is_err());
     };
-    refused(&new, &["without gradients", "d_score_vector"]);
+    refused(&new, &["no gradient is requested", "d_score_vector"]);
     let d_q = view(7, [2, 4, 3, 8]);
     let good = new.d_q(d_q);
     refused(&new.d_q(view(7, [2, 4, 3, 6])), &["`d_q`", "dim must be 8", "got 6"]);

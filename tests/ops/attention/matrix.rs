@@ -425,9 +425,9 @@ fn refusals() {
             refused(profile, &["BF16", "not rounded"], &case, bf16_setup, rounded);
         }
         let staged = Setup { path: Algorithm::Staged, ..f32_setup };
-        refused(profile, &["the fused path"], &case, staged, true);
+        refused(profile, &["the staged path"], &case, staged, true);
         let weights = Setup { path: Algorithm::Auto, weights: Weights::PerHead(DType::F32), ..f32_setup };
-        refused(profile, &["the fused path"], &case, weights, true);
+        refused(profile, &["the staged path"], &case, weights, true);
         let wide = Case::random("matrix too wide", shape(4, 4, 257, 16));
         refused(profile, &["at most 256"], &wide, f32_setup, true);
     }

@@ -99,7 +99,7 @@ fn bad_calls_are_errors() {
         let mut pass = encoder.begin_compute_pass(&Default::default());
         assert!(operator.backward(&mut pass, &call, &mut scratch).is_err());
     };
-    refused(new, &["without gradients"]);
+    refused(new, &["no gradient is requested"]);
     refused(new.d_context(view(6, [2, 1, 3, 5])), &["`d_context`", "dim must be 4"]);
     refused(new.d_hidden(view(6, [2, 1, 3, 4])), &["`d_hidden`", "dim must be 5"]);
     refused(new.d_weight(view(6, [1, 1, 9, 6])), &["`d_weight`", "must be 6"]);

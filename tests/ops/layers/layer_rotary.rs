@@ -107,7 +107,7 @@ fn slices_are_rotated_too() {
         reference::attention(&x, &x, &x, one, &options).expect_err("refused"),
         gpu.attention(&x, &x, &x, one, &options).expect_err("refused"),
     ] {
-        assert!(error.to_string().contains("rotary positions of attention alone"), "{error}");
+        assert!(error.to_string().contains("rotary positions outside a layer"), "{error}");
     }
 }
 
@@ -151,7 +151,7 @@ fn bad_calls_are_errors() {
     let floats = RowPositions::Tensor(TensorView::new(&buffers[2], DType::F32, [2, 1, 3, 1]));
     refused(call.rotary(&rope, floats), &["`positions`", "U32"]);
     let cross = MultiHeadForward::new(rows(0, 3), rows(2, 4), rows(2, 4), rows(1, 3));
-    refused(cross.rotary(&rope, start), &["rotary positions of fewer or more keys than queries"]);
+    refused(cross.rotary(&rope, start), &["rotary positions with unequal numbers of queries and keys"]);
     refused(call.rotary(&rope, start), &["scratch"]);
     let mut encoder = gpu.device().create_command_encoder(&Default::default());
     let mut scratch = Scratch::new(gpu.device(), Default::default()).expect("a scratch");

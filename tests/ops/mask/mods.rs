@@ -602,12 +602,12 @@ fn combinations() {
     });
     same(BoundMaskMod::per_batch(&[bound(1), bound(0)]), &|at| sees(usize::from(at.batch == 0), at));
     let too_many = BoundMaskMod::per_batch(&[bound(0); 5]).expect_err("80 bytes").to_string();
-    assert!(too_many.contains("together have 80 bytes, at most 64"), "{too_many}");
+    assert!(too_many.contains("have 80 bytes, but at most 64"), "{too_many}");
     assert!(BoundMaskMod::per_batch(&[]).is_err());
     // A missing capture gives the same error as in the part alone.
     let without = own.uniforms(&[0; 16]).and(bound(0)).expect("a text");
     let said = gpu.compare_masks(&Mask::none().mask_mod(without), &Mask::none(), shape, 0.0);
-    assert!(said.expect_err("a tensor lacks").to_string().contains("1 tensors were given"));
+    assert!(said.expect_err("a tensor lacks").to_string().contains("1 tensors were passed"));
 
     let double =
         ScoreMod::new("fn score_mod(score: f32, at: At) -> f32 { return score * score; }").expect("a mod");
@@ -657,14 +657,14 @@ fn wrong_closure_is_found() {
     assert!(worst > 0.0 && worst < 1e-6, "{worst}");
     let wrong = |x: f64, at: &At| if at.head == 3 && at.key == 5 { x } else { right(x, at) };
     let said = compared(&Mask::none().score_fn(&wrong)).expect_err("they differ").to_string();
-    assert!(said.starts_with("score_mod: the score at At { batch: ") && said.contains("head: 3"), "{said}");
+    assert!(said.starts_with("`score_mod`: the score at At { batch: ") && said.contains("head: 3"), "{said}");
     let said = compared(&Mask::none().score_fn(&right).score_fn_slope(&|_, _| 1.0)).expect_err("they differ");
     assert!(said.to_string().contains("its derivative"), "{said}");
     let said = compared(&Mask::none().score_fn(&right).mask_fn(&|at| at.key != 4)).expect_err("they differ");
-    assert!(said.to_string().starts_with("mask_mod: whether the pair is seen at"), "{said}");
+    assert!(said.to_string().starts_with("`mask_mod`: the visibility of the pair at"), "{said}");
     // Every rule of a mask is compared.
     let said = compared(&Mask::causal().score_fn(&right)).expect_err("they differ");
-    assert!(said.to_string().starts_with("mask_mod"), "{said}");
+    assert!(said.to_string().starts_with("`mask_mod`"), "{said}");
 }
 
 /// An endless loop ends, and an index far outside reads only the permitted elements.

@@ -813,8 +813,8 @@ fn refusals() {
     let floats = |data: &'static [f32], shape| HostTensor::new(data, shape);
     let masks = [
         (presets::sliding(usize::MAX), "window"),
-        (presets::dilated(4, 0), "dilation is 0"),
-        (presets::local(0), "block is 0"),
+        (presets::dilated(4, 0), "`dilation` is 0"),
+        (presets::local(0), "`block` is 0"),
         (
             presets::global_sliding(1, HostTensor::new(&[true], [1, 1, 2, 1])),
             "`globals`: length must be 1, got 2",
@@ -823,29 +823,29 @@ fn refusals() {
         (presets::documents(tensor(&[], [1, 1, 1, 0])), "`ids`: an axis is 0"),
         (presets::documents(tensor(&[1], [1, 1, 1, usize::MAX])), "`ids`"),
         (presets::documents(tensor(&[1], [usize::MAX; 4])), "`ids`"),
-        (presets::block_diffusion(0, 4), "len is 0"),
+        (presets::block_diffusion(0, 4), "`len` is 0"),
         (presets::tree(&[None, Some(1)], 1), "the parent of a node is 1"),
         (presets::tree(&[None, Some(7)], 1), "the parent of a node is 7"),
-        (presets::tree(&[None; 3], 2), "parents 3 is not divisible by batch 2"),
+        (presets::tree(&[None; 3], 2), "the length of `parents` is 3; it must be a multiple of 2 (`batch`)"),
         (presets::tree(&[], 1), "nodes is 0"),
         (presets::tree(&[None], 0), "batch is 0"),
         (presets::flamingo(tensor(&[1, 2, 3], [1, 1, 1, 3]), 4), "`intervals`: dim must be 2, got 3"),
-        (presets::flamingo(tensor(&[1, 2], [1, 1, 1, 2]), 0), "picture is 0"),
-        (presets::natten([4, 4], [5, 3], [1, 1]), "kernel is 5"),
-        (presets::natten([4, 4], [3, 3], [1, 2]), "kernel is 3"),
-        (presets::natten([4, 0], [3, 3], [1, 2]), "canvas is 0"),
+        (presets::flamingo(tensor(&[1, 2], [1, 1, 1, 2]), 0), "`picture` is 0"),
+        (presets::natten([4, 4], [5, 3], [1, 1]), "`kernel` is 5"),
+        (presets::natten([4, 4], [3, 3], [1, 2]), "`kernel` is 3"),
+        (presets::natten([4, 0], [3, 3], [1, 2]), "`canvas` is 0"),
         (presets::natten([1 << 20, 1 << 20], [3, 3], [1, 2]), "points of the canvas"),
         (presets::natten([1 << 28; 3], [1 << 28; 3], [1; 3]), "points of the canvas"),
         (presets::natten([], [], []), "axes of a grid is 0"),
         (presets::natten([2; 4], [2; 4], [1; 4]), "axes of a grid is 4"),
-        (presets::tiled_natten([6], [3], [4]), "canvas 6 is not divisible by tile 4"),
+        (presets::tiled_natten([6], [3], [4]), "`canvas` is 6; it must be a multiple of 4 (`tile`)"),
         (presets::tiled_natten([1 << 28; 3], [3; 3], [1 << 28; 3]), "points of the canvas"),
         (presets::morton_natten(6, [3, 3]), "a power of two"),
-        (presets::shifted_windows([6], [4], [1]), "canvas 6 is not divisible by tile 4"),
-        (presets::shifted_windows([8], [4], [4]), "shift is 4"),
-        (presets::shifted_windows([8], [0], [0]), "window is 0"),
+        (presets::shifted_windows([6], [4], [1]), "`canvas` is 6; it must be a multiple of 4 (`tile`)"),
+        (presets::shifted_windows([8], [4], [4]), "`shift` is 4"),
+        (presets::shifted_windows([8], [0], [0]), "`window` is 0"),
         (presets::sliding_tiles([8], [12], [4], 0), "tiles of the kernel is 3"),
-        (presets::sliding_tiles([8], [6], [4], 0), "kernel 6 is not divisible by tile 4"),
+        (presets::sliding_tiles([8], [6], [4], 0), "`kernel` is 6; it must be a multiple of 4 (`tile`)"),
     ];
     for (got, want) in masks {
         let said = got.expect_err(want).to_string();
@@ -853,24 +853,24 @@ fn refusals() {
     }
     let scores = [
         (presets::alibi(floats(&[1.0; 2], [1, 2, 1, 2])), "`slopes`: dim must be 1, got 2"),
-        (presets::softcap(0.0), "cap is 0"),
-        (presets::softcap(f32::NAN), "cap is NaN"),
-        (presets::relative(floats(&[1.0; 4], [1, 1, 1, 4])), "distances is 4"),
-        (presets::relative_2d(floats(&[1.0; 9], [1, 1, 3, 3]), [2, 0]), "width is 0"),
+        (presets::softcap(0.0), "`cap` is 0"),
+        (presets::softcap(f32::NAN), "`cap` is NaN"),
+        (presets::relative(floats(&[1.0; 4], [1, 1, 1, 4])), "`distances` is 4"),
+        (presets::relative_2d(floats(&[1.0; 9], [1, 1, 3, 3]), [2, 0]), "`width` is 0"),
         (presets::relative_2d(floats(&[1.0; 9], [1, 1, 3, 3]), [2, 3]), "`table`: dim must be 5, got 3"),
-        (presets::t5(floats(&[1.0; 3], [1, 1, 1, 3]), 9, true), "buckets is 3"),
-        (presets::t5(floats(&[1.0; 8], [1, 1, 1, 8]), 4, false), "longest is 4"),
+        (presets::t5(floats(&[1.0; 3], [1, 1, 1, 3]), 9, true), "`buckets` is 3"),
+        (presets::t5(floats(&[1.0; 8], [1, 1, 1, 8]), 4, false), "`longest` is 4"),
         (presets::t5(floats(&[1.0; 8], [1, 1, 1, 8]), 1 << 28, false), "longest"),
-        (presets::sandwich(4, 7, 9), "width 7 is not divisible"),
-        (presets::sandwich(0, 8, 9), "heads is 0"),
+        (presets::sandwich(4, 7, 9), "`width` is 7; it must be a multiple of 2"),
+        (presets::sandwich(0, 8, 9), "`heads` is 0"),
         (presets::sandwich(1 << 20, 8, 1 << 20), "distances of all heads"),
         (presets::graphormer(floats(&[1.0], [1; 4]), tensor(&[1, 2], [1, 2, 1, 1])), "`distances`"),
         (
             presets::graphormer_edges(floats(&[1.0; 2], [1, 1, 2, 1]), tensor(&[1], [1; 4])),
             "`table`: length must be 1, got 2",
         ),
-        (presets::sigmoid(f32::INFINITY), "bias is inf"),
-        (presets::gelu(-0.5), "offset is -0.5"),
+        (presets::sigmoid(f32::INFINITY), "`bias` is inf"),
+        (presets::gelu(-0.5), "`offset` is -0.5"),
     ];
     for (got, want) in scores {
         let said = got.expect_err(want).to_string();
@@ -888,7 +888,7 @@ fn refusals() {
     let device = DeviceMask::none().mask_mod(&documents);
     let said =
         full().gpu.compare_masks(&device, &HostMask::none(), shape, 0.0).expect_err("no table").to_string();
-    assert!(said.contains("it captures ids; 0 tensors were given"), "{said}");
+    assert!(said.contains("the function captures ids, but 0 tensors were passed"), "{said}");
 }
 
 /// Presets can move between threads.

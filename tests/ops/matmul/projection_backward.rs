@@ -558,9 +558,12 @@ fn bad_calls_are_errors() {
     let unusable = TensorView::new(&no_storage, DType::F32, [1, 1, 1, 8]);
     refused(&[good().d_bias(unusable)], &["`d_bias`", "STORAGE"]);
     // Four heads do not divide 6 features.
-    refused(&[ProjectionBackward::new(forward(x, w, d_y).narrow(true), d_y)], &["features 6", "heads 4"]);
+    refused(
+        &[ProjectionBackward::new(forward(x, w, d_y).narrow(true), d_y)],
+        &["`features` is 6", "4 (`heads`)"],
+    );
     let active = forward(x, w, d_y).activation(Activation::Silu);
-    refused(&[ProjectionBackward::new(active, d_y).d_x(d_x)], &["`activation`", "leave it out"]);
+    refused(&[ProjectionBackward::new(active, d_y).d_x(d_x)], &["`activation`", "`Elementwise`"]);
     let narrow = forward(view(0, [2, 1, 5, 8]), view(1, [1, 1, 2, 2]), d_y).narrow(true);
     let narrow = ProjectionBackward::new(narrow, d_y);
     refused(&[narrow.d_weight(view(4, [1, 4, 2, 2]))], &["`d_weight`", "heads must be 1", "got 4"]);

@@ -186,7 +186,7 @@ fn bad_table_gradients_are_errors() {
     let computed = AddPositions::new(d_out, PositionTable::Sinusoid(&sinusoid), start);
     let learned = AddPositions::new(d_out, PositionTable::Learned(view(2, f32, [1, 1, 12, 8])), start);
     for (forward, words) in
-        [(computed, ["sinusoid", "learned table"]), (learned, ["`d_table`", "length must be 12"])]
+        [(computed, ["sinusoid", "`PositionTable::Learned`"]), (learned, ["`d_table`", "length must be 12"])]
     {
         let mut encoder = gpu.device().create_command_encoder(&Default::default());
         let call = TableBackward::new(forward, d_out, d_table);

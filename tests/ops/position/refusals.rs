@@ -27,35 +27,35 @@ fn bad_configurations_are_refused() {
     };
     let four = RopeConfig::new(4);
     refused(RopeConfig::new(0), &["rotary_dim is 0"]);
-    refused(RopeConfig::new(7), &["rotary_dim 7 is not divisible by", "2"]);
-    refused(RopeConfig::new(65_538), &["rotary_dim is 65538", "at most 65536"]);
+    refused(RopeConfig::new(7), &["`rotary_dim` is 7", "multiple of 2"]);
+    refused(RopeConfig::new(65_538), &["`rotary_dim` is 65538", "at most 65536"]);
     for base in [1.0, 0.0, -10.0, f64::NAN, f64::INFINITY] {
         refused(four.base(base), &["rope base is", &base.to_string(), "above 1"]);
     }
     for factor in [0.5, -1.0, f64::NAN, f64::INFINITY] {
-        refused(four.scaling(RopeScaling::Linear { factor }), &["factor is", "at least 1"]);
-        refused(four.scaling(RopeScaling::NtkAware { factor }), &["factor is", "at least 1"]);
+        refused(four.scaling(RopeScaling::Linear { factor }), &["`factor` is", "at least 1"]);
+        refused(four.scaling(RopeScaling::NtkAware { factor }), &["`factor` is", "at least 1"]);
     }
     let yarn = |factor, original_len, beta_fast, beta_slow, attention_factor| {
         four.scaling(RopeScaling::Yarn { factor, original_len, beta_fast, beta_slow, attention_factor })
     };
     assert!(yarn(2.0, 512, 32.0, 1.0, None).check().is_ok());
-    refused(yarn(0.0, 512, 32.0, 1.0, None), &["factor is 0"]);
-    refused(yarn(2.0, 0, 32.0, 1.0, None), &["original_len is 0"]);
-    refused(yarn(2.0, 512, 32.0, 0.0, None), &["beta_slow is 0"]);
-    refused(yarn(2.0, 512, 1.0, 1.0, None), &["beta_fast is 1"]);
-    refused(yarn(2.0, 512, f64::NAN, 1.0, None), &["beta_fast is NaN"]);
+    refused(yarn(0.0, 512, 32.0, 1.0, None), &["`factor` is 0"]);
+    refused(yarn(2.0, 0, 32.0, 1.0, None), &["`original_len` is 0"]);
+    refused(yarn(2.0, 512, 32.0, 0.0, None), &["`beta_slow` is 0"]);
+    refused(yarn(2.0, 512, 1.0, 1.0, None), &["`beta_fast` is 1"]);
+    refused(yarn(2.0, 512, f64::NAN, 1.0, None), &["`beta_fast` is NaN"]);
     for amplitude in [0.0, -1.0, 1e300, 1e-300, f64::NAN] {
-        refused(yarn(2.0, 512, 32.0, 1.0, Some(amplitude)), &["attention_factor is"]);
+        refused(yarn(2.0, 512, 32.0, 1.0, Some(amplitude)), &["`attention_factor` is"]);
     }
     let llama = |factor, low_freq_factor, high_freq_factor, original_len| {
         four.scaling(RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_len })
     };
     assert!(llama(8.0, 1.0, 4.0, 8192).check().is_ok());
-    refused(llama(f64::NAN, 1.0, 4.0, 8192), &["factor is NaN"]);
-    refused(llama(8.0, 0.0, 4.0, 8192), &["low_freq_factor is 0"]);
-    refused(llama(8.0, 4.0, 4.0, 8192), &["high_freq_factor is 4"]);
-    refused(llama(8.0, 1.0, 4.0, 0), &["original_len is 0"]);
+    refused(llama(f64::NAN, 1.0, 4.0, 8192), &["`factor` is NaN"]);
+    refused(llama(8.0, 0.0, 4.0, 8192), &["`low_freq_factor` is 0"]);
+    refused(llama(8.0, 4.0, 4.0, 8192), &["`high_freq_factor` is 4"]);
+    refused(llama(8.0, 1.0, 4.0, 0), &["`original_len` is 0"]);
 
     for (dim, base, words) in
         [(0, 1e4, "sinusoid dim is 0"), (4, 0.5, "sinusoid base is 0.5"), (65_537, 1e4, "65537")]
@@ -240,9 +240,9 @@ fn bad_calls_are_errors() {
         bench.refuses_rotation(&["`positions`", words], |c| c.at = RowPositions::Tensor(bench.at(shape)));
         bench.refuses_sum(&["`positions`", words], |c| c.at = RowPositions::Tensor(bench.at(shape)));
     }
-    let words = ["start is 16777212", "at most 2^24"];
+    let words = ["`start` is 16777212", "at most 2^24"];
     bench.refuses_rotation(&words, |c| c.at = RowPositions::Start(MAX_POSITION - 3));
-    bench.refuses_rotation(&["start is 4294967295"], |c| c.at = RowPositions::Start(u32::MAX));
+    bench.refuses_rotation(&["`start` is 4294967295"], |c| c.at = RowPositions::Start(u32::MAX));
     bench.refuses_sum(&words, |c| {
         (c.at, c.table) = (RowPositions::Start(MAX_POSITION - 3), PositionTable::Sinusoid(&bench.sinusoid));
     });
@@ -270,7 +270,7 @@ fn bad_calls_are_errors() {
         c.table = PositionTable::Learned(view(table, u32, [1, 1, 9, 8]));
     });
     for scale in [f64::NAN, f64::INFINITY, 1e39] {
-        bench.refuses_sum(&["scale is", "finite"], |c| c.scale = scale);
+        bench.refuses_sum(&["`scale` is", "finite"], |c| c.scale = scale);
     }
 
     // Cosines and sines.
@@ -287,7 +287,7 @@ fn bad_calls_are_errors() {
         ([2, 3, 5, 3], "heads must be 1, got 3"),
         ([2, 1, 0, 3], "length is 0"),
         ([2, 1, 5, 0], "pairs is 0"),
-        ([2, 1, 5, 5], "pairs must be at most 4, half of x's 8 channels, got 5"),
+        ([2, 1, 5, 5], "pairs must be at most 4 (half of the 8 channels of `x`), got 5"),
     ] {
         bench.refuses_rotation(&["`cos`", words], |c| c.rotation = tables(shaped(shape), shaped(shape)));
     }
@@ -300,7 +300,7 @@ fn bad_calls_are_errors() {
             c.rotation = tables(shaped([2, 1, 5, 3]), shaped(shape));
         });
     }
-    bench.refuses_rotation(&["`cos`", "length must be at least 6, start + length, got 5"], |c| {
+    bench.refuses_rotation(&["`cos`", "length must be at least 6 (`start + length`), got 5"], |c| {
         (c.rotation, c.at) = (tables(shaped([2, 1, 5, 3]), shaped([2, 1, 5, 3])), RowPositions::Start(1));
     });
     bench.refuses_rotation(&["`cos`", "ends at byte", "4096"], |c| {
@@ -352,7 +352,7 @@ fn reference_refuses_bad_shapes() {
     says(rotate(&x, [1, 4, 3, 2], RowPositions::Start(0)).expect_err("refused"), &["dim must be at least 4"]);
     says(
         rotate(&x, shape, RowPositions::Start(MAX_POSITION - 1)).expect_err("refused"),
-        &["start is 16777214"],
+        &["`start` is 16777214"],
     );
     assert!(rotate(&x, shape, RowPositions::Start(MAX_POSITION - 2)).is_ok());
     let two = RowPositions::Tensor(HostTensor::new(&[1, 2], [1, 1, 2, 1]));
@@ -367,8 +367,8 @@ fn reference_refuses_bad_shapes() {
     says(add(&x[..12], 1).expect_err("refused"), &["`table`: length must be at least 4", "got 3"]);
     assert_eq!(add(&x[..12], 0).expect("fits"), [1.0; 24]);
     assert!(reference::sinusoid::<f32>(4, 1e4, 0, 0).expect("nothing").is_empty());
-    says(reference::sinusoid::<f32>(4, 1e4, 7, usize::MAX).expect_err("refused"), &["start is 7"]);
-    says(reference::sinusoid::<f32>(4, 1e4, MAX_POSITION, 2).expect_err("refused"), &["start is 16777215"]);
+    says(reference::sinusoid::<f32>(4, 1e4, 7, usize::MAX).expect_err("refused"), &["`start` is 7"]);
+    says(reference::sinusoid::<f32>(4, 1e4, MAX_POSITION, 2).expect_err("refused"), &["`start` is 16777215"]);
     let (cos, sin) = ([1.0; 6], [0.0; 6]);
     let by = |cos: &[f64], sin: &[f64]| reference::rotate_by(&x, shape, RopeOrder::Half, cos, sin);
     assert_eq!(by(&cos, &sin).expect("fits"), x);

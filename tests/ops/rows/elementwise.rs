@@ -248,7 +248,7 @@ fn bad_calls_are_errors() {
     );
     refused(good.multiply(typed(2, DType::F32, [1, 2, 1, 4])), &["`multiply`", "length must be 3", "got 1"]);
     refused(good.residual(view(1)), &["`out`", "`residual`"]);
-    refused(good.multiply(view(2)).residual(view(3)), &["`multiply` beside `residual`"]);
+    refused(good.multiply(view(2)).residual(view(3)), &["`multiply` with `residual`"]);
     refused(ElementwiseForward::new(view(0), view(1).with_offset(60)), &["`out`", "byte"]);
     let refused = |call: ElementwiseBackward, words: &[&str]| {
         let mut encoder = gpu.device().create_command_encoder(&Default::default());
@@ -258,7 +258,7 @@ fn bad_calls_are_errors() {
         assert!(operator.backward(&mut pass, &call).is_err());
     };
     let call = ElementwiseBackward::new(good.multiply(view(2)), view(3));
-    refused(call, &["nothing is asked for"]);
+    refused(call, &["no gradient is requested"]);
     refused(call.d_x(view(3)), &["`d_x`", "`d_out`"]);
     refused(call.d_x(view(4)).d_multiply(view(4)), &["overlap"]);
     refused(call.d_multiply(view(2)), &["`d_multiply`", "`multiply`"]);

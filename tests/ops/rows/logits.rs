@@ -290,8 +290,8 @@ fn bad_calls_are_errors() {
     };
     let indices = typed(1, DType::U32, [1, 1, 2, 4]);
     refused(TopKForward::new(x, typed(1, DType::F32, [1, 1, 2, 4])), &["`indices`", "U32"]);
-    refused(TopKForward::new(x, typed(1, DType::U32, [1, 1, 2, 65])), &["k is 65", "64"]);
-    refused(TopKForward::new(x.slice(3, 0, 3), indices), &["k is 4", "columns"]);
+    refused(TopKForward::new(x, typed(1, DType::U32, [1, 1, 2, 65])), &["`k` is 65", "64"]);
+    refused(TopKForward::new(x.slice(3, 0, 3), indices), &["`k` is 4", "columns"]);
     refused(TopKForward::new(x, typed(1, DType::U32, [1, 1, 3, 4])), &["`indices`", "length must be 2"]);
     refused(TopKForward::new(x, typed(0, DType::U32, [1, 1, 2, 4])), &["`indices`", "`x`"]);
     refused(

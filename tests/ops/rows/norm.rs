@@ -390,7 +390,7 @@ fn bad_calls_are_errors() {
         assert!(norm.backward(&mut pass, &call, &mut scratch).is_err());
     };
     let call = NormBackward::new(good, wide(4));
-    refused(call, &["nothing is asked for"]);
+    refused(call, &["no gradient is requested"]);
     refused(call.d_x(wide(4)), &["`d_x`", "`d_out`"]);
     refused(call.d_x(typed(5, DType::F32, [1, 1, 3, 7])), &["`d_x`", "dim must be 8"]);
     refused(call.d_x(wide(5)).d_sum(wide(5)), &["`d_x`", "`d_sum`"]);

@@ -15,7 +15,7 @@ fn committed_tables_and_plots_are_what_the_committed_rows_give() {
 const GPU: &str = r#"
 {"bench":"visit","date":"2030-01-02","commit":"abc","dirty":true}
 {"bench":"facts","device":"A GPU","driver":"D 1","backend":"vulkan","device_type":"DiscreteGpu","subgroups":"32 to 32"}
-{"bench":"check","what":"split keys","detail":"right, error 0.13 of what is permitted"}
+{"bench":"check","what":"split keys","detail":"right, error 0.13 of the tolerance"}
 {"bench":"tune","what":"attention 1x8","ms":0.25,"value":1.5,"detail":"tiles of 32 x 2"}
 {"bench":"ceilings","what":"copy","value":2999.6,"unit":"GB/s","form":"unknown fields do no harm"}
 {"bench":"kernels","what":"fused","shape":"1×8×512×64","heads":8,"q_len":512,"kv_len":512,"head_dim":64,"mask":"causal","dtype":"f32","ms":0.5,"floor_ms":0.2,"bound":"arithmetic"}
@@ -38,7 +38,7 @@ fn a_section_has_each_figure_beside_its_ceiling_and_the_fastest_of_pytorch_on_th
     for line in [
         "## 2030-01-02: A GPU",
         "Driver D 1, vulkan, commit abc with uncommitted changes.",
-        "| split keys | right, error 0.13 of what is permitted |",
+        "| split keys | right, error 0.13 of the tolerance |",
         "| attention 1x8 | 0.250 | 1.50 | tiles of 32 x 2 |",
         "| copy | 3000 | GB/s |",
         "| kernels | fused | 1×8×512×64 causal | 0.500 | 0.200 | arithmetic | 40 % | 0.250 (efficient) | 0.50 | – |",

@@ -306,7 +306,7 @@ fn bad_backward_calls_are_errors() {
         assert!(encoder.prepare_backward(&call, &mut scratch).is_err());
     };
     let call = EncoderBackward::new(forward, rows(2));
-    refused(call, &["nothing is asked for"]);
+    refused(call, &["no gradient is requested"]);
     refused(call.d_x(rows(2)), &["`d_x`", "`d_out`"]);
     refused(call.d_x(rows(0)), &["`d_x`", "`x`"]);
     refused(
@@ -331,7 +331,7 @@ fn bad_backward_calls_are_errors() {
     refused(call.d_layers(&two), &["overlap"]);
     let rope = Rope::new(gpu.device(), RopeConfig::new(e + 2)).expect("a rope");
     let turned = forward.rotary(&rope, RowPositions::Start(0));
-    refused(EncoderBackward::new(turned, rows(2)).d_x(rows(3)), &["`q`", "the rope's rotary_dim"]);
+    refused(EncoderBackward::new(turned, rows(2)).d_x(rows(3)), &["`q`", "`rotary_dim` of the rope"]);
     let rope = Rope::new(gpu.device(), RopeConfig::new(2)).expect("a rope");
     let places = TensorView::new(&buffers[3], DType::U32, [1, 1, 3, 1]);
     let turned = forward.rotary(&rope, RowPositions::Tensor(places));

@@ -373,10 +373,10 @@ fn bad_layer_calls_are_errors() {
     both(plain.layer_calls(&fits[..]).rotary(&rope, start), &["`mask` or `rotary` with `layer_calls`"]);
     let of_pairs = |n: usize, keys| typed(n, DType::Bool, [1, 1, 5, keys]);
     let calls = two(LayerCall::new(DeviceMask::none().attn_mask(of_pairs(2, 4))));
-    both(plain.layer_calls(&calls[..]), &["layer_calls[1]: `attn_mask`", "must be"]);
+    both(plain.layer_calls(&calls[..]), &["`layer_calls[1]`: `attn_mask`", "must be"]);
     let wide = Rope::new(gpu.device(), RopeConfig::new(6)).expect("a rope");
     let calls = two(causal.rotary(&wide, start));
-    both(plain.layer_calls(&calls[..]), &["layer_calls[1]: `q`", "the rope's rotary_dim"]);
+    both(plain.layer_calls(&calls[..]), &["`layer_calls[1]`: `q`", "`rotary_dim` of the rope"]);
     // A tensor of the last layer shares its buffer with an output.
     let calls = two(LayerCall::new(DeviceMask::none().attn_mask(of_pairs(1, 5))));
     refused(plain.layer_calls(&calls[..]), &["`out`", "`attn_mask`"]);
@@ -388,22 +388,22 @@ fn bad_layer_calls_are_errors() {
     let error = encoder.backward_scratch_size(&backward).expect_err("an error").to_string();
     assert!(error.contains("`d_x`") && error.contains("`positions`"), "{error}");
     let calls = two(LayerCall::new(DeviceMask::none()));
-    refused(plain.layer_calls(&calls[..]).cache(&cache), &["layer_calls[1]: several rows", "and_causal()"]);
+    refused(plain.layer_calls(&calls[..]).cache(&cache), &["`layer_calls[1]`: several rows", "and_causal()"]);
     let calls = two(causal.rotary(&rope, start));
-    refused(plain.layer_calls(&calls[..]).cache(&cache), &["layer_calls[1]: rotary positions", "starts()"]);
+    refused(plain.layer_calls(&calls[..]).cache(&cache), &["`layer_calls[1]`: rotary positions", "starts()"]);
     refused(plain.layer_calls(&fits[..]).cache(&cache), &["scratch"]);
     let error = placed.encoder_of(full(), &[stack.config(DType::F32)]).expect_err("one configuration");
     assert!(error.to_string().contains("`configs`: 2 elements expected, got 1"), "{error}");
     let configs = [stack.config(DType::F32), stack.config(DType::F32).activation(Activation::Relu)];
     let error = placed.encoder_of(full(), &configs).expect_err("other activations").to_string();
     assert!(
-        error.contains("`MultiHeadConfig::softcap` and `TransformerLayerConfig::keys_of` only"),
+        error.contains("may differ only in `MultiHeadConfig::scale`, `MultiHeadConfig::softcap`"),
         "{error}"
     );
     let negative = LayerData { softcap: Some(-1.0), ..Default::default() };
     let stack = Stack { each: vec![LayerData::default(), negative], ..stack };
     let error = placed.encoder_of(full(), &stack.configs(DType::F32)).expect_err("a negative softcap");
-    assert!(error.to_string().contains("softcap is -1"), "{error}");
+    assert!(error.to_string().contains("`softcap` is -1"), "{error}");
 }
 
 /// Returns `smallest` with three more layers, which read the keys of the second, first and second
@@ -447,10 +447,10 @@ fn bad_shared_keys_are_errors() {
         let error = placed.encoder_of(full(), &configs).expect_err("an error").to_string();
         assert!(words.iter().all(|w| error.contains(w)), "{words:?}: {error}");
     };
-    refused([Some(0), None, None, None, None], &["keys_of is 0", "an earlier layer"]);
-    refused([None, Some(2), None, None, None], &["keys_of is 2", "an earlier layer"]);
-    refused([None, None, Some(1), Some(2), None], &["keys_of is 2", "keys of its own"]);
-    refused([None, Some(0), None, None, None], &["other weights", "`key`, `value`"]);
+    refused([Some(0), None, None, None, None], &["`keys_of` is 0", "an earlier layer"]);
+    refused([None, Some(2), None, None, None], &["`keys_of` is 2", "an earlier layer"]);
+    refused([None, None, Some(1), Some(2), None], &["`keys_of` is 2", "an earlier layer without `keys_of`"]);
+    refused([None, Some(0), None, None, None], &["different key weights", "`key`, `value`"]);
 
     let encoder = placed.encoder_of(full(), &configs).expect("a stack");
     let buffers: Vec<_> = (0..6).map(|_| gpu.buffer(4096).expect("a buffer")).collect();
@@ -468,15 +468,15 @@ fn bad_shared_keys_are_errors() {
         calls
     };
     let unrotated = with(2, LayerCall::new(DeviceMask::causal()));
-    check(forward.layer_calls(&unrotated[..]), &["layer_calls[2]", "another rotation"]);
+    check(forward.layer_calls(&unrotated[..]), &["layer_calls[2]", "a different rotation"]);
     let swapped = [calls[0], calls[1], calls[0], calls[1], calls[1]];
-    check(forward.layer_calls(&swapped[..]), &["layer_calls[2]", "another rotation"]);
+    check(forward.layer_calls(&swapped[..]), &["layer_calls[2]", "a different rotation"]);
     let cache = |layers: usize| {
         let config = CacheConfig::new(2, 4, 9).layers(layers);
         Cache::with_pipelines(gpu.pipelines(), config).expect("a cache")
     };
     let five = cache(5);
-    check(forward.layer_calls(&calls[..]).cache(&five), &["cache.layers is 5"]);
+    check(forward.layer_calls(&calls[..]).cache(&five), &["`cache.layers` is 5"]);
 
     let mut asked = placed.gradients();
     asked[2].attention.key = asked[1].attention.key;

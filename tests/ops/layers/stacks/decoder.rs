@@ -234,13 +234,13 @@ fn bad_calls_are_errors() {
     refused(call.hidden(kept), &["`hidden`", "batch must be 1"]);
     refused(call.hidden(rows(1)), &["`out`", "`hidden`"]);
     refused(call.hidden(rows(0)), &["`hidden`", "`x`"]);
-    refused(call.cache(&one), &["rows that are not those"]);
+    refused(call.cache(&one), &["rows of `x` that differ"]);
     let mut other = cache(CacheConfig::new(2, 8, 9));
     gpu.submit(|e| other.advance(e, Tokens::All(3))).expect("an advance");
-    refused(call.cache(&other), &["cache.layers is 1"]);
+    refused(call.cache(&other), &["`cache.layers` is 1"]);
     let mut wide = cache(CacheConfig::new(2, 12, 9).layers(2));
     gpu.submit(|e| wide.advance(e, Tokens::All(3))).expect("an advance");
-    refused(call.cache(&wide), &["cache.head_dim is 12"]);
+    refused(call.cache(&wide), &["`cache.head_dim` is 12"]);
     let rope = Rope::new(gpu.device(), RopeConfig::new(8)).expect("a rope");
     let start = RowPositions::Start(0);
     let mut filled = cache(CacheConfig::new(2, 8, 9).layers(2));
@@ -248,7 +248,7 @@ fn bad_calls_are_errors() {
     refused(call.cache(&filled).rotary(&rope, start), &["from a start, with a cache", "cache.starts()"]);
     refused(plain.cache(&filled), &["no causal rule", "and_causal()"]);
     let wide = Rope::new(gpu.device(), RopeConfig::new(10)).expect("a rope");
-    refused(call.rotary(&wide, start), &["`q`", "the rope's rotary_dim"]);
+    refused(call.rotary(&wide, start), &["`q`", "`rotary_dim` of the rope"]);
     refused(call.rotary(&rope, RowPositions::Start(u32::MAX)), &["start", "2^24"]);
     let places =
         |n: usize, rows| RowPositions::Tensor(TensorView::new(&buffers[n], DType::U32, [1, 1, rows, 1]));

@@ -357,7 +357,7 @@ fn bad_backward_calls_are_errors() {
         assert!(decoder.prepare_backward(&call, &mut scratch).is_err());
     };
     let call = DecoderBackward::new(forward, of_memory(4), rows(5));
-    refused(call, &["nothing is asked for"]);
+    refused(call, &["no gradient is requested"]);
     refused(call.d_x(rows(5)), &["`d_x`", "`d_out`"]);
     refused(call.d_x(rows(2)), &["`d_x`", "`memory.keys`"]);
     refused(call.d_memory(of_memory(4)), &["`d_memory`", "`memory`"]);

@@ -429,11 +429,11 @@ fn caches_that_do_not_fit_are_refused() {
     }
     let alone = EncoderForward::new(rows(0).slice(2, 0, 1), rows(1).slice(2, 0, 1));
     assert!(encoder.scratch_size(&alone.cache(&fits)).is_ok());
-    refused(call.cache(&filled(CacheConfig::new(2, 8, 9))), "cache.layers is 1");
-    refused(call.cache(&filled(CacheConfig::new(2, 12, 9).layers(2))), "cache.head_dim is 12");
-    refused(call.cache(&filled(CacheConfig::new(2, 8, 9).layers(2).batch(2))), "cache.batch is 2");
+    refused(call.cache(&filled(CacheConfig::new(2, 8, 9))), "`cache.layers` is 1");
+    refused(call.cache(&filled(CacheConfig::new(2, 12, 9).layers(2))), "`cache.head_dim` is 12");
+    refused(call.cache(&filled(CacheConfig::new(2, 8, 9).layers(2).batch(2))), "`cache.batch` is 2");
     let new = Cache::with_pipelines(gpu.pipelines(), CacheConfig::new(2, 8, 9).layers(2)).expect("a cache");
-    refused(call.cache(&new), "rows that are not those");
+    refused(call.cache(&new), "rows of `x` that differ");
     let maps = TensorView::new(&buffers[2], DType::F32, [2, 2, 3, 3]);
     refused(call.cache(&fits).weights(maps), "attention weights with a cache");
     let backward = EncoderBackward::new(call.cache(&fits), rows(1)).d_x(rows(2));
