@@ -231,7 +231,10 @@ impl Window {
 
 /// The buffers on a device, and their contents.
 pub struct Arena {
+    /// The buffers of the current case.
     pub buffers: Vec<wgpu::Buffer>,
+    /// Separate buffers, then one buffer in place of all watched ones.
+    placements: [Vec<wgpu::Buffer>; 2],
     /// The contents of the watched buffers.
     pub before: Vec<Vec<u8>>,
     pub after: Vec<Vec<u8>>,
@@ -266,15 +269,29 @@ impl Arena {
         let buffers: Vec<_> = Buf::ALL.iter().map(buffer).collect();
         let size = before.iter().map(|bytes| bytes.len() as u64).sum();
         let staging = make(device, size, U::MAP_READ | U::COPY_DST, false);
-        before.iter().zip(&buffers).for_each(|(bytes, buffer)| gpu.queue().write_buffer(buffer, 0, bytes));
-        Arena { buffers, after: before.clone(), before, staging, hash: 0 }
+        let one = make(device, (BYTES * Buf::WATCHED) as u64, all, false);
+        let mut in_one = buffers.clone();
+        in_one[..Buf::WATCHED].fill(one);
+        for placement in [&buffers, &in_one] {
+            for (n, bytes) in before.iter().enumerate() {
+                gpu.queue().write_buffer(&placement[n], base(placement, n) as u64, bytes);
+            }
+        }
+        let placements = [buffers.clone(), in_one];
+        Arena { buffers, placements, after: before.clone(), before, staging, hash: 0 }
+    }
+
+    /// Puts the tensors of the next cases into separate buffers or into one buffer.
+    pub fn place(&mut self, in_one: bool) {
+        self.buffers = self.placements[usize::from(in_one)].clone();
     }
 
     /// Records the read-back of all watched buffers.
     pub fn record(&self, encoder: &mut wgpu::CommandEncoder) {
         let mut at = 0;
-        for (buffer, bytes) in self.buffers.iter().zip(&self.before) {
-            encoder.copy_buffer_to_buffer(buffer, 0, &self.staging, at, bytes.len() as u64);
+        for (n, bytes) in self.before.iter().enumerate() {
+            let from = base(&self.buffers, n) as u64;
+            encoder.copy_buffer_to_buffer(&self.buffers[n], from, &self.staging, at, bytes.len() as u64);
             at += bytes.len() as u64;
         }
     }
@@ -327,17 +344,43 @@ impl Arena {
                 found =
                     found.and(Err(format!("byte {byte} of {buf:?}, outside of every output, was written")));
             }
-            gpu.queue().write_buffer(&self.buffers[n], 0, before);
+            gpu.queue().write_buffer(&self.buffers[n], base(&self.buffers, n) as u64, before);
         }
         found
     }
 }
 
+/// Returns the first byte of a buffer's contents: 0, or the place in one buffer for all.
+fn base(buffers: &[wgpu::Buffer], n: usize) -> usize {
+    if in_one(buffers, n) { n * BYTES } else { 0 }
+}
+
+fn in_one(buffers: &[wgpu::Buffer], n: usize) -> bool {
+    buffers[0] == buffers[1] && n < Buf::WATCHED
+}
+
+/// Returns the first byte of the contents for a tensor that ends at byte `end` of them. In one
+/// buffer for all, a tensor past the end of its part starts past the end of the buffer: both
+/// placements must refuse it.
+pub fn start(buffers: &[wgpu::Buffer], buf: Buf, end: usize) -> usize {
+    let len = match buf {
+        Buf::Odd => 60,
+        Buf::Tiny => 4,
+        _ => BYTES,
+    };
+    let is_past = in_one(buffers, buf as usize) && end > len;
+    if is_past { BYTES * Buf::WATCHED } else { base(buffers, buf as usize) }
+}
+
 /// Returns a window as a tensor view.
 pub fn view<'a>(buffers: &'a [wgpu::Buffer], window: &Window) -> TensorView<'a> {
+    let size = window.dtype.bytes();
+    let reach = |axis: usize| window.shape[axis].saturating_sub(1).saturating_mul(window.strides[axis]);
+    let end = (0..4).map(reach).fold(window.offset, usize::saturating_add).saturating_add(1);
+    let first = start(buffers, window.buf, end.saturating_mul(size)) / size;
     TensorView::new(&buffers[window.buf as usize], window.dtype, window.shape)
         .with_strides(window.strides)
-        .with_offset(window.offset)
+        .with_offset(window.offset.saturating_add(first))
 }
 
 fn content(buf: Buf, rng: &mut Rng) -> Vec<u8> {

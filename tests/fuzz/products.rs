@@ -9,7 +9,7 @@ use wgpu_attention::reference::Real;
 use wgpu_attention::tuning::{MatrixUnits, Target};
 use wgpu_attention::{DType, KernelOptions, Linear, Projection};
 
-use crate::arena::{BYTES, Buf, Window, view};
+use crate::arena::{BYTES, Buf, Window, start, view};
 use crate::call::{MOST_WORK, faults, float, judge, largest, outputs, settle};
 use crate::choices::Choices;
 use crate::operands::{Operands, record_plain};
@@ -240,7 +240,10 @@ impl Blocks {
 
     fn matrix<'a>(&self, buffers: &'a [wgpu::Buffer]) -> QuantizedMatrix<'a> {
         let Blocks { buf, format, rows, columns, offset } = *self;
-        QuantizedMatrix::new(&buffers[buf as usize], format, [rows, columns]).with_offset(offset)
+        let bytes = format.row_bytes(columns).unwrap_or(0).saturating_mul(rows);
+        let first = start(buffers, buf, offset.saturating_add(bytes));
+        QuantizedMatrix::new(&buffers[buf as usize], format, [rows, columns])
+            .with_offset(offset.saturating_add(first))
     }
 
     fn is_tame(&self) -> bool {
