@@ -359,9 +359,9 @@ fn in_one(buffers: &[wgpu::Buffer], n: usize) -> bool {
     buffers[0] == buffers[1] && n < Buf::WATCHED
 }
 
-/// Returns the first byte of the contents for a tensor that ends at byte `end` of them. In one
-/// buffer for all, a tensor past the end of its part starts past the end of the buffer: both
-/// placements must refuse it.
+/// Returns the first byte of the contents for a tensor that ends at byte `end` of them. Both
+/// placements must refuse a tensor past the end of its part. In one buffer for all, such a tensor
+/// starts past the end of the buffer.
 pub fn start(buffers: &[wgpu::Buffer], buf: Buf, end: usize) -> usize {
     let len = match buf {
         Buf::Odd => 60,
