@@ -291,12 +291,12 @@ impl Kernel {
         Some(kernel)
     }
 
-    /// The kernel for tensors of which some are read and share their buffer with one that is
-    /// written.
+    /// Returns the kernel for inputs that share a buffer with an output.
     ///
     /// # Errors
-    /// Two tensors of the same bytes that the kernel reads as different types or without accessors.
-    pub fn with_sharing(mut self, sharing: &Sharing) -> Result<Self, Error> {
+    /// Two inputs have the same bytes, and the kernel reads them as different types or without
+    /// accessors.
+    pub fn with_sharing(mut self, label: &'static str, sharing: &Sharing) -> Result<Self, Error> {
         for (n, shares) in sharing.bindings() {
             let mut shared = self.bindings[n].clone();
             let own = shared.declaration(n + 1);
@@ -306,7 +306,7 @@ impl Kernel {
                     let same = &self.bindings[first];
                     let rest = self.wgsl.replacen(&own, "", 1);
                     if same.element() != shared.element() || indexed(&rest, &shared.name, "") != rest {
-                        return Err(overlap(same, &shared));
+                        return Err(overlap(label, same, &shared));
                     }
                     shared.same_as = Some(same.name.clone());
                 }

@@ -412,7 +412,7 @@ impl Compiler {
     ) -> Result<Compiled, Error> {
         let (label, kernel) = (variant.label(), variant.describe());
         let kernel = if facts.f16 { kernel } else { kernel.without_f16().unwrap_or(kernel) };
-        let kernel = kernel.with_sharing(sharing)?;
+        let kernel = kernel.with_sharing(label, sharing)?;
         let kernel = &if *is_part { kernel.of_part() } else { kernel };
         // wgpu does not check any of these against the limits.
         let limits = [

@@ -52,7 +52,7 @@ impl Sharing {
             });
             let meets = |m: usize| windows[m].meets(&windows[n]) && !(is_read(m) && is_read(n) && same(n, m));
             if let Some(m) = (0..n).filter(|_| is_shared(n)).find(|m| meets(*m)) {
-                return Err(overlap(&bindings[m], &bindings[n]));
+                return Err(overlap(variant.label(), &bindings[m], &bindings[n]));
             }
         }
         if sharing.iter().all(Option::is_none) {
@@ -72,7 +72,7 @@ impl Sharing {
     }
 }
 
-/// The error of two tensors whose ranges meet.
-pub(crate) fn overlap(a: &Binding, b: &Binding) -> Error {
-    Error::SharedOverlap { tensor: a.name.clone(), other: b.name.clone() }
+/// Returns the error of two tensors of a kernel whose ranges overlap.
+pub(crate) fn overlap(kernel: &'static str, a: &Binding, b: &Binding) -> Error {
+    Error::SharedOverlap { kernel, tensor: a.name.clone(), other: b.name.clone() }
 }

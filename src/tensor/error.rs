@@ -145,10 +145,12 @@ pub enum Error {
     /// Two tensors overlap in a buffer that one dispatch reads and writes. All bindings of that
     /// buffer are then writable and must be apart, unless two inputs are the same.
     #[error(
-        "`{tensor}` and `{other}` overlap in a buffer that the call reads and writes, which WebGPU forbids; \
-         use a separate buffer for the output"
+        "`{tensor}` and `{other}` of the kernel {kernel} overlap in a buffer that the call reads and writes, which \
+         WebGPU forbids; use a separate buffer for the output"
     )]
     SharedOverlap {
+        /// The label of the kernel.
+        kernel: &'static str,
         /// One of the tensors, by its name in the kernel.
         tensor: String,
         /// The other tensor.
