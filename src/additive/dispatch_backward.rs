@@ -35,8 +35,8 @@ pub(crate) struct AdditiveProblem<'a> {
 #[derive(Clone, Copy)]
 pub(crate) struct AdditiveMemory<'a> {
     stats: &'a wgpu::Buffer,
-    /// For the pairs of a rectangle: scores, then their gradients. After them gradients of weights,
-    /// then weights.
+    /// Two matrices for the pairs of a rectangle. The first holds scores, then their gradients. The
+    /// second holds gradients of weights, then weights.
     pairs: &'a wgpu::Buffer,
     parts: Option<&'a wgpu::Buffer>,
 }
