@@ -4,7 +4,8 @@
 //   d_added = weight · (dropout(d_out · v) − dot)           gradient of the final score
 //   d_score = d_added times the derivative of the softcap   gradient of scale · q · k
 //
-// The final score is the score after softcap and bias. A pair that is not seen contributes zeros, whatever its tensors hold.
+// The final score is the score after softcap and bias. A pair that is not seen contributes zeros,
+// whatever its tensors hold.
 //
 // Constants: HAS_DROPOUT, PER_PAIR_MASK
 //

@@ -36,8 +36,7 @@ fn run_seen(b: u32, kv_head: u32, documents: vec2<u32>, first: u32, end: u32) ->
 }
 
 // Result x is the first key of the first run in from_key .. end that may have a visible key. It is
-// end if there is no such run.
-// Result y is 1 if every row sees all keys of the run.
+// end if there is no such run. Result y is 1 if every row sees all keys of the run.
 fn first_seen_run(b: u32, kv_head: u32, documents: vec2<u32>, from_key: u32, end: u32) -> vec2<u32> {
     var j = from_key;
     var seen = vec2<u32>();
