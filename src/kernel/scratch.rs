@@ -34,7 +34,7 @@ pub(crate) enum Slot {
     /// The gradients of the logits and of the gated outputs, in a backward pass.
     GateGradient,
     GatedGradient,
-    /// Keys and values without masked rows.
+    /// Keys and values, with zeros in masked rows.
     Kept,
     /// Positions in sorted order, and the rank of each position. The result of the previous sorting
     /// pass. Counts of digits.
