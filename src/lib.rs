@@ -31,7 +31,7 @@
 //! Operators never submit, copy or read back. Every fault is an [`Error`] before anything is
 //! recorded, with three exceptions:
 //!
-//! * The encoder or pass belongs to another device. wgpu does not tell its device, so the call is
+//! * The encoder or pass belongs to another device. wgpu does not report its device, so the call is
 //!   `Ok`. Later wgpu refuses the encoder's `finish` or the submission.
 //! * A buffer was destroyed after it was bound. wgpu refuses the submission.
 //! * In browsers, errors that only wgpu finds reach the application's error handler.

@@ -1,5 +1,5 @@
 // bf16, the upper 16 bits of an f32, with two elements per word. The functions work on bits, so
-// that drivers cannot flush or round.
+// that drivers cannot flush or round differently.
 //
 // Needs: nothing.
 // Gives: bf16_at, bf16_at4, bf16_of, bf16_pair.

@@ -31,8 +31,9 @@ impl AdditiveConfig {
         AdditiveConfig(self.0.dtype(dtype))
     }
 
-    /// The options that select kernels without changing the result. Additive scores cannot use
-    /// matrix units, so [`MatrixUnits::Always`](crate::tuning::MatrixUnits::Always) is an error.
+    /// Sets the options that select kernels. They do not change the operation. Additive scores
+    /// cannot use matrix units, so [`MatrixUnits::Always`](crate::tuning::MatrixUnits::Always) is
+    /// an error.
     pub fn kernel_options(self, kernel_options: KernelOptions) -> Self {
         AdditiveConfig(self.0.kernel_options(kernel_options))
     }

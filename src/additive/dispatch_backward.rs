@@ -35,8 +35,8 @@ pub(crate) struct AdditiveProblem<'a> {
 #[derive(Clone, Copy)]
 pub(crate) struct AdditiveMemory<'a> {
     stats: &'a wgpu::Buffer,
-    /// For the pairs of a rectangle: scores, then their gradients. After them gradients of weights,
-    /// then weights.
+    /// Two matrices for the pairs of a rectangle. The first holds scores, then their gradients. The
+    /// second holds gradients of weights, then weights.
     pairs: &'a wgpu::Buffer,
     parts: Option<&'a wgpu::Buffer>,
 }
@@ -267,7 +267,7 @@ impl<'a> Part<'_, 'a> {
         call.dispatch([keys.div_ceil(columns), queries.div_ceil(rows), batch * shape.heads], self.device)
     }
 
-    /// Records `d_out · v` of all pairs of the rectangle, a matrix product.
+    /// Returns the dispatch of `d_out · v` for all pairs of the rectangle, a matrix product.
     fn d_weights(&self) -> Dispatch<'a> {
         let BackwardProblem { shape, v, d_out, kernel_options, .. } = self.call.problem;
         let Rectangle { batch, queries, keys } = self.rectangle;
@@ -297,7 +297,7 @@ impl<'a> Part<'_, 'a> {
         call.dispatch(matmul::plan::grid(tiles, product), self.device)
     }
 
-    /// Records the gradients of the pairs, or the sums of the weights of queries.
+    /// Returns the dispatch of the pairs' gradients, or of the sums of the weights of queries.
     fn pairs(&self, stats: Window<'a>, totals: bool) -> Dispatch<'a> {
         let problem = &self.call.problem;
         let dropout = problem.dropout.as_ref().filter(|_| !totals);

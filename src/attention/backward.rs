@@ -40,9 +40,9 @@ pub struct Backward<'a> {
 }
 
 impl<'a> Backward<'a> {
-    /// Takes the forward call and the gradient of its `out`. Its keys and values must be tensors,
-    /// and it must have [`lse`](Forward::lse). No gradient is written unless the caller requests
-    /// it.
+    /// Takes the forward call, unchanged, and the gradient of its `out`. Its keys and values must
+    /// be tensors, and it must have [`lse`](Forward::lse). No gradient is written unless the caller
+    /// requests it.
     pub fn new(forward: Forward<'a>, d_out: TensorView<'a>) -> Self {
         let [d_lse, d_q, d_k, d_v] = [None; 4];
         let d_added = AddedGradients::default();

@@ -41,8 +41,8 @@ pub struct Forward<'a> {
 }
 
 impl<'a> Forward<'a> {
-    /// Attention of `q` to `k` and `v`, written to `out`. The buffer of `out` may hold no input of
-    /// the call. The call has no mask, no dropout and no further outputs.
+    /// Attention of `q` to `k` and `v`, written to `out`, which may not overlap an input of the
+    /// call. The call has no mask, no dropout and no further outputs.
     pub fn new(q: TensorView<'a>, k: TensorView<'a>, v: TensorView<'a>, out: TensorView<'a>) -> Self {
         Self::of(q, KeyInput::Tensors { k, v }, out)
     }

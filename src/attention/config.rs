@@ -89,7 +89,7 @@ impl Config {
         self
     }
 
-    /// Sets the [`KernelOptions`]: they change how the result is computed, not the result.
+    /// Sets the [`KernelOptions`]. They select kernels and do not change the operation.
     pub fn kernel_options(mut self, kernel_options: KernelOptions) -> Self {
         self.kernel_options = kernel_options;
         self

@@ -59,7 +59,7 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// Attention that has separate pipelines.
+    /// Creates the operator with new pipelines.
     ///
     /// # Errors
     /// Returns an error if no call could satisfy the configuration, or if the device lacks a
@@ -68,7 +68,7 @@ impl Attention {
         Self::with_pipelines(&Pipelines::new(device), config)
     }
 
-    /// Attention that shares pipelines with other operators on the device.
+    /// Creates the operator with pipelines that other operators on the device share.
     ///
     /// # Errors
     /// The errors of [`new`](Self::new).
@@ -85,18 +85,18 @@ impl Attention {
     /// Drops the bindings of [`classify`](Self::classify) and their references to buffers. Clones
     /// share the bindings.
     ///
-    /// Without this call, bindings that are no longer used are dropped after a few calls; at most
-    /// 64 remain. Until then they can keep buffers alive. These buffers have at most twice the
-    /// bytes of the last call's buffers, or 8 MiB if that is more.
+    /// Without this call, unused bindings are dropped after a few calls, at most 64 calls. Until
+    /// then they can keep buffers alive. These buffers have at most twice the bytes of the last
+    /// call's buffers, or 8 MiB if that is more.
     pub fn forget(&self) {
         self.bindings.clear();
     }
 
     /// The temporary memory that `call` needs.
+    ///
     /// The fused path needs none, or partial sums if few queries meet many keys. The plan then
     /// splits the keys among workgroups. The sums take at most 128 times the size of `out` in f32.
     /// With a cache, the size does not depend on the cache's length.
-    /// f32. With a cache, the size does not depend on the cache's length.
     ///
     /// The staged path needs the score matrix: `4 · batch · heads · q_len · kv_len` bytes with
     /// `kv_len` rounded up to 4. It needs none if `weights` takes the weights of every head in F32.

@@ -63,8 +63,8 @@ pub enum MatrixUnits {
 }
 
 /// The kernels to use, and the size of their dispatches. The default options suit the device. All
-/// options except [`f16_operands`](Self::f16_operands) are for tests, measurements and systems with
-/// separate time limits.
+/// options except [`f16_operands`](Self::f16_operands) are for tests, measurements and systems that
+/// limit the time of a dispatch.
 ///
 /// ```
 /// use wgpu_attention::{Config, KernelOptions};

@@ -5,7 +5,7 @@ use super::guard::guarded;
 use crate::tensor::Error;
 
 /// The content of a part of the scratch. Parts are separate buffers, because WebGPU does not let a
-/// dispatch read and write the same buffer.
+/// dispatch bind one buffer both as read-only and as writable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Slot {
     /// A layer's projected queries, keys and values.
@@ -34,14 +34,14 @@ pub(crate) enum Slot {
     /// The gradients of the logits and of the gated outputs, in a backward pass.
     GateGradient,
     GatedGradient,
-    /// Keys and values without masked rows.
+    /// Keys and values, with zeros in masked rows.
     Kept,
     /// Positions in sorted order, and the rank of each position. The result of the previous sorting
     /// pass. Counts of digits.
     Order,
     OrderBefore,
     DigitCounts,
-    /// The ranks of tokens in the rounds of hashing.
+    /// The codes of tokens: the position, and the bucket and chunk in each round of hashing.
     HashCodes,
     /// Queries, keys and values in the order of their buckets, and the gradients of keys and
     /// values.
@@ -75,7 +75,7 @@ pub(crate) enum Slot {
     KeyInputGradient,
     /// The output of each block, in a backward pass whose forward pass did not store it.
     BlockOutputs,
-    /// The gradients of the stream, its parts and the feed-forward layer, in a backward pass.
+    /// The gradients of `Stream`, `Middle`, `Branch`, `Products` and `Hidden`, in a backward pass.
     StreamGradient,
     MiddleGradient,
     BranchGradient,
@@ -287,9 +287,9 @@ impl Scratch {
 
     /// Drops the bindings of past calls, and with them the references to their buffers.
     ///
-    /// Without this call, unused bindings are dropped after a few calls, at most 64. Until then,
-    /// the buffers that only these bindings keep alive are limited. They have at most twice the
-    /// bytes of the last call's buffers, or 8 MiB if that is more.
+    /// Without this call, unused bindings are dropped after a few calls, at most 64 calls. Until
+    /// then, the buffers that only these bindings keep alive are limited. They have at most twice
+    /// the bytes of the last call's buffers, or 8 MiB if that is more.
     pub fn forget(&mut self) {
         self.bindings.clear();
     }

@@ -18,8 +18,8 @@ pub(crate) trait Variant: fmt::Debug + Eq + Hash + Send + Sync + 'static {
     /// family for every variant.
     const FAMILIES: Families = Families::NONE;
 
-    /// Returns the kernel of this variant: its text, and its properties for the host. Called once
-    /// per pipeline.
+    /// Returns the kernel of this variant: its text, and its properties for the host. Called for
+    /// each new pipeline, and for new bindings that use a buffer twice.
     fn describe(&self) -> Kernel;
 
     /// The families of this variant.
@@ -88,7 +88,7 @@ impl KernelVariant {
         self.0.label()
     }
 
-    /// Returns the kernel of this variant. Called once per pipeline.
+    /// Returns the kernel of this variant.
     pub fn describe(&self) -> Kernel {
         self.0.describe()
     }

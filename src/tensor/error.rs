@@ -129,7 +129,7 @@ pub enum Error {
         /// Bytes in the buffer.
         size: u64,
     },
-    /// A tensor that is written shares memory with a tensor that the same call reads.
+    /// A tensor that is written shares memory with another tensor of the same call.
     #[error(
         "`{tensor}` is written and shares its buffer with `{other}`, but their bindings overlap, which WebGPU \
          forbids; use a separate buffer for `{tensor}`, or begin it at a multiple of {alignment} bytes apart from `{other}`"

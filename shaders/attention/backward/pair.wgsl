@@ -1,10 +1,11 @@
 // The contributions of a pair of query and key to gradients.
 //
 //   weight  = total · exp(score − lse)
-//   d_added = weight · (dropout(d_out · v) − dot)           after softcap and bias
+//   d_added = weight · (dropout(d_out · v) − dot)           gradient of the final score
 //   d_score = d_added times the derivative of the softcap   gradient of scale · q · k
 //
-// A pair that is not seen contributes zeros, whatever its tensors hold.
+// The final score is the score after softcap and bias. A pair that is not seen contributes zeros,
+// whatever its tensors hold.
 //
 // Constants: HAS_DROPOUT, PER_PAIR_MASK
 //

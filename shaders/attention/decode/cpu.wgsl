@@ -13,7 +13,7 @@
 //            LANES    invocations of a workgroup, as many as the driver computes at once
 //            K_BLOCKS, V_BLOCKS   vectors of words of a row
 //            KEYS     keys of a block, a multiple of LANES and of STEP (powers of two)
-//            CHUNK    keys between barriers, a multiple of KEYS; a chunk costs as much as ten keys
+//            CHUNK    keys between barriers, a multiple of KEYS; a chunk costs about ten keys
 //            STEP     keys that are added to the sums at a time
 //            GATHER   true if each lane loads its words separately
 // The loops must fit in the first-level instruction cache.

@@ -7,8 +7,8 @@
 // The smallest scale that is multiplied into queries. With a smaller scale, the products can be too
 // small for f32 although the scores are not.
 const SMALLEST_FOLDED: f32 = 0x1p-64f;
-// With such a scale, queries are divided by 2 to this power instead. The sum is multiplied by the
-// rest of the scale.
+// With a smaller scale, queries are divided by 2 to this power instead. The sum is multiplied by
+// the rest of the scale.
 const SMALL_EXPONENT: u32 = 62u;
 
 // True if loops may hold queries times the scale.

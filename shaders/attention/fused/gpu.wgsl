@@ -86,8 +86,8 @@ const STATS_SIZE: u32 = LANES_X * STATS_STEP;
 const TILE_SIZE: u32 = max(max(Q_SIZE + K_SIZE, P_SIZE + V_SIZE), STATS_SIZE);
 
 var<workgroup> tile: array<vec4<f32>, TILE_SIZE>;
-// Per row, in vectors of four: the reference point of scores, the rescale factor, and the sum of
-// weights.
+// Per row, in vectors of four: the reference point of scores, the sum of weights, the factor of
+// older sums. The sum of weights is stored at the end.
 var<workgroup> row_max: array<vec4<f32>, ROWS / 4u>;
 var<workgroup> row_sum: array<vec4<f32>, ROWS / 4u>;
 var<workgroup> row_rescale: array<vec4<f32>, ROWS / 4u>;

@@ -19,8 +19,8 @@ fn documents_of_rows(b: u32, kv_head: u32, first: u32, step: u32, end: u32) -> v
     return documents;
 }
 
-// Checks a run of keys with tensors that are the same for all queries. Result x is 1 if a row may
-// see any key, y is 1 if every row sees every key.
+// Checks a run of keys with tensors that are the same for all queries. Result x is 1 if at least
+// one row may see at least one key. Result y is 1 if every row sees every key.
 fn run_seen(b: u32, kv_head: u32, documents: vec2<u32>, first: u32, end: u32) -> vec2<u32> {
     let heads = select(1u, p.group, hides_by_head());
     var any_key = 0u;
@@ -35,8 +35,8 @@ fn run_seen(b: u32, kv_head: u32, documents: vec2<u32>, first: u32, end: u32) ->
     return vec2<u32>(any_key, every_key);
 }
 
-// Result x is the first key of the first run in from_key .. end that has a visible key, or end.
-// Result y is 1 if every row sees all keys of the run.
+// Result x is the first key of the first run in from_key .. end that may have a visible key. It is
+// end if there is no such run. Result y is 1 if every row sees all keys of the run.
 fn first_seen_run(b: u32, kv_head: u32, documents: vec2<u32>, from_key: u32, end: u32) -> vec2<u32> {
     var j = from_key;
     var seen = vec2<u32>();

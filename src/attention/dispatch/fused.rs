@@ -29,7 +29,7 @@ pub(crate) fn dispatches<'a>(
     let extras = &problem.extras;
     let mask = MaskParams::new(&extras.mask, &problem.shape, extras.appended, problem.softcap, device);
     let call = call(problem, plan, mask, partial, device);
-    // One dispatch for each rectangle of the plan.
+    // One dispatch for each part of the plan's grid.
     let mut dispatches: Dispatches = plan
         .pieces()
         .map(|piece| {

@@ -144,7 +144,8 @@ impl<'a> Staged<'_, 'a> {
         call.dispatch(grid, self.device)
     }
 
-    /// Writes the scores of the caller's stage before the softmax overwrites the matrix.
+    /// Returns the dispatch that writes the scores of the caller's stage. It runs before the
+    /// softmax overwrites the matrix.
     fn score_stage(&self, out: TensorView<'a>, stage: ScoreStage) -> Dispatch<'a> {
         let Shape { batch, heads, q_len, kv_len, .. } = self.problem.shape;
         let mask = match stage {
@@ -191,7 +192,7 @@ impl<'a> Staged<'_, 'a> {
         call.dispatch(matmul::plan::grid(tiles, product), self.device)
     }
 
-    /// Writes the caller's weights if the matrix is in scratch.
+    /// Returns the dispatch that writes the caller's weights, if the matrix is in scratch.
     fn average_weights(&self, out: TensorView<'a>) -> Dispatch<'a> {
         let Shape { batch, heads, q_len, kv_len, .. } = self.problem.shape;
         let out_heads = out.shape()[1];

@@ -6,13 +6,13 @@ use crate::mask::kernels::{MaskVariant, Masked, floats_beside};
 use crate::tensor::DType;
 
 kernel! {
-    /// The kernel that copies scores to the caller's tensor.
+    /// The kernel that writes the scores of a stage to the caller's tensor.
     ScoreStage, ScoreStageCall
     tensors {
         scores: One Read F32 one view,
         out: One Write F32 one view,
     }
-    // The rules that are already applied to the scores.
+    // The rules that the kernel applies to the scores.
     groups { mask: Masked MaskVariant, }
     numbers {
         heads: u32,

@@ -26,10 +26,10 @@ pub struct MergeBackward<'a> {
 }
 
 impl<'a> MergeBackward<'a> {
-    /// Takes the merge, whose parts and results are read, and the gradient of its output. `d_out`
-    /// is `[batch, heads, q_len, value_dim]`, F32, F16 or BF16. `gradients` has the tensors for the
-    /// gradients of each part. The `d_lse` of parts is computed from the merged output, which F16
-    /// or BF16 rounds; use F32 to avoid that.
+    /// Takes the merge, unchanged, and the gradient of its output. The call reads the parts and the
+    /// results of the merge. `d_out` is `[batch, heads, q_len, value_dim]`, F32, F16 or BF16.
+    /// `gradients` has the tensors for the gradients of each part. The `d_lse` of parts is computed
+    /// from the merged output, which F16 or BF16 rounds; use F32 to avoid that.
     pub fn new(forward: MergeForward<'a>, d_out: TensorView<'a>, gradients: &'a [PartGradients<'a>]) -> Self {
         MergeBackward { forward, d_out, d_lse: None, gradients }
     }

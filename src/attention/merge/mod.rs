@@ -31,9 +31,8 @@ pub struct MergeForward<'a> {
 }
 
 impl<'a> MergeForward<'a> {
-    /// Merges `parts` into `into`. The buffers of `into` may hold none of the parts. With more than
-    /// three parts, several dispatches accumulate in `into`, in its type: choose F32 for many
-    /// parts.
+    /// Merges `parts` into `into`, which may not overlap a part. With more than three parts,
+    /// several dispatches accumulate in `into`, in its type: choose F32 for many parts.
     pub fn new(parts: &'a [Partial<'a>], into: Partial<'a>) -> Self {
         MergeForward { parts, into }
     }
@@ -41,6 +40,7 @@ impl<'a> MergeForward<'a> {
 
 /// Combines attention over disjoint sets of keys into attention over their union. The result is
 /// exact: `lse = ln Σ exp(lseₙ)`, `out = Σ exp(lseₙ − lse) · outₙ`.
+///
 /// Use it to compute long key ranges in chunks. A shared prefix can be computed once for many
 /// sequences (Juravsky et al. 2024, "Hydragen"). Several devices can compute a range each (Liu et
 /// al. 2023, "Ring attention"). Every part has the same queries. A part in which a row saw no key
@@ -56,12 +56,12 @@ pub struct Merge {
 }
 
 impl Merge {
-    /// A merge operator that has separate pipelines.
+    /// Creates the operator with new pipelines.
     pub fn new(device: &wgpu::Device) -> Self {
         Self::with_pipelines(&Pipelines::new(device))
     }
 
-    /// A merge operator that shares pipelines with other operators on the device.
+    /// Creates the operator with pipelines that other operators on the device share.
     pub fn with_pipelines(pipelines: &Pipelines) -> Self {
         Merge { pipelines: pipelines.clone(), bindings: Arc::default() }
     }
@@ -74,9 +74,9 @@ impl Merge {
     /// Drops the bindings of this operator's calls and their references to buffers. Clones share
     /// the bindings.
     ///
-    /// Without this call, bindings that are no longer used are dropped after a few calls; at most
-    /// 64 remain. Until then they can keep buffers alive. These buffers have at most twice the
-    /// bytes of the last call's buffers, or 8 MiB if that is more.
+    /// Without this call, unused bindings are dropped after a few calls, at most 64 calls. Until
+    /// then they can keep buffers alive. These buffers have at most twice the bytes of the last
+    /// call's buffers, or 8 MiB if that is more.
     pub fn forget(&self) {
         self.bindings.clear();
     }
@@ -84,8 +84,8 @@ impl Merge {
     /// Records a merge into an encoder or a pass.
     ///
     /// # Errors
-    /// Returns an error if there are no parts, or if shapes or types differ. A part may not share a
-    /// buffer with the result. It also returns the other errors that [`Error`] lists for tensors.
+    /// Returns an error if there are no parts, or if shapes or types differ. A part may not overlap
+    /// the result. It also returns the other errors that [`Error`] lists for tensors.
     /// After an error, nothing has been recorded.
     pub fn forward(&self, into: &mut impl Recorder, call: &MergeForward) -> Result<(), Error> {
         self.prepare(call)?.record(into);

@@ -28,6 +28,7 @@ kernel! {
 
 /// Rows of a workgroup.
 pub(crate) const ROWS: usize = 4;
+/// Invocations that share a row.
 const ROW_LANES: usize = 16;
 
 const D_LSE: &str =
