@@ -7,8 +7,8 @@
 //
 // LAYOUT_KIND: CONTIGUOUS, RING or PAGED. Bindings: sequence_table.
 //
-// Needs:   p.cache; LAYOUT_KIND; sequence_table_at.
-// Gives:   COUNT, EXCHANGE, HIGH, LENGTH, LIMIT, MOVE_FROM, MOVE_TO, REFUSED, RING, START, WORDS;
+// Needs: p.cache; LAYOUT_KIND; sequence_table_at.
+// Gives: COUNT, EXCHANGE, HIGH, LENGTH, LIMIT, MOVE_FROM, MOVE_TO, REFUSED, RING, START, WORDS;
 // Rows; are_neighbours, cached_index, cached_key, cached_len, cached_queries, cached_shift,
 // cached_start, row_of_position, row_of_token, rows_of.
 

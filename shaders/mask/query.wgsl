@@ -14,9 +14,9 @@
 // Kernels that skip hidden tiles, if HIDES_TILES, also use:
 //
 // - document_of_query(b, h, i) -> u32: the number of a query's document, 0 without documents
-// - documents_of_key(b, h, j) -> vec2<u32>: the least and largest number of queries that may see
-//   the key. They are in the wrong order if a tensor that is the same for all queries hides the
-//   key.
+// - documents_of_key(b, h, j) -> vec2<u32>: the least and largest document number of the queries
+//   that may see the key. The least is above the largest if a tensor that is the same for all
+//   queries hides the key.
 // - pair_hidden(b, h, i, j) -> bool: true if another tensor, with a row for each query, hides the
 //   pair
 // - hides_by_head() -> bool: true if these tensors differ by head

@@ -4,8 +4,8 @@
 // d_out [batch, heads, length, dim]   d_table [1, 1, rows, dim]
 //
 // A workgroup computes LANES channels of a row of the table. If positions follow one another, it
-// computes which row is at its position. If a tensor holds the positions, it searches them, WORDS ·
-// 32 positions at a time.
+// computes which rows have the position of the table's row. If a tensor holds every position, it
+// searches that tensor, WORDS · 32 positions at a time.
 //
 // Bindings (declared by the host): d_out, d_table; positions if HAS_POSITIONS. ACCUMULATES: the
 // kernel adds to d_table. It reads d_out once, and positions once for every row of the table and

@@ -39,12 +39,14 @@ impl<'a> Append<'a> {
 }
 
 impl Cache {
-    /// Records that the keys and values of the last advance are written into a layer. Each sequence
-    /// has as many rows as the longest advance of a sequence. Rows past a sequence's count are not
-    /// read.
+    /// Records the write of the last advance's keys and values into a layer. Each sequence has as
+    /// many rows as the longest advance of a sequence. Rows past a sequence's count are not read.
     ///
     /// # Errors
     /// - [`Error::Unsupported`] before the first advance, after a rewind and after a reorder.
+    /// - [`Error::Unsupported`] if changes are not recorded ([`flush`](Self::flush)).
+    /// - [`Error::Option`] if there is no such layer, or if a rotated key may have a position past
+    ///   the last rotation.
     /// - Everything that [`Error`] lists for tensors.
     ///
     /// On an error nothing is recorded.
@@ -67,7 +69,7 @@ impl Cache {
         self.pipelines.bind("cache append", &[dispatch], &self.bindings)
     }
 
-    /// Records that keys and values overwrite positions that already exist, and all changes since
+    /// Records the overwriting of existing positions with keys and values, and all changes since
     /// the last recording. `append` may have any number of rows. Rows are dropped if a sequence
     /// does not have their position, or if a ring has overwritten it. Each sequence with dropped
     /// rows counts one refusal ([`refusals`](Self::refusals)). If sequences share a page, all but
@@ -80,7 +82,7 @@ impl Cache {
     /// * [`Error::Option`] for a start from which rows exceed the end of a sequence, if the host
     ///   knows its length.
     /// * [`Error::Option`] if there is no such layer.
-    /// * [`Error::OutOfPages`] if a shared page must be copied.
+    /// * [`Error::OutOfPages`] if a shared page must be copied and too few pages are free.
     /// * [`Error::Unsupported`] for positions in a tensor if sequences share pages. Only the device
     ///   knows then which pages to copy.
     /// * Everything that [`Error`] lists for tensors.

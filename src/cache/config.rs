@@ -184,8 +184,8 @@ impl CacheConfig {
     /// tokens. So [`Cache::truncate`](super::Cache::truncate) and
     /// [`Cache::rewind`](super::Cache::rewind) can shorten it by `spare_tokens`, counted from its
     /// longest length. Attention sees the spare tokens as long as the ring has them. To make steps
-    /// back invisible, use a mask with a window of at most `capacity − sink_tokens − spare_tokens`.
-    /// The results are then the same as in a ring that never went back.
+    /// back invisible, use a mask whose window reaches back by at most `capacity − sink_tokens −
+    /// spare_tokens`. The results are then the same as in a ring that never went back.
     pub fn spare_tokens(mut self, spare_tokens: usize) -> Self {
         self.spare_tokens = spare_tokens;
         self

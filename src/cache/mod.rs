@@ -182,7 +182,7 @@ impl Cache {
     /// The number of refusals of every sequence, counted on the device: U32 `[batch, 1, 1, 1]`. Do
     /// not write to it. The device refuses moves without room, and a ring's moves back beyond its
     /// limit. It also refuses to [`overwrite`](Self::overwrite) positions that a sequence does not
-    /// have.
+    /// have, or that a ring has overwritten.
     pub fn refusals(&self) -> TensorView<'_> {
         self.word(REFUSED)
     }
@@ -318,7 +318,7 @@ impl Cache {
     /// a refusal ([`refusals`](Self::refusals)).
     ///
     /// # Errors
-    /// - [`Error::Option`] if a sequence is shorter than its count.
+    /// - [`Error::Option`] if a sequence may be shorter than its count.
     /// - [`Error::Option`] if the host knows that a ring has overwritten a token that it needs.
     /// - Everything that [`Error`] lists for tensors.
     ///

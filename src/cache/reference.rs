@@ -25,11 +25,13 @@ pub fn scales(storage: CacheStorage, row: &[f32]) -> Vec<f32> {
     row.chunks(storage.group(row.len())).map(scale).collect()
 }
 
-/// Returns a row of keys or values of one head, as `storage` stores it. Devices may differ from it:
+/// Returns a row of keys or values of one head, as `storage` stores it. Devices may differ from it
+/// in two ways:
 ///
 /// - If a value lies halfway between two levels, a device may choose the other level.
 /// - F16 rounds to the nearest here, but WebGPU allows a device to choose either neighbour.
-/// - BF16 rounds to the nearest, ties to even, on every device.
+///
+/// BF16 rounds to the nearest, ties to even, on every device.
 pub fn stored(storage: CacheStorage, row: &[f32]) -> Vec<f32> {
     let Some(most) = levels(storage) else {
         return match storage {

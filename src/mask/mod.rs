@@ -59,6 +59,7 @@ use crate::tensor::{HostTensor, TensorView};
 /// On a device the parts are [`TensorView`]s ([`DeviceMask`]). On the host they are slices
 /// ([`HostMask`]). A mask that is built apart from its call may need one of these types as an
 /// annotation.
+///
 /// ```
 /// use wgpu_attention::Mask;
 /// use wgpu_attention::mask::HostMask;

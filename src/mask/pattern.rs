@@ -21,8 +21,8 @@ pub enum PatternPart {
 /// A regular sparse pattern.
 ///
 /// `d = j − position` is the distance of key `j` from the query's position. Positions count from
-/// the first key of the query's sequence. Patterns do not depend on past or future. Combine
-/// autoregressive patterns with [`Mask::causal`](crate::Mask::causal).
+/// the first key of the query's sequence. Patterns do not distinguish past from future keys.
+/// Combine autoregressive patterns with [`Mask::causal`](crate::Mask::causal).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Pattern {

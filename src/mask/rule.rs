@@ -20,7 +20,7 @@ pub(crate) struct Rule {
     pub place: &'static str,
     pub bounds: Bounds,
     pub row: Option<PerRow>,
-    /// True if keys that the rule shows override rules whose bounds are `lifted`.
+    /// True if the keys that the rule shows are exempt from rules whose bounds are `lifted`.
     pub lifts: bool,
     /// The condition on query `i` of head `h` and key `j` under which the rule's first tensor hides
     /// the pair. Kernels skip tiles in which it holds for every pair. Empty if the rule has no such

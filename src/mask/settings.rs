@@ -13,7 +13,7 @@ pub enum Alignment {
     BottomRight,
     /// The first query is at the first key: query `i` is at key `i`.
     TopLeft,
-    /// Query `i` is at key `i + n`, for `n` past keys; below 2^29 and above −2^29.
+    /// Query `i` is at key `i + n`, for `n` past keys. `n` is below 2^29 and above −2^29.
     ///
     /// Packed sequences and caches define their own positions and exclude an offset.
     /// [`Mask::query_offsets`](crate::Mask::query_offsets) has one offset per batch entry.

@@ -35,7 +35,7 @@ pub enum RowPositions<T> {
     /// A U32 tensor `[batch or 1, 1, length or 1, 1]` with the position of each row.
     ///
     /// A tensor of length 1 for more rows holds the first position of each sequence. Row `i` then
-    /// is `i` positions further. Positions past the last position count as the last.
+    /// is `i` positions further. Positions past the last valid position count as that position.
     Tensor(T),
 }
 
@@ -172,8 +172,8 @@ impl<'a> AddPositions<'a> {
 /// # Ok(()) }
 /// ```
 ///
-/// The rotations of a [`Rope`] come from a table. WGSL allows the device's sin and cos to be wrong
-/// in the fourth digit. Arithmetic is f32.
+/// The rotations of a [`Rope`] come from a table instead of the device's sin and cos. WGSL allows
+/// these functions to be wrong in the fourth digit. Arithmetic is f32.
 ///
 /// The operator stores the bindings of recent calls, so that a repeated call creates nothing. The
 /// bindings keep some buffers alive: see [`forget`](Self::forget).

@@ -203,7 +203,8 @@ fn mask_mod(at: At) -> bool {
 
 /// Block diffusion, in training: `len` noised tokens, then the same `len` clean tokens, in blocks
 /// of `block`. A noised token sees its block of noised tokens and the clean blocks before it. A
-/// clean token sees the clean blocks up to its block (Arriola et al. 2025, "Block diffusion", 3.1).
+/// clean token sees the clean blocks up to and including its block (Arriola et al. 2025, "Block
+/// diffusion", 3.1).
 ///
 /// # Errors
 /// A block or a length of 0, numbers of 2^29 or more.

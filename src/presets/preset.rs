@@ -64,7 +64,7 @@ impl Table {
         }
     }
 
-    /// Returns the dtype of its elements without a conversion.
+    /// Returns the dtype in which its elements are uploaded, if nothing converts them.
     pub fn dtype(&self) -> DType {
         match &self.values {
             Values::Floats(_) => DType::F32,

@@ -67,7 +67,7 @@ impl CacheVariant {
         [self.placed(), format, Constant::U32("K_GROUP", k), Constant::U32("V_GROUP", v)]
     }
 
-    /// Every storage, and every layout.
+    /// Every storage in a contiguous cache, and every layout with Q8.
     pub fn all() -> impl Iterator<Item = Self> {
         let groups = |storage: StorageKind| if storage.is_scaled() { [32, 64] } else { [1; 2] };
         let of = move |storage, layout_kind| CacheVariant { storage, layout_kind, groups: groups(storage) };

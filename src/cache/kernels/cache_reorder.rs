@@ -6,8 +6,8 @@ use crate::device::{Families, Family};
 use crate::kernel::{Kernel, Untyped, Variant, kernel, shader};
 
 kernel! {
-    /// The moves of whole sequences. The kernel has one text: a ring and a contiguous cache have
-    /// the same rows.
+    /// The moves of whole sequences. The kernel has one text, because a ring and a contiguous cache
+    /// have the same layout of rows.
     CacheReorder, CacheReorderCall
     tensors {
         rows: Raw Write U32 one,

@@ -92,7 +92,7 @@ impl AttentionalVector {
     }
 
     /// Sets the options of the products' kernels, as for a [`Projection`](crate::Projection). They
-    /// do not change the result.
+    /// may change the rounding of the result.
     pub fn kernel_options(mut self, kernel_options: KernelOptions) -> Self {
         self.kernel_options = kernel_options;
         self

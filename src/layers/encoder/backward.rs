@@ -36,8 +36,8 @@ pub struct EncoderBackward<'a> {
 }
 
 impl<'a> EncoderBackward<'a> {
-    /// `forward` is the unchanged forward call, whose `out` and weights are not read. `d_out` is
-    /// the gradient of `out`, with the shape of `out` and the stack's dtype.
+    /// `forward` is the unchanged forward call, whose `out` and attention weights are not read.
+    /// `d_out` is the gradient of `out`, with the shape of `out` and the stack's dtype.
     pub fn new(forward: EncoderForward<'a>, d_out: TensorView<'a>) -> Self {
         EncoderBackward { call: StackBackward::new(forward.call, d_out, LayersGradients::Encoder(&[])) }
     }

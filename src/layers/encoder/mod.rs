@@ -255,7 +255,8 @@ impl TransformerEncoder {
         Ok(TransformerEncoder { stack: Stack::new(pipelines, configs, layers, final_norm)? })
     }
 
-    /// Sets the options of the kernels, which do not change the result; see [`KernelOptions`].
+    /// Sets the options that select kernels. They may change the rounding of the result; see
+    /// [`KernelOptions`].
     pub fn kernel_options(mut self, kernel_options: KernelOptions) -> Self {
         self.stack = self.stack.kernel_options(kernel_options);
         self

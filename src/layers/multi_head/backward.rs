@@ -101,8 +101,8 @@ pub struct MultiHeadBackward<'a> {
     /// True if the gradient of queries' input, and of keys' and values', is added; `None` if
     /// `accumulates` decides.
     inputs_accumulate: Option<[bool; 2]>,
-    /// True if the gradients of the weights of keys and values are added to their tensors, whatever
-    /// `accumulates` is.
+    /// True if the gradients of keys' and values' weights are added to their tensors, even if
+    /// `accumulates` is false.
     keys_accumulate: bool,
 }
 
@@ -223,8 +223,8 @@ impl<'a> MultiHeadBackward<'a> {
         self
     }
 
-    /// Adds the gradients of the weights of keys and values to their tensors. It overrides
-    /// [`accumulate`](Self::accumulate) for them.
+    /// If `accumulate` is true, adds the gradients of the weights of keys and values to their
+    /// tensors, even without [`accumulate`](Self::accumulate).
     pub(crate) fn keys_accumulate(mut self, accumulate: bool) -> Self {
         self.keys_accumulate = accumulate;
         self
@@ -247,13 +247,14 @@ impl<'a> MultiHeadBackward<'a> {
     }
 
     /// True if the call writes a gradient of the gate's projection: of its input, weight or bias.
+    /// It assumes that the layer has a gate.
     fn through_gate(&self) -> bool {
         let LinearGradients { weight, bias } = self.d_weights.gate;
         self.d_inputs[0].is_some() || weight.is_some() || bias.is_some()
     }
 
     /// True for queries and keys if the call writes a gradient of their norm: of its input, weight
-    /// or bias.
+    /// or bias. It assumes that the layer has norms.
     fn through_norms(&self) -> [bool; 2] {
         let through = self.through_projections();
         std::array::from_fn(|n| {

@@ -113,15 +113,15 @@ impl MultiHeadConfig {
         self
     }
 
-    /// True if each head reads only its slice of the inputs, instead of all features. This is the
-    /// narrow variant of Bloem, "Transformers from scratch", 2019. Head `h` of `n` reads features
-    /// `h · width / n ..`, and its weights are `[head_dim, width / n]`.
+    /// Sets whether each head reads only its slice of the inputs, instead of all features. This is
+    /// the narrow variant of Bloem, "Transformers from scratch", 2019. Head `h` of `n` reads
+    /// features `h · width / n ..`, and its weights are `[head_dim, width / n]`.
     pub fn narrow(mut self, narrow: bool) -> Self {
         self.narrow = narrow;
         self
     }
 
-    /// True if the layer appends one key and one value of zeros, which every query sees.
+    /// Sets whether the layer appends one key and one value of zeros, which every query sees.
     pub fn add_zero_attn(mut self, add_zero_attn: bool) -> Self {
         self.add_zero_attn = add_zero_attn;
         self

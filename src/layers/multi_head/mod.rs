@@ -175,7 +175,8 @@ impl MultiHeadAttention {
         })
     }
 
-    /// Sets the options of the kernels, which do not change the result; see [`KernelOptions`].
+    /// Sets the options that select kernels. They may change the rounding of the result; see
+    /// [`KernelOptions`].
     pub fn kernel_options(mut self, kernel_options: KernelOptions) -> Self {
         self.kernel_options = kernel_options;
         self
@@ -428,7 +429,8 @@ impl MultiHeadAttention {
         Ok(Plan { shape, appended: extras.appended, chosen, size: size.max(chosen.scratch_size()) })
     }
 
-    /// The shape of the attention inside the layer, without appended keys in `kv_len`.
+    /// The shape of the attention inside the layer. Its keys are the `kv_len` keys of the input and
+    /// the appended keys.
     pub(crate) fn shape_of(&self, [batch, q_len, kv_len]: [usize; 3]) -> Shape {
         self.config.shape(batch, q_len, kv_len, self.appended_keys())
     }

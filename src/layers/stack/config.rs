@@ -54,7 +54,7 @@ impl TransformerLayerConfig {
         self
     }
 
-    /// True if the activation's output is multiplied by a second product of the same input: SwiGLU
+    /// Sets whether a second product of the same input multiplies the activation's output: SwiGLU
     /// with [`Activation::Silu`]. Source: Shazeer 2020, "GLU variants improve transformer".
     pub fn gated(mut self, gated: bool) -> Self {
         self.gated = gated;

@@ -25,8 +25,9 @@ struct Captured {
 ";
 
 /// Returns the derivative's text. `PREFIX_reading` returns the seed of a reading: 1 for the wanted
-/// reading, whose element it records. It has no branch. FXC rejects a barrier after a loop of
-/// varying length, if a branch in the loop stores the element.
+/// reading, whose element it records, and 0 for others. It has no branch. FXC rejects a barrier
+/// after a loop with a branch that stores the element. The rejected loops have a length that
+/// differs between pairs.
 fn derivative(interned: Interned, by: SlopeBy) -> String {
     let n = match by {
         SlopeBy::Score => return interned.source().slope.clone().unwrap_or_default(),

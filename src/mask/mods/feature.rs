@@ -10,11 +10,11 @@ use crate::tensor::Error;
 /// fn feature_map(x: f32) -> f32
 /// ```
 ///
-/// and is applied to every channel of queries and keys. The text has the same rules as that of a
-/// [`ScoreMod`](super::ScoreMod), without `Uniforms` and captured tensors.
+/// which is applied to every channel of queries and keys. The rules for the text are the same as
+/// for a [`ScoreMod`](super::ScoreMod), but it cannot have `Uniforms` or captured tensors.
 ///
-/// The result is an attention only if the map is not negative. The backward pass derives the
-/// derivative from the text.
+/// The results are averages of values only if the map is not negative. The library generates the
+/// derivative for the backward pass from the text.
 ///
 /// ```
 /// use wgpu_attention::linear_attention::{FeatureMap, LinearConfig};

@@ -75,17 +75,17 @@ pub struct Captured {
 }
 
 impl Captured {
-    /// Makes a tensor that reads as f32, from F32, F16 or BF16.
+    /// Makes a tensor whose elements the mod reads as f32, from F32, F16 or BF16.
     pub fn float(name: impl Into<String>) -> Self {
         Captured { name: name.into(), of: Element::Float }
     }
 
-    /// Makes a tensor that reads as u32, from U32.
+    /// Makes a tensor whose elements the mod reads as u32, from U32.
     pub fn number(name: impl Into<String>) -> Self {
         Captured { name: name.into(), of: Element::Number }
     }
 
-    /// Makes a tensor that reads as bool, from Bool.
+    /// Makes a tensor whose elements the mod reads as bool, from Bool.
     pub fn bool(name: impl Into<String>) -> Self {
         Captured { name: name.into(), of: Element::Bool }
     }
@@ -378,10 +378,11 @@ mods! {
     ///
     /// A mod computes from its arguments. The text must not have module variables, bindings,
     /// pointer arguments, barriers, entry points or recursion. All loops together end after 4096
-    /// rounds.
+    /// rounds per pair.
     ///
-    /// The backward pass derives the derivative by the score from the text, in forward mode. A text
-    /// may instead declare a second function, `fn score_mod_slope(score: f32, at: At) -> f32`.
+    /// The library generates the derivative by the score from the text, in forward mode, for the
+    /// backward pass. A text may instead declare it in a second function,
+    /// `fn score_mod_slope(score: f32, at: At) -> f32`.
     ///
     /// ```
     /// use wgpu_attention::{Mask, TensorView};
@@ -411,7 +412,7 @@ mods! {
     /// fn mask_mod(at: At) -> bool
     /// ```
     ///
-    /// and returns `true` for pairs that are seen. The text has the same rules as that of a
+    /// which returns `true` for pairs that are seen. The rules for the text are the same as for a
     /// [`ScoreMod`].
     ///
     /// The function hides pairs in addition to the mask's other rules. Kernels evaluate it for
