@@ -83,8 +83,8 @@ struct Plan {
 /// give the same bits.
 impl LshAttention {
     /// Returns the temporary memory that `call` needs: the memory of the forward call and the
-    /// gradients. Each token, head and round needs the gradients of query, key and value in F32,
-    /// the gradient of the output, and 20 bytes.
+    /// gradients. Each token, head and round needs the gradients of query, key and value in F32. It
+    /// also needs the gradient of the output, and 20 bytes.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
