@@ -16,7 +16,7 @@ pub struct TensorInfo {
     pub storage: Storage,
 }
 
-/// A tensor's bytes as stored: dense, the last dimension contiguous, without any alignment.
+/// A tensor's bytes as stored: dense, the last dimension contiguous, with no guaranteed alignment.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorData<'a> {
     pub(crate) name: &'a str,

@@ -6,8 +6,9 @@
 // directions [1, 1 or kv_heads, directions, head_dim]
 // d_features [batch, heads, length, features + 4]: read and written
 //
-// The kernel replaces d_features by the gradients of products. The next two elements are the factor
-// of the sum of gradients times directions, and the factor of the row.
+// The kernel replaces the first elements of d_features by the gradients of products. The two
+// elements after the features are factors for linear_d_rows.wgsl. The first is for the sum of
+// gradients times directions, and the second is for the row.
 //
 // Bindings (declared by the host): rows, row_features, directions for rows of length 1, d_features.
 // Floors: the kernel reads features and gradients twice and rows once. Rows of length 1 need

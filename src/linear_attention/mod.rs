@@ -116,7 +116,8 @@ impl LinearAttention {
 
     /// Returns the temporary memory that the gradients of `call` need. It is the memory of the
     /// forward call and the products of gradients (at most 32 MiB). Each query of each head of a
-    /// group needs 16 bytes more.
+    /// group needs 16 bytes more. The gradients of random features need as much as the features,
+    /// and 16 bytes more for each row.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).

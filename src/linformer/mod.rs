@@ -23,8 +23,8 @@ use crate::tensor::{
 
 /// Attention whose keys and values are projected along the length, from `kv_len` to `rank` rows.
 /// (Wang et al. 2020, "Linformer: self-attention with linear complexity".) It computes
-/// `softmax(scale · q (E k)ᵀ) · (F v)`. Use it for long sequences of one fixed length: work and
-/// memory grow with `q_len · rank` and `kv_len · rank`.
+/// `softmax(scale · q (E k)ᵀ) · (F v)`. Use it for long sequences: work and memory grow with
+/// `q_len · rank` and `kv_len · rank`, not with `q_len · kv_len`.
 ///
 /// E and F are tensors of the caller, as the weights of a layer are. All heads share them, or each
 /// key/value head has one. For shorter sequences, [slice](TensorView::slice) a projection with more

@@ -26,8 +26,8 @@ pub struct LocalForward<'a> {
 }
 
 impl<'a> LocalForward<'a> {
-    /// Reads `[q, k, v]` and the `positions` of the queries, and writes `out`, whose buffer may
-    /// hold no input of the call. The output is 0 if a position is NaN or infinite, or if its
+    /// Reads `[q, k, v]` and the `positions` of the queries, and writes `out`. `out` may not
+    /// overlap an input of the call. The output is 0 if a position is NaN or infinite, or if its
     /// window has no key.
     pub fn new([q, k, v]: [TensorView<'a>; 3], positions: TensorView<'a>, out: TensorView<'a>) -> Self {
         LocalForward { q, k, v, positions, out, lengths: None, weights: None }

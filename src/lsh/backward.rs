@@ -82,9 +82,9 @@ struct Plan {
 /// The backward pass. It uses no atomics: the same inputs on the same device with the same plan
 /// give the same bits.
 impl LshAttention {
-    /// Returns the temporary memory that `call` needs. It is the memory of the forward call, and
-    /// more for each token, head and round. They need the gradients of query, key and value in F32,
-    /// the gradient of the output, and 20 bytes.
+    /// Returns the temporary memory that `call` needs: the memory of the forward call and the
+    /// gradients. Each token, head and round needs the gradients of query, key and value in F32. It
+    /// also needs the gradient of the output, and 20 bytes.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).

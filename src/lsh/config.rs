@@ -29,7 +29,7 @@ impl LshConfig {
     /// Configures `heads` heads of `head_dim` channels. Tokens are hashed in `rounds` rounds (1 to
     /// 64) into `n_buckets` buckets (even, at most 65534). Sorted tokens are cut into chunks of
     /// `chunk` tokens. The defaults: f32, scale `1 / √head_dim`, not causal. Usual are chunks of 64
-    /// tokens, and twice as many tokens in a bucket as in a chunk.
+    /// tokens, and about twice as many tokens in a bucket as in a chunk.
     pub fn new(heads: usize, head_dim: usize, rounds: usize, n_buckets: usize, chunk: usize) -> Self {
         LshConfig {
             heads,

@@ -198,8 +198,8 @@ impl LshAttention {
     }
 
     /// Returns the temporary memory that `call` needs. Each token, head and round needs its query,
-    /// key, value and output, 16 bytes, and 8 bytes for each round. Each head and round also needs
-    /// a chunk of keys and values.
+    /// key, value and output. It also needs at most 20 bytes, and 8 bytes for each round. Each head
+    /// and round needs one more chunk of keys and values.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).

@@ -1,4 +1,4 @@
-//! Compares a device's result with the reference, with a tolerance that is derived.
+//! Compares a device's result with the reference. The tolerance is derived, not chosen.
 //!
 //! A kernel may have twice the error of a naive CPU computation of the same precision (three times
 //! for gradients). A floor is added, because the naive computation is sometimes almost exact. NaN

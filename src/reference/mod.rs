@@ -2,8 +2,8 @@
 //!
 //! The functions take slices and return `Vec`, without wgpu. Each operator has one file,
 //! `reference.rs` in its folder. Every function is generic over [`Real`]. With `f64` it is the
-//! reference that tests compare with. With `f32` it is the naive computation: its error measures
-//! the part that is due to f32 arithmetic (see [`compare`]).
+//! reference that tests compare with. With `f32` it is the naive computation. Its error shows how
+//! much of a kernel's error is due to f32 arithmetic (see [`compare`]).
 //!
 //! ```
 //! use wgpu_attention::{Mask, Shape, reference};

@@ -19,8 +19,8 @@ pub(crate) fn rows(kv_len: usize, cpu: bool) -> Rows {
     Rows { workgroup: lanes, lanes }
 }
 
-/// The distribution of `count` rows that are summed as vec4. If a software driver could compute
-/// more rows at once, its lanes share one row.
+/// The distribution of `count` rows that are summed as vec4. With fewer rows than a software driver
+/// computes at once, its lanes share one row.
 pub(crate) fn rows_or_parts(count: usize, features: usize, cpu: bool) -> Rows {
     if cpu && count < VECTOR as usize {
         return Rows { workgroup: VECTOR, lanes: VECTOR };

@@ -203,8 +203,8 @@ impl RingAttention {
         &self.timeline
     }
 
-    /// Collects the timelines of the last call on rank 0. All ranks must call it, and all except
-    /// rank 0 get `None`.
+    /// Collects on rank 0 the timelines of all ranks, for the last call. All ranks must call it,
+    /// and all except rank 0 get `None`.
     ///
     /// # Errors
     /// A rank has ended or is lost.

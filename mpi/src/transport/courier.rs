@@ -392,7 +392,8 @@ impl<W: Wire> Rounds<W> {
             }
         }
         if now.duration_since(self.beaten) >= BEAT {
-            // If this thread did not run for long, it received no signs of life: restart the wait.
+            // If this thread was not scheduled for a long time, it read no signs of life: restart
+            // the wait.
             if now.duration_since(self.beaten) > self.patience / 2 {
                 self.peers.iter_mut().for_each(|peer| peer.heard = now);
             }

@@ -4,7 +4,7 @@
 // x [batch, heads, length, columns]   values, indices [batch, heads, length, k]
 //
 // A workgroup processes a row. Each invocation knows the best element of its columns, which are
-// alternating groups of four. When this element is taken, all invocations search the same columns
+// every LANES-th group of four. When this element is taken, all invocations search the same columns
 // for the next best element.
 //
 // Bindings (declared by the host): x, values if HAS_VALUES, indices.

@@ -27,7 +27,7 @@ const ROW: [usize; 4] = [1, 1, 1, WIDTH];
 pub(super) async fn radix_sort(gpu: &Gpu) -> Result<Outcome, Error> {
     let bench = Bench::new(gpu);
     let shape = [1, 1, 1, 300];
-    // Repeated keys, and both ends of the value range.
+    // Repeated keys, with low and high bits of the words.
     let keys: Vec<u32> = (0..300u32).map(|n| (n * n % 97) << (n % 5 * 5)).collect();
     let (keys, order, ranks) = (bench.tensor(shape, keys)?, bench.zeros(shape)?, bench.zeros(shape)?);
     let sort = RadixSort::with_pipelines(gpu.pipelines());

@@ -95,7 +95,7 @@ impl<'a, 'p> Builder<'a, 'p> {
         Some(self.floats(self.memory.carry?, self.plan.carry_bytes(&self.outline)))
     }
 
-    /// Returns the states that the results read: of chunks if causal, else of sequences.
+    /// Returns the states that the results read: before each chunk if causal, else of sequences.
     pub fn read_states(&self) -> Option<TensorView<'a>> {
         if self.problem.causal { self.states() } else { self.carry() }
     }

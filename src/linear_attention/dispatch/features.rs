@@ -23,7 +23,8 @@ impl<'a> Builder<'a, '_> {
     fn row_numbers(&self, random: &Random<'a>, rows: &FeatureRows<'a>) -> LinearNumbers {
         let [_, heads, len, head_dim] = rows.rows.shape();
         let directions = self.direction_view(random);
-        // The divisor or summand of the features. Other kernels read the eps of the norm here.
+        // The factor of the features, or the number added to them for ReLU. Other kernels read the
+        // eps of the norm here.
         let root = |n: usize| 1.0 / (n as f64).sqrt();
         let eps = match random.kind {
             RandomFeatures::Relu { epsilon } => epsilon,

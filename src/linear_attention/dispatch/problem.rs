@@ -53,7 +53,7 @@ pub(crate) struct LinearStateViews<'a> {
     pub state: TensorView<'a>,
     pub norm: TensorView<'a>,
     pub log: Option<TensorView<'a>>,
-    /// True if sequences begin with this state.
+    /// True if sequences continue from this state, false if the call only writes it.
     pub given: bool,
 }
 

@@ -33,7 +33,7 @@ params! {
         state_stride: u32,
         /// 1 if gradients are added to the contents of their tensors.
         accumulates: u32,
-        /// 1 if sequences begin with a state of the caller.
+        /// 1 if sequences continue from a state of the caller.
         has_state: u32,
         eps: f32,
         /// Factor of results that are not divided by the norm.
@@ -247,7 +247,7 @@ impl Pieces {
         self.tensor(of, "slope4", "p.features", ["phi_slope4(", ")"])
     }
 
-    /// Adds the loads of states: of chunks if causal, else of sequences.
+    /// Adds the loads of states: before each chunk if causal, else of sequences.
     pub fn states(self) -> Self {
         let at = if self.form.causal { STATE_BEFORE } else { STATE_TOTAL };
         self.text(at).text("fn state4(o: u32) -> vec4<f32> { return states_at4(o, 1u, 4u); }\n")

@@ -1,4 +1,4 @@
-//! Twin of `linear_carry.wgsl`.
+//! The host side of `linear_carry.wgsl`.
 
 use super::linear::LinearNumbers;
 use crate::device::{Families, Family};

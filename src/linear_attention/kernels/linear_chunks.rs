@@ -1,4 +1,4 @@
-//! Twin of `linear_chunks.wgsl`.
+//! The host side of `linear_chunks.wgsl`.
 
 use super::linear::LinearNumbers;
 use crate::device::{Families, Family};

@@ -1,4 +1,4 @@
-//! Twin of `linear_d_queries.wgsl`.
+//! The host side of `linear_d_queries.wgsl`.
 
 use super::linear::{LinearForm, LinearNumbers, Phi, Pieces, listed};
 use super::linear_out::NONE_BEFORE;

@@ -1,4 +1,4 @@
-//! Twin of `linear_d_rows.wgsl`.
+//! The host side of `linear_d_rows.wgsl`.
 
 use super::linear::{LinearNumbers, Pieces, listed_of_rows};
 use crate::device::{Families, Family};

@@ -1,4 +1,4 @@
-//! Twin of `linear_d_values.wgsl`.
+//! The host side of `linear_d_values.wgsl`.
 
 use super::linear::{LinearForm, LinearNumbers, Phi, Pieces, listed};
 use super::linear_d_keys::NONE_AFTER;

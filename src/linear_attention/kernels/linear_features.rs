@@ -1,4 +1,4 @@
-//! Twin of `linear_features.wgsl`.
+//! The host side of `linear_features.wgsl`.
 
 use super::linear::{LinearNumbers, Pieces, listed_of_rows};
 use crate::device::{Families, Family};

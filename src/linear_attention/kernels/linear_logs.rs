@@ -1,4 +1,4 @@
-//! Twin of `linear_logs.wgsl`.
+//! The host side of `linear_logs.wgsl`.
 
 use super::linear::LinearNumbers;
 use crate::device::{Families, Family};

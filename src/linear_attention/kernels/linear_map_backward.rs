@@ -1,4 +1,4 @@
-//! Twin of `linear_map_backward.wgsl`.
+//! The host side of `linear_map_backward.wgsl`.
 
 use super::linear::{LinearNumbers, Randoms};
 use crate::device::{Families, Family};

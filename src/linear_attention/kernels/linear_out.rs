@@ -1,4 +1,4 @@
-//! Twin of `linear_out.wgsl`.
+//! The host side of `linear_out.wgsl`.
 
 use super::linear::{LinearForm, LinearNumbers, Phi, Pieces, listed};
 use crate::device::{Families, Family};

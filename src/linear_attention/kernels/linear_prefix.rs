@@ -1,4 +1,4 @@
-//! Twin of `linear_prefix.wgsl`.
+//! The host side of `linear_prefix.wgsl`.
 
 use super::linear::{LinearForm, LinearNumbers, Pieces};
 use crate::device::{Families, Family};

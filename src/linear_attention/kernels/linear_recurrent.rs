@@ -1,4 +1,4 @@
-//! Twin of `linear_recurrent.wgsl`.
+//! The host side of `linear_recurrent.wgsl`.
 
 use super::linear::Phi;
 use crate::device::{Families, Family};
@@ -29,7 +29,7 @@ kernel! {
         features: u32,
         value_dim: u32,
         q_len: u32,
-        /// 1 if sequences begin with the contents of `state`.
+        /// 1 if sequences continue from the contents of `state`.
         has_state: u32,
         eps: f32,
         /// Factor of results that are not divided by the norm.

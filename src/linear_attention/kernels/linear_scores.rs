@@ -1,4 +1,4 @@
-//! Twin of `linear_scores.wgsl`.
+//! The host side of `linear_scores.wgsl`.
 
 use super::linear::{LinearForm, LinearNumbers, Phi, Pieces, listed};
 use crate::device::{Families, Family};

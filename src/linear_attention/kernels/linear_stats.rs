@@ -1,4 +1,4 @@
-//! Twin of `linear_stats.wgsl`.
+//! The host side of `linear_stats.wgsl`.
 
 use super::linear::{LinearForm, LinearNumbers, Phi, Pieces, listed};
 use crate::device::{Families, Family};

@@ -1,4 +1,4 @@
-//! Twin of `keep_rows.wgsl`.
+//! The host side of `keep_rows.wgsl`.
 
 use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, kernel, shader};

@@ -1,4 +1,4 @@
-//! Twin of `local_columns.wgsl`.
+//! The host side of `local_columns.wgsl`.
 
 use super::local::{length_of, window_sums};
 use crate::device::{Families, Family};

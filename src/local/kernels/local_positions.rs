@@ -1,4 +1,4 @@
-//! Twin of `local_positions.wgsl`.
+//! The host side of `local_positions.wgsl`.
 
 use super::local::length_of;
 use crate::device::{Families, Family};

@@ -1,4 +1,4 @@
-//! Twin of `local_positions_backward.wgsl`.
+//! The host side of `local_positions_backward.wgsl`.
 
 use super::local::length_of;
 use crate::device::{Families, Family};

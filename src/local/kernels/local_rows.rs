@@ -1,4 +1,4 @@
-//! Twin of `local_rows.wgsl`.
+//! The host side of `local_rows.wgsl`.
 
 use super::local::{length_of, window_sums};
 use crate::device::{Families, Family};

@@ -1,4 +1,4 @@
-//! Twin of `local_weights.wgsl`.
+//! The host side of `local_weights.wgsl`.
 
 use super::local::length_of;
 use crate::device::{Families, Family};

@@ -1,4 +1,4 @@
-//! Twin of `lsh_codes.wgsl`.
+//! The host side of `lsh_codes.wgsl`.
 
 use super::lsh_hash::{WORKGROUP, length_of};
 use crate::device::{Families, Family};

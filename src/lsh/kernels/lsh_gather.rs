@@ -1,4 +1,4 @@
-//! Twin of `lsh_gather.wgsl`.
+//! The host side of `lsh_gather.wgsl`.
 
 use super::lsh_hash::length_of;
 use crate::device::{Families, Family};

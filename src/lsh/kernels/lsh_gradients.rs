@@ -1,4 +1,4 @@
-//! Twin of `lsh_gradients.wgsl`.
+//! The host side of `lsh_gradients.wgsl`.
 
 use super::lsh_gather::{WORKGROUP, with_rows};
 use super::lsh_hash::length_of;

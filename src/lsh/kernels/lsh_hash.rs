@@ -1,4 +1,4 @@
-//! Twin of `lsh_hash.wgsl`.
+//! The host side of `lsh_hash.wgsl`.
 
 use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, kernel, shader};

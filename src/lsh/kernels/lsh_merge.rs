@@ -1,4 +1,4 @@
-//! Twin of `lsh_merge.wgsl`.
+//! The host side of `lsh_merge.wgsl`.
 
 use super::lsh_gather::{WORKGROUP, with_rows};
 use crate::device::{Families, Family};

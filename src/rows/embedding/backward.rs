@@ -47,8 +47,8 @@ impl<'a> EmbeddingBackward<'a> {
 }
 
 impl Embedding {
-    /// The temporary memory that `call` needs to sort the ids. It is 8 bytes for each id, and at
-    /// most 64 bytes for every 1024 ids of a batch entry.
+    /// The temporary memory that `call` needs to sort the ids. It is at most 8 bytes for each id.
+    /// In addition, each batch entry needs 64 bytes for every 1024 ids, rounded up.
     ///
     /// # Errors
     /// See [`backward`](Self::backward).

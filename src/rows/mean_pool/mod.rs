@@ -202,7 +202,7 @@ impl MeanPool {
     /// Records the gradient of a call into an encoder or a pass.
     ///
     /// # Errors
-    /// See [`forward`](Self::forward), with `d_out` and `d_x` as tensors.
+    /// See [`forward`](Self::forward). The same errors apply to `d_out` and `d_x`.
     pub fn backward(&self, into: &mut impl Recorder, call: &MeanPoolBackward) -> Result<(), Error> {
         self.prepare_backward(call)?.record(into);
         Ok(())

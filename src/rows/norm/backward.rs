@@ -102,8 +102,7 @@ impl<'a> NormBackward<'a> {
 
 impl Norm {
     /// The temporary memory that `call` needs. `d_x` alone needs none. `d_weight` and `d_bias` need
-    /// 8 bytes for each row, and at most 32 KiB more. With many features they need 8 bytes for each
-    /// feature instead of 32 KiB.
+    /// 12 bytes for each row. They also need at most 32 KiB plus 8 bytes for each feature.
     ///
     /// # Errors
     /// See [`backward`](Self::backward).

@@ -9,8 +9,8 @@ use crate::device::DeviceFacts;
 use crate::kernel::{Pipelines, Prepared, Recorder, Scratch, ScratchSize};
 use crate::tensor::{CallTensors, DType, Error, TensorView};
 
-/// A stable sort of numbers, row by row, with four bits per pass. Use it to sort keys of any kind,
-/// as [`LshAttention`](crate::lsh::LshAttention) sorts tokens by their buckets. There are no
+/// A stable sort of U32 numbers, row by row, with four bits per pass.
+/// [`LshAttention`](crate::lsh::LshAttention) sorts tokens by their buckets with it. There are no
 /// atomics, so the bits are the same on every run.
 #[derive(Clone, Debug)]
 pub struct RadixSort {

@@ -28,15 +28,16 @@ pub struct WeightNormForward<'a> {
 }
 
 impl<'a> WeightNormForward<'a> {
-    /// Scales each `vector` to the length `gain`, and writes it to `out`. The buffer of `out` must
-    /// not hold either input.
+    /// Scales each `vector` to the length `gain`, and writes it to `out`, which may not overlap an
+    /// input.
     pub fn new(vector: TensorView<'a>, gain: TensorView<'a>, out: TensorView<'a>) -> Self {
         WeightNormForward { vector, gain, out }
     }
 }
 
-/// One backward call. Its gradients are F32. `d_vector` has the shape of `vector`, and `d_gain` has
-/// the shape of `gain`. `d_gain` is summed over the heads that share a gain.
+/// One backward call. All its gradients, `d_out` included, are F32. `d_vector` has the shape of
+/// `vector`, and `d_gain` has the shape of `gain`. `d_gain` is summed over the heads that share a
+/// gain.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct WeightNormBackward<'a> {
