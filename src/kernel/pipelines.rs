@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::guard::guarded;
 use super::texts::TEXTS;
-use super::{Dispatch, Kernel, KernelVariant, Sharing};
+use super::{Binding, Dispatch, Kernel, KernelVariant, Sharing};
 use crate::device::bars::bars;
 use crate::device::tuned::{Class, Pick, hash};
 use crate::device::{DeviceFacts, Families, Family, Report, TuningCache, Verdict};
@@ -59,6 +59,8 @@ struct Compiler {
 struct Inner {
     compiler: Compiler,
     places: Arc<Places>,
+    /// The bindings of the kernels whose calls had tensors in one buffer.
+    bindings: Mutex<HashMap<KernelVariant, Arc<[Binding]>>>,
     /// Only the disabled families change.
     facts: Mutex<DeviceFacts>,
     /// The families of every requested pipeline.
@@ -148,6 +150,7 @@ impl Pipelines {
         Pipelines(Arc::new(Inner {
             compiler,
             places,
+            bindings: Mutex::default(),
             facts: Mutex::new(facts),
             used: AtomicU64::default(),
             verdicts: Mutex::default(),
@@ -319,6 +322,12 @@ impl Pipelines {
         self.variants().len()
     }
 
+    /// Returns the bindings of a kernel. Composing its text takes long, so the result is stored.
+    pub(crate) fn bindings_of(&self, variant: &KernelVariant) -> Arc<[Binding]> {
+        let mut stored = lock(&self.0.bindings);
+        stored.entry(variant.clone()).or_insert_with(|| variant.describe().bindings.into()).clone()
+    }
+
     pub(crate) fn variants(&self) -> Vec<KernelVariant> {
         let places = lock(&self.0.places);
         let compiled = places.iter().filter(|(_, place)| place.compiled.get().is_some());
@@ -330,6 +339,7 @@ impl Pipelines {
     /// an operator has bound.
     pub fn clear(&self) {
         lock(&self.0.places).clear();
+        lock(&self.0.bindings).clear();
     }
 
     pub(crate) fn facts(&self) -> DeviceFacts {

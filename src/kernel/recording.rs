@@ -117,7 +117,7 @@ impl Pipelines {
         if let Some(bound) = bindings.get(&key, number) {
             return Ok(bound);
         }
-        let sharing = Sharing::of(&call.tensors, &call.variant)?;
+        let sharing = Sharing::of(&call.tensors, &call.variant, self)?;
         let is_bound: Vec<bool> = (0..call.tensors.len()).map(|n| sharing.is_bound(n)).collect();
         let (variant, is_part) = (call.variant.clone(), first.is_some());
         let compiled = self.get(PipelineKey { variant, is_part, sharing })?;

@@ -4,7 +4,7 @@
 //! writes to a buffer, all its bindings of that buffer are read-write, and their ranges are apart.
 //! Two inputs with the same range share one binding.
 
-use super::{Binding, KernelVariant};
+use super::{Binding, KernelVariant, Pipelines};
 use crate::tensor::{Access, Error, Window};
 
 /// The binding of a tensor that is read from a buffer that the dispatch writes as well.
@@ -25,12 +25,12 @@ impl Sharing {
     ///
     /// # Errors
     /// Ranges that meet in a buffer that is read and written.
-    pub fn of(windows: &[Window], variant: &KernelVariant) -> Result<Self, Error> {
+    pub fn of(windows: &[Window], variant: &KernelVariant, pipelines: &Pipelines) -> Result<Self, Error> {
         let repeats = |(n, window): (usize, &Window)| windows[..n].iter().any(|w| w.buffer == window.buffer);
         if !windows.iter().enumerate().any(repeats) {
             return Ok(Sharing::default());
         }
-        let bindings = variant.describe().bindings;
+        let bindings = pipelines.bindings_of(variant);
         let is_read = |n: usize| bindings[n].access == Access::Read;
         let is_shared = |n: usize| {
             let with = |read: bool| {

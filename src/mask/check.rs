@@ -114,8 +114,8 @@ impl DeviceMask<'_> {
     pub(crate) fn orders_rows(&self) -> bool {
         let per_query = |id| self.tensor(slot(id, 0)).is_some_and(|t| t.shape()[2] > 1);
         let orders = |id| match id {
-            Id::Causal | Id::Window | Id::Pattern | Id::AttnMask | Id::Tree | Id::Bias => true,
-            Id::Lengths | Id::KeyPaddingMask => per_query(id),
+            Id::Causal | Id::Window | Id::Pattern | Id::Tree => true,
+            Id::AttnMask | Id::Bias | Id::Lengths | Id::KeyPaddingMask => per_query(id),
             _ => false,
         };
         self.rules().iter().any(orders) || self.mods().all().next().is_some()
