@@ -174,6 +174,8 @@ mod pages {
     struct Devices;
     #[doc = include_str!("../docs/guide/embedding.md")]
     struct Embedding;
+    #[doc = include_str!("../docs/guide/layers.md")]
+    struct Layers;
     #[doc = include_str!("../docs/guide/masks.md")]
     struct Masks;
     #[doc = include_str!("../docs/guide/own-functions.md")]
