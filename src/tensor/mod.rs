@@ -442,14 +442,16 @@ pub(crate) fn check_aliasing<'a>(
     let alignment = device.offset_alignment;
     for (n, (tensor, view)) in written.iter().enumerate() {
         for (other, input) in read {
-            if view.window(device).meets(&input.window(device)) {
+            if view.buffer == input.buffer && view.window(device).meets(&input.window(device)) {
                 return Err(Error::Alias { tensor, other, alignment });
             }
         }
         for (other, output) in &written[n + 1..] {
-            let ((a, b), (c, d)) = (view.extent(), output.extent());
-            if view.buffer == output.buffer && a < d && c < b {
-                return Err(Error::OutputsOverlap { tensor, other });
+            if view.buffer == output.buffer {
+                let ((a, b), (c, d)) = (view.extent(), output.extent());
+                if a < d && c < b {
+                    return Err(Error::OutputsOverlap { tensor, other });
+                }
             }
         }
     }
@@ -464,7 +466,7 @@ pub(crate) fn check_apart<'a>(
 ) -> Result<(), Error> {
     for (n, (tensor, view)) in written.iter().enumerate() {
         for (other, output) in &written[n + 1..] {
-            if view.window(device).meets(&output.window(device)) {
+            if view.buffer == output.buffer && view.window(device).meets(&output.window(device)) {
                 return Err(Error::OutputsOverlap { tensor, other });
             }
         }

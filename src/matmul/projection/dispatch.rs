@@ -145,7 +145,11 @@ impl<'a> Bound<'a> {
         // Bindings of a buffer that is read and written must be apart.
         let is_written = |view: &&TensorView| ys.iter().any(|y| y.buffer == view.buffer);
         let is_read = |y: &&TensorView| kinds[..3].iter().flatten().any(|view| y.buffer == view.buffer);
+        let is_shared = ys.iter().any(|y| is_read(&y));
         let bound = |n: usize| {
+            if !is_shared {
+                return bind(&kinds[n], &[], device);
+            }
             let read =
                 kinds[..3].iter().enumerate().filter(|(kind, _)| *kind != n).flat_map(|(_, views)| views);
             let others = read.filter(is_written).chain(ys.iter().filter(|_| n != 3).filter(is_read));
