@@ -118,9 +118,8 @@ impl Pipelines {
             return Ok(bound);
         }
         let sharing = Sharing::of(&call.tensors, &call.variant, self)?;
-        let is_bound: Vec<bool> = (0..call.tensors.len()).map(|n| sharing.is_bound(n)).collect();
         let (variant, is_part) = (call.variant.clone(), first.is_some());
-        let compiled = self.get(PipelineKey { variant, is_part, sharing })?;
+        let compiled = self.get(PipelineKey { variant, is_part, sharing: sharing.clone() })?;
         let device = self.device();
         let bind_group = guarded(device, "a tensor's buffer", || {
             let (params, rest) = key.params.split_at(compiled.params_bytes.min(key.params.len()));
@@ -128,7 +127,7 @@ impl Pipelines {
             let rest = (!rest.is_empty()).then(|| uniform(device, rest));
             let first = first.map(|[x, y, z]| uniform(device, bytemuck::cast_slice(&[x, y, z, 0])));
             let mut entries = vec![wgpu::BindGroupEntry { binding: 0, resource: params.as_entire_binding() }];
-            for (n, window) in call.tensors.iter().enumerate().filter(|(n, _)| is_bound[*n]) {
+            for (n, window) in call.tensors.iter().enumerate().filter(|(n, _)| sharing.is_bound(*n)) {
                 let resource = wgpu::BindingResource::Buffer(wgpu::BufferBinding {
                     buffer: window.buffer,
                     offset: window.start,

@@ -363,6 +363,11 @@ impl<'a> TensorView<'a> {
         Window { buffer: self.buffer, start, size: end - start, layout }
     }
 
+    /// True if the bindings of both views have a byte in common.
+    pub(crate) fn meets(&self, other: &TensorView, device: &DeviceFacts) -> bool {
+        self.buffer == other.buffer && self.window(device).meets(&other.window(device))
+    }
+
     /// The byte range of the view in the buffer.
     pub(crate) fn extent(&self) -> (u64, u64) {
         self.bytes("").unwrap_or((0, u64::MAX))
@@ -442,7 +447,7 @@ pub(crate) fn check_aliasing<'a>(
     let alignment = device.offset_alignment;
     for (n, (tensor, view)) in written.iter().enumerate() {
         for (other, input) in read {
-            if view.buffer == input.buffer && view.window(device).meets(&input.window(device)) {
+            if view.meets(input, device) {
                 return Err(Error::Alias { tensor, other, alignment });
             }
         }
@@ -466,7 +471,7 @@ pub(crate) fn check_apart<'a>(
 ) -> Result<(), Error> {
     for (n, (tensor, view)) in written.iter().enumerate() {
         for (other, output) in &written[n + 1..] {
-            if view.buffer == output.buffer && view.window(device).meets(&output.window(device)) {
+            if view.meets(output, device) {
                 return Err(Error::OutputsOverlap { tensor, other });
             }
         }

@@ -1,19 +1,16 @@
 //! `scripts/prose`: finds sentences that break the rules of plain words.
 
-use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
 use std::process::Command;
 
-use crate::error::{At, Result, failed, refused};
+use crate::error::{Result, failed, refused};
 use crate::process;
 use crate::repo::Repo;
 
 const USAGE: &str = "\
-scripts/prose [--count | --wrap] [PATH...]: checks comments and Markdown against the rules of plain words.
+scripts/prose [PATH...]: checks comments and Markdown against the rules of plain words.
 
-  --count   prints the number of faults by rule and folder in place of each fault
-  --wrap    wraps comments that are wider than 100 columns, in place
 
 Rules: a sentence has at most 20 words; it does not begin with What, Those, Whether, Of, Which or That; a comment's first
 sentence does not begin with How or Where; words that readers must decode are avoided (xtask/src/prose.rs lists them); a
@@ -51,14 +48,13 @@ const UNPLAIN: [&str; 12] = [
     "beside",
 ];
 
-/// Files that programs write, and files that quote others.
-const SKIPPED: [&str; 6] = [
+/// Files that programs write.
+const SKIPPED: [&str; 5] = [
     "benches/RESULTS.md",
     "benches/SHADERS.md",
     "benches/PREDICTIONS.md",
     "benches/COMPILED.md",
     "docs/doctor/",
-    "CHANGELOG.md",
 ];
 
 /// A broken rule.
@@ -69,7 +65,7 @@ struct Fault {
     text: String,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rule {
     Opener,
     Length,
@@ -91,7 +87,7 @@ impl Rule {
 }
 
 pub fn main(repo: &Repo, words: Vec<OsString>) -> Result {
-    let (mut count, mut wrap, mut paths) = (false, false, Vec::new());
+    let mut paths = Vec::new();
     let mut parser = lexopt::Parser::from_args(words);
     while let Some(argument) = parser.next()? {
         match argument {
@@ -99,8 +95,6 @@ pub fn main(repo: &Repo, words: Vec<OsString>) -> Result {
                 print!("{USAGE}");
                 return Ok(());
             }
-            lexopt::Arg::Long("count") => count = true,
-            lexopt::Arg::Long("wrap") => wrap = true,
             lexopt::Arg::Value(path) => paths.push(path),
             other => return Err(refused(other.unexpected())),
         }
@@ -117,27 +111,16 @@ pub fn main(repo: &Repo, words: Vec<OsString>) -> Result {
     for path in listed.lines().filter(is_checked) {
         let file = repo.root.join(path);
         let Ok(text) = fs::read_to_string(&file) else { continue };
-        if wrap {
-            let wrapped = wrapped(path, &text);
-            if wrapped != text {
-                fs::write(&file, wrapped).at(&file)?;
-            }
-        } else {
-            faults.extend(check(path, &text).into_iter().map(|fault| (path.to_string(), fault)));
-        }
+        faults.extend(check(path, &text).into_iter().map(|fault| (path.to_string(), fault)));
     }
-    if whole && !wrap {
+    if whole {
         faults.extend(subjects(repo)?.into_iter().map(|fault| ("commit".to_string(), fault)));
     }
     let stale = excepted(&mut faults, EXCEPTIONS)?;
-    if count {
-        print!("{}", counts(&faults));
-    } else {
-        for (path, Fault { line, rule, text }) in &faults {
-            println!("{path}:{line}: {}: {text}", rule.name());
-        }
+    for (path, Fault { line, rule, text }) in &faults {
+        println!("{path}:{line}: {}: {text}", rule.name());
     }
-    if whole && !wrap {
+    if whole {
         stale.iter().for_each(|line| println!("xtask/prose.txt: no sentence needs: {line}"));
         if !stale.is_empty() {
             return Err(failed(format!("{} exceptions have no use", stale.len())));
@@ -160,16 +143,6 @@ fn excepted<'e>(faults: &mut Vec<(String, Fault)>, exceptions: &'e str) -> Resul
         }
     }
     Ok(stale)
-}
-
-/// The number of faults of each rule in each folder of two levels.
-fn counts(faults: &[(String, Fault)]) -> String {
-    let mut counts: BTreeMap<(String, Rule), usize> = BTreeMap::new();
-    for (path, fault) in faults {
-        let folder: Vec<&str> = path.split('/').take(2).collect();
-        *counts.entry((folder.join("/"), fault.rule)).or_default() += 1;
-    }
-    counts.iter().map(|((folder, rule), n)| format!("{n:6} {:8} {folder}\n", rule.name())).collect()
 }
 
 fn subjects(repo: &Repo) -> Result<Vec<Fault>> {
@@ -268,7 +241,7 @@ fn is_letter(c: char) -> bool {
     c.is_alphanumeric() || c == '\''
 }
 
-/// The paragraphs of a block with the line of each: without code, tables and headings.
+/// The paragraphs and headings of a block with the line of each, without code and tables.
 fn paragraphs(block: &Block) -> Vec<(usize, String)> {
     let mut paragraphs: Vec<(usize, String)> = Vec::new();
     let (mut in_code, mut in_names, mut goes_on) = (false, false, false);
@@ -285,7 +258,13 @@ fn paragraphs(block: &Block) -> Vec<(usize, String)> {
         // Programs read the names that a shader needs and gives, up to an empty line.
         in_names |= ["Needs:", "Gives:"].iter().any(|label| text.starts_with(label));
         in_names &= !text.is_empty();
-        let is_table = text.starts_with(['|', '<', '#']) || text.contains("   ") || in_names;
+        // A heading is a sentence.
+        if !in_names && let Some(title) = text.strip_prefix('#') {
+            paragraphs.push((block.line + n, title.trim_start_matches('#').trim().to_string()));
+            goes_on = false;
+            continue;
+        }
+        let is_table = text.starts_with(['|', '<']) || text.contains("   ") || in_names;
         if in_code || is_table || text.is_empty() {
             goes_on = false;
             continue;
@@ -349,106 +328,6 @@ fn without_code(text: &str) -> String {
     out.replace(['[', ']'], "")
 }
 
-/// The text with comments that end at column 100. A comment with code, tables or lists stays as it
-/// is.
-fn wrapped(path: &str, text: &str) -> String {
-    if path.ends_with(".md") {
-        return text.to_string();
-    }
-    let lines: Vec<&str> = text.lines().collect();
-    let mut out: Vec<String> = Vec::new();
-    let mut n = 0;
-    while n < lines.len() {
-        let Some((mark, _)) = comment(lines[n]) else {
-            out.push(lines[n].to_string());
-            n += 1;
-            continue;
-        };
-        let indent = lines[n].len() - lines[n].trim_start().len();
-        let same = |line: &&&str| comment(line).is_some_and(|(of, _)| of == mark);
-        let count = lines[n..].iter().take_while(same).count();
-        out.extend(wrapped_block(&lines[n..n + count], mark, indent));
-        n += count;
-    }
-    out.join("\n") + "\n"
-}
-
-fn wrapped_block(lines: &[&str], mark: &str, indent: usize) -> Vec<String> {
-    let lead = format!("{}{mark} ", " ".repeat(indent));
-    let (mut out, mut in_code, mut n) = (Vec::new(), false, 0);
-    while n < lines.len() {
-        let text = |n: usize| lines[n].trim_start()[mark.len()..].trim();
-        // A line from which no other line is joined.
-        let alone = |n: usize| {
-            let text = text(n);
-            let number = text.split_once(". ").is_some_and(|(number, _)| number.parse::<u32>().is_ok());
-            text.is_empty()
-                || text.starts_with(['|', '#', '-', '*', '<', '['])
-                || text.starts_with("```")
-                || text.contains("   ")
-                || number
-        };
-        if text(n).starts_with("```") {
-            in_code = !in_code;
-        }
-        if in_code || alone(n) {
-            out.push(lines[n].to_string());
-            n += 1;
-            continue;
-        }
-        // A full line goes on in the next line, unless that line has a label or a shape.
-        let goes_on = |n: usize| {
-            let next = text(n + 1).split_whitespace().next().unwrap_or_default();
-            let named = |end: char| text(n + 1).split_once(end).is_some_and(|(name, _)| is_names(name));
-            let is_full = lines[n].chars().count() + 1 + next.chars().count() > MOST_COLUMNS;
-            is_full && !named(':') && !named('[')
-        };
-        let mut count = 1;
-        while n + count < lines.len() && !alone(n + count) && goes_on(n + count - 1) {
-            count += 1;
-        }
-        let paragraph = &lines[n..n + count];
-        let is_wide = paragraph.iter().any(|line| line.chars().count() > MOST_COLUMNS);
-        // Lines behind an item of a list belong to it.
-        let follows_item = n > 0 && !text(n - 1).is_empty() && alone(n - 1);
-        if !is_wide || follows_item {
-            out.extend(paragraph.iter().map(|line| line.to_string()));
-        } else {
-            let mut line = lead.clone();
-            // A mark of Markdown that is meant as a word begins no line.
-            let mut words: Vec<String> = Vec::new();
-            for word in (n..n + count).flat_map(|n| text(n).split_whitespace()) {
-                let marks = word.strip_suffix('.').is_some_and(|number| number.parse::<u32>().is_ok())
-                    || ["-", "*", "+", "|", "#", ">"].contains(&word);
-                match words.last_mut() {
-                    Some(last) if marks => *last += &format!(" {word}"),
-                    _ => words.push(word.to_string()),
-                }
-            }
-            for word in words {
-                if line.chars().count() + 1 + word.chars().count() > MOST_COLUMNS && line.len() > lead.len() {
-                    out.push(line.trim_end().to_string());
-                    line = lead.clone();
-                }
-                if line.len() > lead.len() {
-                    line.push(' ');
-                }
-                line.push_str(&word);
-            }
-            out.push(line.trim_end().to_string());
-        }
-        n += count;
-    }
-    out
-}
-
-/// True of a label as `Needs`, and of names of tensors with commas between.
-fn is_names(text: &str) -> bool {
-    let words = || text.split(", ").map(str::trim);
-    let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
-    words().all(|word| !word.is_empty() && word.chars().all(is_name))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -465,6 +344,7 @@ mod tests {
         assert_eq!(rules("a.md", &long), [Rule::Length]);
         assert_eq!(rules("a.wgsl", &format!("// {}\n", "x".repeat(98))), [Rule::Width]);
         assert_eq!(rules("a.rs", "// Where f16 is absent, f32 is used.\n"), [Rule::Opener]);
+        assert_eq!(rules("a.md", "# What it has\n"), [Rule::Opener]);
     }
 
     #[test]
@@ -473,7 +353,7 @@ mod tests {
             "//! One kernel. `What` is code. What is code?\n//!\n//! Where f16 is absent, f32 is used.\n";
         assert_eq!(rules("a.rs", text), []);
         assert_eq!(rules("a.rs", "/// ```\n/// // What is code\n/// ```\nlet x = \"Those\";\n"), []);
-        assert_eq!(rules("a.md", "| What | it |\n|---|---|\n\n# What is it\n"), []);
+        assert_eq!(rules("a.md", "| What | it |\n|---|---|\n\n# What is it?\n"), []);
     }
 
     #[test]
@@ -485,14 +365,5 @@ mod tests {
         let mut faults = vec![fault()];
         assert_eq!(excepted(&mut faults, "b.rs\tbeside\ta quotation\n").unwrap().len(), 1);
         assert_eq!(faults.len(), 1);
-    }
-
-    #[test]
-    fn wide_comments_are_wrapped() {
-        let text = format!("    /// {}end\n    fn f() {{}}\n", "word ".repeat(24));
-        let wrapped = wrapped("a.rs", &text);
-        assert!(wrapped.lines().all(|line| line.chars().count() <= MOST_COLUMNS), "{wrapped}");
-        assert_eq!(wrapped.split_whitespace().filter(|word| *word == "word").count(), 24);
-        assert_eq!(rules("a.rs", &wrapped).iter().filter(|rule| **rule == Rule::Width).count(), 0);
     }
 }

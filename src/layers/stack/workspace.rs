@@ -9,7 +9,7 @@ use crate::matmul::projection::dispatch_backward::Gradient;
 use crate::rows::elementwise::dispatch::ElementwiseOp;
 use crate::rows::norm::dispatch::NormGradients as NormTargets;
 use crate::rows::norm::{NormGradients, OwnedNorm};
-use crate::tensor::{Access, DType, Error, TensorView, check_float, count};
+use crate::tensor::{Access, DType, Error, TensorView, check_float, count, same_view};
 
 /// The rows of a stack: `[batch, 1, length, features]`.
 #[derive(Clone, Copy, Debug)]
@@ -83,7 +83,7 @@ impl<'a> Workspace<'a> {
         [d_out, d_x]: [TensorView<'a>; 2],
         d_sum: Option<TensorView<'a>>,
     ) -> Result<Dispatches<'a>, Error> {
-        let in_place = d_sum.is_some_and(|d_sum| d_sum.window(self.device).meets(&d_x.window(self.device)));
+        let in_place = d_sum.is_some_and(|d_sum| same_view(&d_sum, &d_x));
         let targets = NormTargets {
             d_out,
             d_sum: d_sum.filter(|_| !in_place),

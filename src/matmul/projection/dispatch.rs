@@ -140,23 +140,21 @@ impl<'a> Bound<'a> {
         // Parts without a bias refer to the bias of another part, but do not read it.
         let biases = products.iter().find_map(|p| p.bias);
         let biases = biases.map_or(Vec::new(), |some| of(&|p| p.bias.unwrap_or(some)));
-        let kinds = [of(&|p| p.x), of(&|p| p.w), biases, of(&|p| p.y)];
-        let [.., ys] = &kinds;
-        // Bindings of a buffer that is read and written must be apart.
-        let is_written = |view: &&TensorView| ys.iter().any(|y| y.buffer == view.buffer);
-        let is_read = |y: &&TensorView| kinds[..3].iter().flatten().any(|view| y.buffer == view.buffer);
-        let is_shared = ys.iter().any(|y| is_read(&y));
-        let bound = |n: usize| {
-            if !is_shared {
-                return bind(&kinds[n], &[], device);
-            }
-            let read =
-                kinds[..3].iter().enumerate().filter(|(kind, _)| *kind != n).flat_map(|(_, views)| views);
-            let others = read.filter(is_written).chain(ys.iter().filter(|_| n != 3).filter(is_read));
-            bind(&kinds[n], &others.map(|view| view.window(device)).collect::<Vec<_>>(), device)
+        let (xs, ws, ys) = (of(&|p| p.x), of(&|p| p.w), of(&|p| p.y));
+        // Bindings of a buffer that the dispatch reads and writes must be apart.
+        let is_read =
+            |y: &TensorView| [&xs, &ws, &biases].into_iter().flatten().any(|t| t.buffer == y.buffer);
+        let is_shared = ys.iter().any(is_read);
+        let bind = |views: &[TensorView<'a>], others: [&[TensorView<'a>]; 3]| {
+            let others = others.into_iter().flatten().filter(|_| is_shared);
+            bind(views, &others.map(|view| view.window(device)).collect::<Vec<_>>(), device)
         };
-        let biases = (!kinds[2].is_empty()).then(|| bound(2));
-        Bound { xs: bound(0), ws: bound(1), biases, ys: bound(3) }
+        Bound {
+            xs: bind(&xs, [&ws, &biases, &ys]),
+            ws: bind(&ws, [&xs, &biases, &ys]),
+            biases: (!biases.is_empty()).then(|| bind(&biases, [&xs, &ws, &ys])),
+            ys: bind(&ys, [&xs, &ws, &biases]),
+        }
     }
 
     /// True if one kernel can bind the buffers. Its output is one buffer.

@@ -9,7 +9,7 @@ use crate::kernel::{
 };
 use crate::matmul::projection::dispatch_backward::{Gradient, column_sums};
 use crate::rows::plan::{self, Rows};
-use crate::tensor::{DType, Error, Layout, TensorView, count};
+use crate::tensor::{DType, Error, Layout, TensorView, count, same_view};
 
 /// The tensors that a norm reads.
 #[derive(Clone, Copy, Debug)]
@@ -89,7 +89,7 @@ impl<'a> NormOp<'a> {
         let NormOp { config, inputs: NormInputs { x, residual, weight, bias } } = *self;
         let [batch, heads, length, features] = x.shape();
         let (shares, groups, step) = share(&x, kernel_options, device);
-        let in_place = out.window(device).meets(&x.window(device));
+        let in_place = same_view(&out, &x);
         let ([w, w_step], [b, b_step]) = (vector(weight, device), vector(bias, device));
         let call = norm::NormCall {
             x: Source { tensor: x, in_place },

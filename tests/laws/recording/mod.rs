@@ -1,5 +1,6 @@
 //! Recording a call submits nothing, creates nothing the second time, and overwrites no parameters.
 
+mod bench;
 mod cached;
 mod calls;
 mod cost;
