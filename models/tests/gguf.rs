@@ -116,7 +116,7 @@ fn metadata_of_every_type() {
 }
 
 #[test]
-fn what_is_not_there_or_not_read_is_named() {
+fn missing_or_unread_entries_are_named() {
     let file = parse(FILE.to_vec()).expect("a GGUF file");
     let message = |name: &str| file.tensor(name).unwrap_err().to_string();
     assert_eq!(

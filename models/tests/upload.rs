@@ -73,7 +73,7 @@ fn several_pieces_and_odd_lengths() {
 }
 
 #[test]
-fn what_the_device_cannot_hold_is_refused() {
+fn oversized_tensors_are_refused() {
     let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env());
     let adapter = pollster::block_on(instance.request_adapter(&Default::default())).expect("an adapter");
     let limits = wgpu::Limits { max_storage_buffer_binding_size: 1 << 20, ..Default::default() };
@@ -232,7 +232,7 @@ fn layers_that_do_not_fit_together() {
 }
 
 #[test]
-fn what_a_lost_device_or_an_operator_does_not_take() {
+fn unusable_tensors_are_refused() {
     let gpu = gpu();
     let file = file(
         &[("deep".into(), vec![1, 1, 1, 2, 2], noise(16)), ("x".into(), vec![4], noise(16))],

@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn invalid_schedules_are_refused() {
         assert!(Shares::new(Schedule::Zigzag, 7, 4).is_err());
         assert!(Shares::new(Schedule::Contiguous, 4, 0).is_err());
         for starts in [vec![0], vec![1, 9], vec![0, 8], vec![0, 5, 5, 9], vec![0, 6, 4, 9]] {

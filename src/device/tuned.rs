@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read() {
+    fn cache_survives_a_round_trip() {
         assert_eq!(TuningCache::from_bytes(&some().to_bytes()), some());
         assert_eq!([7, 8, 9].map(|device| some().picks(device).len()), [2, 1, 0]);
         let windows = String::from_utf8(some().to_bytes()).expect("text").replace('\n', "\r\n");

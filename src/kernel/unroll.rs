@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_out_stays_a_loop() {
+    fn other_loops_are_not_unrolled() {
         for text in [
             "for (var i = 0u; i < p.n; i++) { f(i); }",
             "for (var i = 0u; i < 2u; i++) { let i = 1u; }",

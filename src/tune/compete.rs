@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn who_fails_is_out() {
+    fn failing_plans_are_dropped() {
         // Fails at once, at the second time, and in the third round.
         for survived in [0, 1, 4] {
             let times = Cell::new(0);
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_happens_once_does_not_count() {
+    fn single_outliers_are_ignored() {
         let seen = RefCell::new([0; 2]);
         let standing = run(
             2,

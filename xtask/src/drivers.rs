@@ -389,7 +389,7 @@ unexplained validation message in x: y
 ";
 
     #[test]
-    fn what_a_log_says() {
+    fn logs_are_parsed() {
         let device = Some("SwiftShader Device (Subzero)".into());
         let expected = Said { device, passed: 25, failed: Some(1), messages: 1, cases_skipped: 15 };
         assert_eq!(Said::of(LOG), expected);
@@ -397,7 +397,7 @@ unexplained validation message in x: y
     }
 
     #[test]
-    fn what_was_skipped() {
+    fn skipped_cases_are_listed() {
         assert_eq!(
             skipped(LOG),
             [

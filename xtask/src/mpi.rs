@@ -164,7 +164,7 @@ mod tests {
     use crate::files::Temporary;
 
     #[test]
-    fn what_open_mpi_needs_to_find_itself() {
+    fn open_mpi_gets_its_paths() {
         let temporary = Temporary::new(&env::temp_dir(), "xtask-test-mpi").unwrap();
         fs::create_dir_all(temporary.0.join("usr/lib/llvm-14/lib/clang/14.0.6/include")).unwrap();
         let variables = variables(&temporary.0).unwrap();

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_hangs_is_ended() {
+    fn hanging_processes_are_ended() {
         let start = Instant::now();
         let outcome = within(Duration::from_millis(100), Command::new("sleep").arg("60")).unwrap();
         assert_eq!(outcome, Outcome::TimedOut);

@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_terminal_is_left_with() {
+    fn control_codes_change_the_screen() {
         let printed = "\n\x1b[1;32mgreen\x1b[0m\n1 of 2\r2 of 2\r\n\ta  b\n\n\n";
         assert_eq!(lines(printed), ["green", "2 of 2", "    a  b"]);
         assert_eq!(lines("\n \n"), [""; 0]);
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_drawn() {
+    fn failing_commands_are_not_drawn() {
         let repo = Repo::new(&Path::new(env!("CARGO_MANIFEST_DIR")).join("..")).unwrap();
         let refused =
             |words: &[&str]| main(&repo, words.iter().map(OsString::from).collect()).unwrap_err().status;

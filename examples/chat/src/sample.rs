@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finite_is_told() {
+    fn non_finite_logits_choose_nothing() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             assert_eq!(Sampler::new(1.0, 1.0, 0).choose(&[0.0, bad]), None);
             assert_eq!(likeliest(&[0.0, bad]), None);

@@ -302,7 +302,7 @@ fn conversations_have_the_models_form() {
 }
 
 #[test]
-fn what_prompts_have_in_common_leaves_each_a_token() {
+fn shared_prefix_leaves_one_token() {
     assert_eq!(common(&[]), 0);
     assert_eq!(common(&[vec![1, 2, 3]]), 2);
     assert_eq!(common(&[vec![1, 2, 3], vec![1, 2, 4, 5]]), 2);

@@ -193,7 +193,7 @@ fn a_lost_device_is_said() {
 }
 
 #[test]
-fn what_is_found_is_in_order() {
+fn search_results_are_sorted() {
     let texts = ["far", "near", "nearest", "as near", "away"].map(str::to_owned);
     let vector = |x: f32| {
         let mut vector = [0f32; WIDTH];
@@ -220,7 +220,7 @@ fn what_is_found_is_in_order() {
 }
 
 #[test]
-fn what_is_written_is_whole_or_as_before() {
+fn files_are_written_whole_or_not() {
     let folder = tempfile::TempDir::new().expect("a folder");
     let path = folder.path().join("vectors.safetensors");
     for vectors in [vec![1.0; WIDTH], vec![2.0; 3 * WIDTH]] {

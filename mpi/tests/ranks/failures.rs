@@ -154,7 +154,7 @@ fn ranks_that_differ_are_named_on_all() {
 }
 
 #[test]
-fn what_a_rank_refuses_all_refuse() {
+fn refusals_reach_all_ranks() {
     let errors = last(|given| given.tokens = 7);
     for error in &errors[..2] {
         assert!(error.contains("rank 2: `q`: shape must be [1, 2, 8, 8], got [1, 2, 7, 8]"), "{error}");

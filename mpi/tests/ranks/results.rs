@@ -62,7 +62,7 @@ fn half_precision() {
 
 /// Ranks that see no key of a block receive neither the block nor its gradients.
 #[test]
-fn what_nobody_sees_does_not_travel() {
+fn unseen_keys_are_not_sent() {
     let shape = Shape::new(1, 1, 64, 8);
     let sent = |rules: Rules| {
         let problem = Problem::new(shape, rules, DType::F32);

@@ -203,7 +203,7 @@ mod tests {
 
     /// Measurements never override the caller's options or disabled kernels.
     #[test]
-    fn what_callers_say_comes_first() {
+    fn explicit_options_win() {
         use crate::kernel::{Algorithm, MatrixUnits, Target};
         let [device, ..] = devices();
         let open = outline(Shape::new(1, 8, 512, 64), DType::F32, None);

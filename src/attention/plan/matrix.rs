@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn what_they_cannot_do_is_handed_on() {
+    fn unsupported_calls_are_refused() {
         let refused = |shape: Shape, device: &DeviceFacts| plan(shape, device).expect_err("refused");
         assert!(refused(shape(8, 512, 257), &DEVICE).contains("at most 256"));
         let none = DeviceFacts { matrix: None, ..DEVICE };

@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_mod_may_not_say() {
+    fn forbidden_wgsl_is_an_error() {
         let score = "fn score_mod(score: f32, at: At) -> f32 { return score; }";
         let body = |body: &str| format!("fn score_mod(score: f32, at: At) -> f32 {{ {body} return score; }}");
         let cases = [
@@ -374,7 +374,7 @@ mod tests {
 
     /// A chain of doublings as an index, and named literals that would be invalid as constants.
     #[test]
-    fn what_is_named_is_written_once() {
+    fn named_values_are_written_once() {
         let steps: String = (1..40).map(|n| format!("let x{n} = x{} + x{};\n", n - 1, n - 1)).collect();
         let chain =
             format!("let x0 = at.key; {steps} var a = array<f32, 4>(); a[x39] = score; return a[x39 & 3u];");
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_derivative_says_why() {
+    fn missing_derivatives_give_the_reason() {
         let bits = "fn score_mod(score: f32, at: At) -> f32 { return bitcast<f32>(bitcast<u32>(score)); }";
         let source = read(Kind::Score, bits, &[]).expect("it is read");
         let why = source.slope.as_ref().expect_err("no derivative");

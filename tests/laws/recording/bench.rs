@@ -1,5 +1,4 @@
-//! Calls of operators on a device of one test: how a call is made, and everything that each call
-//! must hold.
+//! Calls of operators on a separate device: how a call is made, and the claims that it must meet.
 
 use std::cell::RefCell;
 

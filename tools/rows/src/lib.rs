@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_what_is_read() {
+    fn rows_survive_a_round_trip() {
         let row = Row { bench: "kernels".into(), q_len: Some(3), ms: Some(0.5), ..Row::default() };
         let file = std::env::temp_dir().join(format!("rows-{}.jsonl", std::process::id()));
         row.append(&file).expect("a file");
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_not_written() {
+    fn non_finite_numbers_are_not_written() {
         let file = std::env::temp_dir().join(format!("rows-nan-{}.jsonl", std::process::id()));
         let error = Row { ms: Some(f64::NAN), ..Row::default() }.append(&file).expect_err("no number");
         assert_eq!(error.to_string(), "ms is no number");

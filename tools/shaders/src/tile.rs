@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_add_up_is_not_counted() {
+    fn inconsistent_counts_are_dropped() {
         let blocks = blocks(Driver::Radv, &text(5));
         assert_eq!(count(&blocks, &Facts { scores: 65, ..FACTS }, 32), None);
         assert_eq!(count(&blocks, &Facts { each: 2, ..FACTS }, 32), None);

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_option() {
+    fn unknown_options_are_refused() {
         for line in ["--minutes", "--minutes x", "--threads 0", "--parts all", "--fast", "word"] {
             let error = parse(line).expect_err(line);
             assert_eq!(error.status, 2, "{line}: {error}");

@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_harness_says() {
+    fn harness_lines_are_parsed() {
         let text = "\nrunning 4 tests\ntest gpu::a_layer ... ok\ntest fuzz::all ... ignored, takes an hour\n\
             test errors::panics - should panic ... ok\ntest masks::causal ... FAILED\n\
             test masks::window has been running\ntest key_splits::many ... \n\nfailures:\n    masks::causal\n\
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_to_blame() {
+    fn verdicts_follow_reruns() {
         let cases = [
             (true, Some(Outcome::Ok), Some("failed, but passes alone")),
             (false, Some(Outcome::Ok), Some("passed")),

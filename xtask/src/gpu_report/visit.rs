@@ -411,7 +411,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_tells_why() {
+    fn reasons_of_failures_are_found() {
         let said = "device X\nthread 'main' panicked at benches/kernels.rs:3:\nfused differs\nnote: run with\n\
             error: bench failed\n";
         assert_eq!(
