@@ -412,7 +412,15 @@ fn caches_that_do_not_fit_are_refused() {
     let fits = filled(CacheConfig::new(2, 8, 9).layers(2));
     refused(call.cache(&fits), "scratch");
     let words = TensorView::new(&buffers[2], DType::U32, [1; 4]);
-    for mask in [DeviceMask::none(), DeviceMask::none().exclude_self().lengths(words).prefix(words)] {
+    // Masks of keys alone do not order rows.
+    let of_keys = |dtype| TensorView::new(&buffers[2], dtype, [1, 1, 1, 9]);
+    for mask in [
+        DeviceMask::none(),
+        DeviceMask::none().exclude_self().lengths(words).prefix(words),
+        DeviceMask::none().attn_mask(of_keys(DType::Bool)),
+        DeviceMask::none().bias(of_keys(DType::F32)),
+        DeviceMask::none().key_padding_mask(of_keys(DType::Bool)),
+    ] {
         refused(plain.mask(mask).cache(&fits), "no causal rule: rows would see later rows");
     }
     // Tensors that depend on pairs or on single rows of queries.
