@@ -75,6 +75,8 @@ pub(crate) struct Binding {
     pub shared: bool,
     /// The binding of the same bytes, in place of a binding of this tensor.
     pub same_as: Option<String>,
+    /// The place of the tensor's shift among [`SHIFTS`], if it begins behind that binding.
+    pub shift: Option<usize>,
 }
 
 impl Binding {
@@ -89,6 +91,7 @@ impl Binding {
             packed: false,
             shared: false,
             same_as: None,
+            shift: None,
         }
     }
 
@@ -127,6 +130,17 @@ impl Binding {
         }
     }
 
+    /// The bytes of an element of the array, on devices with `SHADER_F16` if `has_f16`.
+    pub fn element_bytes(&self, has_f16: bool) -> u64 {
+        let packed = self.packing().is_some() || (self.dtype == DType::F16 && !has_f16);
+        let scalar = if self.dtype == DType::Bool { 4 } else { self.dtype.bytes() as u64 };
+        match self.width {
+            Width::One if packed => 4,
+            Width::One => scalar,
+            Width::Four => 4 * scalar,
+        }
+    }
+
     /// The declaration of the binding, and its accessors. They take element indices, and load and
     /// store f32 (bool, u32):
     ///
@@ -138,7 +152,10 @@ impl Binding {
     fn declaration(&self, binding: usize) -> String {
         let declared = self.own_declaration(binding);
         match (&self.same_as, declared.split_once('\n')) {
-            (Some(same), Some((_, accessors))) => indexed(accessors, &self.name, same),
+            (Some(same), Some((_, accessors))) => {
+                let shift = self.shift.map(|n| format!("{SHIFTS}[{}][{}] + ", n / 4, n % 4));
+                indexed(accessors, &self.name, same, &shift.unwrap_or_default())
+            }
             _ => declared,
         }
     }
@@ -297,22 +314,33 @@ impl Kernel {
     /// Two inputs have the same bytes, and the kernel reads them as different types or without
     /// accessors.
     pub fn with_sharing(mut self, label: &'static str, sharing: &Sharing) -> Result<Self, Error> {
+        let mut shifts = 0;
         for (n, shares) in sharing.bindings() {
             let mut shared = self.bindings[n].clone();
             let own = shared.declaration(n + 1);
             match shares {
                 Shares::Buffer => shared.shared = true,
-                Shares::Binding(first) => {
-                    let same = &self.bindings[first];
-                    let rest = self.wgsl.replacen(&own, "", 1);
-                    if same.element() != shared.element() || indexed(&rest, &shared.name, "") != rest {
+                Shares::Binding { owner, shifted } => {
+                    let same = &self.bindings[owner];
+                    let rest = without_comments(&self.wgsl.replacen(&own, "", 1));
+                    if same.element() != shared.element() || indexed(&rest, &shared.name, "", "") != rest {
                         return Err(overlap(label, same, &shared));
                     }
                     shared.same_as = Some(same.name.clone());
+                    if shifted {
+                        shared.shift = Some(shifts);
+                        shifts += 1;
+                    }
                 }
             }
             self.wgsl = self.wgsl.replacen(&own, &shared.declaration(n + 1), 1);
             self.bindings[n] = shared;
+        }
+        if shifts > 0 {
+            let ty = UNIFORM_SHIFTS[(shifts - 1) / 4 % UNIFORM_SHIFTS.len()];
+            let uniform = Binding::uniform(SHIFTS, ty);
+            self.wgsl += &uniform.declaration(self.bindings.len() + 1);
+            self.bindings.push(uniform);
         }
         Ok(self)
     }
@@ -344,8 +372,21 @@ impl Kernel {
     }
 }
 
-/// The text with elements of the array `to` in place of those of `name`.
-fn indexed(text: &str, name: &str, to: &str) -> String {
+/// The text without comments.
+fn without_comments(text: &str) -> String {
+    text.lines().flat_map(|line| [line.split("//").next().unwrap_or_default(), "\n"]).collect()
+}
+
+/// The uniform with the first elements of tensors in the bindings that they share.
+const SHIFTS: &str = "shared_shifts";
+
+/// The types of [`SHIFTS`], by the number of vectors. No kernel binds more tensors.
+const UNIFORM_SHIFTS: [&str; 4] =
+    ["array<vec4<u32>, 1>", "array<vec4<u32>, 2>", "array<vec4<u32>, 3>", "array<vec4<u32>, 4>"];
+
+/// The text with elements of the array `to` in place of those of `name`. `shift` precedes each
+/// index.
+fn indexed(text: &str, name: &str, to: &str, shift: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(at) = rest.find(name) {
@@ -353,8 +394,14 @@ fn indexed(text: &str, name: &str, to: &str) -> String {
         let after = &found[name.len()..];
         out.push_str(before);
         let is_part = out.ends_with(|c: char| c.is_alphanumeric() || c == '_');
-        out.push_str(if after.starts_with('[') && !is_part { to } else { name });
         rest = after;
+        match after.strip_prefix('[') {
+            Some(index) if !is_part => {
+                out.extend([to, "[", shift]);
+                rest = index;
+            }
+            _ => out.push_str(name),
+        }
     }
     out + rest
 }

@@ -126,16 +126,20 @@ impl Pipelines {
             let params = uniform(device, params);
             let rest = (!rest.is_empty()).then(|| uniform(device, rest));
             let first = first.map(|[x, y, z]| uniform(device, bytemuck::cast_slice(&[x, y, z, 0])));
+            let shifts = sharing.shifts(&call.tensors, &call.variant, self);
+            let shifts = (!shifts.is_empty()).then(|| uniform(device, bytemuck::cast_slice(&shifts)));
             let mut entries = vec![wgpu::BindGroupEntry { binding: 0, resource: params.as_entire_binding() }];
             for (n, window) in call.tensors.iter().enumerate().filter(|(n, _)| sharing.is_bound(*n)) {
+                let (offset, size) = sharing.range(n, &call.tensors);
+                let size = wgpu::BufferSize::new(size);
                 let resource = wgpu::BindingResource::Buffer(wgpu::BufferBinding {
                     buffer: window.buffer,
-                    offset: window.start,
-                    size: wgpu::BufferSize::new(window.size),
+                    offset,
+                    size,
                 });
                 entries.push(wgpu::BindGroupEntry { binding: n as u32 + 1, resource });
             }
-            for (n, rest) in [&rest, &first].into_iter().flatten().enumerate() {
+            for (n, rest) in [&rest, &shifts, &first].into_iter().flatten().enumerate() {
                 let binding = (call.tensors.len() + 1 + n) as u32;
                 entries.push(wgpu::BindGroupEntry { binding, resource: rest.as_entire_binding() });
             }

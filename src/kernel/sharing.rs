@@ -2,7 +2,7 @@
 //!
 //! WebGPU forbids a buffer that one dispatch binds as read-only and as read-write. If a dispatch
 //! writes to a buffer, all its bindings of that buffer are read-write, and their ranges are apart.
-//! Two inputs with the same range share one binding.
+//! Inputs whose ranges overlap share one binding.
 
 use super::{Binding, KernelVariant, Pipelines};
 use crate::tensor::{Access, Error, Window};
@@ -12,8 +12,13 @@ use crate::tensor::{Access, Error, Window};
 pub(crate) enum Shares {
     /// A writable binding.
     Buffer,
-    /// The binding of an earlier tensor, which has the same range.
-    Binding(usize),
+    /// The binding of the tensor `owner`, whose range overlaps. It is the first of these tensors in
+    /// the buffer.
+    Binding {
+        owner: usize,
+        /// True if this tensor begins behind the owner.
+        shifted: bool,
+    },
 }
 
 /// [`Shares`] of each tensor of a dispatch. It is empty if no buffer is read and written.
@@ -24,7 +29,7 @@ impl Sharing {
     /// The bindings of `windows`, in the order of the kernel's bindings.
     ///
     /// # Errors
-    /// Ranges that meet in a buffer that is read and written.
+    /// A written range meets another range in its buffer.
     pub fn of(windows: &[Window], variant: &KernelVariant, pipelines: &Pipelines) -> Result<Self, Error> {
         let repeats = |(n, window): (usize, &Window)| windows[..n].iter().any(|w| w.buffer == window.buffer);
         if !windows.iter().enumerate().any(repeats) {
@@ -38,19 +43,17 @@ impl Sharing {
             };
             with(true) && with(false)
         };
-        let same = |n: usize, m: usize| {
-            let (a, b) = (&windows[n], &windows[m]);
-            a.buffer == b.buffer && (a.start, a.size) == (b.start, b.size)
-        };
+        let owners = owners(windows, |n| is_read(n) && is_shared(n));
         let mut sharing = Vec::new();
-        for n in 0..windows.len() {
-            let first = (0..n).find(|m| is_read(*m) && same(n, *m));
-            sharing.push(match first {
-                _ if !is_read(n) || !is_shared(n) => None,
-                Some(first) => Some(Shares::Binding(first)),
-                None => Some(Shares::Buffer),
+        for (n, owner) in owners.into_iter().enumerate() {
+            sharing.push(match owner {
+                Some(owner) if owner == n => Some(Shares::Buffer),
+                Some(owner) => {
+                    Some(Shares::Binding { owner, shifted: windows[n].start > windows[owner].start })
+                }
+                None => None,
             });
-            let meets = |m: usize| windows[m].meets(&windows[n]) && !(is_read(m) && is_read(n) && same(n, m));
+            let meets = |m: usize| windows[m].meets(&windows[n]) && !(is_read(m) && is_read(n));
             if let Some(m) = (0..n).filter(|_| is_shared(n)).find(|m| meets(*m)) {
                 return Err(overlap(variant.label(), &bindings[m], &bindings[n]));
             }
@@ -61,6 +64,30 @@ impl Sharing {
         Ok(Sharing(sharing))
     }
 
+    /// The first byte and the number of bytes to bind for a tensor that has a binding: the union of
+    /// the ranges of all tensors that share it.
+    pub fn range(&self, tensor: usize, windows: &[Window]) -> (u64, u64) {
+        let Window { start, size, .. } = windows[tensor];
+        let shares = |n: &usize| matches!(self.0.get(*n), Some(Some(Shares::Binding { owner, .. })) if *owner == tensor);
+        let ends = (0..windows.len()).filter(shares).map(|n| windows[n].start + windows[n].size);
+        (start, ends.fold(start + size, u64::max) - start)
+    }
+
+    /// The shifts of tensors in the bindings that they share, in elements of the binding's array, as
+    /// the kernel's uniform has them.
+    pub fn shifts(&self, windows: &[Window], variant: &KernelVariant, pipelines: &Pipelines) -> Vec<u32> {
+        let mut shifts = Vec::new();
+        let has_f16 = pipelines.facts().f16;
+        for (n, shares) in self.bindings() {
+            if let Shares::Binding { owner, shifted: true } = shares {
+                let bytes = pipelines.bindings_of(variant)[n].element_bytes(has_f16);
+                shifts.push(((windows[n].start - windows[owner].start) / bytes) as u32);
+            }
+        }
+        shifts.resize(shifts.len().next_multiple_of(4), 0);
+        shifts
+    }
+
     /// The tensors that share a buffer or a binding, by their place among the bindings.
     pub fn bindings(&self) -> impl Iterator<Item = (usize, Shares)> {
         self.0.iter().enumerate().filter_map(|(n, shares)| Some((n, (*shares)?)))
@@ -68,8 +95,22 @@ impl Sharing {
 
     /// True if the tensor has a separate binding.
     pub fn is_bound(&self, tensor: usize) -> bool {
-        !matches!(self.0.get(tensor), Some(Some(Shares::Binding(_))))
+        !matches!(self.0.get(tensor), Some(Some(Shares::Binding { .. })))
     }
+}
+
+/// Returns the tensor whose binding each tensor uses, if it is `shared`. Tensors whose ranges
+/// overlap, directly or by others, use the binding of the one that begins first.
+fn owners(windows: &[Window], shared: impl Fn(usize) -> bool) -> Vec<Option<usize>> {
+    let mut order: Vec<usize> = (0..windows.len()).filter(|n| shared(*n)).collect();
+    order.sort_by_key(|n| windows[*n].start);
+    let mut owners = vec![None; windows.len()];
+    for (place, n) in order.iter().enumerate() {
+        let meets = |m: &&usize| windows[**m].meets(&windows[*n]);
+        let earlier = order[..place].iter().find(meets);
+        owners[*n] = Some(earlier.and_then(|m| owners[*m]).unwrap_or(*n));
+    }
+    owners
 }
 
 /// Returns the error of two tensors of a kernel whose ranges overlap.
