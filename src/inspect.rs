@@ -186,6 +186,14 @@ pub fn bound<T>(work: impl FnOnce() -> T) -> (T, Vec<(&'static str, [u32; 3])>) 
     crate::kernel::recording::log(work)
 }
 
+/// Runs `work` and returns its result with the number of compute passes that it opened in encoders
+/// on this thread.
+pub fn passes<T>(work: impl FnOnce() -> T) -> (T, usize) {
+    let before = crate::kernel::recording::passes();
+    let result = work();
+    (result, crate::kernel::recording::passes() - before)
+}
+
 /// Returns pipelines that compile another text than the library's, for tests of
 /// [`Pipelines::check`]. `rewrite` gets a kernel's families and text, and returns the text to
 /// compile.

@@ -2,9 +2,9 @@
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::KernelVariant;
+use super::{KernelVariant, Requirements};
 use crate::device::opengl::lock_opengl;
 use crate::tensor::Error;
 
@@ -13,6 +13,8 @@ use crate::tensor::Error;
 pub(crate) struct BoundDispatch {
     pub pipeline: wgpu::ComputePipeline,
     pub bind_group: wgpu::BindGroup,
+    /// The requirements of the kernel and its bindings.
+    pub requirements: Arc<Requirements>,
 }
 
 /// The key of a bound dispatch.

@@ -27,6 +27,9 @@ pub(crate) fn guarded<T>(
         return Err(Error::DeviceLost(format!("wgpu failed to create {what}")));
     }
     if let Some(error) = validation.or(internal) {
+        if is_of_other_device(&error) {
+            return Err(Error::OtherDevice { kernel: what, tensor: "a tensor".into() });
+        }
         return Err(Error::Refused { what, description: error.to_string() });
     }
     made.map_err(|panic| {
@@ -34,6 +37,20 @@ pub(crate) fn guarded<T>(
         let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("wgpu panicked");
         Error::Refused { what, description: text.to_string() }
     })
+}
+
+/// True if wgpu refused a bind group because another device made one of its buffers.
+#[cfg(not(target_arch = "wasm32"))]
+fn is_of_other_device(error: &wgpu::Error) -> bool {
+    use wgpu::wgc::{binding_model::CreateBindGroupError, device::DeviceError};
+    let mut next = std::error::Error::source(error);
+    while let Some(error) = next {
+        if let Some(CreateBindGroupError::Device(DeviceError::DeviceMismatch(_))) = error.downcast_ref() {
+            return true;
+        }
+        next = error.source();
+    }
+    false
 }
 
 /// True if the device is lost. On a lost device wgpu creates invalid resources without an error:

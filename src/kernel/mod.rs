@@ -10,6 +10,7 @@ pub(crate) mod options;
 pub(crate) mod pieces;
 pub(crate) mod pipelines;
 pub(crate) mod recording;
+mod requirements;
 pub(crate) mod scratch;
 mod sharing;
 mod slots;
@@ -29,6 +30,7 @@ pub use options::{Algorithm, KernelOptions, MatrixUnits, Target};
 pub(crate) use pipelines::PipelineKey;
 pub use pipelines::Pipelines;
 pub use recording::{Prepared, Recorder};
+pub use requirements::Requirements;
 pub(crate) use scratch::Slot;
 pub use scratch::{Scratch, ScratchSize};
 use sharing::overlap;
@@ -363,6 +365,16 @@ impl Kernel {
             self.bindings.push(uniform);
         }
         self
+    }
+
+    /// The limits that the kernel needs and that wgpu does not check. Each has a description, a
+    /// value, and a name in `wgpu::Limits`.
+    pub fn limits(&self) -> [(&'static str, u32, &'static str); 3] {
+        [
+            ("invocations per workgroup", self.invocations, "max_compute_invocations_per_workgroup"),
+            ("bytes of workgroup memory", self.workgroup_memory, "max_compute_workgroup_storage_size"),
+            ("storage buffers", self.storage_buffers(), "max_storage_buffers_per_shader_stage"),
+        ]
     }
 
     /// The number of storage buffers that the kernel binds.

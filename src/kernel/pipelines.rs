@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::guard::guarded;
 use super::texts::TEXTS;
-use super::{Binding, Dispatch, Kernel, KernelVariant, Sharing};
+use super::{Binding, Dispatch, Kernel, KernelVariant, Requirements, Sharing};
 use crate::device::bars::bars;
 use crate::device::tuned::{Class, Pick, hash};
 use crate::device::{DeviceFacts, Families, Family, Report, TuningCache, Verdict};
@@ -20,6 +20,7 @@ pub(crate) struct Compiled {
     pub layout: wgpu::BindGroupLayout,
     /// Bytes of the parameters. The remaining bytes of a dispatch belong to the second uniform.
     pub params_bytes: usize,
+    pub requirements: Requirements,
 }
 
 /// The entry of one variant's pipeline.
@@ -424,28 +425,8 @@ impl Compiler {
         let kernel = if facts.f16 { kernel } else { kernel.without_f16().unwrap_or(kernel) };
         let kernel = kernel.with_sharing(label, sharing)?;
         let kernel = &if *is_part { kernel.of_part() } else { kernel };
-        // wgpu does not check any of these against the limits.
-        let limits = [
-            (
-                "invocations per workgroup",
-                kernel.invocations,
-                facts.max_invocations,
-                "max_compute_invocations_per_workgroup",
-            ),
-            (
-                "bytes of workgroup memory",
-                kernel.workgroup_memory,
-                facts.workgroup_memory,
-                "max_compute_workgroup_storage_size",
-            ),
-            (
-                "storage buffers",
-                kernel.storage_buffers(),
-                facts.max_storage_buffers,
-                "max_storage_buffers_per_shader_stage",
-            ),
-        ];
-        for (what, needed, limit, name) in limits {
+        let most = [facts.max_invocations, facts.workgroup_memory, facts.max_storage_buffers];
+        for ((what, needed, name), limit) in kernel.limits().into_iter().zip(most) {
             if needed > limit {
                 return Err(Error::Limit { what, needed: needed.into(), limit: limit.into(), name });
             }
@@ -485,7 +466,8 @@ impl Compiler {
                 },
                 cache: self.cache.as_ref(),
             });
-            Compiled { pipeline, layout, params_bytes: kernel.params_bytes }
+            let requirements = Requirements::of_kernel(kernel);
+            Compiled { pipeline, layout, params_bytes: kernel.params_bytes, requirements }
         })
     }
 

@@ -2,13 +2,17 @@
 //! dispatch is recorded.
 
 use super::guard::guarded;
-use super::{BindingCache, BindingKey, BoundDispatch, Dispatch, PipelineKey, Pipelines, Sharing};
+use super::{
+    BindingCache, BindingKey, BoundDispatch, Dispatch, PipelineKey, Pipelines, Requirements, Sharing,
+};
 use crate::tensor::Error;
 
 #[cfg(feature = "inspect")]
 thread_local! {
     /// Labels and grids of the dispatches that this thread has bound, while [`log`] runs.
     static BOUND: std::cell::RefCell<Option<Vec<Bound>>> = const { std::cell::RefCell::new(None) };
+    /// The compute passes that this thread has opened in encoders.
+    static PASSES: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
 /// The label of a dispatch, and its workgroups along each axis.
@@ -21,6 +25,12 @@ pub(crate) fn log<T>(work: impl FnOnce() -> T) -> (T, Vec<Bound>) {
     BOUND.set(Some(Vec::new()));
     let result = work();
     (result, BOUND.take().unwrap_or_default())
+}
+
+/// Returns the number of compute passes that this thread has opened in encoders so far.
+#[cfg(feature = "inspect")]
+pub(crate) fn passes() -> usize {
+    PASSES.get()
 }
 
 /// The largest number of parts of a grid. Within WebGPU's limits that many parts have more than
@@ -148,11 +158,54 @@ impl Pipelines {
                 layout: &compiled.layout,
                 entries: &entries,
             })
-        })?;
-        let bound = BoundDispatch { pipeline: compiled.pipeline, bind_group };
+        });
+        let bind_group = bind_group.map_err(|error| self.named(error, call))?;
+        let alignment = device.limits().min_storage_buffer_offset_alignment;
+        let requirements =
+            compiled.requirements.with_windows(key.params.len(), &call.tensors, alignment).into();
+        let bound = BoundDispatch { pipeline: compiled.pipeline, bind_group, requirements };
         bindings.keep(key, bound.clone(), number);
         Ok(bound)
     }
+}
+
+impl Pipelines {
+    /// Adds the names of the kernel and the tensor to the error of a buffer of another device.
+    fn named(&self, error: Error, call: &Dispatch) -> Error {
+        let Error::OtherDevice { .. } = error else { return error };
+        let bindings = self.bindings_of(&call.variant);
+        let mut named = bindings.iter().zip(&call.tensors);
+        match named.find(|(_, window)| is_of_other_device(self.device(), window.buffer)) {
+            Some((binding, _)) => {
+                Error::OtherDevice { kernel: call.variant.label(), tensor: binding.name.clone() }
+            }
+            None => error,
+        }
+    }
+}
+
+/// True if `device` cannot bind `buffer`, because another device made it. wgpu has no direct
+/// question for this.
+fn is_of_other_device(device: &wgpu::Device, buffer: &wgpu::Buffer) -> bool {
+    let bound = guarded(device, "a tensor's buffer", || {
+        let ty = wgpu::BufferBindingType::Storage { read_only: true };
+        let entry = wgpu::BindGroupLayoutEntry {
+            binding: 0,
+            visibility: wgpu::ShaderStages::COMPUTE,
+            ty: wgpu::BindingType::Buffer { ty, has_dynamic_offset: false, min_binding_size: None },
+            count: None,
+        };
+        let descriptor = wgpu::BindGroupLayoutDescriptor { label: None, entries: &[entry] };
+        let layout = device.create_bind_group_layout(&descriptor);
+        let resource = wgpu::BufferBinding { buffer, offset: 0, size: wgpu::BufferSize::new(4) };
+        let entry = wgpu::BindGroupEntry { binding: 0, resource: wgpu::BindingResource::Buffer(resource) };
+        device.create_bind_group(&wgpu::BindGroupDescriptor {
+            label: None,
+            layout: &layout,
+            entries: &[entry],
+        })
+    });
+    matches!(bound, Err(Error::OtherDevice { .. }))
 }
 
 /// Creates a uniform. It is never rewritten, so later calls do not change the parameters of a
@@ -190,6 +243,37 @@ impl Prepared {
         into.record(self);
     }
 
+    /// Returns the features, limits and buffer usages that the call needs. A call that a browser
+    /// or another device will run may need others there.
+    ///
+    /// ```no_run
+    /// # use wgpu_attention::{Attention, Error, Forward, Scratch};
+    /// # fn f(attention: &Attention, call: &Forward, scratch: &mut Scratch) -> Result<(), Error> {
+    /// let needs = attention.prepare(call, scratch)?.requirements();
+    /// println!("{:?}, {:?}", needs.features, needs.usages);
+    /// println!("{} storage buffers", needs.limits.max_storage_buffers_per_shader_stage);
+    /// # Ok(()) }
+    /// ```
+    pub fn requirements(&self) -> Requirements {
+        self.dispatches
+            .iter()
+            .fold(Requirements::none(), |all, (bound, grid)| all.and(&bound.requirements).with_grid(*grid))
+    }
+
+    /// A call without dispatches.
+    pub(crate) fn empty(label: &'static str) -> Self {
+        Prepared { label, dispatches: Vec::new() }
+    }
+
+    /// Appends the dispatches of another call.
+    pub(crate) fn then(mut self, other: Prepared) -> Self {
+        if self.dispatches.is_empty() {
+            return other;
+        }
+        self.dispatches.extend(other.dispatches);
+        self
+    }
+
     /// Records the call into `pass`.
     fn record_in(&self, pass: &mut wgpu::ComputePass) {
         for (step, [x, y, z]) in &self.dispatches {
@@ -217,6 +301,8 @@ impl sealed::Recorder for wgpu::CommandEncoder {
         if call.dispatches.is_empty() {
             return;
         }
+        #[cfg(feature = "inspect")]
+        PASSES.set(PASSES.get() + 1);
         let label = Some(call.label);
         call.record_in(
             &mut self.begin_compute_pass(&wgpu::ComputePassDescriptor { label, timestamp_writes: None }),

@@ -2,7 +2,7 @@
 
 use super::BindingCache;
 use super::guard::guarded;
-use crate::tensor::Error;
+use crate::tensor::{Error, TensorView};
 
 /// The content of a part of the scratch. Parts are separate buffers, because WebGPU does not let a
 /// dispatch bind one buffer both as read-only and as writable.
@@ -237,7 +237,7 @@ impl Scratch {
                     device.create_buffer(&wgpu::BufferDescriptor {
                         label: Some("attention.scratch"),
                         size: bytes,
-                        usage: wgpu::BufferUsages::STORAGE,
+                        usage: TensorView::USAGES,
                         mapped_at_creation: false,
                     })
                 })?);

@@ -36,7 +36,7 @@ impl Table {
             let buffer = device.create_buffer(&wgpu::BufferDescriptor {
                 label: Some("attention.rotation_table"),
                 size: bytes,
-                usage: wgpu::BufferUsages::STORAGE,
+                usage: TensorView::USAGES,
                 mapped_at_creation: true,
             });
             if let Ok(mut mapped) = buffer.slice(..).get_mapped_range_mut() {

@@ -317,8 +317,19 @@ pub enum Error {
         /// Its length.
         got: usize,
     },
-    /// wgpu refused a resource of this call. An example is a buffer from another device of the same
-    /// `wgpu::Instance`. wgpu cannot detect buffers of another instance.
+    /// A tensor lies in a buffer that another device made. In browsers wgpu reports it to the
+    /// application's error handler. wgpu does not detect buffers of another `wgpu::Instance`.
+    #[error(
+        "`{tensor}` of the kernel {kernel} lies in a buffer of another device; create the buffer on the device \
+         of the operator's `Pipelines`"
+    )]
+    OtherDevice {
+        /// The label of the kernel.
+        kernel: &'static str,
+        /// The tensor, by its name in the kernel.
+        tensor: String,
+    },
+    /// wgpu refused a resource of this call. An example is a buffer that was destroyed.
     #[error("wgpu refused {what}: {description}")]
     Refused {
         /// The name of the resource.

@@ -155,6 +155,13 @@ pub struct TensorView<'a> {
 }
 
 impl<'a> TensorView<'a> {
+    /// The usages that the buffer of a tensor needs. A call refuses other buffers with
+    /// [`Error::Usage`].
+    ///
+    /// To fill the buffer with `Queue::write_buffer`, add `COPY_DST`. To read results back, add
+    /// `COPY_SRC`.
+    pub const USAGES: wgpu::BufferUsages = wgpu::BufferUsages::STORAGE;
+
     pub(crate) fn with_layout(buffer: &'a wgpu::Buffer, dtype: DType, layout: Layout) -> Self {
         TensorView { buffer, dtype, layout, fault: None }
     }
@@ -314,8 +321,9 @@ impl<'a> TensorView<'a> {
         if access == Access::Write && !self.layout.is_injective() {
             return Err(Error::Overlap { tensor, shape, strides });
         }
-        if !self.buffer.usage().contains(wgpu::BufferUsages::STORAGE) {
-            return Err(Error::Usage { tensor, missing: wgpu::BufferUsages::STORAGE });
+        let missing = Self::USAGES - self.buffer.usage();
+        if !missing.is_empty() {
+            return Err(Error::Usage { tensor, missing });
         }
         if self.dtype == DType::F16 && device.lacks(Family::F16Tensors) {
             return Err(Error::Disabled { family: Family::F16Tensors });

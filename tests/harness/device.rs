@@ -149,6 +149,13 @@ pub fn devices_with<const N: usize>(
     })
 }
 
+/// Makes a separate device with exactly these features and limits.
+pub fn exact_device(required_features: wgpu::Features, required_limits: wgpu::Limits) -> Gpu {
+    let descriptor = wgpu::DeviceDescriptor { required_features, required_limits, ..Default::default() };
+    let (device, queue) = pollster::block_on(adapter().request_device(&descriptor)).expect("a device");
+    Gpu::with_device(device, queue)
+}
+
 fn adapter() -> wgpu::Adapter {
     super::validation::listen();
     let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle_from_env();

@@ -20,6 +20,7 @@ pub mod property_layers;
 pub mod range_ends;
 pub mod recording;
 pub mod reports;
+pub mod requirements;
 pub mod threads;
 pub mod tint;
 pub mod tuning;

@@ -274,7 +274,12 @@ pub(super) fn appends() -> Seen {
             0,
             of(TensorView::new(&unusable, DType::F32, good.shape())),
         );
-        refuses(&step, &["wgpu refused"], 0, of(TensorView::new(&foreign, DType::F32, good.shape())));
+        refuses(
+            &step,
+            &[&quoted, "another device", "Pipelines"],
+            0,
+            of(TensorView::new(&foreign, DType::F32, good.shape())),
+        );
         let of_sequence_table = TensorView::new(&table, DType::F32, good.shape()).with_strides([0, 0, 0, 1]);
         refuses(&step, &["`cache`", &quoted, "a separate buffer"], 0, of(of_sequence_table));
     }

@@ -227,7 +227,7 @@ pub(super) fn unusable_buffers() -> Seen {
         let name = format!("`{name}`");
         for (buffer, words) in [
             (&unusable, &[&name[..], "usage", "STORAGE", "create_buffer"][..]),
-            (&foreign, &["wgpu refused", "a test's", "Device"][..]),
+            (&foreign, &[&name[..], "another device", "Pipelines"][..]),
         ] {
             let mut call = parts(buffers.each_ref());
             let view = tensor(&mut call, n);

@@ -89,7 +89,7 @@ macro_rules! names {
 
 names! {
     ZeroSize Slice Axis Shape NotDivisible Overlap Overflow OutOfBounds Alias SharedOverlap OutputsOverlap Usage Type BindingLimit CacheBindingLimit
-    Limit Option Unsupported Layer Mod Disabled ScratchTooSmall CacheFull OutOfPages Length Refused OutOfMemory NoAdapter DeviceLost
+    Limit Option Unsupported Layer Mod Disabled ScratchTooSmall CacheFull OutOfPages Length OtherDevice Refused OutOfMemory NoAdapter DeviceLost
 }
 
 /// Returns the names of the variants from the enum's source. A new variant without a case here

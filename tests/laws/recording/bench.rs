@@ -2,8 +2,8 @@
 
 use std::cell::RefCell;
 
-use wgpu_attention::Error;
 use wgpu_attention::tuning::Family;
+use wgpu_attention::{Error, Prepared};
 
 use super::*;
 use crate::harness::faults::OPERATORS;
@@ -32,7 +32,7 @@ macro_rules! call {
             match how {
                 How::Own => $operator.$forward(encoder, $call $(, $scratch)?)?,
                 How::Refused => $operator.$forward(encoder, $wrong $(, $scratch)?)?,
-                How::Prepared => drop($operator.$prepare($call $(, $scratch)?)?),
+                How::Prepared => within_defaults(&$operator.$prepare($call $(, $scratch)?)?),
                 How::PreparedOwn => $operator.$prepare($call $(, $scratch)?)?.record(encoder),
                 How::Pass | How::RefusedInPass | How::PreparedPass => {
                     let pass = &mut encoder.begin_compute_pass(&Default::default());
@@ -49,6 +49,15 @@ macro_rules! call {
 }
 
 pub(super) use call;
+
+/// Checks that a call on a device without features needs no features and at most default limits.
+pub(super) fn within_defaults(prepared: &Prepared) {
+    let needs = prepared.requirements();
+    assert_eq!((needs.features, needs.usages), (wgpu::Features::empty(), TensorView::USAGES));
+    let above = |name, needed, limit| panic!("{name}: {needed} of {limit}");
+    needs.limits.check_limits_with_fail_fn(&wgpu::Limits::default(), true, above);
+    assert!(needs.limits.max_compute_invocations_per_workgroup > 0 && needs.limits.max_buffer_size > 0);
+}
 
 /// A device, tensors that are read, and tensors that are written.
 pub(super) struct Bench {

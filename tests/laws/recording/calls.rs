@@ -30,7 +30,7 @@ use wgpu_attention::tuning::Family;
 use wgpu_attention::tuning::Family::*;
 use wgpu_attention::{Error, Prepared, Recorder, TransformerDecoder, TransformerEncoder};
 
-use super::bench::{How, call, reshaped, with_separate_buffers_and_one};
+use super::bench::{How, call, reshaped, with_separate_buffers_and_one, within_defaults};
 use super::*;
 
 const ROWS: [usize; 4] = [2, 1, 5, 12];
