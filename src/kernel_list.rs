@@ -39,6 +39,7 @@ kernels! {
     crate::cache::kernels::cache_copy::CacheCopy,
     crate::cache::kernels::cache_read::CacheRead,
     crate::cache::kernels::cache_reorder::CacheReorder,
+    crate::cache::kernels::cache_words::CacheWords,
     crate::position::kernels::rotate::Rotate,
     crate::position::kernels::add_positions::AddPositions,
     crate::matmul::projection::kernels::project_backward::ProjectBackward,

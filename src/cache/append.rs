@@ -2,7 +2,7 @@
 
 use super::dispatch;
 use super::sequences::Change;
-use super::{Cache, CacheConfig, CacheLayout, sequence_table};
+use super::{Cache, CacheConfig, CacheLayout};
 use crate::kernel::{Prepared, Recorder};
 use crate::position::kernels::rotation_table::RotationParams;
 use crate::position::{MAX_POSITION, Rope, RowPositions};
@@ -90,7 +90,7 @@ impl Cache {
     /// On an error nothing is recorded and the cache does not change.
     pub fn overwrite(
         &mut self,
-        encoder: &mut wgpu::CommandEncoder,
+        into: &mut impl Recorder,
         layer: usize,
         append: &Append,
         at: RowPositions<TensorView>,
@@ -113,10 +113,10 @@ impl Cache {
         let tensors = [append.k, append.v];
         dispatches.push(dispatch::append(&source, tensors, append.rotation(), Some(positions), device));
         let call = self.pipelines.bind("cache", &dispatches, &self.bindings)?;
-        let upload = sequence_table::upload(self.pipelines.device(), &edits)?;
+        let call = self.bind_edits(&edits)?.then(call);
         // Nothing can fail after this line.
         self.sequences.commit(after);
-        self.record(encoder, upload, &edits, Some(&call));
+        call.record(into);
         Ok(())
     }
 

@@ -6,6 +6,7 @@ use super::kernels::cache_append::{self, CacheAppend, CacheAppendCall};
 use super::kernels::cache_copy::CacheCopyCall;
 use super::kernels::cache_read::{self, CacheReadCall};
 use super::kernels::cache_reorder::CacheReorderCall;
+use super::kernels::cache_words::{self, CacheWordsCall};
 use super::storage::LayoutKind;
 use crate::device::DeviceFacts;
 use crate::kernel::Dispatch;
@@ -54,6 +55,27 @@ pub(crate) fn advance<'a>(
         layout_kind,
     };
     call.dispatch([1; 3], device)
+}
+
+/// Returns the dispatch that copies words from `source` to `to`: `count` pairs of `moves`, from the
+/// pair `first` on.
+pub(crate) fn words<'a>(
+    [to, source, moves]: [Window<'a>; 3],
+    first: usize,
+    count: usize,
+    device: &DeviceFacts,
+) -> Dispatch<'a> {
+    let last = |window: &Window| (window.size / 4).saturating_sub(1) as u32;
+    let call = CacheWordsCall {
+        to,
+        source,
+        moves,
+        first: first as u32,
+        count: count as u32,
+        to_last: last(&to),
+        source_last: last(&source),
+    };
+    call.dispatch([count.div_ceil(cache_words::WORKGROUP), 1, 1], device)
 }
 
 /// Positions of rows, and their tensor if they are in device memory.

@@ -21,7 +21,7 @@ use sequences::{Change, Edits, PageCopy, Reorder, Sequences};
 pub use tokens::Tokens;
 
 use crate::kernel::guard::guarded;
-use crate::kernel::{BindingCache, Dispatches, Pipelines, Prepared};
+use crate::kernel::{BindingCache, Dispatch, Dispatches, Pipelines, Prepared, Recorder};
 use crate::tensor::{DType, Error, Layout, TensorView, Window};
 
 /// Keys and values of earlier tokens on one device, for generation token by token.
@@ -73,7 +73,7 @@ pub struct Cache {
     /// Keys and values of every layer.
     layers: Vec<[wgpu::Buffer; 2]>,
     sequence_table: wgpu::Buffer,
-    /// A buffer for a copy of the sequence table, once sequences were reordered.
+    /// A buffer for words of the sequence table, once sequences were reordered.
     table_copy: Option<wgpu::Buffer>,
     sequences: Sequences,
     /// The number of rows of the last advance.
@@ -104,7 +104,7 @@ impl Cache {
                 device.create_buffer(&wgpu::BufferDescriptor {
                     label: Some(label),
                     size: 4 * config.side(dim).total as u64,
-                    usage: wgpu::BufferUsages::STORAGE,
+                    usage: TensorView::USAGES,
                     mapped_at_creation: false,
                 })
             })
@@ -266,24 +266,26 @@ impl Cache {
     /// On an error nothing is recorded and the cache does not change.
     #[doc(alias = "reorder_cache")]
     #[doc(alias = "beam")]
-    pub fn reorder(&mut self, encoder: &mut wgpu::CommandEncoder, parents: &[usize]) -> Result<(), Error> {
+    pub fn reorder(&mut self, into: &mut impl Recorder, parents: &[usize]) -> Result<(), Error> {
         let Reorder { after, edits, slots } = self.sequences.reorder(parents)?;
-        let layers = self.layers.iter().map(|buffers| self.layer(buffers, false));
         let device = &self.pipelines.facts();
-        let dispatches: Dispatches =
-            layers.flat_map(|layer| dispatch::reorder(&layer, slots, device)).collect();
-        let call = self.pipelines.bind("cache", &dispatches, &self.bindings)?;
         let copy = match &self.table_copy {
             Some(copy) => copy.clone(),
             None => sequence_table::room_for_copy(self.pipelines.device(), self.config.batch)?,
         };
-        let upload = sequence_table::upload(self.pipelines.device(), &edits)?;
+        let (moves, count) = sequence_table::moves_of_reorder(self.pipelines.device(), parents)?;
+        let layers = self.layers.iter().map(|buffers| self.layer(buffers, false));
+        let rows: Dispatches = layers.flat_map(|layer| dispatch::reorder(&layer, slots, device)).collect();
+        let rows = self.pipelines.bind("cache", &rows, &self.bindings)?;
+        let [table, copied, moves] = [&self.sequence_table, &copy, &moves].map(whole);
+        let lengths = [([copied, table, moves], 0), ([table, copied, moves], count)];
+        let lengths = lengths.map(|(windows, first)| dispatch::words(windows, first, count, device));
+        let call = self.bind_edits(&edits)?.then(rows).then(self.bind_once(&lengths)?);
         // Nothing can fail after this line.
         self.sequences.commit(after);
         self.advanced = 0;
-        self.record(encoder, upload, &edits, Some(&call));
-        sequence_table::reorder(encoder, &self.sequence_table, &copy, parents);
         self.table_copy = Some(copy);
+        call.record(into);
         Ok(())
     }
 
@@ -304,10 +306,10 @@ impl Cache {
     /// # Errors
     /// [`Error::CacheFull`], [`Error::OutOfPages`], and everything that [`Error`] lists for
     /// tensors. On an error nothing is recorded and the cache does not change.
-    pub fn advance(&mut self, encoder: &mut wgpu::CommandEncoder, rows: Tokens) -> Result<(), Error> {
+    pub fn advance(&mut self, into: &mut impl Recorder, rows: Tokens) -> Result<(), Error> {
         rows.check(&self.config, self.lengths(), &self.pipelines.facts())?;
         let change = self.sequences.take(|s| rows.of(s))?;
-        self.move_lengths(encoder, &rows, change, false)
+        self.move_lengths(into, &rows, change, false)
     }
 
     /// Records that the last tokens of every sequence are removed. Use it for drafts that an
@@ -323,17 +325,17 @@ impl Cache {
     /// - Everything that [`Error`] lists for tensors.
     ///
     /// On an error nothing is recorded and the cache does not change.
-    pub fn rewind(&mut self, encoder: &mut wgpu::CommandEncoder, rows: Tokens) -> Result<(), Error> {
+    pub fn rewind(&mut self, into: &mut impl Recorder, rows: Tokens) -> Result<(), Error> {
         rows.check(&self.config, self.lengths(), &self.pipelines.facts())?;
         let change = self.sequences.give_back(|s| rows.of(s))?;
-        self.move_lengths(encoder, &rows, change, true)
+        self.move_lengths(into, &rows, change, true)
     }
 
     /// Records `change`, and the dispatches that move the lengths on the device. `back` is true if
     /// tokens are removed.
     fn move_lengths(
         &mut self,
-        encoder: &mut wgpu::CommandEncoder,
+        into: &mut impl Recorder,
         rows: &Tokens,
         change: Change,
         back: bool,
@@ -353,23 +355,23 @@ impl Cache {
         if let Tokens::Each(counts) = rows {
             edits.extend(counts.iter().enumerate().map(|(s, n)| (s * WORDS + COUNT, *n as u32)));
         }
-        let upload = sequence_table::upload(self.pipelines.device(), &edits)?;
+        let call = self.bind_edits(&edits)?.then(call);
         // Nothing can fail after this line.
         self.sequences.commit(after);
         self.advanced = if back { 0 } else { rows.most() };
-        self.record(encoder, upload, &edits, Some(&call));
+        call.record(into);
         Ok(())
     }
 
     /// Records all changes since the last recording. Use it before calls that only read the cache.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`]. On an error nothing is recorded.
-    pub fn flush(&mut self, encoder: &mut wgpu::CommandEncoder) -> Result<(), Error> {
-        let edits = self.sequences.edits().clone();
-        let upload = sequence_table::upload(self.pipelines.device(), &edits)?;
+    /// [`Error::OutOfMemory`], [`Error::Disabled`] or [`Error::Refused`]. On an error nothing is
+    /// recorded.
+    pub fn flush(&mut self, into: &mut impl Recorder) -> Result<(), Error> {
+        let call = self.bind_edits(self.sequences.edits())?;
         self.sequences.flushed();
-        self.record(encoder, upload, &edits, None);
+        call.record(into);
         Ok(())
     }
 
@@ -429,19 +431,19 @@ impl Cache {
         pages.iter().flat_map(in_layers).collect()
     }
 
-    fn record(
-        &self,
-        encoder: &mut wgpu::CommandEncoder,
-        upload: Option<wgpu::Buffer>,
-        edits: &Edits,
-        call: Option<&Prepared>,
-    ) {
-        if let Some(upload) = upload {
-            sequence_table::change(encoder, &self.sequence_table, &upload, edits);
+    /// Binds the dispatch that writes the changed words, if there are any.
+    fn bind_edits(&self, edits: &Edits) -> Result<Prepared, Error> {
+        if edits.is_empty() {
+            return Ok(Prepared::empty("cache"));
         }
-        if let Some(call) = call {
-            call.record(encoder);
-        }
+        let upload = sequence_table::upload(self.pipelines.device(), edits)?;
+        let windows = [whole(&self.sequence_table), whole(&upload), whole(&upload)];
+        self.bind_once(&[dispatch::words(windows, 0, edits.len(), &self.pipelines.facts())])
+    }
+
+    /// Binds dispatches on buffers that serve one call, so their bindings are not stored.
+    fn bind_once(&self, dispatches: &[Dispatch]) -> Result<Prepared, Error> {
+        self.pipelines.bind("cache", dispatches, &BindingCache::default())
     }
 }
 

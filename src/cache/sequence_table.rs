@@ -1,8 +1,8 @@
 //! The sequence table on the device: lengths and page tables of the sequences.
 
 use super::CacheConfig;
-use super::kernels::cache::{LENGTH, LIMIT, START, WORDS};
-use super::sequences::{Edits, runs};
+use super::kernels::cache::{HIGH, LENGTH, LIMIT, START, WORDS};
+use super::sequences::Edits;
 use crate::kernel::guard::guarded;
 use crate::tensor::Error;
 
@@ -19,61 +19,51 @@ pub(super) fn empty(device: &wgpu::Device, config: &CacheConfig) -> Result<wgpu:
     })
 }
 
-/// Returns a buffer with the changed words, from which the table is updated.
-pub(super) fn upload(device: &wgpu::Device, edits: &Edits) -> Result<Option<wgpu::Buffer>, Error> {
-    if edits.is_empty() {
-        return Ok(None);
-    }
-    let words: Vec<u32> = edits.values().copied().collect();
+/// Returns a buffer with the changed words: pairs for `cache_words.wgsl`, then the values.
+pub(super) fn upload(device: &wgpu::Device, edits: &Edits) -> Result<wgpu::Buffer, Error> {
+    let first = 2 * edits.len();
+    let pairs = edits.keys().enumerate().flat_map(|(n, word)| [*word as u32, (first + n) as u32]);
+    let words: Vec<u32> = pairs.chain(edits.values().copied()).collect();
     guarded(device, "changes of a cache", || {
-        Some(filled(device, "attention.cache.changes", wgpu::BufferUsages::COPY_SRC, &words))
+        filled(device, "attention.cache.changes", wgpu::BufferUsages::STORAGE, &words)
     })
 }
 
-/// Records the copy of `upload`, with the words of `edits`, into the sequence table.
-pub(super) fn change(
-    encoder: &mut wgpu::CommandEncoder,
-    sequence_table: &wgpu::Buffer,
-    upload: &wgpu::Buffer,
-    edits: &Edits,
-) {
-    let mut from = 0;
-    for (word, count) in runs(edits) {
-        encoder.copy_buffer_to_buffer(upload, 4 * from, sequence_table, 4 * word as u64, 4 * count as u64);
-        from += count as u64;
-    }
-}
-
-/// Makes a buffer for a copy of the sequence table without the page tables.
+/// Makes a buffer for the words that [`moves_of_reorder`] moves.
 pub(super) fn room_for_copy(device: &wgpu::Device, batch: usize) -> Result<wgpu::Buffer, Error> {
     guarded(device, "a cache", || {
         device.create_buffer(&wgpu::BufferDescriptor {
             label: Some("attention.cache.reordered"),
-            size: 4 * (batch * WORDS) as u64,
-            usage: wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST,
+            size: 4 * (batch * REORDERED.len()) as u64,
+            usage: wgpu::BufferUsages::STORAGE,
             mapped_at_creation: false,
         })
     })
 }
 
-/// Records that each sequence gets the lengths and the room of its parent, through `copy`.
-/// Afterwards no tokens belong to a last advance.
-pub(super) fn reorder(
-    encoder: &mut wgpu::CommandEncoder,
-    sequence_table: &wgpu::Buffer,
-    copy: &wgpu::Buffer,
+/// The words of a sequence that change in a reorder, and the word of its parent that each gets.
+/// They are the length, the largest earlier length, and the room. No tokens then belong to an
+/// advance.
+const REORDERED: [(usize, usize); 4] = [(START, LENGTH), (LENGTH, LENGTH), (HIGH, HIGH), (LIMIT, LIMIT)];
+
+/// Returns a buffer of pairs for `cache_words.wgsl`, and half of their number. The first half
+/// copies words of parents to another buffer. The second half copies them to the sequences.
+pub(super) fn moves_of_reorder(
+    device: &wgpu::Device,
     parents: &[usize],
-) {
-    let word = |sequence: usize, word: usize| 4 * (sequence * WORDS + word) as u64;
-    encoder.copy_buffer_to_buffer(sequence_table, 0, copy, 0, copy.size());
-    for (s, parent) in parents.iter().enumerate() {
-        encoder.copy_buffer_to_buffer(copy, word(*parent, LENGTH), sequence_table, word(s, START), 4);
-        if *parent != s {
-            // The length, the largest earlier length, and the room.
-            let size = word(0, LIMIT + 1) - word(0, LENGTH);
-            encoder.copy_buffer_to_buffer(copy, word(*parent, LENGTH), sequence_table, word(s, LENGTH), size);
-        }
-    }
+) -> Result<(wgpu::Buffer, usize), Error> {
+    let of = |(s, parent): (usize, &usize)| {
+        let (to, from) = (s * WORDS, *parent * WORDS);
+        REORDERED.map(|(word, of_parent)| [(to + word) as u32, (from + of_parent) as u32])
+    };
+    let moves: Vec<[u32; 2]> = parents.iter().enumerate().flat_map(of).collect();
+    let gather = moves.iter().zip(0..).flat_map(|([_, from], n)| [n, *from]);
+    let scatter = moves.iter().zip(0..).flat_map(|([to, _], n)| [*to, n]);
+    let words: Vec<u32> = gather.chain(scatter).collect();
+    let buffer = guarded(device, "changes of a cache", || {
+        filled(device, "attention.cache.changes", wgpu::BufferUsages::STORAGE, &words)
+    })?;
+    Ok((buffer, moves.len()))
 }
 
 /// Makes a buffer that holds `words`.

@@ -145,18 +145,6 @@ pub(super) struct Sequences {
     ring: Option<Ring>,
 }
 
-/// Returns neighbouring words as `(first, count)`.
-pub(super) fn runs(edits: &Edits) -> Vec<(usize, usize)> {
-    let mut runs: Vec<(usize, usize)> = Vec::new();
-    for word in edits.keys() {
-        match runs.last_mut() {
-            Some((first, count)) if *first + *count == *word => *count += 1,
-            _ => runs.push((*word, 1)),
-        }
-    }
-    runs
-}
-
 impl Sequences {
     pub fn new(config: &CacheConfig) -> Self {
         let (page, count) = match config.layout {

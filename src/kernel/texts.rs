@@ -64,6 +64,7 @@ pub(crate) const TEXTS: &[&str] = &[
     shader!("cache/cache_copy"),
     shader!("cache/cache_read"),
     shader!("cache/cache_reorder"),
+    shader!("cache/cache_words"),
     shader!("cache/is_kept"),
     shader!("cache/params"),
     shader!("cache/sequence_table"),

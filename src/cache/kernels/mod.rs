@@ -6,3 +6,4 @@ pub(crate) mod cache_append;
 pub(crate) mod cache_copy;
 pub(crate) mod cache_read;
 pub(crate) mod cache_reorder;
+pub(crate) mod cache_words;

@@ -7,6 +7,7 @@ mod cost;
 mod kept;
 mod operators;
 mod order;
+mod passes;
 mod stacks;
 
 use std::time::{Duration, Instant};
