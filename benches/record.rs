@@ -23,7 +23,8 @@ use wgpu_attention::reference::Options;
 use wgpu_attention::reference::compare::{Difference, Mismatch};
 use wgpu_attention::tuning::MatrixUnits;
 use wgpu_attention::{
-    Attention, Cache, CacheConfig, Config, DType, Forward, Gpu, Mask, Scratch, Shape, TensorView, wgpu,
+    Attention, Cache, CacheConfig, Config, DType, Forward, Gpu, Mask, Recorder, Scratch, Shape, TensorView,
+    wgpu,
 };
 
 #[global_allocator]
@@ -250,10 +251,12 @@ struct Step {
     cache: Cache,
     attention: Attention,
     scratch: Scratch,
+    /// True if one pass has the whole step.
+    is_one_pass: bool,
 }
 
 impl Step {
-    fn new(gpu: &Gpu, shape: Shape) -> Self {
+    fn new(gpu: &Gpu, shape: Shape, is_one_pass: bool) -> Self {
         let Shape { heads, kv_heads, kv_len, head_dim, .. } = shape;
         let [q, k, v] = [(heads, 1), (kv_heads * kv_len, 2), (kv_heads * kv_len, 3)]
             .map(|(rows, seed)| noise(rows * head_dim, seed));
@@ -285,19 +288,27 @@ impl Step {
         .expect("a prefill");
         // Now only the bindings of the steps count.
         scratch.forget();
-        Step { shape, data: [q, k, v], buffers, cache, attention, scratch }
+        Step { shape, data: [q, k, v], buffers, cache, attention, scratch, is_one_pass }
+    }
+
+    fn generate(&mut self, into: &mut impl Recorder) {
+        let Step { shape: Shape { heads, kv_heads, head_dim, .. }, cache, scratch, .. } = self;
+        let [q, k, v, out] = &self.buffers;
+        let view = |buffer, heads| TensorView::new(buffer, DType::F32, [1, heads, 1, *head_dim]);
+        cache.advance(into, Tokens::All(1)).expect("room");
+        cache.append(into, 0, &Append::new(view(k, *kv_heads), view(v, *kv_heads))).expect("a recording");
+        let call = Forward::with_cache(view(q, *heads), cache, view(out, *heads)).mask(Mask::causal());
+        self.attention.forward(into, &call, scratch).expect("a recording");
     }
 }
 
 impl Call for Step {
     fn record(&mut self, encoder: &mut wgpu::CommandEncoder) {
-        let Step { shape: Shape { heads, kv_heads, head_dim, .. }, cache, scratch, .. } = self;
-        let [q, k, v, out] = &self.buffers;
-        let view = |buffer, heads| TensorView::new(buffer, DType::F32, [1, heads, 1, *head_dim]);
-        cache.advance(encoder, Tokens::All(1)).expect("room");
-        cache.append(encoder, 0, &Append::new(view(k, *kv_heads), view(v, *kv_heads))).expect("a recording");
-        let call = Forward::with_cache(view(q, *heads), cache, view(out, *heads)).mask(Mask::causal());
-        self.attention.forward(encoder, &call, scratch).expect("a recording");
+        if self.is_one_pass {
+            self.generate(&mut encoder.begin_compute_pass(&Default::default()));
+        } else {
+            self.generate(encoder);
+        }
     }
 
     fn undo(&mut self, encoder: &mut wgpu::CommandEncoder) {
@@ -331,9 +342,11 @@ fn all(c: &mut Criterion) {
         });
     }
     let shape = Shape { kv_heads: 8, q_len: 1, ..Shape::new(1, 32, 1024, 128) };
-    let of_step = of_attention(row("decode step"), shape, "causal", DType::F32);
-    let id = "decode step, 32 heads on 8, 1024 keys";
-    bench(&bed, &mut group, &mut bare, id, 3, of_step, || Step::new(gpu, shape));
+    for (what, passes) in [("decode step", 3), ("decode step in one pass", 1)] {
+        let of_step = of_attention(row(what), shape, "causal", DType::F32);
+        let id = format!("{what}, 32 heads on 8, 1024 keys");
+        bench(&bed, &mut group, &mut bare, &id, passes, of_step, || Step::new(gpu, shape, passes == 1));
+    }
 
     let of_product =
         Row {
