@@ -70,7 +70,7 @@ impl Requirements {
         all
     }
 
-    /// Adds the bindings of a dispatch. `alignment` is the device's: windows begin at its multiples.
+    /// Adds the bindings of a dispatch. Their offsets are multiples of `alignment`.
     pub(super) fn with_windows(mut self, params: usize, windows: &[Window], alignment: u32) -> Self {
         let limits = &mut self.limits;
         limits.max_uniform_buffer_binding_size = limits.max_uniform_buffer_binding_size.max(params as u64);

@@ -46,7 +46,7 @@ fn full_cache_refuses_next_token() {
             );
             assert!(
                 message
-                    .contains(&format!("sequence {s} of the cache has {len} tokens of at most {capacity}"))
+                    .contains(&format!("sequence {s} of the cache has {len} of at most {capacity} tokens"))
             );
             assert_eq!([bed.cache.len(0), bed.cache.len(1)], [Some(capacity), Some(2)]);
             assert_eq!(bed.cache.free_pages(), free);
