@@ -3,7 +3,7 @@
 use std::error::Error;
 
 use wgpu_attention::rows::{Embedding, EmbeddingForward, Norm, NormConfig, NormForward, NormWeights};
-use wgpu_attention::{DType, Gpu, TensorView};
+use wgpu_attention::{DType, Gpu, Recorder, TensorView};
 use wgpu_attention_models::{Safetensors, upload_f32};
 
 use crate::{EPSILON, POSITIONS, Tokens, WIDTH};
@@ -87,18 +87,18 @@ impl Embeddings {
     /// the shape of `x`.
     pub fn forward(
         &self,
-        encoder: &mut wgpu::CommandEncoder,
+        into: &mut impl Recorder,
         [words, positions]: [TensorView; 2],
         [sum, x]: [TensorView; 2],
     ) -> Result<(), wgpu_attention::Error> {
         let table = |buffer, rows| TensorView::matrix(buffer, DType::F32, [rows, WIDTH]);
         let [word, position] = [table(&self.words, self.vocabulary), table(&self.positions, POSITIONS)];
-        self.embedding.forward(encoder, &EmbeddingForward::new(words, word, sum))?;
-        self.embedding.forward(encoder, &EmbeddingForward::new(positions, position, sum).accumulate(true))?;
+        self.embedding.forward(into, &EmbeddingForward::new(words, word, sum))?;
+        self.embedding.forward(into, &EmbeddingForward::new(positions, position, sum).accumulate(true))?;
         // Every token is of type 0. Its row is added to every sum.
         let kind = TensorView::new(&self.types, DType::F32, x.shape()).with_strides([0, 0, 0, 1]);
         let NormWeights { weight, bias } = self.weights.view();
         let call = NormForward::new(sum, x).residual(kind).weight(weight).bias(bias);
-        self.norm.forward(encoder, &call)
+        self.norm.forward(into, &call)
     }
 }

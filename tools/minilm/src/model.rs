@@ -61,13 +61,14 @@ pub struct Maps {
     pub vector: Vec<f32>,
 }
 
-/// Buffers for the outputs of layers before the last one.
-#[derive(Clone, Copy, Default)]
+/// Buffers for the outputs of layers before the last one, and the queries that time all layers.
+#[derive(Clone, Default)]
 struct Between<'a> {
     /// `[LAYERS − 1, size.rows, WIDTH]`.
     hidden: Option<&'a wgpu::Buffer>,
     /// `[LAYERS, HEADS, size.rows, size.rows]`.
     weights: Option<&'a wgpu::Buffer>,
+    timestamps: Option<wgpu::ComputePassTimestampWrites<'a>>,
 }
 
 impl Model {
@@ -167,9 +168,24 @@ impl Model {
         self.batch(sentence)?;
         let n = LAYERS * HEADS * tokens.ids.len().pow(2);
         let buffer = self.gpu.buffer(n * size_of::<f32>())?;
-        self.run(sentence, BatchSize::of(sentence), Between { weights: Some(&buffer), hidden: None })?;
+        let between = Between { weights: Some(&buffer), ..Between::default() };
+        self.run(sentence, BatchSize::of(sentence), between)?;
         let weights = self.gpu.download_async(&buffer, n).await?;
         Ok(Maps { weights, vector: self.gpu.download_async(&self.vectors, WIDTH).await? })
+    }
+
+    /// Submits the model for one sentence of n tokens, and does not wait. It writes the attention
+    /// weights `[LAYERS, HEADS, n, n]` to `weights`. `timestamps` time the compute pass.
+    pub fn attend(
+        &mut self,
+        tokens: &Tokens,
+        weights: &wgpu::Buffer,
+        timestamps: Option<wgpu::ComputePassTimestampWrites>,
+    ) -> Result<(), Box<dyn Error>> {
+        let sentence = std::slice::from_ref(tokens);
+        self.batch(sentence)?;
+        let between = Between { weights: Some(weights), hidden: None, timestamps };
+        self.run(sentence, BatchSize::of(sentence), between)
     }
 
     /// Returns the first layer's input and every layer's output, `[LAYERS + 1, rows, WIDTH]`. The
@@ -182,7 +198,7 @@ impl Model {
         }
         let n = size.rows * WIDTH;
         let between = self.gpu.buffer((LAYERS - 1) * n * size_of::<f32>())?;
-        self.run(tokens, size, Between { hidden: Some(&between), weights: None })?;
+        self.run(tokens, size, Between { hidden: Some(&between), ..Between::default() })?;
         let mut all: Vec<f32> = self.gpu.download(&self.x, n)?;
         all.extend(self.gpu.download::<f32>(&between, (LAYERS - 1) * n)?);
         all.extend(self.gpu.download::<f32>(&self.out, n)?);
@@ -247,11 +263,14 @@ impl Model {
         if needed != self.scratch.size() {
             self.scratch = Scratch::new(self.gpu.device(), needed)?;
         }
+        let timestamp_writes = between.timestamps;
         self.gpu.submit(|encoder| {
+            let descriptor = wgpu::ComputePassDescriptor { label: None, timestamp_writes };
+            let mut pass = encoder.begin_compute_pass(&descriptor);
             // The sum before the norm shares memory with the last layer's output.
-            self.embeddings.forward(encoder, ids, [out, x])?;
-            self.encoder.forward(encoder, &layers, &mut self.scratch)?;
-            self.pool.forward(encoder, &pool)
+            self.embeddings.forward(&mut pass, ids, [out, x])?;
+            self.encoder.forward(&mut pass, &layers, &mut self.scratch)?;
+            self.pool.forward(&mut pass, &pool)
         })?;
         Ok(())
     }
