@@ -63,8 +63,8 @@ fn run(arguments: Arguments) -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// The features and limits that attention requires. egui needs no more than wgpu's defaults, and
-/// [`Config::required`] does not go below them.
+/// Describes the device with the features and limits that attention requires. They are never below
+/// wgpu's defaults, which are enough for egui.
 fn device(adapter: &wgpu::Adapter) -> wgpu::DeviceDescriptor<'static> {
     // The requirements do not depend on the sizes.
     let (features, limits) = Config::new(1, 64).required(adapter);

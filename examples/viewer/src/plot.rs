@@ -80,7 +80,8 @@ impl Plot<'_> {
     }
 }
 
-/// The size of a square cell, so that `[rows, columns]` of them fit. Larger cells have whole pixels.
+/// The size of a square cell, so that `[rows, columns]` of them fit. Larger cells have whole
+/// pixels.
 fn cell([width, height]: [f32; 2], [rows, columns]: [usize; 2]) -> f32 {
     let most = (width / columns as f32).min(height / rows as f32).clamp(0.1, 40.0);
     if most > 2.0 { most.floor() } else { most }
