@@ -46,7 +46,7 @@ impl Plot<'_> {
         pen.text(pos2(map.center().x, area.top()), Align2::CENTER_TOP, "keys");
         pen.upwards(pos2(area.left() + 0.5 * pen.height(), map.center().y), Align2::CENTER_CENTER, "queries");
         if let Some(largest) = self.largest {
-            scale(&pen, pos2(map.right() + 18.0, map.top()), map.height().min(280.0), largest);
+            scale(&pen, pos2(map.right() + 18.0, map.top()), map.height().clamp(120.0, 280.0), largest);
         }
         self.name_pair(response, map, cell);
     }
