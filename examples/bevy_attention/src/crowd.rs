@@ -27,7 +27,7 @@ const WORKGROUP: usize = 64;
 pub struct Agent {
     /// From -π to π along each axis. The world is a torus.
     pub position: [f32; 2],
-    /// Of length 1.
+    /// A vector of length 1.
     pub heading: [f32; 2],
 }
 
@@ -139,8 +139,7 @@ impl Crowd {
     }
 
     /// The number of agents.
-    #[allow(clippy::len_without_is_empty)]
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.len
     }
 

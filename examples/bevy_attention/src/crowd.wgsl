@@ -8,13 +8,13 @@ struct Agent {
 
 const TURN = 6.283185307;
 
-// One query of a head is these factors times the agent's key: CLOSENESS times the position, KINSHIP
-// times the group. The score is CLOSENESS · (cos Δx + cos Δy), plus KINSHIP if the groups are equal.
-// The softmax then weighs near agents, as a Gaussian of variance 1 / CLOSENESS does.
+// A query is the agent's key, with CLOSENESS times the position and KINSHIP times the group.
+// The score is CLOSENESS · (cos Δx + cos Δy), plus KINSHIP if the groups are equal. The softmax
+// then weighs near agents as a Gaussian of variance 1 / CLOSENESS does.
 const CLOSENESS = array<f32, HEADS>(30.0, 250.0, 60.0);
 const KINSHIP = array<f32, HEADS>(6.0, 0.0, -5.0);
 
-// What an agent does with each head's result, per frame.
+// The effect of each head's result on an agent, per frame.
 const ALIGN = 0.12;    // head 0: turn to the mean heading of near agents of its group
 const GATHER = 0.10;   // head 0: turn to their mean position
 const SEPARATE = 1.2;  // head 1: turn from the mean position of the nearest agents

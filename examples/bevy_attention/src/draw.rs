@@ -55,7 +55,7 @@ pub fn draw(
     pass.set_viewport((width - side) / 2.0, (height - side) / 2.0, side, side, 0.0, 1.0);
     pass.set_pipeline(pipeline);
     pass.set_bind_group(0, &*bindings, &[]);
-    pass.draw(0..3, 0..crowd.len() as u32);
+    pass.draw(0..3, 0..crowd.count() as u32);
 }
 
 fn pipeline(

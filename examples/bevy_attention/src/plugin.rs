@@ -12,6 +12,8 @@ use bevy::render::{ExtractSchedule, MainWorld, RenderApp, RenderStartup};
 use crate::crowd::{self, Crowd, MOST_AGENTS};
 use crate::draw::{Drawing, draw};
 
+const NO_RENDERER: &str = "Bevy has no renderer: add RenderPlugin before AttentionPlugin";
+
 /// Adds a crowd to every `Camera2d`. It needs `RenderPlugin` and `CorePipelinePlugin`.
 #[derive(Resource, Clone, Copy, Debug)]
 pub struct AttentionPlugin {
@@ -32,7 +34,8 @@ pub struct Failure(pub String);
 impl Plugin for AttentionPlugin {
     fn build(&self, app: &mut App) {
         let Some(render_app) = app.get_sub_app_mut(RenderApp) else {
-            app.insert_resource(Failure("Bevy has no renderer: add RenderPlugin first".into()));
+            error!("{NO_RENDERER}");
+            app.insert_resource(Failure(NO_RENDERER.into()));
             return;
         };
         render_app
