@@ -48,10 +48,16 @@ fn lost_device_is_replaced() -> Outcome {
 }
 
 #[test]
-fn blind_crowd_attends_to_nothing() -> Outcome {
-    let mut app = app(AttentionPlugin { attends: false, ..CROWD }, RenderCreation::default(), 64);
-    frame(&mut app)?;
-    assert!(crowd(&app)?.read_tensors()?[3].iter().all(|x| *x == 0.0));
+fn attention_steers_in_its_frame() -> Outcome {
+    let [mut blind, mut attending] =
+        [false, true].map(|attends| app(AttentionPlugin { attends, ..CROWD }, RenderCreation::default(), 64));
+    frame(&mut blind)?;
+    frame(&mut attending)?;
+    assert!(crowd(&blind)?.read_tensors()?[3].iter().all(|x| *x == 0.0));
+    let agents = [crowd(&blind)?.read_agents()?, crowd(&attending)?.read_agents()?];
+    for (blind, attending) in agents[0].iter().zip(&agents[1]) {
+        assert_ne!(blind.heading, attending.heading);
+    }
     Ok(())
 }
 
