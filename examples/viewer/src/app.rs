@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::time::Duration;
 
-use eframe::egui::{CentralPanel, Context, Panel, RichText, ScrollArea, Theme, Ui};
+use eframe::egui::{CentralPanel, Color32, Context, Panel, RichText, ScrollArea, Theme, Ui};
 use wgpu_attention::{Gpu, Pipelines};
 
 use crate::arguments::{Arguments, Tab};
@@ -35,8 +35,7 @@ impl App {
         let window = context.wgpu_render_state.as_ref().ok_or("eframe made no wgpu device")?;
         let pipelines = Pipelines::with_adapter(&window.device, &window.adapter);
         let gpu = Gpu::with_pipelines(window.queue.clone(), pipelines);
-        context.egui_ctx.set_theme(Theme::Light);
-        context.egui_ctx.all_styles_mut(|style| style.spacing.slider_width = 180.0);
+        set_style(&context.egui_ctx);
         let mut masks = MasksTab::new(&gpu, window)?;
         arguments.presets.iter().for_each(|name| masks.choose(name));
         if let Some(text) = arguments.score_mod {
@@ -133,6 +132,17 @@ impl eframe::App for App {
             Tab::Minilm => self.minilm.show(ui),
         });
     }
+}
+
+/// Light, because weights of 0 are. With larger and darker text than egui's.
+fn set_style(context: &Context) {
+    context.set_theme(Theme::Light);
+    context.set_zoom_factor(1.1);
+    context.all_styles_mut(|style| {
+        style.visuals.override_text_color = Some(Color32::from_gray(30));
+        style.visuals.error_fg_color = Color32::from_rgb(190, 30, 30);
+        style.spacing.slider_width = 180.0;
+    });
 }
 
 fn milliseconds(seconds: Option<f32>) -> String {

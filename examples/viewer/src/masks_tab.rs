@@ -1,8 +1,12 @@
 //! The tab of masks and score functions.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use eframe::egui::{Color32, ComboBox, Label, RichText, ScrollArea, Slider, TextEdit, TextWrapMode, Ui};
+use eframe::egui::text::LayoutJob;
+use eframe::egui::{
+    ComboBox, Galley, Label, RichText, ScrollArea, Slider, TextBuffer, TextEdit, TextStyle, TextWrapMode, Ui,
+};
 use eframe::egui_wgpu::RenderState;
 use wgpu_attention::mask::ScoreMod;
 use wgpu_attention::{Error, Gpu};
@@ -20,7 +24,8 @@ const EXAMPLE: &str = "\
 // A wave over distances, wider for each head.
 fn score_mod(score: f32, at: At) -> f32 {
     let far = f32(abs(at.position - i32(at.key)));
-    return score + 3.0 * cos(far / f32(at.head + 2u));
+    let width = f32(at.head + 2u);
+    return score + 3.0 * cos(far / width);
 }
 ";
 
@@ -43,7 +48,10 @@ pub struct MasksTab {
     text: String,
     /// The time of the last change of the text, until it is compiled.
     edited: Option<Instant>,
+    /// True if sizes or functions changed.
     is_stale: bool,
+    /// True if the last time includes the compilation of kernels.
+    is_cold: bool,
     error: Option<String>,
     ready: Option<(Masked, Functions)>,
 }
@@ -60,6 +68,7 @@ impl MasksTab {
             text: EXAMPLE.to_owned(),
             edited: None,
             is_stale: true,
+            is_cold: false,
             error: None,
             ready: None,
         })
@@ -86,16 +95,17 @@ impl MasksTab {
 
     /// True if everything is computed and drawn.
     pub fn is_settled(&self) -> bool {
-        !self.is_stale && self.edited.is_none() && !self.picture.meter.is_pending()
+        !self.is_stale && !self.is_cold && self.edited.is_none() && !self.picture.meter.is_pending()
     }
 
-    /// Computes the weights after a change, or in every frame if `always`.
+    /// Computes the weights after a change, and again to time them without compilation. Computes
+    /// them in every frame if `always`.
     pub fn update(&mut self, always: bool) {
         self.picture.meter.poll();
         if self.edited.is_some_and(|at| at.elapsed() > PAUSE) {
             (self.edited, self.is_stale) = (None, true);
         }
-        if self.picture.meter.is_pending() || !(self.is_stale || always) {
+        if self.picture.meter.is_pending() || !(self.is_stale || self.is_cold || always) {
             return;
         }
         if self.is_stale {
@@ -104,7 +114,7 @@ impl MasksTab {
         if self.error.is_none() {
             self.error = self.run().err().map(|e| e.to_string());
         }
-        self.is_stale = false;
+        (self.is_cold, self.is_stale) = (self.is_stale && self.error.is_none(), false);
     }
 
     /// Makes the tensors and functions. After an error the old ones stay.
@@ -164,7 +174,7 @@ impl MasksTab {
     fn combo_boxes(&mut self, ui: &mut Ui) {
         let name = self.mask.map_or("none", |n| MASKS[n].name);
         let mut changed = false;
-        ComboBox::from_label("mask").selected_text(name).width(180.0).show_ui(ui, |ui| {
+        ComboBox::from_label("mask").selected_text(name).width(180.0).height(400.0).show_ui(ui, |ui| {
             changed |= ui.selectable_value(&mut self.mask, None, "none").changed();
             for (n, choice) in MASKS.iter().enumerate() {
                 changed |= ui.selectable_value(&mut self.mask, Some(n), choice.name).changed();
@@ -175,33 +185,43 @@ impl MasksTab {
             Chosen::Preset(n) => SCORES[n].name,
             Chosen::Typed => "typed",
         };
-        ComboBox::from_label("score function").selected_text(name).width(180.0).show_ui(ui, |ui| {
-            changed |= ui.selectable_value(&mut self.score, Chosen::None, "none").changed();
-            changed |= ui.selectable_value(&mut self.score, Chosen::Typed, "typed").changed();
-            for (n, choice) in SCORES.iter().enumerate() {
-                changed |= ui.selectable_value(&mut self.score, Chosen::Preset(n), choice.name).changed();
-            }
-        });
+        ComboBox::from_label("score function").selected_text(name).width(180.0).height(400.0).show_ui(
+            ui,
+            |ui| {
+                changed |= ui.selectable_value(&mut self.score, Chosen::None, "none").changed();
+                changed |= ui.selectable_value(&mut self.score, Chosen::Typed, "typed").changed();
+                for (n, choice) in SCORES.iter().enumerate() {
+                    changed |= ui.selectable_value(&mut self.score, Chosen::Preset(n), choice.name).changed();
+                }
+            },
+        );
         self.is_stale |= changed;
     }
 
     fn text_box(&mut self, ui: &mut Ui) {
         ui.label("score_mod in WGSL (typing selects \"typed\")");
-        ScrollArea::vertical().id_salt("text").max_height(260.0).show(ui, |ui| {
+        ScrollArea::both().id_salt("text").max_height(240.0).show(ui, |ui| {
+            let mut layouter = unwrapped;
             let text_box = TextEdit::multiline(&mut self.text).code_editor().desired_rows(8);
-            if ui.add(text_box.desired_width(f32::INFINITY)).changed() {
+            let text_box = text_box.desired_width(f32::INFINITY).layouter(&mut layouter);
+            if ui.add(text_box).changed() {
                 self.score = Chosen::Typed;
                 self.edited = Some(Instant::now());
             }
         });
-        if let Some(error) = &self.error {
-            ui.add_space(4.0);
+        let Some(error) = &self.error else { return };
+        ui.add_space(6.0);
+        let text = |text| RichText::new(text).monospace().color(ui.visuals().error_fg_color);
+        let (message, lines) = error.split_once('\n').unwrap_or((error, ""));
+        let [message, lines] = [message, lines].map(text);
+        ScrollArea::both().id_salt("error").auto_shrink(false).show(ui, |ui| {
+            ui.label(message);
             // Carets stand below their text only in lines that are not wrapped.
-            ScrollArea::both().id_salt("error").auto_shrink(false).show(ui, |ui| {
-                let text = RichText::new(error).monospace().color(Color32::from_rgb(190, 30, 30));
-                ui.add(Label::new(text).wrap_mode(TextWrapMode::Extend));
-            });
-        }
+            ui.add(Label::new(lines).wrap_mode(TextWrapMode::Extend));
+            if self.picture.texture().is_some() {
+                ui.label("The picture shows the weights before this error.");
+            }
+        });
     }
 
     /// Shows the picture. After an error it is the one before.
@@ -209,4 +229,11 @@ impl MasksTab {
         let Some((texture, size)) = self.picture.texture() else { return };
         Plot { texture, size, tokens: None, largest: self.picture.meter.largest }.show(ui);
     }
+}
+
+/// Lays out text in lines that are not wrapped, so that they are the lines that errors name.
+fn unwrapped(ui: &Ui, text: &dyn TextBuffer, _wrap_width: f32) -> Arc<Galley> {
+    let font = TextStyle::Monospace.resolve(ui.style());
+    let job = LayoutJob::simple(text.as_str().to_owned(), font, ui.visuals().text_color(), f32::INFINITY);
+    ui.fonts_mut(|fonts| fonts.layout_job(job))
 }

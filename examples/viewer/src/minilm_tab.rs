@@ -40,6 +40,8 @@ pub struct MinilmTab {
     head: usize,
     /// True if the sentence changed.
     is_stale: bool,
+    /// True if the last time includes the compilation of kernels.
+    is_cold: bool,
     /// True if another layer or head is chosen.
     is_moved: bool,
     error: Option<String>,
@@ -55,6 +57,7 @@ impl MinilmTab {
             layer: 0,
             head: 0,
             is_stale: true,
+            is_cold: false,
             is_moved: false,
             error: None,
         })
@@ -71,26 +74,29 @@ impl MinilmTab {
 
     /// True if the picture is drawn or an error is shown.
     pub fn is_settled(&self) -> bool {
-        let is_loaded = matches!(self.state, State::Ready(_)) && !self.is_stale && !self.is_moved;
+        let is_changed = self.is_stale || self.is_cold || self.is_moved;
+        let is_loaded = matches!(self.state, State::Ready(_)) && !is_changed;
         (is_loaded || matches!(self.state, State::Failed)) && !self.picture.meter.is_pending()
     }
 
-    /// Loads the model at the first call. Computes the weights after a change, or in every frame
-    /// if `always`.
+    /// Loads the model at the first call. Computes the weights after a change, and again to
+    /// time them without compilation. Computes them in every frame if `always`.
     pub fn update(&mut self, context: &Context, always: bool) {
         self.picture.meter.poll();
         if let Err(e) = self.load(context) {
             (self.state, self.error) = (State::Failed, Some(e));
         }
         let State::Ready(ready) = &mut self.state else { return };
-        if self.picture.meter.is_pending() || !(self.is_stale || self.is_moved || always) {
+        let runs = self.is_stale || self.is_cold || always;
+        if self.picture.meter.is_pending() || !(runs || self.is_moved) {
             return;
         }
-        let started = (self.is_stale || always).then(Instant::now);
+        let started = runs.then(Instant::now);
         if started.is_some() {
             let timestamps = self.picture.meter.timestamps();
             self.error = ready.attend(&self.sentence, timestamps).err();
         }
+        self.is_cold = self.is_stale && self.error.is_none();
         (self.is_stale, self.is_moved) = (false, false);
         if self.error.is_none() {
             let n = ready.tokens.ids.len();
