@@ -10,8 +10,8 @@ use wgpu_attention::{CacheConfig, ScratchSize};
 use crate::device::{Shared, cube_device, shared};
 use crate::error::Result;
 
-/// Keys and values of earlier tokens, in any storage of [`CacheConfig`]: f32, f16, bf16, 8 or 4
-/// bits; contiguous, paged or as a ring. Use it to generate token by token.
+/// Keys and values of earlier tokens, in any storage and layout of [`CacheConfig`]. Use it to
+/// generate token by token.
 ///
 /// ```no_run
 /// use burn::tensor::{Device, Tensor};

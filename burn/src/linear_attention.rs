@@ -14,8 +14,8 @@ use crate::tensor::{self, Bound, Float, dims, empty, empty_like, flush, on_devic
 
 /// One call of linear attention: `φ(q) · Σ φ(k)ᵀ v`, whose cost is linear in the length.
 ///
-/// Shapes are as in [`LinearForward`]. `backward` of a loss computes the gradients of `query`, `key`
-/// and `value`.
+/// Shapes are as in [`LinearForward`]. `backward` of a loss computes the gradients of `query`,
+/// `key` and `value`.
 ///
 /// ```no_run
 /// use burn::tensor::Tensor;
@@ -49,8 +49,8 @@ impl LinearAttend {
         LinearAttend { floats, others: Vec::new(), configure: |config| config }
     }
 
-    /// Sets the options: the feature map, causality, the update rule. Heads, widths and dtype follow
-    /// from the tensors.
+    /// Sets the options: the feature map, causality, the update rule. Heads, widths and dtype
+    /// follow from the tensors.
     pub fn configure(mut self, configure: fn(LinearConfig) -> LinearConfig) -> Self {
         self.configure = configure;
         self

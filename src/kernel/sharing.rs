@@ -64,8 +64,8 @@ impl Sharing {
         Ok(Sharing(sharing))
     }
 
-    /// The first byte and the number of bytes to bind for a tensor that has a binding: the union of
-    /// the ranges of all tensors that share it.
+    /// The first byte and the number of bytes of a tensor's binding. It covers the ranges of all
+    /// tensors that share it.
     pub fn range(&self, tensor: usize, windows: &[Window]) -> (u64, u64) {
         let Window { start, size, .. } = windows[tensor];
         let shares = |n: &usize| matches!(self.0.get(*n), Some(Some(Shares::Binding { owner, .. })) if *owner == tensor);
@@ -73,8 +73,8 @@ impl Sharing {
         (start, ends.fold(start + size, u64::max) - start)
     }
 
-    /// The shifts of tensors in the bindings that they share, in elements of the binding's array, as
-    /// the kernel's uniform has them.
+    /// The shifts of tensors in the bindings that they share, in elements of the binding's array.
+    /// The kernel's uniform has them in this order.
     pub fn shifts(&self, windows: &[Window], variant: &KernelVariant, pipelines: &Pipelines) -> Vec<u32> {
         let mut shifts = Vec::new();
         let has_f16 = pipelines.facts().f16;

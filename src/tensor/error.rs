@@ -142,8 +142,8 @@ pub enum Error {
         /// The bytes to which the device aligns a binding (`min_storage_buffer_offset_alignment`).
         alignment: u64,
     },
-    /// Two tensors overlap in a buffer that one dispatch reads and writes. All bindings of that
-    /// buffer are then writable and must be apart, unless two inputs are the same.
+    /// Two tensors overlap in a buffer that one dispatch reads and writes. Inputs that overlap
+    /// share a binding, unless the kernel reads one as vectors and the other by elements.
     #[error(
         "`{tensor}` and `{other}` of the kernel {kernel} overlap in a buffer that the call reads and writes, which \
          WebGPU forbids; use a separate buffer for the output"

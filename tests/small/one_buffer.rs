@@ -25,8 +25,8 @@ enum Placement {
     Separate,
     /// One buffer for all tensors, which lie one after the other.
     One,
-    /// One buffer for all tensors. Queries, keys and values are columns of the same rows, as after a
-    /// fused projection.
+    /// One buffer for all tensors. Queries, keys and values are columns of the same rows, as after
+    /// a fused projection.
     Columns,
 }
 

@@ -19,7 +19,7 @@ use crate::tensor::{Bound, empty_like, flush, on_device, same_device};
 pub(super) enum CapturedHandle {
     /// The index of a float tensor of the call.
     Float(usize),
-    Other(CubeTensor),
+    Other(Box<CubeTensor>),
 }
 
 /// A call. Its float tensors are numbered in the order of the graph's parents.
@@ -63,7 +63,7 @@ impl Call {
         all.extend(mask::tensors(&self.mask));
         let captured = self.captured().into_iter().flatten().filter_map(|handle| match handle {
             CapturedHandle::Float(_) => None,
-            CapturedHandle::Other(t) => Some(("captured", t)),
+            CapturedHandle::Other(t) => Some(("captured", t.as_ref())),
         });
         all.extend(captured);
         all

@@ -59,9 +59,9 @@ pub enum Captured {
 /// # Ok(()) }
 /// ```
 ///
-/// On a device with autodiff, `backward` of a loss computes the gradients of `query`, `key`,
-/// `value`, of the mask's float tensors and of the tensors of the score function. No score matrix is
-/// stored.
+/// On a device with autodiff, `backward` of a loss computes gradients of `query`, `key` and
+/// `value`. The mask's float tensors and the score function's tensors have gradients too. No score
+/// matrix is stored.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Attend {
@@ -147,8 +147,8 @@ impl Attend {
         Ok((out, untracked(lse.expect("lse was requested"))))
     }
 
-    /// Appends `key` and `value` to a layer of a cache, and attends to all tokens of that layer. The
-    /// rows of the call are the tokens of the last [`Cache::advance`].
+    /// Appends `key` and `value` to a layer of a cache, and attends to all tokens of that layer.
+    /// The rows of the call are the tokens of the last [`Cache::advance`].
     ///
     /// # Errors
     /// See [`Error`]. Dropout and tracked tensors are [`Error::Unsupported`].
@@ -205,8 +205,8 @@ impl Attend {
                     floats.push(("captured", Float::new("captured", t)?));
                     Ok(CapturedHandle::Float(floats.len() - 1))
                 }
-                Captured::Int(t) => Ok(CapturedHandle::Other(tensor::int("captured", t)?)),
-                Captured::Bool(t) => Ok(CapturedHandle::Other(tensor::bool("captured", t)?)),
+                Captured::Int(t) => Ok(CapturedHandle::Other(Box::new(tensor::int("captured", t)?))),
+                Captured::Bool(t) => Ok(CapturedHandle::Other(Box::new(tensor::bool("captured", t)?))),
             };
             tensors.into_iter().map(one).collect::<Result<Vec<_>>>()
         };
@@ -235,9 +235,9 @@ impl Attend {
     }
 }
 
-/// Burn's `burn::tensor::module::attention`, with the same arguments and meaning: `mask` is true
-/// where a pair is hidden, and `attn_bias` is added to the scores. Keys and values may have fewer
-/// heads than queries. `is_causal` is aligned top-left, as in Burn.
+/// Burn's `burn::tensor::module::attention`, with the same arguments and meaning. `mask` is true
+/// where a pair is hidden. `attn_bias` is added to the scores. Keys and values may have fewer heads
+/// than queries. `is_causal` is aligned top-left, as in Burn.
 ///
 /// A query whose keys are all hidden has the result 0. Burn's result is NaN.
 ///

@@ -21,8 +21,8 @@ use crate::mask;
 use crate::tensor::{Float, dims, empty, on_device, untracked};
 use crate::{Error, Mask};
 
-/// Burn's `burn::nn::attention::MultiHeadAttention` on the kernels of the library: projections,
-/// attention and output projection are three dispatches, and so are their gradients' fused kernels.
+/// Burn's `burn::nn::attention::MultiHeadAttention` on the kernels of the library. A forward call
+/// has three dispatches: the projections, attention and the output projection.
 ///
 /// It has the fields of Burn's module, so it loads the record of Burn's module. Make it from Burn's
 /// module with `from`:
@@ -40,8 +40,8 @@ use crate::{Error, Mask};
 ///
 /// It differs from Burn's module in three points:
 ///
-/// - Hidden pairs have weight 0. Burn's scores of hidden pairs are `min_float`. So a query whose
-///   keys are all hidden has a context of 0 here, and the mean of all values in Burn.
+/// - Hidden pairs have weight 0. Burn's scores of hidden pairs are `min_float`. If all keys are
+///   hidden, the context is 0 here, and the mean of all values in Burn.
 /// - Dropout has another generator: each call of the process has another seed.
 /// - Gradients do not flow through the returned weights.
 #[derive(Module, Debug)]

@@ -89,8 +89,8 @@ fn call_on_lost_device_returns() {
     attention(q, k, v, None, None, Default::default()).unwrap().into_data();
     setup.device.destroy();
     let [q, k, v] = tensors;
-    // wgpu accepts the submission, or the call is an error. Burn panics in reads on a lost device, so
-    // this test reads nothing, and its tensors are never freed.
+    // wgpu accepts the submission, or the call is an error. Burn panics in reads on a lost device,
+    // so this test reads nothing, and its tensors are never freed.
     let result = attention(q, k, v, None, None, Default::default());
     println!("a call on a lost device: {:?}", result.as_ref().map(|out| out.dims()));
     std::mem::forget(result);
