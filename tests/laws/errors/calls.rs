@@ -160,9 +160,11 @@ pub(super) fn memory_shared_with_an_output() -> Seen {
         bench.refuses_with(context, words, |e| attention.forward(e, &call.forward(), &mut scratch));
     };
 
-    // Two inputs overlap in the buffer of the output.
-    let (q, k, out) = (pair(SHAPE.q(), 0), pair(SHAPE.k(), 8), pair(SHAPE.out(), 4096));
-    refuses("inputs in one buffer with out", &["`q`", "`k`", "overlap"], Parts { q, k, out, ..good });
+    // Two inputs of different types overlap in the buffer of the output.
+    let (q, out) = (pair(SHAPE.q(), 0), pair(SHAPE.out(), 4096));
+    let lengths = TensorView::new(&large, DType::U32, [SHAPE.batch, 1, 1, 1]);
+    let overlapping = Parts { q, out, mask: Mask::none().lengths(lengths), ..good };
+    refuses("inputs in one buffer with out", &["`q`", "`lengths`", "overlap"], overlapping);
     // Apart, but nearer to each other than bindings may be.
     let alignment = gpu.device().limits().min_storage_buffer_offset_alignment;
     let multiple = format!("a multiple of {alignment} bytes");
