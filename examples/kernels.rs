@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use wgpu_attention::inspect;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let folder = PathBuf::from(std::env::args().nth(1).ok_or("usage: kernels FOLDER")?);
+    let folder = std::env::args().nth(1).filter(|name| !name.starts_with('-'));
+    let folder = PathBuf::from(folder.ok_or("usage: kernels FOLDER")?);
     std::fs::create_dir_all(&folder)?;
     for kernel in inspect::kernels() {
         let path = folder.join(format!("{}.wgsl", kernel.name.replace(' ', ",")));

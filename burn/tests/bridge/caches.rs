@@ -13,8 +13,8 @@ fn steps_match_one_call() {
         [(1, 4), (2, 2), (3, 2)].map(|(seed, heads)| tensor::<4>(seed, [2, heads, 20, 32], &device));
     let all = Attend::new(q.clone(), k.clone(), v.clone()).mask(Mask::causal()).scale(0.2).forward().unwrap();
     let plain = CacheConfig::new(2, 32, 64).batch(2).layers(2);
-    let paged = plain.clone().layout(CacheLayout::Paged { page: 16, pages: 8 });
-    let bits8 = plain.clone().storage(CacheStorage::Q8(ScaleGroup::Of(32)));
+    let paged = plain.layout(CacheLayout::Paged { page: 16, pages: 8 });
+    let bits8 = plain.storage(CacheStorage::Q8(ScaleGroup::Of(32)));
     for (config, tolerance) in [(plain, 2e-5), (paged, 2e-5), (bits8, 3e-2)] {
         let mut cache = Cache::new(&device, config).unwrap();
         let mut start = 0;
