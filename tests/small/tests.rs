@@ -2,7 +2,10 @@
 
 use std::collections::HashSet;
 
-use super::{Small, Work, table};
+use wgpu_attention::DType;
+use wgpu_attention::tuning::Algorithm;
+
+use super::{Small, Work, one_buffer, table};
 use crate::harness::device::device;
 use crate::harness::{Profile, Report, defaults, due, full};
 
@@ -69,4 +72,16 @@ fn grids_in_parts() {
 fn case_names_are_unique() {
     let names: Vec<_> = table(full()).into_iter().map(|case| case.name).collect();
     assert_eq!(names.len(), names.iter().collect::<HashSet<_>>().len(), "{names:?}");
+}
+
+#[test]
+fn one_buffer_has_the_bits_of_separate_ones() {
+    for profile in [full(), defaults()] {
+        for (path, dtype) in
+            [(Algorithm::Fused, DType::F32), (Algorithm::Staged, DType::F32), (Algorithm::Fused, DType::BF16)]
+        {
+            let same = pollster::block_on(one_buffer::same_bits(profile, path, dtype));
+            assert_eq!(same, Ok(0.0), "{path:?}, {dtype:?}");
+        }
+    }
 }
