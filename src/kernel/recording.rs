@@ -131,6 +131,7 @@ impl Pipelines {
         let (variant, is_part) = (call.variant.clone(), first.is_some());
         let compiled = self.get(PipelineKey { variant, is_part, sharing: sharing.clone() })?;
         let device = self.device();
+        let windows = sharing.bound(&call.tensors);
         let bind_group = guarded(device, "a tensor's buffer", || {
             let (params, rest) = key.params.split_at(compiled.params_bytes.min(key.params.len()));
             let params = uniform(device, params);
@@ -139,15 +140,13 @@ impl Pipelines {
             let shifts = sharing.shifts(&call.tensors, &call.variant, self);
             let shifts = (!shifts.is_empty()).then(|| uniform(device, bytemuck::cast_slice(&shifts)));
             let mut entries = vec![wgpu::BindGroupEntry { binding: 0, resource: params.as_entire_binding() }];
-            for (n, window) in call.tensors.iter().enumerate().filter(|(n, _)| sharing.is_bound(*n)) {
-                let (offset, size) = sharing.range(n, &call.tensors);
-                let size = wgpu::BufferSize::new(size);
+            for (n, window) in &windows {
                 let resource = wgpu::BindingResource::Buffer(wgpu::BufferBinding {
                     buffer: window.buffer,
-                    offset,
-                    size,
+                    offset: window.start,
+                    size: wgpu::BufferSize::new(window.size),
                 });
-                entries.push(wgpu::BindGroupEntry { binding: n as u32 + 1, resource });
+                entries.push(wgpu::BindGroupEntry { binding: *n as u32 + 1, resource });
             }
             for (n, rest) in [&rest, &shifts, &first].into_iter().flatten().enumerate() {
                 let binding = (call.tensors.len() + 1 + n) as u32;
@@ -161,8 +160,7 @@ impl Pipelines {
         });
         let bind_group = bind_group.map_err(|error| self.named(error, call))?;
         let alignment = device.limits().min_storage_buffer_offset_alignment;
-        let requirements =
-            compiled.requirements.with_windows(key.params.len(), &call.tensors, alignment).into();
+        let requirements = compiled.requirements.with_windows(key.params.len(), &windows, alignment).into();
         let bound = BoundDispatch { pipeline: compiled.pipeline, bind_group, requirements };
         bindings.keep(key, bound.clone(), number);
         Ok(bound)

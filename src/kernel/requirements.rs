@@ -71,12 +71,12 @@ impl Requirements {
     }
 
     /// Adds the bindings of a dispatch. Their offsets are multiples of `alignment`.
-    pub(super) fn with_windows(mut self, params: usize, windows: &[Window], alignment: u32) -> Self {
+    pub(super) fn with_windows(mut self, params: usize, windows: &[(usize, Window)], alignment: u32) -> Self {
         let limits = &mut self.limits;
         limits.max_uniform_buffer_binding_size = limits.max_uniform_buffer_binding_size.max(params as u64);
         limits.max_buffer_size = limits.max_buffer_size.max(params as u64);
         limits.min_storage_buffer_offset_alignment = alignment;
-        for window in windows {
+        for (_, window) in windows {
             limits.max_buffer_size = limits.max_buffer_size.max(window.buffer.size());
             limits.max_storage_buffer_binding_size = limits.max_storage_buffer_binding_size.max(window.size);
         }

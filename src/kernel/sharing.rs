@@ -29,7 +29,8 @@ impl Sharing {
     /// The bindings of `windows`, in the order of the kernel's bindings.
     ///
     /// # Errors
-    /// A written range meets another range in its buffer.
+    /// A written range meets another range in its buffer. Ranges that overlap are together larger
+    /// than a binding may be.
     pub fn of(windows: &[Window], variant: &KernelVariant, pipelines: &Pipelines) -> Result<Self, Error> {
         let repeats = |(n, window): (usize, &Window)| windows[..n].iter().any(|w| w.buffer == window.buffer);
         if !windows.iter().enumerate().any(repeats) {
@@ -49,6 +50,10 @@ impl Sharing {
             sharing.push(match owner {
                 Some(owner) if owner == n => Some(Shares::Buffer),
                 Some(owner) => {
+                    let bytes = windows[n].start + windows[n].size - windows[owner].start;
+                    if bytes > pipelines.facts().max_binding_bytes {
+                        return Err(overlap(variant.label(), &bindings[owner], &bindings[n]));
+                    }
                     Some(Shares::Binding { owner, shifted: windows[n].start > windows[owner].start })
                 }
                 None => None,
@@ -64,13 +69,18 @@ impl Sharing {
         Ok(Sharing(sharing))
     }
 
-    /// The first byte and the number of bytes of a tensor's binding. It covers the ranges of all
-    /// tensors that share it.
-    pub fn range(&self, tensor: usize, windows: &[Window]) -> (u64, u64) {
-        let Window { start, size, .. } = windows[tensor];
-        let shares = |n: &usize| matches!(self.0.get(*n), Some(Some(Shares::Binding { owner, .. })) if *owner == tensor);
-        let ends = (0..windows.len()).filter(shares).map(|n| windows[n].start + windows[n].size);
-        (start, ends.fold(start + size, u64::max) - start)
+    /// The bindings, with the places of their tensors. A binding covers the ranges of all tensors
+    /// that share it.
+    pub fn bound<'a>(&self, windows: &[Window<'a>]) -> Vec<(usize, Window<'a>)> {
+        let has_own = |n: usize| !matches!(self.0.get(n), Some(Some(Shares::Binding { .. })));
+        let mut bound: Vec<_> = windows.iter().copied().enumerate().filter(|(n, _)| has_own(*n)).collect();
+        for (n, shares) in self.bindings() {
+            let Shares::Binding { owner, .. } = shares else { continue };
+            for (_, window) in bound.iter_mut().filter(|(m, _)| *m == owner) {
+                window.size = window.size.max(windows[n].start + windows[n].size - window.start);
+            }
+        }
+        bound
     }
 
     /// The shifts of tensors in the bindings that they share, in elements of the binding's array.
@@ -91,11 +101,6 @@ impl Sharing {
     /// The tensors that share a buffer or a binding, by their place among the bindings.
     pub fn bindings(&self) -> impl Iterator<Item = (usize, Shares)> {
         self.0.iter().enumerate().filter_map(|(n, shares)| Some((n, (*shares)?)))
-    }
-
-    /// True if the tensor has a separate binding.
-    pub fn is_bound(&self, tensor: usize) -> bool {
-        !matches!(self.0.get(tensor), Some(Some(Shares::Binding { .. })))
     }
 }
 
