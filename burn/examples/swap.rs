@@ -11,6 +11,7 @@ use burn::tensor::module::{attention as burn_attention, attention_fallback};
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::wgpu::WgpuSetup;
 use burn::tensor::{Device, Distribution, Tensor};
+use lexopt::prelude::*;
 use wgpu_attention::{Attention, Config, DType, Forward, Gpu, Scratch, TensorView};
 use wgpu_attention_burn::{MhaInput, MultiHeadAttention, attention};
 
@@ -34,19 +35,21 @@ Times Burn's own attention and the bridge on the same tensors.
 usage: swap [--rounds N] [--only TEXT]
 
   --rounds N   rounds of each program, of which the median counts [default: 7]
-  --only TEXT  workloads whose names contain TEXT";
+  --only TEXT  workloads whose names contain TEXT
+  -h, --help   print this text";
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (mut rounds, mut only) = (7, String::new());
-    let mut arguments = std::env::args().skip(1);
-    while let Some(argument) = arguments.next() {
-        match (argument.as_str(), arguments.next()) {
-            ("--rounds", Some(n)) => rounds = n.parse()?,
-            ("--only", Some(text)) => only = text,
-            _ => {
+    let mut arguments = lexopt::Parser::from_env();
+    while let Some(argument) = arguments.next()? {
+        match argument {
+            Long("rounds") => rounds = arguments.value()?.parse()?,
+            Long("only") => only = arguments.value()?.string()?,
+            Short('h') | Long("help") => {
                 println!("{HELP}");
                 return Ok(());
             }
+            other => return Err(other.unexpected().into()),
         }
     }
     let (device, setup) = Device::wgpu_options().init_with_setup()?;

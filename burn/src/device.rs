@@ -1,7 +1,7 @@
 //! Devices that Burn and the library share.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, RwLock};
 
 use burn::backend::DispatchDevice;
 use burn::tensor::Device;
@@ -19,7 +19,7 @@ pub(crate) struct Shared {
     scratch: Mutex<Scratch>,
 }
 
-static DEVICES: RwLock<Option<HashMap<CubeDevice, Arc<Shared>>>> = RwLock::new(None);
+static DEVICES: LazyLock<RwLock<HashMap<CubeDevice, Arc<Shared>>>> = LazyLock::new(RwLock::default);
 
 /// Creates a device of Burn and shares it with the library.
 ///
@@ -68,8 +68,7 @@ pub fn share(device: &Device, setup: &WgpuSetup) -> Result<()> {
     let pipelines = Pipelines::with_adapter(&setup.device, &setup.adapter);
     let scratch = Mutex::new(Scratch::new(&setup.device, ScratchSize::default())?);
     let shared = Shared { queue: setup.queue.clone(), pipelines, scratch };
-    let mut devices = DEVICES.write().unwrap_or_else(PoisonError::into_inner);
-    devices.get_or_insert_default().insert(device, Arc::new(shared));
+    DEVICES.write().unwrap_or_else(PoisonError::into_inner).insert(device, Arc::new(shared));
     Ok(())
 }
 
@@ -92,8 +91,7 @@ pub(crate) fn cube_device(device: &Device) -> Result<CubeDevice> {
 
 /// Returns the state of the device of `tensor`.
 pub(crate) fn shared(tensor: &'static str, device: &CubeDevice) -> Result<Arc<Shared>> {
-    let devices = DEVICES.read().unwrap_or_else(PoisonError::into_inner);
-    let found = devices.as_ref().and_then(|devices| devices.get(device)).cloned();
+    let found = DEVICES.read().unwrap_or_else(PoisonError::into_inner).get(device).cloned();
     found.ok_or_else(|| Error::UnknownDevice { tensor, device: format!("{device:?}") })
 }
 

@@ -11,15 +11,50 @@ use burn::backend::{BackendTensor, DispatchAutodiffContext, DispatchTensor, Disp
 use burn::tensor::Tensor;
 use burn_cubecl::Cube;
 use burn_cubecl::tensor::CubeTensor;
+use wgpu_attention::TensorView;
 
 use crate::error::{Error, Result};
-use crate::reach;
-use crate::tensor::{Float, untracked};
+use crate::primitive;
+use crate::tensor::{Bound, Float, empty_like, untracked};
 
 /// The backward pass of a call, with the tensors that it reads.
 pub(crate) trait Gradient: Debug + Send + Sync {
     /// Returns the gradients of the call's float tensors, in their order, where `wanted`.
     fn backward(&self, d_out: CubeTensor, wanted: &[bool]) -> Result<Vec<Option<CubeTensor>>>;
+}
+
+/// The tensors for the gradients of a call's float tensors, where they are wanted.
+pub(crate) struct GradientTensors {
+    tensors: Vec<Option<CubeTensor>>,
+    bound: Vec<Option<Bound>>,
+}
+
+impl GradientTensors {
+    /// Allocates a tensor like each of `floats` that is wanted.
+    pub fn new<'a>(floats: impl IntoIterator<Item = &'a CubeTensor>, wanted: &[bool]) -> Result<Self> {
+        let tensors: Vec<_> =
+            floats.into_iter().zip(wanted).map(|(t, wanted)| wanted.then(|| empty_like(t))).collect();
+        let bind = |t: &Option<CubeTensor>| t.as_ref().map(|t| Bound::new("gradient", t)).transpose();
+        let bound = tensors.iter().map(bind).collect::<Result<_>>()?;
+        Ok(GradientTensors { tensors, bound })
+    }
+
+    pub fn bound(&self, n: usize) -> Option<&Bound> {
+        self.bound[n].as_ref()
+    }
+
+    pub fn view(&self, n: usize) -> Option<TensorView<'_>> {
+        self.bound(n).map(Bound::view)
+    }
+
+    /// The allocated tensors.
+    pub fn iter(&self) -> impl Iterator<Item = &CubeTensor> {
+        self.tensors.iter().flatten()
+    }
+
+    pub fn into_tensors(self) -> Vec<Option<CubeTensor>> {
+        self.tensors
+    }
 }
 
 /// The float tensors of a call, in their order, and their places in the graph.
@@ -45,7 +80,7 @@ impl Parents {
             };
             tracked.push(float.tensor.is_tracked());
             let (tensor, guard) = float.tensor.into_parts();
-            tensors.push(reach::float(tensor));
+            tensors.push(primitive::float(tensor));
             guards.push(guard);
         }
         Ok(Parents { tensors, guards, context, tracked })
@@ -75,7 +110,7 @@ impl Parents {
         if self.context == DispatchAutodiffContext::Disabled {
             return untracked(out);
         }
-        let out = reach::publish(out);
+        let out = primitive::publish(out);
         macro_rules! register {
             ($($n:literal)*) => {
                 match self.guards.len() {
@@ -111,7 +146,7 @@ impl<const N: usize> Backward<Cube, N> for Step {
     /// If the runtime fails, for example because the device was lost. Burn's backward pass has no
     /// results to return errors in. The forward call has checked everything else.
     fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let d_out = reach::float(grads.consume::<Cube>(&ops.node));
+        let d_out = primitive::float(grads.consume::<Cube>(&ops.node));
         let wanted = ops.parents.each_ref().map(Option::is_some);
         let computed = match ops.state.backward(d_out, &wanted) {
             Ok(computed) => computed,
@@ -119,7 +154,7 @@ impl<const N: usize> Backward<Cube, N> for Step {
         };
         for (parent, gradient) in ops.parents.into_iter().zip(computed) {
             if let (Some(parent), Some(gradient)) = (parent, gradient) {
-                grads.register::<Cube>(parent.id, reach::publish(gradient));
+                grads.register::<Cube>(parent.id, primitive::publish(gradient));
             }
         }
     }

@@ -31,10 +31,10 @@ mod graph;
 mod layer;
 mod linear_attention;
 mod mask;
-mod reach;
+mod primitive;
 mod tensor;
 
-pub use attention::{Attend, Captured, Mask, attention};
+pub use attention::{Attend, CapturedTensor, Mask, attention};
 pub use cache::Cache;
 #[cfg(not(target_family = "wasm"))]
 pub use device::init;

@@ -9,7 +9,7 @@ use wgpu_attention::linear_attention::{LinearAttention, LinearBackward, LinearCo
 
 use crate::device::{Shared, shared};
 use crate::error::{Error, Result};
-use crate::graph::{Gradient, Parents};
+use crate::graph::{Gradient, GradientTensors, Parents};
 use crate::tensor::{self, Bound, Float, dims, empty, empty_like, flush, on_device, same_device};
 
 /// One call of linear attention: `φ(q) · Σ φ(k)ᵀ v`, whose cost is linear in the length.
@@ -39,7 +39,7 @@ enum Other {
     Int(Tensor<4, Int>),
 }
 
-/// The tensors of a call that may have gradients.
+/// The number of tensors of a call that may have gradients.
 const GRADIENTS: usize = 3;
 
 impl LinearAttend {
@@ -123,11 +123,7 @@ impl LinearAttend {
         on_device(&out, || call.forward(&shared, &out))?;
         let saved = Saved { call, out: out.clone(), shared };
         if parents.any_tracked() {
-            let d_out = empty_like(&saved.out);
-            let size = |operator: &LinearAttention, call: &LinearBackward| {
-                Ok(operator.backward_scratch_size(call).map(drop)?)
-            };
-            on_device(&saved.out, || saved.run(&d_out, parents.tracked(), size))?;
+            saved.check(parents.tracked())?;
         }
         Ok(parents.finish(out, || Arc::new(saved)))
     }
@@ -141,6 +137,11 @@ struct Call {
 }
 
 impl Call {
+    /// The tensors that may have gradients: query, key and value.
+    fn differentiable(&self) -> impl Iterator<Item = &CubeTensor> {
+        self.tensors[..GRADIENTS].iter().map(|(_, t)| t)
+    }
+
     fn bind(&self) -> Result<Vec<Bound>> {
         self.tensors.iter().map(|(name, t)| Bound::new(name, t)).collect()
     }
@@ -187,39 +188,43 @@ struct Saved {
 }
 
 impl Saved {
-    fn run(
+    /// Checks the backward pass in advance, with a gradient of the result that has no content.
+    fn check(&self, wanted: &[bool]) -> Result<()> {
+        on_device(&self.out, || {
+            let gradients = GradientTensors::new(self.call.differentiable(), wanted)?;
+            self.with_call(&empty_like(&self.out), &gradients, |operator, call| {
+                Ok(operator.backward_scratch_size(call).map(drop)?)
+            })
+        })
+    }
+
+    /// Calls `then` with the library's call.
+    fn with_call(
         &self,
         d_out: &CubeTensor,
-        wanted: &[bool],
+        gradients: &GradientTensors,
         then: impl FnOnce(&LinearAttention, &LinearBackward) -> Result<()>,
-    ) -> Result<Vec<Option<CubeTensor>>> {
+    ) -> Result<()> {
         let inputs = self.call.bind()?;
-        let [out, d_out_bound] = [Bound::new("out", &self.out)?, Bound::new("d_out", d_out)?];
-        let gradients: Vec<_> = self.call.tensors[..GRADIENTS]
-            .iter()
-            .zip(wanted)
-            .map(|((_, t), wanted)| wanted.then(|| empty_like(t)))
-            .collect();
-        let bind = |t: &Option<CubeTensor>| t.as_ref().map(|t| Bound::new("gradient", t)).transpose();
-        let bound = gradients.iter().map(bind).collect::<Result<Vec<_>>>()?;
-        let view = |n: usize| bound[n].as_ref().map(Bound::view);
+        let [out, d_out] = [Bound::new("out", &self.out)?, Bound::new("d_out", d_out)?];
         let operator = self.call.operator(&self.shared, [0, 1, 2].map(|n| inputs[n].view()))?;
         let forward = self.call.views(&inputs, &out);
-        let backward =
-            LinearBackward::new(forward, d_out_bound.view()).d_q(view(0)).d_k(view(1)).d_v(view(2));
-        let read = self.call.tensors.iter().map(|(_, t)| t);
-        flush(read.chain([&self.out, d_out]).chain(gradients.iter().flatten()))?;
-        then(&operator, &backward)?;
-        Ok(gradients)
+        let [d_q, d_k, d_v] = [0, 1, 2].map(|n| gradients.view(n));
+        then(&operator, &LinearBackward::new(forward, d_out.view()).d_q(d_q).d_k(d_k).d_v(d_v))
     }
 }
 
 impl Gradient for Saved {
     fn backward(&self, d_out: CubeTensor, wanted: &[bool]) -> Result<Vec<Option<CubeTensor>>> {
-        let record = |operator: &LinearAttention, call: &LinearBackward| {
-            let size = operator.backward_scratch_size(call)?;
-            self.shared.submit(size, |encoder, scratch| operator.backward(encoder, call, scratch))
-        };
-        on_device(&self.out, || self.run(&d_out, wanted, record))
+        on_device(&self.out, || {
+            let gradients = GradientTensors::new(self.call.differentiable(), wanted)?;
+            self.with_call(&d_out, &gradients, |operator, call| {
+                let size = operator.backward_scratch_size(call)?;
+                let read = self.call.tensors.iter().map(|(_, t)| t).chain([&self.out, &d_out]);
+                flush(read.chain(gradients.iter()))?;
+                self.shared.submit(size, |encoder, scratch| operator.backward(encoder, call, scratch))
+            })?;
+            Ok(gradients.into_tensors())
+        })
     }
 }

@@ -14,7 +14,7 @@ use burn_cubecl::tensor::CubeTensor;
 use wgpu_attention::{DType, TensorView};
 
 use crate::error::{Error, Result};
-use crate::reach;
+use crate::primitive;
 
 /// A float tensor in Burn's graph of gradients.
 pub(crate) type GraphTensor = FloatTensor<Autodiff<Cube>>;
@@ -45,7 +45,7 @@ impl Float {
 /// Returns the buffer of an int tensor.
 pub(crate) fn int<const D: usize>(name: &'static str, tensor: Tensor<D, Int>) -> Result<CubeTensor> {
     match tensor.into_dispatch().kind {
-        DispatchTensorKind::Cube(BackendTensor::Int(t)) => Ok(reach::int(t)),
+        DispatchTensorKind::Cube(BackendTensor::Int(t)) => Ok(primitive::int(t)),
         other => Err(Error::Backend { tensor: name, found: kind_of(&other) }),
     }
 }
@@ -53,7 +53,7 @@ pub(crate) fn int<const D: usize>(name: &'static str, tensor: Tensor<D, Int>) ->
 /// Returns the buffer of a bool tensor.
 pub(crate) fn bool<const D: usize>(name: &'static str, tensor: Tensor<D, Bool>) -> Result<CubeTensor> {
     match tensor.into_dispatch().kind {
-        DispatchTensorKind::Cube(BackendTensor::Bool(t)) => Ok(reach::bool(t)),
+        DispatchTensorKind::Cube(BackendTensor::Bool(t)) => Ok(primitive::bool(t)),
         other => Err(Error::Backend { tensor: name, found: kind_of(&other) }),
     }
 }
@@ -80,8 +80,7 @@ pub(crate) struct Bound {
 impl Bound {
     /// Finds the buffer of `tensor`. Missing leading axes become axes of 1.
     pub fn new(name: &'static str, tensor: &CubeTensor) -> Result<Self> {
-        let shape = tensor.meta.shape();
-        let rank = shape.num_dims();
+        let rank = tensor.meta.shape().num_dims();
         if tensor.meta.is_tiled() || rank > 4 {
             let found =
                 if rank > 4 { format!("a tensor of {rank} axes") } else { "stored in tiles".to_owned() };
@@ -91,13 +90,9 @@ impl Bound {
         let server = tensor.client.get_resource::<WgpuServer<AutoCompiler>>(tensor.handle.clone());
         let lock = server.map_err(|e| Error::Runtime(format!("`{name}`: {e}")))?;
         let resource = lock.resource().clone();
-        let axis = |n: usize, of: &dyn Fn(usize) -> usize, missing| {
-            if n < 4 - rank { missing } else { of(n + rank - 4) }
-        };
-        let shape: [usize; 4] = std::array::from_fn(|n| axis(n, &|n| shape[n], 1));
-        let strides = tensor.meta.strides();
-        let strides =
-            std::array::from_fn(|n| if shape[n] == 1 { 0 } else { axis(n, &|n| strides[n] * step, 0) });
+        let (shape, strides) = (dims(tensor), tensor.meta.strides());
+        // The stride of a missing axis, or of an axis of 1, does not matter.
+        let strides = std::array::from_fn(|n| if shape[n] == 1 { 0 } else { strides[n + rank - 4] * step });
         let offset = resource.offset as usize / dtype.bytes();
         Ok(Bound { resource, _lock: Box::new(lock), dtype, shape, strides, offset })
     }
@@ -125,9 +120,6 @@ fn element(name: &'static str, dtype: BurnDType) -> Result<(DType, usize)> {
         // Burn stores 0 or 1 in four bytes, of which the first has the value.
         BurnDType::Bool(BoolStore::U32) => (DType::Bool, 4),
         BurnDType::Bool(_) => (DType::Bool, 1),
-        BurnDType::F64 => {
-            return Err(Error::DType { tensor: name, dtype: "f64", accepted: "f32, f16 or bf16" });
-        }
         other => {
             return Err(Error::DType {
                 tensor: name,
@@ -196,7 +188,7 @@ pub(crate) fn flush<'a>(tensors: impl IntoIterator<Item = &'a CubeTensor>) -> Re
 /// Returns a tensor that no gradient reaches.
 pub(crate) fn untracked<const D: usize>(tensor: CubeTensor) -> Tensor<D> {
     Tensor::from_dispatch(DispatchTensor {
-        kind: DispatchTensorKind::Cube(BackendTensor::Float(reach::publish(tensor))),
+        kind: DispatchTensorKind::Cube(BackendTensor::Float(primitive::publish(tensor))),
         autodiff: DispatchAutodiffContext::Disabled,
     })
 }

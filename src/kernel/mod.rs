@@ -313,8 +313,8 @@ impl Kernel {
     /// Returns the kernel for inputs that share a buffer with an output.
     ///
     /// # Errors
-    /// Two inputs have the same bytes, and the kernel reads them as different types or without
-    /// accessors.
+    /// Two inputs overlap, and the kernel reads them as different types or without accessors. More
+    /// than [`MOST_SHIFTS`] inputs begin behind the tensors whose bindings they share.
     pub fn with_sharing(mut self, label: &'static str, sharing: &Sharing) -> Result<Self, Error> {
         let mut shifts = 0;
         let mut joined = Vec::new();
@@ -331,6 +331,9 @@ impl Kernel {
                     shared.same_as = Some(same.name.clone());
                     joined.push((owner, n));
                     if shifted {
+                        if shifts == MOST_SHIFTS {
+                            return Err(overlap(label, same, &shared));
+                        }
                         shared.shift = Some(shifts);
                         shifts += 1;
                     }
@@ -340,8 +343,7 @@ impl Kernel {
             self.bindings[n] = shared;
         }
         if shifts > 0 {
-            let ty = UNIFORM_SHIFTS[(shifts - 1) / 4 % UNIFORM_SHIFTS.len()];
-            let uniform = Binding::uniform(SHIFTS, ty);
+            let uniform = Binding::uniform(SHIFTS, "array<vec4<u32>, 4>");
             self.wgsl += &uniform.declaration(self.bindings.len() + 1);
             self.bindings.push(uniform);
         }
@@ -394,9 +396,8 @@ impl Kernel {
 /// The uniform with the first elements of tensors in the bindings that they share.
 const SHIFTS: &str = "shared_shifts";
 
-/// The types of [`SHIFTS`], by the number of vectors. No kernel binds more tensors.
-const UNIFORM_SHIFTS: [&str; 4] =
-    ["array<vec4<u32>, 1>", "array<vec4<u32>, 2>", "array<vec4<u32>, 3>", "array<vec4<u32>, 4>"];
+/// The length of [`SHIFTS`].
+pub(crate) const MOST_SHIFTS: usize = 16;
 
 /// The text with elements of the array `to` in place of those of `name`. `shift` precedes each
 /// index.

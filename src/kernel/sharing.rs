@@ -4,7 +4,7 @@
 //! writes to a buffer, all its bindings of that buffer are read-write, and their ranges are apart.
 //! Inputs whose ranges overlap share one binding.
 
-use super::{Binding, KernelVariant, Pipelines};
+use super::{Binding, KernelVariant, MOST_SHIFTS, Pipelines};
 use crate::tensor::{Access, Error, Window};
 
 /// The binding of a tensor that is read from a buffer that the dispatch writes as well.
@@ -84,7 +84,7 @@ impl Sharing {
     }
 
     /// The shifts of tensors in the bindings that they share, in elements of the binding's array.
-    /// The kernel's uniform has them in this order.
+    /// The kernel's uniform has them in this order. The result is empty if no tensor is shifted.
     pub fn shifts(&self, windows: &[Window], variant: &KernelVariant, pipelines: &Pipelines) -> Vec<u32> {
         let mut shifts = Vec::new();
         let has_f16 = pipelines.facts().f16;
@@ -94,7 +94,9 @@ impl Sharing {
                 shifts.push(((windows[n].start - windows[owner].start) / bytes) as u32);
             }
         }
-        shifts.resize(shifts.len().next_multiple_of(4), 0);
+        if !shifts.is_empty() {
+            shifts.resize(MOST_SHIFTS, 0);
+        }
         shifts
     }
 

@@ -75,7 +75,7 @@ fn case_names_are_unique() {
 }
 
 #[test]
-fn one_buffer_has_the_bits_of_separate_ones() {
+fn one_buffer_gives_same_bits() {
     for profile in [full(), defaults()] {
         for (path, dtype) in
             [(Algorithm::Fused, DType::F32), (Algorithm::Staged, DType::F32), (Algorithm::Fused, DType::BF16)]

@@ -10,7 +10,7 @@ use wgpu_attention::{Attention, Backward, Config, Dropout, Forward, TensorView};
 use crate::cache::Cache;
 use crate::device::Shared;
 use crate::error::Result;
-use crate::graph::Gradient;
+use crate::graph::{Gradient, GradientTensors};
 use crate::mask::{self, BoundMask, HandleMask};
 use crate::tensor::{Bound, empty_like, flush, on_device, same_device};
 
@@ -33,7 +33,8 @@ pub(super) struct Call {
     pub mask_mod: Option<(MaskMod, Vec<CapturedHandle>, Vec<u8>)>,
     pub scale: Option<f64>,
     pub softcap: Option<f64>,
-    pub dropout: Option<Dropout<CubeTensor>>,
+    /// The probability and the seed.
+    pub dropout: Option<(f64, u64)>,
 }
 
 /// The buffers of a call's inputs.
@@ -112,14 +113,10 @@ impl Call {
     /// Returns the library's call on bound tensors.
     fn views<'a>(&'a self, inputs: &'a Inputs, out: &'a Bound, lse: Option<&'a Bound>) -> Forward<'a> {
         let [q, k, v] = [0, 1, 2].map(|n| inputs.floats[n].view());
-        let dropout = match self.dropout {
-            Some(Dropout::Seeded { p, seed }) => Some(Dropout::Seeded { p, seed }),
-            _ => None,
-        };
         Forward::new(q, k, v, out.view())
             .mask(self.device_mask(inputs))
             .lse(lse.map(Bound::view))
-            .dropout(dropout)
+            .dropout(self.dropout.map(|(p, seed)| Dropout::Seeded { p, seed }))
     }
 
     fn device_mask<'a>(&'a self, inputs: &'a Inputs) -> DeviceMask<'a> {
@@ -155,9 +152,7 @@ impl Call {
         flush(self.tensors().into_iter().map(|(_, t)| t).chain([out]))?;
         shared.submit(size, |encoder, scratch| attention.forward(encoder, &call, scratch))
     }
-}
 
-impl Call {
     /// Appends keys and values to a layer of a cache, and computes `out` from the layer.
     pub fn step(&self, cache: &Cache, layer: usize, out: &CubeTensor) -> Result<()> {
         let inputs = self.bind()?;
@@ -190,64 +185,63 @@ pub(super) struct Saved {
 impl Saved {
     /// Checks the backward pass in advance, with a gradient of the result that has no content.
     pub fn check(&self, wanted: &[bool]) -> Result<()> {
-        let d_out = empty_like(&self.out);
-        let size =
-            |attention: &Attention, call: &Backward| Ok(attention.backward_scratch_size(call).map(drop)?);
-        on_device(&self.out, || self.run(&d_out, wanted, size)).map(drop)
+        on_device(&self.out, || {
+            let gradients = GradientTensors::new(&self.call.floats, wanted)?;
+            self.with_call(&empty_like(&self.out), &gradients, |attention, call| {
+                Ok(attention.backward_scratch_size(call).map(drop)?)
+            })
+        })
     }
 
-    /// Makes the gradients' tensors and calls `then` with the library's call.
-    fn run(
+    /// Calls `then` with the library's call.
+    fn with_call(
         &self,
         d_out: &CubeTensor,
-        wanted: &[bool],
+        gradients: &GradientTensors,
         then: impl FnOnce(&Attention, &Backward) -> Result<()>,
-    ) -> Result<Vec<Option<CubeTensor>>> {
+    ) -> Result<()> {
         let call = &self.call;
         let inputs = call.bind()?;
         let [out, lse] = [Bound::new("out", &self.out)?, Bound::new("lse", &self.lse)?];
-        let d_out_bound = Bound::new("d_out", d_out)?;
-        let gradients: Vec<_> =
-            call.floats.iter().zip(wanted).map(|(t, wanted)| wanted.then(|| empty_like(t))).collect();
-        let bind = |t: &Option<CubeTensor>| t.as_ref().map(|t| Bound::new("gradient", t)).transpose();
-        let bound = gradients.iter().map(bind).collect::<Result<Vec<_>>>()?;
-        let view = |n: usize| bound[n].as_ref().map(Bound::view);
+        let d_out = Bound::new("d_out", d_out)?;
         let [q, k, v] = [0, 1, 2].map(|n| inputs.floats[n].view());
         let attention = Attention::with_pipelines(&self.shared.pipelines, call.config(q, k, v))?;
         let forward = call.views(&inputs, &out, Some(&lse));
-        let mut backward = Backward::new(forward, d_out_bound.view()).d_q(view(0)).d_k(view(1)).d_v(view(2));
+        let [d_q, d_k, d_v] = [0, 1, 2].map(|n| gradients.view(n));
+        let mut backward = Backward::new(forward, d_out.view()).d_q(d_q).d_k(d_k).d_v(d_v);
         for (n, name) in call.names.iter().enumerate() {
+            let gradient = gradients.view(n);
             backward = match *name {
-                "bias" => backward.d_bias(view(n)),
-                "slopes" => backward.d_slopes(view(n)),
-                "relative" => backward.d_relative(view(n)),
-                "sink_logits" => backward.d_sinks(view(n)),
+                "bias" => backward.d_bias(gradient),
+                "slopes" => backward.d_slopes(gradient),
+                "relative" => backward.d_relative(gradient),
+                "sink_logits" => backward.d_sinks(gradient),
                 _ => backward,
             };
         }
-        let captured: Vec<_> = call.captured()[0]
-            .iter()
-            .map(|handle| match handle {
-                CapturedHandle::Float(n) => view(*n),
-                CapturedHandle::Other(_) => None,
-            })
-            .collect();
+        let of_captured = |handle: &CapturedHandle| match handle {
+            CapturedHandle::Float(n) => gradients.view(*n),
+            CapturedHandle::Other(_) => None,
+        };
+        let captured: Vec<_> = call.captured()[0].iter().map(of_captured).collect();
         if captured.iter().any(Option::is_some) {
             backward = backward.d_captured(&captured);
         }
-        let read = call.tensors().into_iter().map(|(_, t)| t);
-        flush(read.chain([&self.out, d_out]).chain(gradients.iter().flatten()))?;
-        then(&attention, &backward)?;
-        Ok(gradients)
+        then(&attention, &backward)
     }
 }
 
 impl Gradient for Saved {
     fn backward(&self, d_out: CubeTensor, wanted: &[bool]) -> Result<Vec<Option<CubeTensor>>> {
-        let record = |attention: &Attention, call: &Backward| {
-            let size = attention.backward_scratch_size(call)?;
-            self.shared.submit(size, |encoder, scratch| attention.backward(encoder, call, scratch))
-        };
-        on_device(&self.out, || self.run(&d_out, wanted, record))
+        on_device(&self.out, || {
+            let gradients = GradientTensors::new(&self.call.floats, wanted)?;
+            self.with_call(&d_out, &gradients, |attention, call| {
+                let size = attention.backward_scratch_size(call)?;
+                let read = self.call.tensors().into_iter().map(|(_, t)| t).chain([&self.out, &d_out]);
+                flush(read.chain(gradients.iter()))?;
+                self.shared.submit(size, |encoder, scratch| attention.backward(encoder, call, scratch))
+            })?;
+            Ok(gradients.into_tensors())
+        })
     }
 }

@@ -10,7 +10,6 @@ use burn::backend::DType as BurnDType;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Bool, Int, Tensor};
 use burn_cubecl::tensor::CubeTensor;
-use wgpu_attention::Dropout;
 use wgpu_attention::mask::{MaskMod, ScoreMod};
 
 use crate::cache::Cache;
@@ -28,7 +27,7 @@ pub type Mask = wgpu_attention::Mask<Tensor<4, Int>, Tensor<4, Bool>, Tensor<4>>
 
 /// A tensor that a score or mask function reads.
 #[derive(Clone, Debug)]
-pub enum Captured {
+pub enum CapturedTensor {
     /// For [`Captured::float`](wgpu_attention::mask::Captured::float). A score function's tensor
     /// has a gradient.
     Float(Tensor<4>),
@@ -72,8 +71,8 @@ pub struct Attend {
     scale: Option<f64>,
     softcap: Option<f64>,
     dropout: Option<(f64, u64)>,
-    score_mod: Option<(ScoreMod, Vec<Captured>, Vec<u8>)>,
-    mask_mod: Option<(MaskMod, Vec<Captured>, Vec<u8>)>,
+    score_mod: Option<(ScoreMod, Vec<CapturedTensor>, Vec<u8>)>,
+    mask_mod: Option<(MaskMod, Vec<CapturedTensor>, Vec<u8>)>,
 }
 
 impl Attend {
@@ -118,13 +117,13 @@ impl Attend {
 
     /// Changes scores by a function in WGSL, as in FlexAttention. `captured` are the tensors of
     /// [`ScoreMod::capturing`], and `uniforms` the bytes of its struct `Uniforms`.
-    pub fn score_mod(mut self, function: ScoreMod, captured: Vec<Captured>, uniforms: &[u8]) -> Self {
+    pub fn score_mod(mut self, function: ScoreMod, captured: Vec<CapturedTensor>, uniforms: &[u8]) -> Self {
         self.score_mod = Some((function, captured, uniforms.to_vec()));
         self
     }
 
     /// Hides pairs by a function in WGSL.
-    pub fn mask_mod(mut self, function: MaskMod, captured: Vec<Captured>, uniforms: &[u8]) -> Self {
+    pub fn mask_mod(mut self, function: MaskMod, captured: Vec<CapturedTensor>, uniforms: &[u8]) -> Self {
         self.mask_mod = Some((function, captured, uniforms.to_vec()));
         self
     }
@@ -199,14 +198,14 @@ impl Attend {
             ("value", Float::new("value", self.value)?),
         ];
         let mask = mask::handles(self.mask, &mut floats)?;
-        let mut captured = |tensors: Vec<Captured>| {
+        let mut captured = |tensors: Vec<CapturedTensor>| {
             let one = |tensor| match tensor {
-                Captured::Float(t) => {
+                CapturedTensor::Float(t) => {
                     floats.push(("captured", Float::new("captured", t)?));
                     Ok(CapturedHandle::Float(floats.len() - 1))
                 }
-                Captured::Int(t) => Ok(CapturedHandle::Other(Box::new(tensor::int("captured", t)?))),
-                Captured::Bool(t) => Ok(CapturedHandle::Other(Box::new(tensor::bool("captured", t)?))),
+                CapturedTensor::Int(t) => Ok(CapturedHandle::Other(Box::new(tensor::int("captured", t)?))),
+                CapturedTensor::Bool(t) => Ok(CapturedHandle::Other(Box::new(tensor::bool("captured", t)?))),
             };
             tensors.into_iter().map(one).collect::<Result<Vec<_>>>()
         };
@@ -228,7 +227,7 @@ impl Attend {
             mask_mod,
             scale: self.scale,
             softcap: self.softcap,
-            dropout: self.dropout.map(|(p, seed)| Dropout::Seeded { p, seed }),
+            dropout: self.dropout,
         };
         call.check()?;
         Ok((parents, call))

@@ -7,11 +7,11 @@ use wgpu_attention::layers::{
     LinearGradients, MultiHeadBackward, MultiHeadConfig, MultiHeadForward, MultiHeadGradients,
     MultiHeadWeights,
 };
-use wgpu_attention::{Dropout, Linear, MultiHeadAttention, TensorView};
+use wgpu_attention::{Dropout, Linear, MultiHeadAttention};
 
 use crate::device::Shared;
 use crate::error::Result;
-use crate::graph::Gradient;
+use crate::graph::{Gradient, GradientTensors};
 use crate::mask::{self, BoundMask, HandleMask};
 use crate::tensor::{Bound, empty_like, flush, on_device, same_device};
 
@@ -137,32 +137,29 @@ pub(super) struct Saved {
 impl Saved {
     /// Checks the backward pass in advance, with a gradient of the result that has no content.
     pub fn check(&self, wanted: &[bool]) -> Result<()> {
-        let d_out = empty_like(&self.out);
-        let size = |layer: &MultiHeadAttention, call: &MultiHeadBackward| {
-            Ok(layer.backward_scratch_size(call).map(drop)?)
-        };
-        on_device(&self.out, || self.run(&d_out, wanted, size)).map(drop)
+        on_device(&self.out, || {
+            let gradients = GradientTensors::new(&self.call.floats, wanted)?;
+            self.with_call(&empty_like(&self.out), &gradients, |layer, call| {
+                Ok(layer.backward_scratch_size(call).map(drop)?)
+            })
+        })
     }
 
-    fn run(
+    /// Calls `then` with the library's call.
+    fn with_call(
         &self,
         d_out: &CubeTensor,
-        wanted: &[bool],
+        gradients: &GradientTensors,
         then: impl FnOnce(&MultiHeadAttention, &MultiHeadBackward) -> Result<()>,
-    ) -> Result<Vec<Option<CubeTensor>>> {
+    ) -> Result<()> {
         let call = &self.call;
         let inputs = call.bind()?;
-        let [out, d_out_bound] = [Bound::new("out", &self.out)?, Bound::new("d_out", d_out)?];
+        let [out, d_out] = [Bound::new("out", &self.out)?, Bound::new("d_out", d_out)?];
         let stored = bind_stored(&self.stored)?;
-        let gradients: Vec<_> =
-            call.floats.iter().zip(wanted).map(|(t, wanted)| wanted.then(|| empty_like(t))).collect();
-        let bind = |t: &Option<CubeTensor>| t.as_ref().map(|t| Bound::new("gradient", t)).transpose();
-        let bound = gradients.iter().map(bind).collect::<Result<Vec<_>>>()?;
-        let view = |n: usize| bound[n].as_ref().map(Bound::view);
-        let of_input = |n: usize| bound[call.input(n)].as_ref().map(Bound::sequence);
+        let of_input = |n: usize| gradients.bound(call.input(n)).map(Bound::sequence);
         let linear = |n: usize| LinearGradients {
-            weight: view(call.inputs + n).map(|t| t.transposed(2, 3)),
-            bias: call.biases[n].and_then(view),
+            weight: gradients.view(call.inputs + n).map(|t| t.transposed(2, 3)),
+            bias: call.biases[n].and_then(|n| gradients.view(n)),
         };
         let weights = MultiHeadGradients {
             query: linear(0),
@@ -173,13 +170,13 @@ impl Saved {
         };
         let layer = call.layer(&self.shared, &inputs)?;
         let forward = call.views(&inputs, &out, Some(&stored));
-        let mut backward = MultiHeadBackward::new(forward, d_out_bound.sequence())
+        let mut backward = MultiHeadBackward::new(forward, d_out.sequence())
             .d_query(of_input(0))
             .d_key(of_input(1))
             .d_value(of_input(2))
             .d_weights(weights);
         for (n, name) in call.names.iter().enumerate() {
-            let gradient: Option<TensorView> = view(n);
+            let gradient = gradients.view(n);
             backward = match *name {
                 "bias" => backward.d_bias(gradient),
                 "slopes" => backward.d_slopes(gradient),
@@ -188,19 +185,21 @@ impl Saved {
                 _ => backward,
             };
         }
-        let read = call.tensors().into_iter().map(|(_, t)| t);
-        flush(read.chain([&self.out, d_out]).chain(&self.stored).chain(gradients.iter().flatten()))?;
-        then(&layer, &backward)?;
-        Ok(gradients)
+        then(&layer, &backward)
     }
 }
 
 impl Gradient for Saved {
     fn backward(&self, d_out: CubeTensor, wanted: &[bool]) -> Result<Vec<Option<CubeTensor>>> {
-        let record = |layer: &MultiHeadAttention, call: &MultiHeadBackward| {
-            let size = layer.backward_scratch_size(call)?;
-            self.shared.submit(size, |encoder, scratch| layer.backward(encoder, call, scratch))
-        };
-        on_device(&self.out, || self.run(&d_out, wanted, record))
+        on_device(&self.out, || {
+            let gradients = GradientTensors::new(&self.call.floats, wanted)?;
+            self.with_call(&d_out, &gradients, |layer, call| {
+                let size = layer.backward_scratch_size(call)?;
+                let read = self.call.tensors().into_iter().map(|(_, t)| t).chain([&self.out, &d_out]);
+                flush(read.chain(&self.stored).chain(gradients.iter()))?;
+                self.shared.submit(size, |encoder, scratch| layer.backward(encoder, call, scratch))
+            })?;
+            Ok(gradients.into_tensors())
+        })
     }
 }

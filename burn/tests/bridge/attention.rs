@@ -6,7 +6,7 @@ use burn::tensor::{Bool, DType, Int, Tensor};
 use wgpu_attention::mask::{HostMask, MaskMod, ScoreMod};
 use wgpu_attention::reference::{self, Options};
 use wgpu_attention::{HostTensor, Shape};
-use wgpu_attention_burn::{Attend, Captured, Error, Mask, attention};
+use wgpu_attention_burn::{Attend, CapturedTensor, Error, Mask, attention};
 
 use crate::support::{assert_close, assert_values, device, numbers, read, tensor};
 
@@ -36,7 +36,7 @@ fn grouped_heads_match_reference() {
 }
 
 #[test]
-fn burns_arguments_have_burns_meaning() {
+fn arguments_match_burns_meaning() {
     let device = device();
     let shape = [2, 3, 20, 16];
     let [q, k, v] = [1, 2, 3].map(|seed| tensor(seed, shape, &device));
@@ -120,7 +120,7 @@ fn strided_tensors_match_contiguous_ones() {
 }
 
 #[test]
-fn queued_operations_run_before_the_call() {
+fn queued_operations_run_first() {
     let device = device();
     let x = tensor::<4>(14, [1, 2, 12, 16], &device);
     let call = |x: Tensor<4>| {
@@ -150,7 +150,7 @@ fn functions_of_scores_read_tensors() {
     let pairs = MaskMod::new("fn mask_mod(at: At) -> bool { return at.key % 3u != 1u; }").unwrap();
     let table = tensor::<4>(15, [1, 6, 1, 47], &device);
     let by_function = Attend::new(q.clone(), k.clone(), v.clone())
-        .score_mod(score, vec![Captured::Float(table.clone())], &[])
+        .score_mod(score, vec![CapturedTensor::Float(table.clone())], &[])
         .mask_mod(pairs, Vec::new(), &[])
         .forward()
         .unwrap();

@@ -30,7 +30,7 @@ fn attend(device: &Device) -> Result<Tensor<4>, Error> {
 }
 
 #[test]
-fn application_gives_its_device_to_both() {
+fn application_device_serves_both() {
     let (device, setup) = application();
     let error = attend(&device).unwrap_err();
     assert!(matches!(error, Error::UnknownDevice { tensor: "query", .. }), "{error}");
@@ -41,7 +41,7 @@ fn application_gives_its_device_to_both() {
 }
 
 #[test]
-fn tensors_of_two_devices_are_an_error() {
+fn mixed_devices_are_an_error() {
     let (other, setup) = application();
     share(&other, &setup).unwrap();
     let [q, k] = [device(), other].map(|device| tensor::<4>(1, [1, 2, 9, 16], &device));
@@ -50,7 +50,7 @@ fn tensors_of_two_devices_are_an_error() {
 }
 
 #[test]
-fn tensors_of_other_threads_are_ready() {
+fn other_threads_tensors_are_ready() {
     let device = device();
     let expected = attend(&device).unwrap();
     for _ in 0..4 {

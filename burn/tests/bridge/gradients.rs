@@ -6,7 +6,7 @@ use burn::tensor::module::attention_fallback;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Device, Tensor};
 use wgpu_attention::mask::ScoreMod;
-use wgpu_attention_burn::{Attend, Captured, Error, Mask, attention};
+use wgpu_attention_burn::{Attend, CapturedTensor, Error, Mask, attention};
 
 use crate::support::{assert_close, device, read, tensor};
 
@@ -48,7 +48,7 @@ fn gradients_with_checkpointing_match_burns() {
 }
 
 #[test]
-fn one_tensor_as_query_key_and_value_gets_the_sum() {
+fn shared_input_gets_summed_gradient() {
     let device = device().autodiff();
     let [own, ours] = [(); 2].map(|()| tensor::<4>(6, SHAPE, &device).require_grad());
     let composed = attention_fallback(own.clone(), own.clone(), own.clone(), None, None, Default::default());
@@ -71,7 +71,7 @@ fn constants_get_no_gradient() {
 }
 
 #[test]
-fn captured_tensors_and_sinks_have_gradients() {
+fn captured_and_sinks_have_gradients() {
     let device = device().autodiff();
     let text = "fn score_mod(score: f32, at: At) -> f32 { return score * gain_at(0u, at.head, 0u, 0u); }";
     let function = ScoreMod::capturing(text, &[wgpu_attention::mask::Captured::float("gain")]).unwrap();
@@ -79,7 +79,7 @@ fn captured_tensors_and_sinks_have_gradients() {
     let gain = (tensor::<4>(7, [1, 3, 1, 1], &device) + 2.0).detach().require_grad();
     let sinks = tensor::<4>(8, [1, 3, 1, 1], &device).require_grad();
     let out = Attend::new(q.clone(), k.clone(), v.clone())
-        .score_mod(function, vec![Captured::Float(gain.clone())], &[])
+        .score_mod(function, vec![CapturedTensor::Float(gain.clone())], &[])
         .mask(Mask::none().sink_logits(sinks.clone()))
         .forward()
         .unwrap();
@@ -95,7 +95,7 @@ fn captured_tensors_and_sinks_have_gradients() {
 }
 
 #[test]
-fn function_without_derivative_is_an_error() {
+fn nondifferentiable_function_is_error() {
     let device = device().autodiff();
     let [q, k, v, _] = leaves(&device);
     let text = "fn score_mod(score: f32, at: At) -> f32 { return f32(bitcast<i32>(score)); }";

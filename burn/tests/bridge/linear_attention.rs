@@ -27,7 +27,7 @@ fn composed(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, causal: bool) -> Tensor<4>
 }
 
 #[test]
-fn linear_attention_and_gradients_match_burns() {
+fn results_and_gradients_match_burns() {
     let device = device().autodiff();
     for causal in [false, true] {
         let leaves = [1, 2, 3].map(|seed| tensor::<4>(seed, SHAPE, &device).require_grad());

@@ -1,4 +1,4 @@
-//! From Burn's backend tensors to their handles and back, with and without fusion.
+//! From Burn's tensor primitives to their handles and back, with and without fusion.
 
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn_cubecl::Cube;
