@@ -78,6 +78,24 @@ kernels! {
     crate::linear_attention::kernels::linear_d_queries::LinearDQueries,
     crate::linear_attention::kernels::linear_d_keys::LinearDKeys,
     crate::linear_attention::kernels::linear_d_values::LinearDValues,
+    crate::recurrent::kernels::recurrent_chunks::RecurrentChunks,
+    crate::recurrent::kernels::recurrent_norms::RecurrentNorms,
+    crate::recurrent::kernels::recurrent_rows::RecurrentRows,
+    crate::recurrent::kernels::recurrent_values::RecurrentValues,
+    crate::recurrent::kernels::recurrent_scores::RecurrentScores,
+    crate::recurrent::kernels::recurrent_solve::RecurrentSolve,
+    crate::recurrent::kernels::recurrent_chain::RecurrentChain,
+    crate::recurrent::kernels::recurrent_out::RecurrentOut,
+    crate::recurrent::kernels::recurrent_carry::RecurrentCarry,
+    crate::recurrent::kernels::recurrent_step::RecurrentStep,
+    crate::recurrent::kernels::recurrent_d_errors::RecurrentDErrors,
+    crate::recurrent::kernels::recurrent_d_states::RecurrentDStates,
+    crate::recurrent::kernels::recurrent_d_ends::RecurrentDEnds,
+    crate::recurrent::kernels::recurrent_d_pairs::RecurrentDPairs,
+    crate::recurrent::kernels::recurrent_d_channels::RecurrentDChannels,
+    crate::recurrent::kernels::recurrent_d_rows::RecurrentDRows,
+    crate::recurrent::kernels::recurrent_d_rates::RecurrentDRates,
+    crate::recurrent::kernels::recurrent_d_values::RecurrentDValues,
     crate::matmul::quantized::kernels::quantized_project::QuantizedProject,
     crate::matmul::quantized::kernels::quantized_rows::QuantizedRows,
     crate::layers::attentional::kernels::tanh_sum::TanhSum,
@@ -103,6 +121,22 @@ kernels! {
 mod tests {
     use super::*;
     use crate::device::Families;
+
+    #[test]
+    fn temp_parse() {
+        let mut seen = std::collections::BTreeSet::new();
+        for v in all().iter().filter(|v| v.label().contains("recurrent_")) {
+            let k = v.describe();
+            match naga::front::wgsl::parse_str(&k.wgsl) {
+                Err(e) => { if seen.insert(v.label()) { println!("{} {}", v.label(), e.emit_to_string(&k.wgsl)); } }
+                Ok(m) => {
+                    let r = naga::valid::Validator::new(naga::valid::ValidationFlags::all(), naga::valid::Capabilities::all()).validate(&m);
+                    if let Err(e) = r { if seen.insert(v.label()) { println!("{} {}", v.label(), e.emit_to_string(&k.wgsl)); } }
+                }
+            }
+        }
+        assert!(seen.is_empty());
+    }
 
     #[test]
     fn every_kernel_has_a_family() {

@@ -122,6 +122,8 @@ mod kernel_list;
 pub mod layers;
 #[cfg(feature = "linear-attention")]
 pub mod linear_attention;
+#[cfg(feature = "linear-attention")]
+pub mod recurrent;
 #[cfg(feature = "linformer")]
 pub mod linformer;
 #[cfg(feature = "local")]

@@ -158,6 +158,10 @@ families! {
     LinearRecurrence: "linear attention, token by token", false;
     /// Gradients of linear attention.
     LinearGradients: "gradients of linear attention", false;
+    /// Recurrent attention: linear attention with decays, and the delta rules.
+    Recurrence: "recurrent attention", false;
+    /// Gradients of recurrent attention.
+    RecurrenceGradients: "gradients of recurrent attention", false;
     /// Local attention, and predicted positions.
     LocalAttention: "local attention", false;
     /// Gradients of local attention, and of predicted positions.

@@ -170,8 +170,20 @@ impl HeadGroup {
     /// limits.
     pub fn all(outline: &LinearOutline, bytes: HeadBytes, most_heads: usize) -> Vec<Self> {
         let LinearOutline { batch, heads, kv_heads, .. } = *outline;
+        Self::of(batch, kv_heads, heads, [(SPAN_BYTES, bytes.chunk), (ROW_BYTES, bytes.rows)], most_heads)
+    }
+
+    /// Returns the groups of `kv_heads` heads of each batch entry. A group keeps each limit, given
+    /// as the most bytes and the bytes of one of these heads.
+    pub fn of(
+        batch: usize,
+        kv_heads: usize,
+        heads: usize,
+        limits: [(u64, u64); 2],
+        most_heads: usize,
+    ) -> Vec<Self> {
         let most_heads = most_heads / (heads / kv_heads.max(1)).max(1);
-        let fitting = (SPAN_BYTES / bytes.chunk.max(1)).min(ROW_BYTES / bytes.rows.max(1));
+        let fitting = limits.into_iter().map(|(most, each)| most / each.max(1)).fold(u64::MAX, u64::min);
         let most = most_heads.min(usize::try_from(fitting).unwrap_or(usize::MAX)).max(1);
         let (entries, heads) = if most >= kv_heads { (most / kv_heads.max(1), kv_heads) } else { (1, most) };
         // Groups of about the same size.

@@ -55,6 +55,11 @@ pub use crate::linear_attention::reference::{
     FeatureRow, LinearAttended, LinearAttentionGradients, LinearOptions, Seen, features, linear_attention,
     linear_attention_backward, linear_recurrence,
 };
+#[cfg(feature = "linear-attention")]
+pub use crate::recurrent::reference::{
+    RecurrentAttended, RecurrentGradients, RecurrentInputs, RecurrentOptions, recurrent_attention,
+    recurrent_attention_backward,
+};
 #[cfg(feature = "linformer")]
 pub use crate::linformer::reference::{LengthProjections, LinformerGradients, linformer, linformer_backward};
 #[cfg(feature = "local")]

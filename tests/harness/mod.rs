@@ -30,6 +30,7 @@ pub mod placed_mods;
 pub mod positions;
 pub mod profile;
 pub mod random;
+pub mod recurrent;
 pub mod report;
 pub mod rest;
 pub mod rotary;

@@ -11,4 +11,5 @@ pub mod lsh;
 pub mod mask;
 pub mod matmul;
 pub mod position;
+pub mod recurrent;
 pub mod rows;

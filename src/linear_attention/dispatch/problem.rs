@@ -70,6 +70,16 @@ impl HeadGroup {
     }
 }
 
+impl HeadGroup {
+    /// Returns the group's part of states of sequences, with query heads. The first axis is cut only
+    /// if it has an element for each batch entry and the group has not all of them.
+    pub fn cut_states<'a>(self, shape: Shape, t: TensorView<'a>) -> TensorView<'a> {
+        let (group, (first, count)) = (shape.group(), self.kv_heads);
+        let t = if self.batch.1 < shape.batch { cut(t, 0, shape.batch, self.batch) } else { t };
+        cut(t, 1, shape.heads, (first * group, count * group))
+    }
+}
+
 fn cut(t: TensorView, axis: usize, all: usize, (first, count): (usize, usize)) -> TensorView {
     if t.shape()[axis] == all { t.slice(axis, first, count) } else { t }
 }

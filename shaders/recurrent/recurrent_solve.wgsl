@@ -1,0 +1,73 @@
+// Solves (1 + A) X = R for the rows X of a chunk, with the products A of its keys, zero on and above
+// the diagonal. R are the prefix_keys, and the values. In the backward pass it solves the transposed
+// equation, with the suffix_keys and the gradients of the errors.
+//
+// memory: arrays of rows [features] at p.left and p.result, of rows [values] at p.second_left and
+// p.second_result, which may be the same. A: rows [chunk_len] at p.right
+//
+// Bindings (declared by the host): memory. Floors: chunk_len / 2 · (features + values)
+// multiply-adds a row; 4 · (2 · (features + values) + chunk_len) bytes read or written. An
+// invocation solves four columns, in blocks of rows.
+
+const BLOCK: u32 = 16u;
+
+var<private> block: array<vec4<f32>, BLOCK>;
+
+@compute @workgroup_size(WORKGROUP)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
+    let column = (group.x * WORKGROUP + index) * 4u;
+    if column >= p.features + p.values {
+        return;
+    }
+    let row = row_at(group.z, group.y);
+    let is_key = column < p.features;
+    let width = select(p.values, p.features, is_key);
+    let c = select(column - p.features, column, is_key) + row * width;
+    let given = select(p.second_left, p.left, is_key) + c;
+    let solved = select(p.second_result, p.result, is_key) + c;
+    let products = p.right + row * p.chunk_len;
+    for (var n = 0u; n < p.chunk_len; n += BLOCK) {
+        var first = n;
+        if IS_TRANSPOSED {
+            first = p.chunk_len - BLOCK - n;
+        }
+        /* unrolled */ for (var r = 0u; r < BLOCK; r++) {
+            block[r] = at4(given + (first + r) * width);
+        }
+        if IS_TRANSPOSED {
+            for (var t = first + BLOCK; t < p.chunk_len; t++) {
+                let later = at4(solved + t * width);
+                /* unrolled */ for (var r = 0u; r < BLOCK; r += 4u) {
+                    let factors = at4(products + t * p.chunk_len + first + r);
+                    block[r] -= factors.x * later;
+                    block[r + 1u] -= factors.y * later;
+                    block[r + 2u] -= factors.z * later;
+                    block[r + 3u] -= factors.w * later;
+                }
+            }
+            /* unrolled */ for (var u = 0u; u < BLOCK; u++) {
+                let at = products + (first + BLOCK - 1u - u) * p.chunk_len + first;
+                /* unrolled */ for (var r = 0u; r < BLOCK - 1u - u; r++) {
+                    block[r] -= memory_at(at + r) * block[BLOCK - 1u - u];
+                }
+            }
+        } else {
+            for (var s = 0u; s < first; s += 4u) {
+                let o = solved + s * width;
+                let earlier = mat4x4<f32>(at4(o), at4(o + width), at4(o + 2u * width), at4(o + 3u * width));
+                /* unrolled */ for (var r = 0u; r < BLOCK; r++) {
+                    block[r] -= earlier * at4(products + (first + r) * p.chunk_len + s);
+                }
+            }
+            /* unrolled */ for (var u = 0u; u < BLOCK; u++) {
+                let at = products + first * p.chunk_len + first + u;
+                /* unrolled */ for (var r = u + 1u; r < BLOCK; r++) {
+                    block[r] -= memory_at(at + r * p.chunk_len) * block[u];
+                }
+            }
+        }
+        /* unrolled */ for (var r = 0u; r < BLOCK; r++) {
+            memory_store4(solved + (first + r) * width, block[r]);
+        }
+    }
+}
