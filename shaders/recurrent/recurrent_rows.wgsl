@@ -1,12 +1,12 @@
 // Copies the rows of q and k of a chunk, with their decays. Rows past the last are zeros, and keep
-// the state unchanged. A decay is a product of exponentials, never a quotient, so that any decay is
-// safe.
+// the state unchanged. A decay is the exponential of a sum of logarithms, never a quotient or a
+// difference, so that any decay is safe.
 //
 // q, k [batch, heads, length, head_dim]   decay [batch, value_heads, length, 1 or head_dim]
 // beta [batch, value_heads, length, 1]
 // memory: arrays of rows [features]: queries q · scale, keys k, prefix_queries and prefix_keys with
 // the decay up to the row, suffix_keys β k with the decay after the row, factors exp(decay) if each
-// channel has one. rates [4]: exp(decay), the decay up to the row and after it, β. ends [features]
+// channel has one. rates [4]: the logarithm of the decay, the decay up to the row and after it, β. ends [features]
 // of a chunk: its whole decay.
 //
 // Bindings (declared by the host): q, k, decay and beta if there are any, chunks, memory. Floors: 6
@@ -25,14 +25,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let hv = z % p.value_heads;
     let h = hv / p.group;
     let row = row_at(z, group.y);
-    var product = vec4<f32>(1.0);
+    var sum = vec4<f32>();
     for (var t = 0u; t < p.chunk_len; t++) {
         let at = (row + t) * p.features + f;
         let i = chunk.first + t;
         var key = vec4<f32>();
         var query = vec4<f32>();
         var rate = 0.0;
-        var factor = vec4<f32>(1.0);
+        var log = vec4<f32>();
         if t < chunk.count {
             query = query4(b, h, i, f) * p.scale;
             key = key4(b, h, i, f);
@@ -42,9 +42,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
                 key *= norms.y;
             }
             rate = rate_of(b, hv, i);
-            factor = factor4(b, hv, i, f);
+            log = log4(b, hv, i, f);
         }
-        product *= factor;
+        sum += log;
+        let product = decay_factor4(sum);
         memory_store4(p.queries + at, query);
         memory_store4(p.keys + at, key);
         memory_store4(p.prefix_queries + at, query * product);
@@ -52,37 +53,38 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             memory_store4(p.prefix_keys + at, key * product);
         }
         if IS_BY_CHANNEL {
-            memory_store4(p.factors + at, factor);
+            memory_store4(p.factors + at, decay_factor4(log));
         }
         if f == 0u {
-            memory_store4(p.rates + 4u * (row + t), vec4<f32>(factor.x, product.x, 1.0, rate));
+            memory_store4(p.rates + 4u * (row + t), vec4<f32>(log.x, product.x, 1.0, rate));
         }
     }
-    memory_store4(p.ends + (z * p.slots + group.y) * p.features + f, product);
-    var after = vec4<f32>(1.0);
+    memory_store4(p.ends + (z * p.slots + group.y) * p.features + f, decay_factor4(sum));
+    sum = vec4<f32>();
     for (var n = 0u; n < p.chunk_len; n++) {
         let t = p.chunk_len - 1u - n;
         let at = (row + t) * p.features + f;
         let i = chunk.first + t;
         var rate = 0.0;
-        var factor = vec4<f32>(1.0);
+        var log = vec4<f32>();
         if t < chunk.count {
             rate = rate_of(b, hv, i);
-            factor = factor4(b, hv, i, f);
+            log = log4(b, hv, i, f);
         }
+        let after = decay_factor4(sum);
         memory_store4(p.suffix_keys + at, memory_at4(p.keys + at, 1u, 4u) * after * rate);
         if f == 0u {
             memory_store(p.rates + 4u * (row + t) + 2u, after.x);
         }
-        after *= factor;
+        sum += log;
     }
 }
 
-fn factor4(b: u32, h: u32, i: u32, f: u32) -> vec4<f32> {
+fn log4(b: u32, h: u32, i: u32, f: u32) -> vec4<f32> {
     if HAS_DECAY {
-        return decay_factor4(decay4(b, h, i, f));
+        return finite_log4(decay4(b, h, i, f));
     } else {
-        return vec4<f32>(1.0);
+        return vec4<f32>();
     }
 }
 

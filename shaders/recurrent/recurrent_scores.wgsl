@@ -37,21 +37,23 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             factors[n] *= memory_at(p.rates + 4u * (row + tile.column + n) + 3u);
         }
     }
+    // The sums of logarithms from the rows of the keys to the row of the query.
+    var logs = vec4<f32>();
     if IS_DECAYED {
         for (var t = 1u; t < tile.row; t++) {
-            let factor = memory_at(p.rates + 4u * (row + t));
-            factors = select(factors, factors * factor, columns < vec4<u32>(t));
+            logs = select(logs, logs + memory_at(p.rates + 4u * (row + t)), columns < vec4<u32>(t));
         }
     }
     let to = p.result + select(0u, p.second_result, is_second);
     /* unrolled */ for (var r = 0u; r < ROWS; r++) {
         let t = tile.row + r;
+        var products = sums[r] * factors;
         if IS_DECAYED {
-            let factor = memory_at(p.rates + 4u * (row + t));
-            factors = select(factors, factors * factor, columns < vec4<u32>(t));
+            logs = select(logs, logs + memory_at(p.rates + 4u * (row + t)), columns < vec4<u32>(t));
+            products *= decay_factor4(logs);
         }
         let is_seen = columns < vec4<u32>(t + select(1u, 0u, is_second));
-        memory_store4(to + (row + t) * p.chunk_len + tile.column, select(vec4<f32>(), sums[r] * factors, is_seen));
+        memory_store4(to + (row + t) * p.chunk_len + tile.column, select(vec4<f32>(), products, is_seen));
     }
 }
 

@@ -38,6 +38,7 @@ impl Variant for RecurrentRows {
             .tensor("q", "query4", "p.head_dim", in_fours)
             .tensor("k", "key4", "p.head_dim", in_fours)
             .text(shader!("recurrent/rates"))
+            .text(shader!("recurrent/decays"))
             .text(shader!("recurrent/recurrent_rows"))
             .kernel()
     }

@@ -38,6 +38,7 @@ impl Variant for RecurrentScores {
             .rows()
             .products()
             .text(shader!("recurrent/tiles"))
+            .text(shader!("recurrent/decays"))
             .text(shader!("recurrent/recurrent_scores"))
             .kernel()
     }

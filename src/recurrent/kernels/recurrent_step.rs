@@ -59,6 +59,7 @@ impl Variant for RecurrentStep {
             .state("state", true, self.state_width == Width::Four)
             .state("written", true, in_fours)
             .text(shader!("recurrent/rates"))
+            .text(shader!("recurrent/decays"))
             .text(shader!("recurrent/lanes"))
             .text(shader!("recurrent/recurrent_step"))
             .workgroup_memory(16 * parts as usize)
