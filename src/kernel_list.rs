@@ -123,22 +123,6 @@ mod tests {
     use crate::device::Families;
 
     #[test]
-    fn temp_parse() {
-        let mut seen = std::collections::BTreeSet::new();
-        for v in all().iter().filter(|v| v.label().contains("recurrent_")) {
-            let k = v.describe();
-            match naga::front::wgsl::parse_str(&k.wgsl) {
-                Err(e) => { if seen.insert(v.label()) { println!("{} {}", v.label(), e.emit_to_string(&k.wgsl)); } }
-                Ok(m) => {
-                    let r = naga::valid::Validator::new(naga::valid::ValidationFlags::all(), naga::valid::Capabilities::all()).validate(&m);
-                    if let Err(e) = r { if seen.insert(v.label()) { println!("{} {}", v.label(), e.emit_to_string(&k.wgsl)); } }
-                }
-            }
-        }
-        assert!(seen.is_empty());
-    }
-
-    #[test]
     fn every_kernel_has_a_family() {
         let all = all();
         let without = all.iter().filter(|variant| variant.families() == Families::NONE);

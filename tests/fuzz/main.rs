@@ -36,6 +36,7 @@ mod masks;
 mod operands;
 mod positions;
 mod products;
+mod recurrent;
 mod rows;
 mod stacks;
 mod world;
@@ -88,7 +89,7 @@ const STUCK: Duration = Duration::from_secs(240);
 type Subject = fn(&mut World, &mut Choices, &mut Choices, &mut String) -> Result<Outcome, String>;
 
 /// The subjects of calls, and their numbers of families.
-const SUBJECTS: [(&str, u64, Subject); 38] = [
+const SUBJECTS: [(&str, u64, Subject); 39] = [
     ("forward", 24, attention::forward),
     ("classify", 4, attention::classify),
     ("project", 4, products::project),
@@ -110,6 +111,7 @@ const SUBJECTS: [(&str, u64, Subject); 38] = [
     ("additive attention", 4, additive::additive),
     ("attentional vector", 2, additive::attentional),
     ("linear attention", 5, additive::linear),
+    ("recurrent attention", 5, recurrent::recurrent),
     ("local attention", 5, additive::local),
     ("predicted positions", 1, additive::predictor),
     ("weight norm", 1, additive::weight_norm),

@@ -9,6 +9,7 @@ use wgpu_attention::linear_attention::{FeatureMap, RandomFeatures, UpdateRule};
 use wgpu_attention::mask::Pattern;
 use wgpu_attention::matmul::{Activation, QuantizedFormat};
 use wgpu_attention::position::{MAX_POSITION, RopeConfig, RopeOrder, RopeScaling, RowPositions};
+use wgpu_attention::recurrent::Decay;
 use wgpu_attention::reference::{LshShape, classify};
 use wgpu_attention::rows::NormConfig;
 use wgpu_attention::tuning::{
@@ -24,6 +25,7 @@ use crate::harness::faults::{Fault, faulty};
 use crate::harness::linear::{LinearCase, LinearSetup};
 use crate::harness::merge::{Cut, merged};
 use crate::harness::positions::{Setup, normals};
+use crate::harness::recurrent::{RecurrentCase, RecurrentSetup};
 use crate::harness::{
     Case, HostData, Layout, Profile, Rules, attentional, linformer, local, lsh, row_stages, stacks,
 };
@@ -49,6 +51,8 @@ pub enum Other {
     Linear(Box<LinearCase>, DType, Target),
     /// Linear attention in steps, with a state.
     LinearSteps(Box<LinearCase>),
+    /// Recurrent attention and its gradients.
+    Recurrent(Box<RecurrentCase>, DType, Target),
     /// An attentional vector and its gradients, of one type.
     Attentional(DType),
     /// Attention around positions, and its gradients, of one type.
@@ -157,6 +161,14 @@ impl Other {
                 let setup = linear_setup(profile, DType::F32, Target::Auto);
                 case.in_steps_async(&setup, &[30, 1, case.shape.q_len - 31]).await
             }
+            Other::Recurrent(case, dtype, form) => {
+                let case = case.stored(*dtype, *dtype);
+                let (form, gradient, layout) = (*form, *dtype, Layout::Window(7));
+                let accumulates = *dtype == DType::F32;
+                let setup = RecurrentSetup { profile, form, dtype: *dtype, gradient, layout, accumulates };
+                let ratio = case.forward_async(&setup).await?.ratio;
+                Ok(ratio.max(case.backward_async(&setup).await?.0))
+            }
             Other::Attentional(dtype) => {
                 let (sizes, layout) = ([2, 5, 12, 8, 20], Layout::Window(7));
                 attentional::outcome_async(sizes, *dtype, layout, Target::Auto, true, profile).await
@@ -240,6 +252,27 @@ fn linear_cases() -> Vec<(&'static str, Other)> {
         ("linear attention, Fourier features", linear(of("rfa", one, rfa, false), f32, cpu)),
         ("linear attention, steps", Other::LinearSteps(Box::new(of("steps", one, FeatureMap::Elu, true)))),
         ("linear attention, gated steps", Other::LinearSteps(Box::new(gated))),
+    ]
+}
+
+/// The rules of recurrent attention, packed sequences and few tokens.
+fn recurrent_cases() -> Vec<(&'static str, Other)> {
+    let shape = Shape { batch: 1, heads: 4, kv_heads: 2, q_len: 70, kv_len: 70, head_dim: 8, value_dim: 12 };
+    let few = Shape { q_len: 3, kv_len: 3, ..shape };
+    let [f32, f16, bf16] = [DType::F32, DType::F16, DType::BF16];
+    let [gpu, cpu] = [Target::Gpu, Target::Software];
+    let of = |name: &str, shape, decay, delta| RecurrentCase::random(name, shape, decay, delta).with_states();
+    let packed = of("recurrent, packed", shape, Decay::PerHead, true);
+    let packed = packed.with(|c| c.starts = Some(vec![0, 3, 3, 66])).with_states();
+    let recurrent = |case: RecurrentCase, dtype, form| Other::Recurrent(Box::new(case), dtype, form);
+    let named = |shape, decay, delta| of("recurrent", shape, decay, delta);
+    vec![
+        ("recurrent, gated delta", recurrent(named(shape, Decay::PerHead, true), f32, gpu)),
+        ("recurrent, gated delta, cpu", recurrent(named(shape, Decay::PerHead, true), f16, cpu)),
+        ("recurrent, KDA", recurrent(named(shape, Decay::PerChannel, true), bf16, gpu)),
+        ("recurrent, GLA, cpu", recurrent(named(shape, Decay::PerChannel, false), f32, cpu)),
+        ("recurrent, packed sequences", recurrent(packed, f32, gpu)),
+        ("recurrent, few tokens", recurrent(named(few, Decay::PerHead, true), f32, gpu)),
     ]
 }
 
@@ -399,6 +432,7 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
     ]);
     cases.extend(stacked());
     cases.extend(linear_cases());
+    cases.extend(recurrent_cases());
     // A slow compiler takes half a minute for its kernels, so the check runs once per driver.
     if profile.name != "defaults" {
         cases.push(("check of the kernels", Other::Check));

@@ -13,6 +13,8 @@ mod linformer;
 mod local;
 #[cfg(feature = "lsh")]
 mod lsh;
+#[cfg(feature = "linear-attention")]
+mod recurrent;
 mod rows;
 
 use super::data::Outcome;
@@ -71,6 +73,8 @@ operators! {
     LinearAttention => linear::forward, "linear-attention";
     LinearRecurrence => linear::recurrence, "linear-attention";
     LinearGradients => linear::gradients, "linear-attention";
+    Recurrence => recurrent::forward, "linear-attention";
+    RecurrenceGradients => recurrent::gradients, "linear-attention";
     LocalAttention => local::forward, "local";
     LocalGradients => local::gradients, "local";
     AbsentRows => linformer::forward, "linformer";

@@ -20,6 +20,9 @@ use wgpu_attention::matmul::{
 use wgpu_attention::position::{
     AddPositions, PositionTable, Positions, Rope, RopeConfig, Rotate, RowPositions,
 };
+use wgpu_attention::recurrent::{
+    Decay, RecurrentAttention, RecurrentBackward, RecurrentConfig, RecurrentForward,
+};
 use wgpu_attention::rows::{
     Elementwise, ElementwiseBackward, ElementwiseForward, Embedding, EmbeddingBackward, EmbeddingForward,
     LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward, MeanPool, MeanPoolBackward, MeanPoolForward, Norm,
@@ -300,6 +303,25 @@ fn attention_of_other_kinds() {
             "linear recurrence",
             &needs,
             call!(recurrent, [forward, prepare], &call, &wrong, &mut scratch),
+        );
+
+        let config = RecurrentConfig::new(2, 8).decay(Decay::PerHead).delta(true);
+        let gated = RecurrentAttention::with_pipelines(pipelines, config).expect("an operator");
+        let token = [1, 2, 6, 1];
+        let of = |out| RecurrentForward::new(q, k, v, out).decay(b.read(3, token)).beta(b.read(4, token));
+        let mut scratch = b.scratch(gated.scratch_size(&of(out)));
+        b.check(
+            "recurrent attention",
+            &[Recurrence],
+            call!(gated, [forward, prepare], &of(out), &of(q), &mut scratch),
+        );
+        let back = RecurrentBackward::new(of(out), d_out).d_q(out).d_v(written[0]);
+        let wrong = back.d_q(q);
+        let mut scratch = b.scratch(gated.backward_scratch_size(&back));
+        b.check(
+            "recurrent attention backward",
+            &[Recurrence, RecurrenceGradients],
+            call!(gated, [backward, prepare_backward], &back, &wrong, &mut scratch),
         );
 
         let lsh =

@@ -1,10 +1,12 @@
 //! Recurrent attention: vectors, shapes, states, gradients, and what the forms have in common.
 
-use wgpu_attention::DType;
+mod errors;
+mod states;
+
 use wgpu_attention::recurrent::Decay;
 use wgpu_attention::reference::compare::compare;
-use wgpu_attention::Shape;
 use wgpu_attention::tuning::Target;
+use wgpu_attention::{DType, Shape};
 
 use crate::harness::device::{defaults, full};
 use crate::harness::recurrent::{GRADIENTS, RecurrentCase, RecurrentSetup};
@@ -91,7 +93,8 @@ fn from_vector(vector: &Vector) -> RecurrentCase {
     (case.q, case.k, case.v) = (vector.f32("q"), vector.f32("k"), vector.f32("v"));
     (case.decay, case.beta, case.initial) = (given("g"), given("beta"), given("initial_state"));
     (case.d_out, case.d_last) = (given("dout"), given("dfinal_state"));
-    case.unit_eps = vector.attrs["l2norm"].as_bool().expect("a flag").then(|| vector.number("l2norm_eps")).flatten();
+    case.unit_eps =
+        vector.attrs["l2norm"].as_bool().expect("a flag").then(|| vector.number("l2norm_eps")).flatten();
     case.scale = vector.number("scale");
     if vector.has("cu_seqlens") {
         case.starts = Some(vector.integers("cu_seqlens").into_iter().map(|n| n as u32).collect());
@@ -188,8 +191,7 @@ fn results_match_reference() {
             let always = n == m;
             for setup in setups(&name, n + m).into_iter().filter(|_| always || rest(&name)) {
                 let case = case.stored(setup.dtype, setup.gradient);
-                let judged =
-                    case.forward(&setup).and_then(|ran| Ok(ran.ratio.max(case.backward(&setup)?.0)));
+                let judged = case.forward(&setup).and_then(|ran| Ok(ran.ratio.max(case.backward(&setup)?.0)));
                 report.record(&name, &setup, judged);
             }
         }
@@ -214,10 +216,9 @@ fn steps_equal_one_call() {
                 continue;
             }
             let steps: [&[usize]; 2] = [&[70, 1, 16, 3, 30], &[1, 17, 2, 64, 36]];
-            for (dtype, layout, steps) in [
-                (DType::F32, Layout::Window(5), steps[m]),
-                (DType::BF16, Layout::Window(8), steps[1 - m]),
-            ] {
+            for (dtype, layout, steps) in
+                [(DType::F32, Layout::Window(5), steps[m]), (DType::BF16, Layout::Window(8), steps[1 - m])]
+            {
                 let setup = RecurrentSetup { dtype, layout, ..plain(form) };
                 let case = case.stored(dtype, DType::F32);
                 report.record(&name, &setup, case.in_steps(&setup, steps).map(|ran| ran.ratio));
@@ -295,7 +296,8 @@ fn twenty_runs_are_equal() {
     for form in FORMS {
         let first = (case.forward(&plain(form)).expect("a run"), case.backward(&plain(form)).expect("a run"));
         for _ in 1..20 {
-            let again = (case.forward(&plain(form)).expect("a run"), case.backward(&plain(form)).expect("a run"));
+            let again =
+                (case.forward(&plain(form)).expect("a run"), case.backward(&plain(form)).expect("a run"));
             assert_eq!((&first.0.out, &first.0.last, &first.1.1), (&again.0.out, &again.0.last, &again.1.1));
         }
     }
