@@ -15,6 +15,6 @@ pub use embedding::{Embedding, EmbeddingBackward, EmbeddingForward};
 pub use logits::{LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward, MAX_TOP_K, TopK, TopKForward};
 pub use mean_pool::{MeanPool, MeanPoolBackward, MeanPoolForward, PoolMask};
 pub use norm::config::NormConfig;
-pub use norm::{Norm, NormBackward, NormForward, NormGradients, NormWeights};
+pub use norm::{Norm, NormBackward, NormForward, NormGate, NormGradients, NormWeights};
 pub use radix_sort::{RadixSort, Sort};
 pub use weight_norm::{WeightNorm, WeightNormBackward, WeightNormForward};
