@@ -74,6 +74,9 @@ pub use crate::position::reference::{
     PositionGradients, add_positions, add_positions_backward, rotate, rotate_backward, rotate_by,
     rotate_by_backward, sinusoid,
 };
+pub use crate::rows::causal_conv::reference::{
+    CausalConvGradients, CausalConvInputs, CausalConvOutput, causal_conv, causal_conv_backward,
+};
 pub use crate::rows::elementwise::reference::{activate, activation_slope};
 pub use crate::rows::embedding::reference::{embedding, embedding_backward};
 pub use crate::rows::logits::reference::{log_softmax, log_softmax_backward, top_k};

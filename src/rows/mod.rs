@@ -1,5 +1,6 @@
-//! Operators on rows: norms, activations, embeddings, means, logits, sorting.
+//! Operators on rows: norms, activations, embeddings, means, causal convolutions, logits, sorting.
 
+pub(crate) mod causal_conv;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
 pub(crate) mod logits;
@@ -10,6 +11,7 @@ pub(crate) mod radix_sort;
 pub(crate) mod totals;
 pub(crate) mod weight_norm;
 
+pub use causal_conv::{CausalConv, CausalConvBackward, CausalConvForward};
 pub use elementwise::{Elementwise, ElementwiseBackward, ElementwiseForward};
 pub use embedding::{Embedding, EmbeddingBackward, EmbeddingForward};
 pub use logits::{LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward, MAX_TOP_K, TopK, TopKForward};
