@@ -15,6 +15,7 @@ use crate::ops::lsh;
 use crate::ops::mask::flex;
 use crate::ops::mask::patterns;
 use crate::ops::position;
+use crate::ops::rows::{causal_conv, gated_norm};
 use crate::peers::d2l;
 use crate::peers::minilm;
 use crate::peers::onnx;
@@ -49,6 +50,8 @@ fn every_vector_is_used_by_a_test() {
         (onnx::FAMILY, linear_attention::ONNX),
         (output_gate::FAMILY, output_gate::NAMES),
         (qk_norm::FAMILY, qk_norm::NAMES),
+        (causal_conv::FAMILY, causal_conv::NAMES),
+        (gated_norm::FAMILY, gated_norm::NAMES),
     ];
     let used: BTreeSet<String> = used
         .iter()
