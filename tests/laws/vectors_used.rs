@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::harness::vectors::folder;
 use crate::ops::additive;
+use crate::ops::attention::differential;
 use crate::ops::layers::mha;
 use crate::ops::layers::output_gate;
 use crate::ops::layers::qk_norm;
@@ -52,6 +53,7 @@ fn every_vector_is_used_by_a_test() {
         (qk_norm::FAMILY, qk_norm::NAMES),
         (causal_conv::FAMILY, causal_conv::NAMES),
         (gated_norm::FAMILY, gated_norm::NAMES),
+        (differential::FAMILY, differential::NAMES),
     ];
     let used: BTreeSet<String> = used
         .iter()
