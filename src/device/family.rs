@@ -128,6 +128,10 @@ families! {
     MeanPools: "mean pools", false;
     /// Gradients of means of rows.
     MeanPoolGradients: "gradients of mean pools", false;
+    /// Causal convolutions.
+    CausalConvs: "causal convolutions", false;
+    /// Gradients of causal convolutions.
+    CausalConvGradients: "gradients of causal convolutions", false;
     /// Weight norms.
     WeightNorms: "weight norms", false;
     /// Gradients of weight norms.
@@ -206,7 +210,7 @@ impl TwoForms {
 
 /// A set of families.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Families(u64);
+pub(crate) struct Families(u128);
 
 impl Families {
     pub const NONE: Families = Families(0);
@@ -227,24 +231,24 @@ impl Families {
         Families::NONE.with(family)
     }
 
-    pub const fn from_bits(bits: u64) -> Self {
-        Families(bits)
+    pub fn from_words(words: [u64; 2]) -> Self {
+        Families(u128::from(words[0]) | u128::from(words[1]) << 64)
     }
 
-    pub const fn bits(self) -> u64 {
-        self.0
+    pub fn words(self) -> [u64; 2] {
+        [self.0 as u64, (self.0 >> 64) as u64]
     }
 
     pub const fn with(self, family: Family) -> Self {
-        Families(self.0 | 1 << family as u64)
+        Families(self.0 | 1 << family as u128)
     }
 
     pub const fn without(self, family: Family) -> Self {
-        Families(self.0 & !(1 << family as u64))
+        Families(self.0 & !(1 << family as u128))
     }
 
     pub const fn contains(self, family: Family) -> bool {
-        self.0 & 1 << family as u64 != 0
+        self.0 & 1 << family as u128 != 0
     }
 
     /// The families that are in both sets.
@@ -272,7 +276,7 @@ mod tests {
     fn a_set_holds_each_family_once() {
         let all: Families = Family::ALL.into_iter().collect();
         assert_eq!(all.iter().collect::<Vec<_>>(), Family::ALL);
-        assert_eq!(all.bits().count_ones() as usize, Family::ALL.len());
+        assert_eq!(all.0.count_ones() as usize, Family::ALL.len());
         for family in Family::ALL {
             let others = all.without(family);
             assert!(!others.contains(family) && others.with(family) == all, "{family}");

@@ -65,7 +65,7 @@ struct Inner {
     /// Only the disabled families change.
     facts: Mutex<DeviceFacts>,
     /// The families of every requested pipeline.
-    used: AtomicU64,
+    used: [AtomicU64; 2],
     /// The results of checks.
     verdicts: Mutex<BTreeMap<Family, Verdict>>,
     /// True if a refused kernel disables its family. Checks and measurements set it to false.
@@ -153,7 +153,7 @@ impl Pipelines {
             places,
             bindings: Mutex::default(),
             facts: Mutex::new(facts),
-            used: AtomicU64::default(),
+            used: Default::default(),
             verdicts: Mutex::default(),
             falls_back,
         }))
@@ -266,7 +266,7 @@ impl Pipelines {
 
     /// The families of every pipeline that calls used.
     pub(crate) fn used(&self) -> Families {
-        Families::from_bits(self.0.used.load(Ordering::Relaxed))
+        Families::from_words([0, 1].map(|n| self.0.used[n].load(Ordering::Relaxed)))
     }
 
     /// Replaces the results of earlier checks. Plans do not use the families that failed.
@@ -395,7 +395,9 @@ impl Pipelines {
     /// Returns the pipeline of `key`, and compiles it at the first use. After an error the next use
     /// compiles again.
     pub(crate) fn get(&self, key: PipelineKey) -> Result<Compiled, Error> {
-        self.0.used.fetch_or(key.variant.families().bits(), Ordering::Relaxed);
+        for (used, word) in self.0.used.iter().zip(key.variant.families().words()) {
+            used.fetch_or(word, Ordering::Relaxed);
+        }
         let place = lock(&self.0.places).entry(key.clone()).or_default().clone();
         if let Some(compiled) = place.compiled.get() {
             return Ok(compiled.clone());
