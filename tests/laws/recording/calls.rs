@@ -348,15 +348,16 @@ fn attention_of_other_kinds() {
 
         let config = RecurrentConfig::new(2, 8).decay(Decay::PerHead).delta(true);
         let gated = RecurrentAttention::with_pipelines(pipelines, config).expect("an operator");
-        let token = [1, 2, 6, 1];
-        let of = |out| RecurrentForward::new(q, k, v, out).decay(b.read(3, token)).beta(b.read(4, token));
-        let mut scratch = b.scratch(gated.scratch_size(&of(out)));
+        let (decay, beta) = (b.read(3, [1, 2, 6, 1]), b.read(4, [1, 2, 6, 1]));
+        let of = |out| RecurrentForward::new(q, k, v, out).decay(decay).beta(beta);
+        let (call, wrong) = (of(out), of(q));
+        let mut scratch = b.scratch(gated.scratch_size(&call));
         b.check(
             "recurrent attention",
             &[Recurrence],
-            call!(gated, [forward, prepare], &of(out), &of(q), &mut scratch),
+            call!(gated, [forward, prepare], &call, &wrong, &mut scratch),
         );
-        let back = RecurrentBackward::new(of(out), d_out).d_q(out).d_v(written[0]);
+        let back = RecurrentBackward::new(call, d_out).d_q(out).d_v(written[0]);
         let wrong = back.d_q(q);
         let mut scratch = b.scratch(gated.backward_scratch_size(&back));
         b.check(
