@@ -1,8 +1,8 @@
 //! `scripts/gpu cargo bench --bench recurrent [-- --quick]`
 //!
-//! Times recurrent attention in chunks, beside the token-by-token kernel of linear attention. It
-//! prints the least time of interleaved rounds, the backward pass over the forward pass, and the
-//! growth with the length.
+//! Measures recurrent attention in chunks, and the token-by-token kernel of linear attention. It
+//! prints the least time of interleaved rounds and the ratio of the backward pass to the forward
+//! pass. It also prints the growth with the length.
 
 use std::time::Instant;
 

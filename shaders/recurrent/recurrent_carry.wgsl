@@ -1,12 +1,12 @@
-// Copies the states of sequences between the caller's memory and the memory in which kernels update
-// them. A sequence whose slot is outside of the caller's states begins with zeros, and its last state
-// is dropped.
+// Copies the states of sequences between the caller's memory and the memory that kernels update. A
+// sequence whose slot does not exist begins with zeros, and its last state is dropped.
 //
 // state [slots, value_heads, head_dim, value_dim]   indices [1, 1, 1, sequences]
 // carry [states, value_heads, features, values]: sequence n has state n · p.left + p.right
 //
-// Bindings (declared by the host): state and indices if there are any, carry. `first_sequence` is the
-// first sequence of the dispatch. Floors: 8 bytes an element. An invocation copies four channels.
+// Bindings (declared by the host): state and indices if there are any, carry. `first_sequence` is
+// the first sequence of the dispatch. Floors: 8 bytes an element. An invocation copies four
+// channels.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {

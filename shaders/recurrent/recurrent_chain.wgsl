@@ -1,13 +1,14 @@
 // The states of the chunks, one after the other. In a chunk, the rows of `errors` first lose what
-// the state already gives for their keys. Then the state decays, and gains suffix_keys · errors. The
-// backward pass goes from the last chunk to the first, with the gradients of errors and states.
+// the state already gives for their keys. Then the state decays, and gains suffix_keys · errors.
+// The backward pass goes from the last chunk to the first. It has the gradients of errors and
+// states, with prefix_keys, and adds prefix_queries · d_out.
 //
-// memory: states [value heads, slots, features, values] at p.states: before each chunk, or after
-// each in the backward pass. rows [values] at p.right, products with a state [features] at p.left,
-// and suffix_keys [features] at p.second_left, or in the backward pass prefix_keys. The backward
-// pass adds prefix_queries · d_out
-// carry [sequences, value_heads, features, values]: the states of sequences, read and written
-// checkpoints [value heads, features, values]: the state before the first chunk
+// memory, states [value heads, slots, features, values] at p.states: before each chunk, or backward
+// after each.
+// memory, rows [values] at p.right, which change by the products of rows [features] at p.left.
+// carry [sequences, value_heads, features, values]: the states of sequences, read and written.
+//
+// checkpoints [value heads, features, values]: the state before the first chunk.
 //
 // Bindings (declared by the host): chunks, checkpoints if there are any, carry, memory. Floors: 2 ·
 // features · values multiply-adds a row, 1 without products, 3 in the backward pass. Reads and

@@ -1,12 +1,15 @@
 // Writes the table of chunks of a call.
 //
 // lengths [batch, 1, 1, 1]   starts [1, 1, 1, sequences + 1]
-// indices, initial_indices [1, 1, 1, sequences]
-// chunks [batch, all_slots, 8]: first row, rows, rows of the sequence, sequence, begins, ends, the
-// state of the sequence, 1 if the caller has it
+// indices, initial_indices [1, 1, 1, sequences]   chunks [batch, all_slots, 8]
 //
-// Bindings (declared by the host): lengths, starts and both indices if there are any, chunks. Floors: 32 bytes
-// written a chunk. Packed rows read all starts for each chunk. An invocation writes a chunk.
+// A chunk has its first row, the number of its rows, and of those in the sequence. Then it has the
+// sequence, and flags for the first and the last chunk. The last words are the state of the
+// sequence and a flag, 1 if the caller has this state.
+//
+// Bindings (declared by the host): lengths, starts and both indices if there are any, chunks.
+// Floors: 32 bytes written a chunk. Packed rows read all starts for each chunk. An invocation
+// writes a chunk.
 
 struct Found {
     first: u32,

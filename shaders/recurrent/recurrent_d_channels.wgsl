@@ -1,5 +1,5 @@
-// recurrent_d_pairs.wgsl for decays by channel, in chunks of 16 rows. The gradients walk from row to
-// row as the state does, and decay at each step.
+// recurrent_d_pairs.wgsl for decays by channel, in chunks of 16 rows. The gradients walk from row
+// to row as the state does, and decay at each step.
 //
 // memory: as in recurrent_d_pairs.wgsl. The gradients of scores are without decays. factors
 // [features] of each row

@@ -1,5 +1,5 @@
-// The gradient of the logarithm of a chunk's whole decay, for each channel: what the state and the
-// keys of the chunk pass on to the state after it.
+// The gradient of the logarithm of a chunk's whole decay, for each channel. The state before the
+// chunk and the keys of the chunk pass it on to the state after the chunk.
 //
 // memory: suffix_keys and d_suffix_keys [features] of each row, ends, states and d_states. d_ends
 // [features] of a chunk

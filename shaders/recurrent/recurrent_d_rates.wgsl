@@ -1,6 +1,6 @@
 // The gradients of β and of the decays. The gradient of β is the key times the gradient of the
-// suffix_key. A decay acts on everything that passes it, so its gradient is a sum over the later
-// rows of the chunk, and d_ends.
+// suffix_key. A decay acts on everything that passes it. So its gradient is a sum over the later
+// rows of the chunk, plus d_ends.
 //
 // d_decay [batch, value_heads, length, 1 or head_dim]   d_beta [batch, value_heads, length, 1]
 // memory: queries, keys and their gradients [features] of each row, rates, d_ends
@@ -10,7 +10,7 @@
 
 var<workgroup> terms: array<f32, WORKGROUP>;
 
-// What a channel of a row adds to the gradients of the decays up to the row.
+// Returns the part of a channel of a row in the gradients of the decays up to the row.
 fn term(at: u32, rate: f32) -> f32 {
     var sum = memory_at(p.queries + at) * memory_at(p.d_queries + at)
         - rate * memory_at(p.keys + at) * memory_at(p.d_suffix_keys + at);

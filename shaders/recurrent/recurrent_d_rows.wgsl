@@ -4,7 +4,7 @@
 // q, k, d_q, d_k [batch, heads, length, head_dim]
 // memory: d_queries, d_keys and d_suffix_keys [features] of each row, rates, norms
 //
-// Bindings (declared by the host): q and k if their norms matter, chunks, memory, d_q and d_k if
+// Bindings (declared by the host): q and k if they have norms, chunks, memory. Then d_q and d_k if
 // they are wanted. Floors: 4 · head_dim bytes written a tensor, and 12 · features read for each
 // value head. An invocation computes a row.
 

@@ -4,9 +4,9 @@
 // out [batch, value_heads, length, value_dim]
 // memory: prefix_queries [features], scores [chunk_len] and errors [values] of each row, states
 //
-// Bindings (declared by the host): chunks, memory, `written`, which is out. Floors: (features +
-// chunk_len / 2) · values multiply-adds a row; 4 · (features + chunk_len / 2 + 2 · values) bytes
-// read or written, and a state for each chunk.
+// Bindings (declared by the host): chunks, memory, `written`, which is out.
+// Floors: (features + chunk_len / 2) · values multiply-adds a row. The kernel reads or writes 4 ·
+// (features + chunk_len / 2 + 2 · values) bytes a row, and a state for each chunk.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {

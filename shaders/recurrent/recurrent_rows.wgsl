@@ -1,13 +1,15 @@
 // Copies the rows of q and k of a chunk, with their decays. Rows past the last are zeros, and keep
 // the state unchanged. A decay is the exponential of a sum of logarithms, never a quotient or a
-// difference, so that any decay is safe.
+// difference. So any decay is safe.
 //
 // q, k [batch, heads, length, head_dim]   decay [batch, value_heads, length, 1 or head_dim]
 // beta [batch, value_heads, length, 1]
-// memory: arrays of rows [features]: queries q · scale, keys k, prefix_queries and prefix_keys with
-// the decay up to the row, suffix_keys β k with the decay after the row, factors exp(decay) if each
-// channel has one. rates [4]: the logarithm of the decay, the decay up to the row and after it, β. ends [features]
-// of a chunk: its whole decay.
+//
+// memory, rows of [features]: queries q · scale; keys k; prefix_queries and prefix_keys with the
+// decay up to the row. Then suffix_keys β k with the decay after the row, and factors exp(decay) if
+// each channel has one.
+// memory, rates [4] of a row: the logarithm of the decay, the decay up to the row and after it, β.
+// memory, ends [features] of a chunk: its whole decay.
 //
 // Bindings (declared by the host): q, k, decay and beta if there are any, chunks, memory. Floors: 6
 // · features multiply-adds a row, 8 · head_dim bytes read and 20 · features written. An invocation

@@ -1,9 +1,9 @@
-// Solves (1 + A) X = R for the rows X of a chunk, with the products A of its keys, zero on and above
-// the diagonal. R are the prefix_keys, and the values. In the backward pass it solves the transposed
-// equation, with the suffix_keys and the gradients of the errors.
+// Solves (1 + A) X = R for the rows X of a chunk. A has the products of its keys, and zeros on and
+// above the diagonal. R are the prefix_keys, and the values. The backward pass solves the
+// transposed equation, for the suffix_keys and the gradients of the errors.
 //
-// memory: arrays of rows [features] at p.left and p.result, of rows [values] at p.second_left and
-// p.second_result, which may be the same. A: rows [chunk_len] at p.right
+// memory: R and X, rows [features] at p.left and p.result. Others, rows [values], are at
+// p.second_left and p.second_result, which may be the same. A: rows [chunk_len] at p.right.
 //
 // Bindings (declared by the host): memory. Floors: chunk_len / 2 · (features + values)
 // multiply-adds a row; 4 · (2 · (features + values) + chunk_len) bytes read or written. An

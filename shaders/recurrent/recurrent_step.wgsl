@@ -5,10 +5,11 @@
 // decay [batch, value_heads, length, 1 or head_dim]   beta [batch, value_heads, length, 1]
 // state [states, value_heads, head_dim, value_dim]
 //
-// Bindings (declared by the host): q, k, v; decay, beta and chunks if there are any; state, and
-// `written`, which is out. A batch entry uses state b · p.left, or the slot that the table names. The
-// state after token t is p.right · t later. Floors: 3 · head_dim · value_dim multiply-adds a token; 8
-// bytes an element of the state. A workgroup computes some columns of a head.
+// Bindings (declared by the host): q, k, v. Then decay, beta and chunks if there are any, state,
+// and `written`, which is out. A batch entry uses state b · p.left, or the slot that the table
+// names. The state after token t is p.right · t later. Floors: 3 · head_dim · value_dim
+// multiply-adds a token; 8 bytes an element of the state. A workgroup computes some columns of a
+// head.
 
 var<workgroup> parts: array<vec4<f32>, PARTS>;
 

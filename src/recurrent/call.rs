@@ -44,10 +44,10 @@ impl<'a> RecurrentForward<'a> {
         }
     }
 
-    /// The natural logarithm of the factor by which a state decays with a token, before the token is
-    /// added: `[batch, value_heads, length, 1]`, or `head_dim` channels for
-    /// [`Decay::PerChannel`](super::Decay). F32, F16 or BF16. Axes of one element are repeated, so
-    /// that a constant for each head is `[1, value_heads, 1, 1]`. −∞ forgets everything.
+    /// The logarithm of the factor by which a state decays before a token is added. It is `[batch,
+    /// value_heads, length, 1]`, with `head_dim` channels for [`Decay::PerChannel`](super::Decay).
+    /// F32, F16 or BF16. Axes of one element are repeated, so that a constant for each head is `[1,
+    /// value_heads, 1, 1]`. −∞ forgets everything.
     pub fn decay(mut self, decay: impl Into<Option<TensorView<'a>>>) -> Self {
         self.decay = decay.into();
         self
@@ -60,15 +60,16 @@ impl<'a> RecurrentForward<'a> {
         self
     }
 
-    /// The number of tokens of each batch entry, `[batch, 1, 1, 1]`, U32. Later tokens do not change
-    /// the state, and their results are 0.
+    /// The number of tokens of each batch entry, `[batch, 1, 1, 1]`, U32. Later tokens do not
+    /// change the state, and their results are 0.
     pub fn lengths(mut self, lengths: impl Into<Option<TensorView<'a>>>) -> Self {
         self.lengths = lengths.into();
         self
     }
 
-    /// Packed sequences: batch 1, and `[1, 1, 1, sequences + 1]`, U32. Sequence n has the tokens from
-    /// element n to element n + 1, and its own state. It may be empty. Tokens of no sequence give 0.
+    /// Packed sequences: batch 1, and `[1, 1, 1, sequences + 1]`, U32. Sequence n has the tokens
+    /// from element n to element n + 1, and its own state. It may be empty. Tokens of no sequence
+    /// give 0.
     #[doc(alias = "cu_seqlens")]
     pub fn packed(mut self, starts: impl Into<Option<TensorView<'a>>>) -> Self {
         self.packed = starts.into();
@@ -99,8 +100,8 @@ impl<'a> RecurrentForward<'a> {
     }
 
     /// The place of each sequence's state among many: `[1, 1, 1, sequences]`, U32. The states are
-    /// then `[any number, value_heads, head_dim, value_dim]`. Different sequences must have different
-    /// places. A sequence whose place does not exist is left out: its results are 0.
+    /// then `[any number, value_heads, head_dim, value_dim]`. Different sequences must have
+    /// different places. A sequence whose place does not exist is left out: its results are 0.
     pub fn slots(mut self, slots: impl Into<Option<TensorView<'a>>>) -> Self {
         self.slots = slots.into();
         self
@@ -113,8 +114,8 @@ impl<'a> RecurrentForward<'a> {
         self
     }
 
-    /// Writes the state after every token, `[batch · length, value_heads, head_dim, value_dim]`, F32,
-    /// for at most 16 tokens. Token t of batch entry b has place `b · length + t`.
+    /// Writes the state after every token, `[batch · length, value_heads, head_dim, value_dim]`,
+    /// F32, for at most 16 tokens. Token t of batch entry b has place `b · length + t`.
     ///
     /// This is a checkpoint of each draft token of speculative decoding. To accept n of the tokens,
     /// pass the tensor as [`initial_state`](Self::initial_state) of the next call, with

@@ -34,8 +34,8 @@ pub struct RecurrentConfig {
 }
 
 impl RecurrentConfig {
-    /// Configures `heads` heads of queries and keys, with `head_dim` channels. The defaults: as many
-    /// value heads and channels, f32, no decay, no delta rule, scale 1 / √head_dim.
+    /// Configures `heads` heads of queries and keys, with `head_dim` channels. The defaults: as
+    /// many value heads and channels, f32, no decay, no delta rule, scale 1 / √head_dim.
     pub fn new(heads: usize, head_dim: usize) -> Self {
         RecurrentConfig {
             heads,
@@ -76,9 +76,12 @@ impl RecurrentConfig {
         self
     }
 
-    /// True for a delta rule: the update is β times the difference between the value and what the
-    /// state already gives for the key (Schlag et al. 2021, "Linear Transformers Are Secretly Fast
-    /// Weight Programmers"). A call then needs `beta`. False: the update is the value.
+    /// True for a delta rule. A state gives a value for the key, and the update is β times the
+    /// difference between the token's value and this one. A call then needs `beta`. False: the
+    /// update is the value.
+    ///
+    /// The source is Schlag et al. 2021, "Linear Transformers Are Secretly Fast Weight
+    /// Programmers".
     ///
     /// The rule is stable for keys of length 1 and β in [0, 2].
     #[doc(alias = "DeltaNet")]
@@ -93,8 +96,8 @@ impl RecurrentConfig {
         self
     }
 
-    /// Divides each row of q and k by `√(Σ x² + eps)` first, as gated DeltaNet and KDA do with eps =
-    /// 10⁻⁶. Without an eps, rows are used as they are.
+    /// Divides each row of q and k by `√(Σ x² + eps)` first, as gated DeltaNet and KDA do with eps
+    /// = 10⁻⁶. Without an eps, rows are used as they are.
     #[doc(alias = "l2norm")]
     pub fn normalize_qk(mut self, eps: impl Into<Option<f64>>) -> Self {
         self.unit_eps = eps.into();

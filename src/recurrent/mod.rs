@@ -29,11 +29,11 @@ use crate::tensor::{CallTensors, DType, Element, Error, Shape, TensorView, check
 /// ```
 ///
 /// Long calls work on chunks of 64 tokens, or 16 with a decay for each channel. The pairs within a
-/// chunk are products of matrices, and a state stands for all earlier tokens. The delta rules need
-/// the solution of a triangular equation for each chunk (Yang et al. 2024, "Parallelizing Linear
-/// Transformers with the Delta Rule over Sequence Length"). Calls of at most 16 tokens go token by
-/// token. Both give the same results. Decays are products of factors and never quotients, so that
-/// any decay is safe.
+/// chunk are products of matrices, and a state stands for all earlier tokens. The delta rules solve
+/// a triangular equation for each chunk. The source is Yang et al. 2024, "Parallelizing Linear
+/// Transformers with the Delta Rule over Sequence Length". Calls of at most 16 tokens go token by
+/// token. Both give the same results. A decay is the exponential of a sum of logarithms, never a
+/// quotient, so that any decay is safe.
 ///
 /// | layer of | call |
 /// |---|---|
@@ -41,21 +41,23 @@ use crate::tensor::{CallTensors, DType, Element, Error, Shape, TensorView, check
 /// | Kimi Linear (KDA) | `decay(PerChannel)`, `delta(true)`, `normalize_qk(1e-6)` |
 /// | DeltaNet | `delta(true)`, `normalize_qk(1e-6)` |
 /// | Mamba-2 | `decay(PerHead)`, `scale(1.0)`; q, k, v are C, B and Δt · x, the decay is Δt · A |
-/// | MiniMax and Ling (lightning attention), RetNet | `decay(PerHead)`, a constant `[1, heads, 1, 1]` |
+/// | MiniMax, Ling (lightning attention), RetNet | `decay(PerHead)`, constant: `[1, heads, 1, 1]` |
 /// | gated linear attention | `decay(PerChannel)` |
 ///
 /// ```no_run
-/// # fn f(device: &wgpu::Device, queue: &wgpu::Queue, [q, k, v, decay, beta, out]: [&wgpu::Buffer; 6])
-/// #      -> Result<(), wgpu_attention::Error> {
+/// # use wgpu_attention::{Error, wgpu};
+/// # fn f(device: &wgpu::Device, queue: &wgpu::Queue, buffers: [&wgpu::Buffer; 6]) -> Result<(), Error> {
 /// use wgpu_attention::recurrent::{Decay, RecurrentAttention, RecurrentConfig, RecurrentForward};
 /// use wgpu_attention::{DType, Scratch, TensorView};
 ///
 /// let config = RecurrentConfig::new(16, 128).value_heads(32).decay(Decay::PerHead);
 /// let attention = RecurrentAttention::new(device, config.delta(true).normalize_qk(1e-6))?;
-/// let view = |buffer, heads, channels| TensorView::new(buffer, DType::F32, [1, heads, 4096, channels]);
-/// let call = RecurrentForward::new(view(q, 16, 128), view(k, 16, 128), view(v, 32, 128), view(out, 32, 128))
-///     .decay(view(decay, 32, 1))
-///     .beta(view(beta, 32, 1));
+/// let view = |n: usize, heads, channels| {
+///     TensorView::new(buffers[n], DType::F32, [1, heads, 4096, channels])
+/// };
+/// let call = RecurrentForward::new(view(0, 16, 128), view(1, 16, 128), view(2, 32, 128), view(3, 32, 128))
+///     .decay(view(4, 32, 1))
+///     .beta(view(5, 32, 1));
 /// let mut scratch = Scratch::new(device, attention.scratch_size(&call)?)?;
 ///
 /// let mut encoder = device.create_command_encoder(&Default::default());
@@ -135,8 +137,8 @@ impl RecurrentAttention {
     }
 
     /// Returns the temporary memory that the gradients of `call` need. The rows of a span take at
-    /// most 96 MiB, as in the forward pass, and the states of sequences and their gradients as much
-    /// as the caller's. If a call has several spans, each adds the states of its beginning.
+    /// most 96 MiB, as in the forward pass. The states of sequences and their gradients take twice
+    /// as much as the caller's. If a call has several spans, each adds the states of its beginning.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).

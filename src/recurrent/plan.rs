@@ -12,12 +12,12 @@ const SPAN_BYTES: u64 = 96 << 20;
 const STATE_BYTES: u64 = 64 << 20;
 /// The most chunks of a span: workgroups along an axis of a dispatch.
 const MOST_SPAN: usize = 16384;
-/// Rows of a chunk and features of a row are padded to a multiple of this number, which the rows of
-/// every tile divide. Values are padded to a vec4.
+/// Rows of a chunk and features of a row are padded to a multiple of this number. The rows of every
+/// tile divide it. Values are padded to a vec4.
 pub(crate) const BLOCK: usize = 16;
 
-/// The sizes that the plan depends on. In `shape`, `heads` are value heads, and `kv_heads` are heads
-/// of queries and keys.
+/// The sizes that the plan depends on. In `shape`, `heads` are value heads, and `kv_heads` are
+/// heads of queries and keys.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outline {
     pub shape: Shape,

@@ -11,8 +11,8 @@ pub struct RecurrentOptions {
     pub delta: bool,
     /// The number added to the squared length of rows of q and k, if they are divided by it.
     pub unit_eps: Option<f64>,
-    /// The batch entry of each sequence, its first token and the token after its last. Each sequence
-    /// has a state.
+    /// The batch entry of each sequence, its first token and the token after its last. Each
+    /// sequence has a state.
     pub sequences: Vec<[usize; 3]>,
 }
 
@@ -126,13 +126,19 @@ fn unit<R: Real>(x: &[R], eps: Option<f64>) -> (Vec<R>, R) {
     (x.iter().map(|x| *x * factor).collect(), factor)
 }
 
-/// Computes, for each value head and token by token, `S = Diag(exp(decay)) S`, then `S = S + k u`
-/// with `u = v`, or with `u = β (v − Sᵀ k)` for a delta rule, and `out = scale · Sᵀ q` (Yang et al.
-/// 2024, "Gated Delta Networks").
+/// Computes the recurrence of each value head, token by token (Yang et al. 2024, "Gated Delta
+/// Networks"):
+///
+/// ```text
+/// S = Diag(exp(decay)) S
+/// S = S + k uᵀ          with u = v, or u = β (v − Sᵀ k) for a delta rule
+/// out = scale · Sᵀ q
+/// ```
+///
+/// In `shape`, `heads` are value heads and `kv_heads` are heads of queries and keys.
 ///
 /// # Errors
-/// Slices whose lengths do not match `shape`, whose `heads` are value heads and whose `kv_heads` are
-/// heads of queries and keys. Sequences outside of the batch.
+/// Slices whose lengths do not match `shape`. Sequences outside of the batch.
 pub fn recurrent_attention<R: Real>(
     inputs: &RecurrentInputs<R>,
     shape: Shape,

@@ -19,8 +19,8 @@ use super::run::{Layout, Placed};
 /// The gradients of a call, in the order of their tensors.
 pub const GRADIENTS: [&str; 6] = ["d_q", "d_k", "d_v", "d_decay", "d_beta", "d_initial"];
 
-/// A problem of recurrent attention. In `shape`, `heads` are value heads and `kv_heads` are heads of
-/// queries and keys.
+/// A problem of recurrent attention. In `shape`, `heads` are value heads and `kv_heads` are heads
+/// of queries and keys.
 #[derive(Clone, Debug)]
 pub struct RecurrentCase {
     pub name: String,
@@ -67,7 +67,7 @@ impl std::fmt::Display for RecurrentSetup {
     }
 }
 
-/// What a run returns: the largest error over tolerance, the results and the final states.
+/// The outcome of a run: the largest error over tolerance, the results and the final states.
 #[derive(Clone, Debug)]
 pub struct Ran {
     pub ratio: f64,
@@ -333,8 +333,8 @@ impl RecurrentCase {
         Ok(Ran { ratio: self.judge(dtype, &out, &last)?, out, last })
     }
 
-    /// Runs the backward pass. Returns the largest error over tolerance, and the gradients; those of
-    /// absent tensors are empty.
+    /// Runs the backward pass. Returns the largest error over tolerance, and the gradients; those
+    /// of absent tensors are empty.
     pub async fn backward_async(&self, setup: &RecurrentSetup) -> Result<(f64, Vec<Vec<f64>>), String> {
         let RecurrentSetup { profile, gradient, layout, accumulates, .. } = *setup;
         profile.tidy();

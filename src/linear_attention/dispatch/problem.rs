@@ -71,8 +71,8 @@ impl HeadGroup {
 }
 
 impl HeadGroup {
-    /// Returns the group's part of states of sequences, with query heads. The first axis is cut only
-    /// if it has an element for each batch entry and the group has not all of them.
+    /// Returns the group's part of states of sequences, with query heads. The first axis is cut if
+    /// it has an element for each batch entry. A group of the whole batch does not cut it.
     pub fn cut_states<'a>(self, shape: Shape, t: TensorView<'a>) -> TensorView<'a> {
         let (group, (first, count)) = (shape.group(), self.kv_heads);
         let t = if self.batch.1 < shape.batch { cut(t, 0, shape.batch, self.batch) } else { t };

@@ -31,8 +31,8 @@ pub(super) struct Builder<'a, 'p> {
     memory: Memory<'a>,
 }
 
-/// A way to copy states of sequences: the caller's states, their places, and the place in scratch of
-/// a sequence n, `n · step + first`.
+/// A way to copy states of sequences: the caller's states, and their places. Sequence n has the
+/// place `n · step + first` in scratch.
 #[derive(Clone, Copy)]
 pub(super) struct Copy<'a> {
     pub state: Option<TensorView<'a>>,

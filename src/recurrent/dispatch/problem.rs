@@ -11,8 +11,8 @@ use crate::tensor::{Error, Shape, TensorView};
 /// The most tokens of a call that are computed one after the other.
 pub(crate) const FEW: usize = 16;
 
-/// A checked call, forward or backward. In `shape`, `heads` are value heads, and `kv_heads` are heads
-/// of queries and keys.
+/// A checked call, forward or backward. In `shape`, `heads` are value heads, and `kv_heads` are
+/// heads of queries and keys.
 #[derive(Clone, Copy)]
 pub(crate) struct Problem<'a> {
     pub shape: Shape,

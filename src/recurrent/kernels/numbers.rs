@@ -54,8 +54,8 @@ params! {
         right: u32,
         depth: u32,
         result: u32,
-        /// The operand and the result of the second product of a dispatch. The second result is relative
-        /// to the first one.
+        /// The operand and the result of the second product of a dispatch. The second result is
+        /// relative to the first one.
         second_left: u32,
         second_result: u32,
         second_sign: f32,
@@ -156,8 +156,8 @@ impl Pieces {
         ))
     }
 
-    /// Adds `NAME_read(o, c)` or `NAME_write(o, c, x)` for four elements from column `c` on. Those
-    /// past the last value are zeros, or stay unchanged.
+    /// Adds `NAME_read(o, c)` or `NAME_write(o, c, x)` for four elements from column `c` on.
+    /// Elements past the last value are zeros, or stay unchanged.
     pub fn state(self, name: &str, writes: bool, in_fours: bool) -> Self {
         let read = if in_fours {
             format!("return {name}_at4(o, 1u, 4u);")

@@ -8,6 +8,7 @@ use wgpu_attention::layers::{
 use wgpu_attention::linear_attention::{LinearAttention, LinearConfig, LinearForward};
 use wgpu_attention::matmul::{ProjectionBackward, ProjectionForward};
 use wgpu_attention::position::{Rope, RopeConfig, RowPositions};
+use wgpu_attention::recurrent::{Decay, RecurrentAttention, RecurrentConfig, RecurrentForward};
 use wgpu_attention::rows::{
     LogSoftmax, LogSoftmaxForward, Norm, NormConfig, NormForward, NormWeights, TopK, TopKForward,
 };
@@ -176,6 +177,17 @@ fn of_attention(z: &Zeros, rows: &mut Rows) {
     let mut scratch = z.scratch(linear.scratch_size(&call));
     let count = z.prepared(|| linear.prepare(&call, &mut scratch));
     rows.push(("linear attention, causal", count.to_string()));
+    let config = RecurrentConfig::new(8, 64).decay(Decay::PerHead).delta(true).normalize_qk(1e-6);
+    let recurrent = RecurrentAttention::with_pipelines(&z.pipelines, config).expect("an operator");
+    for (name, length) in [("recurrent attention, gated delta rule", LENGTH), ("the same, 1 token", 1)] {
+        let [of, rates] = [64, 1].map(|channels| [1, 8, length, channels]);
+        let state = z.written(1, [1, 8, 64, 64]);
+        let call = RecurrentForward::new(z.read(of), z.read(of), z.read(of), z.written(0, of));
+        let call = call.decay(z.read(rates)).beta(z.read(rates)).state(state);
+        let mut scratch = z.scratch(recurrent.scratch_size(&call));
+        let count = z.prepared(|| recurrent.prepare(&call, &mut scratch));
+        rows.push((name, count.to_string()));
+    }
 }
 
 fn of_rows_and_products(z: &Zeros, rows: &mut Rows) {

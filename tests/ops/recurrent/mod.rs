@@ -43,8 +43,8 @@ fn plain(form: Target) -> RecurrentSetup {
     }
 }
 
-/// Returns types and layouts on both targets, with gradients in the tensors' type or in f32, written
-/// or added. The number of the case selects the one that always runs.
+/// Returns types and layouts on both targets, with gradients in the tensors' type or in f32,
+/// written or added. The number of the case selects the one that always runs.
 fn setups(name: &str, number: usize) -> Vec<RecurrentSetup> {
     let [f32, f16, bf16] = [DType::F32, DType::F16, DType::BF16];
     let mut all = Vec::new();
