@@ -5,7 +5,9 @@
 //
 // memory, states [value heads, slots, features, values] at p.states: before each chunk, or backward
 // after each.
+//
 // memory, rows [values] at p.right, which change by the products of rows [features] at p.left.
+//
 // carry [sequences, value_heads, features, values]: the states of sequences, read and written.
 //
 // checkpoints [value heads, features, values]: the state before the first chunk.

@@ -8,7 +8,9 @@
 // memory, rows of [features]: queries q · scale; keys k; prefix_queries and prefix_keys with the
 // decay up to the row. Then suffix_keys β k with the decay after the row, and factors exp(decay) if
 // each channel has one.
-// memory, rates [4] of a row: the logarithm of the decay, the decay up to the row and after it, β.
+//
+// memory, rates [4] of a row: the logarithm of the decay, the decay to it, the decay after it, β.
+//
 // memory, ends [features] of a chunk: its whole decay.
 //
 // Bindings (declared by the host): q, k, decay and beta if there are any, chunks, memory. Floors: 6

@@ -76,9 +76,9 @@ impl RecurrentConfig {
         self
     }
 
-    /// True for a delta rule. A state gives a value for the key, and the update is β times the
-    /// difference between the token's value and this one. A call then needs `beta`. False: the
-    /// update is the value.
+    /// True for a delta rule. A state gives a value for the key. The update is β times the
+    /// difference of the token's value from it. A call then needs `beta`. False: the update is the
+    /// value.
     ///
     /// The source is Schlag et al. 2021, "Linear Transformers Are Secretly Fast Weight
     /// Programmers".
