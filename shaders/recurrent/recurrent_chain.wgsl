@@ -29,96 +29,96 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             n = p.slots - 1u - step;
         }
         let chunk = chunk_of(z, n);
-        if chunk.count > 0u {
-            let row = row_at(z, n);
-            let state = p.states + (z * p.slots + n) * size + column;
-            let of_sequence = (chunk.sequence * p.value_heads + z % p.value_heads) * size + column;
-            let starts = select(chunk.begins, chunk.ends, IS_REVERSE);
-            if is_mine && (starts || step == 0u) {
-                for (var f = lane.row; f < p.features; f += STEP) {
-                    /* unrolled */ for (var r = 0u; r < ROWS; r++) {
-                        let at = (f + r) * p.values;
-                        var value = vec4<f32>();
-                        if READS_CHECKPOINTS && !starts {
-                            value = checkpoints_at4(z * size + column + at, 1u, 4u);
-                        } else {
-                            value = carry_at4(of_sequence + at, 1u, 4u);
-                        }
-                        if WRITES_CHECKPOINTS && step == 0u {
-                            checkpoints_store4(z * size + column + at, value);
-                        }
-                        memory_store4(state + at, value);
-                    }
-                }
-            }
-            synchronise();
-            if HAS_PRODUCTS && is_mine {
-                for (var t = lane.row; t < p.chunk_len; t += STEP) {
-                    clear_sums();
-                    add_rows(p.left + (row + t) * p.features, p.features, state, p.values, p.features);
-                    let at = p.right + (row + t) * p.values + column;
-                    /* unrolled */ for (var r = 0u; r < ROWS; r++) {
-                        let o = at + r * p.values;
-                        memory_store4(o, at4(o) + SIGN * sums[r]);
-                    }
-                }
-            }
-            synchronise();
-            if is_mine {
-                let ends = select(chunk.ends, chunk.begins, IS_REVERSE);
-                let last = step + 1u == p.slots;
-                var next = state + size;
-                if IS_REVERSE {
-                    next = state - size;
-                }
-                for (var f = lane.row; f < p.features; f += STEP) {
-                    clear_sums();
-                    if IS_REVERSE {
-                        if IS_DELTA {
-                            add_columns(
-                                p.prefix_keys + row * p.features + f,
-                                p.features,
-                                p.right + row * p.values + column,
-                                p.values,
-                                0u,
-                                p.chunk_len,
-                            );
-                            /* unrolled */ for (var r = 0u; r < ROWS; r++) {
-                                sums[r] = -sums[r];
-                            }
-                        }
-                        add_columns(
-                            p.prefix_queries + row * p.features + f,
-                            p.features,
-                            p.d_out + row * p.values + column,
-                            p.values,
-                            0u,
-                            p.chunk_len,
-                        );
+        // All invocations reach each barrier.
+        let is_here = is_mine && chunk.count > 0u;
+        let row = row_at(z, n);
+        let state = p.states + (z * p.slots + n) * size + column;
+        let of_sequence = (chunk.sequence * p.value_heads + z % p.value_heads) * size + column;
+        let starts = select(chunk.begins, chunk.ends, IS_REVERSE);
+        if is_here && (starts || step == 0u) {
+            for (var f = lane.row; f < p.features; f += STEP) {
+                /* unrolled */ for (var r = 0u; r < ROWS; r++) {
+                    let at = (f + r) * p.values;
+                    var value = vec4<f32>();
+                    if READS_CHECKPOINTS && !starts {
+                        value = checkpoints_at4(z * size + column + at, 1u, 4u);
                     } else {
+                        value = carry_at4(of_sequence + at, 1u, 4u);
+                    }
+                    if WRITES_CHECKPOINTS && step == 0u {
+                        checkpoints_store4(z * size + column + at, value);
+                    }
+                    memory_store4(state + at, value);
+                }
+            }
+        }
+        synchronise();
+        if HAS_PRODUCTS && is_here {
+            for (var t = lane.row; t < p.chunk_len; t += STEP) {
+                clear_sums();
+                add_rows(p.left + (row + t) * p.features, p.features, state, p.values, p.features);
+                let at = p.right + (row + t) * p.values + column;
+                /* unrolled */ for (var r = 0u; r < ROWS; r++) {
+                    let o = at + r * p.values;
+                    memory_store4(o, at4(o) + SIGN * sums[r]);
+                }
+            }
+        }
+        synchronise();
+        if is_here {
+            let ends = select(chunk.ends, chunk.begins, IS_REVERSE);
+            let last = step + 1u == p.slots;
+            var next = state + size;
+            if IS_REVERSE {
+                next = state - size;
+            }
+            for (var f = lane.row; f < p.features; f += STEP) {
+                clear_sums();
+                if IS_REVERSE {
+                    if IS_DELTA {
                         add_columns(
-                            p.suffix_keys + row * p.features + f,
+                            p.prefix_keys + row * p.features + f,
                             p.features,
                             p.right + row * p.values + column,
                             p.values,
                             0u,
                             p.chunk_len,
                         );
+                        /* unrolled */ for (var r = 0u; r < ROWS; r++) {
+                            sums[r] = -sums[r];
+                        }
                     }
-                    let decays = p.ends + (z * p.slots + n) * p.features + f;
-                    /* unrolled */ for (var r = 0u; r < ROWS; r++) {
-                        let at = (f + r) * p.values;
-                        let value = sums[r] + memory_at(decays + r) * at4(state + at);
-                        if ends || last {
-                            carry_store4(of_sequence + at, value);
-                        }
-                        if !ends && !last {
-                            memory_store4(next + at, value);
-                        }
+                    add_columns(
+                        p.prefix_queries + row * p.features + f,
+                        p.features,
+                        p.d_out + row * p.values + column,
+                        p.values,
+                        0u,
+                        p.chunk_len,
+                    );
+                } else {
+                    add_columns(
+                        p.suffix_keys + row * p.features + f,
+                        p.features,
+                        p.right + row * p.values + column,
+                        p.values,
+                        0u,
+                        p.chunk_len,
+                    );
+                }
+                let decays = p.ends + (z * p.slots + n) * p.features + f;
+                /* unrolled */ for (var r = 0u; r < ROWS; r++) {
+                    let at = (f + r) * p.values;
+                    let value = sums[r] + memory_at(decays + r) * at4(state + at);
+                    if ends || last {
+                        carry_store4(of_sequence + at, value);
+                    }
+                    if !ends && !last {
+                        memory_store4(next + at, value);
                     }
                 }
             }
-            synchronise();
         }
+        synchronise();
     }
 }

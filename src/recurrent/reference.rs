@@ -246,10 +246,8 @@ pub fn recurrent_attention_backward<R: Real>(
                 let mut d_k = zeros(head_dim);
                 for f in 0..head_dim {
                     d_q[f] = dot(&after[f * value_dim..][..value_dim], d_row) * scale;
-                    for c in 0..value_dim {
-                        let at = f * value_dim + c;
-                        d_state[at] = d_state[at] + q[f] * d_row[c] * scale;
-                    }
+                    let of_feature = &mut d_state[f * value_dim..][..value_dim];
+                    of_feature.iter_mut().zip(d_row).for_each(|(d, d_out)| *d = *d + q[f] * *d_out * scale);
                 }
                 for c in 0..value_dim {
                     let column = |x: &[R], f: usize| x[f * value_dim + c];

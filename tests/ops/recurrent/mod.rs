@@ -267,7 +267,8 @@ fn sequences_are_apart() {
 fn hostile_decays_are_safe() {
     let mut report = Report::new("recurrent attention, hostile decays");
     for (decay, delta) in [(Decay::PerHead, true), (Decay::PerChannel, true), (Decay::PerChannel, false)] {
-        let decays: [(&str, fn(usize) -> f32); 4] = [
+        type Numbers = fn(usize) -> f32;
+        let decays: [(&str, Numbers); 4] = [
             ("-10⁴ in all", |n| -100.0 * (n % 5) as f32),
             ("minus infinity", |n| if n % 7 == 3 { f32::NEG_INFINITY } else { -0.1 }),
             ("nothing", |_| 0.0),
