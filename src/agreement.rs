@@ -20,7 +20,7 @@ use crate::mask::pattern::PatternParams;
 use crate::matmul::quantized::format::QuantizedFormat;
 use crate::position::kernels::rotation_table;
 use crate::recurrent::kernels::recurrent_chunks::CHUNK_WORDS;
-use crate::recurrent::plan::{BLOCK, CHANNEL_CHUNK};
+use crate::recurrent::plan::CHANNEL_CHUNK;
 use crate::tensor::LONGEST_AXIS;
 
 /// The Rust value of a shader's constant, by file and name. `None`: Rust has no such number.
@@ -69,7 +69,6 @@ fn meant() -> BTreeMap<(&'static str, &'static str), Option<u32>> {
         ),
         ("position/rotation_table", "ORDER_HALF", rotation_table::ORDER_HALF),
         ("recurrent/chunks", "CHUNK_WORDS", CHUNK_WORDS as u32),
-        ("recurrent/recurrent_solve", "BLOCK", BLOCK as u32),
         ("recurrent/recurrent_d_channels", "CHUNK_ROWS", CHANNEL_CHUNK as u32),
         ("matmul/quantized/q4_1", "BLOCK_BYTES", QuantizedFormat::Q4_1.block_bytes() as u32),
         ("matmul/quantized/q8_0", "BLOCK_BYTES", QuantizedFormat::Q8_0.block_bytes() as u32),

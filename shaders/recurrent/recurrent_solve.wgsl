@@ -7,11 +7,7 @@
 //
 // Bindings (declared by the host): memory. Floors: chunk_len / 2 · (features + values)
 // multiply-adds a row; 4 · (2 · (features + values) + chunk_len) bytes read or written. An
-// invocation solves four columns, in blocks of rows.
-
-const BLOCK: u32 = 16u;
-
-var<private> block: array<vec4<f32>, BLOCK>;
+// invocation solves four columns, in tiles of rows.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
@@ -26,48 +22,48 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let given = select(p.second_left, p.left, is_key) + c;
     let solved = select(p.second_result, p.result, is_key) + c;
     let products = p.right + row * p.chunk_len;
-    for (var n = 0u; n < p.chunk_len; n += BLOCK) {
+    for (var n = 0u; n < p.chunk_len; n += ROWS) {
         var first = n;
         if IS_TRANSPOSED {
-            first = p.chunk_len - BLOCK - n;
+            first = p.chunk_len - ROWS - n;
         }
-        /* unrolled */ for (var r = 0u; r < BLOCK; r++) {
-            block[r] = at4(given + (first + r) * width);
+        /* unrolled */ for (var r = 0u; r < ROWS; r++) {
+            sums[r] = at4(given + (first + r) * width);
         }
         if IS_TRANSPOSED {
-            for (var t = first + BLOCK; t < p.chunk_len; t++) {
+            for (var t = first + ROWS; t < p.chunk_len; t++) {
                 let later = at4(solved + t * width);
-                /* unrolled */ for (var r = 0u; r < BLOCK; r += 4u) {
+                /* unrolled */ for (var r = 0u; r < ROWS; r += 4u) {
                     let factors = at4(products + t * p.chunk_len + first + r);
-                    block[r] -= factors.x * later;
-                    block[r + 1u] -= factors.y * later;
-                    block[r + 2u] -= factors.z * later;
-                    block[r + 3u] -= factors.w * later;
+                    sums[r] -= factors.x * later;
+                    sums[r + 1u] -= factors.y * later;
+                    sums[r + 2u] -= factors.z * later;
+                    sums[r + 3u] -= factors.w * later;
                 }
             }
-            /* unrolled */ for (var u = 0u; u < BLOCK; u++) {
-                let at = products + (first + BLOCK - 1u - u) * p.chunk_len + first;
-                /* unrolled */ for (var r = 0u; r < BLOCK - 1u - u; r++) {
-                    block[r] -= memory_at(at + r) * block[BLOCK - 1u - u];
+            /* unrolled */ for (var u = 0u; u < ROWS; u++) {
+                let at = products + (first + ROWS - 1u - u) * p.chunk_len + first;
+                /* unrolled */ for (var r = 0u; r < ROWS - 1u - u; r++) {
+                    sums[r] -= memory_at(at + r) * sums[ROWS - 1u - u];
                 }
             }
         } else {
             for (var s = 0u; s < first; s += 4u) {
                 let o = solved + s * width;
                 let earlier = mat4x4<f32>(at4(o), at4(o + width), at4(o + 2u * width), at4(o + 3u * width));
-                /* unrolled */ for (var r = 0u; r < BLOCK; r++) {
-                    block[r] -= earlier * at4(products + (first + r) * p.chunk_len + s);
+                /* unrolled */ for (var r = 0u; r < ROWS; r++) {
+                    sums[r] -= earlier * at4(products + (first + r) * p.chunk_len + s);
                 }
             }
-            /* unrolled */ for (var u = 0u; u < BLOCK; u++) {
+            /* unrolled */ for (var u = 0u; u < ROWS; u++) {
                 let at = products + first * p.chunk_len + first + u;
-                /* unrolled */ for (var r = u + 1u; r < BLOCK; r++) {
-                    block[r] -= memory_at(at + r * p.chunk_len) * block[u];
+                /* unrolled */ for (var r = u + 1u; r < ROWS; r++) {
+                    sums[r] -= memory_at(at + r * p.chunk_len) * sums[u];
                 }
             }
         }
-        /* unrolled */ for (var r = 0u; r < BLOCK; r++) {
-            memory_store4(solved + (first + r) * width, block[r]);
+        /* unrolled */ for (var r = 0u; r < ROWS; r++) {
+            memory_store4(solved + (first + r) * width, sums[r]);
         }
     }
 }

@@ -14,7 +14,7 @@ const STATE_BYTES: u64 = 64 << 20;
 const MOST_SPAN: usize = 16384;
 /// Rows of a chunk and features of a row are padded to a multiple of this number. The rows of every
 /// tile divide it. Values are padded to a vec4.
-pub(crate) const BLOCK: usize = 16;
+const BLOCK: usize = 16;
 
 /// The sizes that the plan depends on. In `shape`, `heads` are value heads, and `kv_heads` are
 /// heads of queries and keys.

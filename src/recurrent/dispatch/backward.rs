@@ -138,8 +138,9 @@ impl<'a> Builder<'a, '_> {
         let numbers = RecurrentNumbers { result: self.places.d_scores as u32, ..self.span(span) };
         let heads = self.all_heads();
         if self.problem.form.by_channel {
-            let (workgroup, groups) = self.wide(self.plan.features);
-            let call = RecurrentDChannelsCall { memory, numbers, workgroup, delta };
+            let (_, groups) = self.wide(self.plan.features);
+            let groups = groups * self.plan.chunk_len / tiles.rows as usize;
+            let call = RecurrentDChannelsCall { memory, numbers, tiles, delta };
             self.all.push(call.dispatch([groups, span.1, heads], self.device));
         } else {
             let call = RecurrentDPairsCall { memory, numbers, tiles, delta };

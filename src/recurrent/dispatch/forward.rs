@@ -129,10 +129,11 @@ impl<'a> Builder<'a, '_> {
     /// Records the equation of the errors. `numbers` gives the arrays on both sides.
     pub fn solve(&mut self, numbers: RecurrentNumbers, transposed: bool) {
         let Some(memory) = self.arrays() else { return };
-        let (workgroup, groups) = self.wide(self.plan.features + self.plan.values);
+        let (_, groups) = self.wide(self.plan.features + self.plan.values);
+        let tiles = self.problem.tiles;
         let numbers =
             RecurrentNumbers { right: (self.places.scores + self.plan.second_scores()) as u32, ..numbers };
-        let call = RecurrentSolveCall { memory, numbers, workgroup, transposed };
+        let call = RecurrentSolveCall { memory, numbers, tiles, transposed };
         self.all.push(call.dispatch([groups, numbers.slots as usize, self.all_heads()], self.device));
     }
 

@@ -3,6 +3,7 @@
 use super::numbers::{Pieces, RecurrentNumbers};
 use crate::device::{Families, Family};
 use crate::kernel::{Kernel, Variant, kernel, shader};
+use crate::linear_attention::plan::LinearTiles;
 use crate::tensor::DType;
 
 kernel! {
@@ -15,7 +16,7 @@ kernel! {
         numbers: RecurrentNumbers,
     }
     variant {
-        workgroup: u32,
+        tiles: LinearTiles,
         /// True for the transposed equation.
         transposed: bool,
     }
@@ -26,18 +27,17 @@ impl Variant for RecurrentSolve {
     const FAMILIES: Families = Families::of(Family::Recurrence);
 
     fn describe(&self) -> Kernel {
-        Pieces::new(self.declare(), self.workgroup)
-            .u32("ROWS", 4)
+        Pieces::tiled(self.declare(), self.tiles)
             .bool("IS_TRANSPOSED", self.transposed)
             .rows()
-            .text("fn at4(o: u32) -> vec4<f32> { return memory_at4(o, 1u, 4u); }\n")
+            .products()
             .text(shader!("recurrent/recurrent_solve"))
             .kernel()
     }
 
     fn all() -> impl IntoIterator<Item = Self> {
-        [8, 16, 64].into_iter().flat_map(|workgroup| {
-            [false, true].map(|transposed| RecurrentSolve { memory: DType::F32, workgroup, transposed })
+        LinearTiles::ALL.into_iter().flat_map(|tiles| {
+            [false, true].map(|transposed| RecurrentSolve { memory: DType::F32, tiles, transposed })
         })
     }
 }
