@@ -48,6 +48,7 @@
 //! | a decoder-only model | [`TransformerEncoder`] with [`Mask::causal`], `examples/gpt.rs` |
 //! | a cache for a decoder-only model | [`layers::EncoderForward::cache`] |
 //! | token ids | [`rows::Embedding`] |
+//! | a short convolution along rows, as in Mamba | [`rows::CausalConv`] |
 //! | rows to average | [`rows::MeanPool`] |
 //! | logits | [`rows::LogSoftmax`], [`rows::TopK`] |
 //! | rows to normalise or activate | [`rows::Norm`], [`rows::Elementwise`] |

@@ -128,6 +128,10 @@ families! {
     MeanPools: "mean pools", false;
     /// Gradients of means of rows.
     MeanPoolGradients: "gradients of mean pools", false;
+    /// Causal convolutions.
+    CausalConvs: "causal convolutions", false;
+    /// Gradients of causal convolutions.
+    CausalConvGradients: "gradients of causal convolutions", false;
     /// Weight norms.
     WeightNorms: "weight norms", false;
     /// Gradients of weight norms.

@@ -79,10 +79,16 @@ pub use crate::position::reference::{
     PositionGradients, add_positions, add_positions_backward, rotate, rotate_backward, rotate_by,
     rotate_by_backward, sinusoid,
 };
+pub use crate::rows::causal_conv::reference::{
+    CausalConvGradients, CausalConvInputs, CausalConvOutput, causal_conv, causal_conv_backward,
+};
 pub use crate::rows::elementwise::reference::{activate, activation_slope};
 pub use crate::rows::embedding::reference::{embedding, embedding_backward};
 pub use crate::rows::logits::reference::{log_softmax, log_softmax_backward, top_k};
 pub use crate::rows::mean_pool::reference::{mean_pool, mean_pool_backward};
-pub use crate::rows::norm::reference::{HostNorm, HostNormGradients, NormGradients, norm, norm_backward};
+pub use crate::rows::norm::reference::{
+    GatedNormGradients, HostNorm, HostNormGradients, NormGradients, gated_norm, gated_norm_backward, norm,
+    norm_backward,
+};
 pub use crate::rows::weight_norm::reference::{weight_norm, weight_norm_backward};
 pub use crate::tensor::{Real, widen};

@@ -77,7 +77,7 @@ use std::time::{Duration, Instant};
 use choices::Choices;
 use world::{Outcome, World};
 
-const FAMILIES: u64 = 142;
+const FAMILIES: u64 = 149;
 const BLOCK: u64 = 20_000;
 /// The number of failures after which more would not help.
 const ENOUGH: usize = 10;
@@ -88,7 +88,7 @@ const STUCK: Duration = Duration::from_secs(240);
 type Subject = fn(&mut World, &mut Choices, &mut Choices, &mut String) -> Result<Outcome, String>;
 
 /// The subjects of calls, and their numbers of families.
-const SUBJECTS: [(&str, u64, Subject); 38] = [
+const SUBJECTS: [(&str, u64, Subject); 40] = [
     ("forward", 24, attention::forward),
     ("classify", 4, attention::classify),
     ("project", 4, products::project),
@@ -119,6 +119,8 @@ const SUBJECTS: [(&str, u64, Subject); 38] = [
     ("elementwise", 4, rows::elementwise),
     ("embedding", 3, rows::embedding),
     ("mean pool", 2, rows::mean_pool),
+    ("gated norm", 3, rows::gated_norm),
+    ("causal convolution", 4, rows::causal_conv),
     ("log-softmax", 2, rows::log_softmax),
     ("top-k", 1, rows::top_k),
     ("encoder", 3, stacks::encoder),

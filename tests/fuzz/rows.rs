@@ -1,11 +1,13 @@
-//! Stages around attention, row by row: norms, activations, embeddings, means, logits.
+//! Stages around attention, row by row: norms, activations, embeddings, means, causal
+//! convolutions, logits.
 
 use wgpu_attention::matmul::Activation;
-use wgpu_attention::reference::{self, Real, activate, activation_slope};
+use wgpu_attention::reference::{self, CausalConvInputs, Real, activate, activation_slope};
 use wgpu_attention::rows::{
-    Elementwise, ElementwiseBackward, ElementwiseForward, Embedding, EmbeddingBackward, EmbeddingForward,
-    LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward, MeanPool, MeanPoolBackward, MeanPoolForward, Norm,
-    NormBackward, NormConfig, NormForward, PoolMask, TopK, TopKForward,
+    CausalConv, CausalConvBackward, CausalConvForward, Elementwise, ElementwiseBackward, ElementwiseForward,
+    Embedding, EmbeddingBackward, EmbeddingForward, LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward,
+    MeanPool, MeanPoolBackward, MeanPoolForward, Norm, NormBackward, NormConfig, NormForward, NormGate,
+    PoolMask, TopK, TopKForward,
 };
 use wgpu_attention::tuning::Target;
 use wgpu_attention::{DType, KernelOptions};
@@ -455,6 +457,270 @@ pub fn top_k(
             // The only error is the rounding to the output's type.
             t.judge("values", world, 1, (&naive, &want), 0.0)?;
         }
+    }
+    Ok(outcome)
+}
+
+pub fn gated_norm(
+    world: &mut World,
+    f: &mut Choices,
+    c: &mut Choices,
+    said: &mut String,
+) -> Result<Outcome, String> {
+    let [own, other] = [(); 2].map(|()| float(f));
+    let [backward, layer, weighed, first] = [(); 4].map(|()| f.one_in(2));
+    let activation = f.pick(&[Activation::Silu, Activation::Sigmoid]);
+    let (kernel_options, shape) = (form(f), rows(c));
+    let (vector, eps) = ([1, 1, 1, shape[3]], option(c, &[1e-5, 0.1]));
+    let config = if layer { NormConfig::layer() } else { NormConfig::rms() }.eps(eps);
+    let accumulates = backward && c.one_in(3);
+    let reads = [
+        (true, own, shape),
+        (true, own, shape),
+        (weighed, own, vector),
+        (weighed && layer, own, vector),
+        (backward, other, shape),
+    ];
+    let writes = [
+        (true, other, shape),
+        (backward, other, shape),
+        (backward && weighed, own, vector),
+        (backward && weighed && layer, own, vector),
+    ];
+    let mut t = Operands::gradients(world, c, accumulates, &reads, &writes);
+    t.spoil(c);
+    *said = format!("{config:?}, {activation:?}, first {first}, {t:?}");
+    let operator = match Norm::with_pipelines(world.gpu.pipelines(), config) {
+        Ok(operator) => operator.kernel_options(kernel_options),
+        Err(e) => return Ok(refused(&e)),
+    };
+    let call = NormForward::new(t.read(0), if backward { t.read(0) } else { t.written(0) })
+        .gate(gate_of(t.read(1), activation, first))
+        .weight(t.given(2))
+        .bias(t.given(3));
+    let outcome = if backward {
+        let call = NormBackward::new(call, t.read(4))
+            .d_x(t.asked(0))
+            .d_gate(t.asked(1))
+            .d_weight(t.asked(2))
+            .d_bias(t.asked(3))
+            .accumulate(accumulates);
+        let size = operator.backward_scratch_size(&call);
+        t.recorded(world, c, size, (true, &[]), record!(operator, backward, &call))?
+    } else {
+        t.recorded_plain(world, c, (true, &[]), record_plain!(operator, forward, &call))?
+    };
+    if !matches!(outcome, Outcome::Judged) {
+        return Ok(outcome);
+    }
+    let features = t.input(0).shape[3];
+    let [x, gates] = [0, 1].map(|n| t.wide::<f64>(world, n));
+    let factors: Vec<f64> = gates.iter().map(|gate| activate(*gate, activation)).collect();
+    let input: Vec<f64> = x.iter().zip(&factors).map(|(x, g)| if first { x * g } else { *x }).collect();
+    // The distance of a row's largest element from the mean's rounding, in units of the divisor.
+    let plain = reference::norm(&input, features, None, None, &config).map_err(refuses)?;
+    let spread = |row: &[f64]| {
+        let mean = if layer { row.iter().sum::<f64>() / features as f64 } else { 0.0 };
+        let variance = row.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / features as f64;
+        (variance + eps).sqrt()
+    };
+    let scale = input.chunks_exact(features).map(|row| 1.0 / spread(row)).fold(0.0, f64::max);
+    let lost = input.chunks_exact(features).map(|row| largest(row) / spread(row)).fold(1.0, f64::max);
+    let [weight, bias, d_out] = [2, 3, 4].map(|n| t.most(world, n));
+    let (weight, most_gate) = (if weighed { weight } else { 1.0 }, largest(&factors));
+    type Results<R> = Result<Vec<Vec<R>>, String>;
+    fn truth<R: Real>(
+        t: &Operands,
+        world: &World,
+        (config, activation, first): (&NormConfig, Activation, bool),
+    ) -> Results<R> {
+        let [x, gate] = [0, 1].map(|n| t.wide::<R>(world, n));
+        let [weight, bias, d_out] = [2, 3, 4].map(|n| t.wide_if::<R>(world, n));
+        let gate = gate_of(&gate[..], activation, first);
+        let (features, weight, bias) = (t.input(0).shape[3], weight.as_deref(), bias.as_deref());
+        let Some(d_out) = d_out else {
+            return Ok(vec![
+                reference::gated_norm(&x, features, weight, bias, config, gate).map_err(refuses)?,
+            ]);
+        };
+        let got = reference::gated_norm_backward(&x, features, weight, bias, config, gate, &d_out);
+        let got = got.map_err(refuses)?;
+        Ok(vec![got.norm.d_x, got.d_gate, got.norm.d_weight, got.norm.d_bias])
+    }
+    let how = (&config, activation, first);
+    let (naive, want) = (truth::<f32>(&t, world, how)?, truth::<f64>(&t, world, how)?);
+    let n = largest(&plain);
+    if !backward {
+        let most = (lost * n.max(1.0) * weight + bias) * if first { 1.0 } else { most_gate };
+        t.judge("out", world, 0, (&naive[0], &want[0]), most)?;
+        return Ok(outcome);
+    }
+    let count = (x.len() / features) as f64;
+    let after = if first { 1.0 } else { most_gate };
+    let e = scale * d_out * weight * after * (2.0 + n * n) * lost;
+    let terms = match first {
+        true => [e * most_gate, e * largest(&x) * 1.1],
+        false => [e, d_out * (lost * n.max(1.0) * weight + bias) * 1.1],
+    };
+    let terms = [terms[0], terms[1], count * d_out * after * n.max(1.0) * lost, count * d_out * after];
+    for (k, what) in ["d_x", "d_gate", "d_weight", "d_bias"].into_iter().enumerate() {
+        t.judge_gradient(what, world, k, (&naive[k], &want[k]), terms[k])?;
+    }
+    Ok(outcome)
+}
+
+fn gate_of<T>(gate: T, activation: Activation, first: bool) -> NormGate<T> {
+    if first { NormGate::before(gate, activation) } else { NormGate::after(gate, activation) }
+}
+
+pub fn causal_conv(
+    world: &mut World,
+    f: &mut Choices,
+    c: &mut Choices,
+    said: &mut String,
+) -> Result<Outcome, String> {
+    let [own, other] = [(); 2].map(|()| float(f));
+    let (backward, kind, kernel_options) = (f.one_in(2), f.below(3), form(f));
+    let [biased, silu, stated, placed] = [(); 4].map(|()| f.one_in(2));
+    let width = f.pick(&[1, 2, 4, 7]);
+    let stated = stated && width > 1;
+    // A state in place, by slots.
+    let in_place = stated && placed && !backward;
+    let activation = silu.then_some(Activation::Silu);
+    let batch = if kind == 2 { 1 } else { c.between(1, 3) };
+    let (length, channels) = (c.pick(&[1, 2, 5, 17, 20]), c.pick(&[1, 2, 4, 5, 9]));
+    let ends = c.between(2, 5);
+    let sequences = if kind == 2 { ends - 1 } else { batch };
+    let slots = if in_place { sequences + c.below(3) } else { sequences };
+    let (x, filter, vector) = ([batch, 1, length, channels], [1, 1, channels, width], [1, 1, 1, channels]);
+    let states = |count| [count, 1, width.max(2) - 1, channels];
+    let numbers = [[1; 4], [batch, 1, 1, 1], [1, 1, 1, ends]][kind];
+    let reads = [
+        (true, own, x),
+        (true, own, filter),
+        (biased, own, vector),
+        (kind > 0, DType::U32, numbers),
+        (stated && !in_place, other, states(sequences)),
+        (backward, other, x),
+        (backward && stated, other, states(sequences)),
+        (in_place, DType::U32, [sequences, 1, 1, 1]),
+    ];
+    let of_weight = backward && c.one_in(2);
+    let writes = [
+        (true, other, x),
+        (stated, other, states(slots)),
+        (of_weight, own, filter),
+        (of_weight && biased, own, vector),
+    ];
+    let accumulates = backward && c.one_in(3);
+    let mut t = Operands::gradients(world, c, accumulates, &reads, &writes);
+    if kind == 2 {
+        t.input_mut(3).buf = Buf::Starts;
+    }
+    t.spoil(c);
+    *said = format!("{kind}, {activation:?}, in place {in_place}, {t:?}");
+    let operator = CausalConv::with_pipelines(world.gpu.pipelines()).kernel_options(kernel_options);
+    let call = CausalConvForward::new(t.read(0), t.read(1), if backward { t.read(0) } else { t.written(0) })
+        .bias(t.given(2))
+        .activation(activation)
+        .lengths(t.given(3).filter(|_| kind == 1))
+        .packed(t.given(3).filter(|_| kind == 2))
+        .initial_state(t.given(4));
+    let outcome = if backward {
+        let call = CausalConvBackward::new(call, t.read(5))
+            .d_final_state(t.given(6))
+            .d_x(t.asked(0))
+            .d_initial_state(t.asked(1))
+            .d_weight(t.asked(2))
+            .d_bias(t.asked(3))
+            .accumulate(accumulates);
+        let size = operator.backward_scratch_size(&call);
+        t.recorded(world, c, size, (true, &[]), record!(operator, backward, &call))?
+    } else {
+        let state = t.asked(1);
+        let call = match in_place {
+            true => call.state(state).slots(t.given(7)),
+            false => call.final_state(state),
+        };
+        t.recorded_plain(world, c, (!in_place, &[]), record_plain!(operator, forward, &call))?
+    };
+    if !matches!(outcome, Outcome::Judged) {
+        return Ok(outcome);
+    }
+    let ([batch, _, length, channels], width) = (t.input(0).shape, t.input(1).shape[3]);
+    let numbers = if kind > 0 { t.input(3).numbers(&world.arena.before) } else { Vec::new() };
+    if kind == 2 && !numbers.is_sorted() {
+        // Then the result is unspecified.
+        return Ok(Outcome::Ran);
+    }
+    let least = |n: u32| (n as usize).min(length);
+    let parts: Vec<[usize; 2]> = match kind {
+        0 => (0..batch).map(|b| [b * length, (b + 1) * length]).collect(),
+        1 => numbers.iter().enumerate().map(|(b, n)| [b * length, b * length + least(*n)]).collect(),
+        _ => numbers.windows(2).map(|w| [least(w[0]), least(w[1])]).collect(),
+    };
+    /// The output and the states, or the gradients in the order of the outputs.
+    fn truth<R: Real>(
+        t: &Operands,
+        world: &World,
+        (parts, activation, [channels, width]): (&[[usize; 2]], Option<Activation>, [usize; 2]),
+    ) -> Result<[Vec<R>; 4], String> {
+        let [x, weight] = [0, 1].map(|n| t.wide::<R>(world, n));
+        let [bias, initial, d_out, d_final] = [2, 4, 5, 6].map(|n| t.wide_if::<R>(world, n));
+        let kept = (width - 1) * channels;
+        let mut of_rows = vec![R::zero(); x.len()];
+        let mut of_states = Vec::new();
+        let (mut d_weight, mut d_bias) = (vec![R::zero(); weight.len()], vec![R::zero(); channels]);
+        for (n, [first, end]) in parts.iter().enumerate() {
+            let (range, state) = (first * channels..end * channels, n * kept..(n + 1) * kept);
+            let inputs = CausalConvInputs {
+                x: &x[range.clone()],
+                weight: &weight,
+                bias: bias.as_deref(),
+                initial_state: initial.as_ref().map(|t| &t[state.clone()]),
+                activation,
+                channels,
+            };
+            let Some(d_out) = &d_out else {
+                let got = reference::causal_conv(&inputs).map_err(refuses)?;
+                of_rows[range].copy_from_slice(&got.out);
+                of_states.extend(got.final_state);
+                continue;
+            };
+            let d_final = d_final.as_ref().map(|t| &t[state]);
+            let got = reference::causal_conv_backward(&inputs, &d_out[range.clone()], d_final);
+            let got = got.map_err(refuses)?;
+            of_rows[range].copy_from_slice(&got.d_x);
+            of_states.extend(got.d_initial_state);
+            let add = |to: &mut Vec<R>, x: &[R]| to.iter_mut().zip(x).for_each(|(to, x)| *to = *to + *x);
+            add(&mut d_weight, &got.d_weight);
+            add(&mut d_bias, &got.d_bias);
+        }
+        Ok([of_rows, of_states, d_weight, d_bias])
+    }
+    let how = (&parts[..], activation, [channels, width]);
+    let (naive, want) = (truth::<f32>(&t, world, how)?, truth::<f64>(&t, world, how)?);
+    let [most_x, weight, bias, _, initial, d_out, d_final, _] = [0, 1, 2, 3, 4, 5, 6, 7].map(|n| match n {
+        3 | 7 => 0.0,
+        n => t.most(world, n),
+    });
+    let (row, terms) = (most_x.max(initial), width as f64);
+    let sum = terms * weight * row + bias;
+    if !backward {
+        t.judge("out", world, 0, (&naive[0], &want[0]), sum)?;
+        if t.asked(1).is_some() {
+            // States are copies: the only error is the rounding to the output's type.
+            t.judge("state", world, 1, (&naive[1], &want[1]), 0.0)?;
+        }
+        return Ok(outcome);
+    }
+    // A slope is at most 1.1. It changes by at most half of the error of the sum.
+    let e = d_out * if silu { 1.1 + 0.5 * sum } else { 1.0 };
+    let of_rows = terms * weight * e + d_final;
+    let count = (batch * length) as f64;
+    let terms = [of_rows, of_rows, count * e * row, count * e];
+    for (k, what) in ["d_x", "d_initial_state", "d_weight", "d_bias"].into_iter().enumerate() {
+        t.judge_gradient(what, world, k, (&naive[k], &want[k]), terms[k])?;
     }
     Ok(outcome)
 }

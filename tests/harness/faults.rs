@@ -22,7 +22,7 @@ pub const FAULTS: [Fault; 4] = [Fault::Scaled, Fault::Swapped, Fault::NaN, Fault
 
 /// Families of operators, each with a fault. A wrong sort and wrong lengths would give wrong
 /// addresses, so these families use `DoesNotCompile`.
-pub const OPERATORS: [(Family, Fault); 34] = [
+pub const OPERATORS: [(Family, Fault); 36] = [
     (Family::RadixSort, Fault::DoesNotCompile),
     (Family::TopK, Fault::Scaled),
     (Family::LogSoftmax, Fault::NaN),
@@ -35,6 +35,8 @@ pub const OPERATORS: [(Family, Fault); 34] = [
     (Family::EmbeddingGradients, Fault::Scaled),
     (Family::MeanPools, Fault::Scaled),
     (Family::MeanPoolGradients, Fault::Scaled),
+    (Family::CausalConvs, Fault::Scaled),
+    (Family::CausalConvGradients, Fault::Scaled),
     (Family::WeightNorms, Fault::Scaled),
     (Family::WeightNormGradients, Fault::NaN),
     (Family::Rotations, Fault::Scaled),

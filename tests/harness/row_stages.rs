@@ -4,12 +4,12 @@
 use wgpu_attention::matmul::{
     Activation, QuantizedFormat, QuantizedForward, QuantizedMatrix, QuantizedProjection, QuantizedRows,
 };
-use wgpu_attention::reference::{self, Real, activate, activation_slope, widen};
+use wgpu_attention::reference::{self, CausalConvInputs, Real, activate, activation_slope, widen};
 use wgpu_attention::rows::{
-    Elementwise, ElementwiseBackward, ElementwiseForward, Embedding, EmbeddingBackward, EmbeddingForward,
-    LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward, MeanPool, MeanPoolBackward, MeanPoolForward, Norm,
-    NormBackward, NormConfig, NormForward, PoolMask, RadixSort, Sort, TopK, TopKForward, WeightNorm,
-    WeightNormBackward, WeightNormForward,
+    CausalConv, CausalConvBackward, CausalConvForward, Elementwise, ElementwiseBackward, ElementwiseForward,
+    Embedding, EmbeddingBackward, EmbeddingForward, LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward,
+    MeanPool, MeanPoolBackward, MeanPoolForward, Norm, NormBackward, NormConfig, NormForward, NormGate,
+    PoolMask, RadixSort, Sort, TopK, TopKForward, WeightNorm, WeightNormBackward, WeightNormForward,
 };
 use wgpu_attention::tuning::Target;
 use wgpu_attention::{DType, Error, KernelOptions, Scratch};
@@ -204,6 +204,128 @@ pub async fn norm(profile: &'static Profile, config: NormConfig, dtype: DType) -
     let results = [(out, 2.0), (sum, 1.0), (d_x, 12.0), (d_weight, 3.0 * rows as f64), (d_bias, rows as f64)];
     for ((result, terms), (exact, naive)) in results.into_iter().zip(exact.into_iter().zip(naive)) {
         worst = worst.max(judged(profile, &result, (exact, naive, dtype), terms).await?);
+    }
+    Ok(worst)
+}
+
+/// Rows of heads, normalised with a gate, and all gradients.
+pub async fn gated_norm(profile: &'static Profile, first: bool, dtype: DType) -> Result<f64, String> {
+    let (rows, features) = (12, 22);
+    let (shape, vector) = ([2, 2, 3, features], [1, 1, 1, features]);
+    let [x, gate, d_out] = ["rows with a gate", "their gates", "gradients of gated rows"]
+        .map(|name| normals(name, rows * features, dtype));
+    let weight = normals("a gated norm's weight", features, dtype);
+    let input = |data: &[f32], shape| placed(profile, Values::Floats(data), dtype, shape);
+    let [x_at, gate_at, d_out_at] = [&x, &gate, &d_out].map(|t| input(t, shape));
+    let weight_at = input(&weight, vector);
+    let [out, d_x, d_gate] = [(); 3].map(|()| output(profile, dtype, shape));
+    let d_weight = output(profile, dtype, vector);
+    fn gate_of<T>(gate: T, first: bool) -> NormGate<T> {
+        let silu = Activation::Silu;
+        if first { NormGate::before(gate, silu) } else { NormGate::after(gate, silu) }
+    }
+    let config = NormConfig::rms();
+    let operator = Norm::with_pipelines(profile.gpu.pipelines(), config).map_err(refused)?;
+    let forward = NormForward::new(x_at.view(), out.view()).weight(weight_at.view());
+    let forward = forward.gate(gate_of(gate_at.view(), first));
+    let backward = NormBackward::new(forward, d_out_at.view())
+        .d_x(d_x.view())
+        .d_gate(d_gate.view())
+        .d_weight(d_weight.view());
+    let size = operator.backward_scratch_size(&backward).map_err(refused)?;
+    let mut scratch = Scratch::new(profile.gpu.device(), size).map_err(refused)?;
+    let recorded = profile.gpu.submit(|e| {
+        operator.forward(e, &forward)?;
+        operator.backward(e, &backward, &mut scratch)
+    });
+    recorded.map_err(refused)?;
+    fn truth<R: Real>(data: [&[f32]; 4], features: usize, first: bool) -> Result<[Vec<R>; 4], Error> {
+        let [x, gate, weight, d_out] = data.map(widen::<R>);
+        let (gate, config) = (gate_of(&gate[..], first), &NormConfig::rms());
+        let weight = Some(&weight[..]);
+        let out = reference::gated_norm(&x, features, weight, None, config, gate)?;
+        let got = reference::gated_norm_backward(&x, features, weight, None, config, gate, &d_out)?;
+        Ok([out, got.norm.d_x, got.d_gate, got.norm.d_weight])
+    }
+    let data = [&x[..], &gate, &weight, &d_out];
+    let exact = truth::<f64>(data, features, first).map_err(refused)?;
+    let naive = truth::<f32>(data, features, first).map_err(refused)?;
+    let mut worst: f64 = 0.0;
+    let results = [(out, 4.0), (d_x, 24.0), (d_gate, 24.0), (d_weight, 6.0 * rows as f64)];
+    for ((result, terms), (exact, naive)) in results.into_iter().zip(exact.into_iter().zip(naive)) {
+        worst = worst.max(judged(profile, &result, (exact, naive, dtype), terms).await?);
+    }
+    Ok(worst)
+}
+
+/// A causal convolution with states, and all gradients. One call has its state in place.
+pub async fn causal_conv(profile: &'static Profile, dtype: DType) -> Result<f64, String> {
+    let (length, channels, width) = (21, 14, 4);
+    let (shape, states) = ([1, 1, length, channels], [1, 1, width - 1, channels]);
+    let (filter, vector) = ([1, 1, channels, width], [1, 1, 1, channels]);
+    let of = |name: &str, shape: [usize; 4]| normals(name, shape.iter().product(), dtype);
+    let [x, d_out] = [("rows to convolve", shape), ("their gradients", shape)].map(|(n, s)| of(n, s));
+    let [weight, bias] = [("a filter", filter), ("its bias", vector)].map(|(n, s)| of(n, s));
+    let [initial, d_final] = [("a state", states), ("a state's gradient", states)].map(|(n, s)| of(n, s));
+    let input = |data: &[f32], shape| placed(profile, Values::Floats(data), dtype, shape);
+    let [x_at, d_out_at] = [&x, &d_out].map(|t| input(t, shape));
+    let (weight_at, bias_at) = (input(&weight, filter), input(&bias, vector));
+    let [initial_at, d_final_at] = [&initial, &d_final].map(|t| input(t, states));
+    let [out, steps, d_x] = [(); 3].map(|()| output(profile, dtype, shape));
+    let [state, d_initial] = [(); 2].map(|()| output(profile, dtype, states));
+    let [held_at] = Layout::Window(7).places([states]);
+    let held = Placed::holding(profile, &initial, dtype, held_at);
+    let (d_weight, d_bias) = (output(profile, dtype, filter), output(profile, dtype, vector));
+    let operator = CausalConv::with_pipelines(profile.gpu.pipelines());
+    let plain = |x, out| {
+        let call = CausalConvForward::new(x, weight_at.view(), out).bias(bias_at.view());
+        call.activation(Activation::Silu)
+    };
+    let forward = plain(x_at.view(), out.view()).initial_state(initial_at.view());
+    let backward = CausalConvBackward::new(forward, d_out_at.view())
+        .d_final_state(d_final_at.view())
+        .d_x(d_x.view())
+        .d_weight(d_weight.view())
+        .d_bias(d_bias.view())
+        .d_initial_state(d_initial.view());
+    let size = operator.backward_scratch_size(&backward).map_err(refused)?;
+    let mut scratch = Scratch::new(profile.gpu.device(), size).map_err(refused)?;
+    let recorded = profile.gpu.submit(|e| {
+        operator.forward(e, &forward.final_state(state.view()))?;
+        // A prompt, then a few rows in one dispatch.
+        for (first, rows) in [(0, 18), (18, 3)] {
+            let [x, steps] = [x_at.view(), steps.view()].map(|t| t.slice(2, first, rows));
+            operator.forward(e, &plain(x, steps).state(held.view()))?;
+        }
+        operator.backward(e, &backward, &mut scratch)
+    });
+    recorded.map_err(refused)?;
+    fn truth<R: Real>(data: [&[f32]; 6], channels: usize) -> Result<[Vec<R>; 6], Error> {
+        let [x, weight, bias, initial, d_out, d_final] = data.map(widen::<R>);
+        let inputs = CausalConvInputs {
+            x: &x,
+            weight: &weight,
+            bias: Some(&bias),
+            initial_state: Some(&initial),
+            activation: Some(Activation::Silu),
+            channels,
+        };
+        let got = reference::causal_conv(&inputs)?;
+        let back = reference::causal_conv_backward(&inputs, &d_out, Some(&d_final))?;
+        Ok([got.out, got.final_state, back.d_x, back.d_weight, back.d_bias, back.d_initial_state])
+    }
+    let data = [&x[..], &weight, &bias, &initial, &d_out, &d_final];
+    let exact = truth::<f64>(data, channels).map_err(refused)?;
+    let naive = truth::<f32>(data, channels).map_err(refused)?;
+    let again = [(&steps, 5.0, 0), (&held, 1.0, 1)];
+    let rows = length as f64;
+    let all =
+        [(&out, 5.0), (&state, 1.0), (&d_x, 6.0), (&d_weight, rows), (&d_bias, rows), (&d_initial, 6.0)];
+    let all = all.into_iter().enumerate().map(|(n, (result, terms))| (result, terms, n));
+    let mut worst: f64 = 0.0;
+    for (result, terms, n) in all.chain(again) {
+        let truth = (exact[n].clone(), naive[n].clone(), dtype);
+        worst = worst.max(judged(profile, result, truth, terms).await?);
     }
     Ok(worst)
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::harness::vectors::folder;
 use crate::ops::additive;
+use crate::ops::attention::differential;
 use crate::ops::layers::mha;
 use crate::ops::layers::output_gate;
 use crate::ops::layers::qk_norm;
@@ -16,6 +17,7 @@ use crate::ops::mask::flex;
 use crate::ops::mask::patterns;
 use crate::ops::position;
 use crate::ops::recurrent;
+use crate::ops::rows::{causal_conv, gated_norm};
 use crate::peers::d2l;
 use crate::peers::minilm;
 use crate::peers::onnx;
@@ -51,6 +53,9 @@ fn every_vector_is_used_by_a_test() {
         (output_gate::FAMILY, output_gate::NAMES),
         (qk_norm::FAMILY, qk_norm::NAMES),
         (recurrent::FAMILY, recurrent::NAMES),
+        (causal_conv::FAMILY, causal_conv::NAMES),
+        (gated_norm::FAMILY, gated_norm::NAMES),
+        (differential::FAMILY, differential::NAMES),
     ];
     let used: BTreeSet<String> = used
         .iter()

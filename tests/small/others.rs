@@ -59,6 +59,10 @@ pub enum Other {
     Embedding(DType),
     /// Means of masked rows, scaled to length 1, and their gradient, of one type.
     MeanPool(DType),
+    /// A causal convolution with states, and its gradients, of one type.
+    CausalConv(DType),
+    /// A norm with a gate before or after it, and its gradients, of one type.
+    GatedNorm(bool, DType),
     /// Log-softmax, its gradient and the top k of rows, of one type.
     Logits(DType),
     /// The norm of a sum, and its gradients, of one type.
@@ -94,6 +98,8 @@ impl Other {
             self,
             Other::Embedding(_)
                 | Other::MeanPool(_)
+                | Other::CausalConv(_)
+                | Other::GatedNorm(..)
                 | Other::Logits(_)
                 | Other::Norm(..)
                 | Other::Elementwise(..)
@@ -181,6 +187,8 @@ impl Other {
             }
             Other::Embedding(dtype) => row_stages::embedding(profile, *dtype).await,
             Other::MeanPool(dtype) => row_stages::mean_pool(profile, *dtype).await,
+            Other::CausalConv(dtype) => row_stages::causal_conv(profile, *dtype).await,
+            Other::GatedNorm(first, dtype) => row_stages::gated_norm(profile, *first, *dtype).await,
             Other::Logits(dtype) => row_stages::logits(profile, *dtype).await,
             Other::Norm(config, dtype) => row_stages::norm(profile, *config, *dtype).await,
             Other::Elementwise(activation, dtype) => {
@@ -382,6 +390,10 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
         ("layer norm, f16", Other::Norm(NormConfig::layer(), f16)),
         ("RMS norm", Other::Norm(NormConfig::rms(), f32)),
         ("RMS norm, bf16", Other::Norm(NormConfig::rms(), bf16)),
+        ("gate after an RMS norm", Other::GatedNorm(false, f32)),
+        ("gate before an RMS norm, bf16", Other::GatedNorm(true, bf16)),
+        ("causal convolution", Other::CausalConv(f32)),
+        ("causal convolution, f16", Other::CausalConv(f16)),
         ("GELU times", Other::Elementwise(Activation::Gelu, f32)),
         ("GELU by tanh times, f16", Other::Elementwise(Activation::GeluTanh, f16)),
         ("SiLU times, bf16", Other::Elementwise(Activation::Silu, bf16)),

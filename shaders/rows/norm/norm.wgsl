@@ -1,17 +1,18 @@
 // A norm of every row of s = x + residual.
 // LayerNorm (Ba et al. 2016): out = (s − mean) / √(variance + eps) · weight + bias.
 // RMSNorm (Zhang and Sennrich 2019): out = s / √(mean of s² + eps) · weight.
+// HAS_GATE: out is multiplied by f(gate). GATE_FIRST: s is multiplied by it, before the norm.
 //
-// x, residual, out, sum [batch, heads, length, features]   weight, bias [features]
+// x, residual, gate, out, sum [batch, heads, length, features]   weight, bias [features]
 //
 // ROW_LANES invocations share a row: one invocation (row_per_invocation.wgsl) or a workgroup
 // (row_per_workgroup.wgsl).
 //
-// Bindings (declared by the host): x, residual, weight and bias if present, out, sum if s is
+// Bindings (declared by the host): x, residual, weight, bias and gate if present, out, sum if s is
 // stored. `IN_FOURS`: all of them are accessed as vec4.
 // If the norm is in place, x is out. An invocation then only writes elements that no other
 // invocation reads, after the sums of the row.
-// Bytes: x, residual once from memory and twice from caches; out and sum once.
+// Bytes: x, residual, gate once from memory and twice from caches; out and sum once.
 
 fn store_sum4(at: Place, d: u32, value: vec4<f32>) {
     let o = view_at(p.sum, at.b, at.h, at.i, d);
@@ -52,6 +53,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             }
             if HAS_BIAS {
                 y += bias_at4(p.affine.z + d * p.affine.w, p.affine.w, p.features - d);
+            }
+            if HAS_GATE && !GATE_FIRST {
+                y *= activate4(gate4(at, d));
             }
             store_out4(at, d, y);
         }

@@ -2,28 +2,34 @@
 // normalised row, and r its scale. Then d_x = r · (g − mean of g − n · mean of g n) + d_sum.
 // RMSNorm omits the mean of g.
 //
-// x, residual, d_out, d_sum, d_x [batch, heads, length, features]   weight [features]
-// statistics [rows, 3]: mean, rest, scale (negative with FAR_EXPONENT)
+// HAS_GATE: g also has the factor f(gate), and d_gate = d_out · (n · weight + bias) · f'(gate).
+// GATE_FIRST: n and r are those of x · f(gate). With e in place of d_x above, d_x = e · f(gate) and
+// d_gate = e · x · f'(gate).
+//
+// x, residual, gate, d_out, d_sum, d_x, d_gate [batch, heads, length, features]
+// weight, bias [features]   statistics [rows, 3]: mean, rest, scale (negative with FAR_EXPONENT)
 //
 // ROW_LANES invocations share a row, as in norm.wgsl.
 //
-// Bindings (declared by the host): x, residual, weight if present, d_out, d_sum if present, d_x and
-// statistics if requested. `IN_FOURS`: all except statistics are accessed as vec4. ACCUMULATES: the
-// gradient is added to d_x.
+// Bindings (declared by the host): x, residual, weight, bias and gate if present. Then d_out, d_sum
+// if present, d_x, d_gate and statistics if requested. `IN_FOURS`: all except statistics are
+// accessed as vec4. ACCUMULATES: the gradients are added to d_x and d_gate. A gated norm has
+// neither residual nor d_sum.
 // Bytes: x, residual and d_out once from memory, and a second time from caches; d_sum once, d_x
 // once.
 
 // d_out · weight from channel d on; zero past the last channel. Both passes must round the product
 // in the same way. A compiler may contract the product and `− mean` to a fused multiply-add. If the
 // difference is 0, this leaves the rounding error of the product, and 1 / √eps multiplies it.
-// `p.rows >> 31u` is 0, but no compiler knows this. A product whose bits are joined with it cannot
-// be contracted.
 fn weighted4(at: Place, d: u32) -> vec4<f32> {
     var g = d_out_at4(view_at(p.d_out, at.b, at.h, at.i, d), p.d_out.strides.w, p.features - d);
     if HAS_WEIGHT {
-        g *= weight_at4(p.weight_at.x + d * p.weight_at.y, p.weight_at.y, p.features - d);
+        g *= weight_at4(p.affine.x + d * p.affine.y, p.affine.y, p.features - d);
     }
-    return bitcast<vec4<f32>>(bitcast<vec4<u32>>(g) | vec4<u32>(p.rows >> 31u));
+    if HAS_GATE && !GATE_FIRST {
+        g *= activate4(gate4(at, d));
+    }
+    return rounded4(g);
 }
 
 // The mean over a row. For a sum beyond f32's range, sums.y is the sum of the terms / 2 to the
@@ -48,6 +54,33 @@ fn store_d_x4(at: Place, d: u32, gradient: vec4<f32>) {
     }
 }
 
+fn store_d_gate4(at: Place, d: u32, gradient: vec4<f32>) {
+    let o = view_at(p.d_gate, at.b, at.h, at.i, d);
+    var sum = gradient;
+    if ACCUMULATES {
+        sum += d_gate_at4(o, p.d_gate.strides.w, p.features - d);
+    }
+    if IN_FOURS {
+        d_gate_store4(o, sum);
+    } else {
+        for (var c = 0u; c < min(4u, p.features - d); c++) {
+            d_gate_store(o + c * p.d_gate.strides.w, component(sum, c));
+        }
+    }
+}
+
+// The gradient of a gate after the norm, without the slope: d_out times the row before the gate.
+fn gated_rows4(at: Place, d: u32, n: vec4<f32>) -> vec4<f32> {
+    var y = n;
+    if HAS_WEIGHT {
+        y *= weight_at4(p.affine.x + d * p.affine.y, p.affine.y, p.features - d);
+    }
+    if HAS_BIAS {
+        y += bias_at4(p.affine.z + d * p.affine.w, p.affine.w, p.features - d);
+    }
+    return y * d_out_at4(view_at(p.d_out, at.b, at.h, at.i, d), p.d_out.strides.w, p.features - d);
+}
+
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
     let lane = lane_of(index);
@@ -62,7 +95,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
                 statistics_store(3u * row + 2u, select(-s.scale, s.scale, s.exponent == 0u));
             }
         }
-        if HAS_D_X {
+        if HAS_D_X || HAS_D_GATE {
             var sums = vec4<f32>();
             var far_sums = vec4<f32>();
             var products = vec4<f32>();
@@ -87,7 +120,19 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
                 if HAS_D_SUM {
                     d_x += d_sum_at4(view_at(p.d_sum, at.b, at.h, at.i, d), p.d_sum.strides.w, p.features - d);
                 }
-                store_d_x4(at, d, d_x);
+                if HAS_D_GATE {
+                    var d_gate = gated_rows4(at, d, n);
+                    if GATE_FIRST {
+                        d_gate = d_x * bare4(at, d);
+                    }
+                    store_d_gate4(at, d, d_gate * slope4(gate4(at, d)));
+                }
+                if GATE_FIRST {
+                    d_x *= activate4(gate4(at, d));
+                }
+                if HAS_D_X {
+                    store_d_x4(at, d, d_x);
+                }
             }
         }
     }

@@ -57,6 +57,8 @@ operators! {
     EmbeddingGradients => rows::embedding_gradients;
     MeanPools => rows::mean_pool;
     MeanPoolGradients => rows::mean_pool_gradients;
+    CausalConvs => rows::causal_conv;
+    CausalConvGradients => rows::causal_conv_gradients;
     WeightNorms => rows::weight_norm;
     WeightNormGradients => rows::weight_norm_gradients;
     Rotations => rows::rotate;

@@ -8,12 +8,12 @@ use crate::matmul::{
     Activation, QuantizedFormat, QuantizedForward, QuantizedMatrix, QuantizedProjection, QuantizedRows,
 };
 use crate::position::{AddPositions, PositionTable, Positions, Rope, RopeConfig, Rotate, RowPositions};
-use crate::reference;
+use crate::reference::{self, CausalConvInputs};
 use crate::rows::{
-    Elementwise, ElementwiseBackward, ElementwiseForward, Embedding, EmbeddingBackward, EmbeddingForward,
-    LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward, MeanPool, MeanPoolBackward, MeanPoolForward, Norm,
-    NormBackward, NormConfig, NormForward, PoolMask, RadixSort, Sort, TopK, TopKForward, WeightNorm,
-    WeightNormBackward, WeightNormForward,
+    CausalConv, CausalConvBackward, CausalConvForward, Elementwise, ElementwiseBackward, ElementwiseForward,
+    Embedding, EmbeddingBackward, EmbeddingForward, LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward,
+    MeanPool, MeanPoolBackward, MeanPoolForward, Norm, NormBackward, NormConfig, NormForward, PoolMask,
+    RadixSort, Sort, TopK, TopKForward, WeightNorm, WeightNormBackward, WeightNormForward,
 };
 use crate::tensor::{Error, HostTensor};
 
@@ -197,6 +197,60 @@ pub(super) async fn mean_pool_gradients(gpu: &Gpu) -> Result<Outcome, Error> {
     bench.run("gradients of a mean", |encoder| operator.backward(encoder, &call)).await?;
     let both = both!(|x, d_out| [reference::mean_pool_backward(x, WIDTH, &sequences(), true, d_out)?]);
     judged(gpu, [&d_x], both).await
+}
+
+/// A filter of four columns and the states of two sequences.
+const FILTER: [usize; 4] = [1, 1, WIDTH, 4];
+const STATES: [usize; 4] = [2, 1, 3, WIDTH];
+
+pub(super) async fn causal_conv(gpu: &Gpu) -> Result<Outcome, Error> {
+    let bench = Bench::new(gpu);
+    let (x, weight, bias) = (bench.noise(ROWS, 1)?, bench.noise(FILTER, 2)?, bench.noise(ROW, 3)?);
+    let (initial, state) = (bench.noise(STATES, 4)?, bench.zeros(STATES)?);
+    let out = bench.zeros(ROWS)?;
+    let call = CausalConvForward::new(x.view(), weight.view(), out.view()).bias(bias.view());
+    let call = call.activation(ACTIVATION).initial_state(initial.view()).final_state(state.view());
+    let operator = CausalConv::with_pipelines(gpu.pipelines());
+    bench.run("a causal convolution", |encoder| operator.forward(encoder, &call)).await?;
+    let both = both!(|x, weight, bias, initial| {
+        let [mut out, mut state] = [Vec::new(), Vec::new()];
+        for (x, initial) in x.chunks_exact(LENGTH * WIDTH).zip(initial.chunks_exact(3 * WIDTH)) {
+            let (bias, initial_state) = (Some(bias), Some(initial));
+            let activation = Some(ACTIVATION);
+            let inputs = CausalConvInputs { x, weight, bias, initial_state, activation, channels: WIDTH };
+            let one = reference::causal_conv(&inputs)?;
+            out.extend(one.out);
+            state.extend(one.final_state);
+        }
+        [out, state]
+    });
+    judged(gpu, [&out, &state], both).await
+}
+
+pub(super) async fn causal_conv_gradients(gpu: &Gpu) -> Result<Outcome, Error> {
+    let bench = Bench::new(gpu);
+    let shape = [1, 1, LENGTH, WIDTH];
+    let state = [1, 1, 3, WIDTH];
+    let (x, weight, bias) = (bench.noise(shape, 1)?, bench.noise(FILTER, 2)?, bench.noise(ROW, 3)?);
+    let (initial, d_out, d_final) = (bench.noise(state, 4)?, bench.noise(shape, 5)?, bench.noise(state, 6)?);
+    let (out, d_x, d_weight) = (bench.zeros::<f32>(shape)?, bench.zeros(shape)?, bench.zeros(FILTER)?);
+    let (d_bias, d_initial) = (bench.zeros(ROW)?, bench.zeros(state)?);
+    let call = CausalConvForward::new(x.view(), weight.view(), out.view()).bias(bias.view());
+    let call = call.activation(ACTIVATION).initial_state(initial.view());
+    let call = CausalConvBackward::new(call, d_out.view()).d_final_state(d_final.view()).d_x(d_x.view());
+    let call = call.d_weight(d_weight.view()).d_bias(d_bias.view()).d_initial_state(d_initial.view());
+    let operator = CausalConv::with_pipelines(gpu.pipelines());
+    let mut scratch = bench.scratch(operator.backward_scratch_size(&call)?)?;
+    let record = |encoder: &mut wgpu::CommandEncoder| operator.backward(encoder, &call, &mut scratch);
+    bench.run("gradients of a causal convolution", record).await?;
+    let both = both!(|x, weight, bias, initial, d_out, d_final| {
+        let (bias, initial_state) = (Some(bias), Some(initial));
+        let activation = Some(ACTIVATION);
+        let inputs = CausalConvInputs { x, weight, bias, initial_state, activation, channels: WIDTH };
+        let all = reference::causal_conv_backward(&inputs, d_out, Some(d_final))?;
+        [all.d_x, all.d_weight, all.d_bias, all.d_initial_state]
+    });
+    judged(gpu, [&d_x, &d_weight, &d_bias, &d_initial], both).await
 }
 
 /// Vectors of heads.

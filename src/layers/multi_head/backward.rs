@@ -648,6 +648,7 @@ impl MultiHeadAttention {
                 d_out: if n == 0 { d_out } else { d_out.slice(2, 0, given) },
                 d_sum: None,
                 d_x: through[n].then_some(Gradient { view: between.d_sides[n], accumulates: false }),
+                d_gate: None,
                 d_weight: add(GradientOf::NormWeight, d_weight, weight),
                 d_bias: add(GradientOf::NormBias, d_bias, bias),
             })

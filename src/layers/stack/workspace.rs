@@ -88,6 +88,7 @@ impl<'a> Workspace<'a> {
             d_out,
             d_sum: d_sum.filter(|_| !in_place),
             d_x: Some(Gradient { view: d_x, accumulates: in_place }),
+            d_gate: None,
             d_weight: self.gradient_of(to.weight),
             d_bias: self.gradient_of(to.bias),
         };

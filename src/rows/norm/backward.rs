@@ -15,17 +15,18 @@ pub struct NormBackward<'a> {
     d_out: TensorView<'a>,
     d_sum: Option<TensorView<'a>>,
     d_x: Option<TensorView<'a>>,
+    d_gate: Option<TensorView<'a>>,
     d_weight: Option<TensorView<'a>>,
     d_bias: Option<TensorView<'a>>,
     accumulate: bool,
 }
 
 impl<'a> NormBackward<'a> {
-    /// The backward pass of `forward`. It reads `x`, `residual` and `weight` of `forward` again.
+    /// The backward pass of `forward`. It reads the inputs of `forward` again.
     /// `d_out` is the gradient of its `out`, with the same shape; F32, F16 or BF16.
     pub fn new(forward: NormForward<'a>, d_out: TensorView<'a>) -> Self {
-        let [d_sum, d_x, d_weight, d_bias] = [None; 4];
-        NormBackward { forward, d_out, d_sum, d_x, d_weight, d_bias, accumulate: false }
+        let [d_sum, d_x, d_gate, d_weight, d_bias] = [None; 5];
+        NormBackward { forward, d_out, d_sum, d_x, d_gate, d_weight, d_bias, accumulate: false }
     }
 
     /// Sets another gradient of `x + residual`, from the operators that read [`NormForward::sum`].
@@ -39,6 +40,13 @@ impl<'a> NormBackward<'a> {
     /// gradient of `residual` is the same.
     pub fn d_x(mut self, d_x: impl Into<Option<TensorView<'a>>>) -> Self {
         self.d_x = d_x.into();
+        self
+    }
+
+    /// Sets the output for the gradient of the gate's tensor, with the shape of `x`; F32, F16 or
+    /// BF16.
+    pub fn d_gate(mut self, d_gate: impl Into<Option<TensorView<'a>>>) -> Self {
+        self.d_gate = d_gate.into();
         self
     }
 
@@ -64,21 +72,29 @@ impl<'a> NormBackward<'a> {
     }
 
     fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
-        let NormBackward { forward, d_out, d_sum, d_x, d_weight, d_bias, .. } = *self;
+        let NormBackward { forward, d_out, d_sum, d_x, d_gate, d_weight, d_bias, .. } = *self;
         let mut tensors = forward.check_inputs(device)?;
-        let NormInputs { x, weight, bias, .. } = forward.inputs;
-        let shape = x.shape();
+        let NormInputs { x, weight, bias, gate, .. } = forward.inputs;
+        let (shape, vector) = (x.shape(), [1, 1, 1, x.shape()[3]]);
         tensors.read("d_out", d_out, Element::Float, shape)?;
         tensors.read("d_sum", d_sum, Element::Float, shape)?;
+        if gate.is_some() && d_sum.is_some() {
+            let why = "a call with a gate has no `sum`; omit this gradient";
+            return Err(Error::Unsupported { what: "`d_sum`", why });
+        }
         tensors.write("d_x", d_x, Element::Float, shape)?;
-        for (name, gradient, of) in [("d_weight", d_weight, weight), ("d_bias", d_bias, bias)] {
+        for (name, gradient, of, shape) in [
+            ("d_gate", d_gate, gate.map(|gate| gate.gate), shape),
+            ("d_weight", d_weight, weight, vector),
+            ("d_bias", d_bias, bias, vector),
+        ] {
             if gradient.is_some() && of.is_none() {
                 let why = "the forward call has no such tensor; omit this gradient";
                 return Err(Error::Unsupported { what: name, why });
             }
-            tensors.write(name, gradient, Element::Float, [1, 1, 1, shape[3]])?;
+            tensors.write(name, gradient, Element::Float, shape)?;
         }
-        tensors.require_gradients("no gradient is requested; set `d_x`, `d_weight` or `d_bias`")?;
+        tensors.require_gradients("no gradient is requested; set `d_x`, `d_gate`, `d_weight` or `d_bias`")?;
         tensors.finish()
     }
 
@@ -89,6 +105,7 @@ impl<'a> NormBackward<'a> {
             d_out: self.d_out,
             d_sum: self.d_sum,
             d_x: gradient(self.d_x),
+            d_gate: gradient(self.d_gate),
             d_weight: gradient(self.d_weight),
             d_bias: gradient(self.d_bias),
         }
@@ -101,8 +118,9 @@ impl<'a> NormBackward<'a> {
 }
 
 impl Norm {
-    /// The temporary memory that `call` needs. `d_x` alone needs none. `d_weight` and `d_bias` need
-    /// 12 bytes for each row. They also need at most 32 KiB plus 8 bytes for each feature.
+    /// The temporary memory that `call` needs. `d_x` and `d_gate` need none. `d_weight` and
+    /// `d_bias` need 12 bytes for each row. They also need at most 32 KiB plus 8 bytes for each
+    /// feature.
     ///
     /// # Errors
     /// See [`backward`](Self::backward).

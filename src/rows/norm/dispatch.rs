@@ -1,6 +1,8 @@
 //! Dispatches for norms and their gradients, from checked tensors.
 
 use super::config::NormConfig;
+use super::gate::NormGate;
+use super::kernels::norm::Gating;
 use super::kernels::norm_sums::{self, COLUMNS, STATISTICS, STRIPS};
 use super::kernels::{norm, norm_backward};
 use crate::device::DeviceFacts;
@@ -21,11 +23,21 @@ pub(crate) struct NormInputs<'a> {
     /// `[1, 1, 1, features]`.
     pub weight: Option<TensorView<'a>>,
     pub bias: Option<TensorView<'a>>,
+    /// With the shape of x. A gated norm has no residual.
+    pub gate: Option<NormGate<TensorView<'a>>>,
 }
 
 impl<'a> NormInputs<'a> {
     pub fn new(x: TensorView<'a>) -> Self {
-        NormInputs { x, residual: None, weight: None, bias: None }
+        NormInputs { x, residual: None, weight: None, bias: None, gate: None }
+    }
+}
+
+impl<'a> NormInputs<'a> {
+    /// The gate's tensor, and its use.
+    fn gating(&self) -> (Option<TensorView<'a>>, Option<Gating>) {
+        let of = |gate: NormGate<_>| Gating { activation: gate.activation, first: gate.first };
+        (self.gate.map(|gate| gate.gate), self.gate.map(of))
     }
 }
 
@@ -43,6 +55,7 @@ pub(crate) struct NormGradients<'a> {
     /// The gradient of the sum, which is added to d_x.
     pub d_sum: Option<TensorView<'a>>,
     pub d_x: Option<Gradient<'a>>,
+    pub d_gate: Option<Gradient<'a>>,
     pub d_weight: Option<Gradient<'a>>,
     pub d_bias: Option<Gradient<'a>>,
 }
@@ -86,7 +99,8 @@ impl<'a> NormOp<'a> {
         kernel_options: &KernelOptions,
         device: &DeviceFacts,
     ) -> Dispatch<'a> {
-        let NormOp { config, inputs: NormInputs { x, residual, weight, bias } } = *self;
+        let NormOp { config, inputs: NormInputs { x, residual, weight, bias, .. } } = *self;
+        let (gate, gating) = self.inputs.gating();
         let [batch, heads, length, features] = x.shape();
         let (shares, groups, step) = share(&x, kernel_options, device);
         let in_place = same_view(&out, &x);
@@ -96,6 +110,7 @@ impl<'a> NormOp<'a> {
             residual,
             weight,
             bias,
+            gate,
             out,
             sum,
             affine: [w, w_step, b, b_step],
@@ -107,7 +122,8 @@ impl<'a> NormOp<'a> {
             eps: config.eps as f32,
             shares,
             centred: config.centred,
-            width: in_fours(&[Some(x), residual, weight, bias, Some(out), sum]),
+            gating,
+            width: in_fours(&[Some(x), residual, weight, bias, gate, Some(out), sum]),
         };
         call.dispatch([groups, 1, 1], device)
     }
@@ -141,7 +157,7 @@ impl<'a> NormOp<'a> {
         kernel_options: &KernelOptions,
         device: &DeviceFacts,
     ) -> Result<Dispatches<'a>, Error> {
-        let NormGradients { d_x, d_weight, d_bias, d_out, .. } = *gradients;
+        let NormGradients { d_x, d_gate, d_weight, d_bias, d_out, .. } = *gradients;
         let [batch, heads, length, features] = self.inputs.x.shape();
         let rows = count([batch, heads, length, 1]);
         let sums = d_weight.is_some() || d_bias.is_some();
@@ -152,16 +168,18 @@ impl<'a> NormOp<'a> {
             None
         };
         let mut dispatches = Vec::new();
-        if d_x.is_some() || sums {
+        if d_x.is_some() || d_gate.is_some() || sums {
             dispatches.push(self.backward_rows(gradients, statistics, kernel_options, device));
         }
         if let Some(statistics) = statistics {
             let (number, part) = self.parts();
             let shape = [1, 2, number, features];
             let parts = in_scratch(scratch.buffer(Slot::Partials)?, DType::F32, shape, 0);
+            let (gate, gating) = self.inputs.gating();
             let call = norm_sums::NormSumsCall {
                 x: self.inputs.x,
                 residual: self.inputs.residual,
+                gate,
                 d_out,
                 statistics,
                 parts,
@@ -171,6 +189,7 @@ impl<'a> NormOp<'a> {
                 rows: rows as u32,
                 part: part as u32,
                 count: number as u32,
+                gating,
             };
             dispatches.push(call.dispatch([features.div_ceil(COLUMNS), number, 1], device));
             for (plane, sum) in [d_weight, d_bias].into_iter().enumerate() {
@@ -189,23 +208,30 @@ impl<'a> NormOp<'a> {
         kernel_options: &KernelOptions,
         device: &DeviceFacts,
     ) -> Dispatch<'a> {
-        let NormOp { config, inputs: NormInputs { x, residual, weight, .. } } = *self;
-        let NormGradients { d_out, d_sum, d_x, .. } = *gradients;
+        let NormOp { config, inputs: NormInputs { x, residual, weight, bias, .. } } = *self;
+        let NormGradients { d_out, d_sum, d_x, d_gate, .. } = *gradients;
+        let (gate, gating) = self.inputs.gating();
         let [batch, heads, length, features] = x.shape();
         let (shares, groups, step) = share(&x, kernel_options, device);
-        let target = d_x.map(|d_x| d_x.view);
-        // Without d_x the kernel only computes the statistics.
-        let read = |t: Option<TensorView<'a>>| t.filter(|_| target.is_some());
+        let accumulates = d_x.or(d_gate).is_some_and(|gradient| gradient.accumulates);
+        let [d_x, d_gate] = [d_x, d_gate].map(|gradient| gradient.map(|gradient| gradient.view));
+        // Without d_x and d_gate the kernel only computes the statistics.
+        let read = |t: Option<TensorView<'a>>| t.filter(|_| d_x.is_some() || d_gate.is_some());
         let [weight, d_out, d_sum] = [read(weight), read(Some(d_out)), read(d_sum)];
+        let bias = bias.filter(|_| d_gate.is_some() && gating.is_some_and(|gating| !gating.first));
+        let ([w, w_step], [b, b_step]) = (vector(weight, device), vector(bias, device));
         let call = norm_backward::NormBackwardCall {
             x,
             residual,
             weight,
+            bias,
+            gate,
             d_out,
             d_sum,
-            d_x: target,
+            d_x,
+            d_gate,
             statistics,
-            weight_at: vector(weight, device),
+            affine: [w, w_step, b, b_step],
             features: features as u32,
             heads: heads as u32,
             length: length as u32,
@@ -214,8 +240,9 @@ impl<'a> NormOp<'a> {
             eps: config.eps as f32,
             shares,
             centred: config.centred,
-            accumulates: d_x.is_some_and(|d_x| d_x.accumulates),
-            width: in_fours(&[Some(x), residual, weight, d_out, d_sum, target]),
+            gating,
+            accumulates,
+            width: in_fours(&[Some(x), residual, weight, bias, gate, d_out, d_sum, d_x, d_gate]),
         };
         call.dispatch([groups, 1, 1], device)
     }

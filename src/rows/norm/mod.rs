@@ -1,8 +1,10 @@
-//! The norm operator: LayerNorm and RMSNorm, with an optional residual sum before them.
+//! The norm operator: LayerNorm and RMSNorm, with an optional residual sum before them, or a
+//! gate.
 
 mod backward;
 pub(crate) mod config;
 pub(crate) mod dispatch;
+mod gate;
 pub(crate) mod kernels;
 pub(crate) mod reference;
 mod weights;
@@ -10,6 +12,7 @@ mod weights;
 pub use backward::NormBackward;
 use config::NormConfig;
 use dispatch::{NormInputs, NormOp};
+pub use gate::NormGate;
 pub(crate) use weights::OwnedNorm;
 pub use weights::{NormGradients, NormWeights};
 
@@ -58,6 +61,13 @@ impl<'a> NormForward<'a> {
         self
     }
 
+    /// Multiplies by an activated gate before or after the norm. Its tensor has the shape of `x`;
+    /// F32, F16 or BF16. A call with a gate has no residual and no sum.
+    pub fn gate(mut self, gate: impl Into<Option<NormGate<TensorView<'a>>>>) -> Self {
+        self.inputs.gate = gate.into();
+        self
+    }
+
     /// Also writes `x + residual` to `sum`, which has the shape of `x`. This is the residual stream
     /// of a stack with pre-norm. The norm uses the sum before it is rounded to its type.
     pub fn sum(mut self, sum: impl Into<Option<TensorView<'a>>>) -> Self {
@@ -68,13 +78,18 @@ impl<'a> NormForward<'a> {
     /// Checks the input tensors.
     fn check_inputs<'d>(&self, device: &'d DeviceFacts) -> Result<CallTensors<'a, 'd>, Error> {
         let mut tensors = CallTensors::new(device);
-        let NormInputs { x, residual, weight, bias } = self.inputs;
+        let NormInputs { x, residual, weight, bias, gate } = self.inputs;
         let shape = x.shape();
         let of_features = [1, 1, 1, shape[3]];
         tensors.read("x", x, Element::Float, shape)?;
         tensors.read("residual", residual, Element::Float, shape)?;
         tensors.read("weight", weight, Element::Float, of_features)?;
         tensors.read("bias", bias, Element::Float, of_features)?;
+        tensors.read("gate", gate.map(|gate| gate.gate), Element::Float, shape)?;
+        if gate.is_some() && (residual.is_some() || self.sum.is_some()) {
+            let why = "they cannot be combined; record two calls";
+            return Err(Error::Unsupported { what: "`gate` with `residual` or `sum`", why });
+        }
         check_summed_rows("x", &x, shape[1])?;
         Ok(tensors)
     }
@@ -92,7 +107,7 @@ impl<'a> NormForward<'a> {
     }
 }
 
-/// LayerNorm and RMSNorm of `x` or `x + residual`, in one dispatch.
+/// LayerNorm and RMSNorm of `x` or `x + residual`, in one dispatch, with an optional gate.
 ///
 /// ```no_run
 /// # use wgpu_attention::{Error, TensorView, wgpu};

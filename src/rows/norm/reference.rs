@@ -1,6 +1,8 @@
 //! The reference of LayerNorm and RMSNorm.
 
+use super::NormGate;
 use super::config::NormConfig;
+use crate::rows::elementwise::reference::{activate, activation_slope};
 use crate::tensor::{Error, Real, check_sizes, expect_length};
 
 /// Weight and bias of a norm, each `[features]`.
@@ -115,4 +117,75 @@ pub fn norm_backward<R: Real>(
         }
     }
     Ok(NormGradients { d_x, d_weight, d_bias })
+}
+
+/// Returns a [`norm`] with a gate, `[rows, features]`:
+///
+/// ```text
+/// NormGate::after     norm(x) · f(gate)
+/// NormGate::before    norm(x · f(gate))
+/// ```
+///
+/// # Errors
+/// See [`norm`]. The gate has the length of `x`.
+pub fn gated_norm<R: Real>(
+    x: &[R],
+    features: usize,
+    weight: Option<&[R]>,
+    bias: Option<&[R]>,
+    config: &NormConfig,
+    gate: NormGate<&[R]>,
+) -> Result<Vec<R>, Error> {
+    let factors = factors(x, &gate)?;
+    if gate.first {
+        return norm(&products(x, &factors), features, weight, bias, config);
+    }
+    Ok(products(&norm(x, features, weight, bias, config)?, &factors))
+}
+
+/// Returns the activated gate.
+fn factors<R: Real>(x: &[R], gate: &NormGate<&[R]>) -> Result<Vec<R>, Error> {
+    expect_length("gate", gate.gate, x.len())?;
+    Ok(gate.gate.iter().map(|gate_x| activate(*gate_x, gate.activation)).collect())
+}
+
+fn products<R: Real>(a: &[R], b: &[R]) -> Vec<R> {
+    a.iter().zip(b).map(|(a, b)| *a * *b).collect()
+}
+
+/// The gradients that [`gated_norm_backward`] returns.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct GatedNormGradients<R> {
+    /// The gradients of x, weight and bias.
+    pub norm: NormGradients<R>,
+    /// `[rows, features]`.
+    pub d_gate: Vec<R>,
+}
+
+/// Returns the gradients of `Σ out · d_out` with respect to the inputs of [`gated_norm`].
+///
+/// # Errors
+/// See [`gated_norm`].
+pub fn gated_norm_backward<R: Real>(
+    x: &[R],
+    features: usize,
+    weight: Option<&[R]>,
+    bias: Option<&[R]>,
+    config: &NormConfig,
+    gate: NormGate<&[R]>,
+    d_out: &[R],
+) -> Result<GatedNormGradients<R>, Error> {
+    let factors = factors(x, &gate)?;
+    let slopes: Vec<R> = gate.gate.iter().map(|x| activation_slope(*x, gate.activation)).collect();
+    if gate.first {
+        let mut norm = norm_backward(&products(x, &factors), features, weight, config, d_out)?;
+        let d_gate = products(&products(&norm.d_x, x), &slopes);
+        norm.d_x = products(&norm.d_x, &factors);
+        return Ok(GatedNormGradients { norm, d_gate });
+    }
+    let out = self::norm(x, features, weight, bias, config)?;
+    expect_length("d_out", d_out, x.len())?;
+    let norm = norm_backward(x, features, weight, config, &products(d_out, &factors))?;
+    Ok(GatedNormGradients { norm, d_gate: products(&products(d_out, &out), &slopes) })
 }

@@ -19,15 +19,16 @@ use wgpu_attention::local::{
 use wgpu_attention::lsh::{LshAttention, LshConfig, LshForward};
 use wgpu_attention::mask::Blocks;
 use wgpu_attention::matmul::{
-    QuantizedFormat, QuantizedForward, QuantizedMatrix, QuantizedProjection, QuantizedRows,
+    Activation, QuantizedFormat, QuantizedForward, QuantizedMatrix, QuantizedProjection, QuantizedRows,
 };
 use wgpu_attention::position::{
     AddPositions, PositionTable, Positions, Rotate, Rotation, RowPositions, TableBackward,
 };
 use wgpu_attention::rows::{
-    Elementwise, ElementwiseForward, Embedding, EmbeddingBackward, EmbeddingForward, LogSoftmax,
-    LogSoftmaxForward, MeanPool, MeanPoolBackward, MeanPoolForward, Norm, NormBackward, NormConfig,
-    NormForward, NormWeights, PoolMask, RadixSort, Sort, TopK, TopKForward, WeightNorm, WeightNormForward,
+    CausalConv, CausalConvBackward, CausalConvForward, Elementwise, ElementwiseForward, Embedding,
+    EmbeddingBackward, EmbeddingForward, LogSoftmax, LogSoftmaxForward, MeanPool, MeanPoolBackward,
+    MeanPoolForward, Norm, NormBackward, NormConfig, NormForward, NormGate, NormWeights, PoolMask, RadixSort,
+    Sort, TopK, TopKForward, WeightNorm, WeightNormForward,
 };
 use wgpu_attention::{Backward, TransformerDecoder, TransformerEncoder};
 
@@ -75,7 +76,7 @@ const LSE: [usize; 4] = [1, 2, 6, 1];
 const ROWS: [usize; 4] = [2, 1, 6, 8];
 
 /// One call of each operator, with all its tensors.
-const CALLS: [(&str, Call); 28] = [
+const CALLS: [(&str, Call); 30] = [
     ("attention", |p, v, _| {
         let mask = Mask::causal().lengths(v.u32([1, 1, 1, 1])).bias(v.f32([1, 2, 6, 6]));
         let keep = Dropout::Given { p: 0.5, keep: v.of(DType::Bool, [1, 2, 6, 6]) };
@@ -255,6 +256,26 @@ const CALLS: [(&str, Call); 28] = [
         let call = MeanPoolForward::new(v.f32(ROWS), rows, v.f32([2, 1, 1, 8]));
         pool.forward(encoder, &call)?;
         pool.backward(encoder, &MeanPoolBackward::new(call, v.f32([2, 1, 1, 8]), v.f32(ROWS)))
+    }),
+    ("gated norm", |p, v, encoder| {
+        let norm = Norm::with_pipelines(p, NormConfig::rms())?;
+        let gate = NormGate::before(v.f32(ROWS), Activation::Silu);
+        let call = NormForward::new(v.f32(ROWS), v.f32(ROWS)).gate(gate);
+        norm.forward(encoder, &call)?;
+        let back = NormBackward::new(call, v.f32(ROWS)).d_x(v.f32(ROWS)).d_gate(v.f32(ROWS));
+        norm.backward_scratch_size(&back).map(drop)
+    }),
+    ("causal convolution", |p, v, encoder| {
+        let conv = CausalConv::with_pipelines(p);
+        let states = [2, 1, 3, 8];
+        let call = CausalConvForward::new(v.f32(ROWS), v.f32([1, 1, 8, 4]), v.f32(ROWS));
+        let call = call.bias(v.f32([1, 1, 1, 8])).lengths(v.u32([2, 1, 1, 1]));
+        conv.forward(encoder, &call.state(v.f32([4, 1, 3, 8])).slots(v.u32([2, 1, 1, 1])))?;
+        let call = call.initial_state(v.f32(states)).final_state(v.f32(states));
+        conv.forward(encoder, &call)?;
+        let back = CausalConvBackward::new(call, v.f32(ROWS)).d_final_state(v.f32(states));
+        let back = back.d_x(v.f32(ROWS)).d_weight(v.f32([1, 1, 8, 4])).d_bias(v.f32([1, 1, 1, 8]));
+        conv.backward_scratch_size(&back.d_initial_state(v.f32(states))).map(drop)
     }),
     ("log-softmax", |p, v, encoder| {
         LogSoftmax::with_pipelines(p).forward(encoder, &LogSoftmaxForward::new(v.f32(ROWS), v.f32(ROWS)))

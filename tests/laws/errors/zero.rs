@@ -21,9 +21,10 @@ use wgpu_attention::position::{
     AddPositions, PositionTable, Positions, Rope, RopeConfig, Rotate, RowPositions, TableBackward,
 };
 use wgpu_attention::rows::{
-    Elementwise, ElementwiseBackward, ElementwiseForward, Embedding, EmbeddingBackward, EmbeddingForward,
-    LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward, MeanPool, MeanPoolBackward, MeanPoolForward, Norm,
-    NormBackward, NormConfig, NormForward, PoolMask, RadixSort, Sort, TopK, TopKForward,
+    CausalConv, CausalConvBackward, CausalConvForward, Elementwise, ElementwiseBackward, ElementwiseForward,
+    Embedding, EmbeddingBackward, EmbeddingForward, LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward,
+    MeanPool, MeanPoolBackward, MeanPoolForward, Norm, NormBackward, NormConfig, NormForward, PoolMask,
+    RadixSort, Sort, TopK, TopKForward,
 };
 use wgpu_attention::{
     Attention, Backward, Cache, CacheConfig, Config, DType, Error, Forward, Gpu, Linear, Projection, Scratch,
@@ -208,6 +209,12 @@ fn outcomes(gpu: &Gpu, batch: usize, length: usize) -> Outcomes {
     calls.plain("mean pool", |e| pool.forward(e, &call));
     let call = MeanPoolBackward::new(call, f32(2, [batch, 1, 1, 8]), tokens(3, 8));
     calls.plain("mean pool, backward", |e| pool.backward(e, &call));
+    let conv = CausalConv::with_pipelines(pipelines);
+    let call = CausalConvForward::new(tokens(0, 8), f32(1, [1, 1, 8, 4]), tokens(2, 8));
+    calls.plain("causal convolution", |e| conv.forward(e, &call));
+    let call = CausalConvBackward::new(call, tokens(3, 8)).d_x(tokens(4, 8));
+    let size = conv.backward_scratch_size(&call);
+    calls.record("causal convolution, backward", size, |e, s| conv.backward(e, &call, s));
     let log_softmax = LogSoftmax::with_pipelines(pipelines);
     let call = LogSoftmaxForward::new(tokens(0, 8), tokens(1, 8));
     calls.plain("log-softmax", |e| log_softmax.forward(e, &call));

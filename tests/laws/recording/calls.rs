@@ -21,10 +21,11 @@ use wgpu_attention::position::{
     AddPositions, PositionTable, Positions, Rope, RopeConfig, Rotate, RowPositions,
 };
 use wgpu_attention::rows::{
-    Elementwise, ElementwiseBackward, ElementwiseForward, Embedding, EmbeddingBackward, EmbeddingForward,
-    LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward, MeanPool, MeanPoolBackward, MeanPoolForward, Norm,
-    NormBackward, NormConfig, NormForward, NormWeights, PoolMask, RadixSort, Sort, TopK, TopKForward,
-    WeightNorm, WeightNormBackward, WeightNormForward,
+    CausalConv, CausalConvBackward, CausalConvForward, Elementwise, ElementwiseBackward, ElementwiseForward,
+    Embedding, EmbeddingBackward, EmbeddingForward, LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward,
+    MeanPool, MeanPoolBackward, MeanPoolForward, Norm, NormBackward, NormConfig, NormForward, NormGate,
+    NormWeights, PoolMask, RadixSort, Sort, TopK, TopKForward, WeightNorm, WeightNormBackward,
+    WeightNormForward,
 };
 use wgpu_attention::tuning::Family;
 use wgpu_attention::tuning::Family::*;
@@ -50,6 +51,19 @@ fn norms_and_activations() {
         let mut scratch = b.scratch(norm.backward_scratch_size(&back));
         b.check(
             "norm backward",
+            &[NormGradients, RowSums],
+            call!(norm, [backward, prepare_backward], &back, &wrong, &mut scratch),
+        );
+        let gate = NormGate::after(residual, Activation::Silu);
+        let call = NormForward::new(x, out).weight(weight).gate(gate);
+        let wrong = NormForward::new(x, x).gate(NormGate::after(x, Activation::Silu));
+        b.check("gated norm", &[Norms], call!(norm, [forward, prepare], &call, &wrong));
+        let back = NormBackward::new(call, d_out).d_x(out).d_gate(b.written(1, ROWS));
+        let back = back.d_weight(b.written(2, VECTOR));
+        let wrong = back.d_x(d_out);
+        let mut scratch = b.scratch(norm.backward_scratch_size(&back));
+        b.check(
+            "gated norm backward",
             &[NormGradients, RowSums],
             call!(norm, [backward, prepare_backward], &back, &wrong, &mut scratch),
         );
@@ -112,6 +126,33 @@ fn embeddings_and_means() {
             &[MeanPoolGradients],
             call!(pool, [backward, prepare_backward], &back, &wrong),
         );
+    });
+}
+
+#[test]
+fn causal_convolutions() {
+    with_separate_buffers_and_one(|b| {
+        let conv = CausalConv::with_pipelines(b.gpu().pipelines());
+        for rows in [5, 20] {
+            let (shape, states) = ([2, 1, rows, 12], [2, 1, 3, 12]);
+            let (x, weight, out) = (b.read(0, shape), b.read(1, [1, 1, 12, 4]), b.written(0, shape));
+            let plain = CausalConvForward::new(x, weight, out).bias(b.read(2, VECTOR));
+            let plain = plain.activation(Activation::Silu);
+            let call = plain.initial_state(b.read(3, states)).final_state(b.written(1, states));
+            let wrong = plain.final_state(reshaped(x, states));
+            b.check("causal convolution", &[CausalConvs], call!(conv, [forward, prepare], &call, &wrong));
+            let forward = plain.initial_state(b.read(3, states));
+            let d_out = b.read(4, shape);
+            let back = CausalConvBackward::new(forward, d_out).d_x(b.written(0, shape));
+            let back = back.d_weight(b.written(1, [1, 1, 12, 4])).d_bias(b.written(2, VECTOR));
+            let wrong = back.d_x(d_out);
+            let mut scratch = b.scratch(conv.backward_scratch_size(&back));
+            b.check(
+                "causal convolution backward",
+                &[CausalConvGradients, RowSums],
+                call!(conv, [backward, prepare_backward], &back, &wrong, &mut scratch),
+            );
+        }
     });
 }
 

@@ -1,5 +1,7 @@
 //! The resources, allocations and time of a recording.
 
+use wgpu_attention::rows::{CausalConv, CausalConvForward};
+
 use super::*;
 
 #[test]
@@ -223,6 +225,24 @@ fn forgetting(path: Algorithm, dispatches: usize) {
     attention.forward(&mut encoder, &problem.call(), &mut scratch).expect("a recording");
     gpu.queue().submit([encoder.finish()]);
     problem.judge(gpu, "after forgetting");
+}
+
+/// Each dispatch has a bind group. A longer convolution has a second dispatch for the states.
+#[test]
+fn short_convolutions_are_one_dispatch() {
+    let own = Own::new();
+    let gpu = &own.gpu;
+    let buffers = [(); 4].map(|()| gpu.buffer(1 << 13).expect("a buffer"));
+    let view = |n: usize, shape| TensorView::new(&buffers[n], DType::F32, shape);
+    let conv = CausalConv::with_pipelines(gpu.pipelines());
+    let alive = || own.alive().expect("wgpu counts resources on this backend").bind_groups;
+    for (rows, dispatches) in [(1, 1), (16, 1), (17, 2)] {
+        let (x, out) = (view(0, [2, 1, rows, 12]), view(1, [2, 1, rows, 12]));
+        let call = CausalConvForward::new(x, view(2, [1, 1, 12, 4]), out).state(view(3, [2, 1, 3, 12]));
+        let before = alive();
+        let _prepared = conv.prepare(&call).expect("a call");
+        assert_eq!(alive(), before + dispatches, "{rows} rows");
+    }
 }
 
 #[test]

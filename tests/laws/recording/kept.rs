@@ -8,9 +8,9 @@ use wgpu_attention::matmul::{
 };
 use wgpu_attention::position::{AddPositions, PositionTable, Positions, RowPositions, Sinusoid};
 use wgpu_attention::rows::{
-    Elementwise, ElementwiseForward, Embedding, EmbeddingForward, LogSoftmax, LogSoftmaxForward, MeanPool,
-    MeanPoolForward, Norm, NormConfig, NormForward, PoolMask, TopK, TopKForward, WeightNorm,
-    WeightNormForward,
+    CausalConv, CausalConvForward, Elementwise, ElementwiseForward, Embedding, EmbeddingForward, LogSoftmax,
+    LogSoftmaxForward, MeanPool, MeanPoolForward, Norm, NormConfig, NormForward, PoolMask, TopK, TopKForward,
+    WeightNorm, WeightNormForward,
 };
 use wgpu_attention::{Cache, CacheConfig, Projection};
 
@@ -93,6 +93,10 @@ fn operators(gpu: &Gpu) -> Vec<(&'static str, Record, Forget)> {
         of("mean pool", MeanPool::with_pipelines(p), MeanPool::forget, |o, e, [x, y]| {
             let lengths = PoolMask::Lengths(TensorView::new(x, DType::U32, [1, 1, 1, 1]));
             o.forward(e, &MeanPoolForward::new(view(x, ROWS), lengths, view(y, [1, 1, 1, 16])))
+        }),
+        of("causal convolution", CausalConv::with_pipelines(p), CausalConv::forget, |o, e, [x, y]| {
+            let weight = view(x, [1, 1, 16, 4]);
+            o.forward(e, &CausalConvForward::new(view(x, ROWS), weight, view(y, ROWS)))
         }),
         of("log-softmax", LogSoftmax::with_pipelines(p), LogSoftmax::forget, |o, e, [x, y]| {
             o.forward(e, &LogSoftmaxForward::new(view(x, ROWS), view(y, ROWS)))

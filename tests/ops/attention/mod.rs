@@ -5,6 +5,7 @@ pub mod backward_matrix;
 pub mod backward_scores;
 pub mod bf16;
 pub mod biases;
+pub mod differential;
 pub mod fused;
 pub mod hidden_tiles;
 pub mod key_splits;

@@ -1,9 +1,36 @@
 //! The host side of `norm.wgsl`.
 
 use crate::device::{Families, Family};
-use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
+use crate::kernel::{Declared, FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
+use crate::matmul::{Activation, activation_parts};
 use crate::rows::plan::Rows;
 use crate::tensor::DType;
+
+/// The gate of a norm: the rows, before or after the norm, are multiplied by `f(gate)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Gating {
+    pub activation: Activation,
+    /// True if the gate comes before the norm.
+    pub first: bool,
+}
+
+/// Adds the constant of a gate.
+pub(super) fn gated(declared: Declared, gating: Option<Gating>) -> Declared {
+    declared.bool("GATE_FIRST", gating.is_some_and(|gating| gating.first))
+}
+
+/// The text of a gate's activation.
+pub(super) fn gate_parts(gating: Option<Gating>) -> &'static [&'static str] {
+    activation_parts(gating.map(|gating| gating.activation))
+}
+
+/// The gates with which tests check every kernel, each with the type of its tensor.
+pub(super) fn gates(dtype: DType) -> impl Iterator<Item = (DType, Gating)> {
+    let of = move |activation, first| (dtype, Gating { activation, first });
+    let all = Activation::ALL.into_iter().filter(move |_| dtype == DType::F32);
+    let silu = [false, true].map(|first| of(Activation::Silu, first));
+    silu.into_iter().chain(all.map(move |activation| of(activation, false)))
+}
 
 kernel! {
     /// LayerNorm or RMSNorm of each row.
@@ -13,6 +40,7 @@ kernel! {
         residual: Opt Read F32 width view,
         weight: Opt Read F32 width,
         bias: Opt Read F32 width,
+        gate: Opt Read F32 width view,
         out: One Write F32 width view,
         sum: Opt Write F32 width view,
     }
@@ -31,6 +59,8 @@ kernel! {
         shares: Rows,
         /// True for LayerNorm, false for RMSNorm.
         centred: bool,
+        /// The use of `gate`.
+        gating: Option<Gating>,
         width: Width,
     }
 }
@@ -64,7 +94,8 @@ impl Variant for Norm {
         let (combine, workgroup_memory) = combine(self.shares);
         let parts =
             [shader!("tensor/view"), shader!("rows/norm/statistics"), shader!("rows/norm/norm"), combine];
-        self.declare()
+        let parts = [&parts, gate_parts(self.gating)].concat();
+        gated(self.declare(), self.gating)
             .instead_of("x", X_IS_OUT)
             .u32("WORKGROUP", workgroup)
             .u32("ROW_LANES", lanes)
@@ -85,8 +116,10 @@ impl Variant for Norm {
                         residual: None,
                         weight: None,
                         bias: None,
+                        gate: None,
                         out,
                         sum: None,
+                        gating: None,
                         width,
                     };
                     let scaled = Norm { weight: some, bias: some, ..plain };
@@ -94,7 +127,12 @@ impl Variant for Norm {
                     let in_place = [plain, weighted, scaled].map(|norm| Norm { x: None, ..norm });
                     let in_place = in_place.into_iter().filter(move |_| dtype == out);
                     let others = [plain, weighted, Norm { residual: some, sum: Some(out), ..scaled }];
-                    others.into_iter().chain(in_place)
+                    let gated = gates(dtype).map(move |(gate, gating)| Norm {
+                        gate: Some(gate),
+                        gating: Some(gating),
+                        ..if centred { scaled } else { weighted }
+                    });
+                    others.into_iter().chain(in_place).chain(gated)
                 };
                 FLOATS.into_iter().flat_map(move |dtype| {
                     let [_, f16, bf16] = FLOATS;

@@ -1,6 +1,6 @@
 //! The host side of `norm_backward.wgsl`.
 
-use super::norm::{ROWS, combine};
+use super::norm::{Gating, ROWS, combine, gate_parts, gated, gates};
 use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
 use crate::rows::plan::Rows;
@@ -12,17 +12,21 @@ kernel! {
     tensors {
         x: One Read F32 width view,
         residual: Opt Read F32 width view,
-        // Without d_x the kernel only computes the statistics. Then weight, d_out and d_sum are
-        // absent too.
+        // Without d_x and d_gate the kernel only computes the statistics. Then weight, d_out and
+        // d_sum are absent too.
         weight: Opt Read F32 width,
+        // Only the gradient of a gate after the norm depends on the bias.
+        bias: Opt Read F32 width,
+        gate: Opt Read F32 width view,
         d_out: Opt Read F32 width view,
         d_sum: Opt Read F32 width view,
         d_x: Opt Write F32 width view,
+        d_gate: Opt Write F32 width view,
         statistics: Opt Write F32 one,
     }
     numbers {
-        /// First element and stride of the weight.
-        weight_at: [u32; 2],
+        /// First elements and strides of weight and of bias.
+        affine: [u32; 4],
         features: u32,
         heads: u32,
         length: u32,
@@ -35,6 +39,8 @@ kernel! {
         shares: Rows,
         /// True for LayerNorm, false for RMSNorm.
         centred: bool,
+        /// The use of `gate`.
+        gating: Option<Gating>,
         accumulates: bool,
         width: Width,
     }
@@ -53,7 +59,8 @@ impl Variant for NormBackward {
             shader!("rows/norm/norm_backward"),
             combine,
         ];
-        self.declare()
+        let parts = [&parts, gate_parts(self.gating)].concat();
+        gated(self.declare(), self.gating)
             .u32("WORKGROUP", workgroup)
             .u32("ROW_LANES", lanes)
             .bool("CENTRED", self.centred)
@@ -74,10 +81,14 @@ impl Variant for NormBackward {
                                 x,
                                 residual: None,
                                 weight: None,
+                                bias: None,
+                                gate: None,
                                 d_out: Some(gradient),
                                 d_sum: None,
                                 d_x: Some(gradient),
+                                d_gate: None,
                                 statistics: None,
+                                gating: None,
                                 accumulates: false,
                                 width,
                             };
@@ -96,7 +107,18 @@ impl Variant for NormBackward {
                                 statistics: Some(DType::F32),
                                 ..plain
                             };
-                            [plain, whole, only, NormBackward { residual: some, ..only }]
+                            let gated = gates(x).map(move |(gate, gating)| NormBackward {
+                                residual: None,
+                                d_sum: None,
+                                bias: some.filter(|_| centred && !gating.first),
+                                gate: Some(gate),
+                                d_gate: Some(gradient),
+                                gating: Some(gating),
+                                accumulates: gating.first,
+                                ..whole
+                            });
+                            let others = [plain, whole, only, NormBackward { residual: some, ..only }];
+                            others.into_iter().chain(gated)
                         })
                     })
                 })

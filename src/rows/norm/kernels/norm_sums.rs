@@ -1,5 +1,6 @@
 //! The host side of `norm_sums.wgsl`.
 
+use super::norm::{Gating, gate_parts, gated, gates};
 use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, kernel, shader};
 use crate::tensor::DType;
@@ -10,6 +11,7 @@ kernel! {
     tensors {
         x: One Read F32 one view,
         residual: Opt Read F32 one view,
+        gate: Opt Read F32 one view,
         d_out: One Read F32 one view,
         statistics: One Read F32 one,
         parts: One Write F32 one,
@@ -23,7 +25,10 @@ kernel! {
         part: u32,
         count: u32,
     }
-    variant {}
+    variant {
+        /// The use of `gate`.
+        gating: Option<Gating>,
+    }
 }
 
 /// Columns of a workgroup, and the number of invocations that share the rows of a column.
@@ -39,8 +44,9 @@ impl Variant for NormSums {
 
     fn describe(&self) -> Kernel {
         let invocations = COLUMNS * STRIPS;
-        self.declare().u32("COLUMNS", COLUMNS as u32).u32("STRIPS", STRIPS as u32).kernel(
-            &[shader!("tensor/view"), shader!("rows/norm/norm_sums")],
+        let parts = [shader!("tensor/view"), shader!("rows/norm/norm_sums")];
+        gated(self.declare(), self.gating).u32("COLUMNS", COLUMNS as u32).u32("STRIPS", STRIPS as u32).kernel(
+            &[&parts, gate_parts(self.gating)].concat(),
             invocations as u32,
             (invocations * 8) as u32,
         )
@@ -49,13 +55,21 @@ impl Variant for NormSums {
     fn all() -> impl IntoIterator<Item = Self> {
         FLOATS.into_iter().flat_map(|x| {
             FLOATS.into_iter().flat_map(move |d_out| {
-                [None, Some(x)].into_iter().map(move |residual| NormSums {
+                let plain = NormSums {
                     x,
-                    residual,
+                    residual: None,
+                    gate: None,
                     d_out,
                     statistics: DType::F32,
                     parts: DType::F32,
-                })
+                    gating: None,
+                };
+                let gated = gates(x).map(move |(gate, gating)| NormSums {
+                    gate: Some(gate),
+                    gating: Some(gating),
+                    ..plain
+                });
+                [plain, NormSums { residual: Some(x), ..plain }].into_iter().chain(gated)
             })
         })
     }
