@@ -134,10 +134,22 @@ mod tests {
         for v in all().iter().filter(|v| v.label().contains("recurrent_")) {
             let k = v.describe();
             match naga::front::wgsl::parse_str(&k.wgsl) {
-                Err(e) => { if seen.insert(v.label()) { println!("{} {}", v.label(), e.emit_to_string(&k.wgsl)); } }
+                Err(e) => {
+                    if seen.insert(v.label()) {
+                        println!("{} {}", v.label(), e.emit_to_string(&k.wgsl));
+                    }
+                }
                 Ok(m) => {
-                    let r = naga::valid::Validator::new(naga::valid::ValidationFlags::all(), naga::valid::Capabilities::all()).validate(&m);
-                    if let Err(e) = r { if seen.insert(v.label()) { println!("{} {}", v.label(), e.emit_to_string(&k.wgsl)); } }
+                    let r = naga::valid::Validator::new(
+                        naga::valid::ValidationFlags::all(),
+                        naga::valid::Capabilities::all(),
+                    )
+                    .validate(&m);
+                    if let Err(e) = r {
+                        if seen.insert(v.label()) {
+                            println!("{} {}", v.label(), e.emit_to_string(&k.wgsl));
+                        }
+                    }
                 }
             }
         }

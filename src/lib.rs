@@ -123,8 +123,6 @@ mod kernel_list;
 pub mod layers;
 #[cfg(feature = "linear-attention")]
 pub mod linear_attention;
-#[cfg(feature = "linear-attention")]
-pub mod recurrent;
 #[cfg(feature = "linformer")]
 pub mod linformer;
 #[cfg(feature = "local")]
@@ -136,6 +134,8 @@ pub mod matmul;
 pub mod position;
 #[cfg(feature = "presets")]
 pub mod presets;
+#[cfg(feature = "linear-attention")]
+pub mod recurrent;
 pub mod reference;
 pub mod rows;
 mod tensor;

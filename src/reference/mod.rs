@@ -59,11 +59,6 @@ pub use crate::linear_attention::reference::{
     FeatureRow, LinearAttended, LinearAttentionGradients, LinearOptions, Seen, features, linear_attention,
     linear_attention_backward, linear_recurrence,
 };
-#[cfg(feature = "linear-attention")]
-pub use crate::recurrent::reference::{
-    RecurrentAttended, RecurrentGradients, RecurrentInputs, RecurrentOptions, recurrent_attention,
-    recurrent_attention_backward,
-};
 #[cfg(feature = "linformer")]
 pub use crate::linformer::reference::{LengthProjections, LinformerGradients, linformer, linformer_backward};
 #[cfg(feature = "local")]
@@ -82,6 +77,11 @@ pub use crate::matmul::quantized::reference::{dequantize, quantize};
 pub use crate::position::reference::{
     PositionGradients, add_positions, add_positions_backward, rotate, rotate_backward, rotate_by,
     rotate_by_backward, sinusoid,
+};
+#[cfg(feature = "linear-attention")]
+pub use crate::recurrent::reference::{
+    RecurrentAttended, RecurrentGradients, RecurrentInputs, RecurrentOptions, recurrent_attention,
+    recurrent_attention_backward,
 };
 pub use crate::rows::causal_conv::reference::{
     CausalConvGradients, CausalConvInputs, CausalConvOutput, causal_conv, causal_conv_backward,

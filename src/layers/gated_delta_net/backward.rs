@@ -33,9 +33,14 @@ impl GatedDeltaNet {
         [[0, keys], [keys, keys], [2 * keys, values]]
     }
 
-    fn gradients_between<'a>(&self, shape: &Shape, buffer: impl Fn(Slot) -> &'a wgpu::Buffer) -> GradientsBetween<'a> {
+    fn gradients_between<'a>(
+        &self,
+        shape: &Shape,
+        buffer: impl Fn(Slot) -> &'a wgpu::Buffer,
+    ) -> GradientsBetween<'a> {
         let config = &self.config;
-        let rows = |slot, dtype, width| in_scratch(buffer(slot), dtype, [shape.batch, 1, shape.q_len, width], 0);
+        let rows =
+            |slot, dtype, width| in_scratch(buffer(slot), dtype, [shape.batch, 1, shape.q_len, width], 0);
         GradientsBetween {
             gated: rows(Slot::GatedGradient, config.dtype, config.values()),
             context: rows(Slot::ContextGradient, config.dtype, config.values()),
@@ -127,9 +132,8 @@ impl GatedDeltaNet {
         let x = forward.x;
         let buffer = |slot| scratch.buffer(slot).unwrap_or(x.buffer);
         let (between, gradients) = (self.between(&shape, buffer), self.gradients_between(&shape, buffer));
-        let asked = |view: Option<TensorView<'a>>| {
-            view.map(|view| Gradient { view, accumulates: call.accumulates })
-        };
+        let asked =
+            |view: Option<TensorView<'a>>| view.map(|view| Gradient { view, accumulates: call.accumulates });
         let own = |view: TensorView<'a>| Some(Gradient { view, accumulates: false });
         let mut all = self.attend(&forward, &between, shape, scratch, device)?;
 

@@ -74,9 +74,14 @@ pub(super) fn rows(shape: &Shape) -> u64 {
 }
 
 impl GatedDeltaNet {
-    pub(super) fn between<'a>(&self, shape: &Shape, buffer: impl Fn(Slot) -> &'a wgpu::Buffer) -> Between<'a> {
+    pub(super) fn between<'a>(
+        &self,
+        shape: &Shape,
+        buffer: impl Fn(Slot) -> &'a wgpu::Buffer,
+    ) -> Between<'a> {
         let config = &self.config;
-        let rows = |slot, dtype, width| in_scratch(buffer(slot), dtype, [shape.batch, 1, shape.q_len, width], 0);
+        let rows =
+            |slot, dtype, width| in_scratch(buffer(slot), dtype, [shape.batch, 1, shape.q_len, width], 0);
         let own = config.dtype;
         Between {
             projected: rows(Slot::Projected, own, config.projected()),
@@ -197,16 +202,12 @@ impl GatedDeltaNet {
         let (config, weights) = (&self.config, &self.weights);
         let options = &config.kernel_options;
         let mut all = Dispatches::new();
-        for (weight, y) in
-            [(&weights.in_proj_qkvz, between.projected), (&weights.in_proj_ba, between.logits)]
+        for (weight, y) in [(&weights.in_proj_qkvz, between.projected), (&weights.in_proj_ba, between.logits)]
         {
             all.extend(products::dispatches(&[product(weight, call.x, y)], options, device)?);
         }
-        let written = call.state.map(|state| WrittenState {
-            state: state.conv,
-            in_place: !call.begins,
-            slots: None,
-        });
+        let written =
+            call.state.map(|state| WrittenState { state: state.conv, in_place: !call.begins, slots: None });
         let convolution = self.convolution(call, between, [0, config.mixed()]);
         all.extend(convolution.forward(between.convolved, written, options, device));
         let ([count, step], grid) = self.share(&shape, device);

@@ -205,7 +205,8 @@ impl GatedDeltaNet {
         call: &GatedDeltaNetForward<'a>,
         tensors: &mut CallTensors<'a, '_>,
     ) -> Result<Shape, Error> {
-        let GatedDeltaNetConfig { features, heads, value_heads, head_dim, value_dim, dtype, .. } = self.config;
+        let GatedDeltaNetConfig { features, heads, value_heads, head_dim, value_dim, dtype, .. } =
+            self.config;
         let [batch, _, length, _] = call.x.shape();
         tensors.read("x", call.x, dtype, [batch, 1, length, features])?;
         check_summed_rows("x", &call.x, 1)?;

@@ -82,7 +82,8 @@ impl Sizes {
     fn to_heads<R: Real>(&self, x: &[R], heads: usize) -> Vec<R> {
         let (length, dim) = (self.length, x.len() / self.rows() / heads);
         let at = |n: usize| {
-            let (b, h, t, d) = (n / dim / length / heads, n / dim / length % heads, n / dim % length, n % dim);
+            let (b, h, t, d) =
+                (n / dim / length / heads, n / dim / length % heads, n / dim % length, n % dim);
             x[((b * length + t) * heads + h) * dim + d]
         };
         (0..x.len()).map(at).collect()
@@ -206,8 +207,7 @@ pub fn gated_delta_net<R: Real>(
     let sizes = Sizes { config: *config, batch, length };
     let Between { z, context, state, .. } = between(x, sizes, weights, state)?;
     let gate = NormGate::after(&z[..], Activation::Silu);
-    let gated =
-        gated_norm(&context, config.value_dim, Some(&weights.norm), None, &config.norm(), gate)?;
+    let gated = gated_norm(&context, config.value_dim, Some(&weights.norm), None, &config.norm(), gate)?;
     let gated = stored(gated, config.dtype);
     let out = project(&gated, &weights.out_proj, None, config.values(), config.features)?;
     Ok((out, state))
@@ -237,13 +237,8 @@ pub fn gated_delta_net_backward<R: Real>(
     let d_gated = stored(of_out.d_x, config.dtype);
     let of_norm = gated_norm_backward(&context, value_dim, norm, None, &config.norm(), gate, &d_gated)?;
     let d_context = stored(sizes.to_heads(&of_norm.norm.d_x, value_heads), config.dtype);
-    let got = recurrent_attention_backward(
-        &inputs(&heads, &[]),
-        sizes.shape(),
-        &sizes.options(),
-        &d_context,
-        &[],
-    )?;
+    let got =
+        recurrent_attention_backward(&inputs(&heads, &[]), sizes.shape(), &sizes.options(), &d_context, &[])?;
     let parts = [
         (sizes.to_rows(&got.d_q, config.heads), keys),
         (sizes.to_rows(&got.d_k, config.heads), keys),

@@ -383,9 +383,10 @@ impl Case {
         if got != self.run_backward(&before)? {
             return Err("other numbers the second time".into());
         }
+        // Each gradient is a sum of products of the others, so its terms may be as large as them.
+        let magnitude = largest(exact.iter().flatten().copied()).max(1.0);
         let mut worst: f64 = 0.0;
         for (n, got) in got.into_iter().enumerate() {
-            let magnitude = largest(exact[n].iter().copied()).max(1.0);
             let truth = [exact[n].clone(), widen(&naive[n])];
             let before = self.accumulates.then_some(&before[n][..]);
             let judged = Judged::gradient(truth, before, DType::F32, magnitude);
