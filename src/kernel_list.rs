@@ -96,6 +96,8 @@ kernels! {
     crate::recurrent::kernels::recurrent_d_rows::RecurrentDRows,
     crate::recurrent::kernels::recurrent_d_rates::RecurrentDRates,
     crate::recurrent::kernels::recurrent_d_values::RecurrentDValues,
+    crate::layers::gated_delta_net::kernels::delta_gates::DeltaGates,
+    crate::layers::gated_delta_net::kernels::delta_gates_backward::DeltaGatesBackward,
     crate::matmul::quantized::kernels::quantized_project::QuantizedProject,
     crate::matmul::quantized::kernels::quantized_rows::QuantizedRows,
     crate::layers::attentional::kernels::tanh_sum::TanhSum,

@@ -34,6 +34,15 @@ pub(crate) enum Slot {
     /// The gradients of the logits and of the gated outputs, in a backward pass.
     GateGradient,
     GatedGradient,
+    /// Queries, keys and values of a gated DeltaNet after the convolution, and their gradients.
+    Convolved,
+    ConvolvedGradient,
+    /// The logits of the rates and decays of a gated DeltaNet, and the rates and decays.
+    RateLogits,
+    Rates,
+    /// The gradients of rates and decays, then those of their logits with terms of the weights'.
+    RatesGradient,
+    RateTerms,
     /// Keys and values, with zeros in masked rows.
     Kept,
     /// Positions in sorted order, and the rank of each position. The result of the previous sorting
@@ -116,6 +125,12 @@ const NAMES: [&str; SLOTS] = [
     "gated",
     "d_gate",
     "d_gated",
+    "convolved",
+    "d_convolved",
+    "rate_logits",
+    "rates",
+    "d_rates",
+    "rate_terms",
     "kept",
     "order",
     "order_before",

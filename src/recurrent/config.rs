@@ -1,9 +1,12 @@
 //! The configuration of recurrent attention.
 
+use super::dispatch::Problem;
+use super::kernels::numbers::RecurrentForm;
 use crate::attention::check_dtype;
 use crate::device::DeviceFacts;
-use crate::kernel::KernelOptions;
-use crate::tensor::{DType, Error, Shape};
+use crate::kernel::{KernelOptions, Target};
+use crate::linear_attention::plan::LinearTiles;
+use crate::tensor::{DType, Error, Shape, TensorView};
 
 /// The decay of the states of a [`RecurrentAttention`](super::RecurrentAttention).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -108,6 +111,46 @@ impl RecurrentConfig {
     pub fn kernel_options(mut self, kernel_options: KernelOptions) -> Self {
         self.kernel_options = kernel_options;
         self
+    }
+
+    /// Returns a problem of checked tensors without options, states or results.
+    pub(crate) fn problem<'a>(
+        &self,
+        shape: Shape,
+        [q, k, v]: [TensorView<'a>; 3],
+        device: &DeviceFacts,
+    ) -> Problem<'a> {
+        let software = match self.kernel_options.target {
+            Target::Auto => device.software,
+            target => target == Target::Software,
+        };
+        Problem {
+            shape,
+            form: RecurrentForm {
+                delta: self.delta,
+                by_channel: self.decay == Decay::PerChannel,
+                unit: self.unit_eps.is_some(),
+            },
+            scale: self.factor() as f32,
+            eps: self.unit_eps.unwrap_or(0.0) as f32,
+            q,
+            k,
+            v,
+            out: None,
+            decay: None,
+            beta: None,
+            lengths: None,
+            starts: None,
+            initial: None,
+            last: None,
+            in_place: false,
+            slots: None,
+            initial_slots: None,
+            kept: None,
+            gradients: None,
+            tiles: LinearTiles::of(software, device),
+            most_heads: device.max_workgroups as usize,
+        }
     }
 
     pub(crate) fn factor(&self) -> f64 {

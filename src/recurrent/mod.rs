@@ -10,10 +10,8 @@ pub(crate) mod reference;
 pub use call::{RecurrentBackward, RecurrentForward};
 pub use config::{Decay, RecurrentConfig};
 use dispatch::{FEW, Gradients, Problem};
-use kernels::numbers::RecurrentForm;
 
-use crate::kernel::{Pipelines, Prepared, Recorder, Scratch, ScratchSize, Target};
-use crate::linear_attention::plan::LinearTiles;
+use crate::kernel::{Pipelines, Prepared, Recorder, Scratch, ScratchSize};
 use crate::tensor::{CallTensors, DType, Element, Error, Shape, TensorView, check_apart, expect};
 
 /// Recurrent attention on one device: linear attention with decay, and the delta rules. It is the
@@ -249,23 +247,7 @@ impl RecurrentAttention {
             let why = "the states change in place; use `slots`, or separate states";
             return Err(Error::Unsupported { what: "`initial_slots` with `state`", why });
         }
-        let software = match config.kernel_options.target {
-            Target::Auto => device.software,
-            target => target == Target::Software,
-        };
         Ok(Problem {
-            shape,
-            form: RecurrentForm {
-                delta: config.delta,
-                by_channel: config.decay == Decay::PerChannel,
-                unit: config.unit_eps.is_some(),
-            },
-            scale: config.factor() as f32,
-            eps: config.unit_eps.unwrap_or(0.0) as f32,
-            q,
-            k,
-            v,
-            out: None,
             decay,
             beta,
             lengths,
@@ -275,10 +257,7 @@ impl RecurrentAttention {
             in_place: call.in_place,
             slots,
             initial_slots,
-            kept: None,
-            gradients: None,
-            tiles: LinearTiles::of(software, device),
-            most_heads: device.max_workgroups as usize,
+            ..config.problem(shape, [q, k, v], device)
         })
     }
 

@@ -42,6 +42,10 @@ pub use crate::layers::encoder::reference::{
     EncoderGradients, EncoderLayerGradients, HostEncoderLayer, encoder, encoder_backward, encoder_by_layer,
     encoder_by_layer_backward,
 };
+#[cfg(all(feature = "layers", feature = "linear-attention"))]
+pub use crate::layers::gated_delta_net::reference::{
+    GatedDeltaNetGradients, HostGatedDeltaNetState, gated_delta_net, gated_delta_net_backward,
+};
 #[cfg(feature = "layers")]
 pub use crate::layers::multi_head::reference::{HostWeights, MultiHeadShape, multi_head};
 #[cfg(feature = "layers")]

@@ -2,10 +2,11 @@
 //! letter has `WIDTH` channels in the residual stream, and the layers add to it. There are no
 //! other layers, as in Elhage et al. 2021, "A mathematical framework for transformer circuits".
 
+use training::{ADAMW, Bound, LOSS, Step, TOTAL};
 use wgpu_attention::matmul::{ProjectionBackward, ProjectionForward};
 use wgpu_attention::{DType, Error, Gpu, Linear, Projection, TensorView, wgpu};
 
-use crate::kernels::{Bound, KEEP_MEAN, KEEP_SQUARE, Kernel, ROWS, Step};
+use crate::kernels::{self, ROWS};
 use crate::layer::{Gradients, Layer, Tensors};
 use crate::parameters::{HEADS, LAYERS, Places, WIDTH};
 use crate::task::{BATCH, Batch, LENGTH, VOCABULARY};
@@ -75,7 +76,7 @@ impl Model {
         let maps = floats(BATCH * HEADS * LENGTH * LENGTH)?;
 
         let device = gpu.device();
-        let kernel = |name, wgsl| Kernel::new(device, name, wgsl, &places);
+        let kernel = |name, wgsl| kernels::kernel(device, name, wgsl, &places);
         let add = kernel("add", include_str!("add.wgsl"));
         let kernels = Kernels {
             embed: kernel("embed", include_str!("embed.wgsl")).bind(
@@ -92,13 +93,13 @@ impl Model {
             add_backward: (0..LAYERS)
                 .map(|n| add.bind(device, &[&d_stream[n + 1], &d_read, &d_stream[n]], ROWS))
                 .collect(),
-            loss: kernel("loss", include_str!("loss.wgsl")).bind(
+            loss: kernel("loss", LOSS).bind(
                 device,
                 &[&step, &targets, &logits, &d_logits, &losses],
                 ROWS / WIDTH,
             ),
-            total: kernel("total", include_str!("total.wgsl")).bind(device, &[&step, &losses, &totals], 1),
-            adamw: kernel("adamw", include_str!("adamw.wgsl")).bind(
+            total: kernel("total", TOTAL).bind(device, &[&step, &losses, &totals], 1),
+            adamw: kernel("adamw", ADAMW).bind(
                 device,
                 &[&step, &gradients, &parameters, &moments[0], &moments[1]],
                 places.len / WIDTH,
@@ -135,17 +136,7 @@ impl Model {
     /// Runs a step of training, and writes its totals to `slot`.
     pub fn train(&mut self, batch: &Batch, rate: f64, slot: usize) -> Result<(), Error> {
         self.steps += 1;
-        let unbias = |keep: f32| (1.0 / (1.0 - f64::from(keep).powi(self.steps as i32))) as f32;
-        self.write(
-            batch,
-            Step {
-                per_target: 1.0 / batch.known() as f32,
-                rate: rate as f32,
-                unbias_mean: unbias(KEEP_MEAN),
-                unbias_square: unbias(KEEP_SQUARE),
-                slot: slot as u32,
-            },
-        );
+        self.write(batch, Step::of(self.steps, batch.known(), rate, slot));
         self.submit(|model, pass| {
             model.forward(pass)?;
             model.backward(pass)?;
@@ -156,14 +147,14 @@ impl Model {
 
     /// Returns the model's score on a batch.
     pub fn score(&mut self, batch: &Batch) -> Result<Score, Error> {
-        self.write(batch, Step::still(batch));
+        self.write(batch, Step::still(batch.known()));
         self.submit(Self::forward)?;
         Ok(self.totals(&[batch.known()])?[0])
     }
 
     /// Returns the gradients of the mean loss, with the layout of the parameters.
     pub fn gradients(&mut self, batch: &Batch) -> Result<Vec<f32>, Error> {
-        self.write(batch, Step::still(batch));
+        self.write(batch, Step::still(batch.known()));
         self.submit(|model, pass| {
             model.forward(pass)?;
             model.backward(pass)
@@ -173,7 +164,7 @@ impl Model {
 
     /// Returns each layer's attention weights, `[BATCH, HEADS, LENGTH, LENGTH]`.
     pub fn maps(&mut self, batch: &Batch) -> Result<Vec<Vec<f32>>, Error> {
-        self.write(batch, Step::still(batch));
+        self.write(batch, Step::still(batch.known()));
         self.submit(Self::forward)?;
         let mut all = Vec::new();
         for n in 0..LAYERS {
@@ -259,14 +250,6 @@ impl Model {
         }
         self.kernels.embed_backward.dispatch(pass);
         Ok(())
-    }
-}
-
-impl Step {
-    /// The values for a batch that the model is not trained on.
-    fn still(batch: &Batch) -> Self {
-        let per_target = 1.0 / batch.known() as f32;
-        Step { per_target, rate: 0.0, unbias_mean: 1.0, unbias_square: 1.0, slot: 0 }
     }
 }
 

@@ -1,9 +1,10 @@
 //! All parameters in one buffer. Gradients have the same layout in a second buffer, so AdamW is one
 //! dispatch.
 
+use training::Random;
 use wgpu_attention::{DType, TensorView, wgpu};
 
-use crate::task::{Random, Series, VOCABULARY};
+use crate::task::{Series, VOCABULARY};
 
 pub const LAYERS: usize = 2;
 pub const HEADS: usize = 4;
@@ -109,7 +110,7 @@ impl Places {
 
     /// The initial parameters: random, except for the biases by distance, which are 0.
     pub fn initial(&self, seed: u64) -> Vec<f32> {
-        let mut random = Random::new(seed, Series::Weights);
+        let mut random = Random::new(seed, Series::Weights as usize);
         let mut values = vec![0.0; self.len];
         for place in self.all() {
             let deviation = match place.name {

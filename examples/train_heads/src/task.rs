@@ -1,6 +1,10 @@
 //! The task is induction. A sequence repeats a random series of letters. So a repeated letter has
 //! the same successor as the last time.
 
+/// The target of a letter whose successor is not predictable is [`NONE`].
+pub use training::NONE;
+use training::Random;
+
 pub const VOCABULARY: usize = 26;
 pub const LENGTH: usize = 20;
 /// Sequences of a batch.
@@ -8,38 +12,6 @@ pub const BATCH: usize = 64;
 /// The number of different letters before the first repetition. Each sequence has a random one, so
 /// no fixed distance gives the answer.
 const PERIODS: std::ops::RangeInclusive<usize> = 5..=12;
-/// The target of a letter whose successor is not predictable.
-pub const NONE: u32 = u32::MAX;
-
-/// A random number generator: Steele et al. 2014, "Fast splittable pseudorandom number generators".
-pub struct Random(u64);
-
-impl Random {
-    /// The generator of one series of a seed.
-    pub fn new(seed: u64, series: Series) -> Self {
-        let mut seeds = Random(seed);
-        let start = (0..=series as usize).fold(0, |_, _| seeds.next());
-        Random(start)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    /// Returns a number less than `n`.
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
-    }
-
-    /// Returns a number between −1 and 1.
-    pub fn signed(&mut self) -> f32 {
-        (self.next() >> 40) as f32 / (1 << 23) as f32 - 1.0
-    }
-}
 
 /// The purpose of a series of random numbers.
 #[derive(Clone, Copy)]
@@ -112,7 +84,7 @@ mod tests {
 
     #[test]
     fn targets_are_what_followed_the_last_time() {
-        let batch = Batch::new(&mut Random::new(7, Series::Training));
+        let batch = Batch::new(&mut Random::new(7, Series::Training as usize));
         let (mut known, mut lengths) = (0, std::collections::BTreeSet::new());
         for sequence in 0..BATCH {
             let tokens = &batch.tokens[sequence * LENGTH..][..LENGTH];

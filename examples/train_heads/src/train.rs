@@ -3,10 +3,11 @@
 use std::io::{IsTerminal, Write};
 use std::time::Instant;
 
+use training::{Random, scheduled};
 use wgpu_attention::Error;
 
 use crate::model::{Model, SLOTS, Score};
-use crate::task::{Batch, Random, Series};
+use crate::task::{Batch, Series};
 
 const RATE: f64 = 0.005;
 /// Steps in which the rate rises. Over the last third of the steps it falls.
@@ -14,7 +15,7 @@ const WARMUP: usize = 20;
 
 /// Returns batches that the model is not trained on.
 pub fn held_out(batches: usize, seed: u64) -> Vec<Batch> {
-    let mut random = Random::new(seed, Series::HeldOut);
+    let mut random = Random::new(seed, Series::HeldOut as usize);
     (0..batches).map(|_| Batch::new(&mut random)).collect()
 }
 
@@ -25,12 +26,12 @@ pub fn train(
     seed: u64,
     mut progress: Option<&mut Progress>,
 ) -> Result<Vec<Score>, Error> {
-    let mut random = Random::new(seed, Series::Training);
+    let mut random = Random::new(seed, Series::Training as usize);
     let mut scores = Vec::with_capacity(steps);
     let mut known = Vec::new();
     for step in 0..steps {
         let batch = Batch::new(&mut random);
-        model.train(&batch, rate(step, steps), known.len())?;
+        model.train(&batch, scheduled(RATE, WARMUP, step, steps), known.len())?;
         known.push(batch.known());
         if known.len() == SLOTS || step + 1 == steps {
             scores.extend(model.totals(&known)?);
@@ -41,12 +42,6 @@ pub fn train(
         }
     }
     Ok(scores)
-}
-
-fn rate(step: usize, steps: usize) -> f64 {
-    let rising = (step + 1) as f64 / WARMUP as f64;
-    let falling = 3.0 * (steps - step) as f64 / steps as f64;
-    RATE * rising.min(falling).min(1.0)
 }
 
 pub fn score(model: &mut Model, batches: &[Batch]) -> Result<Score, Error> {

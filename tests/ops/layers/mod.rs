@@ -1,6 +1,7 @@
 //! Layers and stacks.
 
 pub mod attentional;
+pub mod gated_delta_net;
 pub mod layer_backward;
 pub mod layer_rotary;
 pub mod mha;

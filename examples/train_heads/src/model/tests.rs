@@ -3,9 +3,11 @@ use wgpu_attention::reference::widen;
 
 use super::*;
 use crate::heads;
-use crate::kernels::{BIAS_RATE, DECAY, EPSILON};
+use training::{DECAY, EPSILON, KEEP_MEAN, KEEP_SQUARE, Random};
+
+use crate::kernels::BIAS_RATE;
 use crate::parameters::{HEAD_DIM, Places};
-use crate::task::{NONE, Random, Series};
+use crate::task::{NONE, Series};
 use crate::train::{self, held_out};
 
 const SEED: u64 = 3;
@@ -15,7 +17,7 @@ fn model() -> Model {
 }
 
 fn batch() -> Batch {
-    Batch::new(&mut Random::new(SEED, Series::Training))
+    Batch::new(&mut Random::new(SEED, Series::Training as usize))
 }
 
 fn download(model: &Model, buffer: &wgpu::Buffer) -> Vec<f32> {
@@ -88,7 +90,7 @@ fn adamw() {
     let (mut means, mut squares) = (vec![0.0; want.len()], vec![0.0; want.len()]);
     let rate = 0.01;
     let (mut random, [keep_mean, keep_square]) =
-        (Random::new(SEED, Series::Training), [KEEP_MEAN, KEEP_SQUARE].map(f64::from));
+        (Random::new(SEED, Series::Training as usize), [KEEP_MEAN, KEEP_SQUARE].map(f64::from));
     for step in 1..=2 {
         model.train(&Batch::new(&mut random), rate, 0).unwrap();
         let gradients: Vec<f64> = widen(&download(&model, &model.gradients));
