@@ -186,19 +186,14 @@ impl RecurrentAttention {
         tensors.read("q", q, dtype, keys)?;
         tensors.read("k", k, dtype, keys)?;
         tensors.read("v", v, dtype, [batch, value_heads, length, value_dim])?;
-        let shape = Shape {
-            batch,
-            heads: value_heads,
-            kv_heads: heads,
-            q_len: length,
-            kv_len: length,
-            head_dim,
-            value_dim,
-        };
+        let shape =
+            Shape { batch, heads: value_heads, kv_heads: heads, q_len: length, kv_len: length, head_dim, value_dim };
         shape.check()?;
         let channels = if config.decay == Decay::PerChannel { head_dim } else { 1 };
-        let given =
-            [("decay", decay, config.decay != Decay::None, channels), ("beta", beta, config.delta, 1)];
+        let given = [
+            ("decay", decay, config.decay != Decay::None, channels),
+            ("beta", beta, config.delta, 1),
+        ];
         for (tensor, view, used, channels) in given {
             match (view, used) {
                 (Some(view), true) => {
@@ -207,11 +202,7 @@ impl RecurrentAttention {
                     expect(tensor, view.shape(), 3, channels)?;
                 }
                 (None, true) => {
-                    let what = if tensor == "decay" {
-                        "a call without `decay`"
-                    } else {
-                        "a delta rule without `beta`"
-                    };
+                    let what = if tensor == "decay" { "a call without `decay`" } else { "a delta rule without `beta`" };
                     return Err(Error::Unsupported { what, why: "set it in the call" });
                 }
                 (Some(_), false) => {
@@ -233,9 +224,7 @@ impl RecurrentAttention {
         let sequences = self.sequences(call);
         tensors.read("slots", slots, DType::U32, [1, 1, 1, sequences])?;
         tensors.read("initial_slots", initial_slots, DType::U32, [1, 1, 1, sequences])?;
-        for (names, state) in
-            [(slots, call.final_state.or(call.initial_state)), (initial_slots, call.initial_state)]
-        {
+        for (names, state) in [(slots, call.final_state.or(call.initial_state)), (initial_slots, call.initial_state)] {
             if names.is_some() && state.is_none() {
                 let why = "they name states; set `initial_state`, `final_state` or `state`";
                 return Err(Error::Unsupported { what: "slots without a state", why });

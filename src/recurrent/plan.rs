@@ -167,11 +167,7 @@ impl Plan {
     pub fn checkpoints(&self) -> usize {
         let Shape { batch, heads, .. } = self.outline.shape;
         let spans = self.slots.div_ceil(self.span.max(1));
-        if spans < 2 {
-            0
-        } else {
-            [batch, heads, self.state()].into_iter().fold(spans, usize::saturating_mul)
-        }
+        if spans < 2 { 0 } else { [batch, heads, self.state()].into_iter().fold(spans, usize::saturating_mul) }
     }
 
     /// Returns the groups of heads that are computed one after the other.

@@ -162,8 +162,7 @@ pub fn recurrent_attention<R: Real>(
                 for c in 0..value_dim {
                     let mut update = inputs.v[row * value_dim + c];
                     if options.delta {
-                        let known =
-                            (0..head_dim).fold(R::zero(), |sum, f| sum + state[f * value_dim + c] * k[f]);
+                        let known = (0..head_dim).fold(R::zero(), |sum, f| sum + state[f * value_dim + c] * k[f]);
                         update = (update - known) * inputs.beta[row];
                     }
                     let mut sum = R::zero();
@@ -226,11 +225,8 @@ pub fn recurrent_attention_backward<R: Real>(
                     [] => &zeros(size),
                     initial => &initial[(n * heads + h) * size..][..size],
                 };
-                let before = if t == begin {
-                    initial
-                } else {
-                    &states[((b * q_len + t - 1) * heads + h) * size..][..size]
-                };
+                let before =
+                    if t == begin { initial } else { &states[((b * q_len + t - 1) * heads + h) * size..][..size] };
                 let factors: Vec<R> = (0..head_dim).map(|f| sizes.factor(inputs.decay, row, f)).collect();
                 let decayed: Vec<R> = (0..size).map(|at| before[at] * factors[at / value_dim]).collect();
                 let (q, q_factor) = unit(&inputs.q[key_row * head_dim..][..head_dim], options.unit_eps);

@@ -194,8 +194,10 @@ impl RecurrentCase {
         } else {
             self.decay.clone()
         };
-        let (decay, beta, initial) = (widen::<R>(&decay), widen::<R>(&self.beta), widen::<R>(&self.initial));
-        let inputs = RecurrentInputs { q: &q, k: &k, v: &v, decay: &decay, beta: &beta, initial: &initial };
+        let (decay, beta, initial) =
+            (widen::<R>(&decay), widen::<R>(&self.beta), widen::<R>(&self.initial));
+        let inputs =
+            RecurrentInputs { q: &q, k: &k, v: &v, decay: &decay, beta: &beta, initial: &initial };
         let options = RecurrentOptions {
             scale: self.scale.unwrap_or(1.0 / (head_dim as f64).sqrt()),
             delta: self.delta,
@@ -342,7 +344,14 @@ impl RecurrentCase {
         let [keys, values] = [self.keys_shape(), self.shape.out()];
         let token = [values[0], values[1], values[2], 1];
         let shapes = [keys, keys, values, self.decay_shape(), token, self.states_shape()];
-        let wanted = [true, true, true, !self.decay.is_empty() && !self.is_constant(), self.delta, true];
+        let wanted = [
+            true,
+            true,
+            true,
+            !self.decay.is_empty() && !self.is_constant(),
+            self.delta,
+            true,
+        ];
         let places = layout.places(shapes);
         let types = [gradient, gradient, gradient, gradient, gradient, DType::F32];
         let before: Vec<Vec<f32>> = (0..6)
@@ -386,7 +395,12 @@ impl RecurrentCase {
             let own = largest(exact.iter().copied());
             let magnitude = if n == 3 { own.max(of_keys) } else { own };
             let before = accumulates.then_some(&before[n][..]);
-            let judged = Judged::gradient([exact, widened(&naive, DType::F32)], before, types[n], magnitude);
+            let judged = Judged::gradient(
+                [exact, widened(&naive, DType::F32)],
+                before,
+                types[n],
+                magnitude,
+            );
             worst = worst.max(judged.judge(&got).map_err(|e| format!("{}: {e}", GRADIENTS[n]))?);
             all.push(got);
         }

@@ -1,9 +1,9 @@
 //! Recurrent attention: vectors, shapes, states, gradients, and what the forms have in common.
 
 use wgpu_attention::DType;
-use wgpu_attention::Shape;
 use wgpu_attention::recurrent::Decay;
 use wgpu_attention::reference::compare::compare;
+use wgpu_attention::Shape;
 use wgpu_attention::tuning::Target;
 
 use crate::harness::device::{defaults, full};
@@ -91,8 +91,7 @@ fn from_vector(vector: &Vector) -> RecurrentCase {
     (case.q, case.k, case.v) = (vector.f32("q"), vector.f32("k"), vector.f32("v"));
     (case.decay, case.beta, case.initial) = (given("g"), given("beta"), given("initial_state"));
     (case.d_out, case.d_last) = (given("dout"), given("dfinal_state"));
-    case.unit_eps =
-        vector.attrs["l2norm"].as_bool().expect("a flag").then(|| vector.number("l2norm_eps")).flatten();
+    case.unit_eps = vector.attrs["l2norm"].as_bool().expect("a flag").then(|| vector.number("l2norm_eps")).flatten();
     case.scale = vector.number("scale");
     if vector.has("cu_seqlens") {
         case.starts = Some(vector.integers("cu_seqlens").into_iter().map(|n| n as u32).collect());

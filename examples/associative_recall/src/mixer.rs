@@ -1,6 +1,6 @@
 //! The layers that mix tokens: gated DeltaNet, linear attention and softmax attention. All of them
-//! see each token together with the three tokens before it, through a causal convolution. It is part
-//! of gated DeltaNet, and the other two read its output.
+//! see each token with the three tokens before it, through a causal convolution. Gated DeltaNet has
+//! one, and the other two read the output of one.
 
 use std::fmt;
 

@@ -78,7 +78,7 @@ impl Sizes {
         }
     }
 
-    /// Changes the order of axes from `[batch, length, heads, dim]` to `[batch, heads, length, dim]`.
+    /// Changes the order of axes: `[batch, length, heads, dim]` to `[batch, heads, length, dim]`.
     fn to_heads<R: Real>(&self, x: &[R], heads: usize) -> Vec<R> {
         let (length, dim) = (self.length, x.len() / self.rows() / heads);
         let at = |n: usize| {

@@ -101,16 +101,7 @@ impl<'a, 'p> Builder<'a, 'p> {
             second_sign: 1.0,
             ..RecurrentNumbers::default()
         };
-        Ok(Builder {
-            problem,
-            plan,
-            places,
-            numbers,
-            device,
-            all: Dispatches::new(),
-            carries_gradients: false,
-            memory,
-        })
+        Ok(Builder { problem, plan, places, numbers, device, all: Dispatches::new(), carries_gradients: false, memory })
     }
 
     fn floats(buffer: &'a wgpu::Buffer, count: usize) -> TensorView<'a> {
@@ -193,15 +184,7 @@ impl<'a, 'p> Builder<'a, 'p> {
 
     /// Returns the copy of a state for each sequence.
     pub fn of_sequences(&self, state: Option<TensorView<'a>>, slots: Option<TensorView<'a>>) -> Copy<'a> {
-        Copy {
-            state,
-            slots,
-            sequences: self.plan.sequences,
-            step: 1,
-            first: 0,
-            tokens: 1,
-            accumulates: false,
-        }
+        Copy { state, slots, sequences: self.plan.sequences, step: 1, first: 0, tokens: 1, accumulates: false }
     }
 
     /// Copies the states before the call into scratch.

@@ -130,8 +130,10 @@ impl<'a> Builder<'a, '_> {
     pub fn solve(&mut self, numbers: RecurrentNumbers, transposed: bool) {
         let Some(memory) = self.arrays() else { return };
         let (workgroup, groups) = self.wide(self.plan.features + self.plan.values);
-        let numbers =
-            RecurrentNumbers { right: (self.places.scores + self.plan.second_scores()) as u32, ..numbers };
+        let numbers = RecurrentNumbers {
+            right: (self.places.scores + self.plan.second_scores()) as u32,
+            ..numbers
+        };
         let call = RecurrentSolveCall { memory, numbers, workgroup, transposed };
         self.all.push(call.dispatch([groups, numbers.slots as usize, self.all_heads()], self.device));
     }

@@ -1,7 +1,7 @@
 //! A checked call and the memory that it needs.
 
-use crate::device::DeviceFacts;
 use crate::kernel::{ScratchSize, Slot, fits};
+use crate::device::DeviceFacts;
 use crate::linear_attention::plan::{HeadGroup, LinearTiles};
 use crate::recurrent::kernels::numbers::RecurrentForm;
 use crate::recurrent::kernels::recurrent_chunks::CHUNK_WORDS;
@@ -151,8 +151,7 @@ impl<'a> Problem<'a> {
     pub fn part_scratch_size(&self, device: &DeviceFacts) -> Result<ScratchSize, Error> {
         let plan = Plan::new(self.outline());
         let floats = |n: usize| fits(n as u64, 4, device);
-        let table =
-            [plan.outline.shape.batch, plan.slots].into_iter().fold(CHUNK_WORDS, usize::saturating_mul);
+        let table = [plan.outline.shape.batch, plan.slots].into_iter().fold(CHUNK_WORDS, usize::saturating_mul);
         if self.is_step() {
             let tokens = if self.kept.is_some() { self.shape.q_len } else { 1 };
             let own = if self.steps_in_place() { 0 } else { plan.carry().saturating_mul(tokens) };

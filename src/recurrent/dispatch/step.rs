@@ -58,12 +58,7 @@ impl<'a> Builder<'a, '_> {
             self.copy(all, true);
         }
         if !in_place && problem.last.is_some() {
-            let last = Copy {
-                step: tokens,
-                first: tokens - 1,
-                tokens,
-                ..self.of_sequences(problem.last, problem.slots)
-            };
+            let last = Copy { step: tokens, first: tokens - 1, tokens, ..self.of_sequences(problem.last, problem.slots) };
             self.copy(last, true);
         }
     }

@@ -39,20 +39,14 @@ impl Variant for RecurrentCarry {
 
     fn all() -> impl IntoIterator<Item = Self> {
         [8, 16, 64].into_iter().flat_map(|workgroup| {
-            [
-                (false, false, false),
-                (true, false, false),
-                (true, true, false),
-                (true, false, true),
-                (true, true, true),
-            ]
-            .map(|(state, indices, kept)| RecurrentCarry {
-                state: state.then_some(DType::F32),
-                indices: indices.then_some(DType::U32),
-                carry: DType::F32,
-                workgroup,
-                kept,
-            })
+            [(false, false, false), (true, false, false), (true, true, false), (true, false, true), (true, true, true)]
+                .map(|(state, indices, kept)| RecurrentCarry {
+                    state: state.then_some(DType::F32),
+                    indices: indices.then_some(DType::U32),
+                    carry: DType::F32,
+                    workgroup,
+                    kept,
+                })
         })
     }
 }

@@ -36,8 +36,8 @@ impl Variant for RecurrentDPairs {
     }
 
     fn all() -> impl IntoIterator<Item = Self> {
-        LinearTiles::ALL
-            .into_iter()
-            .flat_map(|tiles| [false, true].map(|delta| RecurrentDPairs { memory: DType::F32, tiles, delta }))
+        LinearTiles::ALL.into_iter().flat_map(|tiles| {
+            [false, true].map(|delta| RecurrentDPairs { memory: DType::F32, tiles, delta })
+        })
     }
 }

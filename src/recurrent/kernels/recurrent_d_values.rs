@@ -37,15 +37,9 @@ impl Variant for RecurrentDValues {
 
     fn all() -> impl IntoIterator<Item = Self> {
         FLOATS.into_iter().flat_map(|dtype| {
-            [(8, Width::Four), (16, Width::One), (64, Width::Four), (64, Width::One)].map(
-                |(workgroup, width)| RecurrentDValues {
-                    chunks: DType::U32,
-                    memory: DType::F32,
-                    written: dtype,
-                    workgroup,
-                    width,
-                },
-            )
+            [(8, Width::Four), (16, Width::One), (64, Width::Four), (64, Width::One)].map(|(workgroup, width)| {
+                RecurrentDValues { chunks: DType::U32, memory: DType::F32, written: dtype, workgroup, width }
+            })
         })
     }
 }

@@ -1,7 +1,7 @@
 //! The host side of `recurrent_step.wgsl`.
 
-use super::numbers::{Pieces, RecurrentForm, RecurrentNumbers};
 use super::recurrent_chunks::CHUNK_WORDS;
+use super::numbers::{Pieces, RecurrentForm, RecurrentNumbers};
 use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, Width, kernel, shader};
 use crate::linear_attention::plan::LinearTiles;
