@@ -1,5 +1,5 @@
-//! Trains gated DeltaNet, linear attention and softmax attention on associative recall, with this
-//! crate's gradients and AdamW, and compares how they recall longer lists.
+//! Trains gated DeltaNet, linear attention and softmax attention on associative recall. It uses
+//! this crate's gradients and AdamW, and compares the models on longer lists.
 //!
 //! `cargo run --release -p associative_recall`
 

@@ -1,6 +1,6 @@
 //! The layers that mix tokens: gated DeltaNet, linear attention and softmax attention. All of them
-//! see each token together with the three tokens before it, through a causal convolution. It is part
-//! of gated DeltaNet, and the other two read its output.
+//! see each token with the three tokens before it, through a causal convolution. Gated DeltaNet has
+//! one, and the other two read the output of one.
 
 use std::fmt;
 
@@ -77,7 +77,7 @@ pub struct Tensors<'a> {
 
 /// A layer for calls of one shape.
 pub enum Mixer {
-    Delta { layer: GatedDeltaNet, scratch: Scratch },
+    Delta { layer: Box<GatedDeltaNet>, scratch: Scratch },
     Heads { heads: Box<Heads>, scratch: Scratch },
 }
 
@@ -116,7 +116,8 @@ impl Mixer {
             let layer =
                 GatedDeltaNet::with_pipelines(pipelines, delta_config(), &weights_of(tensors.weights))?;
             let size = layer.backward_scratch_size(&delta_backward(tensors, gradients))?;
-            return Ok(Mixer::Delta { layer, scratch: Scratch::new(gpu.device(), size)? });
+            let scratch = Scratch::new(gpu.device(), size)?;
+            return Ok(Mixer::Delta { layer: Box::new(layer), scratch });
         }
         let [batch, _, length, _] = tensors.x.shape();
         let shape = Shape::new(batch, HEADS, length, HEAD_DIM);

@@ -24,8 +24,8 @@ pub struct Score {
     pub accuracy: f64,
 }
 
-/// The first element and the shape of a tensor in the buffer of parameters, and its deviation and
-/// mean at the beginning.
+/// The first element and the shape of a tensor in the buffer of parameters. Then its deviation and
+/// its mean at the beginning.
 type Place = (usize, [usize; 4], [f32; 2]);
 
 /// The place of each parameter.
@@ -105,7 +105,7 @@ struct Buffers {
     tokens: wgpu::Buffer,
     targets: wgpu::Buffer,
     step: wgpu::Buffer,
-    /// The residual stream before each layer and after the last, its norms, and the layers' outputs.
+    /// The residual stream before each layer and after the last, its norms, the layers' outputs.
     stream: Vec<wgpu::Buffer>,
     normed: Vec<wgpu::Buffer>,
     mixed: Vec<wgpu::Buffer>,

@@ -1,4 +1,4 @@
-//! The task is multi-query associative recall: a sequence lists pairs of a key and a value, and then
+//! The task is multi-query associative recall. A sequence lists pairs of a key and a value. Then it
 //! asks for the value of each key. Source: Arora et al. 2023, "Zoology: Measuring and Improving
 //! Recall in Efficient Language Models", <https://arxiv.org/abs/2312.04927>.
 

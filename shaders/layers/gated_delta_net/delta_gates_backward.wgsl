@@ -1,5 +1,5 @@
-// The gradients of the rates and decays of delta_gates.wgsl: of b and a, and the terms whose sum over
-// all tokens is the gradient of a_log. The gradient of dt_bias is the sum of those of a.
+// The gradients of the rates and decays of delta_gates.wgsl: of b and of a. It also writes terms
+// whose sum over all tokens is the gradient of a_log. The gradient of dt_bias is the sum of d_a.
 //
 // logits [batch, 1, length, 2 · heads]: b, then a   a_log, dt_bias [1, 1, 1, heads]
 // d_beta, d_decay [batch, 1, length, heads]

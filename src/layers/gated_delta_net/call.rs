@@ -33,8 +33,8 @@ impl<'a> GatedDeltaNetForward<'a> {
         GatedDeltaNetForward { x, out, lengths: None, state: None, begins: false }
     }
 
-    /// The number of tokens of each batch entry, `[batch, 1, 1, 1]`, U32. Later tokens do not change
-    /// the states, and their outputs are 0.
+    /// The number of tokens of each batch entry, `[batch, 1, 1, 1]`, U32. Later tokens do not
+    /// change the states, and their outputs are 0.
     pub fn lengths(mut self, lengths: impl Into<Option<TensorView<'a>>>) -> Self {
         self.lengths = lengths.into();
         self
@@ -46,8 +46,8 @@ impl<'a> GatedDeltaNetForward<'a> {
         self
     }
 
-    /// Continues with these states, and replaces them: for generation. A call may have any number of
-    /// tokens.
+    /// Continues with these states, and replaces them: for generation. A call may have any number
+    /// of tokens.
     #[doc(alias = "conv_state")]
     pub fn state(mut self, state: GatedDeltaNetState<'a>) -> Self {
         (self.state, self.begins) = (Some(state), false);
@@ -68,8 +68,8 @@ pub struct GatedDeltaNetBackward<'a> {
 }
 
 impl<'a> GatedDeltaNetBackward<'a> {
-    /// Takes `forward`, whose `out` is not read or written, and the gradient of its `out`, with the
-    /// same shape; F32, F16 or BF16.
+    /// Takes `forward` and the gradient of its `out`, with the same shape; F32, F16 or BF16. The
+    /// call does not read or write `out`.
     pub fn new(forward: GatedDeltaNetForward<'a>, d_out: TensorView<'a>) -> Self {
         let d_weights = GatedDeltaNetWeights::default();
         GatedDeltaNetBackward { forward, d_out, d_x: None, d_weights, accumulates: false }

@@ -23,8 +23,8 @@ pub struct GatedDeltaNetConfig {
 }
 
 impl GatedDeltaNetConfig {
-    /// Configures a layer whose input and output have `features` channels (`hidden_size`), with
-    /// `heads` heads of queries and keys (`linear_num_key_heads`), each of `head_dim` channels
+    /// Configures a layer whose input and output have `features` channels (`hidden_size`). It has
+    /// `heads` heads of queries and keys (`linear_num_key_heads`). Each has `head_dim` channels
     /// (`linear_key_head_dim`). The defaults: as many value heads and channels, a convolution of 4
     /// rows, an `eps` of 10⁻⁶, F32.
     #[doc(alias = "linear_num_key_heads")]
@@ -42,7 +42,8 @@ impl GatedDeltaNetConfig {
         }
     }
 
-    /// Value heads, a multiple of `heads`: value head `h` uses key head `h / (value_heads / heads)`.
+    /// Value heads, a multiple of `heads`. Value head `h` uses key head `h / (value_heads /
+    /// heads)`, rounded down.
     #[doc(alias = "linear_num_value_heads")]
     pub fn value_heads(mut self, value_heads: usize) -> Self {
         self.value_heads = value_heads;

@@ -19,7 +19,7 @@ use crate::tensor::{Access, CallTensors, DType, Element, Error, Shape, Tensor, T
 
 /// A gated DeltaNet layer on one device, with gradients: the linear attention of Qwen3-Next and
 /// Qwen3.5. Source: Yang, Kautz and Hatamizadeh 2024, "Gated Delta Networks: Improving Mamba2 with
-/// Delta Rule", <https://arxiv.org/abs/2412.06464>, in the form of `Qwen3NextGatedDeltaNet` of
+/// Delta Rule", <https://arxiv.org/abs/2412.06464>. It follows `Qwen3NextGatedDeltaNet` of
 /// Hugging Face transformers.
 ///
 /// For each token x:
@@ -32,9 +32,9 @@ use crate::tensor::{Access, CallTensors, DType, Element, Error, Shape, Tensor, T
 /// out        = out_proj (norm · rms_norm(o) · silu(z))         the norm is per value head
 /// ```
 ///
-/// The layer keeps its weights' buffers alive, and reads them without a copy. The rows of
-/// `in_proj_qkvz` and `in_proj_ba` are in another order than in a checkpoint:
-/// [`GatedDeltaNetWeights::from_checkpoint`] changes it once, on the host.
+/// The layer keeps its weights' buffers alive, and reads them without a copy. Rows of
+/// `in_proj_qkvz` and `in_proj_ba` are in another order than in a checkpoint.
+/// [`GatedDeltaNetWeights::from_checkpoint`] changes the order once, on the host.
 ///
 /// ```no_run
 /// # fn f(gpu: &wgpu_attention::Gpu, tensor: impl FnMut(&str) -> Option<Vec<f32>>,
@@ -79,8 +79,8 @@ impl GatedDeltaNet {
     /// [`GatedDeltaNetConfig::weight_shapes`]; each is F32, F16 or BF16.
     ///
     /// # Errors
-    /// Weights that do not have the shapes of `config`, a configuration that no layer can have, and
-    /// everything that [`Error`] lists for tensors.
+    /// Weights that do not have the shapes of `config`. A configuration that no layer can have.
+    /// Everything that [`Error`] lists for tensors.
     pub fn new(
         device: &wgpu::Device,
         config: GatedDeltaNetConfig,
@@ -152,8 +152,8 @@ impl GatedDeltaNet {
         })
     }
 
-    /// Returns the temporary memory that the gradients of `call` need: the memory of the forward
-    /// call, and gradients of the same tensors in F32.
+    /// Returns the temporary memory that the gradients of `call` need. It has the memory of the
+    /// forward call, and the gradients of the same tensors.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
@@ -163,12 +163,12 @@ impl GatedDeltaNet {
         self.backward_size(call, shape, device)
     }
 
-    /// Records the gradients of a forward call that begins with zeros. Sums over tokens are added in
-    /// a fixed order, so the bits are the same on every run.
+    /// Records the gradients of a forward call that begins with zeros. Sums over tokens are added
+    /// in a fixed order, so the bits are the same on every run.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward). [`Error::Unsupported`] if the call requests no gradient, or if
-    /// the forward call continues with a state.
+    /// As [`forward`](Self::forward). [`Error::Unsupported`] if the call requests no gradient, or
+    /// if the forward call continues with a state.
     pub fn backward(
         &self,
         into: &mut impl Recorder,

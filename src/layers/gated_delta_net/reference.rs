@@ -78,8 +78,8 @@ impl Sizes {
         }
     }
 
-    /// Changes the order of axes from `[batch, length, heads, dim]` to `[batch, heads, length, dim]`.
-    fn to_heads<R: Real>(&self, x: &[R], heads: usize) -> Vec<R> {
+    /// Changes the order of axes: `[batch, length, heads, dim]` to `[batch, heads, length, dim]`.
+    fn to_heads<R: Real>(self, x: &[R], heads: usize) -> Vec<R> {
         let (length, dim) = (self.length, x.len() / self.rows() / heads);
         let at = |n: usize| {
             let (b, h, t, d) =
@@ -90,7 +90,7 @@ impl Sizes {
     }
 
     /// Changes the order of axes back.
-    fn to_rows<R: Real>(&self, x: &[R], heads: usize) -> Vec<R> {
+    fn to_rows<R: Real>(self, x: &[R], heads: usize) -> Vec<R> {
         let (length, dim) = (self.length, x.len() / self.rows() / heads);
         let at = |n: usize| {
             let (b, t, h, d) = (n / dim / heads / length, n / dim / heads % length, n / dim % heads, n % dim);

@@ -6,7 +6,7 @@ use crate::tensor::{Error, expect_length};
 /// The weights of a gated DeltaNet layer, or their gradients. `T` is a tensor on the device, or
 /// numbers on the host.
 ///
-/// Rows of the projections are in the layer's order, not in that of a checkpoint:
+/// Rows of the projections are in the layer's order, not in that of a checkpoint.
 /// [`from_checkpoint`](Self::from_checkpoint) changes the order, and
 /// [`to_checkpoint`](Self::to_checkpoint) changes it back.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -127,8 +127,8 @@ impl GatedDeltaNetConfig {
         }
     }
 
-    /// The rows of one key head in a checkpoint's `in_proj_qkvz`: the first row of each part in the
-    /// layer's order, and the number of rows.
+    /// The rows of one key head in a checkpoint's `in_proj_qkvz`. For each part: its first row in
+    /// the layer's order, and the number of rows.
     fn parts_of_head(&self, head: usize) -> [[usize; 2]; 4] {
         let values = self.value_heads / self.heads * self.value_dim;
         let (keys, first) = (self.keys(), 2 * self.keys());
@@ -214,9 +214,9 @@ impl<T: Copy + Default> GatedDeltaNetWeights<Vec<T>> {
         })
     }
 
-    /// Returns the weights, or their gradients, in the order of a checkpoint of Qwen3-Next: the rows
-    /// of each key head of `in_proj_qkvz` and `in_proj_ba` together. [`named`](Self::named) adds
-    /// the names.
+    /// Returns the weights, or their gradients, in the order of a checkpoint of Qwen3-Next. It has
+    /// the rows of each key head of `in_proj_qkvz` and `in_proj_ba` together.
+    /// [`named`](Self::named) adds the names.
     ///
     /// # Errors
     /// A tensor with a wrong number of elements.

@@ -18,8 +18,7 @@ use crate::harness::{FLOATS, FORMS, Judged, Profile, Report, Rng, Values, defaul
 
 type Weights<T> = GatedDeltaNetWeights<Vec<T>>;
 
-/// Key heads, value heads, channels of a key head and of a value head, width of the convolution,
-/// features, batch, length.
+/// Key heads, value heads, channels of each, width of the convolution, features, batch, length.
 type Sizes = [usize; 8];
 
 const SMALL: Sizes = [2, 4, 8, 12, 4, 24, 2, 21];
@@ -54,8 +53,8 @@ fn tensor_of(weights: &Weights<f64>, name: &str) -> Option<Vec<f64>> {
     all.find(|(other, _)| *other == name).map(|(_, values)| values.clone())
 }
 
-/// Computes the layer token by token from a checkpoint of Qwen3-Next, as its definition says. `x` is
-/// `[length, features]`.
+/// Computes the layer token by token from a checkpoint of Qwen3-Next, as its definition says. `x`
+/// is `[length, features]`.
 fn written_out(x: &[f64], weights: &Weights<f64>, sizes: Sizes) -> Vec<f64> {
     let [heads, value_heads, dk, dv, width, features, ..] = sizes;
     let group = value_heads / heads;
