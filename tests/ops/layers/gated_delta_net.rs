@@ -350,8 +350,8 @@ impl Case {
         let placement = self.place();
         let layer = self.layer(&placement)?;
         let [x_at, out_at] = self.layout.places([self.shape(); 2]);
-        let x = Placed::input(profile, Values::Floats(&self.x), dtype, x_at.clone());
-        let d_out = Placed::input(profile, Values::Floats(&self.d_out), dtype, out_at.clone());
+        let x = Placed::input(profile, Values::Floats(&self.x), dtype, x_at);
+        let d_out = Placed::input(profile, Values::Floats(&self.d_out), dtype, out_at);
         let out = Placed::output(profile, dtype, out_at);
         let d_x = Placed::gradient(profile, &before[0], (DType::F32, x_at), self.accumulates);
         let mut n = 0;
@@ -452,7 +452,7 @@ fn tokens_past_lengths_are_zeros() {
     let placement = case.place();
     let layer = case.layer(&placement).unwrap();
     let [place] = Layout::Dense.places([case.shape()]);
-    let x = Placed::input(profile, Values::Floats(&case.x), DType::F32, place.clone());
+    let x = Placed::input(profile, Values::Floats(&case.x), DType::F32, place);
     let lengths = profile.gpu.upload(&[length as u32, 6]).unwrap();
     let lengths = TensorView::new(&lengths, DType::U32, [batch, 1, 1, 1]);
     let out = Placed::output(profile, DType::F32, place);
@@ -490,7 +490,7 @@ fn invalid_calls_are_errors() {
 
     let layer = case.layer(&placement).unwrap();
     let [place] = Layout::Dense.places([case.shape()]);
-    let x = Placed::input(profile, Values::Floats(&case.x), DType::F32, place.clone());
+    let x = Placed::input(profile, Values::Floats(&case.x), DType::F32, place);
     let out = Placed::output(profile, DType::F32, place);
     let call = GatedDeltaNetForward::new(x.view(), out.view());
     let narrow = GatedDeltaNetForward::new(x.view().slice(3, 0, 20), out.view());
