@@ -14,7 +14,7 @@ use wgpu_attention::{DType, Error, KernelOptions, Scratch, TensorView};
 
 use crate::harness::case::{largest, widened};
 use crate::harness::run::{Layout, Placed};
-use crate::harness::{FLOATS, FORMS, Judged, Profile, Report, Rng, Values, defaults, full, stored};
+use crate::harness::{FLOATS, FORMS, Judged, Profile, Report, Rng, Values, defaults, full, rest, stored};
 
 type Weights<T> = GatedDeltaNetWeights<Vec<T>>;
 
@@ -407,7 +407,7 @@ fn outputs_and_states_match_reference() {
             let case = Case::of(form, SMALL, *dtype, &mut Rng::new(11));
             report.record("small", &case, case.forward(&[21]));
         }
-        for seed in 0..12 {
+        for seed in (0..12).filter(|seed| *seed < 2 || rest(&format!("gated DeltaNet {seed}"))) {
             let case = Case::random(form, seed);
             report.record("random", &case, case.forward(&[case.sizes[7]]));
         }
@@ -437,7 +437,7 @@ fn gradients_match_reference() {
             let case = Case::of(form, SMALL, *dtype, &mut Rng::new(17));
             report.record("small", &case, case.backward());
         }
-        for seed in 0..12 {
+        for seed in (0..12).filter(|seed| *seed < 2 || rest(&format!("gated DeltaNet {seed}"))) {
             let case = Case::random(form, seed + 100);
             report.record("random", &case, case.backward());
         }
