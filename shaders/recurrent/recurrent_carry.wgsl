@@ -38,7 +38,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
                 }
                 state_store(o, sum);
             } else {
-                value[n] = state_at(o);
+                value = select(value, vec4<f32>(state_at(o)), vec4<u32>(0u, 1u, 2u, 3u) == vec4<u32>(n));
             }
         }
     }

@@ -33,9 +33,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
     var factors = vec4<f32>(select(1.0, p.second_sign, is_second));
     if HAS_RATES {
-        for (var n = 0u; n < 4u; n++) {
-            factors[n] *= memory_at(p.rates + 4u * (row + tile.column + n) + 3u);
-        }
+        let at = p.rates + 4u * (row + tile.column) + 3u;
+        factors *= vec4<f32>(memory_at(at), memory_at(at + 4u), memory_at(at + 8u), memory_at(at + 12u));
     }
     // The sums of logarithms from the rows of the keys to the row of the query.
     var logs = vec4<f32>();

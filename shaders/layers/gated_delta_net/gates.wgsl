@@ -14,6 +14,7 @@ fn softplus(x: f32) -> f32 {
     let u = 1.0 + e;
     if u == 1.0 {
         return max(x, 0.0) + e;
+    } else {
+        return max(x, 0.0) + log(u) * (e / (u - 1.0));
     }
-    return max(x, 0.0) + log(u) * (e / (u - 1.0));
 }

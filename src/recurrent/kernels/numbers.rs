@@ -146,7 +146,7 @@ impl Pieces {
     /// past the last.
     pub fn tensor(self, name: &str, function: &str, end: &str, in_fours: bool) -> Self {
         let load = if in_fours {
-            format!("if c + 4u <= {end} {{ return {name}_at4(o, 1u, 4u); }} return vec4<f32>();")
+            format!("if c + 4u <= {end} {{ return {name}_at4(o, 1u, 4u); }} else {{ return vec4<f32>(); }}")
         } else {
             format!("return {name}_at4(o, p.{name}.strides.w, min(4u, max({end}, c) - c));")
         };

@@ -10,7 +10,7 @@ kernel! {
     RecurrentDRates, RecurrentDRatesCall
     tensors {
         chunks: One Read U32 one,
-        memory: One Write F32 four,
+        memory: One Read F32 four,
         d_decay: Opt Write F32 one view,
         d_beta: Opt Write F32 one view,
     }

@@ -12,7 +12,7 @@ kernel! {
         q: Opt Read F32 one view,
         k: Opt Read F32 one view,
         chunks: One Read U32 one,
-        memory: One Write F32 four,
+        memory: One Read F32 four,
         d_q: Opt Write F32 one view,
         d_k: Opt Write F32 one view,
     }

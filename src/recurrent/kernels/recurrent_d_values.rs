@@ -10,7 +10,7 @@ kernel! {
     RecurrentDValues, RecurrentDValuesCall
     tensors {
         chunks: One Read U32 one,
-        memory: One Write F32 four,
+        memory: One Read F32 four,
         written: One Write F32 width view,
     }
     numbers {

@@ -11,7 +11,7 @@ kernel! {
     RecurrentOut, RecurrentOutCall
     tensors {
         chunks: One Read U32 one,
-        memory: One Write F32 four,
+        memory: One Read F32 four,
         written: One Write F32 width view,
     }
     numbers {

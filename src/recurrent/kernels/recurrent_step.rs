@@ -49,7 +49,9 @@ impl Variant for RecurrentStep {
     fn describe(&self) -> Kernel {
         let parts = if self.tiles.workgroup == self.tiles.lanes { 1 } else { self.tiles.workgroup };
         let in_fours = self.width == Width::Four;
-        Pieces::tiled(self.declare(), self.tiles)
+        Pieces::new(self.declare(), self.tiles.workgroup)
+            .u32("COLUMN_LANES", self.tiles.lanes)
+            .u32("ROWS", self.tiles.rows)
             .form(self.form)
             .bool("HAS_INITIAL", self.initial)
             .bool("HAS_INDICES", self.indices)
