@@ -2,7 +2,7 @@
 // elements of the tile's rows and columns.
 //
 // Needs: ROWS; memory_at4, sums.
-// Gives: add_columns, add_dots, add_rows, at4, store_sums.
+// Gives: add_columns, add_dots, add_rows, at4.
 
 fn at4(o: u32) -> vec4<f32> {
     return memory_at4(o, 1u, 4u);
@@ -51,11 +51,5 @@ fn add_dots(left: u32, left_stride: u32, right: u32, right_stride: u32, depth: u
         /* unrolled */ for (var r = 0u; r < ROWS; r++) {
             sums[r] += at4(left + r * left_stride + k) * columns;
         }
-    }
-}
-
-fn store_sums(at: u32, stride: u32) {
-    /* unrolled */ for (var r = 0u; r < ROWS; r++) {
-        memory_store4(at + r * stride, sums[r]);
     }
 }

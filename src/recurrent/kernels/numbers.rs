@@ -142,6 +142,15 @@ impl Pieces {
         self.text(shader!("recurrent/products"))
     }
 
+    /// Adds the stores of a tile's sums.
+    pub fn sums(self) -> Self {
+        self.text(
+            "fn store_sums(at: u32, stride: u32) {\n    \
+                /* unrolled */ for (var r = 0u; r < ROWS; r++) {\n        \
+                    memory_store4(at + r * stride, sums[r]);\n    }\n}\n",
+        )
+    }
+
     /// Adds `function(b, h, i, c)`, which returns four elements of a tensor of the caller, zeros
     /// past the last.
     pub fn tensor(self, name: &str, function: &str, end: &str, in_fours: bool) -> Self {

@@ -30,6 +30,7 @@ impl Variant for RecurrentDChannels {
             .bool("IS_DELTA", self.delta)
             .rows()
             .products()
+            .sums()
             .text(shader!("recurrent/recurrent_d_channels"))
             .kernel()
     }

@@ -28,6 +28,7 @@ impl Variant for RecurrentDErrors {
         Pieces::tiled(self.declare(), self.tiles)
             .rows()
             .products()
+            .sums()
             .text(shader!("recurrent/recurrent_d_errors"))
             .kernel()
     }

@@ -30,6 +30,7 @@ impl Variant for RecurrentDPairs {
             .bool("IS_DELTA", self.delta)
             .rows()
             .products()
+            .sums()
             .text(shader!("recurrent/tiles"))
             .text(shader!("recurrent/recurrent_d_pairs"))
             .kernel()
