@@ -1,7 +1,7 @@
 // Copies the states of sequences between the caller's memory and the memory that kernels update. A
 // sequence whose slot does not exist begins with zeros, and its last state is dropped.
 //
-// state [slots, value_heads, head_dim, value_dim]   indices [1, 1, 1, sequences]
+// state [slots, value_heads, head_dim, value_dim]   indices [sequences, 1, 1, 1]
 // carry [states, value_heads, features, values]: sequence n has state n · p.left + p.right
 //
 // Bindings (declared by the host): state and indices if there are any, carry. `first_sequence` is
@@ -21,7 +21,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let at = ((sequence * p.left + p.right) * p.value_heads + h) * p.features * p.values + e;
     var slot = sequence;
     if HAS_INDICES {
-        slot = indices_at(view_at(p.indices, 0u, 0u, 0u, sequence));
+        slot = indices_at(view_at(p.indices, sequence, 0u, 0u, 0u));
     }
     let is_there = HAS_STATE && slot < p.all_states && f < p.head_dim;
     var value = vec4<f32>();

@@ -1,7 +1,7 @@
 // Writes the table of chunks of a call.
 //
 // lengths [batch, 1, 1, 1]   starts [1, 1, 1, sequences + 1]
-// indices, initial_indices [1, 1, 1, sequences]   chunks [batch, all_slots, 8]
+// indices, initial_indices [sequences, 1, 1, 1]   chunks [batch, all_slots, 8]
 //
 // A chunk has its first row, the number of its rows, and of those in the sequence. Then it has the
 // sequence, and flags for the first and the last chunk. The last words are the state of the
@@ -35,10 +35,10 @@ fn found(begin: u32, end: u32, seen: u32, sequence: u32, n: u32) -> Found {
 fn has_state(sequence: u32) -> bool {
     var is_there = true;
     if HAS_INDICES {
-        is_there = indices_at(view_at(p.indices, 0u, 0u, 0u, sequence)) < p.all_states;
+        is_there = indices_at(view_at(p.indices, sequence, 0u, 0u, 0u)) < p.all_states;
     }
     if HAS_INITIAL_INDICES {
-        is_there = is_there && initial_indices_at(view_at(p.initial_indices, 0u, 0u, 0u, sequence)) < p.all_initial;
+        is_there = is_there && initial_indices_at(view_at(p.initial_indices, sequence, 0u, 0u, 0u)) < p.all_initial;
     }
     return is_there;
 }
@@ -94,7 +94,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let sequence = min(chunk.sequence, p.sequences - 1u);
     var state = sequence;
     if HAS_INDICES {
-        state = indices_at(view_at(p.indices, 0u, 0u, 0u, sequence));
+        state = indices_at(view_at(p.indices, sequence, 0u, 0u, 0u));
     }
     chunks_store(at + 6u, state);
     chunks_store(at + 7u, u32(has_state(sequence)));

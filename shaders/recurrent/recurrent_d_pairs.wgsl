@@ -10,9 +10,8 @@
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
-    let tiles = tiles_of(p.chunk_len, p.features);
-    let which = group.x / tiles;
-    let tile = tile_of(group.x % tiles, index, p.features);
+    let which = group.x / p.tiles;
+    let tile = tile_of(group.x % p.tiles, index, p.features);
     if tile.row >= p.chunk_len || tile.column >= p.features {
         return;
     }

@@ -13,9 +13,8 @@
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
     let z = group.z;
-    let tiles = tiles_of(p.chunk_len, p.chunk_len);
-    let is_second = group.x >= tiles;
-    let tile = tile_of(group.x % tiles, index, p.chunk_len);
+    let is_second = group.x >= p.tiles;
+    let tile = tile_of(group.x % p.tiles, index, p.chunk_len);
     if tile.row >= p.chunk_len || tile.column >= p.chunk_len {
         return;
     }

@@ -192,7 +192,6 @@ pub(crate) const TEXTS: &[&str] = &[
     shader!("recurrent/recurrent_step"),
     shader!("recurrent/recurrent_values"),
     shader!("recurrent/row_at"),
-    shader!("recurrent/tiles"),
     shader!("rows/causal_conv/causal_conv"),
     shader!("rows/causal_conv/causal_conv_backward"),
     shader!("rows/causal_conv/causal_conv_state"),

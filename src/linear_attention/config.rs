@@ -71,7 +71,9 @@ impl LinearConfig {
     }
 
     /// The rule that adds a token to a state. Rules other than [`UpdateRule::Linear`] require
-    /// causality, process one token at a time and have no gradients yet.
+    /// causality, process one token at a time and have no gradients.
+    /// [`RecurrentAttention`](crate::recurrent::RecurrentAttention) has them in chunks, with
+    /// gradients, for as many heads of queries as of keys and without feature maps.
     pub fn update_rule(mut self, rule: UpdateRule) -> Self {
         self.rule = rule;
         self

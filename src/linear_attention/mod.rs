@@ -320,7 +320,7 @@ impl LinearAttention {
         tensors.gradient("d_v", d_v, dtype, problem.shape.v())?;
         tensors.require_gradients("no gradient is requested; set `d_q`, `d_k` or `d_v`")?;
         if self.config.rule != UpdateRule::Linear {
-            let why = "its gradients are not implemented; use `UpdateRule::Linear`";
+            let why = "use `RecurrentAttention`, which has gradients of rules, or `UpdateRule::Linear`";
             return Err(Error::Unsupported { what: "the backward pass of an update rule", why });
         }
         if state.is_some() && !begins {

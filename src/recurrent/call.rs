@@ -99,7 +99,7 @@ impl<'a> RecurrentForward<'a> {
         self
     }
 
-    /// The place of each sequence's state among many: `[1, 1, 1, sequences]`, U32. The states are
+    /// The place of each sequence's state among many: `[sequences, 1, 1, 1]`, U32. The states are
     /// then `[any number, value_heads, head_dim, value_dim]`. Different sequences must have
     /// different places. A sequence whose place does not exist is left out: its results are 0.
     pub fn slots(mut self, slots: impl Into<Option<TensorView<'a>>>) -> Self {

@@ -233,8 +233,8 @@ impl RecurrentAttention {
             }
         }
         let sequences = self.sequences(call);
-        tensors.read("slots", slots, DType::U32, [1, 1, 1, sequences])?;
-        tensors.read("initial_slots", initial_slots, DType::U32, [1, 1, 1, sequences])?;
+        tensors.read("slots", slots, DType::U32, [sequences, 1, 1, 1])?;
+        tensors.read("initial_slots", initial_slots, DType::U32, [sequences, 1, 1, 1])?;
         for (names, state) in
             [(slots, call.final_state.or(call.initial_state)), (initial_slots, call.initial_state)]
         {

@@ -184,3 +184,52 @@ impl Plan {
         HeadGroup::of(batch, kv_heads, heads, [(SPAN_BYTES, plan.bytes()), (STATE_BYTES, states)], most_heads)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outline(heads: usize, length: usize, dim: usize, packed: Option<usize>) -> Outline {
+        let shape = Shape::new(1, heads, length, dim);
+        Outline { shape, delta: true, by_channel: false, unit: true, backward: true, packed }
+    }
+
+    #[test]
+    fn spans_cover_every_chunk_once() {
+        for (length, packed) in [(1, None), (64, None), (65, Some(3)), (100_000, None), (70_000, Some(500))] {
+            for by_channel in [false, true] {
+                let plan = Plan::new(Outline { by_channel, ..outline(4, length, 64, packed) });
+                let mut next = 0;
+                for (first, count) in plan.spans() {
+                    assert!(first == next && count > 0 && count <= plan.span, "{plan:?}");
+                    next += count;
+                }
+                assert_eq!(next, plan.slots);
+                assert!(plan.slots * plan.chunk_len >= length && plan.bytes() <= SPAN_BYTES, "{plan:?}");
+                assert_eq!(plan.checkpoints() > 0, plan.spans().len() > 1);
+            }
+        }
+    }
+
+    #[test]
+    fn arrays_do_not_overlap() {
+        for (delta, by_channel, backward) in [(true, true, true), (true, false, true), (false, false, false)]
+        {
+            let plan = Plan::new(Outline { delta, by_channel, backward, ..outline(2, 1000, 24, None) });
+            let places = plan.places();
+            let mut all = vec![places.queries, places.keys, places.errors, places.scores, places.states];
+            all.extend([places.rates, places.ends, places.norms, places.suffix_keys, places.prefix_queries]);
+            all.extend(backward.then_some(places.d_states));
+            all.extend(by_channel.then_some(places.factors));
+            all.sort_unstable();
+            assert!(all.windows(2).all(|pair| pair[0] < pair[1]) && all[all.len() - 1] < places.total);
+        }
+    }
+
+    /// The figures of docs/guide/recurrent.md.
+    #[test]
+    fn guide_has_right_sizes() {
+        let plan = Plan::new(outline(8, 100_000, 128, None));
+        assert_eq!((plan.span * plan.chunk_len, 8 * 4 * plan.state()), (1280, 512 << 10));
+    }
+}

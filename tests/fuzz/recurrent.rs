@@ -47,7 +47,7 @@ pub fn recurrent(
         (padded && !packed, DType::U32, [batch, 1, 1, 1]),
         (packed, DType::U32, [1, 1, 1, starts]),
         (initial || backward, DType::F32, states),
-        (named, DType::U32, [1, 1, 1, sequences]),
+        (named, DType::U32, [sequences, 1, 1, 1]),
         (backward, dtype, values),
         (backward && kept, DType::F32, states),
     ];

@@ -3,6 +3,7 @@
 use half::{bf16, f16};
 
 use super::{GatedDeltaNetConfig, GatedDeltaNetWeights};
+use crate::attention::reference::heads::{join_heads, split_heads};
 use crate::matmul::Activation;
 use crate::matmul::projection::reference::{project, project_backward};
 use crate::recurrent::reference::{
@@ -79,24 +80,13 @@ impl Sizes {
     }
 
     /// Changes the order of axes: `[batch, length, heads, dim]` to `[batch, heads, length, dim]`.
-    fn to_heads<R: Real>(self, x: &[R], heads: usize) -> Vec<R> {
-        let (length, dim) = (self.length, x.len() / self.rows() / heads);
-        let at = |n: usize| {
-            let (b, h, t, d) =
-                (n / dim / length / heads, n / dim / length % heads, n / dim % length, n % dim);
-            x[((b * length + t) * heads + h) * dim + d]
-        };
-        (0..x.len()).map(at).collect()
+    fn to_heads<R: Real>(self, x: &[R], heads: usize) -> Result<Vec<R>, Error> {
+        split_heads(x, self.length, heads, x.len() / self.rows() / heads)
     }
 
     /// Changes the order of axes back.
-    fn to_rows<R: Real>(self, x: &[R], heads: usize) -> Vec<R> {
-        let (length, dim) = (self.length, x.len() / self.rows() / heads);
-        let at = |n: usize| {
-            let (b, t, h, d) = (n / dim / heads / length, n / dim / heads % length, n / dim % heads, n % dim);
-            x[((b * heads + h) * length + t) * dim + d]
-        };
-        (0..x.len()).map(at).collect()
+    fn to_rows<R: Real>(self, x: &[R], heads: usize) -> Result<Vec<R>, Error> {
+        join_heads(x, self.length, heads, x.len() / self.rows() / heads)
     }
 
     fn conv<'a, R>(&self, x: &'a [R], weight: &'a [R], state: Option<&'a [R]>) -> CausalConvInputs<'a, R> {
@@ -171,15 +161,15 @@ fn between<R: Real>(
         })
         .collect();
     let of_heads = [
-        part(0, keys, heads),
-        part(keys, keys, heads),
-        part(2 * keys, values, value_heads),
-        sizes.to_heads(&decay, value_heads),
-        sizes.to_heads(&beta, value_heads),
+        part(0, keys, heads)?,
+        part(keys, keys, heads)?,
+        part(2 * keys, values, value_heads)?,
+        sizes.to_heads(&decay, value_heads)?,
+        sizes.to_heads(&beta, value_heads)?,
     ];
     let initial = state.map_or(&[][..], |state| &state.recurrent);
     let got = recurrent_attention(&inputs(&of_heads, initial), sizes.shape(), &sizes.options())?;
-    let context = stored(sizes.to_rows(&got.out, value_heads), config.dtype);
+    let context = stored(sizes.to_rows(&got.out, value_heads)?, config.dtype);
     let state = HostGatedDeltaNetState { conv: conv_state, recurrent: got.last };
     Ok(Between { mixed: before, z, logits, heads: of_heads, context, state })
 }
@@ -236,13 +226,13 @@ pub fn gated_delta_net_backward<R: Real>(
     let of_out = project_backward(&gated, &weights.out_proj, d_out, values, features)?;
     let d_gated = stored(of_out.d_x, config.dtype);
     let of_norm = gated_norm_backward(&context, value_dim, norm, None, &config.norm(), gate, &d_gated)?;
-    let d_context = stored(sizes.to_heads(&of_norm.norm.d_x, value_heads), config.dtype);
+    let d_context = stored(sizes.to_heads(&of_norm.norm.d_x, value_heads)?, config.dtype);
     let got =
         recurrent_attention_backward(&inputs(&heads, &[]), sizes.shape(), &sizes.options(), &d_context, &[])?;
     let parts = [
-        (sizes.to_rows(&got.d_q, config.heads), keys),
-        (sizes.to_rows(&got.d_k, config.heads), keys),
-        (sizes.to_rows(&got.d_v, value_heads), values),
+        (sizes.to_rows(&got.d_q, config.heads)?, keys),
+        (sizes.to_rows(&got.d_k, config.heads)?, keys),
+        (sizes.to_rows(&got.d_v, value_heads)?, values),
     ];
     let mut d_convolved = Vec::new();
     for row in 0..sizes.rows() {
@@ -261,7 +251,8 @@ pub fn gated_delta_net_backward<R: Real>(
         d_all.extend(mixed);
         d_all.extend(z);
     }
-    let [d_decay, d_beta] = [&got.d_decay, &got.d_beta].map(|d| sizes.to_rows(d, value_heads));
+    let (d_decay, d_beta) =
+        (sizes.to_rows(&got.d_decay, value_heads)?, sizes.to_rows(&got.d_beta, value_heads)?);
     let mut d_logits = vec![R::zero(); logits.len()];
     let [mut d_a_log, mut d_dt_bias] = [(); 2].map(|()| vec![R::zero(); value_heads]);
     for n in 0..sizes.rows() * value_heads {

@@ -1,7 +1,7 @@
 //! The backward pass: the states again, then the gradients from the last chunk to the first.
 
 use super::Gradients;
-use super::builder::{Builder, Copy, width};
+use super::builder::{Builder, StateCopy, width};
 use super::forward::Checkpoint;
 use crate::recurrent::kernels::numbers::{RecurrentForm, RecurrentNumbers};
 use crate::recurrent::kernels::recurrent_d_channels::RecurrentDChannelsCall;
@@ -39,7 +39,7 @@ impl<'a> Builder<'a, '_> {
         }
         if let Some(d_initial) = gradients.d_initial {
             let of = self.of_sequences(Some(d_initial), self.problem.slots);
-            self.copy(Copy { accumulates: gradients.accumulates, ..of }, true);
+            self.copy(StateCopy { accumulates: gradients.accumulates, ..of }, true);
         }
     }
 
@@ -143,10 +143,11 @@ impl<'a> Builder<'a, '_> {
             let call = RecurrentDChannelsCall { memory, numbers, tiles, delta };
             self.all.push(call.dispatch([groups, span.1, heads], self.device));
         } else {
-            let call = RecurrentDPairsCall { memory, numbers, tiles, delta };
             let arrays = if delta { 3 } else { 2 };
-            let groups = arrays * tiles.groups(self.plan.chunk_len, self.plan.features);
-            self.all.push(call.dispatch([groups, span.1, heads], self.device));
+            let each = tiles.groups(self.plan.chunk_len, self.plan.features);
+            let numbers = RecurrentNumbers { tiles: each as u32, ..numbers };
+            let call = RecurrentDPairsCall { memory, numbers, tiles, delta };
+            self.all.push(call.dispatch([arrays * each, span.1, heads], self.device));
         }
     }
 

@@ -34,7 +34,7 @@ pub(super) struct Builder<'a, 'p> {
 /// A way to copy states of sequences: the caller's states, and their places. Sequence n has the
 /// place `n · step + first` in scratch.
 #[derive(Clone, Copy)]
-pub(super) struct Copy<'a> {
+pub(super) struct StateCopy<'a> {
     pub state: Option<TensorView<'a>>,
     pub slots: Option<TensorView<'a>>,
     pub sequences: usize,
@@ -165,7 +165,7 @@ impl<'a, 'p> Builder<'a, 'p> {
     }
 
     /// Copies states of sequences from the caller's memory, or to it if `kept`.
-    pub fn copy(&mut self, copy: Copy<'a>, kept: bool) {
+    pub fn copy(&mut self, copy: StateCopy<'a>, kept: bool) {
         let Some(carry) = self.carry(copy.tokens) else { return };
         let workgroup = self.problem.tiles.workgroup;
         let groups = self.plan.state().div_ceil(4 * workgroup as usize);
@@ -192,8 +192,12 @@ impl<'a, 'p> Builder<'a, 'p> {
     }
 
     /// Returns the copy of a state for each sequence.
-    pub fn of_sequences(&self, state: Option<TensorView<'a>>, slots: Option<TensorView<'a>>) -> Copy<'a> {
-        Copy {
+    pub fn of_sequences(
+        &self,
+        state: Option<TensorView<'a>>,
+        slots: Option<TensorView<'a>>,
+    ) -> StateCopy<'a> {
+        StateCopy {
             state,
             slots,
             sequences: self.plan.sequences,

@@ -120,10 +120,11 @@ impl<'a> Builder<'a, '_> {
     pub fn scores(&mut self, numbers: RecurrentNumbers, [decayed, by_channel, rates]: [bool; 3]) {
         let Some(memory) = self.arrays() else { return };
         let tiles = self.problem.tiles;
-        let call = RecurrentScoresCall { memory, numbers, tiles, decayed, by_channel, rates };
         let arrays = if self.problem.form.delta { 2 } else { 1 };
-        let groups = arrays * tiles.groups(self.plan.chunk_len, self.plan.chunk_len);
-        self.all.push(call.dispatch([groups, numbers.slots as usize, self.all_heads()], self.device));
+        let each = tiles.groups(self.plan.chunk_len, self.plan.chunk_len);
+        let numbers = RecurrentNumbers { tiles: each as u32, ..numbers };
+        let call = RecurrentScoresCall { memory, numbers, tiles, decayed, by_channel, rates };
+        self.all.push(call.dispatch([arrays * each, numbers.slots as usize, self.all_heads()], self.device));
     }
 
     /// Records the equation of the errors. `numbers` gives the arrays on both sides.

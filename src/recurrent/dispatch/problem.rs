@@ -95,7 +95,7 @@ impl<'a> Problem<'a> {
             t.map(|t| if all { heads_only.cut_states(shape, t) } else { of.cut_states(shape, t) })
         };
         let names = |t: Option<TensorView<'a>>| {
-            t.map(|t| if self.starts.is_some() { t } else { t.slice(3, of.batch.0, of.batch.1) })
+            t.map(|t| if self.starts.is_some() { t } else { t.slice(0, of.batch.0, of.batch.1) })
         };
         let (batch, kv_heads) = (of.batch.1, of.kv_heads.1);
         let named = self.slots.is_some();

@@ -1,6 +1,6 @@
 //! A few tokens, one after the other.
 
-use super::builder::{Builder, Copy, width};
+use super::builder::{Builder, StateCopy, width};
 use crate::linear_attention::plan::LinearTiles;
 use crate::recurrent::kernels::numbers::RecurrentNumbers;
 use crate::recurrent::kernels::recurrent_step::{RecurrentStepCall, STEP_TILES};
@@ -17,7 +17,7 @@ impl<'a> Builder<'a, '_> {
         let tokens = if problem.kept.is_some() { length } else { 1 };
         if !in_place {
             let slots = problem.initial_slots.or(problem.slots);
-            self.copy(Copy { step: tokens, tokens, ..self.of_sequences(problem.initial, slots) }, false);
+            self.copy(StateCopy { step: tokens, tokens, ..self.of_sequences(problem.initial, slots) }, false);
         }
         let state = if in_place { problem.last } else { self.carried_states(tokens) };
         let (Some(state), Some(out)) = (state, problem.out) else { return };
@@ -50,7 +50,7 @@ impl<'a> Builder<'a, '_> {
         let groups = problem.shape.value_dim.div_ceil(4 * tiles.lanes as usize);
         self.all.push(call.dispatch([groups, problem.shape.heads, problem.shape.batch], self.device));
         if let Some(kept) = problem.kept {
-            let all = Copy {
+            let all = StateCopy {
                 sequences: self.plan.sequences * length,
                 tokens,
                 ..self.of_sequences(Some(kept), None)
@@ -58,7 +58,7 @@ impl<'a> Builder<'a, '_> {
             self.copy(all, true);
         }
         if !in_place && problem.last.is_some() {
-            let last = Copy {
+            let last = StateCopy {
                 step: tokens,
                 first: tokens - 1,
                 tokens,

@@ -49,6 +49,8 @@ params! {
         d_suffix_keys: u32,
         d_states: u32,
         d_ends: u32,
+        /// The workgroups of one of several products of a dispatch.
+        tiles: u32,
         /// The operands of a product. `depth` is the length of their rows.
         left: u32,
         right: u32,

@@ -31,7 +31,6 @@ impl Variant for RecurrentDPairs {
             .rows()
             .products()
             .sums()
-            .text(shader!("recurrent/tiles"))
             .text(shader!("recurrent/recurrent_d_pairs"))
             .kernel()
     }

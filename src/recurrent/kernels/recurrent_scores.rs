@@ -37,7 +37,6 @@ impl Variant for RecurrentScores {
             .bool("HAS_RATES", self.rates)
             .rows()
             .products()
-            .text(shader!("recurrent/tiles"))
             .text(shader!("recurrent/decays"))
             .text(shader!("recurrent/recurrent_scores"))
             .kernel()

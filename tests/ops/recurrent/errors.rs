@@ -77,14 +77,14 @@ fn bad_calls_are_errors() {
     );
     refused(gated, full.final_state(states(3, 2)), &["overlap"]);
     refused(gated, full.state(states(2, 2)), &["`final_state`", "`v`"]);
-    let slots = typed(9, DType::U32, [1, 1, 1, 2]);
+    let slots = typed(9, DType::U32, [2, 1, 1, 1]);
     refused(gated, full.slots(slots), &["slots without a state"]);
     refused(gated, full.initial_slots(slots).final_state(states(8, 2)), &["slots without a state"]);
     refused(gated, full.initial_slots(slots).state(states(8, 2)), &["`initial_slots` with `state`"]);
-    refused(gated, full.slots(typed(9, DType::F32, [1, 1, 1, 2])).state(states(8, 7)), &["`slots`", "U32"]);
+    refused(gated, full.slots(typed(9, DType::F32, [2, 1, 1, 1])).state(states(8, 7)), &["`slots`", "U32"]);
     refused(
         gated,
-        full.slots(typed(9, DType::U32, [1, 1, 1, 3])).state(states(8, 7)),
+        full.slots(typed(9, DType::U32, [3, 1, 1, 1])).state(states(8, 7)),
         &["`slots`", "must be 2"],
     );
     refused(gated, full.states(states(8, 9)), &["`states`", "must be 10", "got 9"]);

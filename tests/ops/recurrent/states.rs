@@ -82,7 +82,7 @@ fn checkpoints_resume_any_prefix() {
         let call = run
             .call(4, 3)
             .initial_state(view(&kept, 2 * draft))
-            .initial_slots(TensorView::new(&slots, DType::U32, [1, 1, 1, 2]))
+            .initial_slots(TensorView::new(&slots, DType::U32, [2, 1, 1, 1]))
             .final_state(view(&last, 2));
         case.submit(&plain(form), &call).expect("a call");
         let out = run.out();
@@ -131,7 +131,7 @@ fn slots_select_states() {
             let call = run
                 .call(0, length)
                 .state(TensorView::new(&states, DType::F32, [5, 2, 12, 20]))
-                .slots(TensorView::new(&named, DType::U32, [1, 1, 1, 3]));
+                .slots(TensorView::new(&named, DType::U32, [3, 1, 1, 1]));
             case.submit(&plain(form), &call).expect("a call");
             let (out, after) = (run.out(), floats(run.gpu, &states, 5 * each));
             let rows = 2 * length * 20;
