@@ -31,9 +31,7 @@ impl<'a> NormInputs<'a> {
     pub fn new(x: TensorView<'a>) -> Self {
         NormInputs { x, residual: None, weight: None, bias: None, gate: None }
     }
-}
 
-impl<'a> NormInputs<'a> {
     /// The gate's tensor, and its use.
     fn gating(&self) -> (Option<TensorView<'a>>, Option<Gating>) {
         let of = |gate: NormGate<_>| Gating { activation: gate.activation, first: gate.first };
