@@ -83,6 +83,7 @@
 //! | `local` | [`local`] |
 //! | `lsh` | [`lsh`] |
 //! | `presets` | [`presets`], [`Gpu::upload_tables`] |
+//! | `selected-attention` | [`selected`] |
 //!
 //! Fewer features compile faster. The binary hardly shrinks: the linker leaves out operators that
 //! an application does not call.
@@ -138,6 +139,8 @@ pub mod presets;
 pub mod recurrent;
 pub mod reference;
 pub mod rows;
+#[cfg(feature = "selected-attention")]
+pub mod selected;
 mod tensor;
 mod tune;
 

@@ -13,7 +13,7 @@ const FLOORS: [&[&str]; 5] = [
     // Layers of models.
     &["layers"],
     // Attention, and its variants.
-    &["additive", "linformer", "lsh", "local", "recurrent", "linear_attention", "attention"],
+    &["additive", "linformer", "lsh", "local", "recurrent", "linear_attention", "selected", "attention"],
     // Operators that attention and layers use.
     &["rows", "matmul", "mask", "cache", "position"],
     // The base, which knows no operator.

@@ -1,0 +1,1 @@
+//! Attention to keys that are chosen for each query.
