@@ -121,6 +121,9 @@ kernels! {
     crate::rows::logits::kernels::log_softmax::LogSoftmax,
     crate::rows::logits::kernels::log_softmax_backward::LogSoftmaxBackward,
     crate::rows::logits::kernels::top_k::TopK,
+    crate::selected::kernels::selected_keys::SelectedKeys,
+    crate::selected::kernels::selected_sums::SelectedSums,
+    crate::selected::kernels::selected_weights::SelectedWeights,
 }
 
 #[cfg(test)]

@@ -181,6 +181,7 @@ impl AdditiveAttention {
             accumulates: call.accumulates,
             adds_to_added: false,
             partial: false,
+            lists: None,
             mask,
             dropout,
             scale: 1.0,

@@ -140,6 +140,7 @@ impl AdditiveAttention {
             scale: 1.0,
             softcap: None,
             score_vector: Some(score_vector),
+            lists: None,
             kernel_options: config.kernel_options,
         })
     }

@@ -203,7 +203,7 @@ impl Attention {
     }
 
     /// Checks everything about a call that does not need its pipelines.
-    fn check_backward<'a>(&self, call: &Backward<'a>) -> Result<BackwardProblem<'a>, Error> {
+    pub(crate) fn check_backward<'a>(&self, call: &Backward<'a>) -> Result<BackwardProblem<'a>, Error> {
         let device = &self.pipelines.facts();
         let config = &self.config;
         let Backward { forward, d_out, d_lse, d_q, d_k, d_v, d_added, accumulates, partial } = *call;
@@ -256,6 +256,7 @@ impl Attention {
             mask,
             dropout,
             partial,
+            lists: None,
             scale,
             softcap,
             kernel_options,

@@ -208,7 +208,7 @@ impl Attention {
     }
 
     /// Checks everything about a call that does not need its pipelines.
-    fn check<'a>(&self, call: &Forward<'a>) -> Result<Problem<'a>, Error> {
+    pub(crate) fn check<'a>(&self, call: &Forward<'a>) -> Result<Problem<'a>, Error> {
         let device = &self.pipelines.facts();
         let Forward { q, keys, out, mask, lse, weights, scores, dropout, layer, at_end } = *call;
         let mut tensors = CallTensors::new(device);
@@ -239,6 +239,7 @@ impl Attention {
             scale: scale_in_f32(self.config.scale, shape.head_dim),
             softcap: self.config.softcap.map(|c| c as f32),
             score_vector: None,
+            lists: None,
             kernel_options: self.config.kernel_options,
         };
         check_extras(&problem.extras, &shape, &mut tensors)?;

@@ -132,6 +132,10 @@ families! {
     CausalConvs: "causal convolutions", false;
     /// Gradients of causal convolutions.
     CausalConvGradients: "gradients of causal convolutions", false;
+    /// Lists of the keys of queries, and the weights of indices.
+    SelectedKeys: "selected keys", false;
+    /// Sums of the gradients of keys over the queries that select them.
+    SelectedGradients: "gradients of selected keys", false;
     /// Weight norms.
     WeightNorms: "weight norms", false;
     /// Gradients of weight norms.

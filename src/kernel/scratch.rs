@@ -108,6 +108,14 @@ pub(crate) enum Slot {
     ScoreGradients,
     /// Terms whose sum is a gradient.
     GradientTerms,
+    /// Lists of keys for each query, and the keys of each list as bits.
+    KeyLists,
+    KeyMap,
+    /// Terms of the gradients of keys and values for each query, and their sums.
+    KeyTerms,
+    ValueTerms,
+    KeySums,
+    ValueSums,
 }
 
 const NAMES: [&str; SLOTS] = [
@@ -168,8 +176,14 @@ const NAMES: [&str; SLOTS] = [
     "sequence_states",
     "d_scores",
     "d_terms",
+    "key_lists",
+    "key_map",
+    "key_terms",
+    "value_terms",
+    "key_sums",
+    "value_sums",
 ];
-const SLOTS: usize = Slot::GradientTerms as usize + 1;
+const SLOTS: usize = Slot::ValueSums as usize + 1;
 
 /// The temporary memory that a call needs.
 #[derive(Clone, Copy, PartialEq, Eq)]

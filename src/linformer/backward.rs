@@ -211,6 +211,7 @@ impl Linformer {
             mask: DeviceMask::none(),
             dropout,
             partial: false,
+            lists: None,
             scale: scale_in_f32(self.config.scale, shape.head_dim),
             softcap: self.config.softcap.map(|c| c as f32),
             kernel_options: self.config.kernel_options,

@@ -220,6 +220,7 @@ impl Linformer {
             q,
             keys: Keys::Tensors { k, v },
             score_vector: None,
+            lists: None,
             extras,
             scale: scale_in_f32(self.config.scale, shape.head_dim),
             softcap: self.config.softcap.map(|c| c as f32),

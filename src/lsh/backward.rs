@@ -217,6 +217,7 @@ impl LshAttention {
             dropout: None,
             // The weights of a round are shares of the sum over all rounds.
             partial: true,
+            lists: None,
             scale: scale_in_f32(self.config.scale, shape.head_dim),
             softcap: None,
             kernel_options: self.config.kernel_options,

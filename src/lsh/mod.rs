@@ -285,6 +285,7 @@ impl LshAttention {
             q: sorted.q,
             keys: Keys::Tensors { k: sorted.k, v: sorted.v },
             score_vector: None,
+            lists: None,
             extras,
             scale: scale_in_f32(self.config.scale, shape.head_dim),
             softcap: None,

@@ -95,4 +95,6 @@ pub use crate::rows::norm::reference::{
     norm_backward,
 };
 pub use crate::rows::weight_norm::reference::{weight_norm, weight_norm_backward};
+#[cfg(feature = "selected-attention")]
+pub use crate::selected::reference::SelectedKeys;
 pub use crate::tensor::{Real, widen};

@@ -36,6 +36,7 @@ pub mod rest;
 pub mod rotary;
 pub mod row_stages;
 pub mod run;
+pub mod selected;
 pub mod stacks;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod validation;

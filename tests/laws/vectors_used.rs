@@ -18,6 +18,7 @@ use crate::ops::mask::patterns;
 use crate::ops::position;
 use crate::ops::recurrent;
 use crate::ops::rows::{causal_conv, gated_norm};
+use crate::ops::selected;
 use crate::peers::d2l;
 use crate::peers::minilm;
 use crate::peers::onnx;
@@ -53,6 +54,7 @@ fn every_vector_is_used_by_a_test() {
         (output_gate::FAMILY, output_gate::NAMES),
         (qk_norm::FAMILY, qk_norm::NAMES),
         (recurrent::FAMILY, recurrent::NAMES),
+        (selected::FAMILY, selected::NAMES),
         (causal_conv::FAMILY, causal_conv::NAMES),
         (gated_norm::FAMILY, gated_norm::NAMES),
         (differential::FAMILY, differential::NAMES),

@@ -6,7 +6,7 @@
 //                        by bit, else of fused_backward/gpu.wgsl
 //
 // Needs: p.d_out, p.group, p.head_dim, p.k, p.q, p.v, p.value_dim; IN_CHAINS, IN_FOURS, WIDE; Pair,
-// Query; d_out_at4, k_at4, pair_of, q_at4, v_at4, view_at.
+// Query; d_out_at4, k_at4, key_batch, key_head, list_of, listed, pair_of, q_at4, v_at4, view_at.
 // Gives: d_out_row, d_out_vector, d_weight_at, dot_at, k_row, k_vector, pair_at, q_row, q_vector,
 // v_row, v_vector.
 
@@ -25,11 +25,11 @@ fn d_out_row(b: u32, h: u32, i: u32) -> u32 {
 }
 
 fn k_row(b: u32, kv_head: u32, j: u32) -> u32 {
-    return view_at(p.k, b, kv_head, j, 0u) & INDEX;
+    return view_at(p.k, key_batch(b), key_head(kv_head), listed(list_of(b, kv_head), j), 0u) & INDEX;
 }
 
 fn v_row(b: u32, kv_head: u32, j: u32) -> u32 {
-    return view_at(p.v, b, kv_head, j, 0u) & INDEX;
+    return view_at(p.v, key_batch(b), key_head(kv_head), listed(list_of(b, kv_head), j), 0u) & INDEX;
 }
 
 // Channels d .. d + 4 of a row, with zeros past the last channel.

@@ -3,34 +3,39 @@
 // the vector.
 //
 // Needs: p.cache; CHANNELS, K_GROUP, SCALED, V_GROUP, WIDE; Rows; are_neighbours, cache_k, cache_v,
-// row_of_token, rows_of.
+// key_batch, key_head, list_of, listed, row_of_token, rows_of.
 // Gives: Source; is_run, k_scale, k_source, k_word, key_row, run_step, v_scale, v_source, v_word.
 
-// The keys or the values of one sequence and head. The fields vectors and groups are per row, and
-// col is the first channel.
+// The keys or the values of one sequence and head. The fields vectors and groups are per row, col
+// is the first channel, and list is the list of keys.
 struct Source {
     rows: Rows,
     vectors: u32,
     groups: u32,
     scales: u32,
     col: u32,
+    list: u32,
 }
 
 fn k_source(b: u32, kv_head: u32) -> Source {
-    return Source(rows_of(b, kv_head), p.cache.k_words / 4u, p.cache.k_groups, p.cache.k_scales, 0u);
+    let rows = rows_of(key_batch(b), key_head(kv_head));
+    return Source(rows, p.cache.k_words / 4u, p.cache.k_groups, p.cache.k_scales, 0u, list_of(b, kv_head));
 }
 
 fn v_source(b: u32, kv_head: u32, col: u32) -> Source {
-    return Source(rows_of(b, kv_head), p.cache.v_words / 4u, p.cache.v_groups, p.cache.v_scales, col);
+    let rows = rows_of(key_batch(b), key_head(kv_head));
+    return Source(rows, p.cache.v_words / 4u, p.cache.v_groups, p.cache.v_scales, col, list_of(b, kv_head));
 }
 
 fn key_row(s: Source, t: u32) -> u32 {
-    return row_of_token(s.rows, t);
+    return row_of_token(s.rows, listed(s.list, t));
 }
 
 // True if the rows of tokens a ..= b are neighbours. run_step is their distance.
 fn is_run(s: Source, a: u32, b: u32) -> bool {
-    return are_neighbours(s.rows, a, b);
+    let first = listed(s.list, a);
+    let last = listed(s.list, b);
+    return last - first == b - a && are_neighbours(s.rows, first, last);
 }
 
 fn run_step(s: Source) -> u32 {

@@ -1,18 +1,20 @@
 // Keys and values in tensors of F16 or BF16 that load eight channels at once. The file defines
 // the start of a row, and its words (keys/packed_words.wgsl).
 //
-// Needs: p.k, p.v; WIDE; View; k, view_at.
+// Needs: p.k, p.v; WIDE; View; k, key_batch, key_head, list_of, listed, view_at.
 // Gives: Source; is_run, k_scale, k_source, k_word, key_row, run_step, v_scale, v_source, v_word.
 
-// The rows of one sequence and head, in vectors. col is the first channel.
+// The rows of one sequence and head, in vectors. col is the first channel, list the list of keys.
 struct Source {
     base: u32,
     step: u32,
     col: u32,
+    list: u32,
 }
 
 fn source(v: View, b: u32, kv_head: u32, col: u32) -> Source {
-    return Source(view_at(v, b, kv_head, 0u, 0u) / 8u, v.strides.z / 8u, col);
+    let base = view_at(v, key_batch(b), key_head(kv_head), 0u, 0u);
+    return Source(base / 8u, v.strides.z / 8u, col, list_of(b, kv_head));
 }
 
 fn k_source(b: u32, kv_head: u32) -> Source {
@@ -24,7 +26,7 @@ fn v_source(b: u32, kv_head: u32, col: u32) -> Source {
 }
 
 fn key_row(s: Source, j: u32) -> u32 {
-    return s.base + j * s.step;
+    return s.base + listed(s.list, j) * s.step;
 }
 
 // Not negative in bytes, as an i32, which saves a check per load.
@@ -34,7 +36,7 @@ fn first_of(row: u32) -> u32 {
 
 // True if the rows of keys a ..= b are evenly spaced, as in a tensor. run_step is their distance.
 fn is_run(s: Source, a: u32, b: u32) -> bool {
-    return true;
+    return listed(s.list, b) - listed(s.list, a) == b - a;
 }
 
 fn run_step(s: Source) -> u32 {

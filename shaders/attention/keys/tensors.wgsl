@@ -1,6 +1,7 @@
 // Keys and values in tensors: the start of a row, and four of its channels.
 //
-// Needs: p.head_dim, p.k, p.v, p.value_dim; IN_FOURS, WIDE; View; k_at4, v_at4, view_at.
+// Needs: p.head_dim, p.k, p.v, p.value_dim; IN_FOURS, WIDE; View; k_at4, key_batch, key_head,
+// list_of, listed, v_at4, view_at.
 // Gives: BIAS, SCALED; Source; k_four, k_scale, k_source, k_word, key_row, unpacked, v_four,
 // v_scale, v_source, v_word.
 
@@ -8,17 +9,20 @@
 // vec4 loads, it also tells that the index is aligned. WIDE: indices reach 2^28.
 const INDEX: u32 = select(0xffffffffu, select(0x0fffffffu, 0x0ffffffcu, IN_FOURS), !WIDE);
 
-// The rows of one sequence and head. unit is the stride of channels, col the first channel.
+// The rows of one sequence and head. unit is the stride of channels, col the first channel. list is
+// the list of a query's keys, if the call has lists.
 struct Source {
     base: u32,
     step: u32,
     unit: u32,
     col: u32,
+    list: u32,
 }
 
 fn source(v: View, b: u32, kv_head: u32, col: u32) -> Source {
     let unit = select(v.strides.w, 1u, IN_FOURS);
-    return Source(view_at(v, b, kv_head, 0u, 0u) + col * unit, v.strides.z, unit, col);
+    let base = view_at(v, key_batch(b), key_head(kv_head), 0u, 0u);
+    return Source(base + col * unit, v.strides.z, unit, col, list_of(b, kv_head));
 }
 
 fn k_source(b: u32, kv_head: u32) -> Source {
@@ -30,7 +34,7 @@ fn v_source(b: u32, kv_head: u32, col: u32) -> Source {
 }
 
 fn key_row(s: Source, j: u32) -> u32 {
-    return (s.base + j * s.step) & INDEX;
+    return (s.base + listed(s.list, j) * s.step) & INDEX;
 }
 
 // Four channels from d on, with zeros past the last channel.

@@ -5,6 +5,7 @@ use super::BackwardProblem;
 use super::backward_problem::in_fours;
 use super::score_gradients::{self, QueryStats};
 use crate::attention::kernels::fused_backward::FusedBackwardCall;
+use crate::attention::kernels::key_lists::KeyLists;
 use crate::attention::kernels::row_stats::RowStatsCall;
 use crate::attention::kernels::row_totals::RowTotalsCall;
 pub(crate) use crate::attention::kernels::{row_stats, row_totals};
@@ -193,12 +194,15 @@ pub(crate) fn row_totals<'a>(
     device: &DeviceFacts,
 ) -> impl Iterator<Item = Dispatch<'a>> {
     let BackwardProblem { shape, q, k, .. } = *problem;
+    let [key_lists, key_batches] = KeyLists::numbers(&problem.lists);
     let call = RowTotalsCall {
         q,
         k,
         score_vector,
         row_stats: stats,
         mask: problem.masked(problem.mask_variant(), device),
+        key_lists,
+        key_batches,
         heads: shape.heads as u32,
         group: shape.group() as u32,
         head_dim: shape.head_dim as u32,
@@ -206,6 +210,7 @@ pub(crate) fn row_totals<'a>(
         rows: rows as u32,
         scale: problem.scale,
         width: Width::of(in_fours(q) && in_fours(k)),
+        listed: problem.lists.is_some(),
     };
     runs(rows.div_ceil(row_totals::WORKGROUP), device)
         .map(move |(first, grid)| RowTotalsCall { first, ..call.clone() }.dispatch(grid, device))
@@ -229,6 +234,7 @@ fn gradients<'a>(
     let [v, d_out] = [v, d_out].map(|t| (!totals).then_some(t));
     let inputs = || [Some(q), Some(k), v, d_out].into_iter().flatten();
     let view_of = |t: Option<TensorView>| View::optional(t, device);
+    let [key_lists, key_batches] = KeyLists::numbers(&problem.lists);
     let call = FusedBackwardCall {
         q,
         k,
@@ -242,6 +248,8 @@ fn gradients<'a>(
         d_q: view_of(d_q),
         d_k: view_of(d_k),
         first: [0; 4],
+        key_lists,
+        key_batches,
         heads: shape.heads as u32,
         kv_heads: shape.kv_heads as u32,
         group: shape.group() as u32,
@@ -255,6 +263,7 @@ fn gradients<'a>(
         width: Width::of(inputs().all(in_fours)),
         store: Width::of([scored, valued].into_iter().flatten().all(in_fours)),
         wide: plan.tiles.is_cpu() && inputs().any(|t| reaches_far(&t)),
+        listed: problem.lists.is_some(),
     };
     plan.pieces().map(move |piece| {
         let first = [piece.first[0], piece.first[1], piece.first[2], 0];

@@ -3,6 +3,7 @@
 
 use super::{Extras, Keys, Problem};
 use crate::attention::kernels::fused::{Fused, FusedCall};
+use crate::attention::kernels::key_lists::KeyLists;
 use crate::attention::kernels::merge_splits::{self, MergeSplitsCall};
 use crate::attention::plan::FusedPlan;
 use crate::cache::kernels::cache::CacheParams;
@@ -63,7 +64,10 @@ fn call<'a>(
     let width = Width::of(fours(q) && kv.is_none_or(|kv| kv.into_iter().all(fours)));
     let by_channel = Fused::by_channel(plan.tiles, width) && !halves;
     let rules = MaskVariant::of(&extras.mask, problem.softcap.is_some(), extras.appended > 0);
-    let rules = layer.map_or(rules, |layer| rules.in_cache(&layer.cached));
+    // The lengths of lists stand for the lengths of a cache.
+    let cached = layer.filter(|_| problem.lists.is_none());
+    let rules = cached.map_or(rules, |layer| rules.in_cache(&layer.cached));
+    let [key_lists, key_batches] = KeyLists::numbers(&problem.lists);
     let whole = partial.is_none();
     FusedCall {
         q,
@@ -80,6 +84,8 @@ fn call<'a>(
         drop: Dropped::new(extras.dropout.as_ref(), device),
         cache: layer.map_or(CacheParams::default(), |layer| layer.params),
         first: [0; 4],
+        key_lists,
+        key_batches,
         heads: shape.heads as u32,
         kv_heads: shape.kv_heads as u32,
         group: shape.group() as u32,
@@ -100,6 +106,7 @@ fn call<'a>(
                 Keys::Cache(layer) => layer.k.size.max(layer.v.size) > 1 << 30,
             },
         contiguous: by_channel && kv.is_some_and(contiguous),
+        listed: problem.lists.is_some(),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Attention problems: tensors and options that are checked.
 
 use crate::attention::ScoreStage;
+use crate::attention::kernels::key_lists::KeyLists;
 use crate::attention::plan::{KeyLayout, Outline, Reach, WeightsOutput};
 use crate::cache::dispatch::CacheLayer;
 use crate::cache::storage::LayoutKind;
@@ -72,6 +73,7 @@ impl Extras<'_> {
             weights: self.weights.map(|w| WeightsOutput::of(w.dtype, w.shape(), &shape)),
             scores: self.scores.is_some(),
             additive: false,
+            listed: false,
             // q, k, v and out. Splits do not add bindings.
             bindings: 4 + self.lse.iter().count() + self.mask.buffers() + given.iter().count(),
             kernel_options,
@@ -91,6 +93,8 @@ pub(crate) struct Problem<'a> {
     /// The vector of additive scores, `[1, heads or 1, 1, hidden]`. Without it, scores are scaled
     /// products.
     pub score_vector: Option<TensorView<'a>>,
+    /// The list of each query's keys, in the tensor of the lengths rule. Each batch entry is a query.
+    pub lists: Option<KeyLists>,
     pub kernel_options: KernelOptions,
 }
 
@@ -99,6 +103,7 @@ impl Problem<'_> {
     pub fn outline(&self) -> Outline {
         let outline = self.extras.outline(self.shape, self.q.dtype, self.keys.layout(), self.kernel_options);
         let additive = self.score_vector.is_some();
-        Outline { additive, bindings: outline.bindings + usize::from(additive), ..outline }
+        let bindings = outline.bindings + usize::from(additive);
+        Outline { additive, bindings, listed: self.lists.is_some(), ..outline }
     }
 }

@@ -1,5 +1,6 @@
 //! Twin of `captured_gradients.wgsl`.
 
+use super::key_lists;
 use crate::attention::plan::CapturedGradientsPlan;
 use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Untyped, Variant, WIDTHS, Width, families, kernel, shader};
@@ -65,6 +66,7 @@ impl Variant for CapturedGradients {
             shader!("attention/backward/stats"),
             shader!("attention/backward/pair"),
             shader!("attention/backward/rows"),
+            key_lists::text(false),
             shader!("attention/captured_gradients"),
             &mask,
         ];

@@ -1,5 +1,6 @@
 //! Twin of `fused_backward.wgsl`.
 
+use super::key_lists;
 use crate::attention::plan::{BackwardMatrix, BackwardTiles, GradientsOf};
 use crate::device::family::GRADIENTS;
 use crate::device::{Families, Family, Fragment};
@@ -38,6 +39,9 @@ kernel! {
         /// Workgroups before those of this dispatch. The host cuts long work into several
         /// dispatches.
         first: [u32; 4],
+        /// The places of lists of keys (`keys/lists.wgsl`).
+        key_lists: [u32; 4],
+        key_batches: [u32; 4],
         heads: u32,
         kv_heads: u32,
         group: u32,
@@ -56,6 +60,8 @@ kernel! {
         store: Width,
         /// True if element indices of inputs reach 2^28. Only the CPU variant uses it.
         wide: bool,
+        /// True if each query has a list of keys.
+        listed: bool,
     }
 }
 
@@ -130,6 +136,7 @@ impl Variant for FusedBackward {
         ];
         parts.extend(form);
         parts.extend([shader!("attention/fused_backward/hidden_others"), shader!("mask/document_range")]);
+        parts.push(key_lists::text(self.listed));
         if !self.normalises() {
             parts.push("fn row_stats_store(o: u32, x: f32) {}\n");
         }
@@ -166,6 +173,8 @@ impl Variant for FusedBackward {
                     all.extend(WIDTHS.map(|width| FusedBackward { width, store: width, ..typed }));
                 }
                 all.push(plain.with_inputs(DType::F16));
+                let mask = MaskVariant::with_rules([Id::Lengths]);
+                all.push(FusedBackward { mask, listed: true, ..plain });
                 all.extend(tiles.is_cpu().then_some(FusedBackward { wide: true, ..plain }));
             }
             for fragment in [Fragment::Eight, Fragment::Sixteen] {
@@ -173,6 +182,8 @@ impl Variant for FusedBackward {
                 all.extend(tiles.iter().map(|tiles| Self::halves(of, *tiles)));
                 let first = Self::halves(of, tiles[0]);
                 all.push(FusedBackward { width: Width::One, store: Width::One, ..first });
+                let mask = MaskVariant::with_rules([Id::Lengths]);
+                all.push(FusedBackward { mask, listed: true, ..first });
                 // Inputs that are rounded to f16, if the configuration permits it.
                 all.push(first.with_inputs(DType::F32));
                 let masks = MaskVariant::all().into_iter().map(MaskVariant::scores_only);
@@ -185,6 +196,8 @@ impl Variant for FusedBackward {
             for dtype in FLOATS {
                 all.extend(WIDTHS.map(|width| FusedBackward { width, ..plain.with_inputs(dtype) }));
             }
+            let mask = MaskVariant::with_rules([Id::Lengths]);
+            all.push(FusedBackward { mask, listed: true, ..plain });
             all.extend(tiles.is_cpu().then_some(FusedBackward { wide: true, ..plain }));
         }
         for of in [GradientsOf::Queries, GradientsOf::Keys, GradientsOf::KeysAndValues, GradientsOf::Totals] {
@@ -237,6 +250,7 @@ impl FusedBackward {
             width: Width::Four,
             store: Width::Four,
             wide: false,
+            listed: false,
         }
     }
 }

@@ -6,6 +6,7 @@ pub(crate) mod average_weights;
 pub(crate) mod captured_gradients;
 pub(crate) mod fused;
 pub(crate) mod fused_backward;
+pub(crate) mod key_lists;
 pub(crate) mod merge_splits;
 pub(crate) mod row_stats;
 pub(crate) mod row_totals;

@@ -1,7 +1,9 @@
 //! Twin of `row_totals.wgsl`.
 
+use super::key_lists;
 use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Untyped, Variant, WIDTHS, Width, families, kernel, shader};
+use crate::mask::Id;
 use crate::mask::kernels::{MaskVariant, Masked};
 use crate::tensor::DType;
 
@@ -19,6 +21,9 @@ kernel! {
     }
     groups { mask: Masked MaskVariant, }
     numbers {
+        /// The places of lists of keys (`keys/lists.wgsl`).
+        key_lists: [u32; 4],
+        key_batches: [u32; 4],
         heads: u32,
         group: u32,
         head_dim: u32,
@@ -27,7 +32,11 @@ kernel! {
         rows: u32,
         scale: f32,
     }
-    variant { width: Width, }
+    variant {
+        width: Width,
+        /// True if each query has a list of keys.
+        listed: bool,
+    }
 }
 
 impl Variant for RowTotals {
@@ -42,8 +51,8 @@ impl Variant for RowTotals {
             &mask,
         ];
         parts.extend(match self.score_vector {
-            Some(_) => [shader!("attention/backward/additive"), shader!("additive/tanh")].as_slice(),
-            None => &[shader!("attention/backward/product")],
+            Some(_) => [shader!("attention/backward/additive"), shader!("additive/tanh")],
+            None => [shader!("attention/backward/product"), key_lists::text(self.listed)],
         });
         self.declare()
             .u32("WORKGROUP", WORKGROUP as u32)
@@ -64,10 +73,16 @@ impl Variant for RowTotals {
             row_stats: Untyped,
             mask: MaskVariant::default(),
             width,
+            listed: false,
         };
         let plain = FLOATS.into_iter().flat_map(move |dtype| WIDTHS.map(|width| of(dtype, width)));
         let masked = move |mask| RowTotals { mask, ..of(DType::F32, Width::Four) };
         let additive = FLOATS.map(|dtype| RowTotals { score_vector: Some(dtype), ..of(dtype, Width::One) });
-        plain.chain(MaskVariant::all().into_iter().map(masked)).chain(additive)
+        let lists = [[Id::Lengths].as_slice(), &[Id::Lengths, Id::SinkLogits]].map(|rules| RowTotals {
+            mask: MaskVariant::with_rules(rules.iter().copied()),
+            listed: true,
+            ..of(DType::F32, Width::Four)
+        });
+        plain.chain(lists).chain(MaskVariant::all().into_iter().map(masked)).chain(additive)
     }
 }

@@ -1,5 +1,6 @@
 //! Twin of `score_gradients.wgsl`.
 
+use super::key_lists;
 use crate::attention::plan::{Added, ScoreGradientsPlan};
 use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Untyped, Variant, WIDTHS, Width, families, kernel, shader};
@@ -92,6 +93,7 @@ impl Variant for ScoreGradients {
             parts.extend([
                 shader!("attention/backward/pair"),
                 shader!("attention/backward/rows"),
+                key_lists::text(false),
                 shader!("attention/score_gradients/pairs"),
             ]);
             parts.push(&factor);

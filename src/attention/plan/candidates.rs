@@ -119,6 +119,7 @@ mod tests {
             weights: None,
             scores: false,
             additive: false,
+            listed: false,
             bindings: 4,
             kernel_options: KernelOptions::default(),
         }

@@ -126,6 +126,8 @@ pub(crate) struct Outline {
     pub scores: bool,
     /// True if the scores are additive.
     pub additive: bool,
+    /// True if each query has a list of keys.
+    pub listed: bool,
     /// The number of storage buffers that the fused kernel binds.
     pub bindings: usize,
     pub kernel_options: KernelOptions,
@@ -152,7 +154,8 @@ impl Outline {
     /// call ignores measurements.
     pub fn class(&self) -> Option<Class> {
         let Outline { shape, dtype, keys, masked, simple, weights, scores, kernel_options, .. } = *self;
-        if !simple || scores || self.additive || weights.is_some() || !kernel_options.is_open() {
+        if !simple || scores || self.additive || self.listed || weights.is_some() || !kernel_options.is_open()
+        {
             return None;
         }
         let flags = [keys.is_cache(), keys.in_words(), kernel_options.f16_operands, masked];

@@ -54,6 +54,21 @@ params! {
 }
 shared! { CacheParams = "CacheParams" }
 
+/// The replacement of `attention/keys/lists.wgsl` if every key has a score.
+pub(crate) const EVERY_KEY: &str = "fn key_batch(b: u32) -> u32 {
+    return b;
+}
+fn key_head(kv_head: u32) -> u32 {
+    return kv_head;
+}
+fn list_of(b: u32, kv_head: u32) -> u32 {
+    return 0u;
+}
+fn listed(list: u32, n: u32) -> u32 {
+    return n;
+}
+";
+
 impl CacheVariant {
     /// The constants of `cache/sequence_table.wgsl`.
     pub fn placed(&self) -> Constant {

@@ -1,6 +1,6 @@
 //! Twin of `cache_read.wgsl`.
 
-use super::cache::{CacheParams, CacheVariant};
+use super::cache::{CacheParams, CacheVariant, EVERY_KEY};
 use crate::device::Families;
 use crate::kernel::{FLOATS, Kernel, Untyped, Variant, families, kernel, shader};
 use crate::position::kernels::row_positions::{self, PositionParams};
@@ -46,6 +46,7 @@ impl Variant for CacheRead {
             shader!("cache/sequence_table"),
             shader!("cache/is_kept"),
             shader!("attention/keys/cache"),
+            EVERY_KEY,
             shader!("attention/keys/packed_words"),
             shader!("attention/keys/storage"),
             row_positions::SHADER,

@@ -598,6 +598,7 @@ impl MultiHeadAttention {
             mask: call.forward.mask,
             dropout: call.forward.dropout,
             partial: false,
+            lists: None,
             scale: scale_in_f32(self.config.scale, shape.head_dim),
             softcap: self.config.softcap.map(|c| c as f32),
             kernel_options: self.kernel_options,

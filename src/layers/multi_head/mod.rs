@@ -357,6 +357,7 @@ impl MultiHeadAttention {
             scale: scale_in_f32(self.config.scale, shape.head_dim),
             softcap: self.config.softcap.map(|c| c as f32),
             score_vector: None,
+            lists: None,
             kernel_options: self.kernel_options,
         }
     }

@@ -26,6 +26,7 @@ pub(super) fn all() -> Vec<Fused> {
     }
     all.extend(additive());
     all.extend(FLOATS.into_iter().flat_map(far));
+    all.extend(FusedTiles::all().into_iter().flat_map(|tiles| listed(plain(tiles))));
     all.extend(FusedTiles::MASKED.into_iter().flat_map(cached));
     for storage in std::iter::once(None).chain(StorageKind::ALL.map(Some)) {
         all.extend(FusedTiles::decode(storage).into_iter().flat_map(|tiles| decode(tiles, storage)));
@@ -55,6 +56,7 @@ fn plain(tiles: FusedTiles) -> Fused {
         store: Width::Four,
         wide: false,
         contiguous: false,
+        listed: false,
     }
 }
 
@@ -106,6 +108,7 @@ fn matrix_masked(tiles: FusedTiles) -> Vec<Fused> {
     let halves = plain(tiles).with_tensors(DType::F16);
     let mut all: Vec<_> = with_masks(halves).collect();
     all.push(halves.split());
+    all.extend(listed(halves));
     all.extend(CacheVariant::all().map(|cache| causal_in(cache, halves)));
     all
 }
@@ -135,6 +138,16 @@ fn cached(tiles: FusedTiles) -> Vec<Fused> {
     all
 }
 
+/// Lists of keys, with sinks too, and split.
+fn listed(base: Fused) -> [Fused; 3] {
+    let of = |rules: &[Id]| {
+        let mask = MaskVariant::with_rules(rules.iter().copied());
+        Fused { mask, listed: true, lse: Some(DType::F32), ..base }
+    };
+    let plain = of(&[Id::Lengths]);
+    [plain, of(&[Id::Lengths, Id::SinkLogits]), plain.split()]
+}
+
 /// Decoding from tensors, or from pages of `storage`.
 fn decode(tiles: FusedTiles, storage: Option<StorageKind>) -> Vec<Fused> {
     let cache = storage.map(|storage| CacheVariant {
@@ -156,6 +169,7 @@ fn decode(tiles: FusedTiles, storage: Option<StorageKind>) -> Vec<Fused> {
         let halves = Fused { halves: true, ..plain(tiles).with_tensors(dtype) };
         narrow.extend([halves, halves.split()]);
     }
+    narrow.extend(listed(masked(MaskVariant::default())));
     let mut all: Vec<_> = narrow.iter().filter_map(Fused::widened).collect();
     all.extend(narrow);
     all

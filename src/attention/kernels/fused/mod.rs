@@ -5,6 +5,7 @@ mod form;
 
 use form::Form;
 
+use super::key_lists;
 use crate::attention::plan::FusedTiles;
 use crate::cache::kernels::cache::{CacheParams, CacheVariant};
 use crate::cache::storage::StorageKind;
@@ -43,6 +44,9 @@ kernel! {
         /// Workgroups before those of this dispatch. The host cuts long work into several
         /// dispatches.
         first: [u32; 4],
+        /// The places of lists of keys (`keys/lists.wgsl`).
+        key_lists: [u32; 4],
+        key_batches: [u32; 4],
         heads: u32,
         kv_heads: u32,
         group: u32,
@@ -66,6 +70,8 @@ kernel! {
         /// True if k and v are contiguous along their channels. Only the CPU variant uses it, when
         /// it does not load vec4.
         contiguous: bool,
+        /// True if each query has a list of keys.
+        listed: bool,
     }
 }
 
@@ -119,6 +125,7 @@ impl Variant for Fused {
             None => &[shader!("attention/fused/dot")],
         });
         parts.push(shader!("cache/params"));
+        parts.push(key_lists::text(self.listed));
         parts.extend(self.keys_text());
         if self.loads_by_channel() {
             declared = declared.bool("CONTIGUOUS", self.contiguous);

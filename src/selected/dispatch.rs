@@ -1,0 +1,414 @@
+//! The dispatches of a call: lists of keys, attention with each query as a batch entry, and sums of
+//! the gradients of keys.
+
+use super::kernels::selected_keys::{LANES, SelectedKeysCall};
+use super::kernels::selected_sums::{Lanes, SelectedSumsCall};
+use super::kernels::selected_weights::{SelectedWeightsCall, WORKGROUP};
+use super::plan::{Run, SelectedPlan};
+use crate::attention::dispatch::{self as attention, BackwardProblem, Extras, Keys, Problem, backward};
+use crate::attention::kernels::key_lists::KeyLists;
+use crate::cache::dispatch::CacheLayer;
+use crate::cache::kernels::cache::CacheParams;
+use crate::device::DeviceFacts;
+use crate::kernel::{Dispatch, Dispatches, Scratch, ScratchSize, Slot, Width, fits};
+use crate::mask::kernels::{MaskParams, MaskVariant, Masked};
+use crate::mask::{DeviceMask, Id};
+use crate::tensor::{DType, Error, Layout, Shape, TensorView, Window};
+
+/// The parts of a call that forward and backward share.
+#[derive(Clone, Copy)]
+pub(crate) struct Selection<'a> {
+    pub indices: TensorView<'a>,
+    /// The mask of the call, with all keys.
+    pub mask: DeviceMask<'a>,
+    pub layer: Option<CacheLayer<'a>>,
+    pub plan: SelectedPlan,
+    pub cpu: bool,
+}
+
+impl<'a> Selection<'a> {
+    /// The queries of a run as batch entries of one query.
+    fn queries(&self, t: TensorView<'a>, run: Run) -> TensorView<'a> {
+        let Layout { shape: [_, heads, _, dim], strides: [b, h, i, d], offset } = t.layout;
+        let offset = offset + run.batch * b + run.first * i;
+        let step = if run.queries == 1 { b } else { i };
+        let layout = Layout { shape: [run.rows(), heads, 1, dim], strides: [step, h, i, d], offset };
+        TensorView::with_layout(t.buffer, t.dtype, layout)
+    }
+
+    /// The dispatch that writes the lists of a run, and the map of keys for a backward pass.
+    fn lists(
+        &self,
+        run: Run,
+        lists: &'a wgpu::Buffer,
+        map: Option<&'a wgpu::Buffer>,
+        device: &DeviceFacts,
+    ) -> Dispatch<'a> {
+        let plan = &self.plan;
+        let params = MaskParams::new(&self.mask, &plan.shape, 0, None, device);
+        let variant = MaskVariant::of(&self.mask, false, false).scores_only();
+        let variant = self.layer.map_or(variant, |layer| variant.in_cache(&layer.cached));
+        let call = SelectedKeysCall {
+            indices: self.indices,
+            sequence_table: self.layer.map(|layer| layer.sequence_table),
+            lists: words(lists, plan.list_words(run.rows())),
+            map: map.map(|buffer| words(buffer, plan.map_words(run.rows()))),
+            mask: Masked::new(variant, &self.mask, params, device),
+            cache: self.layer.map_or(CacheParams::default(), |layer| layer.params),
+            batch: run.batch as u32,
+            first: run.first as u32,
+            queries: run.queries as u32,
+            count: plan.count as u32,
+            block: plan.block as u32,
+            window: plan.window as u32,
+            list_heads: plan.list_heads as u32,
+            heads_each: (plan.shape.heads / plan.list_heads) as u32,
+            room: plan.room as u32,
+            row: plan.row() as u32,
+            map_words: plan.words() as u32,
+            cached: self.layer.map(|layer| layer.cached),
+            lanes: LANES[usize::from(!self.cpu)],
+        };
+        call.dispatch([run.queries, plan.list_heads, run.batches], device)
+    }
+
+    /// The mask of a run's lists: their lengths, and the sinks of the call's mask.
+    fn mask_of(&self, run: Run, lists: &'a wgpu::Buffer) -> DeviceMask<'a> {
+        let row = self.plan.row();
+        // One more batch entry, so that the view spans all lists.
+        let shape = [run.rows() + 1, self.plan.shape.heads, 1, 1];
+        let layout = Layout { shape, strides: [row, 1, 1, 1], offset: 0 };
+        let mask = DeviceMask::none().lengths(TensorView::with_layout(lists, DType::U32, layout));
+        match self.mask.floats(Id::SinkLogits) {
+            Some(sinks) => mask.sink_logits(*sinks),
+            None => mask,
+        }
+    }
+
+    fn key_lists(&self, run: Run) -> KeyLists {
+        let plan = &self.plan;
+        KeyLists {
+            row: plan.row() as u32,
+            start: plan.shape.heads as u32,
+            step: if plan.list_heads == 1 { 0 } else { plan.room as u32 },
+            share: plan.share() as u32,
+            batch: run.batch as u32,
+            // One batch entry of keys for all queries, or one for each.
+            queries: if run.queries == 1 { 1 } else { u32::MAX },
+        }
+    }
+}
+
+/// A part of the scratch as words.
+fn words(buffer: &wgpu::Buffer, words: u64) -> Window<'_> {
+    Window { buffer, start: 0, size: 4 * words, layout: Layout::dense([1; 4]) }
+}
+
+/// A checked forward call.
+#[derive(Clone, Copy)]
+pub(crate) struct SelectedProblem<'a> {
+    pub selection: Selection<'a>,
+    pub problem: Problem<'a>,
+    pub weights: Option<TensorView<'a>>,
+}
+
+impl<'a> SelectedProblem<'a> {
+    /// The attention of a run.
+    fn attention(&self, run: Run, lists: &'a wgpu::Buffer) -> Problem<'a> {
+        let selection = &self.selection;
+        let view = |t| selection.queries(t, run);
+        let extras = self.problem.extras;
+        Problem {
+            shape: selection.plan.attention(run),
+            q: view(self.problem.q),
+            extras: Extras {
+                out: view(extras.out),
+                lse: extras.lse.map(view),
+                mask: selection.mask_of(run, lists),
+                ..extras
+            },
+            lists: Some(selection.key_lists(run)),
+            ..self.problem
+        }
+    }
+
+    /// The temporary memory of the call.
+    pub fn scratch_size(&self, device: &DeviceFacts) -> Result<ScratchSize, Error> {
+        let plan = &self.selection.plan;
+        let mut size = ScratchSize::default();
+        for run in plan.runs() {
+            // The plan needs a buffer only to make views.
+            let problem = self.attention(run, self.problem.q.buffer);
+            size = size.max(attention::choose(&problem.outline(), device)?.scratch_size());
+        }
+        Ok(size.with(Slot::KeyLists, plan.list_bytes(device)?))
+    }
+
+    /// The dispatches of the call.
+    pub fn dispatches(&self, scratch: &'a Scratch, device: &DeviceFacts) -> Result<Dispatches<'a>, Error> {
+        scratch.check(self.scratch_size(device)?)?;
+        let lists = scratch.buffer(Slot::KeyLists)?;
+        let mut all = Dispatches::new();
+        for run in self.selection.plan.runs() {
+            all.push(self.selection.lists(run, lists, None, device));
+            let problem = self.attention(run, lists);
+            let chosen = attention::choose(&problem.outline(), device)?;
+            all.extend(attention::dispatches(&problem, chosen, chosen.memory(scratch)?, device));
+        }
+        all.extend(self.weights.into_iter().flat_map(|weights| self.weights(weights, device)));
+        Ok(all)
+    }
+
+    /// The dispatches that write the weights of indices.
+    fn weights(&self, weights: TensorView<'a>, device: &DeviceFacts) -> Dispatches<'a> {
+        let Problem { q, keys, extras, shape, scale, .. } = self.problem;
+        let (Keys::Tensors { k, .. }, Some(lse)) = (keys, extras.lse) else { return Dispatches::new() };
+        let Selection { indices, mask, plan, .. } = self.selection;
+        let params = MaskParams::new(&mask, &shape, 0, None, device);
+        let variant = MaskVariant::of(&mask, false, false).scores_only();
+        let out_heads = weights.shape()[1];
+        let call = SelectedWeightsCall {
+            q,
+            k,
+            lse,
+            indices,
+            weights,
+            mask: Masked::new(variant, &mask, params, device),
+            first: [0; 4],
+            heads: shape.heads as u32,
+            out_heads: out_heads as u32,
+            group: shape.group() as u32,
+            heads_each: (shape.heads / plan.list_heads) as u32,
+            count: plan.count as u32,
+            block: plan.block as u32,
+            head_dim: shape.head_dim as u32,
+            scale,
+            width: Width::of(q.layout.in_fours(3) && k.layout.in_fours(3)),
+        };
+        let most = device.max_workgroups as usize;
+        let groups = plan.count.div_ceil(WORKGROUP as usize);
+        let parts = (0..shape.q_len).step_by(most);
+        parts
+            .map(|first| {
+                let grid = [groups, (shape.q_len - first).min(most), shape.batch * out_heads];
+                SelectedWeightsCall { first: [0, first as u32, 0, 0], ..call.clone() }.dispatch(grid, device)
+            })
+            .collect()
+    }
+}
+
+/// A checked backward call.
+#[derive(Clone, Copy)]
+pub(crate) struct SelectedBackwardProblem<'a> {
+    pub selection: Selection<'a>,
+    pub problem: BackwardProblem<'a>,
+    pub latent: bool,
+}
+
+impl<'a> SelectedBackwardProblem<'a> {
+    /// True if the call needs terms of keys, and of values.
+    fn terms(&self) -> [bool; 2] {
+        let [k, v] = [self.problem.d_k, self.problem.d_v].map(|t| t.is_some());
+        [k, v || k && self.latent]
+    }
+
+    /// Bytes of terms for each query.
+    pub fn term_bytes(&self) -> u64 {
+        let plan = &self.selection.plan;
+        let [k, v] = self.terms();
+        let channels = u64::from(k) * plan.padded(plan.shape.head_dim)
+            + u64::from(v) * plan.padded(plan.shape.value_dim);
+        4 * channels * plan.call_heads() as u64 * plan.room as u64
+    }
+
+    /// The terms of a run in scratch.
+    fn terms_in(&self, buffer: &'a wgpu::Buffer, run: Run, channels: usize) -> TensorView<'a> {
+        let plan = &self.selection.plan;
+        let [rows, heads, room] = [run.rows(), plan.call_heads(), plan.room];
+        let row = plan.padded(channels) as usize;
+        let strides = [heads * room * row, room * row, row, 1];
+        let layout = Layout { shape: [rows, heads, room, channels], strides, offset: 0 };
+        TensorView::with_layout(buffer, DType::F32, layout)
+    }
+
+    /// The attention of a run: gradients of queries, and terms of the gradients of keys. If the call
+    /// accumulates, they are separate problems, because terms are written.
+    fn attention(
+        &self,
+        run: Run,
+        n: usize,
+        part: &impl Fn(Slot) -> &'a wgpu::Buffer,
+    ) -> Vec<BackwardProblem<'a>> {
+        let selection = &self.selection;
+        let view = |t| selection.queries(t, run);
+        let BackwardProblem { q, out, lse, d_out, d_lse, d_q, .. } = self.problem;
+        let [of_k, of_v] = self.terms();
+        let terms = |used: bool, slot, channels| used.then(|| self.terms_in(part(slot), run, channels));
+        let all = BackwardProblem {
+            shape: selection.plan.attention(run),
+            q: view(q),
+            out: view(out),
+            lse: view(lse),
+            d_out: view(d_out),
+            d_lse: d_lse.map(view),
+            d_q: d_q.map(view),
+            d_k: terms(of_k, Slot::KeyTerms, selection.plan.shape.head_dim),
+            d_v: terms(of_v, Slot::ValueTerms, selection.plan.shape.value_dim),
+            mask: selection.mask_of(run, part(Slot::KeyLists)),
+            lists: Some(selection.key_lists(run)),
+            adds_to_added: self.problem.adds_to_added || n > 0,
+            ..self.problem
+        };
+        let of_queries = BackwardProblem { d_k: None, d_v: None, ..all };
+        let of_keys = BackwardProblem { d_q: None, d_added: Default::default(), accumulates: false, ..all };
+        let adds = all.accumulates && (of_k || of_v);
+        let wants_queries = all.d_q.is_some() || !all.d_added.is_empty();
+        match (adds, wants_queries) {
+            (false, _) => vec![all],
+            (true, true) => vec![of_queries, of_keys],
+            (true, false) => vec![of_keys],
+        }
+    }
+
+    /// The temporary memory of the call.
+    pub fn scratch_size(&self, device: &DeviceFacts) -> Result<ScratchSize, Error> {
+        let plan = &self.selection.plan;
+        let any = |_| self.problem.q.buffer;
+        let mut size = ScratchSize::default();
+        let runs = plan.runs();
+        for (n, run) in runs.iter().enumerate() {
+            for problem in self.attention(*run, n, &any) {
+                size = size.max(backward::plan(&problem, device)?.scratch_size());
+            }
+        }
+        let longest = plan.longest();
+        let [k, v] = self.terms();
+        let terms = |channels| {
+            let row = plan.call_heads() as u64 * plan.room as u64 * plan.padded(channels);
+            fits(longest as u64 * row, 4, device)
+        };
+        size = size.with(Slot::KeyLists, plan.list_bytes(device)?);
+        if k || v {
+            size = size.with(Slot::KeyMap, fits(plan.map_words(longest), 4, device)?);
+        }
+        let Shape { batch, kv_heads, kv_len, head_dim, value_dim, .. } = plan.shape;
+        let sums = |channels| {
+            let rows = batch as u64 * kv_heads as u64 * kv_len as u64;
+            fits(rows.saturating_mul(plan.padded(channels)), 4, device)
+        };
+        let parts =
+            [(k, Slot::KeyTerms, Slot::KeySums, head_dim), (v, Slot::ValueTerms, Slot::ValueSums, value_dim)];
+        for (_, of_terms, of_sums, channels) in parts.into_iter().filter(|part| part.0) {
+            size = size.with(of_terms, terms(channels)?);
+            if runs.len() > 1 && !(self.latent && of_sums == Slot::ValueSums) {
+                size = size.with(of_sums, sums(channels)?);
+            }
+        }
+        Ok(size)
+    }
+
+    /// The dispatches of the call.
+    pub fn dispatches(&self, scratch: &'a Scratch, device: &DeviceFacts) -> Result<Dispatches<'a>, Error> {
+        let size = self.scratch_size(device)?;
+        scratch.check(size)?;
+        // No dispatch uses a missing part, so any buffer can stand in.
+        let part = |slot| scratch.buffer(slot).unwrap_or(self.problem.q.buffer);
+        let map = size.has(Slot::KeyMap).then(|| part(Slot::KeyMap));
+        let mut all = Dispatches::new();
+        let runs = self.selection.plan.runs();
+        for (n, run) in runs.iter().enumerate() {
+            all.push(self.selection.lists(*run, part(Slot::KeyLists), map, device));
+            for problem in self.attention(*run, n, &part) {
+                let plans = backward::plan(&problem, device)?;
+                let memory = plans.memory(scratch)?;
+                all.extend(backward::dispatches(&problem, &plans, memory, device));
+            }
+            for gradient in self.gradients(&part) {
+                all.extend(self.sums(gradient, *run, map, device));
+            }
+        }
+        Ok(all)
+    }
+
+    /// The gradients of keys and values.
+    fn gradients(&self, part: &impl Fn(Slot) -> &'a wgpu::Buffer) -> Vec<KeyGradient<'a>> {
+        let Shape { head_dim, value_dim, .. } = self.selection.plan.shape;
+        let terms = |slot, channels| (part(slot), channels);
+        let of_keys = self.problem.d_k.map(|out| KeyGradient {
+            out,
+            terms: terms(Slot::KeyTerms, head_dim),
+            values: self.latent.then(|| terms(Slot::ValueTerms, value_dim)),
+            sums: part(Slot::KeySums),
+        });
+        let of_values = self.problem.d_v.map(|out| KeyGradient {
+            out,
+            terms: terms(Slot::ValueTerms, value_dim),
+            values: None,
+            sums: part(Slot::ValueSums),
+        });
+        of_keys.into_iter().chain(of_values).collect()
+    }
+
+    /// The dispatches that add the terms of a run.
+    fn sums(
+        &self,
+        gradient: KeyGradient<'a>,
+        run: Run,
+        map: Option<&'a wgpu::Buffer>,
+        device: &DeviceFacts,
+    ) -> Dispatches<'a> {
+        let Some(map) = map else { return Dispatches::new() };
+        let plan = &self.selection.plan;
+        let Shape { q_len, kv_heads, kv_len, .. } = plan.shape;
+        let KeyGradient { out, terms: (terms, channels), values, sums } = gradient;
+        let rows = plan.call_heads() as u64 * plan.room as u64 * run.rows() as u64;
+        let window = |buffer, channels| words(buffer, rows * plan.padded(channels));
+        let [starts, ends] = [run.first == 0, run.first + run.queries == q_len];
+        let all_sums = plan.shape.batch as u64 * kv_heads as u64 * kv_len as u64 * plan.padded(channels);
+        let lanes = if self.selection.cpu { Lanes::CPU } else { Lanes::GPU };
+        let call = SelectedSumsCall {
+            map: words(map, plan.map_words(run.rows())),
+            terms: window(terms, channels),
+            values: values.map(|(buffer, channels)| window(buffer, channels)),
+            sums: (!(starts && ends)).then(|| words(sums, all_sums)),
+            out: ends.then_some(out),
+            first: [0; 4],
+            batch: run.batch as u32,
+            queries: run.queries as u32,
+            kv_heads: kv_heads as u32,
+            kv_len: kv_len as u32,
+            list_heads: plan.list_heads as u32,
+            call_heads: plan.call_heads() as u32,
+            share: plan.share() as u32,
+            room: plan.room as u32,
+            map_words: plan.words() as u32,
+            channels: channels as u32,
+            channels_each: plan.padded(channels) as u32,
+            values_each: values.map_or(0, |(_, channels)| plan.padded(channels) as u32),
+            adds: u32::from(!starts),
+            accumulates: u32::from(self.problem.accumulates),
+            lanes,
+        };
+        let slices = channels.div_ceil(4 * lanes.channels as usize);
+        pieces_of([plan.words(), slices, run.batches * kv_heads], device)
+            .map(|(first, grid)| SelectedSumsCall { first, ..call }.dispatch(grid, device))
+            .collect()
+    }
+}
+
+/// The gradient of keys or values, and its terms with their channels.
+struct KeyGradient<'a> {
+    out: TensorView<'a>,
+    terms: (&'a wgpu::Buffer, usize),
+    values: Option<(&'a wgpu::Buffer, usize)>,
+    sums: &'a wgpu::Buffer,
+}
+
+/// Splits a grid into dispatches within the device's limit along the first and the last axis.
+fn pieces_of(grid: [usize; 3], device: &DeviceFacts) -> impl Iterator<Item = ([u32; 4], [usize; 3])> + use<> {
+    let most = device.max_workgroups as usize;
+    let [x, y, z] = grid;
+    (0..z).step_by(most).flat_map(move |k| {
+        (0..x).step_by(most).map(move |i| ([i as u32, 0, k as u32, 0], [most.min(x - i), y, most.min(z - k)]))
+    })
+}

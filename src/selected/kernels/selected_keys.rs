@@ -1,0 +1,95 @@
+//! Twin of `selected_keys.wgsl`.
+
+use crate::cache::kernels::cache::{CacheParams, CacheVariant};
+use crate::cache::storage::{LayoutKind, StorageKind};
+use crate::device::{Families, Family};
+use crate::kernel::{Kernel, Untyped, Variant, kernel, shader};
+use crate::mask::kernels::{MaskVariant, Masked};
+use crate::tensor::DType;
+
+kernel! {
+    /// The kernel that lists the keys of each query.
+    SelectedKeys, SelectedKeysCall
+    tensors {
+        indices: One Read U32 one view,
+        // Present if the keys are in a cache.
+        sequence_table: OptRaw Read U32 one,
+        lists: Raw Write U32 one,
+        // Present in the backward pass.
+        map: OptRaw Write U32 one,
+    }
+    // Only the rules that hide keys.
+    groups { mask: Masked MaskVariant, }
+    numbers {
+        cache: CacheParams,
+        /// The first batch entry, and the first query.
+        batch: u32,
+        first: u32,
+        /// Queries of a batch entry in this dispatch.
+        queries: u32,
+        /// Indices of a query.
+        count: u32,
+        block: u32,
+        window: u32,
+        list_heads: u32,
+        /// Query heads that share a list.
+        heads_each: u32,
+        /// Words of a list, and words of all lists and lengths of a query.
+        room: u32,
+        row: u32,
+        /// Words of keys as bits.
+        map_words: u32,
+    }
+    variant {
+        cached: Option<CacheVariant>,
+        lanes: u32,
+    }
+}
+
+/// Invocations of a workgroup on a software driver, and on a GPU.
+pub(crate) const LANES: [u32; 2] = [8, 64];
+
+impl Variant for SelectedKeys {
+    const LABEL: &'static str = "attention.selected_keys";
+    const FAMILIES: Families = Families::of(Family::SelectedKeys);
+
+    fn describe(&self) -> Kernel {
+        let mask = self.mask.wgsl();
+        let mut parts =
+            vec![shader!("tensor/view"), shader!("cache/params"), shader!("selected/selected_keys"), &mask];
+        let mut declared =
+            self.declare().u32("LANES", self.lanes).bool("PER_PAIR_MASK", self.mask.is_per_pair());
+        if let Some(cached) = self.cached {
+            declared = declared.with([cached.placed()]);
+            parts.push(shader!("cache/sequence_table"));
+        }
+        declared.kernel(&parts, self.lanes, 4 * 2048 + (4 * self.lanes).next_multiple_of(16) + 16)
+    }
+
+    fn all() -> impl IntoIterator<Item = Self> {
+        let plain = SelectedKeys {
+            indices: DType::U32,
+            sequence_table: None,
+            lists: Untyped,
+            map: None,
+            mask: MaskVariant::default(),
+            cached: None,
+            lanes: LANES[1],
+        };
+        let masks = MaskVariant::all().into_iter().map(MaskVariant::blocks_only);
+        let mut all: Vec<_> = masks.map(|mask| SelectedKeys { mask, ..plain }).collect();
+        all.extend(LANES.map(|lanes| SelectedKeys { map: Some(Untyped), lanes, ..plain }));
+        let cached = [LayoutKind::Contiguous, LayoutKind::Paged].map(|layout_kind| CacheVariant {
+            storage: StorageKind::F32,
+            layout_kind,
+            groups: [1; 2],
+        });
+        all.extend(cached.map(|cached| SelectedKeys {
+            sequence_table: Some(Untyped),
+            mask: MaskVariant::default().in_cache(&cached),
+            cached: Some(cached),
+            ..plain
+        }));
+        all
+    }
+}

@@ -1,0 +1,167 @@
+//! Sizes of a call: lists, runs of queries, and temporary memory.
+
+use crate::device::DeviceFacts;
+use crate::kernel::fits;
+use crate::tensor::{Error, Shape};
+
+/// Queries whose lists are in memory at the same time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Run {
+    /// The first batch entry, and the number of entries.
+    pub batch: usize,
+    pub batches: usize,
+    /// The first query of a batch entry, and the number of queries.
+    pub first: usize,
+    pub queries: usize,
+}
+
+impl Run {
+    /// The queries of all batch entries.
+    pub fn rows(&self) -> usize {
+        self.batches * self.queries
+    }
+}
+
+/// The largest number of bytes of lists, and of lists and terms in a backward pass.
+const MOST_BYTES: u64 = 64 << 20;
+
+/// The sizes of a call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SelectedPlan {
+    pub shape: Shape,
+    pub list_heads: usize,
+    /// Indices of a query.
+    pub count: usize,
+    pub block: usize,
+    pub window: usize,
+    /// Keys that a list can have.
+    pub room: usize,
+    /// Bytes of other temporary memory for each query.
+    pub extra_bytes: u64,
+    /// True if the call needs a map of the keys.
+    pub mapped: bool,
+}
+
+impl SelectedPlan {
+    /// Plans a call with lists of `count` indices.
+    pub fn new(shape: Shape, [list_heads, count]: [usize; 2], [block, window]: [usize; 2]) -> Self {
+        // A list has each key at most once.
+        let room = count.saturating_mul(block).saturating_add(window).clamp(1, shape.kv_len);
+        SelectedPlan { shape, list_heads, count, block, window, room, extra_bytes: 0, mapped: false }
+    }
+
+    /// The words of a query's lists and lengths.
+    pub fn row(&self) -> usize {
+        self.shape.heads + self.list_heads * self.room
+    }
+
+    /// The words of a query's keys as bits.
+    pub fn words(&self) -> usize {
+        self.shape.kv_len.div_ceil(32)
+    }
+
+    /// Key/value heads of the attention. If every query head has a list, no heads share keys.
+    pub fn call_heads(&self) -> usize {
+        self.list_heads.max(self.shape.kv_heads)
+    }
+
+    /// Heads of the attention that read the same keys.
+    pub fn share(&self) -> usize {
+        self.call_heads() / self.shape.kv_heads
+    }
+
+    /// Channels of a row of terms.
+    pub fn padded(&self, channels: usize) -> u64 {
+        channels.next_multiple_of(4) as u64
+    }
+
+    /// The words of the lists of `rows` queries.
+    pub fn list_words(&self, rows: usize) -> u64 {
+        rows as u64 * self.row() as u64 + self.shape.heads as u64
+    }
+
+    /// The words of the map of `rows` queries.
+    pub fn map_words(&self, rows: usize) -> u64 {
+        rows as u64 * self.list_heads as u64 * self.words() as u64 * 2
+    }
+
+    /// The most queries of a run.
+    fn most_rows(&self) -> usize {
+        let map = if self.mapped { 4 * self.map_words(1) } else { 0 };
+        let each = 4 * self.row() as u64 + map + self.extra_bytes;
+        (MOST_BYTES / each).max(1) as usize
+    }
+
+    /// Returns the runs of a call. A run has queries of one batch entry, or one query of several.
+    pub fn runs(&self) -> Vec<Run> {
+        let Shape { batch, q_len, .. } = self.shape;
+        let most = self.most_rows();
+        if q_len == 1 {
+            let run = |batch_first| {
+                let batches = most.min(batch - batch_first);
+                Run { batch: batch_first, batches, first: 0, queries: 1 }
+            };
+            return (0..batch).step_by(most).map(run).collect();
+        }
+        let of = |batch| {
+            let run = move |first| Run { batch, batches: 1, first, queries: most.min(q_len - first) };
+            (0..q_len).step_by(most).map(run)
+        };
+        (0..batch).flat_map(of).collect()
+    }
+
+    /// The queries of the longest run.
+    pub fn longest(&self) -> usize {
+        self.runs().iter().map(Run::rows).max().unwrap_or(0)
+    }
+
+    /// The shape of a run's attention: each query is a batch entry, and its keys are a list.
+    pub fn attention(&self, run: Run) -> Shape {
+        let kv_heads = self.call_heads();
+        Shape { batch: run.rows(), kv_heads, q_len: 1, kv_len: self.room, ..self.shape }
+    }
+
+    /// The bytes of the lists of the longest run.
+    pub fn list_bytes(&self, device: &DeviceFacts) -> Result<u64, Error> {
+        fits(self.list_words(self.longest()), 4, device)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(batch: usize, q_len: usize, count: usize) -> SelectedPlan {
+        let shape = Shape { batch, q_len, kv_len: 1 << 20, kv_heads: 2, ..Shape::new(1, 8, 1, 64) };
+        SelectedPlan::new(shape, [1, count], [1, 128])
+    }
+
+    #[test]
+    fn runs_have_every_query_once() {
+        for (batch, q_len, count) in [(1, 1, 64), (3, 1, 9_000_000), (2, 40_000, 2048), (5, 7, 3)] {
+            let plan = plan(batch, q_len, count);
+            let mut seen = vec![0; batch * q_len];
+            for run in plan.runs() {
+                assert!(run.rows() > 0 && (run.queries == 1 || run.batches == 1));
+                let fits = 4 * plan.list_words(run.rows()) <= MOST_BYTES + 4 * 8;
+                assert!(fits || run.rows() == 1, "{run:?}");
+                for b in run.batch..run.batch + run.batches {
+                    for i in run.first..run.first + run.queries {
+                        seen[b * q_len + i] += 1;
+                    }
+                }
+            }
+            assert!(seen.iter().all(|n| *n == 1));
+        }
+    }
+
+    #[test]
+    fn lists_have_room_for_every_key() {
+        let shape = Shape { kv_len: 100, ..Shape::new(1, 4, 10, 8) };
+        let room = |count, block, window| SelectedPlan::new(shape, [1, count], [block, window]).room;
+        assert_eq!(
+            [room(5, 1, 3), room(5, 16, 3), room(7, 16, 0), room(usize::MAX, 2, 1)],
+            [8, 83, 100, 100]
+        );
+    }
+}
