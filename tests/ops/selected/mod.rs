@@ -1,5 +1,7 @@
 //! Selected attention: vectors, shapes, lists and gradients.
 
+mod caches;
+
 use wgpu_attention::reference::compare::compare;
 use wgpu_attention::tuning::Target;
 use wgpu_attention::{Alignment, DType, Shape};
