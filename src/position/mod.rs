@@ -11,7 +11,7 @@ pub use backward::TableBackward;
 use kernels::rotation_table::{DIGITS, LEVELS, RotationParams};
 use kernels::row_positions::PositionParams;
 use kernels::{add_positions, rotate};
-pub use rope::{RopeConfig, RopeOrder, RopeScaling};
+pub use rope::{RopeConfig, RopeOrder, RopeScaling, RopeSections};
 pub(crate) use rope::{check_base, check_channels, sinusoid_frequencies};
 pub(crate) use rotary::Rotary;
 pub use table::{Rope, Sinusoid};
@@ -36,6 +36,11 @@ pub enum RowPositions<T> {
     ///
     /// A tensor of length 1 for more rows holds the first position of each sequence. Row `i` then
     /// is `i` positions further. Positions past the last valid position count as that position.
+    ///
+    /// For a rope with [`RopeConfig::sections`] the tensor may be `[batch or 1, 3, length or 1, 1]`:
+    /// positions in time, height and width. With one axis, all three positions of a row are equal.
+    /// `position_ids` of `transformers` are `[3, batch, length]`. Make the view with
+    /// `TensorView::new(ids, DType::U32, [3, batch, length, 1]).transposed(0, 1)`.
     Tensor(T),
 }
 
@@ -110,6 +115,16 @@ pub struct AddPositions<'a> {
 impl<'a> From<&'a Rope> for Rotation<'a> {
     fn from(rope: &'a Rope) -> Self {
         Rotation::Rope(rope)
+    }
+}
+
+impl Rotation<'_> {
+    /// Returns the number of axes that a tensor of positions may have.
+    pub(crate) fn axes(&self) -> usize {
+        match self {
+            Rotation::Rope(rope) => rope.config().axes(),
+            Rotation::CosSin { .. } => 1,
+        }
     }
 }
 
@@ -218,6 +233,7 @@ impl Positions {
     ///
     /// - shapes that differ
     /// - more rotated channels than `x` has
+    /// - positions on three axes, without a rope with sections
     /// - a start from which the rows reach past [`MAX_POSITION`] or past the rows of `cos`
     /// - a written tensor that overlaps another tensor
     pub fn rotate(&self, into: &mut impl Recorder, call: &Rotate) -> Result<(), Error> {
@@ -268,13 +284,27 @@ impl<'a> RowPositions<TensorView<'a>> {
         }
     }
 
-    /// Checks the tensor for rows of `shape`. [`check_start`] checks a start.
-    pub(crate) fn check(
+    /// Checks the tensor for rows of `shape`, with positions on one axis. [`check_start`] checks a
+    /// start.
+    pub(crate) fn check(&self, shape: [usize; 4], tensors: &mut CallTensors<'a, '_>) -> Result<(), Error> {
+        self.check_axes(shape, 1, tensors)
+    }
+
+    /// Checks the tensor for rows of `shape`, with positions on one axis or on `axes`.
+    fn check_axes(
         &self,
         [batch, _, length, _]: [usize; 4],
+        axes: usize,
         tensors: &mut CallTensors<'a, '_>,
     ) -> Result<(), Error> {
-        tensors.read_broadcast("positions", self.tensor(), DType::U32, [batch, 1, length, 1])
+        let Some(t) = self.tensor() else { return Ok(()) };
+        tensors.read_broadcast("positions", t, DType::U32, [batch, t.shape()[1], length, 1])?;
+        expect_axes(t.shape(), axes)
+    }
+
+    /// True if the tensor has a position for each axis of a rope's sections. Call it after `check`.
+    fn has_axes(&self) -> bool {
+        self.tensor().is_some_and(|t| t.shape()[1] > 1)
     }
 
     /// Returns the kernel's parameter for rows of `length` and positions up to `last`. Call it
@@ -289,6 +319,20 @@ impl<'a> RowPositions<TensorView<'a>> {
         };
         PositionParams { view, start, by_row: by_row.into(), last, pad: 0 }
     }
+}
+
+/// Checks that the axes of a tensor of positions are 1 or `axes`.
+fn expect_axes(shape: [usize; 4], axes: usize) -> Result<(), Error> {
+    let got = shape[1];
+    if got == 1 || got == axes {
+        return Ok(());
+    }
+    let expected = match axes {
+        1 => "1 (3 are for a rotation by a rope with `RopeConfig::sections`)",
+        _ => "3 (time, height and width) or 1",
+    };
+    let expected = expected.to_string();
+    Err(Error::Shape { tensor: "positions", axis: "axes", expected, got, shape, wanted: None })
 }
 
 /// Returns the position after the last of `length` rows. A host's slice may claim any length.
@@ -327,18 +371,19 @@ pub(crate) fn check_rows<T>(
     }
 }
 
-/// Checks `x` and `out`, or `x` alone if it is written in place, and the positions of its rows.
+/// Checks `x` and `out`, or `x` alone if it is written in place, and the positions of its rows. A
+/// tensor of positions may have 1 or `axes` axes.
 fn check_tensors<'a, 'd>(
     x: TensorView<'a>,
     out: Option<TensorView<'a>>,
-    at: &RowPositions<TensorView<'a>>,
+    (at, axes): (&RowPositions<TensorView<'a>>, usize),
     device: &'d DeviceFacts,
 ) -> Result<CallTensors<'a, 'd>, Error> {
     let mut tensors = CallTensors::new(device);
     let access = if out.is_some() { Access::Read } else { Access::Write };
     tensors.add(access, "x", x, Element::Float, x.shape())?;
     tensors.write("out", out, Element::Float, x.shape())?;
-    at.check(x.shape(), &mut tensors)?;
+    at.check_axes(x.shape(), axes, &mut tensors)?;
     Ok(tensors)
 }
 
@@ -394,7 +439,7 @@ fn rotation<'a>(call: &Rotate<'a>, turn: f32, device: &DeviceFacts) -> Result<Di
         Rotation::CosSin { cos, sin, order } => (None, Some([*cos, *sin]), *order),
     };
     let [cos, sin] = [0, 1].map(|n| cos_sin.map(|tables| tables[n]));
-    let mut tensors = check_tensors(*x, *out, at, device)?;
+    let mut tensors = check_tensors(*x, *out, (at, rotation.axes()), device)?;
     let last = check_rotation(rotation, x.shape(), at, &mut tensors)?;
     tensors.finish()?;
     let rotation = match (rope, cos) {
@@ -411,6 +456,8 @@ fn rotation<'a>(call: &Rotate<'a>, turn: f32, device: &DeviceFacts) -> Result<Di
     let items = if out.is_some() { pairs + (dim - rotary_dim) } else { pairs };
     let work = length * items;
     let (groups, step) = share(work, rotate::WORKGROUP, device);
+    let sections = rope.and_then(|rope| rope.config().sections).filter(|_| at.has_axes());
+    let [height, width] = sections.map_or([0; 2], RopeSections::bounds);
     let call = rotate::RotateCall {
         x: Source { tensor: *x, in_place: out.is_none() },
         out: out.unwrap_or(*x),
@@ -424,6 +471,10 @@ fn rotation<'a>(call: &Rotate<'a>, turn: f32, device: &DeviceFacts) -> Result<Di
         work: work as u32,
         step,
         turn,
+        height: height as u32,
+        width: width as u32,
+        interleaved: matches!(sections, Some(RopeSections::Interleaved(_))).into(),
+        axes: sections.is_some(),
     };
     Ok(call.dispatch([groups, heads, batch], device))
 }
@@ -435,7 +486,7 @@ fn sum<'a>(call: &AddPositions<'a>, device: &DeviceFacts) -> Result<Dispatch<'a>
         PositionTable::Sinusoid(_) => None,
         PositionTable::Learned(t) => Some(*t),
     };
-    let mut tensors = check_tensors(*x, *out, at, device)?;
+    let mut tensors = check_tensors(*x, *out, (at, 1), device)?;
     let factor = *scale as f32;
     if !factor.is_finite() {
         return Err(Error::Option { option: "scale", value: *scale, expected: "finite in f32" });
