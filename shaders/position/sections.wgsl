@@ -1,7 +1,8 @@
-// The axis of each pair's position: 0 is time, 1 is height, 2 is width (Wang et al. 2024, "Qwen2-VL").
+// The axis of each pair's position: 0 is time, 1 is height, 2 is width (Wang et al. 2024,
+// "Qwen2-VL").
 //
 // In contiguous sections, p.height and p.width are the first pairs of the axes. In interleaved
-// sections they are the ends: an axis has every third pair before its end, and time has the rest.
+// sections they are the ends. An axis has every third pair before its end, and time has the rest.
 //
 // Needs: p.height, p.width, p.interleaved.
 // Gives: axis_of.

@@ -27,8 +27,8 @@ impl<'a> Append<'a> {
         Append { k, v, rope: None }
     }
 
-    /// Rotates the keys. The rope has no [sections](crate::position::RopeConfig::sections), because a
-    /// cache has one position for each key.
+    /// Rotates the keys. The rope has no [sections](crate::position::RopeConfig::sections), because
+    /// a cache has one position for each key.
     pub fn rope(mut self, rope: impl Into<Option<&'a Rope>>) -> Self {
         self.rope = rope.into();
         self

@@ -1,8 +1,9 @@
 //! Rotary, sinusoidal and learned positions on the host, with sin and cos of every angle.
 
+use super::rows::expect_axes;
 use super::{
     MAX_POSITION, PositionTable, RopeConfig, RopeOrder, RowPositions, check_base, check_channels, check_rows,
-    check_start, expect_axes, sinusoid_frequencies,
+    check_start, sinusoid_frequencies,
 };
 use crate::tensor::{Error, HostTensor, Real, axes as axis_names, check_sizes, count, expect_length};
 

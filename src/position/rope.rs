@@ -37,9 +37,8 @@ impl RopeOrder {
 /// The three numbers are the pairs of time, height and width. Their sum is `rotary_dim / 2`. In
 /// configurations of `transformers` they are `mrope_section`.
 ///
-/// Positions then have three axes: see
-/// [`RowPositions::Tensor`](super::RowPositions::Tensor). Rows of text have equal positions on all
-/// axes, and for these rows sections change nothing.
+/// [`RowPositions::Tensor`](super::RowPositions::Tensor) describes positions on three axes. Rows of
+/// text have equal positions on all axes. For these rows sections change nothing.
 #[doc(alias = "mrope_section")]
 #[doc(alias = "M-RoPE")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -47,8 +46,8 @@ impl RopeOrder {
 pub enum RopeSections {
     /// First the pairs of time, then of height, then of width (Qwen2-VL, Qwen2.5-VL).
     Contiguous([usize; 3]),
-    /// Pair `n` is of height if `n % 3` is 1 and of width if it is 2, until each has its number of
-    /// pairs (Qwen3-VL). All other pairs are of time.
+    /// Every third pair, from pair 1 on, is of height, until height has its number of pairs. Width
+    /// likewise begins at pair 2. All other pairs are of time (Qwen3-VL).
     Interleaved([usize; 3]),
 }
 

@@ -29,7 +29,7 @@ kernel! {
         step: u32,
         /// 1, or −1 for the opposite rotation.
         turn: f32,
-        /// The bounds of the sections ([`RopeSections::bounds`](super::super::RopeSections::bounds)).
+        /// The bounds of the sections: see `RopeSections::bounds`.
         height: u32,
         width: u32,
         interleaved: u32,

@@ -9,7 +9,7 @@ use wgpu_attention::{DType, HostTensor, TensorView};
 use crate::harness::positions::{Setup, axes_places, host, normals};
 use crate::harness::rotary::sections_of;
 use crate::harness::run::Layout;
-use crate::harness::{HostData, Report, Vector, full, profiles};
+use crate::harness::{HostData, Report, Rng, Vector, full, profiles};
 
 pub const AXES_FAMILY: &str = "mrope";
 pub const AXES_NAMES: &[&str] = &[
@@ -105,7 +105,6 @@ fn transposed_position_ids_match_vectors() {
 /// keys have different numbers of heads.
 #[test]
 fn sections_equal_the_reference() {
-    crate::harness::in_turn!();
     let mut report = Report::new("positions, three axes");
     let inputs = [3, 1].map(|heads| normals("three axes", [2, heads, 5, 14]));
     let yarn = RopeScaling::Yarn {
@@ -136,19 +135,14 @@ fn sections_equal_the_reference() {
         tensor([2, 1, 5, 1]),
         RowPositions::Start(900),
     ];
-    let mut n = 0;
+    let rng = &mut Rng::named("sections of three axes");
     for setup in Setup::all() {
         for (rotary_dim, sections) in sections {
             for at in &places {
-                // Windows use every combination, the others a third.
-                n += 1;
-                if setup.layout != Layout::Window(7) && n % 3 != 0 {
-                    continue;
-                }
-                let order = [RopeOrder::Half, RopeOrder::Interleaved][n / 2 % 2];
-                let config = RopeConfig::new(rotary_dim).order(order).scaling(scalings[n % 3]);
+                let order = rng.pick(&[RopeOrder::Half, RopeOrder::Interleaved]);
+                let config = RopeConfig::new(rotary_dim).order(order).scaling(rng.pick(&scalings));
                 let config = config.sections(sections);
-                let (setup, x) = (Setup { back: n % 4 == 1, ..setup }, &inputs[n / 4 % 2]);
+                let (setup, x) = (Setup { back: rng.chance(0.3), ..setup }, &inputs[rng.below(2)]);
                 let name = format!("{config:?} at {at:?}, {:?}", x.shape);
                 report.record(&name, &setup.named(), setup.rotate(x, config, at));
             }
