@@ -171,6 +171,7 @@ pub(crate) const TEXTS: &[&str] = &[
     shader!("position/rotate"),
     shader!("position/rotation_table"),
     shader!("position/row_positions"),
+    shader!("position/sections"),
     shader!("position/table_backward"),
     shader!("recurrent/chunks"),
     shader!("recurrent/decays"),

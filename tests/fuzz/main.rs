@@ -78,7 +78,15 @@ use std::time::{Duration, Instant};
 use choices::Choices;
 use world::{Outcome, World};
 
-const FAMILIES: u64 = 149;
+/// The sum of the subjects' families.
+const FAMILIES: u64 = {
+    let (mut sum, mut n) = (0, 0);
+    while n < SUBJECTS.len() {
+        sum += SUBJECTS[n].1;
+        n += 1;
+    }
+    sum
+};
 const BLOCK: u64 = 20_000;
 /// The number of failures after which more would not help.
 const ENOUGH: usize = 10;

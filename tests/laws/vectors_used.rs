@@ -43,6 +43,7 @@ fn every_vector_is_used_by_a_test() {
         (position::FAMILY, position::ROPE),
         (position::FAMILY, position::SINUSOID),
         (d2l::FAMILY, position::D2L),
+        (position::AXES_FAMILY, position::AXES_NAMES),
         (onnx::FAMILY, position::ONNX),
         (d2l::FAMILY, additive::D2L),
         (additive::FAMILY, additive::NAMES),

@@ -8,7 +8,9 @@ use wgpu_attention::layers::NormOrder;
 use wgpu_attention::linear_attention::{FeatureMap, RandomFeatures, UpdateRule};
 use wgpu_attention::mask::Pattern;
 use wgpu_attention::matmul::{Activation, QuantizedFormat};
-use wgpu_attention::position::{MAX_POSITION, RopeConfig, RopeOrder, RopeScaling, RowPositions};
+use wgpu_attention::position::{
+    MAX_POSITION, RopeConfig, RopeOrder, RopeScaling, RopeSections, RowPositions,
+};
 use wgpu_attention::recurrent::Decay;
 use wgpu_attention::reference::{LshShape, classify};
 use wgpu_attention::rows::NormConfig;
@@ -24,6 +26,7 @@ use crate::harness::classify::classified;
 use crate::harness::faults::{Fault, faulty};
 use crate::harness::linear::{LinearCase, LinearSetup};
 use crate::harness::merge::{Cut, merged};
+use crate::harness::positions::axes_places;
 use crate::harness::positions::{Setup, normals};
 use crate::harness::recurrent::{RecurrentCase, RecurrentSetup};
 use crate::harness::{
@@ -33,6 +36,8 @@ use crate::harness::{
 pub enum Other {
     /// Rows rotated in place or into another tensor, of one type.
     Rotate(RopeOrder, DType, bool),
+    /// Rows rotated on three axes, of one type.
+    RotateOnAxes(RopeSections, DType),
     /// Rotation by tables of cosines and sines of a dtype.
     RotateBy(RopeOrder, DType),
     /// A sum with sinusoids.
@@ -125,6 +130,11 @@ impl Other {
                 let layout = if *in_place { Layout::Window(7) } else { Layout::Blhd };
                 let setup = setup(layout, *dtype, (!in_place).then_some(*dtype));
                 setup.rotate_async(&x, RopeConfig::new(6).order(*order), &RowPositions::Tensor(places)).await
+            }
+            Other::RotateOnAxes(sections, dtype) => {
+                let config = RopeConfig::new(14).sections(*sections);
+                let at = RowPositions::Tensor(axes_places([2, 3, 5, 1]));
+                setup(Layout::Blhd, *dtype, Some(*dtype)).rotate_async(&x, config, &at).await
             }
             Other::RotateBy(order, dtype) => {
                 let [cos, sin] = ["cos", "sin"].map(|name| normals(name, [2, 1, 9, 3]));
@@ -386,6 +396,8 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
         ("rotation by halves", Other::Rotate(RopeOrder::Half, f32, false)),
         ("rotation of neighbours in place, f16", Other::Rotate(RopeOrder::Interleaved, f16, true)),
         ("rotation of neighbours in place, bf16", Other::Rotate(RopeOrder::Interleaved, bf16, true)),
+        ("rotation on three axes", Other::RotateOnAxes(RopeSections::Contiguous([2, 3, 2]), f32)),
+        ("rotation on three axes, f16", Other::RotateOnAxes(RopeSections::Interleaved([3, 2, 2]), f16)),
         ("rotation by given cosines and sines", Other::RotateBy(RopeOrder::Half, f32)),
         ("rotation by given cosines and sines, f16", Other::RotateBy(RopeOrder::Interleaved, f16)),
         ("sinusoids added", Other::Sinusoid),

@@ -22,7 +22,8 @@ use wgpu_attention::matmul::{
     Activation, QuantizedFormat, QuantizedForward, QuantizedMatrix, QuantizedProjection, QuantizedRows,
 };
 use wgpu_attention::position::{
-    AddPositions, PositionTable, Positions, Rotate, Rotation, RowPositions, TableBackward,
+    AddPositions, PositionTable, Positions, Rope, RopeConfig, RopeSections, Rotate, Rotation, RowPositions,
+    TableBackward,
 };
 use wgpu_attention::rows::{
     CausalConv, CausalConvBackward, CausalConvForward, Elementwise, ElementwiseForward, Embedding,
@@ -162,6 +163,10 @@ const CALLS: [(&str, Call); 30] = [
             encoder,
             &Rotate::new(v.f32(HEADS), rotation, RowPositions::Start(0)).out(v.f32(HEADS)),
         )?;
+        let config = RopeConfig::new(8).sections(RopeSections::Contiguous([2, 1, 1]));
+        let rope = Rope::new(p.device(), config)?;
+        let axes = RowPositions::Tensor(v.u32([1, 3, 6, 1]));
+        positions.rotate(encoder, &Rotate::new(v.f32(HEADS), &rope, axes).out(v.f32(HEADS)))?;
         let table = PositionTable::Learned(v.f32([1, 1, 9, 8]));
         let call = AddPositions::new(v.f32(HEADS), table, at).out(v.f32(HEADS));
         positions.add(encoder, &call)?;

@@ -18,7 +18,7 @@ use wgpu_attention::matmul::{
     Activation, QuantizedFormat, QuantizedForward, QuantizedMatrix, QuantizedProjection, QuantizedRows,
 };
 use wgpu_attention::position::{
-    AddPositions, PositionTable, Positions, Rope, RopeConfig, Rotate, RowPositions,
+    AddPositions, PositionTable, Positions, Rope, RopeConfig, RopeSections, Rotate, RowPositions,
 };
 use wgpu_attention::recurrent::{
     Decay, RecurrentAttention, RecurrentBackward, RecurrentConfig, RecurrentForward,
@@ -281,6 +281,12 @@ fn positions_and_merges() {
         b.check("rotation", &[Rotations], call!(positions, [rotate, prepare_rotate], &call, &wrong));
         let back = call!(positions, [rotate_backward, prepare_rotate_backward], &call, &wrong);
         b.check("rotation backward", &[Rotations], back);
+        let sections = RopeSections::Interleaved([2, 1, 1]);
+        let rope = Rope::new(b.gpu().device(), RopeConfig::new(8).sections(sections)).expect("a rope");
+        let axes = RowPositions::Tensor(b.numbers([1, 3, 6, 1]));
+        let (call, wrong) =
+            (Rotate::new(x, &rope, axes).out(out), Rotate::new(x, &rope, axes).out(b.read(0, ROWS)));
+        b.check("rotation on axes", &[Rotations], call!(positions, [rotate, prepare_rotate], &call, &wrong));
         let table = |n: usize| PositionTable::Learned(b.read(n, [1, 1, 9, 8]));
         let call = AddPositions::new(x, table(1), at).out(out);
         let wrong = AddPositions::new(x, table(0), at).out(x);
