@@ -121,6 +121,9 @@ kernels! {
     crate::rows::logits::kernels::log_softmax::LogSoftmax,
     crate::rows::logits::kernels::log_softmax_backward::LogSoftmaxBackward,
     crate::rows::logits::kernels::top_k::TopK,
+    crate::rows::logits::kernels::top_k_merge::TopKMerge,
+    crate::rows::logits::kernels::top_k_select::TopKSelect,
+    crate::rows::logits::kernels::top_k_sort::TopKSort,
 }
 
 #[cfg(test)]

@@ -108,6 +108,8 @@ pub(crate) enum Slot {
     ScoreGradients,
     /// Terms whose sum is a gradient.
     GradientTerms,
+    /// The largest elements of rows, before they are sorted: keys and columns.
+    TopKPairs,
 }
 
 const NAMES: [&str; SLOTS] = [
@@ -168,8 +170,9 @@ const NAMES: [&str; SLOTS] = [
     "sequence_states",
     "d_scores",
     "d_terms",
+    "top_k_pairs",
 ];
-const SLOTS: usize = Slot::GradientTerms as usize + 1;
+const SLOTS: usize = Slot::TopKPairs as usize + 1;
 
 /// The temporary memory that a call needs.
 #[derive(Clone, Copy, PartialEq, Eq)]
