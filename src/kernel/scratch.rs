@@ -110,6 +110,8 @@ pub(crate) enum Slot {
     GradientTerms,
     /// The largest elements of rows, before they are sorted: keys and columns.
     TopKPairs,
+    /// The range of keys of each query of an indexer.
+    KeyRanges,
 }
 
 const NAMES: [&str; SLOTS] = [
@@ -171,8 +173,9 @@ const NAMES: [&str; SLOTS] = [
     "d_scores",
     "d_terms",
     "top_k_pairs",
+    "key_ranges",
 ];
-const SLOTS: usize = Slot::TopKPairs as usize + 1;
+const SLOTS: usize = Slot::KeyRanges as usize + 1;
 
 /// The temporary memory that a call needs.
 #[derive(Clone, Copy, PartialEq, Eq)]

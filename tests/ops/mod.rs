@@ -13,3 +13,4 @@ pub mod matmul;
 pub mod position;
 pub mod recurrent;
 pub mod rows;
+pub mod selected;

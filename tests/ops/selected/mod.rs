@@ -1,0 +1,3 @@
+//! Attention to selected keys.
+
+pub mod indexer;
