@@ -257,7 +257,11 @@ impl IndexerCase {
     }
 
     /// Runs the backward pass with a matrix of gradients, or with lists.
-    pub async fn backward_async(&self, setup: &IndexerSetup, listed: bool) -> Result<(f64, [Vec<f64>; 3]), String> {
+    pub async fn backward_async(
+        &self,
+        setup: &IndexerSetup,
+        listed: bool,
+    ) -> Result<(f64, [Vec<f64>; 3]), String> {
         let IndexerSetup { profile, dtypes: [own, other], layout, wide_gradients, .. } = *setup;
         profile.tidy();
         let case = self.stored(setup);

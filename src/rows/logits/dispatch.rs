@@ -125,8 +125,7 @@ impl<'a> TopKProblem<'a> {
         let TopKProblem { x, values, indices, .. } = *self;
         let [_, heads, length, columns] = x.shape();
         let (k, rows) = (self.k(), row_count(&x));
-        let pairs =
-            pairs.map(|buffer| in_scratch(buffer, DType::U32, [1, 1, 1, rows * k * 4], 0));
+        let pairs = pairs.map(|buffer| in_scratch(buffer, DType::U32, [1, 1, 1, rows * k * 4], 0));
         let groups = rows.min(MOST_GROUPS).min(device.max_workgroups as usize);
         let select = top_k_select::TopKSelectCall {
             x,

@@ -4,9 +4,7 @@ use std::sync::Arc;
 
 use super::dispatch::{MOST_IN_PLACE, TopKProblem};
 use crate::device::DeviceFacts;
-use crate::kernel::{
-    BindingCache, KernelOptions, Pipelines, Prepared, Recorder, Scratch, ScratchSize, Slot,
-};
+use crate::kernel::{BindingCache, KernelOptions, Pipelines, Prepared, Recorder, Scratch, ScratchSize, Slot};
 use crate::matmul::projection::check_summed_rows;
 use crate::tensor::{CallTensors, DType, Element, Error, TensorView};
 

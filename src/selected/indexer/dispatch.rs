@@ -80,9 +80,7 @@ fn spans([batch, queries]: [usize; 2], rows: usize, tile: usize) -> Vec<Span> {
     if rows >= queries {
         let each = rows / queries;
         let starts = (0..batch).step_by(each);
-        return starts
-            .map(|b| Span { batch: [b, each.min(batch - b)], queries: [0, queries] })
-            .collect();
+        return starts.map(|b| Span { batch: [b, each.min(batch - b)], queries: [0, queries] }).collect();
     }
     let each = if rows > tile { rows - rows % tile } else { rows };
     let of_entry = |b| {
@@ -272,7 +270,8 @@ impl<'a> Problem<'a> {
         let spans = self.backward_spans(gradients, device);
         let rows = spans.iter().map(|span| span.batch[1] * span.queries[1]).max().unwrap_or(0);
         let dense = if gradients.indices.is_some() { rows as u64 * kv_len as u64 } else { 0 };
-        let sums = if self.has_sums(gradients, &spans) { (batch * kv_len) as u64 * head_dim as u64 } else { 0 };
+        let sums =
+            if self.has_sums(gradients, &spans) { (batch * kv_len) as u64 * head_dim as u64 } else { 0 };
         Ok(size
             .with(Slot::ScoreGradients, fits(dense, 4, device)?)
             .with(Slot::GradientTerms, fits(sums, 4, device)?))

@@ -4,9 +4,7 @@ use std::fmt;
 
 use wgpu_attention::reference;
 use wgpu_attention::reference::widen;
-use wgpu_attention::rows::{
-    LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward, MAX_TOP_K, TopK, TopKForward,
-};
+use wgpu_attention::rows::{LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward, MAX_TOP_K, TopK, TopKForward};
 use wgpu_attention::tuning::Target;
 use wgpu_attention::{DType, KernelOptions, Scratch, TensorView};
 

@@ -229,13 +229,7 @@ fn reference_gradients_match_finite_differences() {
 #[test]
 fn zero_products_have_no_gradient() {
     let shape = indexer_shape([1, 1, 1, 3, 1]);
-    let inputs = IndexerInputs {
-        q: &[1.0],
-        k: &[0.0, 2.0, -1.0],
-        w: &[3.0],
-        scale: 1.0,
-        mask: Mask::none(),
-    };
+    let inputs = IndexerInputs { q: &[1.0], k: &[0.0, 2.0, -1.0], w: &[3.0], scale: 1.0, mask: Mask::none() };
     let got = indexer_backward(&inputs, shape, &[1.0, 1.0, 1.0]).expect("it fits");
     assert_eq!((got.d_q, got.d_k, got.d_w), (vec![6.0], vec![0.0, 3.0, 0.0], vec![2.0]));
     let case = IndexerCase {
@@ -287,7 +281,7 @@ fn long_calls_are_cut() {
     };
     for (n, form) in FORMS.into_iter().enumerate() {
         let setup = plain(form);
-        let many = long("many scores", [2, 1, 1100, 16_000, 4], 3);
+        let many = long("many scores", [1, 1, 1100, 16_000, 4], 3);
         if n == 0 || rest("many scores") {
             report.record("many scores", &setup, many.forward(&setup));
             let narrow = IndexerSetup { dtypes: [DType::F16, DType::F32], wide_gradients: false, ..setup };
@@ -336,7 +330,7 @@ fn bad_calls_are_errors() {
     refused(call.values(view(4, list)), &["`values`", "`indices`"]);
     refused(good.values(view(4, [2, 1, 5, 4])), &["`values`", "dim must be 3"]);
     refused(good.scores(typed(4, DType::F16, [2, 1, 5, 9])), &["`scores`", "F32"]);
-    refused(good.scores(view(4, [2, 1, 5, 8])), &["`scores`", "dim must be 9"]);
+    refused(good.scores(view(4, [2, 1, 5, 8])), &["`scores`", "must be 9"]);
     refused(good.scores(view(3, [2, 1, 5, 9])), &["`scores`", "`indices`"]);
     refused(call.indices(typed(0, DType::U32, list)), &["`indices`", "`q`"]);
     // Keys of 8 bits.
@@ -375,8 +369,8 @@ fn bad_calls_are_errors() {
     refused(dense.d_w(view(8, [2, 1, 5, 3])), &["`d_w`", "dim must be 4"]);
     refused(dense.d_w(view(2, weights)), &["`d_w`", "`w`"]);
     refused(dense.d_q(view(8, queries)).d_k(view(8, keys)), &["`d_q`", "`d_k`"]);
-    refused(backward(call, view(7, list)).d_w(view(8, weights)), &["`d_scores`", "dim must be 9"]);
-    refused(dense.indices(indices).d_w(view(8, weights)), &["`d_scores`", "dim must be 3"]);
+    refused(backward(call, view(7, list)).d_w(view(8, weights)), &["`d_scores`", "must be 9"]);
+    refused(dense.indices(indices).d_w(view(8, weights)), &["`d_scores`", "must be 3"]);
     let listed = backward(call, view(7, list)).d_w(view(8, weights));
     refused(listed.indices(typed(3, DType::F32, list)), &["`indices`", "U32"]);
     let packed = of(q, words, w).key_scales(view(5, [2, 1, 9, 1]));

@@ -45,9 +45,9 @@ impl Variant for TopKMerge {
 
     fn all() -> impl IntoIterator<Item = Self> {
         let (pairs, indices) = (DType::U32, Some(DType::U32));
-        let last = FLOATS.into_iter().flat_map(move |x| {
-            FLOATS_OR_NONE.map(|values| TopKMerge { x: Some(x), values, indices, pairs })
-        });
+        let last = FLOATS
+            .into_iter()
+            .flat_map(move |x| FLOATS_OR_NONE.map(|values| TopKMerge { x: Some(x), values, indices, pairs }));
         last.chain([TopKMerge { x: None, values: None, indices: None, pairs }])
     }
 }

@@ -42,11 +42,11 @@ impl Variant for TopKSort {
     fn describe(&self) -> Kernel {
         let parts =
             [shader!("tensor/view"), shader!("rows/logits/sort_key"), shader!("rows/logits/top_k_sort")];
-        self.declare()
-            .u32("LANES", self.lanes)
-            .u32("BLOCK", self.most)
-            .u32("NONE", NONE)
-            .kernel(&parts, self.lanes, 8 * self.most)
+        self.declare().u32("LANES", self.lanes).u32("BLOCK", self.most).u32("NONE", NONE).kernel(
+            &parts,
+            self.lanes,
+            8 * self.most,
+        )
     }
 
     fn all() -> impl IntoIterator<Item = Self> {
@@ -55,7 +55,14 @@ impl Variant for TopKSort {
             let lanes = lanes(cpu);
             let last = FLOATS.into_iter().flat_map(move |x| {
                 FLOATS_OR_NONE.into_iter().flat_map(move |values| {
-                    BLOCKS.map(|most| TopKSort { x: Some(x), values, indices: some, pairs: None, lanes, most })
+                    BLOCKS.map(|most| TopKSort {
+                        x: Some(x),
+                        values,
+                        indices: some,
+                        pairs: None,
+                        lanes,
+                        most,
+                    })
                 })
             });
             let most = BLOCKS[1];

@@ -34,12 +34,7 @@ impl Variant for IndexerScatter {
 
     fn all() -> impl IntoIterator<Item = Self> {
         [8, 64].into_iter().flat_map(|lanes| {
-            FLOATS.map(|d_scores| IndexerScatter {
-                indices: DType::U32,
-                d_scores,
-                dense: DType::F32,
-                lanes,
-            })
+            FLOATS.map(|d_scores| IndexerScatter { indices: DType::U32, d_scores, dense: DType::F32, lanes })
         })
     }
 }

@@ -99,11 +99,13 @@ impl Variant for IndexerScores {
         let declared = self.declare().bool("SCORES_IN_FOURS", self.store == Width::Four);
         let [view, stage] = [shader!("tensor/view"), shader!("selected/indexer_scores")];
         match self.tiles {
-            IndexerTiles::Gpu { heads } => declared
-                .u32("TILE", TILE)
-                .u32("TILE_K", TILE_K)
-                .u32("HEADS", heads)
-                .kernel(&[view, stage, shader!("selected/indexer/gpu")], 256, 2 * (TILE * TILE_K * 4 + 8 * 16)),
+            IndexerTiles::Gpu { heads } => {
+                declared.u32("TILE", TILE).u32("TILE_K", TILE_K).u32("HEADS", heads).kernel(
+                    &[view, stage, shader!("selected/indexer/gpu")],
+                    256,
+                    2 * (TILE * TILE_K * 4 + 8 * 16),
+                )
+            }
             IndexerTiles::Cpu { heads, queries, lanes } => declared
                 .u32("LANES", lanes)
                 .u32("QUERIES", queries)
@@ -118,9 +120,9 @@ impl Variant for IndexerScores {
     }
 
     fn all() -> impl IntoIterator<Item = Self> {
-        let words = (None, Some(DType::U32), Some(DType::F32));
         IndexerTiles::ALL.into_iter().flat_map(move |tiles| {
             FLOATS.into_iter().flat_map(move |dtype| {
+                let words = (None, Some(DType::U32), Some(dtype));
                 [(Some(dtype), None, None), words].into_iter().flat_map(move |(k, k_words, k_scales)| {
                     WIDTHS.into_iter().flat_map(move |width| {
                         WIDTHS.map(|store| IndexerScores {
