@@ -38,6 +38,7 @@ mod positions;
 mod products;
 mod recurrent;
 mod rows;
+mod selected;
 mod stacks;
 mod world;
 
@@ -97,7 +98,7 @@ const STUCK: Duration = Duration::from_secs(240);
 type Subject = fn(&mut World, &mut Choices, &mut Choices, &mut String) -> Result<Outcome, String>;
 
 /// The subjects of calls, and their numbers of families.
-const SUBJECTS: [(&str, u64, Subject); 41] = [
+const SUBJECTS: [(&str, u64, Subject); 43] = [
     ("forward", 24, attention::forward),
     ("classify", 4, attention::classify),
     ("project", 4, products::project),
@@ -133,6 +134,8 @@ const SUBJECTS: [(&str, u64, Subject); 41] = [
     ("causal convolution", 4, rows::causal_conv),
     ("log-softmax", 2, rows::log_softmax),
     ("top-k", 1, rows::top_k),
+    ("top-k with a large k", 2, selected::large_k),
+    ("indexer", 3, selected::indexer),
     ("encoder", 3, stacks::encoder),
     ("encoder backward", 3, stacks::encoder_backward),
     ("decoder", 3, stacks::decoder),

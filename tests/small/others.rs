@@ -24,6 +24,7 @@ use super::{Work, one_buffer};
 use crate::harness::cached::rotation::{DIM, rotated_steps};
 use crate::harness::classify::classified;
 use crate::harness::faults::{Fault, faulty};
+use crate::harness::indexer::{IndexerCase, IndexerSetup, indexer_shape};
 use crate::harness::linear::{LinearCase, LinearSetup};
 use crate::harness::merge::{Cut, merged};
 use crate::harness::positions::axes_places;
@@ -58,6 +59,8 @@ pub enum Other {
     LinearSteps(Box<LinearCase>),
     /// Recurrent attention and its gradients.
     Recurrent(Box<RecurrentCase>, DType, Target),
+    /// Scores, best keys and gradients of an indexer, of one type of queries and keys.
+    Indexer(Box<IndexerCase>, DType, Target),
     /// An attentional vector and its gradients, of one type.
     Attentional(DType),
     /// Attention around positions, and its gradients, of one type.
@@ -189,6 +192,19 @@ impl Other {
                 let (sizes, layout) = ([2, 5, 12, 8, 20], Layout::Window(7));
                 attentional::outcome_async(sizes, *dtype, layout, Target::Auto, true, profile).await
             }
+            Other::Indexer(case, dtype, form) => {
+                let setup = IndexerSetup {
+                    profile,
+                    form: *form,
+                    dtypes: [*dtype, DType::F32],
+                    wide_gradients: true,
+                    layout: Layout::Window(7),
+                    group: None,
+                };
+                let ratio = case.forward_async(&setup).await?;
+                let ratio = ratio.max(case.forward_async(&IndexerSetup { group: Some(4), ..setup }).await?);
+                Ok(ratio.max(case.backward_async(&setup, true).await?.0))
+            }
             Other::Local(dtype) => {
                 let case = local::Case::random(name, SHAPE, 5, *dtype == DType::F32);
                 let case = case.with(|c| c.lengths = Some(vec![70, 21]));
@@ -291,6 +307,21 @@ fn recurrent_cases() -> Vec<(&'static str, Other)> {
         ("recurrent, GLA, cpu", recurrent(named(shape, Decay::PerChannel, false), f32, cpu)),
         ("recurrent, packed sequences", recurrent(packed, f32, gpu)),
         ("recurrent, few tokens", recurrent(named(few, Decay::PerHead, true), f32, gpu)),
+    ]
+}
+
+/// Indexers of every type, on both targets.
+fn indexer_cases() -> Vec<(&'static str, Other)> {
+    let [f32, f16, bf16] = [DType::F32, DType::F16, DType::BF16];
+    let [gpu, cpu] = [Target::Gpu, Target::Software];
+    let of = |name: &str, sizes, selected| {
+        let rules = Rules { causal: true, ..Rules::default() };
+        Box::new(IndexerCase::random(name, indexer_shape(sizes), rules, selected))
+    };
+    vec![
+        ("indexer", Other::Indexer(of("indexer", [1, 4, 9, 70, 16], 12), f32, gpu)),
+        ("indexer, f16", Other::Indexer(of("indexer, f16", [2, 3, 5, 20, 8], 25), f16, gpu)),
+        ("indexer, bf16, cpu", Other::Indexer(of("indexer, bf16", [1, 33, 3, 30, 12], 5), bf16, cpu)),
     ]
 }
 
@@ -457,6 +488,7 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
     cases.extend(stacked());
     cases.extend(linear_cases());
     cases.extend(recurrent_cases());
+    cases.extend(indexer_cases());
     // A slow compiler takes half a minute for its kernels, so the check runs once per driver.
     if profile.name != "defaults" {
         cases.push(("check of the kernels", Other::Check));

@@ -16,6 +16,8 @@ mod lsh;
 #[cfg(feature = "linear-attention")]
 mod recurrent;
 mod rows;
+#[cfg(feature = "selected-attention")]
+mod selected;
 
 use super::data::Outcome;
 use crate::device::Family;
@@ -77,6 +79,8 @@ operators! {
     LinearGradients => linear::gradients, "linear-attention";
     Recurrence => recurrent::forward, "linear-attention";
     RecurrenceGradients => recurrent::gradients, "linear-attention";
+    Indexers => selected::forward, "selected-attention";
+    IndexerGradients => selected::gradients, "selected-attention";
     LocalAttention => local::forward, "local";
     LocalGradients => local::gradients, "local";
     AbsentRows => linformer::forward, "linformer";

@@ -1,6 +1,7 @@
 //! Selected attention: vectors, shapes, lists and gradients.
 
 mod caches;
+pub mod indexer;
 
 use wgpu_attention::reference::compare::compare;
 use wgpu_attention::tuning::Target;
