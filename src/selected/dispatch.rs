@@ -7,6 +7,7 @@ use super::kernels::selected_weights::{SelectedWeightsCall, WORKGROUP};
 use super::plan::{Run, SelectedPlan};
 use crate::attention::dispatch::{self as attention, BackwardProblem, Extras, Keys, Problem, backward};
 use crate::attention::kernels::key_lists::KeyLists;
+use crate::attention::plan::Added;
 use crate::cache::dispatch::CacheLayer;
 use crate::cache::kernels::cache::CacheParams;
 use crate::device::DeviceFacts;
@@ -80,7 +81,7 @@ impl<'a> Selection<'a> {
         let layout = Layout { shape, strides: [row, 1, 1, 1], offset: 0 };
         let mask = DeviceMask::none().lengths(TensorView::with_layout(lists, DType::U32, layout));
         match self.mask.floats(Id::SinkLogits) {
-            Some(sinks) => mask.sink_logits(*sinks),
+            Some(sinks) => mask.sink_logits(of_run(*sinks, run)),
             None => mask,
         }
     }
@@ -96,6 +97,14 @@ impl<'a> Selection<'a> {
             // One batch entry of keys for all queries, or one for each.
             queries: if run.queries == 1 { 1 } else { u32::MAX },
         }
+    }
+}
+
+/// The part of sinks or of their gradient for a run, whose batch entries are queries.
+fn of_run(t: TensorView, run: Run) -> TensorView {
+    match t.shape()[0] {
+        1 => t,
+        _ => t.slice(0, run.batch, run.batches),
     }
 }
 
@@ -244,6 +253,11 @@ impl<'a> SelectedBackwardProblem<'a> {
         let BackwardProblem { q, out, lse, d_out, d_lse, d_q, .. } = self.problem;
         let [of_k, of_v] = self.terms();
         let terms = |used: bool, slot, channels| used.then(|| self.terms_in(part(slot), run, channels));
+        let mut d_added = self.problem.d_added;
+        let d_sinks = d_added.get(Added::Sinks);
+        d_added.set(Added::Sinks, d_sinks.map(|t| of_run(t, run)));
+        // Runs add to the sums of earlier runs. Sinks of a batch entry have only its runs.
+        let is_later = if d_sinks.is_some_and(|t| t.shape()[0] > 1) { run.first > 0 } else { n > 0 };
         let all = BackwardProblem {
             shape: selection.plan.attention(run),
             q: view(q),
@@ -256,7 +270,8 @@ impl<'a> SelectedBackwardProblem<'a> {
             d_v: terms(of_v, Slot::ValueTerms, selection.plan.shape.value_dim),
             mask: selection.mask_of(run, part(Slot::KeyLists)),
             lists: Some(selection.key_lists(run)),
-            adds_to_added: self.problem.adds_to_added || n > 0,
+            d_added,
+            adds_to_added: self.problem.adds_to_added || is_later,
             ..self.problem
         };
         let of_queries = BackwardProblem { d_k: None, d_v: None, ..all };

@@ -235,7 +235,7 @@ impl SelectedAttention {
         let written = [Some(("out", forward.out)), forward.lse.map(|lse| ("lse", lse))];
         tensors.write_checked(written.into_iter().flatten());
         if let Some(weights) = weights {
-            self.check_weights(&problem, weights, &selection)?;
+            self.check_weights(&problem, &selection)?;
             let Shape { batch, heads, q_len, .. } = problem.shape;
             let heads = if weights.shape()[1] == 1 { 1 } else { heads };
             let shape = [batch, heads, q_len, selection.plan.count];
@@ -255,7 +255,6 @@ impl SelectedAttention {
     fn check_weights(
         &self,
         problem: &crate::attention::dispatch::Problem,
-        weights: TensorView,
         selection: &Selection,
     ) -> Result<(), Error> {
         let unsupported = |what, why| Err(Error::Unsupported { what, why });
@@ -276,7 +275,6 @@ impl SelectedAttention {
             let limit = u64::from(device.max_storage_buffers);
             return Err(Error::Limit { what, needed: bindings as u64, limit, name });
         }
-        let _ = weights;
         Ok(())
     }
 
