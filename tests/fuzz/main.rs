@@ -38,6 +38,7 @@ mod positions;
 mod products;
 mod recurrent;
 mod rows;
+mod selected_keys;
 mod stacks;
 mod world;
 
@@ -78,7 +79,7 @@ use std::time::{Duration, Instant};
 use choices::Choices;
 use world::{Outcome, World};
 
-const FAMILIES: u64 = 149;
+const FAMILIES: u64 = 154;
 const BLOCK: u64 = 20_000;
 /// The number of failures after which more would not help.
 const ENOUGH: usize = 10;
@@ -89,7 +90,7 @@ const STUCK: Duration = Duration::from_secs(240);
 type Subject = fn(&mut World, &mut Choices, &mut Choices, &mut String) -> Result<Outcome, String>;
 
 /// The subjects of calls, and their numbers of families.
-const SUBJECTS: [(&str, u64, Subject); 41] = [
+const SUBJECTS: [(&str, u64, Subject); 42] = [
     ("forward", 24, attention::forward),
     ("classify", 4, attention::classify),
     ("project", 4, products::project),
@@ -112,6 +113,7 @@ const SUBJECTS: [(&str, u64, Subject); 41] = [
     ("attentional vector", 2, additive::attentional),
     ("linear attention", 5, additive::linear),
     ("recurrent attention", 5, recurrent::recurrent),
+    ("selected attention", 5, selected_keys::selected),
     ("local attention", 5, additive::local),
     ("predicted positions", 1, additive::predictor),
     ("weight norm", 1, additive::weight_norm),

@@ -16,6 +16,8 @@ mod lsh;
 #[cfg(feature = "linear-attention")]
 mod recurrent;
 mod rows;
+#[cfg(feature = "selected-attention")]
+mod selected_keys;
 
 use super::data::Outcome;
 use crate::device::Family;
@@ -82,6 +84,8 @@ operators! {
     AbsentRows => linformer::forward, "linformer";
     Lsh => lsh::forward, "lsh";
     LshGradients => lsh::gradients, "lsh";
+    SelectedKeys => selected_keys::forward, "selected-attention";
+    SelectedGradients => selected_keys::gradients, "selected-attention";
     Attentional => layers::attentional, "layers";
     AttentionalGradients => layers::attentional_gradients, "layers";
 }
