@@ -104,6 +104,11 @@ kernels! {
     crate::layers::attentional::kernels::tanh_backward::TanhBackward,
     crate::rows::weight_norm::kernels::weight_norm::WeightNorm,
     crate::rows::weight_norm::kernels::weight_norm_backward::WeightNormBackward,
+    crate::selected::indexer::kernels::indexer_d_keys::IndexerDKeys,
+    crate::selected::indexer::kernels::indexer_d_queries::IndexerDQueries,
+    crate::selected::indexer::kernels::indexer_ranges::IndexerRanges,
+    crate::selected::indexer::kernels::indexer_scatter::IndexerScatter,
+    crate::selected::indexer::kernels::indexer_scores::IndexerScores,
     crate::local::kernels::local_columns::LocalColumns,
     crate::local::kernels::local_gradients::LocalGradients,
     crate::local::kernels::local_positions::LocalPositions,
@@ -124,6 +129,9 @@ kernels! {
     crate::selected::kernels::selected_keys::SelectedKeys,
     crate::selected::kernels::selected_sums::SelectedSums,
     crate::selected::kernels::selected_weights::SelectedWeights,
+    crate::rows::logits::kernels::top_k_merge::TopKMerge,
+    crate::rows::logits::kernels::top_k_select::TopKSelect,
+    crate::rows::logits::kernels::top_k_sort::TopKSort,
 }
 
 #[cfg(test)]

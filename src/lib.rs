@@ -51,6 +51,7 @@
 //! | a short convolution along rows, as in Mamba | [`rows::CausalConv`] |
 //! | rows to average | [`rows::MeanPool`] |
 //! | logits | [`rows::LogSoftmax`], [`rows::TopK`] |
+//! | keys to select for each query, as in DeepSeek V3.2 | [`selected::Indexer`] |
 //! | rows to normalise or activate | [`rows::Norm`], [`rows::Elementwise`] |
 //! | sequences of different lengths in one call | [`Mask::packed`] |
 //! | a block-sparse pattern | [`Mask::blocks`] |

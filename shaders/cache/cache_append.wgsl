@@ -117,7 +117,7 @@ fn write_unit(r: Row, row: u32, unit: u32, size: u32, words: u32, groups: u32, s
 // this.
 fn count_refused(b: u32) {
     var i = 0u;
-    while i < p.rows && is_kept(b, position_of(p.at, b, i)) {
+    while i < p.rows && is_kept(b, position_of(p.at, b, 0u, i)) {
         i++;
     }
     if i < p.rows {
@@ -141,7 +141,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         if n == 0u && i == 0u {
             count_refused(b);
         }
-        position = position_of(p.at, b, i);
+        position = position_of(p.at, b, 0u, i);
         if !is_kept(b, position) {
             return;
         }

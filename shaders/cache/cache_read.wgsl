@@ -36,7 +36,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if h >= p.cache.kv_heads {
         return;
     }
-    let j = position_of(p.at, b, i);
+    let j = position_of(p.at, b, 0u, i);
     let kept = is_kept(b, j);
     let unit = n % units;
     var x = vec4<f32>();

@@ -23,6 +23,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let i = n / p.dim;
         let d = n % p.dim;
         let x = x_at(view_at(p.x, b, h, i, d));
-        out_store(view_at(p.out, b, h, i, d), p.scale * x + encoding(position_of(p.at, b, i), d));
+        out_store(view_at(p.out, b, h, i, d), p.scale * x + encoding(position_of(p.at, b, 0u, i), d));
     }
 }

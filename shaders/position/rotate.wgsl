@@ -7,7 +7,7 @@
 // Each element is read and written once. Each invocation processes a pair or a copied channel at a
 // time.
 //
-// Needs: rotation_of(b, pair, position): cos and sin.
+// Needs: axis_of(pair): the axis of its position; rotation_of(b, pair, position): cos and sin.
 
 @compute @workgroup_size(64)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
@@ -19,7 +19,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         if item < p.rotation.pairs {
             let c = pair_channels(p.rotation, item);
             let x = vec2<f32>(x_at(view_at(p.x, b, h, i, c.x)), x_at(view_at(p.x, b, h, i, c.y)));
-            let t = rotation_of(b, item, position_of(p.at, b, i));
+            let t = rotation_of(b, item, position_of(p.at, b, axis_of(item), i));
             let y = rotated(x, vec2<f32>(t.x, t.y * p.turn));
             out_store(view_at(p.out, b, h, i, c.x), y.x);
             out_store(view_at(p.out, b, h, i, c.y), y.y);

@@ -31,7 +31,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         var sum = 0.0;
         for (var b = 0u; b < p.batch; b++) {
             if !HAS_POSITIONS || p.at.by_row == 1u {
-                let first = position_of(p.at, b, 0u);
+                let first = position_of(p.at, b, 0u, 0u);
                 if row >= first {
                     let start = row - first;
                     // Positions past the last row of the table count as the last row.
@@ -47,7 +47,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
                     }
                     workgroupBarrier();
                     for (var j = lane; j < min(WORDS * 32u, p.length - i0); j += LANES) {
-                        if position_of(p.at, b, i0 + j) == row {
+                        if position_of(p.at, b, 0u, i0 + j) == row {
                             atomicOr(&found[j / 32u], 1u << (j % 32u));
                         }
                     }

@@ -27,7 +27,8 @@ impl<'a> Append<'a> {
         Append { k, v, rope: None }
     }
 
-    /// Rotates the keys.
+    /// Rotates the keys. The rope has no [sections](crate::position::RopeConfig::sections), because
+    /// a cache has one position for each key.
     pub fn rope(mut self, rope: impl Into<Option<&'a Rope>>) -> Self {
         self.rope = rope.into();
         self
@@ -47,6 +48,7 @@ impl Cache {
     /// - [`Error::Unsupported`] if changes are not recorded ([`flush`](Self::flush)).
     /// - [`Error::Option`] if there is no such layer, or if a rotated key may have a position past
     ///   the last rotation.
+    /// - [`Error::Unsupported`] for a rope with sections.
     /// - Everything that [`Error`] lists for tensors.
     ///
     /// On an error nothing is recorded.
@@ -82,6 +84,7 @@ impl Cache {
     /// * [`Error::Option`] for a start from which rows exceed the end of a sequence, if the host
     ///   knows its length.
     /// * [`Error::Option`] if there is no such layer.
+    /// * [`Error::Unsupported`] for a rope with sections.
     /// * [`Error::OutOfPages`] if a shared page must be copied and too few pages are free.
     /// * [`Error::Unsupported`] for positions in a tensor if sequences share pages. Only the device
     ///   knows then which pages to copy.
@@ -139,6 +142,11 @@ impl Cache {
         tensors.check_aliasing()?;
         let Some(rope) = rope else { return Ok(()) };
         rope.check_width("k", k.shape())?;
+        if rope.config().sections.is_some() {
+            let what = "a rope with sections in a cache's append";
+            let why = "a cache has one position for each key, and sections need three; rotate the keys with `Positions::rotate`, then append them without a rope";
+            return Err(Error::Unsupported { what, why });
+        }
         let last = self.config.longest() - 1;
         if !matches!(layout, CacheLayout::Ring { .. }) && last > MAX_POSITION as usize {
             let expected = "at most 2^24 if keys are rotated, because later positions have no rotation";

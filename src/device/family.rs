@@ -170,6 +170,10 @@ families! {
     Recurrence: "recurrent attention", false;
     /// Gradients of recurrent attention.
     RecurrenceGradients: "gradients of recurrent attention", false;
+    /// Scores of indexers, which select keys.
+    Indexers: "indexers", false;
+    /// Gradients of indexers.
+    IndexerGradients: "gradients of indexers", false;
     /// Local attention, and predicted positions.
     LocalAttention: "local attention", false;
     /// Gradients of local attention, and of predicted positions.

@@ -6,6 +6,7 @@ use super::Gpu;
 use crate::kernel::guard::guarded;
 use crate::mask::{DeviceMask, Dropout, HostMask, Mask};
 use crate::matmul::Linear;
+use crate::position::reference::check_positions;
 use crate::position::{Rope, Rotary, Rotation, RowPositions};
 use crate::reference::{Attended, HostLinear, Options};
 use crate::tensor::{DType, Error, HostTensor, Shape, TensorView, count};
@@ -65,7 +66,7 @@ impl UploadedRotary {
         let at = match at {
             RowPositions::Start(start) => RowPositions::Start(start),
             RowPositions::Tensor(t) => {
-                t.check("positions", [batch, 1, length, 1])?;
+                check_positions(&t, [batch, length], rope.axes())?;
                 let (buffer, dtype, shape) = (gpu.upload(t.data)?, DType::U32, t.shape);
                 RowPositions::Tensor(Uploaded { buffer, dtype, shape })
             }

@@ -116,6 +116,10 @@ pub(crate) enum Slot {
     ValueTerms,
     KeySums,
     ValueSums,
+    /// The largest elements of rows, before they are sorted: keys and columns.
+    TopKPairs,
+    /// The range of keys of each query of an indexer.
+    KeyRanges,
 }
 
 const NAMES: [&str; SLOTS] = [
@@ -182,8 +186,10 @@ const NAMES: [&str; SLOTS] = [
     "value_terms",
     "key_sums",
     "value_sums",
+    "top_k_pairs",
+    "key_ranges",
 ];
-const SLOTS: usize = Slot::ValueSums as usize + 1;
+const SLOTS: usize = Slot::KeyRanges as usize + 1;
 
 /// The temporary memory that a call needs.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -5,39 +5,24 @@ pub(crate) mod kernels;
 pub(crate) mod reference;
 mod rope;
 mod rotary;
+mod rows;
 mod table;
 
 pub use backward::TableBackward;
-use kernels::rotation_table::{DIGITS, LEVELS, RotationParams};
-use kernels::row_positions::PositionParams;
+use kernels::rotation_table::RotationParams;
 use kernels::{add_positions, rotate};
-pub use rope::{RopeConfig, RopeOrder, RopeScaling};
+pub use rope::{RopeConfig, RopeOrder, RopeScaling, RopeSections};
 pub(crate) use rope::{check_base, check_channels, sinusoid_frequencies};
 pub(crate) use rotary::Rotary;
+pub use rows::{MAX_POSITION, RowPositions};
+use rows::{check_rows, check_start};
 pub use table::{Rope, Sinusoid};
 
 use std::sync::Arc;
 
 use crate::device::DeviceFacts;
-use crate::kernel::{BindingCache, Dispatch, Pipelines, Prepared, Recorder, Source, View};
-use crate::tensor::{Access, CallTensors, DType, Element, Error, TensorView, axes, expect};
-
-/// The last position of rotary and sinusoidal encodings, 2²⁴ − 1.
-pub const MAX_POSITION: u32 = (DIGITS.pow(LEVELS as u32) - 1) as u32;
-
-/// The position of each row. On a device `T` is a [`TensorView`], for the reference a
-/// [`HostTensor`](crate::HostTensor).
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub enum RowPositions<T> {
-    /// Row `i` of every sequence has position `start + i`.
-    Start(u32),
-    /// A U32 tensor `[batch or 1, 1, length or 1, 1]` with the position of each row.
-    ///
-    /// A tensor of length 1 for more rows holds the first position of each sequence. Row `i` then
-    /// is `i` positions further. Positions past the last valid position count as that position.
-    Tensor(T),
-}
+use crate::kernel::{BindingCache, Dispatch, Pipelines, Prepared, Recorder, Source};
+use crate::tensor::{Access, CallTensors, Element, Error, TensorView, axes, expect};
 
 /// The rotation of each position: computed, or from the caller's tables.
 #[derive(Clone, Copy, Debug)]
@@ -110,6 +95,16 @@ pub struct AddPositions<'a> {
 impl<'a> From<&'a Rope> for Rotation<'a> {
     fn from(rope: &'a Rope) -> Self {
         Rotation::Rope(rope)
+    }
+}
+
+impl Rotation<'_> {
+    /// Returns the number of axes that a tensor of positions may have.
+    pub(crate) fn axes(&self) -> usize {
+        match self {
+            Rotation::Rope(rope) => rope.config().axes(),
+            Rotation::CosSin { .. } => 1,
+        }
     }
 }
 
@@ -218,6 +213,7 @@ impl Positions {
     ///
     /// - shapes that differ
     /// - more rotated channels than `x` has
+    /// - positions on three axes, without a rope with sections
     /// - a start from which the rows reach past [`MAX_POSITION`] or past the rows of `cos`
     /// - a written tensor that overlaps another tensor
     pub fn rotate(&self, into: &mut impl Recorder, call: &Rotate) -> Result<(), Error> {
@@ -260,85 +256,19 @@ impl Positions {
     }
 }
 
-impl<'a> RowPositions<TensorView<'a>> {
-    pub(crate) fn tensor(&self) -> Option<TensorView<'a>> {
-        match self {
-            RowPositions::Start(_) => None,
-            RowPositions::Tensor(t) => Some(*t),
-        }
-    }
-
-    /// Checks the tensor for rows of `shape`. [`check_start`] checks a start.
-    pub(crate) fn check(
-        &self,
-        [batch, _, length, _]: [usize; 4],
-        tensors: &mut CallTensors<'a, '_>,
-    ) -> Result<(), Error> {
-        tensors.read_broadcast("positions", self.tensor(), DType::U32, [batch, 1, length, 1])
-    }
-
-    /// Returns the kernel's parameter for rows of `length` and positions up to `last`. Call it
-    /// after `check`.
-    pub(crate) fn params(&self, length: usize, last: u32, device: &DeviceFacts) -> PositionParams {
-        let (view, start, by_row) = match self {
-            RowPositions::Start(start) => (View::default(), *start, true),
-            RowPositions::Tensor(t) => {
-                let by_row = t.shape()[2] != length;
-                (View::repeating(*t, device), 0, by_row)
-            }
-        };
-        PositionParams { view, start, by_row: by_row.into(), last, pad: 0 }
-    }
-}
-
-/// Returns the position after the last of `length` rows. A host's slice may claim any length.
-fn past(start: u32, length: usize) -> u64 {
-    u64::from(start).saturating_add(length as u64)
-}
-
-/// Checks that rows do not reach past the last position.
-pub(crate) fn check_start<T>(at: &RowPositions<T>, length: usize) -> Result<(), Error> {
-    match at {
-        RowPositions::Start(start) if past(*start, length) > u64::from(MAX_POSITION) + 1 => {
-            let expected = "small enough that `start + length` is at most 2^24";
-            Err(Error::Option { option: "start", value: f64::from(*start), expected })
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Checks that rows do not reach past the end of a table with a row for each position.
-pub(crate) fn check_rows<T>(
-    at: &RowPositions<T>,
-    length: usize,
-    tensor: &'static str,
-    shape: [usize; 4],
-) -> Result<(), Error> {
-    match at {
-        RowPositions::Start(start) if past(*start, length) > shape[2] as u64 => Err(Error::Shape {
-            tensor,
-            axis: axes(tensor)[2],
-            expected: format!("at least {} (`start + length`)", past(*start, length)),
-            got: shape[2],
-            shape,
-            wanted: None,
-        }),
-        _ => Ok(()),
-    }
-}
-
-/// Checks `x` and `out`, or `x` alone if it is written in place, and the positions of its rows.
+/// Checks `x` and `out`, or `x` alone if it is written in place, and the positions of its rows. A
+/// tensor of positions may have 1 or `axes` axes.
 fn check_tensors<'a, 'd>(
     x: TensorView<'a>,
     out: Option<TensorView<'a>>,
-    at: &RowPositions<TensorView<'a>>,
+    (at, axes): (&RowPositions<TensorView<'a>>, usize),
     device: &'d DeviceFacts,
 ) -> Result<CallTensors<'a, 'd>, Error> {
     let mut tensors = CallTensors::new(device);
     let access = if out.is_some() { Access::Read } else { Access::Write };
     tensors.add(access, "x", x, Element::Float, x.shape())?;
     tensors.write("out", out, Element::Float, x.shape())?;
-    at.check(x.shape(), &mut tensors)?;
+    at.check_axes(x.shape(), axes, &mut tensors)?;
     Ok(tensors)
 }
 
@@ -394,7 +324,7 @@ fn rotation<'a>(call: &Rotate<'a>, turn: f32, device: &DeviceFacts) -> Result<Di
         Rotation::CosSin { cos, sin, order } => (None, Some([*cos, *sin]), *order),
     };
     let [cos, sin] = [0, 1].map(|n| cos_sin.map(|tables| tables[n]));
-    let mut tensors = check_tensors(*x, *out, at, device)?;
+    let mut tensors = check_tensors(*x, *out, (at, rotation.axes()), device)?;
     let last = check_rotation(rotation, x.shape(), at, &mut tensors)?;
     tensors.finish()?;
     let rotation = match (rope, cos) {
@@ -411,6 +341,8 @@ fn rotation<'a>(call: &Rotate<'a>, turn: f32, device: &DeviceFacts) -> Result<Di
     let items = if out.is_some() { pairs + (dim - rotary_dim) } else { pairs };
     let work = length * items;
     let (groups, step) = share(work, rotate::WORKGROUP, device);
+    let sections = rope.and_then(|rope| rope.config().sections).filter(|_| at.has_axes());
+    let [height, width] = sections.map_or([0; 2], RopeSections::bounds);
     let call = rotate::RotateCall {
         x: Source { tensor: *x, in_place: out.is_none() },
         out: out.unwrap_or(*x),
@@ -424,6 +356,10 @@ fn rotation<'a>(call: &Rotate<'a>, turn: f32, device: &DeviceFacts) -> Result<Di
         work: work as u32,
         step,
         turn,
+        height: height as u32,
+        width: width as u32,
+        interleaved: matches!(sections, Some(RopeSections::Interleaved(_))).into(),
+        axes: sections.is_some(),
     };
     Ok(call.dispatch([groups, heads, batch], device))
 }
@@ -435,7 +371,7 @@ fn sum<'a>(call: &AddPositions<'a>, device: &DeviceFacts) -> Result<Dispatch<'a>
         PositionTable::Sinusoid(_) => None,
         PositionTable::Learned(t) => Some(*t),
     };
-    let mut tensors = check_tensors(*x, *out, at, device)?;
+    let mut tensors = check_tensors(*x, *out, (at, 1), device)?;
     let factor = *scale as f32;
     if !factor.is_finite() {
         return Err(Error::Option { option: "scale", value: *scale, expected: "finite in f32" });

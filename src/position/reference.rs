@@ -1,36 +1,55 @@
 //! Rotary, sinusoidal and learned positions on the host, with sin and cos of every angle.
 
+use super::rows::expect_axes;
 use super::{
     MAX_POSITION, PositionTable, RopeConfig, RopeOrder, RowPositions, check_base, check_channels, check_rows,
     check_start, sinusoid_frequencies,
 };
-use crate::tensor::{Error, HostTensor, Real, axes, check_sizes, count, expect_length};
+use crate::tensor::{Error, HostTensor, Real, axes as axis_names, check_sizes, count, expect_length};
 
-/// Returns the position of row `i` of sequence `b`. Positions past `last` count as `last`.
-fn position(at: &RowPositions<HostTensor<u32>>, b: usize, i: usize, length: usize, last: u32) -> usize {
+/// Returns the position of row `i` of sequence `b` on an axis. Positions past `last` count as
+/// `last`. A tensor with one axis has the same position on all axes.
+fn position(at: &RowPositions<HostTensor<u32>>, [b, axis, i]: [usize; 3], length: usize, last: u32) -> usize {
     let position = match at {
         RowPositions::Start(start) => u64::from(*start) + i as u64,
         RowPositions::Tensor(t) => {
             let further = if t.shape[2] == length { 0 } else { i as u64 };
-            u64::from(t.at([b, 0, i, 0]).unwrap_or(0)) + further
+            u64::from(t.at([b, axis, i, 0]).unwrap_or(0)) + further
         }
     };
     position.min(u64::from(last)) as usize
 }
 
-fn check<T>(x: &[T], shape: [usize; 4], at: &RowPositions<HostTensor<u32>>) -> Result<(), Error> {
+/// Checks a tensor of positions on one axis or on `axes`.
+pub(crate) fn check_positions(
+    t: &HostTensor<u32>,
+    [batch, length]: [usize; 2],
+    axes: usize,
+) -> Result<(), Error> {
+    t.check("positions", [batch, t.shape[1], length, 1])?;
+    expect_axes(t.shape, axes)
+}
+
+/// Checks rows and their positions, which are on one axis or on `axes`.
+fn check<T>(
+    x: &[T],
+    shape: [usize; 4],
+    at: &RowPositions<HostTensor<u32>>,
+    axes: usize,
+) -> Result<(), Error> {
     if let Some(axis) = shape.iter().position(|n| *n == 0) {
-        return Err(Error::ZeroSize { tensor: "x", axis: axes("x")[axis] });
+        return Err(Error::ZeroSize { tensor: "x", axis: axis_names("x")[axis] });
     }
     expect_length("x", x, count(shape))?;
     let RowPositions::Tensor(t) = at else { return Ok(()) };
-    t.check("positions", [shape[0], 1, shape[2], 1])
+    check_positions(t, [shape[0], shape[2]], axes)
 }
 
 /// Rotary position embedding (Su et al. 2021) of `x`, `[batch, heads, length, dim]`.
 ///
 /// It rotates the first `rotary_dim` channels in pairs and copies the rest. It rotates pair `n` of
-/// a row at position `p` by the angle `p · frequency[n]`, times the amplitude.
+/// a row at position `p` by the angle `p · frequency[n]`, times the amplitude. With
+/// [`RopeConfig::sections`], `p` is the row's position on the axis of the pair.
 ///
 /// # Errors
 /// - the errors of [`RopeConfig::check`]
@@ -55,15 +74,17 @@ fn turns<R: Real>(
     at: &RowPositions<HostTensor<u32>>,
 ) -> Result<[Vec<R>; 2], Error> {
     rope.check()?;
-    check(x, shape, at)?;
+    check(x, shape, at, rope.axes())?;
     check_start(at, shape[2])?;
     let [batch, _, length, _] = shape;
     let frequencies = rope.frequencies();
     let rows = (0..batch).flat_map(|b| (0..length).map(move |i| (b, i)));
     let angles: Vec<f64> = rows
         .flat_map(|(b, i)| {
-            let position = position(at, b, i, length, MAX_POSITION) as f64;
-            frequencies.iter().map(move |frequency| position * frequency)
+            frequencies.iter().enumerate().map(move |(n, frequency)| {
+                let axis = rope.sections.map_or(0, |sections| sections.axis(n));
+                position(at, [b, axis, i], length, MAX_POSITION) as f64 * frequency
+            })
         })
         .collect();
     let amplitude = R::of(f64::from(rope.amplitude() as f32));
@@ -113,7 +134,7 @@ pub fn rotate_by<R: Real>(
     cos: &[R],
     sin: &[R],
 ) -> Result<Vec<R>, Error> {
-    check(x, shape, &RowPositions::Start(0))?;
+    check(x, shape, &RowPositions::Start(0), 1)?;
     let [batch, heads, length, dim] = shape;
     let rows = batch * length;
     let pairs = cos.len() / rows;
@@ -123,7 +144,7 @@ pub fn rotate_by<R: Real>(
         let expected = format!("at least {} (`rotary_dim` of the rope)", 2 * pairs);
         return Err(Error::Shape {
             tensor: "x",
-            axis: axes("x")[3],
+            axis: axis_names("x")[3],
             expected,
             got: dim,
             shape,
@@ -185,7 +206,7 @@ pub fn add_positions<R: Real>(
     at: RowPositions<HostTensor<u32>>,
     scale: f64,
 ) -> Result<Vec<R>, Error> {
-    check(x, shape, &at)?;
+    check(x, shape, &at, 1)?;
     let [_, heads, length, dim] = shape;
     let last = match table {
         PositionTable::Sinusoid(base) => {
@@ -203,7 +224,7 @@ pub fn add_positions<R: Real>(
     let scale = R::of(f64::from(scale as f32));
     let mut out = x.to_vec();
     for (n, row) in out.chunks_exact_mut(dim).enumerate() {
-        let position = position(&at, n / length / heads, n % length, length, last);
+        let position = position(&at, [n / length / heads, 0, n % length], length, last);
         let added = match table {
             PositionTable::Sinusoid(base) => encoding(dim, base, position),
             PositionTable::Learned(table) => table[position * dim..][..dim].to_vec(),
@@ -245,7 +266,7 @@ pub fn add_positions_backward<R: Real>(
     at: RowPositions<HostTensor<u32>>,
     scale: f64,
 ) -> Result<PositionGradients<R>, Error> {
-    check(d_out, shape, &at)?;
+    check(d_out, shape, &at, 1)?;
     check_sizes("table", &[("rows", rows)])?;
     let [_, heads, length, dim] = shape;
     let last = last_row(&at, shape, rows)?;
@@ -253,7 +274,7 @@ pub fn add_positions_backward<R: Real>(
     let d_x = d_out.iter().map(|d| scale * *d).collect();
     let mut d_table = vec![R::zero(); rows * dim];
     for (n, row) in d_out.chunks_exact(dim).enumerate() {
-        let position = position(&at, n / length / heads, n % length, length, last);
+        let position = position(&at, [n / length / heads, 0, n % length], length, last);
         let sums = &mut d_table[position * dim..][..dim];
         sums.iter_mut().zip(row).for_each(|(sum, d)| *sum = *sum + *d);
     }

@@ -32,6 +32,72 @@ impl RopeOrder {
     }
 }
 
+/// The axis of each pair's position: time, height or width (Wang et al. 2024, "Qwen2-VL").
+///
+/// The three numbers are the pairs of time, height and width. Their sum is `rotary_dim / 2`. In
+/// configurations of `transformers` they are `mrope_section`.
+///
+/// [`RowPositions::Tensor`](super::RowPositions::Tensor) describes positions on three axes. Rows of
+/// text have equal positions on all axes. For these rows sections change nothing.
+#[doc(alias = "mrope_section")]
+#[doc(alias = "M-RoPE")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RopeSections {
+    /// First the pairs of time, then of height, then of width (Qwen2-VL, Qwen2.5-VL).
+    Contiguous([usize; 3]),
+    /// Every third pair, from pair 1 on, is of height, until height has its number of pairs. Width
+    /// likewise begins at pair 2. All other pairs are of time (Qwen3-VL).
+    Interleaved([usize; 3]),
+}
+
+impl RopeSections {
+    /// The number of axes.
+    pub(crate) const AXES: usize = 3;
+
+    fn pairs(self) -> [usize; 3] {
+        match self {
+            RopeSections::Contiguous(pairs) | RopeSections::Interleaved(pairs) => pairs,
+        }
+    }
+
+    /// Returns the axis of the position of pair `n`: time, height or width.
+    pub(crate) fn axis(self, n: usize) -> usize {
+        match self {
+            RopeSections::Contiguous([time, height, _]) => {
+                usize::from(n >= time) + usize::from(n >= time + height)
+            }
+            RopeSections::Interleaved(pairs) => {
+                let axis = n % 3;
+                if n / 3 < pairs[axis] { axis } else { 0 }
+            }
+        }
+    }
+
+    /// Returns the bounds of the pairs of height and of width. They are the first pairs of
+    /// contiguous sections, and the ends of interleaved sections. Call it after `check`.
+    pub(crate) fn bounds(self) -> [usize; 2] {
+        match self {
+            RopeSections::Contiguous([time, height, _]) => [time, time + height],
+            RopeSections::Interleaved([_, height, width]) => [3 * height, 3 * width],
+        }
+    }
+
+    /// Checks that every pair is in one section.
+    fn check(self, pairs: usize) -> Result<(), Error> {
+        let sections = self.pairs();
+        let sum = sections.into_iter().fold(0, usize::saturating_add);
+        let option = "the sum of the rope's sections";
+        require(option, sum as f64, sum == pairs, "`rotary_dim / 2`, the number of pairs")?;
+        let RopeSections::Interleaved([_, height, width]) = self else { return Ok(()) };
+        // The sum is small, so no product overflows.
+        let expected = "at most a third of the pairs, because every third pair is of height";
+        require("the interleaved section of height", height as f64, 3 * height <= pairs + 1, expected)?;
+        let expected = "at most a third of the pairs, because every third pair is of width";
+        require("the interleaved section of width", width as f64, 3 * width <= pairs, expected)
+    }
+}
+
 /// The change of a model's frequencies for sequences longer than it was trained with. `factor` is
 /// the ratio of the lengths, at least 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -105,13 +171,15 @@ pub struct RopeConfig {
     pub(crate) base: f64,
     pub(crate) order: RopeOrder,
     pub(crate) scaling: RopeScaling,
+    pub(crate) sections: Option<RopeSections>,
 }
 
 impl RopeConfig {
     /// Makes a configuration that turns the first `rotary_dim` channels of a head. The base is
-    /// 10000, the order [`RopeOrder::Half`], without scaling.
+    /// 10000, the order [`RopeOrder::Half`], without scaling and sections.
     pub fn new(rotary_dim: usize) -> Self {
-        RopeConfig { rotary_dim, base: 10000.0, order: RopeOrder::default(), scaling: RopeScaling::None }
+        let (order, scaling) = (RopeOrder::default(), RopeScaling::None);
+        RopeConfig { rotary_dim, base: 10000.0, order, scaling, sections: None }
     }
 
     /// Sets the base of the frequencies, `rope_theta` in many models' configurations.
@@ -130,6 +198,25 @@ impl RopeConfig {
     pub fn scaling(mut self, scaling: RopeScaling) -> Self {
         self.scaling = scaling;
         self
+    }
+
+    /// Sets the axis of each pair's position, for positions in time, height and width (M-RoPE). It
+    /// combines with every order and scaling.
+    ///
+    /// ```
+    /// use wgpu_attention::position::{RopeConfig, RopeSections};
+    /// let qwen2_vl = RopeConfig::new(128).base(1e6).sections(RopeSections::Contiguous([16, 24, 24]));
+    /// let qwen3_vl = RopeConfig::new(128).base(5e6).sections(RopeSections::Interleaved([24, 20, 20]));
+    /// assert!(qwen2_vl.check().is_ok() && qwen3_vl.check().is_ok());
+    /// ```
+    pub fn sections(mut self, sections: RopeSections) -> Self {
+        self.sections = Some(sections);
+        self
+    }
+
+    /// Returns the number of axes that a tensor of positions may have.
+    pub(crate) fn axes(&self) -> usize {
+        self.sections.map_or(1, |_| RopeSections::AXES)
     }
 
     /// Returns the radians that each pair turns per position, after scaling. They are
@@ -186,7 +273,11 @@ impl RopeConfig {
     /// Checks that the numbers make a rotation.
     ///
     /// # Errors
-    /// [`Error::ZeroSize`], [`Error::NotDivisible`] for an odd `rotary_dim`, [`Error::Option`].
+    /// - [`Error::ZeroSize`]
+    /// - [`Error::NotDivisible`] for an odd `rotary_dim`
+    /// - [`Error::Option`] for a number out of range
+    /// - [`Error::Option`] for sections whose sum is not `rotary_dim / 2`, or whose interleaved
+    ///   height or width has more than every third pair
     pub fn check(&self) -> Result<(), Error> {
         check_channels("rotary_dim", self.rotary_dim)?;
         if !self.rotary_dim.is_multiple_of(2) {
@@ -194,6 +285,7 @@ impl RopeConfig {
             return Err(Error::NotDivisible { what, value: self.rotary_dim, by, divisor: 2 });
         }
         check_base("rope base", self.base)?;
+        self.sections.map_or(Ok(()), |sections| sections.check(self.rotary_dim / 2))?;
         match self.scaling {
             RopeScaling::None => {}
             RopeScaling::Linear { factor } | RopeScaling::NtkAware { factor } => check_factor(factor)?,

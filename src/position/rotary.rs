@@ -15,7 +15,7 @@ pub(crate) struct Rotary<'a> {
 impl<'a> Rotary<'a> {
     /// Checks the rotation for rows `[batch, heads, length, dim]`.
     pub fn check(&self, shape: [usize; 4], tensors: &mut CallTensors<'a, '_>) -> Result<(), Error> {
-        self.at.check(shape, tensors)?;
+        self.at.check_axes(shape, self.rotation.axes(), tensors)?;
         check_rotation(&self.rotation, shape, &self.at, tensors)?;
         match self.rotation {
             Rotation::Rope(rope) => rope.check_width("q", shape),

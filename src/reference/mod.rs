@@ -96,5 +96,9 @@ pub use crate::rows::norm::reference::{
 };
 pub use crate::rows::weight_norm::reference::{weight_norm, weight_norm_backward};
 #[cfg(feature = "selected-attention")]
+pub use crate::selected::indexer::reference::{
+    IndexerGradients, IndexerInputs, indexer_backward, indexer_indices, indexer_scatter, indexer_scores,
+};
+#[cfg(feature = "selected-attention")]
 pub use crate::selected::reference::SelectedKeys;
 pub use crate::tensor::{Real, widen};

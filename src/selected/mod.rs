@@ -3,12 +3,14 @@
 mod call;
 mod config;
 pub(crate) mod dispatch;
+pub(crate) mod indexer;
 pub(crate) mod kernels;
 pub(crate) mod plan;
 pub(crate) mod reference;
 
 pub use call::{SelectedBackward, SelectedForward};
 pub use config::SelectedConfig;
+pub use indexer::{Indexer, IndexerBackward, IndexerForward};
 
 use dispatch::{SelectedBackwardProblem, SelectedProblem, Selection};
 use plan::SelectedPlan;

@@ -11,7 +11,7 @@ use crate::case::{Case, DropoutData, Expected, HostData, Rules, Weights};
 use crate::choices::Choices;
 use crate::layer_options::LayerOptions;
 use crate::masks::MaskSpec;
-use crate::positions::{strange, width};
+use crate::positions::{strange, strange_sections, width};
 use crate::random::noise;
 use crate::world::{Outcome, World, refused};
 
@@ -386,13 +386,15 @@ pub fn stages(_: &mut World, _: &mut Choices, c: &mut Choices, said: &mut String
         9 => {
             let config = RopeConfig::new(width(c)).scaling(strange(c));
             let config = if c.one_in(2) { RopeConfig::new(2) } else { config };
-            reference::rotate(
-                &of(c, &[b, h, l, d]),
-                [b, h, l, d],
-                &config,
-                RowPositions::Start(c.size() as u32),
-            )
-            .map(drop)
+            let config = if c.one_in(3) { config.sections(strange_sections(c)) } else { config };
+            let numbers = [c.size() as u32; 12];
+            let axes = c.pick(&[1, 3, 0]);
+            let at = if c.one_in(2) {
+                RowPositions::Start(c.size() as u32)
+            } else {
+                RowPositions::Tensor(HostTensor::new(&numbers[..(axes * b.min(4))], [b, axes, 1, 1]))
+            };
+            reference::rotate(&of(c, &[b, h, l, d]), [b, h, l, d], &config, at).map(drop)
         }
         10 => {
             let order = if c.one_in(2) { RopeOrder::Half } else { RopeOrder::Interleaved };

@@ -38,6 +38,7 @@ mod positions;
 mod products;
 mod recurrent;
 mod rows;
+mod selected;
 mod selected_keys;
 mod stacks;
 mod world;
@@ -79,7 +80,15 @@ use std::time::{Duration, Instant};
 use choices::Choices;
 use world::{Outcome, World};
 
-const FAMILIES: u64 = 154;
+/// The sum of the subjects' families.
+const FAMILIES: u64 = {
+    let (mut sum, mut n) = (0, 0);
+    while n < SUBJECTS.len() {
+        sum += SUBJECTS[n].1;
+        n += 1;
+    }
+    sum
+};
 const BLOCK: u64 = 20_000;
 /// The number of failures after which more would not help.
 const ENOUGH: usize = 10;
@@ -90,7 +99,7 @@ const STUCK: Duration = Duration::from_secs(240);
 type Subject = fn(&mut World, &mut Choices, &mut Choices, &mut String) -> Result<Outcome, String>;
 
 /// The subjects of calls, and their numbers of families.
-const SUBJECTS: [(&str, u64, Subject); 42] = [
+const SUBJECTS: [(&str, u64, Subject); 44] = [
     ("forward", 24, attention::forward),
     ("classify", 4, attention::classify),
     ("project", 4, products::project),
@@ -127,6 +136,8 @@ const SUBJECTS: [(&str, u64, Subject); 42] = [
     ("causal convolution", 4, rows::causal_conv),
     ("log-softmax", 2, rows::log_softmax),
     ("top-k", 1, rows::top_k),
+    ("top-k with a large k", 2, selected::large_k),
+    ("indexer", 3, selected::indexer),
     ("encoder", 3, stacks::encoder),
     ("encoder backward", 3, stacks::encoder_backward),
     ("decoder", 3, stacks::decoder),

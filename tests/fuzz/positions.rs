@@ -1,8 +1,8 @@
 //! Rotations and sums of positions.
 
 use wgpu_attention::position::{
-    AddPositions, PositionTable, Positions, Rope, RopeConfig, RopeOrder, RopeScaling, Rotate, Rotation,
-    RowPositions, Sinusoid, TableBackward,
+    AddPositions, PositionTable, Positions, Rope, RopeConfig, RopeOrder, RopeScaling, RopeSections, Rotate,
+    Rotation, RowPositions, Sinusoid, TableBackward,
 };
 use wgpu_attention::reference;
 use wgpu_attention::reference::Real;
@@ -60,17 +60,40 @@ pub fn strange(c: &mut Choices) -> RopeScaling {
     }
 }
 
+/// Returns sections of pairs, in any order of sizes.
+fn sections(c: &mut Choices, pairs: usize) -> RopeSections {
+    if c.one_in(2) {
+        let height = c.between(0, pairs);
+        let width = c.between(0, pairs - height);
+        RopeSections::Contiguous([pairs - height - width, height, width])
+    } else {
+        let [height, width] = [(pairs + 1) / 3, pairs / 3].map(|most| c.between(0, most));
+        RopeSections::Interleaved([pairs - height - width, height, width])
+    }
+}
+
+/// Returns sections that may fit no pairs.
+pub fn strange_sections(c: &mut Choices) -> RopeSections {
+    let sections = [c.size(), c.size(), c.size()];
+    if c.one_in(2) { RopeSections::Contiguous(sections) } else { RopeSections::Interleaved(sections) }
+}
+
 /// Returns widths whose table takes no longer to make than to refuse.
 pub fn width(c: &mut Choices) -> usize {
     let n = c.size();
     if (257..=65536).contains(&n) { 65537 } else { n }
 }
 
-/// Draws the positions of rows: a start, or a tensor.
-fn places(f: &mut Choices, c: &mut Choices, [batch, _, length, _]: [usize; 4]) -> (Option<Window>, u32) {
-    let mut shape = [batch, 1, length, 1];
+/// Draws the positions of rows: a start, or a tensor. With `axes` above 1, it is a tensor.
+fn places(
+    f: &mut Choices,
+    c: &mut Choices,
+    [batch, _, length, _]: [usize; 4],
+    axes: usize,
+) -> (Option<Window>, u32) {
+    let mut shape = [batch, axes, length, 1];
     [0, 2].iter().filter(|_| c.one_in(2)).for_each(|axis| shape[*axis] = 1);
-    let tensor = f.one_in(2).then(|| Window::input(c, DType::U32, shape, false));
+    let tensor = (f.one_in(2) || axes > 1).then(|| Window::input(c, DType::U32, shape, false));
     (tensor, c.pick(&[0, 1, 5, 1000, (1 << 24) - 30]))
 }
 
@@ -102,21 +125,26 @@ pub fn rotate(
         config = config.order(RopeOrder::Interleaved);
     }
     config = config.base(c.pick(&[10000.0, 500_000.0, 2.0])).scaling(scaling(c));
+    let axes = if f.one_in(3) { 3 } else { 1 };
+    if axes > 1 || c.one_in(8) {
+        config = config.sections(sections(c, config.frequencies().len()));
+    }
     let mut x = Window::input(c, from, shape, false);
     if in_place {
         x = Window::new(c, x.buf, from, shape, false);
     }
     let mut out = (!in_place).then(|| Window::new(c, Buf::OutA, to, shape, false));
-    let mut places = places(f, c, shape);
+    let mut places = places(f, c, shape, axes);
     let (pass, backward) = (c.one_in(3), c.one_in(3));
     for _ in 0..faults(c) {
-        match c.below(8) {
+        match c.below(9) {
             0 => config = RopeConfig::new(width(c)),
             1 => config = config.base(number(c)),
             2 => config = config.scaling(strange(c)),
             3 => places.1 = c.size() as u32,
             4 => places.0.iter_mut().for_each(|w| w.spoil(c)),
             5 => out.iter_mut().for_each(|w| w.spoil(c)),
+            6 => config = config.sections(strange_sections(c)),
             _ => x.spoil(c),
         }
     }
@@ -187,7 +215,7 @@ pub fn add(
         x = Window::new(c, x.buf, from, shape, false);
     }
     let mut out = (!in_place).then(|| Window::new(c, Buf::OutA, to, shape, false));
-    let mut places = places(f, c, shape);
+    let mut places = places(f, c, shape, 1);
     let rows = if c.one_in(2) { 40 } else { shape[2] + 1 };
     let mut table = Window::input(c, of, [1, 1, rows, shape[3]], false);
     if learned {
@@ -268,7 +296,7 @@ pub fn table(
     let [from, to] = [0; 2].map(|_| float(f));
     let shape = [c.between(1, 2), c.between(1, 3), c.between(1, 12), c.between(1, 8)];
     let mut d_out = Window::input(c, from, shape, false);
-    let mut places = places(f, c, shape);
+    let mut places = places(f, c, shape, 1);
     places.1 = places.1.min(1);
     let rows = if c.one_in(2) { 40 } else { shape[2] + 1 };
     let mut d_table = Window::new(c, Buf::OutA, to, [1, 1, rows, shape[3]], false);

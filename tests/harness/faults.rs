@@ -22,7 +22,7 @@ pub const FAULTS: [Fault; 4] = [Fault::Scaled, Fault::Swapped, Fault::NaN, Fault
 
 /// Families of operators, each with a fault. Wrong sorts, lengths and lists would give wrong
 /// addresses, so these families use `DoesNotCompile`.
-pub const OPERATORS: [(Family, Fault); 40] = [
+pub const OPERATORS: [(Family, Fault); 42] = [
     (Family::RadixSort, Fault::DoesNotCompile),
     (Family::TopK, Fault::Scaled),
     (Family::LogSoftmax, Fault::NaN),
@@ -54,6 +54,8 @@ pub const OPERATORS: [(Family, Fault); 40] = [
     (Family::LinearGradients, Fault::Scaled),
     (Family::Recurrence, Fault::Scaled),
     (Family::RecurrenceGradients, Fault::Scaled),
+    (Family::Indexers, Fault::Scaled),
+    (Family::IndexerGradients, Fault::Scaled),
     (Family::LocalAttention, Fault::Scaled),
     (Family::LocalGradients, Fault::Scaled),
     (Family::AbsentRows, Fault::Scaled),
@@ -82,7 +84,7 @@ impl Fault {
         text.lines()
             .map(|line| {
                 // Loops count by the contents of these tables.
-                let kept = ["fn lse_store", "fn sequence_table_store", "fn chunks_store"]
+                let kept = ["fn lse_store", "fn sequence_table_store", "fn chunks_store", "fn ranges_store"]
                     .iter()
                     .any(|name| line.starts_with(name));
                 if kept || !line.starts_with("fn ") {

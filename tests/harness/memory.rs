@@ -9,6 +9,8 @@ use wgpu_attention::{DType, Gpu, TensorView};
 const OUTPUT_F32: u32 = 0x7fc5_a5a5;
 const OUTPUT_F16: u16 = 0x7e5a;
 const OUTPUT_BF16: u16 = 0x7fd5;
+/// A number that no index or length reaches, and that is not "none".
+const OUTPUT_U32: u32 = 0xfffe_a5a5;
 const INPUT_F32: u32 = 0x7fca_5a5b;
 const INPUT_F16: u16 = 0x7eb5;
 const INPUT_BF16: u16 = 0x7fda;
@@ -107,7 +109,8 @@ impl Image {
             (DType::F16, false) => INPUT_F16.to_le_bytes().to_vec(),
             (DType::BF16, true) => OUTPUT_BF16.to_le_bytes().to_vec(),
             (DType::BF16, false) => INPUT_BF16.to_le_bytes().to_vec(),
-            (DType::U32, _) => u32::MAX.to_le_bytes().to_vec(),
+            (DType::U32, true) => OUTPUT_U32.to_le_bytes().to_vec(),
+            (DType::U32, false) => u32::MAX.to_le_bytes().to_vec(),
             (DType::Bool, _) => vec![0xa5],
             _ => unreachable!("{dtype:?} is new"),
         };
@@ -206,7 +209,7 @@ impl Image {
                 }
                 DType::U32 => {
                     let number = u32::from_le_bytes(std::array::from_fn(|c| after[n * 4 + c]));
-                    (f64::from(number), number == u32::MAX)
+                    (f64::from(number), number == OUTPUT_U32)
                 }
                 _ => {
                     let bits = u32::from_le_bytes(std::array::from_fn(|c| after[n * 4 + c]));

@@ -12,6 +12,7 @@ pub mod classify;
 pub mod device;
 pub mod faults;
 pub mod gradients;
+pub mod indexer;
 pub mod layer;
 pub mod layer_backward;
 pub mod layer_options;

@@ -352,6 +352,16 @@ pub fn normals(name: &str, shape: [usize; 4]) -> HostData<f32> {
     HostData::new(Rng::named(name).normals(shape.iter().product()), shape)
 }
 
+/// Positions on three axes, or on one, that all differ: small, far, and past the last.
+pub fn axes_places(shape: [usize; 4]) -> HostData<u32> {
+    let place = |[b, axis, i, _]: [usize; 4]| match i {
+        3 => [4000, 65_536 + b, 16_777_215][axis],
+        4 => [u32::MAX as usize, 300 + b, 1 << 24][axis],
+        _ => 31 * b + [5 * i, 2 + i, 900 + i][axis],
+    };
+    HostData::of(shape, |at| place(at) as u32)
+}
+
 /// Every kind of row positions, for two sequences of five rows.
 pub fn places(last: u32) -> Vec<RowPositions<HostData<u32>>> {
     let of = |shape, f: fn([usize; 4]) -> u32| RowPositions::Tensor(HostData::of(shape, f));

@@ -1,6 +1,6 @@
 //! Rotary positions inside layers and stacks.
 
-use wgpu_attention::position::{Rope, RopeConfig, RopeOrder, Rotation, RowPositions};
+use wgpu_attention::position::{Rope, RopeConfig, RopeOrder, RopeSections, Rotation, RowPositions};
 use wgpu_attention::reference::{self, Options, Real, join_heads, split_heads};
 use wgpu_attention::{DType, TensorView};
 
@@ -35,13 +35,33 @@ impl RotaryData {
         let order = rng.pick(&[RopeOrder::Half, RopeOrder::Interleaved]);
         let rope = RopeConfig::new(rotary_dim).base(100.0).order(order);
         let last = ROWS - length;
+        let sections = sections_of(rotary_dim / 2, rotary_dim == 2 * pairs);
+        let on_axes = rope.sections(sections);
         let mut positions = |n: usize| (0..n).map(|_| rng.below(last) as u32).collect::<Vec<u32>>();
-        let at = match positions(1)[0] % 3 {
-            0 => RowPositions::Start(positions(1)[0]),
-            1 => RowPositions::Tensor(HostData::new(positions(batch), [batch, 1, 1, 1])),
-            _ => RowPositions::Tensor(HostData::new(positions(length), [1, 1, length, 1])),
+        let (rope, at) = match positions(1)[0] % 4 {
+            0 => (rope, RowPositions::Start(positions(1)[0])),
+            1 => (rope, RowPositions::Tensor(HostData::new(positions(batch), [batch, 1, 1, 1]))),
+            2 => (rope, RowPositions::Tensor(HostData::new(positions(length), [1, 1, length, 1]))),
+            _ => (on_axes, RowPositions::Tensor(HostData::new(positions(3 * length), [1, 3, length, 1]))),
         };
-        Some(RotaryData { rope, at, tables: rng.chance(0.3) })
+        // Tables of cosines and sines have no axes.
+        Some(RotaryData { rope, at, tables: rng.chance(0.3) && rope != on_axes })
+    }
+
+    /// Rotates all channels on three axes: two rows of text, an image of three columns, and text.
+    pub fn of_image([batch, length, head_dim]: [usize; 3]) -> Self {
+        let position = |[b, axis, i, _]: [usize; 4]| {
+            let patch = i.saturating_sub(2);
+            let place = match i {
+                0 | 1 => i,
+                _ if i + 2 < length => 2 + [0, patch / 3, patch % 3][axis],
+                _ => 4 + i / 2,
+            };
+            (7 * b + place) as u32
+        };
+        let at = RowPositions::Tensor(HostData::of([batch, 3, length, 1], position));
+        let rope = RopeConfig::new(head_dim).base(100.0).sections(sections_of(head_dim / 2, true));
+        RotaryData { rope, at, tables: false }
     }
 
     /// Rotates all channels of consecutive rows.
@@ -83,6 +103,13 @@ impl RotaryData {
     }
 }
 
+/// Divides pairs into sections of about equal size.
+pub fn sections_of(pairs: usize, interleaved: bool) -> RopeSections {
+    let [height, width] = [(pairs + 1) / 3, pairs / 3];
+    let sections = [pairs - height - width, height, width];
+    if interleaved { RopeSections::Interleaved(sections) } else { RopeSections::Contiguous(sections) }
+}
+
 /// The same rotation on the device.
 pub struct PlacedRotary {
     rope: Rope,
@@ -102,5 +129,21 @@ impl PlacedRotary {
 
     pub fn at(&self) -> RowPositions<TensorView<'_>> {
         placed_positions(&self.at, self.tensor.as_ref())
+    }
+
+    /// Returns the positions of a step of `rows` rows from `first` on. With a cache, rows without
+    /// three axes are at the cache's `starts`.
+    pub fn step<'a>(
+        &'a self,
+        starts: Option<TensorView<'a>>,
+        [first, rows]: [usize; 2],
+    ) -> RowPositions<TensorView<'a>> {
+        match (self.at(), starts) {
+            (at, None) => at,
+            (RowPositions::Tensor(t), _) if t.shape()[1] == 3 => {
+                RowPositions::Tensor(t.slice(2, first, rows))
+            }
+            (_, Some(starts)) => RowPositions::Tensor(starts),
+        }
     }
 }

@@ -250,13 +250,14 @@ fn faults_of_part(kernel: &KernelText) -> Vec<String> {
 
 /// True if no plan for a GPU chooses the kernel. The shader with its loop decides.
 fn is_for_software(kernel: &KernelText) -> bool {
-    static LOOPS: LazyLock<[String; 5]> = LazyLock::new(|| {
+    static LOOPS: LazyLock<[String; 6]> = LazyLock::new(|| {
         let loops = [
             "attention/fused/cpu",
             "attention/fused_backward/cpu",
             "attention/decode/cpu",
             "matmul/cpu",
             "attention/softmax/row_per_invocation",
+            "selected/indexer/cpu",
         ];
         loops.map(|loop_of| {
             let path = crate::harness::root().join("shaders").join(loop_of).with_extension("wgsl");

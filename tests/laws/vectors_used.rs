@@ -18,7 +18,7 @@ use crate::ops::mask::patterns;
 use crate::ops::position;
 use crate::ops::recurrent;
 use crate::ops::rows::{causal_conv, gated_norm};
-use crate::ops::selected;
+use crate::ops::selected::{self, indexer};
 use crate::peers::d2l;
 use crate::peers::minilm;
 use crate::peers::onnx;
@@ -43,6 +43,7 @@ fn every_vector_is_used_by_a_test() {
         (position::FAMILY, position::ROPE),
         (position::FAMILY, position::SINUSOID),
         (d2l::FAMILY, position::D2L),
+        (position::AXES_FAMILY, position::AXES_NAMES),
         (onnx::FAMILY, position::ONNX),
         (d2l::FAMILY, additive::D2L),
         (additive::FAMILY, additive::NAMES),
@@ -58,6 +59,7 @@ fn every_vector_is_used_by_a_test() {
         (causal_conv::FAMILY, causal_conv::NAMES),
         (gated_norm::FAMILY, gated_norm::NAMES),
         (differential::FAMILY, differential::NAMES),
+        (indexer::FAMILY, indexer::NAMES),
     ];
     let used: BTreeSet<String> = used
         .iter()

@@ -8,7 +8,9 @@ use wgpu_attention::layers::NormOrder;
 use wgpu_attention::linear_attention::{FeatureMap, RandomFeatures, UpdateRule};
 use wgpu_attention::mask::Pattern;
 use wgpu_attention::matmul::{Activation, QuantizedFormat};
-use wgpu_attention::position::{MAX_POSITION, RopeConfig, RopeOrder, RopeScaling, RowPositions};
+use wgpu_attention::position::{
+    MAX_POSITION, RopeConfig, RopeOrder, RopeScaling, RopeSections, RowPositions,
+};
 use wgpu_attention::recurrent::Decay;
 use wgpu_attention::reference::{LshShape, classify};
 use wgpu_attention::rows::NormConfig;
@@ -22,8 +24,10 @@ use super::{Work, one_buffer};
 use crate::harness::cached::rotation::{DIM, rotated_steps};
 use crate::harness::classify::classified;
 use crate::harness::faults::{Fault, faulty};
+use crate::harness::indexer::{IndexerCase, IndexerSetup, indexer_shape};
 use crate::harness::linear::{LinearCase, LinearSetup};
 use crate::harness::merge::{Cut, merged};
+use crate::harness::positions::axes_places;
 use crate::harness::positions::{Setup, normals};
 use crate::harness::recurrent::{RecurrentCase, RecurrentSetup};
 use crate::harness::selected::{SelectedCase, SelectedSetup};
@@ -34,6 +38,8 @@ use crate::harness::{
 pub enum Other {
     /// Rows rotated in place or into another tensor, of one type.
     Rotate(RopeOrder, DType, bool),
+    /// Rows rotated on three axes, of one type.
+    RotateOnAxes(RopeSections, DType),
     /// Rotation by tables of cosines and sines of a dtype.
     RotateBy(RopeOrder, DType),
     /// A sum with sinusoids.
@@ -54,6 +60,8 @@ pub enum Other {
     LinearSteps(Box<LinearCase>),
     /// Recurrent attention and its gradients.
     Recurrent(Box<RecurrentCase>, DType, Target),
+    /// Scores, best keys and gradients of an indexer, of one type of queries and keys.
+    Indexer(Box<IndexerCase>, DType, Target),
     /// Attention to selected keys and its gradients.
     Selected(Box<SelectedCase>, DType, Target),
     /// An attentional vector and its gradients, of one type.
@@ -129,6 +137,11 @@ impl Other {
                 let setup = setup(layout, *dtype, (!in_place).then_some(*dtype));
                 setup.rotate_async(&x, RopeConfig::new(6).order(*order), &RowPositions::Tensor(places)).await
             }
+            Other::RotateOnAxes(sections, dtype) => {
+                let config = RopeConfig::new(14).sections(*sections);
+                let at = RowPositions::Tensor(axes_places([2, 3, 5, 1]));
+                setup(Layout::Blhd, *dtype, Some(*dtype)).rotate_async(&x, config, &at).await
+            }
             Other::RotateBy(order, dtype) => {
                 let [cos, sin] = ["cos", "sin"].map(|name| normals(name, [2, 1, 9, 3]));
                 let setup = setup(Layout::Blhd, DType::F32, Some(DType::F32));
@@ -189,6 +202,19 @@ impl Other {
             Other::Attentional(dtype) => {
                 let (sizes, layout) = ([2, 5, 12, 8, 20], Layout::Window(7));
                 attentional::outcome_async(sizes, *dtype, layout, Target::Auto, true, profile).await
+            }
+            Other::Indexer(case, dtype, form) => {
+                let setup = IndexerSetup {
+                    profile,
+                    form: *form,
+                    dtypes: [*dtype, DType::F32],
+                    wide_gradients: true,
+                    layout: Layout::Window(7),
+                    group: None,
+                };
+                let ratio = case.forward_async(&setup).await?;
+                let ratio = ratio.max(case.forward_async(&IndexerSetup { group: Some(4), ..setup }).await?);
+                Ok(ratio.max(case.backward_async(&setup, true).await?.0))
             }
             Other::Local(dtype) => {
                 let case = local::Case::random(name, SHAPE, 5, *dtype == DType::F32);
@@ -326,6 +352,21 @@ fn selected_cases() -> Vec<(&'static str, Other)> {
     ]
 }
 
+/// Indexers of every type, on both targets.
+fn indexer_cases() -> Vec<(&'static str, Other)> {
+    let [f32, f16, bf16] = [DType::F32, DType::F16, DType::BF16];
+    let [gpu, cpu] = [Target::Gpu, Target::Software];
+    let of = |name: &str, sizes, selected| {
+        let rules = Rules { causal: true, ..Rules::default() };
+        Box::new(IndexerCase::random(name, indexer_shape(sizes), rules, selected))
+    };
+    vec![
+        ("indexer", Other::Indexer(of("indexer", [1, 4, 9, 70, 16], 12), f32, gpu)),
+        ("indexer, f16", Other::Indexer(of("indexer, f16", [2, 3, 5, 20, 8], 25), f16, gpu)),
+        ("indexer, bf16, cpu", Other::Indexer(of("indexer, bf16", [1, 33, 3, 30, 12], 5), bf16, cpu)),
+    ]
+}
+
 /// Stacks with pre- and post-norm, gated and not, of every type.
 fn stacked() -> Vec<(&'static str, Other)> {
     let [f32, f16, bf16] = [DType::F32, DType::F16, DType::BF16];
@@ -428,6 +469,8 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
         ("rotation by halves", Other::Rotate(RopeOrder::Half, f32, false)),
         ("rotation of neighbours in place, f16", Other::Rotate(RopeOrder::Interleaved, f16, true)),
         ("rotation of neighbours in place, bf16", Other::Rotate(RopeOrder::Interleaved, bf16, true)),
+        ("rotation on three axes", Other::RotateOnAxes(RopeSections::Contiguous([2, 3, 2]), f32)),
+        ("rotation on three axes, f16", Other::RotateOnAxes(RopeSections::Interleaved([3, 2, 2]), f16)),
         ("rotation by given cosines and sines", Other::RotateBy(RopeOrder::Half, f32)),
         ("rotation by given cosines and sines, f16", Other::RotateBy(RopeOrder::Interleaved, f16)),
         ("sinusoids added", Other::Sinusoid),
@@ -487,6 +530,7 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
     cases.extend(stacked());
     cases.extend(linear_cases());
     cases.extend(recurrent_cases());
+    cases.extend(indexer_cases());
     cases.extend(selected_cases());
     // A slow compiler takes half a minute for its kernels, so the check runs once per driver.
     if profile.name != "defaults" {

@@ -13,26 +13,8 @@
 // A sortable key of an element, and its column.
 var<workgroup> best: array<vec2<u32>, LANES>;
 
-// Larger numbers have larger keys. NaN has the largest key except for BEFORE_ALL's key, and no
-// element has key 0. Both zeros are equal.
-fn key_of(x: f32) -> u32 {
-    let bits = bitcast<u32>(x);
-    let magnitude = bits & 0x7fffffffu;
-    if magnitude > 0x7f800000u {
-        return 0xfffffffeu;
-    } else if magnitude == 0u {
-        return 0x80000000u;
-    } else {
-        return select(bits | 0x80000000u, ~bits, bits >= 0x80000000u);
-    }
-}
-
 const BEFORE_ALL: vec2<u32> = vec2<u32>(0xffffffffu, 0u);
 const AFTER_ALL: vec2<u32> = vec2<u32>(0u, 0xffffffffu);
-
-fn is_before(a: vec2<u32>, b: vec2<u32>) -> bool {
-    return a.x > b.x || (a.x == b.x && a.y < b.y);
-}
 
 // The best element after `after` in the groups of four from `first` on.
 fn best_of(at: u32, first: u32, step: u32, after: vec2<u32>) -> vec2<u32> {

@@ -50,7 +50,7 @@ impl HostMask<'_> {
     }
 
     /// True if the rules permit the pair. `index` must lie inside `shape`.
-    pub(super) fn permits(&self, shape: &Shape, index: [usize; 4]) -> bool {
+    pub(crate) fn permits(&self, shape: &Shape, index: [usize; 4]) -> bool {
         let [b, h, i, j] = index;
         let Some(place) = self.place(shape, index) else { return false };
         let [first, end] = place.keys;

@@ -17,6 +17,8 @@ mod lsh;
 mod recurrent;
 mod rows;
 #[cfg(feature = "selected-attention")]
+mod selected;
+#[cfg(feature = "selected-attention")]
 mod selected_keys;
 
 use super::data::Outcome;
@@ -79,6 +81,8 @@ operators! {
     LinearGradients => linear::gradients, "linear-attention";
     Recurrence => recurrent::forward, "linear-attention";
     RecurrenceGradients => recurrent::gradients, "linear-attention";
+    Indexers => selected::forward, "selected-attention";
+    IndexerGradients => selected::gradients, "selected-attention";
     LocalAttention => local::forward, "local";
     LocalGradients => local::gradients, "local";
     AbsentRows => linformer::forward, "linformer";

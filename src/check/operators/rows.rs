@@ -55,7 +55,23 @@ pub(super) async fn top_k(gpu: &Gpu) -> Result<Outcome, Error> {
     };
     let largest = largest(&x);
     let of_values = judged(gpu, [&values], both!(|largest| [largest.to_vec()])).await?;
-    Ok(worse(equal(&indices.read(gpu).await?, &want), of_values))
+    let few = worse(equal(&indices.read(gpu).await?, &want), of_values);
+    Ok(worse(few, many(gpu).await?))
+}
+
+/// A selection, whose results are sorted and merged.
+async fn many(gpu: &Gpu) -> Result<Outcome, Error> {
+    const COLUMNS: usize = 2200;
+    const MANY: usize = 2100;
+    let bench = Bench::new(gpu);
+    // Many equal elements.
+    let x: Vec<f32> = noise(COLUMNS, 2).iter().map(|x| (x * 8.0).round()).collect();
+    let (x, indices) = (bench.tensor([1, 1, 1, COLUMNS], x)?, bench.zeros([1, 1, 1, MANY])?);
+    let call = TopKForward::new(x.view(), indices.view());
+    let top_k = TopK::with_pipelines(gpu.pipelines());
+    let mut scratch = bench.scratch(top_k.scratch_size(&call)?)?;
+    bench.run("top-k with a large k", |encoder| top_k.forward_with(encoder, &call, &mut scratch)).await?;
+    Ok(equal(&indices.read(gpu).await?, &reference::top_k(&x, COLUMNS, MANY)?))
 }
 
 pub(super) async fn log_softmax(gpu: &Gpu) -> Result<Outcome, Error> {

@@ -192,7 +192,8 @@ impl<'a> MultiHeadForward<'a> {
 
     /// Rotates projected queries and keys by their positions before attention. It needs as many
     /// keys as queries, at the same positions, as in self-attention. `rotation` may be a
-    /// [`&Rope`](crate::position::Rope). Appended keys are not rotated.
+    /// [`&Rope`](crate::position::Rope), with positions on three axes if it has
+    /// [sections](crate::position::RopeConfig::sections). Appended keys are not rotated.
     #[doc(alias = "rope")]
     #[doc(alias = "position_ids")]
     pub fn rotary(mut self, rotation: impl Into<Rotation<'a>>, at: RowPositions<TensorView<'a>>) -> Self {

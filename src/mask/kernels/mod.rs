@@ -156,6 +156,11 @@ impl MaskVariant {
         self.softcap || self.appended || self.mods().next().is_some() || self.rules.iter().any(asks)
     }
 
+    /// True if the range of a query's keys alone decides what it sees, and no score changes.
+    pub fn is_range(&self) -> bool {
+        !self.is_per_pair() && !self.has(Id::Blocks) && !self.has(Id::SinkLogits)
+    }
+
     /// True if the score of a pair that is seen may change.
     pub fn changes_scores(&self) -> bool {
         self.softcap

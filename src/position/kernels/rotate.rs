@@ -29,12 +29,22 @@ kernel! {
         step: u32,
         /// 1, or −1 for the opposite rotation.
         turn: f32,
+        /// The bounds of the sections: see `RopeSections::bounds`.
+        height: u32,
+        width: u32,
+        interleaved: u32,
     }
-    variant {}
+    variant {
+        /// True if `positions` holds three axes, and sections choose the axis of each pair.
+        axes: bool,
+    }
 }
 
 /// The number of invocations of a workgroup, as in the shader.
 pub(crate) const WORKGROUP: usize = 64;
+
+/// The axis of a pair's position if all pairs have the same position.
+const ONE_AXIS: &str = "fn axis_of(pair: u32) -> u32 { return 0u; }\n";
 
 /// The cosine and sine from the table of a rope.
 const ROTATION_OF_TABLE: &str = "fn rotation_of(b: u32, pair: u32, position: u32) -> vec2<f32> { return rotation(p.rotation, pair, position); }\n";
@@ -48,10 +58,12 @@ impl Variant for Rotate {
             Some(_) => ROTATION_OF_TABLE,
             None => shader!("position/cos_sin"),
         };
+        let axis = if self.axes { shader!("position/sections") } else { ONE_AXIS };
         let parts = [
             shader!("tensor/view"),
             rotation_table::SHADER,
             row_positions::SHADER,
+            axis,
             rotation,
             shader!("position/rotate"),
         ];
@@ -62,13 +74,17 @@ impl Variant for Rotate {
         FLOATS.into_iter().flat_map(|x| {
             FLOATS_OR_NONE.into_iter().flat_map(move |out| {
                 FLOATS_OR_NONE.into_iter().flat_map(move |cos_sin| {
-                    [None, Some(DType::U32)].into_iter().map(move |positions| Rotate {
+                    // Only a rope has sections.
+                    let three = cos_sin.is_none().then_some((Some(DType::U32), true));
+                    let positions = [(None, false), (Some(DType::U32), false)].into_iter().chain(three);
+                    positions.map(move |(positions, axes)| Rotate {
                         x: out.map(|_| x),
                         out: out.unwrap_or(x),
                         rotation_table: cos_sin.is_none().then_some(DType::F32),
                         cos_table: cos_sin,
                         sin_table: cos_sin,
                         positions,
+                        axes,
                     })
                 })
             })

@@ -51,15 +51,20 @@ pub fn top_k<R: Real>(x: &[R], columns: usize, k: usize) -> Result<Vec<u32>, Err
         let expected = "at most the number of columns";
         return Err(Error::Option { option: "k", value: k as f64, expected });
     }
-    let mut indices = Vec::new();
+    let mut indices = Vec::with_capacity(x.len() / columns * k);
     for row in x.chunks_exact(columns) {
         let mut order: Vec<u32> = (0..columns as u32).collect();
-        // The sort is stable: equal elements stay in order.
-        order.sort_by(|a, b| {
-            let [a, b] = [a, b].map(|n| row[*n as usize]);
-            b.is_nan().cmp(&a.is_nan()).then(b.partial_cmp(&a).unwrap_or(std::cmp::Ordering::Equal))
-        });
-        indices.extend(&order[..k]);
+        let before = |a: &u32, b: &u32| {
+            let [x, y] = [a, b].map(|n| row[*n as usize]);
+            let by_value = y.partial_cmp(&x).unwrap_or(std::cmp::Ordering::Equal);
+            y.is_nan().cmp(&x.is_nan()).then(by_value).then(a.cmp(b))
+        };
+        if k < columns {
+            order.select_nth_unstable_by(k, before);
+            order.truncate(k);
+        }
+        order.sort_unstable_by(before);
+        indices.extend(order);
     }
     Ok(indices)
 }

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use super::dispatch;
+use super::dispatch::{MOST_IN_PLACE, TopKProblem};
 use crate::device::DeviceFacts;
-use crate::kernel::{BindingCache, Dispatch, KernelOptions, Pipelines, Prepared, Recorder};
+use crate::kernel::{BindingCache, KernelOptions, Pipelines, Prepared, Recorder, Scratch, ScratchSize, Slot};
 use crate::matmul::projection::check_summed_rows;
 use crate::tensor::{CallTensors, DType, Element, Error, TensorView};
 
-/// The largest `k` of a call.
-pub const MAX_TOP_K: usize = 64;
+/// The largest `k` of a call without a scratch. [`TopK::forward_with`] has no limit.
+pub const MAX_TOP_K: usize = MOST_IN_PLACE;
 
 /// One call. It processes every row of `[batch, heads, length, columns]` separately.
 #[derive(Clone, Copy, Debug)]
@@ -35,26 +35,26 @@ impl<'a> TopKForward<'a> {
         self
     }
 
-    fn dispatch(&self, kernel_options: &KernelOptions, device: &DeviceFacts) -> Result<Dispatch<'a>, Error> {
+    fn check(&self, device: &DeviceFacts) -> Result<TopKProblem<'a>, Error> {
         let TopKForward { x, indices, values } = *self;
         let mut tensors = CallTensors::new(device);
         tensors.read("x", x, Element::Float, x.shape())?;
         let [batch, heads, length, columns] = x.shape();
         check_summed_rows("x", &x, heads)?;
         let k = indices.shape()[3];
-        if k > columns.min(MAX_TOP_K) {
-            let expected = "at most 64 and the number of columns";
+        if k > columns {
+            let expected = "at most the number of columns";
             return Err(Error::Option { option: "k", value: k as f64, expected });
         }
         tensors.write("indices", indices, DType::U32, [batch, heads, length, k])?;
         tensors.write("values", values, Element::Float, indices.shape())?;
         tensors.finish()?;
-        Ok(dispatch::top_k(x, values, indices, kernel_options, device))
+        Ok(TopKProblem { x, values, indices, skips_neg_inf: false })
     }
 }
 
-/// The k largest elements of rows of any length, sorted, and their columns, with k up to
-/// [`MAX_TOP_K`]. With k = 1 it is the argmax.
+/// The k largest elements of rows of any length, sorted, and their columns. With k = 1 it is the
+/// argmax.
 ///
 /// ```no_run
 /// # use wgpu_attention::{DType, Error, TensorView, wgpu};
@@ -69,6 +69,12 @@ impl<'a> TopKForward<'a> {
 ///
 /// Among equal elements, the lower index comes first; −0 and 0 are equal. NaN is larger than every
 /// number, as in PyTorch, so NaN in a row is visible in the result.
+///
+/// Up to k = 64, each result is searched after the previous one. Above, a row is read three times,
+/// whatever k is: a radix selection counts the high bits of its elements. Rows with more than 512
+/// elements that agree with the k-th in 22 bits are read three more times. The results are then
+/// sorted, up to k = 2048 in workgroup memory. Above, sorted runs are merged in a scratch: call
+/// [`forward_with`](Self::forward_with).
 ///
 /// The operator stores the bindings of recent calls, so that a repeated call creates nothing. The
 /// bindings keep some buffers alive: see [`forget`](Self::forget).
@@ -113,12 +119,22 @@ impl TopK {
         self
     }
 
-    /// Records `call` into an encoder or a pass.
+    /// Returns the temporary memory that `call` needs: 16 bytes for each result if k is larger than
+    /// [`MAX_TOP_K`], and none otherwise.
     ///
     /// # Errors
-    /// [`Error::Option`] if `k` is larger than the number of columns or than [`MAX_TOP_K`]. Shapes
-    /// that do not match, and written tensors that overlap other tensors. Every other
-    /// [`Error`] of tensors. After an error nothing has been recorded.
+    /// See [`forward`](Self::forward).
+    pub fn scratch_size(&self, call: &TopKForward) -> Result<ScratchSize, Error> {
+        let device = &self.pipelines.facts();
+        call.check(device)?.scratch_size(device)
+    }
+
+    /// Records `call` into an encoder or a pass. It needs no scratch.
+    ///
+    /// # Errors
+    /// [`Error::Option`] if `k` is larger than the number of columns. [`Error::Unsupported`] if `k`
+    /// is larger than [`MAX_TOP_K`]. Shapes that do not match, and written tensors that overlap
+    /// other tensors. Every other [`Error`] of tensors. After an error nothing has been recorded.
     pub fn forward(&self, into: &mut impl Recorder, call: &TopKForward) -> Result<(), Error> {
         self.prepare(call)?.record(into);
         Ok(())
@@ -131,7 +147,44 @@ impl TopK {
     /// See [`forward`](Self::forward).
     pub fn prepare(&self, call: &TopKForward) -> Result<Prepared, Error> {
         let device = &self.pipelines.facts();
-        let dispatch = call.dispatch(&self.kernel_options, device)?;
-        self.pipelines.bind("top-k", &[dispatch], &self.bindings)
+        let problem = call.check(device)?;
+        if call.indices.shape()[3] > MAX_TOP_K {
+            let why = "use `forward_with`, with a scratch of `scratch_size`";
+            return Err(Error::Unsupported { what: "a k above 2048 without a scratch", why });
+        }
+        let dispatches = problem.dispatches(None, &self.kernel_options, device);
+        self.pipelines.bind("top-k", &dispatches, &self.bindings)
+    }
+
+    /// Records `call` with any `k` into an encoder or a pass. The scratch stores its bindings.
+    ///
+    /// # Errors
+    /// See [`forward`](Self::forward), and every [`Error`] of a scratch.
+    pub fn forward_with(
+        &self,
+        into: &mut impl Recorder,
+        call: &TopKForward,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        self.prepare_with(call, scratch)?.record(into);
+        Ok(())
+    }
+
+    /// Checks `call` with any `k`, then compiles and binds its kernels. [`Prepared::record`] can
+    /// then record it any number of times.
+    ///
+    /// # Errors
+    /// See [`forward_with`](Self::forward_with).
+    pub fn prepare_with(&self, call: &TopKForward, scratch: &mut Scratch) -> Result<Prepared, Error> {
+        let device = &self.pipelines.facts();
+        let problem = call.check(device)?;
+        let scratch: &Scratch = scratch;
+        scratch.check(problem.scratch_size(device)?)?;
+        let pairs = match call.indices.shape()[3] > MAX_TOP_K {
+            true => Some(scratch.buffer(Slot::TopKPairs)?),
+            false => None,
+        };
+        let dispatches = problem.dispatches(pairs, &self.kernel_options, device);
+        self.pipelines.bind("top-k", &dispatches, scratch.bindings())
     }
 }

@@ -2,7 +2,7 @@
 
 use wgpu_attention::cache::{Append, CacheLayout, CacheRead, CacheStorage, ScaleGroup, Tokens};
 use wgpu_attention::mask::Blocks;
-use wgpu_attention::position::RowPositions;
+use wgpu_attention::position::{Rope, RopeConfig, RopeSections, RowPositions};
 use wgpu_attention::{Alignment, Cache, CacheConfig, Forward, KernelOptions, Pipelines};
 
 use super::*;
@@ -283,6 +283,10 @@ pub(super) fn appends() -> Seen {
         let of_sequence_table = TensorView::new(&table, DType::F32, good.shape()).with_strides([0, 0, 0, 1]);
         refuses(&step, &["`cache`", &quoted, "a separate buffer"], 0, of(of_sequence_table));
     }
+    let sections = RopeConfig::new(2).sections(RopeSections::Contiguous([1, 0, 0]));
+    let rope = Rope::new(gpu.device(), sections).expect("a rope");
+    let words = ["a rope with sections in a cache's append", "`Positions::rotate`"];
+    refuses(&step, &words, 0, Append::new(k, v).rope(&rope));
     // An append must record the host's earlier change first.
     step.cache.truncate(0, 1).expect("shorter");
     let (k, v) = (step.k(), step.v());
@@ -353,7 +357,7 @@ pub(super) fn rows_of_caches() -> Seen {
     refuses(&["`k`", "length is 0"], 0, none, start);
     for (shape, words) in [
         ([3, 1, ROWS, 1], "batch must be 2 or 1, got 3"),
-        ([2, 2, ROWS, 1], "heads must be 1, got 2"),
+        ([2, 2, ROWS, 1], "axes must be 1"),
         ([2, 1, ROWS - 1, 1], "length must be 3 or 1, got 2"),
         ([2, 1, ROWS, 2], "dim must be 1, got 2"),
     ] {

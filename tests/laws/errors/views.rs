@@ -22,7 +22,8 @@ use wgpu_attention::matmul::{
     Activation, QuantizedFormat, QuantizedForward, QuantizedMatrix, QuantizedProjection, QuantizedRows,
 };
 use wgpu_attention::position::{
-    AddPositions, PositionTable, Positions, Rotate, Rotation, RowPositions, TableBackward,
+    AddPositions, PositionTable, Positions, Rope, RopeConfig, RopeSections, Rotate, Rotation, RowPositions,
+    TableBackward,
 };
 use wgpu_attention::rows::{
     CausalConv, CausalConvBackward, CausalConvForward, Elementwise, ElementwiseForward, Embedding,
@@ -30,7 +31,10 @@ use wgpu_attention::rows::{
     MeanPoolForward, Norm, NormBackward, NormConfig, NormForward, NormGate, NormWeights, PoolMask, RadixSort,
     Sort, TopK, TopKForward, WeightNorm, WeightNormForward,
 };
-use wgpu_attention::selected::{SelectedAttention, SelectedBackward, SelectedConfig, SelectedForward};
+use wgpu_attention::selected::{
+    Indexer, IndexerBackward, IndexerForward, SelectedAttention, SelectedBackward, SelectedConfig,
+    SelectedForward,
+};
 use wgpu_attention::{Backward, TransformerDecoder, TransformerEncoder};
 
 use super::*;
@@ -77,7 +81,7 @@ const LSE: [usize; 4] = [1, 2, 6, 1];
 const ROWS: [usize; 4] = [2, 1, 6, 8];
 
 /// One call of each operator, with all its tensors.
-const CALLS: [(&str, Call); 32] = [
+const CALLS: [(&str, Call); 33] = [
     ("attention", |p, v, _| {
         let mask = Mask::causal().lengths(v.u32([1, 1, 1, 1])).bias(v.f32([1, 2, 6, 6]));
         let keep = Dropout::Given { p: 0.5, keep: v.of(DType::Bool, [1, 2, 6, 6]) };
@@ -163,6 +167,10 @@ const CALLS: [(&str, Call); 32] = [
             encoder,
             &Rotate::new(v.f32(HEADS), rotation, RowPositions::Start(0)).out(v.f32(HEADS)),
         )?;
+        let config = RopeConfig::new(8).sections(RopeSections::Contiguous([2, 1, 1]));
+        let rope = Rope::new(p.device(), config)?;
+        let axes = RowPositions::Tensor(v.u32([1, 3, 6, 1]));
+        positions.rotate(encoder, &Rotate::new(v.f32(HEADS), &rope, axes).out(v.f32(HEADS)))?;
         let table = PositionTable::Learned(v.f32([1, 1, 9, 8]));
         let call = AddPositions::new(v.f32(HEADS), table, at).out(v.f32(HEADS));
         positions.add(encoder, &call)?;
@@ -301,6 +309,18 @@ const CALLS: [(&str, Call); 32] = [
     ("top-k", |p, v, encoder| {
         let call = TopKForward::new(v.f32(ROWS), v.u32([2, 1, 6, 3])).values(v.f32([2, 1, 6, 3]));
         TopK::with_pipelines(p).forward(encoder, &call)
+    }),
+    ("indexer", |p, v, _| {
+        let indexer = Indexer::with_pipelines(p);
+        let (list, matrix) = ([2, 1, 6, 3], [2, 1, 6, 9]);
+        let of = || IndexerForward::new(v.f32([2, 4, 6, 8]), v.f32([2, 1, 9, 8]), v.f32([2, 1, 6, 4]));
+        let call = of().indices(v.u32(list)).values(v.f32(list)).scores(v.f32(matrix));
+        indexer.scratch_size(&call).map(drop)?;
+        let words = IndexerForward::new(v.f32([2, 4, 6, 8]), v.u32([2, 1, 9, 2]), v.f32([2, 1, 6, 4]));
+        indexer.scratch_size(&words.key_scales(v.f32([2, 1, 9, 2])).indices(v.u32(list))).map(drop)?;
+        let back = IndexerBackward::new(of(), v.f32(list)).indices(v.u32(list)).d_q(v.f32([2, 4, 6, 8]));
+        let back = back.d_k(v.f32([2, 1, 9, 8])).d_w(v.f32([2, 1, 6, 4]));
+        indexer.backward_scratch_size(&back).map(drop)
     }),
 ];
 

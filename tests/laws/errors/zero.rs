@@ -26,7 +26,10 @@ use wgpu_attention::rows::{
     MeanPool, MeanPoolBackward, MeanPoolForward, Norm, NormBackward, NormConfig, NormForward, PoolMask,
     RadixSort, Sort, TopK, TopKForward,
 };
-use wgpu_attention::selected::{SelectedAttention, SelectedBackward, SelectedConfig, SelectedForward};
+use wgpu_attention::selected::{
+    Indexer, IndexerBackward, IndexerForward, SelectedAttention, SelectedBackward, SelectedConfig,
+    SelectedForward,
+};
 use wgpu_attention::{
     Attention, Backward, Cache, CacheConfig, Config, DType, Error, Forward, Gpu, Linear, Projection, Scratch,
     ScratchSize, TensorView,
@@ -234,6 +237,13 @@ fn outcomes(gpu: &Gpu, batch: usize, length: usize) -> Outcomes {
     let top = TopK::with_pipelines(pipelines);
     let call = TopKForward::new(tokens(0, 8), of(1, DType::U32, [batch, 1, length, 2]));
     calls.plain("top k", |e| top.forward(e, &call));
+    let indexer = Indexer::with_pipelines(pipelines);
+    let call = IndexerForward::new(heads(0), f32(1, [batch, 1, length, 8]), tokens(2, 2));
+    let call = call.indices(of(3, DType::U32, [batch, 1, length, 2]));
+    calls.record("indexer", indexer.scratch_size(&call), |e, s| indexer.forward(e, &call, s));
+    let call = IndexerBackward::new(call, tokens(4, length)).d_w(tokens(5, 2));
+    let size = indexer.backward_scratch_size(&call);
+    calls.record("indexer, backward", size, |e, s| indexer.backward(e, &call, s));
     let norm = Norm::with_pipelines(pipelines, NormConfig::rms()).expect("an operator");
     let call = NormForward::new(tokens(0, 8), tokens(1, 8));
     calls.plain("norm", |e| norm.forward(e, &call));

@@ -18,7 +18,7 @@ use wgpu_attention::matmul::{
     Activation, QuantizedFormat, QuantizedForward, QuantizedMatrix, QuantizedProjection, QuantizedRows,
 };
 use wgpu_attention::position::{
-    AddPositions, PositionTable, Positions, Rope, RopeConfig, Rotate, RowPositions,
+    AddPositions, PositionTable, Positions, Rope, RopeConfig, RopeSections, Rotate, RowPositions,
 };
 use wgpu_attention::recurrent::{
     Decay, RecurrentAttention, RecurrentBackward, RecurrentConfig, RecurrentForward,
@@ -30,7 +30,10 @@ use wgpu_attention::rows::{
     NormWeights, PoolMask, RadixSort, Sort, TopK, TopKForward, WeightNorm, WeightNormBackward,
     WeightNormForward,
 };
-use wgpu_attention::selected::{SelectedAttention, SelectedBackward, SelectedConfig, SelectedForward};
+use wgpu_attention::selected::{
+    Indexer, IndexerBackward, IndexerForward, SelectedAttention, SelectedBackward, SelectedConfig,
+    SelectedForward,
+};
 use wgpu_attention::tuning::Family;
 use wgpu_attention::tuning::Family::*;
 use wgpu_attention::{Backward, Error, Prepared, Recorder, TransformerDecoder, TransformerEncoder};
@@ -181,6 +184,14 @@ fn logits_and_sorts() {
         let indices = TensorView::new(x.buffer(), DType::U32, found).with_offset(x.offset());
         let wrong = TopKForward::new(x, indices);
         b.check("top-k", &[TopK], call!(top, [forward, prepare], &call, &wrong));
+        let (row, many) = ([1, 1, 1, 100], [1, 1, 1, 90]);
+        let x = b.read(0, row);
+        let call = TopKForward::new(x, b.written_as(DType::U32, 0, many)).values(b.written(1, many));
+        let wrong =
+            TopKForward::new(x, TensorView::new(x.buffer(), DType::U32, many).with_offset(x.offset()));
+        let mut scratch = b.scratch(top.scratch_size(&call));
+        let call = call!(top, [forward_with, prepare_with], &call, &wrong, &mut scratch);
+        b.check("top-k with a scratch", &[TopK], call);
         let sort = RadixSort::with_pipelines(b.gpu().pipelines());
         let keys = b.numbers([1, 2, 2, 200]);
         let order = |n: usize| b.written_as(DType::U32, n, [1, 2, 2, 200]);
@@ -189,6 +200,38 @@ fn logits_and_sorts() {
         let mut scratch = b.scratch(sort.scratch_size(&call));
         b.check("radix sort", &[RadixSort], call!(sort, [forward, prepare], &call, &wrong, &mut scratch));
     });
+}
+
+#[test]
+fn indexers() {
+    with_separate_buffers_and_one(|b| {
+        let (wide, keys, token) = ([1, 2, 6, 8], [1, 1, 12, 8], [1, 1, 6, 2]);
+        let (list, matrix) = ([1, 1, 6, 3], [1, 1, 6, 12]);
+        let [q, k, w] = [b.read(0, wide), b.read(1, keys), b.read(2, token)];
+        let indexer = Indexer::with_pipelines(b.gpu().pipelines());
+        let forward = IndexerForward::new(q, k, w).mask(Mask::causal());
+        let call = forward.indices(b.written_as(DType::U32, 0, list)).values(b.written(1, list));
+        let wrong = forward.values(b.written(1, list)).indices(reshaped_numbers(q, list));
+        let mut scratch = b.scratch(indexer.scratch_size(&call));
+        let needs = [TopK, Indexers];
+        b.check("indexer", &needs, call!(indexer, [forward, prepare], &call, &wrong, &mut scratch));
+        for (listed, d_scores) in [(None, b.read(3, matrix)), (Some(b.numbers(list)), b.read(3, list))] {
+            let back = IndexerBackward::new(forward, d_scores).indices(listed);
+            let back = back.d_q(b.written(0, wide)).d_k(b.written(1, keys)).d_w(b.written(2, token));
+            let wrong = back.d_q(q);
+            let mut scratch = b.scratch(indexer.backward_scratch_size(&back));
+            b.check(
+                "indexer backward",
+                &[Indexers, IndexerGradients],
+                call!(indexer, [backward, prepare_backward], &back, &wrong, &mut scratch),
+            );
+        }
+    });
+}
+
+/// Returns a tensor of numbers at the beginning of another tensor.
+fn reshaped_numbers(t: TensorView<'_>, shape: [usize; 4]) -> TensorView<'_> {
+    TensorView::new(t.buffer(), DType::U32, shape).with_offset(t.offset())
 }
 
 #[test]
@@ -282,6 +325,12 @@ fn positions_and_merges() {
         b.check("rotation", &[Rotations], call!(positions, [rotate, prepare_rotate], &call, &wrong));
         let back = call!(positions, [rotate_backward, prepare_rotate_backward], &call, &wrong);
         b.check("rotation backward", &[Rotations], back);
+        let sections = RopeSections::Interleaved([2, 1, 1]);
+        let rope = Rope::new(b.gpu().device(), RopeConfig::new(8).sections(sections)).expect("a rope");
+        let axes = RowPositions::Tensor(b.numbers([1, 3, 6, 1]));
+        let (call, wrong) =
+            (Rotate::new(x, &rope, axes).out(out), Rotate::new(x, &rope, axes).out(b.read(0, ROWS)));
+        b.check("rotation on axes", &[Rotations], call!(positions, [rotate, prepare_rotate], &call, &wrong));
         let table = |n: usize| PositionTable::Learned(b.read(n, [1, 1, 9, 8]));
         let call = AddPositions::new(x, table(1), at).out(out);
         let wrong = AddPositions::new(x, table(0), at).out(x);

@@ -1,6 +1,6 @@
 //! The resources, allocations and time of a recording.
 
-use wgpu_attention::rows::{CausalConv, CausalConvForward};
+use wgpu_attention::rows::{CausalConv, CausalConvForward, MAX_TOP_K, TopK, TopKForward};
 
 use super::*;
 
@@ -242,6 +242,29 @@ fn short_convolutions_are_one_dispatch() {
         let before = alive();
         let _prepared = conv.prepare(&call).expect("a call");
         assert_eq!(alive(), before + dispatches, "{rows} rows");
+    }
+}
+
+/// A search, a selection with a sort, and with a merge. Each dispatch has a bind group.
+#[test]
+fn large_k_adds_dispatches() {
+    let own = Own::new();
+    let gpu = &own.gpu;
+    let buffers = [(); 2].map(|()| gpu.buffer(1 << 16).expect("a buffer"));
+    let top = TopK::with_pipelines(gpu.pipelines());
+    let alive = || own.alive().expect("wgpu counts resources on this backend").bind_groups;
+    for (k, dispatches) in [(64, 1), (65, 2), (MAX_TOP_K, 2), (MAX_TOP_K + 1, 3), (3 * MAX_TOP_K, 4)] {
+        let x = TensorView::new(&buffers[0], DType::F32, [1, 1, 2, 8000]);
+        let call = TopKForward::new(x, TensorView::new(&buffers[1], DType::U32, [1, 1, 2, k]));
+        assert_eq!(top.prepare(&call).is_ok(), k <= MAX_TOP_K);
+        top.forget();
+        let size = top.scratch_size(&call).expect("a size");
+        let bytes = if k > MAX_TOP_K { 2 * k * 16 } else { 0 };
+        assert_eq!(size.total(), bytes as u64, "{k}");
+        let mut scratch = Scratch::new(gpu.device(), size).expect("a scratch");
+        let before = alive();
+        let _prepared = top.prepare_with(&call, &mut scratch).expect("a call");
+        assert_eq!(alive(), before + dispatches, "{k} of 8000");
     }
 }
 

@@ -29,7 +29,9 @@ fn cases() -> Vec<LayerCase> {
         beta_slow: 1.0,
         attention_factor: None,
     };
+    let image = RotaryData::of_image([2, 19, 8]);
     let kinds = [
+        ("on three axes", image.rope.scaling(yarn), image.at, false, options),
         ("all channels, in order", rope, RowPositions::Start(0), false, options),
         (
             "neighbours, a part of the channels, of rows",
@@ -89,10 +91,10 @@ fn gradients_equal_the_reference() {
 fn slices_are_rotated_too() {
     crate::harness::in_turn!();
     let gpu = &full().gpu;
-    let case = &cases()[1];
+    let case = &cases()[2];
     let weights = case.wide_weights::<f32>();
     let inputs = case.inputs.each_ref().map(|x| &x[..]);
-    for rotary in [case.rotary.clone(), cases()[0].rotary.clone()] {
+    for rotary in [0, 1, 2].map(|n| cases()[n].rotary.clone()) {
         let case = LayerCase { rotary, ..case.clone() };
         let options = case.options().weights(false);
         let config = case.config.config();
@@ -148,6 +150,7 @@ fn bad_calls_are_errors() {
     refused(call.rotary(&rope, RowPositions::Start(u32::MAX)), &["start", "2^24"]);
     refused(call.rotary(&rope, places(2, [2, 1, 2, 1])), &["`positions`", "length must be 3"]);
     refused(call.rotary(&rope, places(2, [3, 1, 1, 1])), &["`positions`", "batch must be 2"]);
+    refused(call.rotary(&rope, places(2, [2, 3, 3, 1])), &["`positions`", "axes must be 1", "sections"]);
     let floats = RowPositions::Tensor(TensorView::new(&buffers[2], DType::F32, [2, 1, 3, 1]));
     refused(call.rotary(&rope, floats), &["`positions`", "U32"]);
     let cross = MultiHeadForward::new(rows(0, 3), rows(2, 4), rows(2, 4), rows(1, 3));

@@ -6,8 +6,10 @@ mod backward;
 mod edges;
 mod refusals;
 mod rotations;
+mod sections;
 mod vectors;
 
+pub use sections::{AXES_FAMILY, AXES_NAMES};
 pub use vectors::{D2L, FAMILY, ONNX, ROPE, SINUSOID};
 
 use wgpu_attention::{Error, Gpu, Scratch, ScratchSize};

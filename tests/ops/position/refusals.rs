@@ -1,8 +1,8 @@
 //! Errors of rotations and sums, on devices and in the reference.
 
 use wgpu_attention::position::{
-    AddPositions, MAX_POSITION, PositionTable, Positions, Rope, RopeConfig, RopeOrder, RopeScaling, Rotate,
-    Rotation, RowPositions, Sinusoid,
+    AddPositions, MAX_POSITION, PositionTable, Positions, Rope, RopeConfig, RopeOrder, RopeScaling,
+    RopeSections, Rotate, Rotation, RowPositions, Sinusoid,
 };
 use wgpu_attention::reference;
 use wgpu_attention::wgpu;
@@ -56,6 +56,17 @@ fn bad_configurations_are_refused() {
     refused(llama(8.0, 0.0, 4.0, 8192), &["`low_freq_factor` is 0"]);
     refused(llama(8.0, 4.0, 4.0, 8192), &["`high_freq_factor` is 4"]);
     refused(llama(8.0, 1.0, 4.0, 0), &["`original_len` is 0"]);
+
+    let contiguous = |pairs| four.sections(RopeSections::Contiguous(pairs));
+    let interleaved = |n: usize, pairs| RopeConfig::new(2 * n).sections(RopeSections::Interleaved(pairs));
+    assert!(contiguous([0, 2, 0]).check().is_ok() && interleaved(8, [3, 3, 2]).check().is_ok());
+    let sum = "the sum of the rope's sections is";
+    refused(contiguous([1, 1, 1]), &[sum, "3;", "`rotary_dim / 2`"]);
+    refused(contiguous([1, 0, 0]), &[sum, "1;"]);
+    refused(contiguous([usize::MAX, 3, 2]), &[sum]);
+    refused(interleaved(8, [3, 3, 1]), &[sum, "7;"]);
+    refused(interleaved(8, [2, 3, 3]), &["the interleaved section of width is 3", "at most a third"]);
+    refused(interleaved(7, [1, 3, 3]), &["the interleaved section of height is 3", "at most a third"]);
 
     for (dim, base, words) in
         [(0, 1e4, "sinusoid dim is 0"), (4, 0.5, "sinusoid base is 0.5"), (65_537, 1e4, "65537")]
@@ -232,7 +243,7 @@ fn bad_calls_are_errors() {
     });
     for (shape, words) in [
         ([3, 1, 5, 1], "batch must be 2 or 1, got 3"),
-        ([2, 3, 5, 1], "heads must be 1, got 3"),
+        ([2, 3, 5, 1], "axes must be 1 (3 are for a rotation by a rope with `RopeConfig::sections`), got 3"),
         ([2, 1, 4, 1], "length must be 5 or 1, got 4"),
         ([2, 1, 5, 2], "dim must be 1, got 2"),
         ([2, 1, 0, 1], "length is 0"),
@@ -314,6 +325,28 @@ fn bad_calls_are_errors() {
         c.rotation = tables(view(x, f32, [2, 1, 5, 3]), shaped([2, 1, 5, 3]));
     });
 
+    // Positions on three axes.
+    let rope = RopeConfig::new(6).sections(RopeSections::Contiguous([1, 1, 1]));
+    let rope = Rope::new(bench.gpu.device(), rope).expect("a rope");
+    for (shape, words) in [
+        ([2, 2, 5, 1], "axes must be 3 (time, height and width) or 1, got 2"),
+        ([2, 4, 5, 1], "axes must be 3 (time, height and width) or 1, got 4"),
+        ([2, 0, 5, 1], "heads is 0"),
+        // The order of `transformers`, without the transposition.
+        ([3, 2, 5, 1], "batch must be 2 or 1, got 3"),
+        ([2, 3, 4, 1], "length must be 5 or 1, got 4"),
+    ] {
+        let mut call = bench.rotate();
+        (call.rotation, call.at) = (Rotation::Rope(&rope), RowPositions::Tensor(bench.at(shape)));
+        let call = call.call();
+        bench.refuses(&["`positions`", words], |p, e| p.rotate(e, &call));
+        bench.refuses(&["`positions`", words], |p, e| p.rotate_backward(e, &call));
+    }
+    bench.refuses_rotation(&["`positions`", "axes must be 1", "got 3"], |c| {
+        let table = shaped([2, 1, 5, 3]);
+        (c.rotation, c.at) = (tables(table, table), RowPositions::Tensor(bench.at([2, 3, 5, 1])));
+    });
+
     // Buffers and devices.
     let usage = wgpu::BufferUsages::COPY_SRC;
     let plain = wgpu::BufferDescriptor { label: None, size: 4096, usage, mapped_at_creation: false };
@@ -359,6 +392,17 @@ fn reference_refuses_bad_shapes() {
     says(rotate(&x, shape, two).expect_err("refused"), &["`positions`: length must be 3 or 1, got 2"]);
     let short = RowPositions::Tensor(HostTensor::new(&[1, 2], [1, 1, 3, 1]));
     says(rotate(&x, shape, short).expect_err("refused"), &["`positions`: 3 elements expected, got 2"]);
+    let axes = |shape: [usize; 4]| RowPositions::Tensor(HostTensor::new(&[1; 9][..3 * shape[1]], shape));
+    says(
+        rotate(&x, shape, axes([1, 3, 3, 1])).expect_err("refused"),
+        &["axes must be 1", "sections", "got 3"],
+    );
+    let on_axes = config.sections(RopeSections::Contiguous([1, 1, 0]));
+    let rotate_on_axes = |at| reference::rotate(&x, shape, &on_axes, at);
+    says(rotate_on_axes(axes([1, 2, 3, 1])).expect_err("refused"), &["axes must be 3", "or 1, got 2"]);
+    let short = RowPositions::Tensor(HostTensor::new(&[1; 8], [1, 3, 3, 1]));
+    says(rotate_on_axes(short).expect_err("refused"), &["`positions`: 9 elements expected, got 8"]);
+    assert!(rotate_on_axes(axes([1, 3, 3, 1])).is_ok());
     let add = |table: &[f64], start| {
         reference::add_positions(&x, shape, PositionTable::Learned(table), RowPositions::Start(start), 1.0)
     };

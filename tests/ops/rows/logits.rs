@@ -4,9 +4,9 @@ use std::fmt;
 
 use wgpu_attention::reference;
 use wgpu_attention::reference::widen;
-use wgpu_attention::rows::{LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward, TopK, TopKForward};
+use wgpu_attention::rows::{LogSoftmax, LogSoftmaxBackward, LogSoftmaxForward, MAX_TOP_K, TopK, TopKForward};
 use wgpu_attention::tuning::Target;
-use wgpu_attention::{DType, KernelOptions, TensorView};
+use wgpu_attention::{DType, KernelOptions, Scratch, TensorView};
 
 use crate::harness::case::{largest, widened};
 use crate::harness::run::{Layout, Placed};
@@ -22,16 +22,32 @@ struct Case {
     /// The spread of the logits.
     spread: f32,
     k: usize,
+    content: Content,
     accumulates: bool,
     seed: u64,
 }
 
+/// The elements of rows for top-k.
+#[derive(Clone, Copy, Debug)]
+enum Content {
+    /// Any of the others.
+    Mixed,
+    Normal,
+    /// Few distinct values, with zeros of both signs and infinities.
+    Ties,
+    /// Few distinct values, and NaN.
+    Nan,
+    Equal,
+    /// −∞, but for a few elements.
+    Hidden,
+}
+
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let Case { profile, form, layout, shape, dtypes, spread, k, accumulates, .. } = self;
+        let Case { profile, form, layout, shape, dtypes, spread, k, content, accumulates, .. } = self;
         write!(
             f,
-            "{}, {form:?}, {layout:?}, {shape:?}, {dtypes:?}, spread {spread}, k {k}, accumulates {accumulates}",
+            "{}, {form:?}, {layout:?}, {shape:?}, {dtypes:?}, spread {spread}, k {k}, {content:?}, accumulates {accumulates}",
             profile.name
         )
     }
@@ -52,7 +68,8 @@ impl Case {
             shape: [rng.pick(&[1, 2, 3]), rng.pick(&[1, 1, 2]), rng.pick(&[1, 5]), columns],
             dtypes: [first, second],
             spread: rng.pick(&[0.1, 1.0, 30.0, 2000.0]),
-            k: rng.pick(&[1, 1, 2, 5, 40, 64]).min(columns),
+            k: rng.pick(&[1, 2, 40, 64, 65, 300, 2048, 5000]).min(columns),
+            content: Content::Mixed,
             accumulates: rng.chance(0.4),
             seed,
         }
@@ -142,9 +159,21 @@ impl Case {
         let rng = &mut self.rng();
         let values = [0.0, -0.0, 1.0, -3.0, 7.5, f32::INFINITY, f32::NEG_INFINITY];
         let known = rng.between(1, values.len());
-        let nan = if rng.chance(0.3) { 0.02 } else { 0.0 };
+        let [mixed_nan, mixed_ties] = [rng.chance(0.3), rng.chance(0.6)];
+        let (known, nan, ties) = match self.content {
+            Content::Mixed => (known, mixed_nan, mixed_ties),
+            Content::Normal => (known, false, false),
+            Content::Ties => (values.len(), false, true),
+            Content::Nan => (4, true, true),
+            Content::Equal => (1, false, true),
+            Content::Hidden => (values.len(), false, false),
+        };
+        let nan = if nan { 0.02 } else { 0.0 };
         let mut x = self.logits();
-        if rng.chance(0.6) {
+        if matches!(self.content, Content::Hidden) {
+            x.iter_mut().filter(|_| rng.chance(0.99)).for_each(|x| *x = f32::NEG_INFINITY);
+        }
+        if ties {
             x.iter_mut().for_each(|x| *x = rng.pick(&values[..known]));
         }
         for x in &mut x {
@@ -167,7 +196,14 @@ impl Case {
         let indices = Placed::output(profile, DType::U32, indices_at);
         let operator = TopK::with_pipelines(profile.gpu.pipelines()).kernel_options(self.kernel_options());
         let call = TopKForward::new(x.view(), indices.view()).values(values.as_ref().map(Placed::view));
-        profile.gpu.submit(|e| operator.forward(e, &call)).map_err(|e| e.to_string())?;
+        let submitted = if k > MAX_TOP_K {
+            let size = operator.scratch_size(&call).map_err(|e| e.to_string())?;
+            let mut scratch = Scratch::new(profile.gpu.device(), size).map_err(|e| e.to_string())?;
+            profile.gpu.submit(|e| operator.forward_with(e, &call, &mut scratch))
+        } else {
+            profile.gpu.submit(|e| operator.forward(e, &call))
+        };
+        submitted.map_err(|e| e.to_string())?;
         let got = pollster::block_on(indices.download_async("indices", profile))?;
         let want = reference::top_k(&logits, columns, k).expect("it fits");
         if let Some(off) = (0..want.len()).find(|n| got.get(*n) != Some(&f64::from(want[*n]))) {
@@ -203,11 +239,39 @@ fn top_k_equals_reference() {
     Report::draws("top-k", 12, Case::random, Case::top_k);
 }
 
+/// The selection with and without a scratch, for rows of each content.
+#[test]
+fn large_k_equals_reference() {
+    crate::harness::in_turn!();
+    let mut report = Report::new("top-k with a large k");
+    let sizes = [(65, 65), (66, 65), (1000, 700), (5000, 2048), (5000, 2049), (9000, 5000), (100_000, 2048)];
+    let contents = [Content::Normal, Content::Ties, Content::Nan, Content::Equal, Content::Hidden];
+    let [f32, f16, bf16] = [DType::F32, DType::F16, DType::BF16];
+    for (n, (columns, k)) in sizes.into_iter().enumerate() {
+        for (m, content) in contents.into_iter().enumerate() {
+            let case = Case {
+                profile: if (n + m) % 3 == 0 { defaults() } else { full() },
+                form: FORMS[(n + m) % 2],
+                layout: if m == 2 { Layout::Window(n as u64) } else { Layout::Dense },
+                shape: [1, 1, 2, columns],
+                dtypes: [[f32, f32], [f16, f16], [f32, f16], [bf16, f32]][(n + 2 * m) % 4],
+                spread: 1.0,
+                k,
+                content,
+                accumulates: m % 2 == 0,
+                seed: (10 * n + m) as u64,
+            };
+            report.record("top-k", &case, case.top_k());
+        }
+    }
+    report.finish();
+}
+
 /// As many columns as a vocabulary.
 #[test]
 fn long_rows() {
     let mut report = Report::new("long rows of logits");
-    for (form, k) in FORMS.into_iter().zip([64, 3]) {
+    for (form, k) in FORMS.into_iter().zip([64, 2048]) {
         let case = Case {
             profile: full(),
             form,
@@ -216,6 +280,7 @@ fn long_rows() {
             dtypes: [DType::F32; 2],
             spread: 1.0,
             k,
+            content: Content::Mixed,
             accumulates: true,
             seed: 77,
         };
@@ -290,7 +355,7 @@ fn bad_calls_are_errors() {
     };
     let indices = typed(1, DType::U32, [1, 1, 2, 4]);
     refused(TopKForward::new(x, typed(1, DType::F32, [1, 1, 2, 4])), &["`indices`", "U32"]);
-    refused(TopKForward::new(x, typed(1, DType::U32, [1, 1, 2, 65])), &["`k` is 65", "64"]);
+    refused(TopKForward::new(x, typed(1, DType::U32, [1, 1, 2, 81])), &["`k` is 81", "columns"]);
     refused(TopKForward::new(x.slice(3, 0, 3), indices), &["`k` is 4", "columns"]);
     refused(TopKForward::new(x, typed(1, DType::U32, [1, 1, 3, 4])), &["`indices`", "length must be 2"]);
     refused(TopKForward::new(x, typed(0, DType::U32, [1, 1, 2, 4])), &["`indices`", "`x`"]);

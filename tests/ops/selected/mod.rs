@@ -1,6 +1,8 @@
 //! Selected attention: vectors, shapes, lists and gradients.
 
+mod caches;
 mod errors;
+pub mod indexer;
 
 use wgpu_attention::reference::compare::compare;
 use wgpu_attention::tuning::Target;

@@ -6,7 +6,6 @@ use wgpu_attention::cache::Tokens;
 use wgpu_attention::layers::{EncoderBackward, EncoderForward, NormOrder, OutputGate};
 use wgpu_attention::mask::DeviceMask;
 use wgpu_attention::matmul::Activation;
-use wgpu_attention::position::RowPositions;
 use wgpu_attention::reference::compare::{EPSILON_BF16, EPSILON_F16, EPSILON_F32, Tolerance, compare};
 use wgpu_attention::rows::NormConfig;
 use wgpu_attention::tuning::Target;
@@ -187,7 +186,7 @@ impl Stack {
                 .weights(maps.as_ref().map(Placed::view));
             call = if calls.is_empty() { call.mask(rules.mask()) } else { call.layer_calls(&calls[..]) };
             if let Some(rotary) = rotary.as_ref().filter(|_| calls.is_empty()) {
-                call = call.rotary(rotary.rotation(), starts.map_or(rotary.at(), RowPositions::Tensor));
+                call = call.rotary(rotary.rotation(), rotary.step(starts, [first, *rows]));
             }
             let size = stack.scratch_size(&call).map_err(refused)?;
             let mut scratch = Scratch::new(profile.gpu.device(), size).map_err(refused)?;
@@ -354,7 +353,8 @@ fn random_stacks_equal_the_reference() {
     report.finish();
 }
 
-/// Causal stacks, some with rotary positions and grouped heads like Llama.
+/// Causal stacks, some with rotary positions and grouped heads like Llama. Some have positions on
+/// three axes like Qwen2-VL.
 #[test]
 fn random_stacks_in_steps_equal_the_reference() {
     crate::harness::in_turn!();
@@ -366,7 +366,10 @@ fn random_stacks_in_steps_equal_the_reference() {
         let (stack, keeps) = drawn(n);
         let head_dim = stack.features / stack.heads;
         let turns = n.is_multiple_of(2) && head_dim.is_multiple_of(2);
-        let rotary = turns.then(|| RotaryData::in_order(head_dim));
+        let rotary = turns.then(|| match n % 4 {
+            0 => RotaryData::of_image([stack.batch, stack.length, head_dim]),
+            _ => RotaryData::in_order(head_dim),
+        });
         let stack = Stack { rules: Rules { causal: true, ..Default::default() }, rotary, ..stack };
         let rng = &mut Rng::new(n ^ 0x57e9);
         let profile = if rng.chance(0.3) { defaults() } else { full() };

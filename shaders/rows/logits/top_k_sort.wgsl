@@ -1,0 +1,88 @@
+// The second step of a top-k with a large k: sorts blocks of up to BLOCK results of a row. A bitonic
+// sort (Batcher 1968) in workgroup memory.
+//
+// x [batch, heads, length, columns]   values, indices [batch, heads, length, k]
+// pairs of a key and a column [rows, 2, k], half 0
+//
+// If a row fits in a block, `indices` is sorted in place, and `values` is written. Otherwise the
+// blocks of `pairs` are sorted, and top_k_merge.wgsl merges them.
+//
+// Constants: LANES, BLOCK, NONE.
+//
+// Bindings (declared by the host): x and indices, and values if HAS_VALUES; or pairs if HAS_PAIRS.
+// Work: log² of the block's length / 4 comparisons for each element. Bytes: 8 for each element, and
+// as many elements of x from any place.
+
+var<workgroup> keys: array<u32, BLOCK>;
+var<workgroup> order: array<u32, BLOCK>;
+
+fn sort_step(size: u32, distance: u32, lane: u32) {
+    for (var n = lane; n < p.block / 2u; n += LANES) {
+        let a = 2u * n - (n & (distance - 1u));
+        let b = a + distance;
+        let left = vec2<u32>(keys[a], order[a]);
+        let right = vec2<u32>(keys[b], order[b]);
+        let falls = (a & size) == 0u;
+        if (falls && is_before(right, left)) || (!falls && is_before(left, right)) {
+            keys[a] = right.x;
+            order[a] = right.y;
+            keys[b] = left.x;
+            order[b] = left.y;
+        }
+    }
+}
+
+@compute @workgroup_size(LANES)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let first = group.x * BLOCK;
+    for (var row = group.y; row < p.rows; row += p.step) {
+        let plane = row / p.length;
+        let i = row - plane * p.length;
+        let b = plane / p.heads;
+        let h = plane - b * p.heads;
+        let x_row = view_at(p.x, b, h, i, 0u);
+        let pairs_row = row * 2u * p.k + first;
+        for (var n = lane; n < p.block; n += LANES) {
+            var pair = vec2<u32>(0u, NONE);
+            if first + n < p.k {
+                if HAS_PAIRS {
+                    let o = 2u * (pairs_row + n);
+                    pair = vec2<u32>(pairs_at(o), pairs_at(o + 1u));
+                } else {
+                    pair.y = indices_at(view_at(p.indices, b, h, i, n));
+                    if pair.y != NONE {
+                        pair.x = key_of(x_at(x_row + pair.y * p.x.strides.w));
+                    }
+                }
+            }
+            keys[n] = pair.x;
+            order[n] = pair.y;
+        }
+        workgroupBarrier();
+        for (var size = 2u; size <= p.block; size *= 2u) {
+            for (var distance = size / 2u; distance > 0u; distance /= 2u) {
+                sort_step(size, distance, lane);
+                workgroupBarrier();
+            }
+        }
+        for (var n = lane; n < min(p.block, p.k - first); n += LANES) {
+            let index = order[n];
+            if HAS_PAIRS {
+                let o = 2u * (pairs_row + n);
+                pairs_store(o, keys[n]);
+                pairs_store(o + 1u, index);
+            } else {
+                indices_store(view_at(p.indices, b, h, i, n), index);
+                if HAS_VALUES {
+                    var value = p.neg_inf;
+                    if index != NONE {
+                        value = x_at(x_row + index * p.x.strides.w);
+                    }
+                    values_store(view_at(p.values, b, h, i, n), value);
+                }
+            }
+        }
+        // The next row overwrites the arrays.
+        workgroupBarrier();
+    }
+}

@@ -1,0 +1,71 @@
+// The gradient of an indexer's keys, from that of its scores. With x = scale · q · k, it is
+//
+//   d_k[j] = scale · Σ d_scores[i, j] · w[i, h] · q[i, h]   over queries i and heads h with x > 0
+//
+// q [batch, heads, queries, head_dim]   k, d_k [batch, 1, keys, head_dim]
+// w [batch, 1, queries, heads]   ranges [all batches, all queries, 2]
+// d_scores [batch, 1, queries, keys]   sums [batch, 1, keys, head_dim], f32
+//
+// A workgroup processes a key and LANES vectors of channels. A row is a head of a query. The
+// workgroup computes the products of CHUNK rows, an invocation for each, then adds these rows, an
+// invocation for four channels. If the queries are cut into spans, `sums` holds the sum of earlier
+// spans.
+//
+// Constants: LANES, CHUNK.
+//
+// Bindings (declared by the host): q, k, w, ranges, d_scores, sums if HAS_SUMS, d_k if HAS_D_K.
+// Work: 4 · head_dim per pair and head whose gradient is not 0, and a load for the others.
+
+// The gradients of a chunk's products.
+var<workgroup> factors: array<f32, CHUNK>;
+
+@compute @workgroup_size(LANES)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let j = p.first_key + group.x;
+    let b = group.z;
+    let d = (group.y * LANES + lane) * 4u;
+    let rows = p.queries * p.heads;
+    var sum = vec4<f32>();
+    for (var start = 0u; start < rows; start += CHUNK) {
+        for (var n = lane; n < CHUNK; n += LANES) {
+            let row = start + n;
+            var factor = 0.0;
+            if row < rows {
+                let i = row / p.heads;
+                let h = row % p.heads;
+                let d_score = d_scores_at(view_at(p.d_scores, b, 0u, i, j));
+                if d_score != 0.0 {
+                    let range = range_of(b, i);
+                    if j >= range.x && j < range.y {
+                        if product(b, h, i, j) > 0.0 {
+                            factor = d_score * w_at(view_at(p.w, b, 0u, i, h));
+                        }
+                    }
+                }
+            }
+            factors[n] = factor;
+        }
+        workgroupBarrier();
+        if d < p.head_dim {
+            for (var n = 0u; n < CHUNK; n++) {
+                if factors[n] != 0.0 {
+                    let row = start + n;
+                    sum += factors[n] * q_four(b, row % p.heads, row / p.heads, d);
+                }
+            }
+        }
+        workgroupBarrier();
+    }
+    sum *= p.scale;
+    for (var c = 0u; c < min(4u, max(p.head_dim, d) - d); c++) {
+        var total = component(sum, c);
+        if HAS_SUMS {
+            let o = view_at(p.sums, b, 0u, j, d + c);
+            if p.adds != 0u {
+                total += sums_at(o);
+            }
+            sums_store(o, total);
+        }
+        d_k_store(view_at(p.d_k, b, 0u, j, d + c), total);
+    }
+}
