@@ -48,10 +48,11 @@ fn weight_of(b: u32, h: u32, i: u32, index: u32) -> f32 {
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(global_invocation_id) id: vec3<u32>) {
-    let n = id.x;
+    let n = id.x + p.first.x * WORKGROUP;
     let i = id.y + p.first.y;
-    let b = id.z / p.out_heads;
-    let h = id.z % p.out_heads;
+    let head = id.z + p.first.z;
+    let b = head / p.out_heads;
+    let h = head % p.out_heads;
     if n < p.count {
         let step = p.heads / p.out_heads;
         var sum = 0.0;

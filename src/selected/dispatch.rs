@@ -194,14 +194,9 @@ impl<'a> SelectedProblem<'a> {
             scale,
             width: Width::of(q.layout.in_fours(3) && k.layout.in_fours(3)),
         };
-        let most = device.max_workgroups as usize;
         let groups = plan.count.div_ceil(WORKGROUP as usize);
-        let parts = (0..shape.q_len).step_by(most);
-        parts
-            .map(|first| {
-                let grid = [groups, (shape.q_len - first).min(most), shape.batch * out_heads];
-                SelectedWeightsCall { first: [0, first as u32, 0, 0], ..call.clone() }.dispatch(grid, device)
-            })
+        pieces_of([groups, shape.q_len, shape.batch * out_heads], device)
+            .map(|(first, grid)| SelectedWeightsCall { first, ..call.clone() }.dispatch(grid, device))
             .collect()
     }
 }
@@ -419,11 +414,14 @@ struct KeyGradient<'a> {
     sums: &'a wgpu::Buffer,
 }
 
-/// Splits a grid into dispatches within the device's limit along the first and the last axis.
+/// Splits a grid into dispatches within the device's limit.
 fn pieces_of(grid: [usize; 3], device: &DeviceFacts) -> impl Iterator<Item = ([u32; 4], [usize; 3])> + use<> {
     let most = device.max_workgroups as usize;
     let [x, y, z] = grid;
-    (0..z).step_by(most).flat_map(move |k| {
-        (0..x).step_by(most).map(move |i| ([i as u32, 0, k as u32, 0], [most.min(x - i), y, most.min(z - k)]))
+    let starts = move |n: usize| (0..n).step_by(most);
+    let firsts = starts(z).flat_map(move |k| starts(y).flat_map(move |j| starts(x).map(move |i| [i, j, k])));
+    firsts.map(move |[i, j, k]| {
+        let grid = [most.min(x - i), most.min(y - j), most.min(z - k)];
+        ([i as u32, j as u32, k as u32, 0], grid)
     })
 }

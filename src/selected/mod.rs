@@ -200,6 +200,11 @@ impl SelectedAttention {
             return Err(Error::Unsupported { what: "selected attention to a ring cache", why });
         }
         let device = tensors.device;
+        if list_heads > device.max_workgroups as usize {
+            let (what, name) = ("workgroups for lists by head", "max_compute_workgroups_per_dimension");
+            let limit = u64::from(device.max_workgroups);
+            return Err(Error::Limit { what, needed: list_heads as u64, limit, name });
+        }
         let sinks = usize::from(mask.has(Id::SinkLogits));
         let needed = 6 + usize::from(layer.is_some()) + sinks;
         if needed > device.max_storage_buffers as usize {
@@ -208,7 +213,7 @@ impl SelectedAttention {
             return Err(Error::Limit { what, needed: needed as u64, limit, name });
         }
         let SelectedConfig { block, window, attention, .. } = self.config;
-        let plan = SelectedPlan::new(shape, [list_heads, count], [block, window]);
+        let plan = SelectedPlan::new(shape, [list_heads, count], [block, window], device);
         let cpu = attention.kernel_options.target.is_cpu(device);
         Ok(Selection { indices, mask, layer, plan, cpu })
     }
