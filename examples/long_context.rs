@@ -81,7 +81,7 @@ impl Context {
 
 fn main() -> Result<(), Error> {
     let quick = std::env::args().any(|argument| argument == "--quick");
-    let (context, steps) = if quick { (8192, 4) } else { (131_072, 32) };
+    let (context, steps): (usize, usize) = if quick { (8192, 4) } else { (131_072, 32) };
     let gpu = Gpu::new()?;
     println!("device: {}", gpu.device().adapter_info().name);
     let pipelines = gpu.pipelines();

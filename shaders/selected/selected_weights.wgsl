@@ -47,12 +47,12 @@ fn weight_of(b: u32, h: u32, i: u32, index: u32) -> f32 {
 }
 
 @compute @workgroup_size(WORKGROUP)
-fn main(@builtin(global_invocation_id) id: vec3<u32>) {
-    let n = id.x + p.first.x * WORKGROUP;
-    let i = id.y + p.first.y;
-    let head = id.z + p.first.z;
-    let b = head / p.out_heads;
-    let h = head % p.out_heads;
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let at = group + p.first.xyz;
+    let n = at.x * WORKGROUP + lane;
+    let i = at.y;
+    let b = at.z / p.out_heads;
+    let h = at.z % p.out_heads;
     if n < p.count {
         let step = p.heads / p.out_heads;
         var sum = 0.0;

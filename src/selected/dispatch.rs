@@ -5,9 +5,10 @@ use super::kernels::selected_keys::{LANES, SelectedKeysCall};
 use super::kernels::selected_sums::{Lanes, SelectedSumsCall};
 use super::kernels::selected_weights::{SelectedWeightsCall, WORKGROUP};
 use super::plan::{Run, SelectedPlan};
-use crate::attention::dispatch::{self as attention, BackwardProblem, Extras, Keys, Problem, backward};
+use crate::attention::dispatch::{
+    self as attention, AddedGradients, BackwardProblem, Extras, Keys, Problem, backward,
+};
 use crate::attention::kernels::key_lists::KeyLists;
-use crate::attention::plan::Added;
 use crate::cache::dispatch::CacheLayer;
 use crate::cache::kernels::cache::CacheParams;
 use crate::device::DeviceFacts;
@@ -67,23 +68,19 @@ impl<'a> Selection<'a> {
             room: plan.room as u32,
             row: plan.row() as u32,
             map_words: plan.words() as u32,
-            cached: self.layer.map(|layer| layer.cached),
+            cached: self.layer.map(|layer| layer.cached.layout_only()),
             lanes: LANES[usize::from(!self.cpu)],
         };
         call.dispatch([run.queries, plan.list_heads, run.batches], device)
     }
 
-    /// The mask of a run's lists: their lengths, and the sinks of the call's mask.
-    fn mask_of(&self, run: Run, lists: &'a wgpu::Buffer) -> DeviceMask<'a> {
+    /// The lengths of a run's lists as a mask, for `heads` heads of queries.
+    fn mask_of(&self, run: Run, heads: usize, lists: &'a wgpu::Buffer) -> DeviceMask<'a> {
         let row = self.plan.row();
         // One more batch entry, so that the view spans all lists.
-        let shape = [run.rows() + 1, self.plan.shape.heads, 1, 1];
-        let layout = Layout { shape, strides: [row, 1, 1, 1], offset: 0 };
-        let mask = DeviceMask::none().lengths(TensorView::with_layout(lists, DType::U32, layout));
-        match self.mask.floats(Id::SinkLogits) {
-            Some(sinks) => mask.sink_logits(of_run(*sinks, run)),
-            None => mask,
-        }
+        let shape = [run.rows() + 1, heads, 1, 1];
+        let layout = Layout { shape, strides: [row, self.plan.shape.heads / heads, 1, 1], offset: 0 };
+        DeviceMask::none().lengths(TensorView::with_layout(lists, DType::U32, layout))
     }
 
     fn key_lists(&self, run: Run) -> KeyLists {
@@ -100,11 +97,11 @@ impl<'a> Selection<'a> {
     }
 }
 
-/// The part of sinks or of their gradient for a run, whose batch entries are queries.
-fn of_run(t: TensorView, run: Run) -> TensorView {
-    match t.shape()[0] {
-        1 => t,
-        _ => t.slice(0, run.batch, run.batches),
+/// The part of sinks for a run, whose batch entries are queries.
+fn of_run(sinks: TensorView, run: Run) -> TensorView {
+    match sinks.shape()[0] {
+        1 => sinks,
+        _ => sinks.slice(0, run.batch, run.batches),
     }
 }
 
@@ -127,15 +124,15 @@ impl<'a> SelectedProblem<'a> {
         let selection = &self.selection;
         let view = |t| selection.queries(t, run);
         let extras = self.problem.extras;
+        let mask = selection.mask_of(run, selection.plan.shape.heads, lists);
+        let mask = match selection.mask.floats(Id::SinkLogits) {
+            Some(sinks) => mask.sink_logits(of_run(*sinks, run)),
+            None => mask,
+        };
         Problem {
             shape: selection.plan.attention(run),
             q: view(self.problem.q),
-            extras: Extras {
-                out: view(extras.out),
-                lse: extras.lse.map(view),
-                mask: selection.mask_of(run, lists),
-                ..extras
-            },
+            extras: Extras { out: view(extras.out), lse: extras.lse.map(view), mask, ..extras },
             lists: Some(selection.key_lists(run)),
             ..self.problem
         }
@@ -235,49 +232,61 @@ impl<'a> SelectedBackwardProblem<'a> {
         TensorView::with_layout(buffer, DType::F32, layout)
     }
 
+    /// The heads that share keys as the queries of a head, so that they fill a tile.
+    fn rows(&self, t: TensorView<'a>, run: Run) -> TensorView<'a> {
+        let heads = self.selection.plan.call_heads();
+        let t = self.selection.queries(t, run);
+        let Layout { shape: [rows, all, _, dim], strides: [b, h, _, d], offset } = t.layout;
+        let each = all / heads;
+        let layout = Layout { shape: [rows, heads, each, dim], strides: [b, h * each, h, d], offset };
+        TensorView::with_layout(t.buffer, t.dtype, layout)
+    }
+
     /// The attention of a run: gradients of queries, and terms of the gradients of keys. If the call
     /// accumulates, they are separate problems, because terms are written.
-    fn attention(
-        &self,
-        run: Run,
-        n: usize,
-        part: &impl Fn(Slot) -> &'a wgpu::Buffer,
-    ) -> Vec<BackwardProblem<'a>> {
+    fn attention(&self, run: Run, part: &impl Fn(Slot) -> &'a wgpu::Buffer) -> Vec<BackwardProblem<'a>> {
         let selection = &self.selection;
-        let view = |t| selection.queries(t, run);
+        let plan = &selection.plan;
+        let view = |t| self.rows(t, run);
         let BackwardProblem { q, out, lse, d_out, d_lse, d_q, .. } = self.problem;
         let [of_k, of_v] = self.terms();
         let terms = |used: bool, slot, channels| used.then(|| self.terms_in(part(slot), run, channels));
-        let mut d_added = self.problem.d_added;
-        let d_sinks = d_added.get(Added::Sinks);
-        d_added.set(Added::Sinks, d_sinks.map(|t| of_run(t, run)));
-        // Runs add to the sums of earlier runs. Sinks of a batch entry have only its runs.
-        let is_later = if d_sinks.is_some_and(|t| t.shape()[0] > 1) { run.first > 0 } else { n > 0 };
+        let heads = plan.call_heads();
         let all = BackwardProblem {
-            shape: selection.plan.attention(run),
+            shape: Shape { heads, q_len: plan.shape.heads / heads, ..plan.attention(run) },
             q: view(q),
             out: view(out),
             lse: view(lse),
             d_out: view(d_out),
             d_lse: d_lse.map(view),
             d_q: d_q.map(view),
-            d_k: terms(of_k, Slot::KeyTerms, selection.plan.shape.head_dim),
-            d_v: terms(of_v, Slot::ValueTerms, selection.plan.shape.value_dim),
-            mask: selection.mask_of(run, part(Slot::KeyLists)),
+            d_k: terms(of_k, Slot::KeyTerms, plan.shape.head_dim),
+            d_v: terms(of_v, Slot::ValueTerms, plan.shape.value_dim),
+            d_added: AddedGradients::default(),
+            mask: selection.mask_of(run, heads, part(Slot::KeyLists)),
             lists: Some(selection.key_lists(run)),
-            d_added,
-            adds_to_added: self.problem.adds_to_added || is_later,
+            // Sinks have a number for each head. Without them, lse has all weights.
+            partial: self.problem.partial || self.problem.mask.has(Id::SinkLogits),
             ..self.problem
         };
         let of_queries = BackwardProblem { d_k: None, d_v: None, ..all };
-        let of_keys = BackwardProblem { d_q: None, d_added: Default::default(), accumulates: false, ..all };
-        let adds = all.accumulates && (of_k || of_v);
-        let wants_queries = all.d_q.is_some() || !all.d_added.is_empty();
-        match (adds, wants_queries) {
-            (false, _) => vec![all],
-            (true, true) => vec![of_queries, of_keys],
-            (true, false) => vec![of_keys],
+        let of_keys = BackwardProblem { d_q: None, accumulates: false, ..all };
+        match (all.d_q.is_some(), of_k || of_v) {
+            (true, true) if all.accumulates => vec![of_queries, of_keys],
+            (true, true) => vec![all],
+            (true, false) => vec![of_queries],
+            (false, true) => vec![of_keys],
+            (false, false) => Vec::new(),
         }
+    }
+
+    /// The gradients of sinks, which depend on no key.
+    fn of_sinks(&self) -> Option<BackwardProblem<'a>> {
+        let sinks = *self.problem.mask.floats(Id::SinkLogits)?;
+        let mask = DeviceMask::none().sink_logits(sinks);
+        let problem =
+            BackwardProblem { d_q: None, d_k: None, d_v: None, mask, partial: true, ..self.problem };
+        (!problem.d_added.is_empty()).then_some(problem)
     }
 
     /// The temporary memory of the call.
@@ -286,10 +295,9 @@ impl<'a> SelectedBackwardProblem<'a> {
         let any = |_| self.problem.q.buffer;
         let mut size = ScratchSize::default();
         let runs = plan.runs();
-        for (n, run) in runs.iter().enumerate() {
-            for problem in self.attention(*run, n, &any) {
-                size = size.max(backward::plan(&problem, device)?.scratch_size());
-            }
+        let problems = runs.iter().flat_map(|run| self.attention(*run, &any));
+        for problem in problems.chain(self.of_sinks()) {
+            size = size.max(backward::plan(&problem, device)?.scratch_size());
         }
         let longest = plan.longest();
         let [k, v] = self.terms();
@@ -325,17 +333,25 @@ impl<'a> SelectedBackwardProblem<'a> {
         let part = |slot| scratch.buffer(slot).unwrap_or(self.problem.q.buffer);
         let map = size.has(Slot::KeyMap).then(|| part(Slot::KeyMap));
         let mut all = Dispatches::new();
-        let runs = self.selection.plan.runs();
-        for (n, run) in runs.iter().enumerate() {
-            all.push(self.selection.lists(*run, part(Slot::KeyLists), map, device));
-            for problem in self.attention(*run, n, &part) {
-                let plans = backward::plan(&problem, device)?;
-                let memory = plans.memory(scratch)?;
-                all.extend(backward::dispatches(&problem, &plans, memory, device));
+        let add = |problem: &BackwardProblem<'a>, all: &mut Dispatches<'a>| {
+            let plans = backward::plan(problem, device)?;
+            all.extend(backward::dispatches(problem, &plans, plans.memory(scratch)?, device));
+            Ok(())
+        };
+        for run in self.selection.plan.runs() {
+            let problems = self.attention(run, &part);
+            if !problems.is_empty() {
+                all.push(self.selection.lists(run, part(Slot::KeyLists), map, device));
+            }
+            for problem in problems {
+                add(&problem, &mut all)?;
             }
             for gradient in self.gradients(&part) {
-                all.extend(self.sums(gradient, *run, map, device));
+                all.extend(self.sums(gradient, run, map, device));
             }
+        }
+        if let Some(problem) = self.of_sinks() {
+            add(&problem, &mut all)?;
         }
         Ok(all)
     }

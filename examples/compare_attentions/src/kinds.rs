@@ -7,6 +7,8 @@ use wgpu_attention::linear_attention::{
 use wgpu_attention::linformer::{Linformer, LinformerForward};
 use wgpu_attention::lsh::{LshAttention, LshConfig, LshForward};
 use wgpu_attention::mask::DeviceMask;
+use wgpu_attention::rows::{MeanPool, MeanPoolForward, PoolMask};
+use wgpu_attention::selected::{Indexer, IndexerForward, SelectedAttention, SelectedConfig, SelectedForward};
 use wgpu_attention::{
     Attention, Config, DType, Error, Forward, Gpu, Mask, Scratch, ScratchSize, TensorView, wgpu,
 };
@@ -21,6 +23,10 @@ const RANK: usize = 256;
 const DIRECTIONS: usize = 256;
 const ROUNDS: usize = 4;
 const CHUNK: usize = 64;
+/// Keys that a query selects, channels of the indexer, and keys of a block.
+const SELECTED: usize = 512;
+const INDEX_DIM: usize = 16;
+const BLOCK: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -33,14 +39,18 @@ pub enum Kind {
     LinearCausal,
     Lsh,
     Additive,
+    Selected,
+    SelectedBlocks,
 }
 
 impl Kind {
-    pub const ALL: [Kind; 9] = [
+    pub const ALL: [Kind; 11] = [
         Kind::Full,
         Kind::FullCausal,
         Kind::Additive,
         Kind::Window,
+        Kind::Selected,
+        Kind::SelectedBlocks,
         Kind::Lsh,
         Kind::Linformer,
         Kind::Performer,
@@ -59,12 +69,22 @@ impl Kind {
             Kind::LinearCausal => "linear, causal".into(),
             Kind::Lsh => format!("LSH, {ROUNDS} rounds"),
             Kind::Additive => "additive".into(),
+            Kind::Selected => format!("{SELECTED} selected keys"),
+            Kind::SelectedBlocks => format!("{} selected blocks of {BLOCK}", SELECTED / BLOCK),
         }
     }
 
     /// True if the kind approximates attention to all keys, so that it has an error.
     pub fn approximates(self) -> bool {
-        matches!(self, Kind::Window | Kind::Lsh | Kind::Linformer | Kind::Performer)
+        matches!(
+            self,
+            Kind::Window
+                | Kind::Lsh
+                | Kind::Linformer
+                | Kind::Performer
+                | Kind::Selected
+                | Kind::SelectedBlocks
+        )
     }
 }
 
@@ -103,6 +123,7 @@ enum Operator {
     Linear(LinearAttention, Option<wgpu::Buffer>),
     Linformer(Linformer, wgpu::Buffer),
     Lsh { attention: LshAttention, rotations: Option<wgpu::Buffer>, buckets: wgpu::Buffer },
+    Selected(Box<Selected>),
 }
 
 impl Ready {
@@ -137,6 +158,10 @@ impl Ready {
             Kind::Linformer => {
                 let linformer = Linformer::with_pipelines(pipelines, Config::new(1, DIM), RANK.min(length))?;
                 Operator::Linformer(linformer, gpu.upload(&means(RANK.min(length), length))?)
+            }
+            Kind::Selected | Kind::SelectedBlocks => {
+                let block = if kind == Kind::Selected { 1 } else { BLOCK };
+                Operator::Selected(Selected::new(gpu, block, length)?.into())
             }
             Kind::Lsh => {
                 let config = lsh(length, ROUNDS, CHUNK);
@@ -187,6 +212,7 @@ impl Ready {
                 let call = hashed(tensors, rotations.as_ref(), buckets);
                 attention.forward(encoder, &call, scratch)
             }
+            Operator::Selected(selected) => selected.record(encoder, tensors, scratch),
         }
     }
 }
@@ -213,7 +239,90 @@ impl Operator {
             Operator::Lsh { attention, rotations, buckets } => {
                 attention.scratch_size(&hashed(tensors, rotations.as_ref(), buckets))
             }
+            Operator::Selected(selected) => selected.scratch_size(tensors),
         }
+    }
+}
+
+/// An indexer that selects keys by their first channels, or blocks by the mean of their keys.
+struct Selected {
+    indexer: Indexer,
+    attention: SelectedAttention,
+    pool: MeanPool,
+    block: usize,
+    count: usize,
+    /// The weight of the indexer's head for each query, and the length of each block.
+    ones: wgpu::Buffer,
+    lengths: wgpu::Buffer,
+    means: wgpu::Buffer,
+    indices: wgpu::Buffer,
+}
+
+impl Selected {
+    fn new(gpu: &Gpu, block: usize, length: usize) -> Result<Self, Error> {
+        let pipelines = gpu.pipelines();
+        let blocks = length.div_ceil(block);
+        let count = (SELECTED / block).min(blocks);
+        let config = SelectedConfig::new(Config::new(1, DIM)).block(block);
+        Ok(Selected {
+            indexer: Indexer::with_pipelines(pipelines),
+            attention: SelectedAttention::with_pipelines(pipelines, config)?,
+            pool: MeanPool::with_pipelines(pipelines),
+            block,
+            count,
+            ones: gpu.upload(&vec![1f32; length])?,
+            lengths: gpu.upload(&vec![block as u32; blocks])?,
+            means: gpu.buffer(4 * blocks * DIM)?,
+            indices: gpu.buffer(4 * length * count)?,
+        })
+    }
+
+    /// The means of the blocks' keys, `[blocks, 1, 1, DIM]`.
+    fn means(&self, length: usize) -> TensorView<'_> {
+        TensorView::new(&self.means, DType::F32, [length / self.block, 1, 1, DIM])
+    }
+
+    fn select<'a>(&'a self, tensors: &'a Tensors) -> IndexerForward<'a> {
+        let (length, q) = (tensors.length, tensors.view(&tensors.qk));
+        let blocks = length / self.block;
+        let (q, k) = if self.block == 1 {
+            let few = q.slice(3, 0, INDEX_DIM);
+            (few, few)
+        } else {
+            (q, TensorView::new(&self.means, DType::F32, [1, 1, blocks, DIM]))
+        };
+        let w = TensorView::new(&self.ones, DType::F32, [1, 1, length, 1]);
+        IndexerForward::new(q, k, w).indices(self.indices(length))
+    }
+
+    fn indices(&self, length: usize) -> TensorView<'_> {
+        TensorView::new(&self.indices, DType::U32, [1, 1, length, self.count])
+    }
+
+    fn attend<'a>(&'a self, tensors: &'a Tensors) -> SelectedForward<'a> {
+        SelectedForward::new(plain(tensors, DeviceMask::none()), self.indices(tensors.length))
+    }
+
+    fn scratch_size(&self, tensors: &Tensors) -> Result<ScratchSize, Error> {
+        let size = self.indexer.scratch_size(&self.select(tensors))?;
+        Ok(size.max(self.attention.scratch_size(&self.attend(tensors))?))
+    }
+
+    fn record(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        tensors: &Tensors,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        if self.block > 1 {
+            let blocks = tensors.length / self.block;
+            let keys = TensorView::new(&tensors.qk, DType::F32, [blocks, 1, self.block, DIM]);
+            let lengths = TensorView::new(&self.lengths, DType::U32, [blocks, 1, 1, 1]);
+            let call = MeanPoolForward::new(keys, PoolMask::Lengths(lengths), self.means(tensors.length));
+            self.pool.forward(encoder, &call)?;
+        }
+        self.indexer.forward(encoder, &self.select(tensors), scratch)?;
+        self.attention.forward(encoder, &self.attend(tensors), scratch)
     }
 }
 

@@ -22,7 +22,7 @@
 //
 // Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim;
 // FULL, FULL_IS_PLAIN, HAS_BLOCKS, HAS_DROPOUT, HEAD_VECTORS, HIDDEN, HIDES_TILES, KEYS, LANES,
-// LOWEST, PER_PAIR_MASK, RESCALE_THRESHOLD, ROWS, RUN, SEEN_IS_PLAIN, SPLITS, UNIT, VALUE_VECTORS;
+// LISTED, LOWEST, PER_PAIR_MASK, RESCALE_THRESHOLD, ROWS, RUN, SEEN_IS_PLAIN, SPLITS, UNIT, VALUE_VECTORS;
 // Query; all_finite, any_nan, apply_dropout, block_of_row, documents_of_rows, finish_checked,
 // first_seen_run, hides_by_query, k_last, k_source, k_whole, key_row, map_row, mask_mod, q_at4,
 // query_of_row, repaired, rescale_of, row_state, rows_key_range, score_mod, split_keys, store_row,
@@ -180,13 +180,27 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                 }
             }
         }
+        // A list is read once, not for each vector.
+        var k_rows: array<u32, KEYS>;
+        var v_rows: array<u32, KEYS>;
+        if LISTED {
+            for (var c = 0u; c < KEYS; c++) {
+                k_rows[c] = key_row(k, min(j + c, last));
+                v_rows[c] = key_row(v, min(j + c, last));
+            }
+        }
         for (var outer = 0u; outer < HEAD_OUTER; outer++) {
             for (var n = 0u; n < HEAD_INNER; n++) {
                 let d = outer * HEAD_INNER + n;
                 if d < HEAD_VECTORS {
                     var x: array<vec4<f32>, KEYS>;
                     for (var c = 0u; c < KEYS; c++) {
-                        let row = key_row(k, min(j + c, last));
+                        var row = 0u;
+                        if LISTED {
+                            row = k_rows[c];
+                        } else {
+                            row = key_row(k, min(j + c, last));
+                        }
                         if d + 1u < HEAD_VECTORS {
                             x[c] = k_whole(k, row, d * 4u);
                         } else {
@@ -276,7 +290,12 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                 if d < VALUE_VECTORS {
                     var x: array<vec4<f32>, KEYS>;
                     for (var c = 0u; c < KEYS; c++) {
-                        let row = key_row(v, min(j + c, last));
+                        var row = 0u;
+                        if LISTED {
+                            row = v_rows[c];
+                        } else {
+                            row = key_row(v, min(j + c, last));
+                        }
                         if d + 1u < VALUE_VECTORS {
                             x[c] = v_whole(v, row, d * 4u);
                         } else {

@@ -76,7 +76,7 @@ impl Variant for SelectedKeys {
             cached: None,
             lanes: LANES[1],
         };
-        let masks = MaskVariant::all().into_iter().map(MaskVariant::blocks_only);
+        let masks = MaskVariant::all_hiding().into_iter();
         let mut all: Vec<_> = masks.map(|mask| SelectedKeys { mask, ..plain }).collect();
         all.extend(LANES.map(|lanes| SelectedKeys { map: Some(Untyped), lanes, ..plain }));
         let cached = [LayoutKind::Contiguous, LayoutKind::Paged].map(|layout_kind| CacheVariant {

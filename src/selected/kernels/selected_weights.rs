@@ -61,7 +61,7 @@ impl Variant for SelectedWeights {
         let typed = FLOATS
             .into_iter()
             .flat_map(move |dtype| WIDTHS.map(|width| of(dtype, width, MaskVariant::default())));
-        let masks = MaskVariant::all().into_iter().map(MaskVariant::blocks_only);
+        let masks = MaskVariant::all_hiding().into_iter().filter(|mask| *mask != MaskVariant::default());
         typed
             .chain(masks.map(move |mask| of(DType::F32, Width::Four, mask)))
             .filter(|kernel| kernel.declare().bindings.len() <= 8)

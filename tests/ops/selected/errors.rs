@@ -145,7 +145,7 @@ fn bad_tensors_are_errors() {
     let of = |weights| b.call().weights(weights);
     refused(of(b.typed(6, DType::U32, WEIGHTS)), &["`weights`", "U32"]);
     refused(of(b.view(6, [2, 2, 5, 3])), &["`weights`", "heads must be 4", "got 2"]);
-    refused(of(b.view(6, [2, 4, 5, 9])), &["`weights`", "dim must be 3", "got 9"]);
+    refused(of(b.view(6, [2, 4, 5, 9])), &["`weights`", "must be 3", "got 9"]);
     refused(of(b.view(6, [1, 1, 5, 3])), &["`weights`", "batch must be 2"]);
     refused(of(b.view(6, WEIGHTS).with_strides([60, 15, 3, 0])), &["`weights`", "share memory"]);
     let names = ["`q`", "`k`", "`v`", "`out`", "`lse`", "`indices`"];

@@ -193,6 +193,7 @@ impl Fused {
             .u32("VECTORS", self.storage_kind().map_or(1, |storage| storage.per_word() as u32))
             .bool("PER_PAIR_MASK", self.mask.is_per_pair())
             .bool("NATURAL_SCORES", self.mask.is_per_pair())
+            .bool("LISTED", self.listed)
             .bool("HAS_BLOCKS", self.mask.has(Id::Blocks))
             // Appended keys lie past the interval in which a full block is valid.
             .bool("FULL_IS_PLAIN", !self.mask.mods_full_blocks() && !self.mask.appended)
