@@ -68,7 +68,7 @@ impl<'a> Selection<'a> {
             room: plan.room as u32,
             row: plan.row() as u32,
             map_words: plan.words() as u32,
-            cached: self.layer.map(|layer| layer.cached.layout_only()),
+            layout_kind: self.layer.map(|layer| layer.cached.layout_kind),
             lanes: LANES[usize::from(!self.cpu)],
         };
         call.dispatch([run.queries, plan.list_heads, run.batches], device)

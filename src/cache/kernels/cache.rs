@@ -70,11 +70,6 @@ fn listed(list: u32, n: u32) -> u32 {
 ";
 
 impl CacheVariant {
-    /// The variant of kernels that read no keys or values.
-    pub fn layout_only(self) -> Self {
-        CacheVariant { storage: StorageKind::F32, groups: [1; 2], ..self }
-    }
-
     /// The constants of `cache/sequence_table.wgsl`.
     pub fn placed(&self) -> Constant {
         Constant::U32("LAYOUT_KIND", self.layout_kind as u32)

@@ -108,23 +108,6 @@ impl MaskVariant {
         MaskVariant { softcap: false, appended: false, score: None, ..self.with_only(rules) }
     }
 
-    /// Returns only rules that hide pairs.
-    fn hiding_only(self) -> Self {
-        let rules = self.rules.only(|rule| !rule.joins_sum && rule.adds.is_none());
-        MaskVariant { softcap: false, appended: false, score: None, ..self.with_only(rules) }
-    }
-
-    /// Variants of kernels that only find the permitted keys.
-    pub fn all_hiding() -> Vec<Self> {
-        let mut all = Vec::new();
-        for variant in Self::all().into_iter().map(Self::hiding_only) {
-            if !all.contains(&variant) {
-                all.push(variant);
-            }
-        }
-        all
-    }
-
     /// Returns only the custom score function and the softcap, if there are any.
     pub fn softcap_only(self) -> Self {
         let Self { softcap, score, .. } = self;

@@ -4,6 +4,7 @@ use crate::cache::kernels::cache::{CacheParams, CacheVariant};
 use crate::cache::storage::{LayoutKind, StorageKind};
 use crate::device::{Families, Family};
 use crate::kernel::{Kernel, Untyped, Variant, kernel, shader};
+use crate::mask::Id;
 use crate::mask::kernels::{MaskVariant, Masked};
 use crate::tensor::DType;
 
@@ -41,7 +42,8 @@ kernel! {
         map_words: u32,
     }
     variant {
-        cached: Option<CacheVariant>,
+        /// The layout of the cache that has the keys.
+        layout_kind: Option<LayoutKind>,
         lanes: u32,
     }
 }
@@ -59,8 +61,8 @@ impl Variant for SelectedKeys {
             vec![shader!("tensor/view"), shader!("cache/params"), shader!("selected/selected_keys"), &mask];
         let mut declared =
             self.declare().u32("LANES", self.lanes).bool("PER_PAIR_MASK", self.mask.is_per_pair());
-        if let Some(cached) = self.cached {
-            declared = declared.with([cached.placed()]);
+        if let Some(layout_kind) = self.layout_kind {
+            declared = declared.u32("LAYOUT_KIND", layout_kind as u32);
             parts.push(shader!("cache/sequence_table"));
         }
         declared.kernel(&parts, self.lanes, 4 * 2048 + (4 * self.lanes).next_multiple_of(16) + 16)
@@ -73,23 +75,25 @@ impl Variant for SelectedKeys {
             lists: Untyped,
             map: None,
             mask: MaskVariant::default(),
-            cached: None,
+            layout_kind: None,
             lanes: LANES[1],
         };
-        let masks = MaskVariant::all_hiding().into_iter();
-        let mut all: Vec<_> = masks.map(|mask| SelectedKeys { mask, ..plain }).collect();
+        let mut all: Vec<_> = hiding_masks().map(|mask| SelectedKeys { mask, ..plain }).collect();
         all.extend(LANES.map(|lanes| SelectedKeys { map: Some(Untyped), lanes, ..plain }));
-        let cached = [LayoutKind::Contiguous, LayoutKind::Paged].map(|layout_kind| CacheVariant {
-            storage: StorageKind::F32,
-            layout_kind,
-            groups: [1; 2],
-        });
-        all.extend(cached.map(|cached| SelectedKeys {
-            sequence_table: Some(Untyped),
-            mask: MaskVariant::default().in_cache(&cached),
-            cached: Some(cached),
-            ..plain
+        all.extend([LayoutKind::Contiguous, LayoutKind::Paged].map(|layout_kind| {
+            let cache = CacheVariant { storage: StorageKind::F32, layout_kind, groups: [1; 2] };
+            let mask = MaskVariant::with_rules([Id::Causal]).in_cache(&cache);
+            let (sequence_table, layout_kind) = (Some(Untyped), Some(layout_kind));
+            SelectedKeys { sequence_table, mask, layout_kind, ..plain }
         }));
         all
     }
+}
+
+/// Returns no rule, and every rule that only hides keys.
+pub(super) fn hiding_masks() -> impl Iterator<Item = MaskVariant> {
+    let masks = MaskVariant::all().into_iter();
+    let hides =
+        |mask: &MaskVariant| !mask.changes_scores() && !mask.has(Id::Blocks) && !mask.has(Id::SinkLogits);
+    masks.filter(hides)
 }

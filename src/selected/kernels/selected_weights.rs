@@ -1,5 +1,6 @@
 //! Twin of `selected_weights.wgsl`.
 
+use super::selected_keys::hiding_masks;
 use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
 use crate::mask::kernels::{MaskVariant, Masked};
@@ -61,7 +62,7 @@ impl Variant for SelectedWeights {
         let typed = FLOATS
             .into_iter()
             .flat_map(move |dtype| WIDTHS.map(|width| of(dtype, width, MaskVariant::default())));
-        let masks = MaskVariant::all_hiding().into_iter().filter(|mask| *mask != MaskVariant::default());
+        let masks = hiding_masks().skip(1);
         typed
             .chain(masks.map(move |mask| of(DType::F32, Width::Four, mask)))
             .filter(|kernel| kernel.declare().bindings.len() <= 8)

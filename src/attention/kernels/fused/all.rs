@@ -31,6 +31,9 @@ pub(super) fn all() -> Vec<Fused> {
     for storage in std::iter::once(None).chain(StorageKind::ALL.map(Some)) {
         all.extend(FusedTiles::decode(storage).into_iter().flat_map(|tiles| decode(tiles, storage)));
     }
+    // Some tiles are in several lists.
+    let mut seen = std::collections::HashSet::new();
+    all.retain(|fused| seen.insert(*fused));
     all
 }
 
