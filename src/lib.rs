@@ -62,6 +62,7 @@
 //! | a context and a decoder's state (Luong) | [`layers::AttentionalVector`] |
 //! | sequences too long for quadratic attention | [`linear_attention::LinearAttention`] |
 //! | long sequences, with approximate attention | [`linformer::Linformer`], [`lsh::LshAttention`] |
+//! | keys or blocks that an indexer selects | [`selected::SelectedAttention`] |
 //! | a loss of an encoder or decoder-only model | [`TransformerEncoder::backward`] |
 //! | a loss of a decoder with a memory | [`TransformerDecoder::backward`] |
 //! | a loss of layers | [`MultiHeadAttention::backward`], [`Projection::backward`] |

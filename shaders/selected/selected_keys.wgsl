@@ -65,8 +65,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let i = p.first + group.x;
     let query = query_of(b, g * p.heads_each, i);
     if lane == 0u {
-        let last = u32(clamp(query.position + 1, 0, i32(query.end)));
-        let near = vec2<u32>(max(last, p.window) - p.window, select(0u, last, p.window > 0u));
+        let last = u32(max(query.position, -1) + 1);
+        let first = max(last, p.window) - p.window;
+        let near = vec2<u32>(first, select(0u, min(last, query.end), p.window > 0u));
         bounds = vec4<u32>(min(query.first, query.end), query.end, max(near, vec2<u32>(query.first)));
     }
     let range = workgroupUniformLoad(&bounds);

@@ -28,10 +28,10 @@ fn own_keys(key_lane: u32) -> u32 {
 
 @compute @workgroup_size(CHANNEL_LANES, KEY_LANES)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) id: vec3<u32>) {
-    let at = group + vec3<u32>(p.first.x, 0u, p.first.z);
+    let at = group + p.first.xyz;
     let b = at.z / p.kv_heads;
     let kv_head = at.z % p.kv_heads;
-    let d = (group.y * CHANNEL_LANES + id.x) * 4u;
+    let d = (at.y * CHANNEL_LANES + id.x) * 4u;
     let own = own_keys(id.y);
     if d < p.channels {
         for (var n = id.y * EACH; n < (id.y + 1u) * EACH; n++) {

@@ -56,6 +56,10 @@ impl SelectedConfig {
         if self.window > 1 << 28 {
             return option("window", self.window, "at most 2^28 keys");
         }
+        let Config { head_dim, value_dim, .. } = self.attention;
+        if self.latent && value_dim > head_dim {
+            return option("value_dim", value_dim, "at most `head_dim` with latent values");
+        }
         Ok(())
     }
 }

@@ -97,6 +97,14 @@ impl<'a> Selection<'a> {
     }
 }
 
+/// The part of sinks for a run, whose batch entries are queries.
+fn of_run(sinks: TensorView, run: Run) -> TensorView {
+    match sinks.shape()[0] {
+        1 => sinks,
+        _ => sinks.slice(0, run.batch, run.batches),
+    }
+}
+
 /// A part of the scratch as words.
 fn words(buffer: &wgpu::Buffer, words: u64) -> Window<'_> {
     Window { buffer, start: 0, size: 4 * words, layout: Layout::dense([1; 4]) }
@@ -118,7 +126,7 @@ impl<'a> SelectedProblem<'a> {
         let extras = self.problem.extras;
         let mask = selection.mask_of(run, selection.plan.shape.heads, lists);
         let mask = match selection.mask.floats(Id::SinkLogits) {
-            Some(sinks) => mask.sink_logits(*sinks),
+            Some(sinks) => mask.sink_logits(of_run(*sinks, run)),
             None => mask,
         };
         Problem {
@@ -183,14 +191,9 @@ impl<'a> SelectedProblem<'a> {
             scale,
             width: Width::of(q.layout.in_fours(3) && k.layout.in_fours(3)),
         };
-        let most = device.max_workgroups as usize;
         let groups = plan.count.div_ceil(WORKGROUP as usize);
-        let parts = (0..shape.q_len).step_by(most);
-        parts
-            .map(|first| {
-                let grid = [groups, (shape.q_len - first).min(most), shape.batch * out_heads];
-                SelectedWeightsCall { first: [0, first as u32, 0, 0], ..call.clone() }.dispatch(grid, device)
-            })
+        pieces_of([groups, shape.q_len, shape.batch * out_heads], device)
+            .map(|(first, grid)| SelectedWeightsCall { first, ..call.clone() }.dispatch(grid, device))
             .collect()
     }
 }
@@ -427,11 +430,14 @@ struct KeyGradient<'a> {
     sums: &'a wgpu::Buffer,
 }
 
-/// Splits a grid into dispatches within the device's limit along the first and the last axis.
+/// Splits a grid into dispatches within the device's limit.
 fn pieces_of(grid: [usize; 3], device: &DeviceFacts) -> impl Iterator<Item = ([u32; 4], [usize; 3])> + use<> {
     let most = device.max_workgroups as usize;
     let [x, y, z] = grid;
-    (0..z).step_by(most).flat_map(move |k| {
-        (0..x).step_by(most).map(move |i| ([i as u32, 0, k as u32, 0], [most.min(x - i), y, most.min(z - k)]))
+    let starts = move |n: usize| (0..n).step_by(most);
+    let firsts = starts(z).flat_map(move |k| starts(y).flat_map(move |j| starts(x).map(move |i| [i, j, k])));
+    firsts.map(move |[i, j, k]| {
+        let grid = [most.min(x - i), most.min(y - j), most.min(z - k)];
+        ([i as u32, j as u32, k as u32, 0], grid)
     })
 }

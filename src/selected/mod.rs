@@ -200,6 +200,11 @@ impl SelectedAttention {
             return Err(Error::Unsupported { what: "selected attention to a ring cache", why });
         }
         let device = tensors.device;
+        if list_heads > device.max_workgroups as usize {
+            let (what, name) = ("workgroups for lists by head", "max_compute_workgroups_per_dimension");
+            let limit = u64::from(device.max_workgroups);
+            return Err(Error::Limit { what, needed: list_heads as u64, limit, name });
+        }
         let sinks = usize::from(mask.has(Id::SinkLogits));
         let needed = 6 + usize::from(layer.is_some()) + sinks;
         if needed > device.max_storage_buffers as usize {
@@ -208,7 +213,7 @@ impl SelectedAttention {
             return Err(Error::Limit { what, needed: needed as u64, limit, name });
         }
         let SelectedConfig { block, window, attention, .. } = self.config;
-        let plan = SelectedPlan::new(shape, [list_heads, count], [block, window]);
+        let plan = SelectedPlan::new(shape, [list_heads, count], [block, window], device);
         let cpu = attention.kernel_options.target.is_cpu(device);
         Ok(Selection { indices, mask, layer, plan, cpu })
     }
@@ -237,7 +242,7 @@ impl SelectedAttention {
         let written = [Some(("out", forward.out)), forward.lse.map(|lse| ("lse", lse))];
         tensors.write_checked(written.into_iter().flatten());
         if let Some(weights) = weights {
-            self.check_weights(&problem, weights, &selection)?;
+            self.check_weights(&problem, &selection)?;
             let Shape { batch, heads, q_len, .. } = problem.shape;
             let heads = if weights.shape()[1] == 1 { 1 } else { heads };
             let shape = [batch, heads, q_len, selection.plan.count];
@@ -257,7 +262,6 @@ impl SelectedAttention {
     fn check_weights(
         &self,
         problem: &crate::attention::dispatch::Problem,
-        weights: TensorView,
         selection: &Selection,
     ) -> Result<(), Error> {
         let unsupported = |what, why| Err(Error::Unsupported { what, why });
@@ -278,7 +282,6 @@ impl SelectedAttention {
             let limit = u64::from(device.max_storage_buffers);
             return Err(Error::Limit { what, needed: bindings as u64, limit, name });
         }
-        let _ = weights;
         Ok(())
     }
 

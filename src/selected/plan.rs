@@ -40,14 +40,23 @@ pub(crate) struct SelectedPlan {
     pub extra_bytes: u64,
     /// True if the call needs a map of the keys.
     pub mapped: bool,
+    /// The queries that a dispatch can have.
+    pub most_queries: usize,
 }
 
 impl SelectedPlan {
     /// Plans a call with lists of `count` indices.
-    pub fn new(shape: Shape, [list_heads, count]: [usize; 2], [block, window]: [usize; 2]) -> Self {
+    pub fn new(
+        shape: Shape,
+        [list_heads, count]: [usize; 2],
+        [block, window]: [usize; 2],
+        device: &DeviceFacts,
+    ) -> Self {
         // A list has each key at most once.
         let room = count.saturating_mul(block).saturating_add(window).clamp(1, shape.kv_len);
-        SelectedPlan { shape, list_heads, count, block, window, room, extra_bytes: 0, mapped: false }
+        let most_queries = device.max_workgroups as usize;
+        let (extra_bytes, mapped) = (0, false);
+        SelectedPlan { shape, list_heads, count, block, window, room, extra_bytes, mapped, most_queries }
     }
 
     /// The words of a query's lists and lengths.
@@ -89,7 +98,7 @@ impl SelectedPlan {
     fn most_rows(&self) -> usize {
         let map = if self.mapped { 4 * self.map_words(1) } else { 0 };
         let each = 4 * self.row() as u64 + map + self.extra_bytes;
-        (MOST_BYTES / each).max(1) as usize
+        ((MOST_BYTES / each) as usize).clamp(1, self.most_queries)
     }
 
     /// Returns the runs of a call. A run has queries of one batch entry, or one query of several.
@@ -133,16 +142,19 @@ mod tests {
 
     fn plan(batch: usize, q_len: usize, count: usize) -> SelectedPlan {
         let shape = Shape { batch, q_len, kv_len: 1 << 20, kv_heads: 2, ..Shape::new(1, 8, 1, 64) };
-        SelectedPlan::new(shape, [1, count], [1, 128])
+        SelectedPlan::new(shape, [1, count], [1, 128], &DeviceFacts::LEAST)
     }
 
     #[test]
     fn runs_have_every_query_once() {
-        for (batch, q_len, count) in [(1, 1, 64), (3, 1, 9_000_000), (2, 40_000, 2048), (5, 7, 3)] {
+        for (batch, q_len, count) in
+            [(1, 1, 64), (3, 1, 9_000_000), (2, 40_000, 2048), (5, 7, 3), (70_000, 1, 1), (1, 70_000, 1)]
+        {
             let plan = plan(batch, q_len, count);
             let mut seen = vec![0; batch * q_len];
             for run in plan.runs() {
-                assert!(run.rows() > 0 && (run.queries == 1 || run.batches == 1));
+                assert!(run.queries == 1 || run.batches == 1);
+                assert!((1..=65_535).contains(&run.rows()));
                 let fits = 4 * plan.list_words(run.rows()) <= MOST_BYTES + 4 * 8;
                 assert!(fits || run.rows() == 1, "{run:?}");
                 for b in run.batch..run.batch + run.batches {
@@ -158,7 +170,9 @@ mod tests {
     #[test]
     fn lists_have_room_for_every_key() {
         let shape = Shape { kv_len: 100, ..Shape::new(1, 4, 10, 8) };
-        let room = |count, block, window| SelectedPlan::new(shape, [1, count], [block, window]).room;
+        let room = |count, block, window| {
+            SelectedPlan::new(shape, [1, count], [block, window], &DeviceFacts::LEAST).room
+        };
         assert_eq!(
             [room(5, 1, 3), room(5, 16, 3), room(7, 16, 0), room(usize::MAX, 2, 1)],
             [8, 83, 100, 100]

@@ -39,6 +39,7 @@ mod products;
 mod recurrent;
 mod rows;
 mod selected;
+mod selected_keys;
 mod stacks;
 mod world;
 
@@ -98,7 +99,7 @@ const STUCK: Duration = Duration::from_secs(240);
 type Subject = fn(&mut World, &mut Choices, &mut Choices, &mut String) -> Result<Outcome, String>;
 
 /// The subjects of calls, and their numbers of families.
-const SUBJECTS: [(&str, u64, Subject); 43] = [
+const SUBJECTS: [(&str, u64, Subject); 44] = [
     ("forward", 24, attention::forward),
     ("classify", 4, attention::classify),
     ("project", 4, products::project),
@@ -121,6 +122,7 @@ const SUBJECTS: [(&str, u64, Subject); 43] = [
     ("attentional vector", 2, additive::attentional),
     ("linear attention", 5, additive::linear),
     ("recurrent attention", 5, recurrent::recurrent),
+    ("selected attention", 5, selected_keys::selected),
     ("local attention", 5, additive::local),
     ("predicted positions", 1, additive::predictor),
     ("weight norm", 1, additive::weight_norm),

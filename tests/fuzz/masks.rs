@@ -10,7 +10,7 @@ use crate::choices::Choices;
 use crate::mods::{Text, pairs as own_mask, score};
 
 /// The tensors of a mask, in the order of [`MaskSpec::views`].
-const LENGTHS: usize = 0;
+pub const LENGTHS: usize = 0;
 const PREFIX: usize = 1;
 const QUERY_OFFSETS: usize = 2;
 const QUERY_STARTS: usize = 3;
@@ -25,7 +25,7 @@ const GLOBALS: usize = 11;
 const BIAS: usize = 12;
 const SLOPES: usize = 13;
 const RELATIVE: usize = 14;
-const SINKS: usize = 15;
+pub const SINKS: usize = 15;
 /// The indices of captured tensors, if there are custom functions.
 const SCORES: usize = 16;
 const SHOWN: usize = 17;

@@ -20,9 +20,9 @@ pub enum Fault {
 /// The faults that make every result wrong.
 pub const FAULTS: [Fault; 4] = [Fault::Scaled, Fault::Swapped, Fault::NaN, Fault::DoesNotCompile];
 
-/// Families of operators, each with a fault. A wrong sort and wrong lengths would give wrong
+/// Families of operators, each with a fault. Wrong sorts, lengths and lists would give wrong
 /// addresses, so these families use `DoesNotCompile`.
-pub const OPERATORS: [(Family, Fault); 40] = [
+pub const OPERATORS: [(Family, Fault); 42] = [
     (Family::RadixSort, Fault::DoesNotCompile),
     (Family::TopK, Fault::Scaled),
     (Family::LogSoftmax, Fault::NaN),
@@ -61,6 +61,8 @@ pub const OPERATORS: [(Family, Fault); 40] = [
     (Family::AbsentRows, Fault::Scaled),
     (Family::Lsh, Fault::Scaled),
     (Family::LshGradients, Fault::Scaled),
+    (Family::SelectedKeys, Fault::DoesNotCompile),
+    (Family::SelectedGradients, Fault::Scaled),
     (Family::Attentional, Fault::Scaled),
     (Family::AttentionalGradients, Fault::Scaled),
 ];

@@ -14,6 +14,7 @@ use wgpu_attention::{DType, Shape, TensorView};
 use crate::harness::classify::classified;
 use crate::harness::linear::{LinearCase, LinearSetup};
 use crate::harness::positions::{self, normals};
+use crate::harness::selected::{SelectedCase, SelectedSetup};
 use crate::harness::{
     Ask, Bed, Case, Count, Data, FORMS, HostData, Kind, Layout, Report, Rules, Setup, Weights, attentional,
     defaults, linformer, local, lsh,
@@ -175,6 +176,13 @@ fn other_attentions_of_many() {
     let hashed = LshShape { batch: MANY, heads: 1, length: 3, head_dim: 4, value_dim: 4 };
     let hashed = lsh::Case::random("many", hashed, [1, 2, 2]);
     report.record("lsh", &"", hashed.outcome(&lsh::Setup::plain(profile, form, layout)));
+    for q_len in [1, MANY] {
+        let shape = Shape { batch: MANY / q_len, q_len, ..SHAPE };
+        let case = SelectedCase::random(format!("selected, {q_len} queries"), shape, [1, 1], 1);
+        let setup = SelectedSetup::plain(profile, form);
+        report.record(&case.case.name, &setup, case.forward(&setup, false).map(|ran| ran.ratio));
+        report.record(&case.case.name, &setup, case.backward(&setup).map(|(ratio, _)| ratio));
+    }
     let linear = LinearCase::random("linear", SHAPE, FeatureMap::Elu, false);
     let f32 = DType::F32;
     let setup = LinearSetup { profile, form, dtype: f32, gradient: f32, layout, accumulates: false };

@@ -30,6 +30,7 @@ use crate::harness::merge::{Cut, merged};
 use crate::harness::positions::axes_places;
 use crate::harness::positions::{Setup, normals};
 use crate::harness::recurrent::{RecurrentCase, RecurrentSetup};
+use crate::harness::selected::{SelectedCase, SelectedSetup};
 use crate::harness::{
     Case, HostData, Layout, Profile, Rules, attentional, linformer, local, lsh, row_stages, stacks,
 };
@@ -61,6 +62,8 @@ pub enum Other {
     Recurrent(Box<RecurrentCase>, DType, Target),
     /// Scores, best keys and gradients of an indexer, of one type of queries and keys.
     Indexer(Box<IndexerCase>, DType, Target),
+    /// Attention to selected keys and its gradients.
+    Selected(Box<SelectedCase>, DType, Target),
     /// An attentional vector and its gradients, of one type.
     Attentional(DType),
     /// Attention around positions, and its gradients, of one type.
@@ -188,6 +191,14 @@ impl Other {
                 let ratio = case.forward_async(&setup).await?.ratio;
                 Ok(ratio.max(case.backward_async(&setup).await?.0))
             }
+            Other::Selected(case, dtype, form) => {
+                let case = case.stored(*dtype).with(|_| {});
+                let (form, gradient, layout) = (*form, *dtype, Layout::Window(7));
+                let accumulates = *dtype == DType::F32;
+                let setup = SelectedSetup { profile, form, dtype: *dtype, gradient, layout, accumulates };
+                let ratio = case.forward_async(&setup, *dtype == DType::F16).await?.ratio;
+                Ok(ratio.max(case.backward_async(&setup).await?.0))
+            }
             Other::Attentional(dtype) => {
                 let (sizes, layout) = ([2, 5, 12, 8, 20], Layout::Window(7));
                 attentional::outcome_async(sizes, *dtype, layout, Target::Auto, true, profile).await
@@ -307,6 +318,37 @@ fn recurrent_cases() -> Vec<(&'static str, Other)> {
         ("recurrent, GLA, cpu", recurrent(named(shape, Decay::PerChannel, false), f32, cpu)),
         ("recurrent, packed sequences", recurrent(packed, f32, gpu)),
         ("recurrent, few tokens", recurrent(named(few, Decay::PerHead, true), f32, gpu)),
+    ]
+}
+
+/// Lists for all heads, key/value heads and query heads; blocks, a window, sinks, latent values.
+fn selected_cases() -> Vec<(&'static str, Other)> {
+    let shape = Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 5, kv_len: 90, head_dim: 12, value_dim: 8 };
+    let latent_shape = Shape { batch: 1, kv_heads: 1, ..shape };
+    let one = Shape { q_len: 1, ..shape };
+    let [f32, f16, bf16] = [DType::F32, DType::F16, DType::BF16];
+    let [gpu, cpu] = [Target::Gpu, Target::Software];
+    let of = |name: &str, shape, lists, block| {
+        SelectedCase::random(name, shape, lists, block).with(|c| c.case.rules.causal = true)
+    };
+    let with_sinks = |case: SelectedCase| {
+        case.with(|c| {
+            c.window = 3;
+            c.case.rules.sinks = Some(HostData::new(vec![0.5, -1.0, 0.25, 1.5], [1, 4, 1, 1]));
+        })
+    };
+    let latent = |case: SelectedCase| case.with(|c| c.latent = true);
+    let shared = |shape| of("selected", shape, [1, 14], 1);
+    let selected = |case: SelectedCase, dtype, form| Other::Selected(Box::new(case), dtype, form);
+    vec![
+        ("selected keys", selected(shared(shape), f32, gpu)),
+        ("selected keys, cpu", selected(with_sinks(shared(shape)), f32, cpu)),
+        ("selected keys of key/value heads", selected(of("kv heads", shape, [2, 9], 1), f16, gpu)),
+        ("selected keys of query heads, cpu", selected(of("heads", shape, [4, 9], 1), bf16, cpu)),
+        ("selected blocks", selected(with_sinks(of("blocks", shape, [2, 4], 8)), bf16, gpu)),
+        ("selected keys, latent", selected(latent(of("latent", latent_shape, [1, 14], 1)), f32, gpu)),
+        ("selected keys, latent, cpu", selected(latent(of("latent", latent_shape, [1, 14], 1)), f16, cpu)),
+        ("selected keys, one query", selected(shared(one), f32, gpu)),
     ]
 }
 
@@ -489,6 +531,7 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
     cases.extend(linear_cases());
     cases.extend(recurrent_cases());
     cases.extend(indexer_cases());
+    cases.extend(selected_cases());
     // A slow compiler takes half a minute for its kernels, so the check runs once per driver.
     if profile.name != "defaults" {
         cases.push(("check of the kernels", Other::Check));

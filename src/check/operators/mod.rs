@@ -18,6 +18,8 @@ mod recurrent;
 mod rows;
 #[cfg(feature = "selected-attention")]
 mod selected;
+#[cfg(feature = "selected-attention")]
+mod selected_keys;
 
 use super::data::Outcome;
 use crate::device::Family;
@@ -86,6 +88,8 @@ operators! {
     AbsentRows => linformer::forward, "linformer";
     Lsh => lsh::forward, "lsh";
     LshGradients => lsh::gradients, "lsh";
+    SelectedKeys => selected_keys::forward, "selected-attention";
+    SelectedGradients => selected_keys::gradients, "selected-attention";
     Attentional => layers::attentional, "layers";
     AttentionalGradients => layers::attentional_gradients, "layers";
 }

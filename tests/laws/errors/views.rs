@@ -31,7 +31,10 @@ use wgpu_attention::rows::{
     MeanPoolForward, Norm, NormBackward, NormConfig, NormForward, NormGate, NormWeights, PoolMask, RadixSort,
     Sort, TopK, TopKForward, WeightNorm, WeightNormForward,
 };
-use wgpu_attention::selected::{Indexer, IndexerBackward, IndexerForward};
+use wgpu_attention::selected::{
+    Indexer, IndexerBackward, IndexerForward, SelectedAttention, SelectedBackward, SelectedConfig,
+    SelectedForward,
+};
 use wgpu_attention::{Backward, TransformerDecoder, TransformerEncoder};
 
 use super::*;
@@ -78,7 +81,7 @@ const LSE: [usize; 4] = [1, 2, 6, 1];
 const ROWS: [usize; 4] = [2, 1, 6, 8];
 
 /// One call of each operator, with all its tensors.
-const CALLS: [(&str, Call); 31] = [
+const CALLS: [(&str, Call); 33] = [
     ("attention", |p, v, _| {
         let mask = Mask::causal().lengths(v.u32([1, 1, 1, 1])).bias(v.f32([1, 2, 6, 6]));
         let keep = Dropout::Given { p: 0.5, keep: v.of(DType::Bool, [1, 2, 6, 6]) };
@@ -190,6 +193,23 @@ const CALLS: [(&str, Call); 31] = [
         let call = LshForward::new(v.f32(wide), v.f32(wide), rotations, buckets, v.f32(wide));
         let operator = LshAttention::with_pipelines(p, LshConfig::new(2, 8, 2, 4, 8))?;
         operator.scratch_size(&call.lse(v.f32([1, 2, 24, 1]))).map(drop)
+    }),
+    ("selected", |p, v, _| {
+        let [q, k, value, out] = [(); 4].map(|()| v.f32(HEADS));
+        let mask = Mask::causal().lengths(v.u32([1, 1, 1, 1])).sink_logits(v.f32([1, 2, 1, 1]));
+        let call = Forward::new(q, k, value, out).mask(mask).lse(v.f32(LSE));
+        let call = SelectedForward::new(call, v.u32([1, 1, 6, 3])).weights(v.f32([1, 2, 6, 3]));
+        let config = SelectedConfig::new(Config::new(2, 8)).window(2);
+        SelectedAttention::with_pipelines(p, config)?.scratch_size(&call).map(drop)
+    }),
+    ("selected backward", |p, v, _| {
+        let [q, k, value, out, d_out] = [(); 5].map(|()| v.f32(HEADS));
+        let mask = Mask::causal().sink_logits(v.f32([1, 2, 1, 1]));
+        let call = Backward::new(Forward::new(q, k, value, out).mask(mask).lse(v.f32(LSE)), d_out);
+        let call = call.d_q(v.f32(HEADS)).d_k(v.f32(HEADS)).d_v(v.f32(HEADS)).d_lse(v.f32(LSE));
+        let call = SelectedBackward::new(call.d_sinks(v.f32([1, 2, 1, 1])), v.u32([1, 2, 6, 3]));
+        let operator = SelectedAttention::with_pipelines(p, SelectedConfig::new(Config::new(2, 8)))?;
+        operator.backward_scratch_size(&call).map(drop)
     }),
     ("radix sort", |p, v, _| {
         let [keys, order, ranks] = [(); 3].map(|()| v.u32([1, 2, 2, 24]));

@@ -26,7 +26,10 @@ use wgpu_attention::rows::{
     MeanPool, MeanPoolBackward, MeanPoolForward, Norm, NormBackward, NormConfig, NormForward, PoolMask,
     RadixSort, Sort, TopK, TopKForward,
 };
-use wgpu_attention::selected::{Indexer, IndexerBackward, IndexerForward};
+use wgpu_attention::selected::{
+    Indexer, IndexerBackward, IndexerForward, SelectedAttention, SelectedBackward, SelectedConfig,
+    SelectedForward,
+};
 use wgpu_attention::{
     Attention, Backward, Cache, CacheConfig, Config, DType, Error, Forward, Gpu, Linear, Projection, Scratch,
     ScratchSize, TensorView,
@@ -110,6 +113,16 @@ fn outcomes(gpu: &Gpu, batch: usize, length: usize) -> Outcomes {
     let call = LshBackward::new(call.lse(lse), d_out).d_qk(heads(6));
     let size = hashed.backward_scratch_size(&call);
     calls.record("lsh, backward", size, |e, s| hashed.backward(e, &call, s));
+
+    let config = SelectedConfig::new(Config::new(2, 8)).window(1);
+    let selected = SelectedAttention::with_pipelines(pipelines, config).expect("an operator");
+    let indices = of(9, DType::U32, [batch, 1, length, 3]);
+    let attended = Forward::new(q, k, v, out).lse(lse);
+    let call = SelectedForward::new(attended, indices).weights(f32(10, [batch, 2, length, 3]));
+    calls.record("selected", selected.scratch_size(&call), |e, s| selected.forward(e, &call, s));
+    let call = SelectedBackward::new(Backward::new(attended, d_out).d_k(heads(6)), indices);
+    let size = selected.backward_scratch_size(&call);
+    calls.record("selected, backward", size, |e, s| selected.backward(e, &call, s));
 
     let local = LocalAttention::with_pipelines(pipelines, LocalConfig::new(2, 8, 1)).expect("an operator");
     let call = LocalForward::new([q, k, v], rows(9), out);

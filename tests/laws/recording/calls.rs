@@ -30,10 +30,13 @@ use wgpu_attention::rows::{
     NormWeights, PoolMask, RadixSort, Sort, TopK, TopKForward, WeightNorm, WeightNormBackward,
     WeightNormForward,
 };
-use wgpu_attention::selected::{Indexer, IndexerBackward, IndexerForward};
+use wgpu_attention::selected::{
+    Indexer, IndexerBackward, IndexerForward, SelectedAttention, SelectedBackward, SelectedConfig,
+    SelectedForward,
+};
 use wgpu_attention::tuning::Family;
 use wgpu_attention::tuning::Family::*;
-use wgpu_attention::{Error, Prepared, Recorder, TransformerDecoder, TransformerEncoder};
+use wgpu_attention::{Backward, Error, Prepared, Recorder, TransformerDecoder, TransformerEncoder};
 
 use super::bench::{How, call, reshaped, with_separate_buffers_and_one, within_defaults};
 use super::*;
@@ -430,6 +433,30 @@ fn attention_of_other_kinds() {
             "LSH backward",
             &needs,
             call!(lsh, [backward, prepare_backward], &back, &wrong, &mut scratch),
+        );
+
+        let config = SelectedConfig::new(Config::new(2, 8)).window(1);
+        let selected = SelectedAttention::with_pipelines(pipelines, config).expect("an operator");
+        let indices = b.numbers([1, 1, 6, 3]);
+        let of = |out| {
+            let forward = Forward::new(q, k, v, out).mask(Mask::causal()).lse(b.written(1, [1, 2, 6, 1]));
+            SelectedForward::new(forward, indices).weights(b.written(2, [1, 2, 6, 3]))
+        };
+        let (call, wrong) = (of(out), of(q));
+        let mut scratch = b.scratch(selected.scratch_size(&call));
+        b.check(
+            "selected attention",
+            &[SelectedKeys],
+            call!(selected, [forward, prepare], &call, &wrong, &mut scratch),
+        );
+        let attended = Forward::new(q, k, v, b.read(4, wide)).mask(Mask::causal()).lse(lse);
+        let of = |d_k| Backward::new(attended, d_out).d_q(out).d_k(d_k).d_v(written[1]);
+        let [back, wrong] = [written[0], k].map(|d_k| SelectedBackward::new(of(d_k), indices));
+        let mut scratch = b.scratch(selected.backward_scratch_size(&back));
+        b.check(
+            "selected attention backward",
+            &[SelectedKeys, SelectedGradients, RowStats],
+            call!(selected, [backward, prepare_backward], &back, &wrong, &mut scratch),
         );
 
         let low = Linformer::with_pipelines(pipelines, Config::new(2, 8), 4).expect("an operator");

@@ -12,6 +12,7 @@ use wgpu_attention::recurrent::{Decay, RecurrentAttention, RecurrentConfig, Recu
 use wgpu_attention::rows::{
     LogSoftmax, LogSoftmaxForward, Norm, NormConfig, NormForward, NormWeights, TopK, TopKForward,
 };
+use wgpu_attention::selected::{SelectedAttention, SelectedBackward, SelectedConfig, SelectedForward};
 use wgpu_attention::{
     Backward, Cache, CacheConfig, Error, Prepared, Projection, Recorder, TransformerDecoder,
     TransformerEncoder, inspect,
@@ -188,6 +189,23 @@ fn of_attention(z: &Zeros, rows: &mut Rows) {
         let count = z.prepared(|| recurrent.prepare(&call, &mut scratch));
         rows.push((name, count.to_string()));
     }
+    let config = Config::new(8, 64).kv_heads(1);
+    let selected = SelectedAttention::with_pipelines(&z.pipelines, SelectedConfig::new(config).window(16));
+    let selected = selected.expect("an operator");
+    let kv = z.read([1, 1, 512, 64]);
+    let indices = TensorView::new(&z.read, DType::U32, [1, 1, 512, 64]);
+    let attended = Forward::new(z.read(wide), kv, kv, z.written(0, wide)).mask(Mask::causal());
+    let call = SelectedForward::new(attended, indices);
+    let mut scratch = z.scratch(selected.scratch_size(&call));
+    let count = z.prepared(|| selected.prepare(&call, &mut scratch));
+    rows.push(("selected attention, 512 queries with 80 keys each", count.to_string()));
+    let attended = attended.lse(z.read([1, 8, 512, 1]));
+    let d_kv = |n| z.written(n, [1, 1, 512, 64]);
+    let back = Backward::new(attended, z.read(wide)).d_q(z.written(1, wide)).d_k(d_kv(2)).d_v(d_kv(3));
+    let call = SelectedBackward::new(back, indices);
+    let mut scratch = z.scratch(selected.backward_scratch_size(&call));
+    let count = z.prepared(|| selected.prepare_backward(&call, &mut scratch));
+    rows.push(("selected attention, backward", count.to_string()));
 }
 
 fn of_rows_and_products(z: &Zeros, rows: &mut Rows) {

@@ -1,6 +1,7 @@
 //! Selected attention: vectors, shapes, lists and gradients.
 
 mod caches;
+mod errors;
 pub mod indexer;
 
 use wgpu_attention::reference::compare::compare;
@@ -329,6 +330,26 @@ fn runs_match_reference() {
         let case = case.with(|c| c.case.rules.causal = true);
         let setup = plain(form);
         report.record(&case.case.name, &setup, case.backward(&setup).map(|(ratio, _)| ratio));
+    }
+    report.finish();
+}
+
+/// Sinks of each sequence, with one query or several of each.
+#[test]
+fn sinks_of_sequences_match_reference() {
+    let mut report = Report::new("selected attention, sinks of sequences");
+    for (n, q_len) in [1, 6].into_iter().enumerate() {
+        let name = format!("{q_len} queries");
+        let case = SelectedCase::random(name, shape([3, 4, 2, q_len, 50, 16, 12]), [1, 12], 1).with(|c| {
+            c.case.rules.causal = true;
+            c.case.rules.sinks = Some(HostData::new(Rng::named("sinks").normals(12), [3, 4, 1, 1]));
+        });
+        for accumulates in [false, true] {
+            let setup = SelectedSetup { accumulates, ..plain(FORMS[n]) };
+            let judged =
+                case.forward(&setup, false).and_then(|ran| Ok(ran.ratio.max(case.backward(&setup)?.0)));
+            report.record(&case.case.name, &setup, judged);
+        }
     }
     report.finish();
 }
