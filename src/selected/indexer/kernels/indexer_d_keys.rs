@@ -24,6 +24,8 @@ kernel! {
         all_queries: u32,
         heads: u32,
         queries: u32,
+        /// Queries whose products are computed together.
+        group: u32,
         head_dim: u32,
         /// The first key of the dispatch.
         first_key: u32,
