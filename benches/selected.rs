@@ -1,8 +1,8 @@
 //! `scripts/gpu cargo bench --bench selected [-- --quick]`
 //!
-//! Measures top-k for several k, in reads of the rows by a copy. Measures the indexer without and
-//! with its selection, compared with the same product by `Projection`, whose result is not summed
-//! over heads. It prints the least time of interleaved rounds.
+//! Measures top-k for several k, compared with a copy of the rows. Measures the indexer, compared
+//! with the same product by `Projection`. The result of that product is not summed over heads. It
+//! prints the least time of interleaved rounds.
 
 use common::bed::Bed;
 use common::settings::quick;

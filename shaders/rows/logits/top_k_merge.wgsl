@@ -1,5 +1,5 @@
-// The last steps of a top-k with a very large k: each merges sorted runs in pairs, until one run is
-// the whole row. An element finds its place by a binary search in the other run of its pair.
+// The last steps of a top-k with a very large k. Each step merges sorted runs in pairs, until one
+// run is the whole row. An element finds its place by a binary search in the other run of its pair.
 //
 // x [batch, heads, length, columns]   values, indices [batch, heads, length, k]
 // pairs of a key and a column [rows, 2, k]
@@ -30,7 +30,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         while first < end {
             let middle = (first + end) / 2u;
             let pair = pair_at(from_row + middle);
-            // Of equal elements, those of the first run come first. Only elements of NONE are equal.
+            // Equal elements of the first run come first. Only elements of NONE are equal.
             if is_before(pair, own) || (run > other && !is_before(own, pair)) {
                 first = middle + 1u;
             } else {

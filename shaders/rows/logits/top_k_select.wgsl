@@ -1,15 +1,16 @@
 // The first step of a top-k with a large k: the k largest elements of every row, in any order.
 //
-// x [batch, heads, length, columns]
-// indices [batch, heads, length, k], or pairs of a key and a column [rows, 2, k], half 0
+// x [batch, heads, length, columns]   indices [batch, heads, length, k]
+// or, instead of indices, half 0 of pairs [rows, 2, k]: a key and a column
 //
 // A workgroup processes a row. It counts the first 11 bits of all keys (sort_key.wgsl), and finds
 // the bin of the k-th largest key. It then counts the next 11 bits of the keys of this bin. A third
 // read stores the keys whose first 22 bits are above those of the k-th key. Keys with equal bits
 // are candidates. Each candidate is compared with all others, and the best ones fill the result.
 //
-// If there are more than CANDIDATES of them, three more reads are necessary. They count the last
-// bits, then the keys that equal the k-th key in the columns of each invocation, and then store.
+// If there are more than CANDIDATES of them, three more reads are necessary. The first counts the
+// last bits. The second counts the keys that equal the k-th key, for each invocation's columns. The
+// third stores.
 //
 // Elements whose key is p.least or smaller are ignored. If there are fewer than k elements, the
 // rest of the result is NONE.
@@ -77,8 +78,8 @@ fn count_keys(row: Row, columns: u32, mask: u32, prefix: u32, shift: u32, lane: 
     workgroupBarrier();
 }
 
-// The bin of the counted key of this rank, from the largest on, and the number of keys in larger
-// bins. If fewer keys are counted, bin 0 and their number. No key is in bin 0 then.
+// The bin of the counted key with this rank, and the number of keys in larger bins. Rank 1 is the
+// largest key. If fewer keys are counted, bin 0 and their number. No key is in bin 0 then.
 fn find_bin(rank: u32, lane: u32) -> vec2<u32> {
     let each = BINS / LANES;
     let end = BINS - lane * each;
@@ -147,8 +148,8 @@ fn take_candidates(row: Row, count: u32, wanted: u32, lane: u32) {
     }
 }
 
-// Stores the best `wanted` keys with the bits of `limit`, of any number of such keys. columns: 0 if
-// there is nothing to do.
+// Stores the best `wanted` keys with the bits of `limit`, for any number of candidates. `columns`
+// is 0 if there is nothing to do.
 fn take_again(row: Row, columns: u32, limit: u32, wanted: u32, lane: u32) {
     count_keys(row, columns, HIGH, limit, 0u, lane);
     let last = find_bin(wanted, lane);

@@ -1,5 +1,5 @@
-// The second step of a top-k with a large k: sorts blocks of up to BLOCK results of a row. A bitonic
-// sort (Batcher 1968) in workgroup memory.
+// The second step of a top-k with a large k: sorts blocks of up to BLOCK results of a row. It is a
+// bitonic sort (Batcher 1968) in workgroup memory.
 //
 // x [batch, heads, length, columns]   values, indices [batch, heads, length, k]
 // pairs of a key and a column [rows, 2, k], half 0

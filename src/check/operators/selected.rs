@@ -1,12 +1,12 @@
 //! Problems of indexers: scores, the best keys of each query, and gradients.
 
-use crate::check::bench::{Bench, Tensor, both, equal, judged, judged_gradients, worse};
-use crate::check::data::Outcome;
+use crate::check::bench::{Bench, Both, Tensor, both, equal, judged_gradients, worse};
+use crate::check::data::{Outcome, judge};
 use crate::gpu::Gpu;
 use crate::mask::Mask;
 use crate::reference::{self, IndexerInputs};
 use crate::selected::{Indexer, IndexerBackward, IndexerForward};
-use crate::tensor::{Error, Shape};
+use crate::tensor::{DType, Error, Real, Shape};
 
 /// Heads and keys that do not fill a tile.
 const SHAPE: Shape =
@@ -20,6 +20,11 @@ fn inputs(bench: &Bench) -> Result<[Tensor; 3], Error> {
     Ok([bench.noise(SHAPE.q(), 1)?, bench.noise(SHAPE.k(), 2)?, bench.noise([batch, 1, q_len, heads], 3)?])
 }
 
+/// Returns scores with a finite number, below all others, for keys that are not permitted.
+fn seen<R: Real>(scores: &[R]) -> Vec<R> {
+    scores.iter().map(|x| if *x == R::neg_infinity() { R::of(-16.0) } else { *x }).collect()
+}
+
 pub(super) async fn forward(gpu: &Gpu) -> Result<Outcome, Error> {
     let bench = Bench::new(gpu);
     let [q, k, w] = inputs(&bench)?;
@@ -31,13 +36,16 @@ pub(super) async fn forward(gpu: &Gpu) -> Result<Outcome, Error> {
     let mut scratch = bench.scratch(indexer.scratch_size(&call)?)?;
     bench.run("an indexer", |encoder| indexer.forward(encoder, &call, &mut scratch)).await?;
     // The best keys are those of the scores on the device.
-    let want = reference::indexer_indices(&scores.read(gpu).await?, kv_len, BEST)?;
+    let got = scores.read(gpu).await?;
+    let want = reference::indexer_indices(&got, kv_len, BEST)?;
     let of_best = equal(&best.read(gpu).await?, &want);
     let both = both!(|q, k, w| {
         let inputs = IndexerInputs { q, k, w, scale: SCALE.into(), mask: Mask::causal() };
         [reference::indexer_scores(&inputs, SHAPE)?]
     });
-    Ok(worse(judged(gpu, [&scores], both).await?, of_best))
+    let ([want], [naive]): Both<1> = both;
+    let of_scores = judge(&seen(&got), &seen(&want), &seen(&naive), DType::F32);
+    Ok(worse(of_scores, of_best))
 }
 
 pub(super) async fn gradients(gpu: &Gpu) -> Result<Outcome, Error> {

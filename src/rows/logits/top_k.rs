@@ -119,8 +119,8 @@ impl TopK {
         self
     }
 
-    /// Returns the temporary memory that `call` needs: 16 bytes for each result if k is larger than
-    /// [`MAX_TOP_K`], and none otherwise.
+    /// Returns the temporary memory that `call` needs. If k is larger than [`MAX_TOP_K`], it is 16
+    /// bytes for each result. Otherwise it is none.
     ///
     /// # Errors
     /// See [`forward`](Self::forward).

@@ -1,7 +1,7 @@
 //! Dispatches of an indexer, from checked tensors.
 
 use super::kernels::indexer_d_keys::IndexerDKeysCall;
-use super::kernels::indexer_d_queries::IndexerDQueriesCall;
+use super::kernels::indexer_d_queries::{CHUNK, IndexerDQueriesCall};
 use super::kernels::indexer_ranges::{self, IndexerRangesCall};
 use super::kernels::indexer_scatter::IndexerScatterCall;
 use super::kernels::indexer_scores::{IndexerScoresCall, IndexerTiles};
@@ -333,6 +333,7 @@ impl<'a> Problem<'a> {
                 all_queries: q_len as u32,
                 heads: self.shape.heads as u32,
                 queries: queries as u32,
+                group: (CHUNK as usize / self.shape.heads).max(1) as u32,
                 head_dim: head_dim as u32,
                 first_key: 0,
                 adds: u32::from(i > 0),

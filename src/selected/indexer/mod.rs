@@ -49,10 +49,9 @@ use crate::tensor::{CallTensors, DType, Element, Error, Shape, expect};
 /// score is −∞ counts as not permitted. A key whose score is NaN counts as the best.
 ///
 /// The gradient of relu at 0 is 0. The gradients are computed in a fixed order, without atomics.
-/// They cost 4 · `head_dim` operations for each head and pair whose gradient is not 0, for `d_q`
-/// and `d_w` together, and as many for `d_k`. With lists of keys, `d_k` goes through a matrix of
-/// gradients for a span of queries, of at most 64 MiB. For each pair and head, it then also loads
-/// an element of this matrix.
+/// `d_q` and `d_w` together cost 4 · `head_dim` operations for each head and pair whose gradient is
+/// not 0. `d_k` costs as many. With lists of keys, `d_k` needs a matrix of gradients for a span of
+/// queries, of at most 64 MiB. It then also loads an element of this matrix for each pair.
 #[doc(alias = "lightning indexer")]
 #[doc(alias = "DSA")]
 #[derive(Clone, Debug)]

@@ -38,7 +38,7 @@ enum Content {
     /// Few distinct values, and NaN.
     Nan,
     Equal,
-    /// −∞, but for a few elements.
+    /// −∞, except for a few elements.
     Hidden,
 }
 
@@ -250,7 +250,7 @@ fn large_k_equals_reference() {
     for (n, (columns, k)) in sizes.into_iter().enumerate() {
         for (m, content) in contents.into_iter().enumerate() {
             let case = Case {
-                profile: if (n + m) % 3 == 0 { defaults() } else { full() },
+                profile: if (n + m).is_multiple_of(3) { defaults() } else { full() },
                 form: FORMS[(n + m) % 2],
                 layout: if m == 2 { Layout::Window(n as u64) } else { Layout::Dense },
                 shape: [1, 1, 2, columns],
@@ -258,7 +258,7 @@ fn large_k_equals_reference() {
                 spread: 1.0,
                 k,
                 content,
-                accumulates: m % 2 == 0,
+                accumulates: m.is_multiple_of(2),
                 seed: (10 * n + m) as u64,
             };
             report.record("top-k", &case, case.top_k());

@@ -170,7 +170,7 @@ impl Draw {
         }
         let [f32, f16, bf16] = [DType::F32, DType::F16, DType::BF16];
         let profile = if rng.chance(0.3) { defaults() } else { full() };
-        let group = (head_dim % 4 == 0 && rng.chance(0.25)).then(|| rng.pick(&[head_dim, 4]));
+        let group = (head_dim.is_multiple_of(4) && rng.chance(0.25)).then(|| rng.pick(&[head_dim, 4]));
         let setup = IndexerSetup {
             profile,
             form,

@@ -24,6 +24,8 @@ kernel! {
         all_queries: u32,
         heads: u32,
         queries: u32,
+        /// Queries whose products are computed together.
+        group: u32,
         head_dim: u32,
         /// The first key of the dispatch.
         first_key: u32,
@@ -41,8 +43,11 @@ impl Variant for IndexerDKeys {
     const LABEL: &'static str = "attention.indexer_d_keys";
 
     fn describe(&self) -> Kernel {
-        let parts =
-            [shader!("tensor/view"), shader!("selected/indexer/rows"), shader!("selected/indexer_d_keys")];
+        let parts = [
+            shader!("tensor/view"),
+            shader!("selected/indexer/rows"),
+            shader!("selected/indexer/indexer_d_keys"),
+        ];
         self.declare().u32("LANES", self.lanes).u32("CHUNK", CHUNK).kernel(&parts, self.lanes, 4 * CHUNK)
     }
 

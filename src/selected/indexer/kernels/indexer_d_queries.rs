@@ -42,9 +42,12 @@ impl Variant for IndexerDQueries {
     const LABEL: &'static str = "attention.indexer_d_queries";
 
     fn describe(&self) -> Kernel {
-        let parts =
-            [shader!("tensor/view"), shader!("selected/indexer/rows"), shader!("selected/indexer_d_queries")];
-        let memory = 8 * CHUNK + if self.d_w.is_some() { 4 * self.lanes } else { 0 };
+        let parts = [
+            shader!("tensor/view"),
+            shader!("selected/indexer/rows"),
+            shader!("selected/indexer/indexer_d_queries"),
+        ];
+        let memory = 8 * CHUNK + 4 * self.lanes;
         self.declare().u32("LANES", self.lanes).u32("CHUNK", CHUNK).kernel(&parts, self.lanes, memory)
     }
 

@@ -25,7 +25,7 @@ impl Variant for IndexerRanges {
 
     fn describe(&self) -> Kernel {
         let mask = self.mask.wgsl();
-        let parts = [shader!("tensor/view"), shader!("selected/indexer_ranges"), mask.as_str()];
+        let parts = [shader!("tensor/view"), shader!("selected/indexer/indexer_ranges"), mask.as_str()];
         self.declare().u32("WORKGROUP", WORKGROUP as u32).kernel(&parts, WORKGROUP as u32, 0)
     }
 

@@ -24,7 +24,7 @@ impl Variant for IndexerScatter {
     const LABEL: &'static str = "attention.indexer_scatter";
 
     fn describe(&self) -> Kernel {
-        let parts = [shader!("tensor/view"), shader!("selected/indexer_scatter")];
+        let parts = [shader!("tensor/view"), shader!("selected/indexer/indexer_scatter")];
         self.declare().u32("LANES", self.lanes).kernel(&parts, self.lanes, 0)
     }
 

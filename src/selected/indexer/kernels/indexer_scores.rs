@@ -97,7 +97,7 @@ impl Variant for IndexerScores {
 
     fn describe(&self) -> Kernel {
         let declared = self.declare().bool("SCORES_IN_FOURS", self.store == Width::Four);
-        let [view, stage] = [shader!("tensor/view"), shader!("selected/indexer_scores")];
+        let [view, stage] = [shader!("tensor/view"), shader!("selected/indexer/indexer_scores")];
         match self.tiles {
             IndexerTiles::Gpu { heads } => {
                 declared.u32("TILE", TILE).u32("TILE_K", TILE_K).u32("HEADS", heads).kernel(

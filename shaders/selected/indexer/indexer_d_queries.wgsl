@@ -9,8 +9,8 @@
 // d_scores [batch, 1, queries, keys], or [batch, 1, queries, k] with indices of the same shape
 //
 // A workgroup processes a head of a query, and LANES vectors of channels. It computes the products
-// of CHUNK keys, an invocation for each, then adds the rows of these keys, an invocation for four
-// channels. Keys outside the range of the query, and keys with a gradient of 0, are skipped.
+// of CHUNK keys, an invocation for each. It then adds the rows of these keys, an invocation for
+// four channels. Keys outside the range of the query, and keys with a gradient of 0, are skipped.
 //
 // Constants: LANES, CHUNK.
 //
