@@ -1,9 +1,9 @@
 //! `scripts/gpu cargo bench --bench selected_attention [-- --quick]`
 //!
-//! Measures attention to selected keys, with keys in random order over the whole sequence. It prints
-//! the least time of interleaved rounds. It compares it with attention of the same queries to as
-//! many keys at the start of the sequence, plus the time to read the selected rows at the rate of a
-//! copy. It also prints the ratio of the backward pass to the forward pass.
+//! Measures attention to selected keys, which are in random order over the whole sequence. It
+//! prints the least time of interleaved rounds. The yardstick is attention of the same queries to
+//! as many keys at the start of the sequence. A copy's time for the selected rows is added. It also
+//! prints the ratio of the backward pass to the forward pass.
 
 use common::bed::Bed;
 use common::settings::quick;

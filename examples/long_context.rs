@@ -1,8 +1,9 @@
 //! Generates tokens after a context of 131,072 tokens, with attention to selected keys.
 //!
 //! The keys and values are in a paged cache. For each token, an indexer scores all keys with a few
-//! small heads and selects 512 of them. Attention then reads these keys and the last 64. The program
-//! prints tokens per second, with those of attention to all keys, and the difference of the results.
+//! small heads and selects 512 of them. Attention then reads these keys and the last 64. The
+//! program prints tokens per second, compared with attention to all keys. It also prints the
+//! difference of the results.
 //!
 //! Keys, values and queries are random. Each query resembles one earlier key, as in a model that
 //! recalls a token of its context.

@@ -3,18 +3,19 @@
 // indices [batch, list heads, queries, count]: keys, or blocks of p.block keys. A number past the
 // last key or block names no key; so does −1.
 //
-// A list has the keys that indices name and the last p.window keys up to the query's position,
-// except the keys that the mask hides. The order is rising, so equal sets are equal lists.
+// A list has the keys that indices name and the last p.window keys up to the query's position. The
+// mask hides some of them. The order is rising, so equal sets are equal lists.
 //
-// lists: for each query, p.list_heads · p.heads_each lengths, then a list of p.room keys for each
-// list head. map, if present: for each list, two words for every 32 keys: the keys that it has, as
-// bits, and the number of its keys before them.
+// lists [queries, row]: p.list_heads · p.heads_each lengths, then p.room keys for each list head.
+//
+// map [queries, list heads, words, 2], if present. A pair of words is for 32 keys: the list's keys
+// as bits, and the number of the list's keys before them.
 //
 // Constants: LANES   invocations of a workgroup, which writes one list
 //
 // Bindings (declared by the host): indices, lists, map and sequence_table if there are any; the
 // mask's. Bytes: indices, and each list once. A workgroup passes over the bits of all keys, 65536
-// at a time: the operations are a few for each 32 keys and for each index.
+// at a time. It has a few operations for each 32 keys and for each index.
 
 const RANGE_WORDS: u32 = 2048u;
 const RANGE: u32 = 32u * RANGE_WORDS;

@@ -1,19 +1,20 @@
 // The gradients of keys or values: sums of the terms of all queries that have a key in their lists.
 //
-// map: for each query and list head, two words for every 32 keys (selected_keys.wgsl)
-// terms [queries, call heads, room, channels], values of the same kind with fewer channels: they are
-// added to the first channels
-// sums [batch, kv_heads, kv_len, channels]: sums over earlier queries
-// out [batch, kv_heads, kv_len, channels]
+// map [queries, list heads, words, 2], as in selected_keys.wgsl
+//
+// terms [queries, call heads, room, channels]. The values have fewer channels, and are added to the
+// first ones.
+//
+// sums, out [batch, kv_heads, kv_len, channels]. The sums are over earlier queries.
 //
 // A workgroup sums CHANNEL_LANES · 4 channels of 32 keys. An invocation has every KEY_LANES-th of
 // the keys. It goes over the queries in order, so every run gives the same bits.
 //
 // Constants: CHANNEL_LANES, KEY_LANES   invocations of a workgroup, by channels and by keys
 //
-// Bindings (declared by the host): map, terms, values if there are any; sums unless these queries
-// are all queries; out for the last queries. Bytes: terms, values and sums once, and two words of
-// each query for 32 keys.
+// Bindings (declared by the host): map, terms, values if there are any. Then sums unless these
+// queries are all queries, and out for the last queries. Bytes: terms, values and sums once, and
+// two words of each query for 32 keys.
 
 const KEYS: u32 = 32u;
 const EACH: u32 = KEYS / KEY_LANES;

@@ -1,5 +1,5 @@
-//! The dispatches of a call: lists of keys, attention with each query as a batch entry, and sums of
-//! the gradients of keys.
+//! The dispatches of a call. First come lists of keys, then attention with each query as a batch
+//! entry. Sums of the gradients of keys follow.
 
 use super::kernels::selected_keys::{LANES, SelectedKeysCall};
 use super::kernels::selected_sums::{Lanes, SelectedSumsCall};
@@ -242,8 +242,8 @@ impl<'a> SelectedBackwardProblem<'a> {
         TensorView::with_layout(t.buffer, t.dtype, layout)
     }
 
-    /// The attention of a run: gradients of queries, and terms of the gradients of keys. If the call
-    /// accumulates, they are separate problems, because terms are written.
+    /// The attention of a run: gradients of queries, and terms of the gradients of keys. If the
+    /// call accumulates, they are separate problems, because terms are written.
     fn attention(&self, run: Run, part: &impl Fn(Slot) -> &'a wgpu::Buffer) -> Vec<BackwardProblem<'a>> {
         let selection = &self.selection;
         let plan = &selection.plan;

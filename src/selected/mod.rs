@@ -28,13 +28,13 @@ use crate::tensor::{CallTensors, DType, Element, Error, Shape, TensorView, check
 /// branch of NSA and MoBA.
 ///
 /// The keys of a query are the keys that its indices name and the last
-/// [`window`](SelectedConfig::window) keys, except the keys that the mask hides. They are a set: a
-/// key counts once, also if it is named twice. The softmax covers the set, and the mask's sink
-/// logits. A query without keys has output 0, lse −∞ and no gradient.
+/// [`window`](SelectedConfig::window) keys. The mask hides some of them. They are a set: a key
+/// counts once, also if it is named twice. The softmax covers the set, and the mask's sink logits.
+/// A query without keys has output 0, lse −∞ and no gradient.
 ///
 /// A first kernel sorts the keys of each query. The kernels of [`Attention`] then read the keys
-/// through these lists, with the heads that share a list as the rows of a tile. A query of any
-/// order and form of its indices gives the same bits.
+/// through these lists. The heads that share a list are the rows of a tile. Indices of the same set
+/// give the same bits.
 ///
 /// ```no_run
 /// # fn f(device: &wgpu::Device, encoder: &mut wgpu::CommandEncoder, [q, kv, indices, out]:
@@ -94,8 +94,9 @@ impl SelectedAttention {
         self.attention.pipelines()
     }
 
-    /// Returns the temporary memory that `call` needs: the lists, at most 64 MiB, and partial sums
-    /// if few queries have long lists. Calls with longer lists go over the queries in parts.
+    /// Returns the temporary memory that `call` needs. The lists take at most 64 MiB: a call with
+    /// longer lists goes over the queries in parts. If few queries have long lists, partial sums
+    /// come in addition.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -107,8 +108,9 @@ impl SelectedAttention {
     ///
     /// # Errors
     /// Any error that [`Error`] lists for tensors, masks, options and scratch.
-    /// [`Error::Unsupported`] for a mask that changes scores, for dropout, for a ring cache, and for
-    /// a rule that differs by head if heads share a list. After an error, nothing has been recorded.
+    /// [`Error::Unsupported`] means a mask that changes scores, dropout, or a ring cache. It also
+    /// means a rule that differs by head if heads share a list. After an error, nothing has been
+    /// recorded.
     pub fn forward(
         &self,
         into: &mut impl Recorder,

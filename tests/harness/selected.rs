@@ -16,7 +16,7 @@ use super::run::{Layout, Placed, PlacedRules, place_values};
 /// The gradients of a call, in the order of their tensors.
 pub const GRADIENTS: [&str; 4] = ["d_q", "d_k", "d_v", "d_sinks"];
 
-/// A problem of selected attention. In a latent case, the values are the first channels of the keys.
+/// A problem of selected attention. In a latent case, values are the first channels of the keys.
 #[derive(Clone, Debug)]
 pub struct SelectedCase {
     pub case: Case,

@@ -22,11 +22,11 @@
 //
 // Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim;
 // FULL, FULL_IS_PLAIN, HAS_BLOCKS, HAS_DROPOUT, HEAD_VECTORS, HIDDEN, HIDES_TILES, KEYS, LANES,
-// LISTED, LOWEST, PER_PAIR_MASK, RESCALE_THRESHOLD, ROWS, RUN, SEEN_IS_PLAIN, SPLITS, UNIT, VALUE_VECTORS;
-// Query; all_finite, any_nan, apply_dropout, block_of_row, documents_of_rows, finish_checked,
-// first_seen_run, hides_by_query, k_last, k_source, k_whole, key_row, map_row, mask_mod, q_at4,
-// query_of_row, repaired, rescale_of, row_state, rows_key_range, score_mod, split_keys, store_row,
-// tile_column_state, v_last, v_source, v_whole, view_at, weight_of.
+// LISTED, LOWEST, PER_PAIR_MASK, RESCALE_THRESHOLD, ROWS, RUN, SEEN_IS_PLAIN, SPLITS, UNIT,
+// VALUE_VECTORS; Query; all_finite, any_nan, apply_dropout, block_of_row, documents_of_rows,
+// finish_checked, first_seen_run, hides_by_query, k_last, k_source, k_whole, key_row, map_row,
+// mask_mod, q_at4, query_of_row, repaired, rescale_of, row_state, rows_key_range, score_mod,
+// split_keys, store_row, tile_column_state, v_last, v_source, v_whole, view_at, weight_of.
 // Gives: main.
 
 const LANE_ROWS: u32 = ROWS / LANES;

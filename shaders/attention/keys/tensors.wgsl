@@ -9,8 +9,8 @@
 // vec4 loads, it also tells that the index is aligned. WIDE: indices reach 2^28.
 const INDEX: u32 = select(0xffffffffu, select(0x0fffffffu, 0x0ffffffcu, IN_FOURS), !WIDE);
 
-// The rows of one sequence and head. unit is the stride of channels, col the first channel. list is
-// the list of a query's keys, if the call has lists.
+// The rows of one sequence and head. unit is the stride of channels, col the first channel. If the
+// call has lists, list is the list of a query's keys.
 struct Source {
     base: u32,
     step: u32,

@@ -99,8 +99,8 @@ pub(crate) struct BackwardProblem<'a> {
     /// True if `out` and `lse` cover more keys than this call. Weights are then not normalised
     /// again.
     pub partial: bool,
-    /// The list of each query's keys, in the tensor of the lengths rule. Each batch entry is a query,
-    /// and d_k and d_v have a row for each element of a list.
+    /// The list of each query's keys, in the tensor of the lengths rule. Each batch entry is a
+    /// query, and d_k and d_v have a row for each element of a list.
     pub lists: Option<KeyLists>,
     pub scale: f32,
     pub softcap: Option<f32>,

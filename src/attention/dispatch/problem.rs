@@ -93,7 +93,8 @@ pub(crate) struct Problem<'a> {
     /// The vector of additive scores, `[1, heads or 1, 1, hidden]`. Without it, scores are scaled
     /// products.
     pub score_vector: Option<TensorView<'a>>,
-    /// The list of each query's keys, in the tensor of the lengths rule. Each batch entry is a query.
+    /// The list of each query's keys, in the tensor of the lengths rule. Each batch entry is a
+    /// query.
     pub lists: Option<KeyLists>,
     pub kernel_options: KernelOptions,
 }

@@ -5,8 +5,8 @@ use crate::kernel::shader;
 
 /// The places of the lists in the tensor of the lengths rule.
 ///
-/// A call attends to listed keys if each of its batch entries is one query. The lengths of a batch
-/// entry, one for each query head, stand in front of its lists, one for each key/value head.
+/// A call attends to listed keys if each of its batch entries is one query. The words of a
+/// batch entry are a length for each query head, then a list for each key/value head.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct KeyLists {
     /// Words of a batch entry.
