@@ -8,8 +8,8 @@
 //
 // lists [queries, row]: p.list_heads · p.heads_each lengths, then p.room keys for each list head.
 //
-// map [queries, list heads, words, 2], if present. A pair of words is for 32 keys: the list's keys
-// as bits, and the number of the list's keys before them.
+// map [queries, list heads, words, 2], if present. A pair of words is for 32 keys. It has the
+// list's keys as bits, and the number of the list's keys before them.
 //
 // Constants: LANES   invocations of a workgroup, which writes one list
 //
