@@ -69,6 +69,7 @@ impl<'a> Selection<'a> {
             row: plan.row() as u32,
             map_words: plan.words() as u32,
             layout_kind: self.layer.map(|layer| layer.cached.layout_kind),
+            mapped: map.is_some(),
             lanes: LANES[usize::from(!self.cpu)],
         };
         call.dispatch([run.queries, plan.list_heads, run.batches], device)
@@ -414,6 +415,8 @@ impl<'a> SelectedBackwardProblem<'a> {
             adds: u32::from(!starts),
             accumulates: u32::from(self.problem.accumulates),
             lanes,
+            with_values: values.is_some(),
+            with_sums: !(starts && ends),
         };
         let slices = channels.div_ceil(4 * lanes.channels as usize);
         pieces_of([plan.words(), slices, run.batches * kv_heads], device)

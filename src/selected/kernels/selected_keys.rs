@@ -44,6 +44,8 @@ kernel! {
     variant {
         /// The layout of the cache that has the keys.
         layout_kind: Option<LayoutKind>,
+        /// True if the kernel writes a map.
+        mapped: bool,
         lanes: u32,
     }
 }
@@ -76,10 +78,11 @@ impl Variant for SelectedKeys {
             map: None,
             mask: MaskVariant::default(),
             layout_kind: None,
+            mapped: false,
             lanes: LANES[1],
         };
         let mut all: Vec<_> = hiding_masks().map(|mask| SelectedKeys { mask, ..plain }).collect();
-        all.extend(LANES.map(|lanes| SelectedKeys { map: Some(Untyped), lanes, ..plain }));
+        all.extend(LANES.map(|lanes| SelectedKeys { map: Some(Untyped), mapped: true, lanes, ..plain }));
         all.extend([LayoutKind::Contiguous, LayoutKind::Paged].map(|layout_kind| {
             let cache = CacheVariant { storage: StorageKind::F32, layout_kind, groups: [1; 2] };
             let mask = MaskVariant::with_rules([Id::Causal]).in_cache(&cache);

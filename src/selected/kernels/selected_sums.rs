@@ -40,7 +40,12 @@ kernel! {
         /// 1 if the gradient is added to the contents of `out`.
         accumulates: u32,
     }
-    variant { lanes: Lanes, }
+    variant {
+        lanes: Lanes,
+        /// True if there are terms of values, and sums of other calls.
+        with_values: bool,
+        with_sums: bool,
+    }
 }
 
 /// Invocations of a workgroup, by channels and by keys.
@@ -83,6 +88,8 @@ impl Variant for SelectedSums {
                 sums: sums.then_some(Untyped),
                 out,
                 lanes,
+                with_values: values,
+                with_sums: sums,
             };
             let typed = FLOATS.map(|dtype| of(false, false, Some(dtype)));
             let f32 = Some(DType::F32);
