@@ -208,7 +208,8 @@ impl SelectedAttention {
             return Err(Error::Limit { what, needed: list_heads as u64, limit, name });
         }
         let sinks = usize::from(mask.has(Id::SinkLogits));
-        let needed = 6 + usize::from(layer.is_some()) + sinks;
+        // For attention q, k, v, out, lse and lists. For lists the indices, lists, and a map.
+        let needed = (6 + sinks).max(3 + mask.buffers() - sinks) + usize::from(layer.is_some());
         if needed > device.max_storage_buffers as usize {
             let (what, name) = ("storage buffers for this call", "max_storage_buffers_per_shader_stage");
             let limit = u64::from(device.max_storage_buffers);

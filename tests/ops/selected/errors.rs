@@ -10,7 +10,7 @@ use wgpu_attention::{
     TensorView,
 };
 
-use crate::harness::full;
+use crate::harness::{defaults, full};
 
 const Q: [usize; 4] = [2, 4, 5, 8];
 const K: [usize; 4] = [2, 2, 9, 8];
@@ -304,4 +304,18 @@ fn bad_backward_calls_are_errors() {
     assert!(operator.backward_scratch_size(&call).is_ok());
     let mut encoder = full().gpu.device().create_command_encoder(&Default::default());
     says(&operator.backward(&mut encoder, &call, &mut no_scratch()).expect_err("an error"), &["scratch"]);
+}
+
+#[test]
+fn too_many_tensors_are_errors() {
+    let b = Bench::new();
+    let operator = SelectedAttention::with_pipelines(defaults().gpu.pipelines(), config());
+    let operator = operator.expect("an operator");
+    let numbers = |n| b.numbers(n, [2, 1, 1, 1]);
+    let bools = |n, shape| b.typed(n, DType::Bool, shape);
+    let five = Mask::causal().lengths(numbers(7)).prefix(numbers(8)).query_offsets(numbers(9));
+    let five = five.attn_mask(bools(10, [2, 1, 5, 9])).key_padding_mask(bools(11, [2, 1, 1, 9]));
+    operator.scratch_size(&b.masked(five)).expect("eight buffers");
+    let error = operator.scratch_size(&b.masked(five.globals(bools(12, [2, 1, 1, 9]))));
+    says(&error.expect_err("nine buffers"), &["storage buffers", "needs 9", "8"]);
 }
