@@ -61,9 +61,10 @@ fn seen(query: Query, base: u32, word: u32) -> u32 {
 
 @compute @workgroup_size(LANES)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-    let g = group.y;
-    let b = p.batch + group.z;
-    let i = p.first + group.x;
+    let at = group + p.first.xyz;
+    let g = at.y;
+    let b = p.batch + at.z;
+    let i = p.query + at.x;
     let query = query_of(b, g * p.heads_each, i);
     if lane == 0u {
         let last = u32(max(query.position, -1) + 1);
@@ -72,9 +73,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         bounds = vec4<u32>(min(query.first, query.end), query.end, max(near, vec2<u32>(query.first)));
     }
     let range = workgroupUniformLoad(&bounds);
-    let row = (group.z * p.queries + group.x) * p.row;
+    let row = (at.z * p.queries + at.x) * p.row;
     let list = row + p.list_heads * p.heads_each + g * p.room;
-    let map_row = ((group.z * p.queries + group.x) * p.list_heads + g) * p.map_words * 2u;
+    let map_row = ((at.z * p.queries + at.x) * p.list_heads + g) * p.map_words * 2u;
     let first_key = select(range.x / RANGE * RANGE, 0u, HAS_MAP);
     let last_key = select(range.y, p.map_words * 32u, HAS_MAP);
     var total = 0u;
@@ -108,9 +109,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         }
         counts[lane] = count;
         workgroupBarrier();
-        var at = total;
+        var slot = total;
         for (var l = 0u; l < LANES; l++) {
-            at += select(0u, counts[l], l < lane);
+            slot += select(0u, counts[l], l < lane);
             total += counts[l];
         }
         for (var n = mine.x; n < mine.y; n++) {
@@ -118,11 +119,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             if HAS_MAP {
                 let o = map_row + (from_key / 32u + n) * 2u;
                 map_store(o, word);
-                map_store(o + 1u, at);
+                map_store(o + 1u, slot);
             }
             for (var rest = word; rest != 0u; rest &= rest - 1u) {
-                lists_store(list + at, from_key + 32u * n + firstTrailingBit(rest));
-                at += 1u;
+                lists_store(list + slot, from_key + 32u * n + firstTrailingBit(rest));
+                slot += 1u;
             }
         }
         workgroupBarrier();

@@ -12,7 +12,7 @@ use crate::attention::kernels::key_lists::KeyLists;
 use crate::cache::dispatch::CacheLayer;
 use crate::cache::kernels::cache::CacheParams;
 use crate::device::DeviceFacts;
-use crate::kernel::{Dispatch, Dispatches, Scratch, ScratchSize, Slot, Width, fits};
+use crate::kernel::{Dispatches, Scratch, ScratchSize, Slot, Width, fits};
 use crate::mask::kernels::{MaskParams, MaskVariant, Masked};
 use crate::mask::{DeviceMask, Id};
 use crate::tensor::{DType, Error, Layout, Shape, TensorView, Window};
@@ -38,14 +38,14 @@ impl<'a> Selection<'a> {
         TensorView::with_layout(t.buffer, t.dtype, layout)
     }
 
-    /// The dispatch that writes the lists of a run, and the map of keys for a backward pass.
+    /// The dispatches that write the lists of a run, and the map of keys for a backward pass.
     fn lists(
         &self,
         run: Run,
         lists: &'a wgpu::Buffer,
         map: Option<&'a wgpu::Buffer>,
         device: &DeviceFacts,
-    ) -> Dispatch<'a> {
+    ) -> Dispatches<'a> {
         let plan = &self.plan;
         let params = MaskParams::new(&self.mask, &plan.shape, 0, None, device);
         let variant = MaskVariant::of(&self.mask, false, false).scores_only();
@@ -57,8 +57,9 @@ impl<'a> Selection<'a> {
             map: map.map(|buffer| words(buffer, plan.map_words(run.rows()))),
             mask: Masked::new(variant, &self.mask, params, device),
             cache: self.layer.map_or(CacheParams::default(), |layer| layer.params),
+            first: [0; 4],
             batch: run.batch as u32,
-            first: run.first as u32,
+            query: run.first as u32,
             queries: run.queries as u32,
             count: plan.count as u32,
             block: plan.block as u32,
@@ -72,7 +73,9 @@ impl<'a> Selection<'a> {
             mapped: map.is_some(),
             lanes: LANES[usize::from(!self.cpu)],
         };
-        call.dispatch([run.queries, plan.list_heads, run.batches], device)
+        pieces_of([run.queries, plan.list_heads, run.batches], device)
+            .map(|(first, grid)| SelectedKeysCall { first, ..call.clone() }.dispatch(grid, device))
+            .collect()
     }
 
     /// The lengths of a run's lists as a mask, for `heads` heads of queries.
@@ -157,7 +160,7 @@ impl<'a> SelectedProblem<'a> {
         let lists = scratch.buffer(Slot::KeyLists)?;
         let mut all = Dispatches::new();
         for run in self.selection.plan.runs() {
-            all.push(self.selection.lists(run, lists, None, device));
+            all.extend(self.selection.lists(run, lists, None, device));
             let problem = self.attention(run, lists);
             let chosen = attention::choose(&problem.outline(), device)?;
             all.extend(attention::dispatches(&problem, chosen, chosen.memory(scratch)?, device));
@@ -342,7 +345,7 @@ impl<'a> SelectedBackwardProblem<'a> {
         for run in self.selection.plan.runs() {
             let problems = self.attention(run, &part);
             if !problems.is_empty() {
-                all.push(self.selection.lists(run, part(Slot::KeyLists), map, device));
+                all.extend(self.selection.lists(run, part(Slot::KeyLists), map, device));
             }
             for problem in problems {
                 add(&problem, &mut all)?;

@@ -202,11 +202,6 @@ impl SelectedAttention {
             return Err(Error::Unsupported { what: "selected attention to a ring cache", why });
         }
         let device = tensors.device;
-        if list_heads > device.max_workgroups as usize {
-            let (what, name) = ("workgroups for lists by head", "max_compute_workgroups_per_dimension");
-            let limit = u64::from(device.max_workgroups);
-            return Err(Error::Limit { what, needed: list_heads as u64, limit, name });
-        }
         let sinks = usize::from(mask.has(Id::SinkLogits));
         // For attention q, k, v, out, lse and lists. For lists the indices, lists, and a map.
         let needed = (6 + sinks).max(3 + mask.buffers() - sinks) + usize::from(layer.is_some());

@@ -23,9 +23,11 @@ kernel! {
     groups { mask: Masked MaskVariant, }
     numbers {
         cache: CacheParams,
+        /// Workgroups before those of this dispatch.
+        first: [u32; 4],
         /// The first batch entry, and the first query.
         batch: u32,
-        first: u32,
+        query: u32,
         /// Queries of a batch entry in this dispatch.
         queries: u32,
         /// Indices of a query.
