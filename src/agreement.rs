@@ -21,6 +21,8 @@ use crate::matmul::quantized::format::QuantizedFormat;
 use crate::position::kernels::rotation_table;
 use crate::recurrent::kernels::recurrent_chunks::CHUNK_WORDS;
 use crate::recurrent::plan::CHANNEL_CHUNK;
+use crate::selected::kernels::selected_keys::RANGE_WORDS;
+use crate::selected::kernels::selected_sums;
 use crate::tensor::LONGEST_AXIS;
 
 /// The Rust value of a shader's constant, by file and name. `None`: Rust has no such number.
@@ -70,6 +72,8 @@ fn meant() -> BTreeMap<(&'static str, &'static str), Option<u32>> {
         ("position/rotation_table", "ORDER_HALF", rotation_table::ORDER_HALF),
         ("recurrent/chunks", "CHUNK_WORDS", CHUNK_WORDS as u32),
         ("recurrent/recurrent_d_channels", "CHUNK_ROWS", CHANNEL_CHUNK as u32),
+        ("selected/selected_keys", "RANGE_WORDS", RANGE_WORDS),
+        ("selected/selected_sums", "KEYS", selected_sums::KEYS),
         ("matmul/quantized/q4_1", "BLOCK_BYTES", QuantizedFormat::Q4_1.block_bytes() as u32),
         ("matmul/quantized/q8_0", "BLOCK_BYTES", QuantizedFormat::Q8_0.block_bytes() as u32),
     ];

@@ -52,6 +52,8 @@ kernel! {
     }
 }
 
+/// Words of keys as bits that a workgroup has at a time, as in the shader.
+pub(crate) const RANGE_WORDS: u32 = 2048;
 /// Invocations of a workgroup on a software driver, and on a GPU.
 pub(crate) const LANES: [u32; 2] = [8, 64];
 
@@ -69,7 +71,7 @@ impl Variant for SelectedKeys {
             declared = declared.u32("LAYOUT_KIND", layout_kind as u32);
             parts.push(shader!("cache/sequence_table"));
         }
-        declared.kernel(&parts, self.lanes, 4 * 2048 + (4 * self.lanes).next_multiple_of(16) + 16)
+        declared.kernel(&parts, self.lanes, 4 * RANGE_WORDS + (4 * self.lanes).next_multiple_of(16) + 16)
     }
 
     fn all() -> impl IntoIterator<Item = Self> {

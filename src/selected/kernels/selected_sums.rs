@@ -48,6 +48,9 @@ kernel! {
     }
 }
 
+/// Keys of a workgroup, as in the shader.
+pub(crate) const KEYS: u32 = 32;
+
 /// Invocations of a workgroup, by channels and by keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Lanes {
@@ -75,7 +78,7 @@ impl Variant for SelectedSums {
         self.declare().access("sums", access).u32("CHANNEL_LANES", channels).u32("KEY_LANES", keys).kernel(
             &parts,
             channels * keys,
-            16 * 32 * channels,
+            16 * KEYS * channels,
         )
     }
 
