@@ -6,14 +6,15 @@
 // A list has the keys that indices name and the last p.window keys up to the query's position. The
 // mask hides some of them. The order is rising, so equal sets are equal lists.
 //
-// lists [queries, row]: p.list_heads · p.heads_each lengths, then p.room keys for each list head.
+// lists [queries, row]: p.list_heads · p.heads_each lengths, then p.capacity keys for each list
+// head.
 //
-// map [queries, list heads, words, 2], if present. A pair of words is for 32 keys. It has the
+// bitmap [queries, list heads, words, 2], if present. A pair of words is for 32 keys. It has the
 // list's keys as bits, and the number of the list's keys before them.
 //
 // Constants: LANES   invocations of a workgroup, which writes one list
 //
-// Bindings (declared by the host): indices, lists, map and sequence_table if there are any; the
+// Bindings (declared by the host): indices, lists, bitmap and sequence_table if there are any; the
 // mask's. Bytes: indices, and each list once. A workgroup passes over the bits of all keys, 65536
 // at a time. It has a few operations for each 32 keys and for each index.
 
@@ -74,10 +75,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
     let range = workgroupUniformLoad(&bounds);
     let row = (at.z * p.queries + at.x) * p.row;
-    let list = row + p.list_heads * p.heads_each + g * p.room;
-    let map_row = ((at.z * p.queries + at.x) * p.list_heads + g) * p.map_words * 2u;
-    let first_key = select(range.x / RANGE * RANGE, 0u, HAS_MAP);
-    let last_key = select(range.y, p.map_words * 32u, HAS_MAP);
+    let list = row + p.list_heads * p.heads_each + g * p.capacity;
+    let bitmap_row = ((at.z * p.queries + at.x) * p.list_heads + g) * p.bitmap_words * 2u;
+    let first_key = select(range.x / RANGE * RANGE, 0u, HAS_BITMAP);
+    let last_key = select(range.y, p.bitmap_words * 32u, HAS_BITMAP);
     var total = 0u;
     for (var from_key = first_key; from_key < last_key; from_key += RANGE) {
         let words = min((last_key - from_key + 31u) / 32u, RANGE_WORDS);
@@ -116,10 +117,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         }
         for (var n = mine.x; n < mine.y; n++) {
             let word = atomicLoad(&bits[n]);
-            if HAS_MAP {
-                let o = map_row + (from_key / 32u + n) * 2u;
-                map_store(o, word);
-                map_store(o + 1u, slot);
+            if HAS_BITMAP {
+                let o = bitmap_row + (from_key / 32u + n) * 2u;
+                bitmap_store(o, word);
+                bitmap_store(o + 1u, slot);
             }
             for (var rest = word; rest != 0u; rest &= rest - 1u) {
                 lists_store(list + slot, from_key + 32u * n + firstTrailingBit(rest));

@@ -1,9 +1,9 @@
 // The gradients of keys or values: sums of the terms of all queries that have a key in their lists.
 //
-// map [queries, list heads, words, 2], as in selected_keys.wgsl
+// bitmap [queries, list heads, words, 2], as in selected_keys.wgsl
 //
-// terms [queries, call heads, room, channels]. The values have fewer channels, and are added to the
-// first ones.
+// terms [queries, call heads, capacity, channels]. The values have fewer channels, and are
+// added to the first ones.
 //
 // sums, out [batch, kv_heads, kv_len, channels]. The sums are over earlier queries.
 //
@@ -12,7 +12,7 @@
 //
 // Constants: CHANNEL_LANES, KEY_LANES   invocations of a workgroup, by channels and by keys
 //
-// Bindings (declared by the host): map, terms, values if there are any. Then sums unless these
+// Bindings (declared by the host): bitmap, terms, values if there are any. Then sums unless these
 // queries are all queries, and out for the last queries. Bytes: terms, values and sums once, and
 // two words of each query for 32 keys.
 
@@ -42,12 +42,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) i
             for (var s = 0u; s < p.share; s++) {
                 let query = b * p.queries + i;
                 let h = kv_head * p.share + s;
-                let o = ((query * p.list_heads + select(h, 0u, p.list_heads == 1u)) * p.map_words + at.x) * 2u;
-                let word = map_at(o);
+                let o = ((query * p.list_heads + select(h, 0u, p.list_heads == 1u)) * p.bitmap_words + at.x) * 2u;
+                let word = bitmap_at(o);
                 let mine = word & own;
                 if mine != 0u {
-                    var slot = map_at(o + 1u) + countOneBits(word & ((1u << (id.y * EACH)) - 1u));
-                    slot += (query * p.call_heads + h) * p.room;
+                    var slot = bitmap_at(o + 1u) + countOneBits(word & ((1u << (id.y * EACH)) - 1u));
+                    slot += (query * p.call_heads + h) * p.capacity;
                     for (var rest = mine; rest != 0u; rest &= rest - 1u) {
                         var x = terms_at4(slot * p.channels_each + d, 1u, 4u);
                         if HAS_VALUES && d < p.values_each {

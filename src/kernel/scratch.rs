@@ -110,7 +110,7 @@ pub(crate) enum Slot {
     GradientTerms,
     /// Lists of keys for each query, and the keys of each list as bits.
     KeyLists,
-    KeyMap,
+    KeyBitmap,
     /// Terms of the gradients of keys and values for each query, and their sums.
     KeyTerms,
     ValueTerms,
@@ -181,7 +181,7 @@ const NAMES: [&str; SLOTS] = [
     "d_scores",
     "d_terms",
     "key_lists",
-    "key_map",
+    "key_bitmap",
     "key_terms",
     "value_terms",
     "key_sums",

@@ -4,7 +4,8 @@
 use super::kernels::selected_keys::{LANES, SelectedKeysCall};
 use super::kernels::selected_sums::{Lanes, SelectedSumsCall};
 use super::kernels::selected_weights::{SelectedWeightsCall, WORKGROUP};
-use super::plan::{Run, SelectedPlan};
+use super::plan::SelectedPlan;
+use super::span::Span;
 use crate::attention::dispatch::{
     self as attention, AddedGradients, BackwardProblem, Extras, Keys, Problem, backward,
 };
@@ -12,6 +13,7 @@ use crate::attention::kernels::key_lists::KeyLists;
 use crate::cache::dispatch::CacheLayer;
 use crate::cache::kernels::cache::CacheParams;
 use crate::device::DeviceFacts;
+use crate::kernel::pieces::parts;
 use crate::kernel::{Dispatches, Scratch, ScratchSize, Slot, Width, fits};
 use crate::mask::kernels::{MaskParams, MaskVariant, Masked};
 use crate::mask::{DeviceMask, Id};
@@ -29,21 +31,21 @@ pub(crate) struct Selection<'a> {
 }
 
 impl<'a> Selection<'a> {
-    /// The queries of a run as batch entries of one query.
-    fn queries(&self, t: TensorView<'a>, run: Run) -> TensorView<'a> {
+    /// The queries of a span as batch entries of one query.
+    fn queries(&self, t: TensorView<'a>, span: Span) -> TensorView<'a> {
         let Layout { shape: [_, heads, _, dim], strides: [b, h, i, d], offset } = t.layout;
-        let offset = offset + run.batch * b + run.first * i;
-        let step = if run.queries == 1 { b } else { i };
-        let layout = Layout { shape: [run.rows(), heads, 1, dim], strides: [step, h, i, d], offset };
+        let offset = offset + span.batch[0] * b + span.queries[0] * i;
+        let step = if span.queries[1] == 1 { b } else { i };
+        let layout = Layout { shape: [span.rows(), heads, 1, dim], strides: [step, h, i, d], offset };
         TensorView::with_layout(t.buffer, t.dtype, layout)
     }
 
-    /// The dispatches that write the lists of a run, and the map of keys for a backward pass.
+    /// The dispatches that write the lists of a span, and the bitmap of keys for a backward pass.
     fn lists(
         &self,
-        run: Run,
+        span: Span,
         lists: &'a wgpu::Buffer,
-        map: Option<&'a wgpu::Buffer>,
+        bitmap: Option<&'a wgpu::Buffer>,
         device: &DeviceFacts,
     ) -> Dispatches<'a> {
         let plan = &self.plan;
@@ -53,59 +55,59 @@ impl<'a> Selection<'a> {
         let call = SelectedKeysCall {
             indices: self.indices,
             sequence_table: self.layer.map(|layer| layer.sequence_table),
-            lists: words(lists, plan.list_words(run.rows())),
-            map: map.map(|buffer| words(buffer, plan.map_words(run.rows()))),
+            lists: words(lists, plan.list_words(span.rows())),
+            bitmap: bitmap.map(|buffer| words(buffer, plan.bitmap_words(span.rows()))),
             mask: Masked::new(variant, &self.mask, params, device),
             cache: self.layer.map_or(CacheParams::default(), |layer| layer.params),
             first: [0; 4],
-            batch: run.batch as u32,
-            query: run.first as u32,
-            queries: run.queries as u32,
+            batch: span.batch[0] as u32,
+            query: span.queries[0] as u32,
+            queries: span.queries[1] as u32,
             count: plan.count as u32,
             block: plan.block as u32,
             window: plan.window as u32,
             list_heads: plan.list_heads as u32,
             heads_each: (plan.shape.heads / plan.list_heads) as u32,
-            room: plan.room as u32,
+            capacity: plan.capacity as u32,
             row: plan.row() as u32,
-            map_words: plan.words() as u32,
+            bitmap_words: plan.words() as u32,
             layout_kind: self.layer.map(|layer| layer.cached.layout_kind),
-            mapped: map.is_some(),
+            with_bitmap: bitmap.is_some(),
             lanes: LANES[usize::from(!self.cpu)],
         };
-        pieces_of([run.queries, plan.list_heads, run.batches], device)
+        parts([span.queries[1], plan.list_heads, span.batch[1]], device)
             .map(|(first, grid)| SelectedKeysCall { first, ..call.clone() }.dispatch(grid, device))
             .collect()
     }
 
-    /// The lengths of a run's lists as a mask, for `heads` heads of queries.
-    fn mask_of(&self, run: Run, heads: usize, lists: &'a wgpu::Buffer) -> DeviceMask<'a> {
+    /// The lengths of a span's lists as a mask, for `heads` heads of queries.
+    fn mask_of(&self, span: Span, heads: usize, lists: &'a wgpu::Buffer) -> DeviceMask<'a> {
         let row = self.plan.row();
         // One more batch entry, so that the view spans all lists.
-        let shape = [run.rows() + 1, heads, 1, 1];
+        let shape = [span.rows() + 1, heads, 1, 1];
         let layout = Layout { shape, strides: [row, self.plan.shape.heads / heads, 1, 1], offset: 0 };
         DeviceMask::none().lengths(TensorView::with_layout(lists, DType::U32, layout))
     }
 
-    fn key_lists(&self, run: Run) -> KeyLists {
+    fn key_lists(&self, span: Span) -> KeyLists {
         let plan = &self.plan;
         KeyLists {
             row: plan.row() as u32,
             start: plan.shape.heads as u32,
-            step: if plan.list_heads == 1 { 0 } else { plan.room as u32 },
+            step: if plan.list_heads == 1 { 0 } else { plan.capacity as u32 },
             share: plan.share() as u32,
-            batch: run.batch as u32,
+            batch: span.batch[0] as u32,
             // One batch entry of keys for all queries, or one for each.
-            queries: if run.queries == 1 { 1 } else { u32::MAX },
+            queries: if span.queries[1] == 1 { 1 } else { u32::MAX },
         }
     }
 }
 
-/// The part of sinks for a run, whose batch entries are queries.
-fn of_run(sinks: TensorView, run: Run) -> TensorView {
+/// The part of sinks for a span, whose batch entries are queries.
+fn of_span(sinks: TensorView, span: Span) -> TensorView {
     match sinks.shape()[0] {
         1 => sinks,
-        _ => sinks.slice(0, run.batch, run.batches),
+        _ => sinks.slice(0, span.batch[0], span.batch[1]),
     }
 }
 
@@ -123,21 +125,21 @@ pub(crate) struct SelectedProblem<'a> {
 }
 
 impl<'a> SelectedProblem<'a> {
-    /// The attention of a run.
-    fn attention(&self, run: Run, lists: &'a wgpu::Buffer) -> Problem<'a> {
+    /// The attention of a span.
+    fn attention(&self, span: Span, lists: &'a wgpu::Buffer) -> Problem<'a> {
         let selection = &self.selection;
-        let view = |t| selection.queries(t, run);
+        let view = |t| selection.queries(t, span);
         let extras = self.problem.extras;
-        let mask = selection.mask_of(run, selection.plan.shape.heads, lists);
+        let mask = selection.mask_of(span, selection.plan.shape.heads, lists);
         let mask = match selection.mask.floats(Id::SinkLogits) {
-            Some(sinks) => mask.sink_logits(of_run(*sinks, run)),
+            Some(sinks) => mask.sink_logits(of_span(*sinks, span)),
             None => mask,
         };
         Problem {
-            shape: selection.plan.attention(run),
+            shape: selection.plan.attention(span),
             q: view(self.problem.q),
             extras: Extras { out: view(extras.out), lse: extras.lse.map(view), mask, ..extras },
-            lists: Some(selection.key_lists(run)),
+            lists: Some(selection.key_lists(span)),
             ..self.problem
         }
     }
@@ -146,9 +148,9 @@ impl<'a> SelectedProblem<'a> {
     pub fn scratch_size(&self, device: &DeviceFacts) -> Result<ScratchSize, Error> {
         let plan = &self.selection.plan;
         let mut size = ScratchSize::default();
-        for run in plan.runs() {
+        for span in plan.spans() {
             // The plan needs a buffer only to make views.
-            let problem = self.attention(run, self.problem.q.buffer);
+            let problem = self.attention(span, self.problem.q.buffer);
             size = size.max(attention::choose(&problem.outline(), device)?.scratch_size());
         }
         Ok(size.with(Slot::KeyLists, plan.list_bytes(device)?))
@@ -159,9 +161,9 @@ impl<'a> SelectedProblem<'a> {
         scratch.check(self.scratch_size(device)?)?;
         let lists = scratch.buffer(Slot::KeyLists)?;
         let mut all = Dispatches::new();
-        for run in self.selection.plan.runs() {
-            all.extend(self.selection.lists(run, lists, None, device));
-            let problem = self.attention(run, lists);
+        for span in self.selection.plan.spans() {
+            all.extend(self.selection.lists(span, lists, None, device));
+            let problem = self.attention(span, lists);
             let chosen = attention::choose(&problem.outline(), device)?;
             all.extend(attention::dispatches(&problem, chosen, chosen.memory(scratch)?, device));
         }
@@ -196,7 +198,7 @@ impl<'a> SelectedProblem<'a> {
             width: Width::of(q.layout.in_fours(3) && k.layout.in_fours(3)),
         };
         let groups = plan.count.div_ceil(WORKGROUP as usize);
-        pieces_of([groups, shape.q_len, shape.batch * out_heads], device)
+        parts([groups, shape.q_len, shape.batch * out_heads], device)
             .map(|(first, grid)| SelectedWeightsCall { first, ..call.clone() }.dispatch(grid, device))
             .collect()
     }
@@ -223,41 +225,41 @@ impl<'a> SelectedBackwardProblem<'a> {
         let [k, v] = self.terms();
         let channels = u64::from(k) * plan.padded(plan.shape.head_dim)
             + u64::from(v) * plan.padded(plan.shape.value_dim);
-        4 * channels * plan.call_heads() as u64 * plan.room as u64
+        4 * channels * plan.call_heads() as u64 * plan.capacity as u64
     }
 
-    /// The terms of a run in scratch.
-    fn terms_in(&self, buffer: &'a wgpu::Buffer, run: Run, channels: usize) -> TensorView<'a> {
+    /// The terms of a span in scratch.
+    fn terms_in(&self, buffer: &'a wgpu::Buffer, span: Span, channels: usize) -> TensorView<'a> {
         let plan = &self.selection.plan;
-        let [rows, heads, room] = [run.rows(), plan.call_heads(), plan.room];
+        let [rows, heads, capacity] = [span.rows(), plan.call_heads(), plan.capacity];
         let row = plan.padded(channels) as usize;
-        let strides = [heads * room * row, room * row, row, 1];
-        let layout = Layout { shape: [rows, heads, room, channels], strides, offset: 0 };
+        let strides = [heads * capacity * row, capacity * row, row, 1];
+        let layout = Layout { shape: [rows, heads, capacity, channels], strides, offset: 0 };
         TensorView::with_layout(buffer, DType::F32, layout)
     }
 
     /// The heads that share keys as the queries of a head, so that they fill a tile.
-    fn rows(&self, t: TensorView<'a>, run: Run) -> TensorView<'a> {
+    fn rows(&self, t: TensorView<'a>, span: Span) -> TensorView<'a> {
         let heads = self.selection.plan.call_heads();
-        let t = self.selection.queries(t, run);
+        let t = self.selection.queries(t, span);
         let Layout { shape: [rows, all, _, dim], strides: [b, h, _, d], offset } = t.layout;
         let each = all / heads;
         let layout = Layout { shape: [rows, heads, each, dim], strides: [b, h * each, h, d], offset };
         TensorView::with_layout(t.buffer, t.dtype, layout)
     }
 
-    /// The attention of a run: gradients of queries, and terms of the gradients of keys. If the
+    /// The attention of a span: gradients of queries, and terms of the gradients of keys. If the
     /// call accumulates, they are separate problems, because terms are written.
-    fn attention(&self, run: Run, part: &impl Fn(Slot) -> &'a wgpu::Buffer) -> Vec<BackwardProblem<'a>> {
+    fn attention(&self, span: Span, part: &impl Fn(Slot) -> &'a wgpu::Buffer) -> Vec<BackwardProblem<'a>> {
         let selection = &self.selection;
         let plan = &selection.plan;
-        let view = |t| self.rows(t, run);
+        let view = |t| self.rows(t, span);
         let BackwardProblem { q, out, lse, d_out, d_lse, d_q, .. } = self.problem;
         let [of_k, of_v] = self.terms();
-        let terms = |used: bool, slot, channels| used.then(|| self.terms_in(part(slot), run, channels));
+        let terms = |used: bool, slot, channels| used.then(|| self.terms_in(part(slot), span, channels));
         let heads = plan.call_heads();
         let all = BackwardProblem {
-            shape: Shape { heads, q_len: plan.shape.heads / heads, ..plan.attention(run) },
+            shape: Shape { heads, q_len: plan.shape.heads / heads, ..plan.attention(span) },
             q: view(q),
             out: view(out),
             lse: view(lse),
@@ -267,8 +269,8 @@ impl<'a> SelectedBackwardProblem<'a> {
             d_k: terms(of_k, Slot::KeyTerms, plan.shape.head_dim),
             d_v: terms(of_v, Slot::ValueTerms, plan.shape.value_dim),
             d_added: AddedGradients::default(),
-            mask: selection.mask_of(run, heads, part(Slot::KeyLists)),
-            lists: Some(selection.key_lists(run)),
+            mask: selection.mask_of(span, heads, part(Slot::KeyLists)),
+            lists: Some(selection.key_lists(span)),
             // Sinks have a number for each head. Without them, lse has all weights.
             partial: self.problem.partial || self.problem.mask.has(Id::SinkLogits),
             ..self.problem
@@ -298,20 +300,20 @@ impl<'a> SelectedBackwardProblem<'a> {
         let plan = &self.selection.plan;
         let any = |_| self.problem.q.buffer;
         let mut size = ScratchSize::default();
-        let runs = plan.runs();
-        let problems = runs.iter().flat_map(|run| self.attention(*run, &any));
+        let spans = plan.spans();
+        let problems = spans.iter().flat_map(|span| self.attention(*span, &any));
         for problem in problems.chain(self.of_sinks()) {
             size = size.max(backward::plan(&problem, device)?.scratch_size());
         }
         let longest = plan.longest();
         let [k, v] = self.terms();
         let terms = |channels| {
-            let row = plan.call_heads() as u64 * plan.room as u64 * plan.padded(channels);
+            let row = plan.call_heads() as u64 * plan.capacity as u64 * plan.padded(channels);
             fits(longest as u64 * row, 4, device)
         };
         size = size.with(Slot::KeyLists, plan.list_bytes(device)?);
         if k || v {
-            size = size.with(Slot::KeyMap, fits(plan.map_words(longest), 4, device)?);
+            size = size.with(Slot::KeyBitmap, fits(plan.bitmap_words(longest), 4, device)?);
         }
         let Shape { batch, kv_heads, kv_len, head_dim, value_dim, .. } = plan.shape;
         let sums = |channels| {
@@ -322,7 +324,7 @@ impl<'a> SelectedBackwardProblem<'a> {
             [(k, Slot::KeyTerms, Slot::KeySums, head_dim), (v, Slot::ValueTerms, Slot::ValueSums, value_dim)];
         for (_, of_terms, of_sums, channels) in parts.into_iter().filter(|part| part.0) {
             size = size.with(of_terms, terms(channels)?);
-            if runs.len() > 1 && !(self.latent && of_sums == Slot::ValueSums) {
+            if spans.len() > 1 && !(self.latent && of_sums == Slot::ValueSums) {
                 size = size.with(of_sums, sums(channels)?);
             }
         }
@@ -335,23 +337,23 @@ impl<'a> SelectedBackwardProblem<'a> {
         scratch.check(size)?;
         // No dispatch uses a missing part, so any buffer can stand in.
         let part = |slot| scratch.buffer(slot).unwrap_or(self.problem.q.buffer);
-        let map = size.has(Slot::KeyMap).then(|| part(Slot::KeyMap));
+        let bitmap = size.has(Slot::KeyBitmap).then(|| part(Slot::KeyBitmap));
         let mut all = Dispatches::new();
         let add = |problem: &BackwardProblem<'a>, all: &mut Dispatches<'a>| {
             let plans = backward::plan(problem, device)?;
             all.extend(backward::dispatches(problem, &plans, plans.memory(scratch)?, device));
             Ok(())
         };
-        for run in self.selection.plan.runs() {
-            let problems = self.attention(run, &part);
+        for span in self.selection.plan.spans() {
+            let problems = self.attention(span, &part);
             if !problems.is_empty() {
-                all.extend(self.selection.lists(run, part(Slot::KeyLists), map, device));
+                all.extend(self.selection.lists(span, part(Slot::KeyLists), bitmap, device));
             }
             for problem in problems {
                 add(&problem, &mut all)?;
             }
             for gradient in self.gradients(&part) {
-                all.extend(self.sums(gradient, run, map, device));
+                all.extend(self.sums(gradient, span, bitmap, device));
             }
         }
         if let Some(problem) = self.of_sinks() {
@@ -379,39 +381,39 @@ impl<'a> SelectedBackwardProblem<'a> {
         of_keys.into_iter().chain(of_values).collect()
     }
 
-    /// The dispatches that add the terms of a run.
+    /// The dispatches that add the terms of a span.
     fn sums(
         &self,
         gradient: KeyGradient<'a>,
-        run: Run,
-        map: Option<&'a wgpu::Buffer>,
+        span: Span,
+        bitmap: Option<&'a wgpu::Buffer>,
         device: &DeviceFacts,
     ) -> Dispatches<'a> {
-        let Some(map) = map else { return Dispatches::new() };
+        let Some(bitmap) = bitmap else { return Dispatches::new() };
         let plan = &self.selection.plan;
         let Shape { q_len, kv_heads, kv_len, .. } = plan.shape;
         let KeyGradient { out, terms: (terms, channels), values, sums } = gradient;
-        let rows = plan.call_heads() as u64 * plan.room as u64 * run.rows() as u64;
+        let rows = plan.call_heads() as u64 * plan.capacity as u64 * span.rows() as u64;
         let window = |buffer, channels| words(buffer, rows * plan.padded(channels));
-        let [starts, ends] = [run.first == 0, run.first + run.queries == q_len];
+        let [starts, ends] = [span.queries[0] == 0, span.queries[0] + span.queries[1] == q_len];
         let all_sums = plan.shape.batch as u64 * kv_heads as u64 * kv_len as u64 * plan.padded(channels);
         let lanes = if self.selection.cpu { Lanes::CPU } else { Lanes::GPU };
         let call = SelectedSumsCall {
-            map: words(map, plan.map_words(run.rows())),
+            bitmap: words(bitmap, plan.bitmap_words(span.rows())),
             terms: window(terms, channels),
             values: values.map(|(buffer, channels)| window(buffer, channels)),
             sums: (!(starts && ends)).then(|| words(sums, all_sums)),
             out: ends.then_some(out),
             first: [0; 4],
-            batch: run.batch as u32,
-            queries: run.queries as u32,
+            batch: span.batch[0] as u32,
+            queries: span.queries[1] as u32,
             kv_heads: kv_heads as u32,
             kv_len: kv_len as u32,
             list_heads: plan.list_heads as u32,
             call_heads: plan.call_heads() as u32,
             share: plan.share() as u32,
-            room: plan.room as u32,
-            map_words: plan.words() as u32,
+            capacity: plan.capacity as u32,
+            bitmap_words: plan.words() as u32,
             channels: channels as u32,
             channels_each: plan.padded(channels) as u32,
             values_each: values.map_or(0, |(_, channels)| plan.padded(channels) as u32),
@@ -422,7 +424,7 @@ impl<'a> SelectedBackwardProblem<'a> {
             with_sums: !(starts && ends),
         };
         let slices = channels.div_ceil(4 * lanes.channels as usize);
-        pieces_of([plan.words(), slices, run.batches * kv_heads], device)
+        parts([plan.words(), slices, span.batch[1] * kv_heads], device)
             .map(|(first, grid)| SelectedSumsCall { first, ..call }.dispatch(grid, device))
             .collect()
     }
@@ -434,16 +436,4 @@ struct KeyGradient<'a> {
     terms: (&'a wgpu::Buffer, usize),
     values: Option<(&'a wgpu::Buffer, usize)>,
     sums: &'a wgpu::Buffer,
-}
-
-/// Splits a grid into dispatches within the device's limit.
-fn pieces_of(grid: [usize; 3], device: &DeviceFacts) -> impl Iterator<Item = ([u32; 4], [usize; 3])> + use<> {
-    let most = device.max_workgroups as usize;
-    let [x, y, z] = grid;
-    let starts = move |n: usize| (0..n).step_by(most);
-    let firsts = starts(z).flat_map(move |k| starts(y).flat_map(move |j| starts(x).map(move |i| [i, j, k])));
-    firsts.map(move |[i, j, k]| {
-        let grid = [most.min(x - i), most.min(y - j), most.min(z - k)];
-        ([i as u32, j as u32, k as u32, 0], grid)
-    })
 }

@@ -7,6 +7,7 @@ pub(crate) mod indexer;
 pub(crate) mod kernels;
 pub(crate) mod plan;
 pub(crate) mod reference;
+mod span;
 
 pub use call::{SelectedBackward, SelectedForward};
 pub use config::SelectedConfig;
@@ -15,8 +16,8 @@ pub use indexer::{Indexer, IndexerBackward, IndexerForward};
 use dispatch::{SelectedBackwardProblem, SelectedProblem, Selection};
 use plan::SelectedPlan;
 
-use crate::attention::Attention;
-use crate::attention::dispatch::Keys;
+use crate::attention::dispatch::{Keys, Problem};
+use crate::attention::{Attention, KeyInput};
 use crate::cache::dispatch::CacheLayer;
 use crate::cache::storage::LayoutKind;
 use crate::kernel::{Algorithm, Pipelines, Prepared, Recorder, Scratch, ScratchSize};
@@ -117,7 +118,7 @@ impl SelectedAttention {
         call: &SelectedForward,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        if let crate::attention::KeyInput::Cache(cache) = call.forward.keys {
+        if let KeyInput::Cache(cache) = call.forward.keys {
             cache.check_recorded()?;
         }
         self.prepare(call, scratch)?.record(into);
@@ -203,7 +204,7 @@ impl SelectedAttention {
         }
         let device = tensors.device;
         let sinks = usize::from(mask.has(Id::SinkLogits));
-        // For attention q, k, v, out, lse and lists. For lists the indices, lists, and a map.
+        // For attention q, k, v, out, lse and lists. For lists the indices, lists, and a bitmap.
         let needed = (6 + sinks).max(3 + mask.buffers() - sinks) + usize::from(layer.is_some());
         if needed > device.max_storage_buffers as usize {
             let (what, name) = ("storage buffers for this call", "max_storage_buffers_per_shader_stage");
@@ -257,11 +258,7 @@ impl SelectedAttention {
     }
 
     /// Refuses calls whose weights no kernel computes.
-    fn check_weights(
-        &self,
-        problem: &crate::attention::dispatch::Problem,
-        selection: &Selection,
-    ) -> Result<(), Error> {
+    fn check_weights(&self, problem: &Problem, selection: &Selection) -> Result<(), Error> {
         let unsupported = |what, why| Err(Error::Unsupported { what, why });
         if selection.layer.is_some() {
             return unsupported("weights with a cache", "pass keys and values as tensors");
@@ -312,7 +309,7 @@ impl SelectedAttention {
         let written = gradients.into_iter().filter_map(|(name, view)| Some((name, view?)));
         tensors.write_checked(written.chain(problem.d_added.wanted().map(|(of, view)| (of.name(), view))));
         tensors.check_aliasing()?;
-        selection.plan.mapped = problem.d_k.is_some() || problem.d_v.is_some();
+        selection.plan.with_bitmap = problem.d_k.is_some() || problem.d_v.is_some();
         let mut checked = SelectedBackwardProblem { selection, problem, latent };
         checked.selection.plan.extra_bytes = checked.term_bytes();
         Ok(checked)

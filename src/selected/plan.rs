@@ -1,26 +1,9 @@
-//! Sizes of a call: lists, runs of queries, and temporary memory.
+//! Sizes of a call: lists, spans of queries, and temporary memory.
 
+use super::span::{Span, spans};
 use crate::device::DeviceFacts;
 use crate::kernel::fits;
 use crate::tensor::{Error, Shape};
-
-/// Queries whose lists are in memory at the same time.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Run {
-    /// The first batch entry, and the number of entries.
-    pub batch: usize,
-    pub batches: usize,
-    /// The first query of a batch entry, and the number of queries.
-    pub first: usize,
-    pub queries: usize,
-}
-
-impl Run {
-    /// The queries of all batch entries.
-    pub fn rows(&self) -> usize {
-        self.batches * self.queries
-    }
-}
 
 /// The largest number of bytes of lists, and of lists and terms in a backward pass.
 const MOST_BYTES: u64 = 64 << 20;
@@ -35,11 +18,11 @@ pub(crate) struct SelectedPlan {
     pub block: usize,
     pub window: usize,
     /// Keys that a list can have.
-    pub room: usize,
+    pub capacity: usize,
     /// Bytes of other temporary memory for each query.
     pub extra_bytes: u64,
-    /// True if the call needs a map of the keys.
-    pub mapped: bool,
+    /// True if the call needs a bitmap of the keys.
+    pub with_bitmap: bool,
     /// The queries that a dispatch can have.
     pub most_queries: usize,
 }
@@ -53,15 +36,25 @@ impl SelectedPlan {
         device: &DeviceFacts,
     ) -> Self {
         // A list has each key at most once.
-        let room = count.saturating_mul(block).saturating_add(window).clamp(1, shape.kv_len);
+        let capacity = count.saturating_mul(block).saturating_add(window).clamp(1, shape.kv_len);
         let most_queries = device.max_workgroups as usize;
-        let (extra_bytes, mapped) = (0, false);
-        SelectedPlan { shape, list_heads, count, block, window, room, extra_bytes, mapped, most_queries }
+        let (extra_bytes, with_bitmap) = (0, false);
+        SelectedPlan {
+            shape,
+            list_heads,
+            count,
+            block,
+            window,
+            capacity,
+            extra_bytes,
+            with_bitmap,
+            most_queries,
+        }
     }
 
     /// The words of a query's lists and lengths.
     pub fn row(&self) -> usize {
-        self.shape.heads + self.list_heads * self.room
+        self.shape.heads + self.list_heads * self.capacity
     }
 
     /// The words of a query's keys as bits.
@@ -89,48 +82,42 @@ impl SelectedPlan {
         rows as u64 * self.row() as u64 + self.shape.heads as u64
     }
 
-    /// The words of the map of `rows` queries.
-    pub fn map_words(&self, rows: usize) -> u64 {
+    /// The words of the bitmap of `rows` queries.
+    pub fn bitmap_words(&self, rows: usize) -> u64 {
         rows as u64 * self.list_heads as u64 * self.words() as u64 * 2
     }
 
-    /// The most queries of a run.
+    /// The most queries of a span.
     fn most_rows(&self) -> usize {
-        let map = if self.mapped { 4 * self.map_words(1) } else { 0 };
-        let each = 4 * self.row() as u64 + map + self.extra_bytes;
+        let bitmap = if self.with_bitmap { 4 * self.bitmap_words(1) } else { 0 };
+        let each = 4 * self.row() as u64 + bitmap + self.extra_bytes;
         ((MOST_BYTES / each) as usize).clamp(1, self.most_queries)
     }
 
-    /// Returns the runs of a call. A run has queries of one batch entry, or one query of several.
-    pub fn runs(&self) -> Vec<Run> {
+    /// Returns the spans of a call. A span has queries of one batch entry, or one query of several.
+    pub fn spans(&self) -> Vec<Span> {
         let Shape { batch, q_len, .. } = self.shape;
         let most = self.most_rows();
         if q_len == 1 {
-            let run = |batch_first| {
-                let batches = most.min(batch - batch_first);
-                Run { batch: batch_first, batches, first: 0, queries: 1 }
-            };
-            return (0..batch).step_by(most).map(run).collect();
+            return spans([batch, 1], most, 1);
         }
-        let of = |batch| {
-            let run = move |first| Run { batch, batches: 1, first, queries: most.min(q_len - first) };
-            (0..q_len).step_by(most).map(run)
-        };
-        (0..batch).flat_map(of).collect()
+        let of_entry =
+            |b| spans([1, q_len], most, 1).into_iter().map(move |span| Span { batch: [b, 1], ..span });
+        (0..batch).flat_map(of_entry).collect()
     }
 
-    /// The queries of the longest run.
+    /// The queries of the longest span.
     pub fn longest(&self) -> usize {
-        self.runs().iter().map(Run::rows).max().unwrap_or(0)
+        self.spans().iter().map(Span::rows).max().unwrap_or(0)
     }
 
-    /// The shape of a run's attention: each query is a batch entry, and its keys are a list.
-    pub fn attention(&self, run: Run) -> Shape {
+    /// The shape of a span's attention: each query is a batch entry, and its keys are a list.
+    pub fn attention(&self, span: Span) -> Shape {
         let kv_heads = self.call_heads();
-        Shape { batch: run.rows(), kv_heads, q_len: 1, kv_len: self.room, ..self.shape }
+        Shape { batch: span.rows(), kv_heads, q_len: 1, kv_len: self.capacity, ..self.shape }
     }
 
-    /// The bytes of the lists of the longest run.
+    /// The bytes of the lists of the longest span.
     pub fn list_bytes(&self, device: &DeviceFacts) -> Result<u64, Error> {
         fits(self.list_words(self.longest()), 4, device)
     }
@@ -146,19 +133,19 @@ mod tests {
     }
 
     #[test]
-    fn runs_have_every_query_once() {
+    fn spans_have_every_query_once() {
         for (batch, q_len, count) in
             [(1, 1, 64), (3, 1, 9_000_000), (2, 40_000, 2048), (5, 7, 3), (70_000, 1, 1), (1, 70_000, 1)]
         {
             let plan = plan(batch, q_len, count);
             let mut seen = vec![0; batch * q_len];
-            for run in plan.runs() {
-                assert!(run.queries == 1 || run.batches == 1);
-                assert!((1..=65_535).contains(&run.rows()));
-                let fits = 4 * plan.list_words(run.rows()) <= MOST_BYTES + 4 * 8;
-                assert!(fits || run.rows() == 1, "{run:?}");
-                for b in run.batch..run.batch + run.batches {
-                    for i in run.first..run.first + run.queries {
+            for span in plan.spans() {
+                assert!(span.queries[1] == 1 || span.batch[1] == 1);
+                assert!((1..=65_535).contains(&span.rows()));
+                let fits = 4 * plan.list_words(span.rows()) <= MOST_BYTES + 4 * 8;
+                assert!(fits || span.rows() == 1, "{span:?}");
+                for b in span.batch[0]..span.batch[0] + span.batch[1] {
+                    for i in span.queries[0]..span.queries[0] + span.queries[1] {
                         seen[b * q_len + i] += 1;
                     }
                 }
@@ -170,11 +157,11 @@ mod tests {
     #[test]
     fn lists_have_room_for_every_key() {
         let shape = Shape { kv_len: 100, ..Shape::new(1, 4, 10, 8) };
-        let room = |count, block, window| {
-            SelectedPlan::new(shape, [1, count], [block, window], &DeviceFacts::LEAST).room
+        let capacity = |count, block, window| {
+            SelectedPlan::new(shape, [1, count], [block, window], &DeviceFacts::LEAST).capacity
         };
         assert_eq!(
-            [room(5, 1, 3), room(5, 16, 3), room(7, 16, 0), room(usize::MAX, 2, 1)],
+            [capacity(5, 1, 3), capacity(5, 16, 3), capacity(7, 16, 0), capacity(usize::MAX, 2, 1)],
             [8, 83, 100, 100]
         );
     }

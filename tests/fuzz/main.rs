@@ -30,6 +30,7 @@ mod call;
 mod choices;
 mod gradients;
 mod host;
+mod indexer;
 mod layers;
 mod low_rank;
 mod masks;
@@ -39,7 +40,6 @@ mod products;
 mod recurrent;
 mod rows;
 mod selected;
-mod selected_keys;
 mod stacks;
 mod world;
 
@@ -122,7 +122,7 @@ const SUBJECTS: [(&str, u64, Subject); 44] = [
     ("attentional vector", 2, additive::attentional),
     ("linear attention", 5, additive::linear),
     ("recurrent attention", 5, recurrent::recurrent),
-    ("selected attention", 5, selected_keys::selected),
+    ("selected attention", 5, selected::selected),
     ("local attention", 5, additive::local),
     ("predicted positions", 1, additive::predictor),
     ("weight norm", 1, additive::weight_norm),
@@ -136,8 +136,8 @@ const SUBJECTS: [(&str, u64, Subject); 44] = [
     ("causal convolution", 4, rows::causal_conv),
     ("log-softmax", 2, rows::log_softmax),
     ("top-k", 1, rows::top_k),
-    ("top-k with a large k", 2, selected::large_k),
-    ("indexer", 3, selected::indexer),
+    ("top-k with a large k", 2, indexer::large_k),
+    ("indexer", 3, indexer::indexer),
     ("encoder", 3, stacks::encoder),
     ("encoder backward", 3, stacks::encoder_backward),
     ("decoder", 3, stacks::decoder),

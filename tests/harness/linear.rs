@@ -9,12 +9,12 @@ use wgpu_attention::reference::compare::{EPSILON_F32, Tolerance};
 use wgpu_attention::reference::{
     LinearOptions, Real, linear_attention, linear_attention_backward, linear_recurrence, widen,
 };
-use wgpu_attention::tuning::Target;
 use wgpu_attention::{DType, KernelOptions, Scratch, Shape};
 
 use super::case::{HostData, Judged, largest, widened};
 use super::device::Profile;
 use super::memory::{Place, Values, stored};
+use super::operator_setup::OperatorSetup;
 use super::random::Rng;
 use super::run::{Layout, Placed};
 
@@ -44,29 +44,6 @@ pub struct LinearCase {
     pub k: Vec<f32>,
     pub v: Vec<f32>,
     pub d_out: Vec<f32>,
-}
-
-/// The device, target, types and layout of a run.
-#[derive(Clone, Copy, Debug)]
-pub struct LinearSetup {
-    pub profile: &'static Profile,
-    pub form: Target,
-    pub dtype: DType,
-    /// The type of gradients: the inputs' or F32.
-    pub gradient: DType,
-    pub layout: Layout,
-    pub accumulates: bool,
-}
-
-impl std::fmt::Display for LinearSetup {
-    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-        let LinearSetup { profile, form, dtype, gradient, layout, accumulates } = self;
-        write!(
-            f,
-            "{}, {form:?}, {dtype:?}, gradients {gradient:?}, {layout:?}, accumulates {accumulates}",
-            profile.name
-        )
-    }
 }
 
 impl LinearCase {
@@ -209,7 +186,7 @@ impl LinearCase {
         })
     }
 
-    pub fn config(&self, setup: &LinearSetup) -> LinearConfig {
+    pub fn config(&self, setup: &OperatorSetup) -> LinearConfig {
         let Shape { heads, kv_heads, head_dim, value_dim, .. } = self.shape;
         LinearConfig::new(heads, head_dim)
             .kv_heads(kv_heads)
@@ -254,8 +231,8 @@ impl LinearCase {
 
     /// Returns the largest error over tolerance of `out`, and `out`. `self` is
     /// [`stored`](Self::stored).
-    pub async fn forward_async(&self, setup: &LinearSetup) -> Result<(f64, Vec<f64>), String> {
-        let LinearSetup { profile, dtype, layout, .. } = *setup;
+    pub async fn forward_async(&self, setup: &OperatorSetup) -> Result<(f64, Vec<f64>), String> {
+        let OperatorSetup { profile, dtype, layout, .. } = *setup;
         profile.tidy();
         let shape = self.shape;
         let places = layout.places([shape.q(), shape.k(), shape.v(), shape.out()]);
@@ -269,7 +246,7 @@ impl LinearCase {
         Ok((self.truth(dtype).judge(&got)?, got))
     }
 
-    pub fn submit(&self, setup: &LinearSetup, call: &LinearForward) -> Result<(), String> {
+    pub fn submit(&self, setup: &OperatorSetup, call: &LinearForward) -> Result<(), String> {
         let gpu = &setup.profile.gpu;
         let refused = |e: wgpu_attention::Error| format!("refused: {e}");
         let operator =
@@ -280,8 +257,8 @@ impl LinearCase {
     }
 
     /// Returns the largest error over tolerance of the gradients.
-    pub async fn backward_async(&self, setup: &LinearSetup) -> Result<f64, String> {
-        let LinearSetup { profile, dtype, gradient, layout, accumulates, .. } = *setup;
+    pub async fn backward_async(&self, setup: &OperatorSetup) -> Result<f64, String> {
+        let OperatorSetup { profile, dtype, gradient, layout, accumulates, .. } = *setup;
         profile.tidy();
         let shape = self.shape;
         let [q_at, k_at, v_at, out_at] = layout.places([shape.q(), shape.k(), shape.v(), shape.out()]);
@@ -344,8 +321,8 @@ impl LinearCase {
 
     /// Runs the case in calls of `steps` rows, with a state that stays on the device. Returns the
     /// larger error, of the results or of the state.
-    pub async fn in_steps_async(&self, setup: &LinearSetup, steps: &[usize]) -> Result<f64, String> {
-        let LinearSetup { profile, dtype, .. } = *setup;
+    pub async fn in_steps_async(&self, setup: &OperatorSetup, steps: &[usize]) -> Result<f64, String> {
+        let OperatorSetup { profile, dtype, .. } = *setup;
         profile.tidy();
         assert_eq!(steps.iter().sum::<usize>(), self.shape.q_len);
         let Shape { batch, kv_heads, head_dim, value_dim, .. } = self.shape;
@@ -410,17 +387,17 @@ impl LinearCase {
 #[cfg(not(target_arch = "wasm32"))]
 impl LinearCase {
     /// Like `forward_async`, blocking.
-    pub fn forward(&self, setup: &LinearSetup) -> Result<(f64, Vec<f64>), String> {
+    pub fn forward(&self, setup: &OperatorSetup) -> Result<(f64, Vec<f64>), String> {
         pollster::block_on(self.forward_async(setup))
     }
 
     /// Like `backward_async`, blocking.
-    pub fn backward(&self, setup: &LinearSetup) -> Result<f64, String> {
+    pub fn backward(&self, setup: &OperatorSetup) -> Result<f64, String> {
         pollster::block_on(self.backward_async(setup))
     }
 
     /// Like `in_steps_async`, blocking.
-    pub fn in_steps(&self, setup: &LinearSetup, steps: &[usize]) -> Result<f64, String> {
+    pub fn in_steps(&self, setup: &OperatorSetup, steps: &[usize]) -> Result<f64, String> {
         pollster::block_on(self.in_steps_async(setup, steps))
     }
 }

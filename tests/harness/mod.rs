@@ -27,6 +27,7 @@ pub mod meaning;
 pub mod memory;
 pub mod merge;
 pub mod mods;
+pub mod operator_setup;
 pub mod placed_mods;
 pub mod positions;
 pub mod profile;
@@ -52,6 +53,7 @@ pub use device::{Profile, defaults, full, matrices, profiles};
 #[cfg(not(target_arch = "wasm32"))]
 pub use device::{planned_by_name, with_registers};
 pub use memory::{Image, Place, Values, stored};
+pub use operator_setup::OperatorSetup;
 pub use random::Rng;
 pub use report::Report;
 pub use rest::{due, rest, runs_in_turn};

@@ -7,14 +7,13 @@ use wgpu_attention::reference::{
     Real, RecurrentAttended, RecurrentGradients, RecurrentInputs, RecurrentOptions, recurrent_attention,
     recurrent_attention_backward, widen,
 };
-use wgpu_attention::tuning::Target;
 use wgpu_attention::{DType, KernelOptions, Scratch, Shape, TensorView};
 
 use super::case::{Judged, largest, widened};
-use super::device::Profile;
 use super::memory::{Place, Values, stored};
+use super::operator_setup::OperatorSetup;
 use super::random::Rng;
-use super::run::{Layout, Placed};
+use super::run::Placed;
 
 /// The gradients of a call, in the order of their tensors.
 pub const GRADIENTS: [&str; 6] = ["d_q", "d_k", "d_v", "d_decay", "d_beta", "d_initial"];
@@ -42,29 +41,6 @@ pub struct RecurrentCase {
     pub d_out: Vec<f32>,
     /// Empty, or a gradient for each sequence.
     pub d_last: Vec<f32>,
-}
-
-/// The device, target, types and layout of a run.
-#[derive(Clone, Copy, Debug)]
-pub struct RecurrentSetup {
-    pub profile: &'static Profile,
-    pub form: Target,
-    pub dtype: DType,
-    /// The type of decays, rates and gradients: the inputs' or F32.
-    pub gradient: DType,
-    pub layout: Layout,
-    pub accumulates: bool,
-}
-
-impl std::fmt::Display for RecurrentSetup {
-    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-        let RecurrentSetup { profile, form, dtype, gradient, layout, accumulates } = self;
-        write!(
-            f,
-            "{}, {form:?}, {dtype:?}, gradients {gradient:?}, {layout:?}, accumulates {accumulates}",
-            profile.name
-        )
-    }
 }
 
 /// The outcome of a run: the largest error over tolerance, the results and the final states.
@@ -217,7 +193,7 @@ impl RecurrentCase {
         [got.d_q, got.d_k, got.d_v, got.d_decay, got.d_beta, got.d_initial]
     }
 
-    pub fn config(&self, setup: &RecurrentSetup) -> RecurrentConfig {
+    pub fn config(&self, setup: &OperatorSetup) -> RecurrentConfig {
         let Shape { heads, kv_heads, head_dim, value_dim, .. } = self.shape;
         RecurrentConfig::new(kv_heads, head_dim)
             .value_heads(heads)
@@ -230,8 +206,8 @@ impl RecurrentCase {
             .kernel_options(KernelOptions::new().target(setup.form))
     }
 
-    fn place(&self, setup: &RecurrentSetup) -> Tensors {
-        let RecurrentSetup { profile, dtype, gradient, layout, .. } = *setup;
+    fn place(&self, setup: &OperatorSetup) -> Tensors {
+        let OperatorSetup { profile, dtype, gradient, layout, .. } = *setup;
         let keys = self.keys_shape();
         let values = self.shape.out();
         let [q, k, v, out, decay, beta, initial] = layout.places([
@@ -264,12 +240,12 @@ impl RecurrentCase {
     }
 
     /// Returns the operator.
-    pub fn operator(&self, setup: &RecurrentSetup) -> Result<RecurrentAttention, String> {
+    pub fn operator(&self, setup: &OperatorSetup) -> Result<RecurrentAttention, String> {
         let pipelines = setup.profile.gpu.pipelines();
         RecurrentAttention::with_pipelines(pipelines, self.config(setup)).map_err(refused)
     }
 
-    pub fn submit(&self, setup: &RecurrentSetup, call: &RecurrentForward) -> Result<(), String> {
+    pub fn submit(&self, setup: &OperatorSetup, call: &RecurrentForward) -> Result<(), String> {
         let gpu = &setup.profile.gpu;
         let operator = self.operator(setup)?;
         let size = operator.scratch_size(call).map_err(refused)?;
@@ -290,8 +266,8 @@ impl RecurrentCase {
     }
 
     /// Runs a call for all tokens. `self` is [`stored`](Self::stored).
-    pub async fn forward_async(&self, setup: &RecurrentSetup) -> Result<Ran, String> {
-        let RecurrentSetup { profile, dtype, .. } = *setup;
+    pub async fn forward_async(&self, setup: &OperatorSetup) -> Result<Ran, String> {
+        let OperatorSetup { profile, dtype, .. } = *setup;
         profile.tidy();
         let tensors = self.place(setup);
         self.submit(setup, &tensors.call().final_state(tensors.last.view()))?;
@@ -301,8 +277,8 @@ impl RecurrentCase {
     }
 
     /// Runs calls of `steps` tokens, with a state that stays on the device.
-    pub async fn in_steps_async(&self, setup: &RecurrentSetup, steps: &[usize]) -> Result<Ran, String> {
-        let RecurrentSetup { profile, dtype, .. } = *setup;
+    pub async fn in_steps_async(&self, setup: &OperatorSetup, steps: &[usize]) -> Result<Ran, String> {
+        let OperatorSetup { profile, dtype, .. } = *setup;
         profile.tidy();
         assert_eq!(steps.iter().sum::<usize>(), self.shape.q_len);
         let tensors = self.place(setup);
@@ -335,8 +311,8 @@ impl RecurrentCase {
 
     /// Runs the backward pass. Returns the largest error over tolerance, and the gradients; those
     /// of absent tensors are empty.
-    pub async fn backward_async(&self, setup: &RecurrentSetup) -> Result<(f64, Vec<Vec<f64>>), String> {
-        let RecurrentSetup { profile, gradient, layout, accumulates, .. } = *setup;
+    pub async fn backward_async(&self, setup: &OperatorSetup) -> Result<(f64, Vec<Vec<f64>>), String> {
+        let OperatorSetup { profile, gradient, layout, accumulates, .. } = *setup;
         profile.tidy();
         let tensors = self.place(setup);
         let [keys, values] = [self.keys_shape(), self.shape.out()];
@@ -404,17 +380,17 @@ impl RecurrentCase {
 #[cfg(not(target_arch = "wasm32"))]
 impl RecurrentCase {
     /// Like `forward_async`, blocking.
-    pub fn forward(&self, setup: &RecurrentSetup) -> Result<Ran, String> {
+    pub fn forward(&self, setup: &OperatorSetup) -> Result<Ran, String> {
         pollster::block_on(self.forward_async(setup))
     }
 
     /// Like `in_steps_async`, blocking.
-    pub fn in_steps(&self, setup: &RecurrentSetup, steps: &[usize]) -> Result<Ran, String> {
+    pub fn in_steps(&self, setup: &OperatorSetup, steps: &[usize]) -> Result<Ran, String> {
         pollster::block_on(self.in_steps_async(setup, steps))
     }
 
     /// Like `backward_async`, blocking.
-    pub fn backward(&self, setup: &RecurrentSetup) -> Result<(f64, Vec<Vec<f64>>), String> {
+    pub fn backward(&self, setup: &OperatorSetup) -> Result<(f64, Vec<Vec<f64>>), String> {
         pollster::block_on(self.backward_async(setup))
     }
 }

@@ -1,17 +1,14 @@
 //! Selected attention: cases, their expected results, and runs.
 
-use std::fmt;
-
 use wgpu_attention::reference::{self, Attended, Gradients, Options, Real, SelectedKeys, widen};
 use wgpu_attention::selected::{SelectedAttention, SelectedBackward, SelectedConfig, SelectedForward};
-use wgpu_attention::tuning::Target;
 use wgpu_attention::{Backward, Config, DType, Forward, KernelOptions, Scratch, Shape, TensorView};
 
 use super::case::{Case, HostData, Judged, largest, widened};
-use super::device::Profile;
 use super::memory::{Values, stored};
+use super::operator_setup::OperatorSetup;
 use super::random::Rng;
-use super::run::{Layout, Placed, PlacedRules, place_values};
+use super::run::{Placed, PlacedRules, place_values};
 
 /// The gradients of a call, in the order of their tensors.
 pub const GRADIENTS: [&str; 4] = ["d_q", "d_k", "d_v", "d_sinks"];
@@ -26,36 +23,6 @@ pub struct SelectedCase {
     pub window: usize,
     pub latent: bool,
     pub d_out: Vec<f32>,
-}
-
-/// The device, target, types and layout of a run.
-#[derive(Clone, Copy, Debug)]
-pub struct SelectedSetup {
-    pub profile: &'static Profile,
-    pub form: Target,
-    pub dtype: DType,
-    pub gradient: DType,
-    pub layout: Layout,
-    pub accumulates: bool,
-}
-
-impl SelectedSetup {
-    /// Dense f32 tensors.
-    pub fn plain(profile: &'static Profile, form: Target) -> Self {
-        let [dtype, gradient] = [DType::F32; 2];
-        SelectedSetup { profile, form, dtype, gradient, layout: Layout::Dense, accumulates: false }
-    }
-}
-
-impl fmt::Display for SelectedSetup {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let SelectedSetup { profile, form, dtype, gradient, layout, accumulates } = self;
-        write!(
-            f,
-            "{}, {form:?}, {dtype:?}, gradients {gradient:?}, {layout:?}, accumulates {accumulates}",
-            profile.name
-        )
-    }
 }
 
 /// The outcome of a run.
@@ -173,7 +140,7 @@ impl SelectedCase {
         [d_q, d_k, d_v, d_sinks.unwrap_or_default()]
     }
 
-    pub fn config(&self, setup: &SelectedSetup) -> SelectedConfig {
+    pub fn config(&self, setup: &OperatorSetup) -> SelectedConfig {
         let Case { shape, scale, softcap, .. } = &self.case;
         let config = Config::of(shape)
             .dtype(setup.dtype)
@@ -183,13 +150,13 @@ impl SelectedCase {
         SelectedConfig::new(config).block(self.block).window(self.window).latent(self.latent)
     }
 
-    pub fn operator(&self, setup: &SelectedSetup) -> Result<SelectedAttention, String> {
+    pub fn operator(&self, setup: &OperatorSetup) -> Result<SelectedAttention, String> {
         let pipelines = setup.profile.gpu.pipelines();
         SelectedAttention::with_pipelines(pipelines, self.config(setup)).map_err(refused)
     }
 
-    fn place(&self, setup: &SelectedSetup) -> Tensors {
-        let SelectedSetup { profile, dtype, layout, .. } = *setup;
+    fn place(&self, setup: &OperatorSetup) -> Tensors {
+        let OperatorSetup { profile, dtype, layout, .. } = *setup;
         let shape = self.case.shape;
         let [q, k, v, out, lse] = layout.places([shape.q(), shape.k(), shape.v(), shape.out(), shape.lse()]);
         let input = |x: &[f32], place| Placed::input(profile, Values::Floats(x), dtype, place);
@@ -207,8 +174,8 @@ impl SelectedCase {
     }
 
     /// Runs the forward pass, with the weights of indices for all heads or for their mean.
-    pub async fn forward_async(&self, setup: &SelectedSetup, mean: bool) -> Result<Ran, String> {
-        let SelectedSetup { profile, dtype, layout, .. } = *setup;
+    pub async fn forward_async(&self, setup: &OperatorSetup, mean: bool) -> Result<Ran, String> {
+        let OperatorSetup { profile, dtype, layout, .. } = *setup;
         profile.tidy();
         let tensors = self.place(setup);
         let Shape { batch, heads, q_len, .. } = self.case.shape;
@@ -247,8 +214,8 @@ impl SelectedCase {
 
     /// Runs both passes. Returns the largest error over tolerance, and the gradients. Gradients of
     /// absent tensors are empty.
-    pub async fn backward_async(&self, setup: &SelectedSetup) -> Result<(f64, Vec<Vec<f64>>), String> {
-        let SelectedSetup { profile, dtype, gradient, layout, accumulates, .. } = *setup;
+    pub async fn backward_async(&self, setup: &OperatorSetup) -> Result<(f64, Vec<Vec<f64>>), String> {
+        let OperatorSetup { profile, dtype, gradient, layout, accumulates, .. } = *setup;
         profile.tidy();
         let tensors = self.place(setup);
         let (operator, gpu) = (self.operator(setup)?, &profile.gpu);
@@ -319,12 +286,12 @@ fn rounding(dtype: DType) -> f64 {
 #[cfg(not(target_arch = "wasm32"))]
 impl SelectedCase {
     /// Like `forward_async`, blocking.
-    pub fn forward(&self, setup: &SelectedSetup, mean: bool) -> Result<Ran, String> {
+    pub fn forward(&self, setup: &OperatorSetup, mean: bool) -> Result<Ran, String> {
         pollster::block_on(self.forward_async(setup, mean))
     }
 
     /// Like `backward_async`, blocking.
-    pub fn backward(&self, setup: &SelectedSetup) -> Result<(f64, Vec<Vec<f64>>), String> {
+    pub fn backward(&self, setup: &OperatorSetup) -> Result<(f64, Vec<Vec<f64>>), String> {
         pollster::block_on(self.backward_async(setup))
     }
 }

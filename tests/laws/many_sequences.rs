@@ -12,12 +12,13 @@ use wgpu_attention::tuning::{Algorithm, Target};
 use wgpu_attention::{DType, Shape, TensorView};
 
 use crate::harness::classify::classified;
-use crate::harness::linear::{LinearCase, LinearSetup};
+use crate::harness::indexer::{IndexerCase, IndexerSetup};
+use crate::harness::linear::LinearCase;
 use crate::harness::positions::{self, normals};
-use crate::harness::selected::{SelectedCase, SelectedSetup};
+use crate::harness::selected::SelectedCase;
 use crate::harness::{
-    Ask, Bed, Case, Count, Data, FORMS, HostData, Kind, Layout, Report, Rules, Setup, Weights, attentional,
-    defaults, linformer, local, lsh,
+    Ask, Bed, Case, Count, Data, FORMS, HostData, Kind, Layout, OperatorSetup, Report, Rules, Setup, Weights,
+    attentional, defaults, linformer, local, lsh,
 };
 
 const MANY: usize = 70_000;
@@ -160,7 +161,8 @@ fn caches_of_many() {
     report.finish();
 }
 
-/// Local, projected, hashed, linear and additive attention, with gradients.
+/// Local, projected, hashed, selected, linear and additive attention, and the indexer, with
+/// gradients.
 #[test]
 fn other_attentions_of_many() {
     assert_many();
@@ -179,13 +181,24 @@ fn other_attentions_of_many() {
     for q_len in [1, MANY] {
         let shape = Shape { batch: MANY / q_len, q_len, ..SHAPE };
         let case = SelectedCase::random(format!("selected, {q_len} queries"), shape, [1, 1], 1);
-        let setup = SelectedSetup::plain(profile, form);
+        let setup = OperatorSetup::plain(profile, form);
         report.record(&case.case.name, &setup, case.forward(&setup, false).map(|ran| ran.ratio));
         report.record(&case.case.name, &setup, case.backward(&setup).map(|(ratio, _)| ratio));
     }
+    for q_len in [1, MANY] {
+        let shape = Shape { batch: MANY / q_len, q_len, ..SHAPE };
+        let case = IndexerCase::random(format!("indexer, {q_len} queries"), shape, Rules::default(), 1);
+        for form in FORMS {
+            let (dtypes, wide_gradients, group) = ([DType::F32; 2], true, None);
+            let setup = IndexerSetup { profile, form, dtypes, wide_gradients, layout, group };
+            report.record(&case.name, &setup, case.forward(&setup));
+            for listed in [false, true] {
+                report.record(&case.name, &setup, case.backward(&setup, listed).map(|(ratio, _)| ratio));
+            }
+        }
+    }
     let linear = LinearCase::random("linear", SHAPE, FeatureMap::Elu, false);
-    let f32 = DType::F32;
-    let setup = LinearSetup { profile, form, dtype: f32, gradient: f32, layout, accumulates: false };
+    let setup = OperatorSetup::plain(profile, form);
     report.record("linear", &setup, linear.forward(&setup).map(|(ratio, _)| ratio));
     report.record("linear, backward", &setup, linear.backward(&setup));
     let joined = attentional::outcome_async([MANY, 1, 4, 4, 4], DType::F32, layout, form, false, profile);

@@ -11,8 +11,10 @@ use wgpu_attention::tuning::Target;
 use wgpu_attention::{DType, Scratch, Shape, TensorView};
 
 use crate::harness::device::{Profile, device};
-use crate::harness::linear::{LinearCase, LinearSetup};
-use crate::harness::{Case, FORMS, HostData, Layout, Report, Rng, Vector, defaults, full, rest};
+use crate::harness::linear::LinearCase;
+use crate::harness::{
+    Case, FORMS, HostData, Layout, OperatorSetup, Report, Rng, Vector, defaults, full, rest,
+};
 
 pub const FAMILY: &str = "linear";
 pub const NAMES: &[&str] = &[
@@ -30,24 +32,17 @@ pub const NAMES: &[&str] = &[
 ];
 pub const ONNX: &[&str] = &["onnx_linear_attention_linear"];
 
-fn plain(form: Target) -> LinearSetup {
-    LinearSetup {
-        profile: full(),
-        form,
-        dtype: DType::F32,
-        gradient: DType::F32,
-        layout: Layout::Dense,
-        accumulates: false,
-    }
+fn plain(form: Target) -> OperatorSetup {
+    OperatorSetup::plain(full(), form)
 }
 
 /// Returns types and layouts on both targets, with gradients in the tensors' type or in f32,
 /// written or added. With one causality, some of these always run.
-fn setups(name: &str, causal: bool) -> Vec<LinearSetup> {
+fn setups(name: &str, causal: bool) -> Vec<OperatorSetup> {
     let [f32, f16, bf16] = [DType::F32, DType::F16, DType::BF16];
     let mut all = Vec::new();
     for (n, form) in FORMS.into_iter().enumerate() {
-        let of = |profile, dtype, gradient, layout, accumulates| LinearSetup {
+        let of = |profile, dtype, gradient, layout, accumulates| OperatorSetup {
             profile,
             form,
             dtype,
@@ -180,7 +175,7 @@ fn results_match_onnx_vector() {
         let (state, tolerance) = vector.expected("present_state").expect("a state");
         compare(&reference.state, &state, tolerance).expect("the reference's state");
         for form in FORMS {
-            let setup = LinearSetup { layout: Layout::Blhd, ..plain(form) };
+            let setup = OperatorSetup { layout: Layout::Blhd, ..plain(form) };
             let judged = case.forward(&setup).and_then(|(ratio, got)| {
                 compare(&got, &want, tolerance).map_err(|e| format!("against the vector: {e}"))?;
                 Ok(ratio.max(case.in_steps(&setup, &[2, 1, 1])?).max(case.backward(&setup)?))
@@ -320,7 +315,7 @@ fn masks_and_maps_match_the_reference() {
 }
 
 /// Returns the bytes of scratch of a case's calls, forward and backward.
-fn scratch_bytes(case: &LinearCase, setup: &LinearSetup) -> [u64; 2] {
+fn scratch_bytes(case: &LinearCase, setup: &OperatorSetup) -> [u64; 2] {
     let gpu = &setup.profile.gpu;
     let shape = case.shape;
     let buffer = |shape: [usize; 4]| gpu.buffer(4 * shape.iter().product::<usize>()).expect("a buffer");
@@ -351,7 +346,7 @@ fn many_short_sequences_run_in_bounded_scratch() {
         ([40, 32, 32, 3, 3, 96, 64], true),
     ] {
         let case = LinearCase::random(format!("{sizes:?}"), shape(sizes), FeatureMap::Elu, causal);
-        let setup = LinearSetup { profile: defaults(), ..plain(Target::Software) };
+        let setup = OperatorSetup { profile: defaults(), ..plain(Target::Software) };
         report.record(&case.name, &setup, case.forward(&setup).map(|(ratio, _)| ratio));
         if sizes[0] != 1 {
             report.record(&format!("{}, backward", case.name), &setup, case.backward(&setup));
@@ -394,10 +389,10 @@ fn head_groups_match_the_reference() {
         ];
         for case in cases {
             for layout in [Layout::Dense, Layout::Blhd] {
-                let setup = LinearSetup { profile, layout, ..plain(Target::Software) };
+                let setup = OperatorSetup { profile, layout, ..plain(Target::Software) };
                 report.record(&case.name, &setup, case.forward(&setup).map(|(ratio, _)| ratio));
                 let accumulates = layout == Layout::Blhd;
-                let setup = LinearSetup { accumulates, ..setup };
+                let setup = OperatorSetup { accumulates, ..setup };
                 report.record(&format!("{}, backward", case.name), &setup, case.backward(&setup));
             }
         }
@@ -406,7 +401,7 @@ fn head_groups_match_the_reference() {
             let mut case =
                 LinearCase::random(format!("{kind:?}"), shape([5, 8, 4, 20, 20, 8, 8]), map, causal);
             case.directions = random_features(7, 8 * heads, 8).expect("sizes");
-            let setup = LinearSetup { profile, ..plain(Target::Software) };
+            let setup = OperatorSetup { profile, ..plain(Target::Software) };
             report.record(&case.name, &setup, case.forward(&setup).map(|(ratio, _)| ratio));
             report.record(&format!("{}, backward", case.name), &setup, case.backward(&setup));
         }
@@ -414,7 +409,7 @@ fn head_groups_match_the_reference() {
     // With the caller's states, and token by token.
     let case = of("steps", [5, 8, 4, 37, 37, 8, 8], true);
     for steps in [&[20, 17][..], &[30, 3, 1, 3]] {
-        let setup = LinearSetup { profile, ..plain(Target::Software) };
+        let setup = OperatorSetup { profile, ..plain(Target::Software) };
         report.record(&format!("steps {steps:?}"), &setup, case.in_steps(&setup, steps));
     }
     let mut rng = Rng::new(9);
@@ -423,7 +418,7 @@ fn head_groups_match_the_reference() {
         c.normalised = false;
         c.decay = (0..5 * 4 * 9).map(|_| rng.unit() as f32).collect();
     });
-    let setup = LinearSetup { profile, ..plain(Target::Software) };
+    let setup = OperatorSetup { profile, ..plain(Target::Software) };
     report.record(&gated.name, &setup, gated.forward(&setup).map(|(ratio, _)| ratio));
     report.finish();
 }
@@ -451,7 +446,7 @@ fn random_features_match_the_reference() {
                 case.directions.extend(more);
             }
             let [f32, f16, bf16] = [DType::F32, DType::F16, DType::BF16];
-            let other = |form, dtype| LinearSetup {
+            let other = |form, dtype| OperatorSetup {
                 dtype,
                 gradient: dtype,
                 layout: Layout::Window(7),
@@ -462,7 +457,7 @@ fn random_features_match_the_reference() {
             let setup = match (n, causal) {
                 (0, true) => other(Target::Software, f16),
                 (1, false) => other(Target::Gpu, bf16),
-                (4, true) => LinearSetup { gradient: f32, ..other(Target::Gpu, bf16) },
+                (4, true) => OperatorSetup { gradient: f32, ..other(Target::Gpu, bf16) },
                 (n, causal) => plain(FORMS[(n + usize::from(causal)) % 2]),
             };
             let case = case.stored(setup.dtype);
@@ -573,7 +568,7 @@ fn update_rules_match_the_reference() {
             };
         });
         for (dtype, layout) in [(DType::F32, Layout::Dense), (DType::BF16, Layout::Window(3))] {
-            let setup = LinearSetup { dtype, gradient: dtype, layout, ..plain(Target::Auto) };
+            let setup = OperatorSetup { dtype, gradient: dtype, layout, ..plain(Target::Auto) };
             let case = case.stored(dtype);
             report.record(&case.name, &setup, case.forward(&setup).map(|(ratio, _)| ratio));
             if dtype == DType::F32 {
@@ -628,7 +623,7 @@ fn elu_does_not_cancel() {
         case.q.fill(x);
         case.k.fill(x);
         let case = case.stored(DType::F16);
-        let setup = LinearSetup { dtype: DType::F16, ..plain(Target::Auto) };
+        let setup = OperatorSetup { dtype: DType::F16, ..plain(Target::Auto) };
         let (_, got) = case.forward(&setup).expect("within the tolerance");
         let mean = case.v.chunks_exact(4).map(|v| f64::from(v[0])).sum::<f64>() / 5.0;
         assert!((got[0] - mean).abs() < 2e-3, "{} is not {mean}", got[0]);

@@ -25,14 +25,15 @@ use crate::harness::cached::rotation::{DIM, rotated_steps};
 use crate::harness::classify::classified;
 use crate::harness::faults::{Fault, faulty};
 use crate::harness::indexer::{IndexerCase, IndexerSetup, indexer_shape};
-use crate::harness::linear::{LinearCase, LinearSetup};
+use crate::harness::linear::LinearCase;
 use crate::harness::merge::{Cut, merged};
 use crate::harness::positions::axes_places;
 use crate::harness::positions::{Setup, normals};
-use crate::harness::recurrent::{RecurrentCase, RecurrentSetup};
-use crate::harness::selected::{SelectedCase, SelectedSetup};
+use crate::harness::recurrent::RecurrentCase;
+use crate::harness::selected::SelectedCase;
 use crate::harness::{
-    Case, HostData, Layout, Profile, Rules, attentional, linformer, local, lsh, row_stages, stacks,
+    Case, HostData, Layout, OperatorSetup, Profile, Rules, attentional, linformer, local, lsh, row_stages,
+    stacks,
 };
 
 pub enum Other {
@@ -80,6 +81,8 @@ pub enum Other {
     GatedNorm(bool, DType),
     /// Log-softmax, its gradient and the top k of rows, of one type.
     Logits(DType),
+    /// A top-k with the numbers of columns and results.
+    TopK([usize; 2], DType),
     /// The norm of a sum, and its gradients, of one type.
     Norm(NormConfig, DType),
     /// An activation times another tensor, gradients, and a sum.
@@ -116,6 +119,7 @@ impl Other {
                 | Other::CausalConv(_)
                 | Other::GatedNorm(..)
                 | Other::Logits(_)
+                | Other::TopK(..)
                 | Other::Norm(..)
                 | Other::Elementwise(..)
                 | Other::Quantized(..)
@@ -175,27 +179,23 @@ impl Other {
             }
             Other::Linear(case, dtype, form) => {
                 let case = case.stored(*dtype);
-                let setup = linear_setup(profile, *dtype, *form);
+                let setup = in_window(profile, *dtype, *form);
                 let (forward, _) = case.forward_async(&setup).await?;
                 Ok(forward.max(case.backward_async(&setup).await?))
             }
             Other::LinearSteps(case) => {
-                let setup = linear_setup(profile, DType::F32, Target::Auto);
+                let setup = in_window(profile, DType::F32, Target::Auto);
                 case.in_steps_async(&setup, &[30, 1, case.shape.q_len - 31]).await
             }
             Other::Recurrent(case, dtype, form) => {
                 let case = case.stored(*dtype, *dtype);
-                let (form, gradient, layout) = (*form, *dtype, Layout::Window(7));
-                let accumulates = *dtype == DType::F32;
-                let setup = RecurrentSetup { profile, form, dtype: *dtype, gradient, layout, accumulates };
+                let setup = in_window(profile, *dtype, *form);
                 let ratio = case.forward_async(&setup).await?.ratio;
                 Ok(ratio.max(case.backward_async(&setup).await?.0))
             }
             Other::Selected(case, dtype, form) => {
-                let case = case.stored(*dtype).with(|_| {});
-                let (form, gradient, layout) = (*form, *dtype, Layout::Window(7));
-                let accumulates = *dtype == DType::F32;
-                let setup = SelectedSetup { profile, form, dtype: *dtype, gradient, layout, accumulates };
+                let case = case.stored(*dtype);
+                let setup = in_window(profile, *dtype, *form);
                 let ratio = case.forward_async(&setup, *dtype == DType::F16).await?.ratio;
                 Ok(ratio.max(case.backward_async(&setup).await?.0))
             }
@@ -239,6 +239,7 @@ impl Other {
             Other::CausalConv(dtype) => row_stages::causal_conv(profile, *dtype).await,
             Other::GatedNorm(first, dtype) => row_stages::gated_norm(profile, *first, *dtype).await,
             Other::Logits(dtype) => row_stages::logits(profile, *dtype).await,
+            Other::TopK([columns, k], dtype) => row_stages::top_k(profile, *columns, *k, *dtype).await,
             Other::Norm(config, dtype) => row_stages::norm(profile, *config, *dtype).await,
             Other::Elementwise(activation, dtype) => {
                 row_stages::elementwise(profile, *activation, *dtype).await
@@ -263,9 +264,9 @@ impl Other {
     }
 }
 
-fn linear_setup(profile: &'static Profile, dtype: DType, form: Target) -> LinearSetup {
+fn in_window(profile: &'static Profile, dtype: DType, form: Target) -> OperatorSetup {
     let layout = Layout::Window(7);
-    LinearSetup { profile, form, dtype, gradient: dtype, layout, accumulates: dtype == DType::F32 }
+    OperatorSetup { profile, form, dtype, gradient: dtype, layout, accumulates: dtype == DType::F32 }
 }
 
 /// Feature maps, masks of keys, packed sequences, random features, the rules of a state.
@@ -499,6 +500,10 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
         ("means of rows, f16", Other::MeanPool(f16)),
         ("logits", Other::Logits(f32)),
         ("logits, bf16", Other::Logits(bf16)),
+        ("few largest", Other::TopK([70, 5], f32)),
+        ("few largest, bf16", Other::TopK([70, 5], bf16)),
+        ("hundreds of largest, f16", Other::TopK([700, 600], f16)),
+        ("thousands of largest", Other::TopK([5_000, 4_500], f32)),
         ("block map of a mask", Other::Classify(Box::new(masked))),
         ("block map of a bias", Other::Classify(Box::new(added))),
     ];

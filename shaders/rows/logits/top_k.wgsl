@@ -53,18 +53,15 @@ fn best_of_all(mine: vec2<u32>, lane: u32) -> vec2<u32> {
 @compute @workgroup_size(LANES)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     for (var row = group.x; row < p.rows; row += p.step) {
-        let plane = row / p.length;
-        let i = row - plane * p.length;
-        let b = plane / p.heads;
-        let h = plane - b * p.heads;
-        let at = view_at(p.x, b, h, i, 0u);
+        let place = place_of(row);
+        let at = view_at(p.x, place.b, place.h, place.i, 0u);
         var mine = best_of(at, lane, LANES, BEFORE_ALL);
         for (var n = 0u; n < p.k; n++) {
             let found = best_of_all(mine, lane);
             if lane == 0u {
-                indices_store(view_at(p.indices, b, h, i, n), found.y);
+                indices_store(view_at(p.indices, place.b, place.h, place.i, n), found.y);
                 if HAS_VALUES {
-                    values_store(view_at(p.values, b, h, i, n), x_at(at + found.y * p.x.strides.w));
+                    values_store(view_at(p.values, place.b, place.h, place.i, n), x_at(at + found.y * p.x.strides.w));
                 }
             }
             if n + 1u < p.k {

@@ -13,48 +13,40 @@ fn pair_at(o: u32) -> vec2<u32> {
     return vec2<u32>(pairs_at(2u * o), pairs_at(2u * o + 1u));
 }
 
-@compute @workgroup_size(LANES)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-    let n = group.x * LANES + lane;
-    if n >= p.k {
-        return;
-    }
+// The place of element n of a row among the merged runs.
+fn merged_place(from_row: u32, n: u32, own: vec2<u32>) -> u32 {
     let run = n / p.run;
     let other = run ^ 1u;
     let start = min(other * p.run, p.k);
+    var first = start;
+    var end = min(start + p.run, p.k);
+    while first < end {
+        let middle = (first + end) / 2u;
+        let pair = pair_at(from_row + middle);
+        // Equal elements of the first run come first. Only elements of NONE are equal.
+        if is_before(pair, own) || (run > other && !is_before(own, pair)) {
+            first = middle + 1u;
+        } else {
+            end = middle;
+        }
+    }
+    return min(run, other) * p.run + (n - run * p.run) + (first - start);
+}
+
+@compute @workgroup_size(LANES)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     for (var row = group.y; row < p.rows; row += p.step) {
         let from_row = (row * 2u + p.half) * p.k;
-        let own = pair_at(from_row + n);
-        var first = start;
-        var end = min(start + p.run, p.k);
-        while first < end {
-            let middle = (first + end) / 2u;
-            let pair = pair_at(from_row + middle);
-            // Equal elements of the first run come first. Only elements of NONE are equal.
-            if is_before(pair, own) || (run > other && !is_before(own, pair)) {
-                first = middle + 1u;
+        for (var n = group.x * LANES + lane; n < p.k; n += p.across) {
+            let own = pair_at(from_row + n);
+            let place = merged_place(from_row, n, own);
+            if HAS_INDICES {
+                store_result(place_of(row), place, own.y);
             } else {
-                end = middle;
+                let to = 2u * ((row * 2u + 1u - p.half) * p.k + place);
+                pairs_store(to, own.x);
+                pairs_store(to + 1u, own.y);
             }
-        }
-        let place = min(run, other) * p.run + (n - run * p.run) + (first - start);
-        if HAS_INDICES {
-            let plane = row / p.length;
-            let i = row - plane * p.length;
-            let b = plane / p.heads;
-            let h = plane - b * p.heads;
-            indices_store(view_at(p.indices, b, h, i, place), own.y);
-            if HAS_VALUES {
-                var value = p.neg_inf;
-                if own.y != NONE {
-                    value = x_at(view_at(p.x, b, h, i, own.y));
-                }
-                values_store(view_at(p.values, b, h, i, place), value);
-            }
-        } else {
-            let to = 2u * ((row * 2u + 1u - p.half) * p.k + place);
-            pairs_store(to, own.x);
-            pairs_store(to + 1u, own.y);
         }
     }
 }

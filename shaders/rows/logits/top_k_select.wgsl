@@ -31,19 +31,14 @@ var<workgroup> candidates: array<vec2<u32>, CANDIDATES>;
 var<workgroup> taken: array<atomic<u32>, 2>;
 
 struct Row {
-    b: u32,
-    h: u32,
-    i: u32,
+    place: Place,
     x: u32,        // first element
     pairs: u32,    // first pair
 }
 
 fn row_of(row: u32) -> Row {
-    let plane = row / p.length;
-    let i = row - plane * p.length;
-    let b = plane / p.heads;
-    let h = plane - b * p.heads;
-    return Row(b, h, i, view_at(p.x, b, h, i, 0u), row * 2u * p.k);
+    let place = place_of(row);
+    return Row(place, view_at(p.x, place.b, place.h, place.i, 0u), row * 2u * p.k);
 }
 
 fn four_at(row: Row, d: u32) -> vec4<f32> {
@@ -56,7 +51,7 @@ fn push(row: Row, pair: vec2<u32>) {
         pairs_store(2u * (row.pairs + n), pair.x);
         pairs_store(2u * (row.pairs + n) + 1u, pair.y);
     } else {
-        indices_store(view_at(p.indices, row.b, row.h, row.i, n), pair.y);
+        indices_store(view_at(p.indices, row.place.b, row.place.h, row.place.i, n), pair.y);
     }
 }
 
@@ -207,7 +202,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
                 pairs_store(2u * (row.pairs + rest), 0u);
                 pairs_store(2u * (row.pairs + rest) + 1u, NONE);
             } else {
-                indices_store(view_at(p.indices, row.b, row.h, row.i, rest), NONE);
+                indices_store(view_at(p.indices, row.place.b, row.place.h, row.place.i, rest), NONE);
             }
         }
         // All invocations must read the number before the next row begins.

@@ -34,55 +34,44 @@ fn sort_step(size: u32, distance: u32, lane: u32) {
 
 @compute @workgroup_size(LANES)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-    let first = group.x * BLOCK;
     for (var row = group.y; row < p.rows; row += p.step) {
-        let plane = row / p.length;
-        let i = row - plane * p.length;
-        let b = plane / p.heads;
-        let h = plane - b * p.heads;
-        let x_row = view_at(p.x, b, h, i, 0u);
-        let pairs_row = row * 2u * p.k + first;
-        for (var n = lane; n < p.block; n += LANES) {
-            var pair = vec2<u32>(0u, NONE);
-            if first + n < p.k {
+        let place = place_of(row);
+        for (var first = group.x * BLOCK; first < p.k; first += p.blocks * BLOCK) {
+            let pairs_row = row * 2u * p.k + first;
+            for (var n = lane; n < p.block; n += LANES) {
+                var pair = vec2<u32>(0u, NONE);
+                if first + n < p.k {
+                    if HAS_PAIRS {
+                        let o = 2u * (pairs_row + n);
+                        pair = vec2<u32>(pairs_at(o), pairs_at(o + 1u));
+                    } else {
+                        pair.y = indices_at(view_at(p.indices, place.b, place.h, place.i, n));
+                        if pair.y != NONE {
+                            pair.x = key_of(x_at(view_at(p.x, place.b, place.h, place.i, pair.y)));
+                        }
+                    }
+                }
+                keys[n] = pair.x;
+                order[n] = pair.y;
+            }
+            workgroupBarrier();
+            for (var size = 2u; size <= p.block; size *= 2u) {
+                for (var distance = size / 2u; distance > 0u; distance /= 2u) {
+                    sort_step(size, distance, lane);
+                    workgroupBarrier();
+                }
+            }
+            for (var n = lane; n < min(p.block, p.k - first); n += LANES) {
                 if HAS_PAIRS {
                     let o = 2u * (pairs_row + n);
-                    pair = vec2<u32>(pairs_at(o), pairs_at(o + 1u));
+                    pairs_store(o, keys[n]);
+                    pairs_store(o + 1u, order[n]);
                 } else {
-                    pair.y = indices_at(view_at(p.indices, b, h, i, n));
-                    if pair.y != NONE {
-                        pair.x = key_of(x_at(x_row + pair.y * p.x.strides.w));
-                    }
+                    store_result(place, n, order[n]);
                 }
             }
-            keys[n] = pair.x;
-            order[n] = pair.y;
+            // The next block overwrites the arrays.
+            workgroupBarrier();
         }
-        workgroupBarrier();
-        for (var size = 2u; size <= p.block; size *= 2u) {
-            for (var distance = size / 2u; distance > 0u; distance /= 2u) {
-                sort_step(size, distance, lane);
-                workgroupBarrier();
-            }
-        }
-        for (var n = lane; n < min(p.block, p.k - first); n += LANES) {
-            let index = order[n];
-            if HAS_PAIRS {
-                let o = 2u * (pairs_row + n);
-                pairs_store(o, keys[n]);
-                pairs_store(o + 1u, index);
-            } else {
-                indices_store(view_at(p.indices, b, h, i, n), index);
-                if HAS_VALUES {
-                    var value = p.neg_inf;
-                    if index != NONE {
-                        value = x_at(x_row + index * p.x.strides.w);
-                    }
-                    values_store(view_at(p.values, b, h, i, n), value);
-                }
-            }
-        }
-        // The next row overwrites the arrays.
-        workgroupBarrier();
     }
 }

@@ -12,12 +12,6 @@
 // Bindings (declared by the host): q; k, or k_words and k_scales; w, ranges, scores.
 // Work: 2 · head_dim + 3 per head and pair. Bytes: 4 per pair.
 
-// The range of keys of query i of the span.
-fn range_of(b: u32, i: u32) -> vec2<u32> {
-    let o = 2u * ((p.first.x + b) * p.all_queries + p.first.y + i);
-    return vec2<u32>(ranges_at(o), ranges_at(o + 1u));
-}
-
 // A range that holds the keys of queries first ..= last. Empty ranges count as nothing.
 fn range_of_all(b: u32, first: u32, last: u32) -> vec2<u32> {
     var all = vec2<u32>(0xffffffffu, 0u);
@@ -28,10 +22,6 @@ fn range_of_all(b: u32, first: u32, last: u32) -> vec2<u32> {
         }
     }
     return all;
-}
-
-fn q_four(b: u32, h: u32, i: u32, d: u32) -> vec4<f32> {
-    return q_at4(view_at(p.q, b, h, i, d), p.q.strides.w, p.head_dim - d);
 }
 
 fn k_four(b: u32, j: u32, d: u32) -> vec4<f32> {

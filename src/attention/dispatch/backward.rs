@@ -194,7 +194,7 @@ pub(crate) fn row_totals<'a>(
     device: &DeviceFacts,
 ) -> impl Iterator<Item = Dispatch<'a>> {
     let BackwardProblem { shape, q, k, .. } = *problem;
-    let [key_lists, key_batches] = KeyLists::numbers(&problem.lists);
+    let [key_lists, key_batches] = KeyLists::numbers(problem.lists);
     let call = RowTotalsCall {
         q,
         k,
@@ -234,7 +234,7 @@ fn gradients<'a>(
     let [v, d_out] = [v, d_out].map(|t| (!totals).then_some(t));
     let inputs = || [Some(q), Some(k), v, d_out].into_iter().flatten();
     let view_of = |t: Option<TensorView>| View::optional(t, device);
-    let [key_lists, key_batches] = KeyLists::numbers(&problem.lists);
+    let [key_lists, key_batches] = KeyLists::numbers(problem.lists);
     let call = FusedBackwardCall {
         q,
         k,

@@ -67,7 +67,7 @@ fn call<'a>(
     // The lengths of lists stand for the lengths of a cache.
     let cached = layer.filter(|_| problem.lists.is_none());
     let rules = cached.map_or(rules, |layer| rules.in_cache(&layer.cached));
-    let [key_lists, key_batches] = KeyLists::numbers(&problem.lists);
+    let [key_lists, key_batches] = KeyLists::numbers(problem.lists);
     let whole = partial.is_none();
     FusedCall {
         q,

@@ -25,7 +25,7 @@ pub(crate) struct KeyLists {
 
 impl KeyLists {
     /// Returns the numbers of the kernels.
-    pub fn numbers(lists: &Option<Self>) -> [[u32; 4]; 2] {
+    pub fn numbers(lists: Option<Self>) -> [[u32; 4]; 2] {
         let Self { row, start, step, share, batch, queries } = lists.unwrap_or_default();
         [[row, start, step, share], [batch, queries, 0, 0]]
     }

@@ -3,6 +3,8 @@
 
 mod attention;
 mod caches;
+#[cfg(feature = "selected-attention")]
+mod indexer;
 #[cfg(feature = "layers")]
 mod layers;
 #[cfg(feature = "linear-attention")]
@@ -18,8 +20,6 @@ mod recurrent;
 mod rows;
 #[cfg(feature = "selected-attention")]
 mod selected;
-#[cfg(feature = "selected-attention")]
-mod selected_keys;
 
 use super::data::Outcome;
 use crate::device::Family;
@@ -81,15 +81,15 @@ operators! {
     LinearGradients => linear::gradients, "linear-attention";
     Recurrence => recurrent::forward, "linear-attention";
     RecurrenceGradients => recurrent::gradients, "linear-attention";
-    Indexers => selected::forward, "selected-attention";
-    IndexerGradients => selected::gradients, "selected-attention";
+    Indexers => indexer::forward, "selected-attention";
+    IndexerGradients => indexer::gradients, "selected-attention";
     LocalAttention => local::forward, "local";
     LocalGradients => local::gradients, "local";
     AbsentRows => linformer::forward, "linformer";
     Lsh => lsh::forward, "lsh";
     LshGradients => lsh::gradients, "lsh";
-    SelectedKeys => selected_keys::forward, "selected-attention";
-    SelectedGradients => selected_keys::gradients, "selected-attention";
+    SelectedKeys => selected::forward, "selected-attention";
+    SelectedGradients => selected::gradients, "selected-attention";
     Attentional => layers::attentional, "layers";
     AttentionalGradients => layers::attentional_gradients, "layers";
 }

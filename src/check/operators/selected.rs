@@ -1,75 +1,103 @@
-//! Problems of indexers: scores, the best keys of each query, and gradients.
+//! Problems of selected attention: lists with a window and sinks, the weights of indices, and
+//! gradients.
 
-use crate::check::bench::{Bench, Both, Tensor, both, equal, judged_gradients, worse};
-use crate::check::data::{Outcome, judge};
+use crate::attention::{Backward, Config, Forward};
+use crate::check::bench::{Bench, Tensor, both, judged, judged_gradients};
+use crate::check::data::{FEW, Outcome};
 use crate::gpu::Gpu;
-use crate::mask::Mask;
-use crate::reference::{self, IndexerInputs};
-use crate::selected::{Indexer, IndexerBackward, IndexerForward};
-use crate::tensor::{DType, Error, Real, Shape};
+use crate::mask::{At, DeviceMask, HostMask};
+use crate::reference::{self, Options, SelectedKeys};
+use crate::selected::{SelectedAttention, SelectedBackward, SelectedConfig, SelectedForward};
+use crate::tensor::{Error, HostTensor, Shape, TensorView};
 
-/// Heads and keys that do not fill a tile.
 const SHAPE: Shape =
-    Shape { batch: 2, heads: 3, kv_heads: 1, q_len: 5, kv_len: 70, head_dim: 20, value_dim: 20 };
-const SCALE: f32 = 0.25;
-/// The selected keys of a query.
-const BEST: usize = 9;
+    Shape { batch: 1, heads: 4, kv_heads: 2, q_len: FEW, kv_len: 53, head_dim: 12, value_dim: 20 };
+const COUNT: usize = 8;
+const WINDOW: usize = 5;
+const INDICES: [usize; 4] = [1, 1, FEW, COUNT];
+const SINKS: [usize; 4] = [1, SHAPE.heads, 1, 1];
 
-fn inputs(bench: &Bench) -> Result<[Tensor; 3], Error> {
-    let Shape { batch, heads, q_len, .. } = SHAPE;
-    Ok([bench.noise(SHAPE.q(), 1)?, bench.noise(SHAPE.k(), 2)?, bench.noise([batch, 1, q_len, heads], 3)?])
+struct Tensors {
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    indices: Tensor<u32>,
+    sinks: Tensor,
 }
 
-/// Returns scores with a finite number, below all others, for keys that are not permitted.
-fn seen<R: Real>(scores: &[R]) -> Vec<R> {
-    scores.iter().map(|x| if *x == R::neg_infinity() { R::of(-16.0) } else { *x }).collect()
+impl Tensors {
+    /// Some indices repeat, are later than the query, or name nothing.
+    fn new(bench: &Bench) -> Result<Self, Error> {
+        let [q, k, v] = bench.inputs(&SHAPE)?;
+        let index = |n: u32| if n % 6 == 5 { u32::MAX } else { n * n * 7 % 53 };
+        let indices = (0..(FEW * COUNT) as u32).map(index).collect();
+        Ok(Tensors { q, k, v, indices: bench.tensor(INDICES, indices)?, sinks: bench.noise(SINKS, 4)? })
+    }
+
+    fn forward<'a>(&'a self, out: TensorView<'a>, lse: TensorView<'a>) -> Forward<'a> {
+        let mask = DeviceMask::causal().sink_logits(self.sinks.view());
+        Forward::new(self.q.view(), self.k.view(), self.v.view(), out).lse(lse).mask(mask)
+    }
+
+    fn keys(&self) -> SelectedKeys<'_> {
+        let indices = HostTensor::new(&self.indices, INDICES);
+        SelectedKeys { indices, heads: SHAPE.heads, block: 1, window: WINDOW }
+    }
+
+    /// Calls `f` with the options of the reference.
+    fn with_options<T>(&self, f: impl FnOnce(&Options) -> T) -> T {
+        let keys = self.keys();
+        let sees = |at: &At| keys.names(at);
+        let mask = HostMask::causal().sink_logits(HostTensor::new(&self.sinks, SINKS)).mask_fn(&sees);
+        f(&Options::new().mask(mask).weights(true))
+    }
+}
+
+fn operator(gpu: &Gpu) -> Result<SelectedAttention, Error> {
+    let config = SelectedConfig::new(Config::of(&SHAPE)).window(WINDOW);
+    SelectedAttention::with_pipelines(gpu.pipelines(), config)
 }
 
 pub(super) async fn forward(gpu: &Gpu) -> Result<Outcome, Error> {
     let bench = Bench::new(gpu);
-    let [q, k, w] = inputs(&bench)?;
-    let Shape { batch, q_len, kv_len, .. } = SHAPE;
-    let (scores, best) = (bench.zeros([batch, 1, q_len, kv_len])?, bench.zeros([batch, 1, q_len, BEST])?);
-    let indexer = Indexer::with_pipelines(gpu.pipelines());
-    let call = IndexerForward::new(q.view(), k.view(), w.view()).scale(SCALE).mask(Mask::causal());
-    let call = call.scores(scores.view()).indices(best.view());
-    let mut scratch = bench.scratch(indexer.scratch_size(&call)?)?;
-    bench.run("an indexer", |encoder| indexer.forward(encoder, &call, &mut scratch)).await?;
-    // The best keys are those of the scores on the device.
-    let got = scores.read(gpu).await?;
-    let want = reference::indexer_indices(&got, kv_len, BEST)?;
-    let of_best = equal(&best.read(gpu).await?, &want);
-    let both = both!(|q, k, w| {
-        let inputs = IndexerInputs { q, k, w, scale: SCALE.into(), mask: Mask::causal() };
-        [reference::indexer_scores(&inputs, SHAPE)?]
+    let tensors = Tensors::new(&bench)?;
+    let (out, lse) = (bench.zeros(SHAPE.out())?, bench.zeros(SHAPE.lse())?);
+    let weights = bench.zeros([1, SHAPE.heads, FEW, COUNT])?;
+    let attention = operator(gpu)?;
+    let call = SelectedForward::new(tensors.forward(out.view(), lse.view()), tensors.indices.view());
+    let call = call.weights(weights.view());
+    let mut scratch = bench.scratch(attention.scratch_size(&call)?)?;
+    bench.run("selected attention", |encoder| attention.forward(encoder, &call, &mut scratch)).await?;
+    let Tensors { q, k, v, .. } = &tensors;
+    let both = both!(|q, k, v| {
+        let all = tensors.with_options(|options| reference::attention(q, k, v, SHAPE, options))?;
+        let weights = tensors.keys().weights(&all.weights.unwrap_or_default(), SHAPE.kv_len)?;
+        [all.out, all.lse, weights]
     });
-    let ([want], [naive]): Both<1> = both;
-    let of_scores = judge(&seen(&got), &seen(&want), &seen(&naive), DType::F32);
-    Ok(worse(of_scores, of_best))
+    judged(gpu, [&out, &lse, &weights], both).await
 }
 
 pub(super) async fn gradients(gpu: &Gpu) -> Result<Outcome, Error> {
     let bench = Bench::new(gpu);
-    let [q, k, w] = inputs(&bench)?;
-    let Shape { batch, q_len, kv_len, .. } = SHAPE;
-    let listed: Vec<u32> = (0..(batch * q_len * BEST) as u32).map(|n| n * 13 % 71).collect();
-    let listed = bench.tensor([batch, 1, q_len, BEST], listed)?;
-    let d_scores = bench.noise([batch, 1, q_len, BEST], 4)?;
-    let of = |t: &Tensor| bench.zeros::<f32>(t.view().shape());
-    let [d_q, d_k, d_w] = [of(&q)?, of(&k)?, of(&w)?];
-    let indexer = Indexer::with_pipelines(gpu.pipelines());
-    let forward = IndexerForward::new(q.view(), k.view(), w.view()).scale(SCALE).mask(Mask::causal());
-    let call = IndexerBackward::new(forward, d_scores.view()).indices(listed.view());
-    let call = call.d_q(d_q.view()).d_k(d_k.view()).d_w(d_w.view());
-    let mut scratch = bench.scratch(indexer.backward_scratch_size(&call)?)?;
-    bench.run("gradients of an indexer", |encoder| indexer.backward(encoder, &call, &mut scratch)).await?;
-    let both = both!(|q, k, w, d_scores| {
-        let inputs = IndexerInputs { q, k, w, scale: SCALE.into(), mask: Mask::causal() };
-        let dense = reference::indexer_scatter(&listed, d_scores, BEST, kv_len)?;
-        let all = reference::indexer_backward(&inputs, SHAPE, &dense)?;
-        [all.d_q, all.d_k, all.d_w]
+    let (tensors, d_out) = (Tensors::new(&bench)?, bench.noise(SHAPE.out(), 5)?);
+    let Tensors { q, k, v, indices, .. } = &tensors;
+    let attended = tensors.with_options(|options| reference::attention::<f32>(q, k, v, SHAPE, options))?;
+    let (out, lse) = (bench.tensor(SHAPE.out(), attended.out)?, bench.tensor(SHAPE.lse(), attended.lse)?);
+    let (d_q, d_k, d_v) = (bench.zeros(SHAPE.q())?, bench.zeros(SHAPE.k())?, bench.zeros(SHAPE.v())?);
+    let attention = operator(gpu)?;
+    let back = Backward::new(tensors.forward(out.view(), lse.view()), d_out.view());
+    let back = back.d_q(d_q.view()).d_k(d_k.view()).d_v(d_v.view());
+    let call = SelectedBackward::new(back, indices.view());
+    let mut scratch = bench.scratch(attention.backward_scratch_size(&call)?)?;
+    let what = "gradients of selected attention";
+    bench.run(what, |encoder| attention.backward(encoder, &call, &mut scratch)).await?;
+    let both = both!(|q, k, v, d_out| {
+        let all = tensors
+            .with_options(|options| reference::attention_backward(q, k, v, d_out, None, SHAPE, options))?;
+        [all.d_q, all.d_k, all.d_v]
     });
-    let largest = |x: &[f64]| x.iter().fold(0f64, |most, x| most.max(x.abs())) as f32;
-    let terms = std::array::from_fn(|n| vec![largest(&both.0[n])]);
-    judged_gradients(gpu, [&d_q, &d_k, &d_w], both, terms).await
+    let terms = tensors.with_options(|options| {
+        reference::attention_backward_magnitudes::<f32>(q, k, v, &d_out, None, SHAPE, options)
+    })?;
+    judged_gradients(gpu, [&d_q, &d_k, &d_v], both, [terms.d_q, terms.d_k, terms.d_v]).await
 }

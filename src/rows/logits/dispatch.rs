@@ -143,6 +143,8 @@ impl<'a> TopKProblem<'a> {
         };
         let block = k.next_power_of_two().min(MOST_IN_PLACE);
         let most = top_k_sort::BLOCKS.into_iter().find(|most| block <= *most as usize);
+        let within = |workgroups: usize| workgroups.min(device.max_workgroups as usize);
+        let blocks = within(k.div_ceil(MOST_IN_PLACE));
         let sort = top_k_sort::TopKSortCall {
             x: if pairs.is_some() { None } else { Some(x) },
             values: values.filter(|_| pairs.is_none()),
@@ -153,16 +155,17 @@ impl<'a> TopKProblem<'a> {
             length: length as u32,
             rows: rows as u32,
             step: groups as u32,
+            blocks: blocks as u32,
             block: block as u32,
             neg_inf: f32::NEG_INFINITY,
             lanes: top_k_select::lanes(cpu),
             most: most.unwrap_or(MOST_IN_PLACE as u32),
         };
-        let mut all = vec![
-            select.dispatch([groups, 1, 1], device),
-            sort.dispatch([k.div_ceil(MOST_IN_PLACE), groups, 1], device),
-        ];
+        let mut all =
+            vec![select.dispatch([groups, 1, 1], device), sort.dispatch([blocks, groups, 1], device)];
         let Some(pairs) = pairs else { return all };
+        let lanes = top_k_merge::LANES as usize;
+        let shares = within(k.div_ceil(lanes));
         let mut run = MOST_IN_PLACE;
         for half in [0, 1].into_iter().cycle() {
             let is_last = 2 * run >= k;
@@ -176,11 +179,12 @@ impl<'a> TopKProblem<'a> {
                 length: length as u32,
                 rows: rows as u32,
                 step: groups as u32,
+                across: (shares * lanes) as u32,
                 run: run as u32,
                 half,
                 neg_inf: f32::NEG_INFINITY,
             };
-            all.push(call.dispatch([k.div_ceil(top_k_merge::LANES as usize), groups, 1], device));
+            all.push(call.dispatch([shares, groups, 1], device));
             if is_last {
                 break;
             }

@@ -6,12 +6,12 @@ use super::kernels::indexer_ranges::{self, IndexerRangesCall};
 use super::kernels::indexer_scatter::IndexerScatterCall;
 use super::kernels::indexer_scores::{IndexerScoresCall, IndexerTiles};
 use crate::device::DeviceFacts;
-use crate::kernel::{
-    Dispatch, Dispatches, KernelOptions, Scratch, ScratchSize, Slot, Width, fits, in_scratch, runs,
-};
+use crate::kernel::pieces::parts;
+use crate::kernel::{Dispatches, KernelOptions, Scratch, ScratchSize, Slot, Width, fits, in_scratch};
 use crate::mask::DeviceMask;
 use crate::mask::kernels::{MaskParams, MaskVariant, Masked};
 use crate::rows::logits::dispatch::{MOST_IN_PLACE, TopKProblem};
+use crate::selected::span::{Span, spans};
 use crate::tensor::{DType, Error, Shape, TensorView};
 
 /// The elements that a span of queries may have in scratch: 64 MiB of scores.
@@ -48,46 +48,6 @@ pub(super) struct Gradients<'a> {
     pub d_q: Option<TensorView<'a>>,
     pub d_k: Option<TensorView<'a>>,
     pub d_w: Option<TensorView<'a>>,
-}
-
-/// Batch entries and queries that are computed together: the first and the count of each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Span {
-    batch: [usize; 2],
-    queries: [usize; 2],
-}
-
-impl Span {
-    /// Returns the part of a tensor with one row for each query.
-    fn of<'a>(&self, t: TensorView<'a>) -> TensorView<'a> {
-        self.of_batch(t).slice(2, self.queries[0], self.queries[1])
-    }
-
-    /// Returns the part of a tensor of keys.
-    fn of_batch<'a>(&self, t: TensorView<'a>) -> TensorView<'a> {
-        t.slice(0, self.batch[0], self.batch[1])
-    }
-
-    fn first(&self) -> [u32; 2] {
-        [self.batch[0] as u32, self.queries[0] as u32]
-    }
-}
-
-/// Cuts all queries into spans of at most `rows` queries, in groups of `tile` if possible. Batch
-/// entries that fit are computed together.
-fn spans([batch, queries]: [usize; 2], rows: usize, tile: usize) -> Vec<Span> {
-    let rows = rows.max(1);
-    if rows >= queries {
-        let each = rows / queries;
-        let starts = (0..batch).step_by(each);
-        return starts.map(|b| Span { batch: [b, each.min(batch - b)], queries: [0, queries] }).collect();
-    }
-    let each = if rows > tile { rows - rows % tile } else { rows };
-    let of_entry = |b| {
-        let starts = (0..queries).step_by(each);
-        starts.map(move |i| Span { batch: [b, 1], queries: [i, each.min(queries - i)] })
-    };
-    (0..batch).flat_map(of_entry).collect()
 }
 
 fn slot_of(bytes: u64, slot: Slot, scratch: &Scratch) -> Result<Option<&wgpu::Buffer>, Error> {
@@ -128,12 +88,15 @@ impl<'a> Problem<'a> {
     }
 
     /// Writes the range of keys of each query.
-    fn ranges(&self, ranges: TensorView<'a>, device: &DeviceFacts) -> Dispatch<'a> {
+    fn ranges(&self, ranges: TensorView<'a>, device: &DeviceFacts) -> Dispatches<'a> {
         let shape = Shape { heads: 1, ..self.shape };
         let params = MaskParams::new(&self.mask, &shape, 0, None, device);
         let variant = MaskVariant::of(&self.mask, false, false);
-        let call = IndexerRangesCall { ranges, mask: Masked::new(variant, &self.mask, params, device) };
-        call.dispatch([shape.q_len.div_ceil(indexer_ranges::WORKGROUP), shape.batch, 1], device)
+        let mask = Masked::new(variant, &self.mask, params, device);
+        let call = IndexerRangesCall { ranges, mask, first: [0; 4] };
+        parts([shape.q_len.div_ceil(indexer_ranges::WORKGROUP), shape.batch, 1], device)
+            .map(|(first, grid)| IndexerRangesCall { first, ..call.clone() }.dispatch(grid, device))
+            .collect()
     }
 
     fn ranges_in(&self, scratch: &'a Scratch) -> Result<TensorView<'a>, Error> {
@@ -158,7 +121,7 @@ impl<'a> Problem<'a> {
     pub fn scratch_size(&self, outputs: &Outputs, device: &DeviceFacts) -> Result<ScratchSize, Error> {
         let (mut scores, mut pairs) = (0, 0);
         for span in self.forward_spans(outputs, device) {
-            let rows = span.batch[1] * span.queries[1];
+            let rows = span.rows();
             if outputs.scores.is_none() {
                 scores = scores.max(fits((rows as u64).saturating_mul(self.columns() as u64), 4, device)?);
             }
@@ -180,7 +143,7 @@ impl<'a> Problem<'a> {
         device: &DeviceFacts,
     ) -> Result<Dispatches<'a>, Error> {
         let ranges = self.ranges_in(scratch)?;
-        let mut all = vec![self.ranges(ranges, device)];
+        let mut all = self.ranges(ranges, device);
         for span in self.forward_spans(outputs, device) {
             let scores = match outputs.scores {
                 Some(scores) => span.of(scores),
@@ -189,7 +152,7 @@ impl<'a> Problem<'a> {
                     in_scratch(scratch.buffer(Slot::Scores)?, DType::F32, shape, 0)
                 }
             };
-            all.push(self.scores(&span, ranges, scores, device));
+            all.extend(self.scores(&span, ranges, scores, device));
             let Some(indices) = outputs.indices else { continue };
             let problem = TopKProblem {
                 x: scores,
@@ -197,7 +160,7 @@ impl<'a> Problem<'a> {
                 indices: span.of(indices),
                 skips_neg_inf: true,
             };
-            let rows = span.batch[1] * span.queries[1];
+            let rows = span.rows();
             let bytes = TopKProblem::pairs_bytes(rows, indices.shape()[3], device)?;
             let pairs = slot_of(bytes, Slot::TopKPairs, scratch)?;
             all.extend(problem.dispatches(pairs, &self.kernel_options, device));
@@ -211,7 +174,7 @@ impl<'a> Problem<'a> {
         ranges: TensorView<'a>,
         scores: TensorView<'a>,
         device: &DeviceFacts,
-    ) -> Dispatch<'a> {
+    ) -> Dispatches<'a> {
         let Shape { heads, q_len, kv_len, head_dim, .. } = self.shape;
         let tiles = self.tiles(device);
         let (q, k) = (span.of(self.q), span.of_batch(self.k));
@@ -226,7 +189,8 @@ impl<'a> Problem<'a> {
             w: span.of(self.w),
             ranges,
             scores,
-            first: span.first(),
+            first: [0; 4],
+            span: span.first(),
             all_queries: q_len as u32,
             heads: heads as u32,
             queries: span.queries[1] as u32,
@@ -241,7 +205,9 @@ impl<'a> Problem<'a> {
             store: in_fours(&[scores]),
         };
         let [rows, keys] = tiles.size();
-        call.dispatch([columns.div_ceil(keys), span.queries[1].div_ceil(rows), span.batch[1]], device)
+        parts([columns.div_ceil(keys), span.queries[1].div_ceil(rows), span.batch[1]], device)
+            .map(|(first, grid)| IndexerScoresCall { first, ..call.clone() }.dispatch(grid, device))
+            .collect()
     }
 
     /// The spans of the gradient of keys: all queries of a batch entry at once, unless there are
@@ -268,10 +234,10 @@ impl<'a> Problem<'a> {
             return Ok(size);
         }
         let spans = self.backward_spans(gradients, device);
-        let rows = spans.iter().map(|span| span.batch[1] * span.queries[1]).max().unwrap_or(0);
+        let rows = spans.iter().map(Span::rows).max().unwrap_or(0);
         let dense = if gradients.indices.is_some() { rows as u64 * kv_len as u64 } else { 0 };
         let sums =
-            if self.has_sums(gradients, &spans) { (batch * kv_len) as u64 * head_dim as u64 } else { 0 };
+            if self.has_sums(gradients, &spans) { batch as u64 * kv_len as u64 * head_dim as u64 } else { 0 };
         Ok(size
             .with(Slot::ScoreGradients, fits(dense, 4, device)?)
             .with(Slot::GradientTerms, fits(sums, 4, device)?))
@@ -285,7 +251,7 @@ impl<'a> Problem<'a> {
         device: &DeviceFacts,
     ) -> Result<Dispatches<'a>, Error> {
         let ranges = self.ranges_in(scratch)?;
-        let mut all = vec![self.ranges(ranges, device)];
+        let mut all = self.ranges(ranges, device);
         if gradients.d_q.is_some() || gradients.d_w.is_some() {
             self.d_queries(gradients, ranges, device, &mut all);
         }
@@ -329,23 +295,23 @@ impl<'a> Problem<'a> {
                 d_scores,
                 sums: is_cut.then(|| span.of_batch(sums)),
                 d_k: (!is_cut || is_last && !is_own).then(|| span.of_batch(d_k)),
-                first: span.first(),
+                first: [0; 4],
+                span: span.first(),
                 all_queries: q_len as u32,
                 heads: self.shape.heads as u32,
                 queries: queries as u32,
                 group: (CHUNK as usize / self.shape.heads).max(1) as u32,
                 head_dim: head_dim as u32,
-                first_key: 0,
                 adds: u32::from(i > 0),
                 scale: self.scale,
                 lanes: self.lanes(device),
                 width: in_fours(&[q, k]),
             };
             let slices = head_dim.div_ceil(4 * call.lanes as usize);
-            for (first_key, [keys, ..]) in runs(kv_len, device) {
-                let call = IndexerDKeysCall { first_key, ..call.clone() };
-                all.push(call.dispatch([keys, slices as u32, span.batch[1] as u32], device));
-            }
+            all.extend(
+                parts([kv_len, slices, span.batch[1]], device)
+                    .map(|(first, grid)| IndexerDKeysCall { first, ..call.clone() }.dispatch(grid, device)),
+            );
         }
         Ok(all)
     }
@@ -367,44 +333,20 @@ impl<'a> Problem<'a> {
             indices: gradients.indices,
             d_q: gradients.d_q,
             d_w: gradients.d_w,
-            first: [0, 0],
+            first: [0; 4],
+            span: [0; 2],
             all_queries: q_len as u32,
             heads: heads as u32,
             head_dim: head_dim as u32,
             listed: gradients.indices.map_or(0, |indices| indices.shape()[3]) as u32,
-            first_row: 0,
             scale: self.scale,
             lanes: self.lanes(device),
             width: in_fours(&[self.q, self.k]),
         };
         let slices = if gradients.d_q.is_some() { head_dim.div_ceil(4 * call.lanes as usize) } else { 1 };
-        for (first_row, [rows, ..]) in runs(q_len * heads, device) {
-            let call = IndexerDQueriesCall { first_row, ..call.clone() };
-            all.push(call.dispatch([rows, slices as u32, batch as u32], device));
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn spans_cover_all_queries_once() {
-        for (batch, queries) in [(1, 1), (3, 1), (2, 100), (5, 33)] {
-            for rows in [0, 1, 7, 16, 33, 40, 66, 100, 1000] {
-                let spans = spans([batch, queries], rows, 16);
-                let mut seen = vec![0; batch * queries];
-                for span in &spans {
-                    assert!(span.batch[1] * span.queries[1] <= rows.max(1), "{span:?}");
-                    for b in span.batch[0]..span.batch[0] + span.batch[1] {
-                        for i in span.queries[0]..span.queries[0] + span.queries[1] {
-                            seen[b * queries + i] += 1;
-                        }
-                    }
-                }
-                assert!(seen.iter().all(|n| *n == 1), "{batch} · {queries}, {rows}: {spans:?}");
-            }
-        }
+        all.extend(
+            parts([q_len * heads, slices, batch], device)
+                .map(|(first, grid)| IndexerDQueriesCall { first, ..call.clone() }.dispatch(grid, device)),
+        );
     }
 }

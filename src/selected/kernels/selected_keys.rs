@@ -17,7 +17,7 @@ kernel! {
         sequence_table: OptRaw Read U32 one,
         lists: Raw Write U32 one,
         // Present in the backward pass.
-        map: OptRaw Write U32 one,
+        bitmap: OptRaw Write U32 one,
     }
     // Only the rules that hide keys.
     groups { mask: Masked MaskVariant, }
@@ -38,16 +38,16 @@ kernel! {
         /// Query heads that share a list.
         heads_each: u32,
         /// Words of a list, and words of all lists and lengths of a query.
-        room: u32,
+        capacity: u32,
         row: u32,
         /// Words of keys as bits.
-        map_words: u32,
+        bitmap_words: u32,
     }
     variant {
         /// The layout of the cache that has the keys.
         layout_kind: Option<LayoutKind>,
-        /// True if the kernel writes a map.
-        mapped: bool,
+        /// True if the kernel writes a bitmap.
+        with_bitmap: bool,
         lanes: u32,
     }
 }
@@ -79,14 +79,19 @@ impl Variant for SelectedKeys {
             indices: DType::U32,
             sequence_table: None,
             lists: Untyped,
-            map: None,
+            bitmap: None,
             mask: MaskVariant::default(),
             layout_kind: None,
-            mapped: false,
+            with_bitmap: false,
             lanes: LANES[1],
         };
         let mut all: Vec<_> = hiding_masks().map(|mask| SelectedKeys { mask, ..plain }).collect();
-        all.extend(LANES.map(|lanes| SelectedKeys { map: Some(Untyped), mapped: true, lanes, ..plain }));
+        all.extend(LANES.map(|lanes| SelectedKeys {
+            bitmap: Some(Untyped),
+            with_bitmap: true,
+            lanes,
+            ..plain
+        }));
         all.extend([LayoutKind::Contiguous, LayoutKind::Paged].map(|layout_kind| {
             let cache = CacheVariant { storage: StorageKind::F32, layout_kind, groups: [1; 2] };
             let mask = MaskVariant::with_rules([Id::Causal]).in_cache(&cache);

@@ -8,7 +8,7 @@ kernel! {
     /// The kernel that adds the gradients of a key or value over the queries that have it.
     SelectedSums, SelectedSumsCall
     tensors {
-        map: Raw Read U32 one,
+        bitmap: Raw Read U32 one,
         terms: Raw Read F32 four,
         values: OptRaw Read F32 four,
         // Present unless the call has all queries.
@@ -29,8 +29,8 @@ kernel! {
         /// Heads of terms: for each query, and for each head of keys.
         call_heads: u32,
         share: u32,
-        room: u32,
-        map_words: u32,
+        capacity: u32,
+        bitmap_words: u32,
         channels: u32,
         /// Channels of a row of terms, and of values.
         channels_each: u32,
@@ -85,7 +85,7 @@ impl Variant for SelectedSums {
     fn all() -> impl IntoIterator<Item = Self> {
         [Lanes::CPU, Lanes::GPU].into_iter().flat_map(|lanes| {
             let of = move |values: bool, sums: bool, out| SelectedSums {
-                map: Untyped,
+                bitmap: Untyped,
                 terms: Untyped,
                 values: values.then_some(Untyped),
                 sums: sums.then_some(Untyped),

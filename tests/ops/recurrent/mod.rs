@@ -8,9 +8,10 @@ use wgpu_attention::reference::compare::compare;
 use wgpu_attention::tuning::Target;
 use wgpu_attention::{DType, Shape};
 
-use crate::harness::device::{defaults, full};
-use crate::harness::recurrent::{GRADIENTS, RecurrentCase, RecurrentSetup};
-use crate::harness::{FORMS, Layout, Report, Vector, rest};
+use crate::harness::device::full;
+use crate::harness::operator_setup::setups;
+use crate::harness::recurrent::{GRADIENTS, RecurrentCase};
+use crate::harness::{FORMS, Layout, OperatorSetup, Report, Vector, rest};
 
 pub const FAMILY: &str = "delta";
 pub const NAMES: &[&str] = &[
@@ -32,45 +33,8 @@ pub const NAMES: &[&str] = &[
     "delta_ssd_grouped",
 ];
 
-fn plain(form: Target) -> RecurrentSetup {
-    RecurrentSetup {
-        profile: full(),
-        form,
-        dtype: DType::F32,
-        gradient: DType::F32,
-        layout: Layout::Dense,
-        accumulates: false,
-    }
-}
-
-/// Returns types and layouts on both targets, with gradients in the tensors' type or in f32,
-/// written or added. The number of the case selects the one that always runs.
-fn setups(name: &str, number: usize) -> Vec<RecurrentSetup> {
-    let [f32, f16, bf16] = [DType::F32, DType::F16, DType::BF16];
-    let mut all = Vec::new();
-    for (n, form) in FORMS.into_iter().enumerate() {
-        let of = |profile, dtype, gradient, layout, accumulates| RecurrentSetup {
-            profile,
-            form,
-            dtype,
-            gradient,
-            layout,
-            accumulates,
-        };
-        let every = [
-            of(defaults(), f32, f32, Layout::Window(7), false),
-            of(full(), f16, f16, Layout::Window(4), true),
-            of(full(), bf16, f32, Layout::Blhd, false),
-            of(defaults(), bf16, bf16, Layout::Window(3), false),
-            of(full(), f32, f32, Layout::Window(9), true),
-        ];
-        for (m, setup) in every.into_iter().enumerate() {
-            if 5 * n + m == number * 3 % 10 || rest(&format!("{name}, {setup}")) {
-                all.push(setup);
-            }
-        }
-    }
-    all
+fn plain(form: Target) -> OperatorSetup {
+    OperatorSetup::plain(full(), form)
 }
 
 /// A shape of value heads and heads of queries and keys.
@@ -131,7 +95,7 @@ fn results_match_vectors() {
         }
         let dtype = if vector.is_f16("q") { DType::F16 } else { DType::F32 };
         for (m, form) in FORMS.into_iter().enumerate() {
-            let setup = RecurrentSetup { dtype, ..plain(form) };
+            let setup = OperatorSetup { dtype, ..plain(form) };
             // The first vectors have all rules.
             if n % 2 != m && !rest(&format!("{name}, {setup}")) {
                 continue;
@@ -219,7 +183,7 @@ fn steps_equal_one_call() {
             for (dtype, layout, steps) in
                 [(DType::F32, Layout::Window(5), steps[m]), (DType::BF16, Layout::Window(8), steps[1 - m])]
             {
-                let setup = RecurrentSetup { dtype, layout, ..plain(form) };
+                let setup = OperatorSetup { dtype, layout, ..plain(form) };
                 let case = case.stored(dtype, DType::F32);
                 report.record(&name, &setup, case.in_steps(&setup, steps).map(|ran| ran.ratio));
             }
@@ -254,7 +218,7 @@ fn sequences_are_apart() {
             if n % 2 != m && !rest(&case.name) {
                 continue;
             }
-            let setup = RecurrentSetup { layout: Layout::Window(6), ..plain(form) };
+            let setup = OperatorSetup { layout: Layout::Window(6), ..plain(form) };
             let judged = case.forward(&setup).and_then(|ran| Ok(ran.ratio.max(case.backward(&setup)?.0)));
             report.record(&case.name, &setup, judged);
         }

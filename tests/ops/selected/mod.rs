@@ -8,9 +8,10 @@ use wgpu_attention::reference::compare::compare;
 use wgpu_attention::tuning::Target;
 use wgpu_attention::{Alignment, DType, Shape};
 
-use crate::harness::device::{defaults, full};
-use crate::harness::selected::{SelectedCase, SelectedSetup};
-use crate::harness::{Case, FORMS, HostData, Layout, Report, Rng, Vector, rest};
+use crate::harness::device::full;
+use crate::harness::operator_setup::setups;
+use crate::harness::selected::SelectedCase;
+use crate::harness::{Case, FORMS, HostData, Layout, OperatorSetup, Report, Rng, Vector, rest};
 
 pub const FAMILY: &str = "selected";
 pub const NAMES: &[&str] = &[
@@ -28,38 +29,8 @@ pub const NAMES: &[&str] = &[
     "selected_window_sinks",
 ];
 
-fn plain(form: Target) -> SelectedSetup {
-    SelectedSetup::plain(full(), form)
-}
-
-/// Returns types and layouts on both targets. The number of the case selects the one that always
-/// runs.
-fn setups(name: &str, number: usize) -> Vec<SelectedSetup> {
-    let [f32, f16, bf16] = [DType::F32, DType::F16, DType::BF16];
-    let mut all = Vec::new();
-    for (n, form) in FORMS.into_iter().enumerate() {
-        let of = |profile, dtype, gradient, layout, accumulates| SelectedSetup {
-            profile,
-            form,
-            dtype,
-            gradient,
-            layout,
-            accumulates,
-        };
-        let every = [
-            of(defaults(), f32, f32, Layout::Window(7), false),
-            of(full(), f16, f16, Layout::Window(4), true),
-            of(full(), bf16, f32, Layout::Blhd, false),
-            of(defaults(), bf16, bf16, Layout::Window(3), false),
-            of(full(), f32, f32, Layout::Window(9), true),
-        ];
-        for (m, setup) in every.into_iter().enumerate() {
-            if 5 * n + m == number * 3 % 10 || rest(&format!("{name}, {setup}")) {
-                all.push(setup);
-            }
-        }
-    }
-    all
+fn plain(form: Target) -> OperatorSetup {
+    OperatorSetup::plain(full(), form)
 }
 
 fn from_vector(vector: &Vector) -> SelectedCase {
@@ -232,7 +203,7 @@ fn options_match_reference() {
     ];
     for (n, case) in cases.into_iter().enumerate() {
         for setup in
-            [plain(FORMS[n % 2]), SelectedSetup { layout: Layout::Window(5), ..plain(FORMS[1 - n % 2]) }]
+            [plain(FORMS[n % 2]), OperatorSetup { layout: Layout::Window(5), ..plain(FORMS[1 - n % 2]) }]
         {
             let judged =
                 case.forward(&setup, false).and_then(|ran| Ok(ran.ratio.max(case.backward(&setup)?.0)));
@@ -320,10 +291,10 @@ fn twenty_runs_are_equal() {
     }
 }
 
-/// Lists that need several runs of queries.
+/// Lists that need several spans of queries.
 #[test]
 fn runs_match_reference() {
-    let mut report = Report::new("selected attention, several runs of queries");
+    let mut report = Report::new("selected attention, several spans of queries");
     let many = SelectedCase::random("several runs", shape([1, 2, 1, 300, 700, 128, 128]), [1, 500], 1);
     let more = SelectedCase::random("several batch entries", shape([260, 4, 4, 1, 500, 64, 64]), [1, 300], 1);
     for (case, form) in [(many, FORMS[1]), (more, FORMS[0])] {
@@ -345,7 +316,7 @@ fn sinks_of_sequences_match_reference() {
             c.case.rules.sinks = Some(HostData::new(Rng::named("sinks").normals(12), [3, 4, 1, 1]));
         });
         for accumulates in [false, true] {
-            let setup = SelectedSetup { accumulates, ..plain(FORMS[n]) };
+            let setup = OperatorSetup { accumulates, ..plain(FORMS[n]) };
             let judged =
                 case.forward(&setup, false).and_then(|ran| Ok(ran.ratio.max(case.backward(&setup)?.0)));
             report.record(&case.case.name, &setup, judged);

@@ -38,7 +38,12 @@ impl Variant for TopK {
     const FAMILIES: Families = Families::of(Family::TopK);
 
     fn describe(&self) -> Kernel {
-        let parts = [shader!("tensor/view"), shader!("rows/logits/sort_key"), shader!("rows/logits/top_k")];
+        let parts = [
+            shader!("tensor/view"),
+            shader!("rows/logits/place"),
+            shader!("rows/logits/sort_key"),
+            shader!("rows/logits/top_k"),
+        ];
         self.declare().u32("LANES", self.lanes).kernel(&parts, self.lanes, 8 * self.lanes)
     }
 

@@ -21,6 +21,8 @@ kernel! {
         rows: u32,
         /// Workgroups that share the rows.
         step: u32,
+        /// Invocations that share the results of a row.
+        across: u32,
         /// Results of a run before the step.
         run: u32,
         /// The half of the pairs that the step reads.
@@ -38,8 +40,13 @@ impl Variant for TopKMerge {
     const FAMILIES: Families = Families::of(Family::TopK);
 
     fn describe(&self) -> Kernel {
-        let parts =
-            [shader!("tensor/view"), shader!("rows/logits/sort_key"), shader!("rows/logits/top_k_merge")];
+        let parts = [
+            shader!("tensor/view"),
+            shader!("rows/logits/place"),
+            shader!("rows/logits/sort_key"),
+            shader!("rows/logits/results"),
+            shader!("rows/logits/top_k_merge"),
+        ];
         self.declare().u32("LANES", LANES).u32("NONE", NONE).kernel(&parts, LANES, 0)
     }
 

@@ -49,8 +49,12 @@ impl Variant for TopKSelect {
     const FAMILIES: Families = Families::of(Family::TopK);
 
     fn describe(&self) -> Kernel {
-        let parts =
-            [shader!("tensor/view"), shader!("rows/logits/sort_key"), shader!("rows/logits/top_k_select")];
+        let parts = [
+            shader!("tensor/view"),
+            shader!("rows/logits/place"),
+            shader!("rows/logits/sort_key"),
+            shader!("rows/logits/top_k_select"),
+        ];
         let memory = 4 * BINS + 4 * self.lanes + 8 * CANDIDATES + 16 + 16;
         self.declare()
             .u32("LANES", self.lanes)

@@ -21,6 +21,8 @@ kernel! {
         rows: u32,
         /// Workgroups that share the rows.
         step: u32,
+        /// Workgroups that share the blocks of a row.
+        blocks: u32,
         /// Results of a block, with those past the end of the row: a power of two.
         block: u32,
         neg_inf: f32,
@@ -40,8 +42,13 @@ impl Variant for TopKSort {
     const FAMILIES: Families = Families::of(Family::TopK);
 
     fn describe(&self) -> Kernel {
-        let parts =
-            [shader!("tensor/view"), shader!("rows/logits/sort_key"), shader!("rows/logits/top_k_sort")];
+        let parts = [
+            shader!("tensor/view"),
+            shader!("rows/logits/place"),
+            shader!("rows/logits/sort_key"),
+            shader!("rows/logits/results"),
+            shader!("rows/logits/top_k_sort"),
+        ];
         self.declare().u32("LANES", self.lanes).u32("BLOCK", self.most).u32("NONE", NONE).kernel(
             &parts,
             self.lanes,

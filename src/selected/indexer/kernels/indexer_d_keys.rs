@@ -19,16 +19,16 @@ kernel! {
         d_k: Opt Write F32 one view,
     }
     numbers {
+        /// Workgroups before those of this dispatch.
+        first: [u32; 4],
         /// The first batch entry and the first query of the span, in `ranges`.
-        first: [u32; 2],
+        span: [u32; 2],
         all_queries: u32,
         heads: u32,
         queries: u32,
         /// Queries whose products are computed together.
         group: u32,
         head_dim: u32,
-        /// The first key of the dispatch.
-        first_key: u32,
         /// 1 if `sums` has the sum of earlier spans.
         adds: u32,
         scale: f32,
@@ -45,6 +45,7 @@ impl Variant for IndexerDKeys {
     fn describe(&self) -> Kernel {
         let parts = [
             shader!("tensor/view"),
+            shader!("selected/indexer/queries"),
             shader!("selected/indexer/rows"),
             shader!("selected/indexer/indexer_d_keys"),
         ];

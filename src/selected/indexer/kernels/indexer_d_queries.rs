@@ -18,15 +18,15 @@ kernel! {
         d_w: Opt Write F32 one view,
     }
     numbers {
-        /// The first batch entry and the first query, in `ranges`.
-        first: [u32; 2],
+        /// Workgroups before those of this dispatch.
+        first: [u32; 4],
+        /// The first batch entry and the first query of the span, in `ranges`.
+        span: [u32; 2],
         all_queries: u32,
         heads: u32,
         head_dim: u32,
         /// The length of the lists.
         listed: u32,
-        /// The first head of a query of the dispatch.
-        first_row: u32,
         scale: f32,
     }
     variant {
@@ -44,6 +44,7 @@ impl Variant for IndexerDQueries {
     fn describe(&self) -> Kernel {
         let parts = [
             shader!("tensor/view"),
+            shader!("selected/indexer/queries"),
             shader!("selected/indexer/rows"),
             shader!("selected/indexer/indexer_d_queries"),
         ];

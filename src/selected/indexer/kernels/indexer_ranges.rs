@@ -12,7 +12,10 @@ kernel! {
         ranges: One Write U32 one,
     }
     groups { mask: Masked MaskVariant, }
-    numbers {}
+    numbers {
+        /// Workgroups before those of this dispatch.
+        first: [u32; 4],
+    }
     variant {}
 }
 

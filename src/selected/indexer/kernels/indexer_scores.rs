@@ -19,8 +19,10 @@ kernel! {
         scores: One Write F32 store view,
     }
     numbers {
-        /// The first batch entry and the first query of the span.
-        first: [u32; 2],
+        /// Workgroups before those of this dispatch.
+        first: [u32; 4],
+        /// The first batch entry and the first query of the span, in `ranges`.
+        span: [u32; 2],
         all_queries: u32,
         heads: u32,
         queries: u32,
@@ -97,20 +99,23 @@ impl Variant for IndexerScores {
 
     fn describe(&self) -> Kernel {
         let declared = self.declare().bool("SCORES_IN_FOURS", self.store == Width::Four);
-        let [view, stage] = [shader!("tensor/view"), shader!("selected/indexer/indexer_scores")];
+        let shared = [
+            shader!("tensor/view"),
+            shader!("selected/indexer/queries"),
+            shader!("selected/indexer/indexer_scores"),
+        ];
+        let with = |tiles| [shared.as_slice(), &[tiles]].concat();
         match self.tiles {
-            IndexerTiles::Gpu { heads } => {
-                declared.u32("TILE", TILE).u32("TILE_K", TILE_K).u32("HEADS", heads).kernel(
-                    &[view, stage, shader!("selected/indexer/gpu")],
-                    256,
-                    2 * (TILE * TILE_K * 4 + 8 * 16),
-                )
-            }
+            IndexerTiles::Gpu { heads } => declared
+                .u32("TILE", TILE)
+                .u32("TILE_K", TILE_K)
+                .u32("HEADS", heads)
+                .kernel(&with(shader!("selected/indexer/gpu")), 256, 2 * (TILE * TILE_K * 4 + 8 * 16)),
             IndexerTiles::Cpu { heads, queries, lanes } => declared
                 .u32("LANES", lanes)
                 .u32("QUERIES", queries)
                 .u32("HEADS", heads)
-                .kernel(&[view, stage, shader!("selected/indexer/cpu")], lanes, 0),
+                .kernel(&with(shader!("selected/indexer/cpu")), lanes, 0),
         }
     }
 
