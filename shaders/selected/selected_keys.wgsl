@@ -62,10 +62,9 @@ fn seen(query: Query, base: u32, word: u32) -> u32 {
 
 @compute @workgroup_size(LANES)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-    let at = group + p.first.xyz;
-    let g = at.y;
-    let b = p.batch + at.z;
-    let i = p.query + at.x;
+    let g = group.y;
+    let b = p.batch + group.z;
+    let i = p.query + group.x;
     let query = query_of(b, g * p.heads_each, i);
     if lane == 0u {
         let last = u32(max(query.position, -1) + 1);
@@ -74,9 +73,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         bounds = vec4<u32>(min(query.first, query.end), query.end, max(near, vec2<u32>(query.first)));
     }
     let range = workgroupUniformLoad(&bounds);
-    let row = (at.z * p.queries + at.x) * p.row;
+    let row = (group.z * p.queries + group.x) * p.row;
     let list = row + p.list_heads * p.heads_each + g * p.capacity;
-    let bitmap_row = ((at.z * p.queries + at.x) * p.list_heads + g) * p.bitmap_words * 2u;
+    let bitmap_row = ((group.z * p.queries + group.x) * p.list_heads + g) * p.bitmap_words * 2u;
     let first_key = select(range.x / RANGE * RANGE, 0u, HAS_BITMAP);
     let last_key = select(range.y, p.bitmap_words * 32u, HAS_BITMAP);
     var total = 0u;

@@ -29,10 +29,9 @@ fn own_keys(key_lane: u32) -> u32 {
 
 @compute @workgroup_size(CHANNEL_LANES, KEY_LANES)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) id: vec3<u32>) {
-    let at = group + p.first.xyz;
-    let b = at.z / p.kv_heads;
-    let kv_head = at.z % p.kv_heads;
-    let d = (at.y * CHANNEL_LANES + id.x) * 4u;
+    let b = group.z / p.kv_heads;
+    let kv_head = group.z % p.kv_heads;
+    let d = (group.y * CHANNEL_LANES + id.x) * 4u;
     let own = own_keys(id.y);
     if d < p.channels {
         for (var n = id.y * EACH; n < (id.y + 1u) * EACH; n++) {
@@ -42,7 +41,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) i
             for (var s = 0u; s < p.share; s++) {
                 let query = b * p.queries + i;
                 let h = kv_head * p.share + s;
-                let o = ((query * p.list_heads + select(h, 0u, p.list_heads == 1u)) * p.bitmap_words + at.x) * 2u;
+                let o = ((query * p.list_heads + select(h, 0u, p.list_heads == 1u)) * p.bitmap_words + group.x) * 2u;
                 let word = bitmap_at(o);
                 let mine = word & own;
                 if mine != 0u {
@@ -60,7 +59,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) i
             }
         }
         for (var n = id.y * EACH; n < (id.y + 1u) * EACH; n++) {
-            let j = at.x * KEYS + n;
+            let j = group.x * KEYS + n;
             if j < p.kv_len {
                 let o = ((b + p.batch) * p.kv_heads + kv_head) * p.kv_len + j;
                 store(vec4<u32>(b + p.batch, kv_head, j, d), o * p.channels_each + d, sums_of_keys[n * CHANNEL_LANES + id.x]);

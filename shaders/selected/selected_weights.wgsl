@@ -48,11 +48,10 @@ fn weight_of(b: u32, h: u32, i: u32, index: u32) -> f32 {
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-    let at = group + p.first.xyz;
-    let n = at.x * WORKGROUP + lane;
-    let i = at.y;
-    let b = at.z / p.out_heads;
-    let h = at.z % p.out_heads;
+    let n = group.x * WORKGROUP + lane;
+    let i = group.y;
+    let b = group.z / p.out_heads;
+    let h = group.z % p.out_heads;
     if n < p.count {
         let step = p.heads / p.out_heads;
         var sum = 0.0;

@@ -136,6 +136,8 @@ families! {
     SelectedKeys: "selected keys", false;
     /// Sums of the gradients of keys over the queries that select them.
     SelectedGradients: "gradients of selected keys", false;
+    /// Means and scores of blocks, and gated sums, of native sparse attention.
+    NativeSparse: "native sparse attention", false;
     /// Weight norms.
     WeightNorms: "weight norms", false;
     /// Gradients of weight norms.

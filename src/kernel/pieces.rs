@@ -48,15 +48,6 @@ pub(crate) fn pieces([x, y, z]: [usize; 3], steps: [usize; 3]) -> impl Iterator<
     })
 }
 
-/// The parts of a grid that fit the device: the first workgroup, padded to a vector, and the size.
-pub(crate) fn parts(
-    grid: [usize; 3],
-    device: &DeviceFacts,
-) -> impl Iterator<Item = ([u32; 4], [u32; 3])> + use<> {
-    let most = device.max_workgroups as usize;
-    pieces(grid, [most; 3]).map(|Piece { first: [x, y, z], grid }| ([x, y, z, 0], grid))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

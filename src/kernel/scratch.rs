@@ -120,6 +120,24 @@ pub(crate) enum Slot {
     TopKPairs,
     /// The range of keys of each query of an indexer.
     KeyRanges,
+    /// The outputs of the branches of native sparse attention, their log-sum-exp, and the gradients
+    /// of the outputs.
+    BranchOutputs,
+    BranchLse,
+    BranchGradients,
+    /// Compressed keys and values, and their gradients.
+    CompressedKeys,
+    CompressedValues,
+    CompressedKeyGradients,
+    CompressedValueGradients,
+    /// The weights of compressed keys, the scores of blocks, and the selected blocks.
+    BlockWeights,
+    BlockScores,
+    BlockIndices,
+    /// Sums of gradients over branches.
+    QuerySums,
+    BranchKeySums,
+    BranchValueSums,
 }
 
 const NAMES: [&str; SLOTS] = [
@@ -188,8 +206,21 @@ const NAMES: [&str; SLOTS] = [
     "value_sums",
     "top_k_pairs",
     "key_ranges",
+    "branch_outputs",
+    "branch_lse",
+    "d_branches",
+    "compressed_keys",
+    "compressed_values",
+    "d_compressed_keys",
+    "d_compressed_values",
+    "block_weights",
+    "block_scores",
+    "block_indices",
+    "query_sums",
+    "branch_key_sums",
+    "branch_value_sums",
 ];
-const SLOTS: usize = Slot::KeyRanges as usize + 1;
+const SLOTS: usize = Slot::BranchValueSums as usize + 1;
 
 /// The temporary memory that a call needs.
 #[derive(Clone, Copy, PartialEq, Eq)]

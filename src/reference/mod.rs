@@ -100,5 +100,11 @@ pub use crate::selected::indexer::reference::{
     IndexerGradients, IndexerInputs, indexer_backward, indexer_indices, indexer_scatter, indexer_scores,
 };
 #[cfg(feature = "selected-attention")]
+pub use crate::selected::native::reference::{
+    NativeSparseAttended, NativeSparseGradients, NativeSparseInputs, native_sparse_attention,
+    native_sparse_attention_backward, native_sparse_attention_backward_magnitudes, native_sparse_indices,
+    native_sparse_scores,
+};
+#[cfg(feature = "selected-attention")]
 pub use crate::selected::reference::SelectedKeys;
 pub use crate::tensor::{Real, widen};

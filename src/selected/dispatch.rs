@@ -13,8 +13,7 @@ use crate::attention::kernels::key_lists::KeyLists;
 use crate::cache::dispatch::CacheLayer;
 use crate::cache::kernels::cache::CacheParams;
 use crate::device::DeviceFacts;
-use crate::kernel::pieces::parts;
-use crate::kernel::{Dispatches, Scratch, ScratchSize, Slot, Width, fits};
+use crate::kernel::{Dispatch, Dispatches, Scratch, ScratchSize, Slot, Width, fits};
 use crate::mask::kernels::{MaskParams, MaskVariant, Masked};
 use crate::mask::{DeviceMask, Id};
 use crate::tensor::{DType, Error, Layout, Shape, TensorView, Window};
@@ -47,7 +46,7 @@ impl<'a> Selection<'a> {
         lists: &'a wgpu::Buffer,
         bitmap: Option<&'a wgpu::Buffer>,
         device: &DeviceFacts,
-    ) -> Dispatches<'a> {
+    ) -> Dispatch<'a> {
         let plan = &self.plan;
         let params = MaskParams::new(&self.mask, &plan.shape, 0, None, device);
         let variant = MaskVariant::of(&self.mask, false, false).scores_only();
@@ -59,7 +58,6 @@ impl<'a> Selection<'a> {
             bitmap: bitmap.map(|buffer| words(buffer, plan.bitmap_words(span.rows()))),
             mask: Masked::new(variant, &self.mask, params, device),
             cache: self.layer.map_or(CacheParams::default(), |layer| layer.params),
-            first: [0; 4],
             batch: span.batch[0] as u32,
             query: span.queries[0] as u32,
             queries: span.queries[1] as u32,
@@ -75,9 +73,7 @@ impl<'a> Selection<'a> {
             with_bitmap: bitmap.is_some(),
             lanes: LANES[usize::from(!self.cpu)],
         };
-        parts([span.queries[1], plan.list_heads, span.batch[1]], device)
-            .map(|(first, grid)| SelectedKeysCall { first, ..call.clone() }.dispatch(grid, device))
-            .collect()
+        call.dispatch([span.queries[1], plan.list_heads, span.batch[1]], device)
     }
 
     /// The lengths of a span's lists as a mask, for `heads` heads of queries.
@@ -162,19 +158,19 @@ impl<'a> SelectedProblem<'a> {
         let lists = scratch.buffer(Slot::KeyLists)?;
         let mut all = Dispatches::new();
         for span in self.selection.plan.spans() {
-            all.extend(self.selection.lists(span, lists, None, device));
+            all.push(self.selection.lists(span, lists, None, device));
             let problem = self.attention(span, lists);
             let chosen = attention::choose(&problem.outline(), device)?;
             all.extend(attention::dispatches(&problem, chosen, chosen.memory(scratch)?, device));
         }
-        all.extend(self.weights.into_iter().flat_map(|weights| self.weights(weights, device)));
+        all.extend(self.weights.and_then(|weights| self.weights(weights, device)));
         Ok(all)
     }
 
     /// The dispatches that write the weights of indices.
-    fn weights(&self, weights: TensorView<'a>, device: &DeviceFacts) -> Dispatches<'a> {
+    fn weights(&self, weights: TensorView<'a>, device: &DeviceFacts) -> Option<Dispatch<'a>> {
         let Problem { q, keys, extras, shape, scale, .. } = self.problem;
-        let (Keys::Tensors { k, .. }, Some(lse)) = (keys, extras.lse) else { return Dispatches::new() };
+        let (Keys::Tensors { k, .. }, Some(lse)) = (keys, extras.lse) else { return None };
         let Selection { indices, mask, plan, .. } = self.selection;
         let params = MaskParams::new(&mask, &shape, 0, None, device);
         let variant = MaskVariant::of(&mask, false, false).scores_only();
@@ -186,7 +182,6 @@ impl<'a> SelectedProblem<'a> {
             indices,
             weights,
             mask: Masked::new(variant, &mask, params, device),
-            first: [0; 4],
             heads: shape.heads as u32,
             out_heads: out_heads as u32,
             group: shape.group() as u32,
@@ -198,9 +193,7 @@ impl<'a> SelectedProblem<'a> {
             width: Width::of(q.layout.in_fours(3) && k.layout.in_fours(3)),
         };
         let groups = plan.count.div_ceil(WORKGROUP as usize);
-        parts([groups, shape.q_len, shape.batch * out_heads], device)
-            .map(|(first, grid)| SelectedWeightsCall { first, ..call.clone() }.dispatch(grid, device))
-            .collect()
+        Some(call.dispatch([groups, shape.q_len, shape.batch * out_heads], device))
     }
 }
 
@@ -347,7 +340,7 @@ impl<'a> SelectedBackwardProblem<'a> {
         for span in self.selection.plan.spans() {
             let problems = self.attention(span, &part);
             if !problems.is_empty() {
-                all.extend(self.selection.lists(span, part(Slot::KeyLists), bitmap, device));
+                all.push(self.selection.lists(span, part(Slot::KeyLists), bitmap, device));
             }
             for problem in problems {
                 add(&problem, &mut all)?;
@@ -388,8 +381,8 @@ impl<'a> SelectedBackwardProblem<'a> {
         span: Span,
         bitmap: Option<&'a wgpu::Buffer>,
         device: &DeviceFacts,
-    ) -> Dispatches<'a> {
-        let Some(bitmap) = bitmap else { return Dispatches::new() };
+    ) -> Option<Dispatch<'a>> {
+        let bitmap = bitmap?;
         let plan = &self.selection.plan;
         let Shape { q_len, kv_heads, kv_len, .. } = plan.shape;
         let KeyGradient { out, terms: (terms, channels), values, sums } = gradient;
@@ -404,7 +397,6 @@ impl<'a> SelectedBackwardProblem<'a> {
             values: values.map(|(buffer, channels)| window(buffer, channels)),
             sums: (!(starts && ends)).then(|| words(sums, all_sums)),
             out: ends.then_some(out),
-            first: [0; 4],
             batch: span.batch[0] as u32,
             queries: span.queries[1] as u32,
             kv_heads: kv_heads as u32,
@@ -424,9 +416,7 @@ impl<'a> SelectedBackwardProblem<'a> {
             with_sums: !(starts && ends),
         };
         let slices = channels.div_ceil(4 * lanes.channels as usize);
-        parts([plan.words(), slices, span.batch[1] * kv_heads], device)
-            .map(|(first, grid)| SelectedSumsCall { first, ..call }.dispatch(grid, device))
-            .collect()
+        Some(call.dispatch([plan.words(), slices, span.batch[1] * kv_heads], device))
     }
 }
 

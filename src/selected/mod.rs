@@ -5,6 +5,7 @@ mod config;
 pub(crate) mod dispatch;
 pub(crate) mod indexer;
 pub(crate) mod kernels;
+pub(crate) mod native;
 pub(crate) mod plan;
 pub(crate) mod reference;
 mod span;
@@ -12,6 +13,10 @@ mod span;
 pub use call::{SelectedBackward, SelectedForward};
 pub use config::SelectedConfig;
 pub use indexer::{Indexer, IndexerBackward, IndexerForward};
+pub use native::{
+    NativeSparseAttention, NativeSparseBackward, NativeSparseBranches, NativeSparseConfig,
+    NativeSparseForward,
+};
 
 use dispatch::{SelectedBackwardProblem, SelectedProblem, Selection};
 use plan::SelectedPlan;
@@ -57,7 +62,6 @@ use crate::tensor::{CallTensors, DType, Element, Error, Shape, TensorView, check
 /// et al. 2025, "MoBA".
 #[doc(alias = "sparse attention")]
 #[doc(alias = "DSA")]
-#[doc(alias = "NSA")]
 #[doc(alias = "MoBA")]
 #[derive(Clone, Debug)]
 pub struct SelectedAttention {

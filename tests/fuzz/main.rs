@@ -34,6 +34,7 @@ mod indexer;
 mod layers;
 mod low_rank;
 mod masks;
+mod native;
 mod operands;
 mod positions;
 mod products;
@@ -99,7 +100,7 @@ const STUCK: Duration = Duration::from_secs(240);
 type Subject = fn(&mut World, &mut Choices, &mut Choices, &mut String) -> Result<Outcome, String>;
 
 /// The subjects of calls, and their numbers of families.
-const SUBJECTS: [(&str, u64, Subject); 44] = [
+const SUBJECTS: [(&str, u64, Subject); 45] = [
     ("forward", 24, attention::forward),
     ("classify", 4, attention::classify),
     ("project", 4, products::project),
@@ -123,6 +124,7 @@ const SUBJECTS: [(&str, u64, Subject); 44] = [
     ("linear attention", 5, additive::linear),
     ("recurrent attention", 5, recurrent::recurrent),
     ("selected attention", 5, selected::selected),
+    ("native sparse attention", 4, native::native),
     ("local attention", 5, additive::local),
     ("predicted positions", 1, additive::predictor),
     ("weight norm", 1, additive::weight_norm),

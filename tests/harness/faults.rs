@@ -22,7 +22,7 @@ pub const FAULTS: [Fault; 4] = [Fault::Scaled, Fault::Swapped, Fault::NaN, Fault
 
 /// Families of operators, each with a fault. Wrong sorts, lengths and lists would give wrong
 /// addresses, so these families use `DoesNotCompile`.
-pub const OPERATORS: [(Family, Fault); 42] = [
+pub const OPERATORS: [(Family, Fault); 43] = [
     (Family::RadixSort, Fault::DoesNotCompile),
     (Family::TopK, Fault::Scaled),
     (Family::LogSoftmax, Fault::NaN),
@@ -63,6 +63,7 @@ pub const OPERATORS: [(Family, Fault); 42] = [
     (Family::LshGradients, Fault::Scaled),
     (Family::SelectedKeys, Fault::DoesNotCompile),
     (Family::SelectedGradients, Fault::Scaled),
+    (Family::NativeSparse, Fault::Scaled),
     (Family::Attentional, Fault::Scaled),
     (Family::AttentionalGradients, Fault::Scaled),
 ];

@@ -27,6 +27,7 @@ pub mod meaning;
 pub mod memory;
 pub mod merge;
 pub mod mods;
+pub mod native;
 pub mod operator_setup;
 pub mod placed_mods;
 pub mod positions;

@@ -14,6 +14,7 @@ use wgpu_attention::{DType, Shape, TensorView};
 use crate::harness::classify::classified;
 use crate::harness::indexer::{IndexerCase, IndexerSetup};
 use crate::harness::linear::LinearCase;
+use crate::harness::native::{NativeCase, Numbers};
 use crate::harness::positions::{self, normals};
 use crate::harness::selected::SelectedCase;
 use crate::harness::{
@@ -185,6 +186,11 @@ fn other_attentions_of_many() {
         report.record(&case.case.name, &setup, case.forward(&setup, false).map(|ran| ran.ratio));
         report.record(&case.case.name, &setup, case.backward(&setup).map(|(ratio, _)| ratio));
     }
+    let numbers = Numbers { compression: [1, 1], selection: [1, 1], always: [0, 1], window: 1 };
+    let native = NativeCase::random("native sparse", SHAPE, numbers);
+    let setup = OperatorSetup::plain(profile, form);
+    report.record("native sparse", &setup, native.forward(&setup).map(|ran| ran.ratio));
+    report.record("native sparse, backward", &setup, native.backward(&setup).map(|(ratio, _)| ratio));
     for q_len in [1, MANY] {
         let shape = Shape { batch: MANY / q_len, q_len, ..SHAPE };
         let case = IndexerCase::random(format!("indexer, {q_len} queries"), shape, Rules::default(), 1);
@@ -198,7 +204,6 @@ fn other_attentions_of_many() {
         }
     }
     let linear = LinearCase::random("linear", SHAPE, FeatureMap::Elu, false);
-    let setup = OperatorSetup::plain(profile, form);
     report.record("linear", &setup, linear.forward(&setup).map(|(ratio, _)| ratio));
     report.record("linear, backward", &setup, linear.backward(&setup));
     let joined = attentional::outcome_async([MANY, 1, 4, 4, 4], DType::F32, layout, form, false, profile);

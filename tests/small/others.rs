@@ -27,6 +27,7 @@ use crate::harness::faults::{Fault, faulty};
 use crate::harness::indexer::{IndexerCase, IndexerSetup, indexer_shape};
 use crate::harness::linear::LinearCase;
 use crate::harness::merge::{Cut, merged};
+use crate::harness::native::{NativeCase, Numbers};
 use crate::harness::positions::axes_places;
 use crate::harness::positions::{Setup, normals};
 use crate::harness::recurrent::RecurrentCase;
@@ -65,6 +66,8 @@ pub enum Other {
     Indexer(Box<IndexerCase>, DType, Target),
     /// Attention to selected keys and its gradients.
     Selected(Box<SelectedCase>, DType, Target),
+    /// Native sparse attention and its gradients.
+    Native(Box<NativeCase>, DType, Target),
     /// An attentional vector and its gradients, of one type.
     Attentional(DType),
     /// Attention around positions, and its gradients, of one type.
@@ -197,6 +200,11 @@ impl Other {
                 let case = case.stored(*dtype);
                 let setup = in_window(profile, *dtype, *form);
                 let ratio = case.forward_async(&setup, *dtype == DType::F16).await?.ratio;
+                Ok(ratio.max(case.backward_async(&setup).await?.0))
+            }
+            Other::Native(case, dtype, form) => {
+                let setup = in_window(profile, *dtype, *form);
+                let ratio = case.forward_async(&setup).await?.ratio;
                 Ok(ratio.max(case.backward_async(&setup).await?.0))
             }
             Other::Attentional(dtype) => {
@@ -350,6 +358,23 @@ fn selected_cases() -> Vec<(&'static str, Other)> {
         ("selected keys, latent", selected(latent(of("latent", latent_shape, [1, 14], 1)), f32, gpu)),
         ("selected keys, latent, cpu", selected(latent(of("latent", latent_shape, [1, 14], 1)), f16, cpu)),
         ("selected keys, one query", selected(shared(one), f32, gpu)),
+    ]
+}
+
+/// Native sparse attention, with means and with separate keys for each branch.
+fn native_cases() -> Vec<(&'static str, Other)> {
+    let shape = Shape { batch: 2, heads: 4, kv_heads: 2, q_len: 21, kv_len: 90, head_dim: 12, value_dim: 8 };
+    let one = Shape { q_len: 1, ..shape };
+    let numbers = Numbers { compression: [8, 4], selection: [8, 4], always: [1, 1], window: 9 };
+    let of = |name: &str, shape| Box::new(NativeCase::random(name, shape, numbers));
+    let own = Box::new(NativeCase::random("own", shape, numbers).with_own([true; 2]));
+    let [f32, f16, bf16] = [DType::F32, DType::F16, DType::BF16];
+    let [gpu, cpu] = [Target::Gpu, Target::Software];
+    vec![
+        ("native sparse attention", Other::Native(of("means", shape), f32, gpu)),
+        ("native sparse attention, f16", Other::Native(of("means", shape), f16, gpu)),
+        ("native sparse attention, own keys, cpu", Other::Native(own, bf16, cpu)),
+        ("native sparse attention, one query, cpu", Other::Native(of("one", one), f32, cpu)),
     ]
 }
 
@@ -537,6 +562,7 @@ pub fn cases(profile: &'static Profile) -> Vec<(String, Work)> {
     cases.extend(recurrent_cases());
     cases.extend(indexer_cases());
     cases.extend(selected_cases());
+    cases.extend(native_cases());
     // A slow compiler takes half a minute for its kernels, so the check runs once per driver.
     if profile.name != "defaults" {
         cases.push(("check of the kernels", Other::Check));

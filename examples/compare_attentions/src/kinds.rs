@@ -8,7 +8,10 @@ use wgpu_attention::linformer::{Linformer, LinformerForward};
 use wgpu_attention::lsh::{LshAttention, LshConfig, LshForward};
 use wgpu_attention::mask::DeviceMask;
 use wgpu_attention::rows::{MeanPool, MeanPoolForward, PoolMask};
-use wgpu_attention::selected::{Indexer, IndexerForward, SelectedAttention, SelectedConfig, SelectedForward};
+use wgpu_attention::selected::{
+    Indexer, IndexerForward, NativeSparseAttention, NativeSparseConfig, NativeSparseForward,
+    SelectedAttention, SelectedConfig, SelectedForward,
+};
 use wgpu_attention::{
     Attention, Config, DType, Error, Forward, Gpu, Mask, Scratch, ScratchSize, TensorView, wgpu,
 };
@@ -41,16 +44,18 @@ pub enum Kind {
     Additive,
     Selected,
     SelectedBlocks,
+    Native,
 }
 
 impl Kind {
-    pub const ALL: [Kind; 11] = [
+    pub const ALL: [Kind; 12] = [
         Kind::Full,
         Kind::FullCausal,
         Kind::Additive,
         Kind::Window,
         Kind::Selected,
         Kind::SelectedBlocks,
+        Kind::Native,
         Kind::Lsh,
         Kind::Linformer,
         Kind::Performer,
@@ -70,6 +75,7 @@ impl Kind {
             Kind::Lsh => format!("LSH, {ROUNDS} rounds"),
             Kind::Additive => "additive".into(),
             Kind::Selected => format!("{SELECTED} selected keys"),
+            Kind::Native => "native sparse, causal".into(),
             Kind::SelectedBlocks => format!("{} selected blocks of {BLOCK}", SELECTED / BLOCK),
         }
     }
@@ -124,6 +130,7 @@ enum Operator {
     Linformer(Linformer, wgpu::Buffer),
     Lsh { attention: LshAttention, rotations: Option<wgpu::Buffer>, buckets: wgpu::Buffer },
     Selected(Box<Selected>),
+    Native(Box<NativeSparseAttention>, wgpu::Buffer),
 }
 
 impl Ready {
@@ -162,6 +169,11 @@ impl Ready {
             Kind::Selected | Kind::SelectedBlocks => {
                 let block = if kind == Kind::Selected { 1 } else { BLOCK };
                 Operator::Selected(Selected::new(gpu, block, length)?.into())
+            }
+            Kind::Native => {
+                let config = NativeSparseConfig::new(Config::new(1, DIM));
+                let attention = NativeSparseAttention::with_pipelines(pipelines, config)?;
+                Operator::Native(attention.into(), gpu.upload(&vec![1f32 / 3.0; 3 * length])?)
             }
             Kind::Lsh => {
                 let config = lsh(length, ROUNDS, CHUNK);
@@ -213,6 +225,9 @@ impl Ready {
                 attention.forward(encoder, &call, scratch)
             }
             Operator::Selected(selected) => selected.record(encoder, tensors, scratch),
+            Operator::Native(attention, gates) => {
+                attention.forward(encoder, &native(tensors, gates), scratch)
+            }
         }
     }
 }
@@ -240,6 +255,7 @@ impl Operator {
                 attention.scratch_size(&hashed(tensors, rotations.as_ref(), buckets))
             }
             Operator::Selected(selected) => selected.scratch_size(tensors),
+            Operator::Native(attention, gates) => attention.scratch_size(&native(tensors, gates)),
         }
     }
 }
@@ -324,6 +340,13 @@ impl Selected {
         self.indexer.forward(encoder, &self.select(tensors), scratch)?;
         self.attention.forward(encoder, &self.attend(tensors), scratch)
     }
+}
+
+/// Native sparse attention with the paper's numbers, and the mean of its branches.
+fn native<'a>(tensors: &'a Tensors, gates: &'a wgpu::Buffer) -> NativeSparseForward<'a> {
+    let [qk, v, out] = [&tensors.qk, &tensors.v, &tensors.out].map(|buffer| tensors.view(buffer));
+    let gates = TensorView::new(gates, DType::F32, [1, 1, tensors.length, 3]);
+    NativeSparseForward::new(qk, qk, v, gates, out)
 }
 
 fn plain<'a>(tensors: &'a Tensors, mask: DeviceMask<'a>) -> Forward<'a> {

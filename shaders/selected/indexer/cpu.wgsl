@@ -5,7 +5,7 @@
 //
 // Constants: LANES, QUERIES, HEADS.
 //
-// Needs: p.columns, p.first, p.head_dim, p.heads, p.keys, p.queries; HEADS, LANES, QUERIES; k_four,
+// Needs: p.columns, p.head_dim, p.heads, p.keys, p.queries; HEADS, LANES, QUERIES; k_four,
 // q_four, range_of_all, store_scores, weighted.
 // Gives: main.
 
@@ -22,11 +22,10 @@ fn block_of_keys(b: u32, j: u32, d: u32) -> mat4x4<f32> {
 
 @compute @workgroup_size(LANES)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-    let at = group + p.first.xyz;
-    let b = at.z;
-    let first = at.y * QUERIES;
+    let b = group.z;
+    let first = group.y * QUERIES;
     let last = min(first + QUERIES, p.queries) - 1u;
-    let tile = at.x * LANES * 4u;
+    let tile = group.x * LANES * 4u;
     let j = tile + lane * 4u;
     if j >= p.columns {
         return;

@@ -9,7 +9,7 @@
 // Minimum of workgroup memory accesses, per channel and invocation: 16 multiply-adds and two vector
 // loads. Minimum of global memory accesses: 2 / TILE elements per multiply-add.
 //
-// Needs: p.columns, p.first, p.head_dim, p.heads, p.keys, p.queries; HEADS, TILE, TILE_K; k_four,
+// Needs: p.columns, p.head_dim, p.heads, p.keys, p.queries; HEADS, TILE, TILE_K; k_four,
 // q_four, range_of_all, store_scores, weighted.
 // Gives: main.
 
@@ -54,10 +54,9 @@ var<private> products: array<vec4<f32>, 4>;
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-    let at = group + p.first.xyz;
-    let b = at.z;
-    let first = at.y * QUERIES;
-    let tile = at.x * TILE;
+    let b = group.z;
+    let first = group.y * QUERIES;
+    let tile = group.x * TILE;
     let range = range_of_all(b, first, min(first + QUERIES, p.queries) - 1u);
     let is_needed = range.x < tile + TILE && range.y > tile;
 

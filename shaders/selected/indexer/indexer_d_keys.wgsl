@@ -37,10 +37,9 @@ fn is_needed(b: u32, first: u32, end: u32, j: u32) -> bool {
 
 @compute @workgroup_size(LANES)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-    let at = group + p.first.xyz;
-    let j = at.x;
-    let b = at.z;
-    let d = (at.y * LANES + lane) * 4u;
+    let j = group.x;
+    let b = group.z;
+    let d = (group.y * LANES + lane) * 4u;
     var sum = vec4<f32>();
     for (var first = 0u; first < p.queries; first += p.group) {
         let end = min(first + p.group, p.queries);

@@ -24,13 +24,12 @@ var<workgroup> weight_sums: array<f32, LANES>;
 
 @compute @workgroup_size(LANES)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-    let at = group + p.first.xyz;
-    let row = at.x;
+    let row = group.x;
     let i = row / p.heads;
     let h = row % p.heads;
-    let b = at.z;
+    let b = group.z;
     let range = range_of(b, i);
-    let d = (at.y * LANES + lane) * 4u;
+    let d = (group.y * LANES + lane) * 4u;
     // The entries of the list, or the keys themselves.
     let end = select(range.y, p.listed, HAS_INDICES);
     var sum = vec4<f32>();
@@ -75,7 +74,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if HAS_D_W {
         weight_sums[lane] = weight_sum;
         workgroupBarrier();
-        if lane == 0u && at.y == 0u {
+        if lane == 0u && group.y == 0u {
             var total = 0.0;
             for (var n = 0u; n < LANES; n++) {
                 total += weight_sums[n];

@@ -9,13 +9,12 @@
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-    let at = group + p.first.xyz;
-    let i = at.x * WORKGROUP + lane;
+    let i = group.x * WORKGROUP + lane;
     if i >= p.mask.q_len {
         return;
     }
-    let q = query_of(at.y, 0u, i);
-    let o = 2u * (at.y * p.mask.q_len + i);
+    let q = query_of(group.y, 0u, i);
+    let o = 2u * (group.y * p.mask.q_len + i);
     ranges_store(o, q.first);
     ranges_store(o + 1u, q.end);
 }

@@ -15,6 +15,8 @@ mod linformer;
 mod local;
 #[cfg(feature = "lsh")]
 mod lsh;
+#[cfg(feature = "selected-attention")]
+mod native;
 #[cfg(feature = "linear-attention")]
 mod recurrent;
 mod rows;
@@ -90,6 +92,7 @@ operators! {
     LshGradients => lsh::gradients, "lsh";
     SelectedKeys => selected::forward, "selected-attention";
     SelectedGradients => selected::gradients, "selected-attention";
+    NativeSparse => native::native_sparse, "selected-attention";
     Attentional => layers::attentional, "layers";
     AttentionalGradients => layers::attentional_gradients, "layers";
 }

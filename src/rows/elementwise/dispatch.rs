@@ -25,7 +25,7 @@ const MOST_GROUPS: usize = 65535;
 
 /// Vectors of four channels in a row and in all rows of a head, workgroups, and invocations in all
 /// workgroups.
-fn share([_, _, length, dim]: [usize; 4], device: &DeviceFacts) -> (usize, usize, usize, u32) {
+pub(crate) fn share([_, _, length, dim]: [usize; 4], device: &DeviceFacts) -> (usize, usize, usize, u32) {
     let fours = dim.div_ceil(4);
     let work = length.saturating_mul(fours);
     let groups = work.div_ceil(WORKGROUP).min(MOST_GROUPS).min(device.max_workgroups as usize);

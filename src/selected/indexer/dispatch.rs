@@ -6,8 +6,9 @@ use super::kernels::indexer_ranges::{self, IndexerRangesCall};
 use super::kernels::indexer_scatter::IndexerScatterCall;
 use super::kernels::indexer_scores::{IndexerScoresCall, IndexerTiles};
 use crate::device::DeviceFacts;
-use crate::kernel::pieces::parts;
-use crate::kernel::{Dispatches, KernelOptions, Scratch, ScratchSize, Slot, Width, fits, in_scratch};
+use crate::kernel::{
+    Dispatch, Dispatches, KernelOptions, Scratch, ScratchSize, Slot, Width, fits, in_scratch,
+};
 use crate::mask::DeviceMask;
 use crate::mask::kernels::{MaskParams, MaskVariant, Masked};
 use crate::rows::logits::dispatch::{MOST_IN_PLACE, TopKProblem};
@@ -88,15 +89,13 @@ impl<'a> Problem<'a> {
     }
 
     /// Writes the range of keys of each query.
-    fn ranges(&self, ranges: TensorView<'a>, device: &DeviceFacts) -> Dispatches<'a> {
+    fn ranges(&self, ranges: TensorView<'a>, device: &DeviceFacts) -> Dispatch<'a> {
         let shape = Shape { heads: 1, ..self.shape };
         let params = MaskParams::new(&self.mask, &shape, 0, None, device);
         let variant = MaskVariant::of(&self.mask, false, false);
         let mask = Masked::new(variant, &self.mask, params, device);
-        let call = IndexerRangesCall { ranges, mask, first: [0; 4] };
-        parts([shape.q_len.div_ceil(indexer_ranges::WORKGROUP), shape.batch, 1], device)
-            .map(|(first, grid)| IndexerRangesCall { first, ..call.clone() }.dispatch(grid, device))
-            .collect()
+        let call = IndexerRangesCall { ranges, mask };
+        call.dispatch([shape.q_len.div_ceil(indexer_ranges::WORKGROUP), shape.batch, 1], device)
     }
 
     fn ranges_in(&self, scratch: &'a Scratch) -> Result<TensorView<'a>, Error> {
@@ -143,7 +142,7 @@ impl<'a> Problem<'a> {
         device: &DeviceFacts,
     ) -> Result<Dispatches<'a>, Error> {
         let ranges = self.ranges_in(scratch)?;
-        let mut all = self.ranges(ranges, device);
+        let mut all = vec![self.ranges(ranges, device)];
         for span in self.forward_spans(outputs, device) {
             let scores = match outputs.scores {
                 Some(scores) => span.of(scores),
@@ -152,7 +151,7 @@ impl<'a> Problem<'a> {
                     in_scratch(scratch.buffer(Slot::Scores)?, DType::F32, shape, 0)
                 }
             };
-            all.extend(self.scores(&span, ranges, scores, device));
+            all.push(self.scores(&span, ranges, scores, device));
             let Some(indices) = outputs.indices else { continue };
             let problem = TopKProblem {
                 x: scores,
@@ -174,7 +173,7 @@ impl<'a> Problem<'a> {
         ranges: TensorView<'a>,
         scores: TensorView<'a>,
         device: &DeviceFacts,
-    ) -> Dispatches<'a> {
+    ) -> Dispatch<'a> {
         let Shape { heads, q_len, kv_len, head_dim, .. } = self.shape;
         let tiles = self.tiles(device);
         let (q, k) = (span.of(self.q), span.of_batch(self.k));
@@ -189,7 +188,6 @@ impl<'a> Problem<'a> {
             w: span.of(self.w),
             ranges,
             scores,
-            first: [0; 4],
             span: span.first(),
             all_queries: q_len as u32,
             heads: heads as u32,
@@ -205,9 +203,7 @@ impl<'a> Problem<'a> {
             store: in_fours(&[scores]),
         };
         let [rows, keys] = tiles.size();
-        parts([columns.div_ceil(keys), span.queries[1].div_ceil(rows), span.batch[1]], device)
-            .map(|(first, grid)| IndexerScoresCall { first, ..call.clone() }.dispatch(grid, device))
-            .collect()
+        call.dispatch([columns.div_ceil(keys), span.queries[1].div_ceil(rows), span.batch[1]], device)
     }
 
     /// The spans of the gradient of keys: all queries of a batch entry at once, unless there are
@@ -251,7 +247,7 @@ impl<'a> Problem<'a> {
         device: &DeviceFacts,
     ) -> Result<Dispatches<'a>, Error> {
         let ranges = self.ranges_in(scratch)?;
-        let mut all = self.ranges(ranges, device);
+        let mut all = vec![self.ranges(ranges, device)];
         if gradients.d_q.is_some() || gradients.d_w.is_some() {
             self.d_queries(gradients, ranges, device, &mut all);
         }
@@ -295,7 +291,6 @@ impl<'a> Problem<'a> {
                 d_scores,
                 sums: is_cut.then(|| span.of_batch(sums)),
                 d_k: (!is_cut || is_last && !is_own).then(|| span.of_batch(d_k)),
-                first: [0; 4],
                 span: span.first(),
                 all_queries: q_len as u32,
                 heads: self.shape.heads as u32,
@@ -308,10 +303,7 @@ impl<'a> Problem<'a> {
                 width: in_fours(&[q, k]),
             };
             let slices = head_dim.div_ceil(4 * call.lanes as usize);
-            all.extend(
-                parts([kv_len, slices, span.batch[1]], device)
-                    .map(|(first, grid)| IndexerDKeysCall { first, ..call.clone() }.dispatch(grid, device)),
-            );
+            all.push(call.dispatch([kv_len, slices, span.batch[1]], device));
         }
         Ok(all)
     }
@@ -333,7 +325,6 @@ impl<'a> Problem<'a> {
             indices: gradients.indices,
             d_q: gradients.d_q,
             d_w: gradients.d_w,
-            first: [0; 4],
             span: [0; 2],
             all_queries: q_len as u32,
             heads: heads as u32,
@@ -344,9 +335,6 @@ impl<'a> Problem<'a> {
             width: in_fours(&[self.q, self.k]),
         };
         let slices = if gradients.d_q.is_some() { head_dim.div_ceil(4 * call.lanes as usize) } else { 1 };
-        all.extend(
-            parts([q_len * heads, slices, batch], device)
-                .map(|(first, grid)| IndexerDQueriesCall { first, ..call.clone() }.dispatch(grid, device)),
-        );
+        all.push(call.dispatch([q_len * heads, slices, batch], device));
     }
 }

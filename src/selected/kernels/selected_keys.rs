@@ -23,8 +23,6 @@ kernel! {
     groups { mask: Masked MaskVariant, }
     numbers {
         cache: CacheParams,
-        /// Workgroups before those of this dispatch.
-        first: [u32; 4],
         /// The first batch entry, and the first query.
         batch: u32,
         query: u32,

@@ -17,8 +17,6 @@ kernel! {
         out: Opt Write F32 one view,
     }
     numbers {
-        /// Workgroups before those of this dispatch.
-        first: [u32; 4],
         /// The first batch entry.
         batch: u32,
         /// Queries of a batch entry.

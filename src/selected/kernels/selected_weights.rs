@@ -19,8 +19,6 @@ kernel! {
     // Only the rules that hide keys.
     groups { mask: Masked MaskVariant, }
     numbers {
-        /// Workgroups before those of this dispatch.
-        first: [u32; 4],
         heads: u32,
         out_heads: u32,
         group: u32,

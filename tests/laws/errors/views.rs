@@ -32,8 +32,9 @@ use wgpu_attention::rows::{
     Sort, TopK, TopKForward, WeightNorm, WeightNormForward,
 };
 use wgpu_attention::selected::{
-    Indexer, IndexerBackward, IndexerForward, SelectedAttention, SelectedBackward, SelectedConfig,
-    SelectedForward,
+    Indexer, IndexerBackward, IndexerForward, NativeSparseAttention, NativeSparseBackward,
+    NativeSparseBranches, NativeSparseConfig, NativeSparseForward, SelectedAttention, SelectedBackward,
+    SelectedConfig, SelectedForward,
 };
 use wgpu_attention::{Backward, TransformerDecoder, TransformerEncoder};
 
@@ -80,8 +81,36 @@ const HEADS: [usize; 4] = [1, 2, 6, 8];
 const LSE: [usize; 4] = [1, 2, 6, 1];
 const ROWS: [usize; 4] = [2, 1, 6, 8];
 
+/// Native sparse attention with separate keys for each branch, or its gradients.
+fn native_sparse(p: &Pipelines, v: &Views, backward: bool) -> Result<(), Error> {
+    let config = NativeSparseConfig::new(Config::new(2, 8)).compression(2, 1).selection(2, 2).always(1, 1);
+    let operator = NativeSparseAttention::with_pipelines(p, config)?;
+    let [q, k, value, out] = [(); 4].map(|()| v.f32(HEADS));
+    let blocks = [1, 2, 5, 8];
+    let call = NativeSparseForward::new(q, k, value, v.f32([1, 2, 6, 3]), out)
+        .compressed(v.f32(blocks), v.f32(blocks))
+        .window_keys(v.f32(HEADS), v.f32(HEADS))
+        .branches(NativeSparseBranches {
+            out: v.f32([3, 2, 6, 8]),
+            lse: v.f32([3, 2, 6, 1]),
+            indices: v.u32([1, 2, 6, 2]),
+        });
+    if !backward {
+        return operator.scratch_size(&call).map(drop);
+    }
+    // The backward pass does not read `out`: its gradient takes the place.
+    let call = NativeSparseBackward::new(call, out)
+        .d_q(v.f32(HEADS))
+        .d_k(v.f32(HEADS))
+        .d_v(v.f32(HEADS))
+        .d_gates(v.f32([1, 2, 6, 3]))
+        .d_compressed(v.f32(blocks), v.f32(blocks))
+        .d_window_keys(v.f32(HEADS), v.f32(HEADS));
+    operator.backward_scratch_size(&call).map(drop)
+}
+
 /// One call of each operator, with all its tensors.
-const CALLS: [(&str, Call); 33] = [
+const CALLS: [(&str, Call); 35] = [
     ("attention", |p, v, _| {
         let mask = Mask::causal().lengths(v.u32([1, 1, 1, 1])).bias(v.f32([1, 2, 6, 6]));
         let keep = Dropout::Given { p: 0.5, keep: v.of(DType::Bool, [1, 2, 6, 6]) };
@@ -211,6 +240,8 @@ const CALLS: [(&str, Call); 33] = [
         let operator = SelectedAttention::with_pipelines(p, SelectedConfig::new(Config::new(2, 8)))?;
         operator.backward_scratch_size(&call).map(drop)
     }),
+    ("native sparse", |p, v, _| native_sparse(p, v, false)),
+    ("native sparse backward", |p, v, _| native_sparse(p, v, true)),
     ("radix sort", |p, v, _| {
         let [keys, order, ranks] = [(); 3].map(|()| v.u32([1, 2, 2, 24]));
         RadixSort::with_pipelines(p).scratch_size(&Sort::new(keys, order).ranks(ranks)).map(drop)

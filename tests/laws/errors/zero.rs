@@ -27,8 +27,9 @@ use wgpu_attention::rows::{
     RadixSort, Sort, TopK, TopKForward,
 };
 use wgpu_attention::selected::{
-    Indexer, IndexerBackward, IndexerForward, SelectedAttention, SelectedBackward, SelectedConfig,
-    SelectedForward,
+    Indexer, IndexerBackward, IndexerForward, NativeSparseAttention, NativeSparseBackward,
+    NativeSparseBranches, NativeSparseConfig, NativeSparseForward, SelectedAttention, SelectedBackward,
+    SelectedConfig, SelectedForward,
 };
 use wgpu_attention::{
     Attention, Backward, Cache, CacheConfig, Config, DType, Error, Forward, Gpu, Linear, Projection, Scratch,
@@ -70,7 +71,7 @@ impl Calls<'_> {
 /// Calls every operator with one batch and one length. All other arguments are right.
 fn outcomes(gpu: &Gpu, batch: usize, length: usize) -> Outcomes {
     let (device, pipelines) = (gpu.device(), gpu.pipelines());
-    let buffers: Vec<_> = (0..12).map(|_| gpu.upload(&[0u32; 4096]).expect("a buffer")).collect();
+    let buffers: Vec<_> = (0..13).map(|_| gpu.upload(&[0u32; 4096]).expect("a buffer")).collect();
     let of = |n: usize, dtype, shape| TensorView::new(&buffers[n], dtype, shape);
     let f32 = |n, shape| of(n, DType::F32, shape);
     let heads = |n| f32(n, [batch, 2, length, 8]);
@@ -123,6 +124,19 @@ fn outcomes(gpu: &Gpu, batch: usize, length: usize) -> Outcomes {
     let call = SelectedBackward::new(Backward::new(attended, d_out).d_k(heads(6)), indices);
     let size = selected.backward_scratch_size(&call);
     calls.record("selected, backward", size, |e, s| selected.backward(e, &call, s));
+
+    let config = NativeSparseConfig::new(Config::new(2, 8)).compression(2, 1).selection(2, 2).always(1, 1);
+    let native = NativeSparseAttention::with_pipelines(pipelines, config).expect("an operator");
+    let call = NativeSparseForward::new(q, k, v, f32(9, [batch, 2, length, 3]), out);
+    calls.record("native sparse", native.scratch_size(&call), |e, s| native.forward(e, &call, s));
+    let branches = NativeSparseBranches {
+        out: f32(10, [3 * batch, 2, length, 8]),
+        lse: f32(11, [3 * batch, 2, length, 1]),
+        indices: of(12, DType::U32, [batch, 2, length, 2]),
+    };
+    let call = NativeSparseBackward::new(call.branches(branches), d_out).d_k(heads(6));
+    let size = native.backward_scratch_size(&call);
+    calls.record("native sparse, backward", size, |e, s| native.backward(e, &call, s));
 
     let local = LocalAttention::with_pipelines(pipelines, LocalConfig::new(2, 8, 1)).expect("an operator");
     let call = LocalForward::new([q, k, v], rows(9), out);

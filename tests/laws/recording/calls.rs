@@ -31,8 +31,9 @@ use wgpu_attention::rows::{
     WeightNormForward,
 };
 use wgpu_attention::selected::{
-    Indexer, IndexerBackward, IndexerForward, SelectedAttention, SelectedBackward, SelectedConfig,
-    SelectedForward,
+    Indexer, IndexerBackward, IndexerForward, NativeSparseAttention, NativeSparseBackward,
+    NativeSparseBranches, NativeSparseConfig, NativeSparseForward, SelectedAttention, SelectedBackward,
+    SelectedConfig, SelectedForward,
 };
 use wgpu_attention::tuning::Family;
 use wgpu_attention::tuning::Family::*;
@@ -457,6 +458,32 @@ fn attention_of_other_kinds() {
             "selected attention backward",
             &[SelectedKeys, SelectedGradients, RowStats],
             call!(selected, [backward, prepare_backward], &back, &wrong, &mut scratch),
+        );
+
+        let config =
+            NativeSparseConfig::new(Config::new(2, 8)).compression(2, 1).selection(2, 2).always(1, 1);
+        let native = NativeSparseAttention::with_pipelines(pipelines, config).expect("an operator");
+        let gates = b.read(3, [1, 2, 6, 3]);
+        let (call, wrong) =
+            (NativeSparseForward::new(q, k, v, gates, out), NativeSparseForward::new(q, k, v, gates, q));
+        let mut scratch = b.scratch(native.scratch_size(&call));
+        b.check(
+            "native sparse attention",
+            &[TopK, SelectedKeys, NativeSparse],
+            call!(native, [forward, prepare], &call, &wrong, &mut scratch),
+        );
+        let branches = NativeSparseBranches {
+            out: b.read(4, [3, 2, 6, 8]),
+            lse: b.read(4, [3, 2, 6, 1]),
+            indices: b.numbers([1, 2, 6, 2]),
+        };
+        let of = |d_k| NativeSparseBackward::new(call.branches(branches), d_out).d_q(out).d_k(d_k);
+        let (back, wrong) = (of(written[0]), of(k));
+        let mut scratch = b.scratch(native.backward_scratch_size(&back));
+        b.check(
+            "native sparse attention backward",
+            &[ElementwiseGradients, SelectedKeys, SelectedGradients, NativeSparse, RowStats],
+            call!(native, [backward, prepare_backward], &back, &wrong, &mut scratch),
         );
 
         let low = Linformer::with_pipelines(pipelines, Config::new(2, 8), 4).expect("an operator");

@@ -12,7 +12,10 @@ use wgpu_attention::recurrent::{Decay, RecurrentAttention, RecurrentConfig, Recu
 use wgpu_attention::rows::{
     LogSoftmax, LogSoftmaxForward, Norm, NormConfig, NormForward, NormWeights, TopK, TopKForward,
 };
-use wgpu_attention::selected::{SelectedAttention, SelectedBackward, SelectedConfig, SelectedForward};
+use wgpu_attention::selected::{
+    NativeSparseAttention, NativeSparseBackward, NativeSparseBranches, NativeSparseConfig,
+    NativeSparseForward, SelectedAttention, SelectedBackward, SelectedConfig, SelectedForward,
+};
 use wgpu_attention::{
     Backward, Cache, CacheConfig, Error, Prepared, Projection, Recorder, TransformerDecoder,
     TransformerEncoder, inspect,
@@ -206,6 +209,23 @@ fn of_attention(z: &Zeros, rows: &mut Rows) {
     let mut scratch = z.scratch(selected.backward_scratch_size(&call));
     let count = z.prepared(|| selected.prepare_backward(&call, &mut scratch));
     rows.push(("selected attention, backward", count.to_string()));
+    let native = NativeSparseAttention::with_pipelines(&z.pipelines, NativeSparseConfig::new(config));
+    let native = native.expect("an operator");
+    let gates = z.read([1, 8, 512, 3]);
+    let call = NativeSparseForward::new(z.read(wide), kv, kv, gates, z.written(0, wide));
+    let mut scratch = z.scratch(native.scratch_size(&call));
+    let count = z.prepared(|| native.prepare(&call, &mut scratch));
+    rows.push(("native sparse attention, 512 queries", count.to_string()));
+    let branches = NativeSparseBranches {
+        out: z.read([3, 8, 512, 64]),
+        lse: z.read([3, 8, 512, 1]),
+        indices: TensorView::new(&z.read, DType::U32, [1, 1, 512, 16]),
+    };
+    let back = NativeSparseBackward::new(call.branches(branches), z.read(wide)).d_q(z.written(1, wide));
+    let back = back.d_k(d_kv(2)).d_v(d_kv(3)).d_gates(z.written(0, [1, 8, 512, 3]));
+    let mut scratch = z.scratch(native.backward_scratch_size(&back));
+    let count = z.prepared(|| native.prepare_backward(&back, &mut scratch));
+    rows.push(("native sparse attention, backward", count.to_string()));
 }
 
 fn of_rows_and_products(z: &Zeros, rows: &mut Rows) {

@@ -3,6 +3,7 @@
 mod caches;
 mod errors;
 pub mod indexer;
+mod native;
 
 use wgpu_attention::reference::compare::compare;
 use wgpu_attention::tuning::Target;

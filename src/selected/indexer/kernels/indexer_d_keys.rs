@@ -19,8 +19,6 @@ kernel! {
         d_k: Opt Write F32 one view,
     }
     numbers {
-        /// Workgroups before those of this dispatch.
-        first: [u32; 4],
         /// The first batch entry and the first query of the span, in `ranges`.
         span: [u32; 2],
         all_queries: u32,

@@ -13,8 +13,6 @@ kernel! {
     }
     groups { mask: Masked MaskVariant, }
     numbers {
-        /// Workgroups before those of this dispatch.
-        first: [u32; 4],
     }
     variant {}
 }

@@ -19,8 +19,6 @@ kernel! {
         scores: One Write F32 store view,
     }
     numbers {
-        /// Workgroups before those of this dispatch.
-        first: [u32; 4],
         /// The first batch entry and the first query of the span, in `ranges`.
         span: [u32; 2],
         all_queries: u32,
