@@ -15,8 +15,9 @@ use common::settings::{argument, quick};
 use common::timer::{Timer, noise};
 use rows::Row;
 use wgpu_attention::cache::{Append, CacheLayout, CacheStorage, ScaleGroup, Tokens};
+use wgpu_attention::reference::cache::{hadamard, stored};
 use wgpu_attention::reference::compare::compare;
-use wgpu_attention::reference::{self, Options, widen};
+use wgpu_attention::reference::{Options, widen};
 use wgpu_attention::{
     Attention, Cache, CacheConfig, Config, DType, Forward, Gpu, Mask, Scratch, Shape, TensorView,
 };
@@ -134,10 +135,10 @@ fn cached<'a>(
     data: &Data,
     config: CacheConfig,
     name: String,
-    storage: CacheStorage,
+    (storage, turned): (CacheStorage, Option<usize>),
 ) -> Subject<'a> {
     let gpu = &bed.gpu;
-    let cache = filled(gpu, data, config);
+    let cache = filled(gpu, data, config.hadamard(turned));
     let q = gpu.upload(&data.q).expect("q");
     let out = blank(gpu, HEADS * DIM, DType::F32).expect("out");
     let attention = Attention::with_pipelines(gpu.pipelines(), Config::new(HEADS, DIM).kv_heads(KV_HEADS))
@@ -161,7 +162,10 @@ fn cached<'a>(
     let result = if exact { DType::F32 } else { DType::F16 };
     data.validate(
         &name,
-        |row| reference::cache::stored(storage, row),
+        |row| match turned {
+            Some(block) => hadamard(&stored(storage, &hadamard(row, block)), block),
+            None => stored(storage, row),
+        },
         &read(gpu, &out, HEADS * DIM, DType::F32),
         [DType::F32, result],
     );
@@ -228,7 +232,11 @@ fn main() {
         if !wanted(&name) {
             continue;
         }
-        subjects.push(cached(&bed, &data, config(length).storage(storage), name, storage));
+        subjects.push(cached(&bed, &data, config(length).storage(storage), name.clone(), (storage, None)));
+        if matches!(storage, CacheStorage::Q8(_) | CacheStorage::Q4(_)) {
+            let name = format!("{name}, times a matrix");
+            subjects.push(cached(&bed, &data, config(length).storage(storage), name, (storage, Some(DIM))));
+        }
     }
     for layout in [
         CacheLayout::Ring { sink_tokens: 4 },
@@ -242,7 +250,7 @@ fn main() {
         let config = config(length).storage(storage).layout(layout);
         let name = format!("cache {storage:?} {layout:?}");
         if wanted(&name) {
-            subjects.push(cached(&bed, &data, config, name, storage));
+            subjects.push(cached(&bed, &data, config, name, (storage, None)));
         }
     }
     let times = medians(timer, &mut subjects, rounds);
@@ -270,7 +278,13 @@ fn main() {
         if !wanted(&name) {
             continue;
         }
-        subjects.push(cached(&bed, &Data::new(length), config(capacity).storage(storage), name, storage));
+        subjects.push(cached(
+            &bed,
+            &Data::new(length),
+            config(capacity).storage(storage),
+            name,
+            (storage, None),
+        ));
     }
     let times = medians(timer, &mut subjects, rounds);
     print(gpu, "how it grows, Q8", &subjects, &times, copied);
@@ -338,7 +352,7 @@ fn append_time(gpu: &Gpu, timer: &Timer, layout: CacheLayout, length: usize, rou
     append(&mut cache);
     let call = Forward::with_cache(view(&row), &cache, view(&out)).mask(mask);
     gpu.submit(|encoder| attention.forward(encoder, &call, &mut scratch)).expect("forward");
-    let stored = reference::cache::stored(storage, &data);
+    let stored = stored(storage, &data);
     let want: Vec<f64> = widen(&stored);
     compare(&read(gpu, &out, 64, DType::F32), &want, tolerance(&stored, &want, DType::F32))
         .unwrap_or_else(|wrong| panic!("{layout:?} at {length} holds something else: {wrong}"));

@@ -126,6 +126,7 @@ kernels! {
     crate::rows::logits::kernels::log_softmax::LogSoftmax,
     crate::rows::logits::kernels::log_softmax_backward::LogSoftmaxBackward,
     crate::rows::logits::kernels::top_k::TopK,
+    crate::cache::kernels::hadamard_rows::HadamardRows,
     crate::selected::native::kernels::block_means::BlockMeans,
     crate::selected::native::kernels::block_scores::BlockScores,
     crate::selected::native::kernels::gated_sum::GatedSum,

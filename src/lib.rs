@@ -63,6 +63,7 @@
 //! | sequences too long for quadratic attention | [`linear_attention::LinearAttention`] |
 //! | long sequences, with approximate attention | [`linformer::Linformer`], [`lsh::LshAttention`] |
 //! | keys or blocks that an indexer selects | [`selected::SelectedAttention`] |
+//! | a model with native sparse attention (NSA) | [`selected::NativeSparseAttention`] |
 //! | a loss of an encoder or decoder-only model | [`TransformerEncoder::backward`] |
 //! | a loss of a decoder with a memory | [`TransformerDecoder::backward`] |
 //! | a loss of layers | [`MultiHeadAttention::backward`], [`Projection::backward`] |

@@ -4,6 +4,9 @@
 //
 // k [batch, kv_heads, rows, head_dim]   v [batch, kv_heads, rows, value_dim]
 //
+// With TURNED, each block of p.hadamard channels is multiplied by a Walsh-Hadamard matrix first
+// (`hadamard.wgsl`).
+//
 // An invocation writes a unit: channels of one row that share a scale, or 32 channels without
 // scales. A unit has whole words: two invocations that wrote parts of one word would race.
 // Floor: k and v are read once (scaled: twice, the second time from the GPU's cache). Every word is
@@ -63,8 +66,44 @@ fn half_of(x: f32) -> u32 {
     }
 }
 
+// The number that stands for x. GGML rounds halves away from zero in 8 bits, and up in 4 bits.
 fn level(x: f32, scale: f32) -> i32 {
-    return i32(clamp(round(x / scale), -MOST, MOST));
+    if GGML {
+        let y = x * select(1.0 / scale, 0.0, scale == 0.0);
+        if STORAGE_KIND == Q4 {
+            return min(i32(y + 8.5), 15) - 8;
+        } else {
+            let size = trunc(abs(y));
+            return i32(sign(y) * (size + select(0.0, 1.0, abs(y) - size >= 0.5)));
+        }
+    } else {
+        return i32(clamp(round(x / scale), -MOST, MOST));
+    }
+}
+
+// The number with the larger magnitude, the first of equals.
+fn peak_of(peak: f32, x: f32) -> f32 {
+    return select(peak, x, abs(x) > abs(peak));
+}
+
+// A group's scale, from its number with the largest magnitude. A group of zeros may have any scale.
+fn scale_of(peak: f32) -> f32 {
+    if GGML {
+        let scale = select(abs(peak) / 127.0, peak / -8.0, STORAGE_KIND == Q4);
+        return select(scale, 0.0, abs(scale) < 1.1754943508222875e-38);
+    } else {
+        let scale = abs(peak) / MOST;
+        return select(scale, 1.0, scale < 1.1754943508222875e-38);
+    }
+}
+
+// The stored bits of a scale. GGML stores it as f16.
+fn stored_scale(scale: f32) -> u32 {
+    if GGML {
+        return bitcast<u32>(unpack2x16float(half_of(scale)).x);
+    } else {
+        return bitcast<u32>(scale);
+    }
 }
 
 fn word_of(r: Row, d: u32, scale: f32) -> u32 {
@@ -88,28 +127,100 @@ fn word_of(r: Row, d: u32, scale: f32) -> u32 {
     }
 }
 
+// Four levels as bytes.
+fn bytes_of(x: vec4<f32>, scale: f32, bias: i32) -> u32 {
+    let levels = vec4<i32>(level(x.x, scale), level(x.y, scale), level(x.z, scale), level(x.w, scale));
+    let n = bitcast<vec4<u32>>(levels + bias) & vec4<u32>(0xffu);
+    return n.x | (n.y << 8u) | (n.z << 16u) | (n.w << 24u);
+}
+
+// Stores the n-th eight of 32 channels, whose words begin at o.
+fn store_eight(r: Row, o: u32, n: u32, x: vec4<f32>, y: vec4<f32>, scale: f32) {
+    if STORAGE_KIND == F32 {
+        for (var c = 0u; c < 4u; c++) {
+            store_word(r, o + 8u * n + c, bitcast<u32>(component(x, c)));
+            store_word(r, o + 8u * n + 4u + c, bitcast<u32>(component(y, c)));
+        }
+    } else if STORAGE_KIND == F16 {
+        store_word(r, o + 4u * n, half_of(x.x) | (half_of(x.y) << 16u));
+        store_word(r, o + 4u * n + 1u, half_of(x.z) | (half_of(x.w) << 16u));
+        store_word(r, o + 4u * n + 2u, half_of(y.x) | (half_of(y.y) << 16u));
+        store_word(r, o + 4u * n + 3u, half_of(y.z) | (half_of(y.w) << 16u));
+    } else if STORAGE_KIND == BF16 {
+        store_word(r, o + 4u * n, bf16_pair(x.xy));
+        store_word(r, o + 4u * n + 1u, bf16_pair(x.zw));
+        store_word(r, o + 4u * n + 2u, bf16_pair(y.xy));
+        store_word(r, o + 4u * n + 3u, bf16_pair(y.zw));
+    } else if STORAGE_KIND == Q8 {
+        store_word(r, o + 2u * n, bytes_of(x, scale, 0));
+        store_word(r, o + 2u * n + 1u, bytes_of(y, scale, 0));
+    } else {
+        store_word(r, o + n, bytes_of(x, scale, 8) | (bytes_of(y, scale, 8) << 4u));
+    }
+}
+
+// 32 channels from d on, after the product with the matrix. The channels of the block are added in
+// 32 sums, with the signs of these 32 channels. A transform of the sums follows.
+fn turned(r: Row, d: u32) -> array<vec4<f32>, 8> {
+    var x: array<vec4<f32>, 8>;
+    let start = d - d % p.hadamard;
+    for (var e = 0u; e < p.hadamard; e += 32u) {
+        let factor = hadamard_sign(d - start, e);
+        /* unrolled */ for (var n = 0u; n < 8u; n++) {
+            let c = start + e + 4u * n;
+            x[n] += factor * vec4<f32>(channel(r, c), channel(r, c + 1u), channel(r, c + 2u), channel(r, c + 3u));
+        }
+    }
+    x = array<vec4<f32>, 8>(x[0] + x[1], x[0] - x[1], x[2] + x[3], x[2] - x[3], x[4] + x[5], x[4] - x[5], x[6] + x[7], x[6] - x[7]);
+    x = array<vec4<f32>, 8>(x[0] + x[2], x[1] + x[3], x[0] - x[2], x[1] - x[3], x[4] + x[6], x[5] + x[7], x[4] - x[6], x[5] - x[7]);
+    x = array<vec4<f32>, 8>(x[0] + x[4], x[1] + x[5], x[2] + x[6], x[3] + x[7], x[0] - x[4], x[1] - x[5], x[2] - x[6], x[3] - x[7]);
+    /* unrolled */ for (var n = 0u; n < 8u; n++) {
+        x[n] = hadamard_four(x[n]) * p.hadamard_scale;
+    }
+    return x;
+}
+
 // size: channels of a unit; words, groups: numbers in a row; scales: the word at which they begin.
 fn write_unit(r: Row, row: u32, unit: u32, size: u32, words: u32, groups: u32, scales: u32) {
     let first = unit * size;
     let end = min(first + size, words * PER_WORD);
     var scale = 1.0;
     if SCALED {
-        var most = 0.0;
+        var peak = 0.0;
         var finite = true;
-        for (var d = first; d < end; d++) {
-            let x = abs(channel(r, d));
-            // This tests the bits, because max may lose a NaN.
-            finite = finite && bitcast<u32>(x) < 0x7f800000u;
-            most = max(most, x);
+        if TURNED {
+            for (var d = first; d < end; d += 32u) {
+                let x = turned(r, d);
+                /* unrolled */ for (var n = 0u; n < 8u; n++) {
+                    finite = finite && all_finite(x[n]);
+                    peak = peak_of(peak_of(peak_of(peak_of(peak, x[n].x), x[n].y), x[n].z), x[n].w);
+                }
+            }
+        } else {
+            for (var d = first; d < end; d++) {
+                let x = channel(r, d);
+                // This tests the bits, because a comparison may lose a NaN.
+                finite = finite && (bitcast<u32>(x) & 0x7fffffffu) < 0x7f800000u;
+                peak = peak_of(peak, x);
+            }
         }
-        // A group of zeros may have any scale. If the scale is NaN, the levels do not matter.
-        scale = select(most / MOST, 1.0, most / MOST < 1.1754943508222875e-38);
-        let stored = select(0x7fc00000u, bitcast<u32>(scale), finite);
-        scale = select(1.0, scale, finite);
+        // If the scale is NaN, the levels do not matter.
+        scale = select(1.0, scale_of(peak), finite);
+        let stored = select(0x7fc00000u, stored_scale(scale), finite);
         store_word(r, scales + row * groups + unit, stored);
     }
-    for (var d = first; d < end; d += PER_WORD) {
-        store_word(r, row * words + d / PER_WORD, word_of(r, d, scale));
+    if TURNED {
+        for (var d = first; d < end; d += 32u) {
+            let x = turned(r, d);
+            let o = row * words + d / PER_WORD;
+            /* unrolled */ for (var n = 0u; n < 4u; n++) {
+                store_eight(r, o, n, x[2u * n], x[2u * n + 1u], scale);
+            }
+        }
+    } else {
+        for (var d = first; d < end; d += PER_WORD) {
+            store_word(r, row * words + d / PER_WORD, word_of(r, d, scale));
+        }
     }
 }
 

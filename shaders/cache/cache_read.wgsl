@@ -4,6 +4,7 @@
 //
 // Rows are zeros if the sequence does not have their position, or if a ring has overwritten it. An
 // invocation reads four channels of a row.
+// With TURNED, the product with the Walsh-Hadamard matrix is undone (`hadamard.wgsl`).
 // Floor: every word is read once, every channel is written once.
 //
 // Bindings (declared by the host): k, v, cache_k, cache_v, sequence_table; positions if
@@ -26,6 +27,32 @@ fn v_channels(s: Source, row: u32, d: u32) -> vec4<f32> {
     }
 }
 
+fn k_plain(s: Source, row: u32, d: u32) -> vec4<f32> {
+    if TURNED {
+        let start = d - d % p.hadamard;
+        var sum = vec4<f32>();
+        for (var e = 0u; e < p.hadamard; e += 4u) {
+            sum += hadamard_sign(d - start, e) * k_channels(s, row, start + e);
+        }
+        return hadamard_four(sum) * p.hadamard_scale;
+    } else {
+        return k_channels(s, row, d);
+    }
+}
+
+fn v_plain(s: Source, row: u32, d: u32) -> vec4<f32> {
+    if TURNED {
+        let start = d - d % p.hadamard;
+        var sum = vec4<f32>();
+        for (var e = 0u; e < p.hadamard; e += 4u) {
+            sum += hadamard_sign(d - start, e) * v_channels(s, row, start + e);
+        }
+        return hadamard_four(sum) * p.hadamard_scale;
+    } else {
+        return v_channels(s, row, d);
+    }
+}
+
 @compute @workgroup_size(64)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let b = group.z;
@@ -44,7 +71,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let d = unit * 4u;
         if kept {
             let s = k_source(b, h);
-            x = k_channels(s, row_of_position(s.rows, j), d);
+            x = k_plain(s, row_of_position(s.rows, j), d);
         }
         for (var c = 0u; c < min(4u, p.head_dim - d); c++) {
             k_store(view_at(p.k, b, h, i, d + c), component(x, c));
@@ -53,7 +80,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let d = (unit - p.k_units) * 4u;
         if kept {
             let s = v_source(b, h, 0u);
-            x = v_channels(s, row_of_position(s.rows, j), d);
+            x = v_plain(s, row_of_position(s.rows, j), d);
         }
         for (var c = 0u; c < min(4u, p.value_dim - d); c++) {
             v_store(view_at(p.v, b, h, i, d + c), component(x, c));

@@ -21,6 +21,14 @@ pub enum CacheStorage {
     Q8(ScaleGroup),
     /// Four bits, −7 to 7, and an f32 scale per group: `scale = max|x| / 7`.
     Q4(ScaleGroup),
+    /// The numbers of ggml's format of this name: signed bytes and a scale per 32 channels, `scale
+    /// = max|x| / 127`. Halves round away from zero. The scale is rounded to f16 afterwards. It is
+    /// stored in 32 bits.
+    Q8_0,
+    /// The numbers of ggml's format of this name: four bits, −8 to 7, and a scale per 32 channels.
+    /// The scale is the channel with the largest magnitude, divided by −8. So this channel is
+    /// stored exactly, up to the scale's rounding to f16. The scale is stored in 32 bits.
+    Q4_0,
 }
 
 /// Channels of a row that share a scale. A group with an infinite or NaN value reads as NaN.
@@ -39,9 +47,14 @@ impl CacheStorage {
             CacheStorage::F32 => StorageKind::F32,
             CacheStorage::F16 => StorageKind::F16,
             CacheStorage::BF16 => StorageKind::BF16,
-            CacheStorage::Q8(_) => StorageKind::Q8,
-            CacheStorage::Q4(_) => StorageKind::Q4,
+            CacheStorage::Q8(_) | CacheStorage::Q8_0 => StorageKind::Q8,
+            CacheStorage::Q4(_) | CacheStorage::Q4_0 => StorageKind::Q4,
         }
+    }
+
+    /// True for scales and rounding as in ggml.
+    pub(crate) fn is_ggml(self) -> bool {
+        matches!(self, CacheStorage::Q8_0 | CacheStorage::Q4_0)
     }
 
     /// Channels of a row of `dim` that share a scale. A group never exceeds the padded row.
@@ -54,6 +67,7 @@ impl CacheStorage {
             CacheStorage::Q8(ScaleGroup::Of(n)) | CacheStorage::Q4(ScaleGroup::Of(n)) => {
                 n.clamp(1, padded.max(1))
             }
+            CacheStorage::Q8_0 | CacheStorage::Q4_0 => 32.min(padded.max(1)),
         }
     }
 
@@ -115,6 +129,7 @@ pub struct CacheConfig {
     pub(crate) storage: CacheStorage,
     pub(crate) layout: CacheLayout,
     pub(crate) spare_tokens: usize,
+    pub(crate) hadamard: Option<usize>,
 }
 
 /// The sizes of one side, keys or values.
@@ -142,6 +157,7 @@ impl CacheConfig {
             storage: CacheStorage::F32,
             layout: CacheLayout::Contiguous,
             spare_tokens: 0,
+            hadamard: None,
         }
     }
 
@@ -167,6 +183,25 @@ impl CacheConfig {
     /// Storage of keys and values.
     pub fn storage(mut self, storage: CacheStorage) -> Self {
         self.storage = storage;
+        self
+    }
+
+    /// Multiplies each `block` channels of keys and values by an orthonormal Walsh–Hadamard matrix
+    /// before they are stored. `block` is a power of two, at least 32, that divides `head_dim` and
+    /// `value_dim`. The default is no product.
+    ///
+    /// The product spreads a few large channels over all channels of the block. So 4 and 8 bits
+    /// lose less of the others. Element i, j of the matrix is `(−1)^popcount(i & j) / √block`. The
+    /// matrix is its own inverse.
+    ///
+    /// Attention multiplies the queries and its outputs too, so its results do not show the
+    /// product. Both are f32 in scratch, and take one dispatch each.
+    /// [`Cache::read`](super::Cache::read) undoes the product. Rotary positions come before it.
+    /// Matrix units of f16 are then not used.
+    #[doc(alias = "rotated cache")]
+    #[doc(alias = "QuaRot")]
+    pub fn hadamard(mut self, block: impl Into<Option<usize>>) -> Self {
+        self.hadamard = block.into();
         self
     }
 
@@ -352,6 +387,13 @@ impl CacheConfig {
             && (n == 0 || !n.is_multiple_of(32))
         {
             return Err(Error::Option { option: "group", value: n as f64, expected: "a multiple of 32" });
+        }
+        if let Some(block) = self.hadamard {
+            let divides = |dim: usize| dim.is_multiple_of(block);
+            if block < 32 || !block.is_power_of_two() || !divides(self.head_dim) || !divides(self.value_dim) {
+                let expected = "a power of two from 32 on that divides `head_dim` and `value_dim`";
+                return Err(Error::Option { option: "hadamard", value: block as f64, expected });
+            }
         }
         match self.layout {
             CacheLayout::Ring { sink_tokens } if sink_tokens >= self.capacity => {

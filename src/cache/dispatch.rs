@@ -7,9 +7,11 @@ use super::kernels::cache_copy::CacheCopyCall;
 use super::kernels::cache_read::{self, CacheReadCall};
 use super::kernels::cache_reorder::CacheReorderCall;
 use super::kernels::cache_words::{self, CacheWordsCall};
+use super::kernels::hadamard_rows::HadamardRowsCall;
 use super::storage::LayoutKind;
 use crate::device::DeviceFacts;
-use crate::kernel::Dispatch;
+use crate::kernel::pieces::Fours;
+use crate::kernel::{Dispatch, Width};
 use crate::position::kernels::rotation_table::RotationParams;
 use crate::position::kernels::row_positions::PositionParams;
 use crate::tensor::{TensorView, Window};
@@ -24,6 +26,41 @@ pub(crate) struct CacheLayer<'a> {
     pub params: CacheParams,
     /// The largest number of stored tokens of a sequence.
     pub kept: usize,
+    /// Channels of a block that is multiplied by a Walsh–Hadamard matrix before it is stored.
+    pub hadamard: Option<usize>,
+    /// True for scales and rounding as in ggml.
+    pub ggml: bool,
+}
+
+/// The numbers of blocks for kernels: their channels, and the factor that makes the matrix its own
+/// inverse.
+fn hadamard_numbers(hadamard: Option<usize>) -> (u32, f32) {
+    let block = hadamard.unwrap_or(1);
+    (block as u32, 1.0 / (block as f32).sqrt())
+}
+
+/// Returns the dispatch that multiplies blocks of `x` by a Walsh–Hadamard matrix. `x` and `out`
+/// have the same shape.
+pub(crate) fn hadamard_rows<'a>(
+    x: TensorView<'a>,
+    out: TensorView<'a>,
+    block: usize,
+    device: &DeviceFacts,
+) -> Dispatch<'a> {
+    let [batch, heads, ..] = out.shape();
+    let Fours { each, work, groups, step } = Fours::of(out.shape(), device);
+    let (block, scale) = hadamard_numbers(Some(block));
+    let call = HadamardRowsCall {
+        x,
+        out,
+        block,
+        fours: each as u32,
+        work: work as u32,
+        step,
+        scale,
+        width: Width::of([x, out].iter().all(|t| t.layout.in_fours(3))),
+    };
+    call.dispatch([groups, heads, batch], device)
 }
 
 /// The moves of the lengths.
@@ -95,6 +132,7 @@ pub(crate) fn append<'a>(
     let units = CacheAppend::units(&layer.cached);
     let [k_units, v_units] =
         [(head_dim, units[0]), (value_dim, units[1])].map(|(dim, unit)| dim.div_ceil(unit as usize));
+    let (hadamard, hadamard_scale) = hadamard_numbers(layer.hadamard);
     let call = CacheAppendCall {
         k,
         v,
@@ -111,8 +149,12 @@ pub(crate) fn append<'a>(
         k_units: k_units as u32,
         v_units: v_units as u32,
         rows: rows as u32,
+        hadamard,
+        hadamard_scale,
         cached: layer.cached,
         overwrites: at.is_some(),
+        turned: layer.hadamard.is_some(),
+        ggml: layer.ggml,
     };
     let groups = (kv_heads * (k_units + v_units)).div_ceil(cache_append::WORKGROUP);
     call.dispatch([groups, rows, batch], device)
@@ -127,6 +169,7 @@ pub(crate) fn read<'a>(
 ) -> Dispatch<'a> {
     let ([batch, kv_heads, rows, head_dim], value_dim) = (k.shape(), v.shape()[3]);
     let [k_units, v_units] = [head_dim, value_dim].map(|dim| dim.div_ceil(cache_read::UNIT));
+    let (hadamard, hadamard_scale) = hadamard_numbers(layer.hadamard);
     let call = CacheReadCall {
         k,
         v,
@@ -140,7 +183,10 @@ pub(crate) fn read<'a>(
         value_dim: value_dim as u32,
         k_units: k_units as u32,
         v_units: v_units as u32,
+        hadamard,
+        hadamard_scale,
         cached: layer.cached,
+        turned: layer.hadamard.is_some(),
     };
     let groups = (kv_heads * (k_units + v_units)).div_ceil(cache_read::WORKGROUP);
     call.dispatch([groups, rows, batch], device)

@@ -392,6 +392,8 @@ impl Cache {
             cached: self.config.cached(),
             params: self.config.params(ragged),
             kept: self.config.capacity,
+            hadamard: self.config.hadamard,
+            ggml: self.config.storage.is_ggml(),
         }
     }
 

@@ -204,8 +204,8 @@ async fn cached(gpu: &Gpu, storage: CacheStorage) -> Result<Outcome, Error> {
             CacheStorage::F16 => EPSILON_F16,
             // Exact, because the conversion works on bits.
             CacheStorage::BF16 => 0.0,
-            CacheStorage::Q8(_) => 1.01 / 127.0,
-            CacheStorage::Q4(_) => 1.01 / 7.0,
+            CacheStorage::Q8(_) | CacheStorage::Q8_0 => 1.01 / 127.0,
+            CacheStorage::Q4(_) | CacheStorage::Q4_0 => 1.01 / 7.0,
         };
         if let Err(wrong) = compare(kept, &want.collect::<Vec<_>>(), Tolerance { absolute }) {
             return Ok(Err(wrong));

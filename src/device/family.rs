@@ -154,6 +154,8 @@ families! {
     CacheLengths: "cache lengths", false;
     /// Copies of a cache's pages, and exchanges of sequences.
     CacheCopies: "cache copies", false;
+    /// Products of rows with Walsh–Hadamard matrices, for caches that store such products.
+    Hadamard: "Walsh–Hadamard products", false;
     /// Scores and mean weights as outputs.
     ScoreOutputs: "score outputs", false;
     /// Keys and values that a layer appends.

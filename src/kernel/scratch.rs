@@ -134,6 +134,9 @@ pub(crate) enum Slot {
     BlockWeights,
     BlockScores,
     BlockIndices,
+    /// Queries and outputs of attention to a cache, times a Walsh–Hadamard matrix.
+    TurnedQueries,
+    TurnedOutputs,
     /// Sums of gradients over branches.
     QuerySums,
     BranchKeySums,
@@ -216,6 +219,8 @@ const NAMES: [&str; SLOTS] = [
     "block_weights",
     "block_scores",
     "block_indices",
+    "turned_queries",
+    "turned_outputs",
     "query_sums",
     "branch_key_sums",
     "branch_value_sums",

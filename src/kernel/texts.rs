@@ -60,6 +60,8 @@ pub(crate) const TEXTS: &[&str] = &[
     shader!("attention/softmax/row_per_invocation"),
     shader!("attention/softmax/row_per_workgroup"),
     shader!("attention/weighted_sum"),
+    shader!("cache/hadamard"),
+    shader!("cache/hadamard_rows"),
     shader!("cache/cache_advance"),
     shader!("cache/cache_append"),
     shader!("cache/cache_copy"),

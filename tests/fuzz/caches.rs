@@ -25,16 +25,18 @@ struct Kind {
     layers: usize,
     storage: CacheStorage,
     layout: CacheLayout,
+    hadamard: Option<usize>,
 }
 
 impl Kind {
     fn new(f: &mut Choices, c: &mut Choices) -> Self {
         let group = if f.one_in(2) { ScaleGroup::Row } else { ScaleGroup::Of(32) };
+        let turned = f.one_in(5);
         Kind {
             batch: c.between(1, 3),
             kv_heads: c.between(1, 2),
-            head_dim: f.pick(&[4, 8, 5]),
-            value_dim: f.pick(&[4, 8]),
+            head_dim: if turned { 64 } else { f.pick(&[4, 8, 5]) },
+            value_dim: if turned { 32 } else { f.pick(&[4, 8]) },
             capacity: c.pick(&[1, 5, 16, 20, 40, 64]),
             layers: c.between(1, 2),
             storage: f.pick(&[
@@ -43,7 +45,10 @@ impl Kind {
                 CacheStorage::BF16,
                 CacheStorage::Q8(group),
                 CacheStorage::Q4(group),
+                CacheStorage::Q8_0,
+                CacheStorage::Q4_0,
             ]),
+            hadamard: turned.then_some(32),
             layout: match f.below(3) {
                 0 => CacheLayout::Contiguous,
                 1 => CacheLayout::Ring { sink_tokens: 0 },
@@ -53,13 +58,14 @@ impl Kind {
     }
 
     fn spoil(&mut self, c: &mut Choices) {
-        match c.below(9) {
+        match c.below(10) {
             0 => self.batch = c.size(),
             1 => self.kv_heads = c.size(),
             2 => self.head_dim = c.size(),
             3 => self.value_dim = c.size(),
             4 => self.capacity = c.size(),
             5 => self.layers = c.size(),
+            9 => self.hadamard = Some(c.size()),
             6 => self.storage = CacheStorage::Q8(ScaleGroup::Of(c.size())),
             _ => match &mut self.layout {
                 CacheLayout::Contiguous => self.capacity = c.size(),
@@ -77,6 +83,7 @@ impl Kind {
             .layers(self.layers)
             .storage(self.storage)
             .layout(self.layout)
+            .hadamard(self.hadamard)
     }
 
     /// Returns the bytes of a layer.

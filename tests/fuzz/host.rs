@@ -436,18 +436,21 @@ pub fn stages(_: &mut World, _: &mut Choices, c: &mut Choices, said: &mut String
             .map(drop)
         }
         14 => {
-            let storage = match c.below(5) {
+            let storage = match c.below(7) {
                 0 => CacheStorage::Q8(ScaleGroup::Of(c.size())),
                 1 => CacheStorage::Q4(ScaleGroup::Of(c.size())),
                 2 => CacheStorage::F16,
                 3 => CacheStorage::BF16,
+                4 => CacheStorage::Q8_0,
+                5 => CacheStorage::Q4_0,
                 _ => CacheStorage::Q4(ScaleGroup::Row),
             };
             let row: Vec<f32> = (0..c.below(70)).map(|_| c.float()).collect();
             let (scales, stored) =
                 (reference::cache::scales(storage, &row), reference::cache::stored(storage, &row));
             let _ = (scales, storage.row_bytes(c.size()));
-            if stored.len() != row.len() {
+            let turned = reference::cache::hadamard(&row, c.size());
+            if stored.len() != row.len() || turned.len() != row.len() {
                 return Err("another length".into());
             }
             Ok(())

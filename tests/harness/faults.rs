@@ -22,7 +22,7 @@ pub const FAULTS: [Fault; 4] = [Fault::Scaled, Fault::Swapped, Fault::NaN, Fault
 
 /// Families of operators, each with a fault. Wrong sorts, lengths and lists would give wrong
 /// addresses, so these families use `DoesNotCompile`.
-pub const OPERATORS: [(Family, Fault); 43] = [
+pub const OPERATORS: [(Family, Fault); 44] = [
     (Family::RadixSort, Fault::DoesNotCompile),
     (Family::TopK, Fault::Scaled),
     (Family::LogSoftmax, Fault::NaN),
@@ -45,6 +45,7 @@ pub const OPERATORS: [(Family, Fault); 43] = [
     (Family::Masks, Fault::Scaled),
     (Family::CacheLengths, Fault::DoesNotCompile),
     (Family::CacheCopies, Fault::Scaled),
+    (Family::Hadamard, Fault::Scaled),
     (Family::ScoreOutputs, Fault::Scaled),
     (Family::AppendedKeys, Fault::Scaled),
     (Family::Merges, Fault::Scaled),

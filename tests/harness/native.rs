@@ -17,7 +17,7 @@ use super::operator_setup::OperatorSetup;
 use super::random::Rng;
 use super::run::Placed;
 
-/// The gradients of a call, in the order of their tensors. Those of own keys come last.
+/// The gradients of a call, in the order of their tensors. Gradients of separate keys come last.
 pub const GRADIENTS: [&str; 8] =
     ["d_q", "d_k", "d_v", "d_gates", "d_compressed k", "d_compressed v", "d_window k", "d_window v"];
 
@@ -41,7 +41,7 @@ pub struct NativeCase {
     pub k: Vec<f32>,
     pub v: Vec<f32>,
     pub gates: Vec<f32>,
-    /// Keys and values of their own.
+    /// Separate keys and values.
     pub compressed: Option<[Vec<f32>; 2]>,
     pub window: Option<[Vec<f32>; 2]>,
     pub d_out: Vec<f32>,
@@ -111,8 +111,7 @@ impl NativeCase {
             .window(window)
     }
 
-    /// Returns the case with inputs rounded to the types of a run, and with the means that a device
-    /// stores as compressed keys.
+    /// Returns the case with inputs rounded to the types of a run.
     fn stored(&self, setup: &OperatorSetup) -> Self {
         let of = |x: &Vec<f32>| stored(x, setup.dtype);
         let pair = |own: &Option<[Vec<f32>; 2]>| own.as_ref().map(|own| own.each_ref().map(of));

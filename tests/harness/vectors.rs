@@ -81,6 +81,7 @@ impl Vector {
             Dtype::I64 => {
                 data.chunks_exact(8).map(|c| i64::from_le_bytes(c.try_into().unwrap()) as f64).collect()
             }
+            Dtype::I8 => data.iter().map(|b| f64::from(*b as i8)).collect(),
             other => panic!("{tensor} is {other:?}"),
         }
     }

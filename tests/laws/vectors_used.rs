@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use crate::harness::vectors::folder;
 use crate::ops::additive;
 use crate::ops::attention::differential;
+use crate::ops::cache::hadamard;
 use crate::ops::layers::mha;
 use crate::ops::layers::output_gate;
 use crate::ops::layers::qk_norm;
@@ -60,6 +61,7 @@ fn every_vector_is_used_by_a_test() {
         (gated_norm::FAMILY, gated_norm::NAMES),
         (differential::FAMILY, differential::NAMES),
         (indexer::FAMILY, indexer::NAMES),
+        (hadamard::FAMILY, hadamard::NAMES),
     ];
     let used: BTreeSet<String> = used
         .iter()

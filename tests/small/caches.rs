@@ -141,6 +141,23 @@ pub fn cases(_: &'static Profile) -> Vec<(String, Work)> {
             },
         ),
         (
+            "pages, Q4_0 with a Walsh-Hadamard product, f16 tensors",
+            CacheCase {
+                data: Data::Random,
+                dtype: DType::F16,
+                ..plain(
+                    Kind {
+                        head_dim: 64,
+                        value_dim: 32,
+                        hadamard: Some(32),
+                        ..Kind::new(CacheStorage::Q4_0, paged, 80)
+                    },
+                    Target::Gpu,
+                    vec![all(18), all(1)],
+                )
+            },
+        ),
+        (
             "ring, Q4 in groups, window and alibi, rounded",
             CacheCase {
                 data: Data::Random,

@@ -5,6 +5,7 @@
 //!
 //! The first run downloads the weights with pip into a cache.
 
+mod caches;
 mod model;
 #[cfg(test)]
 mod refusals;
@@ -20,11 +21,12 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use caches::CacheKind;
 use model::{Layout, Model, Session};
 use sample::Sampler;
 use tokenizers::Tokenizer;
 use wgpu_attention::Gpu;
-use wgpu_attention::cache::{CacheStorage, ScaleGroup};
+use wgpu_attention::cache::CacheStorage;
 use wgpu_attention_models::Gguf;
 
 type Fallible<T> = Result<T, Box<dyn Error>>;
@@ -43,7 +45,9 @@ options:
   --prompts FILE     answer all questions of FILE at once, one per line; the common prefix is computed once
   --system TEXT      the system message [default: the model's]
   --raw              continue the question's text, without the format of a conversation
-  --cache KIND       the type of keys and values: f32, f16, bf16 or q8 [default: f16]
+  --cache KIND       the format of keys and values: f32, f16, bf16, q8, q4, q4_0, or q8-rotated, q4-rotated,
+                     q4_0-rotated [default: f16]
+  --perplexity FILE  compare all formats of keys and values on the text of FILE
   --max-tokens N     the largest number of tokens in an answer [default: 256]
   --context N        the largest number of tokens in a conversation, up to 8192 [default: 2048]
   --temperature T    0 chooses the likeliest token; higher values make answers more random [default: 0]
@@ -79,6 +83,10 @@ fn run(arguments: &Arguments) -> Fallible<()> {
     let end = tokenizer.token_to_id("<|im_end|>").ok_or("the vocabulary has no <|im_end|>")?;
     let chat = Chat { tokenizer, end, arguments };
 
+    if let Some(path) = &arguments.perplexity {
+        let text = text(path)?;
+        return caches::compare(&model, &tokens::encode(&chat.tokenizer, &text)?);
+    }
     if let Some(questions) = &questions {
         return chat.together(&model, questions);
     }
@@ -87,7 +95,7 @@ fn run(arguments: &Arguments) -> Fallible<()> {
         capacity: arguments.context,
         shared: 0,
         rows: ROWS.min(arguments.context),
-        storage: arguments.storage,
+        kind: arguments.kind,
     };
     let mut session = ready(&model, layout)?;
     match &arguments.question {
@@ -96,11 +104,16 @@ fn run(arguments: &Arguments) -> Fallible<()> {
     }
 }
 
+fn text(path: &Path) -> Fallible<String> {
+    let path_shown = path.display();
+    let bytes = std::fs::read(path).map_err(|e| format!("cannot read {path_shown}: {e}"))?;
+    String::from_utf8(bytes).map_err(|_| format!("{path_shown} is not UTF-8 text").into())
+}
+
 /// Returns the lines of a file that are not blank.
 fn questions(path: &Path) -> Fallible<Vec<String>> {
     let path_shown = path.display();
-    let bytes = std::fs::read(path).map_err(|e| format!("cannot read {path_shown}: {e}"))?;
-    let text = String::from_utf8(bytes).map_err(|_| format!("{path_shown} is not UTF-8 text"))?;
+    let text = text(path)?;
     let lines: Vec<_> =
         text.lines().map(str::trim).filter(|line| !line.is_empty()).map(String::from).collect();
     if lines.is_empty() {
@@ -299,7 +312,7 @@ impl Chat<'_> {
 
     /// Answers all questions at once, and prints each answer when it is complete.
     fn together(&self, model: &Model, questions: &[String]) -> Fallible<()> {
-        let Arguments { context, storage, max_tokens, .. } = *self.arguments;
+        let Arguments { context, kind, max_tokens, .. } = *self.arguments;
         let prompts: Vec<Vec<u32>> = questions
             .iter()
             .map(|question| tokens::encode(&self.tokenizer, &self.prompt(question)))
@@ -311,7 +324,7 @@ impl Chat<'_> {
         let shared = common(&prompts);
         let capacity = context.min(longest + max_tokens);
         let rows = ROWS.min(capacity);
-        let mut session = ready(model, Layout { batch: prompts.len(), capacity, shared, rows, storage })?;
+        let mut session = ready(model, Layout { batch: prompts.len(), capacity, shared, rows, kind })?;
         let mut times = Times::default();
 
         // Compute the common prefix once, then the rest of all prompts together.
@@ -371,7 +384,8 @@ struct Arguments {
     prompts: Option<PathBuf>,
     system: Option<String>,
     raw: bool,
-    storage: CacheStorage,
+    kind: CacheKind,
+    perplexity: Option<PathBuf>,
     max_tokens: usize,
     context: usize,
     temperature: f64,
@@ -386,7 +400,8 @@ impl Default for Arguments {
             prompts: None,
             system: None,
             raw: false,
-            storage: CacheStorage::F16,
+            kind: CacheStorage::F16.into(),
+            perplexity: None,
             max_tokens: 256,
             context: 2048,
             temperature: 0.0,
@@ -411,7 +426,8 @@ impl Arguments {
                 Long("prompts") => arguments.prompts = Some(parser.value()?.into()),
                 Long("system") => arguments.system = Some(parser.value()?.string()?),
                 Long("raw") => arguments.raw = true,
-                Long("cache") => arguments.storage = storage(&parser.value()?.string()?)?,
+                Long("cache") => arguments.kind = CacheKind::named(&parser.value()?.string()?)?,
+                Long("perplexity") => arguments.perplexity = Some(parser.value()?.into()),
                 Long("max-tokens") => arguments.max_tokens = parser.value()?.parse()?,
                 Long("context") => arguments.context = parser.value()?.parse()?,
                 Long("temperature") => arguments.temperature = parser.value()?.parse()?,
@@ -443,15 +459,5 @@ impl Arguments {
             return Err("--max-tokens is at least 1".into());
         }
         Ok(Some(arguments))
-    }
-}
-
-fn storage(kind: &str) -> Fallible<CacheStorage> {
-    match kind {
-        "f32" => Ok(CacheStorage::F32),
-        "f16" => Ok(CacheStorage::F16),
-        "bf16" => Ok(CacheStorage::BF16),
-        "q8" => Ok(CacheStorage::Q8(ScaleGroup::Of(32))),
-        _ => Err(format!("--cache is f32, f16, bf16 or q8, not {kind}").into()),
     }
 }

@@ -3,7 +3,7 @@
 
 use std::error::Error;
 
-use wgpu_attention::cache::{Append, CacheLayout, CacheStorage, Tokens};
+use wgpu_attention::cache::{Append, CacheLayout, CacheRead, Tokens};
 use wgpu_attention::matmul::{
     Activation, QuantizedFormat, QuantizedForward, QuantizedMatrix, QuantizedProjection, QuantizedRows,
 };
@@ -14,6 +14,8 @@ use wgpu_attention::{
     TensorView,
 };
 use wgpu_attention_models::{Gguf, Storage, TensorData};
+
+use crate::caches::CacheKind;
 
 type Fallible<T> = Result<T, Box<dyn Error>>;
 
@@ -198,7 +200,6 @@ pub enum Logits {
     /// Logits after the last new token of each sequence.
     Last,
     /// Logits after every new token.
-    #[cfg_attr(not(test), expect(dead_code, reason = "tests compare every position"))]
     All,
 }
 
@@ -230,7 +231,8 @@ pub struct Layout {
     pub shared: usize,
     /// The largest number of a sequence's tokens in one step.
     pub rows: usize,
-    pub storage: CacheStorage,
+    /// The format of keys and values.
+    pub kind: CacheKind,
 }
 
 /// Sequences of tokens with their keys and values.
@@ -238,6 +240,8 @@ pub struct Session<'m> {
     model: &'m Model,
     layout: Layout,
     cache: Cache,
+    /// Bytes of keys and values of a token, and of all pages.
+    pub token_bytes: usize,
     cache_bytes: u64,
     activations: Activations,
     scratch: Scratch,
@@ -245,7 +249,7 @@ pub struct Session<'m> {
 
 impl<'m> Session<'m> {
     pub fn new(model: &'m Model, layout: Layout) -> Fallible<Self> {
-        let Layout { batch, capacity, shared, rows, storage } = layout;
+        let Layout { batch, capacity, shared, rows, kind } = layout;
         let Sizes { layers, width, inner, heads, kv_heads, dim, vocabulary, .. } = model.sizes;
         let gpu = &model.gpu;
         // The whole pages of the shared prefix exist once. Each sequence copies the partial page at
@@ -255,7 +259,8 @@ impl<'m> Session<'m> {
         let config = CacheConfig::new(kv_heads, dim, capacity)
             .batch(batch)
             .layers(layers)
-            .storage(storage)
+            .storage(kind.storage)
+            .hadamard(kind.block(dim))
             .layout(CacheLayout::Paged { page: PAGE, pages });
         let cache = Cache::with_pipelines(gpu.pipelines(), config)?;
         let buffer = |channels: usize| gpu.buffer(4 * batch * rows * channels);
@@ -278,9 +283,10 @@ impl<'m> Session<'m> {
             let call = Forward::with_cache(heads(&activations.qkv), &cache, heads(&activations.attended));
             size = size.max(model.attention[0].scratch_size(&call.at_end().mask(Mask::causal()))?);
         }
-        let cache_bytes = (config.token_bytes() * layers * pages * PAGE) as u64;
+        let token_bytes = config.token_bytes() * layers;
+        let cache_bytes = (token_bytes * pages * PAGE) as u64;
         let scratch = Scratch::new(gpu.device(), size)?;
-        Ok(Session { model, layout, cache, cache_bytes, activations, scratch })
+        Ok(Session { model, layout, cache, token_bytes, cache_bytes, activations, scratch })
     }
 
     /// Bytes of keys and values, and of activations with scratch memory.
@@ -301,6 +307,19 @@ impl<'m> Session<'m> {
         ];
         let activations: u64 = buffers.iter().map(|b| b.size()).sum();
         [self.cache_bytes, activations + self.scratch.size().total()]
+    }
+
+    /// Returns the keys and the values of the first sequence in a layer, head after head.
+    pub fn keys_and_values(&self, layer: usize) -> Fallible<[Vec<f32>; 2]> {
+        let Sizes { kv_heads, dim, .. } = self.model.sizes;
+        let gpu = &self.model.gpu;
+        let shape = [self.layout.batch, kv_heads, self.len(0), dim];
+        let count = kv_heads * self.len(0) * dim;
+        let buffer = || gpu.buffer(4 * self.layout.batch * count);
+        let (k, v) = (buffer()?, buffer()?);
+        let view = |buffer| TensorView::new(buffer, DType::F32, shape);
+        gpu.submit(|encoder| self.cache.read(encoder, layer, &CacheRead::new(view(&k), view(&v))))?;
+        Ok([gpu.download(&k, count)?, gpu.download(&v, count)?])
     }
 
     /// The number of tokens in a sequence.

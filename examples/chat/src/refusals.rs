@@ -125,7 +125,7 @@ fn gpu() -> Gpu {
 }
 
 fn session(model: &Model, capacity: usize) -> Session<'_> {
-    let layout = Layout { batch: 1, capacity, shared: 0, rows: 16, storage: CacheStorage::F16 };
+    let layout = Layout { batch: 1, capacity, shared: 0, rows: 16, kind: CacheStorage::F16.into() };
     Session::new(model, layout).expect("a session")
 }
 

@@ -42,7 +42,7 @@ fn bed(test: &str) -> Option<Bed> {
 
 impl Bed {
     fn session(&self, batch: usize, capacity: usize, storage: CacheStorage) -> Session<'_> {
-        let layout = Layout { batch, capacity, shared: 0, rows: 512, storage };
+        let layout = Layout { batch, capacity, shared: 0, rows: 512, kind: storage.into() };
         Session::new(&self.model, layout).expect("a session")
     }
 }
@@ -247,7 +247,7 @@ fn conversations_that_share_a_prefix_are_as_alone() {
         })
         .collect();
 
-    let layout = Layout { batch: 3, capacity: 128, shared, rows: 7, storage: CacheStorage::F32 };
+    let layout = Layout { batch: 3, capacity: 128, shared, rows: 7, kind: CacheStorage::F32.into() };
     let mut session = Session::new(&bed.model, layout).expect("a session");
     session.feed(&[&prompts[0][..shared], &[], &[]]).expect("a prefix");
     session.share_first().expect("a fork");
@@ -340,7 +340,7 @@ fn answers_end_where_the_context_does() {
             capacity: arguments.context,
             shared: 0,
             rows: 64.min(arguments.context),
-            storage: CacheStorage::F32,
+            kind: CacheStorage::F32.into(),
         };
         let mut session = Session::new(&model, layout).expect("a session");
         let (mut times, mut out) = (Times::default(), Vec::new());

@@ -7,6 +7,7 @@ use canvas::plot::Plot;
 use canvas::{Canvas, Colour, HEADING, LABEL, REMARK, SMALL, SUBHEADING};
 use wgpu_attention::wgpu;
 
+use crate::kinds::Kind;
 use crate::{Curve, Point};
 
 const MARGIN: usize = 32;
@@ -16,8 +17,8 @@ const PLOT: [usize; 2] = [400, 330];
 const NUMBERS: usize = 76;
 const COLUMN: usize = NUMBERS + PLOT[0] + 24;
 const WIDTH: usize = 2 * MARGIN + 3 * COLUMN;
-/// Okabe and Ito's colours, which most people can distinguish.
-const COLOURS: [Colour; 9] = [
+/// Okabe and Ito's colours, which most people can distinguish, and three more. Each kind has one.
+const COLOURS: [Colour; Kind::ALL.len()] = [
     [30, 30, 30],
     [140, 140, 140],
     [204, 121, 167],
@@ -27,6 +28,9 @@ const COLOURS: [Colour; 9] = [
     [230, 159, 0],
     [86, 180, 233],
     [120, 80, 40],
+    [205, 190, 40],
+    [90, 30, 130],
+    [160, 30, 40],
 ];
 
 /// The value of a point that a plot shows, if it was measured.

@@ -1,10 +1,10 @@
-// The means of blocks of rows, or the gradient of the rows. Block c has the rows from stride · c on.
+// The means of blocks of rows, or the gradient of the rows. Block c begins at row stride · c.
 // Blocks overlap if the stride is shorter than their length.
 //
 // x, out [batch, heads, rows, dim]: rows and blocks, or with BACKWARD blocks and rows
 //
-//   out[c] = Σ x[i] / length, over the rows i of block c
-//   with BACKWARD: out[i] = Σ x[c] / length, over the blocks c of row i
+// out[c] is Σ x[i] / length, over the rows i of block c. With BACKWARD, out[i] is Σ x[c] / length,
+// over the blocks c of row i.
 //
 // An invocation computes four channels of a row at a time.
 //

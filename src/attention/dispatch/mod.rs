@@ -11,17 +11,36 @@ pub(crate) use backward_problem::{AddedGradients, BackwardProblem};
 pub(crate) use problem::{Extras, Keys, Problem};
 
 use super::plan::{self, Choice, Outline};
+use crate::cache::dispatch::{CacheLayer, hadamard_rows};
 use crate::device::DeviceFacts;
-use crate::kernel::{Dispatches, Scratch, ScratchSize, Slot};
-use crate::tensor::Error;
+use crate::kernel::{Dispatches, Scratch, ScratchSize, Slot, fits, in_scratch};
+use crate::tensor::{DType, Error, count};
 
 /// The chosen path of a problem.
 #[derive(Clone, Copy)]
-pub(crate) struct Chosen(Choice);
+pub(crate) struct Chosen {
+    choice: Choice,
+    /// Bytes of queries and outputs in scratch, or 0.
+    turned: [u64; 2],
+}
+
+/// The parts of the scratch that a path uses.
+#[derive(Clone, Copy)]
+pub(crate) struct Memory<'a> {
+    /// Scores or partial sums.
+    main: Option<&'a wgpu::Buffer>,
+    /// Queries and outputs.
+    turned: Option<[&'a wgpu::Buffer; 2]>,
+}
 
 /// Chooses the path of a problem.
 pub(crate) fn choose(outline: &Outline, device: &DeviceFacts) -> Result<Chosen, Error> {
-    plan::choose(outline, device).map(Chosen)
+    let choice = plan::choose(outline, device)?;
+    let bytes = |shape: [usize; 4]| match outline.keys.is_turned() {
+        true => fits(count(shape) as u64, DType::F32.bytes() as u64, device),
+        false => Ok(0),
+    };
+    Ok(Chosen { choice, turned: [bytes(outline.shape.q())?, bytes(outline.shape.out())?] })
 }
 
 /// Chooses the path of a problem: the measured one if `scratch` has room for it, else the rules'.
@@ -59,32 +78,61 @@ pub(crate) fn within<T>(
 }
 
 impl Chosen {
-    /// The part of the scratch that this path uses for scores or partial sums.
-    pub fn memory<'a>(&self, scratch: &'a Scratch) -> Result<Option<&'a wgpu::Buffer>, Error> {
+    /// The parts of the scratch that this path uses.
+    pub fn memory<'a>(&self, scratch: &'a Scratch) -> Result<Memory<'a>, Error> {
         let needed = self.scratch_size();
         let used = [Slot::Scores, Slot::Partials].into_iter().find(|slot| needed.has(*slot));
-        used.map(|slot| scratch.buffer(slot)).transpose()
+        let main = used.map(|slot| scratch.buffer(slot)).transpose()?;
+        let turned = match needed.has(Slot::TurnedQueries) {
+            true => Some([scratch.buffer(Slot::TurnedQueries)?, scratch.buffer(Slot::TurnedOutputs)?]),
+            false => None,
+        };
+        Ok(Memory { main, turned })
     }
 
     /// The temporary memory that this path needs.
     pub fn scratch_size(&self) -> ScratchSize {
-        let (slot, bytes) = match self.0 {
+        let (slot, bytes) = match self.choice {
             Choice::Fused(plan) => (Slot::Partials, plan.partial_bytes()),
             Choice::Staged { score_bytes } => (Slot::Scores, score_bytes),
         };
-        ScratchSize::default().with(slot, bytes)
+        let [queries, outputs] = self.turned;
+        ScratchSize::default()
+            .with(slot, bytes)
+            .with(Slot::TurnedQueries, queries)
+            .with(Slot::TurnedOutputs, outputs)
     }
 }
 
-/// Returns the dispatches of `problem`. `memory` is the scratch's part for scores or partial sums,
-/// if it has one.
+/// Returns the dispatches of `problem`, with the memory of its path. If the cache holds products
+/// with a Walsh–Hadamard matrix, queries and outputs are multiplied too.
 pub(crate) fn dispatches<'a>(
     problem: &Problem<'a>,
     chosen: Chosen,
+    memory: Memory<'a>,
+    device: &DeviceFacts,
+) -> Dispatches<'a> {
+    let (Keys::Cache(CacheLayer { hadamard: Some(block), .. }), Some([q, out])) =
+        (problem.keys, memory.turned)
+    else {
+        return plain_dispatches(problem, chosen.choice, memory.main, device);
+    };
+    let q = in_scratch(q, DType::F32, problem.shape.q(), 0);
+    let out = in_scratch(out, DType::F32, problem.shape.out(), 0);
+    let turned = Problem { q, extras: Extras { out, ..problem.extras }, ..*problem };
+    let mut all = vec![hadamard_rows(problem.q, q, block, device)];
+    all.extend(plain_dispatches(&turned, chosen.choice, memory.main, device));
+    all.push(hadamard_rows(out, problem.extras.out, block, device));
+    all
+}
+
+fn plain_dispatches<'a>(
+    problem: &Problem<'a>,
+    choice: Choice,
     memory: Option<&'a wgpu::Buffer>,
     device: &DeviceFacts,
 ) -> Dispatches<'a> {
-    match chosen.0 {
+    match choice {
         Choice::Fused(plan) => fused::dispatches(problem, &plan, memory, device),
         Choice::Staged { .. } => staged::dispatches(problem, memory, device),
     }

@@ -23,9 +23,12 @@ impl Keys<'_> {
     pub fn layout(&self) -> KeyLayout {
         match self {
             Keys::Tensors { k, v } => KeyLayout::Tensors { dtype: k.dtype, k: k.layout, v: v.layout },
-            Keys::Cache(CacheLayer { cached, kept, .. }) => {
-                KeyLayout::Cache { storage: cached.storage, kind: cached.layout_kind, kept: *kept }
-            }
+            Keys::Cache(CacheLayer { cached, kept, hadamard, .. }) => KeyLayout::Cache {
+                storage: cached.storage,
+                kind: cached.layout_kind,
+                kept: *kept,
+                hadamard: hadamard.is_some(),
+            },
         }
     }
 }
@@ -65,7 +68,7 @@ impl Extras<'_> {
         };
         Outline {
             shape,
-            dtype,
+            dtype: keys.queries(dtype),
             keys,
             reach,
             masked: !self.mask.is_none(),

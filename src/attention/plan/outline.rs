@@ -21,6 +21,8 @@ pub(crate) enum KeyLayout {
         kind: LayoutKind,
         /// The largest number of tokens that a sequence retains.
         kept: usize,
+        /// True if queries and outputs are f32 in scratch, times a Walsh–Hadamard matrix.
+        hadamard: bool,
     },
 }
 
@@ -41,6 +43,16 @@ impl KeyLayout {
             }
             KeyLayout::Cache { .. } => true,
         }
+    }
+
+    /// The type in which kernels read queries of type `dtype`.
+    pub fn queries(&self, dtype: DType) -> DType {
+        if self.is_turned() { DType::F32 } else { dtype }
+    }
+
+    /// True if queries and outputs are in scratch, times a Walsh–Hadamard matrix.
+    pub fn is_turned(&self) -> bool {
+        matches!(self, KeyLayout::Cache { hadamard: true, .. })
     }
 
     pub fn is_cache(&self) -> bool {

@@ -31,12 +31,19 @@ kernel! {
         k_units: u32,
         v_units: u32,
         rows: u32,
+        /// Channels of a block that is multiplied by a Walsh–Hadamard matrix, and 1 / √ of them.
+        hadamard: u32,
+        hadamard_scale: f32,
     }
     variant {
         cached: CacheVariant,
         /// True if rows overwrite existing positions, false if they are the tokens of the last
         /// advance.
         overwrites: bool,
+        /// True if blocks are multiplied by a Walsh–Hadamard matrix.
+        turned: bool,
+        /// True for scales and rounding as in ggml.
+        ggml: bool,
     }
 }
 
@@ -61,6 +68,7 @@ impl Variant for CacheAppend {
             BF16,
             row_positions::SHADER,
             rotation_table::SHADER,
+            shader!("cache/hadamard"),
             shader!("cache/cache_append"),
             no_count,
         ];
@@ -71,6 +79,8 @@ impl Variant for CacheAppend {
             .u32("K_UNIT", k_unit)
             .u32("V_UNIT", v_unit)
             .bool("OVERWRITES", self.overwrites)
+            .bool("TURNED", self.turned)
+            .bool("GGML", self.ggml)
             .kernel(&parts, WORKGROUP as u32, 0)
     }
 
@@ -90,11 +100,22 @@ impl Variant for CacheAppend {
                 positions: positions.then_some(DType::U32),
                 cached,
                 overwrites,
+                turned: false,
+                ggml: false,
             };
             let appends = FLOATS
                 .into_iter()
                 .flat_map(move |kv| [false, true].map(move |rotates| of(kv, rotates, false, false)));
-            appends.chain([of(DType::F32, false, true, false), of(DType::F32, true, true, true)])
+            let turned = CacheAppend { turned: true, ..of(DType::F32, true, false, false) };
+            let ggml = [false, true].map(|turned| CacheAppend {
+                ggml: true,
+                turned,
+                ..of(DType::F16, false, false, false)
+            });
+            let ggml = ggml.into_iter().filter(move |_| cached.storage.is_scaled());
+            appends
+                .chain([of(DType::F32, false, true, false), of(DType::F32, true, true, true), turned])
+                .chain(ggml)
         })
     }
 }

@@ -25,9 +25,14 @@ kernel! {
         /// Vectors of four channels in a row of keys.
         k_units: u32,
         v_units: u32,
+        /// Channels of a block that was multiplied by a Walsh–Hadamard matrix, and 1 / √ of them.
+        hadamard: u32,
+        hadamard_scale: f32,
     }
     variant {
         cached: CacheVariant,
+        /// True if blocks were multiplied by a Walsh–Hadamard matrix.
+        turned: bool,
     }
 }
 
@@ -50,12 +55,14 @@ impl Variant for CacheRead {
             shader!("attention/keys/packed_words"),
             shader!("attention/keys/storage"),
             row_positions::SHADER,
+            shader!("cache/hadamard"),
             shader!("cache/cache_read"),
         ];
         self.declare()
             .with(self.cached.constants())
             .u32("VECTORS", self.cached.storage.per_word() as u32)
             .bool("WIDE", true)
+            .bool("TURNED", self.turned)
             .kernel(&parts, WORKGROUP as u32, 0)
     }
 
@@ -74,6 +81,7 @@ impl Variant for CacheRead {
                     sequence_table: Untyped,
                     positions,
                     cached,
+                    turned: positions.is_some(),
                 })
             })
         })

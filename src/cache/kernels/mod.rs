@@ -7,3 +7,4 @@ pub(crate) mod cache_copy;
 pub(crate) mod cache_read;
 pub(crate) mod cache_reorder;
 pub(crate) mod cache_words;
+pub(crate) mod hadamard_rows;

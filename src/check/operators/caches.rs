@@ -1,10 +1,12 @@
 //! Lengths of a cache's sequences, and copies of their rows.
 
+use crate::attention::{Attention, Config, Forward};
 use crate::cache::{Append, Cache, CacheConfig, CacheLayout, CacheRead, Tokens};
 use crate::check::bench::{Bench, Tensor, both, equal, judged};
 use crate::check::data::Outcome;
 use crate::gpu::Gpu;
-use crate::tensor::Error;
+use crate::reference::{self, Options};
+use crate::tensor::{Error, Shape};
 
 const KV_HEADS: usize = 2;
 const DIM: usize = 12;
@@ -72,4 +74,38 @@ pub(super) async fn copies(gpu: &Gpu) -> Result<Outcome, Error> {
         [forked(k), forked(v), swapped(k), swapped(v)]
     });
     judged(gpu, read.each_ref(), both).await
+}
+
+/// Attention to a cache whose keys and values are stored after a product with a matrix. The results
+/// are those of plain tensors.
+pub(super) async fn hadamard(gpu: &Gpu) -> Result<Outcome, Error> {
+    const SHAPE: Shape =
+        Shape { batch: 1, heads: 4, kv_heads: 2, q_len: 3, kv_len: 9, head_dim: 64, value_dim: 32 };
+    let bench = Bench::new(gpu);
+    let ([q, k, v], out) = (bench.inputs(&SHAPE)?, bench.zeros(SHAPE.out())?);
+    let config = CacheConfig::new(SHAPE.kv_heads, SHAPE.head_dim, 16).value_dim(SHAPE.value_dim).hadamard(32);
+    let mut cache = Cache::with_pipelines(gpu.pipelines(), config)?;
+    let attention = Attention::with_pipelines(gpu.pipelines(), Config::of(&SHAPE))?;
+    let (read_k, read_v) = (bench.zeros(SHAPE.k())?, bench.zeros(SHAPE.v())?);
+    let first = Forward::with_cache(q.view(), &cache, out.view()).at_end();
+    let mut scratch = bench.scratch(attention.scratch_size(&first)?)?;
+    bench
+        .run("a cache with a Walsh–Hadamard product", |encoder| {
+            cache.advance(encoder, Tokens::All(SHAPE.kv_len))?;
+            cache.append(encoder, 0, &Append::new(k.view(), v.view()))?;
+            let call = Forward::with_cache(q.view(), &cache, out.view()).at_end();
+            attention.forward(encoder, &call, &mut scratch)?;
+            cache.read(encoder, 0, &CacheRead::new(read_k.view(), read_v.view()))
+        })
+        .await?;
+    let both = both!(|q, k, v| {
+        let turned =
+            |x: &[_], dim| x.chunks(dim).flat_map(|row| reference::cache::hadamard(row, 32)).collect();
+        let back = |x: Vec<_>, dim| turned(&x, dim);
+        let (k, v): (Vec<_>, Vec<_>) = (turned(k, SHAPE.head_dim), turned(v, SHAPE.value_dim));
+        let q: Vec<_> = turned(q, SHAPE.head_dim);
+        let out = reference::attention(&q, &k, &v, SHAPE, &Options::new())?.out;
+        [back(out, SHAPE.value_dim), back(k, SHAPE.head_dim), back(v, SHAPE.value_dim)]
+    });
+    judged(gpu, [&out, &read_k, &read_v], both).await
 }

@@ -74,6 +74,7 @@ operators! {
     QuantizedProducts => rows::quantized;
     Masks => attention::masks;
     CacheCopies => caches::copies;
+    Hadamard => caches::hadamard;
     ScoreOutputs => attention::scores;
     AppendedKeys => layers::appended_keys, "layers";
     Merges => attention::merge;

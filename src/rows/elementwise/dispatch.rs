@@ -1,9 +1,10 @@
 //! Dispatches for activations, gated activations, residual sums and their gradients, from checked
 //! tensors.
 
-use super::kernels::elementwise::{ElementwiseCall, Join, WORKGROUP, x_width};
+use super::kernels::elementwise::{ElementwiseCall, Join, x_width};
 use super::kernels::elementwise_backward::ElementwiseBackwardCall;
 use crate::device::DeviceFacts;
+use crate::kernel::pieces::Fours;
 use crate::kernel::{Dispatch, Width};
 use crate::matmul::Activation;
 use crate::tensor::TensorView;
@@ -17,19 +18,6 @@ pub(crate) struct ElementwiseOp<'a> {
     pub x: TensorView<'a>,
     pub multiply: Option<TensorView<'a>>,
     pub residual: Option<TensorView<'a>>,
-}
-
-/// The largest number of workgroups for a head's rows. If there is more work, each workgroup
-/// repeats.
-const MOST_GROUPS: usize = 65535;
-
-/// Vectors of four channels in a row and in all rows of a head, workgroups, and invocations in all
-/// workgroups.
-pub(crate) fn share([_, _, length, dim]: [usize; 4], device: &DeviceFacts) -> (usize, usize, usize, u32) {
-    let fours = dim.div_ceil(4);
-    let work = length.saturating_mul(fours);
-    let groups = work.div_ceil(WORKGROUP).min(MOST_GROUPS).min(device.max_workgroups as usize);
-    (fours, work, groups, (groups * WORKGROUP) as u32)
 }
 
 /// The width of loads and stores. A repeated `x` and its gradient do not limit it.
@@ -61,7 +49,7 @@ impl<'a> ElementwiseOp<'a> {
     pub fn forward(&self, out: TensorView<'a>, device: &DeviceFacts) -> Dispatch<'a> {
         let x_repeats = self.x_repeats(&out);
         let [batch, heads, _, dim] = out.shape();
-        let (fours, work, groups, step) = share(out.shape(), device);
+        let Fours { each, work, groups, step } = Fours::of(out.shape(), device);
         let other = self.other();
         let width = in_fours(&[Some(self.x)], &[other, Some(out)], x_repeats);
         let join = match (self.multiply, self.residual) {
@@ -74,7 +62,7 @@ impl<'a> ElementwiseOp<'a> {
             other,
             out,
             dim: dim as u32,
-            fours: fours as u32,
+            fours: each as u32,
             work: work as u32,
             step,
             activation: self.activation,
@@ -98,7 +86,7 @@ impl<'a> ElementwiseOp<'a> {
         let x_repeats = self.x_repeats(&d_out);
         let [batch, heads, length, dim] = d_out.shape();
         let shared = if x_repeats { [batch, heads, length, 1] } else { d_out.shape() };
-        let (fours, work, groups, step) = share(shared, device);
+        let Fours { each, work, groups, step } = Fours::of(shared, device);
         let other = self.multiply.filter(|_| d_x.is_some());
         let width = in_fours(&[Some(self.x), d_x], &[other, Some(d_out), d_multiply], x_repeats);
         let call = ElementwiseBackwardCall {
@@ -108,7 +96,7 @@ impl<'a> ElementwiseOp<'a> {
             d_x,
             d_other: d_multiply,
             dim: dim as u32,
-            fours: fours as u32,
+            fours: each as u32,
             work: work as u32,
             step,
             activation: self.activation,

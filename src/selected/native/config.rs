@@ -36,22 +36,22 @@ impl NativeSparseConfig {
         }
     }
 
-    /// Sets the keys of a compressed block, and the keys from the start of a block to the start of
-    /// the next one. `stride` divides `length`.
+    /// Sets the keys of a compressed block. A block begins every `stride` keys. `stride` divides
+    /// `length`.
     pub fn compression(mut self, length: usize, stride: usize) -> Self {
         (self.length, self.stride) = (length, stride);
         self
     }
 
-    /// Sets the keys of a block, a multiple of the stride of compression, and the number of blocks
-    /// that each query selects, at most 2048.
+    /// Sets the keys of a block, and the number of blocks that each query selects. A block is a
+    /// multiple of the stride of compression. A query selects at most 2048.
     pub fn selection(mut self, block: usize, count: usize) -> Self {
         (self.block, self.count) = (block, count);
         self
     }
 
-    /// Sets the number of blocks that are always selected: the first ones of the sequence, and the
-    /// last ones up to the query's own. They are part of the count of
+    /// Sets the numbers of blocks that are always selected. They are the first ones of the
+    /// sequence, and the last ones up to the query's own. They count among those of
     /// [`selection`](Self::selection).
     pub fn always(mut self, initial: usize, local: usize) -> Self {
         (self.initial, self.local) = (initial, local);

@@ -1,5 +1,5 @@
-//! The dispatches of a call: compressed attention and the selection of blocks in spans of queries,
-//! then selected attention, the window, and the gated sum.
+//! The dispatches of a call. Compressed attention and the selection of blocks go over spans of
+//! queries. Selected attention, the window and the gated sum follow.
 
 use super::call::NativeSparseBranches;
 use super::config::NativeSparseConfig;
@@ -11,12 +11,13 @@ use crate::attention::dispatch::{
 };
 use crate::attention::scale_in_f32;
 use crate::device::DeviceFacts;
+use crate::kernel::pieces::Fours;
 use crate::kernel::{
     Algorithm, Dispatch, Dispatches, KernelOptions, MatrixUnits, Scratch, ScratchSize, Slot, Width, fits,
     in_scratch,
 };
 use crate::mask::{DeviceMask, MaskMod};
-use crate::rows::elementwise::dispatch::{ElementwiseOp, share};
+use crate::rows::elementwise::dispatch::ElementwiseOp;
 use crate::rows::logits::dispatch::TopKProblem;
 use crate::selected::dispatch::{SelectedBackwardProblem, SelectedProblem, Selection};
 use crate::selected::plan::SelectedPlan;
@@ -50,7 +51,7 @@ pub(super) struct Problem<'a> {
     pub k: TensorView<'a>,
     pub v: TensorView<'a>,
     pub gates: TensorView<'a>,
-    /// Keys and values of their own.
+    /// Separate keys and values.
     pub compressed: Option<[TensorView<'a>; 2]>,
     pub window: Option<[TensorView<'a>; 2]>,
     pub branches: Option<NativeSparseBranches<'a>>,
@@ -173,7 +174,7 @@ impl<'a> Problem<'a> {
     ) -> Dispatch<'a> {
         let NativeSparseConfig { length, stride, .. } = self.config;
         let [batch, heads, _, dim] = out.shape();
-        let (fours, work, groups, step) = share(out.shape(), device);
+        let Fours { each, work, groups, step } = Fours::of(out.shape(), device);
         let call = BlockMeansCall {
             x,
             out,
@@ -181,7 +182,7 @@ impl<'a> Problem<'a> {
             length: length as u32,
             stride: stride as u32,
             dim: dim as u32,
-            fours: fours as u32,
+            fours: each as u32,
             work: work as u32,
             step,
             scale: 1.0 / length as f32,
@@ -440,7 +441,7 @@ impl<'a> Problem<'a> {
         }
         all.extend(self.selected(&results, device).dispatches(scratch, device)?);
         all.extend(chosen(&self.window(&results), scratch, device)?);
-        let (fours, work, groups, step) = share(out.shape(), device);
+        let Fours { each, work, groups, step } = Fours::of(out.shape(), device);
         let [batch, heads, _, dim] = out.shape();
         let sum = GatedSumCall {
             branches: results.out,
@@ -448,7 +449,7 @@ impl<'a> Problem<'a> {
             out,
             batch: batch as u32,
             dim: dim as u32,
-            fours: fours as u32,
+            fours: each as u32,
             work: work as u32,
             step,
             width: in_fours(&[results.out, out]),

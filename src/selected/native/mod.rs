@@ -24,11 +24,12 @@ use crate::tensor::{Access, CallTensors, DType, Element, Error, Shape, TensorVie
 /// out        = gate₀ · compressed + gate₁ · selected + gate₂ · window
 /// ```
 ///
-/// The score of a block is the sum of the weights of the compressed keys that cover it, times the
-/// strides that they have in common. It is the mean over the query heads of a key/value head, which
-/// therefore select the same blocks. Blocks with the same score are selected from the first on.
+/// The score of a block is the sum of the weights of the compressed keys that cover it. A weight
+/// counts once for each stride that both have in common. The score is the mean over the query heads
+/// of a key/value head, which therefore select the same blocks. Blocks with the same score are
+/// selected from the first on.
 ///
-/// The parts are operators of their own: [`Attention`], [`TopK`](crate::rows::TopK) and
+/// The parts are separate operators too: [`Attention`], [`TopK`](crate::rows::TopK) and
 /// [`SelectedAttention`](super::SelectedAttention).
 ///
 /// ```no_run
@@ -45,10 +46,9 @@ use crate::tensor::{Access, CallTensors, DType, Element, Error, Shape, TensorVie
 /// # Ok(()) }
 /// ```
 ///
-/// For a learned compression, view the blocks of a dense `k` as rows with overlapping strides: one
-/// row of `length · head_dim` numbers for each block. Project them with a
-/// [`Projection`](crate::Projection), and pass the result to
-/// [`compressed`](NativeSparseForward::compressed).
+/// For a learned compression, view the blocks of a dense `k` as rows that overlap. A block is a row
+/// of `length · head_dim` numbers. Project the rows with a [`Projection`](crate::Projection), and
+/// pass the result to [`compressed`](NativeSparseForward::compressed).
 #[doc(alias = "NSA")]
 #[doc(alias = "sparse attention")]
 #[derive(Clone, Debug)]
@@ -83,7 +83,7 @@ impl NativeSparseAttention {
     }
 
     /// Returns the temporary memory that `call` needs. The scores of compressed keys take at most
-    /// 64 MiB, and the lists of selected keys as much: the call goes over the queries in parts.
+    /// 64 MiB, and so do the lists of selected keys. Longer calls go over the queries in parts.
     /// Compressed keys, and the results of branches, take memory unless the caller passes them.
     ///
     /// # Errors
@@ -120,9 +120,9 @@ impl NativeSparseAttention {
         })
     }
 
-    /// Returns the temporary memory that the gradients of `call` need: the gradients of branches
-    /// and of compressed keys, and the memory of the parts. Sums over branches take memory in F32
-    /// if `d_q`, `d_k` or `d_v` is of another type.
+    /// Returns the temporary memory that the gradients of `call` need. It has the gradients of
+    /// branches and of compressed keys, and the memory of the parts. Sums over branches take memory
+    /// in F32 if `d_q`, `d_k` or `d_v` is of another type.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
@@ -135,9 +135,9 @@ impl NativeSparseAttention {
     /// bits.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward). [`Error::Unsupported`] if no gradient is requested, if the
-    /// forward call has no [`branches`](NativeSparseForward::branches), or for a gradient of a
-    /// tensor that the forward call does not have.
+    /// As [`forward`](Self::forward). [`Error::Unsupported`] if no gradient is requested, or
+    /// if the forward call has no [`branches`](NativeSparseForward::branches). The same for a
+    /// gradient of a tensor that the forward call does not have.
     pub fn backward(
         &self,
         into: &mut impl Recorder,

@@ -57,7 +57,8 @@ pub struct NativeSparseGradients<R> {
     pub d_window: Option<[Vec<R>; 2]>,
 }
 
-/// Adds the terms of a mean, or of its gradient. `pairs` gives a row of `x` and a row of the result.
+/// Adds the terms of a mean, or of its gradient. `pairs` gives a row of `x` and a row of the
+/// result.
 fn add_rows<R: Real>(
     x: &[R],
     dim: usize,

@@ -427,15 +427,16 @@ impl Bed {
     /// No score moves by more than Δ = |scale| Σ |q_d| off(k_d). So lse moves by at most Δ, and
     /// weights stay within e^{±2Δ}.
     fn rounding(&self, case: &Case) -> Option<Vec<[f64; 2]>> {
-        let exact = matches!(self.kind.storage, CacheStorage::F32)
-            || (matches!(self.kind.storage, CacheStorage::F16 | CacheStorage::BF16)
-                && self.data == Data::Lossless);
+        let exact = self.kind.hadamard.is_none()
+            && (matches!(self.kind.storage, CacheStorage::F32)
+                || matches!(self.kind.storage, CacheStorage::F16 | CacheStorage::BF16)
+                    && self.data == Data::Lossless);
         if exact {
             return None;
         }
         let Shape { heads, kv_heads, q_len, kv_len, head_dim, value_dim, .. } = case.shape;
         let off = |x: &[f32], dim: usize| -> Vec<f64> {
-            x.chunks(dim).flat_map(|row| self.data.off(self.kind.storage, row)).collect()
+            x.chunks(dim).flat_map(|row| self.data.off(&self.kind, row)).collect()
         };
         let (off_k, off_v) = (off(&case.k, head_dim), off(&case.v, value_dim));
         let weights = case.reference::<f64>().weights.expect("asked for");

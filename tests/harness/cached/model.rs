@@ -3,7 +3,7 @@
 
 use wgpu_attention::CacheConfig;
 use wgpu_attention::cache::{CacheLayout, CacheStorage, ScaleGroup};
-use wgpu_attention::reference::cache::scales;
+use wgpu_attention::reference::cache::{hadamard, scales};
 
 use crate::harness::random::Rng;
 
@@ -21,6 +21,8 @@ pub struct Kind {
     pub layout: CacheLayout,
     /// Tokens by which a full ring can go back.
     pub spare: usize,
+    /// Channels of a block that is multiplied by a Walsh–Hadamard matrix.
+    pub hadamard: Option<usize>,
 }
 
 impl Kind {
@@ -37,6 +39,7 @@ impl Kind {
             storage,
             layout,
             spare: 0,
+            hadamard: None,
         }
     }
 
@@ -48,6 +51,7 @@ impl Kind {
             .storage(self.storage)
             .layout(self.layout)
             .spare_tokens(self.spare)
+            .hadamard(self.hadamard)
     }
 
     /// Returns the most tokens that a sequence may have.
@@ -83,6 +87,8 @@ impl Data {
         let (most, group) = match storage {
             CacheStorage::Q4(group) => (7, group),
             CacheStorage::Q8(group) => (127, group),
+            // The channel with the largest magnitude is −8 scales.
+            CacheStorage::Q4_0 => (8, ScaleGroup::Of(32)),
             _ => (127, ScaleGroup::Of(32)),
         };
         let size = match group {
@@ -94,18 +100,33 @@ impl Data {
         while row.len() < dim {
             let count = size.min(dim - row.len());
             // Keys of all storages have about the same size.
-            let level = rng.pick(&[1.0, 2.0, 4.0]) / if most == 7 { 4.0 } else { 64.0 };
-            let most_at = rng.below(count);
+            let level = rng.pick(&[1.0, 2.0, 4.0]) / if most < 127 { 4.0 } else { 64.0 };
+            let (most_at, others) = (rng.below(count), most.min(if most == 8 { 7 } else { most }));
             row.extend((0..count).map(|n| match n == most_at {
                 true => rng.pick(&[-1.0, 1.0]) * most as f32 * level,
-                false => (rng.between(0, 2 * most) as f32 - most as f32) * level,
+                false => (rng.between(0, 2 * others) as f32 - others as f32) * level,
             }));
         }
         row
     }
 
+    /// Returns how far a cache may move each value of a row.
+    pub(super) fn off(self, kind: &Kind, row: &[f32]) -> Vec<f64> {
+        let Some(block) = kind.hadamard else { return self.off_stored(kind.storage, row) };
+        // A value is a sum over its block, there and back.
+        let turned = hadamard(row, block);
+        let off = self.off_stored(kind.storage, &turned);
+        let root = (block as f64).sqrt();
+        let sums = off.chunks(block).zip(turned.chunks(block)).flat_map(|(off, turned)| {
+            let size: f64 = turned.iter().map(|x| f64::from(x.abs())).sum();
+            let sum = off.iter().sum::<f64>() + size * root * f64::from(f32::EPSILON);
+            vec![sum / root; block]
+        });
+        sums.collect()
+    }
+
     /// Returns how far the storage may move each value of a row.
-    pub(super) fn off(self, storage: CacheStorage, row: &[f32]) -> Vec<f64> {
+    fn off_stored(self, storage: CacheStorage, row: &[f32]) -> Vec<f64> {
         // WGSL's division, which computes the scale, may be off by 2.5 ULP, and the product with it
         // by 0.5 ULP.
         let divided = 3.0 * f64::from(f32::EPSILON);
@@ -131,6 +152,19 @@ impl Data {
                 let half = if self == Data::Random { 0.5 } else { 0.0 };
                 let off = |(n, x): (usize, &f32)| {
                     f64::from(scales[n / width]) * half * (1.0 + divided) + divided * size(x)
+                };
+                row.iter().enumerate().map(off).collect()
+            }
+            CacheStorage::Q8_0 | CacheStorage::Q4_0 => {
+                // Half a step, and the rounding of the scale to f16: half of 2⁻¹⁰ of a value. In 4
+                // bits the largest value of the other sign is a step too far.
+                let steps = if storage == CacheStorage::Q8_0 { 0.5 } else { 1.0 };
+                let steps = if self == Data::Random { steps } else { 0.0 };
+                let scales = scales(storage, row);
+                let rounded = if self == Data::Random { 2f64.powi(-10) } else { 0.0 };
+                let off = |(n, x): (usize, &f32)| {
+                    let scale = f64::from(scales[n / 32].abs());
+                    scale * steps * 1.01 + (divided + rounded) * (size(x) + scale) + 2f64.powi(-24)
                 };
                 row.iter().enumerate().map(off).collect()
             }

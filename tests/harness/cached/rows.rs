@@ -33,7 +33,7 @@ impl Bed {
         dtype: DType,
         layout: Layout,
     ) -> Result<f64, String> {
-        let Kind { batch, kv_heads, head_dim, value_dim, storage, .. } = self.kind;
+        let Kind { batch, kv_heads, head_dim, value_dim, .. } = self.kind;
         let shapes = [head_dim, value_dim].map(|dim| [batch, kv_heads, rows, dim]);
         let outputs = layout.places(shapes).map(|place| Placed::output(self.profile, dtype, place));
         let tensor = place_positions(self.profile, at);
@@ -58,7 +58,7 @@ impl Bed {
                 };
                 let token = &self.sequences[s].tokens[position][layer];
                 let want = &[&token.k, &token.v][side][h * dim..][..dim];
-                let off = self.data.off(storage, want);
+                let off = self.data.off(&self.kind, want);
                 for (d, ((got, want), off)) in got.iter().zip(want).zip(off).enumerate() {
                     let want = f64::from(*want);
                     let [relative, least] = rounding(dtype);

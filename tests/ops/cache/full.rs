@@ -261,6 +261,8 @@ fn a_new_cache_is_empty() {
         (CacheStorage::BF16, 2 * (16 + 16)),
         (CacheStorage::Q8(ScaleGroup::Row), 2 * (16 + 4 + 16 + 4)),
         (CacheStorage::Q4(ScaleGroup::Of(32)), 2 * (16 + 4 + 16 + 4)),
+        (CacheStorage::Q8_0, 2 * (16 + 4 + 16 + 4)),
+        (CacheStorage::Q4_0, 2 * (16 + 4 + 16 + 4)),
     ] {
         assert_eq!(config.storage(storage).token_bytes(), bytes, "{storage:?}");
     }

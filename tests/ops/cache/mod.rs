@@ -2,6 +2,7 @@
 
 mod beams;
 mod full;
+pub mod hadamard;
 mod hostile;
 mod masks;
 mod random;
@@ -15,7 +16,7 @@ use wgpu_attention::tuning::Target;
 
 use crate::harness::FORMS;
 
-pub const STORAGES: [CacheStorage; 7] = [
+pub const STORAGES: [CacheStorage; 9] = [
     CacheStorage::F32,
     CacheStorage::F16,
     CacheStorage::Q8(ScaleGroup::Of(32)),
@@ -23,6 +24,8 @@ pub const STORAGES: [CacheStorage; 7] = [
     CacheStorage::Q4(ScaleGroup::Of(32)),
     CacheStorage::Q4(ScaleGroup::Row),
     CacheStorage::BF16,
+    CacheStorage::Q8_0,
+    CacheStorage::Q4_0,
 ];
 
 /// Returns the usual target and splits of a storage in a layout, so that tests share kernels.

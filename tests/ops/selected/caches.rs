@@ -35,7 +35,9 @@ fn outcome(
     let refused = |e: wgpu_attention::Error| format!("refused: {e}");
     let [head_dim, value_dim] = DIMS;
     let config = CacheConfig::new(KV_HEADS, head_dim, CAPACITY).value_dim(value_dim).batch(BATCH);
-    let config = config.storage(storage).layout(layout);
+    // ggml's formats are tested with a Walsh–Hadamard product.
+    let hadamard = matches!(storage, CacheStorage::Q4_0 | CacheStorage::Q8_0).then_some(32);
+    let config = config.storage(storage).layout(layout).hadamard(hadamard);
     let mut cache = Cache::with_pipelines(gpu.pipelines(), config).map_err(refused)?;
     let options = KernelOptions::new().target(form);
     let config = Config::new(HEADS, head_dim).kv_heads(KV_HEADS).value_dim(value_dim).kernel_options(options);
@@ -140,6 +142,8 @@ fn caches_match_their_rows() {
         CacheStorage::BF16,
         CacheStorage::Q8(ScaleGroup::Of(32)),
         CacheStorage::Q4(ScaleGroup::Row),
+        CacheStorage::Q4_0,
+        CacheStorage::Q8_0,
     ];
     let layouts = [CacheLayout::Contiguous, CacheLayout::Paged { page: 16, pages: 24 }];
     let lists = [[1, 12, 1], [KV_HEADS, 5, 4], [HEADS, 9, 1]];

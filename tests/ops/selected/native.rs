@@ -1,11 +1,15 @@
 //! Native sparse attention: shapes, numbers, own keys, and what the branches are.
 
+use wgpu_attention::reference::{
+    NativeSparseInputs, native_sparse_attention, native_sparse_attention_backward, native_sparse_indices,
+    native_sparse_scores, widen,
+};
 use wgpu_attention::selected::{
     NativeSparseAttention, NativeSparseBackward, NativeSparseBranches, NativeSparseConfig,
     NativeSparseForward,
 };
 use wgpu_attention::tuning::Target;
-use wgpu_attention::{Config, DType, Error, Scratch, Shape, TensorView};
+use wgpu_attention::{Config, DType, Error, KernelOptions, Scratch, Shape, TensorView};
 
 use crate::harness::device::full;
 use crate::harness::native::{NativeCase, Numbers};
@@ -52,6 +56,76 @@ fn results_match_reference() {
         }
     }
     report.finish();
+}
+
+/// Central differences check the reference's gradients. The scores of blocks are counted by hand.
+#[test]
+fn reference_gradients_match_finite_differences() {
+    let numbers = numbers([4, 2], [4, 2], [1, 1], 3);
+    let shape = shape([1, 2, 1, 5, 13, 3, 2]);
+    for own in [[false; 2], [true; 2]] {
+        let case = NativeCase::random("differences", shape, numbers).with_own(own);
+        let config = case.config(DType::F32, KernelOptions::new());
+        let mut inputs = [&case.q, &case.k, &case.v, &case.gates].map(|x| widen::<f64>(x)).to_vec();
+        for own in [&case.compressed, &case.window].into_iter().flatten() {
+            inputs.extend(own.iter().map(|x| widen(x)));
+        }
+        let d_out = widen::<f64>(&case.d_out);
+        let with = |inputs: &[Vec<f64>], f: &mut dyn FnMut(&NativeSparseInputs<f64>)| {
+            let [compressed, window] =
+                [4, 6].map(|n| inputs.get(n).map(|k| [k.as_slice(), inputs[n + 1].as_slice()]));
+            let [q, k, v, gates] = std::array::from_fn(|n| inputs[n].as_slice());
+            f(&NativeSparseInputs { q, k, v, gates, compressed, window });
+        };
+        let (mut indices, mut gradients) = (Vec::new(), Vec::new());
+        with(&inputs, &mut |inputs| {
+            indices = native_sparse_indices(inputs, shape, &config).expect("it fits");
+            let got = native_sparse_attention_backward(inputs, &indices, &d_out, shape, &config);
+            let got = got.expect("it fits");
+            gradients = vec![got.d_q, got.d_k, got.d_v, got.d_gates];
+            gradients.extend([got.d_compressed, got.d_window].into_iter().flatten().flatten());
+        });
+        let loss = |inputs: &[Vec<f64>]| {
+            let mut sum = 0.0;
+            with(inputs, &mut |inputs| {
+                let got = native_sparse_attention(inputs, &indices, shape, &config).expect("it fits");
+                sum = got.out.iter().zip(&d_out).map(|(x, d)| x * d).sum();
+            });
+            sum
+        };
+        assert_eq!(gradients.len(), inputs.len());
+        for (n, gradient) in gradients.iter().enumerate() {
+            for (at, got) in gradient.iter().enumerate() {
+                let moved = |by: f64| {
+                    let mut moved = inputs.clone();
+                    moved[n][at] += by;
+                    loss(&moved)
+                };
+                let slope = (moved(1e-6) - moved(-1e-6)) / 2e-6;
+                assert!((got - slope).abs() < 1e-6, "{n}, {at}: {got} and {slope}");
+            }
+        }
+    }
+}
+
+/// One head with q = 0, so that each complete compressed key has the same weight. Blocks of four
+/// keys have three compressed keys, of which one is shared with each neighbour: 1, 2, 1 strides.
+#[test]
+fn scores_are_shares_of_strides() {
+    let numbers = numbers([4, 2], [4, 2], [0, 1], 3);
+    let shape = shape([1, 1, 1, 1, 13, 1, 1]);
+    let case = NativeCase::random("shares", shape, numbers);
+    let config = case.config(DType::F32, KernelOptions::new());
+    let (k, v) = (widen::<f64>(&case.k), widen::<f64>(&case.v));
+    let (compressed, window) = (None, None);
+    let inputs = NativeSparseInputs { q: &[0.0], k: &k, v: &v, gates: &[1.0; 3], compressed, window };
+    let scores = native_sparse_scores(&inputs, shape, &config).expect("it fits");
+    // Compressed keys begin at 0, 2, 4, 6 and 8: five with a weight of 1/5.
+    let want = [3.0, 4.0, 3.0].map(|strides| strides / 5.0);
+    assert!(scores.iter().zip(want).all(|(got, want)| (got - want).abs() < 1e-12), "{scores:?}");
+    assert_eq!(scores[3], f64::INFINITY);
+    let indices = native_sparse_indices(&inputs, shape, &config).expect("it fits");
+    assert_eq!(indices, [3, 1]);
 }
 
 /// A softcap bounds the scores of all branches. A block may have any length.

@@ -1,6 +1,7 @@
 //! The host side of `elementwise.wgsl`.
 
 use crate::device::{Families, Family};
+use crate::kernel::pieces::FOURS_WORKGROUP;
 use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
 use crate::matmul::{Activation, activation_parts};
 
@@ -44,9 +45,6 @@ pub(crate) fn x_width(width: Width, x_repeats: bool) -> Width {
     if x_repeats { Width::One } else { width }
 }
 
-/// Invocations of a workgroup.
-pub(crate) const WORKGROUP: usize = 64;
-
 impl Variant for Elementwise {
     const LABEL: &'static str = "attention.elementwise";
     const FAMILIES: Families = Families::of(Family::Elementwise);
@@ -55,11 +53,11 @@ impl Variant for Elementwise {
         let parts = [shader!("tensor/view"), shader!("rows/elementwise/elementwise")];
         let parts = [&parts, activation_parts(self.activation)].concat();
         self.declare()
-            .u32("WORKGROUP", WORKGROUP as u32)
+            .u32("WORKGROUP", FOURS_WORKGROUP as u32)
             .bool("TIMES", self.join == Join::Times)
             .bool("PLUS", self.join == Join::Plus)
             .bool("IN_FOURS", self.width == Width::Four)
-            .kernel(&parts, WORKGROUP as u32, 0)
+            .kernel(&parts, FOURS_WORKGROUP as u32, 0)
     }
 
     fn all() -> impl IntoIterator<Item = Self> {

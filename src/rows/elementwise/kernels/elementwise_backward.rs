@@ -1,7 +1,8 @@
 //! The host side of `elementwise_backward.wgsl`.
 
-use super::elementwise::{WORKGROUP, x_width};
+use super::elementwise::x_width;
 use crate::device::{Families, Family};
+use crate::kernel::pieces::FOURS_WORKGROUP;
 use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
 use crate::matmul::{Activation, activation_parts};
 use crate::tensor::DType;
@@ -46,11 +47,11 @@ impl Variant for ElementwiseBackward {
         let parts = [shader!("tensor/view"), shader!("rows/elementwise/elementwise_backward")];
         let parts = [&parts, activation_parts(self.activation)].concat();
         self.declare()
-            .u32("WORKGROUP", WORKGROUP as u32)
+            .u32("WORKGROUP", FOURS_WORKGROUP as u32)
             .bool("ACCUMULATES", self.accumulates)
             .bool("IN_FOURS", self.width == Width::Four)
             .bool("X_REPEATS", self.x_repeats)
-            .kernel(&parts, WORKGROUP as u32, 0)
+            .kernel(&parts, FOURS_WORKGROUP as u32, 0)
     }
 
     fn all() -> impl IntoIterator<Item = Self> {

@@ -1,6 +1,7 @@
 //! The host side of `block_means.wgsl`.
 
 use crate::device::{Families, Family};
+use crate::kernel::pieces::FOURS_WORKGROUP;
 use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
 
 kernel! {
@@ -33,9 +34,6 @@ kernel! {
     }
 }
 
-/// Invocations of a workgroup.
-pub(crate) const WORKGROUP: usize = 64;
-
 impl Variant for BlockMeans {
     const LABEL: &'static str = "attention.block_means";
     const FAMILIES: Families = Families::of(Family::NativeSparse);
@@ -43,11 +41,11 @@ impl Variant for BlockMeans {
     fn describe(&self) -> Kernel {
         let parts = [shader!("tensor/view"), shader!("selected/native/block_means")];
         self.declare()
-            .u32("WORKGROUP", WORKGROUP as u32)
+            .u32("WORKGROUP", FOURS_WORKGROUP as u32)
             .bool("BACKWARD", self.backward)
             .bool("ACCUMULATES", self.accumulates)
             .bool("IN_FOURS", self.width == Width::Four)
-            .kernel(&parts, WORKGROUP as u32, 0)
+            .kernel(&parts, FOURS_WORKGROUP as u32, 0)
     }
 
     fn all() -> impl IntoIterator<Item = Self> {

@@ -1,0 +1,142 @@
+//! Formats of keys and values, and their comparison on a text.
+
+use std::time::Instant;
+
+use wgpu_attention::cache::{CacheStorage, ScaleGroup};
+use wgpu_attention::reference::cache::{hadamard, stored};
+
+use crate::Fallible;
+use crate::model::{Layout, Logits, Model, Session};
+
+/// A format with a name on the command line.
+#[derive(Clone, Copy, Debug)]
+pub struct CacheKind {
+    pub name: &'static str,
+    pub storage: CacheStorage,
+    /// True if each head's channels are multiplied by a Walsh–Hadamard matrix.
+    pub turned: bool,
+}
+
+pub const KINDS: [CacheKind; 9] = [
+    CacheKind { name: "f32", storage: CacheStorage::F32, turned: false },
+    CacheKind { name: "f16", storage: CacheStorage::F16, turned: false },
+    CacheKind { name: "bf16", storage: CacheStorage::BF16, turned: false },
+    CacheKind { name: "q8", storage: CacheStorage::Q8(ScaleGroup::Of(32)), turned: false },
+    CacheKind { name: "q8-rotated", storage: CacheStorage::Q8(ScaleGroup::Of(32)), turned: true },
+    CacheKind { name: "q4", storage: CacheStorage::Q4(ScaleGroup::Of(32)), turned: false },
+    CacheKind { name: "q4-rotated", storage: CacheStorage::Q4(ScaleGroup::Of(32)), turned: true },
+    CacheKind { name: "q4_0", storage: CacheStorage::Q4_0, turned: false },
+    CacheKind { name: "q4_0-rotated", storage: CacheStorage::Q4_0, turned: true },
+];
+
+impl From<CacheStorage> for CacheKind {
+    fn from(storage: CacheStorage) -> Self {
+        CacheKind { name: "", storage, turned: false }
+    }
+}
+
+impl CacheKind {
+    /// Returns the format of a name.
+    pub fn named(name: &str) -> Fallible<Self> {
+        let names: Vec<_> = KINDS.iter().map(|kind| kind.name).collect();
+        let found = KINDS.into_iter().find(|kind| kind.name == name);
+        found.ok_or_else(|| format!("--cache is one of {}, not {name}", names.join(", ")).into())
+    }
+
+    /// The channels of a block that is multiplied, for heads of `dim` channels: the largest power of
+    /// two that divides them.
+    pub fn block(&self, dim: usize) -> Option<usize> {
+        self.turned.then_some(1 << dim.trailing_zeros())
+    }
+
+    /// A row of keys or values as a cache gives it back.
+    fn kept(&self, row: &[f32]) -> Vec<f32> {
+        match self.block(row.len()) {
+            Some(block) => hadamard(&stored(self.storage, &hadamard(row, block)), block),
+            None => stored(self.storage, row),
+        }
+    }
+}
+
+/// Tokens of a step. The logits of all of them are in memory.
+const ROWS: usize = 128;
+/// Tokens that are generated to measure their time.
+const TIMED: usize = 9;
+
+/// Compares all formats on a text: its perplexity, the memory and the time of a token, and the errors
+/// of keys and values.
+pub fn compare(model: &Model, tokens: &[u32]) -> Fallible<()> {
+    if tokens.len() < 2 {
+        return Err("the text of --perplexity has fewer than two tokens".into());
+    }
+    println!("{} tokens", tokens.len());
+    println!(
+        "{:13} {:>10} {:>12} {:>14} {:>10}",
+        "cache", "perplexity", "× of f32", "bytes a token", "ms a token"
+    );
+    let mut exact = Vec::new();
+    let mut least = None;
+    for kind in KINDS {
+        let layout = Layout { batch: 1, capacity: tokens.len() + TIMED, shared: 0, rows: ROWS, kind };
+        let mut session = Session::new(model, layout)?;
+        let perplexity = perplexity(&mut session, tokens, model.sizes.vocabulary)?;
+        let least = *least.get_or_insert(perplexity);
+        if kind.storage == CacheStorage::F32 {
+            exact = (0..model.sizes.layers).map(|n| session.keys_and_values(n)).collect::<Result<_, _>>()?;
+        }
+        let mut times = Vec::new();
+        for _ in 0..TIMED {
+            let started = Instant::now();
+            session.feed(&[&tokens[..1]])?;
+            times.push(started.elapsed().as_secs_f64() * 1e3);
+        }
+        times.sort_by(f64::total_cmp);
+        println!(
+            "{:13} {perplexity:>10.4} {:>12.4} {:>14} {:>10.1}",
+            kind.name,
+            perplexity / least,
+            session.token_bytes,
+            times[TIMED / 2]
+        );
+    }
+    print_errors(model, &exact);
+    Ok(())
+}
+
+/// The exponential of the mean negative logarithm of each token's probability after those before.
+fn perplexity(session: &mut Session, tokens: &[u32], vocabulary: usize) -> Fallible<f64> {
+    let mut sum = 0f64;
+    for start in (0..tokens.len()).step_by(ROWS) {
+        let part = &tokens[start..(start + ROWS).min(tokens.len())];
+        let (logits, _) = session.step(&[part], Logits::All)?;
+        for (row, next) in logits.chunks_exact(vocabulary).zip(&tokens[start + 1..]) {
+            let most = row.iter().fold(f32::NEG_INFINITY, |most, x| most.max(*x));
+            let total: f64 = row.iter().map(|x| f64::from(x - most).exp()).sum();
+            sum += total.ln() - f64::from(row[*next as usize] - most);
+        }
+    }
+    Ok((sum / (tokens.len() - 1) as f64).exp())
+}
+
+/// Prints the error of stored keys and values of each layer, relative to their size.
+fn print_errors(model: &Model, exact: &[[Vec<f32>; 2]]) {
+    println!("\nerror of keys / of values, % of their size");
+    let kinds = || KINDS.iter().skip(1);
+    println!("{:7}{}", "layer", kinds().map(|kind| format!("{:>15}", kind.name)).collect::<String>());
+    for (n, sides) in exact.iter().enumerate() {
+        let cell = |kind: &CacheKind| {
+            let [k, v] = sides.each_ref().map(|rows| {
+                let (mut error, mut size) = (0f64, 0f64);
+                for row in rows.chunks(model.sizes.dim) {
+                    for (x, kept) in row.iter().zip(kind.kept(row)) {
+                        error += f64::from(x - kept).powi(2);
+                        size += f64::from(*x).powi(2);
+                    }
+                }
+                100.0 * (error / size.max(f64::MIN_POSITIVE)).sqrt()
+            });
+            format!("{:>15}", format!("{k:.2} / {v:.2}"))
+        };
+        println!("{n:<7}{}", kinds().map(cell).collect::<String>());
+    }
+}
