@@ -9,8 +9,8 @@
 //
 // An invocation writes a unit: channels of one row that share a scale, or 32 channels without
 // scales. A unit has whole words: two invocations that wrote parts of one word would race.
-// Floor: k and v are read once (scaled: twice, the second time from the GPU's cache). Every word is
-// written once.
+// Floor: k and v are read once (scaled: twice, the second time from the GPU's cache). With TURNED,
+// caches give each channel p.hadamard / 32 times as often. Every word is written once.
 //
 // Bindings (declared by the host): k, v, cache_k, cache_v, sequence_table; rotation_table if keys
 // are rotated; positions if HAS_POSITIONS.
@@ -97,10 +97,15 @@ fn scale_of(peak: f32) -> f32 {
     }
 }
 
-// The stored bits of a scale. GGML stores it as f16.
+// The stored bits of a scale. GGML rounds it to f16, to the nearest, ties to even. It works on
+// bits, because drivers may flush small numbers.
 fn stored_scale(scale: f32) -> u32 {
     if GGML {
-        return bitcast<u32>(unpack2x16float(half_of(scale)).x);
+        let bits = bitcast<u32>(scale);
+        let size = bits & 0x7fffffffu;
+        let near = min((size + 0xfffu + ((size >> 13u) & 1u)) & 0xffffe000u, 0x477fe000u);
+        let small = bitcast<u32>(round(abs(scale) * 0x1p24) * 0x1p-24);
+        return (bits & 0x80000000u) | select(near, small, size < 0x38800000u);
     } else {
         return bitcast<u32>(scale);
     }

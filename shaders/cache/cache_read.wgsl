@@ -5,7 +5,8 @@
 // Rows are zeros if the sequence does not have their position, or if a ring has overwritten it. An
 // invocation reads four channels of a row.
 // With TURNED, the product with the Walsh-Hadamard matrix is undone (`hadamard.wgsl`).
-// Floor: every word is read once, every channel is written once.
+// Floor: every word is read once, with TURNED p.hadamard / 4 times from caches. Every channel is
+// written once.
 //
 // Bindings (declared by the host): k, v, cache_k, cache_v, sequence_table; positions if
 // HAS_POSITIONS.

@@ -1,5 +1,5 @@
-// The Walsh-Hadamard matrix: element i, j is −1 to the number of bits that i and j have in common. It
-// is symmetric. Divided by the root of its size, it is its own inverse.
+// The Walsh-Hadamard matrix: element i, j is −1 to the number of bits that i and j have in common.
+// It is symmetric. Divided by the root of its size, it is its own inverse.
 //
 // Needs: nothing.
 // Gives: hadamard_four, hadamard_sign.

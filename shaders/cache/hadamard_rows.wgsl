@@ -1,5 +1,5 @@
-// out = x times a Walsh-Hadamard matrix, for each block of channels of a row: queries before
-// attention to a cache whose keys were multiplied too, and its outputs.
+// out = x times a Walsh-Hadamard matrix, for each block of channels of a row. Attention to a cache
+// that stores such products multiplies its queries and its outputs.
 //
 // x, out [batch, heads, length, dim]. p.block channels are a block.
 //

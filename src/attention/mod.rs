@@ -96,7 +96,8 @@ impl Attention {
     ///
     /// The fused path needs none, or partial sums if few queries meet many keys. The plan then
     /// splits the keys among workgroups. The sums take at most 128 times the size of `out` in f32.
-    /// With a cache, the size does not depend on the cache's length.
+    /// With a cache, the size does not depend on the cache's length. A cache that stores products
+    /// ([`CacheConfig::hadamard`](crate::CacheConfig::hadamard)) needs `q` and `out` in f32.
     ///
     /// The staged path needs the score matrix: `4 · batch · heads · q_len · kv_len` bytes with
     /// `kv_len` rounded up to 4. It needs none if `weights` takes the weights of every head in F32.

@@ -14,8 +14,8 @@ use crate::tensor::{CallTensors, Element, Error, LONGEST_AXIS, TensorView};
 pub struct Append<'a> {
     /// `[batch, kv_heads, rows, head_dim]`, F32, F16 or BF16, whatever the cache stores.
     pub(crate) k: TensorView<'a>,
-    /// `[batch, kv_heads, rows, value_dim]`, of the same type.
-    pub(crate) v: TensorView<'a>,
+    /// `[batch, kv_heads, rows, value_dim]`, of the same type. `None` for latent values.
+    pub(crate) v: Option<TensorView<'a>>,
     /// Rotates keys by their positions in the cache while they are written. Only rings reach
     /// positions from 2²⁴ on. They rotate as the last position below 2²⁴.
     pub(crate) rope: Option<&'a Rope>,
@@ -24,7 +24,14 @@ pub struct Append<'a> {
 impl<'a> Append<'a> {
     /// Appends keys and values without rotation.
     pub fn new(k: TensorView<'a>, v: TensorView<'a>) -> Self {
-        Append { k, v, rope: None }
+        Append { k, v: Some(v), rope: None }
+    }
+
+    /// Appends the keys of a cache with [latent](CacheConfig::latent) values, which are their first
+    /// channels. With a [`rope`](Self::rope), the rotated channels are the first ones too: rotate
+    /// others before the append.
+    pub fn latent(k: TensorView<'a>) -> Self {
+        Append { k, v: None, rope: None }
     }
 
     /// Rotates the keys. The rope has no [sections](crate::position::RopeConfig::sections), because
@@ -32,6 +39,11 @@ impl<'a> Append<'a> {
     pub fn rope(mut self, rope: impl Into<Option<&'a Rope>>) -> Self {
         self.rope = rope.into();
         self
+    }
+
+    /// The keys and the values, which may be a part of the keys.
+    fn tensors(&self, value_dim: usize) -> [TensorView<'a>; 2] {
+        [self.k, self.v.unwrap_or_else(|| self.k.slice(3, 0, value_dim))]
     }
 
     fn rotation(&self) -> Option<(TensorView<'a>, RotationParams)> {
@@ -66,7 +78,7 @@ impl Cache {
         self.check_recorded()?;
         let source = self.source(layer, false)?;
         self.check_append(layer, append, self.advanced)?;
-        let tensors = [append.k, append.v];
+        let tensors = append.tensors(self.config.value_dim);
         let dispatch = dispatch::append(&source, tensors, append.rotation(), None, &self.pipelines.facts());
         self.pipelines.bind("cache append", &[dispatch], &self.bindings)
     }
@@ -113,7 +125,7 @@ impl Cache {
         // No sequence is as long as this limit, and rows past it are dropped.
         let positions = (at.params(rows, LONGEST_AXIS as u32, device), at.tensor());
         let mut dispatches = self.copies(&copies);
-        let tensors = [append.k, append.v];
+        let tensors = append.tensors(self.config.value_dim);
         dispatches.push(dispatch::append(&source, tensors, append.rotation(), Some(positions), device));
         let call = self.pipelines.bind("cache", &dispatches, &self.bindings)?;
         let call = self.bind_edits(&edits)?.then(call);
@@ -124,7 +136,7 @@ impl Cache {
     }
 
     fn check_append(&self, layer: usize, append: &Append, rows: usize) -> Result<(), Error> {
-        let CacheConfig { batch, kv_heads, head_dim, value_dim, capacity, layout, .. } = self.config;
+        let CacheConfig { batch, kv_heads, head_dim, value_dim, capacity, layout, latent, .. } = self.config;
         let Append { k, v, rope } = *append;
         if self.advanced == 0 {
             let why = "no tokens were advanced since the cache was made, rewound or reordered; record `Cache::advance` first";
@@ -133,11 +145,24 @@ impl Cache {
         let device = &self.pipelines.facts();
         let mut tensors = CallTensors::new(device);
         tensors.read("k", k, Element::Float, [batch, kv_heads, rows, head_dim])?;
-        if v.dtype() != k.dtype() {
-            let expected = format!("{:?}, as in `k`", k.dtype());
-            return Err(Error::Type { tensor: "v", expected, got: v.dtype() });
+        match (v, latent) {
+            (Some(v), false) => {
+                if v.dtype() != k.dtype() {
+                    let expected = format!("{:?}, as in `k`", k.dtype());
+                    return Err(Error::Type { tensor: "v", expected, got: v.dtype() });
+                }
+                tensors.read("v", v, k.dtype(), [batch, kv_heads, rows, value_dim])?;
+            }
+            (None, true) => {}
+            (Some(_), true) => {
+                let why = "the cache has latent values; use `Append::latent`";
+                return Err(Error::Unsupported { what: "values apart from the keys", why });
+            }
+            (None, false) => {
+                let why = "the cache stores values; use `Append::new`";
+                return Err(Error::Unsupported { what: "an append without values", why });
+            }
         }
-        tensors.read("v", v, k.dtype(), [batch, kv_heads, rows, value_dim])?;
         tensors.write_checked(self.tensors(layer).chain([("cache", self.lengths())]));
         tensors.check_aliasing()?;
         let Some(rope) = rope else { return Ok(()) };

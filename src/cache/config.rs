@@ -2,7 +2,7 @@
 
 use super::kernels::cache::{CacheParams, CacheVariant, WORDS};
 use super::storage::{LayoutKind, StorageKind};
-use crate::device::DeviceFacts;
+use crate::device::{DeviceFacts, Family};
 use crate::tensor::{Error, LONGEST_AXIS};
 
 /// The format in which a cache stores the channels of keys and values.
@@ -130,6 +130,7 @@ pub struct CacheConfig {
     pub(crate) layout: CacheLayout,
     pub(crate) spare_tokens: usize,
     pub(crate) hadamard: Option<usize>,
+    pub(crate) latent: bool,
 }
 
 /// The sizes of one side, keys or values.
@@ -158,6 +159,7 @@ impl CacheConfig {
             layout: CacheLayout::Contiguous,
             spare_tokens: 0,
             hadamard: None,
+            latent: false,
         }
     }
 
@@ -195,13 +197,26 @@ impl CacheConfig {
     /// matrix is its own inverse.
     ///
     /// Attention multiplies the queries and its outputs too, so its results do not show the
-    /// product. Both are f32 in scratch, and take one dispatch each.
+    /// product. Both are f32 in scratch, whatever their type is, and take one dispatch each.
     /// [`Cache::read`](super::Cache::read) undoes the product. Rotary positions come before it.
-    /// Matrix units of f16 are then not used.
+    ///
+    /// A product is up to √block times as large as the channels, and F16 stores ±65504 at most. An
+    /// infinite or NaN channel makes its whole block NaN.
     #[doc(alias = "rotated cache")]
     #[doc(alias = "QuaRot")]
     pub fn hadamard(mut self, block: impl Into<Option<usize>>) -> Self {
         self.hadamard = block.into();
+        self
+    }
+
+    /// Stores no values: they are the first `value_dim` channels of the keys, as in multi-head
+    /// latent attention (DeepSeek-AI 2024, "DeepSeek-V2"). Append with
+    /// [`Append::latent`](super::Append::latent). A model with 512 latent and 64 rotary channels
+    /// has
+    /// `CacheConfig::new(1, 576, capacity).value_dim(512).latent(true)`.
+    #[doc(alias = "MLA")]
+    pub fn latent(mut self, latent: bool) -> Self {
+        self.latent = latent;
         self
     }
 
@@ -229,7 +244,8 @@ impl CacheConfig {
     /// Bytes of keys and values that one token takes in one layer.
     pub fn token_bytes(&self) -> usize {
         let row = |dim| self.storage.row_bytes(dim);
-        self.kv_heads.saturating_mul(row(self.head_dim).saturating_add(row(self.value_dim)))
+        let values = if self.latent { 0 } else { row(self.value_dim) };
+        self.kv_heads.saturating_mul(row(self.head_dim).saturating_add(values))
     }
 
     /// Makes configurations of caches for groups of consecutive key/value heads. Use them if the
@@ -322,16 +338,21 @@ impl CacheConfig {
         SideSize { words, groups, scales, total }
     }
 
+    /// The channels of a stored row of keys, and of values. Latent values are in rows of keys.
+    pub(crate) fn stored_dims(&self) -> [usize; 2] {
+        [self.head_dim, if self.latent { self.head_dim } else { self.value_dim }]
+    }
+
     pub(crate) fn cached(&self) -> CacheVariant {
-        let groups = [self.head_dim, self.value_dim].map(|dim| self.storage.group(dim) as u32);
+        let groups = self.stored_dims().map(|dim| self.storage.group(dim) as u32);
         CacheVariant { storage: self.storage.storage_kind(), layout_kind: self.layout_kind(), groups }
     }
 
     /// The parameters of kernels. `ragged` is true if queries are the tokens of the last advance.
     pub(crate) fn params(&self, ragged: bool) -> CacheParams {
         let (_, page_len) = self.pages();
-        let CacheConfig { batch, kv_heads, head_dim, value_dim, capacity, layout, .. } = *self;
-        let [k, v] = [head_dim, value_dim].map(|dim| self.side(dim));
+        let CacheConfig { batch, kv_heads, capacity, layout, .. } = *self;
+        let [k, v] = self.stored_dims().map(|dim| self.side(dim));
         let sinks = if let CacheLayout::Ring { sink_tokens } = layout { sink_tokens } else { 0 };
         CacheParams {
             batch: batch as u32,
@@ -388,12 +409,19 @@ impl CacheConfig {
         {
             return Err(Error::Option { option: "group", value: n as f64, expected: "a multiple of 32" });
         }
+        if self.hadamard.is_some() && device.lacks(Family::Hadamard) {
+            return Err(Error::Disabled { family: Family::Hadamard });
+        }
         if let Some(block) = self.hadamard {
             let divides = |dim: usize| dim.is_multiple_of(block);
             if block < 32 || !block.is_power_of_two() || !divides(self.head_dim) || !divides(self.value_dim) {
                 let expected = "a power of two from 32 on that divides `head_dim` and `value_dim`";
                 return Err(Error::Option { option: "hadamard", value: block as f64, expected });
             }
+        }
+        if self.latent && self.value_dim > self.head_dim {
+            let expected = "at most `head_dim` with latent values";
+            return Err(Error::Option { option: "value_dim", value: self.value_dim as f64, expected });
         }
         match self.layout {
             CacheLayout::Ring { sink_tokens } if sink_tokens >= self.capacity => {
@@ -435,7 +463,7 @@ impl CacheConfig {
         if bytes > limit {
             return Err(Error::BindingLimit { tensor: "cache (sequence table)", bytes, limit });
         }
-        for (side, dim) in [("keys", self.head_dim), ("values", self.value_dim)] {
+        for (side, dim) in ["keys", "values"].into_iter().zip(self.stored_dims()) {
             let bytes = (self.side(dim).total as u64).saturating_mul(4);
             if bytes > limit {
                 return Err(Error::CacheBindingLimit { side, bytes, limit });

@@ -11,7 +11,7 @@ use super::kernels::hadamard_rows::HadamardRowsCall;
 use super::storage::LayoutKind;
 use crate::device::DeviceFacts;
 use crate::kernel::pieces::Fours;
-use crate::kernel::{Dispatch, Width};
+use crate::kernel::{Dispatch, Dispatches, Width};
 use crate::position::kernels::rotation_table::RotationParams;
 use crate::position::kernels::row_positions::PositionParams;
 use crate::tensor::{TensorView, Window};
@@ -30,6 +30,15 @@ pub(crate) struct CacheLayer<'a> {
     pub hadamard: Option<usize>,
     /// True for scales and rounding as in ggml.
     pub ggml: bool,
+    /// True if values are the first channels of keys: both buffers are the same.
+    pub latent: bool,
+}
+
+impl CacheLayer<'_> {
+    /// The number of buffers.
+    fn sides(&self) -> usize {
+        if self.latent { 1 } else { 2 }
+    }
 }
 
 /// The numbers of blocks for kernels: their channels, and the factor that makes the matrix its own
@@ -130,14 +139,16 @@ pub(crate) fn append<'a>(
 ) -> Dispatch<'a> {
     let ([batch, kv_heads, rows, head_dim], value_dim) = (k.shape(), v.shape()[3]);
     let units = CacheAppend::units(&layer.cached);
+    // The rows of latent keys have the values.
+    let of_values = if layer.latent { 0 } else { value_dim };
     let [k_units, v_units] =
-        [(head_dim, units[0]), (value_dim, units[1])].map(|(dim, unit)| dim.div_ceil(unit as usize));
+        [(head_dim, units[0]), (of_values, units[1])].map(|(dim, unit)| dim.div_ceil(unit as usize));
     let (hadamard, hadamard_scale) = hadamard_numbers(layer.hadamard);
     let call = CacheAppendCall {
         k,
         v,
         cache_k: layer.k,
-        cache_v: layer.v,
+        cache_v: (!layer.latent).then_some(layer.v),
         sequence_table: layer.sequence_table,
         rotation_table: rotation.map(|(table, _)| table),
         positions: at.and_then(|(_, tensor)| tensor),
@@ -155,6 +166,7 @@ pub(crate) fn append<'a>(
         overwrites: at.is_some(),
         turned: layer.hadamard.is_some(),
         ggml: layer.ggml,
+        latent: layer.latent,
     };
     let groups = (kv_heads * (k_units + v_units)).div_ceil(cache_append::WORKGROUP);
     call.dispatch([groups, rows, batch], device)
@@ -198,11 +210,11 @@ pub(crate) fn copy_page<'a>(
     [from, to]: [u32; 2],
     slots: usize,
     device: &DeviceFacts,
-) -> [Dispatch<'a>; 2] {
+) -> Dispatches<'a> {
     let CacheParams { kv_heads, page_len, .. } = layer.params;
     let CacheParams { k_words, k_groups, k_scales, v_words, v_groups, v_scales, .. } = layer.params;
     let sides = [(layer.k, k_words, k_groups, k_scales), (layer.v, v_words, v_groups, v_scales)];
-    sides.map(|(rows, words, groups, scales)| {
+    let of_side = |(rows, words, groups, scales)| {
         let call = CacheCopyCall {
             rows,
             src: from * kv_heads * page_len,
@@ -215,17 +227,19 @@ pub(crate) fn copy_page<'a>(
             scales,
         };
         call.dispatch([slots, kv_heads as usize, 1], device)
-    })
+    };
+    sides.into_iter().take(layer.sides()).map(of_side).collect()
 }
 
 /// Returns the dispatches that apply the moves in the sequence table, for keys and for values. They
 /// move the first `slots` slots of all sequences.
-pub(crate) fn reorder<'a>(layer: &CacheLayer<'a>, slots: usize, device: &DeviceFacts) -> [Dispatch<'a>; 2] {
+pub(crate) fn reorder<'a>(layer: &CacheLayer<'a>, slots: usize, device: &DeviceFacts) -> Dispatches<'a> {
     let CacheParams { kv_heads, k_words, k_groups, k_scales, v_words, v_groups, v_scales, .. } = layer.params;
     let sides = [(layer.k, k_words, k_groups, k_scales), (layer.v, v_words, v_groups, v_scales)];
     let CacheLayer { sequence_table, params: cache, .. } = *layer;
-    sides.map(|(rows, words, groups, scales)| {
+    let of_side = |(rows, words, groups, scales)| {
         let call = CacheReorderCall { rows, sequence_table, cache, words, groups, scales };
         call.dispatch([slots, kv_heads as usize, 1], device)
-    })
+    };
+    sides.into_iter().take(layer.sides()).map(of_side).collect()
 }

@@ -110,7 +110,9 @@ impl Cache {
             })
         };
         let layer = |_| {
-            Ok([side("attention.cache.k", config.head_dim)?, side("attention.cache.v", config.value_dim)?])
+            let k = side("attention.cache.k", config.head_dim)?;
+            let v = if config.latent { k.clone() } else { side("attention.cache.v", config.value_dim)? };
+            Ok([k, v])
         };
         Ok(Cache {
             pipelines: pipelines.clone(),
@@ -139,7 +141,7 @@ impl Cache {
     }
 
     /// Returns the configuration.
-    pub(crate) fn config(&self) -> &CacheConfig {
+    pub fn config(&self) -> &CacheConfig {
         &self.config
     }
 
@@ -394,12 +396,14 @@ impl Cache {
             kept: self.config.capacity,
             hadamard: self.config.hadamard,
             ggml: self.config.storage.is_ggml(),
+            latent: self.config.latent,
         }
     }
 
     /// Returns the buffers of a layer. Only the buffers of these views are meaningful.
     pub(crate) fn tensors(&self, layer: usize) -> impl Iterator<Item = (&'static str, TensorView<'_>)> {
-        let buffers = self.layers.get(layer).into_iter().flatten();
+        let sides = if self.config.latent { 1 } else { 2 };
+        let buffers = self.layers.get(layer).into_iter().flatten().take(sides);
         buffers.map(|buffer| ("cache", TensorView::new(buffer, DType::U32, [1; 4])))
     }
 

@@ -31,8 +31,9 @@ impl<'a> CacheRead<'a> {
 impl Cache {
     /// Records a read of a layer's keys and values into tensors. The values are the same as in
     /// attention: keys are rotated if [`append`](Self::append) rotated them. They have the rounding
-    /// of the storage ([`reference::cache::stored`](super::reference::stored)). Rows are zeros if
-    /// the sequence does not have their position, or if a ring has overwritten it.
+    /// of the storage ([`reference::cache::stored`](super::reference::stored)), times the matrix
+    /// before and after it with [`CacheConfig::hadamard`]. Rows are zeros if the sequence does not
+    /// have their position, or if a ring has overwritten it.
     ///
     /// # Errors
     /// - [`Error::Unsupported`] if changes are not recorded ([`flush`](Self::flush)).

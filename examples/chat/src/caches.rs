@@ -43,10 +43,11 @@ impl CacheKind {
         found.ok_or_else(|| format!("--cache is one of {}, not {name}", names.join(", ")).into())
     }
 
-    /// The channels of a block that is multiplied, for heads of `dim` channels: the largest power of
-    /// two that divides them.
+    /// The channels of a block that is multiplied, for heads of `dim` channels. It is the largest
+    /// power of two that divides them, and none below 32.
     pub fn block(&self, dim: usize) -> Option<usize> {
-        self.turned.then_some(1 << dim.trailing_zeros())
+        let block = 1 << dim.trailing_zeros();
+        (self.turned && block >= 32).then_some(block)
     }
 
     /// A row of keys or values as a cache gives it back.
@@ -63,11 +64,17 @@ const ROWS: usize = 128;
 /// Tokens that are generated to measure their time.
 const TIMED: usize = 9;
 
-/// Compares all formats on a text: its perplexity, the memory and the time of a token, and the errors
-/// of keys and values.
+/// Compares all formats on a text. Prints its perplexity, the memory and the time of a token, and
+/// the errors of keys and values.
 pub fn compare(model: &Model, tokens: &[u32]) -> Fallible<()> {
     if tokens.len() < 2 {
         return Err("the text of --perplexity has fewer than two tokens".into());
+    }
+    let context = model.sizes.context.saturating_sub(TIMED);
+    if tokens.len() > context {
+        return Err(
+            format!("the text of --perplexity has {} tokens, more than {context}", tokens.len()).into()
+        );
     }
     println!("{} tokens", tokens.len());
     println!(

@@ -1,7 +1,7 @@
 //! Twin of `cache_append.wgsl`.
 
 use super::cache::{CacheParams, CacheVariant};
-use crate::device::Families;
+use crate::device::{Families, Family};
 use crate::kernel::{BF16, FLOATS, Kernel, Untyped, Variant, families, kernel, shader};
 use crate::position::kernels::rotation_table::{self, RotationParams};
 use crate::position::kernels::row_positions::{self, PositionParams};
@@ -14,7 +14,8 @@ kernel! {
         k: One Read F32 one view,
         v: One Read F32 one view,
         cache_k: Raw Write U32 one,
-        cache_v: Raw Write U32 one,
+        // Latent values are in the rows of keys.
+        cache_v: OptRaw Write U32 one,
         // The kernel writes the table if rows may be refused, to count refusals.
         sequence_table: Raw Read U32 one,
         // The table that rotates keys by their positions.
@@ -44,6 +45,8 @@ kernel! {
         turned: bool,
         /// True for scales and rounding as in ggml.
         ggml: bool,
+        /// True if there are no values.
+        latent: bool,
     }
 }
 
@@ -85,7 +88,7 @@ impl Variant for CacheAppend {
     }
 
     fn families(&self) -> Families {
-        families(&[Some(self.cached.storage.family())], &[])
+        families(&[Some(self.cached.storage.family()), self.turned.then_some(Family::Hadamard)], &[])
     }
 
     fn all() -> impl IntoIterator<Item = Self> {
@@ -94,7 +97,7 @@ impl Variant for CacheAppend {
                 k: kv,
                 v: kv,
                 cache_k: Untyped,
-                cache_v: Untyped,
+                cache_v: Some(Untyped),
                 sequence_table: Untyped,
                 rotation_table: rotates.then_some(DType::F32),
                 positions: positions.then_some(DType::U32),
@@ -102,11 +105,13 @@ impl Variant for CacheAppend {
                 overwrites,
                 turned: false,
                 ggml: false,
+                latent: false,
             };
             let appends = FLOATS
                 .into_iter()
                 .flat_map(move |kv| [false, true].map(move |rotates| of(kv, rotates, false, false)));
             let turned = CacheAppend { turned: true, ..of(DType::F32, true, false, false) };
+            let latent = CacheAppend { cache_v: None, latent: true, ..of(DType::F32, false, true, true) };
             let ggml = [false, true].map(|turned| CacheAppend {
                 ggml: true,
                 turned,
@@ -115,6 +120,7 @@ impl Variant for CacheAppend {
             let ggml = ggml.into_iter().filter(move |_| cached.storage.is_scaled());
             appends
                 .chain([of(DType::F32, false, true, false), of(DType::F32, true, true, true), turned])
+                .chain([latent])
                 .chain(ggml)
         })
     }

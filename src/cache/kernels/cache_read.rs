@@ -1,7 +1,7 @@
 //! Twin of `cache_read.wgsl`.
 
 use super::cache::{CacheParams, CacheVariant, EVERY_KEY};
-use crate::device::Families;
+use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Untyped, Variant, families, kernel, shader};
 use crate::position::kernels::row_positions::{self, PositionParams};
 use crate::tensor::DType;
@@ -67,7 +67,7 @@ impl Variant for CacheRead {
     }
 
     fn families(&self) -> Families {
-        families(&[Some(self.cached.storage.family())], &[])
+        families(&[Some(self.cached.storage.family()), self.turned.then_some(Family::Hadamard)], &[])
     }
 
     fn all() -> impl IntoIterator<Item = Self> {

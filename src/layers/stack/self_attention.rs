@@ -126,6 +126,10 @@ pub(crate) fn check_cache(cache: &Cache, stack: &Stack, rows: Rows, calls: &Laye
             return Err(Error::Option { option, value: got as f64, expected });
         }
     }
+    if of_cache.latent {
+        let why = "the layers of a stack project their values; use a cache that stores them";
+        return Err(Error::Unsupported { what: "a cache with latent values", why });
+    }
     let unordered = (0..calls.distinct()).find(|n| !calls.mask_of(*n).orders_rows());
     if let Some(n) = unordered.filter(|_| rows.length > 1) {
         let why = "rows would see later rows of the same call, but no rows of later calls; add `and_causal()` to the \

@@ -77,7 +77,7 @@ impl<'a> Problem<'a> {
     /// Spans whose rows have this many elements in scratch.
     fn spans(&self, elements: usize, device: &DeviceFacts) -> Vec<Span> {
         let most = device.max_workgroups as usize;
-        let limit = SPAN.min(device.max_binding_bytes as usize / 4);
+        let limit = (SPAN as u64).min(device.max_binding_bytes / 4) as usize;
         let rows = limit.checked_div(elements).unwrap_or(usize::MAX).min(most);
         let [tile, _] = self.tiles(device).size();
         spans([self.shape.batch, self.shape.q_len], rows, tile)

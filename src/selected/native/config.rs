@@ -69,7 +69,7 @@ impl NativeSparseConfig {
     /// block is complete, no query sees the one compressed key.
     pub fn compressed_len(&self, kv_len: usize) -> usize {
         match kv_len.checked_sub(self.length) {
-            Some(rest) => rest / self.stride.max(1) + 1,
+            Some(rest) => (rest / self.stride.max(1)).saturating_add(1),
             None => 1,
         }
     }

@@ -254,8 +254,10 @@ impl<'a> Problem<'a> {
         device: &DeviceFacts,
     ) -> Vec<Span> {
         let Shape { batch, heads, q_len, kv_len, .. } = self.compressed_shape();
-        let limit = SPAN.min(device.max_binding_bytes as usize / 4);
-        let most = limit / heads.saturating_mul(kv_len.next_multiple_of(4));
+        let limit = (SPAN as u64).min(device.max_binding_bytes / 4) as usize;
+        let scores = heads.saturating_mul(kv_len.next_multiple_of(4));
+        let blocks = self.shape.kv_len.div_ceil(self.config.block).next_multiple_of(4);
+        let most = limit / scores.max(self.shape.kv_heads.saturating_mul(blocks));
         let [k, v] = compressed;
         // Then the heads of several entries are the batch entries of one call.
         if [&self.q, k, v, &results.out, &results.lse].into_iter().all(has_even_heads) {

@@ -11,6 +11,7 @@ pub use config::NativeSparseConfig;
 use dispatch::{BRANCHES, Gradients, Problem};
 
 use crate::attention::Attention;
+use crate::attention::dispatch::within;
 use crate::kernel::{Pipelines, Prepared, Recorder, Scratch, ScratchSize};
 use crate::tensor::{Access, CallTensors, DType, Element, Error, Shape, TensorView, check_apart};
 
@@ -83,8 +84,10 @@ impl NativeSparseAttention {
     }
 
     /// Returns the temporary memory that `call` needs. The scores of compressed keys take at most
-    /// 64 MiB, and so do the lists of selected keys. Longer calls go over the queries in parts.
-    /// Compressed keys, and the results of branches, take memory unless the caller passes them.
+    /// 64 MiB. So do their mean weights, the scores of blocks, and the lists of selected keys.
+    /// Longer calls go over the queries in parts. A single query may need more. Compressed keys,
+    /// and the results of branches, take memory unless the caller passes them. The window needs
+    /// what [`Attention::scratch_size`] says.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -115,14 +118,15 @@ impl NativeSparseAttention {
     pub fn prepare(&self, call: &NativeSparseForward, scratch: &mut Scratch) -> Result<Prepared, Error> {
         let (problem, scratch) = (self.check(call)?, &*scratch);
         self.pipelines.with_fallbacks(|| {
-            let dispatches = problem.forward(call.out, scratch, &self.pipelines.facts())?;
+            let device = &self.pipelines.facts();
+            let dispatches = within(device, |device| problem.forward(call.out, scratch, device))?;
             self.pipelines.bind("native sparse attention", &dispatches, scratch.bindings())
         })
     }
 
     /// Returns the temporary memory that the gradients of `call` need. It has the gradients of
-    /// branches and of compressed keys, and the memory of the parts. Sums over branches take memory
-    /// in F32 if `d_q`, `d_k` or `d_v` is of another type.
+    /// branches, compressed keys and their gradients, and the memory of the parts. Sums over
+    /// branches take memory in F32 if `d_q`, `d_k` or `d_v` is of another type.
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
@@ -160,7 +164,8 @@ impl NativeSparseAttention {
     ) -> Result<Prepared, Error> {
         let ((problem, gradients), scratch) = (self.check_backward(call)?, &*scratch);
         self.pipelines.with_fallbacks(|| {
-            let dispatches = problem.backward(&gradients, scratch, &self.pipelines.facts())?;
+            let device = &self.pipelines.facts();
+            let dispatches = within(device, |device| problem.backward(&gradients, scratch, device))?;
             self.pipelines.bind("native sparse attention backward", &dispatches, scratch.bindings())
         })
     }

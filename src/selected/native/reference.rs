@@ -7,7 +7,7 @@ use crate::attention::reference::options::Options;
 use crate::mask::{At, HostMask};
 use crate::rows::logits::reference::top_k;
 use crate::selected::reference::SelectedKeys;
-use crate::tensor::{Error, HostTensor, Real, Shape, expect_length};
+use crate::tensor::{Error, HostTensor, Real, Shape, count, expect_length};
 
 /// The inputs of native sparse attention, on the host.
 #[derive(Clone, Copy, Debug)]
@@ -109,12 +109,11 @@ impl<'a, R: Real> Call<'a, R> {
             let expected = "at most `kv_len`: the last query is at the last key";
             return Err(Error::Option { option: "q_len", value: q_len as f64, expected });
         }
-        let sequences = batch * kv_heads;
-        expect_length("q", q, batch * heads * q_len * head_dim)?;
-        expect_length("gates", gates, batch * heads * q_len * 3)?;
+        expect_length("q", q, count(shape.q()))?;
+        expect_length("gates", gates, count([batch, heads, q_len, 3]))?;
         let of_keys = |[k, v]: [&[R]; 2], names: [&'static str; 2], rows: usize| {
-            expect_length(names[0], k, sequences * rows * head_dim)?;
-            expect_length(names[1], v, sequences * rows * value_dim)
+            expect_length(names[0], k, count([batch, kv_heads, rows, head_dim]))?;
+            expect_length(names[1], v, count([batch, kv_heads, rows, value_dim]))
         };
         of_keys([k, v], ["k", "v"], kv_len)?;
         if let Some(keys) = compressed {
@@ -124,6 +123,7 @@ impl<'a, R: Real> Call<'a, R> {
             of_keys(keys, ["window k", "window v"], kv_len)?;
         }
         let mean = |x, dim| {
+            let sequences = batch * kv_heads;
             let (blocks, scale) =
                 (sequences * config.compressed_len(kv_len), R::one() / R::of(config.length as f64));
             add_rows(x, dim, blocks, scale, rows_of_blocks(config, sequences, kv_len))
@@ -171,7 +171,7 @@ impl<'a, R: Real> Call<'a, R> {
 
     fn check_indices(&self, indices: &[u32]) -> Result<(), Error> {
         let Shape { batch, kv_heads, q_len, .. } = self.shape;
-        expect_length("indices", indices, batch * kv_heads * q_len * self.config.count)
+        expect_length("indices", indices, count([batch, kv_heads, q_len, self.config.count]))
     }
 }
 
@@ -304,8 +304,8 @@ fn gradients<R: Real>(
 ) -> Result<NativeSparseGradients<R>, Error> {
     let call = Call::new(inputs, shape, config)?;
     call.check_indices(indices)?;
-    let Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim } = shape;
-    expect_length("d_out", d_out, batch * heads * q_len * value_dim)?;
+    let Shape { batch, kv_heads, kv_len, head_dim, value_dim, .. } = shape;
+    expect_length("d_out", d_out, count(shape.out()))?;
     let mut d_gates = vec![R::zero(); inputs.gates.len()];
     let mut of_branch = |branch: usize| {
         let out = call.branch(branch, indices)?.out;

@@ -4,6 +4,7 @@ mod beams;
 mod full;
 pub mod hadamard;
 mod hostile;
+mod latent;
 mod masks;
 mod random;
 mod rings;
