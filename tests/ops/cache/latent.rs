@@ -24,8 +24,8 @@ fn view(buffer: &wgpu::Buffer, shape: [usize; 4]) -> TensorView<'_> {
 }
 
 /// Appends in steps, exchanges the sequences, overwrites rows, and attends after each step. Returns
-/// the largest error over tolerance. The expected results are those of the rows that the cache gives
-/// back.
+/// the largest error over tolerance. The expected results are those of the rows that the cache
+/// gives back.
 fn outcome(config: CacheConfig, [head_dim, value_dim]: [usize; 2], form: Target) -> Result<f64, String> {
     let profile = full();
     profile.tidy();
