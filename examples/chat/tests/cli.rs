@@ -63,7 +63,10 @@ fn arguments_that_make_no_sense() {
     for top_p in ["0", "2", "-1", "NaN"] {
         assert_eq!(bed.refused(&["--top-p", top_p, "Why?"]), "--top-p is above 0 and at most 1");
     }
-    assert_eq!(bed.refused(&["--cache", "q3", "Why?"]), "--cache is f32, f16, bf16 or q8, not q3");
+    assert_eq!(
+        bed.refused(&["--cache", "q3", "Why?"]),
+        "--cache is one of f32, f16, bf16, q8, q8-rotated, q4, q4-rotated, q4_0, q4_0-rotated, not q3"
+    );
     assert_eq!(bed.refused(&["--max-tokens", "0", "Why?"]), "--max-tokens is at least 1");
     for context in ["0", "1"] {
         assert_eq!(bed.refused(&["--context", context, "Why?"]), "--context is at least 2");

@@ -51,7 +51,7 @@ macro_rules! shaders {
 }
 
 /// The shaders that contain a kernel's loop, by name. A kernel has at most one of them.
-const FORMS: [(&str, &str); 16] = shaders![
+const FORMS: [(&str, &str); 18] = shaders![
     "." "additive/cpu",
     "." "additive/gpu",
     "attention" "fused/cpu",
@@ -66,18 +66,21 @@ const FORMS: [(&str, &str); 16] = shaders![
     "." "matmul/matrix",
     "matmul" "quantized/few_rows_cpu",
     "matmul" "quantized/few_rows_gpu",
+    "selected" "indexer/cpu",
+    "selected" "indexer/gpu",
     "attention" "softmax/row_per_invocation",
     "attention" "softmax/row_per_workgroup",
 ];
 
 /// The shaders that plans choose only for software drivers.
-const OF_SOFTWARE: [&str; 7] = [
+const OF_SOFTWARE: [&str; 8] = [
     "additive_cpu",
     "fused_cpu",
     "fused_backward_cpu",
     "decode_cpu",
     "matmul_cpu",
     "quantized_few_rows_cpu",
+    "indexer_cpu",
     "softmax_row_per_invocation",
 ];
 
