@@ -135,10 +135,10 @@ fn cached<'a>(
     data: &Data,
     config: CacheConfig,
     name: String,
-    (storage, turned): (CacheStorage, Option<usize>),
+    (storage, rotated): (CacheStorage, Option<usize>),
 ) -> Subject<'a> {
     let gpu = &bed.gpu;
-    let cache = filled(gpu, data, config.hadamard(turned));
+    let cache = filled(gpu, data, config.hadamard(rotated));
     let q = gpu.upload(&data.q).expect("q");
     let out = blank(gpu, HEADS * DIM, DType::F32).expect("out");
     let attention = Attention::with_pipelines(gpu.pipelines(), Config::new(HEADS, DIM).kv_heads(KV_HEADS))
@@ -162,7 +162,7 @@ fn cached<'a>(
     let result = if exact { DType::F32 } else { DType::F16 };
     data.validate(
         &name,
-        |row| match turned {
+        |row| match rotated {
             Some(block) => hadamard(&stored(storage, &hadamard(row, block)), block),
             None => stored(storage, row),
         },

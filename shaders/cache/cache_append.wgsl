@@ -4,13 +4,15 @@
 //
 // k [batch, kv_heads, rows, head_dim]   v [batch, kv_heads, rows, value_dim]
 //
-// With TURNED, each block of p.hadamard channels is multiplied by a Walsh-Hadamard matrix first
-// (`hadamard.wgsl`).
+// With HADAMARD, each block of p.hadamard_block channels is multiplied by a Walsh-Hadamard matrix
+// first (`hadamard.wgsl`).
 //
 // An invocation writes a unit: channels of one row that share a scale, or 32 channels without
 // scales. A unit has whole words: two invocations that wrote parts of one word would race.
-// Floor: k and v are read once (scaled: twice, the second time from the GPU's cache). With TURNED,
-// caches give each channel p.hadamard / 32 times as often. Every word is written once.
+//
+// Floor: k and v are read once (scaled: twice, the second time from the GPU's cache). With
+// HADAMARD, caches give each channel p.hadamard_block / 32 times as often. Every word is written
+// once.
 //
 // Bindings (declared by the host): k, v, cache_k, cache_v, sequence_table; rotation_table if keys
 // are rotated; positions if HAS_POSITIONS.
@@ -111,25 +113,8 @@ fn stored_scale(scale: f32) -> u32 {
     }
 }
 
-fn word_of(r: Row, d: u32, scale: f32) -> u32 {
-    if STORAGE_KIND == F32 {
-        return bitcast<u32>(channel(r, d));
-    } else if STORAGE_KIND == F16 {
-        return half_of(channel(r, d)) | (half_of(channel(r, d + 1u)) << 16u);
-    } else if STORAGE_KIND == BF16 {
-        return bf16_pair(vec2<f32>(channel(r, d), channel(r, d + 1u)));
-    } else {
-        var word = 0u;
-        for (var c = 0u; c < PER_WORD; c++) {
-            let n = level(channel(r, d + c), scale);
-            if STORAGE_KIND == Q8 {
-                word |= (u32(n) & 0xffu) << (c * 8u);
-            } else {
-                word |= u32(n + 8) << (c % 4u * 8u + c / 4u * 4u);
-            }
-        }
-        return word;
-    }
+fn half_pair(x: vec2<f32>) -> u32 {
+    return half_of(x.x) | (half_of(x.y) << 16u);
 }
 
 // Four levels as bytes.
@@ -137,6 +122,25 @@ fn bytes_of(x: vec4<f32>, scale: f32, bias: i32) -> u32 {
     let levels = vec4<i32>(level(x.x, scale), level(x.y, scale), level(x.z, scale), level(x.w, scale));
     let n = bitcast<vec4<u32>>(levels + bias) & vec4<u32>(0xffu);
     return n.x | (n.y << 8u) | (n.z << 16u) | (n.w << 24u);
+}
+
+// Four channels from d on, and zeros past the last channel.
+fn channels(r: Row, d: u32) -> vec4<f32> {
+    return vec4<f32>(channel(r, d), channel(r, d + 1u), channel(r, d + 2u), channel(r, d + 3u));
+}
+
+fn word_of(r: Row, d: u32, scale: f32) -> u32 {
+    if STORAGE_KIND == F32 {
+        return bitcast<u32>(channel(r, d));
+    } else if STORAGE_KIND == F16 {
+        return half_pair(vec2<f32>(channel(r, d), channel(r, d + 1u)));
+    } else if STORAGE_KIND == BF16 {
+        return bf16_pair(vec2<f32>(channel(r, d), channel(r, d + 1u)));
+    } else if STORAGE_KIND == Q8 {
+        return bytes_of(channels(r, d), scale, 0);
+    } else {
+        return bytes_of(channels(r, d), scale, 8) | (bytes_of(channels(r, d + 4u), scale, 8) << 4u);
+    }
 }
 
 // Stores the n-th eight of 32 channels, whose words begin at o.
@@ -147,10 +151,10 @@ fn store_eight(r: Row, o: u32, n: u32, x: vec4<f32>, y: vec4<f32>, scale: f32) {
             store_word(r, o + 8u * n + 4u + c, bitcast<u32>(component(y, c)));
         }
     } else if STORAGE_KIND == F16 {
-        store_word(r, o + 4u * n, half_of(x.x) | (half_of(x.y) << 16u));
-        store_word(r, o + 4u * n + 1u, half_of(x.z) | (half_of(x.w) << 16u));
-        store_word(r, o + 4u * n + 2u, half_of(y.x) | (half_of(y.y) << 16u));
-        store_word(r, o + 4u * n + 3u, half_of(y.z) | (half_of(y.w) << 16u));
+        store_word(r, o + 4u * n, half_pair(x.xy));
+        store_word(r, o + 4u * n + 1u, half_pair(x.zw));
+        store_word(r, o + 4u * n + 2u, half_pair(y.xy));
+        store_word(r, o + 4u * n + 3u, half_pair(y.zw));
     } else if STORAGE_KIND == BF16 {
         store_word(r, o + 4u * n, bf16_pair(x.xy));
         store_word(r, o + 4u * n + 1u, bf16_pair(x.zw));
@@ -166,14 +170,13 @@ fn store_eight(r: Row, o: u32, n: u32, x: vec4<f32>, y: vec4<f32>, scale: f32) {
 
 // 32 channels from d on, after the product with the matrix. The channels of the block are added in
 // 32 sums, with the signs of these 32 channels. A transform of the sums follows.
-fn turned(r: Row, d: u32) -> array<vec4<f32>, 8> {
+fn hadamard_32(r: Row, d: u32) -> array<vec4<f32>, 8> {
     var x: array<vec4<f32>, 8>;
-    let start = d - d % p.hadamard;
-    for (var e = 0u; e < p.hadamard; e += 32u) {
+    let start = d - d % p.hadamard_block;
+    for (var e = 0u; e < p.hadamard_block; e += 32u) {
         let factor = hadamard_sign(d - start, e);
         /* unrolled */ for (var n = 0u; n < 8u; n++) {
-            let c = start + e + 4u * n;
-            x[n] += factor * vec4<f32>(channel(r, c), channel(r, c + 1u), channel(r, c + 2u), channel(r, c + 3u));
+            x[n] += factor * channels(r, start + e + 4u * n);
         }
     }
     x = array<vec4<f32>, 8>(x[0] + x[1], x[0] - x[1], x[2] + x[3], x[2] - x[3], x[4] + x[5], x[4] - x[5], x[6] + x[7], x[6] - x[7]);
@@ -193,9 +196,9 @@ fn write_unit(r: Row, row: u32, unit: u32, size: u32, words: u32, groups: u32, s
     if SCALED {
         var peak = 0.0;
         var finite = true;
-        if TURNED {
+        if HADAMARD {
             for (var d = first; d < end; d += 32u) {
-                let x = turned(r, d);
+                let x = hadamard_32(r, d);
                 /* unrolled */ for (var n = 0u; n < 8u; n++) {
                     finite = finite && all_finite(x[n]);
                     peak = peak_of(peak_of(peak_of(peak_of(peak, x[n].x), x[n].y), x[n].z), x[n].w);
@@ -214,9 +217,9 @@ fn write_unit(r: Row, row: u32, unit: u32, size: u32, words: u32, groups: u32, s
         let stored = select(0x7fc00000u, stored_scale(scale), finite);
         store_word(r, scales + row * groups + unit, stored);
     }
-    if TURNED {
+    if HADAMARD {
         for (var d = first; d < end; d += 32u) {
-            let x = turned(r, d);
+            let x = hadamard_32(r, d);
             let o = row * words + d / PER_WORD;
             /* unrolled */ for (var n = 0u; n < 4u; n++) {
                 store_eight(r, o, n, x[2u * n], x[2u * n + 1u], scale);

@@ -3,54 +3,41 @@
 // k [batch, kv_heads, rows, head_dim]   v [batch, kv_heads, rows, value_dim]
 //
 // Rows are zeros if the sequence does not have their position, or if a ring has overwritten it. An
-// invocation reads four channels of a row.
-// With TURNED, the product with the Walsh-Hadamard matrix is undone (`hadamard.wgsl`).
-// Floor: every word is read once, with TURNED p.hadamard / 4 times from caches. Every channel is
-// written once.
+// invocation reads four channels of a row. With HADAMARD, the product with the Walsh-Hadamard
+// matrix is undone (`hadamard.wgsl`).
+//
+// Floor: every word is read once, with HADAMARD p.hadamard_block / 4 times from caches. Every
+// channel is written once.
 //
 // Bindings (declared by the host): k, v, cache_k, cache_v, sequence_table; positions if
 // HAS_POSITIONS.
 
-// Returns four channels from d on. Floats keep their bits.
-fn k_channels(s: Source, row: u32, d: u32) -> vec4<f32> {
-    if SCALED {
+// Returns four stored channels of a key or a value from d on. Floats keep their bits.
+fn stored_four(is_key: bool, s: Source, row: u32, d: u32) -> vec4<f32> {
+    let word = d / CHANNELS;
+    let part = d / 4u % VECTORS;
+    if SCALED && is_key {
         return k_four(s, row, d);
-    } else {
-        return unpacked(k_word(s, row, d / CHANNELS), d / 4u % VECTORS);
-    }
-}
-
-fn v_channels(s: Source, row: u32, d: u32) -> vec4<f32> {
-    if SCALED {
+    } else if SCALED {
         return v_four(s, row, d);
+    } else if is_key {
+        return unpacked(k_word(s, row, word), part);
     } else {
-        return unpacked(v_word(s, row, d / CHANNELS), d / 4u % VECTORS);
+        return unpacked(v_word(s, row, word), part);
     }
 }
 
-fn k_plain(s: Source, row: u32, d: u32) -> vec4<f32> {
-    if TURNED {
-        let start = d - d % p.hadamard;
+// Returns four channels of a key or a value from d on.
+fn four(is_key: bool, s: Source, row: u32, d: u32) -> vec4<f32> {
+    if HADAMARD {
+        let start = d - d % p.hadamard_block;
         var sum = vec4<f32>();
-        for (var e = 0u; e < p.hadamard; e += 4u) {
-            sum += hadamard_sign(d - start, e) * k_channels(s, row, start + e);
+        for (var e = 0u; e < p.hadamard_block; e += 4u) {
+            sum += hadamard_sign(d - start, e) * stored_four(is_key, s, row, start + e);
         }
         return hadamard_four(sum) * p.hadamard_scale;
     } else {
-        return k_channels(s, row, d);
-    }
-}
-
-fn v_plain(s: Source, row: u32, d: u32) -> vec4<f32> {
-    if TURNED {
-        let start = d - d % p.hadamard;
-        var sum = vec4<f32>();
-        for (var e = 0u; e < p.hadamard; e += 4u) {
-            sum += hadamard_sign(d - start, e) * v_channels(s, row, start + e);
-        }
-        return hadamard_four(sum) * p.hadamard_scale;
-    } else {
-        return v_channels(s, row, d);
+        return stored_four(is_key, s, row, d);
     }
 }
 
@@ -72,7 +59,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let d = unit * 4u;
         if kept {
             let s = k_source(b, h);
-            x = k_plain(s, row_of_position(s.rows, j), d);
+            x = four(true, s, row_of_position(s.rows, j), d);
         }
         for (var c = 0u; c < min(4u, p.head_dim - d); c++) {
             k_store(view_at(p.k, b, h, i, d + c), component(x, c));
@@ -81,7 +68,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let d = (unit - p.k_units) * 4u;
         if kept {
             let s = v_source(b, h, 0u);
-            x = v_plain(s, row_of_position(s.rows, j), d);
+            x = four(false, s, row_of_position(s.rows, j), d);
         }
         for (var c = 0u; c < min(4u, p.value_dim - d); c++) {
             v_store(view_at(p.v, b, h, i, d + c), component(x, c));

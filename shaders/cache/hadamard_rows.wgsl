@@ -23,12 +23,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         }
         let y = hadamard_four(sum) * p.scale;
         let o = view_at(p.out, b, h, i, d);
-        if IN_FOURS {
-            out_store4(o, y);
-        } else {
-            for (var c = 0u; c < 4u; c++) {
-                out_store(o + c * p.out.strides.w, component(y, c));
-            }
-        }
+        store_four(o, 4u, y);
     }
 }

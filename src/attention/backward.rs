@@ -3,7 +3,7 @@
 use super::call::KeyInput;
 use super::dispatch::{AddedGradients, BackwardProblem, backward};
 use super::plan::Added;
-use super::{Attention, Forward, required_lse, scale_in_f32};
+use super::{Attention, Forward, required_lse};
 use crate::kernel::{Prepared, Recorder, Scratch, ScratchSize};
 use crate::tensor::{Access, CallTensors, DType, Error, Shape, TensorView, check_apart};
 
@@ -234,18 +234,7 @@ impl Attention {
             dropout.check_for(shape.weights(), &mut tensors)?;
         }
         tensors.check_aliasing()?;
-        let scale = scale_in_f32(config.scale, shape.head_dim);
-        let softcap = config.softcap.map(|c| c as f32);
-        let kernel_options = config.kernel_options;
         Ok(BackwardProblem {
-            shape,
-            appended: 0,
-            q,
-            k,
-            v,
-            out,
-            lse,
-            d_out,
             d_lse,
             d_q,
             d_k,
@@ -256,10 +245,7 @@ impl Attention {
             mask,
             dropout,
             partial,
-            lists: None,
-            scale,
-            softcap,
-            kernel_options,
+            ..config.backward_problem(shape, [q, k, v], [out, lse, d_out])
         })
     }
 }

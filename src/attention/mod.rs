@@ -232,17 +232,8 @@ impl Attention {
                 (shape, Keys::Cache(source))
             }
         };
-        let problem = Problem {
-            shape,
-            q,
-            keys,
-            extras: Extras { out, mask, appended: 0, lse, weights, scores, dropout },
-            scale: scale_in_f32(self.config.scale, shape.head_dim),
-            softcap: self.config.softcap.map(|c| c as f32),
-            score_vector: None,
-            lists: None,
-            kernel_options: self.config.kernel_options,
-        };
+        let extras = Extras { out, mask, appended: 0, lse, weights, scores, dropout };
+        let problem = self.config.problem(shape, q, keys, extras);
         check_extras(&problem.extras, &shape, &mut tensors)?;
         tensors.finish()?;
         Ok(problem)

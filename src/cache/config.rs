@@ -211,8 +211,7 @@ impl CacheConfig {
 
     /// Stores no values: they are the first `value_dim` channels of the keys, as in multi-head
     /// latent attention (DeepSeek-AI 2024, "DeepSeek-V2"). Append with
-    /// [`Append::latent`](super::Append::latent). A model with 512 latent and 64 rotary channels
-    /// has
+    /// [`Append::latent`](super::Append::latent). With 512 latent and 64 rotary channels, use
     /// `CacheConfig::new(1, 576, capacity).value_dim(512).latent(true)`.
     #[doc(alias = "MLA")]
     pub fn latent(mut self, latent: bool) -> Self {
@@ -409,10 +408,10 @@ impl CacheConfig {
         {
             return Err(Error::Option { option: "group", value: n as f64, expected: "a multiple of 32" });
         }
-        if self.hadamard.is_some() && device.lacks(Family::Hadamard) {
-            return Err(Error::Disabled { family: Family::Hadamard });
-        }
         if let Some(block) = self.hadamard {
+            if device.lacks(Family::Hadamard) {
+                return Err(Error::Disabled { family: Family::Hadamard });
+            }
             let divides = |dim: usize| dim.is_multiple_of(block);
             if block < 32 || !block.is_power_of_two() || !divides(self.head_dim) || !divides(self.value_dim) {
                 let expected = "a power of two from 32 on that divides `head_dim` and `value_dim`";

@@ -10,7 +10,7 @@ use super::kernels::cache_words::{self, CacheWordsCall};
 use super::kernels::hadamard_rows::HadamardRowsCall;
 use super::storage::LayoutKind;
 use crate::device::DeviceFacts;
-use crate::kernel::pieces::Fours;
+use crate::kernel::vec4_grid::Vec4Grid;
 use crate::kernel::{Dispatch, Dispatches, Width};
 use crate::position::kernels::rotation_table::RotationParams;
 use crate::position::kernels::row_positions::PositionParams;
@@ -56,20 +56,19 @@ pub(crate) fn hadamard_rows<'a>(
     block: usize,
     device: &DeviceFacts,
 ) -> Dispatch<'a> {
-    let [batch, heads, ..] = out.shape();
-    let Fours { each, work, groups, step } = Fours::of(out.shape(), device);
+    let grid = Vec4Grid::of(out.shape(), device);
     let (block, scale) = hadamard_numbers(Some(block));
     let call = HadamardRowsCall {
         x,
         out,
         block,
-        fours: each as u32,
-        work: work as u32,
-        step,
+        fours: grid.in_row,
+        work: grid.in_head,
+        step: grid.step,
         scale,
-        width: Width::of([x, out].iter().all(|t| t.layout.in_fours(3))),
+        width: Width::of_rows(&[x, out]),
     };
-    call.dispatch([groups, heads, batch], device)
+    call.dispatch(grid.workgroups, device)
 }
 
 /// The moves of the lengths.
@@ -143,7 +142,7 @@ pub(crate) fn append<'a>(
     let of_values = if layer.latent { 0 } else { value_dim };
     let [k_units, v_units] =
         [(head_dim, units[0]), (of_values, units[1])].map(|(dim, unit)| dim.div_ceil(unit as usize));
-    let (hadamard, hadamard_scale) = hadamard_numbers(layer.hadamard);
+    let (hadamard_block, hadamard_scale) = hadamard_numbers(layer.hadamard);
     let call = CacheAppendCall {
         k,
         v,
@@ -160,11 +159,11 @@ pub(crate) fn append<'a>(
         k_units: k_units as u32,
         v_units: v_units as u32,
         rows: rows as u32,
-        hadamard,
+        hadamard_block,
         hadamard_scale,
         cached: layer.cached,
         overwrites: at.is_some(),
-        turned: layer.hadamard.is_some(),
+        hadamard: layer.hadamard.is_some(),
         ggml: layer.ggml,
         latent: layer.latent,
     };
@@ -181,7 +180,7 @@ pub(crate) fn read<'a>(
 ) -> Dispatch<'a> {
     let ([batch, kv_heads, rows, head_dim], value_dim) = (k.shape(), v.shape()[3]);
     let [k_units, v_units] = [head_dim, value_dim].map(|dim| dim.div_ceil(cache_read::UNIT));
-    let (hadamard, hadamard_scale) = hadamard_numbers(layer.hadamard);
+    let (hadamard_block, hadamard_scale) = hadamard_numbers(layer.hadamard);
     let call = CacheReadCall {
         k,
         v,
@@ -195,10 +194,10 @@ pub(crate) fn read<'a>(
         value_dim: value_dim as u32,
         k_units: k_units as u32,
         v_units: v_units as u32,
-        hadamard,
+        hadamard_block,
         hadamard_scale,
         cached: layer.cached,
-        turned: layer.hadamard.is_some(),
+        hadamard: layer.hadamard.is_some(),
     };
     let groups = (kv_heads * (k_units + v_units)).div_ceil(cache_read::WORKGROUP);
     call.dispatch([groups, rows, batch], device)

@@ -68,8 +68,7 @@ pub fn scales(storage: CacheStorage, row: &[f32]) -> Vec<f32> {
 /// in two ways:
 ///
 /// - If a value lies halfway between two levels, a device may choose the other level.
-/// - F16 rounds to the nearest here, but WebGPU allows a device to choose either neighbour. So do
-///   the scales of ggml's formats.
+/// - F16 rounds to the nearest here, but WebGPU allows a device to choose either neighbour.
 ///
 /// BF16 rounds to the nearest, ties to even, on every device.
 pub fn stored(storage: CacheStorage, row: &[f32]) -> Vec<f32> {

@@ -17,6 +17,7 @@ mod slots;
 pub(crate) mod texts;
 pub(crate) mod unroll;
 mod variant;
+pub(crate) mod vec4_grid;
 
 pub(crate) use arguments::{
     Argument, Group, GroupKey, Key, One, Opt, OptRaw, Placed, Raw, Scalar, Several, Source, Untyped, keys,
@@ -56,6 +57,13 @@ pub(crate) enum Width {
 impl Width {
     pub fn of(four: bool) -> Self {
         if four { Width::Four } else { Width::One }
+    }
+
+    /// The width at which kernels can load the channels of all these tensors, of which some may be
+    /// absent.
+    pub fn of_rows<'a>(tensors: &[impl Into<Option<TensorView<'a>>> + Copy]) -> Self {
+        let present = tensors.iter().filter_map(|tensor| (*tensor).into());
+        Width::of(present.into_iter().all(|tensor: TensorView| tensor.layout.in_fours(3)))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Splits a grid of workgroups into dispatches of bounded work, and work into workgroups.
+//! Splits a grid of workgroups into dispatches of bounded work.
 
 use crate::device::DeviceFacts;
 use crate::tensor::Error;
@@ -46,34 +46,6 @@ pub(crate) fn pieces([x, y, z]: [usize; 3], steps: [usize; 3]) -> impl Iterator<
             cuts(x, steps[0]).map(move |(fx, nx)| Piece { first: [fx, fy, fz], grid: [nx, ny, nz] })
         })
     })
-}
-
-/// The work of a kernel whose invocations compute four channels of a row at a time. Its grid has
-/// the heads along y and the batch entries along z.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Fours {
-    /// Vectors of four channels in a row, and in all rows of a head.
-    pub each: usize,
-    pub work: usize,
-    /// Workgroups of [`FOURS_WORKGROUP`] invocations, and all their invocations.
-    pub groups: usize,
-    pub step: u32,
-}
-
-/// The largest number of workgroups along x. If there is more work, each invocation repeats.
-const MOST_GROUPS: usize = 65535;
-
-/// Invocations of a workgroup that computes four channels at a time.
-pub(crate) const FOURS_WORKGROUP: usize = 64;
-
-impl Fours {
-    /// The work of a tensor of this shape.
-    pub fn of([_, _, length, dim]: [usize; 4], device: &DeviceFacts) -> Self {
-        let each = dim.div_ceil(4);
-        let work = length.saturating_mul(each);
-        let groups = work.div_ceil(FOURS_WORKGROUP).min(MOST_GROUPS).min(device.max_workgroups as usize);
-        Fours { each, work, groups, step: (groups * FOURS_WORKGROUP) as u32 }
-    }
 }
 
 #[cfg(test)]

@@ -135,8 +135,8 @@ pub(crate) enum Slot {
     BlockScores,
     BlockIndices,
     /// Queries and outputs of attention to a cache, times a Walsh–Hadamard matrix.
-    TurnedQueries,
-    TurnedOutputs,
+    HadamardQueries,
+    HadamardOutputs,
     /// Sums of gradients over branches.
     QuerySums,
     BranchKeySums,
@@ -219,8 +219,8 @@ const NAMES: [&str; SLOTS] = [
     "block_weights",
     "block_scores",
     "block_indices",
-    "turned_queries",
-    "turned_outputs",
+    "hadamard_queries",
+    "hadamard_outputs",
     "query_sums",
     "branch_key_sums",
     "branch_value_sums",

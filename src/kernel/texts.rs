@@ -256,6 +256,7 @@ pub(crate) const TEXTS: &[&str] = &[
     shader!("tensor/f16"),
     shader!("tensor/half"),
     shader!("tensor/out"),
+    shader!("tensor/store_four"),
     shader!("tensor/view"),
 ];
 

@@ -2,12 +2,11 @@
 
 use super::dispatch::{LowRank, keep_rows};
 use super::{Linformer, LinformerForward, Projected, aligned, product_tuning};
+use crate::attention::dispatch::BackwardProblem;
 use crate::attention::dispatch::backward::{self, BackwardPlans};
-use crate::attention::dispatch::{AddedGradients, BackwardProblem};
-use crate::attention::{required_lse, scale_in_f32};
+use crate::attention::required_lse;
 use crate::device::DeviceFacts;
 use crate::kernel::{Dispatches, Prepared, Recorder, Scratch, ScratchSize, Slot, in_scratch};
-use crate::mask::DeviceMask;
 use crate::matmul::projection::dispatch_backward::Gradient;
 use crate::tensor::{Access, CallTensors, DType, Element, Error, Shape, TensorView, count};
 
@@ -192,29 +191,14 @@ impl Linformer {
         let LinformerForward { q, out, lse, dropout, .. } = forward;
         let [k, v] = projected.low.map(|low| low.low);
         let [keys, values] = call.through();
+        let results = [out, required_lse(lse)?, d_out];
         let all = BackwardProblem {
-            shape: self.low(shape),
-            appended: 0,
-            q,
-            k,
-            v,
-            out,
-            lse: required_lse(lse)?,
-            d_out,
             d_lse,
             d_q,
             d_k: keys.then_some(between.low[0]),
             d_v: values.then_some(between.low[1]),
-            d_added: AddedGradients::default(),
-            accumulates: false,
-            adds_to_added: false,
-            mask: DeviceMask::none(),
             dropout,
-            partial: false,
-            lists: None,
-            scale: scale_in_f32(self.config.scale, shape.head_dim),
-            softcap: self.config.softcap.map(|c| c as f32),
-            kernel_options: self.config.kernel_options,
+            ..self.config.backward_problem(self.low(shape), [q, k, v], results)
         };
         let of_keys = BackwardProblem { d_q: None, ..all };
         let of_queries = BackwardProblem { d_k: None, d_v: None, accumulates: call.accumulates, ..all };

@@ -9,7 +9,7 @@ pub use backward::LinformerBackward;
 use dispatch::{LowRank, keep_rows};
 
 use crate::attention::dispatch::{Chosen, Extras, Keys, Problem};
-use crate::attention::{self, Config, check_extras, scale_in_f32};
+use crate::attention::{self, Config, check_extras};
 use crate::device::DeviceFacts;
 use crate::kernel::{
     Dispatches, KernelOptions, MatrixUnits, Pipelines, Prepared, Recorder, Scratch, ScratchSize, Slot,
@@ -215,17 +215,7 @@ impl Linformer {
         extras: Extras<'a>,
     ) -> Problem<'a> {
         let [k, v] = projected.low.map(|low| low.low);
-        Problem {
-            shape: self.low(shape),
-            q,
-            keys: Keys::Tensors { k, v },
-            score_vector: None,
-            lists: None,
-            extras,
-            scale: scale_in_f32(self.config.scale, shape.head_dim),
-            softcap: self.config.softcap.map(|c| c as f32),
-            kernel_options: self.config.kernel_options,
-        }
+        self.config.problem(self.low(shape), q, Keys::Tensors { k, v }, extras)
     }
 
     /// Returns the shape of the attention over projected keys.

@@ -38,10 +38,6 @@ pub(crate) struct LocalGradientViews<'a> {
     pub accumulates: bool,
 }
 
-fn in_fours(tensors: &[TensorView]) -> Width {
-    Width::of(tensors.iter().all(|t| t.layout.in_fours(3)))
-}
-
 /// Returns the number of workgroups for `wanted` items of a head, within the device's limit. Each
 /// workgroup computes several items if there are more.
 fn workgroups(wanted: usize, device: &DeviceFacts) -> usize {
@@ -99,7 +95,7 @@ impl<'a> LocalProblem<'a> {
             step: step as u32,
             scale: self.scale as f32,
             narrowness: self.gaussian()[0],
-            width: in_fours(&[q, k]),
+            width: Width::of_rows(&[q, k]),
         };
         let weighed = call.dispatch([step, heads, batch], device);
         vec![weighed, self.over_keys(band, self.v, out, false, device)]
@@ -141,7 +137,7 @@ impl<'a> LocalProblem<'a> {
             narrowness,
             steepness,
             accumulates: accumulates && d_positions.is_some(),
-            width: in_fours(&[q, k, v, d_out]),
+            width: Width::of_rows(&[q, k, v, d_out]),
         };
         let mut all = vec![call.dispatch([step, own_heads, batch], device)];
         let [weights, d_scores] =
@@ -179,7 +175,7 @@ impl<'a> LocalProblem<'a> {
             work: work as u32,
             step: (groups * WORKGROUP) as u32,
             accumulates,
-            width: in_fours(&[x, y]),
+            width: Width::of_rows(&[x, y]),
         };
         call.dispatch([groups, heads, batch], device)
     }
@@ -212,7 +208,7 @@ impl<'a> LocalProblem<'a> {
             work: work as u32,
             step: (groups * WORKGROUP) as u32,
             accumulates,
-            width: in_fours(&[x, y]),
+            width: Width::of_rows(&[x, y]),
         };
         call.dispatch([groups, heads, batch], device)
     }

@@ -190,7 +190,7 @@ impl<'a> SelectedProblem<'a> {
             block: plan.block as u32,
             head_dim: shape.head_dim as u32,
             scale,
-            width: Width::of(q.layout.in_fours(3) && k.layout.in_fours(3)),
+            width: Width::of_rows(&[q, k]),
         };
         let groups = plan.count.div_ceil(WORKGROUP as usize);
         Some(call.dispatch([groups, shape.q_len, shape.batch * out_heads], device))
@@ -206,6 +206,14 @@ pub(crate) struct SelectedBackwardProblem<'a> {
 }
 
 impl<'a> SelectedBackwardProblem<'a> {
+    /// Plans the memory of lists, bitmaps and terms.
+    pub fn new(mut selection: Selection<'a>, problem: BackwardProblem<'a>, latent: bool) -> Self {
+        selection.plan.with_bitmap = problem.d_k.is_some() || problem.d_v.is_some();
+        let mut planned = SelectedBackwardProblem { selection, problem, latent };
+        planned.selection.plan.extra_bytes = planned.term_bytes();
+        planned
+    }
+
     /// True if the call needs terms of keys, and of values.
     fn terms(&self) -> [bool; 2] {
         let [k, v] = [self.problem.d_k, self.problem.d_v].map(|t| t.is_some());
@@ -213,7 +221,7 @@ impl<'a> SelectedBackwardProblem<'a> {
     }
 
     /// Bytes of terms for each query.
-    pub fn term_bytes(&self) -> u64 {
+    fn term_bytes(&self) -> u64 {
         let plan = &self.selection.plan;
         let [k, v] = self.terms();
         let channels = u64::from(k) * plan.padded(plan.shape.head_dim)

@@ -308,15 +308,12 @@ impl SelectedAttention {
         }
         let device = &self.pipelines().facts();
         let mut tensors = CallTensors::new(device);
-        let mut selection = self.selection(problem.shape, call.indices, problem.mask, None, &mut tensors)?;
+        let selection = self.selection(problem.shape, call.indices, problem.mask, None, &mut tensors)?;
         let gradients = [("d_q", problem.d_q), ("d_k", problem.d_k), ("d_v", problem.d_v)];
         let written = gradients.into_iter().filter_map(|(name, view)| Some((name, view?)));
         tensors.write_checked(written.chain(problem.d_added.wanted().map(|(of, view)| (of.name(), view))));
         tensors.check_aliasing()?;
-        selection.plan.with_bitmap = problem.d_k.is_some() || problem.d_v.is_some();
-        let mut checked = SelectedBackwardProblem { selection, problem, latent };
-        checked.selection.plan.extra_bytes = checked.term_bytes();
-        Ok(checked)
+        Ok(SelectedBackwardProblem::new(selection, problem, latent))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Sizes of a call: lists, spans of queries, and temporary memory.
 
-use super::span::{Span, spans};
+use super::span::{Span, spans, spans_by_entry};
 use crate::device::DeviceFacts;
 use crate::kernel::fits;
 use crate::tensor::{Error, Shape};
@@ -101,9 +101,7 @@ impl SelectedPlan {
         if q_len == 1 {
             return spans([batch, 1], most, 1);
         }
-        let of_entry =
-            |b| spans([1, q_len], most, 1).into_iter().map(move |span| Span { batch: [b, 1], ..span });
-        (0..batch).flat_map(of_entry).collect()
+        spans_by_entry([batch, q_len], most, 1)
     }
 
     /// The queries of the longest span.

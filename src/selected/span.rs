@@ -47,6 +47,13 @@ pub(crate) fn spans([batch, queries]: [usize; 2], rows: usize, tile: usize) -> V
     (0..batch).flat_map(of_entry).collect()
 }
 
+/// Cuts queries as [`spans`] does, but never computes queries of several batch entries together.
+pub(crate) fn spans_by_entry([batch, queries]: [usize; 2], rows: usize, tile: usize) -> Vec<Span> {
+    let of_entry =
+        |b| spans([1, queries], rows, tile).into_iter().map(move |span| Span { batch: [b, 1], ..span });
+    (0..batch).flat_map(of_entry).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -31,12 +31,12 @@ struct Kind {
 impl Kind {
     fn new(f: &mut Choices, c: &mut Choices) -> Self {
         let group = if f.one_in(2) { ScaleGroup::Row } else { ScaleGroup::Of(32) };
-        let turned = f.one_in(5);
+        let rotated = f.one_in(5);
         Kind {
             batch: c.between(1, 3),
             kv_heads: c.between(1, 2),
-            head_dim: if turned { 64 } else { f.pick(&[4, 8, 5]) },
-            value_dim: if turned { 32 } else { f.pick(&[4, 8]) },
+            head_dim: if rotated { 64 } else { f.pick(&[4, 8, 5]) },
+            value_dim: if rotated { 32 } else { f.pick(&[4, 8]) },
             capacity: c.pick(&[1, 5, 16, 20, 40, 64]),
             layers: c.between(1, 2),
             storage: f.pick(&[
@@ -48,7 +48,7 @@ impl Kind {
                 CacheStorage::Q8_0,
                 CacheStorage::Q4_0,
             ]),
-            hadamard: turned.then_some(32),
+            hadamard: rotated.then_some(32),
             layout: match f.below(3) {
                 0 => CacheLayout::Contiguous,
                 1 => CacheLayout::Ring { sink_tokens: 0 },

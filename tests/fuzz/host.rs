@@ -449,8 +449,8 @@ pub fn stages(_: &mut World, _: &mut Choices, c: &mut Choices, said: &mut String
             let (scales, stored) =
                 (reference::cache::scales(storage, &row), reference::cache::stored(storage, &row));
             let _ = (scales, storage.row_bytes(c.size()));
-            let turned = reference::cache::hadamard(&row, c.size());
-            if stored.len() != row.len() || turned.len() != row.len() {
+            let rotated = reference::cache::hadamard(&row, c.size());
+            if stored.len() != row.len() || rotated.len() != row.len() {
                 return Err("another length".into());
             }
             Ok(())

@@ -229,6 +229,15 @@ impl Image {
     }
 }
 
+/// Returns the largest relative error of a stored number.
+pub fn stored_error(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => 2f64.powi(-11),
+        DType::BF16 => 2f64.powi(-8),
+        _ => 0.0,
+    }
+}
+
 /// Returns the nearest values of `dtype`.
 pub fn stored(x: &[f32], dtype: DType) -> Vec<f32> {
     match dtype {

@@ -12,7 +12,7 @@ use wgpu_attention::selected::{
 use wgpu_attention::{Config, DType, KernelOptions, Scratch, Shape};
 
 use super::case::{Judged, largest, widened};
-use super::memory::{Values, stored};
+use super::memory::{Values, stored, stored_error};
 use super::operator_setup::OperatorSetup;
 use super::random::Rng;
 use super::run::Placed;
@@ -59,15 +59,6 @@ pub struct Ran {
 
 fn refused(e: wgpu_attention::Error) -> String {
     format!("refused: {e}")
-}
-
-/// The relative error of a stored number.
-fn rounding(dtype: DType) -> f64 {
-    match dtype {
-        DType::F16 => 2f64.powi(-11),
-        DType::BF16 => 2f64.powi(-8),
-        _ => 0.0,
-    }
 }
 
 impl NativeCase {
@@ -268,7 +259,7 @@ impl NativeCase {
         let (exact, naive) = (exact.expect("it fits"), naive.expect("it fits"));
         let apart = exact.iter().zip(&naive).map(|(x, y)| x - f64::from(*y)).filter(|x| x.is_finite());
         // A mean that lies between two stored numbers may be rounded to either.
-        let tolerance = 2.0 * largest(apart) + 1e-6 + 4.0 * rounding(dtype);
+        let tolerance = 2.0 * largest(apart) + 1e-6 + 4.0 * stored_error(dtype);
         let blocks = kv_len.div_ceil(block);
         for (n, (row, got)) in exact.chunks(blocks).zip(indices.chunks(count)).enumerate() {
             let own = (kv_len - q_len + n % q_len) / block;
@@ -399,7 +390,7 @@ impl NativeCase {
             let mut judged =
                 Judged::gradient([exact, widened(&naive, DType::F32)], before, gradient, magnitude);
             // The passes read stored outputs of branches, and stored gradients of them.
-            judged.tolerance.absolute += 2.0 * rounding(dtype) * magnitude;
+            judged.tolerance.absolute += 2.0 * stored_error(dtype) * magnitude;
             worst = worst.max(judged.judge(&got).map_err(|e| format!("{}: {e}", GRADIENTS[n]))?);
             all.push(got);
         }

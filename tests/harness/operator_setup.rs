@@ -38,32 +38,32 @@ impl OperatorSetup {
     }
 }
 
-/// Returns types and layouts on both targets, with gradients in the tensors' type or in f32,
-/// written or added. The number of the case selects the one that always runs.
-pub fn setups(name: &str, number: usize) -> Vec<OperatorSetup> {
+/// Returns types and layouts on one target, with gradients in the tensors' type or in f32, written
+/// or added. The first two have these layouts.
+pub fn every_setup(form: Target, layouts: [Layout; 2]) -> [OperatorSetup; 5] {
     let [f32, f16, bf16] = [DType::F32, DType::F16, DType::BF16];
-    let mut all = Vec::new();
-    for (n, form) in FORMS.into_iter().enumerate() {
-        let of = |profile, dtype, gradient, layout, accumulates| OperatorSetup {
-            profile,
-            form,
-            dtype,
-            gradient,
-            layout,
-            accumulates,
-        };
-        let every = [
-            of(defaults(), f32, f32, Layout::Window(7), false),
-            of(full(), f16, f16, Layout::Window(4), true),
-            of(full(), bf16, f32, Layout::Blhd, false),
-            of(defaults(), bf16, bf16, Layout::Window(3), false),
-            of(full(), f32, f32, Layout::Window(9), true),
-        ];
-        for (m, setup) in every.into_iter().enumerate() {
-            if 5 * n + m == number * 3 % 10 || rest(&format!("{name}, {setup}")) {
-                all.push(setup);
-            }
-        }
-    }
-    all
+    let of = |profile, dtype, gradient, layout, accumulates| OperatorSetup {
+        profile,
+        form,
+        dtype,
+        gradient,
+        layout,
+        accumulates,
+    };
+    [
+        of(defaults(), f32, f32, layouts[0], false),
+        of(full(), f16, f16, layouts[1], true),
+        of(full(), bf16, f32, Layout::Blhd, false),
+        of(defaults(), bf16, bf16, Layout::Window(3), false),
+        of(full(), f32, f32, Layout::Window(9), true),
+    ]
+}
+
+/// Returns the setups of a case on both targets. The number of the case selects the one that always
+/// runs.
+pub fn setups(name: &str, number: usize) -> Vec<OperatorSetup> {
+    let every = FORMS.into_iter().flat_map(|form| every_setup(form, [Layout::Window(7), Layout::Window(4)]));
+    let runs =
+        |(n, setup): &(usize, OperatorSetup)| *n == number * 3 % 10 || rest(&format!("{name}, {setup}"));
+    every.enumerate().filter(runs).map(|(_, setup)| setup).collect()
 }

@@ -5,7 +5,7 @@ use wgpu_attention::selected::{SelectedAttention, SelectedBackward, SelectedConf
 use wgpu_attention::{Backward, Config, DType, Forward, KernelOptions, Scratch, Shape, TensorView};
 
 use super::case::{Case, HostData, Judged, largest, widened};
-use super::memory::{Values, stored};
+use super::memory::{Values, stored, stored_error};
 use super::operator_setup::OperatorSetup;
 use super::random::Rng;
 use super::run::{Placed, PlacedRules, place_values};
@@ -266,20 +266,11 @@ impl SelectedCase {
             let mut judged =
                 Judged::gradient([exact, widened(&naive, DType::F32)], before, types[n], magnitude);
             // `out` and the weights that the kernels compute again differ by the rounding of `out`.
-            judged.tolerance.absolute += rounding(dtype) * magnitude;
+            judged.tolerance.absolute += stored_error(dtype) * magnitude;
             worst = worst.max(judged.judge(&got).map_err(|e| format!("{}: {e}", GRADIENTS[n]))?);
             all.push(got);
         }
         Ok((worst, all))
-    }
-}
-
-/// The relative error of a stored number: the backward pass reads `out` in the call's type.
-fn rounding(dtype: DType) -> f64 {
-    match dtype {
-        DType::F16 => 2f64.powi(-11),
-        DType::BF16 => 2f64.powi(-8),
-        _ => 0.0,
     }
 }
 

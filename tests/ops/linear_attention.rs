@@ -12,6 +12,7 @@ use wgpu_attention::{DType, Scratch, Shape, TensorView};
 
 use crate::harness::device::{Profile, device};
 use crate::harness::linear::LinearCase;
+use crate::harness::operator_setup::every_setup;
 use crate::harness::{
     Case, FORMS, HostData, Layout, OperatorSetup, Report, Rng, Vector, defaults, full, rest,
 };
@@ -36,33 +37,17 @@ fn plain(form: Target) -> OperatorSetup {
     OperatorSetup::plain(full(), form)
 }
 
-/// Returns types and layouts on both targets, with gradients in the tensors' type or in f32,
-/// written or added. With one causality, some of these always run.
+/// Returns the setups of a case on both targets. With one causality, some of them always run.
 fn setups(name: &str, causal: bool) -> Vec<OperatorSetup> {
-    let [f32, f16, bf16] = [DType::F32, DType::F16, DType::BF16];
     let mut all = Vec::new();
     for (n, form) in FORMS.into_iter().enumerate() {
-        let of = |profile, dtype, gradient, layout, accumulates| OperatorSetup {
-            profile,
-            form,
-            dtype,
-            gradient,
-            layout,
-            accumulates,
-        };
-        let every = [
-            of(defaults(), f32, f32, Layout::Dense, false),
-            of(full(), f16, f16, Layout::Window(7), true),
-            of(full(), bf16, f32, Layout::Blhd, false),
-            of(defaults(), bf16, bf16, Layout::Window(3), false),
-            of(full(), f32, f32, Layout::Window(9), true),
-        ];
         let always: &[usize] = match (n, causal) {
             (0, true) => &[1],
             (1, true) => &[0, 3],
             (0, false) => &[0, 2],
             _ => &[1],
         };
+        let every = every_setup(form, [Layout::Dense, Layout::Window(7)]);
         for (n, setup) in every.into_iter().enumerate() {
             if always.contains(&n) || rest(&format!("{name}, {setup}")) {
                 all.push(setup);

@@ -14,24 +14,24 @@ pub struct CacheKind {
     pub name: &'static str,
     pub storage: CacheStorage,
     /// True if each head's channels are multiplied by a Walsh–Hadamard matrix.
-    pub turned: bool,
+    pub rotated: bool,
 }
 
 pub const KINDS: [CacheKind; 9] = [
-    CacheKind { name: "f32", storage: CacheStorage::F32, turned: false },
-    CacheKind { name: "f16", storage: CacheStorage::F16, turned: false },
-    CacheKind { name: "bf16", storage: CacheStorage::BF16, turned: false },
-    CacheKind { name: "q8", storage: CacheStorage::Q8(ScaleGroup::Of(32)), turned: false },
-    CacheKind { name: "q8-rotated", storage: CacheStorage::Q8(ScaleGroup::Of(32)), turned: true },
-    CacheKind { name: "q4", storage: CacheStorage::Q4(ScaleGroup::Of(32)), turned: false },
-    CacheKind { name: "q4-rotated", storage: CacheStorage::Q4(ScaleGroup::Of(32)), turned: true },
-    CacheKind { name: "q4_0", storage: CacheStorage::Q4_0, turned: false },
-    CacheKind { name: "q4_0-rotated", storage: CacheStorage::Q4_0, turned: true },
+    CacheKind { name: "f32", storage: CacheStorage::F32, rotated: false },
+    CacheKind { name: "f16", storage: CacheStorage::F16, rotated: false },
+    CacheKind { name: "bf16", storage: CacheStorage::BF16, rotated: false },
+    CacheKind { name: "q8", storage: CacheStorage::Q8(ScaleGroup::Of(32)), rotated: false },
+    CacheKind { name: "q8-rotated", storage: CacheStorage::Q8(ScaleGroup::Of(32)), rotated: true },
+    CacheKind { name: "q4", storage: CacheStorage::Q4(ScaleGroup::Of(32)), rotated: false },
+    CacheKind { name: "q4-rotated", storage: CacheStorage::Q4(ScaleGroup::Of(32)), rotated: true },
+    CacheKind { name: "q4_0", storage: CacheStorage::Q4_0, rotated: false },
+    CacheKind { name: "q4_0-rotated", storage: CacheStorage::Q4_0, rotated: true },
 ];
 
 impl From<CacheStorage> for CacheKind {
     fn from(storage: CacheStorage) -> Self {
-        CacheKind { name: "", storage, turned: false }
+        CacheKind { name: "", storage, rotated: false }
     }
 }
 
@@ -47,7 +47,7 @@ impl CacheKind {
     /// power of two that divides them, and none below 32.
     pub fn block(&self, dim: usize) -> Option<usize> {
         let block = 1 << dim.trailing_zeros();
-        (self.turned && block >= 32).then_some(block)
+        (self.rotated && block >= 32).then_some(block)
     }
 
     /// A row of keys or values as a cache gives it back.

@@ -24,12 +24,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             y += other_at4(view_at(p.other, b, h, i, d), p.other.strides.w, within);
         }
         let o = view_at(p.out, b, h, i, d);
-        if IN_FOURS {
-            out_store4(o, y);
-        } else {
-            for (var c = 0u; c < min(4u, within); c++) {
-                out_store(o + c * p.out.strides.w, component(y, c));
-            }
-        }
+        store_four(o, within, y);
     }
 }

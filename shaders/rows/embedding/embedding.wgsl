@@ -25,12 +25,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         if ACCUMULATES {
             y += out_at4(o, p.out.strides.w, within);
         }
-        if IN_FOURS {
-            out_store4(o, y);
-        } else {
-            for (var c = 0u; c < min(4u, within); c++) {
-                out_store(o + c * p.out.strides.w, component(y, c));
-            }
-        }
+        store_four(o, within, y);
     }
 }

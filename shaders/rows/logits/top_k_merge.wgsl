@@ -35,18 +35,18 @@ fn merged_place(from_row: u32, n: u32, own: vec2<u32>) -> u32 {
 
 @compute @workgroup_size(LANES)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-    for (var row = group.y; row < p.rows; row += p.step) {
-        let from_row = (row * 2u + p.half) * p.k;
-        for (var n = group.x * LANES + lane; n < p.k; n += p.across) {
-            let own = pair_at(from_row + n);
-            let place = merged_place(from_row, n, own);
-            if HAS_INDICES {
-                store_result(place_of(row), place, own.y);
-            } else {
-                let to = 2u * ((row * 2u + 1u - p.half) * p.k + place);
-                pairs_store(to, own.x);
-                pairs_store(to + 1u, own.y);
-            }
+    let n = group.x * LANES + lane;
+    let row = group.y;
+    let from_row = (row * 2u + p.half) * p.k;
+    if n < p.k {
+        let own = pair_at(from_row + n);
+        let place = merged_place(from_row, n, own);
+        if HAS_INDICES {
+            store_result(place_of(row), place, own.y);
+        } else {
+            let to = 2u * ((row * 2u + 1u - p.half) * p.k + place);
+            pairs_store(to, own.x);
+            pairs_store(to + 1u, own.y);
         }
     }
 }

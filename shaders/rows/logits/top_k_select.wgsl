@@ -180,32 +180,28 @@ fn take_again(row: Row, columns: u32, limit: u32, wanted: u32, lane: u32) {
 
 @compute @workgroup_size(LANES)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-    for (var n = group.x; n < p.rows; n += p.step) {
-        let row = row_of(n);
-        if lane < 2u {
-            atomicStore(&taken[lane], 0u);
+    let row = row_of(group.x);
+    if lane < 2u {
+        atomicStore(&taken[lane], 0u);
+    }
+    count_keys(row, p.columns, 0u, 0u, 21u, lane);
+    let first = find_bin(p.k, lane);
+    let high = first.x << 21u;
+    count_keys(row, p.columns, 0xffe00000u, high, 10u, lane);
+    let second = find_bin(p.k - first.y, lane);
+    let limit = high | (second.x << 10u);
+    let wanted = p.k - first.y - second.y;
+    collect(row, limit, lane);
+    workgroupBarrier();
+    let count = atomicLoad(&taken[1]);
+    take_candidates(row, select(count, 0u, count > CANDIDATES), wanted, lane);
+    take_again(row, select(0u, p.columns, count > CANDIDATES), limit, wanted, lane);
+    for (var rest = atomicLoad(&taken[0]) + lane; rest < p.k; rest += LANES) {
+        if HAS_PAIRS {
+            pairs_store(2u * (row.pairs + rest), 0u);
+            pairs_store(2u * (row.pairs + rest) + 1u, NONE);
+        } else {
+            indices_store(view_at(p.indices, row.place.b, row.place.h, row.place.i, rest), NONE);
         }
-        count_keys(row, p.columns, 0u, 0u, 21u, lane);
-        let first = find_bin(p.k, lane);
-        let high = first.x << 21u;
-        count_keys(row, p.columns, 0xffe00000u, high, 10u, lane);
-        let second = find_bin(p.k - first.y, lane);
-        let limit = high | (second.x << 10u);
-        let wanted = p.k - first.y - second.y;
-        collect(row, limit, lane);
-        workgroupBarrier();
-        let count = atomicLoad(&taken[1]);
-        take_candidates(row, select(count, 0u, count > CANDIDATES), wanted, lane);
-        take_again(row, select(0u, p.columns, count > CANDIDATES), limit, wanted, lane);
-        for (var rest = atomicLoad(&taken[0]) + lane; rest < p.k; rest += LANES) {
-            if HAS_PAIRS {
-                pairs_store(2u * (row.pairs + rest), 0u);
-                pairs_store(2u * (row.pairs + rest) + 1u, NONE);
-            } else {
-                indices_store(view_at(p.indices, row.place.b, row.place.h, row.place.i, rest), NONE);
-            }
-        }
-        // All invocations must read the number before the next row begins.
-        workgroupBarrier();
     }
 }

@@ -34,44 +34,40 @@ fn sort_step(size: u32, distance: u32, lane: u32) {
 
 @compute @workgroup_size(LANES)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-    for (var row = group.y; row < p.rows; row += p.step) {
-        let place = place_of(row);
-        for (var first = group.x * BLOCK; first < p.k; first += p.blocks * BLOCK) {
-            let pairs_row = row * 2u * p.k + first;
-            for (var n = lane; n < p.block; n += LANES) {
-                var pair = vec2<u32>(0u, NONE);
-                if first + n < p.k {
-                    if HAS_PAIRS {
-                        let o = 2u * (pairs_row + n);
-                        pair = vec2<u32>(pairs_at(o), pairs_at(o + 1u));
-                    } else {
-                        pair.y = indices_at(view_at(p.indices, place.b, place.h, place.i, n));
-                        if pair.y != NONE {
-                            pair.x = key_of(x_at(view_at(p.x, place.b, place.h, place.i, pair.y)));
-                        }
-                    }
+    let row = group.y;
+    let place = place_of(row);
+    let first = group.x * BLOCK;
+    let pairs_row = row * 2u * p.k + first;
+    for (var n = lane; n < p.block; n += LANES) {
+        var pair = vec2<u32>(0u, NONE);
+        if first + n < p.k {
+            if HAS_PAIRS {
+                let o = 2u * (pairs_row + n);
+                pair = vec2<u32>(pairs_at(o), pairs_at(o + 1u));
+            } else {
+                pair.y = indices_at(view_at(p.indices, place.b, place.h, place.i, n));
+                if pair.y != NONE {
+                    pair.x = key_of(x_at(view_at(p.x, place.b, place.h, place.i, pair.y)));
                 }
-                keys[n] = pair.x;
-                order[n] = pair.y;
             }
+        }
+        keys[n] = pair.x;
+        order[n] = pair.y;
+    }
+    workgroupBarrier();
+    for (var size = 2u; size <= p.block; size *= 2u) {
+        for (var distance = size / 2u; distance > 0u; distance /= 2u) {
+            sort_step(size, distance, lane);
             workgroupBarrier();
-            for (var size = 2u; size <= p.block; size *= 2u) {
-                for (var distance = size / 2u; distance > 0u; distance /= 2u) {
-                    sort_step(size, distance, lane);
-                    workgroupBarrier();
-                }
-            }
-            for (var n = lane; n < min(p.block, p.k - first); n += LANES) {
-                if HAS_PAIRS {
-                    let o = 2u * (pairs_row + n);
-                    pairs_store(o, keys[n]);
-                    pairs_store(o + 1u, order[n]);
-                } else {
-                    store_result(place, n, order[n]);
-                }
-            }
-            // The next block overwrites the arrays.
-            workgroupBarrier();
+        }
+    }
+    for (var n = lane; n < min(p.block, p.k - first); n += LANES) {
+        if HAS_PAIRS {
+            let o = 2u * (pairs_row + n);
+            pairs_store(o, keys[n]);
+            pairs_store(o + 1u, order[n]);
+        } else {
+            store_result(place, n, order[n]);
         }
     }
 }

@@ -8,7 +8,7 @@
 //
 // An invocation computes four channels of a row at a time.
 //
-// Bindings (declared by the host): x, out. `IN_FOURS`: they are accessed as vec4. ACCUMULATES: the
+// Bindings (declared by the host): x, out. `IN_FOURS`: they are accessed as vec4. With BACKWARD the
 // result is added to out.
 // Bytes: out once; x once from memory, and length / stride times from caches.
 
@@ -40,15 +40,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             sum += p.scale * x_at4(view_at(p.x, b, h, t, d), p.x.strides.w, within);
         }
         let o = view_at(p.out, b, h, i, d);
-        if ACCUMULATES {
+        if BACKWARD {
             sum += out_at4(o, p.out.strides.w, within);
         }
-        if IN_FOURS {
-            out_store4(o, sum);
-        } else {
-            for (var c = 0u; c < min(4u, within); c++) {
-                out_store(o + c * p.out.strides.w, component(sum, c));
-            }
-        }
+        store_four(o, within, sum);
     }
 }

@@ -25,14 +25,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             score = p.inf;
             if j >= p.initial && j + p.local <= own {
                 score = 0.0;
-                let start = j * p.strides_each;
-                let end = start + p.strides_each;
+                let start = j * p.block_strides;
+                let end = start + p.block_strides;
                 var c = 0u;
-                if start >= p.strides_wide {
-                    c = start - p.strides_wide + 1u;
+                if start >= p.compressed_strides {
+                    c = start - p.compressed_strides + 1u;
                 }
                 for (; c < min(end, p.compressed); c++) {
-                    let overlap = min(c + p.strides_wide, end) - max(c, start);
+                    let overlap = min(c + p.compressed_strides, end) - max(c, start);
                     score += f32(overlap) * weights_at(view_at(p.weights, b, 0u, i, c));
                 }
             }

@@ -23,12 +23,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             sum += gate * branches_at4(branch, p.branches.strides.w, within);
         }
         let o = view_at(p.out, b, h, i, d);
-        if IN_FOURS {
-            out_store4(o, sum);
-        } else {
-            for (var c = 0u; c < min(4u, within); c++) {
-                out_store(o + c * p.out.strides.w, component(sum, c));
-            }
-        }
+        store_four(o, within, sum);
     }
 }

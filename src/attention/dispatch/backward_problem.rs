@@ -2,6 +2,7 @@
 
 use crate::attention::kernels::key_lists::KeyLists;
 use crate::attention::plan::Added;
+use crate::attention::{Config, scale_in_f32};
 use crate::device::DeviceFacts;
 use crate::kernel::KernelOptions;
 use crate::mask::kernels::{MaskParams, MaskVariant, Masked};
@@ -105,6 +106,42 @@ pub(crate) struct BackwardProblem<'a> {
     pub scale: f32,
     pub softcap: Option<f32>,
     pub kernel_options: KernelOptions,
+}
+
+impl Config {
+    /// The problem of a backward call with this configuration, without a mask and without requested
+    /// gradients.
+    pub(crate) fn backward_problem<'a>(
+        &self,
+        shape: Shape,
+        [q, k, v]: [TensorView<'a>; 3],
+        [out, lse, d_out]: [TensorView<'a>; 3],
+    ) -> BackwardProblem<'a> {
+        BackwardProblem {
+            shape,
+            appended: 0,
+            q,
+            k,
+            v,
+            out,
+            lse,
+            d_out,
+            d_lse: None,
+            d_q: None,
+            d_k: None,
+            d_v: None,
+            d_added: AddedGradients::default(),
+            accumulates: false,
+            adds_to_added: false,
+            mask: DeviceMask::none(),
+            dropout: None,
+            partial: false,
+            lists: None,
+            scale: scale_in_f32(self.scale, shape.head_dim),
+            softcap: self.softcap.map(|c| c as f32),
+            kernel_options: self.kernel_options,
+        }
+    }
 }
 
 impl<'a> BackwardProblem<'a> {

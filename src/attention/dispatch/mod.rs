@@ -20,8 +20,8 @@ use crate::tensor::{DType, Error, count};
 #[derive(Clone, Copy)]
 pub(crate) struct Chosen {
     choice: Choice,
-    /// Bytes of queries and outputs in scratch, or 0.
-    turned: [u64; 2],
+    /// Bytes of queries and outputs that are multiplied by a Walsh–Hadamard matrix, or 0.
+    hadamard: [u64; 2],
 }
 
 /// The parts of the scratch that a path uses.
@@ -29,18 +29,18 @@ pub(crate) struct Chosen {
 pub(crate) struct Memory<'a> {
     /// Scores or partial sums.
     main: Option<&'a wgpu::Buffer>,
-    /// Queries and outputs.
-    turned: Option<[&'a wgpu::Buffer; 2]>,
+    /// Queries and outputs, times a Walsh–Hadamard matrix.
+    hadamard: Option<[&'a wgpu::Buffer; 2]>,
 }
 
 /// Chooses the path of a problem.
 pub(crate) fn choose(outline: &Outline, device: &DeviceFacts) -> Result<Chosen, Error> {
     let choice = plan::choose(outline, device)?;
-    let bytes = |shape: [usize; 4]| match outline.keys.is_turned() {
+    let bytes = |shape: [usize; 4]| match outline.keys.is_hadamard() {
         true => fits(count(shape) as u64, DType::F32.bytes() as u64, device),
         false => Ok(0),
     };
-    Ok(Chosen { choice, turned: [bytes(outline.shape.q())?, bytes(outline.shape.out())?] })
+    Ok(Chosen { choice, hadamard: [bytes(outline.shape.q())?, bytes(outline.shape.out())?] })
 }
 
 /// Chooses the path of a problem: the measured one if `scratch` has room for it, else the rules'.
@@ -83,11 +83,11 @@ impl Chosen {
         let needed = self.scratch_size();
         let used = [Slot::Scores, Slot::Partials].into_iter().find(|slot| needed.has(*slot));
         let main = used.map(|slot| scratch.buffer(slot)).transpose()?;
-        let turned = match needed.has(Slot::TurnedQueries) {
-            true => Some([scratch.buffer(Slot::TurnedQueries)?, scratch.buffer(Slot::TurnedOutputs)?]),
+        let hadamard = match needed.has(Slot::HadamardQueries) {
+            true => Some([scratch.buffer(Slot::HadamardQueries)?, scratch.buffer(Slot::HadamardOutputs)?]),
             false => None,
         };
-        Ok(Memory { main, turned })
+        Ok(Memory { main, hadamard })
     }
 
     /// The temporary memory that this path needs.
@@ -96,11 +96,11 @@ impl Chosen {
             Choice::Fused(plan) => (Slot::Partials, plan.partial_bytes()),
             Choice::Staged { score_bytes } => (Slot::Scores, score_bytes),
         };
-        let [queries, outputs] = self.turned;
+        let [queries, outputs] = self.hadamard;
         ScratchSize::default()
             .with(slot, bytes)
-            .with(Slot::TurnedQueries, queries)
-            .with(Slot::TurnedOutputs, outputs)
+            .with(Slot::HadamardQueries, queries)
+            .with(Slot::HadamardOutputs, outputs)
     }
 }
 
@@ -113,20 +113,20 @@ pub(crate) fn dispatches<'a>(
     device: &DeviceFacts,
 ) -> Dispatches<'a> {
     let (Keys::Cache(CacheLayer { hadamard: Some(block), .. }), Some([q, out])) =
-        (problem.keys, memory.turned)
+        (problem.keys, memory.hadamard)
     else {
-        return plain_dispatches(problem, chosen.choice, memory.main, device);
+        return dispatches_of_path(problem, chosen.choice, memory.main, device);
     };
     let q = in_scratch(q, DType::F32, problem.shape.q(), 0);
     let out = in_scratch(out, DType::F32, problem.shape.out(), 0);
-    let turned = Problem { q, extras: Extras { out, ..problem.extras }, ..*problem };
+    let multiplied = Problem { q, extras: Extras { out, ..problem.extras }, ..*problem };
     let mut all = vec![hadamard_rows(problem.q, q, block, device)];
-    all.extend(plain_dispatches(&turned, chosen.choice, memory.main, device));
+    all.extend(dispatches_of_path(&multiplied, chosen.choice, memory.main, device));
     all.push(hadamard_rows(out, problem.extras.out, block, device));
     all
 }
 
-fn plain_dispatches<'a>(
+fn dispatches_of_path<'a>(
     problem: &Problem<'a>,
     choice: Choice,
     memory: Option<&'a wgpu::Buffer>,

@@ -1,8 +1,8 @@
 //! Attention problems: tensors and options that are checked.
 
-use crate::attention::ScoreStage;
 use crate::attention::kernels::key_lists::KeyLists;
 use crate::attention::plan::{KeyLayout, Outline, Reach, WeightsOutput};
+use crate::attention::{Config, ScoreStage, scale_in_f32};
 use crate::cache::dispatch::CacheLayer;
 use crate::cache::storage::LayoutKind;
 use crate::kernel::KernelOptions;
@@ -100,6 +100,29 @@ pub(crate) struct Problem<'a> {
     /// query.
     pub lists: Option<KeyLists>,
     pub kernel_options: KernelOptions,
+}
+
+impl Config {
+    /// The problem of a call with this configuration. Its scores are scaled products.
+    pub(crate) fn problem<'a>(
+        &self,
+        shape: Shape,
+        q: TensorView<'a>,
+        keys: Keys<'a>,
+        extras: Extras<'a>,
+    ) -> Problem<'a> {
+        Problem {
+            shape,
+            q,
+            keys,
+            extras,
+            scale: scale_in_f32(self.scale, shape.head_dim),
+            softcap: self.softcap.map(|c| c as f32),
+            score_vector: None,
+            lists: None,
+            kernel_options: self.kernel_options,
+        }
+    }
 }
 
 impl Problem<'_> {

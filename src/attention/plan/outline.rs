@@ -47,11 +47,11 @@ impl KeyLayout {
 
     /// The type in which kernels read queries of type `dtype`.
     pub fn queries(&self, dtype: DType) -> DType {
-        if self.is_turned() { DType::F32 } else { dtype }
+        if self.is_hadamard() { DType::F32 } else { dtype }
     }
 
     /// True if queries and outputs are in scratch, times a Walsh–Hadamard matrix.
-    pub fn is_turned(&self) -> bool {
+    pub fn is_hadamard(&self) -> bool {
         matches!(self, KeyLayout::Cache { hadamard: true, .. })
     }
 

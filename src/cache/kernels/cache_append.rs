@@ -33,7 +33,7 @@ kernel! {
         v_units: u32,
         rows: u32,
         /// Channels of a block that is multiplied by a Walsh–Hadamard matrix, and 1 / √ of them.
-        hadamard: u32,
+        hadamard_block: u32,
         hadamard_scale: f32,
     }
     variant {
@@ -42,7 +42,7 @@ kernel! {
         /// advance.
         overwrites: bool,
         /// True if blocks are multiplied by a Walsh–Hadamard matrix.
-        turned: bool,
+        hadamard: bool,
         /// True for scales and rounding as in ggml.
         ggml: bool,
         /// True if there are no values.
@@ -82,13 +82,13 @@ impl Variant for CacheAppend {
             .u32("K_UNIT", k_unit)
             .u32("V_UNIT", v_unit)
             .bool("OVERWRITES", self.overwrites)
-            .bool("TURNED", self.turned)
+            .bool("HADAMARD", self.hadamard)
             .bool("GGML", self.ggml)
             .kernel(&parts, WORKGROUP as u32, 0)
     }
 
     fn families(&self) -> Families {
-        families(&[Some(self.cached.storage.family()), self.turned.then_some(Family::Hadamard)], &[])
+        families(&[Some(self.cached.storage.family()), self.hadamard.then_some(Family::Hadamard)], &[])
     }
 
     fn all() -> impl IntoIterator<Item = Self> {
@@ -103,23 +103,23 @@ impl Variant for CacheAppend {
                 positions: positions.then_some(DType::U32),
                 cached,
                 overwrites,
-                turned: false,
+                hadamard: false,
                 ggml: false,
                 latent: false,
             };
             let appends = FLOATS
                 .into_iter()
                 .flat_map(move |kv| [false, true].map(move |rotates| of(kv, rotates, false, false)));
-            let turned = CacheAppend { turned: true, ..of(DType::F32, true, false, false) };
+            let hadamard = CacheAppend { hadamard: true, ..of(DType::F32, true, false, false) };
             let latent = CacheAppend { cache_v: None, latent: true, ..of(DType::F32, false, true, true) };
-            let ggml = [false, true].map(|turned| CacheAppend {
+            let ggml = [false, true].map(|hadamard| CacheAppend {
                 ggml: true,
-                turned,
+                hadamard,
                 ..of(DType::F16, false, false, false)
             });
             let ggml = ggml.into_iter().filter(move |_| cached.storage.is_scaled());
             appends
-                .chain([of(DType::F32, false, true, false), of(DType::F32, true, true, true), turned])
+                .chain([of(DType::F32, false, true, false), of(DType::F32, true, true, true), hadamard])
                 .chain([latent])
                 .chain(ggml)
         })

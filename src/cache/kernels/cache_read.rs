@@ -26,13 +26,13 @@ kernel! {
         k_units: u32,
         v_units: u32,
         /// Channels of a block that was multiplied by a Walsh–Hadamard matrix, and 1 / √ of them.
-        hadamard: u32,
+        hadamard_block: u32,
         hadamard_scale: f32,
     }
     variant {
         cached: CacheVariant,
         /// True if blocks were multiplied by a Walsh–Hadamard matrix.
-        turned: bool,
+        hadamard: bool,
     }
 }
 
@@ -62,12 +62,12 @@ impl Variant for CacheRead {
             .with(self.cached.constants())
             .u32("VECTORS", self.cached.storage.per_word() as u32)
             .bool("WIDE", true)
-            .bool("TURNED", self.turned)
+            .bool("HADAMARD", self.hadamard)
             .kernel(&parts, WORKGROUP as u32, 0)
     }
 
     fn families(&self) -> Families {
-        families(&[Some(self.cached.storage.family()), self.turned.then_some(Family::Hadamard)], &[])
+        families(&[Some(self.cached.storage.family()), self.hadamard.then_some(Family::Hadamard)], &[])
     }
 
     fn all() -> impl IntoIterator<Item = Self> {
@@ -81,7 +81,7 @@ impl Variant for CacheRead {
                     sequence_table: Untyped,
                     positions,
                     cached,
-                    turned: positions.is_some(),
+                    hadamard: positions.is_some(),
                 })
             })
         })

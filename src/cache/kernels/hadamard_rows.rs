@@ -1,7 +1,7 @@
 //! The host side of `hadamard_rows.wgsl`.
 
 use crate::device::{Families, Family};
-use crate::kernel::pieces::FOURS_WORKGROUP;
+use crate::kernel::vec4_grid::WORKGROUP;
 use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
 
 kernel! {
@@ -30,11 +30,17 @@ impl Variant for HadamardRows {
     const FAMILIES: Families = Families::of(Family::Hadamard);
 
     fn describe(&self) -> Kernel {
-        let parts = [shader!("tensor/view"), shader!("cache/hadamard"), shader!("cache/hadamard_rows")];
-        self.declare()
-            .u32("WORKGROUP", FOURS_WORKGROUP as u32)
-            .bool("IN_FOURS", self.width == Width::Four)
-            .kernel(&parts, FOURS_WORKGROUP as u32, 0)
+        let parts = [
+            shader!("tensor/view"),
+            shader!("tensor/store_four"),
+            shader!("cache/hadamard"),
+            shader!("cache/hadamard_rows"),
+        ];
+        self.declare().u32("WORKGROUP", WORKGROUP as u32).bool("IN_FOURS", self.width == Width::Four).kernel(
+            &parts,
+            WORKGROUP as u32,
+            0,
+        )
     }
 
     fn all() -> impl IntoIterator<Item = Self> {

@@ -99,11 +99,11 @@ pub(super) async fn hadamard(gpu: &Gpu) -> Result<Outcome, Error> {
         })
         .await?;
     let both = both!(|q, k, v| {
-        let turned =
+        let rotated =
             |x: &[_], dim| x.chunks(dim).flat_map(|row| reference::cache::hadamard(row, 32)).collect();
-        let back = |x: Vec<_>, dim| turned(&x, dim);
-        let (k, v): (Vec<_>, Vec<_>) = (turned(k, SHAPE.head_dim), turned(v, SHAPE.value_dim));
-        let q: Vec<_> = turned(q, SHAPE.head_dim);
+        let back = |x: Vec<_>, dim| rotated(&x, dim);
+        let (k, v): (Vec<_>, Vec<_>) = (rotated(k, SHAPE.head_dim), rotated(v, SHAPE.value_dim));
+        let q: Vec<_> = rotated(q, SHAPE.head_dim);
         let out = reference::attention(&q, &k, &v, SHAPE, &Options::new())?.out;
         [back(out, SHAPE.value_dim), back(k, SHAPE.head_dim), back(v, SHAPE.value_dim)]
     });

@@ -63,10 +63,6 @@ const PART: usize = 32;
 /// The most partial sums.
 const MOST_PARTS: usize = 256;
 
-fn in_fours(tensors: &[Option<TensorView>]) -> Width {
-    Width::of(tensors.iter().flatten().all(|t| t.layout.in_fours(3)))
-}
-
 /// The grid for units of work, and the distances between an invocation's units and channels.
 struct Share {
     grid: [usize; 3],
@@ -155,7 +151,7 @@ impl<'a> CausalConvOp<'a> {
             activation,
             by_sequence: steps.is_some(),
             in_place: in_place && steps.is_some(),
-            width: in_fours(&[Some(x), initial, Some(out), state]),
+            width: Width::of_rows(&[Some(x), initial, Some(out), state]),
         };
         let mut dispatches = vec![convolution.dispatch(grid, device)];
         if let (Some(written), None) = (written, steps) {
@@ -188,7 +184,7 @@ impl<'a> CausalConvOp<'a> {
             across,
             filter,
             in_place,
-            width: in_fours(&[Some(x), initial, Some(state)]),
+            width: Width::of_rows(&[Some(x), initial, Some(state)]),
         };
         call.dispatch(grid, device)
     }
@@ -280,7 +276,7 @@ impl<'a> CausalConvOp<'a> {
             activation,
             of_state,
             accumulates: target.accumulates,
-            width: in_fours(&[x, initial, Some(d_out), d_final, Some(target.view)]),
+            width: Width::of_rows(&[x, initial, Some(d_out), d_final, Some(target.view)]),
         };
         call.dispatch(grid, device)
     }
@@ -319,7 +315,7 @@ impl<'a> CausalConvOp<'a> {
             across,
             filter,
             activation,
-            width: in_fours(&[Some(x), initial, Some(d_out)]),
+            width: Width::of_rows(&[Some(x), initial, Some(d_out)]),
         };
         let mut dispatches = vec![call.dispatch(grid, device)];
         if let Some(Gradient { view, accumulates }) = d_weight {

@@ -4,7 +4,7 @@
 use super::kernels::elementwise::{ElementwiseCall, Join, x_width};
 use super::kernels::elementwise_backward::ElementwiseBackwardCall;
 use crate::device::DeviceFacts;
-use crate::kernel::pieces::Fours;
+use crate::kernel::vec4_grid::Vec4Grid;
 use crate::kernel::{Dispatch, Width};
 use crate::matmul::Activation;
 use crate::tensor::TensorView;
@@ -18,12 +18,6 @@ pub(crate) struct ElementwiseOp<'a> {
     pub x: TensorView<'a>,
     pub multiply: Option<TensorView<'a>>,
     pub residual: Option<TensorView<'a>>,
-}
-
-/// The width of loads and stores. A repeated `x` and its gradient do not limit it.
-fn in_fours(x: &[Option<TensorView>], others: &[Option<TensorView>], x_repeats: bool) -> Width {
-    let x = if x_repeats { &[] } else { x };
-    Width::of(x.iter().chain(others).flatten().all(|t| t.layout.in_fours(3)))
 }
 
 impl<'a> ElementwiseOp<'a> {
@@ -48,10 +42,11 @@ impl<'a> ElementwiseOp<'a> {
     /// Writes the result to `out`.
     pub fn forward(&self, out: TensorView<'a>, device: &DeviceFacts) -> Dispatch<'a> {
         let x_repeats = self.x_repeats(&out);
-        let [batch, heads, _, dim] = out.shape();
-        let Fours { each, work, groups, step } = Fours::of(out.shape(), device);
+        let grid = Vec4Grid::of(out.shape(), device);
         let other = self.other();
-        let width = in_fours(&[Some(self.x)], &[other, Some(out)], x_repeats);
+        // A repeated x does not limit the width.
+        let own = Some(self.x).filter(|_| !x_repeats);
+        let width = Width::of_rows(&[own, other, Some(out)]);
         let join = match (self.multiply, self.residual) {
             (Some(_), _) => Join::Times,
             (None, Some(_)) => Join::Plus,
@@ -61,16 +56,16 @@ impl<'a> ElementwiseOp<'a> {
             x: self.x(x_repeats),
             other,
             out,
-            dim: dim as u32,
-            fours: each as u32,
-            work: work as u32,
-            step,
+            dim: out.shape()[3] as u32,
+            fours: grid.in_row,
+            work: grid.in_head,
+            step: grid.step,
             activation: self.activation,
             join,
             width,
             x_width: x_width(width, x_repeats),
         };
-        call.dispatch([groups, heads, batch], device)
+        call.dispatch(grid.workgroups, device)
     }
 
     /// Writes the gradients of x and of `multiply`. The gradient of a repeated x is a sum over the
@@ -86,9 +81,11 @@ impl<'a> ElementwiseOp<'a> {
         let x_repeats = self.x_repeats(&d_out);
         let [batch, heads, length, dim] = d_out.shape();
         let shared = if x_repeats { [batch, heads, length, 1] } else { d_out.shape() };
-        let Fours { each, work, groups, step } = Fours::of(shared, device);
+        let grid = Vec4Grid::of(shared, device);
         let other = self.multiply.filter(|_| d_x.is_some());
-        let width = in_fours(&[Some(self.x), d_x], &[other, Some(d_out), d_multiply], x_repeats);
+        // A repeated x and its gradient do not limit the width.
+        let [own, d_own] = [Some(self.x), d_x].map(|t| t.filter(|_| !x_repeats));
+        let width = Width::of_rows(&[own, d_own, other, Some(d_out), d_multiply]);
         let call = ElementwiseBackwardCall {
             x: self.x(x_repeats),
             other,
@@ -96,15 +93,15 @@ impl<'a> ElementwiseOp<'a> {
             d_x,
             d_other: d_multiply,
             dim: dim as u32,
-            fours: each as u32,
-            work: work as u32,
-            step,
+            fours: grid.in_row,
+            work: grid.in_head,
+            step: grid.step,
             activation: self.activation,
             accumulates,
             width,
             x_width: x_width(width, x_repeats),
             x_repeats,
         };
-        call.dispatch([groups, heads, batch], device)
+        call.dispatch(grid.workgroups, device)
     }
 }

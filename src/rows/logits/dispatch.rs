@@ -44,7 +44,7 @@ pub(crate) fn log_softmax<'a>(
         inf: f32::INFINITY,
         nan: f32::NAN,
         shares,
-        width: Width::of([x, out].iter().all(|t| t.layout.in_fours(3))),
+        width: Width::of_rows(&[x, out]),
     };
     call.dispatch([groups, 1, 1], device)
 }
@@ -70,7 +70,7 @@ pub(crate) fn log_softmax_backward<'a>(
         inf: f32::INFINITY,
         shares,
         accumulates,
-        width: Width::of([out, d_out, d_x].iter().all(|t| t.layout.in_fours(3))),
+        width: Width::of_rows(&[out, d_out, d_x]),
     };
     call.dispatch([groups, 1, 1], device)
 }
@@ -126,7 +126,6 @@ impl<'a> TopKProblem<'a> {
         let [_, heads, length, columns] = x.shape();
         let (k, rows) = (self.k(), row_count(&x));
         let pairs = pairs.map(|buffer| in_scratch(buffer, DType::U32, [1, 1, 1, rows * k * 4], 0));
-        let groups = rows.min(MOST_GROUPS).min(device.max_workgroups as usize);
         let select = top_k_select::TopKSelectCall {
             x,
             indices: pairs.map_or(Some(indices), |_| None),
@@ -135,16 +134,12 @@ impl<'a> TopKProblem<'a> {
             k: k as u32,
             heads: heads as u32,
             length: length as u32,
-            rows: rows as u32,
-            step: groups as u32,
             least: if self.skips_neg_inf { top_k_select::NEG_INF_KEY } else { 0 },
             lanes: top_k_select::lanes(cpu),
             width: Width::of(x.layout.in_fours(3)),
         };
         let block = k.next_power_of_two().min(MOST_IN_PLACE);
         let most = top_k_sort::BLOCKS.into_iter().find(|most| block <= *most as usize);
-        let within = |workgroups: usize| workgroups.min(device.max_workgroups as usize);
-        let blocks = within(k.div_ceil(MOST_IN_PLACE));
         let sort = top_k_sort::TopKSortCall {
             x: if pairs.is_some() { None } else { Some(x) },
             values: values.filter(|_| pairs.is_none()),
@@ -153,19 +148,15 @@ impl<'a> TopKProblem<'a> {
             k: k as u32,
             heads: heads as u32,
             length: length as u32,
-            rows: rows as u32,
-            step: groups as u32,
-            blocks: blocks as u32,
             block: block as u32,
             neg_inf: f32::NEG_INFINITY,
             lanes: top_k_select::lanes(cpu),
             most: most.unwrap_or(MOST_IN_PLACE as u32),
         };
-        let mut all =
-            vec![select.dispatch([groups, 1, 1], device), sort.dispatch([blocks, groups, 1], device)];
+        let blocks = k.div_ceil(MOST_IN_PLACE);
+        let mut all = vec![select.dispatch([rows, 1, 1], device), sort.dispatch([blocks, rows, 1], device)];
         let Some(pairs) = pairs else { return all };
-        let lanes = top_k_merge::LANES as usize;
-        let shares = within(k.div_ceil(lanes));
+        let groups = k.div_ceil(top_k_merge::LANES as usize);
         let mut run = MOST_IN_PLACE;
         for half in [0, 1].into_iter().cycle() {
             let is_last = 2 * run >= k;
@@ -177,14 +168,11 @@ impl<'a> TopKProblem<'a> {
                 k: k as u32,
                 heads: heads as u32,
                 length: length as u32,
-                rows: rows as u32,
-                step: groups as u32,
-                across: (shares * lanes) as u32,
                 run: run as u32,
                 half,
                 neg_inf: f32::NEG_INFINITY,
             };
-            all.push(call.dispatch([shares, groups, 1], device));
+            all.push(call.dispatch([groups, rows, 1], device));
             if is_last {
                 break;
             }

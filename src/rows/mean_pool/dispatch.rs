@@ -25,10 +25,6 @@ pub(crate) struct MeanPoolOp<'a> {
 /// processes several.
 const MOST_GROUPS: usize = 65535;
 
-fn in_fours(tensors: &[Option<TensorView>]) -> Width {
-    Width::of(tensors.iter().flatten().all(|t| t.layout.in_fours(3)))
-}
-
 impl<'a> MeanPoolOp<'a> {
     /// The tensors of numbers (lengths or cu_seqlens) and of the mask of rows.
     fn which(&self) -> [Option<TensorView<'a>>; 2] {
@@ -69,7 +65,7 @@ impl<'a> MeanPoolOp<'a> {
             rows,
             pooled,
             l2: l2.is_some(),
-            width: in_fours(&[Some(x), Some(out)]),
+            width: Width::of_rows(&[Some(x), Some(out)]),
         };
         call.dispatch([groups, 1, 1], device)
     }
@@ -102,7 +98,7 @@ impl<'a> MeanPoolOp<'a> {
             rows,
             pooled,
             accumulates,
-            width: in_fours(&[x, Some(d_out), Some(d_x)]),
+            width: Width::of_rows(&[x, Some(d_out), Some(d_x)]),
         };
         call.dispatch([groups, 1, 1], device)
     }

@@ -72,10 +72,6 @@ fn vector(t: Option<TensorView>, device: &DeviceFacts) -> [u32; 2] {
     })
 }
 
-fn in_fours(tensors: &[Option<TensorView>]) -> Width {
-    Width::of(tensors.iter().flatten().all(|t| t.layout.in_fours(3)))
-}
-
 /// Distributes the rows. Returns the kernel's variant, the number of workgroups, and the distance
 /// between an invocation's rows.
 fn share(x: &TensorView, kernel_options: &KernelOptions, device: &DeviceFacts) -> (Rows, usize, u32) {
@@ -121,7 +117,7 @@ impl<'a> NormOp<'a> {
             shares,
             centred: config.centred,
             gating,
-            width: in_fours(&[Some(x), residual, weight, bias, gate, Some(out), sum]),
+            width: Width::of_rows(&[Some(x), residual, weight, bias, gate, Some(out), sum]),
         };
         call.dispatch([groups, 1, 1], device)
     }
@@ -240,7 +236,7 @@ impl<'a> NormOp<'a> {
             centred: config.centred,
             gating,
             accumulates,
-            width: in_fours(&[Some(x), residual, weight, bias, gate, d_out, d_sum, d_x, d_gate]),
+            width: Width::of_rows(&[Some(x), residual, weight, bias, gate, d_out, d_sum, d_x, d_gate]),
         };
         call.dispatch([groups, 1, 1], device)
     }

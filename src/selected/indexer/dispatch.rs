@@ -55,11 +55,6 @@ fn slot_of(bytes: u64, slot: Slot, scratch: &Scratch) -> Result<Option<&wgpu::Bu
     if bytes == 0 { Ok(None) } else { scratch.buffer(slot).map(Some) }
 }
 
-/// True if channels load as vec4.
-fn in_fours(tensors: &[TensorView]) -> Width {
-    Width::of(tensors.iter().all(|t| t.layout.in_fours(3)))
-}
-
 impl<'a> Problem<'a> {
     fn is_cpu(&self, device: &DeviceFacts) -> bool {
         self.kernel_options.target.is_cpu(device)
@@ -199,8 +194,8 @@ impl<'a> Problem<'a> {
             scale: self.scale,
             neg_inf: f32::NEG_INFINITY,
             tiles,
-            width: if has_words { in_fours(&[q]) } else { in_fours(&[q, k]) },
-            store: in_fours(&[scores]),
+            width: if has_words { Width::of_rows(&[q]) } else { Width::of_rows(&[q, k]) },
+            store: Width::of_rows(&[scores]),
         };
         let [rows, keys] = tiles.size();
         call.dispatch([columns.div_ceil(keys), span.queries[1].div_ceil(rows), span.batch[1]], device)
@@ -300,7 +295,7 @@ impl<'a> Problem<'a> {
                 adds: u32::from(i > 0),
                 scale: self.scale,
                 lanes: self.lanes(device),
-                width: in_fours(&[q, k]),
+                width: Width::of_rows(&[q, k]),
             };
             let slices = head_dim.div_ceil(4 * call.lanes as usize);
             all.push(call.dispatch([kv_len, slices, span.batch[1]], device));
@@ -332,7 +327,7 @@ impl<'a> Problem<'a> {
             listed: gradients.indices.map_or(0, |indices| indices.shape()[3]) as u32,
             scale: self.scale,
             lanes: self.lanes(device),
-            width: in_fours(&[self.q, self.k]),
+            width: Width::of_rows(&[self.q, self.k]),
         };
         let slices = if gradients.d_q.is_some() { head_dim.div_ceil(4 * call.lanes as usize) } else { 1 };
         all.push(call.dispatch([q_len * heads, slices, batch], device));

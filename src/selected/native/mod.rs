@@ -8,7 +8,7 @@ pub(crate) mod reference;
 
 pub use call::{NativeSparseBackward, NativeSparseBranches, NativeSparseForward};
 pub use config::NativeSparseConfig;
-use dispatch::{BRANCHES, Gradients, Problem};
+use dispatch::{BRANCHES, Gradients, NativeSparseProblem};
 
 use crate::attention::Attention;
 use crate::attention::dispatch::within;
@@ -177,7 +177,7 @@ impl NativeSparseAttention {
         out: (&'static str, TensorView<'a>, Access),
         branches: Access,
         tensors: &mut CallTensors<'a, '_>,
-    ) -> Result<Problem<'a>, Error> {
+    ) -> Result<NativeSparseProblem<'a>, Error> {
         let config = self.config;
         let dtype = config.attention.dtype;
         let NativeSparseForward { q, k, v, gates, compressed, window, .. } = *call;
@@ -205,10 +205,10 @@ impl NativeSparseAttention {
             let listed = [batch, kv_heads, q_len, config.count];
             tensors.add(branches, "branches.indices", indices, DType::U32, listed)?;
         }
-        Ok(Problem { shape, config, q, k, v, gates, compressed, window, branches: call.branches })
+        Ok(NativeSparseProblem { shape, config, q, k, v, gates, compressed, window, branches: call.branches })
     }
 
-    fn check<'a>(&self, call: &NativeSparseForward<'a>) -> Result<Problem<'a>, Error> {
+    fn check<'a>(&self, call: &NativeSparseForward<'a>) -> Result<NativeSparseProblem<'a>, Error> {
         let device = &self.pipelines.facts();
         let mut tensors = CallTensors::new(device);
         let out = ("out", call.out, Access::Write);
@@ -220,7 +220,7 @@ impl NativeSparseAttention {
     fn check_backward<'a>(
         &self,
         call: &NativeSparseBackward<'a>,
-    ) -> Result<(Problem<'a>, Gradients<'a>), Error> {
+    ) -> Result<(NativeSparseProblem<'a>, Gradients<'a>), Error> {
         let device = &self.pipelines.facts();
         let mut tensors = CallTensors::new(device);
         let NativeSparseBackward {

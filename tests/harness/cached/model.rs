@@ -114,11 +114,11 @@ impl Data {
     pub(super) fn off(self, kind: &Kind, row: &[f32]) -> Vec<f64> {
         let Some(block) = kind.hadamard else { return self.off_stored(kind.storage, row) };
         // A value is a sum over its block, there and back.
-        let turned = hadamard(row, block);
-        let off = self.off_stored(kind.storage, &turned);
+        let rotated = hadamard(row, block);
+        let off = self.off_stored(kind.storage, &rotated);
         let root = (block as f64).sqrt();
-        let sums = off.chunks(block).zip(turned.chunks(block)).flat_map(|(off, turned)| {
-            let size: f64 = turned.iter().map(|x| f64::from(x.abs())).sum();
+        let sums = off.chunks(block).zip(rotated.chunks(block)).flat_map(|(off, rotated)| {
+            let size: f64 = rotated.iter().map(|x| f64::from(x.abs())).sum();
             let sum = off.iter().sum::<f64>() + size * root * f64::from(f32::EPSILON);
             vec![sum / root; block]
         });

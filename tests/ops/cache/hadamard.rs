@@ -54,16 +54,16 @@ fn results_match_vectors() {
             let run = || -> Result<f64, String> {
                 let refused = |e: Error| e.to_string();
                 let [k, v] = [0, 1].map(|side| gpu.upload(&sides[side].0).expect("an upload"));
-                let turned: Vec<f32> = sides
+                let rotated: Vec<f32> = sides
                     .iter()
                     .flat_map(|(given, _)| given.chunks(head_dim).flat_map(|row| hadamard(row, block)))
                     .collect();
-                let (turned, q) = (
-                    gpu.upload(&turned).expect("an upload"),
+                let (rotated, q) = (
+                    gpu.upload(&rotated).expect("an upload"),
                     gpu.upload(&vector.f32("q")).expect("an upload"),
                 );
                 let [out, lse, read] = [1, 1, 2].map(|n| {
-                    gpu.buffer(4 * n * (turned.size() as usize).max(q.size() as usize)).expect("a buffer")
+                    gpu.buffer(4 * n * (rotated.size() as usize).max(q.size() as usize)).expect("a buffer")
                 });
                 let f32 = |buffer, shape| TensorView::new(buffer, DType::F32, shape);
                 let config = CacheConfig::new(kv_heads, head_dim, kv_len).batch(batch).storage(storage);
@@ -76,7 +76,7 @@ fn results_match_vectors() {
                 let call = Forward::with_cache(f32(&q, shape.q()), &cache, f32(&out, shape.out())).at_end();
                 let size = attention.scratch_size(&call).map_err(refused)?;
                 let mut scratch = Scratch::new(gpu.device(), size).map_err(refused)?;
-                let rows = [0, 1].map(|side| f32(&turned, shape.k()).with_offset(side * sides[0].0.len()));
+                let rows = [0, 1].map(|side| f32(&rotated, shape.k()).with_offset(side * sides[0].0.len()));
                 let read_at = [0, 1].map(|side| f32(&read, shape.k()).with_offset(side * sides[0].0.len()));
                 gpu.submit(|encoder| {
                     cache.advance(encoder, Tokens::All(kv_len))?;
@@ -186,8 +186,8 @@ fn outliers_cost_less() {
         rows.sum()
     };
     for storage in [CacheStorage::Q4_0, CacheStorage::Q4(ScaleGroup::Of(32))] {
-        let (plain, turned) = (error(1, storage), error(64, storage));
-        assert!(turned < 0.6 * plain, "{storage:?}: {turned} and {plain}");
+        let (plain, rotated) = (error(1, storage), error(64, storage));
+        assert!(rotated < 0.6 * plain, "{storage:?}: {rotated} and {plain}");
     }
 }
 

@@ -116,8 +116,8 @@ fn storages_and_layouts_match_their_rows() {
                 let config = CacheConfig::new(1, dims[0], capacity).value_dim(dims[1]).batch(BATCH);
                 let config = config.storage(storage).layout(layout).latent(true);
                 // A product with a matrix too, if the channels permit it.
-                let turned = (dims[0] == 96 && l == 0).then_some(32);
-                report.record(&name, &format!("{form:?}"), outcome(config.hadamard(turned), dims, form));
+                let rotated = (dims[0] == 96 && l == 0).then_some(32);
+                report.record(&name, &format!("{form:?}"), outcome(config.hadamard(rotated), dims, form));
             }
         }
     }

@@ -9,17 +9,13 @@ use wgpu_attention::selected::{
     NativeSparseForward,
 };
 use wgpu_attention::tuning::Target;
-use wgpu_attention::{Config, DType, Error, KernelOptions, Scratch, Shape, TensorView};
+use wgpu_attention::{Config, DType, Error, KernelOptions, Scratch, TensorView};
 
+use super::shape;
 use crate::harness::device::full;
 use crate::harness::native::{NativeCase, Numbers};
 use crate::harness::operator_setup::setups;
 use crate::harness::{FORMS, OperatorSetup, Report, rest};
-
-/// A shape from batch, heads, key/value heads, queries, keys, channels of keys and of values.
-fn shape([batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim]: [usize; 7]) -> Shape {
-    Shape { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim }
-}
 
 fn numbers(compression: [usize; 2], selection: [usize; 2], always: [usize; 2], window: usize) -> Numbers {
     Numbers { compression, selection, always, window }

@@ -1,7 +1,7 @@
 //! The host side of `elementwise.wgsl`.
 
 use crate::device::{Families, Family};
-use crate::kernel::pieces::FOURS_WORKGROUP;
+use crate::kernel::vec4_grid::WORKGROUP;
 use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
 use crate::matmul::{Activation, activation_parts};
 
@@ -50,14 +50,15 @@ impl Variant for Elementwise {
     const FAMILIES: Families = Families::of(Family::Elementwise);
 
     fn describe(&self) -> Kernel {
-        let parts = [shader!("tensor/view"), shader!("rows/elementwise/elementwise")];
+        let parts =
+            [shader!("tensor/view"), shader!("tensor/store_four"), shader!("rows/elementwise/elementwise")];
         let parts = [&parts, activation_parts(self.activation)].concat();
         self.declare()
-            .u32("WORKGROUP", FOURS_WORKGROUP as u32)
+            .u32("WORKGROUP", WORKGROUP as u32)
             .bool("TIMES", self.join == Join::Times)
             .bool("PLUS", self.join == Join::Plus)
             .bool("IN_FOURS", self.width == Width::Four)
-            .kernel(&parts, FOURS_WORKGROUP as u32, 0)
+            .kernel(&parts, WORKGROUP as u32, 0)
     }
 
     fn all() -> impl IntoIterator<Item = Self> {

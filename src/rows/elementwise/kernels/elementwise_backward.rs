@@ -2,7 +2,7 @@
 
 use super::elementwise::x_width;
 use crate::device::{Families, Family};
-use crate::kernel::pieces::FOURS_WORKGROUP;
+use crate::kernel::vec4_grid::WORKGROUP;
 use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
 use crate::matmul::{Activation, activation_parts};
 use crate::tensor::DType;
@@ -47,11 +47,11 @@ impl Variant for ElementwiseBackward {
         let parts = [shader!("tensor/view"), shader!("rows/elementwise/elementwise_backward")];
         let parts = [&parts, activation_parts(self.activation)].concat();
         self.declare()
-            .u32("WORKGROUP", FOURS_WORKGROUP as u32)
+            .u32("WORKGROUP", WORKGROUP as u32)
             .bool("ACCUMULATES", self.accumulates)
             .bool("IN_FOURS", self.width == Width::Four)
             .bool("X_REPEATS", self.x_repeats)
-            .kernel(&parts, FOURS_WORKGROUP as u32, 0)
+            .kernel(&parts, WORKGROUP as u32, 0)
     }
 
     fn all() -> impl IntoIterator<Item = Self> {

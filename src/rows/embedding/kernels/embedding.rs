@@ -39,7 +39,8 @@ impl Variant for Embedding {
     const FAMILIES: Families = Families::of(Family::Embeddings);
 
     fn describe(&self) -> Kernel {
-        let parts = [shader!("tensor/view"), shader!("rows/embedding/embedding")];
+        let parts =
+            [shader!("tensor/view"), shader!("tensor/store_four"), shader!("rows/embedding/embedding")];
         self.declare()
             .u32("WORKGROUP", WORKGROUP as u32)
             .bool("ACCUMULATES", self.accumulates)

@@ -18,11 +18,6 @@ kernel! {
         k: u32,
         heads: u32,
         length: u32,
-        rows: u32,
-        /// Workgroups that share the rows.
-        step: u32,
-        /// Invocations that share the results of a row.
-        across: u32,
         /// Results of a run before the step.
         run: u32,
         /// The half of the pairs that the step reads.

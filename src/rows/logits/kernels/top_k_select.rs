@@ -17,9 +17,6 @@ kernel! {
         k: u32,
         heads: u32,
         length: u32,
-        rows: u32,
-        /// Workgroups that share the rows.
-        step: u32,
         /// The largest key that is ignored.
         least: u32,
     }

@@ -18,11 +18,6 @@ kernel! {
         k: u32,
         heads: u32,
         length: u32,
-        rows: u32,
-        /// Workgroups that share the rows.
-        step: u32,
-        /// Workgroups that share the blocks of a row.
-        blocks: u32,
         /// Results of a block, with those past the end of the row: a power of two.
         block: u32,
         neg_inf: f32,

@@ -1,8 +1,9 @@
 //! The host side of `block_means.wgsl`.
 
 use crate::device::{Families, Family};
-use crate::kernel::pieces::FOURS_WORKGROUP;
+use crate::kernel::vec4_grid::WORKGROUP;
 use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
+use crate::tensor::DType;
 
 kernel! {
     /// Means of blocks of rows, or the gradient of the rows.
@@ -29,7 +30,6 @@ kernel! {
     }
     variant {
         backward: bool,
-        accumulates: bool,
         width: Width,
     }
 }
@@ -39,21 +39,19 @@ impl Variant for BlockMeans {
     const FAMILIES: Families = Families::of(Family::NativeSparse);
 
     fn describe(&self) -> Kernel {
-        let parts = [shader!("tensor/view"), shader!("selected/native/block_means")];
+        let parts =
+            [shader!("tensor/view"), shader!("tensor/store_four"), shader!("selected/native/block_means")];
         self.declare()
-            .u32("WORKGROUP", FOURS_WORKGROUP as u32)
+            .u32("WORKGROUP", WORKGROUP as u32)
             .bool("BACKWARD", self.backward)
-            .bool("ACCUMULATES", self.accumulates)
             .bool("IN_FOURS", self.width == Width::Four)
-            .kernel(&parts, FOURS_WORKGROUP as u32, 0)
+            .kernel(&parts, WORKGROUP as u32, 0)
     }
 
     fn all() -> impl IntoIterator<Item = Self> {
-        let [f32, f16, bf16] = FLOATS;
-        let forward = FLOATS.map(|dtype| (dtype, dtype, false, false));
-        let backward = [(f32, f32), (f32, f16), (f32, bf16)].map(|(x, out)| (x, out, true, true));
-        forward.into_iter().chain(backward).flat_map(|(x, out, backward, accumulates)| {
-            WIDTHS.map(|width| BlockMeans { x, out, backward, accumulates, width })
+        let forward = FLOATS.map(|dtype| (dtype, false));
+        forward.into_iter().chain([(DType::F32, true)]).flat_map(|(dtype, backward)| {
+            WIDTHS.map(|width| BlockMeans { x: dtype, out: dtype, backward, width })
         })
     }
 }

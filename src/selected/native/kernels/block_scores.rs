@@ -17,8 +17,8 @@ kernel! {
         /// Keys of a block.
         block: u32,
         /// Strides of a block, and of a compressed block.
-        strides_each: u32,
-        strides_wide: u32,
+        block_strides: u32,
+        compressed_strides: u32,
         /// Blocks that are always selected: the first ones, and those up to the query's own.
         initial: u32,
         local: u32,

@@ -1,7 +1,7 @@
 //! The host side of `gated_sum.wgsl`.
 
 use crate::device::{Families, Family};
-use crate::kernel::pieces::FOURS_WORKGROUP;
+use crate::kernel::vec4_grid::WORKGROUP;
 use crate::kernel::{FLOATS, Kernel, Variant, WIDTHS, Width, kernel, shader};
 
 kernel! {
@@ -29,11 +29,13 @@ impl Variant for GatedSum {
     const FAMILIES: Families = Families::of(Family::NativeSparse);
 
     fn describe(&self) -> Kernel {
-        let parts = [shader!("tensor/view"), shader!("selected/native/gated_sum")];
-        self.declare()
-            .u32("WORKGROUP", FOURS_WORKGROUP as u32)
-            .bool("IN_FOURS", self.width == Width::Four)
-            .kernel(&parts, FOURS_WORKGROUP as u32, 0)
+        let parts =
+            [shader!("tensor/view"), shader!("tensor/store_four"), shader!("selected/native/gated_sum")];
+        self.declare().u32("WORKGROUP", WORKGROUP as u32).bool("IN_FOURS", self.width == Width::Four).kernel(
+            &parts,
+            WORKGROUP as u32,
+            0,
+        )
     }
 
     fn all() -> impl IntoIterator<Item = Self> {
