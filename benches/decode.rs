@@ -224,6 +224,9 @@ fn main() {
         CacheStorage::Q8(group),
         CacheStorage::Q8(ScaleGroup::Row),
         CacheStorage::Q4(group),
+        CacheStorage::E4M3(ScaleGroup::Row),
+        CacheStorage::E5M2(ScaleGroup::Row),
+        CacheStorage::Gaussian4(ScaleGroup::Row),
     ] {
         if quick() && ![CacheStorage::F32, CacheStorage::Q8(group)].contains(&storage) {
             continue;
@@ -233,7 +236,7 @@ fn main() {
             continue;
         }
         subjects.push(cached(&bed, &data, config(length).storage(storage), name.clone(), (storage, None)));
-        if matches!(storage, CacheStorage::Q8(_) | CacheStorage::Q4(_)) {
+        if matches!(storage, CacheStorage::Q8(_) | CacheStorage::Q4(_) | CacheStorage::Gaussian4(_)) {
             let name = format!("{name}, times a matrix");
             subjects.push(cached(&bed, &data, config(length).storage(storage), name, (storage, Some(DIM))));
         }

@@ -17,7 +17,9 @@
 // Bindings (declared by the host): k, v, cache_k, cache_v, sequence_table; rotation_table if keys
 // are rotated; positions if HAS_POSITIONS.
 
-const MOST: f32 = select(7.0, 127.0, STORAGE_KIND == Q8);
+const SCALED: bool = STORAGE >= Q8;
+// The largest number of a group: its channel of the largest magnitude, over its scale.
+const MOST: f32 = array<f32, 8>(1.0, 1.0, 1.0, 127.0, 448.0, 57344.0, 7.0, 1.0)[STORAGE];
 
 // One row of keys or of values.
 struct Row {
@@ -68,33 +70,84 @@ fn half_of(x: f32) -> u32 {
     }
 }
 
-// The number that stands for x. GGML rounds halves away from zero in 8 bits, and up in 4 bits.
-fn level(x: f32, scale: f32) -> i32 {
-    if GGML {
+// Returns the nearest float of eight bits, ties to even. The arguments shift and first are those of
+// packed_words.wgsl. The smallest subnormal number is step, and the largest number is most.
+fn small_float(x: f32, shift: u32, first: u32, step: f32, most: f32) -> u32 {
+    let size = min(abs(x), most);
+    let bits = bitcast<u32>(size);
+    let odd = (bits >> shift) & 1u;
+    let normal = ((bits + (1u << (shift - 1u)) - 1u + odd) >> shift) - (first >> shift);
+    let subnormal = u32(round(size / step));
+    let sign = (bitcast<u32>(x) >> 24u) & 0x80u;
+    return sign | select(normal, subnormal, bits < first + 0x800000u);
+}
+
+// The number of the level nearest to x among the levels of GAUSSIAN4.
+fn gaussian_number(x: f32) -> u32 {
+    var n = 0u;
+    for (var i = 0u; i < 15u; i++) {
+        let levels = gaussian_levels(f32(i) + vec4<f32>(0.0, 1.0, 0.0, 0.0));
+        n += select(0u, 1u, x > 0.5 * (levels.x + levels.y));
+    }
+    return n;
+}
+
+// The bits that stand for x. GGML rounds halves away from zero in 8 bits, and up in 4 bits.
+fn code_of(x: f32, scale: f32) -> u32 {
+    if STORAGE == E4M3 {
+        return small_float(x / scale, 20u, 0x3c000000u, 0x1p-9, MOST);
+    } else if STORAGE == E5M2 {
+        return small_float(x / scale, 21u, 0x38000000u, 0x1p-16, MOST);
+    } else if STORAGE == GAUSSIAN4 {
+        return gaussian_number(x * select(1.0 / scale, 0.0, scale == 0.0));
+    } else if GGML {
         let y = x * select(1.0 / scale, 0.0, scale == 0.0);
-        if STORAGE_KIND == Q4 {
-            return min(i32(y + 8.5), 15) - 8;
+        if STORAGE == Q4 {
+            return min(u32(y + 8.5), 15u);
         } else {
             let size = trunc(abs(y));
-            return i32(sign(y) * (size + select(0.0, 1.0, abs(y) - size >= 0.5)));
+            return bitcast<u32>(i32(sign(y) * (size + select(0.0, 1.0, abs(y) - size >= 0.5)))) & 0xffu;
         }
     } else {
-        return i32(clamp(round(x / scale), -MOST, MOST));
+        let level = i32(clamp(round(x / scale), -MOST, MOST));
+        return bitcast<u32>(level + select(0, 8, STORAGE == Q4)) & 0xffu;
     }
 }
 
-// The number with the larger magnitude, the first of equals.
-fn peak_of(peak: f32, x: f32) -> f32 {
-    return select(peak, x, abs(x) > abs(peak));
+// The facts that a scale depends on. peak is the channel with the largest magnitude, the first of
+// equals. For GAUSSIAN4, squares is the sum of squares over peak². It cannot overflow.
+struct Group {
+    peak: f32,
+    squares: f32,
+    finite: bool,
 }
 
-// A group's scale, from its number with the largest magnitude. A group of zeros may have any scale.
-fn scale_of(peak: f32) -> f32 {
-    if GGML {
-        let scale = select(abs(peak) / 127.0, peak / -8.0, STORAGE_KIND == Q4);
+fn with_channel(g: Group, x: f32) -> Group {
+    let peak = select(g.peak, x, abs(x) > abs(g.peak));
+    var squares = 0.0;
+    if STORAGE == GAUSSIAN4 && peak != 0.0 {
+        let before = g.peak / peak;
+        let part = x / peak;
+        squares = g.squares * before * before + part * part;
+    }
+    return Group(peak, squares, g.finite);
+}
+
+fn with_four(g: Group, x: vec4<f32>) -> Group {
+    let y = with_channel(with_channel(with_channel(with_channel(g, x.x), x.y), x.z), x.w);
+    return Group(y.peak, y.squares, g.finite && all_finite(x));
+}
+
+// The scale of a group of `count` channels. A group of zeros may have any scale.
+fn scale_of(g: Group, count: u32) -> f32 {
+    if STORAGE == GAUSSIAN4 {
+        let scale = abs(g.peak) * sqrt(g.squares / f32(count));
+        return select(scale, 0.0, scale < 1.1754943508222875e-38);
+    } else if GGML {
+        let scale = select(abs(g.peak) / 127.0, g.peak / -8.0, STORAGE == Q4);
         return select(scale, 0.0, abs(scale) < 1.1754943508222875e-38);
     } else {
-        let scale = abs(peak) / MOST;
+        let scale = abs(g.peak) / MOST;
         return select(scale, 1.0, scale < 1.1754943508222875e-38);
     }
 }
@@ -117,11 +170,9 @@ fn half_pair(x: vec2<f32>) -> u32 {
     return half_of(x.x) | (half_of(x.y) << 16u);
 }
 
-// Four levels as bytes.
-fn bytes_of(x: vec4<f32>, scale: f32, bias: i32) -> u32 {
-    let levels = vec4<i32>(level(x.x, scale), level(x.y, scale), level(x.z, scale), level(x.w, scale));
-    let n = bitcast<vec4<u32>>(levels + bias) & vec4<u32>(0xffu);
-    return n.x | (n.y << 8u) | (n.z << 16u) | (n.w << 24u);
+// Four channels as bytes.
+fn bytes_of(x: vec4<f32>, scale: f32) -> u32 {
+    return code_of(x.x, scale) | (code_of(x.y, scale) << 8u) | (code_of(x.z, scale) << 16u) | (code_of(x.w, scale) << 24u);
 }
 
 // Four channels from d on, and zeros past the last channel.
@@ -130,41 +181,41 @@ fn channels(r: Row, d: u32) -> vec4<f32> {
 }
 
 fn word_of(r: Row, d: u32, scale: f32) -> u32 {
-    if STORAGE_KIND == F32 {
+    if STORAGE == F32 {
         return bitcast<u32>(channel(r, d));
-    } else if STORAGE_KIND == F16 {
+    } else if STORAGE == F16 {
         return half_pair(vec2<f32>(channel(r, d), channel(r, d + 1u)));
-    } else if STORAGE_KIND == BF16 {
+    } else if STORAGE == BF16 {
         return bf16_pair(vec2<f32>(channel(r, d), channel(r, d + 1u)));
-    } else if STORAGE_KIND == Q8 {
-        return bytes_of(channels(r, d), scale, 0);
+    } else if PER_WORD == 4u {
+        return bytes_of(channels(r, d), scale);
     } else {
-        return bytes_of(channels(r, d), scale, 8) | (bytes_of(channels(r, d + 4u), scale, 8) << 4u);
+        return bytes_of(channels(r, d), scale) | (bytes_of(channels(r, d + 4u), scale) << 4u);
     }
 }
 
 // Stores the n-th eight of 32 channels, whose words begin at o.
 fn store_eight(r: Row, o: u32, n: u32, x: vec4<f32>, y: vec4<f32>, scale: f32) {
-    if STORAGE_KIND == F32 {
+    if STORAGE == F32 {
         for (var c = 0u; c < 4u; c++) {
             store_word(r, o + 8u * n + c, bitcast<u32>(component(x, c)));
             store_word(r, o + 8u * n + 4u + c, bitcast<u32>(component(y, c)));
         }
-    } else if STORAGE_KIND == F16 {
+    } else if STORAGE == F16 {
         store_word(r, o + 4u * n, half_pair(x.xy));
         store_word(r, o + 4u * n + 1u, half_pair(x.zw));
         store_word(r, o + 4u * n + 2u, half_pair(y.xy));
         store_word(r, o + 4u * n + 3u, half_pair(y.zw));
-    } else if STORAGE_KIND == BF16 {
+    } else if STORAGE == BF16 {
         store_word(r, o + 4u * n, bf16_pair(x.xy));
         store_word(r, o + 4u * n + 1u, bf16_pair(x.zw));
         store_word(r, o + 4u * n + 2u, bf16_pair(y.xy));
         store_word(r, o + 4u * n + 3u, bf16_pair(y.zw));
-    } else if STORAGE_KIND == Q8 {
-        store_word(r, o + 2u * n, bytes_of(x, scale, 0));
-        store_word(r, o + 2u * n + 1u, bytes_of(y, scale, 0));
+    } else if PER_WORD == 4u {
+        store_word(r, o + 2u * n, bytes_of(x, scale));
+        store_word(r, o + 2u * n + 1u, bytes_of(y, scale));
     } else {
-        store_word(r, o + n, bytes_of(x, scale, 8) | (bytes_of(y, scale, 8) << 4u));
+        store_word(r, o + n, bytes_of(x, scale) | (bytes_of(y, scale) << 4u));
     }
 }
 
@@ -194,26 +245,22 @@ fn write_unit(r: Row, row: u32, unit: u32, size: u32, words: u32, groups: u32, s
     let end = min(first + size, words * PER_WORD);
     var scale = 1.0;
     if SCALED {
-        var peak = 0.0;
-        var finite = true;
+        var group = Group(0.0, 0.0, true);
         if HADAMARD {
             for (var d = first; d < end; d += 32u) {
                 let x = hadamard_32(r, d);
                 /* unrolled */ for (var n = 0u; n < 8u; n++) {
-                    finite = finite && all_finite(x[n]);
-                    peak = peak_of(peak_of(peak_of(peak_of(peak, x[n].x), x[n].y), x[n].z), x[n].w);
+                    group = with_four(group, x[n]);
                 }
             }
         } else {
-            for (var d = first; d < end; d++) {
-                let x = channel(r, d);
-                // This tests the bits, because a comparison may lose a NaN.
-                finite = finite && (bitcast<u32>(x) & 0x7fffffffu) < 0x7f800000u;
-                peak = peak_of(peak, x);
+            for (var d = first; d < end; d += 4u) {
+                group = with_four(group, channels(r, d));
             }
         }
+        let finite = group.finite;
         // If the scale is NaN, the levels do not matter.
-        scale = select(1.0, scale_of(peak), finite);
+        scale = select(1.0, scale_of(group, min(end, r.dim) - first), finite);
         let stored = select(0x7fc00000u, stored_scale(scale), finite);
         store_word(r, scales + row * groups + unit, stored);
     }
@@ -257,7 +304,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
     var position: u32;
     if OVERWRITES {
-        if n == 0u && i == 0u {
+        if n == 0u && i == 0u && p.counts_refused != 0u {
             count_refused(b);
         }
         position = position_of(p.at, b, 0u, i);

@@ -14,16 +14,14 @@
 
 // Returns four stored channels of a key or a value from d on. Floats keep their bits.
 fn stored_four(is_key: bool, s: Source, row: u32, d: u32) -> vec4<f32> {
-    let word = d / CHANNELS;
-    let part = d / 4u % VECTORS;
-    if SCALED && is_key {
+    if is_key && K_SCALED {
         return k_four(s, row, d);
-    } else if SCALED {
-        return v_four(s, row, d);
     } else if is_key {
-        return unpacked(k_word(s, row, word), part);
+        return unpacked(K_STORAGE, k_word(s, row, d / K_CHANNELS), d / 4u % K_VECTORS);
+    } else if V_SCALED {
+        return v_four(s, row, d);
     } else {
-        return unpacked(v_word(s, row, word), part);
+        return unpacked(V_STORAGE, v_word(s, row, d / V_CHANNELS), d / 4u % V_VECTORS);
     }
 }
 

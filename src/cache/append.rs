@@ -79,8 +79,9 @@ impl Cache {
         let source = self.source(layer, false)?;
         self.check_append(layer, append, self.advanced)?;
         let tensors = append.tensors(self.config.value_dim);
-        let dispatch = dispatch::append(&source, tensors, append.rotation(), None, &self.pipelines.facts());
-        self.pipelines.bind("cache append", &[dispatch], &self.bindings)
+        let device = &self.pipelines.facts();
+        let dispatches = dispatch::append(&source, tensors, append.rotation(), None, device);
+        self.pipelines.bind("cache append", &dispatches, &self.bindings)
     }
 
     /// Records the overwriting of existing positions with keys and values, and all changes since
@@ -126,7 +127,7 @@ impl Cache {
         let positions = (at.params(rows, LONGEST_AXIS as u32, device), at.tensor());
         let mut dispatches = self.copies(&copies);
         let tensors = append.tensors(self.config.value_dim);
-        dispatches.push(dispatch::append(&source, tensors, append.rotation(), Some(positions), device));
+        dispatches.extend(dispatch::append(&source, tensors, append.rotation(), Some(positions), device));
         let call = self.pipelines.bind("cache", &dispatches, &self.bindings)?;
         let call = self.bind_edits(&edits)?.then(call);
         // Nothing can fail after this line.

@@ -28,8 +28,8 @@ pub(crate) struct CacheLayer<'a> {
     pub kept: usize,
     /// Channels of a block that is multiplied by a Walsh–Hadamard matrix before it is stored.
     pub hadamard: Option<usize>,
-    /// True for scales and rounding as in ggml.
-    pub ggml: bool,
+    /// True for scales and rounding as in ggml, of keys and of values.
+    pub ggml: [bool; 2],
     /// True if values are the first channels of keys: both buffers are the same.
     pub latent: bool,
 }
@@ -126,49 +126,61 @@ pub(crate) fn words<'a>(
 /// Positions of rows, and their tensor if they are in device memory.
 pub(crate) type PositionsOf<'a> = (PositionParams, Option<TensorView<'a>>);
 
-/// Returns the dispatch that writes k `[batch, kv_heads, rows, head_dim]` and v `[batch, kv_heads,
-/// rows, value_dim]` into a layer. The rows are the tokens of the last advance, or existing
-/// positions `at`. `rotation` is the table that rotates keys.
+/// Returns the dispatches that write k `[batch, kv_heads, rows, head_dim]` and v `[batch, kv_heads,
+/// rows, value_dim]` into a layer. There are two if the storages differ. The rows are the tokens of
+/// the last advance, or existing positions `at`. `rotation` is the table that rotates keys.
 pub(crate) fn append<'a>(
     layer: &CacheLayer<'a>,
     [k, v]: [TensorView<'a>; 2],
     rotation: Option<(TensorView<'a>, RotationParams)>,
     at: Option<PositionsOf<'a>>,
     device: &DeviceFacts,
-) -> Dispatch<'a> {
+) -> Dispatches<'a> {
     let ([batch, kv_heads, rows, head_dim], value_dim) = (k.shape(), v.shape()[3]);
-    let units = CacheAppend::units(&layer.cached);
-    // The rows of latent keys have the values.
-    let of_values = if layer.latent { 0 } else { value_dim };
-    let [k_units, v_units] =
-        [(head_dim, units[0]), (of_values, units[1])].map(|(dim, unit)| dim.div_ceil(unit as usize));
+    let CacheVariant { storages, layout_kind, groups } = layer.cached;
     let (hadamard_block, hadamard_scale) = hadamard_numbers(layer.hadamard);
-    let call = CacheAppendCall {
-        k,
-        v,
-        cache_k: layer.k,
-        cache_v: (!layer.latent).then_some(layer.v),
-        sequence_table: layer.sequence_table,
-        rotation_table: rotation.map(|(table, _)| table),
-        positions: at.and_then(|(_, tensor)| tensor),
-        cache: layer.params,
-        rotation: rotation.map_or(bytemuck::Zeroable::zeroed(), |(_, rotation)| rotation),
-        at: at.map_or(bytemuck::Zeroable::zeroed(), |(at, _)| at),
-        head_dim: head_dim as u32,
-        value_dim: value_dim as u32,
-        k_units: k_units as u32,
-        v_units: v_units as u32,
-        rows: rows as u32,
-        hadamard_block,
-        hadamard_scale,
-        cached: layer.cached,
-        overwrites: at.is_some(),
-        hadamard: layer.hadamard.is_some(),
-        ggml: layer.ggml,
-        latent: layer.latent,
+    let of_sides = |side: usize, writes: [bool; 2]| {
+        let units = CacheAppend::units(storages[side], groups);
+        let count = |n: usize, dim: usize| if writes[n] { dim.div_ceil(units[n] as usize) } else { 0 };
+        let (k_units, v_units) = (count(0, head_dim), count(1, value_dim));
+        let call = CacheAppendCall {
+            k,
+            v,
+            cache_k: layer.k,
+            cache_v: (!layer.latent).then_some(layer.v),
+            sequence_table: layer.sequence_table,
+            rotation_table: rotation.map(|(table, _)| table),
+            positions: at.and_then(|(_, tensor)| tensor),
+            cache: layer.params,
+            rotation: rotation.map_or(bytemuck::Zeroable::zeroed(), |(_, rotation)| rotation),
+            at: at.map_or(bytemuck::Zeroable::zeroed(), |(at, _)| at),
+            head_dim: head_dim as u32,
+            value_dim: value_dim as u32,
+            k_units: k_units as u32,
+            v_units: v_units as u32,
+            rows: rows as u32,
+            hadamard_block,
+            hadamard_scale,
+            counts_refused: u32::from(writes[0]),
+            storage: storages[side],
+            layout_kind,
+            groups,
+            overwrites: at.is_some(),
+            hadamard: layer.hadamard.is_some(),
+            ggml: layer.ggml[side],
+            latent: layer.latent,
+        };
+        let workgroups = (kv_heads * (k_units + v_units)).div_ceil(cache_append::WORKGROUP);
+        call.dispatch([workgroups, rows, batch], device)
     };
-    let groups = (kv_heads * (k_units + v_units)).div_ceil(cache_append::WORKGROUP);
-    call.dispatch([groups, rows, batch], device)
+    // The rows of latent keys have the values.
+    if layer.latent {
+        vec![of_sides(0, [true, false])]
+    } else if storages[0] == storages[1] && layer.ggml[0] == layer.ggml[1] {
+        vec![of_sides(0, [true; 2])]
+    } else {
+        vec![of_sides(0, [true, false]), of_sides(1, [false, true])]
+    }
 }
 
 /// Returns the dispatch that reads k and v, with the shapes of [`append`], from a layer.

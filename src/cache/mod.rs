@@ -13,6 +13,7 @@ pub(crate) mod storage;
 mod tokens;
 
 pub use append::Append;
+use config::SideSize;
 pub use config::{CacheConfig, CacheLayout, CacheStorage, ScaleGroup};
 use dispatch::CacheLayer;
 use kernels::cache::{COUNT, LENGTH, REFUSED, START, WORDS};
@@ -99,19 +100,20 @@ impl Cache {
     pub fn with_pipelines(pipelines: &Pipelines, config: CacheConfig) -> Result<Self, Error> {
         config.check(&pipelines.facts())?;
         let device = pipelines.device();
-        let side = |label, dim| {
+        let [k_size, v_size] = config.sides();
+        let side = |label, size: SideSize| {
             guarded(device, "a cache", || {
                 device.create_buffer(&wgpu::BufferDescriptor {
                     label: Some(label),
-                    size: 4 * config.side(dim).total as u64,
+                    size: 4 * size.total as u64,
                     usage: TensorView::USAGES,
                     mapped_at_creation: false,
                 })
             })
         };
         let layer = |_| {
-            let k = side("attention.cache.k", config.head_dim)?;
-            let v = if config.latent { k.clone() } else { side("attention.cache.v", config.value_dim)? };
+            let k = side("attention.cache.k", k_size)?;
+            let v = if config.latent { k.clone() } else { side("attention.cache.v", v_size)? };
             Ok([k, v])
         };
         Ok(Cache {
@@ -395,7 +397,7 @@ impl Cache {
             params: self.config.params(ragged),
             kept: self.config.capacity,
             hadamard: self.config.hadamard,
-            ggml: self.config.storage.is_ggml(),
+            ggml: self.config.storages.map(CacheStorage::is_ggml),
             latent: self.config.latent,
         }
     }

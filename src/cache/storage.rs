@@ -10,12 +10,23 @@ pub(crate) enum StorageKind {
     F16,
     BF16,
     Q8,
+    E4M3,
+    E5M2,
     Q4,
+    Gaussian4,
 }
 
 impl StorageKind {
-    pub const ALL: [StorageKind; 5] =
-        [StorageKind::F32, StorageKind::F16, StorageKind::BF16, StorageKind::Q8, StorageKind::Q4];
+    pub const ALL: [StorageKind; 8] = [
+        StorageKind::F32,
+        StorageKind::F16,
+        StorageKind::BF16,
+        StorageKind::Q8,
+        StorageKind::E4M3,
+        StorageKind::E5M2,
+        StorageKind::Q4,
+        StorageKind::Gaussian4,
+    ];
 
     /// The storage of tensors of a float type.
     pub fn of(dtype: DType) -> Self {
@@ -31,8 +42,8 @@ impl StorageKind {
         match self {
             StorageKind::F32 => 1,
             StorageKind::F16 | StorageKind::BF16 => 2,
-            StorageKind::Q8 => 4,
-            StorageKind::Q4 => 8,
+            StorageKind::Q8 | StorageKind::E4M3 | StorageKind::E5M2 => 4,
+            StorageKind::Q4 | StorageKind::Gaussian4 => 8,
         }
     }
 
@@ -43,13 +54,20 @@ impl StorageKind {
             StorageKind::F16 => Family::CacheF16,
             StorageKind::BF16 => Family::CacheBF16,
             StorageKind::Q8 => Family::CacheQ8,
+            StorageKind::E4M3 | StorageKind::E5M2 => Family::CacheF8,
             StorageKind::Q4 => Family::CacheQ4,
+            StorageKind::Gaussian4 => Family::CacheGaussian4,
         }
+    }
+
+    /// True if kernels unpack its numbers plus a bias.
+    pub fn is_biased(self) -> bool {
+        matches!(self, StorageKind::Q8 | StorageKind::Q4)
     }
 
     /// True if channels share scales.
     pub fn is_scaled(self) -> bool {
-        matches!(self, StorageKind::Q8 | StorageKind::Q4)
+        self as usize >= StorageKind::Q8 as usize
     }
 }
 

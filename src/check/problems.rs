@@ -49,7 +49,7 @@ impl Problem {
         Self::FIRST.into_iter().chain(operators::OPERATORS.iter().copied().map(Problem::Operator))
     }
 
-    const FIRST: [Problem; 23] = [
+    const FIRST: [Problem; 26] = [
         Problem::Product { rows: FEW, dtype: DType::F32 },
         Problem::Prefill,
         Problem::Weights,
@@ -68,6 +68,9 @@ impl Problem {
         Problem::Cached(CacheStorage::BF16),
         Problem::Cached(CacheStorage::Q8(ScaleGroup::Row)),
         Problem::Cached(CacheStorage::Q4(ScaleGroup::Row)),
+        Problem::Cached(CacheStorage::E4M3(ScaleGroup::Row)),
+        Problem::Cached(CacheStorage::E5M2(ScaleGroup::Row)),
+        Problem::Cached(CacheStorage::Gaussian4(ScaleGroup::Row)),
         Problem::Gradients(DType::F32),
         Problem::Gradients(DType::F16),
         Problem::ScoreGradients,
@@ -205,7 +208,11 @@ async fn cached(gpu: &Gpu, storage: CacheStorage) -> Result<Outcome, Error> {
             // Exact, because the conversion works on bits.
             CacheStorage::BF16 => 0.0,
             CacheStorage::Q8(_) | CacheStorage::Q8_0 => 1.01 / 127.0,
+            CacheStorage::E4M3(_) => 1.01 * 32.0 / 448.0,
+            CacheStorage::E5M2(_) => 1.01 * 8192.0 / 57344.0,
             CacheStorage::Q4(_) | CacheStorage::Q4_0 => 1.01 / 7.0,
+            // The gap of the two largest levels, times a root mean square of at most 1.
+            CacheStorage::Gaussian4(_) => 1.01 * 0.6275,
         };
         if let Err(wrong) = compare(kept, &want.collect::<Vec<_>>(), Tolerance { absolute }) {
             return Ok(Err(wrong));

@@ -55,7 +55,7 @@ families! {
     /// Attention of few queries over packed keys, the variant for software drivers. Without it: the
     /// fused kernels.
     DecodeCpu: "decode, CPU variant", true;
-    /// Caches of F32. Without it: refused, as for the other four storages.
+    /// Caches of F32. Without it: refused, as for the other storages.
     CacheF32: "F32 caches", false;
     /// Caches of F16.
     CacheF16: "F16 caches", false;
@@ -65,6 +65,10 @@ families! {
     CacheQ8: "Q8 caches", false;
     /// Caches of 4 bits.
     CacheQ4: "Q4 caches", false;
+    /// Caches of E4M3 and E5M2.
+    CacheF8: "8-bit float caches", false;
+    /// Caches of Gaussian4.
+    CacheGaussian4: "Gaussian4 caches", false;
     /// Tensors of F16. Without it: refused.
     F16Tensors: "F16 tensors", false;
     /// Tensors of BF16. Without it: refused.

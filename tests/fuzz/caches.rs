@@ -24,6 +24,7 @@ struct Kind {
     capacity: usize,
     layers: usize,
     storage: CacheStorage,
+    value_storage: CacheStorage,
     layout: CacheLayout,
     hadamard: Option<usize>,
 }
@@ -32,6 +33,19 @@ impl Kind {
     fn new(f: &mut Choices, c: &mut Choices) -> Self {
         let group = if f.one_in(2) { ScaleGroup::Row } else { ScaleGroup::Of(32) };
         let rotated = f.one_in(5);
+        let storages = [
+            CacheStorage::F32,
+            CacheStorage::F16,
+            CacheStorage::BF16,
+            CacheStorage::Q8(group),
+            CacheStorage::Q4(group),
+            CacheStorage::Q8_0,
+            CacheStorage::Q4_0,
+            CacheStorage::E4M3(group),
+            CacheStorage::E5M2(group),
+            CacheStorage::Gaussian4(group),
+        ];
+        let storage = f.pick(&storages);
         Kind {
             batch: c.between(1, 3),
             kv_heads: c.between(1, 2),
@@ -39,15 +53,8 @@ impl Kind {
             value_dim: if rotated { 32 } else { f.pick(&[4, 8]) },
             capacity: c.pick(&[1, 5, 16, 20, 40, 64]),
             layers: c.between(1, 2),
-            storage: f.pick(&[
-                CacheStorage::F32,
-                CacheStorage::F16,
-                CacheStorage::BF16,
-                CacheStorage::Q8(group),
-                CacheStorage::Q4(group),
-                CacheStorage::Q8_0,
-                CacheStorage::Q4_0,
-            ]),
+            storage,
+            value_storage: if f.one_in(4) { f.pick(&storages) } else { storage },
             hadamard: rotated.then_some(32),
             layout: match f.below(3) {
                 0 => CacheLayout::Contiguous,
@@ -82,6 +89,7 @@ impl Kind {
             .value_dim(self.value_dim)
             .layers(self.layers)
             .storage(self.storage)
+            .value_storage(self.value_storage)
             .layout(self.layout)
             .hadamard(self.hadamard)
     }

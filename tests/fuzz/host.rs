@@ -436,13 +436,16 @@ pub fn stages(_: &mut World, _: &mut Choices, c: &mut Choices, said: &mut String
             .map(drop)
         }
         14 => {
-            let storage = match c.below(7) {
+            let storage = match c.below(10) {
                 0 => CacheStorage::Q8(ScaleGroup::Of(c.size())),
                 1 => CacheStorage::Q4(ScaleGroup::Of(c.size())),
                 2 => CacheStorage::F16,
                 3 => CacheStorage::BF16,
                 4 => CacheStorage::Q8_0,
                 5 => CacheStorage::Q4_0,
+                6 => CacheStorage::E4M3(ScaleGroup::Of(c.size())),
+                7 => CacheStorage::E5M2(ScaleGroup::Row),
+                8 => CacheStorage::Gaussian4(ScaleGroup::Of(c.size())),
                 _ => CacheStorage::Q4(ScaleGroup::Row),
             };
             let row: Vec<f32> = (0..c.below(70)).map(|_| c.float()).collect();

@@ -149,6 +149,13 @@ fn is_found(gpu: &Gpu, pipelines: &Pipelines, family: Family, fault: Fault) {
         Family::CacheBF16 => assert!(refused(cache(&gpu, CacheStorage::BF16).err())),
         Family::CacheQ8 => assert!(refused(cache(&gpu, CacheStorage::Q8(ScaleGroup::Of(32))).err())),
         Family::CacheQ4 => assert!(refused(cache(&gpu, CacheStorage::Q4(ScaleGroup::Row)).err())),
+        Family::CacheF8 => {
+            assert!(refused(cache(&gpu, CacheStorage::E4M3(ScaleGroup::Row)).err()));
+            assert!(refused(cache(&gpu, CacheStorage::E5M2(ScaleGroup::Row)).err()));
+        }
+        Family::CacheGaussian4 => {
+            assert!(refused(cache(&gpu, CacheStorage::Gaussian4(ScaleGroup::Row)).err()));
+        }
         Family::F16Tensors | Family::BF16Tensors => {
             let dtype = if family == Family::F16Tensors { DType::F16 } else { DType::BF16 };
             let config = Config::new(2, 16).dtype(dtype);
@@ -175,8 +182,15 @@ fn check_passes_on_this_device() {
         let report = gpu.check().expect("a device that works");
         assert_eq!(report.wrong().count(), 0, "{report}");
         let right = |family| matches!(report.verdict(family), Verdict::Right { share } if *share <= 1.0);
-        let caches =
-            [Family::CacheF32, Family::CacheF16, Family::CacheBF16, Family::CacheQ8, Family::CacheQ4];
+        let caches = [
+            Family::CacheF32,
+            Family::CacheF16,
+            Family::CacheBF16,
+            Family::CacheQ8,
+            Family::CacheQ4,
+            Family::CacheF8,
+            Family::CacheGaussian4,
+        ];
         assert!(caches.into_iter().all(right), "{report}");
         let forms = [
             [Family::FusedGpu, Family::FusedCpu],
@@ -217,6 +231,8 @@ fn wrong_family_of_device_is_disabled() {
         Family::CacheBF16,
         Family::CacheQ8,
         Family::CacheQ4,
+        Family::CacheF8,
+        Family::CacheGaussian4,
         Family::F16Tensors,
         Family::BF16Tensors,
         of_device(Family::FusedCpu, Family::FusedGpu),

@@ -8,30 +8,49 @@ use wgpu_attention::reference::cache::{hadamard, stored};
 use crate::Fallible;
 use crate::model::{Layout, Logits, Model, Session};
 
-/// A format with a name on the command line.
+/// Formats with a name on the command line.
 #[derive(Clone, Copy, Debug)]
 pub struct CacheKind {
     pub name: &'static str,
-    pub storage: CacheStorage,
+    /// The format of keys, and of values.
+    pub storages: [CacheStorage; 2],
     /// True if each head's channels are multiplied by a Walsh–Hadamard matrix.
     pub rotated: bool,
 }
 
-pub const KINDS: [CacheKind; 9] = [
-    CacheKind { name: "f32", storage: CacheStorage::F32, rotated: false },
-    CacheKind { name: "f16", storage: CacheStorage::F16, rotated: false },
-    CacheKind { name: "bf16", storage: CacheStorage::BF16, rotated: false },
-    CacheKind { name: "q8", storage: CacheStorage::Q8(ScaleGroup::Of(32)), rotated: false },
-    CacheKind { name: "q8-rotated", storage: CacheStorage::Q8(ScaleGroup::Of(32)), rotated: true },
-    CacheKind { name: "q4", storage: CacheStorage::Q4(ScaleGroup::Of(32)), rotated: false },
-    CacheKind { name: "q4-rotated", storage: CacheStorage::Q4(ScaleGroup::Of(32)), rotated: true },
-    CacheKind { name: "q4_0", storage: CacheStorage::Q4_0, rotated: false },
-    CacheKind { name: "q4_0-rotated", storage: CacheStorage::Q4_0, rotated: true },
+const fn plain(name: &'static str, storage: CacheStorage) -> CacheKind {
+    CacheKind { name, storages: [storage; 2], rotated: false }
+}
+
+const fn rotated(name: &'static str, keys: CacheStorage, values: CacheStorage) -> CacheKind {
+    CacheKind { name, storages: [keys, values], rotated: true }
+}
+
+const Q8: CacheStorage = CacheStorage::Q8(ScaleGroup::Of(32));
+const Q4: CacheStorage = CacheStorage::Q4(ScaleGroup::Of(32));
+const GAUSSIAN4: CacheStorage = CacheStorage::Gaussian4(ScaleGroup::Row);
+
+pub const KINDS: [CacheKind; 15] = [
+    plain("f32", CacheStorage::F32),
+    plain("f16", CacheStorage::F16),
+    plain("bf16", CacheStorage::BF16),
+    plain("e4m3", CacheStorage::E4M3(ScaleGroup::Row)),
+    plain("e5m2", CacheStorage::E5M2(ScaleGroup::Row)),
+    plain("q8", Q8),
+    rotated("q8-rotated", Q8, Q8),
+    rotated("q8-q4-rotated", Q8, Q4),
+    plain("q4", Q4),
+    rotated("q4-rotated", Q4, Q4),
+    plain("q4_0", CacheStorage::Q4_0),
+    rotated("q4_0-rotated", CacheStorage::Q4_0, CacheStorage::Q4_0),
+    plain("gaussian4", GAUSSIAN4),
+    rotated("gaussian4-rotated", GAUSSIAN4, GAUSSIAN4),
+    rotated("q8-gaussian4-rotated", Q8, GAUSSIAN4),
 ];
 
 impl From<CacheStorage> for CacheKind {
     fn from(storage: CacheStorage) -> Self {
-        CacheKind { name: "", storage, rotated: false }
+        plain("", storage)
     }
 }
 
@@ -50,11 +69,12 @@ impl CacheKind {
         (self.rotated && block >= 32).then_some(block)
     }
 
-    /// A row of keys or values as a cache gives it back.
-    fn kept(&self, row: &[f32]) -> Vec<f32> {
+    /// A row of keys (side 0) or values (side 1) as a cache gives it back.
+    fn kept(&self, side: usize, row: &[f32]) -> Vec<f32> {
+        let storage = self.storages[side];
         match self.block(row.len()) {
-            Some(block) => hadamard(&stored(self.storage, &hadamard(row, block)), block),
-            None => stored(self.storage, row),
+            Some(block) => hadamard(&stored(storage, &hadamard(row, block)), block),
+            None => stored(storage, row),
         }
     }
 }
@@ -78,7 +98,7 @@ pub fn compare(model: &Model, tokens: &[u32]) -> Fallible<()> {
     }
     println!("{} tokens", tokens.len());
     println!(
-        "{:13} {:>10} {:>12} {:>14} {:>10}",
+        "{:20} {:>10} {:>12} {:>14} {:>10}",
         "cache", "perplexity", "× of f32", "bytes a token", "ms a token"
     );
     let mut exact = Vec::new();
@@ -88,7 +108,7 @@ pub fn compare(model: &Model, tokens: &[u32]) -> Fallible<()> {
         let mut session = Session::new(model, layout)?;
         let perplexity = perplexity(&mut session, tokens, model.sizes.vocabulary)?;
         let least = *least.get_or_insert(perplexity);
-        if kind.storage == CacheStorage::F32 {
+        if kind.name == KINDS[0].name {
             exact = (0..model.sizes.layers).map(|n| session.keys_and_values(n)).collect::<Result<_, _>>()?;
         }
         let mut times = Vec::new();
@@ -99,7 +119,7 @@ pub fn compare(model: &Model, tokens: &[u32]) -> Fallible<()> {
         }
         times.sort_by(f64::total_cmp);
         println!(
-            "{:13} {perplexity:>10.4} {:>12.4} {:>14} {:>10.1}",
+            "{:20} {perplexity:>10.4} {:>12.4} {:>14} {:>10.1}",
             kind.name,
             perplexity / least,
             session.token_bytes,
@@ -129,20 +149,21 @@ fn perplexity(session: &mut Session, tokens: &[u32], vocabulary: usize) -> Falli
 fn print_errors(model: &Model, exact: &[[Vec<f32>; 2]]) {
     println!("\nerror of keys / of values, % of their size");
     let kinds = || KINDS.iter().skip(1);
-    println!("{:7}{}", "layer", kinds().map(|kind| format!("{:>15}", kind.name)).collect::<String>());
+    println!("{:7}{}", "layer", kinds().map(|kind| format!("{:>21}", kind.name)).collect::<String>());
     for (n, sides) in exact.iter().enumerate() {
         let cell = |kind: &CacheKind| {
-            let [k, v] = sides.each_ref().map(|rows| {
+            let [k, v] = [0, 1].map(|side| {
+                let rows = &sides[side];
                 let (mut error, mut size) = (0f64, 0f64);
                 for row in rows.chunks(model.sizes.dim) {
-                    for (x, kept) in row.iter().zip(kind.kept(row)) {
+                    for (x, kept) in row.iter().zip(kind.kept(side, row)) {
                         error += f64::from(x - kept).powi(2);
                         size += f64::from(*x).powi(2);
                     }
                 }
                 100.0 * (error / size.max(f64::MIN_POSITIVE)).sqrt()
             });
-            format!("{:>15}", format!("{k:.2} / {v:.2}"))
+            format!("{:>21}", format!("{k:.2} / {v:.2}"))
         };
         println!("{n:<7}{}", kinds().map(cell).collect::<String>());
     }

@@ -45,8 +45,9 @@ options:
   --prompts FILE     answer all questions of FILE at once, one per line; the common prefix is computed once
   --system TEXT      the system message [default: the model's]
   --raw              continue the question's text, without the format of a conversation
-  --cache KIND       the format of keys and values: f32, f16, bf16, q8, q4, q4_0, or q8-rotated, q4-rotated,
-                     q4_0-rotated [default: f16]
+  --cache KIND       the format of keys and values: f32, f16, bf16, e4m3, e5m2, q8, q4, q4_0, gaussian4, or
+                     q8-rotated, q4-rotated, q4_0-rotated, gaussian4-rotated; keys of 8 bits and values of 4:
+                     q8-q4-rotated, q8-gaussian4-rotated [default: f16]
   --perplexity FILE  compare all formats of keys and values on the text of FILE
   --max-tokens N     the largest number of tokens in an answer [default: 256]
   --context N        the largest number of tokens in a conversation, up to 8192 [default: 2048]

@@ -259,7 +259,8 @@ impl<'m> Session<'m> {
         let config = CacheConfig::new(kv_heads, dim, capacity)
             .batch(batch)
             .layers(layers)
-            .storage(kind.storage)
+            .storage(kind.storages[0])
+            .value_storage(kind.storages[1])
             .hadamard(kind.block(dim))
             .layout(CacheLayout::Paged { page: PAGE, pages });
         let cache = Cache::with_pipelines(gpu.pipelines(), config)?;

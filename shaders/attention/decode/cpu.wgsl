@@ -22,11 +22,11 @@
 // drivers have no fused one.) Loads: five instructions for each u32, once per ROWS packed rows.
 //
 // Needs: p.first, p.group, p.head_dim, p.kv_heads, p.mask, p.q, p.scale, p.splits, p.value_dim;
-// CHUNK, GATHER, KEYS, K_BLOCKS, LANES, LOWEST, PER_PAIR_MASK, RESCALE_THRESHOLD, ROWS, SCALED,
-// SPLITS, STEP, UNIT, VECTORS, V_BLOCKS; Query; all_finite, any_nan, finish_checked, is_run,
-// k_scale, k_source, k_word, key_row, mask_mod, q_at4, query_of_row, repaired, rescale_of,
-// row_state, rows_key_range, run_step, score_mod, split_keys, store_row, unpacked_all, v_scale,
-// v_source, v_word, view_at, weight_of.
+// CHUNK, GATHER, KEYS, K_BLOCKS, K_SCALED, K_STORAGE, K_VECTORS, LANES, LOWEST, PER_PAIR_MASK,
+// RESCALE_THRESHOLD, ROWS, SPLITS, STEP, UNIT, V_BLOCKS, V_SCALED, V_STORAGE, V_VECTORS; Query;
+// all_finite, any_nan, finish_checked, is_run, k_scale, k_source, k_word, key_row, mask_mod, q_at4,
+// query_of_row, repaired, rescale_of, row_state, rows_key_range, run_step, score_mod, split_keys,
+// store_row, unpacked_exactly, v_scale, v_source, v_word, view_at, weight_of.
 // Gives: main.
 
 const LANE_KEYS: u32 = KEYS / LANES;
@@ -34,14 +34,14 @@ const LANE_KEYS: u32 = KEYS / LANES;
 // that steps end where weights end.
 const SPREAD: u32 = 1u << firstLeadingBit(clamp(LANES / V_BLOCKS, 1u, KEYS / STEP));
 const LANE_WORDS: u32 = (V_BLOCKS + LANES - 1u) / LANES;
-const_assert LANE_WORDS * VECTORS <= 32u;
+const_assert LANE_WORDS * V_VECTORS <= 32u;
 // Tells the compiler that an index is not negative as an i32, which saves a check per load.
 const SMALL: u32 = 0xffffu;
 
-var<workgroup> queries: array<vec4<f32>, K_BLOCKS * VECTORS * ROWS>;
+var<workgroup> queries: array<vec4<f32>, K_BLOCKS * K_VECTORS * ROWS>;
 var<workgroup> weights: array<f32, CHUNK * ROWS>;
 var<workgroup> lane_values: array<f32, 2u * ROWS * LANES>;
-var<workgroup> spread: array<vec4<f32>, select(1u, LANES * VECTORS, SPREAD > 1u)>;
+var<workgroup> spread: array<vec4<f32>, select(1u, LANES * V_VECTORS, SPREAD > 1u)>;
 // The number of the chunk in which a score was too far above the maximum.
 var<workgroup> rescale_chunk: u32;
 
@@ -101,7 +101,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     for (var r = 0u; r < ROWS; r++) {
         let query = query_of_row(b, kv_head, min(row0 + r, packed - 1u));
         let at = view_at(p.q, b, query.h, query.i, 0u);
-        for (var n = lane; n < K_BLOCKS * VECTORS; n += LANES) {
+        for (var n = lane; n < K_BLOCKS * K_VECTORS; n += LANES) {
             var x = vec4<f32>();
             if n * 4u < p.head_dim {
                 x = q_at4(at + n * 4u * p.q.strides.w, p.q.strides.w, p.head_dim - n * 4u);
@@ -113,13 +113,13 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         rescale_chunk = 0u;
     }
 
-    var acc: array<array<array<vec4<f32>, VECTORS>, LANE_WORDS>, ROWS>;
+    var acc: array<array<array<vec4<f32>, V_VECTORS>, LANE_WORDS>, ROWS>;
     var row_max: array<f32, ROWS>;
     var row_sum: array<f32, ROWS>;
     var nan_carry: array<f32, ROWS>;
     for (var r = 0u; r < ROWS; r++) {
         for (var w = 0u; w < LANE_WORDS; w++) {
-            for (var e = 0u; e < VECTORS; e++) {
+            for (var e = 0u; e < V_VECTORS; e++) {
                 acc[r][w][e] = vec4<f32>();
             }
         }
@@ -191,7 +191,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                     i += 1u;
                 }
                 let n = i & SMALL;
-                var x: array<array<vec4<f32>, VECTORS>, LANE_KEYS>;
+                var x: array<array<vec4<f32>, K_VECTORS>, LANE_KEYS>;
                 var word_dot: array<array<f32, LANE_KEYS>, ROWS>;
                 for (var c = 0u; c < LANE_KEYS; c++) {
                     var word: vec4<u32>;
@@ -203,15 +203,17 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                             word |= k_word(k, rows[c][l], n) & vec4<u32>(lane_mask[l]);
                         }
                     }
-                    x[c] = unpacked_all(word);
+                    /* unrolled */ for (var e = 0u; e < K_VECTORS; e++) {
+                        x[c][e] = unpacked_exactly(K_STORAGE, word, e);
+                    }
                     for (var r = 0u; r < ROWS; r++) {
-                        word_dot[r][c] = select(s[r][c], 0.0, SCALED);
+                        word_dot[r][c] = select(s[r][c], 0.0, K_SCALED);
                     }
                 }
-                for (var e = 0u; e < VECTORS; e++) {
+                for (var e = 0u; e < K_VECTORS; e++) {
                     var q: array<vec4<f32>, ROWS>;
                     for (var r = 0u; r < ROWS; r++) {
-                        q[r] = queries[((n * VECTORS + e) * ROWS + r) & SMALL];
+                        q[r] = queries[((n * K_VECTORS + e) * ROWS + r) & SMALL];
                     }
                     /* unrolled */ for (var d = 0u; d < 4u; d++) {
                         for (var r = 0u; r < ROWS; r++) {
@@ -223,15 +225,15 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                 }
                 for (var c = 0u; c < LANE_KEYS; c++) {
                     var bits = 0u;
-                    if SCALED && GATHER {
+                    if K_SCALED && GATHER {
                         bits = bitcast<u32>(k_scale(k, own[c], n));
-                    } else if SCALED {
+                    } else if K_SCALED {
                         for (var l = 0u; l < LANES; l++) {
                             bits |= bitcast<u32>(k_scale(k, rows[c][l], n)) & lane_mask[l];
                         }
                     }
                     for (var r = 0u; r < ROWS; r++) {
-                        if SCALED {
+                        if K_SCALED {
                             s[r][c] += word_dot[r][c] * bitcast<f32>(bits);
                         } else {
                             s[r][c] = word_dot[r][c];
@@ -293,7 +295,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                 row_max[r] = m;
                 row_sum[r] *= rescale;
                 for (var w = 0u; w < LANE_WORDS; w++) {
-                    for (var e = 0u; e < VECTORS; e++) {
+                    for (var e = 0u; e < V_VECTORS; e++) {
                         acc[r][w][e] *= rescale;
                     }
                 }
@@ -311,12 +313,12 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         for (var l = 0u; l < LANES; l++) {
             lane_mask[l] = mask_of(bit_here, l);
         }
-        var chunk_acc: array<array<array<vec4<f32>, VECTORS>, LANE_WORDS>, ROWS>;
+        var chunk_acc: array<array<array<vec4<f32>, V_VECTORS>, LANE_WORDS>, ROWS>;
         for (var r = 0u; r < ROWS; r++) {
             row_sum[r] += chunk_sum[r];
             nan_carry[r] += chunk_nan[r];
             for (var w = 0u; w < LANE_WORDS; w++) {
-                for (var e = 0u; e < VECTORS; e++) {
+                for (var e = 0u; e < V_VECTORS; e++) {
                     chunk_acc[r][w][e] = vec4<f32>();
                 }
             }
@@ -366,7 +368,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                 }
             }
             for (var w = 0u; w < LANE_WORDS; w++) {
-                var x: array<array<vec4<f32>, VECTORS>, STEP>;
+                var x: array<array<vec4<f32>, V_VECTORS>, STEP>;
                 var scaled: array<array<f32, STEP>, ROWS>;
                 for (var u = 0u; u < STEP; u++) {
                     var word = vec4<u32>();
@@ -374,7 +376,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                     if GATHER {
                         let n = min(select(own_lane % V_BLOCKS, w * LANES + own_lane, SPREAD == 1u), V_BLOCKS - 1u);
                         word = v_word(v, own[u], n);
-                        if SCALED {
+                        if V_SCALED {
                             bits = bitcast<u32>(v_scale(v, own[u], n));
                         }
                     }
@@ -383,20 +385,22 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
                         if n < V_BLOCKS && l < SPREAD * V_BLOCKS {
                             let row = rows[u][min(l / V_BLOCKS, SPREAD - 1u)];
                             word |= v_word(v, row, n) & vec4<u32>(lane_mask[l]);
-                            if SCALED {
+                            if V_SCALED {
                                 bits |= bitcast<u32>(v_scale(v, row, n)) & lane_mask[l];
                             }
                         }
                     }
-                    x[u] = unpacked_all(word);
+                    /* unrolled */ for (var e = 0u; e < V_VECTORS; e++) {
+                        x[u][e] = unpacked_exactly(V_STORAGE, word, e);
+                    }
                     for (var r = 0u; r < ROWS; r++) {
                         scaled[r][u] = by_row[r][u];
-                        if SCALED {
+                        if V_SCALED {
                             scaled[r][u] *= bitcast<f32>(bits);
                         }
                     }
                 }
-                for (var e = 0u; e < VECTORS; e++) {
+                for (var e = 0u; e < V_VECTORS; e++) {
                     for (var r = 0u; r < ROWS; r++) {
                         var y = x[0][e] * scaled[r][0];
                         for (var u = 1u; u < STEP; u++) {
@@ -409,7 +413,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         }
         for (var r = 0u; r < ROWS; r++) {
             for (var w = 0u; w < LANE_WORDS; w++) {
-                for (var e = 0u; e < VECTORS; e++) {
+                for (var e = 0u; e < V_VECTORS; e++) {
                     acc[r][w][e] += chunk_acc[r][w][e];
                 }
             }
@@ -425,13 +429,13 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     workgroupBarrier();
     for (var r = 0u; r < ROWS; r++) {
         if SPREAD > 1u {
-            for (var e = 0u; e < VECTORS; e++) {
-                spread[lane * VECTORS + e] = acc[r][0][e];
+            for (var e = 0u; e < V_VECTORS; e++) {
+                spread[lane * V_VECTORS + e] = acc[r][0][e];
             }
             workgroupBarrier();
             for (var g = 1u; g < bound(SPREAD); g++) {
-                for (var e = 0u; e < VECTORS; e++) {
-                    acc[r][0][e] += spread[(lane % V_BLOCKS + g * V_BLOCKS) * VECTORS + e];
+                for (var e = 0u; e < V_VECTORS; e++) {
+                    acc[r][0][e] += spread[(lane % V_BLOCKS + g * V_BLOCKS) * V_VECTORS + e];
                 }
             }
             workgroupBarrier();
@@ -446,12 +450,12 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
             var broken = 0u;
             for (var w = 0u; w < LANE_WORDS; w++) {
                 let n = w * LANES + lane;
-                for (var e = 0u; e < VECTORS; e++) {
-                    let col = (n * VECTORS + e) * 4u;
+                for (var e = 0u; e < V_VECTORS; e++) {
+                    let col = (n * V_VECTORS + e) * 4u;
                     if n < V_BLOCKS && col < p.value_dim {
                         let x = acc[r][w][e] * end.x;
                         store_row(z, row, split, col, x);
-                        broken |= select(0u, 1u << (w * VECTORS + e), !all_finite(x));
+                        broken |= select(0u, 1u << (w * V_VECTORS + e), !all_finite(x));
                     }
                 }
             }
@@ -459,7 +463,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
             while broken != 0u {
                 let at = firstTrailingBit(broken);
                 broken &= broken - 1u;
-                let col = ((at / VECTORS * LANES + lane) * VECTORS + at % VECTORS) * 4u;
+                let col = ((at / V_VECTORS * LANES + lane) * V_VECTORS + at % V_VECTORS) * 4u;
                 let query = query_of_row(b, kv_head, row);
                 store_row(z, row, split, col, repaired(query, col, end.yz, keys));
             }

@@ -7,18 +7,19 @@
 //            WORKGROUP   invocations
 //            KEY_LANES   invocations that share a key: they load consecutive 16-byte words of a row
 //            KEY_FOURS   keys of an invocation, in groups of four
-//            V_SPLIT     invocations that share a word of v; each has VECTORS / V_SPLIT vectors
+//            V_SPLIT     invocations that share a word of v; each has V_VECTORS / V_SPLIT vectors
 //            ROUND       vectors of an invocation that the reduction over KEY_LANES takes at once
 //            AHEAD       true if keys and values are loaded into registers in advance
 //            SHARED      weights and reduction use the same workgroup memory, which takes a barrier
 //                        or two more per tile
-// K_BLOCKS, V_BLOCKS and VECTORS are compiled in, so that all loads have constant bounds. All
+// K_BLOCKS, V_BLOCKS and vectors are compiled in, so that all loads have constant bounds. All
 // constants except V_BLOCKS and K_BLOCKS are powers of two.
 //
 // Rows of k and v are 16-byte words. The kernel loads a word by k_word(row, n) or v_word(row, n),
-// without unpacking, and it stays so in registers. Its i-th vec4 is unpacked(word, i), in order,
-// with 128 / VECTORS bits. If SCALED, a number means (number - BIAS) · k_scale(row, n). The kernel
-// subtracts BIAS once from each sum, not from each number. The functions finish_row and store_row
+// without unpacking, and it stays so in registers. Its i-th vec4 is unpacked(storage, word, i), in
+// order, with 128 / K_VECTORS bits. If K_SCALED, a number means (number - K_BIAS) · k_scale(row,
+// n). The kernel subtracts K_BIAS once from each sum, not from each number. The same holds for
+// values and the constants V_VECTORS, V_SCALED and V_BIAS. The functions finish_row and store_row
 // take the results of a split, or the final results.
 //
 // Lower bounds per key, for all rows of the workgroup, C = 4 · KEY_FOURS:
@@ -27,10 +28,10 @@
 //                     cache or as the same address
 //   multiply-adds     ROWS · (head_dim + value_dim)
 //   workgroup memory  bytes: q 4 · ROWS · head_dim / C,
-//                     weights ROWS · value_dim · V_SPLIT / VECTORS,
+//                     weights ROWS · value_dim · V_SPLIT / V_VECTORS,
 //                     reduction 8 · ROWS · KEY_LANES (0 with subgroups)
 //
-// For example, let C = 4, V_SPLIT = VECTORS and ROWS be the largest. Then 16 multiply-adds take a
+// For example, let C = 4, V_SPLIT = V_VECTORS and ROWS be the largest. Then 16 multiply-adds take a
 // vector of workgroup memory. GPUs have both in this ratio (128 bytes and 128 multiply-adds a
 // cycle). For 8 rows of f16 with 128 channels each, that is 512 bytes of global memory and 2048
 // multiply-adds. Workgroup memory: 2048 + 512 bytes.
@@ -55,9 +56,10 @@
 // The last load in p · v is of the next tile's first words, into a cache. If an invocation has no
 // more than 128 registers (Apple, Qualcomm), it loads nothing ahead.
 //
-// Needs: p.head_dim, p.mask, p.q, p.scale, p.value_dim; AHEAD, BIAS, KEY_FOURS, KEY_LANES,
-// K_BLOCKS, LANE_ROWS, LOWEST, PER_PAIR_MASK, REDUCE_SIZE, RESCALE_THRESHOLD, ROWS, SCALED, SHARED,
-// UNIT, VECTORS, V_BLOCKS, V_SPLIT, WORKGROUP; Query, Source, WorkTile; are_nan, finish_checked,
+// Needs: p.head_dim, p.mask, p.q, p.scale, p.value_dim; AHEAD, KEY_FOURS, KEY_LANES, K_BIAS,
+// K_BLOCKS, K_SCALED, K_STORAGE, K_VECTORS, LANE_ROWS, LOWEST, PER_PAIR_MASK, REDUCE_SIZE,
+// RESCALE_THRESHOLD, ROWS, SHARED, UNIT, V_BIAS, V_BLOCKS, V_SCALED, V_SPLIT, V_STORAGE, V_VECTORS,
+// WORKGROUP; Query, Source, WorkTile; are_nan, finish_checked,
 // k_scale, k_source, k_word, key_row, mask_mod, owned_first, owned_group, q_at4, query_of_row,
 // reduce, rescale_of, row_repaired, row_state, rows_key_range, score_mod, split_keys, store_row,
 // unpacked, v_scale, v_source, v_word, view_at, weights_of, work_tile.
@@ -71,8 +73,8 @@ const K_RAGGED: bool = K_BLOCKS % KEY_LANES != 0u;
 const LANE_KEYS: u32 = KEY_FOURS * 4u;
 // The loop takes a word of 8 vectors one number at a time, and rotates it to the front. If the loop
 // were unrolled, drivers would unpack early, into 50 more registers.
-const WORD_STEPS: u32 = select(1u, 4u, VECTORS == 8u);
-const STEP_VECTORS: u32 = VECTORS / WORD_STEPS;
+const WORD_STEPS: u32 = select(1u, 4u, K_VECTORS == 8u);
+const STEP_VECTORS: u32 = K_VECTORS / WORD_STEPS;
 // Groups of lanes that share a key, in a row group and in all. Units of four keys, and keys of a
 // tile.
 const GROUPS: u32 = GROUP_LANES / KEY_LANES;
@@ -85,19 +87,19 @@ const SCORES: u32 = LANE_ROWS * KEY_FOURS;
 const OWN: u32 = max(1u, SCORES / KEY_LANES);
 // Unrolled iterations of the loop over words. It is all of them, if these have at most 512
 // multiply-adds, or half as many without AHEAD.
-const K_WRITTEN: u32 = select(0u, K_WORDS, K_WORDS * VECTORS * SCORES <= select(16u, 32u, AHEAD));
+const K_WRITTEN: u32 = select(0u, K_WORDS, K_WORDS * K_VECTORS * SCORES <= select(16u, 32u, AHEAD));
 
 // Columns are parts of words of v.
-const PIECE: u32 = VECTORS / V_SPLIT;
+const PIECE: u32 = V_VECTORS / V_SPLIT;
 const COLUMNS: u32 = min(V_BLOCKS * V_SPLIT, GROUP_LANES);
 const SUBSETS: u32 = min(GROUP_LANES / COLUMNS, UNITS);
 const V_STEPS: u32 = (UNITS + SUBSETS - 1u) / SUBSETS;
 
 // Scales multiply the smaller set: the values or the weights.
-const SCALES_VALUES: bool = SCALED && LANE_ROWS > 4u * PIECE;
+const SCALES_VALUES: bool = V_SCALED && LANE_ROWS > 4u * PIECE;
 
 // Workgroup memory, in vectors. An odd step spreads the stores of owners over the banks.
-const Q_SIZE: u32 = ROWS * K_WORDS * KEY_LANES * VECTORS;
+const Q_SIZE: u32 = ROWS * K_WORDS * KEY_LANES * K_VECTORS;
 const P_STEP: u32 = ROWS | 1u;
 const P_AT: u32 = select(REDUCE_SIZE, 0u, SHARED);
 // Zero weights for a unit past the tile.
@@ -110,12 +112,12 @@ const FOLDERS: u32 = max(1u, FOLD / 16u);
 
 const_assert WORKGROUP % KEY_LANES == 0u && GROUP_LANES % KEY_LANES == 0u && ROWS % LANE_ROWS == 0u;
 const_assert SCORES <= KEY_LANES || SCORES % KEY_LANES == 0u;
-const_assert VECTORS % V_SPLIT == 0u && ROWS <= WORKGROUP && ROWS * FOLDERS <= WORKGROUP;
+const_assert V_VECTORS % V_SPLIT == 0u && ROWS <= WORKGROUP && ROWS * FOLDERS <= WORKGROUP;
 
 var<workgroup> q_tile: array<vec4<f32>, Q_SIZE>;
 var<workgroup> tile: array<vec4<f32>, TILE_SIZE>;
-// −BIAS · Σ q of the channels of a word [row, word].
-var<workgroup> q_bias: array<f32, select(1u, ROWS * K_WORDS * KEY_LANES, SCALED)>;
+// −K_BIAS · Σ q of the channels of a word [row, word].
+var<workgroup> q_bias: array<f32, select(1u, ROWS * K_WORDS * KEY_LANES, K_BIAS != 0.0)>;
 var<workgroup> fold: array<f32, ROWS * FOLD>;
 // Per row: the reference point of scores, the factor of older sums, the sum of weights, and its
 // keys.
@@ -133,7 +135,7 @@ var<private> scores: array<vec4<f32>, SCORES>;
 var<private> own_scores: array<vec4<f32>, OWN>;
 var<private> weights: array<vec4<f32>, OWN>;
 var<private> own_sums: array<f32, OWN>;
-// An invocation's sums of p · v, and the sums of the factors of v. At the end, BIAS times these
+// An invocation's sums of p · v, and the sums of the factors of v. At the end, V_BIAS times these
 // factors is subtracted.
 var<private> acc: array<vec4<f32>, LANE_ROWS * PIECE>;
 var<private> biases: array<f32, LANE_ROWS>;
@@ -242,9 +244,9 @@ fn folded(lane: u32, adds: bool) -> f32 {
 // q [row, word, vector, lane], zero past head_dim.
 fn stage_queries(work: WorkTile, lane: u32) {
     for (var n = lane; n < Q_SIZE; n += WORKGROUP) {
-        let word = n / VECTORS / KEY_LANES % K_WORDS * KEY_LANES + n % KEY_LANES;
-        let d = (word * VECTORS + n / KEY_LANES % VECTORS) * 4u;
-        let query = query_at(work, n / (K_WORDS * KEY_LANES * VECTORS));
+        let word = n / K_VECTORS / KEY_LANES % K_WORDS * KEY_LANES + n % KEY_LANES;
+        let d = (word * K_VECTORS + n / KEY_LANES % K_VECTORS) * 4u;
+        let query = query_at(work, n / (K_WORDS * KEY_LANES * K_VECTORS));
         var x = vec4<f32>();
         if d < p.head_dim {
             let at = view_at(p.q, query.b, query.h, query.i, d);
@@ -275,10 +277,10 @@ fn prepare_rows(work: WorkTile, lane: u32) {
 fn sum_queries(lane: u32) {
     for (var n = lane; n < ROWS * K_WORDS * KEY_LANES; n += WORKGROUP) {
         var sum = vec4<f32>();
-        for (var i = 0u; i < VECTORS; i++) {
-            sum += q_tile[(n / KEY_LANES * VECTORS + i) * KEY_LANES + n % KEY_LANES];
+        for (var i = 0u; i < K_VECTORS; i++) {
+            sum += q_tile[(n / KEY_LANES * K_VECTORS + i) * KEY_LANES + n % KEY_LANES];
         }
-        q_bias[n] = -BIAS * total_of(sum);
+        q_bias[n] = -K_BIAS * total_of(sum);
     }
 }
 
@@ -294,7 +296,7 @@ fn load_keys(k: Source, n: u32, lane: Lane) {
     let word = min(n * KEY_LANES + lane.word, K_BLOCKS - 1u);
     /* unrolled */ for (var c = 0u; c < LANE_KEYS; c++) {
         next_k_words[c] = k_word(k, k_rows[c], word);
-        if SCALED {
+        if K_SCALED {
             next_k_scales[c] = k_scale(k, k_rows[c], word);
         }
     }
@@ -308,7 +310,7 @@ fn use_loaded_keys(n: u32, lane: Lane) {
             // Zero, even if the word has NaN.
             k_words[c] = select(vec4<u32>(), k_words[c], n * KEY_LANES + lane.word < K_BLOCKS);
         }
-        if SCALED {
+        if K_SCALED {
             k_scales[c] = next_k_scales[c];
         }
     }
@@ -320,7 +322,7 @@ fn load_values(v: Source, t: u32, last: u32, lane: Lane) {
     /* unrolled */ for (var c = 0u; c < 4u; c++) {
         let row = key_row(v, min(t + c, last));
         next_v_words[c] = v_word(v, row, word);
-        if SCALED {
+        if V_SCALED {
             next_v_scales[c] = v_scale(v, row, word);
         }
     }
@@ -331,22 +333,22 @@ fn multiply_keys(n: u32, lane: Lane) {
     var sums: array<vec4<f32>, SCORES>;
     /* unrolled */ for (var i = 0u; i < SCORES; i++) {
         sums[i] = scores[i];
-        if SCALED {
-            // Σ q · (number − BIAS) = Σ q · number − BIAS · Σ q
+        if K_BIAS != 0.0 {
+            // Σ q · (number − K_BIAS) = Σ q · number − K_BIAS · Σ q
             let row = lane.row_group * LANE_ROWS + i % LANE_ROWS;
             sums[i] = vec4<f32>(q_bias[(row * K_WORDS + n) * KEY_LANES + lane.word]);
         }
     }
-    let from_q = (lane.row_group * LANE_ROWS * K_WORDS + n) * (VECTORS * KEY_LANES) + lane.word;
+    let from_q = (lane.row_group * LANE_ROWS * K_WORDS + n) * (K_VECTORS * KEY_LANES) + lane.word;
     for (var step = 0u; step < WORD_STEPS; step++) {
         /* unrolled */ for (var i = 0u; i < STEP_VECTORS; i++) {
             /* unrolled */ for (var f = 0u; f < KEY_FOURS; f++) {
-                let k0 = unpacked(k_words[f * 4u], i);
-                let k1 = unpacked(k_words[f * 4u + 1u], i);
-                let k2 = unpacked(k_words[f * 4u + 2u], i);
-                let k3 = unpacked(k_words[f * 4u + 3u], i);
+                let k0 = unpacked(K_STORAGE, k_words[f * 4u], i);
+                let k1 = unpacked(K_STORAGE, k_words[f * 4u + 1u], i);
+                let k2 = unpacked(K_STORAGE, k_words[f * 4u + 2u], i);
+                let k3 = unpacked(K_STORAGE, k_words[f * 4u + 3u], i);
                 /* unrolled */ for (var r = 0u; r < LANE_ROWS; r++) {
-                    let vector = r * K_WORDS * VECTORS + step * STEP_VECTORS + i;
+                    let vector = r * K_WORDS * K_VECTORS + step * STEP_VECTORS + i;
                     let q = q_tile[from_q + vector * KEY_LANES];
                     var t = sums[f * LANE_ROWS + r];
                     t = fma(vec4<f32>(q.x), vec4<f32>(k0.x, k1.x, k2.x, k3.x), t);
@@ -367,7 +369,7 @@ fn multiply_keys(n: u32, lane: Lane) {
         let scale = vec4<f32>(k_scales[f * 4u], k_scales[f * 4u + 1u], k_scales[f * 4u + 2u], k_scales[f * 4u + 3u]);
         /* unrolled */ for (var r = 0u; r < LANE_ROWS; r++) {
             let i = f * LANE_ROWS + r;
-            if SCALED {
+            if K_SCALED {
                 scores[i] = fma(sums[i], scale, scores[i]);
             } else {
                 scores[i] = sums[i];
@@ -519,21 +521,21 @@ fn add_values(n: u32, v: Source, t: u32, last: u32, lane: Lane) {
         from_p = select(from_p, ZEROS_AT + lane.row_group * LANE_ROWS, unit >= UNITS);
     }
     /* unrolled */ for (var i = 0u; i < PIECE; i++) {
-        var x0 = unpacked(w0, i);
-        var x1 = unpacked(w1, i);
-        var x2 = unpacked(w2, i);
-        var x3 = unpacked(w3, i);
+        var x0 = unpacked(V_STORAGE, w0, i);
+        var x1 = unpacked(V_STORAGE, w1, i);
+        var x2 = unpacked(V_STORAGE, w2, i);
+        var x3 = unpacked(V_STORAGE, w3, i);
         if SCALES_VALUES {
-            x0 = fma(x0, vec4<f32>(scales.x), vec4<f32>(-BIAS * scales.x));
-            x1 = fma(x1, vec4<f32>(scales.y), vec4<f32>(-BIAS * scales.y));
-            x2 = fma(x2, vec4<f32>(scales.z), vec4<f32>(-BIAS * scales.z));
-            x3 = fma(x3, vec4<f32>(scales.w), vec4<f32>(-BIAS * scales.w));
+            x0 = fma(x0, vec4<f32>(scales.x), vec4<f32>(-V_BIAS * scales.x));
+            x1 = fma(x1, vec4<f32>(scales.y), vec4<f32>(-V_BIAS * scales.y));
+            x2 = fma(x2, vec4<f32>(scales.z), vec4<f32>(-V_BIAS * scales.z));
+            x3 = fma(x3, vec4<f32>(scales.w), vec4<f32>(-V_BIAS * scales.w));
         }
         /* unrolled */ for (var r = 0u; r < LANE_ROWS; r++) {
             var w = tile[from_p + r];
-            if SCALED && !SCALES_VALUES {
+            if V_SCALED && !SCALES_VALUES {
                 w *= scales;
-                if i == 0u {
+                if i == 0u && V_BIAS != 0.0 {
                     biases[r] += total_of(w);
                 }
             }
@@ -573,9 +575,9 @@ fn finish_rows(work: WorkTile, keys: vec2<u32>, lane: Lane) {
 
 // Adds the sums of the columns' subsets and stores them.
 fn store_columns(work: WorkTile, keys: vec2<u32>, lane: Lane) {
-    if SCALED && !SCALES_VALUES {
+    if V_BIAS != 0.0 && !SCALES_VALUES {
         /* unrolled */ for (var n = 0u; n < LANE_ROWS * PIECE; n++) {
-            acc[n] -= BIAS * biases[n / PIECE];
+            acc[n] -= V_BIAS * biases[n / PIECE];
         }
     }
     for (var n = 0u; n < LANE_ROWS * PIECE; n++) {
@@ -620,7 +622,7 @@ fn decode(id: vec3<u32>, index: u32) {
     // Some drivers lay them out in that order, and load whole vectors only at aligned addresses.
     stage_queries(work, index);
     prepare_rows(work, index);
-    if SCALED {
+    if K_BIAS != 0.0 {
         workgroupBarrier();
         sum_queries(index);
     }

@@ -59,19 +59,19 @@ const ROW_VECTORS: u32 = LANE_ROWS / 4u;
 const OUT_VECTORS: u32 = SLICE / LANES_X / 4u;
 const SCORES: u32 = ROW_VECTORS * LANE_KEYS;
 const CHUNK_VECTORS: u32 = CHUNK / 4u;
-const V_VECTORS: u32 = SLICE / 4u;
+const SLICE_VECTORS: u32 = SLICE / 4u;
 const P_VECTORS: u32 = P_KEYS / 4u;
 
 const STAGE_ROWS: u32 = WORKGROUP / CHUNK_VECTORS;
-const STAGE_KEYS: u32 = WORKGROUP / V_VECTORS;
+const STAGE_KEYS: u32 = WORKGROUP / SLICE_VECTORS;
 const Q_LOADS: u32 = ROWS * CHUNK_VECTORS / WORKGROUP;
 const K_LOADS: u32 = KEYS * CHUNK_VECTORS / WORKGROUP;
-const V_LOADS: u32 = V_KEYS * V_VECTORS / WORKGROUP;
+const V_LOADS: u32 = V_KEYS * SLICE_VECTORS / WORKGROUP;
 
 const_assert ROWS % (LANES_Y * 4u) == 0u && KEYS % (LANES_X * KEY_RUN) == 0u && SLICE % (LANES_X * 4u) == 0u;
 const_assert 4u % KEY_RUN == 0u && CHUNK % 4u == 0u && STAGE_ROWS % 4u == 0u && WORKGROUP % 64u == 0u && WORKGROUP >= ROWS;
 const_assert ROWS * CHUNK_VECTORS % WORKGROUP == 0u && KEYS * CHUNK_VECTORS % WORKGROUP == 0u;
-const_assert V_KEYS * V_VECTORS % WORKGROUP == 0u && V_KEYS % 4u == 0u;
+const_assert V_KEYS * SLICE_VECTORS % WORKGROUP == 0u && V_KEYS % 4u == 0u;
 const_assert KEYS % P_KEYS == 0u && P_KEYS % V_KEYS == 0u && P_KEYS % 4u == 0u;
 const_assert LANE_ROWS * OUT_VECTORS <= 32u;
 
@@ -80,7 +80,7 @@ const_assert LANE_ROWS * OUT_VECTORS <= 32u;
 const Q_SIZE: u32 = ROWS * CHUNK_VECTORS + ROWS / 4u;
 const K_SIZE: u32 = KEYS * CHUNK_VECTORS + KEYS / 4u;
 const P_SIZE: u32 = P_KEYS * (ROWS / 4u) + P_VECTORS;
-const V_SIZE: u32 = V_KEYS * V_VECTORS;
+const V_SIZE: u32 = V_KEYS * SLICE_VECTORS;
 const STATS_STEP: u32 = ROWS / 4u + 1u;
 const STATS_SIZE: u32 = LANES_X * STATS_STEP;
 const TILE_SIZE: u32 = max(max(Q_SIZE + K_SIZE, P_SIZE + V_SIZE), STATS_SIZE);
@@ -153,11 +153,11 @@ fn stage_d(lane: Lane) -> u32 {
 
 // The key and the channel of v that an invocation stages.
 fn stage_key(lane: Lane) -> u32 {
-    return lane.n / V_VECTORS;
+    return lane.n / SLICE_VECTORS;
 }
 
 fn stage_col(lane: Lane, col0: u32) -> u32 {
-    return min(col0 + lane.n % V_VECTORS * 4u, (p.value_dim - 1u) & ~3u);
+    return min(col0 + lane.n % SLICE_VECTORS * 4u, (p.value_dim - 1u) & ~3u);
 }
 
 // Finds the starts of the key rows from j0 on.
@@ -400,10 +400,10 @@ fn store_weights(first: u32, lane: Lane) {
 fn add_values(first: u32, lane: Lane) {
     for (var j0 = 0u; j0 < V_KEYS; j0 += 4u) {
         let from_p = p_row(first + j0) + my_rows(lane);
-        let from_v = P_SIZE + lane.x + j0 * V_VECTORS;
+        let from_v = P_SIZE + lane.x + j0 * SLICE_VECTORS;
         /* unrolled */ for (var j = 0u; j < 4u; j++) {
             /* unrolled */ for (var n = 0u; n < OUT_VECTORS; n++) {
-                let v = tile[from_v + j * V_VECTORS + n * LANES_X];
+                let v = tile[from_v + j * SLICE_VECTORS + n * LANES_X];
                 /* unrolled */ for (var m = 0u; m < ROW_VECTORS; m++) {
                     let w = tile[from_p + p_row(j) + m];
                     acc[m * 4u * OUT_VECTORS + n] = fma(vec4<f32>(w.x), v, acc[m * 4u * OUT_VECTORS + n]);

@@ -2,8 +2,8 @@
 // V_GROUP are the channels that share a scale. Past the last channel, rows hold zeros to the end of
 // the vector.
 //
-// Needs: p.cache; CHANNELS, K_GROUP, SCALED, V_GROUP, WIDE; Rows; are_neighbours, cache_k, cache_v,
-// key_batch, key_head, list_of, listed, row_of_token, rows_of.
+// Needs: p.cache; K_CHANNELS, K_GROUP, K_SCALED, V_CHANNELS, V_GROUP, V_SCALED, WIDE; Rows;
+// are_neighbours, cache_k, cache_v, key_batch, key_head, list_of, listed, row_of_token, rows_of.
 // Gives: Source; is_run, k_scale, k_source, k_word, key_row, run_step, v_scale, v_source, v_word.
 
 // The keys or the values of one sequence and head. The fields vectors and groups are per row, col
@@ -59,19 +59,19 @@ const SCALE_INDEX: u32 = select(0x0fffffffu, 0x3fffffffu, WIDE);
 
 // The factor of the channels of a row's n-th vector.
 fn k_scale(s: Source, row: u32, n: u32) -> f32 {
-    if !SCALED {
+    if !K_SCALED {
         return 1.0;
     } else {
-        let o = (s.scales + row * s.groups + n * CHANNELS / K_GROUP) & SCALE_INDEX;
+        let o = (s.scales + row * s.groups + n * K_CHANNELS / K_GROUP) & SCALE_INDEX;
         return bitcast<f32>(cache_k[o / 4u][o % 4u]);
     }
 }
 
 fn v_scale(s: Source, row: u32, n: u32) -> f32 {
-    if !SCALED {
+    if !V_SCALED {
         return 1.0;
     } else {
-        let o = (s.scales + row * s.groups + n * CHANNELS / V_GROUP) & SCALE_INDEX;
+        let o = (s.scales + row * s.groups + n * V_CHANNELS / V_GROUP) & SCALE_INDEX;
         return bitcast<f32>(cache_v[o / 4u][o % 4u]);
     }
 }

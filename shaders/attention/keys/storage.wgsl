@@ -1,13 +1,20 @@
-// The packing of channels in words. STORAGE_KIND is one of these kinds.
+// The storages of channels in words. Storages from Q8 on have scales.
 //
-// Needs: STORAGE_KIND.
-// Gives: BF16, F16, F32, PER_WORD, Q4, Q8, SCALED.
+// Needs: nothing.
+// Gives: BF16, E4M3, E5M2, F16, F32, GAUSSIAN4, Q4, Q8; gaussian_levels.
 
 const F32: u32 = 0u;
 const F16: u32 = 1u;
 const BF16: u32 = 2u;
 const Q8: u32 = 3u;
-const Q4: u32 = 4u;
-const PER_WORD: u32 = array<u32, 5>(1u, 2u, 2u, 4u, 8u)[STORAGE_KIND];
-// True if channels share scales.
-const SCALED: bool = STORAGE_KIND >= Q8;
+const E4M3: u32 = 4u;
+const E5M2: u32 = 5u;
+const Q4: u32 = 6u;
+const GAUSSIAN4: u32 = 7u;
+
+// The levels of GAUSSIAN4 with these numbers, 0 to 15 (src/cache/reference.rs).
+fn gaussian_levels(numbers: vec4<f32>) -> vec4<f32> {
+    let t = numbers - 7.5;
+    let square = t * t;
+    return t * (0.26071 + square * (0.0003008 + square * 0.00002658));
+}

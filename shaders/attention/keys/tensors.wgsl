@@ -2,8 +2,8 @@
 //
 // Needs: p.head_dim, p.k, p.v, p.value_dim; IN_FOURS, WIDE; View; k_at4, key_batch, key_head,
 // list_of, listed, v_at4, view_at.
-// Gives: BIAS, SCALED; Source; k_four, k_scale, k_source, k_word, key_row, unpacked, v_four,
-// v_scale, v_source, v_word.
+// Gives: K_BIAS, K_SCALED, K_STORAGE, V_BIAS, V_SCALED, V_STORAGE; Source; k_four, k_scale,
+// k_source, k_word, key_row, unpacked, v_four, v_scale, v_source, v_word.
 
 // Tells the compiler that an index is not negative as an i32, which saves a check per load. With
 // vec4 loads, it also tells that the index is aligned. WIDE: indices reach 2^28.
@@ -47,8 +47,12 @@ fn v_four(s: Source, row: u32, d: u32) -> vec4<f32> {
 }
 
 // The channels as a vector of words, for kernels that load words. There are no scales.
-const SCALED: bool = false;
-const BIAS: f32 = 0.0;
+const K_STORAGE: u32 = 0u;
+const V_STORAGE: u32 = 0u;
+const K_SCALED: bool = false;
+const V_SCALED: bool = false;
+const K_BIAS: f32 = 0.0;
+const V_BIAS: f32 = 0.0;
 
 fn k_word(s: Source, row: u32, n: u32) -> vec4<u32> {
     return bitcast<vec4<u32>>(k_four(s, row, n * 4u));
@@ -66,6 +70,6 @@ fn v_scale(s: Source, row: u32, n: u32) -> f32 {
     return 1.0;
 }
 
-fn unpacked(word: vec4<u32>, i: u32) -> vec4<f32> {
+fn unpacked(storage: u32, word: vec4<u32>, i: u32) -> vec4<f32> {
     return bitcast<vec4<f32>>(word);
 }

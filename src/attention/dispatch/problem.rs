@@ -24,7 +24,7 @@ impl Keys<'_> {
         match self {
             Keys::Tensors { k, v } => KeyLayout::Tensors { dtype: k.dtype, k: k.layout, v: v.layout },
             Keys::Cache(CacheLayer { cached, kept, hadamard, .. }) => KeyLayout::Cache {
-                storage: cached.storage,
+                storages: cached.storages,
                 kind: cached.layout_kind,
                 kept: *kept,
                 hadamard: hadamard.is_some(),

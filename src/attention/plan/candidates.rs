@@ -109,7 +109,7 @@ mod tests {
     fn outline(shape: Shape, dtype: DType, cache: Option<StorageKind>) -> Outline {
         let tensors = KeyLayout::Tensors { dtype, k: Layout::dense(shape.k()), v: Layout::dense(shape.v()) };
         let cached = |storage| KeyLayout::Cache {
-            storage,
+            storages: [storage; 2],
             kind: LayoutKind::Contiguous,
             kept: shape.kv_len,
             hadamard: false,

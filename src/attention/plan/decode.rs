@@ -10,13 +10,15 @@ use crate::tensor::{DType, Shape};
 /// The loads of keys and values, in vectors of four words.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Loads {
-    /// Vectors of four channels in one load.
-    pub vectors: u32,
+    /// Vectors of four channels in one load of a key, and of a value.
+    pub vectors: [u32; 2],
     /// Loads of a key, and of a value.
     pub k: u32,
     pub v: u32,
-    /// True if channels share scales.
+    /// True if channels of keys or of values share scales.
     pub scaled: bool,
+    /// True if unpacked keys have a bias.
+    pub biased: bool,
 }
 
 /// Tiles of `decode/gpu.wgsl`, which describes them.
@@ -72,8 +74,8 @@ impl DecodeGpu {
         let fold = key_lanes.min(lane_rows * key_fours) * (lane_rows / key_lanes).max(1) * workgroup
             / key_lanes
             / rows;
-        let biases = if loads.scaled { words } else { 1 };
-        16 * (words * loads.vectors + tile)
+        let biases = if loads.biased { words } else { 1 };
+        16 * (words * loads.vectors[0] + tile)
             + [rows * fold, rows, rows, rows, 2 * rows, 1, biases].map(words_in_vectors).iter().sum::<u32>()
     }
 }
@@ -82,8 +84,13 @@ impl DecodeGpu {
 
 impl fmt::Debug for Loads {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let Loads { vectors, k, v, scaled } = self;
-        write!(f, "{vectors}x{k}x{v}{}", if *scaled { "s" } else { "" })
+        let Loads { vectors: [k_vectors, v_vectors], k, v, scaled, biased } = self;
+        write!(f, "{k_vectors}x{k}x")?;
+        if k_vectors != v_vectors {
+            write!(f, "{v_vectors}x")?;
+        }
+        let biased = if *scaled && !*biased { "u" } else { "" };
+        write!(f, "{v}{}{biased}", if *scaled { "s" } else { "" })
     }
 }
 
@@ -135,8 +142,9 @@ impl DecodeCpu {
     /// Bytes of workgroup memory, as the shader declares it.
     pub fn memory(&self) -> u32 {
         let DecodeCpu { loads, lanes, rows, chunk, .. } = *self;
-        let spread = if lanes / loads.v > 1 { lanes * loads.vectors } else { 1 };
-        16 * (loads.k * loads.vectors * rows + spread)
+        let [k_vectors, v_vectors] = loads.vectors;
+        let spread = if lanes / loads.v > 1 { lanes * v_vectors } else { 1 };
+        16 * (loads.k * k_vectors * rows + spread)
             + [chunk * rows, 2 * rows * lanes, 1].map(words_in_vectors).iter().sum::<u32>()
     }
 }
@@ -144,7 +152,8 @@ impl DecodeCpu {
 /// The facts that tiles depend on besides dimensions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KeySource {
-    pub storage: StorageKind,
+    /// The storage of keys, and of values.
+    pub storages: [StorageKind; 2],
     /// True if they load as vectors of words that hold several channels each. This is so in a
     /// cache, and in aligned tensors of F16 or BF16.
     pub words: bool,
@@ -158,10 +167,15 @@ impl KeySource {
     /// Returns the loads of rows with the dimensions of `shape`.
     fn loads(&self, shape: &Shape) -> Loads {
         // Tensors are loaded as vectors of four channels.
-        let vectors = if self.words { self.storage.per_word() } else { 1 };
-        let of = |dim: usize| dim.div_ceil(4 * vectors) as u32;
-        let scaled = self.words && self.storage.is_scaled();
-        Loads { vectors: vectors as u32, k: of(shape.head_dim), v: of(shape.value_dim), scaled }
+        let vectors = self.storages.map(|storage| if self.words { storage.per_word() as u32 } else { 1 });
+        let of = |dim: usize, vectors: u32| dim.div_ceil(4 * vectors as usize) as u32;
+        Loads {
+            vectors,
+            k: of(shape.head_dim, vectors[0]),
+            v: of(shape.value_dim, vectors[1]),
+            scaled: self.words && self.storages.iter().any(|storage| storage.is_scaled()),
+            biased: self.words && self.storages[0].is_biased(),
+        }
     }
 }
 
@@ -199,9 +213,8 @@ pub(super) fn decode_gpu(
         key_lanes = 16;
     }
     let mut v_split = 1;
-    while v_split < loads.vectors
-        && (loads.vectors / v_split * lane_rows > most_sums || loads.v * v_split < 8)
-    {
+    let v_vectors = loads.vectors[1];
+    while v_split < v_vectors && (v_vectors / v_split * lane_rows > most_sums || loads.v * v_split < 8) {
         v_split *= 2;
     }
     let halves = rows / lane_rows;
@@ -249,17 +262,18 @@ pub(super) fn decode_cpu(
     keys: &KeySource,
 ) -> Option<DecodeCpu> {
     let narrow = shape.head_dim <= 64;
-    let (keys_each, step, chunk) = match (keys.storage, rows) {
+    // The loop over the side with more channels in a word is the longer code.
+    let [k, v] = keys.storages;
+    let storage = if v.per_word() > k.per_word() { v } else { k };
+    let (keys_each, step, chunk) = match (storage.per_word(), rows) {
         _ if !keys.words || !keys.simple || shape.head_dim.max(shape.value_dim) > 256 => return None,
-        (StorageKind::F16 | StorageKind::BF16, 1..=4) if !narrow => {
-            (16, if shape.value_dim <= 128 { 4 } else { 2 }, 512)
-        }
-        (StorageKind::Q8, 1) => (32, 4, 1024),
-        (StorageKind::Q8, 2..=4) if shape.head_dim > 128 => (16, 2, 512),
-        (StorageKind::Q8, 2..=4) => (32, if narrow { 4 } else { 2 }, 512),
-        (StorageKind::Q4, 1) => (16, 4, 1024),
-        (StorageKind::Q4, 2..=4) => (if narrow { 32 } else { 16 }, 2, 512),
-        (StorageKind::Q4, 5..=8) => (16, 2, 256),
+        (2, 1..=4) if !narrow => (16, if shape.value_dim <= 128 { 4 } else { 2 }, 512),
+        (4, 1) => (32, 4, 1024),
+        (4, 2..=4) if shape.head_dim > 128 => (16, 2, 512),
+        (4, 2..=4) => (32, if narrow { 4 } else { 2 }, 512),
+        (8, 1) => (16, 4, 1024),
+        (8, 2..=4) => (if narrow { 32 } else { 16 }, 2, 512),
+        (8, 5..=8) => (16, 2, 256),
         _ => return None,
     };
     let (keys_each, step) = if gather { (keys_each.min(16), step.min(2)) } else { (keys_each, step) };
@@ -294,7 +308,7 @@ mod tests {
             (true, StorageKind::Q8),
             (true, StorageKind::Q4),
         ] {
-            let keys = KeySource { storage, words, simple: true, operands: DType::F32 };
+            let keys = KeySource { storages: [storage; 2], words, simple: true, operands: DType::F32 };
             for (head_dim, value_dim) in dims.into_iter().flat_map(|d| dims.map(|v| (d, v))) {
                 let shape = Shape { value_dim, ..Shape::new(1, 1, 1, head_dim) };
                 let subgroups = [0, 4, 8, 16, 32, 64];
@@ -306,7 +320,7 @@ mod tests {
                     let device = DeviceFacts { subgroup_min, subgroup_max, registers, ..DeviceFacts::LEAST };
                     let decode = decode_gpu(rows, &shape, &keys, &device);
                     let many =
-                        rows > 16 || (rows > 8 && keys.storage.is_scaled() && registers == Registers::Narrow);
+                        rows > 16 || (rows > 8 && storage.is_scaled() && registers == Registers::Narrow);
                     let wide = head_dim.max(value_dim) > 128;
                     assert!(
                         decode.is_some() || many || (wide && rows > 1) || head_dim > 512,
@@ -338,7 +352,7 @@ mod tests {
     fn blocks_are_smaller_where_lanes_load_their_own() {
         let shape = Shape::new(1, 1, 1, 128);
         let blocks = |storage, gather| {
-            let keys = KeySource { storage, words: true, simple: true, operands: DType::F32 };
+            let keys = KeySource { storages: [storage; 2], words: true, simple: true, operands: DType::F32 };
             decode_cpu(8, gather, 1, &shape, &keys).map(|d| (d.keys, d.step, d.chunk, d.gather))
         };
         for (storage, once, each) in [
@@ -365,7 +379,7 @@ mod tests {
             sums.is_multiple_of(round)
                 && (round.is_multiple_of(key_lanes) || key_lanes.is_multiple_of(round))
         );
-        assert!(loads.vectors.is_multiple_of(v_split), "{decode:?}");
+        assert!(loads.vectors[1].is_multiple_of(v_split), "{decode:?}");
         let fold = key_lanes.min(sums) * (lane_rows / key_lanes).max(1) * workgroup / key_lanes / rows;
         assert!(fold > 0 && rows * (fold / 16).max(1) <= workgroup, "{decode:?}");
         assert!(decode.memory() <= 16384 && workgroup <= 256, "{decode:?}");

@@ -67,12 +67,12 @@ impl FusedTiles {
         SHORT_16.into_iter().chain(SHORT_32).chain(named).chain(middle).chain(narrow).collect()
     }
 
-    /// Returns decode tiles of every kind to check, with keys of `storage` in a cache or with
+    /// Returns decode tiles of every kind to check, with keys of `storages` in a cache or with
     /// tensors.
-    pub fn decode(storage: Option<StorageKind>) -> Vec<FusedTiles> {
+    pub fn decode(storages: Option<[StorageKind; 2]>) -> Vec<FusedTiles> {
         let keys = KeySource {
-            storage: storage.unwrap_or(StorageKind::F32),
-            words: storage.is_some(),
+            storages: storages.unwrap_or([StorageKind::F32; 2]),
+            words: storages.is_some(),
             simple: true,
             operands: DType::F32,
         };
@@ -128,9 +128,9 @@ impl FusedTiles {
                 value_vectors as usize * 4
             }
             FusedTiles::DecodeGpu(decode) => {
-                (decode.loads.v * decode.loads.vectors * 4).div_ceil(decode.slices()) as usize
+                (decode.loads.v * decode.loads.vectors[1] * 4).div_ceil(decode.slices()) as usize
             }
-            FusedTiles::DecodeCpu(decode) => (decode.loads.v * decode.loads.vectors * 4) as usize,
+            FusedTiles::DecodeCpu(decode) => (decode.loads.v * decode.loads.vectors[1] * 4) as usize,
             FusedTiles::Matrix(tiles) => tiles.value as usize,
             FusedTiles::AdditiveGpu { slice, .. } => slice as usize,
         }

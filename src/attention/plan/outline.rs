@@ -17,7 +17,8 @@ pub(crate) enum KeyLayout {
         v: Layout,
     },
     Cache {
-        storage: StorageKind,
+        /// The storage of keys, and of values.
+        storages: [StorageKind; 2],
         kind: LayoutKind,
         /// The largest number of tokens that a sequence retains.
         kept: usize,
@@ -28,10 +29,10 @@ pub(crate) enum KeyLayout {
 
 impl KeyLayout {
     /// Returns the storage of the keys and values.
-    pub fn storage(&self) -> StorageKind {
+    pub fn storages(&self) -> [StorageKind; 2] {
         match self {
-            KeyLayout::Tensors { dtype, .. } => StorageKind::of(*dtype),
-            KeyLayout::Cache { storage, .. } => *storage,
+            KeyLayout::Tensors { dtype, .. } => [StorageKind::of(*dtype); 2],
+            KeyLayout::Cache { storages, .. } => *storages,
         }
     }
 
@@ -148,10 +149,10 @@ pub(crate) struct Outline {
 impl Outline {
     /// Returns the facts that tiles depend on.
     pub fn source(&self) -> KeySource {
-        let storage = self.keys.storage();
-        let halves = self.dtype == DType::F16 && storage == StorageKind::F16;
+        let storages = self.keys.storages();
+        let halves = self.dtype == DType::F16 && storages == [StorageKind::F16; 2];
         KeySource {
-            storage,
+            storages,
             words: self.keys.in_words(),
             simple: self.simple,
             operands: match self.dtype {
@@ -172,8 +173,9 @@ impl Outline {
         }
         let flags = [keys.is_cache(), keys.in_words(), kernel_options.f16_operands, masked];
         let flags = flags.into_iter().enumerate().fold(0, |bits, (n, flag)| bits | u32::from(flag) << n);
+        let [k, v] = keys.storages();
         let exact = [
-            (dtype as u32) << 8 | keys.storage() as u32,
+            (dtype as u32) << 16 | (v as u32) << 8 | k as u32,
             flags,
             shape.head_dim as u32,
             shape.value_dim as u32,

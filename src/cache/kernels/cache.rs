@@ -2,12 +2,14 @@
 //! `keys/cache.wgsl`.
 
 use crate::cache::storage::{LayoutKind, StorageKind};
+use crate::device::Family;
 use crate::kernel::{Constant, params, shared};
 
 /// The properties of a cache that change the text of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct CacheVariant {
-    pub storage: StorageKind,
+    /// The storage of keys, and of values.
+    pub storages: [StorageKind; 2],
     pub layout_kind: LayoutKind,
     /// Channels of a key, and of a value, that share a scale.
     pub groups: [u32; 2],
@@ -76,17 +78,37 @@ impl CacheVariant {
     }
 
     /// The constants of `keys/cache.wgsl`.
-    pub fn constants(&self) -> [Constant; 4] {
+    pub fn constants(&self) -> Vec<Constant> {
         let [k, v] = self.groups;
-        let format = Constant::U32("STORAGE_KIND", self.storage as u32);
-        [self.placed(), format, Constant::U32("K_GROUP", k), Constant::U32("V_GROUP", v)]
+        let groups = [self.placed(), Constant::U32("K_GROUP", k), Constant::U32("V_GROUP", v)];
+        groups.into_iter().chain(packed_words(self.storages)).collect()
+    }
+
+    /// The families of the kernels that read this storage.
+    pub fn families(&self) -> [Option<Family>; 2] {
+        self.storages.map(|storage| Some(storage.family()))
+    }
+
+    /// Returns the variant with the groups that tests and tools compile.
+    pub fn of(storages: [StorageKind; 2], layout_kind: LayoutKind) -> Self {
+        let [k, v] = storages.map(StorageKind::is_scaled);
+        CacheVariant { storages, layout_kind, groups: [if k { 32 } else { 1 }, if v { 64 } else { 1 }] }
     }
 
     /// Every storage in a contiguous cache, and every layout with Q8.
     pub fn all() -> impl Iterator<Item = Self> {
-        let groups = |storage: StorageKind| if storage.is_scaled() { [32, 64] } else { [1; 2] };
-        let of = move |storage, layout_kind| CacheVariant { storage, layout_kind, groups: groups(storage) };
+        let of = |storage, layout_kind| Self::of([storage; 2], layout_kind);
         let storages = StorageKind::ALL.into_iter().map(move |storage| of(storage, LayoutKind::Contiguous));
         storages.chain(LayoutKind::ALL.into_iter().map(move |layout_kind| of(StorageKind::Q8, layout_kind)))
     }
+}
+
+/// The constants of `keys/packed_words.wgsl`, for the storage of keys and of values.
+pub(crate) fn packed_words([k, v]: [StorageKind; 2]) -> [Constant; 4] {
+    [
+        Constant::U32("K_STORAGE", k as u32),
+        Constant::U32("V_STORAGE", v as u32),
+        Constant::U32("K_VECTORS", k.per_word() as u32),
+        Constant::U32("V_VECTORS", v.per_word() as u32),
+    ]
 }

@@ -1,8 +1,9 @@
 //! Twin of `cache_append.wgsl`.
 
 use super::cache::{CacheParams, CacheVariant};
+use crate::cache::storage::{LayoutKind, StorageKind};
 use crate::device::{Families, Family};
-use crate::kernel::{BF16, FLOATS, Kernel, Untyped, Variant, families, kernel, shader};
+use crate::kernel::{BF16, Constant, FLOATS, Kernel, Untyped, Variant, families, kernel, shader};
 use crate::position::kernels::rotation_table::{self, RotationParams};
 use crate::position::kernels::row_positions::{self, PositionParams};
 use crate::tensor::{Access, DType};
@@ -35,9 +36,15 @@ kernel! {
         /// Channels of a block that is multiplied by a Walsh–Hadamard matrix, and 1 / √ of them.
         hadamard_block: u32,
         hadamard_scale: f32,
+        /// 1 if the dispatch counts refused rows.
+        counts_refused: u32,
     }
     variant {
-        cached: CacheVariant,
+        /// The storage of the sides that the dispatch writes.
+        storage: StorageKind,
+        layout_kind: LayoutKind,
+        /// Channels of a key, and of a value, that share a scale.
+        groups: [u32; 2],
         /// True if rows overwrite existing positions, false if they are the tokens of the last
         /// advance.
         overwrites: bool,
@@ -60,7 +67,7 @@ impl Variant for CacheAppend {
     const LABEL: &'static str = "attention.cache_append";
 
     fn describe(&self) -> Kernel {
-        let [k_unit, v_unit] = Self::units(&self.cached);
+        let [k_unit, v_unit] = Self::units(self.storage, self.groups);
         let (access, no_count) = if self.overwrites { (Access::Write, "") } else { (Access::Read, NO_COUNT) };
         let parts = [
             shader!("tensor/view"),
@@ -77,8 +84,9 @@ impl Variant for CacheAppend {
         ];
         self.declare()
             .access("sequence_table", access)
-            .with([self.cached.placed()])
-            .u32("STORAGE_KIND", self.cached.storage as u32)
+            .with([Constant::U32("LAYOUT_KIND", self.layout_kind as u32)])
+            .u32("STORAGE", self.storage as u32)
+            .u32("PER_WORD", self.storage.per_word() as u32)
             .u32("K_UNIT", k_unit)
             .u32("V_UNIT", v_unit)
             .bool("OVERWRITES", self.overwrites)
@@ -88,11 +96,11 @@ impl Variant for CacheAppend {
     }
 
     fn families(&self) -> Families {
-        families(&[Some(self.cached.storage.family()), self.hadamard.then_some(Family::Hadamard)], &[])
+        families(&[Some(self.storage.family()), self.hadamard.then_some(Family::Hadamard)], &[])
     }
 
     fn all() -> impl IntoIterator<Item = Self> {
-        CacheVariant::all().flat_map(|cached| {
+        CacheVariant::all().flat_map(|CacheVariant { storages: [storage, _], layout_kind, groups }| {
             let of = move |kv, rotates: bool, overwrites, positions: bool| CacheAppend {
                 k: kv,
                 v: kv,
@@ -101,7 +109,9 @@ impl Variant for CacheAppend {
                 sequence_table: Untyped,
                 rotation_table: rotates.then_some(DType::F32),
                 positions: positions.then_some(DType::U32),
-                cached,
+                storage,
+                layout_kind,
+                groups,
                 overwrites,
                 hadamard: false,
                 ggml: false,
@@ -117,7 +127,8 @@ impl Variant for CacheAppend {
                 hadamard,
                 ..of(DType::F16, false, false, false)
             });
-            let ggml = ggml.into_iter().filter(move |_| cached.storage.is_scaled());
+            let has_ggml = matches!(storage, StorageKind::Q8 | StorageKind::Q4);
+            let ggml = ggml.into_iter().filter(move |_| has_ggml);
             appends
                 .chain([of(DType::F32, false, true, false), of(DType::F32, true, true, true), hadamard])
                 .chain([latent])
@@ -128,7 +139,7 @@ impl Variant for CacheAppend {
 
 impl CacheAppend {
     /// Channels that one invocation writes, of a key and of a value.
-    pub fn units(cache: &CacheVariant) -> [u32; 2] {
-        if cache.storage.is_scaled() { cache.groups } else { [32; 2] }
+    pub fn units(storage: StorageKind, groups: [u32; 2]) -> [u32; 2] {
+        if storage.is_scaled() { groups } else { [32; 2] }
     }
 }

@@ -60,14 +60,14 @@ impl Variant for CacheRead {
         ];
         self.declare()
             .with(self.cached.constants())
-            .u32("VECTORS", self.cached.storage.per_word() as u32)
             .bool("WIDE", true)
             .bool("HADAMARD", self.hadamard)
             .kernel(&parts, WORKGROUP as u32, 0)
     }
 
     fn families(&self) -> Families {
-        families(&[Some(self.cached.storage.family()), self.hadamard.then_some(Family::Hadamard)], &[])
+        let [k, v] = self.cached.families();
+        families(&[k, v, self.hadamard.then_some(Family::Hadamard)], &[])
     }
 
     fn all() -> impl IntoIterator<Item = Self> {

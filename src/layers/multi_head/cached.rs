@@ -72,7 +72,7 @@ impl MultiHeadAttention {
         let [q, k, v] = self.projected(call, &rows, scratch.buffer(Slot::Projected)?);
         let mut dispatches = self.project(call, &rows, 0, ([q, k, v], [None; 2]), device)?;
         if appends {
-            dispatches.push(cache::dispatch::append(&layer, [k, v], None, None, device));
+            dispatches.extend(cache::dispatch::append(&layer, [k, v], None, None, device));
         }
         let context = in_scratch(scratch.buffer(Slot::Context)?, dtype, joined_heads(&shape), 0);
         let extras = call.extras(heads_of(context, &shape), 0);

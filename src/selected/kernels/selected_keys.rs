@@ -91,7 +91,7 @@ impl Variant for SelectedKeys {
             ..plain
         }));
         all.extend([LayoutKind::Contiguous, LayoutKind::Paged].map(|layout_kind| {
-            let cache = CacheVariant { storage: StorageKind::F32, layout_kind, groups: [1; 2] };
+            let cache = CacheVariant::of([StorageKind::F32; 2], layout_kind);
             let mask = MaskVariant::with_rules([Id::Causal]).in_cache(&cache);
             let (sequence_table, layout_kind) = (Some(Untyped), Some(layout_kind));
             SelectedKeys { sequence_table, mask, layout_kind, ..plain }

@@ -112,12 +112,17 @@ impl Bed {
 
     /// Draws tokens with data for every layer.
     fn draw(&mut self) -> Vec<Token> {
-        let Kind { kv_heads, head_dim, value_dim, layers, storage, .. } = self.kind;
-        let (data, dtype) = (self.data, self.dtype);
-        let mut side = |dim| -> Vec<f32> {
+        (0..self.kind.layers).map(|_| self.draw_token()).collect()
+    }
+
+    /// Draws the keys and values of a token in one layer.
+    pub(super) fn draw_token(&mut self) -> Token {
+        let Kind { kv_heads, head_dim, value_dim, .. } = self.kind;
+        let (data, dtype, [keys, values]) = (self.data, self.dtype, self.kind.storages());
+        let mut side = |storage, dim| -> Vec<f32> {
             (0..kv_heads).flat_map(|_| stored(&data.row(&mut self.rng, storage, dim), dtype)).collect()
         };
-        (0..layers).map(|_| Token { k: side(head_dim), v: side(value_dim) }).collect()
+        Token { k: side(keys, head_dim), v: side(values, value_dim) }
     }
 
     /// Advances the cache by `count` and appends new tokens to every layer.
@@ -428,17 +433,20 @@ impl Bed {
     /// weights stay within e^{±2Δ}.
     fn rounding(&self, case: &Case) -> Option<Vec<[f64; 2]>> {
         let exact = self.kind.hadamard.is_none()
-            && (matches!(self.kind.storage, CacheStorage::F32)
-                || matches!(self.kind.storage, CacheStorage::F16 | CacheStorage::BF16)
-                    && self.data == Data::Lossless);
+            && self.kind.storages().iter().all(|storage| match storage {
+                CacheStorage::F32 => true,
+                CacheStorage::F16 | CacheStorage::BF16 => self.data == Data::Lossless,
+                _ => false,
+            });
         if exact {
             return None;
         }
         let Shape { heads, kv_heads, q_len, kv_len, head_dim, value_dim, .. } = case.shape;
-        let off = |x: &[f32], dim: usize| -> Vec<f64> {
-            x.chunks(dim).flat_map(|row| self.data.off(&self.kind, row)).collect()
+        let off = |x: &[f32], storage, dim: usize| -> Vec<f64> {
+            x.chunks(dim).flat_map(|row| self.data.off(&self.kind, storage, row)).collect()
         };
-        let (off_k, off_v) = (off(&case.k, head_dim), off(&case.v, value_dim));
+        let [keys, values] = self.kind.storages();
+        let (off_k, off_v) = (off(&case.k, keys, head_dim), off(&case.v, values, value_dim));
         let weights = case.reference::<f64>().weights.expect("asked for");
         let scale = case.scale_value().abs();
         let row = |n: usize| {

@@ -3,6 +3,7 @@
 
 use wgpu_attention::CacheConfig;
 use wgpu_attention::cache::{CacheLayout, CacheStorage, ScaleGroup};
+use wgpu_attention::reference;
 use wgpu_attention::reference::cache::{hadamard, scales};
 
 use crate::harness::random::Rng;
@@ -18,6 +19,8 @@ pub struct Kind {
     pub capacity: usize,
     pub layers: usize,
     pub storage: CacheStorage,
+    /// The storage of values, if it differs.
+    pub value_storage: Option<CacheStorage>,
     pub layout: CacheLayout,
     /// Tokens by which a full ring can go back.
     pub spare: usize,
@@ -37,10 +40,16 @@ impl Kind {
             capacity,
             layers: 1,
             storage,
+            value_storage: None,
             layout,
             spare: 0,
             hadamard: None,
         }
+    }
+
+    /// Returns the storage of keys, and of values.
+    pub fn storages(&self) -> [CacheStorage; 2] {
+        [self.storage, self.value_storage.unwrap_or(self.storage)]
     }
 
     pub fn config(&self) -> CacheConfig {
@@ -49,6 +58,7 @@ impl Kind {
             .value_dim(self.value_dim)
             .layers(self.layers)
             .storage(self.storage)
+            .value_storage(self.storages()[1])
             .layout(self.layout)
             .spare_tokens(self.spare)
             .hadamard(self.hadamard)
@@ -81,12 +91,15 @@ pub enum Data {
 impl Data {
     /// Returns a key or a value of one head.
     pub(super) fn row(self, rng: &mut Rng, storage: CacheStorage, dim: usize) -> Vec<f32> {
-        if self == Data::Random {
+        // Gaussian4 holds no row exactly, because its scale depends on all channels.
+        if self == Data::Random || matches!(storage, CacheStorage::Gaussian4(_)) {
             return rng.normals(dim);
         }
         let (most, group) = match storage {
             CacheStorage::Q4(group) => (7, group),
             CacheStorage::Q8(group) => (127, group),
+            CacheStorage::E4M3(group) => (448, group),
+            CacheStorage::E5M2(group) => (57344, group),
             // The channel with the largest magnitude is −8 scales.
             CacheStorage::Q4_0 => (8, ScaleGroup::Of(32)),
             _ => (127, ScaleGroup::Of(32)),
@@ -100,22 +113,34 @@ impl Data {
         while row.len() < dim {
             let count = size.min(dim - row.len());
             // Keys of all storages have about the same size.
-            let level = rng.pick(&[1.0, 2.0, 4.0]) / if most < 127 { 4.0 } else { 64.0 };
+            let level = rng.pick(&[1.0, 2.0, 4.0])
+                / match most {
+                    7 | 8 => 4.0,
+                    127 => 64.0,
+                    most => most as f32,
+                };
             let (most_at, others) = (rng.below(count), most.min(if most == 8 { 7 } else { most }));
             row.extend((0..count).map(|n| match n == most_at {
                 true => rng.pick(&[-1.0, 1.0]) * most as f32 * level,
+                // Numbers of E4M3 and of E5M2, some of them subnormal.
+                false if most > 127 => {
+                    let (bits, least) = if most == 448 { (3, -9) } else { (2, -16) };
+                    let exponent = rng.pick(&[least, least + 1, 0, 1, 2]);
+                    let mantissa = rng.between(0, (2 << bits) - 1) as f32;
+                    rng.pick(&[-1.0, 1.0]) * mantissa * 2f32.powi(exponent) * level
+                }
                 false => (rng.between(0, 2 * others) as f32 - others as f32) * level,
             }));
         }
         row
     }
 
-    /// Returns how far a cache may move each value of a row.
-    pub(super) fn off(self, kind: &Kind, row: &[f32]) -> Vec<f64> {
-        let Some(block) = kind.hadamard else { return self.off_stored(kind.storage, row) };
+    /// Returns how far a cache with this storage may move each value of a row.
+    pub(super) fn off(self, kind: &Kind, storage: CacheStorage, row: &[f32]) -> Vec<f64> {
+        let Some(block) = kind.hadamard else { return self.off_stored(storage, row) };
         // A value is a sum over its block, there and back.
         let rotated = hadamard(row, block);
-        let off = self.off_stored(kind.storage, &rotated);
+        let off = self.off_stored(storage, &rotated);
         let root = (block as f64).sqrt();
         let sums = off.chunks(block).zip(rotated.chunks(block)).flat_map(|(off, rotated)| {
             let size: f64 = rotated.iter().map(|x| f64::from(x.abs())).sum();
@@ -154,6 +179,18 @@ impl Data {
                     f64::from(scales[n / width]) * half * (1.0 + divided) + divided * size(x)
                 };
                 row.iter().enumerate().map(off).collect()
+            }
+            // A device may choose the other level where two are about as near. It may compute the
+            // scale of Gaussian4 a little differently.
+            CacheStorage::E4M3(_) | CacheStorage::E5M2(_) | CacheStorage::Gaussian4(_) => {
+                let scales = scales(storage, row);
+                let width = row.len().div_ceil(scales.len().max(1));
+                let more = if matches!(storage, CacheStorage::Gaussian4(_)) { 2e-5 } else { divided };
+                let off = |(n, (x, kept)): (usize, (&f32, f32))| {
+                    let scale = f64::from(scales[n / width.max(1)]);
+                    f64::from((x - kept).abs()) + 2.0 * more * (size(x) + scale)
+                };
+                row.iter().zip(reference::cache::stored(storage, row)).enumerate().map(off).collect()
             }
             CacheStorage::Q8_0 | CacheStorage::Q4_0 => {
                 // Half a step, and the rounding of the scale to f16: half of 2⁻¹⁰ of a value. In 4

@@ -7,7 +7,7 @@ use wgpu_attention::{DType, Error};
 use super::bed::Bed;
 use super::model::{Kind, Token};
 use crate::harness::case::HostData;
-use crate::harness::memory::{Values, stored};
+use crate::harness::memory::Values;
 use crate::harness::positions::{place_positions, placed_positions, position_of, rounding};
 use crate::harness::run::{Layout, Placed};
 
@@ -58,7 +58,7 @@ impl Bed {
                 };
                 let token = &self.sequences[s].tokens[position][layer];
                 let want = &[&token.k, &token.v][side][h * dim..][..dim];
-                let off = self.data.off(&self.kind, want);
+                let off = self.data.off(&self.kind, self.kind.storages()[side], want);
                 for (d, ((got, want), off)) in got.iter().zip(want).zip(off).enumerate() {
                     let want = f64::from(*want);
                     let [relative, least] = rounding(dtype);
@@ -80,19 +80,8 @@ impl Bed {
     /// Writes new rows over rows of a layer, in the cache and in the model.
     pub fn overwrite(&mut self, layer: usize, at: &Places, rows: usize) -> Result<(), Error> {
         let Kind { batch, kv_heads, head_dim, value_dim, .. } = self.kind;
-        let new: Vec<Vec<Token>> = (0..batch)
-            .map(|_| {
-                (0..rows)
-                    .map(|_| {
-                        let mut side = |dim| -> Vec<f32> {
-                            let row = |_| self.data.row(&mut self.rng, self.kind.storage, dim);
-                            stored(&(0..kv_heads).flat_map(row).collect::<Vec<_>>(), self.dtype)
-                        };
-                        Token { k: side(head_dim), v: side(value_dim) }
-                    })
-                    .collect()
-            })
-            .collect();
+        let new: Vec<Vec<Token>> =
+            (0..batch).map(|_| (0..rows).map(|_| self.draw_token()).collect()).collect();
         let shapes = [head_dim, value_dim].map(|dim| [batch, kv_heads, rows, dim]);
         let places = self.layout.places(shapes);
         let placed = [0, 1].map(|side| {

@@ -17,7 +17,7 @@ use wgpu_attention::tuning::Target;
 
 use crate::harness::FORMS;
 
-pub const STORAGES: [CacheStorage; 9] = [
+pub const STORAGES: [CacheStorage; 13] = [
     CacheStorage::F32,
     CacheStorage::F16,
     CacheStorage::Q8(ScaleGroup::Of(32)),
@@ -27,6 +27,10 @@ pub const STORAGES: [CacheStorage; 9] = [
     CacheStorage::BF16,
     CacheStorage::Q8_0,
     CacheStorage::Q4_0,
+    CacheStorage::E4M3(ScaleGroup::Of(32)),
+    CacheStorage::E5M2(ScaleGroup::Row),
+    CacheStorage::Gaussian4(ScaleGroup::Row),
+    CacheStorage::Gaussian4(ScaleGroup::Of(32)),
 ];
 
 /// Returns the usual target and splits of a storage in a layout, so that tests share kernels.

@@ -28,8 +28,10 @@ pub(super) fn all() -> Vec<Fused> {
     all.extend(FLOATS.into_iter().flat_map(far));
     all.extend(FusedTiles::all().into_iter().flat_map(|tiles| listed(plain(tiles))));
     all.extend(FusedTiles::MASKED.into_iter().flat_map(cached));
-    for storage in std::iter::once(None).chain(StorageKind::ALL.map(Some)) {
-        all.extend(FusedTiles::decode(storage).into_iter().flat_map(|tiles| decode(tiles, storage)));
+    let mixed = [[StorageKind::Q8, StorageKind::Q4], [StorageKind::F16, StorageKind::Gaussian4]];
+    let storages = StorageKind::ALL.into_iter().map(|storage| [storage; 2]).chain(mixed);
+    for storages in std::iter::once(None).chain(storages.map(Some)) {
+        all.extend(FusedTiles::decode(storages).into_iter().flat_map(|tiles| decode(tiles, storages)));
     }
     // Some tiles are in several lists.
     let mut seen = std::collections::HashSet::new();
@@ -135,7 +137,7 @@ fn cached(tiles: FusedTiles) -> Vec<Fused> {
         all.push(narrow);
         all.extend(narrow.widened());
     }
-    let cache = CacheVariant { storage: StorageKind::Q8, layout_kind: LayoutKind::Ring, groups: [32, 32] };
+    let cache = CacheVariant { groups: [32; 2], ..CacheVariant::of([StorageKind::Q8; 2], LayoutKind::Ring) };
     let masks = MaskVariant::all().into_iter().filter(MaskVariant::fits_caches);
     all.extend(masks.map(|mask| Fused { mask, ..splits }.in_cache(cache)));
     all
@@ -151,13 +153,9 @@ fn listed(base: Fused) -> [Fused; 3] {
     [plain, of(&[Id::Lengths, Id::SinkLogits]), plain.split()]
 }
 
-/// Decoding from tensors, or from pages of `storage`.
-fn decode(tiles: FusedTiles, storage: Option<StorageKind>) -> Vec<Fused> {
-    let cache = storage.map(|storage| CacheVariant {
-        storage,
-        layout_kind: LayoutKind::Paged,
-        groups: if storage.is_scaled() { [32, 64] } else { [1; 2] },
-    });
+/// Decoding from tensors, or from pages of `storages`.
+fn decode(tiles: FusedTiles, storages: Option<[StorageKind; 2]>) -> Vec<Fused> {
+    let cache = storages.map(|storages| CacheVariant::of(storages, LayoutKind::Paged));
     let masked = |mask: MaskVariant| {
         let masked = Fused { mask, ..plain(tiles) };
         cache.map_or(masked, |cache| masked.in_cache(cache))
@@ -167,7 +165,7 @@ fn decode(tiles: FusedTiles, storage: Option<StorageKind>) -> Vec<Fused> {
         masked(MaskVariant::with_rules([Id::Causal, Id::Tree]).softcapped()).split(),
     ];
     for dtype in
-        [DType::F16, DType::BF16].into_iter().filter(|dtype| storage == Some(StorageKind::of(*dtype)))
+        [DType::F16, DType::BF16].into_iter().filter(|dtype| storages == Some([StorageKind::of(*dtype); 2]))
     {
         let halves = Fused { halves: true, ..plain(tiles).with_tensors(dtype) };
         narrow.extend([halves, halves.split()]);

@@ -7,7 +7,7 @@ use form::Form;
 
 use super::key_lists;
 use crate::attention::plan::FusedTiles;
-use crate::cache::kernels::cache::{CacheParams, CacheVariant};
+use crate::cache::kernels::cache::{CacheParams, CacheVariant, packed_words};
 use crate::cache::storage::StorageKind;
 use crate::device::{Families, Family};
 use crate::kernel::{Constant, Declared, Kernel, Untyped, Variant, Width, families, kernel, shader};
@@ -154,7 +154,8 @@ impl Variant for Fused {
             Some(family),
             shuffles.then_some(Family::SubgroupReductions),
             self.partial.map(|_| Family::SplitKeys),
-            self.cached.map(|cache| cache.storage.family()),
+            self.cached.map(|cache| cache.storages[0].family()),
+            self.cached.map(|cache| cache.storages[1].family()),
         ];
         families(&found, &[self.q])
     }
@@ -165,11 +166,6 @@ impl Variant for Fused {
 }
 
 impl Fused {
-    /// Returns how words hold channels, if a word holds several.
-    fn storage_kind(&self) -> Option<StorageKind> {
-        self.cached.map(|cache| cache.storage).or(self.halves.then_some(StorageKind::of(self.q)))
-    }
-
     /// True if the CPU variant loads keys and values one channel at a time.
     fn loads_by_channel(&self) -> bool {
         Self::by_channel(self.tiles, self.width) && self.cached.is_none() && !self.halves
@@ -190,7 +186,6 @@ impl Fused {
             .bool("SPLITS", self.partial.is_some())
             .u32("SPLIT_LEAST", self.tiles.split_least())
             .u32("SPLIT_STEP", self.tiles.split_step())
-            .u32("VECTORS", self.storage_kind().map_or(1, |storage| storage.per_word() as u32))
             .bool("PER_PAIR_MASK", self.mask.is_per_pair())
             .bool("NATURAL_SCORES", self.mask.is_per_pair())
             .bool("LISTED", self.listed)
@@ -204,9 +199,9 @@ impl Fused {
     /// Returns the constants of the storage of keys and values.
     fn keys_constants(&self) -> Vec<Constant> {
         match self.cached {
-            Some(cache) => cache.constants().into(),
-            None if self.halves => vec![Constant::U32("STORAGE_KIND", StorageKind::of(self.q) as u32)],
-            None => Vec::new(),
+            Some(cache) => cache.constants(),
+            None if self.halves => packed_words([StorageKind::of(self.q); 2]).into(),
+            None => vec![Constant::U32("K_VECTORS", 1), Constant::U32("V_VECTORS", 1)],
         }
     }
 
