@@ -14,7 +14,7 @@ use common::rows::{append, of_attention, row};
 use common::settings::{argument, quick};
 use common::timer::{Timer, noise};
 use rows::Row;
-use wgpu_attention::cache::{Append, CacheLayout, CacheStorage, ScaleGroup, Tokens};
+use wgpu_attention::cache::{Append, CacheLayout, CacheStorage, Keep, ScaleGroup, Tokens};
 use wgpu_attention::reference::cache::{hadamard, stored};
 use wgpu_attention::reference::compare::compare;
 use wgpu_attention::reference::{Options, widen};
@@ -256,6 +256,13 @@ fn main() {
             subjects.push(cached(&bed, &data, config, name, (storage, None)));
         }
     }
+    for storage in [CacheStorage::F16, CacheStorage::Q8(group)] {
+        let name = format!("cache {storage:?} that can remove tokens");
+        if !quick() && wanted(&name) {
+            let config = config(length).storage(storage).compacts(true);
+            subjects.push(cached(&bed, &data, config, name, (storage, None)));
+        }
+    }
     let times = medians(timer, &mut subjects, rounds);
     let copied = (0..CopyForm::ALL.len()).map(|n| subjects[n].bytes / times[n] / 1e6).fold(0.0, f64::max);
     let title = format!("1 query, 32 heads on 8, {length} keys, 128 wide");
@@ -293,6 +300,14 @@ fn main() {
     print(gpu, "how it grows, Q8", &subjects, &times, copied);
     drop(subjects);
 
+    println!("\nremoving every second token of {length}, in one layer");
+    for storage in [CacheStorage::F32, CacheStorage::F16, CacheStorage::Q8(group)] {
+        let config = config(length).storage(storage).compacts(true);
+        let ms = compact_time(gpu, timer, &data, config, rounds.min(9));
+        let moved = (2 * config.token_bytes() * (length / 2)) as f64;
+        println!("{storage:?}: {ms:.3} ms, {:.2} of copy", moved / ms / 1e6 / copied);
+    }
+
     println!("\na step without attention: advance by a token and append it, host time aside");
     for (layout, length) in [
         (CacheLayout::Contiguous, 10),
@@ -327,6 +342,17 @@ fn chain(bed: &Bed, dtype: DType, length: usize, rounds: usize) {
     let row = of_attention(row(&bed.gpu, "decode", &name), shape, "none", dtype);
     let (bound, share) = (Some("memory".into()), Some(floor / ms));
     append(&Row { ms: Some(ms), floor_ms: Some(floor), bound, share, ..row });
+}
+
+/// Returns the median time of the moves when a cache keeps every second token, in ms.
+fn compact_time(gpu: &Gpu, timer: &Timer, data: &Data, config: CacheConfig, rounds: usize) -> f64 {
+    let keep: Vec<usize> = (1..data.length).step_by(2).collect();
+    let time = |_| {
+        let mut cache = filled(gpu, data, config);
+        let time = timer.time(|pass| cache.compact(pass, Keep::Each(&[&keep])).expect("a compaction"));
+        time.as_secs_f64() * 1e3
+    };
+    median((0..rounds).map(time).collect()).expect("a round")
 }
 
 /// Returns the median time of an append at `length`, in µs. First a query that sees only its own

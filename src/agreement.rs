@@ -8,7 +8,7 @@ use crate::attention::kernels::merge_splits;
 use crate::attention::merge::kernels::merge;
 use crate::attention::plan::MOST_SPLITS;
 use crate::cache::kernels::cache::{
-    COUNT, EXCHANGE, HIGH, LENGTH, LIMIT, MOVE_FROM, MOVE_TO, REFUSED, START, WORDS,
+    COUNT, EXCHANGE, HIGH, LENGTH, LIMIT, MOVE_FROM, MOVE_TO, REFUSED, REMOVED, START, STORED, WORDS,
 };
 use crate::cache::kernels::cache_advance::Counts;
 use crate::cache::storage::{LayoutKind, StorageKind};
@@ -36,6 +36,8 @@ fn meant() -> BTreeMap<(&'static str, &'static str), Option<u32>> {
         ("cache/sequence_table", "START", START as u32),
         ("cache/sequence_table", "LENGTH", LENGTH as u32),
         ("cache/sequence_table", "HIGH", HIGH as u32),
+        ("cache/sequence_table", "REMOVED", REMOVED as u32),
+        ("cache/sequence_table", "STORED", STORED as u32),
         ("cache/sequence_table", "LIMIT", LIMIT as u32),
         ("cache/sequence_table", "REFUSED", REFUSED as u32),
         ("cache/sequence_table", "COUNT", COUNT as u32),

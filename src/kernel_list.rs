@@ -36,6 +36,7 @@ kernels! {
     crate::mask::kernels::classify::Classify,
     crate::cache::kernels::cache_advance::CacheAdvance,
     crate::cache::kernels::cache_append::CacheAppend,
+    crate::cache::kernels::cache_compact::CacheCompact,
     crate::cache::kernels::cache_copy::CacheCopy,
     crate::cache::kernels::cache_read::CacheRead,
     crate::cache::kernels::cache_reorder::CacheReorder,

@@ -49,7 +49,8 @@ fn main(@builtin(local_invocation_index) lane: u32) {
         } else {
             let wanted = before - min(n, before);
             let shift = cached_shift(b);
-            if can_return_to(wanted, shift) {
+            // The host checks how far a compacted sequence goes back.
+            if COMPACTS || can_return_to(wanted, shift) {
                 after = wanted;
                 if shift == 0u || wanted <= p.cache.sinks {
                     high = wanted;
@@ -61,7 +62,9 @@ fn main(@builtin(local_invocation_index) lane: u32) {
         }
         sequence_table_store(o + START, start);
         sequence_table_store(o + LENGTH, after);
-        sequence_table_store(o + HIGH, high);
+        if !COMPACTS {
+            sequence_table_store(o + HIGH, high);
+        }
         if refused != 0u {
             sequence_table_store(o + REFUSED, sequence_table_at(o + REFUSED) + 1u);
         }

@@ -282,11 +282,13 @@ fn write_unit(r: Row, row: u32, unit: u32, size: u32, words: u32, groups: u32, s
 // Counts one refusal of a sequence if a row has a position that does not exist. One invocation does
 // this.
 fn count_refused(b: u32) {
-    var i = 0u;
-    while i < p.rows && is_kept(b, position_of(p.at, b, 0u, i)) {
-        i++;
+    // Heads of a compacted sequence may have different tokens.
+    let heads = select(1u, p.cache.kv_heads, COMPACTS);
+    var n = 0u;
+    while n < p.rows * heads && is_kept(b, n % heads, position_of(p.at, b, 0u, n / heads)) {
+        n++;
     }
-    if i < p.rows {
+    if n < p.rows * heads {
         let o = b * WORDS + REFUSED;
         sequence_table_store(o, sequence_table_at(o) + 1u);
     }
@@ -308,7 +310,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             count_refused(b);
         }
         position = position_of(p.at, b, 0u, i);
-        if !is_kept(b, position) {
+        if !is_kept(b, h, position) {
             return;
         }
     } else {
@@ -325,10 +327,17 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             }
         }
     }
-    let row = row_of_position(rows_of(b, h), position);
+    let rows = rows_of(b, h);
+    var row = row_of_position(rows, position);
+    if OVERWRITES {
+        row = row_at(b, h, rows, position);
+    }
     let unit = n % units;
     if unit < p.k_units {
         let r = Row(true, b, h, i, position, p.head_dim);
+        if COMPACTS && !OVERWRITES && unit == 0u {
+            cache_k_store(p.cache.k_scales + row * p.cache.k_groups + p.cache.k_groups - 1u, position);
+        }
         write_unit(r, row, unit, K_UNIT, p.cache.k_words, p.cache.k_groups, p.cache.k_scales);
     } else {
         let r = Row(false, b, h, i, position, p.value_dim);

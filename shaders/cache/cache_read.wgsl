@@ -50,14 +50,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         return;
     }
     let j = position_of(p.at, b, 0u, i);
-    let kept = is_kept(b, j);
+    let kept = is_kept(b, h, j);
     let unit = n % units;
     var x = vec4<f32>();
     if unit < p.k_units {
         let d = unit * 4u;
         if kept {
             let s = k_source(b, h);
-            x = four(true, s, row_of_position(s.rows, j), d);
+            x = four(true, s, row_at(b, h, s.rows, j), d);
         }
         for (var c = 0u; c < min(4u, p.head_dim - d); c++) {
             k_store(view_at(p.k, b, h, i, d + c), component(x, c));
@@ -66,7 +66,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let d = (unit - p.k_units) * 4u;
         if kept {
             let s = v_source(b, h, 0u);
-            x = four(false, s, row_of_position(s.rows, j), d);
+            x = four(false, s, row_at(b, h, s.rows, j), d);
         }
         for (var c = 0u; c < min(4u, p.value_dim - d); c++) {
             v_store(view_at(p.v, b, h, i, d + c), component(x, c));

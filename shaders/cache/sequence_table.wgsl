@@ -5,11 +5,12 @@
 // page. A ring holds only some tokens: kernels count the stored tokens (t), masks use positions
 // (j).
 //
-// LAYOUT_KIND: CONTIGUOUS, RING or PAGED. Bindings: sequence_table.
+// LAYOUT_KIND: CONTIGUOUS, RING or PAGED. COMPACTS: tokens can be removed. Bindings:
+// sequence_table.
 //
-// Needs: p.cache; LAYOUT_KIND; sequence_table_at.
-// Gives: COUNT, EXCHANGE, HIGH, LENGTH, LIMIT, MOVE_FROM, MOVE_TO, REFUSED, RING, START, WORDS;
-// Rows; are_neighbours, cached_index, cached_key, cached_len, cached_queries, cached_shift,
+// Needs: p.cache; COMPACTS, LAYOUT_KIND; sequence_table_at.
+// Gives: COUNT, EXCHANGE, HIGH, LENGTH, LIMIT, MOVE_FROM, MOVE_TO, REFUSED, RING, START, STORED,
+// WORDS; Rows; are_neighbours, cached_index, cached_key, cached_len, cached_queries, cached_shift,
 // cached_start, row_of_position, row_of_token, rows_of.
 
 const CONTIGUOUS: u32 = 0u;
@@ -20,11 +21,13 @@ const WORDS: u32 = 8u;
 const START: u32 = 0u;    // length before the last advance
 const LENGTH: u32 = 1u;
 const HIGH: u32 = 2u;     // longest it has been since it was empty: what a ring has overwritten
+const REMOVED: u32 = 2u;  // in its place, in a cache that can remove tokens: their number
 const LIMIT: u32 = 3u;    // tokens there is room for
 const REFUSED: u32 = 4u;  // moves that found none, or nothing to go back to
 const COUNT: u32 = 5u;    // what the host says to move by
 const MOVE_TO: u32 = 6u;  // of the table's n-th move of rows, not of a sequence: where they go
 const MOVE_FROM: u32 = 7u;
+const STORED: u32 = 7u;   // in its place, in a compaction: tokens before it
 const EXCHANGE: u32 = 0x80000000u; // in MOVE_FROM: rows go both ways
 
 // Values from the sequence table are clamped to valid ranges: another kernel may write to the
@@ -47,9 +50,12 @@ fn cached_queries(b: u32, q_len: u32) -> u32 {
     }
 }
 
-// The number of positions after the sinks that a ring has overwritten.
+// The number of positions after the sinks that a ring has overwritten, or the number of removed
+// tokens.
 fn cached_shift(b: u32) -> u32 {
-    if LAYOUT_KIND != RING {
+    if COMPACTS {
+        return min(sequence_table_at(b * WORDS + REMOVED), cached_len(b));
+    } else if LAYOUT_KIND != RING {
         return 0u;
     } else {
         let kept = p.cache.sinks + p.cache.window;
@@ -85,7 +91,7 @@ struct Rows {
     last_page: u32,
     sinks: u32,
     window: u32,
-    shift: u32,     // positions overwritten after the sinks
+    shift: u32,     // positions overwritten after the sinks, or tokens removed
     wrapped: u32,    // by how many slots that has moved the token after the sinks
 }
 
@@ -131,6 +137,8 @@ fn are_neighbours(r: Rows, a: u32, b: u32) -> bool {
 fn row_of_position(r: Rows, j: u32) -> u32 {
     if LAYOUT_KIND == RING {
         return r.first + select(r.sinks + (j - r.sinks) % r.window, j, j < r.sinks);
+    } else if COMPACTS {
+        return row_of_token(r, j - r.shift);
     } else {
         return row_of_token(r, j);
     }

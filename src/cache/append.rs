@@ -16,8 +16,8 @@ pub struct Append<'a> {
     pub(crate) k: TensorView<'a>,
     /// `[batch, kv_heads, rows, value_dim]`, of the same type. `None` for latent values.
     pub(crate) v: Option<TensorView<'a>>,
-    /// Rotates keys by their positions in the cache while they are written. Only rings reach
-    /// positions from 2²⁴ on. They rotate as the last position below 2²⁴.
+    /// Rotates keys by their positions in the cache while they are written. Only rings and
+    /// compacted sequences reach positions from 2²⁴ on. They rotate as the last position below 2²⁴.
     pub(crate) rope: Option<&'a Rope>,
 }
 
@@ -137,7 +137,8 @@ impl Cache {
     }
 
     fn check_append(&self, layer: usize, append: &Append, rows: usize) -> Result<(), Error> {
-        let CacheConfig { batch, kv_heads, head_dim, value_dim, capacity, layout, latent, .. } = self.config;
+        let CacheConfig { batch, kv_heads, head_dim, value_dim, capacity, layout, latent, compacts, .. } =
+            self.config;
         let Append { k, v, rope } = *append;
         if self.advanced == 0 {
             let why = "no tokens were advanced since the cache was made, rewound or reordered; record `Cache::advance` first";
@@ -174,7 +175,7 @@ impl Cache {
             return Err(Error::Unsupported { what, why });
         }
         let last = self.config.longest() - 1;
-        if !matches!(layout, CacheLayout::Ring { .. }) && last > MAX_POSITION as usize {
+        if !compacts && !matches!(layout, CacheLayout::Ring { .. }) && last > MAX_POSITION as usize {
             let expected = "at most 2^24 if keys are rotated, because later positions have no rotation";
             return Err(Error::Option { option: "capacity", value: capacity as f64, expected });
         }

@@ -162,12 +162,14 @@ pub struct CacheConfig {
     pub(crate) spare_tokens: usize,
     pub(crate) hadamard: Option<usize>,
     pub(crate) latent: bool,
+    pub(crate) compacts: bool,
 }
 
 /// The sizes of one side, keys or values.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SideSize {
     pub words: usize,
+    /// Scales of a row, and the position of its token if the cache stores it.
     pub groups: usize,
     /// The word at which the scales begin.
     pub scales: usize,
@@ -191,6 +193,7 @@ impl CacheConfig {
             spare_tokens: 0,
             hadamard: None,
             latent: false,
+            compacts: false,
         }
     }
 
@@ -258,6 +261,17 @@ impl CacheConfig {
         self
     }
 
+    /// Stores the position of each token with its keys, so that
+    /// [`Cache::compact`](super::Cache::compact) can remove tokens. It takes 4 bytes for each token
+    /// and key/value head. The cache is contiguous or paged. `capacity` is then the number of
+    /// stored tokens; positions may exceed it.
+    ///
+    /// With a mask, kernels read the position of each key and evaluate the mask for each pair.
+    pub fn compacts(mut self, compacts: bool) -> Self {
+        self.compacts = compacts;
+        self
+    }
+
     /// Layout of the tokens of a sequence.
     pub fn layout(mut self, layout: CacheLayout) -> Self {
         self.layout = layout;
@@ -283,7 +297,9 @@ impl CacheConfig {
     pub fn token_bytes(&self) -> usize {
         let [keys, values] = self.storages;
         let values = if self.latent { 0 } else { values.row_bytes(self.value_dim) };
-        self.kv_heads.saturating_mul(keys.row_bytes(self.head_dim).saturating_add(values))
+        let position = if self.compacts { 4 } else { 0 };
+        let keys = keys.row_bytes(self.head_dim).saturating_add(position);
+        self.kv_heads.saturating_mul(keys.saturating_add(values))
     }
 
     /// Makes configurations of caches for groups of consecutive key/value heads. Use them if the
@@ -334,9 +350,11 @@ impl CacheConfig {
         answer.unwrap_or_else(|| of_heads(1).check(&facts).map(|()| Vec::new()))
     }
 
-    /// The largest length of a sequence. In a ring it is the largest number of positions.
+    /// The largest length of a sequence. Where it may exceed the capacity, it is the largest number
+    /// of positions.
     pub(crate) fn longest(&self) -> usize {
         match self.layout {
+            _ if self.compacts => LONGEST_AXIS,
             CacheLayout::Ring { .. } => LONGEST_AXIS,
             _ => self.capacity,
         }
@@ -369,13 +387,16 @@ impl CacheConfig {
     /// The sizes of keys, and of values. Latent values are in rows of keys.
     pub(crate) fn sides(&self) -> [SideSize; 2] {
         let [k, v] = self.storages;
-        [self.side(k, self.head_dim), self.side(v, if self.latent { self.head_dim } else { self.value_dim })]
+        let position = usize::from(self.compacts);
+        let keys = self.side(k, self.head_dim, position);
+        let values = if self.latent { keys } else { self.side(v, self.value_dim, 0) };
+        [keys, values]
     }
 
-    fn side(&self, storage: CacheStorage, dim: usize) -> SideSize {
+    fn side(&self, storage: CacheStorage, dim: usize, position: usize) -> SideSize {
         let (pages, page_len) = self.pages();
         let rows = pages.saturating_mul(page_len).saturating_mul(self.kv_heads);
-        let (words, groups) = (storage.words(dim), storage.scales(dim));
+        let (words, groups) = (storage.words(dim), storage.scales(dim) + position);
         let scales = rows.saturating_mul(words);
         let total = scales.saturating_add(rows.saturating_mul(groups)).checked_next_multiple_of(4);
         let total = total.unwrap_or(usize::MAX);
@@ -391,7 +412,7 @@ impl CacheConfig {
         let ([k, v], [k_dim, v_dim]) = (self.storages, self.stored_dims());
         let groups = [k.group(k_dim) as u32, v.group(v_dim) as u32];
         let storages = self.storages.map(CacheStorage::storage_kind);
-        CacheVariant { storages, layout_kind: self.layout_kind(), groups }
+        CacheVariant { storages, layout_kind: self.layout_kind(), groups, compacts: self.compacts }
     }
 
     /// The parameters of kernels. `ragged` is true if queries are the tokens of the last advance.
@@ -475,6 +496,10 @@ impl CacheConfig {
         if self.latent && self.storages[0] != self.storages[1] {
             let why = "the values are channels of the keys; leave `CacheConfig::value_storage` out";
             return Err(Error::Unsupported { what: "latent values with a separate storage", why });
+        }
+        if self.compacts && matches!(self.layout, CacheLayout::Ring { .. }) {
+            let why = "a ring overwrites its oldest tokens by itself; use pages or a contiguous cache";
+            return Err(Error::Unsupported { what: "a ring that can remove tokens", why });
         }
         match self.layout {
             CacheLayout::Ring { sink_tokens } if sink_tokens >= self.capacity => {

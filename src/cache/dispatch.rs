@@ -3,6 +3,7 @@
 use super::kernels::cache::{CacheParams, CacheVariant};
 use super::kernels::cache_advance::{CacheAdvanceCall, Counts};
 use super::kernels::cache_append::{self, CacheAppend, CacheAppendCall};
+use super::kernels::cache_compact::{self, CacheCompactCall};
 use super::kernels::cache_copy::CacheCopyCall;
 use super::kernels::cache_read::{self, CacheReadCall};
 use super::kernels::cache_reorder::CacheReorderCall;
@@ -34,10 +35,23 @@ pub(crate) struct CacheLayer<'a> {
     pub latent: bool,
 }
 
-impl CacheLayer<'_> {
-    /// The number of buffers.
-    fn sides(&self) -> usize {
-        if self.latent { 1 } else { 2 }
+/// The rows of keys, or of values.
+struct Side<'a> {
+    rows: Window<'a>,
+    /// Words of a row with channels, and with scales and position.
+    words: u32,
+    groups: u32,
+    /// The word at which scales begin.
+    scales: u32,
+}
+
+impl<'a> CacheLayer<'a> {
+    /// The keys, and the values unless they are latent.
+    fn sides(&self) -> impl Iterator<Item = Side<'a>> + use<'a> {
+        let CacheParams { k_words, k_groups, k_scales, v_words, v_groups, v_scales, .. } = self.params;
+        let keys = Side { rows: self.k, words: k_words, groups: k_groups, scales: k_scales };
+        let values = Side { rows: self.v, words: v_words, groups: v_groups, scales: v_scales };
+        [Some(keys), (!self.latent).then_some(values)].into_iter().flatten()
     }
 }
 
@@ -85,7 +99,7 @@ pub(crate) struct Moves<'a> {
 /// Returns the dispatch that moves the lengths of every sequence.
 pub(crate) fn advance<'a>(
     sequence_table: Window<'a>,
-    layout_kind: LayoutKind,
+    (layout_kind, compacts): (LayoutKind, bool),
     cache: CacheParams,
     moves: &Moves<'a>,
     device: &DeviceFacts,
@@ -98,6 +112,7 @@ pub(crate) fn advance<'a>(
         back: u32::from(moves.back),
         counted: moves.counts,
         layout_kind,
+        compacts,
     };
     call.dispatch([1; 3], device)
 }
@@ -137,7 +152,7 @@ pub(crate) fn append<'a>(
     device: &DeviceFacts,
 ) -> Dispatches<'a> {
     let ([batch, kv_heads, rows, head_dim], value_dim) = (k.shape(), v.shape()[3]);
-    let CacheVariant { storages, layout_kind, groups } = layer.cached;
+    let CacheVariant { storages, layout_kind, groups, compacts } = layer.cached;
     let (hadamard_block, hadamard_scale) = hadamard_numbers(layer.hadamard);
     let of_sides = |side: usize, writes: [bool; 2]| {
         let units = CacheAppend::units(storages[side], groups);
@@ -164,6 +179,7 @@ pub(crate) fn append<'a>(
             counts_refused: u32::from(writes[0]),
             storage: storages[side],
             layout_kind,
+            compacts,
             groups,
             overwrites: at.is_some(),
             hadamard: layer.hadamard.is_some(),
@@ -223,9 +239,7 @@ pub(crate) fn copy_page<'a>(
     device: &DeviceFacts,
 ) -> Dispatches<'a> {
     let CacheParams { kv_heads, page_len, .. } = layer.params;
-    let CacheParams { k_words, k_groups, k_scales, v_words, v_groups, v_scales, .. } = layer.params;
-    let sides = [(layer.k, k_words, k_groups, k_scales), (layer.v, v_words, v_groups, v_scales)];
-    let of_side = |(rows, words, groups, scales)| {
+    let of_side = |Side { rows, words, groups, scales }| {
         let call = CacheCopyCall {
             rows,
             src: from * kv_heads * page_len,
@@ -239,18 +253,34 @@ pub(crate) fn copy_page<'a>(
         };
         call.dispatch([slots, kv_heads as usize, 1], device)
     };
-    sides.into_iter().take(layer.sides()).map(of_side).collect()
+    layer.sides().map(of_side).collect()
 }
 
 /// Returns the dispatches that apply the moves in the sequence table, for keys and for values. They
 /// move the first `slots` slots of all sequences.
 pub(crate) fn reorder<'a>(layer: &CacheLayer<'a>, slots: usize, device: &DeviceFacts) -> Dispatches<'a> {
-    let CacheParams { kv_heads, k_words, k_groups, k_scales, v_words, v_groups, v_scales, .. } = layer.params;
-    let sides = [(layer.k, k_words, k_groups, k_scales), (layer.v, v_words, v_groups, v_scales)];
     let CacheLayer { sequence_table, params: cache, .. } = *layer;
-    let of_side = |(rows, words, groups, scales)| {
+    let of_side = |Side { rows, words, groups, scales }| {
         let call = CacheReorderCall { rows, sequence_table, cache, words, groups, scales };
-        call.dispatch([slots, kv_heads as usize, 1], device)
+        call.dispatch([slots, cache.kv_heads as usize, 1], device)
     };
-    sides.into_iter().take(layer.sides()).map(of_side).collect()
+    layer.sides().map(of_side).collect()
+}
+
+/// Returns the dispatches that keep the tokens of `keep`, for keys and for values.
+pub(crate) fn compact<'a>(
+    layer: &CacheLayer<'a>,
+    keep: TensorView<'a>,
+    most: usize,
+    device: &DeviceFacts,
+) -> Dispatches<'a> {
+    let CacheLayer { sequence_table, params: cache, cached, .. } = *layer;
+    let of_side = |Side { rows, words, groups, scales }| {
+        let (most, layout_kind) = (most as u32, cached.layout_kind);
+        let call =
+            CacheCompactCall { rows, sequence_table, keep, cache, most, words, groups, scales, layout_kind };
+        let words = (cache.kv_heads * (words + groups)) as usize;
+        call.dispatch([words.div_ceil(cache_compact::WORKGROUP), cache.batch as usize, 1], device)
+    };
+    layer.sides().map(of_side).collect()
 }

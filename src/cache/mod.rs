@@ -1,6 +1,7 @@
 //! Caches of keys and values: the stored keys and values of earlier tokens, for each sequence.
 
 mod append;
+mod compact;
 mod config;
 pub(crate) mod dispatch;
 pub(crate) mod kernels;
@@ -13,6 +14,7 @@ pub(crate) mod storage;
 mod tokens;
 
 pub use append::Append;
+pub use compact::Keep;
 use config::SideSize;
 pub use config::{CacheConfig, CacheLayout, CacheStorage, ScaleGroup};
 use dispatch::CacheLayer;
@@ -345,12 +347,13 @@ impl Cache {
         back: bool,
     ) -> Result<(), Error> {
         let Change { after, mut edits, copies } = change;
-        let (layout_kind, params) = (self.config.layout_kind(), self.config.params(false));
+        let layout = (self.config.layout_kind(), self.config.compacts);
+        let params = self.config.params(false);
         let device = &self.pipelines.facts();
         let mut dispatches = self.copies(&copies);
         dispatches.push(dispatch::advance(
             whole(&self.sequence_table),
-            layout_kind,
+            layout,
             params,
             &rows.moves(back),
             device,

@@ -29,6 +29,22 @@ pub(super) fn upload(device: &wgpu::Device, edits: &Edits) -> Result<wgpu::Buffe
     })
 }
 
+/// Returns a buffer with a list of `most` indices for each sequence. Shorter lists end with zeros,
+/// which kernels do not read.
+pub(super) fn upload_lists(
+    device: &wgpu::Device,
+    lists: &[&[usize]],
+    most: usize,
+) -> Result<wgpu::Buffer, Error> {
+    let mut words = vec![0; (lists.len() * most).max(1)];
+    for (row, list) in words.chunks_mut(most.max(1)).zip(lists) {
+        row.iter_mut().zip(*list).for_each(|(word, index)| *word = *index as u32);
+    }
+    guarded(device, "changes of a cache", || {
+        filled(device, "attention.cache.keep", wgpu::BufferUsages::STORAGE, &words)
+    })
+}
+
 /// Makes a buffer for the words that [`moves_of_reorder`] moves.
 pub(super) fn room_for_copy(device: &wgpu::Device, batch: usize) -> Result<wgpu::Buffer, Error> {
     guarded(device, "a cache", || {

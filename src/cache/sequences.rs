@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::kernels::cache::{EXCHANGE, HIGH, LENGTH, LIMIT, MOVE_FROM, MOVE_TO, START, WORDS};
+use super::kernels::cache::{
+    COUNT, EXCHANGE, HIGH, LENGTH, LIMIT, MOVE_FROM, MOVE_TO, REMOVED, START, WORDS,
+};
 use super::pages::Pages;
 use super::{CacheConfig, CacheLayout};
 use crate::tensor::Error;
@@ -26,13 +28,38 @@ pub(super) struct PageCopy {
     pub slots: usize,
 }
 
-#[derive(Clone, Debug, Default)]
-struct Sequence {
+/// The facts of a sequence without its pages.
+#[derive(Clone, Copy, Debug, Default)]
+struct Bounds {
     least: usize,
     most: usize,
     /// The largest length that it may have had since it was empty.
     high: usize,
+    /// The number of tokens that compactions have removed.
+    removed: usize,
+    /// The length at the last compaction. The sequence cannot become shorter.
+    compacted: usize,
+}
+
+impl Bounds {
+    /// The same sequence with another length, known or not.
+    fn moved(self, least: usize, most: usize, high: usize) -> Self {
+        Bounds { least, most, high, ..self }
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+struct Sequence {
+    bounds: Bounds,
     pages: Vec<u32>,
+}
+
+impl std::ops::Deref for Sequence {
+    type Target = Bounds;
+
+    fn deref(&self) -> &Bounds {
+        &self.bounds
+    }
 }
 
 /// The changes of the state when sequences move.
@@ -94,9 +121,14 @@ fn row_moves(parents: &[usize]) -> Vec<RowMove> {
     moves
 }
 
+fn below_compacted(option: &'static str, value: usize) -> Error {
+    let expected = "such that the sequence has at least the length of its last compaction, which has removed older tokens";
+    Error::Option { option, value: value as f64, expected }
+}
+
 /// The state after a recording.
 pub(super) struct After {
-    lengths: Vec<[usize; 3]>,
+    bounds: Vec<Bounds>,
     /// The pages and page tables, if they change.
     pages: Option<(Pages, Vec<Vec<u32>>)>,
 }
@@ -143,6 +175,8 @@ pub(super) struct Sequences {
     pages_each: usize,
     longest: usize,
     ring: Option<Ring>,
+    /// True if tokens can be removed.
+    compacts: bool,
 }
 
 impl Sequences {
@@ -157,7 +191,8 @@ impl Sequences {
             }
             _ => None,
         };
-        let longest = config.longest();
+        // A compacted sequence may be longer than its capacity.
+        let longest = if config.compacts { config.capacity } else { config.longest() };
         Sequences {
             all: vec![Sequence::default(); config.batch],
             pages: Pages::new(count),
@@ -166,11 +201,18 @@ impl Sequences {
             pages_each: config.pages_each(),
             longest,
             ring,
+            compacts: config.compacts,
         }
     }
 
     pub fn bounds(&self, sequence: usize) -> Option<[usize; 2]> {
         self.all.get(sequence).map(|s| [s.least, s.most])
+    }
+
+    pub fn stored(&self, sequence: usize) -> Option<usize> {
+        let of = self.all.get(sequence).filter(|of| of.least == of.most)?;
+        let stored = of.least - of.removed;
+        Some(self.ring.map_or(stored, |ring| stored.min(ring.capacity)))
     }
 
     pub fn free_pages(&self) -> usize {
@@ -200,19 +242,27 @@ impl Sequences {
 
     /// Writes the length of a sequence to the edits.
     fn edit_length(&mut self, sequence: usize) {
-        let Sequence { least, high, .. } = self.all[sequence];
+        let Bounds { least, high, removed, .. } = self.all[sequence].bounds;
         for (word, value) in [(START, least), (LENGTH, least)] {
             self.edits.insert(sequence * WORDS + word, value as u32);
         }
         // The device knows the history of a ring better: `high` may be an upper bound here.
-        if high == least {
+        if self.compacts {
+            self.edits.insert(sequence * WORDS + REMOVED, removed as u32);
+        } else if high == least {
             self.edits.insert(sequence * WORDS + HIGH, high as u32);
         }
     }
 
     fn edit_limit(&mut self, sequence: usize) {
-        let limit = self.room(self.all[sequence].pages.len());
+        let Sequence { bounds, pages } = &self.all[sequence];
+        let limit = self.room(pages.len()) + bounds.removed;
         self.edits.insert(sequence * WORDS + LIMIT, limit as u32);
+    }
+
+    /// The largest length of a sequence.
+    fn longest(&self, of: &Bounds) -> usize {
+        self.longest.saturating_add(of.removed)
     }
 
     /// The number of tokens that fit into `pages`.
@@ -222,7 +272,7 @@ impl Sequences {
 
     pub fn set_known_len(&mut self, sequence: usize, len: usize) -> Result<(), Error> {
         let n = self.index(sequence)?;
-        let of = &mut self.all[n];
+        let of = &mut self.all[n].bounds;
         if !(of.least..=of.most).contains(&len) {
             let expected = "within the bounds of `Cache::len_bounds`";
             return Err(Error::Option { option: "len", value: len as f64, expected });
@@ -250,15 +300,19 @@ impl Sequences {
             let expected = "at most the smallest possible length of the sequence (`Cache::len_bounds`)";
             return Err(Error::Option { option: "len", value: len as f64, expected });
         }
+        if len < self.all[n].compacted {
+            return Err(below_compacted("len", len));
+        }
         let Some(high) = self.high_after(self.all[n].high, len) else {
             let expected = "at most `sink_tokens`, or shorter by at most `spare_tokens`; the ring has overwritten older tokens";
             return Err(Error::Option { option: "len", value: len as f64, expected });
         };
-        let of = &mut self.all[n];
-        (of.least, of.most, of.high) = (len, len, high);
+        let of = &mut self.all[n].bounds;
+        *of = of.moved(len, len, high);
+        let stored = len - of.removed;
         self.edit_length(n);
         if let Some(page) = self.page {
-            self.cut(n, len.div_ceil(page));
+            self.cut(n, stored.div_ceil(page));
         }
         Ok(())
     }
@@ -275,10 +329,12 @@ impl Sequences {
 
     pub fn clear(&mut self, sequence: usize) -> Result<(), Error> {
         let n = self.index(sequence)?;
-        let of = &mut self.all[n];
-        (of.least, of.most, of.high) = (0, 0, 0);
+        self.all[n].bounds = Bounds::default();
         self.edit_length(n);
         self.cut(n, 0);
+        if self.compacts {
+            self.edit_limit(n);
+        }
         Ok(())
     }
 
@@ -288,7 +344,7 @@ impl Sequences {
             let why = "only `CacheLayout::Paged` can share tokens; append the tokens again";
             return Err(Error::Unsupported { what: "a fork of a sequence", why });
         }
-        let Sequence { least, most, .. } = self.all[from];
+        let Bounds { least, most, .. } = self.all[from].bounds;
         if least != most {
             let why = "read the length back and call `Cache::set_known_len` first";
             return Err(Error::Unsupported {
@@ -323,7 +379,7 @@ impl Sequences {
             return Err(Error::Option { option: "parents", value: *parent as f64, expected });
         }
         let of_parents = || parents.iter().map(|parent| &self.all[*parent]);
-        let lengths = of_parents().map(|of| [of.least, of.most, of.high]).collect();
+        let bounds = of_parents().map(|of| of.bounds).collect();
         let (mut edits, mut slots) = (self.edits.clone(), 0);
         let pages = self.page.map(|_| {
             let mut pages = self.pages.clone();
@@ -354,27 +410,28 @@ impl Sequences {
                 edits.extend([MOVE_TO, MOVE_FROM].map(|word| (moves.len() * WORDS + word, 0)));
             }
         }
-        Ok(Reorder { after: After { lengths, pages }, edits, slots })
+        Ok(Reorder { after: After { bounds, pages }, edits, slots })
     }
 
     /// The number of first slots of a sequence that may hold rows, in a cache without pages.
     fn slots(&self, sequence: usize) -> usize {
-        let Sequence { most, high, .. } = self.all[sequence];
-        self.ring.map_or(most, |ring| most.max(high).min(ring.capacity))
+        let Bounds { most, high, removed, .. } = self.all[sequence].bounds;
+        self.ring.map_or(most - removed, |ring| most.max(high).min(ring.capacity))
     }
 
     fn full(&self, sequence: usize, rows: usize) -> Error {
-        let len = self.all[sequence].least;
-        Error::CacheFull { sequence, len, rows, capacity: self.longest }
+        let of = &self.all[sequence];
+        Error::CacheFull { sequence, len: of.least - of.removed, rows, capacity: self.longest }
     }
 
     pub fn reserve(&mut self, sequence: usize, tokens: usize) -> Result<(), Error> {
         let n = self.index(sequence)?;
-        if tokens > self.longest {
+        if tokens > self.longest(&self.all[n]) {
             return Err(self.full(n, tokens.saturating_sub(self.all[n].least)));
         }
         let Some(page) = self.page else { return Ok(()) };
-        let (have, wanted) = (self.all[n].pages.len(), tokens.div_ceil(page));
+        let wanted = tokens.saturating_sub(self.all[n].removed).div_ceil(page);
+        let have = self.all[n].pages.len();
         let needed = wanted.saturating_sub(have);
         if needed > self.pages.free() {
             return Err(Error::OutOfPages { needed, free: self.pages.free() });
@@ -392,28 +449,29 @@ impl Sequences {
 
     /// Computes the changes after which every sequence has grown. It does not apply them.
     pub fn take(&self, rows: impl Fn(usize) -> Move) -> Result<Change, Error> {
-        let mut lengths = Vec::with_capacity(self.all.len());
+        let mut bounds = Vec::with_capacity(self.all.len());
         let mut needs_pages = false;
         for (s, of) in self.all.iter().enumerate() {
             let Move { least, most } = rows(s);
             // If only the device knows the lengths, the device refuses.
-            if of.least.saturating_add(least) > self.longest {
+            let limit = self.longest(of);
+            if of.least.saturating_add(least) > limit {
                 return Err(self.full(s, least));
             }
-            let longest = of.most.saturating_add(most).min(self.longest);
+            let longest = of.most.saturating_add(most).min(limit);
             // A longer sequence has no room, and does not change.
-            let shortest = if of.most.saturating_add(least) > self.longest {
-                (of.least + least).min(self.longest - least + 1)
+            let shortest = if of.most.saturating_add(least) > limit {
+                (of.least + least).min(limit - least + 1)
             } else {
                 of.least + least
             };
-            lengths.push([shortest, longest, of.high.max(longest)]);
+            bounds.push(of.moved(shortest, longest, of.high.max(longest)));
             needs_pages |= self.entries(of, longest).any(|k| self.must_take(&self.pages, of.pages.get(k)));
         }
         let edits = self.edits.clone();
-        let mut taken = Change { after: After { lengths, pages: None }, edits, copies: Vec::new() };
+        let mut taken = Change { after: After { bounds, pages: None }, edits, copies: Vec::new() };
         if needs_pages {
-            let ends: Vec<_> = taken.after.lengths.iter().map(|[_, end, _]| *end).collect();
+            let ends: Vec<_> = taken.after.bounds.iter().map(|of| of.most).collect();
             self.take_pages(&mut taken, |s| self.entries(&self.all[s], ends[s]))?;
         }
         Ok(taken)
@@ -422,7 +480,7 @@ impl Sequences {
     /// The entries of a sequence's page table that are written when it grows to `end`.
     fn entries(&self, of: &Sequence, end: usize) -> std::ops::Range<usize> {
         match self.page {
-            Some(page) if end > of.least => of.least / page..end.div_ceil(page),
+            Some(page) if end > of.least => (of.least - of.removed) / page..(end - of.removed).div_ceil(page),
             _ => 0..0,
         }
     }
@@ -442,13 +500,17 @@ impl Sequences {
         }
         let mut change = self.no_move();
         if let Some(page) = self.page {
-            let entries = start / page..end.div_ceil(page);
+            // The rows of these positions may have moved back by as many rows as were removed.
+            let entries = |of: &Sequence| {
+                let stored = of.most - of.removed;
+                start.saturating_sub(of.removed) / page..end.min(stored).div_ceil(page)
+            };
             let shared = |of: &Sequence| {
-                let table = of.pages.get(entries.clone());
+                let table = of.pages.get(entries(of));
                 table.is_some_and(|table| table.iter().any(|page| self.pages.is_shared(*page)))
             };
             if self.all.iter().any(shared) {
-                self.take_pages(&mut change, |_| entries.clone())?;
+                self.take_pages(&mut change, |s| entries(&self.all[s]))?;
             }
         }
         Ok(change)
@@ -468,8 +530,8 @@ impl Sequences {
 
     /// The unrecorded changes, with the current lengths.
     fn no_move(&self) -> Change {
-        let lengths = self.all.iter().map(|of| [of.least, of.most, of.high]).collect();
-        Change { after: After { lengths, pages: None }, edits: self.edits.clone(), copies: Vec::new() }
+        let bounds = self.all.iter().map(|of| of.bounds).collect();
+        Change { after: After { bounds, pages: None }, edits: self.edits.clone(), copies: Vec::new() }
     }
 
     /// Takes pages for `entries` of the page tables that have no page or a shared page. The caller
@@ -501,13 +563,13 @@ impl Sequences {
                     continue;
                 };
                 table[k] = new;
-                let slots = of.most.saturating_sub(k * page_len).min(page_len);
+                let slots = (of.most - of.removed).saturating_sub(k * page_len).min(page_len);
                 if slots > 0 {
                     taken.copies.push(PageCopy { from, to: new, slots });
                 }
             }
             if table.len() != before {
-                taken.edits.insert(s * WORDS + LIMIT, self.room(table.len()) as u32);
+                taken.edits.insert(s * WORDS + LIMIT, (self.room(table.len()) + of.removed) as u32);
             }
         }
         if needed > self.pages.free() {
@@ -517,15 +579,65 @@ impl Sequences {
         Ok(())
     }
 
+    /// Computes the changes after which every sequence has only `counts` stored tokens. Their rows
+    /// change from the row `first` on. It does not apply the changes.
+    pub fn compact(&self, counts: &[usize], first: impl Fn(usize) -> usize) -> Result<Change, Error> {
+        let mut change = self.no_move();
+        for (s, (of, count)) in self.all.iter().zip(counts).enumerate() {
+            if of.least != of.most {
+                let what = "a compaction of a sequence whose length only the device knows";
+                let why = "read the length back and call `Cache::set_known_len` first";
+                return Err(Error::Unsupported { what, why });
+            }
+            let stored = of.least - of.removed;
+            if *count > stored {
+                let expected = "at most the number of stored tokens of the sequence";
+                return Err(Error::Option { option: "kept tokens", value: *count as f64, expected });
+            }
+            if *count < stored {
+                let after = &mut change.after.bounds[s];
+                (after.removed, after.compacted) = (of.least - count, of.least);
+            }
+            let after = change.after.bounds[s];
+            let words = [(COUNT, *count), (START, after.least), (REMOVED, after.removed)];
+            change.edits.extend(words.map(|(word, value)| (s * WORDS + word, value as u32)));
+        }
+        if let Some(page) = self.page {
+            // Rows move within these pages. Others that share them must not see it.
+            let moved = |s: usize| {
+                if counts[s] > first(s) { first(s) / page..counts[s].div_ceil(page) } else { 0..0 }
+            };
+            self.take_pages(&mut change, moved)?;
+        }
+        let (mut pages, mut tables) =
+            change.after.pages.take().unwrap_or((self.pages.clone(), vec![Vec::new(); self.all.len()]));
+        for (s, after) in change.after.bounds.iter().enumerate() {
+            if let Some(page) = self.page
+                && after.removed > self.all[s].removed
+            {
+                let left = counts[s].div_ceil(page).min(tables[s].len());
+                tables[s].split_off(left).into_iter().for_each(|page| pages.release(page));
+            }
+            let limit = self.room(tables[s].len()) + after.removed;
+            change.edits.insert(s * WORDS + LIMIT, limit as u32);
+        }
+        change.after.pages = Some((pages, tables));
+        Ok(change)
+    }
+
     /// Computes the changes after which every sequence has given tokens up. It does not apply them.
     /// Pages stay.
     pub fn give_back(&self, rows: impl Fn(usize) -> Move) -> Result<Change, Error> {
-        let mut lengths = Vec::with_capacity(self.all.len());
+        let mut bounds = Vec::with_capacity(self.all.len());
         for (s, of) in self.all.iter().enumerate() {
             let Move { least, most } = rows(s);
             if least > of.least {
                 let expected = "at most the smallest possible length of the sequence (`Cache::len_bounds`)";
                 return Err(Error::Option { option: "rows", value: least as f64, expected });
+            }
+            // The device does not know how far a compacted sequence can go back.
+            if of.least.saturating_sub(most) < of.compacted {
+                return Err(below_compacted("rows", least));
             }
             let known = least == most && of.least == of.most;
             let high = match self.high_after(of.high, of.least.saturating_sub(most)) {
@@ -538,16 +650,16 @@ impl Sequences {
             };
             // If a ring may have to refuse, a sequence may stay unchanged.
             let longest = if known || !self.may_be_overwritten(of.high) { of.most - least } else { of.most };
-            lengths.push([of.least.saturating_sub(most), longest, high]);
+            bounds.push(of.moved(of.least.saturating_sub(most), longest, high));
         }
         let edits = self.edits.clone();
-        Ok(Change { after: After { lengths, pages: None }, edits, copies: Vec::new() })
+        Ok(Change { after: After { bounds, pages: None }, edits, copies: Vec::new() })
     }
 
     /// Applies the changes that were recorded.
     pub fn commit(&mut self, after: After) {
-        for (of, [least, most, high]) in self.all.iter_mut().zip(after.lengths) {
-            (of.least, of.most, of.high) = (least, most, high);
+        for (of, bounds) in self.all.iter_mut().zip(after.bounds) {
+            of.bounds = bounds;
         }
         if let Some((pages, tables)) = after.pages {
             self.pages = pages;

@@ -206,6 +206,14 @@ impl SelectedAttention {
             let why = "a ring drops keys that indices may name; use pages";
             return Err(Error::Unsupported { what: "selected attention to a ring cache", why });
         }
+        if layer.is_some_and(|layer| layer.cached.compacts) {
+            let why =
+                "indices name positions, and the cache can remove them; leave `CacheConfig::compacts` out";
+            return Err(Error::Unsupported {
+                what: "selected attention to a cache that can remove tokens",
+                why,
+            });
+        }
         let device = tensors.device;
         let sinks = usize::from(mask.has(Id::SinkLogits));
         // For attention q, k, v, out, lse and lists. For lists the indices, lists, and a bitmap.

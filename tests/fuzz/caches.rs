@@ -1,6 +1,6 @@
 //! Caches: any operations in any order.
 
-use wgpu_attention::cache::{Append, CacheLayout, CacheRead, CacheStorage, ScaleGroup, Tokens};
+use wgpu_attention::cache::{Append, CacheLayout, CacheRead, CacheStorage, Keep, ScaleGroup, Tokens};
 use wgpu_attention::position::{Rope, RopeConfig, RowPositions};
 use wgpu_attention::tuning::Target;
 use wgpu_attention::{Attention, Cache, CacheConfig, Config, DType, Error, Forward, KernelOptions, Shape};
@@ -27,6 +27,7 @@ struct Kind {
     value_storage: CacheStorage,
     layout: CacheLayout,
     hadamard: Option<usize>,
+    compacts: bool,
 }
 
 impl Kind {
@@ -46,6 +47,7 @@ impl Kind {
             CacheStorage::Gaussian4(group),
         ];
         let storage = f.pick(&storages);
+        let layout = f.below(3);
         Kind {
             batch: c.between(1, 3),
             kv_heads: c.between(1, 2),
@@ -56,7 +58,8 @@ impl Kind {
             storage,
             value_storage: if f.one_in(4) { f.pick(&storages) } else { storage },
             hadamard: rotated.then_some(32),
-            layout: match f.below(3) {
+            compacts: f.one_in(3) && layout != 1,
+            layout: match layout {
                 0 => CacheLayout::Contiguous,
                 1 => CacheLayout::Ring { sink_tokens: 0 },
                 _ => CacheLayout::Paged { page: c.pick(&[16, 32]), pages: c.between(1, 8) },
@@ -72,6 +75,7 @@ impl Kind {
             3 => self.value_dim = c.size(),
             4 => self.capacity = c.size(),
             5 => self.layers = c.size(),
+            7 => self.compacts = !self.compacts,
             9 => self.hadamard = Some(c.size()),
             6 => self.storage = CacheStorage::Q8(ScaleGroup::Of(c.size())),
             _ => match &mut self.layout {
@@ -92,6 +96,7 @@ impl Kind {
             .value_storage(self.value_storage)
             .layout(self.layout)
             .hadamard(self.hadamard)
+            .compacts(self.compacts)
     }
 
     /// Returns the bytes of a layer.
@@ -288,7 +293,10 @@ pub fn cache(
                 } else if size.is_ok()
                     && !matches!(
                         done,
-                        Err(Error::Unsupported { .. } | Error::Refused { .. } | Error::Limit { .. })
+                        Err(Error::Unsupported { .. }
+                            | Error::Refused { .. }
+                            | Error::Limit { .. }
+                            | Error::OtherDevice { .. })
                     )
                 {
                     return Err(format!("scratch_size says {size:?}, the call {done:?}"));
@@ -343,6 +351,37 @@ pub fn cache(
                 if done.is_ok() {
                     fails |= pair.iter().any(|w| w.buf.fails()) || with_lse && tensor.buf.fails();
                     writes.extend(pair.into_iter().filter(|_| is_read));
+                }
+                done
+            }
+            19 if kind.compacts && c.one_in(2) => {
+                let batch = kind.batch.min(100);
+                let stored = |s: usize| cache.stored(s).unwrap_or(amount).min(1 << 10);
+                let mut lists = Vec::new();
+                for s in 0..batch {
+                    let mut list: Vec<_> = (0..stored(s)).filter(|_| !c.one_in(3)).collect();
+                    list.extend(c.one_in(12).then(|| c.size()));
+                    lists.push(list);
+                }
+                let lists: Vec<&[usize]> = lists.iter().map(|list| &list[..]).collect();
+                let n = amount.min(1 << 16);
+                let heads = if c.one_in(2) { 1 } else { kind.kv_heads };
+                let shape = [kind.batch, heads, 1, n];
+                let mut keep: Vec<Window> =
+                    (0..kind.layers.min(9)).map(|_| Window::input(c, DType::U32, shape, false)).collect();
+                if c.one_in(8) {
+                    keep[0].spoil(c);
+                }
+                let views: Vec<_> = keep.iter().map(|w| view(&buffers, w)).collect();
+                let on_host = c.one_in(2);
+                let _ = write!(said, " {lists:?} or {keep:?}, on the host: {on_host}");
+                let done = match on_host {
+                    true => cache.compact(encoder, Keep::Each(&lists)),
+                    false => cache.compact(encoder, Keep::Device(&views)),
+                };
+                if done.is_ok() {
+                    advanced = 0;
+                    fails |= !on_host && keep.iter().any(|w| w.buf.fails());
                 }
                 done
             }

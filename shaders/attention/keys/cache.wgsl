@@ -4,7 +4,8 @@
 //
 // Needs: p.cache; K_CHANNELS, K_GROUP, K_SCALED, V_CHANNELS, V_GROUP, V_SCALED, WIDE; Rows;
 // are_neighbours, cache_k, cache_v, key_batch, key_head, list_of, listed, row_of_token, rows_of.
-// Gives: Source; is_run, k_scale, k_source, k_word, key_row, run_step, v_scale, v_source, v_word.
+// Gives: Source; is_run, key_extra, k_scale, k_source, k_word, key_row, run_step, v_scale,
+// v_source, v_word.
 
 // The keys or the values of one sequence and head. The fields vectors and groups are per row, col
 // is the first channel, and list is the list of keys.
@@ -53,6 +54,12 @@ fn k_word(s: Source, row: u32, n: u32) -> vec4<u32> {
 
 fn v_word(s: Source, row: u32, n: u32) -> vec4<u32> {
     return cache_v[first_of(s, row) + n];
+}
+
+// A word of the scales and positions of keys.
+fn key_extra(o: u32) -> u32 {
+    let n = o & SCALE_INDEX;
+    return cache_k[n / 4u][n % 4u];
 }
 
 const SCALE_INDEX: u32 = select(0x0fffffffu, 0x3fffffffu, WIDE);

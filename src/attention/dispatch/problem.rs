@@ -26,6 +26,7 @@ impl Keys<'_> {
             Keys::Cache(CacheLayer { cached, kept, hadamard, .. }) => KeyLayout::Cache {
                 storages: cached.storages,
                 kind: cached.layout_kind,
+                compacts: cached.compacts,
                 kept: *kept,
                 hadamard: hadamard.is_some(),
             },
@@ -56,15 +57,15 @@ impl Extras<'_> {
         kernel_options: KernelOptions,
     ) -> Outline {
         let given = self.dropout.as_ref().and_then(Dropout::given);
-        let (most, ring) = match keys {
+        let (most, skips) = match keys {
             KeyLayout::Tensors { .. } => (shape.kv_len, false),
-            KeyLayout::Cache { kind, kept, .. } => (kept, kind == LayoutKind::Ring),
+            KeyLayout::Cache { kind, kept, compacts, .. } => (kept, kind == LayoutKind::Ring || compacts),
         };
         let reach = if self.appended > 0 {
             // Appended keys follow all other keys.
             Reach { most, window: None }
         } else {
-            Reach::of(&self.mask, shape.q_len, most, ring)
+            Reach::of(&self.mask, shape.q_len, most, skips)
         };
         Outline {
             shape,

@@ -113,6 +113,7 @@ mod tests {
             kind: LayoutKind::Contiguous,
             kept: shape.kv_len,
             hadamard: false,
+            compacts: false,
         };
         Outline {
             shape,

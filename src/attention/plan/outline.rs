@@ -22,6 +22,8 @@ pub(crate) enum KeyLayout {
         kind: LayoutKind,
         /// The largest number of tokens that a sequence retains.
         kept: usize,
+        /// True if tokens can be removed.
+        compacts: bool,
         /// True if queries and outputs are f32 in scratch, times a Walsh–Hadamard matrix.
         hadamard: bool,
     },
@@ -73,9 +75,9 @@ pub(crate) struct Reach {
 
 impl Reach {
     /// Returns the reach of the key intervals that kernels visit for `mask`. `kv_len` is the
-    /// largest number of masked keys.
-    pub fn of<L, K, B, M>(mask: &Mask<L, K, B, M>, q_len: usize, kv_len: usize, ring: bool) -> Self {
-        let lifted = ring || mask.rules().any(|rule| rule.lifts);
+    /// largest number of masked keys. `skips` is true if stored keys may skip positions.
+    pub fn of<L, K, B, M>(mask: &Mask<L, K, B, M>, q_len: usize, kv_len: usize, skips: bool) -> Self {
+        let lifted = skips || mask.rules().any(|rule| rule.lifts);
         // Neighbouring queries in different sequences have distant positions. Block maps (BigBird's
         // too) and global columns can show any key, and only the device knows which keys.
         if lifted || mask.has(Id::Packed) {

@@ -13,6 +13,8 @@ pub(crate) struct CacheVariant {
     pub layout_kind: LayoutKind,
     /// Channels of a key, and of a value, that share a scale.
     pub groups: [u32; 2],
+    /// True if positions are stored with keys, so that tokens can be removed.
+    pub compacts: bool,
 }
 
 /// Words of the sequence table for each sequence, as in the shader.
@@ -20,11 +22,15 @@ pub(crate) const WORDS: usize = 8;
 pub(crate) const START: usize = 0;
 pub(crate) const LENGTH: usize = 1;
 pub(crate) const HIGH: usize = 2;
+/// The number of removed tokens, in caches that can remove tokens.
+pub(crate) const REMOVED: usize = HIGH;
 pub(crate) const LIMIT: usize = 3;
 pub(crate) const REFUSED: usize = 4;
 pub(crate) const COUNT: usize = 5;
 pub(crate) const MOVE_TO: usize = 6;
 pub(crate) const MOVE_FROM: usize = 7;
+/// In a compaction: the number of stored tokens before it.
+pub(crate) const STORED: usize = MOVE_FROM;
 /// In `MOVE_FROM`: both sequences exchange their rows.
 pub(crate) const EXCHANGE: u32 = 1 << 31;
 
@@ -56,6 +62,15 @@ params! {
 }
 shared! { CacheParams = "CacheParams" }
 
+/// The replacement of `cache/stored_positions.wgsl` if no token can be removed.
+pub(crate) const EVERY_POSITION: &str = "fn cached_position(b: u32, kv_head: u32, t: u32) -> u32 {
+    return t;
+}
+fn token_at(b: u32, kv_head: u32, j: u32) -> u32 {
+    return j;
+}
+";
+
 /// The replacement of `attention/keys/lists.wgsl` if every key has a score.
 pub(crate) const EVERY_KEY: &str = "fn key_batch(b: u32) -> u32 {
     return b;
@@ -72,15 +87,11 @@ fn listed(list: u32, n: u32) -> u32 {
 ";
 
 impl CacheVariant {
-    /// The constants of `cache/sequence_table.wgsl`.
-    pub fn placed(&self) -> Constant {
-        Constant::U32("LAYOUT_KIND", self.layout_kind as u32)
-    }
-
     /// The constants of `keys/cache.wgsl`.
     pub fn constants(&self) -> Vec<Constant> {
         let [k, v] = self.groups;
-        let groups = [self.placed(), Constant::U32("K_GROUP", k), Constant::U32("V_GROUP", v)];
+        let [layout, compacts] = sequence_table(self.layout_kind, self.compacts);
+        let groups = [layout, compacts, Constant::U32("K_GROUP", k), Constant::U32("V_GROUP", v)];
         groups.into_iter().chain(packed_words(self.storages)).collect()
     }
 
@@ -92,15 +103,26 @@ impl CacheVariant {
     /// Returns the variant with the groups that tests and tools compile.
     pub fn of(storages: [StorageKind; 2], layout_kind: LayoutKind) -> Self {
         let [k, v] = storages.map(StorageKind::is_scaled);
-        CacheVariant { storages, layout_kind, groups: [if k { 32 } else { 1 }, if v { 64 } else { 1 }] }
+        let groups = [if k { 32 } else { 1 }, if v { 64 } else { 1 }];
+        CacheVariant { storages, layout_kind, groups, compacts: false }
     }
 
-    /// Every storage in a contiguous cache, and every layout with Q8.
+    /// Every storage in a contiguous cache, every layout with Q8, and caches that can remove
+    /// tokens.
     pub fn all() -> impl Iterator<Item = Self> {
         let of = |storage, layout_kind| Self::of([storage; 2], layout_kind);
         let storages = StorageKind::ALL.into_iter().map(move |storage| of(storage, LayoutKind::Contiguous));
-        storages.chain(LayoutKind::ALL.into_iter().map(move |layout_kind| of(StorageKind::Q8, layout_kind)))
+        let compacts = [of(StorageKind::F16, LayoutKind::Contiguous), of(StorageKind::Q8, LayoutKind::Paged)];
+        let compacts = compacts.map(|cache| CacheVariant { compacts: true, ..cache });
+        storages
+            .chain(LayoutKind::ALL.into_iter().map(move |layout_kind| of(StorageKind::Q8, layout_kind)))
+            .chain(compacts)
     }
+}
+
+/// The constants of `cache/sequence_table.wgsl`.
+pub(crate) fn sequence_table(layout_kind: LayoutKind, compacts: bool) -> [Constant; 2] {
+    [Constant::U32("LAYOUT_KIND", layout_kind as u32), Constant::Bool("COMPACTS", compacts)]
 }
 
 /// The constants of `keys/packed_words.wgsl`, for the storage of keys and of values.

@@ -1,6 +1,6 @@
 //! Twin of `cache_advance.wgsl`.
 
-use super::cache::CacheParams;
+use super::cache::{CacheParams, sequence_table};
 use crate::cache::storage::LayoutKind;
 use crate::device::{Families, Family};
 use crate::kernel::{Kernel, Untyped, Variant, kernel, shader};
@@ -30,6 +30,7 @@ kernel! {
     variant {
         counted: Counts,
         layout_kind: LayoutKind,
+        compacts: bool,
     }
 }
 
@@ -45,18 +46,21 @@ impl Variant for CacheAdvance {
             shader!("cache/cache_advance"),
         ];
         self.declare()
-            .u32("LAYOUT_KIND", self.layout_kind as u32)
+            .with(sequence_table(self.layout_kind, self.compacts))
             .u32("COUNTS", self.counted as u32)
             .kernel(&parts, 64, 0)
     }
 
     fn all() -> impl IntoIterator<Item = Self> {
-        LayoutKind::ALL.into_iter().flat_map(|layout_kind| {
+        let layouts = LayoutKind::ALL.map(|layout_kind| (layout_kind, false));
+        let all = layouts.into_iter().chain([(LayoutKind::Contiguous, true)]);
+        all.flat_map(|(layout_kind, compacts)| {
             [Counts::All, Counts::Each, Counts::Device].map(|counted| CacheAdvance {
                 sequence_table: Untyped,
                 counts: (counted == Counts::Device).then_some(DType::U32),
                 counted,
                 layout_kind,
+                compacts,
             })
         })
     }

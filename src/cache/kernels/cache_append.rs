@@ -1,9 +1,9 @@
 //! Twin of `cache_append.wgsl`.
 
-use super::cache::{CacheParams, CacheVariant};
+use super::cache::{CacheParams, CacheVariant, EVERY_POSITION, sequence_table};
 use crate::cache::storage::{LayoutKind, StorageKind};
 use crate::device::{Families, Family};
-use crate::kernel::{BF16, Constant, FLOATS, Kernel, Untyped, Variant, families, kernel, shader};
+use crate::kernel::{BF16, FLOATS, Kernel, Untyped, Variant, families, kernel, shader};
 use crate::position::kernels::rotation_table::{self, RotationParams};
 use crate::position::kernels::row_positions::{self, PositionParams};
 use crate::tensor::{Access, DType};
@@ -43,6 +43,7 @@ kernel! {
         /// The storage of the sides that the dispatch writes.
         storage: StorageKind,
         layout_kind: LayoutKind,
+        compacts: bool,
         /// Channels of a key, and of a value, that share a scale.
         groups: [u32; 2],
         /// True if rows overwrite existing positions, false if they are the tokens of the last
@@ -56,6 +57,12 @@ kernel! {
         latent: bool,
     }
 }
+
+/// The words that `cache/stored_positions.wgsl` reads.
+const KEY_EXTRAS: &str = "fn key_extra(o: u32) -> u32 {
+    return cache_k_at(o);
+}
+";
 
 /// Replaces the store to the sequence table if no row can be refused.
 const NO_COUNT: &str = "fn sequence_table_store(o: u32, x: u32) {}\n";
@@ -74,6 +81,8 @@ impl Variant for CacheAppend {
             shader!("cache/params"),
             shader!("cache/sequence_table"),
             shader!("cache/is_kept"),
+            if self.compacts { shader!("cache/stored_positions") } else { EVERY_POSITION },
+            KEY_EXTRAS,
             shader!("attention/keys/storage"),
             BF16,
             row_positions::SHADER,
@@ -84,7 +93,7 @@ impl Variant for CacheAppend {
         ];
         self.declare()
             .access("sequence_table", access)
-            .with([Constant::U32("LAYOUT_KIND", self.layout_kind as u32)])
+            .with(sequence_table(self.layout_kind, self.compacts))
             .u32("STORAGE", self.storage as u32)
             .u32("PER_WORD", self.storage.per_word() as u32)
             .u32("K_UNIT", k_unit)
@@ -100,40 +109,43 @@ impl Variant for CacheAppend {
     }
 
     fn all() -> impl IntoIterator<Item = Self> {
-        CacheVariant::all().flat_map(|CacheVariant { storages: [storage, _], layout_kind, groups }| {
-            let of = move |kv, rotates: bool, overwrites, positions: bool| CacheAppend {
-                k: kv,
-                v: kv,
-                cache_k: Untyped,
-                cache_v: Some(Untyped),
-                sequence_table: Untyped,
-                rotation_table: rotates.then_some(DType::F32),
-                positions: positions.then_some(DType::U32),
-                storage,
-                layout_kind,
-                groups,
-                overwrites,
-                hadamard: false,
-                ggml: false,
-                latent: false,
-            };
-            let appends = FLOATS
-                .into_iter()
-                .flat_map(move |kv| [false, true].map(move |rotates| of(kv, rotates, false, false)));
-            let hadamard = CacheAppend { hadamard: true, ..of(DType::F32, true, false, false) };
-            let latent = CacheAppend { cache_v: None, latent: true, ..of(DType::F32, false, true, true) };
-            let ggml = [false, true].map(|hadamard| CacheAppend {
-                ggml: true,
-                hadamard,
-                ..of(DType::F16, false, false, false)
-            });
-            let has_ggml = matches!(storage, StorageKind::Q8 | StorageKind::Q4);
-            let ggml = ggml.into_iter().filter(move |_| has_ggml);
-            appends
-                .chain([of(DType::F32, false, true, false), of(DType::F32, true, true, true), hadamard])
-                .chain([latent])
-                .chain(ggml)
-        })
+        CacheVariant::all().flat_map(
+            |CacheVariant { storages: [storage, _], layout_kind, groups, compacts }| {
+                let of = move |kv, rotates: bool, overwrites, positions: bool| CacheAppend {
+                    k: kv,
+                    v: kv,
+                    cache_k: Untyped,
+                    cache_v: Some(Untyped),
+                    sequence_table: Untyped,
+                    rotation_table: rotates.then_some(DType::F32),
+                    positions: positions.then_some(DType::U32),
+                    storage,
+                    layout_kind,
+                    compacts,
+                    groups,
+                    overwrites,
+                    hadamard: false,
+                    ggml: false,
+                    latent: false,
+                };
+                let appends = FLOATS
+                    .into_iter()
+                    .flat_map(move |kv| [false, true].map(move |rotates| of(kv, rotates, false, false)));
+                let hadamard = CacheAppend { hadamard: true, ..of(DType::F32, true, false, false) };
+                let latent = CacheAppend { cache_v: None, latent: true, ..of(DType::F32, false, true, true) };
+                let ggml = [false, true].map(|hadamard| CacheAppend {
+                    ggml: true,
+                    hadamard,
+                    ..of(DType::F16, false, false, false)
+                });
+                let has_ggml = matches!(storage, StorageKind::Q8 | StorageKind::Q4);
+                let ggml = ggml.into_iter().filter(move |_| has_ggml);
+                appends
+                    .chain([of(DType::F32, false, true, false), of(DType::F32, true, true, true), hadamard])
+                    .chain([latent])
+                    .chain(ggml)
+            },
+        )
     }
 }
 

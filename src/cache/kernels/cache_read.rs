@@ -1,6 +1,6 @@
 //! Twin of `cache_read.wgsl`.
 
-use super::cache::{CacheParams, CacheVariant, EVERY_KEY};
+use super::cache::{CacheParams, CacheVariant, EVERY_KEY, EVERY_POSITION};
 use crate::device::{Families, Family};
 use crate::kernel::{FLOATS, Kernel, Untyped, Variant, families, kernel, shader};
 use crate::position::kernels::row_positions::{self, PositionParams};
@@ -50,6 +50,7 @@ impl Variant for CacheRead {
             shader!("cache/params"),
             shader!("cache/sequence_table"),
             shader!("cache/is_kept"),
+            if self.cached.compacts { shader!("cache/stored_positions") } else { EVERY_POSITION },
             shader!("attention/keys/cache"),
             EVERY_KEY,
             shader!("attention/keys/packed_words"),

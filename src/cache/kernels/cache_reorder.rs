@@ -1,6 +1,6 @@
 //! Twin of `cache_reorder.wgsl`.
 
-use super::cache::CacheParams;
+use super::cache::{CacheParams, sequence_table};
 use crate::cache::storage::LayoutKind;
 use crate::device::{Families, Family};
 use crate::kernel::{Kernel, Untyped, Variant, kernel, shader};
@@ -31,7 +31,7 @@ impl Variant for CacheReorder {
     fn describe(&self) -> Kernel {
         let parts =
             [shader!("cache/params"), shader!("cache/sequence_table"), shader!("cache/cache_reorder")];
-        self.declare().u32("LAYOUT_KIND", LayoutKind::Contiguous as u32).kernel(&parts, 64, 0)
+        self.declare().with(sequence_table(LayoutKind::Contiguous, false)).kernel(&parts, 64, 0)
     }
 
     fn all() -> impl IntoIterator<Item = Self> {

@@ -67,6 +67,9 @@ impl MaskVariant {
 
     fn text(&self, slope: Option<SlopeBy>) -> String {
         let mut text = format!("{}\n{}{QUERY}", shader!("mask/query"), declaration::<MaskParams>());
+        if self.compacts {
+            text.push_str("    low: u32,            // first position of a key that it sees\n");
+        }
         for row in RULES.iter().filter_map(|rule| rule.row) {
             let _ = writeln!(text, "    {}: {},", row.name, row.ty);
         }
@@ -127,6 +130,9 @@ impl MaskVariant {
         f.line(true, "let stop = u32(clamp(r.y, keys.x, keys.y));");
         f.line(true, "let first = min(u32(clamp(r.x, keys.x, keys.y)), stop);");
         let mut query = "Query(b, h, i, first, stop, stop, u32(keys.x), position, 0u".to_string();
+        if self.compacts {
+            query.push_str(", first");
+        }
         for row in RULES.iter().filter_map(|rule| rule.row) {
             let _ = write!(query, ", {}", zero(row.ty));
         }
@@ -137,24 +143,34 @@ impl MaskVariant {
         f.line(self.appended, "q.first = min(q.first, p.mask.masked_len);");
         f.line(self.appended, "q.end = p.mask.kv_len;");
         f.line(self.cached, "q.shift = cached_shift(b);");
-        f.line(self.cached, "q.first = cached_index(q.first, q.shift);");
-        f.line(self.cached, "q.end = cached_index(q.end, q.shift);");
+        let by_index = self.cached && !self.compacts;
+        f.line(by_index, "q.first = cached_index(q.first, q.shift);");
+        f.line(by_index, "q.end = cached_index(q.end, q.shift);");
+        // No token has moved back by more than the number of removed tokens.
+        f.line(self.compacts, "q.first = max(q.first, q.shift) - q.shift;");
+        f.line(self.compacts, "q.end = min(q.end, cached_len(b) - q.shift);");
         f.end("q")
     }
 
     /// Starts a function of a query and a key. With a cache its argument is `t`, an index among the
     /// keys left. Rules use the position `j`.
     fn by_key(&self, signature: &str) -> Function {
-        self.by_shifted_key(signature, "q.shift")
+        self.by_key_of(signature, "q.", "q.shift")
     }
 
-    /// Starts the same function. The text `shift` is the difference between position and index.
-    fn by_shifted_key(&self, signature: &str, shift: &str) -> Function {
+    /// Starts the same function. The batch entry and the head are `b` and `h`, after the text `of`.
+    /// The text `shift` is the difference between position and index.
+    fn by_key_of(&self, signature: &str, of: &str, shift: &str) -> Function {
         if !self.cached {
             return Function::new(signature);
         }
         let mut f = Function::new(&signature.replace("j: u32", "t: u32"));
-        f.line(true, &format!("let j = cached_key(t, {shift});"));
+        let position = match (self.compacts, self.asks_positions()) {
+            (false, _) => format!("cached_key(t, {shift})"),
+            (true, true) => format!("cached_position({of}b, {of}h / p.group, t)"),
+            (true, false) => "t".into(),
+        };
+        f.line(true, &format!("let j = {position};"));
         f
     }
 
@@ -183,6 +199,8 @@ impl MaskVariant {
         // The interval of a query extends over the appended keys.
         f.return_if(self.appended, "j >= p.mask.masked_len", "true");
         f.return_if(self.appended, "j >= q.stop", "false");
+        // The interval of indices is wider than the interval of positions.
+        f.return_if(self.asks_positions(), "j < q.low || j >= q.stop", "false");
         for turn in [Turn::Block, Turn::Pair, Turn::Prefix, Turn::Causal, Turn::Global, Turn::Band] {
             // In a ring, every query sees the first tokens, like global ones.
             f.return_if(turn == Turn::Band && self.ring && self.asks_band(), "j < p.cache.sinks", "true");
@@ -216,7 +234,7 @@ impl MaskVariant {
         let asks = |id: Id, turn: Turn| self.asks(id, turn).next().is_some();
         let others = [Turn::Block, Turn::Prefix, Turn::Causal, Turn::Global, Turn::Band];
         let open = |id: Id| asks(id, Turn::Pair) && !by_key(id) || others.iter().any(|turn| asks(id, *turn));
-        self.pairs.is_none() && !self.rules.iter().any(open)
+        self.pairs.is_none() && !self.asks_positions() && !self.rules.iter().any(open)
     }
 
     /// Returns the names of the tensors that hide pairs, and the rules' `hides`.
@@ -230,7 +248,7 @@ impl MaskVariant {
         let numbers = self.rules.iter().filter(|_| self.hides_tiles()).find_map(|id| id.rule().numbers);
         let [of_query, of_key] = numbers.unwrap_or(["0u"; 2]);
         let query = Function::new("document_of_query(b: u32, h: u32, i: u32) -> u32");
-        let by_key = |signature: &str| self.by_shifted_key(signature, "cached_shift(b)");
+        let by_key = |signature: &str| self.by_key_of(signature, "", "cached_shift(b)");
         let mut key = by_key("documents_of_key(b: u32, h: u32, j: u32) -> vec2<u32>");
         key.line(self.hiding().next().is_some(), "let i = 0u;");
         key.return_if(self.appended, "j >= p.mask.masked_len", "vec2<u32>(0u, 0xffffffffu)");

@@ -41,6 +41,8 @@ pub(crate) struct MaskVariant {
     cached: bool,
     /// True if that cache is a ring, whose first tokens stay.
     ring: bool,
+    /// True if tokens may have been removed from that cache.
+    compacts: bool,
     /// True if the kernel stores the block of a query and its current keys in `Query::block`.
     knows_blocks: bool,
     /// A custom score function, and the dtypes of its captured tensors.
@@ -82,7 +84,8 @@ impl MaskVariant {
 
     /// Returns the same rules for keys in a cache.
     pub fn in_cache(self, cache: &CacheVariant) -> Self {
-        MaskVariant { cached: true, ring: cache.layout_kind == LayoutKind::Ring, ..self }
+        let ring = cache.layout_kind == LayoutKind::Ring;
+        MaskVariant { cached: true, ring, compacts: cache.compacts, ..self }
     }
 
     /// Returns the same rules for a kernel that traverses the map column by column.
@@ -153,7 +156,15 @@ impl MaskVariant {
             let (bounds, always) = (rule.bounds, rule.asks_at(Turn::Block) || rule.asks_at(Turn::Pair));
             always || rule.adds.is_some() || bounds.lifted && (lifts || !bounds.exact)
         };
-        self.softcap || self.appended || self.mods().next().is_some() || self.rules.iter().any(asks)
+        let custom = self.mods().next().is_some();
+        self.softcap || self.appended || custom || self.asks_positions() || self.rules.iter().any(asks)
+    }
+
+    /// True if kernels read the position of each key. Its index is not enough, because tokens
+    /// before it may have been removed.
+    fn asks_positions(&self) -> bool {
+        let on_pairs = |id: Id| id != Id::SinkLogits;
+        self.compacts && (self.mods().next().is_some() || self.rules.iter().any(on_pairs))
     }
 
     /// True if the range of a query's keys alone decides what it sees, and no score changes.
@@ -326,9 +337,14 @@ impl fmt::Debug for MaskVariant {
         for (interned, dtypes) in self.mods() {
             fields.field(interned.prefix(), &dtypes);
         }
-        let MaskVariant { softcap, appended, cached, ring, .. } = *self;
-        for (name, used) in [("softcap", softcap), ("appended", appended), ("cached", cached), ("ring", ring)]
-        {
+        let MaskVariant { softcap, appended, cached, ring, compacts, .. } = *self;
+        for (name, used) in [
+            ("softcap", softcap),
+            ("appended", appended),
+            ("cached", cached),
+            ("ring", ring),
+            ("compacts", compacts),
+        ] {
             fields.field(name, &used);
         }
         fields.finish()

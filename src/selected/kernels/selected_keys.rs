@@ -1,6 +1,6 @@
 //! Twin of `selected_keys.wgsl`.
 
-use crate::cache::kernels::cache::{CacheParams, CacheVariant};
+use crate::cache::kernels::cache::{CacheParams, CacheVariant, sequence_table};
 use crate::cache::storage::{LayoutKind, StorageKind};
 use crate::device::{Families, Family};
 use crate::kernel::{Kernel, Untyped, Variant, kernel, shader};
@@ -66,7 +66,7 @@ impl Variant for SelectedKeys {
         let mut declared =
             self.declare().u32("LANES", self.lanes).bool("PER_PAIR_MASK", self.mask.is_per_pair());
         if let Some(layout_kind) = self.layout_kind {
-            declared = declared.u32("LAYOUT_KIND", layout_kind as u32);
+            declared = declared.with(sequence_table(layout_kind, false));
             parts.push(shader!("cache/sequence_table"));
         }
         declared.kernel(&parts, self.lanes, 4 * RANGE_WORDS + (4 * self.lanes).next_multiple_of(16) + 16)

@@ -1,6 +1,6 @@
 //! A cache on a device and its model: both move together, and the model judges the cache.
 
-use wgpu_attention::cache::{Append, CacheStorage, Tokens};
+use wgpu_attention::cache::{Append, CacheStorage, Keep, Tokens};
 use wgpu_attention::tuning::Target;
 use wgpu_attention::{
     Attention, Cache, Config, DType, Error, Forward, KernelOptions, Scratch, ScratchSize, Shape, TensorView,
@@ -135,7 +135,8 @@ impl Bed {
         let longest = self.kind.longest();
         for s in 0..self.kind.batch {
             let wanted = count.of(s);
-            let fits = self.sequences[s].len().saturating_add(wanted) <= longest;
+            let stored = self.sequences[s].len() - self.sequences[s].removed;
+            let fits = stored.saturating_add(wanted) <= longest;
             let n = if fits { wanted } else { 0 };
             let new: Vec<_> = (0..n).map(|_| self.draw()).collect();
             let sequence = &mut self.sequences[s];
@@ -200,6 +201,7 @@ impl Bed {
             let copy = self.sequences[from].clone();
             let sequence = &mut self.sequences[to];
             (sequence.tokens, sequence.high, sequence.fresh) = (copy.tokens, copy.high, 0);
+            (sequence.lost, sequence.removed) = (copy.lost, copy.removed);
         }
         Ok(())
     }
@@ -212,8 +214,47 @@ impl Bed {
         self.advanced = 0;
         let before = self.sequences.clone();
         for (sequence, parent) in self.sequences.iter_mut().zip(parents) {
-            let Sequence { tokens, high, .. } = before[*parent].clone();
+            let Sequence { tokens, high, lost, removed, .. } = before[*parent].clone();
             (sequence.tokens, sequence.high, sequence.fresh) = (tokens, high, 0);
+            (sequence.lost, sequence.removed) = (lost, removed);
+        }
+        Ok(())
+    }
+
+    /// Removes all tokens except those of `keep`, in the cache and in the model. Each layer and
+    /// head of each sequence has a list of indices among its stored tokens. With `on_device` they
+    /// are in tensors; otherwise all layers and heads have the first list.
+    pub fn compact(&mut self, keep: &[Vec<Vec<Vec<usize>>>], on_device: bool) -> Result<(), Error> {
+        let Kind { batch, kv_heads, layers, .. } = self.kind;
+        let mut encoder = self.encoder();
+        if on_device {
+            let n = keep[0][0][0].len();
+            let place = Place::nested([batch, kv_heads, 1, n], [0, 1, 2, 3], [0; 4], 2, 3);
+            let placed: Vec<_> = (0..layers)
+                .map(|layer| {
+                    let of = |s: usize| keep[s][layer].iter().flatten().map(|t| *t as u32);
+                    let numbers: Vec<u32> = (0..batch).flat_map(of).collect();
+                    Placed::input(self.profile, Values::Numbers(&numbers), DType::U32, place)
+                })
+                .collect();
+            let views: Vec<_> = placed.iter().map(Placed::view).collect();
+            self.cache.compact(&mut encoder, Keep::Device(&views))?;
+        } else {
+            let lists: Vec<&[usize]> = keep.iter().map(|lists| &lists[0][0][..]).collect();
+            self.cache.compact(&mut encoder, Keep::Each(&lists))?;
+        }
+        self.submit(encoder);
+        self.advanced = 0;
+        for (sequence, lists) in self.sequences.iter_mut().zip(keep) {
+            sequence.fresh = 0;
+            for (layer, head) in (0..layers).flat_map(|layer| (0..kv_heads).map(move |head| (layer, head))) {
+                let list = if on_device { &lists[layer][head] } else { &lists[0][0] };
+                let positions = (0..sequence.len()).map(|position| [layer, head, position]);
+                let stored: Vec<_> = positions.filter(|token| !sequence.lost.contains(token)).collect();
+                let kept: Vec<_> = list.iter().map(|index| stored[*index]).collect();
+                sequence.lost.extend(stored.into_iter().filter(|token| !kept.contains(token)));
+            }
+            sequence.removed = sequence.len() - lists[0][0].len();
         }
         Ok(())
     }
@@ -288,7 +329,8 @@ impl Bed {
         let pairs = shape.weights();
         let keep = HostData::of(pairs, |[_, h, i, j]| {
             let rules = if j < ring { &far } else { &rules };
-            sequence.keeps(&self.kind, j) && meaning::sees(rules, &shape, [s, h, i, j])
+            let head = h / (heads / kv_heads);
+            sequence.holds(&self.kind, [ask.layer, head, j]) && meaning::sees(rules, &shape, [s, h, i, j])
         });
         let bias = HostData::of(pairs, |[_, h, i, j]| meaning::adds(&rules, &shape, [s, h, i, j]));
         let sinks = rules

@@ -1,6 +1,8 @@
 //! A model of a cache's contents, and the error that a storage may add. It has the tokens of every
 //! sequence in a `Vec`.
 
+use std::collections::HashSet;
+
 use wgpu_attention::CacheConfig;
 use wgpu_attention::cache::{CacheLayout, CacheStorage, ScaleGroup};
 use wgpu_attention::reference;
@@ -26,6 +28,8 @@ pub struct Kind {
     pub spare: usize,
     /// Channels of a block that is multiplied by a Walsh–Hadamard matrix.
     pub hadamard: Option<usize>,
+    /// True if tokens can be removed.
+    pub compacts: bool,
 }
 
 impl Kind {
@@ -44,6 +48,7 @@ impl Kind {
             layout,
             spare: 0,
             hadamard: None,
+            compacts: false,
         }
     }
 
@@ -62,6 +67,7 @@ impl Kind {
             .layout(self.layout)
             .spare_tokens(self.spare)
             .hadamard(self.hadamard)
+            .compacts(self.compacts)
     }
 
     /// Returns the most tokens that a sequence may have.
@@ -229,6 +235,10 @@ pub struct Sequence {
     pub fresh: usize,
     /// Moves that the device has refused.
     pub refused: u32,
+    /// Tokens that were removed: layer, key/value head and position.
+    pub lost: HashSet<[usize; 3]>,
+    /// The number of tokens that each head has lost.
+    pub removed: usize,
 }
 
 impl Sequence {
@@ -241,7 +251,12 @@ impl Sequence {
         if kind.ring().is_some() { self.high.saturating_sub(kind.capacity) } else { 0 }
     }
 
-    /// True if the cache still has the token at `position`.
+    /// True if a head of the cache still has the token at `position`.
+    pub fn holds(&self, kind: &Kind, [layer, head, position]: [usize; 3]) -> bool {
+        self.keeps(kind, position) && !self.lost.contains(&[layer, head, position])
+    }
+
+    /// True if the cache has not overwritten the token at `position`.
     pub fn keeps(&self, kind: &Kind, position: usize) -> bool {
         let Some([sinks, _]) = kind.ring() else { return true };
         position < sinks || position >= sinks + self.shift(kind)
@@ -263,6 +278,10 @@ impl Sequence {
         }
         self.tokens.truncate(len);
         self.fresh = 0;
+        if len == 0 {
+            self.lost.clear();
+            self.removed = 0;
+        }
     }
 }
 

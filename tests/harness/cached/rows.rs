@@ -15,12 +15,18 @@ use crate::harness::run::{Layout, Placed};
 pub type Places = RowPositions<HostData<u32>>;
 
 impl Bed {
-    /// Returns the position of row `i` of sequence `s`, if the cache has it. The call has `rows`
-    /// rows at `at`.
-    fn found(&self, at: &Places, s: usize, i: usize, rows: usize) -> Option<usize> {
+    /// Returns the position of row `i` of sequence `s`, if a layer and head of the cache has it.
+    /// The call has `rows` rows at `at`.
+    fn found(
+        &self,
+        at: &Places,
+        [layer, head]: [usize; 2],
+        [s, i]: [usize; 2],
+        rows: usize,
+    ) -> Option<usize> {
         let position = position_of(at, s, i, rows);
         let position = usize::try_from(position).ok().filter(|p| *p < self.sequences[s].len())?;
-        self.sequences[s].keeps(&self.kind, position).then_some(position)
+        self.sequences[s].holds(&self.kind, [layer, head, position]).then_some(position)
     }
 
     /// Reads rows of a layer and compares them with the model. Each value is within the storage's
@@ -48,7 +54,7 @@ impl Bed {
             let dim = shapes[side][3];
             for (n, got) in got.chunks(dim).enumerate() {
                 let (s, h, i) = (n / rows / kv_heads, n / rows % kv_heads, n % rows);
-                let Some(position) = self.found(at, s, i, rows) else {
+                let Some(position) = self.found(at, [layer, h], [s, i], rows) else {
                     if got.iter().any(|x| *x != 0.0) {
                         return Err(format!(
                             "{name}, sequence {s}, head {h}: row {i} is not there and not zeros"
@@ -89,7 +95,11 @@ impl Bed {
             let part = HostData::of(shapes[side], |[s, h, i, d]| {
                 let Token { k, v } = &new[s][i];
                 // NaN in dropped rows must not reach a result.
-                if self.found(at, s, i, rows).is_some() { [k, v][side][h * dim + d] } else { f32::NAN }
+                if self.found(at, [layer, h], [s, i], rows).is_some() {
+                    [k, v][side][h * dim + d]
+                } else {
+                    f32::NAN
+                }
             });
             Placed::input(self.profile, Values::Floats(&part.data), self.dtype, places[side])
         });
@@ -102,9 +112,15 @@ impl Bed {
         for (s, new) in new.into_iter().enumerate() {
             let mut dropped = false;
             for (i, token) in new.into_iter().enumerate() {
-                match self.found(at, s, i, rows) {
-                    Some(position) => self.sequences[s].tokens[position][layer] = token,
-                    None => dropped = true,
+                for h in 0..kv_heads {
+                    let Some(position) = self.found(at, [layer, h], [s, i], rows) else {
+                        dropped = true;
+                        continue;
+                    };
+                    let old = &mut self.sequences[s].tokens[position][layer];
+                    let head = |x: &[f32], dim: usize| x[h * dim..][..dim].to_vec();
+                    old.k[h * head_dim..][..head_dim].copy_from_slice(&head(&token.k, head_dim));
+                    old.v[h * value_dim..][..value_dim].copy_from_slice(&head(&token.v, value_dim));
                 }
             }
             self.sequences[s].refused += u32::from(dropped);

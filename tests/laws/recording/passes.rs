@@ -1,6 +1,6 @@
 //! The compute passes and dispatches of calls: the table of docs/guide/embedding.md.
 
-use wgpu_attention::cache::{Append, CacheLayout, CacheRead, Tokens};
+use wgpu_attention::cache::{Append, CacheLayout, CacheRead, Keep, Tokens};
 use wgpu_attention::layers::{
     DecoderBackward, DecoderForward, DecoderLayerWeights, DecoderMemory, EncoderBackward, EncoderForward,
     EncoderLayerWeights, FeedForwardWeights, TransformerLayerConfig,
@@ -99,6 +99,10 @@ impl Zeros {
 
     fn cache(&self, layers: usize, layout: CacheLayout) -> Cache {
         let config = CacheConfig::new(HEADS, FEATURES / HEADS, 1024).layers(layers).batch(2).layout(layout);
+        self.made(config)
+    }
+
+    fn made(&self, config: CacheConfig) -> Cache {
         Cache::with_pipelines(&self.pipelines, config).expect("a cache")
     }
 
@@ -338,6 +342,13 @@ fn of_caches(z: &Zeros, rows: &mut Rows) {
         z.in_pass(|pass| cache.reorder(pass, &other))
     };
     rows.push(("`Cache::reorder` of L layers", of_layers(reorder)));
+    let compact = |layers| {
+        let config = CacheConfig::new(HEADS, FEATURES / HEADS, 64).layers(layers).batch(2).compacts(true);
+        let mut cache = z.made(config);
+        z.in_pass(|pass| cache.advance(pass, Tokens::All(8)));
+        z.in_pass(|pass| cache.compact(pass, Keep::Each(&[&[1, 5], &[7]])))
+    };
+    rows.push(("`Cache::compact` of L layers", of_layers(compact)));
     let rope = Rope::new(z.pipelines.device(), RopeConfig::new(FEATURES / HEADS)).expect("a rope");
     for (name, length) in [("prompt of a stack of L layers, with a cache", 64), ("one token of it", 1)] {
         let steps = |layers| {

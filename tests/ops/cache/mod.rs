@@ -1,6 +1,7 @@
 //! Caches of keys and values. After any calls, attention equals that of a plain model's tokens.
 
 mod beams;
+mod compaction;
 mod full;
 pub mod hadamard;
 mod hostile;

@@ -233,6 +233,7 @@ impl Play {
         self.bed.cache.clear(s).map_err(|e| e.to_string())?;
         let sequence = &mut self.bed.sequences[s];
         sequence.tokens.clear();
+        sequence.lost.clear();
         (sequence.high, sequence.fresh, self.high[s], self.known[s]) = (0, 0, 0, true);
         if let Some(pages) = &mut self.pages {
             pages.tables[s].clear();

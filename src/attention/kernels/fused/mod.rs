@@ -208,8 +208,9 @@ impl Fused {
     /// Returns the WGSL that loads keys and values.
     fn keys_text(&self) -> Vec<&'static str> {
         match self.cached {
-            Some(_) => vec![
+            Some(cache) => vec![
                 shader!("cache/sequence_table"),
+                if cache.compacts { shader!("cache/stored_positions") } else { "" },
                 shader!("attention/keys/cache"),
                 shader!("attention/keys/packed_words"),
                 shader!("attention/keys/storage"),

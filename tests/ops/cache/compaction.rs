@@ -1,0 +1,293 @@
+//! Caches from which tokens are removed. Attention sees the tokens that are left, at their
+//! positions.
+
+use wgpu_attention::cache::{CacheLayout, CacheStorage, Keep, ScaleGroup, Tokens};
+use wgpu_attention::position::RowPositions;
+use wgpu_attention::{Cache, CacheConfig, DType, Error, TensorView};
+
+use super::{DIMS, STORAGES, usual};
+use crate::harness::{
+    Ask, Bed, Count, Data, FORMS, Kind, Layout, Report, Rng, Rules, due, full, profiles, rest,
+};
+use crate::laws::property::seed;
+
+const LAYOUTS: [(CacheLayout, usize); 2] =
+    [(CacheLayout::Contiguous, 40), (CacheLayout::Paged { page: 16, pages: 12 }, 40)];
+
+/// Draws `n` rising indices below `stored`.
+fn drawn(rng: &mut Rng, n: usize, stored: usize) -> Vec<usize> {
+    let mut left = n;
+    let mut list = Vec::new();
+    for index in 0..stored {
+        if rng.below(stored - index) < left {
+            list.push(index);
+            left -= 1;
+        }
+    }
+    list
+}
+
+/// Draws the tokens that each layer and head of each sequence keeps.
+fn lists(bed: &mut Bed, counts: &[usize]) -> Vec<Vec<Vec<Vec<usize>>>> {
+    let Kind { layers, kv_heads, .. } = bed.kind;
+    let stored: Vec<_> = bed.sequences.iter().map(|s| s.len() - s.removed).collect();
+    let rng = &mut bed.rng;
+    let mut of = |s: usize| -> Vec<Vec<Vec<usize>>> {
+        let mut layer = |_| (0..kv_heads).map(|_| drawn(rng, counts[s], stored[s])).collect();
+        (0..layers).map(&mut layer).collect()
+    };
+    (0..counts.len()).map(&mut of).collect()
+}
+
+/// Reads all rows of every layer, and asks for attention.
+fn check(bed: &mut Bed, ask: &Ask) -> Result<f64, String> {
+    bed.check_sequence_table()?;
+    let mut worst = 0f64;
+    for layer in 0..bed.kind.layers {
+        let start = RowPositions::Start(bed.rng.below(30) as u32);
+        worst = worst.max(bed.read(layer, &start, 30, DType::F32, Layout::Dense)?);
+    }
+    Ok(worst.max(bed.ask(ask)?))
+}
+
+fn removed(bed: &mut Bed, counts: &[usize], on_device: bool) -> Result<(), String> {
+    let lists = lists(bed, counts);
+    bed.compact(&lists, on_device).map_err(|e| format!("refused: {e}"))
+}
+
+/// Every storage and layout: lists on the host and on the device, new tokens, lists again.
+#[test]
+fn storages_and_layouts_match_model() {
+    crate::harness::in_turn!();
+    let mut report = Report::new("caches, compaction");
+    let window = Rules { causal: true, window: Some([9, 0]), ..Default::default() };
+    let rules = [Rules { causal: true, ..Default::default() }, window, Rules::default()];
+    for (s, storage) in STORAGES.into_iter().enumerate() {
+        for (l, (layout, capacity)) in LAYOUTS.into_iter().enumerate() {
+            let (usual, splits) = usual(s, l);
+            for form in FORMS {
+                let key = format!("compaction, {storage:?}, {layout:?}");
+                if !(form == usual && due(&key) || rest(&key)) {
+                    continue;
+                }
+                let [head_dim, value_dim] = DIMS;
+                let kind = Kind {
+                    layers: 2,
+                    head_dim,
+                    value_dim,
+                    compacts: true,
+                    ..Kind::new(storage, layout, capacity)
+                };
+                let profile = profiles()[(s + l) % 2];
+                let mut bed = Bed::new(profile, kind, Data::Lossless, 41 + s as u64);
+                for (n, on_device) in [false, true, false, true].into_iter().enumerate() {
+                    let rules = &rules[n % 3];
+                    let dtype = [DType::F32, DType::F16][n % 2];
+                    let ask = Ask { layer: n % 2, splits, dtype, ..Ask::new(form, rules) };
+                    let late = Ask { rows: Some(2), ..ask };
+                    let mut steps = || {
+                        let refused = |e: Error| format!("refused: {e}");
+                        bed.grow(&Count::Each(vec![17 - n, 21 - 4 * n])).map_err(refused)?;
+                        let mut worst = bed.ask(&ask)?;
+                        removed(&mut bed, if on_device { &[8, 8] } else { &[11, 3] }, on_device)?;
+                        worst = worst.max(check(&mut bed, &late)?);
+                        bed.grow(&Count::All(1)).map_err(refused)?;
+                        worst = worst.max(bed.ask(&ask)?);
+                        bed.overwrite(1, &RowPositions::Start(3), 9).map_err(refused)?;
+                        Ok(worst.max(check(&mut bed, &late)?))
+                    };
+                    let outcome = steps();
+                    report.record(&format!("{kind:?}, {n}"), &format!("{form:?}, {dtype:?}"), outcome);
+                }
+            }
+        }
+    }
+    report.finish();
+}
+
+/// Random calls against lists on the host: several sequences, shared pages, lists on both sides.
+#[test]
+fn random_calls_match_model() {
+    crate::harness::in_turn!();
+    let mut report = Report::new("caches, random compaction");
+    let steps = if rest("random compaction") { 1000 } else { 120 };
+    for (n, (layout, capacity)) in LAYOUTS.into_iter().enumerate() {
+        let kind = Kind {
+            batch: 3,
+            layers: 2,
+            compacts: true,
+            ..Kind::new([CacheStorage::Q8_0, CacheStorage::F32][n], layout, capacity)
+        };
+        let mut bed = Bed::new(full(), kind, Data::Lossless, seed() + n as u64);
+        let mut rng = Rng::new(seed() + 77);
+        let [mut refused, mut compactions] = [0; 2];
+        for step in 0..steps {
+            let s = rng.below(3);
+            let stored: Vec<_> = bed.sequences.iter().map(|s| s.len() - s.removed).collect();
+            let mut trail = String::new();
+            let mut run = |bed: &mut Bed| -> Result<f64, String> {
+                let got = match rng.below(20) {
+                    0..9 => {
+                        let counts: Vec<_> = (0..3).map(|_| rng.below(9)).collect();
+                        trail = format!("grow {counts:?}");
+                        if counts.iter().all(|n| *n == 0) { Ok(()) } else { bed.grow(&Count::Each(counts)) }
+                    }
+                    9..14 => {
+                        let on_device = rng.chance(0.5);
+                        let least = stored.iter().copied().min().unwrap_or(0);
+                        let counts: Vec<_> = match on_device {
+                            true if least == 0 => return Ok(0.0),
+                            true => vec![rng.between(1, least); 3],
+                            false => stored.iter().map(|n| rng.below(n + 1)).collect(),
+                        };
+                        trail = format!("compact {counts:?} of {stored:?}, on the device: {on_device}");
+                        compactions += 1;
+                        let lists = lists(bed, &counts);
+                        bed.compact(&lists, on_device)
+                    }
+                    14..16 => {
+                        let parents: Vec<_> = (0..3).map(|_| rng.below(3)).collect();
+                        trail = format!("reorder {parents:?}");
+                        bed.reorder(&parents)
+                    }
+                    16 => {
+                        trail = format!("clear {s}");
+                        bed.sequences[s].return_to(&kind, 0);
+                        bed.cache.clear(s)
+                    }
+                    17 if matches!(layout, CacheLayout::Paged { .. }) => {
+                        let to = rng.below(3);
+                        trail = format!("fork {s} to {to}");
+                        bed.fork(s, to)
+                    }
+                    _ => {
+                        // Tokens after the last compaction can go.
+                        let len = bed.cache.len(s).unwrap_or(0);
+                        let to = len.saturating_sub(rng.below(4));
+                        trail = format!("truncate {s} to {to}");
+                        let got = bed.cache.truncate(s, to);
+                        let lost_later = bed.sequences[s].lost.iter().any(|[_, _, position]| *position >= to);
+                        match got {
+                            Ok(()) if lost_later => return Err("a removed token is to go".into()),
+                            Ok(()) => bed.sequences[s].return_to(&kind, to),
+                            Err(_) => {}
+                        }
+                        got
+                    }
+                };
+                match got {
+                    Ok(()) => {}
+                    Err(Error::OutOfPages { .. } | Error::CacheFull { .. }) => {
+                        refused += 1;
+                        bed.sequences[s].return_to(&kind, 0);
+                        bed.cache.clear(s).map_err(|e| e.to_string())?;
+                    }
+                    Err(Error::Option { option: "len", .. }) => {}
+                    Err(e) => return Err(format!("refused: {e}")),
+                }
+                bed.flush();
+                let rules = match step % 3 {
+                    0 => Rules { causal: true, ..Default::default() },
+                    1 => Rules { causal: true, window: Some([rng.below(12), 0]), ..Default::default() },
+                    _ => Rules::default(),
+                };
+                let ask = Ask {
+                    layer: step % 2,
+                    rows: Some(1 + step % 3),
+                    ..Ask::new(FORMS[step / 7 % 2], &rules)
+                };
+                if step % 5 == 0 { check(bed, &ask) } else { bed.ask(&ask) }
+            };
+            let outcome = run(&mut bed);
+            let failed = outcome.is_err();
+            report.record(&format!("{layout:?}, step {step}: {trail}"), &"full", outcome);
+            if failed {
+                break;
+            }
+        }
+        assert!(compactions > steps / 8 && refused > 0, "{layout:?}: {compactions}, {refused}");
+        (0..3).for_each(|s| bed.cache.clear(s).expect("a sequence"));
+        if let CacheLayout::Paged { pages, .. } = layout {
+            assert_eq!(bed.cache.free_pages(), pages);
+        }
+    }
+    report.finish();
+}
+
+/// Lists that are out of order or out of range, on the device: other rows are safe, and nothing
+/// outside of the sequence is read.
+#[test]
+fn hostile_lists_change_their_sequence_only() {
+    let gpu = &full().gpu;
+    for (layout, capacity) in LAYOUTS {
+        let kind = Kind { compacts: true, ..Kind::new(CacheStorage::F32, layout, capacity) };
+        let mut bed = Bed::new(full(), kind, Data::Lossless, 51);
+        bed.grow(&Count::Each(vec![9, 30])).expect("room");
+        // A second cache gets the same tokens of sequence 1 and keeps the right ones.
+        let wild = [7u32, 3, u32::MAX, 0, 1 << 31, 5];
+        let right = [2u32, 5, 6, 7, 20, 29];
+        let numbers: Vec<u32> = wild.iter().chain(&right).copied().collect();
+        let list = gpu.upload(&numbers).expect("an upload");
+        let view = TensorView::new(&list, DType::U32, [2, 1, 1, 6]);
+        gpu.submit(|encoder| bed.cache.compact(encoder, Keep::Device(&[view]))).expect("a compaction");
+        let out =
+            [gpu.buffer(4 * 2 * 2 * 30 * 8), gpu.buffer(4 * 2 * 2 * 30 * 8)].map(|b| b.expect("a buffer"));
+        let views = [0, 1].map(|n| TensorView::new(&out[n], DType::F32, [2, 2, 30, 8]));
+        let read = wgpu_attention::cache::CacheRead::new(views[0], views[1]);
+        gpu.submit(|encoder| bed.cache.read(encoder, 0, &read)).expect("a read");
+        let got: Vec<f32> = gpu.download(&out[0], 2 * 2 * 30 * 8).expect("a read-back");
+        for (n, row) in got.chunks(8).enumerate() {
+            let (s, h, position) = (n / 60, n / 30 % 2, n % 30);
+            let token = bed.sequences[s].tokens.get(position).map(|token| &token[0].k[h * 8..][..8]);
+            let zeros = row.iter().all(|x| *x == 0.0);
+            if s == 1 {
+                let kept = right.contains(&(position as u32));
+                assert!(if kept { Some(row) == token } else { zeros }, "{layout:?}, {h}, {position}");
+            } else {
+                assert!(zeros || Some(row) == token, "{layout:?}, {h}, {position}");
+            }
+        }
+        assert_eq!([bed.cache.stored(0), bed.cache.stored(1)], [Some(6), Some(6)]);
+        assert_eq!([bed.cache.len(0), bed.cache.len(1)], [Some(9), Some(30)]);
+    }
+}
+
+/// Wrong calls have clear errors and change nothing.
+#[test]
+fn wrong_calls_are_refused() {
+    let gpu = &full().gpu;
+    let config = CacheConfig::new(2, 8, 20).batch(2);
+    let ring = config.layout(CacheLayout::Ring { sink_tokens: 2 }).compacts(true);
+    let made = Cache::with_pipelines(gpu.pipelines(), ring).map(drop);
+    assert!(matches!(made, Err(Error::Unsupported { .. })), "{made:?}");
+    let mut plain = Cache::with_pipelines(gpu.pipelines(), config).expect("a cache");
+    let mut cache = Cache::with_pipelines(gpu.pipelines(), config.compacts(true)).expect("a cache");
+    gpu.submit(|e| plain.advance(e, Tokens::All(5))).expect("room");
+    gpu.submit(|e| cache.advance(e, Tokens::Each(&[5, 9]))).expect("room");
+    let mut encoder = gpu.device().create_command_encoder(&Default::default());
+    let all = [0, 1, 2, 3, 4];
+    let got = plain.compact(&mut encoder, Keep::Each(&[&all, &all]));
+    assert!(matches!(got, Err(Error::Unsupported { .. })), "{got:?}");
+    let list = gpu.upload(&[0u32; 64]).expect("an upload");
+    let view = |shape| TensorView::new(&list, DType::U32, shape);
+    let option = |got: Result<(), Error>| assert!(matches!(got, Err(Error::Option { .. })), "{got:?}");
+    option(cache.compact(&mut encoder, Keep::Each(&[&[1, 1], &all])));
+    option(cache.compact(&mut encoder, Keep::Each(&[&[2, 1], &all])));
+    option(cache.compact(&mut encoder, Keep::Each(&[&[0, 5], &all])));
+    option(cache.compact(&mut encoder, Keep::Device(&[view([2, 1, 1, 6])])));
+    let length = |got: Result<(), Error>| assert!(matches!(got, Err(Error::Length { .. })), "{got:?}");
+    length(cache.compact(&mut encoder, Keep::Each(&[&all])));
+    length(cache.compact(&mut encoder, Keep::Device(&[])));
+    let shape = cache.compact(&mut encoder, Keep::Device(&[view([2, 3, 1, 4])]));
+    assert!(matches!(shape, Err(Error::Shape { .. })), "{shape:?}");
+    assert_eq!([cache.stored(0), cache.stored(1)], [Some(5), Some(9)]);
+    cache.compact(&mut encoder, Keep::Each(&[&[1, 4], &[8]])).expect("a compaction");
+    assert_eq!([cache.stored(0), cache.stored(1), cache.len(0)], [Some(2), Some(1), Some(5)]);
+    option(cache.truncate(0, 4));
+    option(cache.rewind(&mut encoder, Tokens::All(1)));
+    cache.clear(0).expect("a sequence");
+    assert_eq!([cache.stored(0), cache.len(0)], [Some(0); 2]);
+    // Another 18 tokens fit beside the two that were kept, so 19 after the clear.
+    let config = config.storage(CacheStorage::Q4(ScaleGroup::Row)).compacts(true);
+    assert_eq!(config.token_bytes(), 2 * (2 * (16 + 4) + 4));
+}
