@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::visit::Visit;
 use super::{growth, peers, share, tables};
 
-#[derive(Default)]
+#[derive(Default, PartialEq)]
 pub struct Wanted {
     pub rows: Vec<PathBuf>,
     pub results: Option<PathBuf>,

@@ -82,8 +82,8 @@ pub fn legend(area: Option<&Area>, names: &[String], top: i32, width: i32) -> Re
     Ok(y + 20 - top)
 }
 
-const MARGIN: i32 = 16;
-const WIDTH: i32 = 900;
+pub const MARGIN: i32 = 16;
+pub const WIDTH: i32 = 900;
 const BAR: i32 = 15;
 const GAP: i32 = 12;
 

@@ -1,7 +1,7 @@
 //! Tests of the tables and plots from rows.
 
 use super::visit::Visit;
-use super::{growth, output, root, tables};
+use super::{cache_formats, growth, output, root, tables};
 
 #[test]
 fn committed_tables_and_plots_are_what_the_committed_rows_give() {
@@ -83,4 +83,46 @@ fn a_bad_row_is_named_by_its_line() {
         .err()
         .expect("an error");
     assert!(error.starts_with("3: "), "{error}");
+}
+
+const FORMATS: &str = "\
+1877 tokens
+cache                perplexity     × of f32  bytes a token ms a token
+f32                     27.6481       1.0000          46080       57.0
+q4                      33.5375       1.2130           7200       40.0
+q4-rotated              29.1507       1.0543           7200       44.7
+
+error of keys / of values, % of their size
+layer                     q4           q4-rotated
+";
+
+#[test]
+fn the_first_table_of_chat_has_the_cache_formats() {
+    let format =
+        |name: &str, perplexity, bytes| cache_formats::Format { name: name.into(), perplexity, bytes };
+    let expected = [
+        format("f32", 27.6481, 46080.0),
+        format("q4", 33.5375, 7200.0),
+        format("q4-rotated", 29.1507, 7200.0),
+    ];
+    assert_eq!(cache_formats::parse(FORMATS).expect("a table"), expected);
+    let picture = cache_formats::plot(FORMATS).expect("a picture");
+    assert!(expected.iter().all(|format| picture.contains(&format.name)), "{picture}");
+}
+
+#[test]
+fn text_without_a_whole_table_of_cache_formats_is_refused() {
+    let error = |text: &str| cache_formats::plot(text).expect_err("an error").to_string();
+    assert!(error("1877 tokens").contains("no line begins with `cache`"));
+    assert!(error(&FORMATS.replace("33.5375", "NaN")).starts_with("4: "));
+    assert!(error(&FORMATS.replace("f32   ", "f16   ")).contains("no row of f32"));
+}
+
+#[test]
+fn names_of_cache_formats_at_close_points_do_not_overlap() {
+    let points = [(400, 300), (400, 300), (400, 308), (410, 300)];
+    let places = cache_formats::places(&points, &["f16", "bf16", "q4-rotated", "q4"]).expect("places");
+    for (n, place) in places.iter().enumerate() {
+        assert!(!places[..n].iter().any(|other| other.overlaps(place)), "{places:?}");
+    }
 }
