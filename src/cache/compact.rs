@@ -15,9 +15,9 @@ use crate::tensor::{CallTensors, DType, Error, TensorView};
 pub enum Keep<'a> {
     /// For each sequence the indices that all heads and layers keep, in rising order.
     Each(&'a [&'a [usize]]),
-    /// For each layer a tensor U32 `[batch, kv_heads, 1, n]` with the `n` indices that a head keeps,
-    /// in rising order. With `kv_heads` 1 all heads keep the same. Indices that do not rise, or that
-    /// name no stored token, stand for other stored tokens of the head.
+    /// For each layer a tensor U32 `[batch, kv_heads, 1, n]` with the `n` indices that a head
+    /// keeps, in rising order. With `kv_heads` 1 all heads keep the same. Indices that do not rise,
+    /// or that name no stored token, stand for other stored tokens of the head.
     Device(&'a [TensorView<'a>]),
 }
 
@@ -32,10 +32,10 @@ impl Cache {
     /// A paged cache frees pages. If sequences share a page, all but the last get a copy before
     /// rows move in it.
     ///
-    /// This is the eviction of H2O (Zhang et al. 2023), SnapKV (Li et al. 2024) and similar
-    /// methods, which choose tokens by their attention weights. Record appends and queries of the
-    /// last advance before this call; [`advance`](Self::advance) comes next. A compacted sequence
-    /// cannot become shorter than it was, except by [`clear`](Self::clear).
+    /// H2O (Zhang et al. 2023) and SnapKV (Li et al. 2024) remove tokens in this way. They choose
+    /// tokens by their attention weights. Record appends and queries of the last advance before
+    /// this call; [`advance`](Self::advance) comes next. A compacted sequence cannot become shorter
+    /// than it was, except by [`clear`](Self::clear).
     ///
     /// ```no_run
     /// # fn f(encoder: &mut wgpu::CommandEncoder, cache: &mut wgpu_attention::Cache)

@@ -3,7 +3,7 @@
 use super::kernels::cache::{CacheParams, CacheVariant};
 use super::kernels::cache_advance::{CacheAdvanceCall, Counts};
 use super::kernels::cache_append::{self, CacheAppend, CacheAppendCall};
-use super::kernels::cache_compact::{self, CacheCompactCall};
+use super::kernels::cache_compact::{CacheCompact, CacheCompactCall};
 use super::kernels::cache_copy::CacheCopyCall;
 use super::kernels::cache_read::{self, CacheReadCall};
 use super::kernels::cache_reorder::CacheReorderCall;
@@ -267,7 +267,8 @@ pub(crate) fn reorder<'a>(layer: &CacheLayer<'a>, slots: usize, device: &DeviceF
     layer.sides().map(of_side).collect()
 }
 
-/// Returns the dispatches that keep the tokens of `keep`, for keys and for values.
+/// Returns the dispatches that keep the tokens of `keep`, for keys and for values. Each side has
+/// one for channels, and one for scales and positions.
 pub(crate) fn compact<'a>(
     layer: &CacheLayer<'a>,
     keep: TensorView<'a>,
@@ -275,12 +276,26 @@ pub(crate) fn compact<'a>(
     device: &DeviceFacts,
 ) -> Dispatches<'a> {
     let CacheLayer { sequence_table, params: cache, cached, .. } = *layer;
-    let of_side = |Side { rows, words, groups, scales }| {
-        let (most, layout_kind) = (most as u32, cached.layout_kind);
-        let call =
-            CacheCompactCall { rows, sequence_table, keep, cache, most, words, groups, scales, layout_kind };
-        let words = (cache.kv_heads * (words + groups)) as usize;
-        call.dispatch([words.div_ceil(cache_compact::WORKGROUP), cache.batch as usize, 1], device)
+    let of_words = |(rows, width, words, start)| {
+        let (most, layout_kind, columns) =
+            (most as u32, cached.layout_kind, CacheCompact::columns(words, device));
+        let call = CacheCompactCall {
+            rows,
+            sequence_table,
+            keep,
+            cache,
+            most,
+            words,
+            start,
+            layout_kind,
+            width,
+            columns,
+        };
+        let workgroups = CacheCompact::workgroups(words, columns);
+        call.dispatch([workgroups, cache.kv_heads as usize, cache.batch as usize], device)
     };
-    layer.sides().map(of_side).collect()
+    let of_side = |Side { rows, words, groups, scales }| {
+        [(rows, Width::Four, words / 4, 0), (rows, Width::One, groups, scales)]
+    };
+    layer.sides().flat_map(of_side).filter(|(_, _, words, _)| *words > 0).map(of_words).collect()
 }

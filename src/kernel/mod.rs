@@ -206,6 +206,8 @@ impl Binding {
         if *access == Access::Write {
             let put = match width {
                 _ if self.packing().is_some() => self.packed_stores(),
+                // As for loads.
+                Width::Four if *dtype == DType::U32 => String::new(),
                 _ if !dtype.is_float() => format!("fn {name}_store(o: u32, x: u32) {{ {name}[o] = x; }}\n"),
                 Width::One => format!(
                     "fn {name}_store(o: u32, x: f32) {{ {name}[o] = {scalar}(x); }}\n\

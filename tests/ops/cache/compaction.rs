@@ -214,8 +214,8 @@ fn random_calls_match_model() {
     report.finish();
 }
 
-/// Lists that are out of order or out of range, on the device: other rows are safe, and nothing
-/// outside of the sequence is read.
+/// Lists on the device that are out of order or out of range. They change their sequence only, and
+/// read nothing outside of it.
 #[test]
 fn hostile_lists_change_their_sequence_only() {
     let gpu = &full().gpu;
@@ -287,7 +287,6 @@ fn wrong_calls_are_refused() {
     option(cache.rewind(&mut encoder, Tokens::All(1)));
     cache.clear(0).expect("a sequence");
     assert_eq!([cache.stored(0), cache.len(0)], [Some(0); 2]);
-    // Another 18 tokens fit beside the two that were kept, so 19 after the clear.
     let config = config.storage(CacheStorage::Q4(ScaleGroup::Row)).compacts(true);
     assert_eq!(config.token_bytes(), 2 * (2 * (16 + 4) + 4));
 }
