@@ -218,6 +218,7 @@ impl Cache {
     /// # Errors
     /// - [`Error::Option`] if the sequence may be shorter than `len`.
     /// - [`Error::Option`] if a ring may have overwritten a token that it needs.
+    /// - [`Error::Option`] if `len` is below the length at the last [`compact`](Self::compact).
     /// - [`Error::Option`] if there is no such sequence.
     pub fn truncate(&mut self, sequence: usize, len: usize) -> Result<(), Error> {
         self.sequences.truncate(sequence, len)
@@ -328,6 +329,8 @@ impl Cache {
     /// # Errors
     /// - [`Error::Option`] if a sequence may be shorter than its count.
     /// - [`Error::Option`] if the host knows that a ring has overwritten a token that it needs.
+    /// - [`Error::Option`] if a sequence may become shorter than at its last
+    ///   [`compact`](Self::compact).
     /// - Everything that [`Error`] lists for tensors.
     ///
     /// On an error nothing is recorded and the cache does not change.
