@@ -13,7 +13,7 @@ use std::{env, str};
 
 use serde_json::{Value, json};
 
-use super::pack::Version;
+use super::pack::{PAYLOAD, Version};
 use super::{Options, Part, rows, say};
 use crate::error::{At, Error, Result, refused};
 use crate::files::Temporary;
@@ -71,6 +71,16 @@ pub fn run(folder: &Path, options: &Options, suite: Suite) -> Result {
     run_by(env::var_os("WGPU_ATTENTION_RUNNER").filter(|runner| !runner.is_empty()), folder, options, suite)
 }
 
+/// Unpacks an archive into a folder. Some machines have tar without xz, but Python.
+fn unpack(payload: &Path, root: &Path) -> Result {
+    let tar = process::run(Command::new("tar").arg("-C").arg(root).arg("-xJf").arg(payload));
+    if tar.is_ok() {
+        return Ok(());
+    }
+    let program = "import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2], filter='tar')";
+    process::run(Command::new("python3").args(["-c", program]).arg(payload).arg(root))
+}
+
 /// Runs the visit, with programs started through `runner`.
 fn run_by(runner: Option<OsString>, folder: &Path, options: &Options, suite: Suite) -> Result {
     let end = Instant::now() + seconds((60 * options.minutes).saturating_sub(10));
@@ -86,8 +96,7 @@ fn run_by(runner: Option<OsString>, folder: &Path, options: &Options, suite: Sui
     let work = Temporary::new(&env::temp_dir(), "gpu-report")?;
     let root = work.0.join("root");
     fs::create_dir(&root).at(&root)?;
-    let payload = folder.join("payload.tar.gz");
-    process::run(Command::new("tar").arg("-C").arg(&root).arg("-xzf").arg(&payload))?;
+    unpack(&folder.join(PAYLOAD), &root)?;
 
     let (rows, log) = (out.join("visit.jsonl"), out.join("log.txt"));
     // Variables of the programs: the places of their data, their figures and criterion's records.
@@ -438,7 +447,7 @@ mod tests {
             crate::files::replace(&bin.join(name), &format!("#!/bin/sh\n{script}\n"), true).unwrap();
         }
         let mut tar = Command::new("tar");
-        tar.arg("-C").arg(&folder.0).arg("-czf").arg(folder.0.join("payload.tar.gz")).arg("bin");
+        tar.arg("-C").arg(&folder.0).arg("-cJf").arg(folder.0.join(PAYLOAD)).arg("bin");
         process::run(&mut tar).unwrap();
         fs::write(folder.0.join("version"), "commit=abc\ndirty=false\n").unwrap();
         folder
