@@ -298,8 +298,8 @@ impl Cache {
 
     /// Reserves pages for a length of `tokens`, so that the sequence can grow to it without more
     /// pages. It does nothing if the cache is not paged. The sequence has these pages until it is
-    /// truncated, cleared, or replaced by a copy of another sequence. A copy shares the pages, and
-    /// takes new pages when it grows.
+    /// truncated, compacted, cleared, or replaced by a copy of another sequence. A copy shares the
+    /// pages, and takes new pages when it grows.
     ///
     /// # Errors
     /// [`Error::OutOfPages`] or [`Error::CacheFull`]. On an error nothing changes.

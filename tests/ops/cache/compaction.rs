@@ -1,9 +1,11 @@
 //! Caches from which tokens are removed. Attention sees the tokens that are left, at their
 //! positions.
 
-use wgpu_attention::cache::{CacheLayout, CacheStorage, Keep, ScaleGroup, Tokens};
+use wgpu_attention::cache::{Append, CacheLayout, CacheStorage, Keep, ScaleGroup, Tokens};
 use wgpu_attention::position::RowPositions;
-use wgpu_attention::{Cache, CacheConfig, DType, Error, TensorView};
+use wgpu_attention::{
+    Attention, Cache, CacheConfig, Config, DType, Error, Forward, Scratch, TensorView, wgpu,
+};
 
 use super::{DIMS, STORAGES, usual};
 use crate::harness::{
@@ -70,9 +72,11 @@ fn storages_and_layouts_match_model() {
                 if !(form == usual && due(&key) || rest(&key)) {
                     continue;
                 }
-                let [head_dim, value_dim] = DIMS;
+                let hadamard = ((s + l) % 4 == 3).then_some(32);
+                let [head_dim, value_dim] = if hadamard.is_some() { [64, 32] } else { DIMS };
                 let kind = Kind {
                     layers: 2,
+                    hadamard,
                     head_dim,
                     value_dim,
                     compacts: true,
@@ -249,6 +253,53 @@ fn hostile_lists_change_their_sequence_only() {
         }
         assert_eq!([bed.cache.stored(0), bed.cache.stored(1)], [Some(6), Some(6)]);
         assert_eq!([bed.cache.len(0), bed.cache.len(1)], [Some(9), Some(30)]);
+    }
+}
+
+fn view(buffer: &wgpu::Buffer, heads: usize, rows: usize, dim: usize) -> TensorView<'_> {
+    TensorView::new(buffer, DType::F32, [1, heads, rows, dim])
+}
+
+/// Latent caches: attention to the rows that are left equals attention to a cache of those rows.
+#[test]
+fn latent_rows_move_once() {
+    let gpu = &full().gpu;
+    let keep = [1, 4, 5, 11, 19];
+    let (head_dim, value_dim, heads, new) = (40, 24, 4, 2);
+    let mut rng = Rng::named("latent compaction");
+    let rows = rng.normals(20 * head_dim);
+    let left: Vec<f32> = keep.iter().flat_map(|n| rows[n * head_dim..][..head_dim].to_vec()).collect();
+    let [rows, left, fresh, q] = [rows, left, rng.normals(new * head_dim), rng.normals(heads * 3 * head_dim)]
+        .map(|x| gpu.upload(&x).expect("an upload"));
+    let config = Config::new(heads, head_dim).kv_heads(1).value_dim(value_dim);
+    let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("an operator");
+    for (layout, capacity) in LAYOUTS {
+        let config = CacheConfig::new(1, head_dim, capacity).value_dim(value_dim).latent(true).layout(layout);
+        let outs = [false, true].map(|compacts| {
+            let mut cache =
+                Cache::with_pipelines(gpu.pipelines(), config.compacts(compacts)).expect("a cache");
+            let (first, count) = if compacts { (&rows, 20) } else { (&left, keep.len()) };
+            let out = gpu.buffer(4 * heads * 3 * value_dim).expect("a buffer");
+            gpu.submit(|e| {
+                cache.advance(e, Tokens::All(count))?;
+                cache.append(e, 0, &Append::latent(view(first, 1, count, head_dim)))?;
+                if compacts {
+                    cache.compact(e, Keep::Each(&[&keep]))?;
+                }
+                cache.advance(e, Tokens::All(new))?;
+                cache.append(e, 0, &Append::latent(view(&fresh, 1, new, head_dim)))
+            })
+            .expect("a step");
+            let call =
+                Forward::with_cache(view(&q, heads, 3, head_dim), &cache, view(&out, heads, 3, value_dim));
+            let call = call.at_end();
+            let size = attention.scratch_size(&call).expect("a size");
+            let mut scratch = Scratch::new(gpu.device(), size).expect("scratch");
+            gpu.submit(|e| attention.forward(e, &call, &mut scratch)).expect("a call");
+            gpu.download::<f32>(&out, heads * 3 * value_dim).expect("a read-back")
+        });
+        let apart = outs[0].iter().zip(&outs[1]).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(apart <= 1e-5, "{layout:?}: {apart}");
     }
 }
 
