@@ -47,6 +47,8 @@ fn meant() -> BTreeMap<(&'static str, &'static str), Option<u32>> {
         ("cache/cache_advance", "ALL", Counts::All as u32),
         ("cache/cache_advance", "EACH", Counts::Each as u32),
         ("cache/cache_advance", "DEVICE", Counts::Device as u32),
+        ("attention/keys/tensors", "K_STORAGE", StorageKind::F32 as u32),
+        ("attention/keys/tensors", "V_STORAGE", StorageKind::F32 as u32),
         ("attention/keys/storage", "F32", StorageKind::F32 as u32),
         ("attention/keys/storage", "F16", StorageKind::F16 as u32),
         ("attention/keys/storage", "BF16", StorageKind::BF16 as u32),
