@@ -114,6 +114,10 @@ fn meant() -> BTreeMap<(&'static str, &'static str), Option<u32>> {
         ("matmul/quantized/q4_1_parts", "PART_STEP"),
         ("matmul/quantized/q8_0_parts", "PART_STEP"),
         ("tensor/view", "FAR_EXPONENT"),
+        ("attention/keys/storage", "E4M3_SHIFT"),
+        ("attention/keys/storage", "E4M3_FIRST"),
+        ("attention/keys/storage", "E5M2_SHIFT"),
+        ("attention/keys/storage", "E5M2_FIRST"),
     ];
     let shared = shared.into_iter().map(|(file, name, n)| ((file, name), Some(n)));
     shared.chain(own.map(|place| (place, None))).collect()

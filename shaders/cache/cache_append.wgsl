@@ -7,6 +7,8 @@
 // With HADAMARD, each block of p.hadamard_block channels is multiplied by a Walsh-Hadamard matrix
 // first (`hadamard.wgsl`).
 //
+// With COMPACTS, the position of a token follows the scales of its key.
+//
 // An invocation writes a unit: channels of one row that share a scale, or 32 channels without
 // scales. A unit has whole words: two invocations that wrote parts of one word would race.
 //
@@ -70,8 +72,8 @@ fn half_of(x: f32) -> u32 {
     }
 }
 
-// Returns the nearest float of eight bits, ties to even. The arguments shift and first are those of
-// packed_words.wgsl. The smallest subnormal number is step, and the largest number is most.
+// Returns the nearest float of eight bits, ties to even. The arguments shift and first are
+// constants of the format. The smallest subnormal number is step. The largest number is most.
 fn small_float(x: f32, shift: u32, first: u32, step: f32, most: f32) -> u32 {
     let size = min(abs(x), most);
     let bits = bitcast<u32>(size);
@@ -95,9 +97,9 @@ fn gaussian_number(x: f32) -> u32 {
 // The bits that stand for x. GGML rounds halves away from zero in 8 bits, and up in 4 bits.
 fn code_of(x: f32, scale: f32) -> u32 {
     if STORAGE == E4M3 {
-        return small_float(x / scale, 20u, 0x3c000000u, 0x1p-9, MOST);
+        return small_float(x / scale, E4M3_SHIFT, E4M3_FIRST, 0x1p-9, MOST);
     } else if STORAGE == E5M2 {
-        return small_float(x / scale, 21u, 0x38000000u, 0x1p-16, MOST);
+        return small_float(x / scale, E5M2_SHIFT, E5M2_FIRST, 0x1p-16, MOST);
     } else if STORAGE == GAUSSIAN4 {
         return gaussian_number(x * select(1.0 / scale, 0.0, scale == 0.0));
     } else if GGML {

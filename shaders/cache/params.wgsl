@@ -16,7 +16,7 @@ struct CacheParams {
     ragged: u32,       // queries are the tokens last advanced by, however many of q_len those are
     k_words: u32,      // of a row: whole vectors
     v_words: u32,
-    k_groups: u32,     // scales of a row
+    k_groups: u32,     // scales of a row, and its token's position if tokens can be removed
     v_groups: u32,
     k_scales: u32,     // where scales begin, in words
     v_scales: u32,

@@ -21,13 +21,13 @@ const WORDS: u32 = 8u;
 const START: u32 = 0u;    // length before the last advance
 const LENGTH: u32 = 1u;
 const HIGH: u32 = 2u;     // longest it has been since it was empty: what a ring has overwritten
-const REMOVED: u32 = 2u;  // in its place, in a cache that can remove tokens: their number
+const REMOVED: u32 = 2u;  // replaces HIGH if tokens can be removed: the number of removed tokens
 const LIMIT: u32 = 3u;    // tokens there is room for
 const REFUSED: u32 = 4u;  // moves that found none, or nothing to go back to
 const COUNT: u32 = 5u;    // what the host says to move by
 const MOVE_TO: u32 = 6u;  // of the table's n-th move of rows, not of a sequence: where they go
 const MOVE_FROM: u32 = 7u;
-const STORED: u32 = 7u;   // in its place, in a compaction: tokens before it
+const STORED: u32 = 7u;   // replaces MOVE_FROM in a compaction: stored tokens before it
 const EXCHANGE: u32 = 0x80000000u; // in MOVE_FROM: rows go both ways
 
 // Values from the sequence table are clamped to valid ranges: another kernel may write to the

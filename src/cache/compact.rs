@@ -1,9 +1,8 @@
 //! Removing tokens from the middle of sequences.
 
-use super::kernels::cache::{STORED, WORDS};
 use super::sequences::Change;
 use super::{Cache, dispatch, sequence_table};
-use crate::kernel::{BindingCache, Dispatches, Recorder};
+use crate::kernel::{Dispatches, Recorder};
 use crate::tensor::{CallTensors, DType, Error, TensorView};
 
 /// The tokens that sequences keep. Other tokens are removed.
@@ -26,7 +25,7 @@ impl Cache {
     /// recording. The cache must have been made with
     /// [`CacheConfig::compacts`](super::CacheConfig::compacts).
     ///
-    /// Kept tokens have the same positions as before: masks and rotated keys stay right. The rows
+    /// The other tokens stay at their positions: masks and rotated keys stay right. The rows
     /// of a head move together, so the sequence has room for new tokens. Its length stays, because
     /// it is the position of the next token; [`stored`](Self::stored) is the number of its tokens.
     /// A paged cache frees pages. If sequences share a page, all but the last get a copy before
@@ -71,10 +70,7 @@ impl Cache {
             Keep::Each(lists) => lists[s].iter().zip(0..).take_while(|(token, n)| **token == *n).count(),
             Keep::Device(_) => 0,
         };
-        let Change { after, mut edits, copies } = self.sequences.compact(&counts, first)?;
-        for s in 0..counts.len() {
-            edits.insert(s * WORDS + STORED, self.stored(s).unwrap_or(0) as u32);
-        }
+        let Change { after, edits, copies } = self.sequences.compact(&counts, first)?;
         let most = counts.iter().copied().max().unwrap_or(0);
         let device = &self.pipelines.facts();
         let uploaded = match keep {
@@ -91,10 +87,10 @@ impl Cache {
         let moves = layers.filter_map(|(n, buffers)| Some((self.layer(buffers, false), list(n)?)));
         let moves: Dispatches =
             moves.flat_map(|(layer, list)| dispatch::compact(&layer, list, most, device)).collect();
-        // The bindings of uploaded lists serve one call.
-        let once = BindingCache::default();
-        let bindings = if on_host.is_some() { &once } else { &self.bindings };
-        let moves = self.pipelines.bind("cache", &moves, bindings)?;
+        let moves = match keep {
+            Keep::Each(_) => self.bind_once(&moves)?,
+            Keep::Device(_) => self.pipelines.bind("cache", &moves, &self.bindings)?,
+        };
         let copies = self.pipelines.bind("cache", &self.copies(&copies), &self.bindings)?;
         let call = self.bind_edits(&edits)?.then(copies).then(moves);
         // Nothing can fail after this line.

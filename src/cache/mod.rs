@@ -8,6 +8,8 @@ pub(crate) mod kernels;
 mod pages;
 mod read;
 pub mod reference;
+mod ring;
+mod row_moves;
 mod sequence_table;
 mod sequences;
 pub(crate) mod storage;

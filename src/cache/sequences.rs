@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 
 use super::kernels::cache::{
-    COUNT, EXCHANGE, HIGH, LENGTH, LIMIT, MOVE_FROM, MOVE_TO, REMOVED, START, WORDS,
+    COUNT, EXCHANGE, HIGH, LENGTH, LIMIT, MOVE_FROM, MOVE_TO, REMOVED, START, STORED, WORDS,
 };
 use super::pages::Pages;
+use super::ring::Ring;
+use super::row_moves::{RowMove, row_moves};
 use super::{CacheConfig, CacheLayout};
 use crate::tensor::Error;
 
@@ -28,9 +30,8 @@ pub(super) struct PageCopy {
     pub slots: usize,
 }
 
-/// The facts of a sequence without its pages.
 #[derive(Clone, Copy, Debug, Default)]
-struct Bounds {
+struct Sequence {
     least: usize,
     most: usize,
     /// The largest length that it may have had since it was empty.
@@ -41,24 +42,24 @@ struct Bounds {
     compacted: usize,
 }
 
-impl Bounds {
-    /// The same sequence with another length, known or not.
+impl Sequence {
+    /// The same sequence with other bounds of its length.
     fn moved(self, least: usize, most: usize, high: usize) -> Self {
-        Bounds { least, most, high, ..self }
+        Sequence { least, most, high, ..self }
     }
-}
 
-#[derive(Clone, Debug, Default)]
-struct Sequence {
-    bounds: Bounds,
-    pages: Vec<u32>,
-}
+    /// The largest possible number of tokens that were not removed.
+    fn stored(&self) -> usize {
+        self.most - self.removed
+    }
 
-impl std::ops::Deref for Sequence {
-    type Target = Bounds;
-
-    fn deref(&self) -> &Bounds {
-        &self.bounds
+    /// Refuses `what` if only the device knows the length.
+    fn check_known(&self, what: &'static str) -> Result<(), Error> {
+        if self.least == self.most {
+            return Ok(());
+        }
+        let why = "read the length back and call `Cache::set_known_len` first";
+        Err(Error::Unsupported { what, why })
     }
 }
 
@@ -77,50 +78,6 @@ pub(super) struct Reorder {
     pub slots: usize,
 }
 
-/// A move of the rows of a sequence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct RowMove {
-    to: usize,
-    from: usize,
-    /// True if both sequences exchange their rows.
-    exchange: bool,
-}
-
-/// Returns moves after which each sequence has the rows that its parent had before. A sequence is
-/// overwritten only after the last move that reads it. If sequences form a circle, exchanges
-/// resolve it.
-fn row_moves(parents: &[usize]) -> Vec<RowMove> {
-    let mut children = vec![0; parents.len()];
-    let mut waits: Vec<bool> = parents.iter().enumerate().map(|(s, parent)| s != *parent).collect();
-    for (_, parent) in parents.iter().enumerate().filter(|(s, parent)| s != *parent) {
-        children[*parent] += 1;
-    }
-    let mut ready: Vec<usize> = (0..parents.len()).filter(|s| waits[*s] && children[*s] == 0).collect();
-    let mut moves = Vec::new();
-    while let Some(to) = ready.pop() {
-        let from = parents[to];
-        moves.push(RowMove { to, from, exchange: false });
-        waits[to] = false;
-        children[from] -= 1;
-        if waits[from] && children[from] == 0 {
-            ready.push(from);
-        }
-    }
-    // Each remaining sequence is now the parent of exactly one other remaining sequence.
-    for first in 0..parents.len() {
-        let mut to = first;
-        while waits[to] {
-            waits[to] = false;
-            let from = parents[to];
-            if from != first {
-                moves.push(RowMove { to, from, exchange: true });
-            }
-            to = from;
-        }
-    }
-    moves
-}
-
 fn below_compacted(option: &'static str, value: usize) -> Error {
     let expected = "such that the sequence has at least the length of its last compaction, which has removed older tokens";
     Error::Option { option, value: value as f64, expected }
@@ -128,45 +85,16 @@ fn below_compacted(option: &'static str, value: usize) -> Error {
 
 /// The state after a recording.
 pub(super) struct After {
-    bounds: Vec<Bounds>,
+    sequences: Vec<Sequence>,
     /// The pages and page tables, if they change.
     pages: Option<(Pages, Vec<Vec<u32>>)>,
-}
-
-/// The sizes of a ring.
-#[derive(Clone, Copy, Debug)]
-struct Ring {
-    /// The number of first tokens that are never overwritten.
-    sinks: usize,
-    /// The number of all stored tokens, sinks included.
-    capacity: usize,
-    /// The number of tokens that it can go back by when it is full.
-    spare: usize,
-}
-
-impl Ring {
-    /// Returns the largest length that a sequence may have had, if its length is now at most
-    /// `most`. A ring that has overwritten tokens goes back by at most the spare tokens, or to its
-    /// sinks.
-    fn high(&self, high: usize, most: usize) -> usize {
-        high.min(self.capacity.max(most.saturating_add(self.spare)))
-    }
-
-    /// Returns the largest length of a sequence after it goes back from `high` to `len` tokens.
-    /// `None` if the ring has overwritten a token that `len` needs.
-    fn high_after(&self, high: usize, len: usize) -> Option<usize> {
-        if high <= self.capacity || len <= self.sinks {
-            return Some(len);
-        }
-        // At length `high` the last `capacity − sinks` tokens are stored. Length `len` needs the
-        // same number, less the spare tokens.
-        (len.saturating_add(self.spare) >= high).then_some(high)
-    }
 }
 
 #[derive(Debug)]
 pub(super) struct Sequences {
     all: Vec<Sequence>,
+    /// The pages of each sequence.
+    tables: Vec<Vec<u32>>,
     pages: Pages,
     /// Changes that are not recorded yet.
     edits: Edits,
@@ -195,6 +123,7 @@ impl Sequences {
         let longest = if config.compacts { config.capacity } else { config.longest() };
         Sequences {
             all: vec![Sequence::default(); config.batch],
+            tables: vec![Vec::new(); config.batch],
             pages: Pages::new(count),
             edits: Edits::new(),
             page,
@@ -211,8 +140,7 @@ impl Sequences {
 
     pub fn stored(&self, sequence: usize) -> Option<usize> {
         let of = self.all.get(sequence).filter(|of| of.least == of.most)?;
-        let stored = of.least - of.removed;
-        Some(self.ring.map_or(stored, |ring| stored.min(ring.capacity)))
+        Some(self.ring.map_or(of.stored(), |ring| of.stored().min(ring.capacity)))
     }
 
     pub fn free_pages(&self) -> usize {
@@ -242,7 +170,7 @@ impl Sequences {
 
     /// Writes the length of a sequence to the edits.
     fn edit_length(&mut self, sequence: usize) {
-        let Bounds { least, high, removed, .. } = self.all[sequence].bounds;
+        let Sequence { least, high, removed, .. } = self.all[sequence];
         for (word, value) in [(START, least), (LENGTH, least)] {
             self.edits.insert(sequence * WORDS + word, value as u32);
         }
@@ -255,24 +183,24 @@ impl Sequences {
     }
 
     fn edit_limit(&mut self, sequence: usize) {
-        let Sequence { bounds, pages } = &self.all[sequence];
-        let limit = self.room(pages.len()) + bounds.removed;
-        self.edits.insert(sequence * WORDS + LIMIT, limit as u32);
+        let limit = self.limit(&self.all[sequence], self.tables[sequence].len());
+        self.edits.insert(sequence * WORDS + LIMIT, limit);
     }
 
     /// The largest length of a sequence.
-    fn longest(&self, of: &Bounds) -> usize {
+    fn longest(&self, of: &Sequence) -> usize {
         self.longest.saturating_add(of.removed)
     }
 
-    /// The number of tokens that fit into `pages`.
-    fn room(&self, pages: usize) -> usize {
-        self.page.map_or(self.longest, |page| (pages * page).min(self.longest))
+    /// The largest length of a sequence with `pages` pages.
+    fn limit(&self, of: &Sequence, pages: usize) -> u32 {
+        let room = self.page.map_or(self.longest, |page| (pages * page).min(self.longest));
+        (room + of.removed) as u32
     }
 
     pub fn set_known_len(&mut self, sequence: usize, len: usize) -> Result<(), Error> {
         let n = self.index(sequence)?;
-        let of = &mut self.all[n].bounds;
+        let of = &mut self.all[n];
         if !(of.least..=of.most).contains(&len) {
             let expected = "within the bounds of `Cache::len_bounds`";
             return Err(Error::Option { option: "len", value: len as f64, expected });
@@ -307,20 +235,18 @@ impl Sequences {
             let expected = "at most `sink_tokens`, or shorter by at most `spare_tokens`; the ring has overwritten older tokens";
             return Err(Error::Option { option: "len", value: len as f64, expected });
         };
-        let of = &mut self.all[n].bounds;
-        *of = of.moved(len, len, high);
-        let stored = len - of.removed;
+        self.all[n] = self.all[n].moved(len, len, high);
         self.edit_length(n);
         if let Some(page) = self.page {
-            self.cut(n, stored.div_ceil(page));
+            self.cut(n, self.all[n].stored().div_ceil(page));
         }
         Ok(())
     }
 
     /// Reduces a sequence to `pages` pages.
     fn cut(&mut self, n: usize, pages: usize) {
-        if self.all[n].pages.len() > pages {
-            for page in self.all[n].pages.split_off(pages) {
+        if self.tables[n].len() > pages {
+            for page in self.tables[n].split_off(pages) {
                 self.pages.release(page);
             }
             self.edit_limit(n);
@@ -329,7 +255,7 @@ impl Sequences {
 
     pub fn clear(&mut self, sequence: usize) -> Result<(), Error> {
         let n = self.index(sequence)?;
-        self.all[n].bounds = Bounds::default();
+        self.all[n] = Sequence::default();
         self.edit_length(n);
         self.cut(n, 0);
         if self.compacts {
@@ -344,25 +270,18 @@ impl Sequences {
             let why = "only `CacheLayout::Paged` can share tokens; append the tokens again";
             return Err(Error::Unsupported { what: "a fork of a sequence", why });
         }
-        let Bounds { least, most, .. } = self.all[from].bounds;
-        if least != most {
-            let why = "read the length back and call `Cache::set_known_len` first";
-            return Err(Error::Unsupported {
-                what: "a fork of a sequence whose length only the device knows",
-                why,
-            });
-        }
+        self.all[from].check_known("a fork of a sequence whose length only the device knows")?;
         if from == to {
             return Ok(());
         }
         // Pages are shared before old pages are released: they may be the same pages.
-        let copy = self.all[from].clone();
-        copy.pages.iter().for_each(|page| self.pages.share(*page));
+        let table = self.tables[from].clone();
+        table.iter().for_each(|page| self.pages.share(*page));
         self.cut(to, 0);
-        for (k, page) in copy.pages.iter().enumerate() {
+        for (k, page) in table.iter().enumerate() {
             self.edits.insert(self.entry(to, k), *page);
         }
-        self.all[to] = copy;
+        (self.all[to], self.tables[to]) = (self.all[from], table);
         self.edit_length(to);
         self.edit_limit(to);
         Ok(())
@@ -378,15 +297,14 @@ impl Sequences {
             let expected = "below the number of sequences of the cache";
             return Err(Error::Option { option: "parents", value: *parent as f64, expected });
         }
-        let of_parents = || parents.iter().map(|parent| &self.all[*parent]);
-        let bounds = of_parents().map(|of| of.bounds).collect();
+        let sequences = parents.iter().map(|parent| self.all[*parent]).collect();
         let (mut edits, mut slots) = (self.edits.clone(), 0);
         let pages = self.page.map(|_| {
             let mut pages = self.pages.clone();
             // Pages are shared before they are released: a sequence may be their last owner.
-            of_parents().flat_map(|of| &of.pages).for_each(|page| pages.share(*page));
-            self.all.iter().flat_map(|of| &of.pages).for_each(|page| pages.release(*page));
-            let tables: Vec<_> = of_parents().map(|of| of.pages.clone()).collect();
+            let tables: Vec<_> = parents.iter().map(|parent| self.tables[*parent].clone()).collect();
+            tables.iter().flatten().for_each(|page| pages.share(*page));
+            self.tables.iter().flatten().for_each(|page| pages.release(*page));
             for (s, table) in tables.iter().enumerate().filter(|(s, _)| parents[*s] != *s) {
                 edits.extend(table.iter().enumerate().map(|(k, page)| (self.entry(s, k), *page)));
             }
@@ -410,13 +328,13 @@ impl Sequences {
                 edits.extend([MOVE_TO, MOVE_FROM].map(|word| (moves.len() * WORDS + word, 0)));
             }
         }
-        Ok(Reorder { after: After { bounds, pages }, edits, slots })
+        Ok(Reorder { after: After { sequences, pages }, edits, slots })
     }
 
     /// The number of first slots of a sequence that may hold rows, in a cache without pages.
     fn slots(&self, sequence: usize) -> usize {
-        let Bounds { most, high, removed, .. } = self.all[sequence].bounds;
-        self.ring.map_or(most - removed, |ring| most.max(high).min(ring.capacity))
+        let of = &self.all[sequence];
+        self.ring.map_or(of.stored(), |ring| of.most.max(of.high).min(ring.capacity))
     }
 
     fn full(&self, sequence: usize, rows: usize) -> Error {
@@ -431,14 +349,14 @@ impl Sequences {
         }
         let Some(page) = self.page else { return Ok(()) };
         let wanted = tokens.saturating_sub(self.all[n].removed).div_ceil(page);
-        let have = self.all[n].pages.len();
+        let have = self.tables[n].len();
         let needed = wanted.saturating_sub(have);
         if needed > self.pages.free() {
             return Err(Error::OutOfPages { needed, free: self.pages.free() });
         }
         for k in have..wanted {
             let Some(taken) = self.pages.take() else { break };
-            self.all[n].pages.push(taken);
+            self.tables[n].push(taken);
             self.edits.insert(self.entry(n, k), taken);
         }
         if needed > 0 {
@@ -449,7 +367,7 @@ impl Sequences {
 
     /// Computes the changes after which every sequence has grown. It does not apply them.
     pub fn take(&self, rows: impl Fn(usize) -> Move) -> Result<Change, Error> {
-        let mut bounds = Vec::with_capacity(self.all.len());
+        let mut sequences = Vec::with_capacity(self.all.len());
         let mut needs_pages = false;
         for (s, of) in self.all.iter().enumerate() {
             let Move { least, most } = rows(s);
@@ -465,13 +383,14 @@ impl Sequences {
             } else {
                 of.least + least
             };
-            bounds.push(of.moved(shortest, longest, of.high.max(longest)));
-            needs_pages |= self.entries(of, longest).any(|k| self.must_take(&self.pages, of.pages.get(k)));
+            sequences.push(of.moved(shortest, longest, of.high.max(longest)));
+            let table = &self.tables[s];
+            needs_pages |= self.entries(of, longest).any(|k| self.must_take(&self.pages, table.get(k)));
         }
         let edits = self.edits.clone();
-        let mut taken = Change { after: After { bounds, pages: None }, edits, copies: Vec::new() };
+        let mut taken = Change { after: After { sequences, pages: None }, edits, copies: Vec::new() };
         if needs_pages {
-            let ends: Vec<_> = taken.after.bounds.iter().map(|of| of.most).collect();
+            let ends: Vec<_> = taken.after.sequences.iter().map(|of| of.most).collect();
             self.take_pages(&mut taken, |s| self.entries(&self.all[s], ends[s]))?;
         }
         Ok(taken)
@@ -501,16 +420,16 @@ impl Sequences {
         let mut change = self.no_move();
         if let Some(page) = self.page {
             // The rows of these positions may have moved back by as many rows as were removed.
-            let entries = |of: &Sequence| {
-                let stored = of.most - of.removed;
-                start.saturating_sub(of.removed) / page..end.min(stored).div_ceil(page)
+            let entries = |s: usize| {
+                let of = &self.all[s];
+                start.saturating_sub(of.removed) / page..end.min(of.stored()).div_ceil(page)
             };
-            let shared = |of: &Sequence| {
-                let table = of.pages.get(entries(of));
+            let shared = |s: usize| {
+                let table = self.tables[s].get(entries(s));
                 table.is_some_and(|table| table.iter().any(|page| self.pages.is_shared(*page)))
             };
-            if self.all.iter().any(shared) {
-                self.take_pages(&mut change, |s| entries(&self.all[s]))?;
+            if (0..self.all.len()).any(shared) {
+                self.take_pages(&mut change, entries)?;
             }
         }
         Ok(change)
@@ -518,7 +437,7 @@ impl Sequences {
 
     /// As [`overwrite`](Self::overwrite), for rows whose positions only the device knows.
     pub fn overwrite_anywhere(&self) -> Result<Change, Error> {
-        if self.all.iter().flat_map(|of| &of.pages).any(|page| self.pages.is_shared(*page)) {
+        if self.tables.iter().flatten().any(|page| self.pages.is_shared(*page)) {
             let why = "the host cannot tell which shared pages to copy; pass `RowPositions::Start`, or overwrite before the fork";
             return Err(Error::Unsupported {
                 what: "an overwrite at positions that only the device knows",
@@ -530,8 +449,8 @@ impl Sequences {
 
     /// The unrecorded changes, with the current lengths.
     fn no_move(&self) -> Change {
-        let bounds = self.all.iter().map(|of| of.bounds).collect();
-        Change { after: After { bounds, pages: None }, edits: self.edits.clone(), copies: Vec::new() }
+        let after = After { sequences: self.all.clone(), pages: None };
+        Change { after, edits: self.edits.clone(), copies: Vec::new() }
     }
 
     /// Takes pages for `entries` of the page tables that have no page or a shared page. The caller
@@ -543,7 +462,7 @@ impl Sequences {
     ) -> Result<(), Error> {
         let page_len = self.page.unwrap_or(1);
         let mut pages = self.pages.clone();
-        let mut tables: Vec<_> = self.all.iter().map(|s| s.pages.clone()).collect();
+        let mut tables = self.tables.clone();
         let mut needed = 0;
         for (s, of) in self.all.iter().enumerate() {
             let table = &mut tables[s];
@@ -563,13 +482,13 @@ impl Sequences {
                     continue;
                 };
                 table[k] = new;
-                let slots = (of.most - of.removed).saturating_sub(k * page_len).min(page_len);
+                let slots = of.stored().saturating_sub(k * page_len).min(page_len);
                 if slots > 0 {
                     taken.copies.push(PageCopy { from, to: new, slots });
                 }
             }
             if table.len() != before {
-                taken.edits.insert(s * WORDS + LIMIT, (self.room(table.len()) + of.removed) as u32);
+                taken.edits.insert(s * WORDS + LIMIT, self.limit(of, table.len()));
             }
         }
         if needed > self.pages.free() {
@@ -584,51 +503,45 @@ impl Sequences {
     pub fn compact(&self, counts: &[usize], first: impl Fn(usize) -> usize) -> Result<Change, Error> {
         let mut change = self.no_move();
         for (s, (of, count)) in self.all.iter().zip(counts).enumerate() {
-            if of.least != of.most {
-                let what = "a compaction of a sequence whose length only the device knows";
-                let why = "read the length back and call `Cache::set_known_len` first";
-                return Err(Error::Unsupported { what, why });
-            }
-            let stored = of.least - of.removed;
+            of.check_known("a compaction of a sequence whose length only the device knows")?;
+            let stored = of.stored();
             if *count > stored {
-                let expected = "at most the number of stored tokens of the sequence";
-                return Err(Error::Option { option: "kept tokens", value: *count as f64, expected });
+                let expected = "at most as many tokens as the sequence has stored";
+                return Err(Error::Option { option: "keep", value: *count as f64, expected });
             }
+            let after = &mut change.after.sequences[s];
             if *count < stored {
-                let after = &mut change.after.bounds[s];
                 (after.removed, after.compacted) = (of.least - count, of.least);
             }
-            let after = change.after.bounds[s];
-            let words = [(COUNT, *count), (START, after.least), (REMOVED, after.removed)];
+            let words = [(COUNT, *count), (START, after.least), (REMOVED, after.removed), (STORED, stored)];
             change.edits.extend(words.map(|(word, value)| (s * WORDS + word, value as u32)));
         }
         if let Some(page) = self.page {
-            // Rows move within these pages. Others that share them must not see it.
+            // Rows move within these pages. Other sequences with these pages must not see it.
             let moved = |s: usize| {
                 if counts[s] > first(s) { first(s) / page..counts[s].div_ceil(page) } else { 0..0 }
             };
             self.take_pages(&mut change, moved)?;
-        }
-        let (mut pages, mut tables) =
-            change.after.pages.take().unwrap_or((self.pages.clone(), vec![Vec::new(); self.all.len()]));
-        for (s, after) in change.after.bounds.iter().enumerate() {
-            if let Some(page) = self.page
-                && after.removed > self.all[s].removed
-            {
-                let left = counts[s].div_ceil(page).min(tables[s].len());
-                tables[s].split_off(left).into_iter().for_each(|page| pages.release(page));
+            if let Some((pages, tables)) = &mut change.after.pages {
+                for (s, table) in tables.iter_mut().enumerate() {
+                    if change.after.sequences[s].removed > self.all[s].removed {
+                        let left = counts[s].div_ceil(page).min(table.len());
+                        table.split_off(left).into_iter().for_each(|page| pages.release(page));
+                    }
+                }
             }
-            let limit = self.room(tables[s].len()) + after.removed;
-            change.edits.insert(s * WORDS + LIMIT, limit as u32);
         }
-        change.after.pages = Some((pages, tables));
+        for (s, after) in change.after.sequences.iter().enumerate() {
+            let pages = change.after.pages.as_ref().map_or(0, |(_, tables)| tables[s].len());
+            change.edits.insert(s * WORDS + LIMIT, self.limit(after, pages));
+        }
         Ok(change)
     }
 
     /// Computes the changes after which every sequence has given tokens up. It does not apply them.
     /// Pages stay.
     pub fn give_back(&self, rows: impl Fn(usize) -> Move) -> Result<Change, Error> {
-        let mut bounds = Vec::with_capacity(self.all.len());
+        let mut sequences = Vec::with_capacity(self.all.len());
         for (s, of) in self.all.iter().enumerate() {
             let Move { least, most } = rows(s);
             if least > of.least {
@@ -650,49 +563,18 @@ impl Sequences {
             };
             // If a ring may have to refuse, a sequence may stay unchanged.
             let longest = if known || !self.may_be_overwritten(of.high) { of.most - least } else { of.most };
-            bounds.push(of.moved(of.least.saturating_sub(most), longest, high));
+            sequences.push(of.moved(of.least.saturating_sub(most), longest, high));
         }
         let edits = self.edits.clone();
-        Ok(Change { after: After { bounds, pages: None }, edits, copies: Vec::new() })
+        Ok(Change { after: After { sequences, pages: None }, edits, copies: Vec::new() })
     }
 
     /// Applies the changes that were recorded.
     pub fn commit(&mut self, after: After) {
-        for (of, bounds) in self.all.iter_mut().zip(after.bounds) {
-            of.bounds = bounds;
-        }
+        self.all = after.sequences;
         if let Some((pages, tables)) = after.pages {
-            self.pages = pages;
-            for (of, table) in self.all.iter_mut().zip(tables) {
-                of.pages = table;
-            }
+            (self.pages, self.tables) = (pages, tables);
         }
         self.edits.clear();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Tries every list of up to five parents. After the moves each sequence has its parent's rows.
-    #[test]
-    fn row_moves_follow_all_parents() {
-        for batch in 1..=5usize {
-            for list in 0..batch.pow(batch as u32) {
-                let parents: Vec<_> = (0..batch as u32).map(|n| list / batch.pow(n) % batch).collect();
-                let mut rows: Vec<_> = (0..batch).collect();
-                let moves = row_moves(&parents);
-                assert!(moves.len() <= batch, "{parents:?}");
-                for RowMove { to, from, exchange } in moves {
-                    assert_ne!(to, from, "{parents:?}");
-                    match exchange {
-                        true => rows.swap(to, from),
-                        false => rows[to] = rows[from],
-                    }
-                }
-                assert_eq!(rows, parents);
-            }
-        }
     }
 }

@@ -34,14 +34,15 @@ pub fn full() -> &'static Profile {
     lent(0, || pollster::block_on(Profile::full(&adapter())))
 }
 
-/// Like [`full`], with plans for another device. The name chooses a GPU of 64 or 128 registers, or
-/// a software driver of 4 or 16 lanes.
+/// Like [`full`], with plans for another device. The name chooses a GPU, a GPU of 64 or 128
+/// registers, or a driver of 4 or 16 lanes.
 pub fn planned_by_name(name: &str) -> Option<&'static Profile> {
     let (kind, name, plan, count): (_, _, Plan, _) = match name {
         "64 registers" => (4, "64 registers", inspect::with_registers, 64),
         "128 registers" => (5, "128 registers", inspect::with_registers, 128),
         "4 lanes" => (6, "4 lanes", inspect::with_lanes, 4),
         "16 lanes" => (7, "16 lanes", inspect::with_lanes, 16),
+        "a GPU" => (8, "a GPU", |device, _| inspect::as_gpu(device, None), 0),
         _ => return None,
     };
     Some(lent(kind, || planned_for(name, &pollster::block_on(Profile::full(&adapter())), plan, count)))
@@ -78,7 +79,7 @@ pub fn matrices() -> impl Iterator<Item = &'static Profile> {
 /// Devices that no test uses at the moment, by kind.
 static IDLE: [Mutex<Vec<&Profile>>; KINDS] = [const { Mutex::new(Vec::new()) }; KINDS];
 
-const KINDS: usize = 8;
+const KINDS: usize = 9;
 
 /// A device for the life of a test's thread, with the kernels that earlier tests have compiled. A
 /// test that counts kernels clears them first, or makes a separate device. Tests that run in

@@ -170,6 +170,17 @@ fn of_device(cpu: Family, gpu: Family) -> Family {
     if is_software() { cpu } else { gpu }
 }
 
+/// The families of all storages of caches.
+const CACHES: [Family; 7] = [
+    Family::CacheF32,
+    Family::CacheF16,
+    Family::CacheBF16,
+    Family::CacheQ8,
+    Family::CacheQ4,
+    Family::CacheF8,
+    Family::CacheGaussian4,
+];
+
 fn cache(gpu: &Gpu, storage: CacheStorage) -> Result<Cache, Error> {
     Cache::with_pipelines(gpu.pipelines(), CacheConfig::new(2, 64, 16).storage(storage))
 }
@@ -182,16 +193,7 @@ fn check_passes_on_this_device() {
         let report = gpu.check().expect("a device that works");
         assert_eq!(report.wrong().count(), 0, "{report}");
         let right = |family| matches!(report.verdict(family), Verdict::Right { share } if *share <= 1.0);
-        let caches = [
-            Family::CacheF32,
-            Family::CacheF16,
-            Family::CacheBF16,
-            Family::CacheQ8,
-            Family::CacheQ4,
-            Family::CacheF8,
-            Family::CacheGaussian4,
-        ];
-        assert!(caches.into_iter().all(right), "{report}");
+        assert!(CACHES.into_iter().all(right), "{report}");
         let forms = [
             [Family::FusedGpu, Family::FusedCpu],
             [Family::StagedGpu, Family::StagedCpu],
@@ -223,16 +225,9 @@ fn wrong_family_of_device_is_disabled() {
     crate::harness::in_turn!();
     let gpu = &full().gpu;
     let pipelines = Pipelines::new(gpu.device());
-    for family in [
+    let others = [
         Family::SplitKeys,
         of_device(Family::DecodeCpu, Family::DecodeGpu),
-        Family::CacheF32,
-        Family::CacheF16,
-        Family::CacheBF16,
-        Family::CacheQ8,
-        Family::CacheQ4,
-        Family::CacheF8,
-        Family::CacheGaussian4,
         Family::F16Tensors,
         Family::BF16Tensors,
         of_device(Family::FusedCpu, Family::FusedGpu),
@@ -244,7 +239,8 @@ fn wrong_family_of_device_is_disabled() {
         Family::RowStats,
         of_device(Family::ProductGradientsCpu, Family::ProductGradientsGpu),
         Family::RowSums,
-    ] {
+    ];
+    for family in CACHES.into_iter().chain(others) {
         if due(&format!("checks, {family}")) {
             is_found(gpu, &pipelines, family, Fault::Scaled);
         }

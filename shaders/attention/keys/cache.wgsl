@@ -56,21 +56,20 @@ fn v_word(s: Source, row: u32, n: u32) -> vec4<u32> {
     return cache_v[first_of(s, row) + n];
 }
 
+const SCALE_INDEX: u32 = select(0x0fffffffu, 0x3fffffffu, WIDE);
+
 // A word of the scales and positions of keys.
 fn key_extra(o: u32) -> u32 {
     let n = o & SCALE_INDEX;
     return cache_k[n / 4u][n % 4u];
 }
 
-const SCALE_INDEX: u32 = select(0x0fffffffu, 0x3fffffffu, WIDE);
-
 // The factor of the channels of a row's n-th vector.
 fn k_scale(s: Source, row: u32, n: u32) -> f32 {
     if !K_SCALED {
         return 1.0;
     } else {
-        let o = (s.scales + row * s.groups + n * K_CHANNELS / K_GROUP) & SCALE_INDEX;
-        return bitcast<f32>(cache_k[o / 4u][o % 4u]);
+        return bitcast<f32>(key_extra(s.scales + row * s.groups + n * K_CHANNELS / K_GROUP));
     }
 }
 

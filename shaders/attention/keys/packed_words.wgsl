@@ -4,8 +4,9 @@
 // V_VECTORS vectors of four channels. A word of four bits has eight channels. The low bits of byte
 // n hold channel n, the high bits hold channel n + 4. Q4 stores levels plus 8.
 //
-// Needs: BF16, E4M3, E5M2, F16, F32, GAUSSIAN4, K_STORAGE, K_VECTORS, Q4, Q8, V_STORAGE, V_VECTORS;
-// Source; gaussian_levels, k_scale, k_word, v_scale, v_word.
+// Needs: BF16, E4M3, E4M3_FIRST, E4M3_SHIFT, E5M2, E5M2_FIRST, E5M2_SHIFT, F16, F32, GAUSSIAN4,
+// K_STORAGE, K_VECTORS, Q4, Q8, V_STORAGE, V_VECTORS; Source; gaussian_levels, k_scale, k_word,
+// v_scale, v_word.
 // Gives: K_BIAS, K_CHANNELS, K_SCALED, V_BIAS, V_CHANNELS, V_SCALED; k_four, unpacked,
 // unpacked_exactly, v_four.
 
@@ -18,8 +19,7 @@ const V_SCALED: bool = V_STORAGE >= Q8;
 const K_BIAS: f32 = select(select(0.0, 128.0, K_STORAGE == Q8), 8.0, K_STORAGE == Q4);
 const V_BIAS: f32 = select(select(0.0, 128.0, V_STORAGE == Q8), 8.0, V_STORAGE == Q4);
 
-// Floats of eight bits: a sign, an exponent and a mantissa of 23 − shift bits. The bits of the f32
-// with the exponent 0, as if it were normal, are first.
+// The numbers of floats of eight bits. The arguments shift and first are constants of the format.
 fn small_floats(bits: vec4<u32>, shift: u32, first: u32) -> vec4<f32> {
     let size = (bits & vec4<u32>(0x7fu)) << vec4<u32>(shift);
     let normal = bitcast<vec4<f32>>(size + first);
@@ -41,9 +41,9 @@ fn unpacked(storage: u32, word: vec4<u32>, i: u32) -> vec4<f32> {
     } else if storage == Q8 {
         return vec4<f32>(unpack4xU8(word[i % 4u] ^ 0x80808080u));
     } else if storage == E4M3 {
-        return small_floats(unpack4xU8(word[i % 4u]), 20u, 0x3c000000u);
+        return small_floats(unpack4xU8(word[i % 4u]), E4M3_SHIFT, E4M3_FIRST);
     } else if storage == E5M2 {
-        return small_floats(unpack4xU8(word[i % 4u]), 21u, 0x38000000u);
+        return small_floats(unpack4xU8(word[i % 4u]), E5M2_SHIFT, E5M2_FIRST);
     } else {
         let x = vec4<f32>(unpack4xU8((word[i / 2u % 4u] >> (i % 2u * 4u)) & 0x0f0f0f0fu));
         if storage == GAUSSIAN4 {

@@ -9,7 +9,8 @@ use wgpu_attention::{
 
 use super::{DIMS, STORAGES, usual};
 use crate::harness::{
-    Ask, Bed, Count, Data, FORMS, Kind, Layout, Report, Rng, Rules, due, full, profiles, rest,
+    Ask, Bed, Count, Data, FORMS, Kind, Layout, Profile, Report, Rng, Rules, defaults, due, full,
+    planned_by_name, rest,
 };
 use crate::laws::property::seed;
 
@@ -39,6 +40,12 @@ fn lists(bed: &mut Bed, counts: &[usize]) -> Vec<Vec<Vec<Vec<usize>>>> {
         (0..layers).map(&mut layer).collect()
     };
     (0..counts.len()).map(&mut of).collect()
+}
+
+/// The device with the kernels for GPUs, which compact in another way than those for software
+/// drivers.
+fn as_gpu() -> &'static Profile {
+    planned_by_name("a GPU").expect("a profile")
 }
 
 /// Reads all rows of every layer, and asks for attention.
@@ -82,7 +89,7 @@ fn storages_and_layouts_match_model() {
                     compacts: true,
                     ..Kind::new(storage, layout, capacity)
                 };
-                let profile = profiles()[(s + l) % 2];
+                let profile = [full(), defaults(), as_gpu()][(s + l) % 3];
                 let mut bed = Bed::new(profile, kind, Data::Lossless, 41 + s as u64);
                 for (n, on_device) in [false, true, false, true].into_iter().enumerate() {
                     let rules = &rules[n % 3];
@@ -115,14 +122,16 @@ fn random_calls_match_model() {
     crate::harness::in_turn!();
     let mut report = Report::new("caches, random compaction");
     let steps = if rest("random compaction") { 1000 } else { 120 };
-    for (n, (layout, capacity)) in LAYOUTS.into_iter().enumerate() {
+    let runs = [(full(), 0), (full(), 1), (as_gpu(), 1)];
+    for (n, (profile, l)) in runs.into_iter().enumerate() {
+        let (layout, capacity) = LAYOUTS[l];
         let kind = Kind {
             batch: 3,
             layers: 2,
             compacts: true,
-            ..Kind::new([CacheStorage::Q8_0, CacheStorage::F32][n], layout, capacity)
+            ..Kind::new([CacheStorage::Q8_0, CacheStorage::F32, CacheStorage::Q4_0][n], layout, capacity)
         };
-        let mut bed = Bed::new(full(), kind, Data::Lossless, seed() + n as u64);
+        let mut bed = Bed::new(profile, kind, Data::Lossless, seed() + n as u64);
         let mut rng = Rng::new(seed() + 77);
         let [mut refused, mut compactions] = [0; 2];
         for step in 0..steps {
@@ -204,7 +213,7 @@ fn random_calls_match_model() {
             };
             let outcome = run(&mut bed);
             let failed = outcome.is_err();
-            report.record(&format!("{layout:?}, step {step}: {trail}"), &"full", outcome);
+            report.record(&format!("{layout:?}, step {step}: {trail}"), &profile.name, outcome);
             if failed {
                 break;
             }

@@ -150,12 +150,13 @@ impl Variant for Fused {
             FusedTiles::Matrix(_) => Family::MatrixAttention,
         };
         let shuffles = matches!(self.tiles, FusedTiles::DecodeGpu(decode) if decode.subgroups);
+        let [keys, values] = self.cached.map_or([None; 2], |cache| cache.families());
         let found = [
             Some(family),
             shuffles.then_some(Family::SubgroupReductions),
             self.partial.map(|_| Family::SplitKeys),
-            self.cached.map(|cache| cache.storages[0].family()),
-            self.cached.map(|cache| cache.storages[1].family()),
+            keys,
+            values,
         ];
         families(&found, &[self.q])
     }
