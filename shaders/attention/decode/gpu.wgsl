@@ -49,20 +49,23 @@
 // Registers are scarce: 128, with as many waves as hide the latency of memory. Sums take up to 64.
 // The kernel therefore loads little AHEAD:
 //
-// - the next words of k, while it multiplies some. If a lane has one word of a key, it loads the
-//   next while it computes and uses weights.
-// - the first four words of v while it computes weights, and the next while it adds four keys.
+// - a tile's next words of k, while it multiplies some
+// - the first four words of v, while it computes weights
 //
-// The last load in p · v is of the next tile's first words, into a cache. If an invocation has no
-// more than 128 registers (Apple, Qualcomm), it loads nothing ahead.
+// It carries no words to the next tile. Workgroups have few tiles. Some drivers move such loads to
+// the next tile, and then copy each register. If an invocation has no more than 128 registers
+// (Apple, Qualcomm), it loads nothing ahead.
+//
+// In p · v of a whole tile, all keys exist, and STEPS steps are unrolled. Other tiles take a loop
+// of few instructions, in which rows end at the last key.
 //
 // Needs: p.head_dim, p.mask, p.q, p.scale, p.value_dim; AHEAD, KEY_FOURS, KEY_LANES, K_BIAS,
 // K_BLOCKS, K_SCALED, K_STORAGE, K_VECTORS, LANE_ROWS, LOWEST, PER_PAIR_MASK, REDUCE_SIZE,
 // RESCALE_THRESHOLD, ROWS, SHARED, UNIT, V_BIAS, V_BLOCKS, V_SCALED, V_SPLIT, V_STORAGE, V_VECTORS,
-// WORKGROUP; Query, Source, WorkTile; are_nan, finish_checked,
-// k_scale, k_source, k_word, key_row, mask_mod, owned_first, owned_group, q_at4, query_of_row,
-// reduce, rescale_of, row_repaired, row_state, rows_key_range, score_mod, split_keys, store_row,
-// unpacked, v_scale, v_source, v_word, view_at, weights_of, work_tile.
+// WORKGROUP; Query, Source, WorkTile; are_nan, finish_checked, four_rows, k_scale, k_source,
+// k_word, mask_mod, owned_first, owned_group, q_at4, query_of_row, reduce, rescale_of,
+// row_repaired, row_state, rows_key_range, score_mod, split_keys, store_row, unpacked, v_scale,
+// v_source, v_word, view_at, weights_of, work_tile.
 // Gives: ALL_GROUPS, OWN, SCORES; decode, own_scores, scores, tile.
 
 const ROW_GROUPS: u32 = ROWS / LANE_ROWS;
@@ -94,6 +97,10 @@ const PIECE: u32 = V_VECTORS / V_SPLIT;
 const COLUMNS: u32 = min(V_BLOCKS * V_SPLIT, GROUP_LANES);
 const SUBSETS: u32 = min(GROUP_LANES / COLUMNS, UNITS);
 const V_STEPS: u32 = (UNITS + SUBSETS - 1u) / SUBSETS;
+// Steps whose code is unrolled, at a time and before the loop. If a step has more sums, fewer steps
+// are unrolled.
+const STEPS: u32 = clamp(4u / (LANE_ROWS * PIECE), 1u, V_STEPS);
+const FIRST_STEPS: u32 = V_STEPS - (V_STEPS - 1u) / STEPS * STEPS;
 
 // Scales multiply the smaller set: the values or the weights.
 const SCALES_VALUES: bool = V_SCALED && LANE_ROWS > 4u * PIECE;
@@ -119,9 +126,10 @@ var<workgroup> tile: array<vec4<f32>, TILE_SIZE>;
 // −K_BIAS · Σ q of the channels of a word [row, word].
 var<workgroup> q_bias: array<f32, select(1u, ROWS * K_WORDS * KEY_LANES, K_BIAS != 0.0)>;
 var<workgroup> fold: array<f32, ROWS * FOLD>;
-// Per row: the reference point of scores, the factor of older sums, the sum of weights, and its
-// keys.
+// Per row: the reference point of scores, the highest score that moved it, and the factor of older
+// sums. Then the sum of weights, and the row's keys.
 var<workgroup> row_max: array<f32, ROWS>;
+var<workgroup> row_top: array<atomic<u32>, ROWS>;
 var<workgroup> row_rescale: array<f32, ROWS>;
 var<workgroup> row_sum: array<f32, ROWS>;
 var<workgroup> row_keys: array<vec2<u32>, ROWS>;
@@ -145,8 +153,8 @@ var<private> k_words: array<vec4<u32>, LANE_KEYS>;
 var<private> k_scales: array<f32, LANE_KEYS>;
 var<private> next_k_words: array<vec4<u32>, LANE_KEYS>;
 var<private> next_k_scales: array<f32, LANE_KEYS>;
-var<private> next_v_words: array<vec4<u32>, 4>;
-var<private> next_v_scales: vec4<f32>;
+var<private> v_words: array<vec4<u32>, 4>;
+var<private> v_scales: vec4<f32>;
 
 // The work of an invocation. In q · kᵀ: a word of KEY_LANES neighbouring words, of units group, +
 // GROUPS, ... Then it owns vectors own_first, + KEY_LANES, ... of the sums of the workgroup. In p ·
@@ -218,16 +226,16 @@ fn piece_of(word: vec4<u32>, piece: u32) -> vec4<u32> {
     }
 }
 
-// Folds FOLD numbers of a row in `fold`, for lane n < ROWS of row n. Must be called in uniform
+// The sum of FOLD numbers of a row in `fold`, for lane n < ROWS of row n. Must be called in uniform
 // control flow.
-fn folded(lane: u32, adds: bool) -> f32 {
+fn folded(lane: u32) -> f32 {
     workgroupBarrier();
     if FOLDERS > 1u {
         if lane < ROWS * FOLDERS {
             let at = lane / FOLDERS * FOLD + lane % FOLDERS;
             var x = fold[at];
             for (var n = FOLDERS; n < FOLD; n += FOLDERS) {
-                x = select(max(x, fold[at + n]), x + fold[at + n], adds);
+                x += fold[at + n];
             }
             fold[at] = x;
         }
@@ -235,10 +243,20 @@ fn folded(lane: u32, adds: bool) -> f32 {
     }
     var x = fold[min(lane, ROWS - 1u) * FOLD];
     for (var n = 1u; n < select(FOLD, FOLDERS, FOLDERS > 1u); n++) {
-        let y = fold[min(lane, ROWS - 1u) * FOLD + n];
-        x = select(max(x, y), x + y, adds);
+        x += fold[min(lane, ROWS - 1u) * FOLD + n];
     }
     return x;
+}
+
+// A number whose order among integers is that of x among floats.
+fn ordered(x: f32) -> u32 {
+    let bits = bitcast<u32>(x);
+    return bits ^ select(0x80000000u, 0xffffffffu, bits >= 0x80000000u);
+}
+
+// The float of a number of `ordered`.
+fn unordered(n: u32) -> f32 {
+    return bitcast<f32>(n ^ select(0xffffffffu, 0x80000000u, n >= 0x80000000u));
 }
 
 // q [row, word, vector, lane], zero past head_dim.
@@ -268,6 +286,7 @@ fn prepare_rows(work: WorkTile, lane: u32) {
         let query = query_at(work, lane);
         row_keys[lane] = vec2<u32>(query.first, query.end);
         row_max[lane] = LOWEST;
+        atomicStore(&row_top[lane], ordered(LOWEST));
     }
     if lane == 0u {
         atomicStore(&any_above, 0u);
@@ -286,14 +305,20 @@ fn sum_queries(lane: u32) {
 
 // Finds the rows of a tile's keys.
 fn find_keys(k: Source, t0: u32, last: u32, lane: Lane) {
-    /* unrolled */ for (var c = 0u; c < LANE_KEYS; c++) {
-        k_rows[c] = key_row(k, min(t0 + (c / 4u * GROUPS + lane.group) * 4u + c % 4u, last));
+    /* unrolled */ for (var f = 0u; f < KEY_FOURS; f++) {
+        let rows = four_rows(k, t0 + (f * GROUPS + lane.group) * 4u, last, false);
+        /* unrolled */ for (var c = 0u; c < 4u; c++) {
+            k_rows[f * 4u + c] = rows[c];
+        }
     }
 }
 
 // Starts loading the n-th words of a lane's keys.
 fn load_keys(k: Source, n: u32, lane: Lane) {
-    let word = min(n * KEY_LANES + lane.word, K_BLOCKS - 1u);
+    var word = n * KEY_LANES + lane.word;
+    if K_RAGGED {
+        word = min(word, K_BLOCKS - 1u);
+    }
     /* unrolled */ for (var c = 0u; c < LANE_KEYS; c++) {
         next_k_words[c] = k_word(k, k_rows[c], word);
         if K_SCALED {
@@ -317,13 +342,13 @@ fn use_loaded_keys(n: u32, lane: Lane) {
 }
 
 // Loads the words of the four keys from t on.
-fn load_values(v: Source, t: u32, last: u32, lane: Lane) {
+fn load_values(v: Source, t: u32, last: u32, whole: bool, lane: Lane) {
     let word = min(lane.column / V_SPLIT, V_BLOCKS - 1u);
+    let rows = four_rows(v, t, last, whole);
     /* unrolled */ for (var c = 0u; c < 4u; c++) {
-        let row = key_row(v, min(t + c, last));
-        next_v_words[c] = v_word(v, row, word);
+        v_words[c] = v_word(v, rows[c], word);
         if V_SCALED {
-            next_v_scales[c] = v_scale(v, row, word);
+            v_scales[c] = v_scale(v, rows[c], word);
         }
     }
 }
@@ -378,29 +403,16 @@ fn multiply_keys(n: u32, lane: Lane) {
     }
 }
 
-// As multiply_keys, for loaded words. It also loads the next words; after the last, the first of
-// the tile from next_t on.
-fn add_words(n: u32, k: Source, next_t: u32, last: u32, lane: Lane) {
+// As multiply_keys, for loaded words. It also loads the tile's next words.
+fn add_words(n: u32, k: Source, lane: Lane) {
     if !AHEAD {
         load_keys(k, n, lane);
-        use_loaded_keys(n, lane);
-        multiply_keys(n, lane);
-        return;
     }
     use_loaded_keys(n, lane);
-    // If a lane has one word per tile, registers for two are not worth it. The next word is loaded
-    // while weights are computed.
-    if K_WORDS == 1u {
-        multiply_keys(n, lane);
+    if AHEAD && n + 1u < K_WORDS {
+        load_keys(k, n + 1u, lane);
     }
-    let is_last = n + 1u == K_WORDS;
-    if is_last {
-        find_keys(k, next_t, last, lane);
-    }
-    load_keys(k, select(n + 1u, 0u, is_last), lane);
-    if K_WORDS > 1u {
-        multiply_keys(n, lane);
-    }
+    multiply_keys(n, lane);
 }
 
 // Sets scores to −∞ where a query does not see a key. Applies bias and softcap to the other scores,
@@ -435,8 +447,8 @@ fn mask_scores(work: WorkTile, t0: u32, end: u32, lane: Lane) {
     }
 }
 
-// Computes weights, assuming that no maximum moves. Sets any_above if one has to.
-fn weigh(lane: Lane) {
+// Computes weights, assuming that no maximum moves. Returns true if one has to.
+fn weigh(lane: Lane) -> bool {
     var in_reach = true;
     /* unrolled */ for (var n = 0u; n < OWN; n++) {
         let top = row_max[own_row(n, lane)];
@@ -448,28 +460,24 @@ fn weigh(lane: Lane) {
         }
     }
     if owns(lane) && !in_reach {
-        atomicOr(&any_above, 1u);
+        /* unrolled */ for (var n = 0u; n < OWN; n++) {
+            let most = max(max(own_scores[n].x, own_scores[n].y), max(own_scores[n].z, own_scores[n].w));
+            // Not if it is NaN.
+            if most > LOWEST {
+                atomicMax(&row_top[own_row(n, lane)], ordered(most));
+            }
+        }
+        atomicStore(&any_above, 1u);
     }
+    return workgroupUniformLoad(&any_above) != 0u;
 }
 
 // Updates row_max and row_rescale for the tile.
 fn move_row_max(lane: Lane) {
-    /* unrolled */ for (var n = 0u; n < OWN; n++) {
-        let most = max(max(own_scores[n].x, own_scores[n].y), max(own_scores[n].z, own_scores[n].w));
-        let at = fold_at(n, lane);
-        if owns(lane) {
-            if n < OWN_ROWS {
-                fold[at] = most;
-            } else {
-                fold[at] = max(fold[at], most);
-            }
-        }
-    }
-    let most = folded(lane.n, false);
     if lane.n < ROWS {
-        let top = row_max[lane.n];
-        let high = max(top, most);
-        row_rescale[lane.n] = rescale_of(top, high);
+        let old = row_max[lane.n];
+        let high = max(old, unordered(atomicLoad(&row_top[lane.n])));
+        row_rescale[lane.n] = rescale_of(old, high);
         row_max[lane.n] = high;
     }
     if lane.n == 0u {
@@ -499,22 +507,14 @@ fn weigh_anew(lane: Lane) {
     workgroupBarrier();
 }
 
-// acc += p · v of the n-th groups of four keys, from t on. Loads the next groups meanwhile.
-fn add_values(n: u32, v: Source, t: u32, last: u32, lane: Lane) {
-    if !AHEAD {
-        load_values(v, t + lane.subset * 4u, last, lane);
-    }
-    // Read before the next load, which may overwrite the registers.
+// acc += p · v of the n-th groups of four keys, whose words are loaded.
+fn add_values(n: u32, lane: Lane) {
     let piece = lane.column % V_SPLIT;
-    let w0 = piece_of(next_v_words[0], piece);
-    let w1 = piece_of(next_v_words[1], piece);
-    let w2 = piece_of(next_v_words[2], piece);
-    let w3 = piece_of(next_v_words[3], piece);
-    let scales = next_v_scales;
-    if AHEAD {
-        load_values(v, t + (SUBSETS + lane.subset) * 4u, last, lane);
-    }
-
+    let w0 = piece_of(v_words[0], piece);
+    let w1 = piece_of(v_words[1], piece);
+    let w2 = piece_of(v_words[2], piece);
+    let w3 = piece_of(v_words[3], piece);
+    let scales = v_scales;
     let unit = n * SUBSETS + lane.subset;
     var from_p = P_AT + unit * P_STEP + lane.row_group * LANE_ROWS;
     if UNITS % SUBSETS != 0u {
@@ -561,7 +561,7 @@ fn finish_rows(work: WorkTile, keys: vec2<u32>, lane: Lane) {
             }
         }
     }
-    let total = folded(lane.n, true);
+    let total = folded(lane.n);
     if lane.n < ROWS {
         let row = work.row0 + lane.n;
         let state = row_state(row_max[lane.n], total, p.mask.neg_inf);
@@ -604,6 +604,66 @@ fn store_columns(work: WorkTile, keys: vec2<u32>, lane: Lane) {
     }
 }
 
+// Computes the scores of a tile.
+fn score(k: Source, v: Source, t0: u32, last: u32, lane: Lane) {
+    /* unrolled */ for (var n = 0u; n < SCORES; n++) {
+        scores[n] = vec4<f32>();
+    }
+    find_keys(k, t0, last, lane);
+    if AHEAD {
+        load_keys(k, 0u, lane);
+    }
+    /* unrolled */ for (var n = 0u; n < K_WRITTEN; n++) {
+        add_words(n, k, lane);
+    }
+    if K_WRITTEN < K_WORDS {
+        for (var n = K_WRITTEN; n < K_WORDS; n++) {
+            add_words(n, k, lane);
+        }
+    }
+    // The last tile's weights are no longer used.
+    if SHARED || REDUCE_SIZE == 0u {
+        workgroupBarrier();
+    }
+    if AHEAD {
+        load_values(v, t0 + lane.subset * 4u, last, false, lane);
+    }
+    reduce(lane.n);
+    if SHARED && REDUCE_SIZE != 0u {
+        workgroupBarrier();
+    }
+}
+
+// Adds the values of a tile. In a whole tile, all keys exist.
+fn add_tile(v: Source, t0: u32, end: u32, last: u32, whole: bool, lane: Lane) {
+    /* unrolled */ for (var n = 0u; n < OWN; n++) {
+        own_sums[n] += total_of(weights[n]);
+    }
+    if whole && STEPS > 1u {
+        // Loads and sums of several steps are independent, so drivers arrange them as registers
+        // allow.
+        /* unrolled */ for (var n = 0u; n < FIRST_STEPS; n++) {
+            if !AHEAD || n > 0u {
+                load_values(v, t0 + (n * SUBSETS + lane.subset) * 4u, last, true, lane);
+            }
+            add_values(n, lane);
+        }
+        for (var n = FIRST_STEPS; n < V_STEPS; n += STEPS) {
+            /* unrolled */ for (var m = 0u; m < STEPS; m++) {
+                load_values(v, t0 + ((n + m) * SUBSETS + lane.subset) * 4u, last, true, lane);
+                add_values(n + m, lane);
+            }
+        }
+    } else {
+        // Not a minimum: some drivers would then unroll the loop.
+        let steps = select((end - t0 + SUBSETS * 4u - 1u) / (SUBSETS * 4u), V_STEPS, end - t0 >= KEYS);
+        for (var n = 0u; n < steps; n++) {
+            load_values(v, t0 + (n * SUBSETS + lane.subset) * 4u, last, false, lane);
+            add_values(n, lane);
+        }
+    }
+}
+
 fn decode(id: vec3<u32>, index: u32) {
     let work = work_tile(id);
     if work.row0 > work.last_row {
@@ -611,7 +671,8 @@ fn decode(id: vec3<u32>, index: u32) {
     }
     let lane = lane_of(index, work.slice);
     let range = rows_key_range(work.b, work.kv_head, work.row0, work.last_row - work.row0 + 1u);
-    let keys = split_keys(range.any_row, work.split);
+    // A multiple of four: a page has all keys of a group. Masks hide the keys before the range.
+    let keys = split_keys(vec2<u32>(range.any_row.x & ~3u, range.any_row.y), work.split);
     let start = keys.x;
     let end = keys.y;
     let last = max(end, 1u) - 1u;
@@ -626,57 +687,19 @@ fn decode(id: vec3<u32>, index: u32) {
         workgroupBarrier();
         sum_queries(index);
     }
-    if AHEAD && start < end {
-        find_keys(k, start, last, lane);
-        load_keys(k, 0u, lane);
-    }
     workgroupBarrier();
 
     for (var t0 = start; t0 < end; t0 += KEYS) {
-        /* unrolled */ for (var n = 0u; n < SCORES; n++) {
-            scores[n] = vec4<f32>();
-        }
-        if !AHEAD {
-            find_keys(k, t0, last, lane);
-        }
-        /* unrolled */ for (var n = 0u; n < K_WRITTEN; n++) {
-            add_words(n, k, t0 + KEYS, last, lane);
-        }
-        if K_WRITTEN < K_WORDS {
-            for (var n = K_WRITTEN; n < K_WORDS; n++) {
-                add_words(n, k, t0 + KEYS, last, lane);
-            }
-        }
-        if AHEAD {
-            load_values(v, t0 + lane.subset * 4u, last, lane);
-        }
-        // The last tile's weights are no longer used.
-        if SHARED || REDUCE_SIZE == 0u {
-            workgroupBarrier();
-        }
-        reduce(index);
-        if SHARED && REDUCE_SIZE != 0u {
-            workgroupBarrier();
-        }
-        if PER_PAIR_MASK || t0 < range.every_row.x || t0 + KEYS > min(range.every_row.y, end) {
+        score(k, v, t0, last, lane);
+        let is_masked = PER_PAIR_MASK || t0 < range.every_row.x || t0 + KEYS > min(range.every_row.y, end);
+        if is_masked {
             mask_scores(work, t0, end, lane);
         }
-        weigh(lane);
-        if workgroupUniformLoad(&any_above) != 0u {
+        if weigh(lane) {
             move_row_max(lane);
             weigh_anew(lane);
         }
-        /* unrolled */ for (var n = 0u; n < OWN; n++) {
-            own_sums[n] += total_of(weights[n]);
-        }
-
-        // Not a minimum: some drivers would then unroll the loop, and move its loads down to their
-        // uses.
-        let whole = end - t0 >= KEYS;
-        let steps = select((end - t0 + SUBSETS * 4u - 1u) / (SUBSETS * 4u), V_STEPS, whole);
-        for (var n = 0u; n < steps; n++) {
-            add_values(n, v, t0 + n * SUBSETS * 4u, last, lane);
-        }
+        add_tile(v, t0, end, last, !is_masked, lane);
     }
 
     finish_rows(work, keys, lane);

@@ -60,9 +60,9 @@ fn call<'a>(
         Keys::Cache(layer) => (None, Some(layer)),
     };
     let contiguous = |kv: [TensorView; 2]| kv.iter().all(|t| t.strides()[3] == 1);
-    let halves = layer.is_none() && problem.keys.layout().in_words() && plan.tiles.takes_words();
+    let words = layer.is_none() && problem.keys.layout().in_words() && plan.tiles.takes_words();
     let width = Width::of(fours(q) && kv.is_none_or(|kv| kv.into_iter().all(fours)));
-    let by_channel = Fused::by_channel(plan.tiles, width) && !halves;
+    let by_channel = Fused::by_channel(plan.tiles, width) && !words;
     let rules = MaskVariant::of(&extras.mask, problem.softcap.is_some(), extras.appended > 0);
     // The lengths of lists stand for the lengths of a cache.
     let cached = layer.filter(|_| problem.lists.is_none());
@@ -96,7 +96,7 @@ fn call<'a>(
         stats: plan.stats() as u32,
         tiles: plan.tiles,
         cached: layer.map(|layer| layer.cached),
-        halves,
+        words,
         width,
         // The merge kernel writes out and lse.
         store: Width::of(!whole || fours(extras.out)),

@@ -76,7 +76,10 @@ impl DecodeGpu {
             / rows;
         let biases = if loads.biased { words } else { 1 };
         16 * (words * loads.vectors[0] + tile)
-            + [rows * fold, rows, rows, rows, 2 * rows, 1, biases].map(words_in_vectors).iter().sum::<u32>()
+            + [rows * fold, rows, rows, rows, rows, 2 * rows, 1, biases]
+                .map(words_in_vectors)
+                .iter()
+                .sum::<u32>()
     }
 }
 
@@ -154,8 +157,7 @@ impl DecodeCpu {
 pub(crate) struct KeySource {
     /// The storage of keys, and of values.
     pub storages: [StorageKind; 2],
-    /// True if they load as vectors of words that hold several channels each. This is so in a
-    /// cache, and in aligned tensors of F16 or BF16.
+    /// True if they load as vectors of four words. This is so in a cache, and in aligned tensors.
     pub words: bool,
     /// True if the decode kernels can compute the call. They do not support block maps or dropout.
     pub simple: bool,

@@ -38,11 +38,11 @@ impl KeyLayout {
         }
     }
 
-    /// True if kernels can load them as vectors of words that hold several channels each.
+    /// True if kernels can load them as vectors of four words.
     pub fn in_words(&self) -> bool {
         match self {
             KeyLayout::Tensors { dtype, k, v } => {
-                dtype.bytes() == 2 && [k, v].iter().all(|layout| layout.in_groups(3, 8))
+                [k, v].iter().all(|layout| layout.in_groups(3, 16 / dtype.bytes()))
             }
             KeyLayout::Cache { .. } => true,
         }

@@ -72,7 +72,8 @@ fn token_at(b: u32, kv_head: u32, j: u32) -> u32 {
 ";
 
 /// The replacement of `attention/keys/lists.wgsl` if every key has a score.
-pub(crate) const EVERY_KEY: &str = "fn key_batch(b: u32) -> u32 {
+pub(crate) const EVERY_KEY: &str = "const LISTED: bool = false;
+fn key_batch(b: u32) -> u32 {
     return b;
 }
 fn key_head(kv_head: u32) -> u32 {

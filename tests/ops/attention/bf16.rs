@@ -246,7 +246,7 @@ fn attended(case: &Case, setup: &Setup, words: bool) -> Result<f64, String> {
     let (stored, pipelines) = (case.stored(setup.dtype, setup.bias), setup.profile.gpu.pipelines());
     let got = run(&stored, setup)?;
     let names = compiled(pipelines);
-    let takes = |name: &&String| name.starts_with("attention.fused") && name.contains("halves");
+    let takes = |name: &&String| name.starts_with("attention.fused") && name.contains(" words");
     if words != names.iter().any(|name| takes(&name)) {
         return Err(format!("words {words}: {names:?}"));
     }

@@ -62,8 +62,8 @@ impl Kernel {
         })
     }
 
-    /// Returns the kernel with the most instructions among a folder's kernels with exponentials.
-    /// The others copy, convert or merge.
+    /// Returns the largest among a folder's kernels with exponentials. The others copy, convert or
+    /// merge.
     fn of_folder(gpu: Gpu, folder: &Path) -> Result<Option<Self>, Box<dyn Error>> {
         let mut best: Option<Kernel> = None;
         let Ok(files) = std::fs::read_dir(folder) else { return Ok(None) };
@@ -74,11 +74,17 @@ impl Kernel {
             if is_pipeline && exponentials(&module)? {
                 let captured = serde_json::from_str(&std::fs::read_to_string(&path)?)?;
                 let kernel = Kernel::new(gpu, &captured);
-                let more = |k: &Kernel| best.as_ref().is_none_or(|b| k.instructions > b.instructions);
+                let more = |k: &Kernel| best.as_ref().is_none_or(|b| k.size() > b.size());
                 best = kernel.filter(more).or(best);
             }
         }
         Ok(best)
+    }
+
+    /// The multiply-adds of the blocks that multiply, then the instructions. A merge may have more
+    /// instructions than a small kernel of attention.
+    fn size(&self) -> (u64, u64) {
+        (self.inner.map_or(0, |(blocks, _)| blocks.products), self.instructions)
     }
 
     /// Returns the invocations that the GPU's unit holds.

@@ -56,7 +56,7 @@ fn plain(tiles: FusedTiles) -> Fused {
         drop: DropoutKind::None,
         tiles,
         cached: None,
-        halves: false,
+        words: false,
         width: Width::Four,
         store: Width::Four,
         wide: false,
@@ -156,8 +156,9 @@ fn listed(base: Fused) -> [Fused; 3] {
 /// Decoding from tensors, or from pages of `storages`.
 fn decode(tiles: FusedTiles, storages: Option<[StorageKind; 2]>) -> Vec<Fused> {
     let cache = storages.map(|storages| CacheVariant::of(storages, LayoutKind::Paged));
+    let plain = Fused { words: storages.is_none() && tiles.takes_words(), ..plain(tiles) };
     let masked = |mask: MaskVariant| {
-        let masked = Fused { mask, ..plain(tiles) };
+        let masked = Fused { mask, ..plain };
         cache.map_or(masked, |cache| masked.in_cache(cache))
     };
     let mut narrow = vec![
@@ -167,9 +168,11 @@ fn decode(tiles: FusedTiles, storages: Option<[StorageKind; 2]>) -> Vec<Fused> {
     for dtype in
         [DType::F16, DType::BF16].into_iter().filter(|dtype| storages == Some([StorageKind::of(*dtype); 2]))
     {
-        let halves = Fused { halves: true, ..plain(tiles).with_tensors(dtype) };
+        let halves = Fused { words: true, ..plain.with_tensors(dtype) };
         narrow.extend([halves, halves.split()]);
     }
+    // Rows that do not lie in vectors.
+    narrow.extend(plain.words.then_some(Fused { words: false, width: Width::One, ..plain }));
     narrow.extend(listed(masked(MaskVariant::default())));
     let mut all: Vec<_> = narrow.iter().filter_map(Fused::widened).collect();
     all.extend(narrow);

@@ -60,8 +60,8 @@ kernel! {
     variant {
         tiles: FusedTiles,
         cached: Option<CacheVariant>,
-        /// True if tensors of F16 or BF16 are loaded as vectors of words.
-        halves: bool,
+        /// True if tensors are loaded as vectors of words.
+        words: bool,
         width: Width,
         store: Width,
         /// True if element indices of k or v reach 2^28, or a side of the cache 2^30 bytes. Only
@@ -169,7 +169,7 @@ impl Variant for Fused {
 impl Fused {
     /// True if the CPU variant loads keys and values one channel at a time.
     fn loads_by_channel(&self) -> bool {
-        Self::by_channel(self.tiles, self.width) && self.cached.is_none() && !self.halves
+        Self::by_channel(self.tiles, self.width) && self.cached.is_none() && !self.words
     }
 
     /// True if these tiles load tensors of this width one channel at a time.
@@ -180,7 +180,7 @@ impl Fused {
     /// Returns the declarations that all variants share.
     fn declared(&self) -> Declared {
         let declared = self.declare();
-        let declared = if self.halves { declared.words("k").words("v") } else { declared };
+        let declared = if self.words { declared.words("k").words("v") } else { declared };
         declared
             .bool("IN_FOURS", self.width == Width::Four)
             .bool("OUT_IN_FOURS", self.store == Width::Four)
@@ -189,7 +189,6 @@ impl Fused {
             .u32("SPLIT_STEP", self.tiles.split_step())
             .bool("PER_PAIR_MASK", self.mask.is_per_pair())
             .bool("NATURAL_SCORES", self.mask.is_per_pair())
-            .bool("LISTED", self.listed)
             .bool("HAS_BLOCKS", self.mask.has(Id::Blocks))
             // Appended keys lie past the interval in which a full block is valid.
             .bool("FULL_IS_PLAIN", !self.mask.mods_full_blocks() && !self.mask.appended)
@@ -201,7 +200,7 @@ impl Fused {
     fn keys_constants(&self) -> Vec<Constant> {
         match self.cached {
             Some(cache) => cache.constants(),
-            None if self.halves => packed_words([StorageKind::of(self.q); 2]).into(),
+            None if self.words => packed_words([StorageKind::of(self.q); 2]).into(),
             None => vec![Constant::U32("K_VECTORS", 1), Constant::U32("V_VECTORS", 1)],
         }
     }
@@ -216,7 +215,7 @@ impl Fused {
                 shader!("attention/keys/packed_words"),
                 shader!("attention/keys/storage"),
             ],
-            None if self.halves => {
+            None if self.words => {
                 vec![
                     shader!("attention/keys/tensor_words"),
                     shader!("attention/keys/packed_words"),
