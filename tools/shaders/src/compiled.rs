@@ -62,10 +62,10 @@ impl Kernel {
         })
     }
 
-    /// Returns the largest among a folder's kernels with exponentials. The others copy, convert or
-    /// merge.
+    /// Returns the kernel with the most multiply-adds among a folder's kernels with exponentials.
+    /// If none has any, the one with the largest module. The others copy, convert or merge.
     fn of_folder(gpu: Gpu, folder: &Path) -> Result<Option<Self>, Box<dyn Error>> {
-        let mut best: Option<Kernel> = None;
+        let mut best: Option<(u64, Kernel)> = None;
         let Ok(files) = std::fs::read_dir(folder) else { return Ok(None) };
         for file in files {
             let path = file?.path();
@@ -73,18 +73,18 @@ impl Kernel {
             let is_pipeline = path.extension().is_some_and(|end| end == "json") && module.exists();
             if is_pipeline && exponentials(&module)? {
                 let captured = serde_json::from_str(&std::fs::read_to_string(&path)?)?;
-                let kernel = Kernel::new(gpu, &captured);
-                let more = |k: &Kernel| best.as_ref().is_none_or(|b| k.size() > b.size());
-                best = kernel.filter(more).or(best);
+                let size = std::fs::metadata(&module)?.len();
+                let kernel = Kernel::new(gpu, &captured).map(|kernel| (size, kernel));
+                let key = |(size, kernel): &(u64, Kernel)| (kernel.products(), *size);
+                best = kernel.filter(|k| best.as_ref().is_none_or(|b| key(k) > key(b))).or(best);
             }
         }
-        Ok(best)
+        Ok(best.map(|(_, kernel)| kernel))
     }
 
-    /// The multiply-adds of the blocks that multiply, then the instructions. A merge may have more
-    /// instructions than a small kernel of attention.
-    fn size(&self) -> (u64, u64) {
-        (self.inner.map_or(0, |(blocks, _)| blocks.products), self.instructions)
+    /// The multiply-adds of the blocks that multiply; 0 if the driver gives no text.
+    fn products(&self) -> u64 {
+        self.inner.map_or(0, |(blocks, _)| blocks.products)
     }
 
     /// Returns the invocations that the GPU's unit holds.
