@@ -102,6 +102,9 @@ const V_STEPS: u32 = (UNITS + SUBSETS - 1u) / SUBSETS;
 const STEPS: u32 = clamp(4u / (LANE_ROWS * PIECE), 1u, V_STEPS);
 const FIRST_STEPS: u32 = V_STEPS - (V_STEPS - 1u) / STEPS * STEPS;
 
+// True if each step has a unit for every subset.
+const EVEN_STEPS: bool = UNITS % SUBSETS == 0u;
+
 // Scales multiply the smaller set: the values or the weights.
 const SCALES_VALUES: bool = V_SCALED && LANE_ROWS > 4u * PIECE;
 
@@ -111,7 +114,7 @@ const P_STEP: u32 = ROWS | 1u;
 const P_AT: u32 = select(REDUCE_SIZE, 0u, SHARED);
 // Zero weights for a unit past the tile.
 const ZEROS_AT: u32 = max(P_AT + UNITS * P_STEP, REDUCE_SIZE);
-const TILE_SIZE: u32 = max(ZEROS_AT + select(ROWS, 0u, UNITS % SUBSETS == 0u), WORKGROUP);
+const TILE_SIZE: u32 = max(ZEROS_AT + select(ROWS, 0u, EVEN_STEPS), WORKGROUP);
 // Numbers of a row that its owners have. FOLDERS lanes fold them.
 const OWN_ROWS: u32 = max(1u, LANE_ROWS / KEY_LANES);
 const FOLD: u32 = min(KEY_LANES, SCORES) * OWN_ROWS * ALL_GROUPS / ROWS;
@@ -279,7 +282,7 @@ fn query_at(work: WorkTile, row: u32) -> Query {
 }
 
 fn prepare_rows(work: WorkTile, lane: u32) {
-    if UNITS % SUBSETS != 0u && lane < ROWS {
+    if !EVEN_STEPS && lane < ROWS {
         tile[ZEROS_AT + lane] = vec4<f32>();
     }
     if lane < ROWS {
@@ -357,11 +360,14 @@ fn load_values(v: Source, t: u32, last: u32, whole: bool, lane: Lane) {
 fn multiply_keys(n: u32, lane: Lane) {
     var sums: array<vec4<f32>, SCORES>;
     /* unrolled */ for (var i = 0u; i < SCORES; i++) {
-        sums[i] = scores[i];
         if K_BIAS != 0.0 {
             // Σ q · (number − K_BIAS) = Σ q · number − K_BIAS · Σ q
             let row = lane.row_group * LANE_ROWS + i % LANE_ROWS;
             sums[i] = vec4<f32>(q_bias[(row * K_WORDS + n) * KEY_LANES + lane.word]);
+        } else if K_SCALED {
+            sums[i] = vec4<f32>();
+        } else {
+            sums[i] = scores[i];
         }
     }
     let from_q = (lane.row_group * LANE_ROWS * K_WORDS + n) * (K_VECTORS * KEY_LANES) + lane.word;
@@ -517,7 +523,7 @@ fn add_values(n: u32, lane: Lane) {
     let scales = v_scales;
     let unit = n * SUBSETS + lane.subset;
     var from_p = P_AT + unit * P_STEP + lane.row_group * LANE_ROWS;
-    if UNITS % SUBSETS != 0u {
+    if !EVEN_STEPS {
         from_p = select(from_p, ZEROS_AT + lane.row_group * LANE_ROWS, unit >= UNITS);
     }
     /* unrolled */ for (var i = 0u; i < PIECE; i++) {
@@ -634,7 +640,7 @@ fn score(k: Source, v: Source, t0: u32, last: u32, lane: Lane) {
     }
 }
 
-// Adds the values of a tile. In a whole tile, all keys exist.
+// Adds the values of a tile. In a whole tile, all keys exist. The last step may have units past it.
 fn add_tile(v: Source, t0: u32, end: u32, last: u32, whole: bool, lane: Lane) {
     /* unrolled */ for (var n = 0u; n < OWN; n++) {
         own_sums[n] += total_of(weights[n]);
@@ -644,13 +650,13 @@ fn add_tile(v: Source, t0: u32, end: u32, last: u32, whole: bool, lane: Lane) {
         // allow.
         /* unrolled */ for (var n = 0u; n < FIRST_STEPS; n++) {
             if !AHEAD || n > 0u {
-                load_values(v, t0 + (n * SUBSETS + lane.subset) * 4u, last, true, lane);
+                load_values(v, t0 + (n * SUBSETS + lane.subset) * 4u, last, EVEN_STEPS, lane);
             }
             add_values(n, lane);
         }
         for (var n = FIRST_STEPS; n < V_STEPS; n += STEPS) {
             /* unrolled */ for (var m = 0u; m < STEPS; m++) {
-                load_values(v, t0 + ((n + m) * SUBSETS + lane.subset) * 4u, last, true, lane);
+                load_values(v, t0 + ((n + m) * SUBSETS + lane.subset) * 4u, last, EVEN_STEPS, lane);
                 add_values(n + m, lane);
             }
         }

@@ -217,6 +217,20 @@ fn channels() {
     report.finish();
 }
 
+/// Rows of several words for a lane of the decode kernel for GPUs, in every storage.
+#[test]
+fn rows_of_several_words() {
+    let mut report = Report::new("caches, several words");
+    for (s, storage) in STORAGES.into_iter().enumerate() {
+        let (layout, capacity) = LAYOUTS[s % 3];
+        let kind = Kind { head_dim: 260, value_dim: 8, ..Kind::new(storage, layout, capacity) };
+        let mut bed = Bed::new(profiles()[s % 2], kind, Data::Lossless, 61);
+        let rules = causal();
+        runs(&mut report, &mut bed, &Ask::new(Target::Gpu, &rules), &[3, 1]);
+    }
+    report.finish();
+}
+
 /// Queries, outputs and new keys and values in f16 and in bf16.
 #[test]
 fn steps_in_f16_and_bf16() {
