@@ -197,6 +197,13 @@ impl CacheConfig {
         }
     }
 
+    /// The largest number of tokens of a sequence, as in [`new`](Self::new). For
+    /// [`Cache::grow`](super::Cache::grow).
+    pub fn capacity(mut self, capacity: usize) -> Self {
+        self.capacity = capacity;
+        self
+    }
+
     /// Number of sequences. Each has a separate length.
     pub fn batch(mut self, batch: usize) -> Self {
         self.batch = batch;
@@ -291,6 +298,11 @@ impl CacheConfig {
     pub fn spare_tokens(mut self, spare_tokens: usize) -> Self {
         self.spare_tokens = spare_tokens;
         self
+    }
+
+    /// The number of tokens of a sequence that the cache can store.
+    pub fn token_capacity(&self) -> usize {
+        self.capacity
     }
 
     /// Bytes of keys and values that one token takes in one layer.

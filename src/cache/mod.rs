@@ -4,6 +4,7 @@ mod append;
 mod compact;
 mod config;
 pub(crate) mod dispatch;
+mod grow;
 pub(crate) mod kernels;
 mod pages;
 mod read;
@@ -17,7 +18,6 @@ mod tokens;
 
 pub use append::Append;
 pub use compact::Keep;
-use config::SideSize;
 pub use config::{CacheConfig, CacheLayout, CacheStorage, ScaleGroup};
 use dispatch::CacheLayer;
 use kernels::cache::{COUNT, LENGTH, REFUSED, START, WORDS};
@@ -25,7 +25,6 @@ pub use read::CacheRead;
 use sequences::{Change, Edits, PageCopy, Reorder, Sequences};
 pub use tokens::Tokens;
 
-use crate::kernel::guard::guarded;
 use crate::kernel::{BindingCache, Dispatch, Dispatches, Pipelines, Prepared, Recorder};
 use crate::tensor::{DType, Error, Layout, TensorView, Window};
 
@@ -104,26 +103,10 @@ impl Cache {
     pub fn with_pipelines(pipelines: &Pipelines, config: CacheConfig) -> Result<Self, Error> {
         config.check(&pipelines.facts())?;
         let device = pipelines.device();
-        let [k_size, v_size] = config.sides();
-        let side = |label, size: SideSize| {
-            guarded(device, "a cache", || {
-                device.create_buffer(&wgpu::BufferDescriptor {
-                    label: Some(label),
-                    size: 4 * size.total as u64,
-                    usage: TensorView::USAGES,
-                    mapped_at_creation: false,
-                })
-            })
-        };
-        let layer = |_| {
-            let k = side("attention.cache.k", k_size)?;
-            let v = if config.latent { k.clone() } else { side("attention.cache.v", v_size)? };
-            Ok([k, v])
-        };
         Ok(Cache {
             pipelines: pipelines.clone(),
             bindings: BindingCache::default(),
-            layers: (0..config.layers).map(layer).collect::<Result<_, Error>>()?,
+            layers: grow::new_layers(device, &config)?,
             sequence_table: sequence_table::empty(device, &config)?,
             table_copy: None,
             sequences: Sequences::new(&config),

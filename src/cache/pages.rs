@@ -12,6 +12,19 @@ impl Pages {
         Pages { owners: vec![0; count], free: (0..count as u32).rev().collect() }
     }
 
+    /// Returns the same pages and new ones after them, `count` in all.
+    pub fn grown(&self, count: usize) -> Self {
+        let new = self.owners.len() as u32..count as u32;
+        let owners = self.owners.iter().copied().chain(new.clone().map(|_| 0)).collect();
+        // Older pages are taken first.
+        Pages { owners, free: new.rev().chain(self.free.iter().copied()).collect() }
+    }
+
+    /// The number of first pages that include all pages with owners.
+    pub fn used(&self) -> usize {
+        self.owners.iter().rposition(|owners| *owners > 0).map_or(0, |last| last + 1)
+    }
+
     pub fn free(&self) -> usize {
         self.free.len()
     }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::grow::Run;
 use super::kernels::cache::{
     COUNT, EXCHANGE, HIGH, LENGTH, LIMIT, MOVE_FROM, MOVE_TO, REMOVED, START, STORED, WORDS,
 };
@@ -90,7 +91,7 @@ pub(super) struct After {
     pages: Option<(Pages, Vec<Vec<u32>>)>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Sequences {
     all: Vec<Sequence>,
     /// The pages of each sequence.
@@ -132,6 +133,33 @@ impl Sequences {
             ring,
             compacts: config.compacts,
         }
+    }
+
+    /// Returns the same sequences in a cache of another configuration, and the words of the
+    /// sequence table that differ.
+    pub fn grown(&self, config: &CacheConfig) -> (Self, Edits) {
+        let Sequences { page, pages_each, longest, .. } = Sequences::new(config);
+        let count = if page.is_some() { config.pages().0 } else { 0 };
+        let mut grown = Sequences {
+            pages: self.pages.grown(count),
+            edits: Edits::new(),
+            pages_each,
+            longest,
+            ..self.clone()
+        };
+        (0..grown.all.len()).for_each(|s| grown.edit_limit(s));
+        let edits = std::mem::take(&mut grown.edits);
+        (grown, edits)
+    }
+
+    /// The rows that are in use, and where they lie in a cache of another configuration.
+    pub fn runs(&self, from: &CacheConfig, to: &CacheConfig) -> Vec<Run> {
+        let [(_, old), (_, new)] = [from, to].map(CacheConfig::pages);
+        if self.page.is_some() {
+            return vec![Run { from: 0, to: 0, rows: self.pages.used() * old * from.kv_heads }];
+        }
+        let heads = (0..self.all.len() * from.kv_heads).map(|n| (n, self.slots(n / from.kv_heads)));
+        heads.map(|(n, rows)| Run { from: n * old, to: n * new, rows }).collect()
     }
 
     pub fn bounds(&self, sequence: usize) -> Option<[usize; 2]> {

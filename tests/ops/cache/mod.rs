@@ -3,6 +3,7 @@
 mod beams;
 mod compaction;
 mod full;
+mod growing;
 pub mod hadamard;
 mod hostile;
 mod latent;
