@@ -2,17 +2,10 @@
 
 use super::config::SideSize;
 use super::kernels::cache::WORDS;
-use super::{Cache, CacheConfig, CacheLayout, dispatch, sequence_table, whole};
+use super::sequences::Run;
+use super::{Cache, CacheConfig, CacheLayout, new_layers, sequence_table};
 use crate::kernel::BindingCache;
-use crate::kernel::guard::guarded;
-use crate::tensor::{Error, TensorView};
-
-/// Rows that are neighbours before and after a copy: their first rows, and their number.
-pub(super) struct Run {
-    pub from: usize,
-    pub to: usize,
-    pub rows: usize,
-}
+use crate::tensor::Error;
 
 impl Cache {
     /// Records that the cache gets a larger capacity, or more pages. `config` may differ from
@@ -53,23 +46,19 @@ impl Cache {
         let layers = new_layers(device, &config)?;
         let table = sequence_table::empty(device, &config)?;
         let (sequences, edits) = self.sequences.grown(&config);
-        let recorded = self.bind_edits(self.sequences.edits())?;
-        let upload = sequence_table::upload(device, &edits)?;
-        let words = [whole(&table), whole(&upload), whole(&upload)];
-        let words = dispatch::words(words, 0, edits.len(), &self.pipelines.facts());
-        let words = self.bind_once(&[words])?;
+        let before = self.bind_edits(self.sequences.edits())?;
+        let after = self.bind_words(&table, &edits)?;
         // Nothing can fail after this line.
-        recorded.record(encoder);
+        before.record(encoder);
         let runs = self.sequences.runs(&self.config, &config);
-        let sides = || self.config.sides().into_iter().zip(config.sides());
+        let sizes = || self.config.sides().into_iter().zip(config.sides());
         for (old, new) in self.layers.iter().zip(&layers) {
-            let latent = usize::from(self.config.latent);
-            for ((old, new), sizes) in old.iter().zip(new).zip(sides()).take(2 - latent) {
+            for ((old, new), sizes) in self.buffers(old).iter().zip(new).zip(sizes()) {
                 copy_rows(encoder, [old, new], sizes, &runs);
             }
         }
         copy_table(encoder, [&self.sequence_table, &table], &self.config, &config);
-        words.record(encoder);
+        after.record(encoder);
         self.layers = layers;
         self.sequence_table = table;
         self.sequences = sequences;
@@ -81,8 +70,7 @@ impl Cache {
     /// Bytes of device memory that the cache's buffers take. [`CacheConfig::token_bytes`] is the
     /// share of a token.
     pub fn bytes(&self) -> u64 {
-        let sides = if self.config.latent { 1 } else { 2 };
-        let rows = self.layers.iter().flat_map(|layer| &layer[..sides]);
+        let rows = self.layers.iter().flat_map(|layer| self.buffers(layer));
         let others = [Some(&self.sequence_table), self.table_copy.as_ref()];
         rows.chain(others.into_iter().flatten()).map(wgpu::Buffer::size).sum()
     }
@@ -114,30 +102,6 @@ impl CacheConfig {
         }
         Ok(())
     }
-}
-
-/// Makes the buffers of keys and values, for every layer.
-pub(super) fn new_layers(
-    device: &wgpu::Device,
-    config: &CacheConfig,
-) -> Result<Vec<[wgpu::Buffer; 2]>, Error> {
-    let [k_size, v_size] = config.sides();
-    let side = |label, size: SideSize| {
-        guarded(device, "a cache", || {
-            device.create_buffer(&wgpu::BufferDescriptor {
-                label: Some(label),
-                size: 4 * size.total as u64,
-                usage: TensorView::USAGES | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST,
-                mapped_at_creation: false,
-            })
-        })
-    };
-    let layer = |_| {
-        let k = side("attention.cache.k", k_size)?;
-        let v = if config.latent { k.clone() } else { side("attention.cache.v", v_size)? };
-        Ok([k, v])
-    };
-    (0..config.layers).map(layer).collect()
 }
 
 /// Copies the channels of rows, then their scales and positions.

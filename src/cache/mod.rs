@@ -18,6 +18,7 @@ mod tokens;
 
 pub use append::Append;
 pub use compact::Keep;
+use config::SideSize;
 pub use config::{CacheConfig, CacheLayout, CacheStorage, ScaleGroup};
 use dispatch::CacheLayer;
 use kernels::cache::{COUNT, LENGTH, REFUSED, START, WORDS};
@@ -25,6 +26,7 @@ pub use read::CacheRead;
 use sequences::{Change, Edits, PageCopy, Reorder, Sequences};
 pub use tokens::Tokens;
 
+use crate::kernel::guard::guarded;
 use crate::kernel::{BindingCache, Dispatch, Dispatches, Pipelines, Prepared, Recorder};
 use crate::tensor::{DType, Error, Layout, TensorView, Window};
 
@@ -106,7 +108,7 @@ impl Cache {
         Ok(Cache {
             pipelines: pipelines.clone(),
             bindings: BindingCache::default(),
-            layers: grow::new_layers(device, &config)?,
+            layers: new_layers(device, &config)?,
             sequence_table: sequence_table::empty(device, &config)?,
             table_copy: None,
             sequences: Sequences::new(&config),
@@ -395,9 +397,13 @@ impl Cache {
 
     /// Returns the buffers of a layer. Only the buffers of these views are meaningful.
     pub(crate) fn tensors(&self, layer: usize) -> impl Iterator<Item = (&'static str, TensorView<'_>)> {
-        let sides = if self.config.latent { 1 } else { 2 };
-        let buffers = self.layers.get(layer).into_iter().flatten().take(sides);
+        let buffers = self.layers.get(layer).into_iter().flat_map(|layer| self.buffers(layer));
         buffers.map(|buffer| ("cache", TensorView::new(buffer, DType::U32, [1; 4])))
+    }
+
+    /// The buffers of keys and of values: one if values are latent.
+    fn buffers<'a>(&self, layer: &'a [wgpu::Buffer; 2]) -> &'a [wgpu::Buffer] {
+        if self.config.latent { &layer[..1] } else { layer }
     }
 
     /// The number of rows of the last advance.
@@ -432,11 +438,16 @@ impl Cache {
 
     /// Binds the dispatch that writes the changed words, if there are any.
     fn bind_edits(&self, edits: &Edits) -> Result<Prepared, Error> {
+        self.bind_words(&self.sequence_table, edits)
+    }
+
+    /// As [`bind_edits`](Self::bind_edits), for another sequence table.
+    fn bind_words(&self, table: &wgpu::Buffer, edits: &Edits) -> Result<Prepared, Error> {
         if edits.is_empty() {
             return Ok(Prepared::empty("cache"));
         }
         let upload = sequence_table::upload(self.pipelines.device(), edits)?;
-        let windows = [whole(&self.sequence_table), whole(&upload), whole(&upload)];
+        let windows = [whole(table), whole(&upload), whole(&upload)];
         self.bind_once(&[dispatch::words(windows, 0, edits.len(), &self.pipelines.facts())])
     }
 
@@ -444,6 +455,27 @@ impl Cache {
     fn bind_once(&self, dispatches: &[Dispatch]) -> Result<Prepared, Error> {
         self.pipelines.bind("cache", dispatches, &BindingCache::default())
     }
+}
+
+/// Makes the buffers of keys and values, for every layer.
+fn new_layers(device: &wgpu::Device, config: &CacheConfig) -> Result<Vec<[wgpu::Buffer; 2]>, Error> {
+    let [k_size, v_size] = config.sides();
+    let side = |label, size: SideSize| {
+        guarded(device, "a cache", || {
+            device.create_buffer(&wgpu::BufferDescriptor {
+                label: Some(label),
+                size: 4 * size.total as u64,
+                usage: TensorView::USAGES | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST,
+                mapped_at_creation: false,
+            })
+        })
+    };
+    let layer = |_| {
+        let k = side("attention.cache.k", k_size)?;
+        let v = if config.latent { k.clone() } else { side("attention.cache.v", v_size)? };
+        Ok([k, v])
+    };
+    (0..config.layers).map(layer).collect()
 }
 
 /// The whole buffer.

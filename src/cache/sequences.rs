@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use super::grow::Run;
 use super::kernels::cache::{
     COUNT, EXCHANGE, HIGH, LENGTH, LIMIT, MOVE_FROM, MOVE_TO, REMOVED, START, STORED, WORDS,
 };
@@ -29,6 +28,13 @@ pub(super) struct PageCopy {
     pub to: u32,
     /// The slots that may be in use.
     pub slots: usize,
+}
+
+/// Rows that are neighbours before and after a copy: their first rows, and their number.
+pub(super) struct Run {
+    pub from: usize,
+    pub to: usize,
+    pub rows: usize,
 }
 
 #[derive(Clone, Copy, Debug, Default)]

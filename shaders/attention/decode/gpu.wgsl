@@ -10,6 +10,7 @@
 //            V_SPLIT     invocations that share a word of v; each has V_VECTORS / V_SPLIT vectors
 //            ROUND       vectors of an invocation that the reduction over KEY_LANES takes at once
 //            AHEAD       true if keys and values are loaded into registers in advance
+//            IN_RUNS     true if four keys from a multiple of four on lie in neighbouring rows
 //            SHARED      weights and reduction use the same workgroup memory, which takes a barrier
 //                        or two more per tile
 // K_BLOCKS, V_BLOCKS and vectors are compiled in, so that all loads have constant bounds. All
@@ -59,13 +60,13 @@
 // In p · v of a whole tile, all keys exist, and STEPS steps are unrolled. Other tiles take a loop
 // of few instructions, in which rows end at the last key.
 //
-// Needs: p.head_dim, p.mask, p.q, p.scale, p.value_dim; AHEAD, KEY_FOURS, KEY_LANES, K_BIAS,
-// K_BLOCKS, K_SCALED, K_STORAGE, K_VECTORS, LANE_ROWS, LOWEST, PER_PAIR_MASK, REDUCE_SIZE,
-// RESCALE_THRESHOLD, ROWS, SHARED, UNIT, V_BIAS, V_BLOCKS, V_SCALED, V_SPLIT, V_STORAGE, V_VECTORS,
-// WORKGROUP; Query, Source, WorkTile; are_nan, finish_checked, four_rows, k_scale, k_source,
-// k_word, mask_mod, owned_first, owned_group, q_at4, query_of_row, reduce, rescale_of,
-// row_repaired, row_state, rows_key_range, score_mod, split_keys, store_row, unpacked, v_scale,
-// v_source, v_word, view_at, weights_of, work_tile.
+// Needs: p.head_dim, p.mask, p.q, p.scale, p.value_dim; AHEAD, IN_RUNS, KEY_FOURS, KEY_LANES,
+// K_BIAS, K_BLOCKS, K_SCALED, K_STORAGE, K_VECTORS, LANE_ROWS, LOWEST, PER_PAIR_MASK, REDUCE_SIZE,
+// RESCALE_THRESHOLD, ROWS, SHARED, UNIT, V_BIAS, V_BLOCKS, V_SCALED, V_SPLIT, V_STORAGE,
+// V_VECTORS, WORKGROUP; Query, Source, WorkTile; are_nan, finish_checked, key_row, k_scale,
+// k_source, k_word, mask_mod, owned_first, owned_group, q_at4, query_of_row, reduce, rescale_of,
+// row_repaired, row_state, rows_key_range, run_step, score_mod, split_keys, store_row, unpacked,
+// v_scale, v_source, v_word, view_at, weights_of, work_tile.
 // Gives: ALL_GROUPS, OWN, SCORES; decode, own_scores, scores, tile.
 
 const ROW_GROUPS: u32 = ROWS / LANE_ROWS;
@@ -97,12 +98,12 @@ const PIECE: u32 = V_VECTORS / V_SPLIT;
 const COLUMNS: u32 = min(V_BLOCKS * V_SPLIT, GROUP_LANES);
 const SUBSETS: u32 = min(GROUP_LANES / COLUMNS, UNITS);
 const V_STEPS: u32 = (UNITS + SUBSETS - 1u) / SUBSETS;
-// Steps whose code is unrolled, at a time and before the loop. If a step has more sums, fewer steps
-// are unrolled.
+// Steps whose code is unrolled, at a time and before the loop. The more sums a step has, the fewer
+// steps are unrolled.
 const STEPS: u32 = clamp(4u / (LANE_ROWS * PIECE), 1u, V_STEPS);
 const FIRST_STEPS: u32 = V_STEPS - (V_STEPS - 1u) / STEPS * STEPS;
 
-// True if each step has a unit for every subset.
+// True if each step has a unit for every subset. Otherwise the last step has units past the tile.
 const EVEN_STEPS: bool = UNITS % SUBSETS == 0u;
 
 // Scales multiply the smaller set: the values or the weights.
@@ -251,15 +252,15 @@ fn folded(lane: u32) -> f32 {
     return x;
 }
 
-// A number whose order among integers is that of x among floats.
-fn ordered(x: f32) -> u32 {
+// Bits of x whose order as an integer is the order of floats.
+fn ordered_bits(x: f32) -> u32 {
     let bits = bitcast<u32>(x);
     return bits ^ select(0x80000000u, 0xffffffffu, bits >= 0x80000000u);
 }
 
-// The float of a number of `ordered`.
-fn unordered(n: u32) -> f32 {
-    return bitcast<f32>(n ^ select(0xffffffffu, 0x80000000u, n >= 0x80000000u));
+// The inverse of ordered_bits.
+fn float_of(bits: u32) -> f32 {
+    return bitcast<f32>(bits ^ select(0xffffffffu, 0x80000000u, bits >= 0x80000000u));
 }
 
 // q [row, word, vector, lane], zero past head_dim.
@@ -289,7 +290,7 @@ fn prepare_rows(work: WorkTile, lane: u32) {
         let query = query_at(work, lane);
         row_keys[lane] = vec2<u32>(query.first, query.end);
         row_max[lane] = LOWEST;
-        atomicStore(&row_top[lane], ordered(LOWEST));
+        atomicStore(&row_top[lane], ordered_bits(LOWEST));
     }
     if lane == 0u {
         atomicStore(&any_above, 0u);
@@ -303,6 +304,20 @@ fn sum_queries(lane: u32) {
             sum += q_tile[(n / KEY_LANES * K_VECTORS + i) * KEY_LANES + n % KEY_LANES];
         }
         q_bias[n] = -K_BIAS * total_of(sum);
+    }
+}
+
+// The rows of keys t ..= t + 3. Unless all of them exist, the last key's row replaces later ones.
+fn four_rows(s: Source, t: u32, last: u32, all_exist: bool) -> vec4<u32> {
+    if IN_RUNS {
+        let first = select(min(t, last), t, all_exist);
+        let row = key_row(s, first);
+        let step = run_step(s);
+        let rows = vec4<u32>(row, row + step, row + 2u * step, row + 3u * step);
+        return select(min(rows, vec4<u32>(row + (last - first) * step)), rows, all_exist);
+    } else {
+        let keys = min(vec4<u32>(t, t + 1u, t + 2u, t + 3u), vec4<u32>(last));
+        return vec4<u32>(key_row(s, keys.x), key_row(s, keys.y), key_row(s, keys.z), key_row(s, keys.w));
     }
 }
 
@@ -345,9 +360,9 @@ fn use_loaded_keys(n: u32, lane: Lane) {
 }
 
 // Loads the words of the four keys from t on.
-fn load_values(v: Source, t: u32, last: u32, whole: bool, lane: Lane) {
+fn load_values(v: Source, t: u32, last: u32, all_exist: bool, lane: Lane) {
     let word = min(lane.column / V_SPLIT, V_BLOCKS - 1u);
-    let rows = four_rows(v, t, last, whole);
+    let rows = four_rows(v, t, last, all_exist);
     /* unrolled */ for (var c = 0u; c < 4u; c++) {
         v_words[c] = v_word(v, rows[c], word);
         if V_SCALED {
@@ -421,6 +436,36 @@ fn add_words(n: u32, k: Source, lane: Lane) {
     multiply_keys(n, lane);
 }
 
+// Computes the scores of a tile.
+fn score(k: Source, v: Source, t0: u32, last: u32, lane: Lane) {
+    /* unrolled */ for (var n = 0u; n < SCORES; n++) {
+        scores[n] = vec4<f32>();
+    }
+    find_keys(k, t0, last, lane);
+    if AHEAD {
+        load_keys(k, 0u, lane);
+    }
+    /* unrolled */ for (var n = 0u; n < K_WRITTEN; n++) {
+        add_words(n, k, lane);
+    }
+    if K_WRITTEN < K_WORDS {
+        for (var n = K_WRITTEN; n < K_WORDS; n++) {
+            add_words(n, k, lane);
+        }
+    }
+    // The last tile's weights are no longer used.
+    if SHARED || REDUCE_SIZE == 0u {
+        workgroupBarrier();
+    }
+    if AHEAD {
+        load_values(v, t0 + lane.subset * 4u, last, false, lane);
+    }
+    reduce(lane.n);
+    if SHARED && REDUCE_SIZE != 0u {
+        workgroupBarrier();
+    }
+}
+
 // Sets scores to −∞ where a query does not see a key. Applies bias and softcap to the other scores,
 // pair by pair.
 fn mask_scores(work: WorkTile, t0: u32, end: u32, lane: Lane) {
@@ -470,7 +515,7 @@ fn weigh(lane: Lane) -> bool {
             let most = max(max(own_scores[n].x, own_scores[n].y), max(own_scores[n].z, own_scores[n].w));
             // Not if it is NaN.
             if most > LOWEST {
-                atomicMax(&row_top[own_row(n, lane)], ordered(most));
+                atomicMax(&row_top[own_row(n, lane)], ordered_bits(most));
             }
         }
         atomicStore(&any_above, 1u);
@@ -482,7 +527,7 @@ fn weigh(lane: Lane) -> bool {
 fn move_row_max(lane: Lane) {
     if lane.n < ROWS {
         let old = row_max[lane.n];
-        let high = max(old, unordered(atomicLoad(&row_top[lane.n])));
+        let high = max(old, float_of(atomicLoad(&row_top[lane.n])));
         row_rescale[lane.n] = rescale_of(old, high);
         row_max[lane.n] = high;
     }
@@ -555,6 +600,38 @@ fn add_values(n: u32, lane: Lane) {
     }
 }
 
+// Adds the values of a tile. If AHEAD, the words of the first step are loaded.
+fn add_tile(v: Source, t0: u32, end: u32, last: u32, all_exist: bool, lane: Lane) {
+    /* unrolled */ for (var n = 0u; n < OWN; n++) {
+        own_sums[n] += total_of(weights[n]);
+    }
+    if all_exist && STEPS > 1u {
+        // Loads and sums of several steps are independent, so drivers arrange them as registers
+        // allow.
+        /* unrolled */ for (var n = 0u; n < FIRST_STEPS; n++) {
+            if !AHEAD || n > 0u {
+                load_values(v, t0 + (n * SUBSETS + lane.subset) * 4u, last, EVEN_STEPS, lane);
+            }
+            add_values(n, lane);
+        }
+        for (var n = FIRST_STEPS; n < V_STEPS; n += STEPS) {
+            /* unrolled */ for (var m = 0u; m < STEPS; m++) {
+                load_values(v, t0 + ((n + m) * SUBSETS + lane.subset) * 4u, last, EVEN_STEPS, lane);
+                add_values(n + m, lane);
+            }
+        }
+    } else {
+        // Not a minimum: some drivers would then unroll the loop.
+        let steps = select((end - t0 + SUBSETS * 4u - 1u) / (SUBSETS * 4u), V_STEPS, end - t0 >= KEYS);
+        for (var n = 0u; n < steps; n++) {
+            if !AHEAD || n > 0u {
+                load_values(v, t0 + (n * SUBSETS + lane.subset) * 4u, last, false, lane);
+            }
+            add_values(n, lane);
+        }
+    }
+}
+
 // Sums the weights and finishes the rows. The results are in row_rescale, row_max and row_sum.
 fn finish_rows(work: WorkTile, keys: vec2<u32>, lane: Lane) {
     /* unrolled */ for (var n = 0u; n < OWN; n++) {
@@ -606,66 +683,6 @@ fn store_columns(work: WorkTile, keys: vec2<u32>, lane: Lane) {
                 let x = row_repaired(work.z, work.row0 + row, channel, sum * ends.x, ends, keys);
                 store_row(work.z, work.row0 + row, work.split, channel, x);
             }
-        }
-    }
-}
-
-// Computes the scores of a tile.
-fn score(k: Source, v: Source, t0: u32, last: u32, lane: Lane) {
-    /* unrolled */ for (var n = 0u; n < SCORES; n++) {
-        scores[n] = vec4<f32>();
-    }
-    find_keys(k, t0, last, lane);
-    if AHEAD {
-        load_keys(k, 0u, lane);
-    }
-    /* unrolled */ for (var n = 0u; n < K_WRITTEN; n++) {
-        add_words(n, k, lane);
-    }
-    if K_WRITTEN < K_WORDS {
-        for (var n = K_WRITTEN; n < K_WORDS; n++) {
-            add_words(n, k, lane);
-        }
-    }
-    // The last tile's weights are no longer used.
-    if SHARED || REDUCE_SIZE == 0u {
-        workgroupBarrier();
-    }
-    if AHEAD {
-        load_values(v, t0 + lane.subset * 4u, last, false, lane);
-    }
-    reduce(lane.n);
-    if SHARED && REDUCE_SIZE != 0u {
-        workgroupBarrier();
-    }
-}
-
-// Adds the values of a tile. In a whole tile, all keys exist. The last step may have units past it.
-fn add_tile(v: Source, t0: u32, end: u32, last: u32, whole: bool, lane: Lane) {
-    /* unrolled */ for (var n = 0u; n < OWN; n++) {
-        own_sums[n] += total_of(weights[n]);
-    }
-    if whole && STEPS > 1u {
-        // Loads and sums of several steps are independent, so drivers arrange them as registers
-        // allow.
-        /* unrolled */ for (var n = 0u; n < FIRST_STEPS; n++) {
-            if !AHEAD || n > 0u {
-                load_values(v, t0 + (n * SUBSETS + lane.subset) * 4u, last, EVEN_STEPS, lane);
-            }
-            add_values(n, lane);
-        }
-        for (var n = FIRST_STEPS; n < V_STEPS; n += STEPS) {
-            /* unrolled */ for (var m = 0u; m < STEPS; m++) {
-                load_values(v, t0 + ((n + m) * SUBSETS + lane.subset) * 4u, last, EVEN_STEPS, lane);
-                add_values(n + m, lane);
-            }
-        }
-    } else {
-        // Not a minimum: some drivers would then unroll the loop.
-        let steps = select((end - t0 + SUBSETS * 4u - 1u) / (SUBSETS * 4u), V_STEPS, end - t0 >= KEYS);
-        for (var n = 0u; n < steps; n++) {
-            load_values(v, t0 + (n * SUBSETS + lane.subset) * 4u, last, false, lane);
-            add_values(n, lane);
         }
     }
 }

@@ -2,11 +2,10 @@
 // V_GROUP are the channels that share a scale. Past the last channel, rows hold zeros to the end of
 // the vector.
 //
-// Needs: p.cache; K_CHANNELS, K_GROUP, K_SCALED, LAYOUT_KIND, LISTED, RING, V_CHANNELS, V_GROUP,
-// V_SCALED, WIDE; Rows; are_neighbours, cache_k, cache_v, key_batch, key_head, list_of, listed,
-// row_of_token, rows_of.
-// Gives: Source; four_rows, is_run, key_extra, k_scale, k_source, k_word, key_row, run_step,
-// v_scale, v_source, v_word.
+// Needs: p.cache; K_CHANNELS, K_GROUP, K_SCALED, V_CHANNELS, V_GROUP, V_SCALED, WIDE; Rows;
+// are_neighbours, cache_k, cache_v, key_batch, key_head, list_of, listed, row_of_token, rows_of.
+// Gives: Source; is_run, key_extra, k_scale, k_source, k_word, key_row, run_step, v_scale,
+// v_source, v_word.
 
 // The keys or the values of one sequence and head. The fields vectors and groups are per row, col
 // is the first channel, and list is the list of keys.
@@ -44,21 +43,10 @@ fn run_step(s: Source) -> u32 {
     return 1u;
 }
 
-// The first vector of a row. Not negative in bytes, as an i32, which saves a check per load.
+// The first vector of a row. Unless WIDE, it is not negative in bytes, as an i32. This saves a
+// check per load.
 fn first_of(s: Source, row: u32) -> u32 {
     return (row * s.vectors) & select(0x03ffffffu, 0xffffffffu, WIDE);
-}
-
-// The rows of keys t ..= t + 3. Unless all of them exist, the last key's row replaces later ones.
-fn four_rows(s: Source, t: u32, last: u32, all_exist: bool) -> vec4<u32> {
-    let all = vec4<u32>(t, t + 1u, t + 2u, t + 3u);
-    let keys = select(min(all, vec4<u32>(last)), all, all_exist);
-    if LISTED || LAYOUT_KIND == RING {
-        return vec4<u32>(key_row(s, keys.x), key_row(s, keys.y), key_row(s, keys.z), key_row(s, keys.w));
-    } else {
-        // A multiple of four: a page has all of them.
-        return key_row(s, keys.x) + (keys - keys.x);
-    }
 }
 
 fn k_word(s: Source, row: u32, n: u32) -> vec4<u32> {

@@ -5,10 +5,7 @@
 // batch entry are the lengths of its query heads, then the lists of its key/value heads.
 //
 // Needs: p.key_batches, p.key_lists; lengths_at.
-// Gives: LISTED; key_batch, key_head, list_of, listed.
-
-// True if each query has a list.
-const LISTED: bool = true;
+// Gives: key_batch, key_head, list_of, listed.
 
 // The batch entry of the keys.
 fn key_batch(b: u32) -> u32 {

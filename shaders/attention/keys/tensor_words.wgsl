@@ -1,10 +1,8 @@
 // Keys and values in tensors whose rows load as vectors of four words. The file defines the start
 // of a row, and its words (keys/packed_words.wgsl).
 //
-// Needs: p.k, p.v; K_CHANNELS, LISTED, WIDE; View; k, key_batch, key_head, list_of, listed, v,
-// view_at.
-// Gives: Source; four_rows, is_run, k_scale, k_source, k_word, key_row, run_step, v_scale,
-// v_source, v_word.
+// Needs: p.k, p.v; K_CHANNELS, WIDE; View; k, key_batch, key_head, list_of, listed, v, view_at.
+// Gives: Source; is_run, k_scale, k_source, k_word, key_row, run_step, v_scale, v_source, v_word.
 
 // The rows of one sequence and head, in vectors. col is the first channel, list the list of keys.
 struct Source {
@@ -31,20 +29,7 @@ fn key_row(s: Source, j: u32) -> u32 {
     return s.base + listed(s.list, j) * s.step;
 }
 
-// The rows of keys j ..= j + 3. Unless all of them exist, the last key's row replaces later ones.
-fn four_rows(s: Source, j: u32, last: u32, all_exist: bool) -> vec4<u32> {
-    if LISTED {
-        return vec4<u32>(key_row(s, min(j, last)), key_row(s, min(j + 1u, last)), key_row(s, min(j + 2u, last)),
-            key_row(s, min(j + 3u, last)));
-    } else {
-        // Rows of a binding are less than 2^28 vectors, so no sum is too large.
-        let first = key_row(s, select(min(j, last), j, all_exist));
-        let rows = vec4<u32>(first, first + s.step, first + 2u * s.step, first + 3u * s.step);
-        return select(min(rows, vec4<u32>(key_row(s, last))), rows, all_exist);
-    }
-}
-
-// Not negative in bytes, as an i32, which saves a check per load.
+// Unless WIDE, not negative in bytes, as an i32. This saves a check per load.
 fn first_of(row: u32) -> u32 {
     return row & select(0x03ffffffu, 0xffffffffu, WIDE);
 }

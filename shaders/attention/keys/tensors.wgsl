@@ -2,8 +2,8 @@
 //
 // Needs: p.head_dim, p.k, p.v, p.value_dim; IN_FOURS, WIDE; View; k_at4, key_batch, key_head,
 // list_of, listed, v_at4, view_at.
-// Gives: K_BIAS, K_SCALED, K_STORAGE, V_BIAS, V_SCALED, V_STORAGE; Source; four_rows, k_four,
-// k_scale, k_source, k_word, key_row, unpacked, v_four, v_scale, v_source, v_word.
+// Gives: K_BIAS, K_SCALED, K_STORAGE, V_BIAS, V_SCALED, V_STORAGE; Source; k_four, k_scale,
+// k_source, k_word, key_row, run_step, unpacked, v_four, v_scale, v_source, v_word.
 
 // Tells the compiler that an index is not negative as an i32, which saves a check per load. With
 // vec4 loads, it also tells that the index is aligned. WIDE: indices reach 2^28.
@@ -37,10 +37,9 @@ fn key_row(s: Source, j: u32) -> u32 {
     return (s.base + listed(s.list, j) * s.step) & INDEX;
 }
 
-// The rows of keys j ..= j + 3. Unless all of them exist, the last key's row replaces later ones.
-fn four_rows(s: Source, j: u32, last: u32, all_exist: bool) -> vec4<u32> {
-    return vec4<u32>(key_row(s, min(j, last)), key_row(s, min(j + 1u, last)), key_row(s, min(j + 2u, last)),
-        key_row(s, min(j + 3u, last)));
+// The distance of the rows of neighbouring keys.
+fn run_step(s: Source) -> u32 {
+    return s.step;
 }
 
 // Four channels from d on, with zeros past the last channel.

@@ -38,7 +38,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let place = place_of(row);
     let first = group.x * BLOCK;
     let pairs_row = row * 2u * p.k + first;
-    for (var n = lane; n < p.block; n += LANES) {
+    // All invocations leave this loop together. Otherwise FXC refuses the barriers after it.
+    for (var start = 0u; start < p.block; start += LANES) {
+        let n = start + lane;
         var pair = vec2<u32>(0u, NONE);
         if first + n < p.k {
             if HAS_PAIRS {
@@ -51,8 +53,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
                 }
             }
         }
-        keys[n] = pair.x;
-        order[n] = pair.y;
+        if n < p.block {
+            keys[n] = pair.x;
+            order[n] = pair.y;
+        }
     }
     workgroupBarrier();
     for (var size = 2u; size <= p.block; size *= 2u) {

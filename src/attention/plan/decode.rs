@@ -183,7 +183,7 @@ impl KeySource {
 
 /// Returns tiles for few rows on GPUs. q, weights and sums of lanes must fit in workgroup memory.
 /// Each row of an invocation must have 32 invocations. This excludes more than 8 rows of packed
-/// numbers on [`Registers::Narrow`].
+/// numbers on [`Registers::Narrow`], and of packed floats on [`Registers::Middle`].
 pub(super) fn decode_gpu(
     rows: usize,
     shape: &Shape,
@@ -200,7 +200,9 @@ pub(super) fn decode_gpu(
         (Registers::Wide, false) => [8, 8],
         (Registers::Wide, true) => [4, 8],
         (Registers::Middle, false) => [4, 8],
-        (Registers::Middle, true) => [2, 4],
+        (Registers::Middle, true) if loads.biased => [2, 4],
+        // Numbers without a bias take more registers to unpack.
+        (Registers::Middle, true) => [1, 2],
         (Registers::Narrow, false) => [2, 4],
         (Registers::Narrow, true) => [1, 2],
     };
@@ -309,6 +311,8 @@ mod tests {
             (true, StorageKind::BF16),
             (true, StorageKind::Q8),
             (true, StorageKind::Q4),
+            (true, StorageKind::E4M3),
+            (true, StorageKind::Gaussian4),
         ] {
             let keys = KeySource { storages: [storage; 2], words, simple: true, operands: DType::F32 };
             for (head_dim, value_dim) in dims.into_iter().flat_map(|d| dims.map(|v| (d, v))) {
@@ -321,8 +325,12 @@ mod tests {
                     let subgroup_max = 2 * subgroup_min;
                     let device = DeviceFacts { subgroup_min, subgroup_max, registers, ..DeviceFacts::LEAST };
                     let decode = decode_gpu(rows, &shape, &keys, &device);
-                    let many =
-                        rows > 16 || (rows > 8 && storage.is_scaled() && registers == Registers::Narrow);
+                    let one_row = match registers {
+                        Registers::Wide => false,
+                        Registers::Middle => !storage.is_biased(),
+                        Registers::Narrow => true,
+                    };
+                    let many = rows > 16 || (rows > 8 && storage.is_scaled() && one_row);
                     let wide = head_dim.max(value_dim) > 128;
                     assert!(
                         decode.is_some() || many || (wide && rows > 1) || head_dim > 512,

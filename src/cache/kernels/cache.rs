@@ -72,8 +72,7 @@ fn token_at(b: u32, kv_head: u32, j: u32) -> u32 {
 ";
 
 /// The replacement of `attention/keys/lists.wgsl` if every key has a score.
-pub(crate) const EVERY_KEY: &str = "const LISTED: bool = false;
-fn key_batch(b: u32) -> u32 {
+pub(crate) const EVERY_KEY: &str = "fn key_batch(b: u32) -> u32 {
     return b;
 }
 fn key_head(kv_head: u32) -> u32 {
@@ -88,6 +87,11 @@ fn listed(list: u32, n: u32) -> u32 {
 ";
 
 impl CacheVariant {
+    /// True if neighbouring tokens may lie apart in memory.
+    pub fn is_ring(&self) -> bool {
+        self.layout_kind == LayoutKind::Ring
+    }
+
     /// The constants of `keys/cache.wgsl`.
     pub fn constants(&self) -> Vec<Constant> {
         let [k, v] = self.groups;

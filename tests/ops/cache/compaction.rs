@@ -3,11 +3,9 @@
 
 use wgpu_attention::cache::{Append, CacheLayout, CacheStorage, Keep, ScaleGroup, Tokens};
 use wgpu_attention::position::RowPositions;
-use wgpu_attention::{
-    Attention, Cache, CacheConfig, Config, DType, Error, Forward, Scratch, TensorView, wgpu,
-};
+use wgpu_attention::{Attention, Cache, CacheConfig, Config, DType, Error, Forward, Scratch, TensorView};
 
-use super::{DIMS, STORAGES, usual};
+use super::{DIMS, STORAGES, usual, view};
 use crate::harness::{
     Ask, Bed, Count, Data, FORMS, Kind, Layout, Profile, Report, Rng, Rules, defaults, due, full,
     planned_by_name, rest,
@@ -263,10 +261,6 @@ fn hostile_lists_change_their_sequence_only() {
         assert_eq!([bed.cache.stored(0), bed.cache.stored(1)], [Some(6), Some(6)]);
         assert_eq!([bed.cache.len(0), bed.cache.len(1)], [Some(9), Some(30)]);
     }
-}
-
-fn view(buffer: &wgpu::Buffer, heads: usize, rows: usize, dim: usize) -> TensorView<'_> {
-    TensorView::new(buffer, DType::F32, [1, heads, rows, dim])
 }
 
 /// Latent caches: attention to the rows that are left equals attention to a cache of those rows.

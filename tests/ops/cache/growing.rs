@@ -1,11 +1,9 @@
 //! Caches that get more room while they are in use.
 
 use wgpu_attention::cache::{Append, CacheLayout, CacheStorage, Tokens};
-use wgpu_attention::{
-    Attention, Cache, CacheConfig, Config, DType, Error, Forward, Scratch, TensorView, wgpu,
-};
+use wgpu_attention::{Attention, Cache, CacheConfig, Config, Error, Forward, Scratch};
 
-use super::STORAGES;
+use super::{STORAGES, view};
 use crate::harness::{Ask, Bed, Count, Data, FORMS, Kind, Report, Rng, Rules, defaults, due, full, rest};
 use crate::laws::property::seed;
 
@@ -93,10 +91,6 @@ fn random_calls_match_model() {
     report.finish();
 }
 
-fn view(buffer: &wgpu::Buffer, heads: usize, rows: usize, dim: usize) -> TensorView<'_> {
-    TensorView::new(buffer, DType::F32, [1, heads, rows, dim])
-}
-
 /// A call before the growth reads the old buffers, and a call after it the new ones. Both are in
 /// one encoder, and both have the same bits.
 #[test]
@@ -108,16 +102,11 @@ fn recorded_calls_keep_old_buffers() {
     let [k, v] = [0, 1].map(|_| upload(rng.normals(heads * rows * dim)));
     let q = upload(rng.normals(heads * dim));
     let outs = [0, 1].map(|_| gpu.buffer(4 * heads * dim).expect("a buffer"));
-    let attention = Attention::with_pipelines(gpu.pipelines(), Config::new(heads, dim)).expect("an operator");
     for latent in [false, true] {
         let kv_heads = if latent { 1 } else { heads };
         let config = CacheConfig::new(kv_heads, dim, rows).latent(latent);
-        let attention = if latent {
-            &Attention::with_pipelines(gpu.pipelines(), Config::new(heads, dim).kv_heads(1))
-                .expect("an operator")
-        } else {
-            &attention
-        };
+        let operator = Config::new(heads, dim).kv_heads(kv_heads);
+        let attention = Attention::with_pipelines(gpu.pipelines(), operator).expect("an operator");
         let mut cache = Cache::with_pipelines(gpu.pipelines(), config).expect("a cache");
         let before = cache.bytes();
         let mut scratch = Scratch::new(gpu.device(), Default::default()).expect("scratch");

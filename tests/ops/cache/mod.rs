@@ -16,6 +16,7 @@ mod steps;
 
 use wgpu_attention::cache::{CacheLayout, CacheStorage, ScaleGroup};
 use wgpu_attention::tuning::Target;
+use wgpu_attention::{DType, TensorView, wgpu};
 
 use crate::harness::FORMS;
 
@@ -34,6 +35,11 @@ pub const STORAGES: [CacheStorage; 13] = [
     CacheStorage::Gaussian4(ScaleGroup::Row),
     CacheStorage::Gaussian4(ScaleGroup::Of(32)),
 ];
+
+/// A tensor of one sequence, in f32.
+pub fn view(buffer: &wgpu::Buffer, heads: usize, rows: usize, dim: usize) -> TensorView<'_> {
+    TensorView::new(buffer, DType::F32, [1, heads, rows, dim])
+}
 
 /// Returns the usual target and splits of a storage in a layout, so that tests share kernels.
 /// Shares run the other target.

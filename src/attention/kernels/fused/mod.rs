@@ -189,6 +189,8 @@ impl Fused {
             .u32("SPLIT_STEP", self.tiles.split_step())
             .bool("PER_PAIR_MASK", self.mask.is_per_pair())
             .bool("NATURAL_SCORES", self.mask.is_per_pair())
+            .bool("LISTED", self.listed)
+            .bool("IN_RUNS", !self.listed && !self.cached.is_some_and(|cache| cache.is_ring()))
             .bool("HAS_BLOCKS", self.mask.has(Id::Blocks))
             // Appended keys lie past the interval in which a full block is valid.
             .bool("FULL_IS_PLAIN", !self.mask.mods_full_blocks() && !self.mask.appended)
