@@ -3,8 +3,9 @@
 //! Measures one query of 32 heads on 8 against 4096 keys, 128 wide. The keys are in tensors, or in
 //! caches of every storage and layout. It prints medians of interleaved rounds on the device, next
 //! to a kernel that only copies as many bytes. Then it measures a call among many calls in a pass.
-//! Each call has different keys and values, as in a model's layers. Last come the growth of the
-//! time with the length, and the time of an append. Every result is compared with the reference
+//! Each call has different keys and values, as in a model's layers. After these come the growth of
+//! the time with the length, and latent values. Last come moves of rows within caches, and the time
+//! of an append. Every result is compared with the reference
 //! first. `--only` selects the calls whose names contain its argument.
 
 use common::bed::{Bed, median};
@@ -25,6 +26,8 @@ use wgpu_attention::{
 const HEADS: usize = 32;
 const KV_HEADS: usize = 8;
 const DIM: usize = 128;
+/// The channels of a latent key, and of its value.
+const LATENT_DIMS: [usize; 2] = [576, 512];
 
 /// A pass to time, whose result was right. It has a name, the call (if it is one), and the bytes
 /// that it must read.
@@ -46,9 +49,9 @@ fn medians(timer: &Timer, subjects: &mut [Subject], rounds: usize) -> Vec<f64> {
     times.into_iter().map(|times| median(times).expect("a round")).collect()
 }
 
-/// Keys and values of one sequence, `[kv_heads, length, dim]`.
+/// Queries, keys and values. A sequence has one query.
 struct Data {
-    length: usize,
+    shape: Shape,
     q: Vec<f32>,
     k: Vec<f32>,
     v: Vec<f32>,
@@ -56,13 +59,42 @@ struct Data {
 
 impl Data {
     fn new(length: usize) -> Self {
-        let rows = noise(2 * KV_HEADS * length * DIM, 7);
-        let (k, v) = rows.split_at(KV_HEADS * length * DIM);
-        Data { length, q: noise(HEADS * DIM, 3), k: k.to_vec(), v: v.to_vec() }
+        Data::batch(1, length)
     }
 
-    fn shape(&self) -> Shape {
-        Shape { kv_heads: KV_HEADS, q_len: 1, ..Shape::new(1, HEADS, self.length, DIM) }
+    /// Several sequences.
+    fn batch(batch: usize, length: usize) -> Self {
+        let shape = Shape { kv_heads: KV_HEADS, q_len: 1, ..Shape::new(batch, HEADS, length, DIM) };
+        let each = batch * KV_HEADS * length * DIM;
+        let rows = noise(2 * each, 7);
+        let (k, v) = rows.split_at(each);
+        Data { shape, q: noise(batch * HEADS * DIM, 3), k: k.to_vec(), v: v.to_vec() }
+    }
+
+    /// One head of keys. The first channels of a key are its value, as in multi-head latent
+    /// attention.
+    fn latent(heads: usize, length: usize) -> Self {
+        let [head_dim, value_dim] = LATENT_DIMS;
+        let shape = Shape { kv_heads: 1, q_len: 1, value_dim, ..Shape::new(1, heads, length, head_dim) };
+        let k = noise(length * head_dim, 7);
+        let v = k.chunks(head_dim).flat_map(|row| &row[..value_dim]).copied().collect();
+        Data { shape, q: noise(heads * head_dim, 3), k, v }
+    }
+
+    /// A cache of keys and values of this shape.
+    fn config(&self, capacity: usize) -> CacheConfig {
+        let Shape { kv_heads, head_dim, value_dim, .. } = self.shape;
+        CacheConfig::new(kv_heads, head_dim, capacity).value_dim(value_dim)
+    }
+
+    fn attention(&self, gpu: &Gpu, dtype: DType) -> Attention {
+        let Shape { heads, kv_heads, head_dim, value_dim, .. } = self.shape;
+        let config = Config::new(heads, head_dim).kv_heads(kv_heads).value_dim(value_dim).dtype(dtype);
+        Attention::with_pipelines(gpu.pipelines(), config).expect("config")
+    }
+
+    fn out_len(&self) -> usize {
+        self.shape.heads * self.shape.value_dim
     }
 
     /// Checks a result: a wrong kernel has no time. Queries have the type `queries`, and `result`
@@ -75,9 +107,10 @@ impl Data {
         got: &[f32],
         [queries, result]: [DType; 2],
     ) {
-        let rows = |x: &[f32]| x.chunks(DIM).flat_map(&stored).collect::<Vec<_>>();
-        let (q, k, v) = (rounded(self.q.clone(), queries), rows(&self.k), rows(&self.v));
-        compare_attention(got, [&q, &k, &v], self.shape(), &Options::default(), result)
+        let rows = |x: &[f32], dim| x.chunks(dim).flat_map(&stored).collect::<Vec<_>>();
+        let Shape { head_dim, value_dim, .. } = self.shape;
+        let (q, k, v) = (rounded(self.q.clone(), queries), rows(&self.k, head_dim), rows(&self.v, value_dim));
+        compare_attention(got, [&q, &k, &v], self.shape, &Options::default(), result)
             .unwrap_or_else(|wrong| panic!("{what} computes something else: {wrong}"));
     }
 }
@@ -85,11 +118,10 @@ impl Data {
 /// Returns a call on tensors.
 fn tensors<'a>(bed: &'a Bed, data: &Data, dtype: DType) -> Subject<'a> {
     let gpu = &bed.gpu;
-    let shape = data.shape();
+    let shape = data.shape;
     let [q, k, v] = [&data.q, &data.k, &data.v].map(|x| upload(gpu, x, dtype).expect("upload"));
-    let out = blank(gpu, HEADS * DIM, dtype).expect("out");
-    let config = Config::new(HEADS, DIM).kv_heads(KV_HEADS).dtype(dtype);
-    let attention = Attention::with_pipelines(gpu.pipelines(), config).expect("config");
+    let out = blank(gpu, data.out_len(), dtype).expect("out");
+    let attention = data.attention(gpu, dtype);
     let mut scratch = None;
     let mut record = {
         let out = out.clone();
@@ -111,45 +143,61 @@ fn tensors<'a>(bed: &'a Bed, data: &Data, dtype: DType) -> Subject<'a> {
     bed.timer.time(&mut record);
     let name = format!("tensors {dtype:?}");
     let stored = |row: &[f32]| rounded(row.to_vec(), dtype);
-    data.validate(&name, stored, &read(gpu, &out, HEADS * DIM, dtype), [dtype; 2]);
+    data.validate(&name, stored, &read(gpu, &out, data.out_len(), dtype), [dtype; 2]);
     let bytes = ((data.k.len() + data.v.len()) * dtype.bytes()) as f64;
     Subject { name, call: Some((shape, dtype)), bytes, record: Box::new(record) }
 }
 
+/// The form in which a cache stores rows.
+#[derive(Clone, Copy)]
+struct Form {
+    storage: CacheStorage,
+    /// The width of the Walsh–Hadamard matrix.
+    hadamard: Option<usize>,
+    latent: bool,
+}
+
+impl Form {
+    fn new(storage: CacheStorage) -> Self {
+        Form { storage, hadamard: None, latent: false }
+    }
+
+    fn of(self, config: CacheConfig) -> CacheConfig {
+        config.storage(self.storage).hadamard(self.hadamard).latent(self.latent)
+    }
+}
+
 /// Returns a cache that holds `data`.
-fn filled(gpu: &Gpu, data: &Data, config: CacheConfig) -> Cache {
-    let mut cache = Cache::with_pipelines(gpu.pipelines(), config).expect("a cache");
+fn filled(gpu: &Gpu, data: &Data, config: CacheConfig, form: Form) -> Cache {
+    let mut cache = Cache::with_pipelines(gpu.pipelines(), form.of(config)).expect("a cache");
     let [k, v] = [&data.k, &data.v].map(|x| gpu.upload(x).expect("upload"));
-    let view = |buffer| TensorView::new(buffer, DType::F32, [1, KV_HEADS, data.length, DIM]);
+    let [k, v] =
+        [(&k, data.shape.k()), (&v, data.shape.v())].map(|(x, shape)| TensorView::new(x, DType::F32, shape));
+    let append = if form.latent { Append::latent(k) } else { Append::new(k, v) };
     gpu.submit(|encoder| {
-        cache.advance(encoder, Tokens::All(data.length))?;
-        cache.append(encoder, 0, &Append::new(view(&k), view(&v)))
+        cache.advance(encoder, Tokens::All(data.shape.kv_len))?;
+        cache.append(encoder, 0, &append)
     })
     .expect("an append");
     cache
 }
 
 /// Returns a call on a cache.
-fn cached<'a>(
-    bed: &'a Bed,
-    data: &Data,
-    config: CacheConfig,
-    name: String,
-    (storage, rotated): (CacheStorage, Option<usize>),
-) -> Subject<'a> {
+fn cached<'a>(bed: &'a Bed, data: &Data, config: CacheConfig, name: String, form: Form) -> Subject<'a> {
     let gpu = &bed.gpu;
-    let cache = filled(gpu, data, config.hadamard(rotated));
+    let shape = data.shape;
+    let cache = filled(gpu, data, config, form);
     let q = gpu.upload(&data.q).expect("q");
-    let out = blank(gpu, HEADS * DIM, DType::F32).expect("out");
-    let attention = Attention::with_pipelines(gpu.pipelines(), Config::new(HEADS, DIM).kv_heads(KV_HEADS))
-        .expect("config");
-    let bytes = (config.token_bytes() * data.length) as f64;
+    let out = blank(gpu, data.out_len(), DType::F32).expect("out");
+    let attention = data.attention(gpu, DType::F32);
+    let bytes = (form.of(config).token_bytes() * shape.kv_len) as f64;
     let mut scratch = None;
     let mut record = {
         let out = out.clone();
         move |pass: &mut wgpu::ComputePass| {
-            let view = |buffer| TensorView::new(buffer, DType::F32, [1, HEADS, 1, DIM]);
-            let call = Forward::with_cache(view(&q), &cache, view(&out)).at_end().mask(Mask::causal());
+            let view = |buffer, shape| TensorView::new(buffer, DType::F32, shape);
+            let (q, out) = (view(&q, shape.q()), view(&out, shape.out()));
+            let call = Forward::with_cache(q, &cache, out).at_end().mask(Mask::causal());
             let scratch = scratch.get_or_insert_with(|| {
                 let size = attention.scratch_size(&call).expect("size");
                 Scratch::new(attention.pipelines().device(), size).expect("scratch")
@@ -158,18 +206,19 @@ fn cached<'a>(
         }
     };
     bed.timer.time(&mut record);
+    let Form { storage, hadamard: block, .. } = form;
     let exact = matches!(storage, CacheStorage::F32 | CacheStorage::BF16);
     let result = if exact { DType::F32 } else { DType::F16 };
     data.validate(
         &name,
-        |row| match rotated {
+        |row| match block {
             Some(block) => hadamard(&stored(storage, &hadamard(row, block)), block),
             None => stored(storage, row),
         },
-        &read(gpu, &out, HEADS * DIM, DType::F32),
+        &read(gpu, &out, data.out_len(), DType::F32),
         [DType::F32, result],
     );
-    Subject { name, call: Some((data.shape(), DType::F32)), bytes, record: Box::new(record) }
+    Subject { name, call: Some((shape, DType::F32)), bytes, record: Box::new(record) }
 }
 
 /// Prints times and their share of the best copy's rate, in GB/s, and appends them as rows.
@@ -197,8 +246,6 @@ fn main() {
     println!("medians of {rounds} rounds");
     let only = argument("--only").unwrap_or_default();
     let wanted = |name: &str| name.contains(&only);
-    let config = |capacity| CacheConfig::new(KV_HEADS, DIM, capacity);
-
     // As many bytes as keys and values have in f32.
     let length = if quick() { 512 } else { 4096 };
     let words = 2 * KV_HEADS * length * DIM;
@@ -211,6 +258,7 @@ fn main() {
     };
     let mut subjects: Vec<Subject> = CopyForm::ALL.map(copy).into();
     let data = Data::new(length);
+    let config = data.config(length);
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         if (dtype != DType::F16 || bed.f16()) && wanted(&format!("tensors {dtype:?}")) {
             subjects.push(tensors(&bed, &data, dtype));
@@ -235,10 +283,11 @@ fn main() {
         if !wanted(&name) {
             continue;
         }
-        subjects.push(cached(&bed, &data, config(length).storage(storage), name.clone(), (storage, None)));
+        let form = Form::new(storage);
+        subjects.push(cached(&bed, &data, config, name.clone(), form));
         if matches!(storage, CacheStorage::Q8(_) | CacheStorage::Q4(_) | CacheStorage::Gaussian4(_)) {
             let name = format!("{name}, times a matrix");
-            subjects.push(cached(&bed, &data, config(length).storage(storage), name, (storage, Some(DIM))));
+            subjects.push(cached(&bed, &data, config, name, Form { hadamard: Some(DIM), ..form }));
         }
     }
     for layout in [
@@ -250,20 +299,19 @@ fn main() {
             continue;
         }
         let storage = CacheStorage::Q8(group);
-        let config = config(length).storage(storage).layout(layout);
         let name = format!("cache {storage:?} {layout:?}");
         if wanted(&name) {
-            subjects.push(cached(&bed, &data, config, name, (storage, None)));
+            subjects.push(cached(&bed, &data, config.layout(layout), name, Form::new(storage)));
         }
     }
     for storage in [CacheStorage::F16, CacheStorage::Q8(group)] {
         let name = format!("cache {storage:?} that can remove tokens");
         if !quick() && wanted(&name) {
-            let config = config(length).storage(storage).compacts(true);
-            subjects.push(cached(&bed, &data, config, name, (storage, None)));
+            subjects.push(cached(&bed, &data, config.compacts(true), name, Form::new(storage)));
         }
     }
     let times = medians(timer, &mut subjects, rounds);
+    let times_of_copies = times[..CopyForm::ALL.len()].to_vec();
     let copied = (0..CopyForm::ALL.len()).map(|n| subjects[n].bytes / times[n] / 1e6).fold(0.0, f64::max);
     let title = format!("1 query, 32 heads on 8, {length} keys, 128 wide");
     print(gpu, &title, &subjects, &times, copied);
@@ -288,24 +336,68 @@ fn main() {
         if !wanted(&name) {
             continue;
         }
-        subjects.push(cached(
-            &bed,
-            &Data::new(length),
-            config(capacity).storage(storage),
-            name,
-            (storage, None),
-        ));
+        let data = Data::new(length);
+        subjects.push(cached(&bed, &data, data.config(capacity), name, Form::new(storage)));
     }
     let times = medians(timer, &mut subjects, rounds);
     print(gpu, "how it grows, Q8", &subjects, &times, copied);
     drop(subjects);
 
-    println!("\nremoving every second token of {length}, in one layer");
+    let mut subjects = Vec::new();
+    for heads in [1, 16] {
+        let data = Data::latent(heads, length);
+        for (storage, latent) in [CacheStorage::F32, CacheStorage::F16, CacheStorage::Q8(group)]
+            .into_iter()
+            .flat_map(|storage| [(storage, false), (storage, true)])
+        {
+            let of = if latent { "latent values" } else { "values apart" };
+            let name = format!("{heads} heads, {storage:?}, {of}");
+            if !quick() && wanted(&name) {
+                subjects.push(cached(
+                    &bed,
+                    &data,
+                    data.config(length),
+                    name,
+                    Form { latent, ..Form::new(storage) },
+                ));
+            }
+        }
+    }
+    let times = medians(timer, &mut subjects, rounds);
+    let title = format!("1 query, heads on 1, {length} keys {LATENT_DIMS:?} wide");
+    print(gpu, &title, &subjects, &times, copied);
+    drop(subjects);
+
+    println!("\nmoves of rows within a cache: the time for one layer, and the share of copy");
+    // Long enough that the dispatches for the table do not count.
+    let length = 4 * length;
+    let best = CopyForm::ALL.into_iter().zip(&times_of_copies).min_by(|a, b| a.1.total_cmp(b.1));
+    let copy = Copy::new(gpu, best.expect("a form").0, words);
+    let odd: Vec<usize> = (1..length).step_by(2).collect();
+    let late: Vec<usize> = (length / 2..length).collect();
+    let one = Data::new(length);
+    let four = Data::batch(4, length / 4);
     for storage in [CacheStorage::F32, CacheStorage::F16, CacheStorage::Q8(group)] {
-        let config = config(length).storage(storage).compacts(true);
-        let ms = compact_time(gpu, timer, &data, config, rounds.min(9));
-        let moved = (2 * config.token_bytes() * (length / 2)) as f64;
-        println!("{storage:?}: {ms:.3} ms, {:.2} of copy", moved / ms / 1e6 / copied);
+        let form = Form::new(storage);
+        let one = (&one, one.config(length).compacts(true), form);
+        let [odd, late] = [&odd, &late].map(|keep| {
+            move_times(&bed, &copy, one, rounds.min(9), |cache, pass| {
+                cache.compact(pass, Keep::Each(&[keep])).expect("a compaction");
+            })
+        });
+        let four = (&four, four.config(length / 4).batch(4), form);
+        let reorder = move_times(&bed, &copy, four, rounds.min(9), |cache, pass| {
+            cache.reorder(pass, &[1, 1, 3, 3]).expect("a reorder");
+        });
+        // Both move half of the rows. A move reads and writes.
+        for (what, [ms, of_copy], config) in [
+            ("without every second token", odd, one.1),
+            ("without the first half", late, one.1),
+            ("two of four sequences continue from the others", reorder, four.1),
+        ] {
+            let bytes = (form.of(config).token_bytes() * length) as f64;
+            println!("{what}, {storage:?}: {ms:.3} ms, {:.2}", bytes / ms / (copy.bytes() / of_copy));
+        }
     }
 
     println!("\na step without attention: advance by a token and append it, host time aside");
@@ -344,15 +436,23 @@ fn chain(bed: &Bed, dtype: DType, length: usize, rounds: usize) {
     append(&Row { ms: Some(ms), floor_ms: Some(floor), bound, share, ..row });
 }
 
-/// Returns the median time of the moves when a cache keeps every second token, in ms.
-fn compact_time(gpu: &Gpu, timer: &Timer, data: &Data, config: CacheConfig, rounds: usize) -> f64 {
-    let keep: Vec<usize> = (1..data.length).step_by(2).collect();
-    let time = |_| {
-        let mut cache = filled(gpu, data, config);
-        let time = timer.time(|pass| cache.compact(pass, Keep::Each(&[&keep])).expect("a compaction"));
-        time.as_secs_f64() * 1e3
-    };
-    median((0..rounds).map(time).collect()).expect("a round")
+/// Returns the median times of moves in a cache that holds the data, and of a copy, in ms.
+fn move_times(
+    bed: &Bed,
+    copy: &Copy,
+    (data, config, form): (&Data, CacheConfig, Form),
+    rounds: usize,
+    record: impl Fn(&mut Cache, &mut wgpu::ComputePass),
+) -> [f64; 2] {
+    let time_copy = || bed.timer.time(|pass| copy.record(pass));
+    let times = (0..rounds).map(|_| {
+        let mut cache = filled(&bed.gpu, data, config, form);
+        // Until the rows are stored.
+        time_copy();
+        [bed.timer.time(|pass| record(&mut cache, pass)), time_copy()]
+    });
+    let times: Vec<_> = times.collect();
+    [0, 1].map(|n| median(times.iter().map(|t| t[n].as_secs_f64() * 1e3).collect()).expect("a round"))
 }
 
 /// Returns the median time of an append at `length`, in µs. First a query that sees only its own

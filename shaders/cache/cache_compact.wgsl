@@ -36,17 +36,16 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         if token_for(b, h, last, stored) != last {
             var x: array<Word, BLOCK * COLUMNS>;
             /* unrolled */ for (var i = 0u; i < BLOCK; i++) {
-                let row = row_of_token(r, token_for(b, h, min(t + i, last), stored));
+                let source = p.start + row_of_token(r, token_for(b, h, min(t + i, last), stored)) * p.words;
                 /* unrolled */ for (var c = 0u; c < COLUMNS; c++) {
-                    x[i * COLUMNS + c] = rows[p.start + row * p.words + min(first + c, p.words - 1u)];
+                    x[i * COLUMNS + c] = rows[source + min(first + c, p.words - 1u)];
                 }
             }
+            // The last row and the last word may be stored repeatedly.
             /* unrolled */ for (var i = 0u; i < BLOCK; i++) {
-                if t + i <= last {
-                    let row = row_of_token(r, t + i);
-                    /* unrolled */ for (var c = 0u; c < COLUMNS; c++) {
-                        rows[p.start + row * p.words + min(first + c, p.words - 1u)] = x[i * COLUMNS + c];
-                    }
+                let to = p.start + row_of_token(r, min(t + i, last)) * p.words;
+                /* unrolled */ for (var c = 0u; c < COLUMNS; c++) {
+                    rows[to + min(first + c, p.words - 1u)] = x[i * COLUMNS + c];
                 }
             }
         }

@@ -6,7 +6,7 @@ use super::kernels::cache_append::{self, CacheAppend, CacheAppendCall};
 use super::kernels::cache_compact::{CacheCompact, CacheCompactCall};
 use super::kernels::cache_copy::CacheCopyCall;
 use super::kernels::cache_read::{self, CacheReadCall};
-use super::kernels::cache_reorder::CacheReorderCall;
+use super::kernels::cache_reorder::{CacheReorder, CacheReorderCall};
 use super::kernels::cache_words::{self, CacheWordsCall};
 use super::kernels::hadamard_rows::HadamardRowsCall;
 use super::storage::LayoutKind;
@@ -52,6 +52,15 @@ impl<'a> CacheLayer<'a> {
         let keys = Side { rows: self.k, words: k_words, groups: k_groups, scales: k_scales };
         let values = Side { rows: self.v, words: v_words, groups: v_groups, scales: v_scales };
         [Some(keys), (!self.latent).then_some(values)].into_iter().flatten()
+    }
+
+    /// The vectors of channels, and the words of scales and positions. The numbers are their number
+    /// in a row, and the place of the first.
+    fn words(&self) -> impl Iterator<Item = (Window<'a>, Width, u32, u32)> + use<'a> {
+        let of_side = |Side { rows, words, groups, scales }| {
+            [(rows, Width::Four, words / 4, 0), (rows, Width::One, groups, scales)]
+        };
+        self.sides().flat_map(of_side).filter(|(_, _, words, _)| *words > 0)
     }
 }
 
@@ -260,11 +269,13 @@ pub(crate) fn copy_page<'a>(
 /// move the first `slots` slots of all sequences.
 pub(crate) fn reorder<'a>(layer: &CacheLayer<'a>, slots: usize, device: &DeviceFacts) -> Dispatches<'a> {
     let CacheLayer { sequence_table, params: cache, .. } = *layer;
-    let of_side = |Side { rows, words, groups, scales }| {
-        let call = CacheReorderCall { rows, sequence_table, cache, words, groups, scales };
-        call.dispatch([slots, cache.kv_heads as usize, 1], device)
+    let columns = CacheReorder::columns(device);
+    let of_words = |(rows, width, words, start)| {
+        let (run, head) = (slots as u32 * words, cache.page_len * words);
+        let call = CacheReorderCall { rows, sequence_table, cache, run, head, start, width, columns };
+        call.dispatch([CacheReorder::workgroups(run, columns), cache.kv_heads as usize, 1], device)
     };
-    layer.sides().map(of_side).collect()
+    layer.words().map(of_words).collect()
 }
 
 /// Returns the dispatches that keep the tokens of `keep`, for keys and for values. Each side has
@@ -294,8 +305,5 @@ pub(crate) fn compact<'a>(
         let workgroups = CacheCompact::workgroups(words, columns);
         call.dispatch([workgroups, cache.kv_heads as usize, cache.batch as usize], device)
     };
-    let of_side = |Side { rows, words, groups, scales }| {
-        [(rows, Width::Four, words / 4, 0), (rows, Width::One, groups, scales)]
-    };
-    layer.sides().flat_map(of_side).filter(|(_, _, words, _)| *words > 0).map(of_words).collect()
+    layer.words().map(of_words).collect()
 }

@@ -3,7 +3,7 @@
 
 use crate::cache::storage::{LayoutKind, StorageKind};
 use crate::device::Family;
-use crate::kernel::{Constant, params, shared};
+use crate::kernel::{Constant, Width, params, shared};
 
 /// The properties of a cache that change the text of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -85,6 +85,14 @@ fn listed(list: u32, n: u32) -> u32 {
     return n;
 }
 ";
+
+/// The type of the words that a kernel moves.
+pub(super) fn word_of(width: Width) -> &'static str {
+    match width {
+        Width::Four => "alias Word = vec4<u32>;\n",
+        Width::One => "alias Word = u32;\n",
+    }
+}
 
 impl CacheVariant {
     /// True if neighbouring tokens may lie apart in memory.

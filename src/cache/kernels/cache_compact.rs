@@ -1,6 +1,6 @@
 //! Twin of `cache_compact.wgsl`.
 
-use super::cache::{CacheParams, sequence_table};
+use super::cache::{CacheParams, sequence_table, word_of};
 use crate::cache::storage::LayoutKind;
 use crate::device::{DeviceFacts, Families, Family};
 use crate::kernel::{Kernel, Untyped, Variant, Width, kernel, shader};
@@ -37,22 +37,18 @@ impl Variant for CacheCompact {
     const FAMILIES: Families = Families::of(Family::CacheCopies);
 
     fn describe(&self) -> Kernel {
-        let word = match self.width {
-            Width::Four => "alias Word = vec4<u32>;\n",
-            Width::One => "alias Word = u32;\n",
-        };
         let parts = [
             shader!("tensor/view"),
             shader!("cache/params"),
             shader!("cache/sequence_table"),
-            word,
+            word_of(self.width),
             shader!("cache/cache_compact"),
         ];
         let lanes = Self::lanes(self.columns);
         self.declare()
             .with(sequence_table(self.layout_kind, true))
             .u32("LANES", lanes)
-            .u32("BLOCK", if self.columns == 1 { 8 } else { 1 })
+            .u32("BLOCK", if self.columns == 1 { 8 } else { 32 / self.columns })
             .u32("COLUMNS", self.columns)
             .kernel(&parts, lanes, 0)
     }
@@ -60,7 +56,7 @@ impl Variant for CacheCompact {
     fn all() -> impl IntoIterator<Item = Self> {
         [LayoutKind::Contiguous, LayoutKind::Paged].into_iter().flat_map(|layout_kind| {
             let widths = [Width::One, Width::Four].into_iter();
-            let forms = widths.flat_map(|width| [1, 8, 16].map(|columns| (width, columns)));
+            let forms = widths.flat_map(|width| [1, 8, 16, 32].map(|columns| (width, columns)));
             forms.map(move |(width, columns)| CacheCompact {
                 rows: Untyped,
                 sequence_table: Untyped,
@@ -83,6 +79,7 @@ impl CacheCompact {
     pub fn columns(words: u32, device: &DeviceFacts) -> u32 {
         match device.software {
             false => 1,
+            true if words >= 32 => 32,
             true if words >= 16 => 16,
             true => 8,
         }

@@ -4,8 +4,8 @@ use wgpu_attention::DType;
 use wgpu_attention::cache::{CacheLayout, CacheStorage, ScaleGroup};
 use wgpu_attention::position::RowPositions;
 
-use super::{DIMS, LAYOUTS, STORAGES, usual};
-use crate::harness::{Ask, Bed, Count, Data, Kind, Layout, Report, Rng, Rules, due, full, profiles};
+use super::{DIMS, LAYOUTS, STORAGES, as_gpu, usual};
+use crate::harness::{Ask, Bed, Count, Data, Kind, Layout, Report, Rng, Rules, defaults, due, full};
 
 /// Checks that every sequence holds its tokens in every layer, and that attention sees them.
 fn check(bed: &mut Bed, ask: &Ask) -> Result<f64, String> {
@@ -29,7 +29,7 @@ fn reordered_sequences_hold_their_parents_tokens() {
             if !due(&format!("beams, {storage:?}, {layout:?}")) {
                 continue;
             }
-            let profile = profiles()[(s + l) % 2];
+            let profile = [full(), defaults(), as_gpu()][(s + l) % 3];
             let [head_dim, value_dim] = DIMS;
             let layout = match layout {
                 CacheLayout::Paged { page, .. } => CacheLayout::Paged { page, pages: 20 },

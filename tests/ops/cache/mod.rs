@@ -18,7 +18,7 @@ use wgpu_attention::cache::{CacheLayout, CacheStorage, ScaleGroup};
 use wgpu_attention::tuning::Target;
 use wgpu_attention::{DType, TensorView, wgpu};
 
-use crate::harness::FORMS;
+use crate::harness::{FORMS, Profile, planned_by_name};
 
 pub const STORAGES: [CacheStorage; 13] = [
     CacheStorage::F32,
@@ -35,6 +35,12 @@ pub const STORAGES: [CacheStorage; 13] = [
     CacheStorage::Gaussian4(ScaleGroup::Row),
     CacheStorage::Gaussian4(ScaleGroup::Of(32)),
 ];
+
+/// The device with the kernels for GPUs, which move rows in another way than those for software
+/// drivers.
+pub fn as_gpu() -> &'static Profile {
+    planned_by_name("a GPU").expect("a profile")
+}
 
 /// A tensor of one sequence, in f32.
 pub fn view(buffer: &wgpu::Buffer, heads: usize, rows: usize, dim: usize) -> TensorView<'_> {
