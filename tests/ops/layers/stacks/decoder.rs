@@ -42,7 +42,7 @@ impl Stack {
         let rotary = self.rotary.as_ref().map(|rotary| rotary.place(profile));
         let each: Vec<_> = self.each.iter().map(|layer| layer.place(profile, layout)).collect();
         let sizes = [batch, kv_heads, dim, length];
-        let mut cache = cache_of(profile, self.layers_with_keys(), sizes, dtype).map_err(refused)?;
+        let mut cache = cache_of(profile, self.layers_with_keys(), sizes, dtype, false).map_err(refused)?;
         let whole = [length];
         let mut first = 0;
         for rows in steps.unwrap_or(&whole) {

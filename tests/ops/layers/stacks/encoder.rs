@@ -13,7 +13,7 @@ use wgpu_attention::{Cache, CacheConfig, DType, KernelOptions, Scratch, TensorVi
 
 use super::FAMILY;
 use super::data::Stack;
-use super::steps::{cache_of, steps_of};
+use super::steps::{cache_of, keep_last, steps_of};
 use crate::harness::case::{largest, widened};
 use crate::harness::layer::LinearData;
 use crate::harness::rotary::RotaryData;
@@ -170,7 +170,9 @@ impl Stack {
         let rotary = self.rotary.as_ref().map(|rotary| rotary.place(profile));
         let each: Vec<_> = self.each.iter().map(|layer| layer.place(profile, layout)).collect();
         let sizes = [self.batch, self.kv_heads, features / self.heads, length];
-        let mut cache = cache_of(profile, self.layers_with_keys(), sizes, dtype).map_err(refused)?;
+        let window = self.rules.window.filter(|_| self.each.is_empty());
+        let mut cache =
+            cache_of(profile, self.layers_with_keys(), sizes, dtype, window.is_some()).map_err(refused)?;
         let whole = [length];
         let mut first = 0;
         for rows in steps.unwrap_or(&whole) {
@@ -192,6 +194,9 @@ impl Stack {
             let mut scratch = Scratch::new(profile.gpu.device(), size).map_err(refused)?;
             profile.gpu.submit(|e| stack.forward(e, &call, &mut scratch)).map_err(refused)?;
             first += rows;
+            if let Some([before, _]) = window.filter(|_| steps.is_some()) {
+                keep_last(profile, &mut cache, self.batch, before).map_err(refused)?;
+            }
         }
         let read = |t: &Placed| pollster::block_on(t.download_async("a result", profile));
         let read_if = |t: &Option<Placed>| t.as_ref().map(read).transpose();
@@ -354,7 +359,7 @@ fn random_stacks_equal_the_reference() {
 }
 
 /// Causal stacks, some with rotary positions and grouped heads like Llama. Some have positions on
-/// three axes like Qwen2-VL.
+/// three axes like Qwen2-VL. Some have a window, and the cache drops the tokens that are before it.
 #[test]
 fn random_stacks_in_steps_equal_the_reference() {
     crate::harness::in_turn!();
@@ -370,7 +375,9 @@ fn random_stacks_in_steps_equal_the_reference() {
             0 => RotaryData::of_image([stack.batch, stack.length, head_dim]),
             _ => RotaryData::in_order(head_dim),
         });
-        let stack = Stack { rules: Rules { causal: true, ..Default::default() }, rotary, ..stack };
+        let window = n.is_multiple_of(3).then_some([2, 0]);
+        let rules = Rules { causal: true, window, ..Default::default() };
+        let stack = Stack { rules, rotary, ..stack };
         let rng = &mut Rng::new(n ^ 0x57e9);
         let profile = if rng.chance(0.3) { defaults() } else { full() };
         let dtype = match n % 4 {
