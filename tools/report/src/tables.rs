@@ -11,7 +11,8 @@ const HEAD: &str = "# Results
 
 What visits to machines with a GPU gave, the latest first. Made by `cargo run -p report` from `benches/rows`, which
 `scripts/gpu-report` fills; do not edit. \"Of ceiling\" is the time that the device's own measured rates allow at
-least, as a share of the time taken; \"of PyTorch\" is how fast a kernel is beside PyTorch's fastest `scaled_dot_product_attention` of the
+least, as a share of the time taken; \"of product\" is the rate of arithmetic over that of this crate's product of two
+large matrices, with the same type and units; \"of PyTorch\" is how fast a kernel is beside PyTorch's fastest `scaled_dot_product_attention` of the
 same problem on the same device: above 1.00 it is faster.
 ";
 
@@ -138,6 +139,7 @@ fn kernels(visit: &Visit, text: &mut String) {
             or_dash(row.floor_ms.map(digits)),
             or_dash(row.bound.clone()),
             or_dash(row.share().map(|share| format!("{:.0} %", 100.0 * share))),
+            or_dash(visit.of_product(row).map(|ratio| format!("{ratio:.2}"))),
             or_dash(
                 torch.map(|(ms, what)| format!("{} ({})", digits(*ms), what.trim_start_matches("sdpa "))),
             ),
@@ -146,8 +148,8 @@ fn kernels(visit: &Visit, text: &mut String) {
         ])
     };
     let rows: Vec<_> = visit.kernels().filter_map(line).collect();
-    let columns =
-        ["bench", "", "shape", "ms", "floor", "bound", "of ceiling", "PyTorch ms", "of PyTorch", "bytes"];
+    let figures = ["ms", "floor", "bound", "of ceiling", "of product", "PyTorch ms", "of PyTorch", "bytes"];
+    let columns: Vec<_> = ["bench", "", "shape"].into_iter().chain(figures).collect();
     table(text, "Kernels, time on the device", &columns, &rows);
 }
 

@@ -20,6 +20,8 @@ const GPU: &str = r#"
 {"bench":"ceilings","what":"copy","value":2999.6,"unit":"GB/s","form":"unknown fields do no harm"}
 {"bench":"kernels","what":"fused","shape":"1×8×512×64","heads":8,"q_len":512,"kv_len":512,"head_dim":64,"mask":"causal","dtype":"f32","ms":0.5,"floor_ms":0.2,"bound":"arithmetic"}
 {"bench":"kernels","what":"backward of q","shape":"1×8×512×64","heads":8,"q_len":512,"kv_len":512,"head_dim":64,"mask":"causal","dtype":"f32","ms":2.0}
+{"bench":"kernels","what":"project","shape":"512×512×512 out,in","dtype":"f32","ms":1.0,"floor_ms":0.3,"bound":"arithmetic"}
+{"bench":"kernels","what":"project","shape":"4096×4096×4096 out,in","dtype":"f32","ms":1.0,"floor_ms":0.5,"bound":"arithmetic"}
 {"bench":"torch","what":"sdpa math","heads":8,"kv_heads":8,"q_len":512,"kv_len":512,"head_dim":64,"value_dim":64,"mask":"causal","dtype":"f32","ms":2.0,"backend":"cuda"}
 {"bench":"torch","what":"sdpa efficient","heads":8,"kv_heads":8,"q_len":512,"kv_len":512,"head_dim":64,"value_dim":64,"mask":"causal","dtype":"f32","ms":0.25,"backend":"cuda"}
 {"bench":"torch","what":"sdpa flash","heads":8,"kv_heads":8,"q_len":512,"kv_len":512,"head_dim":64,"value_dim":64,"mask":"causal","dtype":"f16","ms":0.1,"backend":"cuda"}
@@ -41,8 +43,8 @@ fn a_section_has_each_figure_beside_its_ceiling_and_the_fastest_of_pytorch_on_th
         "| split keys | right, error 0.13 of the tolerance |",
         "| attention 1x8 | 0.250 | 1.50 | tiles of 32 x 2 |",
         "| copy | 3000 | GB/s |",
-        "| kernels | fused | 1×8×512×64 causal | 0.500 | 0.200 | arithmetic | 40 % | 0.250 (efficient) | 0.50 | – |",
-        "| kernels | backward of q | 1×8×512×64 causal | 2.00 | – | – | – | – | – | – |",
+        "| kernels | fused | 1×8×512×64 causal | 0.500 | 0.200 | arithmetic | 40 % | 0.80 | 0.250 (efficient) | 0.50 | – |",
+        "| kernels | backward of q | 1×8×512×64 causal | 2.00 | – | – | – | – | – | – | – |",
         "Tests: 300 passed.",
         "- failed: `fused::wide`",
         "- not complete: torch (timed out)",

@@ -38,6 +38,19 @@ impl Visit {
         self.rows.iter().filter(move |row| benches.contains(&row.bench.as_str()) && row.ms.is_some())
     }
 
+    /// Returns the rate of an attention call over the best rate of this crate's products. Type and
+    /// units are the same. Arithmetic limits both, so this is the ratio of their shares.
+    pub fn of_product(&self, call: &Row) -> Option<f64> {
+        let by_arithmetic = |row: &Row| row.bound.as_deref() == Some("arithmetic");
+        if call.q_len.is_none() || !by_arithmetic(call) {
+            return None;
+        }
+        let what = if call.what.starts_with("matrix") { "project, matrix" } else { "project" };
+        let products = self.of("kernels").filter(|row| row.what == what && row.dtype() == call.dtype());
+        let best = products.filter(|row| by_arithmetic(row)).filter_map(Row::share).reduce(f64::max)?;
+        Some(call.share()? / best)
+    }
+
     /// Returns the first value of a field among this crate's rows.
     pub fn first<'a, T>(&'a self, field: impl Fn(&'a Row) -> Option<T>) -> Option<T> {
         self.rows.iter().filter(|row| row.bench != "torch").find_map(field)
