@@ -5,8 +5,8 @@
 //! to a kernel that only copies as many bytes. Then it measures a call among many calls in a pass.
 //! Each call has different keys and values, as in a model's layers. After these come the growth of
 //! the time with the length, and latent values. Last come moves of rows within caches, and the time
-//! of an append. Every result is compared with the reference
-//! first. `--only` selects the calls whose names contain its argument.
+//! of an append. Except for the moves, every result is compared with the reference first. `--only`
+//! selects the calls whose names contain its argument.
 
 use common::bed::{Bed, median};
 use common::copy::{Copy, CopyForm};
@@ -447,7 +447,7 @@ fn move_times(
     let time_copy = || bed.timer.time(|pass| copy.record(pass));
     let times = (0..rounds).map(|_| {
         let mut cache = filled(&bed.gpu, data, config, form);
-        // Until the rows are stored.
+        // Waits until the rows are stored.
         time_copy();
         [bed.timer.time(|pass| record(&mut cache, pass)), time_copy()]
     });

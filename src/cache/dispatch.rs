@@ -54,8 +54,8 @@ impl<'a> CacheLayer<'a> {
         [Some(keys), (!self.latent).then_some(values)].into_iter().flatten()
     }
 
-    /// The vectors of channels, and the words of scales and positions. Each has its number in a row
-    /// and the place of the first.
+    /// The vectors of channels, and the words of scales and positions. Each item is a buffer, a
+    /// width, the number in a row, and the place of the first.
     fn words(&self) -> impl Iterator<Item = (Window<'a>, Width, u32, u32)> + use<'a> {
         let of_side = |Side { rows, words, groups, scales }| {
             [(rows, Width::Four, words / 4, 0), (rows, Width::One, groups, scales)]

@@ -312,9 +312,9 @@ fn four_rows(s: Source, t: u32, last: u32, all_exist: bool) -> vec4<u32> {
     if IN_RUNS {
         let first = select(min(t, last), t, all_exist);
         let row = key_row(s, first);
-        let step = run_step(s);
-        let rows = vec4<u32>(row, row + step, row + 2u * step, row + 3u * step);
-        return select(min(rows, vec4<u32>(row + (last - first) * step)), rows, all_exist);
+        // Only rows of keys that exist are sums that fit in a u32.
+        let n = vec4<u32>(0u, 1u, 2u, 3u);
+        return row + select(min(n, vec4<u32>(last - first)), n, all_exist) * run_step(s);
     } else {
         let keys = min(vec4<u32>(t, t + 1u, t + 2u, t + 3u), vec4<u32>(last));
         return vec4<u32>(key_row(s, keys.x), key_row(s, keys.y), key_row(s, keys.z), key_row(s, keys.w));

@@ -183,7 +183,8 @@ impl KeySource {
 
 /// Returns tiles for few rows on GPUs. q, weights and sums of lanes must fit in workgroup memory.
 /// Each row of an invocation must have 32 invocations. This excludes more than 8 rows of packed
-/// numbers on [`Registers::Narrow`], and of packed floats on [`Registers::Middle`].
+/// numbers on [`Registers::Narrow`]. On [`Registers::Middle`] it excludes more than 8 rows of
+/// numbers without a bias.
 pub(super) fn decode_gpu(
     rows: usize,
     shape: &Shape,

@@ -117,9 +117,9 @@ impl Row {
     fn is_for(&self, gpu: Gpu) -> bool {
         // Tiles of linear attention are not listed as forms.
         let narrow = self.axes().contains(&"tiles=LinearTiles") && !self.axes().contains(&"workgroup=64");
-        // Forms of software drivers have one lane with more columns.
+        // Software drivers have kernels of one lane.
         let moves = ["cache_compact", "cache_reorder"].contains(&self.stage());
-        let one_lane = moves && !["columns=1", "columns=4"].iter().any(|word| self.axes().contains(word));
+        let one_lane = moves && self.kernel.wgsl.contains("const LANES: u32 = 1u;");
         if narrow || one_lane || OF_SOFTWARE.contains(&self.form.as_str()) {
             return false;
         }
