@@ -257,8 +257,9 @@ pub(super) fn decode_gpu(
 
 /// Returns tiles for few rows of packed keys on software drivers. The keys of a block, of a step
 /// and between barriers are measured with lavapipe 26 and 8 lanes. Returns `None` where no tiles
-/// are faster than `fused_cpu`. If each lane loads its words separately, blocks are smaller. They
-/// need half the code, at the same speed (lavapipe 25).
+/// are faster than `fused_cpu`. Rows of more than 256 channels have tiles only alone. If each lane
+/// loads its words separately, blocks are smaller. They need half the code, at the same speed
+/// (lavapipe 25).
 pub(super) fn decode_cpu(
     lanes: u32,
     gather: bool,
@@ -267,11 +268,12 @@ pub(super) fn decode_cpu(
     keys: &KeySource,
 ) -> Option<DecodeCpu> {
     let narrow = shape.head_dim <= 64;
+    let widest = shape.head_dim.max(shape.value_dim);
     // The loop over the side with more channels in a word is the longer code.
     let [k, v] = keys.storages;
     let storage = if v.per_word() > k.per_word() { v } else { k };
     let (keys_each, step, chunk) = match (storage.per_word(), rows) {
-        _ if !keys.words || !keys.simple || shape.head_dim.max(shape.value_dim) > 256 => return None,
+        _ if !keys.words || !keys.simple || widest > if rows == 1 { 576 } else { 256 } => return None,
         (2, 1..=4) if !narrow => (16, if shape.value_dim <= 128 { 4 } else { 2 }, 512),
         (4, 1) => (32, 4, 1024),
         (4, 2..=4) if shape.head_dim > 128 => (16, 2, 512),
@@ -356,6 +358,18 @@ mod tests {
             }
         }
         assert!(planned > 10_000);
+    }
+
+    /// Latent keys have 576 channels. Sums of several such rows do not fit in registers.
+    #[test]
+    fn one_wide_row_has_software_tiles() {
+        let shape = Shape { value_dim: 512, ..Shape::new(1, 1, 1, 576) };
+        for storage in [StorageKind::F16, StorageKind::Q8, StorageKind::Q4] {
+            let keys = KeySource { storages: [storage; 2], words: true, simple: true, operands: DType::F32 };
+            let of = |rows, shape: &Shape| decode_cpu(8, false, rows, shape, &keys).is_some();
+            assert!(of(1, &shape) && !of(2, &shape), "{storage:?}");
+            assert!(!of(1, &Shape::new(1, 1, 1, 577)), "{storage:?}");
+        }
     }
 
     /// Compares a driver that loads once for all lanes with one that loads for each lane.
