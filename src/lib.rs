@@ -150,7 +150,7 @@ mod tune;
 pub use attention::{Attention, Backward, Config, Forward};
 pub use cache::{Cache, CacheConfig};
 pub use gpu::{Gpu, UploadedMask};
-pub use kernel::{KernelOptions, Pipelines, Prepared, Recorder, Requirements, Scratch, ScratchSize};
+pub use kernel::{KernelOptions, Pipelines, Prepared, Recorder, Requirements, Scratch, ScratchSize, WarmUp};
 #[cfg(feature = "layers")]
 pub use layers::{MultiHeadAttention, TransformerDecoder, TransformerEncoder};
 pub use mask::{Alignment, Dropout, Mask};

@@ -30,7 +30,7 @@ pub(crate) use dispatches::{Dispatches, fits, in_scratch, runs};
 pub use options::{Algorithm, KernelOptions, MatrixUnits, Target};
 pub(crate) use pipelines::PipelineKey;
 pub use pipelines::Pipelines;
-pub use recording::{Prepared, Recorder};
+pub use recording::{Prepared, Recorder, WarmUp};
 pub use requirements::Requirements;
 pub(crate) use scratch::Slot;
 pub use scratch::{Scratch, ScratchSize};

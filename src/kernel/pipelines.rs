@@ -93,8 +93,8 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// The `prepare` methods of the operators compile before the first call. Some drivers compile a
 /// pipeline only when it is first submitted. With lavapipe the first submission of a kernel takes
 /// up to seconds, unless Mesa's cache on disk contains the kernel. `prepare` submits nothing, so it
-/// cannot prevent this. Instead, submit each call once at a time when the delay does no harm, on
-/// tensors of any content.
+/// cannot prevent this. [`WarmUp`](crate::WarmUp) can: submit its recording when the delay does no
+/// harm. A call that needs several new pipelines compiles them on all cores.
 #[derive(Clone)]
 pub struct Pipelines(Arc<Inner>);
 
@@ -391,6 +391,41 @@ impl Pipelines {
     pub(crate) fn max_workgroups(&self) -> u32 {
         lock(&self.0.facts).max_workgroups
     }
+
+    /// True if the pipeline of `key` is compiled.
+    pub(crate) fn has(&self, key: &PipelineKey) -> bool {
+        lock(&self.0.places).get(key).is_some_and(|place| place.compiled.get().is_some())
+    }
+
+    /// Compiles these pipelines on all cores. It drops errors. The caller compiles each pipeline
+    /// again that is missing, and returns the first error in the order of the dispatches.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub(super) fn compile_together(&self, keys: Vec<PipelineKey>) {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(keys.len());
+        if threads < 2 {
+            return;
+        }
+        let waiting = Mutex::new(keys.into_iter());
+        let work = || {
+            loop {
+                // A separate statement, so that the lock ends before the compiler begins.
+                let next = lock(&waiting).next();
+                let Some(key) = next else { return };
+                let _ = self.get(key);
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..threads {
+                // If the system has no further thread, the others do its work.
+                let _ = std::thread::Builder::new().spawn_scoped(scope, work);
+            }
+            work();
+        });
+    }
+
+    /// Browsers have one thread.
+    #[cfg(target_arch = "wasm32")]
+    pub(super) fn compile_together(&self, _keys: Vec<PipelineKey>) {}
 
     /// Returns the pipeline of `key`, and compiles it at the first use. After an error the next use
     /// compiles again.

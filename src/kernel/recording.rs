@@ -99,37 +99,64 @@ impl Pipelines {
     ) -> Result<Vec<(BoundDispatch, [u32; 3])>, Error> {
         let most = self.max_workgroups();
         let mut bound = Vec::with_capacity(dispatches.len());
-        for dispatch in dispatches {
+        for (n, dispatch) in dispatches.iter().enumerate() {
             #[cfg(feature = "inspect")]
             BOUND.with_borrow_mut(|log| {
                 log.as_mut().into_iter().for_each(|log| log.push((dispatch.variant.label(), dispatch.grid)));
             });
             if dispatch.grid.iter().all(|n| *n <= most) {
-                bound.push((self.bind_one(dispatch, None, bindings, call)?, dispatch.grid));
+                bound.push((self.bind_one(&dispatches[n..], None, bindings, call)?, dispatch.grid));
                 continue;
             }
             for Part { first, grid } in parts(dispatch.grid, most)? {
-                bound.push((self.bind_one(dispatch, Some(first), bindings, call)?, grid));
+                bound.push((self.bind_one(&dispatches[n..], Some(first), bindings, call)?, grid));
             }
         }
         Ok(bound)
     }
 
+    /// The pipeline of a dispatch. `is_part` is true for a part of its grid.
+    fn key_of(&self, call: &Dispatch, is_part: bool) -> Result<PipelineKey, Error> {
+        let sharing = Sharing::of(&call.tensors, &call.variant, self)?;
+        Ok(PipelineKey { variant: call.variant.clone(), is_part, sharing })
+    }
+
+    /// Compiles the missing pipelines of `dispatches`.
+    fn compile_ahead(&self, dispatches: &[Dispatch]) {
+        let most = self.max_workgroups();
+        let mut missing = Vec::new();
+        for call in dispatches {
+            let is_part = call.grid.iter().any(|n| *n > most);
+            if let Ok(key) = self.key_of(call, is_part)
+                && !missing.contains(&key)
+                && !self.has(&key)
+            {
+                missing.push(key);
+            }
+        }
+        self.compile_together(missing);
+    }
+
+    /// Binds the first of `calls`. If its pipeline is missing, it compiles those of all calls.
     fn bind_one(
         &self,
-        call: &Dispatch,
+        calls: &[Dispatch],
         first: Option<[u32; 3]>,
         bindings: &BindingCache,
         number: u64,
     ) -> Result<BoundDispatch, Error> {
+        let call = &calls[0];
         let tensors = call.tensors.iter().map(|w| (w.buffer.clone(), w.start, w.size)).collect();
         let key = BindingKey { variant: call.variant.clone(), params: call.params.clone(), tensors, first };
         if let Some(bound) = bindings.get(&key, number) {
             return Ok(bound);
         }
-        let sharing = Sharing::of(&call.tensors, &call.variant, self)?;
-        let (variant, is_part) = (call.variant.clone(), first.is_some());
-        let compiled = self.get(PipelineKey { variant, is_part, sharing: sharing.clone() })?;
+        let pipeline = self.key_of(call, first.is_some())?;
+        let sharing = pipeline.sharing.clone();
+        if calls.len() > 1 && !self.has(&pipeline) {
+            self.compile_ahead(calls);
+        }
+        let compiled = self.get(pipeline)?;
         let device = self.device();
         let windows = sharing.bound(&call.tensors);
         let bind_group = guarded(device, "a tensor's buffer", || {
@@ -284,6 +311,7 @@ impl Prepared {
 
 /// The target of a recording: a [`wgpu::CommandEncoder`] or a [`wgpu::ComputePass`]. In an encoder,
 /// each call has a separate compute pass. In a pass, calls replace the pipeline and bind group 0.
+/// [`WarmUp`] around one of them compiles without computing.
 pub trait Recorder: sealed::Recorder {}
 
 mod sealed {
@@ -313,5 +341,35 @@ impl Recorder for wgpu::ComputePass<'_> {}
 impl sealed::Recorder for wgpu::ComputePass<'_> {
     fn record(&mut self, call: &Prepared) {
         call.record_in(self);
+    }
+}
+
+/// Records calls with no workgroups: they read and write no tensor. Some drivers compile a kernel
+/// when it is first submitted, such as Mesa's lavapipe. They compile it when this recording is
+/// submitted. Submit it when a delay does no harm, for example while weights are loaded.
+///
+/// The host does the same as in a real recording. A [`Cache`](crate::Cache) whose `advance` was
+/// recorded counts new tokens that the device does not have: use a temporary cache.
+///
+/// ```no_run
+/// # use wgpu_attention::{Attention, Error, Forward, Gpu, Scratch, WarmUp};
+/// # fn f(gpu: &Gpu, attention: &Attention, call: &Forward, scratch: &mut Scratch) -> Result<(), Error> {
+/// gpu.submit(|encoder| attention.forward(&mut WarmUp(encoder), call, scratch))
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct WarmUp<'a, R: Recorder>(pub &'a mut R);
+
+impl<R: Recorder> Recorder for WarmUp<'_, R> {}
+
+impl<R: Recorder> sealed::Recorder for WarmUp<'_, R> {
+    fn record(&mut self, call: &Prepared) {
+        let mut dispatches: Vec<(BoundDispatch, [u32; 3])> = Vec::new();
+        for (bound, _) in &call.dispatches {
+            if dispatches.iter().all(|(known, _)| known.pipeline != bound.pipeline) {
+                dispatches.push((bound.clone(), [0; 3]));
+            }
+        }
+        self.0.record(&Prepared { label: call.label, dispatches });
     }
 }

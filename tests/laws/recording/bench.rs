@@ -20,6 +20,8 @@ pub(super) enum How {
     RefusedInPass,
     /// Prepared, but not recorded.
     Prepared,
+    /// Recorded with no workgroups.
+    WarmUp,
     /// Prepared, then recorded into an encoder or a pass.
     PreparedOwn,
     PreparedPass,
@@ -34,6 +36,7 @@ macro_rules! call {
                 How::Refused => $operator.$forward(encoder, $wrong $(, $scratch)?)?,
                 How::Prepared => within_defaults(&$operator.$prepare($call $(, $scratch)?)?),
                 How::PreparedOwn => $operator.$prepare($call $(, $scratch)?)?.record(encoder),
+                How::WarmUp => $operator.$forward(&mut WarmUp(encoder), $call $(, $scratch)?)?,
                 How::Pass | How::RefusedInPass | How::PreparedPass => {
                     let pass = &mut encoder.begin_compute_pass(&Default::default());
                     match how {
@@ -213,6 +216,8 @@ impl Bench {
         let before = self.alive();
         record(&mut encoder(self.gpu()), How::Prepared).expect("a preparation");
         let prepared = self.alive();
+        assert!(self.ran(name, record, How::WarmUp).0 == poisoned, "{name}: a warm-up wrote something");
+        assert_eq!(self.alive(), prepared, "{name}, a warm-up creates something");
         let (bits, _) = self.ran(name, record, How::Own);
         let first = self.alive();
         self.results.borrow_mut().push((name.to_string(), bits.clone()));

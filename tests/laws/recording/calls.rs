@@ -37,7 +37,7 @@ use wgpu_attention::selected::{
 };
 use wgpu_attention::tuning::Family;
 use wgpu_attention::tuning::Family::*;
-use wgpu_attention::{Backward, Error, Prepared, Recorder, TransformerDecoder, TransformerEncoder};
+use wgpu_attention::{Backward, Error, Prepared, Recorder, TransformerDecoder, TransformerEncoder, WarmUp};
 
 use super::bench::{How, call, reshaped, with_separate_buffers_and_one, within_defaults};
 use super::*;
