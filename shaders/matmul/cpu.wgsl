@@ -2,7 +2,7 @@
 // invocation computes ROWS rows of four columns. The rows depend only on workgroup_id, so loads of
 // A are uniform: the compiler broadcasts them instead of gathering.
 //
-// Constants: ROWS, LANES, B_ALONG_N, REPAIRS.
+// Constants: ROWS, LANES, B_ALONG_N, RAGGED, REPAIRS.
 // The stage gives:
 //   struct Tile { rows, cols, ... }       the product's size, and fields of the stage
 //   tile_of(z) -> Tile                    from workgroup_id.z
@@ -13,9 +13,12 @@
 //   tile_store4(t, row, col, value)         C[row, col..col+4]
 //   tile_repair(t, row, col)              the same again, if REPAIRS and it is not finite
 //
-// Needs: B_ALONG_N, LANES, REPAIRS, ROWS; Tile; all_finite, tile_a4, tile_b4, tile_inner,
+// Needs: B_ALONG_N, LANES, RAGGED, REPAIRS, ROWS; Tile; all_finite, tile_a4, tile_b4, tile_inner,
 // tile_needed, tile_of, tile_repair, tile_store4.
 // Gives: main.
+
+// The rows whose stores are written out.
+const STORED: u32 = min(ROWS, 4u);
 
 // B[k..k+4, col..col+4], a column of the matrix per k.
 fn block_b(t: Tile, k: u32, col: u32) -> mat4x4<f32> {
@@ -71,7 +74,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
     // The partial vectors at the ends of the range. Elements outside the range may have any value,
     // even NaN.
-    for (var end = 0u; end < 2u; end++) {
+    for (var end = 0u; RAGGED && end < 2u; end++) {
         let k = select(whole.y, inner.x & ~3u, end == 0u);
         let ragged = select(inner.y > whole.y && whole.y >= whole.x, inner.x < whole.x, end == 0u);
         if ragged {
@@ -89,11 +92,17 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             }
         }
     }
+    // The loop rotates the sums through the first of them: few copies of the code of a store.
     var broken = false;
-    for (var r = 0u; r < ROWS; r++) {
-        if r < rows {
-            tile_store4(t, row0 + r, col, acc[r]);
-            broken = broken || !all_finite(acc[r]);
+    for (var r0 = 0u; r0 < rows; r0 += STORED) {
+        /* unrolled */ for (var r = 0u; r < STORED; r++) {
+            if r0 + r < rows {
+                tile_store4(t, row0 + r0 + r, col, acc[r]);
+                broken = broken || !all_finite(acc[r]);
+            }
+        }
+        /* unrolled */ for (var r = 0u; r < ROWS - STORED; r++) {
+            acc[r] = acc[r + STORED];
         }
     }
     if REPAIRS && broken {

@@ -13,6 +13,9 @@ pub(crate) struct Loop {
     pub a_along_m: bool,
     /// True if `tile_b4` loads along the columns of B, false if it loads along its rows.
     pub b_along_n: bool,
+    /// True if the inner range may begin or end within a vector of four. It costs software drivers
+    /// a second copy of the loop.
+    pub ragged: bool,
     /// True if the stage's `tile_repair` recomputes sums that are NaN.
     pub repairs: bool,
 }
@@ -36,7 +39,11 @@ impl Loop {
                 constants.extend([Constant::U32("TILE", side), Constant::U32("TILE_K", k)]);
             }
             Tiles::Cpu { rows, lanes } => {
-                constants.extend([Constant::U32("ROWS", rows), Constant::U32("LANES", lanes)]);
+                constants.extend([
+                    Constant::U32("ROWS", rows),
+                    Constant::U32("LANES", lanes),
+                    Constant::Bool("RAGGED", self.ragged),
+                ]);
             }
             Tiles::Matrix(matrix) => constants.extend([
                 Constant::Fragments(matrix.fragment),

@@ -37,7 +37,13 @@ impl Variant for Scores {
     const LABEL: &'static str = "attention.scores";
 
     fn describe(&self) -> Kernel {
-        let product = product::Loop { tiles: self.tiles, a_along_m: false, b_along_n: false, repairs: false };
+        let product = product::Loop {
+            tiles: self.tiles,
+            a_along_m: false,
+            b_along_n: false,
+            ragged: self.width == Width::One,
+            repairs: false,
+        };
         let declared = self
             .declare()
             .bool("IN_FOURS", self.width == Width::Four)

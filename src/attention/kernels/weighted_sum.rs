@@ -35,7 +35,13 @@ impl Variant for WeightedSum {
     const LABEL: &'static str = "attention.weighted_sum";
 
     fn describe(&self) -> Kernel {
-        let product = product::Loop { tiles: self.tiles, a_along_m: false, b_along_n: true, repairs: true };
+        let product = product::Loop {
+            tiles: self.tiles,
+            a_along_m: false,
+            b_along_n: true,
+            ragged: true,
+            repairs: true,
+        };
         let declared = self
             .declare()
             .bool("IN_FOURS", self.width == Width::Four)

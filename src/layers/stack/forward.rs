@@ -175,6 +175,9 @@ impl<'a> Pass<'_, 'a> {
         let Pass { stack: Stack { layers, final_norm, .. }, call, work, .. } = *self;
         let [branch, normed] = [work.features(Slot::Branch)?, work.features(Slot::Normed)?];
         let middle = work.features(Slot::Middle)?;
+        // The next sum's tensor. The dispatch still reads `x`, the sum before it.
+        let next =
+            |x: TensorView| if x.buffer == middle.buffer { work.features(Slot::Stream) } else { Ok(middle) };
         let mut dispatches = Dispatches::new();
         let mut x = call.x;
         for (n, layer) in layers.iter().enumerate() {
@@ -184,9 +187,7 @@ impl<'a> Pass<'_, 'a> {
                 } else {
                     let sum = match call.hidden {
                         Some(hidden) if part == 0 => work.given(hidden, n - 1),
-                        // The sum before this one lies in `middle`, which the dispatch still reads.
-                        _ if x.buffer == middle.buffer => work.features(Slot::Stream)?,
-                        _ => middle,
+                        _ => next(x)?,
                     };
                     dispatches.push(work.norm(norm, x, Some(branch), normed, Some(sum)));
                     x = sum;
@@ -196,8 +197,12 @@ impl<'a> Pass<'_, 'a> {
         }
         dispatches.push(match final_norm {
             Some(norm) => {
-                let last = call.hidden.map(|hidden| work.given(hidden, layers.len() - 1));
-                work.norm(norm, x, Some(branch), call.out, last)
+                // The last sum is not needed. With it, all these norms have one pipeline.
+                let last = match call.hidden {
+                    Some(hidden) => work.given(hidden, layers.len() - 1),
+                    None => next(x)?,
+                };
+                work.norm(norm, x, Some(branch), call.out, Some(last))
             }
             None => work.sum(x, branch, call.out),
         });

@@ -46,7 +46,7 @@ impl<'a> EmbeddingOp<'a> {
             work: work as u32,
             step: (groups * WORKGROUP) as u32,
             scale,
-            accumulates,
+            accumulates: accumulates.into(),
             width: self.width(),
         };
         call.dispatch([groups, 1, 1], device)

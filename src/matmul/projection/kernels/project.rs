@@ -77,6 +77,7 @@ impl Variant for Project {
             tiles: self.tiles,
             a_along_m: false,
             b_along_n: self.w_along_columns,
+            ragged: self.width == Width::One,
             repairs: false,
         };
         let mut declared = self

@@ -68,6 +68,7 @@ impl Variant for ProjectBackward {
             tiles: self.tiles,
             a_along_m: self.a_along_m,
             b_along_n: self.b_along_n,
+            ragged: true,
             repairs: false,
         };
         let declared = self

@@ -63,7 +63,13 @@ impl Variant for QuantizedProject {
         let declared = self.declare().bool("IN_FOURS", self.width == Width::Four);
         match self.tiles {
             QuantizedTiles::Many(tiles) => {
-                let product = product::Loop { tiles, a_along_m: false, b_along_n: false, repairs: false };
+                let product = product::Loop {
+                    tiles,
+                    a_along_m: false,
+                    b_along_n: false,
+                    ragged: false,
+                    repairs: false,
+                };
                 let parts = [
                     shader!("matmul/quantized/quantized_project"),
                     shader!("matmul/quantized/tile"),

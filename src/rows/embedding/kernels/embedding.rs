@@ -24,9 +24,10 @@ kernel! {
         /// Invocations that share these groups.
         step: u32,
         scale: f32,
+        /// 1 if the rows are added to `out`.
+        accumulates: u32,
     }
     variant {
-        accumulates: bool,
         width: Width,
     }
 }
@@ -41,20 +42,18 @@ impl Variant for Embedding {
     fn describe(&self) -> Kernel {
         let parts =
             [shader!("tensor/view"), shader!("tensor/store_four"), shader!("rows/embedding/embedding")];
-        self.declare()
-            .u32("WORKGROUP", WORKGROUP as u32)
-            .bool("ACCUMULATES", self.accumulates)
-            .bool("IN_FOURS", self.width == Width::Four)
-            .kernel(&parts, WORKGROUP as u32, 0)
+        self.declare().u32("WORKGROUP", WORKGROUP as u32).bool("IN_FOURS", self.width == Width::Four).kernel(
+            &parts,
+            WORKGROUP as u32,
+            0,
+        )
     }
 
     fn all() -> impl IntoIterator<Item = Self> {
         let ids = DType::U32;
         FLOATS.into_iter().flat_map(move |table| {
             FLOATS.into_iter().flat_map(move |out| {
-                WIDTHS.into_iter().flat_map(move |width| {
-                    [false, true].map(|accumulates| Embedding { ids, table, out, accumulates, width })
-                })
+                WIDTHS.into_iter().map(move |width| Embedding { ids, table, out, width })
             })
         })
     }
