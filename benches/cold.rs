@@ -1,9 +1,9 @@
 //! `MESA_SHADER_CACHE_DISABLE=true scripts/gpu cargo bench --bench cold [-- --only TEXT]`
 //!
-//! The cold start of two small models: pipelines, the host's time to record a step with new
-//! pipelines, and the device's time to finish its first submission. Some drivers compile in that
-//! submission. Times are of one run each, because nothing can be cold twice. The models have random
-//! weights, and nothing is compared: tests do that.
+//! The cold start of two small models. It prints each step's new pipelines, the host's time to
+//! record it, and the time of its first submission. Some drivers compile in that submission. Times
+//! are of one run each, because nothing can be cold twice. The models have random weights, and
+//! nothing is compared: tests do that.
 
 use std::time::Instant;
 

@@ -19,8 +19,10 @@ use wgpu_attention::cache::{Append, CacheLayout, CacheStorage, Keep, ScaleGroup,
 use wgpu_attention::reference::cache::{hadamard, stored};
 use wgpu_attention::reference::compare::compare;
 use wgpu_attention::reference::{Options, widen};
+use wgpu_attention::tuning::Target;
 use wgpu_attention::{
-    Attention, Cache, CacheConfig, Config, DType, Forward, Gpu, Mask, Scratch, Shape, TensorView,
+    Attention, Cache, CacheConfig, Config, DType, Forward, Gpu, KernelOptions, Mask, Scratch, Shape,
+    TensorView,
 };
 
 const HEADS: usize = 32;
@@ -87,9 +89,10 @@ impl Data {
         CacheConfig::new(kv_heads, head_dim, capacity).value_dim(value_dim)
     }
 
-    fn attention(&self, gpu: &Gpu, dtype: DType) -> Attention {
+    fn attention(&self, gpu: &Gpu, dtype: DType, options: KernelOptions) -> Attention {
         let Shape { heads, kv_heads, head_dim, value_dim, .. } = self.shape;
         let config = Config::new(heads, head_dim).kv_heads(kv_heads).value_dim(value_dim).dtype(dtype);
+        let config = config.kernel_options(options);
         Attention::with_pipelines(gpu.pipelines(), config).expect("config")
     }
 
@@ -121,7 +124,7 @@ fn tensors<'a>(bed: &'a Bed, data: &Data, dtype: DType) -> Subject<'a> {
     let shape = data.shape;
     let [q, k, v] = [&data.q, &data.k, &data.v].map(|x| upload(gpu, x, dtype).expect("upload"));
     let out = blank(gpu, data.out_len(), dtype).expect("out");
-    let attention = data.attention(gpu, dtype);
+    let attention = data.attention(gpu, dtype, KernelOptions::new());
     let mut scratch = None;
     let mut record = {
         let out = out.clone();
@@ -155,11 +158,12 @@ struct Form {
     /// The width of the Walsh–Hadamard matrix.
     hadamard: Option<usize>,
     latent: bool,
+    options: KernelOptions,
 }
 
 impl Form {
     fn new(storage: CacheStorage) -> Self {
-        Form { storage, hadamard: None, latent: false }
+        Form { storage, hadamard: None, latent: false, options: KernelOptions::new() }
     }
 
     fn of(self, config: CacheConfig) -> CacheConfig {
@@ -189,7 +193,7 @@ fn cached<'a>(bed: &'a Bed, data: &Data, config: CacheConfig, name: String, form
     let cache = filled(gpu, data, config, form);
     let q = gpu.upload(&data.q).expect("q");
     let out = blank(gpu, data.out_len(), DType::F32).expect("out");
-    let attention = data.attention(gpu, DType::F32);
+    let attention = data.attention(gpu, DType::F32, form.options);
     let bytes = (form.of(config).token_bytes() * shape.kv_len) as f64;
     let mut scratch = None;
     let mut record = {
@@ -308,6 +312,18 @@ fn main() {
         let name = format!("cache {storage:?} that can remove tokens");
         if !quick() && wanted(&name) {
             subjects.push(cached(&bed, &data, config.compacts(true), name, Form::new(storage)));
+        }
+    }
+    let options = KernelOptions::new();
+    for (what, options) in [
+        ("batch-invariant", options.batch_invariant(true)),
+        ("kernels for GPUs", options.target(Target::Gpu)),
+    ] {
+        for storage in [CacheStorage::F32, CacheStorage::F16, CacheStorage::Q8(group)] {
+            let name = format!("cache {storage:?}, {what}");
+            if !quick() && wanted(&name) {
+                subjects.push(cached(&bed, &data, config, name, Form { options, ..Form::new(storage) }));
+            }
         }
     }
     let times = medians(timer, &mut subjects, rounds);

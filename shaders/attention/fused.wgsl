@@ -54,6 +54,9 @@ fn query_of_row(b: u32, kv_head: u32, row: u32) -> Query {
 fn split_keys(r: vec2<u32>, split: u32) -> vec2<u32> {
     if !SPLITS || r.x >= r.y {
         return r;
+    } else if p.fixed_split != 0u {
+        let first = split * p.fixed_split;
+        return clamp(vec2<u32>(first, first + p.fixed_split), vec2<u32>(r.x), vec2<u32>(r.y));
     } else {
         let share = max((r.y - r.x + p.splits - 1u) / p.splits, SPLIT_LEAST);
         let len = (share + SPLIT_STEP - 1u) / SPLIT_STEP * SPLIT_STEP;

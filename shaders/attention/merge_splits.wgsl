@@ -85,7 +85,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let s = first + lane;
         if s < p.splits {
             let state = total_at(first_split + s);
-            shares[own_shares + s] = select(0.0, share_of(state.x, total, neg_inf) * state.y, seen);
+            let share = select(0.0, share_of(state.x, total, neg_inf) * state.y, seen);
+            // The only split with keys has the bits of a call without splits.
+            shares[own_shares + s] = select(share, 1.0, seen && all(state == total));
         }
     }
     workgroupBarrier();

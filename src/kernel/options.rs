@@ -62,9 +62,10 @@ pub enum MatrixUnits {
     Always,
 }
 
-/// The kernels to use, and the size of their dispatches. The default options suit the device. All
-/// options except [`f16_operands`](Self::f16_operands) are for tests, measurements and systems that
-/// limit the time of a dispatch.
+/// The kernels to use, and the size of their dispatches. The default options suit the device.
+/// [`f16_operands`](Self::f16_operands) trades precision for speed, and
+/// [`batch_invariant`](Self::batch_invariant) speed for bits that do not depend on a batch. All
+/// other options are for tests, measurements and systems that limit the time of a dispatch.
 ///
 /// ```
 /// use wgpu_attention::{Config, KernelOptions};
@@ -81,6 +82,7 @@ pub struct KernelOptions {
     pub(crate) work_limit: Option<u64>,
     pub(crate) splits: Option<usize>,
     pub(crate) fixed: bool,
+    pub(crate) batch_invariant: bool,
 }
 
 impl Default for KernelOptions {
@@ -100,6 +102,7 @@ impl KernelOptions {
             work_limit: None,
             splits: None,
             fixed: false,
+            batch_invariant: false,
         }
     }
 
@@ -180,11 +183,42 @@ impl KernelOptions {
         self
     }
 
+    /// Makes the bits of a row independent of all other rows of the call. A sequence then has the
+    /// same bits alone and in any batch. In steps with a cache, it has the bits of one call for all
+    /// tokens. The idea is from "Defeating Nondeterminism in
+    /// LLM Inference" (He et al. 2025).
+    ///
+    /// It applies to forward passes of attention, products, norms, and the layers and stacks that
+    /// consist of them. Operators that cannot do it refuse it.
+    ///
+    /// - Attention uses one kernel for every number of rows, without matrix units. It splits keys
+    ///   at each multiple of 1024, so a sequence has at most 131072 keys.
+    /// - The temporary memory of longer calls is 4 bytes for each row, head, value channel and 1024
+    ///   keys. Prompts can come in several steps.
+    ///
+    /// The results are those of the same device, driver, types, storage, mask rules and outputs.
+    /// Keys count from the first key of a sequence's batch entry. Padding on the left, packed
+    /// sequences and rings give a text other places, and its results then have other bits. Infinite
+    /// values and NaN may also give other bits.
+    pub const fn batch_invariant(mut self, on: bool) -> Self {
+        self.batch_invariant = on;
+        self
+    }
+
+    /// Refuses [`batch_invariant`](Self::batch_invariant), for an operator that cannot do it.
+    pub(crate) fn refuse_batch_invariant(&self, what: &'static str) -> Result<(), Error> {
+        if !self.batch_invariant {
+            return Ok(());
+        }
+        let why = "its sums depend on the lengths of the call; leave `KernelOptions::batch_invariant` unset";
+        Err(Error::Unsupported { what, why })
+    }
+
     /// True if plans may follow measurements: no option selects kernels.
     pub(crate) fn is_open(&self) -> bool {
-        let KernelOptions { target, algorithm, matrix_units, splits, fixed, .. } = *self;
+        let KernelOptions { target, algorithm, matrix_units, splits, fixed, batch_invariant, .. } = *self;
         let auto = (target, algorithm, matrix_units) == (Target::Auto, Algorithm::Auto, MatrixUnits::Auto);
-        auto && splits.is_none() && !fixed
+        auto && splits.is_none() && !fixed && !batch_invariant
     }
 
     /// The fragments that the kernels of `family` use for operands of `dtype`, or the reason why

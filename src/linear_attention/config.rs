@@ -118,6 +118,7 @@ impl LinearConfig {
     }
 
     pub(crate) fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
+        self.kernel_options.refuse_batch_invariant("`batch_invariant` with linear attention")?;
         let LinearConfig { heads, kv_heads, head_dim, value_dim, .. } = *self;
         Shape { batch: 1, heads, kv_heads, q_len: 1, kv_len: 1, head_dim, value_dim }.check()?;
         check_dtype(self.dtype, device)?;

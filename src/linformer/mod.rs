@@ -270,6 +270,7 @@ impl Linformer {
 
     /// Checks a call, before its pipelines are compiled.
     fn check(&self, call: &LinformerForward, device: &DeviceFacts) -> Result<Plan, Error> {
+        self.config.kernel_options.refuse_batch_invariant("`batch_invariant` with Linformer")?;
         let q = call.q;
         let mut tensors = CallTensors::new(device);
         let shape = self.check_tensors(call, Access::Write, &mut tensors)?;

@@ -94,6 +94,7 @@ impl LshConfig {
     }
 
     pub(super) fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
+        self.kernel_options.refuse_batch_invariant("`batch_invariant` with LSH attention")?;
         let LshConfig { heads, head_dim, value_dim, rounds, n_buckets, chunk, .. } = *self;
         let sizes = [
             ("heads", heads),

@@ -105,9 +105,12 @@ pub(crate) fn choose_product_as(
         [DType::F16, DType::F16, _] => DType::F16,
         _ => DType::F32,
     };
-    if let Some(tiles) =
-        kernel_options.settle(matrix_tiles(shape, dtype, in_fours, &kernel_options, pick, device))?
-    {
+    let matrix = if kernel_options.batch_invariant {
+        Err("the order of their sums depends on the rows, which `batch_invariant` excludes")
+    } else {
+        matrix_tiles(shape, dtype, in_fours, &kernel_options, pick, device)
+    };
+    if let Some(tiles) = kernel_options.settle(matrix)? {
         return Ok(Tiles::Matrix(tiles));
     }
     if device.lacks_both(PRODUCTS) {

@@ -158,6 +158,7 @@ impl RecurrentConfig {
     }
 
     pub(crate) fn check(&self, device: &DeviceFacts) -> Result<(), Error> {
+        self.kernel_options.refuse_batch_invariant("`batch_invariant` with recurrent attention")?;
         let RecurrentConfig { heads, value_heads, head_dim, value_dim, .. } = *self;
         if heads > 0 && !value_heads.is_multiple_of(heads) {
             return Err(Error::NotDivisible {

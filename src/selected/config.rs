@@ -48,6 +48,7 @@ impl SelectedConfig {
     }
 
     pub(crate) fn check(&self) -> Result<(), Error> {
+        self.attention.kernel_options.refuse_batch_invariant("`batch_invariant` with selected attention")?;
         let option =
             |option, value: usize, expected| Err(Error::Option { option, value: value as f64, expected });
         if self.block == 0 || self.block > 1 << 20 {

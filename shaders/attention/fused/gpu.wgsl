@@ -41,9 +41,9 @@
 // to be unrolled (src/kernel/unroll.rs). Where one copy of a loop's code is enough, the loop
 // rotates the vectors through the array's first element.
 //
-// Needs: p.head_dim, p.mask, p.q, p.scale, p.value_dim; AHEAD, CHUNK, HAS_BLOCKS, HAS_DROPOUT,
-// KEYS, LOG2_E, LOWEST, PER_PAIR_MASK, P_KEYS, RESCALE_THRESHOLD, ROWS, SLICE, UNIT, V_KEYS,
-// WORKGROUP; Query, Source, WorkTile; all_finite, apply_dropout, are_nan, component,
+// Needs: p.fixed_split, p.head_dim, p.mask, p.q, p.scale, p.value_dim; AHEAD, CHUNK, HAS_BLOCKS,
+// HAS_DROPOUT, KEYS, LOG2_E, LOWEST, PER_PAIR_MASK, P_KEYS, RESCALE_THRESHOLD, ROWS, SLICE, UNIT,
+// V_KEYS, WORKGROUP; Query, Source, WorkTile; all_finite, apply_dropout, are_nan, component,
 // finish_checked, head_query_of, is_finite, k_source, key_row, keys_of_rows, load_k, load_q,
 // mask_mod, next_tile, query_of, repaired, rescale_of, row_keys, row_state, score_mod, store_row,
 // v_four, v_source, view_at, work_tile, zero_past.
@@ -501,7 +501,8 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) i
     let v = v_source(work.b, work.kv_head, 0u);
     let v_col = stage_col(lane, col0);
 
-    let align = select(4u, KEYS, HAS_BLOCKS);
+    // With fixed splits, a row's tiles do not depend on the first key of its neighbours.
+    let align = select(4u, KEYS, HAS_BLOCKS || p.fixed_split != 0u);
     var at = next_tile(work, min(keys.x, end) / align * align, vec2<u32>(), end, index);
     if AHEAD && at.y != 0u {
         find_keys(k, at.x, last_key, lane);

@@ -93,6 +93,7 @@ fn call<'a>(
         value_dim: shape.value_dim as u32,
         scale,
         splits: plan.splits as u32,
+        fixed_split: plan.fixed_split as u32,
         stats: plan.stats() as u32,
         tiles: plan.tiles,
         cached: layer.map(|layer| layer.cached),

@@ -74,6 +74,7 @@ impl Extras<'_> {
             reach,
             masked: !self.mask.is_none(),
             simple: !self.mask.has(Id::Blocks) && self.dropout.is_none(),
+            sinks: self.mask.has(Id::SinkLogits),
             weights: self.weights.map(|w| WeightsOutput::of(w.dtype, w.shape(), &shape)),
             scores: self.scores.is_some(),
             additive: false,

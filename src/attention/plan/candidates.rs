@@ -122,6 +122,7 @@ mod tests {
             reach: Reach { most: shape.kv_len, window: None },
             masked: false,
             simple: true,
+            sinks: false,
             weights: None,
             scores: false,
             additive: false,

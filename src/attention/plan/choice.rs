@@ -65,6 +65,9 @@ pub(super) fn choose_as(outline: &Outline, pick: &Pick, device: &DeviceFacts) ->
     if fused_path {
         return Ok(Choice::Fused(fused(outline, pick, device)?));
     }
+    outline
+        .kernel_options
+        .refuse_batch_invariant("`batch_invariant` with weights, scores, or many mask tensors")?;
     if outline.kernel_options.matrix_units == MatrixUnits::Always {
         let why = "weights, scores and many mask tensors need the staged path, which has none; set `MatrixUnits::Auto`";
         return Err(Error::Unsupported { what: "matrix units for this call", why });
@@ -104,6 +107,7 @@ mod tests {
             reach: Reach::of(mask, shape.q_len, shape.kv_len, false),
             masked: true,
             simple: true,
+            sinks: false,
             weights: None,
             scores: false,
             additive: false,

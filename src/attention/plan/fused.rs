@@ -10,7 +10,7 @@ use crate::device::registers::Registers;
 use crate::device::tuned::Pick;
 use crate::device::{DeviceFacts, Family};
 use crate::kernel::pieces::{Piece, pieces, steps};
-use crate::kernel::{KernelOptions, MatrixUnits};
+use crate::kernel::{KernelOptions, MatrixUnits, Target};
 use crate::matmul::plan::ENOUGH_WORKGROUPS;
 use crate::tensor::{DType, Error, Shape};
 
@@ -283,6 +283,10 @@ pub(crate) struct FusedPlan {
     pub tiles: FusedTiles,
     /// Workgroups that share the keys of a tile of rows.
     pub splits: usize,
+    /// True if the results of splits are merged.
+    merges: bool,
+    /// The keys of a split that begins at a multiple of them. 0 if splits depend on the rows.
+    pub fixed_split: usize,
     /// Workgroups: row tiles times splits, slices of out, batch · kv_heads.
     grid: [usize; 3],
     /// The most workgroups along each axis in one dispatch.
@@ -322,7 +326,12 @@ pub(super) fn fused(outline: &Outline, pick: &Pick, device: &DeviceFacts) -> Res
     let reach = reach.of_queries(queries);
     let short = if outline.keys.is_cache() { LONG_CACHE } else { LONGEST_SUM };
     let least = if reach > short { least_splits(reach, split_bytes) } else { 1 };
-    let splits = splits(tiles, workgroups, reach, least, kernel_options, pick, device)?;
+    let invariant = kernel_options.batch_invariant;
+    let splits = if invariant {
+        fixed_splits(outline, device)?
+    } else {
+        splits(tiles, workgroups, reach, least, kernel_options, pick, device)?
+    };
     let grid = [row_tiles.saturating_mul(splits), slices, heads];
     // The work includes masked pairs.
     let pairs = tiles.rows() as f64 * outline.most_keys().div_ceil(splits) as f64;
@@ -332,6 +341,9 @@ pub(super) fn fused(outline: &Outline, pick: &Pick, device: &DeviceFacts) -> Res
     let plan = FusedPlan {
         tiles,
         splits,
+        // With sinks, a single split has other bits than no split.
+        merges: splits > 1 || invariant && outline.sinks,
+        fixed_split: if invariant { FIXED_SPLIT } else { 0 },
         grid,
         steps: steps(grid, work, most_work, device)?,
         rows: rows.saturating_mul(heads),
@@ -354,6 +366,7 @@ fn fused_tiles(
 ) -> Result<FusedTiles, Error> {
     let Outline { shape, kernel_options, .. } = outline;
     if outline.additive {
+        kernel_options.refuse_batch_invariant("`batch_invariant` with additive attention")?;
         if kernel_options.matrix_units == MatrixUnits::Always {
             let why = "additive scores are sums of `tanh`, not products; set `MatrixUnits::Auto`";
             return Err(Error::Unsupported { what: "matrix units for this call", why });
@@ -364,6 +377,9 @@ fn fused_tiles(
         } else {
             additive_gpu(rows, shape.value_dim)
         });
+    }
+    if kernel_options.batch_invariant {
+        return invariant_tiles(rows, shape, kernel_options, device);
     }
     let keys = outline.source();
     let matrix = if rows > 16 || kernel_options.matrix_units == MatrixUnits::Always {
@@ -383,6 +399,48 @@ fn fused_tiles(
     }
     let decode = decode_gpu(rows, shape, &keys, device).map(FusedTiles::DecodeGpu);
     Ok(decode.unwrap_or_else(|| fused_gpu(rows, shape.value_dim, pick, device)))
+}
+
+/// The keys of a split that does not depend on the rows: a multiple of the keys of every tile.
+const FIXED_SPLIT: usize = 1024;
+
+/// Returns the tiles whose rows do not depend on each other, for any number of rows. All of them
+/// have the same keys, and each row adds them in the same order.
+fn invariant_tiles(
+    rows: usize,
+    shape: &Shape,
+    kernel_options: &KernelOptions,
+    device: &DeviceFacts,
+) -> Result<FusedTiles, Error> {
+    let what = "`batch_invariant` with this option";
+    if kernel_options.target == Target::Software {
+        let why = "only kernels for GPUs have it, which software drivers run too; set `Target::Auto`";
+        return Err(Error::Unsupported { what, why });
+    }
+    if kernel_options.matrix_units == MatrixUnits::Always {
+        let why = "the order of their sums depends on the rows; set `MatrixUnits::Auto`";
+        return Err(Error::Unsupported { what, why });
+    }
+    if kernel_options.splits.is_some() {
+        return Err(Error::Unsupported { what, why: "splits have fixed lengths; leave `splits` unset" });
+    }
+    if device.lacks(Family::FusedGpu) {
+        return Err(Error::Disabled { family: Family::FusedGpu });
+    }
+    Ok(fused_gpu(rows, shape.value_dim, &Pick::default(), device))
+}
+
+/// The number of splits of [`FIXED_SPLIT`] keys.
+fn fixed_splits(outline: &Outline, device: &DeviceFacts) -> Result<usize, Error> {
+    let splits = outline.most_keys().div_ceil(FIXED_SPLIT).max(1);
+    if splits > MOST_SPLITS {
+        let why = "it has at most 131072 keys; leave `KernelOptions::batch_invariant` unset";
+        return Err(Error::Unsupported { what: "`batch_invariant` for so many keys", why });
+    }
+    if device.lacks(Family::SplitKeys) && (splits > 1 || outline.sinks) {
+        return Err(Error::Disabled { family: Family::SplitKeys });
+    }
+    Ok(splits)
 }
 
 /// Returns the tiles of additive scores for GPUs.
@@ -537,7 +595,7 @@ fn partial_bytes(rows: usize, width: usize) -> u64 {
 impl FusedPlan {
     /// The start of the splits' maxima and totals in their memory, in elements.
     pub fn stats(&self) -> usize {
-        if self.splits == 1 {
+        if !self.merges {
             return 0;
         }
         self.rows * self.splits * self.width
@@ -545,7 +603,7 @@ impl FusedPlan {
 
     /// Bytes of memory for the sums, maxima and totals of splits.
     pub fn partial_bytes(&self) -> u64 {
-        if self.splits == 1 {
+        if !self.merges {
             return 0;
         }
         (self.splits as u64).saturating_mul(partial_bytes(self.rows, self.width))

@@ -139,6 +139,8 @@ pub(crate) struct Outline {
     pub weights: Option<WeightsOutput>,
     /// True if the caller requests scores.
     pub scores: bool,
+    /// True if the mask has sink logits.
+    pub sinks: bool,
     /// True if the scores are additive.
     pub additive: bool,
     /// True if each query has a list of keys.

@@ -38,10 +38,10 @@ pub(crate) fn quantized_tiles(
     device: &DeviceFacts,
 ) -> QuantizedTiles {
     let cpu = kernel_options.target.is_cpu(device);
-    if product.rows > FEW_ROWS {
+    if product.rows > FEW_ROWS && !kernel_options.batch_invariant {
         return QuantizedTiles::Many(tiles(product, cpu, device));
     }
-    let rows = product.rows.next_power_of_two();
+    let rows = product.rows.min(FEW_ROWS).next_power_of_two();
     if cpu {
         // An invocation loads elements of x once for all its columns. More columns are slower if
         // they do not fit in registers. Q8_0 rows also exceed the first-level cache (lavapipe 26, 8

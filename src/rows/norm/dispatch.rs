@@ -77,7 +77,12 @@ fn vector(t: Option<TensorView>, device: &DeviceFacts) -> [u32; 2] {
 fn share(x: &TensorView, kernel_options: &KernelOptions, device: &DeviceFacts) -> (Rows, usize, u32) {
     let [batch, heads, length, features] = x.shape();
     let count = count([batch, heads, length, 1]);
-    let rows = plan::rows_or_parts(count, features, kernel_options.target.is_cpu(device));
+    let cpu = kernel_options.target.is_cpu(device);
+    let rows = if kernel_options.batch_invariant {
+        plan::rows(features, cpu)
+    } else {
+        plan::rows_or_parts(count, features, cpu)
+    };
     let each = (rows.workgroup / rows.lanes) as usize;
     let wanted = count.div_ceil(each);
     let groups = wanted.min(MOST_GROUPS).min(device.max_workgroups as usize);

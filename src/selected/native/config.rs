@@ -75,6 +75,9 @@ impl NativeSparseConfig {
     }
 
     pub(crate) fn check(&self) -> Result<(), Error> {
+        self.attention
+            .kernel_options
+            .refuse_batch_invariant("`batch_invariant` with native sparse attention")?;
         let NativeSparseConfig { length, stride, block, count, initial, local, window, .. } = *self;
         let in_range = |option, value: usize, least, most, expected| match (least..=most).contains(&value) {
             true => Ok(()),

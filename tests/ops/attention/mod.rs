@@ -3,6 +3,7 @@
 pub mod backward;
 pub mod backward_matrix;
 pub mod backward_scores;
+pub mod batch_invariant;
 pub mod bf16;
 pub mod biases;
 pub mod differential;

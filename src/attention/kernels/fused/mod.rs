@@ -54,6 +54,9 @@ kernel! {
         value_dim: u32,
         scale: f32,
         splits: u32,
+        /// The keys of a split that begins at a multiple of them. 0 if the rows' keys are shared
+        /// evenly.
+        fixed_split: u32,
         /// The start of the maxima and totals in `partial`.
         stats: u32,
     }

@@ -19,12 +19,22 @@ impl Stack {
     /// Runs it all at once, or in steps of these lengths with a cache. Returns the output, and with
     /// `keeps` the layers' outputs.
     fn run(&self, setup: &Setup, steps: Option<&[usize]>, keeps: bool) -> Result<[Vec<f64>; 2], String> {
-        let Setup { profile, form, dtypes: [dtype, weight], layout } = *setup;
+        self.run_with(setup, KernelOptions::new().target(setup.form), steps, keeps)
+    }
+
+    fn run_with(
+        &self,
+        setup: &Setup,
+        kernel_options: KernelOptions,
+        steps: Option<&[usize]>,
+        keeps: bool,
+    ) -> Result<[Vec<f64>; 2], String> {
+        let Setup { profile, dtypes: [dtype, weight], layout, .. } = *setup;
         profile.tidy();
         let refused = |e: Error| e.to_string();
         let placed = Weights::new(self, profile, weight);
         let decoder = placed.decoder_of(profile, &self.configs(dtype)).map_err(refused)?;
-        let decoder = decoder.kernel_options(KernelOptions::new().target(form));
+        let decoder = decoder.kernel_options(kernel_options);
         let Stack { batch, length, memory_len, kv_heads, features, .. } = *self;
         let dim = features / self.heads;
         let rows = [batch, 1, length, features];
@@ -192,6 +202,29 @@ fn steps_equal_all_rows_at_once() {
         let [steps, _] = stack.run(&setup, Some(&[1, 3, 1, 2]), false).expect("steps");
         let off = max_error(&steps, &whole);
         assert!(off < 1e-4 * largest(whole.iter().copied()), "{form:?}: {off}");
+    }
+}
+
+/// With `KernelOptions::batch_invariant`, the bits do not depend on the steps.
+#[test]
+fn batch_invariant_steps_have_same_bits() {
+    let stack = Stack { length: 75, ..drawn(5, false) };
+    let stack = Stack::random(&mut Rng::new(8), 2, true, stack);
+    for dtype in [DType::F32, DType::F16] {
+        let setup = Setup { profile: full(), form: FORMS[0], dtypes: [dtype; 2], layout: Layout::Dense };
+        let run =
+            |options, steps: &[usize]| stack.run_with(&setup, options, Some(steps), false).expect("a run");
+        let on = KernelOptions::new().batch_invariant(true);
+        let [whole, _] = run(on, &[75]);
+        for steps in [[1, 3, 1, 70].as_slice(), &[20, 33, 5, 17], &[74, 1]] {
+            let [steps_out, _] = run(on, steps);
+            let differ = steps_out.iter().zip(&whole).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
+            assert_eq!(differ, 0, "{dtype:?}, {steps:?}");
+        }
+        // f16 rounds the difference away.
+        let usual = KernelOptions::new();
+        let always_equal = run(usual, &[1, 3, 1, 70])[0] == run(usual, &[75])[0];
+        assert!(dtype == DType::F16 || !always_equal, "the option changes nothing");
     }
 }
 
