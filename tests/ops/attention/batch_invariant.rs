@@ -176,7 +176,7 @@ fn storages() -> [CacheConfig; 4] {
         config,
         config.storage(CacheStorage::F16),
         config.storage(CacheStorage::Q8(ScaleGroup::Row)),
-        config.layout(CacheLayout::Paged { page: 16, pages: 150 }),
+        config.layout(CacheLayout::Paged { page: 16, pages: 160 }),
     ]
 }
 
