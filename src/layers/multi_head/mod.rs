@@ -283,7 +283,10 @@ impl MultiHeadAttention {
         buffer: &'a wgpu::Buffer,
     ) -> [TensorView<'a>; 3] {
         let dtype = self.config.dtype;
-        let layouts = projected_layouts(shape, call.projects(), dtype);
+        let mut layouts = projected_layouts(shape, call.projects(), dtype);
+        if call.rotary.is_some() && call.projects() == [true; 3] && shape.q_len == shape.kv_len {
+            layouts = with_joined_heads(shape, layouts);
+        }
         let [q, k, v] = layouts.map(|layout| TensorView::with_layout(buffer, dtype, layout));
         let [k, v] = call.keys.outside().unwrap_or([k, v]);
         [q, k, v]
@@ -316,8 +319,9 @@ impl MultiHeadAttention {
             dispatches.extend(self.normed(1, given(unnormed[1].unwrap_or(k)), given(k), device));
         }
         if let Some(rotary) = call.rotary {
-            dispatches.push(rotary.dispatch(q, false, device)?);
-            if !before {
+            let both = if before { None } else { joined_qk(q, given(k)) };
+            dispatches.push(rotary.dispatch(both.unwrap_or(q), false, device)?);
+            if !before && both.is_none() {
                 dispatches.push(rotary.dispatch(given(k), false, device)?);
             }
         }
@@ -575,6 +579,27 @@ fn projected_layouts(shape: &Shape, wanted: [bool; 3], dtype: DType) -> [Layout;
         }
         layout
     })
+}
+
+/// The layouts with each sequence's heads of k after its heads of q. They take the same memory.
+fn with_joined_heads(shape: &Shape, [q, k, v]: [Layout; 3]) -> [Layout; 3] {
+    let [batch, heads, length, dim] = shape.q();
+    let joined = Layout::dense([batch, heads + shape.kv_heads, length, dim]);
+    let of = |first: usize, layout: Layout| Layout {
+        offset: q.offset + first * joined.strides[1],
+        shape: layout.shape,
+        ..joined
+    };
+    [of(0, q), of(heads, k), v]
+}
+
+/// The heads of q, then those of k, as one tensor, if they lie so in memory.
+fn joined_qk<'a>(q: TensorView<'a>, k: TensorView<'a>) -> Option<TensorView<'a>> {
+    let [batch, heads, length, dim] = q.shape();
+    let follows = k.buffer == q.buffer && k.offset() == q.offset() + heads * q.strides()[1];
+    let same = k.strides() == q.strides() && k.shape()[2..] == q.shape()[2..];
+    let shape = [batch, heads + k.shape()[1], length, dim];
+    (follows && same).then_some(TensorView { layout: Layout { shape, ..q.layout }, ..q })
 }
 
 /// The layouts of keys and values in a separate buffer, and the element at which the next pair may
