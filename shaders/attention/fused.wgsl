@@ -92,7 +92,12 @@ fn finish_row(state: vec2<f32>, z: u32, row: u32, split: u32, stores: bool) -> v
             lse_store(view_at(p.lse, b, place.x, place.y, 0u), lse_of(total, neg_inf));
         }
         // A sink may have raised the maximum.
-        return vec3<f32>(select(0.0, share_of(state.x, total, neg_inf), is_seen(state, neg_inf)), total);
+        var share = share_of(state.x, total, neg_inf);
+        if p.fixed_split != 0u && all(total == state) {
+            // The same operation as with splits, for the same bits.
+            share = 1.0 / state.y;
+        }
+        return vec3<f32>(select(0.0, share, is_seen(state, neg_inf)), total);
     }
 }
 

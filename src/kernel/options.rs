@@ -185,20 +185,20 @@ impl KernelOptions {
 
     /// Makes the bits of a row independent of all other rows of the call. A sequence then has the
     /// same bits alone and in any batch. In steps with a cache, it has the bits of one call for all
-    /// tokens. The idea is from "Defeating Nondeterminism in
-    /// LLM Inference" (He et al. 2025).
+    /// tokens. The idea is from "Defeating Nondeterminism in LLM Inference" (He et al. 2025).
     ///
     /// It applies to forward passes of attention, products, norms, and the layers and stacks that
     /// consist of them. Operators that cannot do it refuse it.
     ///
     /// - Attention uses one kernel for every number of rows, without matrix units. It splits keys
-    ///   at each multiple of 1024, so a sequence has at most 131072 keys.
-    /// - The temporary memory of longer calls is 4 bytes for each row, head, value channel and 1024
-    ///   keys. Prompts can come in several steps.
+    ///   at each multiple of 1024. A call has at most 131072 keys, and a cache as much capacity.
+    /// - With more than 1024 keys or capacity, it needs temporary memory. Each row, head,
+    ///   value channel and split takes 4 bytes. Prompts can come in several steps.
     ///
     /// The results are those of the same device, driver, types, storage, mask rules and outputs.
     /// Keys count from the first key of a sequence's batch entry. Padding on the left, packed
-    /// sequences and rings give a text other places, and its results then have other bits. Infinite
+    /// sequences and rings give a text other places, and its results then have other bits. Dropout
+    /// depends on the index in the batch. Infinite
     /// values and NaN may also give other bits.
     pub const fn batch_invariant(mut self, on: bool) -> Self {
         self.batch_invariant = on;

@@ -402,7 +402,8 @@ impl Pipelines {
     #[cfg(not(target_arch = "wasm32"))]
     pub(super) fn compile_together(&self, keys: Vec<PipelineKey>) {
         let threads = std::thread::available_parallelism().map_or(1, usize::from).min(keys.len());
-        if threads < 2 {
+        // A check has a thread for each core already.
+        if threads < 2 || !self.0.falls_back {
             return;
         }
         let waiting = Mutex::new(keys.into_iter());
@@ -411,7 +412,7 @@ impl Pipelines {
                 // A separate statement, so that the lock ends before the compiler begins.
                 let next = lock(&waiting).next();
                 let Some(key) = next else { return };
-                let _ = self.get(key);
+                let _ = self.compiled_of(&key);
             }
         };
         std::thread::scope(|scope| {
@@ -433,6 +434,17 @@ impl Pipelines {
         for (used, word) in self.0.used.iter().zip(key.variant.families().words()) {
             used.fetch_or(word, Ordering::Relaxed);
         }
+        let compiled = self.compiled_of(&key);
+        if let Err(Error::Refused { description, .. }) = &compiled
+            && self.0.falls_back
+        {
+            self.disable_family_of(&key.variant, description);
+        }
+        compiled
+    }
+
+    /// As [`get`](Self::get), for a pipeline that may not be used. An error disables nothing.
+    fn compiled_of(&self, key: &PipelineKey) -> Result<Compiled, Error> {
         let place = lock(&self.0.places).entry(key.clone()).or_default().clone();
         if let Some(compiled) = place.compiled.get() {
             return Ok(compiled.clone());
@@ -441,13 +453,7 @@ impl Pipelines {
         if let Some(compiled) = place.compiled.get() {
             return Ok(compiled.clone());
         }
-        let compiled = self.0.compiler.compile(&key, &self.facts());
-        if let Err(Error::Refused { description, .. }) = &compiled
-            && self.0.falls_back
-        {
-            self.disable_family_of(&key.variant, description);
-        }
-        let compiled = compiled?;
+        let compiled = self.0.compiler.compile(key, &self.facts())?;
         Ok(place.compiled.get_or_init(|| compiled).clone())
     }
 }

@@ -503,7 +503,9 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) i
 
     // With fixed splits, a row's tiles do not depend on the first key of its neighbours.
     let align = select(4u, KEYS, HAS_BLOCKS || p.fixed_split != 0u);
-    var at = next_tile(work, min(keys.x, end) / align * align, vec2<u32>(), end, index);
+    // A split without keys has no tile.
+    let start = select(keys.x / align * align, end, keys.x >= end);
+    var at = next_tile(work, start, vec2<u32>(), end, index);
     if AHEAD && at.y != 0u {
         find_keys(k, at.x, last_key, lane);
         use_found_keys();

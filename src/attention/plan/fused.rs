@@ -334,7 +334,9 @@ pub(super) fn fused(outline: &Outline, pick: &Pick, device: &DeviceFacts) -> Res
     };
     let grid = [row_tiles.saturating_mul(splits), slices, heads];
     // The work includes masked pairs.
-    let pairs = tiles.rows() as f64 * outline.most_keys().div_ceil(splits) as f64;
+    let most = outline.most_keys();
+    let keys = if invariant { most.min(FIXED_SPLIT) } else { most.div_ceil(splits) };
+    let pairs = tiles.rows() as f64 * keys as f64;
     let score = shape.head_dim as f64 * if outline.additive { TANH } else { 1.0 };
     let work = 2.0 * pairs * (score + tiles.slice() as f64);
     let most_work = kernel_options.most_forward_work(matches!(tiles, FusedTiles::Matrix(_)), device);

@@ -430,6 +430,11 @@ impl MultiHeadAttention {
             size = size.with(Slot::Context, self.context_bytes(&shape));
         }
         size = size.max(self.gate_size(&shape));
+        if extras.appended > 0 {
+            // Appended keys come after the longest sequence of the batch.
+            let what = "`batch_invariant` with `bias_kv` or `add_zero_attn`";
+            self.kernel_options.refuse_batch_invariant(what)?;
+        }
         let chosen = attention::dispatch::choose(&self.outline(call, &shape, extras), device)?;
         Ok(Plan { shape, appended: extras.appended, chosen, size: size.max(chosen.scratch_size()) })
     }
@@ -568,7 +573,8 @@ fn inner(config: &MultiHeadConfig) -> Config {
 /// The layouts of q, k and v in the scratch, `[batch, heads, length, dim]` each. The wanted tensors
 /// lie one after the other.
 fn projected_layouts(shape: &Shape, wanted: [bool; 3], dtype: DType) -> [Layout; 3] {
-    // Every device can bind at these offsets, so a window begins where its tensor does.
+    // Every device can bind at these offsets. A window begins where its tensor does, except for
+    // joined heads of k.
     let align = 256 / dtype.bytes();
     let mut offset = 0usize;
     let mut wanted = wanted.into_iter();
@@ -581,7 +587,8 @@ fn projected_layouts(shape: &Shape, wanted: [bool; 3], dtype: DType) -> [Layout;
     })
 }
 
-/// The layouts with each sequence's heads of k after its heads of q. They take the same memory.
+/// The layouts with each sequence's heads of k after its heads of q. They take the same memory. A
+/// device can bind it as a whole.
 fn with_joined_heads(shape: &Shape, [q, k, v]: [Layout; 3]) -> [Layout; 3] {
     let [batch, heads, length, dim] = shape.q();
     let joined = Layout::dense([batch, heads + shape.kv_heads, length, dim]);

@@ -3,6 +3,7 @@
 
 use wgpu_attention::additive::{AdditiveAttention, AdditiveConfig, AdditiveForward};
 use wgpu_attention::cache::{Append, CacheLayout, CacheStorage, ScaleGroup, Tokens};
+use wgpu_attention::layers::{MultiHeadConfig, MultiHeadForward, MultiHeadWeights};
 use wgpu_attention::linear_attention::{LinearAttention, LinearConfig};
 use wgpu_attention::lsh::{LshAttention, LshConfig};
 use wgpu_attention::mask::DeviceMask;
@@ -11,11 +12,13 @@ use wgpu_attention::matmul::{
 };
 use wgpu_attention::recurrent::{RecurrentAttention, RecurrentConfig};
 use wgpu_attention::rows::{Norm, NormConfig, NormForward};
-use wgpu_attention::selected::{SelectedAttention, SelectedConfig};
+use wgpu_attention::selected::{
+    NativeSparseAttention, NativeSparseConfig, SelectedAttention, SelectedConfig,
+};
 use wgpu_attention::tuning::{Algorithm, MatrixUnits, Target};
 use wgpu_attention::{
-    Attention, Cache, CacheConfig, Config, DType, Error, Forward, Gpu, KernelOptions, Linear, Projection,
-    Scratch, ScratchSize, TensorView,
+    Attention, Cache, CacheConfig, Config, DType, Error, Forward, Gpu, KernelOptions, Linear,
+    MultiHeadAttention, Projection, Scratch, ScratchSize, TensorView,
 };
 
 use crate::harness::device::{full, with_registers};
@@ -320,6 +323,17 @@ fn calls_that_depend_on_rows_are_refused() {
     refused("recurrent attention", RecurrentAttention::with_pipelines(pipelines, recurrent).map(|_| ()));
     let lsh = LshConfig::new(2, 8, 1, 4, 8).kernel_options(ON);
     refused("LSH attention", LshAttention::with_pipelines(pipelines, lsh).map(|_| ()));
+    let native = NativeSparseConfig::new(Config::new(2, 8).kernel_options(ON));
+    refused("native sparse", NativeSparseAttention::with_pipelines(pipelines, native).map(|_| ()));
+    let linear = Linear { weight: view([1, 1, 8, 8]), bias: None };
+    let [query, key, value, projection] = [linear; 4];
+    let weights =
+        MultiHeadWeights { query, key, value, out: projection, bias_kv: None, qk_norm: None, gate: None };
+    let config = MultiHeadConfig::new(8, 2).add_zero_attn(true);
+    let layer = MultiHeadAttention::with_pipelines(pipelines, config, &weights).expect("a layer");
+    let rows = |first| view([1, 1, 4, 8]).with_offset(first);
+    let call = MultiHeadForward::self_attention(rows(1024), rows(2048));
+    refused("appended keys", layer.kernel_options(ON).scratch_size(&call).map(|_| ()));
     let selected = SelectedConfig::new(Config::new(2, 8).kernel_options(ON));
     refused("selected attention", SelectedAttention::with_pipelines(pipelines, selected).map(|_| ()));
 }
